@@ -1,0 +1,235 @@
+// Package amqptest gives a test a virtual host of its own on the shared RabbitMQ.
+package amqptest
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+const patience = 30 * time.Second
+
+// Broker is a fresh virtual host.
+type Broker struct {
+	// URL is the address of the virtual host, with credentials.
+	URL string
+	// VHost is its name.
+	VHost string
+
+	admin string
+}
+
+// New creates a virtual host, deleted with all its queues and connections when the test ends.
+func New(t testing.TB) *Broker {
+	t.Helper()
+	return On(t, testenv.AMQPURL(t), testenv.AMQPAdminURL(t))
+}
+
+// On is New on a broker other than the shared one, such as a private server.
+func On(t testing.TB, rawURL, adminURL string) *Broker {
+	t.Helper()
+	u, err := url.Parse(rawURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &Broker{VHost: "test-" + strings.ToLower(rand.Text()[:12]), admin: strings.TrimSuffix(adminURL, "/")}
+	u.Path = "/" + b.VHost
+	b.URL = u.String()
+	b.mustCall(t, http.MethodPut, "/api/vhosts/"+b.VHost, struct{}{}, nil)
+	t.Cleanup(func() { b.mustCall(t, http.MethodDelete, "/api/vhosts/"+b.VHost, nil, nil) })
+	user := url.PathEscape(u.User.Username())
+	b.mustCall(t, http.MethodPut, "/api/permissions/"+b.VHost+"/"+user,
+		map[string]string{"configure": ".*", "write": ".*", "read": ".*"}, nil)
+	return b
+}
+
+// Dial opens a connection, as the AMQP adapters want it. The caller closes it.
+func (b *Broker) Dial(ctx context.Context) (*amqp.Connection, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	return amqp.DialConfig(b.URL, amqp.Config{Dial: amqp.DefaultDial(patience)})
+}
+
+// Channel opens a connection and a channel on it, both closed when the test ends.
+func (b *Broker) Channel(t testing.TB) *amqp.Channel {
+	t.Helper()
+	conn, err := b.Dial(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() }) // the test may have broken it on purpose
+	ch, err := conn.Channel()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ch
+}
+
+// Queue declares a durable queue.
+func (b *Broker) Queue(t testing.TB, name string, args amqp.Table) {
+	t.Helper()
+	b.once(t, func(ch *amqp.Channel) error {
+		_, err := ch.QueueDeclare(name, true, false, false, false, args)
+		return err
+	})
+}
+
+// Exchange declares a durable exchange.
+func (b *Broker) Exchange(t testing.TB, name, kind string) {
+	t.Helper()
+	b.once(t, func(ch *amqp.Channel) error { return ch.ExchangeDeclare(name, kind, true, false, false, false, nil) })
+}
+
+// Bind binds a queue to an exchange.
+func (b *Broker) Bind(t testing.TB, queue, key, exchange string) {
+	t.Helper()
+	b.once(t, func(ch *amqp.Channel) error { return ch.QueueBind(queue, key, exchange, false, nil) })
+}
+
+// Publish sends a message and waits for the broker's confirm.
+func (b *Broker) Publish(t testing.TB, exchange, key string, msg amqp.Publishing) {
+	t.Helper()
+	b.once(t, func(ch *amqp.Channel) error {
+		if err := ch.Confirm(false); err != nil {
+			return err
+		}
+		confirm, err := ch.PublishWithDeferredConfirmWithContext(t.Context(), exchange, key, true, false, msg)
+		if err != nil {
+			return err
+		}
+		acked, err := confirm.WaitContext(t.Context())
+		if err == nil && !acked {
+			err = fmt.Errorf("nacked")
+		}
+		return err
+	})
+}
+
+// Depth returns how many messages of the queue are ready for delivery.
+func (b *Broker) Depth(t testing.TB, queue string) int {
+	t.Helper()
+	var depth int
+	b.once(t, func(ch *amqp.Channel) error {
+		q, err := ch.QueueDeclarePassive(queue, true, false, false, false, nil)
+		depth = q.Messages
+		return err
+	})
+	return depth
+}
+
+// Take removes want messages from the queue and returns them in delivery order. It ends
+// the test when they have not arrived within timeout. Messages beyond want stay in the queue.
+func (b *Broker) Take(t testing.TB, queue string, want int, timeout time.Duration) []amqp.Delivery {
+	t.Helper()
+	var taken []amqp.Delivery
+	b.once(t, func(ch *amqp.Channel) error {
+		deadline := time.Now().Add(timeout)
+		for len(taken) < want {
+			msg, ok, err := ch.Get(queue, true)
+			switch {
+			case err != nil:
+				return err
+			case ok:
+				taken = append(taken, msg)
+			case time.Now().After(deadline):
+				return fmt.Errorf("queue %s gave %d of %d messages within %v", queue, len(taken), want, timeout)
+			default:
+				time.Sleep(20 * time.Millisecond)
+			}
+		}
+		return nil
+	})
+	return taken
+}
+
+// CloseConnections has the broker close every connection of the virtual host, as an operator
+// would. It waits until the broker has seen at least one.
+func (b *Broker) CloseConnections(t testing.TB) {
+	t.Helper()
+	testenv.Eventually(t, patience, func() error {
+		var open []struct{ Name string }
+		if err := b.call(t, http.MethodGet, "/api/vhosts/"+b.VHost+"/connections", nil, &open); err != nil {
+			return err
+		}
+		if len(open) == 0 {
+			return fmt.Errorf("amqptest: no connection to close")
+		}
+		for _, conn := range open {
+			// One that ended by itself meanwhile answers 404.
+			_ = b.call(t, http.MethodDelete, "/api/connections/"+url.PathEscape(conn.Name), nil, nil)
+		}
+		return nil
+	})
+}
+
+// once runs do on a connection of its own.
+func (b *Broker) once(t testing.TB, do func(*amqp.Channel) error) {
+	t.Helper()
+	conn, err := b.Dial(t.Context())
+	if err != nil {
+		t.Fatalf("amqptest: %v", err)
+	}
+	defer conn.Close()
+	ch, err := conn.Channel()
+	if err == nil {
+		err = do(ch)
+	}
+	if err != nil {
+		t.Fatalf("amqptest: %v", err)
+	}
+}
+
+func (b *Broker) mustCall(t testing.TB, method, path string, in, out any) {
+	t.Helper()
+	if err := b.call(t, method, path, in, out); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// call asks the management API.
+func (b *Broker) call(t testing.TB, method, path string, in, out any) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
+	defer cancel()
+	var body io.Reader
+	if in != nil {
+		text, err := json.Marshal(in)
+		if err != nil {
+			return err
+		}
+		body = bytes.NewReader(text)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, b.admin+path, body)
+	if err != nil {
+		return err
+	}
+	req.Close = true
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode >= 300 {
+		return fmt.Errorf("amqptest: %s %s: %s: %s", method, path, resp.Status, text)
+	}
+	if out == nil {
+		return nil
+	}
+	return json.Unmarshal(text, out)
+}

@@ -1,0 +1,61 @@
+// Command servers runs a command with Postgres, Redis and RabbitMQ at hand:
+//
+//	go run ./internal/lab/servers -- go test ./...
+//
+// It takes, for each server, the first that works of
+//   - the address in the environment (HOLDFAST_TEST_POSTGRES_URL, HOLDFAST_TEST_REDIS_URL,
+//     HOLDFAST_TEST_AMQP_URL with HOLDFAST_TEST_AMQP_ADMIN_URL),
+//   - a private instance of the installed binaries, in a temporary folder on free ports,
+//   - a container, where Docker answers,
+//   - as root on Debian or Ubuntu, packages installed by apt-get, their daemons not started,
+//
+// sets those variables for the command, and exits with its code. The servers end with it,
+// also on SIGINT and SIGTERM. Without servers it says in one line what to install and exits 2.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+const exitUnusable = 2
+
+func main() { os.Exit(run()) }
+
+func run() int {
+	args := os.Args[1:]
+	if len(args) > 0 && args[0] == "--" {
+		args = args[1:]
+	}
+	if len(args) == 0 {
+		fmt.Fprintln(os.Stderr, "usage: go run ./internal/lab/servers -- COMMAND [ARGUMENT…]")
+		return exitUnusable
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go watchParent(ctx, cancel)
+
+	env, closeAll, err := startServers(ctx)
+	defer func() {
+		if err := closeAll(); err != nil {
+			fmt.Fprintln(os.Stderr, "servers:", err)
+		}
+	}()
+	if err != nil {
+		if ctx.Err() == nil {
+			fmt.Fprintln(os.Stderr, "servers:", err)
+		}
+		return exitUnusable
+	}
+	code, err := runCommand(ctx, args, env)
+	if err != nil && !errors.Is(err, context.Canceled) {
+		fmt.Fprintln(os.Stderr, "servers:", err)
+	}
+	return code
+}

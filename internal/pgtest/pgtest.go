@@ -1,0 +1,115 @@
+// Package pgtest gives a test a schema of its own on the shared Postgres.
+package pgtest
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+const (
+	maxConns = 10
+	patience = 30 * time.Second
+)
+
+// New returns a pool of at most 10 connections whose search_path is a fresh, empty schema.
+// When the test ends the pool is closed and the schema dropped; a connection the test
+// has not given back, or a transaction it left open, is an error then.
+func New(t testing.TB) *pgxpool.Pool {
+	t.Helper()
+	return Pool(t, URL(t), maxConns)
+}
+
+// NewSchema is New that also tells the schema's name. pool.Config().ConnString() is its URL.
+func NewSchema(t testing.TB) (pool *pgxpool.Pool, schema string) {
+	t.Helper()
+	schema, rawURL := newSchema(t)
+	return Pool(t, rawURL, maxConns), schema
+}
+
+// URL creates a fresh, empty schema that is dropped when the test ends, and returns
+// an address whose connections have it as their search_path.
+func URL(t testing.TB) string {
+	t.Helper()
+	_, rawURL := newSchema(t)
+	return rawURL
+}
+
+// Pool returns a pool on any address, closed when the test ends.
+func Pool(t testing.TB, rawURL string, maxConns int32) *pgxpool.Pool {
+	t.Helper()
+	cfg, err := pgxpool.ParseConfig(rawURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.MaxConns = maxConns
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closePool(t, pool) })
+	return pool
+}
+
+// closePool does not wait forever, as Close would, for connections that never come back.
+func closePool(t testing.TB, pool *pgxpool.Pool) {
+	closed := make(chan struct{})
+	go func() {
+		pool.Close()
+		close(closed)
+	}()
+	select {
+	case <-closed:
+	case <-time.After(patience):
+		t.Errorf("pgtest: %d connections were never given back to the pool", pool.Stat().AcquiredConns())
+	}
+}
+
+func newSchema(t testing.TB) (schema, rawURL string) {
+	t.Helper()
+	base := testenv.PostgresURL(t)
+	schema = "test_" + strings.ToLower(rand.Text()[:12])
+	exec(t, base, "CREATE SCHEMA "+schema)
+	t.Cleanup(func() {
+		exec(t, base, "SET lock_timeout = '20s'; DROP SCHEMA "+schema+" CASCADE")
+	})
+	rawURL, err := withSearchPath(base, schema)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return schema, rawURL
+}
+
+func exec(t testing.TB, rawURL, sql string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, rawURL)
+	if err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	defer conn.Close(ctx)
+	if _, err := conn.PgConn().Exec(ctx, sql).ReadAll(); err != nil {
+		t.Errorf("pgtest: %s: %v", sql, err)
+	}
+}
+
+func withSearchPath(rawURL, schema string) (string, error) {
+	u, err := url.Parse(rawURL)
+	if err != nil || u.Scheme == "" {
+		return "", fmt.Errorf("pgtest: %s must hold a URL: %w", testenv.PostgresVar, err)
+	}
+	query := u.Query()
+	query.Set("search_path", schema)
+	u.RawQuery = query.Encode()
+	return u.String(), nil
+}

@@ -1,0 +1,79 @@
+package testenv
+
+import (
+	"errors"
+	"os"
+	"testing"
+)
+
+// The variables that hold the addresses of the shared servers.
+const (
+	PostgresVar  = "HOLDFAST_TEST_POSTGRES_URL"
+	RedisVar     = "HOLDFAST_TEST_REDIS_URL"
+	AMQPVar      = "HOLDFAST_TEST_AMQP_URL"
+	AMQPAdminVar = "HOLDFAST_TEST_AMQP_ADMIN_URL"
+
+	// RequireVar, set to 1, makes a missing server fail the test instead of skipping it.
+	RequireVar = "HOLDFAST_REQUIRE_SERVERS"
+)
+
+// PostgresURL returns the address of the shared Postgres; tests want pgtest.New.
+func PostgresURL(t testing.TB) string {
+	t.Helper()
+	return shared(t, PostgresVar)
+}
+
+// RedisURL returns the address of the shared Redis; tests want redistest.New.
+func RedisURL(t testing.TB) string {
+	t.Helper()
+	return shared(t, RedisVar)
+}
+
+// AMQPURL returns the address of the shared RabbitMQ; tests want amqptest.New.
+func AMQPURL(t testing.TB) string {
+	t.Helper()
+	return shared(t, AMQPVar)
+}
+
+// AMQPAdminURL returns the base of the shared RabbitMQ's management API, with credentials.
+func AMQPAdminURL(t testing.TB) string {
+	t.Helper()
+	return shared(t, AMQPAdminVar)
+}
+
+func shared(t testing.TB, variable string) string {
+	t.Helper()
+	url := os.Getenv(variable)
+	if url == "" {
+		missing(t, variable+" is not set: run the tests by `make test`, or by `go run ./internal/lab/servers -- go test ./...`, which starts the servers")
+	}
+	return url
+}
+
+// Private starts a server for this test alone, which it may kill, pause and restart.
+// It is gone when the test ends. See Launch for extra.
+// On a machine without the binaries the test is skipped, or fails when RequireVar is 1.
+func Private(t testing.TB, kind Kind, extra ...string) *Server {
+	t.Helper()
+	s, err := Launch(t.Context(), kind, extra...)
+	if errors.Is(err, ErrNotInstalled) {
+		missing(t, err.Error()+": a test that breaks its server needs the installed binaries")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+func missing(t testing.TB, why string) {
+	t.Helper()
+	if os.Getenv(RequireVar) == "1" {
+		t.Fatal(why)
+	}
+	t.Skip(why)
+}

@@ -1,0 +1,23 @@
+package testenv
+
+import (
+	"testing"
+	"time"
+)
+
+// Eventually calls check every 20 ms until it returns nil, and ends the test
+// with the last error when that takes longer than timeout.
+func Eventually(t testing.TB, timeout time.Duration, check func() error) {
+	t.Helper()
+	deadline := time.Now().Add(timeout)
+	for {
+		err := check()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("still failing after %v: %v", timeout, err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}

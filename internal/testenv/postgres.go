@@ -1,0 +1,107 @@
+package testenv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"syscall"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// postgres is an instance of PostgreSQL. It keeps fsync and synchronous_commit
+// on: what a test sees committed must be as durable as in production.
+type postgres struct {
+	bin   string // folder of initdb and postgres
+	dir   string
+	port  int
+	extra []string
+	attr  *syscall.SysProcAttr // PostgreSQL refuses to run as root
+}
+
+func newPostgres(extra []string) (engine, error) {
+	bin, err := findPostgres()
+	if err != nil {
+		return nil, err
+	}
+	port, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	return &postgres{bin: bin, port: port, extra: extra}, nil
+}
+
+func (p *postgres) prepare(ctx context.Context, dir string) error {
+	p.dir = dir
+	if err := p.dropPrivileges(); err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, filepath.Join(p.bin, "initdb"), "--pgdata", p.data(),
+		"--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync")
+	cmd.Dir, cmd.SysProcAttr = dir, p.attr
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("initdb: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// dropPrivileges gives the folder to a user who is not root, if this process is.
+func (p *postgres) dropPrivileges() error {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	account, err := user.Lookup("postgres")
+	if err != nil {
+		account, err = user.Lookup("nobody")
+	}
+	if err != nil {
+		return err
+	}
+	uid, err1 := strconv.Atoi(account.Uid)
+	gid, err2 := strconv.Atoi(account.Gid)
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	p.attr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
+	return os.Chown(p.dir, uid, gid)
+}
+
+func (p *postgres) command() *exec.Cmd {
+	cmd := exec.Command(filepath.Join(p.bin, "postgres"), append([]string{
+		"-D", p.data(),
+		"-p", strconv.Itoa(p.port),
+		"-c", "listen_addresses=127.0.0.1",
+		"-c", "unix_socket_directories=" + p.dir,
+		"-c", "max_connections=300",
+	}, p.extra...)...)
+	cmd.Dir = p.dir
+	if p.attr != nil {
+		attr := *p.attr
+		cmd.SysProcAttr = &attr
+	}
+	return cmd
+}
+
+func (p *postgres) ready(ctx context.Context) error {
+	conn, err := pgx.Connect(ctx, p.url())
+	if err != nil {
+		return err
+	}
+	return errors.Join(conn.Ping(ctx), conn.Close(ctx))
+}
+
+// stopSignal is PostgreSQL's fast shutdown.
+func (p *postgres) stopSignal() syscall.Signal { return syscall.SIGINT }
+
+func (p *postgres) url() string {
+	return fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=disable", p.port)
+}
+
+func (p *postgres) adminURL() string { return "" }
+func (p *postgres) close() error     { return nil }
+func (p *postgres) data() string     { return filepath.Join(p.dir, "data") }

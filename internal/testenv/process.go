@@ -1,0 +1,208 @@
+package testenv
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// process is a running child in a process group of its own.
+type process struct {
+	pid  int
+	done chan struct{}
+	err  error // from Wait, readable once done is closed
+}
+
+// startProcess starts cmd so that it dies with this process where the system
+// can arrange that. Linux ties a child to the thread that forked it, so the
+// thread is kept until the child has ended.
+func startProcess(cmd *exec.Cmd) (*process, error) {
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Setpgid = true
+	dieWithParent(cmd.SysProcAttr)
+
+	p := &process{done: make(chan struct{})}
+	started := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		if err == nil {
+			p.pid = cmd.Process.Pid
+		}
+		started <- err
+		if err == nil {
+			p.err = cmd.Wait()
+			close(p.done)
+		}
+	}()
+	if err := <-started; err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *process) ended() bool {
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// terminate asks the process to end and kills its tree when it has not done so in time.
+func (p *process) terminate(sig syscall.Signal, patience time.Duration) error {
+	if p.ended() {
+		return nil
+	}
+	if err := syscall.Kill(p.pid, sig); err != nil && err != syscall.ESRCH {
+		return err
+	}
+	select {
+	case <-p.done:
+		return nil
+	case <-time.After(patience):
+		return p.kill()
+	}
+}
+
+// kill ends the process and all it has forked, at once, and returns when they are gone.
+// A process group is not enough: Postgres gives every backend its own session.
+func (p *process) kill() error {
+	if p.ended() {
+		return nil
+	}
+	pids, err := p.signalTree(syscall.SIGSTOP) // a stopped parent forks no more children
+	if err != nil {
+		return err
+	}
+	for _, pid := range pids {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	<-p.done
+	return waitGone(pids, 10*time.Second)
+}
+
+// signalTree sends sig to the process and then to its descendants, until it
+// finds no new ones. It returns all their ids, the parent's first.
+func (p *process) signalTree(sig syscall.Signal) ([]int, error) {
+	var signalled []int
+	for {
+		pids, err := tree(p.pid)
+		if err != nil {
+			return nil, err
+		}
+		fresh := false
+		for _, pid := range pids {
+			if slices.Contains(signalled, pid) {
+				continue
+			}
+			fresh = true
+			signalled = append(signalled, pid)
+			if err := syscall.Kill(pid, sig); err != nil && err != syscall.ESRCH {
+				return nil, fmt.Errorf("testenv: signal %v to process %d: %w", sig, pid, err)
+			}
+		}
+		if !fresh {
+			return signalled, nil
+		}
+	}
+}
+
+// tree returns root and its living descendants, parents before children.
+func tree(root int) ([]int, error) {
+	parents, err := parentsOfAll()
+	if err != nil {
+		return nil, err
+	}
+	pids := []int{root}
+	for i := 0; i < len(pids); i++ {
+		for child, parent := range parents {
+			if parent == pids[i] {
+				pids = append(pids, child)
+			}
+		}
+	}
+	return pids, nil
+}
+
+func waitGone(pids []int, patience time.Duration) error {
+	deadline := time.Now().Add(patience)
+	for {
+		parents, err := parentsOfAll()
+		if err != nil {
+			return err
+		}
+		left := slices.DeleteFunc(slices.Clone(pids), func(pid int) bool {
+			_, alive := parents[pid]
+			return !alive
+		})
+		if len(left) == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("testenv: processes %v survived SIGKILL", left)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// parentsOfAll maps every living process to its parent; zombies do not count.
+func parentsOfAll() (map[int]int, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil || len(entries) == 0 {
+		return parentsFromPS()
+	}
+	parents := map[int]int{}
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		stat, err := os.ReadFile("/proc/" + entry.Name() + "/stat")
+		if err != nil {
+			continue // it ended meanwhile
+		}
+		// "pid (name) state ppid …"; the name may hold spaces and parentheses.
+		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+		addParent(parents, pid, fields)
+	}
+	return parents, nil
+}
+
+func parentsFromPS() (map[int]int, error) {
+	out, err := exec.Command("ps", "-axo", "pid=,stat=,ppid=").Output()
+	if err != nil {
+		return nil, fmt.Errorf("testenv: list processes: %w", err)
+	}
+	parents := map[int]int{}
+	for line := range strings.Lines(string(out)) {
+		fields := strings.Fields(line)
+		if len(fields) != 3 {
+			continue
+		}
+		if pid, err := strconv.Atoi(fields[0]); err == nil {
+			addParent(parents, pid, fields[1:])
+		}
+	}
+	return parents, nil
+}
+
+// addParent takes the fields state and parent of a process listing.
+func addParent(parents map[int]int, pid int, fields []string) {
+	if len(fields) < 2 || strings.HasPrefix(fields[0], "Z") {
+		return
+	}
+	if parent, err := strconv.Atoi(fields[1]); err == nil {
+		parents[pid] = parent
+	}
+}

@@ -1,0 +1,188 @@
+package testenv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// rabbitmq is a one-node RabbitMQ with the management plugin. It shares nothing
+// with other nodes of the machine: folders, cookie, ports and the port mapper
+// (epmd), which is a process of its own and lives as long as the Server.
+type rabbitmq struct {
+	script string
+	epmd   string
+	dir    string
+	extra  []string
+	mapper *process
+
+	port, adminPort, distPort, epmdPort int
+}
+
+func newRabbitMQ(extra []string) (engine, error) {
+	script, epmd, err := findRabbitMQ()
+	if err != nil {
+		return nil, err
+	}
+	r := &rabbitmq{script: script, epmd: epmd, extra: extra}
+	for _, port := range []*int{&r.port, &r.adminPort, &r.distPort, &r.epmdPort} {
+		if *port, err = freePort(); err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+func (r *rabbitmq) prepare(ctx context.Context, dir string) error {
+	r.dir = dir
+	files := map[string]string{
+		"rabbitmq.conf":   r.config(),
+		"advanced.config": "[].\n",
+		"env.conf":        "",
+		"enabled_plugins": "[rabbitmq_management].\n",
+	}
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			return err
+		}
+	}
+	return r.startMapper(ctx)
+}
+
+func (r *rabbitmq) config() string {
+	lines := append([]string{
+		fmt.Sprintf("listeners.tcp.1 = 127.0.0.1:%d", r.port),
+		"management.tcp.ip = 127.0.0.1",
+		fmt.Sprintf("management.tcp.port = %d", r.adminPort),
+		"vm_memory_high_watermark.absolute = 1GB",
+		"disk_free_limit.absolute = 50MB",
+		"log.console = true",
+		"log.console.level = warning",
+	}, r.extra...)
+	return strings.Join(lines, "\n") + "\n"
+}
+
+// startMapper runs epmd in the foreground: the one a node starts by itself
+// detaches, and would outlive it.
+func (r *rabbitmq) startMapper(ctx context.Context) error {
+	cmd := exec.Command(r.epmd, "-address", "127.0.0.1", "-port", strconv.Itoa(r.epmdPort))
+	cmd.Dir = r.dir
+	var err error
+	if r.mapper, err = startProcess(cmd); err != nil {
+		return fmt.Errorf("epmd: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for {
+		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", fmt.Sprintf("127.0.0.1:%d", r.epmdPort))
+		if err == nil {
+			return conn.Close()
+		}
+		select {
+		case <-r.mapper.done:
+			return fmt.Errorf("epmd ended (%v), its port may be in use", r.mapper.err)
+		case <-ctx.Done():
+			return fmt.Errorf("epmd does not answer: %w", err)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+func (r *rabbitmq) command() *exec.Cmd {
+	cmd := exec.Command(r.script)
+	cmd.Dir = r.dir
+	in := func(name string) string { return filepath.Join(r.dir, name) }
+	cmd.Env = append(environWithout("RABBITMQ_", "ERL_", "NOTIFY_SOCKET"),
+		"HOME="+r.dir,
+		"RABBITMQ_NODENAME=holdfast@localhost",
+		"RABBITMQ_CONF_ENV_FILE="+in("env.conf"),
+		"RABBITMQ_CONFIG_FILE="+in("rabbitmq.conf"),
+		"RABBITMQ_ADVANCED_CONFIG_FILE="+in("advanced.config"),
+		"RABBITMQ_ENABLED_PLUGINS_FILE="+in("enabled_plugins"),
+		"RABBITMQ_MNESIA_BASE="+in("mnesia"),
+		"RABBITMQ_LOG_BASE="+in("log"),
+		"RABBITMQ_LOGS=-",
+		"RABBITMQ_PID_FILE="+in("pid"),
+		"RABBITMQ_GENERATED_CONFIG_DIR="+in("generated"),
+		fmt.Sprintf("RABBITMQ_DIST_PORT=%d", r.distPort),
+		fmt.Sprintf("ERL_EPMD_PORT=%d", r.epmdPort),
+		"ERL_EPMD_ADDRESS=127.0.0.1",
+		// The node listens for others on the loopback only, and idle schedulers sleep instead of spinning.
+		"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=-kernel inet_dist_use_interface {127,0,0,1} +sbwt none +sbwtdcpu none +sbwtdio none",
+		// As under systemd, the script becomes the server instead of waiting beside it.
+		"RUNNING_UNDER_SYSTEMD=true",
+	)
+	return cmd
+}
+
+// environWithout returns this process's environment less the variables with these prefixes.
+func environWithout(prefixes ...string) []string {
+	var kept []string
+	for _, variable := range os.Environ() {
+		drop := false
+		for _, prefix := range prefixes {
+			drop = drop || strings.HasPrefix(variable, prefix)
+		}
+		if !drop {
+			kept = append(kept, variable)
+		}
+	}
+	return kept
+}
+
+func (r *rabbitmq) ready(ctx context.Context) error {
+	conn, err := amqp.DialConfig(r.url(), amqp.Config{Dial: func(network, addr string) (net.Conn, error) {
+		c, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		deadline, _ := ctx.Deadline()
+		return c, c.SetDeadline(deadline)
+	}})
+	if err != nil {
+		return err
+	}
+	if err := conn.Close(); err != nil {
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.adminURL()+"/api/overview", nil)
+	if err != nil {
+		return err
+	}
+	req.Close = true
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("management API answers %s", resp.Status)
+	}
+	return nil
+}
+
+func (r *rabbitmq) stopSignal() syscall.Signal { return syscall.SIGTERM }
+
+func (r *rabbitmq) url() string { return fmt.Sprintf("amqp://guest:guest@127.0.0.1:%d/", r.port) }
+
+func (r *rabbitmq) adminURL() string {
+	return fmt.Sprintf("http://guest:guest@127.0.0.1:%d", r.adminPort)
+}
+
+func (r *rabbitmq) close() error {
+	if r.mapper == nil {
+		return nil
+	}
+	return errors.Join(r.mapper.kill())
+}

@@ -1,0 +1,60 @@
+package testenv
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"strconv"
+	"syscall"
+
+	goredis "github.com/redis/go-redis/v9"
+)
+
+// redis is an instance of Redis that keeps nothing on disk unless its extra arguments say so.
+type redis struct {
+	bin   string
+	dir   string
+	port  int
+	extra []string
+}
+
+func newRedis(extra []string) (engine, error) {
+	bin, err := findRedis()
+	if err != nil {
+		return nil, err
+	}
+	port, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	return &redis{bin: bin, port: port, extra: extra}, nil
+}
+
+func (r *redis) prepare(_ context.Context, dir string) error {
+	r.dir = dir
+	return nil
+}
+
+func (r *redis) command() *exec.Cmd {
+	cmd := exec.Command(r.bin, append([]string{
+		"--bind", "127.0.0.1",
+		"--port", strconv.Itoa(r.port),
+		"--dir", r.dir,
+		"--databases", "4096",
+		"--save", "",
+		"--appendonly", "no",
+	}, r.extra...)...)
+	cmd.Dir = r.dir
+	return cmd
+}
+
+func (r *redis) ready(ctx context.Context) error {
+	client := goredis.NewClient(&goredis.Options{Addr: fmt.Sprintf("127.0.0.1:%d", r.port), MaxRetries: -1})
+	defer client.Close()
+	return client.Ping(ctx).Err()
+}
+
+func (r *redis) stopSignal() syscall.Signal { return syscall.SIGTERM }
+func (r *redis) url() string                { return fmt.Sprintf("redis://127.0.0.1:%d/0", r.port) }
+func (r *redis) adminURL() string           { return "" }
+func (r *redis) close() error               { return nil }

@@ -1,0 +1,110 @@
+package testenv
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"os/signal"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Run runs a package's tests and returns the exit code for os.Exit:
+//
+//	func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
+//
+// It is 1 when goroutines that the tests started are still there some seconds
+// after the last test. An interrupt ends the private servers before the process.
+func Run(m *testing.M) int {
+	before := goroutines()
+	stop := closeOnSignal()
+	defer stop()
+	code := m.Run()
+	if code != 0 {
+		return code // a failed test may well have left something behind
+	}
+	if left := leaked(before, 5*time.Second); len(left) > 0 {
+		fmt.Printf("%d goroutines left behind by the tests:\n\n%s\n", len(left), strings.Join(left, "\n\n"))
+		return 1
+	}
+	return 0
+}
+
+func closeOnSignal() (stop func()) {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
+	done := make(chan struct{})
+	go func() {
+		select {
+		case <-done:
+		case <-signals:
+			if err := live.closeAll(); err != nil {
+				fmt.Println(err)
+			}
+			os.Exit(130)
+		}
+	}()
+	return func() {
+		signal.Stop(signals)
+		close(done)
+	}
+}
+
+// leaked returns the stacks of goroutines that were not there before and do not end in time.
+func leaked(before map[string]string, patience time.Duration) []string {
+	http.DefaultClient.CloseIdleConnections()
+	deadline := time.Now().Add(patience)
+	for {
+		var left []string
+		for id, stack := range goroutines() {
+			if _, old := before[id]; !old && !expected(stack) {
+				left = append(left, stack)
+			}
+		}
+		if len(left) == 0 || time.Now().After(deadline) {
+			slices.Sort(left)
+			return left
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// goroutines returns all stacks by the goroutine's name, as in "goroutine 12".
+func goroutines() map[string]string {
+	buf := make([]byte, 1<<20)
+	for {
+		n := runtime.Stack(buf, true)
+		if n < len(buf) {
+			buf = buf[:n]
+			break
+		}
+		buf = make([]byte, 2*len(buf))
+	}
+	stacks := map[string]string{}
+	for stack := range strings.SplitSeq(strings.TrimSpace(string(buf)), "\n\n") {
+		name, _, _ := strings.Cut(stack, " [")
+		stacks[name] = stack
+	}
+	return stacks
+}
+
+// expected reports whether a goroutine belongs to the test runner itself.
+func expected(stack string) bool {
+	for _, owner := range []string{
+		"holdfast/internal/testenv.closeOnSignal",
+		"os/signal.loop",
+		"os/signal.signal_recv",
+		"runtime.ensureSigM",
+		"testing.(*M).startAlarm",
+		"runtime/pprof.profileWriter",
+	} {
+		if strings.Contains(stack, owner) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,253 @@
+package testenv
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// ErrNotInstalled is returned by Launch when the machine lacks the server's binaries.
+var ErrNotInstalled = errors.New("testenv: not installed")
+
+// Kind names a server product.
+type Kind string
+
+// The servers Launch and Private can start.
+const (
+	Postgres Kind = "postgres"
+	Redis    Kind = "redis"
+	RabbitMQ Kind = "rabbitmq"
+)
+
+const (
+	startPatience = 2 * time.Minute
+	stopPatience  = 30 * time.Second
+)
+
+// engine is what differs from product to product.
+type engine interface {
+	// prepare lays out the empty folder dir, once.
+	prepare(ctx context.Context, dir string) error
+	// command is the server's process, ready to start; it may be started again after it ended.
+	command() *exec.Cmd
+	// ready returns nil once the server answers clients.
+	ready(ctx context.Context) error
+	// stopSignal asks for a clean shutdown that does not wait for clients.
+	stopSignal() syscall.Signal
+	url() string
+	adminURL() string
+	// close ends helpers that outlive the server's own process.
+	close() error
+}
+
+// Server is one private server process with its folder and ports, which stay
+// the same over restarts. Its methods may be called from any goroutine.
+type Server struct {
+	kind   Kind
+	dir    string
+	engine engine
+
+	mu     sync.Mutex
+	proc   *process // nil while stopped
+	closed bool
+}
+
+// Launch starts a private server and returns when it answers. The caller must Close it.
+// Extra are further command-line arguments for Postgres ("-c", "max_connections=5") and
+// Redis ("--appendonly", "yes"), and lines of rabbitmq.conf for RabbitMQ.
+// The error is ErrNotInstalled when there are no binaries.
+func Launch(ctx context.Context, kind Kind, extra ...string) (*Server, error) {
+	const attempts = 3 // another process may take a port between finding and using it
+	var err error
+	for range attempts {
+		var s *Server
+		if s, err = launch(ctx, kind, extra); err == nil {
+			return s, nil
+		}
+		if !portTaken(err) {
+			break
+		}
+	}
+	return nil, err
+}
+
+func launch(ctx context.Context, kind Kind, extra []string) (_ *Server, err error) {
+	e, err := newEngine(kind, extra)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "holdfast-")
+	if err != nil {
+		return nil, fmt.Errorf("testenv: %s: %w", kind, err)
+	}
+	s := &Server{kind: kind, dir: dir, engine: e}
+	live.add(s)
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.Close())
+		}
+	}()
+	if err := e.prepare(ctx, dir); err != nil {
+		return nil, fmt.Errorf("testenv: prepare %s: %w", kind, err)
+	}
+	return s, s.Start(ctx)
+}
+
+func newEngine(kind Kind, extra []string) (engine, error) {
+	switch kind {
+	case Postgres:
+		return newPostgres(extra)
+	case Redis:
+		return newRedis(extra)
+	case RabbitMQ:
+		return newRabbitMQ(extra)
+	default:
+		return nil, fmt.Errorf("testenv: unknown kind %q", kind)
+	}
+}
+
+// Kind returns what product the server is.
+func (s *Server) Kind() Kind { return s.kind }
+
+// URL returns the address for clients, with credentials.
+func (s *Server) URL() string { return s.engine.url() }
+
+// AdminURL returns the base of RabbitMQ's management API, with credentials; empty for other kinds.
+func (s *Server) AdminURL() string { return s.engine.adminURL() }
+
+// Start starts the stopped server and returns when it answers. On a running server it does nothing.
+func (s *Server) Start(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.start(ctx)
+}
+
+func (s *Server) start(ctx context.Context) error {
+	if s.closed {
+		return fmt.Errorf("testenv: start %s: closed", s.kind)
+	}
+	if s.proc != nil && !s.proc.ended() {
+		return nil
+	}
+	log, err := os.OpenFile(s.logPath(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return fmt.Errorf("testenv: start %s: %w", s.kind, err)
+	}
+	defer log.Close()
+	cmd := s.engine.command()
+	cmd.Stdout, cmd.Stderr = log, log
+	if s.proc, err = startProcess(cmd); err != nil {
+		return fmt.Errorf("testenv: start %s: %w", s.kind, err)
+	}
+	return s.awaitReady(ctx)
+}
+
+func (s *Server) awaitReady(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startPatience)
+	defer cancel()
+	for {
+		attempt, done := context.WithTimeout(ctx, 2*time.Second)
+		err := s.engine.ready(attempt)
+		done()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-s.proc.done:
+			return fmt.Errorf("testenv: %s ended at start (%v); its log:\n%s", s.kind, s.proc.err, s.logTail())
+		case <-ctx.Done():
+			return fmt.Errorf("testenv: %s does not answer: %w; its log:\n%s", s.kind, err, s.logTail())
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// Stop shuts the server down cleanly, dropping its clients. A server that takes
+// longer than half a minute is killed.
+func (s *Server) Stop() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.proc == nil {
+		return nil
+	}
+	return s.wrap("stop", s.proc.terminate(s.engine.stopSignal(), stopPatience))
+}
+
+// Kill ends the server's processes with SIGKILL and returns when they are gone.
+func (s *Server) Kill() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.proc == nil {
+		return nil
+	}
+	return s.wrap("kill", s.proc.kill())
+}
+
+// Pause freezes the server's processes: connections stay open and the system
+// still accepts new ones, but nothing answers.
+func (s *Server) Pause() error { return s.signal("pause", syscall.SIGSTOP) }
+
+// Resume lets a paused server go on.
+func (s *Server) Resume() error { return s.signal("resume", syscall.SIGCONT) }
+
+func (s *Server) signal(what string, sig syscall.Signal) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.proc == nil || s.proc.ended() {
+		return fmt.Errorf("testenv: %s %s: not running", what, s.kind)
+	}
+	_, err := s.proc.signalTree(sig)
+	return s.wrap(what, err)
+}
+
+// Restart stops the server cleanly if it runs, starts it on the same ports and
+// data, and returns when it answers.
+func (s *Server) Restart(ctx context.Context) error {
+	if err := s.Stop(); err != nil {
+		return err
+	}
+	return s.Start(ctx)
+}
+
+// Close kills the server and removes its folder. It may be called more than once.
+func (s *Server) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil
+	}
+	s.closed = true
+	live.remove(s)
+	var errs []error
+	if s.proc != nil {
+		errs = append(errs, s.proc.kill())
+	}
+	errs = append(errs, s.engine.close(), os.RemoveAll(s.dir))
+	return s.wrap("close", errors.Join(errs...))
+}
+
+func (s *Server) wrap(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("testenv: %s %s: %w", what, s.kind, err)
+}
+
+func (s *Server) logPath() string { return filepath.Join(s.dir, "server.log") }
+
+func (s *Server) logTail() string {
+	const most = 30
+	text, err := os.ReadFile(s.logPath())
+	if err != nil {
+		return err.Error()
+	}
+	lines := strings.Split(strings.TrimRight(string(text), "\n"), "\n")
+	return strings.Join(lines[max(0, len(lines)-most):], "\n")
+}
