@@ -1,0 +1,70 @@
+// Package ids makes and checks message ids: UUID version 7 of RFC 9562, whose
+// leading milliseconds keep fresh ids at the right edge of an index.
+package ids
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// ErrNotV7 is inside every error of Check and Parse.
+var ErrNotV7 = errors.New("not a UUID of version 7")
+
+// New returns a fresh random id. It panics only where the operating system
+// has no random numbers, as crypto/rand itself does.
+func New() uuid.UUID { return uuid.Must(uuid.NewV7()) }
+
+// Check refuses every id that is not a UUID of version 7 and the variant of
+// RFC 9562.
+func Check(id uuid.UUID) error {
+	if id.Version() != 7 || id.Variant() != uuid.RFC4122 {
+		return fmt.Errorf("id %s: %w", id, ErrNotV7)
+	}
+	return nil
+}
+
+// canonicalLength is the length of 8-4-4-4-12 hexadecimal digits.
+const canonicalLength = 36
+
+// Parse reads the canonical form of 36 characters, in either case. The other
+// forms that uuid.Parse takes (urn, braces, bare digits) are refused.
+func Parse(s string) (uuid.UUID, error) {
+	if len(s) != canonicalLength {
+		return uuid.Nil, fmt.Errorf("id of %d characters: %w", len(s), ErrNotV7)
+	}
+	id, err := uuid.Parse(s)
+	if err != nil {
+		return uuid.Nil, fmt.Errorf("id %q: %w", s, ErrNotV7)
+	}
+	return id, Check(id)
+}
+
+// Deterministic returns the same version 7 id for the same input: the time is
+// t in milliseconds, the other bits are the SHA-256 of t and the parts. The
+// parts are joined by length, so ("a", "bc") and ("ab", "c") differ.
+func Deterministic(t time.Time, parts ...string) uuid.UUID {
+	h := sha256.New()
+	var n [8]byte
+	write := func(v uint64) {
+		binary.BigEndian.PutUint64(n[:], v)
+		h.Write(n[:])
+	}
+	write(uint64(t.UnixMicro()))
+	for _, p := range parts {
+		write(uint64(len(p)))
+		h.Write([]byte(p))
+	}
+	sum := h.Sum(nil)
+
+	var id uuid.UUID
+	binary.BigEndian.PutUint64(id[:8], uint64(t.UnixMilli())<<16)
+	copy(id[6:], sum[:10])
+	id[6] = 0x70 | id[6]&0x0f
+	id[8] = 0x80 | id[8]&0x3f
+	return id
+}

@@ -1,0 +1,163 @@
+// Package migrate applies the numbered SQL files that a package embeds, once
+// each, safely by several processes at once.
+package migrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing/fstest"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/internal/sqlident"
+)
+
+// versionsTable remembers what was applied, per component and main table.
+const versionsTable = "holdfast_migrations"
+
+// maxName leaves room for the suffix of an index, which PostgreSQL would cut.
+const maxName = 48
+
+// Set is the schema of one component.
+type Set struct {
+	// Component names the owner, such as "outbox".
+	Component string
+	// Files are the migrations, named 0001_what.sql, 0002_…; each is applied
+	// whole, in the order of its number. A file that was released never changes.
+	Files fs.FS
+	// Schema holds the tables. Empty: the search path decides.
+	Schema string
+	// Names maps a placeholder to a table's name: {{table}} in a file becomes
+	// the qualified and quoted Names["table"], {{raw.table}} the bare name, for
+	// the names of indexes and constraints.
+	Names map[string]string
+}
+
+// Apply brings the schema up to date in one transaction. A lock on the version
+// table makes others wait until it is done.
+func Apply(ctx context.Context, pool *pgxpool.Pool, s Set) error {
+	files, err := s.render()
+	if err != nil {
+		return fmt.Errorf("migrate %s: %w", s.Component, err)
+	}
+	versions, err := sqlident.Qualify(s.Schema, versionsTable)
+	if err != nil {
+		return fmt.Errorf("migrate %s: %w", s.Component, err)
+	}
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return s.apply(ctx, tx, versions, files) })
+	if err != nil {
+		return fmt.Errorf("migrate %s: %w", s.Component, err)
+	}
+	return nil
+}
+
+func (s Set) apply(ctx context.Context, tx pgx.Tx, versions string, files []file) error {
+	// The advisory lock is needed because CREATE … IF NOT EXISTS of two
+	// sessions can still collide in the catalogue.
+	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended($1, 0))`, versionsTable); err != nil {
+		return err
+	}
+	if _, err := tx.Exec(ctx, `CREATE TABLE IF NOT EXISTS `+versions+` (
+		component text NOT NULL, version integer NOT NULL, applied_at timestamptz NOT NULL DEFAULT now(),
+		PRIMARY KEY (component, version))`); err != nil {
+		return err
+	}
+	var applied int
+	err := tx.QueryRow(ctx, `SELECT coalesce(max(version), 0) FROM `+versions+` WHERE component = $1`, s.key()).Scan(&applied)
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		if f.version <= applied {
+			continue
+		}
+		if _, err := tx.Exec(ctx, f.sql); err != nil {
+			return fmt.Errorf("%s: %w", f.name, err)
+		}
+		if _, err := tx.Exec(ctx, `INSERT INTO `+versions+` (component, version) VALUES ($1, $2)`, s.key(), f.version); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// key tells two sets of one component apart, such as two outbox tables.
+func (s Set) key() string {
+	return s.Component + ":" + s.Names["table"]
+}
+
+// Export returns the rendered files, for a migration tool of the user's.
+func Export(s Set) (fs.FS, error) {
+	files, err := s.render()
+	if err != nil {
+		return nil, fmt.Errorf("migrate %s: %w", s.Component, err)
+	}
+	out := fstest.MapFS{}
+	for _, f := range files {
+		out[f.name] = &fstest.MapFile{Data: []byte(f.sql), Mode: 0o444}
+	}
+	return out, nil
+}
+
+type file struct {
+	name    string
+	version int
+	sql     string
+}
+
+var (
+	fileName    = regexp.MustCompile(`^(\d{4})_[a-z0-9_]+\.sql$`)
+	placeholder = regexp.MustCompile(`\{\{[^}]*\}\}`)
+)
+
+func (s Set) render() ([]file, error) {
+	replacer, err := s.replacer()
+	if err != nil {
+		return nil, err
+	}
+	names, err := fs.Glob(s.Files, "*.sql")
+	if err != nil || len(names) == 0 {
+		return nil, errors.Join(errors.New("no migration files"), err)
+	}
+	slices.Sort(names)
+	var files []file
+	for _, name := range names {
+		match := fileName.FindStringSubmatch(name)
+		if match == nil {
+			return nil, fmt.Errorf("file %q is not named 0001_what.sql", name)
+		}
+		text, err := fs.ReadFile(s.Files, name)
+		if err != nil {
+			return nil, err
+		}
+		version, _ := strconv.Atoi(match[1]) // four digits
+		sql := replacer.Replace(string(text))
+		if left := placeholder.FindString(sql); left != "" {
+			return nil, fmt.Errorf("file %s: unknown placeholder %s", name, left)
+		}
+		files = append(files, file{name: name, version: version, sql: sql})
+	}
+	return files, nil
+}
+
+func (s Set) replacer() (*strings.Replacer, error) {
+	var pairs []string
+	for placeholder, name := range s.Names {
+		if len(name) > maxName {
+			return nil, fmt.Errorf("name %q is longer than %d characters", name, maxName)
+		}
+		qualified, err := sqlident.Qualify(s.Schema, name)
+		if err != nil {
+			return nil, err
+		}
+		pairs = append(pairs, "{{"+placeholder+"}}", qualified, "{{raw."+placeholder+"}}", name)
+	}
+	return strings.NewReplacer(pairs...), nil
+}

@@ -1,0 +1,103 @@
+package migrate_test
+
+import (
+	"io/fs"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"testing/fstest"
+
+	"github.com/holdfast-go/holdfast/internal/migrate"
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
+
+var files = fstest.MapFS{
+	"0001_create.sql": {Data: []byte(`CREATE TABLE {{table}} (n int); CREATE INDEX {{raw.table}}_n ON {{table}} (n);`)},
+	"0002_fill.sql":   {Data: []byte(`INSERT INTO {{table}} VALUES (1);`)},
+}
+
+func set(table string, files fs.FS) migrate.Set {
+	return migrate.Set{Component: "demo", Files: files, Names: map[string]string{"table": table}}
+}
+
+func TestApplyBySeveralAtOnce(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if err := migrate.Apply(t.Context(), pool, set("demo", files)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	var rows int
+	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM demo`).Scan(&rows); err != nil || rows != 1 {
+		t.Fatalf("rows = %d, %v; the second file must run once", rows, err)
+	}
+	if err := migrate.Apply(t.Context(), pool, set("demo_two", files)); err != nil {
+		t.Fatalf("a second table of the same component: %v", err)
+	}
+}
+
+func TestApplyOnlyWhatIsNew(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	first := fstest.MapFS{"0001_create.sql": files["0001_create.sql"]}
+	for _, step := range []fs.FS{first, files, files} {
+		if err := migrate.Apply(t.Context(), pool, set("demo", step)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var rows int
+	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM demo`).Scan(&rows); err != nil || rows != 1 {
+		t.Fatalf("rows = %d, %v", rows, err)
+	}
+}
+
+func TestFailingFileLeavesNothing(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	bad := fstest.MapFS{"0001_create.sql": files["0001_create.sql"], "0002_bad.sql": {Data: []byte(`SELECT nothing FROM nowhere`)}}
+	if err := migrate.Apply(t.Context(), pool, set("demo", bad)); err == nil || !strings.Contains(err.Error(), "0002_bad.sql") {
+		t.Fatalf("error = %v, want one that names the file", err)
+	}
+	var there bool
+	if err := pool.QueryRow(t.Context(), `SELECT to_regclass('demo') IS NOT NULL`).Scan(&there); err != nil || there {
+		t.Fatalf("table is there: %v, %v", there, err)
+	}
+}
+
+func TestExport(t *testing.T) {
+	t.Parallel()
+	s := set("orders", files)
+	s.Schema = "app"
+	out, err := migrate.Export(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := fs.ReadFile(out, "0001_create.sql")
+	if want := `CREATE TABLE "app"."orders" (n int); CREATE INDEX orders_n ON "app"."orders" (n);`; err != nil || string(text) != want {
+		t.Errorf("exported %s, %v; want %s", text, err, want)
+	}
+}
+
+func TestRefused(t *testing.T) {
+	t.Parallel()
+	for name, s := range map[string]migrate.Set{
+		"no files":            set("demo", fstest.MapFS{}),
+		"bad file name":       set("demo", fstest.MapFS{"create.sql": {}}),
+		"unknown placeholder": set("demo", fstest.MapFS{"0001_a.sql": {Data: []byte("{{other}}")}}),
+		"bad table":           set(`x"y`, files),
+		"long table":          set(strings.Repeat("a", 49), files),
+	} {
+		if _, err := migrate.Export(s); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}

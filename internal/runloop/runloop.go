@@ -1,0 +1,39 @@
+// Package runloop holds what every blocking Run method needs of contexts.
+package runloop
+
+import (
+	"context"
+	"time"
+)
+
+// Detach returns a context that keeps ctx's values and is cancelled grace
+// after ctx is: work in hand may finish while nothing new is begun. The caller
+// must call the cancel function.
+func Detach(ctx context.Context, grace time.Duration) (context.Context, context.CancelFunc) {
+	detached, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		if Sleep(detached, grace) == nil {
+			cancel()
+		}
+	})
+	return detached, func() {
+		stop()
+		cancel()
+	}
+}
+
+// Sleep waits for d and returns nil, or returns the context's error at once
+// when ctx is cancelled first.
+func Sleep(ctx context.Context, d time.Duration) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+		return nil
+	}
+}

@@ -1,0 +1,92 @@
+// Package wire is the form of a message on RabbitMQ that is not in the AMQP
+// properties: the names of the headers, shared by publisher and consumer. It
+// knows no client.
+package wire
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/uuid"
+)
+
+// Headers that Symfony Messenger writes and reads (the compatibility form).
+const (
+	// HeaderType carries the message name.
+	HeaderType = "type"
+	// HeaderStamp carries the message id as a JSON array of one stamp.
+	HeaderStamp = "X-Message-Stamp-MessageIdStamp"
+)
+
+// Headers of our own. None begins with "x-": those belong to the broker, which
+// since RabbitMQ 4.0 ignores such headers of a client.
+const (
+	// HeaderAttempt counts the deliveries that reached a handler, from 1.
+	HeaderAttempt = "holdfast-attempt"
+	// HeaderWait is what remains of a long delay, in milliseconds.
+	HeaderWait = "holdfast-wait"
+	// HeaderClass is the failure class of a dead letter.
+	HeaderClass = "holdfast-failure-class"
+	// HeaderError is the last error of a dead letter, cut short.
+	HeaderError = "holdfast-error"
+	// HeaderFirstFailed and HeaderLastFailed are times in RFC 3339.
+	HeaderFirstFailed = "holdfast-first-failed-at"
+	HeaderLastFailed  = "holdfast-last-failed-at"
+	// HeaderConsumer names the consumer that gave up.
+	HeaderConsumer = "holdfast-consumer"
+	// HeaderOrigin is the queue a dead letter came from and is replayed to.
+	HeaderOrigin = "holdfast-origin-queue"
+	// HeaderReplays counts how often a dead letter was replayed.
+	HeaderReplays = "holdfast-replays"
+)
+
+// maxHeader bounds a header value read from outside, in bytes.
+const maxHeader = 8 << 10
+
+// EncodeStamp returns the value of HeaderStamp for id.
+func EncodeStamp(id uuid.UUID) string {
+	return `[{"messageId":"` + id.String() + `"}]`
+}
+
+// DecodeStamp returns the message id in a value of HeaderStamp. Symfony writes
+// a JSON array of stamps; the last one counts. False: there is none.
+func DecodeStamp(value string) (string, bool) {
+	if len(value) > maxHeader {
+		return "", false
+	}
+	var stamps []struct {
+		MessageID string `json:"messageId"`
+	}
+	if err := json.Unmarshal([]byte(value), &stamps); err != nil || len(stamps) == 0 {
+		return "", false
+	}
+	id := stamps[len(stamps)-1].MessageID
+	return id, id != ""
+}
+
+// HeaderString returns an AMQP header value as text. False: the value has no
+// sensible text (a table, an array, bytes that are not UTF-8) or is too long.
+func HeaderString(value any) (string, bool) {
+	var s string
+	switch v := value.(type) {
+	case string:
+		s = v
+	case []byte:
+		s = string(v)
+	case bool:
+		s = strconv.FormatBool(v)
+	case int8, int16, int32, int64, int, uint8, uint16, uint32, uint64, float32, float64:
+		s = fmt.Sprint(v)
+	case time.Time:
+		s = v.UTC().Format(time.RFC3339)
+	default:
+		return "", false
+	}
+	if len(s) > maxHeader || !utf8.ValidString(s) {
+		return "", false
+	}
+	return s, true
+}
