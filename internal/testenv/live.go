@@ -13,12 +13,17 @@ var live = registry{servers: map[*Server]bool{}}
 type registry struct {
 	mu      sync.Mutex
 	servers map[*Server]bool
+	ending  bool
 }
 
-func (r *registry) add(s *Server) {
+// add reports false when it is too late for a new server.
+func (r *registry) add(s *Server) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.servers[s] = true
+	if !r.ending {
+		r.servers[s] = true
+	}
+	return !r.ending
 }
 
 func (r *registry) remove(s *Server) {
@@ -29,6 +34,7 @@ func (r *registry) remove(s *Server) {
 
 func (r *registry) closeAll() error {
 	r.mu.Lock()
+	r.ending = true
 	servers := slices.Collect(maps.Keys(r.servers))
 	r.mu.Unlock()
 	var errs []error

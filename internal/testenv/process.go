@@ -81,7 +81,7 @@ func (p *process) kill() error {
 	if p.ended() {
 		return nil
 	}
-	pids, err := p.signalTree(syscall.SIGSTOP) // a stopped parent forks no more children
+	pids, err := SignalTree(p.pid, syscall.SIGSTOP) // a stopped parent forks no more children
 	if err != nil {
 		return err
 	}
@@ -92,12 +92,12 @@ func (p *process) kill() error {
 	return waitGone(pids, 10*time.Second)
 }
 
-// signalTree sends sig to the process and then to its descendants, until it
-// finds no new ones. It returns all their ids, the parent's first.
-func (p *process) signalTree(sig syscall.Signal) ([]int, error) {
+// SignalTree sends sig to a process and then to its descendants, until it finds
+// no new ones. It returns all their ids, parents before children.
+func SignalTree(root int, sig syscall.Signal) ([]int, error) {
 	var signalled []int
 	for {
-		pids, err := tree(p.pid)
+		pids, err := tree(root)
 		if err != nil {
 			return nil, err
 		}

@@ -88,7 +88,9 @@ func launch(ctx context.Context, kind Kind, extra []string) (_ *Server, err erro
 		return nil, fmt.Errorf("testenv: %s: %w", kind, err)
 	}
 	s := &Server{kind: kind, dir: dir, engine: e}
-	live.add(s)
+	if !live.add(s) {
+		return nil, errors.Join(fmt.Errorf("testenv: %s: the process is ending", kind), os.RemoveAll(dir))
+	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.Close())
@@ -203,7 +205,7 @@ func (s *Server) signal(what string, sig syscall.Signal) error {
 	if s.proc == nil || s.proc.ended() {
 		return fmt.Errorf("testenv: %s %s: not running", what, s.kind)
 	}
-	_, err := s.proc.signalTree(sig)
+	_, err := SignalTree(s.proc.pid, sig)
 	return s.wrap(what, err)
 }
 

@@ -1,0 +1,166 @@
+package testenv_test
+
+import (
+	"bufio"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// echo serves connections that send every line back, and counts the lines it read.
+func echo(t *testing.T) (rawURL string, lines <-chan string) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	t.Cleanup(func() { _ = listener.Close() })
+	seen := make(chan string, 100)
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				for in := bufio.NewScanner(conn); in.Scan(); {
+					seen <- in.Text()
+					if _, err := io.WriteString(conn, in.Text()+"\n"); err != nil {
+						return
+					}
+				}
+			}()
+		}
+	}()
+	return "tcp://user:pw@" + listener.Addr().String() + "/path?x=1", seen
+}
+
+type client struct {
+	t    *testing.T
+	conn net.Conn
+	in   *bufio.Reader
+}
+
+func dial(t *testing.T, p *testenv.Proxy) *client {
+	t.Helper()
+	conn, err := net.Dial("tcp", p.Addr())
+	must(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	return &client{t, conn, bufio.NewReader(conn)}
+}
+
+func (c *client) send(line string) {
+	c.t.Helper()
+	_, err := io.WriteString(c.conn, line+"\n")
+	must(c.t, err)
+}
+
+func (c *client) receive(patience time.Duration) (string, error) {
+	must(c.t, c.conn.SetReadDeadline(time.Now().Add(patience)))
+	return c.in.ReadString('\n')
+}
+
+func (c *client) want(line string) {
+	c.t.Helper()
+	if got, err := c.receive(5 * time.Second); err != nil || got != line+"\n" {
+		c.t.Fatalf("received %q, %v; want %q", got, err, line)
+	}
+}
+
+func (c *client) wantSilence() {
+	c.t.Helper()
+	if got, err := c.receive(100 * time.Millisecond); !errors.Is(err, os.ErrDeadlineExceeded) {
+		c.t.Fatalf("received %q, %v; want silence", got, err)
+	}
+}
+
+func (c *client) wantReset() {
+	c.t.Helper()
+	if got, err := c.receive(5 * time.Second); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		c.t.Fatalf("received %q, %v; want a reset", got, err)
+	}
+}
+
+func TestProxyURL(t *testing.T) {
+	t.Parallel()
+	rawURL, _ := echo(t)
+	p := testenv.NewProxy(t, rawURL)
+	if want := "tcp://user:pw@" + p.Addr() + "/path?x=1"; p.URL() != want {
+		t.Errorf("URL() = %s, want %s", p.URL(), want)
+	}
+}
+
+func TestProxyCut(t *testing.T) {
+	t.Parallel()
+	rawURL, _ := echo(t)
+	p := testenv.NewProxy(t, rawURL)
+	c := dial(t, p)
+	c.send("a")
+	c.want("a")
+
+	p.Cut()
+	c.wantReset()
+	if conn, err := net.Dial("tcp", p.Addr()); err == nil {
+		_ = conn.Close()
+		t.Fatal("a cut proxy accepts")
+	}
+	p.Heal()
+	c = dial(t, p)
+	c.send("b")
+	c.want("b")
+
+	p.CutConnections()
+	c.wantReset()
+	c = dial(t, p)
+	c.send("c")
+	c.want("c")
+}
+
+func TestProxyPause(t *testing.T) {
+	t.Parallel()
+	rawURL, seen := echo(t)
+	p := testenv.NewProxy(t, rawURL)
+	c := dial(t, p)
+	p.Pause()
+	c.send("a")
+	late := dial(t, p)
+	late.send("b")
+	c.wantSilence()
+	if len(seen) != 0 {
+		t.Fatal("the server saw held bytes")
+	}
+	p.Resume()
+	c.want("a")
+	late.want("b")
+
+	p.Pause()
+	c.send("c")
+	p.Cut() // does not wait for a Resume
+	c.wantReset()
+}
+
+func TestProxyDropReplies(t *testing.T) {
+	t.Parallel()
+	rawURL, seen := echo(t)
+	p := testenv.NewProxy(t, rawURL)
+	c := dial(t, p)
+	c.send("a")
+	c.want("a")
+	<-seen
+
+	p.DropReplies()
+	c.send("commit")
+	if line := <-seen; line != "commit" {
+		t.Fatalf("the server saw %q", line)
+	}
+	c.wantSilence()
+	p.Heal()
+	c.wantReset()
+	c = dial(t, p)
+	c.send("b")
+	c.want("b")
+}
