@@ -1,0 +1,98 @@
+package inbox
+
+import (
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/uuid"
+)
+
+// MaxErrorBytes bounds the error text that a dead letter keeps.
+const MaxErrorBytes = 1024
+
+// DeadLetter is a message that was given up, with what is known about why.
+type DeadLetter struct {
+	// Message is the message as it last arrived. Its Queue is where a replay returns it to.
+	Message Message
+	// Class is the class of the last failure; it selects the dead-letter queue.
+	Class string
+	// Attempts is how often the message was tried, the last time included.
+	Attempts int
+	// FirstFailedAt and LastFailedAt are the consumer's times of the failures.
+	FirstFailedAt, LastFailedAt time.Time
+	// Error is the text of the last failure, at most MaxErrorBytes of valid UTF-8.
+	Error string
+	// Consumer names who gave the message up.
+	Consumer string
+}
+
+// NewDeadLetter makes the dead letter of a message that failed at the time now.
+func NewDeadLetter(m *Message, f Failure, consumer string, now time.Time) DeadLetter {
+	first := m.FirstFailedAt
+	if first.IsZero() {
+		first = now
+	}
+	var text string
+	if f.Err != nil {
+		text = truncate(f.Err.Error(), MaxErrorBytes)
+	}
+	return DeadLetter{
+		Message:       *m,
+		Class:         f.Class,
+		Attempts:      max(m.Attempt, 1),
+		FirstFailedAt: first,
+		LastFailedAt:  now,
+		Error:         text,
+		Consumer:      consumer,
+	}
+}
+
+// DeadLetterQueue returns the name of the queue that holds a class, such as
+// failed.validation; prefix is put before it as it is, and is usually empty.
+func DeadLetterQueue(prefix, class string) string { return prefix + "failed." + class }
+
+// Filter selects dead letters: those that meet all its fields. The zero value selects all.
+type Filter struct {
+	// IDs are the message ids wanted; empty means any.
+	IDs []uuid.UUID
+	// Class is the class wanted; empty means any.
+	Class string
+	// Name is the message name wanted; empty means any.
+	Name string
+	// FailedAfter and FailedBefore bound the last failure: after ≤ time < before. Zero means unbounded.
+	FailedAfter, FailedBefore time.Time
+	// ErrorContains is a text that the error has in it, letter case aside; empty means any.
+	ErrorContains string
+	// Limit bounds how many are taken; 0 means all. Match does not look at it.
+	Limit int
+}
+
+// Match reports whether the filter selects a dead letter.
+func (f Filter) Match(d DeadLetter) bool {
+	switch {
+	case len(f.IDs) > 0 && !slices.Contains(f.IDs, d.Message.ID),
+		f.Class != "" && f.Class != d.Class,
+		f.Name != "" && f.Name != d.Message.Name,
+		!f.FailedAfter.IsZero() && d.LastFailedAt.Before(f.FailedAfter),
+		!f.FailedBefore.IsZero() && !d.LastFailedAt.Before(f.FailedBefore),
+		f.ErrorContains != "" && !strings.Contains(strings.ToLower(d.Error), strings.ToLower(f.ErrorContains)):
+		return false
+	}
+	return true
+}
+
+// truncate cuts a text to at most n bytes of valid UTF-8.
+func truncate(s string, n int) string {
+	const tail = "…"
+	s = strings.ToValidUTF8(s, "\uFFFD")
+	if len(s) <= n {
+		return s
+	}
+	cut := n - len(tail)
+	for cut > 0 && !utf8.RuneStart(s[cut]) {
+		cut--
+	}
+	return s[:cut] + tail
+}

@@ -1,0 +1,53 @@
+// Package inbox consumes messages so that each takes effect once, a bad one stops no other,
+// and none is lost on any fault.
+//
+// # The parts
+//
+// A Message is what arrived. A Processor does the work of messages and says for each one
+// whether it is done. A consumer (package inboxamqp, or inboxtest in tests) receives
+// messages, hands them to the processor and settles them by its answer: a message is
+// acknowledged only after its effect is durable.
+//
+// Mux is the Processor that picks a handler by the message's name and decodes the JSON
+// body into the handler's type:
+//
+//	mux := inbox.NewMux()
+//	err := inbox.Handle(mux, "order.placed", func(ctx context.Context, o OrderPlaced) error { … })
+//
+// # Taking effect once
+//
+// Brokers deliver at least once. There are three ways to deal with the copies:
+//
+//   - Package inboxpgx records the message's id in the handler's own Postgres
+//     transaction. The effect and the entry commit together or not at all, so an effect
+//     inside that transaction happens once, whatever crashes when.
+//   - Package inboxredis claims the id in Redis around a handler. That keeps copies apart
+//     while Redis keeps its data, but effect and entry are not atomic: a crash between them
+//     runs the handler again. It is best effort, for handlers that bear a rare repetition.
+//   - A bare Mux does nothing: each delivery runs its handler.
+//
+// All of them recognise a message by its id, which must be a UUID v7. Entries are kept for
+// 8 days; a copy that arrives later takes effect again.
+//
+// # When a handler fails
+//
+// A handler's error decides by its marker (see Classify for joined errors):
+//
+//   - none: RetryPolicy, by default 5 retries after 1, 2, 4, 8 and 16 seconds, ±20 %;
+//     then the dead-letter queue failed.default;
+//   - Recoverable and RetryAfter: retried until older than RetryPolicy.MaxAge;
+//   - Unrecoverable: failed.unrecoverable at once;
+//   - Invalid: failed.validation at once. A missing or wrong id, an unknown name and an
+//     undecodable body are this, too: such messages are never passed over silently;
+//   - Classed: failed.<class> when it is given up;
+//   - Postpone and Unavailable: not the message's failure; it comes again, uncounted.
+//
+// A panic counts as an unmarked error. While a message waits for its retry the messages
+// behind it go on, so retries change the order of messages.
+//
+// # Limits
+//
+// The policy counts the attempts that the message carries, which is as sure as its
+// transport. A handler that ends the process (out of memory, a panic in a goroutine of its
+// own) is not counted by this package.
+package inbox

@@ -1,0 +1,80 @@
+package inbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/internal/ids"
+)
+
+// MaxNameBytes is the longest name a message may have; AMQP allows no longer one either.
+const MaxNameBytes = 255
+
+// Message is one message as it arrived. Handlers must not change it.
+type Message struct {
+	// ID is the sender's id, a UUID v7 and the same on every delivery. Adapters leave it
+	// zero when none came or it could not be read as a UUID; such a message is refused.
+	ID uuid.UUID
+	// Name is the semantic name that selects the handler, such as order.placed.
+	Name string
+	// Body is the payload as received.
+	Body []byte
+	// ContentType is the media type of Body; empty counts as JSON.
+	ContentType string
+	// Headers are the transport's headers that have a sensible text; nil when there are none.
+	Headers map[string]string
+	// Attempt is 1 at the first delivery and grows by one with every counted failure.
+	// Deliveries given back uncounted do not change it. Less than 1 counts as 1.
+	Attempt int
+	// Redelivered says that the broker has handed out this very copy before.
+	Redelivered bool
+	// Queue is where the message came from, and where a retry returns it to.
+	Queue string
+	// PublishedAt is the sender's time stamp; zero when none came.
+	PublishedAt time.Time
+	// FirstFailedAt is the time of the first counted failure; zero when there was none.
+	FirstFailedAt time.Time
+}
+
+// Validate returns an error of class ClassValidation, all violations in one, when the
+// message cannot be given to any handler: its id is no UUID v7, or its name is empty or
+// longer than MaxNameBytes. What arrived is never quoted in the error.
+func (m *Message) Validate() error {
+	var problems []error
+	switch {
+	case m.ID == uuid.Nil:
+		problems = append(problems, errors.New("message id is missing or is no UUID"))
+	default:
+		if err := ids.Check(m.ID); err != nil {
+			problems = append(problems, fmt.Errorf("message id: %w", err))
+		}
+	}
+	switch {
+	case m.Name == "":
+		problems = append(problems, errors.New("message name is missing"))
+	case len(m.Name) > MaxNameBytes:
+		problems = append(problems, fmt.Errorf("message name has %d bytes, more than %d", len(m.Name), MaxNameBytes))
+	}
+	if len(problems) == 0 {
+		return nil
+	}
+	return Invalid(fmt.Errorf("inbox: %w", errors.Join(problems...)))
+}
+
+type messageKey struct{}
+
+// NewContext returns a context that carries the message in hand. A Mux does this for its
+// handlers; it is exported for other processors.
+func NewContext(ctx context.Context, m *Message) context.Context {
+	return context.WithValue(ctx, messageKey{}, m)
+}
+
+// FromContext returns the message that the handler of this context is working on.
+func FromContext(ctx context.Context) (*Message, bool) {
+	m, ok := ctx.Value(messageKey{}).(*Message)
+	return m, ok
+}

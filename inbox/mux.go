@@ -1,0 +1,129 @@
+package inbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+)
+
+// Handler does the work of one message.
+type Handler func(ctx context.Context, m *Message) error
+
+// Middleware wraps a handler.
+type Middleware = func(Handler) Handler
+
+// Mux is a Processor that gives each message to the handler of its name. It does not
+// deduplicate. Register everything first; then it may be used from many goroutines.
+type Mux struct {
+	handlers map[string]Handler
+	wrappers []Middleware
+	entry    Handler // the wrappers around dispatch
+}
+
+// NewMux returns a Mux without handlers.
+func NewMux() *Mux {
+	m := &Mux{handlers: map[string]Handler{}}
+	m.entry = m.dispatch
+	return m
+}
+
+// Handle registers fn for the messages of a name, their bodies decoded by Decode. The same
+// type may be registered under several names. The middleware wraps this handler only, the
+// first one outermost. It returns the errors of Register.
+func Handle[T any](m *Mux, name string, fn func(ctx context.Context, v T) error, wrap ...Middleware) error {
+	if fn == nil {
+		return fmt.Errorf("inbox: handler of %q is nil", name)
+	}
+	return m.Register(name, func(ctx context.Context, msg *Message) error {
+		v, err := Decode[T](msg)
+		if err != nil {
+			return err
+		}
+		return fn(ctx, v)
+	}, wrap...)
+}
+
+// Register is Handle for a handler that reads the message itself. It is an error when the
+// name is empty or longer than MaxNameBytes, has a handler already, or h is nil.
+func (m *Mux) Register(name string, h Handler, wrap ...Middleware) error {
+	switch {
+	case name == "" || len(name) > MaxNameBytes:
+		return fmt.Errorf("inbox: handler name %q must have 1 to %d bytes", name, MaxNameBytes)
+	case h == nil:
+		return fmt.Errorf("inbox: handler of %q is nil", name)
+	case m.handlers[name] != nil:
+		return fmt.Errorf("inbox: %q has a handler already", name)
+	}
+	m.handlers[name] = wrapped(h, wrap)
+	return nil
+}
+
+// Use adds middleware around every message, the first one outermost. It also sees the
+// messages that no handler gets, as errors of class ClassValidation.
+func (m *Mux) Use(wrap ...Middleware) {
+	m.wrappers = append(m.wrappers, wrap...)
+	m.entry = wrapped(m.dispatch, m.wrappers)
+}
+
+func wrapped(h Handler, wrap []Middleware) Handler {
+	for i := len(wrap) - 1; i >= 0; i-- {
+		h = wrap[i](h)
+	}
+	return h
+}
+
+// Process implements Processor, one message after the other. A panic becomes a
+// *PanicError. Results of handlers whose context a draining consumer has cancelled are
+// marked with ErrDraining.
+func (m *Mux) Process(ctx context.Context, msgs []*Message) []error {
+	results := make([]error, len(msgs))
+	for i, msg := range msgs {
+		results[i] = m.one(ctx, msg)
+	}
+	return results
+}
+
+func (m *Mux) one(ctx context.Context, msg *Message) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("%w: not started: %w", ErrDraining, context.Cause(ctx))
+	}
+	err := m.safely(NewContext(ctx, msg), msg)
+	if err != nil && errors.Is(context.Cause(ctx), ErrDraining) {
+		return fmt.Errorf("%w: %w", ErrDraining, err)
+	}
+	return err
+}
+
+func (m *Mux) safely(ctx context.Context, msg *Message) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = &PanicError{Value: v, Stack: debug.Stack()}
+		}
+	}()
+	return m.entry(ctx, msg)
+}
+
+func (m *Mux) dispatch(ctx context.Context, msg *Message) error {
+	if err := msg.Validate(); err != nil {
+		return err
+	}
+	h, ok := m.handlers[msg.Name]
+	if !ok {
+		return Invalid(fmt.Errorf("inbox: no handler for %q", msg.Name))
+	}
+	return h(ctx, msg)
+}
+
+// Blocking is middleware that waits before each message, holding nothing but the worker.
+// When the waiter fails, the message is retried as Recoverable.
+func Blocking(w Waiter) Middleware {
+	return func(next Handler) Handler {
+		return func(ctx context.Context, m *Message) error {
+			if err := w.Wait(ctx); err != nil {
+				return Recoverable(fmt.Errorf("inbox: wait for leave to start: %w", err))
+			}
+			return next(ctx, m)
+		}
+	}
+}
