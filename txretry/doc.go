@@ -1,0 +1,64 @@
+// Package txretry runs functions in Postgres transactions and retries them, as
+// a whole, when they lose against a concurrent transaction.
+//
+// SERIALIZABLE transactions are correct without thought about interleavings, at
+// a price: any of them may fail with a conflict and must be run again from the
+// start. [Manager] pays it. It begins each attempt with one message (isolation
+// and timeouts included), runs fn with an explicit pgx.Tx, commits, and sorts
+// the failures:
+//
+//	err := manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
+//		var free int
+//		if err := tx.QueryRow(ctx, "SELECT free FROM shows WHERE id = $1 FOR UPDATE", id).Scan(&free); err != nil {
+//			return err
+//		}
+//		if free == 0 {
+//			return ErrSoldOut // rolled back, returned as it is
+//		}
+//		_, err := tx.Exec(ctx, "UPDATE shows SET free = free - 1 WHERE id = $1", id)
+//		return err
+//	})
+//
+// # What is retried
+//
+// SQLSTATE 40001 (serialization_failure), 40P01 (deadlock_detected) and 55P03
+// (lock_not_available), at a statement or at COMMIT, found anywhere in the tree
+// of the error that fn returns. If fn loses the server's error on its way (no
+// %w), or swallows it, what the server said decides. Nothing else is retried: a
+// unique violation, a business error or a lost connection comes back at once.
+//
+// There are 6 attempts. After failed attempt n the delay is
+// min(1000ms, U(0.5, 1.5) × 50ms × 2^n), during which neither a connection nor a
+// lock is held. A delay that would outlast the context's deadline is not begun.
+// What remains is a *[LockTimeoutError]: HTTP 503, code LOCK_TIMEOUT.
+//
+// # Three outcomes
+//
+// Do returning nil means committed. Any other return means rolled back, with one
+// exception: *[CommitUnknownError] says that the connection was lost while
+// COMMIT was on its way. Then nobody on this side knows, so nothing is retried
+// and no [AfterCommit] function runs. Only a reply of the server counts as an
+// answer; pgconn.SafeToRetry is not asked, for it calls some applied COMMITs
+// safe to retry. COMMIT is not interrupted by the caller's context, so that a
+// client that hangs up does not create that case.
+//
+// # Rules for fn
+//
+//   - It may run several times: no effects but through tx, [AtCommit] and
+//     [AfterCommit], and captured variables are set anew each time.
+//   - It does not end the transaction: Commit and Rollback on tx give
+//     [ErrManaged]. tx.Begin starts a savepoint, whose handle has both; effects
+//     registered while it is open are dropped when it rolls back.
+//   - It does not call Do on the same database with the context it was given
+//     ([ErrNested]): pass tx on.
+//   - What it obtains from tx, Conn and LargeObjects too, is used inside fn only.
+//
+// # Limits
+//
+// lock_timeout bounds each single wait for a lock, so an attempt with many locks
+// can wait longer. SERIALIZABLE protects only against other SERIALIZABLE
+// transactions. Queue-like work with SKIP LOCKED wants
+// Options{Isolation: pgx.ReadCommitted}, since skipped rows count as read. A
+// failure of a statement run directly on tx.Conn() or through LargeObjects is
+// known to Do only if fn returns it.
+package txretry

@@ -1,0 +1,104 @@
+package txretry
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+)
+
+// ErrNested is returned by a Do that is called inside the fn of another Do on
+// the same database. Pass the tx on instead, or use its Begin for a savepoint.
+var ErrNested = errors.New("txretry: Do called inside the fn of another Do: pass on its tx instead")
+
+// ErrManaged is returned by Commit and Rollback on the handle that fn gets: the
+// manager ends the transaction when fn returns.
+var ErrManaged = errors.New("txretry: Commit and Rollback are the manager's: return nil or an error from fn instead")
+
+// Phase is the part of an attempt in which it failed.
+type Phase string
+
+// The phases of an attempt, in their order.
+const (
+	PhaseAcquire Phase = "acquire" // waiting for a connection
+	PhaseBegin   Phase = "begin"   // starting the transaction
+	PhaseFn      Phase = "fn"      // running fn
+	PhaseCommit  Phase = "commit"  // COMMIT and the statements sent with it
+)
+
+// Attempt is one failed attempt.
+type Attempt struct {
+	SQLSTATE string        // what made it fail: 40001, 40P01 or 55P03
+	Phase    Phase         // where it failed
+	Duration time.Duration // from acquiring a connection to the failure
+	Err      error         // the error itself
+}
+
+// LockTimeoutError says that every attempt failed on a lock or a serialization
+// conflict, or that the context's deadline left no room for the next one. The
+// transaction is rolled back. It maps to HTTP 503 with code LOCK_TIMEOUT.
+//
+// errors.Is and errors.As reach the last attempt's error, such as its
+// *pgconn.PgError, and context.DeadlineExceeded where the deadline decided.
+type LockTimeoutError struct {
+	Name     string    // Options.Name
+	Attempts []Attempt // in order, at least one
+
+	cause      error // why no further attempt was made; nil: all were used
+	retryAfter time.Duration
+}
+
+// Error implements error.
+func (e *LockTimeoutError) Error() string {
+	last := e.Attempts[len(e.Attempts)-1]
+	if e.cause != nil {
+		return fmt.Sprintf("txretry: %sno time for another attempt after %d: %v: %v", prefix(e.Name), len(e.Attempts), e.cause, last.Err)
+	}
+	return fmt.Sprintf("txretry: %sall %d attempts failed: %v", prefix(e.Name), len(e.Attempts), last.Err)
+}
+
+// Unwrap returns the last attempt's error and the context's, if it decided.
+func (e *LockTimeoutError) Unwrap() []error {
+	errs := []error{e.Attempts[len(e.Attempts)-1].Err}
+	if e.cause != nil {
+		errs = append(errs, e.cause)
+	}
+	return errs
+}
+
+// Code returns "LOCK_TIMEOUT".
+func (e *LockTimeoutError) Code() string { return "LOCK_TIMEOUT" }
+
+// HTTPStatus returns 503.
+func (e *LockTimeoutError) HTTPStatus() int { return http.StatusServiceUnavailable }
+
+// RetryAfter returns how long a client should wait before it tries again: the
+// longest delay between two attempts, in whole seconds.
+func (e *LockTimeoutError) RetryAfter() time.Duration { return e.retryAfter }
+
+// CommitUnknownError says that COMMIT was sent and its answer did not arrive:
+// the transaction is either wholly applied or wholly rolled back. It is never
+// retried, and no AfterCommit function has run.
+type CommitUnknownError struct {
+	Name string // Options.Name
+	Err  error  // what came instead of the answer
+}
+
+// Error implements error.
+func (e *CommitUnknownError) Error() string {
+	return fmt.Sprintf("txretry: %soutcome of COMMIT unknown: %v", prefix(e.Name), e.Err)
+}
+
+// Unwrap returns what came instead of the answer.
+func (e *CommitUnknownError) Unwrap() error { return e.Err }
+
+// SafeToRetry returns false, so that pgconn.SafeToRetry does not believe the
+// wrapped error, which may claim the contrary of a COMMIT that was applied.
+func (e *CommitUnknownError) SafeToRetry() bool { return false }
+
+func prefix(name string) string {
+	if name == "" {
+		return ""
+	}
+	return name + ": "
+}

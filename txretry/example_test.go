@@ -1,0 +1,55 @@
+package txretry_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/txretry"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+)
+
+var errSoldOut = errors.New("sold out")
+
+// The fake stands in for a database here. Its script makes the first COMMIT
+// fail with a serialization failure: the function runs again, its effect is
+// there once.
+func Example() {
+	manager := txretrytest.NewManager(txretrytest.Config{
+		Script: []txretrytest.Fault{{Point: txretrytest.AtCommit, SQLSTATE: "40001"}},
+	})
+	free := 1
+	buy := func(ctx context.Context, tx pgx.Tx) error {
+		if free == 0 {
+			return errSoldOut
+		}
+		txretry.AfterCommit(tx, func() { fmt.Println("committed, free:", free) })
+		return txretrytest.Effect(tx, func() { free-- }, func() { free++ })
+	}
+
+	fmt.Println("first:", manager.Do(context.Background(), buy))
+	fmt.Println("second:", manager.Do(context.Background(), buy))
+	fmt.Println("attempts:", manager.Stats().Attempts)
+	// Output:
+	// committed, free: 0
+	// first: <nil>
+	// second: sold out
+	// attempts: 3
+}
+
+// A caller tells the errors of Do apart by type.
+func ExampleLockTimeoutError() {
+	manager := txretrytest.NewManager(txretrytest.Config{
+		Script: []txretrytest.Fault{{Point: txretrytest.AtEnd, SQLSTATE: "55P03"}},
+		Retry:  txretry.Config{MaxAttempts: 1},
+	})
+	err := manager.Do(context.Background(), func(context.Context, pgx.Tx) error { return nil })
+
+	var timeout *txretry.LockTimeoutError
+	if errors.As(err, &timeout) {
+		fmt.Println(timeout.HTTPStatus(), timeout.Code(), timeout.RetryAfter(), timeout.Attempts[0].SQLSTATE)
+	}
+	// Output: 503 LOCK_TIMEOUT 1s 55P03
+}

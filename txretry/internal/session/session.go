@@ -1,0 +1,81 @@
+// Package session is the seam between the retry manager and what it runs
+// transactions on: a Postgres pool, or the in-memory fake of txretrytest. The
+// manager, its handle rules and its retry policy are the same above both.
+package session
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Source hands out sessions. Its dynamic type is comparable: two equal sources
+// are the same database to the check against nested calls.
+type Source interface {
+	// Acquire waits for a session until ctx is done.
+	Acquire(ctx context.Context) (Session, error)
+}
+
+// Session runs one transaction: Begin, statements and savepoints, then Commit
+// or Rollback, and always Close. It serves one goroutine.
+type Session interface {
+	// Begin starts the transaction.
+	Begin(ctx context.Context, spec Spec) error
+
+	// Tx runs the statements of the transaction. It is asked for nothing that
+	// begins or ends a transaction or a savepoint.
+	Tx() pgx.Tx
+
+	// State tells what is known about the transaction without asking the server.
+	State() State
+
+	// Savepoint, Release and RollbackTo manage savepoints by number. RollbackTo
+	// also releases the savepoint.
+	Savepoint(ctx context.Context, id int) error
+	Release(ctx context.Context, id int) error
+	RollbackTo(ctx context.Context, id int) error
+
+	// Commit runs the last statements and then COMMIT, none of them unless all
+	// succeed. The error is nil exactly when the outcome is Committed.
+	Commit(ctx context.Context, last []Statement) (Outcome, error)
+
+	// Rollback ends the transaction if it is still open.
+	Rollback(ctx context.Context) error
+
+	// Close gives the session back. Nothing may be called afterwards.
+	Close()
+}
+
+// Spec says how a transaction begins.
+type Spec struct {
+	SQL      string // one message: begin and its settings
+	ReadOnly bool
+}
+
+// Statement is a write that travels with COMMIT.
+type Statement struct {
+	SQL  string
+	Args []any
+}
+
+// State is what is known about a session's transaction.
+type State byte
+
+// The states of a session.
+const (
+	Idle   State = iota // no transaction is open
+	Open                // a transaction is open and sound
+	Failed              // a statement failed; only a rollback is possible
+	Busy                // the rows of a query are still being read
+	Lost                // the connection is gone
+)
+
+// Outcome is what became of a transaction.
+type Outcome byte
+
+// The outcomes of a commit.
+const (
+	RolledBack Outcome = iota // definitely not applied
+	Committed                 // definitely applied
+	Unknown                   // COMMIT was sent and not answered
+)

@@ -1,0 +1,140 @@
+package txretry
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/txretry/internal/session"
+)
+
+// Transactor runs functions in retried transactions. [*Manager] and the fake
+// txretrytest.Manager meet it; the suite in txretrytest/conformance says what
+// they promise.
+type Transactor interface {
+	// Do runs fn in a transaction and commits it; see [Manager.Do].
+	Do(ctx context.Context, fn func(ctx context.Context, tx pgx.Tx) error) error
+
+	// DoWith is Do with settings for this call.
+	DoWith(ctx context.Context, opts Options, fn func(ctx context.Context, tx pgx.Tx) error) error
+}
+
+// Manager runs transactions on a pool and retries them as a whole. It is safe
+// for concurrent use.
+type Manager struct {
+	source    session.Source
+	cfg       Config
+	policy    backoff.Policy
+	begin     beginCache
+	telemetry telemetry
+	marker    any // context key of a running fn
+}
+
+// New returns a Manager that runs its transactions on pool.
+func New(pool *pgxpool.Pool, cfg Config) (*Manager, error) {
+	if pool == nil {
+		return nil, errors.New("txretry: pool is nil")
+	}
+	return NewOver(poolSource{pool}, cfg)
+}
+
+// NewOver returns a Manager over another source of transactions. It serves
+// txretrytest: the type of source cannot be met outside this package.
+func NewOver(source session.Source, cfg Config) (*Manager, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	tel, err := newTelemetry(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return &Manager{
+		source:    source,
+		cfg:       cfg,
+		policy:    backoff.Policy{Base: cfg.BaseDelay, Factor: 2, Max: cfg.MaxDelay, Jitter: 0.5},
+		telemetry: tel,
+		marker:    running{source},
+	}, nil
+}
+
+// running is the context key under which fn's context carries its transaction.
+type running struct{ source session.Source }
+
+// Do begins a transaction, runs fn in it and commits if fn returns nil; else it
+// rolls back, as it does when fn panics or exits its goroutine.
+//
+// A failure with SQLSTATE 40001, 40P01 or 55P03, in fn or in COMMIT, makes a
+// new attempt: fn runs again, in a new transaction, after a delay in which no
+// connection is held. So fn must have no effects but through tx and
+// [AfterCommit], and must reset what it captured. Any other error of fn comes
+// back at once, as it is.
+//
+// Do returns nil exactly if the transaction has committed. Beside the errors of
+// fn and of the database it returns *[LockTimeoutError] (attempts or time used
+// up), *[CommitUnknownError] (connection lost during COMMIT), [ErrNested], and
+// an error wrapping pgx.ErrTxCommitRollback if fn returned nil although one of
+// its statements failed.
+//
+// ctx interrupts everything but COMMIT and ROLLBACK. tx serves one goroutine
+// and is closed (pgx.ErrTxClosed) when fn returns.
+func (m *Manager) Do(ctx context.Context, fn func(ctx context.Context, tx pgx.Tx) error) error {
+	return m.DoWith(ctx, Options{}, fn)
+}
+
+// DoWith is Do with settings for this call.
+func (m *Manager) DoWith(ctx context.Context, opts Options, fn func(ctx context.Context, tx pgx.Tx) error) error {
+	if fn == nil {
+		return errors.New("txretry: fn is nil")
+	}
+	opts = opts.withDefaults(&m.cfg)
+	if err := opts.validate(); err != nil {
+		return err
+	}
+	if t, ok := ctx.Value(m.marker).(*transaction); ok && !t.done.Load() {
+		return ErrNested
+	}
+	c := &call{m: m, opts: opts, spec: m.begin.spec(opts), fn: fn, outcome: RolledBack}
+	hooks, err := m.observe(ctx, c)
+	for _, hook := range hooks {
+		hook()
+	}
+	return err
+}
+
+// observe runs a call and reports it, also when fn panics.
+func (m *Manager) observe(ctx context.Context, c *call) (hooks []func(), err error) {
+	start := time.Now()
+	ctx, span := m.telemetry.start(ctx, c.opts.Name)
+	defer func() {
+		done := Done{Name: c.opts.Name, Outcome: c.outcome, Attempts: c.attempts, Duration: time.Since(start), Err: err}
+		if err == nil && c.outcome != Committed {
+			done.Err = errNoReturn
+		}
+		m.telemetry.end(ctx, span, done)
+		if m.cfg.Hooks.OnDone != nil {
+			m.cfg.Hooks.OnDone(ctx, done)
+		}
+	}()
+	return c.run(ctx)
+}
+
+// DoValue is Do for an fn that returns a value. On error the value is zero.
+func DoValue[T any](ctx context.Context, t Transactor, fn func(ctx context.Context, tx pgx.Tx) (T, error)) (T, error) {
+	var value, zero T
+	if t == nil || fn == nil {
+		return zero, errors.New("txretry: DoValue needs a Transactor and an fn")
+	}
+	err := t.Do(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
+		value, err = fn(ctx, tx)
+		return err
+	})
+	if err != nil {
+		return zero, err
+	}
+	return value, nil
+}

@@ -1,0 +1,221 @@
+package txretrytest
+
+import (
+	"context"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/txretry/internal/session"
+)
+
+// database is what the fake transactions run on: a slot for one of them, the
+// script, and the counts.
+type database struct {
+	slot    chan struct{}
+	script  []Fault
+	current *fakeSession // of the slot's holder
+
+	mu    sync.Mutex
+	stats Stats
+}
+
+func newDatabase(script []Fault) *database {
+	return &database{slot: make(chan struct{}, 1), script: script}
+}
+
+func (db *database) Acquire(ctx context.Context) (session.Session, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	select {
+	case db.slot <- struct{}{}:
+		db.current = &fakeSession{db: db}
+		return db.current, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// failEnd is the fault at the end of fn.
+func (db *database) failEnd() error { return db.current.strike(AtEnd) }
+
+func (db *database) count(f func(*Stats)) {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	f(&db.stats)
+}
+
+// nextFault counts an attempt and returns its line of the script.
+func (db *database) nextFault() (fault Fault) {
+	db.count(func(s *Stats) {
+		if s.Attempts < len(db.script) {
+			fault = db.script[s.Attempts]
+		}
+		s.Attempts++
+	})
+	return fault
+}
+
+// fakeSession is one transaction: how to undo its effects, and where in that
+// list its savepoints begin.
+type fakeSession struct {
+	db       *database
+	fault    Fault
+	state    session.State
+	readOnly bool
+	undo     []func()
+	marks    []mark
+}
+
+type mark struct{ id, undo int }
+
+func (s *fakeSession) Begin(ctx context.Context, spec session.Spec) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	s.fault = s.db.nextFault()
+	if err := s.strike(AtBegin); err != nil {
+		s.state = session.Idle
+		return err
+	}
+	s.state, s.readOnly = session.Open, spec.ReadOnly
+	return nil
+}
+
+// strike answers with the scripted error if the fault is at this point.
+func (s *fakeSession) strike(at Point) error {
+	if s.fault.Point != at || s.state == session.Failed {
+		return nil
+	}
+	s.state = session.Failed
+	return answer(s.fault.SQLSTATE, "scripted by txretrytest")
+}
+
+func (s *fakeSession) Tx() pgx.Tx { return fakeTx{s: s} }
+
+func (s *fakeSession) State() session.State { return s.state }
+
+// apply makes an effect and remembers how to undo it.
+func (s *fakeSession) apply(do, undo func()) error {
+	if err := s.writable(); err != nil {
+		return err
+	}
+	do()
+	s.undo = append(s.undo, undo)
+	return nil
+}
+
+func (s *fakeSession) writable() error {
+	if s.state == session.Failed {
+		return aborted()
+	}
+	if s.readOnly {
+		s.state = session.Failed
+		return answer("25006", "cannot write in a read-only transaction")
+	}
+	return nil
+}
+
+func aborted() error {
+	return answer("25P02", "current transaction is aborted, commands ignored until end of transaction block")
+}
+
+func (s *fakeSession) Savepoint(ctx context.Context, id int) error {
+	if err := s.usable(ctx); err != nil {
+		return err
+	}
+	s.marks = append(s.marks, mark{id, len(s.undo)})
+	return nil
+}
+
+func (s *fakeSession) Release(ctx context.Context, id int) error {
+	if err := s.usable(ctx); err != nil {
+		return err
+	}
+	s.cutMarks(id)
+	return nil
+}
+
+func (s *fakeSession) RollbackTo(ctx context.Context, id int) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	s.undoTo(s.cutMarks(id))
+	s.state = session.Open
+	return nil
+}
+
+func (s *fakeSession) usable(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if s.state == session.Failed {
+		return aborted()
+	}
+	return nil
+}
+
+// cutMarks forgets a savepoint and those inside it, and returns where its
+// effects begin.
+func (s *fakeSession) cutMarks(id int) (undo int) {
+	for i, m := range s.marks {
+		if m.id == id {
+			s.marks = s.marks[:i]
+			return m.undo
+		}
+	}
+	panic("txretrytest: savepoint not open") // the handle does not ask for it
+}
+
+func (s *fakeSession) undoTo(n int) {
+	for len(s.undo) > n {
+		last := len(s.undo) - 1
+		undo := s.undo[last]
+		s.undo = s.undo[:last]
+		undo()
+	}
+}
+
+func (s *fakeSession) Commit(_ context.Context, last []session.Statement) (session.Outcome, error) {
+	if len(last) > 0 {
+		return session.RolledBack, s.refuse(last[0].SQL)
+	}
+	if err := s.strike(AtCommit); err != nil {
+		return session.RolledBack, err
+	}
+	switch s.fault.Point {
+	case ReplyLostNotApplied:
+		s.end(false)
+		s.state = session.Lost
+		return session.Unknown, errReplyLost
+	case ReplyLostApplied:
+		s.end(true)
+		s.state = session.Lost
+		return session.Unknown, errReplyLost
+	}
+	s.end(true)
+	return session.Committed, nil
+}
+
+func (s *fakeSession) Rollback(context.Context) error {
+	if s.state == session.Open || s.state == session.Failed {
+		s.end(false)
+	}
+	return nil
+}
+
+func (s *fakeSession) end(applied bool) {
+	s.state = session.Idle
+	if applied {
+		s.db.count(func(st *Stats) { st.Commits++ })
+		return
+	}
+	s.undoTo(0)
+	s.db.count(func(st *Stats) { st.Rollbacks++ })
+}
+
+func (s *fakeSession) Close() {
+	s.db.current = nil
+	<-s.db.slot
+}

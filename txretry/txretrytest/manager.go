@@ -1,0 +1,70 @@
+package txretrytest
+
+import (
+	"context"
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/txretry"
+)
+
+// Config configures a [Manager]. The zero value is usable.
+type Config struct {
+	// Script holds the fault of each attempt, in order over all calls. Attempts
+	// beyond its end succeed, as those with a zero Fault do.
+	Script []Fault
+
+	// Retry is the configuration of the retry loop, as of txretry.New.
+	Retry txretry.Config
+}
+
+// Manager runs functions in fake transactions, one at a time. It meets
+// txretry.Transactor and is safe for concurrent use.
+type Manager struct {
+	db    *database
+	inner *txretry.Manager
+}
+
+// Stats counts what a [Manager] has done.
+type Stats struct {
+	Attempts  int // transactions begun, or refused to begin by the script
+	Commits   int // transactions applied, also where the reply was lost
+	Rollbacks int // transactions begun and not applied
+}
+
+// NewManager returns a Manager. It panics if cfg is invalid.
+func NewManager(cfg Config) *Manager {
+	db := newDatabase(cfg.Script)
+	inner, err := txretry.NewOver(db, cfg.Retry)
+	if err := errors.Join(err, checkScript(cfg.Script)); err != nil {
+		panic(err)
+	}
+	return &Manager{db: db, inner: inner}
+}
+
+// Do is txretry.Manager.Do on a fake transaction.
+func (m *Manager) Do(ctx context.Context, fn func(ctx context.Context, tx pgx.Tx) error) error {
+	return m.DoWith(ctx, txretry.Options{}, fn)
+}
+
+// DoWith is txretry.Manager.DoWith on a fake transaction. Of the options the
+// isolation and the timeouts change nothing.
+func (m *Manager) DoWith(ctx context.Context, opts txretry.Options, fn func(ctx context.Context, tx pgx.Tx) error) error {
+	if fn == nil {
+		return m.inner.DoWith(ctx, opts, nil)
+	}
+	return m.inner.DoWith(ctx, opts, func(ctx context.Context, tx pgx.Tx) error {
+		if err := fn(ctx, tx); err != nil {
+			return err
+		}
+		return m.db.failEnd()
+	})
+}
+
+// Stats returns the counts up to now.
+func (m *Manager) Stats() Stats {
+	m.db.mu.Lock()
+	defer m.db.mu.Unlock()
+	return m.db.stats
+}
