@@ -1,0 +1,86 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+)
+
+// Publisher sends messages to one broker. The package outbox/outboxtest/conformance
+// has the suite that an implementation must pass.
+type Publisher interface {
+	// Publish sends m and returns; the outcome is told later through done, so that many
+	// messages can be in flight at once. The rules:
+	//
+	//   - done is called exactly once for every call of Publish, from any goroutine, before or
+	//     after Publish returns. It does not block and does not call back into the Publisher.
+	//   - done(nil) means that the broker has taken responsibility for m. Anything else is an
+	//     error, best a *PublishError; an error of another type counts as Retryable.
+	//   - Publish may block while the Publisher's window is full or its connection is being made,
+	//     but no longer than ctx lives. ctx ends when nobody waits for m any more: what is not
+	//     confirmed then is reported as Unavailable, soon.
+	//   - ctx bounds this one message. A connection that Publish opens must not die with it.
+	//   - m.Body and the maps of m are read only, and read no more once done was called.
+	//   - Several goroutines may call Publish at once. A relay publishes a message of an ordering
+	//     key only after the message before it is confirmed, so a Publisher need not keep any order.
+	Publish(ctx context.Context, m Message, done func(error))
+}
+
+// Transports maps the name in Message.Transport to the Publisher that sends it.
+// The name "" is the default one.
+type Transports map[string]Publisher
+
+// Class says what a failure to publish means for the message and its relay.
+type Class string
+
+// The classes of failure.
+const (
+	// Retryable is a failure of this message that may pass: it costs an attempt.
+	Retryable Class = "retryable"
+	// Permanent is a failure that will be the same next time, such as a message the broker refuses as
+	// too large. By default the message becomes a dead letter at once.
+	Permanent Class = "permanent"
+	// Unroutable means that the broker is well but has no queue or exchange for this message:
+	// it costs an attempt.
+	Unroutable Class = "unroutable"
+	// Unavailable means that the broker was not reached, or did not confirm in time: it costs no
+	// message an attempt, and the relay leaves the transport alone for a while.
+	Unavailable Class = "unavailable"
+	// Blocked means that the broker is there but takes nothing at present (an alarm, a full queue).
+	// The relay treats it as it treats Unavailable.
+	Blocked Class = "blocked"
+)
+
+// PublishError is a failure to publish together with its class.
+type PublishError struct {
+	Class Class
+	// Err says what happened. Its text is stored with the message, so it must not quote credentials or bodies.
+	Err error
+}
+
+func (e *PublishError) Error() string {
+	if e.Err == nil {
+		return "outbox: publish: " + string(e.Class)
+	}
+	return "outbox: publish: " + string(e.Class) + ": " + e.Err.Error()
+}
+
+// Unwrap returns the cause.
+func (e *PublishError) Unwrap() error { return e.Err }
+
+// ClassOf returns the class of a failure to publish: the one of the first
+// *PublishError in err, else Retryable.
+func ClassOf(err error) Class {
+	var pe *PublishError
+	if !errors.As(err, &pe) {
+		return Retryable
+	}
+	switch pe.Class {
+	case Permanent, Unroutable, Unavailable, Blocked:
+		return pe.Class
+	default:
+		return Retryable
+	}
+}
+
+// pauses reports whether a failure says something about the transport rather than the message.
+func (c Class) pauses() bool { return c == Unavailable || c == Blocked }

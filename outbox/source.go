@@ -1,0 +1,101 @@
+package outbox
+
+import (
+	"context"
+	"hash/fnv"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// Lanes is the number of lanes every store has. Messages with the same
+// ordering key share a lane, the others are spread evenly.
+//
+// It is part of the stored format: all writers and relays of a table must agree on it.
+const Lanes = 16
+
+// LaneOf returns the lane of a message, 0 to Lanes-1. The message must have its id.
+func LaneOf(m Message) int {
+	h := fnv.New32a()
+	if m.Key != "" {
+		h.Write([]byte(m.Key))
+	} else {
+		h.Write(m.ID[:])
+	}
+	return int(h.Sum32() % Lanes)
+}
+
+// Source is the store as a relay sees it. Messages lie in lanes; a relay leases whole lanes,
+// publishes what it was given and settles. Every lease carries a fencing token, so that a relay that
+// was paused for longer than its lease can change nothing when it wakes up. The package
+// outbox/outboxtest/conformance has the suite that an implementation must pass.
+//
+// All methods are safe for concurrent use by any number of relays in any number of processes.
+type Source interface {
+	// Claim leases some of the lanes that nobody holds and that have ready messages, and
+	// returns ready messages of those lanes in stored order. An empty Batch means that there is nothing to do now.
+	//
+	// Ready is a message that is committed, not published, not waiting for its next attempt, of a transport not in
+	// req.Skip, and not behind a message of its key that waits for its next attempt.
+	Claim(ctx context.Context, req ClaimRequest) (Batch, error)
+
+	// Settle records the outcomes and releases the batch's leases, all in one transaction.
+	// A message without an outcome is given back as it was. A lease that is no longer held, because it
+	// ran out and another relay took the lane or because it was settled before, is returned
+	// in stale: nothing was changed for the messages of that lane. On an error nothing was changed
+	// at all, or it is not known whether it was; calling again is safe.
+	Settle(ctx context.Context, b Batch, outcomes []Outcome) (stale []Lease, err error)
+}
+
+// ClaimRequest says what a relay wants.
+type ClaimRequest struct {
+	// Limit is the most messages to return, at least 1.
+	Limit int
+	// Lease is for how long the lanes are taken, more than 0.
+	Lease time.Duration
+	// Skip names transports whose messages are left alone.
+	Skip []string
+}
+
+// Batch is what a Claim took.
+type Batch struct {
+	// Leases are the lanes taken. They are released by Settle, or run out.
+	Leases []Lease
+	// Messages are in stored order within each ordering key.
+	Messages []Message
+}
+
+// Lease is one lane held by one claim.
+type Lease struct {
+	// Lane is 0 to Lanes-1.
+	Lane int
+	// Token is higher for every later claim of the lane.
+	Token int64
+}
+
+// Verdict is what becomes of a claimed message.
+type Verdict int
+
+// The verdicts. The zero Verdict is not valid.
+const (
+	// Published means confirmed by the broker: the message is deleted, or kept with its
+	// time of publication where the store has a retention.
+	Published Verdict = iota + 1
+	// Failed means that the attempt is counted and the message waits for Outcome.Delay. Later
+	// messages of its key wait with it.
+	Failed
+	// Dead means that the attempt is counted and the message moves to the dead letters. Later
+	// messages of its key go on.
+	Dead
+)
+
+// Outcome is the verdict on one claimed message.
+type Outcome struct {
+	ID      uuid.UUID
+	Verdict Verdict
+	// Delay is the time until the next attempt of a Failed message.
+	Delay time.Duration
+	// Class and Err say why a message Failed or is Dead. Err is at most 1,000 bytes of UTF-8.
+	Class Class
+	Err   string
+}

@@ -1,0 +1,68 @@
+package outbox
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"sync"
+)
+
+// Types knows which message name and route belong to a Go type, so that code
+// that emits an event names neither. It is safe for concurrent use.
+type Types struct {
+	mu    sync.RWMutex
+	known map[reflect.Type]registration
+}
+
+type registration struct {
+	name  string
+	route Route
+}
+
+// NewTypes returns an empty Types.
+func NewTypes() *Types {
+	return &Types{known: map[reflect.Type]registration{}}
+}
+
+// Register gives the values of type T a name and a route; the zero Route leaves the
+// route to the convention. A type can be registered once; several types may share a name.
+func Register[T any](t *Types, name string, route Route) error {
+	typ := reflect.TypeFor[T]()
+	if typ.Kind() == reflect.Interface {
+		return fmt.Errorf("outbox: register %v: an interface has no values of its own", typ)
+	}
+	if err := CheckName(name); err != nil {
+		return fmt.Errorf("outbox: register %v: name %w", typ, err)
+	}
+	var errs []error
+	report := func(field, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("outbox: register %v: %s %s", typ, field, fmt.Sprintf(format, args...)))
+	}
+	checkText("Route.Exchange", route.Exchange, maxExchange, report)
+	checkText("Route.RoutingKey", route.RoutingKey, maxRoutingKey, report)
+	checkHeaders("Route.Headers", route.Headers, report)
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if old, ok := t.known[typ]; ok {
+		return fmt.Errorf("outbox: register %v: it is registered as %q already", typ, old.name)
+	}
+	t.known[typ] = registration{name, route}
+	return nil
+}
+
+// New makes a message from v, whose type must be registered, exactly as
+// registered: a *T is not a T. Its Route is the registered one; set fields of it to override.
+func (t *Types) New(v any) (Message, error) {
+	t.mu.RLock()
+	r, ok := t.known[reflect.TypeOf(v)]
+	t.mu.RUnlock()
+	if !ok {
+		return Message{}, fmt.Errorf("outbox: type %T is not registered", v)
+	}
+	m, err := New(r.name, v)
+	m.Route = Route{}.overlay(r.route)
+	return m, err
+}

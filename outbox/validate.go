@@ -1,0 +1,198 @@
+package outbox
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"mime"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/telemetry"
+)
+
+// DefaultMaxBodyBytes is the largest body a writer takes where its Config sets no other limit: 1 MiB.
+const DefaultMaxBodyBytes = 1 << 20
+
+// The other limits of a message. They fit the short strings and the header frame of AMQP.
+const (
+	maxName        = 128
+	maxKey         = 255
+	maxTransport   = 64
+	maxContentType = 127
+	maxExchange    = 127
+	maxRoutingKey  = 255
+	maxHeaders     = 64
+	maxHeaderName  = 128
+	maxHeaderBytes = 16 << 10 // names and values of one map together
+)
+
+// MessageError says which field of which message was refused, and why. A
+// writer that refuses messages returns one per problem, joined.
+type MessageError struct {
+	Index   int    // of the message in the call
+	Field   string // as in Message, such as "Body" or "Route.Headers"
+	Problem string
+}
+
+func (e *MessageError) Error() string {
+	return fmt.Sprintf("outbox: message %d: %s %s", e.Index, e.Field, e.Problem)
+}
+
+// Prepare is what every writer does with messages before it stores them: it returns copies with id and content
+// type filled in and the trace context of ctx in their headers, or a joined *MessageError for every
+// field that is wrong, in any of them. maxBodyBytes 0 means DefaultMaxBodyBytes.
+func Prepare(ctx context.Context, msgs []Message, maxBodyBytes int) ([]Message, error) {
+	if maxBodyBytes <= 0 {
+		maxBodyBytes = DefaultMaxBodyBytes
+	}
+	var errs []error
+	seen := make(map[uuid.UUID]bool, len(msgs))
+	prepared := make([]Message, len(msgs))
+	for i, m := range msgs {
+		if m.ID == uuid.Nil {
+			m.ID = ids.New()
+		}
+		if m.ContentType == "" {
+			m.ContentType = ContentTypeJSON
+		}
+		report := func(field, format string, args ...any) {
+			errs = append(errs, &MessageError{Index: i, Field: field, Problem: fmt.Sprintf(format, args...)})
+		}
+		if seen[m.ID] {
+			report("ID", "%s is that of an earlier message of the call", m.ID)
+		}
+		seen[m.ID] = true
+		m.validate(maxBodyBytes, report)
+		m.Headers = telemetry.Inject(ctx, m.Headers)
+		prepared[i] = m
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	return prepared, nil
+}
+
+func (m Message) validate(maxBodyBytes int, report func(field, format string, args ...any)) {
+	if err := ids.Check(m.ID); err != nil {
+		report("ID", "is refused: %v", err)
+	}
+	if err := CheckName(m.Name); err != nil {
+		report("Name", "%v", err)
+	}
+	if len(m.Body) > maxBodyBytes {
+		report("Body", "has %d bytes, at most %d are allowed", len(m.Body), maxBodyBytes)
+	} else if isJSON(m.ContentType) && !(utf8.Valid(m.Body) && json.Valid(m.Body)) {
+		report("Body", "is not valid JSON, as the content type %q wants", m.ContentType)
+	}
+	if _, _, err := mime.ParseMediaType(m.ContentType); err != nil || len(m.ContentType) > maxContentType || !printableASCII(m.ContentType) {
+		report("ContentType", "is not a media type of at most %d bytes", maxContentType)
+	}
+	checkText("Key", m.Key, maxKey, report)
+	if len(m.Transport) > maxTransport || !printableASCII(m.Transport) {
+		report("Transport", "wants at most %d printable ASCII characters", maxTransport)
+	}
+	checkText("Route.Exchange", m.Route.Exchange, maxExchange, report)
+	checkText("Route.RoutingKey", m.Route.RoutingKey, maxRoutingKey, report)
+	checkHeaders("Headers", m.Headers, report)
+	checkHeaders("Route.Headers", m.Route.Headers, report)
+}
+
+// CheckName refuses a name that is not lower-case words of letters, digits, "_" and "-", each
+// beginning with a letter or digit, joined by dots, of at most 128 bytes.
+func CheckName(name string) error {
+	if name == "" || len(name) > maxName {
+		return fmt.Errorf("has %d bytes, 1 to %d are allowed", len(name), maxName)
+	}
+	first := true
+	for i := range len(name) {
+		switch c := name[i]; {
+		case c >= 'a' && c <= 'z', c >= '0' && c <= '9':
+			first = false
+		case (c == '_' || c == '-') && !first:
+		case c == '.' && !first:
+			first = true
+		default:
+			return fmt.Errorf("%q is not lower-case words joined by dots", name)
+		}
+	}
+	if first {
+		return fmt.Errorf("%q ends with a dot", name)
+	}
+	return nil
+}
+
+func isJSON(contentType string) bool {
+	media, _, err := mime.ParseMediaType(contentType)
+	return err == nil && (media == ContentTypeJSON || strings.HasSuffix(media, "+json"))
+}
+
+func checkText(field, s string, limit int, report func(field, format string, args ...any)) {
+	if len(s) > limit || !plainText(s) {
+		report(field, "wants at most %d bytes of UTF-8 without control characters", limit)
+	}
+}
+
+func checkHeaders(field string, headers map[string]string, report func(field, format string, args ...any)) {
+	if len(headers) > maxHeaders {
+		report(field, "has %d entries, at most %d are allowed", len(headers), maxHeaders)
+		return
+	}
+	total := 0
+	for name, value := range headers {
+		total += len(name) + len(value)
+		switch {
+		case name == "" || len(name) > maxHeaderName || !printableASCII(name) || strings.Contains(name, " "):
+			report(field, "has a name that is not 1 to %d printable ASCII characters", maxHeaderName)
+		case Reserved(name):
+			report(field, "has the name %q, which is reserved", name)
+		case !plainText(value):
+			report(field, "has a value for %q that is not UTF-8 without control characters", name)
+		}
+	}
+	if total > maxHeaderBytes {
+		report(field, "has %d bytes, at most %d are allowed", total, maxHeaderBytes)
+	}
+}
+
+// Reserved reports whether a header name belongs to the transports or to Holdfast, so that a message may
+// not carry it: "type", "CC" and "BCC" (RabbitMQ routes by them), and everything that begins with
+// "holdfast-", "x-death", "x-first-death-", "x-last-death-", "x-delivery-" or "x-message-stamp-". Case does not matter.
+func Reserved(name string) bool {
+	name = strings.ToLower(name)
+	switch name {
+	case "type", "cc", "bcc":
+		return true
+	}
+	for _, prefix := range []string{"holdfast-", "x-death", "x-first-death-", "x-last-death-", "x-delivery-", "x-message-stamp-"} {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+func printableASCII(s string) bool {
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] > '~' {
+			return false
+		}
+	}
+	return true
+}
+
+func plainText(s string) bool {
+	if !utf8.ValidString(s) {
+		return false
+	}
+	for _, r := range s {
+		if r < ' ' || r == 0x7f {
+			return false
+		}
+	}
+	return true
+}
