@@ -87,8 +87,8 @@ func (p *postgres) command() *exec.Cmd {
 	return cmd
 }
 
-func (p *postgres) ready(ctx context.Context) error {
-	conn, err := pgx.Connect(ctx, p.url())
+func pingPostgres(ctx context.Context, url string) error {
+	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
 		return err
 	}

@@ -27,7 +27,7 @@ func startProcess(cmd *exec.Cmd) (*process, error) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
 	cmd.SysProcAttr.Setpgid = true
-	dieWithParent(cmd.SysProcAttr)
+	DieWithParent(cmd.SysProcAttr)
 
 	p := &process{done: make(chan struct{})}
 	started := make(chan error, 1)
@@ -81,20 +81,32 @@ func (p *process) kill() error {
 	if p.ended() {
 		return nil
 	}
-	pids, err := SignalTree(p.pid, syscall.SIGSTOP) // a stopped parent forks no more children
+	if err := EndTree(p.pid, syscall.SIGSTOP, 0); err != nil { // a stopped parent forks no more children
+		return err
+	}
+	<-p.done
+	return nil
+}
+
+// EndTree sends sig to a process and all its descendants, waits until they are gone,
+// and kills those that are still there after patience.
+func EndTree(root int, sig syscall.Signal, patience time.Duration) error {
+	pids, err := signalTree(root, sig)
 	if err != nil {
 		return err
+	}
+	if patience > 0 && waitGone(pids, patience) == nil {
+		return nil
 	}
 	for _, pid := range pids {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
-	<-p.done
 	return waitGone(pids, 10*time.Second)
 }
 
-// SignalTree sends sig to a process and then to its descendants, until it finds
+// signalTree sends sig to a process and then to its descendants, until it finds
 // no new ones. It returns all their ids, parents before children.
-func SignalTree(root int, sig syscall.Signal) ([]int, error) {
+func signalTree(root int, sig syscall.Signal) ([]int, error) {
 	var signalled []int
 	for {
 		pids, err := tree(root)
@@ -150,7 +162,7 @@ func waitGone(pids []int, patience time.Duration) error {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("testenv: processes %v survived SIGKILL", left)
+			return fmt.Errorf("testenv: processes %v are still there after %v", left, patience)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}

@@ -2,5 +2,5 @@ package testenv
 
 import "syscall"
 
-// dieWithParent has the kernel kill the child when the thread that started it ends.
-func dieWithParent(attr *syscall.SysProcAttr) { attr.Pdeathsig = syscall.SIGKILL }
+// DieWithParent has the kernel kill the child when the thread that started it ends.
+func DieWithParent(attr *syscall.SysProcAttr) { attr.Pdeathsig = syscall.SIGKILL }

@@ -4,5 +4,5 @@ package testenv
 
 import "syscall"
 
-// dieWithParent can do nothing here: only Linux ends a child with its parent.
-func dieWithParent(*syscall.SysProcAttr) {}
+// DieWithParent can do nothing here: only Linux ends a child with its parent.
+func DieWithParent(*syscall.SysProcAttr) {}

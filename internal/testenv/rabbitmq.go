@@ -2,7 +2,6 @@ package testenv
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -141,22 +140,25 @@ func environWithout(prefixes ...string) []string {
 	return kept
 }
 
-func (r *rabbitmq) ready(ctx context.Context) error {
-	conn, err := amqp.DialConfig(r.url(), amqp.Config{Dial: func(network, addr string) (net.Conn, error) {
+func pingRabbitMQ(ctx context.Context, url string) error {
+	conn, err := amqp.DialConfig(url, amqp.Config{Dial: func(network, addr string) (net.Conn, error) {
 		c, err := (&net.Dialer{}).DialContext(ctx, network, addr)
 		if err != nil {
 			return nil, err
 		}
-		deadline, _ := ctx.Deadline()
-		return c, c.SetDeadline(deadline)
+		if deadline, ok := ctx.Deadline(); ok { // a server that accepts and says nothing
+			err = c.SetDeadline(deadline)
+		}
+		return c, err
 	}})
 	if err != nil {
 		return err
 	}
-	if err := conn.Close(); err != nil {
-		return err
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.adminURL()+"/api/overview", nil)
+	return conn.Close()
+}
+
+func pingManagement(ctx context.Context, adminURL string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, adminURL+"/api/overview", nil)
 	if err != nil {
 		return err
 	}
@@ -184,5 +186,5 @@ func (r *rabbitmq) close() error {
 	if r.mapper == nil {
 		return nil
 	}
-	return errors.Join(r.mapper.kill())
+	return r.mapper.kill()
 }

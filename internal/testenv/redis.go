@@ -2,6 +2,7 @@ package testenv
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os/exec"
 	"strconv"
@@ -48,10 +49,14 @@ func (r *redis) command() *exec.Cmd {
 	return cmd
 }
 
-func (r *redis) ready(ctx context.Context) error {
-	client := goredis.NewClient(&goredis.Options{Addr: fmt.Sprintf("127.0.0.1:%d", r.port), MaxRetries: -1})
-	defer client.Close()
-	return client.Ping(ctx).Err()
+func pingRedis(ctx context.Context, url string) error {
+	opts, err := goredis.ParseURL(url)
+	if err != nil {
+		return err
+	}
+	opts.MaxRetries = -1
+	client := goredis.NewClient(opts)
+	return errors.Join(client.Ping(ctx).Err(), client.Close())
 }
 
 func (r *redis) stopSignal() syscall.Signal { return syscall.SIGTERM }

@@ -37,8 +37,6 @@ type engine interface {
 	prepare(ctx context.Context, dir string) error
 	// command is the server's process, ready to start; it may be started again after it ended.
 	command() *exec.Cmd
-	// ready returns nil once the server answers clients.
-	ready(ctx context.Context) error
 	// stopSignal asks for a clean shutdown that does not wait for clients.
 	stopSignal() syscall.Signal
 	url() string
@@ -115,6 +113,20 @@ func newEngine(kind Kind, extra []string) (engine, error) {
 	}
 }
 
+// Ping returns nil when a server answers its clients: at url, and for RabbitMQ its management API at adminURL.
+func Ping(ctx context.Context, kind Kind, url, adminURL string) error {
+	switch kind {
+	case Postgres:
+		return pingPostgres(ctx, url)
+	case Redis:
+		return pingRedis(ctx, url)
+	case RabbitMQ:
+		return errors.Join(pingRabbitMQ(ctx, url), pingManagement(ctx, adminURL))
+	default:
+		return fmt.Errorf("testenv: unknown kind %q", kind)
+	}
+}
+
 // Kind returns what product the server is.
 func (s *Server) Kind() Kind { return s.kind }
 
@@ -156,7 +168,7 @@ func (s *Server) awaitReady(ctx context.Context) error {
 	defer cancel()
 	for {
 		attempt, done := context.WithTimeout(ctx, 2*time.Second)
-		err := s.engine.ready(attempt)
+		err := Ping(attempt, s.kind, s.URL(), s.AdminURL())
 		done()
 		if err == nil {
 			return nil
@@ -205,7 +217,7 @@ func (s *Server) signal(what string, sig syscall.Signal) error {
 	if s.proc == nil || s.proc.ended() {
 		return fmt.Errorf("testenv: %s %s: not running", what, s.kind)
 	}
-	_, err := SignalTree(s.proc.pid, sig)
+	_, err := signalTree(s.proc.pid, sig)
 	return s.wrap(what, err)
 }
 

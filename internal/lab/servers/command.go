@@ -3,50 +3,57 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
-	"strings"
 	"syscall"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // patience is how long the command may take to end after a signal.
 const patience = 15 * time.Second
 
-// runCommand runs the command until it ends or ctx is cancelled, and returns its exit code.
+// runCommand runs the command until it ends, and returns its exit code. When ctx is cancelled
+// by a signal, the command and its descendants get that signal: a go command that is
+// told to end would leave the tests it runs behind.
 func runCommand(ctx context.Context, args, env []string) (int, error) {
-	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Env = append(os.Environ(), env...)
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	cmd.WaitDelay = patience
-	err := cmd.Run()
-	if ended := new(exec.ExitError); errors.As(err, &ended) {
-		if status, ok := ended.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-			return 128 + int(status.Signal()), nil
-		}
-		return ended.ExitCode(), nil
-	}
-	if err != nil {
+	cmd.SysProcAttr = &syscall.SysProcAttr{}
+	testenv.DieWithParent(cmd.SysProcAttr)
+	if err := cmd.Start(); err != nil {
 		return exitUnusable, err
 	}
-	return 0, nil
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	select {
+	case err := <-done:
+		return exitCode(err)
+	case <-ctx.Done():
+	}
+	sig := syscall.SIGTERM
+	if cause := new(signalError); errors.As(context.Cause(ctx), &cause) {
+		sig = cause.signal
+	}
+	if err := testenv.EndTree(cmd.Process.Pid, sig, patience); err != nil {
+		return exitUnusable, err
+	}
+	return exitCode(<-done)
 }
 
-// watchParent cancels when the go command that runs this program is gone: it
-// does not pass a SIGTERM on, and nothing reaches us when it is killed.
-func watchParent(ctx context.Context, cancel context.CancelCauseFunc) {
-	parent := os.Getppid()
-	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", parent))
-	if err != nil || strings.TrimSpace(string(name)) != "go" {
-		return
-	}
-	for ctx.Err() == nil {
-		if os.Getppid() != parent {
-			cancel(errors.New("the go command is gone"))
-			return
+// exitCode returns what a shell would: the command's own code, or 128 and the signal that ended it.
+func exitCode(err error) (int, error) {
+	ended := new(exec.ExitError)
+	if !errors.As(err, &ended) {
+		if err != nil {
+			return exitUnusable, err
 		}
-		time.Sleep(200 * time.Millisecond)
+		return 0, nil
 	}
+	if status, ok := ended.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		return 128 + int(status.Signal()), nil
+	}
+	return ended.ExitCode(), nil
 }

@@ -3,8 +3,10 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -15,17 +17,20 @@ type address struct{ url, adminURL string }
 
 // need is one server the tests want.
 type need struct {
-	kind        testenv.Kind
-	vars        []string // the address, then the admin address
-	image       string
-	aptPackages []string
+	kind       testenv.Kind
+	vars       []string // the address, then the admin address
+	container  container
+	aptPackage string
 }
 
 var needs = []need{
-	{testenv.Postgres, []string{testenv.PostgresVar}, "postgres:18-alpine", []string{"postgresql"}},
-	{testenv.Redis, []string{testenv.RedisVar}, "redis:8-alpine", []string{"redis-server"}},
-	{testenv.RabbitMQ, []string{testenv.AMQPVar, testenv.AMQPAdminVar}, "rabbitmq:4-management-alpine", []string{"rabbitmq-server"}},
+	{testenv.Postgres, []string{testenv.PostgresVar}, postgresContainer, "postgresql"},
+	{testenv.Redis, []string{testenv.RedisVar}, redisContainer, "redis-server"},
+	{testenv.RabbitMQ, []string{testenv.AMQPVar, testenv.AMQPAdminVar}, rabbitContainer, "rabbitmq-server"},
 }
+
+// rung gets servers in one way. It returns the needs it had no means for as missing.
+type rung func(ctx context.Context, needs []need, started *closers) (env []string, missing []need, err error)
 
 // closers collects what must be ended, from several goroutines.
 type closers struct {
@@ -56,9 +61,7 @@ func (c *closers) close() error {
 func startServers(ctx context.Context) (env []string, closeAll func() error, err error) {
 	var started closers
 	missing := slices.DeleteFunc(slices.Clone(needs), given)
-	for _, rung := range []func(context.Context, []need, *closers) ([]string, []need, error){
-		fromBinaries,
-	} {
+	for _, rung := range []rung{fromBinaries, fromContainers, fromPackages} {
 		if len(missing) == 0 {
 			break
 		}
@@ -70,9 +73,20 @@ func startServers(ctx context.Context) (env []string, closeAll func() error, err
 		}
 	}
 	if len(missing) > 0 {
-		return nil, started.close, errors.New("missing servers")
+		return nil, started.close, notFound(missing)
 	}
 	return env, started.close, nil
+}
+
+// notFound tells in one line what would help.
+func notFound(missing []need) error {
+	var packages, vars []string
+	for _, n := range missing {
+		packages = append(packages, n.aptPackage)
+		vars = append(vars, n.vars...)
+	}
+	return fmt.Errorf("install %s (the names of the Debian packages), or start Docker, or set %s",
+		strings.Join(packages, ", "), strings.Join(vars, ", "))
 }
 
 // given reports whether the environment already holds the server's addresses.

@@ -18,13 +18,15 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
-	"syscall"
+	"runtime"
 )
 
 const exitUnusable = 2
 
-func main() { os.Exit(run()) }
+func main() {
+	runtime.LockOSThread() // the command dies with the thread that starts it; the main thread lasts
+	os.Exit(run())
+}
 
 func run() int {
 	args := os.Args[1:]
@@ -35,11 +37,8 @@ func run() int {
 		fmt.Fprintln(os.Stderr, "usage: go run ./internal/lab/servers -- COMMAND [ARGUMENT…]")
 		return exitUnusable
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := untilSignal(context.Background())
 	defer stop()
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	go watchParent(ctx, cancel)
 
 	env, closeAll, err := startServers(ctx)
 	defer func() {
@@ -47,14 +46,15 @@ func run() int {
 			fmt.Fprintln(os.Stderr, "servers:", err)
 		}
 	}()
+	if ended := new(signalError); errors.As(context.Cause(ctx), &ended) {
+		return ended.exitCode()
+	}
 	if err != nil {
-		if ctx.Err() == nil {
-			fmt.Fprintln(os.Stderr, "servers:", err)
-		}
+		fmt.Fprintln(os.Stderr, "servers:", err)
 		return exitUnusable
 	}
 	code, err := runCommand(ctx, args, env)
-	if err != nil && !errors.Is(err, context.Canceled) {
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "servers:", err)
 	}
 	return code

@@ -1,0 +1,210 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv("HOLDFAST_SERVERS_MAIN") == "1" {
+		main()
+	}
+	os.Exit(testenv.Run(m))
+}
+
+// program is this command in a process of its own, with only Redis to start: the other addresses are given.
+func program(t *testing.T, args ...string) (cmd *exec.Cmd, temp string) {
+	t.Helper()
+	testenv.Private(t, testenv.Redis) // for the skip
+	temp = t.TempDir()
+	cmd = exec.CommandContext(t.Context(), os.Args[0], append([]string{"--"}, args...)...)
+	cmd.Env = append(os.Environ(), "HOLDFAST_SERVERS_MAIN=1",
+		testenv.PostgresVar+"=postgres://given", testenv.AMQPVar+"=amqp://given", testenv.AMQPAdminVar+"=http://given",
+		testenv.RedisVar+"=", "TMPDIR="+temp)
+	return cmd, temp
+}
+
+func TestCommandSeesServersAndItsCodeIsKept(t *testing.T) {
+	t.Parallel()
+	cmd, temp := program(t, "sh", "-c", "env; cat; exit 7")
+	cmd.Stdin = strings.NewReader("from stdin")
+	out, err := cmd.Output()
+	ended := new(exec.ExitError)
+	if !errors.As(err, &ended) || ended.ExitCode() != 7 {
+		t.Errorf("ended with %v, want code 7", err)
+	}
+	for _, want := range []string{testenv.PostgresVar + "=postgres://given\n", testenv.RedisVar + "=redis://127.0.0.1:", "from stdin"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("the command did not see %q", want)
+		}
+	}
+	wantEmpty(t, temp)
+}
+
+func TestNothingIsLeftAfterASignal(t *testing.T) {
+	t.Parallel()
+	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGKILL} {
+		t.Run(sig.String(), func(t *testing.T) {
+			t.Parallel()
+			cmd, temp := program(t, "sh", "-c", "echo $HOLDFAST_TEST_REDIS_URL; echo $$; sleep 1000 & echo $!; wait")
+			out, err := cmd.StdoutPipe()
+			if err == nil {
+				err = cmd.Start()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			lines := bufio.NewScanner(out)
+			redis := strings.TrimSuffix(strings.TrimPrefix(readLine(t, lines), "redis://"), "/0")
+			shell, sleep := readPid(t, lines), readPid(t, lines)
+			if err := cmd.Process.Signal(sig); err != nil {
+				t.Fatal(err)
+			}
+			_ = cmd.Wait()
+			wantRefused(t, redis)
+			wantGone(t, shell)
+			if sig == syscall.SIGKILL {
+				_ = syscall.Kill(sleep, syscall.SIGKILL) // a grandchild does not die with us
+				return
+			}
+			if code := cmd.ProcessState.ExitCode(); code != 128+int(sig) {
+				t.Errorf("exit code %d, want %d", code, 128+int(sig))
+			}
+			wantGone(t, sleep)
+			wantEmpty(t, temp)
+		})
+	}
+}
+
+func TestUsage(t *testing.T) {
+	t.Parallel()
+	cmd, _ := program(t)
+	_ = cmd.Run()
+	if code := cmd.ProcessState.ExitCode(); code != exitUnusable {
+		t.Errorf("exit code %d, want %d", code, exitUnusable)
+	}
+}
+
+func TestNotFoundNamesPackagesAndVariables(t *testing.T) {
+	t.Parallel()
+	text := notFound(needs).Error()
+	for _, n := range needs {
+		for _, want := range append(n.vars, n.aptPackage) {
+			if !strings.Contains(text, want) {
+				t.Errorf("%q does not name %s", text, want)
+			}
+		}
+	}
+	if strings.Contains(text, "\n") {
+		t.Error("more than one line")
+	}
+}
+
+func TestInstall(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		name   string
+		before string // of the policy file; empty: none
+		fails  bool
+	}{
+		{name: "no policy before"},
+		{name: "policy kept", before: "#!/bin/sh\nexit 0\n"},
+		{name: "policy kept after a failure", before: "#!/bin/sh\nexit 0\n", fails: true},
+		{name: "policy removed after a failure", fails: true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			policy, trace, apt := filepath.Join(dir, "policy"), filepath.Join(dir, "trace"), filepath.Join(dir, "apt-get")
+			script := fmt.Sprintf("#!/bin/sh\n%s; echo \"$? $DEBIAN_FRONTEND $*\" >> %s\n", policy, trace)
+			if tc.fails {
+				script += "exit 100\n"
+			}
+			write(t, apt, script)
+			if tc.before != "" {
+				write(t, policy, tc.before)
+			}
+			err := install(t.Context(), apt, policy, []string{"redis-server"})
+			if (err != nil) != tc.fails {
+				t.Fatalf("install: %v", err)
+			}
+			after, err := os.ReadFile(policy)
+			if string(after) != tc.before || errors.Is(err, os.ErrNotExist) != (tc.before == "") {
+				t.Errorf("policy afterwards: %q, %v", after, err)
+			}
+			want := "101 noninteractive update -q\n"
+			if !tc.fails {
+				want += "101 noninteractive install -q -y --no-install-recommends redis-server\n"
+			}
+			if got, _ := os.ReadFile(trace); string(got) != want {
+				t.Errorf("apt-get ran as\n%swant\n%s", got, want)
+			}
+		})
+	}
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func readLine(t *testing.T, lines *bufio.Scanner) string {
+	t.Helper()
+	if !lines.Scan() {
+		t.Fatalf("the command ended early: %v", lines.Err())
+	}
+	return lines.Text()
+}
+
+func readPid(t *testing.T, lines *bufio.Scanner) int {
+	t.Helper()
+	pid, err := strconv.Atoi(readLine(t, lines))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}
+
+func wantGone(t *testing.T, pid int) {
+	t.Helper()
+	testenv.Eventually(t, 10*time.Second, func() error {
+		state, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err == nil && !strings.Contains(string(state), ") Z ") {
+			return fmt.Errorf("process %d is left", pid)
+		}
+		return nil
+	})
+}
+
+func wantRefused(t *testing.T, addr string) {
+	t.Helper()
+	testenv.Eventually(t, 10*time.Second, func() error {
+		conn, err := net.Dial("tcp", addr)
+		if err == nil {
+			return errors.Join(fmt.Errorf("%s still accepts", addr), conn.Close())
+		}
+		return nil
+	})
+}
+
+func wantEmpty(t *testing.T, dir string) {
+	t.Helper()
+	left, err := os.ReadDir(dir)
+	if err != nil || len(left) > 0 {
+		t.Errorf("left in the temporary folder: %v %v", left, err)
+	}
+}

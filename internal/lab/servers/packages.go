@@ -1,0 +1,69 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"strings"
+)
+
+// policyFile is asked by Debian's package scripts whether they may start a daemon.
+const policyFile = "/usr/sbin/policy-rc.d"
+
+// fromPackages installs what is missing, where that takes no question: as root on Debian or Ubuntu.
+func fromPackages(ctx context.Context, needs []need, started *closers) ([]string, []need, error) {
+	apt, err := exec.LookPath("apt-get")
+	if err != nil || os.Geteuid() != 0 {
+		return nil, needs, nil
+	}
+	var packages []string
+	for _, n := range needs {
+		packages = append(packages, n.aptPackage)
+	}
+	fmt.Fprintf(os.Stderr, "servers: apt-get installs %s\n", strings.Join(packages, ", "))
+	if err := install(ctx, apt, policyFile, packages); err != nil {
+		return nil, needs, err
+	}
+	return fromBinaries(ctx, needs, started)
+}
+
+func install(ctx context.Context, apt, policy string, packages []string) (err error) {
+	restore, err := denyDaemons(policy)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, restore()) }()
+	for _, args := range [][]string{
+		{"update", "-q"},
+		append([]string{"install", "-q", "-y", "--no-install-recommends"}, packages...),
+	} {
+		cmd := exec.CommandContext(ctx, apt, args...)
+		cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("apt-get %s: %w\n%s", args[0], err, bytes.TrimSpace(out))
+		}
+	}
+	return nil
+}
+
+// denyDaemons forbids installations to start what they install, until restore is called.
+func denyDaemons(policy string) (restore func() error, err error) {
+	before, err := os.ReadFile(policy)
+	existed := err == nil
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	if err := os.WriteFile(policy, []byte("#!/bin/sh\nexit 101\n"), 0o755); err != nil {
+		return nil, err
+	}
+	return func() error {
+		if !existed {
+			return os.Remove(policy)
+		}
+		return os.WriteFile(policy, before, 0o755)
+	}, nil
+}
