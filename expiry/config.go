@@ -1,0 +1,133 @@
+package expiry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+)
+
+// SweeperConfig configures a Sweeper. The zero value works.
+type SweeperConfig struct {
+	// Name names the sweeper in logs, spans and metrics. Empty means "expiry".
+	Name string
+
+	// Schedule is when to sweep even if nothing is known to be due. Nil means
+	// DefaultSchedule.
+	Schedule Schedule
+
+	// BatchSize is the number of rows per transaction, up to 10,000. 0 means 200.
+	BatchSize int
+
+	// BatchTimeout bounds one batch, and one look for the next due time. 0 means
+	// 30 s.
+	BatchTimeout time.Duration
+
+	// MinPause is the shortest time between two sweeps, and between two looks for
+	// the next due time. 0 means 100 ms.
+	MinPause time.Duration
+
+	// Recheck is how often the next due time is looked up again while nothing
+	// happens, so that rows made by other processes are found. 0 means 1 minute.
+	Recheck time.Duration
+
+	// Quarantine is how long a row that made its batch fail is left alone before
+	// it is tried again. 0 means 5 minutes. The list is kept in memory, per
+	// process.
+	Quarantine time.Duration
+
+	// MaxQuarantine bounds that list. When it is full a sweep stops with
+	// ErrQuarantineFull: so many bad rows are more likely one bad program. 0 means
+	// 1,000.
+	MaxQuarantine int
+
+	// ShutdownTimeout is how long the batch in hand may go on after the context
+	// is cancelled. 0 means 10 s.
+	ShutdownTimeout time.Duration
+
+	// MaxBackoff bounds the pause after a failed sweep, which starts at 1 s and
+	// doubles. 0 means 30 s.
+	MaxBackoff time.Duration
+
+	// Rand returns a number from [0, 1) that spreads those pauses; nil means
+	// math/rand/v2.
+	Rand func() float64
+
+	Logger         *slog.Logger         // nil means slog.Default()
+	TracerProvider trace.TracerProvider // nil means the global one
+	MeterProvider  metric.MeterProvider // nil means the global one
+	Hooks          Hooks                // optional callbacks
+}
+
+// DefaultSchedule is the schedule of a Sweeper that is given none, in UTC.
+const DefaultSchedule = "*/30 * * * *"
+
+// Hooks are optional callbacks, called one after the other by the goroutine that
+// sweeps. They should return soon.
+type Hooks struct {
+	// OnSweep is called after every sweep. err is what stopped it early.
+	OnSweep func(ctx context.Context, r Report, err error)
+	// OnPoison is called for a row that made its batch fail and was put in
+	// quarantine.
+	OnPoison func(ctx context.Context, rowID string, err error)
+}
+
+func (c SweeperConfig) withDefaults() SweeperConfig {
+	setDefault(&c.Name, "expiry")
+	setDefault(&c.BatchSize, 200)
+	setDefault(&c.BatchTimeout, 30*time.Second)
+	setDefault(&c.MinPause, 100*time.Millisecond)
+	setDefault(&c.Recheck, time.Minute)
+	setDefault(&c.Quarantine, 5*time.Minute)
+	setDefault(&c.MaxQuarantine, 1000)
+	setDefault(&c.ShutdownTimeout, 10*time.Second)
+	setDefault(&c.MaxBackoff, 30*time.Second)
+	if c.Rand == nil {
+		c.Rand = rand.Float64
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return c
+}
+
+func setDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+// maxBatch keeps a transaction, and the array of ids it sends, within reason.
+const maxBatch = 10_000
+
+func (c SweeperConfig) validate() error {
+	var errs []error
+	if c.BatchSize < 1 || c.BatchSize > maxBatch {
+		errs = append(errs, fmt.Errorf("expiry: SweeperConfig.BatchSize is %d, must lie between 1 and %d", c.BatchSize, maxBatch))
+	}
+	if c.MaxQuarantine < 1 {
+		errs = append(errs, fmt.Errorf("expiry: SweeperConfig.MaxQuarantine is %d, must be positive", c.MaxQuarantine))
+	}
+	for _, f := range []struct {
+		name string
+		d    time.Duration
+	}{
+		{"BatchTimeout", c.BatchTimeout},
+		{"MinPause", c.MinPause},
+		{"Recheck", c.Recheck},
+		{"Quarantine", c.Quarantine},
+		{"ShutdownTimeout", c.ShutdownTimeout},
+		{"MaxBackoff", c.MaxBackoff},
+	} {
+		if f.d < 0 {
+			errs = append(errs, fmt.Errorf("expiry: SweeperConfig.%s is %v, must be positive", f.name, f.d))
+		}
+	}
+	return errors.Join(errs...)
+}
