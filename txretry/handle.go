@@ -85,10 +85,14 @@ func (h *handle) closed() bool {
 	return h.t.done.Load() || (h.id != 0 && h.t.savepointIndex(h.id) < 0)
 }
 
-// Session lets txretrytest find the fake below a handle; open is false when the
-// handle is stale.
-func (h *handle) Session() (s session.Session, open bool) {
-	return h.t.session, !h.closed()
+// Statement lets txretrytest run what stands for a statement on the fake below
+// a handle.
+func (h *handle) Statement(run func(s session.Session) error) error {
+	if h.closed() {
+		return pgx.ErrTxClosed
+	}
+	h.t.settle()
+	return h.t.record(run(h.t.session))
 }
 
 func (h *handle) AfterCommit(fn func()) bool {

@@ -88,34 +88,12 @@ func (s *fakeSession) strike(at Point) error {
 	if s.fault.Point != at || s.state == session.Failed {
 		return nil
 	}
-	s.state = session.Failed
-	return answer(s.fault.SQLSTATE, "scripted by txretrytest")
+	return s.fail(answer(s.fault.SQLSTATE, "scripted by txretrytest"))
 }
 
 func (s *fakeSession) Tx() pgx.Tx { return fakeTx{s: s} }
 
 func (s *fakeSession) State() session.State { return s.state }
-
-// apply makes an effect and remembers how to undo it.
-func (s *fakeSession) apply(do, undo func()) error {
-	if err := s.writable(); err != nil {
-		return err
-	}
-	do()
-	s.undo = append(s.undo, undo)
-	return nil
-}
-
-func (s *fakeSession) writable() error {
-	if s.state == session.Failed {
-		return aborted()
-	}
-	if s.readOnly {
-		s.state = session.Failed
-		return answer("25006", "cannot write in a read-only transaction")
-	}
-	return nil
-}
 
 func aborted() error {
 	return answer("25P02", "current transaction is aborted, commands ignored until end of transaction block")

@@ -7,8 +7,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-
-	"github.com/holdfast-go/holdfast/txretry/internal/session"
 )
 
 // ErrNoSQL is wrapped by the answer to every statement on a fake transaction.
@@ -24,14 +22,13 @@ type fakeTx struct {
 	s *fakeSession
 }
 
-// refuse aborts the transaction, as a failing statement does: the mistake comes
-// out of Do even if the caller ignores this error.
+// refuse aborts the transaction: the mistake comes out of Do even if the caller
+// ignores this error.
 func (s *fakeSession) refuse(sql string) error {
-	s.state = session.Failed
 	if len(sql) > maxQuote {
 		sql = sql[:maxQuote] + "…"
 	}
-	return fmt.Errorf("%w: %q", ErrNoSQL, sql)
+	return s.fail(fmt.Errorf("%w: %q", ErrNoSQL, sql))
 }
 
 func (t fakeTx) Exec(_ context.Context, sql string, _ ...any) (pgconn.CommandTag, error) {
@@ -69,32 +66,3 @@ func (t fakeTx) Prepare(_ context.Context, _, sql string) (*pgconn.StatementDesc
 func (fakeTx) LargeObjects() pgx.LargeObjects { return pgx.LargeObjects{} }
 
 func (fakeTx) Conn() *pgx.Conn { return nil }
-
-// Effect changes memory as part of a fake transaction: apply runs at once, undo
-// runs if the transaction, or the savepoint open at this moment, rolls back.
-// Several undos run in reverse order. Both run on the goroutine of the
-// transaction, neither may use tx.
-//
-// It returns an error, and runs neither, if tx is not a transaction of a
-// [Manager] (the error names what it is), is closed (pgx.ErrTxClosed) or read
-// only, or has failed before; and if a function is nil.
-func Effect(tx pgx.Tx, apply, undo func()) error {
-	if tx == nil || apply == nil || undo == nil {
-		return errors.New("txretrytest: Effect needs a tx, an apply and an undo function")
-	}
-	h, ok := tx.(interface {
-		Session() (session.Session, bool)
-	})
-	if !ok {
-		return fmt.Errorf("txretrytest: Effect needs a transaction of txretrytest.Manager, not a %T", tx)
-	}
-	s, open := h.Session()
-	fake, ok := s.(*fakeSession)
-	switch {
-	case !ok:
-		return fmt.Errorf("txretrytest: Effect needs a transaction of txretrytest.Manager, not a real one (%T on %T)", tx, s)
-	case !open:
-		return fmt.Errorf("txretrytest: Effect: %w", pgx.ErrTxClosed)
-	}
-	return fake.apply(apply, undo)
-}

@@ -1,0 +1,68 @@
+package txretry_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/txretry"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest/conformance"
+)
+
+var _ txretry.Transactor = (*txretry.Manager)(nil)
+
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	conformance.Run(t, func(t *testing.T) conformance.Backend {
+		pool := newCounter(t)
+		return conformance.Backend{
+			New:  func(cfg txretry.Config) txretry.Transactor { return newManager(t, pool, cfg) },
+			Add:  add,
+			Read: func(ctx context.Context) (int, error) { return read(ctx, pool) },
+			Fail: fail,
+		}
+	})
+}
+
+// newCounter returns a pool with a table of one counter.
+func newCounter(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	pool := pgtest.New(t)
+	exec(t, pool, "create table counter (id int primary key, n int not null); insert into counter select i, 0 from generate_series(1, 10) i")
+	return pool
+}
+
+func newManager(t *testing.T, pool *pgxpool.Pool, cfg txretry.Config) *txretry.Manager {
+	t.Helper()
+	m, err := txretry.New(pool, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func exec(t *testing.T, pool *pgxpool.Pool, sql string, args ...any) {
+	t.Helper()
+	if _, err := pool.Exec(t.Context(), sql, args...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func add(ctx context.Context, tx pgx.Tx, delta int) error {
+	_, err := tx.Exec(ctx, "update counter set n = n + $1 where id = 1", delta)
+	return err
+}
+
+func read(ctx context.Context, pool *pgxpool.Pool) (n int, err error) {
+	err = pool.QueryRow(ctx, "select n from counter where id = 1").Scan(&n)
+	return n, err
+}
+
+func fail(ctx context.Context, tx pgx.Tx, sqlstate string) error {
+	_, err := tx.Exec(ctx, fmt.Sprintf("do $$ begin raise exception 'test' using errcode = '%s'; end $$", sqlstate))
+	return err
+}

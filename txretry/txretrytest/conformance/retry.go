@@ -1,0 +1,233 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/txretry"
+)
+
+func testBusinessError(f *fixture) {
+	calls := 0
+	err := f.do(func(ctx context.Context, tx pgx.Tx) error {
+		calls++
+		f.add(ctx, tx, 1)
+		return errBusiness
+	})
+	f.is(err, errBusiness)
+	f.equal("calls", calls, 1)
+	f.want(0)
+}
+
+func testPermanent(f *fixture) {
+	for _, sqlstate := range []string{"23505", "23514", "57014", "25P02"} {
+		calls := 0
+		err := f.do(func(ctx context.Context, tx pgx.Tx) error {
+			calls++
+			f.add(ctx, tx, 1)
+			return f.Fail(ctx, tx, sqlstate)
+		})
+		f.sqlstate(err, sqlstate)
+		f.equal(sqlstate+": calls", calls, 1)
+	}
+	f.want(0)
+}
+
+func testRetry(sqlstate string) func(f *fixture) {
+	return func(f *fixture) {
+		calls := 0
+		f.ok(f.do(func(ctx context.Context, tx pgx.Tx) error {
+			calls++
+			f.add(ctx, tx, 1)
+			if calls < 3 {
+				return errors.Join(errBusiness, fmt.Errorf("wrapped: %w", f.Fail(ctx, tx, sqlstate)))
+			}
+			return nil
+		}))
+		f.equal("calls", calls, 3)
+		f.want(1)
+	}
+}
+
+func testExhaustion(f *fixture) {
+	calls := 0
+	err := f.do(func(ctx context.Context, tx pgx.Tx) error {
+		calls++
+		f.add(ctx, tx, 1)
+		return errors.Join(errBusiness, f.Fail(ctx, tx, "40001"))
+	})
+	f.equal("calls", calls, 6)
+	f.want(0)
+
+	var timeout *txretry.LockTimeoutError
+	if !errors.As(err, &timeout) {
+		f.Fatalf("error %v, want *LockTimeoutError", err)
+	}
+	f.equal("attempts", len(timeout.Attempts), 6)
+	f.equal("code", timeout.Code(), "LOCK_TIMEOUT")
+	f.equal("status", timeout.HTTPStatus(), 503)
+	f.equal("retry after", timeout.RetryAfter(), time.Second)
+	for _, a := range timeout.Attempts {
+		f.equal("SQLSTATE", a.SQLSTATE, "40001")
+		f.equal("phase", a.Phase, txretry.PhaseFn)
+		f.sqlstate(a.Err, "40001")
+	}
+	f.sqlstate(err, "40001")
+	f.is(err, errBusiness)
+	if errors.Is(err, context.DeadlineExceeded) {
+		f.Error("exhaustion blames a deadline")
+	}
+}
+
+func testMasked(f *fixture) {
+	calls := 0
+	f.ok(f.do(func(ctx context.Context, tx pgx.Tx) error {
+		calls++
+		if calls == 1 {
+			return fmt.Errorf("lost its cause: %v", scripted(f.Fail(ctx, tx, "40001")))
+		}
+		return f.Add(ctx, tx, 1)
+	}))
+	f.equal("calls", calls, 2)
+	f.want(1)
+}
+
+// scripted keeps go vet from suggesting %w.
+func scripted(err error) string { return err.Error() }
+
+func testMaskedByAborted(f *fixture) {
+	calls := 0
+	f.ok(f.do(func(ctx context.Context, tx pgx.Tx) error {
+		calls++
+		if calls == 1 {
+			_ = f.Fail(ctx, tx, "40P01")
+			err := f.Add(ctx, tx, 1)
+			f.sqlstate(err, "25P02")
+			return err
+		}
+		return f.Add(ctx, tx, 1)
+	}))
+	f.equal("calls", calls, 2)
+	f.want(1)
+}
+
+func testSwallowedTransient(f *fixture) {
+	calls := 0
+	f.ok(f.do(func(ctx context.Context, tx pgx.Tx) error {
+		calls++
+		if calls == 1 {
+			_ = f.Fail(ctx, tx, "40001")
+			return nil
+		}
+		return f.Add(ctx, tx, 1)
+	}))
+	f.equal("calls", calls, 2)
+	f.want(1)
+}
+
+func testSwallowedPermanent(f *fixture) {
+	calls := 0
+	err := f.do(func(ctx context.Context, tx pgx.Tx) error {
+		calls++
+		f.add(ctx, tx, 1)
+		_ = f.Fail(ctx, tx, "23505")
+		return nil
+	})
+	f.is(err, pgx.ErrTxCommitRollback)
+	f.sqlstate(err, "23505")
+	f.equal("calls", calls, 1)
+	f.want(0)
+}
+
+func testPanic(f *fixture) {
+	m := f.New(quick())
+	func() {
+		defer func() { f.equal("panic value", recover(), "boom") }()
+		_ = m.Do(f.Context(), func(ctx context.Context, tx pgx.Tx) error {
+			f.add(ctx, tx, 1)
+			panic("boom")
+		})
+	}()
+	f.want(0)
+	f.ok(m.Do(f.Context(), func(ctx context.Context, tx pgx.Tx) error { return f.Add(ctx, tx, 1) }))
+	f.want(1)
+}
+
+func testGoexit(f *fixture) {
+	m := f.New(quick())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = m.Do(f.Context(), func(ctx context.Context, tx pgx.Tx) error {
+			f.add(ctx, tx, 1)
+			runtime.Goexit()
+			return nil
+		})
+	}()
+	<-done
+	f.want(0)
+	f.ok(m.Do(f.Context(), func(ctx context.Context, tx pgx.Tx) error { return f.Add(ctx, tx, 1) }))
+	f.want(1)
+}
+
+func testCancelledBefore(f *fixture) {
+	ctx, cancel := context.WithCancel(f.Context())
+	cancel()
+	err := f.New(quick()).Do(ctx, func(context.Context, pgx.Tx) error {
+		f.Error("fn was run")
+		return nil
+	})
+	f.is(err, context.Canceled)
+}
+
+func testCancelledInside(f *fixture) {
+	reason := errors.New("client went away")
+	ctx, cancel := context.WithCancelCause(f.Context())
+	hooks := 0
+	err := f.New(quick()).Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		f.add(ctx, tx, 1)
+		txretry.AfterCommit(tx, func() { hooks++ })
+		cancel(reason)
+		return nil
+	})
+	f.is(err, context.Canceled)
+	f.is(err, reason)
+	f.equal("hooks", hooks, 0)
+	f.want(0)
+}
+
+func testCancelledWaiting(f *fixture) {
+	ctx, cancel := context.WithCancel(f.Context())
+	cfg := txretry.Config{BaseDelay: time.Hour, MaxDelay: time.Hour}
+	cfg.Hooks.OnRetry = func(context.Context, txretry.Retry) { cancel() }
+	err := f.New(cfg).Do(ctx, func(ctx context.Context, tx pgx.Tx) error { return f.Fail(ctx, tx, "40001") })
+	f.is(err, context.Canceled)
+	f.sqlstate(err, "40001")
+	var timeout *txretry.LockTimeoutError
+	if errors.As(err, &timeout) {
+		f.Error("a cancelled call is reported as LOCK_TIMEOUT")
+	}
+}
+
+func testDeadline(f *fixture) {
+	ctx, cancel := context.WithTimeout(f.Context(), time.Minute)
+	defer cancel()
+	start := time.Now()
+	cfg := txretry.Config{BaseDelay: time.Hour, MaxDelay: time.Hour}
+	err := f.New(cfg).Do(ctx, func(ctx context.Context, tx pgx.Tx) error { return f.Fail(ctx, tx, "55P03") })
+	if waited := time.Since(start); waited > 30*time.Second {
+		f.Errorf("waited %v for a delay that cannot end in time", waited)
+	}
+	var timeout *txretry.LockTimeoutError
+	if !errors.As(err, &timeout) {
+		f.Fatalf("error %v, want *LockTimeoutError", err)
+	}
+	f.equal("attempts", len(timeout.Attempts), 1)
+	f.is(err, context.DeadlineExceeded)
+	f.sqlstate(err, "55P03")
+}

@@ -1,0 +1,69 @@
+package txretrytest
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/txretry/internal/session"
+)
+
+// Effect changes memory as part of a fake transaction: apply runs at once, undo
+// runs if the transaction, or the savepoint open at this moment, rolls back.
+// Several undos run in reverse order. Both run on the goroutine of the
+// transaction, neither may use tx.
+//
+// It returns an error, and runs neither, if tx is not a transaction of a
+// [Manager] (the error names what it is), is closed (pgx.ErrTxClosed) or read
+// only, or has failed before; and if a function is nil.
+func Effect(tx pgx.Tx, apply, undo func()) error {
+	if apply == nil || undo == nil {
+		return errors.New("txretrytest: Effect needs an apply and an undo function")
+	}
+	return onFake(tx, func(s *fakeSession) error {
+		if s.readOnly {
+			return s.fail(answer("25006", "cannot write in a read-only transaction"))
+		}
+		apply()
+		s.undo = append(s.undo, undo)
+		return nil
+	})
+}
+
+// Fail makes a fake transaction fail as a statement's error does, such as a
+// unique violation found by a fake store: nothing but a rollback, to a savepoint
+// or of the whole, is possible afterwards. It returns err, or what Effect
+// returns for a tx that cannot be used.
+func Fail(tx pgx.Tx, err error) error {
+	if err == nil {
+		return errors.New("txretrytest: Fail needs an error")
+	}
+	return onFake(tx, func(s *fakeSession) error { return s.fail(err) })
+}
+
+// onFake runs what stands for a statement on the fake below tx.
+func onFake(tx pgx.Tx, run func(s *fakeSession) error) error {
+	h, ok := tx.(interface {
+		Statement(run func(s session.Session) error) error
+	})
+	if !ok {
+		return fmt.Errorf("txretrytest: not a transaction of txretrytest.Manager but a %T", tx)
+	}
+	return h.Statement(func(s session.Session) error {
+		fake, ok := s.(*fakeSession)
+		if !ok {
+			return fmt.Errorf("txretrytest: not a transaction of txretrytest.Manager but a real one (%T on %T)", tx, s)
+		}
+		if fake.state == session.Failed {
+			return aborted()
+		}
+		return run(fake)
+	})
+}
+
+// fail aborts the transaction with err.
+func (s *fakeSession) fail(err error) error {
+	s.state = session.Failed
+	return err
+}
