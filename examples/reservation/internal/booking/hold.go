@@ -1,0 +1,154 @@
+package booking
+
+import (
+	"context"
+	"fmt"
+	"slices"
+)
+
+// HoldSeats is the wish of a user for seats: these seats, or so many of any.
+type HoldSeats struct {
+	User    string
+	EventID string
+	// Seats names the seats; Quantity counts them. Exactly one of the two is set.
+	Seats    []string
+	Quantity int
+}
+
+// Check finds what is wrong with the wish whatever the event.
+func (h HoldSeats) Check() error {
+	if h.EventID == "" {
+		return invalid("event_id is required")
+	}
+	if h.Seats == nil {
+		return h.checkQuantity()
+	}
+	if h.Quantity != 0 {
+		return invalid("give seats or quantity, not both")
+	}
+	if len(h.Seats) == 0 || len(h.Seats) > MaxSeats {
+		return invalid(fmt.Sprintf("seats must name 1 to %d seats", MaxSeats))
+	}
+	_, err := h.numbers(MaxSeats)
+	return err
+}
+
+func (h HoldSeats) checkQuantity() error {
+	if h.Quantity < 1 || h.Quantity > MaxSeats {
+		return invalid(fmt.Sprintf("give seats, or a quantity from 1 to %d", MaxSeats))
+	}
+	return nil
+}
+
+// Run holds the seats, all or none.
+func (h HoldSeats) Run(ctx context.Context, s Shop, w Work) (Reservation, error) {
+	if err := h.Check(); err != nil {
+		return Reservation{}, err
+	}
+	event, err := w.Event(ctx, h.EventID)
+	if err != nil {
+		return Reservation{}, err
+	}
+	numbers, err := h.take(ctx, w, event)
+	if err != nil {
+		return Reservation{}, err
+	}
+	now, err := w.Now(ctx)
+	if err != nil {
+		return Reservation{}, err
+	}
+	r := Reservation{
+		ID: s.NewID(), EventID: event.ID, User: h.User,
+		Seats: numbers, Status: StatusHeld, ExpiresAt: now.Add(s.Hold),
+	}
+	return r, w.AddReservation(ctx, r)
+}
+
+func (h HoldSeats) take(ctx context.Context, w Work, event Event) ([]int, error) {
+	if h.Seats != nil {
+		return h.takeNamed(ctx, w, event)
+	}
+	if h.Quantity > event.Seats {
+		return nil, unavailable()
+	}
+	return takeAny(ctx, w, event.ID, h.Quantity)
+}
+
+func (h HoldSeats) takeNamed(ctx context.Context, w Work, event Event) ([]int, error) {
+	numbers, err := h.numbers(event.Seats)
+	if err != nil {
+		return nil, err
+	}
+	seats, err := w.Seats(ctx, event.ID, numbers)
+	if err != nil {
+		return nil, err
+	}
+	return takeOpen(ctx, w, event.ID, seats)
+}
+
+func takeAny(ctx context.Context, w Work, eventID string, n int) ([]int, error) {
+	numbers, err := w.LockAnyFree(ctx, eventID, n)
+	if err != nil || len(numbers) == n {
+		return numbers, err
+	}
+	// Others have locked some, which they may yet let go: only a look that passes over nothing can say "sold out".
+	seats, err := w.OpenSeats(ctx, eventID, n)
+	if err != nil {
+		return nil, err
+	}
+	if len(seats) < n {
+		return nil, unavailable()
+	}
+	return takeOpen(ctx, w, eventID, seats)
+}
+
+// takeOpen locks seats that were seen, after expiring the reservations whose time is over.
+func takeOpen(ctx context.Context, w Work, eventID string, seats []Seat) ([]int, error) {
+	now, err := w.Now(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var numbers []int
+	var overdue []string
+	for _, seat := range seats {
+		if seat.StateAt(now) != SeatFree {
+			return nil, unavailable()
+		}
+		numbers = append(numbers, seat.Number)
+		if seat.State == SeatHeld {
+			overdue = append(overdue, seat.ReservationID)
+		}
+	}
+	if err := expire(ctx, w, overdue); err != nil {
+		return nil, err
+	}
+	free, err := w.LockFree(ctx, eventID, numbers)
+	if err != nil {
+		return nil, err
+	}
+	if len(free) < len(numbers) {
+		return nil, fmt.Errorf("booking: %d of %d seats changed inside the transaction", len(numbers)-len(free), len(numbers))
+	}
+	return numbers, nil
+}
+
+// numbers turns the names into ascending numbers.
+func (h HoldSeats) numbers(seats int) ([]int, error) {
+	numbers := make([]int, 0, len(h.Seats))
+	for _, name := range h.Seats {
+		n, ok := SeatNumber(name)
+		if !ok || n > seats {
+			return nil, invalid(fmt.Sprintf("the event has no seat %.20q", name))
+		}
+		numbers = append(numbers, n)
+	}
+	slices.Sort(numbers)
+	if len(slices.Compact(slices.Clone(numbers))) < len(numbers) {
+		return nil, invalid("a seat is named twice")
+	}
+	return numbers, nil
+}
+
+func unavailable() error {
+	return &Error{CodeSeatsUnavailable, "not enough of these seats are free"}
+}

@@ -1,0 +1,19 @@
+package memory
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/messages"
+)
+
+// learn writes into the read model what a message says of a reservation. The
+// higher rank wins, so the order of the messages does not matter.
+func (s *Store) learn(_ context.Context, tx pgx.Tx, status booking.Status, m messages.Reservation) error {
+	if known, ok := s.heard[m.ReservationID]; ok && known.status.Rank() >= status.Rank() {
+		return nil
+	}
+	return put(tx, s.heard, m.ReservationID, heard{m.EventID, status})
+}

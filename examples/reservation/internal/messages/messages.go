@@ -1,0 +1,39 @@
+// Package messages is the wire form of what the shop tells the world: the JSON
+// body of the four reservation messages, and their ids.
+package messages
+
+import (
+	"time"
+
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
+	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+// Reservation is the body of every message: the reservation as the change left
+// it. The name of the message says what the change was.
+type Reservation struct {
+	ReservationID string    `json:"reservation_id"`
+	EventID       string    `json:"event_id"`
+	User          string    `json:"user"`
+	Seats         []string  `json:"seats"`
+	ExpiresAt     time.Time `json:"expires_at"`
+}
+
+// New announces the status of a reservation. Its messages are ordered among
+// themselves. The id of an expiry follows from the reservation, so whoever
+// expires it, the sweeper or a buyer, sends the same message.
+func New(r booking.Reservation) (outbox.Message, error) {
+	m, err := outbox.New(booking.MessageOf(r.Status), Reservation{
+		ReservationID: r.ID, EventID: r.EventID, User: r.User,
+		Seats: booking.SeatNames(r.Seats), ExpiresAt: r.ExpiresAt.UTC(),
+	})
+	if err != nil {
+		return outbox.Message{}, err
+	}
+	m.Key = r.ID
+	if r.Status == booking.StatusExpired {
+		m.ID = expiry.EventID(m.Name, r.ID, r.ExpiresAt)
+	}
+	return m, nil
+}

@@ -1,0 +1,22 @@
+package postgres
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/messages"
+)
+
+// The higher rank wins, so the order in which consumers hear of a reservation does not matter.
+const learnSQL = `
+insert into reservation_states (reservation_id, event_id, status, rank) values ($1, $2, $3, $4)
+on conflict (reservation_id) do update set status = excluded.status, rank = excluded.rank
+where reservation_states.rank < excluded.rank`
+
+// learn writes into the read model what a message says of a reservation.
+func learn(ctx context.Context, tx pgx.Tx, status booking.Status, m messages.Reservation) error {
+	_, err := tx.Exec(ctx, learnSQL, m.ReservationID, m.EventID, status, status.Rank())
+	return err
+}
