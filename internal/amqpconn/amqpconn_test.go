@@ -1,0 +1,326 @@
+package amqpconn_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/internal/amqpconn"
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
+
+var quiet = slog.New(slog.DiscardHandler)
+
+// start runs a publisher until the test ends.
+func start(t *testing.T, cfg amqpconn.PublisherConfig) *amqpconn.Publisher {
+	t.Helper()
+	cfg.Logger = quiet
+	p := amqpconn.NewPublisher(cfg)
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { p.Run(ctx) })
+	t.Cleanup(func() {
+		cancel()
+		running.Wait()
+	})
+	return p
+}
+
+func out(exchange, key, id string) amqpconn.Out {
+	return amqpconn.Out{Exchange: exchange, Key: key, Message: amqp.Publishing{MessageId: id, DeliveryMode: amqp.Persistent, Body: []byte(id)}}
+}
+
+// ledger counts the calls of every done function.
+type ledger struct {
+	mu       sync.Mutex
+	outcomes map[string][]error
+	pending  sync.WaitGroup
+}
+
+func (l *ledger) done(id string) func(error) {
+	l.pending.Add(1)
+	return func(err error) {
+		l.mu.Lock()
+		if l.outcomes == nil {
+			l.outcomes = map[string][]error{}
+		}
+		l.outcomes[id] = append(l.outcomes[id], err)
+		first := len(l.outcomes[id]) == 1
+		l.mu.Unlock()
+		if first {
+			l.pending.Done()
+		}
+	}
+}
+
+func (l *ledger) confirmed(t *testing.T) []string {
+	t.Helper()
+	l.pending.Wait()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var ids []string
+	for id, errs := range l.outcomes {
+		if len(errs) != 1 {
+			t.Errorf("done of %s was called %d times", id, len(errs))
+		}
+		if errs[0] == nil {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+func TestPublishInOrder(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Queue(t, "q", nil)
+	p := start(t, amqpconn.PublisherConfig{Dial: b.Dial, Window: 16})
+	const n = 500
+	var l ledger
+	for i := range n {
+		id := fmt.Sprint(i)
+		p.Publish(t.Context(), out("", "q", id), l.done(id))
+	}
+	if got := len(l.confirmed(t)); got != n {
+		t.Fatalf("%d of %d confirmed", got, n)
+	}
+	for i, d := range b.Take(t, "q", n, 10*time.Second) {
+		if d.MessageId != fmt.Sprint(i) {
+			t.Fatalf("message %d has the id %s", i, d.MessageId)
+		}
+	}
+	if err := p.Ready(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Every second message is returned; each return must be paired with its own confirm.
+func TestReturned(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Queue(t, "q", amqp.Table{"x-queue-type": "quorum"})
+	p := start(t, amqpconn.PublisherConfig{Dial: b.Dial, Window: 64})
+	const n = 400
+	var l ledger
+	for i := range n {
+		id := fmt.Sprint(i)
+		p.Publish(t.Context(), out("", []string{"q", "nowhere"}[i%2], id), l.done(id))
+	}
+	if got := len(l.confirmed(t)); got != n/2 {
+		t.Errorf("%d of %d confirmed", got, n/2)
+	}
+	for i := range n {
+		err := l.outcomes[fmt.Sprint(i)][0]
+		if routed := i%2 == 0; routed != (err == nil) || !routed && !errors.Is(err, amqpconn.ErrUnroutable) {
+			t.Errorf("message %d: %v", i, err)
+		}
+	}
+}
+
+func TestMissingExchange(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Exchange(t, "there", "fanout")
+	b.Queue(t, "q", nil)
+	b.Bind(t, "q", "", "there")
+	p := start(t, amqpconn.PublisherConfig{Dial: b.Dial})
+	if err := p.Confirmed(t.Context(), out("missing", "k", "1")); !errors.Is(err, amqpconn.ErrUnroutable) {
+		t.Errorf("missing exchange: %v", err)
+	}
+	if err := p.Confirmed(t.Context(), out("there", "k", "2")); err != nil {
+		t.Errorf("the other exchange: %v", err)
+	}
+	// An exchange that vanishes later takes the channel with it, and only its own messages are to blame.
+	if err := b.Channel(t).ExchangeDelete("there", false, false); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Confirmed(t.Context(), out("there", "k", "3")); !errors.Is(err, amqpconn.ErrUnroutable) {
+		t.Errorf("deleted exchange: %v", err)
+	}
+	testenv.Eventually(t, 10*time.Second, func() error { return p.Confirmed(t.Context(), out("", "q", "4")) })
+	b.Take(t, "q", 2, 10*time.Second)
+}
+
+func TestInvalid(t *testing.T) {
+	t.Parallel()
+	p := amqpconn.NewPublisher(amqpconn.PublisherConfig{Logger: quiet})
+	long := strings.Repeat("k", 256)
+	for name, o := range map[string]amqpconn.Out{
+		"routing key": out("", long, "1"),
+		"exchange":    out(long, "", "1"),
+		"header name": {Message: amqp.Publishing{Headers: amqp.Table{long: "v"}}},
+		"header size": {Message: amqp.Publishing{Headers: amqp.Table{"h": strings.Repeat("v", 70<<10)}}},
+		"nested size": {Message: amqp.Publishing{Headers: amqp.Table{"h": amqp.Table{"t": []any{strings.Repeat("v", 70<<10)}}}}},
+		"header type": {Message: amqp.Publishing{Headers: amqp.Table{"h": struct{}{}}}},
+		"CC":          {Message: amqp.Publishing{Headers: amqp.Table{"CC": "other"}}},
+	} {
+		if err := p.Confirmed(t.Context(), o); !errors.Is(err, amqpconn.ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestNotConnected(t *testing.T) {
+	t.Parallel()
+	refused := errors.New("refused")
+	p := start(t, amqpconn.PublisherConfig{Dial: func(context.Context) (*amqp.Connection, error) { return nil, refused }})
+	err := p.Confirmed(t.Context(), out("", "q", "1"))
+	if !errors.Is(err, amqpconn.ErrUnavailable) || !errors.Is(err, refused) {
+		t.Errorf("publish: %v", err)
+	}
+	if err := p.Ready(); !errors.Is(err, amqpconn.ErrUnavailable) {
+		t.Errorf("ready: %v", err)
+	}
+}
+
+// The broker closes the connection again and again while the window is full.
+func TestConnectionLost(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Queue(t, "q", nil)
+	p := start(t, amqpconn.PublisherConfig{Dial: b.Dial, Window: 32})
+	var l ledger
+	stop := make(chan struct{})
+	var publishing sync.WaitGroup
+	publishing.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Millisecond):
+				id := fmt.Sprint(i)
+				p.Publish(t.Context(), out("", "q", id), l.done(id))
+			}
+		}
+	})
+	b.CloseConnections(t)
+	testenv.Eventually(t, 10*time.Second, p.Ready)
+	b.CloseConnections(t)
+	testenv.Eventually(t, 10*time.Second, p.Ready)
+	close(stop)
+	publishing.Wait()
+	confirmed := l.confirmed(t)
+	if len(confirmed) == 0 || len(confirmed) == len(l.outcomes) {
+		t.Fatalf("%d of %d confirmed: the fault did not hit", len(confirmed), len(l.outcomes))
+	}
+	arrived := map[string]bool{}
+	for _, d := range b.Take(t, "q", b.Depth(t, "q"), 10*time.Second) {
+		arrived[d.MessageId] = true
+	}
+	for _, id := range confirmed {
+		if !arrived[id] {
+			t.Errorf("message %s was confirmed and is not there", id)
+		}
+	}
+}
+
+func TestSilentBroker(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Queue(t, "q", nil)
+	proxy := testenv.NewProxy(t, b.URL)
+	p := start(t, amqpconn.PublisherConfig{
+		Dial:    func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) },
+		Timeout: time.Second, ConfirmTimeout: time.Second, Window: 4,
+	})
+	if err := p.Confirmed(t.Context(), out("", "q", "1")); err != nil {
+		t.Fatal(err)
+	}
+	proxy.Pause()
+	var l ledger
+	for _, id := range []string{"2", "3", "4", "5", "6", "7"} {
+		p.Publish(t.Context(), out("", "q", id), l.done(id))
+	}
+	if got := l.confirmed(t); len(got) != 0 {
+		t.Errorf("confirmed by a silent broker: %v", got)
+	}
+	for id, errs := range l.outcomes {
+		if !errors.Is(errs[0], amqpconn.ErrUnavailable) {
+			t.Errorf("message %s: %v", id, errs[0])
+		}
+	}
+	proxy.Resume()
+	testenv.Eventually(t, 20*time.Second, func() error { return p.Confirmed(t.Context(), out("", "q", "8")) })
+}
+
+// A caller that leaves is told soon, and its places in the window stay accounted for.
+func TestCallerLeaves(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Queue(t, "q", nil)
+	proxy := testenv.NewProxy(t, b.URL)
+	p := start(t, amqpconn.PublisherConfig{
+		Dial:   func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) },
+		Window: 4,
+	})
+	if err := p.Confirmed(t.Context(), out("", "q", "0")); err != nil {
+		t.Fatal(err)
+	}
+	proxy.Pause()
+	ctx, cancel := context.WithCancel(t.Context())
+	var l ledger
+	for _, id := range []string{"1", "2", "3", "4"} {
+		p.Publish(ctx, out("", "q", id), l.done(id))
+	}
+	cancel()
+	for _, id := range []string{"5", "6"} {
+		p.Publish(ctx, out("", "q", id), l.done(id))
+	}
+	if got := l.confirmed(t); len(got) != 0 {
+		t.Errorf("confirmed: %v", got)
+	}
+	proxy.Resume()
+	for i := range 20 {
+		if err := p.Confirmed(t.Context(), out("", "q", fmt.Sprint("after ", i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestRecoveryIsRefused(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	dial := func(context.Context) (*amqp.Connection, error) {
+		return amqp.DialConfig(b.URL, amqp.Config{Recovery: &amqp.Recovery{}})
+	}
+	conn, err := amqpconn.Open(t.Context(), dial, 5*time.Second)
+	if err == nil || !strings.Contains(err.Error(), "recovery") {
+		t.Errorf("connection %v, error %v", conn, err)
+	}
+}
+
+func TestDialIgnoresContext(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	release := make(chan struct{})
+	late := make(chan *amqp.Connection, 1)
+	dial := func(context.Context) (*amqp.Connection, error) {
+		<-release
+		conn, err := amqp.Dial(b.URL)
+		late <- conn
+		return conn, err
+	}
+	_, err := amqpconn.Open(t.Context(), dial, 50*time.Millisecond)
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("error %v", err)
+	}
+	close(release)
+	conn := <-late
+	testenv.Eventually(t, 5*time.Second, func() error {
+		if !conn.IsClosed() {
+			return errors.New("the late connection is open")
+		}
+		return nil
+	})
+}

@@ -1,0 +1,60 @@
+package amqpconn
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/runloop"
+)
+
+// stable is how long a session must last for its end to count as the first failure again.
+const stable = 5 * time.Second
+
+// pauses between two sessions: 0.1 s growing to 30 s, spread by half.
+var pauses = backoff.Policy{Base: 100 * time.Millisecond, Max: 30 * time.Second, Jitter: 0.5}
+
+// LoopConfig says how Loop connects.
+type LoopConfig struct {
+	Dial    Dial
+	Timeout time.Duration // of the dial and of every call
+	Logger  *slog.Logger
+	// Down is told of every failed attempt and every ended session. It may be nil.
+	Down func(err error)
+}
+
+// Loop runs session after session, each on a connection of its own that is
+// closed afterwards, with a growing pause between them. It returns when ctx is
+// cancelled, or when a session returns nil because it has nothing left to do.
+// The broker need not be there when it begins.
+func Loop(ctx context.Context, cfg LoopConfig, session func(context.Context, *Conn) error) {
+	for failures := 0; ctx.Err() == nil; failures++ {
+		began := time.Now()
+		err := one(ctx, cfg, session)
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		if cfg.Down != nil {
+			cfg.Down(err)
+		}
+		if time.Since(began) > stable {
+			failures = 0
+		}
+		pause := pauses.Delay(failures, rand.Float64())
+		cfg.Logger.WarnContext(ctx, "no session with RabbitMQ", "error", err, "failures", failures+1, "again_in", pause)
+		if runloop.Sleep(ctx, pause) != nil {
+			return
+		}
+	}
+}
+
+func one(ctx context.Context, cfg LoopConfig, session func(context.Context, *Conn) error) error {
+	conn, err := Open(ctx, cfg.Dial, cfg.Timeout)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return session(ctx, conn)
+}

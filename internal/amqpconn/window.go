@@ -1,0 +1,208 @@
+package amqpconn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// window is the publishing side of one session. The client puts confirms back
+// into the order of publishing and takes the broker's "multiple" apart, so the
+// window is a queue: every confirm belongs to its head.
+type window struct {
+	cfg       PublisherConfig
+	conn      *Conn
+	ch        *amqp.Channel
+	exchanges *exchanges
+
+	confirms <-chan amqp.Confirmation
+	returns  <-chan amqp.Return
+	closes   <-chan *amqp.Error
+
+	slots chan struct{}
+	out   chan *entry // to the writer; never full, for an entry in it holds a slot
+	dead  chan struct{}
+
+	mu      sync.Mutex
+	queue   []*entry
+	ended   error // set when the session is over
+	writing time.Time
+}
+
+// openWindow opens a channel in confirm mode. The listeners hold a whole window,
+// so the client never waits for us while it reads from the connection.
+func openWindow(conn *Conn, cfg PublisherConfig) (*window, error) {
+	ch, err := conn.Channel()
+	if err != nil {
+		return nil, fmt.Errorf("open channel: %w", err)
+	}
+	if err := conn.Within(func() error { return ch.Confirm(false) }); err != nil {
+		return nil, fmt.Errorf("confirm mode: %w", err)
+	}
+	return &window{
+		cfg: cfg, conn: conn, ch: ch, exchanges: newExchanges(conn),
+		confirms: ch.NotifyPublish(make(chan amqp.Confirmation, cfg.Window)),
+		returns:  ch.NotifyReturn(make(chan amqp.Return, cfg.Window)),
+		closes:   ch.NotifyClose(make(chan *amqp.Error, 1)),
+		slots:    make(chan struct{}, cfg.Window),
+		out:      make(chan *entry, cfg.Window),
+		dead:     make(chan struct{}),
+	}, nil
+}
+
+// run serves the window until the session fails, or until ctx is cancelled and
+// the window is empty. Stop is called when ctx is cancelled.
+func (w *window) run(ctx context.Context, stop func()) error {
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
+		w.write()
+	}()
+	err := w.listen(ctx, stop)
+	w.drainConfirms()
+	w.end(err)
+	w.conn.Close() // ends a write in progress
+	select {
+	case <-written:
+	case <-time.After(closePatience):
+		// The client is stuck in a write on a connection it has given up itself.
+		w.abandon()
+	}
+	return err
+}
+
+// write is the only goroutine that publishes on the channel.
+func (w *window) write() {
+	for {
+		select {
+		case <-w.dead:
+			return
+		case e := <-w.out:
+			if !w.begin(e) {
+				continue
+			}
+			err := w.ch.Publish(e.out.Exchange, e.out.Key, true, false, e.out.Message)
+			if err != nil {
+				w.end(err)
+			}
+			w.wrote(e)
+		}
+	}
+}
+
+// listen handles what the broker answers.
+func (w *window) listen(ctx context.Context, stop func()) error {
+	watch := time.NewTicker(min(max(w.cfg.ConfirmTimeout/8, time.Millisecond), 250*time.Millisecond))
+	defer watch.Stop()
+	cancelled := ctx.Done()
+	var grace <-chan time.Time
+	for {
+		if cancelled == nil && w.empty() {
+			return nil
+		}
+		select {
+		case confirm, open := <-w.confirms:
+			if !open {
+				return w.cause()
+			}
+			w.confirmed(confirm.Ack)
+		case <-w.dead: // the writer failed
+			return w.cause()
+		case <-w.conn.Done():
+			return w.cause()
+		case now := <-watch.C:
+			if err := w.expire(now); err != nil {
+				return err
+			}
+		case <-cancelled:
+			cancelled = nil
+			stop()
+			timer := time.NewTimer(w.cfg.ShutdownTimeout)
+			defer timer.Stop()
+			grace = timer.C
+		case <-grace:
+			return errors.New("confirms missing at shutdown")
+		}
+	}
+}
+
+// drainConfirms takes what the broker confirmed before the session ended.
+func (w *window) drainConfirms() {
+	for {
+		select {
+		case confirm, open := <-w.confirms:
+			if !open {
+				return
+			}
+			w.confirmed(confirm.Ack)
+		default:
+			return
+		}
+	}
+}
+
+// cause tells why the channel has ended, as well as the client knows.
+func (w *window) cause() error {
+	select {
+	case err, open := <-w.closes:
+		if open {
+			return err
+		}
+	default:
+	}
+	select {
+	case <-w.conn.Done():
+		return w.conn.Err()
+	default:
+		return amqp.ErrClosed
+	}
+}
+
+// reserve waits for a free place.
+func (w *window) reserve(ctx context.Context) error {
+	if reason, isBlocked := w.conn.Blocked(); isBlocked {
+		return blocked(reason)
+	}
+	select {
+	case w.slots <- struct{}{}:
+		return nil
+	case <-w.dead:
+		return unavailable(w.why())
+	case <-ctx.Done():
+		return unavailable(ctx.Err())
+	}
+}
+
+// confirmed settles the head. A return arrives before its confirm, and is in
+// the buffer by then.
+func (w *window) confirmed(ack bool) {
+	w.collectReturns()
+	e, done := w.pop()
+	switch {
+	case done == nil: // it was given up before
+	case e.returned != "":
+		done(fmt.Errorf("%w: %s", ErrUnroutable, e.returned))
+	case !ack:
+		done(ErrNacked)
+	default:
+		done(nil)
+	}
+}
+
+func (w *window) collectReturns() {
+	for {
+		select {
+		case r, open := <-w.returns:
+			if !open {
+				return
+			}
+			w.markReturned(r)
+		default:
+			return
+		}
+	}
+}
