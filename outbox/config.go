@@ -1,0 +1,156 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/holdfast-go/holdfast/internal/backoff"
+)
+
+// RelayConfig tunes a Relay. The zero value works; in every field zero means the default.
+type RelayConfig struct {
+	// BatchSize is the most messages taken at once. Default 500.
+	BatchSize int
+	// PollInterval is the pause after a look that found nothing; Wake cuts it short. Default 1 s.
+	PollInterval time.Duration
+
+	// LeaseTTL is for how long lanes are taken. It is the time that messages of a relay that
+	// was killed wait for another one. At least PublishTimeout + 2 × StoreTimeout. Default 30 s.
+	LeaseTTL time.Duration
+	// PublishTimeout bounds the publishing of one batch. What is not confirmed by then is given back, and
+	// its transport counts as unavailable. Default 10 s.
+	PublishTimeout time.Duration
+	// StoreTimeout bounds each call of the Source. Default 5 s.
+	StoreTimeout time.Duration
+	// ShutdownTimeout bounds the time from the end of Run's context to Run's return, more than
+	// StoreTimeout. Default 15 s.
+	ShutdownTimeout time.Duration
+
+	// MaxAttempts is after how many failed attempts a message becomes a dead letter. Default 10.
+	MaxAttempts int
+	// MaxAttemptsByClass overrides MaxAttempts for Retryable, Unroutable or Permanent
+	// failures. Default: 1 for Permanent. An entry must be at least 1.
+	MaxAttemptsByClass map[Class]int
+	// RetryDelay is the wait after the first failed attempt; it doubles with each further one up to
+	// MaxRetryDelay, and is spread by ±20 %. Default 1 s.
+	RetryDelay time.Duration
+	// MaxRetryDelay is at least RetryDelay. Default 5 min.
+	MaxRetryDelay time.Duration
+
+	// PauseDelay is for how long a transport (or a store) that is unavailable is left alone; it doubles with each
+	// further failure up to MaxPauseDelay, and is spread by ±50 %. Default 200 ms.
+	PauseDelay time.Duration
+	// MaxPauseDelay is at least PauseDelay. Default 15 s.
+	MaxPauseDelay time.Duration
+
+	// Logger nil means slog.Default().
+	Logger *slog.Logger
+	// TracerProvider and MeterProvider nil mean the global ones.
+	TracerProvider trace.TracerProvider
+	MeterProvider  metric.MeterProvider
+	Hooks          Hooks
+	// Rand returns numbers from [0, 1) for jitter, and is called from several goroutines. Default math/rand/v2.
+	Rand func() float64
+}
+
+// Hooks are optional callbacks for observation. They run on the relay's goroutine, one at
+// a time, after the outcome was stored, and should return quickly.
+type Hooks struct {
+	// OnPublished is called for every message that was confirmed.
+	OnPublished func(ctx context.Context, m Message)
+	// OnFailed is called for every attempt that failed.
+	OnFailed func(ctx context.Context, m Message, f Failure)
+	// OnPause is called when a transport is found unavailable or blocked.
+	OnPause func(ctx context.Context, transport string, err error)
+}
+
+// Failure describes a failed attempt to publish.
+type Failure struct {
+	Class   Class
+	Err     error
+	Attempt int           // its number, from 1
+	Dead    bool          // it was the last one: the message is a dead letter now
+	Delay   time.Duration // until the next one, if not Dead
+}
+
+func (c RelayConfig) withDefaults() RelayConfig {
+	setDefault(&c.BatchSize, 500)
+	setDefault(&c.PollInterval, time.Second)
+	setDefault(&c.LeaseTTL, 30*time.Second)
+	setDefault(&c.PublishTimeout, 10*time.Second)
+	setDefault(&c.StoreTimeout, 5*time.Second)
+	setDefault(&c.ShutdownTimeout, 15*time.Second)
+	setDefault(&c.MaxAttempts, 10)
+	setDefault(&c.RetryDelay, time.Second)
+	setDefault(&c.MaxRetryDelay, 5*time.Minute)
+	setDefault(&c.PauseDelay, 200*time.Millisecond)
+	setDefault(&c.MaxPauseDelay, 15*time.Second)
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	if c.Rand == nil {
+		c.Rand = rand.Float64
+	}
+	return c
+}
+
+func setDefault[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+func (c RelayConfig) validate() error {
+	var errs []error
+	refuse := func(ok bool, format string, args ...any) {
+		if !ok {
+			errs = append(errs, fmt.Errorf("outbox: RelayConfig."+format, args...))
+		}
+	}
+	refuse(c.BatchSize > 0 && c.BatchSize <= maxBatch, "BatchSize is %d, want 1 to %d", c.BatchSize, maxBatch)
+	refuse(c.PollInterval > 0, "PollInterval is %v, want more than 0", c.PollInterval)
+	refuse(c.PublishTimeout > 0, "PublishTimeout is %v, want more than 0", c.PublishTimeout)
+	refuse(c.StoreTimeout > 0, "StoreTimeout is %v, want more than 0", c.StoreTimeout)
+	refuse(c.LeaseTTL >= c.PublishTimeout+2*c.StoreTimeout, "LeaseTTL is %v, want at least PublishTimeout + 2 × StoreTimeout", c.LeaseTTL)
+	refuse(c.ShutdownTimeout > c.StoreTimeout, "ShutdownTimeout is %v, want more than StoreTimeout", c.ShutdownTimeout)
+	refuse(c.MaxAttempts > 0, "MaxAttempts is %d, want at least 1", c.MaxAttempts)
+	for class, n := range c.MaxAttemptsByClass {
+		refuse(class == Retryable || class == Unroutable || class == Permanent, "MaxAttemptsByClass: class %q costs no attempts", class)
+		refuse(n > 0, "MaxAttemptsByClass[%s] is %d, want at least 1", class, n)
+	}
+	refuse(c.RetryDelay > 0 && c.RetryDelay <= c.MaxRetryDelay, "RetryDelay is %v, want more than 0 and at most MaxRetryDelay", c.RetryDelay)
+	refuse(c.PauseDelay > 0 && c.PauseDelay <= c.MaxPauseDelay, "PauseDelay is %v, want more than 0 and at most MaxPauseDelay", c.PauseDelay)
+	return errors.Join(errs...)
+}
+
+// maxBatch bounds what one claim holds in memory.
+const maxBatch = 10_000
+
+// attempts is how many attempts a message has whose last failure was of class.
+func (c RelayConfig) attempts(class Class) int {
+	if n, ok := c.MaxAttemptsByClass[class]; ok {
+		return n
+	}
+	if class == Permanent {
+		return 1
+	}
+	return c.MaxAttempts
+}
+
+// retryDelay is the wait before the next attempt, after attempt number n (from 1) failed.
+func (c RelayConfig) retryDelay(n int) time.Duration {
+	return backoff.Policy{Base: c.RetryDelay, Max: c.MaxRetryDelay, Jitter: 0.2}.Delay(n-1, c.Rand())
+}
+
+// pauseDelay is how long something unavailable is left alone after its failure number n, from 1.
+func (c RelayConfig) pauseDelay(n int) time.Duration {
+	return backoff.Policy{Base: c.PauseDelay, Max: c.MaxPauseDelay, Jitter: 0.5}.Delay(n-1, c.Rand())
+}

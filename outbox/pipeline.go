@@ -1,0 +1,170 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+)
+
+// pipeline publishes one batch. All unkeyed messages and the first of each key are in
+// flight at once; the next of a key is released by the confirm of the one before it. Each
+// transport has a goroutine of its own, so that one that blocks holds up no other.
+type pipeline struct {
+	relay    *Relay
+	messages []Message
+	send     context.Context // when it ends, nothing more is sent
+	wait     context.Context // when it ends, nothing more is waited for
+
+	queues  map[string]*queue // by transport
+	senders sync.WaitGroup
+	results chan result      // has room for every message, so that no done ever blocks
+	behind  map[string][]int // by key: what waits for the message in flight
+	open    int              // queued or in flight, over all transports
+}
+
+// queue is what one transport has to send.
+type queue struct {
+	publisher Publisher // nil: nobody has registered the transport
+	indexes   chan int
+	open      int         // queued or in flight
+	down      atomic.Bool // the transport is unavailable: give everything else back
+}
+
+var errUnconfirmed = errors.New("no confirm within PublishTimeout")
+
+// result is what became of a message: confirmed, failed, or given back unsent.
+type result struct {
+	index  int
+	unsent bool
+	err    error
+}
+
+// outcome of a message as the pipeline leaves it. The zero value: given back untouched.
+type outcome struct {
+	done bool  // confirmed or failed
+	err  error // nil: confirmed
+}
+
+// run returns the outcome of each message, and the transports found unavailable with the reason.
+func (p *pipeline) run() ([]outcome, map[string]error) {
+	p.start()
+	outcomes := make([]outcome, len(p.messages))
+	down := map[string]error{}
+	for p.open > 0 {
+		select {
+		case r := <-p.results:
+			p.take(r, outcomes, down)
+		case <-p.wait.Done():
+			p.unconfirmed(outcomes, down)
+		}
+	}
+	for _, q := range p.queues {
+		close(q.indexes)
+	}
+	p.senders.Wait()
+	return outcomes, down
+}
+
+func (p *pipeline) start() {
+	p.queues = map[string]*queue{}
+	p.results = make(chan result, len(p.messages))
+	p.behind = map[string][]int{}
+	inFlight := map[string]bool{}
+	for i, m := range p.messages {
+		if m.Key != "" && inFlight[m.Key] {
+			p.behind[m.Key] = append(p.behind[m.Key], i)
+			continue
+		}
+		inFlight[m.Key] = true
+		p.release(i)
+	}
+}
+
+func (p *pipeline) release(i int) {
+	name := p.messages[i].Transport
+	q, ok := p.queues[name]
+	if !ok {
+		q = &queue{publisher: p.relay.transports[name], indexes: make(chan int, len(p.messages))}
+		p.queues[name] = q
+		p.senders.Go(func() { p.sender(q) })
+	}
+	p.open++
+	q.open++
+	q.indexes <- i
+}
+
+func (p *pipeline) sender(q *queue) {
+	for i := range q.indexes {
+		if q.down.Load() || p.send.Err() != nil || p.wait.Err() != nil {
+			p.results <- result{index: i, unsent: true}
+			continue
+		}
+		p.publish(q, i)
+	}
+}
+
+func (p *pipeline) publish(q *queue, i int) {
+	var called atomic.Bool
+	done := func(err error) {
+		if called.CompareAndSwap(false, true) {
+			p.results <- result{index: i, err: err}
+		}
+	}
+	if q.publisher == nil {
+		done(&PublishError{Class: Retryable, Err: fmt.Errorf("the relay has no transport %q", p.messages[i].Transport)})
+		return
+	}
+	defer func() {
+		if v := recover(); v != nil {
+			p.relay.cfg.Logger.ErrorContext(p.wait, "outbox: publisher panicked", "id", p.messages[i].ID, "stack", string(debug.Stack()))
+			done(&PublishError{Class: Retryable, Err: fmt.Errorf("the publisher panicked: %v", v)})
+		}
+	}()
+	q.publisher.Publish(p.wait, p.messages[i], done)
+}
+
+func (p *pipeline) take(r result, outcomes []outcome, down map[string]error) {
+	m := p.messages[r.index]
+	p.open--
+	p.queues[m.Transport].open--
+	switch {
+	case r.unsent:
+	case r.err == nil:
+		outcomes[r.index] = outcome{done: true}
+		if next := p.behind[m.Key]; m.Key != "" && len(next) > 0 {
+			p.behind[m.Key] = next[1:]
+			p.release(next[0])
+		}
+	case ClassOf(r.err).pauses():
+		p.setDown(m.Transport, r.err, down)
+	default:
+		outcomes[r.index] = outcome{done: true, err: r.err}
+	}
+}
+
+// unconfirmed takes what has been reported by now; transports that owe more are unavailable.
+func (p *pipeline) unconfirmed(outcomes []outcome, down map[string]error) {
+	p.behind = nil // nothing more is released
+	for len(p.results) > 0 {
+		p.take(<-p.results, outcomes, down)
+	}
+	p.open = 0
+	if p.send.Err() != nil {
+		return // shutting down: it says nothing about the transports
+	}
+	for name, q := range p.queues {
+		if q.open > 0 {
+			p.setDown(name, &PublishError{Class: Unavailable, Err: errUnconfirmed}, down)
+		}
+	}
+}
+
+func (p *pipeline) setDown(transport string, err error, down map[string]error) {
+	if _, known := down[transport]; !known {
+		down[transport] = err
+	}
+	p.queues[transport].down.Store(true)
+}

@@ -1,0 +1,193 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/runloop"
+)
+
+// Relay moves messages from a Source to its Transports. Any number of relays may work on
+// one store, in one process or in many. Its methods are safe for concurrent use.
+type Relay struct {
+	source     Source
+	transports Transports
+	cfg        RelayConfig
+	telemetry  instruments
+	wake       chan struct{}
+
+	mu       sync.Mutex
+	lastLook error // of the last Claim or Settle
+	pauses   map[string]pause
+}
+
+// pause is how long a transport is left alone.
+type pause struct {
+	failures int // in a row
+	until    time.Time
+	err      error
+}
+
+var errNotStarted = errors.New("outbox: the relay has not looked at its source yet")
+
+// NewRelay returns a Relay; Run or Drain sets it to work. At least one transport is needed.
+func NewRelay(source Source, transports Transports, cfg RelayConfig) (*Relay, error) {
+	cfg = cfg.withDefaults()
+	errs := []error{cfg.validate()}
+	if source == nil {
+		errs = append(errs, errors.New("outbox: NewRelay needs a Source"))
+	}
+	if len(transports) == 0 {
+		errs = append(errs, errors.New("outbox: NewRelay needs a Publisher in its Transports"))
+	}
+	for name, p := range transports {
+		if p == nil {
+			errs = append(errs, fmt.Errorf("outbox: NewRelay: transport %q is nil", name))
+		}
+	}
+	cfg.MaxAttemptsByClass = maps.Clone(cfg.MaxAttemptsByClass)
+	telemetry, err := newInstruments(cfg)
+	if err := errors.Join(append(errs, err)...); err != nil {
+		return nil, err
+	}
+	return &Relay{
+		source: source, transports: maps.Clone(transports), cfg: cfg, telemetry: telemetry,
+		wake: make(chan struct{}, 1), lastLook: errNotStarted, pauses: map[string]pause{},
+	}, nil
+}
+
+// Run publishes until ctx is cancelled. Then it sends nothing more, waits for the confirms of what is in flight, gives
+// the rest back and returns nil, within ShutdownTimeout. It outlives every fault of store and brokers: those are
+// logged, counted, and tried again after a growing pause. It never returns an error at present.
+func (r *Relay) Run(ctx context.Context) error {
+	failures := 0
+	for ctx.Err() == nil {
+		if d := r.allPaused(); d > 0 {
+			_ = runloop.Sleep(ctx, d) // ends early only with ctx
+			continue
+		}
+		round, err := r.round(ctx, r.cfg.BatchSize)
+		switch {
+		case err != nil:
+			failures++
+			r.cfg.Logger.WarnContext(ctx, "outbox: store unavailable", "failures", failures, "error", err)
+			_ = runloop.Sleep(ctx, r.cfg.pauseDelay(failures))
+		case round.claimed == 0:
+			failures = 0
+			r.idle(ctx, r.cfg.PollInterval)
+		default:
+			failures = 0
+		}
+	}
+	return nil
+}
+
+// Wake makes an idle relay look for messages at once. It never blocks, and many calls cost
+// one look. Call it after the commit of a transaction that wrote messages.
+func (r *Relay) Wake() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Ready returns nil if the last look reached the store and no transport is paused. It
+// asks nobody: a running relay looks at least once per PollInterval.
+func (r *Relay) Ready(context.Context) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	errs := []error{r.lastLook}
+	for name, p := range r.pauses {
+		errs = append(errs, pausedError(name, p))
+	}
+	return errors.Join(errs...)
+}
+
+func pausedError(name string, p pause) error {
+	return fmt.Errorf("outbox: transport %q is paused after %d failures: %w", name, p.failures, p.err)
+}
+
+// idle waits for the next poll, a wake-up, or the end of a pause.
+func (r *Relay) idle(ctx context.Context, d time.Duration) {
+	if until := r.nextResume(); until > 0 {
+		d = min(d, until)
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-r.wake:
+	case <-timer.C:
+	}
+}
+
+// paused returns the names of the transports to leave alone now.
+func (r *Relay) paused() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	var names []string
+	for name, p := range r.pauses {
+		if now.Before(p.until) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// nextResume returns the time until the next pause ends; 0: no transport is paused.
+func (r *Relay) nextResume() time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var next time.Duration
+	for _, p := range r.pauses {
+		if d := time.Until(p.until); d > 0 && (next == 0 || d < next) {
+			next = d
+		}
+	}
+	return next
+}
+
+// allPaused returns how long there is nothing to do because every transport is paused.
+func (r *Relay) allPaused() time.Duration {
+	if len(r.paused()) < len(r.transports) {
+		return 0
+	}
+	return r.nextResume()
+}
+
+func (r *Relay) setPause(ctx context.Context, name string, err error) {
+	r.mu.Lock()
+	p := r.pauses[name]
+	p.failures++
+	p.err = err
+	d := r.cfg.pauseDelay(p.failures)
+	p.until = time.Now().Add(d)
+	r.pauses[name] = p
+	r.mu.Unlock()
+	r.cfg.Logger.WarnContext(ctx, "outbox: transport paused", "transport", name, "failures", p.failures, "pause", d, "error", err)
+	if r.cfg.Hooks.OnPause != nil {
+		r.cfg.Hooks.OnPause(ctx, name, err)
+	}
+}
+
+// endPause is called when a transport has answered.
+func (r *Relay) endPause(ctx context.Context, name string) {
+	r.mu.Lock()
+	p, was := r.pauses[name]
+	delete(r.pauses, name)
+	r.mu.Unlock()
+	if was {
+		r.cfg.Logger.InfoContext(ctx, "outbox: transport resumed", "transport", name, "failures", p.failures)
+	}
+}
+
+func (r *Relay) setLastLook(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lastLook = err
+}

@@ -1,0 +1,185 @@
+package outbox
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/runloop"
+)
+
+// round is what one claim came to.
+type round struct {
+	claimed, published, failed, dead int
+}
+
+// round claims, publishes and settles once. An error means that the store was not reached.
+func (r *Relay) round(ctx context.Context, limit int) (round, error) {
+	work, cancel := runloop.Detach(ctx, r.cfg.ShutdownTimeout)
+	defer cancel()
+	leaseEnd := time.Now().Add(r.cfg.LeaseTTL) // by our own clock, from before the lease began
+	batch, err := r.claim(work, limit)
+	if err != nil || len(batch.Leases) == 0 {
+		return round{}, err
+	}
+	work, end := r.telemetry.startRound(work, batch)
+	defer end()
+
+	outcomes, down := r.publish(ctx, work, batch.Messages, leaseEnd)
+	verdicts, failures := r.judge(batch.Messages, outcomes)
+	stale, err := r.settle(work, batch, verdicts, leaseEnd)
+	r.setLastLook(err)
+	r.notePauses(work, batch.Messages, outcomes, down)
+	if err != nil {
+		return round{claimed: len(batch.Messages)}, err
+	}
+	if len(stale) > 0 {
+		r.telemetry.stale.Add(work, int64(len(stale)))
+		r.cfg.Logger.WarnContext(work, "outbox: leases ran out before they were settled; their messages are published again", "lanes", len(stale))
+	}
+	return r.report(work, batch.Messages, outcomes, failures), nil
+}
+
+func (r *Relay) claim(ctx context.Context, limit int) (Batch, error) {
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
+	defer cancel()
+	batch, err := r.source.Claim(ctx, ClaimRequest{Limit: limit, Lease: r.cfg.LeaseTTL, Skip: r.paused()})
+	r.setLastLook(err)
+	return batch, err
+}
+
+// publish has until PublishTimeout; after the end of ctx it sends nothing more, and waits for the
+// confirms as long as there is time left to settle.
+func (r *Relay) publish(ctx, work context.Context, messages []Message, leaseEnd time.Time) ([]outcome, map[string]error) {
+	wait, cancel := runloop.Detach(ctx, r.cfg.ShutdownTimeout-r.cfg.StoreTimeout)
+	defer cancel()
+	deadline := time.Now().Add(r.cfg.PublishTimeout)
+	if latest := leaseEnd.Add(-r.cfg.StoreTimeout); latest.Before(deadline) {
+		deadline = latest
+	}
+	wait, cancelDeadline := context.WithDeadline(wait, deadline)
+	defer cancelDeadline()
+	wait = trace.ContextWithSpan(wait, trace.SpanFromContext(work))
+	p := pipeline{relay: r, messages: messages, send: ctx, wait: wait}
+	return p.run()
+}
+
+// judge turns the outcomes into verdicts for the store. Messages given back have neither a
+// verdict nor a failure.
+func (r *Relay) judge(messages []Message, outcomes []outcome) ([]Outcome, map[int]Failure) {
+	verdicts := make([]Outcome, 0, len(messages))
+	failures := map[int]Failure{}
+	for i, o := range outcomes {
+		m := messages[i]
+		switch {
+		case !o.done:
+		case o.err == nil:
+			verdicts = append(verdicts, Outcome{ID: m.ID, Verdict: Published})
+		default:
+			f := r.failure(m, o.err)
+			failures[i] = f
+			v := Outcome{ID: m.ID, Verdict: Failed, Delay: f.Delay, Class: f.Class, Err: errorText(o.err)}
+			if f.Dead {
+				v.Verdict = Dead
+			}
+			verdicts = append(verdicts, v)
+		}
+	}
+	return verdicts, failures
+}
+
+func (r *Relay) failure(m Message, err error) Failure {
+	f := Failure{Class: ClassOf(err), Err: err, Attempt: m.Attempts + 1}
+	f.Dead = f.Attempt >= r.cfg.attempts(f.Class)
+	if !f.Dead {
+		f.Delay = r.cfg.retryDelay(f.Attempt)
+	}
+	return f
+}
+
+// settle tries until it worked or the leases are over: what is not settled is published again.
+func (r *Relay) settle(ctx context.Context, b Batch, verdicts []Outcome, leaseEnd time.Time) ([]Lease, error) {
+	between := backoff.Policy{Base: 50 * time.Millisecond, Max: time.Second, Jitter: 0.5}
+	for n := 0; ; n++ {
+		try, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
+		stale, err := r.source.Settle(try, b, verdicts)
+		cancel()
+		if err == nil {
+			return stale, nil
+		}
+		delay := between.Delay(n, r.cfg.Rand())
+		if time.Now().Add(delay).After(leaseEnd) || runloop.Sleep(ctx, delay) != nil {
+			return nil, fmt.Errorf("settle %d messages: %w", len(verdicts), err)
+		}
+	}
+}
+
+func (r *Relay) notePauses(ctx context.Context, messages []Message, outcomes []outcome, down map[string]error) {
+	answered := map[string]bool{}
+	for i, o := range outcomes {
+		if o.done {
+			answered[messages[i].Transport] = true
+		}
+	}
+	for name, err := range down {
+		r.setPause(ctx, name, err)
+	}
+	for name := range answered {
+		if _, isDown := down[name]; !isDown {
+			r.endPause(ctx, name)
+		}
+	}
+}
+
+func (r *Relay) report(ctx context.Context, messages []Message, outcomes []outcome, failures map[int]Failure) round {
+	res := round{claimed: len(messages)}
+	for i, o := range outcomes {
+		m := messages[i]
+		f, failed := failures[i]
+		switch {
+		case !o.done:
+		case !failed:
+			res.published++
+			if r.cfg.Hooks.OnPublished != nil {
+				r.cfg.Hooks.OnPublished(ctx, m)
+			}
+		default:
+			res.failed++
+			if f.Dead {
+				res.dead++
+			}
+			r.reportFailure(ctx, m, f)
+		}
+	}
+	r.telemetry.published.Add(ctx, int64(res.published))
+	r.telemetry.givenBack.Add(ctx, int64(res.claimed-res.published-res.failed))
+	return res
+}
+
+func (r *Relay) reportFailure(ctx context.Context, m Message, f Failure) {
+	r.telemetry.countFailure(ctx, f)
+	text := "outbox: publishing failed, will be tried again"
+	if f.Dead {
+		text = "outbox: publishing failed for good, the message is a dead letter"
+	}
+	r.cfg.Logger.WarnContext(ctx, text, "id", m.ID, "name", m.Name, "class", f.Class, "attempt", f.Attempt, "error", f.Err)
+	if r.cfg.Hooks.OnFailed != nil {
+		r.cfg.Hooks.OnFailed(ctx, m, f)
+	}
+}
+
+// maxError bounds the stored text of an error, in bytes.
+const maxError = 1000
+
+// errorText is what is stored of an error: bounded, and without what a database refuses.
+func errorText(err error) string {
+	text := err.Error()
+	if len(text) > maxError {
+		text = text[:maxError]
+	}
+	return strings.ReplaceAll(strings.ToValidUTF8(text, ""), "\x00", "")
+}
