@@ -1,0 +1,134 @@
+package idempotency
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"slices"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+)
+
+// Scope returns the part of the world in which the request's key is unique:
+// the tenant, the user, the API client. A key of one scope never meets the same
+// key of another. An empty scope without an error is refused, since it is most
+// often a user that was not authenticated; see GlobalScope.
+type Scope func(r *http.Request) (string, error)
+
+// errGlobal is how GlobalScope answers; no other scope can be taken for it.
+var errGlobal = errors.New("idempotency: scope is global")
+
+// GlobalScope is the scope of a service whose keys are unique among all its
+// callers: stores then see the literal key. Two callers who send the same key
+// share its answer, so put the caller into MiddlewareConfig.FingerprintParts.
+func GlobalScope(*http.Request) (string, error) { return "", errGlobal }
+
+// MiddlewareConfig is the configuration of NewMiddleware. Scope is required;
+// every other field has a default.
+type MiddlewareConfig struct {
+	// Scope is required: GlobalScope or a function of the request.
+	Scope Scope
+	// Methods that need a key; others pass untouched. nil: POST, PUT, PATCH.
+	Methods []string
+	// FingerprintParts adds to the fingerprint, such as the user in a global
+	// scope. nil adds nothing.
+	FingerprintParts func(r *http.Request) []string
+	// Keep says which statuses are final, so that their response is kept and
+	// replayed. After any other one the key is free, and the same key runs the
+	// handler again: such an answer must not have had an effect. nil: DefaultKeep.
+	Keep func(status int) bool
+	// KeepHeaders are the response headers kept with the body. nil: those that
+	// describe the body, and Location, Link, ETag, Last-Modified and
+	// Cache-Control. Naming one that must never be replayed, such as
+	// Set-Cookie, is an error.
+	KeepHeaders []string
+	// MaxRequestBytes bounds the request's body; more is answered with 413.
+	// 0: 1 MiB.
+	MaxRequestBytes int64
+	// MaxResponseBytes bounds the kept body. A longer response is sent, and
+	// leaves a tombstone. 0: 1 MiB.
+	MaxResponseBytes int
+	// StoreTimeout bounds one call to the store. 0: 5 s.
+	StoreTimeout time.Duration
+	// OnReplay is called before a kept response is sent once more, such as to
+	// give the caller's unit of a rate limit back. nil: nothing.
+	OnReplay func(r *http.Request)
+	// Logger; nil: slog.Default().
+	Logger *slog.Logger
+	// MeterProvider; nil: the global one.
+	MeterProvider metric.MeterProvider
+}
+
+// DefaultKeep keeps every status but 5xx and 401, 408, 425 and 429, which say
+// that the request may succeed another time.
+func DefaultKeep(status int) bool {
+	switch status {
+	case http.StatusUnauthorized, http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests:
+		return false
+	}
+	return status < 500
+}
+
+func (c MiddlewareConfig) withDefaults() MiddlewareConfig {
+	if c.Methods == nil {
+		c.Methods = []string{http.MethodPost, http.MethodPut, http.MethodPatch}
+	}
+	if c.FingerprintParts == nil {
+		c.FingerprintParts = func(*http.Request) []string { return nil }
+	}
+	if c.Keep == nil {
+		c.Keep = DefaultKeep
+	}
+	if c.KeepHeaders == nil {
+		c.KeepHeaders = defaultKeepHeaders
+	}
+	if c.MaxRequestBytes == 0 {
+		c.MaxRequestBytes = 1 << 20
+	}
+	if c.MaxResponseBytes == 0 {
+		c.MaxResponseBytes = 1 << 20
+	}
+	if c.StoreTimeout == 0 {
+		c.StoreTimeout = defaultStoreTimeout
+	}
+	if c.OnReplay == nil {
+		c.OnReplay = func(*http.Request) {}
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	c.KeepHeaders = slices.Clone(c.KeepHeaders)
+	for i, name := range c.KeepHeaders {
+		c.KeepHeaders[i] = http.CanonicalHeaderKey(name)
+	}
+	return c
+}
+
+func (c MiddlewareConfig) validate() error {
+	var errs []error
+	if c.Scope == nil {
+		errs = append(errs, errors.New("idempotency: Scope is required: GlobalScope or a function of the request"))
+	}
+	for _, m := range c.Methods {
+		if m == "" {
+			errs = append(errs, errors.New("idempotency: Methods has an empty entry"))
+		}
+	}
+	for _, name := range c.KeepHeaders {
+		if denied(name) {
+			errs = append(errs, fmt.Errorf("idempotency: KeepHeaders: %s must never be replayed", name))
+		}
+	}
+	if c.MaxRequestBytes < 0 {
+		errs = append(errs, errors.New("idempotency: MaxRequestBytes is negative"))
+	}
+	if c.MaxResponseBytes < 0 {
+		errs = append(errs, errors.New("idempotency: MaxResponseBytes is negative"))
+	}
+	if c.StoreTimeout < 0 {
+		errs = append(errs, errors.New("idempotency: StoreTimeout is negative"))
+	}
+	return errors.Join(errs...)
+}

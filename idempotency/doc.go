@@ -1,0 +1,66 @@
+// Package idempotency lets a request that carries a key take effect once: the
+// first one does the work, every repetition gets the same answer.
+//
+//	protect, err := idempotency.NewMiddleware(store, idempotency.MiddlewareConfig{
+//		Scope: idempotency.GlobalScope,
+//	})
+//	http.Handle("POST /payments", protect(payments))
+//
+// Work that does not come over HTTP calls [Do]. The store is Redis
+// (idempotencyredis), Postgres (idempotencypgx) or memory (idempotencytest).
+//
+// # The life of a key
+//
+// A key is unknown, in progress, or completed. The first request with an
+// unknown key acquires it under a lease (30 s in the stores at hand), and runs
+// the handler; meanwhile the lease is renewed every third of it. The response
+// is stored before the client sees a byte of it, and every later request gets
+// it, marked with Idempotency-Replayed: true, for 48 h.
+//
+// A process that dies leaves a lease that runs out; then the next request with
+// the key does the work. A process that loses its lease while it is alive (the
+// store lost it, or could not be reached for the whole of it) finds the
+// handler's context cancelled with cause [ErrLeaseLost], and its token can
+// neither complete nor release anything any more.
+//
+// # Answers of the middleware
+//
+//	400 IDEMPOTENCY_KEY_REQUIRED        the method needs a key, there is none
+//	400 IDEMPOTENCY_KEY_INVALID         not a key (see ParseKey), or several
+//	409 IDEMPOTENCY_KEY_IN_USE          in progress; Retry-After is the lease left
+//	409 IDEMPOTENCY_RESULT_UNAVAILABLE  it ran, its response could not be kept
+//	413 REQUEST_TOO_LARGE               the body is above the limit
+//	422 IDEMPOTENCY_KEY_REUSED          the key belongs to another request
+//	503 IDEMPOTENCY_STORE_UNAVAILABLE   the store is down; the handler did not run
+//
+// They are application/problem+json with these words in the member code. A
+// request is the same request when its [Fingerprint] is: method, path, sorted
+// query, media type, body, and what FingerprintParts adds.
+//
+// # What is kept
+//
+// Statuses that [DefaultKeep], or a policy of yours, calls final. After any
+// other one, and after a panic, the key is free and the same key runs the
+// handler again, so such an answer must mean that nothing was done. Of the
+// headers an allow-list is kept; cookies, credentials, dates, CORS and rate
+// limits never are.
+//
+// A response that is too large, flushed while it is written, or hijacked
+// cannot be kept. It is sent, and a tombstone remembers that the work was done:
+// later requests get 409 IDEMPOTENCY_RESULT_UNAVAILABLE, never a second run.
+// Informational (1xx) responses of the handler are dropped.
+//
+// A result that the store does not take is sent to the client all the same, and
+// the key stays taken until its lease ends.
+//
+// # Limits
+//
+// A store beside the business database cannot survive every crash: if the
+// process dies after the business transaction committed and before the record
+// is stored, or if the store forgets, the key runs again. The Runner of
+// idempotencypgx closes this gap by storing the record in the business
+// transaction itself; the store here is then only the gate before it.
+//
+// Bodies are read into memory up to their limit before the handler runs. How
+// slowly a client may send one is for http.Server's timeouts to say.
+package idempotency

@@ -1,0 +1,67 @@
+package idempotency
+
+import (
+	"context"
+	"time"
+)
+
+// Store keeps one record per key: who is working on it, under a lease, or what
+// came of it. Each method is one atomic step. A store decides about time by its
+// own clock. The suite in idempotencytest/conformance says what else a store
+// must do; a Store must be safe for concurrent use.
+type Store interface {
+	// Begin claims claim.Key for claim.Token unless the key is completed or
+	// claimed by a token whose lease is still running. A lease that ran out is
+	// taken over. Asking again with the token that holds the key is Acquired.
+	Begin(ctx context.Context, claim Claim) (Outcome, error)
+	// Extend starts the lease anew. ErrLeaseLost: the token does not hold it.
+	Extend(ctx context.Context, claim Claim) error
+	// Complete stores the response, with claim.Fingerprint, and ends the lease,
+	// in one step. ErrLeaseLost: the token does not hold it, and nothing was
+	// stored. Completing again with the same token is nil.
+	Complete(ctx context.Context, claim Claim, resp Response) error
+	// Release frees the key, so that the next Begin acquires it. ErrLeaseLost:
+	// the token does not hold it, and nothing was freed.
+	Release(ctx context.Context, claim Claim) error
+}
+
+// State is what a store knows about a key.
+type State int
+
+const (
+	// Acquired: the caller holds the key now and does the work.
+	Acquired State = iota + 1
+	// InProgress: someone else is doing the work.
+	InProgress
+	// Completed: the work is done.
+	Completed
+)
+
+// Outcome is the answer of Begin.
+type Outcome struct {
+	State State
+	// Lease is the length of the lease when Acquired, and what is left of the
+	// other one's when InProgress.
+	Lease time.Duration
+	// Fingerprint is the stored one, when InProgress or Completed. It is zero
+	// where the record has none.
+	Fingerprint Fingerprint
+	// Response is the stored one, when Completed.
+	Response Response
+}
+
+// refusal says why the work behind the outcome is not there for a request with
+// fingerprint fp; nil when it is to be done, or was done.
+func (o Outcome) refusal(fp Fingerprint) error {
+	switch {
+	case o.State == Acquired:
+		return nil
+	case fp.Conflicts(o.Fingerprint):
+		return ErrKeyReused
+	case o.State == InProgress:
+		return &InUseError{RetryAfter: o.Lease}
+	case o.Response.Unavailable():
+		return ErrResultUnavailable
+	}
+	return nil
+}
