@@ -1,0 +1,36 @@
+package ratelimit
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+)
+
+// maxKey is the longest key that is stored as it is.
+const maxKey = 64
+
+// EncodeKey returns the form in which a key is stored: itself if it is 1 to 64
+// of [A-Za-z0-9._-], else "h-" and 128 bits of its SHA-256 in hexadecimal. So no
+// key can reach into another's name, choose a cluster slot or grow without
+// bound. Keys that begin with "h-" are hashed too, so that none can pose as a
+// hash. Empty stays empty.
+func EncodeKey(key string) string {
+	if key == "" || plainKey(key) {
+		return key
+	}
+	sum := sha256.Sum256([]byte(key))
+	return "h-" + hex.EncodeToString(sum[:16])
+}
+
+func plainKey(key string) bool {
+	if len(key) > maxKey || len(key) >= 2 && key[:2] == "h-" {
+		return false
+	}
+	for i := range len(key) {
+		c := key[i]
+		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
+		if !letter && (c < '0' || c > '9') && c != '.' && c != '_' && c != '-' {
+			return false
+		}
+	}
+	return true
+}

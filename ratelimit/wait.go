@@ -1,0 +1,152 @@
+package ratelimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/runloop"
+)
+
+// Errors of Waiter.Wait.
+var (
+	// ErrWaitTooLong says that the charges will not be allowed within MaxWait.
+	ErrWaitTooLong = errors.New("ratelimit: wait too long")
+	// ErrNever says that a cost is more than its limit can ever hold.
+	ErrNever = errors.New("ratelimit: cost exceeds limit")
+)
+
+// WaiterConfig configures a Waiter. The zero value works.
+type WaiterConfig struct {
+	// MaxWait bounds one Wait, with the time in the queue. 0 means no bound but
+	// the context's.
+	MaxWait time.Duration
+	// Jitter is the largest share of a wait that is added at random, so that
+	// several processes do not wake at the same moment; at most 1. 0 means 0.1.
+	Jitter float64
+	// UnavailablePause is the pause before a store that could not be asked is asked
+	// again. 0 means 1 s.
+	UnavailablePause time.Duration
+
+	Rand   func() float64 // from [0, 1); nil means math/rand/v2
+	Logger *slog.Logger   // nil means slog.Default()
+}
+
+// Waiter blocks workers until their charges are allowed, first come first
+// served within the process. Make it with NewWaiter. It is safe for concurrent
+// use.
+type Waiter struct {
+	limiter Limiter
+	charges []Charge
+	cfg     WaiterConfig
+	turn    chan struct{} // goroutines that wait to send are served in order
+}
+
+// NewWaiter returns a Waiter that takes charges from l for every Wait.
+func NewWaiter(l Limiter, charges []Charge, cfg WaiterConfig) (*Waiter, error) {
+	var errs []error
+	if l == nil {
+		errs = append(errs, errNilLimiter)
+	}
+	normal, err := Normalize(charges)
+	errs = append(errs, err)
+	for _, c := range normal {
+		if c.Cost > c.Limit.capacity() {
+			errs = append(errs, fmt.Errorf("%w: limit %q: Cost is %d", ErrNever, c.Limit.Name, c.Cost))
+		}
+	}
+	if cfg.MaxWait < 0 || cfg.UnavailablePause < 0 {
+		errs = append(errs, errors.New("ratelimit: WaiterConfig.MaxWait and UnavailablePause must not be negative"))
+	}
+	if !(cfg.Jitter >= 0 && cfg.Jitter <= 1) {
+		errs = append(errs, fmt.Errorf("ratelimit: WaiterConfig.Jitter is %v, must lie between 0 and 1", cfg.Jitter))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	if cfg.Jitter == 0 {
+		cfg.Jitter = 0.1
+	}
+	if cfg.UnavailablePause == 0 {
+		cfg.UnavailablePause = time.Second
+	}
+	if cfg.Rand == nil {
+		cfg.Rand = rand.Float64
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	return &Waiter{limiter: l, charges: slices.Clone(charges), cfg: cfg, turn: make(chan struct{}, 1)}, nil
+}
+
+// Wait returns nil once the charges have been taken. A store that cannot be
+// asked is waited for. It returns ctx's error when ctx is cancelled first,
+// ErrWaitTooLong as soon as MaxWait cannot be kept, ErrNever for a cost above its
+// limit; nothing was charged then.
+func (w *Waiter) Wait(ctx context.Context) error {
+	parent := ctx
+	if w.cfg.MaxWait > 0 {
+		bounded, cancel := context.WithTimeout(ctx, w.cfg.MaxWait)
+		defer cancel()
+		ctx = bounded
+	}
+	select {
+	case w.turn <- struct{}{}:
+		defer func() { <-w.turn }()
+	case <-ctx.Done():
+		return w.gaveUp(parent)
+	}
+	for {
+		pause, err := w.try(ctx)
+		switch {
+		case ctx.Err() != nil && (err != nil || pause > 0):
+			return w.gaveUp(parent)
+		case err != nil || pause == 0:
+			return err
+		}
+		if deadline, ok := ctx.Deadline(); ok && w.cfg.MaxWait > 0 && parent.Err() == nil && time.Now().Add(pause).After(deadline) {
+			if own, ok := parent.Deadline(); !ok || own.After(deadline) {
+				return ErrWaitTooLong
+			}
+		}
+		if runloop.Sleep(ctx, pause) != nil {
+			return w.gaveUp(parent)
+		}
+	}
+}
+
+// try asks once. It returns 0 when the charges were taken, else how long to wait
+// before the next time.
+func (w *Waiter) try(ctx context.Context) (time.Duration, error) {
+	d, err := w.limiter.Allow(ctx, w.charges...)
+	switch {
+	case errors.Is(err, ErrUnavailable):
+		if ctx.Err() == nil {
+			w.cfg.Logger.WarnContext(ctx, "ratelimit: waiting for the store", slog.Any("error", err))
+		}
+		return w.jittered(w.cfg.UnavailablePause), nil
+	case err != nil:
+		return 0, err
+	case d.Allowed:
+		return 0, nil
+	case d.Never:
+		return 0, fmt.Errorf("%w: limit %q", ErrNever, d.Denied)
+	}
+	return w.jittered(max(d.RetryAfter, time.Millisecond)), nil
+}
+
+func (w *Waiter) jittered(d time.Duration) time.Duration {
+	return d + time.Duration(w.cfg.Jitter*w.cfg.Rand()*float64(d))
+}
+
+// gaveUp tells the caller's own end from MaxWait.
+func (w *Waiter) gaveUp(parent context.Context) error {
+	if err := parent.Err(); err != nil {
+		return err
+	}
+	return ErrWaitTooLong
+}
