@@ -1,0 +1,41 @@
+// Package outboxamqp publishes outbox messages to RabbitMQ.
+//
+// A Publisher is an outbox.Publisher for outbox.NewRelay. Its Run method keeps
+// the connection, so run it beside the relay's:
+//
+//	publisher, err := outboxamqp.NewPublisher(dial, outboxamqp.Config{Exchange: "events"})
+//	relay, err := outbox.NewRelay(source, outbox.Transports{"": publisher}, outbox.RelayConfig{})
+//	go publisher.Run(ctx)
+//	err = relay.Run(ctx)
+//
+// # What it promises
+//
+// A message counts as published when the broker has confirmed it and a queue
+// took it: messages are mandatory and persistent, and a returned one is a
+// failure. Many messages are in flight at once (Config.Window), so the round trip
+// to the broker does not limit the rate.
+//
+// A connection is used until the first fault, then replaced with a growing
+// pause between the attempts. The messages in its window are reported as
+// unavailable: the broker may have some of them, so they may arrive twice.
+// The client's own connection recovery must be off. While the broker blocks
+// publishers (a memory or disk alarm), messages fail as blocked, within
+// Config.ConfirmTimeout.
+//
+// A missing exchange fails only the messages routed to it. Exchanges are
+// declared by Setup, and by nothing else.
+//
+// # The form on the wire
+//
+// Properties: message_id is the id, type the name, content_type, timestamp (in
+// seconds), delivery mode persistent. Headers are text. With Config.Compat the
+// headers "type" and "X-Message-Stamp-MessageIdStamp" carry name and id once
+// more, as Symfony Messenger reads them.
+//
+// # Limits
+//
+// One channel publishes, in the order of the calls. RabbitMQ keeps the order of
+// one channel in each queue, but a message that fails and is published again
+// comes after those behind it; the relay holds the messages of a key back for that.
+// All headers of a message together have at most 64 KiB.
+package outboxamqp

@@ -1,0 +1,53 @@
+package outboxamqp
+
+import (
+	"cmp"
+	"fmt"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/internal/amqpconn"
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/wire"
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+// encode returns the message as it goes over the wire.
+func (p *Publisher) encode(m outbox.Message) (amqpconn.Out, error) {
+	if err := ids.Check(m.ID); err != nil {
+		return amqpconn.Out{}, &outbox.PublishError{Class: outbox.Permanent, Err: err}
+	}
+	if len(m.Body) > p.cfg.MaxBodyBytes {
+		err := fmt.Errorf("body of %d bytes, at most %d are allowed", len(m.Body), p.cfg.MaxBodyBytes)
+		return amqpconn.Out{}, &outbox.PublishError{Class: outbox.Permanent, Err: err}
+	}
+	route := p.cfg.Router.Route(m)
+	return amqpconn.Out{
+		Exchange: cmp.Or(route.Exchange, p.cfg.Exchange),
+		Key:      cmp.Or(route.RoutingKey, m.Name),
+		Message: amqp.Publishing{
+			MessageId:    m.ID.String(),
+			Type:         m.Name,
+			ContentType:  cmp.Or(m.ContentType, outbox.ContentTypeJSON),
+			DeliveryMode: amqp.Persistent,
+			Timestamp:    m.CreatedAt,
+			Headers:      p.headers(m, route),
+			Body:         m.Body,
+		},
+	}, nil
+}
+
+func (p *Publisher) headers(m outbox.Message, route outbox.Route) amqp.Table {
+	table := make(amqp.Table, len(m.Headers)+len(route.Headers)+2)
+	for name, value := range m.Headers {
+		table[name] = value
+	}
+	for name, value := range route.Headers {
+		table[name] = value
+	}
+	if p.cfg.Compat {
+		table[wire.HeaderType] = m.Name
+		table[wire.HeaderStamp] = wire.EncodeStamp(m.ID)
+	}
+	return table
+}

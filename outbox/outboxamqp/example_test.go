@@ -1,0 +1,30 @@
+package outboxamqp_test
+
+import (
+	"context"
+	"fmt"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
+)
+
+func ExampleNewPublisher() {
+	ctx := context.Background()
+	dial := func(context.Context) (*amqp.Connection, error) { return amqp.Dial("amqp://localhost/") }
+	publisher, err := outboxamqp.NewPublisher(dial, outboxamqp.Config{
+		Exchange: "events",
+		Router: outbox.Routes{ByName: map[string]outbox.Route{
+			"invoice.sent": {RoutingKey: "billing.invoice.sent"},
+		}},
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	cancel() // a service would cancel it when it is told to stop
+	fmt.Println(publisher.Run(ctx))
+	// Output: <nil>
+}

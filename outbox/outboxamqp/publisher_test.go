@@ -1,0 +1,253 @@
+package outboxamqp_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
+
+// start returns a running publisher.
+func start(t testing.TB, b *amqptest.Broker, cfg outboxamqp.Config) *outboxamqp.Publisher {
+	t.Helper()
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	p, err := outboxamqp.NewPublisher(b.Dial, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() {
+		if err := p.Run(ctx); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	t.Cleanup(func() {
+		cancel()
+		running.Wait()
+	})
+	return p
+}
+
+func publish(t testing.TB, p outbox.Publisher, m outbox.Message) error {
+	t.Helper()
+	outcome := make(chan error, 2)
+	p.Publish(t.Context(), m, func(err error) { outcome <- err })
+	select {
+	case err := <-outcome:
+		return err
+	case <-time.After(30 * time.Second):
+		t.Fatal("done was not called")
+		return nil
+	}
+}
+
+func message(t testing.TB, name string) outbox.Message {
+	t.Helper()
+	m, err := outbox.New(name, map[string]int{"n": 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func TestWireFormat(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Exchange(t, "events", "topic")
+	b.Queue(t, "q", nil)
+	b.Bind(t, "q", "order.#", "events")
+	m := message(t, "order.placed")
+	m.Headers = map[string]string{"tenant": "a", "region": "eu"}
+	m.Route.Headers = map[string]string{"region": "us"}
+	m.CreatedAt = time.Unix(1_700_000_000, 0)
+	plain := start(t, b, outboxamqp.Config{Exchange: "events"})
+	compat := start(t, b, outboxamqp.Config{Router: outbox.Routes{Exchange: "events"}, Compat: true})
+	for _, p := range []*outboxamqp.Publisher{plain, compat} {
+		if err := publish(t, p, m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, d := range b.Take(t, "q", 2, 10*time.Second) {
+		if d.MessageId != m.ID.String() || d.Type != "order.placed" || d.ContentType != "application/json" ||
+			d.DeliveryMode != amqp.Persistent || !d.Timestamp.Equal(m.CreatedAt) || string(d.Body) != `{"n":1}` ||
+			d.Exchange != "events" || d.RoutingKey != "order.placed" {
+			t.Errorf("message %d: %+v", i, d)
+		}
+		if d.Headers["tenant"] != "a" || d.Headers["region"] != "us" {
+			t.Errorf("headers %v", d.Headers)
+		}
+		var wantType, wantStamp any
+		if i == 1 {
+			wantType, wantStamp = "order.placed", `[{"messageId":"`+m.ID.String()+`"}]`
+		}
+		if d.Headers["type"] != wantType || d.Headers["X-Message-Stamp-MessageIdStamp"] != wantStamp {
+			t.Errorf("message %d: headers %v", i, d.Headers)
+		}
+	}
+}
+
+func TestClasses(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Exchange(t, "events", "topic")
+	full := amqp.Table{"x-max-length": int32(1), "x-overflow": "reject-publish"}
+	b.Queue(t, "full", full)
+	p := start(t, b, outboxamqp.Config{Exchange: "events", MaxBodyBytes: 100, Router: outbox.Routes{
+		ByName: map[string]outbox.Route{"to.missing": {Exchange: "missing"}},
+	}})
+	direct := start(t, b, outboxamqp.Config{})
+	if err := publish(t, direct, message(t, "full")); err != nil {
+		t.Fatal(err)
+	}
+	large, nameless := message(t, "order.placed"), message(t, "order.placed")
+	large.Body = []byte(`"` + strings.Repeat("x", 100) + `"`)
+	nameless.ID = uuid.New()
+	for name, tt := range map[string]struct {
+		p    *outboxamqp.Publisher
+		m    outbox.Message
+		want outbox.Class
+	}{
+		"no queue is bound":    {p, message(t, "order.placed"), outbox.Unroutable},
+		"exchange missing":     {p, message(t, "to.missing"), outbox.Unroutable},
+		"body too large":       {p, large, outbox.Permanent},
+		"id of version 4":      {p, nameless, outbox.Permanent},
+		"queue full":           {direct, message(t, "full"), outbox.Retryable},
+		"routing key too long": {direct, message(t, strings.Repeat("k", 256)), outbox.Permanent},
+	} {
+		if got := outbox.ClassOf(publish(t, tt.p, tt.m)); got != tt.want {
+			t.Errorf("%s: class %s, want %s", name, got, tt.want)
+		}
+	}
+}
+
+func TestSetupAndCheck(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	p, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Exchange: "events"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	findings, err := p.Check(t.Context())
+	if err != nil || len(findings) != 1 || !strings.Contains(findings[0].Problem, `"events"`) {
+		t.Fatalf("findings %v, error %v", findings, err)
+	}
+	for range 2 {
+		if err := p.Setup(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if findings, err := p.Check(t.Context()); err != nil || len(findings) != 0 {
+		t.Errorf("after Setup: findings %v, error %v", findings, err)
+	}
+	if err := p.Ready(t.Context()); err == nil {
+		t.Error("ready without Run")
+	}
+}
+
+func TestConfig(t *testing.T) {
+	t.Parallel()
+	_, err := outboxamqp.NewPublisher(nil, outboxamqp.Config{Window: -1, MaxBodyBytes: -1, ConfirmTimeout: -1})
+	for _, want := range []string{"dial", "Window", "MaxBodyBytes", "ConfirmTimeout"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v does not name %s", err, want)
+		}
+	}
+}
+
+// The relay may be faster than the first connection, and the broker may come later.
+func TestStartsBeforeItsBroker(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Queue(t, "q", nil)
+	proxy := testenv.NewProxy(t, b.URL)
+	proxy.Cut()
+	p, err := outboxamqp.NewPublisher(func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) },
+		outboxamqp.Config{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { _ = p.Run(ctx) })
+	defer running.Wait()
+	defer cancel()
+	if err := publish(t, p, message(t, "q")); outbox.ClassOf(err) != outbox.Unavailable {
+		t.Errorf("without a broker: %v", err)
+	}
+	proxy.Heal()
+	testenv.Eventually(t, 20*time.Second, func() error { return p.Ready(t.Context()) })
+	if err := publish(t, p, message(t, "q")); err != nil {
+		t.Error(err)
+	}
+	cancel()
+	running.Wait()
+	if err := publish(t, p, message(t, "q")); outbox.ClassOf(err) != outbox.Unavailable {
+		t.Errorf("after Run: %v", err)
+	}
+	if err := p.Ready(t.Context()); err == nil {
+		t.Error("ready after Run")
+	}
+}
+
+// What is in the window when Run is told to end is still confirmed.
+func TestDrain(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Queue(t, "q", nil)
+	p, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { _ = p.Run(ctx) })
+	const n = 200
+	outcomes := make(chan error, n)
+	for range n {
+		p.Publish(t.Context(), message(t, "q"), func(err error) { outcomes <- err })
+	}
+	cancel()
+	running.Wait()
+	if len(outcomes) != n {
+		t.Fatalf("%d of %d done when Run returned", len(outcomes), n)
+	}
+	close(outcomes)
+	for err := range outcomes {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if depth := b.Depth(t, "q"); depth != n {
+		t.Errorf("%d messages in the queue", depth)
+	}
+}
+
+func TestErrorsUnwrap(t *testing.T) {
+	t.Parallel()
+	refused := errors.New("refused")
+	p, err := outboxamqp.NewPublisher(func(context.Context) (*amqp.Connection, error) { return nil, refused }, outboxamqp.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Check(t.Context()); !errors.Is(err, refused) {
+		t.Errorf("Check: %v", err)
+	}
+	if err := p.Setup(t.Context()); err == nil {
+		t.Error("Setup of the default exchange")
+	}
+}
