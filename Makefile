@@ -1,0 +1,53 @@
+# Everything here needs Go and make; `make help` lists the targets.
+
+GO       ?= go
+TIMEOUT  ?= 9m
+FUZZTIME ?= 10s
+GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+VULN     := golang.org/x/vuln/cmd/govulncheck@v1.9.0
+MODULES  := . examples/reservation internal/lab
+
+# The race detector needs a C compiler; without one the tests run without it.
+RACE := $(if $(filter 1,$(shell $(GO) env CGO_ENABLED)),-race)
+
+.DEFAULT_GOAL := help
+.PHONY: help test check servers-test cover fuzz lint vuln tidy example
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+test: check servers-test ## vet, format check and all tests, on real servers it gets by itself
+
+check:
+	@unformatted=$$("$$($(GO) env GOROOT)/bin/gofmt" -l .); \
+	if [ -n "$$unformatted" ]; then echo "not formatted by gofmt:"; echo "$$unformatted"; exit 1; fi
+	$(GO) vet work
+	GOWORK=off $(GO) vet ./...
+	GOWORK=off $(GO) build ./...
+
+servers-test:
+	@$(if $(RACE),,echo "no C compiler: the tests run without the race detector")
+	$(GO) run ./internal/lab/servers -- $(GO) test $(RACE) -shuffle=on -timeout=$(TIMEOUT) work
+
+cover: ## test coverage of the packages of the root module, in cover.out
+	$(GO) run ./internal/lab/servers -- $(GO) test -timeout=$(TIMEOUT) -coverpkg=./... -coverprofile=cover.out ./...
+	$(GO) tool cover -func=cover.out | tail -1
+
+fuzz: ## every fuzz test for FUZZTIME (10s)
+	@grep -rn --include='*_test.go' -o '^func Fuzz[A-Za-z0-9_]*' . | sed 's|/[^/]*_test.go:[0-9]*:func | |' | sort -u | \
+	while read -r dir name; do \
+		echo "$$dir $$name"; \
+		$(GO) test "$$dir" -run='^$$' -fuzz="^$$name\$$" -fuzztime=$(FUZZTIME) || exit 1; \
+	done
+
+lint: ## golangci-lint, as CI runs it
+	@for dir in $(MODULES); do echo "$$dir"; (cd "$$dir" && $(GO) run $(GOLANGCI) run ./...) || exit 1; done
+
+vuln: ## known vulnerabilities in what we call
+	@for dir in $(MODULES); do (cd "$$dir" && $(GO) run $(VULN) ./...) || exit 1; done
+
+tidy: ## fail if a go.mod or go.sum is not tidy
+	@for dir in $(MODULES); do (cd "$$dir" && GOWORK=off $(GO) mod tidy -diff) || exit 1; done
+
+example: ## the ticket shop on the in-memory back end
+	$(GO) run ./examples/reservation

@@ -1,0 +1,142 @@
+package archtest
+
+import (
+	"slices"
+	"strings"
+)
+
+const module = "github.com/holdfast-go/holdfast"
+
+// The third-party modules that a rule can grant, by the prefix of their import paths.
+const (
+	pgx           = "github.com/jackc/pgx/v5"
+	redis         = "github.com/redis/go-redis/v9"
+	amqp          = "github.com/rabbitmq/amqp091-go"
+	cron          = "github.com/netresearch/go-cron"
+	containers    = "github.com/testcontainers/testcontainers-go"
+	openTelemetry = "go.opentelemetry.io/otel"
+	telemetrySDK  = "go.opentelemetry.io/otel/sdk"
+	uuid          = "github.com/google/uuid"
+)
+
+// heavy are the modules whose presence below a package is checked through all floors.
+var heavy = []string{pgx, redis, amqp, cron, containers, telemetrySDK}
+
+// light are the modules any package may import.
+var light = []string{openTelemetry, uuid}
+
+// floor says what a package may stand on. Test files are free.
+type floor struct {
+	// pkg is the package's folder, or with /... a folder and all below it.
+	pkg string
+	// clients are the heavy modules the package may compile, itself or through others.
+	clients []string
+	// on are the packages of this repository that it may compile, itself or through others.
+	on []string
+	// noTesting forbids package testing, for what a program may link.
+	noTesting bool
+	// stdOnly forbids every import from outside the standard library.
+	stdOnly bool
+	// anyModule allows direct imports of any third-party module.
+	anyModule bool
+	// publicOnly forbids direct imports of this repository's internal packages.
+	publicOnly bool
+}
+
+// ground are the internal packages that know no client.
+var ground = []string{
+	"internal/backoff", "internal/check", "internal/ids", "internal/problem", "internal/runloop",
+	"internal/sqlident", "internal/telemetry", "internal/wire",
+}
+
+var floors = slices.Concat(
+	groundFloor(),
+	[]floor{
+		{pkg: "internal/migrate", clients: []string{pgx}, on: ground},
+		{pkg: "internal/amqpconn", clients: []string{amqp}, on: ground},
+
+		// Tools of tests: nothing above stands on them, for no rule grants them.
+		{pkg: "internal/archtest", stdOnly: true},
+		{pkg: "internal/testenv", clients: []string{pgx, redis, amqp}},
+		{pkg: "internal/pgtest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv"}},
+		{pkg: "internal/redistest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv"}},
+		{pkg: "internal/amqptest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv"}},
+		{pkg: "internal/lab/...", clients: heavy, on: []string{"..."}, anyModule: true},
+
+		// Transactions are Postgres: this core is pgx and is not split.
+		{pkg: "txretry", clients: []string{pgx}, on: with(ground, "txretry/..."), noTesting: true},
+		{pkg: "txretry/internal/...", clients: []string{pgx}, on: with(ground, "txretry/..."), noTesting: true},
+		{pkg: "txretry/txretrytest", clients: []string{pgx}, on: with(ground, "txretry/..."), noTesting: true},
+		{pkg: "txretry/txretrytest/conformance", clients: []string{pgx}, on: with(ground, "txretry/...")},
+
+		{pkg: "examples/reservation/internal/booking", stdOnly: true},
+		{pkg: "examples/reservation/...", clients: heavy, on: []string{"..."}, anyModule: true, publicOnly: true},
+	},
+	core("idempotency", "pgx", "redis"),
+	core("outbox", "pgx", "amqp", "redis"),
+	core("inbox", "pgx", "redis", "amqp"),
+	core("ratelimit", "redis"),
+	core("expiry", "pgx"),
+)
+
+func groundFloor() []floor {
+	var all []floor
+	for _, pkg := range ground {
+		all = append(all, floor{pkg: pkg, on: ground, noTesting: true})
+	}
+	return all
+}
+
+// core returns the floors of one core: itself, its adapters, its fakes and their conformance suite.
+func core(name string, adapters ...string) []floor {
+	own := with(ground, name, name+"/internal/...")
+	var parser []string
+	if name == "expiry" {
+		parser = []string{cron}
+	}
+	all := []floor{
+		{pkg: name, clients: parser, on: own, noTesting: true},
+		{pkg: name + "/internal/...", clients: parser, on: own, noTesting: true},
+	}
+	for _, adapter := range adapters {
+		pkg := name + "/" + name + adapter
+		switch adapter {
+		case "pgx":
+			all = append(all, floor{pkg: pkg, clients: with(parser, pgx), on: with(own, "txretry", "txretry/internal/...", "internal/migrate"), noTesting: true})
+		case "redis":
+			all = append(all, floor{pkg: pkg, clients: with(parser, redis), on: own, noTesting: true})
+		case "amqp":
+			all = append(all, floor{pkg: pkg, clients: with(parser, amqp), on: with(own, "internal/amqpconn"), noTesting: true})
+		}
+	}
+	// Fakes take part in the fake transaction, which knows pgx.
+	fake := name + "/" + name + "test"
+	onFake := with(own, "txretry", "txretry/internal/...", "txretry/txretrytest", fake)
+	return append(all,
+		floor{pkg: fake, clients: with(parser, pgx), on: onFake, noTesting: true},
+		floor{pkg: fake + "/conformance", clients: with(parser, pgx), on: with(onFake, name+"/"+name+"pgx", "internal/migrate")},
+	)
+}
+
+func with(list []string, more ...string) []string { return slices.Concat(list, more) }
+
+// floorOf returns the rule for a package, the most specific one first.
+func floorOf(pkg string) (floor, bool) {
+	var best floor
+	found := false
+	for _, f := range floors {
+		if covers(f.pkg, pkg) && (!found || len(f.pkg) > len(best.pkg)) {
+			best, found = f, true
+		}
+	}
+	return best, found
+}
+
+// covers reports whether pattern, a folder or folder/..., names pkg.
+func covers(pattern, pkg string) bool {
+	if pattern == "..." || pattern == pkg {
+		return true
+	}
+	folder, all := strings.CutSuffix(pattern, "/...")
+	return all && (pkg == folder || strings.HasPrefix(pkg, folder+"/"))
+}
