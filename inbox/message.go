@@ -42,7 +42,7 @@ type Message struct {
 
 // Validate returns an error of class ClassValidation, all violations in one, when the
 // message cannot be given to any handler: its id is no UUID v7, or its name is empty or
-// longer than MaxNameBytes. What arrived is never quoted in the error.
+// longer than MaxNameBytes.
 func (m *Message) Validate() error {
 	var problems []error
 	switch {

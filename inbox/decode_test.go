@@ -1,0 +1,70 @@
+package inbox_test
+
+import (
+	"encoding/json"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/inbox"
+)
+
+type payload struct {
+	Number int            `json:"number"`
+	At     time.Time      `json:"at"`
+	More   map[string]any `json:"more"`
+}
+
+func TestDecode(t *testing.T) {
+	t.Parallel()
+	for _, contentType := range []string{"", "application/json", "application/json; charset=utf-8", "application/cloudevents+json", "APPLICATION/JSON"} {
+		m := &inbox.Message{Body: []byte(` {"number": 7, "new": [1]} `), ContentType: contentType}
+		if got, err := inbox.Decode[payload](m); err != nil || got.Number != 7 {
+			t.Errorf("%q: %+v, %v", contentType, got, err)
+		}
+	}
+	if got, err := inbox.Decode[*payload](&inbox.Message{Body: []byte(`{"number":7}`)}); err != nil || got.Number != 7 {
+		t.Errorf("pointer: %+v, %v", got, err)
+	}
+}
+
+func TestDecodeRefuses(t *testing.T) {
+	t.Parallel()
+	for name, m := range map[string]*inbox.Message{
+		"nothing":      {},
+		"null":         {Body: []byte(" null\n")},
+		"broken":       {Body: []byte(`{"number":`)},
+		"trailing":     {Body: []byte(`{"number":1} {"number":2}`)},
+		"wrong type":   {Body: []byte(`{"number":"secret"}`)},
+		"own decoding": {Body: []byte(`{"at":"secret"}`)},
+		"not JSON":     {Body: []byte(`{}`), ContentType: "application/x-protobuf"},
+		"bad type":     {Body: []byte(`{}`), ContentType: ";;"},
+		"deep":         {Body: []byte(`{"more":{"a":` + strings.Repeat("[", 20_000) + strings.Repeat("]", 20_000) + `}}`)},
+		"huge":         {Body: make([]byte, inbox.MaxBodyBytes+1)},
+	} {
+		got, err := inbox.Decode[payload](m)
+		if f := inbox.Classify(err); f.Class != inbox.ClassValidation || f.Action != inbox.ActionDead {
+			t.Errorf("%s: error %v classified %+v", name, err, f)
+			continue
+		}
+		if strings.Contains(err.Error(), "secret") || !reflect.ValueOf(got).IsZero() {
+			t.Errorf("%s: error %q, value %+v", name, err, got)
+		}
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	for _, seed := range []string{`{"number":1}`, `null`, ``, `[]`, `{"number":1e400}`, `{"at":"x"}`, "\xff"} {
+		f.Add([]byte(seed), "application/json")
+	}
+	f.Fuzz(func(t *testing.T, body []byte, contentType string) {
+		_, err := inbox.Decode[payload](&inbox.Message{Body: body, ContentType: contentType})
+		switch {
+		case err == nil && !json.Valid(body):
+			t.Errorf("accepted %q", body)
+		case err != nil && inbox.Classify(err).Class != inbox.ClassValidation:
+			t.Errorf("class of %v", err)
+		}
+	})
+}
