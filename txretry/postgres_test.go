@@ -2,13 +2,17 @@ package txretry_test
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
+	"net/url"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest/conformance"
 )
@@ -28,12 +32,49 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// newCounter returns a pool with a table of one counter.
+// newCounter returns a pool with a table of ten counters.
 func newCounter(t *testing.T) *pgxpool.Pool {
 	t.Helper()
-	pool := pgtest.New(t)
+	return counterOn(t, pgtest.URL(t))
+}
+
+// counterOn creates the table at an address. When the test ends, the pool must
+// have its connections back and the server no transaction of it.
+func counterOn(t *testing.T, rawURL string) *pgxpool.Pool {
+	t.Helper()
+	name := "holdfast_" + rand.Text()
+	pool := pgtest.Pool(t, withParam(t, rawURL, "application_name", name), 10)
 	exec(t, pool, "create table counter (id int primary key, n int not null); insert into counter select i, 0 from generate_series(1, 10) i")
+	t.Cleanup(func() { checkSettled(t, pool, name) })
 	return pool
+}
+
+func withParam(t *testing.T, rawURL, key, value string) string {
+	t.Helper()
+	u, err := url.Parse(rawURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	query := u.Query()
+	query.Set(key, value)
+	u.RawQuery = query.Encode()
+	return u.String()
+}
+
+func checkSettled(t *testing.T, pool *pgxpool.Pool, name string) {
+	t.Helper()
+	ctx := context.WithoutCancel(t.Context())
+	testenv.Eventually(t, 10*time.Second, func() error {
+		if n := pool.Stat().AcquiredConns(); n != 0 {
+			return fmt.Errorf("%d connections were not given back", n)
+		}
+		var open int
+		err := pool.QueryRow(ctx, "select count(*) from pg_stat_activity where application_name = $1 and state like 'idle in%'", name).Scan(&open)
+		if err == nil && open != 0 {
+			err = fmt.Errorf("%d sessions are idle in a transaction", open)
+		}
+		return err
+	})
 }
 
 func newManager(t *testing.T, pool *pgxpool.Pool, cfg txretry.Config) *txretry.Manager {

@@ -65,6 +65,7 @@ type fakeSession struct {
 	state    session.State
 	readOnly bool
 	undo     []func()
+	commits  []func() // of staged effects
 	marks    []mark
 }
 
@@ -186,6 +187,9 @@ func (s *fakeSession) Rollback(context.Context) error {
 func (s *fakeSession) end(applied bool) {
 	s.state = session.Idle
 	if applied {
+		for _, commit := range s.commits {
+			commit()
+		}
 		s.db.count(func(st *Stats) { st.Commits++ })
 		return
 	}

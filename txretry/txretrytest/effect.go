@@ -31,6 +31,28 @@ func Effect(tx pgx.Tx, apply, undo func()) error {
 	})
 }
 
+// StagedEffect is [Effect] for memory that others must not see before the
+// commit: commit runs as soon as the transaction is applied, also where the
+// reply of COMMIT is lost, unless undo has run before.
+func StagedEffect(tx pgx.Tx, apply, undo, commit func()) error {
+	if undo == nil || commit == nil {
+		return errors.New("txretrytest: StagedEffect needs an undo and a commit function")
+	}
+	undone := false
+	stage := func(s *fakeSession) error {
+		s.commits = append(s.commits, func() {
+			if !undone {
+				commit()
+			}
+		})
+		return nil
+	}
+	if err := Effect(tx, apply, func() { undone = true; undo() }); err != nil {
+		return err
+	}
+	return onFake(tx, stage)
+}
+
 // Fail makes a fake transaction fail as a statement's error does, such as a
 // unique violation found by a fake store: nothing but a rollback, to a savepoint
 // or of the whole, is possible afterwards. It returns err, or what Effect

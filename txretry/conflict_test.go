@@ -1,0 +1,201 @@
+package txretry_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/txretry"
+)
+
+// observed is a short-delay configuration that collects the retries.
+func observed() (txretry.Config, *recorder) {
+	r := &recorder{}
+	return txretry.Config{
+		BaseDelay: time.Millisecond, MaxDelay: 5 * time.Millisecond,
+		Hooks: txretry.Hooks{OnRetry: r.add},
+	}, r
+}
+
+type recorder struct {
+	mu      sync.Mutex
+	retries []txretry.Retry
+}
+
+func (r *recorder) add(_ context.Context, retry txretry.Retry) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.retries = append(r.retries, retry)
+}
+
+// want checks that there was exactly one retry.
+func (r *recorder) want(t *testing.T, sqlstate string, phase txretry.Phase) {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.retries) != 1 {
+		t.Fatalf("%d retries, want 1: %+v", len(r.retries), r.retries)
+	}
+	if a := r.retries[0].Attempt; a.SQLSTATE != sqlstate || a.Phase != phase {
+		t.Errorf("retried for %s in %s, want %s in %s", a.SQLSTATE, a.Phase, sqlstate, phase)
+	}
+}
+
+func wantCounter(t *testing.T, pool *pgxpool.Pool, want int) {
+	t.Helper()
+	got, err := read(context.WithoutCancel(t.Context()), pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != want {
+		t.Errorf("counter is %d, want %d", got, want)
+	}
+}
+
+func TestSerializationFailureAtStatement(t *testing.T) {
+	t.Parallel()
+	pool := newCounter(t)
+	cfg, retries := observed()
+	first := true
+	err := newManager(t, pool, cfg).Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+		var n int
+		if err := tx.QueryRow(ctx, "select n from counter where id = 1").Scan(&n); err != nil {
+			return err
+		}
+		if first {
+			first = false
+			exec(t, pool, "update counter set n = n + 10 where id = 1")
+		}
+		_, err := tx.Exec(ctx, "update counter set n = $1 where id = 1", n+1)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	retries.want(t, "40001", txretry.PhaseFn)
+	wantCounter(t, pool, 11)
+}
+
+// Two transactions each read both rows and write one: write skew.
+func TestSerializationFailureAtCommit(t *testing.T) {
+	t.Parallel()
+	pool := newCounter(t)
+	cfg, retries := observed()
+	m := newManager(t, pool, cfg)
+	skew := func(ctx context.Context, tx pgx.Tx, id int) error {
+		var sum int
+		if err := tx.QueryRow(ctx, "select sum(n) from counter where id in (1, 2)").Scan(&sum); err != nil || sum > 0 {
+			return err
+		}
+		_, err := tx.Exec(ctx, "update counter set n = 1 where id = $1", id)
+		return err
+	}
+	first := true
+	err := m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+		if err := skew(ctx, tx, 1); err != nil || !first {
+			return err
+		}
+		first = false
+		return m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error { return skew(ctx, tx, 2) })
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	retries.want(t, "40001", txretry.PhaseCommit)
+	wantCounter(t, pool, 0)
+}
+
+func TestDeadlock(t *testing.T) {
+	t.Parallel()
+	pool := newCounter(t)
+	cfg, retries := observed()
+	cfg.Isolation = pgx.ReadCommitted
+	m := newManager(t, pool, cfg)
+	var bothHold sync.WaitGroup
+	bothHold.Add(2)
+	lock := func(first, second int) error {
+		var once sync.Once
+		return m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, "update counter set n = n + 1 where id = $1", first); err != nil {
+				return err
+			}
+			once.Do(func() {
+				bothHold.Done()
+				bothHold.Wait()
+			})
+			_, err := tx.Exec(ctx, "update counter set n = n + 1 where id = $1", second)
+			return err
+		})
+	}
+	other := make(chan error, 1)
+	go func() { other <- lock(2, 1) }()
+	if err := errors.Join(lock(1, 2), <-other); err != nil {
+		t.Fatal(err)
+	}
+	retries.want(t, "40P01", txretry.PhaseFn)
+	wantCounter(t, pool, 2)
+}
+
+func TestLockTimeout(t *testing.T) {
+	t.Parallel()
+	for name, sql := range map[string]string{
+		"lock_timeout": "select from counter where id = 1 for update",
+		"nowait":       "select from counter where id = 1 for update nowait",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := newCounter(t)
+			blocker, err := pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = blocker.Rollback(context.WithoutCancel(t.Context())) }()
+			if err := add(t.Context(), blocker, 1); err != nil {
+				t.Fatal(err)
+			}
+			cfg, retries := observed()
+			opts := txretry.Options{LockTimeout: 30 * time.Millisecond, MaxAttempts: 2}
+			err = newManager(t, pool, cfg).DoWith(t.Context(), opts, func(ctx context.Context, tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, sql)
+				return err
+			})
+			var timeout *txretry.LockTimeoutError
+			if !errors.As(err, &timeout) || len(timeout.Attempts) != 2 {
+				t.Fatalf("error %v, want *LockTimeoutError after 2 attempts", err)
+			}
+			retries.want(t, "55P03", txretry.PhaseFn)
+		})
+	}
+}
+
+func TestNoLostUpdates(t *testing.T) {
+	t.Parallel()
+	const workers, each = 32, 5
+	pool := newCounter(t)
+	m := newManager(t, pool, txretry.Config{MaxAttempts: 1000, BaseDelay: time.Millisecond, MaxDelay: 50 * time.Millisecond})
+	var wg sync.WaitGroup
+	for range workers {
+		wg.Go(func() {
+			for range each {
+				err := m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+					var n int
+					if err := tx.QueryRow(ctx, "select n from counter where id = 1").Scan(&n); err != nil {
+						return err
+					}
+					_, err := tx.Exec(ctx, "update counter set n = $1 where id = 1", n+1)
+					return err
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	wantCounter(t, pool, workers*each)
+}

@@ -1,0 +1,205 @@
+package txretry_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/txretry"
+)
+
+func wantSQLSTATE(t *testing.T, err error, want string) {
+	t.Helper()
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) || pgErr.Code != want {
+		t.Errorf("error %v, want SQLSTATE %s in it", err, want)
+	}
+}
+
+func wantUnknown(t *testing.T, err error) {
+	t.Helper()
+	var unknown *txretry.CommitUnknownError
+	if !errors.As(err, &unknown) {
+		t.Fatalf("error %v, want *CommitUnknownError", err)
+	}
+	if pgconn.SafeToRetry(err) {
+		t.Error("an unknown commit is called safe to retry")
+	}
+}
+
+func TestBackendTerminated(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		swallow bool
+		check   func(t *testing.T, err error)
+	}{
+		"at a statement": {false, func(t *testing.T, err error) { wantSQLSTATE(t, err, "57P01") }},
+		"before COMMIT":  {true, wantUnknown},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := newCounter(t)
+			calls := 0
+			err := newManager(t, pool, txretry.Config{}).Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+				calls++
+				if err := add(ctx, tx, 1); err != nil {
+					return err
+				}
+				pid := tx.Conn().PgConn().PID()
+				exec(t, pool, "select pg_terminate_backend($1, 5000)", pid)
+				if test.swallow {
+					return nil
+				}
+				return add(ctx, tx, 1)
+			})
+			test.check(t, err)
+			if calls != 1 {
+				t.Errorf("fn ran %d times, want once", calls)
+			}
+			wantCounter(t, pool, 0)
+		})
+	}
+}
+
+// A statement that lost the connection, its error swallowed, is known to be
+// rolled back: COMMIT is not sent.
+func TestConnectionLostBeforeCommit(t *testing.T) {
+	t.Parallel()
+	pool := newCounter(t)
+	err := newManager(t, pool, txretry.Config{}).Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, "select pg_terminate_backend(pg_backend_pid())")
+		wantSQLSTATE(t, err, "57P01")
+		return nil
+	})
+	if !errors.Is(err, pgx.ErrTxCommitRollback) {
+		t.Errorf("error %v, want one that is pgx.ErrTxCommitRollback", err)
+	}
+	wantSQLSTATE(t, err, "57P01")
+}
+
+func TestCommitReplyLost(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct{ pipeline, reset bool }{
+		"silence":                {false, false},
+		"reset":                  {false, true},
+		"silence, with AtCommit": {true, false},
+		"reset, with AtCommit":   {true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rawURL := pgtest.URL(t)
+			direct := counterOn(t, rawURL)
+			proxy := testenv.NewProxy(t, rawURL)
+			pool := pgtest.Pool(t, proxy.URL(), 2)
+			cfg := txretry.Config{CommitTimeout: 300 * time.Millisecond}
+			if test.reset {
+				cfg.CommitTimeout = time.Minute
+			}
+			m := newManager(t, pool, cfg)
+			work := func(ctx context.Context, tx pgx.Tx) error {
+				if test.pipeline {
+					txretry.AtCommit(tx, "update counter set n = n + $1 where id = 1", 1)
+					return nil
+				}
+				return add(ctx, tx, 1)
+			}
+			// Statements are prepared by a first round, so that the second is one trip.
+			if err := m.Do(t.Context(), work); err != nil {
+				t.Fatal(err)
+			}
+			go func() {
+				if !test.reset {
+					return
+				}
+				for n := 0; n < 2 && t.Context().Err() == nil; {
+					n, _ = read(t.Context(), direct)
+				}
+				proxy.Cut()
+			}()
+			calls := 0
+			err := m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+				calls++
+				txretry.AfterCommit(tx, func() { t.Error("AfterCommit ran without an answer") })
+				defer proxy.DropReplies()
+				return work(ctx, tx)
+			})
+			wantUnknown(t, err)
+			if calls != 1 {
+				t.Errorf("fn ran %d times, want once", calls)
+			}
+			testenv.Eventually(t, 10*time.Second, func() error {
+				n, err := read(t.Context(), direct)
+				if err == nil && n != 2 {
+					err = errors.New("not applied")
+				}
+				return err
+			})
+		})
+	}
+}
+
+// The caller's cancellation reaches statements, not COMMIT.
+func TestCancelDuringLockWait(t *testing.T) {
+	t.Parallel()
+	pool := newCounter(t)
+	blocker, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = blocker.Rollback(context.WithoutCancel(t.Context())) }()
+	if err := add(t.Context(), blocker, 1); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	err = newManager(t, pool, txretry.Config{}).Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		return add(ctx, tx, 1)
+	})
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("error %v, want deadline exceeded", err)
+	}
+}
+
+func TestFnEndsTheTransaction(t *testing.T) {
+	t.Parallel()
+	for _, sql := range []string{"commit", "rollback"} {
+		t.Run(sql, func(t *testing.T) {
+			t.Parallel()
+			pool := newCounter(t)
+			calls := 0
+			err := newManager(t, pool, txretry.Config{}).Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+				calls++
+				txretry.AfterCommit(tx, func() { t.Error("AfterCommit ran") })
+				if _, err := tx.Exec(ctx, sql); err != nil {
+					return err
+				}
+				return &pgconn.PgError{Code: "40001"}
+			})
+			if !errors.Is(err, txretry.ErrManaged) || calls != 1 {
+				t.Errorf("error %v after %d calls, want ErrManaged after one", err, calls)
+			}
+		})
+	}
+}
+
+func TestRowsLeftOpen(t *testing.T) {
+	t.Parallel()
+	pool := newCounter(t)
+	err := newManager(t, pool, txretry.Config{}).Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+		if err := add(ctx, tx, 1); err != nil {
+			return err
+		}
+		_, err := tx.Query(ctx, "select generate_series(1, 100000)")
+		return err
+	})
+	if !errors.Is(err, pgx.ErrTxCommitRollback) {
+		t.Errorf("error %v, want one that is pgx.ErrTxCommitRollback", err)
+	}
+	wantCounter(t, pool, 0)
+}
