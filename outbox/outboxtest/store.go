@@ -1,0 +1,172 @@
+package outboxtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+)
+
+// Store is an outbox in memory. Its methods are safe for concurrent use.
+type Store struct {
+	mu        sync.Mutex
+	entries   []*entry // not published and not dead, in stored order
+	byID      map[uuid.UUID]*entry
+	published []outbox.Message
+	dead      []DeadLetter
+	lanes     [outbox.Lanes]lane
+}
+
+// keep bounds the published messages that are remembered.
+const keep = 10_000
+
+type entry struct {
+	outbox.Message
+	committed bool
+	due       time.Time // zero: ready
+}
+
+type lane struct {
+	token int64
+	until time.Time // free from then on
+}
+
+// DeadLetter is a message that was given up.
+type DeadLetter struct {
+	outbox.Message
+	Class  outbox.Class
+	Err    string
+	DiedAt time.Time
+}
+
+// NewStore returns an empty Store.
+func NewStore() *Store { return &Store{byID: map[uuid.UUID]*entry{}} }
+
+// Write stores messages as part of a transaction of txretrytest.Manager: a
+// relay sees them once it has committed, and never if it rolls back. What
+// outbox.Prepare refuses is refused with nothing stored; an id that is stored
+// already fails the transaction with the unique violation that Postgres gives.
+func (s *Store) Write(ctx context.Context, tx pgx.Tx, msgs ...outbox.Message) error {
+	if tx == nil {
+		return errors.New("outboxtest: Write needs a transaction")
+	}
+	if len(msgs) == 0 {
+		return nil
+	}
+	prepared, err := outbox.Prepare(ctx, msgs, 0)
+	if err != nil {
+		return err
+	}
+	if id, taken := s.taken(prepared); taken {
+		return txretrytest.Fail(tx, &pgconn.PgError{Severity: "ERROR", Code: "23505", Message: "duplicate message id " + id.String()})
+	}
+	added := make([]*entry, len(prepared))
+	for i, m := range prepared {
+		m.PublishedAt, m.Attempts = time.Time{}, 0
+		added[i] = &entry{Message: clone(m)}
+	}
+	err = txretrytest.StagedEffect(tx, func() { s.add(added) }, func() { s.remove(added) }, func() { s.commit(added) })
+	if err != nil {
+		return fmt.Errorf("outboxtest: write: %w", err)
+	}
+	return nil
+}
+
+func (s *Store) taken(msgs []outbox.Message) (uuid.UUID, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, m := range msgs {
+		if s.byID[m.ID] != nil {
+			return m.ID, true
+		}
+	}
+	return uuid.Nil, false
+}
+
+func (s *Store) add(added []*entry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	for _, e := range added {
+		e.CreatedAt = now
+		s.byID[e.ID] = e
+	}
+	s.entries = append(s.entries, added...)
+}
+
+func (s *Store) remove(gone []*entry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range gone {
+		delete(s.byID, e.ID)
+	}
+	s.sweep()
+}
+
+// sweep drops the entries that byID has forgotten. The caller holds the lock.
+func (s *Store) sweep() {
+	s.entries = slices.DeleteFunc(s.entries, func(e *entry) bool { return s.byID[e.ID] != e })
+}
+
+func (s *Store) commit(added []*entry) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range added {
+		e.committed = true
+	}
+}
+
+// List returns the committed messages that are not published yet, in stored
+// order. Dead letters are not among them.
+func (s *Store) List() []outbox.Message {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var list []outbox.Message
+	for _, e := range s.entries {
+		if e.committed {
+			list = append(list, clone(e.Message))
+		}
+	}
+	return list
+}
+
+// Published returns the messages that a relay has settled as published, in
+// that order; the last 10,000 of them.
+func (s *Store) Published() []outbox.Message {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.published)
+}
+
+// DeadLetters returns the messages that were given up, the oldest first.
+func (s *Store) DeadLetters() []DeadLetter {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.dead)
+}
+
+// Retry moves the dead letter with the id back, behind all messages, with its
+// attempts forgotten. False: there is none.
+func (s *Store) Retry(id uuid.UUID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := slices.IndexFunc(s.dead, func(d DeadLetter) bool { return d.ID == id })
+	if i < 0 {
+		return false
+	}
+	m := s.dead[i].Message
+	m.Attempts = 0
+	s.dead = slices.Delete(s.dead, i, i+1)
+	s.byID[id] = &entry{Message: m, committed: true}
+	s.entries = append(s.entries, s.byID[id])
+	return true
+}
