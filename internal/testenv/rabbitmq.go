@@ -66,6 +66,7 @@ func (r *rabbitmq) config() string {
 		fmt.Sprintf("management.tcp.port = %d", r.adminPort),
 		"vm_memory_high_watermark.absolute = 1GB",
 		"disk_free_limit.absolute = 50MB",
+		"collect_statistics_interval = 1000",
 		"log.console = true",
 		"log.console.level = warning",
 	}, r.extra...)

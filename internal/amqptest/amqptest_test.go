@@ -1,0 +1,54 @@
+package amqptest_test
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
+
+func TestBroker(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Exchange(t, "orders", "topic")
+	b.Queue(t, "q", nil)
+	b.Bind(t, "q", "order.*", "orders")
+	for _, body := range []string{"1", "2", "3"} {
+		b.Publish(t, "orders", "order.placed", amqp.Publishing{Body: []byte(body)})
+	}
+	if n := b.Depth(t, "q"); n != 3 {
+		t.Errorf("depth %d, want 3", n)
+	}
+	got := b.Take(t, "q", 2, 5*time.Second)
+	if len(got) != 2 || string(got[0].Body) != "1" || string(got[1].Body) != "2" {
+		t.Errorf("took %v", got)
+	}
+	if n := b.Depth(t, "q"); n != 1 {
+		t.Errorf("depth %d, want 1", n)
+	}
+}
+
+func TestCloseConnections(t *testing.T) {
+	t.Parallel()
+	b, other := amqptest.New(t), amqptest.New(t)
+	closed := b.Channel(t).NotifyClose(make(chan *amqp.Error, 1))
+	spared := other.Channel(t)
+	b.CloseConnections(t)
+	select {
+	case err := <-closed:
+		if err == nil || err.Code != amqp.ConnectionForced {
+			t.Errorf("closed with %v, want %d", err, amqp.ConnectionForced)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the connection is still open")
+	}
+	if spared.IsClosed() {
+		t.Error("a connection of another virtual host was closed")
+	}
+}
