@@ -66,6 +66,12 @@ type Options struct {
 	MaxAttempts int
 
 	LockTimeout, StatementTimeout time.Duration
+
+	// SerialKey names what the call contends for, such as "event:42". The calls
+	// of this manager with the same key run one after another, first come first
+	// served, and wait without holding a connection: a hot row costs a queue
+	// instead of a storm of serialization failures. "" does not queue.
+	SerialKey string
 }
 
 func (c Config) withDefaults() Config {

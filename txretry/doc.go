@@ -32,6 +32,10 @@
 // lock is held. A delay that would outlast the context's deadline is not begun.
 // What remains is a *[LockTimeoutError]: HTTP 503, code LOCK_TIMEOUT.
 //
+// Callers that contend for one row, such as the buyers of one event, can take
+// turns instead: Options{SerialKey: "event:42"} queues them in this process,
+// without a connection, and leaves the conflicts to what other processes do.
+//
 // # Three outcomes
 //
 // Do returning nil means committed. Any other return means rolled back, with one

@@ -3,6 +3,7 @@ package txretry
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -30,6 +31,7 @@ type Manager struct {
 	cfg       Config
 	policy    backoff.Policy
 	begin     beginCache
+	turns     turns
 	telemetry telemetry
 	marker    any // context key of a running fn
 }
@@ -99,11 +101,24 @@ func (m *Manager) DoWith(ctx context.Context, opts Options, fn func(ctx context.
 		return ErrNested
 	}
 	c := &call{m: m, opts: opts, spec: m.begin.spec(opts), fn: fn, outcome: RolledBack}
-	hooks, err := m.observe(ctx, c)
+	hooks, err := m.inTurn(ctx, c)
 	for _, hook := range hooks {
 		hook()
 	}
 	return err
+}
+
+// inTurn runs a call when its turn within its serial key has come.
+func (m *Manager) inTurn(ctx context.Context, c *call) ([]func(), error) {
+	if c.opts.SerialKey == "" {
+		return m.observe(ctx, c)
+	}
+	leave, err := m.turns.enter(ctx, c.opts.SerialKey)
+	if err != nil {
+		return nil, fmt.Errorf("txretry: waiting for the serial key: %w", err)
+	}
+	defer leave()
+	return m.observe(ctx, c)
 }
 
 // observe runs a call and reports it, also when fn panics.
