@@ -3,7 +3,12 @@ package inbox
 import (
 	"context"
 	"errors"
+
+	"github.com/holdfast-go/holdfast/internal/check"
 )
+
+// Finding is one thing that an adapter's Check found missing or mis-set on its server.
+type Finding = check.Finding
 
 // Processor does the work of messages. *Mux is one without deduplication; inboxpgx and
 // inboxredis have those with it. Package inboxtest/conformance holds what they promise.

@@ -1,0 +1,74 @@
+package inboxpgx
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/inbox"
+)
+
+const component = "inboxpgx"
+
+// pruneGrace is how much older than the retention an entry may get before Check tells.
+const pruneGrace = 24 * time.Hour
+
+// Check looks for what is missing or mis-set in the database: the table, its key, the
+// right to insert, and entries that should long have been pruned. No findings mean that
+// all is well; an error means that it could not look.
+func Check(ctx context.Context, pool *pgxpool.Pool, cfg PruneConfig) ([]inbox.Finding, error) {
+	cfg = cfg.withDefaults()
+	schema := SchemaConfig{Schema: cfg.Schema, Table: cfg.Table}.withDefaults()
+	name, err := schema.qualified()
+	if err := errors.Join(err, cfg.validate()); err != nil {
+		return nil, err
+	}
+	var unique, insertable bool
+	err = pool.QueryRow(ctx, `SELECT has_table_privilege(to_regclass($1), 'INSERT'), EXISTS (
+		SELECT FROM pg_index i WHERE i.indrelid = to_regclass($1) AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indnkeyatts = 2
+		AND ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = i.indrelid AND attnum = ANY(i.indkey) ORDER BY 1) = '{consumer,message_id}')
+		WHERE to_regclass($1) IS NOT NULL`, name).Scan(&insertable, &unique)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return []inbox.Finding{{Component: component, Problem: "table " + schema.Table + " does not exist", Mend: "call inboxpgx.Migrate"}}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("inboxpgx: check: %w", err)
+	}
+	var findings []inbox.Finding
+	if !unique {
+		findings = append(findings, inbox.Finding{
+			Component: component, Problem: "table " + schema.Table + " has no unique index on (consumer, message_id): duplicates are not recognised",
+			Mend: "ALTER TABLE " + name + " ADD PRIMARY KEY (consumer, message_id)",
+		})
+	}
+	if !insertable {
+		findings = append(findings, inbox.Finding{
+			Component: component, Problem: "no right to insert into table " + schema.Table, Mend: "GRANT INSERT ON " + name + " TO the consumer's role",
+		})
+	}
+	return appendUnpruned(ctx, pool, cfg, name, schema.Table, findings)
+}
+
+func appendUnpruned(ctx context.Context, pool *pgxpool.Pool, cfg PruneConfig, name, table string, findings []inbox.Finding) ([]inbox.Finding, error) {
+	var overdue bool
+	err := pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+name+` WHERE processed_at < now() - $1::interval)`, cfg.Retention+pruneGrace).Scan(&overdue)
+	var answer *pgconn.PgError
+	if errors.As(err, &answer) && answer.Code == "42501" {
+		return findings, nil // this role may insert only; then another one prunes
+	}
+	if err != nil {
+		return nil, fmt.Errorf("inboxpgx: check: %w", err)
+	}
+	if overdue {
+		findings = append(findings, inbox.Finding{
+			Component: component, Problem: fmt.Sprintf("table %s holds entries more than a day older than the retention of %v", table, cfg.Retention),
+			Mend: "call inboxpgx.Prune regularly",
+		})
+	}
+	return findings, nil
+}

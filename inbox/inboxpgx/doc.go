@@ -1,0 +1,42 @@
+// Package inboxpgx makes the effect of a message happen once: the message's id is recorded
+// in the handler's own Postgres transaction.
+//
+//	p, err := inboxpgx.NewProcessor(manager, inboxpgx.Config{Consumer: "billing"})
+//	err = inboxpgx.Handle(p, "order.placed", func(ctx context.Context, tx pgx.Tx, o OrderPlaced) error { … }, inboxpgx.HandlerConfig{})
+//
+// For each message the Processor begins a transaction through a txretry.Transactor, runs
+//
+//	INSERT INTO holdfast_inbox … ON CONFLICT DO NOTHING
+//
+// and then the handler, and commits. When the row was there already the handler is skipped
+// and the message counts as done. When the handler fails the row is rolled back with its
+// other writes, so a retry runs it again.
+//
+// # Guarantees
+//
+//   - What the handler writes through tx takes effect once per consumer and message id,
+//     for as long as the entry is kept (8 days, see Prune), whatever crashes when and
+//     however many copies arrive at once. That covers messages written to an outbox in tx.
+//   - Two copies at the same time: the second one waits for the first. At SERIALIZABLE it
+//     then fails with 40001, is tried again and finds the entry. No read precedes the
+//     INSERT: it would make different new ids conflict with each other.
+//   - A message is done only after COMMIT was confirmed. When the answer to COMMIT was lost
+//     the message is given back, and the entry decides at its next delivery.
+//
+// The handler may run several times within one delivery, when its transaction is retried,
+// so it must have no effects but through tx and txretry.AfterCommit. HandlePrepared gives
+// slow calls to other systems their place before the transaction; they happen at every
+// delivery, that of a copy too, and must bear repetition.
+//
+// # Whose failure it is
+//
+// A database that cannot be reached, that breaks off the connection, refuses new ones, is
+// read-only or out of resources fails no message: the error is inbox.Unavailable. So is an
+// unknown outcome of COMMIT. Waiting in vain for a copy that is being processed elsewhere is
+// inbox.Postpone. A *txretry.LockTimeoutError of the handler's own locks is
+// inbox.Recoverable, so that it neither costs the message its retries nor stops the others.
+// All other errors are the handler's and keep their markers.
+//
+// A handler whose statement makes the server break off the connection every time is not
+// told apart from a server that goes down; the broker's own delivery limit has to catch it.
+package inboxpgx

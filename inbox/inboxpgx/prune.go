@@ -1,0 +1,74 @@
+package inboxpgx
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+const (
+	defaultRetention = 8 * 24 * time.Hour
+	defaultChunkSize = 5000
+)
+
+// PruneConfig configures Prune. The zero value is usable.
+type PruneConfig struct {
+	// Schema and Table say where the entries are, as in SchemaConfig.
+	Schema, Table string
+	// Retention is how long entries are kept. It must be longer than any copy of a message
+	// may come later than the first: retries, time in the queue and in the dead-letter
+	// queue together. 0 means 8 days.
+	Retention time.Duration
+	// ChunkSize is how many entries one statement deletes; 0 means 5000.
+	ChunkSize int
+}
+
+func (c PruneConfig) withDefaults() PruneConfig {
+	if c.Retention == 0 {
+		c.Retention = defaultRetention
+	}
+	if c.ChunkSize == 0 {
+		c.ChunkSize = defaultChunkSize
+	}
+	return c
+}
+
+func (c PruneConfig) validate() error {
+	var problems []error
+	if c.Retention < 0 {
+		problems = append(problems, fmt.Errorf("inboxpgx: PruneConfig.Retention %v is negative", c.Retention))
+	}
+	if c.ChunkSize < 0 {
+		problems = append(problems, fmt.Errorf("inboxpgx: PruneConfig.ChunkSize %d is negative", c.ChunkSize))
+	}
+	return errors.Join(problems...)
+}
+
+// Prune deletes the entries of all consumers that are older than the retention on the
+// database's clock, in chunks, each in a transaction of its own, and returns how many. It
+// may run in several processes at once, and beside consumers. After an error or the end of
+// ctx the chunks deleted so far stay deleted.
+func Prune(ctx context.Context, pool *pgxpool.Pool, cfg PruneConfig) (int64, error) {
+	cfg = cfg.withDefaults()
+	name, err := SchemaConfig{Schema: cfg.Schema, Table: cfg.Table}.qualified()
+	if err := errors.Join(err, cfg.validate()); err != nil {
+		return 0, err
+	}
+	// Tuple ids are safe here: the rows are locked when they are read.
+	sql := `DELETE FROM ` + name + ` WHERE ctid = ANY(ARRAY(SELECT ctid FROM ` + name + `
+		WHERE processed_at < now() - $1::interval ORDER BY processed_at LIMIT $2 FOR UPDATE SKIP LOCKED))`
+	var total int64
+	for {
+		tag, err := pool.Exec(ctx, sql, cfg.Retention, cfg.ChunkSize)
+		if err != nil {
+			return total, fmt.Errorf("inboxpgx: prune: %w", err)
+		}
+		total += tag.RowsAffected()
+		if tag.RowsAffected() < int64(cfg.ChunkSize) {
+			return total, nil
+		}
+	}
+}

@@ -1,0 +1,108 @@
+package inboxpgx
+
+import (
+	"context"
+	"embed"
+	"fmt"
+	"io/fs"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/migrate"
+	"github.com/holdfast-go/holdfast/internal/sqlident"
+)
+
+// DefaultTable is the table's name where none is configured.
+const DefaultTable = "holdfast_inbox"
+
+//go:embed migrations/*.sql
+var migrations embed.FS
+
+// SchemaConfig says where the table is.
+type SchemaConfig struct {
+	// Schema holds the table; empty means that the connection's search_path decides.
+	Schema string
+	// Table is the table's name; empty means DefaultTable.
+	Table string
+}
+
+func (c SchemaConfig) withDefaults() SchemaConfig {
+	if c.Table == "" {
+		c.Table = DefaultTable
+	}
+	return c
+}
+
+// qualified returns the table's quoted name.
+func (c SchemaConfig) qualified() (string, error) {
+	c = c.withDefaults()
+	name, err := sqlident.Qualify(c.Schema, c.Table)
+	if err != nil {
+		return "", fmt.Errorf("inboxpgx: table name: %w", err)
+	}
+	return name, nil
+}
+
+func (c SchemaConfig) set() (migrate.Set, error) {
+	c = c.withDefaults()
+	files, err := fs.Sub(migrations, "migrations")
+	return migrate.Set{Component: "inbox", Files: files, Schema: c.Schema, Names: map[string]string{"table": c.Table}}, err
+}
+
+// Migrate creates the table or brings it up to date. Several processes may do so at once.
+func Migrate(ctx context.Context, pool *pgxpool.Pool, cfg SchemaConfig) error {
+	set, err := cfg.set()
+	if err != nil {
+		return fmt.Errorf("inboxpgx: %w", err)
+	}
+	return migrate.Apply(ctx, pool, set)
+}
+
+// Migrations returns the numbered SQL files that Migrate applies, for another tool.
+func Migrations(cfg SchemaConfig) (fs.FS, error) {
+	set, err := cfg.set()
+	if err != nil {
+		return nil, fmt.Errorf("inboxpgx: %w", err)
+	}
+	return migrate.Export(set)
+}
+
+// Dedup records which messages a consumer has processed, as part of a transaction. *Table
+// does so in Postgres, inboxtest.Dedup in memory; the suite is in inboxtest/conformance.
+type Dedup interface {
+	// Record reports whether this is the first time that the consumer records the id,
+	// and records it. The entry commits and rolls back with tx. While another transaction
+	// that recorded the same id is open it waits, or fails so that txretry tries again.
+	Record(ctx context.Context, tx pgx.Tx, consumer string, id uuid.UUID) (first bool, err error)
+}
+
+// Table is the Dedup on the table that Migrate creates. It is safe for concurrent use.
+type Table struct{ insert string }
+
+// NewTable returns a Table. It does not look at the database.
+func NewTable(cfg SchemaConfig) (*Table, error) {
+	name, err := cfg.qualified()
+	if err != nil {
+		return nil, err
+	}
+	return &Table{
+		insert: `INSERT INTO ` + name + ` (consumer, message_id, name) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING`,
+	}, nil
+}
+
+// Record implements Dedup. For people who look at the table it notes the name of the
+// message in ctx, too.
+func (t *Table) Record(ctx context.Context, tx pgx.Tx, consumer string, id uuid.UUID) (first bool, err error) {
+	var name string
+	if m, ok := inbox.FromContext(ctx); ok {
+		name = m.Name
+	}
+	tag, err := tx.Exec(ctx, t.insert, consumer, id, name)
+	if err != nil {
+		return false, fmt.Errorf("inboxpgx: record message: %w", err)
+	}
+	return tag.RowsAffected() == 1, nil
+}

@@ -1,0 +1,40 @@
+package inboxpgx
+
+import (
+	"context"
+	"fmt"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/holdfast-go/holdfast/internal/telemetry"
+)
+
+const scope = "github.com/holdfast-go/holdfast/inbox/inboxpgx"
+
+// counter counts deliveries by consumer, message name and outcome: done, duplicate, failed.
+type counter struct {
+	messages metric.Int64Counter
+	consumer attribute.KeyValue
+}
+
+func newCounter(cfg Config) (counter, error) {
+	messages, err := telemetry.New(scope, nil, cfg.MeterProvider).Meter.Int64Counter("holdfast.inbox.messages",
+		metric.WithDescription("Deliveries that reached a handler's transaction, by outcome."), metric.WithUnit("{message}"))
+	if err != nil {
+		return counter{}, fmt.Errorf("inboxpgx: counter: %w", err)
+	}
+	return counter{messages: messages, consumer: attribute.String("consumer", cfg.Consumer)}, nil
+}
+
+// add counts one delivery. The name is one of those with a handler, so they are few.
+func (c counter) add(ctx context.Context, name string, duplicate bool, err error) {
+	outcome := "done"
+	switch {
+	case err != nil:
+		outcome = "failed"
+	case duplicate:
+		outcome = "duplicate"
+	}
+	c.messages.Add(ctx, 1, metric.WithAttributes(c.consumer, attribute.String("name", name), attribute.String("outcome", outcome)))
+}

@@ -1,0 +1,170 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/txretry"
+)
+
+// DedupBackend is where TestDedup runs.
+type DedupBackend struct {
+	// Bubble runs each test in a testing/synctest bubble.
+	Bubble bool
+	// New returns a transactor, and a Dedup without entries that works on its transactions.
+	New func(t *testing.T) (txretry.Transactor, inboxpgx.Dedup)
+}
+
+// TestDedup holds an inboxpgx.Dedup to what it promises.
+func TestDedup(t *testing.T, b DedupBackend) {
+	for name, test := range map[string]func(*testing.T, dedupTester){
+		"first and second":        testFirstAndSecond,
+		"rollback forgets":        testRollbackForgets,
+		"within a transaction":    testWithinTransaction,
+		"savepoint":               testSavepoint,
+		"consumers":               testConsumersApart,
+		"concurrent transactions": testConcurrentRecords,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			run := func(t *testing.T) {
+				tx, dedup := b.New(t)
+				test(t, dedupTester{tx, dedup})
+			}
+			if b.Bubble {
+				synctest.Test(t, run)
+				return
+			}
+			run(t)
+		})
+	}
+}
+
+type dedupTester struct {
+	transactor txretry.Transactor
+	dedup      inboxpgx.Dedup
+}
+
+var errAbort = errors.New("abort")
+
+// record records in a transaction of its own and ends it with the given error.
+func (d dedupTester) record(t *testing.T, consumer string, id uuid.UUID, end error) (first bool) {
+	t.Helper()
+	err := d.transactor.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) (err error) {
+		if first, err = d.dedup.Record(ctx, tx, consumer, id); err != nil {
+			return err
+		}
+		return end
+	})
+	if !errors.Is(err, end) || (end == nil && err != nil) {
+		t.Fatalf("transaction ended with %v, want %v", err, end)
+	}
+	return first
+}
+
+func (d dedupTester) want(t *testing.T, consumer string, id uuid.UUID, want bool) {
+	t.Helper()
+	if got := d.record(t, consumer, id, nil); got != want {
+		t.Errorf("Record(%s) = %v, want %v", consumer, got, want)
+	}
+}
+
+func testFirstAndSecond(t *testing.T, d dedupTester) {
+	id := ids.New()
+	d.want(t, "a", id, true)
+	d.want(t, "a", id, false)
+	d.want(t, "a", ids.New(), true)
+}
+
+func testRollbackForgets(t *testing.T, d dedupTester) {
+	id := ids.New()
+	if !d.record(t, "a", id, errAbort) {
+		t.Error("the first Record found an entry")
+	}
+	d.want(t, "a", id, true)
+}
+
+func testWithinTransaction(t *testing.T, d dedupTester) {
+	id := ids.New()
+	err := d.transactor.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+		for _, want := range []bool{true, false} {
+			first, err := d.dedup.Record(ctx, tx, "a", id)
+			if err != nil {
+				return err
+			}
+			if first != want {
+				t.Errorf("Record = %v, want %v", first, want)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func testSavepoint(t *testing.T, d dedupTester) {
+	kept, dropped := ids.New(), ids.New()
+	err := d.transactor.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := d.dedup.Record(ctx, tx, "a", kept); err != nil {
+			return err
+		}
+		err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+			if _, err := d.dedup.Record(ctx, tx, "a", dropped); err != nil {
+				return err
+			}
+			return errAbort
+		})
+		if !errors.Is(err, errAbort) {
+			return err
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.want(t, "a", kept, false)
+	d.want(t, "a", dropped, true)
+}
+
+func testConsumersApart(t *testing.T, d dedupTester) {
+	id := ids.New()
+	d.want(t, "a", id, true)
+	d.want(t, "b", id, true)
+	d.want(t, "a", id, false)
+}
+
+func testConcurrentRecords(t *testing.T, d dedupTester) {
+	const n = 8
+	id := ids.New()
+	firsts := make(chan bool, n)
+	for range n {
+		go func() {
+			var first bool
+			err := d.transactor.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) (err error) {
+				first, err = d.dedup.Record(ctx, tx, "a", id)
+				return err
+			})
+			if err != nil {
+				t.Error(err)
+			}
+			firsts <- first && err == nil
+		}()
+	}
+	count := 0
+	for range n {
+		if <-firsts {
+			count++
+		}
+	}
+	if count != 1 {
+		t.Errorf("%d of %d transactions were the first", count, n)
+	}
+}

@@ -1,0 +1,319 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/ids"
+)
+
+// Name is the message name for which a Fixture's processors have their handler.
+const Name = "conformance.event"
+
+// Event is the body of the suite's messages.
+type Event struct {
+	Number int `json:"number"`
+}
+
+// Handler is what the suite wants run for a message. Its error is the handler's.
+type Handler func(ctx context.Context, e Event) error
+
+// Fixture is one fresh store of dedup entries with the processors on it.
+type Fixture struct {
+	// Processor returns a processor for a consumer. For each message named Name that it
+	// does not skip it runs the handler and, when that returns nil, takes the effect: it
+	// counts one for the consumer and the event's number, in the way in which the
+	// processor's mode protects effects, such as in the handler's transaction.
+	Processor func(t *testing.T, consumer string, h Handler) inbox.Processor
+	// Effects returns how often the effect was taken, for good.
+	Effects func(t *testing.T, consumer string, number int) int
+}
+
+// Backend is where TestProcessor runs.
+type Backend struct {
+	// Bubble runs each test in a testing/synctest bubble.
+	Bubble bool
+	// New returns a fresh fixture.
+	New func(t *testing.T) Fixture
+}
+
+// TestProcessor holds an inbox.Processor with deduplication to what it promises.
+func TestProcessor(t *testing.T, b Backend) {
+	for name, test := range map[string]func(*testing.T, Fixture){
+		"done":                  testDone,
+		"duplicate is skipped":  testDuplicate,
+		"failure allows retry":  testRetry,
+		"markers are kept":      testMarkers,
+		"consumers are apart":   testConsumers,
+		"concurrent duplicates": testConcurrentDuplicates,
+		"refused messages":      testRefused,
+		"panic":                 testPanic,
+		"message in context":    testMessageInContext,
+		"several messages":      testSeveral,
+		"draining":              testDraining,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if b.Bubble {
+				synctest.Test(t, func(t *testing.T) { test(t, b.New(t)) })
+				return
+			}
+			test(t, b.New(t))
+		})
+	}
+}
+
+func event(number int) *inbox.Message {
+	return &inbox.Message{
+		ID: ids.New(), Name: Name, Body: fmt.Appendf(nil, `{"number":%d}`, number), ContentType: "application/json", Attempt: 1,
+	}
+}
+
+func succeed(context.Context, Event) error { return nil }
+
+// process has one message processed.
+func process(ctx context.Context, t *testing.T, p inbox.Processor, m *inbox.Message) error {
+	t.Helper()
+	results := p.Process(ctx, []*inbox.Message{m})
+	if len(results) != 1 {
+		t.Fatalf("%d results for one message", len(results))
+	}
+	return results[0]
+}
+
+func mustProcess(t *testing.T, p inbox.Processor, m *inbox.Message) {
+	t.Helper()
+	if err := process(t.Context(), t, p, m); err != nil {
+		t.Fatalf("Process: %v", err)
+	}
+}
+
+func wantEffects(t *testing.T, f Fixture, consumer string, number, want int) {
+	t.Helper()
+	if got := f.Effects(t, consumer, number); got != want {
+		t.Errorf("effect of event %d was taken %d times by %s, want %d", number, got, consumer, want)
+	}
+}
+
+func testDone(t *testing.T, f Fixture) {
+	p := f.Processor(t, "a", succeed)
+	mustProcess(t, p, event(1))
+	mustProcess(t, p, event(2))
+	wantEffects(t, f, "a", 1, 1)
+	wantEffects(t, f, "a", 2, 1)
+}
+
+func testDuplicate(t *testing.T, f Fixture) {
+	runs := 0
+	count := func(context.Context, Event) error { runs++; return nil }
+	m := event(1)
+	mustProcess(t, f.Processor(t, "a", count), m)
+	mustProcess(t, f.Processor(t, "a", count), m) // another process of the same consumer
+	wantEffects(t, f, "a", 1, 1)
+	if runs != 1 {
+		t.Errorf("the handler ran %d times", runs)
+	}
+}
+
+func testRetry(t *testing.T, f Fixture) {
+	boom := errors.New("boom")
+	fail := true
+	p := f.Processor(t, "a", func(context.Context, Event) error {
+		if fail {
+			return boom
+		}
+		return nil
+	})
+	m := event(1)
+	for range 2 {
+		if err := process(t.Context(), t, p, m); !errors.Is(err, boom) {
+			t.Fatalf("error = %v, want the handler's", err)
+		}
+	}
+	wantEffects(t, f, "a", 1, 0)
+	fail = false
+	mustProcess(t, p, m)
+	wantEffects(t, f, "a", 1, 1)
+}
+
+func testMarkers(t *testing.T, f Fixture) {
+	boom := errors.New("boom")
+	var result error
+	p := f.Processor(t, "a", func(context.Context, Event) error { return result })
+	for _, result = range []error{
+		boom, inbox.Unrecoverable(boom), inbox.RetryAfter(boom, time.Minute),
+		inbox.Classed(boom, "payment"), fmt.Errorf("a: %w", inbox.Invalid(boom)), inbox.Postpone(boom, 1),
+	} {
+		err := process(t.Context(), t, p, event(1))
+		got, want := inbox.Classify(err), inbox.Classify(result)
+		got.Err, want.Err = nil, nil
+		if got != want || !errors.Is(err, boom) {
+			t.Errorf("handler's %v came back as %v: %+v, want %+v", result, err, got, want)
+		}
+	}
+}
+
+func testConsumers(t *testing.T, f Fixture) {
+	m := event(1)
+	for _, consumer := range []string{"a", "b", "a"} {
+		mustProcess(t, f.Processor(t, consumer, succeed), m)
+	}
+	wantEffects(t, f, "a", 1, 1)
+	wantEffects(t, f, "b", 1, 1)
+}
+
+func testConcurrentDuplicates(t *testing.T, f Fixture) {
+	const copies = 8
+	m := event(1)
+	p := f.Processor(t, "a", succeed)
+	var wg sync.WaitGroup
+	for range copies {
+		wg.Go(func() { untilDone(t, p, m) })
+	}
+	wg.Wait()
+	wantEffects(t, f, "a", 1, 1)
+}
+
+// untilDone delivers a message as a broker would until it is acknowledged.
+func untilDone(t *testing.T, p inbox.Processor, m *inbox.Message) {
+	for {
+		results := p.Process(t.Context(), []*inbox.Message{m})
+		failure := inbox.Classify(results[0])
+		if results[0] == nil {
+			return
+		}
+		if failure.Counted || failure.Action == inbox.ActionDead {
+			t.Errorf("a concurrent copy counts as a failure: %v", results[0])
+			return
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-t.Context().Done():
+			return
+		}
+	}
+}
+
+func testRefused(t *testing.T, f Fixture) {
+	runs := 0
+	p := f.Processor(t, "a", func(context.Context, Event) error { runs++; return nil })
+	change := func(with func(*inbox.Message)) *inbox.Message {
+		m := event(1)
+		with(m)
+		return m
+	}
+	for name, m := range map[string]*inbox.Message{
+		"no id":              change(func(m *inbox.Message) { m.ID = uuid.Nil }),
+		"id of version 4":    change(func(m *inbox.Message) { m.ID = uuid.New() }),
+		"no name":            change(func(m *inbox.Message) { m.Name = "" }),
+		"unknown name":       change(func(m *inbox.Message) { m.Name = "conformance.unknown" }),
+		"long name":          change(func(m *inbox.Message) { m.Name = strings.Repeat("n", 1000) }),
+		"no body":            change(func(m *inbox.Message) { m.Body = nil }),
+		"malformed body":     change(func(m *inbox.Message) { m.Body = []byte(`{"number":`) }),
+		"body of wrong type": change(func(m *inbox.Message) { m.Body = []byte(`{"number":"x"}`) }),
+		"not JSON":           change(func(m *inbox.Message) { m.ContentType = "text/plain" }),
+	} {
+		for range 2 { // nothing is recorded: the second time is no duplicate
+			failure := inbox.Classify(process(t.Context(), t, p, m))
+			if failure.Action != inbox.ActionDead || failure.Class != inbox.ClassValidation {
+				t.Errorf("%s: %+v", name, failure)
+			}
+		}
+	}
+	if runs != 0 {
+		t.Errorf("the handler ran %d times", runs)
+	}
+	wantEffects(t, f, "a", 1, 0)
+}
+
+func testPanic(t *testing.T, f Fixture) {
+	fail := true
+	p := f.Processor(t, "a", func(context.Context, Event) error {
+		if fail {
+			panic("out of order")
+		}
+		return nil
+	})
+	m := event(1)
+	err := process(t.Context(), t, p, m)
+	caught, ok := errors.AsType[*inbox.PanicError](err)
+	if failure := inbox.Classify(err); !ok || failure.Class != inbox.ClassDefault || failure.Action != inbox.ActionRetry {
+		t.Fatalf("error = %v, classified %+v", err, failure)
+	}
+	if caught.Value != "out of order" || !strings.Contains(string(caught.Stack), "testPanic") {
+		t.Errorf("panic = %v, stack:\n%s", caught.Value, caught.Stack)
+	}
+	wantEffects(t, f, "a", 1, 0)
+	fail = false
+	mustProcess(t, p, m)
+	wantEffects(t, f, "a", 1, 1)
+}
+
+func testMessageInContext(t *testing.T, f Fixture) {
+	m := event(1)
+	mustProcess(t, f.Processor(t, "a", func(ctx context.Context, _ Event) error {
+		if got, ok := inbox.FromContext(ctx); !ok || got != m {
+			return fmt.Errorf("message in context: %v, %v", got, ok)
+		}
+		return nil
+	}), m)
+}
+
+func testSeveral(t *testing.T, f Fixture) {
+	boom := errors.New("boom")
+	p := f.Processor(t, "a", func(_ context.Context, e Event) error {
+		if e.Number == 2 {
+			return boom
+		}
+		return nil
+	})
+	first := event(1)
+	unknown := event(4)
+	unknown.Name = "conformance.unknown"
+	results := p.Process(t.Context(), []*inbox.Message{first, event(2), unknown, event(3), first})
+	if len(results) != 5 {
+		t.Fatalf("%d results for 5 messages", len(results))
+	}
+	if results[0] != nil || !errors.Is(results[1], boom) || results[2] == nil || results[3] != nil || results[4] != nil {
+		t.Errorf("results = %v", results)
+	}
+	for number, want := range []int{0, 1, 0, 1, 0} {
+		wantEffects(t, f, "a", number, want)
+	}
+	if got := p.Process(t.Context(), nil); len(got) != 0 {
+		t.Errorf("%d results for no messages", len(got))
+	}
+}
+
+func testDraining(t *testing.T, f Fixture) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	var runs atomic.Int32
+	p := f.Processor(t, "a", func(ctx context.Context, _ Event) error {
+		if runs.Add(1) == 1 {
+			cancel(inbox.ErrDraining)
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		return nil
+	})
+	running, waiting := event(1), event(2)
+	for i, err := range p.Process(ctx, []*inbox.Message{running, waiting}) {
+		if failure := inbox.Classify(err); failure.Action != inbox.ActionReturn || failure.Counted {
+			t.Errorf("message %d: %v classified %+v", i, err, failure)
+		}
+	}
+	mustProcess(t, p, running)
+	mustProcess(t, p, waiting)
+	wantEffects(t, f, "a", 1, 1)
+	wantEffects(t, f, "a", 2, 1)
+}

@@ -1,0 +1,54 @@
+package inboxtest
+
+import (
+	"context"
+	"sync"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+)
+
+// Dedup is the inboxpgx.Dedup for the transactions of a txretrytest.Manager: entries are
+// kept in memory and undone when the transaction rolls back. Use it with one Manager. It is
+// safe for concurrent use.
+type Dedup struct {
+	mu   sync.Mutex
+	seen map[entry]bool
+}
+
+type entry struct {
+	consumer string
+	id       uuid.UUID
+}
+
+// NewDedup returns a Dedup without entries.
+func NewDedup() *Dedup { return &Dedup{seen: map[entry]bool{}} }
+
+// Record implements inboxpgx.Dedup. It fails when tx is not an open transaction of txretrytest.
+func (d *Dedup) Record(_ context.Context, tx pgx.Tx, consumer string, id uuid.UUID) (first bool, err error) {
+	e := entry{consumer, id}
+	if d.Seen(consumer, id) {
+		return false, nil
+	}
+	err = txretrytest.Effect(tx, func() { d.set(e, true) }, func() { d.set(e, false) })
+	return err == nil, err
+}
+
+// Seen reports whether the consumer has recorded the id.
+func (d *Dedup) Seen(consumer string, id uuid.UUID) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.seen[entry{consumer, id}]
+}
+
+func (d *Dedup) set(e entry, seen bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if seen {
+		d.seen[e] = true
+	} else {
+		delete(d.seen, e)
+	}
+}

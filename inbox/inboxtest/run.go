@@ -1,0 +1,158 @@
+package inboxtest
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/inbox"
+)
+
+// Run delivers until ctx ends. Then it takes no further message, lets those in hand finish
+// for ShutdownTimeout, cancels their context with inbox.ErrDraining, and returns nil when
+// their handlers have returned. What was not finished is in the queue for the next Run.
+// Several may run at once.
+func (b *Broker) Run(ctx context.Context) error {
+	defer context.AfterFunc(ctx, b.wake)()
+	b.addRunning(1)
+	defer b.addRunning(-1)
+
+	work, release := b.workContext(ctx)
+	defer release()
+	var workers sync.WaitGroup
+	for range b.cfg.Concurrency {
+		workers.Go(func() {
+			for d := b.take(ctx); d != nil; d = b.take(ctx) {
+				b.deliver(work, d)
+			}
+		})
+	}
+	workers.Wait()
+	return nil
+}
+
+func (b *Broker) addRunning(n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.running += n
+}
+
+// workContext outlives ctx by the shutdown timeout.
+func (b *Broker) workContext(ctx context.Context) (work context.Context, release func()) {
+	work, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	var timer *time.Timer
+	var mu sync.Mutex
+	stop := context.AfterFunc(ctx, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		timer = time.AfterFunc(b.cfg.ShutdownTimeout, func() { cancel(inbox.ErrDraining) })
+	})
+	return work, func() {
+		stop()
+		mu.Lock()
+		defer mu.Unlock()
+		if timer != nil {
+			timer.Stop()
+		}
+		cancel(nil)
+	}
+}
+
+func (b *Broker) deliver(ctx context.Context, d *delivery) {
+	msg := clone(d.msg) // a handler that changes its message changes no later delivery
+	if b.cfg.Crash(BeforeProcess, msg) {
+		b.giveBack(d)
+		return
+	}
+	result := b.processor.Process(ctx, []*inbox.Message{msg})
+	switch {
+	case b.cfg.Crash(BeforeSettle, msg):
+		b.giveBack(d)
+	case len(result) != 1:
+		b.failed(ctx, d, errors.New("inboxtest: processor returned not one result for one message"))
+	case result[0] != nil:
+		b.failed(ctx, d, result[0])
+	default:
+		b.done(d)
+	}
+}
+
+// done acknowledges a message.
+func (b *Broker) done(d *delivery) {
+	b.settle(func() {
+		if b.cfg.DeliverTwice && !d.last {
+			d.last, d.msg.Redelivered = true, true
+			b.ready = append(b.ready, d)
+		}
+	})
+}
+
+// giveBack puts a message where it was.
+func (b *Broker) giveBack(d *delivery) {
+	b.settle(func() {
+		d.msg.Redelivered = true
+		b.ready = slices.Insert(b.ready, 0, d)
+	})
+}
+
+func (b *Broker) failed(ctx context.Context, d *delivery, err error) {
+	now := time.Now()
+	failure := inbox.Classify(err)
+	decision := b.cfg.Retry.Next(d.msg, failure, now, b.cfg.Rand())
+	b.log(ctx, d.msg, failure, decision)
+	if failure.Unavailable {
+		b.pause()
+	}
+	switch decision.Action {
+	case inbox.ActionReturn:
+		b.giveBack(d)
+	case inbox.ActionDead:
+		b.settle(func() { b.dead.add(inbox.NewDeadLetter(d.msg, failure, b.cfg.Consumer, now)) })
+	default:
+		b.settle(func() { b.retry(d, decision, now) })
+	}
+}
+
+// retry is called with the lock held.
+func (b *Broker) retry(d *delivery, decision inbox.Decision, now time.Time) {
+	if decision.Counted {
+		d.msg.Attempt++
+		if d.msg.FirstFailedAt.IsZero() {
+			d.msg.FirstFailedAt = now
+		}
+	}
+	d.msg.Redelivered = false // a retry is a new copy
+	b.delayed++
+	time.AfterFunc(decision.Delay, func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.delayed--
+		b.ready = append(b.ready, d)
+		b.changed.Broadcast()
+	})
+}
+
+func (b *Broker) pause() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.paused++
+	time.AfterFunc(b.cfg.Pause, func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.paused--
+		b.changed.Broadcast()
+	})
+}
+
+func (b *Broker) log(ctx context.Context, m *inbox.Message, f inbox.Failure, d inbox.Decision) {
+	args := []any{
+		"queue", m.Queue, "id", m.ID, "name", m.Name, "attempt", m.Attempt,
+		"action", d.Action.String(), "delay", d.Delay, "class", f.Class, "error", f.Err,
+	}
+	if caught, ok := errors.AsType[*inbox.PanicError](f.Err); ok {
+		args = append(args, "stack", string(caught.Stack))
+	}
+	b.cfg.Logger.WarnContext(ctx, "inbox: message not processed", args...)
+}
