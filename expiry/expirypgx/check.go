@@ -1,0 +1,153 @@
+package expirypgx
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/holdfast-go/holdfast/expiry"
+)
+
+// Check reports what is missing or wrong about the table: the table itself, its
+// columns, the deadline's type, a status the column cannot hold, active rows
+// without a deadline, and the index. Empty means that all is well. The error
+// says that it could not look. Nothing is changed.
+func (s *Store) Check(ctx context.Context) ([]expiry.Finding, error) {
+	types, err := s.columnTypes(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("expirypgx: check: %w", err)
+	}
+	if types == nil {
+		return []expiry.Finding{finding("table "+s.table()+" does not exist", "create it, or correct Config.Schema and Config.Table")}, nil
+	}
+	if missing := s.checkColumns(types); len(missing) > 0 {
+		return missing, nil
+	}
+	findings, err := s.checkRows(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("expirypgx: check: %w", err)
+	}
+	return findings, nil
+}
+
+func finding(problem, mend string) expiry.Finding {
+	return expiry.Finding{Component: "expirypgx", Problem: problem, Mend: mend}
+}
+
+func (s *Store) table() string {
+	if s.cfg.Schema == "" {
+		return s.cfg.Table
+	}
+	return s.cfg.Schema + "." + s.cfg.Table
+}
+
+const columnTypesSQL = `
+SELECT a.attname::text, format_type(a.atttypid, NULL)
+FROM pg_attribute a
+WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped`
+
+// columnTypes returns the type of every column, or nil if there is no table.
+func (s *Store) columnTypes(ctx context.Context) (map[string]string, error) {
+	name := pgx.Identifier{s.cfg.Table}
+	if s.cfg.Schema != "" {
+		name = pgx.Identifier{s.cfg.Schema, s.cfg.Table}
+	}
+	rows, err := s.pool.Query(ctx, columnTypesSQL, name.Sanitize())
+	if err != nil {
+		return nil, err
+	}
+	var types map[string]string
+	var column, typ string
+	_, err = pgx.ForEachRow(rows, []any{&column, &typ}, func() error {
+		if types == nil {
+			types = map[string]string{}
+		}
+		types[column] = typ
+		return nil
+	})
+	return types, err
+}
+
+func (s *Store) checkColumns(types map[string]string) []expiry.Finding {
+	var found []expiry.Finding
+	for _, name := range slices.Concat([]string{s.cfg.ID, s.cfg.Deadline, s.cfg.Status}, s.cfg.Columns) {
+		if _, ok := types[name]; !ok {
+			found = append(found, finding(fmt.Sprintf("table %s has no column %q", s.table(), name), "add it, or correct Config"))
+		}
+	}
+	if typ, ok := types[s.cfg.Deadline]; ok && typ != "timestamp with time zone" {
+		found = append(found, finding(fmt.Sprintf("column %q of %s is %s, not timestamptz", s.cfg.Deadline, s.table(), typ), s.sql.alter))
+	}
+	return found
+}
+
+// checkRows asks the planner whether the claim is served by an index, and looks
+// for active rows that can never expire.
+func (s *Store) checkRows(ctx context.Context) (found []expiry.Finding, err error) {
+	err = pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		const noDetours = `SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)`
+		if _, err := tx.Exec(ctx, noDetours); err != nil {
+			return err
+		}
+		var plan []byte
+		if err := tx.QueryRow(ctx, s.sql.plan).Scan(&plan); err != nil {
+			return err
+		}
+		served, err := servedByIndex(plan, s.cfg.Status)
+		if err != nil {
+			return err
+		}
+		if !served {
+			found = append(found, finding("no index serves the search for due rows in "+s.table(), s.sql.index))
+		}
+		var nulls bool
+		if err := tx.QueryRow(ctx, s.sql.nulls).Scan(&nulls); err != nil {
+			return err
+		}
+		if nulls {
+			found = append(found, finding("active rows of "+s.table()+" have no deadline and never expire", "give them one, then "+s.sql.notNull))
+		}
+		return nil
+	})
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) && (strings.HasPrefix(pg.Code, "22") || pg.Code == "42883") {
+		return []expiry.Finding{finding(fmt.Sprintf("column %q of %s cannot hold %q: %s", s.cfg.Status, s.table(), s.cfg.Active, pg.Message),
+			"correct Config.Status and Config.Active")}, nil
+	}
+	return found, err
+}
+
+// plan is one node of EXPLAIN's JSON.
+type plan struct {
+	Type   string `json:"Node Type"`
+	Filter string `json:"Filter"`
+	Plans  []plan `json:"Plans"`
+}
+
+// servedByIndex reports whether the plan reads rows in order from an index that
+// holds the active ones only, or together.
+func servedByIndex(explained []byte, status string) (bool, error) {
+	var answer []struct{ Plan plan }
+	if err := json.Unmarshal(explained, &answer); err != nil || len(answer) != 1 {
+		return false, fmt.Errorf("unexpected answer of EXPLAIN: %v", err)
+	}
+	return answer[0].Plan.served(status), nil
+}
+
+func (p plan) served(status string) bool {
+	if p.Type == "Seq Scan" || p.Type == "Sort" || strings.Contains(p.Filter, status) {
+		return false
+	}
+	for _, child := range p.Plans {
+		if !child.served(status) {
+			return false
+		}
+	}
+	return true
+}

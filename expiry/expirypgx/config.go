@@ -1,0 +1,121 @@
+package expirypgx
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/internal/sqlident"
+)
+
+// Config describes the table. Only Table is required.
+type Config struct {
+	// Schema of the table. Empty means that the search path decides.
+	Schema string
+	// Table whose rows expire.
+	Table string
+
+	// ID, Deadline and Status are columns: the primary key (uuid, text or an
+	// integer), a timestamptz and the state. Empty means "id", "expires_at" and
+	// "status".
+	ID, Deadline, Status string
+
+	// Active is the status of rows that can expire, Expired the one they get.
+	// Empty means "held" and "expired". The column may be text or an enum.
+	Active, Expired string
+
+	// Columns are further columns to read; expiry.Row.Values carries them as text.
+	Columns []string
+
+	// Emit is called in the transaction of the batch with the rows that were just
+	// expired, longest overdue first: write to the outbox here, in one call for all
+	// of them. An error rolls the batch back. It may be called again for the same
+	// rows, so it must have no effect but through tx. A panic counts as an error.
+	// Nil only changes the state.
+	Emit func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error
+
+	// Isolation of the transactions. Empty means pgx.ReadCommitted.
+	Isolation pgx.TxIsoLevel
+}
+
+func (c Config) withDefaults() Config {
+	setDefault(&c.ID, "id")
+	setDefault(&c.Deadline, "expires_at")
+	setDefault(&c.Status, "status")
+	setDefault(&c.Active, "held")
+	setDefault(&c.Expired, "expired")
+	setDefault(&c.Isolation, pgx.ReadCommitted)
+	c.Columns = slices.Clone(c.Columns)
+	return c
+}
+
+func setDefault[T ~string](field *T, value T) {
+	if *field == "" {
+		*field = value
+	}
+}
+
+func (c Config) validate() error {
+	var errs []error
+	column := map[string]string{}
+	name := func(field, value string, unique bool) {
+		if err := sqlident.Check(value); err != nil {
+			errs = append(errs, fmt.Errorf("expirypgx: Config.%s: %w", field, err))
+		}
+		if other, taken := column[value]; unique && taken {
+			errs = append(errs, fmt.Errorf("expirypgx: Config.%s and Config.%s are the same column %q", other, field, value))
+		}
+		if unique {
+			column[value] = field
+		}
+	}
+	name("Table", c.Table, false)
+	if c.Schema != "" {
+		name("Schema", c.Schema, false)
+	}
+	name("ID", c.ID, true)
+	name("Deadline", c.Deadline, true)
+	name("Status", c.Status, true)
+	for i, col := range c.Columns {
+		name(fmt.Sprintf("Columns[%d]", i), col, false)
+	}
+	_, activeErr := literal(c.Active)
+	_, expiredErr := literal(c.Expired)
+	if activeErr != nil {
+		errs = append(errs, fmt.Errorf("expirypgx: Config.Active: %w", activeErr))
+	}
+	if expiredErr != nil {
+		errs = append(errs, fmt.Errorf("expirypgx: Config.Expired: %w", expiredErr))
+	}
+	if c.Active == c.Expired {
+		errs = append(errs, fmt.Errorf("expirypgx: Config.Active and Config.Expired are both %q", c.Active))
+	}
+	switch c.Isolation {
+	case pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable:
+	default:
+		errs = append(errs, fmt.Errorf("expirypgx: Config.Isolation: %q is not supported", c.Isolation))
+	}
+	return errors.Join(errs...)
+}
+
+// maxLiteral is more than any sensible name of a state.
+const maxLiteral = 63
+
+// literal quotes a status. It stands in the statement rather than in a parameter
+// so that the planner can use an index restricted to it.
+func literal(s string) (string, error) {
+	if s == "" || len(s) > maxLiteral {
+		return "", fmt.Errorf("status of %d characters, want 1 to %d", len(s), maxLiteral)
+	}
+	for _, r := range s {
+		if r < ' ' || r == '\\' || r == 0x7f || r == 0xfffd {
+			return "", fmt.Errorf("status %q: control characters and backslashes are not allowed", s)
+		}
+	}
+	return "'" + strings.ReplaceAll(s, "'", "''") + "'", nil
+}

@@ -1,0 +1,76 @@
+package expirypgx
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/holdfast-go/holdfast/internal/sqlident"
+)
+
+// statements are the SQL of one table.
+type statements struct {
+	claim   string // $1 limit, $2 ids to leave alone
+	expire  string // $1 ids
+	nextDue string // $1 ids to leave alone
+	plan    string // what claim reads, without its locks
+	nulls   string // active rows that can never expire
+	index   string // the index that serves them all
+	alter   string // the deadline's type, mended
+	notNull string
+}
+
+func newStatements(c Config) (statements, error) {
+	var errs []error
+	quote := func(name string) string {
+		quoted, err := sqlident.Quote(name)
+		errs = append(errs, err)
+		return quoted
+	}
+	value := func(s string) string {
+		quoted, err := literal(s)
+		errs = append(errs, err)
+		return quoted
+	}
+	table, err := sqlident.Qualify(c.Schema, c.Table)
+	errs = append(errs, err)
+	id, deadline, status := quote(c.ID), quote(c.Deadline), quote(c.Status)
+	columns := id + "::text, " + deadline + ", now()"
+	for _, name := range c.Columns {
+		columns += ", " + quote(name) + "::text"
+	}
+	active := status + " = " + value(c.Active)
+	due := active + " AND " + deadline + " <= now()"
+	order := " ORDER BY " + deadline + ", " + id
+
+	s := statements{
+		claim: "SELECT " + columns + " FROM " + table + " WHERE " + due + " AND " + id + " <> ALL($2)" +
+			order + " LIMIT $1 FOR UPDATE SKIP LOCKED",
+		expire: "UPDATE " + table + " SET " + status + " = " + value(c.Expired) +
+			" WHERE " + id + " = ANY($1) AND " + due + " RETURNING " + id + "::text",
+		nextDue: "SELECT extract(epoch FROM min(" + deadline + "))::float8 - extract(epoch FROM clock_timestamp())::float8 FROM " +
+			table + " WHERE " + active + " AND " + id + " <> ALL($1)",
+		plan:    "EXPLAIN (FORMAT JSON) SELECT " + columns + " FROM " + table + " WHERE " + due + order + " LIMIT 200",
+		nulls:   "SELECT EXISTS (SELECT FROM " + table + " WHERE " + active + " AND " + deadline + " IS NULL)",
+		index:   "CREATE INDEX CONCURRENTLY ON " + table + " (" + deadline + ", " + id + ") WHERE " + active,
+		alter:   "ALTER TABLE " + table + " ALTER " + deadline + " TYPE timestamptz USING " + deadline + " AT TIME ZONE 'UTC'",
+		notNull: "ALTER TABLE " + table + " ALTER " + deadline + " SET NOT NULL",
+	}
+	return s, errors.Join(errs...)
+}
+
+// array is ids as the text of a Postgres array, which the server reads as an
+// array of whatever type the column has.
+func array(ids []string) string {
+	escape := strings.NewReplacer(`\`, `\\`, `"`, `\"`)
+	var b strings.Builder
+	b.WriteByte('{')
+	for i, id := range ids {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		fmt.Fprintf(&b, `"%s"`, escape.Replace(id))
+	}
+	b.WriteByte('}')
+	return b.String()
+}
