@@ -1,0 +1,48 @@
+package idempotencypgx
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+)
+
+// recordColumns are read by row.scan.
+const recordColumns = `fingerprint_version, fingerprint, status, code, headers, body, token`
+
+// row is a record as the table holds it.
+type row struct {
+	fingerprint idempotency.Fingerprint
+	status      string
+	code        int
+	headers     string
+	body        []byte
+	token       string
+}
+
+// fields are the places for recordColumns, in their order.
+func (r *row) fields() []any {
+	return []any{&r.fingerprint.Version, &r.fingerprint.Sum, &r.status, &r.code, &r.headers, &r.body, &r.token}
+}
+
+// response returns the stored response. What cannot be read is a tombstone:
+// the work was done.
+func (r *row) response() idempotency.Response {
+	var header http.Header
+	if err := json.Unmarshal([]byte(r.headers), &header); err != nil {
+		return idempotency.Response{}
+	}
+	return idempotency.Response{Status: r.code, Header: header, Body: r.body}
+}
+
+func encodeHeader(h http.Header) (string, error) {
+	if len(h) == 0 {
+		return "{}", nil
+	}
+	text, err := json.Marshal(h)
+	if err != nil {
+		return "", fmt.Errorf("idempotencypgx: encode headers: %w", err)
+	}
+	return string(text), nil
+}

@@ -1,0 +1,25 @@
+-- Claims the key, or tells who has it.
+-- KEYS: record, lock. ARGV: token, fingerprint version, fingerprint, lease (ms).
+local rec = redis.call('HMGET', KEYS[1], 'status', 'token', 'fpv', 'fp', 'code', 'hdr', 'body', 'response')
+if rec[1] == 'completed' then
+  return {'completed', rec[3], rec[4], rec[5], rec[6], rec[7], rec[8]}
+end
+local holder = redis.call('GET', KEYS[2])
+if holder and holder ~= ARGV[1] then
+  local left = redis.call('PTTL', KEYS[2])
+  if left < 0 then -- a lock without an end would hold the key for ever
+    redis.call('PEXPIRE', KEYS[2], ARGV[4])
+    left = ARGV[4]
+  end
+  if rec[2] ~= holder then -- the record is an older claim's
+    rec[3], rec[4] = false, false
+  end
+  return {'processing', rec[3], rec[4], tostring(left)}
+end
+redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[4])
+local now = redis.call('TIME')
+redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[1], 'status', 'processing', 'token', ARGV[1], 'fpv', ARGV[2], 'fp', ARGV[3],
+  'created', string.format('%.0f', now[1] * 1000 + math.floor(now[2] / 1000)))
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+return {'acquired'}

@@ -1,0 +1,91 @@
+package idempotencyredis
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+)
+
+func encodeHeader(h http.Header) (string, error) {
+	if len(h) == 0 {
+		return "{}", nil
+	}
+	text, err := json.Marshal(h)
+	if err != nil {
+		return "", fmt.Errorf("idempotencyredis: encode headers: %w", err)
+	}
+	return string(text), nil
+}
+
+// decodeOutcome reads the reply of begin.lua.
+func decodeOutcome(reply []any) (idempotency.Outcome, error) {
+	field := func(i int) (string, bool) {
+		if i >= len(reply) {
+			return "", false
+		}
+		text, ok := reply[i].(string)
+		return text, ok
+	}
+	state, _ := field(0)
+	if state == "acquired" {
+		return idempotency.Outcome{State: idempotency.Acquired}, nil
+	}
+	out := idempotency.Outcome{Fingerprint: decodeFingerprint(field)}
+	switch state {
+	case "processing":
+		left, _ := field(3)
+		lease, err := milliseconds(left)
+		if err != nil {
+			return out, fmt.Errorf("idempotencyredis: begin: lease left: %w", err)
+		}
+		out.State, out.Lease = idempotency.InProgress, lease
+		return out, nil
+	case "completed":
+		out.State, out.Response = idempotency.Completed, decodeResponse(field)
+		return out, nil
+	}
+	return out, fmt.Errorf("idempotencyredis: begin: unknown state %q", state)
+}
+
+func decodeFingerprint(field func(int) (string, bool)) idempotency.Fingerprint {
+	version, _ := field(1)
+	sum, _ := field(2)
+	n, err := strconv.Atoi(version)
+	if err != nil || sum == "" {
+		return idempotency.Fingerprint{} // written without one
+	}
+	return idempotency.Fingerprint{Version: n, Sum: sum}
+}
+
+// decodeResponse reads a completed record: ours, or one of a system that
+// writes the body alone, into the field response. What cannot be read is a
+// tombstone: the work was done.
+func decodeResponse(field func(int) (string, bool)) idempotency.Response {
+	code, ours := field(3)
+	if !ours {
+		body, ok := field(6)
+		if !ok {
+			return idempotency.Response{}
+		}
+		return idempotency.Response{
+			Status: http.StatusOK,
+			Header: http.Header{"Content-Type": {"application/json"}},
+			Body:   []byte(body),
+		}
+	}
+	status, err := strconv.Atoi(code)
+	if err != nil {
+		return idempotency.Response{}
+	}
+	var header http.Header
+	if hdr, ok := field(4); ok {
+		if err := json.Unmarshal([]byte(hdr), &header); err != nil {
+			return idempotency.Response{}
+		}
+	}
+	body, _ := field(5)
+	return idempotency.Response{Status: status, Header: header, Body: []byte(body)}
+}

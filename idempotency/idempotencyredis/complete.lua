@@ -1,0 +1,14 @@
+-- Stores the response and ends the lease. Said twice, it is done once.
+-- KEYS: record, lock. ARGV: token, fingerprint version, fingerprint, code, headers, body, retention (ms).
+if redis.call('GET', KEYS[2]) ~= ARGV[1] then
+  local rec = redis.call('HMGET', KEYS[1], 'status', 'token')
+  if rec[1] == 'completed' and rec[2] == ARGV[1] then
+    return 1
+  end
+  return 0
+end
+redis.call('HSET', KEYS[1], 'status', 'completed', 'token', ARGV[1], 'fpv', ARGV[2], 'fp', ARGV[3],
+  'code', ARGV[4], 'hdr', ARGV[5], 'body', ARGV[6])
+redis.call('PEXPIRE', KEYS[1], ARGV[7])
+redis.call('DEL', KEYS[2])
+return 1

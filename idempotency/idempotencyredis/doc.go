@@ -1,0 +1,32 @@
+// Package idempotencyredis keeps idempotency records in Redis.
+//
+// # Layout
+//
+//	idempotency:{key}       hash    status token fpv fp code hdr body created
+//	idempotency:lock:{key}  string  the token of the run that holds the key
+//
+// The braces stand for the key here; they are written literally only where a
+// cluster needs them as a hash tag (see Config.HashTag). A key of
+// idempotency.GlobalScope is its 32 hex digits, one of another scope has the
+// form @scope:digits.
+//
+// status is processing or completed. fpv and fp are the fingerprint's version
+// and sum, code the HTTP status (0: a tombstone), hdr the headers as a JSON
+// object of lists, body the body as it is, created the time of the claim in Unix
+// milliseconds of the server's clock.
+//
+// The lock is set only where there is none, for 30 s. A processing hash expires
+// together with its lock, and counts only while the lock holds the same token;
+// a completed one stays for 48 h. Each transition (begin, extend, complete,
+// release) is one script and one round trip: two for a first run, one for a
+// replay. All but begin do nothing unless the lock holds the caller's token.
+//
+// A hash with only status=completed and response, as other systems write it, is
+// replayed as a JSON body with status 200, whatever the request.
+//
+// # Limits
+//
+// Redis loses what it did not replicate or write to disk in time, and a lost
+// record lets the key run again. Use maxmemory-policy noeviction (Check tells),
+// and the Runner of idempotencypgx where that must not happen.
+package idempotencyredis

@@ -1,0 +1,190 @@
+package idempotencyredis
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+)
+
+// Config configures a Store. The zero value is the standard layout.
+type Config struct {
+	// Prefix begins every key. Empty: "idempotency".
+	Prefix string
+	// Lease is how long a claim lasts without renewal. 0: 30 s.
+	Lease time.Duration
+	// Retention is how long a completed record lasts. 0: 48 h.
+	Retention time.Duration
+	// HashTag writes braces around the variable part of a key, so that the two
+	// keys of a record share a slot. It is always on with *redis.ClusterClient
+	// and *redis.Ring; set it for other clients in front of a cluster.
+	HashTag bool
+}
+
+func (c Config) withDefaults(client redis.UniversalClient) Config {
+	if c.Prefix == "" {
+		c.Prefix = "idempotency"
+	}
+	if c.Lease == 0 {
+		c.Lease = 30 * time.Second
+	}
+	if c.Retention == 0 {
+		c.Retention = 48 * time.Hour
+	}
+	switch client.(type) {
+	case *redis.ClusterClient, *redis.Ring:
+		c.HashTag = true
+	}
+	return c
+}
+
+func (c Config) validate() error {
+	var errs []error
+	if strings.ContainsAny(c.Prefix, "{}") {
+		errs = append(errs, errors.New("idempotencyredis: Prefix must not contain braces"))
+	}
+	if c.Lease < 10*time.Millisecond {
+		errs = append(errs, errors.New("idempotencyredis: Lease must be at least 10ms"))
+	}
+	if c.Retention < c.Lease {
+		errs = append(errs, errors.New("idempotencyredis: Retention must not be shorter than Lease"))
+	}
+	return errors.Join(errs...)
+}
+
+// Store is an idempotency.Store on Redis. It is safe for concurrent use.
+type Store struct {
+	client redis.UniversalClient
+	cfg    Config
+}
+
+// NewStore returns a store on client, which stays the caller's to close.
+func NewStore(client redis.UniversalClient, cfg Config) (*Store, error) {
+	if client == nil {
+		return nil, errors.New("idempotencyredis: client is nil")
+	}
+	cfg = cfg.withDefaults(client)
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	return &Store{client: client, cfg: cfg}, nil
+}
+
+// The transitions. Each is one script, so that it happens as a whole.
+var (
+	//go:embed begin.lua
+	beginText string
+	//go:embed extend.lua
+	extendText string
+	//go:embed complete.lua
+	completeText string
+	//go:embed release.lua
+	releaseText string
+
+	beginScript    = redis.NewScript(beginText)
+	extendScript   = redis.NewScript(extendText)
+	completeScript = redis.NewScript(completeText)
+	releaseScript  = redis.NewScript(releaseText)
+)
+
+// Begin implements idempotency.Store.
+func (s *Store) Begin(ctx context.Context, claim idempotency.Claim) (idempotency.Outcome, error) {
+	if err := claim.Key.Validate(); err != nil {
+		return idempotency.Outcome{}, err
+	}
+	fp := claim.Fingerprint
+	reply, err := beginScript.Run(ctx, s.client, s.keys(claim.Key),
+		claim.Token, fp.Version, fp.Sum, s.cfg.Lease.Milliseconds()).Slice()
+	if err != nil {
+		return idempotency.Outcome{}, explain("begin", err)
+	}
+	out, err := decodeOutcome(reply)
+	if err != nil {
+		return idempotency.Outcome{}, err
+	}
+	if out.State == idempotency.Acquired {
+		out.Lease = s.cfg.Lease
+	}
+	return out, nil
+}
+
+// Extend implements idempotency.Store.
+func (s *Store) Extend(ctx context.Context, claim idempotency.Claim) error {
+	return held("extend", extendScript.Run(ctx, s.client, s.keys(claim.Key),
+		claim.Token, s.cfg.Lease.Milliseconds()))
+}
+
+// Complete implements idempotency.Store.
+func (s *Store) Complete(ctx context.Context, claim idempotency.Claim, resp idempotency.Response) error {
+	hdr, err := encodeHeader(resp.Header)
+	if err != nil {
+		return err
+	}
+	fp := claim.Fingerprint
+	return held("complete", completeScript.Run(ctx, s.client, s.keys(claim.Key),
+		claim.Token, fp.Version, fp.Sum, resp.Status, hdr, resp.Body, s.cfg.Retention.Milliseconds()))
+}
+
+// Release implements idempotency.Store.
+func (s *Store) Release(ctx context.Context, claim idempotency.Claim) error {
+	return held("release", releaseScript.Run(ctx, s.client, s.keys(claim.Key), claim.Token))
+}
+
+// Check implements what every adapter has: it looks for settings of the server
+// under which records can vanish before their time.
+func (s *Store) Check(ctx context.Context) ([]idempotency.Finding, error) {
+	info, err := s.client.InfoMap(ctx, "memory").Result()
+	if err != nil {
+		return nil, fmt.Errorf("idempotencyredis: check: %w", err)
+	}
+	memory := info["Memory"]
+	policy := memory["maxmemory_policy"]
+	if memory["maxmemory"] == "0" || policy == "" || policy == "noeviction" {
+		return nil, nil
+	}
+	return []idempotency.Finding{{
+		Component: "idempotencyredis",
+		Problem:   "maxmemory-policy is " + policy + ": a full server drops keys, and a dropped key runs again",
+		Mend:      "CONFIG SET maxmemory-policy noeviction, or give the store a Redis of its own",
+	}}, nil
+}
+
+// keys returns the names of the record and of its lock.
+func (s *Store) keys(key idempotency.Key) []string {
+	name := string(key)
+	if s.cfg.HashTag {
+		name = "{" + name + "}"
+	}
+	return []string{s.cfg.Prefix + ":" + name, s.cfg.Prefix + ":lock:" + name}
+}
+
+// held reads the answer of a script that works for the holder of the lock only.
+func held(step string, cmd *redis.Cmd) error {
+	n, err := cmd.Int()
+	if err != nil {
+		return explain(step, err)
+	}
+	if n == 0 {
+		return fmt.Errorf("idempotencyredis: %s: %w", step, idempotency.ErrLeaseLost)
+	}
+	return nil
+}
+
+func explain(step string, err error) error {
+	if strings.Contains(err.Error(), "WRONGTYPE") {
+		err = fmt.Errorf("a key of this name holds another type (the record is a hash, the lock a string): %w", err)
+	}
+	return fmt.Errorf("idempotencyredis: %s: %w", step, err)
+}
+
+func milliseconds(text string) (time.Duration, error) {
+	n, err := strconv.ParseInt(text, 10, 64)
+	return time.Duration(n) * time.Millisecond, err
+}
