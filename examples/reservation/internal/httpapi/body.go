@@ -3,7 +3,6 @@ package httpapi
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"mime"
@@ -13,6 +12,7 @@ import (
 	"unicode/utf8"
 )
 
+// maxBodyBytes bounds a body. The guard reads it, for the fingerprint, before any handler does.
 const maxBodyBytes = 1 << 20
 
 // members are the members of a JSON object, by name.
@@ -20,12 +20,8 @@ type members map[string]json.RawMessage
 
 // readBody reads the JSON object of a request; no body is an object without members.
 // It is stricter than encoding/json: names match by case, and none comes twice.
-func readBody(w http.ResponseWriter, r *http.Request, allowed ...string) (members, error) {
-	data, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBodyBytes))
-	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
-		return nil, problemError{newProblem(http.StatusRequestEntityTooLarge, codeTooLarge,
-			fmt.Sprintf("the body is larger than %d bytes", maxBodyBytes))}
-	}
+func readBody(r *http.Request, allowed ...string) (members, error) {
+	data, err := io.ReadAll(r.Body)
 	if err != nil {
 		return nil, invalid("the body could not be read")
 	}

@@ -11,7 +11,6 @@ import (
 const (
 	codeUserRequired     = "USER_REQUIRED"
 	codeMethodNotAllowed = "METHOD_NOT_ALLOWED"
-	codeTooLarge         = "REQUEST_TOO_LARGE"
 	codeMediaType        = "UNSUPPORTED_MEDIA_TYPE"
 	codeUnavailable      = "UNAVAILABLE"
 )
@@ -38,7 +37,7 @@ func (p problem) body() []byte {
 	if err != nil {
 		panic(err) // strings and a number: cannot happen
 	}
-	return body
+	return append(body, '\n')
 }
 
 func (p problem) write(w http.ResponseWriter) {

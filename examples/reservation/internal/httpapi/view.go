@@ -70,5 +70,5 @@ func encode(v any) []byte {
 	if err != nil {
 		panic(err) // views hold nothing that JSON cannot say
 	}
-	return body
+	return append(body, '\n')
 }

@@ -33,8 +33,8 @@ type heard struct {
 	status  booking.Status
 }
 
-// NewStore returns an empty store that is used within transactions of tx.
-func NewStore(tx *txretrytest.Manager) *Store {
+// newStore returns an empty store that is used within transactions of tx.
+func newStore(tx *txretrytest.Manager) *Store {
 	return &Store{
 		tx:           tx,
 		events:       map[string]*event{},

@@ -10,6 +10,14 @@ import (
 	"github.com/holdfast-go/holdfast/outbox"
 )
 
+// Where the messages go on a broker: to a topic exchange by their name, and
+// from there to the queue of the read model's consumer.
+const (
+	Exchange = "reservation"
+	Queue    = "reservation.stats"
+	Binding  = "reservation.*"
+)
+
 // Reservation is the body of every message: the reservation as the change left
 // it. The name of the message says what the change was.
 type Reservation struct {

@@ -1,0 +1,102 @@
+package httpapi
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
+	"github.com/holdfast-go/holdfast/idempotency"
+)
+
+// statusOf is the HTTP status of each refusal of the domain.
+var statusOf = map[booking.Code]int{
+	booking.CodeInvalidRequest:     http.StatusBadRequest,
+	booking.CodeNotFound:           http.StatusNotFound,
+	booking.CodeNotYours:           http.StatusForbidden,
+	booking.CodeSeatsUnavailable:   http.StatusConflict,
+	booking.CodeReservationNotHeld: http.StatusConflict,
+	booking.CodeReservationExpired: http.StatusConflict,
+}
+
+// useCase runs in a transaction and returns what to show.
+type useCase func(ctx context.Context, w booking.Work) (view any, err error)
+
+// once answers a request by a use case that takes effect once.
+func (a *api) once(w http.ResponseWriter, r *http.Request, eventID string, status int, use useCase) {
+	resp, err := a.backend.Once(r.Context(), eventID, func(ctx context.Context, work booking.Work) (idempotency.Response, error) {
+		view, err := use(ctx, work)
+		if refusal, ok := keptRefusal(err); ok {
+			return refusal, nil
+		}
+		if err != nil {
+			return idempotency.Response{}, err
+		}
+		return jsonResponse(status, "application/json", encode(view)), nil
+	})
+	if err != nil {
+		a.fail(w, r, err)
+		return
+	}
+	resp.Send(w)
+}
+
+// keptRefusal turns a refusal that only time can mend into a response: a client
+// that asks again with the same key is told the same.
+func keptRefusal(err error) (idempotency.Response, bool) {
+	refusal, ok := errors.AsType[*booking.Error](err)
+	if !ok {
+		return idempotency.Response{}, false
+	}
+	p := problemOf(refusal)
+	kept := p.Status == http.StatusConflict || p.Status == http.StatusForbidden
+	return jsonResponse(p.Status, problemType, p.body()), kept
+}
+
+func problemOf(refusal *booking.Error) problem {
+	return newProblem(statusOf[refusal.Code], string(refusal.Code), refusal.Detail)
+}
+
+func jsonResponse(status int, contentType string, body []byte) idempotency.Response {
+	header := http.Header{"Content-Type": {contentType}, "Cache-Control": {"no-store"}}
+	return idempotency.Response{Status: status, Header: header, Body: body}
+}
+
+// show answers a GET.
+func (a *api) show(w http.ResponseWriter, r *http.Request, view any, err error) {
+	if err != nil {
+		a.fail(w, r, err)
+		return
+	}
+	jsonResponse(http.StatusOK, "application/json", encode(view)).Send(w)
+}
+
+// coded is met by the errors of the libraries that know how to be answered, such as *txretry.LockTimeoutError.
+type coded interface {
+	error
+	Code() string
+	HTTPStatus() int
+	RetryAfter() time.Duration
+}
+
+// fail answers a request that came to nothing.
+func (a *api) fail(w http.ResponseWriter, r *http.Request, err error) {
+	if p, ok := errors.AsType[problemError](err); ok {
+		p.write(w)
+		return
+	}
+	if refusal, ok := errors.AsType[*booking.Error](err); ok {
+		problemOf(refusal).write(w)
+		return
+	}
+	a.log.ErrorContext(r.Context(), "request failed", slog.String("path", r.URL.Path), slog.Any("error", err))
+	p := newProblem(http.StatusServiceUnavailable, codeUnavailable, "the shop cannot answer now")
+	p.retryAfter = time.Second
+	if known, ok := errors.AsType[coded](err); ok {
+		p = newProblem(known.HTTPStatus(), known.Code(), "too many others want the same")
+		p.retryAfter = known.RetryAfter()
+	}
+	p.write(w)
+}

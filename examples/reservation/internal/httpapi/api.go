@@ -1,0 +1,67 @@
+package httpapi
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/ratelimit"
+)
+
+// Backend is where the shop is kept.
+type Backend interface {
+	booking.Reader
+	// Once runs fn in one transaction and stores its response in it. A request whose key has a response
+	// already gets that one, and fn has no effect. fn may run several times; an error of it rolls back.
+	// Transactions of one event wait for each other; eventID is "" where there is none.
+	Once(ctx context.Context, eventID string,
+		fn func(ctx context.Context, w booking.Work) (idempotency.Response, error)) (idempotency.Response, error)
+}
+
+// Config says what the API stands on. The fields without a default are required.
+type Config struct {
+	Shop    booking.Shop
+	Backend Backend
+	// Keys is the gate that every POST passes with its idempotency key.
+	Keys idempotency.Store
+	// Limiter counts POSTs: UserLimit per minute and user, GlobalLimit per minute for all, 0 for no such limit.
+	Limiter                ratelimit.Limiter
+	UserLimit, GlobalLimit int
+	MeterProvider          metric.MeterProvider // nil means the global one
+	Logger                 *slog.Logger         // nil means slog.Default()
+}
+
+type api struct {
+	shop    booking.Shop
+	backend Backend
+	log     *slog.Logger
+}
+
+// New returns the handler of everything below /api/.
+func New(cfg Config) (http.Handler, error) {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	guard, err := newGuard(cfg)
+	if err != nil {
+		return nil, err
+	}
+	a := &api{cfg.Shop, cfg.Backend, cfg.Logger}
+	get := func(h http.HandlerFunc) http.Handler { return h }
+	post := func(h http.HandlerFunc) http.Handler { return guard(h) }
+
+	mux := http.NewServeMux()
+	mux.Handle("/api/events", methods{"GET": get(a.listEvents), "POST": post(a.createEvent)})
+	mux.Handle("/api/events/{id}", methods{"GET": get(a.showEvent)})
+	mux.Handle("/api/events/{id}/stats", methods{"GET": get(a.showStats)})
+	mux.Handle("/api/reservations", methods{"POST": post(a.hold)})
+	mux.Handle("/api/reservations/{id}", methods{"GET": get(a.showReservation)})
+	mux.Handle("/api/reservations/{id}/confirm", methods{"POST": post(a.confirm)})
+	mux.Handle("/api/reservations/{id}/cancel", methods{"POST": post(a.cancel)})
+	mux.HandleFunc("/", notFound)
+	return exactPaths(mux), nil
+}

@@ -1,0 +1,62 @@
+package httpapi
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"slices"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/ratelimit"
+)
+
+// releasing are the answers after which a key is free again: the request took
+// no effect, and the client may send it better or later.
+var releasing = []int{
+	http.StatusBadRequest, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusRequestEntityTooLarge,
+	http.StatusUnsupportedMediaType, http.StatusTooManyRequests, http.StatusServiceUnavailable,
+}
+
+// newGuard returns what every POST passes: user, rate limit, idempotency key.
+func newGuard(cfg Config) (func(http.Handler) http.Handler, error) {
+	limited, err := ratelimit.NewMiddleware(cfg.Limiter, ratelimit.MiddlewareConfig{
+		Charges: charges(cfg.UserLimit, cfg.GlobalLimit),
+		Logger:  cfg.Logger,
+	})
+	if err != nil {
+		return nil, err
+	}
+	once, err := idempotency.NewMiddleware(cfg.Keys, idempotency.MiddlewareConfig{
+		Scope:            idempotency.GlobalScope,
+		FingerprintParts: func(r *http.Request) []string { return []string{userOf(r.Context())} },
+		Keep:             func(status int) bool { return !slices.Contains(releasing, status) },
+		MaxRequestBytes:  maxBodyBytes,
+		OnReplay:         func(r *http.Request) { refund(r.Context(), cfg.Logger) },
+		MeterProvider:    cfg.MeterProvider,
+		Logger:           cfg.Logger,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return func(next http.Handler) http.Handler { return requireUser(limited(once(next))) }, nil
+}
+
+// charges is one unit of the user's limit and, if there is one, of the limit for all.
+func charges(userLimit, globalLimit int) func(*http.Request) ([]ratelimit.Charge, error) {
+	user := ratelimit.Limit{Name: "user", Max: int64(userLimit)}
+	global := ratelimit.Limit{Name: "global", Max: int64(globalLimit)}
+	return func(r *http.Request) ([]ratelimit.Charge, error) {
+		list := []ratelimit.Charge{{Limit: user, Key: userOf(r.Context())}}
+		if globalLimit > 0 {
+			list = append(list, ratelimit.Charge{Limit: global})
+		}
+		return list, nil
+	}
+}
+
+// refund gives the unit of a replayed request back: the shop did no work for it.
+func refund(ctx context.Context, log *slog.Logger) {
+	if err := ratelimit.RefundFrom(ctx); err != nil {
+		log.WarnContext(ctx, "refund of a replay failed", slog.Any("error", err))
+	}
+}

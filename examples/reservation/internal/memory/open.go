@@ -1,0 +1,98 @@
+package memory
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/messages"
+	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest"
+	"github.com/holdfast-go/holdfast/ratelimit"
+	"github.com/holdfast-go/holdfast/txretry"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+)
+
+// Config configures Open. The zero value works.
+type Config struct {
+	Schedule      expiry.Schedule      // of the sweeper; nil means expiry.DefaultSchedule
+	Logger        *slog.Logger         // nil means slog.Default()
+	MeterProvider metric.MeterProvider // nil means the global one
+}
+
+// Parts is everything that the shop consists of in one process.
+type Parts struct {
+	Shop    *Shop
+	Keys    *idempotencytest.Store
+	Limiter *ratelimit.Memory
+	Outbox  *outboxtest.Store
+
+	// These have to be run.
+	Relay   *outbox.Relay
+	Broker  *inboxtest.Broker
+	Sweeper *expiry.Sweeper
+}
+
+// Open puts the parts together.
+func Open(cfg Config) (*Parts, error) {
+	tx := txretrytest.NewManager(txretrytest.Config{
+		Retry: txretry.Config{Logger: cfg.Logger, MeterProvider: cfg.MeterProvider},
+	})
+	p := &Parts{Keys: idempotencytest.NewStore(), Outbox: outboxtest.NewStore()}
+	p.Shop = &Shop{Store: newStore(tx), outbox: p.Outbox, onCommit: p.wake}
+	var errs [5]error
+	p.Shop.runner, errs[0] = idempotencypgx.NewRunner(tx, idempotencytest.NewRecords(), p.Keys, idempotencypgx.RunnerConfig{})
+	p.Limiter, errs[1] = ratelimit.NewMemory(ratelimit.MemoryConfig{})
+	p.Broker, errs[2] = newBroker(tx, p.Shop, cfg)
+	p.Relay, errs[3] = outbox.NewRelay(p.Outbox, outbox.Transports{"": toBroker{p.Broker}},
+		outbox.RelayConfig{Logger: cfg.Logger, MeterProvider: cfg.MeterProvider})
+	p.Sweeper, errs[4] = newSweeper(p.Shop, cfg)
+	return p, errors.Join(errs[:]...)
+}
+
+// wake tells those who would otherwise wait for their next look that something was written.
+func (p *Parts) wake() {
+	p.Relay.Wake()
+	p.Sweeper.Wake()
+}
+
+func newBroker(tx txretry.Transactor, shop *Shop, cfg Config) (*inboxtest.Broker, error) {
+	processor, err := inboxpgx.NewProcessor(tx, inboxpgx.Config{
+		Consumer: "stats", Dedup: inboxtest.NewDedup(), MeterProvider: cfg.MeterProvider,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := messages.Listen(processor, shop.learn); err != nil {
+		return nil, err
+	}
+	return inboxtest.NewBroker(processor, inboxtest.Config{Queue: messages.Queue, Logger: cfg.Logger})
+}
+
+func newSweeper(shop *Shop, cfg Config) (*expiry.Sweeper, error) {
+	store, err := shop.sweepStore()
+	if err != nil {
+		return nil, err
+	}
+	return expiry.NewSweeper(store, expiry.SweeperConfig{
+		Schedule: cfg.Schedule, Logger: cfg.Logger, MeterProvider: cfg.MeterProvider,
+	})
+}
+
+// toBroker is the way from the relay to the consumer: what RabbitMQ is between real ones.
+type toBroker struct{ broker *inboxtest.Broker }
+
+// Publish meets outbox.Publisher.
+func (p toBroker) Publish(ctx context.Context, m outbox.Message, done func(error)) {
+	done(p.broker.Publish(ctx, &inbox.Message{
+		ID: m.ID, Name: m.Name, Body: m.Body, ContentType: m.ContentType, Headers: m.Headers, PublishedAt: m.CreatedAt,
+	}))
+}

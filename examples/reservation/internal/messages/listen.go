@@ -1,0 +1,27 @@
+package messages
+
+import (
+	"context"
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+)
+
+// Learn takes in, as part of a transaction, what a message says of a reservation.
+type Learn func(ctx context.Context, tx pgx.Tx, status booking.Status, r Reservation) error
+
+// Listen registers learn for all messages of the shop.
+func Listen(p *inboxpgx.Processor, learn Learn) error {
+	var errs []error
+	for _, status := range []booking.Status{
+		booking.StatusHeld, booking.StatusConfirmed, booking.StatusCancelled, booking.StatusExpired,
+	} {
+		errs = append(errs, inboxpgx.Handle(p, booking.MessageOf(status),
+			func(ctx context.Context, tx pgx.Tx, r Reservation) error { return learn(ctx, tx, status, r) },
+			inboxpgx.HandlerConfig{}))
+	}
+	return errors.Join(errs...)
+}

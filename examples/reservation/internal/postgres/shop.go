@@ -1,0 +1,45 @@
+package postgres
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/messages"
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/txretry"
+)
+
+// Shop is the shop in Postgres. It meets httpapi.Backend.
+type Shop struct {
+	Reader
+	runner   *idempotencypgx.Runner
+	outbox   Outbox
+	onCommit func()
+}
+
+// NewShop returns a shop that reads through pool and writes in transactions of runner.
+func NewShop(pool *pgxpool.Pool, runner *idempotencypgx.Runner, outbox Outbox) *Shop {
+	return &Shop{Reader: NewReader(pool), runner: runner, outbox: outbox}
+}
+
+// Once meets httpapi.Backend.
+func (s *Shop) Once(ctx context.Context, eventID string,
+	fn func(ctx context.Context, w booking.Work) (idempotency.Response, error),
+) (idempotency.Response, error) {
+	opts := txretry.Options{Name: "shop"}
+	if eventID != "" {
+		opts.SerialKey = "event:" + eventID
+	}
+	return s.runner.RunWith(ctx, opts, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
+		txretry.AfterCommit(tx, s.onCommit)
+		return fn(ctx, &work{tx: tx, outbox: s.outbox})
+	})
+}
+
+// Listen makes the processor keep the read model.
+func Listen(p *inboxpgx.Processor) error { return messages.Listen(p, learn) }
