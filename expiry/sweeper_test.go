@@ -1,0 +1,400 @@
+package expiry_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/expirytest"
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+)
+
+// world is a table and a store on it that notes when each row expired.
+type world struct {
+	manager *txretrytest.Manager
+	table   *expirytest.Table
+	store   expiry.Store
+
+	mu      sync.Mutex
+	when    map[string]time.Time
+	looks   int
+	batches int
+	fail    error         // what the store answers, if anything
+	hang    time.Duration // how long a batch takes
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{manager: txretrytest.NewManager(txretrytest.Config{}), table: expirytest.NewTable(), when: map[string]time.Time{}}
+	store, err := expirytest.NewStore(w.manager, expirytest.Config{
+		Active: w.table.Active,
+		Expire: w.table.Expire,
+		Emit: func(_ context.Context, _ pgx.Tx, rows []expiry.Row) error {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			for _, row := range rows {
+				w.when[row.ID] = time.Now()
+			}
+			return nil
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.store = store
+	return w
+}
+
+func (w *world) SweepBatch(ctx context.Context, req expiry.Request) (expiry.Batch, error) {
+	w.mu.Lock()
+	w.batches++
+	fail, hang := w.fail, w.hang
+	w.mu.Unlock()
+	if hang > 0 {
+		select {
+		case <-time.After(hang):
+		case <-ctx.Done():
+			return expiry.Batch{}, ctx.Err()
+		}
+	}
+	if fail != nil {
+		return expiry.Batch{}, fail
+	}
+	return w.store.SweepBatch(ctx, req)
+}
+
+func (w *world) NextDue(ctx context.Context, skip []string) (time.Duration, bool, error) {
+	w.mu.Lock()
+	w.looks++
+	fail := w.fail
+	w.mu.Unlock()
+	if fail != nil {
+		return 0, false, fail
+	}
+	return w.store.NextDue(ctx, skip)
+}
+
+func (w *world) set(fail error, hang time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.fail, w.hang = fail, hang
+}
+
+func (w *world) counts() (batches, looks int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.batches, w.looks
+}
+
+func (w *world) hold(t *testing.T, id string, d time.Duration) time.Time {
+	t.Helper()
+	deadline := time.Now().Add(d)
+	err := w.manager.Do(t.Context(), func(_ context.Context, tx pgx.Tx) error {
+		return w.table.Put(tx, id, deadline, expirytest.Held)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return deadline
+}
+
+// expiredWithin fails unless the row expired after its deadline, and by how much.
+func (w *world) expiredWithin(t *testing.T, id string, deadline time.Time, late time.Duration) {
+	t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	when, ok := w.when[id]
+	if !ok || when.Before(deadline) || when.Sub(deadline) > late {
+		t.Errorf("row %s with deadline %v expired at %v (%v)", id, deadline, when, ok)
+	}
+}
+
+func newSweeper(t *testing.T, s expiry.Store, cfg expiry.SweeperConfig) *expiry.Sweeper {
+	t.Helper()
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	sw, err := expiry.NewSweeper(s, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sw
+}
+
+// run starts Run and returns a function that stops it and checks its answer.
+func run(t *testing.T, sw *expiry.Sweeper) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- sw.Run(ctx) }()
+	return func() {
+		t.Helper()
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run returned %v", err)
+		}
+	}
+}
+
+func TestShortHoldExpiresOnTimeWithTheHalfHourSchedule(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		before := w.hold(t, "before", 2*time.Second)
+		overdue := w.hold(t, "overdue", -time.Hour)
+		start := time.Now()
+		sw := newSweeper(t, w, expiry.SweeperConfig{})
+		stop := run(t, sw)
+		defer stop()
+		synctest.Wait()
+		w.expiredWithin(t, "overdue", overdue, time.Hour+time.Since(start))
+
+		time.Sleep(10 * time.Second)
+		w.expiredWithin(t, "before", before, time.Second)
+
+		woken := w.hold(t, "woken", 2*time.Second)
+		sw.Wake()
+		time.Sleep(10 * time.Second)
+		w.expiredWithin(t, "woken", woken, time.Second)
+
+		foreign := w.hold(t, "foreign", 15*time.Minute) // made by another process: no Wake
+		time.Sleep(16 * time.Minute)
+		w.expiredWithin(t, "foreign", foreign, time.Second)
+	})
+}
+
+func TestScheduleSweepsEvenIfTheStoreForesawNothing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		stop := run(t, newSweeper(t, w, expiry.SweeperConfig{Recheck: 24 * time.Hour}))
+		defer stop()
+		synctest.Wait()
+		deadline := w.hold(t, "unseen", time.Second)
+		time.Sleep(31 * time.Minute)
+		w.expiredWithin(t, "unseen", deadline, 30*time.Minute)
+	})
+}
+
+func TestIdleCostsOneLookAMinute(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		stop := run(t, newSweeper(t, w, expiry.SweeperConfig{Schedule: expiry.Never()}))
+		time.Sleep(time.Hour)
+		stop()
+		if batches, looks := w.counts(); batches != 1 || looks > 61 {
+			t.Errorf("an idle hour cost %d batches and %d looks", batches, looks)
+		}
+	})
+}
+
+func TestWakesCoalesce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		sw := newSweeper(t, w, expiry.SweeperConfig{})
+		stop := run(t, sw)
+		synctest.Wait()
+		for range 1000 {
+			sw.Wake()
+			time.Sleep(time.Millisecond)
+		}
+		stop()
+		if _, looks := w.counts(); looks > 12 {
+			t.Errorf("1000 wakes in a second cost %d looks", looks)
+		}
+	})
+}
+
+func TestPassingFaultIsBackedOff(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		sw := newSweeper(t, w, expiry.SweeperConfig{})
+		if err := sw.Ready(t.Context()); !errors.Is(err, expiry.ErrNotReady) {
+			t.Errorf("ready before Run: %v", err)
+		}
+		w.set(errors.New("server is down"), 0)
+		stop := run(t, sw)
+		time.Sleep(10 * time.Minute)
+		if err := sw.Ready(t.Context()); !errors.Is(err, expiry.ErrNotReady) {
+			t.Errorf("ready while the store fails: %v", err)
+		}
+		if batches, looks := w.counts(); batches+looks > 60 {
+			t.Errorf("10 minutes of downtime cost %d batches and %d looks", batches, looks)
+		}
+		w.hold(t, "row", -time.Second)
+		w.set(nil, 0)
+		time.Sleep(time.Minute)
+		if _, state, _ := w.table.Get("row"); state != expirytest.Expired {
+			t.Errorf("row is %s after the store came back", state)
+		}
+		if err := sw.Ready(t.Context()); err != nil {
+			t.Errorf("not ready: %v", err)
+		}
+		stop()
+		if err := sw.Ready(t.Context()); !errors.Is(err, expiry.ErrNotReady) {
+			t.Errorf("ready after Run: %v", err)
+		}
+	})
+}
+
+func TestShutdownFinishesTheBatchInHand(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		for n := range 10 {
+			w.hold(t, fmt.Sprint(n), -time.Second)
+		}
+		w.set(nil, 3*time.Second)
+		stop := run(t, newSweeper(t, w, expiry.SweeperConfig{BatchSize: 4, ShutdownTimeout: 5 * time.Second}))
+		time.Sleep(time.Second)
+		start := time.Now()
+		stop()
+		if took := time.Since(start); took != 2*time.Second {
+			t.Errorf("shutdown took %v, want the rest of the batch, 2s", took)
+		}
+		if left := len(w.table.Active()); left != 6 {
+			t.Errorf("%d rows are left, want 6", left)
+		}
+	})
+}
+
+func TestShutdownTimeoutAndBatchTimeout(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.set(nil, time.Hour)
+		stop := run(t, newSweeper(t, w, expiry.SweeperConfig{ShutdownTimeout: 5 * time.Second}))
+		time.Sleep(time.Second)
+		start := time.Now()
+		stop()
+		if took := time.Since(start); took != 5*time.Second {
+			t.Errorf("shutdown took %v, want 5s", took)
+		}
+
+		start = time.Now()
+		_, err := newSweeper(t, w, expiry.SweeperConfig{BatchTimeout: 7 * time.Second}).Sweep(t.Context())
+		if took := time.Since(start); !errors.Is(err, context.DeadlineExceeded) || took != 7*time.Second {
+			t.Errorf("a stuck batch ended after %v with %v", took, err)
+		}
+	})
+}
+
+func TestOneSweepAtATime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.set(nil, time.Second)
+		sw := newSweeper(t, w, expiry.SweeperConfig{})
+		start := time.Now()
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() {
+				if _, err := sw.Sweep(t.Context()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if took := time.Since(start); took != 3*time.Second {
+			t.Errorf("three sweeps took %v, want them one after the other", took)
+		}
+	})
+}
+
+func TestQuarantineEndsAndIsBounded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		var mu sync.Mutex
+		bad := true
+		store, err := expirytest.NewStore(w.manager, expirytest.Config{Active: w.table.Active, Expire: w.table.Expire,
+			Emit: func(context.Context, pgx.Tx, []expiry.Row) error {
+				mu.Lock()
+				defer mu.Unlock()
+				if bad {
+					return errors.New("bad row")
+				}
+				return nil
+			}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n := range 5 {
+			w.hold(t, fmt.Sprint(n), -time.Second)
+		}
+		cfg := expiry.SweeperConfig{MaxQuarantine: 3, Quarantine: time.Minute}
+		if r, err := newSweeper(t, store, cfg).Sweep(t.Context()); !errors.Is(err, expiry.ErrQuarantineFull) || r.Poisoned != 3 {
+			t.Errorf("got %+v, %v, want ErrQuarantineFull after 3", r, err)
+		}
+		cfg.MaxQuarantine = 5
+		stop := run(t, newSweeper(t, store, cfg))
+		time.Sleep(30 * time.Second)
+		mu.Lock()
+		bad = false
+		mu.Unlock()
+		if left := len(w.table.Active()); left != 5 {
+			t.Errorf("%d rows are left in quarantine, want 5", left)
+		}
+		time.Sleep(time.Minute)
+		stop()
+		if left := len(w.table.Active()); left != 0 {
+			t.Errorf("%d rows are left after the quarantine", left)
+		}
+	})
+}
+
+type panics struct{}
+
+func (panics) SweepBatch(context.Context, expiry.Request) (expiry.Batch, error) { panic("boom") }
+func (panics) NextDue(context.Context, []string) (time.Duration, bool, error)   { panic("boom") }
+
+func TestPanickingStoreDoesNotEndRun(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		stop := run(t, newSweeper(t, panics{}, expiry.SweeperConfig{}))
+		time.Sleep(time.Minute)
+		stop()
+	})
+}
+
+func TestNewSweeperReportsEveryViolation(t *testing.T) {
+	t.Parallel()
+	_, err := expiry.NewSweeper(nil, expiry.SweeperConfig{BatchSize: -1, MinPause: -1, Recheck: -1, MaxQuarantine: -1})
+	for _, want := range []string{"store", "BatchSize", "MinPause", "Recheck", "MaxQuarantine"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v does not name %s", err, want)
+		}
+	}
+}
+
+func TestEventID(t *testing.T) {
+	t.Parallel()
+	deadline := at("2026-11-20T10:00:00.123456Z")
+	id := expiry.EventID("reservation.expired", "42", deadline)
+	if err := ids.Check(id); err != nil {
+		t.Error(err)
+	}
+	if again := expiry.EventID("reservation.expired", "42", deadline.Local()); again != id {
+		t.Errorf("the same expiry has the ids %s and %s", id, again)
+	}
+	for _, other := range []string{
+		expiry.EventID("reservation.expired", "43", deadline).String(),
+		expiry.EventID("hold.expired", "42", deadline).String(),
+		expiry.EventID("reservation.expired", "42", deadline.Add(time.Microsecond)).String(),
+	} {
+		if other == id.String() {
+			t.Errorf("two expiries share the id %s", id)
+		}
+	}
+}
