@@ -1,6 +1,7 @@
 package inbox
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -11,6 +12,9 @@ import (
 
 // MaxErrorBytes bounds the error text that a dead letter keeps.
 const MaxErrorBytes = 1024
+
+// ErrNotFound is returned where a dead letter of one id is asked for and there is none.
+var ErrNotFound = errors.New("inbox: no such dead letter")
 
 // DeadLetter is a message that was given up, with what is known about why.
 type DeadLetter struct {

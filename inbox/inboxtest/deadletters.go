@@ -11,9 +11,6 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 )
 
-// ErrNotFound is returned by Show when there is no dead letter of that id.
-var ErrNotFound = errors.New("inboxtest: no such dead letter")
-
 // DeadLetters are the messages a Broker has given up, oldest first. It is safe for
 // concurrent use.
 type DeadLetters struct {
@@ -47,11 +44,11 @@ func (d *DeadLetters) List(_ context.Context, f inbox.Filter) ([]inbox.DeadLette
 	return found, nil
 }
 
-// Show returns the latest dead letter with this message id, or ErrNotFound.
+// Show returns the latest dead letter with this message id, or inbox.ErrNotFound.
 func (d *DeadLetters) Show(ctx context.Context, id uuid.UUID) (inbox.DeadLetter, error) {
 	found, err := d.List(ctx, inbox.Filter{IDs: []uuid.UUID{id}})
 	if err != nil || len(found) == 0 {
-		return inbox.DeadLetter{}, errors.Join(err, ErrNotFound)
+		return inbox.DeadLetter{}, errors.Join(err, inbox.ErrNotFound)
 	}
 	return found[len(found)-1], nil
 }

@@ -1,0 +1,334 @@
+package inboxtest_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest"
+	"github.com/holdfast-go/holdfast/internal/ids"
+)
+
+type processor func(ctx context.Context, m *inbox.Message) error
+
+func (p processor) Process(ctx context.Context, msgs []*inbox.Message) []error {
+	results := make([]error, len(msgs))
+	for i, m := range msgs {
+		results[i] = p(ctx, m)
+	}
+	return results
+}
+
+// bubble runs a test with a broker at work; stop ends its Run and waits for it.
+func bubble(t *testing.T, p processor, cfg inboxtest.Config, test func(t *testing.T, b *inboxtest.Broker, stop func())) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		cfg.Rand = func() float64 { return 0.5 }
+		cfg.Logger = slog.New(slog.DiscardHandler)
+		b, err := inboxtest.NewBroker(p, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			if err := b.Run(ctx); err != nil {
+				t.Errorf("Run: %v", err)
+			}
+		}()
+		stop := func() {
+			cancel()
+			<-ended
+		}
+		defer stop()
+		synctest.Wait()
+		test(t, b, stop)
+	})
+}
+
+func publish(t *testing.T, b *inboxtest.Broker, names ...string) (published []uuid.UUID) {
+	t.Helper()
+	for _, name := range names {
+		m := &inbox.Message{ID: ids.New(), Name: name, Body: []byte(`{}`), Attempt: 7, Queue: "elsewhere"}
+		if err := b.Publish(t.Context(), m); err != nil {
+			t.Fatal(err)
+		}
+		published = append(published, m.ID)
+	}
+	return published
+}
+
+func idle(t *testing.T, b *inboxtest.Broker) {
+	t.Helper()
+	if err := b.Idle(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func letters(t *testing.T, b *inboxtest.Broker, f inbox.Filter) []inbox.DeadLetter {
+	t.Helper()
+	found, err := b.DeadLetters().List(t.Context(), f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+func TestBrokerRetriesThenGivesUp(t *testing.T) {
+	t.Parallel()
+	var trail []string
+	var start time.Time
+	boom := errors.New("boom")
+	p := processor(func(_ context.Context, m *inbox.Message) error {
+		trail = append(trail, fmt.Sprintf("%s %d at %v in %s", m.Name, m.Attempt, time.Since(start), m.Queue))
+		if m.Name == "bad" {
+			return boom
+		}
+		return nil
+	})
+	bubble(t, p, inboxtest.Config{Consumer: "test"}, func(t *testing.T, b *inboxtest.Broker, _ func()) {
+		start = time.Now()
+		published := publish(t, b, "bad", "good")
+		idle(t, b)
+		want := []string{
+			"bad 1 at 0s in inbox", "good 1 at 0s in inbox", "bad 2 at 1s in inbox", "bad 3 at 3s in inbox",
+			"bad 4 at 7s in inbox", "bad 5 at 15s in inbox", "bad 6 at 31s in inbox",
+		}
+		if !slices.Equal(trail, want) {
+			t.Errorf("deliveries:\n%s", strings.Join(trail, "\n"))
+		}
+		dead := letters(t, b, inbox.Filter{})
+		if len(dead) != 1 || dead[0].Message.ID != published[0] || dead[0].Class != "default" || dead[0].Attempts != 6 ||
+			dead[0].Error != "boom" || dead[0].Consumer != "test" || !dead[0].FirstFailedAt.Equal(start) ||
+			!dead[0].LastFailedAt.Equal(start.Add(31*time.Second)) {
+			t.Errorf("dead letters = %+v", dead)
+		}
+	})
+}
+
+func TestBrokerUnavailable(t *testing.T) {
+	t.Parallel()
+	down := true
+	calls := 0
+	p := processor(func(_ context.Context, m *inbox.Message) error {
+		calls++
+		if m.Attempt != 1 {
+			t.Errorf("attempt %d", m.Attempt)
+		}
+		if down {
+			return inbox.Unavailable(errors.New("down"))
+		}
+		return nil
+	})
+	bubble(t, p, inboxtest.Config{}, func(t *testing.T, b *inboxtest.Broker, _ func()) {
+		publish(t, b, "a", "b")
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if calls < 3600 || calls > 3602 {
+			t.Errorf("%d deliveries in an hour with pauses of a second", calls)
+		}
+		down = false
+		idle(t, b)
+		if dead := letters(t, b, inbox.Filter{}); len(dead) != 0 {
+			t.Errorf("dead letters = %+v", dead)
+		}
+	})
+}
+
+func TestBrokerPostponed(t *testing.T) {
+	t.Parallel()
+	n := 0
+	p := processor(func(_ context.Context, m *inbox.Message) error {
+		if n++; n < 20 {
+			return inbox.Postpone(errors.New("not yet"), time.Hour)
+		}
+		if m.Attempt != 1 || !m.FirstFailedAt.IsZero() {
+			t.Errorf("attempt %d, first failure %v", m.Attempt, m.FirstFailedAt)
+		}
+		return nil
+	})
+	bubble(t, p, inboxtest.Config{}, func(t *testing.T, b *inboxtest.Broker, _ func()) {
+		start := time.Now()
+		publish(t, b, "a")
+		idle(t, b)
+		if got := time.Since(start); got != 19*time.Hour {
+			t.Errorf("done after %v", got)
+		}
+	})
+}
+
+func TestBrokerDeliversTwiceAndCrashes(t *testing.T) {
+	t.Parallel()
+	var deliveries []bool
+	crashes := map[inboxtest.CrashPoint]bool{inboxtest.BeforeProcess: true, inboxtest.BeforeSettle: true}
+	cfg := inboxtest.Config{DeliverTwice: true, Crash: func(at inboxtest.CrashPoint, _ *inbox.Message) bool {
+		defer delete(crashes, at)
+		return crashes[at]
+	}}
+	p := processor(func(_ context.Context, m *inbox.Message) error {
+		deliveries = append(deliveries, m.Redelivered)
+		m.Body[0] = 'x' // stays in this delivery
+		if string(m.Body) != "x}" || m.Attempt != 1 {
+			t.Errorf("message = %+v", m)
+		}
+		return nil
+	})
+	bubble(t, p, cfg, func(t *testing.T, b *inboxtest.Broker, _ func()) {
+		publish(t, b, "a")
+		idle(t, b)
+		// One lost before it was processed, one after, the first that counts, its repetition.
+		if want := []bool{true, true, true}; !slices.Equal(deliveries, want) {
+			t.Errorf("redelivered = %v, want %v", deliveries, want)
+		}
+	})
+}
+
+func TestBrokerDrains(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		work time.Duration
+		took time.Duration
+		left bool
+	}{
+		"finishes in time": {50 * time.Second, 50 * time.Second, false},
+		"is cancelled":     {70 * time.Second, 60 * time.Second, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			calls := 0
+			p := processor(func(ctx context.Context, m *inbox.Message) error {
+				calls++
+				if calls > 1 {
+					return nil
+				}
+				select {
+				case <-time.After(tt.work):
+					return nil
+				case <-ctx.Done():
+					return fmt.Errorf("cancelled: %w", context.Cause(ctx))
+				}
+			})
+			bubble(t, p, inboxtest.Config{}, func(t *testing.T, b *inboxtest.Broker, stop func()) {
+				publish(t, b, "a", "b")
+				synctest.Wait()
+				start := time.Now()
+				stop()
+				if took := time.Since(start); took != tt.took || calls != 1 {
+					t.Errorf("drained in %v after %d deliveries", took, calls)
+				}
+				if err := b.Ready(t.Context()); !errors.Is(err, inboxtest.ErrNotRunning) {
+					t.Errorf("Ready = %v", err)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				if err := b.Idle(ctx); !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("Idle with a message left = %v", err)
+				}
+				again, stopAgain := context.WithCancel(t.Context())
+				defer stopAgain()
+				go func() { _ = b.Run(again) }()
+				idle(t, b)
+				want := 2
+				if tt.left {
+					want = 3
+				}
+				if calls != want || len(letters(t, b, inbox.Filter{})) != 0 {
+					t.Errorf("%d deliveries, want %d", calls, want)
+				}
+			})
+		})
+	}
+}
+
+func TestBrokerConcurrency(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	running, most := 0, 0
+	p := processor(func(context.Context, *inbox.Message) error {
+		mu.Lock()
+		running++
+		most = max(most, running)
+		mu.Unlock()
+		time.Sleep(time.Second)
+		mu.Lock()
+		running--
+		mu.Unlock()
+		return nil
+	})
+	bubble(t, p, inboxtest.Config{Concurrency: 4}, func(t *testing.T, b *inboxtest.Broker, _ func()) {
+		start := time.Now()
+		publish(t, b, slices.Repeat([]string{"a"}, 20)...)
+		idle(t, b)
+		if took := time.Since(start); took != 5*time.Second || most != 4 {
+			t.Errorf("20 messages of a second took %v, %d at once", took, most)
+		}
+		if err := b.Ready(t.Context()); err != nil {
+			t.Errorf("Ready = %v", err)
+		}
+	})
+}
+
+func TestDeadLetters(t *testing.T) {
+	t.Parallel()
+	mended := false
+	p := processor(func(_ context.Context, m *inbox.Message) error {
+		if mended {
+			return nil
+		}
+		return inbox.Classed(inbox.Unrecoverable(errors.New("no "+m.Name)), "class-"+m.Name)
+	})
+	bubble(t, p, inboxtest.Config{}, func(t *testing.T, b *inboxtest.Broker, _ func()) {
+		published := publish(t, b, "a", "b", "b", "c")
+		idle(t, b)
+		dead := b.DeadLetters()
+		if got := letters(t, b, inbox.Filter{Class: "class-b", Limit: 1}); len(got) != 1 || got[0].Message.ID != published[1] {
+			t.Errorf("first of class b = %+v", got)
+		}
+		if got, err := dead.Show(t.Context(), published[3]); err != nil || got.Error != "no c" {
+			t.Errorf("Show = %+v, %v", got, err)
+		}
+		if _, err := dead.Show(t.Context(), ids.New()); !errors.Is(err, inbox.ErrNotFound) {
+			t.Errorf("Show of an unknown id = %v", err)
+		}
+		if n, err := dead.Remove(t.Context(), inbox.Filter{Name: "c"}); n != 1 || err != nil {
+			t.Errorf("Remove = %d, %v", n, err)
+		}
+		mended = true
+		if n, err := dead.Retry(t.Context(), inbox.Filter{Class: "class-b", Limit: 1}); n != 1 || err != nil {
+			t.Errorf("Retry = %d, %v", n, err)
+		}
+		idle(t, b)
+		left := letters(t, b, inbox.Filter{})
+		if len(left) != 2 || left[0].Message.ID != published[0] || left[1].Message.ID != published[2] {
+			t.Errorf("left = %+v", left)
+		}
+	})
+}
+
+func TestNewBrokerRefuses(t *testing.T) {
+	t.Parallel()
+	_, err := inboxtest.NewBroker(nil, inboxtest.Config{Concurrency: -1, Pause: -1, ShutdownTimeout: -1, Retry: inbox.RetryPolicy{Delay: -1}})
+	for _, part := range []string{"Processor", "Config.Concurrency", "Config.Pause", "Config.ShutdownTimeout", "RetryPolicy.Delay"} {
+		if err == nil || !strings.Contains(err.Error(), part) {
+			t.Errorf("%s is not named in %v", part, err)
+		}
+	}
+	b, err := inboxtest.NewBroker(inbox.NewMux(), inboxtest.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Publish(t.Context(), nil); err == nil {
+		t.Error("a nil message was published")
+	}
+}
