@@ -161,7 +161,7 @@ func (b *Broker) CloseConnections(t testing.TB) {
 	t.Helper()
 	testenv.Eventually(t, patience, func() error {
 		var open []struct{ Name string }
-		if err := b.call(t, http.MethodGet, "/api/vhosts/"+b.VHost+"/connections", nil, &open); err != nil {
+		if err := b.call(t.Context(), http.MethodGet, "/api/vhosts/"+b.VHost+"/connections", nil, &open); err != nil {
 			return err
 		}
 		if len(open) == 0 {
@@ -169,7 +169,7 @@ func (b *Broker) CloseConnections(t testing.TB) {
 		}
 		for _, conn := range open {
 			// One that ended by itself meanwhile answers 404.
-			_ = b.call(t, http.MethodDelete, "/api/connections/"+url.PathEscape(conn.Name), nil, nil)
+			_ = b.call(t.Context(), http.MethodDelete, "/api/connections/"+url.PathEscape(conn.Name), nil, nil)
 		}
 		return nil
 	})
@@ -194,14 +194,15 @@ func (b *Broker) once(t testing.TB, do func(*amqp.Channel) error) {
 
 func (b *Broker) mustCall(t testing.TB, method, path string, in, out any) {
 	t.Helper()
-	if err := b.call(t, method, path, in, out); err != nil {
+	// The test's context has ended when its virtual host is deleted.
+	if err := b.call(context.WithoutCancel(t.Context()), method, path, in, out); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // call asks the management API.
-func (b *Broker) call(t testing.TB, method, path string, in, out any) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
+func (b *Broker) call(ctx context.Context, method, path string, in, out any) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	var body io.Reader
 	if in != nil {

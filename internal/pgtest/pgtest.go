@@ -62,6 +62,7 @@ func Pool(t testing.TB, rawURL string, maxConns int32) *pgxpool.Pool {
 
 // closePool does not wait forever, as Close would, for connections that never come back.
 func closePool(t testing.TB, pool *pgxpool.Pool) {
+	t.Helper()
 	closed := make(chan struct{})
 	go func() {
 		pool.Close()

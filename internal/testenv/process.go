@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -59,12 +60,20 @@ func (p *process) ended() bool {
 	}
 }
 
+// verdict tells how the ended process ended.
+func (p *process) verdict() string {
+	if p.err == nil {
+		return "exit status 0"
+	}
+	return p.err.Error()
+}
+
 // terminate asks the process to end and kills its tree when it has not done so in time.
 func (p *process) terminate(sig syscall.Signal, patience time.Duration) error {
 	if p.ended() {
 		return nil
 	}
-	if err := syscall.Kill(p.pid, sig); err != nil && err != syscall.ESRCH {
+	if err := syscall.Kill(p.pid, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return err
 	}
 	select {
@@ -120,7 +129,7 @@ func signalTree(root int, sig syscall.Signal) ([]int, error) {
 			}
 			fresh = true
 			signalled = append(signalled, pid)
-			if err := syscall.Kill(pid, sig); err != nil && err != syscall.ESRCH {
+			if err := syscall.Kill(pid, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
 				return nil, fmt.Errorf("testenv: signal %v to process %d: %w", sig, pid, err)
 			}
 		}

@@ -91,7 +91,7 @@ func (r *rabbitmq) startMapper(ctx context.Context) error {
 		}
 		select {
 		case <-r.mapper.done:
-			return fmt.Errorf("epmd ended (%v), its port may be in use", r.mapper.err)
+			return fmt.Errorf("epmd ended (%s), its port may be in use", r.mapper.verdict())
 		case <-ctx.Done():
 			return fmt.Errorf("epmd does not answer: %w", err)
 		case <-time.After(10 * time.Millisecond):

@@ -175,7 +175,7 @@ func (s *Server) awaitReady(ctx context.Context) error {
 		}
 		select {
 		case <-s.proc.done:
-			return fmt.Errorf("testenv: %s ended at start (%v); its log:\n%s", s.kind, s.proc.err, s.logTail())
+			return fmt.Errorf("testenv: %s ended at start (%s); its log:\n%s", s.kind, s.proc.verdict(), s.logTail())
 		case <-ctx.Done():
 			return fmt.Errorf("testenv: %s does not answer: %w; its log:\n%s", s.kind, err, s.logTail())
 		case <-time.After(50 * time.Millisecond):

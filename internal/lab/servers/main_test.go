@@ -58,7 +58,7 @@ func TestNothingIsLeftAfterASignal(t *testing.T) {
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGKILL} {
 		t.Run(sig.String(), func(t *testing.T) {
 			t.Parallel()
-			cmd, temp := program(t, "sh", "-c", "echo $HOLDFAST_TEST_REDIS_URL; echo $$; sleep 1000 & echo $!; wait")
+			cmd, temp := program(t, "sh", "-c", "echo $HOLDFAST_TEST_REDIS_URL; echo $$; sh -c 'echo $$; exec sleep 1000'; exit")
 			out, err := cmd.StdoutPipe()
 			if err == nil {
 				err = cmd.Start()
