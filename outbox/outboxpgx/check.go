@@ -1,0 +1,86 @@
+package outboxpgx
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/internal/check"
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+// Finding is one thing that is missing or mis-set on the server.
+type Finding = check.Finding
+
+const mendMigrate = "call outboxpgx.Migrate, or apply the files of outboxpgx.Migrations"
+
+// Check compares the server with what the outbox needs: tables, columns, indexes and lanes. No
+// findings means that all is well; an error, that it could not look.
+func (s *Source) Check(ctx context.Context) ([]Finding, error) {
+	var findings []Finding
+	add := func(mend, format string, args ...any) {
+		findings = append(findings, Finding{Component: "outboxpgx", Problem: fmt.Sprintf(format, args...), Mend: mend})
+	}
+	table := SchemaConfig{Table: s.cfg.Table}.withDefaults().Table
+	for name, qualified := range map[string]string{table: s.t.outbox, table + "_lanes": s.t.lanes, table + "_dead": s.t.dead} {
+		missing, err := s.missingColumns(ctx, qualified, wanted[name[len(table):]])
+		if err != nil {
+			return nil, fmt.Errorf("outboxpgx: check: %w", err)
+		}
+		if len(missing) > 0 {
+			add(mendMigrate, "table %s lacks the columns %v", name, missing)
+		}
+	}
+	if len(findings) > 0 {
+		return findings, nil // the rest would fail
+	}
+	if err := s.checkIndexes(ctx, table, add); err != nil {
+		return nil, fmt.Errorf("outboxpgx: check: %w", err)
+	}
+	var lanes int
+	if err := s.pool.QueryRow(ctx, `SELECT count(*) FROM `+s.t.lanes+` WHERE lane >= 0 AND lane < $1`, outbox.Lanes).Scan(&lanes); err != nil {
+		return nil, fmt.Errorf("outboxpgx: check: %w", err)
+	}
+	if lanes != outbox.Lanes {
+		add(fmt.Sprintf("INSERT INTO %s (lane) SELECT generate_series(0, %d) ON CONFLICT DO NOTHING", s.t.lanes, outbox.Lanes-1),
+			"table %s_lanes has %d of %d lanes; messages of the others are never published", table, lanes, outbox.Lanes)
+	}
+	return findings, nil
+}
+
+// wanted are the columns by the suffix of the table's name.
+var wanted = map[string][]string{
+	"": {"id", "seq", "lane", "name", "body", "content_type", "headers", "ordering_key", "transport_name", "exchange", "routing_key",
+		"route_headers", "created_at", "published_at", "due_at", "attempts", "error_class", "last_error"},
+	"_lanes": {"lane", "token", "lease_until", "owner"},
+	"_dead": {"id", "lane", "name", "body", "content_type", "headers", "ordering_key", "transport_name", "exchange", "routing_key",
+		"route_headers", "created_at", "attempts", "error_class", "last_error", "died_at"},
+}
+
+// missingColumns returns the columns that the table lacks: all, if there is no such table.
+func (s *Source) missingColumns(ctx context.Context, qualified string, columns []string) ([]string, error) {
+	rows, _ := s.pool.Query(ctx, `
+		SELECT c FROM unnest($2::text[]) AS c
+		WHERE NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = to_regclass($1) AND a.attname = c AND a.attnum > 0 AND NOT a.attisdropped)`,
+		qualified, columns)
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+func (s *Source) checkIndexes(ctx context.Context, table string, add func(mend, format string, args ...any)) error {
+	indexes := map[string]string{"_pkey": s.t.outbox, "_ready": s.t.outbox, "_parked": s.t.outbox, "_held": s.t.outbox, "_published": s.t.outbox,
+		"_lanes_pkey": s.t.lanes, "_dead_pkey": s.t.dead, "_dead_died": s.t.dead}
+	for suffix, on := range indexes {
+		var valid bool
+		err := s.pool.QueryRow(ctx, `
+			SELECT coalesce(bool_or(i.indisvalid), false) FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+			WHERE i.indrelid = to_regclass($1) AND c.relname = $2`, on, table+suffix).Scan(&valid)
+		if err != nil {
+			return err
+		}
+		if !valid {
+			add("create the index as in the files of outboxpgx.Migrations", "index %s is missing or invalid", table+suffix)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,72 @@
+package outboxpgx_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest/conformance"
+)
+
+type write = func(...outbox.Message) error
+
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	pgtest.New(t) // skips before there are subtests
+	for name, inTx := range map[string]func(*fixture, context.Context, func(write) error) error{
+		"txretry":      inManaged,
+		"raw pgx":      inRaw,
+		"database sql": inSQL,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			conformance.TestWriter(t, conformance.Backend{Open: func(t *testing.T) conformance.Store {
+				f := setup(t, outboxpgx.SourceConfig{})
+				return f.store(func(ctx context.Context, fn func(write) error) error { return inTx(f, ctx, fn) })
+			}})
+		})
+	}
+	for name, cfg := range map[string]outboxpgx.SourceConfig{
+		"deleting":  {},
+		"retention": {Retention: 1 << 40, Table: "my_events"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			conformance.TestSource(t, conformance.Backend{Open: func(t *testing.T) conformance.Store {
+				f := setup(t, cfg)
+				return f.store(func(ctx context.Context, fn func(write) error) error { return inManaged(f, ctx, fn) })
+			}})
+		})
+	}
+}
+
+func inManaged(f *fixture, ctx context.Context, fn func(write) error) error {
+	return f.manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		return fn(func(msgs ...outbox.Message) error { return f.writer.Write(ctx, tx, msgs...) })
+	})
+}
+
+func inRaw(f *fixture, ctx context.Context, fn func(write) error) error {
+	return pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error {
+		return fn(func(msgs ...outbox.Message) error { return f.writer.Write(ctx, tx, msgs...) })
+	})
+}
+
+func inSQL(f *fixture, ctx context.Context, fn func(write) error) error {
+	db := stdlib.OpenDBFromPool(f.pool)
+	defer db.Close()
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	if err := fn(func(msgs ...outbox.Message) error { return f.writer.WriteSQL(ctx, tx, msgs...) }); err != nil {
+		return err
+	}
+	return tx.Commit()
+}

@@ -1,0 +1,139 @@
+package outboxpgx
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+// ErrNotFound means that there is no dead letter with the id.
+var ErrNotFound = errors.New("outboxpgx: no such dead letter")
+
+// DeadLetter is a message that the relay gave up.
+type DeadLetter struct {
+	outbox.Message
+	// Class and Err are those of the last attempt.
+	Class outbox.Class
+	Err   string
+	// DiedAt is by the database's clock.
+	DiedAt time.Time
+}
+
+// Filter chooses dead letters: those that meet every field that is set. The zero Filter is all of them.
+type Filter struct {
+	IDs   []uuid.UUID // nil: any
+	Class outbox.Class
+	Name  string
+	Key   string
+	// OlderThan is the least time since the message was given up.
+	OlderThan time.Duration
+	// Limit is the most dead letters, the oldest first. 0 means 100 for List, and no limit else.
+	Limit int
+}
+
+// DeadLetters shows and moves the dead letters of one outbox. It is safe for concurrent use.
+type DeadLetters struct {
+	pool *pgxpool.Pool
+	sql  statements
+}
+
+// NewDeadLetters returns the dead letters of the outbox at cfg.
+func NewDeadLetters(pool *pgxpool.Pool, cfg SchemaConfig) (*DeadLetters, error) {
+	t, err := cfg.tables()
+	if pool == nil {
+		err = errors.Join(err, errors.New("outboxpgx: NewDeadLetters needs a pool"))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &DeadLetters{pool: pool, sql: t.statements()}, nil
+}
+
+const listLimit = 100
+
+// List returns dead letters, the oldest first.
+func (d *DeadLetters) List(ctx context.Context, f Filter) ([]DeadLetter, error) {
+	if f.Limit == 0 {
+		f.Limit = listLimit
+	}
+	args, err := f.args()
+	if err != nil {
+		return nil, err
+	}
+	rows, _ := d.pool.Query(ctx, d.sql.deadList, args...) // CollectRows returns its error
+	letters, err := pgx.CollectRows(rows, scanDeadLetter)
+	if err != nil {
+		return nil, fmt.Errorf("outboxpgx: list dead letters: %w", err)
+	}
+	return letters, nil
+}
+
+// Show returns one dead letter, or ErrNotFound.
+func (d *DeadLetters) Show(ctx context.Context, id uuid.UUID) (DeadLetter, error) {
+	letters, err := d.List(ctx, Filter{IDs: []uuid.UUID{id}})
+	if err != nil {
+		return DeadLetter{}, err
+	}
+	if len(letters) == 0 {
+		return DeadLetter{}, ErrNotFound
+	}
+	return letters[0], nil
+}
+
+// Retry moves dead letters back into the outbox, behind all its messages, with their attempts
+// forgotten, and returns how many. All move or none. They have lost their place in the order of their key.
+func (d *DeadLetters) Retry(ctx context.Context, f Filter) (int64, error) {
+	return d.exec(ctx, "retry", d.sql.deadRetry, f)
+}
+
+// Remove deletes dead letters for good and returns how many.
+func (d *DeadLetters) Remove(ctx context.Context, f Filter) (int64, error) {
+	return d.exec(ctx, "remove", d.sql.deadRemove, f)
+}
+
+func (d *DeadLetters) exec(ctx context.Context, what, sql string, f Filter) (int64, error) {
+	args, err := f.args()
+	if err != nil {
+		return 0, err
+	}
+	tag, err := d.pool.Exec(ctx, sql, args...)
+	if err != nil {
+		return 0, fmt.Errorf("outboxpgx: %s dead letters: %w", what, err)
+	}
+	return tag.RowsAffected(), nil
+}
+
+// args are the arguments of deadWhere.
+func (f Filter) args() ([]any, error) {
+	if f.Limit < 0 || f.OlderThan < 0 {
+		return nil, fmt.Errorf("outboxpgx: Filter is negative: limit %d, older than %v", f.Limit, f.OlderThan)
+	}
+	var age *int64
+	if f.OlderThan > 0 {
+		us := f.OlderThan.Microseconds()
+		age = &us
+	}
+	var limit *int
+	if f.Limit > 0 {
+		limit = &f.Limit
+	}
+	return []any{f.IDs, nullable(string(f.Class)), nullable(f.Name), nullable(f.Key), age, limit}, nil
+}
+
+func scanDeadLetter(row pgx.CollectableRow) (DeadLetter, error) {
+	var d DeadLetter
+	var key *string
+	err := row.Scan(&d.ID, &d.Name, &d.Body, &d.ContentType, &d.Headers, &key, &d.Transport,
+		&d.Route.Exchange, &d.Route.RoutingKey, &d.Route.Headers, &d.CreatedAt, &d.Attempts, &d.Class, &d.Err, &d.DiedAt)
+	if key != nil {
+		d.Key = *key
+	}
+	return d, err
+}

@@ -1,0 +1,30 @@
+// Package outboxpgx keeps the outbox in Postgres.
+//
+// [Writer] stores messages in the caller's transaction; [Source] feeds a relay;
+// [DeadLetters] shows and moves what was given up; [Migrate] creates the
+// tables.
+//
+// # How it works
+//
+// A message lies in one of 16 lanes, chosen by its ordering key. A claim leases
+// a few lanes that have something to publish: one row of the table of lanes is
+// locked with SKIP LOCKED and gets a new fencing token and an end of the
+// lease; the messages themselves are only read. Settling checks the tokens,
+// deletes the published messages with one statement (or marks them, with
+// Retention) and releases the lanes. So a message costs one insert and one
+// delete, relays share the work without knowing of each other, and one that
+// wakes up after its lease ran out changes nothing.
+//
+// Rows are chosen by their state, never by a position, so a transaction that
+// commits late is found whatever its sequence number. A failed message leaves
+// the index of ready rows until its next attempt is due.
+//
+// # Limits
+//
+// All times are the database's. Relay transactions are short and run at READ
+// COMMITTED. Messages of one key are ordered as they were stored, which is the
+// order of their transactions only where those are ordered by a lock or an
+// update on something that belongs to the key. A relay that is killed holds
+// its lanes until the lease runs out. One broken key with very many messages
+// behind it slows the claims of its lane, since they are looked at and left.
+package outboxpgx

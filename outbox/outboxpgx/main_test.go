@@ -1,0 +1,89 @@
+package outboxpgx_test
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest/conformance"
+	"github.com/holdfast-go/holdfast/txretry"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
+
+var quiet = slog.New(slog.DiscardHandler)
+
+// fixture is an outbox on a schema of its own.
+type fixture struct {
+	pool    *pgxpool.Pool
+	manager *txretry.Manager
+	writer  *outboxpgx.Writer
+	source  *outboxpgx.Source
+	dead    *outboxpgx.DeadLetters
+}
+
+func setup(t *testing.T, cfg outboxpgx.SourceConfig) *fixture {
+	t.Helper()
+	return setupOn(t, pgtest.New(t), cfg)
+}
+
+func setupOn(t *testing.T, pool *pgxpool.Pool, cfg outboxpgx.SourceConfig) *fixture {
+	t.Helper()
+	schema := outboxpgx.SchemaConfig{Schema: cfg.Schema, Table: cfg.Table}
+	must(t, outboxpgx.Migrate(t.Context(), pool, schema))
+	f := &fixture{pool: pool}
+	var err error
+	f.manager, err = txretry.New(pool, txretry.Config{Logger: quiet})
+	must(t, err)
+	f.writer, err = outboxpgx.NewWriter(outboxpgx.WriterConfig{Schema: cfg.Schema, Table: cfg.Table})
+	must(t, err)
+	f.source, err = outboxpgx.NewSource(pool, cfg)
+	must(t, err)
+	f.dead, err = outboxpgx.NewDeadLetters(pool, schema)
+	must(t, err)
+	return f
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (f *fixture) write(t testing.TB, msgs ...outbox.Message) {
+	t.Helper()
+	must(t, f.manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error { return f.writer.Write(ctx, tx, msgs...) }))
+}
+
+func (f *fixture) relay(t testing.TB, p outbox.Publisher, cfg outbox.RelayConfig) *outbox.Relay {
+	t.Helper()
+	cfg.Logger = quiet
+	r, err := outbox.NewRelay(f.source, outbox.Transports{"": p}, cfg)
+	must(t, err)
+	return r
+}
+
+// store is the fixture as the suite sees it.
+func (f *fixture) store(inTx func(context.Context, func(func(...outbox.Message) error) error) error) conformance.Store {
+	return conformance.Store{
+		Source: f.source,
+		InTx:   inTx,
+		Dead: func(ctx context.Context) ([]outbox.Message, error) {
+			letters, err := f.dead.List(ctx, outboxpgx.Filter{})
+			var msgs []outbox.Message
+			for _, l := range letters {
+				msgs = append(msgs, l.Message)
+			}
+			return msgs, err
+		},
+	}
+}

@@ -1,0 +1,62 @@
+-- The table of messages. seq is the stored order; a row is ready while published_at and due_at are null,
+-- and waits for its next attempt until due_at. Rows are short-lived, so they are vacuumed early.
+CREATE TABLE {{table}} (
+    id             uuid        NOT NULL,
+    seq            bigint      GENERATED ALWAYS AS IDENTITY,
+    lane           smallint    NOT NULL,
+    name           text        NOT NULL,
+    body           bytea       NOT NULL,
+    content_type   text        NOT NULL,
+    headers        jsonb,
+    ordering_key   text,
+    transport_name text        NOT NULL DEFAULT '',
+    exchange       text        NOT NULL DEFAULT '',
+    routing_key    text        NOT NULL DEFAULT '',
+    route_headers  jsonb,
+    created_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    published_at   timestamptz,
+    due_at         timestamptz,
+    attempts       integer     NOT NULL DEFAULT 0,
+    error_class    text,
+    last_error     text,
+    CONSTRAINT {{raw.table}}_pkey PRIMARY KEY (id)
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0);
+
+CREATE INDEX {{raw.table}}_ready ON {{table}} (lane, seq) WHERE published_at IS NULL AND due_at IS NULL;
+CREATE INDEX {{raw.table}}_parked ON {{table}} (due_at) WHERE published_at IS NULL AND due_at IS NOT NULL;
+CREATE INDEX {{raw.table}}_held ON {{table}} (ordering_key) WHERE published_at IS NULL AND due_at IS NOT NULL;
+CREATE INDEX {{raw.table}}_published ON {{table}} (published_at) WHERE published_at IS NOT NULL;
+
+-- One row per lane: who holds it, until when, and the fencing token of the last change.
+CREATE TABLE {{lanes}} (
+    lane        smallint    NOT NULL,
+    token       bigint      NOT NULL DEFAULT 0,
+    lease_until timestamptz NOT NULL DEFAULT '-infinity',
+    owner       uuid,
+    CONSTRAINT {{raw.lanes}}_pkey PRIMARY KEY (lane)
+) WITH (fillfactor = 20, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_cost_delay = 0);
+
+INSERT INTO {{lanes}} (lane) SELECT generate_series(0, 15);
+
+-- Messages that were given up.
+CREATE TABLE {{dead}} (
+    id             uuid        NOT NULL,
+    lane           smallint    NOT NULL,
+    name           text        NOT NULL,
+    body           bytea       NOT NULL,
+    content_type   text        NOT NULL,
+    headers        jsonb,
+    ordering_key   text,
+    transport_name text        NOT NULL,
+    exchange       text        NOT NULL,
+    routing_key    text        NOT NULL,
+    route_headers  jsonb,
+    created_at     timestamptz NOT NULL,
+    attempts       integer     NOT NULL,
+    error_class    text        NOT NULL,
+    last_error     text        NOT NULL,
+    died_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+    CONSTRAINT {{raw.dead}}_pkey PRIMARY KEY (id)
+);
+
+CREATE INDEX {{raw.dead}}_died ON {{dead}} (died_at, id);

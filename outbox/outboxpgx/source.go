@@ -1,0 +1,244 @@
+package outboxpgx
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+// SourceConfig tunes a Source. The zero value works.
+type SourceConfig struct {
+	// Schema and Table are as in SchemaConfig.
+	Schema, Table string
+	// LanesPerClaim is how many of the outbox.Lanes lanes one claim takes at most. Fewer leave more to
+	// other relays, more fill a batch better. Default 4.
+	LanesPerClaim int
+	// MaxBatchBytes bounds the bodies of one batch; its first message is always taken. Default 32 MiB.
+	MaxBatchBytes int64
+	// Retention keeps published messages, with published_at, until Prune finds them older than this. 0 means
+	// that they are deleted as soon as they are confirmed.
+	Retention time.Duration
+}
+
+// Source is the outbox.Source of the table. It is safe for concurrent use, by any number of relays in
+// any number of processes. It works behind a pooler in transaction mode.
+type Source struct {
+	pool *pgxpool.Pool
+	cfg  SourceConfig
+	t    tables
+	sql  statements
+}
+
+// NewSource returns a Source. The pool needs two connections per relay.
+func NewSource(pool *pgxpool.Pool, cfg SourceConfig) (*Source, error) {
+	if cfg.LanesPerClaim == 0 {
+		cfg.LanesPerClaim = 4
+	}
+	if cfg.MaxBatchBytes == 0 {
+		cfg.MaxBatchBytes = 32 << 20
+	}
+	t, err := SchemaConfig{cfg.Schema, cfg.Table}.tables()
+	errs := []error{err}
+	if pool == nil {
+		errs = append(errs, errors.New("outboxpgx: NewSource needs a pool"))
+	}
+	if cfg.LanesPerClaim < 0 || cfg.LanesPerClaim > outbox.Lanes {
+		errs = append(errs, fmt.Errorf("outboxpgx: SourceConfig.LanesPerClaim is %d, want 1 to %d", cfg.LanesPerClaim, outbox.Lanes))
+	}
+	if cfg.MaxBatchBytes < 0 {
+		errs = append(errs, fmt.Errorf("outboxpgx: SourceConfig.MaxBatchBytes is %d, want more than 0", cfg.MaxBatchBytes))
+	}
+	if cfg.Retention < 0 {
+		errs = append(errs, fmt.Errorf("outboxpgx: SourceConfig.Retention is %v, want 0 or more", cfg.Retention))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return &Source{pool: pool, cfg: cfg, t: t, sql: t.statements()}, nil
+}
+
+// inTx runs fn in a short transaction. READ COMMITTED: a queue at SERIALIZABLE aborts itself, since
+// the rows that SKIP LOCKED passes over are read all the same.
+func (s *Source) inTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, fn)
+}
+
+// Claim meets outbox.Source. It writes nothing but the lanes.
+func (s *Source) Claim(ctx context.Context, req outbox.ClaimRequest) (outbox.Batch, error) {
+	if req.Limit < 1 || req.Lease < time.Microsecond {
+		return outbox.Batch{}, fmt.Errorf("outboxpgx: claim of %d messages for %v", req.Limit, req.Lease)
+	}
+	if req.Skip == nil {
+		req.Skip = []string{}
+	}
+	var batch outbox.Batch
+	err := s.inTx(ctx, func(tx pgx.Tx) error {
+		batch = outbox.Batch{}
+		owner := uuid.New()
+		queue := &pgx.Batch{}
+		queue.Queue(s.sql.plan)
+		queue.Queue(s.sql.promote)
+		queue.Queue(s.sql.lease, owner, req.Lease.Microseconds(), s.cfg.LanesPerClaim, req.Skip).Query(func(rows pgx.Rows) (err error) {
+			batch.Leases, err = pgx.CollectRows(rows, pgx.RowToStructByPos[outbox.Lease])
+			return err
+		})
+		queue.Queue(s.sql.read, owner, req.Limit, req.Skip, s.cfg.MaxBatchBytes).Query(func(rows pgx.Rows) (err error) {
+			batch.Messages, err = pgx.CollectRows(rows, scanMessage)
+			return err
+		})
+		return tx.SendBatch(ctx, queue).Close()
+	})
+	if err != nil {
+		return outbox.Batch{}, fmt.Errorf("outboxpgx: claim: %w", err)
+	}
+	return batch, nil
+}
+
+func scanMessage(row pgx.CollectableRow) (outbox.Message, error) {
+	var m outbox.Message
+	var key *string
+	err := row.Scan(&m.ID, &m.Name, &m.Body, &m.ContentType, &m.Headers, &key, &m.Transport,
+		&m.Route.Exchange, &m.Route.RoutingKey, &m.Route.Headers, &m.CreatedAt, &m.Attempts)
+	if key != nil {
+		m.Key = *key
+	}
+	return m, err
+}
+
+// Settle meets outbox.Source.
+func (s *Source) Settle(ctx context.Context, b outbox.Batch, outcomes []outbox.Outcome) ([]outbox.Lease, error) {
+	if len(b.Leases) == 0 {
+		return nil, nil
+	}
+	var stale []outbox.Lease
+	err := s.inTx(ctx, func(tx pgx.Tx) (err error) {
+		var held []int16
+		if held, stale, err = s.hold(ctx, tx, b.Leases); err != nil || len(held) == 0 {
+			return err
+		}
+		queue := s.settlement(held, outcomes)
+		queue.Queue(s.sql.close, held)
+		return tx.SendBatch(ctx, queue).Close()
+	})
+	if err != nil {
+		return nil, fmt.Errorf("outboxpgx: settle: %w", err)
+	}
+	return stale, nil
+}
+
+// hold locks the lanes that are still ours, and returns the other leases as stale.
+func (s *Source) hold(ctx context.Context, tx pgx.Tx, leases []outbox.Lease) (held []int16, stale []outbox.Lease, err error) {
+	lanes, tokens := make([]int16, len(leases)), make([]int64, len(leases))
+	for i, l := range leases {
+		lanes[i], tokens[i] = int16(l.Lane), l.Token
+	}
+	rows, _ := tx.Query(ctx, s.sql.hold, lanes, tokens) // CollectRows returns its error
+	if held, err = pgx.CollectRows(rows, pgx.RowTo[int16]); err != nil {
+		return nil, nil, err
+	}
+	ours := map[int16]bool{}
+	for _, lane := range held {
+		ours[lane] = true
+	}
+	for _, l := range leases {
+		if !ours[int16(l.Lane)] {
+			stale = append(stale, l)
+		}
+	}
+	return held, stale, nil
+}
+
+// settlement is one statement for each verdict that occurs.
+func (s *Source) settlement(lanes []int16, outcomes []outbox.Outcome) *pgx.Batch {
+	by := map[outbox.Verdict]*columnsOf{}
+	for _, v := range []outbox.Verdict{outbox.Published, outbox.Failed, outbox.Dead} {
+		by[v] = &columnsOf{}
+	}
+	for _, o := range outcomes {
+		if c := by[o.Verdict]; c != nil {
+			c.add(o)
+		}
+	}
+	queue := &pgx.Batch{}
+	queue.Queue(s.sql.plan)
+	if c := by[outbox.Published]; len(c.ids) > 0 {
+		sql := s.sql.published
+		if s.cfg.Retention > 0 {
+			sql = s.sql.kept
+		}
+		queue.Queue(sql, c.ids, lanes)
+	}
+	if c := by[outbox.Failed]; len(c.ids) > 0 {
+		queue.Queue(s.sql.failed, c.ids, lanes, c.delays, c.classes, c.errors)
+	}
+	if c := by[outbox.Dead]; len(c.ids) > 0 {
+		queue.Queue(s.sql.dead, c.ids, lanes, c.classes, c.errors)
+	}
+	return queue
+}
+
+// columnsOf are outcomes as one array per column.
+type columnsOf struct {
+	ids     []uuid.UUID
+	delays  []int64 // microseconds
+	classes []string
+	errors  []string
+}
+
+func (c *columnsOf) add(o outbox.Outcome) {
+	c.ids = append(c.ids, o.ID)
+	c.delays = append(c.delays, o.Delay.Microseconds())
+	c.classes = append(c.classes, string(o.Class))
+	c.errors = append(c.errors, o.Err)
+}
+
+// pruneChunk bounds one transaction of Prune, in rows.
+const pruneChunk = 1000
+
+// Prune deletes published messages older than the retention, in small transactions, and returns how
+// many. It may be cut short by ctx at any time. With a Retention of 0 there is nothing to prune.
+func (s *Source) Prune(ctx context.Context) (int64, error) {
+	var total int64
+	for s.cfg.Retention > 0 {
+		tag, err := s.pool.Exec(ctx, s.sql.prune, s.cfg.Retention.Microseconds(), pruneChunk)
+		if err != nil {
+			return total, fmt.Errorf("outboxpgx: prune: %w", err)
+		}
+		total += tag.RowsAffected()
+		if tag.RowsAffected() < pruneChunk {
+			break
+		}
+	}
+	return total, nil
+}
+
+// Stats is the state of the table.
+type Stats struct {
+	// Ready messages can be published now, those behind a parked one of their key included; Parked ones wait for their next attempt.
+	Ready, Parked int64
+	// Dead counts the dead letters.
+	Dead int64
+	// OldestAge is the age of the oldest message that is not published; 0: there is none.
+	OldestAge time.Duration
+}
+
+// Stats counts. It reads all rows that are not published: ask every few seconds, not more often.
+func (s *Source) Stats(ctx context.Context) (Stats, error) {
+	var stats Stats
+	var seconds *float64
+	err := s.pool.QueryRow(ctx, s.sql.depth).Scan(&stats.Ready, &stats.Parked, &stats.Dead, &seconds)
+	if err != nil {
+		return Stats{}, fmt.Errorf("outboxpgx: stats: %w", err)
+	}
+	if seconds != nil {
+		stats.OldestAge = time.Duration(*seconds * float64(time.Second))
+	}
+	return stats, nil
+}

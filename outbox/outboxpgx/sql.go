@@ -1,0 +1,147 @@
+package outboxpgx
+
+import "strings"
+
+// statements are all the SQL of the package, with the table names filled in.
+type statements struct {
+	insert, insertJSON                         string
+	plan, promote, lease, read                 string
+	hold, published, kept, failed, dead, close string
+	prune, depth                               string
+	deadList, deadRetry, deadRemove            string
+}
+
+func (t tables) statements() statements {
+	fill := strings.NewReplacer("{outbox}", t.outbox, "{lanes}", t.lanes, "{dead}", t.dead,
+		"{ready}", ready, "{columns}", columns, "{where}", deadWhere).Replace
+	twice := func(sql string) string { return fill(fill(sql)) } // a filled part may hold a name
+	return statements{
+		insert: twice(insertSQL), insertJSON: twice(insertJSONSQL),
+		plan: planSQL, promote: twice(promoteSQL), lease: twice(leaseSQL), read: twice(readSQL),
+		hold: twice(holdSQL), published: twice(publishedSQL), kept: twice(keptSQL), failed: twice(failedSQL),
+		dead: twice(deadSQL), close: twice(closeSQL),
+		prune: twice(pruneSQL), depth: twice(depthSQL),
+		deadList: twice(deadListSQL), deadRetry: twice(deadRetrySQL), deadRemove: twice(deadRemoveSQL),
+	}
+}
+
+// columns are those that every form of a message shares.
+const columns = `id, lane, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers`
+
+// The order of seq is the order of the arguments, so that a key keeps it.
+const insertSQL = `
+INSERT INTO {outbox} ({columns})
+SELECT id, lane, name, body, content_type, headers::jsonb, ordering_key, transport_name, exchange, routing_key, route_headers::jsonb
+FROM unnest($1::uuid[], $2::smallint[], $3::text[], $4::bytea[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[], $11::text[])
+     WITH ORDINALITY AS m(id, lane, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers, n)
+ORDER BY n`
+
+// One text argument, which every database/sql driver can pass.
+const insertJSONSQL = `
+INSERT INTO {outbox} ({columns})
+SELECT id, lane, name, decode(body, 'base64'), content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers
+FROM ROWS FROM (json_to_recordset($1::json) AS (id uuid, lane smallint, name text, body text, content_type text, headers jsonb,
+       ordering_key text, transport_name text, exchange text, routing_key text, route_headers jsonb))
+     WITH ORDINALITY AS m(id, lane, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers, n)
+ORDER BY n`
+
+// The table is often empty when it is analysed and full a moment later: the plan must not follow the statistics.
+const planSQL = `SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+ set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true)`
+
+// ready is the state of a row o that can be published: not one that waits, and not one behind a row of its key that waits.
+const ready = `o.published_at IS NULL AND o.due_at IS NULL
+      AND NOT EXISTS (SELECT FROM {outbox} p WHERE p.ordering_key = o.ordering_key AND p.published_at IS NULL AND p.due_at IS NOT NULL)`
+
+const promoteSQL = `
+WITH due AS MATERIALIZED (
+  SELECT id FROM {outbox} WHERE published_at IS NULL AND due_at IS NOT NULL AND due_at <= now()
+  ORDER BY due_at LIMIT 1000 FOR UPDATE SKIP LOCKED)
+UPDATE {outbox} o SET due_at = NULL FROM due WHERE o.id = due.id`
+
+// The lanes least recently used come first, so that none is forgotten. $1 owner, $2 microseconds, $3 lanes, $4 transports to skip.
+const leaseSQL = `
+WITH free AS MATERIALIZED (
+  SELECT l.lane FROM {lanes} l
+  WHERE l.lease_until <= now()
+    AND (SELECT true FROM {outbox} o WHERE o.lane = l.lane AND {ready} AND o.transport_name <> ALL($4::text[]) ORDER BY o.seq LIMIT 1)
+  ORDER BY l.lease_until LIMIT $3 FOR UPDATE OF l SKIP LOCKED)
+UPDATE {lanes} l SET token = l.token + 1, owner = $1, lease_until = now() + $2 * interval '1 microsecond'
+FROM free WHERE l.lane = free.lane
+RETURNING l.lane, l.token`
+
+// The rows of the lanes just leased, each lane's share of the limit, cut where the bodies exceed the bytes.
+// It is a statement of its own: its snapshot must be newer than the lock on the lane.
+// $1 owner, $2 limit, $3 transports to skip, $4 bytes.
+const readSQL = `
+SELECT id, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers, created_at, attempts
+FROM (
+  SELECT m.*, sum(octet_length(m.body)) OVER (ORDER BY m.seq) - octet_length(m.body) AS bytes_before
+  FROM {lanes} l CROSS JOIN LATERAL (
+    SELECT o.* FROM {outbox} o
+    WHERE o.lane = l.lane AND {ready} AND o.transport_name <> ALL($3::text[])
+    ORDER BY o.seq LIMIT greatest(1, $2::int / (SELECT count(*)::int FROM {lanes} WHERE owner = $1))) m
+  WHERE l.owner = $1) q
+WHERE bytes_before < $4::bigint
+ORDER BY seq
+LIMIT $2::int`
+
+// Locks the lanes whose token is still ours. $1 lanes, $2 tokens.
+const holdSQL = `
+SELECT l.lane FROM {lanes} l JOIN unnest($1::smallint[], $2::bigint[]) AS b(lane, token) ON l.lane = b.lane AND l.token = b.token
+ORDER BY l.lane FOR UPDATE OF l`
+
+const publishedSQL = `DELETE FROM {outbox} WHERE id = ANY($1::uuid[]) AND lane = ANY($2::smallint[])`
+
+const keptSQL = `UPDATE {outbox} SET published_at = now() WHERE id = ANY($1::uuid[]) AND lane = ANY($2::smallint[]) AND published_at IS NULL`
+
+// $1 ids, $2 lanes, $3 microseconds, $4 classes, $5 errors.
+const failedSQL = `
+UPDATE {outbox} o SET attempts = o.attempts + 1, due_at = now() + f.delay * interval '1 microsecond', error_class = f.class, last_error = f.error
+FROM unnest($1::uuid[], $3::bigint[], $4::text[], $5::text[]) AS f(id, delay, class, error)
+WHERE o.id = f.id AND o.lane = ANY($2::smallint[])`
+
+// $1 ids, $2 lanes, $3 classes, $4 errors.
+const deadSQL = `
+WITH gone AS (DELETE FROM {outbox} WHERE id = ANY($1::uuid[]) AND lane = ANY($2::smallint[]) RETURNING *)
+INSERT INTO {dead} ({columns}, created_at, attempts, error_class, last_error)
+SELECT g.id, g.lane, g.name, g.body, g.content_type, g.headers, g.ordering_key, g.transport_name, g.exchange, g.routing_key, g.route_headers,
+       g.created_at, g.attempts + 1, f.class, f.error
+FROM gone g JOIN unnest($1::uuid[], $3::text[], $4::text[]) AS f(id, class, error) ON f.id = g.id
+ORDER BY g.seq`
+
+// The token moves on, so that a batch is settled once.
+const closeSQL = `UPDATE {lanes} SET token = token + 1, owner = NULL, lease_until = now() WHERE lane = ANY($1::smallint[])`
+
+const pruneSQL = `
+DELETE FROM {outbox} WHERE id = ANY(ARRAY(
+  SELECT id FROM {outbox} WHERE published_at IS NOT NULL AND published_at < now() - $1 * interval '1 microsecond'
+  ORDER BY published_at LIMIT $2 FOR UPDATE SKIP LOCKED))`
+
+const depthSQL = `
+SELECT (SELECT count(*) FROM {outbox} WHERE published_at IS NULL AND due_at IS NULL),
+       (SELECT count(*) FROM {outbox} WHERE published_at IS NULL AND due_at IS NOT NULL),
+       (SELECT count(*) FROM {dead}),
+       (SELECT extract(epoch FROM clock_timestamp() - min(created_at))::float8 FROM {outbox} WHERE published_at IS NULL)`
+
+// deadWhere is the filter of dead letters: an argument that is null does not filter.
+const deadWhere = `
+  ($1::uuid[] IS NULL OR id = ANY($1)) AND ($2::text IS NULL OR error_class = $2) AND ($3::text IS NULL OR name = $3)
+  AND ($4::text IS NULL OR ordering_key = $4) AND ($5::bigint IS NULL OR died_at <= now() - $5 * interval '1 microsecond')
+ORDER BY died_at, id LIMIT $6`
+
+const deadListSQL = `
+SELECT id, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers, created_at, attempts,
+       error_class, last_error, died_at
+FROM {dead} WHERE {where}`
+
+// Locked before they are deleted, so that two at once do not retry one letter twice.
+const deadRetrySQL = `
+WITH chosen AS MATERIALIZED (SELECT id FROM {dead} WHERE {where} FOR UPDATE SKIP LOCKED),
+     gone AS (DELETE FROM {dead} d USING chosen c WHERE d.id = c.id RETURNING d.*)
+INSERT INTO {outbox} ({columns}, created_at)
+SELECT {columns}, created_at FROM gone ORDER BY died_at, id`
+
+const deadRemoveSQL = `
+WITH chosen AS MATERIALIZED (SELECT id FROM {dead} WHERE {where} FOR UPDATE SKIP LOCKED)
+DELETE FROM {dead} d USING chosen c WHERE d.id = c.id`

@@ -1,0 +1,170 @@
+package outboxpgx
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/txretry"
+)
+
+// WriterConfig tunes a Writer. The zero value works.
+type WriterConfig struct {
+	// Schema and Table are as in SchemaConfig.
+	Schema, Table string
+	// MaxBodyBytes is the largest body taken. 0 means outbox.DefaultMaxBodyBytes.
+	MaxBodyBytes int
+	// OnCommit is called after the commit of a transaction that wrote messages, if txretry manages it. Give it
+	// Relay.Wake where a relay runs in the same process. It must not block. Nil means nothing.
+	OnCommit func()
+}
+
+// Writer stores messages in the caller's transaction. It is safe for concurrent use.
+type Writer struct {
+	cfg WriterConfig
+	sql statements
+}
+
+// NewWriter returns a Writer.
+func NewWriter(cfg WriterConfig) (*Writer, error) {
+	t, err := SchemaConfig{cfg.Schema, cfg.Table}.tables()
+	if cfg.MaxBodyBytes < 0 {
+		err = errors.Join(err, fmt.Errorf("outboxpgx: WriterConfig.MaxBodyBytes is %d, want 0 or more", cfg.MaxBodyBytes))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &Writer{cfg: cfg, sql: t.statements()}, nil
+}
+
+// Write stores messages as part of tx, in their order, with one statement. On a handle of
+// txretry the statement runs together with COMMIT and its error comes out of Do; on any other transaction it runs at once.
+//
+// What outbox.Prepare refuses is refused here, as joined *outbox.MessageError, before anything is sent, and
+// the transaction stays usable. A message id that is in the table already is the unique violation of Postgres (23505).
+//
+// Messages of one ordering key are published in the order in which they were written only if the
+// transactions that write them are ordered: lock or update a row that belongs to the key before writing.
+func (w *Writer) Write(ctx context.Context, tx pgx.Tx, msgs ...outbox.Message) error {
+	if tx == nil {
+		return errors.New("outboxpgx: Write needs a transaction")
+	}
+	if len(msgs) == 0 {
+		return nil
+	}
+	prepared, err := outbox.Prepare(ctx, msgs, w.cfg.MaxBodyBytes)
+	if err != nil {
+		return err
+	}
+	args, err := insertArgs(prepared)
+	if err != nil {
+		return err
+	}
+	if !txretry.AtCommit(tx, w.sql.insert, args...) {
+		if _, err := tx.Exec(ctx, w.sql.insert, args...); err != nil {
+			return fmt.Errorf("outboxpgx: write: %w", err)
+		}
+	}
+	if w.cfg.OnCommit != nil {
+		txretry.AfterCommit(tx, w.cfg.OnCommit)
+	}
+	return nil
+}
+
+// WriteSQL is Write for a transaction of database/sql, with any driver for Postgres. OnCommit is not called.
+func (w *Writer) WriteSQL(ctx context.Context, tx *sql.Tx, msgs ...outbox.Message) error {
+	if tx == nil {
+		return errors.New("outboxpgx: WriteSQL needs a transaction")
+	}
+	if len(msgs) == 0 {
+		return nil
+	}
+	prepared, err := outbox.Prepare(ctx, msgs, w.cfg.MaxBodyBytes)
+	if err != nil {
+		return err
+	}
+	arg, err := insertJSON(prepared)
+	if err != nil {
+		return err
+	}
+	if _, err := tx.ExecContext(ctx, w.sql.insertJSON, arg); err != nil {
+		return fmt.Errorf("outboxpgx: write: %w", err)
+	}
+	return nil
+}
+
+// insertArgs are the columns of the messages as one array each.
+func insertArgs(msgs []outbox.Message) ([]any, error) {
+	n := len(msgs)
+	ids, lanes, bodies := make([]uuid.UUID, n), make([]int16, n), make([][]byte, n)
+	names, types, transports := make([]string, n), make([]string, n), make([]string, n)
+	exchanges, routingKeys := make([]string, n), make([]string, n)
+	headers, routeHeaders, keys := make([]*string, n), make([]*string, n), make([]*string, n)
+	for i, m := range msgs {
+		var err1, err2 error
+		ids[i], lanes[i], names[i], bodies[i], types[i] = m.ID, int16(outbox.LaneOf(m)), m.Name, m.Body, m.ContentType
+		if m.Body == nil {
+			bodies[i] = []byte{}
+		}
+		transports[i], exchanges[i], routingKeys[i] = m.Transport, m.Route.Exchange, m.Route.RoutingKey
+		headers[i], err1 = encodeHeaders(m.Headers)
+		routeHeaders[i], err2 = encodeHeaders(m.Route.Headers)
+		if err := errors.Join(err1, err2); err != nil {
+			return nil, err
+		}
+		keys[i] = nullable(m.Key)
+	}
+	return []any{ids, lanes, names, bodies, types, headers, keys, transports, exchanges, routingKeys, routeHeaders}, nil
+}
+
+// insertJSON is the same as one JSON array, with the names of the columns.
+func insertJSON(msgs []outbox.Message) (string, error) {
+	type row struct {
+		ID           uuid.UUID         `json:"id"`
+		Lane         int               `json:"lane"`
+		Name         string            `json:"name"`
+		Body         []byte            `json:"body"`
+		ContentType  string            `json:"content_type"`
+		Headers      map[string]string `json:"headers"`
+		Key          *string           `json:"ordering_key"`
+		Transport    string            `json:"transport_name"`
+		Exchange     string            `json:"exchange"`
+		RoutingKey   string            `json:"routing_key"`
+		RouteHeaders map[string]string `json:"route_headers"`
+	}
+	rows := make([]row, len(msgs))
+	for i, m := range msgs {
+		rows[i] = row{m.ID, outbox.LaneOf(m), m.Name, append([]byte{}, m.Body...), m.ContentType, m.Headers,
+			nullable(m.Key), m.Transport, m.Route.Exchange, m.Route.RoutingKey, m.Route.Headers}
+	}
+	text, err := json.Marshal(rows)
+	if err != nil {
+		return "", fmt.Errorf("outboxpgx: encode: %w", err)
+	}
+	return string(text), nil
+}
+
+func encodeHeaders(headers map[string]string) (*string, error) {
+	if len(headers) == 0 {
+		return nil, nil
+	}
+	text, err := json.Marshal(headers)
+	if err != nil {
+		return nil, fmt.Errorf("outboxpgx: encode headers: %w", err)
+	}
+	s := string(text)
+	return &s, nil
+}
+
+func nullable(s string) *string {
+	if s == "" {
+		return nil
+	}
+	return &s
+}
