@@ -2,6 +2,7 @@ package idempotencytest
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -41,7 +42,7 @@ func NewStore() *Store {
 
 // Begin implements idempotency.Store.
 func (s *Store) Begin(ctx context.Context, claim idempotency.Claim) (idempotency.Outcome, error) {
-	if err := ctx.Err(); err != nil {
+	if err := errors.Join(ctx.Err(), claim.Key.Validate()); err != nil {
 		return idempotency.Outcome{}, err
 	}
 	s.mu.Lock()

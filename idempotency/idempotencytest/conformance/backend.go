@@ -1,0 +1,86 @@
+package conformance
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+)
+
+// Backend makes the stores under test.
+type Backend struct {
+	// New returns an empty store. Tests wait for leases to run out: let them be
+	// a second or two, or set Bubble.
+	New func(t *testing.T) idempotency.Store
+	// Bubble runs each test in a testing/synctest bubble. For stores whose
+	// leases are on the clock of package time, and that need no network.
+	Bubble bool
+}
+
+// run runs fn as a subtest on a fresh store.
+func (b Backend) run(t *testing.T, name string, fn func(t *testing.T, store idempotency.Store)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) {
+		t.Parallel()
+		inBubble(t, b.Bubble, func(t *testing.T) { fn(t, b.New(t)) })
+	})
+}
+
+func inBubble(t *testing.T, bubble bool, fn func(t *testing.T)) {
+	if bubble {
+		synctest.Test(t, fn)
+		return
+	}
+	fn(t)
+}
+
+// until polls check until it is true, and fails the test after the patience.
+func until(t *testing.T, patience time.Duration, what string, check func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for !check() {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s", patience, what)
+		}
+		<-time.After(10 * time.Millisecond)
+	}
+}
+
+func newClaim() idempotency.Claim {
+	return idempotency.NewClaim(idempotency.NewKey(), idempotency.FingerprintOf("request"))
+}
+
+// rival is another run of the claim's key.
+func rival(c idempotency.Claim) idempotency.Claim {
+	return idempotency.NewClaim(c.Key, idempotency.FingerprintOf("another request"))
+}
+
+// acquire begins a claim that must be acquired, and returns its lease.
+func acquire(t *testing.T, store idempotency.Store, c idempotency.Claim) time.Duration {
+	t.Helper()
+	out, err := store.Begin(t.Context(), c)
+	if err != nil || out.State != idempotency.Acquired || out.Lease <= 0 {
+		t.Fatalf("Begin = %+v, %v; want acquired with a lease", out, err)
+	}
+	return out.Lease
+}
+
+func begin(t *testing.T, store idempotency.Store, c idempotency.Claim) idempotency.Outcome {
+	t.Helper()
+	out, err := store.Begin(t.Context(), c)
+	if err != nil {
+		t.Fatalf("Begin: %v", err)
+	}
+	return out
+}
+
+func must(t *testing.T, what string, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+var background = context.Background()

@@ -1,0 +1,328 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+)
+
+// TestMiddleware tests the HTTP middleware on a store.
+func TestMiddleware(t *testing.T, b Backend) {
+	b.run(t, "a repetition gets the first answer", testReplay)
+	b.run(t, "a request in flight", testInFlight)
+	b.run(t, "a key of another request", testReused)
+	b.run(t, "a status that is not final", testNotKept)
+	b.run(t, "a panic frees the key", testPanic)
+	b.run(t, "a result that cannot be kept", testUnkeepable)
+	b.run(t, "a handler longer than the lease", testLongHandler)
+	b.run(t, "a lost lease cancels the handler", testLeaseLost)
+	b.run(t, "a client that went away", testClientGone)
+	b.run(t, "a settled claim", testSettled)
+	b.run(t, "32 requests with one key, 100 times", testStampede)
+}
+
+func testReplay(t *testing.T, store idempotency.Store) {
+	var runs, refunds int
+	s := newService(t, store, idempotency.MiddlewareConfig{
+		OnReplay: func(*http.Request) { refunds++ },
+	}, func(w http.ResponseWriter, r *http.Request) {
+		runs++
+		body, err := io.ReadAll(r.Body)
+		if err != nil || string(body) != `{}` {
+			t.Errorf("handler read %q, %v", body, err)
+		}
+		w.Header().Set("Location", "/things/1")
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Set-Cookie", "session=secret")
+		w.Header().Set("X-Request-Id", "1")
+		w.WriteHeader(http.StatusCreated)
+		fmt.Fprintf(w, `{"run":%d}`, runs)
+	})
+	key := idempotency.NewKey()
+	first := s.post(key)
+	if first.is(t, 201, ""); first.replayed() || first.header.Get("Set-Cookie") == "" || first.header.Get("X-Request-Id") == "" {
+		t.Errorf("first answer has headers %v", first.header)
+	}
+	quoted := request{body: `{}`}.with("")
+	quoted.Header.Set(idempotency.Header, `"`+string(key)+`"`)
+	for _, again := range []reply{s.post(key), s.do(quoted)} {
+		if again.is(t, 201, ""); again.body != first.body || !again.replayed() {
+			t.Errorf("repetition %+v; want %+v and marked", again, first)
+		}
+		if again.header.Get("Location") != "/things/1" || again.header.Get("Content-Type") != "application/json" {
+			t.Errorf("repetition lost headers: %v", again.header)
+		}
+		if again.header.Get("Set-Cookie") != "" || again.header.Get("X-Request-Id") != "" {
+			t.Errorf("repetition has headers of the first: %v", again.header)
+		}
+	}
+	if runs != 1 || refunds != 2 {
+		t.Errorf("%d runs, %d refunds; want 1 and 2", runs, refunds)
+	}
+}
+
+func testInFlight(t *testing.T, store idempotency.Store) {
+	entered, leave := make(chan struct{}), make(chan struct{})
+	s := newService(t, store, idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, _ *http.Request) {
+		close(entered)
+		<-leave
+		w.WriteHeader(http.StatusNoContent)
+	})
+	key := idempotency.NewKey()
+	done := make(chan reply)
+	go func() { done <- s.post(key) }()
+	<-entered
+	busy := s.post(key)
+	busy.is(t, 409, idempotency.CodeKeyInUse)
+	if after := busy.header.Get("Retry-After"); after == "" || after == "0" {
+		t.Errorf("Retry-After is %q", after)
+	}
+	close(leave)
+	first := <-done
+	first.is(t, 204, "")
+	s.post(key).is(t, 204, "")
+}
+
+func testReused(t *testing.T, store idempotency.Store) {
+	s := newService(t, store, idempotency.MiddlewareConfig{
+		Methods:          []string{http.MethodPost, http.MethodPut},
+		FingerprintParts: func(r *http.Request) []string { return []string{r.Header.Get("X-User")} },
+	}, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
+	key := idempotency.NewKey()
+	s.do(request{target: "/things?a=1&b=2", body: `{"n":1}`}.with(key)).is(t, 200, "")
+	s.do(request{target: "/things?b=2&a=1", body: `{"n":1}`}.with(key)).is(t, 200, "")
+	for _, q := range []request{
+		{target: "/things?a=1&b=2", body: `{"n":2}`},
+		{target: "/things?a=1&b=3", body: `{"n":1}`},
+		{target: "/others?a=1&b=2", body: `{"n":1}`},
+		{target: "/things?a=1&b=2", body: `{"n":1}`, method: http.MethodPut},
+		{target: "/things?a=1&b=2", body: `{"n":1}`, header: http.Header{"Content-Type": {"text/plain"}}},
+		{target: "/things?a=1&b=2", body: `{"n":1}`, header: http.Header{"X-User": {"mallory"}}},
+	} {
+		s.do(q.with(key)).is(t, 422, idempotency.CodeKeyReused)
+	}
+}
+
+func testNotKept(t *testing.T, store idempotency.Store) {
+	for _, status := range []int{401, 408, 425, 429, 500, 503} {
+		runs := 0
+		s := newService(t, store, idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, _ *http.Request) {
+			if runs++; runs == 1 {
+				w.WriteHeader(status)
+				return
+			}
+			w.WriteHeader(http.StatusCreated)
+		})
+		key := idempotency.NewKey()
+		s.post(key).is(t, status, "")
+		again := s.post(key)
+		if again.is(t, 201, ""); again.replayed() {
+			t.Errorf("after %d: marked as replayed", status)
+		}
+		s.post(key).is(t, 201, "")
+		if runs != 2 {
+			t.Errorf("after %d: %d runs, want 2", status, runs)
+		}
+	}
+}
+
+func testPanic(t *testing.T, store idempotency.Store) {
+	runs := 0
+	s := newService(t, store, idempotency.MiddlewareConfig{}, func(http.ResponseWriter, *http.Request) {
+		if runs++; runs == 1 {
+			panic("boom")
+		}
+	})
+	key := idempotency.NewKey()
+	func() {
+		defer func() {
+			if got := recover(); got != "boom" {
+				t.Errorf("recovered %v, want the handler's panic", got)
+			}
+		}()
+		s.post(key)
+	}()
+	s.post(key).is(t, 200, "")
+}
+
+func testUnkeepable(t *testing.T, store idempotency.Store) {
+	for name, fn := range map[string]http.HandlerFunc{
+		"too large": func(w http.ResponseWriter, _ *http.Request) {
+			for range 10 {
+				_, _ = io.WriteString(w, strings.Repeat("x", 20))
+			}
+		},
+		"flushed": func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "part")
+			if err := http.NewResponseController(w).Flush(); err != nil {
+				t.Errorf("Flush: %v", err)
+			}
+			_, _ = io.WriteString(w, strings.Repeat("y", 196))
+		},
+	} {
+		runs := 0
+		s := newService(t, store, idempotency.MiddlewareConfig{MaxResponseBytes: 100},
+			func(w http.ResponseWriter, r *http.Request) { runs++; fn(w, r) })
+		key := idempotency.NewKey()
+		first := s.post(key)
+		if first.is(t, 200, ""); len(first.body) != 200 {
+			t.Errorf("%s: client got %d of 200 bytes", name, len(first.body))
+		}
+		s.post(key).is(t, 409, idempotency.CodeResultUnavailable)
+		if runs != 1 {
+			t.Errorf("%s: %d runs", name, runs)
+		}
+	}
+}
+
+func testLongHandler(t *testing.T, store idempotency.Store) {
+	probe := newClaim()
+	lease := acquire(t, store, probe)
+	var runs atomic.Int32
+	entered := make(chan struct{})
+	s := newService(t, store, idempotency.MiddlewareConfig{}, func(_ http.ResponseWriter, r *http.Request) {
+		if runs.Add(1) == 1 {
+			close(entered)
+		}
+		select {
+		case <-time.After(2 * lease):
+		case <-r.Context().Done():
+			t.Errorf("handler cancelled: %v", context.Cause(r.Context()))
+		}
+	})
+	key := idempotency.NewKey()
+	done := make(chan reply)
+	go func() { done <- s.post(key) }()
+	<-entered
+	for {
+		select {
+		case first := <-done:
+			first.is(t, 200, "")
+			s.post(key).is(t, 200, "")
+			if runs.Load() != 1 {
+				t.Errorf("%d runs", runs.Load())
+			}
+			return
+		case <-time.After(lease / 5):
+			if r := s.post(key); r.status != 409 && !r.replayed() {
+				t.Errorf("second request got %d %s", r.status, r.body)
+			}
+		}
+	}
+}
+
+func testLeaseLost(t *testing.T, store idempotency.Store) {
+	s := newService(t, store, idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, r *http.Request) {
+		claim, ok := idempotency.ClaimFrom(r.Context())
+		if !ok {
+			t.Error("no claim in the handler's context")
+			return
+		}
+		must(t, "Release", store.Release(r.Context(), claim)) // as if the store had lost it
+		select {
+		case <-r.Context().Done():
+			if cause := context.Cause(r.Context()); !errors.Is(cause, idempotency.ErrLeaseLost) {
+				t.Errorf("cause %v; want ErrLeaseLost", cause)
+			}
+		case <-time.After(time.Minute):
+			t.Error("handler not cancelled")
+		}
+		w.WriteHeader(http.StatusServiceUnavailable)
+	})
+	s.post(idempotency.NewKey()).is(t, 503, "")
+}
+
+func testClientGone(t *testing.T, store idempotency.Store) {
+	ctx, hangUp := context.WithCancel(context.Background())
+	runs := 0
+	s := newService(t, store, idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, _ *http.Request) {
+		runs++
+		hangUp()
+		w.WriteHeader(http.StatusCreated)
+	})
+	key := idempotency.NewKey()
+	s.do(request{ctx: ctx, body: `{}`}.with(key))
+	if again := s.post(key); again.status != 201 || !again.replayed() || runs != 1 {
+		t.Errorf("after the client hung up: %d, replayed %v, %d runs", again.status, again.replayed(), runs)
+	}
+}
+
+func testSettled(t *testing.T, store idempotency.Store) {
+	kept, err := idempotency.JSON(http.StatusCreated, "kept")
+	must(t, "JSON", err)
+	refunds := 0
+	var record idempotency.Outcome
+	var replayed bool
+	s := newService(t, store, idempotency.MiddlewareConfig{OnReplay: func(*http.Request) { refunds++ }},
+		func(w http.ResponseWriter, r *http.Request) {
+			claim, _ := idempotency.ClaimFrom(r.Context())
+			if record.Fingerprint == (idempotency.Fingerprint{}) {
+				record.Fingerprint = claim.Fingerprint
+			}
+			claim.Settle(record, replayed)
+			w.WriteHeader(http.StatusServiceUnavailable) // what the handler says is not the record
+		})
+
+	record = idempotency.Outcome{State: idempotency.Completed, Response: kept}
+	key := idempotency.NewKey()
+	if first := s.post(key); first.status != 201 || first.body != `"kept"` || first.replayed() {
+		t.Errorf("fresh: %+v", first)
+	}
+	if again := s.post(key); again.status != 201 || again.body != `"kept"` || !again.replayed() || refunds != 1 {
+		t.Errorf("repeated: %+v, %d refunds", again, refunds)
+	}
+
+	replayed = true
+	record = idempotency.Outcome{State: idempotency.Completed, Response: kept}
+	if first := s.post(idempotency.NewKey()); first.status != 201 || !first.replayed() || refunds != 2 {
+		t.Errorf("record of an earlier run: %+v, %d refunds", first, refunds)
+	}
+
+	record = idempotency.Outcome{State: idempotency.Completed, Response: kept, Fingerprint: idempotency.FingerprintOf("other")}
+	key = idempotency.NewKey()
+	s.post(key).is(t, 422, idempotency.CodeKeyReused)
+	s.post(key).is(t, 422, idempotency.CodeKeyReused)
+}
+
+func testStampede(t *testing.T, store idempotency.Store) {
+	const keys, clients = 100, 32
+	var runs sync.Map // of key to *atomic.Int32
+	s := newService(t, store, idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, r *http.Request) {
+		n, _ := runs.LoadOrStore(r.Header.Get(idempotency.Header), new(atomic.Int32))
+		n.(*atomic.Int32).Add(1)
+		w.WriteHeader(http.StatusCreated)
+		fmt.Fprintf(w, "answer to %s", r.Header.Get(idempotency.Header))
+	})
+	for range keys {
+		key := idempotency.NewKey()
+		var wg sync.WaitGroup
+		var fresh atomic.Int32
+		for range clients {
+			wg.Go(func() {
+				r := s.post(key)
+				switch {
+				case r.status == 201 && r.body == "answer to "+string(key):
+					if !r.replayed() {
+						fresh.Add(1)
+					}
+				case r.status != 409:
+					t.Errorf("answer %d %s", r.status, r.body)
+				}
+			})
+		}
+		wg.Wait()
+		n, ok := runs.Load(string(key))
+		if !ok || n.(*atomic.Int32).Load() != 1 || fresh.Load() != 1 {
+			t.Fatalf("want one run and one fresh answer, got %d fresh", fresh.Load())
+		}
+	}
+}

@@ -1,0 +1,237 @@
+package conformance
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+)
+
+// TestStore tests an idempotency.Store.
+func TestStore(t *testing.T, b Backend) {
+	b.run(t, "a key is acquired once", testAcquiredOnce)
+	b.run(t, "a completed key answers", testCompleted)
+	b.run(t, "a tombstone answers", testTombstone)
+	b.run(t, "completing keeps the claim's fingerprint", testFingerprintReplaced)
+	b.run(t, "a released key is free", testReleased)
+	b.run(t, "only the holder may change the record", testForeignToken)
+	b.run(t, "an expired lease is taken over", testTakeover)
+	b.run(t, "an expired lease completes nothing", testExpired)
+	b.run(t, "an extended lease lives on", testExtend)
+	b.run(t, "scopes are apart", testScopes)
+	b.run(t, "malformed keys are refused", testMalformedKey)
+	b.run(t, "a cancelled context begins nothing", testCancelled)
+	b.run(t, "many rivals, one winner", testRivals)
+}
+
+func testAcquiredOnce(t *testing.T, store idempotency.Store) {
+	c := newClaim()
+	lease := acquire(t, store, c)
+	out := begin(t, store, rival(c))
+	if out.State != idempotency.InProgress || out.Lease <= 0 || out.Lease > lease {
+		t.Errorf("rival's Begin = %+v; want in progress with at most %v left", out, lease)
+	}
+	if out.Fingerprint != c.Fingerprint {
+		t.Errorf("fingerprint = %+v, want the holder's %+v", out.Fingerprint, c.Fingerprint)
+	}
+	acquire(t, store, c)          // the same token once more
+	acquire(t, store, newClaim()) // another key
+}
+
+func testCompleted(t *testing.T, store idempotency.Store) {
+	c := newClaim()
+	acquire(t, store, c)
+	want := idempotency.Response{
+		Status: 201,
+		Header: http.Header{"Content-Type": {"application/octet-stream"}, "Link": {"</a>", `</b>; title="ü"`}},
+		Body:   []byte("\x00\xff{\"a\": 1}\n\u2028"),
+	}
+	must(t, "Complete", store.Complete(t.Context(), c, want))
+	other := want.Clone()
+	other.Status, other.Body = 500, []byte("other")
+	must(t, "Complete again", store.Complete(t.Context(), c, other))
+
+	for _, claim := range []idempotency.Claim{c, rival(c)} {
+		out := begin(t, store, claim)
+		if out.State != idempotency.Completed || out.Fingerprint != c.Fingerprint {
+			t.Fatalf("Begin = %+v; want completed with the fingerprint of the first", out)
+		}
+		sameResponse(t, out.Response, want)
+	}
+	for what, err := range map[string]error{
+		"Extend":           store.Extend(t.Context(), c),
+		"Release":          store.Release(t.Context(), c),
+		"rival's Complete": store.Complete(t.Context(), rival(c), other),
+	} {
+		if !errors.Is(err, idempotency.ErrLeaseLost) {
+			t.Errorf("%s of a completed key = %v; want ErrLeaseLost", what, err)
+		}
+	}
+	sameResponse(t, begin(t, store, rival(c)).Response, want)
+}
+
+func sameResponse(t *testing.T, got, want idempotency.Response) {
+	t.Helper()
+	if got.Status != want.Status || !bytes.Equal(got.Body, want.Body) || len(got.Header) != len(want.Header) {
+		t.Errorf("response = %+v, want %+v", got, want)
+	}
+	for name, values := range want.Header {
+		if gotValues := got.Header[name]; len(gotValues) != len(values) || gotValues[0] != values[0] || gotValues[len(values)-1] != values[len(values)-1] {
+			t.Errorf("header %s = %q, want %q", name, gotValues, values)
+		}
+	}
+}
+
+func testTombstone(t *testing.T, store idempotency.Store) {
+	c := newClaim()
+	acquire(t, store, c)
+	must(t, "Complete", store.Complete(t.Context(), c, idempotency.Response{}))
+	if out := begin(t, store, rival(c)); out.State != idempotency.Completed || !out.Response.Unavailable() {
+		t.Errorf("Begin = %+v; want completed without a response", out)
+	}
+}
+
+func testFingerprintReplaced(t *testing.T, store idempotency.Store) {
+	c := newClaim()
+	acquire(t, store, c)
+	c.Fingerprint = idempotency.FingerprintOf("what the record says")
+	must(t, "Complete", store.Complete(t.Context(), c, idempotency.Response{Status: 200}))
+	if out := begin(t, store, rival(c)); out.Fingerprint != c.Fingerprint {
+		t.Errorf("fingerprint = %+v, want %+v", out.Fingerprint, c.Fingerprint)
+	}
+}
+
+func testReleased(t *testing.T, store idempotency.Store) {
+	c := newClaim()
+	acquire(t, store, c)
+	must(t, "Release", store.Release(t.Context(), c))
+	lost(t, store, c)
+	next := rival(c)
+	acquire(t, store, next)
+	lost(t, store, c)
+	must(t, "Complete", store.Complete(t.Context(), next, idempotency.Response{Status: 204}))
+}
+
+// lost checks that c can change nothing any more.
+func lost(t *testing.T, store idempotency.Store, c idempotency.Claim) {
+	t.Helper()
+	for what, err := range map[string]error{
+		"Extend":   store.Extend(t.Context(), c),
+		"Complete": store.Complete(t.Context(), c, idempotency.Response{Status: 200, Body: []byte("too late")}),
+		"Release":  store.Release(t.Context(), c),
+	} {
+		if !errors.Is(err, idempotency.ErrLeaseLost) {
+			t.Errorf("%s without the lease = %v; want ErrLeaseLost", what, err)
+		}
+	}
+}
+
+func testForeignToken(t *testing.T, store idempotency.Store) {
+	c := newClaim()
+	lost(t, store, c) // nothing was begun
+	acquire(t, store, c)
+	lost(t, store, rival(c))
+	must(t, "Extend", store.Extend(t.Context(), c))
+	must(t, "Complete", store.Complete(t.Context(), c, idempotency.Response{Status: 200}))
+}
+
+func testTakeover(t *testing.T, store idempotency.Store) {
+	c, next := newClaim(), idempotency.Claim{}
+	next = rival(c)
+	lease := acquire(t, store, c)
+	start := time.Now()
+	until(t, 10*lease, "the lease runs out", func() bool {
+		return begin(t, store, next).State == idempotency.Acquired
+	})
+	if held := time.Since(start); held < lease/2 {
+		t.Errorf("taken over after %v of %v", held, lease)
+	}
+	lost(t, store, c)
+	must(t, "Complete", store.Complete(t.Context(), next, idempotency.Response{Status: 201}))
+	lost(t, store, c)
+	if out := begin(t, store, c); out.State != idempotency.Completed || out.Response.Status != 201 {
+		t.Errorf("Begin = %+v; want the answer of the run that took over", out)
+	}
+}
+
+func testExpired(t *testing.T, store idempotency.Store) {
+	c := newClaim()
+	lease := acquire(t, store, c)
+	<-time.After(lease + lease/5)
+	lost(t, store, c)
+	acquire(t, store, rival(c))
+}
+
+func testExtend(t *testing.T, store idempotency.Store) {
+	c := newClaim()
+	lease := acquire(t, store, c)
+	for start := time.Now(); time.Since(start) < lease+lease/2; {
+		must(t, "Extend", store.Extend(t.Context(), c))
+		if out := begin(t, store, rival(c)); out.State != idempotency.InProgress {
+			t.Fatalf("Begin = %+v; want in progress", out)
+		}
+		<-time.After(lease / 20)
+	}
+	must(t, "Complete", store.Complete(t.Context(), c, idempotency.Response{Status: 200}))
+}
+
+func testScopes(t *testing.T, store idempotency.Store) {
+	key := idempotency.NewKey()
+	for _, k := range []idempotency.Key{
+		key, key.In("a"), key.In("b"), key.In("lock"), key.In("a:b"), key.In("{a}"), key.In("\x00 ü%41"),
+		key.In(string(bytes.Repeat([]byte("long"), 1000))),
+	} {
+		acquire(t, store, idempotency.NewClaim(k, idempotency.FingerprintOf()))
+	}
+}
+
+func testMalformedKey(t *testing.T, store idempotency.Store) {
+	for _, key := range []idempotency.Key{"", "x", "{}", "@a:b", "A0EEBC999C0B4EF8BB6D6BB9BD380A11"} {
+		_, err := store.Begin(t.Context(), idempotency.NewClaim(key, idempotency.FingerprintOf()))
+		if !errors.Is(err, idempotency.ErrKeyInvalid) {
+			t.Errorf("Begin(%q) = %v; want ErrKeyInvalid", key, err)
+		}
+	}
+}
+
+func testCancelled(t *testing.T, store idempotency.Store) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	c := newClaim()
+	if out, err := store.Begin(ctx, c); err == nil {
+		t.Errorf("Begin = %+v with a cancelled context", out)
+	}
+	acquire(t, store, rival(c))
+}
+
+func testRivals(t *testing.T, store idempotency.Store) {
+	const keys, rivals = 50, 16
+	for range keys {
+		c := newClaim()
+		var won atomic.Int32
+		var wg sync.WaitGroup
+		for range rivals {
+			wg.Go(func() {
+				out, err := store.Begin(background, rival(c))
+				switch {
+				case err != nil:
+					t.Errorf("Begin: %v", err)
+				case out.State == idempotency.Acquired:
+					won.Add(1)
+				case out.State != idempotency.InProgress:
+					t.Errorf("Begin = %+v", out)
+				}
+			})
+		}
+		wg.Wait()
+		if won.Load() != 1 {
+			t.Fatalf("%d of %d acquired the key", won.Load(), rivals)
+		}
+	}
+}
