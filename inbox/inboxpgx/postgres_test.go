@@ -1,0 +1,334 @@
+package inboxpgx_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/txretry"
+)
+
+// effectProcessor has a handler that takes an effect for each message.
+func effectProcessor(t *testing.T, transactor txretry.Transactor) *inboxpgx.Processor {
+	t.Helper()
+	p := newProcessor(t, transactor, inboxpgx.Config{Consumer: "a"})
+	handle(t, p, func(ctx context.Context, tx pgx.Tx, e conformance.Event) error {
+		return insertEffect(ctx, tx, "a", e.Number)
+	}, inboxpgx.HandlerConfig{})
+	return p
+}
+
+func wantOneEffectEach(t *testing.T, pool *pgxpool.Pool, messages int) {
+	t.Helper()
+	var effects, distinct, entries int
+	err := pool.QueryRow(t.Context(), `SELECT count(*), count(DISTINCT message_id), (SELECT count(*) FROM holdfast_inbox) FROM effects`).
+		Scan(&effects, &distinct, &entries)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if effects != messages || distinct != messages || entries != messages {
+		t.Errorf("%d effects of %d messages, %d entries; want %d", effects, distinct, entries, messages)
+	}
+}
+
+// Ten copies of each message, in any order, over 32 workers.
+func TestDuplicateStorm(t *testing.T) {
+	t.Parallel()
+	const messages, copies, workers = 500, 10, 32
+	pool := newPool(t)
+	p := effectProcessor(t, newManager(t, pool))
+
+	var queue []*inbox.Message
+	for range messages {
+		m := event()
+		for range copies {
+			queue = append(queue, m)
+		}
+	}
+	rand.Shuffle(len(queue), func(i, j int) { queue[i], queue[j] = queue[j], queue[i] })
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range workers {
+		wg.Go(func() {
+			for i := next.Add(1) - 1; i < int64(len(queue)); i = next.Add(1) - 1 {
+				if err := p.Process(t.Context(), queue[i:i+1])[0]; err != nil {
+					t.Errorf("message %d: %v", i, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	wantOneEffectEach(t, pool, messages)
+}
+
+func TestEntryIsLockedForLong(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	manager, err := txretry.New(pool, txretry.Config{MaxAttempts: 2, LockTimeout: 20 * time.Millisecond, BaseDelay: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := effectProcessor(t, manager)
+	m := event()
+
+	other, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.Exec(t.Context(), `INSERT INTO holdfast_inbox (consumer, message_id) VALUES ('a', $1)`, m.ID); err != nil {
+		t.Fatal(err)
+	}
+	err = process(t, p, m)
+	if _, ok := errors.AsType[*txretry.LockTimeoutError](err); !ok || inbox.Classify(err).Counted {
+		t.Errorf("while a copy is in progress: %v classified %+v", err, inbox.Classify(err))
+	}
+	if err := other.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := process(t, p, m); err != nil {
+		t.Error(err)
+	}
+	wantOneEffectEach(t, pool, 1)
+}
+
+func TestHandlersLockTimeout(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	if _, err := pool.Exec(t.Context(), `CREATE TABLE stock (n int); INSERT INTO stock VALUES (1)`); err != nil {
+		t.Fatal(err)
+	}
+	manager, err := txretry.New(pool, txretry.Config{MaxAttempts: 2, LockTimeout: 20 * time.Millisecond, BaseDelay: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newProcessor(t, manager, inboxpgx.Config{Consumer: "a"})
+	handle(t, p, func(ctx context.Context, tx pgx.Tx, _ conformance.Event) error {
+		_, err := tx.Exec(ctx, `UPDATE stock SET n = n - 1`)
+		return err
+	}, inboxpgx.HandlerConfig{})
+
+	other, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.Exec(t.Context(), `SELECT FROM stock FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	m := event()
+	err = process(t, p, m)
+	if f := inbox.Classify(err); f.Action != inbox.ActionRetry || !f.Unlimited || !f.Counted {
+		t.Errorf("%v classified %+v", err, f)
+	}
+	if err := other.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := process(t, p, m); err != nil {
+		t.Error(err)
+	}
+}
+
+// A server that restarts costs no message an attempt, and no effect is lost or doubled.
+func TestPostgresRestarts(t *testing.T) {
+	t.Parallel()
+	server := testenv.Private(t, testenv.Postgres)
+	pool := pgtest.Pool(t, server.URL(), 10)
+	createTables(t, pool)
+	p := effectProcessor(t, newManager(t, pool))
+
+	const workers, messages = 8, 400
+	var unavailable, done atomic.Int64
+	todo := make(chan *inbox.Message, messages)
+	for range messages {
+		todo <- event()
+	}
+	close(todo)
+	var wg sync.WaitGroup
+	for range workers {
+		wg.Go(func() {
+			for m := range todo {
+				for !deliver(t, p, m, &unavailable) {
+				}
+				done.Add(1)
+			}
+		})
+	}
+	for round := range 3 {
+		testenv.Eventually(t, time.Minute, func() error { return atLeast(&done, int64((round+1)*messages/4)) })
+		stop := server.Stop
+		if round == 1 {
+			stop = server.Kill
+		}
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+		before := unavailable.Load()
+		testenv.Eventually(t, time.Minute, func() error { return atLeast(&unavailable, before+1) })
+		if err := server.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wg.Wait()
+	wantOneEffectEach(t, pool, messages)
+}
+
+func atLeast(n *atomic.Int64, want int64) error {
+	if got := n.Load(); got < want {
+		return fmt.Errorf("%d of %d", got, want)
+	}
+	return nil
+}
+
+// deliver processes a message once and reports whether it is done.
+func deliver(t *testing.T, p inbox.Processor, m *inbox.Message, unavailable *atomic.Int64) bool {
+	err := p.Process(t.Context(), []*inbox.Message{m})[0]
+	if err == nil {
+		return true
+	}
+	if f := inbox.Classify(err); !errors.Is(err, inbox.ErrUnavailable) || f.Counted || f.Action != inbox.ActionReturn {
+		t.Errorf("%v classified %+v", err, f)
+		return true
+	}
+	unavailable.Add(1)
+	select {
+	case <-time.After(10 * time.Millisecond):
+	case <-t.Context().Done():
+		return true
+	}
+	return false
+}
+
+func TestTableMissing(t *testing.T) {
+	t.Parallel()
+	p := effectProcessor(t, newManager(t, pgtest.New(t)))
+	err := process(t, p, event())
+	if !errors.Is(err, inbox.ErrUnavailable) || !strings.Contains(err.Error(), "holdfast_inbox") {
+		t.Errorf("error = %v", err)
+	}
+}
+
+func TestTableKeepsTheName(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	m := event()
+	if err := process(t, effectProcessor(t, newManager(t, pool)), m); err != nil {
+		t.Fatal(err)
+	}
+	var name string
+	err := pool.QueryRow(t.Context(), `SELECT name FROM holdfast_inbox WHERE consumer = 'a' AND message_id = $1 AND processed_at <= now()`, m.ID).Scan(&name)
+	if err != nil || name != conformance.Name {
+		t.Errorf("name = %q, %v", name, err)
+	}
+}
+
+func TestMigrateOwnSchemaAndTable(t *testing.T) {
+	t.Parallel()
+	pool, schema := pgtest.NewSchema(t)
+	cfg := inboxpgx.SchemaConfig{Schema: schema, Table: "Seen"}
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			if err := inboxpgx.Migrate(t.Context(), pool, cfg); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	p := newProcessor(t, newManager(t, pool), inboxpgx.Config{Consumer: "a", Schema: schema, Table: "Seen"})
+	handle(t, p, noEffect, inboxpgx.HandlerConfig{})
+	if err := process(t, p, event()); err != nil {
+		t.Fatal(err)
+	}
+	if findings, err := inboxpgx.Check(t.Context(), pool, inboxpgx.PruneConfig{Schema: schema, Table: "Seen"}); err != nil || len(findings) != 0 {
+		t.Errorf("Check = %v, %v", findings, err)
+	}
+	files, err := inboxpgx.Migrations(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sql, err := fs.ReadFile(files, "0001_inbox.sql")
+	if err != nil || !strings.Contains(string(sql), `"Seen"`) {
+		t.Errorf("exported file: %v\n%s", err, sql)
+	}
+	if err := inboxpgx.Migrate(t.Context(), pool, inboxpgx.SchemaConfig{Table: "a;b"}); err == nil {
+		t.Error("a table named a;b was accepted")
+	}
+}
+
+func TestPrune(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	_, err := pool.Exec(t.Context(), `INSERT INTO holdfast_inbox (consumer, message_id, processed_at)
+		SELECT 'a', gen_random_uuid(), now() - interval '8 days' + interval '1 minute' * (n - 25.5) FROM generate_series(1, 50) n`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	var total atomic.Int64
+	for range 3 {
+		wg.Go(func() {
+			n, err := inboxpgx.Prune(t.Context(), pool, inboxpgx.PruneConfig{ChunkSize: 4})
+			if err != nil {
+				t.Error(err)
+			}
+			total.Add(n)
+		})
+	}
+	wg.Wait()
+	var left, tooOld int
+	err = pool.QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE processed_at < now() - interval '8 days') FROM holdfast_inbox`).Scan(&left, &tooOld)
+	if err != nil || total.Load() != 25 || left != 25 || tooOld != 0 {
+		t.Errorf("pruned %d, left %d, too old %d, error %v", total.Load(), left, tooOld, err)
+	}
+	if _, err := inboxpgx.Prune(t.Context(), pool, inboxpgx.PruneConfig{Retention: -1, ChunkSize: -1, Table: "a b"}); err == nil ||
+		!strings.Contains(err.Error(), "Retention") || !strings.Contains(err.Error(), "ChunkSize") || !strings.Contains(err.Error(), "table") {
+		t.Errorf("error = %v", err)
+	}
+}
+
+func TestCheck(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	want := func(problem string) {
+		t.Helper()
+		findings, err := inboxpgx.Check(t.Context(), pool, inboxpgx.PruneConfig{})
+		switch {
+		case err != nil:
+			t.Errorf("Check: %v", err)
+		case problem == "" && len(findings) != 0:
+			t.Errorf("findings = %v", findings)
+		case problem != "" && (len(findings) != 1 || !strings.Contains(findings[0].Problem, problem) || findings[0].Mend == ""):
+			t.Errorf("findings = %v, want one with %q", findings, problem)
+		}
+	}
+	exec := func(sql string) {
+		t.Helper()
+		if _, err := pool.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want("does not exist")
+	createTables(t, pool)
+	want("")
+	exec(`INSERT INTO holdfast_inbox (consumer, message_id, processed_at) VALUES ('a', gen_random_uuid(), now() - interval '10 days')`)
+	want("older than the retention")
+	exec(`TRUNCATE holdfast_inbox`)
+	exec(`ALTER TABLE holdfast_inbox DROP CONSTRAINT holdfast_inbox_pkey`)
+	want("no unique index")
+	exec(`CREATE UNIQUE INDEX ON holdfast_inbox (message_id, consumer)`)
+	want("")
+}

@@ -1,0 +1,297 @@
+package inboxpgx_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/txretry"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+)
+
+func event() *inbox.Message {
+	return &inbox.Message{ID: ids.New(), Name: conformance.Name, Body: []byte(`{"number":1}`), Attempt: 1}
+}
+
+func process(t *testing.T, p inbox.Processor, m *inbox.Message) error {
+	t.Helper()
+	return p.Process(t.Context(), []*inbox.Message{m})[0]
+}
+
+func fakeProcessor(t *testing.T, script ...txretrytest.Fault) (*inboxpgx.Processor, *inboxtest.Dedup) {
+	t.Helper()
+	dedup := inboxtest.NewDedup()
+	manager := txretrytest.NewManager(txretrytest.Config{Script: script})
+	return newProcessor(t, manager, inboxpgx.Config{Consumer: "a", Dedup: dedup}), dedup
+}
+
+func noEffect(context.Context, pgx.Tx, conformance.Event) error { return nil }
+
+func TestNewProcessorRefuses(t *testing.T) {
+	t.Parallel()
+	_, err := inboxpgx.NewProcessor(nil, inboxpgx.Config{Table: "a b", Isolation: "sloppy"})
+	for _, part := range []string{"Transactor", "Config.Consumer", "table", "Config.Isolation"} {
+		if err == nil || !strings.Contains(err.Error(), part) {
+			t.Errorf("%s is not named in %v", part, err)
+		}
+	}
+	for _, consumer := range []string{strings.Repeat("c", 201), "a\x00b", "\xff"} {
+		if _, err := inboxpgx.NewProcessor(txretrytest.NewManager(txretrytest.Config{}), inboxpgx.Config{Consumer: consumer}); err == nil {
+			t.Errorf("consumer %q was accepted", consumer)
+		}
+	}
+}
+
+func TestHandleRefuses(t *testing.T) {
+	t.Parallel()
+	p, _ := fakeProcessor(t)
+	handle(t, p, noEffect, inboxpgx.HandlerConfig{})
+	prepare := func(context.Context, conformance.Event) (int, error) { return 0, nil }
+	prepared := func(context.Context, pgx.Tx, conformance.Event, int) error { return nil }
+	for name, err := range map[string]error{
+		"twice":            inboxpgx.Handle(p, conformance.Name, noEffect, inboxpgx.HandlerConfig{}),
+		"no name":          inboxpgx.Handle(p, "", noEffect, inboxpgx.HandlerConfig{}),
+		"no function":      inboxpgx.Handle[conformance.Event](p, "x", nil, inboxpgx.HandlerConfig{}),
+		"negative timeout": inboxpgx.Handle(p, "x", noEffect, inboxpgx.HandlerConfig{Timeout: -1}),
+		"no prepare":       inboxpgx.HandlePrepared(p, "x", nil, prepared, inboxpgx.HandlerConfig{}),
+		"no handler":       inboxpgx.HandlePrepared[conformance.Event, int](p, "x", prepare, nil, inboxpgx.HandlerConfig{}),
+	} {
+		if err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}
+
+// Whose failure it is: what the consumer does about each way in which a transaction ends.
+func TestVerdict(t *testing.T) {
+	t.Parallel()
+	conflict := txretrytest.Fault{Point: txretrytest.AtEnd, SQLSTATE: "40001"}
+	for name, tt := range map[string]struct {
+		script []txretrytest.Fault
+		err    error // of the handler
+		want   inbox.Failure
+		again  bool // the next delivery runs the handler again
+	}{
+		"conflict, then done": {script: []txretrytest.Fault{conflict}},
+		"conflicts only": {
+			script: []txretrytest.Fault{conflict, conflict, conflict, conflict, conflict, conflict},
+			want:   inbox.Failure{Class: "default", Action: inbox.ActionRetry, Counted: true, Unlimited: true}, again: true,
+		},
+		"entry is locked": {
+			script: []txretrytest.Fault{locked, locked, locked, locked, locked, locked},
+			want:   inbox.Failure{Class: "default", Action: inbox.ActionRetry, Unlimited: true}, again: true,
+		},
+		"starting up": {
+			script: []txretrytest.Fault{{Point: txretrytest.AtBegin, SQLSTATE: "57P03"}},
+			want:   inbox.Failure{Class: "default", Action: inbox.ActionReturn, Unavailable: true}, again: true,
+		},
+		"cannot begin": {
+			script: []txretrytest.Fault{{Point: txretrytest.AtBegin, SQLSTATE: "22023"}},
+			want:   inbox.Failure{Class: "default", Action: inbox.ActionReturn, Unavailable: true}, again: true,
+		},
+		"commit refused": {
+			script: []txretrytest.Fault{{Point: txretrytest.AtCommit, SQLSTATE: "23505"}},
+			want:   inbox.Failure{Class: "default", Action: inbox.ActionRetry, Counted: true}, again: true,
+		},
+		"commit lost, applied": {
+			script: []txretrytest.Fault{{Point: txretrytest.ReplyLostApplied}},
+			want:   inbox.Failure{Class: "default", Action: inbox.ActionReturn, Unavailable: true},
+		},
+		"commit lost, not applied": {
+			script: []txretrytest.Fault{{Point: txretrytest.ReplyLostNotApplied}},
+			want:   inbox.Failure{Class: "default", Action: inbox.ActionReturn, Unavailable: true}, again: true,
+		},
+		"disk full": {
+			err:  &pgconn.PgError{Code: "53100"},
+			want: inbox.Failure{Class: "default", Action: inbox.ActionReturn, Unavailable: true}, again: true,
+		},
+		"constraint": {
+			err:  &pgconn.PgError{Code: "23505"},
+			want: inbox.Failure{Class: "default", Action: inbox.ActionRetry, Counted: true}, again: true,
+		},
+		"incomparable error": {
+			err:  manyErrors{"a", "b"},
+			want: inbox.Failure{Class: "default", Action: inbox.ActionRetry, Counted: true}, again: true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				p, dedup := fakeProcessor(t, tt.script...)
+				runs := 0
+				handle(t, p, func(context.Context, pgx.Tx, conformance.Event) error {
+					runs++
+					return tt.err
+				}, inboxpgx.HandlerConfig{})
+				m := event()
+				err := process(t, p, m)
+				got := inbox.Classify(err)
+				got.Err = nil
+				if got != tt.want {
+					t.Fatalf("%v classified %+v, want %+v", err, got, tt.want)
+				}
+				if _, wrapped := errors.AsType[manyErrors](err); tt.err != nil && tt.err.Error() != err.Error() && !wrapped {
+					t.Errorf("error = %v, want %v", err, tt.err)
+				}
+				tt.err = nil
+				before := runs
+				if err := process(t, p, m); err != nil {
+					t.Fatalf("second delivery: %v", err)
+				}
+				if (runs > before) != tt.again || !dedup.Seen("a", m.ID) {
+					t.Errorf("second delivery ran the handler: %v", runs > before)
+				}
+			})
+		})
+	}
+}
+
+var locked = txretrytest.Fault{Point: txretrytest.AtBegin, SQLSTATE: "55P03"}
+
+type manyErrors []string
+
+func (e manyErrors) Error() string { return strings.Join(e, ", ") }
+
+func TestNestedTransaction(t *testing.T) {
+	t.Parallel()
+	manager := txretrytest.NewManager(txretrytest.Config{})
+	p := newProcessor(t, manager, inboxpgx.Config{Consumer: "a", Dedup: inboxtest.NewDedup()})
+	handle(t, p, func(ctx context.Context, _ pgx.Tx, _ conformance.Event) error {
+		return manager.Do(ctx, func(context.Context, pgx.Tx) error { return nil })
+	}, inboxpgx.HandlerConfig{})
+	err := process(t, p, event())
+	if f := inbox.Classify(err); !errors.Is(err, txretry.ErrNested) || !f.Counted {
+		t.Errorf("%v classified %+v", err, f)
+	}
+}
+
+type waiter func(ctx context.Context) error
+
+func (w waiter) Wait(ctx context.Context) error { return w(ctx) }
+
+func TestPrepareRunsBeforeTheTransaction(t *testing.T) {
+	t.Parallel()
+	manager := txretrytest.NewManager(txretrytest.Config{Script: []txretrytest.Fault{{Point: txretrytest.AtCommit, SQLSTATE: "40001"}}})
+	p := newProcessor(t, manager, inboxpgx.Config{Consumer: "a", Dedup: inboxtest.NewDedup()})
+	var trail []string
+	begun := func() int { return manager.Stats().Attempts }
+	err := inboxpgx.HandlePrepared(p, conformance.Name,
+		func(_ context.Context, e conformance.Event) (string, error) {
+			trail = append(trail, "prepare")
+			if begun() != 0 {
+				t.Error("a transaction is open")
+			}
+			return "rate of the day", nil
+		},
+		func(_ context.Context, _ pgx.Tx, _ conformance.Event, rate string) error {
+			trail = append(trail, rate)
+			return nil
+		},
+		inboxpgx.HandlerConfig{Waiter: waiter(func(context.Context) error {
+			trail = append(trail, "wait")
+			return nil
+		})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := process(t, p, event()); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(trail, ", "); got != "wait, prepare, rate of the day, rate of the day" {
+		t.Errorf("trail = %s", got)
+	}
+}
+
+func TestPrepareFails(t *testing.T) {
+	t.Parallel()
+	p, dedup := fakeProcessor(t)
+	err := inboxpgx.HandlePrepared(p, conformance.Name,
+		func(context.Context, conformance.Event) (int, error) {
+			return 0, inbox.RetryAfter(errors.New("429"), time.Minute)
+		},
+		func(context.Context, pgx.Tx, conformance.Event, int) error { t.Error("the handler ran"); return nil },
+		inboxpgx.HandlerConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := event()
+	if f := inbox.Classify(process(t, p, m)); f.After != time.Minute {
+		t.Errorf("classified %+v", f)
+	}
+	if dedup.Seen("a", m.ID) {
+		t.Error("the message was recorded")
+	}
+}
+
+func TestTimeout(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p, dedup := fakeProcessor(t)
+		hold := make(chan struct{})
+		slow := func(ctx context.Context, _ pgx.Tx, e conformance.Event) error {
+			select {
+			case <-hold:
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		handle(t, p, slow, inboxpgx.HandlerConfig{Timeout: time.Minute})
+		if err := inboxpgx.Handle(p, "unbounded", slow, inboxpgx.HandlerConfig{}); err != nil {
+			t.Fatal(err)
+		}
+		m := event()
+		start := time.Now()
+		err := process(t, p, m)
+		if f := inbox.Classify(err); time.Since(start) != time.Minute || !errors.Is(err, context.DeadlineExceeded) || !f.Counted {
+			t.Errorf("after %v: %v classified %+v", time.Since(start), err, f)
+		}
+		// While another message holds the only transaction, this one has no chance.
+		other := event()
+		other.Name = "unbounded"
+		go func() {
+			if err := process(t, p, other); err != nil {
+				t.Error(err)
+			}
+		}()
+		synctest.Wait()
+		if f := inbox.Classify(process(t, p, m)); f.Counted || f.Action != inbox.ActionRetry {
+			t.Errorf("waiting in vain: %+v", f)
+		}
+		close(hold)
+		if err := process(t, p, m); err != nil || !dedup.Seen("a", m.ID) {
+			t.Errorf("error = %v", err)
+		}
+	})
+}
+
+func TestUse(t *testing.T) {
+	t.Parallel()
+	p, _ := fakeProcessor(t)
+	handle(t, p, noEffect, inboxpgx.HandlerConfig{})
+	var seen []error
+	p.Use(func(next inbox.Handler) inbox.Handler {
+		return func(ctx context.Context, m *inbox.Message) error {
+			err := next(ctx, m)
+			seen = append(seen, err)
+			return err
+		}
+	})
+	if err := process(t, p, event()); err != nil {
+		t.Fatal(err)
+	}
+	if len(seen) != 1 || seen[0] != nil {
+		t.Errorf("middleware saw %v", seen)
+	}
+}
