@@ -1,0 +1,117 @@
+package expirypgx_test
+
+import (
+	"context"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/expirypgx"
+	"github.com/holdfast-go/holdfast/expiry/expirytest/conformance"
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/txretry"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
+
+const schema = `
+CREATE TABLE holds (
+	id text PRIMARY KEY,
+	expires_at timestamptz NOT NULL,
+	status text NOT NULL,
+	seat text
+);
+CREATE INDEX ON holds (expires_at, id) WHERE status = 'held';
+CREATE TABLE events (hold_id text NOT NULL, event_id uuid PRIMARY KEY)`
+
+// backend is a schema of its own with the tables above.
+type backend struct {
+	pool      *pgxpool.Pool
+	isolation pgx.TxIsoLevel
+}
+
+func newBackend(t *testing.T) *backend {
+	t.Helper()
+	b := &backend{pool: pgtest.New(t)}
+	b.exec(t, schema)
+	return b
+}
+
+func (b *backend) exec(t *testing.T, sql string, args ...any) {
+	t.Helper()
+	if _, err := b.pool.Exec(t.Context(), sql, args...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (b *backend) scan(t *testing.T, dest any, sql string, args ...any) {
+	t.Helper()
+	if err := b.pool.QueryRow(t.Context(), sql, args...).Scan(dest); err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+}
+
+func (b *backend) store(t *testing.T, cfg expirypgx.Config) *expirypgx.Store {
+	t.Helper()
+	manager, err := txretry.New(b.pool, txretry.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cfg.Table == "" {
+		cfg.Table = "holds"
+	}
+	s, err := expirypgx.NewStore(manager, b.pool, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func (b *backend) Store(t *testing.T, emit conformance.Emit) expiry.Store {
+	return b.store(t, expirypgx.Config{Emit: emit, Isolation: b.isolation})
+}
+
+func (b *backend) Put(t *testing.T, id, state string, in time.Duration) {
+	t.Helper()
+	b.exec(t, `INSERT INTO holds (id, status, expires_at) VALUES ($1, $2, now() + $3)
+		ON CONFLICT (id) DO UPDATE SET status = excluded.status, expires_at = excluded.expires_at`, id, state, in)
+}
+
+func (b *backend) State(t *testing.T, id string) (state string) {
+	t.Helper()
+	b.scan(t, &state, "SELECT status FROM holds WHERE id = $1", id)
+	return state
+}
+
+func (b *backend) Announce(ctx context.Context, tx pgx.Tx, row expiry.Row) error {
+	_, err := tx.Exec(ctx, "INSERT INTO events (hold_id, event_id) VALUES ($1, $2)",
+		row.ID, expiry.EventID("hold.expired", row.ID, row.Deadline).String())
+	return err
+}
+
+func (b *backend) Announced(t *testing.T, id string) (n int) {
+	t.Helper()
+	b.scan(t, &n, "SELECT count(*) FROM events WHERE hold_id = $1", id)
+	return n
+}
+
+func plain(t *testing.T, body func(t *testing.T)) { body(t) }
+
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	conformance.Test(t, func(t *testing.T) conformance.Backend { return newBackend(t) }, plain)
+}
+
+func TestConformanceSerializable(t *testing.T) {
+	t.Parallel()
+	conformance.Test(t, func(t *testing.T) conformance.Backend {
+		b := newBackend(t)
+		b.isolation = pgx.Serializable
+		return b
+	}, plain)
+}

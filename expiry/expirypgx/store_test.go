@@ -1,0 +1,282 @@
+package expirypgx_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/expirypgx"
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+)
+
+func quiet() expiry.SweeperConfig {
+	return expiry.SweeperConfig{Logger: slog.New(slog.DiscardHandler)}
+}
+
+func sweep(t *testing.T, s expiry.Store, cfg expiry.SweeperConfig) expiry.Report {
+	t.Helper()
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	sw, err := expiry.NewSweeper(s, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	report, err := sw.Sweep(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return report
+}
+
+func TestRowIDTypesColumnsAndEnum(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct{ typ, id, bad string }{
+		"uuid":   {"uuid", uuid.NewString(), uuid.NewString()},
+		"bigint": {"bigint", "9007199254740993", "-7"},
+		"text":   {"text", `it's "odd", {really}\`, "NULL"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool, schema := pgtest.NewSchema(t)
+			b := &backend{pool: pool}
+			b.exec(t, `CREATE TYPE state AS ENUM ('on hold', 'it''s over')`)
+			b.exec(t, `CREATE TABLE "Odd" ("Key" `+tc.typ+` PRIMARY KEY, due timestamptz, "State" state NOT NULL, seats text[], buyer int)`)
+			for _, id := range []string{tc.id, tc.bad} {
+				b.exec(t, `INSERT INTO "Odd" VALUES ($1, now() - interval '1 minute', 'on hold', '{A1,A2}')`, id)
+			}
+			var got []expiry.Row
+			store := b.store(t, expirypgx.Config{
+				Schema: schema, Table: "Odd", ID: "Key", Deadline: "due", Status: "State", Active: "on hold", Expired: "it's over",
+				Columns: []string{"seats", "buyer"},
+				Emit: func(_ context.Context, _ pgx.Tx, rows []expiry.Row) error {
+					got = append(got, rows...)
+					return nil
+				},
+			})
+			if batch, err := store.SweepBatch(t.Context(), expiry.Request{Limit: 5, Skip: []string{tc.bad}}); err != nil || batch.Expired != 1 {
+				t.Fatalf("got %+v, %v, want one row", batch, err)
+			}
+			if len(got) != 1 || got[0].ID != tc.id || got[0].Values["seats"] != "{A1,A2}" {
+				t.Errorf("got the rows %+v", got)
+			}
+			if buyer, ok := got[0].Values["buyer"]; ok {
+				t.Errorf("NULL came as %q", buyer)
+			}
+			if _, due, err := store.NextDue(t.Context(), nil); err != nil || !due {
+				t.Errorf("the other row is not due: %v", err)
+			}
+			if _, due, err := store.NextDue(t.Context(), []string{tc.bad}); err != nil || due {
+				t.Errorf("something is due beside the row left alone: %v", err)
+			}
+		})
+	}
+}
+
+func TestInfiniteAndMissingDeadlines(t *testing.T) {
+	t.Parallel()
+	b := newBackend(t)
+	b.exec(t, `ALTER TABLE holds ALTER expires_at DROP NOT NULL`)
+	b.exec(t, `INSERT INTO holds VALUES ('never', 'infinity', 'held'), ('null', NULL, 'held')`)
+	store := b.store(t, expirypgx.Config{})
+	if due, ok, err := store.NextDue(t.Context(), nil); err != nil || ok {
+		t.Errorf("due in %v (%v), %v, want nothing", due, ok, err)
+	}
+	b.exec(t, `INSERT INTO holds VALUES ('always', '-infinity', 'held')`)
+	if due, ok, err := store.NextDue(t.Context(), nil); err != nil || !ok || due > 0 {
+		t.Errorf("due in %v (%v), %v, want now", due, ok, err)
+	}
+	if report := sweep(t, store, expiry.SweeperConfig{}); report.Expired != 1 || report.Lag != 0 {
+		t.Errorf("got %+v, want one row", report)
+	}
+}
+
+// Whoever locks a row first wins; a batch passes over it.
+func TestLockedRowsArePassedOver(t *testing.T) {
+	t.Parallel()
+	b := newBackend(t)
+	b.Put(t, "busy", "held", -time.Minute)
+	b.Put(t, "free", "held", -time.Minute)
+	tx, err := b.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), "UPDATE holds SET expires_at = now() + interval '1 hour' WHERE id = 'busy'"); err != nil {
+		t.Fatal(err)
+	}
+	store := b.Store(t, nil)
+	if report := sweep(t, store, expiry.SweeperConfig{}); report.Expired != 1 {
+		t.Errorf("got %+v, want the free row", report)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if report := sweep(t, store, expiry.SweeperConfig{}); report.Expired != 0 {
+		t.Errorf("got %+v, the extended row must survive", report)
+	}
+	if got := b.State(t, "busy"); got != "held" {
+		t.Errorf("the extended row is %s", got)
+	}
+}
+
+// A row that a trigger or a constraint refuses is found and set aside; an error
+// of the schema is no row's fault.
+func TestWhoIsToBlame(t *testing.T) {
+	t.Parallel()
+	statement := func(sql string) func(context.Context, pgx.Tx, []expiry.Row) error {
+		return func(ctx context.Context, tx pgx.Tx, _ []expiry.Row) error {
+			_, err := tx.Exec(ctx, sql)
+			return err
+		}
+	}
+	for name, tc := range map[string]struct {
+		prepare string
+		emit    func(context.Context, pgx.Tx, []expiry.Row) error
+		blamed  bool
+	}{
+		"trigger": {prepare: `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'refused'; END $$;
+			CREATE TRIGGER refuse BEFORE UPDATE ON holds FOR EACH ROW EXECUTE FUNCTION refuse()`, blamed: true},
+		"check constraint":   {prepare: `ALTER TABLE holds ADD CHECK (status <> 'expired' OR seat IS NOT NULL) NOT VALID`, blamed: true},
+		"deferred to commit": {prepare: `CREATE TABLE p (id text PRIMARY KEY); CREATE TABLE c (id text REFERENCES p DEFERRABLE INITIALLY DEFERRED)`, emit: statement("INSERT INTO c VALUES ('x')"), blamed: true},
+		"error of its own":   {emit: func(context.Context, pgx.Tx, []expiry.Row) error { return errors.New("no") }, blamed: true},
+		"no such table":      {emit: statement("INSERT INTO nowhere VALUES (1)")},
+		"column gone":        {prepare: `ALTER TABLE holds DROP status`},
+		"connection lost":    {emit: statement("SELECT pg_terminate_backend(pg_backend_pid())")},
+		"lock not available": {emit: statement("DO $$ BEGIN RAISE 'busy' USING ERRCODE = '55P03'; END $$")},
+		"conflict":           {emit: statement("DO $$ BEGIN RAISE 'conflict' USING ERRCODE = '40001'; END $$")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBackend(t)
+			b.Put(t, "row", "held", -time.Minute)
+			if tc.prepare != "" {
+				b.exec(t, tc.prepare)
+			}
+			_, err := b.Store(t, tc.emit).SweepBatch(t.Context(), expiry.Request{Limit: 10})
+			if err == nil {
+				t.Fatal("the batch went through")
+			}
+			if _, blamed := errors.AsType[*expiry.BatchError](err); blamed != tc.blamed {
+				t.Errorf("blamed: %v, want %v: %v", blamed, tc.blamed, err)
+			}
+		})
+	}
+}
+
+func TestCheck(t *testing.T) {
+	t.Parallel()
+	const table = "CREATE TABLE holds (id text PRIMARY KEY, expires_at timestamptz, status text, seat text);"
+	for name, tc := range map[string]struct{ sql, problem, mend string }{
+		"no table":         {"SELECT 1", "does not exist", "create it"},
+		"no column":        {"CREATE TABLE holds (id text, status text)", `no column "expires_at"`, "add it"},
+		"without zone":     {"CREATE TABLE holds (id text, expires_at timestamp, status text)", "not timestamptz", "TYPE timestamptz"},
+		"wrong enum":       {"CREATE TYPE s AS ENUM ('open'); CREATE TABLE holds (id text, expires_at timestamptz, status s)", "cannot hold", "Config.Active"},
+		"no index":         {table, "no index", "CREATE INDEX"},
+		"index on all":     {table + "CREATE INDEX ON holds (expires_at, id)", "no index", "CREATE INDEX"},
+		"index elsewhere":  {table + "CREATE INDEX ON holds (expires_at, id) WHERE status = 'expired'", "no index", "CREATE INDEX"},
+		"without deadline": {table + "CREATE INDEX ON holds (expires_at, id) WHERE status = 'held'; INSERT INTO holds VALUES ('x', NULL, 'held')", "no deadline", "SET NOT NULL"},
+		"partial index":    {table + "CREATE INDEX ON holds (expires_at, id) WHERE status = 'held'", "", ""},
+		"deadline alone":   {table + "CREATE INDEX ON holds (expires_at) WHERE status = 'held'", "", ""},
+		"status first":     {table + "CREATE INDEX ON holds (status, expires_at, id)", "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := &backend{pool: pgtest.New(t)}
+			b.exec(t, tc.sql)
+			found, err := b.store(t, expirypgx.Config{}).Check(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tc.problem == "" {
+				if len(found) > 0 {
+					t.Errorf("found %v, want nothing", found)
+				}
+				return
+			}
+			if len(found) != 1 || !strings.Contains(found[0].Problem, tc.problem) || !strings.Contains(found[0].Mend, tc.mend) {
+				t.Errorf("found %v, want %q and %q", found, tc.problem, tc.mend)
+			}
+		})
+	}
+}
+
+// The statement that Check suggests satisfies Check.
+func TestCheckMendsTheIndex(t *testing.T) {
+	t.Parallel()
+	b := newBackend(t)
+	b.exec(t, "DROP INDEX holds_expires_at_id_idx")
+	store := b.store(t, expirypgx.Config{})
+	found, err := store.Check(t.Context())
+	if err != nil || len(found) != 1 {
+		t.Fatalf("found %v, %v", found, err)
+	}
+	b.exec(t, found[0].Mend)
+	if found, err = store.Check(t.Context()); err != nil || len(found) > 0 {
+		t.Errorf("found %v, %v after mending", found, err)
+	}
+}
+
+func TestNewStoreReportsEveryViolation(t *testing.T) {
+	t.Parallel()
+	_, err := expirypgx.NewStore(nil, nil, expirypgx.Config{
+		Schema: "a.b", Table: "holds; DROP TABLE holds", ID: "x", Deadline: "x", Active: "a\\", Expired: strings.Repeat("e", 64),
+		Columns: []string{`"`}, Isolation: "read uncommitted",
+	})
+	for _, want := range []string{"transactor", "pool", "Schema", "Table", "same column", "Active", "Expired", "Columns[0]", "Isolation"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v does not name %s", err, want)
+		}
+	}
+	if _, err := expirypgx.NewStore(nil, nil, expirypgx.Config{Table: "t", Active: "x", Expired: "x"}); err == nil || !strings.Contains(err.Error(), "both") {
+		t.Errorf("equal states: %v", err)
+	}
+}
+
+func TestHoldOfTwoSecondsExpiresWithinASecond(t *testing.T) {
+	t.Parallel()
+	b := newBackend(t)
+	b.exec(t, "ALTER TABLE events ADD at timestamptz NOT NULL DEFAULT clock_timestamp()")
+	sw, err := expiry.NewSweeper(b.Store(t, func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
+		for _, row := range rows {
+			if err := b.Announce(ctx, tx, row); err != nil {
+				return err
+			}
+		}
+		return nil
+	}), quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- sw.Run(ctx) }()
+	eventually(t, func() error { return sw.Ready(ctx) })
+
+	for n := range 3 {
+		b.Put(t, fmt.Sprint("hold ", n), "held", 2*time.Second)
+		sw.Wake()
+	}
+	eventually(t, func() error {
+		for n := range 3 {
+			if got := b.State(t, fmt.Sprint("hold ", n)); got != "expired" {
+				return fmt.Errorf("hold %d is %s", n, got)
+			}
+		}
+		return nil
+	})
+	var late float64
+	b.scan(t, &late, "SELECT extract(epoch FROM max(at - expires_at))::float8 FROM events JOIN holds ON holds.id = hold_id")
+	if late < 0 || late > 1 {
+		t.Errorf("the last hold expired %.3f s after its deadline", late)
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Errorf("Run returned %v", err)
+	}
+}
