@@ -169,6 +169,8 @@ func TestRules(t *testing.T) {
 		{name: "AMQP adapter of another core", pkg: "inbox/inboxamqp", deps: []string{own("outbox")}, want: "stands on"},
 		{name: "fake with testing", pkg: "outbox/outboxtest", deps: []string{"testing"}, want: "testing"},
 		{name: "conformance with testing", pkg: "outbox/outboxtest/conformance", deps: []string{"testing"}},
+		{name: "fake with its Postgres adapter", pkg: "idempotency/idempotencytest", deps: []string{own("idempotency/idempotencypgx"), pgx}},
+		{name: "fake without a Postgres adapter with pgx", pkg: "ratelimit/ratelimittest", deps: []string{pgx}, want: "compiles " + pgx},
 		{name: "example with an internal package", pkg: "examples/reservation", imports: []string{own("internal/ids")}, want: "internal package"},
 		{name: "booking with uuid", pkg: "examples/reservation/internal/booking", imports: []string{uuid}, want: "standard library only"},
 		{name: "booking with a public package", pkg: "examples/reservation/internal/booking", imports: []string{own("outbox")}, want: "standard library only"},

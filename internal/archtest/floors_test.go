@@ -109,12 +109,16 @@ func core(name string, adapters ...string) []floor {
 			all = append(all, floor{pkg: pkg, clients: with(parser, amqp), on: with(own, "internal/amqpconn"), noTesting: true})
 		}
 	}
-	// Fakes take part in the fake transaction, which knows pgx.
+	// Fakes take part in the fake transaction, which knows pgx, and meet the contracts of the Postgres adapter.
 	fake := name + "/" + name + "test"
-	onFake := with(own, "txretry", "txretry/internal/...", "txretry/txretrytest", fake)
+	onFake, fakeClients := with(own, fake), parser
+	if slices.Contains(adapters, "pgx") {
+		onFake = with(onFake, "txretry", "txretry/internal/...", "txretry/txretrytest", name+"/"+name+"pgx", "internal/migrate")
+		fakeClients = with(parser, pgx)
+	}
 	return append(all,
-		floor{pkg: fake, clients: with(parser, pgx), on: onFake, noTesting: true},
-		floor{pkg: fake + "/conformance", clients: with(parser, pgx), on: with(onFake, name+"/"+name+"pgx", "internal/migrate")},
+		floor{pkg: fake, clients: fakeClients, on: onFake, noTesting: true},
+		floor{pkg: fake + "/conformance", clients: fakeClients, on: onFake},
 	)
 }
 
