@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -182,4 +184,15 @@ func Use(ctx context.Context, dial Dial, timeout time.Duration, do func(*Conn) e
 		return err
 	}
 	return nil
+}
+
+// ServerMajor returns the broker's major version, 0 when it does not tell.
+func (c *Conn) ServerMajor() int {
+	version, _ := c.raw.Properties["version"].(string)
+	major, _, _ := strings.Cut(version, ".")
+	n, err := strconv.Atoi(major)
+	if err != nil {
+		return 0
+	}
+	return n
 }

@@ -1,0 +1,173 @@
+package inboxamqp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/amqpconn"
+	"github.com/holdfast-go/holdfast/internal/runloop"
+)
+
+// stuckGrace is how long a handler may take to notice that its context was cancelled.
+const stuckGrace = 5 * time.Second
+
+// The reasons why a consumer is not ready.
+var (
+	errNotRunning = errors.New("inboxamqp: not running")
+	errPaused     = errors.New("inboxamqp: paused, a server that processing needs is unavailable")
+	errNoSession  = errors.New("inboxamqp: no session with RabbitMQ")
+)
+
+// Consumer hands the messages of one queue to a Processor and settles them by its
+// answers. Its methods may be called from any goroutine.
+type Consumer struct {
+	cfg       Config
+	dial      amqpconn.Dial
+	processor inbox.Processor
+	signals   *signals
+
+	running  atomic.Bool
+	notReady atomic.Pointer[error] // nil while consuming
+}
+
+// NewConsumer returns a consumer that connects by dial once Run is called, over two
+// connections: one receives, one publishes copies. Every call of dial must open a new
+// connection, without the client's own recovery.
+func NewConsumer(dial func(ctx context.Context) (*amqp.Connection, error), processor inbox.Processor, cfg Config) (*Consumer, error) {
+	cfg = cfg.withDefaults()
+	err := cfg.validate()
+	if dial == nil {
+		err = errors.Join(errors.New("inboxamqp: dial is nil"), err)
+	}
+	if processor == nil {
+		err = errors.Join(errors.New("inboxamqp: processor is nil"), err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	signals, err := newSignals(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("inboxamqp: %w", err)
+	}
+	c := &Consumer{cfg: cfg, dial: dial, processor: processor, signals: signals}
+	c.setReady(errNotRunning)
+	return c, nil
+}
+
+// Run consumes until ctx is cancelled or a limit of the Config is reached. Then it takes no
+// more messages, gives those back that are not begun, lets the others finish within
+// ShutdownTimeout, settles them and returns nil. The broker may be down when it starts, or
+// go down later: Run goes on trying. Calling it while it runs is an error.
+func (c *Consumer) Run(ctx context.Context) error {
+	if !c.running.CompareAndSwap(false, true) {
+		return errors.New("inboxamqp: Run is running already")
+	}
+	defer c.running.Store(false)
+	defer c.setReady(errNotRunning)
+	c.setReady(errNoSession)
+
+	r := c.newRun(ctx)
+	amqpconn.Loop(r.stop, amqpconn.LoopConfig{
+		Dial: c.dial, Timeout: c.cfg.CallTimeout, Logger: c.cfg.Logger,
+		Down: func(error) { c.signals.lost(ctx) },
+	}, r.session)
+	r.finish()
+	return nil
+}
+
+// Ready returns nil while messages are being received.
+func (c *Consumer) Ready(context.Context) error {
+	if err := c.notReady.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+func (c *Consumer) setReady(err error) {
+	if err == nil {
+		c.notReady.Store(nil)
+		return
+	}
+	c.notReady.Store(&err)
+}
+
+// run is one call of Run. Its workers outlive the sessions.
+type run struct {
+	c      *Consumer
+	stop   context.Context // cancelled: take no more messages
+	halt   context.CancelFunc
+	work   context.Context // of the handlers
+	jobs   chan *delivery
+	copies *amqpconn.Publisher
+	handed int // messages given to workers; sessions come one after the other
+
+	abandoned chan struct{} // closed when the handlers' time is long up
+	finished  context.Context
+	end       context.CancelFunc
+	workers   sync.WaitGroup
+	others    sync.WaitGroup
+}
+
+func (c *Consumer) newRun(ctx context.Context) *run {
+	r := &run{c: c, jobs: make(chan *delivery), abandoned: make(chan struct{})}
+	r.stop, r.halt = context.WithCancel(ctx)
+	r.finished, r.end = context.WithCancel(context.WithoutCancel(ctx))
+	work, abort := context.WithCancelCause(context.WithoutCancel(ctx))
+	r.work = work
+	r.copies = amqpconn.NewPublisher(amqpconn.PublisherConfig{
+		Dial: c.dial, Timeout: c.cfg.CallTimeout, Logger: c.cfg.Logger,
+		Window: max(c.cfg.Concurrency, 16), ConfirmTimeout: c.cfg.ConfirmTimeout,
+		Down: func(error) { c.signals.lost(ctx) },
+	})
+	for range c.cfg.Concurrency {
+		r.workers.Go(r.worker)
+	}
+	r.others.Go(func() { r.copies.Run(r.finished) })
+	r.others.Go(func() { r.budget(abort) })
+	r.others.Go(r.watchLimits)
+	return r
+}
+
+// budget cancels the handlers ShutdownTimeout after the stop, and gives them up a little later.
+func (r *run) budget(abort context.CancelCauseFunc) {
+	defer abort(nil)
+	select {
+	case <-r.stop.Done():
+	case <-r.finished.Done():
+		return
+	}
+	if runloop.Sleep(r.finished, r.c.cfg.ShutdownTimeout) != nil {
+		return
+	}
+	abort(inbox.ErrDraining)
+	if runloop.Sleep(r.finished, stuckGrace) != nil {
+		return
+	}
+	close(r.abandoned)
+	<-r.finished.Done()
+}
+
+// finish waits for the workers and ends the rest.
+func (r *run) finish() {
+	r.halt()
+	close(r.jobs)
+	idle := make(chan struct{})
+	go func() {
+		r.workers.Wait()
+		close(idle)
+	}()
+	select {
+	case <-idle:
+	case <-r.abandoned:
+		r.c.cfg.Logger.Error("handlers ignore the end of their context and are left behind")
+	}
+	r.end()
+	r.others.Wait()
+}

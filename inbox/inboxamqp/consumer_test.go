@@ -1,0 +1,284 @@
+package inboxamqp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+func TestConsume(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Exchange(t, "events", "topic")
+	var got recorder
+	r := consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick,
+		Bindings: []inboxamqp.Binding{{Exchange: "events", Key: "order.*"}}})
+	p := order()
+	p.Headers = amqp.Table{"tenant": "a", "n": int32(7), "deep": amqp.Table{"a": "b"}, "list": []any{"a"},
+		"flag": true, "when": time.Unix(1, 0), "raw": []byte("text"), "none": nil, "x-own": "broker", "f": 1.5}
+	b.Publish(t, "events", "order.placed", p)
+	m := got.await(t, 1)[0]
+	if m.ID.String() != p.MessageId || m.Name != "order.placed" || string(m.Body) != `{"n":1}` || m.Attempt != 1 ||
+		m.Queue != "orders" || m.ContentType != "application/json" || !m.PublishedAt.Equal(p.Timestamp) {
+		t.Errorf("message %+v", m)
+	}
+	want := map[string]string{"tenant": "a", "n": "7", "flag": "true", "when": "1970-01-01T00:00:01Z", "raw": "text", "f": "1.5"}
+	if fmt.Sprint(m.Headers) != fmt.Sprint(want) {
+		t.Errorf("headers %v, want %v", m.Headers, want)
+	}
+	r.stop(t)
+	awaitDepth(t, b, "orders", 0)
+	if err := r.Ready(t.Context()); err == nil {
+		t.Error("ready after Run")
+	}
+}
+
+// A Symfony Messenger producer sets neither message_id nor type.
+func TestSymfonyProducer(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	var got recorder
+	consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick})
+	id := ids.New().String()
+	b.Publish(t, "", "orders", amqp.Publishing{
+		ContentType: "application/json", DeliveryMode: amqp.Persistent, Body: []byte(`{"n":1}`),
+		Headers: amqp.Table{"type": "order.placed", "X-Message-Stamp-MessageIdStamp": `[{"messageId":"` + id + `"}]`},
+	})
+	if m := got.await(t, 1)[0]; m.ID.String() != id || m.Name != "order.placed" {
+		t.Errorf("message %+v", m)
+	}
+}
+
+func TestPoison(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	mux := inbox.NewMux()
+	var good atomic.Int64
+	if err := inbox.Handle(mux, "order.placed", func(context.Context, struct{ N int }) error { good.Add(1); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	r := consume(t, b, mux, inboxamqp.Config{Queue: "orders", Retry: quick, DeadLetterPrefix: "shop.", MaxBodyBytes: 1000, Name: "billing"})
+	poison := map[string]func(*amqp.Publishing){
+		"no id":        func(p *amqp.Publishing) { p.MessageId = "" },
+		"id of v4":     func(p *amqp.Publishing) { p.MessageId = "0f8fad5b-d9cb-469f-a165-70867728950e" },
+		"no name":      func(p *amqp.Publishing) { p.Type = "" },
+		"unknown name": func(p *amqp.Publishing) { p.Type = "order.unknown" },
+		"no JSON":      func(p *amqp.Publishing) { p.Body = []byte("{") },
+		"huge":         func(p *amqp.Publishing) { p.Body = []byte(`{"n":1,"x":"` + strings.Repeat("x", 1000) + `"}`) },
+		"deep header": func(p *amqp.Publishing) {
+			p.Type = ""
+			p.Headers = amqp.Table{"type": amqp.Table{"a": []any{int64(1)}}}
+		},
+		"full headers": func(p *amqp.Publishing) { p.Body = nil; p.Headers = amqp.Table{"big": strings.Repeat("h", 100<<10)} },
+	}
+	for name, spoil := range poison {
+		p := order()
+		p.CorrelationId = name
+		spoil(&p)
+		b.Publish(t, "", "orders", p)
+		b.Publish(t, "", "orders", order())
+	}
+	for _, d := range b.Take(t, "shop.failed.validation", len(poison), patience) {
+		for header, want := range map[string]any{
+			"holdfast-failure-class": "validation", "holdfast-attempt": "1", "holdfast-consumer": "billing",
+			"holdfast-origin-queue": "orders", "holdfast-origin-routing-key": "orders",
+		} {
+			if d.Headers[header] != want {
+				t.Errorf("%s: header %s is %v, want %v", d.CorrelationId, header, d.Headers[header], want)
+			}
+		}
+		if d.Headers["holdfast-error"] == "" || d.Headers["holdfast-last-failed-at"] == "" || d.DeliveryMode != amqp.Persistent {
+			t.Errorf("%s: %+v", d.CorrelationId, d)
+		}
+		delete(poison, d.CorrelationId)
+	}
+	if len(poison) != 0 {
+		t.Errorf("not among the dead letters: %v", poison)
+	}
+	testenv.Eventually(t, patience, func() error {
+		if good.Load() != 8 {
+			return fmt.Errorf("%d good messages processed", good.Load())
+		}
+		return nil
+	})
+	r.stop(t)
+	awaitDepth(t, b, "orders", 0)
+}
+
+func TestRetries(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	type try struct {
+		attempt int
+		at      time.Time
+	}
+	tries := make(chan try, 10)
+	r := consume(t, b, processorFunc(func(_ context.Context, m *inbox.Message) error {
+		tries <- try{m.Attempt, time.Now()}
+		return errBroken
+	}), inboxamqp.Config{Queue: "orders", Retry: quick})
+	p := order()
+	p.Headers = amqp.Table{"tenant": "a", "x-death": "mine"}
+	p.Expiration = "60000"
+	b.Publish(t, "", "orders", p)
+	dead := b.Take(t, "failed.default", 1, patience)[0]
+	r.stop(t)
+	close(tries)
+	n := 0
+	var last time.Time
+	for got := range tries {
+		n++
+		if got.attempt != n {
+			t.Errorf("try %d has the attempt %d", n, got.attempt)
+		}
+		if least := 80 * time.Millisecond << max(n-2, 0); n > 1 && got.at.Sub(last) < least {
+			t.Errorf("try %d came after %v, before %v", n, got.at.Sub(last), least)
+		}
+		last = got.at
+	}
+	if n != 4 {
+		t.Errorf("%d tries, want 4", n)
+	}
+	if dead.Headers["holdfast-attempt"] != "4" || dead.Headers["holdfast-error"] != "broken" || dead.Headers["tenant"] != "a" ||
+		dead.MessageId != p.MessageId || dead.Type != p.Type || !dead.Timestamp.Equal(p.Timestamp) || dead.Expiration != "" {
+		t.Errorf("dead letter %+v", dead)
+	}
+	first, err1 := time.Parse(time.RFC3339Nano, dead.Headers["holdfast-first-failed-at"].(string))
+	final, err2 := time.Parse(time.RFC3339Nano, dead.Headers["holdfast-last-failed-at"].(string))
+	if err := errors.Join(err1, err2); err != nil || !final.After(first) {
+		t.Errorf("first failure %v, last %v: %v", first, final, err)
+	}
+	awaitDepth(t, b, "orders", 0)
+}
+
+// A delay beyond the longest retry queue passes through it several times.
+func TestLongDelay(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	var first atomic.Int64
+	var got recorder
+	got.fail = func(m *inbox.Message) error {
+		if m.Attempt == 1 {
+			first.Store(time.Now().UnixNano())
+			return inbox.RetryAfter(errBroken, 1200*time.Millisecond)
+		}
+		return nil
+	}
+	r := consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick})
+	b.Publish(t, "", "orders", order())
+	seen := got.await(t, 2)
+	if waited := time.Since(time.Unix(0, first.Load())); waited < 1200*time.Millisecond {
+		t.Errorf("came back after %v", waited)
+	}
+	if len(seen) != 2 || seen[1].Attempt != 2 {
+		t.Errorf("messages %+v", seen)
+	}
+	r.stop(t)
+	awaitDepth(t, b, "orders", 0)
+}
+
+// Without its retry queue a message stays where it is.
+func TestRetryQueueMissing(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Queue(t, "orders", nil)
+	var failing atomic.Bool
+	failing.Store(true)
+	var got recorder
+	got.fail = func(*inbox.Message) error {
+		if failing.Load() {
+			return errBroken
+		}
+		return nil
+	}
+	r := start(t, newConsumer(t, b.Dial, &got, inboxamqp.Config{Queue: "orders", Retry: quick}))
+	b.Publish(t, "", "orders", order())
+	if seen := got.await(t, 2); !seen[1].Redelivered || seen[1].Attempt != 1 {
+		t.Errorf("second delivery %+v", seen[1])
+	}
+	failing.Store(false)
+	got.await(t, 3)
+	r.stop(t)
+	awaitDepth(t, b, "orders", 0)
+	if n := len(got.messages()); n > 5 {
+		t.Errorf("%d deliveries: a hot loop", n)
+	}
+}
+
+func TestOwnClasses(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	var got recorder
+	got.fail = func(m *inbox.Message) error { return inbox.Classed(inbox.Unrecoverable(errBroken), m.Name) }
+	consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick, Classes: []string{"payment"}})
+	for _, class := range []string{"payment", "elsewhere"} {
+		p := order()
+		p.Type = class
+		b.Publish(t, "", "orders", p)
+	}
+	b.Take(t, "failed.payment", 1, patience)
+	if d := b.Take(t, "failed.default", 1, patience)[0]; d.Headers["holdfast-failure-class"] != "elsewhere" {
+		t.Errorf("headers %v", d.Headers)
+	}
+}
+
+func TestPanic(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	r := consume(t, b, processorFunc(func(context.Context, *inbox.Message) error { panic("lost") }),
+		inboxamqp.Config{Queue: "orders", Retry: inbox.RetryPolicy{MaxRetries: -1}})
+	b.Publish(t, "", "orders", order())
+	b.Take(t, "failed.default", 1, patience)
+	if err := r.Ready(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestSetupAndCheck(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	c := newConsumer(t, b.Dial, &recorder{}, inboxamqp.Config{Queue: "orders", Retry: quick,
+		Bindings: []inboxamqp.Binding{{Exchange: "events", Key: "order.*"}}})
+	findings, err := c.Check(t.Context())
+	// The queue, three steps of three with one shared bound, three classes, one exchange.
+	if want := 1 + len(quick.Steps()) + 3 + 1; err != nil || len(findings) != want {
+		t.Fatalf("%d findings, want %d: %v, error %v", len(findings), want, findings, err)
+	}
+	if err := c.Setup(t.Context()); err == nil || !strings.Contains(err.Error(), `"events"`) {
+		t.Errorf("Setup without the exchange: %v", err)
+	}
+	b.Exchange(t, "events", "topic")
+	for range 2 {
+		if err := c.Setup(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if findings, err := c.Check(t.Context()); err != nil || len(findings) != 0 {
+		t.Errorf("after Setup: %v, error %v", findings, err)
+	}
+}
+
+func TestConfig(t *testing.T) {
+	t.Parallel()
+	_, err := inboxamqp.NewConsumer(nil, nil, inboxamqp.Config{
+		Concurrency: 10, Prefetch: 5, MessageLimit: -1, QueueType: "odd", TimeLimit: -1, Classes: []string{"No!"},
+		Bindings: []inboxamqp.Binding{{}}, Retry: inbox.RetryPolicy{Jitter: 2},
+	})
+	for _, want := range []string{"dial", "processor", "Queue ", "Prefetch", "MessageLimit", "QueueType", "TimeLimit", "Classes", "Bindings[0]", "Jitter"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v does not name %s", err, want)
+		}
+	}
+}

@@ -1,0 +1,116 @@
+package inboxamqp
+
+import (
+	"cmp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/wire"
+)
+
+// maxAttempt bounds the attempt count read from a header.
+const maxAttempt = 1_000_000
+
+// ownPrefix begins the names of our own headers.
+const ownPrefix = "holdfast-"
+
+// convert returns the message in a delivery. What cannot be read stays empty, for
+// inbox.Message.Validate to find.
+func convert(d amqp.Delivery, queue string) *inbox.Message {
+	return &inbox.Message{
+		ID:            messageID(d),
+		Name:          cmp.Or(d.Type, header(d, wire.HeaderType)),
+		Body:          d.Body,
+		ContentType:   d.ContentType,
+		Headers:       textHeaders(d.Headers),
+		Attempt:       attempt(d),
+		Redelivered:   d.Redelivered,
+		Queue:         queue,
+		PublishedAt:   d.Timestamp,
+		FirstFailedAt: timeHeader(d, wire.HeaderFirstFailed),
+	}
+}
+
+// messageID reads the property and then Symfony's stamp, whichever is a UUID first.
+func messageID(d amqp.Delivery) uuid.UUID {
+	if id, ok := parseID(d.MessageId); ok {
+		return id
+	}
+	if text, ok := wire.DecodeStamp(header(d, wire.HeaderStamp)); ok {
+		if id, ok := parseID(text); ok {
+			return id
+		}
+	}
+	return uuid.Nil
+}
+
+// parseID takes the canonical form only.
+func parseID(text string) (uuid.UUID, bool) {
+	if len(text) != 36 {
+		return uuid.Nil, false
+	}
+	id, err := uuid.Parse(text)
+	return id, err == nil
+}
+
+// textHeaders leaves out what belongs to the broker, our own bookkeeping and what has no text.
+func textHeaders(table amqp.Table) map[string]string {
+	var headers map[string]string
+	for name, value := range table {
+		if brokerHeader(name) || strings.HasPrefix(name, ownPrefix) {
+			continue
+		}
+		if text, ok := wire.HeaderString(value); ok {
+			if headers == nil {
+				headers = make(map[string]string, len(table))
+			}
+			headers[name] = text
+		}
+	}
+	return headers
+}
+
+// brokerHeader reports whether RabbitMQ gives a meaning to a header. Sent back in a
+// copy, CC and BCC would deliver it to other queues as well.
+func brokerHeader(name string) bool {
+	return strings.HasPrefix(name, "x-") || name == "CC" || name == "BCC"
+}
+
+// header returns a header as text, empty when it is missing or has none.
+func header(d amqp.Delivery, name string) string {
+	text, _ := wire.HeaderString(d.Headers[name])
+	return text
+}
+
+func attempt(d amqp.Delivery) int {
+	return min(max(intHeader(d, wire.HeaderAttempt), 1), maxAttempt)
+}
+
+// intHeader returns 0 for what is no number.
+func intHeader(d amqp.Delivery, name string) int {
+	n, err := strconv.Atoi(header(d, name))
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// timeHeader returns the zero time for what is no time.
+func timeHeader(d amqp.Delivery, name string) time.Time {
+	t, err := time.Parse(time.RFC3339Nano, header(d, name))
+	if err != nil {
+		return time.Time{}
+	}
+	return t
+}
+
+// waitHeader is what remains of a long delay.
+func waitHeader(d amqp.Delivery, limit time.Duration) time.Duration {
+	millis := min(max(intHeader(d, wire.HeaderWait), 0), int(limit/time.Millisecond))
+	return time.Duration(millis) * time.Millisecond
+}

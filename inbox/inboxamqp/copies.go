@@ -1,0 +1,113 @@
+package inboxamqp
+
+import (
+	"strconv"
+	"strings"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/wire"
+)
+
+// Where the sender published a message. Every copy goes through the default exchange.
+const (
+	headerExchange = ownPrefix + "origin-exchange"
+	headerKey      = ownPrefix + "origin-routing-key"
+)
+
+// duplicate returns the envelope and body of a delivery for publishing them again. Left out
+// are the broker's own headers, which would be mistaken for the client's; the expiration,
+// which would lose the copy; and the user id, which the broker only takes from that user.
+func duplicate(d amqp.Delivery) amqp.Publishing {
+	headers := make(amqp.Table, len(d.Headers)+8)
+	for name, value := range d.Headers {
+		if !brokerHeader(name) {
+			headers[name] = value
+		}
+	}
+	if _, copied := headers[headerKey]; !copied {
+		headers[headerExchange], headers[headerKey] = d.Exchange, d.RoutingKey
+	}
+	return amqp.Publishing{
+		Headers:         headers,
+		ContentType:     d.ContentType,
+		ContentEncoding: d.ContentEncoding,
+		DeliveryMode:    amqp.Persistent,
+		Priority:        d.Priority,
+		CorrelationId:   d.CorrelationId,
+		ReplyTo:         d.ReplyTo,
+		MessageId:       d.MessageId,
+		Timestamp:       d.Timestamp,
+		Type:            d.Type,
+		AppId:           d.AppId,
+		Body:            d.Body,
+	}
+}
+
+// retryCopy is the next attempt of a message.
+func retryCopy(d amqp.Delivery, m *inbox.Message, counted bool, now time.Time) amqp.Publishing {
+	p := duplicate(d)
+	if counted {
+		p.Headers[wire.HeaderAttempt] = strconv.Itoa(m.Attempt + 1)
+		if m.FirstFailedAt.IsZero() {
+			p.Headers[wire.HeaderFirstFailed] = timeText(now)
+		}
+	}
+	return p
+}
+
+// setWait records what remains of a delay that no retry queue is long enough for.
+func setWait(p amqp.Publishing, rest time.Duration) {
+	if rest <= 0 {
+		delete(p.Headers, wire.HeaderWait)
+		return
+	}
+	p.Headers[wire.HeaderWait] = strconv.FormatInt(rest.Milliseconds(), 10)
+}
+
+// deadCopy is a message with why it was given up.
+func deadCopy(d amqp.Delivery, dead inbox.DeadLetter) amqp.Publishing {
+	p := duplicate(d)
+	delete(p.Headers, wire.HeaderWait)
+	p.Headers[wire.HeaderAttempt] = strconv.Itoa(dead.Attempts)
+	p.Headers[wire.HeaderClass] = dead.Class
+	p.Headers[wire.HeaderError] = dead.Error
+	p.Headers[wire.HeaderFirstFailed] = timeText(dead.FirstFailedAt)
+	p.Headers[wire.HeaderLastFailed] = timeText(dead.LastFailedAt)
+	p.Headers[wire.HeaderConsumer] = dead.Consumer
+	p.Headers[wire.HeaderOrigin] = dead.Message.Queue
+	return p
+}
+
+// replayCopy is a dead letter as a message that was never tried.
+func replayCopy(d amqp.Delivery) amqp.Publishing {
+	p := duplicate(d)
+	for name := range p.Headers {
+		if strings.HasPrefix(name, ownPrefix) && name != headerExchange && name != headerKey {
+			delete(p.Headers, name)
+		}
+	}
+	p.Headers[wire.HeaderReplays] = strconv.Itoa(max(intHeader(d, wire.HeaderReplays), 0) + 1)
+	return p
+}
+
+// readDead reads back what deadCopy wrote.
+func readDead(d amqp.Delivery, class string) inbox.DeadLetter {
+	m := convert(d, header(d, wire.HeaderOrigin))
+	if named := header(d, wire.HeaderClass); named != "" {
+		class = named
+	}
+	return inbox.DeadLetter{
+		Message:       *m,
+		Class:         class,
+		Attempts:      m.Attempt,
+		FirstFailedAt: m.FirstFailedAt,
+		LastFailedAt:  timeHeader(d, wire.HeaderLastFailed),
+		Error:         header(d, wire.HeaderError),
+		Consumer:      header(d, wire.HeaderConsumer),
+	}
+}
+
+func timeText(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) }

@@ -1,0 +1,131 @@
+package inboxamqp
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/amqpconn"
+)
+
+// ErrNotFound is returned by DeadLetters.Show when no dead letter has the id.
+var ErrNotFound = errors.New("inboxamqp: no such dead letter")
+
+// DeadLettersConfig configures a DeadLetters. The zero value works.
+type DeadLettersConfig struct {
+	// Prefix is the Config.DeadLetterPrefix of the consumers.
+	Prefix string
+	// Classes are the Config.Classes of the consumers.
+	Classes []string
+	// CallTimeout bounds the dial and every call to the broker. 0 means 10 s.
+	CallTimeout time.Duration
+	// Logger is told of faults while publishing replays. Nil means slog.Default().
+	Logger *slog.Logger
+}
+
+// DeadLetters reads and empties the dead-letter queues. While a call works on a queue it
+// holds the messages there that it has looked at, so a second call at the same time sees
+// only the others. Its methods may be called from any goroutine.
+type DeadLetters struct {
+	cfg  DeadLettersConfig
+	dial amqpconn.Dial
+}
+
+// NewDeadLetters returns a DeadLetters. Every call of its methods opens connections by dial
+// and closes them.
+func NewDeadLetters(dial func(ctx context.Context) (*amqp.Connection, error), cfg DeadLettersConfig) (*DeadLetters, error) {
+	err := validateClasses(cfg.Prefix, cfg.Classes)
+	if dial == nil {
+		err = errors.Join(errors.New("inboxamqp: dial is nil"), err)
+	}
+	if cfg.CallTimeout < 0 {
+		err = errors.Join(err, fmt.Errorf("inboxamqp: DeadLettersConfig.CallTimeout %v is negative", cfg.CallTimeout))
+	}
+	if err != nil {
+		return nil, err
+	}
+	cfg.CallTimeout = cmp.Or(cfg.CallTimeout, 10*time.Second)
+	cfg.Logger = cmp.Or(cfg.Logger, slog.Default())
+	return &DeadLetters{cfg: cfg, dial: dial}, nil
+}
+
+// List returns the dead letters that the filter selects, bodies included, and leaves them
+// where they are. Filter.Limit bounds the memory it takes.
+func (l *DeadLetters) List(ctx context.Context, filter inbox.Filter) ([]inbox.DeadLetter, error) {
+	var found []inbox.DeadLetter
+	_, err := l.each(ctx, filter, func(_ amqp.Delivery, dead inbox.DeadLetter) (bool, error) {
+		found = append(found, dead)
+		return false, nil
+	})
+	return found, l.wrap("list", err)
+}
+
+// Show returns the dead letter with the message id, or ErrNotFound.
+func (l *DeadLetters) Show(ctx context.Context, id uuid.UUID) (inbox.DeadLetter, error) {
+	found, err := l.List(ctx, inbox.Filter{IDs: []uuid.UUID{id}, Limit: 1})
+	if err != nil {
+		return inbox.DeadLetter{}, err
+	}
+	if len(found) == 0 {
+		return inbox.DeadLetter{}, ErrNotFound
+	}
+	return found[0], nil
+}
+
+// Retry returns the selected dead letters to the queues they came from, as messages that
+// were never tried, and counts them. Each leaves its dead-letter queue once the broker has
+// confirmed it in the other. One that cannot be returned stays, the others go on, and the
+// error tells of the first.
+func (l *DeadLetters) Retry(ctx context.Context, filter inbox.Filter) (int, error) {
+	publisher := amqpconn.NewPublisher(amqpconn.PublisherConfig{
+		Dial: l.dial, Timeout: l.cfg.CallTimeout, Logger: l.cfg.Logger.With("component", "inboxamqp"),
+	})
+	publishing, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	running.Go(func() { publisher.Run(publishing) })
+	defer running.Wait()
+	defer cancel()
+
+	var refused error
+	n, err := l.each(ctx, filter, func(raw amqp.Delivery, dead inbox.DeadLetter) (bool, error) {
+		err := replay(ctx, publisher, raw, dead)
+		if errors.Is(err, amqpconn.ErrUnavailable) || errors.Is(err, amqpconn.ErrBlocked) {
+			return false, err // it would be the same for all
+		}
+		refused = cmp.Or(refused, err)
+		return err == nil, nil
+	})
+	return n, l.wrap("retry", errors.Join(err, refused))
+}
+
+func replay(ctx context.Context, publisher *amqpconn.Publisher, raw amqp.Delivery, dead inbox.DeadLetter) error {
+	if dead.Message.Queue == "" {
+		return fmt.Errorf("message %s does not name the queue it came from", dead.Message.ID)
+	}
+	err := publisher.Confirmed(ctx, amqpconn.Out{Key: dead.Message.Queue, Message: replayCopy(raw)})
+	if err != nil {
+		return fmt.Errorf("message %s to queue %q: %w", dead.Message.ID, dead.Message.Queue, err)
+	}
+	return nil
+}
+
+// Remove deletes the selected dead letters and counts them.
+func (l *DeadLetters) Remove(ctx context.Context, filter inbox.Filter) (int, error) {
+	n, err := l.each(ctx, filter, func(amqp.Delivery, inbox.DeadLetter) (bool, error) { return true, nil })
+	return n, l.wrap("remove", err)
+}
+
+func (l *DeadLetters) wrap(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("inboxamqp: %s dead letters: %w", what, err)
+}

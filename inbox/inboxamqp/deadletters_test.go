@@ -1,0 +1,119 @@
+package inboxamqp_test
+
+import (
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/ids"
+)
+
+func newDeadLetters(t *testing.T, b *amqptest.Broker, cfg inboxamqp.DeadLettersConfig) *inboxamqp.DeadLetters {
+	t.Helper()
+	letters, err := inboxamqp.NewDeadLetters(b.Dial, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return letters
+}
+
+func TestDeadLetters(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	var broken atomic.Bool
+	broken.Store(true)
+	var got recorder
+	got.fail = func(*inbox.Message) error {
+		if broken.Load() {
+			return inbox.Unrecoverable(errBroken)
+		}
+		return nil
+	}
+	r := consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick, DeadLetterPrefix: "shop.", Name: "billing"})
+	sent := []amqp.Publishing{order(), order(), order(), order()}
+	sent[1].Type = "order.cancelled"
+	sent[3].MessageId = "none"
+	for _, p := range sent {
+		p.Headers = amqp.Table{"tenant": "a"}
+		b.Publish(t, "", "orders", p)
+	}
+	awaitDepth(t, b, "shop.failed.unrecoverable", 3)
+	awaitDepth(t, b, "shop.failed.validation", 1)
+
+	letters := newDeadLetters(t, b, inboxamqp.DeadLettersConfig{Prefix: "shop.", Classes: []string{"missing"}})
+	list := func(f inbox.Filter) []inbox.DeadLetter {
+		found, err := letters.List(t.Context(), f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return found
+	}
+	if n := len(list(inbox.Filter{})); n != 4 {
+		t.Errorf("%d dead letters", n)
+	}
+	if n := len(list(inbox.Filter{Limit: 2})); n != 2 {
+		t.Errorf("%d dead letters with a limit of 2", n)
+	}
+	if n := len(list(inbox.Filter{FailedAfter: time.Now().Add(time.Hour)})); n != 0 {
+		t.Errorf("%d dead letters of the future", n)
+	}
+	id := ids.New()
+	if _, err := letters.Show(t.Context(), id); !errors.Is(err, inboxamqp.ErrNotFound) {
+		t.Errorf("show: %v", err)
+	}
+	cancelled := list(inbox.Filter{Name: "order.cancelled", Class: inbox.ClassUnrecoverable})
+	if len(cancelled) != 1 {
+		t.Fatalf("%d dead letters of the name", len(cancelled))
+	}
+	dead, err := letters.Show(t.Context(), cancelled[0].Message.ID)
+	if err != nil || dead.Error != "broken" || dead.Attempts != 1 || dead.Consumer != "billing" || dead.Message.Queue != "orders" ||
+		string(dead.Message.Body) != `{"n":1}` || dead.Message.Headers["tenant"] != "a" || dead.LastFailedAt.IsZero() {
+		t.Errorf("dead letter %+v, error %v", dead, err)
+	}
+
+	if n, err := letters.Remove(t.Context(), inbox.Filter{Class: inbox.ClassValidation}); n != 1 || err != nil {
+		t.Errorf("removed %d, error %v", n, err)
+	}
+	broken.Store(false)
+	before := len(got.messages())
+	if n, err := letters.Retry(t.Context(), inbox.Filter{Name: "order.placed"}); n != 2 || err != nil {
+		t.Errorf("retried %d, error %v", n, err)
+	}
+	for _, m := range got.await(t, before+2)[before:] {
+		if m.Attempt != 1 || !m.FirstFailedAt.IsZero() || m.Headers["tenant"] != "a" {
+			t.Errorf("replayed message %+v", m)
+		}
+	}
+	awaitDepth(t, b, "shop.failed.unrecoverable", 1)
+	awaitDepth(t, b, "shop.failed.validation", 0)
+	r.stop(t)
+	awaitDepth(t, b, "orders", 0)
+}
+
+// What cannot be returned to its queue stays a dead letter.
+func TestReplayWithoutOrigin(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Queue(t, "failed.default", nil)
+	b.Queue(t, "orders", nil)
+	for _, origin := range []any{nil, "gone", "orders"} {
+		p := order()
+		p.Headers = amqp.Table{"holdfast-origin-queue": origin, "holdfast-replays": int32(2), "holdfast-attempt": "9"}
+		b.Publish(t, "", "failed.default", p)
+	}
+	letters := newDeadLetters(t, b, inboxamqp.DeadLettersConfig{})
+	if n, err := letters.Retry(t.Context(), inbox.Filter{}); n != 1 || err == nil {
+		t.Errorf("retried %d, error %v", n, err)
+	}
+	awaitDepth(t, b, "failed.default", 2)
+	d := b.Take(t, "orders", 1, patience)[0]
+	if d.Headers["holdfast-replays"] != "3" || d.Headers["holdfast-attempt"] != nil {
+		t.Errorf("headers %v", d.Headers)
+	}
+}

@@ -1,0 +1,107 @@
+package inboxamqp
+
+import (
+	"context"
+	"errors"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/amqpconn"
+)
+
+// visit is called for a selected dead letter and reports whether to delete it.
+type visit func(raw amqp.Delivery, dead inbox.DeadLetter) (remove bool, err error)
+
+// each visits the dead letters that the filter selects, and returns how many were deleted.
+func (l *DeadLetters) each(ctx context.Context, filter inbox.Filter, fn visit) (removed int, err error) {
+	err = amqpconn.Use(ctx, l.dial, l.cfg.CallTimeout, func(conn *amqpconn.Conn) error {
+		s := scan{conn: conn, filter: filter, visit: fn}
+		defer func() { removed = s.removed }()
+		for _, class := range allClasses(l.cfg.Classes) {
+			if err := s.queue(ctx, inbox.DeadLetterQueue(l.cfg.Prefix, class), class); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return removed, err
+}
+
+// scan goes through the dead-letter queues. It receives without acknowledging, so that
+// every message comes once, and gives everything back that it does not delete.
+type scan struct {
+	conn    *amqpconn.Conn
+	filter  inbox.Filter
+	visit   visit
+	visited int
+	removed int
+}
+
+func (s *scan) full() bool { return s.filter.Limit > 0 && s.visited >= s.filter.Limit }
+
+// queue scans one queue, as far as it was filled at the beginning. A missing queue is empty.
+func (s *scan) queue(ctx context.Context, name, class string) (err error) {
+	if s.full() {
+		return nil
+	}
+	ch, err := s.conn.Channel()
+	if err != nil {
+		return err
+	}
+	defer func() {
+		// Closing the channel returns what is not acknowledged, and waits until the
+		// broker has read the acknowledgements.
+		if closeErr := s.conn.Within(ch.Close); err == nil {
+			err = closeErr
+		}
+	}()
+	var q amqp.Queue
+	if err := s.conn.Within(func() (err error) {
+		q, err = ch.QueueDeclarePassive(name, true, false, false, false, nil)
+		return err
+	}); err != nil {
+		if amqpconn.IsNotFound(err) {
+			return nil
+		}
+		return err
+	}
+	for range q.Messages {
+		if more, err := s.next(ctx, ch, name, class); err != nil || !more {
+			return err
+		}
+	}
+	return nil
+}
+
+// next looks at one message.
+func (s *scan) next(ctx context.Context, ch *amqp.Channel, name, class string) (more bool, err error) {
+	if s.full() {
+		return false, nil
+	}
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	var raw amqp.Delivery
+	var found bool
+	if err := s.conn.Within(func() (err error) {
+		raw, found, err = ch.Get(name, false)
+		return err
+	}); err != nil || !found {
+		return false, err
+	}
+	dead := readDead(raw, class)
+	if !s.filter.Match(dead) {
+		return true, nil
+	}
+	s.visited++
+	remove, err := s.visit(raw, dead)
+	if err != nil || !remove {
+		return true, err
+	}
+	if err := raw.Ack(false); err != nil {
+		return false, errors.Join(errors.New("a message was not deleted"), err)
+	}
+	s.removed++
+	return true, nil
+}

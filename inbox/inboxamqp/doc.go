@@ -1,0 +1,64 @@
+// Package inboxamqp consumes messages from RabbitMQ and settles each by the
+// answer of an inbox.Processor.
+//
+//	consumer, err := inboxamqp.NewConsumer(dial, processor, inboxamqp.Config{Queue: "orders"})
+//	err = consumer.Setup(ctx) // only where this process owns the topology
+//	err = consumer.Run(ctx)
+//
+// # Settling
+//
+// A message is acknowledged after the processor returned nil for it, or after a
+// copy of it is confirmed elsewhere: in a retry queue, or in the dead-letter queue
+// of its class. Copies are mandatory, persistent and confirmed, over a connection
+// of their own. When a copy cannot be placed (the queue is missing, the broker
+// blocks publishers), the original goes back to its queue after a second, uncounted.
+//
+// A connection lives for one session and every delivery knows its session, so a
+// message that was delivered before a fault is never settled after it: the broker
+// delivers it again. Between the effect of a handler and its acknowledgement, and
+// between the confirm of a copy and the acknowledgement of the original, a crash
+// leaves two of them. Processors with deduplication (inboxpgx, inboxredis) absorb that.
+//
+// # Retries
+//
+// Each step of Config.Retry is a queue <queue>.retry.<milliseconds>, whose
+// messages the broker returns to the queue when their time is up; by default each
+// step has three queues of 0.8, 1.0 and 1.2 times its delay, one picked at random.
+// A delay that inbox.RetryAfter asks for takes the smallest queue that is long
+// enough, or passes through the longest several times. The count of attempts
+// travels in the header holdfast-attempt. Messages behind a failed one overtake it.
+//
+// # Dead letters
+//
+// They lie in <prefix>failed.<class> with their envelope and headers, and in
+// headers of ours the class, the error, the attempts, the times of the first and
+// the last failure, the consumer, and the queue, exchange and routing key they came
+// from. Left out of every copy are the broker's own x- headers, CC, BCC, the
+// expiration and the user id. Headers of more than 64 KiB are left out, too.
+// DeadLetters lists, shows, returns and removes them.
+//
+// # Faults
+//
+// On a lost connection, a closed channel, a deleted queue or a restarted broker the
+// consumer begins a new session, after pauses that grow to 30 seconds. An error that
+// is inbox.ErrUnavailable, for a database that is down, gives the message back and
+// pauses: the consumer is cancelled at the broker and tries one message at a time,
+// at growing distances, until one goes through.
+//
+// # The end
+//
+// When its context is cancelled or a limit is reached, Run cancels its consumer,
+// gives back the messages that are not begun, and lets the others finish
+// within Config.ShutdownTimeout. Then it cancels their context with the cause
+// inbox.ErrDraining; what fails after that is given back. No message is counted or
+// becomes a dead letter because of the end.
+//
+// # Names and limits
+//
+// The name of a message is the property type, else the header type; its id is the
+// property message_id, else the header X-Message-Stamp-MessageIdStamp of Symfony
+// Messenger. Queues are declared by Setup and by nothing else, and those that
+// exist are used as they are. On RabbitMQ 4 and later a quorum queue that was not
+// declared by Setup should have x-delivery-limit -1, or the broker drops messages
+// that were given back often.
+package inboxamqp

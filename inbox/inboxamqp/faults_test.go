@@ -1,0 +1,289 @@
+package inboxamqp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// A drain finishes what runs, gives back what waits, and counts nothing.
+func TestDrain(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	started, release := make(chan struct{}, 10), make(chan struct{})
+	r := consume(t, b, processorFunc(func(context.Context, *inbox.Message) error {
+		started <- struct{}{}
+		<-release
+		return nil
+	}), inboxamqp.Config{Queue: "orders", Retry: quick, Concurrency: 2, Prefetch: 6})
+	for range 8 {
+		b.Publish(t, "", "orders", order())
+	}
+	<-started
+	<-started
+	r.cancel()
+	awaitDepth(t, b, "orders", 6)
+	close(release)
+	r.await(t)
+	awaitDepth(t, b, "orders", 6)
+	for _, d := range b.Take(t, "orders", 6, patience) {
+		if d.Headers["holdfast-attempt"] != nil {
+			t.Errorf("a message was counted: %v", d.Headers)
+		}
+	}
+}
+
+// A handler that takes longer than the budget is told so, and its message goes back.
+func TestDrainBudget(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	started := make(chan struct{})
+	var cause error
+	r := consume(t, b, processorFunc(func(ctx context.Context, _ *inbox.Message) error {
+		close(started)
+		<-ctx.Done()
+		cause = context.Cause(ctx)
+		return inbox.Unrecoverable(ctx.Err())
+	}), inboxamqp.Config{Queue: "orders", Retry: quick, ShutdownTimeout: 200 * time.Millisecond})
+	b.Publish(t, "", "orders", order())
+	<-started
+	r.stop(t)
+	if !errors.Is(cause, inbox.ErrDraining) {
+		t.Errorf("cause %v", cause)
+	}
+	awaitDepth(t, b, "orders", 1)
+	awaitDepth(t, b, "failed.unrecoverable", 0)
+}
+
+func TestLimits(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	for name, cfg := range map[string]inboxamqp.Config{
+		"messages": {MessageLimit: 3},
+		"time":     {TimeLimit: 300 * time.Millisecond},
+		"memory":   {MemoryLimit: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cfg.Queue, cfg.Retry = name, quick
+			var got recorder
+			c := newConsumer(t, b.Dial, &got, cfg)
+			if err := c.Setup(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			for range 5 {
+				b.Publish(t, "", name, order())
+			}
+			start(t, c).await(t)
+			if n := len(got.messages()); cfg.MessageLimit > 0 && n != cfg.MessageLimit {
+				t.Errorf("%d messages processed", n)
+			}
+			awaitDepth(t, b, name, 5-len(got.messages()))
+		})
+	}
+}
+
+// While the database is down messages wait in their queue, uncounted, and nothing spins.
+func TestUnavailable(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	var down atomic.Bool
+	down.Store(true)
+	var got recorder
+	got.fail = func(*inbox.Message) error {
+		if down.Load() {
+			return inbox.Unavailable(errBroken)
+		}
+		return nil
+	}
+	r := consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick})
+	const n = 20
+	for range n {
+		b.Publish(t, "", "orders", order())
+	}
+	testenv.Eventually(t, patience, func() error {
+		if err := r.Ready(t.Context()); err == nil {
+			return errors.New("ready")
+		}
+		return nil
+	})
+	awaitDepth(t, b, "orders", n)
+	tried := got.await(t, 3)
+	if len(tried) > 2*n {
+		t.Errorf("%d deliveries while unavailable: a hot loop", len(tried))
+	}
+	down.Store(false)
+	ready(t, r)
+	got.distinct(t, n)
+	for _, m := range got.messages() {
+		if m.Attempt != 1 {
+			t.Errorf("attempt %d", m.Attempt)
+		}
+	}
+	r.stop(t)
+	awaitDepth(t, b, "orders", 0)
+}
+
+// The broker drops the connections while handlers run: what they settle afterwards is
+// dropped, the messages come again, and none is lost.
+func TestStaleSettle(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	started, release := make(chan struct{}, 10), make(chan struct{})
+	var got recorder
+	var first sync.Once
+	r := consume(t, b, processorFunc(func(ctx context.Context, m *inbox.Message) error {
+		blocked := false
+		first.Do(func() { blocked = true })
+		if blocked {
+			started <- struct{}{}
+			<-release
+		}
+		return got.Process(ctx, []*inbox.Message{m})[0]
+	}), inboxamqp.Config{Queue: "orders", Retry: quick, Concurrency: 2})
+	b.Publish(t, "", "orders", order())
+	<-started
+	b.CloseConnections(t)
+	// The new session delivers it again, to the other worker.
+	again := got.await(t, 1)[0]
+	if !again.Redelivered {
+		t.Errorf("message %+v", again)
+	}
+	more := []amqp.Publishing{order(), order(), order()}
+	for _, p := range more {
+		b.Publish(t, "", "orders", p)
+	}
+	got.distinct(t, 4)
+	close(release)
+	got.await(t, 5)
+	r.stop(t)
+	awaitDepth(t, b, "orders", 0)
+}
+
+func TestConnectionsClosed(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	var got recorder
+	got.fail = func(m *inbox.Message) error {
+		if m.Attempt < 2 {
+			return errBroken // so that copies are on their way, too
+		}
+		return nil
+	}
+	r := consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick})
+	const n = 150
+	for i := range n {
+		b.Publish(t, "", "orders", order())
+		if i%50 == 25 {
+			b.CloseConnections(t)
+		}
+	}
+	finished := func() error {
+		done := map[string]bool{}
+		for _, m := range got.messages() {
+			if m.Attempt >= 2 {
+				done[m.ID.String()] = true
+			}
+		}
+		if len(done) < n {
+			return fmt.Errorf("%d of %d messages processed", len(done), n)
+		}
+		return nil
+	}
+	testenv.Eventually(t, patience, finished)
+	awaitDepth(t, b, "orders", 0)
+	r.stop(t)
+	awaitDepth(t, b, "failed.default", 0)
+}
+
+func TestQueueDeleted(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	var got recorder
+	r := consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick})
+	if _, err := b.Channel(t).QueueDelete("orders", false, false, false); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patience, func() error {
+		if r.Ready(t.Context()) == nil {
+			return errors.New("ready without a queue")
+		}
+		return nil
+	})
+	if err := r.Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.Publish(t, "", "orders", order())
+	got.await(t, 1)
+}
+
+func TestBrokerRestarts(t *testing.T) {
+	t.Parallel()
+	server := testenv.Private(t, testenv.RabbitMQ)
+	var got recorder
+	var failed sync.Map
+	got.fail = func(m *inbox.Message) error {
+		if _, before := failed.LoadOrStore(m.ID, true); !before {
+			return errBroken
+		}
+		return nil
+	}
+	dial := func(context.Context) (*amqp.Connection, error) { return amqp.Dial(server.URL()) }
+	c := newConsumer(t, dial, &got, inboxamqp.Config{Queue: "orders", Retry: quick})
+	// It starts before its broker does.
+	if err := server.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, c)
+	if err := server.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ready(t, r)
+	b := amqptest.On(t, server.URL(), server.AdminURL())
+	b.URL = server.URL() // the default virtual host, where the queue is
+	const n = 60
+	for i := range n {
+		b.Publish(t, "", "orders", order())
+		switch i {
+		case 20:
+			if err := server.Restart(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		case 40:
+			if err := server.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			if err := server.Start(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	testenv.Eventually(t, 2*patience, func() error {
+		succeeded := map[string]bool{}
+		for _, m := range got.messages() {
+			if m.Attempt > 1 {
+				succeeded[m.ID.String()] = true
+			}
+		}
+		if len(succeeded) < n {
+			return fmt.Errorf("%d of %d messages processed", len(succeeded), n)
+		}
+		return nil
+	})
+	r.stop(t)
+	awaitDepth(t, b, "orders", 0)
+}

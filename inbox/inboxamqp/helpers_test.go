@@ -1,0 +1,178 @@
+package inboxamqp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
+
+const patience = 30 * time.Second
+
+// quick is a policy with three retries soon after one another.
+var quick = inbox.RetryPolicy{MaxRetries: 3, Delay: 100 * time.Millisecond, Multiplier: 2, MaxDelay: 500 * time.Millisecond}
+
+// processorFunc is a Processor of one function per message.
+type processorFunc func(ctx context.Context, m *inbox.Message) error
+
+func (f processorFunc) Process(ctx context.Context, msgs []*inbox.Message) []error {
+	results := make([]error, len(msgs))
+	for i, m := range msgs {
+		results[i] = f(ctx, m)
+	}
+	return results
+}
+
+// recorder keeps what arrived, in order.
+type recorder struct {
+	mu   sync.Mutex
+	seen []inbox.Message
+	fail func(m *inbox.Message) error // nil means success
+}
+
+func (r *recorder) Process(_ context.Context, msgs []*inbox.Message) []error {
+	results := make([]error, len(msgs))
+	for i, m := range msgs {
+		r.mu.Lock()
+		r.seen = append(r.seen, *m)
+		r.mu.Unlock()
+		if r.fail != nil {
+			results[i] = r.fail(m)
+		}
+	}
+	return results
+}
+
+func (r *recorder) messages() []inbox.Message {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return append([]inbox.Message(nil), r.seen...)
+}
+
+func (r *recorder) await(t *testing.T, n int) []inbox.Message {
+	t.Helper()
+	testenv.Eventually(t, patience, func() error {
+		if got := len(r.messages()); got < n {
+			return fmt.Errorf("%d of %d messages", got, n)
+		}
+		return nil
+	})
+	return r.messages()
+}
+
+// distinct waits until n different ids have arrived.
+func (r *recorder) distinct(t *testing.T, n int) {
+	t.Helper()
+	testenv.Eventually(t, patience, func() error {
+		got := map[uuid.UUID]bool{}
+		for _, m := range r.messages() {
+			got[m.ID] = true
+		}
+		if len(got) < n {
+			return fmt.Errorf("%d of %d messages", len(got), n)
+		}
+		return nil
+	})
+}
+
+type running struct {
+	*inboxamqp.Consumer
+	cancel context.CancelFunc
+	ended  chan error
+}
+
+// stop ends Run and returns when it has.
+func (r *running) stop(t *testing.T) {
+	t.Helper()
+	r.cancel()
+	r.await(t)
+}
+
+// await returns when Run has ended by itself.
+func (r *running) await(t *testing.T) {
+	t.Helper()
+	select {
+	case err := <-r.ended:
+		if err != nil {
+			t.Errorf("Run: %v", err)
+		}
+		close(r.ended)
+	case <-time.After(patience):
+		t.Fatal("Run does not return")
+	}
+}
+
+func newConsumer(t *testing.T, dial func(context.Context) (*amqp.Connection, error), p inbox.Processor, cfg inboxamqp.Config) *inboxamqp.Consumer {
+	t.Helper()
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	c, err := inboxamqp.NewConsumer(dial, p, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// start runs a consumer until the test ends.
+func start(t *testing.T, c *inboxamqp.Consumer) *running {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	r := &running{Consumer: c, cancel: cancel, ended: make(chan error, 1)}
+	go func() { r.ended <- c.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		<-r.ended
+	})
+	return r
+}
+
+// consume sets the topology up and starts a consumer.
+func consume(t *testing.T, b *amqptest.Broker, p inbox.Processor, cfg inboxamqp.Config) *running {
+	t.Helper()
+	c := newConsumer(t, b.Dial, p, cfg)
+	if err := c.Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, c)
+	ready(t, r)
+	return r
+}
+
+func ready(t *testing.T, r *running) {
+	t.Helper()
+	testenv.Eventually(t, patience, func() error { return r.Ready(t.Context()) })
+}
+
+// order is a message as our own publisher writes it.
+func order() amqp.Publishing {
+	return amqp.Publishing{
+		MessageId: ids.New().String(), Type: "order.placed", ContentType: "application/json",
+		DeliveryMode: amqp.Persistent, Timestamp: time.Unix(1_700_000_000, 0), Body: []byte(`{"n":1}`),
+	}
+}
+
+func awaitDepth(t *testing.T, b *amqptest.Broker, queue string, want int) {
+	t.Helper()
+	testenv.Eventually(t, patience, func() error {
+		if got := b.Depth(t, queue); got != want {
+			return fmt.Errorf("queue %s holds %d messages, want %d", queue, got, want)
+		}
+		return nil
+	})
+}
+
+var errBroken = errors.New("broken")

@@ -1,0 +1,125 @@
+package inboxamqp
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/amqpconn"
+	"github.com/holdfast-go/holdfast/internal/check"
+)
+
+// Finding is one thing that Check found amiss.
+type Finding = check.Finding
+
+// retryQueue is the name of the queue that holds messages of a queue for a delay.
+func retryQueue(queue string, delay time.Duration) string {
+	return queue + ".retry." + strconv.FormatInt(delay.Milliseconds(), 10)
+}
+
+// queueSpec is a queue the consumer needs.
+type queueSpec struct {
+	name string
+	args amqp.Table
+}
+
+// queues returns all queues the consumer needs, its own first.
+func (c *Consumer) queues() []queueSpec {
+	specs := []queueSpec{{c.cfg.Queue, amqp.Table{}}}
+	for _, delay := range c.cfg.Retry.Steps() {
+		args := amqp.Table{
+			"x-message-ttl":             delay.Milliseconds(),
+			"x-dead-letter-exchange":    "",
+			"x-dead-letter-routing-key": c.cfg.Queue,
+		}
+		if c.cfg.QueueType == Quorum {
+			// The message stays here until the queue it returns to has taken it.
+			args["x-dead-letter-strategy"] = "at-least-once"
+			args["x-overflow"] = "reject-publish"
+		}
+		specs = append(specs, queueSpec{retryQueue(c.cfg.Queue, delay), args})
+	}
+	for _, class := range allClasses(c.cfg.Classes) {
+		specs = append(specs, queueSpec{inbox.DeadLetterQueue(c.cfg.DeadLetterPrefix, class), amqp.Table{}})
+	}
+	return specs
+}
+
+// Setup declares what is missing of the queue, its retry queues and the dead-letter queues,
+// all durable and of Config.QueueType, and makes Config.Bindings. Queues that exist are
+// used as they are. The exchanges of the bindings must exist.
+func (c *Consumer) Setup(ctx context.Context) error {
+	err := amqpconn.Use(ctx, c.dial, c.cfg.CallTimeout, func(conn *amqpconn.Conn) error {
+		for _, spec := range c.queues() {
+			if err := c.declare(conn, spec); err != nil {
+				return fmt.Errorf("queue %q: %w", spec.name, err)
+			}
+		}
+		for _, b := range c.cfg.Bindings {
+			if err := conn.Try(func(ch *amqp.Channel) error {
+				return ch.QueueBind(c.cfg.Queue, b.Key, b.Exchange, false, nil)
+			}); err != nil {
+				return fmt.Errorf("binding to exchange %q by %q: %w", b.Exchange, b.Key, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("inboxamqp: setup: %w", err)
+	}
+	return nil
+}
+
+func (c *Consumer) declare(conn *amqpconn.Conn, spec queueSpec) error {
+	if exists, err := conn.QueueExists(spec.name); exists || err != nil {
+		return err
+	}
+	spec.args["x-queue-type"] = string(c.cfg.QueueType)
+	if c.cfg.QueueType == Quorum && conn.ServerMajor() >= 4 {
+		// RabbitMQ 4 drops a message that was returned 20 times. Older ones have no
+		// such limit, and do not know this value.
+		spec.args["x-delivery-limit"] = int32(-1)
+	}
+	return conn.Try(func(ch *amqp.Channel) error {
+		_, err := ch.QueueDeclare(spec.name, true, false, false, false, spec.args)
+		return err
+	})
+}
+
+// Check looks which of the queues and of the exchanges of the bindings are missing. The
+// error means that it could not look.
+func (c *Consumer) Check(ctx context.Context) ([]Finding, error) {
+	var findings []Finding
+	missing := func(what, name, mend string) {
+		findings = append(findings, Finding{Component: "inboxamqp", Problem: fmt.Sprintf("%s %q does not exist", what, name), Mend: mend})
+	}
+	err := amqpconn.Use(ctx, c.dial, c.cfg.CallTimeout, func(conn *amqpconn.Conn) error {
+		for _, spec := range c.queues() {
+			exists, err := conn.QueueExists(spec.name)
+			if err != nil {
+				return err
+			}
+			if !exists {
+				missing("queue", spec.name, "declare it, or call Consumer.Setup")
+			}
+		}
+		for _, b := range c.cfg.Bindings {
+			exists, err := conn.ExchangeExists(b.Exchange)
+			if err != nil {
+				return err
+			}
+			if !exists {
+				missing("exchange", b.Exchange, "declare it, for example by outboxamqp.Publisher.Setup")
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("inboxamqp: check: %w", err)
+	}
+	return findings, nil
+}

@@ -1,0 +1,146 @@
+package inboxamqp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/amqpconn"
+	"github.com/holdfast-go/holdfast/internal/runloop"
+)
+
+// keepPause is how long a message is held that could not be moved, before it is given
+// back: a missing retry queue must not make a hot loop.
+const keepPause = time.Second
+
+func (r *run) worker() {
+	for d := range r.jobs {
+		r.handle(d)
+	}
+}
+
+// handle processes one delivery and settles it.
+func (r *run) handle(d *delivery) {
+	defer d.leaveIt() // only if nothing below has settled it
+	if wait := waitHeader(d.raw, r.c.cfg.Retry.MaxAge); wait > 0 {
+		d.report(true)
+		r.delay(d, duplicate(d.raw), wait, deferred)
+		return
+	}
+	err := r.process(d)
+	failure := inbox.Classify(err)
+	d.report(!failure.Unavailable)
+	if err == nil {
+		d.acknowledge(acked)
+		return
+	}
+	now := time.Now()
+	decision := r.c.cfg.Retry.Next(d.msg, failure, now, rand.Float64())
+	r.log(d, failure, decision)
+	switch decision.Action {
+	case inbox.ActionRetry:
+		r.delay(d, retryCopy(d.raw, d.msg, decision.Counted, now), decision.Delay, retried)
+	case inbox.ActionDead:
+		letter := inbox.NewDeadLetter(d.msg, failure, r.c.cfg.Name, now)
+		r.move(d, r.deadLetterQueue(failure.Class), deadCopy(d.raw, letter), dead)
+	default:
+		d.giveBack()
+	}
+}
+
+// process runs the processor on a message that it can be given.
+func (r *run) process(d *delivery) (err error) {
+	if err := d.msg.Validate(); err != nil {
+		return err
+	}
+	if most := r.c.cfg.MaxBodyBytes; len(d.msg.Body) > most {
+		return inbox.Invalid(fmt.Errorf("inboxamqp: body of %d bytes, at most %d are allowed", len(d.msg.Body), most))
+	}
+	ctx, end := r.c.signals.span(r.work, d.msg)
+	defer func() {
+		if v := recover(); v != nil {
+			err = &inbox.PanicError{Value: v, Stack: debug.Stack()}
+		}
+		if err != nil && errors.Is(context.Cause(r.work), inbox.ErrDraining) {
+			err = fmt.Errorf("%w: %w", inbox.ErrDraining, err)
+		}
+		end(err)
+	}()
+	results := r.c.processor.Process(ctx, []*inbox.Message{d.msg})
+	if len(results) != 1 {
+		return fmt.Errorf("inboxamqp: the processor gave %d results for one message", len(results))
+	}
+	return results[0]
+}
+
+// delay moves a message to the retry queue that covers the delay, or the longest one.
+func (r *run) delay(d *delivery, copied amqp.Publishing, delay time.Duration, as outcome) {
+	step, rest := r.c.cfg.Retry.Cover(delay)
+	setWait(copied, rest)
+	r.move(d, retryQueue(r.c.cfg.Queue, step), copied, as)
+}
+
+// move publishes a copy to a queue and then acknowledges the original. Without the
+// broker's confirm the original stays: it is given back after a pause.
+func (r *run) move(d *delivery, queue string, copied amqp.Publishing, as outcome) {
+	if d.gone() {
+		d.leaveIt() // a copy would be a second one: the broker delivers the original again
+		return
+	}
+	// Not the handlers' context: a message that failed in the drain is still moved. The
+	// publisher bounds the wait.
+	ctx := context.WithoutCancel(r.work)
+	err := r.copies.Confirmed(ctx, amqpconn.Out{Key: queue, Message: copied})
+	if errors.Is(err, amqpconn.ErrInvalid) {
+		err = r.copies.Confirmed(ctx, amqpconn.Out{Key: queue, Message: withoutForeignHeaders(copied)})
+	}
+	if err == nil {
+		d.acknowledge(as)
+		return
+	}
+	r.c.cfg.Logger.Error("message not moved, it goes back to its queue", "message_id", d.msg.ID, "to", queue, "error", err)
+	_ = runloop.Sleep(r.stop, keepPause) // cut short by a stop
+	d.giveBack()
+}
+
+// withoutForeignHeaders makes room where the sender's headers fill the frame.
+func withoutForeignHeaders(p amqp.Publishing) amqp.Publishing {
+	headers := amqp.Table{}
+	for name, value := range p.Headers {
+		if strings.HasPrefix(name, ownPrefix) {
+			headers[name] = value
+		}
+	}
+	p.Headers = headers
+	return p
+}
+
+// deadLetterQueue is the queue of a class that has one, else that of the default class.
+func (r *run) deadLetterQueue(class string) string {
+	if !slices.Contains(allClasses(r.c.cfg.Classes), class) {
+		class = inbox.ClassDefault
+	}
+	return inbox.DeadLetterQueue(r.c.cfg.DeadLetterPrefix, class)
+}
+
+func (r *run) log(d *delivery, f inbox.Failure, decision inbox.Decision) {
+	attrs := []any{
+		"message_id", d.msg.ID, "name", d.msg.Name, "attempt", d.msg.Attempt,
+		"class", f.Class, "action", decision.Action.String(), "error", f.Err,
+	}
+	if decision.Action == inbox.ActionRetry {
+		attrs = append(attrs, "delay", decision.Delay)
+	}
+	if panicked, ok := errors.AsType[*inbox.PanicError](f.Err); ok {
+		attrs = append(attrs, "stack", string(panicked.Stack))
+	}
+	r.c.cfg.Logger.Warn("message not processed", attrs...)
+}
