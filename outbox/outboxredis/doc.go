@@ -1,0 +1,17 @@
+// Package outboxredis publishes outbox messages to Redis Streams.
+//
+// Every message is one XADD with the fields id, name, content-type, key,
+// created-at (RFC 3339), headers (a JSON object) and body. Consumers tell
+// duplicates by the field id, not by the id of the stream entry.
+//
+// [Publisher] gathers what arrives while a pipeline is on its way into the next
+// pipeline, so it is fast for many messages and prompt for one.
+//
+// # Guarantees and limits
+//
+// A message counts as published once Redis has answered its XADD. How durable
+// that is depends on the server: with appendfsync everysec a crash may lose the
+// last second, and a failover what was not replicated. With MaxLen Redis drops
+// the oldest entries, read or not. Entries of one ordering key keep their order,
+// since a relay sends the next one only after the answer to the one before.
+package outboxredis

@@ -1,0 +1,161 @@
+package outboxredis
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+// DefaultStream is the stream where none is configured.
+const DefaultStream = "outbox"
+
+// Config tunes a Publisher. The zero value works.
+type Config struct {
+	// Stream takes the messages whose route names no exchange. Default DefaultStream.
+	Stream string
+	// Router chooses the stream: Route.Exchange, or Stream where that is empty. Its headers are added to the message's;
+	// a routing key means nothing to Redis. Nil means outbox.Routes{}.
+	Router outbox.Router
+	// MaxLen is about how many entries a stream keeps (MAXLEN ~). 0 means all.
+	MaxLen int64
+	// Window is the most messages not answered yet; Publish waits for room. Default 1000.
+	Window int
+	// Timeout bounds one pipeline. Default 5 s.
+	Timeout time.Duration
+}
+
+// Publisher is an outbox.Publisher on Redis Streams. It is safe for concurrent use and needs no closing; a goroutine
+// runs only while messages are on their way. The client stays the caller's.
+type Publisher struct {
+	client redis.UniversalClient
+	cfg    Config
+	room   chan struct{} // one slot per message on its way
+
+	mu      sync.Mutex
+	queue   []item
+	sending bool
+}
+
+type item struct {
+	ctx  context.Context
+	args *redis.XAddArgs
+	done func(error)
+}
+
+// NewPublisher returns a Publisher that uses client.
+func NewPublisher(client redis.UniversalClient, cfg Config) (*Publisher, error) {
+	if cfg.Stream == "" {
+		cfg.Stream = DefaultStream
+	}
+	if cfg.Router == nil {
+		cfg.Router = outbox.Routes{}
+	}
+	if cfg.Window == 0 {
+		cfg.Window = 1000
+	}
+	if cfg.Timeout == 0 {
+		cfg.Timeout = 5 * time.Second
+	}
+	var errs []error
+	if client == nil {
+		errs = append(errs, errors.New("outboxredis: NewPublisher needs a client"))
+	}
+	if cfg.MaxLen < 0 {
+		errs = append(errs, fmt.Errorf("outboxredis: Config.MaxLen is %d, want 0 or more", cfg.MaxLen))
+	}
+	if cfg.Window < 0 {
+		errs = append(errs, fmt.Errorf("outboxredis: Config.Window is %d, want more than 0", cfg.Window))
+	}
+	if cfg.Timeout < 0 {
+		errs = append(errs, fmt.Errorf("outboxredis: Config.Timeout is %v, want more than 0", cfg.Timeout))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return &Publisher{client: client, cfg: cfg, room: make(chan struct{}, cfg.Window)}, nil
+}
+
+// Publish meets outbox.Publisher.
+func (p *Publisher) Publish(ctx context.Context, m outbox.Message, done func(error)) {
+	args, err := p.entry(m)
+	if err != nil {
+		done(&outbox.PublishError{Class: outbox.Permanent, Err: err})
+		return
+	}
+	select {
+	case p.room <- struct{}{}:
+	case <-ctx.Done():
+		done(&outbox.PublishError{Class: outbox.Unavailable, Err: ctx.Err()})
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.queue = append(p.queue, item{ctx, args, done})
+	if !p.sending {
+		p.sending = true
+		go p.send()
+	}
+}
+
+func (p *Publisher) entry(m outbox.Message) (*redis.XAddArgs, error) {
+	route := p.cfg.Router.Route(m)
+	stream := p.cfg.Stream
+	if route.Exchange != "" {
+		stream = route.Exchange
+	}
+	headers := make(map[string]string, len(m.Headers)+len(route.Headers))
+	maps.Copy(headers, m.Headers)
+	maps.Copy(headers, route.Headers)
+	text, err := json.Marshal(headers)
+	if err != nil {
+		return nil, fmt.Errorf("encode headers: %w", err)
+	}
+	return &redis.XAddArgs{Stream: stream, MaxLen: p.cfg.MaxLen, Approx: p.cfg.MaxLen > 0, Values: []any{
+		"id", m.ID.String(), "name", m.Name, "content-type", m.ContentType, "key", m.Key,
+		"created-at", m.CreatedAt.UTC().Format(time.RFC3339Nano), "headers", text, "body", m.Body,
+	}}, nil
+}
+
+// send works until the queue is empty.
+func (p *Publisher) send() {
+	for {
+		p.mu.Lock()
+		items := p.queue
+		p.queue = nil
+		p.sending = len(items) > 0
+		p.mu.Unlock()
+		if len(items) == 0 {
+			return
+		}
+		p.sendPipeline(items)
+	}
+}
+
+func (p *Publisher) sendPipeline(items []item) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(items[0].ctx), p.cfg.Timeout)
+	defer cancel()
+	pipe := p.client.Pipeline()
+	answers := make([]*redis.StringCmd, len(items))
+	for i, it := range items {
+		if it.ctx.Err() == nil {
+			answers[i] = pipe.XAdd(ctx, it.args)
+		}
+	}
+	_, _ = pipe.Exec(ctx) // every answer has its own error
+	for i, it := range items {
+		<-p.room
+		if answers[i] == nil {
+			it.done(&outbox.PublishError{Class: outbox.Unavailable, Err: it.ctx.Err()})
+			continue
+		}
+		it.done(classify(answers[i].Err()))
+	}
+}

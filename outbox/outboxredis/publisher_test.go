@@ -1,0 +1,168 @@
+package outboxredis_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxredis"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest/conformance"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
+
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	redistest.New(t) // skips before there are subtests
+	conformance.TestPublisher(t, conformance.PublisherBackend{Open: func(t *testing.T) conformance.PublisherCase {
+		url := redistest.URL(t)
+		proxy := testenv.NewProxy(t, url)
+		direct := redistest.Client(t, url)
+		if err := direct.Set(t.Context(), "not-a-stream", "1", 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		lost := outbox.Message{ID: uuid.Must(uuid.NewV7()), Name: "lost", Body: []byte("1"), Route: outbox.Route{Exchange: "not-a-stream"}}
+		p := newPublisher(t, redistest.Client(t, proxy.URL()), outboxredis.Config{})
+		return conformance.PublisherCase{
+			Publisher: p,
+			Received: func(ctx context.Context) ([]outbox.Message, error) {
+				return received(ctx, direct, outboxredis.DefaultStream)
+			},
+			Unroutable: lost,
+			Break:      proxy.Cut,
+			Mend:       proxy.Heal,
+		}
+	}})
+}
+
+func newPublisher(t *testing.T, client redis.UniversalClient, cfg outboxredis.Config) *outboxredis.Publisher {
+	t.Helper()
+	p, err := outboxredis.NewPublisher(client, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func received(ctx context.Context, client *redis.Client, stream string) ([]outbox.Message, error) {
+	entries, err := client.XRange(ctx, stream, "-", "+").Result()
+	if err != nil {
+		return nil, err
+	}
+	var msgs []outbox.Message
+	for _, e := range entries {
+		field := func(name string) string { s, _ := e.Values[name].(string); return s }
+		m := outbox.Message{Name: field("name"), ContentType: field("content-type"), Key: field("key"), Body: []byte(field("body"))}
+		var err error
+		if m.ID, err = uuid.Parse(field("id")); err != nil {
+			return nil, err
+		}
+		if err := json.Unmarshal([]byte(field("headers")), &m.Headers); err != nil {
+			return nil, err
+		}
+		msgs = append(msgs, m)
+	}
+	return msgs, nil
+}
+
+// publish returns the outcome of one message.
+func publish(t *testing.T, p *outboxredis.Publisher, m outbox.Message) error {
+	t.Helper()
+	outcome := make(chan error, 1)
+	p.Publish(t.Context(), m, func(err error) { outcome <- err })
+	return <-outcome
+}
+
+func TestRouteChoosesTheStream(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	p := newPublisher(t, client, outboxredis.Config{Stream: "shop", Router: outbox.Routes{
+		ByName: map[string]outbox.Route{"audit.done": {Exchange: "audit", Headers: map[string]string{"h": "v"}}},
+	}})
+	for _, name := range []string{"order.placed", "audit.done"} {
+		m, err := outbox.New(name, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := publish(t, p, m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for stream, name := range map[string]string{"shop": "order.placed", "audit": "audit.done"} {
+		got, err := received(t.Context(), client, stream)
+		if err != nil || len(got) != 1 || got[0].Name != name {
+			t.Errorf("stream %s holds %+v, %v", stream, got, err)
+		}
+		if stream == "audit" && got[0].Headers["h"] != "v" {
+			t.Errorf("headers %v", got[0].Headers)
+		}
+	}
+}
+
+func TestMaxLen(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	p := newPublisher(t, client, outboxredis.Config{MaxLen: 10})
+	outcomes := make(chan error, 1000)
+	for range 1000 {
+		p.Publish(t.Context(), outbox.Message{Name: "a"}, func(err error) { outcomes <- err })
+	}
+	for range 1000 {
+		if err := <-outcomes; err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := client.XLen(t.Context(), outboxredis.DefaultStream).Val(); n < 10 || n > 300 {
+		t.Errorf("%d entries are kept", n) // whole nodes of about 100 entries are dropped
+	}
+}
+
+func TestOutOfMemoryIsBlocked(t *testing.T) {
+	t.Parallel()
+	server := testenv.Private(t, testenv.Redis, "--maxmemory", "1mb", "--maxmemory-policy", "noeviction")
+	client := redistest.Client(t, server.URL())
+	p := newPublisher(t, client, outboxredis.Config{})
+	err := publish(t, p, outbox.Message{Name: "a", Body: []byte(strings.Repeat("x", 2<<20))})
+	if err == nil {
+		err = publish(t, p, outbox.Message{Name: "a"})
+	}
+	if outbox.ClassOf(err) != outbox.Blocked {
+		t.Errorf("answered with %v", err)
+	}
+}
+
+func TestCheckAndReady(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	p := newPublisher(t, client, outboxredis.Config{Stream: "s"})
+	if err := p.Ready(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if findings, err := p.Check(t.Context()); err != nil || len(findings) != 0 {
+		t.Errorf("%v, %v", findings, err)
+	}
+	if err := client.Set(t.Context(), "s", "1", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if findings, err := p.Check(t.Context()); err != nil || len(findings) != 1 {
+		t.Errorf("%v, %v", findings, err)
+	}
+}
+
+func TestNewPublisherRefuses(t *testing.T) {
+	t.Parallel()
+	_, err := outboxredis.NewPublisher(nil, outboxredis.Config{MaxLen: -1, Window: -1, Timeout: -1})
+	var joined interface{ Unwrap() []error }
+	if !errors.As(err, &joined) || len(joined.Unwrap()) != 4 {
+		t.Errorf("refused with %v", err)
+	}
+}
