@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/check"
 )
 
 // Algorithm says how a Limit counts.
@@ -187,3 +189,7 @@ func Normalize(charges []Charge) ([]Charge, error) {
 	}
 	return out, nil
 }
+
+// Finding is what the adapters' Check methods return: something that is missing
+// or mis-set on the server, and how to mend it.
+type Finding = check.Finding

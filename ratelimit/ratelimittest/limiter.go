@@ -1,0 +1,115 @@
+// Package ratelimittest is a scripted stand-in for a rate limiter, for unit tests
+// of code that asks one. For the real behaviour without a server use
+// ratelimit.Memory.
+package ratelimittest
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/ratelimit"
+)
+
+// Limiter is a ratelimit.Reserver that answers by script and records what it was
+// asked. The zero value allows everything. It is safe for concurrent use.
+type Limiter struct {
+	mu       sync.Mutex
+	script   []answer
+	charged  [][]ratelimit.Charge
+	refunded [][]ratelimit.Charge
+}
+
+type answer struct {
+	decision ratelimit.Decision
+	err      error
+}
+
+// New returns a Limiter that allows everything until told otherwise.
+func New() *Limiter { return &Limiter{} }
+
+// Next adds an answer to the script. Answers are used up in order, one per call
+// of Allow or Reserve; beyond the last one everything is allowed.
+func (l *Limiter) Next(d ratelimit.Decision, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.script = append(l.script, answer{d, err})
+}
+
+// Deny scripts a denial by the named limit.
+func (l *Limiter) Deny(limit string, retryAfter time.Duration) {
+	l.Next(ratelimit.Decision{Denied: limit, RetryAfter: retryAfter}, nil)
+}
+
+// Fail scripts an error, such as ratelimit.ErrUnavailable.
+func (l *Limiter) Fail(err error) { l.Next(ratelimit.Decision{}, err) }
+
+// Allow implements ratelimit.Limiter.
+func (l *Limiter) Allow(ctx context.Context, charges ...ratelimit.Charge) (ratelimit.Decision, error) {
+	if err := ctx.Err(); err != nil {
+		return ratelimit.Decision{}, err
+	}
+	charges, err := ratelimit.Normalize(charges)
+	if err != nil {
+		return ratelimit.Decision{}, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	d := ratelimit.Decision{Allowed: true}
+	if len(l.script) > 0 {
+		d, err = l.script[0].decision, l.script[0].err
+		l.script = l.script[1:]
+	}
+	if err != nil || !d.Allowed {
+		return d, err
+	}
+	d.At = time.Now()
+	for i := range charges {
+		charges[i].At = d.At
+	}
+	d.Charges = charges
+	l.charged = append(l.charged, slices.Clone(charges))
+	return d, nil
+}
+
+// Reserve implements ratelimit.Reserver.
+func (l *Limiter) Reserve(ctx context.Context, within time.Duration, charges ...ratelimit.Charge) (ratelimit.Decision, error) {
+	normal, err := ratelimit.Normalize(charges)
+	if err != nil {
+		return ratelimit.Decision{}, err
+	}
+	if err := ratelimit.CheckReserve(within, normal); err != nil {
+		return ratelimit.Decision{}, err
+	}
+	return l.Allow(ctx, charges...)
+}
+
+// Refund implements ratelimit.Limiter.
+func (l *Limiter) Refund(ctx context.Context, charges ...ratelimit.Charge) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	charges, err := ratelimit.Normalize(charges)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.refunded = append(l.refunded, charges)
+	return nil
+}
+
+// Charged returns the charges of every decision that allowed them, in order.
+func (l *Limiter) Charged() [][]ratelimit.Charge {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.charged)
+}
+
+// Refunded returns the charges that were given back, in order.
+func (l *Limiter) Refunded() [][]ratelimit.Charge {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.refunded)
+}
