@@ -1,0 +1,124 @@
+package inboxredis
+
+import (
+	"context"
+	"crypto/rand"
+	_ "embed"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/inbox"
+)
+
+// settleTimeout bounds the commands that end a claim; a context that has ended does not stop them.
+const settleTimeout = 5 * time.Second
+
+var (
+	//go:embed claim.lua
+	claimLua string
+	//go:embed extend.lua
+	extendLua string
+	//go:embed done.lua
+	doneLua string
+	//go:embed release.lua
+	releaseLua string
+
+	claimScript   = redis.NewScript(claimLua)
+	extendScript  = redis.NewScript(extendLua)
+	doneScript    = redis.NewScript(doneLua)
+	releaseScript = redis.NewScript(releaseLua)
+)
+
+// state is what take found.
+type state int
+
+const (
+	stateClaimed state = iota // by this claim
+	stateTaken                // by another one
+	stateDone
+)
+
+// claim is one delivery's hold on a message.
+type claim struct {
+	p     *Processor
+	m     *inbox.Message
+	keys  []string
+	value string // while processing
+	mark  string // when done
+}
+
+func newClaim(p *Processor, m *inbox.Message) *claim {
+	token := rand.Text()
+	return &claim{p: p, m: m, keys: []string{p.prefix + m.ID.String()}, value: "processing:" + token, mark: "done:" + token}
+}
+
+func (c *claim) take(ctx context.Context) (state, error) {
+	n, err := claimScript.Run(ctx, c.p.client, c.keys, c.value, c.p.cfg.Lease.Milliseconds()).Int64()
+	switch {
+	case err != nil:
+		return 0, fmt.Errorf("inboxredis: claim message: %w", err)
+	case n == 0:
+		return stateClaimed, nil
+	case n < 0:
+		return stateDone, nil
+	default:
+		return stateTaken, nil
+	}
+}
+
+// keep prolongs the claim three times per lease until stop is called, which waits for it.
+func (c *claim) keep(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		ticker := time.NewTicker(c.p.cfg.Lease / 3)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ticker.C:
+				c.extend(ctx)
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	return sync.OnceFunc(func() {
+		cancel()
+		wg.Wait()
+	})
+}
+
+func (c *claim) extend(ctx context.Context) {
+	attempt, cancel := context.WithTimeout(ctx, c.p.cfg.Lease/3)
+	defer cancel()
+	held, err := extendScript.Run(attempt, c.p.client, c.keys, c.value, c.p.cfg.Lease.Milliseconds()).Bool()
+	if ctx.Err() == nil && (err != nil || !held) {
+		c.warn(ctx, "inbox: claim of a message not prolonged", err)
+	}
+}
+
+// done marks the message as processed. Its effect has been taken, so a failure is only logged.
+func (c *claim) done(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
+	defer cancel()
+	held, err := doneScript.Run(ctx, c.p.client, c.keys, c.value, c.mark, c.p.cfg.TTL.Milliseconds()).Bool()
+	if err != nil || !held {
+		c.warn(ctx, "inbox: message processed without a claim to the end: a copy may take effect, too", err)
+	}
+}
+
+// release lets a retry claim the message. If that fails the lease runs out.
+func (c *claim) release(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
+	defer cancel()
+	if err := releaseScript.Run(ctx, c.p.client, c.keys, c.value).Err(); err != nil {
+		c.warn(ctx, "inbox: claim of a failed message not released", err)
+	}
+}
+
+func (c *claim) warn(ctx context.Context, text string, err error) {
+	c.p.cfg.Logger.WarnContext(ctx, text, "id", c.m.ID, "name", c.m.Name, "error", err)
+}
