@@ -1,0 +1,273 @@
+package outboxpgx_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest"
+)
+
+// keyed makes messages 0 to n-1 of each key, mixed over the keys.
+func keyed(keys, n int) []outbox.Message {
+	var msgs []outbox.Message
+	for i := range n {
+		for k := range keys {
+			msgs = append(msgs, outbox.Message{Name: "order.placed", Key: "key-" + strconv.Itoa(k), Body: []byte(strconv.Itoa(i))})
+		}
+	}
+	return msgs
+}
+
+// checkLedger looks at what arrived: everything, and the first arrivals of each key in order.
+func checkLedger(t *testing.T, received []outbox.Message, keys, n int) (duplicates int) {
+	t.Helper()
+	next := map[string]int{}
+	for _, m := range received {
+		i, err := strconv.Atoi(string(m.Body))
+		must(t, err)
+		switch {
+		case i == next[m.Key]:
+			next[m.Key]++
+		case i < next[m.Key]:
+			duplicates++
+		default:
+			t.Fatalf("%s: %d arrived, want %d first", m.Key, i, next[m.Key])
+		}
+	}
+	if len(next) != keys {
+		t.Errorf("%d of %d keys arrived", len(next), keys)
+	}
+	for key, got := range next {
+		if got != n {
+			t.Errorf("%s: %d of %d arrived", key, got, n)
+		}
+	}
+	return duplicates
+}
+
+func (f *fixture) untilEmpty(t *testing.T, patience time.Duration) {
+	t.Helper()
+	testenv.Eventually(t, patience, func() error {
+		stats, err := f.source.Stats(t.Context())
+		if err == nil && (stats.Ready > 0 || stats.Parked > 0) {
+			err = fmt.Errorf("%+v left", stats)
+		}
+		return err
+	})
+}
+
+// run starts relays, and stop ends them.
+func run(t *testing.T, relays ...*outbox.Relay) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for _, r := range relays {
+		wg.Go(func() {
+			if err := r.Run(ctx); err != nil {
+				t.Errorf("Run: %v", err)
+			}
+		})
+	}
+	return func() { cancel(); wg.Wait() }
+}
+
+func TestFourRelaysWithFailures(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.SourceConfig{})
+	publisher := outboxtest.NewPublisher()
+	publisher.Latency(time.Millisecond)
+	publisher.Respond(func(outbox.Message) error {
+		switch n := rand.IntN(1000); {
+		case n < 20:
+			return errors.New("some fault")
+		case n < 23:
+			return &outbox.PublishError{Class: outbox.Unavailable}
+		}
+		return nil
+	})
+	cfg := outbox.RelayConfig{
+		BatchSize: 200, MaxAttempts: 100, RetryDelay: 10 * time.Millisecond, MaxRetryDelay: 50 * time.Millisecond,
+		PollInterval: 20 * time.Millisecond, PauseDelay: 5 * time.Millisecond, MaxPauseDelay: 20 * time.Millisecond,
+	}
+	var relays []*outbox.Relay
+	for range 4 {
+		relays = append(relays, f.relay(t, publisher, cfg))
+	}
+	const keys, n = 100, 50
+	stop := run(t, relays...)
+	defer stop()
+	msgs := keyed(keys, n)
+	for chunk := 0; chunk < len(msgs); chunk += 100 {
+		f.write(t, msgs[chunk:chunk+100]...)
+	}
+	f.untilEmpty(t, time.Minute)
+	stop()
+	if duplicates := checkLedger(t, publisher.Received(), keys, n); duplicates > 0 {
+		t.Errorf("%d duplicates without a crash", duplicates)
+	}
+}
+
+func TestLateCommitIsFound(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.SourceConfig{})
+	publisher := outboxtest.NewPublisher()
+	relay := f.relay(t, publisher, outbox.RelayConfig{})
+	late, err := f.pool.Begin(t.Context())
+	must(t, err)
+	defer late.Rollback(context.WithoutCancel(t.Context()))
+	must(t, f.writer.Write(t.Context(), late, outbox.Message{Name: "late", Key: "k", Body: []byte("1")}))
+	f.write(t, outbox.Message{Name: "early", Key: "k", Body: []byte("2")})
+	drain(t, relay, 1)
+	must(t, late.Commit(t.Context()))
+	drain(t, relay, 1)
+	if got := publisher.Received(); len(got) != 2 || got[1].Name != "late" {
+		t.Errorf("received %+v", got)
+	}
+}
+
+func drain(t *testing.T, r *outbox.Relay, want int) {
+	t.Helper()
+	report, err := r.Drain(t.Context(), outbox.Bounds{})
+	must(t, err)
+	if report.Published != want {
+		t.Errorf("published %d, want %d", report.Published, want)
+	}
+}
+
+func TestKilledBetweenPublishAndSettle(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.SourceConfig{LanesPerClaim: outbox.Lanes})
+	f.write(t, keyed(5, 10)...)
+	publisher := outboxtest.NewPublisher()
+	// A relay that publishes a part of what it claimed and is gone.
+	batch, err := f.source.Claim(t.Context(), outbox.ClaimRequest{Limit: 500, Lease: 500 * time.Millisecond})
+	must(t, err)
+	if len(batch.Messages) == 0 {
+		t.Fatal("nothing claimed")
+	}
+	for _, m := range batch.Messages[:len(batch.Messages)/2] {
+		publisher.Publish(t.Context(), m, func(error) {})
+	}
+	stop := run(t, f.relay(t, publisher, outbox.RelayConfig{PollInterval: 20 * time.Millisecond}))
+	defer stop()
+	f.untilEmpty(t, 20*time.Second)
+	stop()
+	if got := checkLedger(t, publisher.Received(), 5, 10); got != len(batch.Messages)/2 {
+		t.Errorf("%d duplicates, want those published before the crash: %d", got, len(batch.Messages)/2)
+	}
+	if stale, err := f.source.Settle(t.Context(), batch, nil); err != nil || len(stale) != len(batch.Leases) {
+		t.Errorf("the relay that came back: %d of %d leases stale, %v", len(stale), len(batch.Leases), err)
+	}
+}
+
+func TestWakeAfterCommit(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.SourceConfig{})
+	publisher := outboxtest.NewPublisher()
+	relay := f.relay(t, publisher, outbox.RelayConfig{PollInterval: time.Hour})
+	writer, err := outboxpgx.NewWriter(outboxpgx.WriterConfig{OnCommit: relay.Wake})
+	must(t, err)
+	defer run(t, relay)()
+	for n := 1; n <= 3; n++ {
+		must(t, f.manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+			return writer.Write(ctx, tx, outbox.Message{Name: "a", Body: []byte("1")})
+		}))
+		testenv.Eventually(t, 10*time.Second, func() error {
+			if got := len(publisher.Received()); got != n {
+				return fmt.Errorf("%d of %d received", got, n)
+			}
+			return nil
+		})
+	}
+}
+
+func TestPostgresRestart(t *testing.T) {
+	t.Parallel()
+	server := testenv.Private(t, testenv.Postgres)
+	f := setupOn(t, pgtest.Pool(t, server.URL(), 10), outboxpgx.SourceConfig{})
+	publisher := outboxtest.NewPublisher()
+	publisher.Latency(5 * time.Millisecond)
+	relay := f.relay(t, publisher, outbox.RelayConfig{
+		BatchSize: 100, PollInterval: 50 * time.Millisecond, StoreTimeout: time.Second, ShutdownTimeout: 5 * time.Second, PublishTimeout: time.Second, LeaseTTL: 3 * time.Second, MaxPauseDelay: 500 * time.Millisecond,
+	})
+	const keys, n = 50, 60
+	f.write(t, keyed(keys, n)...)
+	stop := run(t, relay)
+	defer stop()
+	for _, fault := range []func() error{
+		func() error { return server.Restart(t.Context()) },
+		func() error { return errors.Join(server.Kill(), server.Start(t.Context())) },
+	} {
+		before := len(publisher.Received())
+		testenv.Eventually(t, 30*time.Second, func() error {
+			if got := len(publisher.Received()); got < before+300 {
+				return fmt.Errorf("%d received", got)
+			}
+			return nil
+		})
+		must(t, fault())
+	}
+	f.untilEmpty(t, time.Minute)
+	stop()
+	duplicates := checkLedger(t, publisher.Received(), keys, n)
+	t.Logf("%d duplicates over two crashes", duplicates)
+}
+
+func TestQueriesUseTheirIndexes(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.SourceConfig{Retention: time.Hour})
+	// The worst case for statistics: analysed while empty, then filled; published rows are the most.
+	_, err := f.pool.Exec(t.Context(), `ANALYZE holdfast_outbox`)
+	must(t, err)
+	_, err = f.pool.Exec(t.Context(), `
+		INSERT INTO holdfast_outbox (id, lane, name, body, content_type, ordering_key, published_at, due_at)
+		SELECT gen_random_uuid(), n % 16, 'a', '1', 'application/json', 'k' || n % 1000,
+		       CASE WHEN n % 10 < 8 THEN now() END, CASE WHEN n % 10 = 9 THEN now() + interval '1 hour' END
+		FROM generate_series(1, 50000) n`)
+	must(t, err)
+	for name, args := range map[string][]any{
+		"promote":   {},
+		"lease":     {"0195e7f0-0000-7000-8000-000000000000", 1000000, 4, []string{}},
+		"read":      {"0195e7f0-0000-7000-8000-000000000000", 500, []string{}, 32 << 20},
+		"published": {[]string{"0195e7f0-0000-7000-8000-000000000000"}, []int16{1}},
+		"prune":     {int64(1), 1000},
+	} {
+		plan := f.explain(t, outboxpgx.Statement(name), args)
+		if strings.Contains(plan, "Seq Scan on holdfast_outbox ") || strings.Contains(plan, "Seq Scan on holdfast_outbox o") {
+			t.Errorf("%s reads the whole table:\n%s", name, plan)
+		}
+	}
+	begin := time.Now()
+	batch, err := f.source.Claim(t.Context(), outbox.ClaimRequest{Limit: 500, Lease: time.Minute})
+	must(t, err)
+	if took := time.Since(begin); took > time.Second {
+		t.Errorf("a claim of %d took %v", len(batch.Messages), took)
+	}
+}
+
+// explain returns the plan of a statement under the settings of a relay's transaction.
+func (f *fixture) explain(t *testing.T, sql string, args []any) string {
+	t.Helper()
+	tx, err := f.pool.Begin(t.Context())
+	must(t, err)
+	defer tx.Rollback(context.WithoutCancel(t.Context()))
+	_, err = tx.Exec(t.Context(), outboxpgx.Statement("plan"))
+	must(t, err)
+	rows, _ := tx.Query(t.Context(), "EXPLAIN "+sql, args...)
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	must(t, err)
+	return strings.Join(lines, "\n")
+}
