@@ -1,0 +1,121 @@
+package idempotencypgx_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencytest/conformance"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/txretry"
+)
+
+// databases gives each subtest the same tables: keys are random.
+func databases(t *testing.T) conformance.RecordsBackend {
+	pool := newPool(t)
+	if _, err := pool.Exec(t.Context(), `CREATE TABLE effects (name text NOT NULL)`); err != nil {
+		t.Fatal(err)
+	}
+	return conformance.RecordsBackend{New: func(t *testing.T) conformance.Database {
+		manager, err := txretry.New(pool, txretry.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return conformance.Database{
+			Transactor: manager,
+			Records:    newRecords(t, pool),
+			Add: func(ctx context.Context, tx pgx.Tx, name string) error {
+				_, err := tx.Exec(ctx, `INSERT INTO effects VALUES ($1)`, name)
+				return err
+			},
+			Count: func(t *testing.T, name string) (n int) {
+				if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM effects WHERE name = $1`, name).Scan(&n); err != nil {
+					t.Error(err)
+				}
+				return n
+			},
+		}
+	}}
+}
+
+func newRecords(t *testing.T, pool *pgxpool.Pool) *idempotencypgx.Table {
+	t.Helper()
+	records, err := idempotencypgx.NewRecords(pool, idempotencypgx.RecordsConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return records
+}
+
+func TestRecords(t *testing.T) {
+	t.Parallel()
+	conformance.TestRecords(t, databases(t))
+}
+
+func TestRunner(t *testing.T) {
+	t.Parallel()
+	conformance.TestRunner(t, databases(t))
+}
+
+// A SELECT would find nothing while the other transaction is committing.
+func TestResolveWaitsForAnOpenTransaction(t *testing.T) {
+	t.Parallel()
+	for name, commit := range map[string]bool{"commits": true, "rolls back": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t)
+			records := newRecords(t, pool)
+			rec := idempotencypgx.Record{Key: idempotency.NewKey(), Token: "t", Response: idempotency.Response{Status: 200}}
+			tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.Serializable})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = tx.Rollback(context.Background()) }()
+			if err := records.Insert(t.Context(), tx, rec); err != nil { // a raw tx: inserted at once
+				t.Fatal(err)
+			}
+
+			type answer struct {
+				found bool
+				err   error
+			}
+			resolved := make(chan answer, 1)
+			go func() {
+				_, found, err := records.Resolve(t.Context(), rec.Key)
+				resolved <- answer{found, err}
+			}()
+			testenv.Eventually(t, 10*time.Second, func() error { return waiting(t, pool) })
+			select {
+			case a := <-resolved:
+				t.Fatalf("Resolve did not wait: %+v", a)
+			default:
+			}
+			if commit {
+				err = tx.Commit(t.Context())
+			} else {
+				err = tx.Rollback(t.Context())
+			}
+			if a := <-resolved; err != nil || a.err != nil || a.found != commit {
+				t.Errorf("Resolve = %+v (end of transaction: %v); want found %v", a, err, commit)
+			}
+		})
+	}
+}
+
+// waiting returns nil when a backend waits for a transaction of this schema's table.
+func waiting(t *testing.T, pool *pgxpool.Pool) error {
+	var n int
+	err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks w JOIN pg_locks r USING (pid)
+		WHERE NOT w.granted AND w.locktype = 'transactionid'
+		AND r.relation = to_regclass('holdfast_idempotency')`).Scan(&n)
+	if err == nil && n == 0 {
+		err = errors.New("nobody waits")
+	}
+	return err
+}

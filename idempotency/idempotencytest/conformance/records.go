@@ -1,0 +1,160 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	"github.com/holdfast-go/holdfast/txretry"
+)
+
+// Database is a business database with a table of records in it.
+type Database struct {
+	Transactor txretry.Transactor
+	Records    idempotencypgx.Records
+	// Add stores one more effect under name, in the transaction.
+	Add func(ctx context.Context, tx pgx.Tx, name string) error
+	// Count returns the number of committed effects under name.
+	Count func(t *testing.T, name string) int
+}
+
+// RecordsBackend makes the databases under test.
+type RecordsBackend struct {
+	// New returns a database without records and effects.
+	New func(t *testing.T) Database
+	// Bubble runs each test in a testing/synctest bubble.
+	Bubble bool
+}
+
+func (b RecordsBackend) run(t *testing.T, name string, fn func(t *testing.T, db Database)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) {
+		t.Parallel()
+		inBubble(t, b.Bubble, func(t *testing.T) { fn(t, b.New(t)) })
+	})
+}
+
+// TestRecords tests an idempotencypgx.Records.
+func TestRecords(t *testing.T, b RecordsBackend) {
+	b.run(t, "a committed record is found", testRecordFound)
+	b.run(t, "a record is rolled back with its transaction", testRecordRolledBack)
+	b.run(t, "a second record stops its transaction", testSecondRecord)
+	b.run(t, "resolving leaves nothing behind", testResolve)
+	b.run(t, "many rivals, one record", testRecordRivals)
+}
+
+func newRecord() idempotencypgx.Record {
+	c := newClaim()
+	return idempotencypgx.Record{
+		Key: c.Key, Token: c.Token, Fingerprint: c.Fingerprint,
+		Response: idempotency.Response{
+			Status: 201, Header: http.Header{"Location": {"/a", "/b"}}, Body: []byte("\x00\xff{}"),
+		},
+	}
+}
+
+// insert commits rec together with an effect under its key.
+func (db Database) insert(rec idempotencypgx.Record) error {
+	return db.Transactor.Do(background, func(ctx context.Context, tx pgx.Tx) error {
+		if err := db.Add(ctx, tx, string(rec.Key)); err != nil {
+			return err
+		}
+		return db.Records.Insert(ctx, tx, rec)
+	})
+}
+
+func (db Database) find(t *testing.T, rec idempotencypgx.Record) (lookup, resolve bool) {
+	t.Helper()
+	for _, ask := range []struct {
+		found *bool
+		fn    func(context.Context, idempotency.Key) (idempotencypgx.Record, bool, error)
+	}{{&lookup, db.Records.Lookup}, {&resolve, db.Records.Resolve}} {
+		got, found, err := ask.fn(t.Context(), rec.Key)
+		must(t, "find record", err)
+		if *ask.found = found; !found {
+			continue
+		}
+		if got.Key != rec.Key || got.Token != rec.Token || got.Fingerprint != rec.Fingerprint {
+			t.Errorf("record = %+v, want %+v", got, rec)
+		}
+		sameResponse(t, got.Response, rec.Response)
+	}
+	return lookup, resolve
+}
+
+func testRecordFound(t *testing.T, db Database) {
+	for _, resp := range []idempotency.Response{newRecord().Response, {}} { // kept, and a tombstone
+		rec := newRecord()
+		rec.Response = resp
+		must(t, "insert", db.insert(rec))
+		if lookup, resolve := db.find(t, rec); !lookup || !resolve {
+			t.Errorf("Lookup found it: %v, Resolve: %v", lookup, resolve)
+		}
+	}
+}
+
+func testRecordRolledBack(t *testing.T, db Database) {
+	rec, boom := newRecord(), errors.New("boom")
+	err := db.Transactor.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+		return errors.Join(boom, db.Records.Insert(ctx, tx, rec))
+	})
+	if !errors.Is(err, boom) {
+		t.Fatalf("Do = %v", err)
+	}
+	if lookup, resolve := db.find(t, rec); lookup || resolve {
+		t.Errorf("found a record that was rolled back: %v, %v", lookup, resolve)
+	}
+	must(t, "insert", db.insert(rec))
+}
+
+func testSecondRecord(t *testing.T, db Database) {
+	first := newRecord()
+	must(t, "insert", db.insert(first))
+	second := newRecord()
+	second.Key = first.Key
+	if err := db.insert(second); err == nil {
+		t.Error("a second record of the key was committed")
+	}
+	if n := db.Count(t, string(first.Key)); n != 1 {
+		t.Errorf("%d effects, want 1", n)
+	}
+	if lookup, _ := db.find(t, first); !lookup {
+		t.Error("the first record is gone")
+	}
+}
+
+func testResolve(t *testing.T, db Database) {
+	rec := newRecord()
+	for range 2 {
+		if lookup, resolve := db.find(t, rec); lookup || resolve {
+			t.Fatalf("found a record that nobody made: %v, %v", lookup, resolve)
+		}
+	}
+	must(t, "insert", db.insert(rec))
+}
+
+func testRecordRivals(t *testing.T, db Database) {
+	key := newRecord().Key
+	var committed atomic.Int32
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			rec := newRecord()
+			rec.Key = key
+			if db.insert(rec) == nil {
+				committed.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	if n := db.Count(t, string(key)); n != 1 || committed.Load() != 1 {
+		t.Errorf("%d effects, %d commits; want 1 and 1", n, committed.Load())
+	}
+}
