@@ -170,10 +170,17 @@ func TestNestedTransaction(t *testing.T) {
 	handle(t, p, func(ctx context.Context, _ pgx.Tx, _ conformance.Event) error {
 		return manager.Do(ctx, func(context.Context, pgx.Tx) error { return nil })
 	}, inboxpgx.HandlerConfig{})
-	err := process(t, p, event())
-	if f := inbox.Classify(err); !errors.Is(err, txretry.ErrNested) || !f.Counted {
-		t.Errorf("%v classified %+v", err, f)
+	check := func(err error) {
+		t.Helper()
+		if f := inbox.Classify(err); !errors.Is(err, txretry.ErrNested) || !f.Counted {
+			t.Errorf("%v classified %+v", err, f)
+		}
 	}
+	check(process(t, p, event()))
+	err := manager.Do(t.Context(), func(ctx context.Context, _ pgx.Tx) error {
+		return p.Process(ctx, []*inbox.Message{event()})[0]
+	})
+	check(err)
 }
 
 type waiter func(ctx context.Context) error
