@@ -132,6 +132,17 @@ func (m *Memory) locked(charges []Charge, fn func(at time.Time, counters []Count
 	}
 }
 
+// Len returns the number of counters kept, lapsed ones included.
+func (m *Memory) Len() int {
+	n := 0
+	for i := range m.shards {
+		m.shards[i].mu.Lock()
+		n += len(m.shards[i].entries)
+		m.shards[i].mu.Unlock()
+	}
+	return n
+}
+
 func (m *Memory) now() time.Time {
 	return time.UnixMilli(m.start.Add(time.Since(m.start)).UnixMilli())
 }

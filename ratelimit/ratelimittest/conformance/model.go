@@ -1,0 +1,163 @@
+package conformance
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/ratelimit"
+)
+
+// model decides by brute force: it keeps every charge ever taken and looks at
+// all of them each time, millisecond by millisecond for buckets.
+type model struct {
+	taken map[modelKey][]ratelimit.Charge // with At
+}
+
+type modelKey struct{ name, key string }
+
+func keyOf(c ratelimit.Charge) modelKey { return modelKey{c.Limit.Name, c.Key} }
+
+// free returns what a limit has to spare at now, in units times the window's
+// milliseconds.
+func (m *model) free(c ratelimit.Charge, now int64) int64 {
+	w := c.Limit.Window.Milliseconds()
+	if c.Limit.Algorithm == ratelimit.TokenBucket {
+		return m.tokens(c, now)
+	}
+	free := c.Limit.Max * w
+	for _, old := range m.taken[keyOf(c)] {
+		switch now/w - old.At.UnixMilli()/w {
+		case 0:
+			free -= old.Cost * w
+		case 1:
+			free -= old.Cost * (w - now%w)
+		}
+	}
+	return free
+}
+
+// tokens fills the bucket a millisecond at a time.
+func (m *model) tokens(c ratelimit.Charge, now int64) int64 {
+	w := c.Limit.Window.Milliseconds()
+	full := c.Limit.Burst * w
+	tokens, at := full, int64(0)
+	for _, old := range m.taken[keyOf(c)] {
+		for ; at < old.At.UnixMilli() && tokens < full; at++ {
+			tokens = min(full, tokens+c.Limit.Max)
+		}
+		at = old.At.UnixMilli()
+		tokens -= old.Cost * w
+	}
+	for ; at < now && tokens < full; at++ {
+		tokens = min(full, tokens+c.Limit.Max)
+	}
+	return tokens
+}
+
+func (m *model) admits(charges []ratelimit.Charge, at time.Time) bool {
+	for _, c := range charges {
+		if m.free(c, at.UnixMilli()) < c.Cost*c.Limit.Window.Milliseconds() {
+			return false
+		}
+	}
+	return true
+}
+
+func (m *model) take(charges []ratelimit.Charge, at time.Time) {
+	for _, c := range charges {
+		c.At = at
+		m.taken[keyOf(c)] = append(m.taken[keyOf(c)], c)
+	}
+}
+
+// giveBack forgets the last charge like c.
+func (m *model) giveBack(c ratelimit.Charge, at time.Time) {
+	taken := m.taken[keyOf(c)]
+	for i := len(taken) - 1; i >= 0; i-- {
+		if taken[i].At.Equal(at) && taken[i].Cost == c.Cost {
+			m.taken[keyOf(c)] = append(taken[:i:i], taken[i+1:]...)
+			return
+		}
+	}
+}
+
+func (m *model) check(t *testing.T, charges []ratelimit.Charge, d ratelimit.Decision) {
+	t.Helper()
+	if want := m.admits(charges, d.At); d.Allowed != want {
+		t.Fatalf("%+v at %v: allowed is %v, the model says %v", charges, d.At, d.Allowed, want)
+	}
+	if d.Allowed {
+		m.take(charges, d.At)
+	} else {
+		if retry := d.At.Add(d.RetryAfter); d.RetryAfter <= 0 || !m.admits(charges, retry) || m.admits(charges, retry.Add(-time.Millisecond)) {
+			t.Fatalf("%+v at %v: retry after %v is not the first moment that admits it", charges, d.At, d.RetryAfter)
+		}
+	}
+	for i, c := range charges {
+		want := max(0, m.free(c, d.At.UnixMilli())) / c.Limit.Window.Milliseconds()
+		if got := d.Limits[i].Remaining; got != want {
+			t.Fatalf("%+v at %v: %d of limit %q remain, the model says %d", charges, d.At, got, c.Limit.Name, want)
+		}
+	}
+}
+
+// testModel compares every answer on a random schedule with the model's. Time is
+// the limiter's own, so the comparison is exact on a server too.
+func testModel(t *testing.T, l ratelimit.Reserver) {
+	random := rand.New(rand.NewPCG(1, uint64(time.Now().UnixNano())))
+	m := &model{taken: map[modelKey][]ratelimit.Charge{}}
+	limits := []ratelimit.Limit{
+		{Name: "user", Max: 5, Window: time.Second},
+		{Name: "global", Max: 17, Window: 1300 * time.Millisecond},
+		{Name: "tokens", Max: 9, Window: time.Second, Algorithm: ratelimit.TokenBucket, Burst: 6},
+	}
+	type past struct {
+		charges []ratelimit.Charge
+		at      time.Time
+	}
+	var refundable []past
+	allowed, denied, refunded := 0, 0, 0
+	for range 400 {
+		if random.IntN(3) > 0 {
+			pause(t, time.Duration(random.IntN(30))*time.Millisecond)
+		}
+		if n := len(refundable); n > 0 && random.IntN(12) == 0 {
+			p := refundable[random.IntN(n)]
+			refundable = nil
+			if err := l.Refund(t.Context(), p.charges...); err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range p.charges {
+				m.giveBack(c, p.at)
+			}
+			refunded++
+		}
+		var charges []ratelimit.Charge
+		for i, limit := range limits {
+			c := ratelimit.Charge{Limit: limit, Cost: 1 + int64(random.IntN(3))}
+			if i == 0 {
+				c.Key = string(rune('a' + random.IntN(2)))
+			}
+			if random.IntN(3) > 0 {
+				charges = append(charges, c)
+			}
+		}
+		if len(charges) == 0 {
+			continue
+		}
+		d := allow(t, l, charges...)
+		m.check(t, charges, d)
+		if !d.Allowed {
+			denied++
+			continue
+		}
+		allowed++
+		if charges[len(charges)-1].Limit.Algorithm == ratelimit.SlidingWindow {
+			refundable = append(refundable, past{d.Charges, d.At})
+		}
+	}
+	if allowed < 30 || denied < 30 || refunded < 3 {
+		t.Errorf("the schedule proves little: %d allowed, %d denied, %d refunded", allowed, denied, refunded)
+	}
+}
