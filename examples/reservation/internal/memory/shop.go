@@ -24,11 +24,11 @@ func (s *Shop) Once(ctx context.Context, _ string,
 	fn func(ctx context.Context, w booking.Work) (idempotency.Response, error),
 ) (idempotency.Response, error) {
 	return s.runner.RunWith(ctx, txretry.Options{Name: "shop"}, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
-		txretry.AfterCommit(tx, s.onCommit)
 		return fn(ctx, s.work(tx))
 	})
 }
 
 func (s *Shop) work(tx pgx.Tx) *work {
+	txretry.AfterCommit(tx, s.onCommit)
 	return &work{Store: s.Store, tx: tx, outbox: s.outbox, now: clock()}
 }

@@ -11,9 +11,11 @@ import (
 
 // The higher rank wins, so the order in which consumers hear of a reservation does not matter.
 const learnSQL = `
-insert into reservation_states (reservation_id, event_id, status, rank) values ($1, $2, $3, $4)
-on conflict (reservation_id) do update set status = excluded.status, rank = excluded.rank
-where reservation_states.rank < excluded.rank`
+insert into reservation_states as known (reservation_id, event_id, status, rank, messages) values ($1, $2, $3, $4, 1)
+on conflict (reservation_id) do update set
+    status = case when known.rank < excluded.rank then excluded.status else known.status end,
+    rank = greatest(known.rank, excluded.rank),
+    messages = known.messages + 1`
 
 // learn writes into the read model what a message says of a reservation.
 func learn(ctx context.Context, tx pgx.Tx, status booking.Status, m messages.Reservation) error {

@@ -22,9 +22,10 @@ type Shop struct {
 	onCommit func()
 }
 
-// NewShop returns a shop that reads through pool and writes in transactions of runner.
-func NewShop(pool *pgxpool.Pool, runner *idempotencypgx.Runner, outbox Outbox) *Shop {
-	return &Shop{Reader: NewReader(pool), runner: runner, outbox: outbox}
+// NewShop returns a shop that reads through pool and writes in transactions of
+// runner. onCommit is called after every change.
+func NewShop(pool *pgxpool.Pool, runner *idempotencypgx.Runner, outbox Outbox, onCommit func()) *Shop {
+	return &Shop{Reader: NewReader(pool), runner: runner, outbox: outbox, onCommit: onCommit}
 }
 
 // Once meets httpapi.Backend.

@@ -35,12 +35,14 @@ create table reservations (
 -- What the sweeper asks for.
 create index reservations_due_idx on reservations (expires_at, id) where status = 'held';
 
--- The consumer's read model: the last that was heard of each reservation.
+-- The consumer's read model: the last that was heard of each reservation, and in
+-- how many messages: each of them counts once, however often the broker delivers it.
 create table reservation_states (
     reservation_id uuid primary key,
     event_id       uuid     not null,
     status         text     not null,
-    rank           smallint not null
+    rank           smallint not null,
+    messages       integer  not null
 );
 
 create index reservation_states_event_idx on reservation_states (event_id);

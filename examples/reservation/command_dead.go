@@ -1,0 +1,173 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+)
+
+// deadFilter is what the flags of dead choose.
+type deadFilter struct {
+	from, name, class string
+	ids               []uuid.UUID
+	limit             int
+	all               bool
+}
+
+// deadStores are the two places where messages end that were given up.
+type deadStores struct {
+	outbox *outboxpgx.DeadLetters
+	inbox  *inboxamqp.DeadLetters
+}
+
+// runDead lists, shows, retries and removes dead letters of the outbox (not published) and of the inbox (not consumed).
+func runDead(ctx context.Context, c *commandContext, args []string) (int, error) {
+	if len(args) == 0 {
+		return exitUsage, usagef("dead: say list, show, retry or remove")
+	}
+	verb := args[0]
+	f, err := parseDeadFilter(c, verb, args[1:])
+	if err != nil {
+		return exitUsage, err
+	}
+	stores, err := newDeadStores(c)
+	if err != nil {
+		return exitFailed, err
+	}
+	switch verb {
+	case "list":
+		err = stores.list(ctx, c.stdout, f, false)
+	case "show":
+		err = stores.list(ctx, c.stdout, f, true)
+	case "retry":
+		err = stores.change(ctx, c.stdout, f, "retried", stores.outbox.Retry, stores.inbox.Retry)
+	case "remove":
+		err = stores.change(ctx, c.stdout, f, "removed", stores.outbox.Remove, stores.inbox.Remove)
+	}
+	if err != nil {
+		return exitFailed, err
+	}
+	return exitOK, nil
+}
+
+func parseDeadFilter(c *commandContext, verb string, args []string) (deadFilter, error) {
+	var f deadFilter
+	changes := verb == "retry" || verb == "remove"
+	if !changes && verb != "list" && verb != "show" {
+		return f, usagef("dead: %.40q is not list, show, retry or remove", verb)
+	}
+	flags := newFlagSet("dead " + verb)
+	flags.StringVar(&f.from, "from", "all", "outbox, inbox or all")
+	flags.StringVar(&f.name, "name", "", "only messages of this `name`")
+	flags.StringVar(&f.class, "class", "", "only failures of this `class`")
+	flags.IntVar(&f.limit, "limit", 0, "at most so many of each (0: 100 for list and show, else all)")
+	flags.Func("id", "only the message of this `id`; may be repeated", func(text string) error {
+		id, err := uuid.Parse(text)
+		f.ids = append(f.ids, id)
+		return err
+	})
+	if changes {
+		flags.BoolVar(&f.all, "all", false, "really all of them, where nothing else chooses")
+	}
+	if err := parseFlags(c, flags, args); err != nil {
+		return f, err
+	}
+	chosen := f.name != "" || f.class != "" || len(f.ids) > 0 || f.limit > 0
+	switch {
+	case f.from != "all" && f.from != "outbox" && f.from != "inbox":
+		return f, usagef("dead: --from must be outbox, inbox or all")
+	case f.limit < 0:
+		return f, usagef("dead: --limit must not be negative")
+	case verb == "show" && len(f.ids) == 0:
+		return f, usagef("dead show: --id is required")
+	case changes && !chosen && !f.all:
+		return f, usagef("dead %s: choose by --id, --name, --class or --limit, or say --all", verb)
+	}
+	if !changes && f.limit == 0 {
+		f.limit = 100
+	}
+	return f, nil
+}
+
+func newDeadStores(c *commandContext) (deadStores, error) {
+	out, err1 := outboxpgx.NewDeadLetters(c.parts.servers.workers, outboxpgx.SchemaConfig{})
+	in, err2 := inboxamqp.NewDeadLetters(c.parts.servers.dial, inboxamqp.DeadLettersConfig{Logger: c.log})
+	return deadStores{out, in}, errors.Join(err1, err2)
+}
+
+func (f deadFilter) outbox() outboxpgx.Filter {
+	return outboxpgx.Filter{IDs: f.ids, Name: f.name, Class: outbox.Class(f.class), Limit: f.limit}
+}
+
+func (f deadFilter) inbox() inbox.Filter {
+	return inbox.Filter{IDs: f.ids, Name: f.name, Class: f.class, Limit: f.limit}
+}
+
+// list prints one line per dead letter; whole adds headers and body.
+func (s deadStores) list(ctx context.Context, w io.Writer, f deadFilter, whole bool) error {
+	found := 0
+	if f.from != "inbox" {
+		letters, err := s.outbox.List(ctx, f.outbox())
+		if err != nil {
+			return err
+		}
+		for _, d := range letters {
+			printDead(w, "outbox", d.ID, d.Name, string(d.Class), d.Attempts, d.DiedAt, d.Err)
+			if whole {
+				printContent(w, d.Headers, d.Body)
+			}
+		}
+		found += len(letters)
+	}
+	if f.from != "outbox" {
+		letters, err := s.inbox.List(ctx, f.inbox())
+		if err != nil {
+			return err
+		}
+		for _, d := range letters {
+			printDead(w, "inbox", d.Message.ID, d.Message.Name, d.Class, d.Attempts, d.LastFailedAt, d.Error)
+			if whole {
+				printContent(w, d.Message.Headers, d.Message.Body)
+			}
+		}
+		found += len(letters)
+	}
+	if whole && found == 0 {
+		return errors.New("dead show: no such dead letter")
+	}
+	return nil
+}
+
+func printDead(w io.Writer, from string, id uuid.UUID, name, class string, attempts int, at time.Time, text string) {
+	fmt.Fprintf(w, "%s\t%s\t%s\t%s\tattempts=%d\t%s\t%q\n", from, id, name, class, attempts, at.UTC().Format(time.RFC3339), text)
+}
+
+func printContent(w io.Writer, headers map[string]string, body []byte) {
+	fmt.Fprintf(w, "\theaders: %q\n\tbody: %q\n", headers, body)
+}
+
+// change retries or removes what the filter chooses, in both places or one.
+func (s deadStores) change(ctx context.Context, w io.Writer, f deadFilter, done string,
+	inOutbox func(context.Context, outboxpgx.Filter) (int64, error), inInbox func(context.Context, inbox.Filter) (int, error),
+) error {
+	var errs [2]error
+	var n int64
+	var m int
+	if f.from != "inbox" {
+		n, errs[0] = inOutbox(ctx, f.outbox())
+	}
+	if f.from != "outbox" {
+		m, errs[1] = inInbox(ctx, f.inbox())
+	}
+	fmt.Fprintf(w, "%s: outbox %d, inbox %d\n", done, n, m)
+	return errors.Join(errs[:]...)
+}

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+)
+
+// command is one subcommand.
+type command struct {
+	name, help string
+	// run returns the exit code. Its error is printed on one line; a *usageError makes the code exitUsage.
+	run func(ctx context.Context, c *commandContext, args []string) (code int, err error)
+}
+
+// commandContext is what a command works with.
+type commandContext struct {
+	parts  *parts
+	log    *slog.Logger
+	stdout io.Writer
+}
+
+func commands() []command {
+	return []command{
+		{"relay", "publish what is in the outbox, and end: --limit, --time-limit", runRelay},
+		{"dead", "dead letters: list, show, retry, remove", runDead},
+		{"sweep", "expire what is overdue, once", runSweep},
+		{"prune", "delete records that are older than their retention", runPrune},
+		{"migrate", "create or update tables, exchange and queues", runMigrate},
+		{"doctor", "look for what is missing or mis-set on the servers", runDoctor},
+	}
+}
+
+// usageError is a mistake in the command line.
+type usageError struct{ err error }
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+func usagef(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
+
+// runCommand runs a subcommand and returns the exit code.
+func runCommand(ctx context.Context, cfg config, log *slog.Logger, stdout, stderr io.Writer) int {
+	code, err := doCommand(ctx, cfg, log, stdout)
+	if errors.Is(err, flag.ErrHelp) {
+		return exitOK
+	}
+	if err != nil {
+		fmt.Fprintln(stderr, "reservation: "+oneLine(err))
+		if _, mistake := errors.AsType[*usageError](err); mistake {
+			return exitUsage
+		}
+	}
+	return code
+}
+
+func doCommand(ctx context.Context, cfg config, log *slog.Logger, stdout io.Writer) (int, error) {
+	name, args := cfg.command[0], cfg.command[1:]
+	all := commands()
+	i := slices.IndexFunc(all, func(c command) bool { return c.name == name })
+	if i < 0 {
+		return exitUsage, usagef("unknown command %.40q", name)
+	}
+	if cfg.backend == backendContainers {
+		return exitUsage, usagef("-backend=containers would start empty servers: a command needs -backend=services")
+	}
+	metrics, err := newMetrics()
+	if err != nil {
+		return exitFailed, err
+	}
+	defer metrics.close()
+	servers, err := newServers(cfg)
+	if err != nil {
+		return exitFailed, err
+	}
+	defer servers.close()
+	parts, err := newParts(cfg, servers, metrics, log)
+	if err != nil {
+		return exitFailed, err
+	}
+	return all[i].run(ctx, &commandContext{parts, log, stdout}, args)
+}
+
+// parseFlags parses the flags of a command, which takes no other arguments.
+func parseFlags(c *commandContext, flags *flag.FlagSet, args []string) error {
+	err := flags.Parse(args)
+	if errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintf(c.stdout, "Usage: reservation %s [flags]\n", flags.Name())
+		flags.SetOutput(c.stdout)
+		flags.PrintDefaults()
+		return err
+	}
+	if err != nil {
+		return &usageError{err}
+	}
+	if flags.NArg() > 0 {
+		return usagef("%s: unexpected argument %.40q", flags.Name(), flags.Arg(0))
+	}
+	return nil
+}
+
+// writeUsage prints what the program can do.
+func writeUsage(w io.Writer, flags *flag.FlagSet) {
+	fmt.Fprintln(w, "Usage: reservation [flags] [command]")
+	fmt.Fprintln(w, "\nWithout a command the shop runs. Flags:")
+	flags.SetOutput(w)
+	flags.PrintDefaults()
+	fmt.Fprintln(w, "\nCommands, on the servers of DATABASE_URL, REDIS_URL and AMQP_URL:")
+	for _, c := range commands() {
+		fmt.Fprintf(w, "  %s%s%s\n", c.name, strings.Repeat(" ", 10-len(c.name)), c.help)
+	}
+}

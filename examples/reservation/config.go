@@ -1,0 +1,150 @@
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/expiry"
+)
+
+// The back ends.
+const (
+	backendMemory     = "memory"
+	backendServices   = "services"
+	backendContainers = "containers"
+)
+
+// The roles of a process.
+const (
+	roleAll      = "all"
+	roleAPI      = "api"
+	roleRelay    = "relay"
+	roleConsumer = "consumer"
+	roleSweeper  = "sweeper"
+)
+
+// config is everything that can be set, by flags and by the environment.
+type config struct {
+	backend string
+	// addr is where to listen, "" for nowhere.
+	addr        string
+	role        string
+	hold        time.Duration
+	schedule    expiry.Schedule
+	userLimit   int
+	globalLimit int
+
+	databaseURL, redisURL, amqpURL string
+
+	// command is the subcommand and its arguments; nil runs the shop.
+	command []string
+}
+
+// parseConfig reads the arguments; getenv is os.Getenv. flag.ErrHelp means that
+// the usage was asked for and is written to usage.
+func parseConfig(args []string, getenv func(string) string, usage io.Writer) (config, error) {
+	var c config
+	var sweep string
+	flags := newFlagSet("reservation")
+	flags.StringVar(&c.backend, "backend", "", "memory, services or containers (default memory; services for a subcommand)")
+	flags.StringVar(&c.addr, "addr", "127.0.0.1:8080", "`address` to listen on; roles other than all and api listen only where it is given")
+	flags.StringVar(&c.role, "role", roleAll, "all, api, relay, consumer or sweeper")
+	flags.DurationVar(&c.hold, "hold", 15*time.Minute, "how long a reservation is held")
+	flags.StringVar(&sweep, "sweep", expiry.DefaultSchedule, "`schedule` of the sweeper: cron in UTC, or @every 1s")
+	flags.IntVar(&c.userLimit, "user-limit", 10, "requests per user and minute")
+	flags.IntVar(&c.globalLimit, "global-limit", 1000, "requests per minute, 0 for no limit")
+	if err := flags.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			writeUsage(usage, flags)
+		}
+		return config{}, err
+	}
+	c.command = flags.Args()
+	if c.backend == "" {
+		c.backend = backendMemory
+		if len(c.command) > 0 {
+			c.backend = backendServices
+		}
+	}
+	if c.role != roleAll && c.role != roleAPI && !isSet(flags, "addr") {
+		c.addr = ""
+	}
+	c.databaseURL = orDefault(getenv("DATABASE_URL"), "postgres://postgres:postgres@127.0.0.1:5432/postgres?sslmode=disable")
+	c.redisURL = orDefault(getenv("REDIS_URL"), "redis://127.0.0.1:6379/0")
+	c.amqpURL = orDefault(getenv("AMQP_URL"), "amqp://guest:guest@127.0.0.1:5672/")
+	var err error
+	c.schedule, err = expiry.ParseSchedule(sweep)
+	return c, errors.Join(err, c.validate())
+}
+
+func (c config) validate() error {
+	var errs []error
+	report := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	if !slices.Contains([]string{backendMemory, backendServices, backendContainers}, c.backend) {
+		report("-backend is %q, must be memory, services or containers", c.backend)
+	}
+	if !slices.Contains([]string{roleAll, roleAPI, roleRelay, roleConsumer, roleSweeper}, c.role) {
+		report("-role is %q, must be all, api, relay, consumer or sweeper", c.role)
+	}
+	if c.backend == backendMemory && c.role != roleAll {
+		report("-backend=memory lives in one process: it has no -role but all")
+	}
+	if c.backend == backendMemory && len(c.command) > 0 {
+		report("-backend=memory lives in one process: a command such as %q finds nothing there", c.command[0])
+	}
+	if c.hold < time.Second || c.hold > 366*24*time.Hour {
+		report("-hold is %v, must be from 1s to 366 days", c.hold)
+	}
+	if c.userLimit < 1 {
+		report("-user-limit is %d, must be at least 1", c.userLimit)
+	}
+	if c.globalLimit < 0 {
+		report("-global-limit is %d, must not be negative", c.globalLimit)
+	}
+	if c.backend == backendServices {
+		errs = append(errs,
+			checkURL("DATABASE_URL", c.databaseURL, "postgres", "postgresql"),
+			checkURL("REDIS_URL", c.redisURL, "redis", "rediss"),
+			checkURL("AMQP_URL", c.amqpURL, "amqp", "amqps"))
+	}
+	return errors.Join(errs...)
+}
+
+// checkURL never quotes the address, which may hold a password.
+func checkURL(name, address string, schemes ...string) error {
+	u, err := url.Parse(address)
+	if err != nil || !slices.Contains(schemes, u.Scheme) {
+		return fmt.Errorf("%s is not an address that begins with %s://", name, schemes[0])
+	}
+	return nil
+}
+
+// newFlagSet makes flags whose errors are for the caller to tell.
+func newFlagSet(name string) *flag.FlagSet {
+	flags := flag.NewFlagSet(name, flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	flags.Usage = func() {}
+	return flags
+}
+
+func isSet(flags *flag.FlagSet, name string) bool {
+	found := false
+	flags.Visit(func(f *flag.Flag) { found = found || f.Name == name })
+	return found
+}
+
+func orDefault(value, fallback string) string {
+	if value == "" {
+		return fallback
+	}
+	return value
+}
+
+// oneLine puts joined errors on one line.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

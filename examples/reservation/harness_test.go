@@ -1,0 +1,178 @@
+package main_test
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// buildDir holds the binary while the tests run.
+var buildDir string
+
+func TestMain(m *testing.M) {
+	var err error
+	if buildDir, err = os.MkdirTemp("", "reservation"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	code := testenv.Run(m)
+	_ = os.RemoveAll(buildDir)
+	os.Exit(code)
+}
+
+// binary builds the program, once.
+var binary = sync.OnceValues(func() (string, error) {
+	path := filepath.Join(buildDir, "reservation")
+	out, err := exec.Command("go", "build", "-o", path, ".").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	return path, nil
+})
+
+func shopBinary(t testing.TB) string {
+	t.Helper()
+	path, err := binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// services are corners of the shared servers that belong to one test.
+type services struct{ databaseURL, redisURL, amqpURL string }
+
+func newServices(t testing.TB) services {
+	t.Helper()
+	return services{pgtest.URL(t), redistest.URL(t), amqptest.New(t).URL}
+}
+
+func (s services) env() []string {
+	return append(os.Environ(), "DATABASE_URL="+s.databaseURL, "REDIS_URL="+s.redisURL, "AMQP_URL="+s.amqpURL)
+}
+
+// process is a running shop.
+type process struct {
+	t      testing.TB
+	cmd    *exec.Cmd
+	url    string
+	stderr *buffer
+	ended  chan struct{} // closed when waited for
+	err    error         // of Wait
+}
+
+const patience = 60 * time.Second
+
+// start runs the shop on a free port until the test ends, and waits until it listens.
+func start(t testing.TB, env []string, args ...string) *process {
+	t.Helper()
+	p := &process{t: t, stderr: &buffer{}, ended: make(chan struct{})}
+	p.cmd = exec.Command(shopBinary(t), append([]string{"-addr=127.0.0.1:0"}, args...)...)
+	p.cmd.Env, p.cmd.Stderr = env, p.stderr
+	stdout, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	listening := make(chan string, 1)
+	go func() {
+		defer close(p.ended)
+		lines := bufio.NewScanner(stdout)
+		for lines.Scan() {
+			if _, after, ok := strings.Cut(lines.Text(), "listening on "); ok {
+				url, _, _ := strings.Cut(after, " ")
+				listening <- url
+			}
+		}
+		p.err = p.cmd.Wait()
+	}()
+	t.Cleanup(func() {
+		p.kill()
+		if t.Failed() {
+			t.Logf("%s said:\n%s", strings.Join(args, " "), p.stderr)
+		}
+	})
+	select {
+	case p.url = <-listening:
+	case <-p.ended:
+		t.Fatalf("%v ended before it listened: %v\n%s", args, p.err, p.stderr)
+	case <-time.After(patience):
+		t.Fatalf("%v does not listen\n%s", args, p.stderr)
+	}
+	return p
+}
+
+// kill ends the process as a power cut would.
+func (p *process) kill() {
+	_ = p.cmd.Process.Kill() // it may have ended
+	<-p.ended
+}
+
+// stop ends the process by a signal and wants exit code 0.
+func (p *process) stop() {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		p.t.Fatal(err)
+	}
+	select {
+	case <-p.ended:
+	case <-time.After(patience):
+		p.t.Fatalf("still there after SIGTERM\n%s", p.stderr)
+	}
+	if p.err != nil {
+		p.t.Errorf("after SIGTERM: %v\n%s", p.err, p.stderr)
+	}
+}
+
+// command runs the program to its end and returns the exit code and what it printed.
+func command(t testing.TB, env []string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	cmd := exec.CommandContext(t.Context(), shopBinary(t), args...)
+	cmd.Env, cmd.Stdout, cmd.Stderr = env, &out, &errs
+	err := cmd.Run()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		return exit.ExitCode(), out.String(), errs.String()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return 0, out.String(), errs.String()
+}
+
+// buffer is a bytes.Buffer for a writer and a reader at the same time.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+var _ io.Writer = (*buffer)(nil)
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}

@@ -1,0 +1,52 @@
+// Command reservation is a ticket shop that composes all of Holdfast: events
+// with numbered seats that users hold, confirm or lose. Run it without arguments
+// and it keeps everything in memory; see the README for real servers, the roles
+// of several processes, and the commands of an operator.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+// The exit codes. A bounded relay also exits with 1 when a message failed, and with 2 when it could not run.
+const (
+	exitOK     = 0
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+func main() {
+	// Once the first signal has begun the shutdown, a second one ends the process at once.
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	os.Exit(run(ctx, os.Args[1:], os.Getenv, os.Stdout, os.Stderr))
+}
+
+// run is the program; it returns the exit code.
+func run(ctx context.Context, args []string, getenv func(string) string, stdout, stderr io.Writer) int {
+	cfg, err := parseConfig(args, getenv, stdout)
+	if errors.Is(err, flag.ErrHelp) {
+		return exitOK
+	}
+	if err != nil {
+		fmt.Fprintln(stderr, "reservation: "+oneLine(err))
+		return exitUsage
+	}
+	log := slog.New(slog.NewTextHandler(stderr, nil))
+	if len(cfg.command) > 0 {
+		return runCommand(ctx, cfg, log, stdout, stderr)
+	}
+	if err := serve(ctx, cfg, log, stdout); err != nil {
+		fmt.Fprintln(stderr, "reservation: "+oneLine(err))
+		return exitFailed
+	}
+	return exitOK
+}

@@ -1,0 +1,142 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/ratelimit"
+)
+
+// drainTimeout is how long requests in hand may go on after a signal.
+const drainTimeout = 20 * time.Second
+
+// service is a part of the process that runs until it is told to stop.
+type service struct {
+	name  string
+	run   func(ctx context.Context) error
+	ready func(ctx context.Context) error
+}
+
+// backend is the shop on one kind of servers, or on none.
+type backend struct {
+	shop    httpapi.Backend
+	keys    idempotency.Store
+	limiter ratelimit.Limiter
+	// services are those of the role.
+	services []service
+	// checks ask the servers.
+	checks []httpapi.Check
+	close  func()
+}
+
+// serve runs the shop in its role until ctx ends.
+func serve(ctx context.Context, cfg config, log *slog.Logger, stdout io.Writer) error {
+	metrics, err := newMetrics()
+	if err != nil {
+		return err
+	}
+	defer metrics.close()
+	b, err := open(ctx, cfg, metrics, log)
+	if err != nil {
+		return err
+	}
+	defer b.close()
+	if cfg.addr == "" {
+		return runAll(ctx, b.services, nil)
+	}
+
+	handler, err := newHandler(cfg, b, metrics, log)
+	if err != nil {
+		return err
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", cfg.addr)
+	if err != nil {
+		return err
+	}
+	announce(stdout, cfg, listener.Addr())
+	return runAll(ctx, b.services, func(ctx context.Context) error { return serveHTTP(ctx, listener, handler, log) })
+}
+
+// runAll runs the services, and front before them: it has ended before they are
+// told to stop, so that what it still accepts is still served.
+func runAll(ctx context.Context, services []service, front func(context.Context) error) error {
+	behind, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	group, ctx := errgroup.WithContext(ctx)
+	for _, s := range services {
+		group.Go(func() error {
+			if err := s.run(behind); err != nil {
+				return fmt.Errorf("%s: %w", s.name, err)
+			}
+			return nil
+		})
+	}
+	group.Go(func() error {
+		defer stop()
+		if front != nil {
+			return front(ctx)
+		}
+		<-ctx.Done()
+		return nil
+	})
+	return group.Wait()
+}
+
+func newHandler(cfg config, b *backend, metrics *metrics, log *slog.Logger) (http.Handler, error) {
+	checks := b.checks
+	for _, s := range b.services {
+		checks = append(checks, httpapi.Check{Name: s.name, Ready: s.ready})
+	}
+	if cfg.role != roleAll && cfg.role != roleAPI {
+		return httpapi.Ops(checks, metrics.handler, nil, log), nil
+	}
+	api, err := httpapi.New(httpapi.Config{
+		Shop:      booking.Shop{Hold: cfg.hold, NewID: newID},
+		Backend:   b.shop,
+		Keys:      b.keys,
+		Limiter:   b.limiter,
+		UserLimit: cfg.userLimit, GlobalLimit: cfg.globalLimit,
+		MeterProvider: metrics.provider,
+		Logger:        log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return httpapi.Ops(checks, metrics.handler, api, log), nil
+}
+
+func serveHTTP(ctx context.Context, listener net.Listener, handler http.Handler, log *slog.Logger) error {
+	server := &http.Server{
+		Handler:           handler,
+		ReadHeaderTimeout: 10 * time.Second,
+		ReadTimeout:       30 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+	}
+	drained := make(chan error, 1)
+	stop := context.AfterFunc(ctx, func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
+		defer cancel()
+		drained <- server.Shutdown(ctx)
+	})
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		stop()
+		return err
+	}
+	if err := <-drained; err != nil {
+		log.Warn("requests were cut off", slog.Any("error", err))
+		return server.Close()
+	}
+	return nil
+}

@@ -1,0 +1,126 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
+)
+
+const (
+	shopConns   = 16 // for requests
+	workerConns = 10 // for relay, consumer and sweeper
+	dialTimeout = 10 * time.Second
+)
+
+// servers are the clients of the three servers. None connects before it is used.
+type servers struct {
+	// shop serves requests, workers everything behind them: neither takes the other's connections.
+	shop, workers *pgxpool.Pool
+	redis         *redis.Client
+	amqpURL, name string
+}
+
+func newServers(cfg config) (*servers, error) {
+	shop, err := newPool(cfg.databaseURL, shopConns, map[string]string{
+		// A sequential scan, which the planner prefers on small tables, takes a predicate lock on the
+		// whole table: at SERIALIZABLE any two holds would then conflict, of whatever seats and events.
+		"enable_seqscan": "off",
+	})
+	if err != nil {
+		return nil, err
+	}
+	workers, err := newPool(cfg.databaseURL, workerConns, nil)
+	if err != nil {
+		shop.Close()
+		return nil, err
+	}
+	options, err := redis.ParseURL(cfg.redisURL)
+	if err != nil {
+		shop.Close()
+		workers.Close()
+		return nil, fmt.Errorf("REDIS_URL: %w", err)
+	}
+	return &servers{
+		shop: shop, workers: workers, redis: redis.NewClient(options),
+		amqpURL: cfg.amqpURL, name: "reservation " + cfg.role,
+	}, nil
+}
+
+func newPool(url string, conns int32, settings map[string]string) (*pgxpool.Pool, error) {
+	cfg, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, fmt.Errorf("DATABASE_URL: %w", err)
+	}
+	cfg.MaxConns = conns
+	for name, value := range settings {
+		cfg.ConnConfig.RuntimeParams[name] = value
+	}
+	return pgxpool.NewWithConfig(context.Background(), cfg)
+}
+
+// dial opens a connection to RabbitMQ.
+func (s *servers) dial(ctx context.Context) (*amqp.Connection, error) {
+	properties := amqp.NewConnectionProperties()
+	properties.SetClientConnectionName(s.name)
+	return amqp.DialConfig(s.amqpURL, amqp.Config{
+		Properties: properties,
+		Dial: func(network, addr string) (net.Conn, error) {
+			conn, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, network, addr)
+			if err != nil {
+				return nil, err
+			}
+			// Until heartbeats begin nothing else ends a handshake with a server that is stuck.
+			return conn, conn.SetDeadline(time.Now().Add(dialTimeout))
+		},
+	})
+}
+
+// checks ask each server whether it answers.
+func (s *servers) checks() []httpapi.Check {
+	return []httpapi.Check{
+		{Name: "postgres", Ready: s.workers.Ping},
+		{Name: "redis", Ready: func(ctx context.Context) error { return s.redis.Ping(ctx).Err() }},
+		{Name: "rabbitmq", Ready: func(ctx context.Context) error {
+			conn, err := s.dial(ctx)
+			if err != nil {
+				return err
+			}
+			return conn.Close()
+		}},
+	}
+}
+
+func (s *servers) close() {
+	s.shop.Close()
+	s.workers.Close()
+	_ = s.redis.Close() // nothing is pending on it
+}
+
+// startTimeout is how long a process waits for servers that are starting, too.
+const startTimeout = 60 * time.Second
+
+// patiently tries a step of the start again until it succeeds or startTimeout is over.
+func patiently(ctx context.Context, log *slog.Logger, what string, step func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
+		err := step(ctx)
+		if err == nil {
+			return nil
+		}
+		log.Warn("start: trying again", slog.String("step", what), slog.Any("error", err))
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return fmt.Errorf("%s: %w", what, err)
+		}
+	}
+}

@@ -1,0 +1,196 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/messages"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/postgres"
+	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/expirypgx"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
+	"github.com/holdfast-go/holdfast/txretry"
+)
+
+// parts is everything that the shop consists of on real servers. Each role runs some of it.
+type parts struct {
+	servers *servers
+
+	shop    *postgres.Shop
+	keys    *idempotencyredis.Store
+	records *idempotencypgx.Table
+	limiter *ratelimitredis.Limiter
+
+	source    *outboxpgx.Source
+	publisher *outboxamqp.Publisher
+	relay     *outbox.Relay
+	consumer  *inboxamqp.Consumer
+	holds     *expirypgx.Store
+	sweeper   *expiry.Sweeper
+}
+
+// newParts puts the parts together. Nothing is asked of a server yet.
+func newParts(cfg config, s *servers, m *metrics, log *slog.Logger) (*parts, error) {
+	p := &parts{servers: s}
+	workers, err := txretry.New(s.workers, txretry.Config{Logger: log, MeterProvider: m.provider})
+	if err != nil {
+		return nil, err
+	}
+	writer, err := outboxpgx.NewWriter(outboxpgx.WriterConfig{OnCommit: func() { p.relay.Wake() }})
+	if err != nil {
+		return nil, err
+	}
+	return p, errors.Join(
+		p.addShop(writer, m, log),
+		p.addRelay(m, log),
+		p.addConsumer(workers, m, log),
+		p.addSweeper(cfg, workers, writer, m, log),
+	)
+}
+
+// addShop adds what serves requests.
+func (p *parts) addShop(writer *outboxpgx.Writer, m *metrics, log *slog.Logger) error {
+	s := p.servers
+	transactor, err := txretry.New(s.shop, txretry.Config{Logger: log, MeterProvider: m.provider})
+	if err != nil {
+		return err
+	}
+	if p.keys, err = idempotencyredis.NewStore(s.redis, idempotencyredis.Config{}); err != nil {
+		return err
+	}
+	if p.limiter, err = ratelimitredis.New(s.redis, ratelimitredis.Config{}); err != nil {
+		return err
+	}
+	if p.records, err = idempotencypgx.NewRecords(s.shop, idempotencypgx.RecordsConfig{}); err != nil {
+		return err
+	}
+	runner, err := idempotencypgx.NewRunner(transactor, p.records, p.keys, idempotencypgx.RunnerConfig{})
+	if err != nil {
+		return err
+	}
+	p.shop = postgres.NewShop(s.shop, runner, writer, func() { p.sweeper.Wake() })
+	return nil
+}
+
+func (p *parts) addRelay(m *metrics, log *slog.Logger) (err error) {
+	p.source, err = outboxpgx.NewSource(p.servers.workers, outboxpgx.SourceConfig{})
+	if err != nil {
+		return err
+	}
+	p.publisher, err = outboxamqp.NewPublisher(p.servers.dial, outboxamqp.Config{
+		Exchange: messages.Exchange, Logger: log, MeterProvider: m.provider,
+	})
+	if err != nil {
+		return err
+	}
+	p.relay, err = outbox.NewRelay(p.source, outbox.Transports{"": p.publisher},
+		outbox.RelayConfig{Logger: log, MeterProvider: m.provider})
+	return err
+}
+
+func (p *parts) addConsumer(transactor txretry.Transactor, m *metrics, log *slog.Logger) error {
+	processor, err := inboxpgx.NewProcessor(transactor, inboxpgx.Config{Consumer: "stats", MeterProvider: m.provider})
+	if err != nil {
+		return err
+	}
+	if err := postgres.Listen(processor); err != nil {
+		return err
+	}
+	p.consumer, err = inboxamqp.NewConsumer(p.servers.dial, processor, inboxamqp.Config{
+		Queue:    messages.Queue,
+		Bindings: []inboxamqp.Binding{{Exchange: messages.Exchange, Key: messages.Binding}},
+		Logger:   log, MeterProvider: m.provider,
+	})
+	return err
+}
+
+func (p *parts) addSweeper(cfg config, transactor txretry.Transactor, writer *outboxpgx.Writer, m *metrics, log *slog.Logger) (err error) {
+	p.holds, err = expirypgx.NewStore(transactor, p.servers.workers, expirypgx.Config{
+		Table: "reservations",
+		Emit: func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
+			return postgres.Swept(ctx, tx, writer, rows)
+		},
+	})
+	if err != nil {
+		return err
+	}
+	p.sweeper, err = expiry.NewSweeper(p.holds, expiry.SweeperConfig{
+		Schedule: cfg.schedule, Logger: log, MeterProvider: m.provider,
+	})
+	return err
+}
+
+// prepare creates the tables and declares the topology. Many processes may do so at once.
+func (p *parts) prepare(ctx context.Context, log *slog.Logger) error {
+	if err := patiently(ctx, log, "migrate the database", p.migrate); err != nil {
+		return err
+	}
+	return patiently(ctx, log, "declare exchange and queues", p.declare)
+}
+
+func (p *parts) migrate(ctx context.Context) error {
+	pool := p.servers.workers
+	for _, migrate := range []func() error{
+		func() error { return outboxpgx.Migrate(ctx, pool, outboxpgx.SchemaConfig{}) },
+		func() error { return inboxpgx.Migrate(ctx, pool, inboxpgx.SchemaConfig{}) },
+		func() error { return idempotencypgx.Migrate(ctx, pool, idempotencypgx.SchemaConfig{}) },
+		func() error { return postgres.Migrate(ctx, pool) },
+	} {
+		if err := migrate(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// declare makes the exchange first: the queue is bound to it.
+func (p *parts) declare(ctx context.Context) error {
+	if err := p.publisher.Setup(ctx); err != nil {
+		return err
+	}
+	return p.consumer.Setup(ctx)
+}
+
+// openServices is the back end on real servers, with the services of the role.
+func openServices(ctx context.Context, cfg config, m *metrics, log *slog.Logger) (*backend, error) {
+	s, err := newServers(cfg)
+	if err != nil {
+		return nil, err
+	}
+	p, err := newParts(cfg, s, m, log)
+	if err == nil {
+		err = p.prepare(ctx, log)
+	}
+	if err != nil {
+		s.close()
+		return nil, err
+	}
+	return &backend{
+		shop: p.shop, keys: p.keys, limiter: p.limiter,
+		services: p.services(cfg.role), checks: s.checks(), close: s.close,
+	}, nil
+}
+
+func (p *parts) services(role string) []service {
+	var chosen []service
+	for _, s := range []service{
+		{roleSweeper, p.sweeper.Run, p.sweeper.Ready},
+		relayService(p.relay, p.publisher),
+		{roleConsumer, p.consumer.Run, p.consumer.Ready},
+	} {
+		if role == roleAll || role == s.name {
+			chosen = append(chosen, s)
+		}
+	}
+	return chosen
+}
