@@ -22,7 +22,8 @@ func LaneOf(m Message) int {
 	} else {
 		h.Write(m.ID[:])
 	}
-	return int(h.Sum32() % Lanes)
+	sum := h.Sum32()
+	return int((sum ^ sum>>16) % Lanes) // the low bits of FNV alone are weak
 }
 
 // Source is the store as a relay sees it. Messages lie in lanes; a relay leases whole lanes,

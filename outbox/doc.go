@@ -1,0 +1,57 @@
+// Package outbox publishes messages that were stored in the same database
+// transaction as the change they announce: published only if committed, and at
+// least once.
+//
+// A [Message] is written by a writer (outboxpgx.Writer, or outboxtest.Store in
+// memory) inside the caller's transaction. A [Relay] takes it from a [Source]
+// afterwards and gives it to the [Publisher] of its transport: RabbitMQ
+// (outboxamqp), Redis Streams (outboxredis), or memory (outboxtest).
+//
+//	// in the business transaction
+//	m, err := outbox.New("order.placed", order)
+//	m.Key = order.ID
+//	err = writer.Write(ctx, tx, m)
+//
+//	// beside it, in this process or in another
+//	relay, err := outbox.NewRelay(source, outbox.Transports{"": publisher}, outbox.RelayConfig{})
+//	err = relay.Run(ctx)
+//
+// # What is promised
+//
+//   - A message of a transaction that rolled back is never published; one that
+//     committed is published at least once. A relay that dies between the confirm
+//     and the mark publishes again: consumers tell duplicates by Message.ID.
+//   - Messages with the same Key are published in stored order: the next one
+//     leaves after the confirm of the one before. A failed message holds back its
+//     own key until its next attempt, and nothing else. A message that becomes a
+//     dead letter lets its key go on.
+//   - Messages without a Key have no order and are in flight all at once.
+//   - A broker or a database that is down costs no message an attempt. The relay
+//     pauses, with growing jittered delays, and resumes by itself.
+//   - What could not be published is refused where it is written: see [Prepare].
+//   - Any number of relays may run side by side, join and leave.
+//
+// # Failures
+//
+// A [Publisher] gives each failure a [Class]. Retryable and Unroutable failures
+// cost an attempt; the message waits longer after each one, and is a dead letter
+// after the last. A Permanent failure makes it a dead letter at once. Unavailable
+// and Blocked say something about the transport, not the message: everything
+// that is not confirmed is given back, and the transport is left alone for a
+// while, beside the others that go on.
+//
+// # Lanes
+//
+// A store has 16 [Lanes], and a message's key chooses its lane. A relay leases
+// whole lanes for a batch; every lease has a fencing token, so that a relay that
+// slept through its lease can change nothing when it wakes up. See [Source].
+//
+// # Limits
+//
+// Order within a key holds per store: the transactions that write a key must be
+// ordered themselves, by a lock on what the key names. If a key's messages go to
+// several transports and one of these is paused, the others' go on. One key
+// carries at most one message per round trip to the broker. A message that
+// makes the broker silent, rather than refuse it, counts as an outage and is
+// tried for ever.
+package outbox

@@ -1,0 +1,225 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+func TestPrepareRefuses(t *testing.T) {
+	t.Parallel()
+	many := map[string]string{}
+	for i := range 65 {
+		many[fmt.Sprint("h", i)] = "v"
+	}
+	for name, tc := range map[string]struct {
+		change func(m *outbox.Message)
+		field  string
+	}{
+		"id of version 4":       {func(m *outbox.Message) { m.ID = uuid.New() }, "ID"},
+		"no name":               {func(m *outbox.Message) { m.Name = "" }, "Name"},
+		"upper case":            {func(m *outbox.Message) { m.Name = "Order.placed" }, "Name"},
+		"two dots":              {func(m *outbox.Message) { m.Name = "order..placed" }, "Name"},
+		"last dot":              {func(m *outbox.Message) { m.Name = "order." }, "Name"},
+		"wildcard":              {func(m *outbox.Message) { m.Name = "order.*" }, "Name"},
+		"long name":             {func(m *outbox.Message) { m.Name = strings.Repeat("a", 129) }, "Name"},
+		"no body":               {func(m *outbox.Message) { m.Body = nil }, "Body"},
+		"cut JSON":              {func(m *outbox.Message) { m.Body = []byte(`{"a":`) }, "Body"},
+		"JSON not UTF-8":        {func(m *outbox.Message) { m.Body = []byte("\"\xff\"") }, "Body"},
+		"JSON of another kind":  {func(m *outbox.Message) { m.ContentType, m.Body = "application/x+json; charset=utf-8", []byte("x") }, "Body"},
+		"large body":            {func(m *outbox.Message) { m.Body = []byte(`"` + strings.Repeat("a", 1<<20) + `"`) }, "Body"},
+		"content type":          {func(m *outbox.Message) { m.ContentType = "not a type" }, "ContentType"},
+		"content type, long":    {func(m *outbox.Message) { m.ContentType = "text/" + strings.Repeat("a", 200) }, "ContentType"},
+		"long key":              {func(m *outbox.Message) { m.Key = strings.Repeat("k", 256) }, "Key"},
+		"key not UTF-8":         {func(m *outbox.Message) { m.Key = "\xff" }, "Key"},
+		"key with NUL":          {func(m *outbox.Message) { m.Key = "\x00" }, "Key"},
+		"transport":             {func(m *outbox.Message) { m.Transport = "ä" }, "Transport"},
+		"exchange":              {func(m *outbox.Message) { m.Route.Exchange = strings.Repeat("x", 128) }, "Route.Exchange"},
+		"routing key":           {func(m *outbox.Message) { m.Route.RoutingKey = "a\nb" }, "Route.RoutingKey"},
+		"route header":          {func(m *outbox.Message) { m.Route.Headers = map[string]string{"CC": "v"} }, "Route.Headers"},
+		"many headers":          {func(m *outbox.Message) { m.Headers = many }, "Headers"},
+		"header name":           {func(m *outbox.Message) { m.Headers = map[string]string{"a b": "v"} }, "Headers"},
+		"empty header name":     {func(m *outbox.Message) { m.Headers = map[string]string{"": "v"} }, "Headers"},
+		"header value":          {func(m *outbox.Message) { m.Headers = map[string]string{"a": "x\ny"} }, "Headers"},
+		"large headers":         {func(m *outbox.Message) { m.Headers = map[string]string{"a": strings.Repeat("v", 17<<10)} }, "Headers"},
+		"reserved type":         {func(m *outbox.Message) { m.Headers = map[string]string{"Type": "v"} }, "Headers"},
+		"reserved death":        {func(m *outbox.Message) { m.Headers = map[string]string{"x-death": "v"} }, "Headers"},
+		"reserved stamp":        {func(m *outbox.Message) { m.Headers = map[string]string{"X-Message-Stamp-BusStamp": "v"} }, "Headers"},
+		"reserved for holdfast": {func(m *outbox.Message) { m.Headers = map[string]string{"holdfast-attempt": "1"} }, "Headers"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			bad := outbox.Message{Name: "order.placed", Body: []byte("1")}
+			tc.change(&bad)
+			got, err := outbox.Prepare(t.Context(), []outbox.Message{{Name: "good", Body: []byte("1")}, bad}, 0)
+			var refused *outbox.MessageError
+			if !errors.As(err, &refused) || refused.Index != 1 || refused.Field != tc.field || got != nil {
+				t.Errorf("refused with %v", err)
+			}
+			if err != nil && len(err.Error()) > 300 {
+				t.Errorf("the error quotes too much: %d bytes", len(err.Error()))
+			}
+		})
+	}
+}
+
+func TestPrepareReportsEverything(t *testing.T) {
+	t.Parallel()
+	m, err := outbox.New("order.placed", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = outbox.Prepare(t.Context(), []outbox.Message{{Name: "A", Body: []byte("x")}, m, m}, 0)
+	if err == nil {
+		t.Fatal("accepted")
+	}
+	for _, want := range []string{"message 0: Name", "message 0: Body", "message 2: ID"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%q does not say %q", err, want)
+		}
+	}
+}
+
+func TestPrepareAccepts(t *testing.T) {
+	t.Parallel()
+	msgs := []outbox.Message{
+		{Name: "a", Body: []byte("null")},
+		{Name: "order-item.re_opened.v2", Body: []byte(`{"ü":1}`), Key: "Kunde/Ü 7", Headers: map[string]string{"x-tenant": "ü"}},
+		{Name: "blob", ContentType: "application/octet-stream"},
+	}
+	got, err := outbox.Prepare(context.Background(), msgs, 10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, m := range got {
+		if m.ID.Version() != 7 || m.ContentType == "" {
+			t.Errorf("message %d: %+v", i, m)
+		}
+		if msgs[i].ID != uuid.Nil {
+			t.Error("the caller's message was changed")
+		}
+	}
+}
+
+func FuzzCheckName(f *testing.F) {
+	for _, seed := range []string{"order.placed", "", ".", "a.", "A", "a-b_c.9", "ü"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, name string) {
+		if outbox.CheckName(name) != nil {
+			return
+		}
+		if name == "" || len(name) > 128 || strings.ToLower(name) != name || strings.ContainsAny(name, " *#\x00\n") {
+			t.Errorf("%q was accepted", name)
+		}
+		if slices.Contains(strings.Split(name, "."), "") {
+			t.Errorf("%q has an empty word", name)
+		}
+	})
+}
+
+func TestRoutesPrecedence(t *testing.T) {
+	t.Parallel()
+	routes := outbox.Routes{Exchange: "default", ByName: map[string]outbox.Route{
+		"a": {RoutingKey: "config", Headers: map[string]string{"h": "config", "c": "1"}},
+	}}
+	for name, tc := range map[string]struct {
+		m    outbox.Message
+		want outbox.Route
+	}{
+		"convention": {outbox.Message{Name: "b"}, outbox.Route{Exchange: "default", RoutingKey: "b"}},
+		"message":    {outbox.Message{Name: "b", Route: outbox.Route{Exchange: "own"}}, outbox.Route{Exchange: "own", RoutingKey: "b"}},
+		"configuration wins": {
+			outbox.Message{Name: "a", Route: outbox.Route{Exchange: "own", RoutingKey: "own", Headers: map[string]string{"h": "own", "o": "1"}}},
+			outbox.Route{Exchange: "own", RoutingKey: "config", Headers: map[string]string{"h": "config", "c": "1", "o": "1"}},
+		},
+	} {
+		got := routes.Route(tc.m)
+		if got.Exchange != tc.want.Exchange || got.RoutingKey != tc.want.RoutingKey || !maps.Equal(got.Headers, tc.want.Headers) {
+			t.Errorf("%s: %+v, want %+v", name, got, tc.want)
+		}
+	}
+	if got := (outbox.Routes{}).Route(outbox.Message{Name: "x.y"}); got.Exchange != "" || got.RoutingKey != "x.y" {
+		t.Errorf("the zero Routes: %+v", got)
+	}
+}
+
+type placed struct {
+	Total int `json:"total"`
+}
+
+func TestTypes(t *testing.T) {
+	t.Parallel()
+	types := outbox.NewTypes()
+	if err := outbox.Register[placed](types, "order.placed", outbox.Route{Exchange: "orders"}); err != nil {
+		t.Fatal(err)
+	}
+	m, err := types.New(placed{7})
+	if err != nil || m.Name != "order.placed" || string(m.Body) != `{"total":7}` || m.Route.Exchange != "orders" || m.ID.Version() != 7 {
+		t.Errorf("%+v, %v", m, err)
+	}
+	if _, err := types.New(&placed{}); err == nil {
+		t.Error("an unregistered type was accepted")
+	}
+	if _, err := types.New(nil); err == nil {
+		t.Error("nil was accepted")
+	}
+	for name, err := range map[string]error{
+		"twice":     outbox.Register[placed](types, "order.placed", outbox.Route{}),
+		"name":      outbox.Register[int](types, "Nope", outbox.Route{}),
+		"route":     outbox.Register[int](types, "int", outbox.Route{Exchange: "\x00"}),
+		"interface": outbox.Register[error](types, "err", outbox.Route{}),
+	} {
+		if err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+}
+
+func TestNewRefusesWhatIsNotJSON(t *testing.T) {
+	t.Parallel()
+	if _, err := outbox.New("a", func() {}); err == nil {
+		t.Error("accepted")
+	}
+}
+
+func TestLaneOf(t *testing.T) {
+	t.Parallel()
+	// Stored rows depend on these: they must never change.
+	for key, want := range map[string]int{"a": 0, "order-1": 2, "ü": 7} {
+		if got := outbox.LaneOf(outbox.Message{Key: key}); got != want {
+			t.Errorf("LaneOf(%q) = %d, want %d", key, got, want)
+		}
+	}
+	used := map[int]bool{}
+	for range 1000 {
+		m, err := outbox.New("a", 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		used[outbox.LaneOf(m)] = true
+	}
+	if len(used) != outbox.Lanes {
+		t.Errorf("unkeyed messages use %d lanes", len(used))
+	}
+}
+
+func TestClassOf(t *testing.T) {
+	t.Parallel()
+	for want, err := range map[outbox.Class]error{
+		outbox.Retryable: errors.New("x"),
+		outbox.Blocked:   fmt.Errorf("wrapped: %w", &outbox.PublishError{Class: outbox.Blocked}),
+	} {
+		if got := outbox.ClassOf(err); got != want {
+			t.Errorf("ClassOf(%v) = %s", err, got)
+		}
+	}
+}

@@ -1,0 +1,192 @@
+package outboxpgx_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest"
+)
+
+// withDeadLetters has three: names a, b, c, keys ka, kb, kc; b died of unroutable, the others of permanent failures.
+func withDeadLetters(t *testing.T) (*fixture, map[string]uuid.UUID) {
+	t.Helper()
+	f := setup(t, outboxpgx.SourceConfig{})
+	publisher := outboxtest.NewPublisher()
+	publisher.Respond(func(m outbox.Message) error {
+		class := outbox.Permanent
+		if m.Name == "b" {
+			class = outbox.Unroutable
+		}
+		return &outbox.PublishError{Class: class, Err: errors.New("no place for " + m.Name)}
+	})
+	relay := f.relay(t, publisher, outbox.RelayConfig{MaxAttempts: 1})
+	ids := map[string]uuid.UUID{}
+	for _, name := range []string{"a", "b", "c"} {
+		f.write(t, outbox.Message{Name: name, Key: "k" + name, Body: []byte("1"), Headers: map[string]string{"h": name}})
+		_, err := relay.Drain(t.Context(), outbox.Bounds{})
+		must(t, err)
+	}
+	letters, err := f.dead.List(t.Context(), outboxpgx.Filter{})
+	must(t, err)
+	if len(letters) != 3 {
+		t.Fatalf("%d dead letters", len(letters))
+	}
+	for _, l := range letters {
+		ids[l.Name] = l.ID
+	}
+	return f, ids
+}
+
+func TestDeadLetterFilters(t *testing.T) {
+	t.Parallel()
+	f, ids := withDeadLetters(t)
+	for name, tc := range map[string]struct {
+		filter outboxpgx.Filter
+		want   []string
+	}{
+		"all":       {outboxpgx.Filter{}, []string{"a", "b", "c"}},
+		"class":     {outboxpgx.Filter{Class: outbox.Unroutable}, []string{"b"}},
+		"name":      {outboxpgx.Filter{Name: "c"}, []string{"c"}},
+		"key":       {outboxpgx.Filter{Key: "ka"}, []string{"a"}},
+		"ids":       {outboxpgx.Filter{IDs: []uuid.UUID{ids["a"], ids["c"]}}, []string{"a", "c"}},
+		"no ids":    {outboxpgx.Filter{IDs: []uuid.UUID{}}, nil},
+		"limit":     {outboxpgx.Filter{Limit: 2}, []string{"a", "b"}},
+		"age":       {outboxpgx.Filter{OlderThan: time.Hour}, nil},
+		"age met":   {outboxpgx.Filter{OlderThan: time.Microsecond}, []string{"a", "b", "c"}},
+		"both":      {outboxpgx.Filter{Class: outbox.Permanent, Name: "a"}, []string{"a"}},
+		"no letter": {outboxpgx.Filter{Class: outbox.Permanent, Name: "b"}, nil},
+	} {
+		letters, err := f.dead.List(t.Context(), tc.filter)
+		must(t, err)
+		var got []string
+		for _, l := range letters {
+			got = append(got, l.Name)
+		}
+		if !slices.Equal(got, tc.want) {
+			t.Errorf("%s: %v, want %v", name, got, tc.want)
+		}
+	}
+	for _, bad := range []outboxpgx.Filter{{Limit: -1}, {OlderThan: -1}} {
+		if _, err := f.dead.Remove(t.Context(), bad); err == nil {
+			t.Errorf("%+v was accepted", bad)
+		}
+	}
+}
+
+func TestDeadLetterShow(t *testing.T) {
+	t.Parallel()
+	f, ids := withDeadLetters(t)
+	l, err := f.dead.Show(t.Context(), ids["b"])
+	must(t, err)
+	if l.Name != "b" || l.Key != "kb" || l.Headers["h"] != "b" || string(l.Body) != "1" || l.Attempts != 1 ||
+		l.Class != outbox.Unroutable || l.Err != "outbox: publish: unroutable: no place for b" || l.DiedAt.IsZero() {
+		t.Errorf("%+v", l)
+	}
+	if _, err := f.dead.Show(t.Context(), uuid.New()); !errors.Is(err, outboxpgx.ErrNotFound) {
+		t.Errorf("an unknown id: %v", err)
+	}
+}
+
+func TestDeadLetterRetryReentersAtTheTail(t *testing.T) {
+	t.Parallel()
+	f, _ := withDeadLetters(t)
+	f.write(t, outbox.Message{Name: "later", Key: "ka", Body: []byte("2")})
+	n, err := f.dead.Retry(t.Context(), outboxpgx.Filter{Class: outbox.Permanent})
+	must(t, err)
+	if n != 2 {
+		t.Errorf("%d moved, want 2", n)
+	}
+	publisher := outboxtest.NewPublisher()
+	drain(t, f.relay(t, publisher, outbox.RelayConfig{}), 3)
+	var key []string
+	for _, m := range publisher.Received() {
+		if m.Attempts != 0 {
+			t.Errorf("%s has %d attempts", m.Name, m.Attempts)
+		}
+		if m.Key == "ka" {
+			key = append(key, m.Name)
+		}
+	}
+	if !slices.Equal(key, []string{"later", "a"}) {
+		t.Errorf("the key went out as %v", key)
+	}
+	letters, err := f.dead.List(t.Context(), outboxpgx.Filter{})
+	must(t, err)
+	if len(letters) != 1 || letters[0].Name != "b" {
+		t.Errorf("left: %+v", letters)
+	}
+}
+
+func TestDeadLetterRemove(t *testing.T) {
+	t.Parallel()
+	f, ids := withDeadLetters(t)
+	n, err := f.dead.Remove(t.Context(), outboxpgx.Filter{IDs: []uuid.UUID{ids["a"]}})
+	must(t, err)
+	stats, err := f.source.Stats(t.Context())
+	must(t, err)
+	if n != 1 || stats.Dead != 2 {
+		t.Errorf("%d removed, %+v", n, stats)
+	}
+}
+
+func TestRetentionAndPrune(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.SourceConfig{Retention: time.Hour})
+	f.write(t, keyed(10, 150)...)
+	report, err := f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{}).Drain(t.Context(), outbox.Bounds{Limit: 2000})
+	must(t, err)
+	if report.Published != 1500 {
+		t.Fatalf("%+v", report)
+	}
+	kept := func() (n int) {
+		must(t, f.pool.QueryRow(t.Context(), `SELECT count(*) FROM holdfast_outbox WHERE published_at IS NOT NULL`).Scan(&n))
+		return n
+	}
+	n, err := f.source.Prune(t.Context())
+	must(t, err)
+	if n != 0 || kept() != 1500 {
+		t.Errorf("%d pruned too early, %d kept", n, kept())
+	}
+	_, err = f.pool.Exec(t.Context(), `UPDATE holdfast_outbox SET published_at = published_at - interval '2 hours' WHERE seq % 10 <> 0`)
+	must(t, err)
+	f.write(t, outbox.Message{Name: "new", Body: []byte("1")})
+	n, err = f.source.Prune(t.Context())
+	must(t, err)
+	if n != 1350 || kept() != 150 {
+		t.Errorf("%d pruned, %d kept", n, kept())
+	}
+	stats, err := f.source.Stats(t.Context())
+	must(t, err)
+	if stats.Ready != 1 || stats.OldestAge <= 0 || stats.OldestAge > time.Minute {
+		t.Errorf("%+v", stats)
+	}
+}
+
+func TestBatchIsBoundedInBytes(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.SourceConfig{MaxBatchBytes: 1 << 20, LanesPerClaim: outbox.Lanes})
+	big := make([]byte, 400<<10)
+	for i := range 10 {
+		f.write(t, outbox.Message{Name: "blob", ContentType: "application/octet-stream", Key: fmt.Sprint(i), Body: big})
+	}
+	batch, err := f.source.Claim(context.WithoutCancel(t.Context()), outbox.ClaimRequest{Limit: 100, Lease: time.Minute})
+	must(t, err)
+	if n := len(batch.Messages); n != 3 { // the third begins below the bound
+		t.Errorf("%d messages of 400 KiB in a batch of 1 MiB", n)
+	}
+	_, err = f.source.Settle(t.Context(), batch, nil)
+	must(t, err)
+	report, err := f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{}).Drain(t.Context(), outbox.Bounds{})
+	must(t, err)
+	if report.Published != 10 {
+		t.Errorf("%+v", report)
+	}
+}
