@@ -1,0 +1,326 @@
+package idempotencyredis_test
+
+import (
+	"context"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
+	"github.com/holdfast-go/holdfast/internal/redistest"
+)
+
+const key = idempotency.Key("a0eebc999c0b4ef8bb6d6bb9bd380a11")
+
+var fp = idempotency.FingerprintOf("request")
+
+func begin(t *testing.T, s *idempotencyredis.Store, c idempotency.Claim) idempotency.Outcome {
+	t.Helper()
+	out, err := s.Begin(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func hash(t *testing.T, client *redis.Client, name string) map[string]string {
+	t.Helper()
+	fields, err := client.HGetAll(t.Context(), name).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fields
+}
+
+// near checks a TTL: not above want, and not more than a minute below it.
+func near(t *testing.T, client *redis.Client, name string, want time.Duration) {
+	t.Helper()
+	ttl, err := client.PTTL(t.Context(), name).Result()
+	if err != nil || ttl > want || ttl < want-time.Minute || ttl <= 0 {
+		t.Errorf("TTL of %s is %v, %v; want %v", name, ttl, err, want)
+	}
+}
+
+func TestLayout(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	s := newStore(t, client, idempotencyredis.Config{})
+	record, lock := "idempotency:"+string(key), "idempotency:lock:"+string(key)
+	c := idempotency.NewClaim(key, fp)
+
+	begin(t, s, c)
+	fields := hash(t, client, record)
+	created := fields["created"]
+	if fields["status"] != "processing" || fields["token"] != c.Token || fields["fp"] != fp.Sum || fields["fpv"] != "1" || len(created) != 13 {
+		t.Errorf("processing: %v", fields)
+	}
+	if token := client.Get(t.Context(), lock).Val(); token != c.Token {
+		t.Errorf("lock holds %q, want the token", token)
+	}
+	near(t, client, lock, 30*time.Second)
+	near(t, client, record, 30*time.Second)
+
+	resp := idempotency.Response{Status: 201, Header: map[string][]string{"Location": {"/1"}}, Body: []byte(`{"id":1}`)}
+	if err := s.Complete(t.Context(), c, resp); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{
+		"status": "completed", "token": c.Token, "fp": fp.Sum, "fpv": "1",
+		"code": "201", "hdr": `{"Location":["/1"]}`, "body": `{"id":1}`, "created": created,
+	}
+	fields = hash(t, client, record)
+	for name, value := range want {
+		if fields[name] != value {
+			t.Errorf("completed: %s = %q, want %q", name, fields[name], value)
+		}
+	}
+	if len(fields) != len(want) || client.Exists(t.Context(), lock).Val() != 0 {
+		t.Errorf("completed: %v, or the lock is still there", fields)
+	}
+	near(t, client, record, 48*time.Hour)
+}
+
+func TestRecordsOfOtherSystems(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	s := newStore(t, client, idempotencyredis.Config{})
+	record, lock := "idempotency:"+string(key), "idempotency:lock:"+string(key)
+	for name, tt := range map[string]struct {
+		fields map[string]any
+		lock   string
+		want   idempotency.State
+		status int
+		body   string
+	}{
+		"completed":               {map[string]any{"status": "completed", "response": `{"id":1}`}, "", idempotency.Completed, 200, `{"id":1}`},
+		"completed, still locked": {map[string]any{"status": "completed", "response": `{}`}, "x", idempotency.Completed, 200, `{}`},
+		"completed, no response":  {map[string]any{"status": "completed"}, "", idempotency.Completed, 0, ""},
+		"damaged code":            {map[string]any{"status": "completed", "code": "abc"}, "", idempotency.Completed, 0, ""},
+		"damaged headers":         {map[string]any{"status": "completed", "code": "200", "hdr": "["}, "", idempotency.Completed, 0, ""},
+		"processing, locked":      {map[string]any{"status": "processing"}, "1", idempotency.InProgress, 0, ""},
+		"locked, no record yet":   {nil, "1", idempotency.InProgress, 0, ""},
+		"processing, no lock":     {map[string]any{"status": "processing", "response": "old"}, "", idempotency.Acquired, 0, ""},
+	} {
+		client.Del(t.Context(), record, lock)
+		if tt.fields != nil {
+			client.HSet(t.Context(), record, tt.fields)
+		}
+		if tt.lock != "" {
+			client.Set(t.Context(), lock, tt.lock, 0) // without an end, as a crash between two commands leaves it
+		}
+		out := begin(t, s, idempotency.NewClaim(key, fp))
+		if out.State != tt.want || out.Response.Status != tt.status || string(out.Response.Body) != tt.body {
+			t.Errorf("%s: %+v", name, out)
+		}
+		if fp.Conflicts(out.Fingerprint) {
+			t.Errorf("%s: fingerprint %+v", name, out.Fingerprint)
+		}
+		if out.State == idempotency.InProgress {
+			near(t, client, lock, 30*time.Second)
+		}
+		if tt.status == 200 && out.Response.Header.Get("Content-Type") != "application/json" {
+			t.Errorf("%s: headers %v", name, out.Response.Header)
+		}
+	}
+}
+
+// A processing record counts only while the lock holds its token.
+func TestProcessingEndsWithItsLock(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	s := newStore(t, client, idempotencyredis.Config{})
+	first := idempotency.NewClaim(key, fp)
+	begin(t, s, first)
+	client.Del(t.Context(), "idempotency:lock:"+string(key))
+	second := idempotency.NewClaim(key, idempotency.FingerprintOf("other"))
+	if out := begin(t, s, second); out.State != idempotency.Acquired {
+		t.Errorf("Begin without the lock = %+v", out)
+	}
+	if err := s.Complete(t.Context(), first, idempotency.Response{Status: 200}); err == nil {
+		t.Error("the first run completed the second one's record")
+	}
+	client.Set(t.Context(), "idempotency:lock:"+string(key), "a third", time.Minute)
+	if out := begin(t, s, first); out.State != idempotency.InProgress || out.Fingerprint != (idempotency.Fingerprint{}) {
+		t.Errorf("Begin below a lock of another run = %+v", out)
+	}
+}
+
+func TestWrongTypes(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	s := newStore(t, client, idempotencyredis.Config{})
+	client.Set(t.Context(), "idempotency:"+string(key), "text", 0)
+	_, err := s.Begin(t.Context(), idempotency.NewClaim(key, fp))
+	if err == nil || !strings.Contains(err.Error(), "another type") {
+		t.Errorf("record is a string: %v", err)
+	}
+	client.Del(t.Context(), "idempotency:"+string(key))
+	client.SAdd(t.Context(), "idempotency:lock:"+string(key), "x")
+	c := idempotency.NewClaim(key, fp)
+	_, err = s.Begin(t.Context(), c)
+	if err == nil || !strings.Contains(err.Error(), "another type") {
+		t.Errorf("lock is a set: %v", err)
+	}
+	if err := s.Complete(t.Context(), c, idempotency.Response{}); err == nil || !strings.Contains(err.Error(), "another type") {
+		t.Errorf("lock is a set: %v", err)
+	}
+}
+
+// trips counts commands on their way to the server.
+type trips struct{ n atomic.Int64 }
+
+func (*trips) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (h *trips) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		h.n.Add(1)
+		return next(ctx, cmd)
+	}
+}
+
+func (*trips) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func TestRoundTrips(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	s := newStore(t, client, idempotencyredis.Config{})
+	run := func(k idempotency.Key) {
+		c := idempotency.NewClaim(k, fp)
+		if begin(t, s, c).State == idempotency.Acquired {
+			if err := s.Complete(t.Context(), c, idempotency.Response{Status: 200}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	run(idempotency.NewKey()) // the server may have to be taught the scripts
+	hook := &trips{}
+	client.AddHook(hook)
+	run(key)
+	if n := hook.n.Swap(0); n != 2 {
+		t.Errorf("first run: %d round trips, want 2", n)
+	}
+	run(key)
+	if n := hook.n.Load(); n != 1 {
+		t.Errorf("replay: %d round trips, want 1", n)
+	}
+}
+
+// A cluster client that dials nowhere tells the names by the slots it asks for.
+func TestKeyNames(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		client func(hook redis.Hook) redis.UniversalClient
+		cfg    idempotencyredis.Config
+		key    idempotency.Key
+		want   []string
+	}{
+		"literal": {single, idempotencyredis.Config{}, key,
+			[]string{"idempotency:" + string(key), "idempotency:lock:" + string(key)}},
+		"prefix": {single, idempotencyredis.Config{Prefix: "app:idem"}, key,
+			[]string{"app:idem:" + string(key), "app:idem:lock:" + string(key)}},
+		"scope": {single, idempotencyredis.Config{}, key.In("{a}:b"),
+			[]string{"idempotency:@%7Ba%7D%3Ab:" + string(key), "idempotency:lock:@%7Ba%7D%3Ab:" + string(key)}},
+		"asked for": {single, idempotencyredis.Config{HashTag: true}, key,
+			[]string{"idempotency:{" + string(key) + "}", "idempotency:lock:{" + string(key) + "}"}},
+		"cluster": {cluster, idempotencyredis.Config{}, key.In("a"),
+			[]string{"idempotency:{@a:" + string(key) + "}", "idempotency:lock:{@a:" + string(key) + "}"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			hook := &names{}
+			client := tt.client(hook)
+			defer func() { _ = client.Close() }()
+			s := newStore(t, client, tt.cfg)
+			_, _ = s.Begin(t.Context(), idempotency.NewClaim(tt.key, fp))
+			if strings.Join(hook.keys, " ") != strings.Join(tt.want, " ") {
+				t.Errorf("keys %q, want %q", hook.keys, tt.want)
+			}
+		})
+	}
+}
+
+func nowhere(context.Context, string, string) (net.Conn, error) { return nil, net.ErrClosed }
+
+func single(hook redis.Hook) redis.UniversalClient {
+	c := redis.NewClient(&redis.Options{Dialer: nowhere})
+	c.AddHook(hook)
+	return c
+}
+
+func cluster(hook redis.Hook) redis.UniversalClient {
+	c := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"nowhere:1"}, Dialer: nowhere})
+	c.AddHook(hook)
+	return c
+}
+
+// names remembers the keys of a script and sends nothing.
+type names struct {
+	trips
+	keys []string
+}
+
+func (h *names) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(_ context.Context, cmd redis.Cmder) error {
+		if args := cmd.Args(); len(args) > 4 && args[0] == "evalsha" {
+			h.keys = []string{args[3].(string), args[4].(string)}
+		}
+		cmd.SetErr(net.ErrClosed)
+		return net.ErrClosed
+	}
+}
+
+func TestConfig(t *testing.T) {
+	t.Parallel()
+	if _, err := idempotencyredis.NewStore(nil, idempotencyredis.Config{}); err == nil {
+		t.Error("no client: no error")
+	}
+	client := single(&names{})
+	defer func() { _ = client.Close() }()
+	_, err := idempotencyredis.NewStore(client, idempotencyredis.Config{Prefix: "{x}", Lease: time.Nanosecond, Retention: -1})
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, field := range []string{"Prefix", "Lease", "Retention"} {
+		if !strings.Contains(err.Error(), field) {
+			t.Errorf("error does not name %s: %v", field, err)
+		}
+	}
+}
+
+func TestServerDown(t *testing.T) {
+	t.Parallel()
+	client := redis.NewClient(&redis.Options{Dialer: nowhere, MaxRetries: -1})
+	defer func() { _ = client.Close() }()
+	s, c := newStore(t, client, idempotencyredis.Config{}), idempotency.NewClaim(key, fp)
+	_, err := s.Begin(t.Context(), c)
+	for what, err := range map[string]error{
+		"Begin": err, "Extend": s.Extend(t.Context(), c), "Release": s.Release(t.Context(), c),
+		"Complete": s.Complete(t.Context(), c, idempotency.Response{Status: 200}),
+	} {
+		if err == nil || strings.Contains(err.Error(), string(key)) {
+			t.Errorf("%s = %v; want an error without the key", what, err)
+		}
+	}
+	if _, err := s.Check(t.Context()); err == nil {
+		t.Error("Check of a server that is down: no error")
+	}
+}
+
+func TestCheck(t *testing.T) {
+	t.Parallel()
+	findings, err := newStore(t, redistest.New(t), idempotencyredis.Config{}).Check(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range findings { // the shared server may be limited
+		if f.Component == "" || f.Problem == "" || f.Mend == "" {
+			t.Errorf("finding %+v", f)
+		}
+	}
+}

@@ -1,0 +1,311 @@
+package idempotency_test
+
+import (
+	"bufio"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
+)
+
+func protect(t *testing.T, store idempotency.Store, cfg idempotency.MiddlewareConfig, fn http.HandlerFunc) http.Handler {
+	t.Helper()
+	if cfg.Scope == nil {
+		cfg.Scope = idempotency.GlobalScope
+	}
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	middleware, err := idempotency.NewMiddleware(store, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return middleware(fn)
+}
+
+func send(h http.Handler, r *http.Request) *httptest.ResponseRecorder {
+	rec := httptest.NewRecorder()
+	h.ServeHTTP(rec, r)
+	return rec
+}
+
+func post(key string, body io.Reader) *http.Request {
+	r := httptest.NewRequest(http.MethodPost, "/", body)
+	r.Header.Set(idempotency.Header, key)
+	return r
+}
+
+func wantCode(t *testing.T, what string, rec *httptest.ResponseRecorder, status int, code string) {
+	t.Helper()
+	if rec.Code != status || !strings.Contains(rec.Body.String(), `"code":"`+code+`"`) {
+		t.Errorf("%s: %d %s; want %d %s", what, rec.Code, rec.Body, status, code)
+	}
+}
+
+func unreached(t *testing.T) http.HandlerFunc {
+	return func(_ http.ResponseWriter, r *http.Request) { t.Errorf("handler ran: %s %v", r.Method, r.Header) }
+}
+
+func TestBadKeysReachNothing(t *testing.T) {
+	t.Parallel()
+	store := &faulty{Store: idempotencytest.NewStore(), begin: func() error {
+		t.Error("store was asked")
+		return nil
+	}}
+	h := protect(t, store, idempotency.MiddlewareConfig{}, unreached(t))
+	for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodPatch} {
+		wantCode(t, method, send(h, httptest.NewRequest(method, "/", nil)), 400, idempotency.CodeKeyRequired)
+	}
+	for name, header := range malformed {
+		wantCode(t, name, send(h, post(header, nil)), 400, idempotency.CodeKeyInvalid)
+	}
+	twice := post(goodKey, nil)
+	twice.Header.Add(idempotency.Header, goodKey)
+	wantCode(t, "twice", send(h, twice), 400, idempotency.CodeKeyInvalid)
+}
+
+func TestOtherMethodsPass(t *testing.T) {
+	t.Parallel()
+	h := protect(t, &faulty{begin: down}, idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, r *http.Request) {
+		if _, ok := idempotency.ClaimFrom(r.Context()); ok {
+			t.Errorf("%s has a claim", r.Method)
+		}
+		w.WriteHeader(http.StatusTeapot)
+	})
+	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodDelete} {
+		if rec := send(h, httptest.NewRequest(method, "/", nil)); rec.Code != http.StatusTeapot {
+			t.Errorf("%s: %d", method, rec.Code)
+		}
+	}
+}
+
+func TestStoreDown(t *testing.T) {
+	t.Parallel()
+	h := protect(t, &faulty{begin: down}, idempotency.MiddlewareConfig{}, unreached(t))
+	rec := send(h, post(goodKey, nil))
+	wantCode(t, "down", rec, 503, idempotency.CodeStoreUnavailable)
+	if rec.Header().Get("Retry-After") == "" || strings.Contains(rec.Body.String(), errDown.Error()) {
+		t.Errorf("headers %v, body %s", rec.Header(), rec.Body)
+	}
+}
+
+func TestCompletionFailedKeepsTheLease(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		runs := 0
+		store := &faulty{Store: idempotencytest.NewStore(), complete: down}
+		h := protect(t, store, idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, _ *http.Request) {
+			runs++
+			w.WriteHeader(http.StatusCreated)
+		})
+		if rec := send(h, post(goodKey, nil)); rec.Code != 201 {
+			t.Errorf("first: %d; the client must get what was done", rec.Code)
+		}
+		rec := send(h, post(goodKey, nil))
+		wantCode(t, "again", rec, 409, idempotency.CodeKeyInUse)
+		if rec.Header().Get("Retry-After") != "30" || runs != 1 {
+			t.Errorf("Retry-After %q, %d runs", rec.Header().Get("Retry-After"), runs)
+		}
+		time.Sleep(29*time.Second + time.Millisecond)
+		if rec := send(h, post(goodKey, nil)); rec.Header().Get("Retry-After") != "1" {
+			t.Errorf("Retry-After %q; want what is left, rounded up", rec.Header().Get("Retry-After"))
+		}
+	})
+}
+
+func TestRequestBodyLimit(t *testing.T) {
+	t.Parallel()
+	read := ""
+	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{MaxRequestBytes: 10},
+		func(_ http.ResponseWriter, r *http.Request) {
+			body, err := io.ReadAll(r.Body)
+			if read = string(body); err != nil {
+				t.Error(err)
+			}
+		})
+	chunked := func(body string) *http.Request {
+		r := post(string(idempotency.NewKey()), struct{ io.Reader }{strings.NewReader(body)})
+		r.ContentLength = -1
+		return r
+	}
+	key := string(idempotency.NewKey())
+	for what, r := range map[string]*http.Request{
+		"declared": post(key, strings.NewReader(strings.Repeat("x", 11))),
+		"chunked":  chunked(strings.Repeat("x", 11)),
+		"endless":  post(key, io.MultiReader(strings.NewReader("x"), endless{})),
+	} {
+		wantCode(t, what, send(h, r), 413, idempotency.CodeRequestTooLarge)
+	}
+	if read != "" {
+		t.Errorf("handler read %q", read)
+	}
+	for _, body := range []string{"0123456789", ""} {
+		if rec := send(h, chunked(body)); rec.Code != 200 || read != body {
+			t.Errorf("%q: %d, handler read %q", body, rec.Code, read)
+		}
+	}
+	if rec := send(h, post(key, strings.NewReader("short"))); rec.Code != 200 || read != "short" {
+		t.Errorf("the key of a refused body: %d, handler read %q", rec.Code, read)
+	}
+	wantCode(t, "broken", send(h, post(key, broken{})), 400, idempotency.CodeInvalidRequest)
+}
+
+type endless struct{}
+
+func (endless) Read(p []byte) (int, error) { return len(p), nil }
+
+type broken struct{}
+
+func (broken) Read([]byte) (int, error) { return 0, errors.New("connection reset") }
+
+func TestDeniedHeadersAreNeverReplayed(t *testing.T) {
+	t.Parallel()
+	denied := []string{
+		"Set-Cookie", "Date", "Connection", "Keep-Alive", "Transfer-Encoding", "Trailer", "Upgrade", "Www-Authenticate",
+		"Access-Control-Allow-Origin", "Ratelimit-Remaining", "X-Ratelimit-Reset", "Retry-After", "Authorization",
+	}
+	for _, name := range denied {
+		_, err := idempotency.NewMiddleware(idempotencytest.NewStore(), idempotency.MiddlewareConfig{
+			Scope: idempotency.GlobalScope, KeepHeaders: []string{"Location", strings.ToLower(name)},
+		})
+		if err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("KeepHeaders with %s: %v", name, err)
+		}
+	}
+
+	// A record that another system wrote may hold anything.
+	store, header := idempotencytest.NewStore(), http.Header{"Location": {"/1"}}
+	for _, name := range denied {
+		header[name] = []string{"x"}
+	}
+	h := protect(t, store, idempotency.MiddlewareConfig{}, func(_ http.ResponseWriter, r *http.Request) {
+		claim, _ := idempotency.ClaimFrom(r.Context())
+		claim.Settle(idempotency.Outcome{
+			State: idempotency.Completed, Fingerprint: claim.Fingerprint,
+			Response: idempotency.Response{Status: 201, Header: header},
+		}, false)
+	})
+	for range 2 {
+		rec := send(h, post(goodKey, nil))
+		if rec.Code != 201 || rec.Header().Get("Location") != "/1" {
+			t.Errorf("%d %v", rec.Code, rec.Header())
+		}
+		for _, name := range denied {
+			if rec.Header().Get(name) != "" {
+				t.Errorf("%s was sent", name)
+			}
+		}
+	}
+}
+
+func TestKeepHeadersOfYourOwn(t *testing.T) {
+	t.Parallel()
+	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{KeepHeaders: []string{"x-order"}},
+		func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("X-Order", "1")
+			w.Header().Set("Location", "/1")
+		})
+	send(h, post(goodKey, nil))
+	again := send(h, post(goodKey, nil)).Header()
+	if again.Get("X-Order") != "1" || again.Get("Location") != "" {
+		t.Errorf("replayed headers %v", again)
+	}
+}
+
+func TestScope(t *testing.T) {
+	t.Parallel()
+	runs := 0
+	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{
+		Scope: func(r *http.Request) (string, error) {
+			if r.Header.Get("X-User") == "broken" {
+				return "", errDown
+			}
+			return r.Header.Get("X-User"), nil
+		},
+	}, func(http.ResponseWriter, *http.Request) { runs++ })
+	for _, tt := range []struct {
+		user   string
+		status int
+		runs   int
+	}{{"ann", 200, 1}, {"bob", 200, 2}, {"ann", 200, 2}, {"", 500, 2}, {"broken", 500, 2}} {
+		r := post(goodKey, nil)
+		r.Header.Set("X-User", tt.user)
+		if rec := send(h, r); rec.Code != tt.status || runs != tt.runs {
+			t.Errorf("user %q: %d, %d runs; want %d, %d", tt.user, rec.Code, runs, tt.status, tt.runs)
+		}
+	}
+}
+
+func TestMiddlewareConfig(t *testing.T) {
+	t.Parallel()
+	_, err := idempotency.NewMiddleware(nil, idempotency.MiddlewareConfig{
+		Methods: []string{""}, KeepHeaders: []string{"Set-Cookie"},
+		MaxRequestBytes: -1, MaxResponseBytes: -1, StoreTimeout: -1,
+	})
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, field := range []string{"store", "Scope", "Methods", "KeepHeaders", "MaxRequestBytes", "MaxResponseBytes", "StoreTimeout"} {
+		if !strings.Contains(err.Error(), field) {
+			t.Errorf("error does not name %s: %v", field, err)
+		}
+	}
+}
+
+func TestHijackLeavesATombstone(t *testing.T) {
+	t.Parallel()
+	runs := 0
+	server := httptest.NewServer(protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{},
+		func(w http.ResponseWriter, _ *http.Request) {
+			runs++
+			conn, _, err := http.NewResponseController(w).Hijack()
+			if err != nil {
+				t.Errorf("Hijack: %v", err)
+				return
+			}
+			_, _ = io.WriteString(conn, "HTTP/1.1 201 Created\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+			_ = conn.Close()
+		}))
+	defer server.Close()
+	for _, want := range []string{"201", "409", "409"} {
+		conn, err := net.Dial("tcp", server.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nIdempotency-Key: "+goodKey+"\r\n\r\n")
+		line, err := bufio.NewReader(conn).ReadString('\n')
+		if err != nil || !strings.Contains(line, want) {
+			t.Errorf("answer %q, %v; want %s", line, err, want)
+		}
+		_ = conn.Close()
+	}
+	if runs != 1 {
+		t.Errorf("%d runs", runs)
+	}
+}
+
+func TestWriterRefusesWhatItCannotKeep(t *testing.T) {
+	t.Parallel()
+	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, _ *http.Request) {
+		if err := http.NewResponseController(w).SetWriteDeadline(time.Time{}); !errors.Is(err, http.ErrNotSupported) {
+			t.Errorf("SetWriteDeadline = %v", err)
+		}
+		w.WriteHeader(http.StatusEarlyHints)
+		w.WriteHeader(http.StatusNoContent)
+		if _, err := io.WriteString(w, "body"); !errors.Is(err, http.ErrBodyNotAllowed) {
+			t.Errorf("Write after 204 = %v", err)
+		}
+	})
+	for range 2 {
+		if rec := send(h, post(goodKey, nil)); rec.Code != 204 || rec.Body.Len() != 0 {
+			t.Errorf("%d %q", rec.Code, rec.Body)
+		}
+	}
+}
