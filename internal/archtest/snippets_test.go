@@ -1,0 +1,162 @@
+package archtest_test
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	amqp "github.com/rabbitmq/amqp091-go"
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/expirypgx"
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+	"github.com/holdfast-go/holdfast/ratelimit"
+	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
+	"github.com/holdfast-go/holdfast/txretry"
+)
+
+// The code of the README, so that the compiler reads it too: TestReadme finds
+// every Go block of the README in this file.
+
+type order struct {
+	ID string `json:"id"`
+}
+
+func writerSnippet(ctx context.Context, pool *pgxpool.Pool, o order) error {
+	// snippet: write
+	manager, err := txretry.New(pool, txretry.Config{})
+	if err != nil {
+		return err
+	}
+	writer, err := outboxpgx.NewWriter(outboxpgx.WriterConfig{})
+	if err != nil {
+		return err
+	}
+	err = manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "INSERT INTO orders (id) VALUES ($1)", o.ID); err != nil {
+			return err
+		}
+		m, err := outbox.New("order.placed", o)
+		if err != nil {
+			return err
+		}
+		m.Key = o.ID // messages of one order stay in order
+		return writer.Write(ctx, tx, m)
+	})
+	// end
+	return err
+}
+
+func relaySnippet(ctx context.Context, pool *pgxpool.Pool, dial func(context.Context) (*amqp.Connection, error)) error {
+	// snippet: relay
+	source, err := outboxpgx.NewSource(pool, outboxpgx.SourceConfig{})
+	if err != nil {
+		return err
+	}
+	publisher, err := outboxamqp.NewPublisher(dial, outboxamqp.Config{Exchange: "shop"})
+	if err != nil {
+		return err
+	}
+	relay, err := outbox.NewRelay(source, outbox.Transports{"": publisher}, outbox.RelayConfig{})
+	if err != nil {
+		return err
+	}
+	go func() { _ = publisher.Run(ctx) }() // keeps the connection
+	return relay.Run(ctx)                  // until ctx is cancelled, whatever fails
+	// end
+}
+
+func inboxSnippet(ctx context.Context, manager *txretry.Manager, dial func(context.Context) (*amqp.Connection, error)) error {
+	// snippet: inbox
+	processor, err := inboxpgx.NewProcessor(manager, inboxpgx.Config{Consumer: "billing"})
+	if err != nil {
+		return err
+	}
+	err = inboxpgx.Handle(processor, "order.placed", func(ctx context.Context, tx pgx.Tx, o order) error {
+		_, err := tx.Exec(ctx, "INSERT INTO invoices (order_id) VALUES ($1)", o.ID)
+		return err
+	}, inboxpgx.HandlerConfig{})
+	if err != nil {
+		return err
+	}
+	consumer, err := inboxamqp.NewConsumer(dial, processor, inboxamqp.Config{
+		Queue:    "billing.orders",
+		Bindings: []inboxamqp.Binding{{Exchange: "shop", Key: "order.*"}},
+	})
+	if err != nil {
+		return err
+	}
+	if err := consumer.Setup(ctx); err != nil { // or declare the queues yourself
+		return err
+	}
+	return consumer.Run(ctx)
+	// end
+}
+
+func middlewareSnippet(client goredis.UniversalClient, handler http.Handler) (http.Handler, error) {
+	// snippet: middleware
+	store, err := idempotencyredis.NewStore(client, idempotencyredis.Config{})
+	if err != nil {
+		return nil, err
+	}
+	once, err := idempotency.NewMiddleware(store, idempotency.MiddlewareConfig{Scope: idempotency.GlobalScope})
+	if err != nil {
+		return nil, err
+	}
+	limiter, err := ratelimitredis.New(client, ratelimitredis.Config{})
+	if err != nil {
+		return nil, err
+	}
+	user := ratelimit.HeaderKey("X-User-Id")
+	limited, err := ratelimit.NewMiddleware(limiter, ratelimit.MiddlewareConfig{
+		Charges: func(r *http.Request) ([]ratelimit.Charge, error) {
+			id, err := user(r)
+			return []ratelimit.Charge{
+				{Limit: ratelimit.Limit{Name: "user", Max: 10}, Key: id},
+				{Limit: ratelimit.Limit{Name: "global", Max: 1000}},
+			}, err
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return limited(once(handler)), nil
+	// end
+}
+
+func expirySnippet(ctx context.Context, pool *pgxpool.Pool, manager *txretry.Manager, writer *outboxpgx.Writer) error {
+	// snippet: expiry
+	store, err := expirypgx.NewStore(manager, pool, expirypgx.Config{
+		Table: "holds",
+		Emit: func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
+			var messages []outbox.Message
+			for _, row := range rows {
+				m, err := outbox.New("hold.expired", map[string]any{"hold": row.ID, "deadline": row.Deadline})
+				if err != nil {
+					return err
+				}
+				m.ID = expiry.EventID("hold.expired", row.ID, row.Deadline) // the same id if it is ever repeated
+				messages = append(messages, m)
+			}
+			return writer.Write(ctx, tx, messages...)
+		},
+	})
+	if err != nil {
+		return err
+	}
+	sweeper, err := expiry.NewSweeper(store, expiry.SweeperConfig{Schedule: expiry.Every(time.Minute)})
+	if err != nil {
+		return err
+	}
+	return sweeper.Run(ctx)
+	// end
+}
