@@ -543,3 +543,52 @@ func TestNewRelayRefuses(t *testing.T) {
 		}
 	}
 }
+
+func TestHooksTellTheOutcomes(t *testing.T) {
+	var published, paused []string
+	var failures []outbox.Failure
+	hooks := outbox.Hooks{
+		OnPublished: func(_ context.Context, m outbox.Message) { published = append(published, string(m.Body)) },
+		OnFailed:    func(_ context.Context, _ outbox.Message, f outbox.Failure) { failures = append(failures, f) },
+		OnPause:     func(_ context.Context, transport string, _ error) { paused = append(paused, transport) },
+	}
+	inBubble(t, outbox.RelayConfig{Hooks: hooks, MaxAttempts: 2, Rand: half}, func(b *bench) {
+		b.publisher.Script(failure(outbox.Unavailable), errors.New("first"), errors.New("second"))
+		b.write(message("k", 1), message("k", 2))
+		if _, err := b.relay.Drain(b.Context(), outbox.Bounds{TimeLimit: time.Minute}); err != nil {
+			b.Error(err)
+		}
+		if !slices.Equal(published, []string{"2"}) || !slices.Equal(paused, []string{""}) || len(failures) != 2 {
+			b.Fatalf("published %v, paused %q, failures %+v", published, paused, failures)
+		}
+		first, second := failures[0], failures[1]
+		if first.Attempt != 1 || first.Dead || first.Delay != time.Second || second.Attempt != 2 || !second.Dead || second.Delay != 0 {
+			b.Errorf("failures %+v", failures)
+		}
+	})
+}
+
+// A relay whose process was frozen wakes up beside the one that took over.
+func TestPausedRelayWakesUpFenced(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		for n := range 4 {
+			b.write(message("k", n))
+		}
+		frozen, err := b.store.Claim(b.Context(), outbox.ClaimRequest{Limit: 10, Lease: 30 * time.Second})
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.publisher.Publish(b.Context(), frozen.Messages[0], func(error) {})
+		stop := b.start()
+		time.Sleep(time.Minute)
+		stop()
+		b.write(message("k", 4))
+		// It goes on with its batch: late, but nothing arrives first out of order, and nothing is lost.
+		stale, err := b.store.Settle(b.Context(), frozen, []outbox.Outcome{{ID: frozen.Messages[0].ID, Verdict: outbox.Dead}})
+		if err != nil || len(stale) != 1 {
+			b.Errorf("stale %v, %v", stale, err)
+		}
+		b.drain(outbox.Bounds{})
+		b.wantReceived("0", "0", "1", "2", "3", "4")
+	})
+}

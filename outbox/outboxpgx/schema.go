@@ -80,7 +80,7 @@ func (c SchemaConfig) withDefaults() SchemaConfig {
 
 // tables are the qualified and quoted names.
 type tables struct {
-	outbox, lanes, dead, migrations string
+	outbox, lanes, dead string
 }
 
 func (c SchemaConfig) tables() (tables, error) {
@@ -91,9 +91,8 @@ func (c SchemaConfig) tables() (tables, error) {
 	outbox, err1 := sqlident.Qualify(c.Schema, c.Table)
 	lanes, err2 := sqlident.Qualify(c.Schema, c.Table+"_lanes")
 	dead, err3 := sqlident.Qualify(c.Schema, c.Table+"_dead")
-	migrations, err4 := sqlident.Qualify(c.Schema, "holdfast_migrations")
-	if err := errors.Join(err1, err2, err3, err4); err != nil {
+	if err := errors.Join(err1, err2, err3); err != nil {
 		return tables{}, fmt.Errorf("outboxpgx: SchemaConfig: %w", err)
 	}
-	return tables{outbox, lanes, dead, migrations}, nil
+	return tables{outbox, lanes, dead}, nil
 }

@@ -1,0 +1,69 @@
+package outboxpgx_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest"
+)
+
+// The network between relays and Postgres fails in every way at moments of its own choosing, lost replies to
+// COMMIT included.
+func TestNetworkFaults(t *testing.T) {
+	t.Parallel()
+	direct := pgtest.New(t)
+	proxy := testenv.NewProxy(t, direct.Config().ConnString())
+	f := setupOn(t, direct, outboxpgx.SourceConfig{})
+	far, err := outboxpgx.NewSource(pgtest.Pool(t, proxy.URL(), 10), outboxpgx.SourceConfig{})
+	must(t, err)
+
+	const keys, n = 40, 100
+	f.write(t, keyed(keys, n)...)
+	publisher := outboxtest.NewPublisher()
+	publisher.Latency(2 * time.Millisecond)
+	var relays []*outbox.Relay
+	for range 2 {
+		relay, err := outbox.NewRelay(far, outbox.Transports{"": publisher}, outbox.RelayConfig{
+			BatchSize: 40, PollInterval: 20 * time.Millisecond, StoreTimeout: 200 * time.Millisecond, PublishTimeout: 500 * time.Millisecond,
+			LeaseTTL: time.Second, ShutdownTimeout: 2 * time.Second, PauseDelay: 10 * time.Millisecond, MaxPauseDelay: 50 * time.Millisecond, Logger: quiet,
+		})
+		must(t, err)
+		relays = append(relays, relay)
+	}
+	stop := run(t, relays...)
+	defer stop()
+	for _, outage := range []func(){proxy.DropReplies, proxy.Cut, proxy.Pause, proxy.DropReplies} {
+		progress(t, publisher, 200)
+		proxy.CutConnections() // noticed or not
+		progress(t, publisher, 200)
+		outage()
+		testenv.Eventually(t, 30*time.Second, func() error {
+			if relays[0].Ready(t.Context()) == nil || relays[1].Ready(t.Context()) == nil {
+				return errors.New("a relay has not noticed the outage")
+			}
+			return nil
+		})
+		proxy.Heal()
+	}
+	f.untilEmpty(t, time.Minute)
+	stop()
+	t.Logf("%d duplicates", checkLedger(t, publisher.Received(), keys, n))
+}
+
+// progress waits until n more messages have arrived, or all.
+func progress(t *testing.T, p *outboxtest.Publisher, n int) {
+	t.Helper()
+	before := len(p.Received())
+	testenv.Eventually(t, 30*time.Second, func() error {
+		if got := len(p.Received()); got < before+n {
+			return fmt.Errorf("%d received", got)
+		}
+		return nil
+	})
+}
