@@ -1,6 +1,9 @@
 package ratelimit
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 // Counter is the stored state of one limit, brought forward to the time of the
 // decision.
@@ -152,4 +155,8 @@ func ceilDiv(a, b int64) int64 {
 	return (a + b - 1) / b
 }
 
-func ms(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
+// ms converts without overflow: a bucket that someone else has filled with
+// nonsense may take longer to drain than a Duration can say.
+func ms(n int64) time.Duration {
+	return time.Duration(min(n, math.MaxInt64/int64(time.Millisecond))) * time.Millisecond
+}

@@ -1,0 +1,80 @@
+package ratelimitredis
+
+import (
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/ratelimit"
+)
+
+// However wrong the client's idea of the server's clock is, the charge lands in
+// the server's window, and the client has learned.
+func TestDrift(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	l, err := New(client, Config{Timeout: 10 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	charges := []ratelimit.Charge{
+		{Limit: ratelimit.Limit{Name: "minute", Max: 100}},
+		{Limit: ratelimit.Limit{Name: "second", Max: 100, Window: time.Second}},
+	}
+	hour := time.Hour.Milliseconds()
+	for n, offset := range []int64{0, 1000, -1000, 60_000, -60_000, hour, -hour, 1000 * hour, -1000 * hour} {
+		l.offset.Store(offset)
+		d, err := l.Allow(t.Context(), charges...)
+		if err != nil || !d.Allowed {
+			t.Fatalf("offset %d ms: %+v, %v", offset, d, err)
+		}
+		if learned := l.offset.Load(); learned < -1000 || learned > 1000 {
+			t.Errorf("offset %d ms: learned %d", offset, learned)
+		}
+		l.offset.Store(offset)
+		if err := l.Refund(t.Context(), d.Charges...); err != nil {
+			t.Errorf("offset %d ms: refund: %v", offset, err)
+		}
+		if d.Limits[0].Remaining != 99 {
+			t.Errorf("decision %d left %d, want 99: all in one window, each given back", n, d.Limits[0].Remaining)
+		}
+	}
+}
+
+// On a cluster every key of a decision carries one hash tag.
+func TestClusterKeysShareOneSlot(t *testing.T) {
+	t.Parallel()
+	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}})
+	defer func() {
+		if err := client.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	l, err := New(client, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	charges, err := ratelimit.Normalize([]ratelimit.Charge{
+		{Limit: ratelimit.Limit{Name: "user", Max: 1}, Key: "{other}"},
+		{Limit: ratelimit.Limit{Name: "tokens", Max: 1, Algorithm: ratelimit.TokenBucket}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var keys []string
+	for _, c := range charges {
+		keys = l.appendKeys(keys, c, 100)
+	}
+	hashed := ratelimit.EncodeKey("{other}")
+	want := []string{
+		"rate_limit:{rl}:user:" + hashed + ":99", "rate_limit:{rl}:user:" + hashed + ":100", "rate_limit:{rl}:user:" + hashed + ":101",
+		"rate_limit:{rl}:tokens:b",
+	}
+	for i := range want {
+		if i >= len(keys) || keys[i] != want[i] {
+			t.Fatalf("the keys are %q, want %q", keys, want)
+		}
+	}
+}

@@ -1,0 +1,292 @@
+package ratelimitredis_test
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"log/slog"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/ratelimit"
+	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
+	"github.com/holdfast-go/holdfast/ratelimit/ratelimittest/conformance"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
+
+// patient is a timeout for tests of what is answered rather than when.
+const patient = 10 * time.Second
+
+func open(t *testing.T, client redis.UniversalClient, cfg ratelimitredis.Config) *ratelimitredis.Limiter {
+	t.Helper()
+	if cfg.Timeout == 0 {
+		cfg.Timeout = patient
+	}
+	l, err := ratelimitredis.New(client, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	conformance.Test(t, func(t *testing.T) ratelimit.Reserver {
+		return open(t, client, ratelimitredis.Config{Prefix: "test:" + rand.Text()})
+	}, func(t *testing.T, body func(t *testing.T)) { body(t) })
+}
+
+func TestConformanceWithTag(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	conformance.Test(t, func(t *testing.T) ratelimit.Reserver {
+		return open(t, client, ratelimitredis.Config{Prefix: "test:" + rand.Text(), Tag: "rl"})
+	}, func(t *testing.T, body func(t *testing.T)) { body(t) })
+}
+
+var (
+	perUser = ratelimit.Limit{Name: "user", Max: 10}
+	global  = ratelimit.Limit{Name: "global", Max: 1000}
+	tokens  = ratelimit.Limit{Name: "calls", Max: 100, Algorithm: ratelimit.TokenBucket}
+)
+
+// The keys are a public format: other systems read them.
+func TestKeysValuesAndTTL(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	l := open(t, client, ratelimitredis.Config{})
+	charges := []ratelimit.Charge{{Limit: perUser, Key: "user-42"}, {Limit: global, Cost: 3}, {Limit: tokens, Key: "x:y"}}
+	d, err := l.Allow(t.Context(), charges...)
+	if err != nil || !d.Allowed {
+		t.Fatalf("%+v, %v", d, err)
+	}
+	minute := strconv.FormatInt(d.At.Unix()/60, 10)
+	want := map[string]string{
+		"rate_limit:user:user-42:" + minute:                     "1",
+		"rate_limit:global:" + minute:                           "3",
+		"rate_limit:calls:" + ratelimit.EncodeKey("x:y") + ":b": "60000:" + strconv.FormatInt(d.At.UnixMilli(), 10),
+	}
+	check := func() {
+		t.Helper()
+		keys, err := client.Keys(t.Context(), "*").Result()
+		if err != nil || len(keys) != len(want) {
+			t.Errorf("there are the keys %v, %v, want %v", keys, err, want)
+		}
+		for key, value := range want {
+			if got, err := client.Get(t.Context(), key).Result(); err != nil || got != value {
+				t.Errorf("%s is %q, %v, want %q", key, got, err, value)
+			}
+			if ttl, err := client.PTTL(t.Context(), key).Result(); err != nil || ttl <= 0 || ttl > 121*time.Second {
+				t.Errorf("%s has the TTL %v, %v", key, ttl, err)
+			}
+		}
+	}
+	check()
+
+	part := []ratelimit.Charge{d.Charges[1]}
+	part[0].Cost = 2
+	if err := l.Refund(t.Context(), part...); err != nil {
+		t.Fatal(err)
+	}
+	want["rate_limit:global:"+minute] = "1"
+	check()
+	if err := l.Refund(t.Context(), d.Charges[0]); err != nil {
+		t.Fatal(err)
+	}
+	delete(want, "rate_limit:user:user-42:"+minute)
+	check()
+}
+
+// What others left under our names does not break a decision.
+func TestForeignValues(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	l := open(t, client, ratelimitredis.Config{})
+	now, err := client.Time(t.Context()).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := func(value string) {
+		t.Helper()
+		for m := now.Unix()/60 - 1; m <= now.Unix()/60+2; m++ {
+			if err := client.Set(t.Context(), "rate_limit:user:"+strconv.FormatInt(m, 10), value, time.Minute).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := client.Set(t.Context(), "rate_limit:calls:b", value, time.Minute).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, value := range []string{"", "x", "nan", "-nan", "-5", "-inf", "0x", "1:2:3", ":"} {
+		set(value)
+		d, err := l.Allow(t.Context(), ratelimit.Charge{Limit: perUser}, ratelimit.Charge{Limit: tokens})
+		if err != nil || !d.Allowed || d.Limits[0].Remaining != 9 || d.Limits[1].Remaining != 99 {
+			t.Errorf("with %q: %+v, %v", value, d, err)
+		}
+	}
+	for _, value := range []string{"1e300", "inf", "9223372036854775807", "99999999999999999999"} {
+		set(value)
+		if d, err := l.Allow(t.Context(), ratelimit.Charge{Limit: perUser}); err != nil || d.Allowed {
+			t.Errorf("with %q: %+v, %v, want a denial", value, d, err)
+		}
+	}
+	set("6000000000:1")
+	if d, err := l.Allow(t.Context(), ratelimit.Charge{Limit: tokens}); err != nil || !d.Allowed {
+		t.Errorf("with an old bucket: %+v, %v", d, err)
+	}
+	for _, value := range []string{"99999999999999999999:1", "99999999999999999999:99999999999999", "6000001:99999999999999"} {
+		set(value)
+		if d, err := l.Allow(t.Context(), ratelimit.Charge{Limit: tokens}); err != nil || d.Allowed || d.RetryAfter <= 0 {
+			t.Errorf("with a bucket of %q: %+v, %v, want a denial", value, d, err)
+		}
+	}
+	if err := client.LPush(t.Context(), "rate_limit:list:b", "x").Err(); err != nil {
+		t.Fatal(err)
+	}
+	list := ratelimit.Limit{Name: "list", Max: 1, Algorithm: ratelimit.TokenBucket}
+	if d, err := l.Allow(t.Context(), ratelimit.Charge{Limit: list}); err != nil || !d.Allowed {
+		t.Errorf("with a list: %+v, %v", d, err)
+	}
+}
+
+// noted counts the script calls of a client.
+type noted struct {
+	mu    sync.Mutex
+	calls int
+}
+
+func (n *noted) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (n *noted) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if strings.HasPrefix(cmd.Name(), "eval") {
+			n.mu.Lock()
+			n.calls++
+			n.mu.Unlock()
+		}
+		return next(ctx, cmd)
+	}
+}
+func (n *noted) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (n *noted) take() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	calls := n.calls
+	n.calls = 0
+	return calls
+}
+
+func TestOneRoundTripWhateverTheNumberOfLimits(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	calls := &noted{}
+	client.AddHook(calls)
+	l := open(t, client, ratelimitredis.Config{})
+	c := []ratelimit.Charge{{Limit: perUser, Key: "a"}, {Limit: global}, {Limit: tokens}}
+	if _, err := l.Allow(t.Context(), c...); err != nil { // loads the script
+		t.Fatal(err)
+	}
+	calls.take()
+	for range 20 {
+		if _, err := l.Allow(t.Context(), c...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := calls.take(); n != 20 {
+		t.Errorf("20 decisions took %d calls", n)
+	}
+}
+
+func TestUnavailable(t *testing.T) {
+	t.Parallel()
+	proxy := testenv.NewProxy(t, redistest.URL(t))
+	client := redistest.Client(t, proxy.URL())
+	var mu sync.Mutex
+	var seen []error
+	hooks := ratelimitredis.Hooks{OnUnavailable: func(_ context.Context, err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		seen = append(seen, err)
+	}}
+	deny := open(t, client, ratelimitredis.Config{Timeout: 150 * time.Millisecond, Hooks: hooks})
+	allow := open(t, client, ratelimitredis.Config{Timeout: 150 * time.Millisecond, OnUnavailable: ratelimitredis.Allow, Hooks: hooks, Logger: slog.New(slog.DiscardHandler)})
+	c := ratelimit.Charge{Limit: perUser, Key: "a"}
+	works := func() error {
+		_, err := deny.Allow(t.Context(), c)
+		return err
+	}
+	testenv.Eventually(t, patient, works)
+
+	for name, fault := range map[string]func(){"cut": proxy.Cut, "paused": proxy.Pause} {
+		fault()
+		start := time.Now()
+		if _, err := deny.Allow(t.Context(), c); !errors.Is(err, ratelimit.ErrUnavailable) {
+			t.Errorf("%s: deny says %v", name, err)
+		}
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("%s: the call took %v with a timeout of 150ms", name, took)
+		}
+		if d, err := allow.Allow(t.Context(), c); err != nil || !d.Allowed || !d.Unmetered {
+			t.Errorf("%s: allow says %+v, %v", name, d, err)
+		}
+		if err := allow.Refund(t.Context(), c); !errors.Is(err, ratelimit.ErrUnavailable) {
+			t.Errorf("%s: a refund says %v", name, err)
+		}
+		proxy.Heal()
+		testenv.Eventually(t, patient, works)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if len(seen) < 4 || slices.Contains(seen, nil) {
+		t.Errorf("the hook saw %v", seen)
+	}
+}
+
+func TestCheck(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	if found, err := open(t, client, ratelimitredis.Config{}).Check(t.Context()); err != nil || len(found) > 0 {
+		t.Errorf("found %v, %v", found, err)
+	}
+	gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
+	defer func() {
+		if err := gone.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if _, err := open(t, gone, ratelimitredis.Config{}).Check(t.Context()); err == nil {
+		t.Error("a server that is not there passes")
+	}
+}
+
+func TestNewReportsEveryViolation(t *testing.T) {
+	t.Parallel()
+	if _, err := ratelimitredis.New(nil, ratelimitredis.Config{}); err == nil {
+		t.Error("accepted a nil client")
+	}
+	client := redis.NewClient(&redis.Options{})
+	defer func() {
+		if err := client.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	_, err := ratelimitredis.New(client, ratelimitredis.Config{Prefix: "{x}", Tag: "a}b", Timeout: -1, OnUnavailable: 7})
+	for _, want := range []string{"Prefix", "Tag", "Timeout", "OnUnavailable"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v does not name %s", err, want)
+		}
+	}
+}
