@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -184,6 +185,13 @@ func (r *Relay) endPause(ctx context.Context, name string) {
 	if was {
 		r.cfg.Logger.InfoContext(ctx, "outbox: transport resumed", "transport", name, "failures", p.failures)
 	}
+}
+
+// forgetPauses drops the pauses that are over, when no message is left to try their transports with.
+func (r *Relay) forgetPauses(current []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	maps.DeleteFunc(r.pauses, func(name string, _ pause) bool { return !slices.Contains(current, name) })
 }
 
 func (r *Relay) setLastLook(err error) {

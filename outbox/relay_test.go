@@ -592,3 +592,27 @@ func TestPausedRelayWakesUpFenced(t *testing.T) {
 		b.wantReceived("0", "0", "1", "2", "3", "4")
 	})
 }
+
+func TestPauseIsForgottenWithItsMessages(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		b.publisher.Respond(func(outbox.Message) error { return failure(outbox.Unavailable) })
+		b.write(message("k", 1))
+		defer b.start()()
+		time.Sleep(time.Minute)
+		if b.relay.Ready(b.Context()) == nil {
+			b.Error("Ready while the only transport is down")
+		}
+		// Another relay, with a way to the broker, takes the message.
+		other, err := outbox.NewRelay(b.store, outbox.Transports{"": outboxtest.NewPublisher()}, outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := other.Drain(b.Context(), outbox.Bounds{TimeLimit: time.Minute}); err != nil || len(b.store.List()) > 0 {
+			b.Fatalf("%v, left %d", err, len(b.store.List()))
+		}
+		time.Sleep(time.Minute)
+		if err := b.relay.Ready(b.Context()); err != nil {
+			b.Errorf("Ready: %v", err)
+		}
+	})
+}

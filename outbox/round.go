@@ -47,8 +47,12 @@ func (r *Relay) round(ctx context.Context, limit int) (round, error) {
 func (r *Relay) claim(ctx context.Context, limit int) (Batch, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
 	defer cancel()
-	batch, err := r.source.Claim(ctx, ClaimRequest{Limit: limit, Lease: r.cfg.LeaseTTL, Skip: r.paused()})
+	skip := r.paused()
+	batch, err := r.source.Claim(ctx, ClaimRequest{Limit: limit, Lease: r.cfg.LeaseTTL, Skip: skip})
 	r.setLastLook(err)
+	if err == nil && len(batch.Messages) == 0 {
+		r.forgetPauses(skip)
+	}
 	return batch, err
 }
 
