@@ -84,39 +84,52 @@ func NewWaiter(l Limiter, charges []Charge, cfg WaiterConfig) (*Waiter, error) {
 }
 
 // Wait returns nil once the charges have been taken. A store that cannot be
-// asked is waited for. It returns ctx's error when ctx is cancelled first,
-// ErrWaitTooLong as soon as MaxWait cannot be kept, ErrNever for a cost above its
-// limit; nothing was charged then.
+// asked is waited for. It returns ctx's error when ctx ends first, ErrWaitTooLong
+// as soon as the next try would come after MaxWait, ErrNever for a cost above its
+// limit, and the limiter's other errors as they are; nothing was charged then.
 func (w *Waiter) Wait(ctx context.Context) error {
-	parent := ctx
-	if w.cfg.MaxWait > 0 {
-		bounded, cancel := context.WithTimeout(ctx, w.cfg.MaxWait)
-		defer cancel()
-		ctx = bounded
+	if w.cfg.MaxWait == 0 {
+		return w.wait(ctx, time.Time{})
 	}
+	deadline := time.Now().Add(w.cfg.MaxWait)
+	ctx, cancel := context.WithDeadlineCause(ctx, deadline, ErrWaitTooLong)
+	defer cancel()
+	return w.wait(ctx, deadline)
+}
+
+func (w *Waiter) wait(ctx context.Context, deadline time.Time) error {
 	select {
 	case w.turn <- struct{}{}:
 		defer func() { <-w.turn }()
 	case <-ctx.Done():
-		return w.gaveUp(parent)
+		return gaveUp(ctx)
 	}
 	for {
 		pause, err := w.try(ctx)
-		switch {
-		case ctx.Err() != nil && (err != nil || pause > 0):
-			return w.gaveUp(parent)
-		case err != nil || pause == 0:
+		if err == nil && pause == 0 {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return gaveUp(ctx)
+		}
+		if err != nil {
 			return err
 		}
-		if deadline, ok := ctx.Deadline(); ok && w.cfg.MaxWait > 0 && parent.Err() == nil && time.Now().Add(pause).After(deadline) {
-			if own, ok := parent.Deadline(); !ok || own.After(deadline) {
-				return ErrWaitTooLong
-			}
+		if !deadline.IsZero() && time.Now().Add(pause).After(deadline) {
+			return ErrWaitTooLong
 		}
 		if runloop.Sleep(ctx, pause) != nil {
-			return w.gaveUp(parent)
+			return gaveUp(ctx)
 		}
 	}
+}
+
+// gaveUp tells the caller's own end from MaxWait.
+func gaveUp(ctx context.Context) error {
+	if errors.Is(context.Cause(ctx), ErrWaitTooLong) {
+		return ErrWaitTooLong
+	}
+	return ctx.Err()
 }
 
 // try asks once. It returns 0 when the charges were taken, else how long to wait
@@ -141,12 +154,4 @@ func (w *Waiter) try(ctx context.Context) (time.Duration, error) {
 
 func (w *Waiter) jittered(d time.Duration) time.Duration {
 	return d + time.Duration(w.cfg.Jitter*w.cfg.Rand()*float64(d))
-}
-
-// gaveUp tells the caller's own end from MaxWait.
-func (w *Waiter) gaveUp(parent context.Context) error {
-	if err := parent.Err(); err != nil {
-		return err
-	}
-	return ErrWaitTooLong
 }

@@ -1,0 +1,154 @@
+package ratelimit_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast/ratelimit"
+	"github.com/holdfast-go/holdfast/ratelimit/ratelimittest"
+)
+
+var tenPerSecond = ratelimit.Limit{Name: "calls", Max: 10, Window: time.Second, Algorithm: ratelimit.TokenBucket, Burst: 1}
+
+func newWaiter(t *testing.T, l ratelimit.Limiter, cfg ratelimit.WaiterConfig, charges ...ratelimit.Charge) *ratelimit.Waiter {
+	t.Helper()
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	w, err := ratelimit.NewWaiter(l, charges, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+func noJitter() float64 { return 0 }
+
+func TestWaitersAreServedInOrderAtTheRate(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaiter(t, newMemory(t), ratelimit.WaiterConfig{Rand: noJitter}, ratelimit.Charge{Limit: tenPerSecond})
+		start := time.Now()
+		var mu sync.Mutex
+		var order []int
+		var wg sync.WaitGroup
+		for n := range 50 {
+			wg.Go(func() {
+				if err := w.Wait(t.Context()); err != nil {
+					t.Error(err)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				order = append(order, n)
+			})
+			synctest.Wait() // n is in the queue
+		}
+		wg.Wait()
+		if took := time.Since(start); took != 4900*time.Millisecond {
+			t.Errorf("50 at 10 per second took %v, want 4.9s", took)
+		}
+		for i, n := range order {
+			if i != n {
+				t.Fatalf("served in the order %v", order)
+			}
+		}
+	})
+}
+
+func TestWaitOnSeveralLimits(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		window := ratelimit.Limit{Name: "window", Max: 3, Window: 10 * time.Second}
+		w := newWaiter(t, newMemory(t), ratelimit.WaiterConfig{Rand: noJitter},
+			ratelimit.Charge{Limit: tenPerSecond}, ratelimit.Charge{Limit: window})
+		start := time.Now()
+		for range 4 {
+			if err := w.Wait(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if took, want := time.Since(start), 10*time.Second+3334*time.Millisecond; took != want {
+			t.Errorf("took %v, want %v until a third of the window has lapsed", took, want)
+		}
+	})
+}
+
+func TestWaitEnds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		slow := ratelimit.Charge{Limit: ratelimit.Limit{Name: "slow", Max: 1, Window: time.Hour, Algorithm: ratelimit.TokenBucket}}
+		m := newMemory(t)
+		w := newWaiter(t, m, ratelimit.WaiterConfig{MaxWait: time.Minute}, slow)
+		if err := w.Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		if err := w.Wait(t.Context()); !errors.Is(err, ratelimit.ErrWaitTooLong) || time.Since(start) != 0 {
+			t.Errorf("a wait that cannot be kept said %v after %v", err, time.Since(start))
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		patient := newWaiter(t, m, ratelimit.WaiterConfig{}, slow)
+		if err := patient.Wait(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a caller with less patience got %v", err)
+		}
+		ctx, cancel = context.WithCancel(t.Context())
+		done := make(chan error, 2)
+		for range 2 { // the one asks, the other queues
+			go func() { done <- patient.Wait(ctx) }()
+		}
+		synctest.Wait()
+		cancel()
+		for range 2 {
+			if err := <-done; !errors.Is(err, context.Canceled) {
+				t.Errorf("a cancelled wait said %v", err)
+			}
+		}
+	})
+}
+
+func TestWaitOutlastsAnOutage(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := ratelimittest.New()
+		for range 3 {
+			l.Fail(ratelimit.ErrUnavailable)
+		}
+		w := newWaiter(t, l, ratelimit.WaiterConfig{Rand: noJitter}, ratelimit.Charge{Limit: tenPerSecond})
+		start := time.Now()
+		if err := w.Wait(t.Context()); err != nil || time.Since(start) != 3*time.Second {
+			t.Errorf("got %v after %v, want nil after 3s", err, time.Since(start))
+		}
+		l.Fail(ratelimit.ErrUnavailable)
+		short := newWaiter(t, l, ratelimit.WaiterConfig{MaxWait: 500 * time.Millisecond}, ratelimit.Charge{Limit: tenPerSecond})
+		if err := short.Wait(t.Context()); !errors.Is(err, ratelimit.ErrWaitTooLong) {
+			t.Errorf("got %v", err)
+		}
+		odd := errors.New("odd")
+		l.Fail(odd)
+		if err := w.Wait(t.Context()); !errors.Is(err, odd) {
+			t.Errorf("got %v, want the limiter's error", err)
+		}
+		l.Next(ratelimit.Decision{Denied: "calls", Never: true}, nil)
+		if err := w.Wait(t.Context()); !errors.Is(err, ratelimit.ErrNever) {
+			t.Errorf("got %v, want ErrNever", err)
+		}
+	})
+}
+
+func TestNewWaiterReportsEveryViolation(t *testing.T) {
+	t.Parallel()
+	_, err := ratelimit.NewWaiter(nil, nil, ratelimit.WaiterConfig{MaxWait: -1, Jitter: 2})
+	for _, want := range []string{"limiter", "charges", "MaxWait", "Jitter"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v does not name %s", err, want)
+		}
+	}
+	if _, err := ratelimit.NewWaiter(ratelimittest.New(), []ratelimit.Charge{{Limit: tenPerSecond, Cost: 2}}, ratelimit.WaiterConfig{}); !errors.Is(err, ratelimit.ErrNever) {
+		t.Errorf("a cost above the bucket: %v", err)
+	}
+}
