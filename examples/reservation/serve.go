@@ -48,6 +48,9 @@ func serve(ctx context.Context, cfg config, log *slog.Logger, stdout io.Writer) 
 	}
 	defer metrics.close()
 	b, err := open(ctx, cfg, metrics, log)
+	if ctx.Err() != nil && err != nil {
+		return nil // stopped before it had begun
+	}
 	if err != nil {
 		return err
 	}

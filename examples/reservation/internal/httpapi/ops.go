@@ -28,6 +28,9 @@ func Ops(checks []Check, metrics, next http.Handler, log *slog.Logger) http.Hand
 		serveReady(w, r, checks, log)
 	})})
 	mux.Handle("/metrics", methods{"GET": metrics})
+	if log == nil {
+		log = slog.Default()
+	}
 	if next == nil {
 		next = http.HandlerFunc(notFound)
 	}

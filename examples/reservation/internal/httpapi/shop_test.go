@@ -3,6 +3,7 @@ package httpapi_test
 import (
 	"bytes"
 	"encoding/json"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -14,6 +15,8 @@ import (
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/memory"
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
 const jsonType = "application/json"
@@ -28,29 +31,36 @@ type shop struct {
 // newShop gives every test a shop of its own; limit is that of each user, 0 for plenty.
 func newShop(t testing.TB, limit int) *shop {
 	t.Helper()
-	parts, err := memory.Open(memory.Config{})
+	return newFaultyShop(t, limit)
+}
+
+// newFaultyShop is newShop with faults of its first transactions.
+func newFaultyShop(t testing.TB, limit int, faults ...txretrytest.Fault) *shop {
+	t.Helper()
+	parts, err := memory.Open(memory.Config{Faults: faults, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return newShopOn(t, parts, parts.Shop, limit)
-}
-
-func newShopOn(t testing.TB, parts *memory.Parts, backend httpapi.Backend, limit int) *shop {
-	t.Helper()
 	if limit == 0 {
 		limit = 1_000_000
 	}
+	return &shop{t: t, handler: newHandler(t, parts, limit), parts: parts}
+}
+
+func newHandler(t testing.TB, parts *memory.Parts, limit int) http.Handler {
+	t.Helper()
 	handler, err := httpapi.New(httpapi.Config{
 		Shop: booking.Shop{
 			Hold:  time.Minute,
 			NewID: func() string { return uuid.Must(uuid.NewV7()).String() },
 		},
-		Backend: backend, Keys: parts.Keys, Limiter: parts.Limiter, UserLimit: limit,
+		Backend: parts.Shop, Keys: parts.Keys, Limiter: parts.Limiter, UserLimit: limit,
+		Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &shop{t: t, handler: handler, parts: parts}
+	return handler
 }
 
 // request is one request; the zero value of a field leaves that part out.
@@ -173,4 +183,12 @@ func (s *shop) taken(eventID string) int {
 		}
 	}
 	return n
+}
+
+// forgetKeys puts an API with an empty gate before the same shop.
+func (s *shop) forgetKeys() {
+	s.t.Helper()
+	fresh := *s.parts
+	fresh.Keys = idempotencytest.NewStore()
+	s.handler = newHandler(s.t, &fresh, 1_000_000)
 }

@@ -26,6 +26,8 @@ type Config struct {
 	Schedule      expiry.Schedule      // of the sweeper; nil means expiry.DefaultSchedule
 	Logger        *slog.Logger         // nil means slog.Default()
 	MeterProvider metric.MeterProvider // nil means the global one
+	// Faults are those of the transactions, in their order, for tests.
+	Faults []txretrytest.Fault
 }
 
 // Parts is everything that the shop consists of in one process.
@@ -44,7 +46,8 @@ type Parts struct {
 // Open puts the parts together.
 func Open(cfg Config) (*Parts, error) {
 	tx := txretrytest.NewManager(txretrytest.Config{
-		Retry: txretry.Config{Logger: cfg.Logger, MeterProvider: cfg.MeterProvider},
+		Script: cfg.Faults,
+		Retry:  txretry.Config{Logger: cfg.Logger, MeterProvider: cfg.MeterProvider},
 	})
 	p := &Parts{Keys: idempotencytest.NewStore(), Outbox: outboxtest.NewStore()}
 	p.Shop = &Shop{Store: newStore(tx), outbox: p.Outbox, onCommit: p.wake}

@@ -1,0 +1,109 @@
+package main_test
+
+import (
+	"fmt"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// TestKilledRelaysAndConsumers kills every relay and every consumer in the middle
+// of the work, twice, and wants each message to arrive and to count once.
+func TestKilledRelaysAndConsumers(t *testing.T) {
+	t.Parallel()
+	const (
+		reservations = 2000
+		buyers       = 16
+	)
+	s := newServices(t)
+	api := start(t, s.env(), "-backend=services", "-role=api", "-global-limit=0", "-user-limit=1000000")
+	behind := func() []*process {
+		var all []*process
+		for _, role := range []string{"relay", "relay", "consumer", "consumer"} {
+			all = append(all, start(t, s.env(), "-backend=services", "-role="+role))
+		}
+		return all
+	}
+	running := behind()
+	c := newClient(t, api.url)
+	event := c.newEvent(`{"name":"Stadium","seats":2000}`)
+
+	// Every buyer holds seats one by one and confirms every second one: two messages then.
+	var done, failed atomic.Int64
+	var crowd sync.WaitGroup
+	for range buyers {
+		crowd.Go(func() {
+			user := newUser()
+			for range reservations / buyers {
+				if err := buy(c, user, event, done.Add(1)%2 == 0); err != nil {
+					failed.Add(1)
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	for _, mark := range []int64{reservations / 3, 2 * reservations / 3} {
+		testenv.Eventually(t, patience, func() error {
+			if n := done.Load(); n < mark && failed.Load() == 0 {
+				return fmt.Errorf("%d of %d reservations", n, mark)
+			}
+			return nil
+		})
+		for _, p := range running {
+			p.kill()
+		}
+		running = behind()
+	}
+	crowd.Wait()
+
+	want := stats{Held: reservations / 2, Confirmed: reservations / 2}
+	testenv.Eventually(t, 2*patience, func() error {
+		if got := c.stats(event); got != want {
+			return fmt.Errorf("stats are %+v, want %+v", got, want)
+		}
+		return nil
+	})
+	// Nobody heard of anything twice: one message per held, two per confirmed reservation.
+	for what, sql := range map[string]string{
+		"reservations told in the wrong number of messages": "select count(*) from reservation_states where messages <> rank",
+		"reservations whose status is told wrong": `select count(*) from reservations r
+			full join reservation_states s on s.reservation_id = r.id where r.status is distinct from s.status`,
+		"messages left in the outbox": "select count(*) from holdfast_outbox",
+	} {
+		testenv.Eventually(t, patience, func() error {
+			var n int
+			if err := pgxScan(t.Context(), s, &n, sql); err != nil {
+				return err
+			}
+			if n != 0 {
+				return fmt.Errorf("%d %s", n, what)
+			}
+			return nil
+		})
+	}
+	for _, p := range append(running, api) {
+		p.stop()
+	}
+}
+
+func buy(c *client, user, event string, confirm bool) error {
+	r, err := c.tryPost(user, newKey(), "/api/reservations", holdBody(event, `"quantity":1`))
+	if err != nil || r.status != http.StatusCreated {
+		return fmt.Errorf("hold: %w: %d %s", err, r.status, r.body)
+	}
+	if !confirm {
+		return nil
+	}
+	var held reservation
+	r.t = c.t
+	r.into(&held)
+	r, err = c.tryPost(user, newKey(), "/api/reservations/"+held.ID+"/confirm", "")
+	if err != nil || r.status != http.StatusOK {
+		return fmt.Errorf("confirm: %w: %d %s", err, r.status, r.body)
+	}
+	return nil
+}

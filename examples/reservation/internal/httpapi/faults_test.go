@@ -1,0 +1,132 @@
+package httpapi_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+)
+
+var createEvent = `{"name":"Concert","seats":5}`
+
+// events counts the events there are.
+func (s *shop) events() int {
+	s.t.Helper()
+	var list struct{ Events []event }
+	s.do(get("/api/events")).wants(http.StatusOK, "").into(&list)
+	return len(list.Events)
+}
+
+func TestLockTimeout(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newFaultyShop(t, 0, slices.Repeat([]txretrytest.Fault{{Point: txretrytest.AtCommit, SQLSTATE: "40001"}}, 6)...)
+		r := post("/api/events", createEvent)
+		if a := s.do(r).wants(http.StatusServiceUnavailable, "LOCK_TIMEOUT"); a.Header().Get("Retry-After") == "" {
+			t.Error("no Retry-After")
+		}
+		if n := s.events(); n != 0 {
+			t.Errorf("%d events after a LOCK_TIMEOUT", n)
+		}
+		s.do(r).wants(http.StatusCreated, "") // the key is free again
+	})
+}
+
+func TestOtherFaultsOfTheStore(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newFaultyShop(t, 0,
+			txretrytest.Fault{Point: txretrytest.AtEnd, SQLSTATE: "53300"},
+			txretrytest.Fault{Point: txretrytest.AtEnd, SQLSTATE: "40P01"})
+		r := post("/api/events", createEvent)
+		a := s.do(r).wants(http.StatusServiceUnavailable, "UNAVAILABLE")
+		if a.Header().Get("Retry-After") == "" || strings.Contains(a.Body.String(), "53300") {
+			t.Errorf("answer is %v %s", a.Header(), a.Body)
+		}
+		s.do(r).wants(http.StatusCreated, "")
+		if n := s.events(); n != 1 {
+			t.Errorf("%d events, want 1", n)
+		}
+	})
+}
+
+func TestReplyOfCommitLost(t *testing.T) {
+	t.Parallel()
+	for name, fault := range map[string]txretrytest.Point{
+		"applied": txretrytest.ReplyLostApplied, "not applied": txretrytest.ReplyLostNotApplied,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				s := newFaultyShop(t, 0, txretrytest.Fault{Point: fault})
+				r := post("/api/events", createEvent)
+				first := s.do(r)
+				if applied := fault == txretrytest.ReplyLostApplied; applied {
+					first.wants(http.StatusCreated, "")
+				} else {
+					first.wants(http.StatusServiceUnavailable, "UNAVAILABLE")
+				}
+				again := s.do(r).wants(http.StatusCreated, "")
+				if first.Code == http.StatusCreated && again.Body.String() != first.Body.String() {
+					t.Errorf("first %s, then %s", first.Body, again.Body)
+				}
+				if n := s.events(); n != 1 {
+					t.Errorf("%d events, want 1", n)
+				}
+			})
+		})
+	}
+}
+
+// TestGateForgets loses what Redis would hold: the record of the transaction decides.
+func TestGateForgets(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, 0)
+	e := s.event(`{"name":"Concert","seats":1}`)
+	hold := post("/api/reservations", holdBody(e.ID, `"quantity":1`))
+	late := post("/api/reservations", holdBody(e.ID, `"quantity":1`))
+	first := s.do(hold).wants(http.StatusCreated, "")
+	s.do(late).wants(http.StatusConflict, "SEATS_UNAVAILABLE")
+
+	s.forgetKeys()
+	again := s.do(hold).wants(http.StatusCreated, "")
+	if again.Body.String() != first.Body.String() || again.Header().Get(idempotency.ReplayedHeader) != "true" {
+		t.Errorf("first %s, then %s with %v", first.Body, again.Body, again.Header())
+	}
+	s.do(late).wants(http.StatusConflict, "SEATS_UNAVAILABLE")
+	s.do(hold.as("bob")).wants(http.StatusUnprocessableEntity, "IDEMPOTENCY_KEY_REUSED")
+}
+
+func TestOps(t *testing.T) {
+	t.Parallel()
+	state := errors.New("down")
+	checks := []httpapi.Check{
+		{Name: "well", Ready: func(context.Context) error { return nil }},
+		{Name: "server", Ready: func(context.Context) error { return state }},
+	}
+	metrics := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })
+	s := &shop{t: t, handler: httpapi.Ops(checks, metrics, nil, nil)}
+	s.do(get("/healthz")).wants(http.StatusOK, "")
+	s.do(get("/metrics")).wants(http.StatusTeapot, "")
+	if a := s.do(get("/readyz")).wants(http.StatusServiceUnavailable, ""); !strings.Contains(a.Body.String(), `"server"`) || strings.Contains(a.Body.String(), "down") {
+		t.Errorf("not ready: %s", a.Body)
+	}
+	state = nil
+	s.do(get("/readyz")).wants(http.StatusOK, "")
+	s.do(get("/api/events")).wants(http.StatusNotFound, "NOT_FOUND")
+	s.do(request{method: "POST", path: "/healthz"}).wants(http.StatusMethodNotAllowed, "METHOD_NOT_ALLOWED")
+
+	rec := httptest.NewRecorder()
+	s.handler.ServeHTTP(rec, httptest.NewRequest(http.MethodHead, "/healthz", nil))
+	if rec.Code != http.StatusOK {
+		t.Errorf("HEAD is answered by %d", rec.Code)
+	}
+}

@@ -1,0 +1,60 @@
+package main_test
+
+import (
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// TestOverdueSeatsAreOpen has no sweeper at all: a hold past its deadline is over all the same.
+func TestOverdueSeatsAreOpen(t *testing.T) {
+	t.Parallel()
+	s := newServices(t)
+	api := start(t, s.env(), "-backend=services", "-role=api", "-hold=1s")
+	c := newClient(t, api.url)
+	event := c.newEvent(`{"name":"Concert","seats":3}`)
+	ada, bob := newUser(), newUser()
+	named := c.hold(ada, event, `"seats":["A1"]`)
+	counted := c.hold(ada, event, `"quantity":2`)
+	c.post(bob, newKey(), "/api/reservations", holdBody(event, `"quantity":1`)).wants(http.StatusConflict, "SEATS_UNAVAILABLE")
+	awaitDeadline(t, c, counted)
+
+	if got := c.seats(event); got["free"] != 3 {
+		t.Errorf("seats are %v, want 3 free", got)
+	}
+	c.post(ada, newKey(), "/api/reservations/"+named.ID+"/confirm", "").wants(http.StatusConflict, "RESERVATION_EXPIRED")
+	c.post(ada, newKey(), "/api/reservations/"+named.ID+"/cancel", "").wants(http.StatusConflict, "RESERVATION_EXPIRED")
+	c.hold(bob, event, `"seats":["A1"]`)
+	taken := c.hold(bob, event, `"quantity":1`) // frees both seats of the reservation it takes over
+	if got := c.seats(event); got["held"] != 2 || got["free"] != 1 {
+		t.Errorf("seats are %v, want 2 held and 1 free", got)
+	}
+	awaitDeadline(t, c, taken)
+
+	// The sweeper finds what no buyer took, and announces nothing that a buyer has announced.
+	for _, want := range []string{"expired 2, poisoned 0\n", "expired 0, poisoned 0\n"} {
+		if code, out, errs := command(t, s.env(), "sweep"); code != 0 || out != want {
+			t.Errorf("sweep exits with %d: %q, want %q: %s", code, out, want, errs)
+		}
+	}
+	var expired int
+	if err := pgxScan(t.Context(), s, &expired, "select count(*) from holdfast_outbox where name = 'reservation.expired'"); err != nil {
+		t.Fatal(err)
+	}
+	if expired != 4 {
+		t.Errorf("%d expiries were announced, want 4", expired)
+	}
+}
+
+func awaitDeadline(t *testing.T, c *client, r reservation) {
+	t.Helper()
+	testenv.Eventually(t, time.Minute, func() error {
+		if got := c.status(r.ID); got != "expired" {
+			return fmt.Errorf("reservation is %s", got)
+		}
+		return nil
+	})
+}
