@@ -201,7 +201,8 @@ func TestPostgresRestart(t *testing.T) {
 	publisher := outboxtest.NewPublisher()
 	publisher.Latency(5 * time.Millisecond)
 	relay := f.relay(t, publisher, outbox.RelayConfig{
-		BatchSize: 100, PollInterval: 50 * time.Millisecond, StoreTimeout: time.Second, ShutdownTimeout: 5 * time.Second, PublishTimeout: time.Second, LeaseTTL: 3 * time.Second, MaxPauseDelay: 500 * time.Millisecond,
+		BatchSize: 100, PollInterval: 50 * time.Millisecond, StoreTimeout: time.Second, PublishTimeout: time.Second,
+		LeaseTTL: 3 * time.Second, ShutdownTimeout: 5 * time.Second, MaxPauseDelay: 500 * time.Millisecond,
 	})
 	const keys, n = 50, 60
 	f.write(t, keyed(keys, n)...)

@@ -46,8 +46,9 @@ FROM ROWS FROM (json_to_recordset($1::json) AS (id uuid, lane smallint, name tex
 ORDER BY n`
 
 // The table is often empty when it is analysed and full a moment later: the plan must not follow the statistics.
-const planSQL = `SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_hashjoin', 'off', true),
- set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true)`
+const planSQL = `
+SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+       set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true)`
 
 // ready is the state of a row o that can be published: not one that waits, and not one behind a row of its key that waits.
 const ready = `o.published_at IS NULL AND o.due_at IS NULL

@@ -1,0 +1,53 @@
+package outbox_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+func TestDrainBounds(t *testing.T) {
+	t.Run("limit", func(t *testing.T) {
+		inBubble(t, outbox.RelayConfig{BatchSize: 3}, func(b *bench) {
+			for n := range 20 {
+				b.write(message("", n))
+			}
+			if report := b.drain(outbox.Bounds{Limit: 7}); report.Published != 7 || len(b.publisher.Received()) != 7 {
+				b.Errorf("report %+v, received %d", report, len(b.publisher.Received()))
+			}
+		})
+	})
+	t.Run("default limit", func(t *testing.T) {
+		inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+			var msgs []outbox.Message
+			for n := range 1100 {
+				msgs = append(msgs, message("", n))
+			}
+			b.write(msgs...)
+			if report := b.drain(outbox.Bounds{}); report.Published != 1000 {
+				b.Errorf("report %+v", report)
+			}
+		})
+	})
+	t.Run("time limit waits for more", func(t *testing.T) {
+		inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+			begin := time.Now()
+			go func() {
+				time.Sleep(30 * time.Second)
+				b.write(message("", 1))
+			}()
+			report := b.drain(outbox.Bounds{TimeLimit: 55 * time.Second})
+			if took := time.Since(begin); report.Published != 1 || took != 55*time.Second {
+				b.Errorf("report %+v after %v", report, took)
+			}
+		})
+	})
+	t.Run("negative", func(t *testing.T) {
+		inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+			if _, err := b.relay.Drain(b.Context(), outbox.Bounds{Limit: -1}); err == nil {
+				b.Error("accepted")
+			}
+		})
+	})
+}

@@ -1,0 +1,249 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strconv"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+)
+
+func TestFailureHoldsBackItsKeyOnly(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{Rand: half}, func(b *bench) {
+		failed := false
+		b.publisher.Respond(func(m outbox.Message) error {
+			if string(m.Body) == "1" && !failed {
+				failed = true
+				return errors.New("not now")
+			}
+			return nil
+		})
+		b.write(message("k", 1), message("k", 2), message("j", 3), message("k", 4))
+		report := b.drain(outbox.Bounds{})
+		b.wantReceived("3")
+		if report != (outbox.Report{Published: 1, Failed: 1}) || report.ExitCode() != 1 {
+			b.Errorf("report %+v", report)
+		}
+		if left := b.store.List(); left[0].Attempts != 1 || left[1].Attempts != 0 {
+			b.Errorf("attempts %d and %d", left[0].Attempts, left[1].Attempts)
+		}
+		time.Sleep(time.Second)
+		report = b.drain(outbox.Bounds{})
+		b.wantReceived("3", "1", "2", "4")
+		if report.ExitCode() != 0 {
+			b.Errorf("report %+v", report)
+		}
+	})
+}
+
+func TestClassesDecideTheAttempts(t *testing.T) {
+	for _, tc := range []struct {
+		class    outbox.Class
+		cfg      outbox.RelayConfig
+		attempts int
+	}{
+		{outbox.Retryable, outbox.RelayConfig{}, 10},
+		{outbox.Unroutable, outbox.RelayConfig{MaxAttempts: 3}, 3},
+		{outbox.Permanent, outbox.RelayConfig{}, 1},
+		{outbox.Permanent, outbox.RelayConfig{MaxAttemptsByClass: map[outbox.Class]int{outbox.Permanent: 2}}, 2},
+		{"nonsense", outbox.RelayConfig{MaxAttempts: 2}, 2},
+	} {
+		t.Run(fmt.Sprintf("%s_%d", tc.class, tc.attempts), func(t *testing.T) {
+			tc.cfg.MaxRetryDelay = time.Minute
+			inBubble(t, tc.cfg, func(b *bench) {
+				calls := 0
+				b.publisher.Respond(func(outbox.Message) error { calls++; return failure(tc.class) })
+				b.write(message("k", 1))
+				report := b.drain(outbox.Bounds{TimeLimit: time.Hour})
+				dead := b.store.DeadLetters()
+				if calls != tc.attempts || report.Failed != tc.attempts || report.Dead != 1 || len(dead) != 1 {
+					b.Fatalf("%d calls, report %+v, %d dead letters", calls, report, len(dead))
+				}
+				if dead[0].Attempts != tc.attempts || dead[0].Class != outbox.ClassOf(failure(tc.class)) || dead[0].Err == "" {
+					b.Errorf("dead letter %+v", dead[0])
+				}
+			})
+		})
+	}
+}
+
+func TestUnavailableCostsNothingAndResumes(t *testing.T) {
+	for _, class := range []outbox.Class{outbox.Unavailable, outbox.Blocked} {
+		t.Run(string(class), func(t *testing.T) {
+			inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+				b.publisher.Respond(func(outbox.Message) error { return failure(class) })
+				for n := range 50 {
+					b.write(message("k"+strconv.Itoa(n%5), n))
+				}
+				defer b.start()()
+				time.Sleep(10 * time.Minute)
+				if b.relay.Ready(b.Context()) == nil {
+					b.Error("Ready while the only transport is down")
+				}
+				for _, m := range b.store.List() {
+					if m.Attempts != 0 {
+						b.Fatalf("an outage cost %d attempts", m.Attempts)
+					}
+				}
+				b.publisher.Respond(nil)
+				time.Sleep(23 * time.Second) // the longest pause
+				synctest.Wait()
+				if n := len(b.publisher.Received()); n != 50 {
+					b.Errorf("%d of 50 arrived", n)
+				}
+				if err := b.relay.Ready(b.Context()); err != nil {
+					b.Errorf("Ready: %v", err)
+				}
+			})
+		})
+	}
+}
+
+func TestOneTransportDownLeavesTheOthers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		manager, store := txretrytest.NewManager(txretrytest.Config{}), outboxtest.NewStore()
+		good, bad := outboxtest.NewPublisher(), outboxtest.NewPublisher()
+		bad.Respond(func(outbox.Message) error { return failure(outbox.Unavailable) })
+		relay, err := outbox.NewRelay(store, outbox.Transports{"": good, "other": bad},
+			outbox.RelayConfig{BatchSize: 2, Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n := range 20 {
+			m := message("", n)
+			if n < 10 {
+				m.Transport = "other"
+			}
+			if err := manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error { return store.Write(ctx, tx, m) }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		report, err := relay.Drain(t.Context(), outbox.Bounds{})
+		if report.Published != 10 || report.Failed != 0 {
+			t.Errorf("report %+v", report)
+		}
+		if outbox.ClassOf(err) != outbox.Unavailable {
+			t.Errorf("Drain says %v, want that a transport is unavailable", err)
+		}
+	})
+}
+
+func TestUnknownTransportBecomesDeadLetter(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{MaxAttempts: 2}, func(b *bench) {
+		m := message("", 1)
+		m.Transport = "nowhere"
+		b.write(m, message("", 2))
+		b.drain(outbox.Bounds{TimeLimit: time.Minute})
+		b.wantReceived("2")
+		if dead := b.store.DeadLetters(); len(dead) != 1 || dead[0].Err != `outbox: publish: retryable: the relay has no transport "nowhere"` {
+			b.Errorf("dead letters %+v", dead)
+		}
+	})
+}
+
+func TestPanicIsAFailure(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{MaxAttempts: 1}, func(b *bench) {
+		b.publisher.Respond(func(m outbox.Message) error {
+			if string(m.Body) == "1" {
+				panic("boom")
+			}
+			return nil
+		})
+		b.write(message("k", 1), message("k", 2))
+		b.drain(outbox.Bounds{})
+		b.wantReceived("2")
+		if len(b.store.DeadLetters()) != 1 {
+			b.Error("no dead letter")
+		}
+	})
+}
+
+// silent never confirms, as a broker that is stopped.
+type silent struct{}
+
+func (silent) Publish(ctx context.Context, _ outbox.Message, done func(error)) {
+	context.AfterFunc(ctx, func() { done(failure(outbox.Unavailable)) })
+}
+
+func TestNoConfirmIsUnavailable(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		manager, store := txretrytest.NewManager(txretrytest.Config{}), outboxtest.NewStore()
+		relay, err := outbox.NewRelay(store, outbox.Transports{"": silent{}}, outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error { return store.Write(ctx, tx, message("k", 1)) }); err != nil {
+			t.Fatal(err)
+		}
+		begin := time.Now()
+		if _, err := relay.Drain(t.Context(), outbox.Bounds{}); outbox.ClassOf(err) != outbox.Unavailable {
+			t.Errorf("Drain: %v", err)
+		}
+		if took := time.Since(begin); took != 10*time.Second {
+			t.Errorf("it took %v, want PublishTimeout", took)
+		}
+		if left := store.List(); len(left) != 1 || left[0].Attempts != 0 {
+			t.Errorf("left %+v", left)
+		}
+	})
+}
+
+func TestHooksTellTheOutcomes(t *testing.T) {
+	var published, paused []string
+	var failures []outbox.Failure
+	hooks := outbox.Hooks{
+		OnPublished: func(_ context.Context, m outbox.Message) { published = append(published, string(m.Body)) },
+		OnFailed:    func(_ context.Context, _ outbox.Message, f outbox.Failure) { failures = append(failures, f) },
+		OnPause:     func(_ context.Context, transport string, _ error) { paused = append(paused, transport) },
+	}
+	inBubble(t, outbox.RelayConfig{Hooks: hooks, MaxAttempts: 2, Rand: half}, func(b *bench) {
+		b.publisher.Script(failure(outbox.Unavailable), errors.New("first"), errors.New("second"))
+		b.write(message("k", 1), message("k", 2))
+		if _, err := b.relay.Drain(b.Context(), outbox.Bounds{TimeLimit: time.Minute}); err != nil {
+			b.Error(err)
+		}
+		if !slices.Equal(published, []string{"2"}) || !slices.Equal(paused, []string{""}) || len(failures) != 2 {
+			b.Fatalf("published %v, paused %q, failures %+v", published, paused, failures)
+		}
+		first, second := failures[0], failures[1]
+		if first.Attempt != 1 || first.Dead || first.Delay != time.Second || second.Attempt != 2 || !second.Dead || second.Delay != 0 {
+			b.Errorf("failures %+v", failures)
+		}
+	})
+}
+
+func TestPauseIsForgottenWithItsMessages(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		b.publisher.Respond(func(outbox.Message) error { return failure(outbox.Unavailable) })
+		b.write(message("k", 1))
+		defer b.start()()
+		time.Sleep(time.Minute)
+		if b.relay.Ready(b.Context()) == nil {
+			b.Error("Ready while the only transport is down")
+		}
+		// Another relay, with a way to the broker, takes the message.
+		other, err := outbox.NewRelay(b.store, outbox.Transports{"": outboxtest.NewPublisher()}, outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := other.Drain(b.Context(), outbox.Bounds{TimeLimit: time.Minute}); err != nil || len(b.store.List()) > 0 {
+			b.Fatalf("%v, left %d", err, len(b.store.List()))
+		}
+		time.Sleep(time.Minute)
+		if err := b.relay.Ready(b.Context()); err != nil {
+			b.Errorf("Ready: %v", err)
+		}
+	})
+}

@@ -1,0 +1,116 @@
+package conformance
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+// Backend makes the stores under test.
+type Backend struct {
+	// Bubble says that a store can run in a testing/synctest bubble.
+	Bubble bool
+	// Open gives each case an empty store of its own.
+	Open func(t *testing.T) Store
+}
+
+// Store is one store: a writer and the source that reads what it wrote.
+type Store struct {
+	Source outbox.Source
+	// InTx calls fn with a write function bound to one transaction, commits when fn returns nil, and
+	// else rolls back and returns fn's error. What commit itself refuses is returned too.
+	InTx func(ctx context.Context, fn func(write func(...outbox.Message) error) error) error
+	// Dead returns the dead letters, each with its attempts.
+	Dead func(ctx context.Context) ([]outbox.Message, error)
+}
+
+const lease = time.Minute
+
+func (s Store) write(t *testing.T, msgs ...outbox.Message) {
+	t.Helper()
+	if err := s.tryWrite(t.Context(), msgs...); err != nil {
+		t.Fatalf("write: %v", err)
+	}
+}
+
+func (s Store) tryWrite(ctx context.Context, msgs ...outbox.Message) error {
+	return s.InTx(ctx, func(write func(...outbox.Message) error) error { return write(msgs...) })
+}
+
+func (s Store) claim(t *testing.T, req outbox.ClaimRequest) outbox.Batch {
+	t.Helper()
+	if req.Limit == 0 {
+		req.Limit = 1000
+	}
+	if req.Lease == 0 {
+		req.Lease = lease
+	}
+	b, err := s.Source.Claim(t.Context(), req)
+	if err != nil {
+		t.Fatalf("Claim: %v", err)
+	}
+	return b
+}
+
+func (s Store) settle(t *testing.T, b outbox.Batch, outcomes ...outbox.Outcome) []outbox.Lease {
+	t.Helper()
+	stale, err := s.Source.Settle(t.Context(), b, outcomes)
+	if err != nil {
+		t.Fatalf("Settle: %v", err)
+	}
+	return stale
+}
+
+// wantReady claims everything, compares the bodies in any order, and gives it back.
+func (s Store) wantReady(t *testing.T, want ...string) {
+	t.Helper()
+	var got []string
+	var batches []outbox.Batch
+	for {
+		b := s.claim(t, outbox.ClaimRequest{})
+		batches = append(batches, b)
+		if len(b.Messages) == 0 {
+			break
+		}
+		got = append(got, bodies(b)...)
+	}
+	for _, b := range batches {
+		s.settle(t, b)
+	}
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("ready are %v, want %v", got, want)
+	}
+}
+
+func bodies(b outbox.Batch) []string {
+	var got []string
+	for _, m := range b.Messages {
+		got = append(got, string(m.Body))
+	}
+	return got
+}
+
+func outcomes(v outbox.Verdict, msgs ...outbox.Message) []outbox.Outcome {
+	var out []outbox.Outcome
+	for _, m := range msgs {
+		out = append(out, outbox.Outcome{ID: m.ID, Verdict: v, Class: outbox.Retryable, Err: "scripted"})
+	}
+	return out
+}
+
+func message(key, body string) outbox.Message {
+	return outbox.Message{Name: "order.placed", Key: key, Body: []byte(`"` + body + `"`)}
+}
+
+func quoted(values ...string) []string {
+	for i, v := range values {
+		values[i] = strconv.Quote(v)
+	}
+	return values
+}

@@ -1,0 +1,119 @@
+package conformance
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+// TestWriter checks what a writer promises.
+func TestWriter(t *testing.T, b Backend) {
+	for name, fn := range map[string]func(*testing.T, Store){
+		"a commit stores, a rollback does not":         commitAndRollback,
+		"a message is stored whole":                    storesWhole,
+		"id and content type are filled in":            fillsIn,
+		"the trace context is stored":                  storesTrace,
+		"a bad message is refused and nothing written": refusesBad,
+		"an id is stored once":                         refusesDuplicate,
+		"an empty call does nothing":                   func(t *testing.T, s Store) { s.write(t); s.wantReady(t) },
+	} {
+		each(t, b.Bubble, name, func(t *testing.T) { fn(t, b.Open(t)) })
+	}
+}
+
+func commitAndRollback(t *testing.T, s Store) {
+	sentinel := errors.New("business error")
+	err := s.InTx(t.Context(), func(write func(...outbox.Message) error) error {
+		return errors.Join(write(message("k", "never"), message("", "never")), sentinel)
+	})
+	if !errors.Is(err, sentinel) {
+		t.Errorf("the transaction returned %v", err)
+	}
+	s.write(t, message("k", "1"), message("", "2"))
+	s.wantReady(t, quoted("1", "2")...)
+}
+
+func storesWhole(t *testing.T, s Store) {
+	m, err := outbox.New("order.placed.v2", map[string]string{"ü": "\x00\t\"'"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Headers = map[string]string{"tenant": `a "quoted", {braced} ünïcode`}
+	m.Key, m.Transport = `k'{},"`, "audit"
+	m.Route = outbox.Route{Exchange: "ex", RoutingKey: "a.b", Headers: map[string]string{"h": "v"}}
+	raw := outbox.Message{Name: "blob", ContentType: "application/octet-stream", Body: []byte{0, 255, '\\', '\''}}
+	s.write(t, m, raw)
+	got := map[string]outbox.Message{}
+	for b := s.claim(t, outbox.ClaimRequest{}); len(b.Messages) > 0; b = s.claim(t, outbox.ClaimRequest{}) {
+		for _, m := range b.Messages {
+			got[m.Name] = m
+		}
+	}
+	g := got[m.Name]
+	if g.CreatedAt.IsZero() || !g.PublishedAt.IsZero() || g.Attempts != 0 {
+		t.Errorf("state of a new message: %+v", g)
+	}
+	g.CreatedAt = m.CreatedAt
+	if fmt.Sprintf("%+v", g) != fmt.Sprintf("%+v", m) {
+		t.Errorf("stored as\n%+v, was\n%+v", g, m)
+	}
+	if g := got["blob"]; string(g.Body) != string(raw.Body) || g.ContentType != raw.ContentType {
+		t.Errorf("stored as %+v, was %+v", g, raw)
+	}
+}
+
+func fillsIn(t *testing.T, s Store) {
+	s.write(t, message("k", "1"))
+	m := s.claim(t, outbox.ClaimRequest{}).Messages[0]
+	if m.ID.Version() != 7 || m.ContentType != outbox.ContentTypeJSON {
+		t.Errorf("stored with id %s and content type %q", m.ID, m.ContentType)
+	}
+}
+
+func storesTrace(t *testing.T, s Store) {
+	span := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}})
+	if err := s.tryWrite(trace.ContextWithSpanContext(t.Context(), span), message("k", "1")); err != nil {
+		t.Fatal(err)
+	}
+	m := s.claim(t, outbox.ClaimRequest{}).Messages[0]
+	if want := "00-01000000000000000000000000000000-0200000000000000-00"; m.Headers["traceparent"] != want {
+		t.Errorf("headers %v", m.Headers)
+	}
+}
+
+func refusesBad(t *testing.T, s Store) {
+	bad := message("k", "bad")
+	bad.Name = "Order Placed"
+	err := s.InTx(t.Context(), func(write func(...outbox.Message) error) error {
+		err := write(message("k", "good"), bad)
+		var refused *outbox.MessageError
+		if !errors.As(err, &refused) || refused.Index != 1 || refused.Field != "Name" {
+			return fmt.Errorf("refused with %v", err)
+		}
+		return write(message("k", "later")) // the transaction is still good
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.wantReady(t, quoted("later")...)
+}
+
+func refusesDuplicate(t *testing.T, s Store) {
+	m, err := outbox.New("order.placed", "1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.write(t, m)
+	again := m
+	again.Body = []byte(`"2"`)
+	err = s.tryWrite(t.Context(), message("k", "beside it"), again)
+	var state interface{ SQLState() string }
+	if !errors.As(err, &state) || state.SQLState() != "23505" {
+		t.Errorf("the second write returned %v", err)
+	}
+	s.wantReady(t, quoted("1")...)
+}

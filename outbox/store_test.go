@@ -1,0 +1,135 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+// faulty is a Source that fails while told to.
+type faulty struct {
+	outbox.Source
+	mu            sync.Mutex
+	claim, settle error
+}
+
+func (f *faulty) set(claim, settle error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.claim, f.settle = claim, settle
+}
+
+func (f *faulty) errors() (claim, settle error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.claim, f.settle
+}
+
+func (f *faulty) Claim(ctx context.Context, r outbox.ClaimRequest) (outbox.Batch, error) {
+	if err, _ := f.errors(); err != nil {
+		return outbox.Batch{}, err
+	}
+	return f.Source.Claim(ctx, r)
+}
+
+func (f *faulty) Settle(ctx context.Context, b outbox.Batch, o []outbox.Outcome) ([]outbox.Lease, error) {
+	if _, err := f.errors(); err != nil {
+		return nil, err
+	}
+	return f.Source.Settle(ctx, b, o)
+}
+
+func TestStoreFaults(t *testing.T) {
+	down := errors.New("connection refused")
+	t.Run("claim", func(t *testing.T) {
+		inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+			f := b.wrap()
+			f.set(down, nil)
+			b.write(message("k", 1))
+			if _, err := b.relay.Drain(b.Context(), outbox.Bounds{}); !errors.Is(err, down) {
+				b.Errorf("Drain: %v", err)
+			}
+			defer b.start()()
+			time.Sleep(time.Minute)
+			if b.relay.Ready(b.Context()) == nil {
+				b.Error("Ready while the store is down")
+			}
+			f.set(nil, nil)
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			b.wantReceived("1")
+		})
+	})
+	t.Run("settle", func(t *testing.T) {
+		inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+			f := b.wrap()
+			f.set(nil, down)
+			b.write(message("k", 1), message("k", 2))
+			defer b.start()()
+			time.Sleep(10 * time.Second)
+			f.set(nil, nil)
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			b.wantReceived("1", "2") // settled late, but not published twice
+		})
+	})
+	t.Run("settle too late", func(t *testing.T) {
+		inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+			f := b.wrap()
+			f.set(nil, down)
+			b.write(message("k", 1), message("k", 2))
+			defer b.start()()
+			time.Sleep(40 * time.Second)
+			f.set(nil, nil)
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			got := bodies(b.publisher.Received())
+			if len(got) < 4 || !slices.Equal(got[:4], []string{"1", "2", "1", "2"}) || len(b.store.List()) != 0 {
+				b.Errorf("received %v, left %d", got, len(b.store.List()))
+			}
+		})
+	})
+}
+
+// wrap puts a faulty Source before the bench's store.
+func (b *bench) wrap() *faulty {
+	f := &faulty{Source: b.store}
+	var err error
+	b.relay, err = outbox.NewRelay(f, outbox.Transports{"": b.publisher}, outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return f
+}
+
+// A relay whose process was frozen wakes up beside the one that took over.
+func TestPausedRelayWakesUpFenced(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		for n := range 4 {
+			b.write(message("k", n))
+		}
+		frozen, err := b.store.Claim(b.Context(), outbox.ClaimRequest{Limit: 10, Lease: 30 * time.Second})
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.publisher.Publish(b.Context(), frozen.Messages[0], func(error) {})
+		stop := b.start()
+		time.Sleep(time.Minute)
+		stop()
+		b.write(message("k", 4))
+		// It goes on with its batch: late, but nothing arrives first out of order, and nothing is lost.
+		stale, err := b.store.Settle(b.Context(), frozen, []outbox.Outcome{{ID: frozen.Messages[0].ID, Verdict: outbox.Dead}})
+		if err != nil || len(stale) != 1 {
+			b.Errorf("stale %v, %v", stale, err)
+		}
+		b.drain(outbox.Bounds{})
+		b.wantReceived("0", "0", "1", "2", "3", "4")
+	})
+}
