@@ -1,8 +1,18 @@
 package main_test
 
 import (
+	"fmt"
+	"os"
 	"strings"
 	"testing"
+
+	"github.com/google/uuid"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 func TestUsage(t *testing.T) {
@@ -65,4 +75,78 @@ func TestOperatorCommands(t *testing.T) {
 	wants(0, "published 2, failed 0", "relay", "--limit", "2")
 	wants(0, "published 1, failed 0", "relay", "--limit=10", "--time-limit=1s")
 	api.stop()
+}
+
+// TestDeadLetters sends what no consumer can read.
+func TestDeadLetters(t *testing.T) {
+	t.Parallel()
+	broker := amqptest.New(t)
+	s := services{pgtest.URL(t), redistest.URL(t), broker.URL}
+	consumer := start(t, s.env(), "-backend=services", "-role=consumer")
+	ids := []string{uuid.Must(uuid.NewV7()).String(), uuid.Must(uuid.NewV7()).String()}
+	for _, id := range ids {
+		broker.Publish(t, "reservation", "reservation.held", amqp.Publishing{
+			MessageId: id, Type: "reservation.held", ContentType: "application/json", Body: []byte(`{"reservation_id":7}`),
+		})
+	}
+	dead := func(args ...string) string {
+		t.Helper()
+		code, out, errs := command(t, s.env(), append([]string{"dead"}, args...)...)
+		if code != 0 {
+			t.Fatalf("dead %q exits with %d: %s", args, code, errs)
+		}
+		return out
+	}
+	wantsLetters := func(want int) {
+		t.Helper()
+		testenv.Eventually(t, patience, func() error {
+			if out := dead("list"); strings.Count(out, "\n") != want {
+				return fmt.Errorf("dead letters are %q, want %d", out, want)
+			}
+			return nil
+		})
+	}
+	wantsLetters(2)
+	if out := dead("list", "--class=validation", "--limit=1"); !strings.HasPrefix(out, "inbox\t") || strings.Count(out, "\n") != 1 {
+		t.Errorf("list prints %q", out)
+	}
+	if out := dead("show", "--id="+ids[0]); !strings.Contains(out, ids[0]) || !strings.Contains(out, "reservation_id") {
+		t.Errorf("show prints %q", out)
+	}
+	if out := dead("remove", "--id="+ids[0]); out != "removed: outbox 0, inbox 1\n" {
+		t.Errorf("remove prints %q", out)
+	}
+	wantsLetters(1)
+	consumer.stop()
+	if out := dead("retry", "--all"); out != "retried: outbox 0, inbox 1\n" {
+		t.Errorf("retry prints %q", out)
+	}
+	wantsLetters(0)
+	start(t, s.env(), "-backend=services", "-role=consumer") // it reads no better now
+	wantsLetters(1)
+	if code, _, _ := command(t, s.env(), "dead", "show", "--id="+ids[0]); code != 1 {
+		t.Errorf("show of a removed letter exits with %d, want 1", code)
+	}
+}
+
+func TestContainersWithoutDocker(t *testing.T) {
+	t.Parallel()
+	env := append(os.Environ(), "DOCKER_HOST=tcp://127.0.0.1:1")
+	code, out, errs := command(t, env, "-backend=containers")
+	if code != 1 || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, "needs a Docker engine") {
+		t.Errorf("exit %d, %q, %q; want 1 and one line", code, out, errs)
+	}
+}
+
+func TestStoppedBeforeItsServersCame(t *testing.T) {
+	t.Parallel()
+	nowhere := services{"postgres://x@127.0.0.1:1/x", "redis://127.0.0.1:1/0", "amqp://127.0.0.1:1/"}
+	p, _ := launch(t, nowhere.env(), "-backend=services")
+	testenv.Eventually(t, patience, func() error {
+		if !strings.Contains(p.stderr.String(), "trying again") {
+			return fmt.Errorf("it says %q", p.stderr)
+		}
+		return nil
+	})
+	p.stop()
 }

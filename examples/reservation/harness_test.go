@@ -81,6 +81,20 @@ const patience = 60 * time.Second
 // start runs the shop on a free port until the test ends, and waits until it listens.
 func start(t testing.TB, env []string, args ...string) *process {
 	t.Helper()
+	p, listening := launch(t, env, args...)
+	select {
+	case p.url = <-listening:
+	case <-p.ended:
+		t.Fatalf("%v ended before it listened: %v\n%s", args, p.err, p.stderr)
+	case <-time.After(patience):
+		t.Fatalf("%v does not listen\n%s", args, p.stderr)
+	}
+	return p
+}
+
+// launch is start without the wait.
+func launch(t testing.TB, env []string, args ...string) (*process, <-chan string) {
+	t.Helper()
 	p := &process{t: t, stderr: &buffer{}, ended: make(chan struct{})}
 	p.cmd = exec.Command(shopBinary(t), append([]string{"-addr=127.0.0.1:0"}, args...)...)
 	p.cmd.Env, p.cmd.Stderr = env, p.stderr
@@ -109,14 +123,7 @@ func start(t testing.TB, env []string, args ...string) *process {
 			t.Logf("%s said:\n%s", strings.Join(args, " "), p.stderr)
 		}
 	})
-	select {
-	case p.url = <-listening:
-	case <-p.ended:
-		t.Fatalf("%v ended before it listened: %v\n%s", args, p.err, p.stderr)
-	case <-time.After(patience):
-		t.Fatalf("%v does not listen\n%s", args, p.stderr)
-	}
-	return p
+	return p, listening
 }
 
 // kill ends the process as a power cut would.
