@@ -259,6 +259,43 @@ func TestMiddlewareConfig(t *testing.T) {
 	}
 }
 
+func TestPanicAfterSettling(t *testing.T) {
+	t.Parallel()
+	runs := 0
+	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{}, func(_ http.ResponseWriter, r *http.Request) {
+		runs++
+		claim, _ := idempotency.ClaimFrom(r.Context())
+		claim.Settle(idempotency.Outcome{
+			State: idempotency.Completed, Fingerprint: claim.Fingerprint, Response: idempotency.Response{Status: 201},
+		}, false)
+		panic(http.ErrAbortHandler)
+	})
+	func() {
+		defer func() {
+			if got := recover(); got != http.ErrAbortHandler {
+				t.Errorf("recovered %v", got)
+			}
+		}()
+		send(h, post(goodKey, nil))
+	}()
+	if rec := send(h, post(goodKey, nil)); rec.Code != 201 || runs != 1 {
+		t.Errorf("%d after %d runs; what was settled stays done", rec.Code, runs)
+	}
+}
+
+func TestInvalidStatusPanics(t *testing.T) {
+	t.Parallel()
+	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(42)
+	})
+	defer func() {
+		if recover() == nil {
+			t.Error("no panic")
+		}
+	}()
+	send(h, post(goodKey, nil))
+}
+
 func TestHijackLeavesATombstone(t *testing.T) {
 	t.Parallel()
 	runs := 0

@@ -2,6 +2,7 @@ package idempotency
 
 import (
 	"bufio"
+	"fmt"
 	"maps"
 	"net"
 	"net/http"
@@ -32,8 +33,11 @@ func newRecorder(w http.ResponseWriter, limit int, onSpill func(status int)) *re
 func (rec *recorder) Header() http.Header { return rec.header }
 
 // WriteHeader drops informational responses: nothing may leave before the
-// result is stored.
+// result is stored. Like that of net/http it panics on what is no status.
 func (rec *recorder) WriteHeader(status int) {
+	if status < 100 || status > 999 {
+		panic(fmt.Sprintf("idempotency: invalid WriteHeader code %d", status))
+	}
 	if status >= 100 && status < 200 && status != http.StatusSwitchingProtocols {
 		return
 	}

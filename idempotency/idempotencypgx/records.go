@@ -142,8 +142,7 @@ func (t *Table) probe(ctx context.Context, key idempotency.Key) (free bool, err 
 	if err != nil {
 		return false, err
 	}
-	// READ COMMITTED, since a stricter level would answer a row that was
-	// committed while the probe waited with 40001.
+	// A stricter level could turn the answer into a serialization failure.
 	tx, err := t.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	if err != nil {
 		return false, err

@@ -26,6 +26,10 @@
 //
 // # Limits
 //
+// go-redis lets a context bound a call in flight only with the client option
+// ContextTimeoutEnabled; without it a server that hangs is waited for as long as
+// the client's own timeouts say.
+//
 // Redis loses what it did not replicate or write to disk in time, and a lost
 // record lets the key run again. Use maxmemory-policy noeviction (Check tells),
 // and the Runner of idempotencypgx where that must not happen.

@@ -2,6 +2,7 @@ package idempotencyredis_test
 
 import (
 	"context"
+	"errors"
 	"net"
 	"strings"
 	"sync/atomic"
@@ -137,6 +138,9 @@ func TestProcessingEndsWithItsLock(t *testing.T) {
 	first := idempotency.NewClaim(key, fp)
 	begin(t, s, first)
 	client.Del(t.Context(), "idempotency:lock:"+string(key))
+	if err := s.Complete(t.Context(), first, idempotency.Response{Status: 200}); !errors.Is(err, idempotency.ErrLeaseLost) {
+		t.Errorf("Complete without the lock = %v; want ErrLeaseLost", err)
+	}
 	second := idempotency.NewClaim(key, idempotency.FingerprintOf("other"))
 	if out := begin(t, s, second); out.State != idempotency.Acquired {
 		t.Errorf("Begin without the lock = %+v", out)
