@@ -1,6 +1,18 @@
 // Package expirypgx expires rows of a Postgres table of yours. It is an
 // expiry.Store: give it to expiry.NewSweeper.
 //
+//	store, err := expirypgx.NewStore(manager, pool, expirypgx.Config{
+//		Table:   "reservations",
+//		Columns: []string{"event_id"},
+//		Emit: func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
+//			messages, err := expiredMessages(rows) // their ids from expiry.EventID
+//			if err != nil {
+//				return err
+//			}
+//			return writer.Write(ctx, tx, messages...)
+//		},
+//	})
+//
 // The table needs a primary key, a deadline of type timestamptz and a status;
 // [Config] names them. One batch is one transaction of two statements, and of
 // what [Config].Emit adds:

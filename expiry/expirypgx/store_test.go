@@ -169,6 +169,25 @@ func TestWhoIsToBlame(t *testing.T) {
 	}
 }
 
+// Nothing of an attempt that was retried is left in the answer.
+func TestRetriedAttemptLeavesNothing(t *testing.T) {
+	t.Parallel()
+	b := newBackend(t)
+	b.Put(t, "row", "held", -time.Minute)
+	attempts := 0
+	_, err := b.Store(t, func(ctx context.Context, tx pgx.Tx, _ []expiry.Row) error {
+		if attempts++; attempts == 1 {
+			_, err := tx.Exec(ctx, "DO $$ BEGIN RAISE 'conflict' USING ERRCODE = '40001'; END $$")
+			return err
+		}
+		return errors.New("bad row")
+	}).SweepBatch(t.Context(), expiry.Request{Limit: 10})
+	blamed, ok := errors.AsType[*expiry.BatchError](err)
+	if !ok || attempts != 2 || len(blamed.Rows) != 1 {
+		t.Errorf("after %d attempts got %v", attempts, err)
+	}
+}
+
 func TestCheck(t *testing.T) {
 	t.Parallel()
 	const table = "CREATE TABLE holds (id text PRIMARY KEY, expires_at timestamptz, status text, seat text);"

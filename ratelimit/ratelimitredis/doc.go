@@ -29,6 +29,7 @@
 //
 // Replication is asynchronous: a failover may forget the charges of the last
 // moments, and a server that loses its memory forgets a window. The limiter then
-// admits more than the limit for that long, never less. A call that runs into
-// Config.Timeout may have been charged.
+// admits more than the limit for that long. A call that runs into
+// Config.Timeout may have been charged, and one that the client repeats after a
+// lost connection may be charged twice: the limiter then admits less.
 package ratelimitredis

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -24,6 +25,7 @@ func Test(t *testing.T, open func(t *testing.T) ratelimit.Reserver, run func(t *
 		"DenialChargesNothing":        testDenialChargesNothing,
 		"ExactUnderConcurrency":       testConcurrency,
 		"UserLimitBindsConcurrently":  testUserLimitBinds,
+		"LimitsInAnyOrder":            testAnyOrder,
 		"RefundRestores":              testRefund,
 		"RefundOfLapsedChargesIsNone": testLapsedRefund,
 		"RetryAfterIsHonest":          testRetryAfter,
@@ -151,6 +153,29 @@ func testUserLimitBinds(t *testing.T, l ratelimit.Reserver) {
 	}
 	if d := allow(t, l, ratelimit.Charge{Limit: global(1000)}); d.Limits[0].Remaining != 1000-16*10-1 {
 		t.Errorf("%d are left of the global limit, want %d", d.Limits[0].Remaining, 1000-16*10-1)
+	}
+}
+
+// testAnyOrder charges the same limits in opposite orders at once.
+func testAnyOrder(t *testing.T, l ratelimit.Reserver) {
+	const goroutines, each = 16, 50
+	var wg sync.WaitGroup
+	for g := range goroutines {
+		wg.Go(func() {
+			for i := range each {
+				charges := []ratelimit.Charge{{Limit: user(10_000), Key: fmt.Sprint(i % 3)}, {Limit: user(10_000), Key: fmt.Sprint(3 + i%4)}, {Limit: global(10_000)}}
+				if g%2 == 0 {
+					slices.Reverse(charges)
+				}
+				if _, err := l.Allow(t.Context(), charges...); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if d := allow(t, l, ratelimit.Charge{Limit: global(10_000)}); d.Limits[0].Remaining != 10_000-goroutines*each-1 {
+		t.Errorf("%d are left, want %d", d.Limits[0].Remaining, 10_000-goroutines*each-1)
 	}
 }
 
