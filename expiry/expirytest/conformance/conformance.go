@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"testing"
 	"time"
@@ -224,106 +223,4 @@ func testBadLimit(t *testing.T, b Backend) {
 		}
 	}
 	expect(t, b, "one", held, 0)
-}
-
-func sweeper(t *testing.T, s expiry.Store, cfg expiry.SweeperConfig) *expiry.Sweeper {
-	t.Helper()
-	cfg.Logger = slog.New(slog.DiscardHandler)
-	sw, err := expiry.NewSweeper(s, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return sw
-}
-
-func testDrain(t *testing.T, b Backend) {
-	const rows = 23
-	for n := range rows {
-		b.Put(t, id(n), held, -time.Minute)
-	}
-	report, err := sweeper(t, b.Store(t, announce(b)), expiry.SweeperConfig{BatchSize: 5}).Sweep(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if report.Expired != rows || report.Batches != 5 {
-		t.Errorf("got %+v, want %d rows in 5 batches", report, rows)
-	}
-	for n := range rows {
-		expect(t, b, id(n), expired, 1)
-	}
-}
-
-func testPoison(t *testing.T, b Backend) {
-	const rows = 40
-	poison := []string{id(0), id(1), id(17), id(39)}
-	emit := func(ctx context.Context, tx pgx.Tx, batch []expiry.Row) error {
-		for _, row := range batch {
-			if slices.Contains(poison, row.ID) {
-				return errors.New("poison")
-			}
-		}
-		return announce(b)(ctx, tx, batch)
-	}
-	for n := range rows {
-		b.Put(t, id(n), held, -time.Hour+time.Duration(n)*time.Second)
-	}
-	var caught []string
-	sw := sweeper(t, b.Store(t, emit), expiry.SweeperConfig{BatchSize: 16, Hooks: expiry.Hooks{
-		OnPoison: func(_ context.Context, rowID string, _ error) { caught = append(caught, rowID) },
-	}})
-	report, err := sw.Sweep(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if report.Expired != rows-len(poison) || report.Poisoned != len(poison) {
-		t.Errorf("got %+v", report)
-	}
-	slices.Sort(caught)
-	if !slices.Equal(caught, poison) {
-		t.Errorf("caught %v, want %v", caught, poison)
-	}
-	for n := range rows {
-		if slices.Contains(poison, id(n)) {
-			expect(t, b, id(n), held, 0)
-		} else {
-			expect(t, b, id(n), expired, 1)
-		}
-	}
-	if again, err := sw.Sweep(t.Context()); err != nil || again.Poisoned != 0 || again.Expired != 0 {
-		t.Errorf("the next sweep did %+v, %v; the poison rows are in quarantine", again, err)
-	}
-}
-
-func testSideBySide(t *testing.T, b Backend) {
-	const rows, sweepers = 60, 4
-	for n := range rows {
-		b.Put(t, id(n), held, -time.Minute)
-	}
-	s := b.Store(t, announce(b))
-	type result struct {
-		report expiry.Report
-		err    error
-	}
-	results := make(chan result, sweepers)
-	for range sweepers {
-		sw := sweeper(t, s, expiry.SweeperConfig{BatchSize: 7})
-		go func() {
-			report, err := sw.Sweep(t.Context())
-			results <- result{report, err}
-		}()
-	}
-	total := 0
-	for range sweepers {
-		r := <-results
-		if r.err != nil {
-			t.Error(r.err)
-		}
-		total += r.report.Expired
-	}
-	if total != rows {
-		t.Errorf("%d rows were expired, want %d", total, rows)
-	}
-	for n := range rows {
-		expect(t, b, id(n), expired, 1)
-	}
 }

@@ -3,11 +3,8 @@
 package conformance
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -53,10 +50,6 @@ func user(n int64) ratelimit.Limit {
 
 func global(n int64) ratelimit.Limit {
 	return ratelimit.Limit{Name: "global", Max: n, Window: day}
-}
-
-func bucket(n, burst int64, window time.Duration) ratelimit.Limit {
-	return ratelimit.Limit{Name: "bucket", Max: n, Window: window, Algorithm: ratelimit.TokenBucket, Burst: burst}
 }
 
 func allow(t *testing.T, l ratelimit.Limiter, charges ...ratelimit.Charge) ratelimit.Decision {
@@ -253,178 +246,5 @@ func pause(t *testing.T, d time.Duration) {
 	t.Helper()
 	if err := runloop.Sleep(t.Context(), d); err != nil {
 		t.Fatal(err)
-	}
-}
-
-func testNever(t *testing.T, l ratelimit.Reserver) {
-	huge := int64(1) << 62
-	for _, c := range []ratelimit.Charge{
-		{Limit: user(5), Cost: 6},
-		{Limit: user(5), Cost: huge},
-		{Limit: bucket(100, 5, day), Cost: 6},
-		{Limit: bucket(100, 5, day), Cost: huge},
-	} {
-		all := ratelimit.Charge{Limit: global(10)}
-		if d := allow(t, l, c, all); d.Allowed || !d.Never || d.Denied != c.Limit.Name || d.RetryAfter != 0 || d.Limits[1].Remaining != 10 {
-			t.Errorf("cost %d: got %+v, want never", c.Cost, d)
-		}
-	}
-	c := ratelimit.Charge{Limit: bucket(1000, 5, time.Second), Cost: 6}
-	if d, err := l.Reserve(t.Context(), time.Hour, c); err != nil || d.Allowed || !d.Never {
-		t.Errorf("reserved more than the bucket holds: %+v, %v", d, err)
-	}
-	if d := allow(t, l, ratelimit.Charge{Limit: bucket(1000, 5, time.Second), Cost: 5}); !d.Allowed {
-		t.Errorf("what can never be was charged: %+v", d)
-	}
-}
-
-func testBucket(t *testing.T, l ratelimit.Reserver) {
-	c := ratelimit.Charge{Limit: bucket(10, 4, time.Second)} // one per 100 ms, four at once
-	start := allow(t, l, c)
-	count := int64(1)
-	for {
-		d := allow(t, l, c)
-		if d.Allowed {
-			count++
-		}
-		elapsed := d.At.Sub(start.At)
-		if most := 4 + int64(elapsed/(100*time.Millisecond)); count > most {
-			t.Fatalf("%d were allowed within %v, want at most %d", count, elapsed, most)
-		} else if d.Allowed == false && count < most {
-			t.Fatalf("%d were allowed within %v and another denied, want %d", count, elapsed, most)
-		}
-		if elapsed > time.Second {
-			return
-		}
-		pause(t, 7*time.Millisecond)
-	}
-}
-
-func testReserve(t *testing.T, l ratelimit.Reserver) {
-	c := ratelimit.Charge{Limit: bucket(1, 2, 10*time.Second)} // one per 10 s, two at once
-	var first time.Time
-	for n := range 5 {
-		d, err := l.Reserve(t.Context(), 30*time.Second, c)
-		if err != nil || !d.Allowed {
-			t.Fatalf("reservation %d: %+v, %v", n, d, err)
-		}
-		if n == 0 {
-			first = d.At
-		}
-		want := max(0, time.Duration(n-1)*10*time.Second-d.At.Sub(first))
-		if d.Delay != want {
-			t.Errorf("reservation %d is to wait %v, want %v", n, d.Delay, want)
-		}
-	}
-	d, err := l.Reserve(t.Context(), 30*time.Second, c)
-	if err != nil || d.Allowed || d.Denied != "bucket" || d.RetryAfter <= 30*time.Second {
-		t.Errorf("reserved beyond the time given: %+v, %v", d, err)
-	}
-	if d := allow(t, l, c); d.Allowed {
-		t.Error("allowed ahead of the reservations")
-	}
-	if _, err := l.Reserve(t.Context(), time.Second, ratelimit.Charge{Limit: user(1)}); !errors.Is(err, ratelimit.ErrInvalid) {
-		t.Errorf("reserved from a window: %v", err)
-	}
-	for _, within := range []time.Duration{-1, ratelimit.MaxReserve + 1} {
-		if _, err := l.Reserve(t.Context(), within, c); !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("reserved within %v: %v", within, err)
-		}
-	}
-}
-
-func testCancel(t *testing.T, l ratelimit.Reserver) {
-	c := ratelimit.Charge{Limit: bucket(1, 1, 100*time.Second)}
-	if !allow(t, l, c).Allowed {
-		t.Fatal("the bucket is not full")
-	}
-	reserve := func() *ratelimit.Reservation {
-		t.Helper()
-		r, err := ratelimit.Reserve(t.Context(), l, time.Hour, c)
-		if err != nil || !r.Decision.Allowed {
-			t.Fatalf("%+v, %v", r, err)
-		}
-		return r
-	}
-	reserve()
-	second := reserve()
-	for range 2 { // twice is once
-		if err := second.Cancel(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	again := reserve()
-	moved := again.Decision.At.Add(again.Decision.Delay).Sub(second.Decision.At.Add(second.Decision.Delay))
-	if moved.Abs() > time.Millisecond {
-		t.Errorf("after a cancel the next place is %v away from the one given up", moved)
-	}
-}
-
-func testInvalid(t *testing.T, l ratelimit.Reserver) {
-	many := make([]ratelimit.Charge, ratelimit.MaxCharges+1)
-	for i := range many {
-		many[i] = ratelimit.Charge{Limit: user(1), Key: fmt.Sprint(i)}
-	}
-	one := ratelimit.Charge{Limit: user(1), Key: "a"}
-	for name, charges := range map[string][]ratelimit.Charge{
-		"none":             {},
-		"too many":         many,
-		"twice the same":   {one, one},
-		"no name":          {{Limit: ratelimit.Limit{Max: 1}}},
-		"bad name":         {{Limit: ratelimit.Limit{Name: "a:b", Max: 1}}},
-		"long name":        {{Limit: ratelimit.Limit{Name: strings.Repeat("a", 33), Max: 1}}},
-		"zero max":         {{Limit: ratelimit.Limit{Name: "a"}}},
-		"negative max":     {{Limit: ratelimit.Limit{Name: "a", Max: -1}}},
-		"huge max":         {{Limit: ratelimit.Limit{Name: "a", Max: 1 << 62}}},
-		"inexact max":      {{Limit: ratelimit.Limit{Name: "a", Max: 1 << 40, Window: time.Hour}}},
-		"short window":     {{Limit: ratelimit.Limit{Name: "a", Max: 1, Window: time.Second - 1}}},
-		"negative window":  {{Limit: ratelimit.Limit{Name: "a", Max: 1, Window: -time.Minute}}},
-		"fractional":       {{Limit: ratelimit.Limit{Name: "a", Max: 1, Window: time.Second + time.Microsecond}}},
-		"long window":      {{Limit: ratelimit.Limit{Name: "a", Max: 1, Window: 400 * day}}},
-		"burst of window":  {{Limit: ratelimit.Limit{Name: "a", Max: 1, Burst: 2}}},
-		"negative burst":   {{Limit: ratelimit.Limit{Name: "a", Max: 1, Burst: -2, Algorithm: ratelimit.TokenBucket}}},
-		"unknown":          {{Limit: ratelimit.Limit{Name: "a", Max: 1, Algorithm: 9}}},
-		"negative cost":    {{Limit: user(1), Cost: -1}},
-		"good one beside":  {one, {Limit: user(1), Key: "b", Cost: -1}},
-		"huge burst":       {{Limit: ratelimit.Limit{Name: "a", Max: 1, Burst: 1 << 61, Algorithm: ratelimit.TokenBucket}}},
-		"same when hashed": {{Limit: user(1), Key: strings.Repeat("x", 99)}, {Limit: user(1), Key: strings.Repeat("x", 99)}},
-	} {
-		if d, err := l.Allow(t.Context(), charges...); !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("%s: Allow says %+v, %v", name, d, err)
-		}
-		if err := l.Refund(t.Context(), charges...); !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("%s: Refund says %v", name, err)
-		}
-	}
-	if n := admitted(t, l, 3, one); n != 1 {
-		t.Errorf("what was refused has charged something: %d allowed, want 1", n)
-	}
-}
-
-func testKeys(t *testing.T, l ratelimit.Reserver) {
-	long := strings.Repeat("x", 10_000)
-	keys := []string{
-		"", "a", "A", "a:b", "a:b:c", "{a}", "}{", "a b", "a\r\nb", "\x00", "\xff\xfe", "é", "*", "..", "-", "user",
-		long, long + "x", strings.Repeat("x", 64), strings.Repeat("x", 65), ratelimit.EncodeKey(long), "h-", "b",
-	}
-	for _, key := range keys {
-		if n := admitted(t, l, 4, ratelimit.Charge{Limit: user(2), Key: key}); n != 2 {
-			t.Errorf("key %.20q got %d, want 2 of its own", key, n)
-		}
-	}
-}
-
-func testCancelled(t *testing.T, l ratelimit.Reserver) {
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	c := ratelimit.Charge{Limit: user(1)}
-	if _, err := l.Allow(ctx, c); !errors.Is(err, context.Canceled) {
-		t.Errorf("Allow says %v", err)
-	}
-	if err := l.Refund(ctx, c); !errors.Is(err, context.Canceled) {
-		t.Errorf("Refund says %v", err)
-	}
-	if !allow(t, l, c).Allowed {
-		t.Error("a cancelled call was charged")
 	}
 }

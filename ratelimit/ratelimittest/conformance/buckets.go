@@ -1,0 +1,95 @@
+package conformance
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/ratelimit"
+)
+
+func bucket(n, burst int64, window time.Duration) ratelimit.Limit {
+	return ratelimit.Limit{Name: "bucket", Max: n, Window: window, Algorithm: ratelimit.TokenBucket, Burst: burst}
+}
+
+func testBucket(t *testing.T, l ratelimit.Reserver) {
+	c := ratelimit.Charge{Limit: bucket(10, 4, time.Second)} // one per 100 ms, four at once
+	start := allow(t, l, c)
+	count := int64(1)
+	for {
+		d := allow(t, l, c)
+		if d.Allowed {
+			count++
+		}
+		elapsed := d.At.Sub(start.At)
+		if most := 4 + int64(elapsed/(100*time.Millisecond)); count > most {
+			t.Fatalf("%d were allowed within %v, want at most %d", count, elapsed, most)
+		} else if !d.Allowed && count < most {
+			t.Fatalf("%d were allowed within %v and another denied, want %d", count, elapsed, most)
+		}
+		if elapsed > time.Second {
+			return
+		}
+		pause(t, 7*time.Millisecond)
+	}
+}
+
+func testReserve(t *testing.T, l ratelimit.Reserver) {
+	c := ratelimit.Charge{Limit: bucket(1, 2, 10*time.Second)} // one per 10 s, two at once
+	var first time.Time
+	for n := range 5 {
+		d, err := l.Reserve(t.Context(), 30*time.Second, c)
+		if err != nil || !d.Allowed {
+			t.Fatalf("reservation %d: %+v, %v", n, d, err)
+		}
+		if n == 0 {
+			first = d.At
+		}
+		want := max(0, time.Duration(n-1)*10*time.Second-d.At.Sub(first))
+		if d.Delay != want {
+			t.Errorf("reservation %d is to wait %v, want %v", n, d.Delay, want)
+		}
+	}
+	d, err := l.Reserve(t.Context(), 30*time.Second, c)
+	if err != nil || d.Allowed || d.Denied != "bucket" || d.RetryAfter <= 30*time.Second {
+		t.Errorf("reserved beyond the time given: %+v, %v", d, err)
+	}
+	if d := allow(t, l, c); d.Allowed {
+		t.Error("allowed ahead of the reservations")
+	}
+	if _, err := l.Reserve(t.Context(), time.Second, ratelimit.Charge{Limit: user(1)}); !errors.Is(err, ratelimit.ErrInvalid) {
+		t.Errorf("reserved from a window: %v", err)
+	}
+	for _, within := range []time.Duration{-1, ratelimit.MaxReserve + 1} {
+		if _, err := l.Reserve(t.Context(), within, c); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("reserved within %v: %v", within, err)
+		}
+	}
+}
+
+func testCancel(t *testing.T, l ratelimit.Reserver) {
+	c := ratelimit.Charge{Limit: bucket(1, 1, 100*time.Second)}
+	if !allow(t, l, c).Allowed {
+		t.Fatal("the bucket is not full")
+	}
+	reserve := func() *ratelimit.Reservation {
+		t.Helper()
+		r, err := ratelimit.Reserve(t.Context(), l, time.Hour, c)
+		if err != nil || !r.Decision.Allowed {
+			t.Fatalf("%+v, %v", r, err)
+		}
+		return r
+	}
+	reserve()
+	second := reserve()
+	for range 2 { // twice is once
+		if err := second.Cancel(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	again := reserve()
+	moved := again.Decision.At.Add(again.Decision.Delay).Sub(second.Decision.At.Add(second.Decision.Delay))
+	if moved.Abs() > time.Millisecond {
+		t.Errorf("after a cancel the next place is %v away from the one given up", moved)
+	}
+}
