@@ -1,6 +1,7 @@
 package main_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"sync"
@@ -59,6 +60,9 @@ func TestKilledRelaysAndConsumers(t *testing.T) {
 		running = behind()
 	}
 	crowd.Wait()
+	if t.Failed() {
+		return
+	}
 
 	want := stats{Held: reservations / 2, Confirmed: reservations / 2}
 	testenv.Eventually(t, 2*patience, func() error {
@@ -90,20 +94,33 @@ func TestKilledRelaysAndConsumers(t *testing.T) {
 	}
 }
 
+// buy holds a seat and, if asked to, confirms it.
 func buy(c *client, user, event string, confirm bool) error {
-	r, err := c.tryPost(user, newKey(), "/api/reservations", holdBody(event, `"quantity":1`))
+	r, err := c.postUntilDone(user, "/api/reservations", holdBody(event, `"quantity":1`))
 	if err != nil || r.status != http.StatusCreated {
-		return fmt.Errorf("hold: %w: %d %s", err, r.status, r.body)
+		return fmt.Errorf("hold is answered by %d %s (%v)", r.status, r.body, err)
 	}
 	if !confirm {
 		return nil
 	}
 	var held reservation
-	r.t = c.t
-	r.into(&held)
-	r, err = c.tryPost(user, newKey(), "/api/reservations/"+held.ID+"/confirm", "")
+	if err := json.Unmarshal(r.body, &held); err != nil {
+		return err
+	}
+	r, err = c.postUntilDone(user, "/api/reservations/"+held.ID+"/confirm", "")
 	if err != nil || r.status != http.StatusOK {
-		return fmt.Errorf("confirm: %w: %d %s", err, r.status, r.body)
+		return fmt.Errorf("confirm is answered by %d %s (%v)", r.status, r.body, err)
 	}
 	return nil
+}
+
+// postUntilDone does what a client should: after a 503 it sends the same key again.
+func (c *client) postUntilDone(user, path, body string) (reply, error) {
+	key := newKey()
+	for try := 1; ; try++ {
+		r, err := c.tryPost(user, key, path, body)
+		if err != nil || r.status != http.StatusServiceUnavailable || try == 10 {
+			return r, err
+		}
+	}
 }

@@ -17,6 +17,7 @@ import (
 const (
 	shopConns   = 16 // for requests
 	workerConns = 10 // for relay, consumer and sweeper
+	redisConns  = 64
 	dialTimeout = 10 * time.Second
 )
 
@@ -48,6 +49,7 @@ func newServers(cfg config) (*servers, error) {
 		workers.Close()
 		return nil, fmt.Errorf("REDIS_URL: %w", err)
 	}
+	options.PoolSize = redisConns
 	return &servers{
 		shop: shop, workers: workers, redis: redis.NewClient(options),
 		amqpURL: cfg.amqpURL, name: "reservation " + cfg.role,

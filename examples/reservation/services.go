@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -68,7 +69,12 @@ func (p *parts) addShop(writer *outboxpgx.Writer, m *metrics, log *slog.Logger) 
 	if p.keys, err = idempotencyredis.NewStore(s.redis, idempotencyredis.Config{}); err != nil {
 		return err
 	}
-	if p.limiter, err = ratelimitredis.New(s.redis, ratelimitredis.Config{}); err != nil {
+	if p.limiter, err = ratelimitredis.New(s.redis, ratelimitredis.Config{
+		// Long enough for a crowd to take turns on the connections: a request that comes to nothing
+		// for want of a quick answer would cost a buyer the seat.
+		Timeout: 5 * time.Second,
+		Logger:  log, MeterProvider: m.provider,
+	}); err != nil {
 		return err
 	}
 	if p.records, err = idempotencypgx.NewRecords(s.shop, idempotencypgx.RecordsConfig{}); err != nil {
