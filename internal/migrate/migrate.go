@@ -51,7 +51,10 @@ func Apply(ctx context.Context, pool *pgxpool.Pool, s Set) error {
 	if err != nil {
 		return fmt.Errorf("migrate %s: %w", s.Component, err)
 	}
-	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return s.apply(ctx, tx, versions, files) })
+	// READ COMMITTED, whatever the database's default: a snapshot taken before the
+	// lock was granted would not show what the others have applied.
+	readCommitted := pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
+	err = pgx.BeginTxFunc(ctx, pool, readCommitted, func(tx pgx.Tx) error { return s.apply(ctx, tx, versions, files) })
 	if err != nil {
 		return fmt.Errorf("migrate %s: %w", s.Component, err)
 	}

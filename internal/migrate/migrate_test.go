@@ -2,6 +2,7 @@ package migrate_test
 
 import (
 	"io/fs"
+	"net/url"
 	"os"
 	"strings"
 	"sync"
@@ -26,7 +27,17 @@ func set(table string, files fs.FS) migrate.Set {
 
 func TestApplyBySeveralAtOnce(t *testing.T) {
 	t.Parallel()
-	pool := pgtest.New(t)
+	for _, isolation := range []string{"read committed", "serializable"} {
+		t.Run("default "+isolation, func(t *testing.T) {
+			t.Parallel()
+			applyBySeveral(t, isolation)
+		})
+	}
+}
+
+func applyBySeveral(t *testing.T, defaultIsolation string) {
+	t.Helper()
+	pool := pgtest.Pool(t, pgtest.URL(t)+"&default_transaction_isolation="+url.PathEscape(defaultIsolation), 8)
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
