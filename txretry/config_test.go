@@ -2,6 +2,7 @@ package txretry_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -62,6 +63,9 @@ func TestNewRefuses(t *testing.T) {
 	if _, err := txretry.New(nil, txretry.Config{}); err == nil || !strings.Contains(err.Error(), "pool") {
 		t.Errorf("nil pool: error %v", err)
 	}
+	if _, err := txretry.NewOver(nil, txretry.Config{}); err == nil || !strings.Contains(err.Error(), "source") {
+		t.Errorf("nil source: error %v", err)
+	}
 	pool, err := pgxpool.New(t.Context(), "postgres://nobody@127.0.0.1:1/none")
 	if err != nil {
 		t.Fatal(err)
@@ -80,6 +84,16 @@ func TestNewRefuses(t *testing.T) {
 	} {
 		if !strings.Contains(err.Error(), "Config."+field) {
 			t.Errorf("the error does not name %s: %v", field, err)
+		}
+	}
+}
+
+// A user's test of its error mapping makes these errors itself.
+func TestErrorsMadeByHand(t *testing.T) {
+	t.Parallel()
+	for _, err := range []error{&txretry.LockTimeoutError{}, &txretry.LockTimeoutError{Name: "seats.hold"}, &txretry.CommitUnknownError{}} {
+		if err.Error() == "" || errors.Is(err, pgx.ErrTxClosed) {
+			t.Errorf("error %v", err)
 		}
 	}
 }

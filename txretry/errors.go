@@ -42,7 +42,7 @@ type Attempt struct {
 // *pgconn.PgError, and context.DeadlineExceeded where the deadline decided.
 type LockTimeoutError struct {
 	Name     string    // Options.Name
-	Attempts []Attempt // in order, at least one
+	Attempts []Attempt // in order; at least one in what Do returns
 
 	cause      error // why no further attempt was made; nil: all were used
 	retryAfter time.Duration
@@ -50,18 +50,28 @@ type LockTimeoutError struct {
 
 // Error implements error.
 func (e *LockTimeoutError) Error() string {
-	last := e.Attempts[len(e.Attempts)-1]
 	if e.cause != nil {
-		return fmt.Sprintf("txretry: %sno time for another attempt after %d: %v: %v", prefix(e.Name), len(e.Attempts), e.cause, last.Err)
+		return fmt.Sprintf("txretry: %sno time for another attempt after %d: %v: %v", prefix(e.Name), len(e.Attempts), e.cause, e.last())
 	}
-	return fmt.Sprintf("txretry: %sall %d attempts failed: %v", prefix(e.Name), len(e.Attempts), last.Err)
+	return fmt.Sprintf("txretry: %sall %d attempts failed: %v", prefix(e.Name), len(e.Attempts), e.last())
+}
+
+// last returns the last attempt's error, nil for an error that Do did not make,
+// such as that of a user's test.
+func (e *LockTimeoutError) last() error {
+	if len(e.Attempts) == 0 {
+		return nil
+	}
+	return e.Attempts[len(e.Attempts)-1].Err
 }
 
 // Unwrap returns the last attempt's error and the context's, if it decided.
 func (e *LockTimeoutError) Unwrap() []error {
-	errs := []error{e.Attempts[len(e.Attempts)-1].Err}
-	if e.cause != nil {
-		errs = append(errs, e.cause)
+	var errs []error
+	for _, err := range []error{e.last(), e.cause} {
+		if err != nil {
+			errs = append(errs, err)
+		}
 	}
 	return errs
 }

@@ -47,6 +47,9 @@ func New(pool *pgxpool.Pool, cfg Config) (*Manager, error) {
 // NewOver returns a Manager over another source of transactions. It serves
 // txretrytest: the type of source cannot be met outside this package.
 func NewOver(source session.Source, cfg Config) (*Manager, error) {
+	if source == nil {
+		return nil, errors.New("txretry: source is nil")
+	}
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
 		return nil, err
