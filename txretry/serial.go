@@ -2,6 +2,7 @@ package txretry
 
 import (
 	"context"
+	"slices"
 	"sync"
 )
 
@@ -58,12 +59,10 @@ func (t *turns) pass(key string) {
 func (t *turns) abandon(key string, turn chan struct{}) {
 	t.mu.Lock()
 	waiting := t.queues[key]
-	for i, other := range waiting {
-		if other == turn {
-			t.queues[key] = append(waiting[:i:i], waiting[i+1:]...)
-			t.mu.Unlock()
-			return
-		}
+	if i := slices.Index(waiting, turn); i >= 0 {
+		t.queues[key] = slices.Delete(waiting, i, i+1)
+		t.mu.Unlock()
+		return
 	}
 	t.mu.Unlock()
 	t.pass(key)
