@@ -40,7 +40,7 @@
 // # Faults
 //
 // On a lost connection, a closed channel, a deleted queue or a restarted broker the
-// consumer begins a new session, after pauses that grow to 30 seconds. An error that
+// consumer begins a new session, after pauses that grow to 10 seconds. An error that
 // is inbox.ErrUnavailable, for a database that is down, gives the message back and
 // pauses: the consumer is cancelled at the broker and tries one message at a time,
 // at growing distances, until one goes through.

@@ -11,10 +11,10 @@ import (
 )
 
 // stable is how long a session must last for its end to count as the first failure again.
-const stable = 5 * time.Second
+const stable = time.Second
 
-// pauses between two sessions: 0.1 s growing to 30 s, spread by half.
-var pauses = backoff.Policy{Base: 100 * time.Millisecond, Max: 30 * time.Second, Jitter: 0.5}
+// pauses between two sessions: 0.1 s growing to 10 s, spread by half.
+var pauses = backoff.Policy{Base: 100 * time.Millisecond, Max: 10 * time.Second, Jitter: 0.5, JitterAfterCap: true}
 
 // LoopConfig says how Loop connects.
 type LoopConfig struct {

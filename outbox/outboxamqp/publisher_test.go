@@ -21,28 +21,6 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// start returns a running publisher.
-func start(t testing.TB, b *amqptest.Broker, cfg outboxamqp.Config) *outboxamqp.Publisher {
-	t.Helper()
-	cfg.Logger = slog.New(slog.DiscardHandler)
-	p, err := outboxamqp.NewPublisher(b.Dial, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	var running sync.WaitGroup
-	running.Go(func() {
-		if err := p.Run(ctx); err != nil {
-			t.Errorf("Run: %v", err)
-		}
-	})
-	t.Cleanup(func() {
-		cancel()
-		running.Wait()
-	})
-	return p
-}
-
 func publish(t testing.TB, p outbox.Publisher, m outbox.Message) error {
 	t.Helper()
 	outcome := make(chan error, 2)
@@ -75,8 +53,8 @@ func TestWireFormat(t *testing.T) {
 	m.Headers = map[string]string{"tenant": "a", "region": "eu"}
 	m.Route.Headers = map[string]string{"region": "us"}
 	m.CreatedAt = time.Unix(1_700_000_000, 0)
-	plain := start(t, b, outboxamqp.Config{Exchange: "events"})
-	compat := start(t, b, outboxamqp.Config{Router: outbox.Routes{Exchange: "events"}, Compat: true})
+	plain := running(t, b.Dial, outboxamqp.Config{Exchange: "events"})
+	compat := running(t, b.Dial, outboxamqp.Config{Router: outbox.Routes{Exchange: "events"}, Compat: true})
 	for _, p := range []*outboxamqp.Publisher{plain, compat} {
 		if err := publish(t, p, m); err != nil {
 			t.Fatal(err)
@@ -107,10 +85,10 @@ func TestClasses(t *testing.T) {
 	b.Exchange(t, "events", "topic")
 	full := amqp.Table{"x-max-length": int32(1), "x-overflow": "reject-publish"}
 	b.Queue(t, "full", full)
-	p := start(t, b, outboxamqp.Config{Exchange: "events", MaxBodyBytes: 100, Router: outbox.Routes{
+	p := running(t, b.Dial, outboxamqp.Config{Exchange: "events", MaxBodyBytes: 100, Router: outbox.Routes{
 		ByName: map[string]outbox.Route{"to.missing": {Exchange: "missing"}},
 	}})
-	direct := start(t, b, outboxamqp.Config{})
+	direct := running(t, b.Dial, outboxamqp.Config{})
 	if err := publish(t, direct, message(t, "full")); err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,84 @@
+package outboxamqp_test
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"testing"
+
+	"github.com/google/uuid"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest/conformance"
+)
+
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	testenv.AMQPURL(t) // skips before there are subtests
+	conformance.TestPublisher(t, conformance.PublisherBackend{Open: func(t *testing.T) conformance.PublisherCase {
+		b := amqptest.New(t)
+		b.Queue(t, "order.placed", amqp.Table{"x-queue-type": "quorum"})
+		proxy := testenv.NewProxy(t, b.URL)
+		dial := func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) }
+		nowhere, err := outbox.New("nowhere", 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return conformance.PublisherCase{
+			Publisher:  running(t, dial, outboxamqp.Config{Window: 64}),
+			Received:   receiver(t, b, "order.placed"),
+			Unroutable: nowhere,
+			Break:      proxy.Cut,
+			Mend:       proxy.Heal,
+		}
+	}})
+}
+
+// running returns a publisher whose Run ends with the test.
+func running(t testing.TB, dial func(context.Context) (*amqp.Connection, error), cfg outboxamqp.Config) *outboxamqp.Publisher {
+	t.Helper()
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	p, err := outboxamqp.NewPublisher(dial, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var run sync.WaitGroup
+	run.Go(func() {
+		if err := p.Run(ctx); err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+	t.Cleanup(func() {
+		cancel()
+		run.Wait()
+	})
+	return p
+}
+
+// receiver takes from the queue and returns all it has taken so far.
+func receiver(t testing.TB, b *amqptest.Broker, queue string) func(context.Context) ([]outbox.Message, error) {
+	ch := b.Channel(t)
+	var received []outbox.Message
+	return func(context.Context) ([]outbox.Message, error) {
+		for {
+			d, found, err := ch.Get(queue, true)
+			if err != nil || !found {
+				return received, err
+			}
+			id, err := uuid.Parse(d.MessageId)
+			if err != nil {
+				return nil, err
+			}
+			m := outbox.Message{ID: id, Name: d.Type, Body: d.Body, ContentType: d.ContentType, Headers: map[string]string{}}
+			for name, value := range d.Headers {
+				m.Headers[name], _ = value.(string)
+			}
+			received = append(received, m)
+		}
+	}
+}
