@@ -2,6 +2,7 @@ package inbox
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"time"
 )
@@ -54,7 +55,7 @@ func (a Action) String() string {
 
 // Failure is what Classify reads out of an error. RetryPolicy.Next turns it into a Decision.
 type Failure struct {
-	// Err is the error itself.
+	// Err is the error itself, or says that its methods panic.
 	Err error
 	// Class selects the dead-letter queue.
 	Class string
@@ -77,12 +78,21 @@ type Failure struct {
 // recoverable one makes it recoverable, with the longest delay asked for; else it is
 // unrecoverable only when all are; else the default policy holds. The class is the first
 // one named among those that decided; ErrDraining anywhere gives the message back.
-// An unmarked error has ClassDefault and the default policy. For nil the zero Failure is returned.
-func Classify(err error) Failure {
+// An unmarked error has ClassDefault and the default policy; so has one whose own methods
+// panic, and Err then says so. For nil the zero Failure is returned.
+func Classify(err error) (f Failure) {
 	if err == nil {
 		return Failure{}
 	}
-	f := Failure{Err: err, Class: ClassDefault, Action: ActionRetry, Counted: true}
+	defer func() {
+		if v := recover(); v != nil {
+			f = unmarked(fmt.Errorf("inbox: the methods of an error of type %T panic: %v", err, v))
+		}
+	}()
+	// A nil pointer that a handler returned as an error must not end the consumer, neither
+	// here nor where Err is written to a log.
+	_ = err.Error()
+	f = unmarked(err)
 	if errors.Is(err, ErrDraining) {
 		f.Action, f.Counted = ActionReturn, false
 		return f
@@ -103,6 +113,10 @@ func Classify(err error) Failure {
 		f.Class = v.class
 	}
 	return f
+}
+
+func unmarked(err error) Failure {
+	return Failure{Err: err, Class: ClassDefault, Action: ActionRetry, Counted: true}
 }
 
 // verdict is what the markers of an error, or of a part of it, add up to.

@@ -47,6 +47,7 @@ func TestClassify(t *testing.T) {
 		"joined inside a marker":     {inbox.Unrecoverable(errors.Join(boom, inbox.Recoverable(boom))), dead},
 		"postponed":                  {inbox.Postpone(boom, 7), inbox.Failure{Class: "default", Action: inbox.ActionRetry, After: 7, Unlimited: true}},
 		"unavailable":                {inbox.Unavailable(boom), inbox.Failure{Class: "default", Action: inbox.ActionReturn, Unavailable: true}},
+		"unavailable, the sentinel":  {fmt.Errorf("a: %w", inbox.ErrUnavailable), inbox.Failure{Class: "default", Action: inbox.ActionReturn, Unavailable: true}},
 		"joined: unavailable":        {errors.Join(inbox.Unrecoverable(boom), inbox.Unavailable(boom)), inbox.Failure{Class: "default", Action: inbox.ActionReturn, Unavailable: true}},
 		"draining":                   {inbox.Unrecoverable(fmt.Errorf("x: %w", inbox.ErrDraining)), inbox.Failure{Class: "default", Action: inbox.ActionReturn}},
 	} {
@@ -57,6 +58,26 @@ func TestClassify(t *testing.T) {
 		got.Err = nil
 		if got != tt.want {
 			t.Errorf("%s: %+v, want %+v", name, got, tt.want)
+		}
+	}
+}
+
+type brokenError struct{ inner error }
+
+func (e *brokenError) Error() string { return "broken: " + e.inner.Error() }
+func (e *brokenError) Unwrap() error { return e.inner }
+
+// A nil pointer that became an error is one message's failure, not the consumer's end.
+func TestClassifyBrokenError(t *testing.T) {
+	t.Parallel()
+	var broken *brokenError
+	for _, err := range []error{broken, inbox.Unrecoverable(broken), errors.Join(inbox.ErrDraining, broken), &inbox.PanicError{Value: broken}} {
+		f := inbox.Classify(err)
+		if f.Class != inbox.ClassDefault || f.Action != inbox.ActionRetry || !f.Counted {
+			t.Errorf("%T: %+v", err, f)
+		}
+		if letter := inbox.NewDeadLetter(&inbox.Message{}, f, "c", time.Time{}); letter.Error == "" {
+			t.Errorf("%T: the dead letter tells no error", err)
 		}
 	}
 }

@@ -32,5 +32,6 @@ type Waiter interface {
 // returns is nobody's fault: the message is given back uncounted.
 var ErrDraining = errors.New("inbox: consumer is draining")
 
-// ErrUnavailable marks an error of Unavailable: a server that processing needs is down.
-var ErrUnavailable = errors.New("inbox: unavailable")
+// ErrUnavailable is inside every error of Unavailable: a server that processing needs is
+// down. Returned itself it means the same.
+var ErrUnavailable = Unavailable(errors.New("inbox: unavailable"))
