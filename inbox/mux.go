@@ -116,12 +116,13 @@ func (m *Mux) dispatch(ctx context.Context, msg *Message) error {
 }
 
 // Blocking is middleware that waits before each message, holding nothing but the worker.
-// When the waiter fails, the message is retried as Recoverable.
+// When the waiter fails, which is no failure of the message, the message is postponed and
+// keeps its attempts; see Postpone.
 func Blocking(w Waiter) Middleware {
 	return func(next Handler) Handler {
 		return func(ctx context.Context, m *Message) error {
 			if err := w.Wait(ctx); err != nil {
-				return Recoverable(fmt.Errorf("inbox: wait for leave to start: %w", err))
+				return Postpone(fmt.Errorf("inbox: wait for leave to start: %w", err), 0)
 			}
 			return next(ctx, m)
 		}

@@ -163,8 +163,11 @@ func TestBlocking(t *testing.T) {
 	ran = false
 	down := errors.New("limiter is down")
 	err := inbox.Blocking(waiter{down})(next)(t.Context(), nil)
-	if !errors.Is(err, down) || ran || !inbox.Classify(err).Unlimited {
+	if !errors.Is(err, down) || ran {
 		t.Errorf("error %v, ran %v", err, ran)
+	}
+	if f := inbox.Classify(err); f.Action != inbox.ActionRetry || f.Counted || !f.Unlimited {
+		t.Errorf("a limiter that is down costs the message an attempt: %+v", f)
 	}
 }
 

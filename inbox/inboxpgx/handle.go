@@ -14,7 +14,7 @@ import (
 // HandlerConfig configures one handler. The zero value is usable.
 type HandlerConfig struct {
 	// Waiter blocks the worker before each message, ahead of the Prepare step and of the
-	// transaction; nil means no wait. When it fails the message is retried as Recoverable.
+	// transaction; nil means no wait. When it fails the message is postponed, uncounted.
 	Waiter inbox.Waiter
 	// Timeout bounds the work on one delivery: the Prepare step and the transaction with
 	// its retries, not the Waiter. 0 means no bound but the context's.
