@@ -72,6 +72,11 @@ func TestOperatorCommands(t *testing.T) {
 	for range 3 {
 		c.hold(newUser(), event, `"quantity":1`)
 	}
+	brokerless := s
+	brokerless.amqpURL = "amqp://127.0.0.1:1/"
+	if code, out, _ := command(t, brokerless.env(), "relay"); code != 2 || out != "published 0, failed 0, dead 0\n" {
+		t.Errorf("relay without a broker exits with %d and prints %q", code, out)
+	}
 	wants(0, "published 2, failed 0", "relay", "--limit", "2")
 	wants(0, "published 1, failed 0", "relay", "--limit=10", "--time-limit=1s")
 	api.stop()

@@ -33,6 +33,7 @@ func TestCrowds(t *testing.T) {
 		{"13 buyers of 4, 50 seats", apis[:1], 13, 4, 50, 12, 2},
 		{"13 buyers of 4, 50 seats, two processes", apis, 13, 4, 50, 12, 2},
 		{"1000 buyers, 1000 seats", apis[:1], 1000, 1, 1000, 1000, 0},
+		{"1000 buyers, 1000 seats, two processes", apis, 1000, 1, 1000, 1000, 0},
 	} {
 		t.Run(crowd.name, func(t *testing.T) { // one after the other: each wants the machine for itself
 			c := *crowd.apis[0]

@@ -71,6 +71,7 @@ type process struct {
 	t      testing.TB
 	cmd    *exec.Cmd
 	url    string
+	stdout *buffer
 	stderr *buffer
 	ended  chan struct{} // closed when waited for
 	err    error         // of Wait
@@ -95,7 +96,7 @@ func start(t testing.TB, env []string, args ...string) *process {
 // launch is start without the wait.
 func launch(t testing.TB, env []string, args ...string) (*process, <-chan string) {
 	t.Helper()
-	p := &process{t: t, stderr: &buffer{}, ended: make(chan struct{})}
+	p := &process{t: t, stdout: &buffer{}, stderr: &buffer{}, ended: make(chan struct{})}
 	p.cmd = exec.Command(shopBinary(t), append([]string{"-addr=127.0.0.1:0"}, args...)...)
 	p.cmd.Env, p.cmd.Stderr = env, p.stderr
 	stdout, err := p.cmd.StdoutPipe()
@@ -110,6 +111,7 @@ func launch(t testing.TB, env []string, args ...string) (*process, <-chan string
 		defer close(p.ended)
 		lines := bufio.NewScanner(stdout)
 		for lines.Scan() {
+			fmt.Fprintln(p.stdout, lines.Text())
 			if _, after, ok := strings.Cut(lines.Text(), "listening on "); ok {
 				url, _, _ := strings.Cut(after, " ")
 				listening <- url

@@ -3,6 +3,7 @@ package main_test
 import (
 	"fmt"
 	"net/http"
+	"os/exec"
 	"strings"
 	"sync"
 	"testing"
@@ -46,6 +47,47 @@ func TestScenarioOnServers(t *testing.T) {
 	for _, p := range all {
 		p.stop()
 	}
+}
+
+// TestScenarioInOneProcess leaves the schedule at every half hour: holds expire when they fall due all the same.
+func TestScenarioInOneProcess(t *testing.T) {
+	t.Parallel()
+	s := newServices(t)
+	shop := start(t, s.env(), "-backend=services", scenarioHold)
+	scenario(t, newClient(t, shop.url), func(t *testing.T, c *client) { inFlightByLock(t, c, s) })
+	shop.stop()
+}
+
+// TestPrintedLines runs what the shop prints for a new user to try.
+func TestPrintedLines(t *testing.T) {
+	t.Parallel()
+	for _, tool := range []string{"sh", "curl", "grep", "tee", "head"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skipf("the printed lines need %s: %v", tool, err)
+		}
+	}
+	shop := start(t, nil, "-backend=memory")
+	var lines []string
+	testenv.Eventually(t, patience, func() error {
+		_, after, _ := strings.Cut(shop.stdout.String(), "in this order:\n")
+		if lines = strings.Split(after, "\n"); len(lines) != 4 {
+			return fmt.Errorf("it says %q", shop.stdout)
+		}
+		return nil
+	})
+	for range 2 { // a second time all are replayed
+		out, err := exec.CommandContext(t.Context(), "sh", "-ec", strings.Join(lines, "\n")).Output()
+		if err != nil || !strings.Contains(string(out), `"status":"confirmed"`) {
+			t.Errorf("%v, the lines print %q", err, out)
+		}
+	}
+	c := newClient(t, shop.url)
+	var list struct{ Events []struct{ ID string } }
+	c.get("/api/events").wants(http.StatusOK, "").into(&list)
+	if len(list.Events) != 1 || c.seats(list.Events[0].ID)["confirmed"] != 2 {
+		t.Errorf("after the lines there are events %v", list.Events)
+	}
+	shop.stop()
 }
 
 func awaitReady(t *testing.T, url string) {

@@ -63,5 +63,5 @@ func New(cfg Config) (http.Handler, error) {
 	mux.Handle("/api/reservations/{id}/confirm", methods{"POST": post(a.confirm)})
 	mux.Handle("/api/reservations/{id}/cancel", methods{"POST": post(a.cancel)})
 	mux.HandleFunc("/", notFound)
-	return exactPaths(mux), nil
+	return recovered(cfg.Logger, exactPaths(mux)), nil
 }

@@ -10,7 +10,9 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/memory"
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
@@ -103,6 +105,30 @@ func TestGateForgets(t *testing.T) {
 	}
 	s.do(late).wants(http.StatusConflict, "SEATS_UNAVAILABLE")
 	s.do(hold.as("bob")).wants(http.StatusUnprocessableEntity, "IDEMPOTENCY_KEY_REUSED")
+}
+
+// broken panics once.
+type broken struct {
+	*memory.Shop
+	calls int
+}
+
+func (b *broken) Once(ctx context.Context, eventID string,
+	fn func(context.Context, booking.Work) (idempotency.Response, error),
+) (idempotency.Response, error) {
+	if b.calls++; b.calls == 1 {
+		panic("broken")
+	}
+	return b.Shop.Once(ctx, eventID, fn)
+}
+
+func TestPanic(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, 0)
+	s.handler = newHandler(t, s.parts, &broken{Shop: s.parts.Shop}, 10)
+	r := post("/api/events", createEvent)
+	s.do(r).wants(http.StatusInternalServerError, "INTERNAL")
+	s.do(r).wants(http.StatusCreated, "")
 }
 
 func TestOps(t *testing.T) {

@@ -44,17 +44,17 @@ func newFaultyShop(t testing.TB, limit int, faults ...txretrytest.Fault) *shop {
 	if limit == 0 {
 		limit = 1_000_000
 	}
-	return &shop{t: t, handler: newHandler(t, parts, limit), parts: parts}
+	return &shop{t: t, handler: newHandler(t, parts, parts.Shop, limit), parts: parts}
 }
 
-func newHandler(t testing.TB, parts *memory.Parts, limit int) http.Handler {
+func newHandler(t testing.TB, parts *memory.Parts, backend httpapi.Backend, limit int) http.Handler {
 	t.Helper()
 	handler, err := httpapi.New(httpapi.Config{
 		Shop: booking.Shop{
 			Hold:  time.Minute,
 			NewID: func() string { return uuid.Must(uuid.NewV7()).String() },
 		},
-		Backend: parts.Shop, Keys: parts.Keys, Limiter: parts.Limiter, UserLimit: limit,
+		Backend: backend, Keys: parts.Keys, Limiter: parts.Limiter, UserLimit: limit,
 		Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
@@ -190,5 +190,5 @@ func (s *shop) forgetKeys() {
 	s.t.Helper()
 	fresh := *s.parts
 	fresh.Keys = idempotencytest.NewStore()
-	s.handler = newHandler(s.t, &fresh, 1_000_000)
+	s.handler = newHandler(s.t, &fresh, fresh.Shop, 1_000_000)
 }
