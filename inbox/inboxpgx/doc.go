@@ -35,8 +35,10 @@
 // unknown outcome of COMMIT. Waiting in vain for a copy that is being processed elsewhere is
 // inbox.Postpone. A *txretry.LockTimeoutError of the handler's own locks is
 // inbox.Recoverable, so that it neither costs the message its retries nor stops the others.
-// All other errors are the handler's and keep their markers.
+// All other errors are the handler's and keep their markers: also where it ended the
+// transaction itself, or kept it open for longer than the server's timeouts allow.
 //
-// A handler whose statement makes the server break off the connection every time is not
-// told apart from a server that goes down; the broker's own delivery limit has to catch it.
+// A handler whose statement makes the server break off the connection every time, or that
+// breaks it off itself, by a shorter context of its own whose error it hides, is not told
+// apart from a server that goes down; the broker's own delivery limit has to catch it.
 package inboxpgx

@@ -21,7 +21,7 @@ type delivery struct {
 
 	handled   bool // the entry was made and fn began, in some attempt
 	duplicate bool
-	lost      bool // the connection was lost under fn
+	lost      bool // the connection was lost under fn, before its context ended
 }
 
 // handlerError tells the errors of fn from those of the transaction around it.
@@ -55,40 +55,38 @@ func (d *delivery) attempt(ctx context.Context, tx pgx.Tx) error {
 	}
 	d.handled = true
 	err = d.fn(ctx, tx)
-	d.lost = connectionLost(ctx, tx, err)
+	d.lost = connectionLost(ctx, tx)
 	if err != nil {
 		return &handlerError{err}
 	}
 	return nil
 }
 
-// connectionLost reports whether the connection is gone for another reason than a context
-// that ended: pgx closes it then, too, and that is the handler's affair.
-func connectionLost(ctx context.Context, tx pgx.Tx, err error) bool {
+func connectionLost(ctx context.Context, tx pgx.Tx) bool {
 	conn := tx.Conn()
-	return conn != nil && conn.IsClosed() && ctx.Err() == nil &&
-		!errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, context.Canceled)
+	return conn != nil && conn.IsClosed() && ctx.Err() == nil
 }
 
 // verdict says whose failure an error of the transaction is: see the package comment.
 func (d *delivery) verdict(ctx context.Context, err error) error {
-	if err == nil {
-		return nil
-	}
-	if _, ok := errors.AsType[*txretry.CommitUnknownError](err); ok {
-		return inbox.Unavailable(err)
-	}
-	if _, ok := errors.AsType[*txretry.LockTimeoutError](err); ok {
-		return d.lockTimeout(err)
-	}
-	own, isHandlers := errors.AsType[*handlerError](err)
+	_, commitUnknown := errors.AsType[*txretry.CommitUnknownError](err)
+	_, lockTimeout := errors.AsType[*txretry.LockTimeoutError](err)
+	_, handlers := errors.AsType[*handlerError](err)
 	switch {
-	case d.lost || outOfService(err):
+	case err == nil:
+		return nil
+	case endedByHandler(err):
+		return plain(err)
+	case commitUnknown:
 		return inbox.Unavailable(err)
-	case isHandlers && err == error(own):
-		return own.err
-	case isHandlers || d.commitRefused(err) || errors.Is(err, txretry.ErrNested):
-		return err
+	case lockTimeout && d.handled:
+		return inbox.Recoverable(err)
+	case lockTimeout:
+		return inbox.Postpone(err, 0)
+	case d.lost && !contextEnded(err), outOfService(err):
+		return inbox.Unavailable(err)
+	case handlers || d.commitRefused(err):
+		return plain(err)
 	case ctx.Err() != nil && !d.handled && context.Cause(ctx) == errTimeout:
 		return inbox.Postpone(err, 0) // no connection, or a copy in progress: the handler had no chance
 	case ctx.Err() != nil:
@@ -98,11 +96,29 @@ func (d *delivery) verdict(ctx context.Context, err error) error {
 	}
 }
 
-func (d *delivery) lockTimeout(err error) error {
-	if d.handled {
-		return inbox.Recoverable(err)
+// endedByHandler reports whether the handler, not the server's state, ended the
+// transaction: it called Do again, ran a COMMIT or ROLLBACK, or kept the transaction idle
+// or open for longer than the server allows (25P03, 25P04).
+func endedByHandler(err error) bool {
+	if errors.Is(err, txretry.ErrNested) || errors.Is(err, txretry.ErrManaged) {
+		return true
 	}
-	return inbox.Postpone(err, 0)
+	answer, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && (answer.Code == "25P03" || answer.Code == "25P04")
+}
+
+// contextEnded reports whether a context of the handler's own ended during a statement:
+// pgx closes the connection then, too.
+func contextEnded(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+}
+
+// plain returns the handler's error as it is, if nothing is added to it.
+func plain(err error) error {
+	if own, ok := err.(*handlerError); ok {
+		return own.err
+	}
+	return err
 }
 
 // commitRefused reports whether the handler succeeded and then its transaction could not
