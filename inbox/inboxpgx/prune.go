@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -62,13 +63,24 @@ func Prune(ctx context.Context, pool *pgxpool.Pool, cfg PruneConfig) (int64, err
 		WHERE processed_at < now() - $1::interval ORDER BY processed_at LIMIT $2 FOR UPDATE SKIP LOCKED))`
 	var total int64
 	for {
-		tag, err := pool.Exec(ctx, sql, cfg.Retention, cfg.ChunkSize)
+		n, err := pruneChunk(ctx, pool, sql, cfg)
 		if err != nil {
 			return total, fmt.Errorf("inboxpgx: prune: %w", err)
 		}
-		total += tag.RowsAffected()
-		if tag.RowsAffected() < int64(cfg.ChunkSize) {
+		total += n
+		if n < int64(cfg.ChunkSize) {
 			return total, nil
 		}
 	}
+}
+
+// pruneChunk works at READ COMMITTED, whatever the database's default: in a stricter
+// transaction a row that another process has just deleted is an error.
+func pruneChunk(ctx context.Context, pool *pgxpool.Pool, sql string, cfg PruneConfig) (n int64, err error) {
+	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		tag, err := tx.Exec(ctx, sql, cfg.Retention, cfg.ChunkSize)
+		n = tag.RowsAffected()
+		return err
+	})
+	return n, err
 }
