@@ -82,6 +82,10 @@ func (s *session) consume() error {
 		return errStop
 	}
 	s.epoch++
+	select {
+	case <-s.pauses: // of an earlier epoch; it would keep a new one out
+	default:
+	}
 	var deliveries <-chan amqp.Delivery
 	if err := s.conn.Within(func() (err error) {
 		deliveries, err = s.ch.Consume(s.r.c.cfg.Queue, s.tag, false, false, false, false, nil)
