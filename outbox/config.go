@@ -24,8 +24,9 @@ type RelayConfig struct {
 	// LeaseTTL is for how long lanes are taken. It is the time that messages of a relay that
 	// was killed wait for another one. At least PublishTimeout + 2 × StoreTimeout. Default 30 s.
 	LeaseTTL time.Duration
-	// PublishTimeout bounds the publishing of one batch. What is not confirmed by then is given back, and
-	// its transport counts as unavailable. Default 10 s.
+	// PublishTimeout bounds the publishing of one batch. Its first half is for sending; what was not sent by then
+	// is given back. What is not confirmed at its end is given back too, and its transport counts
+	// as unavailable. Default 10 s.
 	PublishTimeout time.Duration
 	// StoreTimeout bounds each call of the Source. Default 5 s.
 	StoreTimeout time.Duration

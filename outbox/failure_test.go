@@ -200,6 +200,47 @@ func TestNoConfirmIsUnavailable(t *testing.T) {
 	})
 }
 
+// A Publisher that breaks the rule of done, called once, does no harm.
+type unruly struct{ late []func(error) }
+
+func (u *unruly) Publish(_ context.Context, m outbox.Message, done func(error)) {
+	switch string(m.Body) {
+	case "1":
+		done(nil)
+		done(errors.New("twice"))
+		panic("after the answer")
+	case "2":
+		u.late = append(u.late, done)
+	}
+}
+
+func TestUnrulyPublisher(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		manager, store := txretrytest.NewManager(txretrytest.Config{}), outboxtest.NewStore()
+		publisher := &unruly{}
+		relay, err := outbox.NewRelay(store, outbox.Transports{"": publisher}, outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+			return store.Write(ctx, tx, message("k", 1), message("k", 2), message("k", 3))
+		}); err != nil {
+			t.Fatal(err)
+		}
+		report, err := relay.Drain(t.Context(), outbox.Bounds{})
+		if report != (outbox.Report{Published: 1}) || outbox.ClassOf(err) != outbox.Unavailable {
+			t.Errorf("report %+v, %v", report, err)
+		}
+		for _, done := range publisher.late {
+			done(nil)
+		}
+		if left := bodies(store.List()); !slices.Equal(left, []string{"2", "3"}) {
+			t.Errorf("left %v", left)
+		}
+	})
+}
+
 func TestHooksTellTheOutcomes(t *testing.T) {
 	var published, paused []string
 	var failures []outbox.Failure

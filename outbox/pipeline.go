@@ -15,7 +15,8 @@ import (
 type pipeline struct {
 	relay    *Relay
 	messages []Message
-	send     context.Context // when it ends, nothing more is sent
+	life     context.Context // the relay's: when it ends, the relay is shutting down
+	send     context.Context // within life; when it ends, nothing more is sent
 	wait     context.Context // when it ends, nothing more is waited for
 
 	queues  map[string]*queue // by transport
@@ -152,7 +153,7 @@ func (p *pipeline) unconfirmed(outcomes []outcome, down map[string]error) {
 		p.take(<-p.results, outcomes, down)
 	}
 	p.open = 0
-	if p.send.Err() != nil {
+	if p.life.Err() != nil {
 		return // shutting down: it says nothing about the transports
 	}
 	for name, q := range p.queues {

@@ -154,6 +154,25 @@ func TestKeyKeepsOneInFlight(t *testing.T) {
 	})
 }
 
+// Messages of one key that take longer than PublishTimeout, one by one, say nothing against the broker.
+func TestLongKeyIsNoOutage(t *testing.T) {
+	paused := 0
+	hooks := outbox.Hooks{OnPause: func(context.Context, string, error) { paused++ }}
+	inBubble(t, outbox.RelayConfig{Hooks: hooks}, func(b *bench) {
+		b.publisher.Latency(30 * time.Millisecond)
+		const n = 1000
+		var msgs []outbox.Message
+		for i := range n {
+			msgs = append(msgs, message("k", i))
+		}
+		b.write(msgs...)
+		b.drain(outbox.Bounds{})
+		if got := len(b.publisher.Received()); got != n || paused > 0 {
+			b.Errorf("%d of %d were sent, %d pauses", got, n, paused)
+		}
+	})
+}
+
 func half() float64 { return 0.5 }
 
 func TestShutdownSettlesWhatIsInFlight(t *testing.T) {
