@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"mime"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/google/uuid"
@@ -89,7 +90,7 @@ func (m Message) validate(maxBodyBytes int, report func(field, format string, ar
 	} else if isJSON(m.ContentType) && !(utf8.Valid(m.Body) && json.Valid(m.Body)) {
 		report("Body", "is not valid JSON, as the content type %q wants", m.ContentType)
 	}
-	if _, _, err := mime.ParseMediaType(m.ContentType); err != nil || len(m.ContentType) > maxContentType || !printableASCII(m.ContentType) {
+	if len(m.ContentType) > maxContentType || !isMediaType(m.ContentType) {
 		report("ContentType", "is not a media type of at most %d bytes", maxContentType)
 	}
 	checkText("Key", m.Key, maxKey, report)
@@ -124,6 +125,12 @@ func CheckName(name string) error {
 		return fmt.Errorf("%q ends with a dot", name)
 	}
 	return nil
+}
+
+// isMediaType wants the slash, which mime.ParseMediaType does not.
+func isMediaType(s string) bool {
+	media, _, err := mime.ParseMediaType(s)
+	return err == nil && strings.Contains(media, "/") && printableASCII(s)
 }
 
 func isJSON(contentType string) bool {
@@ -186,13 +193,5 @@ func printableASCII(s string) bool {
 }
 
 func plainText(s string) bool {
-	if !utf8.ValidString(s) {
-		return false
-	}
-	for _, r := range s {
-		if r < ' ' || r == 0x7f {
-			return false
-		}
-	}
-	return true
+	return utf8.ValidString(s) && !strings.ContainsFunc(s, unicode.IsControl)
 }
