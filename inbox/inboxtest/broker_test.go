@@ -279,43 +279,6 @@ func TestBrokerConcurrency(t *testing.T) {
 	})
 }
 
-func TestDeadLetters(t *testing.T) {
-	t.Parallel()
-	mended := false
-	p := processor(func(_ context.Context, m *inbox.Message) error {
-		if mended {
-			return nil
-		}
-		return inbox.Classed(inbox.Unrecoverable(errors.New("no "+m.Name)), "class-"+m.Name)
-	})
-	bubble(t, p, inboxtest.Config{}, func(t *testing.T, b *inboxtest.Broker, _ func()) {
-		published := publish(t, b, "a", "b", "b", "c")
-		idle(t, b)
-		dead := b.DeadLetters()
-		if got := letters(t, b, inbox.Filter{Class: "class-b", Limit: 1}); len(got) != 1 || got[0].Message.ID != published[1] {
-			t.Errorf("first of class b = %+v", got)
-		}
-		if got, err := dead.Show(t.Context(), published[3]); err != nil || got.Error != "no c" {
-			t.Errorf("Show = %+v, %v", got, err)
-		}
-		if _, err := dead.Show(t.Context(), ids.New()); !errors.Is(err, inbox.ErrNotFound) {
-			t.Errorf("Show of an unknown id = %v", err)
-		}
-		if n, err := dead.Remove(t.Context(), inbox.Filter{Name: "c"}); n != 1 || err != nil {
-			t.Errorf("Remove = %d, %v", n, err)
-		}
-		mended = true
-		if n, err := dead.Retry(t.Context(), inbox.Filter{Class: "class-b", Limit: 1}); n != 1 || err != nil {
-			t.Errorf("Retry = %d, %v", n, err)
-		}
-		idle(t, b)
-		left := letters(t, b, inbox.Filter{})
-		if len(left) != 2 || left[0].Message.ID != published[0] || left[1].Message.ID != published[2] {
-			t.Errorf("left = %+v", left)
-		}
-	})
-}
-
 func TestNewBrokerRefuses(t *testing.T) {
 	t.Parallel()
 	_, err := inboxtest.NewBroker(nil, inboxtest.Config{Concurrency: -1, Pause: -1, ShutdownTimeout: -1, Retry: inbox.RetryPolicy{Delay: -1}})

@@ -29,11 +29,12 @@ func NewDedup() *Dedup { return &Dedup{seen: map[entry]bool{}} }
 // Record implements inboxpgx.Dedup. It fails when tx is not an open transaction of txretrytest.
 func (d *Dedup) Record(_ context.Context, tx pgx.Tx, consumer string, id uuid.UUID) (first bool, err error) {
 	e := entry{consumer, id}
-	if d.Seen(consumer, id) {
-		return false, nil
-	}
-	err = txretrytest.Effect(tx, func() { d.set(e, true) }, func() { d.set(e, false) })
-	return err == nil, err
+	err = txretrytest.Effect(tx, func() { first = d.insert(e) }, func() {
+		if first {
+			d.remove(e)
+		}
+	})
+	return first, err
 }
 
 // Seen reports whether the consumer has recorded the id.
@@ -43,12 +44,16 @@ func (d *Dedup) Seen(consumer string, id uuid.UUID) bool {
 	return d.seen[entry{consumer, id}]
 }
 
-func (d *Dedup) set(e entry, seen bool) {
+func (d *Dedup) insert(e entry) (first bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if seen {
-		d.seen[e] = true
-	} else {
-		delete(d.seen, e)
-	}
+	first = !d.seen[e]
+	d.seen[e] = true
+	return first
+}
+
+func (d *Dedup) remove(e entry) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.seen, e)
 }

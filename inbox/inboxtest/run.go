@@ -3,6 +3,7 @@ package inboxtest
 import (
 	"context"
 	"errors"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
@@ -66,17 +67,38 @@ func (b *Broker) deliver(ctx context.Context, d *delivery) {
 		b.giveBack(d)
 		return
 	}
-	result := b.processor.Process(ctx, []*inbox.Message{msg})
+	err := b.process(ctx, msg)
 	switch {
 	case b.cfg.Crash(BeforeSettle, msg):
 		b.giveBack(d)
-	case len(result) != 1:
-		b.failed(ctx, d, errors.New("inboxtest: processor returned not one result for one message"))
-	case result[0] != nil:
-		b.failed(ctx, d, result[0])
+	case err != nil:
+		b.failed(ctx, d, err)
 	default:
 		b.done(d)
 	}
+}
+
+// process runs the processor on a goroutine of its own, so that one that exits it, as
+// t.FailNow does, fails its message and not the broker.
+func (b *Broker) process(ctx context.Context, msg *inbox.Message) error {
+	err := errors.New("inboxtest: processor exited its goroutine")
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer func() {
+			if v := recover(); v != nil {
+				err = &inbox.PanicError{Value: v, Stack: debug.Stack()}
+			}
+		}()
+		results := b.processor.Process(ctx, []*inbox.Message{msg})
+		if len(results) != 1 {
+			err = errors.New("inboxtest: processor returned not one result for one message")
+			return
+		}
+		err = results[0]
+	}()
+	<-done
+	return err
 }
 
 // done acknowledges a message.

@@ -29,6 +29,7 @@ func TestDedup(t *testing.T, b DedupBackend) {
 		"rollback forgets":        testRollbackForgets,
 		"within a transaction":    testWithinTransaction,
 		"savepoint":               testSavepoint,
+		"closed transaction":      testClosedTransaction,
 		"consumers":               testConsumersApart,
 		"concurrent transactions": testConcurrentRecords,
 	} {
@@ -132,6 +133,24 @@ func testSavepoint(t *testing.T, d dedupTester) {
 	}
 	d.want(t, "a", kept, false)
 	d.want(t, "a", dropped, true)
+}
+
+func testClosedTransaction(t *testing.T, d dedupTester) {
+	id := ids.New()
+	var closed pgx.Tx
+	err := d.transactor.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+		closed = tx
+		_, err := d.dedup.Record(ctx, tx, "a", id)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []uuid.UUID{id, ids.New()} {
+		if first, err := d.dedup.Record(t.Context(), closed, "a", id); err == nil || first {
+			t.Errorf("Record in a closed transaction = %v, %v", first, err)
+		}
+	}
 }
 
 func testConsumersApart(t *testing.T, d dedupTester) {
