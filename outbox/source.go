@@ -85,8 +85,8 @@ const (
 	// Failed means that the attempt is counted and the message waits for Outcome.Delay. Later
 	// messages of its key wait with it.
 	Failed
-	// Dead means that the attempt is counted and the message moves to the dead letters. Later
-	// messages of its key go on.
+	// Dead means that the attempt is counted and the message moves to the dead letters, where it
+	// replaces an older one with its id. Later messages of its key go on.
 	Dead
 )
 

@@ -125,6 +125,20 @@ func TestDeadLetterRetryReentersAtTheTail(t *testing.T) {
 	}
 }
 
+// A letter whose id was written again neither doubles the message nor stops the other letters.
+func TestDeadLetterRetryLeavesWhatIsThereAgain(t *testing.T) {
+	t.Parallel()
+	f, ids := withDeadLetters(t)
+	f.write(t, outbox.Message{ID: ids["b"], Name: "b", Body: []byte("1")})
+	n, err := f.dead.Retry(t.Context(), outboxpgx.Filter{})
+	must(t, err)
+	letters, err := f.dead.List(t.Context(), outboxpgx.Filter{})
+	must(t, err)
+	if n != 2 || len(letters) != 1 || letters[0].ID != ids["b"] {
+		t.Errorf("%d moved, left %+v", n, letters)
+	}
+}
+
 func TestDeadLetterRemove(t *testing.T) {
 	t.Parallel()
 	f, ids := withDeadLetters(t)

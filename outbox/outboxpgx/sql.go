@@ -102,6 +102,7 @@ UPDATE {outbox} o SET attempts = o.attempts + 1, due_at = now() + f.delay * inte
 FROM unnest($1::uuid[], $3::bigint[], $4::text[], $5::text[]) AS f(id, delay, class, error)
 WHERE o.id = f.id AND o.lane = ANY($2::smallint[])`
 
+// An id may be there already, if it was written again after it died: the newer message replaces the older.
 // $1 ids, $2 lanes, $3 classes, $4 errors.
 const deadSQL = `
 WITH gone AS (DELETE FROM {outbox} WHERE id = ANY($1::uuid[]) AND lane = ANY($2::smallint[]) RETURNING *)
@@ -109,7 +110,12 @@ INSERT INTO {dead} ({columns}, created_at, attempts, error_class, last_error)
 SELECT g.id, g.lane, g.name, g.body, g.content_type, g.headers, g.ordering_key, g.transport_name, g.exchange, g.routing_key, g.route_headers,
        g.created_at, g.attempts + 1, f.class, f.error
 FROM gone g JOIN unnest($1::uuid[], $3::text[], $4::text[]) AS f(id, class, error) ON f.id = g.id
-ORDER BY g.seq`
+ORDER BY g.seq
+ON CONFLICT (id) DO UPDATE SET (
+  lane, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers,
+  created_at, attempts, error_class, last_error, died_at) = (
+  EXCLUDED.lane, EXCLUDED.name, EXCLUDED.body, EXCLUDED.content_type, EXCLUDED.headers, EXCLUDED.ordering_key, EXCLUDED.transport_name,
+  EXCLUDED.exchange, EXCLUDED.routing_key, EXCLUDED.route_headers, EXCLUDED.created_at, EXCLUDED.attempts, EXCLUDED.error_class, EXCLUDED.last_error, EXCLUDED.died_at)`
 
 // The token moves on, so that a batch is settled once.
 const closeSQL = `UPDATE {lanes} SET token = token + 1, owner = NULL, lease_until = now() WHERE lane = ANY($1::smallint[])`
@@ -138,7 +144,8 @@ FROM {dead} WHERE {where}`
 
 // Locked before they are deleted, so that two at once do not retry one letter twice.
 const deadRetrySQL = `
-WITH chosen AS MATERIALIZED (SELECT id FROM {dead} WHERE {where} FOR UPDATE SKIP LOCKED),
+WITH chosen AS MATERIALIZED (
+       SELECT id FROM {dead} d WHERE NOT EXISTS (SELECT FROM {outbox} o WHERE o.id = d.id) AND {where} FOR UPDATE OF d SKIP LOCKED),
      gone AS (DELETE FROM {dead} d USING chosen c WHERE d.id = c.id RETURNING d.*)
 INSERT INTO {outbox} ({columns}, created_at)
 SELECT {columns}, created_at FROM gone ORDER BY died_at, id`

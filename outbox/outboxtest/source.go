@@ -112,6 +112,8 @@ func (s *Store) settle(e *entry, o outbox.Outcome, now time.Time) {
 		e.due = now.Add(o.Delay)
 	case outbox.Dead:
 		e.Attempts++
+		// An id that was written again after it died: the newer message replaces the older.
+		s.dead = slices.DeleteFunc(s.dead, func(d DeadLetter) bool { return d.ID == e.ID })
 		s.dead = append(s.dead, DeadLetter{Message: clone(e.Message), Class: o.Class, Err: o.Err, DiedAt: now})
 		delete(s.byID, e.ID)
 	}

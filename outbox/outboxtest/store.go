@@ -155,12 +155,12 @@ func (s *Store) DeadLetters() []DeadLetter {
 }
 
 // Retry moves the dead letter with the id back, behind all messages, with its
-// attempts forgotten. False: there is none.
+// attempts forgotten. False: there is none, or its id is in the store again.
 func (s *Store) Retry(id uuid.UUID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i := slices.IndexFunc(s.dead, func(d DeadLetter) bool { return d.ID == id })
-	if i < 0 {
+	if i < 0 || s.byID[id] != nil {
 		return false
 	}
 	m := s.dead[i].Message

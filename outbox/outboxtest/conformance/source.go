@@ -22,6 +22,7 @@ func TestSource(t *testing.T, b Backend) {
 		"what has no outcome is given back":   givesBack,
 		"a failed message waits with its key": parksFailed,
 		"a dead message lets its key go on":   buriesDead,
+		"a message may die again":             buriesAgain,
 		"a skipped transport is left alone":   skipsTransports,
 		"a lease runs out and is fenced":      fencesStaleLease,
 		"a batch is settled once":             settlesOnce,
@@ -186,6 +187,27 @@ func buriesDead(t *testing.T, s Store) {
 	}
 	if len(dead) != 1 || dead[0].ID != b.Messages[0].ID || dead[0].Attempts != 1 || string(dead[0].Body) != `"1"` {
 		t.Errorf("dead letters %+v", dead)
+	}
+}
+
+// An id that became free when its message died may be written again, and die again.
+func buriesAgain(t *testing.T, s Store) {
+	m, err := outbox.New("order.placed", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, body := range []string{"1", "2"} {
+		m.Body = []byte(body)
+		s.write(t, m)
+		b := s.claim(t, outbox.ClaimRequest{})
+		s.settle(t, b, outcomes(outbox.Dead, b.Messages...)...)
+	}
+	dead, err := s.Dead(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(dead) != 1 || dead[0].ID != m.ID || string(dead[0].Body) != "2" {
+		t.Errorf("dead letters %+v, want the newer message", dead)
 	}
 }
 
