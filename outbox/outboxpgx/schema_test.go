@@ -10,6 +10,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
 
 func TestMigrateByManyAtOnce(t *testing.T) {
@@ -51,6 +52,25 @@ func TestExportedFilesAreEnough(t *testing.T) {
 	must(t, err)
 	if len(findings) > 0 {
 		t.Errorf("findings: %v", findings)
+	}
+}
+
+// Names that differ in case are different tables, with indexes of their own.
+func TestCaseOfNames(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	for _, table := range []string{"Events", "events"} {
+		must(t, outboxpgx.Migrate(t.Context(), pool, outboxpgx.SchemaConfig{Table: table}))
+	}
+	for _, table := range []string{"Events", "events"} {
+		f := setupOn(t, pool, outboxpgx.SourceConfig{Table: table})
+		findings, err := f.source.Check(t.Context())
+		must(t, err)
+		if len(findings) > 0 {
+			t.Errorf("%s: %v", table, findings)
+		}
+		f.write(t, outbox.Message{Name: "a", Body: []byte("1")})
+		drain(t, f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{}), 1)
 	}
 }
 

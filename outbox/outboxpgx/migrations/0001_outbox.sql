@@ -19,13 +19,13 @@ CREATE TABLE {{table}} (
     attempts       integer     NOT NULL DEFAULT 0,
     error_class    text,
     last_error     text,
-    CONSTRAINT {{raw.table}}_pkey PRIMARY KEY (id)
+    CONSTRAINT "{{raw.table}}_pkey" PRIMARY KEY (id)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0);
 
-CREATE INDEX {{raw.table}}_ready ON {{table}} (lane, seq) WHERE published_at IS NULL AND due_at IS NULL;
-CREATE INDEX {{raw.table}}_parked ON {{table}} (due_at) WHERE published_at IS NULL AND due_at IS NOT NULL;
-CREATE INDEX {{raw.table}}_held ON {{table}} (ordering_key) WHERE published_at IS NULL AND due_at IS NOT NULL;
-CREATE INDEX {{raw.table}}_published ON {{table}} (published_at) WHERE published_at IS NOT NULL;
+CREATE INDEX "{{raw.table}}_ready" ON {{table}} (lane, seq) WHERE published_at IS NULL AND due_at IS NULL;
+CREATE INDEX "{{raw.table}}_parked" ON {{table}} (due_at) WHERE published_at IS NULL AND due_at IS NOT NULL;
+CREATE INDEX "{{raw.table}}_held" ON {{table}} (ordering_key) WHERE published_at IS NULL AND due_at IS NOT NULL;
+CREATE INDEX "{{raw.table}}_published" ON {{table}} (published_at) WHERE published_at IS NOT NULL;
 
 -- One row per lane: who holds it, until when, and the fencing token of the last change.
 CREATE TABLE {{lanes}} (
@@ -33,7 +33,7 @@ CREATE TABLE {{lanes}} (
     token       bigint      NOT NULL DEFAULT 0,
     lease_until timestamptz NOT NULL DEFAULT '-infinity',
     owner       uuid,
-    CONSTRAINT {{raw.lanes}}_pkey PRIMARY KEY (lane)
+    CONSTRAINT "{{raw.lanes}}_pkey" PRIMARY KEY (lane)
 ) WITH (fillfactor = 20, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_cost_delay = 0);
 
 INSERT INTO {{lanes}} (lane) SELECT generate_series(0, 15);
@@ -56,7 +56,7 @@ CREATE TABLE {{dead}} (
     error_class    text        NOT NULL,
     last_error     text        NOT NULL,
     died_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
-    CONSTRAINT {{raw.dead}}_pkey PRIMARY KEY (id)
+    CONSTRAINT "{{raw.dead}}_pkey" PRIMARY KEY (id)
 );
 
-CREATE INDEX {{raw.dead}}_died ON {{dead}} (died_at, id);
+CREATE INDEX "{{raw.dead}}_died" ON {{dead}} (died_at, id);
