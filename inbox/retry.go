@@ -117,8 +117,11 @@ func (p RetryPolicy) Next(m *Message, f Failure, now time.Time, random float64) 
 		return Decision{Action: ActionDead, Counted: f.Counted}
 	}
 	delay := min(f.After, p.MaxAge)
-	if delay == 0 {
+	switch {
+	case delay == 0 && f.Counted:
 		delay = p.jittered(p.base(attempt), random)
+	case delay == 0: // postponed: what the message failed at before does not matter
+		delay = p.jittered(p.base(1), random)
 	}
 	return Decision{Action: ActionRetry, Delay: delay, Counted: f.Counted}
 }

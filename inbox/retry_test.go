@@ -80,6 +80,10 @@ func TestNext(t *testing.T) {
 			msg: inbox.Message{Attempt: 9, FirstFailedAt: now.Add(-240 * time.Hour)}, err: inbox.Postpone(boom, time.Second),
 			want: inbox.Decision{Action: inbox.ActionRetry, Delay: time.Second},
 		},
+		"postponed after failures, without a delay": {
+			msg: inbox.Message{Attempt: 5}, err: inbox.Postpone(boom, 0),
+			want: inbox.Decision{Action: inbox.ActionRetry, Delay: time.Second},
+		},
 		"unavailable": {
 			msg: inbox.Message{Attempt: 6}, err: inbox.Unavailable(boom),
 			want: inbox.Decision{Action: inbox.ActionReturn},
