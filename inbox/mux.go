@@ -14,7 +14,8 @@ type Handler func(ctx context.Context, m *Message) error
 type Middleware = func(Handler) Handler
 
 // Mux is a Processor that gives each message to the handler of its name. It does not
-// deduplicate. Register everything first; then it may be used from many goroutines.
+// deduplicate. Make it with NewMux and register everything first; then it may be used from
+// many goroutines.
 type Mux struct {
 	handlers map[string]Handler
 	wrappers []Middleware
@@ -117,9 +118,12 @@ func (m *Mux) dispatch(ctx context.Context, msg *Message) error {
 
 // Blocking is middleware that waits before each message, holding nothing but the worker.
 // When the waiter fails, which is no failure of the message, the message is postponed and
-// keeps its attempts; see Postpone.
+// keeps its attempts; see Postpone. A nil waiter means no wait.
 func Blocking(w Waiter) Middleware {
 	return func(next Handler) Handler {
+		if w == nil {
+			return next
+		}
 		return func(ctx context.Context, m *Message) error {
 			if err := w.Wait(ctx); err != nil {
 				return Postpone(fmt.Errorf("inbox: wait for leave to start: %w", err), 0)

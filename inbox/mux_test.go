@@ -161,6 +161,10 @@ func TestBlocking(t *testing.T) {
 		t.Errorf("error %v, ran %v", err, ran)
 	}
 	ran = false
+	if err := inbox.Blocking(nil)(next)(t.Context(), nil); err != nil || !ran {
+		t.Errorf("no waiter: error %v, ran %v", err, ran)
+	}
+	ran = false
 	down := errors.New("limiter is down")
 	err := inbox.Blocking(waiter{down})(next)(t.Context(), nil)
 	if !errors.Is(err, down) || ran {

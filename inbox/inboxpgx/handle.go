@@ -55,10 +55,6 @@ func HandlePrepared[T, P any](p *Processor, name string, prepare func(ctx contex
 	if err := cfg.validate(); err != nil {
 		return err
 	}
-	var wrap []inbox.Middleware
-	if cfg.Waiter != nil {
-		wrap = append(wrap, inbox.Blocking(cfg.Waiter))
-	}
 	return p.mux.Register(name, func(ctx context.Context, m *inbox.Message) error {
 		v, err := inbox.Decode[T](m)
 		if err != nil {
@@ -74,7 +70,7 @@ func HandlePrepared[T, P any](p *Processor, name string, prepare func(ctx contex
 			return err
 		}
 		return p.once(ctx, m, func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, tx, v, prepared) })
-	}, wrap...)
+	}, inbox.Blocking(cfg.Waiter))
 }
 
 var errTimeout = errors.New("inboxpgx: handler's Timeout is over")
