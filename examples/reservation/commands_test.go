@@ -2,7 +2,6 @@ package main_test
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 
@@ -131,15 +130,6 @@ func TestDeadLetters(t *testing.T) {
 	wantsLetters(1)
 	if code, _, _ := command(t, s.env(), "dead", "show", "--id="+ids[0]); code != 1 {
 		t.Errorf("show of a removed letter exits with %d, want 1", code)
-	}
-}
-
-func TestContainersWithoutDocker(t *testing.T) {
-	t.Parallel()
-	env := append(os.Environ(), "DOCKER_HOST=tcp://127.0.0.1:1")
-	code, out, errs := command(t, env, "-backend=containers")
-	if code != 1 || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, "needs a Docker engine") {
-		t.Errorf("exit %d, %q, %q; want 1 and one line", code, out, errs)
 	}
 }
 

@@ -12,9 +12,9 @@ import (
 const unknownID = "01890a5d-ac96-774b-bcce-b302099a8057"
 
 // TestBadInput tries everything that is refused, on every route, and then looks that nothing was written.
-func TestBadInput(t *testing.T) {
-	t.Parallel()
-	s := newShop(t, 0)
+func TestBadInput(t *testing.T) { onBoth(t, testBadInput) }
+
+func testBadInput(t *testing.T, s *shop) {
 	e := s.event(`{"name":"Concert","seats":10}`)
 	r := s.hold(e.ID, `"seats":["A1"]`)
 	deep := strings.Repeat("[", 100_000) + strings.Repeat("]", 100_000)
@@ -133,8 +133,8 @@ func TestBadInput(t *testing.T) {
 	if len(list.Events) != 1 {
 		t.Errorf("there are %d events after all refusals, want 1", len(list.Events))
 	}
-	if msgs := s.parts.Outbox.List(); len(msgs) != 1 {
-		t.Errorf("there are %d messages after all refusals, want 1", len(msgs))
+	if n := s.messages(); n != 1 {
+		t.Errorf("there are %d messages after all refusals, want 1", n)
 	}
 }
 

@@ -10,9 +10,9 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency"
 )
 
-func TestHoldConfirmCancel(t *testing.T) {
-	t.Parallel()
-	s := newShop(t, 0)
+func TestHoldConfirmCancel(t *testing.T) { onBoth(t, testHoldConfirmCancel) }
+
+func testHoldConfirmCancel(t *testing.T, s *shop) {
 	e := s.event(`{"name":"Concert","seats":12}`)
 	if e.Name != "Concert" || e.Seats != 12 || e.ID == "" {
 		t.Fatalf("event is %+v", e)
@@ -60,9 +60,9 @@ func TestHoldConfirmCancel(t *testing.T) {
 	}
 }
 
-func TestListEvents(t *testing.T) {
-	t.Parallel()
-	s := newShop(t, 0)
+func TestListEvents(t *testing.T) { onBoth(t, testListEvents) }
+
+func testListEvents(t *testing.T, s *shop) {
 	type page struct {
 		Events []event
 		Next   *string

@@ -21,11 +21,13 @@ import (
 
 const jsonType = "application/json"
 
-// shop is the API on a memory back end.
+// shop is the API on a back end.
 type shop struct {
 	t       testing.TB
 	handler http.Handler
-	parts   *memory.Parts
+	parts   *memory.Parts // nil on Postgres
+	// messages counts the messages in the outbox.
+	messages func() int
 }
 
 // newShop gives every test a shop of its own; limit is that of each user, 0 for plenty.
@@ -44,7 +46,10 @@ func newFaultyShop(t testing.TB, limit int, faults ...txretrytest.Fault) *shop {
 	if limit == 0 {
 		limit = 1_000_000
 	}
-	return &shop{t: t, handler: newHandler(t, parts, parts.Shop, limit), parts: parts}
+	return &shop{
+		t: t, handler: newHandler(t, parts, parts.Shop, limit), parts: parts,
+		messages: func() int { return len(parts.Outbox.List()) },
+	}
 }
 
 func newHandler(t testing.TB, parts *memory.Parts, backend httpapi.Backend, limit int) http.Handler {
