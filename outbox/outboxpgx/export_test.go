@@ -8,6 +8,7 @@ func Statement(name string) string {
 	}
 	s := t.statements()
 	return map[string]string{
-		"plan": s.plan, "promote": s.promote, "lease": s.lease, "read": s.read, "published": s.published, "prune": s.prune,
+		"setup": s.setup, "promote": s.promote, "lease": s.lease, "read": s.read, "prune": s.prune,
+		"published": s.published, "kept": s.kept, "failed": s.failed, "dead": s.dead,
 	}[name]
 }

@@ -83,7 +83,7 @@ func (s *Source) Claim(ctx context.Context, req outbox.ClaimRequest) (outbox.Bat
 		batch = outbox.Batch{}
 		owner := uuid.New()
 		queue := &pgx.Batch{}
-		queue.Queue(s.sql.plan)
+		queue.Queue(s.sql.setup)
 		queue.Queue(s.sql.promote)
 		queue.Queue(s.sql.lease, owner, req.Lease.Microseconds(), s.cfg.LanesPerClaim, req.Skip).Query(func(rows pgx.Rows) (err error) {
 			batch.Leases, err = pgx.CollectRows(rows, pgx.RowToStructByPos[outbox.Lease])
@@ -139,8 +139,13 @@ func (s *Source) hold(ctx context.Context, tx pgx.Tx, leases []outbox.Lease) (he
 	for i, l := range leases {
 		lanes[i], tokens[i] = int16(l.Lane), l.Token
 	}
-	rows, _ := tx.Query(ctx, s.sql.hold, lanes, tokens) // CollectRows returns its error
-	if held, err = pgx.CollectRows(rows, pgx.RowTo[int16]); err != nil {
+	queue := &pgx.Batch{}
+	queue.Queue(s.sql.setup)
+	queue.Queue(s.sql.hold, lanes, tokens).Query(func(rows pgx.Rows) (err error) {
+		held, err = pgx.CollectRows(rows, pgx.RowTo[int16])
+		return err
+	})
+	if err := tx.SendBatch(ctx, queue).Close(); err != nil {
 		return nil, nil, err
 	}
 	ours := map[int16]bool{}
@@ -167,7 +172,6 @@ func (s *Source) settlement(lanes []int16, outcomes []outbox.Outcome) *pgx.Batch
 		}
 	}
 	queue := &pgx.Batch{}
-	queue.Queue(s.sql.plan)
 	if c := by[outbox.Published]; len(c.ids) > 0 {
 		sql := s.sql.published
 		if s.cfg.Retention > 0 {

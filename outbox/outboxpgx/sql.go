@@ -5,7 +5,7 @@ import "strings"
 // statements are all the SQL of the package, with the table names filled in.
 type statements struct {
 	insert, insertJSON                         string
-	plan, promote, lease, read                 string
+	setup, promote, lease, read                string
 	hold, published, kept, failed, dead, close string
 	prune, depth                               string
 	deadList, deadRetry, deadRemove            string
@@ -17,7 +17,7 @@ func (t tables) statements() statements {
 	twice := func(sql string) string { return fill(fill(sql)) } // a filled part may hold a name
 	return statements{
 		insert: twice(insertSQL), insertJSON: twice(insertJSONSQL),
-		plan: planSQL, promote: twice(promoteSQL), lease: twice(leaseSQL), read: twice(readSQL),
+		setup: setupSQL, promote: twice(promoteSQL), lease: twice(leaseSQL), read: twice(readSQL),
 		hold: twice(holdSQL), published: twice(publishedSQL), kept: twice(keptSQL), failed: twice(failedSQL),
 		dead: twice(deadSQL), close: twice(closeSQL),
 		prune: twice(pruneSQL), depth: twice(depthSQL),
@@ -46,9 +46,10 @@ FROM ROWS FROM (json_to_recordset($1::json) AS (id uuid, lane smallint, name tex
 ORDER BY n`
 
 // The table is often empty when it is analysed and full a moment later: the plan must not follow the statistics.
-const planSQL = `
-SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
-       set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true)`
+// And a relay whose host is gone must not keep its locks for as long as TCP does.
+const setupSQL = `
+SELECT set_config('idle_in_transaction_session_timeout', '5s', true), set_config('enable_seqscan', 'off', true), 
+       set_config('enable_bitmapscan', 'off', true), set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true)`
 
 // ready is the state of a row o that can be published: not one that waits, and not one behind a row of its key that waits.
 const ready = `o.published_at IS NULL AND o.due_at IS NULL
@@ -60,11 +61,12 @@ WITH due AS MATERIALIZED (
   ORDER BY due_at LIMIT 1000 FOR UPDATE SKIP LOCKED)
 UPDATE {outbox} o SET due_at = NULL FROM due WHERE o.id = due.id`
 
-// The lanes least recently used come first, so that none is forgotten. $1 owner, $2 microseconds, $3 lanes, $4 transports to skip.
+// The lanes least recently used come first, so that none is forgotten. A lane without an owner is free whatever
+// its time says: the clock may have been set back. $1 owner, $2 microseconds, $3 lanes, $4 transports to skip.
 const leaseSQL = `
 WITH free AS MATERIALIZED (
   SELECT l.lane FROM {lanes} l
-  WHERE l.lease_until <= now()
+  WHERE (l.owner IS NULL OR l.lease_until <= now())
     AND (SELECT true FROM {outbox} o WHERE o.lane = l.lane AND {ready} AND o.transport_name <> ALL($4::text[]) ORDER BY o.seq LIMIT 1)
   ORDER BY l.lease_until LIMIT $3 FOR UPDATE OF l SKIP LOCKED)
 UPDATE {lanes} l SET token = l.token + 1, owner = $1, lease_until = now() + $2 * interval '1 microsecond'

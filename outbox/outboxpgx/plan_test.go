@@ -1,0 +1,63 @@
+package outboxpgx_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+)
+
+func TestQueriesUseTheirIndexes(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.SourceConfig{Retention: time.Hour})
+	// The worst case for statistics: analysed while empty, then filled; published rows are the most.
+	_, err := f.pool.Exec(t.Context(), `ANALYZE holdfast_outbox`)
+	must(t, err)
+	_, err = f.pool.Exec(t.Context(), `
+		INSERT INTO holdfast_outbox (id, lane, name, body, content_type, ordering_key, published_at, due_at)
+		SELECT gen_random_uuid(), n % 16, 'a', '1', 'application/json', 'k' || n % 1000,
+		       CASE WHEN n % 10 < 8 THEN now() END, CASE WHEN n % 10 = 9 THEN now() + interval '1 hour' END
+		FROM generate_series(1, 50000) n`)
+	must(t, err)
+	id, lane, text := []string{"0195e7f0-0000-7000-8000-000000000000"}, []int16{1}, []string{"x"}
+	for name, args := range map[string][]any{
+		"promote":   {},
+		"lease":     {"0195e7f0-0000-7000-8000-000000000000", 1000000, 4, []string{}},
+		"read":      {"0195e7f0-0000-7000-8000-000000000000", 500, []string{}, 32 << 20},
+		"published": {id, lane},
+		"kept":      {id, lane},
+		"failed":    {id, lane, []int64{1}, text, text},
+		"dead":      {id, lane, text, text},
+		"prune":     {int64(1), 1000},
+	} {
+		plan := f.explain(t, outboxpgx.Statement(name), args)
+		if strings.Contains(plan, "Seq Scan on holdfast_outbox ") || strings.Contains(plan, "Seq Scan on holdfast_outbox o") {
+			t.Errorf("%s reads the whole table:\n%s", name, plan)
+		}
+	}
+	begin := time.Now()
+	batch, err := f.source.Claim(t.Context(), outbox.ClaimRequest{Limit: 500, Lease: time.Minute})
+	must(t, err)
+	if took := time.Since(begin); took > time.Second {
+		t.Errorf("a claim of %d took %v", len(batch.Messages), took)
+	}
+}
+
+// explain returns the plan of a statement under the settings of a relay's transaction.
+func (f *fixture) explain(t *testing.T, sql string, args []any) string {
+	t.Helper()
+	tx, err := f.pool.Begin(t.Context())
+	must(t, err)
+	defer tx.Rollback(context.WithoutCancel(t.Context()))
+	_, err = tx.Exec(t.Context(), outboxpgx.Statement("setup"))
+	must(t, err)
+	rows, _ := tx.Query(t.Context(), "EXPLAIN "+sql, args...)
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	must(t, err)
+	return strings.Join(lines, "\n")
+}
