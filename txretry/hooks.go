@@ -11,7 +11,8 @@ import (
 // committed: on the goroutine that called Do, before Do returns, with the
 // connection already released. fn is dropped when the transaction or the
 // savepoint it was registered in rolls back, and when the outcome of COMMIT is
-// unknown. Functions run in the order of registration.
+// unknown. Functions run in the order of registration. A panic of one comes out of Do,
+// although the transaction has committed, and the functions after it do not run.
 //
 // It returns false, and does nothing, if tx is not an open handle of a Manager.
 func AfterCommit(tx pgx.Tx, fn func()) bool {
