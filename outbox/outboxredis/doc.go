@@ -14,4 +14,8 @@
 // last second, and a failover what was not replicated. With MaxLen Redis drops
 // the oldest entries, read or not. Entries of one ordering key keep their order,
 // since a relay sends the next one only after the answer to the one before.
+//
+// A client that retries (MaxRetries, on by default) may append a message twice
+// when an answer is lost. Give it ContextTimeoutEnabled: otherwise a server that
+// hangs is waited for as long as the client's own timeouts say, and not Timeout.
 package outboxredis

@@ -21,19 +21,20 @@ const DefaultStream = "outbox"
 type Config struct {
 	// Stream takes the messages whose route names no exchange. Default DefaultStream.
 	Stream string
-	// Router chooses the stream: Route.Exchange, or Stream where that is empty. Its headers are added to the message's;
-	// a routing key means nothing to Redis. Nil means outbox.Routes{}.
+	// Router chooses the stream: Route.Exchange, or Stream where that is empty. Its headers are
+	// added to the message's; a routing key means nothing to Redis. Nil means outbox.Routes{}.
 	Router outbox.Router
 	// MaxLen is about how many entries a stream keeps (MAXLEN ~). 0 means all.
 	MaxLen int64
 	// Window is the most messages not answered yet; Publish waits for room. Default 1000.
 	Window int
-	// Timeout bounds one pipeline. Default 5 s.
+	// Timeout bounds one pipeline, if the client has the option ContextTimeoutEnabled; without it the
+	// client's own timeouts and retries do. Default 5 s.
 	Timeout time.Duration
 }
 
-// Publisher is an outbox.Publisher on Redis Streams. It is safe for concurrent use and needs no closing; a goroutine
-// runs only while messages are on their way. The client stays the caller's.
+// Publisher is an outbox.Publisher on Redis Streams. It is safe for concurrent use and needs no
+// closing; a goroutine runs only while messages are on their way. The client stays the caller's.
 type Publisher struct {
 	client redis.UniversalClient
 	cfg    Config

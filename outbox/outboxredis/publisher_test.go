@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
@@ -137,6 +138,30 @@ func TestOutOfMemoryIsBlocked(t *testing.T) {
 	}
 	if outbox.ClassOf(err) != outbox.Blocked {
 		t.Errorf("answered with %v", err)
+	}
+}
+
+func TestTimeoutBoundsAPipeline(t *testing.T) {
+	t.Parallel()
+	proxy := testenv.NewProxy(t, redistest.URL(t))
+	opts, err := redis.ParseURL(proxy.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	opts.ContextTimeoutEnabled = true
+	client := redis.NewClient(opts)
+	defer client.Close()
+	p := newPublisher(t, client, outboxredis.Config{Timeout: 200 * time.Millisecond})
+	if err := publish(t, p, outbox.Message{Name: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	proxy.Pause()
+	begin := time.Now()
+	if err := publish(t, p, outbox.Message{Name: "a"}); outbox.ClassOf(err) != outbox.Unavailable {
+		t.Errorf("a server that hangs: %v", err)
+	}
+	if took := time.Since(begin); took > 2*time.Second {
+		t.Errorf("answered after %v", took)
 	}
 }
 
