@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"testing/fstest"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -36,7 +35,7 @@ type Set struct {
 	Schema string
 	// Names maps a placeholder to a table's name: {{table}} in a file becomes
 	// the qualified and quoted Names["table"], {{raw.table}} the bare name, for
-	// the names of indexes and constraints.
+	// the names of indexes and constraints: quote them, else they lose their case.
 	Names map[string]string
 }
 
@@ -94,19 +93,6 @@ func (s Set) apply(ctx context.Context, tx pgx.Tx, versions string, files []file
 // key tells two sets of one component apart, such as two outbox tables.
 func (s Set) key() string {
 	return s.Component + ":" + s.Names["table"]
-}
-
-// Export returns the rendered files, for a migration tool of the user's.
-func Export(s Set) (fs.FS, error) {
-	files, err := s.render()
-	if err != nil {
-		return nil, fmt.Errorf("migrate %s: %w", s.Component, err)
-	}
-	out := fstest.MapFS{}
-	for _, f := range files {
-		out[f.name] = &fstest.MapFile{Data: []byte(f.sql), Mode: 0o444}
-	}
-	return out, nil
 }
 
 type file struct {

@@ -98,6 +98,17 @@ func TestExport(t *testing.T) {
 	}
 }
 
+func TestExportIsAFileSystem(t *testing.T) {
+	t.Parallel()
+	out, err := migrate.Export(set("orders", files))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := fstest.TestFS(out, "0001_create.sql", "0002_fill.sql"); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	for name, s := range map[string]migrate.Set{
