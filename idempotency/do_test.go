@@ -161,6 +161,44 @@ func TestRenewalSurvivesAShortOutage(t *testing.T) {
 	})
 }
 
+// The lease begins when the store gets to it, not when it was asked.
+func TestSlowBeginLosesNoLease(t *testing.T) {
+	t.Parallel()
+	for _, slow := range []time.Duration{5 * time.Second, 15 * time.Second, 25 * time.Second, 40 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			var asked []time.Duration
+			var begun time.Time
+			store := &faulty{
+				Store: idempotencytest.NewStore(),
+				begin: func() error { time.Sleep(slow); begun = time.Now(); return nil },
+				extend: func() error {
+					asked = append(asked, time.Since(begun))
+					return nil
+				},
+			}
+			// The fake would refuse a context that ended meanwhile.
+			_, _, err := idempotency.Do(t.Context(), patient{store}, idempotency.NewKey(), fp, func(ctx context.Context) (int, error) {
+				select {
+				case <-ctx.Done():
+					return 0, context.Cause(ctx)
+				case <-time.After(time.Minute):
+					return 1, nil
+				}
+			})
+			if first := max(0, idempotencytest.Lease/3-slow); err != nil || len(asked) == 0 || asked[0] != first {
+				t.Errorf("Begin took %v: Do = %v, renewed after %v; want first after %v", slow, err, asked, first)
+			}
+		})
+	}
+}
+
+// patient is a store whose Begin outlasts its context.
+type patient struct{ idempotency.Store }
+
+func (p patient) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Outcome, error) {
+	return p.Store.Begin(context.WithoutCancel(ctx), c)
+}
+
 func TestLongOutageLosesTheLease(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

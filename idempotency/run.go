@@ -30,7 +30,7 @@ type run struct {
 
 // startRun returns the run and the context of the work, which carries the
 // claim and is cancelled with cause ErrLeaseLost when the lease is lost. begun
-// is the moment before Begin was called.
+// is the moment before Begin was called: the lease may be as old as that.
 func startRun(ctx context.Context, store Store, claim Claim, lease, timeout time.Duration, begun time.Time) (*run, context.Context) {
 	r := &run{store: store, claim: claim, lease: lease, timeout: timeout}
 	r.base = context.WithoutCancel(ctx)
@@ -39,8 +39,15 @@ func startRun(ctx context.Context, store Store, claim Claim, lease, timeout time
 
 	claim.run = r
 	ctx, r.cancel = context.WithCancelCause(context.WithValue(ctx, claimKey{}, claim))
-	r.renewal = time.AfterFunc(lease/3, func() { r.renew(begun.Add(lease)) })
+	r.renewal = time.AfterFunc(time.Until(begun.Add(lease/3)), func() { r.renew(expiry(begun, lease)) })
 	return r, ctx
+}
+
+// expiry is when a lease must have run out that began after begun. A Begin that
+// took long proves nothing about the lease, which may have begun at the end of
+// it: the store is given the time to answer.
+func expiry(begun time.Time, lease time.Duration) time.Time {
+	return begun.Add(max(lease, time.Since(begun)+lease/3))
 }
 
 // renew extends the lease every third of it, until stopped. A store that does
