@@ -66,9 +66,9 @@ func (d *Decision) deny(name string, wait time.Duration, never bool) {
 	d.Allowed, d.Never, d.Denied, d.RetryAfter = false, never, name, wait
 }
 
-// GiveBack takes a normalized charge off the counter at the time at, as Refund
-// promises. Like Decide it serves those who implement a Limiter.
-func GiveBack(at time.Time, c Charge, counter *Counter) {
+// giveBack takes a normalized charge off the counter at the time at, as Refund
+// promises.
+func giveBack(at time.Time, c Charge, counter *Counter) {
 	now, since := at.UnixMilli(), c.At.UnixMilli()
 	if c.At.IsZero() {
 		since = now

@@ -160,9 +160,8 @@ func validName(name string) bool {
 	return true
 }
 
-// Normalize returns the charges with defaults filled in and keys encoded, or
-// everything that is wrong with them, wrapping ErrInvalid. It serves those who
-// implement Limiter.
+// Normalize returns the charges with defaults filled in, or everything that is
+// wrong with them, wrapping ErrInvalid. It serves those who implement Limiter.
 func Normalize(charges []Charge) ([]Charge, error) {
 	if len(charges) == 0 || len(charges) > MaxCharges {
 		return nil, fmt.Errorf("%w: %d charges, want 1 to %d", ErrInvalid, len(charges), MaxCharges)
@@ -175,7 +174,6 @@ func Normalize(charges []Charge) ([]Charge, error) {
 			errs = append(errs, fmt.Errorf("%w: limit %.40q: Cost is %d, must not be negative", ErrInvalid, c.Limit.Name, c.Cost))
 		}
 		c.Limit = c.Limit.withDefaults()
-		c.Key = EncodeKey(c.Key)
 		c.Cost = max(c.Cost, 1)
 		for _, other := range out[:i] {
 			if other.Limit.Name == c.Limit.Name && other.Key == c.Key {

@@ -95,7 +95,7 @@ func (m *Memory) Refund(ctx context.Context, charges ...Charge) error {
 	}
 	m.locked(charges, func(at time.Time, counters []Counter) bool {
 		for i, c := range charges {
-			GiveBack(at, c, &counters[i])
+			giveBack(at, c, &counters[i])
 		}
 		return true
 	})
@@ -106,11 +106,13 @@ func (m *Memory) Refund(ctx context.Context, charges ...Charge) error {
 // them, and keeps what fn made of them if it returns true. Shards are locked in
 // their order, so that no two calls wait for each other.
 func (m *Memory) locked(charges []Charge, fn func(at time.Time, counters []Counter) bool) {
+	var keySpace [MaxCharges]entryKey
 	var counterSpace [MaxCharges]Counter
 	var homeSpace, orderSpace [MaxCharges]int
-	counters, homes := counterSpace[:len(charges)], homeSpace[:len(charges)]
+	keys, counters, homes := keySpace[:len(charges)], counterSpace[:len(charges)], homeSpace[:len(charges)]
 	for i, c := range charges {
-		homes[i] = int(maphash.Comparable(m.seed, keyOf(c)) % shardCount)
+		keys[i] = keyOf(c)
+		homes[i] = int(maphash.Comparable(m.seed, keys[i]) % shardCount)
 	}
 	order := append(orderSpace[:0], homes...)
 	slices.Sort(order)
@@ -122,13 +124,13 @@ func (m *Memory) locked(charges []Charge, fn func(at time.Time, counters []Count
 
 	at := m.now() // after the locks: time never runs back between two decisions on a key
 	for i, c := range charges {
-		counters[i] = m.shards[homes[i]].entries[keyOf(c)].counter(c.Limit, at.UnixMilli())
+		counters[i] = m.shards[homes[i]].entries[keys[i]].counter(c.Limit, at.UnixMilli())
 	}
 	if !fn(at, counters) {
 		return
 	}
 	for i, c := range charges {
-		m.shards[homes[i]].store(keyOf(c), counters[i], c.Limit, at.UnixMilli())
+		m.shards[homes[i]].store(keys[i], counters[i], c.Limit, at.UnixMilli())
 	}
 }
 

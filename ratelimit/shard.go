@@ -11,7 +11,7 @@ type shard struct {
 
 type entryKey struct{ name, key string }
 
-func keyOf(c Charge) entryKey { return entryKey{c.Limit.Name, c.Key} }
+func keyOf(c Charge) entryKey { return entryKey{c.Limit.Name, EncodeKey(c.Key)} }
 
 // entry is a counter as it was at a time, in milliseconds, and when it will say
 // the same as no entry at all.
@@ -27,7 +27,7 @@ func (e entry) counter(l Limit, now int64) Counter {
 		return Counter{}
 	}
 	if l.Algorithm == TokenBucket {
-		return Counter{Cur: Drain(l, e.value.Cur, now-e.at)}
+		return Counter{Cur: drain(l, e.value.Cur, now-e.at)}
 	}
 	switch w := l.windowMS(); now/w - e.at/w {
 	case 0:
@@ -38,9 +38,9 @@ func (e entry) counter(l Limit, now int64) Counter {
 	return Counter{}
 }
 
-// Drain returns what is missing from a token bucket elapsed milliseconds after
-// missing was; see Counter. It serves those who implement Limiter.
-func Drain(l Limit, missing, elapsed int64) int64 {
+// drain returns what is missing from a token bucket elapsed milliseconds after
+// missing was; see Counter.
+func drain(l Limit, missing, elapsed int64) int64 {
 	if elapsed <= 0 {
 		return missing
 	}

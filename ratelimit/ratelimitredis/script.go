@@ -73,7 +73,7 @@ func (l *Limiter) window(limit ratelimit.Limit) int64 {
 func (l *Limiter) appendKeys(keys []string, c ratelimit.Charge, window int64) []string {
 	base := l.base + c.Limit.Name + ":"
 	if c.Key != "" {
-		base += c.Key + ":"
+		base += ratelimit.EncodeKey(c.Key) + ":"
 	}
 	if c.Limit.Algorithm == ratelimit.TokenBucket {
 		return append(keys, base+"b")

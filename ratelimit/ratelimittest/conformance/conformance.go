@@ -25,6 +25,7 @@ func Test(t *testing.T, open func(t *testing.T) ratelimit.Reserver, run func(t *
 		"LimitsInAnyOrder":            testAnyOrder,
 		"RefundRestores":              testRefund,
 		"RefundOfLapsedChargesIsNone": testLapsedRefund,
+		"RefundWhateverTheKey":        testRefundOfOddKeys,
 		"RetryAfterIsHonest":          testRetryAfter,
 		"NeverForTooMuch":             testNever,
 		"BucketBurstsAndRefills":      testBucket,

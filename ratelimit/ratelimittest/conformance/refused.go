@@ -87,6 +87,23 @@ func testKeys(t *testing.T, l ratelimit.Reserver) {
 	}
 }
 
+// What a decision says was taken names the same counters again.
+func testRefundOfOddKeys(t *testing.T, l ratelimit.Reserver) {
+	for _, key := range []string{"plain", "2001:db8::1", "a@b.example", "h-", strings.Repeat("x", 10_000)} {
+		c := ratelimit.Charge{Limit: user(1), Key: key}
+		d := allow(t, l, c)
+		if d.Charges[0].Key != key {
+			t.Errorf("%.20q was charged as %.20q", key, d.Charges[0].Key)
+		}
+		if err := l.Refund(t.Context(), d.Charges...); err != nil {
+			t.Fatal(err)
+		}
+		if n := admitted(t, l, 3, c); n != 1 {
+			t.Errorf("key %.20q got %d after its refund, want 1", key, n)
+		}
+	}
+}
+
 func testCancelled(t *testing.T, l ratelimit.Reserver) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
