@@ -24,9 +24,9 @@ type RelayConfig struct {
 	// LeaseTTL is for how long lanes are taken. It is the time that messages of a relay that
 	// was killed wait for another one. At least PublishTimeout + 2 × StoreTimeout. Default 30 s.
 	LeaseTTL time.Duration
-	// PublishTimeout bounds the publishing of one batch. Its first half is for sending; what was not sent by then
-	// is given back. What is not confirmed at its end is given back too, and its transport counts
-	// as unavailable. Default 10 s.
+	// PublishTimeout bounds the publishing of one batch. Its first half is for sending; what was
+	// not sent by then is given back. What is not confirmed at its end is given back too, and its
+	// transport counts as unavailable. Default 10 s.
 	PublishTimeout time.Duration
 	// StoreTimeout bounds each call of the Source. Default 5 s.
 	StoreTimeout time.Duration
@@ -45,8 +45,9 @@ type RelayConfig struct {
 	// MaxRetryDelay is at least RetryDelay. Default 5 min.
 	MaxRetryDelay time.Duration
 
-	// PauseDelay is for how long a transport (or a store) that is unavailable is left alone; it doubles with each
-	// further failure up to MaxPauseDelay, and is spread by ±50 %. Default 200 ms.
+	// PauseDelay is for how long a transport (or a store) that is unavailable is left alone; it
+	// doubles with each further failure up to MaxPauseDelay, and is spread by ±50 %. Default
+	// 200 ms.
 	PauseDelay time.Duration
 	// MaxPauseDelay is at least PauseDelay. Default 15 s.
 	MaxPauseDelay time.Duration
@@ -57,7 +58,8 @@ type RelayConfig struct {
 	TracerProvider trace.TracerProvider
 	MeterProvider  metric.MeterProvider
 	Hooks          Hooks
-	// Rand returns numbers from [0, 1) for jitter, and is called from several goroutines. Default math/rand/v2.
+	// Rand returns numbers from [0, 1) for jitter, and is called from several goroutines. Default
+	// math/rand/v2.
 	Rand func() float64
 }
 

@@ -13,8 +13,8 @@ import (
 type Bounds struct {
 	// Limit is the most messages to publish or fail. 0 means 1000.
 	Limit int
-	// TimeLimit makes Drain wait for new messages, and for transports to come back, until it has passed. 0
-	// means that Drain ends as soon as nothing is ready.
+	// TimeLimit makes Drain wait for new messages, and for transports to come back, until it has
+	// passed. 0 means that Drain ends as soon as nothing is ready.
 	TimeLimit time.Duration
 }
 
@@ -37,9 +37,9 @@ func (r Report) ExitCode() int {
 	return 0
 }
 
-// Drain publishes what is ready until a bound is met or ctx is cancelled. It is the form for cron. The Report is valid
-// also with an error: the store could not be reached, or a transport was unavailable to the end. Messages that
-// wait for their next attempt are not waited for.
+// Drain publishes what is ready until a bound is met or ctx is cancelled. It is the form for cron.
+// The Report is valid also with an error: the store could not be reached, or a transport was
+// unavailable to the end. Messages that wait for their next attempt are not waited for.
 func (r *Relay) Drain(ctx context.Context, b Bounds) (Report, error) {
 	if b.Limit < 0 || b.TimeLimit < 0 {
 		return Report{}, fmt.Errorf("outbox: Bounds are negative: limit %d, time limit %v", b.Limit, b.TimeLimit)

@@ -37,7 +37,8 @@ type Message struct {
 
 	// CreatedAt is when the message was stored, by the store's clock. A writer ignores it.
 	CreatedAt time.Time
-	// PublishedAt is when the message was marked as published; zero means not yet. A writer ignores it.
+	// PublishedAt is when the message was marked as published; zero means not yet. A writer ignores
+	// it.
 	PublishedAt time.Time
 	// Attempts counts the failed attempts to publish so far. A writer ignores it.
 	Attempts int

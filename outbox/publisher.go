@@ -36,8 +36,8 @@ type Class string
 const (
 	// Retryable is a failure of this message that may pass: it costs an attempt.
 	Retryable Class = "retryable"
-	// Permanent is a failure that will be the same next time, such as a message the broker refuses as
-	// too large. By default the message becomes a dead letter at once.
+	// Permanent is a failure that will be the same next time, such as a message the broker refuses
+	// as too large. By default the message becomes a dead letter at once.
 	Permanent Class = "permanent"
 	// Unroutable means that the broker is well but has no queue or exchange for this message:
 	// it costs an attempt.
@@ -53,7 +53,8 @@ const (
 // PublishError is a failure to publish together with its class.
 type PublishError struct {
 	Class Class
-	// Err says what happened. Its text is stored with the message, so it must not quote credentials or bodies.
+	// Err says what happened. Its text is stored with the message, so it must not quote credentials
+	// or bodies.
 	Err error
 }
 

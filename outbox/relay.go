@@ -61,9 +61,10 @@ func NewRelay(source Source, transports Transports, cfg RelayConfig) (*Relay, er
 	}, nil
 }
 
-// Run publishes until ctx is cancelled. Then it sends nothing more, waits for the confirms of what is in flight, gives
-// the rest back and returns nil, within ShutdownTimeout. It outlives every fault of store and brokers: those are
-// logged, counted, and tried again after a growing pause. It never returns an error at present.
+// Run publishes until ctx is cancelled. Then it sends nothing more, waits for the confirms of what
+// is in flight, gives the rest back and returns nil, within ShutdownTimeout. It outlives every
+// fault of store and brokers: those are logged, counted, and tried again after a growing pause. It
+// never returns an error at present.
 func (r *Relay) Run(ctx context.Context) error {
 	failures := 0
 	for ctx.Err() == nil {
@@ -187,7 +188,8 @@ func (r *Relay) endPause(ctx context.Context, name string) {
 	}
 }
 
-// forgetPauses drops the pauses that are over, when no message is left to try their transports with.
+// forgetPauses drops the pauses that are over, when no message is left to try their transports
+// with.
 func (r *Relay) forgetPauses(current []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -138,7 +138,8 @@ func TestKeyKeepsOneInFlight(t *testing.T) {
 		}
 		begin := time.Now()
 		b.drain(outbox.Bounds{})
-		// Three in turn at most; the unkeyed ones are in flight beside them. The lanes are claimed four at a time.
+		// Three in turn at most; the unkeyed ones are in flight beside them. The lanes are claimed
+		// four at a time.
 		if took := time.Since(begin); took > 60*time.Millisecond {
 			b.Errorf("it took %v: the messages went one by one", took)
 		}
@@ -154,7 +155,8 @@ func TestKeyKeepsOneInFlight(t *testing.T) {
 	})
 }
 
-// Messages of one key that take longer than PublishTimeout, one by one, say nothing against the broker.
+// Messages of one key that take longer than PublishTimeout, one by one, say nothing against the
+// broker.
 func TestLongKeyIsNoOutage(t *testing.T) {
 	paused := 0
 	hooks := outbox.Hooks{OnPause: func(context.Context, string, error) { paused++ }}

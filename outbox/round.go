@@ -56,9 +56,10 @@ func (r *Relay) claim(ctx context.Context, limit int) (Batch, error) {
 	return batch, err
 }
 
-// publish has until PublishTimeout, and sends in the first half of it: what is unconfirmed at the end has then
-// waited for that long, so that a long or slow batch is not taken for an outage. After the end of
-// ctx it sends nothing more, and waits for the confirms as long as there is time left to settle.
+// publish has until PublishTimeout, and sends in the first half of it: what is unconfirmed at the
+// end has then waited for that long, so that a long or slow batch is not taken for an outage. After
+// the end of ctx it sends nothing more, and waits for the confirms as long as there is time left to
+// settle.
 func (r *Relay) publish(ctx, work context.Context, messages []Message, leaseEnd time.Time) ([]outcome, map[string]error) {
 	wait, cancel := runloop.Detach(ctx, r.cfg.ShutdownTimeout-r.cfg.StoreTimeout)
 	defer cancel()

@@ -2,12 +2,14 @@ package outbox
 
 import "maps"
 
-// Router chooses where a message goes. It is a pure function of the message and safe for concurrent use.
+// Router chooses where a message goes. It is a pure function of the message and safe for concurrent
+// use.
 type Router interface {
 	Route(m Message) Route
 }
 
-// Routes is the standard Router. For each field of the route the first of these that is not empty decides:
+// Routes is the standard Router. For each field of the route the first of these that is not empty
+// decides:
 //
 //  1. ByName[message name]
 //  2. Message.Route, as set by the caller, or by the type's registration where the caller set nothing

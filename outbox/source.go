@@ -27,24 +27,26 @@ func LaneOf(m Message) int {
 }
 
 // Source is the store as a relay sees it. Messages lie in lanes; a relay leases whole lanes,
-// publishes what it was given and settles. Every lease carries a fencing token, so that a relay that
-// was paused for longer than its lease can change nothing when it wakes up. The package
+// publishes what it was given and settles. Every lease carries a fencing token, so that a relay
+// that was paused for longer than its lease can change nothing when it wakes up. The package
 // outbox/outboxtest/conformance has the suite that an implementation must pass.
 //
 // All methods are safe for concurrent use by any number of relays in any number of processes.
 type Source interface {
-	// Claim leases some of the lanes that nobody holds and that have ready messages, and
-	// returns ready messages of those lanes in stored order. An empty Batch means that there is nothing to do now.
+	// Claim leases some of the lanes that nobody holds and that have ready messages, and returns
+	// ready messages of those lanes in stored order. An empty Batch means that there is nothing to
+	// do now.
 	//
-	// Ready is a message that is committed, not published, not waiting for its next attempt, of a transport not in
-	// req.Skip, and not behind a message of its key that waits for its next attempt.
+	// Ready is a message that is committed, not published, not waiting for its next attempt, of a
+	// transport not in req.Skip, and not behind a message of its key that waits for its next
+	// attempt.
 	Claim(ctx context.Context, req ClaimRequest) (Batch, error)
 
-	// Settle records the outcomes and releases the batch's leases, all in one transaction.
-	// A message without an outcome is given back as it was. A lease that is no longer held, because it
-	// ran out and another relay took the lane or because it was settled before, is returned
-	// in stale: nothing was changed for the messages of that lane. On an error nothing was changed
-	// at all, or it is not known whether it was; calling again is safe.
+	// Settle records the outcomes and releases the batch's leases, all in one transaction. A
+	// message without an outcome is given back as it was. A lease that is no longer held, because
+	// it ran out and another relay took the lane or because it was settled before, is returned in
+	// stale: nothing was changed for the messages of that lane. On an error nothing was changed at
+	// all, or it is not known whether it was; calling again is safe.
 	Settle(ctx context.Context, b Batch, outcomes []Outcome) (stale []Lease, err error)
 }
 

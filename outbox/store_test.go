@@ -124,7 +124,8 @@ func TestPausedRelayWakesUpFenced(t *testing.T) {
 		time.Sleep(time.Minute)
 		stop()
 		b.write(message("k", 4))
-		// It goes on with its batch: late, but nothing arrives first out of order, and nothing is lost.
+		// It goes on with its batch: late, but nothing arrives first out of order, and nothing is
+		// lost.
 		stale, err := b.store.Settle(b.Context(), frozen, []outbox.Outcome{{ID: frozen.Messages[0].ID, Verdict: outbox.Dead}})
 		if err != nil || len(stale) != 1 {
 			b.Errorf("stale %v, %v", stale, err)

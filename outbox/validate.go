@@ -16,7 +16,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/telemetry"
 )
 
-// DefaultMaxBodyBytes is the largest body a writer takes where its Config sets no other limit: 1 MiB.
+// DefaultMaxBodyBytes is the largest body a writer takes where its Config sets no other limit:
+// 1 MiB.
 const DefaultMaxBodyBytes = 1 << 20
 
 // The other limits of a message. They fit the short strings and the header frame of AMQP.
@@ -44,9 +45,10 @@ func (e *MessageError) Error() string {
 	return fmt.Sprintf("outbox: message %d: %s %s", e.Index, e.Field, e.Problem)
 }
 
-// Prepare is what every writer does with messages before it stores them: it returns copies with id and content
-// type filled in and the trace context of ctx in their headers, or a joined *MessageError for every
-// field that is wrong, in any of them. maxBodyBytes 0 means DefaultMaxBodyBytes.
+// Prepare is what every writer does with messages before it stores them: it returns copies with id
+// and content type filled in and the trace context of ctx in their headers, or a joined
+// *MessageError for every field that is wrong, in any of them. maxBodyBytes 0 means
+// DefaultMaxBodyBytes.
 func Prepare(ctx context.Context, msgs []Message, maxBodyBytes int) ([]Message, error) {
 	if maxBodyBytes <= 0 {
 		maxBodyBytes = DefaultMaxBodyBytes
@@ -166,9 +168,10 @@ func checkHeaders(field string, headers map[string]string, report func(field, fo
 	}
 }
 
-// Reserved reports whether a header name belongs to the transports or to Holdfast, so that a message may
-// not carry it: "type", "CC" and "BCC" (RabbitMQ routes by them), and everything that begins with
-// "holdfast-", "x-death", "x-first-death-", "x-last-death-", "x-delivery-" or "x-message-stamp-". Case does not matter.
+// Reserved reports whether a header name belongs to the transports or to Holdfast, so that a
+// message may not carry it: "type", "CC" and "BCC" (RabbitMQ routes by them), and everything that
+// begins with "holdfast-", "x-death", "x-first-death-", "x-last-death-", "x-delivery-" or
+// "x-message-stamp-". Case does not matter.
 func Reserved(name string) bool {
 	name = strings.ToLower(name)
 	switch name {

@@ -26,7 +26,8 @@ type DeadLetter struct {
 	DiedAt time.Time
 }
 
-// Filter chooses dead letters: those that meet every field that is set. The zero Filter is all of them.
+// Filter chooses dead letters: those that meet every field that is set. The zero Filter is all of
+// them.
 type Filter struct {
 	IDs   []uuid.UUID // nil: any
 	Class outbox.Class
@@ -88,8 +89,8 @@ func (d *DeadLetters) Show(ctx context.Context, id uuid.UUID) (DeadLetter, error
 }
 
 // Retry moves dead letters back into the outbox, behind all its messages, with their attempts
-// forgotten, and returns how many. They have lost their place in the order of their key. All move or
-// none, but for those whose id the outbox holds again: they stay.
+// forgotten, and returns how many. They have lost their place in the order of their key. All move
+// or none, but for those whose id the outbox holds again: they stay.
 func (d *DeadLetters) Retry(ctx context.Context, f Filter) (int64, error) {
 	return d.exec(ctx, "retry", d.sql.deadRetry, f)
 }

@@ -15,7 +15,8 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
 
-// withDeadLetters has three: names a, b, c, keys ka, kb, kc; b died of unroutable, the others of permanent failures.
+// withDeadLetters has three: names a, b, c, keys ka, kb, kc; b died of unroutable, the others of
+// permanent failures.
 func withDeadLetters(t *testing.T) (*fixture, map[string]uuid.UUID) {
 	t.Helper()
 	f := setup(t, outboxpgx.SourceConfig{})

@@ -24,7 +24,8 @@
 // All times are the database's. Relay transactions are short and run at READ
 // COMMITTED. Messages of one key are ordered as they were stored, which is the
 // order of their transactions only where those are ordered by a lock or an
-// update on something that belongs to the key. A relay that is killed holds
-// its lanes until the lease runs out. One broken key with very many messages
-// behind it slows the claims of its lane, since they are looked at and left.
+// update on something that belongs to the key. A relay that is killed holds its
+// lanes until the lease runs out. Very many messages behind one failed one of
+// their key, or of a paused transport, slow the claims of their lanes, since
+// they are looked at and left.
 package outboxpgx

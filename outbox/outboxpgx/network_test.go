@@ -13,8 +13,8 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
 
-// The network between relays and Postgres fails in every way at moments of its own choosing, lost replies to
-// COMMIT included.
+// The network between relays and Postgres fails in every way at moments of its own choosing, lost
+// replies to COMMIT included.
 func TestNetworkFaults(t *testing.T) {
 	t.Parallel()
 	direct := pgtest.New(t)

@@ -15,7 +15,8 @@ import (
 func TestQueriesUseTheirIndexes(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.SourceConfig{Retention: time.Hour})
-	// The worst case for statistics: analysed while empty, then filled; published rows are the most.
+	// The worst case for statistics: analysed while empty, then filled; published rows are the
+	// most.
 	_, err := f.pool.Exec(t.Context(), `ANALYZE holdfast_outbox`)
 	must(t, err)
 	_, err = f.pool.Exec(t.Context(), `

@@ -26,12 +26,13 @@ var files embed.FS
 type SchemaConfig struct {
 	// Schema holds the tables. Empty means that the search path decides.
 	Schema string
-	// Table is the name of the table of messages, at most 40 characters; the others are named after it,
-	// with _lanes and _dead behind. Empty means DefaultTable.
+	// Table is the name of the table of messages, at most 40 characters; the others are named after
+	// it, with _lanes and _dead behind. Empty means DefaultTable.
 	Table string
 }
 
-// Migrate creates the tables or brings them up to date. Any number of processes may call it at once.
+// Migrate creates the tables or brings them up to date. Any number of processes may call it at
+// once.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, cfg SchemaConfig) error {
 	if pool == nil {
 		return errors.New("outboxpgx: Migrate needs a pool")

@@ -17,18 +17,19 @@ import (
 type SourceConfig struct {
 	// Schema and Table are as in SchemaConfig.
 	Schema, Table string
-	// LanesPerClaim is how many of the outbox.Lanes lanes one claim takes at most. Fewer leave more to
-	// other relays, more fill a batch better. Default 4.
+	// LanesPerClaim is how many of the outbox.Lanes lanes one claim takes at most. Fewer leave more
+	// to other relays, more fill a batch better. Default 4.
 	LanesPerClaim int
-	// MaxBatchBytes bounds the bodies of one batch; its first message is always taken. Default 32 MiB.
+	// MaxBatchBytes bounds the bodies of one batch; its first message is always taken. Default
+	// 32 MiB.
 	MaxBatchBytes int64
-	// Retention keeps published messages, with published_at, until Prune finds them older than this. 0 means
-	// that they are deleted as soon as they are confirmed.
+	// Retention keeps published messages, with published_at, until Prune finds them older than
+	// this. 0 means that they are deleted as soon as they are confirmed.
 	Retention time.Duration
 }
 
-// Source is the outbox.Source of the table. It is safe for concurrent use, by any number of relays in
-// any number of processes. It works behind a pooler in transaction mode.
+// Source is the outbox.Source of the table. It is safe for concurrent use, by any number of relays
+// in any number of processes. It works behind a pooler in transaction mode.
 type Source struct {
 	pool *pgxpool.Pool
 	cfg  SourceConfig
@@ -70,7 +71,7 @@ func (s *Source) inTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, fn)
 }
 
-// Claim meets outbox.Source. It writes nothing but the lanes.
+// Claim meets outbox.Source. It writes the lanes, and the messages whose next attempt is due.
 func (s *Source) Claim(ctx context.Context, req outbox.ClaimRequest) (outbox.Batch, error) {
 	if req.Limit < 1 || req.Lease < time.Microsecond {
 		return outbox.Batch{}, fmt.Errorf("outboxpgx: claim of %d messages for %v", req.Limit, req.Lease)
@@ -225,7 +226,8 @@ func (s *Source) Prune(ctx context.Context) (int64, error) {
 
 // Stats is the state of the table.
 type Stats struct {
-	// Ready messages can be published now, those behind a parked one of their key included; Parked ones wait for their next attempt.
+	// Ready messages can be published now, those behind a parked one of their key included; Parked
+	// ones wait for their next attempt.
 	Ready, Parked int64
 	// Dead counts the dead letters.
 	Dead int64

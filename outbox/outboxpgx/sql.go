@@ -45,13 +45,14 @@ FROM ROWS FROM (json_to_recordset($1::json) AS (id uuid, lane smallint, name tex
      WITH ORDINALITY AS m(id, lane, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers, n)
 ORDER BY n`
 
-// The table is often empty when it is analysed and full a moment later: the plan must not follow the statistics.
-// And a relay whose host is gone must not keep its locks for as long as TCP does.
+// The table is often empty when it is analysed and full a moment later: the plan must not follow
+// the statistics. And a relay whose host is gone must not keep its locks for as long as TCP does.
 const setupSQL = `
 SELECT set_config('idle_in_transaction_session_timeout', '5s', true), set_config('enable_seqscan', 'off', true), 
        set_config('enable_bitmapscan', 'off', true), set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true)`
 
-// ready is the state of a row o that can be published: not one that waits, and not one behind a row of its key that waits.
+// ready is the state of a row o that can be published: not one that waits, and not one behind a row
+// of its key that waits.
 const ready = `o.published_at IS NULL AND o.due_at IS NULL
       AND NOT EXISTS (SELECT FROM {outbox} p WHERE p.ordering_key = o.ordering_key AND p.published_at IS NULL AND p.due_at IS NOT NULL)`
 
@@ -61,8 +62,9 @@ WITH due AS MATERIALIZED (
   ORDER BY due_at LIMIT 1000 FOR UPDATE SKIP LOCKED)
 UPDATE {outbox} o SET due_at = NULL FROM due WHERE o.id = due.id`
 
-// The lanes least recently used come first, so that none is forgotten. A lane without an owner is free whatever
-// its time says: the clock may have been set back. $1 owner, $2 microseconds, $3 lanes, $4 transports to skip.
+// The lanes least recently used come first, so that none is forgotten. A lane without an owner is
+// free whatever its time says: the clock may have been set back.
+// $1 owner, $2 microseconds, $3 lanes, $4 transports to skip.
 const leaseSQL = `
 WITH free AS MATERIALIZED (
   SELECT l.lane FROM {lanes} l
@@ -73,8 +75,8 @@ UPDATE {lanes} l SET token = l.token + 1, owner = $1, lease_until = now() + $2 *
 FROM free WHERE l.lane = free.lane
 RETURNING l.lane, l.token`
 
-// The rows of the lanes just leased, each lane's share of the limit, cut where the bodies exceed the bytes.
-// It is a statement of its own: its snapshot must be newer than the lock on the lane.
+// The rows of the lanes just leased, each lane's share of the limit, cut where the bodies exceed
+// the bytes. It is a statement of its own: its snapshot must be newer than the lock on the lane.
 // $1 owner, $2 limit, $3 transports to skip, $4 bytes.
 const readSQL = `
 SELECT id, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers, created_at, attempts
@@ -104,7 +106,8 @@ UPDATE {outbox} o SET attempts = o.attempts + 1, due_at = now() + f.delay * inte
 FROM unnest($1::uuid[], $3::bigint[], $4::text[], $5::text[]) AS f(id, delay, class, error)
 WHERE o.id = f.id AND o.lane = ANY($2::smallint[])`
 
-// An id may be there already, if it was written again after it died: the newer message replaces the older.
+// An id may be there already, if it was written again after it died: the newer message replaces the
+// older.
 // $1 ids, $2 lanes, $3 classes, $4 errors.
 const deadSQL = `
 WITH gone AS (DELETE FROM {outbox} WHERE id = ANY($1::uuid[]) AND lane = ANY($2::smallint[]) RETURNING *)

@@ -20,8 +20,9 @@ type WriterConfig struct {
 	Schema, Table string
 	// MaxBodyBytes is the largest body taken. 0 means outbox.DefaultMaxBodyBytes.
 	MaxBodyBytes int
-	// OnCommit is called after the commit of a transaction that wrote messages, if txretry manages it. Give it
-	// Relay.Wake where a relay runs in the same process. It must not block. Nil means nothing.
+	// OnCommit is called after the commit of a transaction that wrote messages, if txretry manages
+	// it. Give it Relay.Wake where a relay runs in the same process. It must not block. Nil means
+	// nothing.
 	OnCommit func()
 }
 
@@ -43,14 +44,17 @@ func NewWriter(cfg WriterConfig) (*Writer, error) {
 	return &Writer{cfg: cfg, sql: t.statements()}, nil
 }
 
-// Write stores messages as part of tx, in their order, with one statement. On a handle of
-// txretry the statement runs together with COMMIT and its error comes out of Do; on any other transaction it runs at once.
+// Write stores messages as part of tx, in their order, with one statement. On a handle of txretry
+// the statement runs together with COMMIT and its error comes out of Do; on any other transaction
+// it runs at once.
 //
-// What outbox.Prepare refuses is refused here, as joined *outbox.MessageError, before anything is sent, and
-// the transaction stays usable. A message id that is in the table already is the unique violation of Postgres (23505).
+// What outbox.Prepare refuses is refused here, as joined *outbox.MessageError, before anything is
+// sent, and the transaction stays usable. A message id that is in the table already is the unique
+// violation of Postgres (23505).
 //
 // Messages of one ordering key are published in the order in which they were written only if the
-// transactions that write them are ordered: lock or update a row that belongs to the key before writing.
+// transactions that write them are ordered: lock or update a row that belongs to the key before
+// writing.
 func (w *Writer) Write(ctx context.Context, tx pgx.Tx, msgs ...outbox.Message) error {
 	if tx == nil {
 		return errors.New("outboxpgx: Write needs a transaction")
@@ -77,7 +81,8 @@ func (w *Writer) Write(ctx context.Context, tx pgx.Tx, msgs ...outbox.Message) e
 	return nil
 }
 
-// WriteSQL is Write for a transaction of database/sql, with any driver for Postgres. OnCommit is not called.
+// WriteSQL is Write for a transaction of database/sql, with any driver for Postgres. OnCommit is
+// not called.
 func (w *Writer) WriteSQL(ctx context.Context, tx *sql.Tx, msgs ...outbox.Message) error {
 	if tx == nil {
 		return errors.New("outboxpgx: WriteSQL needs a transaction")

@@ -28,8 +28,8 @@ type Config struct {
 	MaxLen int64
 	// Window is the most messages not answered yet; Publish waits for room. Default 1000.
 	Window int
-	// Timeout bounds one pipeline, if the client has the option ContextTimeoutEnabled; without it the
-	// client's own timeouts and retries do. Default 5 s.
+	// Timeout bounds one pipeline, if the client has the option ContextTimeoutEnabled; without it
+	// the client's own timeouts and retries do. Default 5 s.
 	Timeout time.Duration
 }
 

@@ -51,7 +51,8 @@ func (p *Publisher) Latency(d time.Duration) {
 	p.latency = d
 }
 
-// Received returns the messages that were confirmed, in the order of arrival.
+// Received returns the messages that were taken, in the order of arrival, also those whose
+// confirm came when nobody waited any more.
 func (p *Publisher) Received() []outbox.Message {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -21,8 +21,8 @@ type Backend struct {
 // Store is one store: a writer and the source that reads what it wrote.
 type Store struct {
 	Source outbox.Source
-	// InTx calls fn with a write function bound to one transaction, commits when fn returns nil, and
-	// else rolls back and returns fn's error. What commit itself refuses is returned too.
+	// InTx calls fn with a write function bound to one transaction, commits when fn returns nil,
+	// and else rolls back and returns fn's error. What commit itself refuses is returned too.
 	InTx func(ctx context.Context, fn func(write func(...outbox.Message) error) error) error
 	// Dead returns the dead letters, each with its attempts.
 	Dead func(ctx context.Context) ([]outbox.Message, error)

@@ -26,8 +26,8 @@ type PublisherBackend struct {
 // PublisherCase is one publisher with the broker behind it.
 type PublisherCase struct {
 	Publisher outbox.Publisher
-	// Received returns the messages that have arrived so far: id, name, body, content type and the headers
-	// of Message are compared.
+	// Received returns the messages that have arrived so far: id, name, body, content type and the
+	// headers of Message are compared.
 	Received func(ctx context.Context) ([]outbox.Message, error)
 	// Break cuts the broker off, Mend brings it back. Nil where that cannot be done: then the
 	// cases of an outage are left out.
