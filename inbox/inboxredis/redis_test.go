@@ -1,7 +1,6 @@
 package inboxredis_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -279,54 +278,5 @@ func TestDuplicateStorm(t *testing.T) {
 		if n != 1 {
 			t.Errorf("message %s took effect %d times", id, n)
 		}
-	}
-}
-
-func TestRedisDown(t *testing.T) {
-	t.Parallel()
-	server := testenv.Private(t, testenv.Redis)
-	client := redistest.Client(t, server.URL())
-	var log bytes.Buffer
-	runs, breakIt := 0, false
-	p := newProcessor(t, client, inboxredis.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}, func(context.Context, conformance.Event) error {
-		runs++
-		if breakIt {
-			return server.Kill()
-		}
-		return nil
-	})
-	if err := process(t, p, event()); err != nil {
-		t.Fatal(err)
-	}
-	breakIt = true
-	if err := process(t, p, event()); err != nil {
-		t.Errorf("a message whose effect was taken: %v", err)
-	}
-	if !strings.Contains(log.String(), "a copy may take effect") {
-		t.Errorf("log = %s", log.String())
-	}
-	err := process(t, p, event())
-	if f := inbox.Classify(err); !errors.Is(err, inbox.ErrUnavailable) || f.Counted || runs != 2 {
-		t.Errorf("%v classified %+v after %d runs", err, f, runs)
-	}
-	breakIt = false
-	if err := server.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	testenv.Eventually(t, 30*time.Second, func() error { return process(t, p, event()) })
-}
-
-func TestCheck(t *testing.T) {
-	t.Parallel()
-	for policy, want := range map[string]int{"noeviction": 0, "allkeys-lru": 1} {
-		t.Run(policy, func(t *testing.T) {
-			t.Parallel()
-			server := testenv.Private(t, testenv.Redis, "--maxmemory", "100mb", "--maxmemory-policy", policy)
-			p := newProcessor(t, redistest.Client(t, server.URL()), inboxredis.Config{}, succeed)
-			findings, err := p.Check(t.Context())
-			if err != nil || len(findings) != want {
-				t.Errorf("findings = %v, %v", findings, err)
-			}
-		})
 	}
 }
