@@ -1,0 +1,229 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime/pprof"
+	"slices"
+	"strconv"
+	"text/tabwriter"
+	"time"
+)
+
+// bench runs tables and keeps their goals.
+type bench struct {
+	out      io.Writer
+	length   time.Duration // of one run
+	rounds   int
+	profiles string // folder for CPU profiles, "" for none
+
+	goals   []goal
+	servers servers
+}
+
+// table compares contenders that do the same work in ways of their own.
+type table struct {
+	title      string
+	columns    []column                        // of a sample; ratios compare the first one
+	prepare    func(ctx context.Context) error // before every run; nil for nothing
+	contenders []contender
+	yardsticks []string // contenders that the others are divided by
+}
+
+type column struct {
+	name     string
+	decimals int
+	most     bool // show the most of all rounds, not their median
+}
+
+type contender struct {
+	name string
+	run  func(ctx context.Context, length time.Duration) (sample, error)
+}
+
+// sample is what one run measured, column by column.
+type sample []float64
+
+// results are the samples of a table by contender and round.
+type results struct {
+	table table
+	runs  map[string][]sample
+}
+
+// measure warms every contender up, lets them take turns, and prints the table.
+func (b *bench) measure(ctx context.Context, t table) (results, error) {
+	r := results{table: t, runs: map[string][]sample{}}
+	for _, c := range t.contenders {
+		if _, err := t.runOnce(ctx, c, min(b.length/2, time.Second)); err != nil {
+			return r, err
+		}
+	}
+	for round := range b.rounds {
+		for _, c := range t.contenders {
+			stop := func() error { return nil }
+			if round == b.rounds-1 {
+				var err error
+				if stop, err = b.profile(t.title + " " + c.name); err != nil {
+					return r, err
+				}
+			}
+			s, err := t.runOnce(ctx, c, b.length)
+			if err = errors.Join(err, stop()); err != nil {
+				return r, err
+			}
+			r.runs[c.name] = append(r.runs[c.name], s)
+		}
+	}
+	return r, r.print(b.out)
+}
+
+func (t table) runOnce(ctx context.Context, c contender, length time.Duration) (sample, error) {
+	if t.prepare != nil {
+		if err := t.prepare(ctx); err != nil {
+			return nil, err
+		}
+	}
+	s, err := c.run(ctx, length)
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %s: %w", t.title, c.name, err)
+	}
+	return s, nil
+}
+
+// profile starts a CPU profile if one is asked for.
+func (b *bench) profile(name string) (stop func() error, err error) {
+	if b.profiles == "" {
+		return func() error { return nil }, nil
+	}
+	name = regexp.MustCompile(`[^a-zA-Z0-9]+`).ReplaceAllString(name, "-") + ".pprof"
+	f, err := os.Create(filepath.Join(b.profiles, name))
+	if err != nil {
+		return nil, err
+	}
+	if err := pprof.StartCPUProfile(f); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return func() error {
+		pprof.StopCPUProfile()
+		return f.Close()
+	}, nil
+}
+
+// spread is the middle and the ends of some figures.
+type spread struct{ median, least, most float64 }
+
+func spreadOf(figures []float64) spread {
+	s := slices.Sorted(slices.Values(figures))
+	n := len(s)
+	return spread{(s[(n-1)/2] + s[n/2]) / 2, s[0], s[n-1]}
+}
+
+func exactly(figure float64) spread { return spread{figure, figure, figure} }
+
+func (r results) column(contender string, col int) spread {
+	var figures []float64
+	for _, s := range r.runs[contender] {
+		figures = append(figures, s[col])
+	}
+	return spreadOf(figures)
+}
+
+// ratio compares the first column, round by round.
+func (r results) ratio(contender, yardstick string) spread {
+	var ratios []float64
+	for round, s := range r.runs[contender] {
+		ratios = append(ratios, s[0]/r.runs[yardstick][round][0])
+	}
+	return spreadOf(ratios)
+}
+
+func (r results) print(out io.Writer) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintf(w, "\n%s\n", r.table.title)
+	fmt.Fprintf(w, "\t%s\t[min .. max]\t", r.table.columns[0].name)
+	for _, name := range r.table.yardsticks {
+		fmt.Fprintf(w, "x %s\t", name)
+	}
+	for _, c := range r.table.columns[1:] {
+		fmt.Fprintf(w, "%s\t", c.name)
+	}
+	fmt.Fprintln(w)
+	for _, c := range r.table.contenders {
+		r.printRow(w, c.name)
+	}
+	return w.Flush()
+}
+
+// nameWidth aligns the names on the left, in a table whose figures are on the right.
+func (r results) nameWidth() (width int) {
+	for _, c := range r.table.contenders {
+		width = max(width, len(c.name))
+	}
+	return width
+}
+
+func (r results) printRow(w io.Writer, name string) {
+	first := r.column(name, 0)
+	decimals := r.table.columns[0].decimals
+	fmt.Fprintf(w, "%-*s\t%.*f\t[%.*f .. %.*f]\t", r.nameWidth(), name, decimals, first.median, decimals, first.least, decimals, first.most)
+	for _, yardstick := range r.table.yardsticks {
+		fmt.Fprintf(w, "%.2f\t", r.ratio(name, yardstick).median)
+	}
+	for i, c := range r.table.columns[1:] {
+		s := r.column(name, i+1)
+		figure := s.median
+		if c.most {
+			figure = s.most
+		}
+		fmt.Fprintf(w, "%.*f\t", c.decimals, figure)
+	}
+	fmt.Fprintln(w)
+}
+
+// goal is a figure and the bound it is held against.
+type goal struct {
+	text    string
+	got     spread
+	bound   float64
+	atLeast bool // else at most
+}
+
+func (g goal) met() bool {
+	order := cmp.Compare(g.got.median, g.bound)
+	return order == 0 || (order > 0) == g.atLeast
+}
+
+// atLeast and atMost note a goal; its median decides.
+func (b *bench) atLeast(bound float64, got spread, text string) {
+	b.goals = append(b.goals, goal{text, got, bound, true})
+}
+
+func (b *bench) atMost(bound float64, got spread, text string) {
+	b.goals = append(b.goals, goal{text, got, bound, false})
+}
+
+func (b *bench) printGoals() error {
+	w := tabwriter.NewWriter(b.out, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(w, "\ngoals\n")
+	for _, g := range b.goals {
+		verdict, sign := "missed", "<="
+		if g.met() {
+			verdict = "met"
+		}
+		if g.atLeast {
+			sign = ">="
+		}
+		bound := strconv.FormatFloat(g.bound, 'f', -1, 64)
+		fmt.Fprintf(w, "%s\t%.2f\t[%.2f .. %.2f]\t%s %s\t%s\n", verdict, g.got.median, g.got.least, g.got.most, sign, bound, g.text)
+	}
+	return w.Flush()
+}

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// maxConns is enough for a connection per goroutine of every workload.
+const maxConns = 40
+
+// servers are those that a workload asked for.
+type servers struct {
+	urls    map[testenv.Kind]string
+	endings []func() error
+}
+
+// close ends what was started, the last one first.
+func (b *bench) close() error {
+	var errs []error
+	for _, end := range slices.Backward(b.servers.endings) {
+		errs = append(errs, end())
+	}
+	return errors.Join(errs...)
+}
+
+func (b *bench) atEnd(f func() error) { b.servers.endings = append(b.servers.endings, f) }
+
+// server returns the address of a server: the one in the environment, else that
+// of a private instance, started when it is first asked for.
+func (b *bench) server(ctx context.Context, kind testenv.Kind, variable string) (string, error) {
+	if url := os.Getenv(variable); url != "" {
+		return url, nil
+	}
+	if url := b.servers.urls[kind]; url != "" {
+		return url, nil
+	}
+	s, err := testenv.Launch(ctx, kind)
+	if errors.Is(err, testenv.ErrNotInstalled) {
+		return "", fmt.Errorf("%w: set %s, or put `go run ./internal/lab/servers --` before the command", err, variable)
+	}
+	if err != nil {
+		return "", err
+	}
+	b.atEnd(s.Close)
+	if b.servers.urls == nil {
+		b.servers.urls = map[testenv.Kind]string{}
+	}
+	b.servers.urls[kind] = s.URL()
+	return s.URL(), nil
+}
+
+// postgres returns a pool whose tables live in a schema of their own, for as
+// long as the command runs.
+func (b *bench) postgres(ctx context.Context) (*pgxpool.Pool, error) {
+	url, err := b.server(ctx, testenv.Postgres, testenv.PostgresVar)
+	if err != nil {
+		return nil, err
+	}
+	schema := fmt.Sprintf("holdfast_bench_%d", time.Now().UnixNano())
+	if err := execOn(ctx, url, "CREATE SCHEMA "+schema); err != nil {
+		return nil, err
+	}
+	b.atEnd(func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		return execOn(ctx, url, "DROP SCHEMA "+schema+" CASCADE")
+	})
+	cfg, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, err
+	}
+	cfg.MaxConns = maxConns
+	cfg.ConnConfig.RuntimeParams["search_path"] = schema
+	return b.pool(ctx, cfg)
+}
+
+// pool returns a pool that is closed at the end.
+func (b *bench) pool(ctx context.Context, cfg *pgxpool.Config) (*pgxpool.Pool, error) {
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	b.atEnd(func() error {
+		pool.Close()
+		return nil
+	})
+	return pool, nil
+}
+
+func execOn(ctx context.Context, url, sql string) error {
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return err
+	}
+	_, err = conn.Exec(ctx, sql)
+	return errors.Join(err, conn.Close(ctx))
+}

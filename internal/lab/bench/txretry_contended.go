@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+const (
+	sequential = "one connection, in sequence"
+	inTurn     = "txretry, SerialKey"
+)
+
+// Columns of the contended tables.
+const (
+	colRate = iota
+	colAttempts
+	colP99
+	colWorst
+	colShare
+	colGaveUp
+)
+
+// benchContended has 32 goroutines read and then write few accounts.
+func benchContended(ctx context.Context, b *bench) error {
+	pool, manager, err := accountBank(ctx, b)
+	if err != nil {
+		return err
+	}
+	for _, hot := range []int{1, 10} {
+		load := func(w way, goroutines int) func(context.Context, time.Duration) (sample, error) {
+			return func(ctx context.Context, length time.Duration) (sample, error) {
+				return contend(ctx, pool, w, goroutines, hot, length)
+			}
+		}
+		r, err := b.measure(ctx, table{
+			title: fmt.Sprintf("txretry, read then write %d hot rows, goroutines: 32", hot),
+			columns: []column{
+				colRate:     {name: "commits/s"},
+				colAttempts: {name: "attempts/commit", decimals: 2},
+				colP99:      {name: "p99 ms", decimals: 1},
+				colWorst:    {name: "worst ms", decimals: 1, most: true},
+				colShare:    {name: "worst/fair share", decimals: 1, most: true},
+				colGaveUp:   {name: "exhausted", most: true},
+			},
+			prepare:    func(ctx context.Context) error { return resetAccounts(ctx, pool) },
+			yardsticks: []string{sequential},
+			contenders: []contender{
+				{sequential, load(oneTrip(pool, nil), 1)},
+				{"plain loop, no wait", load(oneTrip(pool, nil), 32)},
+				{"plain loop, full jitter", load(oneTrip(pool, fullJitter), 32)},
+				{ours, load(managed(manager), 32)},
+				{inTurn, load(managedInTurn(manager), 32)},
+			},
+		})
+		if err != nil {
+			return err
+		}
+		b.atLeast(0.8, r.ratio(inTurn, sequential), fmt.Sprintf("of the sequential rate, SerialKey, %d rows", hot))
+		b.atMost(3, r.column(inTurn, colShare), fmt.Sprintf("worst wait / the queue's fair share, SerialKey, %d rows", hot))
+		b.atMost(0, r.column(inTurn, colGaveUp), fmt.Sprintf("exhausted calls, SerialKey, %d rows", hot))
+	}
+	return nil
+}
+
+// contend makes one run and checks that no update was lost.
+func contend(ctx context.Context, pool *pgxpool.Pool, w way, goroutines, hot int, length time.Duration) (sample, error) {
+	queues := make([]queue, hot)
+	var attempts atomic.Int64
+	l, err := drive(ctx, goroutines, length, func(ctx context.Context, _ int) error {
+		account := rand.IntN(hot)
+		queues[account].join()
+		defer queues[account].leave()
+		return w(ctx, 1+account, func(ctx context.Context, tx pgx.Tx) error {
+			attempts.Add(1)
+			return readThenWrite(ctx, tx, 1+account)
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	var total int
+	if err := pool.QueryRow(ctx, "SELECT sum(v) FROM account").Scan(&total); err != nil {
+		return nil, err
+	}
+	if total != l.done {
+		return nil, fmt.Errorf("%d commits, but %d updates in the table", l.done, total)
+	}
+	worst := l.percentile(1)
+	return sample{
+		colRate:     l.rate,
+		colAttempts: float64(attempts.Load()) / float64(l.done),
+		colP99:      milliseconds(l.percentile(0.99)),
+		colWorst:    milliseconds(worst),
+		colShare:    float64(worst) / float64(fairShare(l.waits, queues)),
+		colGaveUp:   float64(l.gaveUp),
+	}, nil
+}
+
+func readThenWrite(ctx context.Context, tx pgx.Tx, id int) error {
+	var v int64
+	if err := tx.QueryRow(ctx, "SELECT v FROM account WHERE id = $1", id).Scan(&v); err != nil {
+		return err
+	}
+	_, err := tx.Exec(ctx, "UPDATE account SET v = $2 WHERE id = $1", id, v+1)
+	return err
+}
+
+// queue is the callers of one account, whatever order they are served in.
+type queue struct {
+	present, longest, joined atomic.Int64 // joined sums up how long the queue was for each caller
+}
+
+func (q *queue) join() {
+	n := q.present.Add(1)
+	q.joined.Add(n)
+	for longest := q.longest.Load(); n > longest && !q.longest.CompareAndSwap(longest, n); {
+		longest = q.longest.Load()
+	}
+}
+
+func (q *queue) leave() { q.present.Add(-1) }
+
+// fairShare is how long the last caller of the longest queue would wait if all
+// took turns of equal length. A mean turn is the sum of all waits over the sum
+// of the queue lengths that the callers met: with one row and n callers that
+// makes n divided by the rate.
+func fairShare(waits []time.Duration, queues []queue) time.Duration {
+	var wait time.Duration
+	for _, w := range waits {
+		wait += w
+	}
+	var joined, longest int64
+	for i := range queues {
+		joined += queues[i].joined.Load()
+		longest = max(longest, queues[i].longest.Load())
+	}
+	return time.Duration(float64(wait) / float64(joined) * float64(longest))
+}

@@ -1,0 +1,99 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/txretry"
+)
+
+// benchUpdate runs one UPDATE by key per transaction; nobody contends.
+func benchUpdate(ctx context.Context, b *bench) error {
+	pool, manager, err := accountBank(ctx, b)
+	if err != nil {
+		return err
+	}
+	ways := []struct {
+		name string
+		way  way
+	}{
+		{rawFourTrips, fourTrips(pool)},
+		{rawOneTrip, oneTrip(pool, nil)},
+		{crdbPgx, crdbExecuteTx(pool)},
+		{ours, managed(manager)},
+	}
+	for _, goroutines := range []int{1, 8, 32} {
+		t := table{
+			title:      fmt.Sprintf("txretry, one UPDATE by key, goroutines: %d", goroutines),
+			columns:    []column{{name: "tx/s"}, {name: "client us/tx", decimals: 1}, {name: "attempts/tx", decimals: 4}},
+			prepare:    func(ctx context.Context) error { return resetAccounts(ctx, pool) },
+			yardsticks: []string{rawFourTrips, rawOneTrip, crdbPgx},
+		}
+		for _, w := range ways {
+			t.contenders = append(t.contenders, contender{w.name, func(ctx context.Context, length time.Duration) (sample, error) {
+				return driveUpdates(ctx, w.way, goroutines, length)
+			}})
+		}
+		r, err := b.measure(ctx, t)
+		if err != nil {
+			return err
+		}
+		b.atLeast(0.97, r.ratio(ours, rawOneTrip), fmt.Sprintf("of raw one-trip begin, goroutines: %d", goroutines))
+		if goroutines == 8 {
+			b.atLeast(1.25, r.ratio(ours, crdbPgx), "x crdbpgxv5, goroutines: 8")
+		}
+	}
+	return countAllocations(ctx, b, ways[1].way, ways[3].way)
+}
+
+func driveUpdates(ctx context.Context, w way, goroutines int, length time.Duration) (sample, error) {
+	var attempts atomic.Int64
+	before := cpuTime()
+	l, err := drive(ctx, goroutines, length, func(ctx context.Context, worker int) error {
+		return update(ctx, w, worker, &attempts)
+	})
+	perTx := 1 / float64(l.done)
+	return sample{l.rate, (cpuTime() - before).Seconds() * 1e6 * perTx, float64(attempts.Load()) * perTx}, err
+}
+
+func update(ctx context.Context, w way, worker int, attempts *atomic.Int64) error {
+	id := ownAccount(worker)
+	return w(ctx, id, func(ctx context.Context, tx pgx.Tx) error {
+		attempts.Add(1)
+		return addToAccount(ctx, tx, id)
+	})
+}
+
+func countAllocations(ctx context.Context, b *bench, raw, managed way) error {
+	const calls = 2000
+	var attempts atomic.Int64
+	rawAllocs, err := allocations(calls, func() error { return update(ctx, raw, 0, &attempts) })
+	if err != nil {
+		return err
+	}
+	allocs, err := allocations(calls, func() error { return update(ctx, managed, 0, &attempts) })
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(b.out, "\nallocations per call: %s %.1f, %s %.1f\n", rawOneTrip, rawAllocs, ours, allocs)
+	b.atMost(3, exactly(allocs-rawAllocs), "allocations per call beyond raw one-trip begin")
+	return nil
+}
+
+// accountBank returns what all parts run on.
+func accountBank(ctx context.Context, b *bench) (*pgxpool.Pool, *txretry.Manager, error) {
+	pool, err := b.postgres(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	if _, err := pool.Exec(ctx, accountSQL); err != nil {
+		return nil, nil, err
+	}
+	manager, err := txretry.New(pool, txretry.Config{})
+	return pool, manager, err
+}
