@@ -12,7 +12,9 @@ import (
 // MemoryConfig configures a Memory limiter. The zero value works.
 type MemoryConfig struct {
 	// MaxKeys bounds the number of counters kept, at least 1,000. 0 means 100,000.
-	// When there are more, those that lapse soonest are dropped, and start afresh.
+	// They are spread by chance over 64 parts of equal size, so set it well above
+	// the number of keys that are active at once: when a part is full, those that
+	// lapse soonest are dropped, and start afresh.
 	MaxKeys int
 }
 

@@ -50,6 +50,34 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 }
 
+// A flood of new keys must not make room by forgetting the shared counter.
+func TestFloodOfKeysDoesNotResetTheSharedLimit(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m, err := ratelimit.NewMemory(ratelimit.MemoryConfig{MaxKeys: 1000})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ip, global := ratelimit.Limit{Name: "ip", Max: 5}, ratelimit.Charge{Limit: ratelimit.Limit{Name: "global", Max: 100}}
+		allowed := 0
+		for n := range 20_000 {
+			if _, err := m.Allow(t.Context(), ratelimit.Charge{Limit: ip, Key: fmt.Sprint(n)}); err != nil {
+				t.Fatal(err)
+			}
+			d, err := m.Allow(t.Context(), global)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d.Allowed {
+				allowed++
+			}
+		}
+		if allowed != 100 {
+			t.Errorf("%d were allowed by the limit of 100", allowed)
+		}
+	})
+}
+
 func TestPeekChargesNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

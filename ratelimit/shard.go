@@ -1,6 +1,9 @@
 package ratelimit
 
-import "sync"
+import (
+	"cmp"
+	"sync"
+)
 
 // shard is one part of a Memory limiter's counters.
 type shard struct {
@@ -63,7 +66,9 @@ func (s *shard) store(key entryKey, c Counter, l Limit, now int64) {
 }
 
 // evict makes room for at least one entry: what has lapsed goes, and if that is
-// not enough an eighth of the shard, those that lapse soonest by a sample.
+// not enough an eighth of the shard, by a sample those that lapse soonest and,
+// of these, count least. A flood of new keys so drops itself, not the counter
+// that everybody shares.
 func (s *shard) evict(now int64) {
 	const sample = 8
 	for key, e := range s.entries {
@@ -74,10 +79,10 @@ func (s *shard) evict(now int64) {
 	for goal := s.limit - s.limit/sample - 1; len(s.entries) > goal; {
 		seen := 0
 		var first entryKey
-		var soonest int64
+		var least entry
 		for key, e := range s.entries {
-			if seen == 0 || e.expires < soonest {
-				first, soonest = key, e.expires
+			if seen == 0 || cmp.Or(cmp.Compare(e.expires, least.expires), cmp.Compare(e.value.Cur, least.value.Cur)) < 0 {
+				first, least = key, e
 			}
 			if seen++; seen == sample {
 				break
