@@ -51,7 +51,9 @@
 // Order within a key holds per store: the transactions that write a key must be
 // ordered themselves, by a lock on what the key names. If a key's messages go to
 // several transports and one of these is paused, the others' go on. One key
-// carries at most one message per round trip to the broker. A message that
-// makes the broker silent, rather than refuse it, counts as an outage and is
-// tried for ever.
+// carries at most one message per round trip to the broker. A batch ends with
+// its slowest message: a transport that is silent, rather than down, holds up
+// the others of its relay for PublishTimeout whenever it is tried. A message
+// that makes the broker silent, rather than refuse it, counts as an outage and
+// is tried for ever.
 package outbox
