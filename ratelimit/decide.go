@@ -155,8 +155,9 @@ func ceilDiv(a, b int64) int64 {
 	return (a + b - 1) / b
 }
 
-// ms converts without overflow: a bucket that someone else has filled with
-// nonsense may take longer to drain than a Duration can say.
+// ms converts without overflow, and leaves room for rounding up: a bucket that
+// someone else has filled with nonsense may take longer to drain than a Duration
+// can say.
 func ms(n int64) time.Duration {
-	return time.Duration(min(n, math.MaxInt64/int64(time.Millisecond))) * time.Millisecond
+	return time.Duration(min(n, math.MaxInt64/2/int64(time.Millisecond))) * time.Millisecond
 }

@@ -61,7 +61,8 @@ type Charge struct {
 type Limiter interface {
 	// Allow takes all the charges if every limit admits its charge, and none
 	// otherwise. A denial is a Decision, not an error. The error is ErrInvalid for
-	// charges that make no sense and ErrUnavailable if the store cannot be asked.
+	// charges that make no sense, ErrUnavailable if the store cannot be asked, and
+	// ctx's own if it ends first: the units may have been charged then.
 	Allow(ctx context.Context, charges ...Charge) (Decision, error)
 
 	// Refund gives charges back, as Decision.Charges holds them. What has already

@@ -49,12 +49,20 @@ func NewMemory(cfg MemoryConfig) (*Memory, error) {
 
 // Allow implements Limiter.
 func (m *Memory) Allow(ctx context.Context, charges ...Charge) (Decision, error) {
+	charges, err := Normalize(charges)
+	if err != nil {
+		return Decision{}, err
+	}
 	return m.decide(ctx, 0, true, charges)
 }
 
 // Peek returns the decision that Allow would make now, and charges nothing. Its
 // Remaining and Reset are those after the charge if that would be allowed.
 func (m *Memory) Peek(ctx context.Context, charges ...Charge) (Decision, error) {
+	charges, err := Normalize(charges)
+	if err != nil {
+		return Decision{}, err
+	}
 	d, err := m.decide(ctx, 0, false, charges)
 	d.Charges = nil
 	return d, err
@@ -62,21 +70,19 @@ func (m *Memory) Peek(ctx context.Context, charges ...Charge) (Decision, error) 
 
 // Reserve implements Reserver.
 func (m *Memory) Reserve(ctx context.Context, within time.Duration, charges ...Charge) (Decision, error) {
-	return m.decide(ctx, within, true, charges, CheckReserve)
-}
-
-func (m *Memory) decide(ctx context.Context, within time.Duration, take bool, charges []Charge, checks ...func(time.Duration, []Charge) error) (Decision, error) {
-	if err := ctx.Err(); err != nil {
-		return Decision{}, err
-	}
 	charges, err := Normalize(charges)
 	if err != nil {
 		return Decision{}, err
 	}
-	for _, check := range checks {
-		if err := check(within, charges); err != nil {
-			return Decision{}, err
-		}
+	if err := CheckReserve(within, charges); err != nil {
+		return Decision{}, err
+	}
+	return m.decide(ctx, within, true, charges)
+}
+
+func (m *Memory) decide(ctx context.Context, within time.Duration, take bool, charges []Charge) (Decision, error) {
+	if err := ctx.Err(); err != nil {
+		return Decision{}, err
 	}
 	var d Decision
 	m.locked(charges, func(at time.Time, counters []Counter) bool {

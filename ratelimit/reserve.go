@@ -30,7 +30,7 @@ type Reservation struct {
 
 	limiter Limiter
 	mu      sync.Mutex
-	gone    bool // given back
+	gone    bool // nothing to give back, or no more
 }
 
 // Reserve makes a reservation. It returns an error as Reserver.Reserve does; a
@@ -40,7 +40,7 @@ func Reserve(ctx context.Context, r Reserver, within time.Duration, charges ...C
 	if err != nil {
 		return nil, err
 	}
-	return &Reservation{Decision: d, limiter: r, gone: !d.Allowed}, nil
+	return &Reservation{Decision: d, limiter: r, gone: len(d.Charges) == 0}, nil
 }
 
 // Cancel gives the tokens back, so that whoever reserves next gets them. Once

@@ -86,7 +86,8 @@ func NewWaiter(l Limiter, charges []Charge, cfg WaiterConfig) (*Waiter, error) {
 // Wait returns nil once the charges have been taken. A store that cannot be
 // asked is waited for. It returns ctx's error when ctx ends first, ErrWaitTooLong
 // as soon as the next try would come after MaxWait, ErrNever for a cost above its
-// limit, and the limiter's other errors as they are; nothing was charged then.
+// limit, and the limiter's other errors as they are. Nothing was charged then,
+// unless an answer of the store was still on its way.
 func (w *Waiter) Wait(ctx context.Context) error {
 	if w.cfg.MaxWait == 0 {
 		return w.wait(ctx, time.Time{})

@@ -88,7 +88,8 @@ func (l *Limiter) Reserve(ctx context.Context, within time.Duration, charges ...
 }
 
 // Peek returns the decision that Allow would make now, and charges nothing. Its
-// Remaining and Reset are those after the charge if that would be allowed.
+// Remaining and Reset are those after the charge if that would be allowed. It is
+// ErrUnavailable when Redis cannot be asked, whatever the policy.
 func (l *Limiter) Peek(ctx context.Context, charges ...ratelimit.Charge) (ratelimit.Decision, error) {
 	charges, err := ratelimit.Normalize(charges)
 	if err != nil {

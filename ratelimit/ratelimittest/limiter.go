@@ -30,7 +30,8 @@ type answer struct {
 func New() *Limiter { return &Limiter{} }
 
 // Next adds an answer to the script. Answers are used up in order, one per call
-// of Allow or Reserve; beyond the last one everything is allowed.
+// of Allow or Reserve; beyond the last one everything is allowed. At and Charges
+// of an allowed decision are filled in, unless it is Unmetered.
 func (l *Limiter) Next(d ratelimit.Decision, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -61,7 +62,7 @@ func (l *Limiter) Allow(ctx context.Context, charges ...ratelimit.Charge) (ratel
 		d, err = l.script[0].decision, l.script[0].err
 		l.script = l.script[1:]
 	}
-	if err != nil || !d.Allowed {
+	if err != nil || !d.Allowed || d.Unmetered {
 		return d, err
 	}
 	d.At = time.Now()

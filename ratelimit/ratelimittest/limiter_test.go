@@ -34,6 +34,10 @@ func TestScript(t *testing.T) {
 	if err := l.Refund(t.Context(), d.Charges...); err != nil || len(l.Refunded()) != 1 {
 		t.Errorf("refund: %v", err)
 	}
+	l.Next(ratelimit.Decision{Allowed: true, Unmetered: true}, nil)
+	if d, err := l.Allow(t.Context(), c); err != nil || !d.Unmetered || d.Charges != nil || len(l.Charged()) != 1 {
+		t.Errorf("got %+v, %v, want nothing charged where nothing is metered", d, err)
+	}
 	if _, err := l.Allow(t.Context()); !errors.Is(err, ratelimit.ErrInvalid) {
 		t.Errorf("no charges: %v", err)
 	}
