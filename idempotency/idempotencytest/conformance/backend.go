@@ -11,9 +11,12 @@ import (
 
 // Backend makes the stores under test.
 type Backend struct {
-	// New returns an empty store. Tests wait for leases to run out: let them be
-	// a second or two, or set Bubble.
+	// New returns an empty store whose leases outlast any pause of a loaded
+	// machine; the default of 30 s is right.
 	New func(t *testing.T) idempotency.Store
+	// Brief returns an empty store for the tests that wait for leases to run
+	// out: let them be a few seconds. nil: New, which is right with Bubble.
+	Brief func(t *testing.T) idempotency.Store
 	// Bubble runs each test in a testing/synctest bubble. For stores whose
 	// leases are on the clock of package time, and that need no network.
 	Bubble bool
@@ -34,6 +37,15 @@ func inBubble(t *testing.T, bubble bool, fn func(t *testing.T)) {
 		return
 	}
 	fn(t)
+}
+
+// runBrief is run on a store whose leases can be waited for.
+func (b Backend) runBrief(t *testing.T, name string, fn func(t *testing.T, store idempotency.Store)) {
+	t.Helper()
+	if b.Brief != nil {
+		b.New = b.Brief
+	}
+	b.run(t, name, fn)
 }
 
 // until polls check until it is true, and fails the test after the patience.
