@@ -6,8 +6,9 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/internal/chunk"
 )
 
 const (
@@ -61,26 +62,9 @@ func Prune(ctx context.Context, pool *pgxpool.Pool, cfg PruneConfig) (int64, err
 	// Tuple ids are safe here: the rows are locked when they are read.
 	sql := `DELETE FROM ` + name + ` WHERE ctid = ANY(ARRAY(SELECT ctid FROM ` + name + `
 		WHERE processed_at < now() - $1::interval ORDER BY processed_at LIMIT $2 FOR UPDATE SKIP LOCKED))`
-	var total int64
-	for {
-		n, err := pruneChunk(ctx, pool, sql, cfg)
-		if err != nil {
-			return total, fmt.Errorf("inboxpgx: prune: %w", err)
-		}
-		total += n
-		if n < int64(cfg.ChunkSize) {
-			return total, nil
-		}
+	n, err := chunk.Delete(ctx, pool, cfg.ChunkSize, sql, cfg.Retention)
+	if err != nil {
+		return n, fmt.Errorf("inboxpgx: prune: %w", err)
 	}
-}
-
-// pruneChunk works at READ COMMITTED, whatever the database's default: in a stricter
-// transaction a row that another process has just deleted is an error.
-func pruneChunk(ctx context.Context, pool *pgxpool.Pool, sql string, cfg PruneConfig) (n int64, err error) {
-	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, sql, cfg.Retention, cfg.ChunkSize)
-		n = tag.RowsAffected()
-		return err
-	})
-	return n, err
+	return n, nil
 }

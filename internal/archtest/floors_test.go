@@ -53,6 +53,7 @@ var floors = slices.Concat(
 	groundFloor(),
 	[]floor{
 		{pkg: "internal/migrate", clients: []string{pgx}, on: ground},
+		{pkg: "internal/chunk", clients: []string{pgx}},
 		{pkg: "internal/amqpconn", clients: []string{amqp}, on: ground},
 
 		// Tools of tests: nothing above stands on them, for no rule grants them.
@@ -102,7 +103,7 @@ func core(name string, adapters ...string) []floor {
 		pkg := name + "/" + name + adapter
 		switch adapter {
 		case "pgx":
-			all = append(all, floor{pkg: pkg, clients: with(parser, pgx), on: with(own, "txretry", "txretry/internal/...", "internal/migrate"), noTesting: true})
+			all = append(all, floor{pkg: pkg, clients: with(parser, pgx), on: with(own, "txretry", "txretry/internal/...", "internal/migrate", "internal/chunk"), noTesting: true})
 		case "redis":
 			all = append(all, floor{pkg: pkg, clients: with(parser, redis), on: own, noTesting: true})
 		case "amqp":
@@ -113,7 +114,7 @@ func core(name string, adapters ...string) []floor {
 	fake := name + "/" + name + "test"
 	onFake, fakeClients := with(own, fake), parser
 	if slices.Contains(adapters, "pgx") {
-		onFake = with(onFake, "txretry", "txretry/internal/...", "txretry/txretrytest", name+"/"+name+"pgx", "internal/migrate")
+		onFake = with(onFake, "txretry", "txretry/internal/...", "txretry/txretrytest", name+"/"+name+"pgx", "internal/migrate", "internal/chunk")
 		fakeClients = with(parser, pgx)
 	}
 	return append(all,

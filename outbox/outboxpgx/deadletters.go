@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/internal/chunk"
 	"github.com/holdfast-go/holdfast/outbox"
 )
 
@@ -105,11 +106,11 @@ func (d *DeadLetters) exec(ctx context.Context, what, sql string, f Filter) (int
 	if err != nil {
 		return 0, err
 	}
-	tag, err := d.pool.Exec(ctx, sql, args...)
+	n, err := chunk.Exec(ctx, d.pool, sql, args...)
 	if err != nil {
 		return 0, fmt.Errorf("outboxpgx: %s dead letters: %w", what, err)
 	}
-	return tag.RowsAffected(), nil
+	return n, nil
 }
 
 // args are the arguments of deadWhere.

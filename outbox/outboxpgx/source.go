@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/internal/chunk"
 	"github.com/holdfast-go/holdfast/outbox"
 )
 
@@ -210,18 +211,14 @@ const pruneChunk = 1000
 // Prune deletes published messages older than the retention, in small transactions, and returns how
 // many. It may be cut short by ctx at any time. With a Retention of 0 there is nothing to prune.
 func (s *Source) Prune(ctx context.Context) (int64, error) {
-	var total int64
-	for s.cfg.Retention > 0 {
-		tag, err := s.pool.Exec(ctx, s.sql.prune, s.cfg.Retention.Microseconds(), pruneChunk)
-		if err != nil {
-			return total, fmt.Errorf("outboxpgx: prune: %w", err)
-		}
-		total += tag.RowsAffected()
-		if tag.RowsAffected() < pruneChunk {
-			break
-		}
+	if s.cfg.Retention == 0 {
+		return 0, nil
 	}
-	return total, nil
+	n, err := chunk.Delete(ctx, s.pool, pruneChunk, s.sql.prune, s.cfg.Retention.Microseconds())
+	if err != nil {
+		return n, fmt.Errorf("outboxpgx: prune: %w", err)
+	}
+	return n, nil
 }
 
 // Stats is the state of the table.

@@ -8,4 +8,4 @@ CREATE TABLE {{table}} (
 );
 
 -- For pruning, oldest first.
-CREATE INDEX {{raw.table}}_processed_at_idx ON {{table}} (processed_at);
+CREATE INDEX "{{raw.table}}_processed_at_idx" ON {{table}} (processed_at);
