@@ -19,22 +19,31 @@ const defaultStoreTimeout = 5 * time.Second
 // again. Beside that: ErrKeyInvalid, ErrKeyReused (the fingerprint is another
 // one), *InUseError (another call is running), ErrResultUnavailable, errors of
 // the store before fn was called, and, together with the value, ErrNotStored.
+// A value that JSON cannot hold comes with ErrResultUnavailable too: fn has done
+// its work and never does it again.
 //
 // fn's context carries the claim (ClaimFrom), and is cancelled with cause
 // ErrLeaseLost when the key was lost to another run.
 func Do[T any](ctx context.Context, store Store, key Key, fp Fingerprint, fn func(context.Context) (T, error)) (value T, replayed bool, err error) {
-	resp, replayed, err := Execute(ctx, store, key, fp, func(ctx context.Context) (Response, error) {
+	var unkept error
+	resp, replayed, err := Execute(ctx, store, key, fp, func(ctx context.Context) (resp Response, err error) {
 		if value, err = fn(ctx); err != nil {
 			return Response{}, err
 		}
-		return JSON(http.StatusOK, value)
+		resp, unkept = JSON(http.StatusOK, value) // a tombstone if it fails
+		return resp, nil
 	})
-	if err == nil && replayed {
-		if err = json.Unmarshal(resp.Body, &value); err != nil {
-			err = fmt.Errorf("idempotency: decode stored value: %w", err)
+	switch {
+	case err != nil:
+		return value, replayed, err
+	case unkept != nil:
+		return value, replayed, fmt.Errorf("%w: %w", ErrResultUnavailable, unkept)
+	case replayed:
+		if err := json.Unmarshal(resp.Body, &value); err != nil {
+			return value, true, fmt.Errorf("idempotency: decode stored value: %w", err)
 		}
 	}
-	return value, replayed, err
+	return value, replayed, nil
 }
 
 // Execute is Do for a fn that makes the Response itself. Every response fn

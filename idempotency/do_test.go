@@ -3,6 +3,7 @@ package idempotency_test
 import (
 	"context"
 	"errors"
+	"math"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -64,6 +65,24 @@ func TestDoFailureFreesTheKey(t *testing.T) {
 	}()
 	if got, replayed, err := do(func() (receipt, error) { return receipt{7}, nil }); err != nil || replayed || got.ID != 7 {
 		t.Errorf("after failures: %+v, %v, %v", got, replayed, err)
+	}
+}
+
+// What JSON cannot hold shows only when the work is done.
+func TestDoValueThatCannotBeKept(t *testing.T) {
+	t.Parallel()
+	store, key, runs := idempotencytest.NewStore(), idempotency.NewKey(), 0
+	for i := range 2 {
+		got, replayed, err := idempotency.Do(t.Context(), store, key, fp, func(context.Context) (float64, error) {
+			runs++
+			return math.Inf(1), nil
+		})
+		if !errors.Is(err, idempotency.ErrResultUnavailable) || replayed || math.IsInf(got, 1) != (i == 0) {
+			t.Errorf("call %d: %v, %v, %v; want ErrResultUnavailable", i, got, replayed, err)
+		}
+	}
+	if runs != 1 {
+		t.Errorf("%d runs; the work was done twice", runs)
 	}
 }
 
