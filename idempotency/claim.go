@@ -3,6 +3,7 @@ package idempotency
 import (
 	"context"
 	"crypto/rand"
+	"log/slog"
 )
 
 // Claim is the right of one run to do the work behind a key, for as long as its
@@ -38,6 +39,9 @@ func (c Claim) Settle(record Outcome, replayed bool) {
 	c.run.settled.Store(&settlement{record: record, replayed: replayed})
 	c.run.stopRenewal()
 }
+
+// LogValue shows the key's hash alone.
+func (c Claim) LogValue() slog.Value { return c.Key.LogValue() }
 
 type settlement struct {
 	record   Outcome

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
@@ -30,7 +31,8 @@ func GlobalScope(*http.Request) (string, error) { return "", errGlobal }
 type MiddlewareConfig struct {
 	// Scope is required: GlobalScope or a function of the request.
 	Scope Scope
-	// Methods that need a key; others pass untouched. nil: POST, PUT, PATCH.
+	// Methods that need a key, in upper case; others pass untouched. nil: POST,
+	// PUT, PATCH.
 	Methods []string
 	// FingerprintParts adds to the fingerprint, such as the user in a global
 	// scope. nil adds nothing.
@@ -112,8 +114,8 @@ func (c MiddlewareConfig) validate() error {
 		errs = append(errs, errors.New("idempotency: Scope is required: GlobalScope or a function of the request"))
 	}
 	for _, m := range c.Methods {
-		if m == "" {
-			errs = append(errs, errors.New("idempotency: Methods has an empty entry"))
+		if m == "" || m != strings.ToUpper(m) { // it would match no request, and protect none
+			errs = append(errs, fmt.Errorf("idempotency: Methods: %q is not a method in upper case", m))
 		}
 	}
 	for _, name := range c.KeepHeaders {

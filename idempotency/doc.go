@@ -32,6 +32,8 @@
 //	413 REQUEST_TOO_LARGE               the body is above the limit
 //	422 IDEMPOTENCY_KEY_REUSED          the key belongs to another request
 //	503 IDEMPOTENCY_STORE_UNAVAILABLE   the store is down; the handler did not run
+//	400 INVALID_REQUEST                 the body broke off
+//	500 INTERNAL                        Scope failed; the log says why
 //
 // They are application/problem+json with these words in the member code. A
 // request is the same request when its [Fingerprint] is: method, path, sorted
@@ -48,7 +50,8 @@
 // A response that is too large, flushed while it is written, or hijacked
 // cannot be kept. It is sent, and a tombstone remembers that the work was done:
 // later requests get 409 IDEMPOTENCY_RESULT_UNAVAILABLE, never a second run.
-// Informational (1xx) responses of the handler are dropped.
+// Informational (1xx) responses of the handler are dropped; its trailers are
+// sent with the first answer, and not kept.
 //
 // A result that the store does not take is sent to the client all the same, and
 // the key stays taken until its lease ends.

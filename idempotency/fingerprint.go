@@ -42,8 +42,7 @@ func (f Fingerprint) Conflicts(other Fingerprint) bool {
 }
 
 // requestFingerprint covers method, path, query sorted by name, media type
-// without parameters (a multipart boundary changes with every try), the raw
-// body, and what the user of the middleware adds.
+// without parameters, the raw body, and what the user of the middleware adds.
 func requestFingerprint(r *http.Request, body []byte, extra []string) Fingerprint {
 	h := newHash("http", len(extra))
 	writePart(h, r.Method)

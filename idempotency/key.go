@@ -50,7 +50,8 @@ func (k Key) In(scope string) Key {
 	return Key("@" + encodeScope(scope) + ":" + string(k.bare()))
 }
 
-// Validate returns ErrKeyInvalid unless k came from ParseKey, NewKey or In.
+// Validate returns ErrKeyInvalid unless k has the form that ParseKey, NewKey and
+// In give it, which is safe in the name of a record.
 func (k Key) Validate() error {
 	if !isKey(string(k.bare())) {
 		return ErrKeyInvalid

@@ -111,8 +111,9 @@ func FuzzScopesAreApart(f *testing.F) {
 func TestKeyIsNotLogged(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	slog.New(slog.NewTextHandler(&out, nil)).Info("x", "key", idempotency.Key(goodKey))
-	if strings.Contains(out.String(), goodKey) || !strings.Contains(out.String(), "key=sha256:") {
+	claim := idempotency.NewClaim(goodKey, idempotency.FingerprintOf())
+	slog.New(slog.NewTextHandler(&out, nil)).Info("x", "key", claim.Key, "claim", claim, "pointer", &claim)
+	if strings.Contains(out.String(), goodKey) || strings.Contains(out.String(), claim.Token) || strings.Count(out.String(), "=sha256:") != 3 {
 		t.Errorf("log line %q", out.String())
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
 	"slices"
 	"time"
@@ -102,6 +103,10 @@ func keyFrom(h http.Header) (Key, error) {
 	return "", ErrKeyInvalid
 }
 
+// trustedLength is how much of a declared length is taken for true before the
+// bytes are there.
+const trustedLength = 64 << 10
+
 // readBody reads the whole body and puts it back for the handler.
 func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
 	if r.Body == nil || r.Body == http.NoBody {
@@ -111,9 +116,7 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, erro
 		return nil, errBodyTooLarge
 	}
 	var buf bytes.Buffer
-	if r.ContentLength > 0 {
-		buf.Grow(int(r.ContentLength) + bytes.MinRead)
-	}
+	buf.Grow(int(min(max(r.ContentLength, 0), trustedLength)) + bytes.MinRead)
 	if _, err := buf.ReadFrom(http.MaxBytesReader(w, r.Body, limit)); err != nil {
 		if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
 			return nil, errBodyTooLarge
@@ -145,6 +148,7 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, claim Claim, 
 	}
 	if rec.spilled {
 		m.close(run, nil)
+		rec.finish()
 		return
 	}
 	if s := run.settled.Load(); s != nil {
@@ -157,7 +161,7 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, claim Claim, 
 	} else {
 		m.close(run, nil)
 	}
-	rec.send()
+	rec.finish()
 }
 
 // tombstone records, before the first byte leaves, that the work was done and
@@ -196,12 +200,11 @@ func (m *middleware) sendSettled(w http.ResponseWriter, r *http.Request, claim C
 	case s.replayed:
 		m.answer(w, r, claim, s.record)
 	case s.record.Response.Unavailable():
-		rec.send()
+		rec.finish()
 	default:
-		rec.header.Del("Content-Length")
-		for name, values := range rec.header {
-			w.Header()[name] = values
-		}
+		rec.WriteHeader(http.StatusOK) // for a handler that wrote nothing
+		maps.Copy(w.Header(), rec.sent)
+		w.Header().Del("Content-Length")
 		s.record.Response.Send(w)
 	}
 }

@@ -16,8 +16,9 @@ import (
 // connection, http.ResponseController refuses with http.ErrNotSupported.
 type recorder struct {
 	w       http.ResponseWriter
-	header  http.Header
-	status  int // 0 until WriteHeader
+	header  http.Header // the handler's
+	sent    http.Header // header as it was at WriteHeader; later changes do not count
+	status  int         // 0 until WriteHeader
 	body    []byte
 	limit   int
 	spilled bool
@@ -38,25 +39,25 @@ func (rec *recorder) WriteHeader(status int) {
 	if status < 100 || status > 999 {
 		panic(fmt.Sprintf("idempotency: invalid WriteHeader code %d", status))
 	}
-	if status >= 100 && status < 200 && status != http.StatusSwitchingProtocols {
+	if status < 200 && status != http.StatusSwitchingProtocols {
 		return
 	}
 	if rec.status != 0 {
 		return
 	}
-	rec.status = status
+	rec.status, rec.sent = status, rec.header.Clone()
 }
 
 func (rec *recorder) Write(p []byte) (int, error) {
 	rec.WriteHeader(http.StatusOK)
+	if !rec.spilled && !bodyAllowed(rec.status) {
+		return 0, http.ErrBodyNotAllowed
+	}
 	if !rec.spilled && len(rec.body)+len(p) > rec.limit {
 		rec.spill()
 	}
 	if rec.spilled {
 		return rec.w.Write(p)
-	}
-	if !bodyAllowed(rec.status) {
-		return 0, http.ErrBodyNotAllowed
 	}
 	rec.body = append(rec.body, p...)
 	return len(p), nil
@@ -94,7 +95,7 @@ func (rec *recorder) spill() {
 // send writes what was held back. It is not called twice.
 func (rec *recorder) send() {
 	rec.WriteHeader(http.StatusOK)
-	maps.Copy(rec.w.Header(), rec.header)
+	maps.Copy(rec.w.Header(), rec.sent)
 	rec.w.WriteHeader(rec.status)
 	if len(rec.body) > 0 {
 		_, _ = rec.w.Write(rec.body) // a client that went away asks again
@@ -102,8 +103,17 @@ func (rec *recorder) send() {
 	rec.body = nil
 }
 
+// finish sends what is left when the handler has returned: everything, unless
+// it went already, and the trailers, which net/http looks for at the end.
+func (rec *recorder) finish() {
+	if !rec.spilled {
+		rec.send()
+	}
+	maps.Copy(rec.w.Header(), rec.header)
+}
+
 // response is the part of it that is kept.
 func (rec *recorder) response(headers []string) Response {
 	rec.WriteHeader(http.StatusOK)
-	return Response{Status: rec.status, Header: keepHeader(rec.header, headers), Body: rec.body}
+	return Response{Status: rec.status, Header: keepHeader(rec.sent, headers), Body: rec.body}
 }

@@ -1,0 +1,151 @@
+package idempotency_test
+
+import (
+	"bufio"
+	"errors"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
+)
+
+// The first answer is the one that the handler would give by itself.
+func TestFirstAnswerIsTheHandlersOwn(t *testing.T) {
+	t.Parallel()
+	for name, fn := range map[string]http.HandlerFunc{
+		"nothing": func(http.ResponseWriter, *http.Request) {},
+		"headers after the status": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusCreated)
+			w.Header().Set("X-Late", "1")
+			w.Header().Set("Content-Type", "text/plain")
+			_, _ = io.WriteString(w, "{}")
+		},
+		"headers after the body": func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "<html>")
+			w.Header().Set("X-Late", "1")
+		},
+		"trailers":          trailers(false),
+		"trailers, flushed": trailers(true),
+	} {
+		want := overWire(t, fn)
+		got := overWire(t, protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{}, fn))
+		if got != want {
+			t.Errorf("%s:\n%s\nwithout the middleware:\n%s", name, got, want)
+		}
+	}
+}
+
+func trailers(flush bool) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Trailer", "X-Sum")
+		_, _ = io.WriteString(w, "body")
+		if flush {
+			_ = http.NewResponseController(w).Flush()
+		}
+		w.Header().Set("X-Sum", "1")
+		w.Header().Set(http.TrailerPrefix+"X-More", "2")
+	}
+}
+
+// overWire returns what a client gets of h, in one text.
+func overWire(t *testing.T, h http.Handler) string {
+	t.Helper()
+	server := httptest.NewServer(h)
+	defer server.Close()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set(idempotency.Header, goodKey)
+	res, err := server.Client().Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res.Header.Del("Date")
+	text := res.Status + "\n"
+	for _, h := range []http.Header{res.Header, res.Trailer} {
+		for _, name := range slices.Sorted(maps.Keys(h)) {
+			text += name + ": " + strings.Join(h[name], ", ") + "\n"
+		}
+		text += "\n"
+	}
+	return text + string(body)
+}
+
+func TestInvalidStatusPanics(t *testing.T) {
+	t.Parallel()
+	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(42)
+	})
+	defer func() {
+		if recover() == nil {
+			t.Error("no panic")
+		}
+	}()
+	send(h, post(goodKey, nil))
+}
+
+func TestHijackLeavesATombstone(t *testing.T) {
+	t.Parallel()
+	runs := 0
+	server := httptest.NewServer(protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{},
+		func(w http.ResponseWriter, _ *http.Request) {
+			runs++
+			conn, _, err := http.NewResponseController(w).Hijack()
+			if err != nil {
+				t.Errorf("Hijack: %v", err)
+				return
+			}
+			_, _ = io.WriteString(conn, "HTTP/1.1 201 Created\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+			_ = conn.Close()
+		}))
+	defer server.Close()
+	for _, want := range []string{"201", "409", "409"} {
+		conn, err := net.Dial("tcp", server.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nIdempotency-Key: "+goodKey+"\r\n\r\n")
+		line, err := bufio.NewReader(conn).ReadString('\n')
+		if err != nil || !strings.Contains(line, want) {
+			t.Errorf("answer %q, %v; want %s", line, err, want)
+		}
+		_ = conn.Close()
+	}
+	if runs != 1 {
+		t.Errorf("%d runs", runs)
+	}
+}
+
+func TestWriterRefusesWhatItCannotKeep(t *testing.T) {
+	t.Parallel()
+	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, _ *http.Request) {
+		if err := http.NewResponseController(w).SetWriteDeadline(time.Time{}); !errors.Is(err, http.ErrNotSupported) {
+			t.Errorf("SetWriteDeadline = %v", err)
+		}
+		w.WriteHeader(http.StatusEarlyHints)
+		w.WriteHeader(http.StatusNoContent)
+		if _, err := io.WriteString(w, "body"); !errors.Is(err, http.ErrBodyNotAllowed) {
+			t.Errorf("Write after 204 = %v", err)
+		}
+	})
+	for range 2 {
+		if rec := send(h, post(goodKey, nil)); rec.Code != 204 || rec.Body.Len() != 0 {
+			t.Errorf("%d %q", rec.Code, rec.Body)
+		}
+	}
+}
