@@ -270,6 +270,23 @@ func TestSetupAndCheck(t *testing.T) {
 	}
 }
 
+// Processes that set up differently at the same time: one wins, and the others use what it declared.
+func TestSetupRaces(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	results := make(chan error, 8)
+	for i := range cap(results) {
+		kind := []inboxamqp.QueueType{inboxamqp.Quorum, inboxamqp.Classic}[i%2]
+		c := newConsumer(t, b.Dial, &recorder{}, inboxamqp.Config{Queue: "orders", Retry: quick, QueueType: kind})
+		go func() { results <- c.Setup(context.Background()) }()
+	}
+	for range cap(results) {
+		if err := <-results; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestConfig(t *testing.T) {
 	t.Parallel()
 	_, err := inboxamqp.NewConsumer(nil, nil, inboxamqp.Config{

@@ -84,10 +84,18 @@ func (c *Consumer) declare(conn *amqpconn.Conn, spec queueSpec) error {
 		// such limit, and do not know this value.
 		spec.args["x-delivery-limit"] = int32(-1)
 	}
-	return conn.Try(func(ch *amqp.Channel) error {
+	err := conn.Try(func(ch *amqp.Channel) error {
 		_, err := ch.QueueDeclare(spec.name, true, false, false, false, spec.args)
 		return err
 	})
+	if err == nil {
+		return nil
+	}
+	// Another process may have declared it meanwhile, with other arguments.
+	if exists, _ := conn.QueueExists(spec.name); exists {
+		return nil
+	}
+	return err
 }
 
 // Check looks which of the queues and of the exchanges of the bindings are missing. The
