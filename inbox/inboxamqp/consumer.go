@@ -23,6 +23,7 @@ var (
 	errNotRunning = errors.New("inboxamqp: not running")
 	errPaused     = errors.New("inboxamqp: paused, a server that processing needs is unavailable")
 	errNoSession  = errors.New("inboxamqp: no session with RabbitMQ")
+	errDraining   = errors.New("inboxamqp: draining")
 )
 
 // Consumer hands the messages of one queue to a Processor and settles them by its
@@ -35,6 +36,7 @@ type Consumer struct {
 
 	running  atomic.Bool
 	notReady atomic.Pointer[error] // nil while consuming
+	copies   atomic.Pointer[amqpconn.Publisher]
 }
 
 // NewConsumer returns a consumer that connects by dial once Run is called, over two
@@ -82,10 +84,14 @@ func (c *Consumer) Run(ctx context.Context) error {
 	return nil
 }
 
-// Ready returns nil while messages are being received.
+// Ready returns nil while messages are being received and copies of failed ones can be
+// published.
 func (c *Consumer) Ready(context.Context) error {
 	if err := c.notReady.Load(); err != nil {
 		return *err
+	}
+	if err := c.copies.Load().Ready(); err != nil {
+		return fmt.Errorf("inboxamqp: publishing copies: %w", err)
 	}
 	return nil
 }
@@ -126,6 +132,7 @@ func (c *Consumer) newRun(ctx context.Context) *run {
 		Window: max(c.cfg.Concurrency, 16), ConfirmTimeout: c.cfg.ConfirmTimeout,
 		Down: func(error) { c.signals.lost(ctx) },
 	})
+	c.copies.Store(r.copies)
 	for range c.cfg.Concurrency {
 		r.workers.Go(r.worker)
 	}

@@ -34,6 +34,9 @@ func TestDrain(t *testing.T) {
 	<-started
 	r.cancel()
 	awaitDepth(t, b, "orders", 6)
+	if err := r.Ready(t.Context()); err == nil {
+		t.Error("ready while draining")
+	}
 	close(release)
 	r.await(t)
 	awaitDepth(t, b, "orders", 6)

@@ -68,6 +68,7 @@ func (r *run) session(_ context.Context, conn *amqpconn.Conn) error {
 		}
 		switch {
 		case errors.Is(err, errStop):
+			r.c.setReady(errDraining)
 			return s.drain()
 		case err != nil:
 			return err
@@ -129,7 +130,10 @@ func (s *session) dispatch(deliveries <-chan amqp.Delivery) (why error, next *de
 			if epoch == s.epoch {
 				return errPause, next
 			}
-		case <-s.cancels:
+		case _, open := <-s.cancels:
+			if !open {
+				return s.cause(), next
+			}
 			return errCancelled, next
 		case err := <-s.closes:
 			return closed(err), next
@@ -200,6 +204,8 @@ func (s *session) probe() (available bool, err error) {
 	case <-s.r.stop.Done():
 		d.giveBack()
 		return false, errStop
+	case err := <-s.closes:
+		return false, closed(err)
 	case <-s.conn.Done():
 		return false, s.conn.Err()
 	}
@@ -246,11 +252,17 @@ func (s *session) drain() error {
 	return nil
 }
 
-// cause tells why the delivery channel has ended.
+// cause tells why the delivery channel has ended. When the channel to the broker has, the
+// client closes all listeners, that for a cancellation included.
 func (s *session) cause() error {
 	select {
-	case <-s.cancels:
-		return errCancelled
+	case _, cancelled := <-s.cancels:
+		if cancelled {
+			return errCancelled
+		}
+	default:
+	}
+	select {
 	case err := <-s.closes:
 		return closed(err)
 	case <-s.conn.Done():

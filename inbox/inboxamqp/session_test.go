@@ -1,0 +1,38 @@
+package inboxamqp
+
+import (
+	"errors"
+	"testing"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/internal/amqpconn"
+)
+
+// The client closes all listeners at once when a channel ends, the listener for the
+// consumer's cancellation included.
+func TestEndOfChannelIsNoCancellation(t *testing.T) {
+	t.Parallel()
+	for range 50 {
+		closes, cancels, deliveries := make(chan *amqp.Error, 1), make(chan string), make(chan amqp.Delivery)
+		closes <- amqp.ErrUnexpectedFrame
+		close(closes)
+		close(cancels)
+		close(deliveries)
+		s := &session{r: &run{stop: t.Context()}, conn: &amqpconn.Conn{}, closes: closes, cancels: cancels}
+		if why, _ := s.dispatch(deliveries); !errors.Is(why, amqp.ErrUnexpectedFrame) {
+			t.Fatalf("ended by %v", why)
+		}
+	}
+}
+
+func TestCancellation(t *testing.T) {
+	t.Parallel()
+	cancels, deliveries := make(chan string, 1), make(chan amqp.Delivery)
+	cancels <- "tag"
+	close(deliveries)
+	s := &session{r: &run{stop: t.Context()}, conn: &amqpconn.Conn{}, cancels: cancels}
+	if why, _ := s.dispatch(deliveries); !errors.Is(why, errCancelled) {
+		t.Fatalf("ended by %v", why)
+	}
+}
