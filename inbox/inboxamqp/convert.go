@@ -16,9 +16,6 @@ import (
 // maxAttempt bounds the attempt count read from a header.
 const maxAttempt = 1_000_000
 
-// ownPrefix begins the names of our own headers.
-const ownPrefix = "holdfast-"
-
 // convert returns the message in a delivery. What cannot be read stays empty, for
 // inbox.Message.Validate to find.
 func convert(d amqp.Delivery, queue string) *inbox.Message {
@@ -62,7 +59,7 @@ func parseID(text string) (uuid.UUID, bool) {
 func textHeaders(table amqp.Table) map[string]string {
 	var headers map[string]string
 	for name, value := range table {
-		if brokerHeader(name) || strings.HasPrefix(name, ownPrefix) {
+		if brokerHeader(name) || strings.HasPrefix(name, wire.OwnPrefix) {
 			continue
 		}
 		if text, ok := wire.HeaderString(value); ok {

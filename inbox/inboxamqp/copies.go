@@ -11,12 +11,6 @@ import (
 	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
-// Where the sender published a message. Every copy goes through the default exchange.
-const (
-	headerExchange = ownPrefix + "origin-exchange"
-	headerKey      = ownPrefix + "origin-routing-key"
-)
-
 // duplicate returns the envelope and body of a delivery for publishing them again. Left out
 // are the broker's own headers, which would be mistaken for the client's; the expiration,
 // which would lose the copy; and the user id, which the broker only takes from that user.
@@ -27,8 +21,8 @@ func duplicate(d amqp.Delivery) amqp.Publishing {
 			headers[name] = value
 		}
 	}
-	if _, copied := headers[headerKey]; !copied {
-		headers[headerExchange], headers[headerKey] = d.Exchange, d.RoutingKey
+	if _, copied := headers[wire.HeaderOriginKey]; !copied {
+		headers[wire.HeaderOriginExchange], headers[wire.HeaderOriginKey] = d.Exchange, d.RoutingKey
 	}
 	return amqp.Publishing{
 		Headers:         headers,
@@ -85,11 +79,26 @@ func deadCopy(d amqp.Delivery, dead inbox.DeadLetter) amqp.Publishing {
 func replayCopy(d amqp.Delivery) amqp.Publishing {
 	p := duplicate(d)
 	for name := range p.Headers {
-		if strings.HasPrefix(name, ownPrefix) && name != headerExchange && name != headerKey {
+		if strings.HasPrefix(name, wire.OwnPrefix) && name != wire.HeaderOriginExchange && name != wire.HeaderOriginKey {
 			delete(p.Headers, name)
 		}
 	}
 	p.Headers[wire.HeaderReplays] = strconv.Itoa(max(intHeader(d, wire.HeaderReplays), 0) + 1)
+	return p
+}
+
+// withoutForeignHeaders makes room where the sender's headers fill the frame. It keeps
+// those that say which message this is.
+func withoutForeignHeaders(p amqp.Publishing) amqp.Publishing {
+	headers := amqp.Table{}
+	for name, value := range p.Headers {
+		_, readable := wire.HeaderString(value)
+		identity := readable && (name == wire.HeaderType || name == wire.HeaderStamp)
+		if identity || strings.HasPrefix(name, wire.OwnPrefix) {
+			headers[name] = value
+		}
+	}
+	p.Headers = headers
 	return p
 }
 

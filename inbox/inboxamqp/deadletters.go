@@ -16,9 +16,6 @@ import (
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 )
 
-// ErrNotFound is returned by DeadLetters.Show when no dead letter has the id.
-var ErrNotFound = errors.New("inboxamqp: no such dead letter")
-
 // DeadLettersConfig configures a DeadLetters. The zero value works.
 type DeadLettersConfig struct {
 	// Prefix is the Config.DeadLetterPrefix of the consumers.
@@ -68,14 +65,14 @@ func (l *DeadLetters) List(ctx context.Context, filter inbox.Filter) ([]inbox.De
 	return found, l.wrap("list", err)
 }
 
-// Show returns the dead letter with the message id, or ErrNotFound.
+// Show returns the dead letter with the message id, or inbox.ErrNotFound.
 func (l *DeadLetters) Show(ctx context.Context, id uuid.UUID) (inbox.DeadLetter, error) {
 	found, err := l.List(ctx, inbox.Filter{IDs: []uuid.UUID{id}, Limit: 1})
 	if err != nil {
 		return inbox.DeadLetter{}, err
 	}
 	if len(found) == 0 {
-		return inbox.DeadLetter{}, ErrNotFound
+		return inbox.DeadLetter{}, inbox.ErrNotFound
 	}
 	return found[0], nil
 }

@@ -64,7 +64,7 @@ func TestDeadLetters(t *testing.T) {
 		t.Errorf("%d dead letters of the future", n)
 	}
 	id := ids.New()
-	if _, err := letters.Show(t.Context(), id); !errors.Is(err, inboxamqp.ErrNotFound) {
+	if _, err := letters.Show(t.Context(), id); !errors.Is(err, inbox.ErrNotFound) {
 		t.Errorf("show: %v", err)
 	}
 	cancelled := list(inbox.Filter{Name: "order.cancelled", Class: inbox.ClassUnrecoverable})

@@ -10,8 +10,9 @@
 // A message is acknowledged after the processor returned nil for it, or after a
 // copy of it is confirmed elsewhere: in a retry queue, or in the dead-letter queue
 // of its class. Copies are mandatory, persistent and confirmed, over a connection
-// of their own. When a copy cannot be placed (the queue is missing, the broker
-// blocks publishers), the original goes back to its queue after a second, uncounted.
+// of their own. While that connection is down, or the broker blocks publishers, a failed
+// message waits in its worker. When its queue is missing or refuses the copy, the original
+// goes back to its own queue after a second, uncounted.
 //
 // A connection lives for one session and every delivery knows its session, so a
 // message that was delivered before a fault is never settled after it: the broker
@@ -34,7 +35,8 @@
 // headers of ours the class, the error, the attempts, the times of the first and
 // the last failure, the consumer, and the queue, exchange and routing key they came
 // from. Left out of every copy are the broker's own x- headers, CC, BCC, the
-// expiration and the user id. Headers of more than 64 KiB are left out, too.
+// expiration and the user id. Of more than 64 KiB of headers only ours and those that
+// name the message are kept.
 // DeadLetters lists, shows, returns and removes them.
 //
 // # Faults
@@ -61,4 +63,8 @@
 // exist are used as they are. On RabbitMQ 4 and later a quorum queue that was not
 // declared by Setup should have x-delivery-limit -1, or the broker drops messages
 // that were given back often.
+//
+// The client cannot receive a message with headers nested more than 32 deep, or with more
+// than 8192 in one table: it breaks the connection with "invalid field or value inside of
+// a frame", again and again. Such a message must be removed from the queue by other means.
 package inboxamqp

@@ -130,7 +130,12 @@ func newConsumer(t *testing.T, dial func(context.Context) (*amqp.Connection, err
 // start runs a consumer until the test ends.
 func start(t *testing.T, c *inboxamqp.Consumer) *running {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
+	return startWith(context.Background(), t, c)
+}
+
+func startWith(ctx context.Context, t *testing.T, c *inboxamqp.Consumer) *running {
+	t.Helper()
+	ctx, cancel := context.WithCancel(ctx)
 	r := &running{Consumer: c, cancel: cancel, ended: make(chan error, 1)}
 	go func() { r.ended <- c.Run(ctx) }()
 	t.Cleanup(func() {

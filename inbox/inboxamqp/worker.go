@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"runtime/debug"
 	"slices"
-	"strings"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -17,8 +16,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
-// keepPause is how long a message is held that could not be moved, before it is given
-// back: a missing retry queue must not make a hot loop.
+// keepPause is how long a message is held that could not be moved, or that was given back
+// for no reason the consumer knows: neither must make a hot loop.
 const keepPause = time.Second
 
 func (r *run) worker() {
@@ -52,6 +51,9 @@ func (r *run) handle(d *delivery) {
 		letter := inbox.NewDeadLetter(d.msg, failure, r.c.cfg.Name, now)
 		r.move(d, r.deadLetterQueue(failure.Class), deadCopy(d.raw, letter), dead)
 	default:
+		if !failure.Unavailable { // that one pauses the whole consumer
+			_ = runloop.Sleep(r.stop, keepPause) // a drain does not wait
+		}
 		d.giveBack()
 	}
 }
@@ -88,13 +90,27 @@ func (r *run) delay(d *delivery, copied amqp.Publishing, delay time.Duration, as
 	r.move(d, retryQueue(r.c.cfg.Queue, step), copied, as)
 }
 
-// move publishes a copy to a queue and then acknowledges the original. Without the
-// broker's confirm the original stays: it is given back after a pause.
+// move publishes a copy to a queue and then acknowledges the original. While no copy can
+// be published at all, the message waits here, since its handler would have to run again
+// for nothing. When the queue does not take it, it is given back after a pause.
 func (r *run) move(d *delivery, queue string, copied amqp.Publishing, as outcome) {
-	if d.gone() {
-		d.leaveIt() // a copy would be a second one: the broker delivers the original again
-		return
+	for !d.gone() { // else a copy would be a second one: the broker delivers the original again
+		err := r.publish(queue, copied)
+		if err == nil {
+			d.acknowledge(as)
+			return
+		}
+		r.c.cfg.Logger.Error("message not moved", "message_id", d.msg.ID, "to", queue, "error", err)
+		stopped := runloop.Sleep(r.stop, keepPause) != nil
+		if stopped || !errors.Is(err, amqpconn.ErrUnavailable) && !errors.Is(err, amqpconn.ErrBlocked) {
+			d.giveBack()
+			return
+		}
 	}
+	d.leaveIt()
+}
+
+func (r *run) publish(queue string, copied amqp.Publishing) error {
 	// Not the handlers' context: a message that failed in the drain is still moved. The
 	// publisher bounds the wait.
 	ctx := context.WithoutCancel(r.work)
@@ -102,25 +118,7 @@ func (r *run) move(d *delivery, queue string, copied amqp.Publishing, as outcome
 	if errors.Is(err, amqpconn.ErrInvalid) {
 		err = r.copies.Confirmed(ctx, amqpconn.Out{Key: queue, Message: withoutForeignHeaders(copied)})
 	}
-	if err == nil {
-		d.acknowledge(as)
-		return
-	}
-	r.c.cfg.Logger.Error("message not moved, it goes back to its queue", "message_id", d.msg.ID, "to", queue, "error", err)
-	_ = runloop.Sleep(r.stop, keepPause) // cut short by a stop
-	d.giveBack()
-}
-
-// withoutForeignHeaders makes room where the sender's headers fill the frame.
-func withoutForeignHeaders(p amqp.Publishing) amqp.Publishing {
-	headers := amqp.Table{}
-	for name, value := range p.Headers {
-		if strings.HasPrefix(name, ownPrefix) {
-			headers[name] = value
-		}
-	}
-	p.Headers = headers
-	return p
+	return err
 }
 
 // deadLetterQueue is the queue of a class that has one, else that of the default class.

@@ -24,6 +24,8 @@ const (
 // Headers of our own. None begins with "x-": those belong to the broker, which
 // since RabbitMQ 4.0 ignores such headers of a client.
 const (
+	// OwnPrefix begins the names of all of them.
+	OwnPrefix = "holdfast-"
 	// HeaderAttempt counts the deliveries that reached a handler, from 1.
 	HeaderAttempt = "holdfast-attempt"
 	// HeaderWait is what remains of a long delay, in milliseconds.
@@ -39,6 +41,10 @@ const (
 	HeaderConsumer = "holdfast-consumer"
 	// HeaderOrigin is the queue a dead letter came from and is replayed to.
 	HeaderOrigin = "holdfast-origin-queue"
+	// HeaderOriginExchange and HeaderOriginKey are where the sender published the
+	// message. Every copy goes through the default exchange.
+	HeaderOriginExchange = "holdfast-origin-exchange"
+	HeaderOriginKey      = "holdfast-origin-routing-key"
 	// HeaderReplays counts how often a dead letter was replayed.
 	HeaderReplays = "holdfast-replays"
 )

@@ -1,0 +1,112 @@
+package inboxamqp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// While copies have no connection, a failed message waits in its worker: its handler does
+// not run again, the others do, and the consumer is not ready.
+func TestCopiesUnavailable(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	var down atomic.Bool
+	var refused atomic.Int64
+	dial := func(ctx context.Context) (*amqp.Connection, error) {
+		// Run's context has a deadline below; only the copies, which outlive it, dial without.
+		if deadline, _ := ctx.Deadline(); down.Load() && time.Until(deadline) > 30*time.Minute {
+			refused.Add(1)
+			return nil, errBroken
+		}
+		return b.Dial(ctx)
+	}
+	var got recorder
+	got.fail = func(m *inbox.Message) error {
+		if m.Name == "bad" && m.Attempt == 1 {
+			return errBroken
+		}
+		return nil
+	}
+	c := newConsumer(t, dial, &got, inboxamqp.Config{Queue: "orders", Retry: quick, Concurrency: 2, CallTimeout: time.Hour})
+	if err := c.Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	down.Store(true)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	r := startWith(ctx, t, c)
+	bad := order()
+	bad.Type = "bad"
+	b.Publish(t, "", "orders", bad)
+	got.await(t, 1)
+	b.Publish(t, "", "orders", order())
+	got.await(t, 2)
+	// The pauses between the attempts to connect grow: this takes some seconds.
+	before := refused.Load()
+	testenv.Eventually(t, patience, func() error {
+		if n := refused.Load(); n < before+5 {
+			return fmt.Errorf("refused %d times", n)
+		}
+		return nil
+	})
+	if err := r.Ready(t.Context()); !errors.Is(err, errBroken) {
+		t.Errorf("ready: %v", err)
+	}
+	down.Store(false)
+	seen := got.await(t, 3)
+	if len(seen) != 3 || seen[2].Name != "bad" || seen[2].Attempt != 2 {
+		t.Errorf("deliveries %+v", seen)
+	}
+	ready(t, r)
+	r.stop(t)
+	awaitDepth(t, b, "orders", 0)
+}
+
+// A copy without the sender's headers is still the same message to us.
+func TestSymfonyProducerWithFullHeaders(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	var got recorder
+	got.fail = func(m *inbox.Message) error {
+		if m.Attempt == 1 {
+			return errBroken
+		}
+		return nil
+	}
+	consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick})
+	id := ids.New().String()
+	b.Publish(t, "", "orders", amqp.Publishing{Body: []byte(`{"n":1}`), Headers: amqp.Table{
+		"type": "order.placed", "X-Message-Stamp-MessageIdStamp": `[{"messageId":"` + id + `"}]`, "big": strings.Repeat("h", 100<<10),
+	}})
+	if m := got.await(t, 2)[1]; m.ID.String() != id || m.Name != "order.placed" || m.Headers["big"] != "" {
+		t.Errorf("second attempt %+v", m)
+	}
+}
+
+// An answer that gives a message back without a drain is no hot loop.
+func TestGivenBackForNoReason(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	var got recorder
+	got.fail = func(*inbox.Message) error { return inbox.ErrDraining }
+	consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick})
+	began := time.Now()
+	b.Publish(t, "", "orders", order())
+	got.await(t, 3)
+	if took := time.Since(began); took < 2*time.Second {
+		t.Errorf("three deliveries within %v", took)
+	}
+}
