@@ -157,4 +157,8 @@ func (t *Table) probe(ctx context.Context, key idempotency.Key) (free bool, err 
 	return err == nil, err
 }
 
-const uniqueViolation = "23505"
+// SQLSTATEs.
+const (
+	uniqueViolation      = "23505"
+	serializationFailure = "40001"
+)

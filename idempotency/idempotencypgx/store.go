@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/idempotency"
@@ -134,6 +135,9 @@ func (s *Store) claim(ctx context.Context, claim idempotency.Claim) (bool, error
 			expires_at = clock_timestamp() + $6::interval
 		WHERE coalesce(t.lease_until, t.expires_at) <= clock_timestamp()`,
 		string(claim.Key), claim.Fingerprint.Version, claim.Fingerprint.Sum, claim.Token, s.cfg.Lease, s.cfg.Retention)
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == serializationFailure {
+		return false, nil // how a stricter default_transaction_isolation tells of a lost race
+	}
 	if err != nil {
 		return false, fmt.Errorf("idempotencypgx: begin: %w", err)
 	}

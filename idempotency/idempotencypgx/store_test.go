@@ -129,6 +129,38 @@ func TestExpiredRecordIsFree(t *testing.T) {
 }
 
 // A read-only session refuses every statement that could write.
+// The database's default isolation may be a stricter one.
+func TestRivalsUnderSerializable(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, pgtest.URL(t)+"&default_transaction_isolation=serializable", 10)
+	if err := idempotencypgx.Migrate(t.Context(), pool, idempotencypgx.SchemaConfig{}); err != nil {
+		t.Fatal(err)
+	}
+	store := newStore(t, pool, idempotencypgx.Config{})
+	for range 30 {
+		key, winner := idempotency.NewKey(), make(chan idempotency.Claim, 10)
+		var wg sync.WaitGroup
+		for range cap(winner) {
+			wg.Go(func() {
+				c := idempotency.NewClaim(key, idempotency.FingerprintOf())
+				out, err := store.Begin(t.Context(), c)
+				if err != nil {
+					t.Errorf("Begin: %v", err)
+				} else if out.State == idempotency.Acquired {
+					winner <- c
+				}
+			})
+		}
+		wg.Wait()
+		if len(winner) != 1 {
+			t.Fatalf("%d winners", len(winner))
+		}
+		if err := store.Complete(t.Context(), <-winner, idempotency.Response{Status: 200}); err != nil {
+			t.Errorf("Complete: %v", err)
+		}
+	}
+}
+
 func TestReplayWritesNothing(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, pgtest.URL(t), 1) // one session
