@@ -20,7 +20,10 @@
 //	SELECT … WHERE status = 'held' AND expires_at <= now()
 //	ORDER BY expires_at, id LIMIT 200 FOR UPDATE SKIP LOCKED;
 //	UPDATE … SET status = 'expired'
-//	WHERE id = ANY(…) AND status = 'held' AND expires_at <= now() RETURNING id;
+//	WHERE id = ANY(…) AND status = 'held' AND expires_at <= now();
+//
+// The conditions stand in both: the second statement alone then never touches
+// a row that is not due, whatever the first one locked.
 //
 // Only the database's clock decides. The transaction is READ COMMITTED unless
 // Config says otherwise: under SERIALIZABLE the rows that SKIP LOCKED passes over
@@ -31,7 +34,8 @@
 //	CREATE INDEX ON holds (expires_at, id) WHERE status = 'held';
 //
 // A row that cannot be changed, or for which Emit fails, is found and set aside
-// by the sweeper, as is one that a constraint or a trigger refuses. Lost
+// by the sweeper, as is one that a constraint or a trigger refuses or keeps from
+// changing. Lost
 // connections, lock timeouts and errors of the schema stop the sweep instead and
 // are tried again later.
 package expirypgx

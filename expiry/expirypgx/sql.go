@@ -14,6 +14,7 @@ type statements struct {
 	expire  string // $1 ids
 	nextDue string // $1 ids to leave alone
 	plan    string // what claim reads, without its locks
+	fits    string // fails if the column cannot hold the new status
 	nulls   string // active rows that can never expire
 	index   string // the index that serves them all
 	alter   string // the deadline's type, mended
@@ -43,14 +44,16 @@ func newStatements(c Config) (statements, error) {
 	due := active + " AND " + deadline + " <= now()"
 	order := " ORDER BY " + deadline + ", " + id
 
+	update := "UPDATE " + table + " SET " + status + " = " + value(c.Expired)
+
 	s := statements{
 		claim: "SELECT " + columns + " FROM " + table + " WHERE " + due + " AND " + id + " <> ALL($2)" +
 			order + " LIMIT $1 FOR UPDATE SKIP LOCKED",
-		expire: "UPDATE " + table + " SET " + status + " = " + value(c.Expired) +
-			" WHERE " + id + " = ANY($1) AND " + due + " RETURNING " + id + "::text",
+		expire: update + " WHERE " + id + " = ANY($1) AND " + due,
 		nextDue: "SELECT extract(epoch FROM min(" + deadline + "))::float8 - extract(epoch FROM clock_timestamp())::float8 FROM " +
 			table + " WHERE " + active + " AND " + id + " <> ALL($1)",
 		plan:    "EXPLAIN (FORMAT JSON) SELECT " + columns + " FROM " + table + " WHERE " + due + order + " LIMIT 200",
+		fits:    "EXPLAIN " + update + " WHERE false",
 		nulls:   "SELECT EXISTS (SELECT FROM " + table + " WHERE " + active + " AND " + deadline + " IS NULL)",
 		index:   "CREATE INDEX CONCURRENTLY ON " + table + " (" + deadline + ", " + id + ") WHERE " + active,
 		alter:   "ALTER TABLE " + table + " ALTER " + deadline + " TYPE timestamptz USING " + deadline + " AT TIME ZONE 'UTC'",

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -69,9 +70,9 @@ func (s *Store) SweepBatch(ctx context.Context, req expiry.Request) (expiry.Batc
 
 // attempt is what is known of the attempt that ended the transaction.
 type attempt struct {
-	ids     []string // of the claimed rows
-	batch   expiry.Batch
-	emitErr error // Emit's, on a connection that still works
+	ids   []string // of the claimed rows
+	batch expiry.Batch
+	own   error // Emit's or errNotChanged, on a connection that still works
 }
 
 func (s *Store) attempt(ctx context.Context, tx pgx.Tx, req expiry.Request, a *attempt) error {
@@ -82,22 +83,31 @@ func (s *Store) attempt(ctx context.Context, tx pgx.Tx, req expiry.Request, a *a
 	for _, row := range rows {
 		a.ids = append(a.ids, row.ID)
 	}
-	expired, err := s.expire(ctx, tx, rows, a.ids)
+	tag, err := tx.Exec(ctx, s.sql.expire, array(a.ids))
 	if err != nil {
 		return err
 	}
-	a.batch = expiry.Batch{Claimed: len(rows), Expired: len(expired), Lag: lag}
-	if s.cfg.Emit == nil || len(expired) == 0 {
+	a.batch = expiry.Batch{Claimed: len(rows), Expired: len(rows), Lag: lag}
+	if n := tag.RowsAffected(); n != int64(len(rows)) {
+		a.own = fmt.Errorf("%w: %d rows locked, %d changed", errNotChanged, len(rows), n)
+		return a.own
+	}
+	if s.cfg.Emit == nil {
 		return nil
 	}
-	if err := emit(ctx, tx, expired, s.cfg.Emit); err != nil {
+	if err := emit(ctx, tx, rows, s.cfg.Emit); err != nil {
 		if !tx.Conn().IsClosed() {
-			a.emitErr = err
+			a.own = err
 		}
 		return err
 	}
 	return nil
 }
+
+// errNotChanged is the failure of a batch whose rows are locked, active and due
+// and yet do not all change, once each: left alone they would come back in every
+// batch, or expire unannounced.
+var errNotChanged = errors.New("expirypgx: a trigger keeps rows from changing, or Config.ID is not unique")
 
 // claim locks the rows that are due, longest overdue first.
 func (s *Store) claim(ctx context.Context, tx pgx.Tx, req expiry.Request) ([]expiry.Row, time.Duration, error) {
@@ -146,32 +156,6 @@ func (s *Store) scan(result pgx.Rows) (row expiry.Row, now time.Time, err error)
 	return row, now, nil
 }
 
-// expire changes the state and returns the rows for which it did.
-func (s *Store) expire(ctx context.Context, tx pgx.Tx, rows []expiry.Row, ids []string) ([]expiry.Row, error) {
-	result, err := tx.Query(ctx, s.sql.expire, array(ids))
-	if err != nil {
-		return nil, err
-	}
-	changed, err := pgx.CollectRows(result, pgx.RowTo[string])
-	if err != nil {
-		return nil, err
-	}
-	if len(changed) == len(rows) {
-		return rows, nil
-	}
-	done := make(map[string]bool, len(changed))
-	for _, id := range changed {
-		done[id] = true
-	}
-	var expired []expiry.Row
-	for _, row := range rows {
-		if done[row.ID] {
-			expired = append(expired, row)
-		}
-	}
-	return expired, nil
-}
-
 // emit turns a panic of the callback into an error.
 func emit(ctx context.Context, tx pgx.Tx, rows []expiry.Row, fn func(context.Context, pgx.Tx, []expiry.Row) error) (err error) {
 	defer func() {
@@ -182,9 +166,9 @@ func emit(ctx context.Context, tx pgx.Tx, rows []expiry.Row, fn func(context.Con
 	return fn(ctx, tx, rows)
 }
 
-// blames reports whether one of the claimed rows may have caused err: bad data,
-// a constraint, an exception raised by a trigger, or an error of Emit's own. The
-// rest (connection, locks, schema, permissions) would hit any row.
+// blames reports whether one of the claimed rows may have caused err: any error
+// of Emit's own or of its statements, bad data, a constraint, a trigger, but not
+// what would hit any row.
 func (a attempt) blames(err error) bool {
 	var locked *txretry.LockTimeoutError
 	var unknown *txretry.CommitUnknownError
@@ -193,14 +177,28 @@ func (a attempt) blames(err error) bool {
 	}
 	var pg *pgconn.PgError
 	if !errors.As(err, &pg) {
-		return a.emitErr != nil && errors.Is(err, a.emitErr)
+		return a.own != nil && errors.Is(err, a.own)
 	}
-	switch pg.Code[:min(2, len(pg.Code))] {
-	case "22", "23", "44", "P0":
+	switch pg.Code {
+	case pgStatementTimeout: // fewer rows may be quick enough; one is no worse than another
+		return len(a.ids) > 1
+	case pgTransactionFailed: // Emit went on after a statement that failed
 		return true
 	}
-	return false
+	return !slices.Contains(noRowsFault, pg.Code[:min(2, len(pg.Code))])
 }
+
+const (
+	pgStatementTimeout  = "57014"
+	pgTransactionFailed = "25P02"
+)
+
+// noRowsFault are the SQLSTATE classes of connections, features, the state of
+// the transaction, authorization, catalogs, conflicts, schema and permissions,
+// resources, locks, shutdown and the server's own faults. Everything else,
+// states that triggers make up included, may come from a row: to suspect one
+// wrongly delays it, to overlook it stops all the others.
+var noRowsFault = []string{"08", "0A", "25", "26", "28", "34", "3B", "3D", "3F", "40", "42", "53", "55", "57", "58", "F0", "XX"}
 
 // farAway is when a deadline is too far off to plan for.
 const farAway = 365 * 24 * time.Hour

@@ -2,7 +2,6 @@ package expirypgx_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -125,70 +124,30 @@ func TestLockedRowsArePassedOver(t *testing.T) {
 	}
 }
 
-// A row that a trigger or a constraint refuses is found and set aside; an error
-// of the schema is no row's fault.
-func TestWhoIsToBlame(t *testing.T) {
-	t.Parallel()
-	statement := func(sql string) func(context.Context, pgx.Tx, []expiry.Row) error {
-		return func(ctx context.Context, tx pgx.Tx, _ []expiry.Row) error {
-			_, err := tx.Exec(ctx, sql)
-			return err
-		}
-	}
-	for name, tc := range map[string]struct {
-		prepare string
-		emit    func(context.Context, pgx.Tx, []expiry.Row) error
-		blamed  bool
-	}{
-		"trigger": {prepare: `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'refused'; END $$;
-			CREATE TRIGGER refuse BEFORE UPDATE ON holds FOR EACH ROW EXECUTE FUNCTION refuse()`, blamed: true},
-		"check constraint":   {prepare: `ALTER TABLE holds ADD CHECK (status <> 'expired' OR seat IS NOT NULL) NOT VALID`, blamed: true},
-		"deferred to commit": {prepare: `CREATE TABLE p (id text PRIMARY KEY); CREATE TABLE c (id text REFERENCES p DEFERRABLE INITIALLY DEFERRED)`, emit: statement("INSERT INTO c VALUES ('x')"), blamed: true},
-		"error of its own":   {emit: func(context.Context, pgx.Tx, []expiry.Row) error { return errors.New("no") }, blamed: true},
-		"no such table":      {emit: statement("INSERT INTO nowhere VALUES (1)")},
-		"column gone":        {prepare: `ALTER TABLE holds DROP status`},
-		"connection lost":    {emit: statement("SELECT pg_terminate_backend(pg_backend_pid())")},
-		"lock not available": {emit: statement("DO $$ BEGIN RAISE 'busy' USING ERRCODE = '55P03'; END $$")},
-		"conflict":           {emit: statement("DO $$ BEGIN RAISE 'conflict' USING ERRCODE = '40001'; END $$")},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			b := newBackend(t)
-			b.Put(t, "row", "held", -time.Minute)
-			if tc.prepare != "" {
-				b.exec(t, tc.prepare)
-			}
-			_, err := b.Store(t, tc.emit).SweepBatch(t.Context(), expiry.Request{Limit: 10})
-			if err == nil {
-				t.Fatal("the batch went through")
-			}
-			if _, blamed := errors.AsType[*expiry.BatchError](err); blamed != tc.blamed {
-				t.Errorf("blamed: %v, want %v: %v", blamed, tc.blamed, err)
-			}
-		})
-	}
-}
-
-// Nothing of an attempt that was retried is left in the answer.
-func TestRetriedAttemptLeavesNothing(t *testing.T) {
+// The second statement repeats status and deadline: rows that share an id with
+// one that is due, here its earlier versions, keep their state.
+func TestOnlyDueVersionsOfARowChange(t *testing.T) {
 	t.Parallel()
 	b := newBackend(t)
-	b.Put(t, "row", "held", -time.Minute)
-	attempts := 0
-	_, err := b.Store(t, func(ctx context.Context, tx pgx.Tx, _ []expiry.Row) error {
-		if attempts++; attempts == 1 {
-			_, err := tx.Exec(ctx, "DO $$ BEGIN RAISE 'conflict' USING ERRCODE = '40001'; END $$")
-			return err
-		}
-		return errors.New("bad row")
-	}).SweepBatch(t.Context(), expiry.Request{Limit: 10})
-	blamed, ok := errors.AsType[*expiry.BatchError](err)
-	if !ok || attempts != 2 || len(blamed.Rows) != 1 {
-		t.Errorf("after %d attempts got %v", attempts, err)
+	b.exec(t, `ALTER TABLE holds DROP CONSTRAINT holds_pkey`)
+	b.exec(t, `INSERT INTO holds VALUES ('a', now() - interval '1 hour', 'confirmed', 'old'),
+		('a', now() + interval '1 hour', 'held', 'new'), ('a', now() - interval '1 minute', 'held', 'due')`)
+	batch, err := b.Store(t, nil).SweepBatch(t.Context(), expiry.Request{Limit: 10})
+	if err != nil || batch.Expired != 1 {
+		t.Fatalf("got %+v, %v, want one row", batch, err)
+	}
+	var states string
+	b.scan(t, &states, "SELECT string_agg(seat || ' ' || status, ', ' ORDER BY seat) FROM holds")
+	if want := "due expired, new held, old confirmed"; states != want {
+		t.Errorf("the rows are %s, want %s", states, want)
+	}
+
+	b.exec(t, `INSERT INTO holds VALUES ('b', now() - interval '2 minutes', 'held'), ('b', now() - interval '1 minute', 'held')`)
+	if _, err := b.Store(t, nil).SweepBatch(t.Context(), expiry.Request{Limit: 1}); err == nil {
+		t.Error("a row was expired that nobody announces")
 	}
 }
 
-// The statement that Check suggests satisfies Check.
 func TestNewStoreReportsEveryViolation(t *testing.T) {
 	t.Parallel()
 	_, err := expirypgx.NewStore(nil, nil, expirypgx.Config{

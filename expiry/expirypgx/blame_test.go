@@ -1,0 +1,132 @@
+package expirypgx_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/expiry"
+)
+
+// A row that a trigger or a constraint refuses is found and set aside; an error
+// of the schema is no row's fault.
+func TestWhoIsToBlame(t *testing.T) {
+	t.Parallel()
+	statement := func(sql string) func(context.Context, pgx.Tx, []expiry.Row) error {
+		return func(ctx context.Context, tx pgx.Tx, _ []expiry.Row) error {
+			_, err := tx.Exec(ctx, sql)
+			return err
+		}
+	}
+	for name, tc := range map[string]struct {
+		prepare string
+		emit    func(context.Context, pgx.Tx, []expiry.Row) error
+		blamed  bool
+	}{
+		"trigger": {prepare: `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'refused'; END $$;
+			CREATE TRIGGER refuse BEFORE UPDATE ON holds FOR EACH ROW EXECUTE FUNCTION refuse()`, blamed: true},
+		"check constraint":   {prepare: `ALTER TABLE holds ADD CHECK (status <> 'expired' OR seat IS NOT NULL) NOT VALID`, blamed: true},
+		"deferred to commit": {prepare: `CREATE TABLE p (id text PRIMARY KEY); CREATE TABLE c (id text REFERENCES p DEFERRABLE INITIALLY DEFERRED)`, emit: statement("INSERT INTO c VALUES ('x')"), blamed: true},
+		"error of its own":   {emit: func(context.Context, pgx.Tx, []expiry.Row) error { return errors.New("no") }, blamed: true},
+		"limit of an index":  {emit: statement("DO $$ BEGIN RAISE 'too long' USING ERRCODE = '54000'; END $$"), blamed: true},
+		"state of a trigger": {emit: statement("DO $$ BEGIN RAISE 'no' USING ERRCODE = 'UE001'; END $$"), blamed: true},
+		"swallowed": {emit: func(ctx context.Context, tx pgx.Tx, _ []expiry.Row) error {
+			_, _ = tx.Exec(ctx, "SELECT 1/0")
+			return nil
+		}, blamed: true},
+		"swallowed, then on": {emit: func(ctx context.Context, tx pgx.Tx, _ []expiry.Row) error {
+			_, _ = tx.Exec(ctx, "SELECT 1/0")
+			_, err := tx.Exec(ctx, "SELECT 1")
+			return err
+		}, blamed: true},
+		"too slow":           {emit: statement("DO $$ BEGIN RAISE 'slow' USING ERRCODE = '57014'; END $$")},
+		"no such table":      {emit: statement("INSERT INTO nowhere VALUES (1)")},
+		"column gone":        {prepare: `ALTER TABLE holds DROP status`},
+		"connection lost":    {emit: statement("SELECT pg_terminate_backend(pg_backend_pid())")},
+		"lock not available": {emit: statement("DO $$ BEGIN RAISE 'busy' USING ERRCODE = '55P03'; END $$")},
+		"conflict":           {emit: statement("DO $$ BEGIN RAISE 'conflict' USING ERRCODE = '40001'; END $$")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBackend(t)
+			b.Put(t, "row", "held", -time.Minute)
+			if tc.prepare != "" {
+				b.exec(t, tc.prepare)
+			}
+			_, err := b.Store(t, tc.emit).SweepBatch(t.Context(), expiry.Request{Limit: 10})
+			if err == nil {
+				t.Fatal("the batch went through")
+			}
+			if _, blamed := errors.AsType[*expiry.BatchError](err); blamed != tc.blamed {
+				t.Errorf("blamed: %v, want %v: %v", blamed, tc.blamed, err)
+			}
+		})
+	}
+}
+
+// Nothing of an attempt that was retried is left in the answer.
+func TestRetriedAttemptLeavesNothing(t *testing.T) {
+	t.Parallel()
+	b := newBackend(t)
+	b.Put(t, "row", "held", -time.Minute)
+	attempts := 0
+	_, err := b.Store(t, func(ctx context.Context, tx pgx.Tx, _ []expiry.Row) error {
+		if attempts++; attempts == 1 {
+			_, err := tx.Exec(ctx, "DO $$ BEGIN RAISE 'conflict' USING ERRCODE = '40001'; END $$")
+			return err
+		}
+		return errors.New("bad row")
+	}).SweepBatch(t.Context(), expiry.Request{Limit: 10})
+	blamed, ok := errors.AsType[*expiry.BatchError](err)
+	if !ok || attempts != 2 || len(blamed.Rows) != 1 {
+		t.Errorf("after %d attempts got %v", attempts, err)
+	}
+}
+
+// A trigger that silently keeps a row as it is makes it a bad row: it must
+// neither stop the others nor come back in every batch.
+func TestRowsThatDoNotChange(t *testing.T) {
+	t.Parallel()
+	b := newBackend(t)
+	b.exec(t, `CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
+		CREATE TRIGGER keep BEFORE UPDATE ON holds FOR EACH ROW WHEN (old.seat = 'kept') EXECUTE FUNCTION keep()`)
+	b.exec(t, `INSERT INTO holds SELECT n, now() - interval '1 hour', 'held', CASE WHEN n % 3 = 0 THEN 'kept' END FROM generate_series(1, 12) n`)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	sw, err := expiry.NewSweeper(b.Store(t, announceAll(b)), expiry.SweeperConfig{BatchSize: 2, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if report, err := sw.Sweep(ctx); err != nil || report.Expired != 8 || report.Poisoned != 4 {
+		t.Errorf("got %+v, %v, want 8 expired and 4 set aside", report, err)
+	}
+	var events int
+	b.scan(t, &events, "SELECT count(*) FROM events")
+	if events != 8 {
+		t.Errorf("%d events, want 8", events)
+	}
+}
+
+// A statement timeout asks for fewer rows, but accuses none.
+func TestStatementTimeoutHalvesTheBatch(t *testing.T) {
+	t.Parallel()
+	b := newBackend(t)
+	for n := range 8 {
+		b.Put(t, fmt.Sprint(n), "held", -time.Minute)
+	}
+	store := b.Store(t, func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
+		if len(rows) <= 2 {
+			return nil
+		}
+		_, err := tx.Exec(ctx, "SET LOCAL statement_timeout = '50ms'; SELECT pg_sleep(10)", pgx.QueryExecModeSimpleProtocol)
+		return err
+	})
+	if report := sweep(t, store, expiry.SweeperConfig{}); report.Expired != 8 || report.Poisoned != 0 {
+		t.Errorf("got %+v, want all expired", report)
+	}
+}
