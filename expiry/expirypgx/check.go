@@ -106,6 +106,9 @@ func (s *Store) checkRows(ctx context.Context) (found []expiry.Finding, err erro
 		if !served {
 			found = append(found, finding("no index serves the search for due rows in "+s.table(), s.sql.index))
 		}
+		if _, err := tx.Exec(ctx, s.sql.fits); err != nil {
+			return err
+		}
 		var nulls bool
 		if err := tx.QueryRow(ctx, s.sql.nulls).Scan(&nulls); err != nil {
 			return err
@@ -117,8 +120,8 @@ func (s *Store) checkRows(ctx context.Context) (found []expiry.Finding, err erro
 	})
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) && (strings.HasPrefix(pg.Code, "22") || pg.Code == "42883") {
-		return []expiry.Finding{finding(fmt.Sprintf("column %q of %s cannot hold %q: %s", s.cfg.Status, s.table(), s.cfg.Active, pg.Message),
-			"correct Config.Status and Config.Active")}, nil
+		return []expiry.Finding{finding(fmt.Sprintf("column %q of %s cannot hold both %q and %q: %s", s.cfg.Status, s.table(), s.cfg.Active, s.cfg.Expired, pg.Message),
+			"correct Config.Status, Config.Active and Config.Expired")}, nil
 	}
 	return found, err
 }

@@ -16,6 +16,8 @@ func TestCheck(t *testing.T) {
 		"no column":        {"CREATE TABLE holds (id text, status text)", `no column "expires_at"`, "add it"},
 		"without zone":     {"CREATE TABLE holds (id text, expires_at timestamp, status text)", "not timestamptz", "TYPE timestamptz"},
 		"wrong enum":       {"CREATE TYPE s AS ENUM ('open'); CREATE TABLE holds (id text, expires_at timestamptz, status s)", "cannot hold", "Config.Active"},
+		"no such state":    {"CREATE TYPE s AS ENUM ('held'); CREATE TABLE holds (id text, expires_at timestamptz, status s); CREATE INDEX ON holds (expires_at, id) WHERE status = 'held'", "cannot hold", "Config.Expired"},
+		"status too short": {"CREATE TABLE holds (id text, expires_at timestamptz, status varchar(4)); CREATE INDEX ON holds (expires_at, id) WHERE status = 'held'", "cannot hold", "Config.Expired"},
 		"no index":         {table, "no index", "CREATE INDEX"},
 		"index on all":     {table + "CREATE INDEX ON holds (expires_at, id)", "no index", "CREATE INDEX"},
 		"index elsewhere":  {table + "CREATE INDEX ON holds (expires_at, id) WHERE status = 'expired'", "no index", "CREATE INDEX"},
@@ -45,6 +47,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
+// The statement that Check suggests satisfies Check.
 func TestCheckMendsTheIndex(t *testing.T) {
 	t.Parallel()
 	b := newBackend(t)
