@@ -137,6 +137,20 @@ func TestSetupAndCheck(t *testing.T) {
 	}
 }
 
+// Existing exchanges are used as they are.
+func TestSetupFindsExchange(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Exchange(t, "events", "fanout")
+	p, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Exchange: "events"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Setup(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestConfig(t *testing.T) {
 	t.Parallel()
 	_, err := outboxamqp.NewPublisher(nil, outboxamqp.Config{Window: -1, MaxBodyBytes: -1, ConfirmTimeout: -1})

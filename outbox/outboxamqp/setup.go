@@ -16,8 +16,8 @@ import (
 // Finding is one thing that Check found amiss.
 type Finding = check.Finding
 
-// Setup declares the exchanges that Check asks for, durable and of type topic,
-// on a connection of its own. An exchange that exists with other settings is an error.
+// Setup declares what is missing of the exchanges that Check asks for, durable and
+// of type topic, on a connection of its own. Those that exist are used as they are.
 func (p *Publisher) Setup(ctx context.Context) error {
 	names := p.exchanges()
 	if len(names) == 0 {
@@ -25,14 +25,29 @@ func (p *Publisher) Setup(ctx context.Context) error {
 	}
 	return p.use(ctx, "setup", func(conn *amqpconn.Conn) error {
 		for _, name := range names {
-			if err := conn.Try(func(ch *amqp.Channel) error {
-				return ch.ExchangeDeclare(name, amqp.ExchangeTopic, true, false, false, false, nil)
-			}); err != nil {
+			if err := declare(conn, name); err != nil {
 				return fmt.Errorf("exchange %q: %w", name, err)
 			}
 		}
 		return nil
 	})
+}
+
+func declare(conn *amqpconn.Conn, name string) error {
+	if exists, err := conn.ExchangeExists(name); exists || err != nil {
+		return err
+	}
+	err := conn.Try(func(ch *amqp.Channel) error {
+		return ch.ExchangeDeclare(name, amqp.ExchangeTopic, true, false, false, false, nil)
+	})
+	if err == nil {
+		return nil
+	}
+	// Another process may have declared it meanwhile, with other settings.
+	if exists, _ := conn.ExchangeExists(name); exists {
+		return nil
+	}
+	return err
 }
 
 // Check looks, on a connection of its own, whether the exchanges exist that
