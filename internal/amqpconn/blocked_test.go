@@ -39,3 +39,25 @@ func TestBlocked(t *testing.T) {
 		t.Errorf("ready: %v", err)
 	}
 }
+
+// RabbitMQ closes the channel over a message beyond its own limit. Only that message is
+// to blame, and it must be known, or it would close every channel that tries it.
+func TestLargerThanTheBrokerTakes(t *testing.T) {
+	t.Parallel()
+	server := testenv.Private(t, testenv.RabbitMQ, "max_message_size = 65536")
+	p := start(t, amqpconn.PublisherConfig{Dial: func(context.Context) (*amqp.Connection, error) { return amqp.Dial(server.URL()) }})
+	huge := out("", "q", "huge")
+	huge.Message.Body = make([]byte, 70_000)
+	if err := p.Confirmed(t.Context(), huge); !errors.Is(err, amqpconn.ErrInvalid) {
+		t.Errorf("huge: %v", err)
+	}
+	testenv.Eventually(t, 10*time.Second, p.Ready)
+	var l ledger
+	for _, o := range []amqpconn.Out{huge, out("", "q", "innocent")} {
+		p.Publish(t.Context(), o, l.done(o.Message.MessageId))
+	}
+	l.confirmed(t)
+	if err := l.outcomes["innocent"][0]; errors.Is(err, amqpconn.ErrInvalid) {
+		t.Errorf("innocent: %v", err)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,6 +22,9 @@ const closePatience = 2 * time.Second
 
 // errRecovery refuses a connection that would repair itself.
 var errRecovery = errors.New("the dial function enables the client's own recovery, which can acknowledge messages nobody processed: leave amqp.Config.Recovery nil")
+
+// errURL stands for the error of a URL that cannot be parsed.
+var errURL = errors.New("dial: malformed URL (are reserved characters of user and password percent-encoded?)")
 
 // Conn is one connection for one session. Its methods may be called from any goroutine.
 type Conn struct {
@@ -62,6 +66,8 @@ func Open(ctx context.Context, dial Dial, timeout time.Duration) (*Conn, error) 
 
 func wrap(raw *amqp.Connection, err error, timeout time.Duration) (*Conn, error) {
 	switch {
+	case isParseError(err):
+		return nil, errURL // the text quotes the URL, password and all
 	case err != nil:
 		return nil, fmt.Errorf("dial: %w", err)
 	case raw == nil:
@@ -76,6 +82,11 @@ func wrap(raw *amqp.Connection, err error, timeout time.Duration) (*Conn, error)
 	blocks := raw.NotifyBlocked(make(chan amqp.Blocking, 16))
 	go c.watch(closes, blocks)
 	return c, nil
+}
+
+func isParseError(err error) bool {
+	e, ok := errors.AsType[*url.Error](err)
+	return ok && e.Op == "parse"
 }
 
 // watch ends with the connection, for the client then closes both channels.
@@ -155,7 +166,7 @@ func (c *Conn) Try(do func(ch *amqp.Channel) error) error {
 	})
 }
 
-// Close ends the connection and waits for that, no longer than two seconds.
+// Close ends the connection and waits for that, a few seconds at most.
 func (c *Conn) Close() {
 	c.closeOnce.Do(func() {
 		// An error says that the connection has ended already, or that the broker

@@ -200,12 +200,19 @@ func (w *window) fail(which func(*entry) bool) {
 }
 
 // failure is the error of a message whose session has ended. The broker closes
-// the channel for the sake of one exchange: only messages to it are to blame.
+// the channel over one exchange, or over one message that is larger than its own
+// limit: only messages to that exchange, or of that size, are to blame.
 func failure(out Out, err error) error {
-	var reply *amqp.Error
-	if errors.As(err, &reply) && (reply.Code == amqp.NotFound || reply.Code == amqp.AccessRefused) &&
-		strings.Contains(reply.Reason, "exchange '"+out.Exchange+"'") {
+	reply, ok := errors.AsType[*amqp.Error](err)
+	if !ok {
+		return unavailable(err)
+	}
+	blames := func(what string) bool { return strings.Contains(reply.Reason, what) }
+	switch {
+	case (reply.Code == amqp.NotFound || reply.Code == amqp.AccessRefused) && blames("exchange '"+out.Exchange+"'"):
 		return fmt.Errorf("%w: %w", ErrUnroutable, err)
+	case reply.Code == amqp.PreconditionFailed && blames(fmt.Sprintf("message size %d is larger", len(out.Message.Body))):
+		return fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
 	return unavailable(err)
 }
