@@ -54,6 +54,25 @@ func (c *counter) add(ctx context.Context, outcome string) {
 	c.requests.Add(ctx, 1, c.by[outcome])
 }
 
+// outcomeOfRun is that of a request that ran the handler; err is what the store
+// said to the end of it.
+func outcomeOfRun(settled bool, resp *Response, err error) string {
+	switch {
+	case errors.Is(err, ErrLeaseLost):
+		return outcomeLeaseLost
+	case err != nil:
+		return outcomeNotStored
+	case settled:
+		return outcomeCompleted
+	case resp == nil:
+		return outcomeReleased
+	case resp.Unavailable():
+		return outcomeTombstoned
+	}
+	return outcomeCompleted
+}
+
+// outcomeOf is that of a request that was refused.
 func outcomeOf(err error) string {
 	if _, ok := errors.AsType[*InUseError](err); ok {
 		return outcomeInUse

@@ -143,9 +143,6 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, claim Claim, 
 	m.next.ServeHTTP(rec, r.WithContext(ctx))
 	returned = true
 
-	if errors.Is(context.Cause(ctx), ErrLeaseLost) {
-		m.count.add(ctx, outcomeLeaseLost)
-	}
 	if rec.spilled {
 		m.close(run, nil)
 		rec.finish()
@@ -179,18 +176,13 @@ func (m *middleware) close(run *run, resp *Response) {
 	if run.closed {
 		return
 	}
-	outcome := outcomeReleased
-	switch {
-	case run.settled.Load() != nil || resp != nil && !resp.Unavailable():
-		outcome = outcomeCompleted
-	case resp != nil:
-		outcome = outcomeTombstoned
-	}
-	if err := run.close(resp); err != nil {
-		outcome = outcomeNotStored
+	err := run.close(resp)
+	if err != nil {
 		m.cfg.Logger.ErrorContext(run.base, "idempotency: result could not be stored", "key", run.claim.Key, "error", err)
 	}
-	m.count.add(run.base, outcome)
+	if s := run.settled.Load(); s == nil || !s.replayed { // answer counts a replay
+		m.count.add(run.base, outcomeOfRun(s != nil, resp, err))
+	}
 }
 
 // sendSettled answers from the record that the handler settled. A tombstone of
