@@ -24,12 +24,14 @@ type SweeperConfig struct {
 	// BatchSize is the number of rows per transaction, up to 10,000. 0 means 200.
 	BatchSize int
 
-	// BatchTimeout bounds one batch, and one look for the next due time. 0 means
-	// 30 s.
+	// BatchTimeout bounds one batch, and one look for the next due time. After a
+	// batch that ran into it the next sweep takes half as many rows at once. 0
+	// means 30 s.
 	BatchTimeout time.Duration
 
 	// MinPause is the shortest time between two sweeps, and between two looks for
-	// the next due time. 0 means 100 ms.
+	// the next due time. While sweeps get nothing because others hold the rows that
+	// are due, it doubles, up to a second. 0 means 100 ms.
 	MinPause time.Duration
 
 	// Recheck is how often the next due time is looked up again while nothing

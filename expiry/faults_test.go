@@ -132,6 +132,92 @@ func TestQuarantineEndsAndIsBounded(t *testing.T) {
 	})
 }
 
+// slow is a store that takes its time for every row.
+type slow struct {
+	*world
+	perRow time.Duration
+}
+
+func (s slow) SweepBatch(ctx context.Context, req expiry.Request) (expiry.Batch, error) {
+	s.set(nil, s.perRow*time.Duration(min(req.Limit, len(s.table.Active()))))
+	return s.world.SweepBatch(ctx, req)
+}
+
+func TestBatchesThatTakeTooLongShrink(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		for n := range 500 {
+			w.hold(t, fmt.Sprint(n), -time.Second)
+		}
+		stop := run(t, newSweeper(t, slow{w, time.Second}, expiry.SweeperConfig{}))
+		time.Sleep(15 * time.Minute)
+		stop()
+		if left := len(w.table.Active()); left != 0 {
+			t.Errorf("%d of 500 rows are left", left)
+		}
+		if batches, _ := w.counts(); batches > 40 {
+			t.Errorf("500 rows, 30 of which fit into BatchTimeout, took %d batches", batches)
+		}
+	})
+}
+
+// blind is a store that cannot say what is due next.
+type blind struct{ *world }
+
+func (blind) NextDue(context.Context, []string) (time.Duration, bool, error) {
+	return 0, false, errors.New("cannot look")
+}
+
+func TestStoreThatCannotLookAheadIsSweptNevertheless(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		stop := run(t, newSweeper(t, blind{w}, expiry.SweeperConfig{}))
+		defer stop()
+		time.Sleep(time.Second)
+		deadline := w.hold(t, "row", time.Minute)
+		time.Sleep(time.Hour)
+		w.expiredWithin(t, "row", deadline, time.Minute)
+		if batches, _ := w.counts(); batches > 200 {
+			t.Errorf("an hour cost %d batches", batches)
+		}
+	})
+}
+
+// taken is a store in which others hold all rows that are due: it sees them and
+// gets none, or gets them and changes none.
+type taken struct {
+	*world
+	claimed bool
+}
+
+func (s taken) SweepBatch(_ context.Context, req expiry.Request) (expiry.Batch, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.batches++
+	if s.claimed {
+		return expiry.Batch{Claimed: req.Limit}, nil
+	}
+	return expiry.Batch{}, nil
+}
+
+func TestRowsThatOthersHoldCostLittle(t *testing.T) {
+	t.Parallel()
+	for _, claimed := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t)
+			w.hold(t, "row", -time.Second)
+			stop := run(t, newSweeper(t, taken{w, claimed}, expiry.SweeperConfig{}))
+			time.Sleep(time.Minute)
+			stop()
+			if batches, looks := w.counts(); batches > 70 || looks > 70 {
+				t.Errorf("claimed %v: a minute cost %d batches and %d looks", claimed, batches, looks)
+			}
+		})
+	}
+}
+
 type panics struct{}
 
 func (panics) SweepBatch(context.Context, expiry.Request) (expiry.Batch, error) { panic("boom") }

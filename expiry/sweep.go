@@ -50,11 +50,15 @@ func (s *Sweeper) Sweep(ctx context.Context) (Report, error) {
 	return report, err
 }
 
+// errTooSlow is inside the error of a batch that ran into BatchTimeout.
+var errTooSlow = errors.New("expiry: batch ran into BatchTimeout")
+
 // drain runs batches until one is short. limit shrinks to find a poison row and
-// grows back afterwards.
+// grows back afterwards. A batch that takes too long makes those of the next
+// sweep smaller; a sweep that goes through makes them larger again.
 func (s *Sweeper) drain(ctx context.Context) (Report, error) {
 	var r Report
-	limit := s.cfg.BatchSize
+	limit := s.size
 	for {
 		if err := ctx.Err(); err != nil {
 			return r, err
@@ -66,10 +70,14 @@ func (s *Sweeper) drain(ctx context.Context) (Report, error) {
 			r.Batches++
 			r.Expired += batch.Expired
 			r.Lag = max(r.Lag, batch.Lag)
-			if batch.Claimed < limit {
+			if batch.Claimed < limit || batch.Expired == 0 { // no progress: others are at these rows
+				s.size = min(s.size*2, s.cfg.BatchSize)
 				return r, nil
 			}
-			limit = min(limit*2, s.cfg.BatchSize)
+			limit = min(limit*2, s.size)
+		case errors.Is(err, errTooSlow):
+			s.size = max(1, limit/2)
+			return r, err
 		case !errors.As(err, &blamed) || len(blamed.Rows) == 0:
 			return r, err
 		case len(blamed.Rows) > 1:
@@ -102,7 +110,7 @@ func (s *Sweeper) isolate(ctx context.Context, e *BatchError) error {
 func (s *Sweeper) batch(ctx context.Context, limit int) (b Batch, err error) {
 	ctx, cancel := runloop.Detach(ctx, s.cfg.ShutdownTimeout)
 	defer cancel()
-	ctx, cancelTimeout := context.WithTimeout(ctx, s.cfg.BatchTimeout)
+	ctx, cancelTimeout := context.WithTimeoutCause(ctx, s.cfg.BatchTimeout, errTooSlow)
 	defer cancelTimeout()
 	defer func() {
 		if p := recover(); p != nil {
@@ -110,5 +118,9 @@ func (s *Sweeper) batch(ctx context.Context, limit int) (b Batch, err error) {
 		}
 	}()
 	skip, _ := s.quarantine.current(time.Now())
-	return s.store.SweepBatch(ctx, Request{Limit: limit, Skip: skip})
+	b, err = s.store.SweepBatch(ctx, Request{Limit: limit, Skip: skip})
+	if err != nil && errors.Is(context.Cause(ctx), errTooSlow) {
+		err = fmt.Errorf("%w of %v with a limit of %d rows: %w", errTooSlow, s.cfg.BatchTimeout, limit, err)
+	}
+	return b, err
 }

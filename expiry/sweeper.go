@@ -25,6 +25,7 @@ type Sweeper struct {
 	quarantine *quarantine
 
 	slot chan struct{} // held while a sweep runs
+	size int           // of a batch; only who holds slot may touch it
 	wake chan struct{} // one pending Wake
 
 	mu      sync.Mutex
@@ -58,6 +59,7 @@ func NewSweeper(store Store, cfg SweeperConfig) (*Sweeper, error) {
 		telemetry:  tel,
 		quarantine: newQuarantine(cfg.Quarantine, cfg.MaxQuarantine),
 		slot:       make(chan struct{}, 1),
+		size:       cfg.BatchSize,
 		wake:       make(chan struct{}, 1),
 		health:     errors.New("no sweep yet"),
 	}, nil
@@ -71,51 +73,70 @@ func (s *Sweeper) Run(ctx context.Context) error {
 	s.setRunning(1)
 	defer s.setRunning(-1)
 	failures := 0
+	rest := s.cfg.MinPause
 	for {
 		scheduled := s.cfg.Schedule.Next(time.Now())
-		_, err := s.Sweep(ctx)
+		report, err := s.Sweep(ctx)
+		if report.Expired > 0 {
+			rest = s.cfg.MinPause
+		}
+		if err == nil {
+			var overdue bool
+			overdue, err = s.awaitDue(ctx, scheduled, rest)
+			rest = s.nextRest(rest, overdue)
+		}
 		if ctx.Err() != nil {
 			return nil
 		}
 		if err == nil {
 			failures = 0
-		} else if s.pauseAfter(ctx, err, &failures) != nil {
+			continue
+		}
+		if s.pauseAfter(ctx, err, failures) != nil {
 			return nil
 		}
-		if s.awaitDue(ctx, scheduled) != nil {
-			return nil
-		}
+		failures++
 	}
 }
 
+// longestRest bounds the rest between sweeps for rows that others hold.
+const longestRest = time.Second
+
+// nextRest is the rest after a sweep that is begun because something is overdue.
+// It grows as long as such sweeps get nothing: somebody else holds the rows.
+func (s *Sweeper) nextRest(rest time.Duration, overdue bool) time.Duration {
+	if !overdue {
+		return s.cfg.MinPause
+	}
+	return max(s.cfg.MinPause, min(2*rest, longestRest))
+}
+
 // pauseAfter logs a passing fault and leaves the store alone for a while.
-func (s *Sweeper) pauseAfter(ctx context.Context, err error, failures *int) error {
-	pause := max(s.policy.Delay(*failures, s.cfg.Rand()), s.cfg.MinPause)
-	*failures++
+func (s *Sweeper) pauseAfter(ctx context.Context, err error, failures int) error {
+	pause := max(s.policy.Delay(failures, s.cfg.Rand()), s.cfg.MinPause)
 	s.cfg.Logger.WarnContext(ctx, "expiry: store failed, trying again",
 		slog.String("sweeper", s.cfg.Name), slog.Any("error", err), slog.Duration("pause", pause))
 	return runloop.Sleep(ctx, pause)
 }
 
-// awaitDue returns nil when it is time to sweep: on the schedule, or because the
-// store says that something is due.
-func (s *Sweeper) awaitDue(ctx context.Context, scheduled time.Time) error {
-	failures := 0
+// awaitDue rests, and returns when it is time to sweep: on the schedule, or
+// because the store says that something is due, or is overdue already.
+func (s *Sweeper) awaitDue(ctx context.Context, scheduled time.Time, rest time.Duration) (overdue bool, err error) {
 	for {
-		if err := runloop.Sleep(ctx, time.Until(s.lastContact().Add(s.cfg.MinPause))); err != nil {
-			return err
+		if err := runloop.Sleep(ctx, time.Until(s.lastContact().Add(rest))); err != nil {
+			return false, err
 		}
 		due, ok, err := s.nextDue(ctx)
 		if err != nil {
-			if err := s.pauseAfter(ctx, err, &failures); err != nil {
-				return err
-			}
-			continue
+			return false, err
 		}
-		failures = 0
+		if ok && due <= 0 {
+			return true, nil
+		}
 		if elapsed, err := s.pause(ctx, due, ok, scheduled); elapsed || err != nil {
-			return err
+			return false, err
 		}
+		rest = s.cfg.MinPause
 	}
 }
 
