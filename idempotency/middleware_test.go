@@ -7,6 +7,7 @@ import (
 	"math"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -218,6 +219,22 @@ func TestDeniedHeadersAreNeverReplayed(t *testing.T) {
 				t.Errorf("%s was sent", name)
 			}
 		}
+	}
+}
+
+// A record may hold a status that net/http would not take for an answer.
+func TestRecordsWithoutAnAnswer(t *testing.T) {
+	t.Parallel()
+	for _, status := range []int{-1, 0, 99, 100, 101, 199, 1000} {
+		store := idempotencytest.NewStore()
+		h := protect(t, store, idempotency.MiddlewareConfig{}, func(_ http.ResponseWriter, r *http.Request) {
+			claim, _ := idempotency.ClaimFrom(r.Context())
+			if err := store.Complete(r.Context(), claim, idempotency.Response{Status: status}); err != nil {
+				t.Error(err)
+			}
+		})
+		send(h, post(goodKey, nil))
+		wantCode(t, "status "+strconv.Itoa(status), send(h, post(goodKey, nil)), 409, idempotency.CodeResultUnavailable)
 	}
 }
 

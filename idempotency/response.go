@@ -15,7 +15,7 @@ const ReplayedHeader = "Idempotency-Replayed"
 // Response is the kept result of one piece of work: what a repeated request is
 // answered with.
 type Response struct {
-	// Status is the HTTP status, 100 to 999. 0 makes the response a
+	// Status is the HTTP status, 200 to 999. 0 makes the response a
 	// tombstone: the work was done, its result is not there.
 	Status int
 	// Header holds the kept headers; nil is none.
@@ -37,9 +37,9 @@ func JSON(status int, v any) (Response, error) {
 	}, nil
 }
 
-// Unavailable reports whether r is a tombstone. A status that HTTP does not
-// know makes one too.
-func (r Response) Unavailable() bool { return r.Status < 100 || r.Status > 999 }
+// Unavailable reports whether r is a tombstone. A status that is no answer (an
+// informational one, or none that HTTP knows) makes one too.
+func (r Response) Unavailable() bool { return r.Status < 200 || r.Status > 999 }
 
 // Send writes r to w. It must not be called on a tombstone.
 func (r Response) Send(w http.ResponseWriter) {
