@@ -20,6 +20,23 @@ func TestBlocked(t *testing.T) {
 		Dial:           func(context.Context) (*amqp.Connection, error) { return amqp.Dial(server.URL()) },
 		ConfirmTimeout: 2 * time.Second, Window: 4, ShutdownTimeout: time.Second,
 	})
+	// More than the window holds: one waits for a place when the block becomes known.
+	outcomes := make(chan error, 5)
+	go func() {
+		for range cap(outcomes) {
+			p.Publish(t.Context(), out("", "q", "0"), func(err error) { outcomes <- err })
+		}
+	}()
+	for range cap(outcomes) {
+		select {
+		case err := <-outcomes:
+			if !errors.Is(err, amqpconn.ErrBlocked) {
+				t.Errorf("at first: %v", err)
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatal("a message got stuck outside the window")
+		}
+	}
 	testenv.Eventually(t, 30*time.Second, func() error {
 		began := time.Now()
 		err := p.Confirmed(t.Context(), out("", "q", "1"))

@@ -2,6 +2,7 @@ package amqpconn_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -9,6 +10,8 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // Errors of a dial are logged, and those of a URL that cannot be parsed quote it.
@@ -20,4 +23,41 @@ func TestDialErrorHidesURL(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 	}
+}
+
+func TestRecoveryIsRefused(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	dial := func(context.Context) (*amqp.Connection, error) {
+		return amqp.DialConfig(b.URL, amqp.Config{Recovery: &amqp.Recovery{}})
+	}
+	conn, err := amqpconn.Open(t.Context(), dial, 5*time.Second)
+	if err == nil || !strings.Contains(err.Error(), "recovery") {
+		t.Errorf("connection %v, error %v", conn, err)
+	}
+}
+
+func TestDialIgnoresContext(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	release := make(chan struct{})
+	late := make(chan *amqp.Connection, 1)
+	dial := func(context.Context) (*amqp.Connection, error) {
+		<-release
+		conn, err := amqp.Dial(b.URL)
+		late <- conn
+		return conn, err
+	}
+	_, err := amqpconn.Open(t.Context(), dial, 50*time.Millisecond)
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("error %v", err)
+	}
+	close(release)
+	conn := <-late
+	testenv.Eventually(t, 5*time.Second, func() error {
+		if !conn.IsClosed() {
+			return errors.New("the late connection is open")
+		}
+		return nil
+	})
 }

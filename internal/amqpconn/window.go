@@ -10,6 +10,10 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
+// blockedInterval is how often those who wait for a place look whether the broker has
+// blocked the connection: it then frees none, for as long as its alarm lasts.
+const blockedInterval = 250 * time.Millisecond
+
 // window is the publishing side of one session. The client puts confirms back
 // into the order of publishing and takes the broker's "multiple" apart, so the
 // window is a queue: every confirm belongs to its head.
@@ -162,7 +166,7 @@ func (w *window) cause() error {
 	}
 }
 
-// reserve waits for a free place.
+// reserve waits for a free place, unless the broker has blocked the connection.
 func (w *window) reserve(ctx context.Context) error {
 	if reason, isBlocked := w.conn.Blocked(); isBlocked {
 		return blocked(reason)
@@ -170,10 +174,23 @@ func (w *window) reserve(ctx context.Context) error {
 	select {
 	case w.slots <- struct{}{}:
 		return nil
-	case <-w.dead:
-		return unavailable(w.why())
-	case <-ctx.Done():
-		return unavailable(ctx.Err())
+	default:
+	}
+	look := time.NewTicker(blockedInterval) // a block may begin while this waits
+	defer look.Stop()
+	for {
+		select {
+		case w.slots <- struct{}{}:
+			return nil
+		case <-w.dead:
+			return unavailable(w.why())
+		case <-ctx.Done():
+			return unavailable(ctx.Err())
+		case <-look.C:
+			if reason, isBlocked := w.conn.Blocked(); isBlocked {
+				return blocked(reason)
+			}
+		}
 	}
 }
 
