@@ -1,7 +1,9 @@
 package inboxamqp_test
 
 import (
+	"context"
 	"errors"
+	"log/slog"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -12,6 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 func newDeadLetters(t *testing.T, b *amqptest.Broker, cfg inboxamqp.DeadLettersConfig) *inboxamqp.DeadLetters {
@@ -94,6 +97,55 @@ func TestDeadLetters(t *testing.T) {
 	awaitDepth(t, b, "shop.failed.validation", 0)
 	r.stop(t)
 	awaitDepth(t, b, "orders", 0)
+}
+
+// A connection lost in the middle of a replay costs duplicates, and no message.
+func TestReplayCut(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Queue(t, "orders", nil)
+	b.Queue(t, "failed.default", nil)
+	const n = 100
+	missing := map[string]bool{}
+	for range n {
+		p := order()
+		p.Headers = amqp.Table{"holdfast-origin-queue": "orders"}
+		b.Publish(t, "", "failed.default", p)
+		missing[p.MessageId] = true
+	}
+	proxy := testenv.NewProxy(t, b.URL)
+	dial := func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) }
+	letters, err := inboxamqp.NewDeadLetters(dial, inboxamqp.DeadLettersConfig{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := make(chan int)
+	go func() {
+		k, _ := letters.Retry(t.Context(), inbox.Filter{})
+		first <- k
+	}()
+	testenv.Eventually(t, patience, func() error {
+		if b.Depth(t, "orders") == 0 {
+			return errors.New("not begun")
+		}
+		return nil
+	})
+	proxy.CutConnections()
+	returned := <-first
+	testenv.Eventually(t, patience, func() error {
+		k, err := letters.Retry(t.Context(), inbox.Filter{})
+		returned += k
+		return errors.Join(err, depthIs(t, b, "failed.default", 0))
+	})
+	if returned < n {
+		t.Errorf("%d counted", returned)
+	}
+	for _, d := range b.Take(t, "orders", b.Depth(t, "orders"), patience) {
+		delete(missing, d.MessageId)
+	}
+	if len(missing) != 0 {
+		t.Errorf("%d messages lost", len(missing))
+	}
 }
 
 // What cannot be returned to its queue stays a dead letter.

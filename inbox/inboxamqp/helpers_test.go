@@ -172,12 +172,15 @@ func order() amqp.Publishing {
 
 func awaitDepth(t *testing.T, b *amqptest.Broker, queue string, want int) {
 	t.Helper()
-	testenv.Eventually(t, patience, func() error {
-		if got := b.Depth(t, queue); got != want {
-			return fmt.Errorf("queue %s holds %d messages, want %d", queue, got, want)
-		}
-		return nil
-	})
+	testenv.Eventually(t, patience, func() error { return depthIs(t, b, queue, want) })
+}
+
+func depthIs(t *testing.T, b *amqptest.Broker, queue string, want int) error {
+	t.Helper()
+	if got := b.Depth(t, queue); got != want {
+		return fmt.Errorf("queue %s holds %d messages, want %d", queue, got, want)
+	}
+	return nil
 }
 
 var errBroken = errors.New("broken")
