@@ -4,6 +4,9 @@ local rec = redis.call('HMGET', KEYS[1], 'status', 'token', 'fpv', 'fp', 'code',
 if rec[1] == 'completed' then
   return {'completed', rec[3], rec[4], rec[5], rec[6], rec[7], rec[8]}
 end
+if rec[1] and rec[1] ~= 'processing' then -- by another system, or a later version: it may mean "done"
+  return {'unknown'}
+end
 local holder = redis.call('GET', KEYS[2])
 if holder and holder ~= ARGV[1] then
   local left = redis.call('PTTL', KEYS[2])

@@ -2,6 +2,7 @@ package idempotencyredis
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -47,7 +48,7 @@ func decodeOutcome(reply []any) (idempotency.Outcome, error) {
 		out.State, out.Response = idempotency.Completed, decodeResponse(field)
 		return out, nil
 	}
-	return out, fmt.Errorf("idempotencyredis: begin: unknown state %q", state)
+	return out, errors.New("idempotencyredis: begin: record has an unknown status")
 }
 
 func decodeFingerprint(field func(int) (string, bool)) idempotency.Fingerprint {

@@ -22,7 +22,8 @@
 // replay. All but begin do nothing unless the lock holds the caller's token.
 //
 // A hash with only status=completed and response, as other systems write it, is
-// replayed as a JSON body with status 200, whatever the request.
+// replayed as a JSON body with status 200, whatever the request. A hash with any
+// other status is left alone: beginning its key is an error.
 //
 // # Limits
 //

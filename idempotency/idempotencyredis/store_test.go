@@ -175,6 +175,21 @@ func TestWrongTypes(t *testing.T) {
 	}
 }
 
+func TestUnknownStatus(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	s := newStore(t, client, idempotencyredis.Config{})
+	record := "idempotency:" + string(key)
+	client.HSet(t.Context(), record, "status", "done", "response", "secret")
+	out, err := s.Begin(t.Context(), idempotency.NewClaim(key, fp))
+	if err == nil || strings.Contains(err.Error(), "secret") {
+		t.Errorf("Begin = %+v, %v; want an error", out, err)
+	}
+	if fields := hash(t, client, record); fields["status"] != "done" || fields["response"] != "secret" {
+		t.Errorf("the record was changed to %v", fields)
+	}
+}
+
 // trips counts commands on their way to the server.
 type trips struct{ n atomic.Int64 }
 

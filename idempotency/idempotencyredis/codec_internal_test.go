@@ -1,0 +1,40 @@
+package idempotencyredis
+
+import (
+	"net/http/httptest"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+)
+
+// FuzzDecodeOutcome: whatever a record holds, it is refused, is a tombstone, or
+// is an answer that can be sent.
+func FuzzDecodeOutcome(f *testing.F) {
+	f.Add("completed", "1", "ab", "201", `{"Location":["/1"]}`, "body", "")
+	f.Add("completed", "", "", "-", "-", "-", `{"id":1}`)
+	f.Add("processing", "x", "", "-30", "", "", "")
+	f.Add("processing", "1", "ab", "9223372036854775807", "", "", "")
+	f.Add("completed", "1", "ab", "100", "null", "", "")
+	f.Add("completed", "1", "ab", "200", `{"":null,"content-length":["-1"],"A\r\nB":["\r\n"]}`, "\xff", "")
+	f.Fuzz(func(t *testing.T, state, version, sum, code, hdr, body, response string) {
+		reply := []any{state, version, sum, code, hdr, body, response}
+		for i, field := range reply {
+			if field == "-" { // a field that is not there
+				reply[i] = nil
+			}
+		}
+		out, err := decodeOutcome(reply)
+		if err != nil {
+			return
+		}
+		switch out.State {
+		case idempotency.Acquired, idempotency.InProgress:
+		case idempotency.Completed:
+			if !out.Response.Unavailable() {
+				out.Response.Send(httptest.NewRecorder())
+			}
+		default:
+			t.Errorf("state %d without an error", out.State)
+		}
+	})
+}
