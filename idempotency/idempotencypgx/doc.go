@@ -52,4 +52,7 @@
 // Work outside the transaction, such as a call to a payment provider, is not
 // undone with it and needs an idempotency key of its own. The records must be
 // in the same database as the business data, and not in the table of a Store.
+//
+// A Store renews leases while handlers run. Give it a pool of its own where
+// handlers may hold every connection of theirs for as long as a lease.
 package idempotencypgx
