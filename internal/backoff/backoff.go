@@ -25,11 +25,15 @@ type Policy struct {
 	// Max comes last and nothing exceeds it, at the price that most delays near
 	// the bound are equal.
 	JitterAfterCap bool
+
+	// Full draws the delay evenly between 0 and Base × Factor^n bounded by Max,
+	// whatever Jitter says: the widest spread, at half the mean delay.
+	Full bool
 }
 
 // Delay returns the delay Base × Factor^n, jittered by r and bounded by Max. r
-// is a random number from [0, 1); 0.5 leaves the delay as it is. Negative n
-// counts as 0. The result is never negative, however large n is.
+// is a random number from [0, 1); 0.5 leaves the delay as it is, or halves it
+// where it is Full. Negative n counts as 0. The result is never negative, however large n is.
 func (p Policy) Delay(n int, r float64) time.Duration {
 	factor := p.Factor
 	if factor == 0 {
@@ -42,7 +46,10 @@ func (p Policy) Delay(n int, r float64) time.Duration {
 	spread := 1 - p.Jitter + 2*p.Jitter*r
 
 	d := float64(p.Base) * math.Pow(factor, float64(max(n, 0)))
-	if p.JitterAfterCap {
+	switch {
+	case p.Full:
+		return toDuration(min(d, limit) * r)
+	case p.JitterAfterCap:
 		return toDuration(min(d, limit) * spread)
 	}
 	return toDuration(min(d*spread, limit))

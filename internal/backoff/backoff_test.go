@@ -12,6 +12,7 @@ func TestDelay(t *testing.T) {
 	t.Parallel()
 	capLast := backoff.Policy{Base: 50 * time.Millisecond, Max: time.Second, Jitter: 0.5}
 	capFirst := backoff.Policy{Base: time.Second, Max: time.Minute, Jitter: 0.2, JitterAfterCap: true}
+	full := backoff.Policy{Base: 50 * time.Millisecond, Max: time.Second, Jitter: 0.5, JitterAfterCap: true, Full: true}
 	ms := time.Millisecond
 	tests := []struct {
 		name   string
@@ -28,6 +29,9 @@ func TestDelay(t *testing.T) {
 		{"below the bound", capLast, 5, 0, 800 * ms},
 		{"bound comes first, low", capFirst, 10, 0, 48 * time.Second},
 		{"bound comes first, high", capFirst, 10, 0.75, 66 * time.Second},
+		{"full, nothing drawn", full, 1, 0, 0},
+		{"full, half drawn", full, 1, 0.5, 50 * ms},
+		{"full, at the bound", full, 9, 0.75, 750 * ms},
 		{"negative n counts as zero", capLast, -3, 0.5, 50 * ms},
 		{"huge n stays at the bound", capLast, math.MaxInt, 0.5, time.Second},
 		{"huge n without a bound", backoff.Policy{Base: 1}, math.MaxInt, 0.5, math.MaxInt64},
