@@ -110,7 +110,9 @@ func NewRunner(t txretry.Transactor, records Records, gate idempotency.Store, cf
 // stored response is returned. Errors are those of fn and of txretry, once it
 // is certain that there is no record; idempotency.ErrNoClaim, ErrKeyReused and
 // ErrResultUnavailable; and ErrNotCommitted. A *txretry.CommitUnknownError
-// remains only where the record could not be asked for.
+// remains only where the record could not be asked for. Answer the last two
+// with a status that the middleware does not keep, such as 503: the gate would
+// replay it although the transaction may be committed.
 func (r *Runner) Run(ctx context.Context, fn Func) (idempotency.Response, error) {
 	return r.RunWith(ctx, txretry.Options{}, fn)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/internal/chunk"
 	"github.com/holdfast-go/holdfast/internal/migrate"
 	"github.com/holdfast-go/holdfast/internal/sqlident"
 )
@@ -81,20 +82,14 @@ func Prune(ctx context.Context, pool *pgxpool.Pool, cfg SchemaConfig) (int64, er
 	if err != nil {
 		return 0, err
 	}
-	var total int64
-	for {
-		tag, err := pool.Exec(ctx, `DELETE FROM `+table+` WHERE key IN (
-			SELECT key FROM `+table+`
-			WHERE expires_at <= clock_timestamp() AND (lease_until IS NULL OR lease_until <= clock_timestamp())
-			ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED)`, pruneBatch)
-		if err != nil {
-			return total, fmt.Errorf("idempotencypgx: prune: %w", err)
-		}
-		total += tag.RowsAffected()
-		if tag.RowsAffected() < pruneBatch {
-			return total, nil
-		}
+	n, err := chunk.Delete(ctx, pool, pruneBatch, `DELETE FROM `+table+` WHERE key IN (
+		SELECT key FROM `+table+`
+		WHERE expires_at <= clock_timestamp() AND (lease_until IS NULL OR lease_until <= clock_timestamp())
+		ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED)`)
+	if err != nil {
+		return n, fmt.Errorf("idempotencypgx: prune: %w", err)
 	}
+	return n, nil
 }
 
 // check reports a table that is not there, or is not as this version needs it.

@@ -13,7 +13,7 @@ CREATE TABLE {{table}} (
     CHECK ((status = 'processing') = (lease_until IS NOT NULL))
 );
 
-CREATE INDEX {{raw.table}}_expires_idx ON {{table}} (expires_at);
+CREATE INDEX "{{raw.table}}_expires_idx" ON {{table}} (expires_at);
 
 COMMENT ON COLUMN {{table}}.code IS 'HTTP status; 0: the work was done, its response was not kept';
 COMMENT ON COLUMN {{table}}.lease_until IS 'end of the claim while processing';
