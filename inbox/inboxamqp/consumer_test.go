@@ -196,13 +196,7 @@ func TestRetryQueueMissing(t *testing.T) {
 	b.Queue(t, "orders", nil)
 	var failing atomic.Bool
 	failing.Store(true)
-	var got recorder
-	got.fail = func(*inbox.Message) error {
-		if failing.Load() {
-			return errBroken
-		}
-		return nil
-	}
+	got := recorder{fail: failWhile(&failing, errBroken)}
 	r := start(t, newConsumer(t, b.Dial, &got, inboxamqp.Config{Queue: "orders", Retry: quick}))
 	b.Publish(t, "", "orders", order())
 	if seen := got.await(t, 2); !seen[1].Redelivered || seen[1].Attempt != 1 {

@@ -31,13 +31,7 @@ func TestDeadLetters(t *testing.T) {
 	b := amqptest.New(t)
 	var broken atomic.Bool
 	broken.Store(true)
-	var got recorder
-	got.fail = func(*inbox.Message) error {
-		if broken.Load() {
-			return inbox.Unrecoverable(errBroken)
-		}
-		return nil
-	}
+	got := recorder{fail: failWhile(&broken, inbox.Unrecoverable(errBroken))}
 	r := consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick, DeadLetterPrefix: "shop.", Name: "billing"})
 	sent := []amqp.Publishing{order(), order(), order(), order()}
 	sent[1].Type = "order.cancelled"

@@ -103,13 +103,7 @@ func TestUnavailable(t *testing.T) {
 	b := amqptest.New(t)
 	var down atomic.Bool
 	down.Store(true)
-	var got recorder
-	got.fail = func(*inbox.Message) error {
-		if down.Load() {
-			return inbox.Unavailable(errBroken)
-		}
-		return nil
-	}
+	got := recorder{fail: failWhile(&down, inbox.Unavailable(errBroken))}
 	r := consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick})
 	const n = 20
 	for range n {
@@ -243,16 +237,25 @@ func TestBrokerRestarts(t *testing.T) {
 		succeeded.Store(m.ID, true)
 		return nil
 	}
-	dial := func(context.Context) (*amqp.Connection, error) { return amqp.Dial(server.URL()) }
+	proxy := testenv.NewProxy(t, server.URL())
+	proxy.Cut()
+	var refused atomic.Int64
+	dial := func(context.Context) (*amqp.Connection, error) {
+		conn, err := amqp.Dial(proxy.URL())
+		if err != nil {
+			refused.Add(1)
+		}
+		return conn, err
+	}
 	c := newConsumer(t, dial, &got, inboxamqp.Config{Queue: "orders", Retry: quick})
-	// It starts before its broker does.
-	if err := server.Stop(); err != nil {
-		t.Fatal(err)
-	}
-	r := start(t, c)
-	if err := server.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	r := start(t, c) // before its broker is there
+	testenv.Eventually(t, patience, func() error {
+		if refused.Load() == 0 {
+			return errors.New("not tried yet")
+		}
+		return nil
+	})
+	proxy.Heal()
 	if err := c.Setup(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -43,6 +44,15 @@ type recorder struct {
 	mu   sync.Mutex
 	seen []inbox.Message
 	fail func(m *inbox.Message) error // nil means success
+}
+
+func failWhile(on *atomic.Bool, err error) func(*inbox.Message) error {
+	return func(*inbox.Message) error {
+		if on.Load() {
+			return err
+		}
+		return nil
+	}
 }
 
 func (r *recorder) Process(_ context.Context, msgs []*inbox.Message) []error {

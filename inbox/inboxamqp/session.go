@@ -64,7 +64,7 @@ func (r *run) session(_ context.Context, conn *amqpconn.Conn) error {
 		err := s.consume()
 		if errors.Is(err, errPause) {
 			r.c.setReady(errPaused)
-			err = s.recover()
+			err = s.pause()
 		}
 		switch {
 		case errors.Is(err, errStop):
@@ -165,8 +165,8 @@ func (s *session) leave(deliveries <-chan amqp.Delivery) error {
 	return nil
 }
 
-// recover waits and tries one message at a time until one can be processed.
-func (s *session) recover() error {
+// pause waits and tries one message at a time until one can be processed.
+func (s *session) pause() error {
 	for n := 0; ; n++ {
 		pause := probes.Delay(n, rand.Float64())
 		s.r.c.cfg.Logger.Warn("paused: processing needs a server that is unavailable", "again_in", pause)
