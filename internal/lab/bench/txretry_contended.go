@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -42,7 +43,7 @@ func benchContended(ctx context.Context, b *bench) error {
 			title: fmt.Sprintf("txretry, read then write %d hot rows, goroutines: 32", hot),
 			columns: []column{
 				colRate:     {name: "commits/s"},
-				colAttempts: {name: "attempts/commit", decimals: 2},
+				colAttempts: {name: "attempts/commit", decimals: 3},
 				colP99:      {name: "p99 ms", decimals: 1},
 				colWorst:    {name: "worst ms", decimals: 1, most: true},
 				colShare:    {name: "worst/fair share", decimals: 1, most: true},
@@ -54,6 +55,7 @@ func benchContended(ctx context.Context, b *bench) error {
 				{sequential, load(oneTrip(pool, nil), 1)},
 				{"plain loop, no wait", load(oneTrip(pool, nil), 32)},
 				{"plain loop, full jitter", load(oneTrip(pool, fullJitter), 32)},
+				{"one-trip begin, a mutex per row", load(oneAtATime(oneTrip(pool, nil), hot), 32)},
 				{ours, load(managed(manager), 32)},
 				{inTurn, load(managedInTurn(manager), 32)},
 			},
@@ -66,6 +68,16 @@ func benchContended(ctx context.Context, b *bench) error {
 		b.atMost(0, r.column(inTurn, colGaveUp), fmt.Sprintf("exhausted calls, SerialKey, %d rows", hot))
 	}
 	return nil
+}
+
+// oneAtATime is the least that a queue per account can cost.
+func oneAtATime(w way, hot int) way {
+	turns := make([]sync.Mutex, 1+hot)
+	return func(ctx context.Context, account int, fn work) error {
+		turns[account].Lock()
+		defer turns[account].Unlock()
+		return w(ctx, account, fn)
+	}
 }
 
 // contend makes one run and checks that no update was lost.
