@@ -2,51 +2,84 @@ package txretry
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/holdfast-go/holdfast/txretry/internal/session"
 )
 
 // result is what became of one attempt.
 type result struct {
-	err      error    // nil: committed
-	phase    Phase    // where err arose
-	sqlstate string   // transient SQLSTATE: a new attempt may succeed
-	hooks    []func() // to run after the commit
+	err      error  // nil: committed
+	phase    Phase  // where err arose
+	again    bool   // a new attempt may succeed
+	sqlstate string // for which reason, if the server gave one
+
+	lost error  // COMMIT was sent, and this came instead of an answer
+	xid  string // whose outcome is unknown then
+}
+
+// failedIn sorts an error of an attempt.
+func (c *call) failedIn(phase Phase, err error) result {
+	sqlstate := c.opts.transient(err)
+	return result{err: err, phase: phase, again: sqlstate != "", sqlstate: sqlstate}
 }
 
 // attempt runs fn in one fresh transaction. However it is left, by panic or
 // runtime.Goexit too, the transaction is over and the connection released.
 func (c *call) attempt(ctx context.Context) result {
 	s, err := c.m.source.Acquire(ctx)
+	c.lap(&c.phases.Acquire)
 	if err != nil {
 		return result{err: fmt.Errorf("txretry: acquire a connection: %w", err), phase: PhaseAcquire}
 	}
-	t := newTransaction(s)
+	t := c.transaction(ctx, s)
 	defer c.release(ctx, t)
 
-	if err := s.Begin(ctx, c.spec); err != nil {
-		return result{err: fmt.Errorf("txretry: begin: %w", err), phase: PhaseBegin, sqlstate: transient(err)}
+	spec, err := c.spec(ctx)
+	if err != nil {
+		return result{err: err, phase: PhaseBegin}
 	}
-	err = c.fn(context.WithValue(ctx, c.m.marker, t), &t.root)
+	err = s.Begin(ctx, spec)
+	c.lap(&c.phases.Begin)
+	if err != nil {
+		return c.failedIn(PhaseBegin, fmt.Errorf("txretry: begin: %w", onStandby(s, err)))
+	}
+	c.last = t
+	err = c.fn(&t.ctx, &t.root)
 	t.close()
+	c.lap(&c.phases.Fn)
 	switch {
 	case s.State() == session.Idle:
 		c.outcome = Unknown
 		return result{err: endedByFn(err), phase: PhaseFn}
 	case err != nil:
-		return failedFn(t, err)
+		return c.failedFn(t, err)
 	}
-	return c.commit(ctx, t)
+	res := c.commit(t)
+	c.lap(&c.phases.Commit)
+	return res
+}
+
+// transaction returns the state of a new attempt. Only the first one can live
+// in the call itself: handles of an earlier attempt must stay stale.
+func (c *call) transaction(ctx context.Context, s session.Session) *transaction {
+	t := &c.first
+	if c.attempts > 1 {
+		t = new(transaction)
+	}
+	t.open(ctx, c.m, s, c.opts.Isolation, c.opts.ReadOnly)
+	return t
 }
 
 // release rolls back what has not ended and gives the connection back.
 func (c *call) release(ctx context.Context, t *transaction) {
 	t.done.Store(true)
 	defer t.session.Close()
-	if c.outcome == Committed {
+	if t.committed {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.m.cfg.RollbackTimeout)
@@ -58,33 +91,32 @@ func (c *call) release(ctx context.Context, t *transaction) {
 
 // failedFn decides about an error of fn. If it hides what the server said, the
 // server's word decides.
-func failedFn(t *transaction, err error) result {
-	res := result{err: err, phase: PhaseFn, sqlstate: transient(err)}
-	if res.sqlstate == "" && t.session.State() == session.Failed && isMute(err) {
-		if res.sqlstate = transient(t.failure); res.sqlstate != "" {
-			res.err = fmt.Errorf("%w: %w", err, t.failure)
+func (c *call) failedFn(t *transaction, err error) result {
+	res := c.failedIn(PhaseFn, onStandby(t.session, err))
+	if !res.again && t.session.State() == session.Failed && isMute(err) {
+		if masked := c.failedIn(PhaseFn, t.failure); masked.again {
+			masked.err = fmt.Errorf("%w: %w", err, t.failure)
+			return masked
 		}
 	}
 	return res
 }
 
 // commit sends COMMIT, unless it is known beforehand that it cannot succeed.
-func (c *call) commit(ctx context.Context, t *transaction) result {
-	if err := committable(ctx, t); err != nil {
-		return result{err: err, phase: PhaseCommit, sqlstate: transient(err)}
+func (c *call) commit(t *transaction) result {
+	if err := committable(t); err != nil {
+		return c.failedIn(PhaseCommit, err)
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.m.cfg.CommitTimeout)
-	defer cancel()
-	outcome, err := t.session.Commit(ctx, t.last)
+	outcome, err := t.session.Commit((*detached)(&t.ctx), c.m.cfg.CommitTimeout, t.atCommit)
 	switch outcome {
 	case session.Committed:
-		c.outcome = Committed
-		return result{hooks: t.hooks}
+		c.outcome, t.committed = Committed, true
+		return result{}
 	case session.RolledBack:
-		return result{err: err, phase: PhaseCommit, sqlstate: transient(err)}
+		return c.failedIn(PhaseCommit, err)
 	}
 	c.outcome = Unknown
-	return result{err: &CommitUnknownError{Name: c.opts.Name, Err: err}, phase: PhaseCommit}
+	return result{err: &CommitUnknownError{Name: c.opts.Name, Err: err}, phase: PhaseCommit, lost: err, xid: t.session.XID()}
 }
 
 // endedByFn is the error for an fn that ran a COMMIT or ROLLBACK as a
@@ -93,12 +125,21 @@ func endedByFn(err error) error {
 	return because("fn ended the transaction by a statement of its own", ErrManaged, err)
 }
 
+// onStandby says so if a statement failed because the server is a hot standby.
+func onStandby(s session.Session, err error) error {
+	var answer *pgconn.PgError
+	if errors.As(err, &answer) && (answer.Code == "25006" || answer.Code == "0A000") && s.Standby() {
+		return fmt.Errorf("%w: %w", ErrStandby, err)
+	}
+	return err
+}
+
 // committable returns why COMMIT is not worth sending. As it is not sent, the
 // transaction is rolled back for certain.
-func committable(ctx context.Context, t *transaction) error {
+func committable(t *transaction) error {
 	switch t.session.State() {
 	case session.Failed:
-		return because("rolled back: a statement failed and fn returned nil", pgx.ErrTxCommitRollback, t.failure)
+		return because("rolled back: a statement failed and fn returned nil", pgx.ErrTxCommitRollback, onStandby(t.session, t.failure))
 	case session.Lost:
 		return because("rolled back: connection lost before COMMIT", pgx.ErrTxCommitRollback, t.failure)
 	case session.Busy:
@@ -107,8 +148,8 @@ func committable(ctx context.Context, t *transaction) error {
 	if t.broken != nil {
 		return because("rolled back: a savepoint could not be ended", pgx.ErrTxCommitRollback, t.broken)
 	}
-	if ctx.Err() != nil {
-		return because("rolled back: context ended before COMMIT", ended(ctx), nil)
+	if t.ctx.Err() != nil {
+		return because("rolled back: context ended before COMMIT", ended(&t.ctx), nil)
 	}
 	return nil
 }

@@ -16,40 +16,47 @@ const maxBeginCache = 64
 
 // beginKey is the part of Options that shapes the begin message.
 type beginKey struct {
-	isolation                     pgx.TxIsoLevel
-	readOnly, deferrable          bool
-	lockTimeout, statementTimeout time.Duration
+	isolation                       pgx.TxIsoLevel
+	readOnly, deferrable, wantsXID  bool
+	lockTimeout, statementTimeout   time.Duration
+	idleTimeout, transactionTimeout time.Duration
+}
+
+func (o *Options) beginKey() beginKey {
+	return beginKey{
+		o.Isolation, o.ReadOnly, o.Deferrable, o.Resolver.wantsXID && !o.ReadOnly,
+		o.LockTimeout, o.StatementTimeout, o.IdleTimeout, o.TransactionTimeout,
+	}
 }
 
 // beginCache renders each begin message once.
 type beginCache struct {
 	mu    sync.RWMutex
-	specs map[beginKey]session.Spec
+	specs map[beginKey]*session.Spec
 }
 
-func (c *beginCache) spec(o Options) session.Spec {
-	key := beginKey{o.Isolation, o.ReadOnly, o.Deferrable, o.LockTimeout, o.StatementTimeout}
+func (c *beginCache) spec(key beginKey) *session.Spec {
 	c.mu.RLock()
 	spec, ok := c.specs[key]
 	c.mu.RUnlock()
 	if ok {
 		return spec
 	}
-	spec = session.Spec{SQL: key.sql(), ReadOnly: key.readOnly}
+	spec = key.spec()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.specs) < maxBeginCache {
 		if c.specs == nil {
-			c.specs = make(map[beginKey]session.Spec)
+			c.specs = make(map[beginKey]*session.Spec)
 		}
 		c.specs[key] = spec
 	}
 	return spec
 }
 
-// sql renders one message, so that the settings cost no round trip of their
+// spec renders one message, so that the settings cost no round trip of their
 // own. All of its parts are validated: no text of a user gets into it.
-func (k beginKey) sql() string {
+func (k beginKey) spec() *session.Spec {
 	var b strings.Builder
 	b.WriteString("begin isolation level ")
 	b.WriteString(string(k.isolation))
@@ -61,7 +68,16 @@ func (k beginKey) sql() string {
 	}
 	writeTimeout(&b, "lock_timeout", k.lockTimeout)
 	writeTimeout(&b, "statement_timeout", k.statementTimeout)
-	return b.String()
+	writeTimeout(&b, "idle_in_transaction_session_timeout", k.idleTimeout)
+	writeTimeout(&b, "transaction_timeout", k.transactionTimeout)
+	if k.wantsXID {
+		b.WriteString("; select pg_current_xact_id()")
+	}
+	spec := &session.Spec{SQL: b.String(), ReadOnly: k.readOnly, WantsXID: k.wantsXID}
+	if k.transactionTimeout != 0 {
+		spec.MinVersion, spec.Needs = 17, "TransactionTimeout"
+	}
+	return spec
 }
 
 func writeTimeout(b *strings.Builder, name string, d time.Duration) {

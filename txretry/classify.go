@@ -10,29 +10,43 @@ import (
 // failed: it says nothing about the reason.
 const abortedTransaction = "25P02"
 
-// isTransient reports whether a new attempt of the same transaction may
-// succeed: serialization_failure, deadlock_detected, lock_not_available.
-func isTransient(sqlstate string) bool {
+// isLockFailure reports whether sqlstate is serialization_failure,
+// deadlock_detected or lock_not_available.
+func isLockFailure(sqlstate string) bool {
 	return sqlstate == "40001" || sqlstate == "40P01" || sqlstate == "55P03"
 }
 
-// transient returns the first transient SQLSTATE anywhere in err's tree, or ""
-// if there is none. The verdict of another manager in the tree is final: what
-// it gave up is not tried again.
-func transient(err error) string {
+// retries reports whether a new attempt of the same transaction may succeed
+// after sqlstate.
+func (o *Options) retries(sqlstate string) bool {
+	switch sqlstate {
+	case "40001", "40P01":
+		return true
+	case "55P03":
+		return !o.NoWait
+	case "23505", "23P01":
+		return o.RetryConstraints
+	}
+	return false
+}
+
+// transient returns the first SQLSTATE to retry anywhere in err's tree, or "" if
+// there is none. The verdict of another manager in the tree is final: what it
+// gave up is not tried again.
+func (o *Options) transient(err error) string {
 	switch e := err.(type) {
 	case *pgconn.PgError:
-		if isTransient(e.Code) {
+		if o.retries(e.Code) {
 			return e.Code
 		}
 		return ""
 	case *LockTimeoutError, *CommitUnknownError:
 		return ""
 	case interface{ Unwrap() error }:
-		return transient(e.Unwrap())
+		return o.transient(e.Unwrap())
 	case interface{ Unwrap() []error }:
 		for _, err := range e.Unwrap() {
-			if code := transient(err); code != "" {
+			if code := o.transient(err); code != "" {
 				return code
 			}
 		}

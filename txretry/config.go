@@ -11,6 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
 // Config configures a [Manager]. The zero value is usable: SERIALIZABLE, a lock
@@ -31,9 +33,43 @@ type Config struct {
 	// LockTimeout ends lock waits first, with 57014, which is not retried.
 	StatementTimeout time.Duration
 
+	// IdleTimeout is set with SET LOCAL idle_in_transaction_session_timeout in
+	// every attempt, rounded up to milliseconds; 0 leaves the server's setting.
+	// When fn keeps the transaction idle for longer, the server closes the
+	// connection.
+	IdleTimeout time.Duration
+
+	// TransactionTimeout is set with SET LOCAL transaction_timeout in every
+	// attempt, rounded up to milliseconds; 0 leaves the server's setting. When an
+	// attempt takes longer, the server closes the connection. It needs Postgres 17:
+	// on an older server Do fails, rather than run without the bound.
+	TransactionTimeout time.Duration
+
 	// BaseDelay and MaxDelay shape the delay after failed attempt n:
 	// min(MaxDelay, U(0.5, 1.5) × BaseDelay × 2^n). 0 means 50 ms and 1 s.
 	BaseDelay, MaxDelay time.Duration
+
+	// Jitter says how the delay is spread; "" means JitterBeforeCap, the formula
+	// above.
+	Jitter Jitter
+
+	// DeadlineMargin is what an attempt takes beside waiting for locks. If it is
+	// set, an attempt, and the delay before it, is not begun when the context's
+	// deadline is nearer than that, and an attempt's lock_timeout is lowered to the
+	// time left less the margin. 0: only a delay that would outlast the deadline is
+	// not begun.
+	DeadlineMargin time.Duration
+
+	// RetryBudget bounds the retries of all calls together; zero: no bound.
+	RetryBudget RetryBudget
+
+	// Resolver finds out what became of a COMMIT whose answer was lost; zero:
+	// nobody asks, and Do returns *CommitUnknownError.
+	Resolver Resolver
+
+	// ResolveTimeout bounds how long the Resolver is asked, which the caller's
+	// context does not interrupt; 0 means 10 s.
+	ResolveTimeout time.Duration
 
 	// CommitTimeout bounds COMMIT, which the caller's context does not interrupt;
 	// 0 means 30 s. A COMMIT that runs into it has an unknown outcome.
@@ -53,26 +89,23 @@ type Config struct {
 	Hooks          Hooks                // optional callbacks
 }
 
-// Options are the settings of one call. Every zero field takes the manager's
-// [Config].
-type Options struct {
-	// Name is the name of the operation in spans, metrics, logs and errors, such
-	// as "seats.hold". Keep it to a small set of values.
-	Name string
+// Jitter is a way to spread the delays between attempts.
+type Jitter string
 
-	Isolation   pgx.TxIsoLevel
-	ReadOnly    bool
-	Deferrable  bool // SERIALIZABLE and ReadOnly only: waits for a safe snapshot
-	MaxAttempts int
+// The ways to spread delays. U(a, b) is a random number between a and b, n the
+// number of failed attempts.
+const (
+	// JitterBeforeCap: min(MaxDelay, U(0.5, 1.5) × BaseDelay × 2^n). No delay
+	// exceeds MaxDelay, and most delays near it are equal to it.
+	JitterBeforeCap Jitter = "before cap"
 
-	LockTimeout, StatementTimeout time.Duration
+	// JitterAfterCap: U(0.5, 1.5) × min(MaxDelay, BaseDelay × 2^n). Delays stay
+	// spread near MaxDelay, and may be half as long again.
+	JitterAfterCap Jitter = "after cap"
 
-	// SerialKey names what the call contends for, such as "event:42". The calls
-	// of this manager with the same key run one after another, first come first
-	// served, and wait without holding a connection: a hot row costs a queue
-	// instead of a storm of serialization failures. "" does not queue.
-	SerialKey string
-}
+	// JitterFull: U(0, 1) × min(MaxDelay, BaseDelay × 2^n).
+	JitterFull Jitter = "full"
+)
 
 func (c Config) withDefaults() Config {
 	setDefault(&c.Isolation, pgx.Serializable)
@@ -80,8 +113,11 @@ func (c Config) withDefaults() Config {
 	setDefault(&c.LockTimeout, 8*time.Second)
 	setDefault(&c.BaseDelay, 50*time.Millisecond)
 	setDefault(&c.MaxDelay, time.Second)
+	setDefault(&c.Jitter, JitterBeforeCap)
+	setDefault(&c.ResolveTimeout, 10*time.Second)
 	setDefault(&c.CommitTimeout, 30*time.Second)
 	setDefault(&c.RollbackTimeout, 5*time.Second)
+	c.RetryBudget = c.RetryBudget.withDefaults()
 	if c.Rand == nil {
 		c.Rand = rand.Float64
 	}
@@ -99,55 +135,51 @@ func setDefault[T comparable](field *T, value T) {
 }
 
 func (c Config) validate() error {
-	errs := []error{
+	return errors.Join(
 		checkIsolation("Config.Isolation", c.Isolation),
 		checkAttempts("Config.MaxAttempts", c.MaxAttempts),
 		checkServerTimeout("Config.LockTimeout", c.LockTimeout),
 		checkServerTimeout("Config.StatementTimeout", c.StatementTimeout),
+		checkServerTimeout("Config.IdleTimeout", c.IdleTimeout),
+		checkServerTimeout("Config.TransactionTimeout", c.TransactionTimeout),
 		checkPositive("Config.BaseDelay", c.BaseDelay),
 		checkPositive("Config.MaxDelay", c.MaxDelay),
+		checkJitter(c.Jitter),
+		checkMargin("Config.DeadlineMargin", c.DeadlineMargin),
+		c.RetryBudget.validate(),
+		checkPositive("Config.ResolveTimeout", c.ResolveTimeout),
 		checkPositive("Config.CommitTimeout", c.CommitTimeout),
 		checkPositive("Config.RollbackTimeout", c.RollbackTimeout),
-	}
-	return errors.Join(errs...)
-}
-
-// withDefaults fills the zero fields from the manager's Config.
-func (o Options) withDefaults(c *Config) Options {
-	if o.Isolation == "" {
-		o.Isolation = c.Isolation
-	}
-	if o.MaxAttempts == 0 {
-		o.MaxAttempts = c.MaxAttempts
-	}
-	if o.LockTimeout == 0 {
-		o.LockTimeout = c.LockTimeout
-	}
-	if o.StatementTimeout == 0 {
-		o.StatementTimeout = c.StatementTimeout
-	}
-	return o
-}
-
-func (o Options) validate() error {
-	err := errors.Join(
-		checkIsolation("Options.Isolation", o.Isolation),
-		checkAttempts("Options.MaxAttempts", o.MaxAttempts),
-		checkServerTimeout("Options.LockTimeout", o.LockTimeout),
-		checkServerTimeout("Options.StatementTimeout", o.StatementTimeout),
 	)
-	if o.Deferrable && (!o.ReadOnly || o.Isolation != pgx.Serializable) {
-		err = errors.Join(err, errors.New("txretry: Options.Deferrable needs ReadOnly and isolation serializable"))
+}
+
+// policy returns how the delays grow and spread.
+func (c Config) policy() backoff.Policy {
+	return backoff.Policy{
+		Base: c.BaseDelay, Factor: 2, Max: c.MaxDelay, Jitter: 0.5,
+		JitterAfterCap: c.Jitter == JitterAfterCap,
+		Full:           c.Jitter == JitterFull,
 	}
-	return err
 }
 
 func checkIsolation(field string, level pgx.TxIsoLevel) error {
-	switch level {
-	case pgx.Serializable, pgx.RepeatableRead, pgx.ReadCommitted, pgx.ReadUncommitted:
-		return nil
+	if strength(level) == 0 {
+		return fmt.Errorf("txretry: %s: unknown isolation level %q", field, level)
 	}
-	return fmt.Errorf("txretry: %s: unknown isolation level %q", field, level)
+	return nil
+}
+
+// strength orders the isolation levels; it is 0 for an unknown one.
+func strength(level pgx.TxIsoLevel) int {
+	switch level {
+	case pgx.ReadUncommitted, pgx.ReadCommitted:
+		return 1
+	case pgx.RepeatableRead:
+		return 2
+	case pgx.Serializable:
+		return 3
+	}
+	return 0
 }
 
 func checkAttempts(field string, n int) error {
@@ -162,6 +194,21 @@ func checkPositive(field string, d time.Duration) error {
 		return fmt.Errorf("txretry: %s is %v, must be positive", field, d)
 	}
 	return nil
+}
+
+func checkMargin(field string, d time.Duration) error {
+	if d < 0 {
+		return fmt.Errorf("txretry: %s is %v, must not be negative", field, d)
+	}
+	return nil
+}
+
+func checkJitter(j Jitter) error {
+	switch j {
+	case JitterBeforeCap, JitterAfterCap, JitterFull:
+		return nil
+	}
+	return fmt.Errorf("txretry: Config.Jitter: unknown jitter %q", j)
 }
 
 // checkServerTimeout keeps out what the server would round down to 0, which

@@ -15,6 +15,11 @@ var ErrNested = errors.New("txretry: Do called inside the fn of another Do: pass
 // manager ends the transaction when fn returns.
 var ErrManaged = errors.New("txretry: Commit and Rollback are the manager's: return nil or an error from fn instead")
 
+// ErrStandby is found in an error beside the server's own when a statement was
+// refused because the server is a hot standby: it takes no writes and no
+// SERIALIZABLE transactions.
+var ErrStandby = errors.New("txretry: server is a hot standby: use the primary, or ReadOnly at REPEATABLE READ")
+
 // Phase is the part of an attempt in which it failed.
 type Phase string
 
@@ -26,20 +31,22 @@ const (
 	PhaseCommit  Phase = "commit"  // COMMIT and the statements sent with it
 )
 
-// Attempt is one failed attempt.
+// Attempt is one attempt that failed for a transient reason.
 type Attempt struct {
-	SQLSTATE string        // what made it fail: 40001, 40P01 or 55P03
+	SQLSTATE string        // such as 40001; "" for a COMMIT that was lost and found rolled back
 	Phase    Phase         // where it failed
 	Duration time.Duration // from acquiring a connection to the failure
 	Err      error         // the error itself
 }
 
 // LockTimeoutError says that every attempt failed on a lock or a serialization
-// conflict, or that the context's deadline left no room for the next one. The
-// transaction is rolled back. It maps to HTTP 503 with code LOCK_TIMEOUT.
+// conflict, or that the context's deadline or the retry budget left no room for
+// the next one. The transaction is rolled back. It maps to HTTP 503 with code
+// LOCK_TIMEOUT.
 //
 // errors.Is and errors.As reach the last attempt's error, such as its
-// *pgconn.PgError, and context.DeadlineExceeded where the deadline decided.
+// *pgconn.PgError, and context.DeadlineExceeded or [ErrBudgetSpent] where that
+// decided.
 type LockTimeoutError struct {
 	Name     string    // Options.Name
 	Attempts []Attempt // in order; at least one in what Do returns
@@ -51,7 +58,7 @@ type LockTimeoutError struct {
 // Error implements error.
 func (e *LockTimeoutError) Error() string {
 	if e.cause != nil {
-		return fmt.Sprintf("txretry: %sno time for another attempt after %d: %v: %v", prefix(e.Name), len(e.Attempts), e.cause, e.last())
+		return fmt.Sprintf("txretry: %sno further attempt after %d: %v: %v", prefix(e.Name), len(e.Attempts), e.cause, e.last())
 	}
 	return fmt.Sprintf("txretry: %sall %d attempts failed: %v", prefix(e.Name), len(e.Attempts), e.last())
 }
@@ -87,8 +94,9 @@ func (e *LockTimeoutError) HTTPStatus() int { return http.StatusServiceUnavailab
 func (e *LockTimeoutError) RetryAfter() time.Duration { return e.retryAfter }
 
 // CommitUnknownError says that COMMIT was sent and its answer did not arrive:
-// the transaction is either wholly applied or wholly rolled back. It is never
-// retried, and no AfterCommit function has run.
+// the transaction is either wholly applied or wholly rolled back, and no Resolver
+// knows which. It is never retried, and no AfterCommit or AfterRollback function
+// has run.
 type CommitUnknownError struct {
 	Name string // Options.Name
 	Err  error  // what came instead of the answer

@@ -13,17 +13,22 @@ import (
 // transaction is the state that the handle given to fn and the nested handles
 // below it share during one attempt.
 type transaction struct {
-	session session.Session
-	done    atomic.Bool // fn has returned: every handle is stale
-	root    handle
+	session   session.Session
+	isolation pgx.TxIsoLevel
+	readOnly  bool
+	ctx       fnContext
+	done      atomic.Bool // fn has returned: every handle is stale
+	committed bool
+	root      handle
 
-	// What happens with and after COMMIT. A savepoint remembers how long both
-	// lists were, whichever handle they were filled through: what the server
-	// executes while a savepoint is open belongs to that savepoint.
-	last       []session.Statement
-	hooks      []func()
-	savepoints []savepoint // open ones, outermost first
-	savepointN int         // number of the last one
+	// What happens with and after the end. A savepoint remembers how long the
+	// first two lists were, whichever handle they were filled through: what the
+	// server executes while a savepoint is open belongs to that savepoint.
+	atCommit      []session.Statement
+	afterCommit   []func()
+	afterRollback []func()
+	savepoints    []savepoint // open ones, outermost first
+	savepointN    int         // number of the last one
 
 	rows    pgx.Rows // of the last Query: its error shows only later
 	failure error    // what made the server abort the transaction
@@ -33,14 +38,16 @@ type transaction struct {
 // handle is the pgx.Tx that fn works with: the outer one (id 0) or that of a
 // savepoint.
 type handle struct {
-	t  *transaction
-	id int
+	t       *transaction
+	id      int
+	managed bool // by Do, not by fn
 }
 
-func newTransaction(s session.Session) *transaction {
-	t := &transaction{session: s}
-	t.root.t = t
-	return t
+// open prepares the state of a new transaction.
+func (t *transaction) open(ctx context.Context, m *Manager, s session.Session, isolation pgx.TxIsoLevel, readOnly bool) {
+	t.session, t.isolation, t.readOnly = s, isolation, readOnly
+	t.ctx = fnContext{ctx, t, m.marker}
+	t.root = handle{t: t, managed: true}
 }
 
 // close makes every handle stale.
@@ -69,13 +76,10 @@ func (t *transaction) settle() {
 	}
 }
 
-// tx returns what runs the next statement: on a stale handle a closed pgx.Tx,
-// all of whose methods answer pgx.ErrTxClosed.
+// tx returns what runs the next statement: nothing on a stale handle.
 func (h *handle) tx() pgx.Tx {
 	if h.closed() {
-		var b pgx.Batch
-		b.BeginTx(pgx.TxOptions{})
-		return pgx.FailedBatchResults(&b, pgx.ErrTxClosed).Tx()
+		return closedTx()
 	}
 	h.t.settle()
 	return h.t.session.Tx()
@@ -100,7 +104,17 @@ func (h *handle) AfterCommit(fn func()) bool {
 		return false
 	}
 	if fn != nil {
-		h.t.hooks = append(h.t.hooks, fn)
+		h.t.afterCommit = append(h.t.afterCommit, fn)
+	}
+	return true
+}
+
+func (h *handle) AfterRollback(fn func()) bool {
+	if h.closed() {
+		return false
+	}
+	if fn != nil {
+		h.t.afterRollback = append(h.t.afterRollback, fn)
 	}
 	return true
 }
@@ -109,7 +123,7 @@ func (h *handle) AtCommit(sql string, args ...any) bool {
 	if h.closed() {
 		return false
 	}
-	h.t.last = append(h.t.last, session.Statement{SQL: sql, Args: args})
+	h.t.atCommit = append(h.t.atCommit, session.Statement{SQL: sql, Args: args})
 	return true
 }
 

@@ -1,11 +1,6 @@
 package txretry
 
-import (
-	"context"
-	"time"
-
-	"github.com/jackc/pgx/v5"
-)
+import "github.com/jackc/pgx/v5"
 
 // AfterCommit has fn run once after the transaction of tx has definitely
 // committed: on the goroutine that called Do, before Do returns, with the
@@ -18,6 +13,19 @@ import (
 func AfterCommit(tx pgx.Tx, fn func()) bool {
 	h, ok := tx.(interface{ AfterCommit(fn func()) bool })
 	return ok && h.AfterCommit(fn)
+}
+
+// AfterRollback has fn run once after the call of Do has definitely ended without
+// a commit, where AfterCommit's functions would run: to undo what the
+// transaction could not, such as a reservation elsewhere. The functions are those
+// of the last attempt, also of its savepoints that were rolled back; those of
+// earlier attempts are dropped. They run when fn panics, too. None runs when the
+// outcome is unknown.
+//
+// It returns false, and does nothing, if tx is not an open handle of a Manager.
+func AfterRollback(tx pgx.Tx, fn func()) bool {
+	h, ok := tx.(interface{ AfterRollback(fn func()) bool })
+	return ok && h.AfterRollback(fn)
 }
 
 // AtCommit has a statement run together with COMMIT, in one round trip: a write
@@ -35,41 +43,19 @@ func AtCommit(tx pgx.Tx, sql string, args ...any) bool {
 	return ok && h.AtCommit(sql, args...)
 }
 
-// Hooks are optional callbacks for observation. They run on the goroutine that
-// called Do, while no connection is held, and should return quickly.
-type Hooks struct {
-	// OnRetry runs after a failed attempt that will be followed by another one,
-	// before the delay.
-	OnRetry func(ctx context.Context, r Retry)
-
-	// OnDone runs once per call of Do that began work, before the AfterCommit
-	// functions.
-	OnDone func(ctx context.Context, d Done)
+// runHooks runs what fn has registered for the outcome.
+func (c *call) runHooks() {
+	if c.last == nil {
+		return
+	}
+	var hooks []func()
+	switch c.outcome {
+	case Committed:
+		hooks = c.last.afterCommit
+	case RolledBack:
+		hooks = c.last.afterRollback
+	}
+	for _, hook := range hooks {
+		hook()
+	}
 }
-
-// Retry describes a failed attempt that will be followed by another one.
-type Retry struct {
-	Name    string        // Options.Name
-	Number  int           // of the failed attempt, from 1
-	Attempt Attempt       // what happened
-	Delay   time.Duration // until the next attempt
-}
-
-// Done describes a finished call of Do.
-type Done struct {
-	Name     string        // Options.Name
-	Outcome  Outcome       // what became of the transaction
-	Attempts int           // how many were made, the last one included
-	Duration time.Duration // of the whole call, delays included
-	Err      error         // what Do returns
-}
-
-// Outcome is what became of a transaction.
-type Outcome string
-
-// The outcomes of a transaction.
-const (
-	Committed  Outcome = "committed"
-	RolledBack Outcome = "rolled_back"
-	Unknown    Outcome = "unknown" // COMMIT was sent and not answered
-)

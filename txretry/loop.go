@@ -7,8 +7,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/holdfast-go/holdfast/txretry/internal/session"
 )
 
 // errNoReturn stands in observations for an fn that panicked or exited its
@@ -19,30 +17,46 @@ var errNoReturn = errors.New("txretry: fn did not return")
 type call struct {
 	m    *Manager
 	opts Options
-	spec session.Spec
 	fn   func(ctx context.Context, tx pgx.Tx) error
 
 	attempts int       // begun so far
-	failed   []Attempt // those with a transient failure
+	failed   []Attempt // those that another one may follow
 	outcome  Outcome
+	last     *transaction // the last one that fn has seen
+	first    transaction  // of the first attempt
+
+	phases Phases
+	mark   time.Time // since when the present phase lasts
 }
 
-// run makes attempts until one succeeds, fails for good, or none is left. It
-// returns the functions to run after the commit.
-func (c *call) run(ctx context.Context) ([]func(), error) {
+// lap ends a phase.
+func (c *call) lap(phase *time.Duration) {
+	now := time.Now()
+	*phase += now.Sub(c.mark)
+	c.mark = now
+}
+
+// run makes attempts until one succeeds, fails for good, or none is left.
+func (c *call) run(ctx context.Context) error {
 	for {
+		if err := c.tooLate(ctx); err != nil {
+			return err
+		}
 		c.attempts++
 		start := time.Now()
 		res := c.attempt(ctx)
-		if res.err == nil {
-			return res.hooks, nil
+		if res.lost != nil {
+			res = c.resolve(ctx, res)
 		}
-		if res.sqlstate == "" {
-			return nil, c.final(ctx, res)
+		if res.err == nil {
+			return nil
+		}
+		if !res.again {
+			return c.final(ctx, res)
 		}
 		c.failed = append(c.failed, Attempt{res.sqlstate, res.phase, time.Since(start), res.err})
 		if err := c.pause(ctx); err != nil {
-			return nil, err
+			return err
 		}
 	}
 }
@@ -50,35 +64,39 @@ func (c *call) run(ctx context.Context) ([]func(), error) {
 // final is the error of an attempt that is not followed by another one.
 func (c *call) final(ctx context.Context, res result) error {
 	waiting := res.phase == PhaseAcquire || res.phase == PhaseBegin
-	if waiting && len(c.failed) > 0 && ctx.Err() != nil {
-		return c.interrupted(ctx)
+	if waiting && len(c.failed) > 0 {
+		if errors.Is(res.err, errTooLate) {
+			return c.giveUp(context.DeadlineExceeded)
+		}
+		if ctx.Err() != nil {
+			return c.interrupted(ctx)
+		}
 	}
 	return res.err
 }
 
 // pause waits before the next attempt, unless there is to be none.
 func (c *call) pause(ctx context.Context) error {
+	defer c.lap(&c.phases.Sleep)
 	n := len(c.failed)
 	if n >= c.opts.MaxAttempts {
-		return c.exhausted(nil)
+		return c.giveUp(nil)
 	}
 	delay := c.m.policy.Delay(n, c.m.cfg.Rand())
-	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= delay {
-		return c.exhausted(context.DeadlineExceeded)
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= delay+c.opts.DeadlineMargin {
+		return c.giveUp(context.DeadlineExceeded)
 	}
 	if ctx.Err() != nil {
 		return c.interrupted(ctx)
 	}
+	if !c.m.bucket.take() {
+		return c.giveUp(ErrBudgetSpent)
+	}
 	c.announce(ctx, delay)
-
-	timer := time.NewTimer(delay)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
+	if sleep(ctx, delay) != nil {
 		return c.interrupted(ctx)
 	}
+	return nil
 }
 
 func (c *call) announce(ctx context.Context, delay time.Duration) {
@@ -91,27 +109,26 @@ func (c *call) announce(ctx context.Context, delay time.Duration) {
 	}
 }
 
-func (c *call) exhausted(cause error) error {
-	wait := (c.m.policy.Max + time.Second - 1).Truncate(time.Second)
-	return &LockTimeoutError{Name: c.opts.Name, Attempts: c.failed, cause: cause, retryAfter: wait}
+// giveUp is the error when no attempt is left, or cause forbids the next one.
+// Only lock failures are called LOCK_TIMEOUT.
+func (c *call) giveUp(cause error) error {
+	last := c.failed[len(c.failed)-1]
+	if isLockFailure(last.SQLSTATE) {
+		wait := (c.m.policy.Max + time.Second - 1).Truncate(time.Second)
+		return &LockTimeoutError{Name: c.opts.Name, Attempts: c.failed, cause: cause, retryAfter: wait}
+	}
+	if cause == nil {
+		return last.Err
+	}
+	return fmt.Errorf("txretry: %sgiven up after %d attempts: %w: %w", prefix(c.opts.Name), len(c.failed), cause, last.Err)
 }
 
 // interrupted joins the end of the context with the failure that had made it
 // wait, so that neither hides the other.
 func (c *call) interrupted(ctx context.Context) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return c.exhausted(ended(ctx))
+		return c.giveUp(ended(ctx))
 	}
 	last := c.failed[len(c.failed)-1].Err
 	return fmt.Errorf("txretry: %sinterrupted after %d attempts: %w: %w", prefix(c.opts.Name), len(c.failed), ended(ctx), last)
-}
-
-// ended is the end of ctx as an error under which both ctx.Err() and the cause
-// are found.
-func ended(ctx context.Context) error {
-	err, cause := ctx.Err(), context.Cause(ctx)
-	if errors.Is(cause, err) {
-		return cause
-	}
-	return fmt.Errorf("%w: %w", err, cause)
 }

@@ -32,6 +32,7 @@ type Manager struct {
 	policy    backoff.Policy
 	begin     beginCache
 	turns     turns
+	bucket    *bucket
 	telemetry telemetry
 	marker    any // context key of a running fn
 }
@@ -61,14 +62,12 @@ func NewOver(source session.Source, cfg Config) (*Manager, error) {
 	return &Manager{
 		source:    source,
 		cfg:       cfg,
-		policy:    backoff.Policy{Base: cfg.BaseDelay, Factor: 2, Max: cfg.MaxDelay, Jitter: 0.5},
+		policy:    cfg.policy(),
+		bucket:    newBucket(cfg.RetryBudget),
 		telemetry: tel,
 		marker:    running{source},
 	}, nil
 }
-
-// running is the context key under which fn's context carries its transaction.
-type running struct{ source session.Source }
 
 // Do begins a transaction, runs fn in it and commits if fn returns nil; else it
 // rolls back, as it does when fn panics or exits its goroutine.
@@ -80,10 +79,11 @@ type running struct{ source session.Source }
 // back at once, as it is.
 //
 // Do returns nil exactly if the transaction has committed. Beside the errors of
-// fn and of the database it returns *[LockTimeoutError] (attempts or time used
-// up), *[CommitUnknownError] (connection lost during COMMIT), [ErrNested], and
-// an error wrapping pgx.ErrTxCommitRollback if fn returned nil although one of
-// its statements failed.
+// fn and of the database it returns *[LockTimeoutError] (attempts, time or retry
+// budget used up), *[CommitUnknownError] (connection lost during COMMIT, and no
+// [Resolver] knows), [ErrNested], [ErrStandby], and an error wrapping
+// pgx.ErrTxCommitRollback if fn returned nil although one of its statements
+// failed.
 //
 // ctx interrupts everything but COMMIT and ROLLBACK. tx serves one goroutine
 // and is closed (pgx.ErrTxClosed) when fn returns.
@@ -96,58 +96,65 @@ func (m *Manager) DoWith(ctx context.Context, opts Options, fn func(ctx context.
 	if fn == nil {
 		return errors.New("txretry: fn is nil")
 	}
-	opts = opts.withDefaults(&m.cfg)
-	if err := opts.validate(); err != nil {
+	if t, ok := ctx.Value(m.marker).(*transaction); ok && !t.done.Load() {
+		return m.nested(ctx, t, opts, fn)
+	}
+	c := &call{m: m, opts: opts.withDefaults(&m.cfg), fn: fn, outcome: RolledBack}
+	if err := c.opts.validate(); err != nil {
 		return err
 	}
-	if t, ok := ctx.Value(m.marker).(*transaction); ok && !t.done.Load() {
-		return ErrNested
-	}
-	c := &call{m: m, opts: opts, spec: m.begin.spec(opts), fn: fn, outcome: RolledBack}
-	hooks, err := m.inTurn(ctx, c)
-	for _, hook := range hooks {
-		hook()
-	}
-	return err
-}
-
-// inTurn runs a call when its turn within its serial key has come.
-func (m *Manager) inTurn(ctx context.Context, c *call) ([]func(), error) {
-	if c.opts.SerialKey == "" {
-		return m.observe(ctx, c)
-	}
-	leave, err := m.turns.enter(ctx, c.opts.SerialKey)
-	if err != nil {
-		return nil, fmt.Errorf("txretry: waiting for the serial key: %w", err)
-	}
-	defer leave()
+	m.bucket.deposit()
+	defer c.runHooks()
 	return m.observe(ctx, c)
 }
 
 // observe runs a call and reports it, also when fn panics.
-func (m *Manager) observe(ctx context.Context, c *call) (hooks []func(), err error) {
+func (m *Manager) observe(ctx context.Context, c *call) (err error) {
 	start := time.Now()
+	c.mark = start
 	ctx, span := m.telemetry.start(ctx, c.opts.Name)
+	returned := false
 	defer func() {
-		done := Done{Name: c.opts.Name, Outcome: c.outcome, Attempts: c.attempts, Duration: time.Since(start), Err: err}
-		if err == nil && c.outcome != Committed {
+		done := c.done(time.Since(start), err)
+		if !returned {
 			done.Err = errNoReturn
 		}
-		m.telemetry.end(ctx, span, done)
+		m.telemetry.end(ctx, span, &done)
 		if m.cfg.Hooks.OnDone != nil {
 			m.cfg.Hooks.OnDone(ctx, done)
 		}
 	}()
+	err = m.inTurn(ctx, c)
+	returned = true
+	return err
+}
+
+// inTurn runs a call when its turn within its serial key has come.
+func (m *Manager) inTurn(ctx context.Context, c *call) error {
+	if c.opts.SerialKey == "" {
+		return c.run(ctx)
+	}
+	leave, err := m.turns.enter(ctx, c.opts.SerialKey)
+	c.lap(&c.phases.Queue)
+	if err != nil {
+		return fmt.Errorf("txretry: waiting for the serial key: %w", err)
+	}
+	defer leave()
 	return c.run(ctx)
 }
 
 // DoValue is Do for an fn that returns a value. On error the value is zero.
 func DoValue[T any](ctx context.Context, t Transactor, fn func(ctx context.Context, tx pgx.Tx) (T, error)) (T, error) {
+	return DoValueWith(ctx, t, Options{}, fn)
+}
+
+// DoValueWith is DoValue with settings for this call.
+func DoValueWith[T any](ctx context.Context, t Transactor, opts Options, fn func(ctx context.Context, tx pgx.Tx) (T, error)) (T, error) {
 	var value, zero T
 	if t == nil || fn == nil {
 		return zero, errors.New("txretry: DoValue needs a Transactor and an fn")
 	}
-	err := t.Do(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
+	err := t.DoWith(ctx, opts, func(ctx context.Context, tx pgx.Tx) (err error) {
 		value, err = fn(ctx, tx)
 		return err
 	})

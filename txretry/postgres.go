@@ -3,7 +3,10 @@ package txretry
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strconv"
+	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -20,22 +23,70 @@ func (s poolSource) Acquire(ctx context.Context) (session.Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &pgSession{pooled: conn, conn: conn.Conn()}, nil
+	return &pgSession{connTx: connTx{conn.Conn()}, pooled: conn}, nil
+}
+
+// Fate reads what pg_xact_status says. It does not know an id of the future,
+// as after a failover (22023), or of a past whose log is gone (NULL).
+func (s poolSource) Fate(ctx context.Context, xid string) (session.Outcome, error) {
+	var status *string
+	err := s.pool.QueryRow(ctx, "select pg_xact_status($1::text::xid8)", pgx.QueryExecModeExec, xid).Scan(&status)
+	var refused *pgconn.PgError
+	switch {
+	case errors.As(err, &refused) && refused.Code == "22023", err == nil && status == nil:
+		return session.Unknown, session.ErrForgotten
+	case err != nil:
+		return session.Unknown, err
+	case *status == "committed":
+		return session.Committed, nil
+	case *status == "aborted":
+		return session.RolledBack, nil
+	}
+	return session.Unknown, nil
 }
 
 // pgSession runs one transaction on a pooled connection.
 type pgSession struct {
+	connTx
 	pooled *pgxpool.Conn
-	conn   *pgx.Conn
-	tx     pgx.Tx // nil before Begin
+	xid    string
 }
 
-func (s *pgSession) Begin(ctx context.Context, spec session.Spec) (err error) {
-	s.tx, err = s.conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: spec.SQL})
+func (s *pgSession) Begin(ctx context.Context, spec *session.Spec) error {
+	if err := s.checkVersion(spec); err != nil {
+		return err
+	}
+	if !spec.WantsXID {
+		_, err := s.conn.Exec(ctx, spec.SQL)
+		return err
+	}
+	results, err := s.conn.PgConn().Exec(ctx, spec.SQL).ReadAll()
+	if err == nil {
+		s.xid = string(results[len(results)-1].Rows[0][0])
+	}
 	return err
 }
 
-func (s *pgSession) Tx() pgx.Tx { return s.tx }
+// checkVersion compares what the server said about itself when it was connected.
+func (s *pgSession) checkVersion(spec *session.Spec) error {
+	if spec.MinVersion == 0 {
+		return nil
+	}
+	version := s.conn.PgConn().ParameterStatus("server_version")
+	major, _, _ := strings.Cut(version, ".")
+	if n, err := strconv.Atoi(major); err == nil && n < spec.MinVersion {
+		return fmt.Errorf("%s needs Postgres %d or newer, the server is %s", spec.Needs, spec.MinVersion, version)
+	}
+	return nil
+}
+
+func (s *pgSession) Tx() pgx.Tx { return &s.connTx }
+
+func (s *pgSession) XID() string { return s.xid }
+
+func (s *pgSession) Standby() bool {
+	return s.conn.PgConn().ParameterStatus("in_hot_standby") == "on"
+}
 
 func (s *pgSession) State() session.State {
 	if s.conn.IsClosed() {
@@ -76,8 +127,10 @@ func savepointName(id int) string { return "holdfast_" + strconv.Itoa(id) }
 // Commit believes only what the server said. Everything that is neither a
 // command tag nor an error report of the server leaves the outcome open, also
 // where pgconn.SafeToRetry says that nothing was sent.
-func (s *pgSession) Commit(ctx context.Context, last []session.Statement) (session.Outcome, error) {
+func (s *pgSession) Commit(ctx context.Context, timeout time.Duration, last []session.Statement) (session.Outcome, error) {
+	s.setDeadline(time.Now().Add(timeout))
 	tag, err := s.sendCommit(ctx, last)
+	s.setDeadline(time.Time{})
 	if err == nil {
 		if tag.String() == "COMMIT" {
 			return session.Committed, nil
@@ -90,14 +143,20 @@ func (s *pgSession) Commit(ctx context.Context, last []session.Statement) (sessi
 	return session.Unknown, err
 }
 
-// sendCommit sends COMMIT by the extended protocol, alone or at the end of one
-// pipeline. (pgx 5.9 to 5.12 misreports a connection cut during an
-// argument-less Exec as closed before sending.)
+// setDeadline bounds what is read and written next, as a context would for more
+// garbage. A closed connection has a deadline of pgx's own.
+func (s *pgSession) setDeadline(deadline time.Time) {
+	if pg := s.conn.PgConn(); !pg.IsClosed() {
+		_ = pg.Conn().SetDeadline(deadline)
+	}
+}
+
+// sendCommit sends COMMIT, alone or at the end of one pipeline. (pgx 5.9 to 5.12
+// may report a connection that was lost meanwhile as one that had been closed
+// before. It is not believed.)
 func (s *pgSession) sendCommit(ctx context.Context, last []session.Statement) (pgconn.CommandTag, error) {
 	if len(last) == 0 {
-		rows, _ := s.conn.Query(ctx, "commit", pgx.QueryExecModeExec)
-		rows.Close()
-		return rows.CommandTag(), rows.Err()
+		return s.conn.Exec(ctx, "commit")
 	}
 	var batch pgx.Batch
 	for _, st := range last {
@@ -137,10 +196,11 @@ func isFatal(e *pgconn.PgError) bool {
 }
 
 func (s *pgSession) Rollback(ctx context.Context) error {
-	if state := s.State(); s.tx == nil || state == session.Idle || state == session.Lost {
+	if state := s.State(); state == session.Idle || state == session.Lost {
 		return nil
 	}
-	return s.tx.Rollback(ctx)
+	_, err := s.conn.Exec(ctx, "rollback")
+	return err
 }
 
 // Close gives the connection back; the pool destroys one that is not idle.

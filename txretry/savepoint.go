@@ -10,7 +10,7 @@ import (
 
 // savepoint marks the lengths of a transaction's lists at its beginning.
 type savepoint struct {
-	id, last, hooks int
+	id, atCommit, committed int
 }
 
 func (t *transaction) savepointIndex(id int) int {
@@ -24,6 +24,14 @@ func (t *transaction) savepointIndex(id int) int {
 
 // Begin starts a savepoint and returns its handle.
 func (h *handle) Begin(ctx context.Context) (pgx.Tx, error) {
+	sp, err := h.savepoint(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return sp, nil
+}
+
+func (h *handle) savepoint(ctx context.Context) (*handle, error) {
 	t := h.t
 	if h.closed() {
 		return nil, pgx.ErrTxClosed
@@ -34,21 +42,45 @@ func (h *handle) Begin(ctx context.Context) (pgx.Tx, error) {
 		return nil, t.record(err)
 	}
 	t.savepointN = id
-	t.savepoints = append(t.savepoints, savepoint{id: id, last: len(t.last), hooks: len(t.hooks)})
+	t.savepoints = append(t.savepoints, savepoint{id: id, atCommit: len(t.atCommit), committed: len(t.afterCommit)})
 	return &handle{t: t, id: id}, nil
 }
 
-// Commit releases the savepoint; on the outer handle it is refused.
+// Commit releases the savepoint; on a handle that Do gave to fn it is refused.
 func (h *handle) Commit(ctx context.Context) error {
+	if err := h.endable(); err != nil {
+		return err
+	}
+	return h.release(ctx)
+}
+
+// Rollback rolls back to the savepoint and releases it; on a handle that Do gave
+// to fn it is refused.
+func (h *handle) Rollback(ctx context.Context) error {
+	if err := h.endable(); err != nil {
+		return err
+	}
+	return h.rollback(ctx)
+}
+
+func (h *handle) endable() error {
+	switch {
+	case h.closed():
+		return pgx.ErrTxClosed
+	case h.managed:
+		return ErrManaged
+	}
+	return nil
+}
+
+func (h *handle) release(ctx context.Context) error {
 	if _, err := h.endSavepoint(); err != nil {
 		return err
 	}
 	return h.t.ended(h.t.session.Release(ctx, h.id))
 }
 
-// Rollback rolls back to the savepoint and releases it; on the outer handle it
-// is refused.
-func (h *handle) Rollback(ctx context.Context) error {
+func (h *handle) rollback(ctx context.Context) error {
 	sp, err := h.endSavepoint()
 	if err != nil {
 		return err
@@ -57,9 +89,9 @@ func (h *handle) Rollback(ctx context.Context) error {
 	if err := t.session.RollbackTo(ctx, h.id); err != nil {
 		return t.ended(err)
 	}
-	clear(t.last[sp.last:])
-	clear(t.hooks[sp.hooks:])
-	t.last, t.hooks, t.failure = t.last[:sp.last], t.hooks[:sp.hooks], nil
+	clear(t.atCommit[sp.atCommit:])
+	clear(t.afterCommit[sp.committed:])
+	t.atCommit, t.afterCommit, t.failure = t.atCommit[:sp.atCommit], t.afterCommit[:sp.committed], nil
 	return nil
 }
 
@@ -67,9 +99,6 @@ func (h *handle) Rollback(ctx context.Context) error {
 func (h *handle) endSavepoint() (savepoint, error) {
 	if h.closed() {
 		return savepoint{}, pgx.ErrTxClosed
-	}
-	if h.id == 0 {
-		return savepoint{}, ErrManaged
 	}
 	h.t.settle()
 	i := h.t.savepointIndex(h.id)

@@ -2,7 +2,9 @@ package txretrytest
 
 import (
 	"context"
+	"strconv"
 	"sync"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -18,10 +20,11 @@ type database struct {
 
 	mu    sync.Mutex
 	stats Stats
+	fates map[string]session.Outcome // of transactions whose COMMIT was not answered
 }
 
 func newDatabase(script []Fault) *database {
-	return &database{slot: make(chan struct{}, 1), script: script}
+	return &database{slot: make(chan struct{}, 1), script: script, fates: make(map[string]session.Outcome)}
 }
 
 func (db *database) Acquire(ctx context.Context) (session.Session, error) {
@@ -64,6 +67,8 @@ type fakeSession struct {
 	fault    Fault
 	state    session.State
 	readOnly bool
+	aside    bool // neither scripted nor counted
+	xid      string
 	undo     []func()
 	commits  []func() // of staged effects
 	marks    []mark
@@ -71,9 +76,13 @@ type fakeSession struct {
 
 type mark struct{ id, undo int }
 
-func (s *fakeSession) Begin(ctx context.Context, spec session.Spec) error {
+func (s *fakeSession) Begin(ctx context.Context, spec *session.Spec) error {
 	if err := ctx.Err(); err != nil {
 		return err
+	}
+	if s.aside = spec.Aside; s.aside {
+		s.state = session.Open
+		return nil
 	}
 	s.fault = s.db.nextFault()
 	if err := s.strike(AtBegin); err != nil {
@@ -81,6 +90,9 @@ func (s *fakeSession) Begin(ctx context.Context, spec session.Spec) error {
 		return err
 	}
 	s.state, s.readOnly = session.Open, spec.ReadOnly
+	if spec.WantsXID {
+		s.db.count(func(st *Stats) { s.xid = strconv.Itoa(st.Attempts) })
+	}
 	return nil
 }
 
@@ -95,6 +107,10 @@ func (s *fakeSession) strike(at Point) error {
 func (s *fakeSession) Tx() pgx.Tx { return fakeTx{s: s} }
 
 func (s *fakeSession) State() session.State { return s.state }
+
+func (s *fakeSession) XID() string { return s.xid }
+
+func (s *fakeSession) Standby() bool { return false }
 
 func aborted() error {
 	return answer("25P02", "current transaction is aborted, commands ignored until end of transaction block")
@@ -156,7 +172,7 @@ func (s *fakeSession) undoTo(n int) {
 	}
 }
 
-func (s *fakeSession) Commit(_ context.Context, last []session.Statement) (session.Outcome, error) {
+func (s *fakeSession) Commit(_ context.Context, _ time.Duration, last []session.Statement) (session.Outcome, error) {
 	if len(last) > 0 {
 		return session.RolledBack, s.refuse(last[0].SQL)
 	}
@@ -165,16 +181,33 @@ func (s *fakeSession) Commit(_ context.Context, last []session.Statement) (sessi
 	}
 	switch s.fault.Point {
 	case ReplyLostNotApplied:
-		s.end(false)
-		s.state = session.Lost
-		return session.Unknown, errReplyLost
+		return s.lose(false)
 	case ReplyLostApplied:
-		s.end(true)
-		s.state = session.Lost
-		return session.Unknown, errReplyLost
+		return s.lose(true)
 	}
 	s.end(true)
 	return session.Committed, nil
+}
+
+// lose ends the transaction without an answer.
+func (s *fakeSession) lose(applied bool) (session.Outcome, error) {
+	fate := session.RolledBack
+	if applied {
+		fate = session.Committed
+	}
+	s.end(applied)
+	s.state = session.Lost
+	s.db.count(func(*Stats) { s.db.fates[s.xid] = fate })
+	return session.Unknown, errReplyLost
+}
+
+func (db *database) Fate(_ context.Context, xid string) (session.Outcome, error) {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	if fate, ok := db.fates[xid]; ok {
+		return fate, nil
+	}
+	return session.Unknown, session.ErrForgotten
 }
 
 func (s *fakeSession) Rollback(context.Context) error {
@@ -194,7 +227,9 @@ func (s *fakeSession) end(applied bool) {
 		return
 	}
 	s.undoTo(0)
-	s.db.count(func(st *Stats) { st.Rollbacks++ })
+	if !s.aside {
+		s.db.count(func(st *Stats) { st.Rollbacks++ })
+	}
 }
 
 func (s *fakeSession) Close() {

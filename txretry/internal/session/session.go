@@ -5,6 +5,8 @@ package session
 
 import (
 	"context"
+	"errors"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -14,13 +16,17 @@ import (
 type Source interface {
 	// Acquire waits for a session until ctx is done.
 	Acquire(ctx context.Context) (Session, error)
+
+	// Fate asks, on a connection of its own, what became of the transaction with
+	// this id. Unknown means that it has not ended.
+	Fate(ctx context.Context, xid string) (Outcome, error)
 }
 
 // Session runs one transaction: Begin, statements and savepoints, then Commit
 // or Rollback, and always Close. It serves one goroutine.
 type Session interface {
 	// Begin starts the transaction.
-	Begin(ctx context.Context, spec Spec) error
+	Begin(ctx context.Context, spec *Spec) error
 
 	// Tx runs the statements of the transaction. It is asked for nothing that
 	// begins or ends a transaction or a savepoint.
@@ -29,6 +35,12 @@ type Session interface {
 	// State tells what is known about the transaction without asking the server.
 	State() State
 
+	// XID returns the id of the transaction if its Spec wanted it, else "".
+	XID() string
+
+	// Standby tells whether the server last said that it is a hot standby.
+	Standby() bool
+
 	// Savepoint, Release and RollbackTo manage savepoints by number. RollbackTo
 	// also releases the savepoint.
 	Savepoint(ctx context.Context, id int) error
@@ -36,8 +48,9 @@ type Session interface {
 	RollbackTo(ctx context.Context, id int) error
 
 	// Commit runs the last statements and then COMMIT, none of them unless all
-	// succeed. The error is nil exactly when the outcome is Committed.
-	Commit(ctx context.Context, last []Statement) (Outcome, error)
+	// succeed, within timeout. ctx is never done. The error is nil exactly when the
+	// outcome is Committed.
+	Commit(ctx context.Context, timeout time.Duration, last []Statement) (Outcome, error)
 
 	// Rollback ends the transaction if it is still open.
 	Rollback(ctx context.Context) error
@@ -48,8 +61,12 @@ type Session interface {
 
 // Spec says how a transaction begins.
 type Spec struct {
-	SQL      string // one message: begin and its settings
-	ReadOnly bool
+	SQL        string // one message: begin and its settings
+	ReadOnly   bool
+	Aside      bool   // no attempt at fn, but a look at what became of one
+	WantsXID   bool   // the last result of SQL is the transaction's id
+	MinVersion int    // major version of the server that SQL needs; 0: any
+	Needs      string // the option that needs it
 }
 
 // Statement is a write that travels with COMMIT.
@@ -79,3 +96,7 @@ const (
 	Committed                 // definitely applied
 	Unknown                   // COMMIT was sent and not answered
 )
+
+// ErrForgotten is returned by Fate for an id that the server does not know (any
+// more): asking again does not help.
+var ErrForgotten = errors.New("the server does not know the transaction")

@@ -1,0 +1,111 @@
+package txretry
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Options are the settings of one call. Every zero field that [Config] has too
+// takes its value from there.
+type Options struct {
+	// Name is the name of the operation in spans, metrics, logs and errors, such
+	// as "seats.hold". Keep it to a small set of values.
+	Name string
+
+	Isolation   pgx.TxIsoLevel
+	ReadOnly    bool
+	Deferrable  bool // SERIALIZABLE and ReadOnly only: waits for a safe snapshot
+	MaxAttempts int
+
+	LockTimeout, StatementTimeout   time.Duration
+	IdleTimeout, TransactionTimeout time.Duration
+	DeadlineMargin                  time.Duration
+
+	// NoWait says that a lock which is not available is an answer, as for
+	// SELECT … FOR UPDATE NOWAIT: 55P03 is not retried. A lock_timeout that has
+	// run out has the same SQLSTATE, so it is not retried either.
+	NoWait bool
+
+	// RetryConstraints retries unique_violation (23505) and exclusion_violation
+	// (23P01), too: for an fn that looks before it inserts, so that the next
+	// attempt sees what the other one has inserted. When they persist, Do returns
+	// the last of them as it is.
+	RetryConstraints bool
+
+	// Resolver finds out what became of this call's COMMIT if its answer is lost.
+	Resolver Resolver
+
+	// Nested says what to do when the call is made inside the fn of another call
+	// on the same database; "" means NestedError.
+	Nested Nested
+
+	// SerialKey names what the call contends for, such as "event:42". The calls
+	// of this manager with the same key run one after another, first come first
+	// served, and wait without holding a connection: a hot row costs a queue
+	// instead of a storm of serialization failures. "" does not queue.
+	SerialKey string
+}
+
+// Nested is what becomes of a Do inside the fn of another Do.
+type Nested string
+
+// The ways to treat a nested call.
+const (
+	// NestedError refuses it with ErrNested.
+	NestedError Nested = "error"
+
+	// NestedSavepoint runs fn in a savepoint of the running transaction: if fn
+	// fails, what it did is rolled back and the error returned, and the outer fn
+	// goes on. Nothing commits before the outer call does. Attempts, timeouts,
+	// SerialKey and Resolver are those of the outer call, which alone retries: its
+	// fn should return a transient error. An Isolation above that of the outer call
+	// and ReadOnly inside one that writes are refused.
+	NestedSavepoint Nested = "savepoint"
+)
+
+// withDefaults fills the zero fields from the manager's Config.
+func (o Options) withDefaults(c *Config) Options {
+	setDefault(&o.Isolation, c.Isolation)
+	setDefault(&o.MaxAttempts, c.MaxAttempts)
+	setDefault(&o.LockTimeout, c.LockTimeout)
+	setDefault(&o.StatementTimeout, c.StatementTimeout)
+	setDefault(&o.IdleTimeout, c.IdleTimeout)
+	setDefault(&o.TransactionTimeout, c.TransactionTimeout)
+	setDefault(&o.DeadlineMargin, c.DeadlineMargin)
+	if o.Resolver.ask == nil {
+		o.Resolver = c.Resolver
+	}
+	return o
+}
+
+func (o *Options) validate() error {
+	return errors.Join(
+		checkIsolation("Options.Isolation", o.Isolation),
+		checkAttempts("Options.MaxAttempts", o.MaxAttempts),
+		checkServerTimeout("Options.LockTimeout", o.LockTimeout),
+		checkServerTimeout("Options.StatementTimeout", o.StatementTimeout),
+		checkServerTimeout("Options.IdleTimeout", o.IdleTimeout),
+		checkServerTimeout("Options.TransactionTimeout", o.TransactionTimeout),
+		checkMargin("Options.DeadlineMargin", o.DeadlineMargin),
+		o.checkDeferrable(),
+		o.checkNested(),
+	)
+}
+
+func (o *Options) checkDeferrable() error {
+	if o.Deferrable && (!o.ReadOnly || o.Isolation != pgx.Serializable) {
+		return errors.New("txretry: Options.Deferrable needs ReadOnly and isolation serializable")
+	}
+	return nil
+}
+
+func (o *Options) checkNested() error {
+	switch o.Nested {
+	case "", NestedError, NestedSavepoint:
+		return nil
+	}
+	return fmt.Errorf("txretry: Options.Nested: unknown value %q", o.Nested)
+}
