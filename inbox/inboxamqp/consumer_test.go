@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -238,6 +239,22 @@ func TestPanic(t *testing.T) {
 	if err := r.Ready(t.Context()); err != nil {
 		t.Error(err)
 	}
+}
+
+// A handler that exits its goroutine fails its message and leaves the only worker alive.
+func TestGoexit(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	r := consume(t, b, processorFunc(func(context.Context, *inbox.Message) error { runtime.Goexit(); return nil }),
+		inboxamqp.Config{Queue: "orders", Concurrency: 1, Retry: inbox.RetryPolicy{MaxRetries: -1}})
+	b.Publish(t, "", "orders", order())
+	b.Publish(t, "", "orders", order())
+	for _, letter := range b.Take(t, "failed.default", 2, patience) {
+		if text, _ := letter.Headers["holdfast-error"].(string); !strings.Contains(text, "exited its goroutine") {
+			t.Errorf("error %q", text)
+		}
+	}
+	r.stop(t)
 }
 
 func TestSetupAndCheck(t *testing.T) {

@@ -68,19 +68,35 @@ func (r *run) process(d *delivery) (err error) {
 	}
 	ctx, end := r.c.signals.span(r.work, d.msg)
 	defer func() {
-		if v := recover(); v != nil {
-			err = &inbox.PanicError{Value: v, Stack: debug.Stack()}
-		}
 		if err != nil && errors.Is(context.Cause(r.work), inbox.ErrDraining) {
 			err = fmt.Errorf("%w: %w", inbox.ErrDraining, err)
 		}
 		end(err)
 	}()
-	results := r.c.processor.Process(ctx, []*inbox.Message{d.msg})
-	if len(results) != 1 {
-		return fmt.Errorf("inboxamqp: the processor gave %d results for one message", len(results))
-	}
-	return results[0]
+	return r.call(ctx, d.msg)
+}
+
+// call runs the processor on a goroutine of its own, so that a handler that exits it with
+// runtime.Goexit fails its message and costs no worker.
+func (r *run) call(ctx context.Context, m *inbox.Message) error {
+	err := errors.New("inboxamqp: the processor exited its goroutine")
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer func() {
+			if v := recover(); v != nil {
+				err = &inbox.PanicError{Value: v, Stack: debug.Stack()}
+			}
+		}()
+		results := r.c.processor.Process(ctx, []*inbox.Message{m})
+		if len(results) != 1 {
+			err = fmt.Errorf("inboxamqp: the processor gave %d results for one message", len(results))
+			return
+		}
+		err = results[0]
+	}()
+	<-done
+	return err
 }
 
 // delay moves a message to the retry queue that covers the delay, or the longest one.
