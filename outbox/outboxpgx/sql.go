@@ -4,7 +4,7 @@ import "strings"
 
 // statements are all the SQL of the package, with the table names filled in.
 type statements struct {
-	insert, insertJSON                         string
+	insertOne, insert, insertJSON              string
 	setup, promote, lease, read                string
 	hold, published, kept, failed, dead, close string
 	prune, depth                               string
@@ -16,7 +16,7 @@ func (t tables) statements() statements {
 		"{ready}", ready, "{columns}", columns, "{where}", deadWhere).Replace
 	twice := func(sql string) string { return fill(fill(sql)) } // a filled part may hold a name
 	return statements{
-		insert: twice(insertSQL), insertJSON: twice(insertJSONSQL),
+		insertOne: twice(insertOneSQL), insert: twice(insertSQL), insertJSON: twice(insertJSONSQL),
 		setup: setupSQL, promote: twice(promoteSQL), lease: twice(leaseSQL), read: twice(readSQL),
 		hold: twice(holdSQL), published: twice(publishedSQL), kept: twice(keptSQL), failed: twice(failedSQL),
 		dead: twice(deadSQL), close: twice(closeSQL),
@@ -27,6 +27,10 @@ func (t tables) statements() statements {
 
 // columns are those that every form of a message shares.
 const columns = `id, lane, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers`
+
+const insertOneSQL = `
+INSERT INTO {outbox} ({columns})
+VALUES ($1, $2, $3, $4, $5, $6::text::jsonb, $7, $8, $9, $10, $11::text::jsonb)`
 
 // The order of seq is the order of the arguments, so that a key keeps it.
 const insertSQL = `
