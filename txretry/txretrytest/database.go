@@ -69,9 +69,11 @@ type fakeSession struct {
 	readOnly bool
 	aside    bool // neither scripted nor counted
 	xid      string
-	undo     []func()
-	commits  []func() // of staged effects
-	marks    []mark
+
+	statements int // up to now
+	undo       []func()
+	commits    []func() // of staged effects
+	marks      []mark
 }
 
 type mark struct{ id, undo int }
@@ -102,6 +104,15 @@ func (s *fakeSession) strike(at Point) error {
 		return nil
 	}
 	return s.fail(answer(s.fault.SQLSTATE, "scripted by txretrytest"))
+}
+
+// strikeStatement counts a statement and answers it if the fault is there.
+func (s *fakeSession) strikeStatement() error {
+	s.statements++
+	if s.statements != s.fault.Statement {
+		return nil
+	}
+	return s.strike(AtStatement)
 }
 
 func (s *fakeSession) Tx() pgx.Tx { return fakeTx{s: s} }

@@ -21,36 +21,37 @@ func Effect(tx pgx.Tx, apply, undo func()) error {
 	if apply == nil || undo == nil {
 		return errors.New("txretrytest: Effect needs an apply and an undo function")
 	}
-	return onFake(tx, func(s *fakeSession) error {
-		if s.readOnly {
-			return s.fail(answer("25006", "cannot write in a read-only transaction"))
-		}
-		apply()
-		s.undo = append(s.undo, undo)
-		return nil
-	})
+	return onFake(tx, func(s *fakeSession) error { return s.effect(apply, undo) })
+}
+
+func (s *fakeSession) effect(apply, undo func()) error {
+	if s.readOnly {
+		return s.fail(answer("25006", "cannot write in a read-only transaction"))
+	}
+	apply()
+	s.undo = append(s.undo, undo)
+	return nil
 }
 
 // StagedEffect is [Effect] for memory that others must not see before the
 // commit: commit runs as soon as the transaction is applied, also where the
 // reply of COMMIT is lost, unless undo has run before.
 func StagedEffect(tx pgx.Tx, apply, undo, commit func()) error {
-	if undo == nil || commit == nil {
-		return errors.New("txretrytest: StagedEffect needs an undo and a commit function")
+	if apply == nil || undo == nil || commit == nil {
+		return errors.New("txretrytest: StagedEffect needs an apply, an undo and a commit function")
 	}
-	undone := false
-	stage := func(s *fakeSession) error {
+	return onFake(tx, func(s *fakeSession) error {
+		undone := false
+		if err := s.effect(apply, func() { undone = true; undo() }); err != nil {
+			return err
+		}
 		s.commits = append(s.commits, func() {
 			if !undone {
 				commit()
 			}
 		})
 		return nil
-	}
-	if err := Effect(tx, apply, func() { undone = true; undo() }); err != nil {
-		return err
-	}
-	return onFake(tx, stage)
+	})
 }
 
 // Fail makes a fake transaction fail as a statement's error does, such as a
@@ -79,6 +80,9 @@ func onFake(tx pgx.Tx, run func(s *fakeSession) error) error {
 		}
 		if fake.state == session.Failed {
 			return aborted()
+		}
+		if err := fake.strikeStatement(); err != nil {
+			return err
 		}
 		return run(fake)
 	})

@@ -9,8 +9,9 @@ import (
 
 // Fault makes one attempt fail. The zero Fault lets it succeed.
 type Fault struct {
-	Point    Point
-	SQLSTATE string // what the server answers, such as "40001"; none for a lost reply
+	Point     Point
+	Statement int    // AtStatement only: which one of the attempt, from 1
+	SQLSTATE  string // what the server answers, such as "40001"; none for a lost reply
 }
 
 // Point is the place where an attempt fails.
@@ -20,9 +21,10 @@ type Point int
 const (
 	NoFault Point = iota
 
-	AtBegin  // the transaction does not begin
-	AtEnd    // fn has succeeded, then fails as if by its last statement
-	AtCommit // COMMIT is refused; nothing is applied
+	AtBegin     // the transaction does not begin
+	AtStatement // the n-th Effect, StagedEffect or Fail is not run
+	AtEnd       // fn has succeeded, then fails as if by its last statement
+	AtCommit    // COMMIT is refused; nothing is applied
 
 	ReplyLostApplied    // COMMIT is applied, its reply does not arrive
 	ReplyLostNotApplied // COMMIT is not applied, and no reply arrives
@@ -33,16 +35,24 @@ var errReplyLost = errors.New("txretrytest: connection lost during COMMIT")
 func checkScript(script []Fault) error {
 	var errs []error
 	for i, f := range script {
-		if f.Point < NoFault || f.Point > ReplyLostNotApplied {
-			errs = append(errs, fmt.Errorf("txretrytest: Config.Script[%d]: unknown point %d", i, f.Point))
-			continue
-		}
-		answers := f.Point == AtBegin || f.Point == AtEnd || f.Point == AtCommit
-		if answers != (len(f.SQLSTATE) == 5) || (!answers && f.SQLSTATE != "") {
-			errs = append(errs, fmt.Errorf("txretrytest: Config.Script[%d]: SQLSTATE %q does not fit its point", i, f.SQLSTATE))
+		if err := f.check(); err != nil {
+			errs = append(errs, fmt.Errorf("txretrytest: Config.Script[%d]: %w", i, err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func (f Fault) check() error {
+	if f.Point < NoFault || f.Point > ReplyLostNotApplied {
+		return fmt.Errorf("unknown Point %d", f.Point)
+	}
+	if answers := f.Point >= AtBegin && f.Point <= AtCommit; answers != (len(f.SQLSTATE) == 5) || (!answers && f.SQLSTATE != "") {
+		return fmt.Errorf("SQLSTATE %q does not fit its Point", f.SQLSTATE)
+	}
+	if (f.Point == AtStatement) != (f.Statement > 0) || f.Statement < 0 {
+		return fmt.Errorf("Statement %d does not fit its Point", f.Statement)
+	}
+	return nil
 }
 
 func answer(sqlstate, text string) error {

@@ -90,6 +90,20 @@ var suite = map[string]func(f *fixture){
 	"bad options":                     testBadOptions,
 	"hooks":                           testHooks,
 	"concurrent increments lose none": testConcurrent,
+	"lock not available is an answer": testNoWait,
+	"constraint retried":              testConstraintRetried,
+	"constraint persists":             testConstraintPersists,
+	"too late for an attempt":         testTooLate,
+	"too late for another attempt":    testTooLateAgain,
+	"retry budget":                    testBudget,
+	"nested savepoint":                testNestedSavepoint,
+	"nested savepoint fails":          testNestedFails,
+	"nested savepoint panics":         testNestedPanic,
+	"nested savepoint is transient":   testNestedTransient,
+	"nested savepoint refused":        testNestedRefused,
+	"after rollback":                  testAfterRollback,
+	"after rollback, panic":           testAfterRollbackPanic,
+	"serial turn ends before OnDone":  testSerialTurn,
 }
 
 // errBusiness is a permanent error of fn.
@@ -198,6 +212,10 @@ func testBadOptions(f *fixture) {
 		{LockTimeout: time.Microsecond},
 		{LockTimeout: 1 << 62},
 		{StatementTimeout: -time.Second},
+		{IdleTimeout: -time.Second},
+		{TransactionTimeout: time.Microsecond},
+		{DeadlineMargin: -1},
+		{Nested: "join"},
 		{Deferrable: true},
 		{Deferrable: true, ReadOnly: true, Isolation: pgx.ReadCommitted},
 	} {
