@@ -50,6 +50,7 @@ func newServers(cfg config) (*servers, error) {
 		return nil, fmt.Errorf("REDIS_URL: %w", err)
 	}
 	options.PoolSize = redisConns
+	options.ContextTimeoutEnabled = true // a server that hangs is waited for as long as the caller says, not longer
 	return &servers{
 		shop: shop, workers: workers, redis: redis.NewClient(options),
 		amqpURL: cfg.amqpURL, name: "reservation " + cfg.role,
@@ -72,15 +73,19 @@ func newPool(url string, conns int32, settings map[string]string) (*pgxpool.Pool
 func (s *servers) dial(ctx context.Context) (*amqp.Connection, error) {
 	properties := amqp.NewConnectionProperties()
 	properties.SetClientConnectionName(s.name)
+	deadline := time.Now().Add(dialTimeout)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
 	return amqp.DialConfig(s.amqpURL, amqp.Config{
 		Properties: properties,
 		Dial: func(network, addr string) (net.Conn, error) {
-			conn, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, network, addr)
+			conn, err := (&net.Dialer{Deadline: deadline}).DialContext(ctx, network, addr)
 			if err != nil {
 				return nil, err
 			}
 			// Until heartbeats begin nothing else ends a handshake with a server that is stuck.
-			return conn, conn.SetDeadline(time.Now().Add(dialTimeout))
+			return conn, conn.SetDeadline(deadline)
 		},
 	})
 }
@@ -95,7 +100,8 @@ func (s *servers) checks() []httpapi.Check {
 			if err != nil {
 				return err
 			}
-			return conn.Close()
+			deadline, _ := ctx.Deadline()
+			return conn.CloseDeadline(deadline)
 		}},
 	}
 }

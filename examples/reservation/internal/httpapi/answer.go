@@ -91,7 +91,9 @@ func (a *api) fail(w http.ResponseWriter, r *http.Request, err error) {
 		problemOf(refusal).write(w)
 		return
 	}
-	a.log.ErrorContext(r.Context(), "request failed", slog.String("path", r.URL.Path), slog.Any("error", err))
+	if !errors.Is(r.Context().Err(), context.Canceled) { // else the client has gone, which is no fault
+		a.log.ErrorContext(r.Context(), "request failed", slog.String("path", r.URL.Path), slog.Any("error", err))
+	}
 	p := newProblem(http.StatusServiceUnavailable, codeUnavailable, "the shop cannot answer now")
 	p.retryAfter = time.Second
 	if known, ok := errors.AsType[coded](err); ok {

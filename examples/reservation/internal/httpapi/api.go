@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"time"
 
 	"go.opentelemetry.io/otel/metric"
 
@@ -63,5 +64,17 @@ func New(cfg Config) (http.Handler, error) {
 	mux.Handle("/api/reservations/{id}/confirm", methods{"POST": post(a.confirm)})
 	mux.Handle("/api/reservations/{id}/cancel", methods{"POST": post(a.cancel)})
 	mux.HandleFunc("/", notFound)
-	return recovered(cfg.Logger, exactPaths(mux)), nil
+	return recovered(cfg.Logger, exactPaths(timeLimited(mux))), nil
+}
+
+// requestTimeout ends requests whose server hangs. A transaction that waits for locks in all its
+// attempts, 6 times 8 s and the pauses between, is over before: that is answered by LOCK_TIMEOUT.
+const requestTimeout = time.Minute
+
+func timeLimited(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), requestTimeout)
+		defer cancel()
+		next.ServeHTTP(w, r.WithContext(ctx))
+	})
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"sync"
 	"time"
 )
 
@@ -41,12 +42,11 @@ func Ops(checks []Check, metrics, next http.Handler, log *slog.Logger) http.Hand
 func serveReady(w http.ResponseWriter, r *http.Request, checks []Check, log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(r.Context(), readyTimeout)
 	defer cancel()
+	errs := askAll(ctx, checks)
 	unready := []string{}
-	var errs []error
-	for _, check := range checks {
-		if err := check.Ready(ctx); err != nil {
-			unready = append(unready, check.Name)
-			errs = append(errs, err)
+	for i, err := range errs {
+		if err != nil {
+			unready = append(unready, checks[i].Name)
 		}
 	}
 	if len(unready) == 0 {
@@ -57,4 +57,15 @@ func serveReady(w http.ResponseWriter, r *http.Request, checks []Check, log *slo
 	log.WarnContext(ctx, "not ready", slog.Any("error", errors.Join(errs...)))
 	body := encode(map[string]any{"status": "not ready", "waiting_for": unready})
 	jsonResponse(http.StatusServiceUnavailable, "application/json", body).Send(w)
+}
+
+// askAll asks all at the same time: one that hangs says nothing about the others.
+func askAll(ctx context.Context, checks []Check) []error {
+	errs := make([]error, len(checks))
+	var asking sync.WaitGroup
+	for i, check := range checks {
+		asking.Go(func() { errs[i] = check.Ready(ctx) })
+	}
+	asking.Wait()
+	return errs
 }
