@@ -29,6 +29,7 @@ func testBadInput(t *testing.T, s *shop) {
 		"root":                            {get("/"), 404, "NOT_FOUND"},
 		"trailing slash":                  {get("/api/events/"), 404, "NOT_FOUND"},
 		"double slash":                    {get("/api//events"), 404, "NOT_FOUND"},
+		"asterisk":                        {get("*"), 404, "NOT_FOUND"},
 		"dots":                            {get("/api/./events"), 404, "NOT_FOUND"},
 		"unknown route before method":     {request{method: "BREW", path: "/api/x"}, 404, "NOT_FOUND"},
 		"event that is no id":             {get("/api/events/x"), 404, "NOT_FOUND"},
@@ -146,6 +147,10 @@ func TestDoubledHeaders(t *testing.T) {
 	s.do(r).wants(http.StatusBadRequest, "USER_REQUIRED")
 	r.header = http.Header{idempotency.Header: {r.key, r.key}}
 	s.do(r).wants(http.StatusBadRequest, "IDEMPOTENCY_KEY_INVALID")
+	r.header = http.Header{"Content-Type": {jsonType, "text/plain"}}
+	s.do(r).wants(http.StatusUnsupportedMediaType, "UNSUPPORTED_MEDIA_TYPE")
+	r.header = http.Header{"Content-Type": {jsonType, jsonType}}
+	s.do(r).wants(http.StatusUnsupportedMediaType, "UNSUPPORTED_MEDIA_TYPE")
 }
 
 func withType(r request, contentType string) request {

@@ -38,7 +38,8 @@ func readBody(r *http.Request, allowed ...string) (members, error) {
 }
 
 func checkMediaType(h http.Header) error {
-	media, params, err := mime.ParseMediaType(h.Get("Content-Type"))
+	// A type that is there twice becomes a list, which is none.
+	media, params, err := mime.ParseMediaType(strings.Join(h.Values("Content-Type"), ", "))
 	charset := params["charset"]
 	plain := h.Get("Content-Encoding") == "" && (charset == "" || strings.EqualFold(charset, "utf-8"))
 	if err != nil || media != "application/json" || !plain {

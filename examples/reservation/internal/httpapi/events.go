@@ -3,6 +3,7 @@ package httpapi
 import (
 	"context"
 	"net/http"
+	"net/url"
 	"strconv"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
@@ -46,7 +47,10 @@ func (a *api) listEvents(w http.ResponseWriter, r *http.Request) {
 }
 
 func readPage(r *http.Request) (limit int, after string, err error) {
-	query := r.URL.Query()
+	query, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return 0, "", invalid("the query is malformed")
+	}
 	limit = maxPage
 	if text := query.Get("limit"); text != "" {
 		limit, err = strconv.Atoi(text)

@@ -55,7 +55,7 @@ func validID(id string) bool {
 // exactPaths answers 404 where http.ServeMux would redirect to a tidier path.
 func exactPaths(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != path.Clean(r.URL.Path) {
+		if r.URL.Path != path.Clean("/"+r.URL.Path) {
 			notFound(w, r)
 			return
 		}

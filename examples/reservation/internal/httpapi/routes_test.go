@@ -90,7 +90,7 @@ func testListEvents(t *testing.T, s *shop) {
 	if !slices.Equal(names, []string{"Night 0", "Night 1", "Night 2", "Night 3", "Night 4"}) || p.Next != nil {
 		t.Errorf("pages give %q, next %v", names, p.Next)
 	}
-	for _, query := range []string{"limit=0", "limit=101", "limit=x", "after=x"} {
+	for _, query := range []string{"limit=0", "limit=101", "limit=x", "limit=%zz", "limit=1;after=x", "after=x"} {
 		s.do(get("/api/events?"+query)).wants(http.StatusBadRequest, "INVALID_REQUEST")
 	}
 }
