@@ -83,6 +83,8 @@ func TestNewManagerRefuses(t *testing.T) {
 		"unknown point":            {Script: []txretrytest.Fault{{Point: 99}}},
 		"no SQLSTATE":              {Script: []txretrytest.Fault{{Point: txretrytest.AtCommit}}},
 		"SQLSTATE of a lost reply": {Script: []txretrytest.Fault{{Point: txretrytest.ReplyLostApplied, SQLSTATE: "40001"}}},
+		"no statement":             {Script: []txretrytest.Fault{{Point: txretrytest.AtStatement, SQLSTATE: "40001"}}},
+		"statement elsewhere":      {Script: []txretrytest.Fault{{Point: txretrytest.AtEnd, Statement: 1, SQLSTATE: "40001"}}},
 		"retry configuration":      {Retry: txretry.Config{MaxAttempts: -1}},
 	} {
 		t.Run(name, func(t *testing.T) {
