@@ -35,6 +35,10 @@ func runDead(ctx context.Context, c *commandContext, args []string) (int, error)
 		return exitUsage, usagef("dead: say list, show, retry or remove")
 	}
 	verb := args[0]
+	if verb == "-h" || verb == "-help" || verb == "--help" {
+		fmt.Fprintln(c.stdout, "Usage: reservation dead list|show|retry|remove [flags]; dead list -h and so on tell the flags")
+		return exitOK, nil
+	}
 	f, err := parseDeadFilter(c, verb, args[1:])
 	if err != nil {
 		return exitUsage, err

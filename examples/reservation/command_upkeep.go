@@ -96,6 +96,7 @@ func runDoctor(ctx context.Context, c *commandContext, args []string) (int, erro
 		return exitFailed, err
 	}
 	if found > 0 {
+		fmt.Fprintf(c.stdout, "findings: %d; the command migrate creates what does not exist\n", found)
 		return exitFailed, nil
 	}
 	fmt.Fprintln(c.stdout, "all is well")

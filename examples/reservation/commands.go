@@ -64,7 +64,7 @@ func doCommand(ctx context.Context, cfg config, log *slog.Logger, stdout io.Writ
 	all := commands()
 	i := slices.IndexFunc(all, func(c command) bool { return c.name == name })
 	if i < 0 {
-		return exitUsage, usagef("unknown command %.40q", name)
+		return exitUsage, usagef("unknown command %.40q; -h lists all", name)
 	}
 	if cfg.backend == backendContainers {
 		return exitUsage, usagef("-backend=containers would start empty servers: a command needs -backend=services")

@@ -19,7 +19,8 @@ func TestUsage(t *testing.T) {
 	for _, args := range [][]string{
 		{"-backend=memory", "-role=relay"}, {"-role=api"}, {"-backend=memory", "relay"}, {"-backend=floppy"},
 		{"-backend=services", "-role=boss"}, {"-hold=x"}, {"-hold=0s"}, {"-hold=-1m"}, {"-sweep=sometimes"}, {"-sweep=@every 1ns"},
-		{"-user-limit=0"}, {"-global-limit=-1"}, {"-port=1"}, {"nonsense"}, {"relay", "x"}, {"relay", "--limit=0"},
+		{"-user-limit=0"}, {"-global-limit=-1"}, {"-port=1"}, {"nonsense"},
+		{"-addr="}, {"-addr=8080"}, {"-addr=127.0.0.1:99999"}, {"-backend=services", "-role=api", "-addr="}, {"relay", "x"}, {"relay", "--limit=0"},
 		{"relay", "--limit=x"}, {"dead"}, {"dead", "raise"}, {"dead", "show"}, {"dead", "retry"}, {"dead", "remove"},
 		{"dead", "list", "--id=x"}, {"dead", "list", "--from=x"}, {"sweep", "--now"}, {"-backend=containers", "sweep"},
 	} {
@@ -31,8 +32,12 @@ func TestUsage(t *testing.T) {
 	if code, out, _ := command(t, nil, "-h"); code != 0 || !strings.Contains(out, "doctor") {
 		t.Errorf("-h exits with %d: %s", code, out)
 	}
-	if code, out, _ := command(t, nil, "relay", "-h"); code != 0 || !strings.Contains(out, "-time-limit") {
-		t.Errorf("relay -h exits with %d: %s", code, out)
+	for part, args := range map[string][]string{
+		"-time-limit": {"relay", "-h"}, "list|show": {"dead", "-h"}, "-class": {"dead", "retry", "--help"},
+	} {
+		if code, out, _ := command(t, nil, args...); code != 0 || !strings.Contains(out, part) {
+			t.Errorf("%q exits with %d: %s", args, code, out)
+		}
 	}
 }
 
@@ -55,7 +60,7 @@ func TestOperatorCommands(t *testing.T) {
 			t.Errorf("%q exits with %d, want %d; prints %q, want %q\n%s", args, code, want, out, part, errs)
 		}
 	}
-	wants(1, "does not exist", "doctor")
+	wants(1, "the command migrate creates", "doctor")
 	wants(2, "", "relay")
 	wants(0, "up to date", "migrate")
 	wants(0, "up to date", "migrate")

@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net"
 	"net/url"
 	"slices"
 	"strings"
@@ -92,6 +93,9 @@ func (c config) validate() error {
 	if !slices.Contains([]string{roleAll, roleAPI, roleRelay, roleConsumer, roleSweeper}, c.role) {
 		report("-role is %q, must be all, api, relay, consumer or sweeper", c.role)
 	}
+	if err := c.checkAddr(); err != nil {
+		report("-addr: %w", err)
+	}
 	if c.backend == backendMemory && c.role != roleAll {
 		report("-backend=memory lives in one process: it has no -role but all")
 	}
@@ -114,6 +118,21 @@ func (c config) validate() error {
 			checkURL("AMQP_URL", c.amqpURL, "amqp", "amqps"))
 	}
 	return errors.Join(errs...)
+}
+
+// checkAddr finds what would only be seen when the servers are connected to, or have been started.
+func (c config) checkAddr() error {
+	if c.addr == "" {
+		if c.role == roleAll || c.role == roleAPI {
+			return fmt.Errorf("-role=%s has to listen somewhere", c.role)
+		}
+		return nil
+	}
+	_, port, err := net.SplitHostPort(c.addr)
+	if err == nil {
+		_, err = net.LookupPort("tcp", port)
+	}
+	return err
 }
 
 // checkURL never quotes the address, which may hold a password.

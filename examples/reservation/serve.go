@@ -56,6 +56,7 @@ func serve(ctx context.Context, cfg config, log *slog.Logger, stdout io.Writer) 
 	}
 	defer b.close()
 	if cfg.addr == "" {
+		fmt.Fprintf(stdout, "reservation: running (backend %s, role %s)\n", cfg.backend, cfg.role)
 		return runAll(ctx, b.services, nil)
 	}
 

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
 )
@@ -49,6 +50,7 @@ func newServers(cfg config) (*servers, error) {
 		workers.Close()
 		return nil, fmt.Errorf("REDIS_URL: %w", err)
 	}
+	logging.Disable() // of go-redis, in a form of its own: every error comes back to the caller, too
 	options.PoolSize = redisConns
 	options.ContextTimeoutEnabled = true // a server that hangs is waited for as long as the caller says, not longer
 	return &servers{
