@@ -18,15 +18,16 @@ func TestSettings(t *testing.T) {
 	pool := newCounter(t)
 	m := newManager(t, pool, txretry.Config{})
 	const show = `select concat_ws(' / ', current_setting('transaction_isolation'), current_setting('transaction_read_only'),
-		current_setting('transaction_deferrable'), current_setting('lock_timeout'), current_setting('statement_timeout'))`
+		current_setting('transaction_deferrable'), current_setting('lock_timeout'), current_setting('statement_timeout'),
+		current_setting('idle_in_transaction_session_timeout'))`
 	tests := []struct {
 		opts txretry.Options
 		want string
 	}{
-		{txretry.Options{}, "serializable / off / off / 8s / 0"},
-		{txretry.Options{Isolation: pgx.ReadCommitted, LockTimeout: time.Millisecond}, "read committed / off / off / 1ms / 0"},
-		{txretry.Options{ReadOnly: true, Deferrable: true}, "serializable / on / on / 8s / 0"},
-		{txretry.Options{Isolation: pgx.RepeatableRead, LockTimeout: 1500001 * time.Microsecond, StatementTimeout: time.Minute}, "repeatable read / off / off / 1501ms / 1min"},
+		{txretry.Options{}, "serializable / off / off / 8s / 0 / 0"},
+		{txretry.Options{Isolation: pgx.ReadCommitted, LockTimeout: time.Millisecond}, "read committed / off / off / 1ms / 0 / 0"},
+		{txretry.Options{ReadOnly: true, Deferrable: true}, "serializable / on / on / 8s / 0 / 0"},
+		{txretry.Options{Isolation: pgx.RepeatableRead, LockTimeout: 1500001 * time.Microsecond, StatementTimeout: time.Minute, IdleTimeout: time.Hour}, "repeatable read / off / off / 1501ms / 1min / 1h"},
 	}
 	for _, tt := range tests {
 		for range 2 { // rendered, then remembered

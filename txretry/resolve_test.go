@@ -1,0 +1,194 @@
+package txretry_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/txretry"
+)
+
+// witness is what a probe looks for.
+const witness = "insert into witness values (1)"
+
+// lookForWitness is the probe that waits for the other transaction.
+func lookForWitness(ctx context.Context, tx pgx.Tx) (txretry.Outcome, error) {
+	_, err := tx.Exec(ctx, witness)
+	var refused *pgconn.PgError
+	switch {
+	case err == nil:
+		return txretry.RolledBack, nil
+	case errors.As(err, &refused) && refused.Code == "23505":
+		return txretry.Committed, nil
+	}
+	return txretry.Unknown, err
+}
+
+var resolvers = map[string]txretry.Resolver{
+	"status": txretry.XactStatus(),
+	"probe":  txretry.Probe(lookForWitness),
+}
+
+// resolved runs work, which adds 1 and leaves the witness, and checks that it
+// took effect once, in this many calls of fn.
+func resolved(t *testing.T, m *txretry.Manager, direct *pgxpool.Pool, wantCalls int, disturb func(ctx context.Context, tx pgx.Tx, call int)) {
+	t.Helper()
+	calls, committed, rolledBack := 0, 0, 0
+	err := m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+		calls++
+		txretry.AfterCommit(tx, func() { committed++ })
+		txretry.AfterRollback(tx, func() { rolledBack++ })
+		if _, err := tx.Exec(ctx, witness); err != nil {
+			return err
+		}
+		if err := add(ctx, tx, 1); err != nil {
+			return err
+		}
+		disturb(ctx, tx, calls)
+		return nil
+	})
+	if err != nil || calls != wantCalls || committed != 1 || rolledBack != 0 {
+		t.Errorf("error %v after %d calls, %d and %d functions run; want success in %d", err, calls, committed, rolledBack, wantCalls)
+	}
+	wantCounter(t, direct, 1)
+}
+
+// The reply of COMMIT is dropped by the network, which then breaks and heals.
+func TestResolveCommitReplyLost(t *testing.T) {
+	t.Parallel()
+	for name, resolver := range resolvers {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rawURL := pgtest.URL(t)
+			direct := counterOn(t, rawURL)
+			exec(t, direct, "create table witness (id int primary key)")
+			proxy := testenv.NewProxy(t, rawURL)
+			m := newManager(t, pgtest.Pool(t, proxy.URL(), 2), txretry.Config{Resolver: resolver})
+			resolved(t, m, direct, 1, func(context.Context, pgx.Tx, int) {
+				proxy.DropReplies()
+				go func() {
+					for n := 0; n < 1 && t.Context().Err() == nil; {
+						n, _ = read(t.Context(), direct)
+					}
+					proxy.Cut()
+					proxy.Heal()
+				}()
+			})
+		})
+	}
+}
+
+// The backend ends before it sees COMMIT: nothing is applied, so fn runs again.
+func TestResolveTerminatedBeforeCommit(t *testing.T) {
+	t.Parallel()
+	for name, resolver := range resolvers {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := newCounter(t)
+			exec(t, pool, "create table witness (id int primary key)")
+			m := newManager(t, pool, txretry.Config{Resolver: resolver})
+			resolved(t, m, pool, 2, func(_ context.Context, tx pgx.Tx, call int) {
+				if call == 1 {
+					exec(t, pool, "select pg_terminate_backend($1, 5000)", tx.Conn().PgConn().PID())
+				}
+			})
+		})
+	}
+}
+
+// slowCommit makes the first COMMIT that has touched the counter take its time.
+const slowCommit = `
+	create sequence once;
+	create function dawdle() returns trigger language plpgsql as
+		$$ begin if nextval('once') = 1 then perform pg_sleep(60); end if; return null; end $$;
+	create constraint trigger dawdle after update on counter deferrable initially deferred
+		for each row execute function dawdle()`
+
+// COMMIT is at work when its backend ends, or when its time is up.
+func TestResolveDuringCommit(t *testing.T) {
+	t.Parallel()
+	for name, terminate := range map[string]bool{"terminated": true, "timed out": false} {
+		for kind, resolver := range resolvers {
+			t.Run(name+", "+kind, func(t *testing.T) {
+				t.Parallel()
+				pool := newCounter(t)
+				exec(t, pool, "create table witness (id int primary key);"+slowCommit)
+				cfg := txretry.Config{Resolver: resolver, CommitTimeout: 500 * time.Millisecond}
+				if terminate {
+					cfg.CommitTimeout = time.Minute
+				}
+				resolved(t, newManager(t, pool, cfg), pool, 2, func(_ context.Context, tx pgx.Tx, call int) {
+					if call > 1 || !terminate {
+						return
+					}
+					pid := tx.Conn().PgConn().PID()
+					go testenv.Eventually(t, 10*time.Second, func() error { return terminateWhileCommitting(t.Context(), pool, pid) })
+				})
+			})
+		}
+	}
+}
+
+func terminateWhileCommitting(ctx context.Context, pool *pgxpool.Pool, pid uint32) error {
+	var ok bool
+	err := pool.QueryRow(ctx, `select pg_terminate_backend(pid) from pg_stat_activity
+		where pid = $1 and query = 'commit' and wait_event = 'PgSleep'`, pid).Scan(&ok)
+	if err == nil && !ok {
+		err = errors.New("not terminated")
+	}
+	return err
+}
+
+// A read-only call and one whose transaction the server never knew stay unknown.
+func TestUnresolvable(t *testing.T) {
+	t.Parallel()
+	pool := newCounter(t)
+	m := newManager(t, pool, txretry.Config{Resolver: txretry.XactStatus()})
+	start := time.Now()
+	err := m.DoWith(t.Context(), txretry.Options{ReadOnly: true}, func(_ context.Context, tx pgx.Tx) error {
+		exec(t, pool, "select pg_terminate_backend($1, 5000)", tx.Conn().PgConn().PID())
+		return nil
+	})
+	wantUnknown(t, err)
+	if waited := time.Since(start); waited > 8*time.Second {
+		t.Errorf("asked for %v where there is nothing to ask", waited)
+	}
+}
+
+// The server restarts while fn runs. With a Resolver the call survives, because
+// nothing was applied; without one, COMMIT's outcome is unknown.
+func TestServerRestart(t *testing.T) {
+	t.Parallel()
+	server := testenv.Private(t, testenv.Postgres)
+	pool := pgtest.Pool(t, server.URL(), 4)
+	exec(t, pool, "create table counter (id int primary key, n int not null); insert into counter values (1, 0)")
+	run := func(cfg txretry.Config) (calls int, err error) {
+		err = newManager(t, pool, cfg).Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+			if calls++; calls > 1 {
+				return add(ctx, tx, 1)
+			}
+			if err := add(ctx, tx, 1); err != nil {
+				return err
+			}
+			return server.Restart(ctx)
+		})
+		return calls, err
+	}
+	if calls, err := run(txretry.Config{}); calls != 1 {
+		t.Errorf("%d calls without a resolver", calls)
+	} else {
+		wantUnknown(t, err)
+	}
+	wantCounter(t, pool, 0)
+	if calls, err := run(txretry.Config{Resolver: txretry.XactStatus()}); calls != 2 || err != nil {
+		t.Errorf("error %v after %d calls with a resolver", err, calls)
+	}
+	wantCounter(t, pool, 1)
+}
