@@ -58,8 +58,8 @@ func parseConfig(args []string, getenv func(string) string, usage io.Writer) (co
 	flags.StringVar(&c.role, "role", roleAll, "all, api, relay, consumer or sweeper")
 	flags.DurationVar(&c.hold, "hold", 15*time.Minute, "how long a reservation is held")
 	flags.StringVar(&sweep, "sweep", expiry.DefaultSchedule, "`schedule` of the sweeper: cron in UTC, or @every 1s")
-	flags.IntVar(&c.userLimit, "user-limit", 10, "requests per user and minute")
-	flags.IntVar(&c.globalLimit, "global-limit", 1000, "requests per minute, 0 for no limit")
+	flags.IntVar(&c.userLimit, "user-limit", 10, "POSTs per user and minute")
+	flags.IntVar(&c.globalLimit, "global-limit", 1000, "POSTs per minute, 0 for no limit")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			writeUsage(usage, flags)
