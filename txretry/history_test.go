@@ -1,0 +1,229 @@
+package txretry_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/txretry"
+)
+
+// A log is a key whose value is the list of the calls that have written it. So
+// its length is a version, and its end shows the order of all writes.
+const logSQL = `create table log (key int primary key, calls int[] not null);
+	insert into log select k, '{}' from generate_series(1, 4) k`
+
+var errAbandoned = errors.New("abandoned by fn")
+
+// player makes random calls and keeps the history of those that committed.
+type player struct {
+	m   *txretry.Manager
+	mu  sync.Mutex
+	all map[int]*deed
+}
+
+// play makes a call that reads some keys and appends its number to some of them:
+// what it writes is what it has read, and a little.
+func (p *player) play(ctx context.Context, rng *rand.Rand, id int) error {
+	keys := rng.Perm(4)[:1+rng.IntN(3)]
+	writes := rng.IntN(len(keys) + 1)
+	abandon := rng.IntN(8) == 0
+	atCommit := rng.IntN(2) == 0
+	pause := time.Duration(rng.IntN(2000)) * time.Microsecond
+	var d *deed
+	err := p.m.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		d = &deed{reads: map[int]int{}, writes: map[int]bool{}}
+		for i, k := range keys {
+			var calls []int
+			if err := tx.QueryRow(ctx, "select calls from log where key = $1", k+1).Scan(&calls); err != nil {
+				return err
+			}
+			d.reads[k] = len(calls)
+			if _, err := tx.Exec(ctx, "select pg_sleep($1)", pause.Seconds()); err != nil {
+				return err
+			}
+			if i >= writes {
+				continue
+			}
+			d.writes[k] = true
+			const update = "update log set calls = $2 where key = $1"
+			if calls = append(calls, id); atCommit {
+				txretry.AtCommit(tx, update, k+1, calls)
+			} else if _, err := tx.Exec(ctx, update, k+1, calls); err != nil {
+				return err
+			}
+		}
+		if abandon {
+			return errAbandoned
+		}
+		return nil
+	})
+	if abandon && errors.Is(err, errAbandoned) {
+		return nil
+	}
+	if err == nil {
+		p.mu.Lock()
+		p.all[id] = d
+		p.mu.Unlock()
+	}
+	return err
+}
+
+// Whatever the schedule: the calls that returned nil, and only those, took
+// effect, once each, and as if they had run one after another.
+func TestHistoriesAreSerializable(t *testing.T) {
+	t.Parallel()
+	const workers = 8
+	rounds, each := 2, 15
+	if testing.Short() {
+		rounds, each = 1, 10
+	}
+	for seed := range uint64(rounds) {
+		pool := pgtest.New(t)
+		exec(t, pool, logSQL)
+		cfg := txretry.Config{MaxAttempts: 1000, BaseDelay: time.Millisecond, MaxDelay: 30 * time.Millisecond}
+		p := &player{m: newManager(t, pool, cfg), all: map[int]*deed{}}
+		var wg sync.WaitGroup
+		for w := range workers {
+			wg.Go(func() {
+				rng := rand.New(rand.NewPCG(seed, uint64(w)))
+				for i := range each {
+					if err := p.play(t.Context(), rng, w*each+i); err != nil {
+						t.Errorf("seed %d: %v", seed, err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if err := check(p.all, logs(t, pool)); err != nil {
+			t.Errorf("seed %d: %v", seed, err)
+		}
+		if len(p.all) < workers*each/2 {
+			t.Errorf("seed %d: only %d calls committed", seed, len(p.all))
+		}
+	}
+}
+
+func logs(t *testing.T, pool *pgxpool.Pool) (order [][]int) {
+	t.Helper()
+	rows, _ := pool.Query(t.Context(), "select calls from log order by key")
+	order, err := pgx.CollectRows(rows, pgx.RowTo[[]int])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return order
+}
+
+// deed is what one committed call did: the version of each key that it read,
+// and which of them it wrote.
+type deed struct {
+	reads  map[int]int
+	writes map[int]bool
+}
+
+// check compares the deeds with the final logs. They are serializable if no
+// cycle of "must have come before" leads through them.
+func check(all map[int]*deed, order [][]int) error {
+	before := map[int][]int{} // call → those that must come after it
+	for key, calls := range order {
+		written := map[int]bool{}
+		for at, id := range calls {
+			d := all[id]
+			switch {
+			case d == nil || !d.writes[key]:
+				return fmt.Errorf("key %d: write of call %d, which did not commit it", key, id)
+			case written[id]:
+				return fmt.Errorf("key %d: call %d is applied twice", key, id)
+			case d.reads[key] != at:
+				return fmt.Errorf("key %d: call %d read version %d and wrote version %d", key, id, d.reads[key], at+1)
+			}
+			written[id] = true
+		}
+		for id, d := range all {
+			if d.writes[key] && !written[id] {
+				return fmt.Errorf("key %d: write of call %d is lost", key, id)
+			}
+			version, read := d.reads[key]
+			if !read {
+				continue
+			}
+			if version > 0 {
+				before[calls[version-1]] = append(before[calls[version-1]], id)
+			}
+			if version < len(calls) && calls[version] != id {
+				before[id] = append(before[id], calls[version])
+			}
+		}
+	}
+	return acyclic(before)
+}
+
+// acyclic looks for a cycle by depth-first search.
+func acyclic(before map[int][]int) error {
+	const entered, left = 1, 2
+	state := map[int]int{}
+	var visit func(id int) error
+	visit = func(id int) error {
+		state[id] = entered
+		for _, next := range before[id] {
+			if state[next] == entered {
+				return fmt.Errorf("not serializable: call %d must come before itself", next)
+			}
+			if state[next] == 0 {
+				if err := visit(next); err != nil {
+					return err
+				}
+			}
+		}
+		state[id] = left
+		return nil
+	}
+	for id := range before {
+		if state[id] == 0 {
+			if err := visit(id); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// The checker finds what it is there to find.
+func TestHistoryCheck(t *testing.T) {
+	t.Parallel()
+	type reads = map[int]int
+	write := func(r reads, keys ...int) *deed {
+		d := &deed{reads: r, writes: map[int]bool{}}
+		for _, k := range keys {
+			d.writes[k] = true
+		}
+		return d
+	}
+	for name, tt := range map[string]struct {
+		all   map[int]*deed
+		order [][]int
+		ok    bool
+	}{
+		"one after another":  {map[int]*deed{1: write(reads{0: 0}, 0), 2: write(reads{0: 1}, 0)}, [][]int{{1, 2}}, true},
+		"lost update":        {map[int]*deed{1: write(reads{0: 0}, 0), 2: write(reads{0: 0}, 0)}, [][]int{{2}}, false},
+		"applied twice":      {map[int]*deed{1: write(reads{0: 0}, 0)}, [][]int{{1, 1}}, false},
+		"abandoned, applied": {map[int]*deed{}, [][]int{{1}}, false},
+		"write skew":         {map[int]*deed{1: write(reads{0: 0, 1: 0}, 0), 2: write(reads{0: 0, 1: 0}, 1)}, [][]int{{1}, {2}}, false},
+		"read-only anomaly": {map[int]*deed{
+			1: write(reads{0: 0}, 0), 2: write(reads{0: 0, 1: 0}, 1), 3: write(reads{0: 1, 1: 0})}, [][]int{{1}, {2}}, false},
+		"readers of one moment": {map[int]*deed{
+			1: write(reads{0: 0}, 0), 2: write(reads{0: 1, 1: 0}, 1), 3: write(reads{0: 1, 1: 0})}, [][]int{{1}, {2}}, true},
+	} {
+		if err := check(tt.all, tt.order); (err == nil) != tt.ok {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
