@@ -1,0 +1,159 @@
+package txretry_test
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/jackc/pgx/v5"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	metrics "go.opentelemetry.io/otel/metric/noop"
+	"go.opentelemetry.io/otel/trace"
+	traces "go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/holdfast-go/holdfast/txretry"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+)
+
+// seen is what OpenTelemetry got, for one call at a time.
+type seen struct {
+	points map[string]float64 // by instrument and attributes
+	span   map[string]string
+	events []string
+	ended  int
+}
+
+func (s *seen) add(name string, value float64, set attribute.Set) {
+	if s.points == nil {
+		s.points = map[string]float64{}
+	}
+	s.points[name+" "+set.Encoded(attribute.DefaultEncoder())] += value
+}
+
+type meterProvider struct {
+	metrics.MeterProvider
+	s *seen
+}
+
+func (p meterProvider) Meter(string, ...metric.MeterOption) metric.Meter { return meter{s: p.s} }
+
+type meter struct {
+	metrics.Meter
+	s *seen
+}
+
+func (m meter) Float64Histogram(name string, _ ...metric.Float64HistogramOption) (metric.Float64Histogram, error) {
+	return histogram{s: m.s, name: name}, nil
+}
+
+func (m meter) Int64Counter(name string, _ ...metric.Int64CounterOption) (metric.Int64Counter, error) {
+	return count{s: m.s, name: name}, nil
+}
+
+type histogram struct {
+	metrics.Float64Histogram
+	s    *seen
+	name string
+}
+
+func (histogram) Enabled(context.Context) bool { return true }
+func (h histogram) Record(_ context.Context, v float64, opts ...metric.RecordOption) {
+	h.s.add(h.name, v, metric.NewRecordConfig(opts).Attributes())
+}
+
+type count struct {
+	metrics.Int64Counter
+	s    *seen
+	name string
+}
+
+func (count) Enabled(context.Context) bool { return true }
+func (c count) Add(_ context.Context, n int64, opts ...metric.AddOption) {
+	c.s.add(c.name, float64(n), metric.NewAddConfig(opts).Attributes())
+}
+
+type tracerProvider struct {
+	traces.TracerProvider
+	s *seen
+}
+
+func (p tracerProvider) Tracer(string, ...trace.TracerOption) trace.Tracer { return tracer{s: p.s} }
+
+type tracer struct {
+	traces.Tracer
+	s *seen
+}
+
+func (t tracer) Start(ctx context.Context, name string, _ ...trace.SpanStartOption) (context.Context, trace.Span) {
+	t.s.span = map[string]string{"name": name}
+	span := span{s: t.s}
+	return trace.ContextWithSpan(ctx, span), span
+}
+
+type span struct {
+	traces.Span
+	s *seen
+}
+
+func (span) IsRecording() bool            { return true }
+func (s span) End(...trace.SpanEndOption) { s.s.ended++ }
+func (s span) SetAttributes(kvs ...attribute.KeyValue) {
+	for _, kv := range kvs {
+		s.s.span[strings.TrimPrefix(string(kv.Key), "holdfast.")] = kv.Value.Emit()
+	}
+}
+
+func (s span) AddEvent(_ string, opts ...trace.EventOption) {
+	cfg := trace.NewEventConfig(opts...)
+	set := attribute.NewSet(cfg.Attributes()...)
+	s.s.events = append(s.s.events, set.Encoded(attribute.DefaultEncoder()))
+}
+
+func TestTelemetry(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var s seen
+		m := txretrytest.NewManager(txretrytest.Config{
+			Script: []txretrytest.Fault{{Point: txretrytest.AtCommit, SQLSTATE: "40001"}, {}, {Point: txretrytest.AtEnd, SQLSTATE: "23505"}},
+			Retry: txretry.Config{
+				TracerProvider: tracerProvider{s: &s}, MeterProvider: meterProvider{s: &s},
+				Rand: func() float64 { return 0.5 },
+			},
+		})
+		work := func(ctx context.Context, _ pgx.Tx) error {
+			if !trace.SpanFromContext(ctx).IsRecording() {
+				return errors.New("fn does not run under the span")
+			}
+			return nil
+		}
+		if err := m.DoWith(t.Context(), txretry.Options{Name: "op"}, work); err != nil {
+			t.Fatal(err)
+		}
+		wantSpan := map[string]string{"name": "txretry.Do", "operation": "op", "outcome": "committed", "attempts": "2", "phase.sleep": "0.1"}
+		if !maps.Equal(s.span, wantSpan) || s.ended != 1 {
+			t.Errorf("span %v, ended %d times, want %v", s.span, s.ended, wantSpan)
+		}
+		if want := []string{"holdfast.phase=commit,holdfast.sqlstate=40001"}; !slices.Equal(s.events, want) {
+			t.Errorf("events %v, want %v", s.events, want)
+		}
+		if err := m.DoWith(t.Context(), txretry.Options{Name: "op"}, work); err == nil {
+			t.Error("no error")
+		}
+		wantPoints := map[string]float64{
+			"holdfast.txretry.duration operation=op,outcome=committed":           0.1,
+			"holdfast.txretry.duration operation=op,outcome=rolled_back":         0,
+			"holdfast.txretry.attempts operation=op,outcome=committed":           2,
+			"holdfast.txretry.attempts operation=op,outcome=rolled_back":         1,
+			"holdfast.txretry.phase.duration operation=op,phase=sleep":           0.1,
+			"holdfast.txretry.failures operation=op,phase=commit,sqlstate=40001": 1,
+		}
+		if !maps.Equal(s.points, wantPoints) {
+			t.Errorf("points %v, want %v", s.points, wantPoints)
+		}
+	})
+}
