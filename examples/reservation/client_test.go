@@ -26,6 +26,17 @@ func newClient(t testing.TB, url string) *client {
 	return &client{t, url, &http.Client{Transport: transport, Timeout: 2 * patience}}
 }
 
+// startAPIs runs two processes that serve requests side by side, without a limit for all.
+func startAPIs(t testing.TB, s services, args ...string) []*client {
+	t.Helper()
+	var apis []*client
+	for range 2 {
+		api := start(t, s.env(), append([]string{"-backend=services", "-role=api", "-global-limit=0"}, args...)...)
+		apis = append(apis, newClient(t, api.url))
+	}
+	return apis
+}
+
 // reply is what came back.
 type reply struct {
 	t      testing.TB

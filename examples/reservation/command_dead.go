@@ -152,11 +152,11 @@ func (s deadStores) list(ctx context.Context, w io.Writer, f deadFilter, whole b
 }
 
 func printDead(w io.Writer, from string, id uuid.UUID, name, class string, attempts int, at time.Time, text string) {
-	fmt.Fprintf(w, "%s\t%s\t%s\t%s\tattempts=%d\t%s\t%q\n", from, id, name, class, attempts, at.UTC().Format(time.RFC3339), text)
+	fmt.Fprintf(w, "%s\t%s\t%s\t%s\tattempts=%d\t%s\t%#q\n", from, id, name, class, attempts, at.UTC().Format(time.RFC3339), text)
 }
 
 func printContent(w io.Writer, headers map[string]string, body []byte) {
-	fmt.Fprintf(w, "\theaders: %q\n\tbody: %q\n", headers, body)
+	fmt.Fprintf(w, "\theaders: %q\n\tbody: %#q\n", headers, body)
 }
 
 // change retries or removes what the filter chooses, in both places or one.

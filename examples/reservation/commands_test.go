@@ -20,6 +20,7 @@ func TestUsage(t *testing.T) {
 		{"-backend=memory", "-role=relay"}, {"-role=api"}, {"-backend=memory", "relay"}, {"-backend=floppy"},
 		{"-backend=services", "-role=boss"}, {"-hold=x"}, {"-hold=0s"}, {"-hold=-1m"}, {"-sweep=sometimes"}, {"-sweep=@every 1ns"},
 		{"-user-limit=0"}, {"-global-limit=-1"}, {"-port=1"}, {"nonsense"},
+		{"-user-limit=1000000001"}, {"-global-limit=1000000001"}, {"-user-limit=9223372036854775807"},
 		{"-addr="}, {"-addr=8080"}, {"-addr=127.0.0.1:99999"}, {"-backend=services", "-role=api", "-addr="}, {"relay", "x"}, {"relay", "--limit=0"},
 		{"relay", "--limit=x"}, {"dead"}, {"dead", "raise"}, {"dead", "show"}, {"dead", "retry"}, {"dead", "remove"},
 		{"dead", "list", "--id=x"}, {"dead", "list", "--from=x"}, {"sweep", "--now"}, {"-backend=containers", "sweep"},
@@ -39,6 +40,13 @@ func TestUsage(t *testing.T) {
 			t.Errorf("%q exits with %d: %s", args, code, out)
 		}
 	}
+}
+
+func TestLargestLimits(t *testing.T) {
+	t.Parallel()
+	shop := start(t, nil, "-user-limit=1000000000", "-global-limit=1000000000")
+	newClient(t, shop.url).newEvent(`{"name":"Concert","seats":1}`)
+	shop.stop()
 }
 
 func TestBadAddressesDoNotShowPasswords(t *testing.T) {
@@ -119,7 +127,7 @@ func TestDeadLetters(t *testing.T) {
 	if out := dead("list", "--class=validation", "--limit=1"); !strings.HasPrefix(out, "inbox\t") || strings.Count(out, "\n") != 1 {
 		t.Errorf("list prints %q", out)
 	}
-	if out := dead("show", "--id="+ids[0]); !strings.Contains(out, ids[0]) || !strings.Contains(out, "reservation_id") {
+	if out := dead("show", "--id="+ids[0]); !strings.Contains(out, ids[0]) || !strings.Contains(out, `{"reservation_id":7}`) {
 		t.Errorf("show prints %q", out)
 	}
 	if out := dead("remove", "--id="+ids[0]); out != "removed: outbox 0, inbox 1\n" {

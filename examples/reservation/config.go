@@ -30,6 +30,9 @@ const (
 	roleSweeper  = "sweeper"
 )
 
+// maxLimit is the largest rate limit: beyond that nobody means a limit, and none can be counted exactly.
+const maxLimit = 1_000_000_000
+
 // config is everything that can be set, by flags and by the environment.
 type config struct {
 	backend string
@@ -105,11 +108,11 @@ func (c config) validate() error {
 	if c.hold < time.Second || c.hold > 366*24*time.Hour {
 		report("-hold is %v, must be from 1s to 366 days", c.hold)
 	}
-	if c.userLimit < 1 {
-		report("-user-limit is %d, must be at least 1", c.userLimit)
+	if c.userLimit < 1 || c.userLimit > maxLimit {
+		report("-user-limit is %d, must be from 1 to %d", c.userLimit, maxLimit)
 	}
-	if c.globalLimit < 0 {
-		report("-global-limit is %d, must not be negative", c.globalLimit)
+	if c.globalLimit < 0 || c.globalLimit > maxLimit {
+		report("-global-limit is %d, must be from 0 to %d", c.globalLimit, maxLimit)
 	}
 	if c.backend == backendServices {
 		errs = append(errs,

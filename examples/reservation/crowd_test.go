@@ -13,10 +13,7 @@ import (
 func TestCrowds(t *testing.T) {
 	t.Parallel()
 	s := newServices(t)
-	var apis []*client
-	for range 2 {
-		apis = append(apis, newClient(t, start(t, s.env(), "-backend=services", "-role=api", "-global-limit=0").url))
-	}
+	apis := startAPIs(t, s)
 	start(t, s.env(), "-backend=services", "-role=relay")
 	for range 2 {
 		start(t, s.env(), "-backend=services", "-role=consumer")
@@ -93,10 +90,7 @@ func rush(t *testing.T, apis []*client, buyers int, body string) int {
 func TestBuyersOfTheSameSeats(t *testing.T) {
 	t.Parallel()
 	s := newServices(t)
-	var apis []*client
-	for range 2 {
-		apis = append(apis, newClient(t, start(t, s.env(), "-backend=services", "-role=api", "-global-limit=0").url))
-	}
+	apis := startAPIs(t, s)
 	event := apis[0].newEvent(`{"name":"Rush","seats":10}`)
 	pairs := []string{`"A1","A2"`, `"A3","A2"`, `"A3","A4"`, `"A1","A4"`, `"A5","A1"`}
 	var crowd sync.WaitGroup

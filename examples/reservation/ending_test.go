@@ -12,11 +12,7 @@ import (
 func TestOneEnding(t *testing.T) {
 	t.Parallel()
 	s := newServices(t)
-	var apis []*client
-	for range 2 {
-		api := start(t, s.env(), "-backend=services", "-role=api", "-global-limit=0", "-user-limit=1000000")
-		apis = append(apis, newClient(t, api.url))
-	}
+	apis := startAPIs(t, s, "-user-limit=1000000")
 	event := apis[0].newEvent(`{"name":"Concert","seats":40}`)
 	user := newUser()
 	for range 40 {

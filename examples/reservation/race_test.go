@@ -14,10 +14,8 @@ import (
 func TestBuyersAndSweepers(t *testing.T) {
 	t.Parallel()
 	s := newServices(t)
-	var apis []*client
+	apis := startAPIs(t, s, "-user-limit=1000000", "-hold=1s")
 	for range 2 {
-		api := start(t, s.env(), "-backend=services", "-role=api", "-global-limit=0", "-user-limit=1000000", "-hold=1s")
-		apis = append(apis, newClient(t, api.url))
 		start(t, s.env(), "-backend=services", "-role=sweeper", "-sweep=@every 1s")
 	}
 	event := apis[0].newEvent(`{"name":"Rush","seats":200}`)
