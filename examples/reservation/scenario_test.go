@@ -9,8 +9,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -187,42 +185,20 @@ func limits(t *testing.T, c *client) {
 
 // inFlightByLock has a request wait for a lock that the test holds.
 func inFlightByLock(t *testing.T, c *client, s services) {
-	ctx := t.Context()
 	event := c.newEvent(`{"name":"Rush","seats":1}`)
-	conn, err := pgx.Connect(ctx, s.databaseURL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close(ctx)
-	tx, err := conn.Begin(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := tx.Exec(ctx, "select from seats where event_id = $1 for update", event); err != nil {
-		t.Fatal(err)
-	}
-
+	conn, release := hold(t, s, "select from seats where event_id = $1 for update", event)
 	user, key, body := newUser(), newKey(), holdBody(event, `"quantity":1`)
 	first := make(chan reply, 1)
 	go func() {
 		r, _ := c.tryPost(user, key, "/api/reservations", body) // a failure has status 0
 		first <- r
 	}()
-	testenv.Eventually(t, patience, func() error {
-		var waiting bool
-		err := pgxScan(ctx, s, &waiting, "select exists (select from pg_locks where not granted)")
-		if err == nil && !waiting {
-			err = fmt.Errorf("nobody waits for the lock")
-		}
-		return err
-	})
+	awaitBlocked(t, s, conn, 1)
 	r := c.post(user, key, "/api/reservations", body).wants(http.StatusConflict, "IDEMPOTENCY_KEY_IN_USE")
 	if r.header.Get("Retry-After") == "" {
 		t.Error("409 in flight without Retry-After")
 	}
-	if err := tx.Rollback(ctx); err != nil {
-		t.Fatal(err)
-	}
+	release()
 	done := <-first
 	done.t = t
 	done.wants(http.StatusCreated, "")
