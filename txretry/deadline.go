@@ -26,9 +26,9 @@ func (c *call) timeLeft(ctx context.Context) (left time.Duration, bounded bool) 
 }
 
 // tooLate refuses an attempt that cannot end before the deadline, before it
-// waits for a connection.
+// waits for a connection. A context that has ended tells so itself.
 func (c *call) tooLate(ctx context.Context) error {
-	if left, bounded := c.timeLeft(ctx); !bounded || left >= time.Millisecond {
+	if left, bounded := c.timeLeft(ctx); !bounded || left >= time.Millisecond || ctx.Err() != nil {
 		return nil
 	}
 	if len(c.failed) > 0 {

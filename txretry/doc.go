@@ -26,11 +26,14 @@
 // of the error that fn returns. If fn loses the server's error on its way (no
 // %w), or swallows it, what the server said decides. Nothing else is retried: a
 // unique violation, a business error or a lost connection comes back at once.
+// Options.NoWait and Options.RetryConstraints shift that line for one call.
 //
 // There are 6 attempts. After failed attempt n the delay is
 // min(1000ms, U(0.5, 1.5) × 50ms × 2^n), during which neither a connection nor a
-// lock is held. A delay that would outlast the context's deadline is not begun.
-// What remains is a *[LockTimeoutError]: HTTP 503, code LOCK_TIMEOUT.
+// lock is held. A delay that would outlast the context's deadline is not begun;
+// with a DeadlineMargin, neither is an attempt that could not end before it.
+// Config.RetryBudget bounds the retries of all calls together. What remains is a
+// *[LockTimeoutError]: HTTP 503, code LOCK_TIMEOUT.
 //
 // Callers that contend for one row, such as the buyers of one event, can take
 // turns instead: Options{SerialKey: "event:42"} queues them in this process,
@@ -41,20 +44,25 @@
 // Do returning nil means committed. Any other return means rolled back, with one
 // exception: *[CommitUnknownError] says that the connection was lost while
 // COMMIT was on its way. Then nobody on this side knows, so nothing is retried
-// and no [AfterCommit] function runs. Only a reply of the server counts as an
+// and neither [AfterCommit] nor [AfterRollback] functions run. Only a reply of the server counts as an
 // answer; pgconn.SafeToRetry is not asked, for it calls some applied COMMITs
 // safe to retry. COMMIT is not interrupted by the caller's context, so that a
 // client that hangs up does not create that case.
 //
+// A [Resolver] asks instead of giving up: the server itself ([XactStatus]), or a
+// row that the transaction would have left ([Probe]). What is found committed is
+// success; what is found rolled back has done nothing, and is tried again.
+//
 // # Rules for fn
 //
-//   - It may run several times: no effects but through tx, [AtCommit] and
-//     [AfterCommit], and captured variables are set anew each time.
+//   - It may run several times: no effects but through tx, [AtCommit],
+//     [AfterCommit] and [AfterRollback], and captured variables are set anew each
+//     time. (txretrytest.Rehearsal finds where that is forgotten.)
 //   - It does not end the transaction: Commit and Rollback on tx give
 //     [ErrManaged]. tx.Begin starts a savepoint, whose handle has both; effects
 //     registered while it is open are dropped when it rolls back.
 //   - It does not call Do on the same database with the context it was given
-//     ([ErrNested]): pass tx on.
+//     ([ErrNested]): pass tx on, or ask for [NestedSavepoint].
 //   - What it obtains from tx, Conn and LargeObjects too, is used inside fn only.
 //
 // # Limits
@@ -64,5 +72,9 @@
 // transactions. Queue-like work with SKIP LOCKED wants
 // Options{Isolation: pgx.ReadCommitted}, since skipped rows count as read. A
 // failure of a statement run directly on tx.Conn() or through LargeObjects is
-// known to Do only if fn returns it.
+// known to Do only if fn returns it. LargeObjects costs a round trip of its own.
+//
+// PgBouncer in transaction mode works with every pgx.QueryExecMode but the
+// default one, whose prepared statements need PgBouncer 1.21 (else 42P05). A hot standby takes only ReadOnly calls up to REPEATABLE
+// READ, else [ErrStandby].
 package txretry

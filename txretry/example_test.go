@@ -53,3 +53,47 @@ func ExampleLockTimeoutError() {
 	}
 	// Output: 503 LOCK_TIMEOUT 1s 55P03
 }
+
+// The reply of the first COMMIT is lost, and nothing was applied. A resolver
+// finds that out, so the function can run again.
+func ExampleXactStatus() {
+	manager := txretrytest.NewManager(txretrytest.Config{
+		Script: []txretrytest.Fault{{Point: txretrytest.ReplyLostNotApplied}},
+		Retry:  txretry.Config{Resolver: txretry.XactStatus()},
+	})
+	sold := 0
+	err := manager.Do(context.Background(), func(_ context.Context, tx pgx.Tx) error {
+		return txretrytest.Effect(tx, func() { sold++ }, func() { sold-- })
+	})
+	fmt.Println(err, sold, manager.Stats().Attempts)
+	// Output: <nil> 1 2
+}
+
+// A function that is a transaction of its own, or part of a larger one.
+func ExampleNestedSavepoint() {
+	manager := txretrytest.NewManager(txretrytest.Config{})
+	hold := func(ctx context.Context, seat string) error {
+		opts := txretry.Options{Name: "seat.hold", Nested: txretry.NestedSavepoint}
+		return manager.DoWith(ctx, opts, func(_ context.Context, tx pgx.Tx) error {
+			if seat == "B2" {
+				return errSoldOut
+			}
+			txretry.AfterCommit(tx, func() { fmt.Println("held", seat) })
+			return nil
+		})
+	}
+	err := manager.Do(context.Background(), func(ctx context.Context, _ pgx.Tx) error {
+		for _, seat := range []string{"B1", "B2", "B3"} {
+			if err := hold(ctx, seat); err != nil {
+				fmt.Println(seat, err) // its savepoint is rolled back, the rest goes on
+			}
+		}
+		return nil
+	})
+	fmt.Println(err)
+	// Output:
+	// B2 sold out
+	// held B1
+	// held B3
+	// <nil>
+}

@@ -2,6 +2,7 @@ package txretry
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
@@ -11,6 +12,10 @@ import (
 
 // nested runs fn in a savepoint of the transaction t, or refuses to.
 func (m *Manager) nested(ctx context.Context, t *transaction, opts Options, fn func(ctx context.Context, tx pgx.Tx) error) error {
+	full := opts.withDefaults(&m.cfg)
+	if err := full.validate(); err != nil {
+		return err
+	}
 	if opts.Nested != NestedSavepoint {
 		return ErrNested
 	}
@@ -18,7 +23,7 @@ func (m *Manager) nested(ctx context.Context, t *transaction, opts Options, fn f
 		return fmt.Errorf("txretry: Options.Isolation %q of a nested call is above %q of the outer one", opts.Isolation, t.isolation)
 	}
 	if opts.ReadOnly && !t.readOnly {
-		return fmt.Errorf("txretry: Options.ReadOnly of a nested call, but the outer one may write")
+		return errors.New("txretry: Options.ReadOnly of a nested call, but the outer one may write")
 	}
 	sp, err := t.root.savepoint(ctx)
 	if err != nil {

@@ -60,11 +60,15 @@ func (s *pgSession) Begin(ctx context.Context, spec *session.Spec) error {
 		_, err := s.conn.Exec(ctx, spec.SQL)
 		return err
 	}
+	// pgx itself would throw the results away.
 	results, err := s.conn.PgConn().Exec(ctx, spec.SQL).ReadAll()
-	if err == nil {
-		s.xid = string(results[len(results)-1].Rows[0][0])
+	if err != nil {
+		return err
 	}
-	return err
+	if last := results[len(results)-1]; len(last.Rows) == 1 {
+		s.xid = string(last.Rows[0][0])
+	}
+	return nil
 }
 
 // checkVersion compares what the server said about itself when it was connected.

@@ -98,6 +98,8 @@ func testNestedTransient(f *fixture) {
 func testNestedRefused(f *fixture) {
 	for name, opts := range map[string]txretry.Options{
 		"stronger isolation": {Nested: txretry.NestedSavepoint, Isolation: pgx.Serializable},
+		"unknown isolation":  {Nested: txretry.NestedSavepoint, Isolation: "chaos"},
+		"negative attempts":  {Nested: txretry.NestedSavepoint, MaxAttempts: -1},
 		"read only":          {Nested: txretry.NestedSavepoint, ReadOnly: true},
 	} {
 		m := f.New(quick())
@@ -109,7 +111,7 @@ func testNestedRefused(f *fixture) {
 			return m.DoWith(ctx, inSavepoint, func(ctx context.Context, tx pgx.Tx) error { return f.Add(ctx, tx, 1) })
 		}))
 	}
-	f.want(2)
+	f.want(4)
 }
 
 func testAfterRollback(f *fixture) {
