@@ -75,6 +75,6 @@
 // known to Do only if fn returns it. LargeObjects costs a round trip of its own.
 //
 // PgBouncer in transaction mode works with every pgx.QueryExecMode but the
-// default one, whose prepared statements need PgBouncer 1.21 (else 42P05). A hot standby takes only ReadOnly calls up to REPEATABLE
-// READ, else [ErrStandby].
+// default one, whose prepared statements need PgBouncer 1.21 (else 42P05). A hot
+// standby takes only ReadOnly calls up to REPEATABLE READ, else [ErrStandby].
 package txretry
