@@ -58,3 +58,28 @@ func awaitDeadline(t *testing.T, c *client, r reservation) {
 		return nil
 	})
 }
+
+// TestDeadlineWhileWaiting has a confirm wait for the lock of its reservation until the deadline is over.
+func TestDeadlineWhileWaiting(t *testing.T) {
+	t.Parallel()
+	s := newServices(t)
+	api := start(t, s.env(), "-backend=services", "-role=api", "-hold=3s")
+	c := newClient(t, api.url)
+	ada := newUser()
+	r := c.hold(ada, c.newEvent(`{"name":"Concert","seats":3}`), `"quantity":1`)
+	conn, release := hold(t, s, "select from reservations where id = $1 for update", r.ID)
+	confirm := make(chan reply)
+	go func() {
+		answer, _ := c.tryPost(ada, newKey(), "/api/reservations/"+r.ID+"/confirm", "") // a failure has status 0
+		confirm <- answer
+	}()
+	awaitBlocked(t, s, conn, 1)
+	awaitDeadline(t, c, r)
+	release()
+	answer := <-confirm
+	answer.t = t
+	answer.wants(http.StatusConflict, "RESERVATION_EXPIRED")
+	if got := c.status(r.ID); got != "expired" {
+		t.Errorf("reservation is %s, and was expired before", got)
+	}
+}

@@ -17,7 +17,7 @@ type Shop struct {
 // beside it. An error that is not an *Error means that the transaction must be
 // given up; whoever began it decides whether to begin again.
 type Work interface {
-	// Now is the moment of this transaction by the clock of the store.
+	// Now is the moment of this transaction by the clock of the store; it is not before the last LockReservation.
 	Now(ctx context.Context) (time.Time, error)
 	EventBook
 	SeatBook

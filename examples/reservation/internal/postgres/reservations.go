@@ -40,13 +40,23 @@ func (w *work) AddReservation(ctx context.Context, r booking.Reservation) error 
 
 const reservationColumns = "id::text, event_id::text, user_id, seats, status, expires_at"
 
-// LockReservation meets booking.ReservationBook.
+const lockReservationSQL = "select " + reservationColumns + " from reservations where id = $1 for update"
+
+// LockReservation meets booking.ReservationBook. The clock is read again behind the lock: the hold may have run out
+// while it was waited for.
 func (w *work) LockReservation(ctx context.Context, id string) (booking.Reservation, error) {
 	if !validID(id) {
 		return booking.Reservation{}, booking.NotFound("reservation")
 	}
-	row := w.tx.QueryRow(ctx, "select "+reservationColumns+", now() from reservations where id = $1 for update", id)
-	return scanReservation(row, &w.now)
+	var r booking.Reservation
+	var b pgx.Batch
+	b.Queue(lockReservationSQL, id).QueryRow(func(row pgx.Row) (err error) {
+		r, err = scanReservation(row)
+		return err
+	})
+	b.Queue("select clock_timestamp()").QueryRow(func(row pgx.Row) error { return row.Scan(&w.now) })
+	err := w.tx.SendBatch(ctx, &b).Close()
+	return r, err
 }
 
 const settleSQL = `update reservations set status = $2 where id = $1 and status = 'held'`
@@ -82,9 +92,9 @@ func (w *work) announce(ctx context.Context, r booking.Reservation) error {
 	return w.outbox.Write(ctx, w.tx, m)
 }
 
-func scanReservation(row pgx.Row, more ...any) (booking.Reservation, error) {
+func scanReservation(row pgx.Row) (booking.Reservation, error) {
 	var r booking.Reservation
-	err := row.Scan(append([]any{&r.ID, &r.EventID, &r.User, &r.Seats, &r.Status, &r.ExpiresAt}, more...)...)
+	err := row.Scan(&r.ID, &r.EventID, &r.User, &r.Seats, &r.Status, &r.ExpiresAt)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return booking.Reservation{}, booking.NotFound("reservation")
 	}

@@ -32,9 +32,7 @@ func Swept(ctx context.Context, tx pgx.Tx, out Outbox, rows []expiry.Row) error 
 	if err != nil {
 		return err
 	}
-	expired, err := pgx.CollectRows(found, func(row pgx.CollectableRow) (booking.Reservation, error) {
-		return scanReservation(row)
-	})
+	expired, err := pgx.CollectRows(found, func(row pgx.CollectableRow) (booking.Reservation, error) { return scanReservation(row) })
 	if err != nil {
 		return err
 	}

@@ -14,12 +14,12 @@ import (
 type work struct {
 	tx     pgx.Tx
 	outbox Outbox
-	now    time.Time // of the transaction, once a statement has brought it along
+	now    time.Time // once a statement has brought it along
 }
 
 var _ booking.Work = (*work)(nil)
 
-// Now is the start of the transaction, as SQL's now().
+// Now is the start of the transaction, as SQL's now(), or the moment of the last lock that was waited for.
 func (w *work) Now(ctx context.Context) (time.Time, error) {
 	if !w.now.IsZero() {
 		return w.now, nil
