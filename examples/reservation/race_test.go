@@ -65,14 +65,15 @@ func TestBuyersAndSweepers(t *testing.T) {
 	}
 }
 
-// buyOrSettle holds some seats and, now and then, cancels or confirms them. Only honest refusals are fine.
+// buyOrSettle holds some seats and, now and then, cancels or confirms them. Only honest refusals are fine; after a
+// 503, which a crowd of processes at one event may meet, it asks again.
 func buyOrSettle(c *client, user, event string) error {
 	first := 1 + rand.IntN(9)
 	wish := fmt.Sprintf(`"quantity":%d`, 1+rand.IntN(3))
 	if rand.IntN(2) == 0 {
 		wish = fmt.Sprintf(`"seats":["A%d","A%d"]`, first+1, first)
 	}
-	r, err := c.tryPost(user, newKey(), "/api/reservations", holdBody(event, wish))
+	r, err := c.postUntilDone(user, "/api/reservations", holdBody(event, wish))
 	if err != nil {
 		return err
 	}
@@ -89,7 +90,7 @@ func buyOrSettle(c *client, user, event string) error {
 	case dice < 10:
 		return nil // and let it expire
 	}
-	r, err = c.tryPost(user, newKey(), "/api/reservations/"+held.ID+"/"+then, "")
+	r, err = c.postUntilDone(user, "/api/reservations/"+held.ID+"/"+then, "")
 	if err != nil || r.status == http.StatusOK {
 		return err
 	}
