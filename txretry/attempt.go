@@ -77,8 +77,11 @@ func (c *call) transaction(ctx context.Context, s session.Session) *transaction 
 
 // release rolls back what has not ended and gives the connection back.
 func (c *call) release(ctx context.Context, t *transaction) {
-	t.done.Store(true)
 	defer t.session.Close()
+	if c.last == t && !t.done.Load() && t.session.State() == session.Idle {
+		c.outcome = Unknown // fn ended the transaction by a statement, then panicked
+	}
+	t.done.Store(true)
 	if t.committed {
 		return
 	}

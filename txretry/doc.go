@@ -65,6 +65,14 @@
 //     ([ErrNested]): pass tx on, or ask for [NestedSavepoint].
 //   - What it obtains from tx, Conn and LargeObjects too, is used inside fn only.
 //
+// # Observation
+//
+// [Hooks] and OpenTelemetry see each call with its outcome, attempts and the time
+// per phase: a span txretry.Do, and by operation the metrics
+// holdfast.txretry.duration, holdfast.txretry.attempts,
+// holdfast.txretry.phase.duration, and holdfast.txretry.failures by SQLSTATE.
+// Where nobody listens they cost nothing.
+//
 // # Limits
 //
 // lock_timeout bounds each single wait for a lock, so an attempt with many locks

@@ -188,6 +188,26 @@ func TestFnEndsTheTransaction(t *testing.T) {
 	}
 }
 
+// Nobody knows what fn's own statement has done, so no function runs.
+func TestFnEndsTheTransactionAndPanics(t *testing.T) {
+	t.Parallel()
+	pool := newCounter(t)
+	var done txretry.Done
+	m := newManager(t, pool, txretry.Config{Hooks: txretry.Hooks{OnDone: func(_ context.Context, d txretry.Done) { done = d }}})
+	func() {
+		defer func() { _ = recover() }()
+		_ = m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+			txretry.AfterCommit(tx, func() { t.Error("AfterCommit ran") })
+			txretry.AfterRollback(tx, func() { t.Error("AfterRollback ran") })
+			_, _ = tx.Exec(ctx, "commit")
+			panic("boom")
+		})
+	}()
+	if done.Outcome != txretry.Unknown {
+		t.Errorf("outcome %s", done.Outcome)
+	}
+}
+
 func TestRowsLeftOpen(t *testing.T) {
 	t.Parallel()
 	pool := newCounter(t)

@@ -55,7 +55,9 @@ var outcomes = [...]Outcome{
 // A SELECT that finds nothing proves nothing, for the lost transaction may be
 // committing still. look should INSERT the row, which waits for the other
 // transaction: a unique violation means Committed, success RolledBack. That
-// holds if fn had run its own INSERT as a statement, not through [AtCommit].
+// holds if fn had run its own INSERT as a statement, not through [AtCommit], and
+// if the row stays: a message of an outbox is a witness only where published rows
+// are kept.
 //
 // idempotencypgx.Runner resolves its transactions in this way by itself, by
 // the record of the request; it needs no Resolver.
