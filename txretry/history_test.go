@@ -37,7 +37,7 @@ func (p *player) play(ctx context.Context, rng *rand.Rand, id int) error {
 	writes := rng.IntN(len(keys) + 1)
 	abandon := rng.IntN(8) == 0
 	atCommit := rng.IntN(2) == 0
-	pause := time.Duration(rng.IntN(2000)) * time.Microsecond
+	pause := time.Duration(rng.IntN(500)) * time.Microsecond
 	var d *deed
 	err := p.m.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		d = &deed{reads: map[int]int{}, writes: map[int]bool{}}
@@ -82,14 +82,14 @@ func (p *player) play(ctx context.Context, rng *rand.Rand, id int) error {
 func TestHistoriesAreSerializable(t *testing.T) {
 	t.Parallel()
 	const workers = 8
-	rounds, each := 2, 15
+	rounds, each := 2, 12
 	if testing.Short() {
 		rounds, each = 1, 10
 	}
 	for seed := range uint64(rounds) {
 		pool := pgtest.New(t)
 		exec(t, pool, logSQL)
-		cfg := txretry.Config{MaxAttempts: 1000, BaseDelay: time.Millisecond, MaxDelay: 30 * time.Millisecond}
+		cfg := txretry.Config{MaxAttempts: 1000, BaseDelay: time.Millisecond, MaxDelay: 10 * time.Millisecond}
 		p := &player{m: newManager(t, pool, cfg), all: map[int]*deed{}}
 		var wg sync.WaitGroup
 		for w := range workers {
