@@ -101,7 +101,7 @@ func (h *handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		problem.Write(w, problem.Problem{Status: http.StatusServiceUnavailable, Code: "RATE_LIMIT_UNAVAILABLE",
 			Title: "The rate limit cannot be checked at the moment.", RetryAfter: h.cfg.RetryUnavailable})
 	default:
-		problem.Write(w, problem.Problem{Status: http.StatusInternalServerError, Code: "INTERNAL_ERROR"})
+		problem.Write(w, problem.Problem{Status: http.StatusInternalServerError, Code: "INTERNAL"})
 	}
 	if r.Context().Err() == nil {
 		h.cfg.Logger.ErrorContext(r.Context(), "ratelimit: request refused undecided", slog.Any("error", err))

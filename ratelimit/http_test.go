@@ -127,7 +127,7 @@ func TestMiddlewareWithoutADecision(t *testing.T) {
 
 	broken := func(*http.Request) ([]ratelimit.Charge, error) { return nil, errors.New("secret detail") }
 	w = call(serve(t, ratelimittest.New(), broken, nil), http.MethodPost, "ann")
-	wantProblem(t, w, http.StatusInternalServerError, "INTERNAL_ERROR")
+	wantProblem(t, w, http.StatusInternalServerError, "INTERNAL")
 	if strings.Contains(w.Body.String(), "secret") {
 		t.Errorf("the answer tells %s", w.Body)
 	}

@@ -98,8 +98,9 @@ func (c *Consumer) declare(conn *amqpconn.Conn, spec queueSpec) error {
 	return err
 }
 
-// Check looks which of the queues and of the exchanges of the bindings are missing. The
-// error means that it could not look.
+// Check looks which of the queues and of the exchanges of the bindings are missing. It cannot
+// see the bindings themselves: AMQP has no question for them. The error means that it could
+// not look.
 func (c *Consumer) Check(ctx context.Context) ([]Finding, error) {
 	var findings []Finding
 	missing := func(what, name, mend string) {
