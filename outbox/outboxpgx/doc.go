@@ -19,6 +19,25 @@
 // commits late is found whatever its sequence number. A failed message leaves
 // the index of ready rows until its next attempt is due.
 //
+// # Wake-up
+//
+// A relay polls once per second. It hears of messages sooner when somebody calls
+// its Wake after a commit: [WriterConfig].OnCommit where relay and writer share a
+// process, and else a [Notifier] beside the writer and a [Listener] beside the
+// relay:
+//
+//	notifier, err := outboxpgx.NewNotifier(pool, outboxpgx.NotifierConfig{})
+//	writer, err := outboxpgx.NewWriter(outboxpgx.WriterConfig{OnCommit: notifier.Notify})
+//	go notifier.Run(ctx)
+//
+//	listener, err := outboxpgx.NewListener(pool, relay.Wake, outboxpgx.ListenerConfig{})
+//	go listener.Run(ctx)
+//
+// The business commit carries no NOTIFY, which would make Postgres serialise such
+// commits: the notifier sends its own afterwards, at most one per 2 ms. The
+// listener tests its connection with notifications to itself, and says so in
+// Ready, Check and the log when a pooler swallows them.
+//
 // # Limits
 //
 // All times are the database's. Relay transactions are short and run at READ

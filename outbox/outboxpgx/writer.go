@@ -21,8 +21,8 @@ type WriterConfig struct {
 	// MaxBodyBytes is the largest body taken. 0 means outbox.DefaultMaxBodyBytes.
 	MaxBodyBytes int
 	// OnCommit is called after the commit of a transaction that wrote messages, if txretry manages
-	// it. Give it Relay.Wake where a relay runs in the same process. It must not block. Nil means
-	// nothing.
+	// it. Give it Relay.Wake where a relay runs in the same process, and Notifier.Notify where it
+	// does not. It must not block. Nil means nothing.
 	OnCommit func()
 }
 
