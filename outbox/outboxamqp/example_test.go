@@ -12,7 +12,7 @@ import (
 
 func ExampleNewPublisher() {
 	ctx := context.Background()
-	dial := func(context.Context) (*amqp.Connection, error) { return amqp.Dial("amqp://localhost/") }
+	dial := outboxamqp.Dial("amqp://localhost/", amqp.Config{})
 	publisher, err := outboxamqp.NewPublisher(dial, outboxamqp.Config{
 		Exchange: "events",
 		Router: outbox.Routes{ByName: map[string]outbox.Route{
