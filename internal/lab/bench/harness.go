@@ -21,6 +21,7 @@ type bench struct {
 	out      io.Writer
 	length   time.Duration // of one run
 	rounds   int
+	messages int    // drained by one run
 	profiles string // folder for CPU profiles, "" for none
 
 	goals   []goal

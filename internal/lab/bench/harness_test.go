@@ -116,6 +116,7 @@ func TestArguments(t *testing.T) {
 		{"txretry -part x", "no part"},
 		{"txretry -rounds 0", "must be positive"},
 		{"-secs -1 txretry", "must be positive"},
+		{"outbox -messages 0", "must be positive"},
 		{"txretry -what", "not defined"},
 	}
 	for _, tt := range tests {

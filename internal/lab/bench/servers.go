@@ -83,6 +83,11 @@ func (b *bench) postgres(ctx context.Context) (*pgxpool.Pool, error) {
 	return b.pool(ctx, cfg)
 }
 
+// rabbitmq returns the address of a broker.
+func (b *bench) rabbitmq(ctx context.Context) (string, error) {
+	return b.server(ctx, testenv.RabbitMQ, testenv.AMQPVar)
+}
+
 // pool returns a pool that is closed at the end.
 func (b *bench) pool(ctx context.Context, cfg *pgxpool.Config) (*pgxpool.Pool, error) {
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+func outboxWorkload() workload {
+	return workload{"outbox", []part{
+		{"classic", benchClassic},
+		{"quorum", benchQuorum},
+	}}
+}
+
+// Names of contenders that goals refer to.
+const (
+	publishAlone  = "publish alone, raw client"
+	unkeyed       = "holdfast, unkeyed"
+	manyKeys      = "holdfast, 1,000 keys"
+	riverBest     = "river, 2000 workers, fetch cooldown 1 ms"
+	watermillBest = "watermill forwarder, 64 topics, batch 1000"
+)
+
+func benchClassic(ctx context.Context, b *bench) error {
+	return benchDrain(ctx, b, "classic", nil, 0.90, 1.8)
+}
+
+func benchQuorum(ctx context.Context, b *bench) error {
+	return benchDrain(ctx, b, "quorum", amqp.Table{"x-queue-type": "quorum"}, 0.70, 2)
+}
+
+// benchDrain empties a table of persistent messages of 512 bytes into a queue, with
+// confirms. Its goals: the share of what the bare client publishes, and the factor over
+// the peers.
+func benchDrain(ctx context.Context, b *bench, kind string, queue amqp.Table, share, factor float64) error {
+	d, err := newDrain(ctx, b, queue)
+	if err != nil {
+		return err
+	}
+	r, err := b.measure(ctx, table{
+		title:      fmt.Sprintf("outbox, %d messages of %d bytes to a %s queue", b.messages, len(body), kind),
+		columns:    []column{{name: "messages/s"}, {name: "client us/message", decimals: 1}},
+		yardsticks: []string{publishAlone, unkeyed},
+		contenders: []contender{
+			d.contender(publishAlone, 1, d.publishAlone),
+			d.contender("publish alone, outboxamqp", 1, d.publisherAlone),
+			d.contender("claim and settle alone", 1, d.claimAlone),
+			d.contender(unkeyed, 1, d.holdfast(0)),
+			d.contender(manyKeys, 1, d.holdfast(1000)),
+			d.contender("holdfast, 10 keys", 5, d.holdfast(10)), // a key has one message in flight
+			d.contender("holdfast, 1 key", 50, d.holdfast(1)),
+			d.contender(riverBest, 1, d.river),
+			d.contender(watermillBest, 1, d.watermill),
+		},
+	})
+	if err != nil {
+		return err
+	}
+	b.atLeast(share, r.ratio(unkeyed, publishAlone), fmt.Sprintf("of publish alone, unkeyed, %s", kind))
+	b.atLeast(0.9, r.ratio(manyKeys, unkeyed), fmt.Sprintf("of unkeyed, 1,000 keys, %s", kind))
+	for _, peer := range []string{riverBest, watermillBest} {
+		b.atLeast(factor, r.ratio(unkeyed, peer), fmt.Sprintf("x %s, unkeyed, %s", peer, kind))
+	}
+	return nil
+}

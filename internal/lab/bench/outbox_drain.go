@@ -1,0 +1,268 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/runloop"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+)
+
+// body is valid JSON of 512 bytes.
+var body = fmt.Appendf(nil, `"%s"`, bytes.Repeat([]byte("x"), 510))
+
+var quiet = slog.New(slog.DiscardHandler)
+
+// drain is where the contenders of a drain work.
+type drain struct {
+	bench  *bench
+	pool   *pgxpool.Pool
+	url    string // of the broker
+	queue  string
+	args   amqp.Table
+	writer *outboxpgx.Writer
+	source *outboxpgx.Source
+}
+
+func newDrain(ctx context.Context, b *bench, queue amqp.Table) (*drain, error) {
+	pool, err := b.postgres(ctx)
+	if err != nil {
+		return nil, err
+	}
+	url, err := b.rabbitmq(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := outboxpgx.Migrate(ctx, pool, outboxpgx.SchemaConfig{}); err != nil {
+		return nil, err
+	}
+	writer, err := outboxpgx.NewWriter(outboxpgx.WriterConfig{})
+	if err != nil {
+		return nil, err
+	}
+	source, err := outboxpgx.NewSource(pool, outboxpgx.SourceConfig{})
+	if err != nil {
+		return nil, err
+	}
+	d := &drain{
+		bench: b, pool: pool, url: url, args: queue, writer: writer, source: source,
+		queue: "holdfast_bench_" + strconv.FormatInt(time.Now().UnixNano(), 10),
+	}
+	b.atEnd(func() error { return d.onBroker(d.deleteQueue) })
+	return d, d.migrateRiver(ctx)
+}
+
+// stopwatch measures a stretch of a run, which the run itself delimits.
+type stopwatch struct {
+	began     time.Time
+	cpu       time.Duration
+	took, ran time.Duration // ran: CPU time of this process
+}
+
+func (s *stopwatch) start() { s.began, s.cpu = time.Now(), cpuTime() }
+func (s *stopwatch) stop()  { s.took, s.ran = time.Since(s.began), cpuTime()-s.cpu }
+
+// drainRun prepares n messages, moves them between the start and the stop of the watch,
+// and returns how many of them must be in the queue now.
+type drainRun func(ctx context.Context, n int, watch *stopwatch) (queued int, err error)
+
+// contender has a run move that part of the messages, fewer to warm up.
+func (d *drain) contender(name string, part int, run drainRun) contender {
+	return contender{name, func(ctx context.Context, length time.Duration) (sample, error) {
+		n := max(1, int(float64(d.bench.messages)*length.Seconds()/d.bench.length.Seconds())/part)
+		if err := d.reset(ctx); err != nil {
+			return nil, err
+		}
+		var watch stopwatch
+		want, err := run(ctx, n, &watch)
+		if err != nil {
+			return nil, err
+		}
+		return sample{float64(n) / watch.took.Seconds(), watch.ran.Seconds() * 1e6 / float64(n)}, d.expect(ctx, want)
+	}}
+}
+
+// reset makes every run start from empty tables and a new queue.
+func (d *drain) reset(ctx context.Context) error {
+	if _, err := d.pool.Exec(ctx, "TRUNCATE holdfast_outbox, river_job"); err != nil {
+		return err
+	}
+	return d.onBroker(func(ch *amqp.Channel) error {
+		if err := d.deleteQueue(ch); err != nil {
+			return err
+		}
+		_, err := ch.QueueDeclare(d.queue, true, false, false, false, d.args)
+		return err
+	})
+}
+
+func (d *drain) deleteQueue(ch *amqp.Channel) error {
+	_, err := ch.QueueDelete(d.queue, false, false, false)
+	return err
+}
+
+// expect is an error unless each message arrived once. A queue counts a little late.
+func (d *drain) expect(ctx context.Context, want int) error {
+	return d.onBroker(func(ch *amqp.Channel) error {
+		var depth int
+		for range 100 {
+			q, err := ch.QueueDeclarePassive(d.queue, true, false, false, false, d.args)
+			if err != nil {
+				return err
+			}
+			if depth = q.Messages; depth == want {
+				return nil
+			}
+			if err := runloop.Sleep(ctx, 50*time.Millisecond); err != nil {
+				return err
+			}
+		}
+		return fmt.Errorf("%d messages in the queue, want %d", depth, want)
+	})
+}
+
+func (d *drain) onBroker(do func(*amqp.Channel) error) error {
+	conn, err := amqp.Dial(d.url)
+	if err != nil {
+		return err
+	}
+	ch, err := conn.Channel()
+	if err == nil {
+		err = do(ch)
+	}
+	return errors.Join(err, conn.Close())
+}
+
+// fill commits n messages, with so many keys.
+func (d *drain) fill(ctx context.Context, n, keys int) error {
+	const atOnce = 1000
+	for first := 0; first < n; first += atOnce {
+		msgs := make([]outbox.Message, min(atOnce, n-first))
+		for i := range msgs {
+			msgs[i] = d.message()
+			if keys > 0 {
+				msgs[i].Key = "key " + strconv.Itoa((first+i)%keys)
+			}
+		}
+		err := pgx.BeginFunc(ctx, d.pool, func(tx pgx.Tx) error { return d.writer.Write(ctx, tx, msgs...) })
+		if err != nil {
+			return err
+		}
+	}
+	_, err := d.pool.Exec(ctx, "VACUUM (ANALYZE) holdfast_outbox")
+	return err
+}
+
+// message goes to the queue through the default exchange.
+func (d *drain) message() outbox.Message {
+	return outbox.Message{Name: d.queue, Body: body}
+}
+
+// holdfast drains with default settings throughout.
+func (d *drain) holdfast(keys int) drainRun {
+	return func(ctx context.Context, n int, watch *stopwatch) (int, error) {
+		if err := d.fill(ctx, n, keys); err != nil {
+			return 0, err
+		}
+		return n, d.withPublisher(ctx, func(publisher *outboxamqp.Publisher) error {
+			ctx, cancel := context.WithCancel(ctx)
+			defer cancel()
+			published := 0
+			relay, err := outbox.NewRelay(d.source, outbox.Transports{"": publisher}, outbox.RelayConfig{
+				Logger: quiet, Hooks: outbox.Hooks{OnPublished: func(context.Context, outbox.Message) {
+					if published++; published == n {
+						watch.stop()
+						cancel()
+					}
+				}},
+			})
+			if err != nil {
+				return err
+			}
+			watch.start()
+			return relay.Run(ctx)
+		})
+	}
+}
+
+// publisherAlone publishes without a database.
+func (d *drain) publisherAlone(ctx context.Context, n int, watch *stopwatch) (int, error) {
+	msgs := make([]outbox.Message, n)
+	for i := range msgs {
+		m := d.message()
+		m.ID = ids.New()
+		msgs[i] = m
+	}
+	return n, d.withPublisher(ctx, func(publisher *outboxamqp.Publisher) error {
+		var open sync.WaitGroup
+		var once sync.Once
+		var failure error
+		open.Add(n)
+		watch.start()
+		for _, m := range msgs {
+			publisher.Publish(ctx, m, func(err error) {
+				if err != nil {
+					once.Do(func() { failure = err })
+				}
+				open.Done()
+			})
+		}
+		open.Wait()
+		watch.stop()
+		return failure
+	})
+}
+
+// withPublisher runs do beside a connected publisher.
+func (d *drain) withPublisher(ctx context.Context, do func(*outboxamqp.Publisher) error) error {
+	publisher, err := outboxamqp.NewPublisher(outboxamqp.Dial(d.url, amqp.Config{}), outboxamqp.Config{Logger: quiet})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	running.Go(func() { err = publisher.Run(ctx) })
+	for publisher.Ready(ctx) != nil && runloop.Sleep(ctx, time.Millisecond) == nil {
+	}
+	failure := do(publisher)
+	cancel()
+	running.Wait()
+	return errors.Join(failure, err)
+}
+
+// claimAlone is the database's share of a drain, one batch after the other.
+func (d *drain) claimAlone(ctx context.Context, n int, watch *stopwatch) (int, error) {
+	if err := d.fill(ctx, n, 0); err != nil {
+		return 0, err
+	}
+	watch.start()
+	for done := 0; done < n; {
+		batch, err := d.source.Claim(ctx, outbox.ClaimRequest{Limit: 500, Lease: 30 * time.Second})
+		if err != nil {
+			return 0, err
+		}
+		outcomes := make([]outbox.Outcome, len(batch.Messages))
+		for i, m := range batch.Messages {
+			outcomes[i] = outbox.Outcome{ID: m.ID, Verdict: outbox.Published}
+		}
+		if _, err := d.source.Settle(ctx, batch, outcomes); err != nil {
+			return 0, err
+		}
+		done += len(outcomes)
+	}
+	watch.stop()
+	return 0, nil
+}

@@ -1,0 +1,253 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v3/pkg/amqp"
+	wsql "github.com/ThreeDotsLabs/watermill-sql/v4/pkg/sql"
+	"github.com/ThreeDotsLabs/watermill/components/forwarder"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivermigrate"
+)
+
+// finish stops the watch at the last of n messages.
+type finish struct {
+	left  atomic.Int64
+	watch *stopwatch
+	over  chan struct{}
+}
+
+func newFinish(n int, watch *stopwatch) *finish {
+	f := &finish{watch: watch, over: make(chan struct{})}
+	f.left.Store(int64(n))
+	return f
+}
+
+func (f *finish) one() {
+	if f.left.Add(-1) == 0 {
+		f.watch.stop()
+		close(f.over)
+	}
+}
+
+func (f *finish) wait(ctx context.Context) error {
+	select {
+	case <-f.over:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(5 * time.Minute):
+		return fmt.Errorf("%d messages left after five minutes", f.left.Load())
+	}
+}
+
+// ownPool returns a pool of that size on the same schema, for a contender alone.
+func (d *drain) ownPool(ctx context.Context, conns int32) (*pgxpool.Pool, error) {
+	cfg := d.pool.Config()
+	cfg.MaxConns = conns
+	return pgxpool.NewWithConfig(ctx, cfg)
+}
+
+// River: the job publishes and waits for its confirm, over two shared channels.
+
+func (d *drain) migrateRiver(ctx context.Context) error {
+	migrator, err := rivermigrate.New(riverpgxv5.New(d.pool), &rivermigrate.Config{Logger: quiet})
+	if err != nil {
+		return err
+	}
+	_, err = migrator.Migrate(ctx, rivermigrate.DirectionUp, nil)
+	return err
+}
+
+type publishArgs struct {
+	Body []byte `json:"body"`
+}
+
+func (publishArgs) Kind() string { return "publish" }
+
+type publishWorker struct {
+	river.WorkerDefaults[publishArgs]
+	queue    string
+	channels []*amqp.Channel
+	finish   *finish
+}
+
+func (w *publishWorker) Work(ctx context.Context, job *river.Job[publishArgs]) error {
+	ch := w.channels[int(job.ID)%len(w.channels)]
+	confirm, err := ch.PublishWithDeferredConfirm("", w.queue, true, false, amqp.Publishing{
+		DeliveryMode: amqp.Persistent, ContentType: "application/json", Body: job.Args.Body,
+	})
+	if err != nil {
+		return err
+	}
+	if ok, err := confirm.WaitContext(ctx); err != nil || !ok {
+		return errors.Join(err, errNotConfirmed)
+	}
+	w.finish.one()
+	return nil
+}
+
+func (d *drain) river(ctx context.Context, n int, watch *stopwatch) (int, error) {
+	pool, err := d.ownPool(ctx, 20)
+	if err != nil {
+		return 0, err
+	}
+	defer pool.Close()
+	conn, err := amqp.Dial(d.url)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	w := &publishWorker{queue: d.queue, finish: newFinish(n, watch), channels: make([]*amqp.Channel, 2)}
+	for i := range w.channels {
+		if w.channels[i], err = conn.Channel(); err != nil {
+			return 0, err
+		}
+		if err := w.channels[i].Confirm(false); err != nil {
+			return 0, err
+		}
+	}
+	workers := river.NewWorkers()
+	river.AddWorker(workers, w)
+	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
+		Queues:        map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 2000}},
+		FetchCooldown: time.Millisecond, FetchPollInterval: 10 * time.Millisecond,
+		Workers: workers, Logger: quiet,
+	})
+	if err != nil {
+		return 0, err
+	}
+	if err := fillRiver(ctx, client, n); err != nil {
+		return 0, err
+	}
+	if _, err := pool.Exec(ctx, "VACUUM (ANALYZE) river_job"); err != nil {
+		return 0, err
+	}
+	watch.start()
+	if err := client.Start(ctx); err != nil {
+		return 0, err
+	}
+	return n, errors.Join(w.finish.wait(ctx), client.Stop(context.WithoutCancel(ctx)))
+}
+
+func fillRiver(ctx context.Context, client *river.Client[pgx.Tx], n int) error {
+	const atOnce = 5000
+	for first := 0; first < n; first += atOnce {
+		jobs := make([]river.InsertManyParams, min(atOnce, n-first))
+		for i := range jobs {
+			jobs[i].Args = publishArgs{body}
+		}
+		if _, err := client.InsertManyFast(ctx, jobs); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Watermill: a topic is a table of its own with one message in flight, so many topics
+// drain side by side.
+
+const watermillTopics = 64
+
+func watermillTopic(i int) string { return fmt.Sprintf("bench_%d", i) }
+
+type countingPublisher struct {
+	message.Publisher
+	finish *finish
+}
+
+func (p countingPublisher) Publish(topic string, msgs ...*message.Message) error {
+	err := p.Publisher.Publish(topic, msgs...)
+	if err == nil {
+		for range msgs {
+			p.finish.one()
+		}
+	}
+	return err
+}
+
+func (d *drain) watermill(ctx context.Context, n int, watch *stopwatch) (int, error) {
+	pool, err := d.ownPool(ctx, 2*watermillTopics)
+	if err != nil {
+		return 0, err
+	}
+	defer pool.Close()
+	logger := watermill.NopLogger{}
+	if err := d.fillWatermill(pool, n, logger); err != nil {
+		return 0, err
+	}
+	cfg := wamqp.NewDurableQueueConfig(d.url)
+	cfg.Publish.ConfirmDelivery = true
+	cfg.Publish.ChannelPoolSize = watermillTopics
+	broker, err := wamqp.NewPublisher(cfg, logger)
+	if err != nil {
+		return 0, err
+	}
+	out := countingPublisher{broker, newFinish(n, watch)}
+	watch.start()
+	forwarders, err := startForwarders(ctx, pool, out, logger)
+	if err == nil {
+		err = out.finish.wait(ctx)
+	}
+	for _, f := range forwarders {
+		err = errors.Join(err, f.Close())
+	}
+	return n, errors.Join(err, broker.Close())
+}
+
+var (
+	watermillSchema  = wsql.PostgreSQLQueueSchema{SubscribeBatchSize: 1000}
+	watermillOffsets = wsql.PostgreSQLQueueOffsetsAdapter{DeleteOnAck: true}
+)
+
+// fillWatermill spreads the messages evenly over the topics.
+func (d *drain) fillWatermill(pool *pgxpool.Pool, n int, logger watermill.LoggerAdapter) error {
+	writer, err := wsql.NewPublisher(wsql.BeginnerFromPgx(pool), wsql.PublisherConfig{SchemaAdapter: watermillSchema, AutoInitializeSchema: true}, logger)
+	if err != nil {
+		return err
+	}
+	for topic := range watermillTopics {
+		into := forwarder.NewPublisher(writer, forwarder.PublisherConfig{ForwarderTopic: watermillTopic(topic)})
+		var msgs []*message.Message
+		for i := topic; i < n; i += watermillTopics {
+			msgs = append(msgs, message.NewMessage(watermill.NewUUID(), body))
+		}
+		if len(msgs) == 0 {
+			continue
+		}
+		if err := into.Publish(d.queue, msgs...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func startForwarders(ctx context.Context, pool *pgxpool.Pool, out message.Publisher, logger watermill.LoggerAdapter) ([]*forwarder.Forwarder, error) {
+	var started []*forwarder.Forwarder
+	for topic := range watermillTopics {
+		sub, err := wsql.NewSubscriber(wsql.BeginnerFromPgx(pool), wsql.SubscriberConfig{
+			SchemaAdapter: watermillSchema, OffsetsAdapter: watermillOffsets,
+			PollInterval: time.Millisecond, InitializeSchema: true,
+		}, logger)
+		if err != nil {
+			return started, err
+		}
+		f, err := forwarder.NewForwarder(sub, out, logger, forwarder.Config{ForwarderTopic: watermillTopic(topic)})
+		if err != nil {
+			return started, err
+		}
+		started = append(started, f)
+		go func() { _ = f.Run(ctx) }() // ends with Close
+	}
+	return started, nil
+}
