@@ -110,15 +110,16 @@ func (c *call) commit(t *transaction) result {
 	if err := committable(t); err != nil {
 		return c.failedIn(PhaseCommit, err)
 	}
+	c.outcome = Unknown // unless it returns: a tracer may panic
 	outcome, err := t.session.Commit((*detached)(&t.ctx), c.m.cfg.CommitTimeout, t.atCommit)
 	switch outcome {
 	case session.Committed:
 		c.outcome, t.committed = Committed, true
 		return result{}
 	case session.RolledBack:
+		c.outcome = RolledBack
 		return c.failedIn(PhaseCommit, err)
 	}
-	c.outcome = Unknown
 	return result{err: &CommitUnknownError{Name: c.opts.Name, Err: err}, phase: PhaseCommit, lost: err, xid: t.session.XID()}
 }
 

@@ -128,20 +128,21 @@ func (s *pgSession) RollbackTo(ctx context.Context, id int) error {
 
 func savepointName(id int) string { return "holdfast_" + strconv.Itoa(id) }
 
-// Commit believes only what the server said. Everything that is neither a
-// command tag nor an error report of the server leaves the outcome open, also
-// where pgconn.SafeToRetry says that nothing was sent.
+// Commit believes only what the server said. Everything that is neither the tag
+// of COMMIT or ROLLBACK nor an error report of the server leaves the outcome open,
+// also where pgconn.SafeToRetry says that nothing was sent.
 func (s *pgSession) Commit(ctx context.Context, timeout time.Duration, last []session.Statement) (session.Outcome, error) {
 	s.setDeadline(time.Now().Add(timeout))
+	defer s.setDeadline(time.Time{}) // a tracer may panic
 	tag, err := s.sendCommit(ctx, last)
-	s.setDeadline(time.Time{})
-	if err == nil {
-		if tag.String() == "COMMIT" {
-			return session.Committed, nil
-		}
+	switch {
+	case tag.String() == "COMMIT":
+		return session.Committed, nil
+	case err == nil && tag.String() == "ROLLBACK":
 		return session.RolledBack, pgx.ErrTxCommitRollback
-	}
-	if s.refused(err) {
+	case err == nil: // of an AtCommit that was several statements
+		return session.Unknown, fmt.Errorf("the answer to COMMIT is hidden by that of another statement: %q", tag)
+	case s.refused(err):
 		return session.RolledBack, err
 	}
 	return session.Unknown, err
@@ -172,9 +173,6 @@ func (s *pgSession) sendCommit(ctx context.Context, last []session.Statement) (p
 		return nil
 	})
 	err := s.conn.SendBatch(ctx, &batch).Close()
-	if tag.String() == "COMMIT" {
-		return tag, nil
-	}
 	return tag, err
 }
 
