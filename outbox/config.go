@@ -16,7 +16,7 @@ import (
 
 // RelayConfig tunes a Relay. The zero value works; in every field zero means the default.
 type RelayConfig struct {
-	// BatchSize is the most messages taken at once. Default 500.
+	// BatchSize is the most messages taken at once; up to three batches are in hand. Default 500.
 	BatchSize int
 	// PollInterval is the pause after a look that found nothing; Wake cuts it short. Default 1 s.
 	PollInterval time.Duration
@@ -63,7 +63,7 @@ type RelayConfig struct {
 	Rand func() float64
 }
 
-// Hooks are optional callbacks for observation. They run on the relay's goroutine, one at
+// Hooks are optional callbacks for observation. They run on the relay's goroutines, one at
 // a time, after the outcome was stored, and should return quickly.
 type Hooks struct {
 	// OnPublished is called for every message that was confirmed.

@@ -45,6 +45,8 @@
 // A store has 16 [Lanes], and a message's key chooses its lane. A relay leases
 // whole lanes for a batch; every lease has a fencing token, so that a relay that
 // slept through its lease can change nothing when it wakes up. See [Source].
+// Up to three batches of a relay, each with lanes of its own, are in hand at
+// once, so that the next is claimed and the last settled while one is published.
 //
 // # Limits
 //
@@ -53,7 +55,8 @@
 // several transports and one of these is paused, the others' go on. One key
 // carries at most one message per round trip to the broker. A batch ends with
 // its slowest message: a transport that is silent, rather than down, holds up
-// the others of its relay for PublishTimeout whenever it is tried. A message
+// the other messages of its batch's lanes for PublishTimeout whenever it is
+// tried. A message
 // that makes the broker silent, rather than refuse it, counts as an outage and
 // is tried for ever.
 package outbox

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"time"
-
-	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
 // Bounds ends a Drain.
@@ -50,28 +48,27 @@ func (r *Relay) Drain(ctx context.Context, b Bounds) (Report, error) {
 		ctx, cancel = context.WithTimeout(ctx, b.TimeLimit)
 		defer cancel()
 	}
-	var report Report
-	for ctx.Err() == nil && report.Published+report.Failed < b.Limit {
-		if d := r.allPaused(); d > 0 && b.TimeLimit > 0 {
-			_ = runloop.Sleep(ctx, d)
-			continue
-		}
-		round, err := r.round(ctx, min(r.cfg.BatchSize, b.Limit-report.Published-report.Failed))
+	d, wait := r.dispatch(ctx, b.Limit)
+	defer wait()
+	for ctx.Err() == nil {
+		found, err := d.next(ctx)
 		if err != nil {
-			return report, fmt.Errorf("outbox: drain: %w", err)
+			wait()
+			return d.report, fmt.Errorf("outbox: drain: %w", err)
 		}
-		report.Published += round.published
-		report.Failed += round.failed
-		report.Dead += round.dead
-		if round.claimed > 0 {
+		if found {
 			continue
 		}
-		if b.TimeLimit == 0 {
+		if d.size() == 0 || d.rounds == 0 && b.TimeLimit == 0 {
 			break
 		}
-		r.idle(ctx, r.cfg.PollInterval)
+		d.idle(ctx)
 	}
-	return report, r.stillPaused()
+	wait()
+	if d.err != nil {
+		return d.report, fmt.Errorf("outbox: drain: %w", d.err)
+	}
+	return d.report, r.stillPaused()
 }
 
 // stillPaused is an error that names the transports which are unavailable.

@@ -21,15 +21,19 @@ type Relay struct {
 	telemetry  instruments
 	wake       chan struct{}
 
+	reports  sync.Mutex // one batch is reported at a time
 	mu       sync.Mutex
 	lastLook error // of the last Claim or Settle
 	pauses   map[string]pause
 }
 
-// pause is how long a transport is left alone.
+// pause is how long a transport is left alone. After its end one batch tries the transport, and the
+// others leave it alone until that batch has ended.
 type pause struct {
 	failures int // in a row
+	since    time.Time
 	until    time.Time
+	trying   bool
 	err      error
 }
 
@@ -66,21 +70,19 @@ func NewRelay(source Source, transports Transports, cfg RelayConfig) (*Relay, er
 // fault of store and brokers: those are logged, counted, and tried again after a growing pause. It
 // never returns an error at present.
 func (r *Relay) Run(ctx context.Context) error {
+	d, wait := r.dispatch(ctx, 0)
+	defer wait()
 	failures := 0
 	for ctx.Err() == nil {
-		if d := r.allPaused(); d > 0 {
-			_ = runloop.Sleep(ctx, d) // ends early only with ctx
-			continue
-		}
-		round, err := r.round(ctx, r.cfg.BatchSize)
+		found, err := d.next(ctx)
 		switch {
 		case err != nil:
 			failures++
 			r.cfg.Logger.WarnContext(ctx, "outbox: store unavailable", "failures", failures, "error", err)
 			_ = runloop.Sleep(ctx, r.cfg.pauseDelay(failures))
-		case round.claimed == 0:
+		case !found:
 			failures = 0
-			r.idle(ctx, r.cfg.PollInterval)
+			d.idle(ctx)
 		default:
 			failures = 0
 		}
@@ -113,20 +115,6 @@ func pausedError(name string, p pause) error {
 	return fmt.Errorf("outbox: transport %q is paused after %d failures: %w", name, p.failures, p.err)
 }
 
-// idle waits for the next poll, a wake-up, or the end of a pause.
-func (r *Relay) idle(ctx context.Context, d time.Duration) {
-	if until := r.nextResume(); until > 0 {
-		d = min(d, until)
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-r.wake:
-	case <-timer.C:
-	}
-}
-
 // paused returns the names of the transports to leave alone now.
 func (r *Relay) paused() []string {
 	r.mu.Lock()
@@ -134,7 +122,7 @@ func (r *Relay) paused() []string {
 	now := time.Now()
 	var names []string
 	for name, p := range r.pauses {
-		if now.Before(p.until) {
+		if now.Before(p.until) || p.trying {
 			names = append(names, name)
 		}
 	}
@@ -162,13 +150,33 @@ func (r *Relay) allPaused() time.Duration {
 	return r.nextResume()
 }
 
-func (r *Relay) setPause(ctx context.Context, name string, err error) {
+// tryPaused notes which transports whose pause is over are in a batch that began at begin.
+func (r *Relay) tryPaused(messages []Message, begin time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.pauses) == 0 {
+		return
+	}
+	for _, m := range messages {
+		if p, ok := r.pauses[m.Transport]; ok && !p.since.After(begin) {
+			p.trying = true
+			r.pauses[m.Transport] = p
+		}
+	}
+}
+
+// setPause is called when a transport has failed a batch that began at begin. What began before the
+// pause it has says nothing new.
+func (r *Relay) setPause(ctx context.Context, name string, err error, begin time.Time) {
 	r.mu.Lock()
 	p := r.pauses[name]
-	p.failures++
-	p.err = err
-	d := r.cfg.pauseDelay(p.failures)
-	p.until = time.Now().Add(d)
+	if p.since.After(begin) {
+		r.mu.Unlock()
+		return
+	}
+	d := r.cfg.pauseDelay(p.failures + 1)
+	now := time.Now()
+	p = pause{failures: p.failures + 1, since: now, until: now.Add(d), err: err}
 	r.pauses[name] = p
 	r.mu.Unlock()
 	r.cfg.Logger.WarnContext(ctx, "outbox: transport paused", "transport", name, "failures", p.failures, "pause", d, "error", err)
@@ -177,13 +185,22 @@ func (r *Relay) setPause(ctx context.Context, name string, err error) {
 	}
 }
 
-// endPause is called when a transport has answered.
-func (r *Relay) endPause(ctx context.Context, name string) {
+// endPause is called when a transport has answered to a batch that began at begin, or was not asked
+// after all.
+func (r *Relay) endPause(ctx context.Context, name string, begin time.Time, answered bool) {
 	r.mu.Lock()
 	p, was := r.pauses[name]
-	delete(r.pauses, name)
+	if !was || p.since.After(begin) {
+		r.mu.Unlock()
+		return
+	}
+	p.trying = false
+	r.pauses[name] = p
+	if answered {
+		delete(r.pauses, name)
+	}
 	r.mu.Unlock()
-	if was {
+	if answered {
 		r.cfg.Logger.InfoContext(ctx, "outbox: transport resumed", "transport", name, "failures", p.failures)
 	}
 }

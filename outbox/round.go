@@ -12,39 +12,13 @@ import (
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
-// round is what one claim came to.
+// round is what one batch came to. The error means that it could not be settled.
 type round struct {
 	claimed, published, failed, dead int
+	err                              error
 }
 
-// round claims, publishes and settles once. An error means that the store was not reached.
-func (r *Relay) round(ctx context.Context, limit int) (round, error) {
-	work, cancel := runloop.Detach(ctx, r.cfg.ShutdownTimeout)
-	defer cancel()
-	leaseEnd := time.Now().Add(r.cfg.LeaseTTL) // by our own clock, from before the lease began
-	batch, err := r.claim(work, limit)
-	if err != nil || len(batch.Leases) == 0 {
-		return round{}, err
-	}
-	work, end := r.telemetry.startRound(work, batch)
-	defer end()
-
-	outcomes, down := r.publish(ctx, work, batch.Messages, leaseEnd)
-	verdicts, failures := r.judge(batch.Messages, outcomes)
-	stale, err := r.settle(work, batch, verdicts, leaseEnd)
-	r.setLastLook(err)
-	r.notePauses(work, batch.Messages, outcomes, down)
-	if err != nil {
-		return round{claimed: len(batch.Messages)}, err
-	}
-	if len(stale) > 0 {
-		r.telemetry.stale.Add(work, int64(len(stale)))
-		r.cfg.Logger.WarnContext(work, "outbox: leases ran out before they were settled; their messages are published again", "lanes", len(stale))
-	}
-	return r.report(work, batch.Messages, outcomes, failures), nil
-}
-
-func (r *Relay) claim(ctx context.Context, limit int) (Batch, error) {
+func (r *Relay) claim(ctx context.Context, limit int, begin time.Time) (Batch, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
 	defer cancel()
 	skip := r.paused()
@@ -53,7 +27,32 @@ func (r *Relay) claim(ctx context.Context, limit int) (Batch, error) {
 	if err == nil && len(batch.Messages) == 0 {
 		r.forgetPauses(skip)
 	}
+	r.tryPaused(batch.Messages, begin)
 	return batch, err
+}
+
+// round publishes and settles a batch that was claimed at begin. When ctx ends it sends nothing more;
+// work lives on for the rest.
+func (r *Relay) round(ctx, work context.Context, batch Batch, begin time.Time) round {
+	work, end := r.telemetry.startRound(work, batch)
+	defer end()
+	leaseEnd := begin.Add(r.cfg.LeaseTTL)
+	outcomes, down := r.publish(ctx, work, batch.Messages, leaseEnd)
+	verdicts, failures := r.judge(batch.Messages, outcomes)
+	stale, err := r.settle(work, batch, verdicts, leaseEnd)
+	r.setLastLook(err)
+
+	r.reports.Lock()
+	defer r.reports.Unlock()
+	r.notePauses(work, begin, batch.Messages, outcomes, down)
+	if err != nil {
+		return round{claimed: len(batch.Messages), err: err}
+	}
+	if len(stale) > 0 {
+		r.telemetry.stale.Add(work, int64(len(stale)))
+		r.cfg.Logger.WarnContext(work, "outbox: leases ran out before they were settled; their messages are published again", "lanes", len(stale))
+	}
+	return r.report(work, batch.Messages, outcomes, failures)
 }
 
 // publish has until PublishTimeout, and sends in the first half of it: what is unconfirmed at the
@@ -127,19 +126,17 @@ func (r *Relay) settle(ctx context.Context, b Batch, verdicts []Outcome, leaseEn
 	}
 }
 
-func (r *Relay) notePauses(ctx context.Context, messages []Message, outcomes []outcome, down map[string]error) {
+func (r *Relay) notePauses(ctx context.Context, begin time.Time, messages []Message, outcomes []outcome, down map[string]error) {
 	answered := map[string]bool{}
 	for i, o := range outcomes {
-		if o.done {
-			answered[messages[i].Transport] = true
-		}
+		name := messages[i].Transport
+		answered[name] = answered[name] || o.done
 	}
-	for name, err := range down {
-		r.setPause(ctx, name, err)
-	}
-	for name := range answered {
-		if _, isDown := down[name]; !isDown {
-			r.endPause(ctx, name)
+	for name, ok := range answered {
+		if err, isDown := down[name]; isDown {
+			r.setPause(ctx, name, err, begin)
+		} else {
+			r.endPause(ctx, name, begin, ok)
 		}
 	}
 }

@@ -66,6 +66,9 @@ type Batch struct {
 	Leases []Lease
 	// Messages are in stored order within each ordering key.
 	Messages []Message
+	// Due is the time until the next message that waits for its next attempt is ready. 0: none
+	// waits.
+	Due time.Duration
 }
 
 // Lease is one lane held by one claim.

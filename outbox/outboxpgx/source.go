@@ -95,6 +95,13 @@ func (s *Source) Claim(ctx context.Context, req outbox.ClaimRequest) (outbox.Bat
 			batch.Messages, err = pgx.CollectRows(rows, scanMessage)
 			return err
 		})
+		queue.Queue(s.sql.due).Query(func(rows pgx.Rows) error {
+			us, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+			if len(us) > 0 {
+				batch.Due = time.Duration(us[0]) * time.Microsecond
+			}
+			return err
+		})
 		return tx.SendBatch(ctx, queue).Close()
 	})
 	if err != nil {

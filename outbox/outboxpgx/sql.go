@@ -5,7 +5,7 @@ import "strings"
 // statements are all the SQL of the package, with the table names filled in.
 type statements struct {
 	insertOne, insert, insertJSON              string
-	setup, promote, lease, read                string
+	setup, promote, lease, read, due           string
 	hold, published, kept, failed, dead, close string
 	prune, depth                               string
 	deadList, deadRetry, deadRemove            string
@@ -17,7 +17,7 @@ func (t tables) statements() statements {
 	twice := func(sql string) string { return fill(fill(sql)) } // a filled part may hold a name
 	return statements{
 		insertOne: twice(insertOneSQL), insert: twice(insertSQL), insertJSON: twice(insertJSONSQL),
-		setup: setupSQL, promote: twice(promoteSQL), lease: twice(leaseSQL), read: twice(readSQL),
+		setup: setupSQL, promote: twice(promoteSQL), lease: twice(leaseSQL), read: twice(readSQL), due: twice(dueSQL),
 		hold: twice(holdSQL), published: twice(publishedSQL), kept: twice(keptSQL), failed: twice(failedSQL),
 		dead: twice(deadSQL), close: twice(closeSQL),
 		prune: twice(pruneSQL), depth: twice(depthSQL),
@@ -94,6 +94,11 @@ FROM (
 WHERE bytes_before < $4::bigint
 ORDER BY seq
 LIMIT $2::int`
+
+// The microseconds until the next parked row is due.
+const dueSQL = `
+SELECT ceil(extract(epoch FROM due_at - now()) * 1000000)::bigint FROM {outbox}
+WHERE published_at IS NULL AND due_at IS NOT NULL AND due_at > now() ORDER BY due_at LIMIT 1`
 
 // Locks the lanes whose token is still ours. $1 lanes, $2 tokens.
 const holdSQL = `

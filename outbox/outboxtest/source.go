@@ -24,8 +24,7 @@ func (s *Store) Claim(ctx context.Context, req outbox.ClaimRequest) (outbox.Batc
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	s.promote(now)
-	var batch outbox.Batch
+	batch := outbox.Batch{Due: s.promote(now)}
 	taken := map[int]bool{}
 	for _, e := range s.ready(req.Skip) {
 		n := outbox.LaneOf(e.Message)
@@ -46,13 +45,19 @@ func (s *Store) Claim(ctx context.Context, req outbox.ClaimRequest) (outbox.Batc
 	return batch, nil
 }
 
-// promote makes messages ready whose next attempt is due.
-func (s *Store) promote(now time.Time) {
+// promote makes messages ready whose next attempt is due, and returns the time until the next one.
+func (s *Store) promote(now time.Time) (next time.Duration) {
 	for _, e := range s.entries {
-		if !e.due.IsZero() && !now.Before(e.due) {
+		wait := e.due.Sub(now)
+		switch {
+		case e.due.IsZero():
+		case wait <= 0:
 			e.due = time.Time{}
+		case next == 0 || wait < next:
+			next = wait
 		}
 	}
+	return next
 }
 
 // ready returns what could be claimed if all lanes were free.

@@ -130,6 +130,9 @@ func givesBack(t *testing.T, s Store) {
 	b := s.claim(t, outbox.ClaimRequest{})
 	s.settle(t, b, outcomes(outbox.Published, b.Messages[0])...)
 	b = s.claim(t, outbox.ClaimRequest{})
+	if b.Due != 0 {
+		t.Errorf("a message is due in %v, and none is parked", b.Due)
+	}
 	if got := bodies(b); !slices.Equal(got, quoted("2", "3")) || b.Messages[0].Attempts != 0 {
 		t.Errorf("given back as %v with %d attempts", got, b.Messages[0].Attempts)
 	}
@@ -142,6 +145,9 @@ func parksFailed(t *testing.T, s Store) {
 	failed[0].Delay = time.Second
 	begin := time.Now()
 	s.settle(t, b, failed...)
+	if due := s.claim(t, outbox.ClaimRequest{}).Due; due <= 0 || due > time.Second {
+		t.Errorf("the next message is due in %v, want the delay of 1 s", due)
+	}
 	s.write(t, message("k", "3"), message("j", "4"))
 	s.wantReady(t, quoted("4")...)
 	eventually(t, func() string {

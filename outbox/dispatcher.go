@@ -1,0 +1,122 @@
+package outbox
+
+import (
+	"context"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/runloop"
+)
+
+// maxRounds is how many batches are in flight at once: while one is published, the next is claimed
+// and the one before is settled. A batch has lanes of its own, so that no key is in two of them; and
+// enough lanes are left for other relays.
+const maxRounds = 3
+
+// dispatcher claims batches and has a few of them published and settled at once. Its methods belong
+// to one goroutine.
+type dispatcher struct {
+	relay *Relay
+	work  context.Context // lives on for ShutdownTimeout after the relay's
+	limit int             // the most messages to publish or fail; 0: no limit
+
+	ended   chan round
+	rounds  int // in flight
+	claimed int // their messages
+	report  Report
+	err     error         // of a round that could not be settled
+	due     time.Duration // until a parked message is ready, as the store said last; 0: none is
+}
+
+// dispatch returns a dispatcher, and the function that waits for its rounds and ends it.
+func (r *Relay) dispatch(ctx context.Context, limit int) (*dispatcher, func()) {
+	work, cancel := runloop.Detach(ctx, r.cfg.ShutdownTimeout)
+	d := &dispatcher{relay: r, work: work, limit: limit, ended: make(chan round, maxRounds)}
+	return d, func() {
+		for d.rounds > 0 {
+			d.take(<-d.ended)
+		}
+		cancel()
+	}
+}
+
+// next claims one batch and sets it going, when there is room for one more. False: there is nothing
+// to do now. An error means that the store was not reached.
+func (d *dispatcher) next(ctx context.Context) (bool, error) {
+	d.makeRoom()
+	if err := d.err; err != nil {
+		d.err = nil
+		return false, err
+	}
+	if d.size() == 0 || d.relay.allPaused() > 0 {
+		return false, nil
+	}
+	begin := time.Now() // by our own clock, from before the lease began
+	batch, err := d.relay.claim(d.work, d.size(), begin)
+	if err != nil {
+		return false, err
+	}
+	d.due = batch.Due
+	if len(batch.Leases) == 0 {
+		return false, nil
+	}
+	d.rounds++
+	d.claimed += len(batch.Messages)
+	go func() { d.ended <- d.relay.round(ctx, d.work, batch, begin) }()
+	return len(batch.Messages) > 0, nil
+}
+
+// makeRoom takes the rounds that have ended, and waits for one if no other may begin before.
+func (d *dispatcher) makeRoom() {
+	for d.rounds > 0 {
+		if d.rounds == maxRounds || d.size() == 0 {
+			d.take(<-d.ended)
+			continue
+		}
+		select {
+		case r := <-d.ended:
+			d.take(r)
+		default:
+			return
+		}
+	}
+}
+
+// size is how many messages the next batch may have.
+func (d *dispatcher) size() int {
+	size := d.relay.cfg.BatchSize
+	if d.limit > 0 {
+		size = min(size, d.limit-d.report.Published-d.report.Failed-d.claimed)
+	}
+	return size
+}
+
+func (d *dispatcher) take(r round) {
+	d.rounds--
+	d.claimed -= r.claimed
+	d.report.Published += r.published
+	d.report.Failed += r.failed
+	d.report.Dead += r.dead
+	if r.err != nil {
+		d.err = r.err
+	}
+}
+
+// idle waits for the end of a round, which frees lanes, for a wake-up, or until a parked message is
+// due, a pause ends or the next poll.
+func (d *dispatcher) idle(ctx context.Context) {
+	wait := d.relay.cfg.PollInterval
+	for _, sooner := range []time.Duration{d.due, d.relay.nextResume()} {
+		if sooner > 0 {
+			wait = min(wait, sooner)
+		}
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case r := <-d.ended:
+		d.take(r)
+	case <-d.relay.wake:
+	case <-timer.C:
+	}
+}
