@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"maps"
 	"net/http"
 	"slices"
@@ -57,7 +58,8 @@ func (m *middleware) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	out, err := begin(context.WithoutCancel(r.Context()), m.store, claim, m.cfg.StoreTimeout)
 	switch {
 	case err != nil:
-		m.cfg.Logger.ErrorContext(r.Context(), "idempotency: store is unavailable", "key", claim.Key, "error", err)
+		m.cfg.Logger.ErrorContext(r.Context(), "idempotency: store is unavailable",
+			slog.Any("key", claim.Key), slog.Any("error", err))
 		m.refuse(w, r, errStoreUnavailable)
 	case out.State == Acquired:
 		m.serve(w, r, claim, out.Lease, begun)
@@ -76,7 +78,7 @@ func (m *middleware) read(w http.ResponseWriter, r *http.Request) (Claim, error)
 	switch {
 	case errors.Is(err, errGlobal):
 	case err != nil:
-		m.cfg.Logger.ErrorContext(r.Context(), "idempotency: scope failed", "error", err)
+		m.cfg.Logger.ErrorContext(r.Context(), "idempotency: scope failed", slog.Any("error", err))
 		return Claim{}, errScope
 	case scope == "":
 		m.cfg.Logger.ErrorContext(r.Context(), "idempotency: scope is empty")
@@ -178,7 +180,8 @@ func (m *middleware) close(run *run, resp *Response) {
 	}
 	err := run.close(resp)
 	if err != nil {
-		m.cfg.Logger.ErrorContext(run.base, "idempotency: result could not be stored", "key", run.claim.Key, "error", err)
+		m.cfg.Logger.ErrorContext(run.base, "idempotency: result could not be stored",
+			slog.Any("key", run.claim.Key), slog.Any("error", err))
 	}
 	if s := run.settled.Load(); s == nil || !s.replayed { // answer counts a replay
 		m.count.add(run.base, outcomeOfRun(s != nil, resp, err))

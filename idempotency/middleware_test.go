@@ -50,6 +50,7 @@ func wantCode(t *testing.T, what string, rec *httptest.ResponseRecorder, status 
 }
 
 func unreached(t *testing.T) http.HandlerFunc {
+	t.Helper()
 	return func(_ http.ResponseWriter, r *http.Request) { t.Errorf("handler ran: %s %v", r.Method, r.Header) }
 }
 

@@ -45,25 +45,37 @@ func problemOf(err error) problem.Problem {
 	}
 	switch {
 	case errors.Is(err, errKeyRequired):
-		return problem.Problem{Status: http.StatusBadRequest, Code: CodeKeyRequired,
-			Detail: "This request needs the header Idempotency-Key: a UUID v4, lowercase, without hyphens."}
+		return problem.Problem{
+			Status: http.StatusBadRequest, Code: CodeKeyRequired,
+			Detail: "This request needs the header Idempotency-Key: a UUID v4, lowercase, without hyphens.",
+		}
 	case errors.Is(err, ErrKeyInvalid):
-		return problem.Problem{Status: http.StatusBadRequest, Code: CodeKeyInvalid,
-			Detail: "The header Idempotency-Key must be there once: a UUID v4, lowercase, without hyphens."}
+		return problem.Problem{
+			Status: http.StatusBadRequest, Code: CodeKeyInvalid,
+			Detail: "The header Idempotency-Key must be there once: a UUID v4, lowercase, without hyphens.",
+		}
 	case errors.Is(err, ErrKeyReused):
-		return problem.Problem{Status: http.StatusUnprocessableEntity, Code: CodeKeyReused,
-			Detail: "This Idempotency-Key was used for another request. Use a new key."}
+		return problem.Problem{
+			Status: http.StatusUnprocessableEntity, Code: CodeKeyReused,
+			Detail: "This Idempotency-Key was used for another request. Use a new key.",
+		}
 	case errors.Is(err, ErrResultUnavailable):
-		return problem.Problem{Status: http.StatusConflict, Code: CodeResultUnavailable,
-			Detail: "The request with this Idempotency-Key was carried out, but its response was not kept."}
+		return problem.Problem{
+			Status: http.StatusConflict, Code: CodeResultUnavailable,
+			Detail: "The request with this Idempotency-Key was carried out, but its response was not kept.",
+		}
 	case errors.Is(err, errStoreUnavailable):
-		return problem.Problem{Status: http.StatusServiceUnavailable, Code: CodeStoreUnavailable,
-			Detail: "Nothing was done. Try again with the same Idempotency-Key.", RetryAfter: time.Second}
+		return problem.Problem{
+			Status: http.StatusServiceUnavailable, Code: CodeStoreUnavailable,
+			Detail: "Nothing was done. Try again with the same Idempotency-Key.", RetryAfter: time.Second,
+		}
 	case errors.Is(err, errBodyTooLarge):
 		return problem.Problem{Status: http.StatusRequestEntityTooLarge, Code: CodeRequestTooLarge}
 	case errors.Is(err, errBodyUnreadable):
-		return problem.Problem{Status: http.StatusBadRequest, Code: CodeInvalidRequest,
-			Detail: "The request body could not be read."}
+		return problem.Problem{
+			Status: http.StatusBadRequest, Code: CodeInvalidRequest,
+			Detail: "The request body could not be read.",
+		}
 	}
 	return problem.Problem{Status: http.StatusInternalServerError, Code: CodeInternal}
 }

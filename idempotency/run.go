@@ -22,7 +22,6 @@ type run struct {
 	closed  bool // the store was told how it ended
 
 	renewal     *time.Timer
-	renewCtx    context.Context
 	stopRenew   context.CancelFunc
 	renewalDone chan struct{}
 	stopOnce    sync.Once
@@ -34,12 +33,13 @@ type run struct {
 func startRun(ctx context.Context, store Store, claim Claim, lease, timeout time.Duration, begun time.Time) (*run, context.Context) {
 	r := &run{store: store, claim: claim, lease: lease, timeout: timeout}
 	r.base = context.WithoutCancel(ctx)
-	r.renewCtx, r.stopRenew = context.WithCancel(r.base)
+	renewing, stop := context.WithCancel(r.base)
+	r.stopRenew = stop
 	r.renewalDone = make(chan struct{})
 
 	claim.run = r
 	ctx, r.cancel = context.WithCancelCause(context.WithValue(ctx, claimKey{}, claim))
-	r.renewal = time.AfterFunc(time.Until(begun.Add(lease/3)), func() { r.renew(expiry(begun, lease)) })
+	r.renewal = time.AfterFunc(time.Until(begun.Add(lease/3)), func() { r.renew(renewing, expiry(begun, lease)) })
 	return r, ctx
 }
 
@@ -50,19 +50,19 @@ func expiry(begun time.Time, lease time.Duration) time.Time {
 	return begun.Add(max(lease, time.Since(begun)+lease/3))
 }
 
-// renew extends the lease every third of it, until stopped. A store that does
+// renew extends the lease every third of it, until renewing ends. A store that does
 // not answer is asked again until the lease must have run out.
-func (r *run) renew(expires time.Time) {
+func (r *run) renew(renewing context.Context, expires time.Time) {
 	defer close(r.renewalDone)
 	for {
 		asked := time.Now()
-		ctx, cancel := context.WithTimeout(r.renewCtx, min(r.timeout, time.Until(expires)))
+		ctx, cancel := context.WithTimeout(renewing, min(r.timeout, time.Until(expires)))
 		err := r.store.Extend(ctx, r.claim)
 		cancel()
 
 		pause := r.lease / 3
 		switch {
-		case r.renewCtx.Err() != nil:
+		case renewing.Err() != nil:
 			return
 		case err == nil:
 			expires = asked.Add(r.lease)
@@ -73,7 +73,7 @@ func (r *run) renew(expires time.Time) {
 			pause = min(r.lease/10, time.Until(expires))
 		}
 		select {
-		case <-r.renewCtx.Done():
+		case <-renewing.Done():
 			return
 		case <-time.After(pause):
 		}

@@ -29,11 +29,11 @@ type Store interface {
 type State int
 
 const (
-	// Acquired: the caller holds the key now and does the work.
+	// Acquired means that the caller holds the key now and does the work.
 	Acquired State = iota + 1
-	// InProgress: someone else is doing the work.
+	// InProgress means that someone else is doing the work.
 	InProgress
-	// Completed: the work is done.
+	// Completed means that the work is done.
 	Completed
 )
 

@@ -25,6 +25,7 @@ func newPool(t *testing.T) *pgxpool.Pool {
 // backend gives each subtest one of two tables: keys are random. The tests that
 // wait for leases do not share a pool with those that crowd it.
 func backend(t *testing.T) conformance.Backend {
+	t.Helper()
 	stores := func(cfg idempotencypgx.Config) func(*testing.T) idempotency.Store {
 		pool := newPool(t)
 		return func(t *testing.T) idempotency.Store { return newStore(t, pool, cfg) }

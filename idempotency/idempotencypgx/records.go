@@ -100,8 +100,10 @@ func (t *Table) insert(rec Record) (sql string, args []any, err error) {
 	sql = `INSERT INTO ` + t.table + `
 		(key, fingerprint_version, fingerprint, status, code, headers, body, token, expires_at)
 		VALUES ($1, $2, $3, 'completed', $4, $5, $6, $7, clock_timestamp() + $8::interval)`
-	return sql, []any{string(rec.Key), rec.Fingerprint.Version, rec.Fingerprint.Sum, rec.Response.Status,
-		headers, rec.Response.Body, rec.Token, t.retention}, nil
+	return sql, []any{
+		string(rec.Key), rec.Fingerprint.Version, rec.Fingerprint.Sum, rec.Response.Status,
+		headers, rec.Response.Body, rec.Token, t.retention,
+	}, nil
 }
 
 // Lookup implements Records.

@@ -18,6 +18,7 @@ import (
 
 // databases gives each subtest the same tables: keys are random.
 func databases(t *testing.T) conformance.RecordsBackend {
+	t.Helper()
 	pool := newPool(t)
 	if _, err := pool.Exec(t.Context(), `CREATE TABLE effects (name text NOT NULL)`); err != nil {
 		t.Fatal(err)
@@ -110,6 +111,7 @@ func TestResolveWaitsForAnOpenTransaction(t *testing.T) {
 
 // waiting returns nil when a backend waits for a transaction of this schema's table.
 func waiting(t *testing.T, pool *pgxpool.Pool) error {
+	t.Helper()
 	var n int
 	err := pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks w JOIN pg_locks r USING (pid)
 		WHERE NOT w.granted AND w.locktype = 'transactionid'

@@ -24,6 +24,7 @@ func newStore(t *testing.T, client redis.UniversalClient, cfg idempotencyredis.C
 // backend gives each subtest the same database: keys are random. The tests that
 // wait for leases do not share a client with those that crowd it.
 func backend(t *testing.T) conformance.Backend {
+	t.Helper()
 	database := redistest.URL(t)
 	stores := func(cfg idempotencyredis.Config) func(*testing.T) idempotency.Store {
 		client := redistest.Client(t, database)

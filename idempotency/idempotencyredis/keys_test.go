@@ -21,16 +21,36 @@ func TestKeyNames(t *testing.T) {
 		key    idempotency.Key
 		want   []string
 	}{
-		"literal": {single, idempotencyredis.Config{}, key,
-			[]string{"idempotency:" + string(key), "idempotency:lock:" + string(key)}},
-		"prefix": {single, idempotencyredis.Config{Prefix: "app:idem"}, key,
-			[]string{"app:idem:" + string(key), "app:idem:lock:" + string(key)}},
-		"scope": {single, idempotencyredis.Config{}, key.In("{a}:b"),
-			[]string{"idempotency:@%7Ba%7D%3Ab:" + string(key), "idempotency:lock:@%7Ba%7D%3Ab:" + string(key)}},
-		"asked for": {single, idempotencyredis.Config{HashTag: true}, key,
-			[]string{"idempotency:{" + string(key) + "}", "idempotency:lock:{" + string(key) + "}"}},
-		"cluster": {cluster, idempotencyredis.Config{}, key.In("a"),
-			[]string{"idempotency:{@a:" + string(key) + "}", "idempotency:lock:{@a:" + string(key) + "}"}},
+		"literal": {
+			single,
+			idempotencyredis.Config{},
+			key,
+			[]string{"idempotency:" + string(key), "idempotency:lock:" + string(key)},
+		},
+		"prefix": {
+			single,
+			idempotencyredis.Config{Prefix: "app:idem"},
+			key,
+			[]string{"app:idem:" + string(key), "app:idem:lock:" + string(key)},
+		},
+		"scope": {
+			single,
+			idempotencyredis.Config{},
+			key.In("{a}:b"),
+			[]string{"idempotency:@%7Ba%7D%3Ab:" + string(key), "idempotency:lock:@%7Ba%7D%3Ab:" + string(key)},
+		},
+		"asked for": {
+			single,
+			idempotencyredis.Config{HashTag: true},
+			key,
+			[]string{"idempotency:{" + string(key) + "}", "idempotency:lock:{" + string(key) + "}"},
+		},
+		"cluster": {
+			cluster,
+			idempotencyredis.Config{},
+			key.In("a"),
+			[]string{"idempotency:{@a:" + string(key) + "}", "idempotency:lock:{@a:" + string(key) + "}"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -31,7 +31,6 @@ func newService(t *testing.T, store idempotency.Store, cfg idempotency.Middlewar
 
 // request is what the tests vary of a POST.
 type request struct {
-	ctx    context.Context
 	method string
 	target string
 	body   string
@@ -39,16 +38,13 @@ type request struct {
 }
 
 func (q request) with(key idempotency.Key) *http.Request {
-	if q.ctx == nil {
-		q.ctx = context.Background()
-	}
 	if q.method == "" {
 		q.method = http.MethodPost
 	}
 	if q.target == "" {
 		q.target = "/things"
 	}
-	r := httptest.NewRequestWithContext(q.ctx, q.method, q.target, strings.NewReader(q.body))
+	r := httptest.NewRequestWithContext(context.Background(), q.method, q.target, strings.NewReader(q.body))
 	r.Header.Set("Content-Type", "application/json")
 	for name, values := range q.header {
 		r.Header[name] = values

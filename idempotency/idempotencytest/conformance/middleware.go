@@ -191,7 +191,7 @@ func testClientGone(t *testing.T, store idempotency.Store) {
 		w.WriteHeader(http.StatusCreated)
 	})
 	key := idempotency.NewKey()
-	s.do(request{ctx: ctx, body: `{}`}.with(key))
+	s.do(request{body: `{}`}.with(key).WithContext(ctx))
 	if again := s.post(key); again.status != 201 || !again.replayed() || runs != 1 {
 		t.Errorf("after the client hung up: %d, replayed %v, %d runs", again.status, again.replayed(), runs)
 	}

@@ -142,8 +142,8 @@ func testForeignToken(t *testing.T, store idempotency.Store) {
 }
 
 func testTakeover(t *testing.T, store idempotency.Store) {
-	c, next := newClaim(), idempotency.Claim{}
-	next = rival(c)
+	c := newClaim()
+	next := rival(c)
 	lease := acquire(t, store, c)
 	start := time.Now()
 	until(t, 10*lease, "the lease runs out", func() bool {
