@@ -96,7 +96,8 @@ func TestQuarantineEndsAndIsBounded(t *testing.T) {
 		w := newWorld(t)
 		var mu sync.Mutex
 		bad := true
-		store, err := expirytest.NewStore(w.manager, expirytest.Config{Active: w.table.Active, Expire: w.table.Expire,
+		store, err := expirytest.NewStore(w.manager, expirytest.Config{
+			Active: w.table.Active, Expire: w.table.Expire,
 			Emit: func(context.Context, pgx.Tx, []expiry.Row) error {
 				mu.Lock()
 				defer mu.Unlock()
@@ -104,7 +105,8 @@ func TestQuarantineEndsAndIsBounded(t *testing.T) {
 					return errors.New("bad row")
 				}
 				return nil
-			}})
+			},
+		})
 		if err != nil {
 			t.Fatal(err)
 		}

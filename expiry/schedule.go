@@ -56,7 +56,10 @@ func Cron(expr string) (Schedule, error) {
 	if strings.HasPrefix(expr, "@every") {
 		return nil, fmt.Errorf("%w: %.64q is not a cron expression", ErrSchedule, expr)
 	}
-	parser := cron.NewParser(cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow | cron.Descriptor | cron.DowOrDom)
+	parser, err := cron.TryNewParser(cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow | cron.Descriptor | cron.DowOrDom)
+	if err != nil {
+		return nil, fmt.Errorf("expiry: cron parser: %w", err)
+	}
 	parsed, err := parser.Parse(expr)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %.64q: %w", ErrSchedule, expr, err)

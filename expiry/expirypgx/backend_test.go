@@ -73,6 +73,7 @@ func (b *backend) store(t *testing.T, cfg expirypgx.Config) *expirypgx.Store {
 }
 
 func (b *backend) Store(t *testing.T, emit conformance.Emit) expiry.Store {
+	t.Helper()
 	return b.store(t, expirypgx.Config{Emit: emit, Isolation: b.isolation})
 }
 

@@ -137,8 +137,11 @@ type plan struct {
 // holds the active ones only, or together.
 func servedByIndex(explained []byte, status string) (bool, error) {
 	var answer []struct{ Plan plan }
-	if err := json.Unmarshal(explained, &answer); err != nil || len(answer) != 1 {
-		return false, fmt.Errorf("unexpected answer of EXPLAIN: %v", err)
+	if err := json.Unmarshal(explained, &answer); err != nil {
+		return false, fmt.Errorf("unexpected answer of EXPLAIN: %w", err)
+	}
+	if len(answer) != 1 {
+		return false, fmt.Errorf("unexpected answer of EXPLAIN: %d plans", len(answer))
 	}
 	return answer[0].Plan.served(status), nil
 }

@@ -59,6 +59,7 @@ func (b *backend) Put(t *testing.T, id, state string, in time.Duration) {
 }
 
 func (b *backend) State(t *testing.T, id string) string {
+	t.Helper()
 	_, state, _ := b.table.Get(id)
 	return state
 }
@@ -75,6 +76,7 @@ func (b *backend) Announce(_ context.Context, tx pgx.Tx, row expiry.Row) error {
 }
 
 func (b *backend) Announced(t *testing.T, id string) int {
+	t.Helper()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.events[id]
