@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"time"
 
@@ -35,7 +34,7 @@ func Example() {
 	}
 
 	// In production the consumer is inboxamqp.NewConsumer, on RabbitMQ.
-	broker, err := inboxtest.NewBroker(mux, inboxtest.Config{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	broker, err := inboxtest.NewBroker(mux, inboxtest.Config{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -45,8 +45,8 @@ type Message struct {
 // longer than MaxNameBytes.
 func (m *Message) Validate() error {
 	var problems []error
-	switch {
-	case m.ID == uuid.Nil:
+	switch m.ID {
+	case uuid.Nil:
 		problems = append(problems, errors.New("message id is missing or is no UUID"))
 	default:
 		if err := ids.Check(m.ID); err != nil {

@@ -101,7 +101,7 @@ func (c Config) withDefaults() Config {
 	c.ShutdownTimeout = cmp.Or(c.ShutdownTimeout, 60*time.Second)
 	c.CallTimeout = cmp.Or(c.CallTimeout, 10*time.Second)
 	c.ConfirmTimeout = cmp.Or(c.ConfirmTimeout, 15*time.Second)
-	c.Logger = cmp.Or(c.Logger, slog.Default()).With("component", "inboxamqp", "queue", c.Queue)
+	c.Logger = cmp.Or(c.Logger, slog.Default()).With(slog.String("component", "inboxamqp"), slog.String("queue", c.Queue))
 	return c
 }
 
@@ -133,8 +133,10 @@ func (c Config) validate() error {
 		name  string
 		value time.Duration
 	}{
-		{"TimeLimit", c.TimeLimit}, {"ShutdownTimeout", c.ShutdownTimeout},
-		{"CallTimeout", c.CallTimeout}, {"ConfirmTimeout", c.ConfirmTimeout},
+		{"TimeLimit", c.TimeLimit},
+		{"ShutdownTimeout", c.ShutdownTimeout},
+		{"CallTimeout", c.CallTimeout},
+		{"ConfirmTimeout", c.ConfirmTimeout},
 	} {
 		if d.value < 0 {
 			fail("%s %v is negative", d.name, d.value)

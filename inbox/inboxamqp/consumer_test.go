@@ -24,11 +24,15 @@ func TestConsume(t *testing.T) {
 	b := amqptest.New(t)
 	b.Exchange(t, "events", "topic")
 	var got recorder
-	r := consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick,
-		Bindings: []inboxamqp.Binding{{Exchange: "events", Key: "order.*"}}})
+	r := consume(t, b, &got, inboxamqp.Config{
+		Queue: "orders", Retry: quick,
+		Bindings: []inboxamqp.Binding{{Exchange: "events", Key: "order.*"}},
+	})
 	p := order()
-	p.Headers = amqp.Table{"tenant": "a", "n": int32(7), "deep": amqp.Table{"a": "b"}, "list": []any{"a"},
-		"flag": true, "when": time.Unix(1, 0), "raw": []byte("text"), "none": nil, "x-own": "broker", "f": 1.5}
+	p.Headers = amqp.Table{
+		"tenant": "a", "n": int32(7), "deep": amqp.Table{"a": "b"}, "list": []any{"a"},
+		"flag": true, "when": time.Unix(1, 0), "raw": []byte("text"), "none": nil, "x-own": "broker", "f": 1.5,
+	}
 	b.Publish(t, "events", "order.placed", p)
 	m := got.await(t, 1)[0]
 	if m.ID.String() != p.MessageId || m.Name != "order.placed" || string(m.Body) != `{"n":1}` || m.Attempt != 1 ||
@@ -260,8 +264,10 @@ func TestGoexit(t *testing.T) {
 func TestSetupAndCheck(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
-	c := newConsumer(t, b.Dial, &recorder{}, inboxamqp.Config{Queue: "orders", Retry: quick,
-		Bindings: []inboxamqp.Binding{{Exchange: "events", Key: "order.*"}}})
+	c := newConsumer(t, b.Dial, &recorder{}, inboxamqp.Config{
+		Queue: "orders", Retry: quick,
+		Bindings: []inboxamqp.Binding{{Exchange: "events", Key: "order.*"}},
+	})
 	findings, err := c.Check(t.Context())
 	// The queue, three steps of three with one shared bound, three classes, one exchange.
 	if want := 1 + len(quick.Steps()) + 3 + 1; err != nil || len(findings) != want {

@@ -83,7 +83,7 @@ func (l *DeadLetters) Show(ctx context.Context, id uuid.UUID) (inbox.DeadLetter,
 // error tells of the first.
 func (l *DeadLetters) Retry(ctx context.Context, filter inbox.Filter) (int, error) {
 	publisher := amqpconn.NewPublisher(amqpconn.PublisherConfig{
-		Dial: l.dial, Timeout: l.cfg.CallTimeout, Logger: l.cfg.Logger.With("component", "inboxamqp"),
+		Dial: l.dial, Timeout: l.cfg.CallTimeout, Logger: l.cfg.Logger.With(slog.String("component", "inboxamqp")),
 	})
 	publishing, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup

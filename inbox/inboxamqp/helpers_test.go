@@ -150,7 +150,9 @@ func startWith(ctx context.Context, t *testing.T, c *inboxamqp.Consumer) *runnin
 	go func() { r.ended <- c.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		<-r.ended
+		if err := <-r.ended; err != nil {
+			t.Errorf("Run: %v", err)
+		}
 	})
 	return r
 }

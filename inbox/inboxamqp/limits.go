@@ -1,6 +1,7 @@
 package inboxamqp
 
 import (
+	"log/slog"
 	"runtime/metrics"
 	"time"
 )
@@ -40,7 +41,7 @@ func (r *run) watchLimits() {
 
 // reached ends the run in good order.
 func (r *run) reached(limit string) {
-	r.c.cfg.Logger.Info("limit reached, draining", "limit", limit)
+	r.c.cfg.Logger.Info("limit reached, draining", slog.String("limit", limit))
 	r.halt()
 }
 

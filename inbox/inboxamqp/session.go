@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
@@ -96,7 +97,7 @@ func (s *session) consume() error {
 	}
 	s.r.c.setReady(nil)
 
-	why, next := s.dispatch(deliveries)
+	next, why := s.dispatch(deliveries)
 	if next != nil {
 		next.giveBack()
 	}
@@ -108,15 +109,15 @@ func (s *session) consume() error {
 	return why
 }
 
-// dispatch returns why it ended, and the delivery no worker has taken yet.
-func (s *session) dispatch(deliveries <-chan amqp.Delivery) (why error, next *delivery) {
+// dispatch returns the delivery no worker has taken yet, and why it ended.
+func (s *session) dispatch(deliveries <-chan amqp.Delivery) (next *delivery, why error) {
 	in := deliveries
 	var jobs chan<- *delivery
 	for {
 		select {
 		case raw, open := <-in:
 			if !open {
-				return s.cause(), nil
+				return nil, s.cause()
 			}
 			next, jobs, in = s.accept(raw), s.r.jobs, nil
 		case jobs <- next:
@@ -125,20 +126,20 @@ func (s *session) dispatch(deliveries <-chan amqp.Delivery) (why error, next *de
 				in = nil
 			}
 		case <-s.r.stop.Done():
-			return errStop, next
+			return next, errStop
 		case epoch := <-s.pauses:
 			if epoch == s.epoch {
-				return errPause, next
+				return next, errPause
 			}
 		case _, open := <-s.cancels:
 			if !open {
-				return s.cause(), next
+				return next, s.cause()
 			}
-			return errCancelled, next
+			return next, errCancelled
 		case err := <-s.closes:
-			return closed(err), next
+			return next, closed(err)
 		case <-s.conn.Done():
-			return s.conn.Err(), next
+			return next, s.conn.Err()
 		}
 	}
 }
@@ -169,7 +170,7 @@ func (s *session) leave(deliveries <-chan amqp.Delivery) error {
 func (s *session) pause() error {
 	for n := 0; ; n++ {
 		pause := probes.Delay(n, rand.Float64())
-		s.r.c.cfg.Logger.Warn("paused: processing needs a server that is unavailable", "again_in", pause)
+		s.r.c.cfg.Logger.Warn("paused: processing needs a server that is unavailable", slog.Duration("again_in", pause))
 		timer := time.NewTimer(pause)
 		err := s.wait(timer.C)
 		timer.Stop()

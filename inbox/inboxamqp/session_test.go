@@ -20,7 +20,7 @@ func TestEndOfChannelIsNoCancellation(t *testing.T) {
 		close(cancels)
 		close(deliveries)
 		s := &session{r: &run{stop: t.Context()}, conn: &amqpconn.Conn{}, closes: closes, cancels: cancels}
-		if why, _ := s.dispatch(deliveries); !errors.Is(why, amqp.ErrUnexpectedFrame) {
+		if _, why := s.dispatch(deliveries); !errors.Is(why, amqp.ErrUnexpectedFrame) {
 			t.Fatalf("ended by %v", why)
 		}
 	}
@@ -32,7 +32,7 @@ func TestCancellation(t *testing.T) {
 	cancels <- "tag"
 	close(deliveries)
 	s := &session{r: &run{stop: t.Context()}, conn: &amqpconn.Conn{}, cancels: cancels}
-	if why, _ := s.dispatch(deliveries); !errors.Is(why, errCancelled) {
+	if _, why := s.dispatch(deliveries); !errors.Is(why, errCancelled) {
 		t.Fatalf("ended by %v", why)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"runtime/debug"
 	"slices"
@@ -116,7 +117,7 @@ func (r *run) move(d *delivery, queue string, copied amqp.Publishing, as outcome
 			d.acknowledge(as)
 			return
 		}
-		r.c.cfg.Logger.Error("message not moved", "message_id", d.msg.ID, "to", queue, "error", err)
+		r.c.cfg.Logger.Error("message not moved", slog.Any("message_id", d.msg.ID), slog.String("to", queue), slog.Any("error", err))
 		stopped := runloop.Sleep(r.stop, keepPause) != nil
 		if stopped || !errors.Is(err, amqpconn.ErrUnavailable) && !errors.Is(err, amqpconn.ErrBlocked) {
 			d.giveBack()

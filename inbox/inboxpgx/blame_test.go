@@ -66,6 +66,7 @@ var errStillThere = errors.New("the session is still there")
 
 // idleTooLong returns when the server has ended the session, which the client does not know.
 func idleTooLong(t *testing.T, ctx context.Context, tx pgx.Tx) {
+	t.Helper()
 	var pid int
 	if err := tx.QueryRow(ctx, `SELECT pg_backend_pid()`).Scan(&pid); err != nil {
 		t.Error(err)

@@ -101,6 +101,7 @@ func insertEffect(ctx context.Context, tx pgx.Tx, consumer string, number int) e
 }
 
 func postgres(t *testing.T, isolation pgx.TxIsoLevel) conformance.Fixture {
+	t.Helper()
 	pool := newPool(t)
 	manager := newManager(t, pool)
 	return conformance.Fixture{

@@ -87,7 +87,7 @@ func (d *delivery) verdict(ctx context.Context, err error) error {
 		return inbox.Unavailable(err)
 	case handlers || d.commitRefused(err):
 		return plain(err)
-	case ctx.Err() != nil && !d.handled && context.Cause(ctx) == errTimeout:
+	case ctx.Err() != nil && !d.handled && errors.Is(context.Cause(ctx), errTimeout):
 		return inbox.Postpone(err, 0) // no connection, or a copy in progress: the handler had no chance
 	case ctx.Err() != nil:
 		return err

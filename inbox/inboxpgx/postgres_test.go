@@ -195,6 +195,7 @@ func atLeast(n *atomic.Int64, want int64) error {
 
 // deliver processes a message once and reports whether it is done.
 func deliver(t *testing.T, p inbox.Processor, m *inbox.Message, unavailable *atomic.Int64) bool {
+	t.Helper()
 	err := p.Process(t.Context(), []*inbox.Message{m})[0]
 	if err == nil {
 		return true

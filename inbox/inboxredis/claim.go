@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	_ "embed"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -96,7 +97,7 @@ func (c *claim) extend(ctx context.Context) {
 	defer cancel()
 	held, err := extendScript.Run(attempt, c.p.client, c.keys, c.value, c.p.cfg.Lease.Milliseconds()).Bool()
 	if ctx.Err() == nil && (err != nil || !held) {
-		c.warn(ctx, "inbox: claim of a message not prolonged", err)
+		c.log(err).WarnContext(ctx, "inbox: claim of a message not prolonged")
 	}
 }
 
@@ -106,7 +107,7 @@ func (c *claim) done(ctx context.Context) {
 	defer cancel()
 	held, err := doneScript.Run(ctx, c.p.client, c.keys, c.value, c.mark, c.p.cfg.TTL.Milliseconds()).Bool()
 	if err != nil || !held {
-		c.warn(ctx, "inbox: message processed without a claim to the end: a copy may take effect, too", err)
+		c.log(err).WarnContext(ctx, "inbox: message processed without a claim to the end: a copy may take effect, too")
 	}
 }
 
@@ -115,10 +116,10 @@ func (c *claim) release(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
 	if err := releaseScript.Run(ctx, c.p.client, c.keys, c.value).Err(); err != nil {
-		c.warn(ctx, "inbox: claim of a failed message not released", err)
+		c.log(err).WarnContext(ctx, "inbox: claim of a failed message not released")
 	}
 }
 
-func (c *claim) warn(ctx context.Context, text string, err error) {
-	c.p.cfg.Logger.WarnContext(ctx, text, "id", c.m.ID, "name", c.m.Name, "error", err)
+func (c *claim) log(err error) *slog.Logger {
+	return c.p.cfg.Logger.With(slog.Any("id", c.m.ID), slog.String("name", c.m.Name), slog.Any("error", err))
 }
