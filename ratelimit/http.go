@@ -94,12 +94,16 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (h *handler) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	switch {
 	case errors.Is(err, ErrNoKey):
-		problem.Write(w, problem.Problem{Status: http.StatusBadRequest, Code: "RATE_LIMIT_KEY_REQUIRED",
-			Title: "The request does not say whom to charge."})
+		problem.Write(w, problem.Problem{
+			Status: http.StatusBadRequest, Code: "RATE_LIMIT_KEY_REQUIRED",
+			Title: "The request does not say whom to charge.",
+		})
 		return
 	case errors.Is(err, ErrUnavailable):
-		problem.Write(w, problem.Problem{Status: http.StatusServiceUnavailable, Code: "RATE_LIMIT_UNAVAILABLE",
-			Title: "The rate limit cannot be checked at the moment.", RetryAfter: h.cfg.RetryUnavailable})
+		problem.Write(w, problem.Problem{
+			Status: http.StatusServiceUnavailable, Code: "RATE_LIMIT_UNAVAILABLE",
+			Title: "The rate limit cannot be checked at the moment.", RetryAfter: h.cfg.RetryUnavailable,
+		})
 	default:
 		problem.Write(w, problem.Problem{Status: http.StatusInternalServerError, Code: "INTERNAL"})
 	}

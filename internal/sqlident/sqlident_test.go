@@ -26,8 +26,15 @@ func TestQualify(t *testing.T) {
 		}
 	}
 	for _, tt := range []struct{ schema, table string }{
-		{"", ""}, {"", "2fast"}, {"", `a"b`}, {"", "a b"}, {"", "a;drop table b"}, {"", "größe"},
-		{"", strings.Repeat("a", 64)}, {"a.b", "c"}, {`x"`, "c"},
+		{"", ""},
+		{"", "2fast"},
+		{"", `a"b`},
+		{"", "a b"},
+		{"", "a;drop table b"},
+		{"", "größe"},
+		{"", strings.Repeat("a", 64)},
+		{"a.b", "c"},
+		{`x"`, "c"},
 	} {
 		if got, err := sqlident.Qualify(tt.schema, tt.table); !errors.Is(err, sqlident.ErrInvalid) {
 			t.Errorf("Qualify(%q, %q) = %q, %v; want ErrInvalid", tt.schema, tt.table, got, err)

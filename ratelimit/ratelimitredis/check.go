@@ -17,17 +17,21 @@ func (l *Limiter) Check(ctx context.Context) ([]ratelimit.Finding, error) {
 	}
 	var found []ratelimit.Finding
 	if err := l.decide.Load(ctx, l.client).Err(); err != nil {
-		found = append(found, ratelimit.Finding{Component: "ratelimitredis", Problem: "the server does not take scripts: " + err.Error(),
-			Mend: "allow EVAL, EVALSHA and SCRIPT LOAD"})
+		found = append(found, ratelimit.Finding{
+			Component: "ratelimitredis", Problem: "the server does not take scripts: " + err.Error(),
+			Mend: "allow EVAL, EVALSHA and SCRIPT LOAD",
+		})
 	}
 	settings, err := l.client.ConfigGet(ctx, "maxmemory*").Result()
 	if err != nil {
 		return found, nil // hosted servers keep CONFIG to themselves
 	}
 	if policy := settings["maxmemory-policy"]; settings["maxmemory"] != "0" && policy != "" && !strings.HasPrefix(policy, "noeviction") {
-		found = append(found, ratelimit.Finding{Component: "ratelimitredis",
-			Problem: "maxmemory-policy " + policy + " may drop counters, which admits more than the limits",
-			Mend:    "CONFIG SET maxmemory-policy noeviction"})
+		found = append(found, ratelimit.Finding{
+			Component: "ratelimitredis",
+			Problem:   "maxmemory-policy " + policy + " may drop counters, which admits more than the limits",
+			Mend:      "CONFIG SET maxmemory-policy noeviction",
+		})
 	}
 	return found, nil
 }
