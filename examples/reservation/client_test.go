@@ -21,6 +21,7 @@ type client struct {
 }
 
 func newClient(t testing.TB, url string) *client {
+	t.Helper()
 	transport := &http.Transport{MaxIdleConnsPerHost: 1000}
 	t.Cleanup(transport.CloseIdleConnections)
 	return &client{t, url, &http.Client{Transport: transport, Timeout: 2 * patience}}

@@ -36,7 +36,7 @@ func startContainers(ctx context.Context, cfg *config, log *slog.Logger) (_ cont
 		}
 	}()
 	start := func(name, port, url string, request testcontainers.ContainerRequest) (string, error) {
-		log.Info("starting container", slog.String("image", request.Image))
+		log.InfoContext(ctx, "starting container", slog.String("image", request.Image))
 		request.ExposedPorts = []string{port}
 		c, err := testcontainers.GenericContainer(ctx, testcontainers.GenericContainerRequest{
 			ContainerRequest: request, Started: true,

@@ -55,7 +55,8 @@ func openMemory(cfg config, m *metrics, log *slog.Logger) (*backend, error) {
 func relayService(relay *outbox.Relay, publisher interface {
 	Run(ctx context.Context) error
 	Ready(ctx context.Context) error
-}) service {
+},
+) service {
 	run := func(ctx context.Context) error {
 		return whilePublishing(ctx, publisher.Run, func(ctx context.Context) error { return relay.Run(ctx) })
 	}

@@ -156,6 +156,7 @@ func scenario(t *testing.T, c *client, inFlight func(*testing.T, *client)) {
 
 // replays holds one seat, which nobody confirms.
 func replays(t *testing.T, c *client, event string) {
+	t.Helper()
 	eve, key, body := newUser(), newKey(), holdBody(event, `"quantity":1`)
 	first := c.post(eve, key, "/api/reservations", body).wants(http.StatusCreated, "")
 	for range 15 { // more than the limit: replays are free
@@ -168,6 +169,7 @@ func replays(t *testing.T, c *client, event string) {
 }
 
 func limits(t *testing.T, c *client) {
+	t.Helper()
 	user := newUser()
 	for range 25 { // the limit is 10, a minute may end in between
 		r := c.post(user, newKey(), "/api/events", `{"name":"Matinee","seats":1}`)
@@ -185,6 +187,7 @@ func limits(t *testing.T, c *client) {
 
 // inFlightByLock has a request wait for a lock that the test holds.
 func inFlightByLock(t *testing.T, c *client, s services) {
+	t.Helper()
 	event := c.newEvent(`{"name":"Rush","seats":1}`)
 	conn, release := hold(t, s, "select from seats where event_id = $1 for update", event)
 	user, key, body := newUser(), newKey(), holdBody(event, `"quantity":1`)
@@ -207,6 +210,7 @@ func inFlightByLock(t *testing.T, c *client, s services) {
 
 // inFlightByCrowd sends a request many times at once, behind others that keep the shop busy, until one meets another.
 func inFlightByCrowd(t *testing.T, c *client) {
+	t.Helper()
 	testenv.Eventually(t, patience, func() error {
 		user, key := newUser(), newKey()
 		var crowd sync.WaitGroup

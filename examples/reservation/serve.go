@@ -139,7 +139,7 @@ func serveHTTP(ctx context.Context, listener net.Listener, handler http.Handler,
 		return err
 	}
 	if err := <-drained; err != nil {
-		log.Warn("requests were cut off", slog.Any("error", err))
+		log.WarnContext(ctx, "requests were cut off", slog.Any("error", err))
 		return server.Close()
 	}
 	return nil

@@ -126,7 +126,7 @@ func patiently(ctx context.Context, log *slog.Logger, what string, step func(con
 		if err == nil {
 			return nil
 		}
-		log.Warn("start: trying again", slog.String("step", what), slog.Any("error", err))
+		log.WarnContext(ctx, "start: trying again", slog.String("step", what), slog.Any("error", err))
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
