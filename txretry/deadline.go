@@ -65,9 +65,15 @@ func sleep(ctx context.Context, d time.Duration) error {
 
 // ended is the end of ctx as an error under which both ctx.Err() and the cause
 // are found.
-func ended(ctx context.Context) error {
-	err, cause := ctx.Err(), context.Cause(ctx)
-	if errors.Is(cause, err) {
+func ended(ctx context.Context) error { return withCause(ctx, ctx.Err()) }
+
+// withCause joins the cause of ctx's end, if it has ended, to what came of it.
+func withCause(ctx context.Context, err error) error {
+	cause := context.Cause(ctx)
+	switch {
+	case cause == nil || errors.Is(err, cause):
+		return err
+	case errors.Is(cause, err):
 		return cause
 	}
 	return fmt.Errorf("%w: %w", err, cause)

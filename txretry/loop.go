@@ -63,14 +63,16 @@ func (c *call) run(ctx context.Context) error {
 
 // final is the error of an attempt that is not followed by another one.
 func (c *call) final(ctx context.Context, res result) error {
-	waiting := res.phase == PhaseAcquire || res.phase == PhaseBegin
-	if waiting && len(c.failed) > 0 {
-		if errors.Is(res.err, errTooLate) {
-			return c.giveUp(context.DeadlineExceeded)
-		}
-		if ctx.Err() != nil {
-			return c.interrupted(ctx)
-		}
+	if res.phase != PhaseAcquire && res.phase != PhaseBegin {
+		return res.err
+	}
+	switch {
+	case len(c.failed) == 0:
+		return withCause(ctx, res.err)
+	case errors.Is(res.err, errTooLate):
+		return c.giveUp(context.DeadlineExceeded)
+	case ctx.Err() != nil:
+		return c.interrupted(ctx)
 	}
 	return res.err
 }
@@ -82,12 +84,12 @@ func (c *call) pause(ctx context.Context) error {
 	if n >= c.opts.MaxAttempts {
 		return c.giveUp(nil)
 	}
+	if ctx.Err() != nil {
+		return c.interrupted(ctx)
+	}
 	delay := c.m.policy.Delay(n, c.m.cfg.Rand())
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= delay+c.opts.DeadlineMargin {
 		return c.giveUp(context.DeadlineExceeded)
-	}
-	if ctx.Err() != nil {
-		return c.interrupted(ctx)
 	}
 	if !c.m.bucket.take() {
 		return c.giveUp(ErrBudgetSpent)

@@ -86,6 +86,7 @@ var suite = map[string]func(f *fixture){
 	"cancelled inside fn":             testCancelledInside,
 	"cancelled while waiting":         testCancelledWaiting,
 	"deadline leaves no room":         testDeadline,
+	"cause of the context's end":      testCause,
 	"read only":                       testReadOnly,
 	"bad options":                     testBadOptions,
 	"hooks":                           testHooks,

@@ -214,6 +214,42 @@ func testCancelledWaiting(f *fixture) {
 	}
 }
 
+// Why the context has ended is told, wherever that was found.
+func testCause(f *fixture) {
+	reason := errors.New("client went away")
+	m := f.New(txretry.Config{BaseDelay: time.Hour, MaxDelay: time.Hour})
+	conflict := func(ctx context.Context, tx pgx.Tx) error {
+		err := f.Fail(f.Context(), tx, "40001")
+		<-ctx.Done()
+		return err
+	}
+	var timeout *txretry.LockTimeoutError
+
+	ctx, cancel := context.WithTimeoutCause(f.Context(), 50*time.Millisecond, reason)
+	defer cancel()
+	err := m.Do(ctx, conflict)
+	f.is(err, context.DeadlineExceeded)
+	f.is(err, reason)
+	f.sqlstate(err, "40001")
+	f.equal("a passed deadline is *LockTimeoutError", errors.As(err, &timeout), true)
+
+	err = m.Do(ctx, conflict) // while waiting for a connection
+	f.is(err, context.DeadlineExceeded)
+	f.is(err, reason)
+
+	base, end := context.WithCancelCause(f.Context())
+	ctx, cancel = context.WithTimeout(base, time.Minute)
+	defer cancel()
+	err = m.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		end(reason)
+		return conflict(ctx, tx)
+	})
+	f.is(err, context.Canceled)
+	f.is(err, reason)
+	f.sqlstate(err, "40001")
+	f.equal("a cancelled call near its deadline is *LockTimeoutError", errors.As(err, &timeout), false)
+}
+
 func testDeadline(f *fixture) {
 	ctx, cancel := context.WithTimeout(f.Context(), time.Minute)
 	defer cancel()
