@@ -147,6 +147,7 @@ func (c Config) validate() error {
 		checkJitter(c.Jitter),
 		checkMargin("Config.DeadlineMargin", c.DeadlineMargin),
 		c.RetryBudget.validate(),
+		checkResolver("Config.Resolver", c.Resolver),
 		checkPositive("Config.ResolveTimeout", c.ResolveTimeout),
 		checkPositive("Config.CommitTimeout", c.CommitTimeout),
 		checkPositive("Config.RollbackTimeout", c.RollbackTimeout),

@@ -96,7 +96,7 @@ func TestNewRefuses(t *testing.T) {
 		Isolation: "chaos", MaxAttempts: -1, LockTimeout: time.Microsecond, StatementTimeout: -1,
 		BaseDelay: -1, MaxDelay: -1, CommitTimeout: -1, RollbackTimeout: -1,
 		IdleTimeout: time.Microsecond, TransactionTimeout: -1, Jitter: "some", DeadlineMargin: -1,
-		ResolveTimeout: -1, RetryBudget: txretry.RetryBudget{Ratio: -1, Burst: -1},
+		Resolver: txretry.Probe(nil), ResolveTimeout: -1, RetryBudget: txretry.RetryBudget{Ratio: -1, Burst: -1},
 	})
 	if err == nil {
 		t.Fatal("no error")
@@ -105,7 +105,7 @@ func TestNewRefuses(t *testing.T) {
 		"Isolation", "MaxAttempts", "LockTimeout", "StatementTimeout",
 		"BaseDelay", "MaxDelay", "CommitTimeout", "RollbackTimeout",
 		"IdleTimeout", "TransactionTimeout", "Jitter", "DeadlineMargin",
-		"ResolveTimeout", "RetryBudget.Ratio", "RetryBudget.Burst",
+		"Resolver:", "ResolveTimeout", "RetryBudget.Ratio", "RetryBudget.Burst",
 	} {
 		if !strings.Contains(err.Error(), "Config."+field) {
 			t.Errorf("the error does not name %s: %v", field, err)

@@ -9,7 +9,7 @@ import (
 // called Do, while no connection is held, and should return quickly.
 type Hooks struct {
 	// OnRetry runs after a failed attempt that will be followed by another one,
-	// before the delay.
+	// before the delay. The turn of a serial key is still the call's then.
 	OnRetry func(ctx context.Context, r Retry)
 
 	// OnDone runs once per call of Do whose arguments were valid and that is not

@@ -90,6 +90,7 @@ func (o *Options) validate() error {
 		checkServerTimeout("Options.IdleTimeout", o.IdleTimeout),
 		checkServerTimeout("Options.TransactionTimeout", o.TransactionTimeout),
 		checkMargin("Options.DeadlineMargin", o.DeadlineMargin),
+		checkResolver("Options.Resolver", o.Resolver),
 		o.checkDeferrable(),
 		o.checkNested(),
 	)

@@ -21,6 +21,14 @@ import (
 type Resolver struct {
 	ask      func(ctx context.Context, c *call, xid string) (Outcome, error)
 	wantsXID bool
+	mute     bool // Probe was given no function: refused
+}
+
+func checkResolver(field string, r Resolver) error {
+	if r.mute {
+		return fmt.Errorf("txretry: %s: Probe has a nil function", field)
+	}
+	return nil
 }
 
 // XactStatus returns a Resolver that asks the server with pg_xact_status, until
@@ -62,10 +70,7 @@ var outcomes = [...]Outcome{
 // idempotencypgx.Runner resolves its transactions in this way by itself, by
 // the record of the request; it needs no Resolver.
 func Probe(look func(ctx context.Context, tx pgx.Tx) (Outcome, error)) Resolver {
-	if look == nil {
-		return Resolver{}
-	}
-	return Resolver{ask: func(ctx context.Context, c *call, _ string) (Outcome, error) {
+	return Resolver{mute: look == nil, ask: func(ctx context.Context, c *call, _ string) (Outcome, error) {
 		return c.probe(ctx, look)
 	}}
 }

@@ -217,6 +217,7 @@ func testBadOptions(f *fixture) {
 		{TransactionTimeout: time.Microsecond},
 		{DeadlineMargin: -1},
 		{Nested: "join"},
+		{Resolver: txretry.Probe(nil)},
 		{Deferrable: true},
 		{Deferrable: true, ReadOnly: true, Isolation: pgx.ReadCommitted},
 	} {
