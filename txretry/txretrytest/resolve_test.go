@@ -36,7 +36,7 @@ func TestResolver(t *testing.T) {
 		{"probe proves absence", txretrytest.ReplyLostNotApplied, answers(txretry.RolledBack, nil), txretry.Committed, 3, 1},
 		{"probe knows nothing", txretrytest.ReplyLostApplied, answers(txretry.Unknown, nil), txretry.Unknown, 1, 1},
 		{"probe fails", txretrytest.ReplyLostNotApplied, answers(txretry.RolledBack, errors.New("no")), txretry.Unknown, 1, 0},
-		{"nobody asks", txretrytest.ReplyLostApplied, txretry.Probe(nil), txretry.Unknown, 1, 1},
+		{"nobody asks", txretrytest.ReplyLostApplied, txretry.Resolver{}, txretry.Unknown, 1, 1},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
