@@ -135,15 +135,14 @@ func (p *Publisher) Confirmed(ctx context.Context, out Out) error {
 	return <-outcome
 }
 
-// session returns the open window.
+// session returns the open window. The outcome of the first attempt is waited for.
 func (p *Publisher) session(ctx context.Context) (*window, error) {
-	timer := time.NewTimer(p.cfg.Timeout)
-	defer timer.Stop()
 	select {
 	case <-p.changed:
-	case <-ctx.Done():
-		return nil, unavailable(ctx.Err())
-	case <-timer.C:
+	default:
+		if err := p.firstAttempt(ctx); err != nil {
+			return nil, err
+		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -151,4 +150,16 @@ func (p *Publisher) session(ctx context.Context) (*window, error) {
 		return nil, unavailable(p.err)
 	}
 	return p.window, nil
+}
+
+func (p *Publisher) firstAttempt(ctx context.Context) error {
+	timer := time.NewTimer(p.cfg.Timeout)
+	defer timer.Stop()
+	select {
+	case <-p.changed:
+	case <-timer.C:
+	case <-ctx.Done():
+		return unavailable(ctx.Err())
+	}
+	return nil
 }

@@ -38,6 +38,9 @@ func (p *Publisher) encode(m outbox.Message) (amqpconn.Out, error) {
 }
 
 func (p *Publisher) headers(m outbox.Message, route outbox.Route) amqp.Table {
+	if len(m.Headers)+len(route.Headers) == 0 && !p.cfg.Compat {
+		return nil
+	}
 	table := make(amqp.Table, len(m.Headers)+len(route.Headers)+2)
 	for name, value := range m.Headers {
 		table[name] = value
