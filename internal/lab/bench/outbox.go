@@ -11,6 +11,8 @@ func outboxWorkload() workload {
 	return workload{"outbox", []part{
 		{"classic", benchClassic},
 		{"quorum", benchQuorum},
+		{"latency", benchLatency},
+		{"write", benchWrite},
 	}}
 }
 

@@ -232,15 +232,14 @@ func (d *drain) withPublisher(ctx context.Context, do func(*outboxamqp.Publisher
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	var running sync.WaitGroup
-	running.Go(func() { err = publisher.Run(ctx) })
-	for publisher.Ready(ctx) != nil && runloop.Sleep(ctx, time.Millisecond) == nil {
+	stop := beside(ctx, publisher.Run)
+	untilReady(ctx, publisher.Ready)
+	return errors.Join(do(publisher), stop())
+}
+
+func untilReady(ctx context.Context, ready func(context.Context) error) {
+	for ready(ctx) != nil && runloop.Sleep(ctx, time.Millisecond) == nil {
 	}
-	failure := do(publisher)
-	cancel()
-	running.Wait()
-	return errors.Join(failure, err)
 }
 
 // claimAlone is the database's share of a drain, one batch after the other.

@@ -1,0 +1,315 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+	"github.com/holdfast-go/holdfast/txretry"
+)
+
+const (
+	rawNotify   = "raw, NOTIFY in the transaction"
+	oursWake    = "holdfast, Relay.Wake"
+	oursNotify  = "holdfast, Notifier and Listener"
+	latencyPart = 4 // a run is that many times as long as others: p99 wants many messages
+)
+
+// Columns of a latency table.
+const (
+	colConfirm50 = iota
+	colConfirm99
+	colArrival50
+	colArrival99
+)
+
+// benchLatency measures from the return of the commit to the confirm, and to a consumer
+// that acknowledges automatically, at a steady rate and with default settings.
+func benchLatency(ctx context.Context, b *bench) error {
+	d, err := newDrain(ctx, b, nil)
+	if err != nil {
+		return err
+	}
+	if _, err := d.pool.Exec(ctx, "CREATE TABLE raw_outbox (id uuid PRIMARY KEY, body bytea NOT NULL)"); err != nil {
+		return err
+	}
+	for _, rate := range []int{50, 1000} {
+		at := func(start startRelay) func(context.Context, time.Duration) (sample, error) {
+			return func(ctx context.Context, length time.Duration) (sample, error) {
+				return d.travel(ctx, rate, latencyPart*length, start)
+			}
+		}
+		r, err := b.measure(ctx, table{
+			title: fmt.Sprintf("outbox, latency from commit at %d messages/s", rate),
+			columns: []column{{name: "confirm p50 ms", decimals: 2}, {name: "p99 ms", decimals: 2},
+				{name: "consumer p50 ms", decimals: 2}, {name: "p99 ms", decimals: 2}},
+			yardsticks: []string{rawNotify},
+			prepare:    d.reset,
+			contenders: []contender{
+				{rawNotify, at(d.startRaw)},
+				{oursWake, at(d.startHoldfast(false))},
+				{oursNotify, at(d.startHoldfast(true))},
+			},
+		})
+		if err != nil {
+			return err
+		}
+		for _, name := range []string{oursWake, oursNotify} {
+			if rate == 50 {
+				b.atMost(1, r.column(name, colConfirm50), "ms p50 commit to confirm at 50/s, "+name)
+				b.atMost(3, r.column(name, colConfirm99), "ms p99 commit to confirm at 50/s, "+name)
+			} else {
+				b.atMost(20, r.column(name, colConfirm99), "ms p99 commit to confirm at 1,000/s, "+name)
+			}
+		}
+	}
+	return nil
+}
+
+// journey notes when each message passed a point.
+type journey struct {
+	mu                            sync.Mutex
+	committed, confirmed, arrived map[uuid.UUID]time.Time
+}
+
+func (j *journey) note(at map[uuid.UUID]time.Time, id uuid.UUID) {
+	now := time.Now()
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if _, before := at[id]; !before {
+		at[id] = now
+	}
+}
+
+// complete reports whether n messages have passed all points.
+func (j *journey) complete(n int) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return len(j.confirmed) == n && len(j.arrived) == n
+}
+
+// waits returns percentiles of the time between commit and at, in milliseconds.
+func (j *journey) waits(at map[uuid.UUID]time.Time) (p50, p99 float64) {
+	var l load
+	for id, committed := range j.committed {
+		l.waits = append(l.waits, at[id].Sub(committed))
+	}
+	slices.Sort(l.waits)
+	return milliseconds(l.percentile(0.5)), milliseconds(l.percentile(0.99))
+}
+
+// startRelay starts what carries the messages, and returns what stores one.
+type startRelay func(context.Context, *journey) (store write, stop func() error, err error)
+
+// travel commits messages at a steady rate and follows them.
+func (d *drain) travel(ctx context.Context, rate int, length time.Duration, start startRelay) (sample, error) {
+	j := &journey{committed: map[uuid.UUID]time.Time{}, confirmed: map[uuid.UUID]time.Time{}, arrived: map[uuid.UUID]time.Time{}}
+	conn, err := amqp.Dial(d.url)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	ch, err := conn.Channel()
+	if err != nil {
+		return nil, err
+	}
+	deliveries, err := ch.Consume(d.queue, "", true, false, false, false, nil)
+	if err != nil {
+		return nil, err
+	}
+	go func() {
+		for delivery := range deliveries {
+			if id, err := uuid.Parse(delivery.MessageId); err == nil {
+				j.note(j.arrived, id)
+			}
+		}
+	}()
+	store, stop, err := start(ctx, j)
+	if err != nil {
+		return nil, err
+	}
+	n := max(1, int(float64(rate)*length.Seconds()))
+	err = d.commitSteadily(ctx, n, time.Second/time.Duration(rate), store, j)
+	for patience := time.Now().Add(20 * time.Second); err == nil && !j.complete(n); {
+		if time.Now().After(patience) {
+			err = fmt.Errorf("%d of %d confirmed, %d arrived", len(j.confirmed), n, len(j.arrived))
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	if err := errors.Join(err, stop()); err != nil {
+		return nil, err
+	}
+	s := make(sample, 4)
+	s[colConfirm50], s[colConfirm99] = j.waits(j.confirmed)
+	s[colArrival50], s[colArrival99] = j.waits(j.arrived)
+	return s, nil
+}
+
+// commitSteadily has a few writers share the work, so that a slow commit delays no other.
+func (d *drain) commitSteadily(ctx context.Context, n int, every time.Duration, store write, j *journey) error {
+	manager, err := txretry.New(d.pool, txretry.Config{})
+	if err != nil {
+		return err
+	}
+	turns := make(chan struct{}, n)
+	const writers = 4
+	errs := make([]error, writers)
+	var writing sync.WaitGroup
+	for w := range writers {
+		writing.Go(func() {
+			for range turns {
+				m := d.message()
+				m.ID, m.ContentType = ids.New(), outbox.ContentTypeJSON
+				if errs[w] = manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error { return store(ctx, tx, m) }); errs[w] != nil {
+					return
+				}
+				j.note(j.committed, m.ID)
+			}
+		})
+	}
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for range n {
+		<-tick.C
+		turns <- struct{}{}
+	}
+	close(turns)
+	writing.Wait()
+	return errors.Join(errs...)
+}
+
+// noting tells a journey of the confirms.
+type noting struct {
+	outbox.Publisher
+	journey *journey
+}
+
+func (p noting) Publish(ctx context.Context, m outbox.Message, done func(error)) {
+	p.Publisher.Publish(ctx, m, func(err error) {
+		if err == nil {
+			p.journey.note(p.journey.confirmed, m.ID)
+		}
+		done(err)
+	})
+}
+
+// startHoldfast starts a relay that is woken in the process, or by way of the database.
+func (d *drain) startHoldfast(notify bool) startRelay {
+	return func(ctx context.Context, j *journey) (write, func() error, error) {
+		publisher, err := outboxamqp.NewPublisher(outboxamqp.Dial(d.url, amqp.Config{}), outboxamqp.Config{Logger: quiet})
+		if err != nil {
+			return nil, nil, err
+		}
+		relay, err := outbox.NewRelay(d.source, outbox.Transports{"": noting{publisher, j}}, outbox.RelayConfig{Logger: quiet})
+		if err != nil {
+			return nil, nil, err
+		}
+		services, onCommit := []func(context.Context) error{publisher.Run, relay.Run}, relay.Wake
+		ready := publisher.Ready
+		if notify {
+			notifier, err := outboxpgx.NewNotifier(d.pool, outboxpgx.NotifierConfig{Logger: quiet})
+			if err != nil {
+				return nil, nil, err
+			}
+			listener, err := outboxpgx.NewListener(d.pool, relay.Wake, outboxpgx.ListenerConfig{Logger: quiet})
+			if err != nil {
+				return nil, nil, err
+			}
+			services, onCommit = append(services, notifier.Run, listener.Run), notifier.Notify
+			ready = func(ctx context.Context) error { return errors.Join(publisher.Ready(ctx), listener.Ready(ctx)) }
+		}
+		writer, err := outboxpgx.NewWriter(outboxpgx.WriterConfig{OnCommit: onCommit})
+		if err != nil {
+			return nil, nil, err
+		}
+		stop := beside(ctx, services...)
+		untilReady(ctx, ready)
+		return writer.Write, stop, nil
+	}
+}
+
+// startRaw starts the least that does the same: notified inside the business transaction, it
+// reads what there is, publishes, awaits the confirms and deletes.
+func (d *drain) startRaw(ctx context.Context, j *journey) (write, func() error, error) {
+	listening, err := d.pool.Acquire(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	if _, err := listening.Exec(ctx, "LISTEN raw_outbox"); err != nil {
+		return nil, nil, err
+	}
+	conn, err := amqp.Dial(d.url)
+	if err != nil {
+		return nil, nil, err
+	}
+	ch, err := conn.Channel()
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := ch.Confirm(false); err != nil {
+		return nil, nil, err
+	}
+	stop := beside(ctx, func(ctx context.Context) error {
+		for {
+			if _, err := listening.Conn().WaitForNotification(ctx); err != nil {
+				return nil // the end of ctx
+			}
+			if err := d.relayRaw(context.WithoutCancel(ctx), ch, j); err != nil {
+				return err
+			}
+		}
+	})
+	store := func(ctx context.Context, tx pgx.Tx, msgs ...outbox.Message) error {
+		_, err := tx.Exec(ctx, "WITH i AS (INSERT INTO raw_outbox VALUES ($1, $2)) SELECT pg_notify('raw_outbox', '')", msgs[0].ID, msgs[0].Body)
+		return err
+	}
+	return store, func() error {
+		err := stop()
+		_ = listening.Conn().Close(context.WithoutCancel(ctx)) // its wait was broken off
+		listening.Release()
+		return errors.Join(err, conn.Close())
+	}, nil
+}
+
+func (d *drain) relayRaw(ctx context.Context, ch *amqp.Channel, j *journey) error {
+	type row struct {
+		ID   uuid.UUID
+		Body []byte
+	}
+	rows, err := d.pool.Query(ctx, "SELECT id, body FROM raw_outbox ORDER BY id LIMIT 100")
+	if err != nil {
+		return err
+	}
+	messages, err := pgx.CollectRows(rows, pgx.RowToStructByPos[row])
+	if err != nil {
+		return err
+	}
+	var sent []uuid.UUID
+	var confirms []*amqp.DeferredConfirmation
+	for _, m := range messages {
+		c, err := ch.PublishWithDeferredConfirm("", d.queue, true, false, amqp.Publishing{DeliveryMode: amqp.Persistent, MessageId: m.ID.String(), Body: m.Body})
+		if err != nil {
+			return err
+		}
+		sent, confirms = append(sent, m.ID), append(confirms, c)
+	}
+	for i, c := range confirms {
+		if !c.Wait() {
+			return errNotConfirmed
+		}
+		j.note(j.confirmed, sent[i])
+	}
+	_, err = d.pool.Exec(ctx, "DELETE FROM raw_outbox WHERE id = ANY($1)", sent)
+	return err
+}

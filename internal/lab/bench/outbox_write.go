@@ -1,0 +1,130 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+)
+
+const (
+	insertByHand = "INSERT by hand"
+	writerNoWake = "outboxpgx.Writer, no wake-up"
+	writerWake   = "outboxpgx.Writer, Relay.Wake"
+	writerNotify = "outboxpgx.Writer, Notifier"
+	writerPairs  = 10 // rounds at least, for the goals are narrow
+)
+
+// benchWrite is what a message costs the transaction that writes it: an UPDATE and a write,
+// in txretry, both sent in as few trips as there can be. No relay takes the messages away,
+// for it would take the processor too; one listens.
+func benchWrite(ctx context.Context, b *bench) error {
+	pool, manager, err := accountBank(ctx, b)
+	if err != nil {
+		return err
+	}
+	if err := outboxpgx.Migrate(ctx, pool, outboxpgx.SchemaConfig{}); err != nil {
+		return err
+	}
+	notifier, err := outboxpgx.NewNotifier(pool, outboxpgx.NotifierConfig{Logger: quiet})
+	if err != nil {
+		return err
+	}
+	relay, err := outbox.NewRelay(idleSource{}, outbox.Transports{"": noPublisher{}}, outbox.RelayConfig{Logger: quiet})
+	if err != nil {
+		return err
+	}
+	listener, err := outboxpgx.NewListener(pool, relay.Wake, outboxpgx.ListenerConfig{Logger: quiet})
+	if err != nil {
+		return err
+	}
+	stores := map[string]write{insertByHand: insertAtCommit}
+	for name, onCommit := range map[string]func(){writerNoWake: nil, writerWake: relay.Wake, writerNotify: notifier.Notify} {
+		writer, err := outboxpgx.NewWriter(outboxpgx.WriterConfig{OnCommit: onCommit})
+		if err != nil {
+			return err
+		}
+		stores[name] = writer.Write
+	}
+	stop := beside(ctx, notifier.Run, listener.Run, relay.Run)
+	for _, goroutines := range []int{1, 32} {
+		pairs := *b
+		pairs.rounds = max(b.rounds, writerPairs)
+		t := table{
+			title:      fmt.Sprintf("outbox, price of the write, UPDATE and one message of %d bytes, goroutines: %d", len(body), goroutines),
+			columns:    []column{{name: "tx/s"}, {name: "p50 ms", decimals: 2}},
+			yardsticks: []string{insertByHand, writerNoWake},
+			prepare: func(ctx context.Context) error {
+				_, err := pool.Exec(ctx, "TRUNCATE holdfast_outbox")
+				return errors.Join(err, resetAccounts(ctx, pool))
+			},
+		}
+		for _, name := range []string{insertByHand, writerNoWake, writerWake, writerNotify} {
+			t.contenders = append(t.contenders, contender{name, priced(managed(manager), stores[name], goroutines)})
+		}
+		r, err := pairs.measure(ctx, t)
+		if err != nil {
+			return errors.Join(err, stop())
+		}
+		where := fmt.Sprintf("goroutines: %d", goroutines)
+		b.atLeast(0.95, r.ratio(writerNoWake, insertByHand), "of the rate with an INSERT by hand, "+where)
+		b.atLeast(0.95, r.ratio(writerWake, writerNoWake), "of the rate without a wake-up, Relay.Wake, "+where)
+		b.atLeast(0.95, r.ratio(writerNotify, writerNoWake), "of the rate without a wake-up, Notifier, "+where)
+	}
+	return stop()
+}
+
+func priced(w way, store write, goroutines int) func(ctx context.Context, length time.Duration) (sample, error) {
+	return func(ctx context.Context, length time.Duration) (sample, error) {
+		l, err := drive(ctx, goroutines, length, func(ctx context.Context, worker int) error {
+			id := ownAccount(worker)
+			return w(ctx, id, func(ctx context.Context, tx pgx.Tx) error {
+				if err := addToAccount(ctx, tx, id); err != nil {
+					return err
+				}
+				m := outbox.Message{ID: ids.New(), Name: "account.changed", Body: body, ContentType: outbox.ContentTypeJSON}
+				return store(ctx, tx, m)
+			})
+		})
+		return sample{l.rate, milliseconds(l.percentile(0.5))}, err
+	}
+}
+
+// beside runs services until stop is called, which returns their errors.
+func beside(ctx context.Context, services ...func(context.Context) error) (stop func() error) {
+	ctx, cancel := context.WithCancel(ctx)
+	errs := make([]error, len(services))
+	var running sync.WaitGroup
+	for i, run := range services {
+		running.Go(func() { errs[i] = run(ctx) })
+	}
+	return func() error {
+		cancel()
+		running.Wait()
+		return errors.Join(errs...)
+	}
+}
+
+// idleSource never has a message.
+type idleSource struct{}
+
+func (idleSource) Claim(context.Context, outbox.ClaimRequest) (outbox.Batch, error) {
+	return outbox.Batch{}, nil
+}
+
+func (idleSource) Settle(context.Context, outbox.Batch, []outbox.Outcome) ([]outbox.Lease, error) {
+	return nil, nil
+}
+
+type noPublisher struct{}
+
+func (noPublisher) Publish(_ context.Context, _ outbox.Message, done func(error)) {
+	done(errNotConfirmed)
+}
