@@ -47,9 +47,7 @@ func TestCancelledInTheQueue(t *testing.T) {
 
 func TestCancelledInAcquire(t *testing.T) {
 	t.Parallel()
-	rawURL := pgtest.URL(t)
-	counterOn(t, rawURL)
-	pool := pgtest.Pool(t, rawURL, 1)
+	pool := pgtest.Pool(t, newCounter(t).Config().ConnString(), 1)
 	conn, err := pool.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -65,9 +63,8 @@ func TestCancelledInAcquire(t *testing.T) {
 
 func TestCancelledInBegin(t *testing.T) {
 	t.Parallel()
-	rawURL := pgtest.URL(t)
-	direct := counterOn(t, rawURL)
-	proxy := testenv.NewProxy(t, rawURL)
+	direct := newCounter(t)
+	proxy := testenv.NewProxy(t, direct.Config().ConnString())
 	pool := pgtest.Pool(t, proxy.URL(), 1)
 	m := newManager(t, pool, txretry.Config{})
 	work := func(ctx context.Context, tx pgx.Tx) error { return add(ctx, tx, 1) }

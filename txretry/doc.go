@@ -44,10 +44,10 @@
 // Do returning nil means committed. Any other return means rolled back, with one
 // exception: *[CommitUnknownError] says that the connection was lost while
 // COMMIT was on its way. Then nobody on this side knows, so nothing is retried
-// and neither [AfterCommit] nor [AfterRollback] functions run. Only a reply of the server counts as an
-// answer; pgconn.SafeToRetry is not asked, for it calls some applied COMMITs
-// safe to retry. COMMIT is not interrupted by the caller's context, so that a
-// client that hangs up does not create that case.
+// and neither [AfterCommit] nor [AfterRollback] functions run. Only a reply of
+// the server counts as an answer; pgconn.SafeToRetry is not asked, for it calls
+// some applied COMMITs safe to retry. COMMIT is not interrupted by the caller's
+// context, so that a client that hangs up does not create that case.
 //
 // A [Resolver] asks instead of giving up: the server itself ([XactStatus]), or a
 // row that the transaction would have left ([Probe]). What is found committed is

@@ -93,9 +93,8 @@ func TestCommitReplyLost(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			rawURL := pgtest.URL(t)
-			direct := counterOn(t, rawURL)
-			proxy := testenv.NewProxy(t, rawURL)
+			direct := newCounter(t)
+			proxy := testenv.NewProxy(t, direct.Config().ConnString())
 			pool := pgtest.Pool(t, proxy.URL(), 2)
 			cfg := txretry.Config{CommitTimeout: 300 * time.Millisecond}
 			if test.reset {

@@ -6,8 +6,8 @@ import "github.com/jackc/pgx/v5"
 // committed: on the goroutine that called Do, before Do returns, with the
 // connection already released. fn is dropped when the transaction or the
 // savepoint it was registered in rolls back, and when the outcome of COMMIT is
-// unknown. Functions run in the order of registration. A panic of one comes out of Do,
-// although the transaction has committed, and the functions after it do not run.
+// unknown. Functions run in the order of registration. A panic of one comes out
+// of Do, although the transaction has committed, and those after it do not run.
 //
 // It returns false, and does nothing, if tx is not an open handle of a Manager.
 func AfterCommit(tx pgx.Tx, fn func()) bool {
@@ -28,7 +28,7 @@ func AfterRollback(tx pgx.Tx, fn func()) bool {
 	return ok && h.AfterRollback(fn)
 }
 
-// AtCommit has a statement run together with COMMIT, in one round trip: a write
+// AtCommit has one statement run together with COMMIT, in one round trip: a write
 // whose result nobody reads and that no later statement of the transaction
 // needs to see. If it fails nothing commits, and its error comes out of Do (or
 // is retried, like any other). It is dropped when the savepoint it was

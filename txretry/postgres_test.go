@@ -32,18 +32,13 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// newCounter returns a pool with a table of ten counters.
+// newCounter returns a pool with a table of ten counters. When the test ends, the
+// pool must have its connections back and the server no transaction of it, or of
+// another pool made from its ConnString.
 func newCounter(t *testing.T) *pgxpool.Pool {
 	t.Helper()
-	return counterOn(t, pgtest.URL(t))
-}
-
-// counterOn creates the table at an address. When the test ends, the pool must
-// have its connections back and the server no transaction of it.
-func counterOn(t *testing.T, rawURL string) *pgxpool.Pool {
-	t.Helper()
 	name := "holdfast_" + rand.Text()
-	pool := pgtest.Pool(t, withParam(t, rawURL, "application_name", name), 10)
+	pool := pgtest.Pool(t, withParam(t, pgtest.URL(t), "application_name", name), 10)
 	exec(t, pool, "create table counter (id int primary key, n int not null); insert into counter select i, 0 from generate_series(1, 10) i")
 	t.Cleanup(func() { checkSettled(t, pool, name) })
 	return pool

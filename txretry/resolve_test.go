@@ -66,10 +66,9 @@ func TestResolveCommitReplyLost(t *testing.T) {
 	for name, resolver := range resolvers {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			rawURL := pgtest.URL(t)
-			direct := counterOn(t, rawURL)
+			direct := newCounter(t)
 			exec(t, direct, "create table witness (id int primary key)")
-			proxy := testenv.NewProxy(t, rawURL)
+			proxy := testenv.NewProxy(t, direct.Config().ConnString())
 			m := newManager(t, pgtest.Pool(t, proxy.URL(), 2), txretry.Config{Resolver: resolver})
 			resolved(t, m, direct, 1, func(context.Context, pgx.Tx, int) {
 				proxy.DropReplies()
