@@ -94,9 +94,12 @@ func (c *call) resolve(ctx context.Context, unknown result) result {
 		c.outcome = RolledBack
 		return result{err: fmt.Errorf("txretry: COMMIT not answered, found rolled back: %w", unknown.lost), phase: PhaseCommit, again: true}
 	}
-	unknown.err = &CommitUnknownError{Name: c.opts.Name, Err: fmt.Errorf("%w (not resolved: %w)", unknown.lost, err)}
+	// What stopped the asking is not what happened to the call: only its text.
+	unknown.err = &CommitUnknownError{Name: c.opts.Name, Err: fmt.Errorf("%w (not resolved: %v)", unknown.lost, err)}
 	return unknown
 }
+
+var errStillOpen = errors.New("not known to have ended within ResolveTimeout")
 
 // poll asks until there is a definite answer, none is to be had, or ctx ends.
 // Unknown comes with an error.
@@ -111,7 +114,10 @@ func (c *call) poll(ctx context.Context, xid string) (Outcome, error) {
 			return Unknown, err
 		}
 		if sleep(ctx, pauses.Delay(n, c.m.cfg.Rand())) != nil {
-			return Unknown, errors.Join(ended(ctx), err)
+			if err == nil {
+				err = errStillOpen
+			}
+			return Unknown, err
 		}
 	}
 }

@@ -63,6 +63,9 @@ func TestResolver(t *testing.T) {
 				if errors.As(err, &unknown) == known || (err == nil) != known || (committed == 1) != known || rolledBack != 0 {
 					t.Errorf("error %v, %d and %d functions run", err, committed, rolledBack)
 				}
+				if errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("error %v: the end of ResolveTimeout is taken for that of the caller's context", err)
+				}
 			})
 		})
 	}
