@@ -58,6 +58,10 @@ func (h *hangUp) answer(client, server net.Conn) {
 	}
 }
 
+// poolerLostServer is what a pooler may say that keeps its client when the
+// server's connection breaks: an ordinary error, and ready for the next query.
+var poolerLostServer = []byte("E\x00\x00\x00\x27SERROR\x00VERROR\x00C08006\x00Mserver lost\x00\x00Z\x00\x00\x00\x05I")
+
 // The connection ends while COMMIT is being answered. The tag of COMMIT is an
 // answer, also where nothing follows it.
 func TestHangUpDuringCommit(t *testing.T) {
@@ -67,9 +71,10 @@ func TestHangUpDuringCommit(t *testing.T) {
 		part  func(answer []byte) []byte
 		known bool
 	}{
-		"nothing arrives": {func([]byte) []byte { return nil }, false},
-		"a part arrives":  {func(b []byte) []byte { return b[:4] }, false},
-		"the tag arrives": {func(b []byte) []byte { return b[:len(b)-readyForQuery] }, true},
+		"nothing arrives":  {func([]byte) []byte { return nil }, false},
+		"a part arrives":   {func(b []byte) []byte { return b[:4] }, false},
+		"a pooler answers": {func([]byte) []byte { return poolerLostServer }, false},
+		"the tag arrives":  {func(b []byte) []byte { return b[:len(b)-readyForQuery] }, true},
 	} {
 		for kind, work := range map[string]func(ctx context.Context, tx pgx.Tx) error{
 			"": func(ctx context.Context, tx pgx.Tx) error { return add(ctx, tx, 1) },

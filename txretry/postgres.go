@@ -176,7 +176,9 @@ func (s *pgSession) sendCommit(ctx context.Context, last []session.Statement) (p
 	return tag, err
 }
 
-// refused reports whether err proves that the transaction did not commit.
+// refused reports whether err proves that the transaction did not commit. An
+// error of class 08 (connection exception) may come from a pooler that has lost
+// the server.
 func (s *pgSession) refused(err error) bool {
 	if state := s.State(); state == session.Open || state == session.Failed {
 		return true // in step with the server, which says that it is not over
@@ -186,7 +188,7 @@ func (s *pgSession) refused(err error) bool {
 		return true
 	}
 	var answer *pgconn.PgError
-	return errors.As(err, &answer) && !isFatal(answer) && answer.Code != "40003" && answer.Code != "08007"
+	return errors.As(err, &answer) && !isFatal(answer) && answer.Code != "40003" && !strings.HasPrefix(answer.Code, "08")
 }
 
 func isFatal(e *pgconn.PgError) bool {
