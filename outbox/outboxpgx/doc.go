@@ -15,9 +15,16 @@
 // delete, relays share the work without knowing of each other, and one that
 // wakes up after its lease ran out changes nothing.
 //
-// Rows are chosen by their state, never by a position, so a transaction that
-// commits late is found whatever its sequence number. A failed message leaves
-// the index of ready rows until its next attempt is due.
+// A failed message leaves the index of ready rows until its next attempt is due.
+//
+// Each lane has a floor, the sequence number below which nothing is ready, so
+// that a claim does not read again the index entries of rows long gone, which
+// Postgres must keep while any other session holds an old snapshot. A floor rises
+// only past numbers whose transactions have all ended, so a transaction that
+// commits late is found at once and in its place; and it goes down to a message
+// that comes back from its wait. Every 5 s a claim looks below the floors all the
+// same: a floor that is wrong, as after a restore of one table without the other,
+// delays messages and loses none.
 //
 // # Wake-up
 //

@@ -1,5 +1,26 @@
 package outboxpgx
 
+import "time"
+
+// AskInterval is for how long the floors lag behind, twice.
+const AskInterval = askInterval
+
+// Horizon is a horizon whose questions need no waiting.
+type Horizon struct{ h horizon }
+
+// Ask sees a number and has a question answered; false: nothing was asked.
+func (h *Horizon) Ask(seen int64, writers []string) bool {
+	h.h.answer(question{}, nil, seen)
+	h.h.asked = time.Time{}
+	q := h.h.question()
+	h.h.answer(q, writers, 0)
+	return q.writers
+}
+
+// Limit and Forget are the horizon's.
+func (h *Horizon) Limit() int64 { return h.h.limit() }
+func (h *Horizon) Forget()      { h.h.forget() }
+
 // Statement is the SQL of a statement on the default table.
 func Statement(name string) string {
 	t, err := SchemaConfig{}.tables()
@@ -8,7 +29,7 @@ func Statement(name string) string {
 	}
 	s := t.statements()
 	return map[string]string{
-		"setup": s.setup, "promote": s.promote, "lease": s.lease, "read": s.read, "prune": s.prune,
-		"published": s.published, "kept": s.kept, "failed": s.failed, "dead": s.dead,
+		"setup": s.setup, "promote": s.promote, "lower": s.lower, "lease": s.lease, "read": s.read, "due": s.due, "prune": s.prune,
+		"published": s.published, "kept": s.kept, "failed": s.failed, "dead": s.dead, "close": s.close,
 	}[name]
 }

@@ -25,15 +25,18 @@ func TestQueriesUseTheirIndexes(t *testing.T) {
 		       CASE WHEN n % 10 < 8 THEN now() END, CASE WHEN n % 10 = 9 THEN now() + interval '1 hour' END
 		FROM generate_series(1, 50000) n`)
 	must(t, err)
-	id, lane, text := []string{"0195e7f0-0000-7000-8000-000000000000"}, []int16{1}, []string{"x"}
+	ids, lanes, tokens, text := []string{"0195e7f0-0000-7000-8000-000000000000"}, []int16{1}, []int64{1}, []string{"x"}
 	for name, args := range map[string][]any{
 		"promote":   {},
 		"lease":     {"0195e7f0-0000-7000-8000-000000000000", 1000000, 4, []string{}},
+		"lower":     {},
 		"read":      {"0195e7f0-0000-7000-8000-000000000000", 500, []string{}, 32 << 20},
-		"published": {id, lane},
-		"kept":      {id, lane},
-		"failed":    {id, lane, []int64{1}, text, text},
-		"dead":      {id, lane, text, text},
+		"due":       {},
+		"published": {lanes, tokens, ids},
+		"kept":      {lanes, tokens, ids},
+		"failed":    {lanes, tokens, ids, []int64{1}, text, text},
+		"dead":      {lanes, tokens, ids, text, text},
+		"close":     {lanes, tokens, int64(1)},
 		"prune":     {int64(1), 1000},
 	} {
 		plan := f.explain(t, outboxpgx.Statement(name), args)

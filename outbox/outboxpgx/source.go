@@ -36,6 +36,8 @@ type Source struct {
 	cfg  SourceConfig
 	t    tables
 	sql  statements
+
+	horizon horizon
 }
 
 // NewSource returns a Source. The pool needs two connections per relay.
@@ -66,12 +68,6 @@ func NewSource(pool *pgxpool.Pool, cfg SourceConfig) (*Source, error) {
 	return &Source{pool: pool, cfg: cfg, t: t, sql: t.statements()}, nil
 }
 
-// inTx runs fn in a short transaction. READ COMMITTED: a queue at SERIALIZABLE aborts itself, since
-// the rows that SKIP LOCKED passes over are read all the same.
-func (s *Source) inTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, fn)
-}
-
 // Claim meets outbox.Source. It writes the lanes, and the messages whose next attempt is due.
 func (s *Source) Claim(ctx context.Context, req outbox.ClaimRequest) (outbox.Batch, error) {
 	if req.Limit < 1 || req.Lease < time.Microsecond {
@@ -80,44 +76,67 @@ func (s *Source) Claim(ctx context.Context, req outbox.ClaimRequest) (outbox.Bat
 	if req.Skip == nil {
 		req.Skip = []string{}
 	}
-	var batch outbox.Batch
-	err := s.inTx(ctx, func(tx pgx.Tx) error {
-		batch = outbox.Batch{}
-		owner := uuid.New()
-		queue := &pgx.Batch{}
-		queue.Queue(s.sql.setup)
-		queue.Queue(s.sql.promote)
-		queue.Queue(s.sql.lease, owner, req.Lease.Microseconds(), s.cfg.LanesPerClaim, req.Skip).Query(func(rows pgx.Rows) (err error) {
-			batch.Leases, err = pgx.CollectRows(rows, pgx.RowToStructByPos[outbox.Lease])
-			return err
-		})
-		queue.Queue(s.sql.read, owner, req.Limit, req.Skip, s.cfg.MaxBatchBytes).Query(func(rows pgx.Rows) (err error) {
-			batch.Messages, err = pgx.CollectRows(rows, scanMessage)
-			return err
-		})
-		queue.Queue(s.sql.due).Query(func(rows pgx.Rows) error {
-			us, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-			if len(us) > 0 {
-				batch.Due = time.Duration(us[0]) * time.Microsecond
-			}
-			return err
-		})
-		return tx.SendBatch(ctx, queue).Close()
-	})
-	if err != nil {
+	var c claimed
+	ask := s.horizon.question()
+	if err := s.pool.SendBatch(ctx, s.claim(req, ask, &c)).Close(); err != nil {
+		s.horizon.forget()
 		return outbox.Batch{}, fmt.Errorf("outboxpgx: claim: %w", err)
 	}
-	return batch, nil
+	s.horizon.answer(ask, c.writers, c.seen)
+	return c.batch, nil
 }
 
-func scanMessage(row pgx.CollectableRow) (outbox.Message, error) {
+// claimed is what a claim reads.
+type claimed struct {
+	batch   outbox.Batch
+	seen    int64 // the highest sequence number
+	writers []string
+}
+
+func (s *Source) claim(req outbox.ClaimRequest, ask question, c *claimed) *pgx.Batch {
+	owner := uuid.New()
+	queue := &pgx.Batch{}
+	queue.Queue(beginSQL)
+	queue.Queue(s.sql.setup)
+	queue.Queue(s.sql.promote)
+	if ask.below {
+		queue.Queue(s.sql.lower)
+	}
+	queue.Queue(s.sql.lease, owner, req.Lease.Microseconds(), s.cfg.LanesPerClaim, req.Skip).Query(func(rows pgx.Rows) (err error) {
+		c.batch.Leases, err = pgx.CollectRows(rows, pgx.RowToStructByPos[outbox.Lease])
+		return err
+	})
+	queue.Queue(s.sql.read, owner, req.Limit, req.Skip, s.cfg.MaxBatchBytes).Query(func(rows pgx.Rows) (err error) {
+		c.batch.Messages, err = pgx.CollectRows(rows, c.scan)
+		return err
+	})
+	queue.Queue(s.sql.due).Query(func(rows pgx.Rows) error {
+		us, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+		if len(us) > 0 {
+			c.batch.Due = time.Duration(us[0]) * time.Microsecond
+		}
+		return err
+	})
+	if ask.writers {
+		queue.Queue(s.sql.writers, s.t.outbox).Query(func(rows pgx.Rows) (err error) {
+			c.writers, err = pgx.CollectRows(rows, pgx.RowTo[string])
+			return err
+		})
+	}
+	queue.Queue(commitSQL)
+	return queue
+}
+
+func (c *claimed) scan(row pgx.CollectableRow) (outbox.Message, error) {
 	var m outbox.Message
 	var key *string
+	var seq int64
 	err := row.Scan(&m.ID, &m.Name, &m.Body, &m.ContentType, &m.Headers, &key, &m.Transport,
-		&m.Route.Exchange, &m.Route.RoutingKey, &m.Route.Headers, &m.CreatedAt, &m.Attempts)
+		&m.Route.Exchange, &m.Route.RoutingKey, &m.Route.Headers, &m.CreatedAt, &m.Attempts, &seq)
 	if key != nil {
 		m.Key = *key
 	}
+	c.seen = max(c.seen, seq)
 	return m, err
 }
 
@@ -126,51 +145,38 @@ func (s *Source) Settle(ctx context.Context, b outbox.Batch, outcomes []outbox.O
 	if len(b.Leases) == 0 {
 		return nil, nil
 	}
-	var stale []outbox.Lease
-	err := s.inTx(ctx, func(tx pgx.Tx) (err error) {
-		var held []int16
-		if held, stale, err = s.hold(ctx, tx, b.Leases); err != nil || len(held) == 0 {
-			return err
+	lanes, tokens := make([]int16, len(b.Leases)), make([]int64, len(b.Leases))
+	for i, l := range b.Leases {
+		lanes[i], tokens[i] = int16(l.Lane), l.Token
+	}
+	held := map[int16]bool{}
+	queue := &pgx.Batch{}
+	queue.Queue(beginSQL)
+	queue.Queue(s.sql.setup)
+	queue.Queue(s.sql.hold, lanes, tokens).Query(func(rows pgx.Rows) error {
+		got, err := pgx.CollectRows(rows, pgx.RowTo[int16])
+		for _, lane := range got {
+			held[lane] = true
 		}
-		queue := s.settlement(held, outcomes)
-		queue.Queue(s.sql.close, held)
-		return tx.SendBatch(ctx, queue).Close()
+		return err
 	})
-	if err != nil {
+	s.settlement(queue, lanes, tokens, outcomes)
+	queue.Queue(s.sql.close, lanes, tokens, s.horizon.limit())
+	queue.Queue(commitSQL)
+	if err := s.pool.SendBatch(ctx, queue).Close(); err != nil {
 		return nil, fmt.Errorf("outboxpgx: settle: %w", err)
+	}
+	var stale []outbox.Lease
+	for _, l := range b.Leases {
+		if !held[int16(l.Lane)] {
+			stale = append(stale, l)
+		}
 	}
 	return stale, nil
 }
 
-// hold locks the lanes that are still ours, and returns the other leases as stale.
-func (s *Source) hold(ctx context.Context, tx pgx.Tx, leases []outbox.Lease) (held []int16, stale []outbox.Lease, err error) {
-	lanes, tokens := make([]int16, len(leases)), make([]int64, len(leases))
-	for i, l := range leases {
-		lanes[i], tokens[i] = int16(l.Lane), l.Token
-	}
-	queue := &pgx.Batch{}
-	queue.Queue(s.sql.setup)
-	queue.Queue(s.sql.hold, lanes, tokens).Query(func(rows pgx.Rows) (err error) {
-		held, err = pgx.CollectRows(rows, pgx.RowTo[int16])
-		return err
-	})
-	if err := tx.SendBatch(ctx, queue).Close(); err != nil {
-		return nil, nil, err
-	}
-	ours := map[int16]bool{}
-	for _, lane := range held {
-		ours[lane] = true
-	}
-	for _, l := range leases {
-		if !ours[int16(l.Lane)] {
-			stale = append(stale, l)
-		}
-	}
-	return held, stale, nil
-}
-
-// settlement is one statement for each verdict that occurs.
-func (s *Source) settlement(lanes []int16, outcomes []outbox.Outcome) *pgx.Batch {
+// settlement queues one statement for each verdict that occurs.
+func (s *Source) settlement(queue *pgx.Batch, lanes []int16, tokens []int64, outcomes []outbox.Outcome) {
 	by := map[outbox.Verdict]*columnsOf{}
 	for _, v := range []outbox.Verdict{outbox.Published, outbox.Failed, outbox.Dead} {
 		by[v] = &columnsOf{}
@@ -180,21 +186,19 @@ func (s *Source) settlement(lanes []int16, outcomes []outbox.Outcome) *pgx.Batch
 			c.add(o)
 		}
 	}
-	queue := &pgx.Batch{}
 	if c := by[outbox.Published]; len(c.ids) > 0 {
 		sql := s.sql.published
 		if s.cfg.Retention > 0 {
 			sql = s.sql.kept
 		}
-		queue.Queue(sql, c.ids, lanes)
+		queue.Queue(sql, lanes, tokens, c.ids)
 	}
 	if c := by[outbox.Failed]; len(c.ids) > 0 {
-		queue.Queue(s.sql.failed, c.ids, lanes, c.delays, c.classes, c.errors)
+		queue.Queue(s.sql.failed, lanes, tokens, c.ids, c.delays, c.classes, c.errors)
 	}
 	if c := by[outbox.Dead]; len(c.ids) > 0 {
-		queue.Queue(s.sql.dead, c.ids, lanes, c.classes, c.errors)
+		queue.Queue(s.sql.dead, lanes, tokens, c.ids, c.classes, c.errors)
 	}
-	return queue
 }
 
 // columnsOf are outcomes as one array per column.

@@ -5,7 +5,8 @@ import "strings"
 // statements are all the SQL of the package, with the table names filled in.
 type statements struct {
 	insertOne, insert, insertJSON              string
-	setup, promote, lease, read, due           string
+	setup, promote, lower                      string
+	lease, read, due, writers                  string
 	hold, published, kept, failed, dead, close string
 	prune, depth                               string
 	deadList, deadRetry, deadRemove            string
@@ -13,17 +14,25 @@ type statements struct {
 
 func (t tables) statements() statements {
 	fill := strings.NewReplacer("{outbox}", t.outbox, "{lanes}", t.lanes, "{dead}", t.dead,
-		"{ready}", ready, "{columns}", columns, "{where}", deadWhere).Replace
+		"{ready}", ready, "{held}", held, "{columns}", columns, "{where}", deadWhere).Replace
 	twice := func(sql string) string { return fill(fill(sql)) } // a filled part may hold a name
 	return statements{
 		insertOne: twice(insertOneSQL), insert: twice(insertSQL), insertJSON: twice(insertJSONSQL),
-		setup: setupSQL, promote: twice(promoteSQL), lease: twice(leaseSQL), read: twice(readSQL), due: twice(dueSQL),
+		setup: setupSQL, promote: twice(promoteSQL), lower: twice(lowerSQL),
+		lease: twice(leaseSQL), read: twice(readSQL), due: twice(dueSQL), writers: writersSQL,
 		hold: twice(holdSQL), published: twice(publishedSQL), kept: twice(keptSQL), failed: twice(failedSQL),
 		dead: twice(deadSQL), close: twice(closeSQL),
 		prune: twice(pruneSQL), depth: twice(depthSQL),
 		deadList: twice(deadListSQL), deadRetry: twice(deadRetrySQL), deadRemove: twice(deadRemoveSQL),
 	}
 }
+
+// A transaction of a relay is one round trip. READ COMMITTED: a queue at SERIALIZABLE aborts itself,
+// since the rows that SKIP LOCKED passes over are read all the same.
+const (
+	beginSQL  = `BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE`
+	commitSQL = `COMMIT`
+)
 
 // columns are those that every form of a message shares.
 const columns = `id, lane, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers`
@@ -60,11 +69,25 @@ SELECT set_config('idle_in_transaction_session_timeout', '5s', true), set_config
 const ready = `o.published_at IS NULL AND o.due_at IS NULL
       AND NOT EXISTS (SELECT FROM {outbox} p WHERE p.ordering_key = o.ordering_key AND p.published_at IS NULL AND p.due_at IS NOT NULL)`
 
+// The floor of a lane goes down to the rows that come back, with whatever value it has by then. The
+// lanes are locked in one order everywhere.
 const promoteSQL = `
 WITH due AS MATERIALIZED (
   SELECT id FROM {outbox} WHERE published_at IS NULL AND due_at IS NOT NULL AND due_at <= now()
-  ORDER BY due_at LIMIT 1000 FOR UPDATE SKIP LOCKED)
-UPDATE {outbox} o SET due_at = NULL FROM due WHERE o.id = due.id`
+  ORDER BY due_at LIMIT 1000 FOR UPDATE SKIP LOCKED),
+back AS (UPDATE {outbox} o SET due_at = NULL FROM due WHERE o.id = due.id RETURNING o.lane, o.seq),
+low AS MATERIALIZED (SELECT lane, min(seq) AS seq FROM back GROUP BY lane),
+locked AS MATERIALIZED (SELECT l.lane, low.seq FROM {lanes} l JOIN low ON l.lane = low.lane ORDER BY l.lane FOR UPDATE OF l)
+UPDATE {lanes} l SET floor = least(l.floor, locked.seq) FROM locked WHERE l.lane = locked.lane`
+
+// Looks below the floors, where nothing should lie.
+const lowerSQL = `
+WITH low AS MATERIALIZED (
+  SELECT l.lane, (SELECT o.seq FROM {outbox} o WHERE o.lane = l.lane AND o.seq < l.floor AND o.published_at IS NULL AND o.due_at IS NULL
+                  ORDER BY o.seq LIMIT 1) AS seq
+  FROM {lanes} l),
+locked AS MATERIALIZED (SELECT l.lane, low.seq FROM {lanes} l JOIN low ON l.lane = low.lane WHERE low.seq IS NOT NULL ORDER BY l.lane FOR UPDATE OF l)
+UPDATE {lanes} l SET floor = least(l.floor, locked.seq) FROM locked WHERE l.lane = locked.lane`
 
 // The lanes least recently used come first, so that none is forgotten. A lane without an owner is
 // free whatever its time says: the clock may have been set back.
@@ -73,7 +96,8 @@ const leaseSQL = `
 WITH free AS MATERIALIZED (
   SELECT l.lane FROM {lanes} l
   WHERE (l.owner IS NULL OR l.lease_until <= now())
-    AND (SELECT true FROM {outbox} o WHERE o.lane = l.lane AND {ready} AND o.transport_name <> ALL($4::text[]) ORDER BY o.seq LIMIT 1)
+    AND (SELECT true FROM {outbox} o WHERE o.lane = l.lane AND o.seq >= l.floor AND {ready}
+           AND o.transport_name <> ALL($4::text[]) ORDER BY o.seq LIMIT 1)
   ORDER BY l.lease_until LIMIT $3 FOR UPDATE OF l SKIP LOCKED)
 UPDATE {lanes} l SET token = l.token + 1, owner = $1, lease_until = now() + $2 * interval '1 microsecond'
 FROM free WHERE l.lane = free.lane
@@ -83,12 +107,12 @@ RETURNING l.lane, l.token`
 // the bytes. It is a statement of its own: its snapshot must be newer than the lock on the lane.
 // $1 owner, $2 limit, $3 transports to skip, $4 bytes.
 const readSQL = `
-SELECT id, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers, created_at, attempts
+SELECT id, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers, created_at, attempts, seq
 FROM (
   SELECT m.*, sum(octet_length(m.body)) OVER (ORDER BY m.seq) - octet_length(m.body) AS bytes_before
   FROM {lanes} l CROSS JOIN LATERAL (
     SELECT o.* FROM {outbox} o
-    WHERE o.lane = l.lane AND {ready} AND o.transport_name <> ALL($3::text[])
+    WHERE o.lane = l.lane AND o.seq >= l.floor AND {ready} AND o.transport_name <> ALL($3::text[])
     ORDER BY o.seq LIMIT greatest(1, $2::int / (SELECT count(*)::int FROM {lanes} WHERE owner = $1))) m
   WHERE l.owner = $1) q
 WHERE bytes_before < $4::bigint
@@ -100,30 +124,41 @@ const dueSQL = `
 SELECT ceil(extract(epoch FROM due_at - now()) * 1000000)::bigint FROM {outbox}
 WHERE published_at IS NULL AND due_at IS NOT NULL AND due_at > now() ORDER BY due_at LIMIT 1`
 
+// The transactions that may yet insert a row with a number already passed: see horizon.
+const writersSQL = `
+SELECT virtualtransaction FROM pg_locks
+WHERE locktype = 'relation' AND relation = $1::text::regclass AND mode = 'RowExclusiveLock' AND granted
+  AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND pid IS DISTINCT FROM pg_backend_pid()`
+
 // Locks the lanes whose token is still ours. $1 lanes, $2 tokens.
 const holdSQL = `
 SELECT l.lane FROM {lanes} l JOIN unnest($1::smallint[], $2::bigint[]) AS b(lane, token) ON l.lane = b.lane AND l.token = b.token
 ORDER BY l.lane FOR UPDATE OF l`
 
-const publishedSQL = `DELETE FROM {outbox} WHERE id = ANY($1::uuid[]) AND lane = ANY($2::smallint[])`
+// held are the lanes that hold has locked, in the statements after it. $1 lanes, $2 tokens.
+const held = `ANY(ARRAY(
+  SELECT l.lane FROM {lanes} l JOIN unnest($1::smallint[], $2::bigint[]) AS b(lane, token) ON l.lane = b.lane AND l.token = b.token))`
 
-const keptSQL = `UPDATE {outbox} SET published_at = now() WHERE id = ANY($1::uuid[]) AND lane = ANY($2::smallint[]) AND published_at IS NULL`
+// $3 ids.
+const publishedSQL = `DELETE FROM {outbox} WHERE id = ANY($3::uuid[]) AND lane = {held}`
 
-// $1 ids, $2 lanes, $3 microseconds, $4 classes, $5 errors.
+const keptSQL = `UPDATE {outbox} SET published_at = now() WHERE id = ANY($3::uuid[]) AND lane = {held} AND published_at IS NULL`
+
+// $3 ids, $4 microseconds, $5 classes, $6 errors.
 const failedSQL = `
 UPDATE {outbox} o SET attempts = o.attempts + 1, due_at = now() + f.delay * interval '1 microsecond', error_class = f.class, last_error = f.error
-FROM unnest($1::uuid[], $3::bigint[], $4::text[], $5::text[]) AS f(id, delay, class, error)
-WHERE o.id = f.id AND o.lane = ANY($2::smallint[])`
+FROM unnest($3::uuid[], $4::bigint[], $5::text[], $6::text[]) AS f(id, delay, class, error)
+WHERE o.id = f.id AND o.lane = {held}`
 
 // An id may be there already, if it was written again after it died: the newer message replaces the
 // older.
-// $1 ids, $2 lanes, $3 classes, $4 errors.
+// $3 ids, $4 classes, $5 errors.
 const deadSQL = `
-WITH gone AS (DELETE FROM {outbox} WHERE id = ANY($1::uuid[]) AND lane = ANY($2::smallint[]) RETURNING *)
+WITH gone AS (DELETE FROM {outbox} WHERE id = ANY($3::uuid[]) AND lane = {held} RETURNING *)
 INSERT INTO {dead} ({columns}, created_at, attempts, error_class, last_error)
 SELECT g.id, g.lane, g.name, g.body, g.content_type, g.headers, g.ordering_key, g.transport_name, g.exchange, g.routing_key, g.route_headers,
        g.created_at, g.attempts + 1, f.class, f.error
-FROM gone g JOIN unnest($1::uuid[], $3::text[], $4::text[]) AS f(id, class, error) ON f.id = g.id
+FROM gone g JOIN unnest($3::uuid[], $4::text[], $5::text[]) AS f(id, class, error) ON f.id = g.id
 ORDER BY g.seq
 ON CONFLICT (id) DO UPDATE SET (
   lane, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers,
@@ -131,8 +166,14 @@ ON CONFLICT (id) DO UPDATE SET (
   EXCLUDED.lane, EXCLUDED.name, EXCLUDED.body, EXCLUDED.content_type, EXCLUDED.headers, EXCLUDED.ordering_key, EXCLUDED.transport_name,
   EXCLUDED.exchange, EXCLUDED.routing_key, EXCLUDED.route_headers, EXCLUDED.created_at, EXCLUDED.attempts, EXCLUDED.error_class, EXCLUDED.last_error, EXCLUDED.died_at)`
 
-// The token moves on, so that a batch is settled once.
-const closeSQL = `UPDATE {lanes} SET token = token + 1, owner = NULL, lease_until = now() WHERE lane = ANY($1::smallint[])`
+// The token moves on, so that a batch is settled once; and the floor rises to the first ready row,
+// up to the horizon. $3 horizon.
+const closeSQL = `
+UPDATE {lanes} l SET token = l.token + 1, owner = NULL, lease_until = now(),
+  floor = greatest(l.floor, least($3::bigint, (
+    SELECT o.seq FROM {outbox} o WHERE o.lane = l.lane AND o.seq >= l.floor AND o.published_at IS NULL AND o.due_at IS NULL
+    ORDER BY o.seq LIMIT 1)))
+WHERE l.lane = {held}`
 
 const pruneSQL = `
 DELETE FROM {outbox} WHERE id = ANY(ARRAY(

@@ -1,0 +1,87 @@
+package outboxpgx
+
+import (
+	"slices"
+	"sync"
+	"time"
+)
+
+// horizon finds out up to which sequence number no transaction is open any more, so that the floors
+// of the lanes may rise to there. A row that is not yet committed has a sequence number at or below
+// one that was seen only if its transaction holds a lock on the table: an INSERT takes the lock
+// before the number. So the horizon asks who holds such locks; when all of these have ended, nothing
+// can appear at or below what was seen before it asked.
+type horizon struct {
+	mu     sync.Mutex
+	seen   int64 // the highest number that was read
+	safe   int64 // nothing new appears at or below it
+	asking bool  // one question at a time: answers must come in order
+	asked  time.Time
+
+	pending int64    // becomes safe
+	writers []string // when these have ended
+
+	looked time.Time // below the floors
+}
+
+// askInterval is the time between two questions: the floors lag so far behind.
+const askInterval = 50 * time.Millisecond
+
+// lookInterval is the time between two looks below the floors. Nothing lies there, unless somebody
+// changed the tables by hand or restored one without the other.
+const lookInterval = 5 * time.Second
+
+// question is what a claim asks besides.
+type question struct {
+	writers bool // who writes?
+	seen    int64
+	below   bool // does anything lie below the floors?
+}
+
+func (h *horizon) question() question {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var q question
+	now := time.Now()
+	if !h.asking && h.seen > h.safe && now.Sub(h.asked) >= askInterval {
+		q.writers, q.seen = true, h.seen
+		h.asking, h.asked = true, now
+	}
+	if h.looked.IsZero() || now.Sub(h.looked) >= lookInterval {
+		q.below = true
+		h.looked = now
+	}
+	return q
+}
+
+// answer takes who writes, and the highest number that was read.
+func (h *horizon) answer(q question, writers []string, seen int64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.seen = max(h.seen, seen)
+	if !q.writers || !h.asking {
+		return
+	}
+	h.asking = false
+	h.writers = slices.DeleteFunc(h.writers, func(w string) bool { return !slices.Contains(writers, w) })
+	if len(h.writers) == 0 {
+		h.safe = h.pending
+		h.pending, h.writers = q.seen, writers
+	}
+}
+
+// forget is called when the database has failed: it may be another one afterwards, with lower
+// numbers.
+func (h *horizon) forget() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.seen, h.safe, h.pending, h.writers, h.asking = 0, 0, 0, nil, false
+	h.looked = time.Time{}
+}
+
+// limit is the number that no floor may be above.
+func (h *horizon) limit() int64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.safe + 1
+}

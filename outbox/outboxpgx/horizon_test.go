@@ -1,0 +1,152 @@
+package outboxpgx_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest"
+)
+
+// raiseFloors drains messages for longer than the floors lag behind.
+func (f *fixture) raiseFloors(t *testing.T, r *outbox.Relay) {
+	t.Helper()
+	for begin := time.Now(); time.Since(begin) < 4*outboxpgx.AskInterval; {
+		f.write(t, keyed(64, 1)...)
+		drain(t, r, 64)
+	}
+}
+
+// floors returns the lowest and the highest floor.
+func (f *fixture) floors(t *testing.T) (low, high int64) {
+	t.Helper()
+	must(t, f.pool.QueryRow(t.Context(), `SELECT min(floor), max(floor) FROM holdfast_outbox_lanes`).Scan(&low, &high))
+	return low, high
+}
+
+func TestFloorsRise(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.SourceConfig{})
+	relay := f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{})
+	testenv.Eventually(t, 10*time.Second, func() error {
+		f.raiseFloors(t, relay)
+		if low, _ := f.floors(t); low == 0 {
+			return errors.New("the floor of a lane stays at 0")
+		}
+		return nil
+	})
+}
+
+// A transaction that took its number early and commits late is published all the same, at once, and
+// before what its key got later.
+func TestFloorsWaitForOpenTransactions(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.SourceConfig{})
+	publisher := outboxtest.NewPublisher()
+	relay := f.relay(t, publisher, outbox.RelayConfig{})
+	f.raiseFloors(t, relay)
+	late, err := f.pool.Begin(t.Context())
+	must(t, err)
+	defer late.Rollback(context.WithoutCancel(t.Context()))
+	var seq int64
+	must(t, f.writer.Write(t.Context(), late, outbox.Message{Name: "late", Key: "k", Body: []byte("1")}))
+	must(t, late.QueryRow(t.Context(), `SELECT seq FROM holdfast_outbox WHERE ordering_key = 'k'`).Scan(&seq))
+	f.raiseFloors(t, relay)
+	if _, high := f.floors(t); high > seq {
+		t.Errorf("a floor is at %d, and %d is not committed yet", high, seq)
+	}
+	before := len(publisher.Received())
+	must(t, late.Commit(t.Context()))
+	f.write(t, outbox.Message{Name: "early", Key: "k", Body: []byte("2")})
+	drain(t, relay, 2)
+	if got := publisher.Received()[before:]; got[0].Name != "late" {
+		t.Errorf("received %+v", got)
+	}
+	f.raiseFloors(t, relay)
+	f.raiseFloors(t, relay)
+	if _, high := f.floors(t); high <= seq {
+		t.Errorf("the floors stay below %d after the commit", high)
+	}
+}
+
+// A parked message comes back below the floor of its lane.
+func TestFloorsGoDownToParkedMessages(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.SourceConfig{})
+	publisher := outboxtest.NewPublisher()
+	relay := f.relay(t, publisher, outbox.RelayConfig{RetryDelay: time.Second, Rand: func() float64 { return 0.5 }})
+	publisher.Script(errors.New("once"))
+	f.write(t, outbox.Message{Name: "first", Key: "k", Body: []byte("1")})
+	_, err := relay.Drain(t.Context(), outbox.Bounds{})
+	must(t, err)
+	f.raiseFloors(t, relay)
+	f.raiseFloors(t, relay)
+	f.write(t, outbox.Message{Name: "second", Key: "k", Body: []byte("2")})
+	if _, high := f.floors(t); high < 2 {
+		t.Fatalf("the floors did not rise")
+	}
+	before := len(publisher.Received())
+	begin := time.Now()
+	report, err := relay.Drain(t.Context(), outbox.Bounds{TimeLimit: 1500 * time.Millisecond})
+	must(t, err)
+	got := publisher.Received()[before:]
+	if report.Published != 2 || got[0].Name != "first" || got[1].Name != "second" {
+		t.Errorf("%v after %v: %+v", report, time.Since(begin), got)
+	}
+}
+
+// Should a floor be wrong, its messages are late, and not lost.
+func TestWrongFloorLosesNothing(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.SourceConfig{})
+	publisher := outboxtest.NewPublisher()
+	relay := f.relay(t, publisher, outbox.RelayConfig{})
+	drain(t, relay, 0)
+	_, err := f.pool.Exec(t.Context(), `UPDATE holdfast_outbox_lanes SET floor = 1000000`)
+	must(t, err)
+	const keys, n = 50, 40 // more than one batch
+	f.write(t, keyed(keys, n)...)
+	drain(t, relay, 0)
+	defer run(t, relay)()
+	f.untilEmpty(t, 20*time.Second)
+	checkLedger(t, publisher.Received(), keys, n)
+}
+
+func TestHorizon(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		answers [][]string // to questions asked after 10, 20, ... were seen
+		want    int64
+	}{
+		"nobody writes":         {[][]string{{}, {}}, 11},
+		"one question":          {[][]string{{}}, 1},
+		"a writer stays":        {[][]string{{"a"}, {"a", "b"}, {"a"}}, 1},
+		"a writer ends":         {[][]string{{"a", "b"}, {"b", "c"}, {"c"}}, 11},
+		"others came meanwhile": {[][]string{{"a"}, {"b"}, {"b"}, {"b"}}, 11},
+		"and end":               {[][]string{{"a"}, {"b"}, {"b"}, {"c"}}, 21},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var h outboxpgx.Horizon
+			for i, writers := range c.answers {
+				h.Ask(int64(i+1)*10, slices.Clone(writers))
+			}
+			if got := h.Limit(); got != c.want {
+				t.Errorf("limit %d, want %d", got, c.want)
+			}
+			h.Forget()
+			if got := h.Limit(); got != 1 {
+				t.Errorf("limit %d after a failure of the database", got)
+			}
+			if got := fmt.Sprint(h.Ask(5, nil), h.Limit()); got != "true 1" {
+				t.Errorf("after a failure: %s", got)
+			}
+		})
+	}
+}
