@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -105,6 +106,32 @@ func TestPublishInOrder(t *testing.T) {
 	}
 }
 
+// The channels share one window, and each stripe keeps its order.
+func TestStripes(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Queue(t, "q", nil)
+	p := start(t, amqpconn.PublisherConfig{Dial: b.Dial, Window: 16, Channels: 4})
+	const n, stripes = 500, 7
+	var l ledger
+	for i := range n {
+		o := out("", "q", fmt.Sprint(i))
+		o.Stripe = uint32(i % stripes)
+		p.Publish(t.Context(), o, l.done(o.Message.MessageId))
+	}
+	if got := len(l.confirmed(t)); got != n {
+		t.Fatalf("%d of %d confirmed", got, n)
+	}
+	next := [stripes]int{0, 1, 2, 3, 4, 5, 6}
+	for _, d := range b.Take(t, "q", n, 10*time.Second) {
+		i, err := strconv.Atoi(d.MessageId)
+		if err != nil || i != next[i%stripes] {
+			t.Fatalf("message %s, want %d of its stripe (%v)", d.MessageId, next[i%stripes], err)
+		}
+		next[i%stripes] += stripes
+	}
+}
+
 // Every second message is returned; each return must be paired with its own confirm.
 func TestReturned(t *testing.T) {
 	t.Parallel()
@@ -134,7 +161,7 @@ func TestMissingExchange(t *testing.T) {
 	b.Exchange(t, "there", "fanout")
 	b.Queue(t, "q", nil)
 	b.Bind(t, "q", "", "there")
-	p := start(t, amqpconn.PublisherConfig{Dial: b.Dial})
+	p := start(t, amqpconn.PublisherConfig{Dial: b.Dial, Channels: 4})
 	if err := p.Confirmed(t.Context(), out("missing", "k", "1")); !errors.Is(err, amqpconn.ErrUnroutable) {
 		t.Errorf("missing exchange: %v", err)
 	}
@@ -189,7 +216,7 @@ func TestConnectionLost(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
 	b.Queue(t, "q", nil)
-	p := start(t, amqpconn.PublisherConfig{Dial: b.Dial, Window: 32})
+	p := start(t, amqpconn.PublisherConfig{Dial: b.Dial, Window: 32, Channels: 3})
 	var l ledger
 	stop := make(chan struct{})
 	var publishing sync.WaitGroup
@@ -199,8 +226,9 @@ func TestConnectionLost(t *testing.T) {
 			case <-stop:
 				return
 			case <-time.After(time.Millisecond):
-				id := fmt.Sprint(i)
-				p.Publish(t.Context(), out("", "q", id), l.done(id))
+				o := out("", "q", fmt.Sprint(i))
+				o.Stripe = uint32(i)
+				p.Publish(t.Context(), o, l.done(o.Message.MessageId))
 			}
 		}
 	})

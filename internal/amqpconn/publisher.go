@@ -19,6 +19,9 @@ type PublisherConfig struct {
 
 	// Window is how many messages may await their confirm; 0 means 500.
 	Window int
+	// Channels is over how many channels they are spread; 0 means 1. The broker serves each
+	// with a process of its own.
+	Channels int
 	// ConfirmTimeout is how long a message may do so; 0 means 15 s.
 	ConfirmTimeout time.Duration
 	// ShutdownTimeout is how long Run waits for open confirms once ctx is cancelled; 0 means 10 s.
@@ -29,6 +32,8 @@ type PublisherConfig struct {
 
 // Out is one message on its way to the broker. It is published mandatory.
 type Out struct {
+	// Stripe chooses the channel. Messages of one stripe keep their order.
+	Stripe        uint32
 	Exchange, Key string
 	Message       amqp.Publishing
 }
@@ -39,7 +44,7 @@ type Publisher struct {
 	cfg PublisherConfig
 
 	mu      sync.Mutex
-	window  *window       // nil while there is no session
+	session *session      // nil while there is none
 	changed chan struct{} // closed when the outcome of the first attempt is known
 	err     error         // why there is no session
 }
@@ -50,6 +55,7 @@ var errNotRunning = errors.New("the publisher is not running")
 func NewPublisher(cfg PublisherConfig) *Publisher {
 	cfg.Timeout = cmp.Or(cfg.Timeout, 10*time.Second)
 	cfg.Window = cmp.Or(cfg.Window, 500)
+	cfg.Channels = cmp.Or(cfg.Channels, 1)
 	cfg.ConfirmTimeout = cmp.Or(cfg.ConfirmTimeout, 15*time.Second)
 	cfg.ShutdownTimeout = cmp.Or(cfg.ShutdownTimeout, 10*time.Second)
 	cfg.Logger = cmp.Or(cfg.Logger, slog.Default())
@@ -69,19 +75,19 @@ func (p *Publisher) Run(ctx context.Context) {
 			}
 		},
 	}, func(ctx context.Context, conn *Conn) error {
-		w, err := openWindow(conn, p.cfg)
+		s, err := openSession(conn, p.cfg)
 		if err != nil {
 			return err
 		}
-		p.set(w, nil)
-		return w.run(ctx, func() { p.set(nil, errNotRunning) })
+		p.set(s, nil)
+		return s.run(ctx, func() { p.set(nil, errNotRunning) })
 	})
 }
 
-func (p *Publisher) set(w *window, err error) {
+func (p *Publisher) set(s *session, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.window, p.err = w, err
+	p.session, p.err = s, err
 	select {
 	case <-p.changed:
 	default:
@@ -93,10 +99,10 @@ func (p *Publisher) set(w *window, err error) {
 func (p *Publisher) Ready() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.window == nil {
+	if p.session == nil {
 		return unavailable(p.err)
 	}
-	if reason, isBlocked := p.window.conn.Blocked(); isBlocked {
+	if reason, isBlocked := p.session.conn.Blocked(); isBlocked {
 		return blocked(reason)
 	}
 	return nil
@@ -105,8 +111,8 @@ func (p *Publisher) Ready() error {
 // Publish sends a message and calls done exactly once, with nil when the broker
 // has confirmed it and else with one of the package's errors. It may wait while
 // the window is full, until ctx is cancelled; what is not confirmed by then is
-// reported as ErrUnavailable soon after. Messages of one caller are sent in the
-// order of its calls. Without a session it fails at once; only the outcome
+// reported as ErrUnavailable soon after. Messages of one caller and stripe are sent in
+// the order of its calls. Without a session it fails at once; only the outcome
 // of the very first attempt to connect is waited for, no longer than the
 // Timeout. Done must neither wait nor publish.
 func (p *Publisher) Publish(ctx context.Context, out Out, done func(error)) {
@@ -114,8 +120,10 @@ func (p *Publisher) Publish(ctx context.Context, out Out, done func(error)) {
 		done(err)
 		return
 	}
-	w, err := p.session(ctx)
+	var w *window
+	s, err := p.current(ctx)
 	if err == nil {
+		w = s.window(out)
 		err = w.exchanges.check(out.Exchange)
 	}
 	if err == nil {
@@ -135,8 +143,8 @@ func (p *Publisher) Confirmed(ctx context.Context, out Out) error {
 	return <-outcome
 }
 
-// session returns the open window. The outcome of the first attempt is waited for.
-func (p *Publisher) session(ctx context.Context) (*window, error) {
+// current returns the open session. The outcome of the first attempt is waited for.
+func (p *Publisher) current(ctx context.Context) (*session, error) {
 	select {
 	case <-p.changed:
 	default:
@@ -146,10 +154,10 @@ func (p *Publisher) session(ctx context.Context) (*window, error) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.window == nil {
+	if p.session == nil {
 		return nil, unavailable(p.err)
 	}
-	return p.window, nil
+	return p.session, nil
 }
 
 func (p *Publisher) firstAttempt(ctx context.Context) error {

@@ -14,7 +14,7 @@ import (
 // blocked the connection: it then frees none, for as long as its alarm lasts.
 const blockedInterval = 250 * time.Millisecond
 
-// window is the publishing side of one session. The client puts confirms back
+// window is one publishing channel of a session. The client puts confirms back
 // into the order of publishing and takes the broker's "multiple" apart, so the
 // window is a queue: every confirm belongs to its head.
 type window struct {
@@ -27,8 +27,8 @@ type window struct {
 	returns  <-chan amqp.Return
 	closes   <-chan *amqp.Error
 
-	slots chan struct{}
-	out   chan *entry // to the writer; never full, for an entry in it holds a slot
+	slots chan struct{} // shared by the windows of a session
+	out   chan *entry   // to the writer; never full, for an entry in it holds a slot
 	dead  chan struct{}
 
 	mu      sync.Mutex
@@ -39,7 +39,7 @@ type window struct {
 
 // openWindow opens a channel in confirm mode. The listeners hold a whole window,
 // so the client never waits for us while it reads from the connection.
-func openWindow(conn *Conn, cfg PublisherConfig) (*window, error) {
+func openWindow(conn *Conn, cfg PublisherConfig, known *exchanges, slots chan struct{}) (*window, error) {
 	ch, err := conn.Channel()
 	if err != nil {
 		return nil, fmt.Errorf("open channel: %w", err)
@@ -48,19 +48,19 @@ func openWindow(conn *Conn, cfg PublisherConfig) (*window, error) {
 		return nil, fmt.Errorf("confirm mode: %w", err)
 	}
 	return &window{
-		cfg: cfg, conn: conn, ch: ch, exchanges: newExchanges(conn),
+		cfg: cfg, conn: conn, ch: ch, exchanges: known,
 		confirms: ch.NotifyPublish(make(chan amqp.Confirmation, cfg.Window)),
 		returns:  ch.NotifyReturn(make(chan amqp.Return, cfg.Window)),
 		closes:   ch.NotifyClose(make(chan *amqp.Error, 1)),
-		slots:    make(chan struct{}, cfg.Window),
+		slots:    slots,
 		out:      make(chan *entry, cfg.Window),
 		dead:     make(chan struct{}),
 	}, nil
 }
 
-// run serves the window until the session fails, or until ctx is cancelled and
-// the window is empty. Stop is called when ctx is cancelled.
-func (w *window) run(ctx context.Context, stop func()) error {
+// run serves the window until it fails, or until ctx is cancelled and the window is empty.
+// Stop is called when ctx is cancelled; fail is called with a failure, and closes the connection.
+func (w *window) run(ctx context.Context, stop func(), fail func(error)) {
 	written := make(chan struct{})
 	go func() {
 		defer close(written)
@@ -69,14 +69,15 @@ func (w *window) run(ctx context.Context, stop func()) error {
 	err := w.listen(ctx, stop)
 	w.drainConfirms()
 	w.end(err)
-	w.conn.Close() // ends a write in progress
+	if err != nil {
+		fail(err) // ends a write in progress
+	}
 	select {
 	case <-written:
 	case <-time.After(closePatience):
 		// The client is stuck in a write on a connection it has given up itself.
 		w.abandon()
 	}
-	return err
 }
 
 // write is the only goroutine that publishes on the channel.

@@ -37,8 +37,9 @@
 //
 // # Limits
 //
-// One channel publishes, in the order of the calls. RabbitMQ keeps the order of
-// one channel in each queue, but a message that fails and is published again
-// comes after those behind it; the relay holds the messages of a key back for that.
+// Several channels of one connection publish; messages of a key share one, in the
+// order of the calls. RabbitMQ keeps the order of a channel in each queue, but a
+// message that fails and is published again comes after those behind it; the relay
+// holds the messages of a key back for that. Messages without a key have no order.
 // All headers of a message together have at most 64 KiB.
 package outboxamqp

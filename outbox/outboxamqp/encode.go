@@ -2,7 +2,9 @@ package outboxamqp
 
 import (
 	"cmp"
+	"encoding/binary"
 	"fmt"
+	"hash/fnv"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
@@ -23,6 +25,7 @@ func (p *Publisher) encode(m outbox.Message) (amqpconn.Out, error) {
 	}
 	route := p.cfg.Router.Route(m)
 	return amqpconn.Out{
+		Stripe:   stripe(m),
 		Exchange: cmp.Or(route.Exchange, p.cfg.Exchange),
 		Key:      cmp.Or(route.RoutingKey, m.Name),
 		Message: amqp.Publishing{
@@ -35,6 +38,16 @@ func (p *Publisher) encode(m outbox.Message) (amqpconn.Out, error) {
 			Body:         m.Body,
 		},
 	}, nil
+}
+
+// stripe is the same for all messages of a key, and any number for the others.
+func stripe(m outbox.Message) uint32 {
+	if m.Key == "" {
+		return binary.BigEndian.Uint32(m.ID[12:]) // the random end of the id
+	}
+	h := fnv.New32a()
+	h.Write([]byte(m.Key))
+	return h.Sum32() >> 8 // the low bits of FNV alone are weak
 }
 
 func (p *Publisher) headers(m outbox.Message, route outbox.Route) amqp.Table {

@@ -18,6 +18,11 @@ import (
 
 const scope = "github.com/holdfast-go/holdfast/outbox/outboxamqp"
 
+// channels is how many channels a connection publishes on. The broker serves each with a
+// process of its own: four bring a quarter more than one on a quorum queue, and as much as
+// several connections do.
+const channels = 4
+
 // Config configures a Publisher. The zero value publishes to the default
 // exchange, where the routing key names the queue.
 type Config struct {
@@ -107,7 +112,7 @@ func NewPublisher(dial func(ctx context.Context) (*amqp.Connection, error), cfg 
 	}
 	return &Publisher{cfg: cfg, dial: dial, out: amqpconn.NewPublisher(amqpconn.PublisherConfig{
 		Dial: dial, Timeout: cfg.CallTimeout, Logger: cfg.Logger.With("component", "outboxamqp"),
-		Window: cfg.Window, ConfirmTimeout: cfg.ConfirmTimeout, ShutdownTimeout: cfg.ShutdownTimeout,
+		Window: cfg.Window, Channels: channels, ConfirmTimeout: cfg.ConfirmTimeout, ShutdownTimeout: cfg.ShutdownTimeout,
 		Down: func(error) { lost.Add(context.Background(), 1) },
 	})}, nil
 }
