@@ -19,6 +19,7 @@ func outboxWorkload() workload {
 // Names of contenders that goals refer to.
 const (
 	publishAlone  = "publish alone, raw client"
+	publishSame   = "publish alone, raw, the same messages"
 	unkeyed       = "holdfast, unkeyed"
 	manyKeys      = "holdfast, 1,000 keys"
 	riverBest     = "river, 2000 workers, fetch cooldown 1 ms"
@@ -44,9 +45,10 @@ func benchDrain(ctx context.Context, b *bench, kind string, queue amqp.Table, sh
 	r, err := b.measure(ctx, table{
 		title:      fmt.Sprintf("outbox, %d messages of %d bytes to a %s queue", b.messages, len(body), kind),
 		columns:    []column{{name: "messages/s"}, {name: "client us/message", decimals: 1}},
-		yardsticks: []string{publishAlone, unkeyed},
+		yardsticks: []string{publishAlone, publishSame, unkeyed},
 		contenders: []contender{
 			d.contender(publishAlone, 1, d.publishAlone),
+			d.contender(publishSame, 1, d.publishSame),
 			d.contender("publish alone, outboxamqp", 1, d.publisherAlone),
 			d.contender("claim and settle alone", 1, d.claimAlone),
 			d.contender(unkeyed, 1, d.holdfast(0)),
@@ -60,7 +62,9 @@ func benchDrain(ctx context.Context, b *bench, kind string, queue amqp.Table, sh
 	if err != nil {
 		return err
 	}
-	b.atLeast(share, r.ratio(unkeyed, publishAlone), fmt.Sprintf("of publish alone, unkeyed, %s", kind))
+	for _, limit := range []string{publishAlone, publishSame} {
+		b.atLeast(share, r.ratio(unkeyed, limit), fmt.Sprintf("of %s, unkeyed, %s", limit, kind))
+	}
 	b.atLeast(0.9, r.ratio(manyKeys, unkeyed), fmt.Sprintf("of unkeyed, 1,000 keys, %s", kind))
 	for _, peer := range []string{riverBest, watermillBest} {
 		b.atLeast(factor, r.ratio(unkeyed, peer), fmt.Sprintf("x %s, unkeyed, %s", peer, kind))

@@ -10,6 +10,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
+	"github.com/holdfast-go/holdfast/internal/ids"
 )
 
 // The bare client is fastest like this, on classic and quorum queues alike: one connection
@@ -19,8 +20,20 @@ const (
 	rawWindow   = 250
 )
 
-// publishAlone is the broker's limit.
+// publishAlone is the broker's limit, for messages of body and content type alone.
 func (d *drain) publishAlone(_ context.Context, n int, watch *stopwatch) (int, error) {
+	return d.publishRaw(n, watch, false, func(*amqp.Publishing) {})
+}
+
+// publishSame is its limit for what the relay sends: mandatory, with id, name and time, all
+// of which the broker has to handle.
+func (d *drain) publishSame(_ context.Context, n int, watch *stopwatch) (int, error) {
+	return d.publishRaw(n, watch, true, func(m *amqp.Publishing) {
+		m.MessageId, m.Type, m.Timestamp = ids.New().String(), d.queue, time.Now()
+	})
+}
+
+func (d *drain) publishRaw(n int, watch *stopwatch, mandatory bool, complete func(*amqp.Publishing)) (int, error) {
 	conn, err := amqp.DialConfig(d.url, amqp.Config{Dial: func(network, addr string) (net.Conn, error) {
 		conn, err := amqp.DefaultDial(10*time.Second)(network, addr)
 		if err != nil {
@@ -48,7 +61,7 @@ func (d *drain) publishAlone(_ context.Context, n int, watch *stopwatch) (int, e
 		if i == 0 {
 			share += n % rawChannels
 		}
-		running.Go(func() { errs[i] = publishWindow(ch, d.queue, share) })
+		running.Go(func() { errs[i] = publishWindow(ch, d.queue, share, mandatory, complete) })
 	}
 	running.Wait()
 	watch.stop()
@@ -58,13 +71,14 @@ func (d *drain) publishAlone(_ context.Context, n int, watch *stopwatch) (int, e
 var errNotConfirmed = errors.New("a message was not confirmed")
 
 // publishWindow publishes n messages with at most rawWindow unconfirmed.
-func publishWindow(ch *amqp.Channel, queue string, n int) error {
+func publishWindow(ch *amqp.Channel, queue string, n int, mandatory bool, complete func(*amqp.Publishing)) error {
 	confirms := ch.NotifyPublish(make(chan amqp.Confirmation, rawWindow))
 	open := 0
 	for sent := 0; sent < n || open > 0; {
 		if sent < n && open < rawWindow && len(confirms) == 0 {
-			err := ch.Publish("", queue, false, false, amqp.Publishing{DeliveryMode: amqp.Persistent, ContentType: "application/json", Body: body})
-			if err != nil {
+			m := amqp.Publishing{DeliveryMode: amqp.Persistent, ContentType: "application/json", Body: body}
+			complete(&m)
+			if err := ch.Publish("", queue, mandatory, false, m); err != nil {
 				return err
 			}
 			sent++
