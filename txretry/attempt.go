@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -88,7 +89,8 @@ func (c *call) release(ctx context.Context, t *transaction) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.m.cfg.RollbackTimeout)
 	defer cancel()
 	if err := t.session.Rollback(ctx); err != nil {
-		c.m.cfg.Logger.DebugContext(ctx, "txretry: rollback failed, connection closed", "name", c.opts.Name, "error", err)
+		c.m.cfg.Logger.DebugContext(ctx, "txretry: rollback failed, connection closed",
+			slog.String("name", c.opts.Name), slog.Any("error", err))
 	}
 }
 

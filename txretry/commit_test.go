@@ -30,6 +30,7 @@ func TestAtCommitWithSeveralStatements(t *testing.T) {
 }
 
 func checkNotApplied(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
 	if n, err := read(context.WithoutCancel(t.Context()), pool); err != nil || n != 0 {
 		t.Errorf("called rolled back, but the counter is %d (error %v)", n, err)
 	}

@@ -46,6 +46,7 @@ func TestDelays(t *testing.T) {
 }
 
 func checkDelays(t *testing.T, jitter txretry.Jitter, random float64, wants [5]time.Duration) {
+	t.Helper()
 	script := make([]txretrytest.Fault, 6)
 	for i := range script {
 		script[i] = txretrytest.Fault{Point: txretrytest.AtCommit, SQLSTATE: "40001"}

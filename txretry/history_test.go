@@ -218,9 +218,11 @@ func TestHistoryCheck(t *testing.T) {
 		"abandoned, applied": {map[int]*deed{}, [][]int{{1}}, false},
 		"write skew":         {map[int]*deed{1: write(reads{0: 0, 1: 0}, 0), 2: write(reads{0: 0, 1: 0}, 1)}, [][]int{{1}, {2}}, false},
 		"read-only anomaly": {map[int]*deed{
-			1: write(reads{0: 0}, 0), 2: write(reads{0: 0, 1: 0}, 1), 3: write(reads{0: 1, 1: 0})}, [][]int{{1}, {2}}, false},
+			1: write(reads{0: 0}, 0), 2: write(reads{0: 0, 1: 0}, 1), 3: write(reads{0: 1, 1: 0}),
+		}, [][]int{{1}, {2}}, false},
 		"readers of one moment": {map[int]*deed{
-			1: write(reads{0: 0}, 0), 2: write(reads{0: 1, 1: 0}, 1), 3: write(reads{0: 1, 1: 0})}, [][]int{{1}, {2}}, true},
+			1: write(reads{0: 0}, 0), 2: write(reads{0: 1, 1: 0}, 1), 3: write(reads{0: 1, 1: 0}),
+		}, [][]int{{1}, {2}}, true},
 	} {
 		if err := check(tt.all, tt.order); (err == nil) != tt.ok {
 			t.Errorf("%s: %v", name, err)

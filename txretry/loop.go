@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -105,7 +106,8 @@ func (c *call) announce(ctx context.Context, delay time.Duration) {
 	n := len(c.failed)
 	last := c.failed[n-1]
 	c.m.cfg.Logger.DebugContext(ctx, "txretry: retrying transaction",
-		"name", c.opts.Name, "attempt", n, "phase", last.Phase, "sqlstate", last.SQLSTATE, "delay", delay)
+		slog.String("name", c.opts.Name), slog.Int("attempt", n), slog.Any("phase", last.Phase),
+		slog.String("sqlstate", last.SQLSTATE), slog.Duration("delay", delay))
 	if c.m.cfg.Hooks.OnRetry != nil {
 		c.m.cfg.Hooks.OnRetry(ctx, Retry{Name: c.opts.Name, Number: n, Attempt: last, Delay: delay})
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -85,7 +86,8 @@ func (c *call) resolve(ctx context.Context, unknown result) result {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.m.cfg.ResolveTimeout)
 	defer cancel()
 	outcome, err := c.poll(ctx, unknown.xid)
-	c.m.cfg.Logger.WarnContext(ctx, "txretry: COMMIT was not answered", "name", c.opts.Name, "found", outcome, "error", err)
+	c.m.cfg.Logger.WarnContext(ctx, "txretry: COMMIT was not answered",
+		slog.String("name", c.opts.Name), slog.Any("found", outcome), slog.Any("error", err))
 	switch outcome {
 	case Committed:
 		c.outcome = Committed

@@ -2,6 +2,7 @@ package txretry
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -89,7 +90,7 @@ func (t *telemetry) end(ctx context.Context, span trace.Span, d *Done) {
 			span.AddEvent("attempt failed", trace.WithAttributes(
 				attribute.String("holdfast.sqlstate", a.SQLSTATE), attribute.String("holdfast.phase", string(a.Phase))))
 		}
-		if d.Outcome == Unknown || d.Err == errNoReturn {
+		if d.Outcome == Unknown || errors.Is(d.Err, errNoReturn) {
 			span.SetStatus(codes.Error, d.Err.Error())
 		} else if d.Err != nil {
 			span.SetStatus(codes.Error, "rolled back")
@@ -124,8 +125,13 @@ func (p *Phases) each(f func(phase string, spent time.Duration)) {
 		name  string
 		spent time.Duration
 	}{
-		{"queue", p.Queue}, {"acquire", p.Acquire}, {"begin", p.Begin}, {"fn", p.Fn},
-		{"commit", p.Commit}, {"resolve", p.Resolve}, {"sleep", p.Sleep},
+		{"queue", p.Queue},
+		{"acquire", p.Acquire},
+		{"begin", p.Begin},
+		{"fn", p.Fn},
+		{"commit", p.Commit},
+		{"resolve", p.Resolve},
+		{"sleep", p.Sleep},
 	} {
 		if part.spent > 0 {
 			f(part.name, part.spent)

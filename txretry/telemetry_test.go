@@ -104,7 +104,7 @@ func (span) IsRecording() bool            { return true }
 func (s span) End(...trace.SpanEndOption) { s.s.ended++ }
 func (s span) SetAttributes(kvs ...attribute.KeyValue) {
 	for _, kv := range kvs {
-		s.s.span[strings.TrimPrefix(string(kv.Key), "holdfast.")] = kv.Value.Emit()
+		s.s.span[strings.TrimPrefix(string(kv.Key), "holdfast.")] = kv.Value.String()
 	}
 }
 

@@ -50,7 +50,7 @@ func (f Fault) check() error {
 		return fmt.Errorf("SQLSTATE %q does not fit its Point", f.SQLSTATE)
 	}
 	if (f.Point == AtStatement) != (f.Statement > 0) || f.Statement < 0 {
-		return fmt.Errorf("Statement %d does not fit its Point", f.Statement)
+		return fmt.Errorf("a Statement of %d does not fit its Point", f.Statement)
 	}
 	return nil
 }
