@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -120,7 +121,8 @@ func (p *pipeline) publish(q *queue, i int) {
 	}
 	defer func() {
 		if v := recover(); v != nil {
-			p.relay.cfg.Logger.ErrorContext(p.wait, "outbox: publisher panicked", "id", p.messages[i].ID, "stack", string(debug.Stack()))
+			p.relay.cfg.Logger.ErrorContext(p.wait, "outbox: publisher panicked",
+				slog.Any("id", p.messages[i].ID), slog.String("stack", string(debug.Stack())))
 			done(&PublishError{Class: Retryable, Err: fmt.Errorf("the publisher panicked: %v", v)})
 		}
 	}()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"sync"
@@ -78,7 +79,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		switch {
 		case err != nil:
 			failures++
-			r.cfg.Logger.WarnContext(ctx, "outbox: store unavailable", "failures", failures, "error", err)
+			r.cfg.Logger.WarnContext(ctx, "outbox: store unavailable", slog.Int("failures", failures), slog.Any("error", err))
 			_ = runloop.Sleep(ctx, r.cfg.pauseDelay(failures))
 		case !found:
 			failures = 0
@@ -179,7 +180,8 @@ func (r *Relay) setPause(ctx context.Context, name string, err error, begin time
 	p = pause{failures: p.failures + 1, since: now, until: now.Add(d), err: err}
 	r.pauses[name] = p
 	r.mu.Unlock()
-	r.cfg.Logger.WarnContext(ctx, "outbox: transport paused", "transport", name, "failures", p.failures, "pause", d, "error", err)
+	r.cfg.Logger.WarnContext(ctx, "outbox: transport paused",
+		slog.String("transport", name), slog.Int("failures", p.failures), slog.Duration("pause", d), slog.Any("error", err))
 	if r.cfg.Hooks.OnPause != nil {
 		r.cfg.Hooks.OnPause(ctx, name, err)
 	}
@@ -201,7 +203,7 @@ func (r *Relay) endPause(ctx context.Context, name string, begin time.Time, answ
 	}
 	r.mu.Unlock()
 	if answered {
-		r.cfg.Logger.InfoContext(ctx, "outbox: transport resumed", "transport", name, "failures", p.failures)
+		r.cfg.Logger.InfoContext(ctx, "outbox: transport resumed", slog.String("transport", name), slog.Int("failures", p.failures))
 	}
 }
 

@@ -3,6 +3,7 @@ package outbox
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"strings"
 	"time"
 
@@ -50,7 +51,7 @@ func (r *Relay) round(ctx, work context.Context, batch Batch, begin time.Time) r
 	}
 	if len(stale) > 0 {
 		r.telemetry.stale.Add(work, int64(len(stale)))
-		r.cfg.Logger.WarnContext(work, "outbox: leases ran out before they were settled; their messages are published again", "lanes", len(stale))
+		r.cfg.Logger.WarnContext(work, "outbox: leases ran out before they were settled; their messages are published again", slog.Int("lanes", len(stale)))
 	}
 	return r.report(work, batch.Messages, outcomes, failures)
 }
@@ -168,11 +169,13 @@ func (r *Relay) report(ctx context.Context, messages []Message, outcomes []outco
 
 func (r *Relay) reportFailure(ctx context.Context, m Message, f Failure) {
 	r.telemetry.countFailure(ctx, f)
-	text := "outbox: publishing failed, will be tried again"
+	log := r.cfg.Logger.With(slog.Any("id", m.ID), slog.String("name", m.Name),
+		slog.Any("class", f.Class), slog.Int("attempt", f.Attempt), slog.Any("error", f.Err))
 	if f.Dead {
-		text = "outbox: publishing failed for good, the message is a dead letter"
+		log.WarnContext(ctx, "outbox: publishing failed for good, the message is a dead letter")
+	} else {
+		log.WarnContext(ctx, "outbox: publishing failed, will be tried again")
 	}
-	r.cfg.Logger.WarnContext(ctx, text, "id", m.ID, "name", m.Name, "class", f.Class, "attempt", f.Attempt, "error", f.Err)
 	if r.cfg.Hooks.OnFailed != nil {
 		r.cfg.Hooks.OnFailed(ctx, m, f)
 	}

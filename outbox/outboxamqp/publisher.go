@@ -111,7 +111,7 @@ func NewPublisher(dial func(ctx context.Context) (*amqp.Connection, error), cfg 
 		return nil, fmt.Errorf("outboxamqp: %w", err)
 	}
 	return &Publisher{cfg: cfg, dial: dial, out: amqpconn.NewPublisher(amqpconn.PublisherConfig{
-		Dial: dial, Timeout: cfg.CallTimeout, Logger: cfg.Logger.With("component", "outboxamqp"),
+		Dial: dial, Timeout: cfg.CallTimeout, Logger: cfg.Logger.With(slog.String("component", "outboxamqp")),
 		Window: cfg.Window, Channels: channels, ConfirmTimeout: cfg.ConfirmTimeout, ShutdownTimeout: cfg.ShutdownTimeout,
 		Down: func(error) { lost.Add(context.Background(), 1) },
 	})}, nil

@@ -51,11 +51,15 @@ func (s *Source) Check(ctx context.Context) ([]Finding, error) {
 
 // wanted are the columns by the suffix of the table's name.
 var wanted = map[string][]string{
-	"": {"id", "seq", "lane", "name", "body", "content_type", "headers", "ordering_key", "transport_name", "exchange", "routing_key",
-		"route_headers", "created_at", "published_at", "due_at", "attempts", "error_class", "last_error"},
+	"": {
+		"id", "seq", "lane", "name", "body", "content_type", "headers", "ordering_key", "transport_name", "exchange", "routing_key",
+		"route_headers", "created_at", "published_at", "due_at", "attempts", "error_class", "last_error",
+	},
 	"_lanes": {"lane", "token", "lease_until", "owner", "floor"},
-	"_dead": {"id", "lane", "name", "body", "content_type", "headers", "ordering_key", "transport_name", "exchange", "routing_key",
-		"route_headers", "created_at", "attempts", "error_class", "last_error", "died_at"},
+	"_dead": {
+		"id", "lane", "name", "body", "content_type", "headers", "ordering_key", "transport_name", "exchange", "routing_key",
+		"route_headers", "created_at", "attempts", "error_class", "last_error", "died_at",
+	},
 }
 
 // missingColumns returns the columns that the table lacks: all, if there is no such table.
@@ -68,8 +72,10 @@ func (s *Source) missingColumns(ctx context.Context, qualified string, columns [
 }
 
 func (s *Source) checkIndexes(ctx context.Context, table string, add func(mend, format string, args ...any)) error {
-	indexes := map[string]string{"_pkey": s.t.outbox, "_ready": s.t.outbox, "_parked": s.t.outbox, "_held": s.t.outbox, "_published": s.t.outbox,
-		"_lanes_pkey": s.t.lanes, "_dead_pkey": s.t.dead, "_dead_died": s.t.dead}
+	indexes := map[string]string{
+		"_pkey": s.t.outbox, "_ready": s.t.outbox, "_parked": s.t.outbox, "_held": s.t.outbox, "_published": s.t.outbox,
+		"_lanes_pkey": s.t.lanes, "_dead_pkey": s.t.dead, "_dead_died": s.t.dead,
+	}
 	for suffix, on := range indexes {
 		var valid bool
 		err := s.pool.QueryRow(ctx, `

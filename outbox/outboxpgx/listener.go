@@ -81,7 +81,7 @@ func (l *Listener) Run(ctx context.Context) error {
 			return nil
 		}
 		l.setState(err)
-		l.cfg.Logger.WarnContext(ctx, "outboxpgx: the relay is not woken up, it finds messages when it polls", "error", err)
+		l.cfg.Logger.WarnContext(ctx, "outboxpgx: the relay is not woken up, it finds messages when it polls", slog.Any("error", err))
 		_ = runloop.Sleep(ctx, between.Delay(failures, rand.Float64())) // ends early only with ctx
 		failures++
 	}

@@ -82,7 +82,7 @@ func (n *Notifier) Run(ctx context.Context) error {
 	for n.wait(ctx) {
 		pause := n.cfg.Interval
 		if err := notify(work, n.pool, n.table, ""); err != nil {
-			n.cfg.Logger.WarnContext(ctx, "outboxpgx: relays were not notified, they find the messages when they poll", "error", err)
+			n.cfg.Logger.WarnContext(ctx, "outboxpgx: relays were not notified, they find the messages when they poll", slog.Any("error", err))
 			pause = max(pause, between.Delay(failures, rand.Float64()))
 			failures++
 			n.Notify()

@@ -28,18 +28,22 @@ func (p *Publisher) Check(ctx context.Context) ([]Finding, error) {
 	}
 	var findings []Finding
 	if kind != "stream" && kind != "none" {
-		findings = append(findings, Finding{Component: "outboxredis",
-			Problem: fmt.Sprintf("key %q is a %s, not a stream", p.cfg.Stream, kind),
-			Mend:    "configure another stream, or remove the key"})
+		findings = append(findings, Finding{
+			Component: "outboxredis",
+			Problem:   fmt.Sprintf("key %q is a %s, not a stream", p.cfg.Stream, kind),
+			Mend:      "configure another stream, or remove the key",
+		})
 	}
 	config, err := p.client.ConfigGet(ctx, "maxmemory-policy").Result()
 	if err != nil {
 		return findings, nil // managed servers hide their configuration
 	}
 	if policy := config["maxmemory-policy"]; strings.HasPrefix(policy, "allkeys-") {
-		findings = append(findings, Finding{Component: "outboxredis",
-			Problem: fmt.Sprintf("maxmemory-policy %s may evict whole streams", policy),
-			Mend:    "CONFIG SET maxmemory-policy noeviction"})
+		findings = append(findings, Finding{
+			Component: "outboxredis",
+			Problem:   fmt.Sprintf("maxmemory-policy %s may evict whole streams", policy),
+			Mend:      "CONFIG SET maxmemory-policy noeviction",
+		})
 	}
 	return findings, nil
 }

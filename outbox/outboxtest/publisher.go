@@ -65,7 +65,7 @@ func (p *Publisher) Publish(ctx context.Context, m outbox.Message, done func(err
 		done(&outbox.PublishError{Class: outbox.Unavailable, Err: err})
 		return
 	}
-	err, latency := p.decide(m)
+	latency, err := p.decide(m)
 	if latency == 0 {
 		done(err)
 		return
@@ -82,7 +82,7 @@ func (p *Publisher) Publish(ctx context.Context, m outbox.Message, done func(err
 	}()
 }
 
-func (p *Publisher) decide(m outbox.Message) (error, time.Duration) {
+func (p *Publisher) decide(m outbox.Message) (time.Duration, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var err error
@@ -92,5 +92,5 @@ func (p *Publisher) decide(m outbox.Message) (error, time.Duration) {
 	if err == nil {
 		p.received = append(p.received, clone(m))
 	}
-	return err, p.latency
+	return p.latency, err
 }
