@@ -43,7 +43,8 @@ func Loop(ctx context.Context, cfg LoopConfig, session func(context.Context, *Co
 			failures = 0
 		}
 		pause := pauses.Delay(failures, rand.Float64())
-		cfg.Logger.WarnContext(ctx, "no session with RabbitMQ", "error", err, "failures", failures+1, "again_in", pause)
+		cfg.Logger.WarnContext(ctx, "no session with RabbitMQ",
+			slog.Any("error", err), slog.Int("failures", failures+1), slog.Duration("again_in", pause))
 		if runloop.Sleep(ctx, pause) != nil {
 			return
 		}

@@ -21,9 +21,16 @@ const (
 func validate(out Out) error {
 	m := out.Message
 	for _, short := range [...]struct{ what, value string }{
-		{"exchange", out.Exchange}, {"routing key", out.Key}, {"message id", m.MessageId}, {"type", m.Type},
-		{"content type", m.ContentType}, {"content encoding", m.ContentEncoding},
-		{"correlation id", m.CorrelationId}, {"reply-to", m.ReplyTo}, {"app id", m.AppId}, {"user id", m.UserId},
+		{"exchange", out.Exchange},
+		{"routing key", out.Key},
+		{"message id", m.MessageId},
+		{"type", m.Type},
+		{"content type", m.ContentType},
+		{"content encoding", m.ContentEncoding},
+		{"correlation id", m.CorrelationId},
+		{"reply-to", m.ReplyTo},
+		{"app id", m.AppId},
+		{"user id", m.UserId},
 	} {
 		if len(short.value) > maxShort {
 			return fmt.Errorf("%w: %s of %d bytes, at most %d are allowed", ErrInvalid, short.what, len(short.value), maxShort)
