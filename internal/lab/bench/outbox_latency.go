@@ -52,8 +52,12 @@ func benchLatency(ctx context.Context, b *bench) error {
 		}
 		r, err := b.measure(ctx, table{
 			title: fmt.Sprintf("outbox, latency from commit at %d messages/s", rate),
-			columns: []column{{name: "confirm p50 ms", decimals: 2}, {name: "p99 ms", decimals: 2},
-				{name: "consumer p50 ms", decimals: 2}, {name: "p99 ms", decimals: 2}},
+			columns: []column{
+				{name: "confirm p50 ms", decimals: 2},
+				{name: "p99 ms", decimals: 2},
+				{name: "consumer p50 ms", decimals: 2},
+				{name: "p99 ms", decimals: 2},
+			},
 			yardsticks: []string{rawNotify},
 			prepare:    d.reset,
 			contenders: []contender{
