@@ -34,6 +34,10 @@ type Message struct {
 	Transport string
 	// Route overrides the convention where it is not empty.
 	Route Route
+	// NotBefore is the earliest time to publish, by the store's clock. Zero, and a time in the past,
+	// mean at once. Later messages of the same Key wait with it, earlier ones do not. A relay that
+	// takes the message no longer sees it.
+	NotBefore time.Time
 
 	// CreatedAt is when the message was stored, by the store's clock. A writer ignores it.
 	CreatedAt time.Time

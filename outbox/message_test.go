@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -46,6 +47,7 @@ func TestPrepareRefuses(t *testing.T) {
 		"transport":             {func(m *outbox.Message) { m.Transport = "ä" }, "Transport"},
 		"exchange":              {func(m *outbox.Message) { m.Route.Exchange = strings.Repeat("x", 128) }, "Route.Exchange"},
 		"routing key":           {func(m *outbox.Message) { m.Route.RoutingKey = "a\nb" }, "Route.RoutingKey"},
+		"year":                  {func(m *outbox.Message) { m.NotBefore = time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC) }, "NotBefore"},
 		"route header":          {func(m *outbox.Message) { m.Route.Headers = map[string]string{"CC": "v"} }, "Route.Headers"},
 		"many headers":          {func(m *outbox.Message) { m.Headers = many }, "Headers"},
 		"header name":           {func(m *outbox.Message) { m.Headers = map[string]string{"a b": "v"} }, "Headers"},

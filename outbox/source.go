@@ -38,8 +38,8 @@ type Source interface {
 	// do now.
 	//
 	// Ready is a message that is committed, not published, not waiting for its next attempt, of a
-	// transport not in req.Skip, and not behind a message of its key that waits for its next
-	// attempt.
+	// transport not in req.Skip, and not behind a message of its key, stored before it,
+	// that waits for its next attempt. A message waits for its first attempt until its NotBefore.
 	Claim(ctx context.Context, req ClaimRequest) (Batch, error)
 
 	// Settle records the outcomes and releases the batch's leases, all in one transaction. A
@@ -66,7 +66,7 @@ type Batch struct {
 	Leases []Lease
 	// Messages are in stored order within each ordering key.
 	Messages []Message
-	// Due is the time until the next message that waits for its next attempt is ready. 0: none
+	// Due is the time until the next message that waits for an attempt is ready. 0: none
 	// waits.
 	Due time.Duration
 }

@@ -101,6 +101,9 @@ func (m Message) validate(maxBodyBytes int, report func(field, format string, ar
 	}
 	checkText("Route.Exchange", m.Route.Exchange, maxExchange, report)
 	checkText("Route.RoutingKey", m.Route.RoutingKey, maxRoutingKey, report)
+	if year := m.NotBefore.Year(); year < 1 || year > 9999 {
+		report("NotBefore", "is in the year %d, 1 to 9999 are allowed", year)
+	}
 	checkHeaders("Headers", m.Headers, report)
 	checkHeaders("Route.Headers", m.Route.Headers, report)
 }

@@ -235,7 +235,7 @@ func (s *Source) Prune(ctx context.Context) (int64, error) {
 // Stats is the state of the table.
 type Stats struct {
 	// Ready messages can be published now, those behind a parked one of their key included; Parked
-	// ones wait for their next attempt.
+	// ones wait for their first or next attempt.
 	Ready, Parked int64
 	// Dead counts the dead letters.
 	Dead int64

@@ -38,24 +38,27 @@ const (
 const columns = `id, lane, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers`
 
 const insertOneSQL = `
-INSERT INTO {outbox} ({columns})
-VALUES ($1, $2, $3, $4, $5, $6::text::jsonb, $7, $8, $9, $10, $11::text::jsonb)`
+INSERT INTO {outbox} ({columns}, due_at)
+VALUES ($1, $2, $3, $4, $5, $6::text::jsonb, $7, $8, $9, $10, $11::text::jsonb, CASE WHEN $12::timestamptz > now() THEN $12 END)`
 
 // The order of seq is the order of the arguments, so that a key keeps it.
 const insertSQL = `
-INSERT INTO {outbox} ({columns})
-SELECT id, lane, name, body, content_type, headers::jsonb, ordering_key, transport_name, exchange, routing_key, route_headers::jsonb
-FROM unnest($1::uuid[], $2::smallint[], $3::text[], $4::bytea[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[], $11::text[])
-     WITH ORDINALITY AS m(id, lane, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers, n)
+INSERT INTO {outbox} ({columns}, due_at)
+SELECT id, lane, name, body, content_type, headers::jsonb, ordering_key, transport_name, exchange, routing_key, route_headers::jsonb,
+       CASE WHEN not_before > now() THEN not_before END
+FROM unnest($1::uuid[], $2::smallint[], $3::text[], $4::bytea[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[], $10::text[], $11::text[],
+            $12::timestamptz[])
+     WITH ORDINALITY AS m(id, lane, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers, not_before, n)
 ORDER BY n`
 
 // One text argument, which every database/sql driver can pass.
 const insertJSONSQL = `
-INSERT INTO {outbox} ({columns})
-SELECT id, lane, name, decode(body, 'base64'), content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers
+INSERT INTO {outbox} ({columns}, due_at)
+SELECT id, lane, name, decode(body, 'base64'), content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers,
+       CASE WHEN not_before > now() THEN not_before END
 FROM ROWS FROM (json_to_recordset($1::json) AS (id uuid, lane smallint, name text, body text, content_type text, headers jsonb,
-       ordering_key text, transport_name text, exchange text, routing_key text, route_headers jsonb))
-     WITH ORDINALITY AS m(id, lane, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers, n)
+       ordering_key text, transport_name text, exchange text, routing_key text, route_headers jsonb, not_before timestamptz))
+     WITH ORDINALITY AS m(id, lane, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers, not_before, n)
 ORDER BY n`
 
 // The table is often empty when it is analysed and full a moment later: the plan must not follow
@@ -64,10 +67,10 @@ const setupSQL = `
 SELECT set_config('idle_in_transaction_session_timeout', '5s', true), set_config('enable_seqscan', 'off', true), 
        set_config('enable_bitmapscan', 'off', true), set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true)`
 
-// ready is the state of a row o that can be published: not one that waits, and not one behind a row
-// of its key that waits.
+// ready is the state of a row o that can be published: not one that waits, and not one stored
+// behind a row of its key that waits.
 const ready = `o.published_at IS NULL AND o.due_at IS NULL
-      AND NOT EXISTS (SELECT FROM {outbox} p WHERE p.ordering_key = o.ordering_key AND p.published_at IS NULL AND p.due_at IS NOT NULL)`
+      AND NOT EXISTS (SELECT FROM {outbox} p WHERE p.ordering_key = o.ordering_key AND p.seq < o.seq AND p.published_at IS NULL AND p.due_at IS NOT NULL)`
 
 // The floor of a lane goes down to the rows that come back, with whatever value it has by then. The
 // lanes are locked in one order everywhere.

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -110,7 +111,7 @@ func (w *Writer) insert(msgs []outbox.Message) (string, []any, error) {
 	if len(msgs) == 1 {
 		r, err := rowOf(msgs[0])
 		return w.sql.insertOne, []any{r.id, r.lane, r.name, r.body, r.contentType, r.headers, r.key,
-			r.transport, r.exchange, r.routingKey, r.routeHeaders}, err
+			r.transport, r.exchange, r.routingKey, r.routeHeaders, r.notBefore}, err
 	}
 	args, err := insertArgs(msgs)
 	return w.sql.insert, args, err
@@ -125,6 +126,7 @@ type row struct {
 	headers, key                    *string
 	transport, exchange, routingKey string
 	routeHeaders                    *string
+	notBefore                       *time.Time
 }
 
 func rowOf(m outbox.Message) (row, error) {
@@ -138,6 +140,9 @@ func rowOf(m outbox.Message) (row, error) {
 	if r.body == nil {
 		r.body = []byte{}
 	}
+	if !m.NotBefore.IsZero() {
+		r.notBefore = &m.NotBefore
+	}
 	return r, errors.Join(err1, err2)
 }
 
@@ -148,6 +153,7 @@ func insertArgs(msgs []outbox.Message) ([]any, error) {
 	names, types, transports := make([]string, n), make([]string, n), make([]string, n)
 	exchanges, routingKeys := make([]string, n), make([]string, n)
 	headers, routeHeaders, keys := make([]*string, n), make([]*string, n), make([]*string, n)
+	notBefores := make([]*time.Time, n)
 	for i, m := range msgs {
 		r, err := rowOf(m)
 		if err != nil {
@@ -156,8 +162,9 @@ func insertArgs(msgs []outbox.Message) ([]any, error) {
 		ids[i], lanes[i], names[i], bodies[i], types[i] = r.id, r.lane, r.name, r.body, r.contentType
 		headers[i], keys[i], transports[i] = r.headers, r.key, r.transport
 		exchanges[i], routingKeys[i], routeHeaders[i] = r.exchange, r.routingKey, r.routeHeaders
+		notBefores[i] = r.notBefore
 	}
-	return []any{ids, lanes, names, bodies, types, headers, keys, transports, exchanges, routingKeys, routeHeaders}, nil
+	return []any{ids, lanes, names, bodies, types, headers, keys, transports, exchanges, routingKeys, routeHeaders, notBefores}, nil
 }
 
 // insertJSON is the same as one JSON array, with the names of the columns.
@@ -174,11 +181,12 @@ func insertJSON(msgs []outbox.Message) (string, error) {
 		Exchange     string            `json:"exchange"`
 		RoutingKey   string            `json:"routing_key"`
 		RouteHeaders map[string]string `json:"route_headers"`
+		NotBefore    time.Time         `json:"not_before,omitzero"`
 	}
 	rows := make([]object, len(msgs))
 	for i, m := range msgs {
 		rows[i] = object{m.ID, outbox.LaneOf(m), m.Name, append([]byte{}, m.Body...), m.ContentType, m.Headers,
-			nullable(m.Key), m.Transport, m.Route.Exchange, m.Route.RoutingKey, m.Route.Headers}
+			nullable(m.Key), m.Transport, m.Route.Exchange, m.Route.RoutingKey, m.Route.Headers, m.NotBefore}
 	}
 	text, err := json.Marshal(rows)
 	if err != nil {

@@ -63,14 +63,13 @@ func (s *Store) promote(now time.Time) (next time.Duration) {
 // ready returns what could be claimed if all lanes were free.
 func (s *Store) ready(skip []string) []*entry {
 	held := map[string]bool{}
-	for _, e := range s.entries {
-		if e.Key != "" && !e.due.IsZero() {
-			held[e.Key] = true
-		}
-	}
 	var ready []*entry
 	for _, e := range s.entries {
-		if e.committed && e.due.IsZero() && !held[e.Key] && !slices.Contains(skip, e.Transport) {
+		switch {
+		case !e.committed || held[e.Key]:
+		case !e.due.IsZero():
+			held[e.Key] = e.Key != ""
+		case !slices.Contains(skip, e.Transport):
 			ready = append(ready, e)
 		}
 	}

@@ -98,6 +98,10 @@ func (s *Store) add(added []*entry) {
 	now := time.Now()
 	for _, e := range added {
 		e.CreatedAt = now
+		if e.NotBefore.After(now) {
+			e.due = e.NotBefore
+		}
+		e.NotBefore = time.Time{}
 		s.byID[e.ID] = e
 	}
 	s.entries = append(s.entries, added...)

@@ -1,5 +1,5 @@
 -- The table of messages. seq is the stored order; a row is ready while published_at and due_at are null,
--- and waits for its next attempt until due_at. Rows are short-lived, so they are vacuumed early.
+-- and waits for its first or next attempt until due_at. Rows are short-lived, so they are vacuumed early.
 CREATE TABLE {{table}} (
     id             uuid        NOT NULL,
     seq            bigint      GENERATED ALWAYS AS IDENTITY,
@@ -24,7 +24,7 @@ CREATE TABLE {{table}} (
 
 CREATE INDEX "{{raw.table}}_ready" ON {{table}} (lane, seq) WHERE published_at IS NULL AND due_at IS NULL;
 CREATE INDEX "{{raw.table}}_parked" ON {{table}} (due_at) WHERE published_at IS NULL AND due_at IS NOT NULL;
-CREATE INDEX "{{raw.table}}_held" ON {{table}} (ordering_key) WHERE published_at IS NULL AND due_at IS NOT NULL;
+CREATE INDEX "{{raw.table}}_held" ON {{table}} (ordering_key, seq) WHERE published_at IS NULL AND due_at IS NOT NULL;
 CREATE INDEX "{{raw.table}}_published" ON {{table}} (published_at) WHERE published_at IS NOT NULL;
 
 -- One row per lane: who holds it, until when, the fencing token of the last change, and the seq below which

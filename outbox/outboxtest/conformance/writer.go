@@ -3,7 +3,9 @@ package conformance
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
+	"time"
 
 	"go.opentelemetry.io/otel/trace"
 
@@ -19,6 +21,7 @@ func TestWriter(t *testing.T, b Backend) {
 		"the trace context is stored":                  storesTrace,
 		"a bad message is refused and nothing written": refusesBad,
 		"an id is stored once":                         refusesDuplicate,
+		"a message waits until its NotBefore":          waitsUntilNotBefore,
 		"an empty call does nothing":                   func(t *testing.T, s Store) { s.write(t); s.wantReady(t) },
 	} {
 		each(t, b.Bubble, name, func(t *testing.T) { fn(t, b.Open(t)) })
@@ -100,6 +103,41 @@ func refusesBad(t *testing.T, s Store) {
 		t.Fatal(err)
 	}
 	s.wantReady(t, quoted("later")...)
+}
+
+// A message that may not leave yet holds back what its key gets later, and nothing else.
+func waitsUntilNotBefore(t *testing.T, s Store) {
+	begin := time.Now()
+	later, past := message("k", "2"), message("", "4")
+	later.NotBefore = begin.Add(time.Second)
+	past.NotBefore = begin.Add(-time.Hour)
+	s.write(t, message("k", "1"), later, message("k", "3"), past)
+	s.write(t, message("j", "5"))
+	s.wantReady(t, quoted("1", "4", "5")...)
+	first := s.claim(t, outbox.ClaimRequest{})
+	if first.Due <= 0 || first.Due > time.Second {
+		t.Errorf("the next message is due in %v, want at most 1 s", first.Due)
+	}
+	s.settle(t, first)
+	alone := message("", "6")
+	alone.NotBefore = begin.Add(time.Second)
+	s.write(t, alone) // one by one, as many in one call
+	var got []string
+	eventually(t, func() string {
+		for _, m := range s.claim(t, outbox.ClaimRequest{Lease: 100 * time.Millisecond}).Messages {
+			if !m.NotBefore.IsZero() {
+				t.Errorf("the relay sees NotBefore %v", m.NotBefore)
+			}
+			got = append(got, string(m.Body))
+		}
+		if slices.Contains(got, `"2"`) && slices.Contains(got, `"6"`) {
+			return ""
+		}
+		if time.Since(begin) < 900*time.Millisecond && (slices.Contains(got, `"2"`) || slices.Contains(got, `"3"`) || slices.Contains(got, `"6"`)) {
+			t.Fatalf("claimed %v after %v", got, time.Since(begin))
+		}
+		return "the messages of later do not come"
+	})
 }
 
 func refusesDuplicate(t *testing.T, s Store) {
