@@ -89,7 +89,7 @@ func (m Message) validate(maxBodyBytes int, report func(field, format string, ar
 	}
 	if len(m.Body) > maxBodyBytes {
 		report("Body", "has %d bytes, at most %d are allowed", len(m.Body), maxBodyBytes)
-	} else if isJSON(m.ContentType) && !(utf8.Valid(m.Body) && json.Valid(m.Body)) {
+	} else if isJSON(m.ContentType) && (!utf8.Valid(m.Body) || !json.Valid(m.Body)) {
 		report("Body", "is not valid JSON, as the content type %q wants", m.ContentType)
 	}
 	if len(m.ContentType) > maxContentType || !isMediaType(m.ContentType) {

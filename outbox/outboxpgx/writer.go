@@ -110,8 +110,10 @@ func (w *Writer) WriteSQL(ctx context.Context, tx *sql.Tx, msgs ...outbox.Messag
 func (w *Writer) insert(msgs []outbox.Message) (string, []any, error) {
 	if len(msgs) == 1 {
 		r, err := rowOf(msgs[0])
-		return w.sql.insertOne, []any{r.id, r.lane, r.name, r.body, r.contentType, r.headers, r.key,
-			r.transport, r.exchange, r.routingKey, r.routeHeaders, r.notBefore}, err
+		return w.sql.insertOne, []any{
+			r.id, r.lane, r.name, r.body, r.contentType, r.headers, r.key,
+			r.transport, r.exchange, r.routingKey, r.routeHeaders, r.notBefore,
+		}, err
 	}
 	args, err := insertArgs(msgs)
 	return w.sql.insert, args, err
@@ -185,8 +187,10 @@ func insertJSON(msgs []outbox.Message) (string, error) {
 	}
 	rows := make([]object, len(msgs))
 	for i, m := range msgs {
-		rows[i] = object{m.ID, outbox.LaneOf(m), m.Name, append([]byte{}, m.Body...), m.ContentType, m.Headers,
-			nullable(m.Key), m.Transport, m.Route.Exchange, m.Route.RoutingKey, m.Route.Headers, m.NotBefore}
+		rows[i] = object{
+			m.ID, outbox.LaneOf(m), m.Name, append([]byte{}, m.Body...), m.ContentType, m.Headers,
+			nullable(m.Key), m.Transport, m.Route.Exchange, m.Route.RoutingKey, m.Route.Headers, m.NotBefore,
+		}
 	}
 	text, err := json.Marshal(rows)
 	if err != nil {
