@@ -183,6 +183,9 @@ func (d *drain) watermill(ctx context.Context, n int, watch *stopwatch) (int, er
 	}
 	defer pool.Close()
 	logger := watermill.NopLogger{}
+	if err := d.dropWatermill(ctx); err != nil {
+		return 0, err
+	}
 	if err := d.fillWatermill(pool, n, logger); err != nil {
 		return 0, err
 	}
@@ -209,6 +212,16 @@ var (
 	watermillSchema  = wsql.PostgreSQLQueueSchema{SubscribeBatchSize: 1000}
 	watermillOffsets = wsql.PostgreSQLQueueOffsetsAdapter{DeleteOnAck: true}
 )
+
+// dropWatermill removes what the run before has left: closing rolls open batches back.
+func (d *drain) dropWatermill(ctx context.Context) error {
+	for topic := range watermillTopics {
+		if _, err := d.pool.Exec(ctx, "DROP TABLE IF EXISTS "+watermillSchema.MessagesTable(watermillTopic(topic))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // fillWatermill spreads the messages evenly over the topics.
 func (d *drain) fillWatermill(pool *pgxpool.Pool, n int, logger watermill.LoggerAdapter) error {
