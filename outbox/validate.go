@@ -37,7 +37,7 @@ const (
 // writer that refuses messages returns one per problem, joined.
 type MessageError struct {
 	Index   int    // of the message in the call
-	Field   string // as in Message, such as "Body" or "Route.Headers"
+	Field   string // as in Message, such as "Body" or "Route.Headers"; or "DedupKey"
 	Problem string
 }
 
@@ -128,6 +128,15 @@ func CheckName(name string) error {
 	}
 	if first {
 		return fmt.Errorf("%q ends with a dot", name)
+	}
+	return nil
+}
+
+// CheckDedupKey refuses a key for writing once that is not 1 to 255 bytes of UTF-8 without control
+// characters, with a *MessageError.
+func CheckDedupKey(key string) error {
+	if key == "" || len(key) > maxKey || !plainText(key) {
+		return &MessageError{Field: "DedupKey", Problem: fmt.Sprintf("wants 1 to %d bytes of UTF-8 without control characters", maxKey)}
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -77,6 +78,13 @@ func (f *fixture) store(inTx func(context.Context, func(func(...outbox.Message) 
 	return conformance.Store{
 		Source: f.source,
 		InTx:   inTx,
+		OnceInTx: func(ctx context.Context, fn func(conformance.Once) error) error {
+			return f.manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
+				return fn(func(key string, m outbox.Message) (uuid.UUID, bool, error) {
+					return f.writer.WriteOnce(ctx, tx, key, m)
+				})
+			})
+		},
 		Dead: func(ctx context.Context) ([]outbox.Message, error) {
 			letters, err := f.dead.List(ctx, outboxpgx.Filter{})
 			var msgs []outbox.Message

@@ -27,7 +27,7 @@ type SchemaConfig struct {
 	// Schema holds the tables. Empty means that the search path decides.
 	Schema string
 	// Table is the name of the table of messages, at most 40 characters; the others are named after
-	// it, with _lanes and _dead behind. Empty means DefaultTable.
+	// it, with _lanes, _dead and _dedup behind. Empty means DefaultTable.
 	Table string
 }
 
@@ -68,7 +68,7 @@ func (c SchemaConfig) set() (migrate.Set, error) {
 	sub, err := fs.Sub(files, "migrations")
 	return migrate.Set{
 		Component: "outbox", Files: sub, Schema: c.Schema,
-		Names: map[string]string{"table": c.Table, "lanes": c.Table + "_lanes", "dead": c.Table + "_dead"},
+		Names: map[string]string{"table": c.Table, "lanes": c.Table + "_lanes", "dead": c.Table + "_dead", "dedup": c.Table + "_dedup"},
 	}, err
 }
 
@@ -81,7 +81,7 @@ func (c SchemaConfig) withDefaults() SchemaConfig {
 
 // tables are the qualified and quoted names.
 type tables struct {
-	outbox, lanes, dead string
+	outbox, lanes, dead, dedup string
 }
 
 func (c SchemaConfig) tables() (tables, error) {
@@ -92,8 +92,9 @@ func (c SchemaConfig) tables() (tables, error) {
 	outbox, err1 := sqlident.Qualify(c.Schema, c.Table)
 	lanes, err2 := sqlident.Qualify(c.Schema, c.Table+"_lanes")
 	dead, err3 := sqlident.Qualify(c.Schema, c.Table+"_dead")
-	if err := errors.Join(err1, err2, err3); err != nil {
+	dedup, err4 := sqlident.Qualify(c.Schema, c.Table+"_dedup")
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
 		return tables{}, fmt.Errorf("outboxpgx: SchemaConfig: %w", err)
 	}
-	return tables{outbox, lanes, dead}, nil
+	return tables{outbox, lanes, dead, dedup}, nil
 }

@@ -112,6 +112,7 @@ func TestBadConfigIsRefused(t *testing.T) {
 	pool := pgtest.New(t)
 	for name, err := range map[string]error{
 		"writer table": func() error { _, err := outboxpgx.NewWriter(outboxpgx.WriterConfig{Table: "a b"}); return err }(),
+		"writer dedup": second(outboxpgx.NewWriter(outboxpgx.WriterConfig{DedupRetention: -1})),
 		"writer body":  func() error { _, err := outboxpgx.NewWriter(outboxpgx.WriterConfig{MaxBodyBytes: -1}); return err }(),
 		"no pool":      func() error { _, err := outboxpgx.NewSource(nil, outboxpgx.SourceConfig{}); return err }(),
 		"lanes": func() error {

@@ -219,13 +219,14 @@ func (c *columnsOf) add(o outbox.Outcome) {
 // pruneChunk bounds one transaction of Prune, in rows.
 const pruneChunk = 1000
 
-// Prune deletes published messages older than the retention, in small transactions, and returns how
-// many. It may be cut short by ctx at any time. With a Retention of 0 there is nothing to prune.
-func (s *Source) Prune(ctx context.Context) (int64, error) {
-	if s.cfg.Retention == 0 {
-		return 0, nil
+// Prune deletes published messages older than the retention, and the keys of Writer.WriteOnce that
+// have run out, in small transactions, and returns how many messages. It may be cut short by ctx at
+// any time.
+func (s *Source) Prune(ctx context.Context) (n int64, err error) {
+	_, err = chunk.Delete(ctx, s.pool, pruneChunk, s.sql.forget)
+	if err == nil && s.cfg.Retention > 0 {
+		n, err = chunk.Delete(ctx, s.pool, pruneChunk, s.sql.prune, s.cfg.Retention.Microseconds())
 	}
-	n, err := chunk.Delete(ctx, s.pool, pruneChunk, s.sql.prune, s.cfg.Retention.Microseconds())
 	if err != nil {
 		return n, fmt.Errorf("outboxpgx: prune: %w", err)
 	}

@@ -5,6 +5,7 @@ import "strings"
 // statements are all the SQL of the package, with the table names filled in.
 type statements struct {
 	insertOne, insert, insertJSON              string
+	remember, recall, forget                   string
 	setup, promote, lower                      string
 	lease, read, due, writers                  string
 	hold, published, kept, failed, dead, close string
@@ -13,11 +14,12 @@ type statements struct {
 }
 
 func (t tables) statements() statements {
-	fill := strings.NewReplacer("{outbox}", t.outbox, "{lanes}", t.lanes, "{dead}", t.dead,
+	fill := strings.NewReplacer("{outbox}", t.outbox, "{lanes}", t.lanes, "{dead}", t.dead, "{dedup}", t.dedup,
 		"{ready}", ready, "{held}", held, "{columns}", columns, "{where}", deadWhere).Replace
 	twice := func(sql string) string { return fill(fill(sql)) } // a filled part may hold a name
 	return statements{
 		insertOne: twice(insertOneSQL), insert: twice(insertSQL), insertJSON: twice(insertJSONSQL),
+		remember: twice(rememberSQL), recall: twice(recallSQL), forget: twice(forgetSQL),
 		setup: setupSQL, promote: twice(promoteSQL), lower: twice(lowerSQL),
 		lease: twice(leaseSQL), read: twice(readSQL), due: twice(dueSQL), writers: writersSQL,
 		hold: twice(holdSQL), published: twice(publishedSQL), kept: twice(keptSQL), failed: twice(failedSQL),
@@ -60,6 +62,17 @@ FROM ROWS FROM (json_to_recordset($1::json) AS (id uuid, lane smallint, name tex
        ordering_key text, transport_name text, exchange text, routing_key text, route_headers jsonb, not_before timestamptz))
      WITH ORDINALITY AS m(id, lane, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers, not_before, n)
 ORDER BY n`
+
+// An update takes over a key that has run out. $1 key, $2 id, $3 microseconds.
+const rememberSQL = `
+INSERT INTO {dedup} AS d (key, id, expires_at) VALUES ($1, $2, now() + $3 * interval '1 microsecond')
+ON CONFLICT (key) DO UPDATE SET id = EXCLUDED.id, expires_at = EXCLUDED.expires_at WHERE d.expires_at <= now()`
+
+const recallSQL = `SELECT id FROM {dedup} WHERE key = $1`
+
+const forgetSQL = `
+DELETE FROM {dedup} WHERE key = ANY(ARRAY(
+  SELECT key FROM {dedup} WHERE expires_at <= now() ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED))`
 
 // The table is often empty when it is analysed and full a moment later: the plan must not follow
 // the statistics. And a relay whose host is gone must not keep its locks for as long as TCP does.

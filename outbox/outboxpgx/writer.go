@@ -25,6 +25,9 @@ type WriterConfig struct {
 	// it. Give it Relay.Wake where a relay runs in the same process, and Notifier.Notify where it
 	// does not. It must not block. Nil means nothing.
 	OnCommit func()
+	// DedupRetention is for how long WriteOnce remembers a key, at least 1 ms. 0 means 24 h. Remembered
+	// keys are removed by Source.Prune.
+	DedupRetention time.Duration
 }
 
 // Writer stores messages in the caller's transaction. It is safe for concurrent use.
@@ -38,6 +41,12 @@ func NewWriter(cfg WriterConfig) (*Writer, error) {
 	t, err := SchemaConfig{cfg.Schema, cfg.Table}.tables()
 	if cfg.MaxBodyBytes < 0 {
 		err = errors.Join(err, fmt.Errorf("outboxpgx: WriterConfig.MaxBodyBytes is %d, want 0 or more", cfg.MaxBodyBytes))
+	}
+	if cfg.DedupRetention == 0 {
+		cfg.DedupRetention = 24 * time.Hour
+	}
+	if cfg.DedupRetention < time.Millisecond {
+		err = errors.Join(err, fmt.Errorf("outboxpgx: WriterConfig.DedupRetention is %v, want at least 1 ms", cfg.DedupRetention))
 	}
 	if err != nil {
 		return nil, err
@@ -67,6 +76,11 @@ func (w *Writer) Write(ctx context.Context, tx pgx.Tx, msgs ...outbox.Message) e
 	if err != nil {
 		return err
 	}
+	return w.store(ctx, tx, prepared)
+}
+
+// store inserts prepared messages, together with COMMIT where the handle can do that.
+func (w *Writer) store(ctx context.Context, tx pgx.Tx, prepared []outbox.Message) error {
 	insert, args, err := w.insert(prepared)
 	if err != nil {
 		return err

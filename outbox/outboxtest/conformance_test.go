@@ -5,6 +5,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -29,6 +30,11 @@ func open(*testing.T) conformance.Store {
 		InTx: func(ctx context.Context, fn func(func(...outbox.Message) error) error) error {
 			return manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
 				return fn(func(msgs ...outbox.Message) error { return store.Write(ctx, tx, msgs...) })
+			})
+		},
+		OnceInTx: func(ctx context.Context, fn func(conformance.Once) error) error {
+			return manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
+				return fn(func(key string, m outbox.Message) (uuid.UUID, bool, error) { return store.WriteOnce(ctx, tx, key, m) })
 			})
 		},
 		Dead: func(context.Context) ([]outbox.Message, error) {

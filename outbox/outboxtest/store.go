@@ -24,6 +24,7 @@ type Store struct {
 	published []outbox.Message
 	dead      []DeadLetter
 	lanes     [outbox.Lanes]lane
+	once      map[string]remembered
 }
 
 // keep bounds the published messages that are remembered.
@@ -49,7 +50,7 @@ type DeadLetter struct {
 }
 
 // NewStore returns an empty Store.
-func NewStore() *Store { return &Store{byID: map[uuid.UUID]*entry{}} }
+func NewStore() *Store { return &Store{byID: map[uuid.UUID]*entry{}, once: map[string]remembered{}} }
 
 // Write stores messages as part of a transaction of txretrytest.Manager: a
 // relay sees them once it has committed, and never if it rolls back. What

@@ -62,3 +62,13 @@ CREATE TABLE {{dead}} (
 );
 
 CREATE INDEX "{{raw.dead}}_died" ON {{dead}} (died_at, id);
+
+-- The keys of messages that may be written once, until they run out.
+CREATE TABLE {{dedup}} (
+    key        text        NOT NULL,
+    id         uuid        NOT NULL,
+    expires_at timestamptz NOT NULL,
+    CONSTRAINT "{{raw.dedup}}_pkey" PRIMARY KEY (key)
+);
+
+CREATE INDEX "{{raw.dedup}}_expires" ON {{dedup}} (expires_at);

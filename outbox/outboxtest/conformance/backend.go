@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/holdfast-go/holdfast/outbox"
 )
 
@@ -24,9 +26,14 @@ type Store struct {
 	// InTx calls fn with a write function bound to one transaction, commits when fn returns nil,
 	// and else rolls back and returns fn's error. What commit itself refuses is returned too.
 	InTx func(ctx context.Context, fn func(write func(...outbox.Message) error) error) error
+	// OnceInTx is InTx for WriteOnce. Nil: the writer has none.
+	OnceInTx func(ctx context.Context, fn func(once Once) error) error
 	// Dead returns the dead letters, each with its attempts.
 	Dead func(ctx context.Context) ([]outbox.Message, error)
 }
+
+// Once is the WriteOnce of a writer, bound to a transaction.
+type Once func(key string, m outbox.Message) (id uuid.UUID, first bool, err error)
 
 const lease = time.Minute
 

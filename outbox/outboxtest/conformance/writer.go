@@ -4,9 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/holdfast-go/holdfast/outbox"
@@ -22,6 +25,8 @@ func TestWriter(t *testing.T, b Backend) {
 		"a bad message is refused and nothing written": refusesBad,
 		"an id is stored once":                         refusesDuplicate,
 		"a message waits until its NotBefore":          waitsUntilNotBefore,
+		"a key is written once":                        writesOnce,
+		"of writers at once one is first":              oneIsFirst,
 		"an empty call does nothing":                   func(t *testing.T, s Store) { s.write(t); s.wantReady(t) },
 	} {
 		each(t, b.Bubble, name, func(t *testing.T) { fn(t, b.Open(t)) })
@@ -138,6 +143,99 @@ func waitsUntilNotBefore(t *testing.T, s Store) {
 		}
 		return "the messages of later do not come"
 	})
+}
+
+func writesOnce(t *testing.T, s Store) {
+	if s.OnceInTx == nil {
+		t.Skip("the writer has no WriteOnce")
+	}
+	sentinel := errors.New("business error")
+	var lost, kept uuid.UUID
+	err := s.OnceInTx(t.Context(), func(once Once) (err error) {
+		lost, _, err = once("a", message("k", "rolled back"))
+		return errors.Join(err, sentinel)
+	})
+	if !errors.Is(err, sentinel) {
+		t.Errorf("the transaction returned %v", err)
+	}
+	err = s.OnceInTx(t.Context(), func(once Once) error {
+		id, first, err := once("a", message("k", "1"))
+		kept = id
+		again, second, err2 := once("a", message("k", "in the same transaction"))
+		if !first || second || id == lost || again != id {
+			t.Errorf("id %s first %v, then %s %v", id, first, again, second)
+		}
+		return errors.Join(err, err2)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := s.claim(t, outbox.ClaimRequest{})
+	s.settle(t, b, outcomes(outbox.Published, b.Messages...)...) // the key is remembered all the same
+	err = s.OnceInTx(t.Context(), func(once Once) error {
+		again := message("k", "again")
+		again.ID = kept
+		id, first, err := once("a", again)
+		if id != kept || first {
+			t.Errorf("a second time: %s %v, want %s", id, first, kept)
+		}
+		refusesBadOnce(t, once)
+		_, first, err2 := once("b", message("k", "2")) // the transaction is still good
+		if !first {
+			t.Error("another key is not first")
+		}
+		return errors.Join(err, err2)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.wantReady(t, quoted("2")...)
+}
+
+func refusesBadOnce(t *testing.T, once Once) {
+	bad := message("k", "bad")
+	bad.Name = "Bad Name"
+	var refused *outbox.MessageError
+	if _, _, err := once("c", bad); !errors.As(err, &refused) || refused.Field != "Name" {
+		t.Errorf("a bad message: %v", err)
+	}
+	for _, key := range []string{"", strings.Repeat("x", 256), "a\x00", "\xff"} {
+		if _, _, err := once(key, message("k", "x")); !errors.As(err, &refused) || refused.Field != "DedupKey" {
+			t.Errorf("key %q: %v", key, err)
+		}
+	}
+}
+
+func oneIsFirst(t *testing.T, s Store) {
+	if s.OnceInTx == nil {
+		t.Skip("the writer has no WriteOnce")
+	}
+	var mu sync.Mutex
+	ids, firsts := map[uuid.UUID]bool{}, 0
+	var wg sync.WaitGroup
+	for range 5 {
+		wg.Go(func() {
+			var id uuid.UUID
+			var first bool
+			err := s.OnceInTx(t.Context(), func(once Once) (err error) {
+				id, first, err = once("key", message("k", "1"))
+				return err
+			})
+			mu.Lock()
+			defer mu.Unlock()
+			if ids[id] = true; first {
+				firsts++
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if len(ids) != 1 || firsts != 1 {
+		t.Errorf("ids %v, %d were first", ids, firsts)
+	}
+	s.wantReady(t, quoted("1")...)
 }
 
 func refusesDuplicate(t *testing.T, s Store) {
