@@ -15,8 +15,8 @@
 // took it: messages are mandatory and persistent, and a returned one is a
 // failure. Many messages are in flight at once (Config.Window), so the round trip
 // to the broker does not limit the rate. Dial opens connections that put many
-// messages into one write, which halves what the client costs; any other function
-// that opens connections will do.
+// messages into one write, which saves a third of the processor time of publishing;
+// any other function that opens connections will do.
 //
 // A connection is used until the first fault, then replaced with a growing
 // pause between the attempts. The messages in its window are reported as
