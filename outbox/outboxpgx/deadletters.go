@@ -34,9 +34,12 @@ type Filter struct {
 	Class outbox.Class
 	Name  string
 	Key   string
+	// Error is a part of the text of the last attempt's error, in its case.
+	Error string
 	// OlderThan is the least time since the message was given up.
 	OlderThan time.Duration
 	// Limit is the most dead letters, the oldest first. 0 means 100 for List, and no limit else.
+	// Count, Retry and Remove choose the same letters.
 	Limit int
 }
 
@@ -89,11 +92,61 @@ func (d *DeadLetters) Show(ctx context.Context, id uuid.UUID) (DeadLetter, error
 	return letters[0], nil
 }
 
+// Count returns how many dead letters the filter chooses: what Retry or Remove would do.
+func (d *DeadLetters) Count(ctx context.Context, f Filter) (n int64, err error) {
+	args, err := f.args()
+	if err != nil {
+		return 0, err
+	}
+	if err := d.pool.QueryRow(ctx, d.sql.deadCount, args...).Scan(&n); err != nil {
+		return 0, fmt.Errorf("outboxpgx: count dead letters: %w", err)
+	}
+	return n, nil
+}
+
+// RetryOptions change how dead letters are tried again. The zero value changes nothing.
+type RetryOptions struct {
+	// Spread has the letters leave evenly over this time, the oldest first, so that they do not
+	// come all at once over whatever they failed at. Other messages of a key wait behind its
+	// letter. 0: all at once.
+	Spread time.Duration
+	// To sends the letters elsewhere. Nil: where they were going.
+	To *Destination
+}
+
+// Destination takes the place of a message's Transport and Route.
+type Destination struct {
+	Transport string
+	Route     outbox.Route
+}
+
 // Retry moves dead letters back into the outbox, behind all its messages, with their attempts
 // forgotten, and returns how many. They have lost their place in the order of their key. All move
 // or none, but for those whose id the outbox holds again: they stay.
 func (d *DeadLetters) Retry(ctx context.Context, f Filter) (int64, error) {
-	return d.exec(ctx, "retry", d.sql.deadRetry, f)
+	return d.RetryWith(ctx, f, RetryOptions{})
+}
+
+// RetryWith is Retry with options. A destination that no message may have is refused with
+// *outbox.MessageError.
+func (d *DeadLetters) RetryWith(ctx context.Context, f Filter, o RetryOptions) (int64, error) {
+	if o.Spread < 0 {
+		return 0, fmt.Errorf("outboxpgx: RetryOptions.Spread is %v, want 0 or more", o.Spread)
+	}
+	var to Destination
+	if o.To != nil {
+		to = *o.To
+	}
+	trial := outbox.Message{Name: "trial", Body: []byte("0"), Transport: to.Transport, Route: to.Route}
+	if _, err := outbox.Prepare(ctx, []outbox.Message{trial}, 0); err != nil {
+		return 0, err
+	}
+	headers, err := encodeHeaders(to.Route.Headers)
+	if err != nil {
+		return 0, err
+	}
+	return d.exec(ctx, "retry", d.sql.deadRetry, f,
+		o.Spread.Microseconds(), o.To != nil, to.Transport, to.Route.Exchange, to.Route.RoutingKey, headers)
 }
 
 // Remove deletes dead letters for good and returns how many.
@@ -101,12 +154,12 @@ func (d *DeadLetters) Remove(ctx context.Context, f Filter) (int64, error) {
 	return d.exec(ctx, "remove", d.sql.deadRemove, f)
 }
 
-func (d *DeadLetters) exec(ctx context.Context, what, sql string, f Filter) (int64, error) {
+func (d *DeadLetters) exec(ctx context.Context, what, sql string, f Filter, more ...any) (int64, error) {
 	args, err := f.args()
 	if err != nil {
 		return 0, err
 	}
-	n, err := chunk.Exec(ctx, d.pool, sql, args...)
+	n, err := chunk.Exec(ctx, d.pool, sql, append(args, more...)...)
 	if err != nil {
 		return 0, fmt.Errorf("outboxpgx: %s dead letters: %w", what, err)
 	}
@@ -127,7 +180,7 @@ func (f Filter) args() ([]any, error) {
 	if f.Limit > 0 {
 		limit = &f.Limit
 	}
-	return []any{f.IDs, nullable(string(f.Class)), nullable(f.Name), nullable(f.Key), age, limit}, nil
+	return []any{f.IDs, nullable(string(f.Class)), nullable(f.Name), nullable(f.Key), age, limit, nullable(f.Error)}, nil
 }
 
 func scanDeadLetter(row pgx.CollectableRow) (DeadLetter, error) {

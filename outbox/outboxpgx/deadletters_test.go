@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
@@ -63,6 +64,8 @@ func TestDeadLetterFilters(t *testing.T) {
 		"age":       {outboxpgx.Filter{OlderThan: time.Hour}, nil},
 		"age met":   {outboxpgx.Filter{OlderThan: time.Microsecond}, []string{"a", "b", "c"}},
 		"both":      {outboxpgx.Filter{Class: outbox.Permanent, Name: "a"}, []string{"a"}},
+		"error":     {outboxpgx.Filter{Error: "place for c"}, []string{"c"}},
+		"pattern":   {outboxpgx.Filter{Error: "place%"}, nil},
 		"no letter": {outboxpgx.Filter{Class: outbox.Permanent, Name: "b"}, nil},
 	} {
 		letters, err := f.dead.List(t.Context(), tc.filter)
@@ -73,6 +76,11 @@ func TestDeadLetterFilters(t *testing.T) {
 		}
 		if !slices.Equal(got, tc.want) {
 			t.Errorf("%s: %v, want %v", name, got, tc.want)
+		}
+		n, err := f.dead.Count(t.Context(), tc.filter)
+		must(t, err)
+		if n != int64(len(tc.want)) {
+			t.Errorf("%s: counted %d, want %d", name, n, len(tc.want))
 		}
 	}
 	for _, bad := range []outboxpgx.Filter{{Limit: -1}, {OlderThan: -1}} {
@@ -203,5 +211,52 @@ func TestBatchIsBoundedInBytes(t *testing.T) {
 	must(t, err)
 	if report.Published != 10 {
 		t.Errorf("%+v", report)
+	}
+}
+
+func TestRetryElsewhere(t *testing.T) {
+	t.Parallel()
+	f, ids := withDeadLetters(t)
+	to := &outboxpgx.Destination{Transport: "audit", Route: outbox.Route{Exchange: "ex", RoutingKey: "a.b", Headers: map[string]string{"h": "v"}}}
+	n, err := f.dead.RetryWith(t.Context(), outboxpgx.Filter{Name: "a"}, outboxpgx.RetryOptions{To: to})
+	must(t, err)
+	batch, err := f.source.Claim(t.Context(), outbox.ClaimRequest{Limit: 10, Lease: time.Minute})
+	must(t, err)
+	if n != 1 || len(batch.Messages) != 1 {
+		t.Fatalf("%d retried, %d claimed", n, len(batch.Messages))
+	}
+	m := batch.Messages[0]
+	if m.ID != ids["a"] || m.Transport != to.Transport || fmt.Sprint(m.Route) != fmt.Sprint(to.Route) || m.Headers["h"] != "a" {
+		t.Errorf("retried as %+v", m)
+	}
+	var refused *outbox.MessageError
+	_, err = f.dead.RetryWith(t.Context(), outboxpgx.Filter{}, outboxpgx.RetryOptions{To: &outboxpgx.Destination{Transport: "ä"}})
+	if !errors.As(err, &refused) {
+		t.Errorf("a bad transport: %v", err)
+	}
+	if _, err := f.dead.RetryWith(t.Context(), outboxpgx.Filter{}, outboxpgx.RetryOptions{Spread: -1}); err == nil {
+		t.Error("a negative spread was accepted")
+	}
+	if left, err := f.dead.Count(t.Context(), outboxpgx.Filter{}); err != nil || left != 2 {
+		t.Errorf("%d letters left, %v", left, err)
+	}
+}
+
+func TestRetrySpread(t *testing.T) {
+	t.Parallel()
+	f, _ := withDeadLetters(t)
+	n, err := f.dead.RetryWith(t.Context(), outboxpgx.Filter{}, outboxpgx.RetryOptions{Spread: 3 * time.Hour})
+	must(t, err)
+	rows, _ := f.pool.Query(t.Context(), `
+		SELECT name || round(extract(epoch FROM due_at - min(due_at) OVER ()) / 60) FROM holdfast_outbox ORDER BY due_at`)
+	got, err := pgx.CollectRows(rows, pgx.RowTo[string]) // the error of Query too
+	must(t, err)
+	if want := []string{"a0", "b60", "c120"}; n != 3 || !slices.Equal(got, want) {
+		t.Errorf("%d retried, minutes %v, want %v", n, got, want)
+	}
+	publisher := outboxtest.NewPublisher()
+	drain(t, f.relay(t, publisher, outbox.RelayConfig{}), 1)
+	if got := publisher.Received(); len(got) != 1 || got[0].Name != "a" {
+		t.Errorf("received %+v", got)
 	}
 }

@@ -10,7 +10,7 @@ type statements struct {
 	lease, read, due, writers                  string
 	hold, published, kept, failed, dead, close string
 	prune, depth                               string
-	deadList, deadRetry, deadRemove            string
+	deadList, deadCount, deadRetry, deadRemove string
 }
 
 func (t tables) statements() statements {
@@ -25,7 +25,7 @@ func (t tables) statements() statements {
 		hold: twice(holdSQL), published: twice(publishedSQL), kept: twice(keptSQL), failed: twice(failedSQL),
 		dead: twice(deadSQL), close: twice(closeSQL),
 		prune: twice(pruneSQL), depth: twice(depthSQL),
-		deadList: twice(deadListSQL), deadRetry: twice(deadRetrySQL), deadRemove: twice(deadRemoveSQL),
+		deadList: twice(deadListSQL), deadCount: twice(deadCountSQL), deadRetry: twice(deadRetrySQL), deadRemove: twice(deadRemoveSQL),
 	}
 }
 
@@ -206,6 +206,7 @@ SELECT (SELECT count(*) FROM {outbox} WHERE published_at IS NULL AND due_at IS N
 const deadWhere = `
   ($1::uuid[] IS NULL OR id = ANY($1)) AND ($2::text IS NULL OR error_class = $2) AND ($3::text IS NULL OR name = $3)
   AND ($4::text IS NULL OR ordering_key = $4) AND ($5::bigint IS NULL OR died_at <= now() - $5 * interval '1 microsecond')
+  AND ($7::text IS NULL OR position($7 IN last_error) > 0)
 ORDER BY died_at, id LIMIT $6`
 
 const deadListSQL = `
@@ -213,13 +214,22 @@ SELECT id, name, body, content_type, headers, ordering_key, transport_name, exch
        error_class, last_error, died_at
 FROM {dead} WHERE {where}`
 
+const deadCountSQL = `SELECT count(*) FROM (SELECT FROM {dead} WHERE {where}) d`
+
 // Locked before they are deleted, so that two at once do not retry one letter twice.
+// $8 microseconds to spread them over, $9 whether they go elsewhere, $10 transport, $11 exchange,
+// $12 routing key, $13 route headers.
 const deadRetrySQL = `
 WITH chosen AS MATERIALIZED (
        SELECT id FROM {dead} d WHERE NOT EXISTS (SELECT FROM {outbox} o WHERE o.id = d.id) AND {where} FOR UPDATE OF d SKIP LOCKED),
      gone AS (DELETE FROM {dead} d USING chosen c WHERE d.id = c.id RETURNING d.*)
-INSERT INTO {outbox} ({columns}, created_at)
-SELECT {columns}, created_at FROM gone ORDER BY died_at, id`
+INSERT INTO {outbox} ({columns}, created_at, due_at)
+SELECT id, lane, name, body, content_type, headers, ordering_key,
+       CASE WHEN $9::boolean THEN $10::text ELSE transport_name END, CASE WHEN $9 THEN $11::text ELSE exchange END,
+       CASE WHEN $9 THEN $12::text ELSE routing_key END, CASE WHEN $9 THEN $13::text::jsonb ELSE route_headers END, created_at,
+       CASE WHEN $8::bigint > 0
+         THEN now() + (row_number() OVER (ORDER BY died_at, id) - 1) * $8::bigint / count(*) OVER () * interval '1 microsecond' END
+FROM gone ORDER BY died_at, id`
 
 const deadRemoveSQL = `
 WITH chosen AS MATERIALIZED (SELECT id FROM {dead} WHERE {where} FOR UPDATE SKIP LOCKED)
