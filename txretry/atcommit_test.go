@@ -123,3 +123,24 @@ func TestAtCommitRetried(t *testing.T) {
 		wantCounter(t, pool, 1)
 	})
 }
+
+// Do must not call committed what a statement of AtCommit has rolled back: COMMIT behind it
+// is answered as if there had been something to commit.
+func TestAtCommitEndsTheTransaction(t *testing.T) {
+	t.Parallel()
+	inEveryMode(t, func(t *testing.T, m *txretry.Manager, pool *pgxpool.Pool) {
+		for _, sql := range []string{"rollback", "commit"} {
+			err := m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+				if !txretry.AtCommit(tx, addSQL, 1) || !txretry.AtCommit(tx, sql) {
+					t.Error("not the manager's handle")
+				}
+				return nil
+			})
+			var unknown *txretry.CommitUnknownError
+			if !errors.As(err, &unknown) || !errors.Is(err, txretry.ErrManaged) {
+				t.Errorf("%s: error = %v, want an unknown outcome", sql, err)
+			}
+		}
+		wantCounter(t, pool, 1)
+	})
+}

@@ -33,7 +33,7 @@ func AfterRollback(tx pgx.Tx, fn func()) bool {
 // needs to see. If it fails nothing commits, and its error comes out of Do (or
 // is retried, like any other). It is dropped when the savepoint it was
 // registered in rolls back. args are kept until then and must not be changed.
-// A sql that itself ends the transaction would make Do's answer untrue.
+// A sql that ends the transaction itself makes the outcome unknown.
 //
 // It returns false, and does nothing, if tx is not an open handle of a Manager:
 // the caller then runs the statement itself.

@@ -163,9 +163,16 @@ func (s *pgSession) sendCommit(ctx context.Context, last []session.Statement) (p
 	if len(last) == 0 {
 		return s.conn.Exec(ctx, "commit")
 	}
+	var ended error
+	watch := func(t pgconn.CommandTag) error {
+		if endsTransaction(t.String()) {
+			ended = errEndedAtCommit
+		}
+		return nil
+	}
 	var batch pgx.Batch
 	for _, st := range last {
-		batch.Queue(st.SQL, st.Args...)
+		batch.Queue(st.SQL, st.Args...).Exec(watch)
 	}
 	var tag pgconn.CommandTag
 	batch.Queue("commit").Exec(func(t pgconn.CommandTag) error {
@@ -173,7 +180,16 @@ func (s *pgSession) sendCommit(ctx context.Context, last []session.Statement) (p
 		return nil
 	})
 	err := s.conn.SendBatch(ctx, &batch).Close()
+	if ended != nil { // and the COMMIT behind it found no transaction to end
+		return pgconn.CommandTag{}, ended
+	}
 	return tag, err
+}
+
+var errEndedAtCommit = fmt.Errorf("a statement of AtCommit ended the transaction: %w", ErrManaged)
+
+func endsTransaction(tag string) bool {
+	return tag == "COMMIT" || tag == "ROLLBACK" || tag == "PREPARE TRANSACTION"
 }
 
 // refused reports whether err proves that the transaction did not commit. An
