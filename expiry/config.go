@@ -1,6 +1,7 @@
 package expiry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -80,15 +81,15 @@ type Hooks struct {
 }
 
 func (c SweeperConfig) withDefaults() SweeperConfig {
-	setDefault(&c.Name, "expiry")
-	setDefault(&c.BatchSize, 200)
-	setDefault(&c.BatchTimeout, 30*time.Second)
-	setDefault(&c.MinPause, 100*time.Millisecond)
-	setDefault(&c.Recheck, time.Minute)
-	setDefault(&c.Quarantine, 5*time.Minute)
-	setDefault(&c.MaxQuarantine, 1000)
-	setDefault(&c.ShutdownTimeout, 10*time.Second)
-	setDefault(&c.MaxBackoff, 30*time.Second)
+	c.Name = cmp.Or(c.Name, "expiry")
+	c.BatchSize = cmp.Or(c.BatchSize, 200)
+	c.BatchTimeout = cmp.Or(c.BatchTimeout, 30*time.Second)
+	c.MinPause = cmp.Or(c.MinPause, 100*time.Millisecond)
+	c.Recheck = cmp.Or(c.Recheck, time.Minute)
+	c.Quarantine = cmp.Or(c.Quarantine, 5*time.Minute)
+	c.MaxQuarantine = cmp.Or(c.MaxQuarantine, 1000)
+	c.ShutdownTimeout = cmp.Or(c.ShutdownTimeout, 10*time.Second)
+	c.MaxBackoff = cmp.Or(c.MaxBackoff, 30*time.Second)
 	if c.Rand == nil {
 		c.Rand = rand.Float64
 	}
@@ -96,13 +97,6 @@ func (c SweeperConfig) withDefaults() SweeperConfig {
 		c.Logger = slog.Default()
 	}
 	return c
-}
-
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
 }
 
 // maxBatch keeps a transaction, and the array of ids it sends, within reason.

@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -84,17 +85,17 @@ type Failure struct {
 }
 
 func (c RelayConfig) withDefaults() RelayConfig {
-	setDefault(&c.BatchSize, 500)
-	setDefault(&c.PollInterval, time.Second)
-	setDefault(&c.LeaseTTL, 30*time.Second)
-	setDefault(&c.PublishTimeout, 10*time.Second)
-	setDefault(&c.StoreTimeout, 5*time.Second)
-	setDefault(&c.ShutdownTimeout, 15*time.Second)
-	setDefault(&c.MaxAttempts, 10)
-	setDefault(&c.RetryDelay, time.Second)
-	setDefault(&c.MaxRetryDelay, 5*time.Minute)
-	setDefault(&c.PauseDelay, 200*time.Millisecond)
-	setDefault(&c.MaxPauseDelay, 15*time.Second)
+	c.BatchSize = cmp.Or(c.BatchSize, 500)
+	c.PollInterval = cmp.Or(c.PollInterval, time.Second)
+	c.LeaseTTL = cmp.Or(c.LeaseTTL, 30*time.Second)
+	c.PublishTimeout = cmp.Or(c.PublishTimeout, 10*time.Second)
+	c.StoreTimeout = cmp.Or(c.StoreTimeout, 5*time.Second)
+	c.ShutdownTimeout = cmp.Or(c.ShutdownTimeout, 15*time.Second)
+	c.MaxAttempts = cmp.Or(c.MaxAttempts, 10)
+	c.RetryDelay = cmp.Or(c.RetryDelay, time.Second)
+	c.MaxRetryDelay = cmp.Or(c.MaxRetryDelay, 5*time.Minute)
+	c.PauseDelay = cmp.Or(c.PauseDelay, 200*time.Millisecond)
+	c.MaxPauseDelay = cmp.Or(c.MaxPauseDelay, 15*time.Second)
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
@@ -102,13 +103,6 @@ func (c RelayConfig) withDefaults() RelayConfig {
 		c.Rand = rand.Float64
 	}
 	return c
-}
-
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
 }
 
 func (c RelayConfig) validate() error {

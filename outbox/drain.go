@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,7 +43,7 @@ func (r *Relay) Drain(ctx context.Context, b Bounds) (Report, error) {
 	if b.Limit < 0 || b.TimeLimit < 0 {
 		return Report{}, fmt.Errorf("outbox: Bounds are negative: limit %d, time limit %v", b.Limit, b.TimeLimit)
 	}
-	setDefault(&b.Limit, defaultLimit)
+	b.Limit = cmp.Or(b.Limit, defaultLimit)
 	if b.TimeLimit > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, b.TimeLimit)

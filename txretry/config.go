@@ -1,6 +1,7 @@
 package txretry
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -108,15 +109,15 @@ const (
 )
 
 func (c Config) withDefaults() Config {
-	setDefault(&c.Isolation, pgx.Serializable)
-	setDefault(&c.MaxAttempts, 6)
-	setDefault(&c.LockTimeout, 8*time.Second)
-	setDefault(&c.BaseDelay, 50*time.Millisecond)
-	setDefault(&c.MaxDelay, time.Second)
-	setDefault(&c.Jitter, JitterBeforeCap)
-	setDefault(&c.ResolveTimeout, 10*time.Second)
-	setDefault(&c.CommitTimeout, 30*time.Second)
-	setDefault(&c.RollbackTimeout, 5*time.Second)
+	c.Isolation = cmp.Or(c.Isolation, pgx.Serializable)
+	c.MaxAttempts = cmp.Or(c.MaxAttempts, 6)
+	c.LockTimeout = cmp.Or(c.LockTimeout, 8*time.Second)
+	c.BaseDelay = cmp.Or(c.BaseDelay, 50*time.Millisecond)
+	c.MaxDelay = cmp.Or(c.MaxDelay, time.Second)
+	c.Jitter = cmp.Or(c.Jitter, JitterBeforeCap)
+	c.ResolveTimeout = cmp.Or(c.ResolveTimeout, 10*time.Second)
+	c.CommitTimeout = cmp.Or(c.CommitTimeout, 30*time.Second)
+	c.RollbackTimeout = cmp.Or(c.RollbackTimeout, 5*time.Second)
 	c.RetryBudget = c.RetryBudget.withDefaults()
 	if c.Rand == nil {
 		c.Rand = rand.Float64
@@ -125,13 +126,6 @@ func (c Config) withDefaults() Config {
 		c.Logger = slog.Default()
 	}
 	return c
-}
-
-func setDefault[T comparable](field *T, value T) {
-	var zero T
-	if *field == zero {
-		*field = value
-	}
 }
 
 func (c Config) validate() error {

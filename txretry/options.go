@@ -1,6 +1,7 @@
 package txretry
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -68,13 +69,13 @@ const (
 
 // withDefaults fills the zero fields from the manager's Config.
 func (o Options) withDefaults(c *Config) Options {
-	setDefault(&o.Isolation, c.Isolation)
-	setDefault(&o.MaxAttempts, c.MaxAttempts)
-	setDefault(&o.LockTimeout, c.LockTimeout)
-	setDefault(&o.StatementTimeout, c.StatementTimeout)
-	setDefault(&o.IdleTimeout, c.IdleTimeout)
-	setDefault(&o.TransactionTimeout, c.TransactionTimeout)
-	setDefault(&o.DeadlineMargin, c.DeadlineMargin)
+	o.Isolation = cmp.Or(o.Isolation, c.Isolation)
+	o.MaxAttempts = cmp.Or(o.MaxAttempts, c.MaxAttempts)
+	o.LockTimeout = cmp.Or(o.LockTimeout, c.LockTimeout)
+	o.StatementTimeout = cmp.Or(o.StatementTimeout, c.StatementTimeout)
+	o.IdleTimeout = cmp.Or(o.IdleTimeout, c.IdleTimeout)
+	o.TransactionTimeout = cmp.Or(o.TransactionTimeout, c.TransactionTimeout)
+	o.DeadlineMargin = cmp.Or(o.DeadlineMargin, c.DeadlineMargin)
 	if o.Resolver.ask == nil {
 		o.Resolver = c.Resolver
 	}

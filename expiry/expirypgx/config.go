@@ -1,6 +1,7 @@
 package expirypgx
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,20 +45,14 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	setDefault(&c.ID, "id")
-	setDefault(&c.Deadline, "expires_at")
-	setDefault(&c.Status, "status")
-	setDefault(&c.Active, "held")
-	setDefault(&c.Expired, "expired")
-	setDefault(&c.Isolation, pgx.ReadCommitted)
+	c.ID = cmp.Or(c.ID, "id")
+	c.Deadline = cmp.Or(c.Deadline, "expires_at")
+	c.Status = cmp.Or(c.Status, "status")
+	c.Active = cmp.Or(c.Active, "held")
+	c.Expired = cmp.Or(c.Expired, "expired")
+	c.Isolation = cmp.Or(c.Isolation, pgx.ReadCommitted)
 	c.Columns = slices.Clone(c.Columns)
 	return c
-}
-
-func setDefault[T ~string](field *T, value T) {
-	if *field == "" {
-		*field = value
-	}
 }
 
 func (c Config) validate() error {
