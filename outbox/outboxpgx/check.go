@@ -57,7 +57,7 @@ var wanted = map[string][]string{
 	},
 	"_lanes": {"lane", "token", "lease_until", "owner", "floor"},
 	"_dead": {
-		"id", "lane", "name", "body", "content_type", "headers", "ordering_key", "transport_name", "exchange", "routing_key",
+		"id", "seq", "lane", "name", "body", "content_type", "headers", "ordering_key", "transport_name", "exchange", "routing_key",
 		"route_headers", "created_at", "attempts", "error_class", "last_error", "died_at",
 	},
 	"_dedup": {"key", "id", "expires_at"},

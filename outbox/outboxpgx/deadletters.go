@@ -46,7 +46,7 @@ type Filter struct {
 // DeadLetters shows and moves the dead letters of one outbox. It is safe for concurrent use.
 type DeadLetters struct {
 	pool *pgxpool.Pool
-	sql  statements
+	sql  deadStatements
 }
 
 // NewDeadLetters returns the dead letters of the outbox at cfg.
@@ -58,7 +58,7 @@ func NewDeadLetters(pool *pgxpool.Pool, cfg SchemaConfig) (*DeadLetters, error) 
 	if err != nil {
 		return nil, err
 	}
-	return &DeadLetters{pool: pool, sql: t.statements()}, nil
+	return &DeadLetters{pool: pool, sql: t.deadStatements()}, nil
 }
 
 const listLimit = 100
@@ -72,7 +72,7 @@ func (d *DeadLetters) List(ctx context.Context, f Filter) ([]DeadLetter, error) 
 	if err != nil {
 		return nil, err
 	}
-	rows, _ := d.pool.Query(ctx, d.sql.deadList, args...) // CollectRows returns its error
+	rows, _ := d.pool.Query(ctx, d.sql.list, args...) // CollectRows returns its error
 	letters, err := pgx.CollectRows(rows, scanDeadLetter)
 	if err != nil {
 		return nil, fmt.Errorf("outboxpgx: list dead letters: %w", err)
@@ -98,7 +98,7 @@ func (d *DeadLetters) Count(ctx context.Context, f Filter) (n int64, err error) 
 	if err != nil {
 		return 0, err
 	}
-	if err := d.pool.QueryRow(ctx, d.sql.deadCount, args...).Scan(&n); err != nil {
+	if err := d.pool.QueryRow(ctx, d.sql.count, args...).Scan(&n); err != nil {
 		return 0, fmt.Errorf("outboxpgx: count dead letters: %w", err)
 	}
 	return n, nil
@@ -145,13 +145,13 @@ func (d *DeadLetters) RetryWith(ctx context.Context, f Filter, o RetryOptions) (
 	if err != nil {
 		return 0, err
 	}
-	return d.exec(ctx, "retry", d.sql.deadRetry, f,
+	return d.exec(ctx, "retry", d.sql.retry, f,
 		o.Spread.Microseconds(), o.To != nil, to.Transport, to.Route.Exchange, to.Route.RoutingKey, headers)
 }
 
 // Remove deletes dead letters for good and returns how many.
 func (d *DeadLetters) Remove(ctx context.Context, f Filter) (int64, error) {
-	return d.exec(ctx, "remove", d.sql.deadRemove, f)
+	return d.exec(ctx, "remove", d.sql.remove, f)
 }
 
 func (d *DeadLetters) exec(ctx context.Context, what, sql string, f Filter, more ...any) (int64, error) {

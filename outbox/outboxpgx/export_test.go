@@ -29,7 +29,7 @@ func Statement(name string) string {
 	}
 	s := t.statements()
 	return map[string]string{
-		"setup": s.setup, "promote": s.promote, "lower": s.lower, "lease": s.lease, "read": s.read, "due": s.due, "prune": s.prune,
+		"setup": s.setup, "promote": s.promote, "lower": s.lower, "lease": s.lease, "read": s.read, "due": s.due, "prune": t.fill(pruneSQL),
 		"published": s.published, "kept": s.kept, "failed": s.failed, "dead": s.dead, "close": s.close,
 	}[name]
 }

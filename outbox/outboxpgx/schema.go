@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"strings"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -97,4 +98,9 @@ func (c SchemaConfig) tables() (tables, error) {
 		return tables{}, fmt.Errorf("outboxpgx: SchemaConfig: %w", err)
 	}
 	return tables{outbox, lanes, dead, dedup}, nil
+}
+
+// fill puts the names into a statement.
+func (t tables) fill(sql string) string {
+	return strings.NewReplacer("{outbox}", t.outbox, "{lanes}", t.lanes, "{dead}", t.dead, "{dedup}", t.dedup, "{columns}", columns).Replace(sql)
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/holdfast-go/holdfast/internal/chunk"
 	"github.com/holdfast-go/holdfast/outbox"
 )
 
@@ -214,46 +213,4 @@ func (c *columnsOf) add(o outbox.Outcome) {
 	c.delays = append(c.delays, o.Delay.Microseconds())
 	c.classes = append(c.classes, string(o.Class))
 	c.errors = append(c.errors, o.Err)
-}
-
-// pruneChunk bounds one transaction of Prune, in rows.
-const pruneChunk = 1000
-
-// Prune deletes published messages older than the retention, and the keys of Writer.WriteOnce that
-// have run out, in small transactions, and returns how many messages. It may be cut short by ctx at
-// any time.
-func (s *Source) Prune(ctx context.Context) (n int64, err error) {
-	_, err = chunk.Delete(ctx, s.pool, pruneChunk, s.sql.forget)
-	if err == nil && s.cfg.Retention > 0 {
-		n, err = chunk.Delete(ctx, s.pool, pruneChunk, s.sql.prune, s.cfg.Retention.Microseconds())
-	}
-	if err != nil {
-		return n, fmt.Errorf("outboxpgx: prune: %w", err)
-	}
-	return n, nil
-}
-
-// Stats is the state of the table.
-type Stats struct {
-	// Ready messages can be published now, those behind a parked one of their key included; Parked
-	// ones wait for their first or next attempt.
-	Ready, Parked int64
-	// Dead counts the dead letters.
-	Dead int64
-	// OldestAge is the age of the oldest message that is not published; 0: there is none.
-	OldestAge time.Duration
-}
-
-// Stats counts. It reads all rows that are not published: ask every few seconds, not more often.
-func (s *Source) Stats(ctx context.Context) (Stats, error) {
-	var stats Stats
-	var seconds *float64
-	err := s.pool.QueryRow(ctx, s.sql.depth).Scan(&stats.Ready, &stats.Parked, &stats.Dead, &seconds)
-	if err != nil {
-		return Stats{}, fmt.Errorf("outboxpgx: stats: %w", err)
-	}
-	if seconds != nil {
-		stats.OldestAge = time.Duration(*seconds * float64(time.Second))
-	}
-	return stats, nil
 }

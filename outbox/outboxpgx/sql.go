@@ -2,21 +2,18 @@ package outboxpgx
 
 import "strings"
 
-// statements are all the SQL of the package, with the table names filled in.
+// statements are the SQL of the writer and of the relay, with the table names filled in.
 type statements struct {
 	insertOne, insert, insertJSON              string
 	remember, recall, forget                   string
 	setup, promote, lower                      string
 	lease, read, due, writers                  string
 	hold, published, kept, failed, dead, close string
-	prune, depth                               string
-	deadList, deadCount, deadRetry, deadRemove string
 }
 
 func (t tables) statements() statements {
-	fill := strings.NewReplacer("{outbox}", t.outbox, "{lanes}", t.lanes, "{dead}", t.dead, "{dedup}", t.dedup,
-		"{ready}", ready, "{held}", held, "{columns}", columns, "{where}", deadWhere).Replace
-	twice := func(sql string) string { return fill(fill(sql)) } // a filled part may hold a name
+	parts := strings.NewReplacer("{ready}", ready, "{held}", held)
+	twice := func(sql string) string { return t.fill(parts.Replace(sql)) } // a part may hold a name
 	return statements{
 		insertOne: twice(insertOneSQL), insert: twice(insertSQL), insertJSON: twice(insertJSONSQL),
 		remember: twice(rememberSQL), recall: twice(recallSQL), forget: twice(forgetSQL),
@@ -24,8 +21,6 @@ func (t tables) statements() statements {
 		lease: twice(leaseSQL), read: twice(readSQL), due: twice(dueSQL), writers: writersSQL,
 		hold: twice(holdSQL), published: twice(publishedSQL), kept: twice(keptSQL), failed: twice(failedSQL),
 		dead: twice(deadSQL), close: twice(closeSQL),
-		prune: twice(pruneSQL), depth: twice(depthSQL),
-		deadList: twice(deadListSQL), deadCount: twice(deadCountSQL), deadRetry: twice(deadRetrySQL), deadRemove: twice(deadRemoveSQL),
 	}
 }
 
@@ -171,16 +166,16 @@ WHERE o.id = f.id AND o.lane = {held}`
 // $3 ids, $4 classes, $5 errors.
 const deadSQL = `
 WITH gone AS (DELETE FROM {outbox} WHERE id = ANY($3::uuid[]) AND lane = {held} RETURNING *)
-INSERT INTO {dead} ({columns}, created_at, attempts, error_class, last_error)
+INSERT INTO {dead} ({columns}, seq, created_at, attempts, error_class, last_error)
 SELECT g.id, g.lane, g.name, g.body, g.content_type, g.headers, g.ordering_key, g.transport_name, g.exchange, g.routing_key, g.route_headers,
-       g.created_at, g.attempts + 1, f.class, f.error
+       g.seq, g.created_at, g.attempts + 1, f.class, f.error
 FROM gone g JOIN unnest($3::uuid[], $4::text[], $5::text[]) AS f(id, class, error) ON f.id = g.id
 ORDER BY g.seq
 ON CONFLICT (id) DO UPDATE SET (
   lane, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers,
-  created_at, attempts, error_class, last_error, died_at) = (
+  seq, created_at, attempts, error_class, last_error, died_at) = (
   EXCLUDED.lane, EXCLUDED.name, EXCLUDED.body, EXCLUDED.content_type, EXCLUDED.headers, EXCLUDED.ordering_key, EXCLUDED.transport_name,
-  EXCLUDED.exchange, EXCLUDED.routing_key, EXCLUDED.route_headers, EXCLUDED.created_at, EXCLUDED.attempts, EXCLUDED.error_class, EXCLUDED.last_error, EXCLUDED.died_at)`
+  EXCLUDED.exchange, EXCLUDED.routing_key, EXCLUDED.route_headers, EXCLUDED.seq, EXCLUDED.created_at, EXCLUDED.attempts, EXCLUDED.error_class, EXCLUDED.last_error, EXCLUDED.died_at)`
 
 // The token moves on, so that a batch is settled once; and the floor rises to the first ready row,
 // up to the horizon. $3 horizon.
@@ -190,47 +185,3 @@ UPDATE {lanes} l SET token = l.token + 1, owner = NULL, lease_until = now(),
     SELECT o.seq FROM {outbox} o WHERE o.lane = l.lane AND o.seq >= l.floor AND o.published_at IS NULL AND o.due_at IS NULL
     ORDER BY o.seq LIMIT 1)))
 WHERE l.lane = {held}`
-
-const pruneSQL = `
-DELETE FROM {outbox} WHERE id = ANY(ARRAY(
-  SELECT id FROM {outbox} WHERE published_at IS NOT NULL AND published_at < now() - $1 * interval '1 microsecond'
-  ORDER BY published_at LIMIT $2 FOR UPDATE SKIP LOCKED))`
-
-const depthSQL = `
-SELECT (SELECT count(*) FROM {outbox} WHERE published_at IS NULL AND due_at IS NULL),
-       (SELECT count(*) FROM {outbox} WHERE published_at IS NULL AND due_at IS NOT NULL),
-       (SELECT count(*) FROM {dead}),
-       (SELECT extract(epoch FROM clock_timestamp() - min(created_at))::float8 FROM {outbox} WHERE published_at IS NULL)`
-
-// deadWhere is the filter of dead letters: an argument that is null does not filter.
-const deadWhere = `
-  ($1::uuid[] IS NULL OR id = ANY($1)) AND ($2::text IS NULL OR error_class = $2) AND ($3::text IS NULL OR name = $3)
-  AND ($4::text IS NULL OR ordering_key = $4) AND ($5::bigint IS NULL OR died_at <= now() - $5 * interval '1 microsecond')
-  AND ($7::text IS NULL OR position($7 IN last_error) > 0)
-ORDER BY died_at, id LIMIT $6`
-
-const deadListSQL = `
-SELECT id, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers, created_at, attempts,
-       error_class, last_error, died_at
-FROM {dead} WHERE {where}`
-
-const deadCountSQL = `SELECT count(*) FROM (SELECT FROM {dead} WHERE {where}) d`
-
-// Locked before they are deleted, so that two at once do not retry one letter twice.
-// $8 microseconds to spread them over, $9 whether they go elsewhere, $10 transport, $11 exchange,
-// $12 routing key, $13 route headers.
-const deadRetrySQL = `
-WITH chosen AS MATERIALIZED (
-       SELECT id FROM {dead} d WHERE NOT EXISTS (SELECT FROM {outbox} o WHERE o.id = d.id) AND {where} FOR UPDATE OF d SKIP LOCKED),
-     gone AS (DELETE FROM {dead} d USING chosen c WHERE d.id = c.id RETURNING d.*)
-INSERT INTO {outbox} ({columns}, created_at, due_at)
-SELECT id, lane, name, body, content_type, headers, ordering_key,
-       CASE WHEN $9::boolean THEN $10::text ELSE transport_name END, CASE WHEN $9 THEN $11::text ELSE exchange END,
-       CASE WHEN $9 THEN $12::text ELSE routing_key END, CASE WHEN $9 THEN $13::text::jsonb ELSE route_headers END, created_at,
-       CASE WHEN $8::bigint > 0
-         THEN now() + (row_number() OVER (ORDER BY died_at, id) - 1) * $8::bigint / count(*) OVER () * interval '1 microsecond' END
-FROM gone ORDER BY died_at, id`
-
-const deadRemoveSQL = `
-WITH chosen AS MATERIALIZED (SELECT id FROM {dead} WHERE {where} FOR UPDATE SKIP LOCKED)
-DELETE FROM {dead} d USING chosen c WHERE d.id = c.id`

@@ -40,9 +40,10 @@ CREATE TABLE {{lanes}} (
 
 INSERT INTO {{lanes}} (lane) SELECT generate_series(0, 15);
 
--- Messages that were given up.
+-- Messages that were given up. seq is the stored order that they had.
 CREATE TABLE {{dead}} (
     id             uuid        NOT NULL,
+    seq            bigint      NOT NULL,
     lane           smallint    NOT NULL,
     name           text        NOT NULL,
     body           bytea       NOT NULL,
@@ -61,7 +62,7 @@ CREATE TABLE {{dead}} (
     CONSTRAINT "{{raw.dead}}_pkey" PRIMARY KEY (id)
 );
 
-CREATE INDEX "{{raw.dead}}_died" ON {{dead}} (died_at, id);
+CREATE INDEX "{{raw.dead}}_died" ON {{dead}} (died_at, seq);
 
 -- The keys of messages that may be written once, until they run out.
 CREATE TABLE {{dedup}} (
