@@ -23,7 +23,7 @@ func (s *Source) Check(ctx context.Context) ([]Finding, error) {
 		findings = append(findings, Finding{Component: "outboxpgx", Problem: fmt.Sprintf(format, args...), Mend: mend})
 	}
 	table := SchemaConfig{Table: s.cfg.Table}.withDefaults().Table
-	for name, qualified := range map[string]string{table: s.t.outbox, table + "_lanes": s.t.lanes, table + "_dead": s.t.dead, table + "_dedup": s.t.dedup} {
+	for name, qualified := range map[string]string{table: s.t.outbox, table + "_lanes": s.t.lanes, table + "_dead": s.t.dead, table + "_audit": s.t.audit, table + "_dedup": s.t.dedup} {
 		missing, err := s.missingColumns(ctx, qualified, wanted[name[len(table):]])
 		if err != nil {
 			return nil, fmt.Errorf("outboxpgx: check: %w", err)
@@ -60,6 +60,7 @@ var wanted = map[string][]string{
 		"id", "seq", "lane", "name", "body", "content_type", "headers", "ordering_key", "transport_name", "exchange", "routing_key",
 		"route_headers", "created_at", "attempts", "error_class", "last_error", "died_at",
 	},
+	"_audit": {"id", "at", "actor", "reason", "action", "count", "filter", "destination"},
 	"_dedup": {"key", "id", "expires_at"},
 }
 
@@ -75,7 +76,8 @@ func (s *Source) missingColumns(ctx context.Context, qualified string, columns [
 func (s *Source) checkIndexes(ctx context.Context, table string, add func(mend, format string, args ...any)) error {
 	indexes := map[string]string{
 		"_pkey": s.t.outbox, "_ready": s.t.outbox, "_parked": s.t.outbox, "_held": s.t.outbox, "_published": s.t.outbox,
-		"_lanes_pkey": s.t.lanes, "_dead_pkey": s.t.dead, "_dead_died": s.t.dead, "_dedup_pkey": s.t.dedup, "_dedup_expires": s.t.dedup,
+		"_lanes_pkey": s.t.lanes, "_dead_pkey": s.t.dead, "_dead_died": s.t.dead, "_audit_pkey": s.t.audit, "_audit_at": s.t.audit,
+		"_dedup_pkey": s.t.dedup, "_dedup_expires": s.t.dedup,
 	}
 	for suffix, on := range indexes {
 		var valid bool

@@ -10,7 +10,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/holdfast-go/holdfast/internal/chunk"
 	"github.com/holdfast-go/holdfast/outbox"
 )
 
@@ -30,11 +29,11 @@ type DeadLetter struct {
 // Filter chooses dead letters: those that meet every field that is set. The zero Filter is all of
 // them.
 type Filter struct {
-	IDs   []uuid.UUID // nil: any
+	IDs   []uuid.UUID // nil: any; at most 10,000
 	Class outbox.Class
 	Name  string
 	Key   string
-	// Error is a part of the text of the last attempt's error, in its case.
+	// Error is a part of the text of the last attempt's error, in its case; at most 1,000 bytes.
 	Error string
 	// OlderThan is the least time since the message was given up.
 	OlderThan time.Duration
@@ -62,6 +61,12 @@ func NewDeadLetters(pool *pgxpool.Pool, cfg SchemaConfig) (*DeadLetters, error) 
 }
 
 const listLimit = 100
+
+// A filter is stored with the change that it chose.
+const (
+	maxFilterIDs  = 10_000
+	maxFilterText = 1000
+)
 
 // List returns dead letters, the oldest first.
 func (d *DeadLetters) List(ctx context.Context, f Filter) ([]DeadLetter, error) {
@@ -104,72 +109,10 @@ func (d *DeadLetters) Count(ctx context.Context, f Filter) (n int64, err error) 
 	return n, nil
 }
 
-// RetryOptions change how dead letters are tried again. The zero value changes nothing.
-type RetryOptions struct {
-	// Spread has the letters leave evenly over this time, the oldest first, so that they do not
-	// come all at once over whatever they failed at. Other messages of a key wait behind its
-	// letter. 0: all at once.
-	Spread time.Duration
-	// To sends the letters elsewhere. Nil: where they were going.
-	To *Destination
-}
-
-// Destination takes the place of a message's Transport and Route.
-type Destination struct {
-	Transport string
-	Route     outbox.Route
-}
-
-// Retry moves dead letters back into the outbox, behind all its messages, with their attempts
-// forgotten, and returns how many. They have lost their place in the order of their key. All move
-// or none, but for those whose id the outbox holds again: they stay.
-func (d *DeadLetters) Retry(ctx context.Context, f Filter) (int64, error) {
-	return d.RetryWith(ctx, f, RetryOptions{})
-}
-
-// RetryWith is Retry with options. A destination that no message may have is refused with
-// *outbox.MessageError.
-func (d *DeadLetters) RetryWith(ctx context.Context, f Filter, o RetryOptions) (int64, error) {
-	if o.Spread < 0 {
-		return 0, fmt.Errorf("outboxpgx: RetryOptions.Spread is %v, want 0 or more", o.Spread)
-	}
-	var to Destination
-	if o.To != nil {
-		to = *o.To
-	}
-	trial := outbox.Message{Name: "trial", Body: []byte("0"), Transport: to.Transport, Route: to.Route}
-	if _, err := outbox.Prepare(ctx, []outbox.Message{trial}, 0); err != nil {
-		return 0, err
-	}
-	headers, err := encodeHeaders(to.Route.Headers)
-	if err != nil {
-		return 0, err
-	}
-	return d.exec(ctx, "retry", d.sql.retry, f,
-		o.Spread.Microseconds(), o.To != nil, to.Transport, to.Route.Exchange, to.Route.RoutingKey, headers)
-}
-
-// Remove deletes dead letters for good and returns how many.
-func (d *DeadLetters) Remove(ctx context.Context, f Filter) (int64, error) {
-	return d.exec(ctx, "remove", d.sql.remove, f)
-}
-
-func (d *DeadLetters) exec(ctx context.Context, what, sql string, f Filter, more ...any) (int64, error) {
-	args, err := f.args()
-	if err != nil {
-		return 0, err
-	}
-	n, err := chunk.Exec(ctx, d.pool, sql, append(args, more...)...)
-	if err != nil {
-		return 0, fmt.Errorf("outboxpgx: %s dead letters: %w", what, err)
-	}
-	return n, nil
-}
-
 // args are the arguments of deadWhere.
 func (f Filter) args() ([]any, error) {
-	if f.Limit < 0 || f.OlderThan < 0 {
-		return nil, fmt.Errorf("outboxpgx: Filter is negative: limit %d, older than %v", f.Limit, f.OlderThan)
+	if err := f.validate(); err != nil {
+		return nil, err
 	}
 	var age *int64
 	if f.OlderThan > 0 {
@@ -181,6 +124,20 @@ func (f Filter) args() ([]any, error) {
 		limit = &f.Limit
 	}
 	return []any{f.IDs, nullable(string(f.Class)), nullable(f.Name), nullable(f.Key), age, limit, nullable(f.Error)}, nil
+}
+
+func (f Filter) validate() error {
+	var errs []error
+	if f.Limit < 0 || f.OlderThan < 0 {
+		errs = append(errs, fmt.Errorf("outboxpgx: Filter is negative: limit %d, older than %v", f.Limit, f.OlderThan))
+	}
+	if len(f.IDs) > maxFilterIDs {
+		errs = append(errs, fmt.Errorf("outboxpgx: Filter.IDs has %d entries, at most %d are allowed", len(f.IDs), maxFilterIDs))
+	}
+	if max(len(f.Class), len(f.Name), len(f.Key), len(f.Error)) > maxFilterText {
+		errs = append(errs, fmt.Errorf("outboxpgx: Filter has a text of more than %d bytes", maxFilterText))
+	}
+	return errors.Join(errs...)
 }
 
 func scanDeadLetter(row pgx.CollectableRow) (DeadLetter, error) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,6 +16,8 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
+
+var byAda = outboxpgx.RetryOptions{By: "ada"}
 
 // withDeadLetters has three: names a, b, c, keys ka, kb, kc; b died of unroutable, the others of
 // permanent failures.
@@ -83,9 +86,9 @@ func TestDeadLetterFilters(t *testing.T) {
 			t.Errorf("%s: counted %d, want %d", name, n, len(tc.want))
 		}
 	}
-	for _, bad := range []outboxpgx.Filter{{Limit: -1}, {OlderThan: -1}} {
-		if _, err := f.dead.Remove(t.Context(), bad); err == nil {
-			t.Errorf("%+v was accepted", bad)
+	for _, bad := range []outboxpgx.Filter{{Limit: -1}, {OlderThan: -1}, {IDs: make([]uuid.UUID, 10_001)}, {Error: strings.Repeat("x", 1001)}} {
+		if _, err := f.dead.Remove(t.Context(), bad, outboxpgx.RemoveOptions{By: "ada"}); err == nil {
+			t.Errorf("%.100v was accepted", bad)
 		}
 	}
 }
@@ -108,7 +111,7 @@ func TestDeadLetterRetryReentersAtTheTail(t *testing.T) {
 	t.Parallel()
 	f, _ := withDeadLetters(t)
 	f.write(t, outbox.Message{Name: "later", Key: "ka", Body: []byte("2")})
-	n, err := f.dead.Retry(t.Context(), outboxpgx.Filter{Class: outbox.Permanent})
+	n, err := f.dead.Retry(t.Context(), outboxpgx.Filter{Class: outbox.Permanent}, byAda)
 	must(t, err)
 	if n != 2 {
 		t.Errorf("%d moved, want 2", n)
@@ -139,7 +142,7 @@ func TestDeadLetterRetryLeavesWhatIsThereAgain(t *testing.T) {
 	t.Parallel()
 	f, ids := withDeadLetters(t)
 	f.write(t, outbox.Message{ID: ids["b"], Name: "b", Body: []byte("1")})
-	n, err := f.dead.Retry(t.Context(), outboxpgx.Filter{})
+	n, err := f.dead.Retry(t.Context(), outboxpgx.Filter{}, byAda)
 	must(t, err)
 	letters, err := f.dead.List(t.Context(), outboxpgx.Filter{})
 	must(t, err)
@@ -151,7 +154,7 @@ func TestDeadLetterRetryLeavesWhatIsThereAgain(t *testing.T) {
 func TestDeadLetterRemove(t *testing.T) {
 	t.Parallel()
 	f, ids := withDeadLetters(t)
-	n, err := f.dead.Remove(t.Context(), outboxpgx.Filter{IDs: []uuid.UUID{ids["a"]}})
+	n, err := f.dead.Remove(t.Context(), outboxpgx.Filter{IDs: []uuid.UUID{ids["a"]}}, outboxpgx.RemoveOptions{By: "ada"})
 	must(t, err)
 	stats, err := f.source.Stats(t.Context())
 	must(t, err)
@@ -218,7 +221,7 @@ func TestRetryElsewhere(t *testing.T) {
 	t.Parallel()
 	f, ids := withDeadLetters(t)
 	to := &outboxpgx.Destination{Transport: "audit", Route: outbox.Route{Exchange: "ex", RoutingKey: "a.b", Headers: map[string]string{"h": "v"}}}
-	n, err := f.dead.RetryWith(t.Context(), outboxpgx.Filter{Name: "a"}, outboxpgx.RetryOptions{To: to})
+	n, err := f.dead.Retry(t.Context(), outboxpgx.Filter{Name: "a"}, outboxpgx.RetryOptions{By: "ada", To: to})
 	must(t, err)
 	batch, err := f.source.Claim(t.Context(), outbox.ClaimRequest{Limit: 10, Lease: time.Minute})
 	must(t, err)
@@ -230,11 +233,11 @@ func TestRetryElsewhere(t *testing.T) {
 		t.Errorf("retried as %+v", m)
 	}
 	var refused *outbox.MessageError
-	_, err = f.dead.RetryWith(t.Context(), outboxpgx.Filter{}, outboxpgx.RetryOptions{To: &outboxpgx.Destination{Transport: "ä"}})
+	_, err = f.dead.Retry(t.Context(), outboxpgx.Filter{}, outboxpgx.RetryOptions{By: "ada", To: &outboxpgx.Destination{Transport: "ä"}})
 	if !errors.As(err, &refused) {
 		t.Errorf("a bad transport: %v", err)
 	}
-	if _, err := f.dead.RetryWith(t.Context(), outboxpgx.Filter{}, outboxpgx.RetryOptions{Spread: -1}); err == nil {
+	if _, err := f.dead.Retry(t.Context(), outboxpgx.Filter{}, outboxpgx.RetryOptions{By: "ada", Spread: -1}); err == nil {
 		t.Error("a negative spread was accepted")
 	}
 	if left, err := f.dead.Count(t.Context(), outboxpgx.Filter{}); err != nil || left != 2 {
@@ -245,7 +248,7 @@ func TestRetryElsewhere(t *testing.T) {
 func TestRetrySpread(t *testing.T) {
 	t.Parallel()
 	f, _ := withDeadLetters(t)
-	n, err := f.dead.RetryWith(t.Context(), outboxpgx.Filter{}, outboxpgx.RetryOptions{Spread: 3 * time.Hour})
+	n, err := f.dead.Retry(t.Context(), outboxpgx.Filter{}, outboxpgx.RetryOptions{By: "ada", Spread: 3 * time.Hour})
 	must(t, err)
 	rows, _ := f.pool.Query(t.Context(), `
 		SELECT name || round(extract(epoch FROM due_at - min(due_at) OVER ()) / 60) FROM holdfast_outbox ORDER BY due_at`)

@@ -4,12 +4,15 @@ import "strings"
 
 // deadStatements are the SQL of DeadLetters, with the table names filled in.
 type deadStatements struct {
-	list, count, retry, remove string
+	list, count, retry, remove, audit string
 }
 
 func (t tables) deadStatements() deadStatements {
 	fill := func(sql string) string { return t.fill(strings.ReplaceAll(sql, "{where}", deadWhere)) }
-	return deadStatements{list: fill(deadListSQL), count: fill(deadCountSQL), retry: fill(deadRetrySQL), remove: fill(deadRemoveSQL)}
+	return deadStatements{
+		list: fill(deadListSQL), count: fill(deadCountSQL),
+		retry: fill(deadRetrySQL), remove: fill(deadRemoveSQL), audit: fill(auditSQL),
+	}
 }
 
 // deadWhere is the filter of dead letters: an argument that is null does not filter.
@@ -26,21 +29,42 @@ FROM {dead} WHERE {where}`
 
 const deadCountSQL = `SELECT count(*) FROM (SELECT FROM {dead} WHERE {where}) d`
 
-// Locked before they are deleted, so that two at once do not retry one letter twice.
-// $8 microseconds to spread them over, $9 whether they go elsewhere, $10 transport, $11 exchange,
-// $12 routing key, $13 route headers.
+// Locked before they are deleted, so that two at once do not retry one letter twice. Who did it is
+// noted only if something was changed.
+// $8 who, $9 why, $10 the filter, $11 microseconds to spread them over, $12 whether they go elsewhere,
+// $13 transport, $14 exchange, $15 routing key, $16 route headers.
 const deadRetrySQL = `
 WITH chosen AS MATERIALIZED (
        SELECT id FROM {dead} d WHERE NOT EXISTS (SELECT FROM {outbox} o WHERE o.id = d.id) AND {where} FOR UPDATE OF d SKIP LOCKED),
-     gone AS (DELETE FROM {dead} d USING chosen c WHERE d.id = c.id RETURNING d.*)
-INSERT INTO {outbox} ({columns}, created_at, due_at)
-SELECT id, lane, name, body, content_type, headers, ordering_key,
-       CASE WHEN $9::boolean THEN $10::text ELSE transport_name END, CASE WHEN $9 THEN $11::text ELSE exchange END,
-       CASE WHEN $9 THEN $12::text ELSE routing_key END, CASE WHEN $9 THEN $13::text::jsonb ELSE route_headers END, created_at,
-       CASE WHEN $8::bigint > 0
-         THEN now() + (row_number() OVER (ORDER BY seq) - 1) * $8::bigint / count(*) OVER () * interval '1 microsecond' END
-FROM gone ORDER BY seq`
+     gone AS (DELETE FROM {dead} d USING chosen c WHERE d.id = c.id RETURNING d.*),
+     back AS (
+       INSERT INTO {outbox} ({columns}, created_at, due_at)
+       SELECT id, lane, name, body, content_type, headers, ordering_key,
+              CASE WHEN $12::boolean THEN $13::text ELSE transport_name END, CASE WHEN $12 THEN $14::text ELSE exchange END,
+              CASE WHEN $12 THEN $15::text ELSE routing_key END, CASE WHEN $12 THEN $16::text::jsonb ELSE route_headers END, created_at,
+              CASE WHEN $11::bigint > 0
+                THEN now() + (row_number() OVER (ORDER BY seq) - 1) * $11::bigint / count(*) OVER () * interval '1 microsecond' END
+       FROM gone ORDER BY seq RETURNING 1),
+     changed AS (SELECT count(*) AS n FROM back),
+     noted AS (
+       INSERT INTO {audit} (actor, reason, action, count, filter, destination)
+       SELECT $8::text, $9::text, 'retry', n, $10::text::jsonb, CASE WHEN $12 THEN jsonb_build_object(
+              'transport', $13::text, 'exchange', $14::text, 'routing_key', $15::text, 'headers', $16::text::jsonb) END
+       FROM changed WHERE n > 0)
+SELECT n FROM changed`
 
+// $8 who, $9 why, $10 the filter.
 const deadRemoveSQL = `
-WITH chosen AS MATERIALIZED (SELECT id FROM {dead} WHERE {where} FOR UPDATE SKIP LOCKED)
-DELETE FROM {dead} d USING chosen c WHERE d.id = c.id`
+WITH chosen AS MATERIALIZED (SELECT id FROM {dead} WHERE {where} FOR UPDATE SKIP LOCKED),
+     gone AS (DELETE FROM {dead} d USING chosen c WHERE d.id = c.id RETURNING 1),
+     changed AS (SELECT count(*) AS n FROM gone),
+     noted AS (
+       INSERT INTO {audit} (actor, reason, action, count, filter)
+       SELECT $8::text, $9::text, 'remove', n, $10::text::jsonb FROM changed WHERE n > 0)
+SELECT n FROM changed`
+
+const auditSQL = `SELECT at, actor, reason, action, count, filter, destination FROM {audit} ORDER BY id DESC LIMIT $1`
+
+const auditPruneSQL = `
+DELETE FROM {audit} WHERE id = ANY(ARRAY(
+  SELECT id FROM {audit} WHERE at < now() - $1 * interval '1 microsecond' ORDER BY at LIMIT $2 FOR UPDATE SKIP LOCKED))`

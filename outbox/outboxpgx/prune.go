@@ -15,11 +15,14 @@ DELETE FROM {outbox} WHERE id = ANY(ARRAY(
 // pruneChunk bounds one transaction of Prune, in rows.
 const pruneChunk = 1000
 
-// Prune deletes published messages older than the retention, and the keys of Writer.WriteOnce that
-// have run out, in small transactions, and returns how many messages. It may be cut short by ctx at
-// any time.
+// Prune deletes published messages older than the retention, the keys of Writer.WriteOnce that have
+// run out, and what is older than a year of DeadLetters.Audit, in small transactions, and returns how
+// many messages. It may be cut short by ctx at any time.
 func (s *Source) Prune(ctx context.Context) (n int64, err error) {
 	_, err = chunk.Delete(ctx, s.pool, pruneChunk, s.sql.forget)
+	if err == nil {
+		_, err = chunk.Delete(ctx, s.pool, pruneChunk, s.t.fill(auditPruneSQL), auditRetention.Microseconds())
+	}
 	if err == nil && s.cfg.Retention > 0 {
 		n, err = chunk.Delete(ctx, s.pool, pruneChunk, s.t.fill(pruneSQL), s.cfg.Retention.Microseconds())
 	}

@@ -28,7 +28,7 @@ type SchemaConfig struct {
 	// Schema holds the tables. Empty means that the search path decides.
 	Schema string
 	// Table is the name of the table of messages, at most 40 characters; the others are named after
-	// it, with _lanes, _dead and _dedup behind. Empty means DefaultTable.
+	// it, with _lanes, _dead, _audit and _dedup behind. Empty means DefaultTable.
 	Table string
 }
 
@@ -69,7 +69,7 @@ func (c SchemaConfig) set() (migrate.Set, error) {
 	sub, err := fs.Sub(files, "migrations")
 	return migrate.Set{
 		Component: "outbox", Files: sub, Schema: c.Schema,
-		Names: map[string]string{"table": c.Table, "lanes": c.Table + "_lanes", "dead": c.Table + "_dead", "dedup": c.Table + "_dedup"},
+		Names: map[string]string{"table": c.Table, "lanes": c.Table + "_lanes", "dead": c.Table + "_dead", "audit": c.Table + "_audit", "dedup": c.Table + "_dedup"},
 	}, err
 }
 
@@ -82,7 +82,7 @@ func (c SchemaConfig) withDefaults() SchemaConfig {
 
 // tables are the qualified and quoted names.
 type tables struct {
-	outbox, lanes, dead, dedup string
+	outbox, lanes, dead, audit, dedup string
 }
 
 func (c SchemaConfig) tables() (tables, error) {
@@ -93,14 +93,16 @@ func (c SchemaConfig) tables() (tables, error) {
 	outbox, err1 := sqlident.Qualify(c.Schema, c.Table)
 	lanes, err2 := sqlident.Qualify(c.Schema, c.Table+"_lanes")
 	dead, err3 := sqlident.Qualify(c.Schema, c.Table+"_dead")
-	dedup, err4 := sqlident.Qualify(c.Schema, c.Table+"_dedup")
-	if err := errors.Join(err1, err2, err3, err4); err != nil {
+	audit, err4 := sqlident.Qualify(c.Schema, c.Table+"_audit")
+	dedup, err5 := sqlident.Qualify(c.Schema, c.Table+"_dedup")
+	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
 		return tables{}, fmt.Errorf("outboxpgx: SchemaConfig: %w", err)
 	}
-	return tables{outbox, lanes, dead, dedup}, nil
+	return tables{outbox, lanes, dead, audit, dedup}, nil
 }
 
 // fill puts the names into a statement.
 func (t tables) fill(sql string) string {
-	return strings.NewReplacer("{outbox}", t.outbox, "{lanes}", t.lanes, "{dead}", t.dead, "{dedup}", t.dedup, "{columns}", columns).Replace(sql)
+	return strings.NewReplacer("{outbox}", t.outbox, "{lanes}", t.lanes, "{dead}", t.dead,
+		"{audit}", t.audit, "{dedup}", t.dedup, "{columns}", columns).Replace(sql)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/outbox"
@@ -200,16 +201,20 @@ func (s *Source) settlement(queue *pgx.Batch, lanes []int16, tokens []int64, out
 	}
 }
 
+// uuids is an array that the client encodes in binary. It takes every uuid.UUID apart as text, which
+// is twenty times as much work.
+type uuids = pgtype.FlatArray[pgtype.UUID]
+
 // columnsOf are outcomes as one array per column.
 type columnsOf struct {
-	ids     []uuid.UUID
+	ids     uuids
 	delays  []int64 // microseconds
 	classes []string
 	errors  []string
 }
 
 func (c *columnsOf) add(o outbox.Outcome) {
-	c.ids = append(c.ids, o.ID)
+	c.ids = append(c.ids, pgtype.UUID{Bytes: o.ID, Valid: true})
 	c.delays = append(c.delays, o.Delay.Microseconds())
 	c.classes = append(c.classes, string(o.Class))
 	c.errors = append(c.errors, o.Err)

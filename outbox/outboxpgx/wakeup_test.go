@@ -214,7 +214,8 @@ func swallow(t *testing.T, rawURL string) string {
 			if err != nil {
 				return
 			}
-			server, err := net.Dial(pgconn.NetworkAddress(cfg.Host, cfg.Port))
+			network, address := pgconn.NetworkAddress(cfg.Host, cfg.Port)
+			server, err := net.Dial(network, address)
 			if err != nil {
 				client.Close()
 				continue

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/txretry"
@@ -135,7 +136,7 @@ func (w *Writer) insert(msgs []outbox.Message) (string, []any, error) {
 
 // row is a message as its columns.
 type row struct {
-	id                              uuid.UUID
+	id                              pgtype.UUID
 	lane                            int16
 	name, contentType               string
 	body                            []byte
@@ -149,7 +150,7 @@ func rowOf(m outbox.Message) (row, error) {
 	headers, err1 := encodeHeaders(m.Headers)
 	routeHeaders, err2 := encodeHeaders(m.Route.Headers)
 	r := row{
-		id: m.ID, lane: int16(outbox.LaneOf(m)), name: m.Name, contentType: m.ContentType, body: m.Body,
+		id: pgtype.UUID{Bytes: m.ID, Valid: true}, lane: int16(outbox.LaneOf(m)), name: m.Name, contentType: m.ContentType, body: m.Body,
 		headers: headers, key: nullable(m.Key), transport: m.Transport,
 		exchange: m.Route.Exchange, routingKey: m.Route.RoutingKey, routeHeaders: routeHeaders,
 	}
@@ -165,7 +166,7 @@ func rowOf(m outbox.Message) (row, error) {
 // insertArgs are the columns of the messages as one array each.
 func insertArgs(msgs []outbox.Message) ([]any, error) {
 	n := len(msgs)
-	ids, lanes, bodies := make([]uuid.UUID, n), make([]int16, n), make([][]byte, n)
+	ids, lanes, bodies := make(uuids, n), make([]int16, n), make([][]byte, n)
 	names, types, transports := make([]string, n), make([]string, n), make([]string, n)
 	exchanges, routingKeys := make([]string, n), make([]string, n)
 	headers, routeHeaders, keys := make([]*string, n), make([]*string, n), make([]*string, n)

@@ -64,6 +64,21 @@ CREATE TABLE {{dead}} (
 
 CREATE INDEX "{{raw.dead}}_died" ON {{dead}} (died_at, seq);
 
+-- Who tried dead letters again or removed them, and what chose them.
+CREATE TABLE {{audit}} (
+    id          bigint      GENERATED ALWAYS AS IDENTITY,
+    at          timestamptz NOT NULL DEFAULT clock_timestamp(),
+    actor       text        NOT NULL,
+    reason      text        NOT NULL,
+    action      text        NOT NULL,
+    count       bigint      NOT NULL,
+    filter      jsonb       NOT NULL,
+    destination jsonb,
+    CONSTRAINT "{{raw.audit}}_pkey" PRIMARY KEY (id)
+);
+
+CREATE INDEX "{{raw.audit}}_at" ON {{audit}} (at);
+
 -- The keys of messages that may be written once, until they run out.
 CREATE TABLE {{dedup}} (
     key        text        NOT NULL,

@@ -1,0 +1,114 @@
+package outboxpgx
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+// RetryOptions say who tries dead letters again, and how.
+type RetryOptions struct {
+	// By names who asks for it, and is required: 1 to 128 bytes. Reason may say why, in at most
+	// 1,000 bytes. Both are UTF-8 without control characters, and are kept: see DeadLetters.Audit.
+	By, Reason string
+	// Spread has the letters leave evenly over this time, in their stored order, so that they do
+	// not come all at once over whatever they failed at. Other messages of a key wait behind its
+	// letter. 0: all at once.
+	Spread time.Duration
+	// To sends the letters elsewhere. Nil: where they were going.
+	To *Destination
+}
+
+// RemoveOptions say who removes dead letters.
+type RemoveOptions struct {
+	// By and Reason are as in RetryOptions.
+	By, Reason string
+}
+
+// Destination takes the place of a message's Transport and Route.
+type Destination struct {
+	Transport string
+	Route     outbox.Route
+}
+
+// Retry moves dead letters back into the outbox with their attempts forgotten, and returns how many.
+// All move or none, but for those whose id the outbox holds again: they stay. A destination that no
+// message may have is refused with *outbox.MessageError.
+//
+// The letters of one call keep the order in which they were stored, also within a key. They come
+// behind all messages that the outbox holds at that time, those of their own key included, and before
+// those that are written later: a letter has lost the place in its key that it once had.
+func (d *DeadLetters) Retry(ctx context.Context, f Filter, o RetryOptions) (int64, error) {
+	err := checkActor("RetryOptions", o.By, o.Reason)
+	if o.Spread < 0 {
+		err = errors.Join(err, fmt.Errorf("outboxpgx: RetryOptions.Spread is %v, want 0 or more", o.Spread))
+	}
+	var to Destination
+	if o.To != nil {
+		to = *o.To
+	}
+	trial := outbox.Message{Name: "trial", Body: []byte("0"), Transport: to.Transport, Route: to.Route}
+	_, refused := outbox.Prepare(ctx, []outbox.Message{trial}, 0)
+	headers, err2 := encodeHeaders(to.Route.Headers)
+	if err := errors.Join(err, refused, err2); err != nil {
+		return 0, err
+	}
+	return d.change(ctx, actionRetry, d.sql.retry, f, o.By, o.Reason,
+		o.Spread.Microseconds(), o.To != nil, to.Transport, to.Route.Exchange, to.Route.RoutingKey, headers)
+}
+
+// Remove deletes dead letters for good and returns how many.
+func (d *DeadLetters) Remove(ctx context.Context, f Filter, o RemoveOptions) (int64, error) {
+	if err := checkActor("RemoveOptions", o.By, o.Reason); err != nil {
+		return 0, err
+	}
+	return d.change(ctx, actionRemove, d.sql.remove, f, o.By, o.Reason)
+}
+
+// change runs a statement that changes dead letters and notes who did so.
+func (d *DeadLetters) change(ctx context.Context, action, sql string, f Filter, by, reason string, more ...any) (n int64, err error) {
+	args, err := f.args()
+	if err != nil {
+		return 0, err
+	}
+	chosenBy, err := f.encode()
+	if err != nil {
+		return 0, err
+	}
+	args = append(append(args, by, reason, chosenBy), more...)
+	err = pgx.BeginTxFunc(ctx, d.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, sql, args...).Scan(&n)
+	})
+	if err != nil {
+		return 0, fmt.Errorf("outboxpgx: %s dead letters: %w", action, err)
+	}
+	return n, nil
+}
+
+const (
+	maxBy     = 128
+	maxReason = 1000
+)
+
+func checkActor(where, by, reason string) error {
+	var errs []error
+	if by == "" || len(by) > maxBy || !plainText(by) {
+		errs = append(errs, fmt.Errorf("outboxpgx: %s.By wants 1 to %d bytes of UTF-8 without control characters", where, maxBy))
+	}
+	if len(reason) > maxReason || !plainText(reason) {
+		errs = append(errs, fmt.Errorf("outboxpgx: %s.Reason wants at most %d bytes of UTF-8 without control characters", where, maxReason))
+	}
+	return errors.Join(errs...)
+}
+
+func plainText(s string) bool {
+	return utf8.ValidString(s) && !strings.ContainsFunc(s, unicode.IsControl)
+}
