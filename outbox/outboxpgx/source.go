@@ -201,8 +201,8 @@ func (s *Source) settlement(queue *pgx.Batch, lanes []int16, tokens []int64, out
 	}
 }
 
-// uuids is an array that the client encodes in binary. It takes every uuid.UUID apart as text, which
-// is twenty times as much work.
+// uuids is an array that the client encodes in binary. Of []uuid.UUID it makes texts first, twenty
+// times as much work, and without prepared statements it knows no such array.
 type uuids = pgtype.FlatArray[pgtype.UUID]
 
 // columnsOf are outcomes as one array per column.

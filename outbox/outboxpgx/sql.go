@@ -36,7 +36,7 @@ const columns = `id, lane, name, body, content_type, headers, ordering_key, tran
 
 const insertOneSQL = `
 INSERT INTO {outbox} ({columns}, due_at)
-VALUES ($1, $2, $3, $4, $5, $6::text::jsonb, $7, $8, $9, $10, $11::text::jsonb, CASE WHEN $12::timestamptz > now() THEN $12 END)`
+VALUES ($1, $2, $3, $4, $5, $6::text::jsonb, $7, $8, $9, $10, $11::text::jsonb, CASE WHEN $12::timestamptz > now() THEN $12::timestamptz END)`
 
 // The order of seq is the order of the arguments, so that a key keeps it.
 const insertSQL = `
