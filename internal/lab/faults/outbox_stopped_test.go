@@ -1,0 +1,101 @@
+package faults_test
+
+import (
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+// A relay is frozen with lanes in hand for longer than its lease. Another one takes them over; the
+// first wakes, may publish once more what it had claimed, and changes nothing in the store: its
+// leases are stale.
+//
+// What it publishes then cannot be prevented, since a broker knows of no leases, and is bounded by
+// what it had claimed. Each relay publishes a key from its first message not settled on, without a
+// gap, so that such a repeat comes in front of nothing new.
+func TestOutboxRelayStopped(t *testing.T) {
+	t.Parallel()
+	rng := seeded(t)
+	s := newStore(t, pgtest.URL(t))
+	l := newLedger()
+	c := consume(t, amqptest.New(t).URL, l)
+	job := relayJob{Database: s.url, Broker: c.url, Patience: time.Second, MaxAttempts: 10}
+	relays := []*child{spawn(t, "relay", job), spawn(t, "relay", job)}
+	stop := s.startLoad(l, rng, 4*time.Millisecond)
+	for _, r := range relays {
+		r.awaitReady()
+	}
+
+	freezes, lanes := scaled(t, 2), 0
+	for range freezes {
+		l.untilMore(t, 1)
+		i := rng.IntN(len(relays))
+		frozen := s.freeze(relays[i])
+		time.Sleep(2*job.Patience + time.Duration(rng.IntN(1000))*time.Millisecond)
+		for _, held := range s.lanes() {
+			if slices.Contains(frozen, held) {
+				t.Errorf("lane %d is still that of the frozen relay", held.Lane)
+			}
+		}
+		lanes += len(frozen)
+		relays[i].signal(syscall.SIGCONT)
+	}
+	stop()
+	deeds := s.settle(l)
+	stale := 0
+	for _, r := range relays {
+		var report relayReport
+		r.end(&report)
+		stale += int(report.Stale)
+	}
+	c.untilDrained(t)
+	t.Logf("%d freezes with %d lanes in hand, %d leases found stale", freezes, lanes, stale)
+	v := judge(t, l, deeds, bounds{duplicates: freezes * inFlight, depth: len(deeds)})
+	if stale < lanes {
+		t.Errorf("%d leases were found stale, at least %d were", stale, lanes)
+	}
+	if v.duplicates == 0 && long() {
+		t.Error("no duplicate: the relays were never frozen between a publish and its record")
+	}
+	s.noDeadLetters()
+}
+
+// freeze stops a relay while it holds lanes, and returns these.
+func (s *store) freeze(r *child) []outbox.Lease {
+	s.t.Helper()
+	var frozen []outbox.Lease
+	untilTrue(s.t, "a relay is frozen with lanes in hand", func() bool {
+		r.signal(syscall.SIGSTOP)
+		frozen = s.lanes()
+		// The other relay goes on, and its tokens with it.
+		for _, pause := range []time.Duration{200 * time.Millisecond, time.Second} {
+			if len(frozen) == 0 {
+				break
+			}
+			time.Sleep(pause)
+			now := s.lanes()
+			frozen = slices.DeleteFunc(frozen, func(h outbox.Lease) bool { return !slices.Contains(now, h) })
+		}
+		if len(frozen) == 0 {
+			r.signal(syscall.SIGCONT)
+		}
+		return len(frozen) > 0
+	})
+	return frozen
+}
+
+// lanes are those that a relay holds.
+func (s *store) lanes() []outbox.Lease {
+	s.t.Helper()
+	rows, _ := s.pool.Query(s.t.Context(), `SELECT lane, token FROM holdfast_outbox_lanes WHERE owner IS NOT NULL`) // CollectRows returns its error
+	leases, err := pgx.CollectRows(rows, pgx.RowToStructByPos[outbox.Lease])
+	must(s.t, err)
+	return leases
+}

@@ -1,0 +1,118 @@
+package faults_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+)
+
+const (
+	// batch is the relays' BatchSize.
+	batch = 50
+	// inFlight is how many messages of one relay are claimed and not settled, at most.
+	inFlight = 3 * batch
+	// maxBody is the largest body the publisher sends.
+	maxBody = 100_000
+)
+
+// relayJob is a relay between a database and a broker.
+type relayJob struct {
+	Database, Broker string
+	// Patience is the PublishTimeout; the lease is twice that.
+	Patience time.Duration
+	// MaxAttempts as in outbox.RelayConfig.
+	MaxAttempts int
+
+	hooks      outbox.Hooks
+	transports outbox.Transports // beside the broker, which is ""
+}
+
+// relayReport is what a relay did.
+type relayReport struct{ Published, Failed, Stale int64 }
+
+func relayRole(ctx context.Context, job []byte, ready func()) (any, error) {
+	var j relayJob
+	if err := json.Unmarshal(job, &j); err != nil {
+		return nil, err
+	}
+	return j.run(ctx, ready)
+}
+
+// run relays until ctx ends.
+func (j relayJob) run(ctx context.Context, ready func()) (relayReport, error) {
+	pool, err := pgxpool.New(ctx, j.Database)
+	if err != nil {
+		return relayReport{}, err
+	}
+	defer pool.Close()
+	publisher, err := outboxamqp.NewPublisher(outboxamqp.Dial(j.Broker, amqp.Config{}), outboxamqp.Config{
+		Exchange: exchange, MaxBodyBytes: maxBody, CallTimeout: 2 * j.Patience, ConfirmTimeout: 2 * j.Patience, Logger: quiet,
+	})
+	if err != nil {
+		return relayReport{}, err
+	}
+	transports := outbox.Transports{"": publisher}
+	maps.Copy(transports, j.transports)
+	return j.relay(ctx, pool, transports, ready, publisher.Run)
+}
+
+// relay runs beside what its publisher needs, which ends after it.
+func (j relayJob) relay(ctx context.Context, pool *pgxpool.Pool, transports outbox.Transports, ready func(), publish func(context.Context) error) (relayReport, error) {
+	source, err := outboxpgx.NewSource(pool, outboxpgx.SourceConfig{})
+	if err != nil {
+		return relayReport{}, err
+	}
+	reader := metric.NewManualReader()
+	relay, err := outbox.NewRelay(source, transports, outbox.RelayConfig{
+		BatchSize: batch, PollInterval: 50 * time.Millisecond,
+		PublishTimeout: j.Patience, StoreTimeout: j.Patience / 2, LeaseTTL: 2 * j.Patience, ShutdownTimeout: 2 * j.Patience,
+		MaxAttempts: j.MaxAttempts, RetryDelay: 50 * time.Millisecond, MaxRetryDelay: 500 * time.Millisecond,
+		PauseDelay: 50 * time.Millisecond, MaxPauseDelay: 500 * time.Millisecond,
+		Logger: quiet, Hooks: j.hooks, MeterProvider: metric.NewMeterProvider(metric.WithReader(reader)),
+	})
+	if err != nil {
+		return relayReport{}, err
+	}
+	publishing, end := context.WithCancel(context.WithoutCancel(ctx))
+	var running sync.WaitGroup
+	var failed error
+	running.Go(func() { failed = publish(publishing) })
+	ready()
+	err = relay.Run(ctx)
+	end()
+	running.Wait()
+	if err := errors.Join(err, failed); err != nil {
+		return relayReport{}, err
+	}
+	return reportOf(publishing, reader)
+}
+
+func reportOf(ctx context.Context, reader *metric.ManualReader) (relayReport, error) {
+	var all metricdata.ResourceMetrics
+	if err := reader.Collect(context.WithoutCancel(ctx), &all); err != nil {
+		return relayReport{}, err
+	}
+	sums := map[string]int64{}
+	for _, scope := range all.ScopeMetrics {
+		for _, m := range scope.Metrics {
+			if sum, ok := m.Data.(metricdata.Sum[int64]); ok {
+				for _, point := range sum.DataPoints {
+					sums[m.Name] += point.Value
+				}
+			}
+		}
+	}
+	return relayReport{sums["holdfast.outbox.published"], sums["holdfast.outbox.failed"], sums["holdfast.outbox.stale_leases"]}, nil
+}

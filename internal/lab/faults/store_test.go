@@ -1,0 +1,130 @@
+package faults_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+)
+
+// store is a database with an outbox and the tables of the business.
+type store struct {
+	t    testing.TB
+	url  string
+	pool *pgxpool.Pool
+}
+
+// counters are locked by who writes messages of a key, and count those that committed.
+const businessSQL = `
+CREATE TABLE counters (key text PRIMARY KEY, n bigint NOT NULL DEFAULT 0);
+CREATE TABLE deeds (id uuid PRIMARY KEY, key text NOT NULL, n bigint NOT NULL);`
+
+// newStore makes an outbox on the database at url, without any table so far.
+func newStore(t testing.TB, url string) *store {
+	t.Helper()
+	s := &store{t: t, url: url, pool: pgtest.Pool(t, url, 10)}
+	must(t, outboxpgx.Migrate(t.Context(), s.pool, outboxpgx.SchemaConfig{}))
+	_, err := s.pool.Exec(t.Context(), businessSQL)
+	must(t, err)
+	_, err = s.pool.Exec(t.Context(), `INSERT INTO counters SELECT 'key ' || k FROM generate_series(0, $1::int - 1) k`, keys)
+	must(t, err)
+	return s
+}
+
+// deeds are what has committed.
+func (s *store) deeds() []deed {
+	s.t.Helper()
+	rows, _ := s.pool.Query(s.t.Context(), `SELECT id, key, n FROM deeds`) // CollectRows returns its error
+	deeds, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (d deed, err error) {
+		return d, row.Scan(&d.id, &d.key, &d.n)
+	})
+	must(s.t, err)
+	return deeds
+}
+
+// count returns the first column of the one row that sql yields.
+func (s *store) count(sql string, args ...any) int64 {
+	s.t.Helper()
+	n, err := s.tryCount(sql, args...)
+	must(s.t, err)
+	return n
+}
+
+func (s *store) tryCount(sql string, args ...any) (n int64, err error) {
+	ctx, cancel := context.WithTimeout(s.t.Context(), 10*time.Second)
+	defer cancel()
+	return n, s.pool.QueryRow(ctx, sql, args...).Scan(&n)
+}
+
+// untilEmpty waits until nothing is left to publish.
+func (s *store) untilEmpty(patience time.Duration) {
+	s.t.Helper()
+	testenv.Eventually(s.t, patience, func() error {
+		n, err := s.tryCount(`SELECT count(*) FROM holdfast_outbox`)
+		if err == nil && n > 0 {
+			err = fmt.Errorf("%d messages left in the outbox", n)
+		}
+		return err
+	})
+}
+
+// bounds are how much of what is no loss the faults of a test explain.
+type bounds struct {
+	duplicates int
+	depth      int // how far a repeat may come behind the newest of its key
+	excused    int
+}
+
+const patience = 90 * time.Second
+
+// settle waits until all that committed has left the outbox and arrived. The writers have ended.
+func (s *store) settle(l *ledger) []deed {
+	s.t.Helper()
+	s.untilEmpty(patience)
+	deeds := s.deeds()
+	testenv.Eventually(s.t, patience, func() error {
+		if n := l.missing(deeds); n > 0 {
+			return fmt.Errorf("%d messages have not arrived: %v", n, l.audit(deeds))
+		}
+		return nil
+	})
+	return deeds
+}
+
+// judge fails the test over whatever the ledger holds against it.
+func judge(t testing.TB, l *ledger, deeds []deed, b bounds) verdict {
+	t.Helper()
+	v := l.audit(deeds)
+	t.Log(v)
+	if len(deeds) == 0 {
+		t.Error("nothing was written: the test shows nothing")
+	}
+	for _, fault := range v.faults {
+		t.Error(fault)
+	}
+	if v.duplicates > b.duplicates {
+		t.Errorf("%d duplicates, the faults explain %d", v.duplicates, b.duplicates)
+	}
+	if v.depth > b.depth {
+		t.Errorf("a repeat came %d behind, the faults explain %d", v.depth, b.depth)
+	}
+	if v.excused > b.excused {
+		t.Errorf("%d messages were excused, the faults explain %d", v.excused, b.excused)
+	}
+	return v
+}
+
+// noDeadLetters is for faults that cost no message its attempts.
+func (s *store) noDeadLetters() {
+	s.t.Helper()
+	if n := s.count(`SELECT count(*) FROM holdfast_outbox_dead`); n > 0 {
+		s.t.Errorf("%d dead letters", n)
+	}
+}
