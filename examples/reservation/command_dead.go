@@ -21,6 +21,7 @@ type deadFilter struct {
 	ids               []uuid.UUID
 	limit             int
 	all               bool
+	by, reason        string // who changes them, and why
 }
 
 // deadStores are the two places where messages end that were given up.
@@ -32,12 +33,15 @@ type deadStores struct {
 // runDead lists, shows, retries and removes dead letters of the outbox (not published) and of the inbox (not consumed).
 func runDead(ctx context.Context, c *commandContext, args []string) (int, error) {
 	if len(args) == 0 {
-		return exitUsage, usagef("dead: say list, show, retry or remove")
+		return exitUsage, usagef("dead: say list, show, retry, remove or audit")
 	}
 	verb := args[0]
 	if verb == "-h" || verb == "-help" || verb == "--help" {
-		fmt.Fprintln(c.stdout, "Usage: reservation dead list|show|retry|remove [flags]; dead list -h and so on tell the flags")
+		fmt.Fprintln(c.stdout, "Usage: reservation dead list|show|retry|remove|audit [flags]; dead list -h and so on tell the flags")
 		return exitOK, nil
+	}
+	if verb == "audit" {
+		return runDeadAudit(ctx, c, args[1:])
 	}
 	f, err := parseDeadFilter(c, verb, args[1:])
 	if err != nil {
@@ -53,9 +57,13 @@ func runDead(ctx context.Context, c *commandContext, args []string) (int, error)
 	case "show":
 		err = stores.list(ctx, c.stdout, f, true)
 	case "retry":
-		err = stores.change(ctx, c.stdout, f, "retried", stores.outbox.Retry, stores.inbox.Retry)
+		err = stores.change(ctx, c.stdout, f, "retried", func(ctx context.Context, filter outboxpgx.Filter) (int64, error) {
+			return stores.outbox.Retry(ctx, filter, outboxpgx.RetryOptions{By: f.by, Reason: f.reason})
+		}, stores.inbox.Retry)
 	case "remove":
-		err = stores.change(ctx, c.stdout, f, "removed", stores.outbox.Remove, stores.inbox.Remove)
+		err = stores.change(ctx, c.stdout, f, "removed", func(ctx context.Context, filter outboxpgx.Filter) (int64, error) {
+			return stores.outbox.Remove(ctx, filter, outboxpgx.RemoveOptions{By: f.by, Reason: f.reason})
+		}, stores.inbox.Remove)
 	}
 	if err != nil {
 		return exitFailed, err
@@ -67,7 +75,7 @@ func parseDeadFilter(c *commandContext, verb string, args []string) (deadFilter,
 	var f deadFilter
 	changes := verb == "retry" || verb == "remove"
 	if !changes && verb != "list" && verb != "show" {
-		return f, usagef("dead: %.40q is not list, show, retry or remove", verb)
+		return f, usagef("dead: %.40q is not list, show, retry, remove or audit", verb)
 	}
 	flags := newFlagSet("dead " + verb)
 	flags.StringVar(&f.from, "from", "all", "outbox, inbox or all")
@@ -80,6 +88,8 @@ func parseDeadFilter(c *commandContext, verb string, args []string) (deadFilter,
 		return err
 	})
 	if changes {
+		flags.StringVar(&f.by, "by", osUser(), "`who` changes them; kept with what was changed of the outbox")
+		flags.StringVar(&f.reason, "reason", "", "`why`; kept, too")
 		flags.BoolVar(&f.all, "all", false, "really all of them, where nothing else chooses")
 	}
 	if err := parseFlags(c, flags, args); err != nil {
@@ -95,6 +105,8 @@ func parseDeadFilter(c *commandContext, verb string, args []string) (deadFilter,
 		return f, usagef("dead show: --id is required")
 	case changes && !chosen && !f.all:
 		return f, usagef("dead %s: choose by --id, --name, --class or --limit, or say --all", verb)
+	case changes && f.by == "":
+		return f, usagef("dead %s: say --by", verb)
 	}
 	if !changes && f.limit == 0 {
 		f.limit = 100
@@ -159,19 +171,20 @@ func printContent(w io.Writer, headers map[string]string, body []byte) {
 	fmt.Fprintf(w, "\theaders: %q\n\tbody: %#q\n", headers, body)
 }
 
-// change retries or removes what the filter chooses, in both places or one.
+// change retries or removes what the filter chooses, in both places or one; the outbox first, which refuses a bad name or
+// reason before anything is changed.
 func (s deadStores) change(ctx context.Context, w io.Writer, f deadFilter, done string,
 	inOutbox func(context.Context, outboxpgx.Filter) (int64, error), inInbox func(context.Context, inbox.Filter) (int, error),
 ) error {
-	var errs [2]error
+	var err error
 	var n int64
 	var m int
 	if f.from != "inbox" {
-		n, errs[0] = inOutbox(ctx, f.outbox())
+		n, err = inOutbox(ctx, f.outbox())
 	}
-	if f.from != "outbox" {
-		m, errs[1] = inInbox(ctx, f.inbox())
+	if err == nil && f.from != "outbox" {
+		m, err = inInbox(ctx, f.inbox())
 	}
 	fmt.Fprintf(w, "%s: outbox %d, inbox %d\n", done, n, m)
-	return errors.Join(errs[:]...)
+	return err
 }

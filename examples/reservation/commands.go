@@ -28,7 +28,7 @@ type commandContext struct {
 func commands() []command {
 	return []command{
 		{"relay", "publish what is in the outbox, and end: --limit, --time-limit", runRelay},
-		{"dead", "dead letters: list, show, retry, remove", runDead},
+		{"dead", "dead letters: list, show, retry, remove, audit", runDead},
 		{"sweep", "expire what is overdue, once", runSweep},
 		{"prune", "delete records that are older than their retention", runPrune},
 		{"migrate", "create or update tables, exchange and queues", runMigrate},

@@ -2,6 +2,8 @@ package main_test
 
 import (
 	"fmt"
+	"os/user"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -169,6 +171,53 @@ func TestDeadLetters(t *testing.T) {
 	wantsLetters(1)
 	if code, _, _ := command(t, s.env(), "dead", "show", "--id="+ids[0]); code != 1 {
 		t.Errorf("show of a removed letter exits with %d, want 1", code)
+	}
+}
+
+// TestDeadLettersOfTheOutbox has a message given up whose broker refuses it, and shows who did what with it.
+func TestDeadLettersOfTheOutbox(t *testing.T) {
+	t.Parallel()
+	s := newServices(t)
+	if code, _, errs := command(t, s.env(), "migrate"); code != 0 {
+		t.Fatal(errs)
+	}
+	pool := pgtest.Pool(t, s.databaseURL, 2)
+	ids := make([]string, 2)
+	for i := range ids {
+		ids[i] = uuid.Must(uuid.NewV7()).String()
+		if _, err := pool.Exec(t.Context(), `
+			INSERT INTO holdfast_outbox_dead (id, seq, lane, name, body, content_type, transport_name, exchange, routing_key, created_at, attempts, error_class, last_error)
+			VALUES ($1, $2, 0, 'reservation.held', '{}', 'application/json', '', '', '', now(), 10, 'unroutable', 'no queue')`, ids[i], i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tc := range []struct {
+		want string
+		args []string
+	}{
+		{"retried: outbox 1, inbox 0\n", []string{"retry", "--id=" + ids[0], "--by=ada", "--reason=the queue is back"}},
+		{"removed: outbox 1, inbox 0\n", []string{"remove", "--all", "--from=outbox"}},
+	} {
+		code, out, errs := command(t, s.env(), append([]string{"dead"}, tc.args...)...)
+		if code != 0 || out != tc.want {
+			t.Errorf("dead %q exits with %d: %q, %s", tc.args, code, out, errs)
+		}
+	}
+	me, err := user.Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, out, _ := command(t, s.env(), "dead", "audit")
+	lines := strings.Split(out, "\n")
+	if len(lines) != 3 || !strings.Contains(lines[0], "remove\t1\tby="+strconv.Quote(me.Username)) ||
+		!strings.Contains(lines[1], `by="ada"	reason="the queue is back"	ids=[`+ids[0]) {
+		t.Errorf("audit prints %q", out)
+	}
+	if code, out, _ := command(t, s.env(), "dead", "remove", "--all", "--by=a\nb"); code != 1 || out != "removed: outbox 0, inbox 0\n" {
+		t.Errorf("a name with a line break exits with %d and prints %q", code, out)
+	}
+	if code, _, _ := command(t, s.env(), "dead", "remove", "--all", "--by="); code != 2 {
+		t.Errorf("no name exits with %d", code)
 	}
 }
 
