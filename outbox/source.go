@@ -75,7 +75,8 @@ type Batch struct {
 type Lease struct {
 	// Lane is 0 to Lanes-1.
 	Lane int
-	// Token is higher for every later claim of the lane.
+	// Token is of this claim alone: no other claim of the lane ever has it, not even after the store
+	// has crashed and forgotten this one.
 	Token int64
 }
 

@@ -10,11 +10,11 @@ type Horizon struct{ h horizon }
 
 // Ask sees a number and has a question answered; false: nothing was asked.
 func (h *Horizon) Ask(seen int64, writers []string) bool {
-	h.h.answer(question{}, nil, seen)
+	h.h.saw(seen)
 	h.h.asked = time.Time{}
 	q := h.h.question()
-	h.h.answer(q, writers, 0)
-	return q.writers
+	h.h.answer(q, writers)
+	return q != 0
 }
 
 // Limit and Forget are the horizon's.

@@ -31,42 +31,51 @@ const askInterval = 50 * time.Millisecond
 // changed the tables by hand or restored one without the other.
 const lookInterval = 5 * time.Second
 
-// question is what a claim asks besides.
-type question struct {
-	writers bool // who writes?
-	seen    int64
-	below   bool // does anything lie below the floors?
+// saw takes the highest number that a claim has read.
+func (h *horizon) saw(seq int64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.seen = max(h.seen, seq)
 }
+
+// below reports whether it is time to look below the floors.
+func (h *horizon) below() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	now := time.Now()
+	if !h.looked.IsZero() && now.Sub(h.looked) < lookInterval {
+		return false
+	}
+	h.looked = now
+	return true
+}
+
+// question is what had been read when it was asked who writes. 0: nothing is asked.
+type question int64
 
 func (h *horizon) question() question {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	var q question
 	now := time.Now()
-	if !h.asking && h.seen > h.safe && now.Sub(h.asked) >= askInterval {
-		q.writers, q.seen = true, h.seen
-		h.asking, h.asked = true, now
+	if h.asking || h.seen <= h.safe || now.Sub(h.asked) < askInterval {
+		return 0
 	}
-	if h.looked.IsZero() || now.Sub(h.looked) >= lookInterval {
-		q.below = true
-		h.looked = now
-	}
-	return q
+	h.asking, h.asked = true, now
+	return question(h.seen)
 }
 
-// answer takes who writes, and the highest number that was read.
-func (h *horizon) answer(q question, writers []string, seen int64) {
+// answer takes who writes.
+func (h *horizon) answer(q question, writers []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.seen = max(h.seen, seen)
-	if !q.writers || !h.asking {
+	if q == 0 || !h.asking {
 		return
 	}
 	h.asking = false
 	h.writers = slices.DeleteFunc(h.writers, func(w string) bool { return !slices.Contains(writers, w) })
 	if len(h.writers) == 0 {
 		h.safe = h.pending
-		h.pending, h.writers = q.seen, writers
+		h.pending, h.writers = int64(q), writers
 	}
 }
 

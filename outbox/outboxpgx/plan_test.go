@@ -28,9 +28,9 @@ func TestQueriesUseTheirIndexes(t *testing.T) {
 	ids, lanes, tokens, text := []string{"0195e7f0-0000-7000-8000-000000000000"}, []int16{1}, []int64{1}, []string{"x"}
 	for name, args := range map[string][]any{
 		"promote":   {},
-		"lease":     {"0195e7f0-0000-7000-8000-000000000000", 1000000, 4, []string{}},
+		"lease":     {int64(7), 1000000, 4, []string{}},
 		"lower":     {},
-		"read":      {"0195e7f0-0000-7000-8000-000000000000", 500, []string{}, 32 << 20},
+		"read":      {int64(7), 500, []string{}, 32 << 20},
 		"due":       {},
 		"published": {lanes, tokens, ids},
 		"kept":      {lanes, tokens, ids},

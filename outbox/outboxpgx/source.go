@@ -2,11 +2,12 @@ package outboxpgx
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -77,36 +78,35 @@ func (s *Source) Claim(ctx context.Context, req outbox.ClaimRequest) (outbox.Bat
 		req.Skip = []string{}
 	}
 	var c claimed
-	ask := s.horizon.question()
-	if err := s.pool.SendBatch(ctx, s.claim(req, ask, &c)).Close(); err != nil {
+	if err := s.pool.SendBatch(ctx, s.claim(req, &c)).Close(); err != nil {
 		s.horizon.forget()
 		return outbox.Batch{}, fmt.Errorf("outboxpgx: claim: %w", err)
 	}
-	s.horizon.answer(ask, c.writers, c.seen)
+	s.horizon.saw(c.seen)
 	return c.batch, nil
 }
 
 // claimed is what a claim reads.
 type claimed struct {
-	batch   outbox.Batch
-	seen    int64 // the highest sequence number
-	writers []string
+	batch outbox.Batch
+	seen  int64 // the highest sequence number
 }
 
-func (s *Source) claim(req outbox.ClaimRequest, ask question, c *claimed) *pgx.Batch {
-	owner := uuid.New()
+func (s *Source) claim(req outbox.ClaimRequest, c *claimed) *pgx.Batch {
+	token := newToken()
 	queue := &pgx.Batch{}
 	queue.Queue(beginSQL)
 	queue.Queue(s.sql.setup)
+	queue.Queue(s.sql.hurry)
 	queue.Queue(s.sql.promote)
-	if ask.below {
+	if s.horizon.below() {
 		queue.Queue(s.sql.lower)
 	}
-	queue.Queue(s.sql.lease, owner, req.Lease.Microseconds(), s.cfg.LanesPerClaim, req.Skip).Query(func(rows pgx.Rows) (err error) {
+	queue.Queue(s.sql.lease, token, req.Lease.Microseconds(), s.cfg.LanesPerClaim, req.Skip).Query(func(rows pgx.Rows) (err error) {
 		c.batch.Leases, err = pgx.CollectRows(rows, pgx.RowToStructByPos[outbox.Lease])
 		return err
 	})
-	queue.Queue(s.sql.read, owner, req.Limit, req.Skip, s.cfg.MaxBatchBytes).Query(func(rows pgx.Rows) (err error) {
+	queue.Queue(s.sql.read, token, req.Limit, req.Skip, s.cfg.MaxBatchBytes).Query(func(rows pgx.Rows) (err error) {
 		c.batch.Messages, err = pgx.CollectRows(rows, c.scan)
 		return err
 	})
@@ -117,14 +117,15 @@ func (s *Source) claim(req outbox.ClaimRequest, ask question, c *claimed) *pgx.B
 		}
 		return err
 	})
-	if ask.writers {
-		queue.Queue(s.sql.writers, s.t.outbox).Query(func(rows pgx.Rows) (err error) {
-			c.writers, err = pgx.CollectRows(rows, pgx.RowTo[string])
-			return err
-		})
-	}
 	queue.Queue(commitSQL)
 	return queue
+}
+
+// newToken returns a number that no other claim has, of whatever process or time.
+func newToken() int64 {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // it never fails
+	return int64(binary.BigEndian.Uint64(b[:]))
 }
 
 func (c *claimed) scan(row pgx.CollectableRow) (outbox.Message, error) {
@@ -162,10 +163,20 @@ func (s *Source) Settle(ctx context.Context, b outbox.Batch, outcomes []outbox.O
 	})
 	s.settlement(queue, lanes, tokens, outcomes)
 	queue.Queue(s.sql.close, lanes, tokens, s.horizon.limit())
+	ask := s.horizon.question()
+	var writers []string
+	if ask != 0 {
+		queue.Queue(s.sql.writers, s.t.outbox).Query(func(rows pgx.Rows) (err error) {
+			writers, err = pgx.CollectRows(rows, pgx.RowTo[string])
+			return err
+		})
+	}
 	queue.Queue(commitSQL)
 	if err := s.pool.SendBatch(ctx, queue).Close(); err != nil {
+		s.horizon.forget()
 		return nil, fmt.Errorf("outboxpgx: settle: %w", err)
 	}
+	s.horizon.answer(ask, writers)
 	var stale []outbox.Lease
 	for _, l := range b.Leases {
 		if !held[int16(l.Lane)] {

@@ -6,7 +6,7 @@ import "strings"
 type statements struct {
 	insertOne, insert, insertJSON              string
 	remember, recall, forget                   string
-	setup, promote, lower                      string
+	setup, hurry, promote, lower               string
 	lease, read, due, writers                  string
 	hold, published, kept, failed, dead, close string
 }
@@ -17,7 +17,7 @@ func (t tables) statements() statements {
 	return statements{
 		insertOne: twice(insertOneSQL), insert: twice(insertSQL), insertJSON: twice(insertJSONSQL),
 		remember: twice(rememberSQL), recall: twice(recallSQL), forget: twice(forgetSQL),
-		setup: setupSQL, promote: twice(promoteSQL), lower: twice(lowerSQL),
+		setup: setupSQL, hurry: hurrySQL, promote: twice(promoteSQL), lower: twice(lowerSQL),
 		lease: twice(leaseSQL), read: twice(readSQL), due: twice(dueSQL), writers: writersSQL,
 		hold: twice(holdSQL), published: twice(publishedSQL), kept: twice(keptSQL), failed: twice(failedSQL),
 		dead: twice(deadSQL), close: twice(closeSQL),
@@ -70,10 +70,17 @@ DELETE FROM {dedup} WHERE key = ANY(ARRAY(
   SELECT key FROM {dedup} WHERE expires_at <= now() ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED))`
 
 // The table is often empty when it is analysed and full a moment later: the plan must not follow
-// the statistics. And a relay whose host is gone must not keep its locks for as long as TCP does.
+// the statistics, nor be made anew each time, which takes longer than the statement. And a relay whose
+// host is gone must not keep its locks for as long as TCP does.
 const setupSQL = `
-SELECT set_config('idle_in_transaction_session_timeout', '5s', true), set_config('enable_seqscan', 'off', true), 
-       set_config('enable_bitmapscan', 'off', true), set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true)`
+SELECT set_config('idle_in_transaction_session_timeout', '5s', true), set_config('plan_cache_mode', 'force_generic_plan', true),
+       set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+       set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true)`
+
+// A claim does not wait for the disk. One that a crash of the database undoes is noticed when it is
+// settled, since no other claim has its token; a settlement that did wait makes what the claim wrote
+// as durable as itself.
+const hurrySQL = `SELECT set_config('synchronous_commit', 'off', true)`
 
 // ready is the state of a row o that can be published: not one that waits, and not one stored
 // behind a row of its key that waits.
@@ -100,23 +107,23 @@ WITH low AS MATERIALIZED (
 locked AS MATERIALIZED (SELECT l.lane, low.seq FROM {lanes} l JOIN low ON l.lane = low.lane WHERE low.seq IS NOT NULL ORDER BY l.lane FOR UPDATE OF l)
 UPDATE {lanes} l SET floor = least(l.floor, locked.seq) FROM locked WHERE l.lane = locked.lane`
 
-// The lanes least recently used come first, so that none is forgotten. A lane without an owner is
+// The lanes least recently used come first, so that none is forgotten. A lane without a token is
 // free whatever its time says: the clock may have been set back.
-// $1 owner, $2 microseconds, $3 lanes, $4 transports to skip.
+// $1 token, $2 microseconds, $3 lanes, $4 transports to skip.
 const leaseSQL = `
 WITH free AS MATERIALIZED (
   SELECT l.lane FROM {lanes} l
-  WHERE (l.owner IS NULL OR l.lease_until <= now())
+  WHERE (l.token IS NULL OR l.lease_until <= now())
     AND (SELECT true FROM {outbox} o WHERE o.lane = l.lane AND o.seq >= l.floor AND {ready}
            AND o.transport_name <> ALL($4::text[]) ORDER BY o.seq LIMIT 1)
   ORDER BY l.lease_until LIMIT $3 FOR UPDATE OF l SKIP LOCKED)
-UPDATE {lanes} l SET token = l.token + 1, owner = $1, lease_until = now() + $2 * interval '1 microsecond'
+UPDATE {lanes} l SET token = $1, lease_until = now() + $2 * interval '1 microsecond'
 FROM free WHERE l.lane = free.lane
 RETURNING l.lane, l.token`
 
 // The rows of the lanes just leased, each lane's share of the limit, cut where the bodies exceed
 // the bytes. It is a statement of its own: its snapshot must be newer than the lock on the lane.
-// $1 owner, $2 limit, $3 transports to skip, $4 bytes.
+// $1 token, $2 limit, $3 transports to skip, $4 bytes.
 const readSQL = `
 SELECT id, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers, created_at, attempts, seq
 FROM (
@@ -124,8 +131,8 @@ FROM (
   FROM {lanes} l CROSS JOIN LATERAL (
     SELECT o.* FROM {outbox} o
     WHERE o.lane = l.lane AND o.seq >= l.floor AND {ready} AND o.transport_name <> ALL($3::text[])
-    ORDER BY o.seq LIMIT greatest(1, $2::int / (SELECT count(*)::int FROM {lanes} WHERE owner = $1))) m
-  WHERE l.owner = $1) q
+    ORDER BY o.seq LIMIT greatest(1, $2::int / (SELECT count(*)::int FROM {lanes} WHERE token = $1))) m
+  WHERE l.token = $1) q
 WHERE bytes_before < $4::bigint
 ORDER BY seq
 LIMIT $2::int`
@@ -177,10 +184,10 @@ ON CONFLICT (id) DO UPDATE SET (
   EXCLUDED.lane, EXCLUDED.name, EXCLUDED.body, EXCLUDED.content_type, EXCLUDED.headers, EXCLUDED.ordering_key, EXCLUDED.transport_name,
   EXCLUDED.exchange, EXCLUDED.routing_key, EXCLUDED.route_headers, EXCLUDED.seq, EXCLUDED.created_at, EXCLUDED.attempts, EXCLUDED.error_class, EXCLUDED.last_error, EXCLUDED.died_at)`
 
-// The token moves on, so that a batch is settled once; and the floor rises to the first ready row,
+// The token goes, so that a batch is settled once; and the floor rises to the first ready row,
 // up to the horizon. $3 horizon.
 const closeSQL = `
-UPDATE {lanes} l SET token = l.token + 1, owner = NULL, lease_until = now(),
+UPDATE {lanes} l SET token = NULL, lease_until = now(),
   floor = greatest(l.floor, least($3::bigint, (
     SELECT o.seq FROM {outbox} o WHERE o.lane = l.lane AND o.seq >= l.floor AND o.published_at IS NULL AND o.due_at IS NULL
     ORDER BY o.seq LIMIT 1)))

@@ -27,13 +27,12 @@ CREATE INDEX "{{raw.table}}_parked" ON {{table}} (due_at) WHERE published_at IS 
 CREATE INDEX "{{raw.table}}_held" ON {{table}} (ordering_key, seq) WHERE published_at IS NULL AND due_at IS NOT NULL;
 CREATE INDEX "{{raw.table}}_published" ON {{table}} (published_at) WHERE published_at IS NOT NULL;
 
--- One row per lane: who holds it, until when, the fencing token of the last change, and the seq below which
+-- One row per lane: the fencing token of the claim that holds it, until when, and the seq below which
 -- it has no ready row, so that none of the entries of rows long gone is read again.
 CREATE TABLE {{lanes}} (
     lane        smallint    NOT NULL,
-    token       bigint      NOT NULL DEFAULT 0,
+    token       bigint,
     lease_until timestamptz NOT NULL DEFAULT '-infinity',
-    owner       uuid,
     floor       bigint      NOT NULL DEFAULT 0,
     CONSTRAINT "{{raw.lanes}}_pkey" PRIMARY KEY (lane)
 ) WITH (fillfactor = 20, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_cost_delay = 0);
