@@ -9,7 +9,7 @@ import (
 	"github.com/netresearch/go-cron"
 )
 
-// ErrSchedule is inside every error of Cron and ParseSchedule.
+// ErrSchedule is inside every error of Cron, CronIn and ParseSchedule.
 var ErrSchedule = errors.New("expiry: bad schedule")
 
 // Schedule says when to sweep, due rows or not. It must be safe for concurrent
@@ -24,11 +24,15 @@ type Schedule interface {
 const maxExpression = 256
 
 // ParseSchedule reads a schedule from a setting: a cron expression as Cron
-// takes it, "@every 90s" with a duration of at least a second, or "@never".
+// takes it, one for a time zone as in "CRON_TZ=Europe/Berlin 30 2 * * *" (see
+// CronIn), "@every 90s" with a duration of at least a second, or "@never".
 func ParseSchedule(s string) (Schedule, error) {
 	s = strings.TrimSpace(s)
 	if s == "@never" {
 		return Never(), nil
+	}
+	if zone, ok := strings.CutPrefix(s, "CRON_TZ="); ok {
+		return parseZoned(zone)
 	}
 	every, ok := strings.CutPrefix(s, "@every ")
 	if !ok {
@@ -41,17 +45,29 @@ func ParseSchedule(s string) (Schedule, error) {
 	return Every(d), nil
 }
 
+// parseZoned reads "Europe/Berlin 30 2 * * *".
+func parseZoned(s string) (Schedule, error) {
+	zone, expr, _ := strings.Cut(s, " ")
+	if zone == "" {
+		return nil, fmt.Errorf("%w: CRON_TZ= wants the name of a time zone behind it", ErrSchedule)
+	}
+	loc, err := time.LoadLocation(zone)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrSchedule, err)
+	}
+	return CronIn(strings.TrimSpace(expr), loc)
+}
+
 // Cron reads the five fields minute, hour, day of month, month and day of week,
 // or one of @hourly, @daily, @weekly, @monthly, @yearly. Where both days are
 // restricted, either will do, as in POSIX. Times are UTC, in which every minute
-// comes once. Other time zones, and dates that never come such as 30 February,
-// are refused.
+// comes once. Dates that never come, such as 30 February, are refused.
 func Cron(expr string) (Schedule, error) {
 	if len(expr) > maxExpression {
 		return nil, fmt.Errorf("%w: %d characters are too many", ErrSchedule, len(expr))
 	}
 	if strings.Contains(expr, "TZ=") {
-		return nil, fmt.Errorf("%w: %.64q: times are UTC, a time zone is not supported", ErrSchedule, expr)
+		return nil, fmt.Errorf("%w: %.64q: a time zone is given as CRON_TZ= to ParseSchedule, or to CronIn", ErrSchedule, expr)
 	}
 	if strings.HasPrefix(expr, "@every") {
 		return nil, fmt.Errorf("%w: %.64q is not a cron expression", ErrSchedule, expr)

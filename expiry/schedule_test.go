@@ -55,7 +55,8 @@ func TestBadSchedules(t *testing.T) {
 	t.Parallel()
 	for _, expr := range []string{
 		"", "x", "* * * *", "* * * * * *", "60 * * * *", "*/0 * * * *", "0 0 30 2 *", "0 0 31 4,6 *",
-		"TZ=Europe/Berlin * * * * *", "CRON_TZ=UTC * * * * *", "TZ=", "@every", "@every 0s", "@every -1m",
+		"TZ=Europe/Berlin * * * * *", "CRON_TZ=Europe/Nowhere * * * * *", "CRON_TZ= * * * * *", "CRON_TZ=UTC", "CRON_TZ=UTC 0 0 30 2 *",
+		"CRON_TZ=../etc/passwd * * * * *", "CRON_TZ=UTC CRON_TZ=UTC * * * * *", "TZ=", "@every", "@every 0s", "@every -1m",
 		"@every 10ms", "@every never", "@reboot", "@every 1", strings.Repeat("1,", 300) + " * * * *",
 	} {
 		if _, err := expiry.ParseSchedule(expr); !errors.Is(err, expiry.ErrSchedule) {
@@ -65,10 +66,13 @@ func TestBadSchedules(t *testing.T) {
 	if _, err := expiry.Cron("@every 1h"); !errors.Is(err, expiry.ErrSchedule) {
 		t.Errorf("Cron takes @every: %v", err)
 	}
+	if _, err := expiry.CronIn("0 0 * * *", nil); !errors.Is(err, expiry.ErrSchedule) {
+		t.Errorf("CronIn takes no location: %v", err)
+	}
 }
 
 func FuzzParseSchedule(f *testing.F) {
-	for _, seed := range []string{"*/30 * * * *", "@every 1s", "@never", "TZ=", "0 0 30 2 *", "1-5/2,7 * ? JAN-MAR MON#2", "0 0 L * *"} {
+	for _, seed := range []string{"*/30 * * * *", "@every 1s", "@never", "TZ=", "CRON_TZ=Europe/Berlin 30 2 * * *", "0 0 30 2 *", "1-5/2,7 * ? JAN-MAR MON#2", "0 0 L * *"} {
 		f.Add(seed)
 	}
 	from := at("2026-11-20T10:00:00Z")
