@@ -28,6 +28,19 @@
 // slow calls to other systems their place before the transaction; they happen at every
 // delivery, that of a copy too, and must bear repetition.
 //
+// # Batches
+//
+// Given several messages (inboxamqp.Config.Batch) the Processor records them all by one
+// INSERT and runs their handlers one after the other in one transaction: one COMMIT, and one
+// round trip for each statement of a handler, instead of four for each message. HandleBatch
+// registers a handler that takes them all in one call. A message still succeeds or fails
+// alone: when a handler fails, the transaction is run again with a savepoint around each
+// one, and what fails there is rolled back to it. When it is the transaction that fails (a
+// deferred constraint, conflicts without end), each half gets one of its own, down to single
+// messages. Middleware, Waiter and Prepare step run for each message on a goroutine of its
+// own, before the transaction. Locks and conflicts concern the whole transaction: handlers
+// that contend for the same rows want small batches.
+//
 // # Whose failure it is
 //
 // A database that cannot be reached, that breaks off the connection, refuses new ones, is

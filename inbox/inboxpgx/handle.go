@@ -17,7 +17,8 @@ type HandlerConfig struct {
 	// transaction; nil means no wait. When it fails the message is postponed, uncounted.
 	Waiter inbox.Waiter
 	// Timeout bounds the work on one delivery: the Prepare step and the transaction with
-	// its retries, not the Waiter. 0 means no bound but the context's.
+	// its retries, not the Waiter; in a batch, the Prepare step and each call of the handler.
+	// 0 means no bound but the context's.
 	Timeout time.Duration
 }
 
@@ -28,6 +29,16 @@ func (c HandlerConfig) validate() error {
 	return nil
 }
 
+var errTimeout = errors.New("inboxpgx: handler's Timeout is over")
+
+// withTimeout bounds a context; a timeout of 0 does not.
+func withTimeout(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+	if timeout == 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeoutCause(ctx, timeout, errTimeout)
+}
+
 // Handle registers fn for the messages of a name. The body is decoded by inbox.Decode; the
 // same type may be registered under several names. fn must have no effects but through tx
 // and txretry.AfterCommit, and must not change v: it may run more than once. It is an error
@@ -36,22 +47,71 @@ func Handle[T any](p *Processor, name string, fn func(ctx context.Context, tx pg
 	if fn == nil {
 		return fmt.Errorf("inboxpgx: handler of %q is nil", name)
 	}
-	prepare := func(context.Context, T) (struct{}, error) { return struct{}{}, nil }
-	return HandlePrepared(p, name, prepare, func(ctx context.Context, tx pgx.Tx, v T, _ struct{}) error {
-		return fn(ctx, tx, v)
-	}, cfg)
+	return register(p, name, cfg, func(_ context.Context, _ *inbox.Message, v T) (work, error) {
+		return work{one: func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, tx, v) }}, nil
+	})
 }
 
 // HandlePrepared is Handle with a step before the transaction, while no connection is held:
 // the place for slow calls to other systems. What prepare returns is given to fn; its
 // errors are classed like those of fn. It runs once per delivery, also for a message that
-// then turns out to be a duplicate, so it must bear repetition.
+// then turns out to be a duplicate, so it must bear repetition. In a batch the Prepare steps
+// of its messages run at once.
 func HandlePrepared[T, P any](p *Processor, name string, prepare func(ctx context.Context, v T) (P, error),
 	fn func(ctx context.Context, tx pgx.Tx, v T, prepared P) error, cfg HandlerConfig,
 ) error {
 	if prepare == nil || fn == nil {
 		return fmt.Errorf("inboxpgx: handler of %q is nil", name)
 	}
+	return register(p, name, cfg, func(ctx context.Context, _ *inbox.Message, v T) (work, error) {
+		prepared, err := prepare(ctx, v)
+		if err != nil {
+			return work{}, err
+		}
+		return work{one: func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, tx, v, prepared) }}, nil
+	})
+}
+
+// Item is one message for a batch handler.
+type Item[T any] struct {
+	Message *inbox.Message
+	Value   T
+}
+
+// HandleBatch is Handle for a handler that takes several messages in one call, for example
+// to write them with one statement: those of its name that follow one another in a batch and
+// are no duplicates. Without batches it gets one. When it fails it is called for each half,
+// down to single messages, each call in a savepoint, so its error becomes that of one
+// message only. A Timeout is meant per message.
+func HandleBatch[T any](p *Processor, name string, fn func(ctx context.Context, tx pgx.Tx, items []Item[T]) error, cfg HandlerConfig) error {
+	if fn == nil {
+		return fmt.Errorf("inboxpgx: handler of %q is nil", name)
+	}
+	many := &batchHandler{run: func(ctx context.Context, tx pgx.Tx, items []any) error {
+		ctx, cancel := withTimeout(ctx, time.Duration(len(items))*cfg.Timeout)
+		defer cancel()
+		typed := make([]Item[T], len(items))
+		for i, item := range items {
+			typed[i] = item.(Item[T])
+		}
+		return fn(ctx, tx, typed)
+	}}
+	return register(p, name, cfg, func(_ context.Context, m *inbox.Message, v T) (work, error) {
+		item := Item[T]{m, v}
+		return work{
+			one:  func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, tx, []Item[T]{item}) },
+			many: many, item: item,
+		}, nil
+	})
+}
+
+// batchHandler is what the messages of one HandleBatch have in common.
+type batchHandler struct {
+	run func(ctx context.Context, tx pgx.Tx, items []any) error
+}
+
+// register adds a handler that begin turns into work for the transaction.
+func register[T any](p *Processor, name string, cfg HandlerConfig, begin func(ctx context.Context, m *inbox.Message, v T) (work, error)) error {
 	if err := cfg.validate(); err != nil {
 		return err
 	}
@@ -60,17 +120,19 @@ func HandlePrepared[T, P any](p *Processor, name string, prepare func(ctx contex
 		if err != nil {
 			return err
 		}
-		if cfg.Timeout > 0 {
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeoutCause(ctx, cfg.Timeout, errTimeout)
-			defer cancel()
-		}
-		prepared, err := prepare(ctx, v)
+		bounded, cancel := withTimeout(ctx, cfg.Timeout)
+		defer cancel()
+		w, err := begin(bounded, m, v)
 		if err != nil {
 			return err
 		}
-		return p.once(ctx, m, func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, tx, v, prepared) })
+		if s, ok := ctx.Value(seatKey{}).(*seat); ok {
+			w.timeout = cfg.Timeout
+			if outcome, joined := s.join(ctx, m, w); joined {
+				return outcome
+			}
+		}
+		w.timeout = 0 // bounded has it
+		return p.alone(bounded, m, w)
 	}, inbox.Blocking(cfg.Waiter))
 }
-
-var errTimeout = errors.New("inboxpgx: handler's Timeout is over")

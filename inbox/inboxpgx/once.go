@@ -30,9 +30,11 @@ type handlerError struct{ err error }
 func (e *handlerError) Error() string { return e.err.Error() }
 func (e *handlerError) Unwrap() error { return e.err }
 
-// once runs fn and records the message in one transaction, unless it was recorded before.
-func (p *Processor) once(ctx context.Context, m *inbox.Message, fn func(ctx context.Context, tx pgx.Tx) error) error {
-	d := &delivery{p: p, m: m, fn: fn}
+// alone does the work and records the message in one transaction, unless it was recorded before.
+func (p *Processor) alone(ctx context.Context, m *inbox.Message, w work) error {
+	ctx, cancel := withTimeout(ctx, w.timeout)
+	defer cancel()
+	d := &delivery{p: p, m: m, fn: w.one}
 	opts := txretry.Options{Name: "inbox " + m.Name, Isolation: p.cfg.Isolation}
 	err := p.transactor.DoWith(ctx, opts, d.attempt)
 	if err == nil && d.duplicate && p.cfg.Hooks.OnDuplicate != nil {
@@ -85,7 +87,7 @@ func (d *delivery) verdict(ctx context.Context, err error) error {
 		return inbox.Postpone(err, 0)
 	case d.lost && !contextEnded(err), outOfService(err):
 		return inbox.Unavailable(err)
-	case handlers || d.commitRefused(err):
+	case handlers || commitRefused(d.handled, err):
 		return plain(err)
 	case ctx.Err() != nil && !d.handled && errors.Is(context.Cause(ctx), errTimeout):
 		return inbox.Postpone(err, 0) // no connection, or a copy in progress: the handler had no chance
@@ -123,8 +125,8 @@ func plain(err error) error {
 
 // commitRefused reports whether the handler succeeded and then its transaction could not
 // commit: a deferred constraint, for example, or an error that the handler ignored.
-func (d *delivery) commitRefused(err error) bool {
-	if !d.handled {
+func commitRefused(handled bool, err error) bool {
+	if !handled {
 		return false
 	}
 	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {

@@ -90,7 +90,11 @@ func NewProcessor(t txretry.Transactor, cfg Config) (*Processor, error) {
 // Use adds middleware around every message, outside the transaction; see inbox.Mux.Use.
 func (p *Processor) Use(wrap ...inbox.Middleware) { p.mux.Use(wrap...) }
 
-// Process implements inbox.Processor, one transaction per message.
+// Process implements inbox.Processor: one transaction for all messages, as the package
+// comment describes. Batches are made by the consumer (inboxamqp.Config.Batch).
 func (p *Processor) Process(ctx context.Context, msgs []*inbox.Message) []error {
-	return p.mux.Process(ctx, msgs)
+	if len(msgs) < 2 {
+		return p.mux.Process(ctx, msgs)
+	}
+	return p.batch(ctx, msgs)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/internal/migrate"
 	"github.com/holdfast-go/holdfast/internal/sqlident"
+	"github.com/holdfast-go/holdfast/txretry"
 )
 
 // DefaultTable is the table's name where none is configured.
@@ -77,10 +78,15 @@ type Dedup interface {
 	// and records it. The entry commits and rolls back with tx. While another transaction
 	// that recorded the same id is open it waits, or fails so that txretry tries again.
 	Record(ctx context.Context, tx pgx.Tx, consumer string, id uuid.UUID) (first bool, err error)
+	// RecordAll is Record for several messages with different ids, in one step.
+	RecordAll(ctx context.Context, tx pgx.Tx, consumer string, msgs []*inbox.Message) (first []bool, err error)
+	// Forget takes back, within the same transaction, what Record or RecordAll has
+	// recorded there for the first time.
+	Forget(ctx context.Context, tx pgx.Tx, consumer string, ids []uuid.UUID) error
 }
 
 // Table is the Dedup on the table that Migrate creates. It is safe for concurrent use.
-type Table struct{ insert string }
+type Table struct{ insert, insertAll, forget string }
 
 // NewTable returns a Table. It does not look at the database.
 func NewTable(cfg SchemaConfig) (*Table, error) {
@@ -90,6 +96,10 @@ func NewTable(cfg SchemaConfig) (*Table, error) {
 	}
 	return &Table{
 		insert: `INSERT INTO ` + name + ` (consumer, message_id, name) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING`,
+		// In the order of the ids: two batches with the same copies must not deadlock.
+		insertAll: `INSERT INTO ` + name + ` (consumer, message_id, name) SELECT $1, m.id, m.name
+			FROM unnest($2::uuid[], $3::text[]) AS m (id, name) ORDER BY m.id ON CONFLICT DO NOTHING RETURNING message_id`,
+		forget: `DELETE FROM ` + name + ` WHERE consumer = $1 AND message_id = ANY($2::uuid[])`,
 	}, nil
 }
 
@@ -105,4 +115,37 @@ func (t *Table) Record(ctx context.Context, tx pgx.Tx, consumer string, id uuid.
 		return false, fmt.Errorf("inboxpgx: record message: %w", err)
 	}
 	return tag.RowsAffected() == 1, nil
+}
+
+// RecordAll implements Dedup.
+func (t *Table) RecordAll(ctx context.Context, tx pgx.Tx, consumer string, msgs []*inbox.Message) (first []bool, err error) {
+	ids, names := make([]uuid.UUID, len(msgs)), make([]string, len(msgs))
+	position := make(map[uuid.UUID]int, len(msgs))
+	for i, m := range msgs {
+		ids[i], names[i], position[m.ID] = m.ID, m.Name, i
+	}
+	rows, err := tx.Query(ctx, t.insertAll, consumer, ids, names)
+	if err != nil {
+		return nil, fmt.Errorf("inboxpgx: record messages: %w", err)
+	}
+	first = make([]bool, len(msgs))
+	var id uuid.UUID
+	if _, err := pgx.ForEachRow(rows, []any{&id}, func() error {
+		first[position[id]] = true
+		return nil
+	}); err != nil {
+		return nil, fmt.Errorf("inboxpgx: record messages: %w", err)
+	}
+	return first, nil
+}
+
+// Forget implements Dedup.
+func (t *Table) Forget(ctx context.Context, tx pgx.Tx, consumer string, ids []uuid.UUID) error {
+	if txretry.AtCommit(tx, t.forget, consumer, ids) {
+		return nil
+	}
+	if _, err := tx.Exec(ctx, t.forget, consumer, ids); err != nil {
+		return fmt.Errorf("inboxpgx: forget messages: %w", err)
+	}
+	return nil
 }

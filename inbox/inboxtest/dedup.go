@@ -7,6 +7,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
@@ -35,6 +36,29 @@ func (d *Dedup) Record(_ context.Context, tx pgx.Tx, consumer string, id uuid.UU
 		}
 	})
 	return first, err
+}
+
+// RecordAll implements inboxpgx.Dedup.
+func (d *Dedup) RecordAll(ctx context.Context, tx pgx.Tx, consumer string, msgs []*inbox.Message) (first []bool, err error) {
+	first = make([]bool, len(msgs))
+	for i, m := range msgs {
+		if first[i], err = d.Record(ctx, tx, consumer, m.ID); err != nil {
+			return nil, err
+		}
+	}
+	return first, nil
+}
+
+// Forget implements inboxpgx.Dedup.
+func (d *Dedup) Forget(_ context.Context, tx pgx.Tx, consumer string, ids []uuid.UUID) error {
+	for _, id := range ids {
+		e := entry{consumer, id}
+		err := txretrytest.Effect(tx, func() { d.remove(e) }, func() { d.insert(e) })
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Seen reports whether the consumer has recorded the id.

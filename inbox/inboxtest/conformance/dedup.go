@@ -3,12 +3,14 @@ package conformance
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"testing/synctest"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/txretry"
@@ -29,6 +31,8 @@ func TestDedup(t *testing.T, b DedupBackend) {
 		"rollback forgets":        testRollbackForgets,
 		"within a transaction":    testWithinTransaction,
 		"savepoint":               testSavepoint,
+		"several":                 testRecordAll,
+		"forget":                  testForget,
 		"closed transaction":      testClosedTransaction,
 		"consumers":               testConsumersApart,
 		"concurrent transactions": testConcurrentRecords,
@@ -133,6 +137,53 @@ func testSavepoint(t *testing.T, d dedupTester) {
 	}
 	d.want(t, "a", kept, false)
 	d.want(t, "a", dropped, true)
+}
+
+func testRecordAll(t *testing.T, d dedupTester) {
+	known := event(1)
+	d.want(t, "a", known.ID, true)
+	msgs := []*inbox.Message{event(2), known, event(3)}
+	err := d.transactor.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+		first, err := d.dedup.RecordAll(ctx, tx, "a", msgs)
+		if err != nil {
+			return err
+		}
+		if !slices.Equal(first, []bool{true, false, true}) {
+			t.Errorf("RecordAll = %v", first)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range msgs {
+		d.want(t, "a", m.ID, false)
+		d.want(t, "b", m.ID, true)
+	}
+}
+
+func testForget(t *testing.T, d dedupTester) {
+	kept, dropped, undone := event(1), event(2), event(3)
+	record := func(end error, forget *inbox.Message, msgs ...*inbox.Message) {
+		t.Helper()
+		err := d.transactor.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+			if _, err := d.dedup.RecordAll(ctx, tx, "a", msgs); err != nil {
+				return err
+			}
+			if err := d.dedup.Forget(ctx, tx, "a", []uuid.UUID{forget.ID}); err != nil {
+				return err
+			}
+			return end
+		})
+		if !errors.Is(err, end) {
+			t.Fatal(err)
+		}
+	}
+	record(nil, dropped, kept, dropped)
+	record(errAbort, undone, undone)
+	d.want(t, "a", kept.ID, false)
+	d.want(t, "a", dropped.ID, true)
+	d.want(t, "a", undone.ID, true)
 }
 
 func testClosedTransaction(t *testing.T, d dedupTester) {
