@@ -108,6 +108,16 @@ func (p *Publisher) Ready() error {
 	return nil
 }
 
+// Window returns how many messages await their confirm, and how many may.
+func (p *Publisher) Window() (used, size int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.session != nil {
+		used = len(p.session.slots)
+	}
+	return used, p.cfg.Window
+}
+
 // Publish sends a message and calls done exactly once, with nil when the broker
 // has confirmed it and else with one of the package's errors. It may wait while
 // the window is full, until ctx is cancelled; what is not confirmed by then is

@@ -10,13 +10,14 @@ import (
 type session struct {
 	conn    *Conn
 	windows []*window
+	slots   chan struct{} // taken by unconfirmed messages
 }
 
 func openSession(conn *Conn, cfg PublisherConfig) (*session, error) {
-	s := &session{conn: conn}
-	known, slots := newExchanges(conn), make(chan struct{}, cfg.Window)
+	s := &session{conn: conn, slots: make(chan struct{}, cfg.Window)}
+	known := newExchanges(conn)
 	for range cfg.Channels {
-		w, err := openWindow(conn, cfg, known, slots)
+		w, err := openWindow(conn, cfg, known, s.slots)
 		if err != nil {
 			return nil, err
 		}

@@ -24,10 +24,11 @@ func (p *Publisher) encode(m outbox.Message) (amqpconn.Out, error) {
 		return amqpconn.Out{}, &outbox.PublishError{Class: outbox.Permanent, Err: err}
 	}
 	route := p.cfg.Router.Route(m)
+	exchange, key := p.destination(route, m.Name)
 	return amqpconn.Out{
 		Stripe:   stripe(m),
-		Exchange: cmp.Or(route.Exchange, p.cfg.Exchange),
-		Key:      cmp.Or(route.RoutingKey, m.Name),
+		Exchange: exchange,
+		Key:      key,
 		Message: amqp.Publishing{
 			MessageId:    m.ID.String(),
 			Type:         m.Name,
@@ -38,6 +39,10 @@ func (p *Publisher) encode(m outbox.Message) (amqpconn.Out, error) {
 			Body:         m.Body,
 		},
 	}, nil
+}
+
+func (p *Publisher) destination(route outbox.Route, name string) (exchange, key string) {
+	return cmp.Or(route.Exchange, p.cfg.Exchange), cmp.Or(route.RoutingKey, name)
 }
 
 // stripe is the same for all messages of a key, and any number for the others.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -91,6 +92,8 @@ type Publisher struct {
 	cfg  Config
 	dial amqpconn.Dial
 	out  *amqpconn.Publisher
+
+	running atomic.Bool
 }
 
 // NewPublisher returns a publisher that connects by dial once Run is called.
@@ -120,8 +123,12 @@ func NewPublisher(dial func(ctx context.Context) (*amqp.Connection, error), cfg 
 // Run keeps a connection open until ctx is cancelled. It then refuses further
 // messages as unavailable, waits up to ShutdownTimeout for the confirms still
 // open, and returns nil. The broker may be down when it starts, or go down
-// later: Run goes on trying. It must be called once.
+// later: Run goes on trying. Calling it while it runs is an error.
 func (p *Publisher) Run(ctx context.Context) error {
+	if !p.running.CompareAndSwap(false, true) {
+		return errors.New("outboxamqp: Run is running already")
+	}
+	defer p.running.Store(false)
 	p.out.Run(ctx)
 	return nil
 }
@@ -133,6 +140,10 @@ func (p *Publisher) Ready(context.Context) error {
 	}
 	return nil
 }
+
+// Window returns how many messages await their confirm, and how many may: outbox.Windowed. At the
+// end of a connection all count as answered.
+func (p *Publisher) Window() (used, size int) { return p.out.Window() }
 
 // Publish meets outbox.Publisher. Its failures are of class Permanent for a
 // message that cannot be sent at all, Unroutable when no queue or no exchange takes

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -137,6 +138,51 @@ func TestSetupAndCheck(t *testing.T) {
 	}
 }
 
+// Check finds what the router can lead to, and nothing that it cannot.
+func TestCheckFollowsTheRouter(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Exchange(t, "default", "topic")
+	b.Queue(t, "there", nil)
+	p, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Exchange: "never.reached", Router: outbox.Routes{
+		Exchange: "default", ByName: map[string]outbox.Route{"a": {Exchange: "missing"}, "b": {RoutingKey: "x"}},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	direct, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Router: outbox.Routes{
+		ByName: map[string]outbox.Route{"there": {}, "x": {RoutingKey: "there"}, "y": {RoutingKey: "nowhere"}, "z": {}},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		p    *outboxamqp.Publisher
+		want []string
+	}{
+		{p, []string{`exchange "missing" does not exist`}},
+		{direct, []string{
+			`queue "nowhere" does not exist, to which messages "y" go by the default exchange`,
+			`queue "z" does not exist, to which messages "z" go by the default exchange`,
+		}},
+	} {
+		findings, err := tt.p.Check(t.Context())
+		var got []string
+		for _, f := range findings {
+			got = append(got, f.Problem)
+			if f.Mend == "" {
+				t.Errorf("%s: no mend", f.Problem)
+			}
+		}
+		if err != nil || !slices.Equal(got, tt.want) {
+			t.Errorf("found %q, want %q, error %v", got, tt.want, err)
+		}
+	}
+	if depth := b.Depth(t, "there"); depth != 0 {
+		t.Errorf("Check has published %d messages", depth)
+	}
+}
+
 // Existing exchanges are used as they are.
 func TestSetupFindsExchange(t *testing.T) {
 	t.Parallel()
@@ -227,6 +273,62 @@ func TestDrain(t *testing.T) {
 	if depth := b.Depth(t, "q"); depth != n {
 		t.Errorf("%d messages in the queue", depth)
 	}
+}
+
+func TestRunTwiceAtOnce(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Queue(t, "q", nil)
+	p, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for round := range 2 { // one after the other is fine
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- p.Run(ctx) }()
+		testenv.Eventually(t, 20*time.Second, func() error { return p.Ready(t.Context()) })
+		if err := p.Run(ctx); err == nil || !strings.Contains(err.Error(), "running already") {
+			t.Errorf("round %d: a second Run: %v", round, err)
+		}
+		if err := publish(t, p, message(t, "q")); err != nil {
+			t.Errorf("round %d: after it: %v", round, err)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("round %d: %v", round, err)
+		}
+	}
+}
+
+// The broker withholds its confirms while the messages lie in a proxy that holds them.
+func TestWindow(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Queue(t, "q", nil)
+	proxy := testenv.NewProxy(t, b.URL)
+	p := running(t, func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) }, outboxamqp.Config{Window: 7})
+	wants := func(want int) {
+		t.Helper()
+		if used, size := p.Window(); used != want || size != 7 {
+			t.Errorf("%d of %d, want %d of 7", used, size, want)
+		}
+	}
+	testenv.Eventually(t, 20*time.Second, func() error { return p.Ready(t.Context()) })
+	wants(0)
+	proxy.Pause()
+	outcomes := make(chan error, 3)
+	for range cap(outcomes) {
+		p.Publish(t.Context(), message(t, "q"), func(err error) { outcomes <- err })
+	}
+	wants(3)
+	proxy.Heal()
+	for range cap(outcomes) {
+		if err := <-outcomes; err != nil {
+			t.Error(err)
+		}
+	}
+	wants(0)
 }
 
 func TestErrorsUnwrap(t *testing.T) {

@@ -1,9 +1,11 @@
 package outboxamqp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -50,11 +52,16 @@ func declare(conn *amqpconn.Conn, name string) error {
 	return err
 }
 
-// Check looks, on a connection of its own, whether the exchanges exist that
-// Config.Exchange and, if it is an outbox.Routes, the Router name. The error
-// means that it could not look.
+// Check looks, on a connection of its own, whether the exchanges exist that the configuration can
+// lead to: Config.Exchange and, if it is an outbox.Routes, what the Router names. Where a name of
+// Routes.ByName goes by the default exchange, its queue must exist. Other routing keys without a
+// binding cannot be found in this way: AMQP tells of bindings only by returning a message, and Check
+// publishes none. Such messages fail as outbox.Unroutable. The error means that it could not look.
 func (p *Publisher) Check(ctx context.Context) ([]Finding, error) {
 	var findings []Finding
+	add := func(mend, format string, args ...any) {
+		findings = append(findings, Finding{Component: "outboxamqp", Problem: fmt.Sprintf(format, args...), Mend: mend})
+	}
 	err := p.use(ctx, "check", func(conn *amqpconn.Conn) error {
 		for _, name := range p.exchanges() {
 			exists, err := conn.ExchangeExists(name)
@@ -62,11 +69,17 @@ func (p *Publisher) Check(ctx context.Context) ([]Finding, error) {
 				return err
 			}
 			if !exists {
-				findings = append(findings, Finding{
-					Component: "outboxamqp",
-					Problem:   fmt.Sprintf("exchange %q does not exist", name),
-					Mend:      "declare it, or call Publisher.Setup",
-				})
+				add("declare it, or call Publisher.Setup", "exchange %q does not exist", name)
+			}
+		}
+		for _, d := range p.direct() {
+			exists, err := conn.QueueExists(d.queue)
+			if err != nil {
+				return err
+			}
+			if !exists {
+				add("declare the queue, or name an exchange for the message",
+					"queue %q does not exist, to which messages %q go by the default exchange", d.queue, d.name)
 			}
 		}
 		return nil
@@ -74,17 +87,30 @@ func (p *Publisher) Check(ctx context.Context) ([]Finding, error) {
 	return findings, err
 }
 
-// exchanges returns the exchanges known before the first message, sorted.
+// exchanges returns the exchanges known before the first message, sorted, without the default one.
 func (p *Publisher) exchanges() []string {
-	names := []string{p.cfg.Exchange}
-	if routes, ok := p.cfg.Router.(outbox.Routes); ok {
-		names = append(names, routes.Exchange)
-		for _, route := range routes.ByName {
-			names = append(names, route.Exchange)
-		}
+	routes, _ := p.cfg.Router.(outbox.Routes)
+	names := []string{cmp.Or(routes.Exchange, p.cfg.Exchange)}
+	for _, route := range routes.ByName {
+		names = append(names, route.Exchange)
 	}
 	slices.Sort(names)
 	return slices.DeleteFunc(slices.Compact(names), func(name string) bool { return name == "" })
+}
+
+// direct is a message name whose messages go to one queue by the default exchange.
+type direct struct{ name, queue string }
+
+func (p *Publisher) direct() []direct {
+	routes, _ := p.cfg.Router.(outbox.Routes)
+	var all []direct
+	for _, name := range slices.Sorted(maps.Keys(routes.ByName)) {
+		exchange, key := p.destination(routes.Route(outbox.Message{Name: name}), name)
+		if exchange == "" {
+			all = append(all, direct{name, key})
+		}
+	}
+	return all
 }
 
 func (p *Publisher) use(ctx context.Context, what string, do func(*amqpconn.Conn) error) error {

@@ -1,11 +1,14 @@
 package outboxredis
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/holdfast-go/holdfast/internal/check"
+	"github.com/holdfast-go/holdfast/outbox"
 )
 
 // Finding is one thing that is missing or mis-set on the server.
@@ -19,20 +22,26 @@ func (p *Publisher) Ready(ctx context.Context) error {
 	return nil
 }
 
-// Check looks at the configured stream and at the eviction policy, where the server
-// tells it. No findings means that all is well; an error, that it could not look.
+// Window returns how many messages await their answer, and how many may: outbox.Windowed.
+func (p *Publisher) Window() (used, size int) { return len(p.room), cap(p.room) }
+
+// Check looks at the streams that Config.Stream and, if it is an outbox.Routes, the Router name, and
+// at the eviction policy, where the server tells it. No findings means that all is well; an error,
+// that it could not look.
 func (p *Publisher) Check(ctx context.Context) ([]Finding, error) {
-	kind, err := p.client.Type(ctx, p.cfg.Stream).Result()
-	if err != nil {
-		return nil, fmt.Errorf("outboxredis: check: %w", err)
-	}
 	var findings []Finding
-	if kind != "stream" && kind != "none" {
-		findings = append(findings, Finding{
-			Component: "outboxredis",
-			Problem:   fmt.Sprintf("key %q is a %s, not a stream", p.cfg.Stream, kind),
-			Mend:      "configure another stream, or remove the key",
-		})
+	for _, stream := range p.streams() {
+		kind, err := p.client.Type(ctx, stream).Result()
+		if err != nil {
+			return nil, fmt.Errorf("outboxredis: check: %w", err)
+		}
+		if kind != "stream" && kind != "none" {
+			findings = append(findings, Finding{
+				Component: "outboxredis",
+				Problem:   fmt.Sprintf("key %q is a %s, not a stream", stream, kind),
+				Mend:      "configure another stream, or remove the key",
+			})
+		}
 	}
 	config, err := p.client.ConfigGet(ctx, "maxmemory-policy").Result()
 	if err != nil {
@@ -46,4 +55,17 @@ func (p *Publisher) Check(ctx context.Context) ([]Finding, error) {
 		})
 	}
 	return findings, nil
+}
+
+// streams are those known before the first message, sorted.
+func (p *Publisher) streams() []string {
+	routes, _ := p.cfg.Router.(outbox.Routes)
+	names := []string{cmp.Or(routes.Exchange, p.cfg.Stream)}
+	for _, route := range routes.ByName {
+		if route.Exchange != "" {
+			names = append(names, route.Exchange)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }

@@ -181,6 +181,22 @@ func TestCheckAndReady(t *testing.T) {
 	if findings, err := p.Check(t.Context()); err != nil || len(findings) != 1 {
 		t.Errorf("%v, %v", findings, err)
 	}
+	for name, tt := range map[string]struct {
+		routes outbox.Routes
+		want   int
+	}{
+		"by name":    {outbox.Routes{ByName: map[string]outbox.Route{"a": {Exchange: "s"}}}, 1},
+		"by default": {outbox.Routes{Exchange: "s", ByName: map[string]outbox.Route{"a": {RoutingKey: "x"}}}, 1},
+		"elsewhere":  {outbox.Routes{Exchange: "t"}, 0},
+	} {
+		p := newPublisher(t, client, outboxredis.Config{Stream: "u", Router: tt.routes})
+		if findings, err := p.Check(t.Context()); err != nil || len(findings) != tt.want {
+			t.Errorf("%s: %v, %v", name, findings, err)
+		}
+	}
+	if used, size := p.Window(); used != 0 || size != 1000 {
+		t.Errorf("%d of %d in flight", used, size)
+	}
 }
 
 func TestNewPublisherRefuses(t *testing.T) {
