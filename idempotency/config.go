@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
@@ -31,16 +30,24 @@ func GlobalScope(*http.Request) (string, error) { return "", errGlobal }
 type MiddlewareConfig struct {
 	// Scope is required: GlobalScope or a function of the request.
 	Scope Scope
-	// Methods that need a key, in upper case; others pass untouched. nil: POST,
-	// PUT, PATCH.
-	Methods []string
+	// Need says, by method and route, whether a request needs a key. nil:
+	// DefaultNeed.
+	Need func(r *http.Request) Need
 	// FingerprintParts adds to the fingerprint, such as the user in a global
 	// scope. nil adds nothing.
 	FingerprintParts func(r *http.Request) []string
+	// CanonicalJSON makes JSON bodies the same request when they differ only in
+	// white space, the order of members, or escapes. Other bodies, and every body
+	// without it, count byte by byte. Switching it refuses no key that is in use.
+	CanonicalJSON bool
 	// Keep says which statuses are final, so that their response is kept and
 	// replayed. After any other one the key is free, and the same key runs the
-	// handler again: such an answer must not have had an effect. nil: DefaultKeep.
+	// handler again: such an answer must not have had an effect, unless MarkEffect
+	// was called. nil: DefaultKeep.
 	Keep func(status int) bool
+	// TombstonePanics has a panic leave a tombstone, as after MarkEffect. false:
+	// it frees the key. In both cases the panic goes on.
+	TombstonePanics bool
 	// KeepHeaders are the response headers kept with the body. nil: those that
 	// describe the body, and Location, Link, ETag, Last-Modified and
 	// Cache-Control. Naming one that must never be replayed, such as
@@ -49,33 +56,38 @@ type MiddlewareConfig struct {
 	// MaxRequestBytes bounds the request's body; more is answered with 413.
 	// 0: 1 MiB.
 	MaxRequestBytes int64
-	// MaxResponseBytes bounds the kept body. A longer response is sent, and
-	// leaves a tombstone. 0: 1 MiB.
+	// MaxResponseBytes bounds what is kept of a response, headers and body. A
+	// longer one is sent, and leaves a tombstone. 0: 1 MiB.
 	MaxResponseBytes int
+	// StoreDown says, by route, what becomes of a request when the store cannot
+	// be asked. nil: FallBack where there is a Fallback, else FailClosed.
+	StoreDown func(r *http.Request) StoreDown
+	// Fallback is the store that FallBack asks. It must know by itself what the
+	// other one knows: idempotencypgx.Runner.Fallback does. nil: none.
+	Fallback Store
 	// StoreTimeout bounds one call to the store. 0: 5 s.
 	StoreTimeout time.Duration
 	// OnReplay is called before a kept response is sent once more, such as to
 	// give the caller's unit of a rate limit back. nil: nothing.
 	OnReplay func(r *http.Request)
+	// Hooks are callbacks for observation.
+	Hooks Hooks
 	// Logger; nil: slog.Default().
 	Logger *slog.Logger
 	// MeterProvider; nil: the global one.
 	MeterProvider metric.MeterProvider
 }
 
-// DefaultKeep keeps every status but 5xx and 401, 408, 425 and 429, which say
-// that the request may succeed another time.
-func DefaultKeep(status int) bool {
-	switch status {
-	case http.StatusUnauthorized, http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests:
-		return false
-	}
-	return status < 500
-}
-
 func (c MiddlewareConfig) withDefaults() MiddlewareConfig {
-	if c.Methods == nil {
-		c.Methods = []string{http.MethodPost, http.MethodPut, http.MethodPatch}
+	if c.Need == nil {
+		c.Need = DefaultNeed
+	}
+	if c.StoreDown == nil {
+		down := FailClosed
+		if c.Fallback != nil {
+			down = FallBack
+		}
+		c.StoreDown = func(*http.Request) StoreDown { return down }
 	}
 	if c.FingerprintParts == nil {
 		c.FingerprintParts = func(*http.Request) []string { return nil }
@@ -112,11 +124,6 @@ func (c MiddlewareConfig) validate() error {
 	var errs []error
 	if c.Scope == nil {
 		errs = append(errs, errors.New("idempotency: Scope is required: GlobalScope or a function of the request"))
-	}
-	for _, m := range c.Methods {
-		if m == "" || m != strings.ToUpper(m) { // it would match no request, and protect none
-			errs = append(errs, fmt.Errorf("idempotency: Methods: %q is not a method in upper case", m))
-		}
 	}
 	for _, name := range c.KeepHeaders {
 		if denied(name) {

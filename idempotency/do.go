@@ -13,24 +13,30 @@ import (
 const defaultStoreTimeout = 5 * time.Second
 
 // Do runs fn once per key and returns its value; a repeated call returns the
-// value of the first one, with replayed true. The value is kept as JSON.
+// value of the first one, with replayed true. The value is kept as JSON; a
+// Response is kept as it is.
 //
-// It returns what fn returns; after an error of fn, or a panic, the key is free
-// again. Beside that: ErrKeyInvalid, ErrKeyReused (the fingerprint is another
-// one), *InUseError (another call is running), ErrResultUnavailable, errors of
-// the store before fn was called, and, together with the value, ErrNotStored.
-// A value that JSON cannot hold comes with ErrResultUnavailable too: fn has done
-// its work and never does it again.
+// It returns what fn returns. After an error of fn, or a panic, the key is free
+// again, unless MarkEffect was called or the error has a code (see WithErrors):
+// such an error is kept and returned to repeated calls. Beside that:
+// ErrKeyInvalid, ErrKeyReused (the fingerprint is another one), *InUseError
+// (another call is running), ErrResultUnavailable, errors of the store before fn
+// was called, and, together with the value, ErrNotStored. A value that JSON
+// cannot hold comes with ErrResultUnavailable too: fn has done its work and
+// never does it again.
 //
 // fn's context carries the claim (ClaimFrom), and is cancelled with cause
 // ErrLeaseLost when the key was lost to another run.
 func Do[T any](ctx context.Context, store Store, key Key, fp Fingerprint, fn func(context.Context) (T, error)) (value T, replayed bool, err error) {
+	if store == nil || fn == nil {
+		return value, false, errors.New("idempotency: Do needs a store and a function")
+	}
 	var unkept error
-	resp, replayed, err := Execute(ctx, store, key, fp, func(ctx context.Context) (resp Response, err error) {
+	resp, replayed, err := execute(ctx, store, key, fp, func(ctx context.Context) (resp Response, err error) {
 		if value, err = fn(ctx); err != nil {
 			return Response{}, err
 		}
-		resp, unkept = JSON(http.StatusOK, value) // a tombstone if it fails
+		resp, unkept = encode(value) // a tombstone if it fails
 		return resp, nil
 	})
 	switch {
@@ -39,25 +45,36 @@ func Do[T any](ctx context.Context, store Store, key Key, fp Fingerprint, fn fun
 	case unkept != nil:
 		return value, replayed, fmt.Errorf("%w: %w", ErrResultUnavailable, unkept)
 	case replayed:
-		if err := json.Unmarshal(resp.Body, &value); err != nil {
-			return value, true, fmt.Errorf("idempotency: decode stored value: %w", err)
-		}
+		err = decode(resp, &value)
 	}
-	return value, replayed, nil
+	return value, replayed, err
 }
 
-// Execute is Do for a fn that makes the Response itself. Every response fn
-// returns with a nil error is kept.
-func Execute(ctx context.Context, store Store, key Key, fp Fingerprint, fn func(context.Context) (Response, error)) (resp Response, replayed bool, err error) {
-	if store == nil || fn == nil {
-		return Response{}, false, errors.New("idempotency: Execute needs a store and a function")
+func encode(value any) (Response, error) {
+	if resp, ok := value.(Response); ok {
+		return resp.Clone(), nil // the caller may change its own
 	}
+	return JSON(http.StatusOK, value)
+}
+
+func decode(resp Response, value any) error {
+	if place, ok := value.(*Response); ok {
+		*place = resp
+		return nil
+	}
+	if err := json.Unmarshal(resp.Body, value); err != nil {
+		return fmt.Errorf("idempotency: decode stored value: %w", err)
+	}
+	return nil
+}
+
+// execute is Do for a fn that makes the Response itself.
+func execute(ctx context.Context, store Store, key Key, fp Fingerprint, fn func(context.Context) (Response, error)) (resp Response, replayed bool, err error) {
 	if err := key.Validate(); err != nil {
 		return Response{}, false, err
 	}
-	begun := time.Now()
-	claim := NewClaim(key, fp)
-	out, err := begin(ctx, store, claim, defaultStoreTimeout)
+	r := &run{store: store, claim: NewClaim(key, fp), timeout: defaultStoreTimeout}
+	out, err := r.begin(ctx, time.Now())
 	if err == nil {
 		err = out.refusal(fp)
 	}
@@ -65,9 +82,9 @@ func Execute(ctx context.Context, store Store, key Key, fp Fingerprint, fn func(
 		return Response{}, false, err
 	}
 	if out.State == Completed {
-		return out.Response, true, nil
+		return out.Response, true, replayError(store, out.Response)
 	}
-	r, ctx := startRun(ctx, store, claim, out.Lease, defaultStoreTimeout, begun)
+	ctx = r.start(ctx)
 	defer r.end()
 	return r.execute(ctx, fn)
 }
@@ -76,7 +93,7 @@ func (r *run) execute(ctx context.Context, fn func(context.Context) (Response, e
 	done := false
 	defer func() {
 		if !done { // panic or Goexit
-			_ = r.close(nil)
+			_ = r.close(r.unkept())
 		}
 	}()
 	resp, err = fn(ctx)
@@ -87,23 +104,16 @@ func (r *run) execute(ctx context.Context, fn func(context.Context) (Response, e
 		_ = r.close(nil)
 		return resp, s.replayed, err
 	}
+	kept := &resp
 	if err != nil {
-		_ = r.close(nil) // the lease ends by itself
-		return Response{}, false, err
+		resp = Response{}
+		if kept = keptError(r.store, err); kept == nil {
+			_ = r.close(r.unkept()) // the lease ends by itself
+			return resp, false, err
+		}
 	}
-	if err := r.close(&resp); err != nil {
-		return resp, false, fmt.Errorf("%w: %w", ErrNotStored, err)
+	if lost := r.close(kept); lost != nil {
+		err = errors.Join(err, fmt.Errorf("%w: %w", ErrNotStored, lost))
 	}
-	return resp, false, nil
-}
-
-// begin asks the store, for a bounded time.
-func begin(ctx context.Context, store Store, claim Claim, timeout time.Duration) (Outcome, error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	out, err := store.Begin(ctx, claim)
-	if err != nil {
-		return Outcome{}, fmt.Errorf("idempotency: begin: %w", err)
-	}
-	return out, nil
+	return resp, false, err
 }

@@ -5,15 +5,19 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"hash"
-	"io"
 	"mime"
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 )
 
-// fingerprintVersion changes when the same request would get another sum.
-const fingerprintVersion = 1
+// The ways to make a sum. One changes its number when the same request would get
+// another sum.
+const (
+	rawVersion       = 1
+	canonicalVersion = 2
+)
 
 // Fingerprint tells whether two requests with one key are the same request.
 // The zero value fits every request: it is what a record has that was written
@@ -29,11 +33,11 @@ type Fingerprint struct {
 // FingerprintOf hashes parts (SHA-256 over length-prefixed parts), for work
 // that does not come over HTTP.
 func FingerprintOf(parts ...string) Fingerprint {
-	h := newHash("parts", len(parts))
+	s := newSum("parts", len(parts))
 	for _, p := range parts {
-		writePart(h, p)
+		s.text(p)
 	}
-	return sum(h)
+	return s.fingerprint(rawVersion)
 }
 
 // Conflicts reports whether f and other surely belong to different requests.
@@ -42,19 +46,48 @@ func (f Fingerprint) Conflicts(other Fingerprint) bool {
 }
 
 // requestFingerprint covers method, path, query sorted by name, media type
-// without parameters, the raw body, and what the user of the middleware adds.
-func requestFingerprint(r *http.Request, body []byte, extra []string) Fingerprint {
-	h := newHash("http", len(extra))
-	writePart(h, r.Method)
-	writePart(h, r.URL.EscapedPath())
-	writePart(h, sortedQuery(r.URL.RawQuery))
-	writePart(h, mediaType(r.Header.Get("Content-Type")))
-	writeLength(h, len(body))
-	h.Write(body)
-	for _, p := range extra {
-		writePart(h, p)
+// without parameters, the body, and what the user of the middleware adds.
+func requestFingerprint(r *http.Request, body []byte, extra []string, canonical bool) Fingerprint {
+	media := mediaType(r.Header.Get("Content-Type"))
+	version, kind := rawVersion, "http"
+	var doc *node
+	if canonical {
+		version = canonicalVersion
+		if isJSON(media) {
+			doc = parseJSON(body)
+		}
+		if doc != nil {
+			kind = "http json"
+		}
 	}
-	return sum(h)
+	s := newSum(kind, len(extra))
+	s.text(r.Method)
+	s.text(path(r))
+	s.text(sortedQuery(r.URL.RawQuery))
+	s.text(media)
+	if doc != nil {
+		s.node(doc)
+	} else {
+		s.bytes(body)
+	}
+	for _, p := range extra {
+		s.text(p)
+	}
+	return s.fingerprint(version)
+}
+
+// path is the one that the client asked for, whatever a router has stripped off
+// it since.
+func path(r *http.Request) string {
+	target, _, _ := strings.Cut(r.RequestURI, "?")
+	if _, after, absolute := strings.Cut(target, "://"); absolute {
+		_, after, _ = strings.Cut(after, "/")
+		return "/" + after
+	}
+	if target == "" { // a request made by hand
+		return r.URL.EscapedPath()
+	}
+	return target
 }
 
 func sortedQuery(raw string) string {
@@ -69,33 +102,69 @@ func sortedQuery(raw string) string {
 }
 
 func mediaType(header string) string {
-	if header == "" {
-		return ""
+	if strings.IndexByte(header, ';') >= 0 {
+		if t, _, err := mime.ParseMediaType(header); err == nil {
+			return t
+		}
 	}
-	if t, _, err := mime.ParseMediaType(header); err == nil {
-		return t
+	return strings.ToLower(strings.TrimSpace(header))
+}
+
+func isJSON(media string) bool {
+	return media == "application/json" || strings.HasSuffix(media, "+json")
+}
+
+// summer makes one sum after the other.
+type summer struct {
+	hash   hash.Hash
+	buffer []byte // what is not hashed yet
+}
+
+// flushAt is how much is gathered before it is hashed.
+const flushAt = 1024
+
+var summers = sync.Pool{New: func() any { return &summer{hash: sha256.New()} }}
+
+func newSum(kind string, parts int) *summer {
+	s := summers.Get().(*summer)
+	s.hash.Reset()
+	s.buffer = s.buffer[:0]
+	s.text(kind)
+	s.number(parts)
+	return s
+}
+
+// fingerprint ends the sum.
+func (s *summer) fingerprint(version int) Fingerprint {
+	s.flush()
+	s.buffer = s.hash.Sum(s.buffer)
+	s.buffer = hex.AppendEncode(s.buffer, s.buffer)
+	fp := Fingerprint{Version: version, Sum: string(s.buffer[sha256.Size:])}
+	if cap(s.buffer) <= 4*flushAt { // a long text is not held on to
+		summers.Put(s)
 	}
-	return strings.ToLower(header)
+	return fp
 }
 
-func newHash(kind string, parts int) hash.Hash {
-	h := sha256.New()
-	writePart(h, kind)
-	writeLength(h, parts)
-	return h
+func (s *summer) number(n int) {
+	if len(s.buffer) > flushAt {
+		s.flush()
+	}
+	s.buffer = binary.BigEndian.AppendUint64(s.buffer, uint64(n))
 }
 
-func writePart(h hash.Hash, s string) {
-	writeLength(h, len(s))
-	_, _ = io.WriteString(h, s)
+func (s *summer) text(p string) {
+	s.number(len(p))
+	s.buffer = append(s.buffer, p...)
 }
 
-func writeLength(h hash.Hash, n int) {
-	var b [8]byte
-	binary.BigEndian.PutUint64(b[:], uint64(n))
-	h.Write(b[:])
+func (s *summer) bytes(p []byte) {
+	s.number(len(p))
+	s.flush()
+	s.hash.Write(p)
 }
 
-func sum(h hash.Hash) Fingerprint {
-	return Fingerprint{Version: fingerprintVersion, Sum: hex.EncodeToString(h.Sum(nil))}
+func (s *summer) flush() {
+	s.hash.Write(s.buffer)
+	s.buffer = s.buffer[:0]
 }

@@ -15,7 +15,7 @@ var defaultKeepHeaders = []string{
 // deniedHeaders are never stored and never replayed, whoever allows them.
 var deniedHeaders = map[string]bool{
 	"Age": true, "Alt-Svc": true, "Authorization": true, "Connection": true,
-	"Content-Length": true, "Date": true, "Idempotency-Key": true, ReplayedHeader: true,
+	"Content-Length": true, "Date": true, "Idempotency-Key": true, ReplayedHeader: true, BypassedHeader: true,
 	"Keep-Alive": true, "Proxy-Authenticate": true, "Proxy-Authorization": true,
 	"Proxy-Connection": true, "Retry-After": true, "Server": true, "Set-Cookie": true,
 	"Set-Cookie2": true, "Te": true, "Trailer": true, "Traceparent": true, "Tracestate": true,
@@ -38,12 +38,22 @@ func denied(name string) bool {
 	return false
 }
 
-// keepHeader returns the allowed part of h.
+// keepHeader returns the allowed part of h, which shares its values: h must not
+// be changed any more.
 func keepHeader(h http.Header, allowed []string) http.Header {
-	out := make(http.Header, len(allowed))
+	kept := 0
+	for _, name := range allowed {
+		if len(h[name]) > 0 {
+			kept++
+		}
+	}
+	if kept == len(h) {
+		return h
+	}
+	out := make(http.Header, kept)
 	for _, name := range allowed {
 		if values := h[name]; len(values) > 0 {
-			out[name] = append([]string(nil), values...)
+			out[name] = values
 		}
 	}
 	return out

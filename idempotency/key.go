@@ -74,6 +74,14 @@ func (k Key) LogValue() slog.Value {
 	return slog.StringValue("sha256:" + hex.EncodeToString(sum[:8]))
 }
 
+// child returns the key of the part of that name.
+func (k Key) child(name string) Key {
+	sum := sha256.Sum256([]byte("idempotency child\x00" + string(k) + "\x00" + name))
+	id := sum[:16]
+	id[6], id[8] = id[6]&0x0f|0x40, id[8]&0x3f|0x80 // what makes it a UUID v4
+	return Key(hex.EncodeToString(id))
+}
+
 func (k Key) bare() Key {
 	if len(k) <= keyLength {
 		return k

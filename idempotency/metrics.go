@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
@@ -13,77 +14,70 @@ import (
 
 const scopeName = "github.com/holdfast-go/holdfast/idempotency"
 
-// The values of the attribute outcome.
-const (
-	outcomeCompleted   = "completed"
-	outcomeReleased    = "released"
-	outcomeTombstoned  = "tombstoned"
-	outcomeNotStored   = "not_stored"
-	outcomeLeaseLost   = "lease_lost"
-	outcomeReplayed    = "replayed"
-	outcomeInUse       = "in_use"
-	outcomeReused      = "reused"
-	outcomeUnavailable = "result_unavailable"
-	outcomeStoreDown   = "store_unavailable"
-	outcomeInvalid     = "invalid"
-)
-
-// counter counts requests by outcome.
-type counter struct {
+// meter measures requests by result.
+type meter struct {
 	requests metric.Int64Counter
-	by       map[string]metric.MeasurementOption
+	active   metric.Int64UpDownCounter
+	duration metric.Float64Histogram
+	adds     map[Result][]metric.AddOption
+	records  map[Result][]metric.RecordOption
 }
 
-func newCounter(mp metric.MeterProvider) (*counter, error) {
-	requests, err := telemetry.New(scopeName, nil, mp).Meter.Int64Counter("holdfast.idempotency.requests",
-		metric.WithDescription("Requests that need an idempotency key, by outcome."), metric.WithUnit("{request}"))
-	if err != nil {
-		return nil, fmt.Errorf("idempotency: counter: %w", err)
+func newMeter(mp metric.MeterProvider) (*meter, error) {
+	api := telemetry.New(scopeName, nil, mp).Meter
+	var errs [3]error
+	m := &meter{adds: map[Result][]metric.AddOption{}, records: map[Result][]metric.RecordOption{}}
+	m.requests, errs[0] = api.Int64Counter("holdfast.idempotency.requests",
+		metric.WithDescription("Requests that need an idempotency key, by result."), metric.WithUnit("{request}"))
+	m.active, errs[1] = api.Int64UpDownCounter("holdfast.idempotency.active",
+		metric.WithDescription("Handlers that are running under an acquired key."), metric.WithUnit("{request}"))
+	m.duration, errs[2] = api.Float64Histogram("holdfast.idempotency.duration",
+		metric.WithDescription("Duration of requests that need an idempotency key, by result."), metric.WithUnit("s"))
+	if err := errors.Join(errs[:]...); err != nil {
+		return nil, fmt.Errorf("idempotency: metrics: %w", err)
 	}
-	c := &counter{requests: requests, by: map[string]metric.MeasurementOption{}}
-	for _, o := range []string{
-		outcomeCompleted, outcomeReleased, outcomeTombstoned, outcomeNotStored, outcomeLeaseLost,
-		outcomeReplayed, outcomeInUse, outcomeReused, outcomeUnavailable, outcomeStoreDown, outcomeInvalid,
-	} {
-		c.by[o] = metric.WithAttributeSet(attribute.NewSet(attribute.String("outcome", o)))
+	for _, r := range results {
+		with := metric.WithAttributeSet(attribute.NewSet(attribute.String("result", string(r))))
+		m.adds[r], m.records[r] = []metric.AddOption{with}, []metric.RecordOption{with}
 	}
-	return c, nil
+	return m, nil
 }
 
-func (c *counter) add(ctx context.Context, outcome string) {
-	c.requests.Add(ctx, 1, c.by[outcome])
+func (m *meter) done(ctx context.Context, r Result, took time.Duration) {
+	m.requests.Add(ctx, 1, m.adds[r]...)
+	m.duration.Record(ctx, took.Seconds(), m.records[r]...)
 }
 
-// outcomeOfRun is that of a request that ran the handler; err is what the store
+// resultOfRun is that of a request that ran the handler; err is what the store
 // said to the end of it.
-func outcomeOfRun(settled bool, resp *Response, err error) string {
+func resultOfRun(settled bool, resp *Response, err error) Result {
 	switch {
 	case errors.Is(err, ErrLeaseLost):
-		return outcomeLeaseLost
+		return ResultLeaseLost
 	case err != nil:
-		return outcomeNotStored
+		return ResultPersistFailed
 	case settled:
-		return outcomeCompleted
+		return ResultCompleted
 	case resp == nil:
-		return outcomeReleased
+		return ResultReleased
 	case resp.Unavailable():
-		return outcomeTombstoned
+		return ResultTombstoned
 	}
-	return outcomeCompleted
+	return ResultCompleted
 }
 
-// outcomeOf is that of a request that was refused.
-func outcomeOf(err error) string {
+// resultOf is that of a request that was refused.
+func resultOf(err error) Result {
 	if _, ok := errors.AsType[*InUseError](err); ok {
-		return outcomeInUse
+		return ResultInUse
 	}
 	switch {
 	case errors.Is(err, ErrKeyReused):
-		return outcomeReused
+		return ResultReused
 	case errors.Is(err, ErrResultUnavailable):
-		return outcomeUnavailable
+		return ResultUnavailable
 	case errors.Is(err, errStoreUnavailable):
-		return outcomeStoreDown
+		return ResultStoreDown
 	}
-	return outcomeInvalid
+	return ResultInvalid
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 )
 
-// tally is a MeterProvider that counts by the attribute outcome.
+// tally is a MeterProvider that counts by the attribute result.
 type tally struct {
 	noop.MeterProvider
 	mu sync.Mutex
@@ -40,7 +40,7 @@ type tallyCounter struct {
 
 func (n tallyCounter) Add(_ context.Context, incr int64, opts ...metric.AddOption) {
 	set := metric.NewAddConfig(opts).Attributes()
-	outcome, _ := set.Value("outcome")
+	outcome, _ := set.Value("result")
 	n.c.mu.Lock()
 	defer n.c.mu.Unlock()
 	n.c.by[outcome.AsString()] += incr
@@ -69,7 +69,7 @@ func TestEachRequestIsCountedOnce(t *testing.T) {
 		"not kept":         {memory(), func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }, 2, map[string]int64{"released": 2}},
 		"too large":        {memory(), func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 2<<20)) }, 2, map[string]int64{"tombstoned": 1, "result_unavailable": 1}},
 		"store down":       {&faulty{begin: down}, kept, 1, map[string]int64{"store_unavailable": 1}},
-		"not stored":       {&faulty{Store: idempotencytest.NewStore(), complete: down}, kept, 2, map[string]int64{"not_stored": 1, "in_use": 1}},
+		"not stored":       {&faulty{Store: idempotencytest.NewStore(), complete: down}, kept, 2, map[string]int64{"persist_failed": 1, "in_use": 1}},
 		"settled":          {memory(), settle(false), 2, map[string]int64{"completed": 1, "replayed": 1}},
 		"settled replayed": {memory(), settle(true), 2, map[string]int64{"replayed": 2}},
 		"lease lost": {lost, func(w http.ResponseWriter, r *http.Request) {

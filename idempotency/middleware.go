@@ -1,14 +1,11 @@
 package idempotency
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"io"
+	"fmt"
 	"log/slog"
-	"maps"
 	"net/http"
-	"slices"
 	"time"
 )
 
@@ -27,70 +24,73 @@ func NewMiddleware(store Store, cfg MiddlewareConfig) (func(http.Handler) http.H
 	if err != nil {
 		return nil, err
 	}
-	count, err := newCounter(cfg.MeterProvider)
+	meter, err := newMeter(cfg.MeterProvider)
 	if err != nil {
 		return nil, err
 	}
 	return func(next http.Handler) http.Handler {
-		return &middleware{store: store, cfg: cfg, count: count, next: next}
+		return &middleware{store: store, cfg: cfg, meter: meter, next: next}
 	}, nil
 }
 
 type middleware struct {
 	store Store
 	cfg   MiddlewareConfig
-	count *counter
+	meter *meter
 	next  http.Handler
 }
 
 func (m *middleware) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if !slices.Contains(m.cfg.Methods, r.Method) {
+	switch need := m.cfg.Need(r); {
+	case need == KeyIgnored, need == KeyOptional && len(r.Header[Header]) == 0:
 		m.next.ServeHTTP(w, r)
 		return
 	}
-	claim, err := m.read(w, r)
-	if err != nil {
-		m.refuse(w, r, err)
+	x := &exchange{m: m, w: w, r: r, came: time.Now()}
+	x.store, x.timeout, x.onLost = m.store, m.cfg.StoreTimeout, m.cfg.Hooks.OnLeaseLost
+	if err := x.read(); err != nil {
+		x.refuse(err)
 		return
 	}
-	begun := time.Now()
-	// A client that hangs up now must not leave a claim that nobody knows of.
-	out, err := begin(context.WithoutCancel(r.Context()), m.store, claim, m.cfg.StoreTimeout)
+	out, err := x.ask()
 	switch {
 	case err != nil:
-		m.cfg.Logger.ErrorContext(r.Context(), "idempotency: store is unavailable",
-			slog.Any("key", claim.Key), slog.Any("error", err))
-		m.refuse(w, r, errStoreUnavailable)
+		x.refuse(err)
 	case out.State == Acquired:
-		m.serve(w, r, claim, out.Lease, begun)
+		x.serve()
 	default:
-		m.answer(w, r, claim, out)
+		x.answer(out)
 	}
 }
 
 // read takes the claim from the request, whose body stays readable.
-func (m *middleware) read(w http.ResponseWriter, r *http.Request) (Claim, error) {
-	key, err := keyFrom(r.Header)
+func (x *exchange) read() error {
+	key, err := keyFrom(x.r.Header)
 	if err != nil {
-		return Claim{}, err
+		return err
 	}
-	scope, err := m.cfg.Scope(r)
+	cfg := &x.m.cfg
+	scope, err := cfg.Scope(x.r)
 	switch {
 	case errors.Is(err, errGlobal):
 	case err != nil:
-		m.cfg.Logger.ErrorContext(r.Context(), "idempotency: scope failed", slog.Any("error", err))
-		return Claim{}, errScope
+		return fmt.Errorf("%w: %w", errScope, err)
 	case scope == "":
-		m.cfg.Logger.ErrorContext(r.Context(), "idempotency: scope is empty")
-		return Claim{}, errScope
+		return fmt.Errorf("%w: it is empty", errScope)
 	default:
 		key = key.In(scope)
 	}
-	body, err := readBody(w, r, m.cfg.MaxRequestBytes)
-	if err != nil {
-		return Claim{}, err
+	x.claim.Key = key
+	var data []byte
+	if x.r.Body != nil && x.r.Body != http.NoBody {
+		if data, err = readBody(x.w, x.r, cfg.MaxRequestBytes); err != nil {
+			return err
+		}
+		x.body.Reset(data)
+		x.r.Body = &x.body
 	}
-	return NewClaim(key, requestFingerprint(r, body, m.cfg.FingerprintParts(r))), nil
+	x.claim = NewClaim(key, requestFingerprint(x.r, data, cfg.FingerprintParts(x.r), cfg.CanonicalJSON))
+	return nil
 }
 
 // keyFrom refuses a header that is there twice: two readers of the request
@@ -105,113 +105,47 @@ func keyFrom(h http.Header) (Key, error) {
 	return "", ErrKeyInvalid
 }
 
-// trustedLength is how much of a declared length is taken for true before the
-// bytes are there.
-const trustedLength = 64 << 10
-
-// readBody reads the whole body and puts it back for the handler.
-func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
-	if r.Body == nil || r.Body == http.NoBody {
-		return nil, nil
+// ask begins the claim, in the store or in what takes its place.
+func (x *exchange) ask() (Outcome, error) {
+	// A client that hangs up now must not leave a claim that nobody knows of.
+	x.first.detached = true
+	out, err := x.begin(x.r.Context(), time.Now())
+	if err == nil {
+		return out, nil
 	}
-	if r.ContentLength > limit {
-		return nil, errBodyTooLarge
-	}
-	var buf bytes.Buffer
-	buf.Grow(int(min(max(r.ContentLength, 0), trustedLength)) + bytes.MinRead)
-	if _, err := buf.ReadFrom(http.MaxBytesReader(w, r.Body, limit)); err != nil {
-		if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
-			return nil, errBodyTooLarge
+	x.log("idempotency: store is unavailable", err)
+	switch down := x.m.cfg.StoreDown(x.r); {
+	case down == FailOpen:
+		x.bypassed = true
+		x.w.Header().Set(BypassedHeader, "true")
+		return Outcome{State: Acquired}, nil
+	case down == FallBack && x.m.cfg.Fallback != nil:
+		x.fellBack, x.store = true, x.m.cfg.Fallback
+		x.first = lazyContext{detached: true}
+		if out, err = x.begin(x.r.Context(), time.Now()); err == nil {
+			return out, nil
 		}
-		return nil, errBodyUnreadable
+		x.log("idempotency: fallback is unavailable", err)
 	}
-	r.Body = io.NopCloser(bytes.NewReader(buf.Bytes()))
-	return buf.Bytes(), nil
+	return Outcome{}, fmt.Errorf("%w: %w", errStoreUnavailable, err)
 }
 
-// serve runs the handler under the claim and closes the claim before the
-// client sees a byte.
-func (m *middleware) serve(w http.ResponseWriter, r *http.Request, claim Claim, lease time.Duration, begun time.Time) {
-	run, ctx := startRun(r.Context(), m.store, claim, lease, m.cfg.StoreTimeout, begun)
-	defer run.end()
-	rec := newRecorder(w, m.cfg.MaxResponseBytes, func(status int) { m.tombstone(run, status) })
-
-	returned := false
-	defer func() {
-		if !returned { // the panic goes on to whoever recovers it
-			m.close(run, nil)
-		}
-	}()
-	m.next.ServeHTTP(rec, r.WithContext(ctx))
-	returned = true
-
-	if rec.spilled {
-		m.close(run, nil)
-		rec.finish()
-		return
-	}
-	if s := run.settled.Load(); s != nil {
-		m.close(run, nil)
-		m.sendSettled(w, r, claim, rec, s)
-		return
-	}
-	if resp := rec.response(m.cfg.KeepHeaders); m.cfg.Keep(resp.Status) {
-		m.close(run, &resp)
-	} else {
-		m.close(run, nil)
-	}
-	rec.finish()
+func (x *exchange) log(msg string, err error) {
+	x.m.cfg.Logger.LogAttrs(x.r.Context(), slog.LevelError, msg, slog.Any("key", x.claim.Key), slog.Any("error", err))
 }
 
-// tombstone records, before the first byte leaves, that the work was done and
-// that its response cannot be kept.
-func (m *middleware) tombstone(run *run, status int) {
-	hijacked := status == 0
-	if hijacked || m.cfg.Keep(status) {
-		m.close(run, &Response{})
+func (x *exchange) acquired(ctx context.Context) {
+	x.m.meter.active.Add(ctx, 1)
+	if hook := x.m.cfg.Hooks.OnAcquired; hook != nil {
+		hook(ctx, x.claim)
 	}
 }
 
-// close tells the store how the run ended. A failure leaves the key taken until
-// its lease runs out; the client gets its answer all the same.
-func (m *middleware) close(run *run, resp *Response) {
-	if run.closed {
-		return
+// done reports the end of the request, once.
+func (x *exchange) done(result Result, err error) {
+	took := time.Since(x.came)
+	x.m.meter.done(x.r.Context(), result, took)
+	if hook := x.m.cfg.Hooks.OnDone; hook != nil {
+		hook(x.r.Context(), Done{Key: x.claim.Key, Result: result, Duration: took, FellBack: x.fellBack, Err: err})
 	}
-	err := run.close(resp)
-	if err != nil {
-		m.cfg.Logger.ErrorContext(run.base, "idempotency: result could not be stored",
-			slog.Any("key", run.claim.Key), slog.Any("error", err))
-	}
-	if s := run.settled.Load(); s == nil || !s.replayed { // answer counts a replay
-		m.count.add(run.base, outcomeOfRun(s != nil, resp, err))
-	}
-}
-
-// sendSettled answers from the record that the handler settled. A tombstone of
-// this very run is for later requests; this one gets what the handler wrote.
-func (m *middleware) sendSettled(w http.ResponseWriter, r *http.Request, claim Claim, rec *recorder, s *settlement) {
-	switch {
-	case s.replayed:
-		m.answer(w, r, claim, s.record)
-	case s.record.Response.Unavailable():
-		rec.finish()
-	default:
-		rec.WriteHeader(http.StatusOK) // for a handler that wrote nothing
-		maps.Copy(w.Header(), rec.sent)
-		w.Header().Del("Content-Length")
-		s.record.Response.Send(w)
-	}
-}
-
-// answer serves a request whose work is done, or being done, by another run.
-func (m *middleware) answer(w http.ResponseWriter, r *http.Request, claim Claim, out Outcome) {
-	if err := out.refusal(claim.Fingerprint); err != nil {
-		m.refuse(w, r, err)
-		return
-	}
-	m.count.add(r.Context(), outcomeReplayed)
-	m.cfg.OnReplay(r)
-	w.Header().Set(ReplayedHeader, "true")
-	out.Response.Send(w)
 }

@@ -29,12 +29,6 @@ var (
 	errScope            = errors.New("idempotency: no scope")
 )
 
-// refuse answers with the problem that stands for err.
-func (m *middleware) refuse(w http.ResponseWriter, r *http.Request, err error) {
-	m.count.add(r.Context(), outcomeOf(err))
-	problem.Write(w, problemOf(err))
-}
-
 func problemOf(err error) problem.Problem {
 	if inUse, ok := errors.AsType[*InUseError](err); ok {
 		return problem.Problem{

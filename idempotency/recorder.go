@@ -6,32 +6,48 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"slices"
+	"time"
 )
 
 // recorder holds a handler's response back until it is stored. A response that
 // cannot be held (too large, flushed, hijacked) goes straight to the client
-// from then on, after onSpill was told.
+// from then on, after the keeper was told. The header is the one of the
+// underlying writer, so that the handler sees what was set before it.
 //
-// It has no Unwrap on purpose: what it does not know, such as deadlines of the
-// connection, http.ResponseController refuses with http.ErrNotSupported.
+// It has no Unwrap on purpose: what it does not know http.ResponseController
+// refuses with http.ErrNotSupported.
 type recorder struct {
 	w       http.ResponseWriter
-	header  http.Header // the handler's
-	sent    http.Header // header as it was at WriteHeader; later changes do not count
+	keeper  keeper
+	outer   http.Header // what was there before the handler
+	sent    http.Header // the header as it was at WriteHeader; later changes do not count
 	status  int         // 0 until WriteHeader
 	body    []byte
 	limit   int
 	spilled bool
-	// onSpill runs once, before the first byte leaves. status is 0 if the
-	// connection was hijacked.
-	onSpill func(status int)
 }
 
-func newRecorder(w http.ResponseWriter, limit int, onSpill func(status int)) *recorder {
-	return &recorder{w: w, header: make(http.Header), limit: limit, onSpill: onSpill}
+type keeper interface {
+	// spills is called once, before the first byte leaves that cannot be kept.
+	// status is 0 if the connection was hijacked.
+	spills(status int)
 }
 
-func (rec *recorder) Header() http.Header { return rec.header }
+func (rec *recorder) reset(w http.ResponseWriter, limit int, k keeper) {
+	rec.w, rec.keeper, rec.limit = w, k, limit
+	rec.outer = cloneHeader(w.Header())
+}
+
+// cloneHeader makes no map for nothing.
+func cloneHeader(h http.Header) http.Header {
+	if len(h) == 0 {
+		return nil
+	}
+	return h.Clone()
+}
+
+func (rec *recorder) Header() http.Header { return rec.w.Header() }
 
 // WriteHeader drops informational responses: nothing may leave before the
 // result is stored. Like that of net/http it panics on what is no status.
@@ -45,7 +61,7 @@ func (rec *recorder) WriteHeader(status int) {
 	if rec.status != 0 {
 		return
 	}
-	rec.status, rec.sent = status, rec.header.Clone()
+	rec.status, rec.sent = status, cloneHeader(rec.w.Header())
 }
 
 func (rec *recorder) Write(p []byte) (int, error) {
@@ -68,6 +84,9 @@ func (rec *recorder) Flush() { _ = rec.FlushError() }
 
 // FlushError sends what there is: the handler streams.
 func (rec *recorder) FlushError() error {
+	if !canFlush(rec.w) {
+		return fmt.Errorf("idempotency: flush: %w", http.ErrNotSupported)
+	}
 	rec.WriteHeader(http.StatusOK)
 	if !rec.spilled {
 		rec.spill()
@@ -75,45 +94,85 @@ func (rec *recorder) FlushError() error {
 	return http.NewResponseController(rec.w).Flush()
 }
 
+// canFlush asks as http.ResponseController does, without flushing.
+func canFlush(w http.ResponseWriter) bool {
+	for {
+		switch t := w.(type) {
+		case interface{ FlushError() error }, http.Flusher:
+			return true
+		case interface{ Unwrap() http.ResponseWriter }:
+			w = t.Unwrap()
+		default:
+			return false
+		}
+	}
+}
+
 // Hijack hands the connection over, where the server can.
 func (rec *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := http.NewResponseController(rec.w).Hijack()
 	if err == nil && !rec.spilled {
 		rec.spilled = true
-		rec.onSpill(0)
+		rec.keeper.spills(0)
 	}
 	return conn, rw, err
+}
+
+// SetReadDeadline, SetWriteDeadline and EnableFullDuplex are of the connection;
+// they change nothing of the response.
+func (rec *recorder) SetReadDeadline(t time.Time) error {
+	return http.NewResponseController(rec.w).SetReadDeadline(t)
+}
+
+// SetWriteDeadline: see SetReadDeadline.
+func (rec *recorder) SetWriteDeadline(t time.Time) error {
+	return http.NewResponseController(rec.w).SetWriteDeadline(t)
+}
+
+// EnableFullDuplex: see SetReadDeadline.
+func (rec *recorder) EnableFullDuplex() error {
+	return http.NewResponseController(rec.w).EnableFullDuplex()
 }
 
 // spill turns to sending directly.
 func (rec *recorder) spill() {
 	rec.spilled = true
-	rec.onSpill(rec.status)
+	rec.keeper.spills(rec.status)
 	rec.send()
 }
 
-// send writes what was held back. It is not called twice.
+// send writes what was held back, with the header as it was at WriteHeader. What
+// was set later is set again at the end: net/http looks for trailers there.
 func (rec *recorder) send() {
 	rec.WriteHeader(http.StatusOK)
-	maps.Copy(rec.w.Header(), rec.sent)
+	header := rec.w.Header()
+	var late http.Header
+	if !maps.EqualFunc(header, rec.sent, slices.Equal) {
+		late = header.Clone()
+		replaceHeader(header, rec.sent)
+	}
 	rec.w.WriteHeader(rec.status)
 	if len(rec.body) > 0 {
 		_, _ = rec.w.Write(rec.body) // a client that went away asks again
 	}
 	rec.body = nil
+	maps.Copy(header, late)
 }
 
-// finish sends what is left when the handler has returned: everything, unless
-// it went already, and the trailers, which net/http looks for at the end.
-func (rec *recorder) finish() {
-	if !rec.spilled {
-		rec.send()
-	}
-	maps.Copy(rec.w.Header(), rec.header)
+// rewind takes the handler's headers back.
+func (rec *recorder) rewind() { replaceHeader(rec.w.Header(), rec.outer) }
+
+func replaceHeader(h, by http.Header) {
+	clear(h)
+	maps.Copy(h, by)
 }
 
-// response is the part of it that is kept.
+// response is the part of it that is kept; a tombstone if that is too large.
 func (rec *recorder) response(headers []string) Response {
 	rec.WriteHeader(http.StatusOK)
-	return Response{Status: rec.status, Header: keepHeader(rec.sent, headers), Body: rec.body}
+	resp := Response{Status: rec.status, Header: keepHeader(rec.sent, headers), Body: rec.body}
+	if resp.Size() > rec.limit {
+		return Response{}
+	}
+	return resp
 }

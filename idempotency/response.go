@@ -3,14 +3,18 @@ package idempotency
 import (
 	"encoding/json"
 	"fmt"
-	"maps"
 	"net/http"
 	"slices"
 	"strconv"
 )
 
-// ReplayedHeader is set to "true" on an answer that is not the first one.
-const ReplayedHeader = "Idempotency-Replayed"
+const (
+	// ReplayedHeader is set to "true" on an answer that is not the first one.
+	ReplayedHeader = "Idempotency-Replayed"
+	// BypassedHeader is set to "true" on an answer that was made without
+	// protection, see FailOpen.
+	BypassedHeader = "Idempotency-Bypassed"
+)
 
 // Response is the kept result of one piece of work: what a repeated request is
 // answered with.
@@ -41,11 +45,28 @@ func JSON(status int, v any) (Response, error) {
 // informational one, or none that HTTP knows) makes one too.
 func (r Response) Unavailable() bool { return r.Status < 200 || r.Status > 999 }
 
+// Size is the number of bytes that r takes, headers and body.
+func (r Response) Size() int {
+	n := len(r.Body)
+	for name, values := range r.Header {
+		n += len(name)
+		for _, v := range values {
+			n += len(v)
+		}
+	}
+	return n
+}
+
 // Send writes r to w. It must not be called on a tombstone.
 func (r Response) Send(w http.ResponseWriter) {
-	maps.Copy(w.Header(), CleanHeader(r.Header))
+	header := w.Header()
+	for name, values := range r.Header {
+		if !denied(name) {
+			header[http.CanonicalHeaderKey(name)] = slices.Clone(values)
+		}
+	}
 	if bodyAllowed(r.Status) {
-		w.Header().Set("Content-Length", strconv.Itoa(len(r.Body)))
+		header.Set("Content-Length", strconv.Itoa(len(r.Body)))
 	}
 	w.WriteHeader(r.Status)
 	if bodyAllowed(r.Status) {

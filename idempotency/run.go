@@ -3,6 +3,7 @@ package idempotency
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,86 +16,128 @@ type run struct {
 	claim   Claim
 	lease   time.Duration
 	timeout time.Duration // of one call to the store
+	onLost  func(ctx context.Context, claim Claim)
 
-	base    context.Context // the caller's values, without its cancellation
-	cancel  context.CancelCauseFunc
+	work    lazyContext // of the work
+	first   lazyContext // of Begin
+	last    lazyContext // of Complete or Release
 	settled atomic.Pointer[settlement]
+	effect  atomic.Bool
 	closed  bool // the store was told how it ended
 
-	renewal     *time.Timer
-	stopRenew   context.CancelFunc
-	renewalDone chan struct{}
-	stopOnce    sync.Once
+	begun   time.Time // when Begin was asked
+	expires time.Time // when the lease must have run out
+	renewal *time.Timer
+
+	mu        sync.Mutex
+	stopped   bool
+	stopRenew context.CancelFunc // nil until a renewal is due
+	renewed   chan struct{}      // closed when no renewal runs any more
 }
 
-// startRun returns the run and the context of the work, which carries the
-// claim and is cancelled with cause ErrLeaseLost when the lease is lost. begun
-// is the moment before Begin was called: the lease may be as old as that.
-func startRun(ctx context.Context, store Store, claim Claim, lease, timeout time.Duration, begun time.Time) (*run, context.Context) {
-	r := &run{store: store, claim: claim, lease: lease, timeout: timeout}
-	r.base = context.WithoutCancel(ctx)
-	renewing, stop := context.WithCancel(r.base)
-	r.stopRenew = stop
-	r.renewalDone = make(chan struct{})
-
-	claim.run = r
-	ctx, r.cancel = context.WithCancelCause(context.WithValue(ctx, claimKey{}, claim))
-	r.renewal = time.AfterFunc(time.Until(begun.Add(lease/3)), func() { r.renew(renewing, expiry(begun, lease)) })
-	return r, ctx
+// begin asks the store now, for a bounded time.
+func (r *run) begin(ctx context.Context, now time.Time) (Outcome, error) {
+	r.begun = now
+	r.first.parent, r.first.deadline = ctx, now.Add(r.timeout)
+	out, err := r.store.Begin(&r.first, r.claim)
+	r.first.end(nil)
+	if err != nil {
+		return Outcome{}, fmt.Errorf("idempotency: begin: %w", err)
+	}
+	r.lease = out.Lease
+	return out, nil
 }
 
-// expiry is when a lease must have run out that began after begun. A Begin that
-// took long proves nothing about the lease, which may have begun at the end of
-// it: the store is given the time to answer.
-func expiry(begun time.Time, lease time.Duration) time.Time {
-	return begun.Add(max(lease, time.Since(begun)+lease/3))
+// start returns the context of the work, which carries the claim and is
+// cancelled with cause ErrLeaseLost when the lease is lost.
+//
+// The lease began somewhere between the asking and the answer of Begin. A Begin
+// that took long proves nothing about it: the store is given the time to answer.
+func (r *run) start(ctx context.Context) context.Context {
+	r.claim.run = r
+	r.work.parent, r.work.claimant = ctx, r
+	if r.lease > 0 {
+		took := time.Since(r.begun)
+		r.expires = r.begun.Add(max(r.lease, took+r.lease/3))
+		r.renewal = time.AfterFunc(r.lease/3-took, r.renew)
+	}
+	return &r.work
 }
 
-// renew extends the lease every third of it, until renewing ends. A store that does
-// not answer is asked again until the lease must have run out.
-func (r *run) renew(renewing context.Context, expires time.Time) {
-	defer close(r.renewalDone)
-	for {
-		asked := time.Now()
-		ctx, cancel := context.WithTimeout(renewing, min(r.timeout, time.Until(expires)))
-		err := r.store.Extend(ctx, r.claim)
-		cancel()
+// renew extends the lease every third of it, until it is stopped. A store that
+// does not answer is asked again until the lease must have run out.
+func (r *run) renew() {
+	r.mu.Lock()
+	if r.stopped {
+		r.mu.Unlock()
+		return
+	}
+	ctx, stop := context.WithCancel(context.WithoutCancel(r.work.parent))
+	defer stop()
+	r.stopRenew, r.renewed = stop, make(chan struct{})
+	defer close(r.renewed)
+	r.mu.Unlock()
 
-		pause := r.lease / 3
-		switch {
-		case renewing.Err() != nil:
-			return
-		case err == nil:
-			expires = asked.Add(r.lease)
-		case errors.Is(err, ErrLeaseLost) || !time.Now().Before(expires):
-			r.cancel(ErrLeaseLost)
-			return
-		default:
-			pause = min(r.lease/10, time.Until(expires))
-		}
+	for pause := r.extend(ctx); pause > 0; pause = r.extend(ctx) {
 		select {
-		case <-renewing.Done():
+		case <-ctx.Done():
 			return
 		case <-time.After(pause):
 		}
 	}
 }
 
+// extend returns how long to wait before the next time; 0: there is none.
+func (r *run) extend(ctx context.Context) time.Duration {
+	asked := time.Now()
+	call, cancel := context.WithTimeout(ctx, min(r.timeout, time.Until(r.expires)))
+	err := r.store.Extend(call, r.claim)
+	cancel()
+	switch {
+	case ctx.Err() != nil:
+		return 0
+	case err == nil:
+		r.expires = asked.Add(r.lease)
+		return r.lease / 3
+	case errors.Is(err, ErrLeaseLost) || !time.Now().Before(r.expires):
+		r.work.end(ErrLeaseLost)
+		if r.onLost != nil {
+			r.onLost(ctx, r.claim)
+		}
+		return 0
+	}
+	return max(1, min(r.lease/10, time.Until(r.expires)))
+}
+
 // stopRenewal returns when no renewal is running any more. It may be called
 // more than once.
 func (r *run) stopRenewal() {
-	r.stopOnce.Do(func() {
-		r.stopRenew()
-		if !r.renewal.Stop() {
-			<-r.renewalDone
-		}
-	})
+	if r.renewal == nil {
+		return
+	}
+	r.renewal.Stop()
+	r.mu.Lock()
+	r.stopped = true
+	stop, renewed := r.stopRenew, r.renewed
+	r.mu.Unlock()
+	if stop != nil {
+		stop()
+		<-renewed
+	}
 }
 
 // end frees what the run holds in this process.
 func (r *run) end() {
 	r.stopRenewal()
-	r.cancel(nil)
+	r.work.end(nil)
+}
+
+// unkept is how a run ends that has no response to keep: nil frees the key.
+func (r *run) unkept() *Response {
+	if r.effect.Load() {
+		return &Response{}
+	}
+	return nil
 }
 
 // close ends the claim in the store, even when the caller is gone: with the
@@ -106,16 +149,17 @@ func (r *run) close(resp *Response) error {
 	}
 	r.closed = true
 	r.stopRenewal()
-	ctx, cancel := context.WithTimeout(r.base, r.timeout)
-	defer cancel()
+	r.last.parent, r.last.detached = r.work.parent, true
+	r.last.deadline = time.Now().Add(r.timeout)
+	defer r.last.end(nil)
 
 	if s := r.settled.Load(); s != nil {
 		claim := r.claim
 		claim.Fingerprint = s.record.Fingerprint
-		return r.store.Complete(ctx, claim, s.record.Response)
+		return r.store.Complete(&r.last, claim, s.record.Response.Clone())
 	}
 	if resp != nil {
-		return r.store.Complete(ctx, r.claim, *resp)
+		return r.store.Complete(&r.last, r.claim, *resp)
 	}
-	return r.store.Release(ctx, r.claim)
+	return r.store.Release(&r.last, r.claim)
 }

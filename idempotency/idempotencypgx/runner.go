@@ -26,8 +26,8 @@ type RunnerConfig struct {
 	// Keep says which statuses are final; the middleware's Keep should agree.
 	// nil: idempotency.DefaultKeep.
 	Keep func(status int) bool
-	// MaxResponseBytes bounds the stored body. A longer response is returned
-	// once, and leaves a tombstone. 0: 1 MiB.
+	// MaxResponseBytes bounds the stored headers and body. A longer response is
+	// returned once, and leaves a tombstone. 0: 1 MiB.
 	MaxResponseBytes int
 	// ResolveTimeout bounds the search for the record after a failure, which
 	// goes on when the caller is gone. 0: 10 s.
@@ -147,10 +147,10 @@ func (r *Runner) RunWith(ctx context.Context, opts txretry.Options, fn Func) (id
 
 // RunKey is Run outside HTTP: it takes the claim for key at the gate by itself.
 // replayed says that the response is an earlier run's. Errors are those of Run
-// and of idempotency.Execute.
+// and of idempotency.Do.
 func (r *Runner) RunKey(ctx context.Context, key idempotency.Key, fp idempotency.Fingerprint, fn Func) (resp idempotency.Response, replayed bool, err error) {
 	var released idempotency.Response
-	resp, replayed, err = idempotency.Execute(ctx, r.gate, key, fp, func(ctx context.Context) (idempotency.Response, error) {
+	resp, replayed, err = idempotency.Do(ctx, r.gate, key, fp, func(ctx context.Context) (idempotency.Response, error) {
 		resp, err := r.Run(ctx, fn)
 		if err == nil && !r.cfg.Keep(resp.Status) {
 			released = resp
@@ -167,9 +167,9 @@ func (r *Runner) RunKey(ctx context.Context, key idempotency.Key, fp idempotency
 // record is what is stored of resp.
 func (r *Runner) record(claim idempotency.Claim, resp idempotency.Response) Record {
 	rec := Record{Key: claim.Key, Token: claim.Token, Fingerprint: claim.Fingerprint}
-	if len(resp.Body) <= r.cfg.MaxResponseBytes {
+	resp.Header = idempotency.CleanHeader(resp.Header)
+	if resp.Size() <= r.cfg.MaxResponseBytes {
 		rec.Response = resp
-		rec.Response.Header = idempotency.CleanHeader(resp.Header)
 	}
 	return rec
 }

@@ -47,7 +47,8 @@ func (s *Store) Begin(ctx context.Context, claim idempotency.Claim) (idempotency
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	rec := s.live(claim.Key)
+	now := time.Now()
+	rec := s.live(claim.Key, now)
 	if rec != nil && rec.completed {
 		return idempotency.Outcome{
 			State: idempotency.Completed, Fingerprint: rec.fingerprint, Response: rec.response.Clone(),
@@ -55,27 +56,27 @@ func (s *Store) Begin(ctx context.Context, claim idempotency.Claim) (idempotency
 	}
 	if rec != nil && rec.token != claim.Token {
 		return idempotency.Outcome{
-			State: idempotency.InProgress, Fingerprint: rec.fingerprint, Lease: time.Until(rec.expires),
+			State: idempotency.InProgress, Fingerprint: rec.fingerprint, Lease: rec.expires.Sub(now),
 		}, nil
 	}
-	s.sweep()
+	s.sweep(now)
 	s.records[claim.Key] = &record{
-		token: claim.Token, fingerprint: claim.Fingerprint, expires: time.Now().Add(Lease),
+		token: claim.Token, fingerprint: claim.Fingerprint, expires: now.Add(Lease),
 	}
 	return idempotency.Outcome{State: idempotency.Acquired, Lease: Lease}, nil
 }
 
 // Extend implements idempotency.Store.
 func (s *Store) Extend(ctx context.Context, claim idempotency.Claim) error {
-	return s.change(ctx, claim, func(rec *record) { rec.expires = time.Now().Add(Lease) })
+	return s.change(ctx, claim, func(rec *record, now time.Time) { rec.expires = now.Add(Lease) })
 }
 
 // Complete implements idempotency.Store.
 func (s *Store) Complete(ctx context.Context, claim idempotency.Claim, resp idempotency.Response) error {
-	err := s.change(ctx, claim, func(rec *record) {
+	err := s.change(ctx, claim, func(rec *record, now time.Time) {
 		rec.fingerprint = claim.Fingerprint
-		rec.completed, rec.response = true, resp.Clone()
-		rec.expires = time.Now().Add(Retention)
+		rec.completed, rec.response = true, resp
+		rec.expires = now.Add(Retention)
 	})
 	if err != nil && s.completedBy(claim) {
 		return nil
@@ -86,46 +87,47 @@ func (s *Store) Complete(ctx context.Context, claim idempotency.Claim, resp idem
 func (s *Store) completedBy(claim idempotency.Claim) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	rec := s.live(claim.Key)
+	rec := s.live(claim.Key, time.Now())
 	return rec != nil && rec.completed && rec.token == claim.Token
 }
 
 // Release implements idempotency.Store.
 func (s *Store) Release(ctx context.Context, claim idempotency.Claim) error {
-	return s.change(ctx, claim, func(*record) { delete(s.records, claim.Key) })
+	return s.change(ctx, claim, func(*record, time.Time) { delete(s.records, claim.Key) })
 }
 
 // change applies fn to the record that claim holds.
-func (s *Store) change(ctx context.Context, claim idempotency.Claim, fn func(*record)) error {
+func (s *Store) change(ctx context.Context, claim idempotency.Claim, fn func(rec *record, now time.Time)) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	rec := s.live(claim.Key)
+	now := time.Now()
+	rec := s.live(claim.Key, now)
 	if rec == nil || rec.completed || rec.token != claim.Token {
 		return idempotency.ErrLeaseLost
 	}
-	fn(rec)
+	fn(rec, now)
 	return nil
 }
 
 // live returns the record unless its time is over.
-func (s *Store) live(key idempotency.Key) *record {
+func (s *Store) live(key idempotency.Key, now time.Time) *record {
 	rec := s.records[key]
-	if rec == nil || !time.Now().Before(rec.expires) {
+	if rec == nil || !now.Before(rec.expires) {
 		return nil
 	}
 	return rec
 }
 
 // sweep drops expired records whenever the store has doubled.
-func (s *Store) sweep() {
+func (s *Store) sweep(now time.Time) {
 	if len(s.records) < s.sweepAt {
 		return
 	}
 	for key := range s.records {
-		if s.live(key) == nil {
+		if s.live(key, now) == nil {
 			delete(s.records, key)
 		}
 	}

@@ -92,7 +92,6 @@ func testInFlight(t *testing.T, store idempotency.Store) {
 
 func testReused(t *testing.T, store idempotency.Store) {
 	s := newService(t, store, idempotency.MiddlewareConfig{
-		Methods:          []string{http.MethodPost, http.MethodPut},
 		FingerprintParts: func(r *http.Request) []string { return []string{r.Header.Get("X-User")} },
 	}, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
 	key := idempotency.NewKey()

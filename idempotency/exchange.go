@@ -1,0 +1,138 @@
+package idempotency
+
+import (
+	"errors"
+	"maps"
+	"net/http"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/problem"
+)
+
+// exchange is one request on its way through the middleware. All that it needs
+// is in here, so that it is one allocation.
+type exchange struct {
+	run
+	m        *middleware
+	w        http.ResponseWriter
+	r        *http.Request
+	came     time.Time
+	rec      recorder
+	body     body
+	bypassed bool
+	fellBack bool
+}
+
+// serve runs the handler under the claim and closes the claim before the
+// client sees a byte.
+func (x *exchange) serve() {
+	ctx := x.start(x.r.Context())
+	defer x.end()
+	x.rec.reset(x.w, x.m.cfg.MaxResponseBytes, x)
+	x.acquired(ctx)
+	defer x.m.meter.active.Add(x.r.Context(), -1)
+
+	returned := false
+	defer func() {
+		if !returned { // the panic goes on to whoever recovers it
+			if x.m.cfg.TombstonePanics {
+				x.effect.Store(true)
+			}
+			x.finish(x.unkept())
+		}
+	}()
+	x.m.next.ServeHTTP(&x.rec, x.r.WithContext(ctx))
+	returned = true
+
+	if x.rec.spilled {
+		x.finish(x.unkept())
+		return
+	}
+	if s := x.settled.Load(); s != nil {
+		x.finish(nil)
+		x.sendSettled(s)
+		return
+	}
+	resp := x.rec.response(x.m.cfg.KeepHeaders)
+	if x.effect.Load() || x.m.cfg.Keep(x.rec.status) {
+		x.finish(&resp)
+	} else {
+		x.finish(nil)
+	}
+	x.rec.send()
+}
+
+// spills records, before the first byte leaves, that the work was done and
+// that its response cannot be kept.
+func (x *exchange) spills(status int) {
+	hijacked := status == 0
+	if hijacked || x.effect.Load() || x.m.cfg.Keep(status) {
+		x.finish(&Response{})
+	}
+}
+
+// finish tells the store how the run ended. A failure leaves the key taken until
+// its lease runs out; the client gets its answer all the same.
+func (x *exchange) finish(resp *Response) {
+	if x.closed {
+		return
+	}
+	s, result := x.settled.Load(), ResultBypassed
+	var err error
+	if x.bypassed {
+		x.closed = true // nobody holds it
+	} else {
+		err = x.close(resp)
+		result = resultOfRun(s != nil, resp, err)
+	}
+	if err != nil {
+		x.log("idempotency: result could not be stored", err)
+	}
+	if s == nil || !s.replayed { // answer reports a replay
+		x.done(result, err)
+	}
+}
+
+// sendSettled answers from the record that the handler settled. A tombstone of
+// this very run is for later requests; this one gets what the handler wrote.
+func (x *exchange) sendSettled(s *settlement) {
+	switch {
+	case s.replayed:
+		x.rec.rewind()
+		x.answer(s.record)
+	case s.record.Response.Unavailable():
+		x.rec.send()
+	default:
+		x.rec.WriteHeader(http.StatusOK) // for a handler that wrote nothing
+		header := x.w.Header()
+		clear(header)
+		maps.Copy(header, x.rec.sent)
+		header.Del("Content-Length")
+		s.record.Response.Send(x.w)
+	}
+}
+
+// answer serves a request whose work is done, or being done, by another run.
+func (x *exchange) answer(out Outcome) {
+	err := out.refusal(x.claim.Fingerprint)
+	if err == nil && out.Response.Header.Get(errorHeader) != "" {
+		err = ErrResultUnavailable // the kept error of a Do says nothing over HTTP
+	}
+	if err != nil {
+		x.refuse(err)
+		return
+	}
+	x.m.cfg.OnReplay(x.r)
+	x.w.Header().Set(ReplayedHeader, "true")
+	x.done(ResultReplayed, nil)
+	out.Response.Send(x.w)
+}
+
+// refuse answers with the problem that stands for err.
+func (x *exchange) refuse(err error) {
+	if errors.Is(err, errScope) {
+		x.log("idempotency: scope failed", err)
+	}
+	x.done(resultOf(err), err)
+	problem.Write(x.w, problemOf(err))
+}
