@@ -40,7 +40,7 @@ func (r *Relay) dispatch(ctx context.Context, limit int) (*dispatcher, func()) {
 }
 
 // next claims one batch and sets it going, when there is room for one more. False: there is nothing
-// to do now. An error means that the store was not reached.
+// more to do now. An error means that the store was not reached.
 func (d *dispatcher) next(ctx context.Context) (bool, error) {
 	d.makeRoom()
 	if err := d.err; err != nil {
@@ -62,7 +62,7 @@ func (d *dispatcher) next(ctx context.Context) (bool, error) {
 	d.rounds++
 	d.claimed += len(batch.Messages)
 	go func() { d.ended <- d.relay.round(ctx, d.work, batch, begin) }()
-	return len(batch.Messages) > 0, nil
+	return batch.More, nil
 }
 
 // makeRoom takes the rounds that have ended, and waits for one if no other may begin before.

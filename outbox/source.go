@@ -69,6 +69,9 @@ type Batch struct {
 	// Due is the time until the next message that waits for an attempt is ready. 0: none
 	// waits.
 	Due time.Duration
+	// More says that another claim at once may find messages in other lanes. Where it is false, a
+	// relay claims again when a batch of its own has ended, or when it is woken.
+	More bool
 }
 
 // Lease is one lane held by one claim.

@@ -104,6 +104,7 @@ func (s *Source) claim(req outbox.ClaimRequest, c *claimed) *pgx.Batch {
 	}
 	queue.Queue(s.sql.lease, token, req.Lease.Microseconds(), s.cfg.LanesPerClaim, req.Skip).Query(func(rows pgx.Rows) (err error) {
 		c.batch.Leases, err = pgx.CollectRows(rows, pgx.RowToStructByPos[outbox.Lease])
+		c.batch.More = len(c.batch.Leases) == s.cfg.LanesPerClaim
 		return err
 	})
 	queue.Queue(s.sql.read, token, req.Limit, req.Skip, s.cfg.MaxBatchBytes).Query(func(rows pgx.Rows) (err error) {

@@ -42,6 +42,7 @@ func (s *Store) Claim(ctx context.Context, req outbox.ClaimRequest) (outbox.Batc
 			break
 		}
 	}
+	batch.More = len(taken) == lanesPerClaim
 	return batch, nil
 }
 
