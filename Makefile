@@ -3,6 +3,7 @@
 GO       ?= go
 TIMEOUT  ?= 9m
 FUZZTIME ?= 10s
+ROUNDS   ?= 200
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 VULN     := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 MODULES  := . examples/reservation internal/lab
@@ -11,7 +12,7 @@ MODULES  := . examples/reservation internal/lab
 RACE := $(if $(filter 1,$(shell $(GO) env CGO_ENABLED)),-race)
 
 .DEFAULT_GOAL := help
-.PHONY: help test check servers-test cover fuzz lint vuln tidy example
+.PHONY: help test check servers-test chaos cover fuzz lint vuln tidy example
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +29,9 @@ check:
 servers-test:
 	@$(if $(RACE),,echo "no C compiler: the tests run without the race detector")
 	$(GO) run ./internal/lab/servers -- $(GO) test $(RACE) -shuffle=on -timeout=$(TIMEOUT) work
+
+chaos: ## the fault tests in their long form, ROUNDS (200) kills and as much of the other faults; most of an hour
+	HOLDFAST_CHAOS_ROUNDS=$(ROUNDS) $(GO) run ./internal/lab/servers -- $(GO) test -v -count=1 -parallel=1 -timeout=60m ./internal/lab/faults
 
 cover: ## test coverage of the packages of the root module, in cover.out
 	$(GO) run ./internal/lab/servers -- $(GO) test -timeout=$(TIMEOUT) -coverpkg=./... -coverprofile=cover.out ./...

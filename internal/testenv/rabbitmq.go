@@ -101,9 +101,20 @@ func (r *rabbitmq) startMapper(ctx context.Context) error {
 
 func (r *rabbitmq) command() *exec.Cmd {
 	cmd := exec.Command(r.script)
-	cmd.Dir = r.dir
+	cmd.Dir, cmd.Env = r.dir, r.environment()
+	return cmd
+}
+
+// control is rabbitmqctl, from beside the server's script.
+func (r *rabbitmq) control(ctx context.Context, args []string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, filepath.Join(filepath.Dir(r.script), "rabbitmqctl"), args...)
+	cmd.Dir, cmd.Env = r.dir, r.environment()
+	return cmd
+}
+
+func (r *rabbitmq) environment() []string {
 	in := func(name string) string { return filepath.Join(r.dir, name) }
-	cmd.Env = append(environWithout("RABBITMQ_", "ERL_", "NOTIFY_SOCKET"),
+	return append(environWithout("RABBITMQ_", "ERL_", "NOTIFY_SOCKET"),
 		"HOME="+r.dir,
 		"RABBITMQ_NODENAME=holdfast@localhost",
 		"RABBITMQ_CONF_ENV_FILE="+in("env.conf"),
@@ -123,7 +134,6 @@ func (r *rabbitmq) command() *exec.Cmd {
 		// As under systemd, the script becomes the server instead of waiting beside it.
 		"RUNNING_UNDER_SYSTEMD=true",
 	)
-	return cmd
 }
 
 // environWithout returns this process's environment less the variables with these prefixes.

@@ -230,6 +230,18 @@ func (s *Server) Restart(ctx context.Context) error {
 	return s.Start(ctx)
 }
 
+// Control runs rabbitmqctl, such as for an alarm. The server must be a RabbitMQ that runs.
+func (s *Server) Control(ctx context.Context, args ...string) error {
+	r, ok := s.engine.(*rabbitmq)
+	if !ok {
+		return fmt.Errorf("testenv: control %s: only RabbitMQ has rabbitmqctl", s.kind)
+	}
+	if out, err := r.control(ctx, args).CombinedOutput(); err != nil {
+		return fmt.Errorf("testenv: rabbitmqctl %s: %w\n%s", strings.Join(args, " "), err, out)
+	}
+	return nil
+}
+
 // Close kills the server and removes its folder. It may be called more than once.
 func (s *Server) Close() error {
 	s.mu.Lock()

@@ -29,8 +29,9 @@ const readyLine = "ready"
 // roles are what a child can be. Each decodes its job, calls ready when it is at work, works until
 // ctx ends (SIGTERM) and returns what to report, as JSON.
 var roles = map[string]func(ctx context.Context, job []byte, ready func()) (any, error){
-	"relay":  relayRole,
-	"deploy": deployRole,
+	"relay":   relayRole,
+	"deploy":  deployRole,
+	"backlog": backlogRole,
 }
 
 func runChild(role string) int {

@@ -23,7 +23,7 @@ type ledger struct {
 	excused    map[uuid.UUID]bool
 	deliveries []uuid.UUID
 	arrived    map[uuid.UUID]bool
-	again      int // deliveries that the broker itself repeated
+	again      int // repeats that the broker calls its own
 }
 
 func newLedger() *ledger {
@@ -55,15 +55,15 @@ func (l *ledger) excuse(ids ...uuid.UUID) {
 	}
 }
 
-// deliver notes an arrival. Again: the broker says that it delivered the message before.
+// deliver notes an arrival. Again: the broker says that it sent the message before.
 func (l *ledger) deliver(id uuid.UUID, again bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.deliveries = append(l.deliveries, id)
-	l.arrived[id] = true
-	if again {
+	if again && l.arrived[id] {
 		l.again++
 	}
+	l.deliveries = append(l.deliveries, id)
+	l.arrived[id] = true
 }
 
 // delivered counts arrivals, repeats included.
@@ -71,6 +71,13 @@ func (l *ledger) delivered() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.deliveries)
+}
+
+// repeats counts arrivals after the first of a message.
+func (l *ledger) repeats() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.deliveries) - len(l.arrived)
 }
 
 // missing counts the deeds whose message has not arrived and is not excused.
@@ -92,7 +99,7 @@ type verdict struct {
 	lost                             int // committed, never delivered, not excused
 	excused                          int // the same, excused
 	duplicates                       int // deliveries after the first
-	again                            int // of these, as far as it says, repeated by the broker
+	again                            int // of these, what the broker sent again
 	depth                            int // how far behind the newest of its key a repeat came, at most
 	faults                           []string
 }

@@ -23,11 +23,11 @@ import (
 
 const (
 	// keys is how many ordering keys the writers use.
-	keys = 20
+	keys = 50
 	// writers is how many transactions are open at once.
 	writers = 6
 	// maxPerTx is how many messages a transaction writes at most.
-	maxPerTx = 20
+	maxPerTx = 10
 	// name is what all good messages are called.
 	name = "faults.done"
 )

@@ -10,7 +10,6 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
-	"github.com/holdfast-go/holdfast/outbox"
 )
 
 // A relay is frozen with lanes in hand for longer than its lease. Another one takes them over; the
@@ -41,7 +40,7 @@ func TestOutboxRelayStopped(t *testing.T) {
 		time.Sleep(2*job.Patience + time.Duration(rng.IntN(1000))*time.Millisecond)
 		for _, held := range s.lanes() {
 			if slices.Contains(frozen, held) {
-				t.Errorf("lane %d is still that of the frozen relay", held.Lane)
+				t.Errorf("lane %d is still that of the frozen relay", held.lane)
 			}
 		}
 		lanes += len(frozen)
@@ -68,9 +67,9 @@ func TestOutboxRelayStopped(t *testing.T) {
 }
 
 // freeze stops a relay while it holds lanes, and returns these.
-func (s *store) freeze(r *child) []outbox.Lease {
+func (s *store) freeze(r *child) []heldLane {
 	s.t.Helper()
-	var frozen []outbox.Lease
+	var frozen []heldLane
 	untilTrue(s.t, "a relay is frozen with lanes in hand", func() bool {
 		r.signal(syscall.SIGSTOP)
 		frozen = s.lanes()
@@ -81,7 +80,7 @@ func (s *store) freeze(r *child) []outbox.Lease {
 			}
 			time.Sleep(pause)
 			now := s.lanes()
-			frozen = slices.DeleteFunc(frozen, func(h outbox.Lease) bool { return !slices.Contains(now, h) })
+			frozen = slices.DeleteFunc(frozen, func(h heldLane) bool { return !slices.Contains(now, h) })
 		}
 		if len(frozen) == 0 {
 			r.signal(syscall.SIGCONT)
@@ -91,11 +90,19 @@ func (s *store) freeze(r *child) []outbox.Lease {
 	return frozen
 }
 
+// heldLane is a lane with the token of the claim that holds it.
+type heldLane struct {
+	lane  int
+	token string
+}
+
 // lanes are those that a relay holds.
-func (s *store) lanes() []outbox.Lease {
+func (s *store) lanes() []heldLane {
 	s.t.Helper()
-	rows, _ := s.pool.Query(s.t.Context(), `SELECT lane, token FROM holdfast_outbox_lanes WHERE owner IS NOT NULL`) // CollectRows returns its error
-	leases, err := pgx.CollectRows(rows, pgx.RowToStructByPos[outbox.Lease])
+	rows, _ := s.pool.Query(s.t.Context(), `SELECT lane, token::text FROM holdfast_outbox_lanes WHERE token IS NOT NULL`) // CollectRows returns its error
+	lanes, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (h heldLane, err error) {
+		return h, row.Scan(&h.lane, &h.token)
+	})
 	must(s.t, err)
-	return leases
+	return lanes
 }

@@ -1,0 +1,64 @@
+package faults_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// The network between the relays and either server fails in every way, for longer than the relays
+// wait: reset and refused, silent, and with all that is answered swallowed.
+func TestOutboxNetworkFaults(t *testing.T) {
+	t.Parallel()
+	rng := seeded(t)
+	s := newStore(t, pgtest.URL(t))
+	l := newLedger()
+	c := consume(t, amqptest.New(t).URL, l)
+	database, broker := testenv.NewProxy(t, s.url), testenv.NewProxy(t, c.url)
+	job := relayJob{Database: database.URL(), Broker: broker.URL(), Patience: time.Second, MaxAttempts: 10}
+	const relays = 2
+	var ends []func()
+	for range relays {
+		ends = append(ends, job.start(t))
+	}
+	stop := s.startLoad(l, rng, 15*time.Millisecond)
+
+	faults := []struct {
+		name string
+		do   func()
+		heal func()
+	}{
+		{"broker cut", broker.Cut, broker.Heal},
+		{"broker silent", broker.Pause, broker.Heal},
+		{"broker unheard", broker.DropReplies, broker.Heal},
+		{"database cut", database.Cut, database.Heal},
+		{"database silent", database.Pause, database.Heal},
+		{"database unheard", database.DropReplies, database.Heal},
+	}
+	outages := 0
+	for range scaled(t, 1) {
+		rng.Shuffle(len(faults), func(i, k int) { faults[i], faults[k] = faults[k], faults[i] })
+		for _, fault := range faults {
+			l.untilMore(t, 100)
+			repeats := l.repeats()
+			began := time.Now()
+			fault.do()
+			time.Sleep(time.Duration(rng.IntN(2500)) * time.Millisecond)
+			fault.heal()
+			l.untilMore(t, 100)
+			t.Logf("%-18s %5.1f s, %d repeats", fault.name, time.Since(began).Seconds(), l.repeats()-repeats)
+			outages++
+		}
+	}
+	stop()
+	deeds := s.settle(l)
+	for _, end := range ends {
+		end()
+	}
+	c.untilDrained(t)
+	judge(t, l, deeds, bounds{duplicates: outages * relays * inFlight, depth: batch})
+	s.noDeadLetters()
+}

@@ -1,0 +1,154 @@
+package faults_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+)
+
+const (
+	// maxSize is the broker's own limit, below the publisher's.
+	maxSize = 65_536
+	// poisonAttempts is after how many attempts a message is given up.
+	poisonAttempts = 3
+)
+
+// panics is a publisher with a bug.
+type panics struct{}
+
+func (panics) Publish(context.Context, outbox.Message, func(error)) { panic("a bug") }
+
+// poison are messages that cannot be delivered, with the class they die of.
+var poison = map[string]struct {
+	message outbox.Message
+	class   outbox.Class
+}{
+	"larger than the broker takes":    {outbox.Message{Body: bytes.Repeat([]byte("x"), maxSize+1), ContentType: "text/plain"}, outbox.Permanent},
+	"larger than the publisher sends": {outbox.Message{Body: bytes.Repeat([]byte("x"), maxBody+1), ContentType: "text/plain"}, outbox.Permanent},
+	"unroutable":                      {outbox.Message{Route: outbox.Route{RoutingKey: "nobody.listens"}}, outbox.Unroutable},
+	"exchange missing":                {outbox.Message{Route: outbox.Route{Exchange: "missing"}}, outbox.Unroutable},
+	"exchange reserved":               {outbox.Message{Route: outbox.Route{Exchange: "amq.missing"}}, outbox.Unroutable},
+	"transport unknown":               {outbox.Message{Transport: "pigeon"}, outbox.Retryable},
+	"publisher panics":                {outbox.Message{Transport: "panics"}, outbox.Retryable},
+}
+
+// odd are messages that look like poison and are none.
+var odd = map[string]outbox.Message{
+	"no UTF-8":              {Body: []byte{0xff, 0xfe, 0, 0xc3, 0x28}, ContentType: "application/octet-stream"},
+	"no body":               {ContentType: "text/plain"},
+	"as large as it may be": {Body: bytes.Repeat([]byte("x"), maxSize), ContentType: "text/plain"},
+	"many headers":          {Headers: manyHeaders(64, 60)},
+	"large headers":         {Headers: map[string]string{"h": strings.Repeat("x", 16_000)}, Route: outbox.Route{Headers: map[string]string{"r": strings.Repeat("y", 16_000)}}},
+	"header names":          {Headers: map[string]string{"x-delay": "soon", "x-match": "any", "expiration": "1", "x-expires": "1", "delivery-mode": "1", "x-received-from": "me", "x-priority": "high", "user_id": "root", "x-stream-offset": "first", "x-cc": "elsewhere", strings.Repeat("n", 128): ""}},
+	"header values":         {Headers: map[string]string{"accents": "é ü ß", "wide": "日本語 🙂", "empty": "", "quotes": `"'\`, "number": "1e309"}},
+	"a long key":            {Route: outbox.Route{RoutingKey: "faults." + strings.Repeat("k", 248)}},
+	"default header":        {Headers: map[string]string{"traceparent": "not a trace", "tracestate": "=", "baggage": ";;"}},
+}
+
+func manyHeaders(n, size int) map[string]string {
+	headers := map[string]string{}
+	for i := range n {
+		headers["header-"+strconv.Itoa(i)] = strings.Repeat("v", size)
+	}
+	return headers
+}
+
+// Every kind of poison lies between good messages, in their keys too. It dies of its own class, and
+// holds up nothing but its key, until it is dead.
+func TestOutboxPoison(t *testing.T) {
+	t.Parallel()
+	rng := seeded(t)
+	server := testenv.Private(t, testenv.RabbitMQ, "max_message_size = "+strconv.Itoa(maxSize))
+	s := newStore(t, pgtest.URL(t))
+	l := newLedger()
+	c := consume(t, server.URL(), l)
+	job := relayJob{
+		Database: s.url, Broker: c.url, Patience: 5 * time.Second, MaxAttempts: poisonAttempts,
+		transports: outbox.Transports{"panics": panics{}},
+	}
+	end := job.start(t)
+	load, err := newLoad(s.pool, l, rng.Uint64(), 15*time.Millisecond)
+	must(t, err)
+	stop := beside(t, load.run)
+
+	want := map[uuid.UUID]outbox.Class{}
+	kinds := map[uuid.UUID]string{}
+	for range scaled(t, 3) {
+		for kind, p := range poison {
+			id := s.writeDeed(load.writer, "key "+strconv.Itoa(rng.IntN(keys)), p.message)
+			l.excuse(id)
+			want[id], kinds[id] = p.class, kind
+		}
+		for _, m := range odd {
+			s.writeDeed(load.writer, "key "+strconv.Itoa(rng.IntN(keys)), m)
+		}
+		l.untilMore(t, 100)
+	}
+	stop()
+	deeds := s.settle(l)
+	end()
+	c.untilDrained(t)
+	// The broker ends the session over a message that is too large, with all that is in flight.
+	tooLarge := scaled(t, 3)
+	v := judge(t, l, deeds, bounds{duplicates: tooLarge * (inFlight + prefetch), depth: batch, excused: len(want)})
+	if v.excused != len(want) {
+		t.Errorf("%d of %d poison messages arrived", len(want)-v.excused, len(want))
+	}
+
+	dead, err := outboxpgx.NewDeadLetters(s.pool, outboxpgx.SchemaConfig{})
+	must(t, err)
+	letters, err := dead.List(t.Context(), outboxpgx.Filter{Limit: 10_000})
+	must(t, err)
+	for _, letter := range letters {
+		class, expected := want[letter.ID]
+		if !expected || letter.Class != class {
+			t.Errorf("dead of %s: %s %s, want %q (%s)", letter.Class, letter.Name, letter.ID, class, kinds[letter.ID])
+		}
+		attempts := poisonAttempts
+		if class == outbox.Permanent {
+			attempts = 1
+		}
+		if letter.Attempts != attempts {
+			t.Errorf("%s: dead after %d attempts, want %d: %s", kinds[letter.ID], letter.Attempts, attempts, letter.Err)
+		}
+	}
+	if len(letters) != len(want) {
+		t.Errorf("%d dead letters, want %d", len(letters), len(want))
+	}
+}
+
+// writeDeed commits one message of a key.
+func (s *store) writeDeed(writer *outboxpgx.Writer, key string, m outbox.Message) uuid.UUID {
+	s.t.Helper()
+	m.ID, m.Name, m.Key = ids.New(), name, key
+	if m.ContentType == "" {
+		m.Body = []byte(`{}`)
+	}
+	must(s.t, pgx.BeginFunc(s.t.Context(), s.pool, func(tx pgx.Tx) error {
+		var n int64
+		if err := tx.QueryRow(s.t.Context(), `UPDATE counters SET n = n + 1 WHERE key = $1 RETURNING n`, key).Scan(&n); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(s.t.Context(), `INSERT INTO deeds VALUES ($1, $2, $3)`, m.ID, key, n); err != nil {
+			return err
+		}
+		if err := writer.Write(s.t.Context(), tx, m); err != nil {
+			return fmt.Errorf("refused: %w", err)
+		}
+		return nil
+	}))
+	return m.ID
+}
