@@ -62,7 +62,7 @@ func (d *dispatcher) next(ctx context.Context) (bool, error) {
 	d.rounds++
 	d.claimed += len(batch.Messages)
 	go func() { d.ended <- d.relay.round(ctx, d.work, batch, begin) }()
-	return batch.More, nil
+	return batch.More || d.size() == 0, nil // in the end, what is given back is within the limit again
 }
 
 // makeRoom takes the rounds that have ended, and waits for one if no other may begin before.
