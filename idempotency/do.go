@@ -20,10 +20,10 @@ const defaultStoreTimeout = 5 * time.Second
 // again, unless MarkEffect was called or the error has a code (see WithErrors):
 // such an error is kept and returned to repeated calls. Beside that:
 // ErrKeyInvalid, ErrKeyReused (the fingerprint is another one), *InUseError
-// (another call is running), ErrResultUnavailable, errors of the store before fn
-// was called, and, together with the value, ErrNotStored. A value that JSON
-// cannot hold comes with ErrResultUnavailable too: fn has done its work and
-// never does it again.
+// (another call is running), ErrResultUnavailable, ErrStoreUnavailable (fn was not
+// called), and, together with the value, ErrNotStored. A value that JSON cannot
+// hold comes with ErrResultUnavailable too: fn has done its work and never does
+// it again.
 //
 // fn's context carries the claim (ClaimFrom), and is cancelled with cause
 // ErrLeaseLost when the key was lost to another run.

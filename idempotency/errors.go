@@ -22,6 +22,9 @@ var (
 	// that the record of it could not be stored. The key stays taken until the
 	// lease runs out; after that the same key runs the work again.
 	ErrNotStored = errors.New("idempotency: result could not be stored")
+	// ErrStoreUnavailable says that the store could not be asked, so that nothing
+	// was done.
+	ErrStoreUnavailable = errors.New("idempotency: store is unavailable")
 	// ErrNoClaim says that a context carries no claim.
 	ErrNoClaim = errors.New("idempotency: context carries no claim")
 )

@@ -76,7 +76,7 @@ func resultOf(err error) Result {
 		return ResultReused
 	case errors.Is(err, ErrResultUnavailable):
 		return ResultUnavailable
-	case errors.Is(err, errStoreUnavailable):
+	case errors.Is(err, ErrStoreUnavailable):
 		return ResultStoreDown
 	}
 	return ResultInvalid

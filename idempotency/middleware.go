@@ -127,7 +127,7 @@ func (x *exchange) ask() (Outcome, error) {
 		}
 		x.log("idempotency: fallback is unavailable", err)
 	}
-	return Outcome{}, fmt.Errorf("%w: %w", errStoreUnavailable, err)
+	return Outcome{}, err
 }
 
 func (x *exchange) log(msg string, err error) {

@@ -22,11 +22,10 @@ const (
 )
 
 var (
-	errKeyRequired      = errors.New("idempotency: no key")
-	errStoreUnavailable = errors.New("idempotency: store is unavailable")
-	errBodyTooLarge     = errors.New("idempotency: request body is too large")
-	errBodyUnreadable   = errors.New("idempotency: request body is unreadable")
-	errScope            = errors.New("idempotency: no scope")
+	errKeyRequired    = errors.New("idempotency: no key")
+	errBodyTooLarge   = errors.New("idempotency: request body is too large")
+	errBodyUnreadable = errors.New("idempotency: request body is unreadable")
+	errScope          = errors.New("idempotency: no scope")
 )
 
 func problemOf(err error) problem.Problem {
@@ -58,7 +57,7 @@ func problemOf(err error) problem.Problem {
 			Status: http.StatusConflict, Code: CodeResultUnavailable,
 			Detail: "The request with this Idempotency-Key was carried out, but its response was not kept.",
 		}
-	case errors.Is(err, errStoreUnavailable):
+	case errors.Is(err, ErrStoreUnavailable):
 		return problem.Problem{
 			Status: http.StatusServiceUnavailable, Code: CodeStoreUnavailable,
 			Detail: "Nothing was done. Try again with the same Idempotency-Key.", RetryAfter: time.Second,

@@ -42,7 +42,7 @@ func (r *run) begin(ctx context.Context, now time.Time) (Outcome, error) {
 	out, err := r.store.Begin(&r.first, r.claim)
 	r.first.end(nil)
 	if err != nil {
-		return Outcome{}, fmt.Errorf("idempotency: begin: %w", err)
+		return Outcome{}, fmt.Errorf("%w: %w", ErrStoreUnavailable, err)
 	}
 	r.lease = out.Lease
 	return out, nil
@@ -154,6 +154,9 @@ func (r *run) close(resp *Response) error {
 	defer r.last.end(nil)
 
 	if s := r.settled.Load(); s != nil {
+		if r.lease == 0 { // the store is where it was settled
+			return nil
+		}
 		claim := r.claim
 		claim.Fingerprint = s.record.Fingerprint
 		return r.store.Complete(&r.last, claim, s.record.Response.Clone())

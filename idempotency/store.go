@@ -42,7 +42,8 @@ const (
 type Outcome struct {
 	State State
 	// Lease is the length of the lease when Acquired, and what is left of the
-	// other one's when InProgress.
+	// other one's when InProgress. 0 when Acquired: there is no lease to renew,
+	// and the store itself knows of a result that is settled.
 	Lease time.Duration
 	// Fingerprint is the stored one, when InProgress or Completed. It is zero
 	// where the record has none.

@@ -1,11 +1,8 @@
 package idempotencypgx
 
 import (
-	"encoding/json"
-	"fmt"
-	"net/http"
-
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/internal/headers"
 )
 
 // recordColumns are read by row.scan.
@@ -29,20 +26,9 @@ func (r *row) fields() []any {
 // response returns the stored response. What cannot be read is a tombstone:
 // the work was done.
 func (r *row) response() idempotency.Response {
-	var header http.Header
-	if err := json.Unmarshal([]byte(r.headers), &header); err != nil {
+	header, err := headers.Decode(r.headers)
+	if err != nil {
 		return idempotency.Response{}
 	}
 	return idempotency.Response{Status: r.code, Header: header, Body: r.body}
-}
-
-func encodeHeader(h http.Header) (string, error) {
-	if len(h) == 0 {
-		return "{}", nil
-	}
-	text, err := json.Marshal(h)
-	if err != nil {
-		return "", fmt.Errorf("idempotencypgx: encode headers: %w", err)
-	}
-	return string(text), nil
 }

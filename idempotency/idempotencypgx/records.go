@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/internal/headers"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
@@ -93,16 +94,16 @@ func (t *Table) Insert(ctx context.Context, tx pgx.Tx, rec Record) error {
 // effect, and at SERIALIZABLE a statement that does nothing would not count as
 // a read.
 func (t *Table) insert(rec Record) (sql string, args []any, err error) {
-	headers, err := encodeHeader(rec.Response.Header)
+	header, err := headers.Encode(rec.Response.Header)
 	if err != nil {
-		return "", nil, err
+		return "", nil, fmt.Errorf("idempotencypgx: insert record: %w", err)
 	}
 	sql = `INSERT INTO ` + t.table + `
 		(key, fingerprint_version, fingerprint, status, code, headers, body, token, expires_at)
 		VALUES ($1, $2, $3, 'completed', $4, $5, $6, $7, clock_timestamp() + $8::interval)`
 	return sql, []any{
 		string(rec.Key), rec.Fingerprint.Version, rec.Fingerprint.Sum, rec.Response.Status,
-		headers, rec.Response.Body, rec.Token, t.retention,
+		header, rec.Response.Body, rec.Token, t.retention,
 	}, nil
 }
 

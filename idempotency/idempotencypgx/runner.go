@@ -108,8 +108,8 @@ func NewRunner(t txretry.Transactor, records Records, gate idempotency.Store, cf
 //
 // If the key has a record already, fn's transaction is rolled back, and the
 // stored response is returned. Errors are those of fn and of txretry, once it
-// is certain that there is no record; idempotency.ErrNoClaim, ErrKeyReused and
-// ErrResultUnavailable; and ErrNotCommitted. A *txretry.CommitUnknownError
+// is certain that there is no record; idempotency.ErrNoClaim, ErrKeyReused,
+// ErrResultUnavailable and ErrLeaseLost; and ErrNotCommitted. A *txretry.CommitUnknownError
 // remains only where the record could not be asked for. Answer the last two
 // with a status that the middleware does not keep, such as 503: the gate would
 // replay it although the transaction may be committed.
@@ -129,6 +129,9 @@ func (r *Runner) RunWith(ctx context.Context, opts txretry.Options, fn Func) (id
 		if resp, err = fn(ctx, tx); err != nil {
 			return err
 		}
+		if errors.Is(context.Cause(ctx), idempotency.ErrLeaseLost) {
+			return idempotency.ErrLeaseLost // COMMIT itself is not interrupted
+		}
 		if resp.Unavailable() {
 			return fmt.Errorf("idempotencypgx: response has status %d", resp.Status)
 		}
@@ -145,12 +148,20 @@ func (r *Runner) RunWith(ctx context.Context, opts txretry.Options, fn Func) (id
 	return resp, nil
 }
 
-// RunKey is Run outside HTTP: it takes the claim for key at the gate by itself.
-// replayed says that the response is an earlier run's. Errors are those of Run
-// and of idempotency.Do.
+// RunKey is Run outside HTTP: it takes the claim for key at the gate by itself,
+// or does without the gate if that cannot be asked. replayed says that the
+// response is an earlier run's. Errors are those of Run and of idempotency.Do.
 func (r *Runner) RunKey(ctx context.Context, key idempotency.Key, fp idempotency.Fingerprint, fn Func) (resp idempotency.Response, replayed bool, err error) {
+	resp, replayed, err = r.runKey(ctx, r.gate, key, fp, fn)
+	if errors.Is(err, idempotency.ErrStoreUnavailable) {
+		return r.runKey(ctx, r.Fallback(), key, fp, fn)
+	}
+	return resp, replayed, err
+}
+
+func (r *Runner) runKey(ctx context.Context, gate idempotency.Store, key idempotency.Key, fp idempotency.Fingerprint, fn Func) (resp idempotency.Response, replayed bool, err error) {
 	var released idempotency.Response
-	resp, replayed, err = idempotency.Do(ctx, r.gate, key, fp, func(ctx context.Context) (idempotency.Response, error) {
+	resp, replayed, err = idempotency.Do(ctx, gate, key, fp, func(ctx context.Context) (idempotency.Response, error) {
 		resp, err := r.Run(ctx, fn)
 		if err == nil && !r.cfg.Keep(resp.Status) {
 			released = resp
@@ -221,7 +232,9 @@ func answer(claim idempotency.Claim, rec Record, resp idempotency.Response, own 
 
 // settle hands the record to whoever began the claim.
 func settle(claim idempotency.Claim, rec Record) {
-	claim.Settle(idempotency.Outcome{
-		State: idempotency.Completed, Fingerprint: rec.Fingerprint, Response: rec.Response,
-	}, rec.Token != claim.Token)
+	claim.Settle(rec.outcome(), rec.Token != claim.Token)
+}
+
+func (rec Record) outcome() idempotency.Outcome {
+	return idempotency.Outcome{State: idempotency.Completed, Fingerprint: rec.Fingerprint, Response: rec.Response}
 }

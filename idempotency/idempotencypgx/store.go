@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/internal/headers"
 )
 
 // Config configures a Store. The zero value is usable.
@@ -155,15 +156,15 @@ func (s *Store) Extend(ctx context.Context, claim idempotency.Claim) error {
 
 // Complete implements idempotency.Store.
 func (s *Store) Complete(ctx context.Context, claim idempotency.Claim, resp idempotency.Response) error {
-	headers, err := encodeHeader(resp.Header)
+	header, err := headers.Encode(resp.Header)
 	if err != nil {
-		return err
+		return fmt.Errorf("idempotencypgx: complete: %w", err)
 	}
 	err = s.change(ctx, "complete", `UPDATE `+s.table+` SET status = 'completed', lease_until = NULL,
 			fingerprint_version = $3, fingerprint = $4, code = $5, headers = $6, body = $7,
 			expires_at = clock_timestamp() + $8::interval`+whileHeld,
 		string(claim.Key), claim.Token, claim.Fingerprint.Version, claim.Fingerprint.Sum,
-		resp.Status, headers, resp.Body, s.cfg.Retention)
+		resp.Status, header, resp.Body, s.cfg.Retention)
 	if !errors.Is(err, idempotency.ErrLeaseLost) {
 		return err
 	}

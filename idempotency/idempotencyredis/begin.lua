@@ -7,22 +7,26 @@ end
 if rec[1] and rec[1] ~= 'processing' then -- by another system, or a later version: it may mean "done"
   return {'unknown'}
 end
-local holder = redis.call('GET', KEYS[2])
-if holder and holder ~= ARGV[1] then
-  local left = redis.call('PTTL', KEYS[2])
-  if left < 0 then -- a lock without an end would hold the key for ever
-    redis.call('PEXPIRE', KEYS[2], ARGV[4])
-    left = ARGV[4]
+if not redis.call('SET', KEYS[2], ARGV[1], 'NX', 'PX', ARGV[4]) then
+  local holder = redis.call('GET', KEYS[2])
+  if holder ~= ARGV[1] then
+    local left = redis.call('PTTL', KEYS[2])
+    if left < 0 then -- a lock without an end would hold the key for ever
+      redis.call('PEXPIRE', KEYS[2], ARGV[4])
+      left = ARGV[4]
+    end
+    if rec[2] ~= holder then -- the record is an older claim's
+      rec[3], rec[4] = false, false
+    end
+    return {'processing', rec[3], rec[4], tostring(left)}
   end
-  if rec[2] ~= holder then -- the record is an older claim's
-    rec[3], rec[4] = false, false
-  end
-  return {'processing', rec[3], rec[4], tostring(left)}
+  redis.call('PEXPIRE', KEYS[2], ARGV[4])
 end
-redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[4])
+if rec[1] then -- of a run that has lost the key
+  redis.call('DEL', KEYS[1])
+end
 local now = redis.call('TIME')
-redis.call('DEL', KEYS[1])
 redis.call('HSET', KEYS[1], 'status', 'processing', 'token', ARGV[1], 'fpv', ARGV[2], 'fp', ARGV[3],
-  'created', string.format('%.0f', now[1] * 1000 + math.floor(now[2] / 1000)))
+  'created', now[1] .. string.format('%03d', math.floor(now[2] / 1000)))
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
 return {'acquired'}

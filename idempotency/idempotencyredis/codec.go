@@ -1,25 +1,14 @@
 package idempotencyredis
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/internal/headers"
 )
-
-func encodeHeader(h http.Header) (string, error) {
-	if len(h) == 0 {
-		return "{}", nil
-	}
-	text, err := json.Marshal(h)
-	if err != nil {
-		return "", fmt.Errorf("idempotencyredis: encode headers: %w", err)
-	}
-	return string(text), nil
-}
 
 // decodeOutcome reads the reply of begin.lua.
 func decodeOutcome(reply []any) (idempotency.Outcome, error) {
@@ -81,11 +70,10 @@ func decodeResponse(field func(int) (string, bool)) idempotency.Response {
 	if err != nil {
 		return idempotency.Response{}
 	}
-	var header http.Header
-	if hdr, ok := field(4); ok {
-		if err := json.Unmarshal([]byte(hdr), &header); err != nil {
-			return idempotency.Response{}
-		}
+	hdr, _ := field(4)
+	header, err := headers.Decode(hdr)
+	if err != nil {
+		return idempotency.Response{}
 	}
 	body, _ := field(5)
 	return idempotency.Response{Status: status, Header: header, Body: []byte(body)}

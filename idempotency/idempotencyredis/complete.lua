@@ -1,5 +1,6 @@
 -- Stores the response and ends the lease. Said twice, it is done once.
--- KEYS: record, lock. ARGV: token, fingerprint version, fingerprint, code, headers, body, retention (ms).
+-- KEYS: record, lock. ARGV: token, fingerprint version, fingerprint, code, headers, body, retention (ms),
+-- 1 to write the field response.
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then
   local rec = redis.call('HMGET', KEYS[1], 'status', 'token')
   if rec[1] == 'completed' and rec[2] == ARGV[1] then
@@ -9,6 +10,9 @@ if redis.call('GET', KEYS[2]) ~= ARGV[1] then
 end
 redis.call('HSET', KEYS[1], 'status', 'completed', 'token', ARGV[1], 'fpv', ARGV[2], 'fp', ARGV[3],
   'code', ARGV[4], 'hdr', ARGV[5], 'body', ARGV[6])
+if ARGV[8] == '1' then
+  redis.call('HSET', KEYS[1], 'response', ARGV[6])
+end
 redis.call('PEXPIRE', KEYS[1], ARGV[7])
 redis.call('DEL', KEYS[2])
 return 1

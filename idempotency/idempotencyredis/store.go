@@ -12,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/internal/headers"
 )
 
 // Config configures a Store. The zero value is the standard layout.
@@ -26,6 +27,9 @@ type Config struct {
 	// keys of a record share a slot. It is always on with *redis.ClusterClient
 	// and *redis.Ring; set it for other clients in front of a cluster.
 	HashTag bool
+	// WriteResponse writes the body to the field response, too, for systems beside
+	// this one that know status and response only. It takes its memory twice.
+	WriteResponse bool
 }
 
 func (c Config) withDefaults(client redis.UniversalClient) Config {
@@ -123,13 +127,13 @@ func (s *Store) Extend(ctx context.Context, claim idempotency.Claim) error {
 
 // Complete implements idempotency.Store.
 func (s *Store) Complete(ctx context.Context, claim idempotency.Claim, resp idempotency.Response) error {
-	hdr, err := encodeHeader(resp.Header)
+	hdr, err := headers.Encode(resp.Header)
 	if err != nil {
-		return err
+		return fmt.Errorf("idempotencyredis: complete: %w", err)
 	}
 	fp := claim.Fingerprint
 	return held("complete", completeScript.Run(ctx, s.client, s.keys(claim.Key),
-		claim.Token, fp.Version, fp.Sum, resp.Status, hdr, resp.Body, s.cfg.Retention.Milliseconds()))
+		claim.Token, fp.Version, fp.Sum, resp.Status, hdr, resp.Body, s.cfg.Retention.Milliseconds(), s.cfg.WriteResponse))
 }
 
 // Release implements idempotency.Store.

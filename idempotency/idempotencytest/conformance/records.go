@@ -12,6 +12,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
@@ -23,6 +24,15 @@ type Database struct {
 	Add func(ctx context.Context, tx pgx.Tx, name string) error
 	// Count returns the number of committed effects under name.
 	Count func(t *testing.T, name string) int
+	// Gate returns an empty store to stand in front. nil: one in memory.
+	Gate func(t *testing.T) idempotency.Store
+}
+
+func (db Database) gate(t *testing.T) idempotency.Store {
+	if db.Gate == nil {
+		return idempotencytest.NewStore()
+	}
+	return db.Gate(t)
 }
 
 // RecordsBackend makes the databases under test.

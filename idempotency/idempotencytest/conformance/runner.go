@@ -14,7 +14,6 @@ import (
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
-	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
@@ -32,19 +31,27 @@ func TestRunner(t *testing.T, b RecordsBackend) {
 	b.run(t, "records that cannot be read", testRecordsDown)
 	b.run(t, "without a gate between them", testRunRivals)
 	b.run(t, "outside HTTP", testRunKey)
+	b.run(t, "requests at the same time", testRunStampede)
+	b.run(t, "without the gate the records decide", testGateDown)
+	b.run(t, "without the gate, outside HTTP", testRunKeyGateDown)
+	b.run(t, "requests at the same time without the gate", testGateDownStampede)
+	b.run(t, "an answer given without a transaction, without the gate", testGateDownRefusal)
+	b.run(t, "a run that has lost its lease commits nothing", testRunLeaseLost)
 }
 
 // shop is a service on the two tiers.
 type shop struct {
 	db      Database
 	runner  *idempotencypgx.Runner
-	refunds int
-	err     error // of the last Run
+	refunds atomic.Int32
+
+	mu  sync.Mutex
+	err error // of the last Run that failed
 }
 
 func newShop(t *testing.T, db Database, cfg idempotencypgx.RunnerConfig) *shop {
 	t.Helper()
-	runner, err := idempotencypgx.NewRunner(db.Transactor, db.Records, idempotencytest.NewStore(), cfg)
+	runner, err := idempotencypgx.NewRunner(db.Transactor, db.Records, db.gate(t), cfg)
 	must(t, "NewRunner", err)
 	return &shop{db: db, runner: runner}
 }
@@ -53,10 +60,14 @@ func newShop(t *testing.T, db Database, cfg idempotencypgx.RunnerConfig) *shop {
 func (s *shop) behind(t *testing.T, gate idempotency.Store, fn idempotencypgx.Func) *service {
 	t.Helper()
 	return newService(t, gate, idempotency.MiddlewareConfig{
-		OnReplay: func(*http.Request) { s.refunds++ },
+		Fallback: s.runner.Fallback(),
+		OnReplay: func(*http.Request) { s.refunds.Add(1) },
 	}, func(w http.ResponseWriter, r *http.Request) {
 		resp, err := s.runner.Run(r.Context(), fn)
-		if s.err = err; err != nil {
+		if err != nil {
+			s.mu.Lock()
+			s.err = err
+			s.mu.Unlock()
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 			return
 		}
@@ -84,20 +95,20 @@ func (s *shop) once(t *testing.T, key idempotency.Key) {
 
 func testGateLost(t *testing.T, db Database) {
 	s, key := newShop(t, db, idempotencypgx.RunnerConfig{}), idempotency.NewKey()
-	fn, gate := s.order(key), idempotencytest.NewStore()
+	fn, gate := s.order(key), db.gate(t)
 	first := s.behind(t, gate, fn).post(key)
 	if first.is(t, 201, ""); first.replayed() {
 		t.Error("the first answer is marked")
 	}
-	fresh := idempotencytest.NewStore()
+	fresh := db.gate(t)
 	for _, gate := range []idempotency.Store{gate, fresh, fresh} {
 		again := s.behind(t, gate, fn).post(key)
 		if again.is(t, 201, ""); again.body != first.body || !again.replayed() {
 			t.Errorf("again: %+v; want %q, marked", again, first.body)
 		}
 	}
-	if s.once(t, key); s.refunds != 3 {
-		t.Errorf("%d refunds, want 3", s.refunds)
+	if s.once(t, key); s.refunds.Load() != 3 {
+		t.Errorf("%d refunds, want 3", s.refunds.Load())
 	}
 }
 
@@ -110,8 +121,8 @@ func testEcho(t *testing.T, db Database) {
 		"not final": func() (idempotency.Response, error) { return idempotency.JSON(http.StatusTooManyRequests, "later") },
 	} {
 		s, key := newShop(t, db, idempotencypgx.RunnerConfig{}), idempotency.NewKey()
-		first := s.behind(t, idempotencytest.NewStore(), s.order(key)).post(key)
-		again := s.behind(t, idempotencytest.NewStore(), func(context.Context, pgx.Tx) (idempotency.Response, error) {
+		first := s.behind(t, db.gate(t), s.order(key)).post(key)
+		again := s.behind(t, db.gate(t), func(context.Context, pgx.Tx) (idempotency.Response, error) {
 			return refusal()
 		}).post(key)
 		if again.is(t, 201, ""); again.body != first.body || !again.replayed() {
@@ -123,8 +134,8 @@ func testEcho(t *testing.T, db Database) {
 
 func testReusedGateLost(t *testing.T, db Database) {
 	s, key := newShop(t, db, idempotencypgx.RunnerConfig{}), idempotency.NewKey()
-	s.behind(t, idempotencytest.NewStore(), s.order(key)).post(key).is(t, 201, "")
-	gate := idempotencytest.NewStore()
+	s.behind(t, db.gate(t), s.order(key)).post(key).is(t, 201, "")
+	gate := db.gate(t)
 	other := s.behind(t, gate, s.order(key))
 	for range 2 {
 		other.do(request{body: `{"other":1}`}.with(key)).is(t, 422, idempotency.CodeKeyReused)
@@ -138,7 +149,7 @@ func testReusedGateLost(t *testing.T, db Database) {
 
 func testRunFails(t *testing.T, db Database) {
 	s, key, boom := newShop(t, db, idempotencypgx.RunnerConfig{}), idempotency.NewKey(), errors.New("boom")
-	gate := idempotencytest.NewStore()
+	gate := db.gate(t)
 	s.behind(t, gate, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
 		return idempotency.Response{}, errors.Join(boom, db.Add(ctx, tx, string(key)))
 	}).post(key).is(t, 503, "")
@@ -151,7 +162,7 @@ func testRunFails(t *testing.T, db Database) {
 
 func testRunNotKept(t *testing.T, db Database) {
 	s, key := newShop(t, db, idempotencypgx.RunnerConfig{}), idempotency.NewKey()
-	gate := idempotencytest.NewStore()
+	gate := db.gate(t)
 	s.behind(t, gate, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
 		if err := db.Add(ctx, tx, string(key)); err != nil {
 			return idempotency.Response{}, err
@@ -164,7 +175,7 @@ func testRunNotKept(t *testing.T, db Database) {
 
 func testRunTooLarge(t *testing.T, db Database) {
 	s, key := newShop(t, db, idempotencypgx.RunnerConfig{MaxResponseBytes: 10}), idempotency.NewKey()
-	gate := idempotencytest.NewStore()
+	gate := db.gate(t)
 	fn := func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
 		return idempotency.Response{Status: 201, Body: []byte(strings.Repeat("x", 11))}, db.Add(ctx, tx, string(key))
 	}
@@ -172,7 +183,7 @@ func testRunTooLarge(t *testing.T, db Database) {
 	if first.is(t, 201, ""); len(first.body) != 11 {
 		t.Errorf("first answer %q", first.body)
 	}
-	for _, gate := range []idempotency.Store{gate, idempotencytest.NewStore()} {
+	for _, gate := range []idempotency.Store{gate, db.gate(t)} {
 		s.behind(t, gate, fn).post(key).is(t, 409, idempotency.CodeResultUnavailable)
 	}
 	s.once(t, key)
@@ -187,7 +198,7 @@ func testRunRivals(t *testing.T, db Database) {
 	for range 8 {
 		wg.Go(func() {
 			for { // a client asks again after a 503
-				resp, replayed, err := runAlone(db, key, fn)
+				resp, replayed, err := runAlone(t, db, key, fn)
 				if _, busy := errors.AsType[*txretry.LockTimeoutError](err); busy {
 					continue
 				}
@@ -212,8 +223,8 @@ func testRunRivals(t *testing.T, db Database) {
 
 // runAlone runs fn behind a gate of its own: the gates know nothing of
 // each other.
-func runAlone(db Database, key idempotency.Key, fn idempotencypgx.Func) (idempotency.Response, bool, error) {
-	runner, err := idempotencypgx.NewRunner(db.Transactor, db.Records, idempotencytest.NewStore(), idempotencypgx.RunnerConfig{})
+func runAlone(t *testing.T, db Database, key idempotency.Key, fn idempotencypgx.Func) (idempotency.Response, bool, error) {
+	runner, err := idempotencypgx.NewRunner(db.Transactor, db.Records, db.gate(t), idempotencypgx.RunnerConfig{})
 	if err != nil {
 		return idempotency.Response{}, false, err
 	}

@@ -9,7 +9,6 @@ import (
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
-	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
@@ -37,7 +36,7 @@ func testUnknownApplied(t *testing.T, db Database) {
 	key := idempotency.NewKey()
 	lost := db
 	lost.Transactor, lost.Records = lossy{db.Transactor, true}, committing{db.Records}
-	s, gate := newShop(t, lost, idempotencypgx.RunnerConfig{}), idempotencytest.NewStore()
+	s, gate := newShop(t, lost, idempotencypgx.RunnerConfig{}), db.gate(t)
 	first := s.behind(t, gate, s.order(key)).post(key)
 	if first.is(t, 201, ""); first.replayed() {
 		t.Error("the first answer is marked")
@@ -59,7 +58,7 @@ func testUnknownNotApplied(t *testing.T, db Database) {
 	key := idempotency.NewKey()
 	lost := db
 	lost.Transactor = lossy{db.Transactor, false}
-	s, gate := newShop(t, lost, idempotencypgx.RunnerConfig{}), idempotencytest.NewStore()
+	s, gate := newShop(t, lost, idempotencypgx.RunnerConfig{}), db.gate(t)
 	s.behind(t, gate, s.order(key)).post(key).is(t, 503, "")
 	unknown := (*txretry.CommitUnknownError)(nil)
 	if !errors.Is(s.err, idempotencypgx.ErrNotCommitted) || errors.As(s.err, &unknown) {
@@ -87,7 +86,7 @@ func testRecordsDown(t *testing.T, db Database) {
 	key, taken := idempotency.NewKey(), errors.New("seat taken")
 	down := db
 	down.Records = blind{db.Records}
-	s, gate := newShop(t, down, idempotencypgx.RunnerConfig{}), idempotencytest.NewStore()
+	s, gate := newShop(t, down, idempotencypgx.RunnerConfig{}), db.gate(t)
 	s.behind(t, gate, func(context.Context, pgx.Tx) (idempotency.Response, error) {
 		return idempotency.Response{}, taken
 	}).post(key)

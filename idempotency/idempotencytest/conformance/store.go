@@ -49,7 +49,7 @@ func testCompleted(t *testing.T, store idempotency.Store) {
 	acquire(t, store, c)
 	want := idempotency.Response{
 		Status: 201,
-		Header: http.Header{"Content-Type": {"application/octet-stream"}, "Link": {"</a>", `</b>; title="ü"`}},
+		Header: http.Header{"Content-Type": {"application/octet-stream"}, "Link": {"</a>", `</b>; title="ü"`}, "X-Latin-1": {"caf\xe9"}},
 		Body:   []byte("\x00\xff{\"a\": 1}\n\u2028"),
 	}
 	must(t, "Complete", store.Complete(t.Context(), c, want))

@@ -1,0 +1,155 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+)
+
+// gone is a gate that cannot be asked.
+type gone struct{}
+
+var errGone = errors.New("gate is down")
+
+func (gone) Begin(context.Context, idempotency.Claim) (idempotency.Outcome, error) {
+	return idempotency.Outcome{}, errGone
+}
+
+func (gone) Extend(context.Context, idempotency.Claim) error { return errGone }
+
+func (gone) Complete(context.Context, idempotency.Claim, idempotency.Response) error { return errGone }
+
+func (gone) Release(context.Context, idempotency.Claim) error { return errGone }
+
+// stampede sends requests of one key at once, until every one has its answer,
+// and checks that there is one effect and one answer.
+func (s *shop) stampede(t *testing.T, gate idempotency.Store, clients int) {
+	t.Helper()
+	key := idempotency.NewKey()
+	service := s.behind(t, gate, s.order(key))
+	var fresh atomic.Int32
+	var bodies sync.Map
+	var wg sync.WaitGroup
+	for range clients {
+		wg.Go(func() {
+			for range 1000 {
+				r := service.post(key)
+				if r.status == http.StatusCreated {
+					bodies.Store(r.body, true)
+					if !r.replayed() {
+						fresh.Add(1)
+					}
+					return
+				}
+				if r.status != http.StatusConflict && r.status != http.StatusServiceUnavailable {
+					t.Errorf("answer %d %s", r.status, r.body)
+					return
+				}
+			}
+			t.Error("no answer after 1000 requests")
+		})
+	}
+	wg.Wait()
+	answers := 0
+	bodies.Range(func(any, any) bool { answers++; return true })
+	if s.once(t, key); answers != 1 || fresh.Load() != 1 {
+		t.Errorf("%d answers, %d of them fresh; want 1 and 1", answers, fresh.Load())
+	}
+}
+
+func testRunStampede(t *testing.T, db Database) {
+	s, gate := newShop(t, db, idempotencypgx.RunnerConfig{}), db.gate(t)
+	for range 10 {
+		s.stampede(t, gate, 16)
+	}
+}
+
+func testGateDownStampede(t *testing.T, db Database) {
+	s := newShop(t, db, idempotencypgx.RunnerConfig{})
+	for range 5 {
+		s.stampede(t, gone{}, 8)
+	}
+}
+
+// testGateDown goes from a gate that works to one that does not, and back.
+func testGateDown(t *testing.T, db Database) {
+	s, gate := newShop(t, db, idempotencypgx.RunnerConfig{}), db.gate(t)
+	before, during := idempotency.NewKey(), idempotency.NewKey()
+	s.behind(t, gate, s.order(before)).post(before).is(t, 201, "")
+	first := s.behind(t, gone{}, s.order(during)).post(during)
+	if first.is(t, 201, ""); first.replayed() {
+		t.Error("the first answer is marked")
+	}
+	for i, gate := range []idempotency.Store{gone{}, gate, gone{}, gate} {
+		for _, key := range []idempotency.Key{before, during} {
+			service := s.behind(t, gate, s.order(key))
+			if again := service.post(key); again.status != 201 || again.body != `"run 1"` || !again.replayed() {
+				t.Errorf("%d: %+v; want the first answer", i, again)
+			}
+			service.do(request{body: `{"other":1}`}.with(key)).is(t, 422, idempotency.CodeKeyReused)
+		}
+	}
+	s.once(t, before)
+	s.once(t, during)
+}
+
+func testRunKeyGateDown(t *testing.T, db Database) {
+	runner, err := idempotencypgx.NewRunner(db.Transactor, db.Records, gone{}, idempotencypgx.RunnerConfig{})
+	must(t, "NewRunner", err)
+	s, key := newShop(t, db, idempotencypgx.RunnerConfig{}), idempotency.NewKey()
+	fn := s.order(key)
+	for i := range 2 {
+		resp, replayed, err := runner.RunKey(t.Context(), key, idempotency.FingerprintOf("order"), fn)
+		if err != nil || replayed != (i > 0) || string(resp.Body) != `"run 1"` {
+			t.Errorf("call %d: %s, %v, %v", i, resp.Body, replayed, err)
+		}
+	}
+	s.once(t, key)
+}
+
+// testGateDownRefusal: not every handler gets as far as its transaction.
+func testGateDownRefusal(t *testing.T, db Database) {
+	s, key, runs := newShop(t, db, idempotencypgx.RunnerConfig{}), idempotency.NewKey(), 0
+	service := newService(t, gone{}, idempotency.MiddlewareConfig{Fallback: s.runner.Fallback()},
+		func(w http.ResponseWriter, _ *http.Request) {
+			runs++
+			w.WriteHeader(http.StatusNotFound)
+			fmt.Fprintf(w, "run %d", runs)
+		})
+	for i := range 3 {
+		if r := service.post(key); r.status != 404 || r.body != "run 1" || r.replayed() != (i > 0) {
+			t.Errorf("request %d: %+v", i, r)
+		}
+	}
+	s.behind(t, db.gate(t), s.order(key)).post(key).is(t, 404, "") // the record stands in the way of an effect
+	if n := db.Count(t, string(key)); n != 0 {
+		t.Errorf("%d effects, want none", n)
+	}
+}
+
+func testRunLeaseLost(t *testing.T, db Database) {
+	s, key, gate := newShop(t, db, idempotencypgx.RunnerConfig{}), idempotency.NewKey(), db.gate(t)
+	s.behind(t, gate, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
+		if err := db.Add(ctx, tx, string(key)); err != nil {
+			return idempotency.Response{}, err
+		}
+		claim, _ := idempotency.ClaimFrom(ctx)
+		must(t, "Release", gate.Release(ctx, claim)) // as if the gate had lost it
+		<-ctx.Done()
+		return idempotency.Response{Status: 201}, nil
+	}).post(key).is(t, 503, "")
+	if n := db.Count(t, string(key)); n != 0 || !errors.Is(s.err, idempotency.ErrLeaseLost) {
+		t.Errorf("%d effects, Run = %v; want none and ErrLeaseLost", n, s.err)
+	}
+	s.behind(t, gate, s.order(key)).post(key).is(t, 201, "")
+	s.once(t, key)
+}

