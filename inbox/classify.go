@@ -12,6 +12,7 @@ const (
 	ClassDefault       = "default"       // failed too often
 	ClassValidation    = "validation"    // undecodable, unknown name, no valid id
 	ClassUnrecoverable = "unrecoverable" // the handler said so
+	ClassQuarantined   = "quarantined"   // ends the process again and again; not run any more
 )
 
 const maxClassBytes = 64

@@ -30,6 +30,12 @@ type Message struct {
 	// Attempt is 1 at the first delivery and grows by one with every counted failure.
 	// Deliveries given back uncounted do not change it. Less than 1 counts as 1.
 	Attempt int
+	// Recovered is how many of the failures that Attempt counts were recoverable: those use
+	// up none of RetryPolicy.MaxRetries.
+	Recovered int
+	// Replays is how often the message was returned from the dead letters; each time Attempt
+	// begins at 1 again.
+	Replays int
 	// Redelivered says that the broker has handed out this very copy before.
 	Redelivered bool
 	// Queue is where the message came from, and where a retry returns it to.

@@ -18,6 +18,7 @@ type Middleware = func(Handler) Handler
 // many goroutines.
 type Mux struct {
 	handlers map[string]Handler
+	fallback Handler // nil: a message of no handler's name is refused
 	wrappers []Middleware
 	entry    Handler // the wrappers around dispatch
 }
@@ -59,6 +60,11 @@ func (m *Mux) Register(name string, h Handler, wrap ...Middleware) error {
 	m.handlers[name] = wrapped(h, wrap)
 	return nil
 }
+
+// Fallback registers a handler for the messages that have no handler of their name, in place
+// of refusing them as ClassValidation: one that returns nil passes them over, one that
+// returns Postpone leaves them to another consumer. Nil refuses again.
+func (m *Mux) Fallback(h Handler) { m.fallback = h }
 
 // Use adds middleware around every message, the first one outermost. It also sees the
 // messages that no handler gets, as errors of class ClassValidation.
@@ -109,11 +115,13 @@ func (m *Mux) dispatch(ctx context.Context, msg *Message) error {
 	if err := msg.Validate(); err != nil {
 		return err
 	}
-	h, ok := m.handlers[msg.Name]
-	if !ok {
-		return Invalid(fmt.Errorf("inbox: no handler for %q", msg.Name))
+	if h, ok := m.handlers[msg.Name]; ok {
+		return h(ctx, msg)
 	}
-	return h(ctx, msg)
+	if m.fallback != nil {
+		return m.fallback(ctx, msg)
+	}
+	return Invalid(fmt.Errorf("inbox: no handler for %q", msg.Name))
 }
 
 // Blocking is middleware that waits before each message, holding nothing but the worker.

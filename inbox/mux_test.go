@@ -195,3 +195,21 @@ func TestMessageValidate(t *testing.T) {
 		t.Errorf("not all violations in %v", err)
 	}
 }
+
+func TestFallback(t *testing.T) {
+	t.Parallel()
+	mux := inbox.NewMux()
+	m := &inbox.Message{ID: ids.New(), Name: "unknown"}
+	one := func() error { return mux.Process(t.Context(), []*inbox.Message{m})[0] }
+	if f := inbox.Classify(one()); f.Class != inbox.ClassValidation || f.Action != inbox.ActionDead {
+		t.Errorf("without a fallback: %+v", f)
+	}
+	mux.Fallback(func(context.Context, *inbox.Message) error { return nil })
+	if err := one(); err != nil {
+		t.Errorf("passed over: %v", err)
+	}
+	m.ID = uuid.Nil
+	if f := inbox.Classify(one()); f.Class != inbox.ClassValidation {
+		t.Errorf("without an id: %+v", f)
+	}
+}

@@ -101,6 +101,8 @@ type Decision struct {
 	// Counted says that the next delivery's Attempt is one higher, and that
 	// FirstFailedAt is to be set if it is zero.
 	Counted bool
+	// Recovered says that the next delivery's Recovered is one higher, too.
+	Recovered bool
 }
 
 // Next decides over a message that failed at the time now. Random, from 0 up to but not
@@ -113,7 +115,7 @@ func (p RetryPolicy) Next(m *Message, f Failure, now time.Time, random float64) 
 		return Decision{Action: f.Action, Counted: f.Counted}
 	case f.Counted && f.Unlimited && !m.FirstFailedAt.IsZero() && now.Sub(m.FirstFailedAt) > p.MaxAge:
 		return Decision{Action: ActionDead, Counted: true}
-	case !f.Unlimited && attempt > p.MaxRetries:
+	case !f.Unlimited && attempt-m.Recovered > p.MaxRetries:
 		return Decision{Action: ActionDead, Counted: f.Counted}
 	}
 	delay := min(f.After, p.MaxAge)
@@ -123,7 +125,19 @@ func (p RetryPolicy) Next(m *Message, f Failure, now time.Time, random float64) 
 	case delay == 0: // postponed: what the message failed at before does not matter
 		delay = p.jittered(p.base(1), random)
 	}
-	return Decision{Action: ActionRetry, Delay: delay, Counted: f.Counted}
+	return Decision{Action: ActionRetry, Delay: delay, Counted: f.Counted, Recovered: f.Counted && f.Unlimited}
+}
+
+// Horizon is the longest time between the first failure of a message and its last retry,
+// apart from the time that it waits in its queue and in its handlers.
+func (p RetryPolicy) Horizon() time.Duration {
+	p = p.WithDefaults()
+	var retries time.Duration
+	for n := 1; n <= p.MaxRetries; n++ {
+		retries += p.variant(p.base(n), 2)
+	}
+	// A recoverable failure just before MaxAge may ask for as long a delay again.
+	return max(retries, 2*p.MaxAge)
 }
 
 // Steps returns every delay that Next takes of itself, ascending, without repetition:

@@ -62,7 +62,15 @@ func TestNext(t *testing.T) {
 		},
 		"recoverable is not bounded by the number": {
 			msg: inbox.Message{Attempt: 1000, FirstFailedAt: now.Add(-24 * time.Hour)}, err: inbox.Recoverable(boom),
+			want: inbox.Decision{Action: inbox.ActionRetry, Delay: time.Minute, Counted: true, Recovered: true},
+		},
+		"recoverable failures use up no retries": {
+			msg: inbox.Message{Attempt: 12, Recovered: 7}, err: boom,
 			want: inbox.Decision{Action: inbox.ActionRetry, Delay: time.Minute, Counted: true},
+		},
+		"retries are used up beside them": {
+			msg: inbox.Message{Attempt: 12, Recovered: 6}, err: boom,
+			want: inbox.Decision{Action: inbox.ActionDead, Counted: true},
 		},
 		"recoverable is bounded by age": {
 			msg: inbox.Message{Attempt: 2, FirstFailedAt: now.Add(-24*time.Hour - 1)}, err: inbox.Recoverable(boom),
@@ -70,11 +78,11 @@ func TestNext(t *testing.T) {
 		},
 		"delay asked for": {
 			err:  inbox.RetryAfter(boom, 90*time.Second),
-			want: inbox.Decision{Action: inbox.ActionRetry, Delay: 90 * time.Second, Counted: true},
+			want: inbox.Decision{Action: inbox.ActionRetry, Delay: 90 * time.Second, Counted: true, Recovered: true},
 		},
 		"delay asked for, beyond the age": {
 			err:  inbox.RetryAfter(boom, 240*time.Hour),
-			want: inbox.Decision{Action: inbox.ActionRetry, Delay: 24 * time.Hour, Counted: true},
+			want: inbox.Decision{Action: inbox.ActionRetry, Delay: 24 * time.Hour, Counted: true, Recovered: true},
 		},
 		"postponed, however old": {
 			msg: inbox.Message{Attempt: 9, FirstFailedAt: now.Add(-240 * time.Hour)}, err: inbox.Postpone(boom, time.Second),
@@ -180,5 +188,15 @@ func TestPolicyValidate(t *testing.T) {
 	}
 	if err := (inbox.RetryPolicy{Multiplier: 1.01}).Validate(); err == nil {
 		t.Error("hundreds of steps are accepted")
+	}
+}
+
+func TestHorizon(t *testing.T) {
+	t.Parallel()
+	if got := (inbox.RetryPolicy{}).Horizon(); got != 48*time.Hour {
+		t.Errorf("default horizon %v", got)
+	}
+	if got := (inbox.RetryPolicy{MaxAge: time.Second}).Horizon(); got != 37200*ms {
+		t.Errorf("horizon of the retries %v", got)
 	}
 }

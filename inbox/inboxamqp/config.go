@@ -2,12 +2,14 @@ package inboxamqp
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
 	"time"
 
+	"github.com/google/uuid"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
@@ -21,6 +23,8 @@ const maxPrefetch = 2000
 
 // maxShort is the length of AMQP's short strings, such as queue names.
 const maxShort = 255
+
+const day = 24 * time.Hour
 
 // QueueType is the type of the queues that Setup declares.
 type QueueType string
@@ -46,12 +50,52 @@ type Config struct {
 	Name string
 	// Concurrency is how many messages are processed at once. 0 means 8.
 	Concurrency int
+	// Batch is how many messages are given to the processor together, at most: as many as
+	// have gathered while all workers were busy. It is made for inboxpgx, which then needs
+	// one transaction for all; there a Concurrency of 1 to 4 is enough. Messages that have
+	// failed before are processed one by one. 0 means 1.
+	Batch int
 	// Prefetch is how many messages the broker hands out before they are settled: from
-	// Concurrency to 2000. 0 means twice Concurrency.
+	// Concurrency to 2000. 0 means twice Concurrency times Batch, or 2000 if that is less.
 	Prefetch int
 	// MaxBodyBytes is the largest body that is processed; a larger message is a dead letter
 	// of class validation. 0 means inbox.MaxBodyBytes.
 	MaxBodyBytes int
+
+	// HandlerTimeout bounds the work on one message, waiting for a rate limit included; for a
+	// batch it counts for each. Its context then ends, and the message has failed. A handler
+	// that does not return soon after is reported; without a bound it is after half of
+	// AckTimeout. 0 means no bound.
+	HandlerTimeout time.Duration
+	// AckTimeout is the broker's consumer_timeout, after which it takes unsettled messages
+	// back. It is only used by Check, and to report handlers that are stuck. 0 means 30 min,
+	// the broker's own default.
+	AckTimeout time.Duration
+
+	// Ledger notes messages that are delivered more than once. Then the copies of a message
+	// do not multiply when the consumer dies between the retry and its acknowledgement, and
+	// a message during which the process ends again and again is not run any more. It is
+	// asked for no message that goes well at its first delivery. Nil means none.
+	Ledger inbox.Ledger
+	// MaxCrashes is how many times in a row the process may end while a message is being
+	// processed, before that is a dead letter of class quarantined. The first time is not
+	// known and not among them. From the second time on the message runs alone. 0 means 5.
+	MaxCrashes int
+	// KillSwitch pauses consuming when most messages fail. The zero value never does.
+	KillSwitch KillSwitch
+	// Health is asked every 5 seconds, and before anything is consumed, whether what the
+	// processor needs is there; while it returns an error the consumer is paused, and no
+	// message is tried. It must be safe for concurrent use. Nil means not asked.
+	Health func(ctx context.Context) error
+	// DeriveID is called for messages whose id is missing or not a UUID v7, for senders that
+	// set none, and returns the id to use: the same for every copy of a message. uuid.Nil
+	// refuses the message, as all are without the function.
+	DeriveID func(m *inbox.Message) uuid.UUID
+
+	// Retention is how long the processor remembers what it has processed, and DeadLetterAge
+	// how long after its failure a message may be replayed; only Check uses them. 0 means 8
+	// days and 5 days.
+	Retention, DeadLetterAge time.Duration
 
 	// Retry says how often and how late a failed message is tried again. Its steps are the
 	// retry queues.
@@ -59,7 +103,7 @@ type Config struct {
 	// DeadLetterPrefix is put before the names of the dead-letter queues: the class
 	// validation goes to <prefix>failed.validation.
 	DeadLetterPrefix string
-	// Classes are the classes with a dead-letter queue of their own, besides the three of
+	// Classes are the classes with a dead-letter queue of their own, besides the four of
 	// package inbox. A failure of any other class goes to the queue of inbox.ClassDefault.
 	Classes []string
 
@@ -94,7 +138,12 @@ type Config struct {
 func (c Config) withDefaults() Config {
 	c.Name = cmp.Or(c.Name, c.Queue)
 	c.Concurrency = cmp.Or(c.Concurrency, 8)
-	c.Prefetch = cmp.Or(c.Prefetch, min(2*c.Concurrency, maxPrefetch))
+	c.Batch = cmp.Or(c.Batch, 1)
+	c.Prefetch = cmp.Or(c.Prefetch, min(2*c.Concurrency*c.Batch, maxPrefetch))
+	c.AckTimeout = cmp.Or(c.AckTimeout, 30*time.Minute)
+	c.MaxCrashes = cmp.Or(c.MaxCrashes, 5)
+	c.Retention = cmp.Or(c.Retention, 8*day)
+	c.DeadLetterAge = cmp.Or(c.DeadLetterAge, 5*day)
 	c.MaxBodyBytes = cmp.Or(c.MaxBodyBytes, inbox.MaxBodyBytes)
 	c.Retry = c.Retry.WithDefaults()
 	c.QueueType = cmp.Or(c.QueueType, Quorum)
@@ -123,6 +172,12 @@ func (c Config) validate() error {
 	if c.Prefetch < c.Concurrency || c.Prefetch > maxPrefetch {
 		fail("Prefetch %d is not from Concurrency (%d) to %d", c.Prefetch, c.Concurrency, maxPrefetch)
 	}
+	if c.Batch < 1 || c.Batch > maxPrefetch {
+		fail("Batch %d is not from 1 to %d", c.Batch, maxPrefetch)
+	}
+	if c.MaxCrashes < 1 {
+		fail("MaxCrashes %d is negative", c.MaxCrashes)
+	}
 	if c.MaxBodyBytes < 0 || c.MessageLimit < 0 {
 		fail("MaxBodyBytes or MessageLimit is negative")
 	}
@@ -133,6 +188,10 @@ func (c Config) validate() error {
 		name  string
 		value time.Duration
 	}{
+		{"HandlerTimeout", c.HandlerTimeout},
+		{"AckTimeout", c.AckTimeout},
+		{"Retention", c.Retention},
+		{"DeadLetterAge", c.DeadLetterAge},
 		{"TimeLimit", c.TimeLimit},
 		{"ShutdownTimeout", c.ShutdownTimeout},
 		{"CallTimeout", c.CallTimeout},
@@ -147,7 +206,7 @@ func (c Config) validate() error {
 			fail("Bindings[%d] names no exchange, or has a name of more than %d bytes", i, maxShort)
 		}
 	}
-	return errors.Join(errors.Join(problems...), c.Retry.Validate(), validateClasses(c.DeadLetterPrefix, c.Classes))
+	return errors.Join(errors.Join(problems...), c.Retry.Validate(), c.KillSwitch.validate(), validateClasses(c.DeadLetterPrefix, c.Classes))
 }
 
 func validateClasses(prefix string, classes []string) error {
@@ -165,7 +224,7 @@ func validateClasses(prefix string, classes []string) error {
 
 // allClasses are the classes with a dead-letter queue, without repetition.
 func allClasses(own []string) []string {
-	classes := append([]string{inbox.ClassDefault, inbox.ClassValidation, inbox.ClassUnrecoverable}, own...)
+	classes := append([]string{inbox.ClassDefault, inbox.ClassValidation, inbox.ClassUnrecoverable, inbox.ClassQuarantined}, own...)
 	slices.Sort(classes)
 	return slices.Compact(classes)
 }

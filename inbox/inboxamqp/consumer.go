@@ -21,7 +21,7 @@ const stuckGrace = 5 * time.Second
 // The reasons why a consumer is not ready.
 var (
 	errNotRunning = errors.New("inboxamqp: not running")
-	errPaused     = errors.New("inboxamqp: paused, a server that processing needs is unavailable")
+	errPaused     = errors.New("inboxamqp: paused")
 	errNoSession  = errors.New("inboxamqp: no session with RabbitMQ")
 	errDraining   = errors.New("inboxamqp: draining")
 )
@@ -110,9 +110,14 @@ type run struct {
 	stop   context.Context // cancelled: take no more messages
 	halt   context.CancelFunc
 	work   context.Context // of the handlers
-	jobs   chan *delivery
+	jobs   chan []*delivery
 	copies *amqpconn.Publisher
 	handed int // messages given to workers; sessions come one after the other
+
+	gate     *gate
+	turns    *turns
+	inHand   sync.Map     // deliveries whose run is open in the ledger
+	refusals atomic.Int64 // copies that no queue took, one after the other
 
 	abandoned chan struct{} // closed when the handlers' time is long up
 	finished  context.Context
@@ -122,14 +127,17 @@ type run struct {
 }
 
 func (c *Consumer) newRun(ctx context.Context) *run {
-	r := &run{c: c, jobs: make(chan *delivery), abandoned: make(chan struct{})}
+	r := &run{
+		c: c, jobs: make(chan []*delivery), abandoned: make(chan struct{}),
+		gate: newGate(c.cfg.KillSwitch), turns: newTurns(c.cfg.Concurrency),
+	}
 	r.stop, r.halt = context.WithCancel(ctx)
 	r.finished, r.end = context.WithCancel(context.WithoutCancel(ctx))
 	work, abort := context.WithCancelCause(context.WithoutCancel(ctx))
 	r.work = work
 	r.copies = amqpconn.NewPublisher(amqpconn.PublisherConfig{
 		Dial: c.dial, Timeout: c.cfg.CallTimeout, Logger: c.cfg.Logger,
-		Window: max(c.cfg.Concurrency, 16), ConfirmTimeout: c.cfg.ConfirmTimeout,
+		Window: max(c.cfg.Concurrency, c.cfg.Batch, 16), ConfirmTimeout: c.cfg.ConfirmTimeout,
 		Down: func(error) { c.signals.lost(ctx) },
 	})
 	c.copies.Store(r.copies)
@@ -174,6 +182,7 @@ func (r *run) finish() {
 	case <-idle:
 	case <-r.abandoned:
 		r.c.cfg.Logger.Error("handlers ignore the end of their context and are left behind")
+		r.spare()
 	}
 	r.end()
 	r.others.Wait()

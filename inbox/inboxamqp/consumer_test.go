@@ -269,8 +269,8 @@ func TestSetupAndCheck(t *testing.T) {
 		Bindings: []inboxamqp.Binding{{Exchange: "events", Key: "order.*"}},
 	})
 	findings, err := c.Check(t.Context())
-	// The queue, three steps of three with one shared bound, three classes, one exchange.
-	if want := 1 + len(quick.Steps()) + 3 + 1; err != nil || len(findings) != want {
+	// The queue, three steps of three with one shared bound, four classes, one exchange.
+	if want := 1 + len(quick.Steps()) + 4 + 1; err != nil || len(findings) != want {
 		t.Fatalf("%d findings, want %d: %v, error %v", len(findings), want, findings, err)
 	}
 	if err := c.Setup(t.Context()); err == nil || !strings.Contains(err.Error(), `"events"`) {

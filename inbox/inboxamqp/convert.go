@@ -10,11 +10,29 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
 // maxAttempt bounds the attempt count read from a header.
 const maxAttempt = 1_000_000
+
+// receive is convert for the consumer. A dead letter that somebody moved back by other means
+// than DeadLetters, such as a shovel, counts as a replay. The id is derived if need be.
+func receive(d amqp.Delivery, cfg Config) *inbox.Message {
+	m := convert(d, cfg.Queue)
+	if isDead(d) {
+		m.Replays++
+		m.Attempt, m.Recovered, m.FirstFailedAt = 1, 0, time.Time{}
+	}
+	if cfg.DeriveID != nil && ids.Check(m.ID) != nil {
+		m.ID = cfg.DeriveID(m)
+	}
+	return m
+}
+
+// isDead reports whether deadCopy has made a message.
+func isDead(d amqp.Delivery) bool { return d.Headers[wire.HeaderClass] != nil }
 
 // convert returns the message in a delivery. What cannot be read stays empty, for
 // inbox.Message.Validate to find.
@@ -23,14 +41,28 @@ func convert(d amqp.Delivery, queue string) *inbox.Message {
 		ID:            messageID(d),
 		Name:          cmp.Or(d.Type, header(d, wire.HeaderType)),
 		Body:          d.Body,
-		ContentType:   d.ContentType,
+		ContentType:   contentType(d),
 		Headers:       textHeaders(d.Headers),
 		Attempt:       attempt(d),
+		Recovered:     min(max(intHeader(d, wire.HeaderRecovered), 0), attempt(d)-1),
+		Replays:       min(max(intHeader(d, wire.HeaderReplays), 0), maxAttempt),
 		Redelivered:   d.Redelivered,
 		Queue:         queue,
 		PublishedAt:   d.Timestamp,
 		FirstFailedAt: timeHeader(d, wire.HeaderFirstFailed),
 	}
+}
+
+// contentType is that of the body. PHP's client puts text/plain on whatever has none, and a
+// Symfony producer the right one into a header; without one its messages are JSON.
+func contentType(d amqp.Delivery) string {
+	if named := header(d, "Content-Type"); named != "" {
+		return named
+	}
+	if d.ContentType == "text/plain" && header(d, wire.HeaderType) != "" {
+		return ""
+	}
+	return d.ContentType
 }
 
 // messageID reads the property and then Symfony's stamp, whichever is a UUID first.

@@ -41,15 +41,31 @@ func duplicate(d amqp.Delivery) amqp.Publishing {
 }
 
 // retryCopy is the next attempt of a message.
-func retryCopy(d amqp.Delivery, m *inbox.Message, counted bool, now time.Time) amqp.Publishing {
+func retryCopy(d amqp.Delivery, m *inbox.Message, decision inbox.Decision, now time.Time) amqp.Publishing {
 	p := duplicate(d)
-	if counted {
+	if isDead(d) { // one that came back is none any more
+		revive(p.Headers, m.Replays)
+	}
+	if decision.Counted {
 		p.Headers[wire.HeaderAttempt] = strconv.Itoa(m.Attempt + 1)
 		if m.FirstFailedAt.IsZero() {
 			p.Headers[wire.HeaderFirstFailed] = timeText(now)
 		}
 	}
+	if decision.Recovered {
+		p.Headers[wire.HeaderRecovered] = strconv.Itoa(m.Recovered + 1)
+	}
 	return p
+}
+
+// revive removes from the headers what a dead letter, or any failure, has left there.
+func revive(headers amqp.Table, replays int) {
+	for name := range headers {
+		if strings.HasPrefix(name, wire.OwnPrefix) && name != wire.HeaderOriginExchange && name != wire.HeaderOriginKey {
+			delete(headers, name)
+		}
+	}
+	headers[wire.HeaderReplays] = strconv.Itoa(replays)
 }
 
 // setWait records what remains of a delay that no retry queue is long enough for.
@@ -66,6 +82,9 @@ func deadCopy(d amqp.Delivery, dead inbox.DeadLetter) amqp.Publishing {
 	p := duplicate(d)
 	delete(p.Headers, wire.HeaderWait)
 	p.Headers[wire.HeaderAttempt] = strconv.Itoa(dead.Attempts)
+	if dead.Message.Replays > 0 {
+		p.Headers[wire.HeaderReplays] = strconv.Itoa(dead.Message.Replays)
+	}
 	p.Headers[wire.HeaderClass] = dead.Class
 	p.Headers[wire.HeaderError] = dead.Error
 	p.Headers[wire.HeaderFirstFailed] = timeText(dead.FirstFailedAt)
@@ -78,12 +97,7 @@ func deadCopy(d amqp.Delivery, dead inbox.DeadLetter) amqp.Publishing {
 // replayCopy is a dead letter as a message that was never tried.
 func replayCopy(d amqp.Delivery) amqp.Publishing {
 	p := duplicate(d)
-	for name := range p.Headers {
-		if strings.HasPrefix(name, wire.OwnPrefix) && name != wire.HeaderOriginExchange && name != wire.HeaderOriginKey {
-			delete(p.Headers, name)
-		}
-	}
-	p.Headers[wire.HeaderReplays] = strconv.Itoa(max(intHeader(d, wire.HeaderReplays), 0) + 1)
+	revive(p.Headers, max(intHeader(d, wire.HeaderReplays), 0)+1)
 	return p
 }
 

@@ -2,8 +2,9 @@ package inboxamqp
 
 import (
 	"log/slog"
-	"runtime/metrics"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
 // memoryInterval is how often the memory is measured.
@@ -31,7 +32,7 @@ func (r *run) watchLimits() {
 			r.reached("TimeLimit")
 			return
 		case <-measure:
-			if memoryInUse() > cfg.MemoryLimit {
+			if runloop.MemoryInUse() > cfg.MemoryLimit {
 				r.reached("MemoryLimit")
 				return
 			}
@@ -43,14 +44,4 @@ func (r *run) watchLimits() {
 func (r *run) reached(limit string) {
 	r.c.cfg.Logger.Info("limit reached, draining", slog.String("limit", limit))
 	r.halt()
-}
-
-// memoryInUse is what the Go runtime holds and has not given back to the system.
-func memoryInUse() uint64 {
-	samples := []metrics.Sample{
-		{Name: "/memory/classes/total:bytes"},
-		{Name: "/memory/classes/heap/released:bytes"},
-	}
-	metrics.Read(samples)
-	return samples[0].Value.Uint64() - samples[1].Value.Uint64()
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"math/rand/v2"
 	"sync/atomic"
 	"time"
 
@@ -13,17 +11,16 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
-	"github.com/holdfast-go/holdfast/internal/backoff"
 )
-
-// probes are the waits before a paused consumer tries one message: 0.5 s growing to 30 s, spread by half.
-var probes = backoff.Policy{Base: 500 * time.Millisecond, Max: 30 * time.Second, Jitter: 0.5}
 
 var (
 	errCancelled = errors.New("the broker cancelled the consumer: the queue was deleted or moved")
-	errPause     = errors.New("pause")
+	errPause     = errors.New("a server that processing needs is unavailable")
+	errTripped   = errors.New("too many messages fail")
 	errStop      = errors.New("stop")
 )
+
+func pausing(why error) bool { return errors.Is(why, errPause) || errors.Is(why, errTripped) }
 
 // session is one connection and channel. Deliveries know theirs, so that nothing of an
 // old session can be settled on a new one.
@@ -36,11 +33,25 @@ type session struct {
 	closes  <-chan *amqp.Error
 	cancels <-chan string
 
-	epoch   int64      // counts the times consuming began
-	pauses  chan int64 // the epoch of a delivery that met an unavailable server
+	epoch   int64 // counts the times consuming began
+	pauses  chan pauseRequest
+	tags    tags
 	over    atomic.Bool
 	running atomic.Int64
 	settled chan struct{} // tells a drain that running went down
+}
+
+// pauseRequest comes from a delivery, and counts only in the epoch of that.
+type pauseRequest struct {
+	epoch int64
+	why   error
+}
+
+func (s *session) requestPause(epoch int64, why error) {
+	select {
+	case s.pauses <- pauseRequest{epoch, why}:
+	default: // there is one already
+	}
 }
 
 // session receives messages until the session fails, or returns nil after a drain.
@@ -56,16 +67,16 @@ func (r *run) session(_ context.Context, conn *amqpconn.Conn) error {
 		r: r, conn: conn, ch: ch, tag: r.c.cfg.Name + "-" + uuid.NewString(),
 		closes:  ch.NotifyClose(make(chan *amqp.Error, 1)),
 		cancels: ch.NotifyCancel(make(chan string, 1)),
-		pauses:  make(chan int64, 1),
+		pauses:  make(chan pauseRequest, 1),
 		settled: make(chan struct{}, 1),
 	}
 	defer s.over.Store(true)
 	defer r.c.setReady(errNoSession)
 	for {
 		err := s.consume()
-		if errors.Is(err, errPause) {
-			r.c.setReady(errPaused)
-			err = s.pause()
+		if pausing(err) {
+			r.c.setReady(fmt.Errorf("%w: %w", errPaused, err))
+			err = s.pause(err)
 		}
 		switch {
 		case errors.Is(err, errStop):
@@ -83,6 +94,9 @@ func (s *session) consume() error {
 	if s.r.stop.Err() != nil {
 		return errStop
 	}
+	if s.r.healthy() != nil {
+		return errPause
+	}
 	s.epoch++
 	select {
 	case <-s.pauses: // of an earlier epoch; it would keep a new one out
@@ -96,12 +110,18 @@ func (s *session) consume() error {
 		return fmt.Errorf("consume %q: %w", s.r.c.cfg.Queue, err)
 	}
 	s.r.c.setReady(nil)
-
-	next, why := s.dispatch(deliveries)
-	if next != nil {
-		next.giveBack()
+	if s.r.c.cfg.Health != nil {
+		watching, cancel := context.WithCancel(s.r.stop)
+		defer cancel()
+		epoch := s.epoch
+		s.r.others.Go(func() { s.watchHealth(watching, epoch) })
 	}
-	if errors.Is(why, errStop) || errors.Is(why, errPause) {
+
+	left, why := s.dispatch(deliveries)
+	for _, d := range left {
+		d.giveBack()
+	}
+	if errors.Is(why, errStop) || pausing(why) {
 		if err := s.leave(deliveries); err != nil {
 			return err
 		}
@@ -109,50 +129,64 @@ func (s *session) consume() error {
 	return why
 }
 
-// dispatch returns the delivery no worker has taken yet, and why it ended.
-func (s *session) dispatch(deliveries <-chan amqp.Delivery) (next *delivery, why error) {
-	in := deliveries
-	var jobs chan<- *delivery
+// dispatch returns the deliveries no worker has taken yet, and why it ended. They gather
+// while all workers are busy: what they can take together is a batch.
+func (s *session) dispatch(deliveries <-chan amqp.Delivery) (left []*delivery, why error) {
 	for {
+		in, jobs := deliveries, s.r.jobs
+		if len(left) == 0 {
+			jobs = nil
+		}
+		if len(left) >= s.r.room() {
+			in = nil
+		}
 		select {
 		case raw, open := <-in:
 			if !open {
-				return nil, s.cause()
+				return left, s.cause()
 			}
-			next, jobs, in = s.accept(raw), s.r.jobs, nil
-		case jobs <- next:
-			next, jobs, in = nil, nil, deliveries
-			if s.r.limited() {
-				in = nil
-			}
+			left = append(left, s.accept(raw))
+		case jobs <- left:
+			s.r.count(left)
+			left = nil
 		case <-s.r.stop.Done():
-			return next, errStop
-		case epoch := <-s.pauses:
-			if epoch == s.epoch {
-				return next, errPause
+			return left, errStop
+		case request := <-s.pauses:
+			if request.epoch == s.epoch {
+				return left, request.why
 			}
 		case _, open := <-s.cancels:
 			if !open {
-				return next, s.cause()
+				return left, s.cause()
 			}
-			return next, errCancelled
+			return left, errCancelled
 		case err := <-s.closes:
-			return next, closed(err)
+			return left, closed(err)
 		case <-s.conn.Done():
-			return next, s.conn.Err()
+			return left, s.conn.Err()
 		}
 	}
 }
 
-// limited counts a message and reports whether it was the last one.
-func (r *run) limited() bool {
-	r.handed++
-	limit := r.c.cfg.MessageLimit
-	if limit == 0 || r.handed < limit {
-		return false
+// room is how many deliveries may be handed to a worker together.
+func (r *run) room() int {
+	if limit := r.c.cfg.MessageLimit; limit > 0 {
+		return min(r.c.cfg.Batch, limit-r.handed)
 	}
-	r.reached("MessageLimit")
-	return true
+	return r.c.cfg.Batch
+}
+
+// count counts what was handed over towards MessageLimit. A message that only passes through
+// on its way to a later retry does not count.
+func (r *run) count(ds []*delivery) {
+	for _, d := range ds {
+		if d.wait == 0 {
+			r.handed++
+		}
+	}
+	if limit := r.c.cfg.MessageLimit; limit > 0 && r.handed >= limit {
+		r.reached("MessageLimit")
+	}
 }
 
 // leave cancels the consumer and gives back what was delivered and not begun.
@@ -164,76 +198,6 @@ func (s *session) leave(deliveries <-chan amqp.Delivery) error {
 		s.accept(raw).giveBack()
 	}
 	return nil
-}
-
-// pause waits and tries one message at a time until one can be processed.
-func (s *session) pause() error {
-	for n := 0; ; n++ {
-		pause := probes.Delay(n, rand.Float64())
-		s.r.c.cfg.Logger.Warn("paused: processing needs a server that is unavailable", slog.Duration("again_in", pause))
-		timer := time.NewTimer(pause)
-		err := s.wait(timer.C)
-		timer.Stop()
-		if err != nil {
-			return err
-		}
-		if available, err := s.probe(); available || err != nil {
-			return err
-		}
-	}
-}
-
-// probe has one message processed. With none in the queue, consuming goes on: the next
-// message to arrive is the probe.
-func (s *session) probe() (available bool, err error) {
-	var raw amqp.Delivery
-	var found bool
-	if err := s.conn.Within(func() (err error) {
-		raw, found, err = s.ch.Get(s.r.c.cfg.Queue, false)
-		return err
-	}); err != nil {
-		return false, fmt.Errorf("get from %q: %w", s.r.c.cfg.Queue, err)
-	}
-	if !found {
-		return true, nil
-	}
-	d := s.accept(raw)
-	d.probe = make(chan bool, 1)
-	select {
-	case s.r.jobs <- d:
-		s.r.limited()
-	case <-s.r.stop.Done():
-		d.giveBack()
-		return false, errStop
-	case err := <-s.closes:
-		return false, closed(err)
-	case <-s.conn.Done():
-		return false, s.conn.Err()
-	}
-	select {
-	case available = <-d.probe:
-		return available, nil
-	case <-s.r.stop.Done():
-		return false, errStop
-	case err := <-s.closes:
-		return false, closed(err)
-	case <-s.conn.Done():
-		return false, s.conn.Err()
-	}
-}
-
-// wait returns nil once done, or the reason why there is nothing left to wait for.
-func (s *session) wait(done <-chan time.Time) error {
-	select {
-	case <-done:
-		return nil
-	case <-s.r.stop.Done():
-		return errStop
-	case err := <-s.closes:
-		return closed(err)
-	case <-s.conn.Done():
-		return s.conn.Err()
-	}
 }
 
 // drain waits for the messages in hand. When the connection is lost meanwhile their

@@ -3,6 +3,7 @@ package inboxamqp
 import (
 	"context"
 	"sync/atomic"
+	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
@@ -14,6 +15,7 @@ import (
 type delivery struct {
 	raw   amqp.Delivery
 	msg   *inbox.Message
+	wait  time.Duration // of a long delay; the message only passes through
 	s     *session
 	epoch int64
 	probe chan bool // nil unless the message is a probe
@@ -23,34 +25,60 @@ type delivery struct {
 
 // accept makes a delivery of what arrived.
 func (s *session) accept(raw amqp.Delivery) *delivery {
+	cfg := &s.r.c.cfg
 	s.running.Add(1)
-	return &delivery{raw: raw, msg: convert(raw, s.r.c.cfg.Queue), s: s, epoch: s.epoch}
+	s.tags.add(raw.DeliveryTag)
+	return &delivery{raw: raw, msg: receive(raw, *cfg), wait: waitHeader(raw, cfg.Retry.MaxAge), s: s, epoch: s.epoch}
 }
 
 // acknowledge tells the broker that the message is done with here.
-func (d *delivery) acknowledge(as outcome) {
-	d.settle(as, func() error { return d.raw.Ack(false) })
+func (d *delivery) acknowledge(as outcome) { acknowledge([]*delivery{d}, as) }
+
+// acknowledge settles deliveries of one session, with as few calls as is safe.
+func acknowledge(ds []*delivery, as outcome) {
+	var mine []*delivery
+	var tags []uint64
+	for _, d := range ds {
+		if d.done.CompareAndSwap(false, true) {
+			mine, tags = append(mine, d), append(tags, d.raw.DeliveryTag)
+		}
+	}
+	if len(mine) == 0 {
+		return
+	}
+	s := mine[0].s
+	if s.gone() || s.tags.acknowledge(tags, s.ch.Ack) != nil {
+		as = stale
+	}
+	for _, d := range mine {
+		d.settled(as)
+	}
 }
 
 // giveBack returns the message to its queue, uncounted.
 func (d *delivery) giveBack() {
-	d.settle(returned, func() error { return d.raw.Nack(false, true) })
+	if !d.done.CompareAndSwap(false, true) {
+		return
+	}
+	as := returned
+	if d.s.gone() || d.raw.Nack(false, true) != nil {
+		as = stale
+	}
+	d.s.tags.settle(d.raw.DeliveryTag)
+	d.settled(as)
 }
 
 // leaveIt settles nothing: the session is over and the broker delivers the message again.
 func (d *delivery) leaveIt() {
-	d.settle(stale, func() error { return nil })
+	if d.done.CompareAndSwap(false, true) {
+		d.settled(stale)
+	}
 }
 
-// settle writes to the channel that the message came from, which its session never
-// reopens: on an old one the client refuses, and the broker has the message back already.
-func (d *delivery) settle(as outcome, write func() error) {
-	if !d.done.CompareAndSwap(false, true) {
-		return
-	}
-	if d.gone() || write() != nil {
-		as = stale
-	}
+// settled counts. What was written went to the channel that the message came from, which its
+// session never reopens: on an old one the client refuses, and the broker has the message
+// back already.
+func (d *delivery) settled(as outcome) {
 	d.s.r.c.signals.count(context.Background(), as)
 	d.s.running.Add(-1)
 	select {
@@ -60,15 +88,15 @@ func (d *delivery) settle(as outcome, write func() error) {
 }
 
 // gone reports whether settling can have no effect any more.
-func (d *delivery) gone() bool {
-	if d.s.over.Load() {
+func (s *session) gone() bool {
+	if s.over.Load() {
 		return true
 	}
 	select {
-	case <-d.s.conn.Done():
+	case <-s.conn.Done():
 		return true
 	default:
-		return d.s.ch.IsClosed()
+		return s.ch.IsClosed()
 	}
 }
 
@@ -78,11 +106,7 @@ func (d *delivery) report(available bool) {
 		d.probe <- available
 		return
 	}
-	if available {
-		return
-	}
-	select {
-	case d.s.pauses <- d.epoch:
-	default:
+	if !available {
+		d.s.requestPause(d.epoch, errPause)
 	}
 }

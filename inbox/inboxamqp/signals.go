@@ -17,12 +17,13 @@ import (
 type outcome string
 
 const (
-	acked    outcome = "acked"
-	retried  outcome = "retried"
-	dead     outcome = "dead"
-	returned outcome = "returned"
-	deferred outcome = "deferred" // on its way through a delay longer than the longest retry queue
-	stale    outcome = "stale"    // its session was over, so the broker delivers it again
+	acked      outcome = "acked"
+	retried    outcome = "retried"
+	dead       outcome = "dead"
+	returned   outcome = "returned"
+	deferred   outcome = "deferred"   // on its way through a delay longer than the longest retry queue
+	superseded outcome = "superseded" // a leftover: its retry was on its way already
+	stale      outcome = "stale"      // its session was over, so the broker delivers it again
 )
 
 // signals are the metrics and spans of a consumer.
@@ -31,6 +32,7 @@ type signals struct {
 	tracer   trace.Tracer
 	settled  metric.Int64Counter
 	sessions metric.Int64Counter
+	hanging  metric.Int64Counter
 }
 
 func newSignals(cfg Config) (*signals, error) {
@@ -39,32 +41,47 @@ func newSignals(cfg Config) (*signals, error) {
 		metric.WithDescription("Deliveries by the way they were settled"))
 	sessions, err2 := kit.Meter.Int64Counter("holdfast.inbox.amqp.lost_sessions",
 		metric.WithDescription("Connections to RabbitMQ that failed or could not be opened"))
+	hanging, err3 := kit.Meter.Int64Counter("holdfast.inbox.amqp.stuck",
+		metric.WithDescription("Handlers that did not return in time"))
 	return &signals{
 		queue:  metric.WithAttributes(attribute.String("queue", cfg.Queue)),
-		tracer: kit.Tracer, settled: settled, sessions: sessions,
-	}, errors.Join(err1, err2)
+		tracer: kit.Tracer, settled: settled, sessions: sessions, hanging: hanging,
+	}, errors.Join(err1, err2, err3)
 }
 
 func (s *signals) count(ctx context.Context, o outcome) {
 	s.settled.Add(ctx, 1, s.queue, metric.WithAttributes(attribute.String("outcome", string(o))))
 }
 
+func (s *signals) stuck(ctx context.Context) { s.hanging.Add(ctx, 1, s.queue) }
+
 func (s *signals) lost(ctx context.Context) { s.sessions.Add(ctx, 1, s.queue) }
 
-// span begins the processing of a message; the returned function ends it.
-func (s *signals) span(ctx context.Context, m *inbox.Message) (context.Context, func(error)) {
-	ctx, span := s.tracer.Start(ctx, "process "+m.Queue,
-		trace.WithSpanKind(trace.SpanKindConsumer),
-		trace.WithLinks(trace.Link{SpanContext: telemetry.Extract(ctx, m.Headers)}),
-		trace.WithAttributes(
-			attribute.String("messaging.system", "rabbitmq"),
-			attribute.String("messaging.destination.name", m.Queue),
-			attribute.String("messaging.message.id", m.ID.String()),
-			attribute.Int("holdfast.attempt", m.Attempt),
-		))
-	return ctx, func(err error) {
-		if err != nil {
-			span.SetStatus(codes.Error, inbox.Classify(err).Class)
+// span begins the processing of messages; the returned function ends it.
+func (s *signals) span(ctx context.Context, msgs []*inbox.Message) (context.Context, func([]error)) {
+	links := make([]trace.Link, 0, len(msgs))
+	for _, m := range msgs {
+		if sender := telemetry.Extract(ctx, m.Headers); sender.IsValid() {
+			links = append(links, trace.Link{SpanContext: sender})
+		}
+	}
+	attrs := []attribute.KeyValue{
+		attribute.String("messaging.system", "rabbitmq"),
+		attribute.String("messaging.destination.name", msgs[0].Queue),
+	}
+	if len(msgs) == 1 {
+		attrs = append(attrs, attribute.String("messaging.message.id", msgs[0].ID.String()), attribute.Int("holdfast.attempt", msgs[0].Attempt))
+	} else {
+		attrs = append(attrs, attribute.Int("messaging.batch.message_count", len(msgs)))
+	}
+	ctx, span := s.tracer.Start(ctx, "process "+msgs[0].Queue,
+		trace.WithSpanKind(trace.SpanKindConsumer), trace.WithLinks(links...), trace.WithAttributes(attrs...))
+	return ctx, func(results []error) {
+		for _, err := range results {
+			if err != nil {
+				span.SetStatus(codes.Error, inbox.Classify(err).Class)
+				break
+			}
 		}
 		span.End()
 	}

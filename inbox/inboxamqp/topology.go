@@ -10,11 +10,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
-	"github.com/holdfast-go/holdfast/internal/check"
 )
-
-// Finding is one thing that Check found amiss.
-type Finding = check.Finding
 
 // retryQueue is the name of the queue that holds messages of a queue for a delay.
 func retryQueue(queue string, delay time.Duration) string {
@@ -49,6 +45,17 @@ func (c *Consumer) queues() []queueSpec {
 	return specs
 }
 
+// queueArgs completes the arguments of a queue of that type for the broker's version.
+func queueArgs(conn *amqpconn.Conn, kind QueueType, args amqp.Table) amqp.Table {
+	args["x-queue-type"] = string(kind)
+	if kind == Quorum && conn.ServerMajor() >= 4 {
+		// RabbitMQ 4 drops a message that was returned 20 times. Older ones have no
+		// such limit, and do not know this value.
+		args["x-delivery-limit"] = int32(-1)
+	}
+	return args
+}
+
 // Setup declares what is missing of the queue, its retry queues and the dead-letter queues,
 // all durable and of Config.QueueType, and makes Config.Bindings. Queues that exist are
 // used as they are. The exchanges of the bindings must exist.
@@ -78,14 +85,8 @@ func (c *Consumer) declare(conn *amqpconn.Conn, spec queueSpec) error {
 	if exists, err := conn.QueueExists(spec.name); exists || err != nil {
 		return err
 	}
-	spec.args["x-queue-type"] = string(c.cfg.QueueType)
-	if c.cfg.QueueType == Quorum && conn.ServerMajor() >= 4 {
-		// RabbitMQ 4 drops a message that was returned 20 times. Older ones have no
-		// such limit, and do not know this value.
-		spec.args["x-delivery-limit"] = int32(-1)
-	}
 	err := conn.Try(func(ch *amqp.Channel) error {
-		_, err := ch.QueueDeclare(spec.name, true, false, false, false, spec.args)
+		_, err := ch.QueueDeclare(spec.name, true, false, false, false, queueArgs(conn, c.cfg.QueueType, spec.args))
 		return err
 	})
 	if err == nil {
@@ -96,39 +97,4 @@ func (c *Consumer) declare(conn *amqpconn.Conn, spec queueSpec) error {
 		return nil
 	}
 	return err
-}
-
-// Check looks which of the queues and of the exchanges of the bindings are missing. It cannot
-// see the bindings themselves: AMQP has no question for them. The error means that it could
-// not look.
-func (c *Consumer) Check(ctx context.Context) ([]Finding, error) {
-	var findings []Finding
-	missing := func(what, name, mend string) {
-		findings = append(findings, Finding{Component: "inboxamqp", Problem: fmt.Sprintf("%s %q does not exist", what, name), Mend: mend})
-	}
-	err := amqpconn.Use(ctx, c.dial, c.cfg.CallTimeout, func(conn *amqpconn.Conn) error {
-		for _, spec := range c.queues() {
-			exists, err := conn.QueueExists(spec.name)
-			if err != nil {
-				return err
-			}
-			if !exists {
-				missing("queue", spec.name, "declare it, or call Consumer.Setup")
-			}
-		}
-		for _, b := range c.cfg.Bindings {
-			exists, err := conn.ExchangeExists(b.Exchange)
-			if err != nil {
-				return err
-			}
-			if !exists {
-				missing("exchange", b.Exchange, "declare it, for example by outboxamqp.Publisher.Setup")
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("inboxamqp: check: %w", err)
-	}
-	return findings, nil
 }

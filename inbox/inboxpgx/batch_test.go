@@ -138,7 +138,9 @@ func TestBatchIsOneTransaction(t *testing.T) {
 	p := newProcessor(t, manager, inboxpgx.Config{Consumer: "a", Hooks: inboxpgx.Hooks{
 		OnDuplicate: func(context.Context, *inbox.Message) { skipped.Add(1) },
 	}})
-	handle(t, p, func(ctx context.Context, tx pgx.Tx, e conformance.Event) error { return insertEffect(ctx, tx, "a", e.Number) }, inboxpgx.HandlerConfig{})
+	handle(t, p, func(ctx context.Context, tx pgx.Tx, e conformance.Event) error {
+		return insertEffect(ctx, tx, "a", e.Number)
+	}, inboxpgx.HandlerConfig{})
 	msgs := events(50)
 	if err := errors.Join(p.Process(t.Context(), msgs[:10])...); err != nil {
 		t.Fatal(err)

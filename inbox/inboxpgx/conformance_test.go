@@ -159,3 +159,19 @@ func fake(*testing.T) conformance.Fixture {
 		},
 	}
 }
+
+func TestLedgerOnPostgres(t *testing.T) {
+	t.Parallel()
+	conformance.TestLedger(t, func(t *testing.T) inbox.Ledger {
+		ledger, err := inboxpgx.NewLedger(newPool(t), inboxpgx.SchemaConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ledger
+	})
+}
+
+func TestLedgerOnFake(t *testing.T) {
+	t.Parallel()
+	conformance.TestLedger(t, func(*testing.T) inbox.Ledger { return inboxtest.NewLedger() })
+}

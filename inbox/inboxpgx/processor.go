@@ -90,6 +90,10 @@ func NewProcessor(t txretry.Transactor, cfg Config) (*Processor, error) {
 // Use adds middleware around every message, outside the transaction; see inbox.Mux.Use.
 func (p *Processor) Use(wrap ...inbox.Middleware) { p.mux.Use(wrap...) }
 
+// Fallback registers a handler, outside any transaction, for messages of names that have
+// none; see inbox.Mux.Fallback.
+func (p *Processor) Fallback(h inbox.Handler) { p.mux.Fallback(h) }
+
 // Process implements inbox.Processor: one transaction for all messages, as the package
 // comment describes. Batches are made by the consumer (inboxamqp.Config.Batch).
 func (p *Processor) Process(ctx context.Context, msgs []*inbox.Message) []error {

@@ -50,19 +50,26 @@ func (c PruneConfig) validate() error {
 }
 
 // Prune deletes the entries of all consumers that are older than the retention on the
-// database's clock, in chunks, each in a transaction of its own, and returns how many. It
-// may run in several processes at once, and beside consumers. After an error or the end of
+// database's clock, in chunks, each in a transaction of its own, and returns how many. What
+// the Ledger has not looked at for as long goes, too, and is not counted. It may run in several processes at once, and beside consumers. After an error or the end of
 // ctx the chunks deleted so far stay deleted.
 func Prune(ctx context.Context, pool *pgxpool.Pool, cfg PruneConfig) (int64, error) {
 	cfg = cfg.withDefaults()
-	name, err := SchemaConfig{Schema: cfg.Schema, Table: cfg.Table}.qualified()
-	if err := errors.Join(err, cfg.validate()); err != nil {
+	schema := SchemaConfig{Schema: cfg.Schema, Table: cfg.Table}
+	name, err := schema.qualified()
+	attempts, err2 := schema.attempts()
+	if err := errors.Join(err, err2, cfg.validate()); err != nil {
 		return 0, err
 	}
 	// Tuple ids are safe here: the rows are locked when they are read.
-	sql := `DELETE FROM ` + name + ` WHERE ctid = ANY(ARRAY(SELECT ctid FROM ` + name + `
-		WHERE processed_at < now() - $1::interval ORDER BY processed_at LIMIT $2 FOR UPDATE SKIP LOCKED))`
-	n, err := chunk.Delete(ctx, pool, cfg.ChunkSize, sql, cfg.Retention)
+	older := func(name, column string) string {
+		return `DELETE FROM ` + name + ` WHERE ctid = ANY(ARRAY(SELECT ctid FROM ` + name + `
+			WHERE ` + column + ` < now() - $1::interval ORDER BY ` + column + ` LIMIT $2 FOR UPDATE SKIP LOCKED))`
+	}
+	n, err := chunk.Delete(ctx, pool, cfg.ChunkSize, older(name, "processed_at"), cfg.Retention)
+	if err == nil { // the ledger's table is small, and needs no index for this
+		_, err = chunk.Delete(ctx, pool, cfg.ChunkSize, older(attempts, "updated_at"), cfg.Retention)
+	}
 	if err != nil {
 		return n, fmt.Errorf("inboxpgx: prune: %w", err)
 	}

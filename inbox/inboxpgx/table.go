@@ -26,7 +26,7 @@ var migrations embed.FS
 type SchemaConfig struct {
 	// Schema holds the table; empty means that the connection's search_path decides.
 	Schema string
-	// Table is the table's name; empty means DefaultTable.
+	// Table is the table's name; empty means DefaultTable. The Ledger's is <Table>_attempts.
 	Table string
 }
 
@@ -47,10 +47,16 @@ func (c SchemaConfig) qualified() (string, error) {
 	return name, nil
 }
 
+// attempts returns the quoted name of the ledger's table.
+func (c SchemaConfig) attempts() (string, error) {
+	c = c.withDefaults()
+	return SchemaConfig{Schema: c.Schema, Table: c.Table + attemptsSuffix}.qualified()
+}
+
 func (c SchemaConfig) set() (migrate.Set, error) {
 	c = c.withDefaults()
 	files, err := fs.Sub(migrations, "migrations")
-	return migrate.Set{Component: "inbox", Files: files, Schema: c.Schema, Names: map[string]string{"table": c.Table}}, err
+	return migrate.Set{Component: "inbox", Files: files, Schema: c.Schema, Names: map[string]string{"table": c.Table, "attempts": c.Table + attemptsSuffix}}, err
 }
 
 // Migrate creates the table or brings it up to date. Several processes may do so at once.

@@ -65,7 +65,7 @@ func (b *Broker) Publish(ctx context.Context, m *inbox.Message) error {
 		return fmt.Errorf("inboxtest: publish: %w", err)
 	}
 	msg := clone(m)
-	msg.Queue, msg.Attempt, msg.Redelivered, msg.FirstFailedAt = b.cfg.Queue, 1, false, time.Time{}
+	msg.Queue, msg.Attempt, msg.Recovered, msg.Redelivered, msg.FirstFailedAt = b.cfg.Queue, 1, 0, false, time.Time{}
 	b.put(&delivery{msg: msg})
 	return nil
 }

@@ -141,6 +141,9 @@ func (b *Broker) failed(ctx context.Context, d *delivery, err error) {
 func (b *Broker) retry(d *delivery, decision inbox.Decision, now time.Time) {
 	if decision.Counted {
 		d.msg.Attempt++
+		if decision.Recovered {
+			d.msg.Recovered++
+		}
 		if d.msg.FirstFailedAt.IsZero() {
 			d.msg.FirstFailedAt = now
 		}

@@ -28,6 +28,8 @@ const (
 	OwnPrefix = "holdfast-"
 	// HeaderAttempt counts the deliveries that reached a handler, from 1.
 	HeaderAttempt = "holdfast-attempt"
+	// HeaderRecovered is how many of the failures before were recoverable.
+	HeaderRecovered = "holdfast-recovered"
 	// HeaderWait is what remains of a long delay, in milliseconds.
 	HeaderWait = "holdfast-wait"
 	// HeaderClass is the failure class of a dead letter.

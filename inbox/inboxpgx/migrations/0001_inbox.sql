@@ -9,3 +9,16 @@ CREATE TABLE {{table}} (
 
 -- For pruning, oldest first.
 CREATE INDEX "{{raw.table}}_processed_at_idx" ON {{table}} (processed_at);
+
+-- What became of messages that did not go through at their first delivery: the newest
+-- attempt that is known of, and how many runs of the message the process has not survived.
+CREATE TABLE {{attempts}} (
+    consumer   text        NOT NULL,
+    message_id uuid        NOT NULL,
+    replays    integer     NOT NULL,
+    attempt    integer     NOT NULL,
+    open       integer     NOT NULL,
+    name       text        NOT NULL DEFAULT '',
+    updated_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (consumer, message_id)
+);

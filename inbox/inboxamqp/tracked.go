@@ -1,0 +1,101 @@
+package inboxamqp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/holdfast-go/holdfast/inbox"
+)
+
+// soloPatience is how long a suspect waits for the other messages to end.
+const soloPatience = 30 * time.Second
+
+// tracks reports whether a message's runs are noted in the ledger: not at its first
+// delivery, so that what goes well pays nothing.
+func (r *run) tracks(d *delivery) bool {
+	return r.c.cfg.Ledger != nil && (d.raw.Redelivered || d.msg.Attempt > 1 || d.msg.Replays > 0) && d.msg.Validate() == nil
+}
+
+// tracked has a message processed with the help of the ledger.
+func (r *run) tracked(d *delivery) {
+	entry, err := r.look(d.msg)
+	switch open := entry.OpenRuns(d.msg); {
+	case err != nil:
+		r.conclude(d, inbox.Unavailable(err))
+		return
+	case entry.Supersedes(d.msg):
+		r.c.cfg.Logger.Info("leftover of an earlier attempt dropped", slog.Any("message_id", d.msg.ID), slog.Int("attempt", d.msg.Attempt))
+		d.report(true)
+		d.acknowledge(superseded)
+		return
+	case open >= r.c.cfg.MaxCrashes:
+		r.conclude(d, inbox.Classed(inbox.Unrecoverable(fmt.Errorf(
+			"inboxamqp: the process ended %d times while this message was being processed", open)), inbox.ClassQuarantined))
+		return
+	case open > 0:
+		defer r.turns.alone(soloPatience)()
+	default:
+		defer r.turns.share()()
+	}
+	if err := r.note(func(ctx context.Context, l inbox.Ledger, name string) error { return l.Start(ctx, name, d.msg) }); err != nil {
+		r.conclude(d, inbox.Unavailable(err))
+		return
+	}
+	r.inHand.Store(d, true)
+	err = r.process([]*delivery{d})[0]
+	r.inHand.Delete(d)
+	r.conclude(d, err)
+}
+
+func (r *run) look(m *inbox.Message) (entry inbox.LedgerEntry, err error) {
+	err = r.note(func(ctx context.Context, l inbox.Ledger, name string) (err error) {
+		entry, err = l.Look(ctx, name, m.ID)
+		return err
+	})
+	return entry, err
+}
+
+// note calls the ledger, also while draining.
+func (r *run) note(call func(ctx context.Context, l inbox.Ledger, name string) error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.work), r.c.cfg.CallTimeout)
+	defer cancel()
+	return call(ctx, r.c.cfg.Ledger, r.c.cfg.Name)
+}
+
+// concluded notes in the ledger how a message left, before its original is settled. A note
+// that fails is only missing: the message may run once more than it should.
+func (r *run) concluded(d *delivery, f inbox.Failure, decision inbox.Decision) {
+	if r.c.cfg.Ledger == nil || d.msg.Validate() != nil {
+		return
+	}
+	tracked := r.tracks(d)
+	err := r.note(func(ctx context.Context, l inbox.Ledger, name string) error {
+		switch {
+		case f.Class == inbox.ClassQuarantined: // the entry keeps what comes again from running
+			return nil
+		case decision.Action == inbox.ActionRetry && decision.Counted:
+			return l.Pass(ctx, name, d.msg)
+		case !tracked:
+			return nil
+		case f.Err == nil || decision.Action == inbox.ActionDead:
+			return l.Forget(ctx, name, d.msg.ID)
+		}
+		return l.End(ctx, name, d.msg)
+	})
+	if err != nil {
+		r.c.cfg.Logger.Warn("attempt not noted", slog.Any("message_id", d.msg.ID), slog.Any("error", err))
+	}
+}
+
+// spare notes for messages whose handlers are left behind that it was not they who ended
+// the process.
+func (r *run) spare() {
+	r.inHand.Range(func(key, _ any) bool {
+		d := key.(*delivery)
+		r.concluded(d, inbox.Failure{Err: errors.New("left behind")}, inbox.Decision{Action: inbox.ActionReturn})
+		return true
+	})
+}

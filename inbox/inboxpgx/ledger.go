@@ -1,0 +1,91 @@
+package inboxpgx
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/chunk"
+)
+
+// attemptsSuffix makes the name of the ledger's table out of the main one's.
+const attemptsSuffix = "_attempts"
+
+// Ledger is the inbox.Ledger in Postgres, on the second table that Migrate creates. It uses
+// connections of its own, and is safe for concurrent use.
+type Ledger struct {
+	pool                           *pgxpool.Pool
+	look, start, end, pass, forget string
+}
+
+// NewLedger returns a Ledger. It does not look at the database.
+func NewLedger(pool *pgxpool.Pool, cfg SchemaConfig) (*Ledger, error) {
+	name, err := cfg.attempts()
+	if pool == nil {
+		err = errors.Join(errors.New("inboxpgx: pool is nil"), err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	// newest keeps the pair of replays and attempt from going back.
+	const newest = `replays = greatest(a.replays, excluded.replays), updated_at = now(),
+		attempt = CASE WHEN (a.replays, a.attempt) < (excluded.replays, excluded.attempt) THEN excluded.attempt ELSE a.attempt END`
+	const key = ` WHERE consumer = $1 AND message_id = $2`
+	upsert := `INSERT INTO ` + name + ` AS a (consumer, message_id, replays, attempt, open, name) VALUES ($1, $2, $3, $4, $5, $6)
+		ON CONFLICT (consumer, message_id) DO UPDATE SET `
+	return &Ledger{
+		pool:   pool,
+		look:   `SELECT replays, attempt, open FROM ` + name + key,
+		start:  upsert + newest + `, open = CASE WHEN a.replays < excluded.replays THEN 1 ELSE a.open + 1 END`,
+		end:    `UPDATE ` + name + ` SET open = 0, updated_at = now()` + key,
+		pass:   upsert + newest + `, open = 0`,
+		forget: `DELETE FROM ` + name + key,
+	}, nil
+}
+
+// Look implements inbox.Ledger.
+func (l *Ledger) Look(ctx context.Context, consumer string, id uuid.UUID) (e inbox.LedgerEntry, err error) {
+	err = l.pool.QueryRow(ctx, l.look, consumer, id).Scan(&e.Replays, &e.Attempt, &e.Open)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return inbox.LedgerEntry{}, nil
+	}
+	return e, wrapLedger(err)
+}
+
+// Start implements inbox.Ledger.
+func (l *Ledger) Start(ctx context.Context, consumer string, m *inbox.Message) error {
+	return l.exec(ctx, l.start, consumer, m.ID, m.Replays, max(m.Attempt, 1), 1, m.Name)
+}
+
+// End implements inbox.Ledger.
+func (l *Ledger) End(ctx context.Context, consumer string, m *inbox.Message) error {
+	return l.exec(ctx, l.end, consumer, m.ID)
+}
+
+// Pass implements inbox.Ledger.
+func (l *Ledger) Pass(ctx context.Context, consumer string, m *inbox.Message) error {
+	return l.exec(ctx, l.pass, consumer, m.ID, m.Replays, max(m.Attempt, 1)+1, 0, m.Name)
+}
+
+// Forget implements inbox.Ledger.
+func (l *Ledger) Forget(ctx context.Context, consumer string, id uuid.UUID) error {
+	return l.exec(ctx, l.forget, consumer, id)
+}
+
+// exec works at READ COMMITTED, where two notes on one message wait for each other.
+func (l *Ledger) exec(ctx context.Context, sql string, args ...any) error {
+	_, err := chunk.Exec(ctx, l.pool, sql, args...)
+	return wrapLedger(err)
+}
+
+func wrapLedger(err error) error {
+	if err != nil {
+		return fmt.Errorf("inboxpgx: ledger: %w", err)
+	}
+	return nil
+}
