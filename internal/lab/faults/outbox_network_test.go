@@ -26,10 +26,16 @@ func TestOutboxNetworkFaults(t *testing.T) {
 	}
 	stop := s.startLoad(l, rng, 15*time.Millisecond)
 
+	both := func(do func(*testenv.Proxy)) func() {
+		return func() {
+			do(broker)
+			do(database)
+		}
+	}
+	healed := both((*testenv.Proxy).Heal)
 	faults := []struct {
-		name string
-		do   func()
-		heal func()
+		name     string
+		do, heal func()
 	}{
 		{"broker cut", broker.Cut, broker.Heal},
 		{"broker silent", broker.Pause, broker.Heal},
@@ -37,6 +43,9 @@ func TestOutboxNetworkFaults(t *testing.T) {
 		{"database cut", database.Cut, database.Heal},
 		{"database silent", database.Pause, database.Heal},
 		{"database unheard", database.DropReplies, database.Heal},
+		{"both cut", both((*testenv.Proxy).Cut), healed},
+		{"both silent", both((*testenv.Proxy).Pause), healed},
+		{"both unheard", both((*testenv.Proxy).DropReplies), healed},
 	}
 	outages := 0
 	for range scaled(t, 1) {
@@ -46,7 +55,7 @@ func TestOutboxNetworkFaults(t *testing.T) {
 			repeats := l.repeats()
 			began := time.Now()
 			fault.do()
-			time.Sleep(time.Duration(rng.IntN(2500)) * time.Millisecond)
+			time.Sleep(time.Duration(rng.IntN(2000)) * time.Millisecond)
 			fault.heal()
 			l.untilMore(t, 100)
 			t.Logf("%-18s %5.1f s, %d repeats", fault.name, time.Since(began).Seconds(), l.repeats()-repeats)

@@ -1,51 +1,100 @@
 package faults_test
 
 import (
+	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// Postgres is shut down in the fast way, and dies, under load: writers and relays lose it in the
-// middle of whatever they do, commits with an outcome that nobody hears included.
-func TestOutboxPostgresRestarts(t *testing.T) {
+// database is a Postgres to break.
+type database struct {
+	*testenv.Server
+	*store
+	rng *rand.Rand
+}
+
+// Everything happens to a Postgres under load: writers and relays lose it in the middle of whatever
+// they do, commits with an outcome that nobody hears included.
+func TestOutboxPostgresFaults(t *testing.T) {
 	t.Parallel()
 	rng := seeded(t)
 	server := testenv.Private(t, testenv.Postgres)
-	s := newStore(t, server.URL())
+	d := &database{server, newStore(t, server.URL()), rng}
 	l := newLedger()
 	c := consume(t, amqptest.New(t).URL, l)
-	job := relayJob{Database: s.url, Broker: c.url, Patience: time.Second, MaxAttempts: 10}
+	job := relayJob{Database: d.url, Broker: c.url, Patience: time.Second, MaxAttempts: 10}
 	const relays = 2
 	var ends []func()
 	for range relays {
 		ends = append(ends, job.start(t))
 	}
-	stop := s.startLoad(l, rng, 15*time.Millisecond)
+	stop := d.startLoad(l, rng, 15*time.Millisecond)
 
-	restarts := scaled(t, 4)
-	for i := range restarts {
-		l.untilMore(t, 100)
-		time.Sleep(time.Duration(rng.IntN(300)) * time.Millisecond)
-		name, end := "fast", server.Stop
-		if i%2 == 1 {
-			name, end = "immediate", server.Kill
+	faults := []struct {
+		name string
+		do   func()
+	}{
+		{"shut down", func() { d.restart(server.Stop) }},
+		{"killed", func() { d.restart(server.Kill) }},
+		{"frozen", d.frozen},
+		{"backends ended", d.backendsEnded},
+		{"table locked", d.tableLocked},
+	}
+	done := 0
+	for range scaled(t, 1) {
+		rng.Shuffle(len(faults), func(i, k int) { faults[i], faults[k] = faults[k], faults[i] })
+		for _, fault := range faults {
+			l.untilMore(t, 100)
+			began, repeats := time.Now(), l.repeats()
+			fault.do()
+			l.untilMore(t, 100)
+			t.Logf("%-15s %5.1f s, %d repeats", fault.name, time.Since(began).Seconds(), l.repeats()-repeats)
+			done++
 		}
-		began, repeats := time.Now(), l.repeats()
-		must(t, end())
-		time.Sleep(time.Duration(rng.IntN(500)) * time.Millisecond)
-		must(t, server.Start(t.Context()))
-		l.untilMore(t, 100)
-		t.Logf("%-10s %5.1f s, %d repeats", name, time.Since(began).Seconds(), l.repeats()-repeats)
 	}
 	stop()
-	deeds := s.settle(l)
+	deeds := d.settle(l)
 	for _, end := range ends {
 		end()
 	}
 	c.untilDrained(t)
-	judge(t, l, deeds, bounds{duplicates: restarts * relays * inFlight, depth: batch})
-	s.noDeadLetters()
+	judge(t, l, deeds, bounds{duplicates: done * relays * inFlight, depth: batch})
+	d.noDeadLetters()
+}
+
+func (d *database) restart(end func() error) {
+	time.Sleep(time.Duration(d.rng.IntN(300)) * time.Millisecond)
+	must(d.t, end())
+	time.Sleep(time.Duration(d.rng.IntN(500)) * time.Millisecond)
+	must(d.t, d.Start(d.t.Context()))
+}
+
+// frozen: for longer than the relays wait for a reply, and than their leases.
+func (d *database) frozen() {
+	must(d.t, d.Pause())
+	time.Sleep(2500 * time.Millisecond)
+	must(d.t, d.Resume())
+}
+
+func (d *database) backendsEnded() {
+	conn, err := pgx.Connect(d.t.Context(), d.url)
+	must(d.t, err)
+	_, err = conn.Exec(d.t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()`)
+	must(d.t, err)
+	must(d.t, conn.Close(d.t.Context()))
+}
+
+// tableLocked: by somebody who alters it, for longer than the leases.
+func (d *database) tableLocked() {
+	conn, err := pgx.Connect(d.t.Context(), d.url)
+	must(d.t, err)
+	_, err = conn.Exec(d.t.Context(), `BEGIN; LOCK TABLE holdfast_outbox`)
+	must(d.t, err)
+	time.Sleep(2500 * time.Millisecond)
+	must(d.t, conn.Close(d.t.Context()))
 }
