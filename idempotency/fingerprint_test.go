@@ -1,0 +1,162 @@
+package idempotency_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
+)
+
+// same reports whether two requests with one key are the same one.
+func same(t *testing.T, cfg idempotency.MiddlewareConfig, a, b *http.Request) bool {
+	t.Helper()
+	h := protect(t, idempotencytest.NewStore(), cfg, func(http.ResponseWriter, *http.Request) {})
+	key := string(idempotency.NewKey())
+	for _, r := range []*http.Request{a, b} {
+		r.Header.Set(idempotency.Header, key)
+	}
+	send(h, a)
+	switch rec := send(h, b); rec.Code {
+	case 200:
+		return true
+	case 422:
+		return false
+	default:
+		t.Fatalf("answer %d %s", rec.Code, rec.Body)
+		return false
+	}
+}
+
+func jsonPost(body string) *http.Request {
+	r := httptest.NewRequest(http.MethodPost, "/things", strings.NewReader(body))
+	r.Header.Set("Content-Type", "application/json; charset=utf-8")
+	return r
+}
+
+func TestCanonicalJSON(t *testing.T) {
+	t.Parallel()
+	canonical := idempotency.MiddlewareConfig{CanonicalJSON: true}
+	for _, tt := range []struct {
+		a, b string
+		want bool
+	}{
+		{`{"a":1,"b":[true,null,"x"]}`, " {\"b\" : [ true, null,\"\\u0078\"],\n\"a\":1 }", true},
+		{`{"a":{"c":1,"d":2},"b":1}`, `{"b":1,"a":{"d":2,"c":1}}`, true},
+		{`"\u00fc"`, `"ü"`, true},
+		{`{}`, `{}`, true},
+		{`{}`, `[]`, false},
+		{`{"a":1}`, `{"a":2}`, false},
+		{`{"a":1}`, `{"b":1}`, false},
+		{`[1,2]`, `[2,1]`, false},
+		{`[[1],2]`, `[1,[2]]`, false},
+		{`1`, `1.0`, false}, // to some readers they are not the same amount
+		{`1`, `"1"`, false},
+		{`true`, `"true"`, false},
+		{`12345678901234567890`, `12345678901234567891`, false},
+		{`{"a":{"b":1}}`, `{"a":{},"b":1}`, false},
+		// No canonical form: byte by byte.
+		{`{"a":1,"a":2}`, `{"a":2}`, false},
+		{`{"a":1,"a":2}`, `{"a":2,"a":1}`, false},
+		{`{"a":1,"a":2}`, `{"a":1,"a":2}`, true},
+		{`"\ud800"`, `"\ud801"`, false},
+		{"\"\xff\"", "\"\xfe\"", false},
+		{`{"a":1`, `{"a":1 `, false},
+		{`{} {}`, `{}`, false},
+		{``, ` `, false},
+		{strings.Repeat("[", 5000) + strings.Repeat("]", 5000), strings.Repeat("[ ", 5000) + strings.Repeat("]", 5000), false},
+	} {
+		if got := same(t, canonical, jsonPost(tt.a), jsonPost(tt.b)); got != tt.want {
+			t.Errorf("%.60q and %.60q: the same is %v, want %v", tt.a, tt.b, got, tt.want)
+		}
+		if got := same(t, idempotency.MiddlewareConfig{}, jsonPost(tt.a), jsonPost(tt.b)); got != (tt.a == tt.b) {
+			t.Errorf("raw: %.60q and %.60q: the same is %v", tt.a, tt.b, got)
+		}
+	}
+	text := func(body string) *http.Request {
+		r := jsonPost(body)
+		r.Header.Set("Content-Type", "text/plain")
+		return r
+	}
+	if same(t, canonical, text(`{"a":1}`), text(`{"a": 1}`)) {
+		t.Error("white space does not count in plain text")
+	}
+	problem := func(body string) *http.Request {
+		r := jsonPost(body)
+		r.Header.Set("Content-Type", "application/merge-patch+json")
+		return r
+	}
+	if !same(t, canonical, problem(`{"a":1}`), problem(`{"a": 1}`)) {
+		t.Error("white space counts in +json")
+	}
+}
+
+// A change of the way must not refuse keys that are in use.
+func TestSwitchingCanonicalJSON(t *testing.T) {
+	t.Parallel()
+	store := idempotencytest.NewStore()
+	for _, canonical := range []bool{false, true, false} {
+		h := protect(t, store, idempotency.MiddlewareConfig{CanonicalJSON: canonical}, func(http.ResponseWriter, *http.Request) {})
+		r := jsonPost(`{"a":1}`)
+		r.Header.Set(idempotency.Header, goodKey)
+		if rec := send(h, r); rec.Code != 200 {
+			t.Errorf("canonical %v: %d", canonical, rec.Code)
+		}
+	}
+}
+
+// FuzzCanonicalJSON: documents are the same request only if every reader takes
+// them for the same document.
+func FuzzCanonicalJSON(f *testing.F) {
+	f.Add(`{"a":1,"b":[true]}`, `{"b":[true],"a":1}`)
+	f.Add(`{"a":1,"a":2}`, `{"a":2}`)
+	f.Add(`"\ud800"`, `"\ufffd"`)
+	f.Add(`{"":0}`, `{"" :0}`)
+	f.Fuzz(func(t *testing.T, a, b string) {
+		if !same(t, idempotency.MiddlewareConfig{CanonicalJSON: true}, jsonPost(a), jsonPost(b)) || a == b {
+			return
+		}
+		if got, want := parse(t, a), parse(t, b); !reflect.DeepEqual(got, want) {
+			t.Errorf("%q and %q are taken for the same request", a, b)
+		}
+	})
+}
+
+func parse(t *testing.T, body string) (v any) {
+	t.Helper()
+	d := json.NewDecoder(strings.NewReader(body))
+	d.UseNumber()
+	if err := d.Decode(&v); err != nil {
+		t.Errorf("%q has a canonical form: %v", body, err)
+	}
+	return v
+}
+
+// What a router has stripped off the path still sets routes apart.
+func TestFingerprintCoversTheWholePath(t *testing.T) {
+	t.Parallel()
+	inner := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{}, func(http.ResponseWriter, *http.Request) {})
+	mux := http.NewServeMux()
+	mux.Handle("/a/", http.StripPrefix("/a", inner))
+	mux.Handle("/b/", http.StripPrefix("/b", inner))
+	for _, tt := range []struct {
+		target string
+		status int
+	}{{"/a/things?x=1", 200}, {"http://example.com/a/things?x=1", 200}, {"/b/things?x=1", 422}, {"/a/things", 422}} {
+		r := httptest.NewRequest(http.MethodPost, tt.target, nil)
+		r.Header.Set(idempotency.Header, goodKey)
+		if rec := send(mux, r); rec.Code != tt.status {
+			t.Errorf("%s: %d, want %d", tt.target, rec.Code, tt.status)
+		}
+	}
+	byHand := post(goodKey, nil)
+	byHand.RequestURI, byHand.URL.Path = "", "/a/things"
+	byHand.URL.RawQuery = "x=1"
+	if rec := send(inner, byHand); rec.Code != 200 {
+		t.Errorf("without a request line: %d", rec.Code)
+	}
+}
