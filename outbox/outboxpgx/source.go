@@ -107,10 +107,7 @@ func (s *Source) claim(req outbox.ClaimRequest, c *claimed) *pgx.Batch {
 		c.batch.More = len(c.batch.Leases) == s.cfg.LanesPerClaim
 		return err
 	})
-	queue.Queue(s.sql.read, token, req.Limit, req.Skip, s.cfg.MaxBatchBytes).Query(func(rows pgx.Rows) (err error) {
-		c.batch.Messages, err = pgx.CollectRows(rows, c.scan)
-		return err
-	})
+	queue.Queue(s.sql.read, token, req.Limit, req.Skip, s.cfg.MaxBatchBytes).Query(c.read)
 	queue.Queue(s.sql.due).Query(func(rows pgx.Rows) error {
 		us, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 		if len(us) > 0 {
@@ -129,17 +126,26 @@ func newToken() int64 {
 	return int64(binary.BigEndian.Uint64(b[:]))
 }
 
-func (c *claimed) scan(row pgx.CollectableRow) (outbox.Message, error) {
-	var m outbox.Message
+// read scans the rows in place, since half of what a message costs here is its memory. The id is
+// scanned as bytes: of a uuid.UUID the client makes a text first.
+func (c *claimed) read(rows pgx.Rows) error {
+	defer rows.Close()
 	var key *string
 	var seq int64
-	err := row.Scan(&m.ID, &m.Name, &m.Body, &m.ContentType, &m.Headers, &key, &m.Transport,
-		&m.Route.Exchange, &m.Route.RoutingKey, &m.Route.Headers, &m.CreatedAt, &m.Attempts, &seq)
-	if key != nil {
-		m.Key = *key
+	for rows.Next() {
+		c.batch.Messages = append(c.batch.Messages, outbox.Message{})
+		m := &c.batch.Messages[len(c.batch.Messages)-1]
+		err := rows.Scan((*[16]byte)(&m.ID), &m.Name, &m.Body, &m.ContentType, &m.Headers, &key, &m.Transport,
+			&m.Route.Exchange, &m.Route.RoutingKey, &m.Route.Headers, &m.CreatedAt, &m.Attempts, &seq)
+		if err != nil {
+			return err
+		}
+		if key != nil {
+			m.Key = *key
+		}
+		c.seen = max(c.seen, seq)
 	}
-	c.seen = max(c.seen, seq)
-	return m, err
+	return rows.Err()
 }
 
 // Settle meets outbox.Source.
