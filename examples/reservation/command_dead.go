@@ -20,7 +20,7 @@ type deadFilter struct {
 	from, name, class string
 	ids               []uuid.UUID
 	limit             int
-	all               bool
+	all, force        bool
 	by, reason        string // who changes them, and why
 }
 
@@ -59,7 +59,10 @@ func runDead(ctx context.Context, c *commandContext, args []string) (int, error)
 	case "retry":
 		err = stores.change(ctx, c.stdout, f, "retried", func(ctx context.Context, filter outboxpgx.Filter) (int64, error) {
 			return stores.outbox.Retry(ctx, filter, outboxpgx.RetryOptions{By: f.by, Reason: f.reason})
-		}, stores.inbox.Retry)
+		}, func(ctx context.Context, filter inbox.Filter) (int, error) {
+			replayed, err := stores.inbox.Retry(ctx, filter, inbox.Replay{Force: f.force})
+			return replayed.Returned, err
+		})
 	case "remove":
 		err = stores.change(ctx, c.stdout, f, "removed", func(ctx context.Context, filter outboxpgx.Filter) (int64, error) {
 			return stores.outbox.Remove(ctx, filter, outboxpgx.RemoveOptions{By: f.by, Reason: f.reason})
@@ -87,6 +90,9 @@ func parseDeadFilter(c *commandContext, verb string, args []string) (deadFilter,
 		f.ids = append(f.ids, id)
 		return err
 	})
+	if verb == "retry" {
+		flags.BoolVar(&f.force, "force", false, "also those of the inbox that are older than its memory of what was processed")
+	}
 	if changes {
 		flags.StringVar(&f.by, "by", osUser(), "`who` changes them; kept with what was changed of the outbox")
 		flags.StringVar(&f.reason, "reason", "", "`why`; kept, too")

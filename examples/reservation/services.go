@@ -112,10 +112,15 @@ func (p *parts) addConsumer(transactor txretry.Transactor, m *metrics, log *slog
 	if err := postgres.Listen(processor); err != nil {
 		return err
 	}
+	ledger, err := inboxpgx.NewLedger(p.servers.workers, inboxpgx.SchemaConfig{})
+	if err != nil {
+		return err
+	}
 	p.consumer, err = inboxamqp.NewConsumer(p.servers.dial, processor, inboxamqp.Config{
 		Queue:    messages.Queue,
 		Bindings: []inboxamqp.Binding{{Exchange: messages.Exchange, Key: messages.Binding}},
-		Logger:   log, MeterProvider: m.provider,
+		Ledger:   ledger, Batch: 50,
+		Logger: log, MeterProvider: m.provider,
 	})
 	return err
 }

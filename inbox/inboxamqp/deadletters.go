@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -75,43 +74,6 @@ func (l *DeadLetters) Show(ctx context.Context, id uuid.UUID) (inbox.DeadLetter,
 		return inbox.DeadLetter{}, inbox.ErrNotFound
 	}
 	return found[0], nil
-}
-
-// Retry returns the selected dead letters to the queues they came from, as messages that
-// were never tried, and counts them. Each leaves its dead-letter queue once the broker has
-// confirmed it in the other. One that cannot be returned stays, the others go on, and the
-// error tells of the first.
-func (l *DeadLetters) Retry(ctx context.Context, filter inbox.Filter) (int, error) {
-	publisher := amqpconn.NewPublisher(amqpconn.PublisherConfig{
-		Dial: l.dial, Timeout: l.cfg.CallTimeout, Logger: l.cfg.Logger.With(slog.String("component", "inboxamqp")),
-	})
-	publishing, cancel := context.WithCancel(ctx)
-	var running sync.WaitGroup
-	running.Go(func() { publisher.Run(publishing) })
-	defer running.Wait()
-	defer cancel()
-
-	var refused error
-	n, err := l.each(ctx, filter, func(raw amqp.Delivery, dead inbox.DeadLetter) (bool, error) {
-		err := replay(ctx, publisher, raw, dead)
-		if errors.Is(err, amqpconn.ErrUnavailable) || errors.Is(err, amqpconn.ErrBlocked) {
-			return false, err // it would be the same for all
-		}
-		refused = cmp.Or(refused, err)
-		return err == nil, nil
-	})
-	return n, l.wrap("retry", errors.Join(err, refused))
-}
-
-func replay(ctx context.Context, publisher *amqpconn.Publisher, raw amqp.Delivery, dead inbox.DeadLetter) error {
-	if dead.Message.Queue == "" {
-		return fmt.Errorf("message %s does not name the queue it came from", dead.Message.ID)
-	}
-	err := publisher.Confirmed(ctx, amqpconn.Out{Key: dead.Message.Queue, Message: replayCopy(raw)})
-	if err != nil {
-		return fmt.Errorf("message %s to queue %q: %w", dead.Message.ID, dead.Message.Queue, err)
-	}
-	return nil
 }
 
 // Remove deletes the selected dead letters and counts them.

@@ -79,8 +79,8 @@ func TestDeadLetters(t *testing.T) {
 	}
 	broken.Store(false)
 	before := len(got.messages())
-	if n, err := letters.Retry(t.Context(), inbox.Filter{Name: "order.placed"}); n != 2 || err != nil {
-		t.Errorf("retried %d, error %v", n, err)
+	if n, err := letters.Retry(t.Context(), inbox.Filter{Name: "order.placed"}, inbox.Replay{}); n.Returned != 2 || err != nil {
+		t.Errorf("retried %+v, error %v", n, err)
 	}
 	for _, m := range got.await(t, before+2)[before:] {
 		if m.Attempt != 1 || !m.FirstFailedAt.IsZero() || m.Headers["tenant"] != "a" {
@@ -115,8 +115,8 @@ func TestReplayCut(t *testing.T) {
 	}
 	first := make(chan int)
 	go func() {
-		k, _ := letters.Retry(t.Context(), inbox.Filter{})
-		first <- k
+		k, _ := letters.Retry(t.Context(), inbox.Filter{}, inbox.Replay{})
+		first <- k.Returned
 	}()
 	testenv.Eventually(t, patience, func() error {
 		if b.Depth(t, "orders") == 0 {
@@ -127,8 +127,8 @@ func TestReplayCut(t *testing.T) {
 	proxy.CutConnections()
 	returned := <-first
 	testenv.Eventually(t, patience, func() error {
-		k, err := letters.Retry(t.Context(), inbox.Filter{})
-		returned += k
+		k, err := letters.Retry(t.Context(), inbox.Filter{}, inbox.Replay{})
+		returned += k.Returned
 		return errors.Join(err, depthIs(t, b, "failed.default", 0))
 	})
 	if returned < n {
@@ -154,12 +154,82 @@ func TestReplayWithoutOrigin(t *testing.T) {
 		b.Publish(t, "", "failed.default", p)
 	}
 	letters := newDeadLetters(t, b, inboxamqp.DeadLettersConfig{})
-	if n, err := letters.Retry(t.Context(), inbox.Filter{}); n != 1 || err == nil {
-		t.Errorf("retried %d, error %v", n, err)
+	if n, err := letters.Retry(t.Context(), inbox.Filter{}, inbox.Replay{}); n != (inbox.Replayed{Returned: 1, Failed: 2}) || err == nil {
+		t.Errorf("retried %+v, error %v", n, err)
 	}
 	awaitDepth(t, b, "failed.default", 2)
 	d := b.Take(t, "orders", 1, patience)[0]
 	if d.Headers["holdfast-replays"] != "3" || d.Headers["holdfast-attempt"] != nil {
 		t.Errorf("headers %v", d.Headers)
+	}
+}
+
+// deadOrder is a dead letter of the queue orders whose id is that old.
+func deadOrder(age time.Duration) amqp.Publishing {
+	p := order()
+	p.MessageId = ids.Deterministic(time.Now().Add(-age), p.MessageId).String()
+	p.Headers = amqp.Table{"holdfast-origin-queue": "orders", "holdfast-failure-class": "default"}
+	return p
+}
+
+// A replay is counted before, refuses what nobody remembers, and is no faster than told.
+func TestReplayGuards(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Queue(t, "orders", nil)
+	b.Queue(t, "failed.default", nil)
+	for _, age := range []time.Duration{0, 7 * 24 * time.Hour, 9 * 24 * time.Hour, time.Hour, time.Minute} {
+		b.Publish(t, "", "failed.default", deadOrder(age))
+	}
+	letters := newDeadLetters(t, b, inboxamqp.DeadLettersConfig{})
+	retry := func(how inbox.Replay, want inbox.Replayed, refused bool) {
+		t.Helper()
+		if got, err := letters.Retry(t.Context(), inbox.Filter{}, how); got != want || errors.Is(err, inbox.ErrOutlived) != refused {
+			t.Errorf("%+v: %+v, error %v; want %+v", how, got, err, want)
+		}
+	}
+	retry(inbox.Replay{DryRun: true}, inbox.Replayed{Returned: 4, Outlived: 1}, true)
+	retry(inbox.Replay{DryRun: true, Retention: 24 * time.Hour}, inbox.Replayed{Returned: 3, Outlived: 2}, true)
+	awaitDepth(t, b, "failed.default", 5)
+	if _, err := letters.Retry(t.Context(), inbox.Filter{}, inbox.Replay{PerSecond: -1, Retention: -1}); err == nil {
+		t.Error("a negative rate was accepted")
+	}
+	begun := time.Now()
+	retry(inbox.Replay{PerSecond: 20}, inbox.Replayed{Returned: 4, Outlived: 1}, true)
+	if took := time.Since(begun); took < 150*time.Millisecond {
+		t.Errorf("4 messages at 20 per second took %v", took)
+	}
+	retry(inbox.Replay{Force: true}, inbox.Replayed{Returned: 1}, false)
+	awaitDepth(t, b, "failed.default", 0)
+	awaitDepth(t, b, "orders", 5)
+}
+
+// What fails again meanwhile is not returned again, and an interrupted replay can go on.
+func TestReplayIsBoundedAndResumes(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	got := recorder{fail: func(*inbox.Message) error { return inbox.Invalid(errBroken) }}
+	consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick})
+	const n = 10
+	for range n {
+		b.Publish(t, "", "failed.default", deadOrder(0))
+	}
+	letters := newDeadLetters(t, b, inboxamqp.DeadLettersConfig{})
+	first := time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	some, err := letters.Retry(ctx, inbox.Filter{}, inbox.Replay{PerSecond: 10})
+	if !errors.Is(err, context.DeadlineExceeded) || some.Returned == 0 || some.Returned == n {
+		t.Fatalf("interrupted: %+v, error %v", some, err)
+	}
+	testenv.Eventually(t, patience, func() error { return depthIs(t, b, "failed.default", n-some.Returned) })
+	testenv.Eventually(t, patience, func() error { return depthIs(t, b, "failed.validation", some.Returned) })
+	rest, err := letters.Retry(t.Context(), inbox.Filter{FailedBefore: first}, inbox.Replay{})
+	if err != nil || some.Returned+rest.Returned != n {
+		t.Errorf("resumed: %+v after %+v, error %v", rest, some, err)
+	}
+	testenv.Eventually(t, patience, func() error { return depthIs(t, b, "failed.validation", n) })
+	if len(got.messages()) != n {
+		t.Errorf("%d deliveries", len(got.messages()))
 	}
 }

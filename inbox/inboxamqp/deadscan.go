@@ -18,8 +18,16 @@ func (l *DeadLetters) each(ctx context.Context, filter inbox.Filter, fn visit) (
 	err = amqpconn.Use(ctx, l.dial, l.cfg.CallTimeout, func(conn *amqpconn.Conn) error {
 		s := scan{conn: conn, filter: filter, visit: fn}
 		defer func() { removed = s.removed }()
-		for _, class := range allClasses(l.cfg.Classes) {
-			if err := s.queue(ctx, inbox.DeadLetterQueue(l.cfg.Prefix, class), class); err != nil {
+		// All are counted first: what is returned from one queue may end in a later one.
+		classes := allClasses(l.cfg.Classes)
+		depths := make([]int, len(classes))
+		for i, class := range classes {
+			if depths[i], err = depth(conn, inbox.DeadLetterQueue(l.cfg.Prefix, class)); err != nil {
+				return err
+			}
+		}
+		for i, class := range classes {
+			if err := s.queue(ctx, inbox.DeadLetterQueue(l.cfg.Prefix, class), class, depths[i]); err != nil {
 				return err
 			}
 		}
@@ -40,9 +48,22 @@ type scan struct {
 
 func (s *scan) full() bool { return s.filter.Limit > 0 && s.visited >= s.filter.Limit }
 
-// queue scans one queue, as far as it was filled at the beginning. A missing queue is empty.
-func (s *scan) queue(ctx context.Context, name, class string) (err error) {
-	if s.full() {
+// depth is how many messages a queue holds. A missing queue is empty.
+func depth(conn *amqpconn.Conn, name string) (n int, err error) {
+	err = conn.Try(func(ch *amqp.Channel) error {
+		q, err := ch.QueueDeclarePassive(name, true, false, false, false, nil)
+		n = q.Messages
+		return err
+	})
+	if amqpconn.IsNotFound(err) {
+		return 0, nil
+	}
+	return n, err
+}
+
+// queue scans one queue, as far as it was filled at the beginning.
+func (s *scan) queue(ctx context.Context, name, class string, depth int) (err error) {
+	if s.full() || depth == 0 {
 		return nil
 	}
 	ch, err := s.conn.Channel()
@@ -56,17 +77,7 @@ func (s *scan) queue(ctx context.Context, name, class string) (err error) {
 			err = closeErr
 		}
 	}()
-	var q amqp.Queue
-	if err := s.conn.Within(func() (err error) {
-		q, err = ch.QueueDeclarePassive(name, true, false, false, false, nil)
-		return err
-	}); err != nil {
-		if amqpconn.IsNotFound(err) {
-			return nil
-		}
-		return err
-	}
-	for range q.Messages {
+	for range depth {
 		if more, err := s.next(ctx, ch, name, class); err != nil || !more {
 			return err
 		}

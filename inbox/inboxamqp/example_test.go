@@ -45,6 +45,6 @@ func ExampleDeadLetters_Retry() {
 		fmt.Println(err)
 		return
 	}
-	n, err := letters.Retry(context.Background(), inbox.Filter{Name: "order.placed", Limit: 100})
-	fmt.Println(n, "returned to their queues", err)
+	n, err := letters.Retry(context.Background(), inbox.Filter{Name: "order.placed"}, inbox.Replay{PerSecond: 50})
+	fmt.Println(n.Returned, "returned to their queues", err)
 }

@@ -3,12 +3,15 @@ package inboxtest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
 // DeadLetters are the messages a Broker has given up, oldest first. It is safe for
@@ -53,19 +56,50 @@ func (d *DeadLetters) Show(ctx context.Context, id uuid.UUID) (inbox.DeadLetter,
 	return found[len(found)-1], nil
 }
 
-// Retry puts the dead letters that the filter selects back into the queue, as if newly
-// published, and returns how many.
-func (d *DeadLetters) Retry(ctx context.Context, f inbox.Filter) (int, error) {
-	if err := ctx.Err(); err != nil {
-		return 0, err
+// Retry puts the dead letters that the filter selects back into the queue, as messages that
+// were never tried. Those refused for their age stay, and the error tells of them. The
+// others have left when ctx ends during the pauses of PerSecond; what is left stays.
+func (d *DeadLetters) Retry(ctx context.Context, f inbox.Filter, how inbox.Replay) (done inbox.Replayed, err error) {
+	if err := errors.Join(ctx.Err(), how.Validate()); err != nil {
+		return done, err
 	}
-	letters := d.takeOut(f)
+	now := time.Now()
+	letters, err := d.List(ctx, f)
+	if err != nil {
+		return done, err
+	}
 	for _, letter := range letters {
-		if err := d.broker.Publish(context.WithoutCancel(ctx), &letter.Message); err != nil {
-			return 0, err
+		if how.Refuses(letter, now) {
+			done.Outlived++
+			continue
 		}
+		if !how.DryRun {
+			if done.Returned > 0 && how.Pause() > 0 {
+				if err := runloop.Sleep(ctx, how.Pause()); err != nil {
+					return done, err
+				}
+			}
+			if !d.takeBack(letter) {
+				continue // somebody else was faster
+			}
+			letter.Message.Replays++
+			if err := d.broker.Publish(context.WithoutCancel(ctx), &letter.Message); err != nil {
+				return done, err
+			}
+		}
+		done.Returned++
 	}
-	return len(letters), nil
+	if done.Outlived > 0 {
+		return done, fmt.Errorf("inboxtest: %d messages: %w", done.Outlived, inbox.ErrOutlived)
+	}
+	return done, nil
+}
+
+// takeBack removes one dead letter.
+func (d *DeadLetters) takeBack(letter inbox.DeadLetter) bool {
+	return len(d.takeOut(inbox.Filter{
+		IDs: []uuid.UUID{letter.Message.ID}, Class: letter.Class, Name: letter.Message.Name, Limit: 1,
+	})) == 1
 }
 
 // Remove deletes the dead letters that the filter selects and returns how many.

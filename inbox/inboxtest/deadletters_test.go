@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
@@ -36,10 +37,17 @@ func TestDeadLetters(t *testing.T) {
 			t.Errorf("Remove = %d, %v", n, err)
 		}
 		mended = true
-		if n, err := dead.Retry(t.Context(), inbox.Filter{Class: "class-b", Limit: 1}); n != 1 || err != nil {
-			t.Errorf("Retry = %d, %v", n, err)
+		if n, err := dead.Retry(t.Context(), inbox.Filter{Class: "class-b", Limit: 1}, inbox.Replay{}); n.Returned != 1 || err != nil {
+			t.Errorf("Retry = %+v, %v", n, err)
 		}
 		idle(t, b)
+		if n, err := dead.Retry(t.Context(), inbox.Filter{}, inbox.Replay{DryRun: true}); n.Returned != 2 || err != nil {
+			t.Errorf("dry run = %+v, %v", n, err)
+		}
+		time.Sleep(9 * 24 * time.Hour)
+		if n, err := dead.Retry(t.Context(), inbox.Filter{}, inbox.Replay{}); n.Outlived != 2 || !errors.Is(err, inbox.ErrOutlived) {
+			t.Errorf("after nine days: %+v, %v", n, err)
+		}
 		left := letters(t, b, inbox.Filter{})
 		if len(left) != 2 || left[0].Message.ID != published[0] || left[1].Message.ID != published[2] {
 			t.Errorf("left = %+v", left)

@@ -1,0 +1,95 @@
+package inboxamqp
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/amqpconn"
+	"github.com/holdfast-go/holdfast/internal/runloop"
+)
+
+// Retry returns the selected dead letters to the queues they came from, as messages that
+// were never tried. It goes no further than what is there when it begins. Each leaves its
+// dead-letter queue once the broker has confirmed it in the other. One that cannot be
+// returned stays, the others go on, and the error tells of the first.
+//
+// A replay that ended early, by ctx or a lost connection, is resumed by calling Retry again.
+// What was returned and has failed once more lies there again then; a Filter.FailedBefore of
+// the time of the first call leaves that out. A replay that takes longer than the broker's
+// consumer_timeout, 30 minutes, is ended by it.
+func (l *DeadLetters) Retry(ctx context.Context, filter inbox.Filter, how inbox.Replay) (inbox.Replayed, error) {
+	if err := how.Validate(); err != nil {
+		return inbox.Replayed{}, l.wrap("retry", err)
+	}
+	publisher := amqpconn.NewPublisher(amqpconn.PublisherConfig{
+		Dial: l.dial, Timeout: l.cfg.CallTimeout, Logger: l.cfg.Logger.With(slog.String("component", component)),
+	})
+	publishing, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	if !how.DryRun {
+		running.Go(func() { publisher.Run(publishing) })
+	}
+	defer running.Wait()
+	defer cancel()
+
+	r := replay{how: how, publisher: publisher}
+	_, err := l.each(ctx, filter, func(raw amqp.Delivery, dead inbox.DeadLetter) (bool, error) { return r.visit(ctx, raw, dead) })
+	if r.done.Outlived > 0 {
+		r.refused = cmp.Or(r.refused, fmt.Errorf("%d messages: %w", r.done.Outlived, inbox.ErrOutlived))
+	}
+	return r.done, l.wrap("retry", errors.Join(err, r.refused))
+}
+
+// replay is one call of Retry.
+type replay struct {
+	how       inbox.Replay
+	publisher *amqpconn.Publisher
+	done      inbox.Replayed
+	refused   error // the first reason why a message stays
+}
+
+func (r *replay) visit(ctx context.Context, raw amqp.Delivery, dead inbox.DeadLetter) (remove bool, err error) {
+	switch {
+	case r.how.Refuses(dead, time.Now()):
+		r.done.Outlived++
+		return false, nil
+	case r.how.DryRun:
+		r.done.Returned++
+		return false, nil
+	}
+	if pause := r.how.Pause(); pause > 0 && r.done.Returned > 0 {
+		if err := runloop.Sleep(ctx, pause); err != nil {
+			return false, err
+		}
+	}
+	err = r.publish(ctx, raw, dead)
+	if errors.Is(err, amqpconn.ErrUnavailable) || errors.Is(err, amqpconn.ErrBlocked) {
+		return false, err // it would be the same for all
+	}
+	if err != nil {
+		r.done.Failed++
+		r.refused = cmp.Or(r.refused, err)
+		return false, nil
+	}
+	r.done.Returned++
+	return true, nil
+}
+
+func (r *replay) publish(ctx context.Context, raw amqp.Delivery, dead inbox.DeadLetter) error {
+	if dead.Message.Queue == "" {
+		return fmt.Errorf("message %s does not name the queue it came from", dead.Message.ID)
+	}
+	err := r.publisher.Confirmed(ctx, amqpconn.Out{Key: dead.Message.Queue, Message: replayCopy(raw)})
+	if err != nil {
+		return fmt.Errorf("message %s to queue %q: %w", dead.Message.ID, dead.Message.Queue, err)
+	}
+	return nil
+}
