@@ -16,6 +16,7 @@ type entry struct {
 	ctx      context.Context // of the one Publish call
 	out      Out
 	done     func(error) // nil once it was called
+	places   int         // in the window: all of them if it is alone
 	since    time.Time
 	writing  bool
 	written  bool
@@ -54,7 +55,7 @@ func (w *window) begin(e *entry) bool {
 	if e.done == nil {
 		i := slices.Index(w.queue, e)
 		w.queue = slices.Delete(w.queue, i, i+1)
-		<-w.slots
+		w.release(e.places)
 		return false
 	}
 	e.writing = true
@@ -74,7 +75,7 @@ func (w *window) wrote(e *entry) {
 	err := w.ended
 	w.mu.Unlock()
 	if done != nil {
-		done(failure(e.out, err))
+		done(w.failure(e, err))
 	}
 }
 
@@ -89,7 +90,7 @@ func (w *window) pop() (e *entry, done func(error)) {
 	e = w.queue[0]
 	w.queue[0] = nil
 	w.queue = w.queue[1:]
-	<-w.slots
+	w.release(e.places)
 	return e, e.take()
 }
 
@@ -124,7 +125,9 @@ func (w *window) expire(now time.Time) error {
 	late := false
 	for _, e := range w.queue {
 		switch {
-		case e.done == nil || e.writing:
+		case e.writing:
+		case e.done == nil: // others wait for the places of one that is alone
+			late = late || w.alone(e) && !isBlocked && e.since.Before(limit)
 		case e.ctx.Err() != nil:
 			losses = append(losses, loss{e.take(), unavailable(e.ctx.Err())})
 		case e.since.After(limit):
@@ -173,6 +176,9 @@ func (w *window) end(err error) {
 	}
 	w.ended = err
 	close(w.dead)
+	if refusal(err) {
+		w.suspects.add(w.doubtful(err))
+	}
 	w.mu.Unlock()
 	w.fail(func(e *entry) bool { return !e.writing })
 }
@@ -182,7 +188,7 @@ func (w *window) abandon() { w.fail(func(*entry) bool { return true }) }
 
 func (w *window) fail(which func(*entry) bool) {
 	type loss struct {
-		out  Out
+		e    *entry
 		done func(error)
 	}
 	var losses []loss
@@ -190,13 +196,40 @@ func (w *window) fail(which func(*entry) bool) {
 	err := w.ended
 	for _, e := range w.queue {
 		if e.done != nil && which(e) {
-			losses = append(losses, loss{e.out, e.take()})
+			losses = append(losses, loss{e, e.take()})
 		}
 	}
 	w.mu.Unlock()
 	for _, l := range losses {
-		l.done(failure(l.out, err))
+		l.done(w.failure(l.e, err))
 	}
+}
+
+// doubtful returns the messages the broker may have meant: none if it has named one; w.mu is held.
+func (w *window) doubtful(err error) []*entry {
+	var sent []*entry
+	for _, e := range w.queue {
+		if !e.writing && !e.written {
+			continue
+		}
+		if !errors.Is(failure(e.out, err), ErrUnavailable) {
+			return nil
+		}
+		sent = append(sent, e)
+	}
+	return sent
+}
+
+// alone reports whether nothing else can be on its way beside e.
+func (w *window) alone(e *entry) bool { return e.places == cap(w.slots) }
+
+// failure is that of a message when the session has ended: one that was alone is to blame.
+func (w *window) failure(e *entry, err error) error {
+	f := failure(e.out, err)
+	if errors.Is(f, ErrUnavailable) && w.alone(e) && refusal(err) {
+		return fmt.Errorf("%w: %w", ErrNacked, err)
+	}
+	return f
 }
 
 // failure is the error of a message whose session has ended. The broker closes

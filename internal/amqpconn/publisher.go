@@ -41,7 +41,8 @@ type Out struct {
 // Publisher publishes with confirms in a sliding window, on a connection of its
 // own. Its methods may be called from any goroutine.
 type Publisher struct {
-	cfg PublisherConfig
+	cfg      PublisherConfig
+	suspects suspects
 
 	mu      sync.Mutex
 	session *session      // nil while there is none
@@ -75,7 +76,7 @@ func (p *Publisher) Run(ctx context.Context) {
 			}
 		},
 	}, func(ctx context.Context, conn *Conn) error {
-		s, err := openSession(conn, p.cfg)
+		s, err := openSession(conn, p.cfg, &p.suspects)
 		if err != nil {
 			return err
 		}
@@ -136,14 +137,15 @@ func (p *Publisher) Publish(ctx context.Context, out Out, done func(error)) {
 		w = s.window(out)
 		err = w.exchanges.check(out.Exchange)
 	}
+	places := 0
 	if err == nil {
-		err = w.reserve(ctx)
+		places, err = w.reserve(ctx, out)
 	}
 	if err != nil {
 		done(err)
 		return
 	}
-	w.enqueue(&entry{ctx: ctx, out: out, done: done, since: time.Now()})
+	w.enqueue(&entry{ctx: ctx, out: out, done: done, places: places, since: time.Now()})
 }
 
 // Confirmed publishes and waits for the outcome.

@@ -13,11 +13,11 @@ type session struct {
 	slots   chan struct{} // taken by unconfirmed messages
 }
 
-func openSession(conn *Conn, cfg PublisherConfig) (*session, error) {
+func openSession(conn *Conn, cfg PublisherConfig, doubted *suspects) (*session, error) {
 	s := &session{conn: conn, slots: make(chan struct{}, cfg.Window)}
 	known := newExchanges(conn)
 	for range cfg.Channels {
-		w, err := openWindow(conn, cfg, known, s.slots)
+		w, err := openWindow(conn, cfg, known, doubted, s.slots)
 		if err != nil {
 			return nil, err
 		}

@@ -22,6 +22,7 @@ type window struct {
 	conn      *Conn
 	ch        *amqp.Channel
 	exchanges *exchanges
+	suspects  *suspects
 
 	confirms <-chan amqp.Confirmation
 	returns  <-chan amqp.Return
@@ -39,7 +40,7 @@ type window struct {
 
 // openWindow opens a channel in confirm mode. The listeners hold a whole window,
 // so the client never waits for us while it reads from the connection.
-func openWindow(conn *Conn, cfg PublisherConfig, known *exchanges, slots chan struct{}) (*window, error) {
+func openWindow(conn *Conn, cfg PublisherConfig, known *exchanges, doubted *suspects, slots chan struct{}) (*window, error) {
 	ch, err := conn.Channel()
 	if err != nil {
 		return nil, fmt.Errorf("open channel: %w", err)
@@ -48,7 +49,7 @@ func openWindow(conn *Conn, cfg PublisherConfig, known *exchanges, slots chan st
 		return nil, fmt.Errorf("confirm mode: %w", err)
 	}
 	return &window{
-		cfg: cfg, conn: conn, ch: ch, exchanges: known,
+		cfg: cfg, conn: conn, ch: ch, exchanges: known, suspects: doubted,
 		confirms: ch.NotifyPublish(make(chan amqp.Confirmation, cfg.Window)),
 		returns:  ch.NotifyReturn(make(chan amqp.Return, cfg.Window)),
 		closes:   ch.NotifyClose(make(chan *amqp.Error, 1)),
@@ -167,8 +168,30 @@ func (w *window) cause() error {
 	}
 }
 
-// reserve waits for a free place, unless the broker has blocked the connection.
-func (w *window) reserve(ctx context.Context) error {
+// reserve waits for a free place, for all of them if the message is a suspect, unless the broker has
+// blocked the connection. It returns how many it took.
+func (w *window) reserve(ctx context.Context, out Out) (int, error) {
+	if !w.suspects.has(out) {
+		return 1, w.place(ctx)
+	}
+	w.suspects.alone.Lock()
+	defer w.suspects.alone.Unlock()
+	for n := range cap(w.slots) {
+		if err := w.place(ctx); err != nil {
+			w.release(n)
+			return 0, err
+		}
+	}
+	return cap(w.slots), nil
+}
+
+func (w *window) release(places int) {
+	for range places {
+		<-w.slots
+	}
+}
+
+func (w *window) place(ctx context.Context) error {
 	if reason, isBlocked := w.conn.Blocked(); isBlocked {
 		return blocked(reason)
 	}
@@ -200,6 +223,9 @@ func (w *window) reserve(ctx context.Context) error {
 func (w *window) confirmed(ack bool) {
 	w.collectReturns()
 	e, done := w.pop()
+	if e != nil {
+		w.suspects.clear(e.out)
+	}
 	switch {
 	case done == nil: // it was given up before
 	case e.returned != "":
