@@ -35,16 +35,12 @@ type RelayConfig struct {
 	// StoreTimeout. Default 15 s.
 	ShutdownTimeout time.Duration
 
-	// MaxAttempts is after how many failed attempts a message becomes a dead letter. Default 10.
-	MaxAttempts int
-	// MaxAttemptsByClass overrides MaxAttempts for Retryable, Unroutable or Permanent
-	// failures. Default: 1 for Permanent. An entry must be at least 1.
-	MaxAttemptsByClass map[Class]int
-	// RetryDelay is the wait after the first failed attempt; it doubles with each further one up to
-	// MaxRetryDelay, and is spread by ±20 %. Default 1 s.
-	RetryDelay time.Duration
-	// MaxRetryDelay is at least RetryDelay. Default 5 min.
-	MaxRetryDelay time.Duration
+	// Policy is what becomes of messages that fail.
+	Policy
+	// ByName overrides Policy by message name: each field that is not zero takes the place of the
+	// Policy's. The Permanent failures of a name have one attempt as well, unless a
+	// MaxAttemptsByClass says something else.
+	ByName map[string]Policy
 
 	// PauseDelay is for how long a transport (or a store) that is unavailable is left alone; it
 	// doubles with each further failure up to MaxPauseDelay, and is spread by ±50 %. Default
@@ -91,9 +87,12 @@ func (c RelayConfig) withDefaults() RelayConfig {
 	c.PublishTimeout = cmp.Or(c.PublishTimeout, 10*time.Second)
 	c.StoreTimeout = cmp.Or(c.StoreTimeout, 5*time.Second)
 	c.ShutdownTimeout = cmp.Or(c.ShutdownTimeout, 15*time.Second)
-	c.MaxAttempts = cmp.Or(c.MaxAttempts, 10)
-	c.RetryDelay = cmp.Or(c.RetryDelay, time.Second)
-	c.MaxRetryDelay = cmp.Or(c.MaxRetryDelay, 5*time.Minute)
+	c.Policy = c.Policy.over(Policy{MaxAttempts: 10, RetryDelay: time.Second, MaxRetryDelay: 5 * time.Minute})
+	byName := make(map[string]Policy, len(c.ByName))
+	for name, p := range c.ByName {
+		byName[name] = p.over(c.Policy)
+	}
+	c.ByName = byName
 	c.PauseDelay = cmp.Or(c.PauseDelay, 200*time.Millisecond)
 	c.MaxPauseDelay = cmp.Or(c.MaxPauseDelay, 15*time.Second)
 	if c.Logger == nil {
@@ -118,12 +117,12 @@ func (c RelayConfig) validate() error {
 	refuse(c.StoreTimeout > 0, "StoreTimeout is %v, want more than 0", c.StoreTimeout)
 	refuse(c.LeaseTTL >= c.PublishTimeout+2*c.StoreTimeout, "LeaseTTL is %v, want at least PublishTimeout + 2 × StoreTimeout", c.LeaseTTL)
 	refuse(c.ShutdownTimeout > c.StoreTimeout, "ShutdownTimeout is %v, want more than StoreTimeout", c.ShutdownTimeout)
-	refuse(c.MaxAttempts > 0, "MaxAttempts is %d, want at least 1", c.MaxAttempts)
-	for class, n := range c.MaxAttemptsByClass {
-		refuse(class == Retryable || class == Unroutable || class == Permanent, "MaxAttemptsByClass: class %q costs no attempts", class)
-		refuse(n > 0, "MaxAttemptsByClass[%s] is %d, want at least 1", class, n)
+	c.Policy.validate("", refuse)
+	for name, p := range c.ByName {
+		err := CheckName(name)
+		refuse(err == nil, "ByName: %w", err)
+		p.validate(fmt.Sprintf("ByName[%q].", name), refuse)
 	}
-	refuse(c.RetryDelay > 0 && c.RetryDelay <= c.MaxRetryDelay, "RetryDelay is %v, want more than 0 and at most MaxRetryDelay", c.RetryDelay)
 	refuse(c.PauseDelay > 0 && c.PauseDelay <= c.MaxPauseDelay, "PauseDelay is %v, want more than 0 and at most MaxPauseDelay", c.PauseDelay)
 	return errors.Join(errs...)
 }
@@ -131,20 +130,12 @@ func (c RelayConfig) validate() error {
 // maxBatch bounds what one claim holds in memory.
 const maxBatch = 10_000
 
-// attempts is how many attempts a message has whose last failure was of class.
-func (c RelayConfig) attempts(class Class) int {
-	if n, ok := c.MaxAttemptsByClass[class]; ok {
-		return n
+// policy is that of the messages with the name.
+func (c RelayConfig) policy(name string) Policy {
+	if p, ok := c.ByName[name]; ok {
+		return p
 	}
-	if class == Permanent {
-		return 1
-	}
-	return c.MaxAttempts
-}
-
-// retryDelay is the wait before the next attempt, after attempt number n (from 1) failed.
-func (c RelayConfig) retryDelay(n int) time.Duration {
-	return backoff.Policy{Base: c.RetryDelay, Max: c.MaxRetryDelay, Jitter: 0.2}.Delay(n-1, c.Rand())
+	return c.Policy
 }
 
 // pauseDelay is how long something unavailable is left alone after its failure number n, from 1.

@@ -55,7 +55,7 @@ func TestDrainKeepsItsLimitOverManyBatches(t *testing.T) {
 
 // A parked message is published when it is due, not at the next poll.
 func TestParkedMessageIsNotLate(t *testing.T) {
-	cfg := outbox.RelayConfig{PollInterval: time.Hour, RetryDelay: 100 * time.Millisecond, Rand: half}
+	cfg := outbox.RelayConfig{PollInterval: time.Hour, Policy: outbox.Policy{RetryDelay: 100 * time.Millisecond}, Rand: half}
 	inBubble(t, cfg, func(b *bench) {
 		b.publisher.Script(errors.New("once"))
 		b.write(message("k", 1))

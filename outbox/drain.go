@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
 // Bounds ends a Drain.
@@ -15,6 +17,10 @@ type Bounds struct {
 	// TimeLimit makes Drain wait for new messages, and for transports to come back, until it has
 	// passed. 0 means that Drain ends as soon as nothing is ready.
 	TimeLimit time.Duration
+	// MemoryLimit ends Drain after the batches in hand when the Go runtime holds more bytes than this:
+	// its total without what it has given back to the system. At least one batch is taken. 0 means no
+	// limit.
+	MemoryLimit uint64
 }
 
 const defaultLimit = 1000
@@ -25,7 +31,23 @@ type Report struct {
 	Published int
 	// Failed counts attempts that failed, Dead those of them that were a message's last one.
 	Failed, Dead int
+	// Ended says which bound ended the Drain. It is empty if Drain returns an error, or if ctx was
+	// cancelled.
+	Ended Ended
 }
+
+// Ended is why a Drain came to its end.
+type Ended string
+
+// The ends of a Drain. After all but EndedEmpty there may be more to publish.
+const (
+	// EndedEmpty: nothing was ready any more.
+	EndedEmpty Ended = "empty"
+	// EndedLimit, EndedTime and EndedMemory name the bound that was met.
+	EndedLimit  Ended = "limit"
+	EndedTime   Ended = "time limit"
+	EndedMemory Ended = "memory limit"
+)
 
 // ExitCode is 0 when everything went and 1 when anything failed. A command should exit with 2
 // where Drain returns an error.
@@ -44,6 +66,7 @@ func (r *Relay) Drain(ctx context.Context, b Bounds) (Report, error) {
 		return Report{}, fmt.Errorf("outbox: Bounds are negative: limit %d, time limit %v", b.Limit, b.TimeLimit)
 	}
 	b.Limit = cmp.Or(b.Limit, defaultLimit)
+	parent := ctx
 	if b.TimeLimit > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, b.TimeLimit)
@@ -51,25 +74,43 @@ func (r *Relay) Drain(ctx context.Context, b Bounds) (Report, error) {
 	}
 	d, wait := r.dispatch(ctx, b.Limit)
 	defer wait()
+	ended, err := d.drain(ctx, b)
+	wait()
+	if err := cmp.Or(err, d.err); err != nil {
+		return d.report, fmt.Errorf("outbox: drain: %w", err)
+	}
+	if err := r.stillPaused(); err != nil {
+		return d.report, err
+	}
+	if parent.Err() == nil {
+		d.report.Ended = ended
+	}
+	return d.report, nil
+}
+
+// drain claims until a bound is met.
+func (d *dispatcher) drain(ctx context.Context, b Bounds) (Ended, error) {
 	for ctx.Err() == nil {
 		found, err := d.next(ctx)
 		if err != nil {
-			wait()
-			return d.report, fmt.Errorf("outbox: drain: %w", err)
+			return "", err
+		}
+		if d.size() == 0 && d.rounds == 0 {
+			return EndedLimit, nil
+		}
+		begun := d.rounds > 0 || d.report != (Report{})
+		if begun && b.MemoryLimit > 0 && runloop.MemoryInUse() > b.MemoryLimit {
+			return EndedMemory, nil
 		}
 		if found {
 			continue
 		}
-		if d.size() == 0 || d.rounds == 0 && b.TimeLimit == 0 {
-			break
+		if d.rounds == 0 && b.TimeLimit == 0 {
+			return EndedEmpty, nil
 		}
 		d.idle(ctx)
 	}
-	wait()
-	if d.err != nil {
-		return d.report, fmt.Errorf("outbox: drain: %w", d.err)
-	}
-	return d.report, r.stillPaused()
+	return EndedTime, nil
 }
 
 // stillPaused is an error that names the transports which are unavailable.

@@ -31,7 +31,7 @@ func TestFailureHoldsBackItsKeyOnly(t *testing.T) {
 		b.write(message("k", 1), message("k", 2), message("j", 3), message("k", 4))
 		report := b.drain(outbox.Bounds{})
 		b.wantReceived("3")
-		if report != (outbox.Report{Published: 1, Failed: 1}) || report.ExitCode() != 1 {
+		if report != (outbox.Report{Published: 1, Failed: 1, Ended: outbox.EndedEmpty}) || report.ExitCode() != 1 {
 			b.Errorf("report %+v", report)
 		}
 		if left := b.store.List(); left[0].Attempts != 1 || left[1].Attempts != 0 {
@@ -53,10 +53,10 @@ func TestClassesDecideTheAttempts(t *testing.T) {
 		attempts int
 	}{
 		{outbox.Retryable, outbox.RelayConfig{}, 10},
-		{outbox.Unroutable, outbox.RelayConfig{MaxAttempts: 3}, 3},
+		{outbox.Unroutable, outbox.RelayConfig{Policy: outbox.Policy{MaxAttempts: 3}}, 3},
 		{outbox.Permanent, outbox.RelayConfig{}, 1},
-		{outbox.Permanent, outbox.RelayConfig{MaxAttemptsByClass: map[outbox.Class]int{outbox.Permanent: 2}}, 2},
-		{"nonsense", outbox.RelayConfig{MaxAttempts: 2}, 2},
+		{outbox.Permanent, outbox.RelayConfig{Policy: outbox.Policy{MaxAttemptsByClass: map[outbox.Class]int{outbox.Permanent: 2}}}, 2},
+		{"nonsense", outbox.RelayConfig{Policy: outbox.Policy{MaxAttempts: 2}}, 2},
 	} {
 		t.Run(fmt.Sprintf("%s_%d", tc.class, tc.attempts), func(t *testing.T) {
 			tc.cfg.MaxRetryDelay = time.Minute
@@ -140,7 +140,7 @@ func TestOneTransportDownLeavesTheOthers(t *testing.T) {
 }
 
 func TestUnknownTransportBecomesDeadLetter(t *testing.T) {
-	inBubble(t, outbox.RelayConfig{MaxAttempts: 2}, func(b *bench) {
+	inBubble(t, outbox.RelayConfig{Policy: outbox.Policy{MaxAttempts: 2}}, func(b *bench) {
 		m := message("", 1)
 		m.Transport = "nowhere"
 		b.write(m, message("", 2))
@@ -153,7 +153,7 @@ func TestUnknownTransportBecomesDeadLetter(t *testing.T) {
 }
 
 func TestPanicIsAFailure(t *testing.T) {
-	inBubble(t, outbox.RelayConfig{MaxAttempts: 1}, func(b *bench) {
+	inBubble(t, outbox.RelayConfig{Policy: outbox.Policy{MaxAttempts: 1}}, func(b *bench) {
 		b.publisher.Respond(func(m outbox.Message) error {
 			if string(m.Body) == "1" {
 				panic("boom")
@@ -249,7 +249,7 @@ func TestHooksTellTheOutcomes(t *testing.T) {
 		OnFailed:    func(_ context.Context, _ outbox.Message, f outbox.Failure) { failures = append(failures, f) },
 		OnPause:     func(_ context.Context, transport string, _ error) { paused = append(paused, transport) },
 	}
-	inBubble(t, outbox.RelayConfig{Hooks: hooks, MaxAttempts: 2, Rand: half}, func(b *bench) {
+	inBubble(t, outbox.RelayConfig{Hooks: hooks, Policy: outbox.Policy{MaxAttempts: 2}, Rand: half}, func(b *bench) {
 		b.publisher.Script(failure(outbox.Unavailable), errors.New("first"), errors.New("second"))
 		b.write(message("k", 1), message("k", 2))
 		if _, err := b.relay.Drain(b.Context(), outbox.Bounds{TimeLimit: time.Minute}); err != nil {

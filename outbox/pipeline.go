@@ -8,6 +8,7 @@ import (
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // pipeline publishes one batch. All unkeyed messages and the first of each key are in
@@ -109,9 +110,13 @@ func (p *pipeline) sender(q *queue) {
 }
 
 func (p *pipeline) publish(q *queue, i int) {
+	begin := time.Now()
 	var called atomic.Bool
 	done := func(err error) {
 		if called.CompareAndSwap(false, true) {
+			if err == nil {
+				p.relay.telemetry.confirmed(p.wait, p.messages[i], begin)
+			}
 			p.results <- result{index: i, err: err}
 		}
 	}

@@ -55,8 +55,7 @@ func NewRelay(source Source, transports Transports, cfg RelayConfig) (*Relay, er
 			errs = append(errs, fmt.Errorf("outbox: NewRelay: transport %q is nil", name))
 		}
 	}
-	cfg.MaxAttemptsByClass = maps.Clone(cfg.MaxAttemptsByClass)
-	telemetry, err := newInstruments(cfg)
+	telemetry, err := newInstruments(cfg, transports)
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return nil, err
 	}
@@ -71,6 +70,7 @@ func NewRelay(source Source, transports Transports, cfg RelayConfig) (*Relay, er
 // fault of store and brokers: those are logged, counted, and tried again after a growing pause. It
 // never returns an error at present.
 func (r *Relay) Run(ctx context.Context) error {
+	defer r.observe(ctx)()
 	d, wait := r.dispatch(ctx, 0)
 	defer wait()
 	failures := 0

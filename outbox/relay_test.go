@@ -228,7 +228,7 @@ func TestNewRelayRefuses(t *testing.T) {
 			return outbox.NewRelay(outboxtest.NewStore(), good, outbox.RelayConfig{LeaseTTL: 19 * time.Second})
 		},
 		"attempts of a free class": func() (*outbox.Relay, error) {
-			return outbox.NewRelay(outboxtest.NewStore(), good, outbox.RelayConfig{MaxAttemptsByClass: map[outbox.Class]int{outbox.Blocked: 3}})
+			return outbox.NewRelay(outboxtest.NewStore(), good, outbox.RelayConfig{Policy: outbox.Policy{MaxAttemptsByClass: map[outbox.Class]int{outbox.Blocked: 3}}})
 		},
 		"batch": func() (*outbox.Relay, error) {
 			return outbox.NewRelay(outboxtest.NewStore(), good, outbox.RelayConfig{BatchSize: -1})

@@ -103,9 +103,10 @@ func (r *Relay) judge(messages []Message, outcomes []outcome) ([]Outcome, map[in
 
 func (r *Relay) failure(m Message, err error) Failure {
 	f := Failure{Class: ClassOf(err), Err: err, Attempt: m.Attempts + 1}
-	f.Dead = f.Attempt >= r.cfg.attempts(f.Class)
+	policy := r.cfg.policy(m.Name)
+	f.Dead = f.Attempt >= policy.attempts(f.Class)
 	if !f.Dead {
-		f.Delay = r.cfg.retryDelay(f.Attempt)
+		f.Delay = policy.retryDelay(f.Attempt, r.cfg.Rand())
 	}
 	return f
 }

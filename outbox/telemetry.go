@@ -25,9 +25,19 @@ type instruments struct {
 	givenBack metric.Int64Counter
 	stale     metric.Int64Counter
 	duration  metric.Float64Histogram
+	lag       metric.Float64Histogram
+	confirm   metric.Float64Histogram
+
+	meter  metric.Meter
+	gauges gaugeSet
+	by     map[string]metric.MeasurementOption // by transport
 }
 
-func newInstruments(cfg RelayConfig) (instruments, error) {
+// seconds are the buckets of the histograms, from 1 ms to an hour.
+var seconds = metric.WithExplicitBucketBoundaries(
+	0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
+
+func newInstruments(cfg RelayConfig, transports Transports) (instruments, error) {
 	kit := telemetry.New(scope, cfg.TracerProvider, cfg.MeterProvider)
 	published, err1 := kit.Meter.Int64Counter("holdfast.outbox.published",
 		metric.WithDescription("Messages confirmed by their transport."), metric.WithUnit("{message}"))
@@ -38,8 +48,30 @@ func newInstruments(cfg RelayConfig) (instruments, error) {
 	stale, err4 := kit.Meter.Int64Counter("holdfast.outbox.stale_leases",
 		metric.WithDescription("Leases that ran out before they were settled; should stay 0."), metric.WithUnit("{lease}"))
 	duration, err5 := kit.Meter.Float64Histogram("holdfast.outbox.batch.duration",
-		metric.WithDescription("Publishing and settling of one batch."), metric.WithUnit("s"))
-	return instruments{kit.Tracer, published, failed, givenBack, stale, duration}, errors.Join(err1, err2, err3, err4, err5)
+		metric.WithDescription("Publishing and settling of one batch."), metric.WithUnit("s"), seconds)
+	lag, err6 := kit.Meter.Float64Histogram("holdfast.outbox.lag",
+		metric.WithDescription("Age of a message at its confirm: from its storing, by the store's clock, to now, by our own."), metric.WithUnit("s"), seconds)
+	confirm, err7 := kit.Meter.Float64Histogram("holdfast.outbox.confirm.duration",
+		metric.WithDescription("Time from giving a message to its transport to the confirm, the wait for room in the window included."),
+		metric.WithUnit("s"), seconds)
+	gauges, err8 := newGaugeSet(kit.Meter)
+	by := make(map[string]metric.MeasurementOption, len(transports))
+	for name := range transports {
+		by[name] = metric.WithAttributeSet(attribute.NewSet(attribute.String("transport", name)))
+	}
+	return instruments{
+		tracer: kit.Tracer, published: published, failed: failed, givenBack: givenBack, stale: stale,
+		duration: duration, lag: lag, confirm: confirm, meter: kit.Meter, gauges: gauges, by: by,
+	}, errors.Join(err1, err2, err3, err4, err5, err6, err7, err8)
+}
+
+// confirmed measures a message that was given to its transport at begin.
+func (t instruments) confirmed(ctx context.Context, m Message, begin time.Time) {
+	now, transport := time.Now(), t.by[m.Transport]
+	t.confirm.Record(ctx, now.Sub(begin).Seconds(), transport)
+	if !m.CreatedAt.IsZero() {
+		t.lag.Record(ctx, max(0, now.Sub(m.CreatedAt).Seconds()), transport)
+	}
 }
 
 // startRound begins the span of one batch, linked to the spans that wrote its messages.

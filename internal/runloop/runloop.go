@@ -1,4 +1,4 @@
-// Package runloop holds what every blocking Run method needs of contexts.
+// Package runloop holds what every blocking Run method needs of contexts and of limits.
 package runloop
 
 import (

@@ -32,7 +32,7 @@ func withDeadLetters(t *testing.T) (*fixture, map[string]uuid.UUID) {
 		}
 		return &outbox.PublishError{Class: class, Err: errors.New("no place for " + m.Name)}
 	})
-	relay := f.relay(t, publisher, outbox.RelayConfig{MaxAttempts: 1})
+	relay := f.relay(t, publisher, outbox.RelayConfig{Policy: outbox.Policy{MaxAttempts: 1}})
 	ids := map[string]uuid.UUID{}
 	for _, name := range []string{"a", "b", "c"} {
 		f.write(t, outbox.Message{Name: name, Key: "k" + name, Body: []byte("1"), Headers: map[string]string{"h": name}})

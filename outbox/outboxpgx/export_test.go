@@ -31,5 +31,6 @@ func Statement(name string) string {
 	return map[string]string{
 		"setup": s.setup, "promote": s.promote, "lower": s.lower, "lease": s.lease, "read": s.read, "due": s.due, "prune": t.fill(pruneSQL),
 		"published": s.published, "kept": s.kept, "failed": s.failed, "dead": s.dead, "close": s.close,
+		"stats": t.fill(statsSQL),
 	}[name]
 }

@@ -78,7 +78,7 @@ func (j relayJob) relay(ctx context.Context, pool *pgxpool.Pool, transports outb
 	relay, err := outbox.NewRelay(source, transports, outbox.RelayConfig{
 		BatchSize: batch, PollInterval: 50 * time.Millisecond,
 		PublishTimeout: j.Patience, StoreTimeout: j.Patience / 2, LeaseTTL: 2 * j.Patience, ShutdownTimeout: 2 * j.Patience,
-		MaxAttempts: j.MaxAttempts, RetryDelay: 50 * time.Millisecond, MaxRetryDelay: 500 * time.Millisecond,
+		Policy:     outbox.Policy{MaxAttempts: j.MaxAttempts, RetryDelay: 50 * time.Millisecond, MaxRetryDelay: 500 * time.Millisecond},
 		PauseDelay: 50 * time.Millisecond, MaxPauseDelay: 500 * time.Millisecond,
 		Logger: quiet, Hooks: j.hooks, MeterProvider: metric.NewMeterProvider(metric.WithReader(reader)),
 	})

@@ -28,6 +28,7 @@ func TestSource(t *testing.T, b Backend) {
 		"a batch is settled once":             settlesOnce,
 		"foreign ids are ignored":             ignoresForeign,
 		"bad requests are refused":            refusesBadRequests,
+		"what lies in the store is measured":  measures,
 	} {
 		each(t, b.Bubble, name, func(t *testing.T) { fn(t, b.Open(t)) })
 	}

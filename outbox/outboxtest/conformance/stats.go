@@ -1,0 +1,47 @@
+package conformance
+
+import (
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+// measures follows messages through the states that outbox.StoreStats counts.
+func measures(t *testing.T, s Store) {
+	source, ok := s.Source.(outbox.Measured)
+	if !ok {
+		return
+	}
+	wants := func(when string, ready, parked, dead int64, aged bool) {
+		t.Helper()
+		got, err := source.Stats(t.Context())
+		if err != nil {
+			t.Fatalf("Stats: %v", err)
+		}
+		if got.Ready != ready || got.Parked != parked || got.Dead != dead || got.OldestAge > 0 != aged || got.OldestAge > time.Hour {
+			t.Errorf("%s: %+v, want %d ready, %d parked, %d dead, aged %v", when, got, ready, parked, dead, aged)
+		}
+	}
+	wants("empty", 0, 0, 0, false)
+	later := message("later", "x")
+	later.NotBefore = time.Now().Add(time.Hour)
+	s.write(t, later)
+	time.Sleep(time.Millisecond)
+	wants("for later", 0, 1, 0, false)
+
+	s.write(t, message("a", "1"), message("a", "2"), message("b", "3"))
+	time.Sleep(time.Millisecond)
+	wants("written", 3, 1, 0, true)
+	claimed := s.claim(t, outbox.ClaimRequest{})
+	wants("claimed", 3, 1, 0, true)
+	first := claimed.Messages[0]
+	failed := outcomes(outbox.Failed, first)
+	failed[0].Delay = time.Minute
+	s.settle(t, claimed, failed...)
+	wants("one failed", 2, 2, 0, true)
+	dead := s.claim(t, outbox.ClaimRequest{})
+	s.settle(t, dead, outcomes(outbox.Dead, dead.Messages...)...)
+	n := int64(len(dead.Messages)) // the message behind the failed one was not claimed
+	wants("the others dead", 2-n, 2, n, true)
+}

@@ -1,0 +1,111 @@
+package outbox_test
+
+import (
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest"
+)
+
+func TestPolicyByName(t *testing.T) {
+	classes := map[outbox.Class]int{outbox.Unroutable: 7, outbox.Permanent: 2}
+	cfg := outbox.RelayConfig{
+		Policy: outbox.Policy{MaxAttempts: 3, MaxAttemptsByClass: classes, RetryDelay: time.Minute, MaxRetryDelay: time.Hour},
+		ByName: map[string]outbox.Policy{
+			"few":   {MaxAttempts: 2},
+			"once":  {MaxAttemptsByClass: map[outbox.Class]int{outbox.Unroutable: 1}},
+			"quick": {RetryDelay: time.Second, MaxRetryDelay: 2 * time.Second},
+		},
+		Rand: half,
+	}
+	for _, tc := range []struct {
+		name     string
+		class    outbox.Class
+		attempts int
+		took     time.Duration // over all attempts
+	}{
+		{"other", outbox.Retryable, 3, 3 * time.Minute},
+		{"other", outbox.Unroutable, 7, (1 + 2 + 4 + 8 + 16 + 32) * time.Minute},
+		{"other", outbox.Permanent, 2, time.Minute},
+		{"few", outbox.Retryable, 2, time.Minute},
+		{"few", outbox.Unroutable, 7, 63 * time.Minute},
+		{"once", outbox.Unroutable, 1, 0},
+		{"once", outbox.Retryable, 3, 3 * time.Minute},
+		{"once", outbox.Permanent, 1, 0}, // its map takes the place of the default's
+		{"quick", outbox.Unroutable, 7, (1 + 2 + 2 + 2 + 2 + 2) * time.Second},
+		{"quick", outbox.Retryable, 3, 3 * time.Second},
+	} {
+		t.Run(tc.name+" "+string(tc.class), func(t *testing.T) {
+			inBubble(t, cfg, func(b *bench) {
+				calls := 0
+				b.publisher.Respond(func(outbox.Message) error { calls++; return failure(tc.class) })
+				m := message("k", 1)
+				m.Name = tc.name
+				b.write(m)
+				begin := time.Now()
+				stop := b.start()
+				for len(b.store.DeadLetters()) == 0 {
+					time.Sleep(time.Second)
+					synctest.Wait()
+				}
+				took := time.Since(begin)
+				stop()
+				if calls != tc.attempts || took < tc.took || took > tc.took+10*time.Second {
+					b.Errorf("%d attempts in %v, want %d in %v", calls, took, tc.attempts, tc.took)
+				}
+			})
+		})
+	}
+}
+
+// What the caller does to the maps later changes nothing.
+func TestPolicyIsCopied(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		classes := map[outbox.Class]int{outbox.Retryable: 1}
+		byName := map[string]outbox.Policy{"order.placed": {MaxAttemptsByClass: classes}}
+		cfg := outbox.RelayConfig{ByName: byName, Logger: slog.New(slog.DiscardHandler)}
+		store, publisher := outboxtest.NewStore(), outboxtest.NewPublisher()
+		relay, err := outbox.NewRelay(store, outbox.Transports{"": publisher}, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		classes[outbox.Retryable] = 9
+		byName["order.placed"] = outbox.Policy{MaxAttempts: 9}
+		b := &bench{T: t, manager: newManager(), store: store, publisher: publisher, relay: relay}
+		publisher.Respond(func(outbox.Message) error { return failure(outbox.Retryable) })
+		b.write(message("k", 1))
+		if report := b.drain(outbox.Bounds{}); report.Dead != 1 {
+			t.Errorf("%+v", report)
+		}
+	})
+}
+
+func TestPolicyIsValidated(t *testing.T) {
+	t.Parallel()
+	_, err := outbox.NewRelay(outboxtest.NewStore(), outbox.Transports{"": outboxtest.NewPublisher()}, outbox.RelayConfig{
+		Policy: outbox.Policy{MaxAttempts: -1},
+		ByName: map[string]outbox.Policy{
+			"Bad Name": {},
+			"a":        {MaxAttempts: -2},
+			"b":        {RetryDelay: time.Hour},
+			"c":        {MaxAttemptsByClass: map[outbox.Class]int{outbox.Blocked: 1}},
+			"d":        {MaxAttemptsByClass: map[outbox.Class]int{outbox.Permanent: -3}},
+		},
+	})
+	if err == nil {
+		t.Fatal("accepted")
+	}
+	for _, want := range []string{
+		"RelayConfig.MaxAttempts is -1", `ByName: "Bad Name"`, `ByName["a"].MaxAttempts is -2`,
+		`ByName["b"].RetryDelay is 1h0m0s`, `ByName["c"].MaxAttemptsByClass: class "blocked"`, `ByName["d"].MaxAttemptsByClass[permanent] is -3`,
+	} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%q is not in\n%v", want, err)
+		}
+	}
+}

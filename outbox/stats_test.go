@@ -1,0 +1,369 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+)
+
+// readings is a MeterProvider that keeps what histograms record and gauges observe, by name and
+// attributes.
+type readings struct {
+	noop.MeterProvider
+	mu        sync.Mutex
+	recorded  map[string][]float64
+	observed  map[string]float64
+	callbacks map[*callback]bool
+}
+
+type callback struct {
+	noop.Registration
+	r  *readings
+	fn metric.Callback
+}
+
+func newReadings() *readings {
+	return &readings{recorded: map[string][]float64{}, callbacks: map[*callback]bool{}}
+}
+
+func (r *readings) Meter(string, ...metric.MeterOption) metric.Meter { return readingsMeter{r: r} }
+
+type readingsMeter struct {
+	noop.Meter
+	r *readings
+}
+
+func (m readingsMeter) Float64Histogram(name string, _ ...metric.Float64HistogramOption) (metric.Float64Histogram, error) {
+	return readingsHistogram{r: m.r, name: name}, nil
+}
+
+func (m readingsMeter) Int64ObservableGauge(name string, _ ...metric.Int64ObservableGaugeOption) (metric.Int64ObservableGauge, error) {
+	return intGauge{name: name}, nil
+}
+
+func (m readingsMeter) Float64ObservableGauge(name string, _ ...metric.Float64ObservableGaugeOption) (metric.Float64ObservableGauge, error) {
+	return floatGauge{name: name}, nil
+}
+
+func (m readingsMeter) RegisterCallback(fn metric.Callback, _ ...metric.Observable) (metric.Registration, error) {
+	c := &callback{r: m.r, fn: fn}
+	m.r.mu.Lock()
+	defer m.r.mu.Unlock()
+	m.r.callbacks[c] = true
+	return c, nil
+}
+
+func (c *callback) Unregister() error {
+	c.r.mu.Lock()
+	defer c.r.mu.Unlock()
+	delete(c.r.callbacks, c)
+	return nil
+}
+
+type readingsHistogram struct {
+	noop.Float64Histogram
+	r    *readings
+	name string
+}
+
+func (h readingsHistogram) Record(_ context.Context, v float64, opts ...metric.RecordOption) {
+	set := metric.NewRecordConfig(opts).Attributes()
+	h.r.mu.Lock()
+	defer h.r.mu.Unlock()
+	h.r.recorded[h.name+label(set)] = append(h.r.recorded[h.name+label(set)], v)
+}
+
+type intGauge struct {
+	noop.Int64ObservableGauge
+	name string
+}
+
+type floatGauge struct {
+	noop.Float64ObservableGauge
+	name string
+}
+
+type observer struct {
+	noop.Observer
+	seen map[string]float64
+}
+
+func (o observer) ObserveInt64(g metric.Int64Observable, v int64, opts ...metric.ObserveOption) {
+	o.seen[g.(intGauge).name+label(metric.NewObserveConfig(opts).Attributes())] = float64(v)
+}
+
+func (o observer) ObserveFloat64(g metric.Float64Observable, v float64, opts ...metric.ObserveOption) {
+	o.seen[g.(floatGauge).name+label(metric.NewObserveConfig(opts).Attributes())] = v
+}
+
+func label(set attribute.Set) string {
+	if set.Len() == 0 {
+		return ""
+	}
+	return "{" + set.Encoded(attribute.DefaultEncoder()) + "}"
+}
+
+// collect is what a reader does.
+func (r *readings) collect(ctx context.Context) (map[string]float64, error) {
+	r.mu.Lock()
+	callbacks := slices.Collect(maps.Keys(r.callbacks))
+	r.mu.Unlock()
+	o := observer{seen: map[string]float64{}}
+	var errs []error
+	for _, c := range callbacks {
+		errs = append(errs, c.fn(ctx, o))
+	}
+	return o.seen, errors.Join(errs...)
+}
+
+func (r *readings) of(name string) []float64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.recorded[name])
+}
+
+// halfFull is a publisher whose window is just that.
+type halfFull struct{ *outboxtest.Publisher }
+
+func (halfFull) Window() (used, size int) { return 5, 10 }
+
+func newManager() *txretrytest.Manager { return txretrytest.NewManager(txretrytest.Config{}) }
+
+// measured is a bench with a second transport, "w", that tells of its window.
+func measured(t *testing.T, source func(*outboxtest.Store) outbox.Source, fn func(b *bench, r *readings)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := &bench{T: t, manager: newManager(), store: outboxtest.NewStore(), publisher: outboxtest.NewPublisher()}
+		r := newReadings()
+		var err error
+		b.relay, err = outbox.NewRelay(source(b.store), outbox.Transports{"": b.publisher, "w": halfFull{outboxtest.NewPublisher()}},
+			outbox.RelayConfig{
+				Logger: slog.New(slog.DiscardHandler), MeterProvider: r, PollInterval: time.Hour,
+				PauseDelay: time.Minute, MaxPauseDelay: time.Minute, Rand: half,
+				Policy: outbox.Policy{RetryDelay: time.Hour, MaxRetryDelay: time.Hour},
+			})
+		if err != nil {
+			t.Fatal(err)
+		}
+		fn(b, r)
+	})
+}
+
+func itself(s *outboxtest.Store) outbox.Source { return s }
+
+func wantGauges(t *testing.T, r *readings, want map[string]float64) {
+	t.Helper()
+	got, err := r.collect(t.Context())
+	if err != nil {
+		t.Error(err)
+	}
+	for name, v := range want {
+		if g, ok := got[name]; !ok || g != v {
+			t.Errorf("%s is %v (%v), want %v", name, g, ok, v)
+		}
+	}
+}
+
+func TestGaugesFollowTheRelay(t *testing.T) {
+	measured(t, itself, func(b *bench, r *readings) {
+		if got, _ := r.collect(b.Context()); len(got) != 0 {
+			b.Errorf("before Run: %v", got)
+		}
+		b.publisher.Respond(func(m outbox.Message) error {
+			switch string(m.Body) {
+			case "1":
+				return failure(outbox.Retryable)
+			case "2":
+				return failure(outbox.Permanent)
+			}
+			return nil
+		})
+		b.write(message("a", 1), message("b", 2), message("c", 3))
+		stop := b.start()
+		time.Sleep(10 * time.Second)
+		wantGauges(b.T, r, map[string]float64{
+			"holdfast.outbox.depth{state=ready}": 0, "holdfast.outbox.depth{state=parked}": 1, "holdfast.outbox.depth{state=dead}": 1,
+			"holdfast.outbox.oldest.age":                                10,
+			"holdfast.outbox.transport.state{state=closed,transport=}":  1,
+			"holdfast.outbox.transport.state{state=paused,transport=}":  0,
+			"holdfast.outbox.transport.state{state=closed,transport=w}": 1,
+			"holdfast.outbox.window.fill{transport=w}":                  0.5,
+		})
+		stop()
+		if got, _ := r.collect(b.Context()); len(got) != 0 {
+			b.Errorf("after Run: %v", got)
+		}
+	})
+}
+
+func TestBreakerStates(t *testing.T) {
+	measured(t, itself, func(b *bench, r *readings) {
+		b.publisher.Respond(func(outbox.Message) error { return failure(outbox.Unavailable) })
+		b.write(message("a", 1))
+		defer b.start()()
+		wants := func(when string, state outbox.TransportState, failures int) {
+			b.Helper()
+			synctest.Wait()
+			stats, err := b.relay.Stats(b.Context())
+			if err != nil {
+				b.Fatal(err)
+			}
+			if s := stats.Transports[""]; s.State != state || s.Failures != failures || (s.Err != nil) != (failures > 0) {
+				b.Errorf("%s: %+v, want %s after %d failures", when, s, state, failures)
+			}
+			if s := stats.Transports["w"]; s.State != outbox.TransportClosed || s.Window != 0.5 {
+				b.Errorf("%s: the other transport is %+v", when, s)
+			}
+			wantGauges(b.T, r, map[string]float64{"holdfast.outbox.transport.state{state=" + string(state) + ",transport=}": 1})
+		}
+		time.Sleep(time.Second)
+		wants("down", outbox.TransportPaused, 1)
+		b.publisher.Latency(5 * time.Second)
+		b.publisher.Respond(nil)
+		time.Sleep(61 * time.Second)
+		wants("tried", outbox.TransportProbing, 1)
+		time.Sleep(10 * time.Second)
+		wants("up", outbox.TransportClosed, 0)
+	})
+}
+
+func TestLagAndConfirmLatency(t *testing.T) {
+	measured(t, itself, func(b *bench, r *readings) {
+		b.publisher.Latency(250 * time.Millisecond)
+		b.write(message("a", 1), message("", 2))
+		time.Sleep(2 * time.Second)
+		b.drain(outbox.Bounds{})
+		if got := r.of("holdfast.outbox.lag{transport=}"); !slices.Equal(got, []float64{2.25, 2.25}) {
+			b.Errorf("lag %v", got)
+		}
+		if got := r.of("holdfast.outbox.confirm.duration{transport=}"); !slices.Equal(got, []float64{0.25, 0.25}) {
+			b.Errorf("confirm %v", got)
+		}
+		b.publisher.Respond(func(outbox.Message) error { return failure(outbox.Retryable) })
+		b.write(message("a", 3))
+		b.drain(outbox.Bounds{})
+		if got := r.of("holdfast.outbox.lag{transport=}"); len(got) != 2 {
+			b.Errorf("a failure has a lag: %v", got)
+		}
+	})
+}
+
+// asked counts the questions, and answers none while it is hung.
+type asked struct {
+	outbox.Source
+	measured outbox.Measured
+	mu       sync.Mutex
+	times    int
+	hangs    bool
+}
+
+func (a *asked) Stats(ctx context.Context) (outbox.StoreStats, error) {
+	a.mu.Lock()
+	a.times++
+	hangs := a.hangs
+	a.mu.Unlock()
+	if hangs {
+		<-ctx.Done()
+		return outbox.StoreStats{}, ctx.Err()
+	}
+	return a.measured.Stats(ctx)
+}
+
+func (a *asked) hang(hangs bool) (times int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.hangs = hangs
+	return a.times
+}
+
+// The store is asked once in a while, and a store that does not answer holds up neither the
+// collection of other metrics nor the end of Run.
+func TestGaugesAskSeldomAndDoNotHang(t *testing.T) {
+	var source *asked
+	wrap := func(s *outboxtest.Store) outbox.Source {
+		source = &asked{Source: s, measured: s}
+		return source
+	}
+	measured(t, wrap, func(b *bench, r *readings) {
+		b.write(message("a", 1))
+		stop := b.start()
+		synctest.Wait()
+		for range 10 {
+			if _, err := r.collect(b.Context()); err != nil {
+				b.Error(err)
+			}
+			time.Sleep(time.Second)
+		}
+		if times := source.hang(true); times != 2 {
+			b.Errorf("asked %d times in 10 s", times)
+		}
+		begin := time.Now()
+		got, err := r.collect(b.Context())
+		if took := time.Since(begin); err == nil || took != 2*time.Second {
+			b.Errorf("a store that hangs: %v after %v", err, took)
+		}
+		if _, ok := got["holdfast.outbox.transport.state{state=closed,transport=}"]; !ok {
+			b.Errorf("without the other gauges: %v", got)
+		}
+		if _, ok := got["holdfast.outbox.depth{state=ready}"]; ok {
+			b.Errorf("with an old depth: %v", got)
+		}
+		if _, err := b.relay.Stats(b.Context()); !errors.Is(err, context.DeadlineExceeded) {
+			b.Errorf("Stats: %v", err)
+		}
+		time.Sleep(5 * time.Second)
+		collected := make(chan error)
+		go func() { _, err := r.collect(b.Context()); collected <- err }()
+		synctest.Wait()
+		begin = time.Now()
+		stop()
+		if err := <-collected; err == nil || time.Since(begin) > 0 {
+			b.Errorf("the end of Run waits for the store: %v, %v", time.Since(begin), err)
+		}
+	})
+}
+
+// bare is a Source that does not tell how much it holds.
+type bare struct{ outbox.Source }
+
+func TestStatsWithoutAMeasuredSource(t *testing.T) {
+	measured(t, func(s *outboxtest.Store) outbox.Source { return bare{s} }, func(b *bench, r *readings) {
+		defer b.start()()
+		synctest.Wait()
+		stats, err := b.relay.Stats(b.Context())
+		if err != nil || stats.Store != nil || len(stats.Transports) != 2 {
+			b.Errorf("%+v, %v", stats, err)
+		}
+		got, err := r.collect(b.Context())
+		if _, ok := got["holdfast.outbox.oldest.age"]; err != nil || ok || len(got) != 7 {
+			b.Errorf("%v, %v", got, err)
+		}
+	})
+}
+
+func TestStatsOfTheStore(t *testing.T) {
+	measured(t, itself, func(b *bench, _ *readings) {
+		b.write(message("a", 1), message("a", 2))
+		time.Sleep(time.Minute)
+		stats, err := b.relay.Stats(b.Context())
+		if err != nil || stats.Store == nil || fmt.Sprint(*stats.Store) != fmt.Sprint(outbox.StoreStats{Ready: 2, OldestAge: time.Minute}) {
+			b.Errorf("%+v, %v", stats, err)
+		}
+	})
+}
