@@ -25,10 +25,16 @@ type SweeperConfig struct {
 	// BatchSize is the number of rows per transaction, up to 10,000. 0 means 200.
 	BatchSize int
 
-	// BatchTimeout bounds one batch, and one look for the next due time. After a
-	// batch that ran into it the next sweep takes half as many rows at once. 0
-	// means 30 s.
+	// BatchTimeout bounds one batch, and one look for the next due time. Batches
+	// after one that ran into it take half as many rows, until a sweep goes
+	// through. 0 means 30 s.
 	BatchTimeout time.Duration
+
+	// MaxDuration and MaxBatches bound one sweep: beyond them it begins no further
+	// batch, and Report.More is true. Run then goes on after MinPause. 0 means no
+	// bound.
+	MaxDuration time.Duration
+	MaxBatches  int
 
 	// MinPause is the shortest time between two sweeps, and between two looks for
 	// the next due time. While sweeps get nothing because others hold the rows that
@@ -40,12 +46,14 @@ type SweeperConfig struct {
 	Recheck time.Duration
 
 	// Quarantine is how long a row that made its batch fail is left alone before
-	// it is tried again. 0 means 5 minutes. The list is kept in memory, per
-	// process.
+	// it is tried again, by itself. 0 means 5 minutes. The list is kept in memory,
+	// per process.
 	Quarantine time.Duration
 
-	// MaxQuarantine bounds that list. When it is full a sweep stops with
-	// ErrQuarantineFull: so many bad rows are more likely one bad program. 0 means
+	// MaxQuarantine bounds that list, and how many rows one sweep may put there: it
+	// then stops with ErrQuarantineFull, for so many bad rows are more likely one
+	// bad program, and the next sweep goes on behind them. Beyond the bound the
+	// rows that have been in quarantine longest are tried again early. 0 means
 	// 1,000.
 	MaxQuarantine int
 
@@ -73,6 +81,9 @@ const DefaultSchedule = "*/30 * * * *"
 // Hooks are optional callbacks, called one after the other by the goroutine that
 // sweeps. They should return soon.
 type Hooks struct {
+	// OnBatch is called after every committed batch, with what the sweep has done
+	// so far.
+	OnBatch func(ctx context.Context, b Batch, soFar Report)
 	// OnSweep is called after every sweep. err is what stopped it early.
 	OnSweep func(ctx context.Context, r Report, err error)
 	// OnPoison is called for a row that made its batch fail and was put in
@@ -107,6 +118,9 @@ func (c SweeperConfig) validate() error {
 	if c.BatchSize < 1 || c.BatchSize > maxBatch {
 		errs = append(errs, fmt.Errorf("expiry: SweeperConfig.BatchSize is %d, must lie between 1 and %d", c.BatchSize, maxBatch))
 	}
+	if c.MaxBatches < 0 {
+		errs = append(errs, fmt.Errorf("expiry: SweeperConfig.MaxBatches is %d, must not be negative", c.MaxBatches))
+	}
 	if c.MaxQuarantine < 1 {
 		errs = append(errs, fmt.Errorf("expiry: SweeperConfig.MaxQuarantine is %d, must be positive", c.MaxQuarantine))
 	}
@@ -115,6 +129,7 @@ func (c SweeperConfig) validate() error {
 		d    time.Duration
 	}{
 		{"BatchTimeout", c.BatchTimeout},
+		{"MaxDuration", c.MaxDuration},
 		{"MinPause", c.MinPause},
 		{"Recheck", c.Recheck},
 		{"Quarantine", c.Quarantine},
@@ -122,7 +137,7 @@ func (c SweeperConfig) validate() error {
 		{"MaxBackoff", c.MaxBackoff},
 	} {
 		if f.d < 0 {
-			errs = append(errs, fmt.Errorf("expiry: SweeperConfig.%s is %v, must be positive", f.name, f.d))
+			errs = append(errs, fmt.Errorf("expiry: SweeperConfig.%s is %v, must not be negative", f.name, f.d))
 		}
 	}
 	return errors.Join(errs...)

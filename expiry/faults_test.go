@@ -167,8 +167,8 @@ func TestBatchesThatTakeTooLongShrink(t *testing.T) {
 // blind is a store that cannot say what is due next.
 type blind struct{ *world }
 
-func (blind) NextDue(context.Context, []string) (time.Duration, bool, error) {
-	return 0, false, errors.New("cannot look")
+func (blind) Look(context.Context, []string) (expiry.Outlook, error) {
+	return expiry.Outlook{}, errors.New("cannot look")
 }
 
 func TestStoreThatCannotLookAheadIsSweptNevertheless(t *testing.T) {
@@ -223,7 +223,7 @@ func TestRowsThatOthersHoldCostLittle(t *testing.T) {
 type panics struct{}
 
 func (panics) SweepBatch(context.Context, expiry.Request) (expiry.Batch, error) { panic("boom") }
-func (panics) NextDue(context.Context, []string) (time.Duration, bool, error)   { panic("boom") }
+func (panics) Look(context.Context, []string) (expiry.Outlook, error)           { panic("boom") }
 
 func TestPanickingStoreDoesNotEndRun(t *testing.T) {
 	t.Parallel()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -15,18 +16,34 @@ import (
 // ErrNotReady is returned by Ready while no sweep has gone through lately.
 var ErrNotReady = errors.New("expiry: sweeper not ready")
 
+// CheckError tells what the store's Check found. Run and Sweep return it before
+// anything is changed.
+type CheckError struct{ Findings []Finding }
+
+// Error lists the findings, and how to mend them.
+func (e *CheckError) Error() string {
+	lines := make([]string, len(e.Findings))
+	for i, f := range e.Findings {
+		lines[i] = f.String()
+	}
+	return "expiry: the store is not fit to be swept: " + strings.Join(lines, "; ")
+}
+
 // Sweeper expires what is due in a Store. Make it with NewSweeper. It is safe
 // for concurrent use.
 type Sweeper struct {
-	store      Store
-	cfg        SweeperConfig
-	policy     backoff.Policy
-	telemetry  telemetry
-	quarantine *quarantine
+	store     Store
+	cfg       SweeperConfig
+	policy    backoff.Policy
+	telemetry telemetry
+	suspects  *suspects
+	alarm     *alarm
 
-	slot chan struct{} // held while a sweep runs
-	size int           // of a batch; only who holds slot may touch it
-	wake chan struct{} // one pending Wake
+	// Only who holds slot, while a sweep runs, may touch what follows it.
+	slot    chan struct{}
+	checked bool
+	size    int    // of a batch
+	cursor  Cursor // where a sweep was stopped
 
 	mu      sync.Mutex
 	running int   // calls of Run
@@ -53,37 +70,39 @@ func NewSweeper(store Store, cfg SweeperConfig) (*Sweeper, error) {
 		return nil, err
 	}
 	return &Sweeper{
-		store:      store,
-		cfg:        cfg,
-		policy:     backoff.Policy{Base: min(time.Second, cfg.MaxBackoff), Max: cfg.MaxBackoff, Jitter: 0.5},
-		telemetry:  tel,
-		quarantine: newQuarantine(cfg.Quarantine, cfg.MaxQuarantine),
-		slot:       make(chan struct{}, 1),
-		size:       cfg.BatchSize,
-		wake:       make(chan struct{}, 1),
-		health:     errors.New("no sweep yet"),
+		store:     store,
+		cfg:       cfg,
+		policy:    backoff.Policy{Base: min(time.Second, cfg.MaxBackoff), Max: cfg.MaxBackoff, Jitter: 0.5},
+		telemetry: tel,
+		suspects:  newSuspects(cfg.Quarantine, cfg.MaxQuarantine),
+		alarm:     newAlarm(),
+		slot:      make(chan struct{}, 1),
+		size:      cfg.BatchSize,
+		health:    errors.New("no sweep yet"),
 	}, nil
 }
 
 // Run sweeps at once, on the schedule, when the next row falls due and after
 // Wake, until ctx is cancelled; the batch in hand then has ShutdownTimeout to
-// finish. It returns nil. A failing store is logged and tried again, with
-// growing pauses.
+// finish. It returns nil then. A failing store is logged and tried again, with
+// growing pauses. *CheckError is the only error: the store has to be mended
+// first.
 func (s *Sweeper) Run(ctx context.Context) error {
 	s.setRunning(1)
 	defer s.setRunning(-1)
+	w := waiter{Sweeper: s, rest: s.cfg.MinPause}
 	failures := 0
-	rest := s.cfg.MinPause
 	for {
 		scheduled := s.cfg.Schedule.Next(time.Now())
 		report, err := s.Sweep(ctx)
-		if report.Expired > 0 {
-			rest = s.cfg.MinPause
+		if unfit, ok := errors.AsType[*CheckError](err); ok {
+			return unfit
+		}
+		if err != nil && report.Batches > 0 {
+			failures = 0 // the store works, and other rows are not to be kept waiting
 		}
 		if err == nil {
-			var overdue bool
-			overdue, err = s.awaitDue(ctx, scheduled, rest)
-			rest = s.nextRest(rest, overdue)
+			err = w.await(ctx, scheduled, report)
 		}
 		if ctx.Err() != nil {
 			return nil
@@ -92,6 +111,7 @@ func (s *Sweeper) Run(ctx context.Context) error {
 			failures = 0
 			continue
 		}
+		w.forget()
 		if s.pauseAfter(ctx, err, failures) != nil {
 			return nil
 		}
@@ -99,101 +119,19 @@ func (s *Sweeper) Run(ctx context.Context) error {
 	}
 }
 
-// longestRest bounds the rest between sweeps for rows that others hold.
-const longestRest = time.Second
-
-// nextRest is the rest after a sweep that is begun because something is overdue.
-// It grows as long as such sweeps get nothing: somebody else holds the rows.
-func (s *Sweeper) nextRest(rest time.Duration, overdue bool) time.Duration {
-	if !overdue {
-		return s.cfg.MinPause
-	}
-	return max(s.cfg.MinPause, min(2*rest, longestRest))
-}
-
 // pauseAfter logs a passing fault and leaves the store alone for a while.
 func (s *Sweeper) pauseAfter(ctx context.Context, err error, failures int) error {
 	pause := max(s.policy.Delay(failures, s.cfg.Rand()), s.cfg.MinPause)
-	s.cfg.Logger.WarnContext(ctx, "expiry: store failed, trying again",
+	s.cfg.Logger.WarnContext(ctx, "expiry: sweep failed, trying again",
 		slog.String("sweeper", s.cfg.Name), slog.Any("error", err), slog.Duration("pause", pause))
 	return runloop.Sleep(ctx, pause)
 }
 
-// awaitDue rests, and returns when it is time to sweep: on the schedule, or
-// because the store says that something is due, or is overdue already.
-func (s *Sweeper) awaitDue(ctx context.Context, scheduled time.Time, rest time.Duration) (overdue bool, err error) {
-	for {
-		if err := runloop.Sleep(ctx, time.Until(s.lastContact().Add(rest))); err != nil {
-			return false, err
-		}
-		due, ok, err := s.nextDue(ctx)
-		if err != nil {
-			return false, err
-		}
-		if ok && due <= 0 {
-			return true, nil
-		}
-		if elapsed, err := s.pause(ctx, due, ok, scheduled); elapsed || err != nil {
-			return false, err
-		}
-		rest = s.cfg.MinPause
-	}
-}
-
-// pause waits for the next due time or the schedule and returns true then. It
-// returns false when it is better to look for the next due time again: after
-// Wake, or when nothing is due for long.
-func (s *Sweeper) pause(ctx context.Context, due time.Duration, ok bool, scheduled time.Time) (bool, error) {
-	wait, sweep := s.cfg.Recheck, false
-	if ok && due <= wait {
-		wait, sweep = due, true
-	}
-	if !scheduled.IsZero() && time.Until(scheduled) <= wait {
-		wait, sweep = time.Until(scheduled), true
-	}
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false, ctx.Err()
-	case <-timer.C:
-		return sweep, nil
-	case <-s.wake:
-		return false, nil
-	}
-}
-
-// nextDue is the store's answer, or the end of the first quarantine if that
-// comes earlier.
-func (s *Sweeper) nextDue(ctx context.Context) (due time.Duration, ok bool, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("expiry: panic in store: %v", p)
-		}
-		s.contact(ctx, err)
-	}()
-	bounded, cancel := context.WithTimeout(ctx, s.cfg.BatchTimeout)
-	defer cancel()
-	skip, release := s.quarantine.current(time.Now())
-	due, ok, err = s.store.NextDue(bounded, skip)
-	if err != nil {
-		return 0, false, fmt.Errorf("expiry: next due time: %w", err)
-	}
-	if len(skip) > 0 && (!ok || release < due) {
-		due, ok = release, true
-	}
-	return due, ok, nil
-}
-
-// Wake says that rows may have been made or changed, so that the next due time
-// is looked up again. Call it after the commit. It never blocks; calls that come
-// close together count as one.
-func (s *Sweeper) Wake() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
-}
+// Wake says that a row was made or changed that now falls due at that time, the
+// deadline as it is stored, or at an unknown one if at is zero. Call it after the
+// commit. It never blocks, and costs nothing unless at comes before the Sweeper's
+// next look anyway; it then looks again at once.
+func (s *Sweeper) Wake(at time.Time) { s.alarm.set(at) }
 
 // Ready returns nil while Run is running and its last contact with the store
 // went well, else an error that wraps ErrNotReady.
@@ -207,6 +145,51 @@ func (s *Sweeper) Ready(context.Context) error {
 		return fmt.Errorf("%w: %w", ErrNotReady, s.health)
 	}
 	return nil
+}
+
+// check asks the store once whether it is fit to be swept.
+func (s *Sweeper) check(ctx context.Context) error {
+	store, ok := s.store.(interface {
+		Check(ctx context.Context) ([]Finding, error)
+	})
+	if !ok || s.checked {
+		return nil
+	}
+	var findings []Finding
+	err := s.bounded(ctx, "check", func(ctx context.Context) (err error) {
+		findings, err = store.Check(ctx)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if len(findings) > 0 {
+		return &CheckError{findings}
+	}
+	s.checked = true
+	return nil
+}
+
+// stuckAfter is how long after its deadline a call counts as stuck.
+const stuckAfter = 5 * time.Second
+
+// bounded gives a call of the store BatchTimeout, and reports one that does not
+// end even so. A panic is an error.
+func (s *Sweeper) bounded(ctx context.Context, what string, call func(context.Context) error) (err error) {
+	bounded, cancel := context.WithTimeoutCause(ctx, s.cfg.BatchTimeout, errTooSlow)
+	defer cancel()
+	stuck := time.AfterFunc(s.cfg.BatchTimeout+stuckAfter, func() {
+		s.contact(ctx, fmt.Errorf("%s is stuck: it ignores its deadline", what))
+		s.cfg.Logger.ErrorContext(ctx, "expiry: stuck, a call ignores its deadline",
+			slog.String("sweeper", s.cfg.Name), slog.String("call", what), slog.Duration("deadline", s.cfg.BatchTimeout))
+	})
+	defer stuck.Stop()
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("expiry: panic in store: %v", p)
+		}
+	}()
+	return call(bounded)
 }
 
 // contact notes how the store answered. What a cancelled caller gets says

@@ -2,6 +2,7 @@ package expiry_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -29,6 +30,7 @@ type world struct {
 	batches int
 	fail    error         // what the store answers, if anything
 	hang    time.Duration // how long a batch takes
+	ahead   time.Duration // of the store's clock; set it before anything else
 }
 
 func newWorld(t *testing.T) *world {
@@ -37,6 +39,7 @@ func newWorld(t *testing.T) *world {
 	store, err := expirytest.NewStore(w.manager, expirytest.Config{
 		Active: w.table.Active,
 		Expire: w.table.Expire,
+		Now:    func() time.Time { return time.Now().Add(w.ahead) },
 		Emit: func(_ context.Context, _ pgx.Tx, rows []expiry.Row) error {
 			w.mu.Lock()
 			defer w.mu.Unlock()
@@ -71,15 +74,15 @@ func (w *world) SweepBatch(ctx context.Context, req expiry.Request) (expiry.Batc
 	return w.store.SweepBatch(ctx, req)
 }
 
-func (w *world) NextDue(ctx context.Context, skip []string) (time.Duration, bool, error) {
+func (w *world) Look(ctx context.Context, skip []string) (expiry.Outlook, error) {
 	w.mu.Lock()
 	w.looks++
 	fail := w.fail
 	w.mu.Unlock()
 	if fail != nil {
-		return 0, false, fail
+		return expiry.Outlook{}, fail
 	}
-	return w.store.NextDue(ctx, skip)
+	return w.store.Look(ctx, skip)
 }
 
 func (w *world) set(fail error, hang time.Duration) {
@@ -96,7 +99,7 @@ func (w *world) counts() (batches, looks int) {
 
 func (w *world) hold(t *testing.T, id string, d time.Duration) time.Time {
 	t.Helper()
-	deadline := time.Now().Add(d)
+	deadline := time.Now().Add(w.ahead + d)
 	err := w.manager.Do(t.Context(), func(_ context.Context, tx pgx.Tx) error {
 		return w.table.Put(tx, id, deadline, expirytest.Held)
 	})
@@ -159,7 +162,7 @@ func TestShortHoldExpiresOnTimeWithTheHalfHourSchedule(t *testing.T) {
 		w.expiredWithin(t, "before", before, time.Second)
 
 		woken := w.hold(t, "woken", 2*time.Second)
-		sw.Wake()
+		sw.Wake(woken)
 		time.Sleep(10 * time.Second)
 		w.expiredWithin(t, "woken", woken, time.Second)
 
@@ -182,17 +185,104 @@ func TestScheduleSweepsEvenIfTheStoreForesawNothing(t *testing.T) {
 	})
 }
 
-func TestIdleCostsOneLookAMinute(t *testing.T) {
+func TestIdleCostsOneQueryAMinute(t *testing.T) {
+	t.Parallel()
+	for name, schedule := range map[string]expiry.Schedule{"default": nil, "never": expiry.Never()} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				w.hold(t, "far off", 24*time.Hour)
+				sw := newSweeper(t, w, expiry.SweeperConfig{Schedule: schedule})
+				stop := run(t, sw)
+				time.Sleep(37 * time.Second)
+				startBatches, startLooks := w.counts()
+				for range 60 {
+					time.Sleep(time.Minute)
+					sw.Wake(time.Now().Add(15 * time.Minute)) // a hold that has time
+				}
+				stop()
+				batches, looks := w.counts()
+				if queries := batches - startBatches + looks - startLooks; queries > 60 {
+					t.Errorf("an idle hour cost %d batches and %d looks", batches, looks)
+				}
+			})
+		})
+	}
+}
+
+// The schedule's own sweep does without a look behind it; what comes in meanwhile
+// is not lost for that.
+func TestWakeDuringAScheduledSweep(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
-		stop := run(t, newSweeper(t, w, expiry.SweeperConfig{Schedule: expiry.Never()}))
-		time.Sleep(time.Hour)
-		stop()
-		if batches, looks := w.counts(); batches != 1 || looks > 61 {
-			t.Errorf("an idle hour cost %d batches and %d looks", batches, looks)
+		sw := newSweeper(t, w, expiry.SweeperConfig{Schedule: expiry.Every(10 * time.Minute), Recheck: time.Hour})
+		stop := run(t, sw)
+		defer stop()
+		synctest.Wait()
+		w.set(nil, 2*time.Second) // how long a batch takes
+		time.Sleep(10*time.Minute + time.Second)
+		w.set(nil, 0)
+		time.Sleep(900 * time.Millisecond)
+		deadline := w.hold(t, "row", 5*time.Second) // the sweep's transaction may have begun before it
+		sw.Wake(deadline)
+		time.Sleep(20 * time.Second)
+		w.expiredWithin(t, "row", deadline, time.Second)
+	})
+}
+
+func TestWakeLooksOnlyForWhatComesBeforeTheNextLook(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		sw := newSweeper(t, w, expiry.SweeperConfig{Schedule: expiry.Never()})
+		stop := run(t, sw)
+		defer stop()
+		time.Sleep(time.Second)
+		_, before := w.counts()
+		for range 1000 {
+			sw.Wake(w.hold(t, "later", 15*time.Minute))
+			time.Sleep(10 * time.Millisecond)
+		}
+		if _, looks := w.counts(); looks != before {
+			t.Errorf("holds that have time cost %d looks", looks-before)
+		}
+		first := w.hold(t, "first", 20*time.Second)
+		sw.Wake(first)
+		time.Sleep(time.Second)
+		for n := range 10 {
+			sw.Wake(w.hold(t, fmt.Sprint("behind ", n), 30*time.Second))
+		}
+		time.Sleep(time.Second)
+		if _, looks := w.counts(); looks != before+1 {
+			t.Errorf("the earliest deadline and later ones cost %d looks, want one", looks-before)
+		}
+		time.Sleep(40 * time.Second)
+		w.expiredWithin(t, "first", first, time.Second)
+		if left := len(w.table.Active()); left != 1 {
+			t.Errorf("%d rows are left, want the one that has time", left)
 		}
 	})
+}
+
+// The store's clock decides, however wrong this host's is.
+func TestSkewedClock(t *testing.T) {
+	t.Parallel()
+	for _, skew := range []time.Duration{5 * time.Minute, -5 * time.Minute} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t)
+			w.ahead = skew
+			sw := newSweeper(t, w, expiry.SweeperConfig{})
+			stop := run(t, sw)
+			defer stop()
+			synctest.Wait()
+			real := time.Now()
+			sw.Wake(w.hold(t, "row", 2*time.Second))
+			time.Sleep(10 * time.Second)
+			w.expiredWithin(t, "row", real.Add(2*time.Second), time.Second)
+		})
+	}
 }
 
 func TestWakesCoalesce(t *testing.T) {
@@ -203,7 +293,7 @@ func TestWakesCoalesce(t *testing.T) {
 		stop := run(t, sw)
 		synctest.Wait()
 		for range 1000 {
-			sw.Wake()
+			sw.Wake(time.Time{})
 			time.Sleep(time.Millisecond)
 		}
 		stop()

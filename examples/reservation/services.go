@@ -84,7 +84,7 @@ func (p *parts) addShop(writer *outboxpgx.Writer, m *metrics, log *slog.Logger) 
 	if err != nil {
 		return err
 	}
-	p.shop = postgres.NewShop(s.shop, runner, writer, func() { p.sweeper.Wake() })
+	p.shop = postgres.NewShop(s.shop, runner, writer, func(deadline time.Time) { p.sweeper.Wake(deadline) })
 	return nil
 }
 

@@ -44,12 +44,12 @@ func TestWhoIsToBlame(t *testing.T) {
 			_, err := tx.Exec(ctx, "SELECT 1")
 			return err
 		}, blamed: true},
-		"too slow":           {emit: statement("DO $$ BEGIN RAISE 'slow' USING ERRCODE = '57014'; END $$")},
+		"too slow":           {emit: statement("DO $$ BEGIN RAISE 'slow' USING ERRCODE = '57014'; END $$"), blamed: true},
 		"no such table":      {emit: statement("INSERT INTO nowhere VALUES (1)")},
 		"column gone":        {prepare: `ALTER TABLE holds DROP status`},
 		"connection lost":    {emit: statement("SELECT pg_terminate_backend(pg_backend_pid())")},
-		"lock not available": {emit: statement("DO $$ BEGIN RAISE 'busy' USING ERRCODE = '55P03'; END $$")},
-		"conflict":           {emit: statement("DO $$ BEGIN RAISE 'conflict' USING ERRCODE = '40001'; END $$")},
+		"lock not available": {emit: statement("DO $$ BEGIN RAISE 'busy' USING ERRCODE = '55P03'; END $$"), blamed: true},
+		"conflict":           {emit: statement("DO $$ BEGIN RAISE 'conflict' USING ERRCODE = '40001'; END $$"), blamed: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

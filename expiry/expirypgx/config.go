@@ -33,12 +33,35 @@ type Config struct {
 	// Columns are further columns to read; expiry.Row.Values carries them as text.
 	Columns []string
 
+	// Where is a condition in SQL that rows must meet besides, such as
+	// "deleted_at IS NULL". It goes into every statement as it stands, so it must
+	// come from your code, never from outside.
+	Where string
+
+	// Claim is a query of your own that chooses due rows, for an order or a
+	// share-out that the generated one does not know. $1 is how many at most, $2
+	// the ids to leave alone:
+	//
+	//	SELECT id FROM holds
+	//	WHERE status = 'held' AND expires_at <= now() AND id <> ALL($2)
+	//	ORDER BY price DESC LIMIT $1
+	//
+	// It need not lock: the generated statement does that with the rows it names,
+	// and passes over those that are not due. It costs one more trip per batch. It
+	// must come from your code, never from outside. Empty means generated.
+	Claim string
+
 	// Emit is called in the transaction of the batch with the rows that were just
 	// expired, longest overdue first: write to the outbox here, in one call for all
-	// of them. An error rolls the batch back. It may be called again for the same
+	// of them; Messages makes such a function. An error rolls the batch back;
+	// *expiry.RowError names the row at fault. It may be called again for the same
 	// rows, so it must have no effect but through tx. A panic counts as an error.
 	// Nil only changes the state.
 	Emit func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error
+
+	// Each is Emit for one row after the other. Whose call fails is at fault. At
+	// most one of the two is set.
+	Each func(ctx context.Context, tx pgx.Tx, row expiry.Row) error
 
 	// Isolation of the transactions. Empty means pgx.ReadCommitted.
 	Isolation pgx.TxIsoLevel
@@ -86,6 +109,9 @@ func (c Config) validate() error {
 	}
 	if expiredErr != nil {
 		errs = append(errs, fmt.Errorf("expirypgx: Config.Expired: %w", expiredErr))
+	}
+	if c.Emit != nil && c.Each != nil {
+		errs = append(errs, errors.New("expirypgx: Config.Emit and Config.Each are both set"))
 	}
 	if c.Active == c.Expired {
 		errs = append(errs, fmt.Errorf("expirypgx: Config.Active and Config.Expired are both %q", c.Active))

@@ -138,7 +138,7 @@ func TestSweeperOutlivesALostDatabase(t *testing.T) {
 	for round := range 3 {
 		id := fmt.Sprint("hold-", round)
 		proxy.Cut()
-		sw.Wake()
+		sw.Wake(time.Time{})
 		eventually(t, func() error {
 			if sw.Ready(ctx) == nil {
 				return errors.New("ready without a database")

@@ -3,22 +3,26 @@ package expirypgx
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 
+	"github.com/holdfast-go/holdfast/expiry"
 	"github.com/holdfast-go/holdfast/internal/sqlident"
 )
 
 // statements are the SQL of one table.
 type statements struct {
-	claim   string // $1 limit, $2 ids to leave alone
-	expire  string // $1 ids
-	nextDue string // $1 ids to leave alone
-	plan    string // what claim reads, without its locks
-	fits    string // fails if the column cannot hold the new status
-	nulls   string // active rows that can never expire
-	index   string // the index that serves them all
-	alter   string // the deadline's type, mended
-	notNull string
+	claim      string // $1 limit, $2 ids to leave alone
+	claimAfter string // the same, $3 deadline and $4 id after which to start
+	claimOnly  string // $1 limit, $2 the only ids
+	expire     string // $1 ids
+	look       string // $1 ids to leave alone
+	plan       string // what claim reads, without its locks
+	fits       string // fails if the column cannot hold the new status
+	nulls      string // active rows that can never expire
+	index      string // the index that serves them all
+	alter      string // the deadline's type, mended
+	notNull    string
 }
 
 func newStatements(c Config) (statements, error) {
@@ -40,22 +44,31 @@ func newStatements(c Config) (statements, error) {
 	for _, name := range c.Columns {
 		columns += ", " + quote(name) + "::text"
 	}
-	active := status + " = " + value(c.Active)
+	held := status + " = " + value(c.Active)
+	active := held
+	if c.Where != "" {
+		active += " AND (" + c.Where + ")"
+	}
 	due := active + " AND " + deadline + " <= now()"
 	order := " ORDER BY " + deadline + ", " + id
 
 	update := "UPDATE " + table + " SET " + status + " = " + value(c.Expired)
+	claim := func(condition string) string {
+		return "SELECT " + columns + " FROM " + table + " WHERE " + due + " AND " + condition + order + " LIMIT $1 FOR UPDATE SKIP LOCKED"
+	}
+	earliest := "(SELECT min(" + deadline + ") FROM " + table + " WHERE " + active
 
 	s := statements{
-		claim: "SELECT " + columns + " FROM " + table + " WHERE " + due + " AND " + id + " <> ALL($2)" +
-			order + " LIMIT $1 FOR UPDATE SKIP LOCKED",
-		expire: update + " WHERE " + id + " = ANY($1) AND " + due,
-		nextDue: "SELECT extract(epoch FROM min(" + deadline + "))::float8 - extract(epoch FROM clock_timestamp())::float8 FROM " +
-			table + " WHERE " + active + " AND " + id + " <> ALL($1)",
-		plan:    "EXPLAIN (FORMAT JSON) SELECT " + columns + " FROM " + table + " WHERE " + due + order + " LIMIT 200",
+		claim:      claim(id + " <> ALL($2)"),
+		claimAfter: claim("(" + deadline + ", " + id + ") > ($3, $4) AND " + id + " <> ALL($2)"),
+		claimOnly:  claim(id + " = ANY($2)"),
+		expire:     update + " WHERE " + id + " = ANY($1) AND " + due,
+		look: "SELECT clock_timestamp(), " + earliest + "), " + earliest + " AND " + id + " <> ALL($1)), " +
+			"(SELECT count(*) FROM (SELECT FROM " + table + " WHERE " + due + " LIMIT " + strconv.Itoa(expiry.MaxOverdue) + ") overdue)",
+		plan:    "EXPLAIN (FORMAT JSON) SELECT " + columns + " FROM " + table + " WHERE " + held + " AND " + deadline + " <= now()" + order + " LIMIT 200",
 		fits:    "EXPLAIN " + update + " WHERE false",
 		nulls:   "SELECT EXISTS (SELECT FROM " + table + " WHERE " + active + " AND " + deadline + " IS NULL)",
-		index:   "CREATE INDEX CONCURRENTLY ON " + table + " (" + deadline + ", " + id + ") WHERE " + active,
+		index:   "CREATE INDEX CONCURRENTLY ON " + table + " (" + deadline + ", " + id + ") WHERE " + held,
 		alter:   "ALTER TABLE " + table + " ALTER " + deadline + " TYPE timestamptz USING " + deadline + " AT TIME ZONE 'UTC'",
 		notNull: "ALTER TABLE " + table + " ALTER " + deadline + " SET NOT NULL",
 	}

@@ -4,12 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -59,24 +56,17 @@ func (s *Store) SweepBatch(ctx context.Context, req expiry.Request) (expiry.Batc
 		a = attempt{} // of an earlier attempt nothing is left
 		return s.attempt(ctx, tx, req, &a)
 	})
-	switch {
-	case err == nil:
+	if err == nil {
 		return a.batch, nil
-	case ctx.Err() == nil && a.blames(err):
-		return expiry.Batch{}, &expiry.BatchError{Rows: a.ids, Err: err}
+	}
+	if rows := a.suspects(ctx, err); len(rows) > 0 {
+		return expiry.Batch{}, &expiry.BatchError{Rows: rows, Last: a.batch.Last, Err: err}
 	}
 	return expiry.Batch{}, fmt.Errorf("expirypgx: sweep: %w", err)
 }
 
-// attempt is what is known of the attempt that ended the transaction.
-type attempt struct {
-	ids   []string // of the claimed rows
-	batch expiry.Batch
-	own   error // Emit's or errNotChanged, on a connection that still works
-}
-
 func (s *Store) attempt(ctx context.Context, tx pgx.Tx, req expiry.Request, a *attempt) error {
-	rows, lag, err := s.claim(ctx, tx, req)
+	rows, err := s.claim(ctx, tx, req, &a.batch)
 	if err != nil || len(rows) == 0 {
 		return err
 	}
@@ -87,15 +77,11 @@ func (s *Store) attempt(ctx context.Context, tx pgx.Tx, req expiry.Request, a *a
 	if err != nil {
 		return err
 	}
-	a.batch = expiry.Batch{Claimed: len(rows), Expired: len(rows), Lag: lag}
 	if n := tag.RowsAffected(); n != int64(len(rows)) {
 		a.own = fmt.Errorf("%w: %d rows locked, %d changed", errNotChanged, len(rows), n)
 		return a.own
 	}
-	if s.cfg.Emit == nil {
-		return nil
-	}
-	if err := emit(ctx, tx, rows, s.cfg.Emit); err != nil {
+	if err := s.cfg.emit(ctx, tx, rows); err != nil {
 		if !tx.Conn().IsClosed() {
 			a.own = err
 		}
@@ -109,26 +95,66 @@ func (s *Store) attempt(ctx context.Context, tx pgx.Tx, req expiry.Request, a *a
 // batch, or expire unannounced.
 var errNotChanged = errors.New("expirypgx: a trigger keeps rows from changing, or Config.ID is not unique")
 
-// claim locks the rows that are due, longest overdue first.
-func (s *Store) claim(ctx context.Context, tx pgx.Tx, req expiry.Request) ([]expiry.Row, time.Duration, error) {
-	result, err := tx.Query(ctx, s.sql.claim, req.Limit, array(req.Skip))
+// claim locks the rows that are due, longest overdue first, and notes in b what
+// it got.
+func (s *Store) claim(ctx context.Context, tx pgx.Tx, req expiry.Request, b *expiry.Batch) ([]expiry.Row, error) {
+	if s.cfg.Claim != "" && len(req.Only) == 0 {
+		chosen, err := s.choose(ctx, tx, req)
+		if err != nil || len(chosen) == 0 {
+			return nil, err
+		}
+		b.Claimed = len(chosen)
+		req.Only = chosen
+	}
+	result, err := s.due(ctx, tx, req)
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	defer result.Close()
 	var rows []expiry.Row
-	var lag time.Duration
 	for result.Next() {
 		row, now, err := s.scan(result)
 		if err != nil {
-			return nil, 0, err
+			return nil, err
 		}
 		if !row.Deadline.IsZero() {
-			lag = max(lag, now.Sub(row.Deadline))
+			b.Lag = max(b.Lag, now.Sub(row.Deadline))
 		}
 		rows = append(rows, row)
 	}
-	return rows, lag, result.Err()
+	if n := len(rows); n > 0 {
+		b.Claimed, b.Expired = max(b.Claimed, n), n
+		b.Last = expiry.Cursor{Deadline: rows[n-1].Deadline, ID: rows[n-1].ID}
+	}
+	return rows, result.Err()
+}
+
+// choose asks Config.Claim.
+func (s *Store) choose(ctx context.Context, tx pgx.Tx, req expiry.Request) ([]string, error) {
+	result, err := tx.Query(ctx, "SELECT id::text FROM ("+s.cfg.Claim+") chosen (id)", req.Limit, array(req.Skip))
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(result, pgx.RowTo[string])
+}
+
+// due asks for the rows of a batch.
+func (s *Store) due(ctx context.Context, tx pgx.Tx, req expiry.Request) (pgx.Rows, error) {
+	switch {
+	case len(req.Only) > 0:
+		return tx.Query(ctx, s.sql.claimOnly, req.Limit, array(req.Only))
+	case req.After.ID != "":
+		return tx.Query(ctx, s.sql.claimAfter, req.Limit, array(req.Skip), timestamp(req.After.Deadline), req.After.ID)
+	}
+	return tx.Query(ctx, s.sql.claim, req.Limit, array(req.Skip))
+}
+
+// timestamp is the zero time as -infinity, as scan makes it the other way round.
+func timestamp(t time.Time) pgtype.Timestamptz {
+	if t.IsZero() {
+		return pgtype.Timestamptz{InfinityModifier: pgtype.NegativeInfinity, Valid: true}
+	}
+	return pgtype.Timestamptz{Time: t, Valid: true}
 }
 
 // scan reads one claimed row. A deadline of -infinity becomes the zero time.
@@ -156,64 +182,23 @@ func (s *Store) scan(result pgx.Rows) (row expiry.Row, now time.Time, err error)
 	return row, now, nil
 }
 
-// emit turns a panic of the callback into an error.
-func emit(ctx context.Context, tx pgx.Tx, rows []expiry.Row, fn func(context.Context, pgx.Tx, []expiry.Row) error) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("expirypgx: panic in Emit: %v", p)
-		}
-	}()
-	return fn(ctx, tx, rows)
-}
-
-// blames reports whether one of the claimed rows may have caused err: any error
-// of Emit's own or of its statements, bad data, a constraint, a trigger, but not
-// what would hit any row.
-func (a attempt) blames(err error) bool {
-	var locked *txretry.LockTimeoutError
-	var unknown *txretry.CommitUnknownError
-	if len(a.ids) == 0 || errors.As(err, &locked) || errors.As(err, &unknown) {
-		return false
+// Look implements expiry.Store. It is one query, of which each part reads the
+// head of the index.
+func (s *Store) Look(ctx context.Context, skip []string) (expiry.Outlook, error) {
+	var o expiry.Outlook
+	var first, next pgtype.Timestamptz
+	if err := s.pool.QueryRow(ctx, s.sql.look, array(skip)).Scan(&o.Now, &first, &next, &o.Overdue); err != nil {
+		return expiry.Outlook{}, fmt.Errorf("expirypgx: %w", err)
 	}
-	var pg *pgconn.PgError
-	if !errors.As(err, &pg) {
-		return a.own != nil && errors.Is(err, a.own)
-	}
-	switch pg.Code {
-	case pgStatementTimeout: // fewer rows may be quick enough; one is no worse than another
-		return len(a.ids) > 1
-	case pgTransactionFailed: // Emit went on after a statement that failed
-		return true
-	}
-	return !slices.Contains(noRowsFault, pg.Code[:min(2, len(pg.Code))])
-}
-
-const (
-	pgStatementTimeout  = "57014"
-	pgTransactionFailed = "25P02"
-)
-
-// noRowsFault are the SQLSTATE classes of connections, features, the state of
-// the transaction, authorization, catalogs, conflicts, schema and permissions,
-// resources, locks, shutdown and the server's own faults. Everything else,
-// states that triggers make up included, may come from a row: to suspect one
-// wrongly delays it, to overlook it stops all the others.
-var noRowsFault = []string{"08", "0A", "25", "26", "28", "34", "3B", "3D", "3F", "40", "42", "53", "55", "57", "58", "F0", "XX"}
-
-// farAway is when a deadline is too far off to plan for.
-const farAway = 365 * 24 * time.Hour
-
-// NextDue implements expiry.Store.
-func (s *Store) NextDue(ctx context.Context, skip []string) (time.Duration, bool, error) {
-	var seconds *float64
-	if err := s.pool.QueryRow(ctx, s.sql.nextDue, array(skip)).Scan(&seconds); err != nil {
-		return 0, false, fmt.Errorf("expirypgx: %w", err)
+	if first.Valid && first.InfinityModifier == pgtype.Finite {
+		o.Lag = max(0, o.Now.Sub(first.Time))
 	}
 	switch {
-	case seconds == nil || math.IsNaN(*seconds) || *seconds > farAway.Seconds():
-		return 0, false, nil
-	case *seconds <= 0:
-		return 0, true, nil
+	case !next.Valid || next.InfinityModifier == pgtype.Infinity:
+	case next.InfinityModifier == pgtype.NegativeInfinity:
+		o.Pending = true
+	default:
+		o.Due, o.Pending = next.Time.Sub(o.Now), true
 	}
-	return time.Duration(math.Ceil(*seconds*1e6)) * time.Microsecond, true, nil
+	return o, nil
 }

@@ -68,11 +68,11 @@ func TestRowIDTypesColumnsAndEnum(t *testing.T) {
 			if buyer, ok := got[0].Values["buyer"]; ok {
 				t.Errorf("NULL came as %q", buyer)
 			}
-			if _, due, err := store.NextDue(t.Context(), nil); err != nil || !due {
-				t.Errorf("the other row is not due: %v", err)
+			if o, err := store.Look(t.Context(), nil); err != nil || !o.Pending || o.Overdue != 1 {
+				t.Errorf("the other row is not due: %+v, %v", o, err)
 			}
-			if _, due, err := store.NextDue(t.Context(), []string{tc.bad}); err != nil || due {
-				t.Errorf("something is due beside the row left alone: %v", err)
+			if o, err := store.Look(t.Context(), []string{tc.bad}); err != nil || o.Pending || o.Overdue != 1 {
+				t.Errorf("something is due beside the row left alone: %+v, %v", o, err)
 			}
 		})
 	}
@@ -84,13 +84,14 @@ func TestInfiniteAndMissingDeadlines(t *testing.T) {
 	b.exec(t, `ALTER TABLE holds ALTER expires_at DROP NOT NULL`)
 	b.exec(t, `INSERT INTO holds VALUES ('never', 'infinity', 'held'), ('null', NULL, 'held')`)
 	store := b.store(t, expirypgx.Config{})
-	if due, ok, err := store.NextDue(t.Context(), nil); err != nil || ok {
-		t.Errorf("due in %v (%v), %v, want nothing", due, ok, err)
+	if o, err := store.Look(t.Context(), nil); err != nil || o.Pending || o.Overdue > 0 {
+		t.Errorf("got %+v, %v, want nothing due", o, err)
 	}
 	b.exec(t, `INSERT INTO holds VALUES ('always', '-infinity', 'held')`)
-	if due, ok, err := store.NextDue(t.Context(), nil); err != nil || !ok || due > 0 {
-		t.Errorf("due in %v (%v), %v, want now", due, ok, err)
+	if o, err := store.Look(t.Context(), nil); err != nil || !o.Pending || o.Due > 0 || o.Overdue != 1 {
+		t.Errorf("got %+v, %v, want one row due", o, err)
 	}
+	b.exec(t, `DELETE FROM holds WHERE id = 'null'`)
 	if report := sweep(t, store, expiry.SweeperConfig{}); report.Expired != 1 || report.Lag != 0 {
 		t.Errorf("got %+v, want one row", report)
 	}
@@ -186,7 +187,7 @@ func TestHoldOfTwoSecondsExpiresWithinASecond(t *testing.T) {
 
 	for n := range 3 {
 		b.Put(t, fmt.Sprint("hold ", n), "held", 2*time.Second)
-		sw.Wake()
+		sw.Wake(time.Time{})
 	}
 	eventually(t, func() error {
 		for n := range 3 {

@@ -26,9 +26,16 @@ type Config struct {
 	// Expire changes the state of one row through txretrytest.Effect. Required.
 	Expire func(ctx context.Context, tx pgx.Tx, row expiry.Row) error
 
-	// Emit is called in the same transaction with the rows of the batch, longest
-	// overdue first, as expirypgx.Config.Emit is. Nil only changes the state.
+	// Emit and Each are called in the same transaction, as those of
+	// expirypgx.Config are: Emit with all rows of the batch, longest overdue first,
+	// Each with one after the other. At most one of them is set. Without either
+	// only the state changes.
 	Emit func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error
+	Each func(ctx context.Context, tx pgx.Tx, row expiry.Row) error
+
+	// Now is the clock that decides, in the place of a database's. Nil means
+	// time.Now, which is the bubble's under testing/synctest.
+	Now func() time.Time
 }
 
 // Store is an expiry.Store in memory. Make it with NewStore. It is safe for
@@ -51,8 +58,14 @@ func NewStore(t txretry.Transactor, cfg Config) (*Store, error) {
 	if cfg.Expire == nil {
 		errs = append(errs, errors.New("expirytest: Config.Expire is nil"))
 	}
+	if cfg.Emit != nil && cfg.Each != nil {
+		errs = append(errs, errors.New("expirytest: Config.Emit and Config.Each are both set"))
+	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
 	}
 	return &Store{transactor: t, cfg: cfg}, nil
 }
@@ -64,77 +77,108 @@ func (s *Store) SweepBatch(ctx context.Context, req expiry.Request) (expiry.Batc
 	}
 	var batch expiry.Batch
 	var ids []string
-	var own error // of Expire or Emit
+	var own error // of Expire, Emit or Each
 	opts := txretry.Options{Name: "expiry.sweep"}
 	err := s.transactor.DoWith(ctx, opts, func(ctx context.Context, tx pgx.Tx) error {
-		now := time.Now()
+		now := s.cfg.Now()
 		rows := s.due(now, req)
 		batch, ids, own = expiry.Batch{Claimed: len(rows), Expired: len(rows)}, nil, nil
 		if len(rows) == 0 {
 			return nil
 		}
-		batch.Lag = now.Sub(rows[0].Deadline)
+		batch.Lag, batch.Last = now.Sub(rows[0].Deadline), cursor(rows[len(rows)-1])
 		for _, row := range rows {
 			ids = append(ids, row.ID)
 		}
 		own = s.expire(ctx, tx, rows)
 		return own
 	})
+	if err == nil {
+		return batch, nil
+	}
+	if own == nil || !blames(err) {
+		return expiry.Batch{}, fmt.Errorf("expirytest: sweep: %w", err)
+	}
+	if row, ok := errors.AsType[*expiry.RowError](own); ok && ctx.Err() == nil && slices.Contains(ids, row.ID) {
+		ids = []string{row.ID}
+	}
+	return expiry.Batch{}, &expiry.BatchError{Rows: ids, Last: batch.Last, Err: err}
+}
+
+// blames reports whether a row may be at fault: not if the fault was scripted.
+func blames(err error) bool {
 	var locked *txretry.LockTimeoutError
 	var unknown *txretry.CommitUnknownError
-	switch {
-	case err == nil:
-		return batch, nil
-	case own != nil && ctx.Err() == nil && !errors.As(err, &locked) && !errors.As(err, &unknown):
-		return expiry.Batch{}, &expiry.BatchError{Rows: ids, Err: err}
-	}
-	return expiry.Batch{}, fmt.Errorf("expirytest: sweep: %w", err)
+	return !errors.As(err, &locked) && !errors.As(err, &unknown)
 }
 
 // due returns the rows of a batch, longest overdue first.
 func (s *Store) due(now time.Time, req expiry.Request) []expiry.Row {
 	rows := slices.DeleteFunc(slices.Clone(s.cfg.Active()), func(r expiry.Row) bool {
-		return r.Deadline.After(now) || slices.Contains(req.Skip, r.ID)
+		return r.Deadline.After(now) || slices.Contains(req.Skip, r.ID) ||
+			len(req.Only) > 0 && !slices.Contains(req.Only, r.ID) ||
+			req.After.ID != "" && compare(cursor(r), req.After) <= 0
 	})
-	slices.SortFunc(rows, func(a, b expiry.Row) int {
-		return cmp.Or(a.Deadline.Compare(b.Deadline), cmp.Compare(a.ID, b.ID))
-	})
+	slices.SortFunc(rows, func(a, b expiry.Row) int { return compare(cursor(a), cursor(b)) })
 	return rows[:min(len(rows), req.Limit)]
 }
 
+func cursor(r expiry.Row) expiry.Cursor { return expiry.Cursor{Deadline: r.Deadline, ID: r.ID} }
+
+func compare(a, b expiry.Cursor) int {
+	return cmp.Or(a.Deadline.Compare(b.Deadline), cmp.Compare(a.ID, b.ID))
+}
+
 // expire calls the callbacks; a panic of theirs is an error.
-func (s *Store) expire(ctx context.Context, tx pgx.Tx, rows []expiry.Row) (err error) {
+func (s *Store) expire(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
+	for _, row := range rows {
+		if err := guarded(func() error { return s.cfg.Expire(ctx, tx, row) }); err != nil {
+			return &expiry.RowError{ID: row.ID, Err: err}
+		}
+	}
+	if s.cfg.Emit != nil {
+		return guarded(func() error { return s.cfg.Emit(ctx, tx, rows) })
+	}
+	for _, row := range rows {
+		if s.cfg.Each == nil {
+			break
+		}
+		if err := guarded(func() error { return s.cfg.Each(ctx, tx, row) }); err != nil {
+			return &expiry.RowError{ID: row.ID, Err: err}
+		}
+	}
+	return nil
+}
+
+func guarded(call func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("expirytest: panic: %v", p)
 		}
 	}()
-	for _, row := range rows {
-		if err := s.cfg.Expire(ctx, tx, row); err != nil {
-			return err
-		}
-	}
-	if s.cfg.Emit == nil {
-		return nil
-	}
-	return s.cfg.Emit(ctx, tx, rows)
+	return call()
 }
 
-// NextDue implements expiry.Store.
-func (s *Store) NextDue(ctx context.Context, skip []string) (due time.Duration, ok bool, err error) {
-	opts := txretry.Options{Name: "expiry.next", ReadOnly: true}
-	err = s.transactor.DoWith(ctx, opts, func(context.Context, pgx.Tx) error {
-		due, ok = 0, false
+// Look implements expiry.Store.
+func (s *Store) Look(ctx context.Context, skip []string) (expiry.Outlook, error) {
+	var o expiry.Outlook
+	opts := txretry.Options{Name: "expiry.look", ReadOnly: true}
+	err := s.transactor.DoWith(ctx, opts, func(context.Context, pgx.Tx) error {
+		o = expiry.Outlook{Now: s.cfg.Now()}
 		for _, row := range s.cfg.Active() {
-			left := time.Until(row.Deadline)
-			if !slices.Contains(skip, row.ID) && (!ok || left < due) {
-				due, ok = left, true
+			left := row.Deadline.Sub(o.Now)
+			if left <= 0 {
+				o.Overdue = min(o.Overdue+1, expiry.MaxOverdue)
+				o.Lag = max(o.Lag, -left)
+			}
+			if !slices.Contains(skip, row.ID) && (!o.Pending || left < o.Due) {
+				o.Due, o.Pending = left, true
 			}
 		}
 		return nil
 	})
 	if err != nil {
-		return 0, false, fmt.Errorf("expirytest: %w", err)
+		return expiry.Outlook{}, fmt.Errorf("expirytest: %w", err)
 	}
-	return due, ok, nil
+	return o, nil
 }

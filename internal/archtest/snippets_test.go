@@ -137,18 +137,11 @@ func expirySnippet(ctx context.Context, pool *pgxpool.Pool, manager *txretry.Man
 	// snippet: expiry
 	store, err := expirypgx.NewStore(manager, pool, expirypgx.Config{
 		Table: "holds",
-		Emit: func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
-			var messages []outbox.Message
-			for _, row := range rows {
-				m, err := outbox.New("hold.expired", map[string]any{"hold": row.ID, "deadline": row.Deadline})
-				if err != nil {
-					return err
-				}
-				m.ID = expiry.EventID("hold.expired", row.ID, row.Deadline) // the same id if it is ever repeated
-				messages = append(messages, m)
-			}
-			return writer.Write(ctx, tx, messages...)
-		},
+		Emit: expirypgx.Messages(writer.Write, func(row expiry.Row) (outbox.Message, error) {
+			m, err := outbox.New("hold.expired", map[string]any{"hold": row.ID, "deadline": row.Deadline})
+			m.ID = expiry.EventID("hold.expired", row.ID, row.Deadline) // the same id if it is ever repeated
+			return m, err
+		}),
 	})
 	if err != nil {
 		return err

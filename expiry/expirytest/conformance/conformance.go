@@ -47,9 +47,13 @@ func Test(t *testing.T, open func(t *testing.T) Backend, run func(t *testing.T, 
 		"OnlyWhatIsDueExpires":       testOnlyDue,
 		"LimitAndOrder":              testLimitAndOrder,
 		"SkippedRowsAreLeftAlone":    testSkip,
+		"OnlyTheseRows":              testOnly,
+		"AfterACursor":               testAfter,
+		"RepeatedBatchHasTheSameIDs": testRepeated,
+		"NamedRowIsBlamed":           testNamed,
 		"FailedBatchChangesNothing":  testFailedBatch,
 		"PanicIsAnError":             testPanic,
-		"NextDue":                    testNextDue,
+		"LookAhead":                  testLook,
 		"BadLimitIsRefused":          testBadLimit,
 		"SweepDrains":                testDrain,
 		"PoisonRowsDoNotStopTheRest": testPoison,
@@ -112,6 +116,10 @@ func testOnlyDue(t *testing.T, b Backend) {
 	expect(t, b, "early", held, 0)
 	expect(t, b, "sold", confirmed, 0)
 	expect(t, b, "gone", expired, 0)
+
+	if batch.Last.ID != "due" || batch.Last.Deadline.IsZero() {
+		t.Errorf("the last row is %+v, want the only one", batch.Last)
+	}
 
 	if again := sweepBatch(t, s, expiry.Request{Limit: 10}); again != (expiry.Batch{}) {
 		t.Errorf("second batch did %+v, want nothing", again)
@@ -186,15 +194,15 @@ func testPanic(t *testing.T, b Backend) {
 	expect(t, b, "one", held, 0)
 }
 
-func testNextDue(t *testing.T, b Backend) {
+func testLook(t *testing.T, b Backend) {
 	s := b.Store(t, nil)
 	next := func(skip ...string) (time.Duration, bool) {
 		t.Helper()
-		due, ok, err := s.NextDue(t.Context(), skip)
+		o, err := s.Look(t.Context(), skip)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return due, ok
+		return o.Due, o.Pending
 	}
 	if due, ok := next(); ok {
 		t.Errorf("nothing is there, yet something is due in %v", due)

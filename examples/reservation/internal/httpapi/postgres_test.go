@@ -2,6 +2,7 @@ package httpapi_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/memory"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/postgres"
@@ -47,7 +48,7 @@ func newPostgresShop(t *testing.T) *shop {
 	must(err)
 	writer, err := outboxpgx.NewWriter(outboxpgx.WriterConfig{})
 	must(err)
-	backend := postgres.NewShop(pool, runner, writer, func() {})
+	backend := postgres.NewShop(pool, runner, writer, func(time.Time) {})
 	return &shop{
 		t: t, handler: newHandler(t, parts, backend, 1_000_000),
 		messages: func() (n int) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"time"
 
 	"go.opentelemetry.io/otel/metric"
 
@@ -50,7 +51,11 @@ func Open(cfg Config) (*Parts, error) {
 		Retry:  txretry.Config{Logger: cfg.Logger, MeterProvider: cfg.MeterProvider},
 	})
 	p := &Parts{Keys: idempotencytest.NewStore(), Outbox: outboxtest.NewStore()}
-	p.Shop = &Shop{Store: newStore(tx), outbox: p.Outbox, onCommit: p.wake}
+	p.Shop = &Shop{
+		Store: newStore(tx), outbox: p.Outbox,
+		onCommit: func() { p.Relay.Wake() },
+		onHold:   func(deadline time.Time) { p.Sweeper.Wake(deadline) },
+	}
 	var errs [5]error
 	p.Shop.runner, errs[0] = idempotencypgx.NewRunner(tx, idempotencytest.NewRecords(), p.Keys, idempotencypgx.RunnerConfig{})
 	p.Limiter, errs[1] = ratelimit.NewMemory(ratelimit.MemoryConfig{})
@@ -59,12 +64,6 @@ func Open(cfg Config) (*Parts, error) {
 		outbox.RelayConfig{Logger: cfg.Logger, MeterProvider: cfg.MeterProvider})
 	p.Sweeper, errs[4] = newSweeper(p.Shop, cfg)
 	return p, errors.Join(errs[:]...)
-}
-
-// wake tells those who would otherwise wait for their next look that something was written.
-func (p *Parts) wake() {
-	p.Relay.Wake()
-	p.Sweeper.Wake()
 }
 
 func newBroker(tx txretry.Transactor, shop *Shop, cfg Config) (*inboxtest.Broker, error) {

@@ -2,6 +2,7 @@ package memory
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -17,6 +18,7 @@ type Shop struct {
 	runner   *idempotencypgx.Runner
 	outbox   Outbox
 	onCommit func()
+	onHold   func(deadline time.Time)
 }
 
 // Once meets httpapi.Backend. All transactions wait for each other here, whatever their event.
@@ -30,5 +32,5 @@ func (s *Shop) Once(ctx context.Context, _ string,
 
 func (s *Shop) work(tx pgx.Tx) *work {
 	txretry.AfterCommit(tx, s.onCommit)
-	return &work{Store: s.Store, tx: tx, outbox: s.outbox, now: clock()}
+	return &work{Store: s.Store, tx: tx, outbox: s.outbox, onHold: s.onHold, now: clock()}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/messages"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
@@ -23,6 +24,7 @@ type work struct {
 	*Store
 	tx     pgx.Tx
 	outbox Outbox
+	onHold func(deadline time.Time)
 	now    time.Time
 }
 
@@ -100,6 +102,7 @@ func (w *work) AddReservation(ctx context.Context, r booking.Reservation) error 
 			return err
 		}
 	}
+	txretry.AfterCommit(w.tx, func() { w.onHold(r.ExpiresAt) })
 	return w.write(ctx, r)
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/messages"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/txretry"
 )
 
 // Outbox stores messages in the transaction of the change they announce; *outboxpgx.Writer meets it.
@@ -35,6 +36,7 @@ func (w *work) AddReservation(ctx context.Context, r booking.Reservation) error 
 	if err := w.tx.SendBatch(ctx, &b).Close(); err != nil {
 		return err
 	}
+	txretry.AfterCommit(w.tx, func() { w.onHold(r.ExpiresAt) })
 	return w.announce(ctx, r)
 }
 

@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -17,15 +18,15 @@ import (
 // Shop is the shop in Postgres. It meets httpapi.Backend.
 type Shop struct {
 	Reader
-	runner   *idempotencypgx.Runner
-	outbox   Outbox
-	onCommit func()
+	runner *idempotencypgx.Runner
+	outbox Outbox
+	onHold func(deadline time.Time)
 }
 
 // NewShop returns a shop that reads through pool and writes in transactions of
-// runner. onCommit is called after every change.
-func NewShop(pool *pgxpool.Pool, runner *idempotencypgx.Runner, outbox Outbox, onCommit func()) *Shop {
-	return &Shop{Reader: NewReader(pool), runner: runner, outbox: outbox, onCommit: onCommit}
+// runner. onHold is called after the commit of a hold.
+func NewShop(pool *pgxpool.Pool, runner *idempotencypgx.Runner, outbox Outbox, onHold func(deadline time.Time)) *Shop {
+	return &Shop{Reader: NewReader(pool), runner: runner, outbox: outbox, onHold: onHold}
 }
 
 // Once meets httpapi.Backend.
@@ -37,8 +38,7 @@ func (s *Shop) Once(ctx context.Context, eventID string,
 		opts.SerialKey = "event:" + eventID
 	}
 	return s.runner.RunWith(ctx, opts, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
-		txretry.AfterCommit(tx, s.onCommit)
-		return fn(ctx, &work{tx: tx, outbox: s.outbox})
+		return fn(ctx, &work{tx: tx, outbox: s.outbox, onHold: s.onHold})
 	})
 }
 

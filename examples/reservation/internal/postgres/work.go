@@ -14,6 +14,7 @@ import (
 type work struct {
 	tx     pgx.Tx
 	outbox Outbox
+	onHold func(deadline time.Time)
 	now    time.Time // once a statement has brought it along
 }
 

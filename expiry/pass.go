@@ -1,0 +1,204 @@
+package expiry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/runloop"
+)
+
+// pass is the work of one sweep, which holds the sweeper's slot.
+type pass struct {
+	*Sweeper
+	start   time.Time
+	batches int // begun
+	report  Report
+}
+
+func (p *pass) sweep(ctx context.Context) error {
+	if err := p.check(ctx); err != nil {
+		return err
+	}
+	p.suspects.release(time.Now())
+	for done := false; !done; {
+		var err error
+		if done, err = p.drain(ctx); err != nil || p.report.More {
+			return err
+		}
+		if err := p.halve(ctx); err != nil || p.report.More {
+			return err
+		}
+	}
+	p.size = min(2*p.size, p.cfg.BatchSize)
+	return nil
+}
+
+// drain runs batches until one is short, or until so many rows are set aside
+// that they come first. It begins where the last sweep was stopped, so that bad
+// rows at the head cannot keep it from the others, and then once more at the head.
+// One batch that takes too long may be due to a row of it; a second one ends it.
+func (p *pass) drain(ctx context.Context) (done bool, err error) {
+	var slow error
+	for whole := p.cursor == (Cursor{}); ; {
+		if spent, err := p.spent(ctx); spent {
+			return false, err
+		}
+		req := Request{Limit: p.size, After: p.cursor, Skip: p.suspects.skip()}
+		batch, err := p.batch(ctx, req)
+		switch {
+		case err == nil && batch.Claimed == req.Limit && batch.Expired > 0:
+			p.cursor = batch.Last
+			continue
+		case err == nil && whole:
+			p.cursor = Cursor{}
+			return true, slow
+		case err == nil:
+			whole, p.cursor = true, Cursor{}
+			continue
+		case slow != nil && errors.Is(err, errTooSlow):
+			return false, err
+		}
+		if err := p.passBy(ctx, err); err != nil {
+			return false, err
+		}
+		if errors.Is(err, errTooSlow) {
+			slow = err
+		}
+		if p.suspects.waiting() >= p.cfg.MaxQuarantine {
+			return false, slow
+		}
+	}
+}
+
+// passBy has the drain go on without the rows of a failed batch. It returns the
+// error if none of them is to blame.
+func (p *pass) passBy(ctx context.Context, err error) error {
+	blamed := blame(ctx, err)
+	switch {
+	case blamed == nil:
+		return err
+	case len(blamed.Rows) == 1:
+		return p.isolate(ctx, blamed)
+	}
+	p.suspects.setAside(blamed.Rows)
+	p.cursor = blamed.Last
+	return nil
+}
+
+// blame returns which rows may have made a batch fail; nil if none did, or if the
+// sweep was told to end.
+func blame(ctx context.Context, err error) *BatchError {
+	var blamed *BatchError
+	if ctx.Err() != nil || !errors.As(err, &blamed) || len(blamed.Rows) == 0 {
+		return nil
+	}
+	return blamed
+}
+
+// halve looks for the rows at fault among those set aside. A batch that takes
+// too long ends it, so that rows which fall due meanwhile are not kept waiting.
+func (p *pass) halve(ctx context.Context) error {
+	for {
+		rows := p.suspects.next(p.size)
+		if len(rows) == 0 {
+			return nil
+		}
+		if spent, err := p.spent(ctx); spent {
+			return err
+		}
+		_, err := p.batch(ctx, Request{Limit: len(rows), Only: rows})
+		if err == nil {
+			p.suspects.take(len(rows))
+			continue
+		}
+		blamed := blame(ctx, err)
+		if blamed == nil {
+			p.suspects.take(len(rows)) // the others first, next time
+			p.suspects.setAside(rows)
+			return err
+		}
+		if err := p.divide(ctx, rows, blamed); err != nil {
+			return err
+		}
+		if errors.Is(err, errTooSlow) {
+			return err
+		}
+	}
+}
+
+// divide isolates the row at fault among those that were tried, or has them
+// tried again in two halves. Those that the batch did not get are in other hands.
+func (p *pass) divide(ctx context.Context, tried []string, blamed *BatchError) error {
+	if len(blamed.Rows) == 1 {
+		if err := p.isolate(ctx, blamed); err != nil {
+			return err
+		}
+		rest := slices.DeleteFunc(slices.Clone(tried), func(id string) bool { return id == blamed.Rows[0] })
+		p.suspects.take(len(tried))
+		p.suspects.setAside(rest)
+		return nil
+	}
+	half := len(blamed.Rows) / 2
+	p.suspects.take(len(tried))
+	p.suspects.setAside(blamed.Rows[:half])
+	p.suspects.setAside(blamed.Rows[half:])
+	return nil
+}
+
+// isolate puts the one row that failed by itself in quarantine.
+func (p *pass) isolate(ctx context.Context, e *BatchError) error {
+	if p.report.Poisoned >= p.cfg.MaxQuarantine {
+		return fmt.Errorf("%w: %d in one sweep: %w", ErrQuarantineFull, p.report.Poisoned, e.Err)
+	}
+	id := e.Rows[0]
+	p.suspects.isolate(id, time.Now())
+	p.report.Poisoned++
+	p.cfg.Logger.ErrorContext(ctx, "expiry: row fails, left alone for now",
+		slog.String("sweeper", p.cfg.Name), slog.String("row", id), slog.Any("error", e.Err), slog.Duration("quarantine", p.cfg.Quarantine))
+	if p.cfg.Hooks.OnPoison != nil {
+		p.cfg.Hooks.OnPoison(ctx, id, e.Err)
+	}
+	return nil
+}
+
+// spent reports whether no further batch must be begun.
+func (p *pass) spent(ctx context.Context) (bool, error) {
+	if err := ctx.Err(); err != nil {
+		return true, err
+	}
+	p.report.More = p.cfg.MaxBatches > 0 && p.batches >= p.cfg.MaxBatches ||
+		p.cfg.MaxDuration > 0 && time.Since(p.start) >= p.cfg.MaxDuration
+	return p.report.More, nil
+}
+
+// errTooSlow is inside the error of a batch that ran into BatchTimeout.
+var errTooSlow = errors.New("expiry: batch ran into BatchTimeout")
+
+// batch runs one batch on a context that outlives ctx's cancellation for a while.
+func (p *pass) batch(ctx context.Context, req Request) (b Batch, err error) {
+	p.batches++
+	detached, cancel := runloop.Detach(ctx, p.cfg.ShutdownTimeout)
+	defer cancel()
+	err = p.bounded(detached, "batch", func(ctx context.Context) error {
+		b, err = p.store.SweepBatch(ctx, req)
+		if err != nil && errors.Is(context.Cause(ctx), errTooSlow) {
+			err = fmt.Errorf("%w of %v, with a limit of %d rows: %w", errTooSlow, p.cfg.BatchTimeout, req.Limit, err)
+		}
+		return err
+	})
+	if err != nil {
+		if errors.Is(err, errTooSlow) {
+			p.size = max(1, req.Limit/2)
+		}
+		return Batch{}, err
+	}
+	p.report.add(b)
+	if p.cfg.Hooks.OnBatch != nil {
+		p.cfg.Hooks.OnBatch(ctx, b, p.report)
+	}
+	return b, nil
+}

@@ -1,0 +1,115 @@
+package expiry
+
+import (
+	"slices"
+	"sync"
+	"time"
+)
+
+// suspects are the rows that a sweep passes by: those set aside because one of
+// them made a batch fail, and those found to be it, which are in quarantine.
+type suspects struct {
+	period time.Duration // of the quarantine
+	limit  int           // of rows in quarantine
+
+	mu    sync.Mutex
+	aside [][]string // each the rows of a failed batch, the next to be tried first
+	bad   []badRow   // the next to be released first
+}
+
+type badRow struct {
+	id    string
+	until time.Time
+}
+
+func newSuspects(period time.Duration, limit int) *suspects {
+	return &suspects{period: period, limit: limit}
+}
+
+// skip are the ids of all suspects.
+func (s *suspects) skip() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	ids := slices.Concat(s.aside...)
+	for _, row := range s.bad {
+		ids = append(ids, row.id)
+	}
+	return ids
+}
+
+// setAside puts rows behind those that wait already.
+func (s *suspects) setAside(rows []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(rows) > 0 {
+		s.aside = append(s.aside, rows)
+	}
+}
+
+// waiting counts the rows set aside.
+func (s *suspects) waiting() (rows int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, group := range s.aside {
+		rows += len(group)
+	}
+	return rows
+}
+
+// next are the rows to be tried next, at most n of them. They stay set aside
+// until take.
+func (s *suspects) next(n int) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.aside) == 0 {
+		return nil
+	}
+	return s.aside[0][:min(n, len(s.aside[0]))]
+}
+
+// take removes the first n rows of those that wait.
+func (s *suspects) take(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n < len(s.aside[0]) {
+		s.aside[0] = s.aside[0][n:]
+		return
+	}
+	s.aside = s.aside[1:]
+}
+
+// isolate puts a row in quarantine. When that is full it takes the place of the
+// one that has been there longest, which is tried again early.
+func (s *suspects) isolate(id string, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.bad) >= s.limit {
+		s.bad = s.bad[1:]
+	}
+	s.bad = append(s.bad, badRow{id, now.Add(s.period)})
+}
+
+// release sets rows whose quarantine has ended aside, each by itself: one that
+// is still bad then fails alone.
+func (s *suspects) release(now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for len(s.bad) > 0 && !s.bad[0].until.After(now) {
+		s.aside = append(s.aside, []string{s.bad[0].id})
+		s.bad = s.bad[1:]
+	}
+}
+
+// due returns how long from now there is something to try again, and false if
+// there are no suspects.
+func (s *suspects) due(now time.Time) (time.Duration, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case len(s.aside) > 0:
+		return 0, true
+	case len(s.bad) > 0:
+		return s.bad[0].until.Sub(now), true
+	}
+	return 0, false
+}

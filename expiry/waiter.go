@@ -1,0 +1,143 @@
+package expiry
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/runloop"
+)
+
+// waiter finds out when to sweep next, and waits for it.
+type waiter struct {
+	*Sweeper
+	rest time.Duration // to leave the store alone for, after a contact
+
+	known    bool      // whether the rest is of any worth
+	next     time.Time // when to sweep for what is due; zero if there is nothing
+	look     time.Time // when to look again
+	stored   time.Time // look by the store's clock
+	idle     bool      // the last sweep was begun by the schedule alone
+	overdue  bool      // the last sweep was begun for what was overdue already
+	skewTold bool
+}
+
+// longestRest bounds the rest between sweeps for rows that others hold.
+const longestRest = time.Second
+
+// await returns when it is time to sweep again: on the schedule, or because the
+// store says that something is due.
+func (w *waiter) await(ctx context.Context, scheduled time.Time, done Report) error {
+	w.settle(done)
+	for {
+		if err := runloop.Sleep(ctx, time.Until(w.lastContact().Add(w.rest))); err != nil {
+			return err
+		}
+		if !w.known {
+			if err := w.ask(ctx); err != nil {
+				return err
+			}
+			if w.overdue {
+				return nil
+			}
+			w.rest = w.cfg.MinPause
+		}
+		if sweep, err := w.pause(ctx, scheduled); sweep || err != nil {
+			return err
+		}
+	}
+}
+
+// settle draws conclusions from the last sweep. One that the schedule began and
+// that found nothing has confirmed what is known. One that was begun for overdue
+// rows and got none was in the way of somebody who holds them.
+func (w *waiter) settle(done Report) {
+	now := time.Now()
+	w.known = w.known && w.idle && done.Claimed == 0 && done.Poisoned == 0 && (w.next.IsZero() || w.next.After(now))
+	if w.known {
+		w.stored = w.stored.Add(now.Add(w.cfg.Recheck).Sub(w.look))
+		w.look = now.Add(w.cfg.Recheck)
+	}
+	if w.overdue && done.Expired == 0 {
+		w.rest = max(w.cfg.MinPause, min(2*w.rest, longestRest))
+	} else {
+		w.rest = w.cfg.MinPause
+	}
+	w.idle, w.overdue = false, false
+}
+
+// forget has the next await look afresh: the sweep has failed.
+func (w *waiter) forget() {
+	w.known, w.idle, w.overdue, w.rest = false, false, false, w.cfg.MinPause
+}
+
+// ask looks for the next due time.
+func (w *waiter) ask(ctx context.Context) error {
+	w.alarm.clear()
+	var o Outlook
+	asked := time.Now()
+	err := w.bounded(ctx, "look", func(ctx context.Context) (err error) {
+		o, err = w.store.Look(ctx, w.suspects.skip())
+		return err
+	})
+	w.contact(ctx, err)
+	if err != nil {
+		return fmt.Errorf("expiry: look for the next due time: %w", err)
+	}
+	now := time.Now()
+	w.note(ctx, o, asked.Add(now.Sub(asked)/2).Sub(o.Now))
+	due, pending := o.Due, o.Pending
+	if again, ok := w.suspects.due(now); ok && (!pending || again < due) {
+		due, pending = again, true
+	}
+	w.known, w.next, w.look, w.stored = true, time.Time{}, now.Add(w.cfg.Recheck), o.Now.Add(w.cfg.Recheck)
+	if pending && due <= w.cfg.Recheck {
+		w.next = now.Add(due)
+	}
+	w.overdue = pending && due <= 0
+	return nil
+}
+
+// bigSkew is a difference between two clocks that somebody should know of.
+const bigSkew = time.Minute
+
+// note reports what a look has shown.
+func (w *waiter) note(ctx context.Context, o Outlook, skew time.Duration) {
+	w.telemetry.look(ctx, w.cfg.Name, o, skew)
+	big := skew.Abs() >= bigSkew
+	if big && !w.skewTold {
+		w.cfg.Logger.WarnContext(ctx, "expiry: this host's clock is wrong by a minute or more, going by the store's, which decides",
+			slog.String("sweeper", w.cfg.Name), slog.Duration("skew", skew))
+	}
+	w.skewTold = big
+}
+
+// pause waits for the next due time or the schedule and returns true then. It
+// returns false when it is better to look again: after Wake, or when nothing has
+// been due for long.
+func (w *waiter) pause(ctx context.Context, scheduled time.Time) (sweep bool, err error) {
+	until := w.look
+	if !w.next.IsZero() {
+		until, sweep = w.next, true
+	}
+	if !scheduled.IsZero() && !scheduled.After(until) {
+		until, sweep, w.idle = scheduled, true, true
+	}
+	w.telemetry.plan(ctx, w.cfg.Name, until)
+	w.alarm.arm(w.stored.Add(until.Sub(w.look)))
+	timer := time.NewTimer(time.Until(until))
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-timer.C:
+	case <-w.alarm.ring:
+		sweep, w.idle = false, false
+	}
+	if w.alarm.disarm() {
+		w.idle = false
+	}
+	w.known = w.known && sweep
+	return sweep && err == nil, err
+}
