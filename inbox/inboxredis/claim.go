@@ -6,6 +6,7 @@ import (
 	_ "embed"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -53,8 +54,16 @@ type claim struct {
 
 func newClaim(p *Processor, m *inbox.Message) *claim {
 	token := rand.Text()
-	return &claim{p: p, m: m, keys: []string{p.prefix + m.ID.String()}, value: "processing:" + token, mark: "done:" + token}
+	return &claim{p: p, m: m, keys: []string{p.prefix + m.ID.String()}, value: claimPrefix + token, mark: "done:" + token}
 }
+
+const (
+	claimPrefix = "processing:" // known to the scripts, too
+	doneMark    = "done:"       // without a token: nobody holds a claim
+)
+
+// processing reports whether a key's value is a claim; any other says that the message is done.
+func processing(value string) bool { return strings.HasPrefix(value, claimPrefix) }
 
 func (c *claim) take(ctx context.Context) (state, error) {
 	n, err := claimScript.Run(ctx, c.p.client, c.keys, c.value, c.p.cfg.Lease.Milliseconds()).Int64()

@@ -37,7 +37,7 @@ type part struct {
 }
 
 func workloads() []workload {
-	return []workload{txretryWorkload(), outboxWorkload()}
+	return []workload{txretryWorkload(), outboxWorkload(), inboxWorkload()}
 }
 
 func main() {

@@ -1,0 +1,85 @@
+package main
+
+import (
+	"context"
+	"fmt"
+)
+
+func inboxWorkload() workload {
+	return workload{"inbox", []part{
+		{"1", func(ctx context.Context, b *bench) error { return benchInboxSingle(ctx, b, 1, 20) }},
+		{"8", func(ctx context.Context, b *bench) error { return benchInboxSingle(ctx, b, 8, 8) }},
+		{"32", func(ctx context.Context, b *bench) error { return benchInboxSingle(ctx, b, 32, 6) }},
+		{"batch", benchInboxBatch},
+	}}
+}
+
+// Names of contenders that goals refer to.
+const (
+	rawSingle      = "raw, a transaction each"
+	rawBatch       = "raw, a transaction per 200"
+	inboxSingle    = "holdfast"
+	inboxNoDedup   = "holdfast, no dedup"
+	inboxSavepoint = "holdfast, batches of 200, a handler per message"
+	inboxMany      = "holdfast, batches of 200, a batch handler"
+	watermillInbox = "watermill router, dedup insert"
+)
+
+var inboxColumns = []column{{name: "messages/s"}, {name: "client us/message", decimals: 1}}
+
+// benchInboxSingle has so many handlers work side by side, each message in a transaction of
+// its own: the dedup entry and one business row, SERIALIZABLE.
+func benchInboxSingle(ctx context.Context, b *bench, handlers, part int) error {
+	i, err := newIntake(ctx, b)
+	if err != nil {
+		return err
+	}
+	r, err := b.measure(ctx, table{
+		title:      fmt.Sprintf("inbox, %d handlers, %d messages of %d bytes, classic queue", handlers, b.messages/part, len(body)),
+		columns:    inboxColumns,
+		yardsticks: []string{rawSingle, inboxNoDedup},
+		contenders: []contender{
+			i.contender(rawSingle, part, i.rawSingle(handlers)),
+			i.contender(inboxSingle, part, i.holdfast(handlers, 1, i.perMessage)),
+			i.contender(inboxNoDedup, part, i.holdfast(handlers, 1, i.noDedup)),
+			i.contender("holdfast on Redis", part, i.holdfast(handlers, 1, i.onRedis)),
+			i.contender("holdfast on Postgres, Redis before it", part, i.holdfast(handlers, 1, i.fastPath)),
+			i.contender(watermillInbox, part, i.watermill(handlers)),
+		},
+	})
+	if err != nil {
+		return err
+	}
+	b.atLeast(0.95, r.ratio(inboxSingle, rawSingle), fmt.Sprintf("of the raw consumer, a transaction each, %d handlers", handlers))
+	return nil
+}
+
+// benchInboxBatch compares one transaction for many messages with the best of the others.
+func benchInboxBatch(ctx context.Context, b *bench) error {
+	i, err := newIntake(ctx, b)
+	if err != nil {
+		return err
+	}
+	const most = 32
+	r, err := b.measure(ctx, table{
+		title:      fmt.Sprintf("inbox, batches, %d messages of %d bytes, classic queue", b.messages, len(body)),
+		columns:    inboxColumns,
+		yardsticks: []string{rawBatch, inboxSingle, watermillInbox},
+		contenders: []contender{
+			i.contender(rawBatch, 1, i.rawBatch(200)),
+			i.contender(inboxMany, 1, i.holdfast(1, 200, i.batchHandler)),
+			i.contender(inboxMany+", 2 workers", 1, i.holdfast(2, 200, i.batchHandler)),
+			i.contender(inboxSavepoint, 3, i.holdfast(1, 200, i.perMessage)),
+			i.contender(inboxSavepoint+", 4 workers", 2, i.holdfast(4, 200, i.perMessage)),
+			i.contender(inboxSingle, 6, i.holdfast(most, 1, i.perMessage)),
+			i.contender(watermillInbox, 6, i.watermill(most)),
+		},
+	})
+	if err != nil {
+		return err
+	}
+	b.atLeast(0.85, r.ratio(inboxMany, rawBatch), "of the raw batch consumer, a batch handler")
+	b.atLeast(5, r.ratio(inboxMany, watermillInbox), fmt.Sprintf("x watermill with %d handlers, a batch handler", most))
+	b.atLeast(2, r.ratio(inboxSavepoint+", 4 workers", inboxSingle), fmt.Sprintf("x a transaction each with %d handlers, a handler per message in batches", most))
+	return nil
+}

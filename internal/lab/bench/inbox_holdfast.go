@@ -1,0 +1,97 @@
+package main
+
+import (
+	"context"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/inbox/inboxredis"
+)
+
+// holdfast runs a consumer until it has processed n messages.
+func (i *intake) holdfast(workers, batch int, newProcessor func() (inbox.Processor, error)) intakeRun {
+	return func(ctx context.Context, n int, watch *stopwatch) error {
+		processor, err := newProcessor()
+		if err != nil {
+			return err
+		}
+		dial := func(context.Context) (*amqp.Connection, error) { return amqp.Dial(i.url) }
+		consumer, err := inboxamqp.NewConsumer(dial, processor, inboxamqp.Config{
+			Queue: i.queue, Concurrency: workers, Batch: batch, MessageLimit: n, Logger: quiet,
+		})
+		if err != nil {
+			return err
+		}
+		watch.start()
+		defer watch.stop()
+		return consumer.Run(ctx)
+	}
+}
+
+func (i *intake) event(ctx context.Context, tx pgx.Tx, v string) error {
+	_, err := tx.Exec(ctx, insertEvent, v)
+	return err
+}
+
+// perMessage has dedup and effect in one transaction.
+func (i *intake) perMessage() (inbox.Processor, error) {
+	p, err := inboxpgx.NewProcessor(i.manager, inboxpgx.Config{Consumer: "bench"})
+	if err != nil {
+		return nil, err
+	}
+	return p, inboxpgx.Handle(p, eventName, i.event, inboxpgx.HandlerConfig{})
+}
+
+// batchHandler is that with one statement for all messages.
+func (i *intake) batchHandler() (inbox.Processor, error) {
+	p, err := inboxpgx.NewProcessor(i.manager, inboxpgx.Config{Consumer: "bench"})
+	if err != nil {
+		return nil, err
+	}
+	return p, inboxpgx.HandleBatch(p, eventName, func(ctx context.Context, tx pgx.Tx, items []inboxpgx.Item[string]) error {
+		bodies := make([]string, len(items))
+		for k, item := range items {
+			bodies[k] = item.Value
+		}
+		_, err := tx.Exec(ctx, insertEvents, bodies)
+		return err
+	}, inboxpgx.HandlerConfig{})
+}
+
+// noDedup has the effect in a transaction, and nothing else.
+func (i *intake) noDedup() (inbox.Processor, error) {
+	mux := inbox.NewMux()
+	return mux, inbox.Handle(mux, eventName, func(ctx context.Context, v string) error {
+		return i.manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error { return i.event(ctx, tx, v) })
+	})
+}
+
+// onRedis claims each message in Redis around that.
+func (i *intake) onRedis() (inbox.Processor, error) {
+	next, err := i.noDedup()
+	if err != nil {
+		return nil, err
+	}
+	return inboxredis.NewProcessor(i.redis, next, i.redisConfig())
+}
+
+// fastPath asks Redis before Postgres.
+func (i *intake) fastPath() (inbox.Processor, error) {
+	next, err := i.perMessage()
+	if err != nil {
+		return nil, err
+	}
+	return inboxredis.NewFastPath(i.redis, next, i.redisConfig())
+}
+
+func (i *intake) redisConfig() inboxredis.Config {
+	return inboxredis.Config{
+		Namespace: "bench-" + strconv.FormatInt(time.Now().UnixNano(), 10), TTL: 2 * time.Minute, Logger: quiet,
+	}
+}

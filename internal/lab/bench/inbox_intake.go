@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/txretry"
+)
+
+const (
+	eventName   = "bench.event"
+	insertEvent = "INSERT INTO bench_events (body) VALUES ($1)"
+)
+
+// intake is where the contenders empty a queue into Postgres.
+type intake struct {
+	bench   *bench
+	pool    *pgxpool.Pool
+	manager *txretry.Manager
+	redis   *redis.Client
+	url     string // of the broker
+	queue   string
+}
+
+func newIntake(ctx context.Context, b *bench) (*intake, error) {
+	pool, err := b.postgres(ctx)
+	if err != nil {
+		return nil, err
+	}
+	url, err := b.rabbitmq(ctx)
+	if err != nil {
+		return nil, err
+	}
+	redisURL, err := b.server(ctx, testenv.Redis, testenv.RedisVar)
+	if err != nil {
+		return nil, err
+	}
+	options, err := redis.ParseURL(redisURL)
+	if err != nil {
+		return nil, err
+	}
+	client := redis.NewClient(options)
+	b.atEnd(client.Close)
+	if err := inboxpgx.Migrate(ctx, pool, inboxpgx.SchemaConfig{}); err != nil {
+		return nil, err
+	}
+	if _, err := pool.Exec(ctx, "CREATE TABLE bench_events (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, body text NOT NULL)"); err != nil {
+		return nil, err
+	}
+	manager, err := txretry.New(pool, txretry.Config{Logger: quiet})
+	if err != nil {
+		return nil, err
+	}
+	i := &intake{
+		bench: b, pool: pool, manager: manager, redis: client, url: url,
+		queue: "holdfast_bench_" + strconv.FormatInt(time.Now().UnixNano(), 10),
+	}
+	b.atEnd(func() error { return i.onBroker(i.deleteQueue) })
+	return i, nil
+}
+
+// intakeRun takes n messages out of the queue, between the start and the stop of the watch.
+type intakeRun func(ctx context.Context, n int, watch *stopwatch) error
+
+// contender has a run take in that part of the messages, fewer to warm up.
+func (i *intake) contender(name string, part int, run intakeRun) contender {
+	return contender{name, func(ctx context.Context, length time.Duration) (sample, error) {
+		n := max(1, int(float64(i.bench.messages)*length.Seconds()/i.bench.length.Seconds())/part)
+		if err := i.fill(ctx, n); err != nil {
+			return nil, err
+		}
+		var watch stopwatch
+		if err := run(ctx, n, &watch); err != nil {
+			return nil, err
+		}
+		return sample{float64(n) / watch.took.Seconds(), watch.ran.Seconds() * 1e6 / float64(n)}, i.expect(ctx, n)
+	}}
+}
+
+// fill makes every run start from empty tables and a new queue with n messages.
+func (i *intake) fill(ctx context.Context, n int) error {
+	if _, err := i.pool.Exec(ctx, "TRUNCATE holdfast_inbox, bench_events"); err != nil {
+		return err
+	}
+	return i.onBroker(func(ch *amqp.Channel) error {
+		if err := i.deleteQueue(ch); err != nil {
+			return err
+		}
+		if _, err := ch.QueueDeclare(i.queue, true, false, false, false, nil); err != nil {
+			return err
+		}
+		if err := ch.Confirm(false); err != nil {
+			return err
+		}
+		return publishWindow(ch, i.queue, n, true, func(m *amqp.Publishing) {
+			m.MessageId, m.Type = ids.New().String(), eventName
+			m.Headers = amqp.Table{watermillID: m.MessageId}
+		})
+	})
+}
+
+func (i *intake) deleteQueue(ch *amqp.Channel) error {
+	_, err := ch.QueueDelete(i.queue, false, false, false)
+	return err
+}
+
+// expect is an error unless each message took effect once and left the queue.
+func (i *intake) expect(ctx context.Context, n int) error {
+	var effects, left int
+	if err := i.pool.QueryRow(ctx, "SELECT count(*) FROM bench_events").Scan(&effects); err != nil {
+		return err
+	}
+	err := i.onBroker(func(ch *amqp.Channel) error {
+		q, err := ch.QueueDeclarePassive(i.queue, true, false, false, false, nil)
+		left = q.Messages
+		return err
+	})
+	if err == nil && (effects != n || left != 0) {
+		err = fmt.Errorf("%d effects of %d messages, %d left in the queue", effects, n, left)
+	}
+	return err
+}
+
+func (i *intake) onBroker(do func(*amqp.Channel) error) error {
+	conn, err := amqp.Dial(i.url)
+	if err != nil {
+		return err
+	}
+	ch, err := conn.Channel()
+	if err == nil {
+		err = do(ch)
+	}
+	return errors.Join(err, conn.Close())
+}

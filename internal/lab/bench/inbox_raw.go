@@ -1,0 +1,140 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+const (
+	rawBegin     = "begin isolation level serializable; set local lock_timeout = '8s'"
+	rawDedup     = "INSERT INTO holdfast_inbox (consumer, message_id, name) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING"
+	rawDedupMany = `INSERT INTO holdfast_inbox (consumer, message_id, name)
+		SELECT $1, id, $3 FROM unnest($2::uuid[]) AS id ON CONFLICT DO NOTHING RETURNING message_id`
+	insertEvents = "INSERT INTO bench_events (body) SELECT unnest($1::text[])"
+)
+
+var errDuplicate = errors.New("a duplicate where there is none")
+
+// rawSingle is a consumer as one writes it by hand, with as many goroutines.
+func (i *intake) rawSingle(handlers int) intakeRun {
+	return func(ctx context.Context, n int, watch *stopwatch) error {
+		return i.consume(2*handlers, n, watch, func(deliveries <-chan amqp.Delivery) error {
+			work := make(chan amqp.Delivery)
+			errs := make([]error, handlers)
+			var running sync.WaitGroup
+			for w := range handlers {
+				running.Go(func() {
+					for d := range work {
+						if err := i.rawOne(ctx, d); err != nil && errs[w] == nil {
+							errs[w] = err
+						}
+					}
+				})
+			}
+			for range n {
+				work <- <-deliveries
+			}
+			close(work)
+			running.Wait()
+			return errors.Join(errs...)
+		})
+	}
+}
+
+func (i *intake) rawOne(ctx context.Context, d amqp.Delivery) error {
+	var v string
+	if err := json.Unmarshal(d.Body, &v); err != nil {
+		return err
+	}
+	err := pgx.BeginTxFunc(ctx, i.pool, pgx.TxOptions{BeginQuery: rawBegin}, func(tx pgx.Tx) error {
+		tag, err := tx.Exec(ctx, rawDedup, "raw", d.MessageId, d.Type)
+		if err != nil {
+			return err
+		}
+		if tag.RowsAffected() == 0 {
+			return errDuplicate
+		}
+		_, err = tx.Exec(ctx, insertEvent, v)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return d.Ack(false)
+}
+
+// rawBatch is one goroutine with one transaction for so many messages.
+func (i *intake) rawBatch(size int) intakeRun {
+	return func(ctx context.Context, n int, watch *stopwatch) error {
+		return i.consume(2*size, n, watch, func(deliveries <-chan amqp.Delivery) error {
+			for left := n; left > 0; left -= min(size, left) {
+				if err := i.rawMany(ctx, deliveries, min(size, left)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+}
+
+func (i *intake) rawMany(ctx context.Context, deliveries <-chan amqp.Delivery, n int) error {
+	keys, bodies := make([]string, n), make([]string, n)
+	var last amqp.Delivery
+	for k := range n {
+		last = <-deliveries
+		keys[k] = last.MessageId
+		if err := json.Unmarshal(last.Body, &bodies[k]); err != nil {
+			return err
+		}
+	}
+	err := pgx.BeginTxFunc(ctx, i.pool, pgx.TxOptions{BeginQuery: rawBegin}, func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, rawDedupMany, "raw", keys, last.Type)
+		if err != nil {
+			return err
+		}
+		first, err := pgx.CollectRows(rows, pgx.RowTo[[16]byte])
+		if err != nil {
+			return err
+		}
+		if len(first) != n {
+			return errDuplicate
+		}
+		_, err = tx.Exec(ctx, insertEvents, bodies)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return last.Ack(true)
+}
+
+// consume opens a connection, and measures what do does with the deliveries until the broker
+// has read the last acknowledgement.
+func (i *intake) consume(prefetch, n int, watch *stopwatch, do func(<-chan amqp.Delivery) error) error {
+	conn, err := amqp.Dial(i.url)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ch, err := conn.Channel()
+	if err != nil {
+		return err
+	}
+	if err := ch.Qos(prefetch, 0, false); err != nil {
+		return err
+	}
+	watch.start()
+	deliveries, err := ch.Consume(i.queue, "", false, false, false, false, nil)
+	if err != nil {
+		return err
+	}
+	err = do(deliveries)
+	err = errors.Join(err, ch.Close())
+	watch.stop()
+	return err
+}
