@@ -42,6 +42,11 @@ type RelayConfig struct {
 	// MaxAttemptsByClass says something else.
 	ByName map[string]Policy
 
+	// MaxCrashes is how often in a row a relay may be lost that has one message in hand, and nothing
+	// else, until the message becomes a Quarantined dead letter. Lost means that it did not settle
+	// within LeaseTTL. Default 3.
+	MaxCrashes int
+
 	// PauseDelay is for how long a transport (or a store) that is unavailable is left alone; it
 	// doubles with each further failure up to MaxPauseDelay, and is spread by ±50 %. Default
 	// 200 ms.
@@ -93,6 +98,7 @@ func (c RelayConfig) withDefaults() RelayConfig {
 		byName[name] = p.over(c.Policy)
 	}
 	c.ByName = byName
+	c.MaxCrashes = cmp.Or(c.MaxCrashes, 3)
 	c.PauseDelay = cmp.Or(c.PauseDelay, 200*time.Millisecond)
 	c.MaxPauseDelay = cmp.Or(c.MaxPauseDelay, 15*time.Second)
 	if c.Logger == nil {
@@ -123,6 +129,7 @@ func (c RelayConfig) validate() error {
 		refuse(err == nil, "ByName: %w", err)
 		p.validate(fmt.Sprintf("ByName[%q].", name), refuse)
 	}
+	refuse(c.MaxCrashes > 0, "MaxCrashes is %d, want at least 1", c.MaxCrashes)
 	refuse(c.PauseDelay > 0 && c.PauseDelay <= c.MaxPauseDelay, "PauseDelay is %v, want more than 0 and at most MaxPauseDelay", c.PauseDelay)
 	return errors.Join(errs...)
 }

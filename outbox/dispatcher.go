@@ -25,6 +25,7 @@ type dispatcher struct {
 	report  Report
 	err     error         // of a round that could not be settled
 	due     time.Duration // until a parked message is ready, as the store said last; 0: none is
+	alone   bool          // nothing begins until all rounds have ended: messages are under suspicion
 }
 
 // dispatch returns a dispatcher, and the function that waits for its rounds and ends it.
@@ -51,24 +52,26 @@ func (d *dispatcher) next(ctx context.Context) (bool, error) {
 		return false, nil
 	}
 	begin := time.Now() // by our own clock, from before the lease began
-	batch, err := d.relay.claim(d.work, d.size(), begin)
+	alone := d.rounds == 0
+	batch, err := d.relay.claim(d.work, d.size(), alone, begin)
 	if err != nil {
 		return false, err
 	}
 	d.due = batch.Due
+	d.alone = batch.Suspect
 	if len(batch.Leases) == 0 {
-		return false, nil
+		return batch.More || d.alone && !alone, nil
 	}
 	d.rounds++
 	d.claimed += len(batch.Messages)
 	go func() { d.ended <- d.relay.round(ctx, d.work, batch, begin) }()
-	return batch.More || d.size() == 0, nil // in the end, what is given back is within the limit again
+	return batch.More || d.alone || d.size() == 0, nil // in the end, what is given back is within the limit again
 }
 
 // makeRoom takes the rounds that have ended, and waits for one if no other may begin before.
 func (d *dispatcher) makeRoom() {
 	for d.rounds > 0 {
-		if d.rounds == maxRounds || d.size() == 0 {
+		if d.rounds == maxRounds || d.alone || d.size() == 0 {
 			d.take(<-d.ended)
 			continue
 		}

@@ -48,6 +48,9 @@ const (
 	// Blocked means that the broker is there but takes nothing at present (an alarm, a full queue).
 	// The relay treats it as it treats Unavailable.
 	Blocked Class = "blocked"
+	// Quarantined is the relay's own, not for a Publisher: the message is a dead letter without a
+	// further attempt, since it was lost alone with RelayConfig.MaxCrashes relays in a row.
+	Quarantined Class = "quarantined"
 )
 
 // PublishError is a failure to publish together with its class.
@@ -76,7 +79,7 @@ func ClassOf(err error) Class {
 		return Retryable
 	}
 	switch pe.Class {
-	case Permanent, Unroutable, Unavailable, Blocked:
+	case Permanent, Unroutable, Unavailable, Blocked, Quarantined:
 		return pe.Class
 	default:
 		return Retryable

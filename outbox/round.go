@@ -19,11 +19,11 @@ type round struct {
 	err                              error
 }
 
-func (r *Relay) claim(ctx context.Context, limit int, begin time.Time) (Batch, error) {
+func (r *Relay) claim(ctx context.Context, limit int, alone bool, begin time.Time) (Batch, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
 	defer cancel()
 	skip := r.paused()
-	batch, err := r.source.Claim(ctx, ClaimRequest{Limit: limit, Lease: r.cfg.LeaseTTL, Skip: skip})
+	batch, err := r.source.Claim(ctx, ClaimRequest{Limit: limit, Lease: r.cfg.LeaseTTL, Skip: skip, Alone: alone})
 	r.setLastLook(err)
 	if err == nil && len(batch.Messages) == 0 {
 		r.forgetPauses(skip)
@@ -38,7 +38,13 @@ func (r *Relay) round(ctx, work context.Context, batch Batch, begin time.Time) r
 	work, end := r.telemetry.startRound(work, batch)
 	defer end()
 	leaseEnd := begin.Add(r.cfg.LeaseTTL)
-	outcomes, down := r.publish(ctx, work, batch.Messages, leaseEnd)
+	var outcomes []outcome
+	var down map[string]error
+	if len(batch.Messages) == 1 && batch.Unsettled >= r.cfg.MaxCrashes {
+		outcomes = quarantine(batch.Unsettled)
+	} else {
+		outcomes, down = r.publish(ctx, work, batch.Messages, leaseEnd)
+	}
 	verdicts, failures := r.judge(batch.Messages, outcomes)
 	stale, err := r.settle(work, batch, verdicts, leaseEnd)
 	r.setLastLook(err)
@@ -77,6 +83,13 @@ func (r *Relay) publish(ctx, work context.Context, messages []Message, leaseEnd 
 	return p.run()
 }
 
+// quarantine is the outcome of a message that is not published any more, since relays were lost that
+// had nothing else in hand.
+func quarantine(losses int) []outcome {
+	err := fmt.Errorf("%d relays in a row were lost with this message", losses)
+	return []outcome{{done: true, err: &PublishError{Class: Quarantined, Err: err}}}
+}
+
 // judge turns the outcomes into verdicts for the store. Messages given back have neither a
 // verdict nor a failure.
 func (r *Relay) judge(messages []Message, outcomes []outcome) ([]Outcome, map[int]Failure) {
@@ -104,7 +117,7 @@ func (r *Relay) judge(messages []Message, outcomes []outcome) ([]Outcome, map[in
 func (r *Relay) failure(m Message, err error) Failure {
 	f := Failure{Class: ClassOf(err), Err: err, Attempt: m.Attempts + 1}
 	policy := r.cfg.policy(m.Name)
-	f.Dead = f.Attempt >= policy.attempts(f.Class)
+	f.Dead = f.Class == Quarantined || f.Attempt >= policy.attempts(f.Class)
 	if !f.Dead {
 		f.Delay = policy.retryDelay(f.Attempt, r.cfg.Rand())
 	}

@@ -34,8 +34,8 @@ func LaneOf(m Message) int {
 // All methods are safe for concurrent use by any number of relays in any number of processes.
 type Source interface {
 	// Claim leases some of the lanes that nobody holds and that have ready messages, and returns
-	// ready messages of those lanes in stored order. An empty Batch means that there is nothing to
-	// do now.
+	// ready messages of those lanes in stored order. A Batch without messages has no leases: there is
+	// nothing to do now, unless it says More.
 	//
 	// Ready is a message that is committed, not published, not waiting for its next attempt, of a
 	// transport not in req.Skip, and not behind a message of its key, stored before it,
@@ -58,6 +58,9 @@ type ClaimRequest struct {
 	Lease time.Duration
 	// Skip names transports whose messages are left alone.
 	Skip []string
+	// Alone says that the relay has no other batch in hand. Only then is it given messages under
+	// suspicion.
+	Alone bool
 }
 
 // Batch is what a Claim took.
@@ -69,9 +72,16 @@ type Batch struct {
 	// Due is the time until the next message that waits for an attempt is ready. 0: none
 	// waits.
 	Due time.Duration
-	// More says that another claim at once may find messages in other lanes. Where it is false, a
-	// relay claims again when a batch of its own has ended, or when it is woken.
+	// More says that another claim at once may find messages, in other lanes or because this one has
+	// put aside what was in the way. Where it is false, a relay claims again when a batch of its own
+	// has ended, or when it is woken.
 	More bool
+	// Suspect says that the messages are under suspicion, and that nothing else should be published
+	// beside them; or, where the relay was not Alone, that there are such messages.
+	Suspect bool
+	// Unsettled is how many claims of exactly this message, alone, ended without being settled. It is
+	// 0 in a Batch of several.
+	Unsettled int
 }
 
 // Lease is one lane held by one claim.

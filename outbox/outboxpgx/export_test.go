@@ -29,8 +29,9 @@ func Statement(name string) string {
 	}
 	s := t.statements()
 	return map[string]string{
-		"setup": s.setup, "promote": s.promote, "lower": s.lower, "lease": s.lease, "read": s.read, "due": s.due, "prune": t.fill(pruneSQL),
-		"published": s.published, "kept": s.kept, "failed": s.failed, "dead": s.dead, "close": s.close,
+		"setup": s.setup, "lower": s.lower, "lease": s.lease, "read": s.read, "due": s.due, "alone": s.alone, "free": s.free,
+		"overdue": s.overdue, "hold due": s.holdDue, "hold": s.hold, "release": s.release,
+		"published": s.published, "kept": s.kept, "failed": s.failed, "dead": s.dead, "close": s.close, "prune": t.fill(pruneSQL),
 		"stats": t.fill(statsSQL),
 	}[name]
 }

@@ -27,11 +27,14 @@ func TestQueriesUseTheirIndexes(t *testing.T) {
 	must(t, err)
 	ids, lanes, tokens, text := []string{"0195e7f0-0000-7000-8000-000000000000"}, []int16{1}, []int64{1}, []string{"x"}
 	for name, args := range map[string][]any{
-		"promote":   {},
-		"lease":     {int64(7), 1000000, 4, []string{}},
+		"lease":     {int64(7), 1000000, 4, []string{}, 500, true},
 		"lower":     {},
 		"read":      {int64(7), 500, []string{}, 32 << 20},
 		"due":       {},
+		"overdue":   {500},
+		"hold due":  {lanes, 500},
+		"hold":      {int64(7), 1000, []string{}},
+		"release":   {lanes, 500, 5000, 500, 10, int64(100_000)},
 		"published": {lanes, tokens, ids},
 		"kept":      {lanes, tokens, ids},
 		"failed":    {lanes, tokens, ids, []int64{1}, text, text},

@@ -184,7 +184,7 @@ func TestVanishedHostFreesItsLanes(t *testing.T) {
 	defer vanished.Rollback(context.WithoutCancel(t.Context()))
 	_, err = vanished.Exec(t.Context(), outboxpgx.Statement("setup"))
 	must(t, err)
-	_, err = vanished.Exec(t.Context(), outboxpgx.Statement("lease"), int64(7), int64(1_000_000), outbox.Lanes, []string{})
+	_, err = vanished.Exec(t.Context(), outboxpgx.Statement("lease"), int64(7), int64(1_000_000), outbox.Lanes, []string{}, 500, true)
 	must(t, err)
 	publisher := outboxtest.NewPublisher()
 	defer run(t, f.relay(t, publisher, outbox.RelayConfig{PollInterval: 50 * time.Millisecond}))()

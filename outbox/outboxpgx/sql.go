@@ -6,20 +6,22 @@ import "strings"
 type statements struct {
 	insertOne, insert, insertJSON              string
 	remember, recall, forget                   string
-	setup, hurry, promote, lower               string
-	lease, read, due, writers                  string
-	hold, published, kept, failed, dead, close string
+	setup, hurry, free, lower                  string
+	lease, read, due, alone, writers           string
+	overdue, holdDue, hold, release            string
+	lock, published, kept, failed, dead, close string
 }
 
 func (t tables) statements() statements {
-	parts := strings.NewReplacer("{ready}", ready, "{held}", held)
+	parts := strings.NewReplacer("{ready}", ready, "{waiting}", waiting, "{before}", before, "{net}", net, "{ours}", ours)
 	twice := func(sql string) string { return t.fill(parts.Replace(sql)) } // a part may hold a name
 	return statements{
 		insertOne: twice(insertOneSQL), insert: twice(insertSQL), insertJSON: twice(insertJSONSQL),
 		remember: twice(rememberSQL), recall: twice(recallSQL), forget: twice(forgetSQL),
-		setup: setupSQL, hurry: hurrySQL, promote: twice(promoteSQL), lower: twice(lowerSQL),
-		lease: twice(leaseSQL), read: twice(readSQL), due: twice(dueSQL), writers: writersSQL,
-		hold: twice(holdSQL), published: twice(publishedSQL), kept: twice(keptSQL), failed: twice(failedSQL),
+		setup: setupSQL, hurry: hurrySQL, free: twice(freeSQL), lower: twice(lowerSQL),
+		lease: twice(leaseSQL), read: twice(readSQL), due: twice(dueSQL), alone: twice(aloneSQL), writers: writersSQL,
+		overdue: twice(overdueSQL), holdDue: twice(holdDueSQL), hold: twice(holdSQL), release: twice(releaseSQL),
+		lock: twice(lockSQL), published: twice(publishedSQL), kept: twice(keptSQL), failed: twice(failedSQL),
 		dead: twice(deadSQL), close: twice(closeSQL),
 	}
 }
@@ -82,65 +84,85 @@ SELECT set_config('idle_in_transaction_session_timeout', '5s', true), set_config
 // as durable as itself.
 const hurrySQL = `SELECT set_config('synchronous_commit', 'off', true)`
 
-// ready is the state of a row o that can be published: not one that waits, and not one stored
-// behind a row of its key that waits.
-const ready = `o.published_at IS NULL AND o.due_at IS NULL
-      AND NOT EXISTS (SELECT FROM {outbox} p WHERE p.ordering_key = o.ordering_key AND p.seq < o.seq AND p.published_at IS NULL AND p.due_at IS NOT NULL)`
+// The states of a row o that is not published.
+const (
+	ready   = `o.published_at IS NULL AND o.due_at IS NULL`
+	waiting = `o.published_at IS NULL AND o.due_at IS NOT NULL`
+)
 
-// The floor of a lane goes down to the rows that come back, with whatever value it has by then. The
-// lanes are locked in one order everywhere.
-const promoteSQL = `
-WITH due AS MATERIALIZED (
-  SELECT id FROM {outbox} WHERE published_at IS NULL AND due_at IS NOT NULL AND due_at <= now()
-  ORDER BY due_at LIMIT 1000 FOR UPDATE SKIP LOCKED),
-back AS (UPDATE {outbox} o SET due_at = NULL FROM due WHERE o.id = due.id RETURNING o.lane, o.seq),
-low AS MATERIALIZED (SELECT lane, min(seq) AS seq FROM back GROUP BY lane),
-locked AS MATERIALIZED (SELECT l.lane, low.seq FROM {lanes} l JOIN low ON l.lane = low.lane ORDER BY l.lane FOR UPDATE OF l)
-UPDATE {lanes} l SET floor = least(l.floor, locked.seq) FROM locked WHERE l.lane = locked.lane`
+// before finds the waiting row p that is nearest before o in its key: o must not be published. The
+// nearest, since before the first may lie the entries of many that are gone.
+const before = `p.ordering_key = o.ordering_key AND p.seq < o.seq AND p.published_at IS NULL AND p.due_at IS NOT NULL ORDER BY p.seq DESC LIMIT 1`
 
 // Looks below the floors, where nothing should lie.
 const lowerSQL = `
 WITH low AS MATERIALIZED (
-  SELECT l.lane, (SELECT o.seq FROM {outbox} o WHERE o.lane = l.lane AND o.seq < l.floor AND o.published_at IS NULL AND o.due_at IS NULL
+  SELECT l.lane, (SELECT o.seq FROM {outbox} o WHERE o.lane = l.lane AND o.seq < l.floor AND {ready}
                   ORDER BY o.seq LIMIT 1) AS seq
   FROM {lanes} l),
 locked AS MATERIALIZED (SELECT l.lane, low.seq FROM {lanes} l JOIN low ON l.lane = low.lane WHERE low.seq IS NOT NULL ORDER BY l.lane FOR UPDATE OF l)
 UPDATE {lanes} l SET floor = least(l.floor, locked.seq) FROM locked WHERE l.lane = locked.lane`
 
 // The lanes least recently used come first, so that none is forgotten. A lane without a token is
-// free whatever its time says: the clock may have been set back.
-// $1 token, $2 microseconds, $3 lanes, $4 transports to skip.
+// free whatever its time says: the clock may have been set back. A lane under suspicion, or whose last
+// claim was lost, is leased only to who is alone, and by itself; a row without a lane says that there
+// is one. A lost claim makes the batches of its lane eight times smaller, up to the last row that it
+// can have held.
+// $1 token, $2 microseconds, $3 lanes, $4 transports to skip, $5 limit, $6 alone.
 const leaseSQL = `
-WITH free AS MATERIALIZED (
-  SELECT l.lane FROM {lanes} l
+WITH able AS MATERIALIZED (
+  SELECT l.lane, l.lease_until, l.token IS NOT NULL OR l.suspect IS NOT NULL AS doubtful FROM {lanes} l
   WHERE (l.token IS NULL OR l.lease_until <= now())
     AND (SELECT true FROM {outbox} o WHERE o.lane = l.lane AND o.seq >= l.floor AND {ready}
-           AND o.transport_name <> ALL($4::text[]) ORDER BY o.seq LIMIT 1)
-  ORDER BY l.lease_until LIMIT $3 FOR UPDATE OF l SKIP LOCKED)
-UPDATE {lanes} l SET token = $1, lease_until = now() + $2 * interval '1 microsecond'
-FROM free WHERE l.lane = free.lane
-RETURNING l.lane, l.token`
+           AND o.transport_name <> ALL($4::text[]) ORDER BY o.seq LIMIT 1)),
+kind AS MATERIALIZED (SELECT doubtful FROM able WHERE $6::boolean OR NOT doubtful ORDER BY lease_until LIMIT 1),
+free AS MATERIALIZED (
+  SELECT l.lane FROM {lanes} l JOIN able a ON l.lane = a.lane
+  WHERE (l.token IS NULL OR l.lease_until <= now()) AND a.doubtful = (SELECT doubtful FROM kind)
+  ORDER BY a.lease_until LIMIT (SELECT CASE WHEN doubtful THEN 1 ELSE $3::int END FROM kind) FOR UPDATE OF l SKIP LOCKED),
+leased AS (
+  UPDATE {lanes} l SET token = $1::bigint, lease_until = now() + $2 * interval '1 microsecond',
+    batch = CASE WHEN l.token IS NOT NULL THEN greatest(1, l.batch / 8) WHEN l.suspect IS NOT NULL THEN l.batch ELSE $5::int END,
+    losses = CASE WHEN l.token IS NOT NULL AND l.batch = 1 THEN l.losses + 1 ELSE l.losses END,
+    suspect = CASE WHEN l.token IS NULL THEN l.suspect ELSE (
+      SELECT max(seq) FROM (SELECT o.seq FROM {outbox} o WHERE o.lane = l.lane AND o.seq >= l.floor AND {ready}
+                              AND o.transport_name <> ALL($4::text[]) ORDER BY o.seq LIMIT l.batch) held) END
+  FROM free WHERE l.lane = free.lane
+  RETURNING l.lane, l.suspect IS NOT NULL AND l.batch = 1 AS single)
+SELECT lane, single, (SELECT doubtful FROM kind) FROM leased
+UNION ALL SELECT NULL, false, true FROM able WHERE doubtful AND NOT $6::boolean`
 
 // The rows of the lanes just leased, each lane's share of the limit, cut where the bodies exceed
-// the bytes. It is a statement of its own: its snapshot must be newer than the lock on the lane.
+// the bytes; without their bodies those that are behind another of their key. It is a statement of its
+// own: its snapshot must be newer than the lock on the lane.
 // $1 token, $2 limit, $3 transports to skip, $4 bytes.
 const readSQL = `
-SELECT id, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers, created_at, attempts, seq
+SELECT id, name, CASE WHEN NOT behind THEN body END, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers,
+       created_at, attempts, seq, behind
 FROM (
-  SELECT m.*, sum(octet_length(m.body)) OVER (ORDER BY m.seq) - octet_length(m.body) AS bytes_before
+  SELECT m.*, sum(octet_length(m.body)) FILTER (WHERE NOT behind) OVER (ORDER BY m.seq) - octet_length(m.body) AS bytes_before
   FROM {lanes} l CROSS JOIN LATERAL (
-    SELECT o.* FROM {outbox} o
+    SELECT o.*, (SELECT true FROM {outbox} p WHERE {before}) IS NOT NULL AS behind FROM {outbox} o
     WHERE o.lane = l.lane AND o.seq >= l.floor AND {ready} AND o.transport_name <> ALL($3::text[])
-    ORDER BY o.seq LIMIT greatest(1, $2::int / (SELECT count(*)::int FROM {lanes} WHERE token = $1))) m
+    ORDER BY o.seq LIMIT greatest(1, least(l.batch, $2::int / (SELECT count(*)::int FROM {lanes} WHERE token = $1)))) m
   WHERE l.token = $1) q
-WHERE bytes_before < $4::bigint
+WHERE behind OR bytes_before < $4::bigint
 ORDER BY seq
 LIMIT $2::int`
 
-// The microseconds until the next parked row is due.
+// Counts the losses of the one message that is claimed by itself. $1 token, $2 its seq.
+const aloneSQL = `
+UPDATE {lanes} SET losses = CASE WHEN alone = $2::bigint THEN losses ELSE 0 END, alone = $2::bigint WHERE token = $1 RETURNING losses`
+
+// Gives back the lanes of claims whose COMMIT may have been lost on its way. $1 tokens.
+const freeSQL = `
+WITH mine AS MATERIALIZED (SELECT lane FROM {lanes} WHERE token = ANY($1::bigint[]) ORDER BY lane FOR UPDATE SKIP LOCKED)
+UPDATE {lanes} l SET token = NULL FROM mine WHERE l.lane = mine.lane`
+
+// The microseconds until the first waiting row is due; they may be over.
 const dueSQL = `
-SELECT ceil(extract(epoch FROM due_at - now()) * 1000000)::bigint FROM {outbox}
-WHERE published_at IS NULL AND due_at IS NOT NULL AND due_at > now() ORDER BY due_at LIMIT 1`
+SELECT ceil(extract(epoch FROM due_at - now()) * 1000000)::bigint FROM {outbox} o
+WHERE {waiting} ORDER BY due_at LIMIT 1`
 
 // The transactions that may yet insert a row with a number already passed: see horizon.
 const writersSQL = `
@@ -149,30 +171,30 @@ WHERE locktype = 'relation' AND relation = $1::text::regclass AND mode = 'RowExc
   AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND pid IS DISTINCT FROM pg_backend_pid()`
 
 // Locks the lanes whose token is still ours. $1 lanes, $2 tokens.
-const holdSQL = `
+const lockSQL = `
 SELECT l.lane FROM {lanes} l JOIN unnest($1::smallint[], $2::bigint[]) AS b(lane, token) ON l.lane = b.lane AND l.token = b.token
 ORDER BY l.lane FOR UPDATE OF l`
 
-// held are the lanes that hold has locked, in the statements after it. $1 lanes, $2 tokens.
-const held = `ANY(ARRAY(
+// ours are the lanes that lock has locked, in the statements after it. $1 lanes, $2 tokens.
+const ours = `ANY(ARRAY(
   SELECT l.lane FROM {lanes} l JOIN unnest($1::smallint[], $2::bigint[]) AS b(lane, token) ON l.lane = b.lane AND l.token = b.token))`
 
 // $3 ids.
-const publishedSQL = `DELETE FROM {outbox} WHERE id = ANY($3::uuid[]) AND lane = {held}`
+const publishedSQL = `DELETE FROM {outbox} WHERE id = ANY($3::uuid[]) AND lane = {ours}`
 
-const keptSQL = `UPDATE {outbox} SET published_at = now() WHERE id = ANY($3::uuid[]) AND lane = {held} AND published_at IS NULL`
+const keptSQL = `UPDATE {outbox} SET published_at = now() WHERE id = ANY($3::uuid[]) AND lane = {ours} AND published_at IS NULL`
 
 // $3 ids, $4 microseconds, $5 classes, $6 errors.
 const failedSQL = `
-UPDATE {outbox} o SET attempts = o.attempts + 1, due_at = now() + f.delay * interval '1 microsecond', error_class = f.class, last_error = f.error
+UPDATE {outbox} o SET attempts = o.attempts + 1, held = false, due_at = now() + f.delay * interval '1 microsecond', error_class = f.class, last_error = f.error
 FROM unnest($3::uuid[], $4::bigint[], $5::text[], $6::text[]) AS f(id, delay, class, error)
-WHERE o.id = f.id AND o.lane = {held}`
+WHERE o.id = f.id AND o.lane = {ours}`
 
 // An id may be there already, if it was written again after it died: the newer message replaces the
 // older.
 // $3 ids, $4 classes, $5 errors.
 const deadSQL = `
-WITH gone AS (DELETE FROM {outbox} WHERE id = ANY($3::uuid[]) AND lane = {held} RETURNING *)
+WITH gone AS (DELETE FROM {outbox} WHERE id = ANY($3::uuid[]) AND lane = {ours} RETURNING *)
 INSERT INTO {dead} ({columns}, seq, created_at, attempts, error_class, last_error)
 SELECT g.id, g.lane, g.name, g.body, g.content_type, g.headers, g.ordering_key, g.transport_name, g.exchange, g.routing_key, g.route_headers,
        g.seq, g.created_at, g.attempts + 1, f.class, f.error
@@ -184,11 +206,11 @@ ON CONFLICT (id) DO UPDATE SET (
   EXCLUDED.lane, EXCLUDED.name, EXCLUDED.body, EXCLUDED.content_type, EXCLUDED.headers, EXCLUDED.ordering_key, EXCLUDED.transport_name,
   EXCLUDED.exchange, EXCLUDED.routing_key, EXCLUDED.route_headers, EXCLUDED.seq, EXCLUDED.created_at, EXCLUDED.attempts, EXCLUDED.error_class, EXCLUDED.last_error, EXCLUDED.died_at)`
 
-// The token goes, so that a batch is settled once; and the floor rises to the first ready row,
-// up to the horizon. $3 horizon.
+// The token goes, so that a batch is settled once; the floor rises to the first ready row, up to the
+// horizon; and the suspicion ends when that is past it. $3 horizon.
 const closeSQL = `
-UPDATE {lanes} l SET token = NULL, lease_until = now(),
-  floor = greatest(l.floor, least($3::bigint, (
-    SELECT o.seq FROM {outbox} o WHERE o.lane = l.lane AND o.seq >= l.floor AND o.published_at IS NULL AND o.due_at IS NULL
-    ORDER BY o.seq LIMIT 1)))
-WHERE l.lane = {held}`
+UPDATE {lanes} l SET token = NULL, lease_until = now(), floor = greatest(l.floor, least($3::bigint, f.seq)),
+  suspect = CASE WHEN f.seq <= l.suspect THEN l.suspect END
+FROM (SELECT h.lane, (SELECT o.seq FROM {outbox} o WHERE o.lane = h.lane AND o.seq >= h.floor AND {ready} ORDER BY o.seq LIMIT 1) AS seq
+      FROM {lanes} h WHERE h.lane = {ours}) f
+WHERE l.lane = f.lane`

@@ -16,11 +16,11 @@ const statsWaiting = 1000
 // Every part walks an index from its begin and stops at the limit. $1 limit, $2 waiting messages.
 const statsSQL = `
 SELECT
-  (SELECT count(*) FROM (
+  least($1, waiting.held + (SELECT count(*) FROM (
      SELECT FROM {lanes} l CROSS JOIN LATERAL (
        SELECT FROM {outbox} o WHERE o.lane = l.lane AND o.seq >= l.floor AND o.published_at IS NULL AND o.due_at IS NULL ORDER BY o.seq LIMIT $1::int) r
-     LIMIT $1) ready),
-  (SELECT count(*) FROM (SELECT FROM {outbox} WHERE published_at IS NULL AND due_at IS NOT NULL ORDER BY due_at LIMIT $1) parked),
+     LIMIT $1) ready)),
+  waiting.parked,
   (SELECT count(*) FROM (SELECT FROM {dead} ORDER BY died_at, seq LIMIT $1) dead),
   (SELECT (extract(epoch FROM clock_timestamp() - min(created_at)) * 1000000)::bigint FROM (
      SELECT r.created_at FROM {lanes} l CROSS JOIN LATERAL (
@@ -28,7 +28,9 @@ SELECT
      UNION ALL
      SELECT created_at FROM (
        SELECT created_at, attempts FROM {outbox} WHERE published_at IS NULL AND due_at IS NOT NULL ORDER BY due_at LIMIT $2::int) p
-     WHERE attempts > 0) oldest)`
+     WHERE attempts > 0) oldest)
+FROM (SELECT count(*) FILTER (WHERE held) AS held, count(*) FILTER (WHERE NOT held) AS parked
+      FROM (SELECT held FROM {outbox} WHERE published_at IS NULL AND due_at IS NOT NULL ORDER BY due_at LIMIT $1) w) waiting`
 
 // Stats meets outbox.Measured. The oldest age is that of the message stored first in each lane, and
 // of the 1,000 waiting messages that are due first; what lies below a floor that is wrong is not seen

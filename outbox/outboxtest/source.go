@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/holdfast-go/holdfast/outbox"
 )
 
@@ -25,25 +27,85 @@ func (s *Store) Claim(ctx context.Context, req outbox.ClaimRequest) (outbox.Batc
 	defer s.mu.Unlock()
 	now := time.Now()
 	batch := outbox.Batch{Due: s.promote(now)}
-	taken := map[int]bool{}
-	for _, e := range s.ready(req.Skip) {
+	ready := s.ready(req.Skip)
+	sizes := map[int]int{} // what is left of each lane's share
+	for _, n := range s.choose(ready, req.Alone, &batch, now) {
+		sizes[n] = s.lanes[n].lease(n, req, now, ready)
+		batch.Leases = append(batch.Leases, outbox.Lease{Lane: n, Token: s.lanes[n].token})
+	}
+	for _, e := range ready {
 		n := outbox.LaneOf(e.Message)
-		if !taken[n] && (len(taken) == lanesPerClaim || now.Before(s.lanes[n].until)) {
+		if sizes[n] == 0 || len(batch.Messages) == req.Limit {
 			continue
 		}
-		if !taken[n] {
-			taken[n] = true
-			s.lanes[n].token++
-			s.lanes[n].until = now.Add(req.Lease)
-			batch.Leases = append(batch.Leases, outbox.Lease{Lane: n, Token: s.lanes[n].token})
-		}
+		sizes[n]--
 		batch.Messages = append(batch.Messages, clone(e.Message))
-		if len(batch.Messages) == req.Limit {
-			break
+	}
+	if l := batch.Leases; len(l) == 1 && s.lanes[l[0].Lane].single() {
+		batch.Unsettled = s.lanes[l[0].Lane].count(batch.Messages[0].ID)
+	}
+	batch.More = len(batch.Leases) == lanesPerClaim
+	return batch, nil
+}
+
+// choose returns the lanes to lease: the first free ones with ready messages, or the first one, if it
+// is under suspicion.
+func (s *Store) choose(ready []*entry, alone bool, batch *outbox.Batch, now time.Time) []int {
+	var sound, doubtful []int
+	for _, e := range ready {
+		n := outbox.LaneOf(e.Message)
+		l := &s.lanes[n]
+		switch {
+		case slices.Contains(sound, n) || slices.Contains(doubtful, n) || now.Before(l.until):
+		case l.doubtful():
+			doubtful = append(doubtful, n)
+		default:
+			sound = append(sound, n)
 		}
 	}
-	batch.More = len(taken) == lanesPerClaim
-	return batch, nil
+	batch.Suspect = len(doubtful) > 0
+	if alone && len(doubtful) > 0 {
+		return slices.SortedFunc(slices.Values(doubtful), func(a, b int) int { return s.lanes[a].until.Compare(s.lanes[b].until) })[:1]
+	}
+	return sound[:min(len(sound), lanesPerClaim)]
+}
+
+// lost reports whether the last claim of a lane that is free now was not settled.
+func (l *lane) lost() bool { return !l.until.IsZero() }
+
+func (l *lane) doubtful() bool { return l.lost() || len(l.suspect) > 0 }
+
+// single reports whether the lane gives one message at a time.
+func (l *lane) single() bool { return len(l.suspect) > 0 && l.batch == 1 }
+
+// lease takes lane n, which is free, and returns how many messages it gives.
+func (l *lane) lease(n int, req outbox.ClaimRequest, now time.Time, ready []*entry) int {
+	switch {
+	case l.lost():
+		if l.batch == 1 {
+			l.losses++
+		}
+		l.suspect = map[uuid.UUID]bool{}
+		for _, e := range ready {
+			if len(l.suspect) < l.batch && outbox.LaneOf(e.Message) == n {
+				l.suspect[e.ID] = true
+			}
+		}
+		l.batch = max(1, l.batch/8)
+	case len(l.suspect) == 0:
+		l.batch = req.Limit
+	}
+	l.token++
+	l.until = now.Add(req.Lease)
+	return l.batch
+}
+
+// count returns how many claims of this message alone were lost.
+func (l *lane) count(id uuid.UUID) int {
+	if l.alone != id {
+		l.alone, l.losses = id, 0
+	}
+	return l.losses
 }
 
 // promote makes messages ready whose next attempt is due, and returns the time until the next one.
@@ -94,7 +156,7 @@ func (s *Store) Settle(ctx context.Context, b outbox.Batch, outcomes []outbox.Ou
 		}
 		held[l.Lane] = true
 		s.lanes[l.Lane].token++ // a batch is settled once
-		s.lanes[l.Lane].until = now
+		s.lanes[l.Lane].until = time.Time{}
 	}
 	for _, o := range outcomes {
 		if e := s.byID[o.ID]; e != nil && held[outbox.LaneOf(e.Message)] {
@@ -102,7 +164,18 @@ func (s *Store) Settle(ctx context.Context, b outbox.Batch, outcomes []outbox.Ou
 		}
 	}
 	s.sweep()
+	s.acquit(held)
 	return stale, nil
+}
+
+// acquit ends the suspicion of messages that are gone or wait.
+func (s *Store) acquit(lanes map[int]bool) {
+	for n := range lanes {
+		maps.DeleteFunc(s.lanes[n].suspect, func(id uuid.UUID, _ bool) bool {
+			e := s.byID[id]
+			return e == nil || !e.due.IsZero()
+		})
+	}
 }
 
 func (s *Store) settle(e *entry, o outbox.Outcome, now time.Time) {

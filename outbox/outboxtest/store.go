@@ -38,7 +38,12 @@ type entry struct {
 
 type lane struct {
 	token int64
-	until time.Time // free from then on
+	until time.Time // of the lease; zero: nobody holds the lane
+
+	batch   int                // the most messages of the last claim
+	suspect map[uuid.UUID]bool // the messages under suspicion
+	alone   uuid.UUID          // the last message that was claimed alone
+	losses  int                // how many such claims were lost
 }
 
 // DeadLetter is a message that was given up.

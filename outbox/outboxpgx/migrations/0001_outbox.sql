@@ -1,5 +1,6 @@
 -- The table of messages. seq is the stored order; a row is ready while published_at and due_at are null,
--- and waits for its first or next attempt until due_at. Rows are short-lived, so they are vacuumed early.
+-- and waits for its first or next attempt until due_at. A held row waits for the one before it in its key;
+-- its due_at is a safety net, or the time at which it follows. Rows are short-lived, so they are vacuumed early.
 CREATE TABLE {{table}} (
     id             uuid        NOT NULL,
     seq            bigint      GENERATED ALWAYS AS IDENTITY,
@@ -16,6 +17,7 @@ CREATE TABLE {{table}} (
     created_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
     published_at   timestamptz,
     due_at         timestamptz,
+    held           boolean     NOT NULL DEFAULT false,
     attempts       integer     NOT NULL DEFAULT 0,
     error_class    text,
     last_error     text,
@@ -28,12 +30,19 @@ CREATE INDEX "{{raw.table}}_held" ON {{table}} (ordering_key, seq) WHERE publish
 CREATE INDEX "{{raw.table}}_published" ON {{table}} (published_at) WHERE published_at IS NOT NULL;
 
 -- One row per lane: the fencing token of the claim that holds it, until when, and the seq below which
--- it has no ready row, so that none of the entries of rows long gone is read again.
+-- it has no ready row, so that none of the entries of rows long gone is read again. A token that outlived
+-- its lease is that of a claim that was lost: the lane is under suspicion then up to a seq, and claims of
+-- it have at most so many rows as batch says; alone is the seq of the last one claimed by itself, and
+-- losses how many such claims were lost.
 CREATE TABLE {{lanes}} (
     lane        smallint    NOT NULL,
     token       bigint,
     lease_until timestamptz NOT NULL DEFAULT '-infinity',
     floor       bigint      NOT NULL DEFAULT 0,
+    batch       integer     NOT NULL DEFAULT 0,
+    suspect     bigint,
+    alone       bigint,
+    losses      integer     NOT NULL DEFAULT 0,
     CONSTRAINT "{{raw.lanes}}_pkey" PRIMARY KEY (lane)
 ) WITH (fillfactor = 20, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_cost_delay = 0);
 

@@ -56,11 +56,25 @@ func (s Store) claim(t *testing.T, req outbox.ClaimRequest) outbox.Batch {
 	if req.Lease == 0 {
 		req.Lease = lease
 	}
-	b, err := s.Source.Claim(t.Context(), req)
-	if err != nil {
-		t.Fatalf("Claim: %v", err)
+	for {
+		b, err := s.Source.Claim(t.Context(), req)
+		if err != nil {
+			t.Fatalf("Claim: %v", err)
+		}
+		if len(b.Messages) == 0 && len(b.Leases) > 0 {
+			t.Fatalf("a batch without messages has the leases %v", b.Leases)
+		}
+		if len(b.Messages) > 0 || !b.More {
+			return b
+		}
 	}
-	return b
+}
+
+// claimAlone is claim for a relay that has nothing else in hand.
+func (s Store) claimAlone(t *testing.T, req outbox.ClaimRequest) outbox.Batch {
+	t.Helper()
+	req.Alone = true
+	return s.claim(t, req)
 }
 
 func (s Store) settle(t *testing.T, b outbox.Batch, outcomes ...outbox.Outcome) []outbox.Lease {
@@ -78,7 +92,7 @@ func (s Store) wantReady(t *testing.T, want ...string) {
 	var got []string
 	var batches []outbox.Batch
 	for {
-		b := s.claim(t, outbox.ClaimRequest{})
+		b := s.claimAlone(t, outbox.ClaimRequest{})
 		batches = append(batches, b)
 		if len(b.Messages) == 0 {
 			break

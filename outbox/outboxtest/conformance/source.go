@@ -25,6 +25,8 @@ func TestSource(t *testing.T, b Backend) {
 		"a message may die again":             buriesAgain,
 		"a skipped transport is left alone":   skipsTransports,
 		"a lease runs out and is fenced":      fencesStaleLease,
+		"lost claims put under suspicion":     suspectsTheLost,
+		"a message that is lost is counted":   countsLosses,
 		"a batch is settled once":             settlesOnce,
 		"foreign ids are ignored":             ignoresForeign,
 		"bad requests are refused":            refusesBadRequests,
@@ -236,7 +238,7 @@ func fencesStaleLease(t *testing.T, s Store) {
 	paused := s.claim(t, outbox.ClaimRequest{Lease: 300 * time.Millisecond})
 	var second outbox.Batch
 	eventually(t, func() string {
-		if second = s.claim(t, outbox.ClaimRequest{}); len(second.Messages) == 0 {
+		if second = s.claimAlone(t, outbox.ClaimRequest{}); len(second.Messages) == 0 {
 			return "the lane of a relay that is gone is not claimed"
 		}
 		return ""
@@ -289,5 +291,82 @@ func refusesBadRequests(t *testing.T, s Store) {
 		if _, err := s.Source.Claim(t.Context(), req); err == nil {
 			t.Errorf("Claim(%+v) was accepted", req)
 		}
+	}
+}
+
+// lose claims and never settles, as a relay that was killed.
+func (s Store) lose(t *testing.T, limit int) outbox.Batch {
+	t.Helper()
+	var b outbox.Batch
+	eventually(t, func() string {
+		if b = s.claimAlone(t, outbox.ClaimRequest{Limit: limit, Lease: 100 * time.Millisecond}); len(b.Messages) == 0 {
+			return "nothing to claim"
+		}
+		return ""
+	})
+	return b
+}
+
+func suspectsTheLost(t *testing.T, s Store) {
+	// Keys a and b lie in different lanes.
+	for i := range 20 {
+		s.write(t, message("a", strconv.Itoa(i)))
+	}
+	s.lose(t, 16)
+	s.write(t, message("b", "sound"))
+	eventually(t, func() string {
+		b := s.claim(t, outbox.ClaimRequest{})
+		defer s.settle(t, b)
+		if slices.ContainsFunc(b.Messages, func(m outbox.Message) bool { return m.Key == "a" }) {
+			t.Fatal("messages under suspicion were given to a relay that is not alone")
+		}
+		if !b.Suspect {
+			return "the relay is not told of messages under suspicion"
+		}
+		return ""
+	})
+	s.settleSound(t)
+	for sent := 0; sent < 20; { // 16 in batches of 2, and the rest
+		b := s.claimAlone(t, outbox.ClaimRequest{Limit: 16})
+		want := 2
+		if sent == 16 {
+			want = 4
+		}
+		if len(b.Messages) != want || b.Suspect != (sent < 16) || b.Unsettled != 0 {
+			t.Fatalf("after %d: %d messages, suspect %v, unsettled %d", sent, len(b.Messages), b.Suspect, b.Unsettled)
+		}
+		if b.Messages[0].Attempts != 0 {
+			t.Error("suspicion cost an attempt")
+		}
+		s.settle(t, b, outcomes(outbox.Published, b.Messages...)...)
+		sent += len(b.Messages)
+	}
+	s.wantReady(t)
+}
+
+// settleSound publishes what is not under suspicion.
+func (s Store) settleSound(t *testing.T) {
+	t.Helper()
+	b := s.claim(t, outbox.ClaimRequest{})
+	s.settle(t, b, outcomes(outbox.Published, b.Messages...)...)
+}
+
+func countsLosses(t *testing.T, s Store) {
+	for i := range 10 {
+		s.write(t, message("k", strconv.Itoa(i)))
+	}
+	for _, want := range []int{8, 1, 1, 1} {
+		b := s.lose(t, 8)
+		if len(b.Messages) != want {
+			t.Fatalf("%d messages, want %d", len(b.Messages), want)
+		}
+	}
+	b := s.lose(t, 8)
+	if len(b.Messages) != 1 || b.Unsettled != 3 || !b.Suspect || string(b.Messages[0].Body) != `"0"` {
+		t.Fatalf("%v, unsettled %d, suspect %v, want the first, lost 3 times", bodies(b), b.Unsettled, b.Suspect)
+	}
+	s.settle(t, b, outcomes(outbox.Dead, b.Messages...)...)
+	if b = s.claimAlone(t, outbox.ClaimRequest{Limit: 8}); len(b.Messages) == 0 || b.Unsettled != 0 || string(b.Messages[0].Body) != `"1"` {
+		t.Errorf("the key goes on with %v, unsettled %d", bodies(b), b.Unsettled)
 	}
 }

@@ -129,7 +129,9 @@ func waitsUntilNotBefore(t *testing.T, s Store) {
 	s.write(t, alone) // one by one, as many in one call
 	var got []string
 	eventually(t, func() string {
-		for _, m := range s.claim(t, outbox.ClaimRequest{Lease: 100 * time.Millisecond}).Messages {
+		b := s.claim(t, outbox.ClaimRequest{})
+		s.settle(t, b)
+		for _, m := range b.Messages {
 			if !m.NotBefore.IsZero() {
 				t.Errorf("the relay sees NotBefore %v", m.NotBefore)
 			}

@@ -1,0 +1,208 @@
+package outboxpgx
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+// Claim meets outbox.Source. It writes the lanes, and the messages that wait or begin to.
+func (s *Source) Claim(ctx context.Context, req outbox.ClaimRequest) (outbox.Batch, error) {
+	if req.Limit < 1 || req.Lease < time.Microsecond {
+		return outbox.Batch{}, fmt.Errorf("outboxpgx: claim of %d messages for %v", req.Limit, req.Lease)
+	}
+	if req.Skip == nil {
+		req.Skip = []string{}
+	}
+	c := claim{req: req}
+	var err error
+	if s.alarm.rings() {
+		err = s.release(ctx)
+	}
+	if err == nil {
+		err = s.take(ctx, &c)
+	}
+	if err == nil && len(c.batch.Leases) == 0 && !c.batch.More && s.alarm.rings() {
+		if err = s.release(ctx); err == nil {
+			err = s.take(ctx, &c)
+		}
+	}
+	if err != nil {
+		s.horizon.forget()
+		return outbox.Batch{}, fmt.Errorf("outboxpgx: claim: %w", err)
+	}
+	return c.batch, nil
+}
+
+// claim is what one claim asks and reads.
+type claim struct {
+	req   outbox.ClaimRequest
+	token int64
+
+	batch  outbox.Batch
+	seen   int64 // the highest sequence number
+	single bool  // of a lane that gives one message at a time
+	behind bool  // rows were met behind a waiting one
+	waits  bool
+	due    time.Duration // of the first that waits; it may be over
+}
+
+// overdueDelay is when to ask again for rows that are due, and could not be released yet.
+const overdueDelay = 10 * time.Millisecond
+
+// take leases lanes and reads their messages. A claim whose end is not known is given back by the
+// next.
+func (s *Source) take(ctx context.Context, c *claim) error {
+	*c = claim{req: c.req, token: newToken()}
+	lost := s.lost.tokens()
+	err := s.pool.SendBatch(ctx, s.claim(c, lost)).Close()
+	if err == nil && c.behind {
+		err = s.hold(ctx, c.batch, c.req.Skip)
+	}
+	if err == nil && len(c.batch.Leases) > 0 && len(c.batch.Messages) == 0 {
+		_, err = s.Settle(ctx, c.batch, nil)
+		c.batch.Leases, c.batch.More, c.single = nil, true, false
+	}
+	if err == nil && c.single {
+		c.batch.Unsettled, err = s.countLosses(ctx, c)
+	}
+	if err != nil {
+		s.lost.add(c.token, c.req.Lease)
+		return err
+	}
+	s.horizon.saw(c.seen)
+	if !c.waits {
+		s.alarm.set(time.Time{})
+		return nil
+	}
+	s.alarm.set(time.Now().Add(c.due))
+	c.batch.Due = c.due
+	if c.due <= 0 {
+		c.batch.Due = overdueDelay
+	}
+	return nil
+}
+
+func (s *Source) claim(c *claim, lost []int64) *pgx.Batch {
+	queue := &pgx.Batch{}
+	queue.Queue(beginSQL)
+	queue.Queue(s.sql.setup)
+	queue.Queue(s.sql.hurry)
+	if len(lost) > 0 {
+		queue.Queue(s.sql.free, lost)
+	}
+	if s.horizon.below() {
+		queue.Queue(s.sql.lower)
+	}
+	queue.Queue(s.sql.lease, c.token, c.req.Lease.Microseconds(), s.cfg.LanesPerClaim, c.req.Skip, c.req.Limit, c.req.Alone).Query(func(rows pgx.Rows) error {
+		err := c.leases(rows)
+		c.batch.More = len(c.batch.Leases) == s.cfg.LanesPerClaim
+		return err
+	})
+	queue.Queue(s.sql.read, c.token, c.req.Limit, c.req.Skip, s.cfg.MaxBatchBytes).Query(c.messages)
+	queue.Queue(s.sql.due).Query(func(rows pgx.Rows) error {
+		us, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+		if len(us) > 0 {
+			c.waits, c.due = true, time.Duration(us[0])*time.Microsecond
+		}
+		return err
+	})
+	queue.Queue(commitSQL)
+	return queue
+}
+
+func (c *claim) leases(rows pgx.Rows) error {
+	var lane *int
+	var single, doubtful bool
+	_, err := pgx.ForEachRow(rows, []any{&lane, &single, &doubtful}, func() error {
+		c.batch.Suspect = c.batch.Suspect || doubtful
+		if lane != nil {
+			c.single = c.single || single
+			c.batch.Leases = append(c.batch.Leases, outbox.Lease{Lane: *lane, Token: c.token})
+		}
+		return nil
+	})
+	return err
+}
+
+// messages scans the rows in place, since half of what a message costs here is its memory. The id is
+// scanned as bytes: of a uuid.UUID the client makes a text first.
+func (c *claim) messages(rows pgx.Rows) error {
+	defer rows.Close()
+	var key *string
+	var seq int64
+	var behind bool
+	for rows.Next() {
+		c.batch.Messages = append(c.batch.Messages, outbox.Message{})
+		last := len(c.batch.Messages) - 1
+		m := &c.batch.Messages[last]
+		err := rows.Scan((*[16]byte)(&m.ID), &m.Name, &m.Body, &m.ContentType, &m.Headers, &key, &m.Transport,
+			&m.Route.Exchange, &m.Route.RoutingKey, &m.Route.Headers, &m.CreatedAt, &m.Attempts, &seq, &behind)
+		if err != nil {
+			return err
+		}
+		c.seen = max(c.seen, seq)
+		if behind {
+			c.behind = true
+			c.batch.Messages = c.batch.Messages[:last]
+		} else if key != nil {
+			m.Key = *key
+		}
+	}
+	return rows.Err()
+}
+
+// countLosses returns how many claims of this one message alone were lost.
+func (s *Source) countLosses(ctx context.Context, c *claim) (losses int, err error) {
+	err = s.pool.QueryRow(ctx, s.sql.alone, c.token, c.seen).Scan(&losses)
+	return losses, err
+}
+
+// newToken returns a number that no other claim has, of whatever process or time.
+func newToken() int64 {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // it never fails
+	return int64(binary.BigEndian.Uint64(b[:]))
+}
+
+// lostClaims are those of this Source whose end is not known: they may hold lanes, and publish
+// nothing. Each is remembered until its lease is over, since its COMMIT may still be on its way.
+type lostClaims struct {
+	mu   sync.Mutex
+	list []lostClaim
+}
+
+type lostClaim struct {
+	token int64
+	until time.Time
+}
+
+// maxLost is more than there are lanes: of so many claims only a few can hold any.
+const maxLost = 64
+
+func (l *lostClaims) add(token int64, lease time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.list = append(l.list, lostClaim{token, time.Now().Add(lease)})
+	l.list = l.list[max(0, len(l.list)-maxLost):]
+}
+
+func (l *lostClaims) tokens() []int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	l.list = slices.DeleteFunc(l.list, func(c lostClaim) bool { return now.After(c.until) })
+	var tokens []int64
+	for _, c := range l.list {
+		tokens = append(tokens, c.token)
+	}
+	return tokens
+}

@@ -1,0 +1,105 @@
+package outboxpgx
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+// Settle meets outbox.Source.
+func (s *Source) Settle(ctx context.Context, b outbox.Batch, outcomes []outbox.Outcome) ([]outbox.Lease, error) {
+	if len(b.Leases) == 0 {
+		return nil, nil
+	}
+	lanes, tokens := columnsOfLeases(b.Leases)
+	held := map[int16]bool{}
+	queue := &pgx.Batch{}
+	queue.Queue(beginSQL)
+	queue.Queue(s.sql.setup)
+	queue.Queue(s.sql.lock, lanes, tokens).Query(func(rows pgx.Rows) error {
+		got, err := pgx.CollectRows(rows, pgx.RowTo[int16])
+		for _, lane := range got {
+			held[lane] = true
+		}
+		return err
+	})
+	s.settlement(queue, lanes, tokens, outcomes)
+	queue.Queue(s.sql.close, lanes, tokens, s.horizon.limit())
+	ask := s.horizon.question()
+	var writers []string
+	if ask != 0 {
+		queue.Queue(s.sql.writers, s.t.outbox).Query(func(rows pgx.Rows) (err error) {
+			writers, err = pgx.CollectRows(rows, pgx.RowTo[string])
+			return err
+		})
+	}
+	queue.Queue(commitSQL)
+	if err := s.pool.SendBatch(ctx, queue).Close(); err != nil {
+		s.horizon.forget()
+		return nil, fmt.Errorf("outboxpgx: settle: %w", err)
+	}
+	s.horizon.answer(ask, writers)
+	var stale []outbox.Lease
+	for _, l := range b.Leases {
+		if !held[int16(l.Lane)] {
+			stale = append(stale, l)
+		}
+	}
+	return stale, nil
+}
+
+// settlement queues one statement for each verdict that occurs.
+func (s *Source) settlement(queue *pgx.Batch, lanes []int16, tokens []int64, outcomes []outbox.Outcome) {
+	by := map[outbox.Verdict]*columnsOf{}
+	for _, v := range []outbox.Verdict{outbox.Published, outbox.Failed, outbox.Dead} {
+		by[v] = &columnsOf{}
+	}
+	for _, o := range outcomes {
+		if c := by[o.Verdict]; c != nil {
+			c.add(o)
+		}
+	}
+	if c := by[outbox.Published]; len(c.ids) > 0 {
+		sql := s.sql.published
+		if s.cfg.Retention > 0 {
+			sql = s.sql.kept
+		}
+		queue.Queue(sql, lanes, tokens, c.ids)
+	}
+	if c := by[outbox.Failed]; len(c.ids) > 0 {
+		queue.Queue(s.sql.failed, lanes, tokens, c.ids, c.delays, c.classes, c.errors)
+	}
+	if c := by[outbox.Dead]; len(c.ids) > 0 {
+		queue.Queue(s.sql.dead, lanes, tokens, c.ids, c.classes, c.errors)
+	}
+}
+
+// uuids is an array that the client encodes in binary. Of []uuid.UUID it makes texts first, twenty
+// times as much work, and without prepared statements it knows no such array.
+type uuids = pgtype.FlatArray[pgtype.UUID]
+
+// columnsOf are outcomes as one array per column.
+type columnsOf struct {
+	ids     uuids
+	delays  []int64 // microseconds
+	classes []string
+	errors  []string
+}
+
+func (c *columnsOf) add(o outbox.Outcome) {
+	c.ids = append(c.ids, pgtype.UUID{Bytes: o.ID, Valid: true})
+	c.delays = append(c.delays, o.Delay.Microseconds())
+	c.classes = append(c.classes, string(o.Class))
+	c.errors = append(c.errors, o.Err)
+}
+
+func columnsOfLeases(leases []outbox.Lease) (lanes []int16, tokens []int64) {
+	for _, l := range leases {
+		lanes, tokens = append(lanes, int16(l.Lane)), append(tokens, l.Token)
+	}
+	return lanes, tokens
+}
