@@ -15,47 +15,72 @@ type Finding = check.Finding
 
 const mendMigrate = "call outboxpgx.Migrate, or apply the files of outboxpgx.Migrations"
 
-// Check compares the server with what the outbox needs: tables, columns, indexes and lanes. No
-// findings means that all is well; an error, that it could not look.
+// Check compares the server with what the outbox needs: tables, columns, indexes and lanes;
+// autovacuum, and nothing that keeps it from its work for more than 10 minutes; and a clock that
+// agrees with this host's to a second. A pooler in transaction mode does a Source no harm: see
+// Listener.Check. No findings means that all is well; an error, that it could not look.
 func (s *Source) Check(ctx context.Context) ([]Finding, error) {
 	var findings []Finding
-	add := func(mend, format string, args ...any) {
+	err := s.check(ctx, func(mend, format string, args ...any) {
 		findings = append(findings, Finding{Component: "outboxpgx", Problem: fmt.Sprintf(format, args...), Mend: mend})
+	})
+	if err != nil {
+		return findings, fmt.Errorf("outboxpgx: check: %w", err)
+	}
+	return findings, nil
+}
+
+func (s *Source) check(ctx context.Context, add addFinding) error {
+	complete, err := s.checkColumns(ctx, add)
+	if err != nil || !complete {
+		return err // the rest would fail
 	}
 	table := SchemaConfig{Table: s.cfg.Table}.withDefaults().Table
-	for name, qualified := range map[string]string{table: s.t.outbox, table + "_lanes": s.t.lanes, table + "_dead": s.t.dead, table + "_audit": s.t.audit, table + "_dedup": s.t.dedup} {
-		missing, err := s.missingColumns(ctx, qualified, wanted[name[len(table):]])
-		if err != nil {
-			return nil, fmt.Errorf("outboxpgx: check: %w", err)
-		}
-		if len(missing) > 0 {
-			add(mendMigrate, "table %s lacks the columns %v", name, missing)
-		}
-	}
-	if len(findings) > 0 {
-		return findings, nil // the rest would fail
-	}
 	if err := s.checkIndexes(ctx, table, add); err != nil {
-		return nil, fmt.Errorf("outboxpgx: check: %w", err)
+		return err
 	}
+	if err := s.checkLanes(ctx, add); err != nil {
+		return err
+	}
+	return s.checkServer(ctx, add)
+}
+
+func (s *Source) checkLanes(ctx context.Context, add addFinding) error {
 	var lanes int
-	if err := s.pool.QueryRow(ctx, `SELECT count(*) FROM `+s.t.lanes+` WHERE lane >= 0 AND lane < $1`, outbox.Lanes).Scan(&lanes); err != nil {
-		return nil, fmt.Errorf("outboxpgx: check: %w", err)
+	err := s.pool.QueryRow(ctx, `SELECT count(*) FROM `+s.t.lanes+` WHERE lane >= 0 AND lane < $1`, outbox.Lanes).Scan(&lanes)
+	if err != nil {
+		return err
 	}
 	if lanes != outbox.Lanes {
 		add(fmt.Sprintf("INSERT INTO %s (lane) SELECT generate_series(0, %d) ON CONFLICT DO NOTHING", s.t.lanes, outbox.Lanes-1),
-			"table %s_lanes has %d of %d lanes; messages of the others are never published", table, lanes, outbox.Lanes)
+			"table %s has %d of %d lanes; messages of the others are never published", s.t.lanes, lanes, outbox.Lanes)
 	}
-	return findings, nil
+	return nil
+}
+
+// checkColumns returns whether all are there.
+func (s *Source) checkColumns(ctx context.Context, add addFinding) (complete bool, err error) {
+	complete = true
+	for suffix, table := range map[string]string{"": s.t.outbox, "_lanes": s.t.lanes, "_dead": s.t.dead, "_audit": s.t.audit, "_dedup": s.t.dedup} {
+		missing, err := s.missingColumns(ctx, table, wanted[suffix])
+		if err != nil {
+			return false, err
+		}
+		if len(missing) > 0 {
+			complete = false
+			add(mendMigrate, "table %s lacks the columns %v", table, missing)
+		}
+	}
+	return complete, nil
 }
 
 // wanted are the columns by the suffix of the table's name.
 var wanted = map[string][]string{
 	"": {
 		"id", "seq", "lane", "name", "body", "content_type", "headers", "ordering_key", "transport_name", "exchange", "routing_key",
-		"route_headers", "created_at", "published_at", "due_at", "attempts", "error_class", "last_error",
+		"route_headers", "created_at", "published_at", "due_at", "held", "attempts", "error_class", "last_error",
 	},
-	"_lanes": {"lane", "token", "lease_until", "floor"},
+	"_lanes": {"lane", "token", "lease_until", "floor", "batch", "suspect", "alone", "losses"},
 	"_dead": {
 		"id", "seq", "lane", "name", "body", "content_type", "headers", "ordering_key", "transport_name", "exchange", "routing_key",
 		"route_headers", "created_at", "attempts", "error_class", "last_error", "died_at",
@@ -73,7 +98,7 @@ func (s *Source) missingColumns(ctx context.Context, qualified string, columns [
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
-func (s *Source) checkIndexes(ctx context.Context, table string, add func(mend, format string, args ...any)) error {
+func (s *Source) checkIndexes(ctx context.Context, table string, add addFinding) error {
 	indexes := map[string]string{
 		"_pkey": s.t.outbox, "_ready": s.t.outbox, "_parked": s.t.outbox, "_held": s.t.outbox, "_published": s.t.outbox,
 		"_lanes_pkey": s.t.lanes, "_dead_pkey": s.t.dead, "_dead_died": s.t.dead, "_audit_pkey": s.t.audit, "_audit_at": s.t.audit,
