@@ -131,11 +131,119 @@ func TestHijackLeavesATombstone(t *testing.T) {
 	}
 }
 
-func TestWriterRefusesWhatItCannotKeep(t *testing.T) {
+// What stands around the handler sees and sets the same header.
+func TestHeadersAround(t *testing.T) {
 	t.Parallel()
 	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, _ *http.Request) {
-		if err := http.NewResponseController(w).SetWriteDeadline(time.Time{}); !errors.Is(err, http.ErrNotSupported) {
-			t.Errorf("SetWriteDeadline = %v", err)
+		w.Header().Add("Vary", "Accept")
+		w.Header().Del("X-Outer")
+		w.Header().Set("Location", "/1")
+		w.WriteHeader(http.StatusCreated)
+	})
+	outer := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Vary", "Origin")
+		w.Header().Set("X-Outer", "1")
+		h.ServeHTTP(w, r)
+	})
+	first := send(outer, post(goodKey, nil)).Header()
+	if got := first.Values("Vary"); len(got) != 2 || got[0] != "Origin" || first.Get("X-Outer") != "" {
+		t.Errorf("first: %v", first)
+	}
+	again := send(outer, post(goodKey, nil)).Header()
+	if again.Get("Vary") != "Origin" || again.Get("X-Outer") != "1" || again.Get("Location") != "/1" {
+		t.Errorf("again: %v", again)
+	}
+}
+
+// A replay that is found out by the handler itself carries nothing of the handler's.
+func TestHeadersOfADiscardedRun(t *testing.T) {
+	t.Parallel()
+	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Set-Cookie", "a=b")
+		w.Header().Set("X-Outer", "2")
+		claim, _ := idempotency.ClaimFrom(r.Context())
+		claim.Settle(idempotency.Outcome{
+			State: idempotency.Completed, Fingerprint: claim.Fingerprint, Response: idempotency.Response{Status: 201},
+		}, true)
+		w.WriteHeader(http.StatusConflict)
+	})
+	rec := httptest.NewRecorder()
+	rec.Header().Set("X-Outer", "1")
+	h.ServeHTTP(rec, post(goodKey, nil))
+	if got := rec.Header(); rec.Code != 201 || got.Get("Set-Cookie") != "" || got.Get("X-Outer") != "1" {
+		t.Errorf("%d %v", rec.Code, got)
+	}
+}
+
+// Each answer has a date of its own, and a kept one no more than that.
+func TestDateIsFresh(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Date", "Thu, 01 Jan 1970 00:00:00 GMT")
+	}))
+	defer server.Close()
+	for _, want := range []int{1970, time.Now().UTC().Year()} {
+		r := post(goodKey, nil)
+		r.RequestURI = ""
+		r.URL.Scheme, r.URL.Host = "http", server.Listener.Addr().String()
+		res, err := server.Client().Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = res.Body.Close()
+		if date, err := http.ParseTime(res.Header.Get("Date")); err != nil || date.Year() != want && date.Year() != want+1 {
+			t.Errorf("Date is %q; want one of %d", res.Header.Get("Date"), want)
+		}
+	}
+}
+
+// mute is a writer that can only write.
+type mute struct{ http.ResponseWriter }
+
+// Where nothing can be flushed nothing is streamed, so the response is kept.
+func TestFlushWithoutAFlusher(t *testing.T) {
+	t.Parallel()
+	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, "part")
+		if err := http.NewResponseController(w).Flush(); !errors.Is(err, http.ErrNotSupported) {
+			t.Errorf("Flush = %v; want ErrNotSupported", err)
+		}
+		_, _ = io.WriteString(w, "s")
+	})
+	for _, replayed := range []string{"", "true"} {
+		rec := httptest.NewRecorder()
+		h.ServeHTTP(mute{rec}, post(goodKey, nil))
+		if rec.Code != 200 || rec.Body.String() != "parts" || rec.Header().Get(idempotency.ReplayedHeader) != replayed {
+			t.Errorf("%d %q %v", rec.Code, rec.Body, rec.Header())
+		}
+	}
+}
+
+func TestControlsOfTheConnection(t *testing.T) {
+	t.Parallel()
+	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, _ *http.Request) {
+		c := http.NewResponseController(w)
+		if err := errors.Join(c.SetReadDeadline(time.Now().Add(time.Minute)), c.SetWriteDeadline(time.Now().Add(time.Minute)), c.EnableFullDuplex()); err != nil {
+			t.Error(err)
+		}
+	})
+	if got := overWire(t, h); !strings.HasPrefix(got, "200 OK") {
+		t.Error(got)
+	}
+}
+
+func TestWriterRefusesWhatItCannotDo(t *testing.T) {
+	t.Parallel()
+	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, _ *http.Request) {
+		c := http.NewResponseController(w)
+		_, _, hijack := c.Hijack()
+		for what, err := range map[string]error{
+			"SetWriteDeadline": c.SetWriteDeadline(time.Time{}), "SetReadDeadline": c.SetReadDeadline(time.Time{}),
+			"EnableFullDuplex": c.EnableFullDuplex(), "Hijack": hijack,
+		} {
+			if !errors.Is(err, http.ErrNotSupported) {
+				t.Errorf("%s = %v", what, err)
+			}
 		}
 		w.WriteHeader(http.StatusEarlyHints)
 		w.WriteHeader(http.StatusNoContent)
