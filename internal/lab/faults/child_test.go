@@ -30,6 +30,7 @@ const readyLine = "ready"
 // ctx ends (SIGTERM) and returns what to report, as JSON.
 var roles = map[string]func(ctx context.Context, job []byte, ready func()) (any, error){
 	"relay":   relayRole,
+	"inbox":   inboxRole,
 	"deploy":  deployRole,
 	"backlog": backlogRole,
 }

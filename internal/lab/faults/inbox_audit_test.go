@@ -1,0 +1,230 @@
+package faults_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// intake is a queue with consumers' tables behind it, and the ledger of what was sent.
+type intake struct {
+	t    testing.TB
+	job  inboxJob
+	pool *pgxpool.Pool
+
+	mu   sync.Mutex
+	sent map[uuid.UUID]string // what each message does
+}
+
+// newIntake lays out queues and tables.
+func newIntake(t testing.TB, job inboxJob) *intake {
+	t.Helper()
+	i := &intake{t: t, job: job, pool: pgtest.Pool(t, job.Database, 4), sent: map[uuid.UUID]string{}}
+	must(t, inboxpgx.Migrate(t.Context(), i.pool, inboxpgx.SchemaConfig{}))
+	_, err := i.pool.Exec(t.Context(), `CREATE TABLE inbox_effects (message_id uuid NOT NULL)`) // not unique: two effects must show
+	must(t, err)
+	must(t, i.setup(t.Context()))
+	return i
+}
+
+func (i *intake) setup(ctx context.Context) error {
+	c, err := inboxamqp.NewConsumer(i.job.dial, inbox.NewMux(), i.job.config())
+	if err != nil {
+		return err
+	}
+	return c.Setup(ctx)
+}
+
+func (i *intake) event(do string) amqp.Publishing {
+	body, err := json.Marshal(inboxEvent{Do: do, Pad: strings.Repeat("x", 200)})
+	must(i.t, err)
+	return amqp.Publishing{
+		MessageId: ids.New().String(), Type: inboxName, ContentType: "application/json", DeliveryMode: amqp.Persistent, Body: body,
+	}
+}
+
+// send publishes messages of those kinds, and notes what was confirmed.
+func (i *intake) send(kinds ...string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(i.t.Context()), 30*time.Second)
+	defer cancel()
+	msgs := make([]amqp.Publishing, len(kinds))
+	for k, do := range kinds {
+		msgs[k] = i.event(do)
+	}
+	err := i.publish(ctx, msgs)
+	if err == nil {
+		i.mu.Lock()
+		defer i.mu.Unlock()
+		for k, m := range msgs {
+			i.sent[uuid.MustParse(m.MessageId)] = kinds[k]
+		}
+	}
+	return err
+}
+
+func (i *intake) publish(ctx context.Context, msgs []amqp.Publishing) error {
+	return onBroker(ctx, i.job.Broker, func(ch *amqp.Channel) error {
+		if err := ch.Confirm(false); err != nil {
+			return err
+		}
+		confirms := make([]*amqp.DeferredConfirmation, len(msgs))
+		for k, m := range msgs {
+			var err error
+			if confirms[k], err = ch.PublishWithDeferredConfirmWithContext(ctx, "", inboxQueue, true, false, m); err != nil {
+				return err
+			}
+		}
+		for _, c := range confirms {
+			if ok, err := c.WaitContext(ctx); err != nil || !ok {
+				return errors.Join(err, errors.New("not confirmed"))
+			}
+		}
+		return nil
+	})
+}
+
+// mix is what most tests send: one in ten messages fails twice.
+func mix(n int, rng *rand.Rand) []string {
+	kinds := make([]string, n)
+	for k := range kinds {
+		if rng.IntN(10) == 0 {
+			kinds[k] = doFlaky
+		}
+	}
+	return kinds
+}
+
+// effects are how often each message took effect.
+func (i *intake) effects() (map[uuid.UUID]int, error) {
+	ctx, cancel := context.WithTimeout(i.t.Context(), 10*time.Second)
+	defer cancel()
+	rows, _ := i.pool.Query(ctx, `SELECT message_id, count(*) FROM inbox_effects GROUP BY 1`) // ForEachRow returns its error
+	found := map[uuid.UUID]int{}
+	var id uuid.UUID
+	var n int
+	_, err := pgx.ForEachRow(rows, []any{&id, &n}, func() error {
+		found[id] = n
+		return nil
+	})
+	return found, err
+}
+
+func takesEffect(do string) bool { return do == doWell || do == doFlaky }
+
+// missing counts the messages that are to take effect and have not.
+func (i *intake) missing() (n int, err error) {
+	found, err := i.effects()
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for id, do := range i.sent {
+		if takesEffect(do) && found[id] == 0 {
+			n++
+		}
+	}
+	return n, err
+}
+
+// settle waits until nothing is missing. When the broker ends while it returns a message from
+// a retry queue, it tries again after three minutes.
+func (i *intake) settle() {
+	i.t.Helper()
+	testenv.Eventually(i.t, 4*time.Minute, func() error {
+		n, err := i.missing()
+		if err == nil && n > 0 {
+			left, err := i.left()
+			return fmt.Errorf("%d messages have not taken effect, %d are in the queues, %w", n, left, err)
+		}
+		return err
+	})
+}
+
+// left counts what is ready in the queue and its retry queues.
+func (i *intake) left() (n int, err error) {
+	queues := []string{inboxQueue}
+	for _, step := range i.job.config().Retry.Steps() {
+		queues = append(queues, fmt.Sprintf("%s.retry.%d", inboxQueue, step.Milliseconds()))
+	}
+	err = onBroker(i.t.Context(), i.job.Broker, func(ch *amqp.Channel) error {
+		for _, name := range queues {
+			q, err := ch.QueueDeclarePassive(name, true, false, false, false, nil)
+			if err != nil {
+				return err
+			}
+			n += q.Messages
+		}
+		return nil
+	})
+	return n, err
+}
+
+// audit fails the test unless each message took effect as often as it should, and nothing is
+// left in the queues. The consumers have ended.
+func (i *intake) audit() {
+	i.t.Helper()
+	found, err := i.effects()
+	must(i.t, err)
+	wrong := 0
+	for id, do := range i.sent {
+		want := 0
+		if takesEffect(do) {
+			want = 1
+		}
+		if found[id] != want {
+			wrong++
+			i.t.Logf("message %s, %q: %d effects", id, do, found[id])
+		}
+		delete(found, id)
+	}
+	if wrong > 0 || len(found) > 0 || len(i.sent) == 0 {
+		i.t.Errorf("of %d messages %d took effect wrongly, %d effects are of no message", len(i.sent), wrong, len(found))
+	}
+	untilTrue(i.t, "the queues are empty", func() bool {
+		left, err := i.left()
+		return err == nil && left == 0
+	})
+}
+
+// dead lists the dead letters by message id.
+func (i *intake) dead() map[uuid.UUID][]inbox.DeadLetter {
+	i.t.Helper()
+	letters, err := inboxamqp.NewDeadLetters(i.job.dial, inboxamqp.DeadLettersConfig{Logger: quiet})
+	must(i.t, err)
+	all, err := letters.List(i.t.Context(), inbox.Filter{})
+	must(i.t, err)
+	byID := map[uuid.UUID][]inbox.DeadLetter{}
+	for _, d := range all {
+		byID[d.Message.ID] = append(byID[d.Message.ID], d)
+	}
+	return byID
+}
+
+// noneDead is for faults that are no message's.
+func (i *intake) noneDead() {
+	i.t.Helper()
+	for id, letters := range i.dead() {
+		i.t.Errorf("message %s, %q, is dead: %s at attempt %d: %s", id, i.sent[id], letters[0].Class, letters[0].Attempts, letters[0].Error)
+	}
+}
+
+// start runs a consumer in this process until stop is called.
+func (i *intake) start() (stop func()) {
+	return beside(i.t, func(ctx context.Context) error { return i.job.run(ctx, func() {}) })
+}
