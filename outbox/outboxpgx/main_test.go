@@ -18,7 +18,15 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
+func TestMain(m *testing.M) {
+	if os.Getenv(crashURL) != "" {
+		os.Exit(crashRelay())
+	}
+	os.Exit(testenv.Run(m))
+}
+
+// raceEnabled says that the race detector makes everything slow.
+var raceEnabled bool
 
 var quiet = slog.New(slog.DiscardHandler)
 

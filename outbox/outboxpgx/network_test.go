@@ -1,6 +1,7 @@
 package outboxpgx_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"testing"
@@ -66,4 +67,44 @@ func progress(t *testing.T, p *outboxtest.Publisher, n int) {
 		}
 		return nil
 	})
+}
+
+// A claim whose COMMIT took effect and whose reply was lost holds lanes for nobody. The next claim of
+// the Source gives them back, and nothing is under suspicion.
+func TestClaimWithLostReplyIsGivenBack(t *testing.T) {
+	t.Parallel()
+	direct := pgtest.New(t)
+	proxy := testenv.NewProxy(t, direct.Config().ConnString())
+	f := setupOn(t, direct, outboxpgx.SourceConfig{})
+	far, err := outboxpgx.NewSource(pgtest.Pool(t, proxy.URL(), 1), outboxpgx.SourceConfig{LanesPerClaim: outbox.Lanes})
+	must(t, err)
+	f.write(t, keyed(20, 2)...)
+	req := outbox.ClaimRequest{Limit: 500, Lease: time.Minute}
+	whole, err := far.Claim(t.Context(), req)
+	must(t, err)
+	_, err = far.Settle(t.Context(), whole, nil)
+	must(t, err)
+
+	proxy.DropReplies()
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	if b, err := far.Claim(ctx, req); err == nil {
+		t.Fatalf("claimed %d messages without a reply", len(b.Messages))
+	}
+	proxy.Heal()
+	leased := func() (n int) {
+		must(t, direct.QueryRow(t.Context(), `SELECT count(*) FROM holdfast_outbox_lanes WHERE token IS NOT NULL`).Scan(&n))
+		return n
+	}
+	testenv.Eventually(t, 5*time.Second, func() error {
+		if leased() == 0 {
+			return errors.New("the claim has not taken effect")
+		}
+		return nil
+	})
+	again, err := far.Claim(t.Context(), req)
+	must(t, err)
+	if len(again.Messages) != len(whole.Messages) || again.Suspect {
+		t.Errorf("claimed %d, suspect %v, want all %d", len(again.Messages), again.Suspect, len(whole.Messages))
+	}
 }

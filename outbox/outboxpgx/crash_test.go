@@ -1,0 +1,157 @@
+package outboxpgx_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	ossignal "os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+)
+
+// A relay in a process of its own: the test binary, started again with these set.
+const (
+	crashURL    = "HOLDFAST_CRASH_POSTGRES_URL"
+	crashLedger = "HOLDFAST_CRASH_LEDGER" // the file that it publishes to
+)
+
+const (
+	poison    = `"poison"`
+	crashCode = 137
+)
+
+// crashRelay runs until it is interrupted, or meets the poison.
+func crashRelay() int {
+	ctx, stop := ossignal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	pool, err := pgxpool.New(ctx, os.Getenv(crashURL))
+	if err != nil {
+		return 1
+	}
+	defer pool.Close()
+	ledger, err := os.OpenFile(os.Getenv(crashLedger), os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		return 1
+	}
+	defer ledger.Close()
+	source, err := outboxpgx.NewSource(pool, outboxpgx.SourceConfig{})
+	if err != nil {
+		return 1
+	}
+	relay, err := outbox.NewRelay(source, outbox.Transports{"": deadly{ledger}}, outbox.RelayConfig{
+		LeaseTTL: 700 * time.Millisecond, PublishTimeout: 300 * time.Millisecond, StoreTimeout: 200 * time.Millisecond,
+		ShutdownTimeout: time.Second, PollInterval: 20 * time.Millisecond, Logger: quiet,
+	})
+	if err != nil || relay.Run(ctx) != nil {
+		return 1
+	}
+	return 0
+}
+
+// deadly publishes to a file, and ends the process over the poison.
+type deadly struct{ ledger *os.File }
+
+func (d deadly) Publish(_ context.Context, m outbox.Message, done func(error)) {
+	if string(m.Body) == poison {
+		os.Exit(crashCode)
+	}
+	_, err := fmt.Fprintf(d.ledger, "%s %s\n", m.Key, m.Body)
+	done(err)
+}
+
+// One message ends every process that publishes it. It is found out among the others of its lane, and
+// everything else is published, in order.
+func TestPoisonIsQuarantined(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.SourceConfig{})
+	const keys, n = 20, 10
+	msgs := keyed(keys, n)
+	at := len(msgs) / 2
+	f.write(t, msgs[:at]...)
+	f.write(t, outbox.Message{Name: "bad", Key: "key-3", Body: []byte(poison)})
+	f.write(t, msgs[at:]...)
+	path := t.TempDir() + "/ledger"
+	must(t, os.WriteFile(path, nil, 0o600))
+
+	exe, err := os.Executable()
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	crashes := make(chan int, 1)
+	go func() {
+		n := 0
+		for ctx.Err() == nil {
+			cmd := exec.CommandContext(ctx, exe)
+			cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
+			cmd.Env = append(os.Environ(), crashURL+"="+f.pool.Config().ConnString(), crashLedger+"="+path)
+			var exit *exec.ExitError
+			if err := cmd.Run(); errors.As(err, &exit) && exit.ExitCode() == crashCode {
+				n++
+			}
+		}
+		crashes <- n
+	}()
+	f.untilEmpty(t, time.Minute)
+	cancel()
+	got := <-crashes
+	if got < 4 || got > 9 {
+		t.Errorf("%d processes were lost", got)
+	}
+	t.Logf("%d processes were lost", got)
+
+	letters, err := f.dead.List(t.Context(), outboxpgx.Filter{})
+	must(t, err)
+	if len(letters) != 1 || string(letters[0].Body) != poison || letters[0].Class != outbox.Quarantined {
+		t.Fatalf("dead letters %+v", letters)
+	}
+	ledger, err := os.ReadFile(path)
+	must(t, err)
+	var received []outbox.Message
+	for line := range strings.Lines(string(ledger)) {
+		key, body, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+		received = append(received, outbox.Message{Key: key, Body: []byte(body)})
+	}
+	checkLedger(t, received, keys, n)
+}
+
+// What a relay loses in an outage costs smaller batches for a while, and no message.
+func TestLostLeasesCostNothing(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.SourceConfig{})
+	const keys, n = 30, 20
+	f.write(t, keyed(keys, n)...)
+	for i := range 3 {
+		testenv.Eventually(t, 10*time.Second, func() error {
+			b, err := f.source.Claim(t.Context(), outbox.ClaimRequest{Limit: 500, Lease: 50 * time.Millisecond, Alone: i > 0})
+			if err == nil && len(b.Messages) == 0 {
+				err = errors.New("nothing claimed")
+			}
+			return err
+		})
+		time.Sleep(100 * time.Millisecond)
+	}
+	publisher := newOrderedPublisher(t)
+	defer run(t, f.relay(t, publisher, outbox.RelayConfig{PollInterval: 20 * time.Millisecond}))()
+	f.untilEmpty(t, 20*time.Second)
+	if count, err := f.dead.Count(t.Context(), outboxpgx.Filter{}); err != nil || count > 0 {
+		t.Errorf("%d dead letters, %v", count, err)
+	}
+	if got := publisher.confirmed(); got != keys*n {
+		t.Errorf("%s of %d arrived", strconv.Itoa(got), keys*n)
+	}
+	var doubtful int
+	must(t, f.pool.QueryRow(t.Context(), `SELECT count(*) FROM holdfast_outbox_lanes WHERE suspect IS NOT NULL OR token IS NOT NULL`).Scan(&doubtful))
+	if doubtful > 0 {
+		t.Errorf("%d lanes are still under suspicion", doubtful)
+	}
+}

@@ -1,0 +1,5 @@
+//go:build race
+
+package outboxpgx_test
+
+func init() { raceEnabled = true }

@@ -1,0 +1,233 @@
+package outboxpgx_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+)
+
+// orderedPublisher fails as respond says, and checks that the numbers of a key rise.
+type orderedPublisher struct {
+	t       *testing.T
+	respond func(outbox.Message) error
+
+	mu   sync.Mutex
+	last map[string]int
+	n    int
+}
+
+func newOrderedPublisher(t *testing.T) *orderedPublisher {
+	return &orderedPublisher{t: t, last: map[string]int{}}
+}
+
+func (p *orderedPublisher) Publish(_ context.Context, m outbox.Message, done func(error)) {
+	if p.respond != nil {
+		if err := p.respond(m); err != nil {
+			done(err)
+			return
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.n++
+	if m.Key != "" {
+		i, err := strconv.Atoi(string(m.Body))
+		if last, ok := p.last[m.Key]; err != nil || ok && i <= last {
+			p.t.Errorf("key %s: %d came after %d (%v)", m.Key, i, last, err)
+		}
+		p.last[m.Key] = i
+	}
+	done(nil)
+}
+
+func (p *orderedPublisher) confirmed() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.n
+}
+
+// deadlockFree is a Source that must never meet a deadlock.
+type deadlockFree struct {
+	*outboxpgx.Source
+	t *testing.T
+}
+
+func (s deadlockFree) note(err error) {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		s.t.Errorf("the database said %s: %v", pg.Code, err)
+	}
+}
+
+func (s deadlockFree) Claim(ctx context.Context, r outbox.ClaimRequest) (outbox.Batch, error) {
+	b, err := s.Source.Claim(ctx, r)
+	s.note(err)
+	return b, err
+}
+
+func (s deadlockFree) Settle(ctx context.Context, b outbox.Batch, o []outbox.Outcome) ([]outbox.Lease, error) {
+	stale, err := s.Source.Settle(ctx, b, o)
+	s.note(err)
+	return stale, err
+}
+
+// Random outcomes, times and relays: every key stays in order, nothing waits for ever, and the locks
+// of claims, settlements and releases never cross.
+func TestWaitingMessagesKeepTheirOrder(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.SourceConfig{})
+	publisher := newOrderedPublisher(t)
+	publisher.respond = func(outbox.Message) error {
+		switch n := rand.IntN(1000); {
+		case n < 60:
+			return errors.New("some fault")
+		case n < 70:
+			return &outbox.PublishError{Class: outbox.Permanent}
+		case n < 72:
+			return &outbox.PublishError{Class: outbox.Unavailable}
+		}
+		return nil
+	}
+	var relays []*outbox.Relay
+	for range 4 {
+		source, err := outboxpgx.NewSource(f.pool, outboxpgx.SourceConfig{LanesPerClaim: 1 + rand.IntN(8)})
+		must(t, err)
+		relay, err := outbox.NewRelay(deadlockFree{source, t}, outbox.Transports{"": publisher}, outbox.RelayConfig{
+			BatchSize: 1 + rand.IntN(100), PollInterval: 20 * time.Millisecond, PauseDelay: 5 * time.Millisecond, MaxPauseDelay: 20 * time.Millisecond,
+			Policy: outbox.Policy{MaxAttempts: 4, RetryDelay: 5 * time.Millisecond, MaxRetryDelay: 50 * time.Millisecond}, Logger: quiet,
+		})
+		must(t, err)
+		relays = append(relays, relay)
+	}
+	stop := run(t, relays...)
+	defer stop()
+	total := f.writeAtRandom(t, 20)
+	f.untilEmpty(t, time.Minute)
+	stop()
+	dead, err := f.dead.Count(t.Context(), outboxpgx.Filter{})
+	must(t, err)
+	if got := publisher.confirmed() + int(dead); got != total || dead == 0 {
+		t.Errorf("%d published and %d dead, want %d together", publisher.confirmed(), dead, total)
+	}
+}
+
+// writeAtRandom has writers fill keys that are their own, some messages for later, and some of
+// transactions that stay open for a while. It returns how many.
+func (f *fixture) writeAtRandom(t *testing.T, writers int) int {
+	t.Helper()
+	const perWriter = 150
+	var writing sync.WaitGroup
+	for w := range writers {
+		writing.Go(func() {
+			key := "key-" + strconv.Itoa(w)
+			for i := 0; i < perWriter; {
+				size := min(1+rand.IntN(10), perWriter-i)
+				var msgs []outbox.Message
+				for range size {
+					m := outbox.Message{Name: "a.b", Key: key, Body: []byte(strconv.Itoa(i))}
+					if rand.IntN(20) == 0 {
+						m.NotBefore = time.Now().Add(time.Duration(rand.IntN(300)) * time.Millisecond)
+					}
+					msgs = append(msgs, m)
+					i++
+				}
+				if w%5 == 0 {
+					msgs[0].Key = "" // beside the order of its key
+				}
+				err := f.manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+					if err := f.writer.Write(ctx, tx, msgs...); err != nil || w%4 != 0 {
+						return err
+					}
+					if _, err := tx.Exec(ctx, "SELECT 1"); err != nil { // the rows are written, and not committed
+						return err
+					}
+					time.Sleep(time.Duration(rand.IntN(20)) * time.Millisecond)
+					return nil
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	writing.Wait()
+	return writers * perWriter
+}
+
+// A key with very many messages behind one that waits does not slow the others, and goes on in order.
+func TestManyBehindOneThatWaits(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.SourceConfig{})
+	rows := 300_000
+	if raceEnabled {
+		rows = 30_000
+	}
+	_, err := f.pool.Exec(t.Context(), `
+		INSERT INTO holdfast_outbox (id, lane, name, body, content_type, ordering_key, due_at)
+		SELECT gen_random_uuid(), $2, 'a', n::text::bytea, 'application/json', 'k', CASE WHEN n = 0 THEN now() + interval '1 day' END
+		FROM generate_series(0, $1::int) n`, rows, outbox.LaneOf(outbox.Message{Key: "k"}))
+	must(t, err)
+	_, err = f.pool.Exec(t.Context(), `
+		INSERT INTO holdfast_outbox (id, lane, name, body, content_type, due_at)
+		SELECT gen_random_uuid(), n % 16, 'later', '1', 'application/json', now() + interval '1 day' FROM generate_series(1, $1::int / 3) n`, rows)
+	must(t, err)
+	publisher := newOrderedPublisher(t)
+	relay := f.relay(t, publisher, outbox.RelayConfig{ShutdownTimeout: 10 * time.Second})
+	begin := time.Now()
+	drain(t, relay, 0)
+	t.Logf("%d rows were put aside in %v", rows, time.Since(begin))
+	f.wantFastClaims(t)
+
+	_, err = f.pool.Exec(t.Context(), `UPDATE holdfast_outbox SET due_at = now() WHERE ordering_key = 'k' AND body = '0'`)
+	must(t, err)
+	begin = time.Now()
+	stop := run(t, f.relay(t, publisher, outbox.RelayConfig{PollInterval: 20 * time.Millisecond}))
+	defer stop()
+	want := publisher.confirmed() + min(rows, 50_000)
+	testenv.Eventually(t, time.Minute, func() error {
+		if got := publisher.confirmed(); got < want {
+			return fmt.Errorf("%d of %d arrived", got, want)
+		}
+		return nil
+	})
+	t.Logf("%d followed in %v", min(rows, 50_000), time.Since(begin))
+}
+
+// wantFastClaims compares claims of other messages with those of an empty table.
+func (f *fixture) wantFastClaims(t *testing.T) {
+	t.Helper()
+	empty := setup(t, outboxpgx.SourceConfig{})
+	took := func(f *fixture) time.Duration {
+		best := time.Hour
+		for i := range 30 {
+			f.write(t, outbox.Message{Name: "other", Key: "key-" + strconv.Itoa(i%5), Body: []byte(strconv.Itoa(i))})
+			begin := time.Now()
+			b, err := f.source.Claim(t.Context(), outbox.ClaimRequest{Limit: 500, Lease: time.Minute})
+			best = min(best, time.Since(begin))
+			must(t, err)
+			if len(b.Messages) != 1 {
+				t.Fatalf("claimed %d", len(b.Messages))
+			}
+			_, err = f.source.Settle(t.Context(), b, []outbox.Outcome{{ID: b.Messages[0].ID, Verdict: outbox.Published}})
+			must(t, err)
+		}
+		return best
+	}
+	full, bare := took(f), took(empty)
+	t.Logf("the fastest claim took %v, %v without the others", full, bare)
+	if full > 3*bare+time.Millisecond {
+		t.Errorf("a claim takes %v, %v without the others", full, bare)
+	}
+}
