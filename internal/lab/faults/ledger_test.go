@@ -80,17 +80,17 @@ func (l *ledger) repeats() int {
 	return len(l.deliveries) - len(l.arrived)
 }
 
-// missing counts the deeds whose message has not arrived and is not excused.
-func (l *ledger) missing(deeds []deed) int {
+// missing are the messages of deeds that have not arrived and are not excused.
+func (l *ledger) missing(deeds []deed) []uuid.UUID {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	n := 0
+	var ids []uuid.UUID
 	for _, d := range deeds {
 		if !l.arrived[d.id] && !l.excused[d.id] {
-			n++
+			ids = append(ids, d.id)
 		}
 	}
-	return n
+	return ids
 }
 
 // verdict is what an audit comes to.

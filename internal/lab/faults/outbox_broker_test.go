@@ -59,12 +59,15 @@ func TestOutboxBrokerFaults(t *testing.T) {
 			b.ledger.untilMore(t, 100)
 			repeats := b.ledger.repeats()
 			began := time.Now()
+			b.outcomes.during(fault.name)
 			fault.do()
+			b.outcomes.during("")
 			b.ledger.untilMore(t, 100)
 			t.Logf("%-18s %5.1f s, %d repeats", fault.name, time.Since(began).Seconds(), b.ledger.repeats()-repeats)
 			total.duplicates += brokerRelays*inFlight + prefetch
 			if fault.name == "queue deleted" {
 				total.excused += brokerRelays * inFlight
+				b.ledger.excuse(b.outcomes.published(fault.name)...)
 			}
 		}
 	}
@@ -74,6 +77,7 @@ func TestOutboxBrokerFaults(t *testing.T) {
 		end()
 	}
 	b.consumer.untilDrained(t)
+	b.outcomes.tell(t, b.ledger.missing(deeds))
 	judge(t, b.ledger, deeds, total)
 	s.noDeadLetters()
 }
@@ -101,7 +105,6 @@ func (b *broker) alarm() {
 // queueDeleted: RabbitMQ confirms what was on its way into a queue that is deleted, and drops it. So
 // what the relays are told was published in this time may be missing, and is excused.
 func (b *broker) queueDeleted() {
-	b.outcomes.mark()
 	untilTrue(b.t, "the queue is empty for a moment, and deleted", func() bool {
 		return onBroker(b.t.Context(), b.URL(), func(ch *amqp.Channel) error {
 			_, err := ch.QueueDelete(queue, false, true, false)
@@ -109,7 +112,7 @@ func (b *broker) queueDeleted() {
 		}) == nil
 	})
 	b.untilRefused()
-	b.ledger.excuse(b.outcomes.published()...)
+	time.Sleep(2 * b.patience) // until what the relays had in hand when the queue went is told of
 	must(b.t, onBroker(b.t.Context(), b.URL(), declare))
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -11,11 +12,13 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 )
 
@@ -31,19 +34,24 @@ type panics struct{}
 
 func (panics) Publish(context.Context, outbox.Message, func(error)) { panic("a bug") }
 
+// breaking is a reply address with a damaged process id, over which RabbitMQ 3.10 ends the connection
+// with an internal error, without saying which message it means.
+const breaking = "amq.rabbitmq.reply-to.g1hkAA5yZXBseUAxMjcuMC4wLjEAAAABAAAAAAAAAAA=.abc"
+
 // poison are messages that cannot be delivered, with the class they die of.
 var poison = map[string]struct {
 	message outbox.Message
-	class   outbox.Class
+	classes []outbox.Class // as the broker's release has it
 }{
-	"larger than the broker takes":    {outbox.Message{Body: bytes.Repeat([]byte("x"), maxSize+1), ContentType: "text/plain"}, outbox.Permanent},
-	"larger than the publisher sends": {outbox.Message{Body: bytes.Repeat([]byte("x"), maxBody+1), ContentType: "text/plain"}, outbox.Permanent},
-	"unroutable":                      {outbox.Message{Route: outbox.Route{RoutingKey: "nobody.listens"}}, outbox.Unroutable},
-	"exchange missing":                {outbox.Message{Route: outbox.Route{Exchange: "missing"}}, outbox.Unroutable},
-	"exchange missing too":            {outbox.Message{Route: outbox.Route{Exchange: "amq.missing"}}, outbox.Unroutable},
-	"exchange internal":               {outbox.Message{Route: outbox.Route{Exchange: "amq.rabbitmq.trace"}}, outbox.Unroutable},
-	"transport unknown":               {outbox.Message{Transport: "pigeon"}, outbox.Retryable},
-	"publisher panics":                {outbox.Message{Transport: "panics"}, outbox.Retryable},
+	"larger than the broker takes":    {outbox.Message{Body: bytes.Repeat([]byte("x"), maxSize+1), ContentType: "text/plain"}, []outbox.Class{outbox.Permanent}},
+	"larger than the publisher sends": {outbox.Message{Body: bytes.Repeat([]byte("x"), maxBody+1), ContentType: "text/plain"}, []outbox.Class{outbox.Permanent}},
+	"unroutable":                      {outbox.Message{Route: outbox.Route{RoutingKey: "nobody.listens"}}, []outbox.Class{outbox.Unroutable}},
+	"exchange missing":                {outbox.Message{Route: outbox.Route{Exchange: "missing"}}, []outbox.Class{outbox.Unroutable}},
+	"exchange missing too":            {outbox.Message{Route: outbox.Route{Exchange: "amq.missing"}}, []outbox.Class{outbox.Unroutable}},
+	"exchange internal":               {outbox.Message{Route: outbox.Route{Exchange: "amq.rabbitmq.trace"}}, []outbox.Class{outbox.Unroutable}},
+	"the broker breaks over it":       {outbox.Message{Transport: "direct", Route: outbox.Route{RoutingKey: breaking}}, []outbox.Class{outbox.Retryable, outbox.Unroutable}},
+	"transport unknown":               {outbox.Message{Transport: "pigeon"}, []outbox.Class{outbox.Retryable}},
+	"publisher panics":                {outbox.Message{Transport: "panics"}, []outbox.Class{outbox.Retryable}},
 }
 
 // odd are messages that look like poison and are none.
@@ -76,35 +84,41 @@ func TestOutboxPoison(t *testing.T) {
 	s := newStore(t, pgtest.URL(t))
 	l := newLedger()
 	c := consume(t, server.URL(), l)
+	direct, err := outboxamqp.NewPublisher(outboxamqp.Dial(c.url, amqp.Config{}), outboxamqp.Config{Logger: quiet})
+	must(t, err)
+	beside(t, direct.Run)
 	job := relayJob{
-		Database: s.url, Broker: c.url, Patience: 5 * time.Second, MaxAttempts: poisonAttempts,
-		transports: outbox.Transports{"panics": panics{}},
+		Database: s.url, Broker: c.url, Patience: 10 * time.Second, MaxAttempts: poisonAttempts,
+		transports: outbox.Transports{"panics": panics{}, "direct": direct},
 	}
 	end := job.start(t)
-	load, err := newLoad(s.pool, l, rng.Uint64(), 15*time.Millisecond)
+	work, err := newLoad(s.pool, l, rng.Uint64(), 15*time.Millisecond)
 	must(t, err)
-	stop := beside(t, load.run)
+	stop := beside(t, work.run)
 
-	want := map[uuid.UUID]outbox.Class{}
+	want := map[uuid.UUID][]outbox.Class{}
 	kinds := map[uuid.UUID]string{}
-	for range scaled(t, 3) {
+	rounds := scaled(t, 1)
+	for range rounds {
 		for kind, p := range poison {
-			id := s.writeDeed(load.writer, "key "+strconv.Itoa(rng.IntN(keys)), p.message)
+			id := s.writeDeed(work.writer, "key "+strconv.Itoa(rng.IntN(keys)), p.message)
 			l.excuse(id)
-			want[id], kinds[id] = p.class, kind
+			want[id], kinds[id] = p.classes, kind
 		}
 		for _, m := range odd {
-			s.writeDeed(load.writer, "key "+strconv.Itoa(rng.IntN(keys)), m)
+			s.writeDeed(work.writer, "key "+strconv.Itoa(rng.IntN(keys)), m)
 		}
+		// Without a key: order holds within a transport, and this one is paused by its poison.
+		s.writeDeed(work.writer, "", outbox.Message{Transport: "direct", Route: outbox.Route{RoutingKey: queue}})
 		l.untilMore(t, 100)
 	}
 	stop()
 	deeds := s.settle(l)
 	end()
 	c.untilDrained(t)
-	// The broker ends the session, with all that is in flight, over a message that is too large, and
-	// over each attempt to publish to an exchange of its own.
-	sessions := scaled(t, 3) * (1 + poisonAttempts)
+	// The broker ends the session, with all that is in flight, over a message that is too large, over
+	// each attempt to publish to an exchange of its own, and once more than that over the one it breaks over.
+	sessions := rounds * (1 + poisonAttempts + 1 + poisonAttempts)
 	v := judge(t, l, deeds, bounds{duplicates: sessions * inFlight, depth: batch, excused: len(want)})
 	if v.excused != len(want) {
 		t.Errorf("%d of %d poison messages arrived", len(want)-v.excused, len(want))
@@ -115,12 +129,11 @@ func TestOutboxPoison(t *testing.T) {
 	letters, err := dead.List(t.Context(), outboxpgx.Filter{Limit: 10_000})
 	must(t, err)
 	for _, letter := range letters {
-		class, expected := want[letter.ID]
-		if !expected || letter.Class != class {
-			t.Errorf("dead of %s: %s %s, want %q (%s)", letter.Class, letter.Name, letter.ID, class, kinds[letter.ID])
+		if !slices.Contains(want[letter.ID], letter.Class) {
+			t.Errorf("dead of %s: %s %s, want %q (%s)", letter.Class, letter.Name, letter.ID, want[letter.ID], kinds[letter.ID])
 		}
 		attempts := poisonAttempts
-		if class == outbox.Permanent {
+		if letter.Class == outbox.Permanent {
 			attempts = 1
 		}
 		if letter.Attempts != attempts {
@@ -132,7 +145,7 @@ func TestOutboxPoison(t *testing.T) {
 	}
 }
 
-// writeDeed commits one message of a key.
+// writeDeed commits one message of a key, or of none.
 func (s *store) writeDeed(writer *outboxpgx.Writer, key string, m outbox.Message) uuid.UUID {
 	s.t.Helper()
 	m.ID, m.Name, m.Key = ids.New(), name, key
@@ -141,8 +154,10 @@ func (s *store) writeDeed(writer *outboxpgx.Writer, key string, m outbox.Message
 	}
 	must(s.t, pgx.BeginFunc(s.t.Context(), s.pool, func(tx pgx.Tx) error {
 		var n int64
-		if err := tx.QueryRow(s.t.Context(), `UPDATE counters SET n = n + 1 WHERE key = $1 RETURNING n`, key).Scan(&n); err != nil {
-			return err
+		if key != "" {
+			if err := tx.QueryRow(s.t.Context(), `UPDATE counters SET n = n + 1 WHERE key = $1 RETURNING n`, key).Scan(&n); err != nil {
+				return err
+			}
 		}
 		if _, err := tx.Exec(s.t.Context(), `INSERT INTO deeds VALUES ($1, $2, $3)`, m.ID, key, n); err != nil {
 			return err

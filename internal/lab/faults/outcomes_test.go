@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/url"
-	"slices"
 	"sync"
 	"testing"
 
@@ -17,13 +16,14 @@ import (
 // outcomes is what the relays of this process tell of.
 type outcomes struct {
 	mu     sync.Mutex
-	taken  []uuid.UUID // since the mark
+	now    string               // what happens
+	taken  map[uuid.UUID]string // what happened when the relay had a message published
 	failed map[outbox.Class]int
 	paused map[outbox.Class]int
 }
 
 func newOutcomes() *outcomes {
-	return &outcomes{failed: map[outbox.Class]int{}, paused: map[outbox.Class]int{}}
+	return &outcomes{taken: map[uuid.UUID]string{}, failed: map[outbox.Class]int{}, paused: map[outbox.Class]int{}}
 }
 
 func (o *outcomes) hooks() outbox.Hooks {
@@ -31,7 +31,7 @@ func (o *outcomes) hooks() outbox.Hooks {
 		OnPublished: func(_ context.Context, m outbox.Message) {
 			o.mu.Lock()
 			defer o.mu.Unlock()
-			o.taken = append(o.taken, m.ID)
+			o.taken[m.ID] = o.now
 		},
 		OnFailed: func(_ context.Context, _ outbox.Message, f outbox.Failure) {
 			o.mu.Lock()
@@ -46,17 +46,38 @@ func (o *outcomes) hooks() outbox.Hooks {
 	}
 }
 
-// mark begins what published returns.
-func (o *outcomes) mark() {
+// during has later messages noted as published in the meantime of what.
+func (o *outcomes) during(what string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.taken = nil
+	o.now = what
 }
 
-func (o *outcomes) published() []uuid.UUID {
+// published are the messages noted so.
+func (o *outcomes) published(during string) []uuid.UUID {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return slices.Clone(o.taken)
+	var ids []uuid.UUID
+	for id, what := range o.taken {
+		if what == during {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// tell says when the messages that are lost were published.
+func (o *outcomes) tell(t testing.TB, lost []uuid.UUID) {
+	t.Helper()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	when := map[string]int{}
+	for _, id := range lost {
+		when[o.taken[id]]++
+	}
+	if len(lost) > 0 {
+		t.Logf("the lost were published during: %v", when)
+	}
 }
 
 func (o *outcomes) failures(c outbox.Class) int {

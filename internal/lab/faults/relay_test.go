@@ -30,7 +30,7 @@ const (
 // relayJob is a relay between a database and a broker.
 type relayJob struct {
 	Database, Broker string
-	// Patience is the PublishTimeout; the lease is twice that.
+	// Patience is the PublishTimeout; the lease is twice that, and the delay after a failed attempt a tenth.
 	Patience time.Duration
 	// MaxAttempts as in outbox.RelayConfig.
 	MaxAttempts int
@@ -58,7 +58,7 @@ func (j relayJob) run(ctx context.Context, ready func()) (relayReport, error) {
 	}
 	defer pool.Close()
 	publisher, err := outboxamqp.NewPublisher(outboxamqp.Dial(j.Broker, amqp.Config{}), outboxamqp.Config{
-		Exchange: exchange, MaxBodyBytes: maxBody, CallTimeout: 2 * j.Patience, ConfirmTimeout: 2 * j.Patience, Logger: quiet,
+		Exchange: exchange, MaxBodyBytes: maxBody, CallTimeout: 2 * j.Patience, ConfirmTimeout: 2 * j.Patience, ShutdownTimeout: j.Patience, Logger: quiet,
 	})
 	if err != nil {
 		return relayReport{}, err
@@ -78,7 +78,7 @@ func (j relayJob) relay(ctx context.Context, pool *pgxpool.Pool, transports outb
 	relay, err := outbox.NewRelay(source, transports, outbox.RelayConfig{
 		BatchSize: batch, PollInterval: 50 * time.Millisecond,
 		PublishTimeout: j.Patience, StoreTimeout: j.Patience / 2, LeaseTTL: 2 * j.Patience, ShutdownTimeout: 2 * j.Patience,
-		Policy:     outbox.Policy{MaxAttempts: j.MaxAttempts, RetryDelay: 50 * time.Millisecond, MaxRetryDelay: 500 * time.Millisecond},
+		Policy:     outbox.Policy{MaxAttempts: j.MaxAttempts, RetryDelay: j.Patience / 10, MaxRetryDelay: j.Patience},
 		PauseDelay: 50 * time.Millisecond, MaxPauseDelay: 500 * time.Millisecond,
 		Logger: quiet, Hooks: j.hooks, MeterProvider: metric.NewMeterProvider(metric.WithReader(reader)),
 	})
