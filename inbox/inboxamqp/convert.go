@@ -70,12 +70,26 @@ func messageID(d amqp.Delivery) uuid.UUID {
 	if id, ok := parseID(d.MessageId); ok {
 		return id
 	}
-	if text, ok := wire.DecodeStamp(header(d, wire.HeaderStamp)); ok {
+	if text, ok := wire.DecodeStamp(header(d, stampHeader(d))); ok {
 		if id, ok := parseID(text); ok {
 			return id
 		}
 	}
 	return uuid.Nil
+}
+
+// stampHeader is the name of the header with the id. Messenger's own serializer writes the
+// stamp's class with its namespace, a serializer of one's own often without.
+func stampHeader(d amqp.Delivery) string {
+	if d.Headers[wire.HeaderStamp] != nil {
+		return wire.HeaderStamp
+	}
+	for name := range d.Headers {
+		if strings.HasPrefix(name, "X-Message-Stamp-") && strings.HasSuffix(name, `\MessageIdStamp`) {
+			return name
+		}
+	}
+	return wire.HeaderStamp
 }
 
 // parseID takes the canonical form only.

@@ -1,0 +1,187 @@
+package inboxamqp_test
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
+)
+
+const symfonyID = "018f8fad-5bd9-7b46-8f16-570867728950"
+
+type symfonyOrder struct {
+	OrderID string `json:"orderId"`
+	Total   int    `json:"total"`
+}
+
+// readSymfony returns a message as PHP's client puts it on the wire: neither message_id nor
+// the property type, persistent, with a time stamp.
+func readSymfony(t *testing.T, path string) amqp.Publishing {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var fixture struct {
+		ContentType string         `json:"content_type"`
+		Headers     map[string]any `json:"headers"`
+		Body        string         `json:"body"`
+	}
+	if err := json.Unmarshal(text, &fixture); err != nil {
+		t.Fatal(err)
+	}
+	return amqp.Publishing{
+		Headers: amqpTable(fixture.Headers), ContentType: fixture.ContentType, DeliveryMode: amqp.Persistent,
+		Timestamp: time.Unix(1_700_000_000, 0), Body: []byte(fixture.Body),
+	}
+}
+
+func amqpTable(m map[string]any) amqp.Table {
+	table := amqp.Table{}
+	for name, value := range m {
+		table[name] = amqpValue(value)
+	}
+	return table
+}
+
+func amqpValue(v any) any {
+	switch v := v.(type) {
+	case float64:
+		return int64(v)
+	case map[string]any:
+		return amqpTable(v)
+	case []any:
+		list := make([]any, len(v))
+		for i, item := range v {
+			list[i] = amqpValue(item)
+		}
+		return list
+	}
+	return v
+}
+
+// symfonyReads does what Messenger's serializer does with a message, and returns the type and
+// the ids in the stamps that it would decode.
+func symfonyReads(t *testing.T, d amqp.Delivery) (class string, ids []string) {
+	t.Helper()
+	class, _ = d.Headers["type"].(string)
+	if len(d.Body) == 0 || class == "" {
+		t.Errorf("no body or no header type: %+v", d)
+	}
+	for name, value := range d.Headers {
+		stamp, ok := strings.CutPrefix(name, "X-Message-Stamp-")
+		if !ok {
+			continue
+		}
+		var stamps []map[string]any
+		if text, _ := value.(string); json.Unmarshal([]byte(text), &stamps) != nil {
+			t.Errorf("stamp %s cannot be decoded: %v", stamp, value)
+		}
+		for _, s := range stamps {
+			if id, ok := s["messageId"].(string); ok {
+				ids = append(ids, id)
+			}
+		}
+	}
+	return class, ids
+}
+
+// What Symfony Messenger has written is handled, and its copies in the dead letters and after
+// a retry are still messages that Symfony can read.
+func TestFromSymfony(t *testing.T) {
+	t.Parallel()
+	paths, err := filepath.Glob("testdata/symfony/*.json")
+	if err != nil || len(paths) != 3 {
+		t.Fatalf("fixtures %v, error %v", paths, err)
+	}
+	for _, path := range paths {
+		t.Run(filepath.Base(path), func(t *testing.T) {
+			t.Parallel()
+			b := amqptest.New(t)
+			mux := inbox.NewMux()
+			tries := 0
+			for _, name := range []string{"order.placed", `App\Message\OrderPlaced`} {
+				err := inbox.Handle(mux, name, func(ctx context.Context, o symfonyOrder) error {
+					m, _ := inbox.FromContext(ctx)
+					if o != (symfonyOrder{"A-1", 4200}) || m.ID.String() != symfonyID {
+						t.Errorf("order %+v of message %+v", o, m)
+					}
+					if tries++; tries < 3 {
+						return errBroken
+					}
+					return inbox.Unrecoverable(errBroken)
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			consume(t, b, mux, inboxamqp.Config{Queue: "orders", Retry: quick, Concurrency: 1})
+			p := readSymfony(t, path)
+			b.Publish(t, "", "orders", p)
+			dead := b.Take(t, "failed.unrecoverable", 1, patience)[0]
+			if class, ids := symfonyReads(t, dead); class != p.Headers["type"] || len(ids) == 0 || ids[len(ids)-1] != symfonyID {
+				t.Errorf("after its retries it is %s, %v", class, ids)
+			}
+			for name, value := range dead.Headers {
+				if strings.HasPrefix(name, "X-Message-Stamp-") && value != p.Headers[name] {
+					t.Errorf("header %s became %v", name, value)
+				}
+			}
+			if string(dead.Body) != string(p.Body) || !dead.Timestamp.Equal(p.Timestamp) {
+				t.Errorf("dead letter %+v", dead)
+			}
+		})
+	}
+}
+
+// What our outbox writes in its compatible form is read by Symfony, and by our own inbox.
+func TestToSymfony(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Exchange(t, "events", "topic")
+	b.Queue(t, "php", nil)
+	b.Bind(t, "php", "order.*", "events")
+	var got recorder
+	consume(t, b, &got, inboxamqp.Config{Queue: "go", Retry: quick, Bindings: []inboxamqp.Binding{{Exchange: "events", Key: "order.*"}}})
+	publisher, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Exchange: "events", Compat: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- publisher.Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	m := outbox.Message{
+		ID: uuid.MustParse(symfonyID), Name: "order.placed", Body: []byte(`{"orderId":"A-1","total":4200}`), CreatedAt: time.Now(),
+	}
+	published := make(chan error, 1)
+	publisher.Publish(ctx, m, func(err error) { published <- err })
+	if err := <-published; err != nil {
+		t.Fatal(err)
+	}
+	raw := b.Take(t, "php", 1, patience)[0]
+	class, ids := symfonyReads(t, raw)
+	if class != "order.placed" || len(ids) != 1 || ids[0] != symfonyID || raw.ContentType != "application/json" {
+		t.Errorf("Symfony reads %s, %v: %+v", class, ids, raw)
+	}
+	if own := got.await(t, 1)[0]; own.ID != m.ID || own.Name != m.Name || string(own.Body) != string(m.Body) {
+		t.Errorf("we read %+v", own)
+	}
+}
