@@ -14,8 +14,8 @@ func TestWaitBeyondAllMeasure(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := ratelimit.Decide(time.Now(), 0, charges, []ratelimit.Counter{{Cur: 1 << 53}})
-	if d.Allowed || d.RetryAfter+time.Second < 0 || d.Limits[0].Reset+time.Second < 0 {
+	d := ratelimit.Decide(time.Now(), 0, true, charges, []ratelimit.Counter{{Cur: 1 << 53}})
+	if d.Allowed || d.RetryAfter+time.Second < 0 || d.Limits()[0].Reset+time.Second < 0 {
 		t.Errorf("got %+v", d)
 	}
 }

@@ -2,31 +2,46 @@ package ratelimit
 
 import "time"
 
-// Decision is the answer of a Limiter.
+// Decision is the answer of a Limiter. It is a value that nobody else changes.
 type Decision struct {
 	// Allowed says whether the charges were taken: all or none.
 	Allowed bool
-	// RetryAfter is how long after At the same charges would be allowed if nobody
-	// else charged anything: exact to the millisecond. Zero if Allowed or Never.
-	RetryAfter time.Duration
 	// Never says that a cost is more than its limit can ever hold.
 	Never bool
+	// Fallback says that the store could not be asked and the limiter's failure
+	// policy decided.
+	Fallback bool
+	// Cached says that a denial was remembered, and the store not asked again.
+	Cached bool
 	// Denied is the name of the limit that decided: the one that takes longest to
 	// admit its charge. Empty if Allowed.
 	Denied string
+	// RetryAfter is how long after At the same charges would be allowed if nobody
+	// else charged anything: exact to the millisecond. If Cached, a limit that
+	// filled up since may make it longer. Zero if Allowed or Never.
+	RetryAfter time.Duration
 	// Delay is how long to wait before acting on a reservation; see Reserver. Zero
 	// otherwise.
 	Delay time.Duration
-	// Limits is the state of each limit after the decision, in the order of the
-	// charges.
-	Limits []State
 	// At is the time of the decision by the store's clock, in milliseconds.
 	At time.Time
-	// Charges are the charges that were taken, ready for Refund. Nil if denied.
-	Charges []Charge
-	// Unmetered says that the store could not be asked and the limiter's policy let
-	// the request pass.
-	Unmetered bool
+
+	taken bool // the charges were: it was no Peek
+	n     int
+	few   [fewParts]part
+	many  []part // all of them when they are more than few
+}
+
+// fewParts is how many limits a Decision holds without an allocation: user, IP
+// and global.
+const fewParts = 3
+
+// part is one limit's part in a decision.
+type part struct {
+	rule    *rule
+	key     string
+	cost    int64
+	counter Counter // after the decision
 }
 
 // State is one limit's state after a decision.
@@ -34,9 +49,82 @@ type State struct {
 	Name   string
 	Max    int64
 	Window time.Duration
+	// Capacity is what one charge can take at once: Max, or the size of a bucket.
+	Capacity int64
 	// Remaining is the number of units that could be charged now.
 	Remaining int64
 	// Reset is how long until more is available: for a limit that denied, until it
 	// admits the charge; else, until the current window ends or the bucket is full.
 	Reset time.Duration
+}
+
+// grow makes room for n parts.
+func (d *Decision) grow(n int) {
+	d.n = n
+	if n > fewParts {
+		d.many = make([]part, n)
+	}
+}
+
+func (d *Decision) parts() []part {
+	if d.n > fewParts {
+		return d.many
+	}
+	return d.few[:d.n]
+}
+
+// Limits returns the state of each limit after the decision, in the order of the
+// charges. It is empty if the failure policy let the request pass, and holds only
+// what denied if the denial is Cached.
+func (d Decision) Limits() []State {
+	states := make([]State, d.n)
+	for i, p := range d.parts() {
+		states[i] = d.state(p)
+	}
+	return states
+}
+
+func (d *Decision) state(p part) State {
+	elapsed := p.rule.elapsed(d.At.UnixMilli())
+	s := State{
+		Name: p.rule.Name, Max: p.rule.Max, Window: p.rule.Window, Capacity: p.rule.most,
+		Remaining: p.rule.remaining(p.counter, elapsed), Reset: ms(p.rule.reset(p.counter, elapsed)),
+	}
+	if !d.Allowed && p.cost <= p.rule.most {
+		if wait := p.rule.wait(p.counter, p.cost, elapsed); wait > 0 {
+			s.Reset = ms(wait)
+		}
+	}
+	return s
+}
+
+// Binding returns the state of the limit that matters most: the one that denied,
+// or the one of which the smallest share is left. It is false if there are none.
+func (d Decision) Binding() (State, bool) {
+	var binding State
+	least, found := 0.0, false
+	for _, p := range d.parts() {
+		s := d.state(p)
+		share := float64(s.Remaining) / float64(s.Capacity)
+		if s.Name == d.Denied || d.Denied == "" && (!found || share < least) {
+			binding, least, found = s, share, true
+		}
+	}
+	return binding, found
+}
+
+// Charges returns the charges that were taken, ready for Refund. Nil if
+// denied, and if nothing was metered.
+func (d Decision) Charges() []Charge {
+	if !d.taken {
+		return nil
+	}
+	charges := make([]Charge, d.n)
+	for i, p := range d.parts() {
+		charges[i] = Charge{Limit: p.rule.given.withDefaults(), Key: p.key, Cost: p.cost, At: d.At, Local: d.Fallback}
+		if p.rule.bucket() { // its units are regained after all that were charged before
+			charges[i].At = d.At.Add(ms((p.counter.Cur - p.cost*p.rule.unit) / p.rule.Max))
+		}
+	}
+	return charges
 }

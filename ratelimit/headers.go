@@ -14,12 +14,13 @@ const HeaderDraft = 10
 // writeHeaders states every limit of the decision as a structured list: q is the
 // quota, w its window in seconds, r what remains, t the seconds until more comes.
 func writeHeaders(h http.Header, d Decision) {
-	if len(d.Limits) == 0 {
+	limits := d.Limits()
+	if len(limits) == 0 {
 		return
 	}
-	policy := make([]string, len(d.Limits))
-	state := make([]string, len(d.Limits))
-	for i, l := range d.Limits {
+	policy := make([]string, len(limits))
+	state := make([]string, len(limits))
+	for i, l := range limits {
 		policy[i] = fmt.Sprintf(`"%s";q=%d;w=%d`, l.Name, l.Max, seconds(l.Window))
 		state[i] = fmt.Sprintf(`"%s";r=%d;t=%d`, l.Name, l.Remaining, seconds(l.Reset))
 	}

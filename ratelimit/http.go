@@ -86,7 +86,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		writeDenied(w, d)
 		return
 	}
-	taken := &taken{limiter: h.limiter, charges: d.Charges}
+	taken := &taken{limiter: h.limiter, charges: d.Charges()}
 	h.next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), takenKey{}, taken)))
 }
 

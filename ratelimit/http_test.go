@@ -133,7 +133,7 @@ func TestMiddlewareWithoutADecision(t *testing.T) {
 	}
 
 	unmetered := ratelimittest.New()
-	unmetered.Next(ratelimit.Decision{Allowed: true, Unmetered: true}, nil)
+	unmetered.Next(ratelimit.Decision{Allowed: true, Fallback: true}, nil)
 	if w := call(serve(t, unmetered, byUser, nil), http.MethodPost, "ann"); w.Code != http.StatusNoContent || w.Header().Get("RateLimit") != "" {
 		t.Errorf("an unmetered request got %d with %v", w.Code, w.Header())
 	}

@@ -22,7 +22,7 @@ func EncodeKey(key string) string {
 }
 
 func plainKey(key string) bool {
-	if len(key) > maxKey || len(key) >= 2 && key[:2] == "h-" {
+	if !keepable(key) {
 		return false
 	}
 	for i := range len(key) {
@@ -33,4 +33,9 @@ func plainKey(key string) bool {
 		}
 	}
 	return true
+}
+
+// keepable reports whether a key is short enough, and not in the form of a hash.
+func keepable(key string) bool {
+	return len(key) <= maxKey && (len(key) < 2 || key[:2] != "h-")
 }

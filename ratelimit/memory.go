@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/maphash"
-	"slices"
 	"time"
 )
 
@@ -16,18 +14,25 @@ type MemoryConfig struct {
 	// the number of keys that are active at once: when a part is full, those that
 	// lapse soonest are dropped, and start afresh.
 	MaxKeys int
+
+	// Now is the clock, for tests that move time by hand; see ratelimittest.Clock.
+	// Nil means the process's own, which never steps back.
+	Now func() time.Time
 }
 
 // Memory is a Limiter within one process. Make it with NewMemory. It is safe for
-// concurrent use.
+// concurrent use. A decision about up to three limits allocates nothing unless a
+// key is new, longer than 64 bytes, or the charges are passed through an
+// interface.
 type Memory struct {
-	shards [shardCount]shard
-	seed   maphash.Seed
-	start  time.Time // read once: its monotonic clock never steps back
+	counters *table[counted]
+	rules    rules
+	now      func() time.Time
+	start    time.Time // read once: its monotonic clock never steps back
+	startNS  int64
 }
 
 const (
-	shardCount     = 64
 	minMemoryKeys  = 1000
 	defaultMaxKeys = 100_000
 )
@@ -40,121 +45,255 @@ func NewMemory(cfg MemoryConfig) (*Memory, error) {
 	if cfg.MaxKeys < minMemoryKeys {
 		return nil, fmt.Errorf("ratelimit: MemoryConfig.MaxKeys is %d, must be at least %d", cfg.MaxKeys, minMemoryKeys)
 	}
-	m := &Memory{seed: maphash.MakeSeed(), start: time.Now()}
-	for i := range m.shards {
-		m.shards[i] = shard{entries: map[entryKey]entry{}, limit: cfg.MaxKeys / shardCount}
-	}
-	return m, nil
+	start := time.Now()
+	return &Memory{counters: newTable[counted](cfg.MaxKeys), now: cfg.Now, start: start, startNS: start.UnixNano()}, nil
 }
 
 // Allow implements Limiter.
-func (m *Memory) Allow(ctx context.Context, charges ...Charge) (Decision, error) {
-	charges, err := Normalize(charges)
-	if err != nil {
-		return Decision{}, err
-	}
-	return m.decide(ctx, 0, true, charges)
+func (m *Memory) Allow(ctx context.Context, charges ...Charge) (d Decision, err error) {
+	err = m.decide(ctx, &d, 0, true, charges)
+	return d, err
 }
 
 // Peek returns the decision that Allow would make now, and charges nothing. Its
 // Remaining and Reset are those after the charge if that would be allowed.
-func (m *Memory) Peek(ctx context.Context, charges ...Charge) (Decision, error) {
-	charges, err := Normalize(charges)
-	if err != nil {
-		return Decision{}, err
-	}
-	d, err := m.decide(ctx, 0, false, charges)
-	d.Charges = nil
+func (m *Memory) Peek(ctx context.Context, charges ...Charge) (d Decision, err error) {
+	err = m.decide(ctx, &d, 0, false, charges)
 	return d, err
 }
 
 // Reserve implements Reserver.
-func (m *Memory) Reserve(ctx context.Context, within time.Duration, charges ...Charge) (Decision, error) {
-	charges, err := Normalize(charges)
-	if err != nil {
-		return Decision{}, err
-	}
+func (m *Memory) Reserve(ctx context.Context, within time.Duration, charges ...Charge) (d Decision, err error) {
 	if err := CheckReserve(within, charges); err != nil {
 		return Decision{}, err
 	}
-	return m.decide(ctx, within, true, charges)
-}
-
-func (m *Memory) decide(ctx context.Context, within time.Duration, take bool, charges []Charge) (Decision, error) {
-	if err := ctx.Err(); err != nil {
-		return Decision{}, err
-	}
-	var d Decision
-	m.locked(charges, func(at time.Time, counters []Counter) bool {
-		d = Decide(at, within, charges, counters)
-		return take && d.Allowed
-	})
-	return d, nil
+	err = m.decide(ctx, &d, within, true, charges)
+	return d, err
 }
 
 // Refund implements Limiter.
 func (m *Memory) Refund(ctx context.Context, charges ...Charge) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	charges, err := Normalize(charges)
-	if err != nil {
-		return err
-	}
-	m.locked(charges, func(at time.Time, counters []Counter) bool {
-		for i, c := range charges {
-			giveBack(at, c, &counters[i])
+	return m.change(ctx, charges, func(c Charge, r *rule, e *entry[counted], at int64) {
+		counter, elapsed := e.value.counter(r, at)
+		since := at
+		if !c.At.IsZero() {
+			since = c.At.UnixMilli()
 		}
-		return true
+		r.refund(&counter, max(c.Cost, 1), since, at)
+		e.value.set(r, counter, at, elapsed)
 	})
-	return nil
 }
 
-// locked calls fn with the counters of the charges while nobody else can reach
-// them, and keeps what fn made of them if it returns true. Shards are locked in
-// their order, so that no two calls wait for each other.
-func (m *Memory) locked(charges []Charge, fn func(at time.Time, counters []Counter) bool) {
-	var keySpace [MaxCharges]entryKey
-	var counterSpace [MaxCharges]Counter
-	var homeSpace, orderSpace [MaxCharges]int
-	keys, counters, homes := keySpace[:len(charges)], counterSpace[:len(charges)], homeSpace[:len(charges)]
-	for i, c := range charges {
-		keys[i] = keyOf(c)
-		homes[i] = int(maphash.Comparable(m.seed, keys[i]) % shardCount)
-	}
-	order := append(orderSpace[:0], homes...)
-	slices.Sort(order)
-	order = slices.Compact(order)
-	for _, i := range order {
-		m.shards[i].mu.Lock()
-		defer m.shards[i].mu.Unlock()
-	}
-
-	at := m.now() // after the locks: time never runs back between two decisions on a key
-	for i, c := range charges {
-		counters[i] = m.shards[homes[i]].entries[keys[i]].counter(c.Limit, at.UnixMilli())
-	}
-	if !fn(at, counters) {
-		return
-	}
-	for i, c := range charges {
-		m.shards[homes[i]].store(keys[i], counters[i], c.Limit, at.UnixMilli())
-	}
+// Reset forgets what was charged to the limits and keys of the charges.
+func (m *Memory) Reset(ctx context.Context, charges ...Charge) error {
+	return m.change(ctx, charges, func(_ Charge, r *rule, e *entry[counted], at int64) {
+		e.value.set(r, Counter{}, at, r.elapsed(at))
+	})
 }
 
 // Len returns the number of counters kept, lapsed ones included.
-func (m *Memory) Len() int {
-	n := 0
-	for i := range m.shards {
-		m.shards[i].mu.Lock()
-		n += len(m.shards[i].entries)
-		m.shards[i].mu.Unlock()
-	}
-	return n
+func (m *Memory) Len() int { return m.counters.len() }
+
+// seat is where the counter of a charge is.
+type seat struct {
+	hash    uint64
+	key     string
+	rule    *rule
+	counter *entry[counted] // nil: nothing was counted yet
 }
 
-func (m *Memory) now() time.Time {
-	return time.UnixMilli(m.start.Add(time.Since(m.start)).UnixMilli())
+func (m *Memory) decide(ctx context.Context, d *Decision, within time.Duration, take bool, charges []Charge) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if len(charges) == 1 && m.decideOne(d, within, take, &charges[0]) {
+		return nil
+	}
+	if len(charges) == 0 || len(charges) > MaxCharges {
+		_, err := Normalize(charges)
+		return err
+	}
+	var space [fewParts]seat
+	seats := space[:]
+	var elapsedSpace [fewParts]int64
+	elapsed := elapsedSpace[:]
+	if len(charges) > fewParts {
+		seats, elapsed = make([]seat, len(charges)), make([]int64, len(charges))
+	}
+	seats, elapsed = seats[:len(charges)], elapsed[:len(charges)]
+	d.grow(len(charges))
+
+	at := m.clock()
+	locked := m.find(charges, seats)
+	m.counters.lock(locked)
+	if !m.sit(charges, seats) {
+		m.counters.unlock(locked)
+		*d = Decision{}
+		return invalid(charges)
+	}
+	for i := range seats {
+		if e := seats[i].counter; e != nil {
+			at = max(at, e.value.since) // another call may have overtaken this one
+		}
+	}
+	parts := d.parts()
+	for i := range parts {
+		p, s := &parts[i], &seats[i]
+		p.rule, p.key, p.cost = s.rule, charges[i].Key, max(charges[i].Cost, 1)
+		if s.counter == nil {
+			elapsed[i] = s.rule.elapsed(at)
+		} else {
+			p.counter, elapsed[i] = s.counter.value.counter(s.rule, at)
+		}
+	}
+	d.At = time.UnixMilli(at)
+	d.settle(within, take, elapsed)
+	if d.taken {
+		m.keep(seats, parts, elapsed, at)
+	}
+	m.counters.unlock(locked)
+	return nil
+}
+
+// decideOne is decide for one charge of a counter that is there, which costs a
+// quarter less this way. It reports false, and changes nothing, for all others.
+func (m *Memory) decideOne(d *Decision, within time.Duration, take bool, c *Charge) bool {
+	if c.Cost < 0 || !keepable(c.Key) {
+		return false
+	}
+	hash := m.counters.hash(c.Key)
+	at := m.clock()
+	shard := m.counters.shard(hash)
+	shard.mu.Lock()
+	e := known(shard, hash, c.Key, &c.Limit)
+	if e == nil {
+		shard.mu.Unlock()
+		return false
+	}
+	r := e.value.rule
+	at = max(at, e.value.since)
+	counter, elapsed := e.value.counter(r, at)
+	d.n, d.few[0] = 1, part{rule: r, key: c.Key, cost: max(c.Cost, 1), counter: counter}
+	d.At = time.UnixMilli(at)
+	d.settle(within, take, []int64{elapsed})
+	if d.taken {
+		e.value.set(r, d.few[0].counter, at, elapsed)
+	}
+	shard.mu.Unlock()
+	return true
+}
+
+// keep stores the counters of an allowed decision.
+func (m *Memory) keep(seats []seat, parts []part, elapsed []int64, at int64) {
+	for i := range seats {
+		s := &seats[i]
+		if s.counter == nil {
+			s.counter = m.counters.shard(s.hash).insert(s.hash, s.key, func(c *counted) bool { return c.expires() <= at }, (*counted).compare)
+		}
+		s.counter.value.set(s.rule, parts[i].counter, at, elapsed[i])
+	}
+}
+
+// change calls fn for each charge that has a counter, all together.
+func (m *Memory) change(ctx context.Context, charges []Charge, fn func(c Charge, r *rule, e *entry[counted], at int64)) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if len(charges) == 0 || len(charges) > MaxCharges {
+		_, err := Normalize(charges)
+		return err
+	}
+	seats := make([]seat, len(charges))
+	at := m.clock()
+	locked := m.find(charges, seats)
+	m.counters.lock(locked)
+	defer m.counters.unlock(locked)
+	if !m.sit(charges, seats) {
+		return invalid(charges)
+	}
+	for i, s := range seats {
+		if s.counter != nil {
+			fn(charges[i], s.rule, s.counter, max(at, s.counter.value.since))
+		}
+	}
+	return nil
+}
+
+// find fills in the hash and the key of each seat, and returns the shards they
+// are in.
+func (m *Memory) find(charges []Charge, seats []seat) (s set) {
+	for i := range seats {
+		key := charges[i].Key
+		if !keepable(key) {
+			key = EncodeKey(key)
+		}
+		hash := m.counters.hash(key)
+		seats[i].hash, seats[i].key = hash, key
+		s |= setOf(hash)
+	}
+	return s
+}
+
+// sit fills in the rule and the entry of each seat. It reports false if a charge
+// is invalid. The shards are locked.
+func (m *Memory) sit(charges []Charge, seats []seat) bool {
+	for i := range seats {
+		c, s := &charges[i], &seats[i]
+		if c.Cost < 0 {
+			return false
+		}
+		for _, other := range seats[:i] {
+			if other.hash == s.hash && other.key == s.key && other.rule.Name == c.Limit.Name {
+				return false
+			}
+		}
+		shard := m.counters.shard(s.hash)
+		if s.counter = known(shard, s.hash, s.key, &c.Limit); s.counter != nil {
+			s.rule = s.counter.value.rule
+			continue
+		}
+		if s.rule = m.rules.of(c.Limit); s.rule == nil {
+			return false
+		}
+		s.counter = kindred(shard, s.hash, s.key, s.rule)
+	}
+	return true
+}
+
+// known returns the counter that the very limit was charged to last.
+func known(s *shard[counted], hash uint64, key string, l *Limit) *entry[counted] {
+	for i := s.home(hash); s.slots[i].entry != nil; i = s.next(i) {
+		if at := &s.slots[i]; at.hash == hash && at.entry.value.rule.given == *l && at.entry.key == key {
+			return at.entry
+		}
+	}
+	return nil
+}
+
+// kindred returns the counter that the rule shares with others.
+func kindred(s *shard[counted], hash uint64, key string, r *rule) *entry[counted] {
+	for i := s.home(hash); s.slots[i].entry != nil; i = s.next(i) {
+		if at := &s.slots[i]; at.hash == hash && at.entry.key == key && at.entry.value.rule.countsWith(r) {
+			return at.entry
+		}
+	}
+	return nil
+}
+
+// invalid says what is wrong with charges that were refused.
+func invalid(charges []Charge) error {
+	_, err := Normalize(charges)
+	if err == nil {
+		err = fmt.Errorf("%w: two keys are the same when hashed", ErrInvalid)
+	}
+	return err
+}
+
+func (m *Memory) clock() int64 {
+	if m.now != nil {
+		return m.now().UnixMilli()
+	}
+	return (m.startNS + int64(time.Since(m.start))) / int64(time.Millisecond)
 }
 
 var errNilLimiter = errors.New("ratelimit: limiter is nil")

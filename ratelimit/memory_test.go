@@ -84,7 +84,7 @@ func TestPeekChargesNothing(t *testing.T) {
 		m := newMemory(t)
 		c := ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: 1}}
 		for range 3 {
-			if d, err := m.Peek(t.Context(), c); err != nil || !d.Allowed || d.Charges != nil {
+			if d, err := m.Peek(t.Context(), c); err != nil || !d.Allowed || d.Charges() != nil {
 				t.Errorf("got %+v, %v", d, err)
 			}
 		}

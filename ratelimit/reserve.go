@@ -40,7 +40,7 @@ func Reserve(ctx context.Context, r Reserver, within time.Duration, charges ...C
 	if err != nil {
 		return nil, err
 	}
-	return &Reservation{Decision: d, limiter: r, gone: len(d.Charges) == 0}, nil
+	return &Reservation{Decision: d, limiter: r, gone: !d.taken}, nil
 }
 
 // Cancel gives the tokens back, so that whoever reserves next gets them. Once
@@ -52,7 +52,7 @@ func (r *Reservation) Cancel(ctx context.Context) error {
 	if r.gone {
 		return nil
 	}
-	if err := r.limiter.Refund(ctx, r.Decision.Charges...); err != nil {
+	if err := r.limiter.Refund(ctx, r.Decision.Charges()...); err != nil {
 		return err
 	}
 	r.gone = true

@@ -13,7 +13,7 @@ import (
 func TestCancelOfAnUnmeteredReservation(t *testing.T) {
 	t.Parallel()
 	l := ratelimittest.New()
-	l.Next(ratelimit.Decision{Allowed: true, Unmetered: true}, nil)
+	l.Next(ratelimit.Decision{Allowed: true, Fallback: true}, nil)
 	r, err := ratelimit.Reserve(t.Context(), l, time.Second, ratelimit.Charge{Limit: tenPerSecond})
 	if err != nil || !r.Decision.Allowed {
 		t.Fatalf("%+v, %v", r, err)

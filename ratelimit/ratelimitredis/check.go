@@ -16,7 +16,7 @@ func (l *Limiter) Check(ctx context.Context) ([]ratelimit.Finding, error) {
 		return nil, fmt.Errorf("ratelimitredis: check: %w", err)
 	}
 	var found []ratelimit.Finding
-	if err := l.decide.Load(ctx, l.client).Err(); err != nil {
+	if err := l.client.ScriptLoad(ctx, l.decideScript.source).Err(); err != nil {
 		found = append(found, ratelimit.Finding{
 			Component: "ratelimitredis", Problem: "the server does not take scripts: " + err.Error(),
 			Mend: "allow EVAL, EVALSHA and SCRIPT LOAD",

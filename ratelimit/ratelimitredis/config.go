@@ -20,8 +20,11 @@ type Policy uint8
 const (
 	// Deny returns ratelimit.ErrUnavailable, which the middleware answers with 503.
 	Deny Policy = iota
-	// Allow lets the request pass, with Decision.Unmetered set.
+	// Allow lets the request pass.
 	Allow
+	// Local counts within the process, with every limit divided by Config.Replicas.
+	// The counters begin at nothing with each outage.
+	Local
 )
 
 // Config configures a Limiter. The zero value works.
@@ -35,13 +38,38 @@ type Config struct {
 	// cannot decide about several keys without it.
 	Tag string
 
+	// Shards spreads the keys over that many tags, {Tag0}, {Tag1} …, and so over the
+	// nodes of a cluster: 2 to 1024. The key of a charge chooses the shard, and each
+	// shard has its part of the limits without a key: never more is admitted than
+	// they say, less where the keys are spread unevenly. A decision then needs
+	// exactly one key. 0 means one tag for all, which is exact.
+	Shards int
+
 	// Timeout bounds a call, whatever the client's own timeouts and retries are. 0
 	// means 100 ms.
 	Timeout time.Duration
 
+	// Pipelines is how many calls to Redis may be under way at once, at most 1000;
+	// decisions that are asked for meanwhile travel together in the next one. 0
+	// means 2.
+	Pipelines int
+
+	// DenyCache is how many denials are remembered until Redis would admit them, at
+	// least 64, so that a flood of denied requests costs no round trip. 0 means
+	// 10,000, -1 none. See ratelimit.DenyCache for what it does not see.
+	DenyCache int
+
 	// OnUnavailable is the policy when Redis cannot be asked in time. The zero value
 	// is Deny.
 	OnUnavailable Policy
+
+	// Replicas is the number of processes among which the policy Local divides each
+	// limit, at least one unit for each. 0 means 1.
+	Replicas int
+
+	// ProbeEvery is how often a Redis that has failed to answer five times in a row
+	// is asked again; the policy decides about everything between. 0 means 1 s.
+	ProbeEvery time.Duration
 
 	Logger        *slog.Logger         // nil means slog.Default()
 	MeterProvider metric.MeterProvider // nil means the global one
@@ -50,8 +78,9 @@ type Config struct {
 
 // Hooks are optional callbacks, called by the goroutine that asked.
 type Hooks struct {
-	// OnDecision is called for every decision of Allow and Reserve.
-	OnDecision func(ctx context.Context, d ratelimit.Decision)
+	// OnDecision is called for every decision of Allow and Reserve, with the time it
+	// took.
+	OnDecision func(ctx context.Context, d ratelimit.Decision, took time.Duration)
 	// OnUnavailable is called when Redis could not be asked.
 	OnUnavailable func(ctx context.Context, err error)
 }
@@ -63,14 +92,25 @@ func (c Config) withDefaults(client redis.UniversalClient) Config {
 	if c.Timeout == 0 {
 		c.Timeout = 100 * time.Millisecond
 	}
+	if c.Pipelines == 0 {
+		c.Pipelines = 2
+	}
+	if c.DenyCache == 0 {
+		c.DenyCache = 10_000
+	}
+	if c.Replicas == 0 {
+		c.Replicas = 1
+	}
+	if c.ProbeEvery == 0 {
+		c.ProbeEvery = time.Second
+	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
-	switch client.(type) {
-	case *redis.ClusterClient, *redis.Ring:
-		if c.Tag == "" {
-			c.Tag = "rl"
-		}
+	_, cluster := client.(*redis.ClusterClient)
+	_, ring := client.(*redis.Ring)
+	if c.Tag == "" && (cluster || ring || c.Shards > 0) {
+		c.Tag = "rl"
 	}
 	return c
 }
@@ -86,7 +126,22 @@ func (c Config) validate() error {
 	if c.Timeout < time.Millisecond {
 		errs = append(errs, fmt.Errorf("ratelimitredis: Config.Timeout is %v, must be at least 1ms", c.Timeout))
 	}
-	if c.OnUnavailable > Allow {
+	if c.Shards != 0 && (c.Shards < 2 || c.Shards > 1024) {
+		errs = append(errs, fmt.Errorf("ratelimitredis: Config.Shards is %d, must be 0 or 2 to 1024", c.Shards))
+	}
+	if c.Pipelines < 1 || c.Pipelines > 1000 {
+		errs = append(errs, fmt.Errorf("ratelimitredis: Config.Pipelines is %d, must lie between 1 and 1000", c.Pipelines))
+	}
+	if c.DenyCache != -1 && c.DenyCache < 64 {
+		errs = append(errs, fmt.Errorf("ratelimitredis: Config.DenyCache is %d, must be at least 64, or -1", c.DenyCache))
+	}
+	if c.Replicas < 1 {
+		errs = append(errs, fmt.Errorf("ratelimitredis: Config.Replicas is %d, must be at least 1", c.Replicas))
+	}
+	if c.ProbeEvery < time.Millisecond {
+		errs = append(errs, fmt.Errorf("ratelimitredis: Config.ProbeEvery is %v, must be at least 1ms", c.ProbeEvery))
+	}
+	if c.OnUnavailable > Local {
 		errs = append(errs, fmt.Errorf("ratelimitredis: Config.OnUnavailable %d is unknown", c.OnUnavailable))
 	}
 	return errors.Join(errs...)

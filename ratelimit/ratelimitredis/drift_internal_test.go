@@ -34,11 +34,11 @@ func TestDrift(t *testing.T) {
 			t.Errorf("offset %d ms: learned %d", offset, learned)
 		}
 		l.offset.Store(offset)
-		if err := l.Refund(t.Context(), d.Charges...); err != nil {
+		if err := l.Refund(t.Context(), d.Charges()...); err != nil {
 			t.Errorf("offset %d ms: refund: %v", offset, err)
 		}
-		if d.Limits[0].Remaining != 99 {
-			t.Errorf("decision %d left %d, want 99: all in one window, each given back", n, d.Limits[0].Remaining)
+		if d.Limits()[0].Remaining != 99 {
+			t.Errorf("decision %d left %d, want 99: all in one window, each given back", n, d.Limits()[0].Remaining)
 		}
 	}
 }
@@ -63,9 +63,9 @@ func TestClusterKeysShareOneSlot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var keys []string
+	var keys []any
 	for _, c := range charges {
-		keys = l.appendKeys(keys, c, 100)
+		keys = appendKeys(keys, l.bases[0], c, 100)
 	}
 	hashed := ratelimit.EncodeKey("{other}")
 	want := []string{

@@ -4,34 +4,35 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/metric"
 
-	"github.com/holdfast-go/holdfast/internal/telemetry"
+	"github.com/holdfast-go/holdfast/internal/breaker"
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
-const scope = "github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
+// failuresInARow open the breaker.
+const failuresInARow = 5
 
 // Limiter is a ratelimit.Limiter, and a ratelimit.Reserver, on Redis. Make it
 // with New. It is safe for concurrent use.
 type Limiter struct {
-	client redis.UniversalClient
-	cfg    Config
-	base   string // of every key
-	decide *redis.Script
-	refund *redis.Script
-	offset atomic.Int64 // the server's clock minus ours, in milliseconds
-	down   atomic.Bool  // said in the log that requests pass unmetered
+	client  redis.UniversalClient
+	cfg     Config
+	bases   []string // of the keys, by shard
+	lanes   *lanes
+	breaker *breaker.Breaker
+	denials []*ratelimit.DenyCache // by shard; nil for none
+	local   *ratelimit.Memory      // of the policy Local
+	meters  *meters
 
-	decisions metric.Int64Counter
-	duration  metric.Float64Histogram
+	decideScript, refundScript, resetScript script
+
+	offset atomic.Int64 // the server's clock minus ours, in milliseconds
+	down   atomic.Bool  // said in the log that the policy decides
 }
 
 // New returns a Limiter on client, which stays the caller's to close.
@@ -43,48 +44,54 @@ func New(client redis.UniversalClient, cfg Config) (*Limiter, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	meter := telemetry.New(scope, nil, cfg.MeterProvider).Meter
-	decisions, err1 := meter.Int64Counter("holdfast.ratelimit.decisions",
-		metric.WithDescription("Decisions by outcome, and by the limit that denied."), metric.WithUnit("{decision}"))
-	duration, err2 := meter.Float64Histogram("holdfast.ratelimit.duration",
-		metric.WithDescription("Duration of a decision."), metric.WithUnit("s"))
-	if err := errors.Join(err1, err2); err != nil {
+	meters, err := newMeters(cfg.MeterProvider)
+	if err != nil {
 		return nil, fmt.Errorf("ratelimitredis: %w", err)
 	}
-	base := cfg.Prefix + ":"
-	if cfg.Tag != "" {
-		base += "{" + cfg.Tag + "}:"
+	l := &Limiter{
+		client: client, cfg: cfg, bases: bases(cfg), meters: meters,
+		lanes:        &lanes{client: client, timeout: cfg.Timeout, most: cfg.Pipelines},
+		breaker:      breaker.New(failuresInARow, cfg.ProbeEvery),
+		decideScript: newScript(decideSource), refundScript: newScript(refundSource), resetScript: newScript(resetSource),
 	}
-	return &Limiter{
-		client:    client,
-		cfg:       cfg,
-		base:      base,
-		decide:    redis.NewScript(commonSource + decideSource),
-		refund:    redis.NewScript(commonSource + refundSource),
-		decisions: decisions,
-		duration:  duration,
-	}, nil
+	if cfg.DenyCache > 0 {
+		for range l.bases {
+			l.denials = append(l.denials, ratelimit.NewDenyCache(cfg.DenyCache/len(l.bases)))
+		}
+	}
+	if cfg.OnUnavailable == Local {
+		if l.local, err = ratelimit.NewMemory(ratelimit.MemoryConfig{}); err != nil {
+			return nil, err
+		}
+	}
+	return l, nil
 }
 
 // Allow implements ratelimit.Limiter.
 func (l *Limiter) Allow(ctx context.Context, charges ...ratelimit.Charge) (ratelimit.Decision, error) {
-	charges, err := ratelimit.Normalize(charges)
-	if err != nil {
+	if err := ctx.Err(); err != nil {
 		return ratelimit.Decision{}, err
 	}
-	return l.observed(ctx, 0, charges)
+	if d, found := l.findDenial(charges); found {
+		l.meters.decided(ctx, &d)
+		if l.cfg.Hooks.OnDecision != nil {
+			l.cfg.Hooks.OnDecision(ctx, d, 0)
+		}
+		return d, nil
+	}
+	return l.observed(ctx, 0, slices.Clone(charges))
 }
 
 // Reserve implements ratelimit.Reserver.
 func (l *Limiter) Reserve(ctx context.Context, within time.Duration, charges ...ratelimit.Charge) (ratelimit.Decision, error) {
-	charges, err := ratelimit.Normalize(charges)
+	normal, err := ratelimit.Normalize(charges)
 	if err != nil {
 		return ratelimit.Decision{}, err
 	}
-	if err := ratelimit.CheckReserve(within, charges); err != nil {
+	if err := ratelimit.CheckReserve(within, normal); err != nil {
 		return ratelimit.Decision{}, err
 	}
-	return l.observed(ctx, within, charges)
+	return l.observed(ctx, within.Truncate(time.Millisecond), normal)
 }
 
 // Peek returns the decision that Allow would make now, and charges nothing. Its
@@ -95,75 +102,112 @@ func (l *Limiter) Peek(ctx context.Context, charges ...ratelimit.Charge) (rateli
 	if err != nil {
 		return ratelimit.Decision{}, err
 	}
-	d, err := l.decision(ctx, 0, false, charges)
-	d.Charges = nil
-	return d, err
+	return l.decide(ctx, 0, false, charges)
 }
 
 // Refund implements ratelimit.Limiter. It is ErrUnavailable when Redis cannot be
-// asked, whatever the policy.
+// asked, whatever the policy; what the policy Local counted is given back within
+// the process.
 func (l *Limiter) Refund(ctx context.Context, charges ...ratelimit.Charge) error {
 	charges, err := ratelimit.Normalize(charges)
 	if err != nil {
 		return err
 	}
-	_, err = l.bounded(ctx, func(ctx context.Context) ([]int64, error) {
-		return l.ask(ctx, l.refund, charges, nil, refundArgs)
-	})
+	if charges[0].Local && l.local != nil {
+		return l.local.Refund(ctx, charges...)
+	}
+	return l.change(ctx, l.refundScript, charges)
+}
+
+// Reset forgets what was charged to the limits and keys of the charges, in this
+// window and the one before. Other processes may deny until their remembered
+// denials end; see Config.DenyCache.
+func (l *Limiter) Reset(ctx context.Context, charges ...ratelimit.Charge) error {
+	charges, err := ratelimit.Normalize(charges)
+	if err != nil {
+		return err
+	}
+	return l.change(ctx, l.resetScript, charges)
+}
+
+func (l *Limiter) change(ctx context.Context, s script, charges []ratelimit.Charge) error {
+	_, err := l.run(ctx, s, charges, nil, refundArgs)
+	if cache := l.cache(charges); cache != nil {
+		cache.Forget(charges)
+	}
 	return err
 }
 
-// observed decides, applies the policy and reports.
-func (l *Limiter) observed(ctx context.Context, within time.Duration, charges []ratelimit.Charge) (ratelimit.Decision, error) {
-	start := time.Now()
-	d, err := l.decision(ctx, within, true, charges)
-	if errors.Is(err, ratelimit.ErrUnavailable) {
-		if l.cfg.Hooks.OnUnavailable != nil {
-			l.cfg.Hooks.OnUnavailable(ctx, err)
-		}
-		l.count(ctx, start, "unavailable", "")
-		if l.cfg.OnUnavailable == Deny {
-			return ratelimit.Decision{}, err
-		}
-		if !l.down.Swap(true) {
-			l.cfg.Logger.WarnContext(ctx, "ratelimit: store unavailable, requests pass unmetered", slog.Any("error", err))
-		}
-		return ratelimit.Decision{Allowed: true, Unmetered: true}, nil
+// cache returns where denials of the charges are remembered, or nil.
+func (l *Limiter) cache(charges []ratelimit.Charge) *ratelimit.DenyCache {
+	if l.denials == nil {
+		return nil
 	}
+	if l.cfg.Shards < 2 {
+		return l.denials[0]
+	}
+	key, err := routingKey(charges)
+	if err != nil {
+		return nil
+	}
+	return l.denials[l.shardOf(key)]
+}
+
+func (l *Limiter) findDenial(charges []ratelimit.Charge) (ratelimit.Decision, bool) {
+	cache := l.cache(charges)
+	if cache == nil || len(charges) > ratelimit.MaxCharges {
+		return ratelimit.Decision{}, false
+	}
+	return cache.Find(charges)
+}
+
+// observed decides, applies the policy and reports.
+func (l *Limiter) observed(ctx context.Context, within time.Duration, given []ratelimit.Charge) (ratelimit.Decision, error) {
+	charges, err := ratelimit.Normalize(given)
 	if err != nil {
 		return ratelimit.Decision{}, err
 	}
-	if l.down.Swap(false) {
-		l.cfg.Logger.InfoContext(ctx, "ratelimit: store available again")
+	start := time.Now()
+	d, err := l.decide(ctx, within, true, charges)
+	switch {
+	case errors.Is(err, ratelimit.ErrUnavailable):
+		if l.cfg.Hooks.OnUnavailable != nil {
+			l.cfg.Hooks.OnUnavailable(ctx, err)
+		}
+		if d, err = l.fallBack(ctx, within, charges, err); err != nil {
+			l.meters.unavailable(ctx)
+			return ratelimit.Decision{}, err
+		}
+	case err != nil:
+		return ratelimit.Decision{}, err
+	default:
+		l.recovered(ctx)
+		if cache := l.cache(given); cache != nil && within == 0 {
+			cache.Keep(start, given, d)
+		}
 	}
-	outcome := "allowed"
-	if !d.Allowed {
-		outcome = "denied"
-	}
-	l.count(ctx, start, outcome, d.Denied)
+	took := time.Since(start)
+	l.meters.decided(ctx, &d)
+	l.meters.took(ctx, took)
 	if l.cfg.Hooks.OnDecision != nil {
-		l.cfg.Hooks.OnDecision(ctx, d)
+		l.cfg.Hooks.OnDecision(ctx, d, took)
 	}
 	return d, nil
 }
 
-func (l *Limiter) count(ctx context.Context, start time.Time, outcome, limit string) {
-	labels := metric.WithAttributes(attribute.String("outcome", outcome), attribute.String("limit", limit))
-	l.decisions.Add(ctx, 1, labels)
-	l.duration.Record(ctx, time.Since(start).Seconds(), metric.WithAttributes(attribute.String("outcome", outcome)))
-}
-
-// decision asks the script and works out the details from the state that it
-// saw, with the arithmetic that all limiters share.
-func (l *Limiter) decision(ctx context.Context, within time.Duration, take bool, charges []ratelimit.Charge) (ratelimit.Decision, error) {
+// decide asks the script and works out the details from the state that it saw,
+// with the arithmetic that all limiters share. The charges are normalized.
+func (l *Limiter) decide(ctx context.Context, within time.Duration, take bool, charges []ratelimit.Charge) (ratelimit.Decision, error) {
+	charges = slices.Clone(charges)
+	if err := l.share(charges); err != nil {
+		return ratelimit.Decision{}, err
+	}
 	possible := !slices.ContainsFunc(charges, tooMuch)
 	head := []any{0, within.Milliseconds()}
 	if take && possible {
 		head[0] = 1
 	}
-	reply, err := l.bounded(ctx, func(ctx context.Context) ([]int64, error) {
-		return l.ask(ctx, l.decide, charges, head, decideArgs)
-	})
+	reply, err := l.run(ctx, l.decideScript, charges, head, decideArgs)
 	if err != nil {
 		return ratelimit.Decision{}, err
 	}
@@ -178,7 +222,7 @@ func (l *Limiter) decision(ctx context.Context, within time.Duration, take bool,
 		}
 		counters[i] = ratelimit.Counter{Prev: min(reply[2+2*i], sane), Cur: min(reply[3+2*i], sane)}
 	}
-	d := ratelimit.Decide(time.UnixMilli(reply[0]), within.Truncate(time.Millisecond), charges, counters)
+	d := ratelimit.Decide(time.UnixMilli(reply[0]), within, take, charges, counters)
 	if possible && d.Allowed != (reply[1] == 1) {
 		return ratelimit.Decision{}, fmt.Errorf("%w: script and client disagree", ratelimit.ErrUnavailable)
 	}
@@ -193,39 +237,26 @@ func tooMuch(c ratelimit.Charge) bool {
 	return c.Cost > c.Limit.Max
 }
 
-// bounded calls ask and returns after Timeout at the latest, also where the
-// client does not heed its context: it may then finish on its own time, bounded
-// by the client's timeouts.
-func (l *Limiter) bounded(ctx context.Context, ask func(ctx context.Context) ([]int64, error)) ([]int64, error) {
+// run asks a script unless Redis is known not to answer. Its error is
+// ErrUnavailable, ErrInvalid or that of ctx.
+func (l *Limiter) run(ctx context.Context, s script, charges []ratelimit.Charge, head []any, args scriptArgs) ([]int64, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	short, cancel := context.WithTimeout(ctx, l.cfg.Timeout)
-	type answer struct {
-		reply []int64
-		err   error
+	base, err := l.base(charges)
+	if err != nil {
+		return nil, err
 	}
-	done := make(chan answer, 1)
-	go func() {
-		defer cancel()
-		reply, err := ask(short)
-		done <- answer{reply, err}
-	}()
-	var a answer
-	select {
-	case a = <-done:
-	case <-short.Done():
-		a.err = short.Err()
-		select {
-		case a = <-done: // it had finished, which is what cancelled the context
-		default:
-		}
+	if !l.breaker.Enter() {
+		return nil, fmt.Errorf("%w: %w", ratelimit.ErrUnavailable, errOpen)
 	}
-	switch {
-	case a.err == nil:
-		return a.reply, nil
-	case ctx.Err() != nil:
+	reply, err := l.ask(ctx, s, base, charges, head, args)
+	if err != nil && ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
-	return nil, fmt.Errorf("%w: %w", ratelimit.ErrUnavailable, a.err)
+	l.breaker.Done(err == nil)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ratelimit.ErrUnavailable, err)
+	}
+	return reply, nil
 }

@@ -51,7 +51,7 @@ func TestConformanceWithTag(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
 	conformance.Test(t, func(t *testing.T) ratelimit.Reserver {
-		return open(t, client, ratelimitredis.Config{Prefix: "test:" + rand.Text(), Tag: "rl"})
+		return open(t, client, ratelimitredis.Config{Prefix: "test:" + rand.Text(), Tag: "rl", DenyCache: -1})
 	}, func(t *testing.T, body func(t *testing.T)) { body(t) })
 }
 
@@ -94,14 +94,14 @@ func TestKeysValuesAndTTL(t *testing.T) {
 	}
 	check()
 
-	part := []ratelimit.Charge{d.Charges[1]}
+	part := []ratelimit.Charge{d.Charges()[1]}
 	part[0].Cost = 2
 	if err := l.Refund(t.Context(), part...); err != nil {
 		t.Fatal(err)
 	}
 	want["rate_limit:global:"+minute] = "1"
 	check()
-	if err := l.Refund(t.Context(), d.Charges[0]); err != nil {
+	if err := l.Refund(t.Context(), d.Charges()[0]); err != nil {
 		t.Fatal(err)
 	}
 	delete(want, "rate_limit:user:user-42:"+minute)
@@ -131,7 +131,7 @@ func TestForeignValues(t *testing.T) {
 	for _, value := range []string{"", "x", "nan", "-nan", "-5", "-inf", "0x", "1:2:3", ":"} {
 		set(value)
 		d, err := l.Allow(t.Context(), ratelimit.Charge{Limit: perUser}, ratelimit.Charge{Limit: tokens})
-		if err != nil || !d.Allowed || d.Limits[0].Remaining != 9 || d.Limits[1].Remaining != 99 {
+		if err != nil || !d.Allowed || d.Limits()[0].Remaining != 9 || d.Limits()[1].Remaining != 99 {
 			t.Errorf("with %q: %+v, %v", value, d, err)
 		}
 	}
@@ -195,7 +195,7 @@ func TestOneRoundTripWhateverTheNumberOfLimits(t *testing.T) {
 	client := redistest.New(t)
 	calls := &noted{}
 	client.AddHook(calls)
-	l := open(t, client, ratelimitredis.Config{})
+	l := open(t, client, ratelimitredis.Config{DenyCache: -1})
 	c := []ratelimit.Charge{{Limit: perUser, Key: "a"}, {Limit: global}, {Limit: tokens}}
 	if _, err := l.Allow(t.Context(), c...); err != nil { // loads the script
 		t.Fatal(err)
@@ -240,7 +240,7 @@ func TestUnavailable(t *testing.T) {
 		if took := time.Since(start); took > time.Second {
 			t.Errorf("%s: the call took %v with a timeout of 150ms", name, took)
 		}
-		if d, err := allow.Allow(t.Context(), c); err != nil || !d.Allowed || !d.Unmetered {
+		if d, err := allow.Allow(t.Context(), c); err != nil || !d.Allowed || !d.Fallback {
 			t.Errorf("%s: allow says %+v, %v", name, d, err)
 		}
 		if err := allow.Refund(t.Context(), c); !errors.Is(err, ratelimit.ErrUnavailable) {
@@ -284,8 +284,8 @@ func TestNewReportsEveryViolation(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	_, err := ratelimitredis.New(client, ratelimitredis.Config{Prefix: "{x}", Tag: "a}b", Timeout: -1, OnUnavailable: 7})
-	for _, want := range []string{"Prefix", "Tag", "Timeout", "OnUnavailable"} {
+	_, err := ratelimitredis.New(client, ratelimitredis.Config{Prefix: "{x}", Tag: "a}b", Timeout: -1, OnUnavailable: 7, Shards: 1, Pipelines: -1, DenyCache: 3, Replicas: -1, ProbeEvery: -1})
+	for _, want := range []string{"Prefix", "Tag", "Timeout", "OnUnavailable", "Shards", "Pipelines", "DenyCache", "Replicas", "ProbeEvery"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v does not name %s", err, want)
 		}

@@ -7,7 +7,7 @@ for a = 1, #ARGV, 6 do
   local w, max, cost, since = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4])
   if since == 0 then since = now end
   n = n + 1
-  if ARGV[a] == 'w' then
+  if ARGV[a] ~= 'b' then
     local m = math.floor(now / w)
     local d = m - tonumber(ARGV[a + 5])
     if d < 0 or d > 1 then return {now, -1} end
@@ -19,20 +19,20 @@ for a = 1, #ARGV, 6 do
     k = k + 3
   else
     local back = math.max(0, cost - math.max(0, now - since) * max)
-    plan[n] = {key = KEYS[k], cost = back, max = max}
+    plan[n] = {key = KEYS[k], cost = back, w = w, max = max}
     k = k + 1
   end
 end
 
 for i = 1, n do
   local p = plan[i]
-  local value = p and redis.call('GET', p.key)
+  local value = p and call('GET', p.key)
   if value and p.ttl then
     local rest = count(value) - p.cost
-    if rest > 0 then redis.call('SET', p.key, rest, 'PX', p.ttl) else redis.call('DEL', p.key) end
+    if rest > 0 then call('SET', p.key, rest, 'PX', p.ttl) else call('DEL', p.key) end
   elseif value then
-    local rest = missing(value, p.max) - p.cost
-    if rest > 0 then keep(p.key, rest, p.max) else redis.call('DEL', p.key) end
+    local rest = missing(value, p.w, p.max) - p.cost
+    if rest > 0 then keep(p.key, rest, p.max) else call('DEL', p.key) end
   end
 end
 return {now, 1}

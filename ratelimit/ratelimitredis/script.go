@@ -22,6 +22,9 @@ var decideSource string
 //go:embed refund.lua
 var refundSource string
 
+//go:embed reset.lua
+var resetSource string
+
 const (
 	argsPerLimit = 6
 
@@ -37,18 +40,35 @@ const (
 
 var errDrift = errors.New("the server's clock jumps")
 
+// script is a script and its name on the server.
+type script struct{ source, sha string }
+
+func newScript(source string) script {
+	source = commonSource + source
+	return script{source, redis.NewScript(source).Hash()}
+}
+
+// scriptArgs appends the arguments for one charge.
+type scriptArgs func(argv []any, c ratelimit.Charge, window int64) []any
+
 // ask runs a script with the keys of the charges, and args(window) for each,
 // until the server is within the declared windows.
-func (l *Limiter) ask(ctx context.Context, script *redis.Script, charges []ratelimit.Charge, head []any, args func(c ratelimit.Charge, window int64) []any) ([]int64, error) {
+func (l *Limiter) ask(ctx context.Context, s script, base string, charges []ratelimit.Charge, head []any, args scriptArgs) ([]int64, error) {
+	timer := time.NewTimer(l.cfg.Timeout)
+	defer timer.Stop()
 	for range maxAsks {
-		keys := make([]string, 0, 3*len(charges))
-		argv := append(make([]any, 0, len(head)+argsPerLimit*len(charges)), head...)
+		argv := make([]any, 3, 3+3*len(charges)+len(head)+argsPerLimit*len(charges))
+		argv[0], argv[1] = "evalsha", s.sha
+		now := time.Now().UnixMilli() + l.offset.Load()
 		for _, c := range charges {
-			window := l.window(c.Limit)
-			keys = l.appendKeys(keys, c, window)
-			argv = append(argv, args(c, window)...)
+			argv = appendKeys(argv, base, c, window(c.Limit, now))
 		}
-		reply, err := script.Run(ctx, l.client, keys, argv...).Int64Slice()
+		argv[2] = len(argv) - 3
+		argv = append(argv, head...)
+		for _, c := range charges {
+			argv = args(argv, c, window(c.Limit, now))
+		}
+		reply, err := l.lanes.do(ctx, timer.C, s.source, argv)
 		if err != nil {
 			return nil, err
 		}
@@ -59,38 +79,39 @@ func (l *Limiter) ask(ctx context.Context, script *redis.Script, charges []ratel
 		if reply[1] >= 0 {
 			return reply, nil
 		}
+		l.meters.drift.Add(ctx, 1)
 	}
 	return nil, errDrift
 }
 
 // window is the number of the window that the server is in, or the one before.
-func (l *Limiter) window(limit ratelimit.Limit) int64 {
+func window(limit ratelimit.Limit, now int64) int64 {
 	lag := min(maxLag, limit.Window/4).Milliseconds()
-	return (time.Now().UnixMilli() + l.offset.Load() - lag) / limit.Window.Milliseconds()
+	return (now - lag) / limit.Window.Milliseconds()
 }
 
 // appendKeys declares the keys of one charge.
-func (l *Limiter) appendKeys(keys []string, c ratelimit.Charge, window int64) []string {
-	base := l.base + c.Limit.Name + ":"
+func appendKeys(argv []any, base string, c ratelimit.Charge, window int64) []any {
+	name := base + c.Limit.Name + ":"
 	if c.Key != "" {
-		base += ratelimit.EncodeKey(c.Key) + ":"
+		name += ratelimit.EncodeKey(c.Key) + ":"
 	}
 	if c.Limit.Algorithm == ratelimit.TokenBucket {
-		return append(keys, base+"b")
+		return append(argv, name+"b")
 	}
 	for m := window - 1; m <= window+1; m++ {
-		keys = append(keys, base+strconv.FormatInt(m, 10))
+		argv = append(argv, name+strconv.FormatInt(m, 10))
 	}
-	return keys
+	return argv
 }
 
-func decideArgs(c ratelimit.Charge, window int64) []any {
+func decideArgs(argv []any, c ratelimit.Charge, window int64) []any {
 	// A cost beyond the limit is denied whatever it is; this one is exact.
 	cost := min(c.Cost, max(c.Limit.Max, c.Limit.Burst)+1)
-	return []any{kind(c.Limit), c.Limit.Window.Milliseconds(), c.Limit.Max, c.Limit.Burst, cost, window}
+	return append(argv, kind(c.Limit), c.Limit.Window.Milliseconds(), c.Limit.Max, c.Limit.Burst, cost, window)
 }
 
-func refundArgs(c ratelimit.Charge, window int64) []any {
+func refundArgs(argv []any, c ratelimit.Charge, window int64) []any {
 	cost := min(c.Cost, max(c.Limit.Max, c.Limit.Burst))
 	since := int64(0)
 	if !c.At.IsZero() {
@@ -99,12 +120,15 @@ func refundArgs(c ratelimit.Charge, window int64) []any {
 	if c.Limit.Algorithm == ratelimit.TokenBucket {
 		cost = min(c.Cost, c.Limit.Burst) * c.Limit.Window.Milliseconds()
 	}
-	return []any{kind(c.Limit), c.Limit.Window.Milliseconds(), c.Limit.Max, cost, since, window}
+	return append(argv, kind(c.Limit), c.Limit.Window.Milliseconds(), c.Limit.Max, cost, since, window)
 }
 
 func kind(l ratelimit.Limit) string {
-	if l.Algorithm == ratelimit.TokenBucket {
+	switch l.Algorithm {
+	case ratelimit.TokenBucket:
 		return "b"
+	case ratelimit.FixedWindow:
+		return "f"
 	}
 	return "w"
 }

@@ -31,7 +31,7 @@ func New() *Limiter { return &Limiter{} }
 
 // Next adds an answer to the script. Answers are used up in order, one per call
 // of Allow or Reserve; beyond the last one everything is allowed. At and Charges
-// of an allowed decision are filled in, unless it is Unmetered.
+// of an allowed decision are filled in, unless it is a Fallback.
 func (l *Limiter) Next(d ratelimit.Decision, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -62,15 +62,11 @@ func (l *Limiter) Allow(ctx context.Context, charges ...ratelimit.Charge) (ratel
 		d, err = l.script[0].decision, l.script[0].err
 		l.script = l.script[1:]
 	}
-	if err != nil || !d.Allowed || d.Unmetered {
+	if err != nil || !d.Allowed || d.Fallback {
 		return d, err
 	}
-	d.At = time.Now()
-	for i := range charges {
-		charges[i].At = d.At
-	}
-	d.Charges = charges
-	l.charged = append(l.charged, slices.Clone(charges))
+	d = ratelimit.Decide(time.Now().Truncate(time.Millisecond), 0, true, charges, make([]ratelimit.Counter, len(charges)))
+	l.charged = append(l.charged, d.Charges())
 	return d, nil
 }
 

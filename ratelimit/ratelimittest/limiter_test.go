@@ -31,11 +31,11 @@ func TestScript(t *testing.T) {
 	if err != nil || !d.Allowed || len(l.Charged()) != 1 {
 		t.Errorf("got %+v, %v, want everything allowed beyond the script", d, err)
 	}
-	if err := l.Refund(t.Context(), d.Charges...); err != nil || len(l.Refunded()) != 1 {
+	if err := l.Refund(t.Context(), d.Charges()...); err != nil || len(l.Refunded()) != 1 {
 		t.Errorf("refund: %v", err)
 	}
-	l.Next(ratelimit.Decision{Allowed: true, Unmetered: true}, nil)
-	if d, err := l.Allow(t.Context(), c); err != nil || !d.Unmetered || d.Charges != nil || len(l.Charged()) != 1 {
+	l.Next(ratelimit.Decision{Allowed: true, Fallback: true}, nil)
+	if d, err := l.Allow(t.Context(), c); err != nil || !d.Fallback || d.Charges() != nil || len(l.Charged()) != 1 {
 		t.Errorf("got %+v, %v, want nothing charged where nothing is metered", d, err)
 	}
 	if _, err := l.Allow(t.Context()); !errors.Is(err, ratelimit.ErrInvalid) {

@@ -20,7 +20,7 @@ func testNever(t *testing.T, l ratelimit.Reserver) {
 		{Limit: bucket(100, 5, day), Cost: huge},
 	} {
 		all := ratelimit.Charge{Limit: global(10)}
-		if d := allow(t, l, c, all); d.Allowed || !d.Never || d.Denied != c.Limit.Name || d.RetryAfter != 0 || d.Limits[1].Remaining != 10 {
+		if d := allow(t, l, c, all); d.Allowed || !d.Never || d.Denied != c.Limit.Name || d.RetryAfter != 0 || d.Limits()[1].Remaining != 10 {
 			t.Errorf("cost %d: got %+v, want never", c.Cost, d)
 		}
 	}
@@ -92,10 +92,10 @@ func testRefundOfOddKeys(t *testing.T, l ratelimit.Reserver) {
 	for _, key := range []string{"plain", "2001:db8::1", "a@b.example", "h-", strings.Repeat("x", 10_000)} {
 		c := ratelimit.Charge{Limit: user(1), Key: key}
 		d := allow(t, l, c)
-		if d.Charges[0].Key != key {
-			t.Errorf("%.20q was charged as %.20q", key, d.Charges[0].Key)
+		if d.Charges()[0].Key != key {
+			t.Errorf("%.20q was charged as %.20q", key, d.Charges()[0].Key)
 		}
-		if err := l.Refund(t.Context(), d.Charges...); err != nil {
+		if err := l.Refund(t.Context(), d.Charges()...); err != nil {
 			t.Fatal(err)
 		}
 		if n := admitted(t, l, 3, c); n != 1 {

@@ -1,0 +1,158 @@
+package ratelimit
+
+import (
+	"cmp"
+	"sync/atomic"
+	"time"
+)
+
+// DenyCache remembers what a store denied, until the store would admit it, so
+// that a flood of denied requests costs no round trip. It serves those who
+// implement Limiter on a distant store. It is safe for concurrent use.
+//
+// A denial stands for the very limit, key and cost that were denied: a raised Max
+// or a lower cost is asked about. What it does not see is units that another
+// process gave back.
+type DenyCache struct {
+	denials *table[denial]
+	start   time.Time
+	forgot  atomic.Int64 // when Forget was called last, since start
+}
+
+type denial struct {
+	rule    *rule
+	cost    int64
+	counter counted
+	at      int64         // by the store's clock, in milliseconds
+	wait    int64         // from at, in milliseconds
+	asked   time.Duration // by our clock, since start: not after at
+}
+
+// NewDenyCache returns a cache of at most so many denials, at least 64.
+func NewDenyCache(most int) *DenyCache {
+	return &DenyCache{denials: newTable[denial](most), start: time.Now()}
+}
+
+// Find returns the denial of the charges if a limit among them is known to deny,
+// and false otherwise. The charges need not be normalized.
+func (c *DenyCache) Find(charges []Charge) (d Decision, found bool) {
+	now := time.Since(c.start)
+	for i := range charges {
+		charge := &charges[i]
+		known, ok := c.find(charge, now)
+		if !ok {
+			continue
+		}
+		at := known.at + int64((now-known.asked)/time.Millisecond)
+		wait := known.at + known.wait - at
+		if wait <= 0 || d.n == fewParts {
+			continue
+		}
+		counter, _ := known.counter.counter(known.rule, max(at, known.counter.since))
+		d.few[d.n] = part{rule: known.rule, key: charge.Key, cost: known.cost, counter: counter}
+		d.n++
+		if ms(wait) > d.RetryAfter {
+			d.RetryAfter, d.Denied, d.At = ms(wait), known.rule.Name, time.UnixMilli(at)
+		}
+	}
+	if d.n == 0 {
+		return Decision{}, false
+	}
+	d.Cached = true
+	return d, true
+}
+
+func (c *DenyCache) find(charge *Charge, now time.Duration) (denial, bool) {
+	key := charge.Key
+	if !keepable(key) {
+		key = EncodeKey(key)
+	}
+	hash, cost := c.denials.hash(key), max(charge.Cost, 1)
+	s := c.denials.shard(hash)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := s.home(hash); s.slots[i].entry != nil; i = s.next(i) {
+		e := s.slots[i].entry
+		if s.slots[i].hash != hash || e.value.rule.given != charge.Limit || e.value.cost != cost || e.key != key {
+			continue
+		}
+		if now >= e.value.ends() {
+			s.remove(i)
+			return denial{}, false
+		}
+		return e.value, true
+	}
+	return denial{}, false
+}
+
+func (d *denial) ends() time.Duration { return d.asked + ms(d.wait) }
+
+// Keep remembers a decision if it is a denial. The charges are as the caller
+// gave them, and the store was asked at the time asked.
+func (c *DenyCache) Keep(asked time.Time, charges []Charge, d Decision) {
+	if d.Allowed || d.Never || asked.Sub(c.start) <= time.Duration(c.forgot.Load()) {
+		return
+	}
+	at := d.At.UnixMilli()
+	for i, p := range d.parts() {
+		elapsed := p.rule.elapsed(at)
+		if p.cost > p.rule.most {
+			continue
+		}
+		wait := p.rule.wait(p.counter, p.cost, elapsed)
+		if wait <= 0 {
+			continue
+		}
+		r := *p.rule
+		r.given = charges[i].Limit
+		kept := denial{rule: &r, cost: p.cost, at: at, wait: wait, asked: asked.Sub(c.start)}
+		kept.counter.set(&r, p.counter, at, elapsed)
+		c.keep(p.key, kept)
+	}
+}
+
+func (c *DenyCache) keep(key string, kept denial) {
+	if !keepable(key) {
+		key = EncodeKey(key)
+	}
+	hash := c.denials.hash(key)
+	s := c.denials.shard(hash)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := s.home(hash); s.slots[i].entry != nil; i = s.next(i) {
+		if e := s.slots[i].entry; s.slots[i].hash == hash && e.key == key && e.value.rule.given == kept.rule.given && e.value.cost == kept.cost {
+			e.value = kept
+			return
+		}
+	}
+	now := kept.asked
+	added := s.insert(hash, key, func(d *denial) bool { return d.ends() <= now },
+		func(a, b *denial) int { return cmp.Compare(a.ends(), b.ends()) })
+	added.value = kept
+}
+
+// Forget drops what is remembered about the limits and keys of the charges,
+// because units were given back.
+func (c *DenyCache) Forget(charges []Charge) {
+	c.forgot.Store(int64(time.Since(c.start))) // answers under way may be from before
+	for _, charge := range charges {
+		key := charge.Key
+		if !keepable(key) {
+			key = EncodeKey(key)
+		}
+		hash := c.denials.hash(key)
+		s := c.denials.shard(hash)
+		s.mu.Lock()
+		for i := s.home(hash); s.slots[i].entry != nil; {
+			if e := s.slots[i].entry; e.key == key && e.value.rule.Name == charge.Limit.Name {
+				s.remove(i) // another may have moved into the slot
+				continue
+			}
+			i = s.next(i)
+		}
+		s.mu.Unlock()
+	}
+}
+
+// Len returns the number of denials remembered, past ones included.
+func (c *DenyCache) Len() int { return c.denials.len() }
