@@ -13,6 +13,10 @@ func outboxWorkload() workload {
 		{"quorum", benchQuorum},
 		{"latency", benchLatency},
 		{"write", benchWrite},
+		{"wire", benchWire},
+		{"idle", benchIdle},
+		{"snapshot", benchSnapshot},
+		{"memory", benchMemory},
 	}}
 }
 
@@ -21,36 +25,46 @@ const (
 	publishAlone  = "publish alone, raw client"
 	publishSame   = "publish alone, raw, the same messages"
 	unkeyed       = "holdfast, unkeyed"
+	readAndDelete = "read and delete alone, raw"
+	claimAlone    = "claim and settle alone"
 	manyKeys      = "holdfast, 1,000 keys"
 	riverBest     = "river, 2000 workers, fetch cooldown 1 ms"
 	watermillBest = "watermill forwarder, 64 topics, batch 1000"
 )
 
+type queueKind struct {
+	name string
+	args amqp.Table
+}
+
+var queueKinds = [...]queueKind{{"classic", nil}, {"quorum", amqp.Table{"x-queue-type": "quorum"}}}
+
 func benchClassic(ctx context.Context, b *bench) error {
-	return benchDrain(ctx, b, "classic", nil, 0.90, 1.8)
+	return benchDrain(ctx, b, queueKinds[0], 0.90, 1.8)
 }
 
 func benchQuorum(ctx context.Context, b *bench) error {
-	return benchDrain(ctx, b, "quorum", amqp.Table{"x-queue-type": "quorum"}, 0.70, 2)
+	return benchDrain(ctx, b, queueKinds[1], 0.70, 2)
 }
 
 // benchDrain empties a table of persistent messages of 512 bytes into a queue, with
 // confirms. Its goals: the share of what the bare client publishes, and the factor over
 // the peers.
-func benchDrain(ctx context.Context, b *bench, kind string, queue amqp.Table, share, factor float64) error {
-	d, err := newDrain(ctx, b, queue)
+func benchDrain(ctx context.Context, b *bench, kind queueKind, share, factor float64) error {
+	d, err := newDrain(ctx, b, kind.args)
 	if err != nil {
 		return err
 	}
 	r, err := b.measure(ctx, table{
-		title:      fmt.Sprintf("outbox, %d messages of %d bytes to a %s queue", b.messages, len(body), kind),
+		title:      fmt.Sprintf("outbox, %d messages of %d bytes to a %s queue", b.messages, len(body), kind.name),
 		columns:    []column{{name: "messages/s"}, {name: "client us/message", decimals: 1}},
 		yardsticks: []string{publishAlone, publishSame, unkeyed},
 		contenders: []contender{
 			d.contender(publishAlone, 1, d.publishAlone),
 			d.contender(publishSame, 1, d.publishSame),
 			d.contender("publish alone, outboxamqp", 1, d.publisherAlone),
-			d.contender("claim and settle alone", 1, d.claimAlone),
+			d.contender(readAndDelete, 1, d.rawClaim),
+			d.contender(claimAlone, 1, d.claimAlone),
 			d.contender(unkeyed, 1, d.holdfast(0)),
 			d.contender(manyKeys, 1, d.holdfast(1000)),
 			d.contender("holdfast, 10 keys", 5, d.holdfast(10)), // a key has one message in flight
@@ -63,11 +77,11 @@ func benchDrain(ctx context.Context, b *bench, kind string, queue amqp.Table, sh
 		return err
 	}
 	for _, limit := range []string{publishAlone, publishSame} {
-		b.atLeast(share, r.ratio(unkeyed, limit), fmt.Sprintf("of %s, unkeyed, %s", limit, kind))
+		b.atLeast(share, r.ratio(unkeyed, limit), fmt.Sprintf("of %s, unkeyed, %s", limit, kind.name))
 	}
-	b.atLeast(0.9, r.ratio(manyKeys, unkeyed), fmt.Sprintf("of unkeyed, 1,000 keys, %s", kind))
+	b.atLeast(0.9, r.ratio(manyKeys, unkeyed), fmt.Sprintf("of unkeyed, 1,000 keys, %s", kind.name))
 	for _, peer := range []string{riverBest, watermillBest} {
-		b.atLeast(factor, r.ratio(unkeyed, peer), fmt.Sprintf("x %s, unkeyed, %s", peer, kind))
+		b.atLeast(factor, r.ratio(unkeyed, peer), fmt.Sprintf("x %s, unkeyed, %s", peer, kind.name))
 	}
 	return nil
 }

@@ -23,6 +23,8 @@ const (
 	rawNotify   = "raw, NOTIFY in the transaction"
 	oursWake    = "holdfast, Relay.Wake"
 	oursNotify  = "holdfast, Notifier and Listener"
+	riverNotify = "river, fetch cooldown 1 ms"
+	waterPoll   = "watermill forwarder, poll 1 ms"
 	latencyPart = 4 // a run is that many times as long as others: p99 wants many messages
 )
 
@@ -64,6 +66,8 @@ func benchLatency(ctx context.Context, b *bench) error {
 				{rawNotify, at(d.startRaw)},
 				{oursWake, at(d.startHoldfast(false))},
 				{oursNotify, at(d.startHoldfast(true))},
+				{riverNotify, at(d.startRiver)},
+				{waterPoll, at(d.startWatermill)},
 			},
 		})
 		if err != nil {

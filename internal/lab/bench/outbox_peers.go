@@ -70,6 +70,7 @@ func (d *drain) migrateRiver(ctx context.Context) error {
 }
 
 type publishArgs struct {
+	ID   string `json:"id"`
 	Body []byte `json:"body"`
 }
 
@@ -77,15 +78,15 @@ func (publishArgs) Kind() string { return "publish" }
 
 type publishWorker struct {
 	river.WorkerDefaults[publishArgs]
-	queue    string
-	channels []*amqp.Channel
-	finish   *finish
+	queue     string
+	channels  []*amqp.Channel
+	confirmed func(publishArgs)
 }
 
 func (w *publishWorker) Work(ctx context.Context, job *river.Job[publishArgs]) error {
 	ch := w.channels[int(job.ID)%len(w.channels)]
 	confirm, err := ch.PublishWithDeferredConfirm("", w.queue, true, false, amqp.Publishing{
-		DeliveryMode: amqp.Persistent, ContentType: "application/json", Body: job.Args.Body,
+		DeliveryMode: amqp.Persistent, ContentType: "application/json", MessageId: job.Args.ID, Body: job.Args.Body,
 	})
 	if err != nil {
 		return err
@@ -93,7 +94,7 @@ func (w *publishWorker) Work(ctx context.Context, job *river.Job[publishArgs]) e
 	if ok, err := confirm.WaitContext(ctx); err != nil || !ok {
 		return errors.Join(err, errNotConfirmed)
 	}
-	w.finish.one()
+	w.confirmed(job.Args)
 	return nil
 }
 
@@ -103,30 +104,12 @@ func (d *drain) river(ctx context.Context, n int, watch *stopwatch) (int, error)
 		return 0, err
 	}
 	defer pool.Close()
-	conn, err := amqp.Dial(d.url)
+	finish := newFinish(n, watch)
+	client, hangUp, err := d.riverClient(pool, 10*time.Millisecond, func(publishArgs) { finish.one() })
 	if err != nil {
 		return 0, err
 	}
-	defer conn.Close()
-	w := &publishWorker{queue: d.queue, finish: newFinish(n, watch), channels: make([]*amqp.Channel, 2)}
-	for i := range w.channels {
-		if w.channels[i], err = conn.Channel(); err != nil {
-			return 0, err
-		}
-		if err := w.channels[i].Confirm(false); err != nil {
-			return 0, err
-		}
-	}
-	workers := river.NewWorkers()
-	river.AddWorker(workers, w)
-	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
-		Queues:        map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 2000}},
-		FetchCooldown: time.Millisecond, FetchPollInterval: 10 * time.Millisecond,
-		Workers: workers, Logger: quiet,
-	})
-	if err != nil {
-		return 0, err
-	}
+	defer hangUp()
 	if err := fillRiver(ctx, client, n); err != nil {
 		return 0, err
 	}
@@ -137,7 +120,31 @@ func (d *drain) river(ctx context.Context, n int, watch *stopwatch) (int, error)
 	if err := client.Start(ctx); err != nil {
 		return 0, err
 	}
-	return n, errors.Join(w.finish.wait(ctx), client.Stop(context.WithoutCancel(ctx)))
+	return n, errors.Join(finish.wait(ctx), client.Stop(context.WithoutCancel(ctx)))
+}
+
+func (d *drain) riverClient(pool *pgxpool.Pool, poll time.Duration, confirmed func(publishArgs)) (client *river.Client[pgx.Tx], hangUp func(), err error) {
+	conn, err := amqp.Dial(d.url)
+	if err != nil {
+		return nil, nil, err
+	}
+	w := &publishWorker{queue: d.queue, confirmed: confirmed, channels: make([]*amqp.Channel, 2)}
+	for i := range w.channels {
+		if w.channels[i], err = conn.Channel(); err != nil {
+			return nil, nil, err
+		}
+		if err := w.channels[i].Confirm(false); err != nil {
+			return nil, nil, err
+		}
+	}
+	workers := river.NewWorkers()
+	river.AddWorker(workers, w)
+	client, err = river.NewClient(riverpgxv5.New(pool), &river.Config{
+		Queues:        map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 2000}},
+		FetchCooldown: time.Millisecond, FetchPollInterval: poll,
+		Workers: workers, Logger: quiet,
+	})
+	return client, func() { _ = conn.Close() }, err
 }
 
 func fillRiver(ctx context.Context, client *river.Client[pgx.Tx], n int) error {
@@ -145,7 +152,7 @@ func fillRiver(ctx context.Context, client *river.Client[pgx.Tx], n int) error {
 	for first := 0; first < n; first += atOnce {
 		jobs := make([]river.InsertManyParams, min(atOnce, n-first))
 		for i := range jobs {
-			jobs[i].Args = publishArgs{body}
+			jobs[i].Args = publishArgs{Body: body}
 		}
 		if _, err := client.InsertManyFast(ctx, jobs); err != nil {
 			return err
@@ -189,16 +196,13 @@ func (d *drain) watermill(ctx context.Context, n int, watch *stopwatch) (int, er
 	if err := d.fillWatermill(pool, n, logger); err != nil {
 		return 0, err
 	}
-	cfg := wamqp.NewDurableQueueConfig(d.url)
-	cfg.Publish.ConfirmDelivery = true
-	cfg.Publish.ChannelPoolSize = watermillTopics
-	broker, err := wamqp.NewPublisher(cfg, logger)
+	broker, err := d.watermillBroker(watermillTopics)
 	if err != nil {
 		return 0, err
 	}
 	out := countingPublisher{broker, newFinish(n, watch)}
 	watch.start()
-	forwarders, err := startForwarders(ctx, pool, out, logger)
+	forwarders, err := startForwarders(ctx, pool, out, watermillTopics)
 	if err == nil {
 		err = out.finish.wait(ctx)
 	}
@@ -206,6 +210,18 @@ func (d *drain) watermill(ctx context.Context, n int, watch *stopwatch) (int, er
 		err = errors.Join(err, f.Close())
 	}
 	return n, errors.Join(err, broker.Close())
+}
+
+// watermillBroker sends the id as the property too.
+func (d *drain) watermillBroker(channels int) (*wamqp.Publisher, error) {
+	cfg := wamqp.NewDurableQueueConfig(d.url)
+	cfg.Publish.ConfirmDelivery = true
+	cfg.Publish.ChannelPoolSize = channels
+	cfg.Marshaler = wamqp.DefaultMarshaler{PostprocessPublishing: func(m amqp.Publishing) amqp.Publishing {
+		m.MessageId, _ = m.Headers[wamqp.DefaultMessageUUIDHeaderKey].(string)
+		return m
+	}}
+	return wamqp.NewPublisher(cfg, watermill.NopLogger{})
 }
 
 var (
@@ -245,9 +261,10 @@ func (d *drain) fillWatermill(pool *pgxpool.Pool, n int, logger watermill.Logger
 	return nil
 }
 
-func startForwarders(ctx context.Context, pool *pgxpool.Pool, out message.Publisher, logger watermill.LoggerAdapter) ([]*forwarder.Forwarder, error) {
+func startForwarders(ctx context.Context, pool *pgxpool.Pool, out message.Publisher, topics int) ([]*forwarder.Forwarder, error) {
+	logger := watermill.NopLogger{}
 	var started []*forwarder.Forwarder
-	for topic := range watermillTopics {
+	for topic := range topics {
 		sub, err := wsql.NewSubscriber(wsql.BeginnerFromPgx(pool), wsql.SubscriberConfig{
 			SchemaAdapter: watermillSchema, OffsetsAdapter: watermillOffsets,
 			PollInterval: time.Millisecond, InitializeSchema: true,

@@ -1,0 +1,149 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+)
+
+const (
+	idleRelay    = "holdfast, relay"
+	idleListener = "holdfast, relay and listener"
+	// idleLength is how long an idle relay is watched.
+	idleLength = 15 * time.Second
+	// idleWarmUp is how long it may open connections and prepare statements before.
+	idleWarmUp = 2 * time.Second
+)
+
+// benchIdle counts the round trips to Postgres of a relay that has nothing to do, with default
+// settings: whatever is written to a socket and then answered, a batch of statements being one. The
+// pool's own pings, of every connection that was idle for a second, are counted apart.
+func benchIdle(ctx context.Context, b *bench) error {
+	d, err := newStore(ctx, b)
+	if err != nil {
+		return err
+	}
+	watch := func(listen bool) func(context.Context, time.Duration) (sample, error) {
+		return func(ctx context.Context, length time.Duration) (sample, error) {
+			if length < b.length {
+				return sample{0, 0}, nil // a warm-up
+			}
+			return d.idleTrips(ctx, listen)
+		}
+	}
+	r, err := b.measure(ctx, table{
+		title:      "outbox, nothing to do",
+		columns:    []column{{name: "round trips/s", decimals: 2}, {name: "pings of the pool/s", decimals: 2}},
+		prepare:    d.reset,
+		contenders: []contender{{idleRelay, watch(false)}, {idleListener, watch(true)}},
+	})
+	if err != nil {
+		return err
+	}
+	b.atMost(1, r.column(idleRelay, 0), "round trips per second when idle, without the pool's pings, "+idleRelay)
+	return nil
+}
+
+func (d *drain) idleTrips(ctx context.Context, listen bool) (sample, error) {
+	var queries, pings trips
+	cfg := d.pool.Config()
+	dial := cfg.ConnConfig.DialFunc
+	cfg.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := dial(ctx, network, addr)
+		return &countedConn{Conn: conn, queries: &queries, pings: &pings}, err
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	defer pool.Close()
+	source, err := outboxpgx.NewSource(pool, outboxpgx.SourceConfig{})
+	if err != nil {
+		return nil, err
+	}
+	relay, err := outbox.NewRelay(source, outbox.Transports{"": promptPublisher{}}, outbox.RelayConfig{Logger: quiet})
+	if err != nil {
+		return nil, err
+	}
+	services := []func(context.Context) error{relay.Run}
+	if listen {
+		listener, err := outboxpgx.NewListener(pool, relay.Wake, outboxpgx.ListenerConfig{Logger: quiet})
+		if err != nil {
+			return nil, err
+		}
+		services = append(services, listener.Run)
+	}
+	ctx, cancel := context.WithTimeout(ctx, idleWarmUp+idleLength)
+	defer cancel()
+	stop := beside(ctx, services...)
+	time.Sleep(idleWarmUp)
+	queries.reset()
+	pings.reset()
+	<-ctx.Done()
+	return sample{queries.rate(), pings.rate()}, stop()
+}
+
+// trips are the times at which a request began.
+type trips struct {
+	mu sync.Mutex
+	at []time.Time
+}
+
+func (t *trips) note() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.at = append(t.at, time.Now())
+}
+
+func (t *trips) reset() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.at = nil
+}
+
+// rate is that between the first and the last.
+func (t *trips) rate() float64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := len(t.at)
+	if n < 2 {
+		return 0
+	}
+	return float64(n-1) / t.at[n-1].Sub(t.at[0]).Seconds()
+}
+
+// countedConn counts the first write after an answer.
+type countedConn struct {
+	net.Conn
+	queries, pings *trips
+
+	mu     sync.Mutex
+	asking bool
+}
+
+func (c *countedConn) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	if !c.asking && bytes.Contains(p, []byte("-- ping")) { // as pgx.Conn.Ping sends it
+		c.pings.note()
+	} else if !c.asking {
+		c.queries.note()
+	}
+	c.asking = true
+	c.mu.Unlock()
+	return c.Conn.Write(p)
+}
+
+func (c *countedConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.mu.Lock()
+	c.asking = c.asking && n == 0
+	c.mu.Unlock()
+	return n, err
+}

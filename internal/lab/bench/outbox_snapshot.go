@@ -1,0 +1,85 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+// snapshotBacklog is how many times -messages a backlog has, so that dead rows pile up.
+const snapshotBacklog = 3
+
+// promptPublisher confirms at once.
+type promptPublisher struct{}
+
+func (promptPublisher) Publish(_ context.Context, _ outbox.Message, done func(error)) { done(nil) }
+
+// benchSnapshot drains without a broker, beside a session that holds an old snapshot: until it ends
+// no row that was deleted can be cleaned up, and whoever reads from the start reads all of them
+// again and again.
+func benchSnapshot(ctx context.Context, b *bench) error {
+	d, err := newStore(ctx, b)
+	if err != nil {
+		return err
+	}
+	ways := []struct {
+		name  string
+		fill  func(ctx context.Context, n int) error
+		drain func(ctx context.Context, n int, watch *stopwatch) error
+	}{
+		{readAndDelete, d.fillRaw, d.rawClaimAll},
+		{claimAlone, d.fillUnkeyed, d.claimAll},
+		{unkeyed, d.fillUnkeyed, func(ctx context.Context, n int, watch *stopwatch) error {
+			return d.relay(ctx, promptPublisher{}, n, watch, func(int) {})
+		}},
+	}
+	t := table{
+		title:   fmt.Sprintf("outbox, %d messages, no broker, beside an old snapshot", snapshotBacklog*b.messages),
+		columns: []column{{name: "messages/s"}, {name: "client us/message", decimals: 1}},
+	}
+	const beside = ", old snapshot"
+	for _, w := range ways {
+		row := func(name string, drain func(context.Context, int, *stopwatch) error) {
+			t.contenders = append(t.contenders, d.contender(name, 1, func(ctx context.Context, n int, watch *stopwatch) (int, error) {
+				if err := w.fill(ctx, n); err != nil {
+					return 0, err
+				}
+				return 0, drain(ctx, n, watch)
+			}))
+		}
+		row(w.name, w.drain)
+		row(w.name+beside, d.besideSnapshot(w.drain))
+	}
+	longer := *b
+	longer.messages *= snapshotBacklog
+	d.bench = &longer
+	r, err := b.measure(ctx, t)
+	if err != nil {
+		return err
+	}
+	for _, w := range ways[1:] {
+		b.atLeast(0.9, r.ratio(w.name+beside, w.name), "of the rate without an old snapshot, "+w.name)
+	}
+	return nil
+}
+
+func (d *drain) fillUnkeyed(ctx context.Context, n int) error { return d.fill(ctx, n, 0) }
+
+// besideSnapshot has a transaction look once before the drain, and stay open.
+func (d *drain) besideSnapshot(drain func(context.Context, int, *stopwatch) error) func(context.Context, int, *stopwatch) error {
+	return func(ctx context.Context, n int, watch *stopwatch) error {
+		tx, err := d.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+		if err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, "SELECT")
+		if err == nil {
+			err = drain(ctx, n, watch)
+		}
+		return errors.Join(err, tx.Rollback(ctx))
+	}
+}
