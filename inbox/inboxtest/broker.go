@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -112,20 +113,31 @@ func (b *Broker) put(d *delivery) {
 	b.changed.Broadcast()
 }
 
-// take waits for the next message; nil when ctx has ended.
-func (b *Broker) take(ctx context.Context) *delivery {
+// take waits for the next messages, at least one; nil when ctx has ended.
+func (b *Broker) take(ctx context.Context) []*delivery {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for ctx.Err() == nil {
 		if len(b.ready) > 0 && b.paused == 0 {
-			d := b.ready[0]
-			b.ready = b.ready[1:]
-			b.inFlight++
-			return d
+			n := b.together()
+			taken := slices.Clone(b.ready[:n])
+			b.ready = b.ready[n:]
+			b.inFlight += n
+			return taken
 		}
 		b.changed.Wait()
 	}
 	return nil
+}
+
+// together is how many of the next messages make a batch.
+func (b *Broker) together() int {
+	for n, d := range b.ready[:min(b.cfg.Batch, len(b.ready))] {
+		if d.msg.Attempt > 1 {
+			return max(n, 1)
+		}
+	}
+	return min(b.cfg.Batch, len(b.ready))
 }
 
 // settle ends a delivery with a change to the queue.

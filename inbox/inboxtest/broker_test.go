@@ -295,3 +295,44 @@ func TestNewBrokerRefuses(t *testing.T) {
 		t.Error("a nil message was published")
 	}
 }
+
+type batchProcessor func(ctx context.Context, msgs []*inbox.Message) []error
+
+func (p batchProcessor) Process(ctx context.Context, msgs []*inbox.Message) []error {
+	return p(ctx, msgs)
+}
+
+// What is in the queue comes together; what has failed before comes alone.
+func TestBrokerBatches(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var sizes []int
+		p := batchProcessor(func(_ context.Context, msgs []*inbox.Message) []error {
+			sizes = append(sizes, len(msgs))
+			results := make([]error, len(msgs))
+			for i, m := range msgs {
+				if m.Name == "bad" && m.Attempt == 1 {
+					results[i] = errors.New("boom")
+				}
+			}
+			return results
+		})
+		b, err := inboxtest.NewBroker(p, inboxtest.Config{Batch: 4, DeliverTwice: true, Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		publish(t, b, "a", "bad", "a", "bad", "a", "a")
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- b.Run(ctx) }()
+		idle(t, b)
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		// 6 messages, the copies of the 4 good ones, then each bad one and its copy.
+		if want := []int{4, 4, 2, 1, 1, 1, 1}; !slices.Equal(sizes, want) {
+			t.Errorf("batches of %v, want %v", sizes, want)
+		}
+	})
+}

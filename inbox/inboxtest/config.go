@@ -35,6 +35,9 @@ type Config struct {
 	Consumer string
 	// Concurrency is how many messages each Run works on at once; 0 means 1.
 	Concurrency int
+	// Batch is how many messages are given to the processor together, at most: those that
+	// are in the queue. Messages that have failed before come alone. 0 means 1.
+	Batch int
 	// Retry decides over failed messages.
 	Retry inbox.RetryPolicy
 	// Pause is how long nothing is delivered after a processor was inbox.Unavailable; 0 means 1 s.
@@ -64,6 +67,9 @@ func (c Config) withDefaults() Config {
 	if c.Concurrency == 0 {
 		c.Concurrency = 1
 	}
+	if c.Batch == 0 {
+		c.Batch = 1
+	}
 	if c.Pause == 0 {
 		c.Pause = defaultPause
 	}
@@ -86,6 +92,9 @@ func (c Config) validate() error {
 	problems := []error{c.Retry.Validate()}
 	if c.Concurrency < 0 {
 		problems = append(problems, fmt.Errorf("inboxtest: Config.Concurrency %d is negative", c.Concurrency))
+	}
+	if c.Batch < 0 {
+		problems = append(problems, fmt.Errorf("inboxtest: Config.Batch %d is negative", c.Batch))
 	}
 	if c.Pause < 0 {
 		problems = append(problems, fmt.Errorf("inboxtest: Config.Pause %v is negative", c.Pause))

@@ -3,6 +3,7 @@ package inboxtest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime/debug"
 	"slices"
 	"sync"
@@ -25,8 +26,8 @@ func (b *Broker) Run(ctx context.Context) error {
 	var workers sync.WaitGroup
 	for range b.cfg.Concurrency {
 		workers.Go(func() {
-			for d := b.take(ctx); d != nil; d = b.take(ctx) {
-				b.deliver(work, d)
+			for ds := b.take(ctx); ds != nil; ds = b.take(ctx) {
+				b.deliver(work, ds)
 			}
 		})
 	}
@@ -61,45 +62,58 @@ func (b *Broker) workContext(ctx context.Context) (work context.Context, release
 	}
 }
 
-func (b *Broker) deliver(ctx context.Context, d *delivery) {
-	msg := clone(d.msg) // a handler that changes its message changes no later delivery
-	if b.cfg.Crash(BeforeProcess, msg) {
-		b.giveBack(d)
-		return
+func (b *Broker) deliver(ctx context.Context, ds []*delivery) {
+	var at, lost []*delivery
+	var msgs []*inbox.Message
+	for _, d := range ds {
+		msg := clone(d.msg) // a handler that changes its message changes no later delivery
+		if b.cfg.Crash(BeforeProcess, msg) {
+			lost = append(lost, d)
+			continue
+		}
+		at, msgs = append(at, d), append(msgs, msg)
 	}
-	err := b.process(ctx, msg)
-	switch {
-	case b.cfg.Crash(BeforeSettle, msg):
+	for i, err := range b.process(ctx, msgs) {
+		switch {
+		case b.cfg.Crash(BeforeSettle, msgs[i]):
+			lost = append(lost, at[i])
+		case err != nil:
+			b.failed(ctx, at[i], err)
+		default:
+			b.done(at[i])
+		}
+	}
+	for _, d := range slices.Backward(lost) { // in front of the queue, in their order
 		b.giveBack(d)
-	case err != nil:
-		b.failed(ctx, d, err)
-	default:
-		b.done(d)
 	}
 }
 
 // process runs the processor on a goroutine of its own, so that one that exits it, as
-// t.FailNow does, fails its message and not the broker.
-func (b *Broker) process(ctx context.Context, msg *inbox.Message) error {
-	err := errors.New("inboxtest: processor exited its goroutine")
+// t.FailNow does, fails its messages and not the broker.
+func (b *Broker) process(ctx context.Context, msgs []*inbox.Message) []error {
+	if len(msgs) == 0 {
+		return nil
+	}
+	results := same(len(msgs), errors.New("inboxtest: processor exited its goroutine"))
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		defer func() {
 			if v := recover(); v != nil {
-				err = &inbox.PanicError{Value: v, Stack: debug.Stack()}
+				results = same(len(msgs), &inbox.PanicError{Value: v, Stack: debug.Stack()})
 			}
 		}()
-		results := b.processor.Process(ctx, []*inbox.Message{msg})
-		if len(results) != 1 {
-			err = errors.New("inboxtest: processor returned not one result for one message")
-			return
+		answers := b.processor.Process(ctx, msgs)
+		if len(answers) != len(msgs) {
+			answers = same(len(msgs), fmt.Errorf("inboxtest: processor returned %d results for %d messages", len(answers), len(msgs)))
 		}
-		err = results[0]
+		results = answers
 	}()
 	<-done
-	return err
+	return results
 }
+
+func same(n int, err error) []error { return slices.Repeat([]error{err}, n) }
 
 // done acknowledges a message.
 func (b *Broker) done(d *delivery) {
