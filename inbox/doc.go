@@ -24,6 +24,9 @@
 //   - Package inboxredis claims the id in Redis around a handler. That keeps copies apart
 //     while Redis keeps its data, but effect and entry are not atomic: a crash between them
 //     runs the handler again. It is best effort, for handlers that bear a rare repetition.
+//   - Both: inboxredis.FastPath asks Redis first and believes it only when it says that a
+//     message is done; everything else is for inboxpgx behind it. It saves transactions
+//     where many copies come.
 //   - A bare Mux does nothing: each delivery runs its handler.
 //
 // All of them recognise a message by its id, which must be a UUID v7. Entries are kept for
@@ -35,10 +38,12 @@
 //
 //   - none: RetryPolicy, by default 5 retries after 1, 2, 4, 8 and 16 seconds, ±20 %;
 //     then the dead-letter queue failed.default;
-//   - Recoverable and RetryAfter: retried until older than RetryPolicy.MaxAge;
+//   - Recoverable and RetryAfter: retried until older than RetryPolicy.MaxAge, without using
+//     up the retries of the others;
 //   - Unrecoverable: failed.unrecoverable at once;
 //   - Invalid: failed.validation at once. A missing or wrong id, an unknown name and an
-//     undecodable body are this, too: such messages are never passed over silently;
+//     undecodable body are this, too: such messages are never passed over silently. Another
+//     policy is a Mux.Fallback, a middleware, or inboxamqp.Config.DeriveID;
 //   - Classed: failed.<class> when it is given up;
 //   - Postpone and Unavailable: not the message's failure; it comes again, uncounted.
 //
@@ -48,6 +53,11 @@
 // # Limits
 //
 // The policy counts the attempts that the message carries, which is as sure as its
-// transport. A handler that ends the process (out of memory, a panic in a goroutine of its
-// own) is not counted by this package.
+// transport: a crash between the retry and the acknowledgement of the original leaves two of
+// them, and a handler that ends the process (out of memory, a panic in a goroutine of its
+// own) is never counted. A Ledger makes good for both: it knows leftovers, and gives up a
+// message (failed.quarantined) during which the process has ended several times.
+//
+// A message may come again for as long as RetryPolicy.Horizon, the time it lies in the dead
+// letters, and its replay take. What a consumer remembers must outlast that; see Replay.
 package inbox

@@ -14,6 +14,8 @@
 // message waits in its worker. When its queue is missing or refuses the copy, the original
 // goes back to its own queue after a second, uncounted.
 //
+// Acknowledgements of messages that follow one another are written as one.
+//
 // A connection lives for one session and every delivery knows its session, so a
 // message that was delivered before a fault is never settled after it: the broker
 // delivers it again. Between the effect of a handler and its acknowledgement, and
@@ -27,7 +29,30 @@
 // step has three queues of 0.8, 1.0 and 1.2 times its delay, one picked at random.
 // A delay that inbox.RetryAfter asks for takes the smallest queue that is long
 // enough, or passes through the longest several times. The count of attempts
-// travels in the header holdfast-attempt. Messages behind a failed one overtake it.
+// travels in the header holdfast-attempt. Messages behind a failed one overtake it. When the
+// broker ends while it returns a message from a quorum retry queue, it tries again after
+// three minutes: that retry is late.
+//
+// While no retry queue takes a message, for want of Setup, it comes back to its handler
+// after pauses that grow from 1 to 30 seconds.
+//
+// # Batches
+//
+// With Config.Batch the processor gets several messages in one call: those that have
+// gathered while all workers were busy. Nothing waits for a batch to fill. Each message is
+// still settled by its own result. One that has failed before, or that the ledger watches,
+// comes alone.
+//
+// # The ledger
+//
+// With Config.Ledger (inboxpgx.Ledger) the attempts are noted in a database as well, from
+// the second on, so that what goes well at once pays nothing. Its retry confirmed, an
+// attempt is noted as over before the original is acknowledged: when the process dies in
+// between, the original is known as a leftover and dropped, where it would run again and
+// schedule a retry of its own. The beginning and the end of each run are noted, too. When a
+// run began and the process did not survive it, the message runs alone from then on, so that
+// no other message is blamed, and after Config.MaxCrashes such runs it goes unrun to the
+// class quarantined.
 //
 // # Dead letters
 //
@@ -45,7 +70,8 @@
 // consumer begins a new session, after pauses that grow to 10 seconds. An error that
 // is inbox.ErrUnavailable, for a database that is down, gives the message back and
 // pauses: the consumer is cancelled at the broker and tries one message at a time,
-// at growing distances, until one goes through.
+// at growing distances, until one goes through. Config.Health asks before any message does,
+// and Config.KillSwitch pauses when most messages fail for reasons that may not be theirs.
 //
 // # The end
 //
@@ -59,7 +85,8 @@
 //
 // The name of a message is the property type, else the header type; its id is the
 // property message_id, else the header X-Message-Stamp-MessageIdStamp of Symfony
-// Messenger. Queues are declared by Setup and by nothing else, and those that
+// Messenger, with or without a namespace. Dead letters that were moved back by other means
+// than DeadLetters, a shovel for example, begin anew. Queues are declared by Setup and by nothing else, and those that
 // exist are used as they are. On RabbitMQ 4 and later a quorum queue that was not
 // declared by Setup should have x-delivery-limit -1, or the broker drops messages
 // that were given back often.

@@ -26,5 +26,8 @@
 // keys (use maxmemory-policy noeviction), copies are not recognised. No message is lost
 // through any of these. A handler that must take effect once belongs to inboxpgx.
 //
-// While Redis cannot be reached no handler runs: the result is inbox.Unavailable.
+// FastPath is the form before inboxpgx: Redis may only say that a message is done, and what
+// it does not know costs nothing but the question. Its keys are the same.
+//
+// While Redis cannot be reached no handler runs: the result is inbox.Unavailable. A FastPath goes on without it.
 package inboxredis

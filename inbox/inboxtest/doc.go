@@ -1,6 +1,6 @@
 // Package inboxtest has the fakes of an inbox: Broker, a queue in memory with redelivery,
 // retry delays and dead letters that drives any inbox.Processor, and Dedup, the dedup
-// entries for transactions of txretrytest. With both, the handlers of a real
+// entries for transactions of txretrytest, and Ledger. With both, the handlers of a real
 // inboxpgx.Processor run without any server, in a test or in a demonstration.
 //
 //	manager := txretrytest.NewManager(txretrytest.Config{})

@@ -1,0 +1,134 @@
+package inboxredis_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/inbox/inboxredis"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
+	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+)
+
+// behind is a processor that deduplicates by itself, on the fakes of inboxpgx.
+type behind struct {
+	manager *txretrytest.Manager
+	dedup   *inboxtest.Dedup
+
+	mu      sync.Mutex
+	effects map[string]map[int]int
+}
+
+func newBehind() *behind {
+	return &behind{manager: txretrytest.NewManager(txretrytest.Config{}), dedup: inboxtest.NewDedup(), effects: map[string]map[int]int{}}
+}
+
+func (b *behind) add(consumer string, number, n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.effects[consumer] == nil {
+		b.effects[consumer] = map[int]int{}
+	}
+	b.effects[consumer][number] += n
+}
+
+func (b *behind) taken(consumer string, number int) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.effects[consumer][number]
+}
+
+func (b *behind) fastPath(t *testing.T, client redis.UniversalClient, consumer string, h conformance.Handler, hooks inboxredis.Hooks) *inboxredis.FastPath {
+	t.Helper()
+	p, err := inboxpgx.NewProcessor(b.manager, inboxpgx.Config{Consumer: consumer, Dedup: b.dedup})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = inboxpgx.Handle(p, conformance.Name, func(ctx context.Context, tx pgx.Tx, e conformance.Event) error {
+		if err := txretrytest.Effect(tx, func() { b.add(consumer, e.Number, 1) }, func() { b.add(consumer, e.Number, -1) }); err != nil {
+			return err
+		}
+		return h(ctx, e)
+	}, inboxpgx.HandlerConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := inboxredis.NewFastPath(client, p, inboxredis.Config{Namespace: consumer, Hooks: hooks, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func TestFastPath(t *testing.T) {
+	t.Parallel()
+	conformance.TestProcessor(t, conformance.Backend{New: func(t *testing.T) conformance.Fixture {
+		client, b := redistest.New(t), newBehind()
+		return conformance.Fixture{
+			Processor: func(t *testing.T, consumer string, h conformance.Handler) inbox.Processor {
+				return b.fastPath(t, client, consumer, h, inboxredis.Hooks{})
+			},
+			Effects: func(_ *testing.T, consumer string, number int) int { return b.taken(consumer, number) },
+		}
+	}})
+}
+
+// Redis may only say that a message is done.
+func TestFastPathAsksRedisFirst(t *testing.T) {
+	t.Parallel()
+	client, b := redistest.New(t), newBehind()
+	key := func(m *inbox.Message) string { return "outbox:processed:a:" + m.ID.String() }
+	var skipped []*inbox.Message
+	f := b.fastPath(t, client, "a", succeed, inboxredis.Hooks{OnDuplicate: func(_ context.Context, m *inbox.Message) { skipped = append(skipped, m) }})
+
+	known, marked, claimed, fresh := event(), event(), event(), event()
+	if err := errors.Join(
+		client.Set(t.Context(), key(known), "anything", 0).Err(),
+		client.SAdd(t.Context(), key(marked), "x").Err(),
+		client.Set(t.Context(), key(claimed), "processing:token", 0).Err(),
+	); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(f.Process(t.Context(), []*inbox.Message{known, claimed, marked, fresh})...); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(skipped, []*inbox.Message{known, marked}) || b.taken("a", 1) != 2 {
+		t.Errorf("%d skipped, %d effects", len(skipped), b.taken("a", 1))
+	}
+	// A claim is not the fast path's to end, and the copies of what it has marked end here.
+	if got := client.Get(t.Context(), key(claimed)).Val(); got != "processing:token" {
+		t.Errorf("a claim became %q", got)
+	}
+	attempts := b.manager.Stats().Attempts
+	if err := process(t, f, fresh); err != nil || b.manager.Stats().Attempts != attempts {
+		t.Errorf("a copy began a transaction: error %v", err)
+	}
+}
+
+// Without Redis everything goes its way behind.
+func TestFastPathWithoutRedis(t *testing.T) {
+	t.Parallel()
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
+	defer client.Close()
+	b := newBehind()
+	f := b.fastPath(t, client, "a", succeed, inboxredis.Hooks{})
+	m := event()
+	for range 2 {
+		if err := process(t, f, m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if b.taken("a", 1) != 1 {
+		t.Errorf("%d effects", b.taken("a", 1))
+	}
+}
