@@ -27,7 +27,7 @@ CREATE TABLE holds (
 	seat text
 );
 CREATE INDEX ON holds (expires_at, id) WHERE status = 'held';
-CREATE TABLE events (hold_id text NOT NULL, event_id uuid PRIMARY KEY)`
+CREATE TABLE events (hold_id text NOT NULL, event_id uuid PRIMARY KEY, at timestamptz NOT NULL DEFAULT clock_timestamp())`
 
 // backend is a schema of its own with the tables above.
 type backend struct {

@@ -40,7 +40,6 @@ func TestSweepersRaceWithConfirmAndExtend(t *testing.T) {
 	t.Parallel()
 	const holds, clients, sweepers = 4000, 4, 4
 	b := newBackend(t)
-	b.exec(t, "ALTER TABLE events ADD at timestamptz NOT NULL DEFAULT now()")
 	b.exec(t, `INSERT INTO holds (id, status, expires_at)
 		SELECT 'hold-' || n, 'held', now() + random() * interval '2 seconds' FROM generate_series(1, $1) n`, holds)
 

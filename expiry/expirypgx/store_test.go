@@ -168,42 +168,11 @@ func TestNewStoreReportsEveryViolation(t *testing.T) {
 func TestHoldOfTwoSecondsExpiresWithinASecond(t *testing.T) {
 	t.Parallel()
 	b := newBackend(t)
-	b.exec(t, "ALTER TABLE events ADD at timestamptz NOT NULL DEFAULT clock_timestamp()")
-	sw, err := expiry.NewSweeper(b.Store(t, func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
-		for _, row := range rows {
-			if err := b.Announce(ctx, tx, row); err != nil {
-				return err
-			}
-		}
-		return nil
-	}), quiet())
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- sw.Run(ctx) }()
-	eventually(t, func() error { return sw.Ready(ctx) })
-
+	sw := b.sweeper(t, expiry.SweeperConfig{Recheck: time.Hour})
 	for n := range 3 {
-		b.Put(t, fmt.Sprint("hold ", n), "held", 2*time.Second)
-		sw.Wake(time.Time{})
+		hold(t, b.pool, fmt.Sprint(n), 2*time.Second, sw.Wake)
 	}
-	eventually(t, func() error {
-		for n := range 3 {
-			if got := b.State(t, fmt.Sprint("hold ", n)); got != "expired" {
-				return fmt.Errorf("hold %d is %s", n, got)
-			}
-		}
-		return nil
-	})
-	var late float64
-	b.scan(t, &late, "SELECT extract(epoch FROM max(at - expires_at))::float8 FROM events JOIN holds ON holds.id = hold_id")
-	if late < 0 || late > 1 {
-		t.Errorf("the last hold expired %.3f s after its deadline", late)
-	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Errorf("Run returned %v", err)
+	if late := b.latest(t, 3); late < 0 || late > time.Second {
+		t.Errorf("expired %v late", late)
 	}
 }
