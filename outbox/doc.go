@@ -38,7 +38,30 @@
 // after the last. A Permanent failure makes it a dead letter at once. Unavailable
 // and Blocked say something about the transport, not the message: everything
 // that is not confirmed is given back, and the transport is left alone for a
-// while, beside the others that go on.
+// while, beside the others that go on. [RelayConfig].ByName has a [Policy] of its
+// own for the messages of a name.
+//
+// # What a relay tells
+//
+// [Relay.Stats] is the state of the store and of each transport. The same and more
+// are metrics, with the name of the transport, a class or a state as their only
+// attributes:
+//
+//	holdfast.outbox.lag                   from storing a message to its confirm
+//	holdfast.outbox.confirm.duration      from giving it to the transport to its confirm
+//	holdfast.outbox.batch.duration        publishing and settling of one batch
+//	holdfast.outbox.published, failed, given_back, stale_leases
+//	holdfast.outbox.depth                 messages that are ready, parked and dead
+//	holdfast.outbox.oldest.age            of the oldest that is ready or failed
+//	holdfast.outbox.transport.state       closed, paused or probing
+//	holdfast.outbox.window.fill           of publishers that tell it
+//
+// The last four are gauges, collected while Run runs; the store is asked at most
+// every 5 s. In an outage the counters stand still: watch the state and the oldest
+// age. Ages begin when a message was stored, so NotBefore and a retry of a dead
+// letter make them long; and where the clocks of store and relay differ, they are
+// wrong by that. Relays of several stores in one process overwrite each other's
+// gauges, unless each has a MeterProvider of its own.
 //
 // # Lanes
 //
@@ -47,6 +70,16 @@
 // slept through its lease can change nothing when it wakes up. See [Source].
 // Up to three batches of a relay, each with lanes of its own, are in hand at
 // once, so that the next is claimed and the last settled while one is published.
+//
+// # Relays that are lost
+//
+// A relay that does not settle within its lease was killed, paused or cut off.
+// One of its messages may be the cause, so those it can have had are under
+// suspicion: they are given to a relay only while it has nothing else in hand,
+// in ever smaller batches, until the rest is published and one message is left.
+// One that was lost alone with [RelayConfig].MaxCrashes relays in a row is not
+// published any more: it becomes a [Quarantined] dead letter, and its key goes
+// on. Nothing else costs a message anything but time.
 //
 // # Limits
 //
@@ -58,5 +91,6 @@
 // the other messages of its batch's lanes for PublishTimeout whenever it is
 // tried. A message
 // that makes the broker silent, rather than refuse it, counts as an outage and
-// is tried for ever.
+// is tried for ever. Relays that share a process are lost together, so that each
+// may blame a message of its own for the other's.
 package outbox
