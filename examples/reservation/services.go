@@ -35,6 +35,8 @@ type parts struct {
 	source    *outboxpgx.Source
 	publisher *outboxamqp.Publisher
 	relay     *outbox.Relay
+	notifier  *outboxpgx.Notifier
+	listener  *outboxpgx.Listener
 	consumer  *inboxamqp.Consumer
 	holds     *expirypgx.Store
 	sweeper   *expiry.Sweeper
@@ -47,13 +49,14 @@ func newParts(cfg config, s *servers, m *metrics, log *slog.Logger) (*parts, err
 	if err != nil {
 		return nil, err
 	}
-	writer, err := outboxpgx.NewWriter(outboxpgx.WriterConfig{OnCommit: func() { p.relay.Wake() }})
+	writer, err := outboxpgx.NewWriter(outboxpgx.WriterConfig{OnCommit: p.committed(cfg.role)})
 	if err != nil {
 		return nil, err
 	}
 	return p, errors.Join(
 		p.addShop(writer, m, log),
 		p.addRelay(m, log),
+		p.addWakeups(log),
 		p.addConsumer(workers, m, log),
 		p.addSweeper(cfg, workers, writer, m, log),
 	)
@@ -101,6 +104,24 @@ func (p *parts) addRelay(m *metrics, log *slog.Logger) (err error) {
 	}
 	p.relay, err = outbox.NewRelay(p.source, outbox.Transports{"": p.publisher},
 		outbox.RelayConfig{Logger: log, MeterProvider: m.provider})
+	return err
+}
+
+// committed is what follows a commit with messages: the relay of this process looks at once, or those of other
+// processes are told.
+func (p *parts) committed(role string) func() {
+	if role == roleAll {
+		return func() { p.relay.Wake() }
+	}
+	return func() { p.notifier.Notify() }
+}
+
+func (p *parts) addWakeups(log *slog.Logger) (err error) {
+	p.notifier, err = outboxpgx.NewNotifier(p.servers.workers, outboxpgx.NotifierConfig{Logger: log})
+	if err != nil {
+		return err
+	}
+	p.listener, err = outboxpgx.NewListener(p.servers.workers, func() { p.relay.Wake() }, outboxpgx.ListenerConfig{Logger: log})
 	return err
 }
 
@@ -193,15 +214,22 @@ func openServices(ctx context.Context, cfg config, m *metrics, log *slog.Logger)
 }
 
 func (p *parts) services(role string) []service {
-	var chosen []service
-	for _, s := range []service{
-		{roleSweeper, p.sweeper.Run, p.sweeper.Ready},
-		relayService(p.relay, p.publisher),
-		{roleConsumer, p.consumer.Run, p.consumer.Ready},
-	} {
-		if role == roleAll || role == s.name {
-			chosen = append(chosen, s)
-		}
+	// Without them messages wait for the relay's next look: nobody is less ready for that.
+	ready := func(context.Context) error { return nil }
+	sweeper := service{roleSweeper, p.sweeper.Run, p.sweeper.Ready}
+	relay := relayService(p.relay, p.publisher)
+	consumer := service{roleConsumer, p.consumer.Run, p.consumer.Ready}
+	notifier := service{"notifier", p.notifier.Run, ready}
+	switch role {
+	case roleAPI:
+		return []service{notifier}
+	case roleRelay:
+		return []service{relay, {"listener", p.listener.Run, ready}}
+	case roleConsumer:
+		return []service{consumer}
+	case roleSweeper:
+		return []service{sweeper, notifier}
+	default:
+		return []service{sweeper, relay, consumer}
 	}
-	return chosen
 }

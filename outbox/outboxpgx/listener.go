@@ -96,9 +96,14 @@ func (l *Listener) Ready(context.Context) error {
 	return l.state
 }
 
+const undefinedTable = "42P01"
+
 // Check tests, with a connection of its own, whether notifications arrive.
 func (l *Listener) Check(ctx context.Context) ([]Finding, error) {
 	conn, err := l.listen(ctx)
+	if missing, ok := errors.AsType[*pgconn.PgError](err); ok && missing.Code == undefinedTable {
+		return []Finding{{Component: "outboxpgx", Problem: "table " + l.table + " does not exist, whose channel is listened to", Mend: mendMigrate}}, nil
+	}
 	if err != nil {
 		return nil, fmt.Errorf("outboxpgx: check: %w", err)
 	}

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/url"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -191,6 +192,11 @@ func TestSwallowedNotificationsAreReported(t *testing.T) {
 	}
 	if l.Ready(t.Context()) == nil {
 		t.Error("the listener is ready, and hears nothing")
+	}
+	early, err := outboxpgx.NewListener(f.pool, func() {}, outboxpgx.ListenerConfig{Table: "not_there_yet"})
+	must(t, err)
+	if findings, err := early.Check(t.Context()); err != nil || len(findings) != 1 || !strings.Contains(findings[0].Mend, "Migrate") {
+		t.Errorf("without a table: %v, %v", findings, err)
 	}
 	cancelled, cancel := context.WithCancel(t.Context())
 	cancel()
