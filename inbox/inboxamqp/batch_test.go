@@ -64,12 +64,12 @@ func TestBatch(t *testing.T) {
 	ch := b.Channel(t)
 	for i := range n {
 		p := order()
-		switch {
-		case i%50 == 7:
+		switch i % 50 {
+		case 7:
 			p.Type = "bad"
-		case i%50 == 8:
+		case 8:
 			p.Type = "dead"
-		case i%50 == 9:
+		case 9:
 			p.MessageId = ""
 		}
 		if err := ch.Publish("", "orders", false, false, p); err != nil {

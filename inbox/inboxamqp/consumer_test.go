@@ -309,8 +309,12 @@ func TestConfig(t *testing.T) {
 	_, err := inboxamqp.NewConsumer(nil, nil, inboxamqp.Config{
 		Concurrency: 10, Prefetch: 5, MessageLimit: -1, QueueType: "odd", TimeLimit: -1, Classes: []string{"No!"},
 		Bindings: []inboxamqp.Binding{{}}, Retry: inbox.RetryPolicy{Jitter: 2},
+		Batch: -1, MaxCrashes: -1, HandlerTimeout: -1, KillSwitch: inboxamqp.KillSwitch{Ratio: 2, Window: -1},
 	})
-	for _, want := range []string{"dial", "processor", "Queue ", "Prefetch", "MessageLimit", "QueueType", "TimeLimit", "Classes", "Bindings[0]", "Jitter"} {
+	for _, want := range []string{
+		"dial", "processor", "Queue ", "Prefetch", "MessageLimit", "QueueType", "TimeLimit", "Classes", "Bindings[0]", "Jitter",
+		"Batch", "MaxCrashes", "HandlerTimeout", "KillSwitch.Ratio", "KillSwitch.Window",
+	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v does not name %s", err, want)
 		}

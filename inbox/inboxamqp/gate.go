@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -105,7 +106,7 @@ func (s *session) watchHealth(ctx context.Context, epoch int64) {
 			return
 		case <-ticker.C:
 			if err := s.r.healthy(); err != nil && ctx.Err() == nil {
-				s.r.c.cfg.Logger.Warn("not healthy", "error", err)
+				s.r.c.cfg.Logger.WarnContext(ctx, "not healthy", slog.Any("error", err))
 				s.requestPause(epoch, errPause)
 				return
 			}

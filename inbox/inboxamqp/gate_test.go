@@ -61,10 +61,10 @@ func TestKillSwitchSpares(t *testing.T) {
 	b := amqptest.New(t)
 	var n atomic.Int64
 	r := consume(t, b, processorFunc(func(context.Context, *inbox.Message) error {
-		switch i := n.Add(1); {
-		case i%4 == 0:
+		switch n.Add(1) % 4 {
+		case 0:
 			return errBroken
-		case i%4 == 1:
+		case 1:
 			return inbox.Unrecoverable(errBroken)
 		}
 		return nil

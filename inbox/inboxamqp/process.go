@@ -77,7 +77,7 @@ func (r *run) call(ctx context.Context, msgs []*inbox.Message) []error {
 	}()
 	stuck := time.AfterFunc(patience, func() {
 		r.c.signals.stuck(ctx)
-		r.c.cfg.Logger.Error("handler is stuck", slog.Any("message_id", msgs[0].ID), slog.String("name", msgs[0].Name),
+		r.c.cfg.Logger.ErrorContext(ctx, "handler is stuck", slog.Any("message_id", msgs[0].ID), slog.String("name", msgs[0].Name),
 			slog.Int("messages", len(msgs)), slog.Duration("for", patience))
 	})
 	<-done

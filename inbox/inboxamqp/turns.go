@@ -5,24 +5,26 @@ import "time"
 // turns lets messages run side by side, but for one that is suspected of ending the process:
 // that one runs alone, so that if it does so no other message is suspected.
 type turns struct {
+	door   chan struct{} // one place: who begins passes through it
 	places chan struct{} // one for each worker
-	solo   chan struct{} // one place
 }
 
 func newTurns(workers int) *turns {
-	return &turns{places: make(chan struct{}, workers), solo: make(chan struct{}, 1)}
+	return &turns{door: make(chan struct{}, 1), places: make(chan struct{}, workers)}
 }
 
-// share waits while a message runs alone.
+// share waits while a message runs alone, or is about to.
 func (t *turns) share() (release func()) {
+	t.door <- struct{}{}
 	t.places <- struct{}{}
+	<-t.door
 	return func() { <-t.places }
 }
 
-// alone waits until no other message runs, though no longer than patience: a handler that
-// hangs must not stop the consumer.
+// alone keeps others from beginning and waits until those that run have ended, though no
+// longer than patience: a handler that hangs must not stop the consumer.
 func (t *turns) alone(patience time.Duration) (release func()) {
-	t.solo <- struct{}{}
+	t.door <- struct{}{}
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
 	held := 0
@@ -38,6 +40,6 @@ func (t *turns) alone(patience time.Duration) (release func()) {
 		for range held {
 			<-t.places
 		}
-		<-t.solo
+		<-t.door
 	}
 }

@@ -51,6 +51,19 @@ func Check(ctx context.Context, pool *pgxpool.Pool, cfg PruneConfig) ([]inbox.Fi
 			Component: component, Problem: "no right to insert into table " + schema.Table, Mend: "GRANT INSERT ON " + name + " TO the consumer's role",
 		})
 	}
+	attempts, err := schema.attempts()
+	if err != nil {
+		return nil, err
+	}
+	var noLedger bool
+	if err := pool.QueryRow(ctx, `SELECT to_regclass($1) IS NULL`, attempts).Scan(&noLedger); err != nil {
+		return nil, fmt.Errorf("inboxpgx: check: %w", err)
+	}
+	if noLedger {
+		findings = append(findings, inbox.Finding{
+			Component: component, Problem: "table " + schema.Table + attemptsSuffix + " of the Ledger does not exist", Mend: "call inboxpgx.Migrate",
+		})
+	}
 	return appendUnpruned(ctx, pool, cfg, name, schema.Table, findings)
 }
 

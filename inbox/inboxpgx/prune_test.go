@@ -86,4 +86,23 @@ func TestCheck(t *testing.T) {
 	want("no unique index")
 	exec(`CREATE UNIQUE INDEX ON holdfast_inbox (message_id, consumer)`)
 	want("")
+	exec(`DROP TABLE holdfast_inbox_attempts`)
+	want("of the Ledger does not exist")
+}
+
+func TestPruneLedger(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	_, err := pool.Exec(t.Context(), `INSERT INTO holdfast_inbox_attempts (consumer, message_id, replays, attempt, open, updated_at)
+		SELECT 'a', gen_random_uuid(), 0, 2, 0, now() - interval '1 day' * n FROM generate_series(1, 15) n`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := inboxpgx.Prune(t.Context(), pool, inboxpgx.PruneConfig{ChunkSize: 3}); n != 0 || err != nil {
+		t.Errorf("pruned %d, error %v", n, err)
+	}
+	var left int
+	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM holdfast_inbox_attempts`).Scan(&left); err != nil || left != 7 {
+		t.Errorf("%d entries left, error %v", left, err)
+	}
 }

@@ -19,6 +19,7 @@ const (
 	rawSingle      = "raw, a transaction each"
 	rawBatch       = "raw, a transaction per 200"
 	inboxSingle    = "holdfast"
+	inboxFew       = "holdfast, 4 workers"
 	inboxNoDedup   = "holdfast, no dedup"
 	inboxSavepoint = "holdfast, batches of 200, a handler per message"
 	inboxMany      = "holdfast, batches of 200, a batch handler"
@@ -71,6 +72,7 @@ func benchInboxBatch(ctx context.Context, b *bench) error {
 			i.contender(inboxMany+", 2 workers", 1, i.holdfast(2, 200, i.batchHandler)),
 			i.contender(inboxSavepoint, 3, i.holdfast(1, 200, i.perMessage)),
 			i.contender(inboxSavepoint+", 4 workers", 2, i.holdfast(4, 200, i.perMessage)),
+			i.contender(inboxFew, 8, i.holdfast(4, 1, i.perMessage)),
 			i.contender(inboxSingle, 6, i.holdfast(most, 1, i.perMessage)),
 			i.contender(watermillInbox, 6, i.watermill(most)),
 		},
@@ -80,6 +82,8 @@ func benchInboxBatch(ctx context.Context, b *bench) error {
 	}
 	b.atLeast(0.85, r.ratio(inboxMany, rawBatch), "of the raw batch consumer, a batch handler")
 	b.atLeast(5, r.ratio(inboxMany, watermillInbox), fmt.Sprintf("x watermill with %d handlers, a batch handler", most))
-	b.atLeast(2, r.ratio(inboxSavepoint+", 4 workers", inboxSingle), fmt.Sprintf("x a transaction each with %d handlers, a handler per message in batches", most))
+	for _, single := range []string{inboxFew, inboxSingle} {
+		b.atLeast(2, r.ratio(inboxSavepoint+", 4 workers", single), "x "+single+", a handler per message in batches, 4 workers")
+	}
 	return nil
 }
