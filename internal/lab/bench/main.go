@@ -37,7 +37,7 @@ type part struct {
 }
 
 func workloads() []workload {
-	return []workload{txretryWorkload(), outboxWorkload(), inboxWorkload()}
+	return []workload{txretryWorkload(), outboxWorkload(), inboxWorkload(), idempotencyWorkload()}
 }
 
 func main() {
