@@ -29,6 +29,7 @@ type orderedPublisher struct {
 }
 
 func newOrderedPublisher(t *testing.T) *orderedPublisher {
+	t.Helper()
 	return &orderedPublisher{t: t, last: map[string]int{}}
 }
 
