@@ -1,6 +1,9 @@
 package ratelimit
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Decision is the answer of a Limiter. It is a value that nobody else changes.
 type Decision struct {
@@ -127,4 +130,28 @@ func (d Decision) Charges() []Charge {
 		}
 	}
 	return charges
+}
+
+// refunded is the decision with its charges given back.
+func (d Decision) refunded() Decision {
+	d.many = slices.Clone(d.many)
+	for i := range d.parts() {
+		p := &d.parts()[i]
+		p.counter.Cur -= min(p.counter.Cur, p.cost*p.rule.unit)
+	}
+	return d
+}
+
+// violated returns the names of the limits that denied.
+func (d *Decision) violated() []string {
+	var names []string
+	for _, p := range d.parts() {
+		if p.cost > p.rule.most || p.rule.wait(p.counter, p.cost, p.rule.elapsed(d.At.UnixMilli())) > 0 {
+			names = append(names, p.rule.Name)
+		}
+	}
+	if names == nil && d.Denied != "" { // a decision that was not computed here
+		names = []string{d.Denied}
+	}
+	return names
 }

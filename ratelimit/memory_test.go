@@ -9,6 +9,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/ratelimit"
+	"github.com/holdfast-go/holdfast/ratelimit/ratelimittest"
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimittest/conformance"
 )
 
@@ -25,7 +26,7 @@ func newMemory(t *testing.T) *ratelimit.Memory {
 
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	conformance.Test(t, func(t *testing.T) ratelimit.Reserver { return newMemory(t) }, synctest.Test)
+	conformance.Test(t, func(t *testing.T) conformance.Limiter { return newMemory(t) }, synctest.Test)
 }
 
 func TestMemoryIsBounded(t *testing.T) {
@@ -78,36 +79,60 @@ func TestFloodOfKeysDoesNotResetTheSharedLimit(t *testing.T) {
 	})
 }
 
-func TestPeekChargesNothing(t *testing.T) {
+func TestSchedules(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		m := newMemory(t)
-		c := ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: 1}}
-		for range 3 {
-			if d, err := m.Peek(t.Context(), c); err != nil || !d.Allowed || d.Charges() != nil {
-				t.Errorf("got %+v, %v", d, err)
-			}
+	for range 20 {
+		clock := ratelimittest.NewClock(time.UnixMilli(1_700_000_000_000))
+		m, err := ratelimit.NewMemory(ratelimit.MemoryConfig{Now: clock.Now})
+		if err != nil {
+			t.Fatal(err)
 		}
-		if d, err := m.Allow(t.Context(), c); err != nil || !d.Allowed {
-			t.Errorf("got %+v, %v", d, err)
-		}
-		if d, err := m.Peek(t.Context(), c); err != nil || d.Allowed || d.RetryAfter <= time.Minute {
-			t.Errorf("got %+v, %v", d, err)
-		}
-	})
+		conformance.TestSchedules(t, m, func(_ *testing.T, d time.Duration) { clock.Advance(d) }, 2000)
+	}
 }
 
-func BenchmarkMemoryAllow(b *testing.B) {
-	m, err := ratelimit.NewMemory(ratelimit.MemoryConfig{})
+// A clock that is set back admits nothing more, and what counts goes on counting.
+func TestClockSetBack(t *testing.T) {
+	t.Parallel()
+	clock := ratelimittest.NewClock(time.UnixMilli(1_700_000_000_000))
+	m, err := ratelimit.NewMemory(ratelimit.MemoryConfig{Now: clock.Now})
 	if err != nil {
-		b.Fatal(err)
+		t.Fatal(err)
 	}
-	user := ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: 1 << 20}, Key: "42"}
-	global := ratelimit.Charge{Limit: ratelimit.Limit{Name: "global", Max: 1 << 20}}
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := m.Allow(b.Context(), user, global); err != nil {
-			b.Fatal(err)
+	for _, c := range []ratelimit.Charge{
+		{Limit: ratelimit.Limit{Name: "w", Max: 3}},
+		{Limit: ratelimit.Limit{Name: "f", Max: 3, Algorithm: ratelimit.FixedWindow}},
+		{Limit: ratelimit.Limit{Name: "b", Max: 3, Algorithm: ratelimit.TokenBucket}},
+	} {
+		allowed := 0
+		for range 20 {
+			clock.Advance(-10 * time.Second)
+			if d, err := m.Allow(t.Context(), c); err != nil {
+				t.Fatal(err)
+			} else if d.Allowed {
+				allowed++
+			}
+		}
+		clock.Advance(200 * time.Second)
+		if allowed != 3 {
+			t.Errorf("%s: %d were allowed while the clock ran back, want 3", c.Limit.Name, allowed)
+		}
+	}
+}
+
+// Decisions of the common kinds allocate nothing.
+func TestAllocations(t *testing.T) {
+	m := newMemory(t)
+	limits := []ratelimit.Limit{
+		{Name: "user", Max: 3}, {Name: "tokens", Max: 3, Algorithm: ratelimit.TokenBucket}, {Name: "global", Max: 1000, Algorithm: ratelimit.FixedWindow},
+	}
+	one := func() { _, _ = m.Allow(t.Context(), ratelimit.Charge{Limit: limits[0], Key: "a"}) }
+	three := func() {
+		_, _ = m.Allow(t.Context(), ratelimit.Charge{Limit: limits[0], Key: "2001:db8::/64"}, ratelimit.Charge{Limit: limits[1], Key: "b"}, ratelimit.Charge{Limit: limits[2]})
+	}
+	for name, ask := range map[string]func(){"one limit": one, "three limits": three} {
+		if n := testing.AllocsPerRun(100, ask); n != 0 {
+			t.Errorf("%s: %v allocations per decision", name, n)
 		}
 	}
 }

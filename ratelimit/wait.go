@@ -46,7 +46,8 @@ type Waiter struct {
 	turn    chan struct{} // goroutines that wait to send are served in order
 }
 
-// NewWaiter returns a Waiter that takes charges from l for every Wait.
+// NewWaiter returns a Waiter that takes charges from l for every Wait. It refuses
+// charges that l cannot decide about together.
 func NewWaiter(l Limiter, charges []Charge, cfg WaiterConfig) (*Waiter, error) {
 	var errs []error
 	if l == nil {
@@ -58,6 +59,9 @@ func NewWaiter(l Limiter, charges []Charge, cfg WaiterConfig) (*Waiter, error) {
 		if c.Cost > newRule(c.Limit).most {
 			errs = append(errs, fmt.Errorf("%w: limit %q: Cost is %d", ErrNever, c.Limit.Name, c.Cost))
 		}
+	}
+	if v, ok := l.(interface{ Validate(charges ...Charge) error }); ok && err == nil {
+		errs = append(errs, v.Validate(charges...))
 	}
 	if cfg.MaxWait < 0 || cfg.UnavailablePause < 0 {
 		errs = append(errs, errors.New("ratelimit: WaiterConfig.MaxWait and UnavailablePause must not be negative"))

@@ -10,7 +10,6 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
-	"github.com/holdfast-go/holdfast/ratelimit"
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimittest/conformance"
 )
@@ -37,7 +36,7 @@ func TestConformanceOnCluster(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	conformance.Test(t, func(t *testing.T) ratelimit.Reserver {
+	conformance.Test(t, func(t *testing.T) conformance.Limiter {
 		return open(t, client, ratelimitredis.Config{Prefix: "test:" + rand.Text()})
 	}, func(t *testing.T, body func(t *testing.T)) { body(t) })
 }

@@ -42,7 +42,7 @@ func open(t *testing.T, client redis.UniversalClient, cfg ratelimitredis.Config)
 func TestConformance(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
-	conformance.Test(t, func(t *testing.T) ratelimit.Reserver {
+	conformance.Test(t, func(t *testing.T) conformance.Limiter {
 		return open(t, client, ratelimitredis.Config{Prefix: "test:" + rand.Text()})
 	}, func(t *testing.T, body func(t *testing.T)) { body(t) })
 }
@@ -50,7 +50,7 @@ func TestConformance(t *testing.T) {
 func TestConformanceWithTag(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
-	conformance.Test(t, func(t *testing.T) ratelimit.Reserver {
+	conformance.Test(t, func(t *testing.T) conformance.Limiter {
 		return open(t, client, ratelimitredis.Config{Prefix: "test:" + rand.Text(), Tag: "rl", DenyCache: -1})
 	}, func(t *testing.T, body func(t *testing.T)) { body(t) })
 }

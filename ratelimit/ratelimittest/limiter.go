@@ -1,6 +1,6 @@
 // Package ratelimittest is a scripted stand-in for a rate limiter, for unit tests
 // of code that asks one. For the real behaviour without a server use
-// ratelimit.Memory.
+// ratelimit.Memory, with a Clock if the test is to move time by hand.
 package ratelimittest
 
 import (
@@ -30,8 +30,8 @@ type answer struct {
 func New() *Limiter { return &Limiter{} }
 
 // Next adds an answer to the script. Answers are used up in order, one per call
-// of Allow or Reserve; beyond the last one everything is allowed. At and Charges
-// of an allowed decision are filled in, unless it is a Fallback.
+// of Allow or Reserve; beyond the last one everything is allowed. An allowed
+// decision gets At, Limits and Charges, unless it is a Fallback.
 func (l *Limiter) Next(d ratelimit.Decision, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -80,6 +80,34 @@ func (l *Limiter) Reserve(ctx context.Context, within time.Duration, charges ...
 		return ratelimit.Decision{}, err
 	}
 	return l.Allow(ctx, charges...)
+}
+
+// Peek is what Allow would answer next, and leaves the script as it is.
+func (l *Limiter) Peek(ctx context.Context, charges ...ratelimit.Charge) (ratelimit.Decision, error) {
+	if err := ctx.Err(); err != nil {
+		return ratelimit.Decision{}, err
+	}
+	charges, err := ratelimit.Normalize(charges)
+	if err != nil {
+		return ratelimit.Decision{}, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.script) > 0 {
+		if next := l.script[0]; next.err != nil || !next.decision.Allowed || next.decision.Fallback {
+			return next.decision, next.err
+		}
+	}
+	return ratelimit.Decide(time.Now().Truncate(time.Millisecond), 0, false, charges, make([]ratelimit.Counter, len(charges))), nil
+}
+
+// Reset does nothing but check the charges.
+func (l *Limiter) Reset(ctx context.Context, charges ...ratelimit.Charge) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	_, err := ratelimit.Normalize(charges)
+	return err
 }
 
 // Refund implements ratelimit.Limiter.

@@ -12,7 +12,7 @@ func bucket(n, burst int64, window time.Duration) ratelimit.Limit {
 	return ratelimit.Limit{Name: "bucket", Max: n, Window: window, Algorithm: ratelimit.TokenBucket, Burst: burst}
 }
 
-func testBucket(t *testing.T, l ratelimit.Reserver) {
+func testBucket(t *testing.T, l Limiter) {
 	c := ratelimit.Charge{Limit: bucket(10, 4, time.Second)} // one per 100 ms, four at once
 	start := allow(t, l, c)
 	count := int64(1)
@@ -34,7 +34,7 @@ func testBucket(t *testing.T, l ratelimit.Reserver) {
 	}
 }
 
-func testReserve(t *testing.T, l ratelimit.Reserver) {
+func testReserve(t *testing.T, l Limiter) {
 	c := ratelimit.Charge{Limit: bucket(1, 2, 10*time.Second)} // one per 10 s, two at once
 	var first time.Time
 	for n := range 5 {
@@ -67,7 +67,7 @@ func testReserve(t *testing.T, l ratelimit.Reserver) {
 	}
 }
 
-func testCancel(t *testing.T, l ratelimit.Reserver) {
+func testCancel(t *testing.T, l Limiter) {
 	c := ratelimit.Charge{Limit: bucket(1, 1, 100*time.Second)}
 	if !allow(t, l, c).Allowed {
 		t.Fatal("the bucket is not full")

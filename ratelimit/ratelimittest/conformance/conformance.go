@@ -3,6 +3,7 @@
 package conformance
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"sync"
@@ -14,10 +15,20 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
+// Limiter is what the suite tests.
+type Limiter interface {
+	ratelimit.Reserver
+
+	// Peek returns the decision that Allow would make, and charges nothing.
+	Peek(ctx context.Context, charges ...ratelimit.Charge) (ratelimit.Decision, error)
+	// Reset forgets what was charged to the limits and keys of the charges.
+	Reset(ctx context.Context, charges ...ratelimit.Charge) error
+}
+
 // Test runs the suite. open returns a limiter without any counters; run runs a
 // subtest's body, in a synctest bubble or as it is.
-func Test(t *testing.T, open func(t *testing.T) ratelimit.Reserver, run func(t *testing.T, body func(t *testing.T))) {
-	for name, test := range map[string]func(t *testing.T, l ratelimit.Reserver){
+func Test(t *testing.T, open func(t *testing.T) Limiter, run func(t *testing.T, body func(t *testing.T))) {
+	for name, test := range map[string]func(t *testing.T, l Limiter){
 		"RandomScheduleAgainstModel":  testModel,
 		"DenialChargesNothing":        testDenialChargesNothing,
 		"ExactUnderConcurrency":       testConcurrency,
@@ -27,6 +38,8 @@ func Test(t *testing.T, open func(t *testing.T) ratelimit.Reserver, run func(t *
 		"RefundOfLapsedChargesIsNone": testLapsedRefund,
 		"RefundWhateverTheKey":        testRefundOfOddKeys,
 		"RetryAfterIsHonest":          testRetryAfter,
+		"PeekChargesNothing":          testPeek,
+		"ResetForgets":                testReset,
 		"NeverForTooMuch":             testNever,
 		"BucketBurstsAndRefills":      testBucket,
 		"ReservationsQueueUp":         testReserve,
@@ -79,7 +92,7 @@ func admitted(t *testing.T, l ratelimit.Limiter, n int, charges ...ratelimit.Cha
 	return count
 }
 
-func testDenialChargesNothing(t *testing.T, l ratelimit.Reserver) {
+func testDenialChargesNothing(t *testing.T, l Limiter) {
 	greedy := ratelimit.Charge{Limit: user(1), Key: "greedy"}
 	all := ratelimit.Charge{Limit: global(10)}
 	if n := admitted(t, l, 20, greedy, all); n != 1 {
@@ -126,7 +139,7 @@ func flood(t *testing.T, l ratelimit.Limiter, users, each int, perUser, total ra
 	return counts
 }
 
-func testConcurrency(t *testing.T, l ratelimit.Reserver) {
+func testConcurrency(t *testing.T, l Limiter) {
 	var sum int64
 	for n, got := range flood(t, l, 20, 32, user(10), global(120)) {
 		if got > 10 {
@@ -139,7 +152,7 @@ func testConcurrency(t *testing.T, l ratelimit.Reserver) {
 	}
 }
 
-func testUserLimitBinds(t *testing.T, l ratelimit.Reserver) {
+func testUserLimitBinds(t *testing.T, l Limiter) {
 	for n, got := range flood(t, l, 16, 32, user(10), global(1000)) {
 		if got != 10 {
 			t.Errorf("user %d got %d, want exactly 10", n, got)
@@ -151,7 +164,7 @@ func testUserLimitBinds(t *testing.T, l ratelimit.Reserver) {
 }
 
 // testAnyOrder charges the same limits in opposite orders at once.
-func testAnyOrder(t *testing.T, l ratelimit.Reserver) {
+func testAnyOrder(t *testing.T, l Limiter) {
 	const goroutines, each = 16, 50
 	var wg sync.WaitGroup
 	for g := range goroutines {
@@ -173,7 +186,7 @@ func testAnyOrder(t *testing.T, l ratelimit.Reserver) {
 	}
 }
 
-func testRefund(t *testing.T, l ratelimit.Reserver) {
+func testRefund(t *testing.T, l Limiter) {
 	a := ratelimit.Charge{Limit: user(5), Key: "a", Cost: 3}
 	all := ratelimit.Charge{Limit: global(4), Cost: 4}
 	first := allow(t, l, a, all)
@@ -199,7 +212,7 @@ func testRefund(t *testing.T, l ratelimit.Reserver) {
 	}
 }
 
-func testLapsedRefund(t *testing.T, l ratelimit.Reserver) {
+func testLapsedRefund(t *testing.T, l Limiter) {
 	c := ratelimit.Charge{Limit: user(3), Key: "a"}
 	d := allow(t, l, c)
 	old := d.Charges()
@@ -212,7 +225,7 @@ func testLapsedRefund(t *testing.T, l ratelimit.Reserver) {
 	}
 }
 
-func testRetryAfter(t *testing.T, l ratelimit.Reserver) {
+func testRetryAfter(t *testing.T, l Limiter) {
 	const window = time.Second
 	charges := []ratelimit.Charge{
 		{Limit: ratelimit.Limit{Name: "window", Max: 3, Window: window}, Cost: 2},

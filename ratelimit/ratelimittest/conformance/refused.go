@@ -11,7 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
-func testNever(t *testing.T, l ratelimit.Reserver) {
+func testNever(t *testing.T, l Limiter) {
 	huge := int64(1) << 62
 	for _, c := range []ratelimit.Charge{
 		{Limit: user(5), Cost: 6},
@@ -33,7 +33,7 @@ func testNever(t *testing.T, l ratelimit.Reserver) {
 	}
 }
 
-func testInvalid(t *testing.T, l ratelimit.Reserver) {
+func testInvalid(t *testing.T, l Limiter) {
 	many := make([]ratelimit.Charge, ratelimit.MaxCharges+1)
 	for i := range many {
 		many[i] = ratelimit.Charge{Limit: user(1), Key: fmt.Sprint(i)}
@@ -55,6 +55,7 @@ func testInvalid(t *testing.T, l ratelimit.Reserver) {
 		"fractional":       {{Limit: ratelimit.Limit{Name: "a", Max: 1, Window: time.Second + time.Microsecond}}},
 		"long window":      {{Limit: ratelimit.Limit{Name: "a", Max: 1, Window: 400 * day}}},
 		"burst of window":  {{Limit: ratelimit.Limit{Name: "a", Max: 1, Burst: 2}}},
+		"burst of fixed":   {{Limit: ratelimit.Limit{Name: "a", Max: 1, Burst: 2, Algorithm: ratelimit.FixedWindow}}},
 		"negative burst":   {{Limit: ratelimit.Limit{Name: "a", Max: 1, Burst: -2, Algorithm: ratelimit.TokenBucket}}},
 		"unknown":          {{Limit: ratelimit.Limit{Name: "a", Max: 1, Algorithm: 9}}},
 		"negative cost":    {{Limit: user(1), Cost: -1}},
@@ -65,6 +66,12 @@ func testInvalid(t *testing.T, l ratelimit.Reserver) {
 		if d, err := l.Allow(t.Context(), charges...); !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("%s: Allow says %+v, %v", name, d, err)
 		}
+		if err := l.Reset(t.Context(), charges...); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("%s: Reset says %v", name, err)
+		}
+		if _, err := l.Peek(t.Context(), charges...); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("%s: Peek says %v", name, err)
+		}
 		if err := l.Refund(t.Context(), charges...); !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("%s: Refund says %v", name, err)
 		}
@@ -74,7 +81,40 @@ func testInvalid(t *testing.T, l ratelimit.Reserver) {
 	}
 }
 
-func testKeys(t *testing.T, l ratelimit.Reserver) {
+func testPeek(t *testing.T, l Limiter) {
+	c := ratelimit.Charge{Limit: user(1)}
+	for range 3 {
+		if d, err := l.Peek(t.Context(), c); err != nil || !d.Allowed || d.Charges() != nil || d.Limits()[0].Remaining != 0 {
+			t.Errorf("got %+v, %v", d, err)
+		}
+	}
+	if n := admitted(t, l, 3, c); n != 1 {
+		t.Errorf("%d were allowed after three peeks, want 1", n)
+	}
+	if d, err := l.Peek(t.Context(), c); err != nil || d.Allowed || d.RetryAfter <= 0 || d.Denied != "user" {
+		t.Errorf("a peek at what is used up says %+v, %v", d, err)
+	}
+}
+
+func testReset(t *testing.T, l Limiter) {
+	charges := []ratelimit.Charge{{Limit: user(2), Key: "a"}, {Limit: bucket(1, 2, day)}, {Limit: global(100)}}
+	for range 2 {
+		if n := admitted(t, l, 4, charges...); n != 2 {
+			t.Errorf("%d were allowed, want 2", n)
+		}
+		if err := l.Reset(t.Context(), charges[:2]...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if d := allow(t, l, charges[2]); d.Limits()[0].Remaining != 95 {
+		t.Errorf("%d are left of what was not reset, want 95", d.Limits()[0].Remaining)
+	}
+	if err := l.Reset(t.Context(), ratelimit.Charge{Limit: user(1), Key: "never charged"}); err != nil {
+		t.Error(err)
+	}
+}
+
+func testKeys(t *testing.T, l Limiter) {
 	long := strings.Repeat("x", 10_000)
 	keys := []string{
 		"", "a", "A", "a:b", "a:b:c", "{a}", "}{", "a b", "a\r\nb", "\x00", "\xff\xfe", "é", "*", "..", "-", "user",
@@ -88,7 +128,7 @@ func testKeys(t *testing.T, l ratelimit.Reserver) {
 }
 
 // What a decision says was taken names the same counters again.
-func testRefundOfOddKeys(t *testing.T, l ratelimit.Reserver) {
+func testRefundOfOddKeys(t *testing.T, l Limiter) {
 	for _, key := range []string{"plain", "2001:db8::1", "a@b.example", "h-", strings.Repeat("x", 10_000)} {
 		c := ratelimit.Charge{Limit: user(1), Key: key}
 		d := allow(t, l, c)
@@ -104,7 +144,7 @@ func testRefundOfOddKeys(t *testing.T, l ratelimit.Reserver) {
 	}
 }
 
-func testCancelled(t *testing.T, l ratelimit.Reserver) {
+func testCancelled(t *testing.T, l Limiter) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	c := ratelimit.Charge{Limit: user(1)}

@@ -1,0 +1,143 @@
+package ratelimit
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"strings"
+)
+
+// ClientIPConfig configures ClientIP. The zero value takes the address of the
+// connection, which is right where clients connect directly.
+type ClientIPConfig struct {
+	// TrustedProxies are the networks of the proxies in front. What they report is
+	// believed; the client is the last address that is not one of theirs. Not
+	// together with Hops.
+	TrustedProxies []netip.Prefix
+	// Hops is the number of proxies in front, where their addresses are not known:
+	// the client is what the outermost of them reports. Nobody may be able to connect
+	// past them. 0 means none.
+	Hops int
+	// Header is where proxies report addresses, each appending the one it was called
+	// by. A header that the outermost proxy sets to a single address will do too,
+	// with Hops 1. Empty means X-Forwarded-For.
+	Header string
+	// IPv6Prefix is the length of the network that counts as one client, for a
+	// subscriber has many addresses: 1 to 128. 0 means 64.
+	IPv6Prefix int
+}
+
+// ClientIP returns a key function that takes the client's address: what a client
+// itself writes into the header changes nothing. A request that does not tell
+// its client's address is ErrNoKey.
+func ClientIP(cfg ClientIPConfig) (func(*http.Request) (string, error), error) {
+	var errs []error
+	if len(cfg.TrustedProxies) > 0 && cfg.Hops != 0 {
+		errs = append(errs, errors.New("ratelimit: ClientIPConfig has both TrustedProxies and Hops"))
+	}
+	for _, p := range cfg.TrustedProxies {
+		if !p.IsValid() {
+			errs = append(errs, errors.New("ratelimit: ClientIPConfig.TrustedProxies holds an invalid prefix"))
+		}
+	}
+	if cfg.Hops < 0 || cfg.Hops > maxHops {
+		errs = append(errs, fmt.Errorf("ratelimit: ClientIPConfig.Hops is %d, must lie between 0 and %d", cfg.Hops, maxHops))
+	}
+	if cfg.IPv6Prefix == 0 {
+		cfg.IPv6Prefix = 64
+	}
+	if cfg.IPv6Prefix < 1 || cfg.IPv6Prefix > 128 {
+		errs = append(errs, fmt.Errorf("ratelimit: ClientIPConfig.IPv6Prefix is %d, must lie between 1 and 128", cfg.IPv6Prefix))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	if cfg.Header == "" {
+		cfg.Header = "X-Forwarded-For"
+	}
+	return func(r *http.Request) (string, error) {
+		addr, err := cfg.find(r)
+		if err != nil {
+			return "", err
+		}
+		return cfg.key(addr), nil
+	}, nil
+}
+
+// maxHops bounds the proxies in a row that are looked through.
+const maxHops = 32
+
+func (c *ClientIPConfig) find(r *http.Request) (netip.Addr, error) {
+	peer, ok := parseIP(r.RemoteAddr)
+	if !ok {
+		return netip.Addr{}, fmt.Errorf("%w: the connection has no address", ErrNoKey)
+	}
+	if c.Hops == 0 && !c.trusts(peer) {
+		return peer, nil
+	}
+	reported := r.Header.Values(c.Header)
+	for hop := 1; hop <= maxHops; hop++ {
+		text, rest, ok := lastOf(reported)
+		if !ok {
+			return netip.Addr{}, fmt.Errorf("%w: %s tells of %d addresses", ErrNoKey, c.Header, hop-1)
+		}
+		addr, ok := parseIP(text)
+		if !ok && (c.Hops == 0 || hop == c.Hops) {
+			return netip.Addr{}, fmt.Errorf("%w: %s holds no address", ErrNoKey, c.Header)
+		}
+		if hop == c.Hops || c.Hops == 0 && !c.trusts(addr) {
+			return addr, nil
+		}
+		reported = rest
+	}
+	return netip.Addr{}, fmt.Errorf("%w: more than %d proxies", ErrNoKey, maxHops)
+}
+
+func (c *ClientIPConfig) trusts(addr netip.Addr) bool {
+	for _, p := range c.TrustedProxies {
+		if p.Contains(addr) {
+			return true
+		}
+	}
+	return false
+}
+
+// lastOf splits the last element off a header of comma-separated lists.
+func lastOf(lines []string) (last string, rest []string, ok bool) {
+	if len(lines) == 0 {
+		return "", nil, false
+	}
+	n := len(lines) - 1
+	line := lines[n]
+	comma := strings.LastIndexByte(line, ',')
+	if comma < 0 {
+		return strings.TrimSpace(line), lines[:n], true
+	}
+	rest = append(append(make([]string, 0, n+1), lines[:n]...), line[:comma])
+	return strings.TrimSpace(line[comma+1:]), rest, true
+}
+
+// parseIP takes an address with or without a port, brackets or quotes.
+func parseIP(text string) (netip.Addr, bool) {
+	text = strings.Trim(text, `"`)
+	if ap, err := netip.ParseAddrPort(text); err == nil {
+		return ap.Addr().Unmap().WithZone(""), true
+	}
+	if strings.HasPrefix(text, "[") && strings.HasSuffix(text, "]") {
+		text = text[1 : len(text)-1]
+	}
+	addr, err := netip.ParseAddr(text)
+	return addr.Unmap().WithZone(""), err == nil
+}
+
+func (c *ClientIPConfig) key(addr netip.Addr) string {
+	if addr.Is4() || c.IPv6Prefix == 128 {
+		return addr.String()
+	}
+	network, err := addr.Prefix(c.IPv6Prefix)
+	if err != nil { // the length was checked
+		return addr.String()
+	}
+	return network.String()
+}

@@ -1,0 +1,105 @@
+package ratelimit_test
+
+import (
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/ratelimit"
+)
+
+func proxies(networks ...string) (all []netip.Prefix) {
+	for _, n := range networks {
+		all = append(all, netip.MustParsePrefix(n))
+	}
+	return all
+}
+
+func TestClientIP(t *testing.T) {
+	t.Parallel()
+	direct := ratelimit.ClientIPConfig{}
+	behind := ratelimit.ClientIPConfig{TrustedProxies: proxies("10.0.0.0/8", "2001:db8:ffff::/48")}
+	hops := ratelimit.ClientIPConfig{Hops: 2}
+	cdn := ratelimit.ClientIPConfig{Hops: 1, Header: "CF-Connecting-IP"}
+	for name, c := range map[string]struct {
+		cfg    ratelimit.ClientIPConfig
+		peer   string
+		header []string
+		want   string // "" is ErrNoKey
+	}{
+		"direct":                         {direct, "192.0.2.7:1234", nil, "192.0.2.7"},
+		"direct, forged":                 {direct, "192.0.2.7:1234", []string{"8.8.8.8"}, "192.0.2.7"},
+		"IPv6 is a /64":                  {direct, "[2001:db8:1:2:3:4:5:6]:1", nil, "2001:db8:1:2::/64"},
+		"the zone is dropped":            {direct, "[fe80::1%eth0]:1", nil, "fe80::/64"},
+		"IPv4 in IPv6":                   {direct, "[::ffff:192.0.2.7]:1", nil, "192.0.2.7"},
+		"one address":                    {ratelimit.ClientIPConfig{IPv6Prefix: 128}, "[2001:db8::1]:1", nil, "2001:db8::1"},
+		"a /56":                          {ratelimit.ClientIPConfig{IPv6Prefix: 56}, "[2001:db8:1:2ff::1]:1", nil, "2001:db8:1:200::/56"},
+		"no address":                     {direct, "@", nil, ""},
+		"empty address":                  {direct, "", nil, ""},
+		"proxied":                        {behind, "10.1.1.1:1", []string{"192.0.2.7"}, "192.0.2.7"},
+		"proxied, forged in front":       {behind, "10.1.1.1:1", []string{"1.1.1.1, 8.8.8.8, 192.0.2.7"}, "192.0.2.7"},
+		"proxied, forged as a proxy":     {behind, "10.1.1.1:1", []string{"10.9.9.9, 192.0.2.7"}, "192.0.2.7"},
+		"proxied, garbage in front":      {behind, "10.1.1.1:1", []string{"x, \x00, 192.0.2.7"}, "192.0.2.7"},
+		"two proxies":                    {behind, "10.1.1.1:1", []string{"8.8.8.8, 192.0.2.7, 10.2.2.2"}, "192.0.2.7"},
+		"several lines":                  {behind, "10.1.1.1:1", []string{"8.8.8.8", "192.0.2.7", "10.2.2.2, 10.3.3.3"}, "192.0.2.7"},
+		"with ports":                     {behind, "10.1.1.1:1", []string{"192.0.2.7:99, 10.2.2.2:80"}, "192.0.2.7"},
+		"IPv6 in brackets":               {behind, "[2001:db8:ffff::1]:1", []string{`"[2001:db8:1:2::9]:443"`}, "2001:db8:1:2::/64"},
+		"around the proxy":               {behind, "192.0.2.9:1", []string{"192.0.2.7"}, "192.0.2.9"},
+		"the proxy tells nothing":        {behind, "10.1.1.1:1", nil, ""},
+		"the proxy tells of proxies":     {behind, "10.1.1.1:1", []string{"10.2.2.2"}, ""},
+		"the proxy tells garbage":        {behind, "10.1.1.1:1", []string{"192.0.2.7, unknown"}, ""},
+		"the proxy tells an empty one":   {behind, "10.1.1.1:1", []string{"192.0.2.7,"}, ""},
+		"an endless chain":               {behind, "10.1.1.1:1", []string{strings.Repeat("10.0.0.1,", 5000) + "10.0.0.1"}, ""},
+		"two hops":                       {hops, "172.16.0.1:1", []string{"8.8.8.8, 192.0.2.7, 172.16.0.2"}, "192.0.2.7"},
+		"two hops, too few":              {hops, "172.16.0.1:1", []string{"192.0.2.7"}, ""},
+		"a CDN's header":                 {cdn, "172.16.0.1:1", []string{"192.0.2.7"}, "192.0.2.7"},
+		"a CDN's header, not an address": {cdn, "172.16.0.1:1", []string{"evil"}, ""},
+	} {
+		key, err := ratelimit.ClientIP(c.cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := httptest.NewRequest(http.MethodPost, "/", nil)
+		r.RemoteAddr = c.peer
+		header := c.cfg.Header
+		if header == "" {
+			header = "X-Forwarded-For"
+		}
+		r.Header[http.CanonicalHeaderKey(header)] = c.header
+		got, err := key(r)
+		if got != c.want || (err != nil) != (c.want == "") || err != nil && !errors.Is(err, ratelimit.ErrNoKey) {
+			t.Errorf("%s: got %q, %v, want %q", name, got, err, c.want)
+		}
+	}
+}
+
+func TestClientIPReportsEveryViolation(t *testing.T) {
+	t.Parallel()
+	_, err := ratelimit.ClientIP(ratelimit.ClientIPConfig{TrustedProxies: make([]netip.Prefix, 1), Hops: 99, IPv6Prefix: 129})
+	for _, want := range []string{"both", "invalid prefix", "Hops", "IPv6Prefix"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v does not name %s", err, want)
+		}
+	}
+}
+
+// Whatever a client writes in front of what its proxy adds changes nothing.
+func FuzzForgedForwardedFor(f *testing.F) {
+	f.Add("8.8.8.8, 10.0.0.1")
+	f.Add(",,\"[::1")
+	key, err := ratelimit.ClientIP(ratelimit.ClientIPConfig{TrustedProxies: proxies("10.0.0.0/8")})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, forged string) {
+		r := httptest.NewRequest(http.MethodPost, "/", nil)
+		r.RemoteAddr = "10.0.0.1:1"
+		r.Header["X-Forwarded-For"] = []string{forged + ", 192.0.2.7"}
+		if got, err := key(r); err != nil || got != "192.0.2.7" {
+			t.Errorf("%q made it %q, %v", forged, got, err)
+		}
+	})
+}

@@ -1,0 +1,40 @@
+package ratelimitredis
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// NewWithClock returns a limiter whose scripts take the time from a key, and
+// what moves it. The limiter's own clock stays as it is, as on a machine that is
+// off.
+func NewWithClock(t *testing.T, client redis.UniversalClient, cfg Config) (*Limiter, func(t *testing.T, d time.Duration)) {
+	t.Helper()
+	cfg.DenyCache = -1 // it trusts that both clocks run alike
+	l, err := New(client, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := l.bases[0] + "clock"
+	for _, s := range []*script{&l.decideScript, &l.refundScript, &l.resetScript} {
+		source := strings.Replace(s.source, "call('TIME')", "{call('GET', '"+key+"') / 1000, 0}", 1)
+		if source == s.source {
+			t.Fatal("the script asks for the time in another way")
+		}
+		*s = script{source, redis.NewScript(source).Hash()}
+	}
+	now := time.UnixMilli(1_700_000_000_000)
+	advance := func(t *testing.T, d time.Duration) {
+		t.Helper()
+		now = now.Add(d)
+		if err := client.Set(context.WithoutCancel(t.Context()), key, now.UnixMilli(), time.Hour).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	advance(t, 0)
+	return l, advance
+}

@@ -1,0 +1,159 @@
+package conformance
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/ratelimit"
+)
+
+// testModel compares every answer on a random schedule with the model's. Time is
+// the limiter's own, so the comparison is exact on a server too.
+func testModel(t *testing.T, l Limiter) {
+	s := newSchedule(t, l)
+	for range 400 {
+		if s.random.IntN(3) > 0 {
+			pause(t, time.Duration(s.random.IntN(30))*time.Millisecond)
+		}
+		s.step()
+	}
+	if s.allowed < 30 || s.denied < 30 || s.refunded < 3 {
+		t.Errorf("the schedule proves little: %d allowed, %d denied, %d refunded", s.allowed, s.denied, s.refunded)
+	}
+}
+
+// TestSchedules compares a limiter whose clock is moved by hand with the model,
+// over a long time: every denial is repeated one millisecond before the time it
+// names, and then. advance must not be noticed by what remembers denials.
+func TestSchedules(t *testing.T, l Limiter, advance func(t *testing.T, d time.Duration), steps int) {
+	s := newSchedule(t, l)
+	s.advance = advance
+	longest := []time.Duration{time.Millisecond, 50 * time.Millisecond, 900 * time.Millisecond, 5 * time.Second, time.Hour}
+	for range steps {
+		if s.random.IntN(3) == 0 {
+			most := longest[min(s.random.IntN(len(longest)), s.random.IntN(len(longest)))]
+			advance(t, time.Duration(s.random.Int64N(int64(most/time.Millisecond)+1))*time.Millisecond)
+		}
+		s.step()
+	}
+	if s.allowed < steps/20 || s.denied < steps/20 || s.refunded < steps/200 || s.retried < steps/20 {
+		t.Errorf("the schedule proves little: %d allowed, %d denied, %d refunded, %d retried", s.allowed, s.denied, s.refunded, s.retried)
+	}
+}
+
+// schedule asks a limiter at random and compares.
+type schedule struct {
+	t       *testing.T
+	l       Limiter
+	random  *rand.Rand
+	model   *model
+	limits  []ratelimit.Limit
+	advance func(t *testing.T, d time.Duration) // nil: time passes by itself
+
+	refundable                         []ratelimit.Decision
+	allowed, denied, refunded, retried int
+}
+
+func newSchedule(t *testing.T, l Limiter) *schedule {
+	t.Helper()
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	return &schedule{
+		t: t, l: l, random: rand.New(rand.NewPCG(1, seed)),
+		model: &model{taken: map[modelKey][]ratelimit.Charge{}},
+		limits: []ratelimit.Limit{
+			{Name: "user", Max: 5, Window: time.Second},
+			{Name: "global", Max: 17, Window: 1300 * time.Millisecond},
+			{Name: "fixed", Max: 11, Window: 1100 * time.Millisecond, Algorithm: ratelimit.FixedWindow},
+			{Name: "tokens", Max: 9, Window: time.Second, Algorithm: ratelimit.TokenBucket, Burst: 6},
+		},
+	}
+}
+
+func (s *schedule) step() {
+	s.t.Helper()
+	if n := len(s.refundable); n > 0 && s.random.IntN(12) == 0 {
+		s.refund(s.refundable[s.random.IntN(n)])
+		s.refundable = nil
+	}
+	charges := s.charges()
+	if len(charges) == 0 {
+		return
+	}
+	if s.random.IntN(8) == 0 {
+		s.peek(charges)
+	}
+	d := s.ask(charges)
+	switch {
+	case !d.Allowed:
+		if s.advance != nil && d.RetryAfter > 0 {
+			s.retry(charges, d)
+		}
+	case charges[len(charges)-1].Limit.Algorithm != ratelimit.TokenBucket:
+		s.refundable = append(s.refundable, d)
+	case s.advance != nil && s.random.IntN(6) == 0: // at once, before the bucket regained anything
+		s.refund(d)
+	}
+}
+
+func (s *schedule) charges() (charges []ratelimit.Charge) {
+	for i, limit := range s.limits {
+		c := ratelimit.Charge{Limit: limit, Cost: 1 + int64(s.random.IntN(3))}
+		if i == 0 {
+			c.Key = string(rune('a' + s.random.IntN(2)))
+		}
+		if s.random.IntN(3) > 0 {
+			charges = append(charges, c)
+		}
+	}
+	return charges
+}
+
+func (s *schedule) ask(charges []ratelimit.Charge) ratelimit.Decision {
+	s.t.Helper()
+	d := allow(s.t, s.l, charges...)
+	s.model.check(s.t, charges, d)
+	if d.Allowed {
+		s.allowed++
+	} else {
+		s.denied++
+	}
+	return d
+}
+
+// retry asks just before the time that a denial named, and then.
+func (s *schedule) retry(charges []ratelimit.Charge, denied ratelimit.Decision) {
+	s.t.Helper()
+	s.advance(s.t, denied.RetryAfter-time.Millisecond)
+	if s.ask(charges).Allowed {
+		s.t.Fatalf("%+v: allowed 1 ms before the time named", charges)
+	}
+	s.advance(s.t, time.Millisecond)
+	if !s.ask(charges).Allowed {
+		s.t.Fatalf("%+v: denied at the time named", charges)
+	}
+	s.retried++
+}
+
+func (s *schedule) peek(charges []ratelimit.Charge) {
+	s.t.Helper()
+	d, err := s.l.Peek(s.t.Context(), charges...)
+	if err != nil || d.Charges() != nil {
+		s.t.Fatalf("peek: %+v, %v", d, err)
+	}
+	if want := s.model.admits(charges, d.At); d.Allowed != want {
+		s.t.Fatalf("%+v at %v: a peek says %v, the model %v", charges, d.At, d.Allowed, want)
+	}
+}
+
+func (s *schedule) refund(d ratelimit.Decision) {
+	s.t.Helper()
+	if err := s.l.Refund(s.t.Context(), d.Charges()...); err != nil {
+		s.t.Fatal(err)
+	}
+	for _, c := range d.Charges() {
+		s.model.giveBack(c, d.At)
+	}
+	s.refunded++
+}
