@@ -25,7 +25,7 @@
 //
 // # Answers of the middleware
 //
-//	400 IDEMPOTENCY_KEY_REQUIRED        the method needs a key, there is none
+//	400 IDEMPOTENCY_KEY_REQUIRED        the request needs a key, there is none
 //	400 IDEMPOTENCY_KEY_INVALID         not a key (see ParseKey), or several
 //	409 IDEMPOTENCY_KEY_IN_USE          in progress; Retry-After is the lease left
 //	409 IDEMPOTENCY_RESULT_UNAVAILABLE  it ran, its response could not be kept
@@ -35,26 +35,53 @@
 //	400 INVALID_REQUEST                 the body broke off
 //	500 INTERNAL                        Scope failed; the log says why
 //
-// They are application/problem+json with these words in the member code. A
-// request is the same request when its [Fingerprint] is: method, path, sorted
-// query, media type, body, and what FingerprintParts adds.
+// They are application/problem+json with these words in the member code. Which
+// requests need a key is said by MiddlewareConfig.Need ([DefaultNeed]: POST, PUT
+// and PATCH). A request is the same request when its [Fingerprint] is: method,
+// path as the client sent it, sorted query, media type, body, and what
+// FingerprintParts adds. Bodies count byte by byte, JSON ones in a canonical
+// form if CanonicalJSON says so.
 //
 // # What is kept
 //
 // Statuses that [DefaultKeep], or a policy of yours, calls final. After any
 // other one, and after a panic, the key is free and the same key runs the
-// handler again, so such an answer must mean that nothing was done. Of the
-// headers an allow-list is kept; cookies, credentials, dates, CORS and rate
+// handler again, so such an answer must mean that nothing was done. A handler
+// that has sent a payment, or anything else that cannot be taken back, says so
+// with [MarkEffect]: then its key is never free again, whatever it answers. Of
+// the headers an allow-list is kept; cookies, credentials, dates, CORS and rate
 // limits never are.
 //
 // A response that is too large, flushed while it is written, or hijacked
 // cannot be kept. It is sent, and a tombstone remembers that the work was done:
 // later requests get 409 IDEMPOTENCY_RESULT_UNAVAILABLE, never a second run.
 // Informational (1xx) responses of the handler are dropped; its trailers are
-// sent with the first answer, and not kept.
+// sent with the first answer, and not kept. Deadlines of the connection work
+// through http.ResponseController; what the server cannot do is
+// http.ErrNotSupported.
 //
 // A result that the store does not take is sent to the client all the same, and
 // the key stays taken until its lease ends.
+//
+// # When the store is down
+//
+// By route, as MiddlewareConfig.StoreDown says: 503 ([FailClosed]), another
+// store ([FallBack]; see Runner.Fallback of idempotencypgx), or without
+// protection ([FailOpen]), which the header Idempotency-Bypassed and the metrics
+// tell.
+//
+// # Parts of the work
+//
+// A downstream call needs a key of its own. [ChildKey] derives one that is the
+// same in every run of the key, so that a run after a crash repeats the call
+// with the key of the first one. [Do] keeps domain errors, too, if the store
+// knows their codes ([WithErrors]).
+//
+// # Observation
+//
+// [Hooks], and the metrics holdfast.idempotency.requests and
+// holdfast.idempotency.duration by [Result], and holdfast.idempotency.active. Keys
+// are logged as hashes.
 //
 // # Limits
 //

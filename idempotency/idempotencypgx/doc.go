@@ -44,13 +44,19 @@
 //   - Two runs are in their transactions at once because the gate lost one: one
 //     commits, the other is rolled back and answers with the first one's record.
 //   - A response that Keep releases (503, 429 …) rolls its transaction back.
+//   - The gate is down: with [Runner.Fallback] as the middleware's Fallback the
+//     records decide. A key that has one is answered from it; of several requests
+//     at once one commits, and all get its answer. RunKey does so by itself.
+//   - The gate takes the key away from a run (its lease ran out): the run commits
+//     nothing any more.
 //
 // Records are kept until [Prune] deletes those older than the retention.
 //
 // # Limits
 //
 // Work outside the transaction, such as a call to a payment provider, is not
-// undone with it and needs an idempotency key of its own. The records must be
+// undone with it and needs an idempotency key of its own (idempotency.ChildKey).
+// An answer given without Run is in the gate only. The records must be
 // in the same database as the business data, and not in the table of a Store.
 //
 // A Store renews leases while handlers run. Give it a pool of its own where

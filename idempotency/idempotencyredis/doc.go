@@ -12,8 +12,8 @@
 //
 // status is processing or completed. fpv and fp are the fingerprint's version
 // and sum, code the HTTP status (0: a tombstone), hdr the headers as a JSON
-// object of lists, body the body as it is, created the time of the claim in Unix
-// milliseconds of the server's clock.
+// object of lists (a value that is not UTF-8 is {"base64": …}), body the body as
+// it is, created the time of the claim in Unix milliseconds of the server's clock.
 //
 // The lock is set only where there is none, for 30 s. A processing hash expires
 // together with its lock, and counts only while the lock holds the same token;
@@ -22,8 +22,9 @@
 // replay. All but begin do nothing unless the lock holds the caller's token.
 //
 // A hash with only status=completed and response, as other systems write it, is
-// replayed as a JSON body with status 200, whatever the request. A hash with any
-// other status is left alone: beginning its key is an error.
+// replayed as a JSON body with status 200, whatever the request; with
+// Config.WriteResponse such systems can read ours, too. A hash with any other
+// status is left alone: beginning its key is an error.
 //
 // # Limits
 //

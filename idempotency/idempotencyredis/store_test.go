@@ -129,6 +129,24 @@ func TestRecordsOfOtherSystems(t *testing.T) {
 	}
 }
 
+// With WriteResponse a system that reads status and response finds both.
+func TestWriteResponse(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	s := newStore(t, client, idempotencyredis.Config{WriteResponse: true})
+	c := idempotency.NewClaim(key, fp)
+	begin(t, s, c)
+	if err := s.Complete(t.Context(), c, idempotency.Response{Status: 201, Body: []byte(`{"id":1}`)}); err != nil {
+		t.Fatal(err)
+	}
+	if fields := hash(t, client, "idempotency:"+string(key)); fields["status"] != "completed" || fields["response"] != `{"id":1}` {
+		t.Errorf("record %v", fields)
+	}
+	if out := begin(t, s, idempotency.NewClaim(key, fp)); out.Response.Status != 201 || string(out.Response.Body) != `{"id":1}` {
+		t.Errorf("Begin = %+v", out)
+	}
+}
+
 // A processing record counts only while the lock holds its token.
 func TestProcessingEndsWithItsLock(t *testing.T) {
 	t.Parallel()
