@@ -41,7 +41,6 @@ func newGaugeSet(meter metric.Meter) (gaugeSet, error) {
 // gauges observe one Run of a relay.
 type gauges struct {
 	relay *Relay
-	run   context.Context
 
 	mu    sync.Mutex
 	store *StoreStats
@@ -51,9 +50,13 @@ type gauges struct {
 // observe has the gauges of the relay collected until stop is called.
 func (r *Relay) observe(ctx context.Context) (stop func()) {
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx)) // it lasts until all confirms are in
-	g := &gauges{relay: r, run: run}
-	set := r.telemetry.gauges
-	registered, err := r.telemetry.meter.RegisterCallback(g.collect, set.depth, set.oldest, set.state, set.window)
+	g, set := &gauges{relay: r}, r.telemetry.gauges
+	registered, err := r.telemetry.meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer context.AfterFunc(run, cancel)()
+		return g.collect(ctx, o)
+	}, set.depth, set.oldest, set.state, set.window)
 	if err != nil {
 		cancel()
 		r.cfg.Logger.WarnContext(ctx, "outbox: the relay has no gauges", slog.Any("error", err))
@@ -106,7 +109,6 @@ func (g *gauges) stored(ctx context.Context) (*StoreStats, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, gaugeTimeout)
 	defer cancel()
-	defer context.AfterFunc(g.run, cancel)()
 	g.store = nil
 	stats, err := source.Stats(ctx)
 	g.asked = time.Now()

@@ -27,7 +27,6 @@ type readings struct {
 	noop.MeterProvider
 	mu        sync.Mutex
 	recorded  map[string][]float64
-	observed  map[string]float64
 	callbacks map[*callback]bool
 }
 
