@@ -2,7 +2,6 @@ package expirypgx_test
 
 import (
 	"context"
-	"os"
 	"testing"
 	"time"
 
@@ -13,11 +12,8 @@ import (
 	"github.com/holdfast-go/holdfast/expiry/expirypgx"
 	"github.com/holdfast-go/holdfast/expiry/expirytest/conformance"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
-	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
 )
-
-func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
 const schema = `
 CREATE TABLE holds (

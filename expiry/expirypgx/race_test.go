@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -33,46 +35,73 @@ func announceAll(b *backend) func(context.Context, pgx.Tx, []expiry.Row) error {
 	}
 }
 
+// chaosRounds is how many long rounds are asked for: one of them takes as long as
+// a hundred of those that HOLDFAST_CHAOS_ROUNDS counts.
+func chaosRounds(t *testing.T) int {
+	t.Helper()
+	text := os.Getenv("HOLDFAST_CHAOS_ROUNDS")
+	if text == "" {
+		return 0
+	}
+	rounds, err := strconv.Atoi(text)
+	if err != nil {
+		t.Fatalf("HOLDFAST_CHAOS_ROUNDS: %v", err)
+	}
+	return max(1, rounds/100)
+}
+
 // Four sweepers race with clients who confirm and extend holds that are about to
-// expire, and each sweeper is replaced a few times. Every hold must end in one
+// expire, and each sweeper is replaced all the time. Every hold must end in one
 // state, with one event if it expired and none if it was confirmed.
 func TestSweepersRaceWithConfirmAndExtend(t *testing.T) {
 	t.Parallel()
-	const holds, clients, sweepers = 4000, 4, 4
+	race{holds: 5_000, over: 2 * time.Second, tries: 2000}.run(t)
+}
+
+func TestSweepersRaceAtSerializable(t *testing.T) {
+	t.Parallel()
+	race{holds: 1_000, over: 2 * time.Second, tries: 500, isolation: pgx.Serializable}.run(t)
+}
+
+// The long form, of 100,000 holds, runs only where HOLDFAST_CHAOS_ROUNDS is set.
+func TestChaosSweepersRaceWithConfirmAndExtend(t *testing.T) {
+	for round := range chaosRounds(t) {
+		t.Run(fmt.Sprint("round ", round), func(t *testing.T) {
+			race{holds: 100_000, over: 30 * time.Second, tries: 30_000}.run(t)
+		})
+	}
+}
+
+// race is one such race.
+type race struct {
+	holds     int
+	over      time.Duration // in which the first deadlines lie
+	tries     int           // of each client to confirm or extend
+	isolation pgx.TxIsoLevel
+}
+
+func (r race) run(t *testing.T) {
+	t.Helper()
+	const clients, sweepers = 4, 4
 	b := newBackend(t)
+	b.isolation = r.isolation
 	b.exec(t, `INSERT INTO holds (id, status, expires_at)
-		SELECT 'hold-' || n, 'held', now() + random() * interval '2 seconds' FROM generate_series(1, $1) n`, holds)
+		SELECT 'hold-' || n, 'held', clock_timestamp() + random() * $2::interval FROM generate_series(1, $1) n`, r.holds, r.over)
 
 	ctx, cancel := context.WithCancel(t.Context())
 	var sweeping sync.WaitGroup
 	for range sweepers {
-		sweeping.Go(func() {
-			for ctx.Err() == nil { // stopped and started again all the time
-				cfg := quiet()
-				cfg.BatchSize, cfg.MinPause = 50, 10*time.Millisecond
-				sw, err := expiry.NewSweeper(b.Store(t, announceAll(b)), cfg)
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				shift, end := context.WithTimeout(ctx, time.Duration(100+rand.IntN(400))*time.Millisecond)
-				if err := sw.Run(shift); err != nil {
-					t.Error(err)
-				}
-				end()
-			}
-		})
+		sweeping.Go(func() { b.sweepInShifts(ctx, t) })
 	}
-
 	var confirmed, extended atomic.Int64
 	var wg sync.WaitGroup
 	for range clients {
 		wg.Go(func() {
-			for range 1500 {
-				id := fmt.Sprint("hold-", 1+rand.IntN(holds))
-				sql, count := "UPDATE holds SET status = 'confirmed' WHERE id = $1 AND status = 'held' AND expires_at > now()", &confirmed
+			for range r.tries {
+				id := fmt.Sprint("hold-", 1+rand.IntN(r.holds))
+				sql, count := confirmSQL, &confirmed
 				if rand.IntN(2) == 0 {
-					sql, count = "UPDATE holds SET expires_at = expires_at + interval '300 ms' WHERE id = $1 AND status = 'held' AND expires_at > now()", &extended
+					sql, count = extendSQL, &extended
 				}
 				tag, err := b.pool.Exec(t.Context(), sql, id)
 				if err != nil {
@@ -84,34 +113,106 @@ func TestSweepersRaceWithConfirmAndExtend(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	eventually(t, func() error {
-		var left int
-		b.scan(t, &left, "SELECT count(*) FROM holds WHERE status = 'held'")
-		if left > 0 {
+	testenv.Eventually(t, r.over+time.Minute, func() error {
+		if left := b.count(t, "status = 'held'"); left > 0 {
 			return fmt.Errorf("%d are still held", left)
 		}
 		return nil
 	})
 	cancel()
 	sweeping.Wait()
+	b.audit(t, int64(r.holds), confirmed.Load(), extended.Load())
+}
 
-	var wrong, expired, sold, events int64
-	b.scan(t, &expired, "SELECT count(*) FROM holds WHERE status = 'expired'")
-	b.scan(t, &sold, "SELECT count(*) FROM holds WHERE status = 'confirmed'")
+// The statements that the documentation gives.
+const (
+	confirmSQL = "UPDATE holds SET status = 'confirmed' WHERE id = $1 AND status = 'held' AND expires_at > now()"
+	extendSQL  = "UPDATE holds SET expires_at = expires_at + interval '300 ms' WHERE id = $1 AND status = 'held' AND expires_at > now()"
+)
+
+// sweepInShifts runs a sweeper that is stopped and replaced all the time.
+func (b *backend) sweepInShifts(ctx context.Context, t *testing.T) {
+	for ctx.Err() == nil {
+		cfg := quiet()
+		cfg.BatchSize, cfg.MinPause = 50, 10*time.Millisecond
+		sw, err := expiry.NewSweeper(b.Store(t, announceAll(b)), cfg)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		shift, end := context.WithTimeout(ctx, time.Duration(100+rand.IntN(400))*time.Millisecond)
+		if err := sw.Run(shift); err != nil {
+			t.Error(err)
+		}
+		end()
+	}
+}
+
+// audit holds the events against the states at the end.
+func (b *backend) audit(t *testing.T, holds, confirmed, extended int64) {
+	t.Helper()
+	var wrong, early, events int64
+	expired, sold := int64(b.count(t, "status = 'expired'")), int64(b.count(t, "status = 'confirmed'"))
 	b.scan(t, &events, "SELECT count(*) FROM events")
-	b.scan(t, &wrong, `SELECT count(*) FROM holds LEFT JOIN (SELECT hold_id, count(*) n FROM events GROUP BY 1) e ON hold_id = id
-		WHERE coalesce(n, 0) <> CASE status WHEN 'expired' THEN 1 ELSE 0 END`)
-	var early int64
+	b.scan(t, &wrong, outOfStepSQL)
 	b.scan(t, &early, "SELECT count(*) FROM events JOIN holds ON id = hold_id WHERE at < expires_at")
 	if early != 0 {
 		t.Errorf("%d holds expired before their deadline", early)
 	}
-	if wrong != 0 || events != expired || sold != confirmed.Load() || expired+sold != holds {
+	if wrong != 0 || events != expired || sold != confirmed || expired+sold != holds {
 		t.Errorf("%d holds: %d expired with %d events, %d confirmed (clients count %d), %d with a wrong number of events",
-			holds, expired, events, sold, confirmed.Load(), wrong)
+			holds, expired, events, sold, confirmed, wrong)
 	}
-	if confirmed.Load() == 0 || extended.Load() == 0 || expired == 0 {
-		t.Errorf("no race: %d confirmed, %d extended, %d expired", confirmed.Load(), extended.Load(), expired)
+	if confirmed == 0 || extended == 0 || expired == 0 {
+		t.Errorf("no race: %d confirmed, %d extended, %d expired", confirmed, extended, expired)
+	}
+}
+
+// outOfStepSQL counts the rows whose state does not go with their events.
+const outOfStepSQL = `SELECT count(*) FROM holds LEFT JOIN (SELECT hold_id, count(*) n FROM events GROUP BY 1) e ON hold_id = id
+	WHERE coalesce(n, 0) <> CASE status WHEN 'expired' THEN 1 ELSE 0 END`
+
+// Sweepers outlive a server that crashes and comes back, in the middle of their
+// work, and nothing of it is lost or done twice.
+func TestSweepersOutliveARestart(t *testing.T) {
+	t.Parallel()
+	const holds = 2000
+	server := testenv.Private(t, testenv.Postgres)
+	b := &backend{pool: pgtest.Pool(t, server.URL(), 8)}
+	b.exec(t, schema)
+	b.exec(t, `INSERT INTO holds (id, status, expires_at)
+		SELECT n::text, 'held', clock_timestamp() + random() * interval '6 s' FROM generate_series(1, $1) n`, holds)
+	for range 2 {
+		cfg := quiet()
+		cfg.BatchSize, cfg.MinPause, cfg.MaxBackoff = 20, 10*time.Millisecond, 100*time.Millisecond
+		sw, err := expiry.NewSweeper(b.Store(t, announceAll(b)), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		background(t, sw.Run)
+	}
+	for _, outage := range []func() error{server.Kill, server.Stop} {
+		before := b.count(t, "status = 'expired'")
+		eventually(t, func() error {
+			if b.count(t, "status = 'expired'") <= before+holds/10 {
+				return errors.New("the sweepers do not work")
+			}
+			return nil
+		})
+		if err := errors.Join(outage(), server.Start(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, func() error { return b.pool.Ping(t.Context()) })
+	}
+	testenv.Eventually(t, time.Minute, func() error {
+		if left := b.count(t, "status = 'held'"); left > 0 {
+			return fmt.Errorf("%d are still held", left)
+		}
+		return nil
+	})
+	var wrong int
+	if b.scan(t, &wrong, outOfStepSQL); wrong > 0 {
+		t.Errorf("%d rows are out of step with their events", wrong)
 	}
 }
 

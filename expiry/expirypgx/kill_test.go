@@ -1,0 +1,199 @@
+package expirypgx_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/expirypgx"
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/txretry"
+)
+
+// The variables that make this test binary a sweeper that kills itself.
+const (
+	killURLVar  = "HOLDFAST_EXPIRY_KILL_URL"
+	killStepVar = "HOLDFAST_EXPIRY_KILL_STEP"
+)
+
+// A step is one piece sent to the server, or one that came from it: there is
+// nothing of a sweep in between that the server could know of.
+type steps struct {
+	left  atomic.Int64 // before the end; none while negative
+	armed atomic.Bool
+}
+
+func (s *steps) take() {
+	if s.armed.Load() && s.left.Add(-1) == 0 {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		select {} // until it arrives
+	}
+}
+
+type steppedConn struct {
+	net.Conn
+	steps *steps
+}
+
+func (c steppedConn) Write(p []byte) (int, error) {
+	c.steps.take() // before it is sent
+	n, err := c.Conn.Write(p)
+	c.steps.take() // the server has it, or will
+	return n, err
+}
+
+func (c steppedConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if n > 0 {
+		c.steps.take() // the server is through with it
+	}
+	return n, err
+}
+
+// sweepAndDie sweeps once, and is killed at the step. It prints how many steps it
+// took if that is beyond its end.
+func sweepAndDie(rawURL string, step int64) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	cfg, err := pgxpool.ParseConfig(rawURL)
+	if err != nil {
+		return err
+	}
+	var s steps
+	s.left.Store(step)
+	dial := cfg.ConnConfig.DialFunc
+	cfg.ConnConfig.DialFunc = pgconn.DialFunc(func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := dial(ctx, network, addr)
+		return steppedConn{conn, &s}, err
+	})
+	cfg.MaxConns = 1
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	manager, err := txretry.New(pool, txretry.Config{})
+	if err != nil {
+		return err
+	}
+	b := &backend{pool: pool}
+	store, err := expirypgx.NewStore(manager, pool, expirypgx.Config{Table: "holds", Emit: announceAll(b)})
+	if err != nil {
+		return err
+	}
+	sweeper, err := expiry.NewSweeper(store, expiry.SweeperConfig{BatchSize: 5})
+	if err != nil {
+		return err
+	}
+	if err := pool.Ping(ctx); err != nil {
+		return err
+	}
+	s.armed.Store(true)
+	if _, err := sweeper.Sweep(ctx); err != nil {
+		return err
+	}
+	fmt.Println("steps:", step-s.left.Load())
+	return nil
+}
+
+func TestMain(m *testing.M) {
+	rawURL := os.Getenv(killURLVar)
+	if rawURL == "" {
+		os.Exit(testenv.Run(m))
+	}
+	step, err := strconv.ParseInt(os.Getenv(killStepVar), 10, 64)
+	if err == nil {
+		err = sweepAndDie(rawURL, step)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// child sweeps in a process of its own that is killed at the step, and reports
+// whether it was.
+func child(t *testing.T, rawURL string, step int) (killed bool) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	runtime.LockOSThread() // a child that dies with its parent dies with the thread
+	defer runtime.UnlockOSThread()
+	cmd := exec.CommandContext(t.Context(), self)
+	cmd.Env = append(os.Environ(), killURLVar+"="+rawURL, killStepVar+"="+strconv.Itoa(step))
+	cmd.SysProcAttr = &syscall.SysProcAttr{}
+	testenv.DieWithParent(cmd.SysProcAttr)
+	out, err := cmd.CombinedOutput()
+	var ended *exec.ExitError
+	switch {
+	case err == nil:
+		return false
+	case errors.As(err, &ended) && ended.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL:
+		return true
+	}
+	t.Fatalf("the child failed at step %d: %v\n%s", step, err, out)
+	return false
+}
+
+// A sweeper is killed at every step there is between two batches of rows and their
+// events. Each time its row and its event are both there or both not, and whoever
+// sweeps next completes the work with one event per row.
+func TestKillAtEveryStep(t *testing.T) {
+	t.Parallel()
+	const due, most = 8, 400
+	rawURL := pgtest.URL(t)
+	b := &backend{pool: pgtest.Pool(t, rawURL, 4)}
+	b.exec(t, schema)
+	outcomes := map[int]int{} // rows expired when the child was killed, and how often
+	step := 1
+	for killed := true; killed; step++ {
+		if step > most {
+			t.Fatalf("the sweep takes more than %d steps", most)
+		}
+		b.exec(t, "TRUNCATE holds, events")
+		b.fill(t, due)
+		b.exec(t, "INSERT INTO holds (id, status, expires_at) VALUES ('sold', 'confirmed', now() - interval '1 hour'), ('early', 'held', now() + interval '1 hour')")
+		killed = child(t, rawURL, step)
+		eventually(t, func() error { // the server may still be at its last word
+			var open int
+			err := b.pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks WHERE relation = 'holds'::regclass AND pid <> pg_backend_pid()`).Scan(&open)
+			if err == nil && open > 0 {
+				err = errors.New("the killed transaction is still open")
+			}
+			return err
+		})
+		var wrong int
+		if b.scan(t, &wrong, outOfStepSQL); wrong > 0 {
+			t.Errorf("killed at step %d, %d rows are out of step with their events", step, wrong)
+		}
+		outcomes[b.count(t, "status = 'expired'")]++
+
+		sweep(t, b.Store(t, announceAll(b)), expiry.SweeperConfig{})
+		if b.scan(t, &wrong, outOfStepSQL); wrong > 0 || b.count(t, "status = 'expired'") != due {
+			t.Errorf("after step %d, %d rows are out of step with their events, %d have expired", step, wrong, b.count(t, "status = 'expired'"))
+		}
+		if b.State(t, "sold") != "confirmed" || b.State(t, "early") != "held" {
+			t.Errorf("after step %d rows have changed that were not due", step)
+		}
+	}
+	t.Logf("%d steps; killed with so many rows expired: %v", step-2, outcomes)
+	if outcomes[0] == 0 || outcomes[5] == 0 || outcomes[8] < 2 {
+		t.Errorf("not killed before, between and after the two batches: %v", outcomes)
+	}
+}
