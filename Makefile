@@ -31,7 +31,7 @@ servers-test:
 	$(GO) run ./internal/lab/servers -- $(GO) test $(RACE) -shuffle=on -timeout=$(TIMEOUT) work
 
 chaos: ## the fault tests in their long form, ROUNDS (200) kills and as much of the other faults; most of an hour
-	HOLDFAST_CHAOS_ROUNDS=$(ROUNDS) $(GO) run ./internal/lab/servers -- $(GO) test -v -count=1 -parallel=1 -timeout=60m ./internal/lab/faults
+	HOLDFAST_CHAOS_ROUNDS=$(ROUNDS) $(GO) run ./internal/lab/servers -- $(GO) test -v -count=1 -parallel=1 -timeout=60m ./internal/lab/faults ./expiry/expirypgx
 
 cover: ## test coverage of the packages of the root module, in cover.out
 	$(GO) run ./internal/lab/servers -- $(GO) test -timeout=$(TIMEOUT) -coverpkg=./... -coverprofile=cover.out ./...
