@@ -1,0 +1,87 @@
+package conformance
+
+import (
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+// lose claims and never settles, as a relay that was killed.
+func (s Store) lose(t *testing.T, limit int) outbox.Batch {
+	t.Helper()
+	var b outbox.Batch
+	eventually(t, func() string {
+		if b = s.claimAlone(t, outbox.ClaimRequest{Limit: limit, Lease: 100 * time.Millisecond}); len(b.Messages) == 0 {
+			return "nothing to claim"
+		}
+		return ""
+	})
+	return b
+}
+
+func suspectsTheLost(t *testing.T, s Store) {
+	// Keys a and b lie in different lanes.
+	for i := range 20 {
+		s.write(t, message("a", strconv.Itoa(i)))
+	}
+	s.lose(t, 16)
+	s.write(t, message("b", "sound"))
+	eventually(t, func() string {
+		b := s.claim(t, outbox.ClaimRequest{})
+		defer s.settle(t, b)
+		if slices.ContainsFunc(b.Messages, func(m outbox.Message) bool { return m.Key == "a" }) {
+			t.Fatal("messages under suspicion were given to a relay that is not alone")
+		}
+		if !b.Suspect {
+			return "the relay is not told of messages under suspicion"
+		}
+		return ""
+	})
+	s.settleSound(t)
+	for sent := 0; sent < 20; { // 16 in batches of 2, and the rest
+		b := s.claimAlone(t, outbox.ClaimRequest{Limit: 16})
+		want := 2
+		if sent == 16 {
+			want = 4
+		}
+		if len(b.Messages) != want || b.Suspect != (sent < 16) || b.Unsettled != 0 {
+			t.Fatalf("after %d: %d messages, suspect %v, unsettled %d", sent, len(b.Messages), b.Suspect, b.Unsettled)
+		}
+		if b.Messages[0].Attempts != 0 {
+			t.Error("suspicion cost an attempt")
+		}
+		s.settle(t, b, outcomes(outbox.Published, b.Messages...)...)
+		sent += len(b.Messages)
+	}
+	s.wantReady(t)
+}
+
+// settleSound publishes what is not under suspicion.
+func (s Store) settleSound(t *testing.T) {
+	t.Helper()
+	b := s.claim(t, outbox.ClaimRequest{})
+	s.settle(t, b, outcomes(outbox.Published, b.Messages...)...)
+}
+
+func countsLosses(t *testing.T, s Store) {
+	for i := range 10 {
+		s.write(t, message("k", strconv.Itoa(i)))
+	}
+	for _, want := range []int{8, 1, 1, 1} {
+		b := s.lose(t, 8)
+		if len(b.Messages) != want {
+			t.Fatalf("%d messages, want %d", len(b.Messages), want)
+		}
+	}
+	b := s.lose(t, 8)
+	if len(b.Messages) != 1 || b.Unsettled != 3 || !b.Suspect || string(b.Messages[0].Body) != `"0"` {
+		t.Fatalf("%v, unsettled %d, suspect %v, want the first, lost 3 times", bodies(b), b.Unsettled, b.Suspect)
+	}
+	s.settle(t, b, outcomes(outbox.Dead, b.Messages...)...)
+	if b = s.claimAlone(t, outbox.ClaimRequest{Limit: 8}); len(b.Messages) == 0 || b.Unsettled != 0 || string(b.Messages[0].Body) != `"1"` {
+		t.Errorf("the key goes on with %v, unsettled %d", bodies(b), b.Unsettled)
+	}
+}
