@@ -22,6 +22,7 @@ type bench struct {
 	length   time.Duration // of one run
 	rounds   int
 	messages int    // drained by one run
+	rows     int    // of a table in which a tenth is due
 	profiles string // folder for CPU profiles, "" for none
 
 	goals   []goal

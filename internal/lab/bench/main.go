@@ -37,7 +37,7 @@ type part struct {
 }
 
 func workloads() []workload {
-	return []workload{txretryWorkload(), outboxWorkload(), inboxWorkload(), idempotencyWorkload()}
+	return []workload{txretryWorkload(), outboxWorkload(), inboxWorkload(), expiryWorkload(), idempotencyWorkload()}
 }
 
 func main() {
@@ -58,6 +58,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	secs := flags.Float64("secs", 2, "length of one run in `seconds`")
 	flags.IntVar(&b.rounds, "rounds", 3, "`number` of rounds")
 	flags.IntVar(&b.messages, "messages", 100_000, "`number` of messages that one run drains, where it does so")
+	flags.IntVar(&b.rows, "rows", 2_000_000, "`number` of rows in a table of which a tenth is due, at least 2000")
 	flags.StringVar(&only, "part", "", "run only the part of that `name`")
 	flags.StringVar(&b.profiles, "profile", "", "write a CPU profile of every row's last run into this `folder`")
 
@@ -67,8 +68,8 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		return nil
 	}
 	b.length = time.Duration(*secs * float64(time.Second))
-	if err == nil && (b.length <= 0 || b.rounds < 1 || b.messages < 1) {
-		err = errors.New("-secs, -rounds and -messages must be positive")
+	if err == nil && (b.length <= 0 || b.rounds < 1 || b.messages < 1 || b.rows < 2000) {
+		err = errors.New("-secs, -rounds and -messages must be positive, -rows at least 2000")
 	}
 	if err != nil {
 		return err
