@@ -12,27 +12,54 @@
 //   - on the schedule (*/30 * * * * UTC by default), whatever the store says;
 //   - when [Sweeper.Wake] says that rows were made, if one of them is due.
 //
+// A missed activation costs nothing: what is due then is due still. While
+// nothing is due, a sweeper asks one query a minute.
+//
 // # What is promised
 //
-// Each row expires once, also with many sweepers side by side: they pass over
-// rows that another transaction has locked, and the change itself repeats that
-// the row is still active and still due. A confirmation or an extension that
-// locks the row first therefore wins. What is announced commits together with
-// the change, and under [EventID] carries the same id if it is ever repeated.
+// Each row expires once, also with many sweepers side by side and none of them
+// in the lead: they pass over rows that another transaction has locked, and the
+// change itself repeats that the row is still active and still due. A
+// confirmation or an extension that locks the row first therefore wins. What is
+// announced commits together with the change, and under [EventID] carries the
+// same id if it is ever repeated.
 //
-// A row that makes its batch fail does not stop the others: the batch is halved
-// until the row is alone, and the row is left in quarantine for a while.
+// A row that makes its batch fail does not stop the others: the batch is set
+// aside until they are done, then halved until the row is alone, and the row is
+// left in quarantine for a while, after which it is tried by itself. A panic of
+// a callback is such a failure. So is running into
+// [SweeperConfig].BatchTimeout: then the search goes on over several sweeps, so
+// that rows which fall due meanwhile wait for one timeout at most.
+//
+// Only the store's clock decides what is due. How far this host's is off is
+// measured, and logged from a minute on.
 //
 // # What is not
 //
-// A sweep comes after the deadline, not at it. Whoever reads or confirms a row
-// must treat it as expired from the deadline on:
+// A sweep comes after the deadline, not at it. Whoever reads or settles a row
+// must treat it as expired from the deadline on. These statements cannot race a
+// sweep: whichever locks the row first wins, and the other then changes nothing.
 //
 //	UPDATE holds SET status = 'confirmed'
-//	WHERE id = $1 AND status = 'held' AND expires_at > now()
+//	WHERE id = $1 AND status = 'held' AND expires_at > now();
+//
+//	UPDATE holds SET expires_at = now() + interval '15 minutes'
+//	WHERE id = $1 AND status = 'held' AND expires_at > now();
+//
+// Where no row was changed it was too late, or somebody has settled it before.
+// now() is the start of the transaction: run them first in it, or write
+// clock_timestamp(), or a wait for a lock may let a row be confirmed that fell due
+// meanwhile. A row that is never to expire has the deadline 'infinity', not NULL.
 //
 // Rows made by other processes are found at the next look, a minute apart,
-// unless those processes can reach Wake. So a hold shorter than that may expire
-// up to [SweeperConfig].Recheck late. The quarantine is kept in memory: after a
-// restart a bad row is tried again.
+// unless those processes can reach Wake; expirypgx has a Notifier and a Listener
+// for that. So a hold shorter than that may expire up to [SweeperConfig].Recheck
+// late. The quarantine is kept in memory: after a restart a bad row is tried
+// again, and each process finds it for itself.
+//
+// # Time zones
+//
+// [CronIn] goes by the clocks of a zone, and fires once for each time of day: one
+// that is left out in spring comes when the clocks jump, one that is repeated in
+// autumn counts the first time only.
 package expiry

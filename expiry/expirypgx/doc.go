@@ -4,38 +4,58 @@
 //	store, err := expirypgx.NewStore(manager, pool, expirypgx.Config{
 //		Table:   "reservations",
 //		Columns: []string{"event_id"},
-//		Emit: func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
-//			messages, err := expiredMessages(rows) // their ids from expiry.EventID
-//			if err != nil {
-//				return err
-//			}
-//			return writer.Write(ctx, tx, messages...)
-//		},
+//		Emit:    expirypgx.Messages(writer.Write, reservationExpired),
 //	})
+//
+// where reservationExpired makes a message of an expiry.Row, its id from
+// expiry.EventID, and writer is that of an outbox.
 //
 // The table needs a primary key, a deadline of type timestamptz and a status;
 // [Config] names them. One batch is one transaction of two statements, and of
-// what [Config].Emit adds:
+// what [Config].Emit or Each adds:
 //
-//	SELECT … WHERE status = 'held' AND expires_at <= now()
+//	SELECT … WHERE status = 'held' AND expires_at <= now() AND (expires_at, id) > (…)
 //	ORDER BY expires_at, id LIMIT 200 FOR UPDATE SKIP LOCKED;
 //	UPDATE … SET status = 'expired'
 //	WHERE id = ANY(…) AND status = 'held' AND expires_at <= now();
 //
 // The conditions stand in both: the second statement alone then never touches
-// a row that is not due, whatever the first one locked.
+// a row that is not due, whatever the first one locked. Two statements keep the
+// order, and are no slower than one UPDATE … RETURNING over a sub-select. Each
+// batch starts behind the last one, and so does not read again the index entries
+// of rows that have just expired.
 //
 // Only the database's clock decides. The transaction is READ COMMITTED unless
 // Config says otherwise: under SERIALIZABLE the rows that SKIP LOCKED passes over
 // still conflict, and several sweepers abort each other.
 //
-// It wants the index that [Store.Check] asks for:
+// It wants the index that [Store.Check] asks for, and the sweeper does not start
+// without it:
 //
 //	CREATE INDEX ON holds (expires_at, id) WHERE status = 'held';
 //
+// Expired rows leave dead entries at its head until they are vacuumed; a table
+// that expires many rows wants a low autovacuum_vacuum_scale_factor.
+//
+// # Rows at fault
+//
 // A row that cannot be changed, or for which Emit fails, is found and set aside
 // by the sweeper, as is one that a constraint or a trigger refuses or keeps from
-// changing. Lost
-// connections, lock timeouts and errors of the schema stop the sweep instead and
-// are tried again later.
+// changing, or that waits too long for a lock. An expiry.RowError, and Each,
+// name it at once. Where a single row is left and it was a lost connection or an
+// error of the schema, it is not blamed; the sweep is tried again later.
+//
+// # Wake-up
+//
+// In one process [txretry.AfterCommit] and Sweeper.Wake tell the sweeper of new
+// rows. Between processes a [Notifier] beside the writer and a [Listener] beside
+// the sweeper do:
+//
+//	txretry.AfterCommit(tx, func() { notifier.Notify(deadline) })
+//
+//	listener, err := expirypgx.NewListener(pool, sweeper.Wake, expirypgx.ListenerConfig{Table: "holds"})
+//	go listener.Run(ctx)
+//
+// The business commit carries no NOTIFY, which would make Postgres serialise such
+// commits: the notifier sends its own afterwards, at most one per 50 ms.
 package expirypgx
