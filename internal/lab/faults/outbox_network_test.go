@@ -1,6 +1,7 @@
 package faults_test
 
 import (
+	"sync"
 	"testing"
 	"time"
 
@@ -10,7 +11,8 @@ import (
 )
 
 // The network between the relays and either server fails in every way, for longer than the relays
-// wait: reset and refused, silent, and with all that is answered swallowed.
+// wait: reset and refused, silent, and with all that is answered swallowed. Some relays are ended in
+// the middle of that, which takes no longer than they say.
 func TestOutboxNetworkFaults(t *testing.T) {
 	t.Parallel()
 	rng := seeded(t)
@@ -56,7 +58,17 @@ func TestOutboxNetworkFaults(t *testing.T) {
 			began := time.Now()
 			fault.do()
 			time.Sleep(time.Duration(rng.IntN(2000)) * time.Millisecond)
+			var ending sync.WaitGroup
+			i := rng.IntN(2 * relays)
+			if i < relays {
+				ending.Go(ends[i])
+				time.Sleep(job.shutdown() + 100*time.Millisecond) // its pool takes longer, if nobody answers
+			}
 			fault.heal()
+			ending.Wait()
+			if i < relays {
+				ends[i] = job.start(t)
+			}
 			l.untilMore(t, 100)
 			t.Logf("%-18s %5.1f s, %d repeats", fault.name, time.Since(began).Seconds(), l.repeats()-repeats)
 			outages++

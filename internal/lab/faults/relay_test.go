@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"sync"
 	"time"
@@ -38,6 +39,9 @@ type relayJob struct {
 	hooks      outbox.Hooks
 	transports outbox.Transports // beside the broker, which is ""
 }
+
+// shutdown is the relay's ShutdownTimeout.
+func (j relayJob) shutdown() time.Duration { return 2 * j.Patience }
 
 // relayReport is what a relay did.
 type relayReport struct{ Published, Failed, Stale int64 }
@@ -77,7 +81,7 @@ func (j relayJob) relay(ctx context.Context, pool *pgxpool.Pool, transports outb
 	reader := metric.NewManualReader()
 	relay, err := outbox.NewRelay(source, transports, outbox.RelayConfig{
 		BatchSize: batch, PollInterval: 50 * time.Millisecond,
-		PublishTimeout: j.Patience, StoreTimeout: j.Patience / 2, LeaseTTL: 2 * j.Patience, ShutdownTimeout: 2 * j.Patience,
+		PublishTimeout: j.Patience, StoreTimeout: j.Patience / 2, LeaseTTL: 2 * j.Patience, ShutdownTimeout: j.shutdown(),
 		Policy:     outbox.Policy{MaxAttempts: j.MaxAttempts, RetryDelay: j.Patience / 10, MaxRetryDelay: j.Patience},
 		PauseDelay: 50 * time.Millisecond, MaxPauseDelay: 500 * time.Millisecond,
 		Logger: quiet, Hooks: j.hooks, MeterProvider: metric.NewMeterProvider(metric.WithReader(reader)),
@@ -89,8 +93,13 @@ func (j relayJob) relay(ctx context.Context, pool *pgxpool.Pool, transports outb
 	var running sync.WaitGroup
 	var failed error
 	running.Go(func() { failed = publish(publishing) })
+	asked := make(chan time.Time, 1)
+	context.AfterFunc(ctx, func() { asked <- time.Now() })
 	ready()
 	err = relay.Run(ctx)
+	if took := time.Since(<-asked); took > j.shutdown()+time.Second {
+		err = errors.Join(err, fmt.Errorf("the relay ended after %v, it has %v", took, j.shutdown()))
+	}
 	end()
 	running.Wait()
 	if err := errors.Join(err, failed); err != nil {
