@@ -29,6 +29,7 @@ const (
 // signals are the metrics and spans of a consumer.
 type signals struct {
 	queue    metric.MeasurementOption
+	outcomes map[outcome]metric.MeasurementOption // made once: they are counted with every message
 	tracer   trace.Tracer
 	settled  metric.Int64Counter
 	sessions metric.Int64Counter
@@ -43,14 +44,19 @@ func newSignals(cfg Config) (*signals, error) {
 		metric.WithDescription("Connections to RabbitMQ that failed or could not be opened"))
 	hanging, err3 := kit.Meter.Int64Counter("holdfast.inbox.amqp.stuck",
 		metric.WithDescription("Handlers that did not return in time"))
+	outcomes := map[outcome]metric.MeasurementOption{}
+	for _, o := range []outcome{acked, retried, dead, returned, deferred, superseded, stale} {
+		outcomes[o] = metric.WithAttributeSet(attribute.NewSet(attribute.String("queue", cfg.Queue), attribute.String("outcome", string(o))))
+	}
 	return &signals{
-		queue:  metric.WithAttributes(attribute.String("queue", cfg.Queue)),
-		tracer: kit.Tracer, settled: settled, sessions: sessions, hanging: hanging,
+		outcomes: outcomes,
+		queue:    metric.WithAttributes(attribute.String("queue", cfg.Queue)),
+		tracer:   kit.Tracer, settled: settled, sessions: sessions, hanging: hanging,
 	}, errors.Join(err1, err2, err3)
 }
 
 func (s *signals) count(ctx context.Context, o outcome) {
-	s.settled.Add(ctx, 1, s.queue, metric.WithAttributes(attribute.String("outcome", string(o))))
+	s.settled.Add(ctx, 1, s.outcomes[o])
 }
 
 func (s *signals) stuck(ctx context.Context) { s.hanging.Add(ctx, 1, s.queue) }

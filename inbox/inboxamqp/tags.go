@@ -19,14 +19,15 @@ const (
 	tagSettled
 )
 
-// add notes a delivery. Tags come without gaps, beginning at 1.
+// add notes a delivery. Tags begin at 1 and have no gaps; if there ever were one, nothing
+// beyond it would be acknowledged together.
 func (t *tags) add(tag uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(t.states) == 0 {
-		t.first = tag
+	t.first = max(t.first, 1)
+	for t.first+uint64(len(t.states)) <= tag {
+		t.states = append(t.states, tagOpen)
 	}
-	t.states = append(t.states, tagOpen)
 }
 
 // settle notes that a delivery was settled by itself.
@@ -50,7 +51,7 @@ func (t *tags) acknowledge(done []uint64, ack func(tag uint64, multiple bool) er
 	last := t.trim()
 	var err error
 	if last != 0 {
-		err = ack(last, t.first-before > 1)
+		err = ack(last, last > before)
 	}
 	for _, tag := range done {
 		if tag < t.first {

@@ -28,7 +28,7 @@ func TestTags(t *testing.T) {
 		{done: []uint64{2, 3, 4}, want: []string{"4 true"}},
 		{done: []uint64{6, 8}, want: []string{"6 false", "8 false"}}, // 5 is still in work
 		{settled: 7},
-		{done: []uint64{5}, want: []string{"5 true"}}, // up to 5, though 6 to 8 are gone, too
+		{done: []uint64{5}, want: []string{"5 false"}}, // 6 to 8 are gone already
 		{settled: 9},
 		{done: []uint64{10}, want: []string{"10 false"}},
 	} {
@@ -42,6 +42,24 @@ func TestTags(t *testing.T) {
 		if !slices.Equal(written, step.want) {
 			t.Errorf("%v, %d: wrote %v, want %v", step.done, step.settled, written, step.want)
 		}
+	}
+}
+
+// Beyond a tag that nobody has seen every delivery is acknowledged by itself.
+func TestTagsGap(t *testing.T) {
+	t.Parallel()
+	var written []string
+	ack := func(tag uint64, multiple bool) error {
+		written = append(written, fmt.Sprint(tag, multiple))
+		return nil
+	}
+	var s tags
+	for _, tag := range []uint64{1, 2, 4, 5} {
+		s.add(tag)
+	}
+	_ = s.acknowledge([]uint64{1, 2, 4, 5}, ack)
+	if want := []string{"2 true", "4 false", "5 false"}; !slices.Equal(written, want) {
+		t.Errorf("wrote %v, want %v", written, want)
 	}
 }
 

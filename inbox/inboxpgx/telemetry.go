@@ -3,6 +3,7 @@ package inboxpgx
 import (
 	"context"
 	"fmt"
+	"sync"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
@@ -16,7 +17,10 @@ const scope = "github.com/holdfast-go/holdfast/inbox/inboxpgx"
 type counter struct {
 	messages metric.Int64Counter
 	consumer attribute.KeyValue
+	options  *sync.Map // of metric.MeasurementOption by counted: made once for each
 }
+
+type counted struct{ name, outcome string }
 
 func newCounter(cfg Config) (counter, error) {
 	messages, err := telemetry.New(scope, nil, cfg.MeterProvider).Meter.Int64Counter("holdfast.inbox.messages",
@@ -24,7 +28,7 @@ func newCounter(cfg Config) (counter, error) {
 	if err != nil {
 		return counter{}, fmt.Errorf("inboxpgx: counter: %w", err)
 	}
-	return counter{messages: messages, consumer: attribute.String("consumer", cfg.Consumer)}, nil
+	return counter{messages: messages, consumer: attribute.String("consumer", cfg.Consumer), options: &sync.Map{}}, nil
 }
 
 // add counts one delivery. The name is one of those with a handler, so they are few.
@@ -36,5 +40,14 @@ func (c counter) add(ctx context.Context, name string, duplicate bool, err error
 	case duplicate:
 		outcome = "duplicate"
 	}
-	c.messages.Add(ctx, 1, metric.WithAttributes(c.consumer, attribute.String("name", name), attribute.String("outcome", outcome)))
+	c.messages.Add(ctx, 1, c.option(counted{name, outcome}))
+}
+
+func (c counter) option(of counted) metric.MeasurementOption {
+	if known, ok := c.options.Load(of); ok {
+		return known.(metric.MeasurementOption)
+	}
+	made := metric.WithAttributeSet(attribute.NewSet(c.consumer, attribute.String("name", of.name), attribute.String("outcome", of.outcome)))
+	c.options.Store(of, made)
+	return made
 }
