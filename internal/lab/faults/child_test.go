@@ -33,6 +33,8 @@ var roles = map[string]func(ctx context.Context, job []byte, ready func()) (any,
 	"inbox":   inboxRole,
 	"deploy":  deployRole,
 	"backlog": backlogRole,
+
+	"idempotency": idempotencyRole,
 }
 
 func runChild(role string) int {
