@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -21,14 +22,19 @@ func (i *intake) holdfast(workers, batch int, newProcessor func() (inbox.Process
 		if err != nil {
 			return err
 		}
-		dial := func(context.Context) (*amqp.Connection, error) { return amqp.Dial(i.url) }
+		// As for the raw consumer the watch starts when there is a connection.
+		start := sync.OnceFunc(watch.start)
+		dial := func(context.Context) (*amqp.Connection, error) {
+			conn, err := amqp.Dial(i.url)
+			start()
+			return conn, err
+		}
 		consumer, err := inboxamqp.NewConsumer(dial, processor, inboxamqp.Config{
 			Queue: i.queue, Concurrency: workers, Batch: batch, MessageLimit: n, Logger: quiet,
 		})
 		if err != nil {
 			return err
 		}
-		watch.start()
 		defer watch.stop()
 		return consumer.Run(ctx)
 	}
