@@ -1,8 +1,6 @@
 package redistest
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"net"
 	"strings"
@@ -14,35 +12,39 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-const (
-	slots           = 16384
-	clusterPatience = time.Minute
-)
-
-// Cluster returns a client of a private Redis Cluster of three nodes without
-// replicas. Its keys lie on all of them.
-func Cluster(t testing.TB) *redis.ClusterClient {
+// Cluster returns a client of a Redis Cluster of three private nodes without
+// replicas, and the nodes. All is gone when the test ends.
+func Cluster(t testing.TB) (*redis.ClusterClient, []*testenv.Server) {
 	t.Helper()
-	const size = 3
-	var nodes []*redis.Client
+	const nodes, slots = 3, 16384
+	var servers []*testenv.Server
+	var clients []*redis.Client
 	var addrs []string
-	for range size {
-		server := testenv.Private(t, testenv.Redis, "--cluster-enabled", "yes")
-		node := Client(t, server.URL())
-		nodes, addrs = append(nodes, node), append(addrs, node.Options().Addr)
-	}
-	for i, node := range nodes {
-		err := node.ClusterAddSlotsRange(t.Context(), i*slots/size, (i+1)*slots/size-1).Err()
-		host, port, splitErr := net.SplitHostPort(addrs[0])
-		if err == nil && i > 0 {
-			err = node.ClusterMeet(t.Context(), host, port).Err()
+	for n := range nodes {
+		s := testenv.Private(t, testenv.Redis, "--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
+		c := Client(t, s.URL())
+		if err := c.ClusterAddSlotsRange(t.Context(), n*slots/nodes, (n+1)*slots/nodes-1).Err(); err != nil {
+			t.Fatalf("redistest: cluster: %v", err)
 		}
-		if err := errors.Join(err, splitErr); err != nil {
+		servers, clients, addrs = append(servers, s), append(clients, c), append(addrs, c.Options().Addr)
+	}
+	for _, addr := range addrs[1:] {
+		host, port, err := net.SplitHostPort(addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := clients[0].ClusterMeet(t.Context(), host, port).Err(); err != nil {
 			t.Fatalf("redistest: cluster: %v", err)
 		}
 	}
-	for _, node := range nodes {
-		testenv.Eventually(t, clusterPatience, func() error { return clusterReady(t.Context(), node, size) })
+	for _, c := range clients {
+		testenv.Eventually(t, 30*time.Second, func() error {
+			info, err := c.ClusterInfo(t.Context()).Result()
+			if err == nil && (!strings.Contains(info, "cluster_state:ok") || !strings.Contains(info, fmt.Sprintf("cluster_known_nodes:%d", nodes))) {
+				err = fmt.Errorf("cluster not ready: %s", info)
+			}
+			return err
+		})
 	}
 	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs})
 	t.Cleanup(func() {
@@ -50,18 +52,5 @@ func Cluster(t testing.TB) *redis.ClusterClient {
 			t.Errorf("redistest: %v", err)
 		}
 	})
-	return client
-}
-
-func clusterReady(ctx context.Context, node *redis.Client, size int) error {
-	info, err := node.ClusterInfo(ctx).Result()
-	if err != nil {
-		return err
-	}
-	for _, want := range []string{"cluster_state:ok", fmt.Sprintf("cluster_known_nodes:%d", size), fmt.Sprintf("cluster_size:%d", size)} {
-		if !strings.Contains(info, want) {
-			return fmt.Errorf("cluster is not ready: no %s in %q", want, info)
-		}
-	}
-	return nil
+	return client, servers
 }

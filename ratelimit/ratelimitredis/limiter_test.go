@@ -24,6 +24,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
+const day = 24 * time.Hour
+
 // patient is a timeout for tests of what is answered rather than when.
 const patient = 10 * time.Second
 
@@ -179,7 +181,12 @@ func (n *noted) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 }
 
 func (n *noted) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		n.mu.Lock()
+		n.calls++
+		n.mu.Unlock()
+		return next(ctx, cmds)
+	}
 }
 
 func (n *noted) take() int {

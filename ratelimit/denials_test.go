@@ -1,0 +1,116 @@
+package ratelimit_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast/ratelimit"
+)
+
+func TestDenyCache(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m, cache := newMemory(t), ratelimit.NewDenyCache(1000)
+		one := ratelimit.Limit{Name: "user", Max: 1}
+		c := ratelimit.Charge{Limit: one, Key: "ann"}
+		all := ratelimit.Charge{Limit: global}
+		ask := func() ratelimit.Decision {
+			t.Helper()
+			asked := time.Now()
+			d, err := m.Allow(t.Context(), c, all)
+			if err != nil {
+				t.Fatal(err)
+			}
+			cache.Keep(asked, []ratelimit.Charge{c, all}, d)
+			return d
+		}
+		time.Sleep(10 * time.Millisecond)
+		ask()
+		if _, found := cache.Find([]ratelimit.Charge{c, all}); found {
+			t.Fatal("remembers what was allowed")
+		}
+		told := ask()
+		for _, moment := range []time.Duration{0, 1500 * time.Millisecond, time.Minute} {
+			time.Sleep(moment)
+			d, found := cache.Find([]ratelimit.Charge{all, c})
+			if !found || d.Allowed || !d.Cached || d.Denied != "user" || !d.At.Add(d.RetryAfter).Equal(told.At.Add(told.RetryAfter)) {
+				t.Fatalf("after %v: got %+v, want until %v", moment, d, told.At.Add(told.RetryAfter))
+			}
+			if s := d.Limits(); len(s) != 1 || s[0].Remaining != 0 || s[0].Reset != d.RetryAfter {
+				t.Errorf("after %v: the state is %+v", moment, s)
+			}
+		}
+		for name, other := range map[string]ratelimit.Charge{
+			"a raised limit": {Limit: ratelimit.Limit{Name: "user", Max: 2}, Key: "ann"},
+			"another cost":   {Limit: one, Key: "ann", Cost: 2},
+			"another key":    {Limit: one, Key: "bob"},
+			"another limit":  all,
+		} {
+			if _, found := cache.Find([]ratelimit.Charge{other}); found {
+				t.Errorf("denies %s", name)
+			}
+		}
+		time.Sleep(time.Until(told.At.Add(told.RetryAfter)) - time.Millisecond)
+		if _, found := cache.Find([]ratelimit.Charge{c}); !found {
+			t.Error("forgot 1 ms too early")
+		}
+		time.Sleep(time.Millisecond)
+		if _, found := cache.Find([]ratelimit.Charge{c}); found || !ask().Allowed {
+			t.Error("denies at the time named")
+		}
+
+		ask()
+		cache.Forget([]ratelimit.Charge{c})
+		if _, found := cache.Find([]ratelimit.Charge{c}); found {
+			t.Error("remembers what was given back")
+		}
+	})
+}
+
+func TestDenyCacheIsBounded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m, cache := newMemory(t), ratelimit.NewDenyCache(640)
+		for n := range 10_000 {
+			key := fmt.Sprint(n)
+			if n%100 == 0 {
+				key += strings.Repeat("x", 10_000)
+			}
+			c := ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: 1}, Key: key}
+			for range 2 {
+				asked := time.Now()
+				d, err := m.Allow(t.Context(), c)
+				if err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(time.Microsecond)
+				cache.Keep(asked, []ratelimit.Charge{c}, d)
+			}
+			if _, found := cache.Find([]ratelimit.Charge{c}); !found {
+				t.Fatalf("key %.10s is not remembered", key)
+			}
+		}
+		if n := cache.Len(); n > 640 || n < 320 {
+			t.Errorf("%d are remembered, want at most 640", n)
+		}
+	})
+}
+
+func TestDenyCacheAllocatesNothing(t *testing.T) {
+	m, cache := newMemory(t), ratelimit.NewDenyCache(64)
+	charges := []ratelimit.Charge{{Limit: ratelimit.Limit{Name: "user", Max: 1}, Key: "ann"}, {Limit: global}}
+	for range 2 {
+		asked := time.Now()
+		d, err := m.Allow(t.Context(), charges...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cache.Keep(asked, charges, d)
+	}
+	if n := testing.AllocsPerRun(100, func() { cache.Find(charges) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}

@@ -1,0 +1,138 @@
+package ratelimitredis_test
+
+import (
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/ratelimit"
+	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
+)
+
+// Callers at the same time share round trips, and each gets its own answer, also
+// where the server forgets the script meanwhile.
+func TestCallersShareRoundTrips(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	calls := &noted{}
+	client.AddHook(calls)
+	l := open(t, client, ratelimitredis.Config{DenyCache: -1, Pipelines: 1})
+	const users, each = 40, 25
+	var wg sync.WaitGroup
+	for u := range users {
+		wg.Go(func() {
+			allowed := 0
+			for n := range each {
+				if u == 0 && n%10 == 5 {
+					if err := client.ScriptFlush(t.Context()).Err(); err != nil {
+						t.Error(err)
+					}
+				}
+				d, err := l.Allow(t.Context(), ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: int64(1 + u%20), Window: day}, Key: fmt.Sprint(u)})
+				if err != nil {
+					t.Error(err)
+				}
+				if d.Allowed {
+					allowed++
+				}
+			}
+			if allowed != 1+u%20 {
+				t.Errorf("user %d got %d, want %d", u, allowed, 1+u%20)
+			}
+		})
+	}
+	wg.Wait()
+	if n := calls.take(); n > users*each/3 {
+		t.Errorf("%d decisions of %d callers took %d round trips", users*each, users, n)
+	}
+}
+
+// A flood of denied requests does not reach Redis.
+func TestDenialsAreRemembered(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	calls := &noted{}
+	client.AddHook(calls)
+	l := open(t, client, ratelimitredis.Config{})
+	c := []ratelimit.Charge{{Limit: ratelimit.Limit{Name: "user", Max: 1, Window: day}, Key: "ann"}, {Limit: global}}
+	var taken ratelimit.Decision
+	for n := range 1000 {
+		d, err := l.Allow(t.Context(), c...)
+		if err != nil || d.Allowed != (n == 0) || d.Cached != (n > 1) {
+			t.Fatalf("request %d: %+v, %v", n, d, err)
+		}
+		if n == 0 {
+			taken = d
+		}
+	}
+	if n := calls.take(); n > 6 { // some may find the script unknown
+		t.Errorf("1000 requests took %d round trips", n)
+	}
+	if err := l.Refund(t.Context(), taken.Charges()...); err != nil {
+		t.Fatal(err)
+	}
+	if d, err := l.Allow(t.Context(), c...); err != nil || !d.Allowed {
+		t.Errorf("after a refund: %+v, %v", d, err)
+	}
+	if err := l.Reset(t.Context(), c[0]); err != nil {
+		t.Fatal(err)
+	}
+	if d, err := l.Allow(t.Context(), c...); err != nil || !d.Allowed {
+		t.Errorf("after a reset: %+v, %v", d, err)
+	}
+}
+
+// However many callers ask, a server that does not answer holds a few goroutines
+// and nobody longer than the timeout.
+func TestPausedServer(t *testing.T) {
+	t.Parallel()
+	server := testenv.Private(t, testenv.Redis)
+	l := open(t, redistest.Client(t, server.URL()), ratelimitredis.Config{Timeout: 100 * time.Millisecond, OnUnavailable: ratelimitredis.Allow, ProbeEvery: 200 * time.Millisecond})
+	c := ratelimit.Charge{Limit: perUser, Key: "ann"}
+	if d, err := l.Allow(t.Context(), c); err != nil || d.Fallback {
+		t.Fatalf("%+v, %v", d, err)
+	}
+	before := runtime.NumGoroutine()
+	if err := server.Pause(); err != nil {
+		t.Fatal(err)
+	}
+	const callers = 200
+	var most atomic.Int64 // goroutines beyond the callers
+	var slow atomic.Int64
+	var wg sync.WaitGroup
+	for range callers {
+		wg.Go(func() {
+			for range 5 {
+				start := time.Now()
+				if d, err := l.Allow(t.Context(), c); err != nil || !d.Fallback {
+					t.Errorf("%+v, %v", d, err)
+				}
+				slow.Store(max(slow.Load(), int64(time.Since(start))))
+				most.Store(max(most.Load(), int64(runtime.NumGoroutine()-before-callers)))
+			}
+		})
+	}
+	wg.Wait()
+	if most.Load() > 50 {
+		t.Errorf("the outage took %d goroutines besides the callers", most.Load())
+	}
+	t.Logf("slowest call %v", time.Duration(slow.Load()))
+	if slow.Load() > int64(time.Second) {
+		t.Errorf("a call took %v with a timeout of 100ms", time.Duration(slow.Load()))
+	}
+	if err := server.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patient, func() error {
+		d, err := l.Allow(t.Context(), c)
+		if err == nil && d.Fallback {
+			err = fmt.Errorf("still not asked")
+		}
+		return err
+	})
+}

@@ -1,0 +1,187 @@
+package ratelimitredis_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/ratelimit"
+	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
+)
+
+// Each policy holds while the server is dead, at no wait once that is known, and
+// ends when it is back.
+func TestPolicies(t *testing.T) {
+	t.Parallel()
+	server := testenv.Private(t, testenv.Redis)
+	limits := map[ratelimitredis.Policy]*ratelimitredis.Limiter{}
+	for _, policy := range []ratelimitredis.Policy{ratelimitredis.Deny, ratelimitredis.Allow, ratelimitredis.Local} {
+		limits[policy] = open(t, redistest.Client(t, server.URL()), ratelimitredis.Config{
+			Timeout: 200 * time.Millisecond, OnUnavailable: policy, Replicas: 2, ProbeEvery: 300 * time.Millisecond,
+			Prefix: fmt.Sprint("p", policy), Logger: slog.New(slog.DiscardHandler),
+		})
+	}
+	c := ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: 10, Window: day}, Key: "ann"}
+	tokens := ratelimit.Charge{Limit: ratelimit.Limit{Name: "tokens", Max: 10, Window: day, Algorithm: ratelimit.TokenBucket}}
+	for policy, l := range limits {
+		if d, err := l.Allow(t.Context(), c); err != nil || !d.Allowed || d.Fallback {
+			t.Fatalf("policy %d: %+v, %v", policy, d, err)
+		}
+	}
+	if err := server.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for policy, l := range limits {
+		allowed, denied, refused := 0, 0, 0
+		var last ratelimit.Decision
+		for range 20 {
+			d, err := l.Allow(t.Context(), c)
+			switch {
+			case errors.Is(err, ratelimit.ErrUnavailable):
+				refused++
+			case err != nil || !d.Fallback:
+				t.Fatalf("policy %d: %+v, %v", policy, d, err)
+			case d.Allowed:
+				allowed, last = allowed+1, d
+			default:
+				denied++
+			}
+		}
+		want := map[ratelimitredis.Policy][3]int{
+			ratelimitredis.Deny: {0, 0, 20}, ratelimitredis.Allow: {20, 0, 0}, ratelimitredis.Local: {5, 15, 0},
+		}[policy]
+		if got := [3]int{allowed, denied, refused}; got != want {
+			t.Errorf("policy %d: allowed, denied, refused are %v, want %v", policy, got, want)
+		}
+		start := time.Now()
+		for range 100 {
+			_, _ = l.Allow(t.Context(), c)
+		}
+		if took := time.Since(start); took > 2*time.Second {
+			t.Errorf("policy %d: 100 calls of a server known to be dead took %v", policy, took)
+		}
+		if policy != ratelimitredis.Local {
+			continue
+		}
+		if err := l.Refund(t.Context(), last.Charges()...); err != nil {
+			t.Errorf("refund of what was counted here: %v", err)
+		}
+		if d, err := l.Allow(t.Context(), c); err != nil || !d.Allowed {
+			t.Errorf("after the refund: %+v, %v", d, err)
+		}
+		if d, err := l.Reserve(t.Context(), time.Hour, tokens); err != nil || !d.Allowed || d.Limits()[0].Capacity != 5 {
+			t.Errorf("a reservation: %+v, %v", d, err)
+		}
+	}
+	if err := server.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for policy, l := range limits {
+		testenv.Eventually(t, patient, func() error {
+			d, err := l.Allow(t.Context(), c)
+			if err == nil && d.Fallback {
+				err = errors.New("still not asked")
+			}
+			return err
+		})
+		// A server that lost its memory admits what the limit says once more, not twice.
+		n := 1
+		for range 20 {
+			if d, err := l.Allow(t.Context(), c); err == nil && d.Allowed && !d.Fallback {
+				n++
+			}
+		}
+		if n > 10 {
+			t.Errorf("policy %d: %d were allowed after the restart", policy, n)
+		}
+	}
+}
+
+// A failover may forget what was not replicated: at most the limit once more.
+func TestFailover(t *testing.T) {
+	t.Parallel()
+	primary, replica := testenv.Private(t, testenv.Redis), testenv.Private(t, testenv.Redis)
+	from, to := redistest.Client(t, primary.URL()), redistest.Client(t, replica.URL())
+	host, port, err := net.SplitHostPort(from.Options().Addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := to.SlaveOf(t.Context(), host, port).Err(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, patient, func() error {
+		if n, err := from.Wait(t.Context(), 1, time.Second).Result(); err != nil || n != 1 {
+			return fmt.Errorf("%d replicas, %w", n, err)
+		}
+		return nil
+	})
+	var current atomic.Pointer[string] // where the client connects, as a failover client learns it
+	addr := from.Options().Addr
+	current.Store(&addr)
+	client := redis.NewClient(&redis.Options{Dialer: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, network, *current.Load())
+	}})
+	t.Cleanup(func() {
+		if err := client.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	l := open(t, client, ratelimitredis.Config{Timeout: time.Second, ProbeEvery: 100 * time.Millisecond, DenyCache: -1})
+	c := ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: 100, Window: day}, Key: "ann"}
+	allowed := 0
+	ask := func() error {
+		d, err := l.Allow(t.Context(), c)
+		if err == nil && d.Allowed {
+			allowed++
+		}
+		return err
+	}
+	for range 60 {
+		if err := ask(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n, err := from.Wait(t.Context(), 1, 5*time.Second).Result(); err != nil || n != 1 {
+		t.Fatalf("%d replicas have it, %v", n, err)
+	}
+	if err := replica.Pause(); err != nil { // what comes now is lost
+		t.Fatal(err)
+	}
+	for range 20 {
+		if err := ask(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := primary.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := ask(); !errors.Is(err, ratelimit.ErrUnavailable) {
+		t.Errorf("between the two: %v", err)
+	}
+	if err := replica.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	if err := to.SlaveOf(t.Context(), "NO", "ONE").Err(); err != nil {
+		t.Fatal(err)
+	}
+	addr2 := to.Options().Addr
+	current.Store(&addr2)
+	testenv.Eventually(t, patient, ask)
+	for range 100 {
+		if err := ask(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if allowed < 100 || allowed > 120 {
+		t.Errorf("%d were allowed, want the limit of 100 and at most the 20 that the failover forgot", allowed)
+	}
+}
