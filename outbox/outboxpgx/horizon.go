@@ -24,8 +24,10 @@ type horizon struct {
 	looked time.Time // below the floors
 }
 
-// askInterval is the time between two questions: the floors lag so far behind.
-const askInterval = 50 * time.Millisecond
+// askInterval is the time between two questions. The floors lag twice as far behind, and under an old
+// snapshot claims walk over all that was published in that time: at 120,000 messages per second, 50 ms
+// cost them a fifth of their pace, and 10 ms a twentieth.
+const askInterval = 10 * time.Millisecond
 
 // lookInterval is the time between two looks below the floors. Nothing lies there, unless somebody
 // changed the tables by hand or restored one without the other.
