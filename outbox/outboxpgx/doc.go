@@ -33,6 +33,14 @@
 // same: a floor that is wrong, as after a restore of one table without the other,
 // delays messages and loses none.
 //
+// # Retention
+//
+// With SourceConfig.Retention published messages stay in the table until Prune deletes them. They are
+// in none of the indexes that a claim reads: beside a million of them a relay claims and settles at
+// about 90 % of its rate without. Marking itself is an update and costs more than a delete: it has
+// 70 % of the rate, with a publisher that confirms at once. (go test -run - -bench Retention
+// ./outbox/outboxpgx)
+//
 // # Wake-up
 //
 // A relay polls once per second. It hears of messages sooner when somebody calls
