@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"compress/gzip"
-	"context"
 	"fmt"
 	"io"
 	"net"
@@ -97,9 +96,9 @@ func TestBadInputOverTheWire(t *testing.T) {
 		"declared 100 MB":    {strings.NewReader(head + key + "Content-Length: 100000000\r\n\r\nx"), "413 Request Entity Too Large " + `{"code":"REQUEST_TOO_LARGE"`},
 		"sent 100 MB":        {io.MultiReader(strings.NewReader(head+key+"Content-Length: 100000000\r\n\r\n"), io.LimitReader(endless{}, 100_000_000)), "413 "},
 		"endless chunks":     {io.MultiReader(strings.NewReader(head+key+"Transfer-Encoding: chunked\r\n\r\n"), chunks{}), "413 "},
-		"chunks that stop":   {io.MultiReader(strings.NewReader(head+key+"Transfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n"), stuck{t.Context()}), `400 Bad Request {"code":"INVALID_REQUEST"`},
+		"chunks that stop":   {io.MultiReader(strings.NewReader(head+key+"Transfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n"), stuck{t.Context().Done()}), `400 Bad Request {"code":"INVALID_REQUEST"`},
 		"malformed chunk":    {strings.NewReader(head + key + "Transfer-Encoding: chunked\r\n\r\nZ\r\n"), `400 Bad Request {"code":"INVALID_REQUEST"`},
-		"shorter than said":  {io.MultiReader(strings.NewReader(head+key+"Content-Length: 10\r\n\r\nabc"), stuck{t.Context()}), `400 Bad Request {"code":"INVALID_REQUEST"`},
+		"shorter than said":  {io.MultiReader(strings.NewReader(head+key+"Content-Length: 10\r\n\r\nabc"), stuck{t.Context().Done()}), `400 Bad Request {"code":"INVALID_REQUEST"`},
 		"declared 2^63 more": {strings.NewReader(head + key + "Content-Length: 9223372036854775808\r\n\r\n"), "400 Bad Request"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -128,11 +127,11 @@ func (chunks) Read(p []byte) (int, error) {
 }
 
 // stuck sends nothing, for as long as the connection is there.
-type stuck struct{ ctx context.Context }
+type stuck struct{ ended <-chan struct{} }
 
 func (s stuck) Read([]byte) (int, error) {
 	select {
-	case <-s.ctx.Done():
+	case <-s.ended:
 	case <-time.After(3 * time.Second):
 	}
 	return 0, io.EOF

@@ -39,7 +39,7 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, erro
 		}
 		n, err := r.Body.Read(room)
 		data = data[:len(data)+n]
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return data, nil
 		}
 		if err != nil {
@@ -52,7 +52,7 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, erro
 // when something is: MaxBytesReader tells it to.
 func atEnd(w http.ResponseWriter, rest io.ReadCloser) error {
 	_, err := http.MaxBytesReader(w, rest, 0).Read(make([]byte, 1))
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		return nil
 	}
 	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {

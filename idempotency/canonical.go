@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"io"
 	"slices"
 	"strings"
@@ -36,7 +37,7 @@ func parseJSON(body []byte) *node {
 	if !ok {
 		return nil
 	}
-	if _, err := d.Token(); err != io.EOF {
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return nil
 	}
 	return &doc

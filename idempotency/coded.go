@@ -23,7 +23,7 @@ func WithErrors(store Store, errs Errors) (Store, error) {
 	}
 	for code, err := range errs {
 		if code == "" || err == nil {
-			wrong = append(wrong, fmt.Errorf("idempotency: Errors[%q] is %v: a code and an error are needed", code, err))
+			wrong = append(wrong, fmt.Errorf("idempotency: Errors[%q]: a code and an error are needed", code))
 		}
 	}
 	if err := errors.Join(wrong...); err != nil {

@@ -62,9 +62,9 @@ func TestContextOfTheWork(t *testing.T) {
 			parent, cancel := context.WithTimeout(context.WithValue(context.Background(), valueKey{}, "v"), time.Minute)
 			defer cancel()
 			parent, hangUp := context.WithCancelCause(parent)
-			var left context.Context
+			var left []context.Context
 			_, _, err := idempotency.Do(parent, idempotencytest.NewStore(), goodKey, fp, func(ctx context.Context) (int, error) {
-				left = ctx
+				left = append(left, ctx)
 				tt.work(ctx, func() { hangUp(end) })
 				for _, ctx := range []context.Context{ctx, context.WithoutCancel(ctx)} {
 					if claim, ok := idempotency.ClaimFrom(ctx); !ok || claim.Key != goodKey || ctx.Value(valueKey{}) != "v" {
@@ -78,12 +78,12 @@ func TestContextOfTheWork(t *testing.T) {
 			}
 			// What the work has left behind ends with it.
 			select {
-			case <-left.Done():
+			case <-left[0].Done():
 			default:
 				t.Errorf("%s: the context outlives the work", name)
 			}
-			if cause := context.Cause(left); left.Err() == nil || !errors.Is(cause, tt.cause) {
-				t.Errorf("%s: Err %v, cause %v; want %v", name, left.Err(), cause, tt.cause)
+			if cause := context.Cause(left[0]); left[0].Err() == nil || !errors.Is(cause, tt.cause) {
+				t.Errorf("%s: Err %v, cause %v; want %v", name, left[0].Err(), cause, tt.cause)
 			}
 		})
 	}

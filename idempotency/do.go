@@ -74,7 +74,8 @@ func execute(ctx context.Context, store Store, key Key, fp Fingerprint, fn func(
 		return Response{}, false, err
 	}
 	r := &run{store: store, claim: NewClaim(key, fp), timeout: defaultStoreTimeout}
-	out, err := r.begin(ctx, time.Now())
+	r.first = lazyContext{parent: ctx}
+	out, err := r.begin(&r.first, time.Now())
 	if err == nil {
 		err = out.refusal(fp)
 	}

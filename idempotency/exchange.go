@@ -2,6 +2,7 @@ package idempotency
 
 import (
 	"errors"
+	"log/slog"
 	"maps"
 	"net/http"
 	"time"
@@ -86,7 +87,7 @@ func (x *exchange) finish(resp *Response) {
 		result = resultOfRun(s != nil, resp, err)
 	}
 	if err != nil {
-		x.log("idempotency: result could not be stored", err)
+		x.m.cfg.Logger.LogAttrs(x.r.Context(), slog.LevelError, "idempotency: result could not be stored", x.about(err)...)
 	}
 	if s == nil || !s.replayed { // answer reports a replay
 		x.done(result, err)
@@ -131,7 +132,7 @@ func (x *exchange) answer(out Outcome) {
 // refuse answers with the problem that stands for err.
 func (x *exchange) refuse(err error) {
 	if errors.Is(err, errScope) {
-		x.log("idempotency: scope failed", err)
+		x.m.cfg.Logger.LogAttrs(x.r.Context(), slog.LevelError, "idempotency: scope failed", x.about(err)...)
 	}
 	x.done(resultOf(err), err)
 	problem.Write(x.w, problemOf(err))

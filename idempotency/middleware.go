@@ -108,12 +108,12 @@ func keyFrom(h http.Header) (Key, error) {
 // ask begins the claim, in the store or in what takes its place.
 func (x *exchange) ask() (Outcome, error) {
 	// A client that hangs up now must not leave a claim that nobody knows of.
-	x.first.detached = true
-	out, err := x.begin(x.r.Context(), time.Now())
+	x.first = lazyContext{parent: x.r.Context(), detached: true}
+	out, err := x.begin(&x.first, time.Now())
 	if err == nil {
 		return out, nil
 	}
-	x.log("idempotency: store is unavailable", err)
+	x.m.cfg.Logger.LogAttrs(x.r.Context(), slog.LevelError, "idempotency: store is unavailable", x.about(err)...)
 	switch down := x.m.cfg.StoreDown(x.r); {
 	case down == FailOpen:
 		x.bypassed = true
@@ -121,17 +121,18 @@ func (x *exchange) ask() (Outcome, error) {
 		return Outcome{State: Acquired}, nil
 	case down == FallBack && x.m.cfg.Fallback != nil:
 		x.fellBack, x.store = true, x.m.cfg.Fallback
-		x.first = lazyContext{detached: true}
-		if out, err = x.begin(x.r.Context(), time.Now()); err == nil {
+		second := &lazyContext{parent: x.r.Context(), detached: true}
+		if out, err = x.begin(second, time.Now()); err == nil {
 			return out, nil
 		}
-		x.log("idempotency: fallback is unavailable", err)
+		x.m.cfg.Logger.LogAttrs(x.r.Context(), slog.LevelError, "idempotency: fallback is unavailable", x.about(err)...)
 	}
 	return Outcome{}, err
 }
 
-func (x *exchange) log(msg string, err error) {
-	x.m.cfg.Logger.LogAttrs(x.r.Context(), slog.LevelError, msg, slog.Any("key", x.claim.Key), slog.Any("error", err))
+// about is what a log line says of a failure.
+func (x *exchange) about(err error) []slog.Attr {
+	return []slog.Attr{slog.Any("key", x.claim.Key), slog.Any("error", err)}
 }
 
 func (x *exchange) acquired(ctx context.Context) {

@@ -35,12 +35,13 @@ type run struct {
 	renewed   chan struct{}      // closed when no renewal runs any more
 }
 
-// begin asks the store now, for a bounded time.
-func (r *run) begin(ctx context.Context, now time.Time) (Outcome, error) {
+// begin asks the store now, for a bounded time. call is the context to be
+// bounded.
+func (r *run) begin(call *lazyContext, now time.Time) (Outcome, error) {
 	r.begun = now
-	r.first.parent, r.first.deadline = ctx, now.Add(r.timeout)
-	out, err := r.store.Begin(&r.first, r.claim)
-	r.first.end(nil)
+	call.deadline = now.Add(r.timeout)
+	out, err := r.store.Begin(call, r.claim)
+	call.end(nil)
 	if err != nil {
 		return Outcome{}, fmt.Errorf("%w: %w", ErrStoreUnavailable, err)
 	}
@@ -55,7 +56,7 @@ func (r *run) begin(ctx context.Context, now time.Time) (Outcome, error) {
 // that took long proves nothing about it: the store is given the time to answer.
 func (r *run) start(ctx context.Context) context.Context {
 	r.claim.run = r
-	r.work.parent, r.work.claimant = ctx, r
+	r.work = lazyContext{parent: ctx, claimant: r}
 	if r.lease > 0 {
 		took := time.Since(r.begun)
 		r.expires = r.begun.Add(max(r.lease, took+r.lease/3))
@@ -149,8 +150,7 @@ func (r *run) close(resp *Response) error {
 	}
 	r.closed = true
 	r.stopRenewal()
-	r.last.parent, r.last.detached = r.work.parent, true
-	r.last.deadline = time.Now().Add(r.timeout)
+	r.last = lazyContext{parent: r.work.parent, detached: true, deadline: time.Now().Add(r.timeout)}
 	defer r.last.end(nil)
 
 	if s := r.settled.Load(); s != nil {

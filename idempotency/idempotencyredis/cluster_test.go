@@ -17,7 +17,7 @@ import (
 
 func TestOnCluster(t *testing.T) {
 	t.Parallel()
-	client := redistest.Cluster(t)
+	client, _ := redistest.Cluster(t)
 	stores := func(lease time.Duration) func(*testing.T) idempotency.Store {
 		return func(t *testing.T) idempotency.Store {
 			return newStore(t, client, idempotencyredis.Config{Prefix: "test:" + rand.Text(), Lease: lease})

@@ -29,6 +29,7 @@ type Database struct {
 }
 
 func (db Database) gate(t *testing.T) idempotency.Store {
+	t.Helper()
 	if db.Gate == nil {
 		return idempotencytest.NewStore()
 	}

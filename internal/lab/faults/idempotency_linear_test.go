@@ -134,7 +134,8 @@ func TestIdempotencyIsLinearizable(t *testing.T) {
 			return plain(t, store)
 		},
 		"cluster": func(t *testing.T) http.Handler {
-			store, err := idempotencyredis.NewStore(redistest.Cluster(t), idempotencyredis.Config{})
+			client, _ := redistest.Cluster(t)
+			store, err := idempotencyredis.NewStore(client, idempotencyredis.Config{})
 			must(t, err)
 			return plain(t, store)
 		},

@@ -104,7 +104,7 @@ func (f *failover) sync() {
 	primary, replica := f.nodes[f.primary.Load()], f.nodes[1-f.primary.Load()]
 	u, err := url.Parse("redis://" + primary.Options().Addr)
 	must(f.t, err)
-	must(f.t, replica.SlaveOf(f.t.Context(), u.Hostname(), u.Port()).Err())
+	must(f.t, replica.ReplicaOf(f.t.Context(), u.Hostname(), u.Port()).Err())
 	testenv.Eventually(f.t, patience, func() error {
 		info, err := replica.Info(f.t.Context(), "replication").Result()
 		if err == nil && !strings.Contains(info, "master_link_status:up") {
@@ -112,7 +112,7 @@ func (f *failover) sync() {
 		}
 		return err
 	})
-	must(f.t, replica.SlaveOf(f.t.Context(), "NO", "ONE").Err())
+	must(f.t, replica.ReplicaOf(f.t.Context(), "NO", "ONE").Err())
 }
 
 func (f *failover) strike() {
