@@ -315,3 +315,31 @@ func TestCallerLeaves(t *testing.T) {
 		}
 	}
 }
+
+// A place whose caller has left is not lost to a broker that never confirms.
+func TestCallerLeavesSilentBroker(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Queue(t, "q", nil)
+	proxy := testenv.NewProxy(t, b.URL)
+	down := make(chan error, 100)
+	p := start(t, amqpconn.PublisherConfig{
+		Dial:    func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) },
+		Timeout: time.Second, ConfirmTimeout: time.Second, Window: 4,
+		Down: func(err error) { down <- err },
+	})
+	if err := p.Confirmed(t.Context(), out("", "q", "0")); err != nil {
+		t.Fatal(err)
+	}
+	proxy.Pause()
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if err := p.Confirmed(ctx, out("", "q", "1")); !errors.Is(err, amqpconn.ErrUnavailable) {
+		t.Fatal(err)
+	}
+	select {
+	case <-down:
+	case <-time.After(10 * time.Second):
+		t.Error("the connection is kept")
+	}
+}

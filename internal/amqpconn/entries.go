@@ -110,7 +110,8 @@ func (w *window) markReturned(r amqp.Return) {
 // expire gives up messages whose caller has left, and those that wait too long
 // for their confirm. While the broker has blocked the connection these stay in
 // the window as empty places, since it will confirm them in the end. Otherwise a
-// late confirm means that the session is beyond hope.
+// late confirm means that the session is beyond hope, whether or not its caller has left:
+// a place that is never freed is lost to all.
 func (w *window) expire(now time.Time) error {
 	limit := now.Add(-w.cfg.ConfirmTimeout)
 	reason, isBlocked := w.conn.Blocked()
@@ -121,13 +122,16 @@ func (w *window) expire(now time.Time) error {
 	var losses []loss
 
 	w.mu.Lock()
+	if isBlocked {
+		w.blocked = now
+	}
 	stuck := !w.writing.IsZero() && w.writing.Before(limit)
 	late := false
 	for _, e := range w.queue {
 		switch {
 		case e.writing:
-		case e.done == nil: // others wait for the places of one that is alone
-			late = late || w.alone(e) && !isBlocked && e.since.Before(limit)
+		case e.done == nil:
+			late = late || e.written && e.since.Before(limit) && w.blocked.Before(limit)
 		case e.ctx.Err() != nil:
 			losses = append(losses, loss{e.take(), unavailable(e.ctx.Err())})
 		case e.since.After(limit):

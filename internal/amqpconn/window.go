@@ -36,6 +36,7 @@ type window struct {
 	queue   []*entry
 	ended   error // set when the session is over
 	writing time.Time
+	blocked time.Time // when the broker was last seen to block
 }
 
 // openWindow opens a channel in confirm mode. The listeners hold a whole window,
