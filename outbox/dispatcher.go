@@ -49,6 +49,7 @@ func (d *dispatcher) next(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	if d.size() == 0 || d.relay.allPaused() > 0 {
+		d.due = 0 // nothing could be done with it
 		return false, nil
 	}
 	begin := time.Now() // by our own clock, from before the lease began

@@ -60,7 +60,8 @@ func (r Report) ExitCode() int {
 
 // Drain publishes what is ready until a bound is met or ctx is cancelled. It is the form for cron.
 // The Report is valid also with an error: the store could not be reached, or a transport was
-// unavailable to the end. Messages that wait for their next attempt are not waited for.
+// unavailable to the end. Messages that wait for their next attempt are not waited for, unless it is
+// due within 200 ms.
 func (r *Relay) Drain(ctx context.Context, b Bounds) (Report, error) {
 	if b.Limit < 0 || b.TimeLimit < 0 {
 		return Report{}, fmt.Errorf("outbox: Bounds are negative: limit %d, time limit %v", b.Limit, b.TimeLimit)
@@ -88,8 +89,16 @@ func (r *Relay) Drain(ctx context.Context, b Bounds) (Report, error) {
 	return d.report, nil
 }
 
+// portionDelay is more than a store leaves between two portions of messages that it brings back, and
+// maxQuiet how many looks in a row may find none all the same.
+const (
+	portionDelay = 200 * time.Millisecond
+	maxQuiet     = 20
+)
+
 // drain claims until a bound is met.
 func (d *dispatcher) drain(ctx context.Context, b Bounds) (Ended, error) {
+	quiet := 0 // looks in a row with nothing in hand
 	for ctx.Err() == nil {
 		found, err := d.next(ctx)
 		if err != nil {
@@ -105,7 +114,12 @@ func (d *dispatcher) drain(ctx context.Context, b Bounds) (Ended, error) {
 		if found {
 			continue
 		}
-		if d.rounds == 0 && b.TimeLimit == 0 {
+		quiet++
+		if d.rounds > 0 {
+			quiet = 0
+		}
+		soon := d.due > 0 && d.due <= portionDelay && quiet <= maxQuiet
+		if d.rounds == 0 && b.TimeLimit == 0 && !soon {
 			return EndedEmpty, nil
 		}
 		d.idle(ctx)

@@ -70,7 +70,7 @@ type Batch struct {
 	// Messages are in stored order within each ordering key.
 	Messages []Message
 	// Due is the time until the next message that waits for an attempt is ready. 0: none
-	// waits.
+	// waits. A store that brings messages back in portions leaves at most 200 ms between two.
 	Due time.Duration
 	// More says that another claim at once may find messages, in other lanes or because this one has
 	// put aside what was in the way. Where it is false, a relay claims again when a batch of its own
@@ -79,8 +79,8 @@ type Batch struct {
 	// Suspect says that the messages are under suspicion, and that nothing else should be published
 	// beside them; or, where the relay was not Alone, that there are such messages.
 	Suspect bool
-	// Unsettled is how many claims of exactly this message, alone, ended without being settled. It is
-	// 0 in a Batch of several.
+	// Unsettled is how many claims in a row, of exactly this message alone, ended without being
+	// settled. It is 0 in a Batch of several.
 	Unsettled int
 }
 

@@ -24,7 +24,10 @@ func (s *Source) Claim(ctx context.Context, req outbox.ClaimRequest) (outbox.Bat
 	}
 	c := claim{req: req}
 	var err error
-	if s.alarm.rings() {
+	if s.horizon.below() {
+		err = s.lower(ctx)
+	}
+	if err == nil && s.alarm.rings() {
 		err = s.release(ctx)
 	}
 	if err == nil {
@@ -98,9 +101,6 @@ func (s *Source) claim(c *claim, lost []int64) *pgx.Batch {
 	queue.Queue(s.sql.hurry)
 	if len(lost) > 0 {
 		queue.Queue(s.sql.free, lost)
-	}
-	if s.horizon.below() {
-		queue.Queue(s.sql.lower)
 	}
 	queue.Queue(s.sql.lease, c.token, c.req.Lease.Microseconds(), s.cfg.LanesPerClaim, c.req.Skip, c.req.Limit, c.req.Alone).Query(func(rows pgx.Rows) error {
 		err := c.leases(rows)

@@ -31,7 +31,8 @@
 // commits late is found at once and in its place; and it goes down to a message
 // that comes back from its wait. Every 5 s a claim looks below the floors all the
 // same: a floor that is wrong, as after a restore of one table without the other,
-// delays messages and loses none.
+// delays messages and loses none. That look may take 250 ms, so that an old
+// snapshot, behind which a million rows have gone, holds up no claim by more.
 //
 // # Retention
 //

@@ -1,9 +1,15 @@
 package outboxpgx
 
 import (
+	"context"
+	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // horizon finds out up to which sequence number no transaction is open any more, so that the floors
@@ -74,12 +80,57 @@ func (h *horizon) answer(q question, writers []string) {
 		return
 	}
 	h.asking = false
-	h.writers = slices.DeleteFunc(h.writers, func(w string) bool { return !slices.Contains(writers, w) })
+	h.writers = stillOpen(h.writers, writers)
 	if len(h.writers) == 0 {
 		h.safe = h.pending
 		h.pending, h.writers = int64(q), writers
 	}
 }
+
+// stillOpen returns which of the writers have not ended. One that was prepared has got another name
+// with it, so that any that is prepared now may be one of them.
+func stillOpen(before, now []string) []string {
+	var open []string
+	renamed := false
+	for _, w := range before {
+		if slices.Contains(now, w) {
+			open = append(open, w)
+		} else if !isPrepared(w) {
+			renamed = true
+		}
+	}
+	if !renamed {
+		return open
+	}
+	for _, w := range now {
+		if isPrepared(w) && !slices.Contains(open, w) {
+			open = append(open, w)
+		}
+	}
+	return open
+}
+
+// isPrepared reports whether a virtual transaction has no session.
+func isPrepared(w string) bool { return strings.HasPrefix(w, "-1/") }
+
+// lower looks below the floors, in a transaction of its own. The look ends early where the entries of
+// rows long gone are very many, which an old snapshot keeps: these are what the floors are there for.
+func (s *Source) lower(ctx context.Context) error {
+	err := pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
+		queue := &pgx.Batch{}
+		queue.Queue(s.sql.setup)
+		queue.Queue(s.sql.hurry)
+		queue.Queue(briefSQL)
+		queue.Queue(s.sql.lower)
+		return tx.SendBatch(ctx, queue).Close()
+	})
+	if canceled, ok := errors.AsType[*pgconn.PgError](err); ok && canceled.Code == queryCanceled {
+		return nil
+	}
+	return err
+}
+
+const queryCanceled = "57014"
 
 // forget is called when the database has failed: it may be another one afterwards, with lower
 // numbers.

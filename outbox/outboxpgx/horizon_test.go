@@ -129,6 +129,8 @@ func TestHorizon(t *testing.T) {
 		"a writer stays":        {[][]string{{"a"}, {"a", "b"}, {"a"}}, 1},
 		"a writer ends":         {[][]string{{"a", "b"}, {"b", "c"}, {"c"}}, 11},
 		"others came meanwhile": {[][]string{{"a"}, {"b"}, {"b"}, {"b"}}, 11},
+		"a writer is prepared":  {[][]string{{"a"}, {"-1/7"}, {"-1/7"}}, 1},
+		"and commits":           {[][]string{{"a"}, {"-1/7"}, {"-1/8"}}, 11},
 		"and end":               {[][]string{{"a"}, {"b"}, {"b"}, {"c"}}, 21},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -148,5 +150,25 @@ func TestHorizon(t *testing.T) {
 				t.Errorf("after a failure: %s", got)
 			}
 		})
+	}
+}
+
+// The look below the floors is brief, whatever it meets.
+func TestLookBelowFloorsHoldsUpNoClaim(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.SourceConfig{})
+	f.write(t, keyed(1, 1)...)
+	_, err := f.pool.Exec(t.Context(), `UPDATE holdfast_outbox_lanes SET floor = 10`)
+	must(t, err)
+	tx, err := f.pool.Begin(t.Context())
+	must(t, err)
+	defer tx.Rollback(context.WithoutCancel(t.Context()))
+	_, err = tx.Exec(t.Context(), `SELECT FROM holdfast_outbox_lanes FOR UPDATE`)
+	must(t, err)
+	for range 3 {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		_, err := f.source.Claim(ctx, outbox.ClaimRequest{Limit: 1, Lease: time.Minute})
+		cancel()
+		must(t, err)
 	}
 }

@@ -232,3 +232,34 @@ func (f *fixture) wantFastClaims(t *testing.T) {
 		t.Errorf("a claim takes %v, %v without the others", full, bare)
 	}
 }
+
+// Messages that were held come back in portions, and Drain takes all of them.
+func TestDrainTakesAllPortions(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.SourceConfig{})
+	publisher := newOrderedPublisher(t)
+	failed := false
+	publisher.respond = func(outbox.Message) error {
+		if !failed {
+			failed = true
+			return errors.New("once")
+		}
+		return nil
+	}
+	relay := f.relay(t, publisher, outbox.RelayConfig{Policy: outbox.Policy{RetryDelay: time.Second}})
+	const n = 40
+	f.write(t, keyed(1, n)...)
+	if report, err := relay.Drain(t.Context(), outbox.Bounds{}); err != nil || report.Failed != 1 || report.Published != 0 {
+		t.Fatalf("%+v, %v", report, err)
+	}
+	testenv.Eventually(t, 5*time.Second, func() error {
+		report, err := relay.Drain(t.Context(), outbox.Bounds{})
+		if err == nil && report.Published == 0 {
+			return errors.New("nothing is due")
+		}
+		if err != nil || report.Published != n {
+			t.Errorf("%+v, %v", report, err)
+		}
+		return nil
+	})
+}

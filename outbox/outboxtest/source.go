@@ -157,6 +157,7 @@ func (s *Store) Settle(ctx context.Context, b outbox.Batch, outcomes []outbox.Ou
 		held[l.Lane] = true
 		s.lanes[l.Lane].token++ // a batch is settled once
 		s.lanes[l.Lane].until = time.Time{}
+		s.lanes[l.Lane].losses = 0
 	}
 	for _, o := range outcomes {
 		if e := s.byID[o.ID]; e != nil && held[outbox.LaneOf(e.Message)] {

@@ -43,7 +43,7 @@ type lane struct {
 	batch   int                // the most messages of the last claim
 	suspect map[uuid.UUID]bool // the messages under suspicion
 	alone   uuid.UUID          // the last message that was claimed alone
-	losses  int                // how many such claims were lost
+	losses  int                // how many such claims were lost in a row
 }
 
 // DeadLetter is a message that was given up.

@@ -33,7 +33,7 @@ CREATE INDEX "{{raw.table}}_published" ON {{table}} (published_at) WHERE publish
 -- it has no ready row, so that none of the entries of rows long gone is read again. A token that outlived
 -- its lease is that of a claim that was lost: the lane is under suspicion then up to a seq, and claims of
 -- it have at most so many rows as batch says; alone is the seq of the last one claimed by itself, and
--- losses how many such claims were lost.
+-- losses how many such claims were lost in a row.
 CREATE TABLE {{lanes}} (
     lane        smallint    NOT NULL,
     token       bigint,

@@ -85,3 +85,25 @@ func countsLosses(t *testing.T, s Store) {
 		t.Errorf("the key goes on with %v, unsettled %d", bodies(b), b.Unsettled)
 	}
 }
+
+// A relay that gave the message back has survived it: losses count in a row only.
+func countsLossesInARow(t *testing.T, s Store) {
+	s.write(t, message("k", "0"))
+	for range 3 { // the first makes a suspect of it
+		s.lose(t, 1)
+	}
+	b := s.lose(t, 1)
+	if b.Unsettled == 0 {
+		t.Fatal("no loss is counted")
+	}
+	eventually(t, func() string {
+		if b = s.claimAlone(t, outbox.ClaimRequest{Limit: 1}); len(b.Messages) == 0 {
+			return "nothing to claim"
+		}
+		return ""
+	})
+	s.settle(t, b)
+	if b = s.claimAlone(t, outbox.ClaimRequest{Limit: 1}); len(b.Messages) != 1 || b.Unsettled != 0 {
+		t.Errorf("%v, unsettled %d after it was given back", bodies(b), b.Unsettled)
+	}
+}

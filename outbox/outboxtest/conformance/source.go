@@ -27,6 +27,7 @@ func TestSource(t *testing.T, b Backend) {
 		"a lease runs out and is fenced":      fencesStaleLease,
 		"lost claims put under suspicion":     suspectsTheLost,
 		"a message that is lost is counted":   countsLosses,
+		"losses count in a row":               countsLossesInARow,
 		"a batch is settled once":             settlesOnce,
 		"foreign ids are ignored":             ignoresForeign,
 		"bad requests are refused":            refusesBadRequests,
