@@ -45,7 +45,7 @@ const (
 	// Unavailable means that the broker was not reached, or did not confirm in time: it costs no
 	// message an attempt, and the relay leaves the transport alone for a while.
 	Unavailable Class = "unavailable"
-	// Blocked means that the broker is there but takes nothing at present (an alarm, a full queue).
+	// Blocked means that the broker is there but takes nothing at present (a resource alarm).
 	// The relay treats it as it treats Unavailable.
 	Blocked Class = "blocked"
 	// Quarantined is the relay's own, not for a Publisher: the message is a dead letter without a
