@@ -2,6 +2,7 @@ package idempotencypgx_test
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"testing"
 	"time"
@@ -11,7 +12,9 @@ import (
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest/conformance"
+	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
 )
@@ -62,6 +65,25 @@ func TestRecords(t *testing.T) {
 func TestRunner(t *testing.T) {
 	t.Parallel()
 	conformance.TestRunner(t, databases(t))
+}
+
+// The two tiers as they are in production.
+func TestRunnerBehindRedis(t *testing.T) {
+	t.Parallel()
+	client, b := redistest.New(t), databases(t)
+	tables := b.New
+	b.New = func(t *testing.T) conformance.Database {
+		db := tables(t)
+		db.Gate = func(t *testing.T) idempotency.Store {
+			gate, err := idempotencyredis.NewStore(client, idempotencyredis.Config{Prefix: rand.Text()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return gate
+		}
+		return db
+	}
+	conformance.TestRunner(t, b)
 }
 
 // A SELECT would find nothing while the other transaction is committing.
