@@ -2,7 +2,6 @@ package expirypgx
 
 import (
 	"errors"
-	"fmt"
 	"strconv"
 	"strings"
 
@@ -12,9 +11,9 @@ import (
 
 // statements are the SQL of one table.
 type statements struct {
-	claim      string // $1 limit, $2 ids to leave alone
-	claimAfter string // the same, $3 deadline and $4 id after which to start
-	claimOnly  string // $1 limit, $2 the only ids
+	claim      string // $1 ids to leave alone
+	claimAfter string // the same, $2 deadline and $3 id after which to start
+	claimOnly  string // $1 the only ids
 	expire     string // $1 ids
 	look       string // $1 ids to leave alone
 	plan       string // what claim reads, without its locks
@@ -54,14 +53,14 @@ func newStatements(c Config) (statements, error) {
 
 	update := "UPDATE " + table + " SET " + status + " = " + value(c.Expired)
 	claim := func(condition string) string {
-		return "SELECT " + columns + " FROM " + table + " WHERE " + due + " AND " + condition + order + " LIMIT $1 FOR UPDATE SKIP LOCKED"
+		return "SELECT " + columns + " FROM " + table + " WHERE " + due + " AND " + condition + order + " LIMIT "
 	}
 	earliest := "(SELECT min(" + deadline + ") FROM " + table + " WHERE " + active
 
 	s := statements{
-		claim:      claim(id + " <> ALL($2)"),
-		claimAfter: claim("(" + deadline + ", " + id + ") > ($3, $4) AND " + id + " <> ALL($2)"),
-		claimOnly:  claim(id + " = ANY($2)"),
+		claim:      claim(id + " <> ALL($1)"),
+		claimAfter: claim("(" + deadline + ", " + id + ") > ($2, $3) AND " + id + " <> ALL($1)"),
+		claimOnly:  claim(id + " = ANY($1)"),
 		expire:     update + " WHERE " + id + " = ANY($1) AND " + due,
 		look: "SELECT clock_timestamp(), " + earliest + "), " + earliest + " AND " + id + " <> ALL($1)), " +
 			"(SELECT count(*) FROM (SELECT FROM " + table + " WHERE " + due + " LIMIT " + strconv.Itoa(expiry.MaxOverdue) + ") overdue)",
@@ -75,17 +74,27 @@ func newStatements(c Config) (statements, error) {
 	return s, errors.Join(errs...)
 }
 
+// limited completes a claim. The limit stands in the statement rather than in a
+// parameter, whose value the planner would want to see each time anew; a sweeper
+// halves and doubles one number, so there are few of these.
+func limited(claim string, limit int) string {
+	return claim + strconv.Itoa(limit) + " FOR UPDATE SKIP LOCKED"
+}
+
+var escape = strings.NewReplacer(`\`, `\\`, `"`, `\"`)
+
 // array is ids as the text of a Postgres array, which the server reads as an
 // array of whatever type the column has.
 func array(ids []string) string {
-	escape := strings.NewReplacer(`\`, `\\`, `"`, `\"`)
 	var b strings.Builder
 	b.WriteByte('{')
 	for i, id := range ids {
 		if i > 0 {
 			b.WriteByte(',')
 		}
-		fmt.Fprintf(&b, `"%s"`, escape.Replace(id))
+		b.WriteByte('"')
+		b.WriteString(escape.Replace(id))
+		b.WriteByte('"')
 	}
 	b.WriteByte('}')
 	return b.String()

@@ -110,24 +110,28 @@ func (s *Store) claim(ctx context.Context, tx pgx.Tx, req expiry.Request, b *exp
 	if err != nil {
 		return nil, err
 	}
-	defer result.Close()
-	var rows []expiry.Row
-	for result.Next() {
-		row, now, err := s.scan(result)
-		if err != nil {
-			return nil, err
-		}
+	rows := make([]expiry.Row, 0, min(req.Limit, typicalBatch))
+	var in incoming
+	_, err = pgx.ForEachRow(result, in.columns(len(s.cfg.Columns)), func() error {
+		row := in.row(s.cfg.Columns)
 		if !row.Deadline.IsZero() {
-			b.Lag = max(b.Lag, now.Sub(row.Deadline))
+			b.Lag = max(b.Lag, in.now.Sub(row.Deadline))
 		}
 		rows = append(rows, row)
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
 	if n := len(rows); n > 0 {
 		b.Claimed, b.Expired = max(b.Claimed, n), n
 		b.Last = expiry.Cursor{Deadline: rows[n-1].Deadline, ID: rows[n-1].ID}
 	}
-	return rows, result.Err()
+	return rows, nil
 }
+
+// typicalBatch is how many rows a batch is given room for beforehand.
+const typicalBatch = 200
 
 // choose asks Config.Claim.
 func (s *Store) choose(ctx context.Context, tx pgx.Tx, req expiry.Request) ([]string, error) {
@@ -142,11 +146,11 @@ func (s *Store) choose(ctx context.Context, tx pgx.Tx, req expiry.Request) ([]st
 func (s *Store) due(ctx context.Context, tx pgx.Tx, req expiry.Request) (pgx.Rows, error) {
 	switch {
 	case len(req.Only) > 0:
-		return tx.Query(ctx, s.sql.claimOnly, req.Limit, array(req.Only))
+		return tx.Query(ctx, limited(s.sql.claimOnly, req.Limit), array(req.Only))
 	case req.After.ID != "":
-		return tx.Query(ctx, s.sql.claimAfter, req.Limit, array(req.Skip), timestamp(req.After.Deadline), req.After.ID)
+		return tx.Query(ctx, limited(s.sql.claimAfter, req.Limit), array(req.Skip), timestamp(req.After.Deadline), req.After.ID)
 	}
-	return tx.Query(ctx, s.sql.claim, req.Limit, array(req.Skip))
+	return tx.Query(ctx, limited(s.sql.claim, req.Limit), array(req.Skip))
 }
 
 // timestamp is the zero time as -infinity, as scan makes it the other way round.
@@ -157,29 +161,38 @@ func timestamp(t time.Time) pgtype.Timestamptz {
 	return pgtype.Timestamptz{Time: t, Valid: true}
 }
 
-// scan reads one claimed row. A deadline of -infinity becomes the zero time.
-func (s *Store) scan(result pgx.Rows) (row expiry.Row, now time.Time, err error) {
-	var deadline pgtype.Timestamptz
-	values := make([]*string, len(s.cfg.Columns))
-	dest := []any{&row.ID, &deadline, &now}
-	for i := range values {
-		dest = append(dest, &values[i])
+// incoming is where a claimed row arrives, one after the other.
+type incoming struct {
+	id       string
+	deadline pgtype.Timestamptz
+	now      time.Time
+	values   []*string
+}
+
+func (in *incoming) columns(further int) []any {
+	in.values = make([]*string, further)
+	dest := []any{&in.id, &in.deadline, &in.now}
+	for i := range in.values {
+		dest = append(dest, &in.values[i])
 	}
-	if err := result.Scan(dest...); err != nil {
-		return row, now, err
+	return dest
+}
+
+// row is the one that has arrived. A deadline of -infinity becomes the zero time.
+func (in *incoming) row(further []string) expiry.Row {
+	row := expiry.Row{ID: in.id}
+	if in.deadline.InfinityModifier == pgtype.Finite {
+		row.Deadline = in.deadline.Time
 	}
-	if deadline.InfinityModifier == pgtype.Finite {
-		row.Deadline = deadline.Time
+	if len(further) > 0 {
+		row.Values = make(map[string]string, len(further))
 	}
-	if len(values) > 0 {
-		row.Values = make(map[string]string, len(values))
-	}
-	for i, name := range s.cfg.Columns {
-		if values[i] != nil {
-			row.Values[name] = *values[i]
+	for i, name := range further {
+		if in.values[i] != nil {
+			row.Values[name] = *in.values[i]
 		}
 	}
-	return row, now, nil
+	return row
 }
 
 // Look implements expiry.Store. It is one query, of which each part reads the

@@ -48,18 +48,12 @@ func Parse(s string) (uuid.UUID, error) {
 // t in milliseconds, the other bits are the SHA-256 of t and the parts. The
 // parts are joined by length, so ("a", "bc") and ("ab", "c") differ.
 func Deterministic(t time.Time, parts ...string) uuid.UUID {
-	h := sha256.New()
-	var n [8]byte
-	write := func(v uint64) {
-		binary.BigEndian.PutUint64(n[:], v)
-		h.Write(n[:])
-	}
-	write(uint64(t.UnixMicro()))
+	input := binary.BigEndian.AppendUint64(make([]byte, 0, 128), uint64(t.UnixMicro()))
 	for _, p := range parts {
-		write(uint64(len(p)))
-		h.Write([]byte(p))
+		input = binary.BigEndian.AppendUint64(input, uint64(len(p)))
+		input = append(input, p...)
 	}
-	sum := h.Sum(nil)
+	sum := sha256.Sum256(input)
 
 	var id uuid.UUID
 	binary.BigEndian.PutUint64(id[:8], uint64(t.UnixMilli())<<16)
