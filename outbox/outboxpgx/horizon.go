@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -80,38 +79,12 @@ func (h *horizon) answer(q question, writers []string) {
 		return
 	}
 	h.asking = false
-	h.writers = stillOpen(h.writers, writers)
+	h.writers = slices.DeleteFunc(h.writers, func(w string) bool { return !slices.Contains(writers, w) })
 	if len(h.writers) == 0 {
 		h.safe = h.pending
 		h.pending, h.writers = int64(q), writers
 	}
 }
-
-// stillOpen returns which of the writers have not ended. One that was prepared has got another name
-// with it, so that any that is prepared now may be one of them.
-func stillOpen(before, now []string) []string {
-	var open []string
-	renamed := false
-	for _, w := range before {
-		if slices.Contains(now, w) {
-			open = append(open, w)
-		} else if !isPrepared(w) {
-			renamed = true
-		}
-	}
-	if !renamed {
-		return open
-	}
-	for _, w := range now {
-		if isPrepared(w) && !slices.Contains(open, w) {
-			open = append(open, w)
-		}
-	}
-	return open
-}
-
-// isPrepared reports whether a virtual transaction has no session.
-func isPrepared(w string) bool { return strings.HasPrefix(w, "-1/") }
 
 // lower looks below the floors, in a transaction of its own. The look ends early where the entries of
 // rows long gone are very many, which an old snapshot keeps: these are what the floors are there for.

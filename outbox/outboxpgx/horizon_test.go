@@ -129,8 +129,6 @@ func TestHorizon(t *testing.T) {
 		"a writer stays":        {[][]string{{"a"}, {"a", "b"}, {"a"}}, 1},
 		"a writer ends":         {[][]string{{"a", "b"}, {"b", "c"}, {"c"}}, 11},
 		"others came meanwhile": {[][]string{{"a"}, {"b"}, {"b"}, {"b"}}, 11},
-		"a writer is prepared":  {[][]string{{"a"}, {"-1/7"}, {"-1/7"}}, 1},
-		"and commits":           {[][]string{{"a"}, {"-1/7"}, {"-1/8"}}, 11},
 		"and end":               {[][]string{{"a"}, {"b"}, {"b"}, {"c"}}, 21},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
 
-// A transaction that is prepared gets another name among the holders of locks, and is waited for all the same.
+// A transaction that is prepared keeps its locks and its name among their holders, without a session.
 func TestFloorsWaitForPreparedTransactions(t *testing.T) {
 	t.Parallel()
 	server := testenv.Private(t, testenv.Postgres, "-c", "max_prepared_transactions=2")
