@@ -322,11 +322,11 @@ func TestCallerLeavesSilentBroker(t *testing.T) {
 	b := amqptest.New(t)
 	b.Queue(t, "q", nil)
 	proxy := testenv.NewProxy(t, b.URL)
-	down := make(chan error, 100)
+	down := make(chan struct{}, 100)
 	p := start(t, amqpconn.PublisherConfig{
 		Dial:    func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) },
 		Timeout: time.Second, ConfirmTimeout: time.Second, Window: 4,
-		Down: func(err error) { down <- err },
+		Down: func(error) { down <- struct{}{} },
 	})
 	if err := p.Confirmed(t.Context(), out("", "q", "0")); err != nil {
 		t.Fatal(err)
