@@ -190,17 +190,20 @@ func TestDeriveID(t *testing.T) {
 	derived := ids.Deterministic(time.Unix(1_700_000_000, 0), "order", "1")
 	var got recorder
 	consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick, DeriveID: func(m *inbox.Message) uuid.UUID {
-		if m.Name == "stranger" {
+		switch m.Name {
+		case "stranger":
 			return uuid.Nil
+		case "monster":
+			panic("no such sender")
 		}
 		return derived
 	}})
-	for _, name := range []string{"order.placed", "stranger"} {
+	for _, name := range []string{"monster", "order.placed", "stranger"} {
 		p := order()
 		p.MessageId, p.Type = "4711", name
 		b.Publish(t, "", "orders", p)
 	}
-	b.Take(t, "failed.validation", 1, patience)
+	b.Take(t, "failed.validation", 2, patience)
 	if m := got.await(t, 1)[0]; m.ID != derived {
 		t.Errorf("id %v", m.ID)
 	}

@@ -89,7 +89,7 @@ type Config struct {
 	Health func(ctx context.Context) error
 	// DeriveID is called for messages whose id is missing or not a UUID v7, for senders that
 	// set none, and returns the id to use: the same for every copy of a message. uuid.Nil
-	// refuses the message, as all are without the function.
+	// or a panic refuses the message, as all are without the function.
 	DeriveID func(m *inbox.Message) uuid.UUID
 
 	// Retention is how long the processor remembers what it has processed, and DeadLetterAge

@@ -2,6 +2,8 @@ package inboxamqp
 
 import (
 	"cmp"
+	"log/slog"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"time"
@@ -26,9 +28,19 @@ func receive(d amqp.Delivery, cfg Config) *inbox.Message {
 		m.Attempt, m.Recovered, m.FirstFailedAt = 1, 0, time.Time{}
 	}
 	if cfg.DeriveID != nil && ids.Check(m.ID) != nil {
-		m.ID = cfg.DeriveID(m)
+		m.ID = derived(m, cfg)
 	}
 	return m
+}
+
+// derived is the id by Config.DeriveID; a message at which that panics has none, and is refused.
+func derived(m *inbox.Message, cfg Config) (id uuid.UUID) {
+	defer func() {
+		if v := recover(); v != nil {
+			cfg.Logger.Error("Config.DeriveID panicked", slog.Any("panic", v), slog.String("stack", string(debug.Stack())))
+		}
+	}()
+	return cfg.DeriveID(m)
 }
 
 // isDead reports whether deadCopy has made a message.

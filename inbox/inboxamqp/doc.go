@@ -30,8 +30,10 @@
 // A delay that inbox.RetryAfter asks for takes the smallest queue that is long
 // enough, or passes through the longest several times. The count of attempts
 // travels in the header holdfast-attempt. Messages behind a failed one overtake it. When the
-// broker ends while it returns a message from a quorum retry queue, it tries again after
-// three minutes: that retry is late.
+// broker ends while it returns a message from a quorum retry queue, or the queue is missing
+// then, it tries again after three minutes: that retry is late. The broker's setting
+// dead_letter_worker_publisher_confirm_timeout (advanced.config, application rabbit, in
+// milliseconds) shortens that.
 //
 // While no retry queue takes a message, for want of Setup, it comes back to its handler
 // after pauses that grow from 1 to 30 seconds.

@@ -1,6 +1,7 @@
 package inboxamqp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -118,13 +119,11 @@ func (s *session) consume() error {
 	}
 
 	left, why := s.dispatch(deliveries)
-	for _, d := range left {
-		d.giveBack()
-	}
 	if errors.Is(why, errStop) || pausing(why) {
-		if err := s.leave(deliveries); err != nil {
-			return err
-		}
+		return cmp.Or(s.leave(deliveries, left), why)
+	}
+	for _, d := range left {
+		d.leaveIt()
 	}
 	return why
 }
@@ -189,10 +188,14 @@ func (r *run) count(ds []*delivery) {
 	}
 }
 
-// leave cancels the consumer and gives back what was delivered and not begun.
-func (s *session) leave(deliveries <-chan amqp.Delivery) error {
+// leave cancels the consumer and then gives back what was delivered and not begun, left
+// first: before, the broker would hand it out here once more.
+func (s *session) leave(deliveries <-chan amqp.Delivery, left []*delivery) error {
 	if err := s.conn.Within(func() error { return s.ch.Cancel(s.tag, false) }); err != nil {
 		return fmt.Errorf("cancel consumer: %w", err)
+	}
+	for _, d := range left {
+		d.giveBack()
 	}
 	for raw := range deliveries {
 		s.accept(raw).giveBack()

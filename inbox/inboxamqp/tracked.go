@@ -2,7 +2,6 @@ package inboxamqp
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -22,7 +21,8 @@ func (r *run) tracks(d *delivery) bool {
 // tracked has a message processed with the help of the ledger.
 func (r *run) tracked(d *delivery) {
 	entry, err := r.look(d.msg)
-	switch open := entry.OpenRuns(d.msg); {
+	open := entry.OpenRuns(d.msg)
+	switch {
 	case err != nil:
 		r.conclude(d, inbox.Unavailable(err))
 		return
@@ -35,19 +35,40 @@ func (r *run) tracked(d *delivery) {
 		r.conclude(d, inbox.Classed(inbox.Unrecoverable(fmt.Errorf(
 			"inboxamqp: the process ended %d times while this message was being processed", open)), inbox.ClassQuarantined))
 		return
-	case open > 0:
+	}
+	// The turn is over before the message is settled: that may wait for the broker.
+	r.conclude(d, r.watched(d, open > 0))
+}
+
+// watched runs a message in its turn, its beginning and, unless it went well, its end noted.
+func (r *run) watched(d *delivery, suspect bool) error {
+	if suspect {
 		defer r.turns.alone(soloPatience)()
-	default:
+	} else {
 		defer r.turns.share()()
 	}
 	if err := r.note(func(ctx context.Context, l inbox.Ledger, name string) error { return l.Start(ctx, name, d.msg) }); err != nil {
-		r.conclude(d, inbox.Unavailable(err))
-		return
+		return inbox.Unavailable(err)
 	}
 	r.inHand.Store(d, true)
-	err = r.process([]*delivery{d})[0]
+	err := r.process([]*delivery{d})[0]
 	r.inHand.Delete(d)
-	r.conclude(d, err)
+	if err != nil { // it may never leave, where no queue takes its copy
+		r.survived(d)
+	}
+	return err
+}
+
+// survived notes that a run has not ended the process.
+func (r *run) survived(d *delivery) {
+	r.missing(d, r.note(func(ctx context.Context, l inbox.Ledger, name string) error { return l.End(ctx, name, d.msg) }))
+}
+
+// missing tells of a note that was not made: the message may run once more than it should.
+func (r *run) missing(d *delivery, err error) {
+	if err != nil {
+		r.c.cfg.Logger.Warn("attempt not noted", slog.Any("message_id", d.msg.ID), slog.Any("error", err))
+	}
 }
 
 func (r *run) look(m *inbox.Message) (entry inbox.LedgerEntry, err error) {
@@ -65,37 +86,29 @@ func (r *run) note(call func(ctx context.Context, l inbox.Ledger, name string) e
 	return call(ctx, r.c.cfg.Ledger, r.c.cfg.Name)
 }
 
-// concluded notes in the ledger how a message left, before its original is settled. A note
-// that fails is only missing: the message may run once more than it should.
+// concluded notes in the ledger how a message left, before its original is settled.
 func (r *run) concluded(d *delivery, f inbox.Failure, decision inbox.Decision) {
 	if r.c.cfg.Ledger == nil || d.msg.Validate() != nil {
 		return
 	}
-	tracked := r.tracks(d)
-	err := r.note(func(ctx context.Context, l inbox.Ledger, name string) error {
+	r.missing(d, r.note(func(ctx context.Context, l inbox.Ledger, name string) error {
 		switch {
 		case f.Class == inbox.ClassQuarantined: // the entry keeps what comes again from running
 			return nil
 		case decision.Action == inbox.ActionRetry && decision.Counted:
 			return l.Pass(ctx, name, d.msg)
-		case !tracked:
-			return nil
-		case f.Err == nil || decision.Action == inbox.ActionDead:
+		case r.tracks(d) && (f.Err == nil || decision.Action == inbox.ActionDead):
 			return l.Forget(ctx, name, d.msg.ID)
 		}
-		return l.End(ctx, name, d.msg)
-	})
-	if err != nil {
-		r.c.cfg.Logger.Warn("attempt not noted", slog.Any("message_id", d.msg.ID), slog.Any("error", err))
-	}
+		return nil
+	}))
 }
 
 // spare notes for messages whose handlers are left behind that it was not they who ended
 // the process.
 func (r *run) spare() {
 	r.inHand.Range(func(key, _ any) bool {
-		d := key.(*delivery)
-		r.concluded(d, inbox.Failure{Err: errors.New("left behind")}, inbox.Decision{Action: inbox.ActionReturn})
+		r.survived(key.(*delivery))
 		return true
 	})
 }

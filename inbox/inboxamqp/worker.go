@@ -19,18 +19,22 @@ func (r *run) worker() {
 }
 
 // handle processes the deliveries of one hand-over and settles them. Those that have failed
-// before, or may have ended the process, are processed one by one.
+// before, or may have ended the process, are processed one by one, after the others: those
+// must not wait for them.
 func (r *run) handle(ds []*delivery) {
-	var batch []*delivery
+	var batch, single []*delivery
 	for _, d := range ds {
 		if len(ds) == 1 || d.wait > 0 || d.msg.Attempt > 1 || r.tracks(d) {
-			r.one(d)
+			single = append(single, d)
 		} else {
 			batch = append(batch, d)
 		}
 	}
 	if len(batch) > 0 {
 		r.batch(batch)
+	}
+	for _, d := range single {
+		r.one(d)
 	}
 }
 

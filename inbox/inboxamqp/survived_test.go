@@ -1,0 +1,118 @@
+package inboxamqp_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest"
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+)
+
+// A message that no retry queue takes has survived its runs: it is not quarantined.
+func TestSurvivedWithoutRetryQueue(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Queue(t, "orders", nil)
+	b.Queue(t, "failed.quarantined", nil)
+	ledger := inboxtest.NewLedger()
+	got := recorder{fail: func(*inbox.Message) error { return errBroken }}
+	p := attempt(2)
+	r := start(t, newConsumer(t, b.Dial, &got, inboxamqp.Config{Queue: "orders", Retry: quick, Ledger: ledger, MaxCrashes: 1}))
+	b.Publish(t, "", "orders", p)
+	got.await(t, 3)
+	r.stop(t)
+	if n := b.Depth(t, "failed.quarantined"); n != 0 {
+		t.Errorf("%d messages quarantined", n)
+	}
+	if e, _ := ledger.Look(t.Context(), "orders", uuid.MustParse(p.MessageId)); e.Open != 0 {
+		t.Errorf("entry %+v", e)
+	}
+}
+
+// noCopies starts a consumer whose copies have no connection until back is called.
+func noCopies(t *testing.T, b *amqptest.Broker, p inbox.Processor, cfg inboxamqp.Config) (r *running, back func()) {
+	t.Helper()
+	var down atomic.Bool
+	dial := func(ctx context.Context) (*amqp.Connection, error) {
+		// Run's context has a deadline below; only the copies, which outlive it, dial without.
+		if deadline, _ := ctx.Deadline(); down.Load() && time.Until(deadline) > 30*time.Minute {
+			return nil, errBroken
+		}
+		return b.Dial(ctx)
+	}
+	cfg.Queue, cfg.Retry, cfg.CallTimeout = "orders", quick, time.Hour
+	c := newConsumer(t, dial, p, cfg)
+	if err := c.Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	down.Store(true)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	t.Cleanup(cancel)
+	return startWith(ctx, t, c), func() { down.Store(false) }
+}
+
+// A message that ran alone, and then waits for its copy to be published, stops no other.
+func TestSuspectWaitsForItsCopy(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	ledger := inboxtest.NewLedger()
+	suspect := attempt(2)
+	if err := ledger.Start(t.Context(), "orders", asMessage(suspect, 2)); err != nil {
+		t.Fatal(err)
+	}
+	var got recorder
+	got.fail = func(m *inbox.Message) error {
+		if m.Attempt == 2 {
+			return errBroken
+		}
+		return nil
+	}
+	r, back := noCopies(t, b, &got, inboxamqp.Config{Ledger: ledger, Concurrency: 2})
+	b.Publish(t, "", "orders", suspect)
+	got.await(t, 1)
+	b.Publish(t, "", "orders", order())
+	got.await(t, 2)
+	back()
+	got.await(t, 3)
+	r.stop(t)
+	awaitDepth(t, b, "orders", 0)
+}
+
+// Of messages that a worker takes together, those that failed before keep no other waiting.
+func TestBatchDoesNotWaitForRetries(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	release := make(chan struct{})
+	var got recorder
+	got.fail = func(m *inbox.Message) error {
+		if m.Name == "first" {
+			<-release
+		}
+		if m.Attempt == 2 {
+			return errBroken
+		}
+		return nil
+	}
+	r, back := noCopies(t, b, &got, inboxamqp.Config{Concurrency: 1, Batch: 10})
+	first := order()
+	first.Type = "first"
+	b.Publish(t, "", "orders", first)
+	got.await(t, 1)
+	for _, p := range []amqp.Publishing{attempt(2), order(), order()} {
+		b.Publish(t, "", "orders", p)
+	}
+	awaitDepth(t, b, "orders", 0) // all are handed out
+	close(release)
+	got.await(t, 4)
+	back()
+	got.await(t, 5)
+	r.stop(t)
+	awaitDepth(t, b, "orders", 0)
+}
