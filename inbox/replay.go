@@ -65,7 +65,7 @@ func (r Replay) Pause() time.Duration {
 	if r.PerSecond == 0 {
 		return 0
 	}
-	return time.Duration(float64(time.Second) / r.PerSecond)
+	return time.Duration(min(float64(time.Second)/r.PerSecond, math.MaxInt64/2)) // it may be next to nothing
 }
 
 // Replayed is what became of the dead letters that a replay selected.

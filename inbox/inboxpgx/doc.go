@@ -38,7 +38,8 @@
 // one, and what fails there is rolled back to it. When it is the transaction that fails (a
 // deferred constraint, conflicts without end), each half gets one of its own, down to single
 // messages. Middleware, Waiter and Prepare step run for each message on a goroutine of its
-// own, before the transaction. Locks and conflicts concern the whole transaction: handlers
+// own, before the transaction, which waits for all: a middleware must not let one message
+// wait for the end of another, as a mutex does. Locks and conflicts concern the whole transaction: handlers
 // that contend for the same rows want small batches.
 //
 // # Whose failure it is
