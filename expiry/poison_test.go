@@ -99,7 +99,7 @@ func TestHangingRowStopsTheOthersOnlyBriefly(t *testing.T) {
 		if found > 9 {
 			t.Errorf("it took %d timeouts to find 1 row in 200", found)
 		}
-		time.Sleep(start.Add(30 * time.Minute).Sub(time.Now()))
+		time.Sleep(time.Until(start.Add(30 * time.Minute)))
 		if more := hangs.Load() - found; more > 5 {
 			t.Errorf("the row in quarantine cost %d timeouts in half an hour, want one per 5 minutes", more)
 		}

@@ -132,6 +132,7 @@ const (
 
 // sweepInShifts runs a sweeper that is stopped and replaced all the time.
 func (b *backend) sweepInShifts(ctx context.Context, t *testing.T) {
+	t.Helper()
 	for ctx.Err() == nil {
 		cfg := quiet()
 		cfg.BatchSize, cfg.MinPause = 50, 10*time.Millisecond

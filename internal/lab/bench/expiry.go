@@ -96,7 +96,7 @@ func benchExpiryIdle(ctx context.Context, b *bench) error {
 	}
 	for _, what := range []string{"sweep", "look"} {
 		small, large := fmt.Sprintf("%s, %d rows", what, few), fmt.Sprintf("%s, %d rows", what, b.rows)
-		b.atLeast(0.9, r.ratio(large, small), fmt.Sprintf("of the rate of %s, with nothing due, %s", small, large))
+		b.atLeast(0.9, r.ratio(large, small), fmt.Sprintf("of the rate of a %s; nothing due, %s", small, large))
 	}
 	return nil
 }
