@@ -43,11 +43,15 @@ func newRabbitMQ(extra []string) (engine, error) {
 	return r, nil
 }
 
+// advanced is for what rabbitmq.conf has no line for. A broker that cannot return a message
+// from a retry queue, because it is being stopped for example, would try again after 3 minutes.
+const advanced = "[{rabbit, [{dead_letter_worker_publisher_confirm_timeout, 5000}]}].\n"
+
 func (r *rabbitmq) prepare(ctx context.Context, dir string) error {
 	r.dir = dir
 	files := map[string]string{
 		"rabbitmq.conf":   r.config(),
-		"advanced.config": "[].\n",
+		"advanced.config": advanced,
 		"env.conf":        "",
 		"enabled_plugins": "[rabbitmq_management].\n",
 	}

@@ -143,7 +143,7 @@ func (i *intake) missing() (n int, err error) {
 }
 
 // settle waits until nothing is missing. When the broker ends while it returns a message from
-// a retry queue, it tries again after three minutes.
+// a retry queue, it tries again: after three minutes, or as soon as testenv has set it.
 func (i *intake) settle() {
 	i.t.Helper()
 	testenv.Eventually(i.t, 4*time.Minute, func() error {
