@@ -16,6 +16,9 @@ func Encode(h http.Header) (string, error) {
 	if len(h) == 0 {
 		return "{}", nil
 	}
+	if text, ok := encodePlain(h); ok {
+		return text, nil
+	}
 	text, err := json.Marshal(encodable(h))
 	if err != nil {
 		return "", fmt.Errorf("encode headers: %w", err)
@@ -27,6 +30,9 @@ func Encode(h http.Header) (string, error) {
 func Decode(text string) (http.Header, error) {
 	if text == "" || text == "{}" {
 		return nil, nil
+	}
+	if h, ok := decodePlain(text); ok {
+		return h, nil
 	}
 	if !strings.Contains(text, `{"base64"`) {
 		var h http.Header

@@ -1,10 +1,13 @@
 package headers_test
 
 import (
+	"encoding/json"
 	"net/http"
 	"os"
 	"reflect"
+	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/holdfast-go/holdfast/idempotency/internal/headers"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -43,6 +46,40 @@ func FuzzRoundTrip(f *testing.F) {
 		}
 		if got, err := headers.Decode(text); err != nil || !reflect.DeepEqual(got, h) {
 			t.Errorf("%q came back as %q, %v", h, got, err)
+		}
+	})
+}
+
+// FuzzJSON: what needs no base64 is the JSON that package encoding/json writes
+// and reads.
+func FuzzJSON(f *testing.F) {
+	f.Add("Link", "</a>", "b", `{"A":["b","c"],"D":["e"]}`)
+	f.Add("", "\"", "\\", `{"A":["b"],"A":["c","d"]}`)
+	f.Add("ü", "\x7f", "\x00", `{"A":[],"B":null}`)
+	f.Add("A", "a&b", "c", `{"A":["b"]}x`)
+	f.Add("A", "b", "c", `{"A":["b",]}`)
+	f.Fuzz(func(t *testing.T, name, a, b, text string) {
+		if utf8.ValidString(a) && utf8.ValidString(b) {
+			h := http.Header{name: {a, b}, "B": {b}, "A": {}}
+			got, err := headers.Encode(h)
+			if want, wantErr := json.Marshal(h); got != string(want) || err != nil || wantErr != nil {
+				t.Errorf("Encode(%q) = %s, %v; want %s, %v", h, got, err, want, wantErr)
+			}
+			delete(h, "A")
+			if got, err = headers.Encode(h); err != nil {
+				t.Error(err)
+			}
+			if want, _ := json.Marshal(h); got != string(want) && len(h) > 0 {
+				t.Errorf("Encode(%q) = %s; want %s", h, got, want)
+			}
+		}
+		if text == "" || text == "{}" || strings.Contains(text, `{"base64"`) {
+			return
+		}
+		var want http.Header
+		wantErr := json.Unmarshal([]byte(text), &want)
+		if got, err := headers.Decode(text); (err == nil) != (wantErr == nil) || err == nil && !reflect.DeepEqual(got, want) {
+			t.Errorf("Decode(%s) = %q, %v; want %q, %v", text, got, err, want, wantErr)
 		}
 	})
 }
