@@ -13,7 +13,7 @@ import (
 type lazyContext struct {
 	parent   context.Context
 	detached bool      // of the parent's cancellation; only its values count
-	deadline time.Time // zero: that of the parent
+	deadline time.Time // zero: that of the parent; with one it never ends for a cause
 	claimant *run      // whom ClaimFrom finds; nil: whom it finds in the parent
 
 	mu     sync.Mutex
@@ -101,15 +101,13 @@ func (c *lazyContext) open() {
 	if c.detached {
 		parent = context.WithoutCancel(parent)
 	}
-	ctx, cancel := context.WithCancelCause(parent)
-	if !c.deadline.IsZero() {
-		var stop context.CancelFunc
-		ctx, stop = context.WithDeadline(ctx, c.deadline)
-		outer := cancel
-		cancel = func(cause error) { outer(cause); stop() }
+	if c.deadline.IsZero() {
+		c.inner, c.cancel = context.WithCancelCause(parent)
+	} else {
+		ctx, stop := context.WithDeadline(parent, c.deadline)
+		c.inner, c.cancel = ctx, func(error) { stop() }
 	}
-	c.inner, c.cancel = ctx, cancel
 	if c.ended {
-		cancel(nil)
+		c.cancel(nil)
 	}
 }
