@@ -13,7 +13,8 @@
 //   - when [Sweeper.Wake] says that rows were made, if one of them is due.
 //
 // A missed activation costs nothing: what is due then is due still. While
-// nothing is due, a sweeper asks one query a minute.
+// nothing is due, a sweeper asks one query a minute, and one more after a sweep
+// of the schedule.
 //
 // # What is promised
 //

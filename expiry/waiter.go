@@ -14,11 +14,9 @@ type waiter struct {
 	*Sweeper
 	rest time.Duration // to leave the store alone for, after a contact
 
-	known    bool      // whether the rest is of any worth
 	next     time.Time // when to sweep for what is due; zero if there is nothing
 	look     time.Time // when to look again
 	stored   time.Time // look by the store's clock
-	idle     bool      // the last sweep was begun by the schedule alone
 	overdue  bool      // the last sweep was begun for what was overdue already
 	skewTold bool
 }
@@ -34,43 +32,32 @@ func (w *waiter) await(ctx context.Context, scheduled time.Time, done Report) er
 		if err := runloop.Sleep(ctx, time.Until(w.lastContact().Add(w.rest))); err != nil {
 			return err
 		}
-		if !w.known {
-			if err := w.ask(ctx); err != nil {
-				return err
-			}
-			if w.overdue {
-				return nil
-			}
-			w.rest = w.cfg.MinPause
+		if err := w.ask(ctx); err != nil {
+			return err
 		}
+		if w.overdue {
+			return nil
+		}
+		w.rest = w.cfg.MinPause
 		if sweep, err := w.pause(ctx, scheduled); sweep || err != nil {
 			return err
 		}
 	}
 }
 
-// settle draws conclusions from the last sweep. One that the schedule began and
-// that found nothing has confirmed what is known. One that was begun for overdue
+// settle draws conclusions from the last sweep: one that was begun for overdue
 // rows and got none was in the way of somebody who holds them.
 func (w *waiter) settle(done Report) {
-	now := time.Now()
-	w.known = w.known && w.idle && done.Claimed == 0 && done.Poisoned == 0 && (w.next.IsZero() || w.next.After(now))
-	if w.known {
-		w.stored = w.stored.Add(now.Add(w.cfg.Recheck).Sub(w.look))
-		w.look = now.Add(w.cfg.Recheck)
-	}
 	if w.overdue && done.Expired == 0 {
 		w.rest = max(w.cfg.MinPause, min(2*w.rest, longestRest))
 	} else {
 		w.rest = w.cfg.MinPause
 	}
-	w.idle, w.overdue = false, false
+	w.overdue = false
 }
 
-// forget has the next await look afresh: the sweep has failed.
-func (w *waiter) forget() {
-	w.known, w.idle, w.overdue, w.rest = false, false, false, w.cfg.MinPause
-}
+// forget has the next await begin afresh: the sweep has failed.
+func (w *waiter) forget() { w.overdue, w.rest = false, w.cfg.MinPause }
 
 // ask looks for the next due time.
 func (w *waiter) ask(ctx context.Context) error {
@@ -91,7 +78,7 @@ func (w *waiter) ask(ctx context.Context) error {
 	if again, ok := w.suspects.due(now); ok && (!pending || again < due) {
 		due, pending = again, true
 	}
-	w.known, w.next, w.look, w.stored = true, time.Time{}, now.Add(w.cfg.Recheck), o.Now.Add(w.cfg.Recheck)
+	w.next, w.look, w.stored = time.Time{}, now.Add(w.cfg.Recheck), o.Now.Add(w.cfg.Recheck)
 	if pending && due <= w.cfg.Recheck {
 		w.next = now.Add(due)
 	}
@@ -122,22 +109,19 @@ func (w *waiter) pause(ctx context.Context, scheduled time.Time) (sweep bool, er
 		until, sweep = w.next, true
 	}
 	if !scheduled.IsZero() && !scheduled.After(until) {
-		until, sweep, w.idle = scheduled, true, true
+		until, sweep = scheduled, true
 	}
 	w.telemetry.plan(ctx, w.cfg.Name, until)
 	w.alarm.arm(w.stored.Add(until.Sub(w.look)))
 	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()
+	defer w.alarm.disarm()
 	select {
 	case <-ctx.Done():
-		err = ctx.Err()
+		return false, ctx.Err()
 	case <-timer.C:
+		return sweep, nil
 	case <-w.alarm.ring:
-		sweep, w.idle = false, false
+		return false, nil
 	}
-	if w.alarm.disarm() {
-		w.idle = false
-	}
-	w.known = w.known && sweep
-	return sweep && err == nil, err
 }
