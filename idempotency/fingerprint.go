@@ -80,7 +80,7 @@ func requestFingerprint(r *http.Request, body []byte, extra []string, canonical 
 // it since.
 func path(r *http.Request) string {
 	target, _, _ := strings.Cut(r.RequestURI, "?")
-	if _, after, absolute := strings.Cut(target, "://"); absolute {
+	if _, after, found := strings.Cut(target, "://"); found && target[0] != '/' { // the absolute form
 		_, after, _ = strings.Cut(after, "/")
 		return "/" + after
 	}

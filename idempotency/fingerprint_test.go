@@ -160,3 +160,21 @@ func TestFingerprintCoversTheWholePath(t *testing.T) {
 		t.Errorf("without a request line: %d", rec.Code)
 	}
 }
+
+// A path may hold another address: what comes before it counts, too.
+func TestFingerprintOfAPathWithAnAddress(t *testing.T) {
+	t.Parallel()
+	request := func(target string) *http.Request { return httptest.NewRequest(http.MethodPost, target, nil) }
+	for _, tt := range []struct {
+		a, b string
+		want bool
+	}{
+		{"/charge/https://a.example/1", "/refund/https://b.example/1", false},
+		{"/charge/https://a.example/1", "/charge/https://a.example/1", true},
+		{"http://a.example/1", "/1", true},
+	} {
+		if got := same(t, idempotency.MiddlewareConfig{}, request(tt.a), request(tt.b)); got != tt.want {
+			t.Errorf("%s and %s: the same request %v, want %v", tt.a, tt.b, got, tt.want)
+		}
+	}
+}
