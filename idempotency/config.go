@@ -117,6 +117,8 @@ func (c MiddlewareConfig) withDefaults() MiddlewareConfig {
 	for i, name := range c.KeepHeaders {
 		c.KeepHeaders[i] = http.CanonicalHeaderKey(name)
 	}
+	slices.Sort(c.KeepHeaders)
+	c.KeepHeaders = slices.Compact(c.KeepHeaders) // keepHeader counts them
 	return c
 }
 

@@ -62,3 +62,18 @@ func TestKeepHeadersOfYourOwn(t *testing.T) {
 		t.Errorf("replayed headers %v", again)
 	}
 }
+
+// A header that is allowed twice does not let another one through.
+func TestKeepHeadersNamedTwice(t *testing.T) {
+	t.Parallel()
+	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{KeepHeaders: []string{"Location", "location"}},
+		func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Location", "/1")
+			w.Header().Set("X-Session", "secret")
+		})
+	for _, want := range []string{"secret", ""} {
+		if got := send(h, post(goodKey, nil)).Header(); got.Get("X-Session") != want || got.Get("Location") != "/1" {
+			t.Errorf("header %v; want X-Session %q", got, want)
+		}
+	}
+}
