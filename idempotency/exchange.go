@@ -101,6 +101,8 @@ func (x *exchange) sendSettled(s *settlement) {
 	case s.replayed:
 		x.rec.rewind()
 		x.answer(s.record)
+	case s.record.Response.Unavailable() && x.rec.status == 0: // it was left to the middleware, which does not have it
+		problem.Write(x.w, problemOf(ErrResultUnavailable))
 	case s.record.Response.Unavailable():
 		x.rec.send()
 	default:

@@ -27,7 +27,8 @@ type RunnerConfig struct {
 	// nil: idempotency.DefaultKeep.
 	Keep func(status int) bool
 	// MaxResponseBytes bounds the stored headers and body. A longer response is
-	// returned once, and leaves a tombstone. 0: 1 MiB.
+	// returned once, and leaves a tombstone: the handler must send it itself, or
+	// the first answer is IDEMPOTENCY_RESULT_UNAVAILABLE, too. 0: 1 MiB.
 	MaxResponseBytes int
 	// ResolveTimeout bounds the search for the record after a failure, which
 	// goes on when the caller is gone. 0: 10 s.
@@ -152,8 +153,12 @@ func (r *Runner) RunWith(ctx context.Context, opts txretry.Options, fn Func) (id
 // or does without the gate if that cannot be asked. replayed says that the
 // response is an earlier run's. Errors are those of Run and of idempotency.Do.
 func (r *Runner) RunKey(ctx context.Context, key idempotency.Key, fp idempotency.Fingerprint, fn Func) (resp idempotency.Response, replayed bool, err error) {
-	resp, replayed, err = r.runKey(ctx, r.gate, key, fp, fn)
-	if errors.Is(err, idempotency.ErrStoreUnavailable) {
+	ran := false
+	resp, replayed, err = r.runKey(ctx, r.gate, key, fp, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
+		ran = true
+		return fn(ctx, tx)
+	})
+	if !ran && errors.Is(err, idempotency.ErrStoreUnavailable) {
 		return r.runKey(ctx, r.Fallback(), key, fp, fn)
 	}
 	return resp, replayed, err

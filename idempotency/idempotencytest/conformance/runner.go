@@ -26,6 +26,7 @@ func TestRunner(t *testing.T, b RecordsBackend) {
 	b.run(t, "a failure leaves nothing", testRunFails)
 	b.run(t, "a response that is not kept leaves nothing", testRunNotKept)
 	b.run(t, "an answer too large to keep", testRunTooLarge)
+	b.run(t, "an answer too large to keep, left to the middleware", testRunTooLargeUnsent)
 	b.run(t, "COMMIT unknown, applied", testUnknownApplied)
 	b.run(t, "COMMIT unknown, not applied", testUnknownNotApplied)
 	b.run(t, "records that cannot be read", testRecordsDown)
@@ -34,6 +35,7 @@ func TestRunner(t *testing.T, b RecordsBackend) {
 	b.run(t, "requests at the same time", testRunStampede)
 	b.run(t, "without the gate the records decide", testGateDown)
 	b.run(t, "without the gate, outside HTTP", testRunKeyGateDown)
+	b.run(t, "outside HTTP, an fn that failed is not run again", testRunKeyRunsOnce)
 	b.run(t, "requests at the same time without the gate", testGateDownStampede)
 	b.run(t, "an answer given without a transaction, without the gate", testGateDownRefusal)
 	b.run(t, "a run that has lost its lease commits nothing", testRunLeaseLost)
@@ -185,6 +187,21 @@ func testRunTooLarge(t *testing.T, db Database) {
 	}
 	for _, gate := range []idempotency.Store{gate, db.gate(t)} {
 		s.behind(t, gate, fn).post(key).is(t, 409, idempotency.CodeResultUnavailable)
+	}
+	s.once(t, key)
+}
+
+// The middleware has nothing to send if the handler leaves that to it.
+func testRunTooLargeUnsent(t *testing.T, db Database) {
+	s, key := newShop(t, db, idempotencypgx.RunnerConfig{MaxResponseBytes: 10}), idempotency.NewKey()
+	unsent := newService(t, db.gate(t), idempotency.MiddlewareConfig{}, func(_ http.ResponseWriter, r *http.Request) {
+		_, err := s.runner.Run(r.Context(), func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
+			return idempotency.Response{Status: 201, Body: []byte(strings.Repeat("x", 11))}, db.Add(ctx, tx, string(key))
+		})
+		must(t, "Run", err)
+	})
+	for range 2 {
+		unsent.post(key).is(t, 409, idempotency.CodeResultUnavailable)
 	}
 	s.once(t, key)
 }

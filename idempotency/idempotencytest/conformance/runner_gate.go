@@ -153,3 +153,18 @@ func testRunLeaseLost(t *testing.T, db Database) {
 	s.behind(t, gate, s.order(key)).post(key).is(t, 201, "")
 	s.once(t, key)
 }
+
+// An fn that fails because some store of its own is down has run: it is not
+// the gate that could not be asked.
+func testRunKeyRunsOnce(t *testing.T, db Database) {
+	s, runs := newShop(t, db, idempotencypgx.RunnerConfig{}), 0
+	_, _, err := s.runner.RunKey(t.Context(), idempotency.NewKey(), idempotency.FingerprintOf("order"),
+		func(ctx context.Context, _ pgx.Tx) (idempotency.Response, error) {
+			runs++
+			idempotency.MarkEffect(ctx)
+			return idempotency.Response{}, fmt.Errorf("payment: %w", idempotency.ErrStoreUnavailable)
+		})
+	if runs != 1 || !errors.Is(err, idempotency.ErrStoreUnavailable) {
+		t.Errorf("%d runs, error %v; want one, and the error of fn", runs, err)
+	}
+}
