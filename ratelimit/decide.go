@@ -12,8 +12,8 @@ func Decide(at time.Time, within time.Duration, take bool, charges []Charge, cou
 	d.grow(len(charges))
 	var space [fewParts]int64
 	elapsed := space[:0]
-	for i, p := range d.parts() {
-		p = part{rule: newRule(charges[i].Limit), key: charges[i].Key, cost: charges[i].Cost, counter: counters[i]}
+	for i, c := range charges {
+		p := part{rule: newRule(c.Limit), key: c.Key, cost: c.Cost, counter: counters[i]}
 		d.parts()[i] = p
 		elapsed = append(elapsed, p.rule.elapsed(at.UnixMilli()))
 	}

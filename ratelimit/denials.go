@@ -33,9 +33,9 @@ func NewDenyCache(most int) *DenyCache {
 	return &DenyCache{denials: newTable[denial](most), start: time.Now()}
 }
 
-// Find returns the denial of the charges if a limit among them is known to deny,
-// and false otherwise. The charges need not be normalized.
-func (c *DenyCache) Find(charges []Charge) (d Decision, found bool) {
+// Find fills in d, which must be empty, with the denial of the charges if a limit
+// among them is known to deny. The charges need not be normalized.
+func (c *DenyCache) Find(charges []Charge, d *Decision) (found bool) {
 	now := time.Since(c.start)
 	for i := range charges {
 		charge := &charges[i]
@@ -55,11 +55,8 @@ func (c *DenyCache) Find(charges []Charge) (d Decision, found bool) {
 			d.RetryAfter, d.Denied, d.At = ms(wait), known.rule.Name, time.UnixMilli(at)
 		}
 	}
-	if d.n == 0 {
-		return Decision{}, false
-	}
-	d.Cached = true
-	return d, true
+	d.Cached = d.n > 0
+	return d.Cached
 }
 
 func (c *DenyCache) find(charge *Charge, now time.Duration) (denial, bool) {

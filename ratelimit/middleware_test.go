@@ -149,8 +149,12 @@ func TestLimitsPerRequest(t *testing.T) {
 			method, user string
 			want         int
 		}{
-			{http.MethodPost, "ann", 204}, {http.MethodPost, "ann", 429}, {http.MethodPut, "ann", 429},
-			{http.MethodPut, "bob", 204}, {http.MethodPut, "bob", 429}, {http.MethodPost, "bob", 204},
+			{http.MethodPost, "ann", 204},
+			{http.MethodPost, "ann", 429},
+			{http.MethodPut, "ann", 429},
+			{http.MethodPut, "bob", 204},
+			{http.MethodPut, "bob", 429},
+			{http.MethodPost, "bob", 204},
 		} {
 			if w := call(h, step.method, step.user); w.Code != step.want {
 				t.Errorf("%s by %s got %d, want %d", step.method, step.user, w.Code, step.want)

@@ -4,9 +4,14 @@
 // A decision about any number of limits is one script, so one round trip: it
 // reads all the counters and writes only if every limit admits its charge. Only
 // the server's clock counts. The names of the counters hold the number of the
-// window, which the client has to declare beforehand: it declares three in a row,
-// by what it learned of the server's clock from earlier answers, and asks again
-// in the rare case that the server finds itself outside of them.
+// window, which the client has to declare beforehand: it declares those in
+// question, by what it learned of the server's clock from earlier answers, and
+// asks again in the rare case that the server finds itself outside of them.
+//
+// What several callers ask at the same time travels together, decided one after
+// the other in one run of the script, which reads and writes each counter once;
+// see Config.Pipelines. A denial is remembered until Redis would admit it; see
+// Config.DenyCache.
 //
 // # Keys
 //
@@ -20,16 +25,37 @@
 // # Redis Cluster
 //
 // A script may only touch one slot, so all the counters of a decision need one
-// hash tag. On a cluster (and a ring) client the keys therefore are
-// rate_limit:{rl}:user:…, with the braces, and all live on one node: exact, at
-// the speed of one node. Config.Tag gives limiters that are never asked together
-// different nodes.
+// hash tag. On a cluster (and a ring) client there always is one, so that a
+// decision which would not be atomic cannot be asked for:
+//
+//   - One tag for all, the default: the keys are rate_limit:{rl}:user:…, with the
+//     braces, on one node. Exact, at the speed of that node. Config.Tag gives
+//     limiters that are never asked together different nodes.
+//   - Config.Shards: the key of the charge chooses one of several tags, and each
+//     has its part of the limits without a key. Never more is admitted than they
+//     say. A user whose shard is used up is denied although others are not. What
+//     cannot be divided (two keys in one decision, none, a bucket for all, a limit
+//     smaller than the number of shards) is refused with ratelimit.ErrInvalid: by
+//     Validate and NewWaiter before anything is asked, and by every call.
+//
+// # When Redis does not answer
+//
+// No caller waits longer than Config.Timeout, whatever the client's own timeouts
+// are. After five failures in a row Redis is left alone but for a probe every
+// Config.ProbeEvery; Config.OnUnavailable decides meanwhile, and marks its
+// decisions with Fallback. An outage holds Config.Pipelines goroutines, not one per
+// caller.
 //
 // # What may be lost
 //
 // Replication is asynchronous: a failover may forget the charges of the last
 // moments, and a server that loses its memory forgets a window. The limiter then
-// admits more than the limit for that long. A call that runs into
-// Config.Timeout may have been charged, and one that the client repeats after a
-// lost connection may be charged twice: the limiter then admits less.
+// admits more than the limit for that long: at most the limit once more. A call
+// that runs into Config.Timeout may have been charged, once: the limiter then
+// admits less. The client is told not to repeat a script whose connection broke.
+//
+// If the server's clock is set back, windows count on where they were, and a
+// bucket regains nothing until the clock is there again; after a step of more
+// than a window it counts on from what was left. If it is set forward, time has
+// passed for it.
 package ratelimitredis

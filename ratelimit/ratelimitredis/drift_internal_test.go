@@ -25,15 +25,15 @@ func TestDrift(t *testing.T) {
 	}
 	hour := time.Hour.Milliseconds()
 	for n, offset := range []int64{0, 1000, -1000, 60_000, -60_000, hour, -hour, 1000 * hour, -1000 * hour} {
-		l.offset.Store(offset)
+		l.lanes.offset.Store(offset)
 		d, err := l.Allow(t.Context(), charges...)
 		if err != nil || !d.Allowed {
 			t.Fatalf("offset %d ms: %+v, %v", offset, d, err)
 		}
-		if learned := l.offset.Load(); learned < -1000 || learned > 1000 {
+		if learned := l.lanes.offset.Load(); learned < -1000 || learned > 1000 {
 			t.Errorf("offset %d ms: learned %d", offset, learned)
 		}
-		l.offset.Store(offset)
+		l.lanes.offset.Store(offset)
 		if err := l.Refund(t.Context(), d.Charges()...); err != nil {
 			t.Errorf("offset %d ms: refund: %v", offset, err)
 		}
@@ -65,7 +65,7 @@ func TestClusterKeysShareOneSlot(t *testing.T) {
 	}
 	var keys []any
 	for _, c := range charges {
-		keys = appendKeys(keys, l.bases[0], c, 100)
+		keys = appendKeys(keys, nameOf(l.bases[0], c), c.Limit, 100, 3)
 	}
 	hashed := ratelimit.EncodeKey("{other}")
 	want := []string{

@@ -20,12 +20,12 @@ func NewWithClock(t *testing.T, client redis.UniversalClient, cfg Config) (*Limi
 		t.Fatal(err)
 	}
 	key := l.bases[0] + "clock"
-	for _, s := range []*script{&l.decideScript, &l.refundScript, &l.resetScript} {
-		source := strings.Replace(s.source, "call('TIME')", "{call('GET', '"+key+"') / 1000, 0}", 1)
-		if source == s.source {
+	for _, s := range []**script{&l.decideScript, &l.refundScript, &l.resetScript} {
+		source := strings.Replace((*s).source, "call('TIME')", "{call('GET', '"+key+"') / 1000, 0}", 1)
+		if source == (*s).source {
 			t.Fatal("the script asks for the time in another way")
 		}
-		*s = script{source, redis.NewScript(source).Hash()}
+		*s = &script{source, redis.NewScript(source).Hash()}
 	}
 	now := time.UnixMilli(1_700_000_000_000)
 	advance := func(t *testing.T, d time.Duration) {

@@ -3,20 +3,21 @@ package ratelimitredis
 import (
 	"context"
 	"errors"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
 const (
-	maxBatch = 128    // scripts in one pipeline: about half a millisecond of the server's time
-	maxQueue = 10_000 // scripts that wait; beyond, callers are refused at once
+	maxBatch = 128    // calls in one pipeline: less than half a millisecond of the server's time
+	maxQueue = 10_000 // calls that wait; beyond, callers are refused at once
 )
 
-// lanes sends scripts to Redis over a few pipelines at a time: what callers ask
+// lanes sends calls to Redis over a few pipelines at a time: what callers ask
 // while all are under way travels together in the next. Nobody waits longer than
 // they want to, also where the client does not heed its context, and a server
 // that does not answer holds a few goroutines, not one per caller.
@@ -24,62 +25,68 @@ type lanes struct {
 	client  redis.UniversalClient
 	timeout time.Duration
 	most    int
+	drifted func(ctx context.Context) // called when the server was in another window
+	offset  atomic.Int64              // the server's clock minus ours, in milliseconds
 
 	mu     sync.Mutex
 	queue  []*call
 	active int
 }
 
-// call is a script that somebody waits for.
+// call is what somebody waits for.
 type call struct {
-	cmd    *redis.IntSliceCmd
-	source string // for a server that does not know the script
-	done   chan struct{}
-	gone   atomic.Bool // nobody waits any more: do not send it
+	script  *script
+	many    bool   // of this script one run serves many calls
+	base    string // of the keys
+	charges []ratelimit.Charge
+	take    bool
+	within  int64 // in milliseconds
+
+	now   int64   // by the server's clock
+	reply []int64 // what the script says about this call
+	err   error
+
+	done chan struct{}
+	gone atomic.Bool // nobody waits any more: do not send it
 }
-
-// once is a command that the client must not repeat when a connection breaks: it
-// may have taken effect.
-type once struct{ *redis.IntSliceCmd }
-
-// NoRetry implements redis.Cmder.
-func (once) NoRetry() bool { return true }
 
 var (
 	errTimeout = errors.New("no answer in time")
 	errCrowded = errors.New("too many callers wait")
 )
 
-// do runs a script and waits for the answer until giveUp fires or ctx ends.
-func (l *lanes) do(ctx context.Context, giveUp <-chan time.Time, source string, args []any) ([]int64, error) {
-	c := &call{cmd: redis.NewIntSliceCmd(ctx, args...), source: source, done: make(chan struct{})}
-	if err := l.enter(ctx, c); err != nil {
-		return nil, err
+// do has a call answered, until the timeout has passed or ctx ends.
+func (l *lanes) do(ctx context.Context, c *call) error {
+	c.done = make(chan struct{})
+	if !l.enter(ctx, c) {
+		return errCrowded
 	}
+	timer := time.NewTimer(l.timeout)
+	defer timer.Stop()
 	select {
 	case <-c.done:
-		return c.cmd.Result()
+		return c.err
 	case <-ctx.Done():
 		c.gone.Store(true)
-		return nil, ctx.Err()
-	case <-giveUp:
+		return ctx.Err()
+	case <-timer.C:
 		c.gone.Store(true)
-		return nil, errTimeout
+		return errTimeout
 	}
 }
 
-func (l *lanes) enter(ctx context.Context, c *call) error {
+func (l *lanes) enter(ctx context.Context, c *call) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.queue) >= maxQueue {
-		return errCrowded
+		return false
 	}
 	l.queue = append(l.queue, c)
 	if l.active < l.most {
 		l.active++
 		go l.serve(context.WithoutCancel(ctx))
 	}
-	return nil
+	return true
 }
 
 // serve sends what is queued until nothing is.
@@ -97,10 +104,9 @@ func (l *lanes) serve(ctx context.Context) {
 }
 
 // next takes a batch from the queue. If there is none, the lane is closed.
-func (l *lanes) next() []*call {
+func (l *lanes) next() (batch []*call) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var batch []*call
 	taken := 0
 	for _, c := range l.queue {
 		if len(batch) == maxBatch {
@@ -119,36 +125,4 @@ func (l *lanes) next() []*call {
 		l.active--
 	}
 	return batch
-}
-
-// send runs the scripts, and once more with their source those that the server
-// does not know.
-func (l *lanes) send(ctx context.Context, batch []*call) {
-	ctx, cancel := context.WithTimeout(ctx, l.timeout)
-	defer cancel()
-	l.pipe(ctx, batch)
-	var unknown []*call
-	for _, c := range batch {
-		if err := c.cmd.Err(); err != nil && strings.HasPrefix(err.Error(), "NOSCRIPT") {
-			args := append([]any{"eval", c.source}, c.cmd.Args()[2:]...)
-			c.cmd = redis.NewIntSliceCmd(ctx, args...)
-			unknown = append(unknown, c)
-		}
-	}
-	if len(unknown) > 0 {
-		l.pipe(ctx, unknown)
-	}
-}
-
-// pipe leaves each call's outcome in its command.
-func (l *lanes) pipe(ctx context.Context, batch []*call) {
-	if len(batch) == 1 {
-		_ = l.client.Process(ctx, once{batch[0].cmd})
-		return
-	}
-	pipe := l.client.Pipeline()
-	for _, c := range batch {
-		_ = pipe.Process(ctx, once{c.cmd}) // queues it
-	}
-	_, _ = pipe.Exec(ctx)
 }

@@ -29,10 +29,9 @@ type Limiter struct {
 	local   *ratelimit.Memory      // of the policy Local
 	meters  *meters
 
-	decideScript, refundScript, resetScript script
+	decideScript, refundScript, resetScript *script
 
-	offset atomic.Int64 // the server's clock minus ours, in milliseconds
-	down   atomic.Bool  // said in the log that the policy decides
+	down atomic.Bool // said in the log that the policy decides
 }
 
 // New returns a Limiter on client, which stays the caller's to close.
@@ -50,7 +49,7 @@ func New(client redis.UniversalClient, cfg Config) (*Limiter, error) {
 	}
 	l := &Limiter{
 		client: client, cfg: cfg, bases: bases(cfg), meters: meters,
-		lanes:        &lanes{client: client, timeout: cfg.Timeout, most: cfg.Pipelines},
+		lanes:        &lanes{client: client, timeout: cfg.Timeout, most: cfg.Pipelines, drifted: func(ctx context.Context) { meters.drift.Add(ctx, 1) }},
 		breaker:      breaker.New(failuresInARow, cfg.ProbeEvery),
 		decideScript: newScript(decideSource), refundScript: newScript(refundSource), resetScript: newScript(resetSource),
 	}
@@ -68,11 +67,11 @@ func New(client redis.UniversalClient, cfg Config) (*Limiter, error) {
 }
 
 // Allow implements ratelimit.Limiter.
-func (l *Limiter) Allow(ctx context.Context, charges ...ratelimit.Charge) (ratelimit.Decision, error) {
+func (l *Limiter) Allow(ctx context.Context, charges ...ratelimit.Charge) (d ratelimit.Decision, err error) {
 	if err := ctx.Err(); err != nil {
 		return ratelimit.Decision{}, err
 	}
-	if d, found := l.findDenial(charges); found {
+	if cache := l.cache(charges); cache != nil && len(charges) <= ratelimit.MaxCharges && cache.Find(charges, &d) {
 		l.meters.decided(ctx, &d)
 		if l.cfg.Hooks.OnDecision != nil {
 			l.cfg.Hooks.OnDecision(ctx, d, 0)
@@ -130,8 +129,8 @@ func (l *Limiter) Reset(ctx context.Context, charges ...ratelimit.Charge) error 
 	return l.change(ctx, l.resetScript, charges)
 }
 
-func (l *Limiter) change(ctx context.Context, s script, charges []ratelimit.Charge) error {
-	_, err := l.run(ctx, s, charges, nil, refundArgs)
+func (l *Limiter) change(ctx context.Context, s *script, charges []ratelimit.Charge) error {
+	err := l.run(ctx, &call{script: s, charges: charges})
 	if cache := l.cache(charges); cache != nil {
 		cache.Forget(charges)
 	}
@@ -151,14 +150,6 @@ func (l *Limiter) cache(charges []ratelimit.Charge) *ratelimit.DenyCache {
 		return nil
 	}
 	return l.denials[l.shardOf(key)]
-}
-
-func (l *Limiter) findDenial(charges []ratelimit.Charge) (ratelimit.Decision, bool) {
-	cache := l.cache(charges)
-	if cache == nil || len(charges) > ratelimit.MaxCharges {
-		return ratelimit.Decision{}, false
-	}
-	return cache.Find(charges)
 }
 
 // observed decides, applies the policy and reports.
@@ -203,27 +194,20 @@ func (l *Limiter) decide(ctx context.Context, within time.Duration, take bool, c
 		return ratelimit.Decision{}, err
 	}
 	possible := !slices.ContainsFunc(charges, tooMuch)
-	head := []any{0, within.Milliseconds()}
-	if take && possible {
-		head[0] = 1
-	}
-	reply, err := l.run(ctx, l.decideScript, charges, head, decideArgs)
-	if err != nil {
+	c := &call{script: l.decideScript, many: true, charges: charges, take: take && possible, within: within.Milliseconds()}
+	if err := l.run(ctx, c); err != nil {
 		return ratelimit.Decision{}, err
 	}
-	if len(reply) != 2+2*len(charges) {
-		return ratelimit.Decision{}, fmt.Errorf("%w: script answered %d numbers", ratelimit.ErrUnavailable, len(reply))
-	}
 	counters := make([]ratelimit.Counter, len(charges))
-	for i, c := range charges {
-		sane := int64(1<<53) / c.Limit.Window.Milliseconds() // whatever a foreign value says
-		if c.Limit.Algorithm == ratelimit.TokenBucket {
+	for i, charge := range charges {
+		sane := int64(1<<53) / charge.Limit.Window.Milliseconds() // whatever a foreign value says
+		if charge.Limit.Algorithm == ratelimit.TokenBucket {
 			sane = 1 << 53
 		}
-		counters[i] = ratelimit.Counter{Prev: min(reply[2+2*i], sane), Cur: min(reply[3+2*i], sane)}
+		counters[i] = ratelimit.Counter{Prev: min(c.reply[1+2*i], sane), Cur: min(c.reply[2+2*i], sane)}
 	}
-	d := ratelimit.Decide(time.UnixMilli(reply[0]), within, take, charges, counters)
-	if possible && d.Allowed != (reply[1] == 1) {
+	d := ratelimit.Decide(time.UnixMilli(c.now), within, take, charges, counters)
+	if possible && d.Allowed != (c.reply[0] == 1) {
 		return ratelimit.Decision{}, fmt.Errorf("%w: script and client disagree", ratelimit.ErrUnavailable)
 	}
 	return d, nil
@@ -237,26 +221,25 @@ func tooMuch(c ratelimit.Charge) bool {
 	return c.Cost > c.Limit.Max
 }
 
-// run asks a script unless Redis is known not to answer. Its error is
+// run has a call answered unless Redis is known not to answer. Its error is
 // ErrUnavailable, ErrInvalid or that of ctx.
-func (l *Limiter) run(ctx context.Context, s script, charges []ratelimit.Charge, head []any, args scriptArgs) ([]int64, error) {
+func (l *Limiter) run(ctx context.Context, c *call) (err error) {
 	if err := ctx.Err(); err != nil {
-		return nil, err
+		return err
 	}
-	base, err := l.base(charges)
-	if err != nil {
-		return nil, err
+	if c.base, err = l.base(c.charges); err != nil {
+		return err
 	}
 	if !l.breaker.Enter() {
-		return nil, fmt.Errorf("%w: %w", ratelimit.ErrUnavailable, errOpen)
+		return fmt.Errorf("%w: %w", ratelimit.ErrUnavailable, errOpen)
 	}
-	reply, err := l.ask(ctx, s, base, charges, head, args)
+	err = l.lanes.do(ctx, c)
 	if err != nil && ctx.Err() != nil {
-		return nil, ctx.Err()
+		return ctx.Err()
 	}
 	l.breaker.Done(err == nil)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ratelimit.ErrUnavailable, err)
+		return fmt.Errorf("%w: %w", ratelimit.ErrUnavailable, err)
 	}
-	return reply, nil
+	return nil
 }

@@ -31,11 +31,14 @@ type meters struct {
 // limitLabels are the labels of one limit: of a decision by outcome and source,
 // and of what remains.
 type limitLabels struct {
-	decision  map[kindOfDecision][]metric.AddOption
+	decision  [2][3][]metric.AddOption // by outcome and source
 	remaining []metric.RecordOption
 }
 
-type kindOfDecision struct{ allowed, cached, fallback bool }
+var (
+	outcomes = [2]string{"denied", "allowed"}
+	sources  = [3]string{"store", "cache", "policy"}
+)
 
 func newMeters(provider metric.MeterProvider) (*meters, error) {
 	meter := telemetry.New(scope, nil, provider).Meter
@@ -62,8 +65,18 @@ func (m *meters) decided(ctx context.Context, d *ratelimit.Decision) {
 		}
 	}
 	labels := m.of(limit)
-	m.decisions.Add(ctx, 1, labels.decision[kindOfDecision{d.Allowed, d.Cached, d.Fallback}]...)
-	if limit != "" {
+	outcome, source := 0, 0
+	if d.Allowed {
+		outcome = 1
+	}
+	switch {
+	case d.Cached:
+		source = 1
+	case d.Fallback:
+		source = 2
+	}
+	m.decisions.Add(ctx, 1, labels.decision[outcome][source]...)
+	if limit != "" && !d.Cached {
 		m.remaining.Record(ctx, share, labels.remaining...)
 	}
 }
@@ -93,23 +106,12 @@ func (m *meters) of(limit string) *limitLabels {
 
 func newLimitLabels(limit string) *limitLabels {
 	name := attribute.String("limit", limit)
-	l := &limitLabels{
-		decision:  map[kindOfDecision][]metric.AddOption{},
-		remaining: []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(name))},
-	}
-	for _, k := range []kindOfDecision{{}, {allowed: true}, {cached: true}, {fallback: true}, {allowed: true, fallback: true}} {
-		outcome, source := "denied", "store"
-		if k.allowed {
-			outcome = "allowed"
+	l := &limitLabels{remaining: []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(name))}}
+	for i, outcome := range outcomes {
+		for j, source := range sources {
+			l.decision[i][j] = []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(
+				name, attribute.String("outcome", outcome), attribute.String("source", source)))}
 		}
-		switch {
-		case k.cached:
-			source = "cache"
-		case k.fallback:
-			source = "policy"
-		}
-		l.decision[k] = []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(
-			name, attribute.String("outcome", outcome), attribute.String("source", source)))}
 	}
 	return l
 }

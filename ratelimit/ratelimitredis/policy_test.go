@@ -115,7 +115,7 @@ func TestFailover(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := to.SlaveOf(t.Context(), host, port).Err(); err != nil {
+	if err := to.ReplicaOf(t.Context(), host, port).Err(); err != nil {
 		t.Fatal(err)
 	}
 	testenv.Eventually(t, patient, func() error {
@@ -170,7 +170,7 @@ func TestFailover(t *testing.T) {
 	if err := replica.Resume(); err != nil {
 		t.Fatal(err)
 	}
-	if err := to.SlaveOf(t.Context(), "NO", "ONE").Err(); err != nil {
+	if err := to.ReplicaOf(t.Context(), "NO", "ONE").Err(); err != nil {
 		t.Fatal(err)
 	}
 	addr2 := to.Options().Addr

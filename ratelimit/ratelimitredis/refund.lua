@@ -7,7 +7,7 @@ for a = 1, #ARGV, 6 do
   local w, max, cost, since = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4])
   if since == 0 then since = now end
   n = n + 1
-  if ARGV[a] ~= 'b' then
+  if ARGV[a] ~= '2' then
     local m = math.floor(now / w)
     local d = m - tonumber(ARGV[a + 5])
     if d < 0 or d > 1 then return {now, -1} end

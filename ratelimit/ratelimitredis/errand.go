@@ -1,0 +1,143 @@
+package ratelimitredis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// maxTries bounds how often a script is sent: once more because the server does
+// not know it, and because the server is in another window than the client
+// thought. The first answer tells the time, so a second miss needs a clock that
+// jumps.
+const maxTries = 4
+
+var errDrift = errors.New("the server's clock jumps")
+
+// errand is one run of a script, for one call or many.
+type errand struct {
+	script *script
+	calls  []*call
+	inFull bool // send the source: the server does not know the script
+	cmd    *redis.IntSliceCmd
+}
+
+// errandsFor bundles the calls that one run can serve: those in one slot.
+func errandsFor(batch []*call) (errands []*errand) {
+	for _, c := range batch {
+		e := matching(errands, c)
+		if e == nil {
+			e = &errand{script: c.script}
+			errands = append(errands, e)
+		}
+		e.calls = append(e.calls, c)
+	}
+	return errands
+}
+
+func matching(errands []*errand, c *call) *errand {
+	if c.many {
+		for _, e := range errands {
+			if e.script == c.script && e.calls[0].base == c.base {
+				return e
+			}
+		}
+	}
+	return nil
+}
+
+// once is a command that the client must not repeat when a connection breaks: it
+// may have taken effect.
+type once struct{ *redis.IntSliceCmd }
+
+// NoRetry implements redis.Cmder.
+func (once) NoRetry() bool { return true }
+
+// send leaves the outcome in the calls.
+func (l *lanes) send(ctx context.Context, batch []*call) {
+	ctx, cancel := context.WithTimeout(ctx, l.timeout)
+	defer cancel()
+	errands := errandsFor(batch)
+	for range maxTries {
+		l.pipe(ctx, errands)
+		var again []*errand
+		for _, e := range errands {
+			if l.again(ctx, e) {
+				again = append(again, e)
+			}
+		}
+		if errands = again; len(errands) == 0 {
+			return
+		}
+	}
+}
+
+func (l *lanes) pipe(ctx context.Context, errands []*errand) {
+	now := time.Now().UnixMilli() + l.offset.Load()
+	for _, e := range errands {
+		e.cmd = redis.NewIntSliceCmd(ctx, e.args(now)...)
+	}
+	if len(errands) == 1 {
+		_ = l.client.Process(ctx, once{errands[0].cmd}) // the command holds the error
+		return
+	}
+	pipe := l.client.Pipeline()
+	for _, e := range errands {
+		_ = pipe.Process(ctx, once{e.cmd}) // queues it
+	}
+	_, _ = pipe.Exec(ctx) // the commands hold the errors
+}
+
+func (e *errand) args(now int64) []any {
+	head := []any{"evalsha", e.script.sha}
+	if e.inFull {
+		head = []any{"eval", e.script.source}
+	}
+	if e.calls[0].many {
+		return append(head, decideArgs(e.calls, now)...)
+	}
+	return append(head, refundArgs(e.calls[0], now)...)
+}
+
+// again reports whether to send the errand once more, and why not in its calls.
+func (l *lanes) again(ctx context.Context, e *errand) bool {
+	reply, err := e.cmd.Result()
+	switch {
+	case err != nil && !e.inFull && strings.HasPrefix(err.Error(), "NOSCRIPT"):
+		e.inFull = true
+		return true
+	case err == nil && len(reply) < 2:
+		err = fmt.Errorf("script answered %d numbers", len(reply))
+	case err == nil:
+		l.offset.Store(reply[0] - time.Now().UnixMilli())
+		if reply[1] < 0 {
+			l.drifted(ctx)
+			e.settle(nil, 0, errDrift)
+			return true
+		}
+		e.settle(reply[2:], reply[0], nil)
+		return false
+	}
+	e.settle(nil, 0, err)
+	return false
+}
+
+// settle gives each call its part of the reply.
+func (e *errand) settle(reply []int64, now int64, err error) {
+	for _, c := range e.calls {
+		c.now, c.err = now, err
+		if err != nil || !c.many {
+			continue
+		}
+		n := 1 + 2*len(c.charges)
+		if len(reply) < n {
+			c.err = fmt.Errorf("script answered %d numbers too few", n-len(reply))
+			continue
+		}
+		c.reply, reply = reply[:n], reply[n:]
+	}
+}
