@@ -191,7 +191,7 @@ func (p *pass) batch(ctx context.Context, req Request) (b Batch, err error) {
 		return err
 	})
 	if err != nil {
-		if errors.Is(err, errTooSlow) {
+		if errors.Is(err, errTooSlow) && len(req.Only) == 0 { // suspects say nothing about the others
 			p.size = max(1, req.Limit/2)
 		}
 		return Batch{}, err

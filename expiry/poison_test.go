@@ -106,6 +106,42 @@ func TestHangingRowStopsTheOthersOnlyBriefly(t *testing.T) {
 	})
 }
 
+// A row in quarantine that hangs when it is tried again, by itself, says nothing
+// about the batches of the others: they keep their size.
+func TestHangingRowTriedAgainDoesNotShrinkBatches(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		store := w.emitting(t, func(ctx context.Context, rows []expiry.Row) error {
+			if !has(rows, "bad") {
+				return nil
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		w.hold(t, "bad", -time.Hour)
+		sw := newSweeper(t, store, expiry.SweeperConfig{Quarantine: time.Minute})
+		if _, err := sw.Sweep(t.Context()); err == nil {
+			t.Fatal("the bad row has not run into BatchTimeout")
+		}
+		for range 10 { // sweeps that go through: the batches grow again
+			if _, err := sw.Sweep(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(time.Minute)
+		if _, err := sw.Sweep(t.Context()); err == nil {
+			t.Fatal("the bad row was not tried again")
+		}
+		for n := range 200 {
+			w.hold(t, fmt.Sprint(n), -time.Minute)
+		}
+		if r, err := sw.Sweep(t.Context()); err != nil || r.Batches > 2 || r.Expired != 200 {
+			t.Errorf("got %+v, %v, want the others in one batch and a short one", r, err)
+		}
+	})
+}
+
 // More bad rows than the quarantine holds, at the head and all of one deadline,
 // do not keep the sweeper from the rows behind them.
 func TestPoisonedHeadDoesNotStarveTheTail(t *testing.T) {

@@ -48,11 +48,11 @@ func (s *Store) table() string {
 }
 
 const columnTypesSQL = `
-SELECT a.attname::text, format_type(a.atttypid, NULL)
-FROM pg_attribute a
+SELECT a.attname::text, format_type(coalesce(nullif(t.typbasetype, 0), t.oid), NULL)
+FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped`
 
-// columnTypes returns the type of every column, or nil if there is no table.
+// columnTypes returns the type of every column, of a domain the one below, or nil if there is no table.
 func (s *Store) columnTypes(ctx context.Context) (map[string]string, error) {
 	name := pgx.Identifier{s.cfg.Table}
 	if s.cfg.Schema != "" {
@@ -90,52 +90,67 @@ func (s *Store) checkColumns(types map[string]string) []expiry.Finding {
 // checkRows asks the planner whether the claim is served by an index, and looks
 // for active rows that can never expire.
 func (s *Store) checkRows(ctx context.Context) (found []expiry.Finding, err error) {
+	var statusErr error
 	err = pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		const noDetours = `SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)`
-		if _, err := tx.Exec(ctx, noDetours); err != nil {
-			return err
+		if _, statusErr = tx.Exec(ctx, s.sql.fits); statusErr != nil {
+			return statusErr
 		}
-		var plan []byte
-		if err := tx.QueryRow(ctx, s.sql.plan).Scan(&plan); err != nil {
-			return err
-		}
-		served, err := servedByIndex(plan, s.cfg.Status)
+		served, err := s.served(ctx, tx)
 		if err != nil {
 			return err
 		}
 		if !served {
 			found = append(found, finding("no index serves the search for due rows in "+s.table(), s.sql.index))
 		}
-		if _, err := tx.Exec(ctx, s.sql.fits); err != nil {
-			return err
-		}
 		var nulls bool
 		if err := tx.QueryRow(ctx, s.sql.nulls).Scan(&nulls); err != nil {
 			return err
 		}
 		if nulls {
-			found = append(found, finding("active rows of "+s.table()+" have no deadline and never expire", "give them one, then "+s.sql.notNull))
+			found = append(found, finding("active rows of "+s.table()+" have no deadline and never expire",
+				"give them one, 'infinity' if that is meant, then "+s.sql.notNull))
 		}
 		return nil
 	})
 	var pg *pgconn.PgError
-	if errors.As(err, &pg) && (strings.HasPrefix(pg.Code, "22") || pg.Code == "42883") {
+	if errors.As(statusErr, &pg) && (strings.HasPrefix(pg.Code, "22") || pg.Code == "42883") {
 		return []expiry.Finding{finding(fmt.Sprintf("column %q of %s cannot hold both %q and %q: %s", s.cfg.Status, s.table(), s.cfg.Active, s.cfg.Expired, pg.Message),
 			"correct Config.Status, Config.Active and Config.Expired")}, nil
 	}
 	return found, err
 }
 
+// served reports whether an index serves the claim, be it one of all active rows
+// or of those that meet Where.
+func (s *Store) served(ctx context.Context, tx pgx.Tx) (bool, error) {
+	const noDetours = `SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)`
+	if _, err := tx.Exec(ctx, noDetours); err != nil {
+		return false, err
+	}
+	for _, explain := range s.sql.plans {
+		var answer []byte
+		if err := tx.QueryRow(ctx, explain).Scan(&answer); err != nil {
+			return false, err
+		}
+		served, err := s.servedByIndex(answer)
+		if served || err != nil {
+			return served, err
+		}
+	}
+	return false, nil
+}
+
 // plan is one node of EXPLAIN's JSON.
 type plan struct {
 	Type   string `json:"Node Type"`
 	Filter string `json:"Filter"`
+	Cond   string `json:"Index Cond"`
 	Plans  []plan `json:"Plans"`
 }
 
 // servedByIndex reports whether the plan reads rows in order from an index that
 // holds the active ones only, or together.
-func servedByIndex(explained []byte, status string) (bool, error) {
+func (s *Store) servedByIndex(explained []byte) (bool, error) {
 	var answer []struct{ Plan plan }
 	if err := json.Unmarshal(explained, &answer); err != nil {
 		return false, fmt.Errorf("unexpected answer of EXPLAIN: %w", err)
@@ -143,15 +158,20 @@ func servedByIndex(explained []byte, status string) (bool, error) {
 	if len(answer) != 1 {
 		return false, fmt.Errorf("unexpected answer of EXPLAIN: %d plans", len(answer))
 	}
-	return answer[0].Plan.served(status), nil
+	return answer[0].Plan.served(s.cfg), nil
 }
 
-func (p plan) served(status string) bool {
-	if p.Type == "Seq Scan" || p.Type == "Sort" || strings.Contains(p.Filter, status) {
+func (p plan) served(c Config) bool {
+	if p.Type == "Seq Scan" || p.Type == "Sort" || strings.Contains(p.Filter, c.Status) {
+		return false
+	}
+	// Conditions stand in the order of the index: a status behind the deadline
+	// leaves the rows of other states in between.
+	if at := strings.Index(p.Cond, c.Deadline); at >= 0 && strings.Index(p.Cond, c.Status) > at {
 		return false
 	}
 	for _, child := range p.Plans {
-		if !child.served(status) {
+		if !child.served(c) {
 			return false
 		}
 	}

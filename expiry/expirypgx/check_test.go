@@ -17,9 +17,11 @@ func TestCheck(t *testing.T) {
 		"without zone":     {"CREATE TABLE holds (id text, expires_at timestamp, status text)", "not timestamptz", "TYPE timestamptz"},
 		"wrong enum":       {"CREATE TYPE s AS ENUM ('open'); CREATE TABLE holds (id text, expires_at timestamptz, status s)", "cannot hold", "Config.Active"},
 		"no such state":    {"CREATE TYPE s AS ENUM ('held'); CREATE TABLE holds (id text, expires_at timestamptz, status s); CREATE INDEX ON holds (expires_at, id) WHERE status = 'held'", "cannot hold", "Config.Expired"},
+		"never active":     {"CREATE TYPE s AS ENUM ('expired'); CREATE TABLE holds (id text, expires_at timestamptz, status s); CREATE INDEX ON holds (expires_at, id) WHERE status = 'expired'", "cannot hold", "Config.Active"},
 		"status too short": {"CREATE TABLE holds (id text, expires_at timestamptz, status varchar(4)); CREATE INDEX ON holds (expires_at, id) WHERE status = 'held'", "cannot hold", "Config.Expired"},
 		"no index":         {table, "no index", "CREATE INDEX"},
 		"index on all":     {table + "CREATE INDEX ON holds (expires_at, id)", "no index", "CREATE INDEX"},
+		"status behind":    {table + "CREATE INDEX ON holds (expires_at, id, status)", "no index", "CREATE INDEX"},
 		"index elsewhere":  {table + "CREATE INDEX ON holds (expires_at, id) WHERE status = 'expired'", "no index", "CREATE INDEX"},
 		"without deadline": {table + "CREATE INDEX ON holds (expires_at, id) WHERE status = 'held'; INSERT INTO holds VALUES ('x', NULL, 'held')", "no deadline", "SET NOT NULL"},
 		"partial index":    {table + "CREATE INDEX ON holds (expires_at, id) WHERE status = 'held'", "", ""},
@@ -42,6 +44,34 @@ func TestCheck(t *testing.T) {
 			}
 			if len(found) != 1 || !strings.Contains(found[0].Problem, tc.problem) || !strings.Contains(found[0].Mend, tc.mend) {
 				t.Errorf("found %v, want %q and %q", found, tc.problem, tc.mend)
+			}
+		})
+	}
+}
+
+// Tables that are as well served as by the index that Check suggests.
+func TestCheckAcceptsHealthyTables(t *testing.T) {
+	t.Parallel()
+	const columns = "(id text, expires_at timestamptz NOT NULL, status text, payment_status text, deleted_at timestamptz)"
+	for name, tc := range map[string]struct{ sql, where string }{
+		"index with Where":   {"CREATE TABLE holds " + columns + "; CREATE INDEX ON holds (expires_at, id) WHERE status = 'held' AND deleted_at IS NULL", "deleted_at IS NULL"},
+		"Where on a status":  {"CREATE TABLE holds " + columns + "; CREATE INDEX ON holds (expires_at, id) WHERE status = 'held'", "payment_status = 'open'"},
+		"Where in a comment": {"CREATE TABLE holds " + columns + "; CREATE INDEX ON holds (expires_at, id) WHERE status = 'held'", "deleted_at IS NULL -- live ones"},
+		"domain":             {"CREATE DOMAIN moment AS timestamptz; CREATE TABLE holds (id text, expires_at moment NOT NULL, status text, payment_status text); CREATE INDEX ON holds (expires_at, id) WHERE status = 'held'", ""},
+		"partitions": {"CREATE TABLE holds " + columns + " PARTITION BY RANGE (expires_at); CREATE TABLE a PARTITION OF holds FOR VALUES FROM (MINVALUE) TO ('2026-01-01'); " +
+			"CREATE TABLE b PARTITION OF holds FOR VALUES FROM ('2026-01-01') TO (MAXVALUE); CREATE INDEX ON holds (expires_at, id) WHERE status = 'held'", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := &backend{pool: pgtest.New(t)}
+			b.exec(t, tc.sql)
+			b.exec(t, "INSERT INTO holds (id, expires_at, status, payment_status) VALUES ('x', now() - interval '1 hour', 'held', 'open'), ('y', now() + interval '1 hour', 'held', 'open')")
+			store := b.store(t, expirypgx.Config{Where: tc.where})
+			if found, err := store.Check(t.Context()); err != nil || len(found) > 0 {
+				t.Errorf("found %v, %v, want nothing", found, err)
+			}
+			if o, err := store.Look(t.Context(), nil); err != nil || !o.Pending {
+				t.Errorf("looked and got %+v, %v", o, err)
 			}
 		})
 	}

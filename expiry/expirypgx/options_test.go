@@ -56,7 +56,7 @@ func TestClaimOfOnesOwn(t *testing.T) {
 	b.Put(t, "sold", "confirmed", -time.Hour)
 	var order []string
 	store := b.store(t, expirypgx.Config{
-		Claim: "SELECT id FROM holds WHERE (status = 'held' OR id = 'sold') AND id <> ALL($2) ORDER BY id IN ('early', 'sold') DESC, seat, id LIMIT $1",
+		Claim: "SELECT id FROM holds WHERE (status = 'held' OR id = 'sold') AND id <> ALL($2) ORDER BY id IN ('early', 'sold') DESC, seat, id LIMIT $1 -- by seat",
 		Emit: func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
 			if slices.ContainsFunc(rows, func(r expiry.Row) bool { return r.ID == "4" }) {
 				return errors.New("bad row")

@@ -11,16 +11,16 @@ import (
 
 // statements are the SQL of one table.
 type statements struct {
-	claim      string // $1 ids to leave alone
-	claimAfter string // the same, $2 deadline and $3 id after which to start
-	claimOnly  string // $1 the only ids
-	expire     string // $1 ids
-	look       string // $1 ids to leave alone
-	plan       string // what claim reads, without its locks
-	fits       string // fails if the column cannot hold the new status
-	nulls      string // active rows that can never expire
-	index      string // the index that serves them all
-	alter      string // the deadline's type, mended
+	claim      string   // $1 ids to leave alone
+	claimAfter string   // the same, $2 deadline and $3 id after which to start
+	claimOnly  string   // $1 the only ids
+	expire     string   // $1 ids
+	look       string   // $1 ids to leave alone
+	plans      []string // what claim reads, without its locks: all active rows, and those that meet Where
+	fits       string   // fails if the column cannot hold either status
+	nulls      string   // active rows that can never expire
+	index      string   // the index that serves them all
+	alter      string   // the deadline's type, mended
 	notNull    string
 }
 
@@ -46,7 +46,7 @@ func newStatements(c Config) (statements, error) {
 	held := status + " = " + value(c.Active)
 	active := held
 	if c.Where != "" {
-		active += " AND (" + c.Where + ")"
+		active += " AND (" + c.Where + "\n)" // which may end in a comment
 	}
 	due := active + " AND " + deadline + " <= now()"
 	order := " ORDER BY " + deadline + ", " + id
@@ -57,6 +57,10 @@ func newStatements(c Config) (statements, error) {
 	}
 	earliest := "(SELECT min(" + deadline + ") FROM " + table + " WHERE " + active
 
+	explain := func(condition string) string {
+		return "EXPLAIN (FORMAT JSON) SELECT " + columns + " FROM " + table + " WHERE " + condition + " AND " + deadline + " <= now()" + order + " LIMIT 200"
+	}
+
 	s := statements{
 		claim:      claim(id + " <> ALL($1)"),
 		claimAfter: claim("(" + deadline + ", " + id + ") > ($2, $3) AND " + id + " <> ALL($1)"),
@@ -64,8 +68,8 @@ func newStatements(c Config) (statements, error) {
 		expire:     update + " WHERE " + id + " = ANY($1) AND " + due,
 		look: "SELECT clock_timestamp(), " + earliest + "), " + earliest + " AND " + id + " <> ALL($1)), " +
 			"(SELECT count(*) FROM (SELECT FROM " + table + " WHERE " + due + " LIMIT " + strconv.Itoa(expiry.MaxOverdue) + ") overdue)",
-		plan:    "EXPLAIN (FORMAT JSON) SELECT " + columns + " FROM " + table + " WHERE " + held + " AND " + deadline + " <= now()" + order + " LIMIT 200",
-		fits:    "EXPLAIN " + update + " WHERE false",
+		plans:   []string{explain(held), explain(active)},
+		fits:    "EXPLAIN " + update + " WHERE false AND " + held,
 		nulls:   "SELECT EXISTS (SELECT FROM " + table + " WHERE " + active + " AND " + deadline + " IS NULL)",
 		index:   "CREATE INDEX CONCURRENTLY ON " + table + " (" + deadline + ", " + id + ") WHERE " + held,
 		alter:   "ALTER TABLE " + table + " ALTER " + deadline + " TYPE timestamptz USING " + deadline + " AT TIME ZONE 'UTC'",

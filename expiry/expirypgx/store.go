@@ -135,7 +135,7 @@ const typicalBatch = 200
 
 // choose asks Config.Claim.
 func (s *Store) choose(ctx context.Context, tx pgx.Tx, req expiry.Request) ([]string, error) {
-	result, err := tx.Query(ctx, "SELECT id::text FROM ("+s.cfg.Claim+") chosen (id)", req.Limit, array(req.Skip))
+	result, err := tx.Query(ctx, "SELECT id::text FROM ("+s.cfg.Claim+"\n) chosen (id)", req.Limit, array(req.Skip))
 	if err != nil {
 		return nil, err
 	}
