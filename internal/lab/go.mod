@@ -7,13 +7,17 @@ require (
 	github.com/ThreeDotsLabs/watermill-amqp/v3 v3.0.2
 	github.com/ThreeDotsLabs/watermill-sql/v4 v4.0.0
 	github.com/cockroachdb/cockroach-go/v2 v2.4.2
+	github.com/go-redis/redis_rate/v10 v10.0.1
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/rabbitmq/amqp091-go v1.16.0
 	github.com/redis/go-redis/v9 v9.23.0
 	github.com/riverqueue/river v0.51.0
 	github.com/riverqueue/river/riverdriver/riverpgxv5 v0.51.0
+	github.com/sethvargo/go-limiter v0.7.1
 	github.com/testcontainers/testcontainers-go v0.44.0
+	github.com/ulule/limiter/v3 v3.11.2
 	go.opentelemetry.io/otel/sdk/metric v1.47.0
+	golang.org/x/time v0.16.0
 )
 
 require (

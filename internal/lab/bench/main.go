@@ -37,7 +37,7 @@ type part struct {
 }
 
 func workloads() []workload {
-	return []workload{txretryWorkload(), outboxWorkload(), inboxWorkload(), expiryWorkload(), idempotencyWorkload()}
+	return []workload{txretryWorkload(), outboxWorkload(), inboxWorkload(), expiryWorkload(), idempotencyWorkload(), ratelimitWorkload()}
 }
 
 func main() {

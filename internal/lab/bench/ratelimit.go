@@ -1,0 +1,12 @@
+package main
+
+func ratelimitWorkload() workload {
+	return workload{"ratelimit", []part{
+		{"memory", benchRateMemory},
+		{"redis", benchRateRedis},
+		{"cached", benchRateCached},
+	}}
+}
+
+// rateOurs is one limit, allowed where the table says so.
+const rateOurs = "holdfast"

@@ -1,0 +1,244 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/go-redis/redis_rate/v10"
+	"github.com/redis/go-redis/v9"
+	"github.com/ulule/limiter/v3"
+	ululeredis "github.com/ulule/limiter/v3/drivers/store/redis"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/ratelimit"
+	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
+)
+
+// Names of contenders that goals refer to.
+const (
+	rawCounter     = "raw EVALSHA, one counter"
+	redisRateOne   = "redis_rate"
+	redisRateTwo   = "redis_rate, user, then global"
+	rateOne        = "holdfast, user"
+	rateBoth       = "holdfast, user and global"
+	rateBothSingle = "holdfast, user and global, a call each"
+	rateCached     = "holdfast, user and global, remembered"
+)
+
+const rateUsers = 1000
+
+// benchRateRedis compares decisions on one Redis.
+func benchRateRedis(ctx context.Context, b *bench) error {
+	for _, allowed := range []bool{true, false} {
+		for _, goroutines := range []int{1, 50} {
+			if err := benchRateRedisBy(ctx, b, goroutines, allowed); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func benchRateRedisBy(ctx context.Context, b *bench, goroutines int, allowed bool) error {
+	client, err := b.redisClient(ctx, goroutines)
+	if err != nil {
+		return err
+	}
+	most, what := int64(1), "denied"
+	if allowed {
+		most, what = 100_000_000, "allowed"
+	}
+	deciders, err := rateDeciders(client, most, goroutines)
+	if err != nil {
+		return err
+	}
+	t := table{
+		title:      fmt.Sprintf("ratelimit on Redis, %d goroutines, %s", goroutines, what),
+		columns:    []column{{name: "decisions/s"}, {name: "client us/decision", decimals: 1}},
+		yardsticks: []string{rawCounter, redisRateOne, redisRateTwo},
+	}
+	for _, d := range deciders {
+		if allowed && d.name == rateCached {
+			continue
+		}
+		for user := range rateUsers { // uses up what is to be denied
+			if _, err := d.run(ctx, strconv.Itoa(user)); err != nil {
+				return err
+			}
+		}
+		t.contenders = append(t.contenders, contender{d.name, rateLoad(d, goroutines, allowed)})
+	}
+	r, err := b.measure(ctx, t)
+	if err != nil || !allowed {
+		return err
+	}
+	at := fmt.Sprintf(", %d goroutines", goroutines)
+	for _, name := range []string{rateBothSingle, rateBoth} {
+		b.atLeast(0.65, r.ratio(name, rawCounter), "of "+rawCounter+", "+name+at)
+		b.atLeast(1.4, r.ratio(name, redisRateTwo), "x "+redisRateTwo+", "+name+at)
+	}
+	if goroutines > 1 {
+		b.atLeast(2, r.ratio(rateBoth, redisRateOne), "x "+redisRateOne+", "+rateBoth+at)
+		b.atLeast(2, r.ratio(rateOne, redisRateOne), "x "+redisRateOne+", "+rateOne+at)
+	}
+	return nil
+}
+
+type namedDecider struct {
+	name string
+	run  decider
+	free bool // it denies nothing
+}
+
+func rateDeciders(client *redis.Client, most int64, goroutines int) ([]namedDecider, error) {
+	const window = time.Hour
+	counter := redis.NewScript(`local n = redis.call('INCRBY', KEYS[1], ARGV[1])
+if n == tonumber(ARGV[1]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+return n`)
+	rates := redis_rate.NewLimiter(client)
+	limit := redis_rate.Limit{Rate: int(most), Burst: int(most), Period: window}
+	wide := redis_rate.Limit{Rate: 100_000_000, Burst: 100_000_000, Period: window}
+	store, err := ululeredis.NewStore(client)
+	if err != nil {
+		return nil, err
+	}
+	ulule := limiter.New(store, limiter.Rate{Period: window, Limit: most})
+	shared, err := ratelimitredis.New(client, ratelimitredis.Config{Prefix: "bench:shared", DenyCache: -1, Timeout: 10 * time.Second})
+	if err != nil {
+		return nil, err
+	}
+	single, err := ratelimitredis.New(client, ratelimitredis.Config{Prefix: "bench:single", DenyCache: -1, Pipelines: goroutines, Timeout: 10 * time.Second})
+	if err != nil {
+		return nil, err
+	}
+	cached, err := ratelimitredis.New(client, ratelimitredis.Config{Prefix: "bench:cached", Timeout: 10 * time.Second})
+	if err != nil {
+		return nil, err
+	}
+	user := ratelimit.Limit{Name: "user", Max: most, Window: window}
+	global := ratelimit.Limit{Name: "global", Max: 100_000_000, Window: window}
+	one := func(l *ratelimitredis.Limiter) decider {
+		return func(ctx context.Context, key string) (bool, error) {
+			d, err := l.Allow(ctx, ratelimit.Charge{Limit: user, Key: "one-" + key})
+			return d.Allowed, err
+		}
+	}
+	both := func(l *ratelimitredis.Limiter) decider {
+		return func(ctx context.Context, key string) (bool, error) {
+			d, err := l.Allow(ctx, ratelimit.Charge{Limit: user, Key: key}, ratelimit.Charge{Limit: global})
+			return d.Allowed, err
+		}
+	}
+	return []namedDecider{
+		{rawCounter, func(ctx context.Context, key string) (bool, error) {
+			return true, counter.EvalSha(ctx, client, []string{"bench:raw:" + key}, 1, window.Milliseconds()).Err()
+		}, true},
+		{redisRateOne, func(ctx context.Context, key string) (bool, error) {
+			r, err := rates.Allow(ctx, "one:"+key, limit)
+			return err == nil && r.Allowed > 0, err
+		}, false},
+		{redisRateTwo, func(ctx context.Context, key string) (bool, error) {
+			r, err := rates.Allow(ctx, "two:"+key, limit)
+			if err != nil || r.Allowed == 0 {
+				return false, err
+			}
+			r, err = rates.Allow(ctx, "global", wide)
+			return err == nil && r.Allowed > 0, err
+		}, false},
+		{"ulule/limiter", func(ctx context.Context, key string) (bool, error) {
+			c, err := ulule.Get(ctx, key)
+			return !c.Reached, err
+		}, false},
+		{"holdfast, user, a call each", one(single), false},
+		{rateOne, one(shared), false},
+		{rateBothSingle, both(single), false},
+		{rateBoth, both(shared), false},
+		{rateCached, both(cached), false},
+	}, counter.Load(context.Background(), client).Err()
+}
+
+func rateLoad(d namedDecider, goroutines int, allowed bool) func(context.Context, time.Duration) (sample, error) {
+	keys := make([]string, rateUsers)
+	for i := range keys {
+		keys[i] = strconv.Itoa(i)
+	}
+	return func(ctx context.Context, length time.Duration) (sample, error) {
+		next := make([]int, 8*goroutines) // far enough apart for a cache line each
+		before := cpuTime()
+		l, err := drive(ctx, goroutines, length, func(ctx context.Context, worker int) error {
+			next[8*worker]++
+			ok, err := d.run(ctx, keys[(worker*37+next[8*worker])%rateUsers])
+			if err == nil && ok != allowed && !d.free {
+				err = errWrongWay
+			}
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+		return sample{l.rate, float64((cpuTime() - before).Microseconds()) / float64(max(1, l.done))}, nil
+	}
+}
+
+// benchRateCached measures what a denied request costs that is known to be.
+func benchRateCached(ctx context.Context, b *bench) error {
+	client, err := b.redisClient(ctx, 1)
+	if err != nil {
+		return err
+	}
+	deciders, err := rateDeciders(client, 1, 1)
+	if err != nil {
+		return err
+	}
+	cached := deciders[len(deciders)-1]
+	for range 2 {
+		if _, err := cached.run(ctx, "flood"); err != nil {
+			return err
+		}
+	}
+	r, err := b.measure(ctx, table{
+		title:      "ratelimit on Redis, denied and remembered, 1 goroutine",
+		columns:    []column{{name: "ns/decision", decimals: 1}, {name: "allocations", decimals: 2}},
+		contenders: []contender{{cached.name, decisions(cached.run, []string{"flood"}, 1, false)}},
+	})
+	if err == nil {
+		b.atMost(150, r.column(cached.name, 0), "ns for a denial that is remembered, user and global")
+	}
+	return err
+}
+
+// redisClient returns a client with a connection for each
+// goroutine.
+func (b *bench) redisClient(ctx context.Context, goroutines int) (*redis.Client, error) {
+	url, err := b.server(ctx, testenv.Redis, testenv.RedisVar)
+	if err != nil {
+		return nil, err
+	}
+	opts, err := redis.ParseURL(url)
+	if err != nil {
+		return nil, err
+	}
+	opts.PoolSize = goroutines
+	client := redis.NewClient(opts)
+	b.atEnd(func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		var keys []string
+		for _, pattern := range []string{"bench:*", "rate:*", "limiter:*"} {
+			found, err := client.Keys(ctx, pattern).Result()
+			if err != nil {
+				return errors.Join(err, client.Close())
+			}
+			keys = append(keys, found...)
+		}
+		var err error
+		if len(keys) > 0 {
+			err = client.Unlink(ctx, keys...).Err()
+		}
+		return errors.Join(err, client.Close())
+	})
+	return client, nil
+}
