@@ -26,8 +26,8 @@ type SweeperConfig struct {
 	BatchSize int
 
 	// BatchTimeout bounds one batch, and one look for the next due time. Batches
-	// after one that ran into it take half as many rows, until a sweep goes
-	// through. 0 means 30 s.
+	// after one that ran into it take half as many rows; each sweep that goes
+	// through doubles them again. 0 means 30 s.
 	BatchTimeout time.Duration
 
 	// MaxDuration and MaxBatches bound one sweep: beyond them it begins no further

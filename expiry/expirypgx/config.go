@@ -35,7 +35,8 @@ type Config struct {
 
 	// Where is a condition in SQL that rows must meet besides, such as
 	// "deleted_at IS NULL". It goes into every statement as it stands, so it must
-	// come from your code, never from outside.
+	// come from your code, never from outside. It must not fail for any row: one
+	// that does stops all.
 	Where string
 
 	// Claim is a query of your own that chooses due rows, for an order or a
@@ -47,7 +48,9 @@ type Config struct {
 	//	ORDER BY price DESC LIMIT $1
 	//
 	// It need not lock: the generated statement does that with the rows it names,
-	// and passes over those that are not due. It costs one more trip per batch. It
+	// and passes over those that are not due. Where many sweepers or long
+	// transactions compete, end it in FOR UPDATE SKIP LOCKED, or it may name again
+	// and again rows that others hold. It costs one more trip per batch. It
 	// must come from your code, never from outside. Empty means generated.
 	Claim string
 
