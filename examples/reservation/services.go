@@ -23,6 +23,9 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
+// holdTable is the table whose rows expire.
+const holdTable = "reservations"
+
 // parts is everything that the shop consists of on real servers. Each role runs some of it.
 type parts struct {
 	servers *servers
@@ -40,6 +43,9 @@ type parts struct {
 	consumer  *inboxamqp.Consumer
 	holds     *expirypgx.Store
 	sweeper   *expiry.Sweeper
+
+	holdNotifier *expirypgx.Notifier
+	holdListener *expirypgx.Listener
 }
 
 // newParts puts the parts together. Nothing is asked of a server yet.
@@ -54,7 +60,7 @@ func newParts(cfg config, s *servers, m *metrics, log *slog.Logger) (*parts, err
 		return nil, err
 	}
 	return p, errors.Join(
-		p.addShop(writer, m, log),
+		p.addShop(cfg, writer, m, log),
 		p.addRelay(m, log),
 		p.addWakeups(log),
 		p.addConsumer(workers, m, log),
@@ -63,7 +69,7 @@ func newParts(cfg config, s *servers, m *metrics, log *slog.Logger) (*parts, err
 }
 
 // addShop adds what serves requests.
-func (p *parts) addShop(writer *outboxpgx.Writer, m *metrics, log *slog.Logger) error {
+func (p *parts) addShop(cfg config, writer *outboxpgx.Writer, m *metrics, log *slog.Logger) error {
 	s := p.servers
 	transactor, err := txretry.New(s.shop, txretry.Config{Logger: log, MeterProvider: m.provider})
 	if err != nil {
@@ -87,7 +93,7 @@ func (p *parts) addShop(writer *outboxpgx.Writer, m *metrics, log *slog.Logger) 
 	if err != nil {
 		return err
 	}
-	p.shop = postgres.NewShop(s.shop, runner, writer, func(deadline time.Time) { p.sweeper.Wake(deadline) })
+	p.shop = postgres.NewShop(s.shop, runner, writer, p.held(cfg.role))
 	return nil
 }
 
@@ -116,12 +122,30 @@ func (p *parts) committed(role string) func() {
 	return func() { p.notifier.Notify() }
 }
 
+// held is what follows the commit of a hold: the sweeper of this process looks in time, or those of other processes are
+// told.
+func (p *parts) held(role string) func(deadline time.Time) {
+	if role == roleAll {
+		return func(deadline time.Time) { p.sweeper.Wake(deadline) }
+	}
+	return func(deadline time.Time) { p.holdNotifier.Notify(deadline) }
+}
+
 func (p *parts) addWakeups(log *slog.Logger) (err error) {
 	p.notifier, err = outboxpgx.NewNotifier(p.servers.workers, outboxpgx.NotifierConfig{Logger: log})
 	if err != nil {
 		return err
 	}
 	p.listener, err = outboxpgx.NewListener(p.servers.workers, func() { p.relay.Wake() }, outboxpgx.ListenerConfig{Logger: log})
+	if err != nil {
+		return err
+	}
+	p.holdNotifier, err = expirypgx.NewNotifier(p.servers.workers, expirypgx.NotifierConfig{Table: holdTable, Logger: log})
+	if err != nil {
+		return err
+	}
+	p.holdListener, err = expirypgx.NewListener(p.servers.workers, func(deadline time.Time) { p.sweeper.Wake(deadline) },
+		expirypgx.ListenerConfig{Table: holdTable, Logger: log})
 	return err
 }
 
@@ -148,7 +172,7 @@ func (p *parts) addConsumer(transactor txretry.Transactor, m *metrics, log *slog
 
 func (p *parts) addSweeper(cfg config, transactor txretry.Transactor, writer *outboxpgx.Writer, m *metrics, log *slog.Logger) (err error) {
 	p.holds, err = expirypgx.NewStore(transactor, p.servers.workers, expirypgx.Config{
-		Table: "reservations",
+		Table: holdTable,
 		Emit: func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
 			return postgres.Swept(ctx, tx, writer, rows)
 		},
@@ -214,7 +238,7 @@ func openServices(ctx context.Context, cfg config, m *metrics, log *slog.Logger)
 }
 
 func (p *parts) services(role string) []service {
-	// Without them messages wait for the relay's next look: nobody is less ready for that.
+	// Without them messages and short holds wait for the next look: nobody is less ready for that.
 	ready := func(context.Context) error { return nil }
 	sweeper := service{roleSweeper, p.sweeper.Run, p.sweeper.Ready}
 	relay := relayService(p.relay, p.publisher)
@@ -222,13 +246,13 @@ func (p *parts) services(role string) []service {
 	notifier := service{"notifier", p.notifier.Run, ready}
 	switch role {
 	case roleAPI:
-		return []service{notifier}
+		return []service{notifier, {"hold notifier", p.holdNotifier.Run, ready}}
 	case roleRelay:
 		return []service{relay, {"listener", p.listener.Run, ready}}
 	case roleConsumer:
 		return []service{consumer}
 	case roleSweeper:
-		return []service{sweeper, notifier}
+		return []service{sweeper, notifier, {"hold listener", p.holdListener.Run, ready}}
 	default:
 		return []service{sweeper, relay, consumer}
 	}
