@@ -72,7 +72,9 @@ func TestInboxBrokerFaults(t *testing.T) {
 				_, err := ch.QueueDelete(inboxQueue, false, false, false)
 				return err
 			}))
-			soon()
+			// RabbitMQ 3.10 can lose the way to a consumer of a quorum queue that is declared again at once: it
+			// counts messages as delivered that it never sends.
+			time.Sleep(2 * time.Second)
 			must(t, i.setup(t.Context()))
 		}},
 	})
