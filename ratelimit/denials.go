@@ -38,48 +38,52 @@ func NewDenyCache(most int) *DenyCache {
 func (c *DenyCache) Find(charges []Charge, d *Decision) (found bool) {
 	now := time.Since(c.start)
 	for i := range charges {
-		charge := &charges[i]
-		known, ok := c.find(charge, now)
-		if !ok {
-			continue
-		}
-		at := known.at + int64((now-known.asked)/time.Millisecond)
-		wait := known.at + known.wait - at
-		if wait <= 0 || d.n == fewParts {
-			continue
-		}
-		counter, _ := known.counter.counter(known.rule, max(at, known.counter.since))
-		d.few[d.n] = part{rule: known.rule, key: charge.Key, cost: known.cost, counter: counter}
-		d.n++
-		if ms(wait) > d.RetryAfter {
-			d.RetryAfter, d.Denied, d.At = ms(wait), known.rule.Name, time.UnixMilli(at)
-		}
+		c.find(&charges[i], now, d)
 	}
 	d.Cached = d.n > 0
 	return d.Cached
 }
 
-func (c *DenyCache) find(charge *Charge, now time.Duration) (denial, bool) {
+// find adds to d what is known about one charge.
+func (c *DenyCache) find(charge *Charge, now time.Duration, d *Decision) {
 	key := charge.Key
 	if !keepable(key) {
 		key = EncodeKey(key)
 	}
 	hash, cost := c.denials.hash(key), max(charge.Cost, 1)
 	s := c.denials.shard(hash)
+	if s.empty() {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i := s.home(hash); s.slots[i].entry != nil; i = s.next(i) {
 		e := s.slots[i].entry
-		if s.slots[i].hash != hash || e.value.rule.given != charge.Limit || e.value.cost != cost || e.key != key {
+		if s.slots[i].hash != hash || e.value.cost != cost || e.value.rule.given != charge.Limit || e.key != key {
 			continue
 		}
 		if now >= e.value.ends() {
 			s.remove(i)
-			return denial{}, false
+		} else {
+			e.value.addTo(d, charge.Key, now)
 		}
-		return e.value, true
+		return
 	}
-	return denial{}, false
+}
+
+func (d *denial) addTo(to *Decision, key string, now time.Duration) {
+	passed := int64((now - d.asked) / time.Millisecond)
+	at, wait := d.at+passed, d.wait-passed
+	if wait <= 0 || to.n == fewParts {
+		return
+	}
+	p := &to.few[to.n]
+	to.n++
+	p.rule, p.key, p.cost = d.rule, key, d.cost
+	p.counter, _ = d.counter.counter(d.rule, max(at, d.counter.since))
+	if ms(wait) > to.RetryAfter {
+		to.RetryAfter, to.Denied, to.At = ms(wait), d.rule.Name, time.UnixMilli(at)
+	}
 }
 
 func (d *denial) ends() time.Duration { return d.asked + ms(d.wait) }

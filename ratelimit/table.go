@@ -5,6 +5,7 @@ import (
 	"math/bits"
 	"strings"
 	"sync"
+	"sync/atomic"
 )
 
 // shardCount is the number of bits in a set of shards.
@@ -21,11 +22,11 @@ type table[V any] struct {
 
 type shard[V any] struct {
 	mu    sync.Mutex
-	slots []slot[V] // as many as a power of two, at most three of four in use
-	count int
+	slots []slot[V]    // as many as a power of two, at most three of four in use
+	count atomic.Int32 // changed under mu
 	most  int
-	hand  int     // the slot that eviction looks at next
-	_     [8]byte // a shard has a cache line of its own
+	hand  int      // the slot that eviction looks at next
+	_     [12]byte // a shard has a cache line of its own
 }
 
 // slot is a place for an entry, with its hash, so that passing by others costs no
@@ -71,6 +72,9 @@ func (t *table[V]) unlock(s set) {
 	}
 }
 
+// empty may be asked without the lock.
+func (s *shard[V]) empty() bool { return s.count.Load() == 0 }
+
 // home is where the search for a hash begins. The shard is locked, as in all
 // that follows.
 func (s *shard[V]) home(hash uint64) int { return int(hash / shardCount & uint64(len(s.slots)-1)) }
@@ -80,15 +84,15 @@ func (s *shard[V]) next(i int) int { return (i + 1) & (len(s.slots) - 1) }
 // insert adds an entry. Where there is no room, those that are spent go, and if
 // that is not enough the one of a few that order puts first.
 func (s *shard[V]) insert(hash uint64, key string, spent func(*V) bool, order func(a, b *V) int) *entry[V] {
-	if s.count >= s.most {
+	if int(s.count.Load()) >= s.most {
 		s.evict(spent, order)
 	}
-	if 4*(s.count+1) > 3*len(s.slots) {
+	if 4*(int(s.count.Load())+1) > 3*len(s.slots) {
 		s.double()
 	}
 	e := &entry[V]{key: strings.Clone(key)}
 	s.put(slot[V]{hash, e})
-	s.count++
+	s.count.Add(1)
 	return e
 }
 
@@ -134,7 +138,7 @@ func (s *shard[V]) evict(spent func(*V) bool, order func(a, b *V) int) {
 
 // remove empties a slot and moves those behind it up that may be nearer home.
 func (s *shard[V]) remove(gap int) {
-	s.count--
+	s.count.Add(-1)
 	for i := s.next(gap); s.slots[i].entry != nil; i = s.next(i) {
 		mask := len(s.slots) - 1
 		if (i-s.home(s.slots[i].hash))&mask >= (i-gap)&mask {
@@ -148,9 +152,7 @@ func (s *shard[V]) remove(gap int) {
 func (t *table[V]) len() int {
 	n := 0
 	for i := range t.shards {
-		t.shards[i].mu.Lock()
-		n += t.shards[i].count
-		t.shards[i].mu.Unlock()
+		n += int(t.shards[i].count.Load())
 	}
 	return n
 }
