@@ -5,7 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -111,89 +110,6 @@ func TestClasses(t *testing.T) {
 		if got := outbox.ClassOf(publish(t, tt.p, tt.m)); got != tt.want {
 			t.Errorf("%s: class %s, want %s", name, got, tt.want)
 		}
-	}
-}
-
-func TestSetupAndCheck(t *testing.T) {
-	t.Parallel()
-	b := amqptest.New(t)
-	p, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Exchange: "events"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	findings, err := p.Check(t.Context())
-	if err != nil || len(findings) != 1 || !strings.Contains(findings[0].Problem, `"events"`) {
-		t.Fatalf("findings %v, error %v", findings, err)
-	}
-	for range 2 {
-		if err := p.Setup(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if findings, err := p.Check(t.Context()); err != nil || len(findings) != 0 {
-		t.Errorf("after Setup: findings %v, error %v", findings, err)
-	}
-	if err := p.Ready(t.Context()); err == nil {
-		t.Error("ready without Run")
-	}
-}
-
-// Check finds what the router can lead to, and nothing that it cannot.
-func TestCheckFollowsTheRouter(t *testing.T) {
-	t.Parallel()
-	b := amqptest.New(t)
-	b.Exchange(t, "default", "topic")
-	b.Queue(t, "there", nil)
-	p, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Exchange: "never.reached", Router: outbox.Routes{
-		Exchange: "default", ByName: map[string]outbox.Route{"a": {Exchange: "missing"}, "b": {RoutingKey: "x"}},
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	direct, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Router: outbox.Routes{
-		ByName: map[string]outbox.Route{"there": {}, "x": {RoutingKey: "there"}, "y": {RoutingKey: "nowhere"}, "z": {}},
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, tt := range []struct {
-		p    *outboxamqp.Publisher
-		want []string
-	}{
-		{p, []string{`exchange "missing" does not exist`}},
-		{direct, []string{
-			`queue "nowhere" does not exist, to which messages "y" go by the default exchange`,
-			`queue "z" does not exist, to which messages "z" go by the default exchange`,
-		}},
-	} {
-		findings, err := tt.p.Check(t.Context())
-		var got []string
-		for _, f := range findings {
-			got = append(got, f.Problem)
-			if f.Mend == "" {
-				t.Errorf("%s: no mend", f.Problem)
-			}
-		}
-		if err != nil || !slices.Equal(got, tt.want) {
-			t.Errorf("found %q, want %q, error %v", got, tt.want, err)
-		}
-	}
-	if depth := b.Depth(t, "there"); depth != 0 {
-		t.Errorf("Check has published %d messages", depth)
-	}
-}
-
-// Existing exchanges are used as they are.
-func TestSetupFindsExchange(t *testing.T) {
-	t.Parallel()
-	b := amqptest.New(t)
-	b.Exchange(t, "events", "fanout")
-	p, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Exchange: "events"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Setup(t.Context()); err != nil {
-		t.Error(err)
 	}
 }
 
