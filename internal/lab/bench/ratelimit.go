@@ -3,7 +3,8 @@ package main
 func ratelimitWorkload() workload {
 	return workload{"ratelimit", []part{
 		{"memory", benchRateMemory},
-		{"redis", benchRateRedis},
+		{"redis", benchRateRedis(true)},
+		{"denied", benchRateRedis(false)},
 		{"cached", benchRateCached},
 	}}
 }
