@@ -38,7 +38,9 @@ type Limiter interface {
 
 	// Refund gives charges back, as Decision.Charges holds them. What has already
 	// lapsed is not given back, and no counter falls below 0. A charge without At
-	// is given back to the current window.
+	// is given back to the current window. After ErrUnavailable, and ctx's own
+	// error, the units may have been given back: a second time would admit others
+	// beyond the limit.
 	Refund(ctx context.Context, charges ...Charge) error
 }
 

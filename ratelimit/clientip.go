@@ -36,11 +36,9 @@ func ClientIP(cfg ClientIPConfig) (func(*http.Request) (string, error), error) {
 	if len(cfg.TrustedProxies) > 0 && cfg.Hops != 0 {
 		errs = append(errs, errors.New("ratelimit: ClientIPConfig has both TrustedProxies and Hops"))
 	}
-	for _, p := range cfg.TrustedProxies {
-		if !p.IsValid() {
-			errs = append(errs, errors.New("ratelimit: ClientIPConfig.TrustedProxies holds an invalid prefix"))
-		}
-	}
+	trusted, err := unmapped(cfg.TrustedProxies)
+	errs = append(errs, err)
+	cfg.TrustedProxies = trusted
 	if cfg.Hops < 0 || cfg.Hops > maxHops {
 		errs = append(errs, fmt.Errorf("ratelimit: ClientIPConfig.Hops is %d, must lie between 0 and %d", cfg.Hops, maxHops))
 	}
@@ -63,6 +61,22 @@ func ClientIP(cfg ClientIPConfig) (func(*http.Request) (string, error), error) {
 		}
 		return cfg.key(addr), nil
 	}, nil
+}
+
+// unmapped writes networks of IPv4-mapped IPv6 addresses as IPv4, in which form
+// addresses are compared.
+func unmapped(networks []netip.Prefix) (all []netip.Prefix, err error) {
+	const mapped = 96 // bits before the IPv4 address
+	for _, p := range networks {
+		if p.Addr().Is4In6() {
+			p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-mapped)
+		}
+		if !p.IsValid() {
+			return nil, errors.New("ratelimit: ClientIPConfig.TrustedProxies holds an invalid prefix")
+		}
+		all = append(all, p)
+	}
+	return all, nil
 }
 
 // maxHops bounds the proxies in a row that are looked through.

@@ -47,6 +47,7 @@ func TestClientIP(t *testing.T) {
 		"several lines":                  {behind, "10.1.1.1:1", []string{"8.8.8.8", "192.0.2.7", "10.2.2.2, 10.3.3.3"}, "192.0.2.7"},
 		"with ports":                     {behind, "10.1.1.1:1", []string{"192.0.2.7:99, 10.2.2.2:80"}, "192.0.2.7"},
 		"IPv6 in brackets":               {behind, "[2001:db8:ffff::1]:1", []string{`"[2001:db8:1:2::9]:443"`}, "2001:db8:1:2::/64"},
+		"proxies written as IPv6":        {ratelimit.ClientIPConfig{TrustedProxies: proxies("::ffff:10.0.0.0/104")}, "10.1.1.1:1", []string{"192.0.2.7"}, "192.0.2.7"},
 		"around the proxy":               {behind, "192.0.2.9:1", []string{"192.0.2.7"}, "192.0.2.9"},
 		"the proxy tells nothing":        {behind, "10.1.1.1:1", nil, ""},
 		"the proxy tells of proxies":     {behind, "10.1.1.1:1", []string{"10.2.2.2"}, ""},
@@ -78,6 +79,9 @@ func TestClientIP(t *testing.T) {
 
 func TestClientIPReportsEveryViolation(t *testing.T) {
 	t.Parallel()
+	if _, err := ratelimit.ClientIP(ratelimit.ClientIPConfig{TrustedProxies: proxies("::ffff:10.0.0.0/90")}); err == nil {
+		t.Error("accepted a network of proxies that is wider than IPv4")
+	}
 	_, err := ratelimit.ClientIP(ratelimit.ClientIPConfig{TrustedProxies: make([]netip.Prefix, 1), Hops: 99, IPv6Prefix: 129})
 	for _, want := range []string{"both", "invalid prefix", "Hops", "IPv6Prefix"} {
 		if err == nil || !strings.Contains(err.Error(), want) {

@@ -3,10 +3,11 @@ package ratelimit
 import "time"
 
 // Decide decides about normalized charges at the time at, which is in whole
-// milliseconds, and adds them to the counters if all are admitted. A
-// reservation may wait for tokens up to within; otherwise it is 0. Without take,
-// for a Peek, the decision has no Charges to refund. Decide holds the arithmetic of every Limiter, for those who implement one: call it where
-// nobody else can change the counters.
+// milliseconds, and adds them to the counters if all are admitted. A reservation
+// may wait for tokens up to within; otherwise it is 0. Without take, for a Peek,
+// the decision has no Charges to refund. Decide holds the arithmetic of every
+// Limiter, for those who implement one: call it where nobody else can change the
+// counters.
 func Decide(at time.Time, within time.Duration, take bool, charges []Charge, counters []Counter) Decision {
 	d := Decision{At: at}
 	d.grow(len(charges))

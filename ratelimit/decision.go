@@ -109,7 +109,7 @@ func (d Decision) Binding() (State, bool) {
 	for _, p := range d.parts() {
 		s := d.state(p)
 		share := float64(s.Remaining) / float64(s.Capacity)
-		if s.Name == d.Denied || d.Denied == "" && (!found || share < least) {
+		if (d.Denied == "" || s.Name == d.Denied) && (!found || share < least) {
 			binding, least, found = s, share, true
 		}
 	}

@@ -46,6 +46,9 @@ func (c *DenyCache) Find(charges []Charge, d *Decision) (found bool) {
 
 // find adds to d what is known about one charge.
 func (c *DenyCache) find(charge *Charge, now time.Duration, d *Decision) {
+	if charge.Cost < 0 { // invalid: not ours to answer
+		return
+	}
 	key := charge.Key
 	if !keepable(key) {
 		key = EncodeKey(key)

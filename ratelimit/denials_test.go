@@ -53,6 +53,7 @@ func TestDenyCache(t *testing.T) {
 			"another cost":   {Limit: one, Key: "ann", Cost: 2},
 			"another key":    {Limit: one, Key: "bob"},
 			"another limit":  all,
+			"no valid cost":  {Limit: one, Key: "ann", Cost: -1},
 		} {
 			if _, found := find(cache, []ratelimit.Charge{other}); found {
 				t.Errorf("denies %s", name)

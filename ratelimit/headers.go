@@ -39,10 +39,13 @@ func writeDraft10(h http.Header, d Decision) {
 	var policySpace, stateSpace [128]byte
 	policy, state := policySpace[:0], stateSpace[:0]
 	for i, p := range d.parts() {
-		if i > 0 {
+		s := d.state(p)
+		if d.outdone(i, s) {
+			continue
+		}
+		if len(policy) > 0 {
 			policy, state = append(policy, ", "...), append(state, ", "...)
 		}
-		s := d.state(p)
 		policy = appendItem(policy, s.Name, ";q=", s.Max, ";w=", s.Window)
 		state = appendItem(state, s.Name, ";r=", s.Remaining, ";t=", s.Reset)
 	}
@@ -50,6 +53,20 @@ func writeDraft10(h http.Header, d Decision) {
 		h.Set("RateLimit-Policy", string(policy))
 		h.Set("RateLimit", string(state))
 	}
+}
+
+// outdone reports whether another part of the same limit, charged for another
+// key, is nearer to its end: the draft wants one item per limit.
+func (d *Decision) outdone(i int, s State) bool {
+	for j, p := range d.parts() {
+		if j == i || p.rule.Name != s.Name {
+			continue
+		}
+		if left := d.state(p).Remaining; left < s.Remaining || left == s.Remaining && j < i {
+			return true
+		}
+	}
+	return false
 }
 
 // appendItem needs no escapes: names are plain.

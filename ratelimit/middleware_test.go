@@ -2,10 +2,12 @@ package ratelimit_test
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/holdfast-go/holdfast/ratelimit"
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimittest"
@@ -57,6 +59,26 @@ func TestHeaderFormats(t *testing.T) {
 	if _, err := ratelimit.NewMiddleware(newMemory(t), ratelimit.MiddlewareConfig{Charges: byUser, Headers: 9}); err == nil {
 		t.Error("accepted an unknown format")
 	}
+}
+
+// One limit that is charged for two keys is one item: the one nearest to its end.
+func TestHeadersNameALimitOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		limit, n := ratelimit.Limit{Name: "account", Max: 3}, 0
+		h := served(t, newMemory(t), noContent, ratelimit.MiddlewareConfig{Charges: func(*http.Request) ([]ratelimit.Charge, error) {
+			n++
+			return []ratelimit.Charge{{Limit: limit, Key: "from", Cost: int64(n % 2)}, {Limit: limit, Key: "to", Cost: 2}, {Limit: global}}, nil
+		}, Headers: ratelimit.HeadersBoth})
+		got := call(h, http.MethodPost).Header()
+		if got.Get("RateLimit") != `"account";r=1;t=60, "global";r=999;t=60` || got.Get("RateLimit-Policy") != `"account";q=3;w=60, "global";q=1000;w=60` {
+			t.Errorf("got %v", got)
+		}
+		got = call(h, http.MethodPost).Header()
+		if got.Get("RateLimit") != `"account";r=1;t=90, "global";r=999;t=60` || got.Get("X-RateLimit-Reset") != "90" {
+			t.Errorf("denied: got %v", got)
+		}
+	})
 }
 
 func TestShadow(t *testing.T) {
@@ -187,5 +209,31 @@ func TestDeniedNamesEveryViolatedLimit(t *testing.T) {
 	}
 	if err := ratelimit.RefundFrom(context.Background()); err != nil {
 		t.Error(err)
+	}
+}
+
+// A client that has gone gets its unit back all the same, and once at most.
+func TestRefundOfAClientThatHasGone(t *testing.T) {
+	t.Parallel()
+	m := newMemory(t)
+	c := ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: 9, Window: 24 * time.Hour}}
+	h := served(t, uncertain{m}, func(_ http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithCancel(r.Context())
+		cancel()
+		if err := ratelimit.RefundFrom(ctx); !errors.Is(err, ratelimit.ErrUnavailable) {
+			t.Errorf("the refund says %v", err)
+		}
+		if err := ratelimit.RefundFrom(ctx); err != nil {
+			t.Errorf("the second refund says %v", err)
+		}
+	}, ratelimit.MiddlewareConfig{Charges: func(*http.Request) ([]ratelimit.Charge, error) { return []ratelimit.Charge{c}, nil }})
+	for range 2 {
+		if _, err := m.Allow(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	call(h, http.MethodPost)
+	if d, err := m.Peek(t.Context(), c); err != nil || d.Limits()[0].Remaining != 6 {
+		t.Errorf("%v, %v, want 6 left beside the one peeked at", d.Limits(), err)
 	}
 }

@@ -45,18 +45,20 @@ func Reserve(ctx context.Context, r Reserver, within time.Duration, charges ...C
 
 // Cancel gives the tokens back, so that whoever reserves next gets them. Once
 // they have been regained by the passing of time there is nothing to give back.
-// Further calls do nothing; after an error it may be called again.
+// It asks the store once, and further calls do nothing: after ErrUnavailable the
+// tokens may have been given back, and a second time would take them from others.
+// With a context that has ended it does nothing and may be called again.
 func (r *Reservation) Cancel(ctx context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.gone {
 		return nil
 	}
-	if err := r.limiter.Refund(ctx, r.Decision.Charges()...); err != nil {
+	if err := ctx.Err(); err != nil {
 		return err
 	}
 	r.gone = true
-	return nil
+	return r.limiter.Refund(ctx, r.Decision.Charges()...)
 }
 
 // CheckReserve reports, wrapping ErrInvalid, why normalized charges cannot be

@@ -43,9 +43,10 @@ func ChargesFrom(ctx context.Context) ([]Charge, bool) {
 }
 
 // RefundFrom gives back what the request of ctx was charged, for a request that
-// turns out to be free, such as the replay of an answer. Call it before the
-// answer is written: the headers then tell of the refund. Further calls do
-// nothing, as does one outside the middleware.
+// turns out to be free, such as the replay of an answer, also if its client has
+// gone meanwhile. Call it before the answer is written: the headers then tell of
+// the refund. Further calls do nothing, also after ErrUnavailable, for units
+// given back twice would be somebody else's. Outside the middleware it does nothing.
 func RefundFrom(ctx context.Context) error {
 	var errs []error
 	for t, _ := ctx.Value(takenKey{}).(*taken); t != nil; t = t.outer {
@@ -61,10 +62,10 @@ func (t *taken) refund(ctx context.Context) error {
 	if t.done || len(charges) == 0 {
 		return nil
 	}
-	if err := t.limiter.Refund(ctx, charges...); err != nil {
+	t.done = true
+	if err := t.limiter.Refund(context.WithoutCancel(ctx), charges...); err != nil {
 		return err
 	}
-	t.done = true
 	if t.header != nil {
 		t.format.write(t.header, t.decision.refunded())
 	}

@@ -26,7 +26,8 @@ type WaiterConfig struct {
 	// the context's.
 	MaxWait time.Duration
 	// Jitter is the largest share of a wait that is added at random, so that
-	// several processes do not wake at the same moment; at most 1. 0 means 0.1.
+	// several processes do not wake at the same moment; at most 1. 0 means 0.1. It
+	// never makes a wait miss MaxWait.
 	Jitter float64
 	// UnavailablePause is the pause before a store that could not be asked is asked
 	// again. 0 means 1 s.
@@ -37,8 +38,8 @@ type WaiterConfig struct {
 }
 
 // Waiter blocks workers until their charges are allowed, first come first
-// served within the process. Make it with NewWaiter. It is safe for concurrent
-// use.
+// served among those who share it. Make it with NewWaiter. It is safe for
+// concurrent use.
 type Waiter struct {
 	limiter Limiter
 	charges []Charge
@@ -123,7 +124,7 @@ func (w *Waiter) wait(ctx context.Context, deadline time.Time) error {
 		if !deadline.IsZero() && time.Now().Add(pause).After(deadline) {
 			return ErrWaitTooLong
 		}
-		if runloop.Sleep(ctx, pause) != nil {
+		if runloop.Sleep(ctx, w.jittered(pause, deadline)) != nil {
 			return gaveUp(ctx)
 		}
 	}
@@ -146,7 +147,7 @@ func (w *Waiter) try(ctx context.Context) (time.Duration, error) {
 		if ctx.Err() == nil {
 			w.cfg.Logger.WarnContext(ctx, "ratelimit: waiting for the store", slog.Any("error", err))
 		}
-		return w.jittered(w.cfg.UnavailablePause), nil
+		return w.cfg.UnavailablePause, nil
 	case err != nil:
 		return 0, err
 	case d.Allowed:
@@ -154,9 +155,14 @@ func (w *Waiter) try(ctx context.Context) (time.Duration, error) {
 	case d.Never:
 		return 0, fmt.Errorf("%w: limit %q", ErrNever, d.Denied)
 	}
-	return w.jittered(max(d.RetryAfter, time.Millisecond)), nil
+	return max(d.RetryAfter, time.Millisecond), nil
 }
 
-func (w *Waiter) jittered(d time.Duration) time.Duration {
-	return d + time.Duration(w.cfg.Jitter*w.cfg.Rand()*float64(d))
+// jittered adds to a pause at random, unless that would miss the deadline.
+func (w *Waiter) jittered(pause time.Duration, deadline time.Time) time.Duration {
+	longer := pause + time.Duration(w.cfg.Jitter*w.cfg.Rand()*float64(pause))
+	if !deadline.IsZero() && !time.Now().Add(longer).Before(deadline) {
+		return pause
+	}
+	return longer
 }

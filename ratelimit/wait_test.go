@@ -111,6 +111,19 @@ func TestWaitEnds(t *testing.T) {
 	})
 }
 
+// Jitter does not make a wait too long that is not.
+func TestJitterKeepsWithinMaxWait(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaiter(t, newMemory(t), ratelimit.WaiterConfig{MaxWait: 105 * time.Millisecond, Jitter: 1, Rand: func() float64 { return 0.99 }}, ratelimit.Charge{Limit: tenPerSecond})
+		for range 3 {
+			if err := w.Wait(t.Context()); err != nil {
+				t.Errorf("a token that comes within 100 ms is not waited for 105 ms: %v", err)
+			}
+		}
+	})
+}
+
 func TestWaitOutlastsAnOutage(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -17,9 +17,10 @@
 //
 // A limit named user with a key counts in rate_limit:user:{key}:{window}, one
 // without a key in rate_limit:global:{window}: an integer, with a TTL of at most
-// two windows and a second. {window} is the Unix time divided by the window's length: the
-// number of the minute for a limit per minute. A token bucket is kept in
-// rate_limit:user:{key}:b. The braces are placeholders here; keys are encoded by
+// two windows and a second. {window} is the Unix time divided by the window's
+// length: the number of the minute for a limit per minute. A token bucket is kept
+// in rate_limit:user:{key}:b60000, of which the number is the window in
+// milliseconds. The braces are placeholders here; keys are encoded by
 // ratelimit.EncodeKey.
 //
 // # Redis Cluster

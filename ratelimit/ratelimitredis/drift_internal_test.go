@@ -70,7 +70,7 @@ func TestClusterKeysShareOneSlot(t *testing.T) {
 	hashed := ratelimit.EncodeKey("{other}")
 	want := []string{
 		"rate_limit:{rl}:user:" + hashed + ":99", "rate_limit:{rl}:user:" + hashed + ":100", "rate_limit:{rl}:user:" + hashed + ":101",
-		"rate_limit:{rl}:tokens:b",
+		"rate_limit:{rl}:tokens:b60000",
 	}
 	for i := range want {
 		if i >= len(keys) || keys[i] != want[i] {

@@ -75,9 +75,9 @@ func TestKeysValuesAndTTL(t *testing.T) {
 	}
 	minute := strconv.FormatInt(d.At.Unix()/60, 10)
 	want := map[string]string{
-		"rate_limit:user:user-42:" + minute:                     "1",
-		"rate_limit:global:" + minute:                           "3",
-		"rate_limit:calls:" + ratelimit.EncodeKey("x:y") + ":b": "60000:" + strconv.FormatInt(d.At.UnixMilli(), 10),
+		"rate_limit:user:user-42:" + minute:                          "1",
+		"rate_limit:global:" + minute:                                "3",
+		"rate_limit:calls:" + ratelimit.EncodeKey("x:y") + ":b60000": "60000:" + strconv.FormatInt(d.At.UnixMilli(), 10),
 	}
 	check := func() {
 		t.Helper()
@@ -126,7 +126,7 @@ func TestForeignValues(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := client.Set(t.Context(), "rate_limit:calls:b", value, time.Minute).Err(); err != nil {
+		if err := client.Set(t.Context(), "rate_limit:calls:b60000", value, time.Minute).Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -153,7 +153,7 @@ func TestForeignValues(t *testing.T) {
 			t.Errorf("with a bucket of %q: %+v, %v, want a denial", value, d, err)
 		}
 	}
-	if err := client.LPush(t.Context(), "rate_limit:list:b", "x").Err(); err != nil {
+	if err := client.LPush(t.Context(), "rate_limit:list:b60000", "x").Err(); err != nil {
 		t.Fatal(err)
 	}
 	list := ratelimit.Limit{Name: "list", Max: 1, Algorithm: ratelimit.TokenBucket}

@@ -41,10 +41,11 @@ func window(limit ratelimit.Limit, now int64) int64 {
 	return (now - lag) / limit.Window.Milliseconds()
 }
 
-// appendKeys declares the keys of one counter, whose name all begin with.
+// appendKeys declares the keys of one counter, whose name all begin with. A
+// bucket's tells its window, for its value is in units of that.
 func appendKeys(args []any, name string, limit ratelimit.Limit, window, count int64) []any {
 	if limit.Algorithm == ratelimit.TokenBucket {
-		return append(args, name+"b")
+		return append(args, name+"b"+strconv.FormatInt(limit.Window.Milliseconds(), 10))
 	}
 	for m := window - 1; m < window-1+count; m++ {
 		args = append(args, name+strconv.FormatInt(m, 10))

@@ -65,7 +65,9 @@ func (l *Limiter) Allow(ctx context.Context, charges ...ratelimit.Charge) (ratel
 	if err != nil || !d.Allowed || d.Fallback {
 		return d, err
 	}
+	delay := d.Delay
 	d = ratelimit.Decide(time.Now().Truncate(time.Millisecond), 0, true, charges, make([]ratelimit.Counter, len(charges)))
+	d.Delay = delay
 	l.charged = append(l.charged, d.Charges())
 	return d, nil
 }

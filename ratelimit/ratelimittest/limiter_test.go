@@ -38,6 +38,11 @@ func TestScript(t *testing.T) {
 	if d, err := l.Allow(t.Context(), c); err != nil || !d.Fallback || d.Charges() != nil || len(l.Charged()) != 1 {
 		t.Errorf("got %+v, %v, want nothing charged where nothing is metered", d, err)
 	}
+	bucket := ratelimit.Charge{Limit: ratelimit.Limit{Name: "calls", Max: 1, Algorithm: ratelimit.TokenBucket}}
+	l.Next(ratelimit.Decision{Allowed: true, Delay: 3 * time.Second}, nil)
+	if d, err := l.Reserve(t.Context(), time.Minute, bucket); err != nil || !d.Allowed || d.Delay != 3*time.Second || len(d.Charges()) != 1 {
+		t.Errorf("got %+v, %v, want a reservation with the scripted delay", d, err)
+	}
 	if _, err := l.Allow(t.Context()); !errors.Is(err, ratelimit.ErrInvalid) {
 		t.Errorf("no charges: %v", err)
 	}

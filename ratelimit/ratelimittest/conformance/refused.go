@@ -127,6 +127,18 @@ func testKeys(t *testing.T, l Limiter) {
 	}
 }
 
+// Limits of one name with different windows have counters of their own.
+func testWindows(t *testing.T, l Limiter) {
+	for _, a := range []ratelimit.Algorithm{ratelimit.SlidingWindow, ratelimit.FixedWindow, ratelimit.TokenBucket} {
+		for n, window := range []time.Duration{day, 2 * day, 30 * day} {
+			c := ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: 2, Window: window, Algorithm: a}, Key: fmt.Sprint(a)}
+			if d := allow(t, l, c); !d.Allowed || d.Limits()[0].Remaining != 1 {
+				t.Errorf("algorithm %d: window %d of one name left %+v, want 1", a, n, d.Limits())
+			}
+		}
+	}
+}
+
 // What a decision says was taken names the same counters again.
 func testRefundOfOddKeys(t *testing.T, l Limiter) {
 	for _, key := range []string{"plain", "2001:db8::1", "a@b.example", "h-", strings.Repeat("x", 10_000)} {
