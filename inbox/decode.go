@@ -58,7 +58,7 @@ func (e *decodeError) Error() string {
 
 // isJSON accepts application/json and every +json type; no type at all counts as JSON.
 func isJSON(contentType string) bool {
-	if contentType == "" {
+	if contentType == "" || contentType == "application/json" {
 		return true
 	}
 	media, _, err := mime.ParseMediaType(contentType)

@@ -6,12 +6,10 @@ import (
 	"fmt"
 	"time"
 
-	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
-	"go.opentelemetry.io/otel/trace/noop"
 
 	base "github.com/holdfast-go/holdfast/internal/telemetry"
 )
@@ -24,8 +22,7 @@ const scope = "github.com/holdfast-go/holdfast/txretry"
 // "holdfast.txretry.failures", the attempts that failed for a transient reason,
 // by phase and SQLSTATE.
 type telemetry struct {
-	tracer   trace.Tracer
-	silent   trace.TracerProvider // not nil: tracer records nothing while this is the global one
+	kit      base.Kit
 	duration metric.Float64Histogram
 	attempts metric.Int64Counter
 	phases   metric.Float64Histogram
@@ -34,10 +31,7 @@ type telemetry struct {
 
 func newTelemetry(cfg Config) (t telemetry, err error) {
 	kit := base.New(scope, cfg.TracerProvider, cfg.MeterProvider)
-	t.tracer = kit.Tracer
-	if cfg.TracerProvider == nil && isSilent(kit.Tracer) {
-		t.silent = otel.GetTracerProvider()
-	}
+	t.kit = kit
 	if t.duration, err = kit.Meter.Float64Histogram("holdfast.txretry.duration",
 		metric.WithUnit("s"), metric.WithDescription("Duration of transactions, retries and delays included.")); err != nil {
 		return t, fmt.Errorf("txretry: %w", err)
@@ -57,19 +51,12 @@ func newTelemetry(cfg Config) (t telemetry, err error) {
 	return t, nil
 }
 
-// isSilent reports whether no SDK stands behind a tracer (yet). Its spans would
-// only cost their allocation.
-func isSilent(t trace.Tracer) bool {
-	_, none := t.(noop.Tracer)
-	return none || fmt.Sprintf("%T", t) == "*global.tracer"
-}
-
 // start begins a span; it is nil if nobody would see it.
 func (t *telemetry) start(ctx context.Context, name string) (context.Context, trace.Span) {
-	if t.silent != nil && t.silent == otel.GetTracerProvider() {
+	if t.kit.Silent() {
 		return ctx, nil
 	}
-	ctx, span := t.tracer.Start(ctx, "txretry.Do")
+	ctx, span := t.kit.Tracer.Start(ctx, "txretry.Do")
 	if name != "" && span.IsRecording() {
 		span.SetAttributes(attribute.String("holdfast.operation", name))
 	}

@@ -148,7 +148,11 @@ func attempt(d amqp.Delivery) int {
 
 // intHeader returns 0 for what is no number.
 func intHeader(d amqp.Delivery, name string) int {
-	n, err := strconv.Atoi(header(d, name))
+	text := header(d, name)
+	if text == "" { // as a rule: an error would cost more than all the rest
+		return 0
+	}
+	n, err := strconv.Atoi(text)
 	if err != nil {
 		return 0
 	}
@@ -157,7 +161,11 @@ func intHeader(d amqp.Delivery, name string) int {
 
 // timeHeader returns the zero time for what is no time.
 func timeHeader(d amqp.Delivery, name string) time.Time {
-	t, err := time.Parse(time.RFC3339Nano, header(d, name))
+	text := header(d, name)
+	if text == "" {
+		return time.Time{}
+	}
+	t, err := time.Parse(time.RFC3339Nano, text)
 	if err != nil {
 		return time.Time{}
 	}

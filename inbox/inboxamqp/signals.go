@@ -30,7 +30,7 @@ const (
 type signals struct {
 	queue    metric.MeasurementOption
 	outcomes map[outcome]metric.MeasurementOption // made once: they are counted with every message
-	tracer   trace.Tracer
+	kit      telemetry.Kit
 	settled  metric.Int64Counter
 	sessions metric.Int64Counter
 	hanging  metric.Int64Counter
@@ -51,7 +51,7 @@ func newSignals(cfg Config) (*signals, error) {
 	return &signals{
 		outcomes: outcomes,
 		queue:    metric.WithAttributes(attribute.String("queue", cfg.Queue)),
-		tracer:   kit.Tracer, settled: settled, sessions: sessions, hanging: hanging,
+		kit:      kit, settled: settled, sessions: sessions, hanging: hanging,
 	}, errors.Join(err1, err2, err3)
 }
 
@@ -65,6 +65,9 @@ func (s *signals) lost(ctx context.Context) { s.sessions.Add(ctx, 1, s.queue) }
 
 // span begins the processing of messages; the returned function ends it.
 func (s *signals) span(ctx context.Context, msgs []*inbox.Message) (context.Context, func([]error)) {
+	if s.kit.Silent() {
+		return ctx, func([]error) {}
+	}
 	links := make([]trace.Link, 0, len(msgs))
 	for _, m := range msgs {
 		if sender := telemetry.Extract(ctx, m.Headers); sender.IsValid() {
@@ -80,7 +83,7 @@ func (s *signals) span(ctx context.Context, msgs []*inbox.Message) (context.Cont
 	} else {
 		attrs = append(attrs, attribute.Int("messaging.batch.message_count", len(msgs)))
 	}
-	ctx, span := s.tracer.Start(ctx, "process "+msgs[0].Queue,
+	ctx, span := s.kit.Tracer.Start(ctx, "process "+msgs[0].Queue,
 		trace.WithSpanKind(trace.SpanKindConsumer), trace.WithLinks(links...), trace.WithAttributes(attrs...))
 	return ctx, func(results []error) {
 		for _, err := range results {

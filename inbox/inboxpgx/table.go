@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/inbox"
@@ -116,7 +117,7 @@ func (t *Table) Record(ctx context.Context, tx pgx.Tx, consumer string, id uuid.
 	if m, ok := inbox.FromContext(ctx); ok {
 		name = m.Name
 	}
-	tag, err := tx.Exec(ctx, t.insert, consumer, id, name)
+	tag, err := tx.Exec(ctx, t.insert, consumer, uuidOf(id), name)
 	if err != nil {
 		return false, fmt.Errorf("inboxpgx: record message: %w", err)
 	}
@@ -125,19 +126,19 @@ func (t *Table) Record(ctx context.Context, tx pgx.Tx, consumer string, id uuid.
 
 // RecordAll implements Dedup.
 func (t *Table) RecordAll(ctx context.Context, tx pgx.Tx, consumer string, msgs []*inbox.Message) (first []bool, err error) {
-	ids, names := make([]uuid.UUID, len(msgs)), make([]string, len(msgs))
+	ids, names := make(uuids, len(msgs)), make([]string, len(msgs))
 	position := make(map[uuid.UUID]int, len(msgs))
 	for i, m := range msgs {
-		ids[i], names[i], position[m.ID] = m.ID, m.Name, i
+		ids[i], names[i], position[m.ID] = uuidOf(m.ID), m.Name, i
 	}
 	rows, err := tx.Query(ctx, t.insertAll, consumer, ids, names)
 	if err != nil {
 		return nil, fmt.Errorf("inboxpgx: record messages: %w", err)
 	}
 	first = make([]bool, len(msgs))
-	var id uuid.UUID
+	var id pgtype.UUID
 	if _, err := pgx.ForEachRow(rows, []any{&id}, func() error {
-		first[position[id]] = true
+		first[position[id.Bytes]] = true
 		return nil
 	}); err != nil {
 		return nil, fmt.Errorf("inboxpgx: record messages: %w", err)
@@ -147,11 +148,20 @@ func (t *Table) RecordAll(ctx context.Context, tx pgx.Tx, consumer string, msgs 
 
 // Forget implements Dedup.
 func (t *Table) Forget(ctx context.Context, tx pgx.Tx, consumer string, ids []uuid.UUID) error {
-	if txretry.AtCommit(tx, t.forget, consumer, ids) {
+	all := make(uuids, len(ids))
+	for i, id := range ids {
+		all[i] = uuidOf(id)
+	}
+	if txretry.AtCommit(tx, t.forget, consumer, all) {
 		return nil
 	}
-	if _, err := tx.Exec(ctx, t.forget, consumer, ids); err != nil {
+	if _, err := tx.Exec(ctx, t.forget, consumer, all); err != nil {
 		return fmt.Errorf("inboxpgx: forget messages: %w", err)
 	}
 	return nil
 }
+
+// uuids is an array that the client encodes in binary. Of []uuid.UUID it makes texts first.
+type uuids = pgtype.FlatArray[pgtype.UUID]
+
+func uuidOf(id uuid.UUID) pgtype.UUID { return pgtype.UUID{Bytes: id, Valid: true} }

@@ -33,6 +33,9 @@ func newCounter(cfg Config) (counter, error) {
 
 // add counts one delivery. The name is one of those with a handler, so they are few.
 func (c counter) add(ctx context.Context, name string, duplicate bool, err error) {
+	if !c.messages.Enabled(ctx) {
+		return
+	}
 	outcome := "done"
 	switch {
 	case err != nil:

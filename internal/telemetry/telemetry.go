@@ -4,31 +4,52 @@ package telemetry
 
 import (
 	"context"
+	"fmt"
 	"maps"
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 )
 
 // Kit is the tracer and the meter of one package.
 type Kit struct {
 	Tracer trace.Tracer
 	Meter  metric.Meter
+
+	silent trace.TracerProvider // not nil: Tracer records nothing while this is the global one
 }
 
 // New returns the kit for the instrumentation scope, which is the import path
 // of the package. A nil provider means the global one.
 func New(scope string, tp trace.TracerProvider, mp metric.MeterProvider) Kit {
-	if tp == nil {
-		tp = otel.GetTracerProvider()
-	}
 	if mp == nil {
 		mp = otel.GetMeterProvider()
 	}
-	return Kit{Tracer: tp.Tracer(scope), Meter: mp.Meter(scope)}
+	k := Kit{Meter: mp.Meter(scope)}
+	if tp != nil {
+		k.Tracer = tp.Tracer(scope)
+		return k
+	}
+	global := otel.GetTracerProvider()
+	k.Tracer = global.Tracer(scope)
+	if isSilent(k.Tracer) {
+		k.silent = global
+	}
+	return k
 }
+
+// isSilent reports whether no SDK stands behind a tracer (yet).
+func isSilent(t trace.Tracer) bool {
+	_, none := t.(noop.Tracer)
+	return none || fmt.Sprintf("%T", t) == "*global.tracer"
+}
+
+// Silent reports whether nobody would see a span of the Tracer, which would only
+// cost its allocation.
+func (k Kit) Silent() bool { return k.silent != nil && k.silent == otel.GetTracerProvider() }
 
 // Inject returns headers with the W3C trace context of ctx. The map that was
 // given stays as it is; without a span it is returned itself.
