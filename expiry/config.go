@@ -42,7 +42,8 @@ type SweeperConfig struct {
 	MinPause time.Duration
 
 	// Recheck is how often the next due time is looked up again while nothing
-	// happens, so that rows made by other processes are found. 0 means 1 minute.
+	// happens, so that rows made by other processes are found. 0 means 90 s: an hour
+	// in which nothing is due is 40 looks, and two sweeps of DefaultSchedule.
 	Recheck time.Duration
 
 	// Quarantine is how long a row that made its batch fail is left alone before
@@ -96,7 +97,7 @@ func (c SweeperConfig) withDefaults() SweeperConfig {
 	c.BatchSize = cmp.Or(c.BatchSize, 200)
 	c.BatchTimeout = cmp.Or(c.BatchTimeout, 30*time.Second)
 	c.MinPause = cmp.Or(c.MinPause, 100*time.Millisecond)
-	c.Recheck = cmp.Or(c.Recheck, time.Minute)
+	c.Recheck = cmp.Or(c.Recheck, 90*time.Second)
 	c.Quarantine = cmp.Or(c.Quarantine, 5*time.Minute)
 	c.MaxQuarantine = cmp.Or(c.MaxQuarantine, 1000)
 	c.ShutdownTimeout = cmp.Or(c.ShutdownTimeout, 10*time.Second)

@@ -13,8 +13,8 @@
 //   - when [Sweeper.Wake] says that rows were made, if one of them is due.
 //
 // A missed activation costs nothing: what is due then is due still. While
-// nothing is due, a sweeper asks one query a minute, and one more after a sweep
-// of the schedule.
+// nothing is due, a sweeper asks less than one query a minute: an hour is 40
+// looks and two sweeps.
 //
 // # What is promised
 //
@@ -30,7 +30,11 @@
 // left in quarantine for a while, after which it is tried by itself. A panic of
 // a callback is such a failure. So is running into
 // [SweeperConfig].BatchTimeout: then the search goes on over several sweeps, so
-// that rows which fall due meanwhile wait for one timeout at most.
+// that rows which fall due meanwhile wait for one timeout at most. A row alone
+// that fails by what is no row's fault, such as an error of the schema, is passed
+// by and tried again soon. A stall of the whole server that outlasts BatchTimeout
+// while one row alone is being expired looks as if the row were hanging, and costs
+// it one [SweeperConfig].Quarantine.
 //
 // Only the store's clock decides what is due. How far this host's is off is
 // measured, and logged from a minute on.
@@ -50,9 +54,11 @@
 // Where no row was changed it was too late, or somebody has settled it before.
 // now() is the start of the transaction: run them first in it, or write
 // clock_timestamp(), or a wait for a lock may let a row be confirmed that fell due
-// meanwhile. A row that is never to expire has the deadline 'infinity', not NULL.
+// meanwhile. A row that is never to expire has the deadline 'infinity', not NULL:
+// a sweeper does not start while an active row has none, and one that loses its
+// deadline later is passed over, counted and logged.
 //
-// Rows made by other processes are found at the next look, a minute apart,
+// Rows made by other processes are found at the next look, 90 seconds apart,
 // unless those processes can reach Wake; expirypgx has a Notifier and a Listener
 // for that. So a hold shorter than that may expire up to [SweeperConfig].Recheck
 // late. The quarantine is kept in memory: after a restart a bad row is tried

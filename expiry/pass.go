@@ -29,6 +29,9 @@ func (p *pass) sweep(ctx context.Context) error {
 		if done, err = p.drain(ctx); err != nil || p.report.More {
 			return err
 		}
+		if done && p.suspects.resting(time.Now()) {
+			break
+		}
 		if err := p.halve(ctx); err != nil || p.report.More {
 			return err
 		}
@@ -40,9 +43,10 @@ func (p *pass) sweep(ctx context.Context) error {
 // drain runs batches until one is short, or until so many rows are set aside
 // that they come first. It begins where the last sweep was stopped, so that bad
 // rows at the head cannot keep it from the others, and then once more at the head.
-// One batch that takes too long may be due to a row of it; a second one ends it.
+// One batch that takes too long, or fails by what is rarely a row's fault, may
+// be due to a row of it; a second one ends it.
 func (p *pass) drain(ctx context.Context) (done bool, err error) {
-	var slow error
+	var unsure error
 	for whole := p.cursor == (Cursor{}); ; {
 		if spent, err := p.spent(ctx); spent {
 			return false, err
@@ -55,21 +59,21 @@ func (p *pass) drain(ctx context.Context) (done bool, err error) {
 			continue
 		case err == nil && whole:
 			p.cursor = Cursor{}
-			return true, slow
+			return true, unsure
 		case err == nil:
 			whole, p.cursor = true, Cursor{}
 			continue
-		case slow != nil && errors.Is(err, errTooSlow):
+		case unsure != nil && isUnsure(err):
 			return false, err
 		}
 		if err := p.passBy(ctx, err); err != nil {
 			return false, err
 		}
-		if errors.Is(err, errTooSlow) {
-			slow = err
+		if isUnsure(err) {
+			unsure = err
 		}
 		if p.suspects.waiting() >= p.cfg.MaxQuarantine {
-			return false, slow
+			return false, unsure
 		}
 	}
 }
@@ -81,12 +85,21 @@ func (p *pass) passBy(ctx context.Context, err error) error {
 	switch {
 	case blamed == nil:
 		return err
-	case len(blamed.Rows) == 1:
+	case len(blamed.Rows) == 1 && !blamed.Doubtful:
 		return p.isolate(ctx, blamed)
 	}
-	p.suspects.setAside(blamed.Rows)
 	p.cursor = blamed.Last
+	if blamed.Doubtful && p.suspects.waiting() >= p.cfg.MaxQuarantine {
+		return err // an outage: enough of its rows are set aside
+	}
+	p.suspects.setAside(blamed.Rows)
 	return nil
+}
+
+// isUnsure reports whether the failure of a batch may well be no row's fault.
+func isUnsure(err error) bool {
+	blamed, ok := errors.AsType[*BatchError](err)
+	return errors.Is(err, errTooSlow) || ok && blamed.Doubtful
 }
 
 // blame returns which rows may have made a batch fail; nil if none did, or if the
@@ -105,6 +118,7 @@ func (p *pass) halve(ctx context.Context) error {
 	for {
 		rows := p.suspects.next(p.size)
 		if len(rows) == 0 {
+			p.doubts = 0
 			return nil
 		}
 		if spent, err := p.spent(ctx); spent {
@@ -116,9 +130,8 @@ func (p *pass) halve(ctx context.Context) error {
 			continue
 		}
 		blamed := blame(ctx, err)
-		if blamed == nil {
-			p.suspects.take(len(rows)) // the others first, next time
-			p.suspects.setAside(rows)
+		if blamed == nil || blamed.Doubtful && len(blamed.Rows) == 1 {
+			p.rest(rows)
 			return err
 		}
 		if err := p.divide(ctx, rows, blamed); err != nil {
@@ -128,6 +141,19 @@ func (p *pass) halve(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// rest leaves all that is set aside alone for a while, longer and longer as long
+// as nothing expires: the rows that were tried failed by what is no row's fault,
+// or rarely. Other rows do not wait for it.
+func (p *pass) rest(tried []string) {
+	p.suspects.take(len(tried))
+	p.suspects.setAside(tried) // the others first, next time
+	if p.report.Expired > 0 {
+		p.doubts = 0
+	}
+	p.suspects.rest(time.Now().Add(p.policy.Delay(p.doubts, p.cfg.Rand())))
+	p.doubts++
 }
 
 // divide isolates the row at fault among those that were tried, or has them

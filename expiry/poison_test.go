@@ -6,141 +6,13 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/holdfast-go/holdfast/expiry"
-	"github.com/holdfast-go/holdfast/expiry/expirytest"
 )
-
-// emitting is a store on the rows of w with a callback of its own in front of w's.
-func (w *world) emitting(t *testing.T, first func(ctx context.Context, rows []expiry.Row) error) expiry.Store {
-	t.Helper()
-	store, err := expirytest.NewStore(w.manager, expirytest.Config{
-		Active: w.table.Active, Expire: w.table.Expire,
-		Now: func() time.Time { return time.Now().Add(w.ahead) },
-		Emit: func(ctx context.Context, _ pgx.Tx, rows []expiry.Row) error {
-			if err := first(ctx, rows); err != nil {
-				return err
-			}
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			for _, row := range rows {
-				w.when[row.ID] = time.Now()
-			}
-			return nil
-		},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return store
-}
-
-func has(rows []expiry.Row, id string) bool {
-	return slices.ContainsFunc(rows, func(r expiry.Row) bool { return r.ID == id })
-}
-
-// One row on which Emit hangs until BatchTimeout takes the others of its batch
-// along for minutes at worst, but nobody else.
-func TestHangingRowStopsTheOthersOnlyBriefly(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		var hangs atomic.Int64
-		store := w.emitting(t, func(ctx context.Context, rows []expiry.Row) error {
-			if !has(rows, "bad") {
-				return nil
-			}
-			hangs.Add(1)
-			<-ctx.Done()
-			return ctx.Err()
-		})
-		w.hold(t, "bad", -time.Hour)
-		start := time.Now()
-		for n := range 1000 {
-			w.hold(t, fmt.Sprint("old ", n), -time.Minute)
-		}
-		poisoned := make(chan string, 10)
-		sw := newSweeper(t, store, expiry.SweeperConfig{Hooks: expiry.Hooks{
-			OnPoison: func(_ context.Context, id string, _ error) { poisoned <- id },
-		}})
-		stop := run(t, sw)
-		defer stop()
-
-		time.Sleep(30*time.Second + 200*time.Millisecond)
-		if left := len(w.table.Active()); left != 200 {
-			t.Errorf("%d rows are left after the first timeout, want the batch of 200", left)
-		}
-		worst := time.Duration(0)
-		for n := range 60 { // rows that fall due while the search goes on
-			id := fmt.Sprint("new ", n)
-			deadline := w.hold(t, id, time.Second)
-			sw.Wake(deadline)
-			time.Sleep(5 * time.Second)
-			w.mu.Lock()
-			if when, ok := w.when[id]; ok {
-				worst = max(worst, when.Sub(deadline))
-			}
-			w.mu.Unlock()
-		}
-		if worst > 32*time.Second {
-			t.Errorf("a row that fell due during the search expired %v late", worst)
-		}
-		if id, left := <-poisoned, len(w.table.Active()); left != 1 || id != "bad" {
-			t.Errorf("%d rows are left and %q is in quarantine, want the bad one", left, id)
-		}
-		found := hangs.Load()
-		if found > 9 {
-			t.Errorf("it took %d timeouts to find 1 row in 200", found)
-		}
-		time.Sleep(time.Until(start.Add(30 * time.Minute)))
-		if more := hangs.Load() - found; more > 5 {
-			t.Errorf("the row in quarantine cost %d timeouts in half an hour, want one per 5 minutes", more)
-		}
-	})
-}
-
-// A row in quarantine that hangs when it is tried again, by itself, says nothing
-// about the batches of the others: they keep their size.
-func TestHangingRowTriedAgainDoesNotShrinkBatches(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		store := w.emitting(t, func(ctx context.Context, rows []expiry.Row) error {
-			if !has(rows, "bad") {
-				return nil
-			}
-			<-ctx.Done()
-			return ctx.Err()
-		})
-		w.hold(t, "bad", -time.Hour)
-		sw := newSweeper(t, store, expiry.SweeperConfig{Quarantine: time.Minute})
-		if _, err := sw.Sweep(t.Context()); err == nil {
-			t.Fatal("the bad row has not run into BatchTimeout")
-		}
-		for range 10 { // sweeps that go through: the batches grow again
-			if _, err := sw.Sweep(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-		}
-		time.Sleep(time.Minute)
-		if _, err := sw.Sweep(t.Context()); err == nil {
-			t.Fatal("the bad row was not tried again")
-		}
-		for n := range 200 {
-			w.hold(t, fmt.Sprint(n), -time.Minute)
-		}
-		if r, err := sw.Sweep(t.Context()); err != nil || r.Batches > 2 || r.Expired != 200 {
-			t.Errorf("got %+v, %v, want the others in one batch and a short one", r, err)
-		}
-	})
-}
 
 // More bad rows than the quarantine holds, at the head and all of one deadline,
 // do not keep the sweeper from the rows behind them.
@@ -199,120 +71,106 @@ func TestNamedRowIsNotSearchedFor(t *testing.T) {
 	})
 }
 
-func TestStuckCallIsReported(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		w.hold(t, "row", -time.Second)
-		var once sync.Once
-		sw := newSweeper(t, w.emitting(t, func(context.Context, []expiry.Row) error {
-			once.Do(func() { time.Sleep(10 * time.Minute) }) // whatever its context says
-			return nil
-		}), expiry.SweeperConfig{})
-		stop := run(t, sw)
-		defer stop()
-		time.Sleep(time.Minute)
-		if err := sw.Ready(t.Context()); !errors.Is(err, expiry.ErrNotReady) || !strings.Contains(err.Error(), "stuck") {
-			t.Errorf("Ready says %v while a batch is stuck", err)
-		}
-		time.Sleep(15 * time.Minute)
-		if err := sw.Ready(t.Context()); err != nil || len(w.table.Active()) > 0 {
-			t.Errorf("Ready says %v, and %d rows are left, when it no longer is", err, len(w.table.Active()))
-		}
-	})
-}
-
-func TestBudgetsEndASweepAndRunGoesOn(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		for n := range 100 {
-			w.hold(t, fmt.Sprint(n), -time.Minute)
-		}
-		w.set(nil, time.Second) // per batch
-		cfg := expiry.SweeperConfig{BatchSize: 10, MaxBatches: 2}
-		var batches []int
-		cfg.Hooks.OnBatch = func(_ context.Context, b expiry.Batch, soFar expiry.Report) {
-			batches = append(batches, b.Expired, soFar.Expired)
-		}
-		if r, err := newSweeper(t, w, cfg).Sweep(t.Context()); err != nil || !r.More || r.Batches != 2 || r.Expired != 20 {
-			t.Errorf("got %+v, %v, want two batches and more", r, err)
-		}
-		if want := []int{10, 10, 10, 20}; !slices.Equal(batches, want) {
-			t.Errorf("the batches were told as %v, want %v", batches, want)
-		}
-		cfg = expiry.SweeperConfig{BatchSize: 10, MaxDuration: 3 * time.Second}
-		sw := newSweeper(t, w, cfg)
-		if r, err := sw.Sweep(t.Context()); err != nil || !r.More || r.Expired != 30 {
-			t.Errorf("got %+v, %v, want what fits into three seconds", r, err)
-		}
-		stop := run(t, sw)
-		defer stop()
-		time.Sleep(8 * time.Second)
-		if left := len(w.table.Active()); left != 0 {
-			t.Errorf("%d rows are left", left)
-		}
-	})
-}
-
-// checked is a store with a Check.
-type checked struct {
+// doubtful is a store in which a row whose id begins with "bad" fails by something
+// that is rarely a row's fault, and any row does while all fail.
+type doubtful struct {
 	*world
-	mu       sync.Mutex
-	findings []expiry.Finding
-	err      error
-	calls    int
+	inner expiry.Store
+	all   *atomic.Bool
+	tries *atomic.Int64
 }
 
-func (c *checked) Check(context.Context) ([]expiry.Finding, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.calls++
-	return c.findings, c.err
-}
-
-func (c *checked) answer(err error, findings ...expiry.Finding) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.err, c.findings = err, findings
-}
-
-func (c *checked) asked() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.calls
-}
-
-func TestUnfitStoreIsNotTouched(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		c := &checked{world: newWorld(t)}
-		c.hold(t, "row", -time.Second)
-		c.answer(nil, expiry.Finding{Component: "store", Problem: "no index", Mend: "CREATE INDEX"}, expiry.Finding{Problem: "no zone"})
-		sw := newSweeper(t, c, expiry.SweeperConfig{})
-		for _, err := range []error{sw.Run(t.Context()), func() error { _, err := sw.Sweep(t.Context()); return err }()} {
-			unfit, ok := errors.AsType[*expiry.CheckError](err)
-			if !ok || len(unfit.Findings) != 2 || !strings.Contains(err.Error(), "CREATE INDEX") || !strings.Contains(err.Error(), "no zone") {
-				t.Errorf("got %v, want both findings", err)
-			}
+func newDoubtful(t *testing.T, w *world) doubtful {
+	t.Helper()
+	d := doubtful{world: w, all: new(atomic.Bool), tries: new(atomic.Int64)}
+	d.inner = w.emitting(t, func(_ context.Context, rows []expiry.Row) error {
+		if d.all.Load() || slices.ContainsFunc(rows, func(r expiry.Row) bool { return strings.HasPrefix(r.ID, "bad") }) {
+			d.tries.Add(1)
+			return errors.New("no such table")
 		}
-		if batches, looks := c.counts(); batches+looks > 0 || len(c.table.Active()) != 1 {
-			t.Errorf("the store was touched: %d batches, %d looks", batches, looks)
-		}
-
-		c.answer(errors.New("server is down"))
-		stop := run(t, sw)
-		defer stop()
-		time.Sleep(time.Minute)
-		if len(c.table.Active()) != 1 {
-			t.Error("swept without a check")
-		}
-		c.answer(nil)
-		time.Sleep(time.Minute)
-		calls := c.asked()
-		time.Sleep(time.Hour)
-		if left, more := len(c.table.Active()), c.asked()-calls; left != 0 || more != 0 {
-			t.Errorf("%d rows left, %d checks more", left, more)
-		}
+		return nil
 	})
+	return d
+}
+
+func (d doubtful) SweepBatch(ctx context.Context, req expiry.Request) (expiry.Batch, error) {
+	b, err := d.inner.SweepBatch(ctx, req)
+	if failed, ok := errors.AsType[*expiry.BatchError](err); ok {
+		failed.Doubtful = true
+	}
+	return b, err
+}
+
+// A row for which a batch fails as it would in an outage stops no other, whatever
+// the size of batches, costs little for as long as it stays so, and expires soon
+// after it no longer does.
+func TestRowThatFailsLikeAnOutage(t *testing.T) {
+	t.Parallel()
+	for _, size := range []int{1, 2, 200} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t)
+			d := newDoubtful(t, w)
+			w.hold(t, "bad", -time.Hour)
+			for n := range 20 {
+				w.hold(t, fmt.Sprint(n), -time.Minute)
+			}
+			stop := run(t, newSweeper(t, d, expiry.SweeperConfig{BatchSize: size, Rand: func() float64 { return 0.5 }}))
+			defer stop()
+			time.Sleep(10 * time.Second)
+			if left := len(w.table.Active()); left != 1 {
+				t.Errorf("batches of %d: %d rows are left, want the bad one", size, left)
+			}
+			time.Sleep(time.Minute)
+			before := d.tries.Load()
+			worst := time.Duration(0)
+			for n := range 60 {
+				id := fmt.Sprint("later ", n)
+				deadline := w.hold(t, id, 40*time.Second)
+				time.Sleep(time.Minute)
+				w.mu.Lock()
+				if when, ok := w.when[id]; ok {
+					worst = max(worst, when.Sub(deadline))
+				} else {
+					t.Errorf("batches of %d: row %q has not expired", size, id)
+				}
+				w.mu.Unlock()
+			}
+			if worst > 2*time.Second {
+				t.Errorf("batches of %d: a row expired %v late", size, worst)
+			}
+			if tries := d.tries.Load() - before; tries > 400 {
+				t.Errorf("batches of %d: the bad row was tried %d times in an hour", size, tries)
+			}
+		})
+	}
+}
+
+// In an outage that hits every row, few batches are tried, no row is accused, and
+// all expire once it is over.
+func TestOutageOfEveryRow(t *testing.T) {
+	t.Parallel()
+	for _, size := range []int{1, 20} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t)
+			d := newDoubtful(t, w)
+			d.all.Store(true)
+			for n := range 300 {
+				w.hold(t, fmt.Sprint(n), -time.Minute)
+			}
+			accused := 0
+			stop := run(t, newSweeper(t, d, expiry.SweeperConfig{BatchSize: size, MaxQuarantine: 50, Hooks: expiry.Hooks{
+				OnPoison: func(context.Context, string, error) { accused++ },
+			}}))
+			time.Sleep(time.Hour)
+			if tries := d.tries.Load(); tries > 400 {
+				t.Errorf("batches of %d: an hour of outage cost %d batches", size, tries)
+			}
+			d.all.Store(false)
+			time.Sleep(time.Minute)
+			stop()
+			if left := len(w.table.Active()); left > 0 || accused > 0 {
+				t.Errorf("batches of %d: %d rows are left and %d were accused", size, left, accused)
+			}
+		})
+	}
 }

@@ -86,10 +86,13 @@ type Outlook struct {
 	Overdue int
 	// Lag is how long the longest overdue of them has been due.
 	Lag time.Duration
+	// Undated counts the active rows whose deadline is NULL, and which therefore
+	// never expire. It stops at MaxOverdue.
+	Undated int
 }
 
-// MaxOverdue is how far Outlook.Overdue counts, so that a look stays cheap when
-// very many rows are overdue.
+// MaxOverdue is how far Outlook.Overdue and Undated count, so that a look stays
+// cheap when there are very many such rows.
 const MaxOverdue = 10_000
 
 // Row is one row that expires.
@@ -112,6 +115,11 @@ type BatchError struct {
 	Rows []string
 	// Last is the place of the last row that was claimed.
 	Last Cursor
+	// Doubtful says that it was nothing a row usually causes, such as a lost
+	// connection or an error of the schema. A row that fails so is passed by, but
+	// stays out of quarantine even if it is alone, and a second such batch ends the
+	// sweep.
+	Doubtful bool
 	// Err is what went wrong.
 	Err error
 }

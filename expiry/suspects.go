@@ -15,6 +15,7 @@ type suspects struct {
 	mu    sync.Mutex
 	aside [][]string // each the rows of a failed batch, the next to be tried first
 	bad   []badRow   // the next to be released first
+	until time.Time  // when to try again what is set aside
 }
 
 type badRow struct {
@@ -78,6 +79,19 @@ func (s *suspects) take(n int) {
 	s.aside = s.aside[1:]
 }
 
+// rest has what is set aside wait until then.
+func (s *suspects) rest(until time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.until = until
+}
+
+func (s *suspects) resting(now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.until.After(now)
+}
+
 // isolate puts a row in quarantine. When that is full it takes the place of the
 // one that has been there longest, which is tried again early.
 func (s *suspects) isolate(id string, now time.Time) {
@@ -107,7 +121,7 @@ func (s *suspects) due(now time.Time) (time.Duration, bool) {
 	defer s.mu.Unlock()
 	switch {
 	case len(s.aside) > 0:
-		return 0, true
+		return max(0, s.until.Sub(now)), true
 	case len(s.bad) > 0:
 		return s.bad[0].until.Sub(now), true
 	}

@@ -44,6 +44,7 @@ type Sweeper struct {
 	checked bool
 	size    int    // of a batch
 	cursor  Cursor // where a sweep was stopped
+	doubts  int    // sweeps in a row that ended with a row alone that was not to blame
 
 	mu      sync.Mutex
 	running int   // calls of Run

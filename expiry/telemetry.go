@@ -20,14 +20,14 @@ type telemetry struct {
 	tracer                             trace.Tracer
 	claimed, expired, raced, poisoned  metric.Int64Counter
 	duration, lag                      metric.Float64Histogram
-	overdue                            metric.Int64Gauge
+	overdue, undated                   metric.Int64Gauge
 	overdueAge, clockSkew, nextLookout metric.Float64Gauge
 }
 
 func newTelemetry(cfg SweeperConfig) (telemetry, error) {
 	k := kit.New(scope, cfg.TracerProvider, cfg.MeterProvider)
 	t := telemetry{tracer: k.Tracer}
-	var errs [10]error
+	var errs [11]error
 	rows := func(name, description string) (metric.Int64Counter, error) {
 		return k.Meter.Int64Counter("holdfast.expiry."+name, metric.WithDescription(description), metric.WithUnit("{row}"))
 	}
@@ -47,6 +47,8 @@ func newTelemetry(cfg SweeperConfig) (telemetry, error) {
 		metric.WithDescription("This host's clock less the store's. Only the store's decides."), metric.WithUnit("s"))
 	t.nextLookout, errs[9] = k.Meter.Float64Gauge("holdfast.expiry.next",
 		metric.WithDescription("When the sweeper sweeps or looks next, as Unix time."), metric.WithUnit("s"))
+	t.undated, errs[10] = k.Meter.Int64Gauge("holdfast.expiry.undated",
+		metric.WithDescription("Active rows without a deadline at the last look, which never expire, up to 10,000."), metric.WithUnit("{row}"))
 	return t, errors.Join(errs[:]...)
 }
 
@@ -79,6 +81,7 @@ func (t telemetry) end(ctx context.Context, span trace.Span, name string, r Repo
 func (t telemetry) look(ctx context.Context, name string, o Outlook, skew time.Duration) {
 	t.overdue.Record(ctx, int64(o.Overdue), labels(name))
 	t.overdueAge.Record(ctx, o.Lag.Seconds(), labels(name))
+	t.undated.Record(ctx, int64(o.Undated), labels(name))
 	t.clockSkew.Record(ctx, skew.Seconds(), labels(name))
 }
 

@@ -19,6 +19,7 @@ type waiter struct {
 	stored   time.Time // look by the store's clock
 	overdue  bool      // the last sweep was begun for what was overdue already
 	skewTold bool
+	nullTold bool
 }
 
 // longestRest bounds the rest between sweeps for rows that others hold.
@@ -98,6 +99,11 @@ func (w *waiter) note(ctx context.Context, o Outlook, skew time.Duration) {
 			slog.String("sweeper", w.cfg.Name), slog.Duration("skew", skew))
 	}
 	w.skewTold = big
+	if o.Undated > 0 && !w.nullTold {
+		w.cfg.Logger.WarnContext(ctx, "expiry: active rows have no deadline and never expire, the next start will refuse them",
+			slog.String("sweeper", w.cfg.Name), slog.Int("rows", o.Undated))
+	}
+	w.nullTold = o.Undated > 0
 }
 
 // pause waits for the next due time or the schedule and returns true then. It

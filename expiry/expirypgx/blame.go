@@ -3,6 +3,7 @@ package expirypgx
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -18,18 +19,22 @@ type attempt struct {
 	own   error // a callback's or errNotChanged, on a connection that still works
 }
 
-// suspects are the rows one of which may have caused err: the one that a callback
-// names, else all that were claimed. Several are suspected whatever it was, since
-// the others then need not wait for it; a single one only if it is to blame.
-func (a attempt) suspects(ctx context.Context, err error) []string {
-	tooSlow := ctx.Err() != nil
-	if named := a.named(err); named != "" && !tooSlow {
-		return []string{named}
+// failure is err with the rows one of which may have caused it: the one that a
+// callback names, else all that were claimed. They are suspected whatever it was,
+// since the others then need not wait for them.
+func (a attempt) failure(ctx context.Context, err error) error {
+	if len(a.ids) == 0 {
+		return fmt.Errorf("expirypgx: sweep: %w", err)
 	}
-	if len(a.ids) > 1 || tooSlow || a.blames(err) {
-		return a.ids
+	failed := &expiry.BatchError{Rows: a.ids, Last: a.batch.Last, Err: err}
+	if ctx.Err() != nil { // too slow: any row may be, whatever it came to
+		return failed
 	}
-	return nil
+	failed.Doubtful = !a.blames(err)
+	if named := a.named(err); named != "" {
+		failed.Rows = []string{named}
+	}
+	return failed
 }
 
 // named is the row that a callback names, unless an earlier call may have hidden

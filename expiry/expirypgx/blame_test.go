@@ -62,7 +62,8 @@ func TestWhoIsToBlame(t *testing.T) {
 			if err == nil {
 				t.Fatal("the batch went through")
 			}
-			if _, blamed := errors.AsType[*expiry.BatchError](err); blamed != tc.blamed {
+			failed, ok := errors.AsType[*expiry.BatchError](err)
+			if blamed := ok && !failed.Doubtful; blamed != tc.blamed {
 				t.Errorf("blamed: %v, want %v: %v", blamed, tc.blamed, err)
 			}
 		})
@@ -128,5 +129,37 @@ func TestStatementTimeoutHalvesTheBatch(t *testing.T) {
 	})
 	if report := sweep(t, store, expiry.SweeperConfig{}); report.Expired != 8 || report.Poisoned != 0 {
 		t.Errorf("got %+v, want all expired", report)
+	}
+}
+
+// A row at the head whose trigger fails by what is no row's fault does not keep
+// those behind it, even if batches are of one row.
+func TestDoubtfulRowIsPassedBy(t *testing.T) {
+	t.Parallel()
+	for _, size := range []int{1, 2, 200} {
+		b := newBackend(t)
+		b.exec(t, `CREATE FUNCTION stumble() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM * FROM nowhere; RETURN new; END $$;
+			CREATE TRIGGER stumble BEFORE UPDATE ON holds FOR EACH ROW WHEN (old.id = '0') EXECUTE FUNCTION stumble()`)
+		b.fill(t, 20)
+		cfg := quiet()
+		cfg.BatchSize = size
+		sw, err := expiry.NewSweeper(b.Store(t, announceAll(b)), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		background(t, sw.Run)
+		eventually(t, func() error {
+			if left := b.count(t, "status = 'held'"); left != 1 {
+				return fmt.Errorf("batches of %d: %d rows are left, want the one at the head", size, left)
+			}
+			return nil
+		})
+		b.exec(t, "DROP TRIGGER stumble ON holds")
+		eventually(t, func() error {
+			if got := b.State(t, "0"); got != "expired" {
+				return fmt.Errorf("batches of %d: the row that works again is %s", size, got)
+			}
+			return nil
+		})
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -16,8 +17,9 @@ import (
 
 // Check reports what is missing or wrong about the table: the table itself, its
 // columns, the deadline's type, a status the column cannot hold, active rows
-// without a deadline, and the index. Empty means that all is well. The error
-// says that it could not look. Nothing is changed.
+// without a deadline, the index, and a Config.Claim that the server refuses or
+// whose parameters are others. Empty means that all is well. The error says that
+// it could not look. Nothing is changed, and Config.Claim is not run.
 func (s *Store) Check(ctx context.Context) ([]expiry.Finding, error) {
 	types, err := s.columnTypes(ctx)
 	if err != nil {
@@ -29,11 +31,15 @@ func (s *Store) Check(ctx context.Context) ([]expiry.Finding, error) {
 	if missing := s.checkColumns(types); len(missing) > 0 {
 		return missing, nil
 	}
-	findings, err := s.checkRows(ctx)
+	rows, err := s.checkRows(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("expirypgx: check: %w", err)
 	}
-	return findings, nil
+	claim, err := s.checkClaim(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("expirypgx: check: %w", err)
+	}
+	return slices.Concat(rows, claim), nil
 }
 
 func finding(problem, mend string) expiry.Finding {
@@ -102,15 +108,9 @@ func (s *Store) checkRows(ctx context.Context) (found []expiry.Finding, err erro
 		if !served {
 			found = append(found, finding("no index serves the search for due rows in "+s.table(), s.sql.index))
 		}
-		var nulls bool
-		if err := tx.QueryRow(ctx, s.sql.nulls).Scan(&nulls); err != nil {
-			return err
-		}
-		if nulls {
-			found = append(found, finding("active rows of "+s.table()+" have no deadline and never expire",
-				"give them one, 'infinity' if that is meant, then "+s.sql.notNull))
-		}
-		return nil
+		undated, err := s.undated(ctx, tx)
+		found = append(found, undated...)
+		return err
 	})
 	var pg *pgconn.PgError
 	if errors.As(statusErr, &pg) && (strings.HasPrefix(pg.Code, "22") || pg.Code == "42883") {
@@ -118,6 +118,23 @@ func (s *Store) checkRows(ctx context.Context) (found []expiry.Finding, err erro
 			"correct Config.Status, Config.Active and Config.Expired")}, nil
 	}
 	return found, err
+}
+
+// undated looks for active rows that can never expire.
+func (s *Store) undated(ctx context.Context, tx pgx.Tx) ([]expiry.Finding, error) {
+	var rows int
+	var example string
+	if err := tx.QueryRow(ctx, s.sql.nulls).Scan(&rows, &example); err != nil || rows == 0 {
+		return nil, err
+	}
+	several := strconv.Itoa(rows)
+	if rows == expiry.MaxOverdue {
+		several += " or more"
+	}
+	return []expiry.Finding{finding(
+		fmt.Sprintf("%s active rows of %s have no deadline and never expire, such as the one with the id %q", several, s.table(), example),
+		fmt.Sprintf("give them one, or if they are never to expire: %s; or leave them out by Config.Where: %q IS NOT NULL", s.sql.notNull, s.cfg.Deadline),
+	)}, nil
 }
 
 // served reports whether an index serves the claim, be it one of all active rows

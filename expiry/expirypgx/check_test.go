@@ -23,7 +23,7 @@ func TestCheck(t *testing.T) {
 		"index on all":     {table + "CREATE INDEX ON holds (expires_at, id)", "no index", "CREATE INDEX"},
 		"status behind":    {table + "CREATE INDEX ON holds (expires_at, id, status)", "no index", "CREATE INDEX"},
 		"index elsewhere":  {table + "CREATE INDEX ON holds (expires_at, id) WHERE status = 'expired'", "no index", "CREATE INDEX"},
-		"without deadline": {table + "CREATE INDEX ON holds (expires_at, id) WHERE status = 'held'; INSERT INTO holds VALUES ('x', NULL, 'held')", "no deadline", "SET NOT NULL"},
+		"without deadline": {table + "CREATE INDEX ON holds (expires_at, id) WHERE status = 'held'; INSERT INTO holds VALUES ('x', NULL, 'held'), ('y', NULL, 'held'), ('a', NULL, 'sold')", `2 active rows of holds have no deadline and never expire, such as the one with the id "x"`, "SET NOT NULL"},
 		"partial index":    {table + "CREATE INDEX ON holds (expires_at, id) WHERE status = 'held'", "", ""},
 		"deadline alone":   {table + "CREATE INDEX ON holds (expires_at) WHERE status = 'held'", "", ""},
 		"status first":     {table + "CREATE INDEX ON holds (status, expires_at, id)", "", ""},
@@ -90,5 +90,66 @@ func TestCheckMendsTheIndex(t *testing.T) {
 	b.exec(t, found[0].Mend)
 	if found, err = store.Check(t.Context()); err != nil || len(found) > 0 {
 		t.Errorf("found %v, %v after mending", found, err)
+	}
+}
+
+// A query of one's own is tried before the first sweep, but not run.
+func TestCheckTriesTheClaim(t *testing.T) {
+	t.Parallel()
+	const right = "SELECT id FROM holds WHERE status = 'held' AND expires_at <= now() AND id <> ALL($2) ORDER BY seat LIMIT $1"
+	for name, tc := range map[string]struct{ claim, problem string }{
+		"right":          {right, ""},
+		"locks":          {right + " FOR UPDATE SKIP LOCKED -- locks", ""},
+		"not run":        {"SELECT id FROM holds WHERE id <> ALL($2) AND 1 / (SELECT count(*) FROM holds) > 0 LIMIT $1", ""},
+		"syntax":         {"SELEC id FROM holds", "syntax error"},
+		"no such column": {"SELECT id FROM holds WHERE price > 0 AND id <> ALL($2) LIMIT $1", `column "price" does not exist`},
+		"no such table":  {"SELECT id FROM hold WHERE id <> ALL($2) LIMIT $1", `relation "hold" does not exist`},
+		"other type":     {"SELECT expires_at FROM holds WHERE id <> ALL($2) LIMIT $1", "operator does not exist"},
+		"two columns":    {"SELECT id, seat FROM holds WHERE id <> ALL($2) LIMIT $1", "too many columns"},
+		"no ids":         {"SELECT id FROM holds LIMIT $1", "has 1 parameters"},
+		"three":          {"SELECT id FROM holds WHERE id <> ALL($2) AND seat = $3 LIMIT $1", "has 3 parameters"},
+		"swapped":        {"SELECT id FROM holds WHERE id <> ALL($1) LIMIT $2", "takes $1"},
+		"one id":         {"SELECT id FROM holds WHERE id <> $2 LIMIT $1", "takes $2"},
+		"writes":         {"UPDATE holds SET seat = 'A1' WHERE id <> ALL($2) RETURNING id", "syntax error"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			found, err := newBackend(t).store(t, expirypgx.Config{Claim: tc.claim}).Check(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tc.problem == "" {
+				if len(found) > 0 {
+					t.Errorf("found %v, want nothing", found)
+				}
+				return
+			}
+			if len(found) != 1 || !strings.Contains(found[0].Problem, tc.problem) || !strings.Contains(found[0].Mend, "Config.Claim") {
+				t.Errorf("found %v, want %q", found, tc.problem)
+			}
+		})
+	}
+}
+
+// The statement, and the condition, that Check suggests for rows without a
+// deadline satisfy Check.
+func TestCheckMendsMissingDeadlines(t *testing.T) {
+	t.Parallel()
+	b := newBackend(t)
+	b.exec(t, "ALTER TABLE holds ALTER expires_at DROP NOT NULL")
+	b.exec(t, "INSERT INTO holds (id, status) VALUES ('null', 'held')")
+	if found, err := b.store(t, expirypgx.Config{Where: "expires_at IS NOT NULL"}).Check(t.Context()); err != nil || len(found) > 0 {
+		t.Errorf("found %v, %v although Where leaves the row out", found, err)
+	}
+	store := b.store(t, expirypgx.Config{})
+	found, err := store.Check(t.Context())
+	if err != nil || len(found) != 1 {
+		t.Fatalf("found %v, %v", found, err)
+	}
+	_, mend, _ := strings.Cut(found[0].Mend, ": ")
+	mend, _, _ = strings.Cut(mend, "; or ")
+	b.exec(t, mend)
+	if found, err = store.Check(t.Context()); err != nil || len(found) > 0 {
+		t.Errorf("found %v, %v after %q", found, err, mend)
 	}
 }

@@ -47,7 +47,8 @@ type Config struct {
 	//	WHERE status = 'held' AND expires_at <= now() AND id <> ALL($2)
 	//	ORDER BY price DESC LIMIT $1
 	//
-	// It need not lock: the generated statement does that with the rows it names,
+	// It has one column, the id, and Check has the server read it before the first
+	// sweep. It need not lock: the generated statement does that with the rows it names,
 	// and passes over those that are not due. Where many sweepers or long
 	// transactions compete, end it in FOR UPDATE SKIP LOCKED, or it may name again
 	// and again rows that others hold. It costs one more trip per batch. It

@@ -42,8 +42,9 @@
 // A row that cannot be changed, or for which Emit fails, is found and set aside
 // by the sweeper, as is one that a constraint or a trigger refuses or keeps from
 // changing, or that waits too long for a lock. An expiry.RowError, and Each,
-// name it at once. Where a single row is left and it was a lost connection or an
-// error of the schema, it is not blamed; the sweep is tried again later.
+// name it at once. A single row that is left and fails by a lost connection or an
+// error of the schema is not blamed: it is passed by, and tried again after
+// pauses that grow up to expiry.SweeperConfig.MaxBackoff.
 //
 // # Wake-up
 //

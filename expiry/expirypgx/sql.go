@@ -18,10 +18,11 @@ type statements struct {
 	look       string   // $1 ids to leave alone
 	plans      []string // what claim reads, without its locks: all active rows, and those that meet Where
 	fits       string   // fails if the column cannot hold either status
-	nulls      string   // active rows that can never expire
+	nulls      string   // how many active rows can never expire, and one of them
+	tryClaim   string   // Config.Claim where the table's ids go
 	index      string   // the index that serves them all
 	alter      string   // the deadline's type, mended
-	notNull    string
+	notNull    string   // active rows without a deadline, mended
 }
 
 func newStatements(c Config) (statements, error) {
@@ -48,6 +49,8 @@ func newStatements(c Config) (statements, error) {
 	if c.Where != "" {
 		active += " AND (" + c.Where + "\n)" // which may end in a comment
 	}
+	undated := "FROM " + table + " WHERE " + active + " AND " + deadline + " IS NULL"
+	most := strconv.Itoa(expiry.MaxOverdue)
 	due := active + " AND " + deadline + " <= now()"
 	order := " ORDER BY " + deadline + ", " + id
 
@@ -67,13 +70,15 @@ func newStatements(c Config) (statements, error) {
 		claimOnly:  claim(id + " = ANY($1)"),
 		expire:     update + " WHERE " + id + " = ANY($1) AND " + due,
 		look: "SELECT clock_timestamp(), " + earliest + "), " + earliest + " AND " + id + " <> ALL($1)), " +
-			"(SELECT count(*) FROM (SELECT FROM " + table + " WHERE " + due + " LIMIT " + strconv.Itoa(expiry.MaxOverdue) + ") overdue)",
-		plans:   []string{explain(held), explain(active)},
-		fits:    "EXPLAIN " + update + " WHERE false AND " + held,
-		nulls:   "SELECT EXISTS (SELECT FROM " + table + " WHERE " + active + " AND " + deadline + " IS NULL)",
-		index:   "CREATE INDEX CONCURRENTLY ON " + table + " (" + deadline + ", " + id + ") WHERE " + held,
-		alter:   "ALTER TABLE " + table + " ALTER " + deadline + " TYPE timestamptz USING " + deadline + " AT TIME ZONE 'UTC'",
-		notNull: "ALTER TABLE " + table + " ALTER " + deadline + " SET NOT NULL",
+			"(SELECT count(*) FROM (SELECT FROM " + table + " WHERE " + due + " LIMIT " + most + ") overdue), " +
+			"(SELECT count(*) FROM (SELECT " + undated + " LIMIT " + most + ") undated)",
+		plans:    []string{explain(held), explain(active)},
+		fits:     "EXPLAIN " + update + " WHERE false AND " + held,
+		nulls:    "SELECT count(*), coalesce(min(id::text), '') FROM (SELECT " + id + " AS id " + undated + " LIMIT " + most + ") undated",
+		tryClaim: "SELECT FROM " + table + " WHERE " + id + " IN (" + c.Claim + "\n)",
+		index:    "CREATE INDEX CONCURRENTLY ON " + table + " (" + deadline + ", " + id + ") WHERE " + held,
+		alter:    "ALTER TABLE " + table + " ALTER " + deadline + " TYPE timestamptz USING " + deadline + " AT TIME ZONE 'UTC'",
+		notNull:  "UPDATE " + table + " SET " + deadline + " = 'infinity' WHERE " + active + " AND " + deadline + " IS NULL; ALTER TABLE " + table + " ALTER " + deadline + " SET NOT NULL",
 	}
 	return s, errors.Join(errs...)
 }

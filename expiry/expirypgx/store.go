@@ -56,13 +56,10 @@ func (s *Store) SweepBatch(ctx context.Context, req expiry.Request) (expiry.Batc
 		a = attempt{} // of an earlier attempt nothing is left
 		return s.attempt(ctx, tx, req, &a)
 	})
-	if err == nil {
-		return a.batch, nil
+	if err != nil {
+		return expiry.Batch{}, a.failure(ctx, err)
 	}
-	if rows := a.suspects(ctx, err); len(rows) > 0 {
-		return expiry.Batch{}, &expiry.BatchError{Rows: rows, Last: a.batch.Last, Err: err}
-	}
-	return expiry.Batch{}, fmt.Errorf("expirypgx: sweep: %w", err)
+	return a.batch, nil
 }
 
 func (s *Store) attempt(ctx context.Context, tx pgx.Tx, req expiry.Request, a *attempt) error {
@@ -200,7 +197,7 @@ func (in *incoming) row(further []string) expiry.Row {
 func (s *Store) Look(ctx context.Context, skip []string) (expiry.Outlook, error) {
 	var o expiry.Outlook
 	var first, next pgtype.Timestamptz
-	if err := s.pool.QueryRow(ctx, s.sql.look, array(skip)).Scan(&o.Now, &first, &next, &o.Overdue); err != nil {
+	if err := s.pool.QueryRow(ctx, s.sql.look, array(skip)).Scan(&o.Now, &first, &next, &o.Overdue, &o.Undated); err != nil {
 		return expiry.Outlook{}, fmt.Errorf("expirypgx: %w", err)
 	}
 	if first.Valid && first.InfinityModifier == pgtype.Finite {

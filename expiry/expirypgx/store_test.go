@@ -87,6 +87,9 @@ func TestInfiniteAndMissingDeadlines(t *testing.T) {
 	if o, err := store.Look(t.Context(), nil); err != nil || o.Pending || o.Overdue > 0 {
 		t.Errorf("got %+v, %v, want nothing due", o, err)
 	}
+	if o, err := store.Look(t.Context(), nil); err != nil || o.Undated != 1 {
+		t.Errorf("got %+v, %v, want the row without a deadline counted", o, err)
+	}
 	b.exec(t, `INSERT INTO holds VALUES ('always', '-infinity', 'held')`)
 	if o, err := store.Look(t.Context(), nil); err != nil || !o.Pending || o.Due > 0 || o.Overdue != 1 {
 		t.Errorf("got %+v, %v, want one row due", o, err)
@@ -174,5 +177,34 @@ func TestHoldOfTwoSecondsExpiresWithinASecond(t *testing.T) {
 	}
 	if late := b.latest(t, 3); late < 0 || late > time.Second {
 		t.Errorf("expired %v late", late)
+	}
+}
+
+// A row that loses its deadline while a sweeper runs does not stop it: the others
+// expire, and the row is counted.
+func TestDeadlineLostOnTheWay(t *testing.T) {
+	t.Parallel()
+	b := newBackend(t)
+	b.exec(t, `ALTER TABLE holds ALTER expires_at DROP NOT NULL`)
+	store := b.store(t, expirypgx.Config{Emit: announceAll(b)})
+	sw, err := expiry.NewSweeper(store, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	background(t, sw.Run)
+	eventually(t, func() error { return sw.Ready(t.Context()) })
+	b.exec(t, `INSERT INTO holds VALUES ('null', NULL, 'held'), ('due', now() - interval '1 hour', 'held')`)
+	for _, id := range []string{"due", "next"} {
+		b.Put(t, id, "held", -time.Hour)
+		sw.Wake(time.Time{})
+		eventually(t, func() error {
+			if got := b.State(t, id); got != "expired" {
+				return fmt.Errorf("row %s is %s", id, got)
+			}
+			return sw.Ready(t.Context())
+		})
+	}
+	if o, err := store.Look(t.Context(), nil); err != nil || o.Undated != 1 || b.State(t, "null") != "held" {
+		t.Errorf("got %+v, %v, want the one row without a deadline", o, err)
 	}
 }

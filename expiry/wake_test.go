@@ -1,0 +1,82 @@
+package expiry_test
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast/expiry"
+)
+
+// What comes in during the schedule's own sweep is not lost.
+func TestWakeDuringAScheduledSweep(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		sw := newSweeper(t, w, expiry.SweeperConfig{Schedule: expiry.Every(10 * time.Minute), Recheck: time.Hour})
+		stop := run(t, sw)
+		defer stop()
+		synctest.Wait()
+		w.set(nil, 2*time.Second) // how long a batch takes
+		time.Sleep(10*time.Minute + time.Second)
+		w.set(nil, 0)
+		time.Sleep(900 * time.Millisecond)
+		deadline := w.hold(t, "row", 5*time.Second) // the sweep's transaction may have begun before it
+		sw.Wake(deadline)
+		time.Sleep(20 * time.Second)
+		w.expiredWithin(t, "row", deadline, time.Second)
+	})
+}
+
+func TestWakeLooksOnlyForWhatComesBeforeTheNextLook(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		sw := newSweeper(t, w, expiry.SweeperConfig{Schedule: expiry.Never()})
+		stop := run(t, sw)
+		defer stop()
+		time.Sleep(time.Second)
+		_, before := w.counts()
+		for range 1000 {
+			sw.Wake(w.hold(t, "later", 15*time.Minute))
+			time.Sleep(10 * time.Millisecond)
+		}
+		if _, looks := w.counts(); looks != before {
+			t.Errorf("holds that have time cost %d looks", looks-before)
+		}
+		first := w.hold(t, "first", 20*time.Second)
+		sw.Wake(first)
+		time.Sleep(time.Second)
+		for n := range 10 {
+			sw.Wake(w.hold(t, fmt.Sprint("behind ", n), 30*time.Second))
+		}
+		time.Sleep(time.Second)
+		if _, looks := w.counts(); looks != before+1 {
+			t.Errorf("the earliest deadline and later ones cost %d looks, want one", looks-before)
+		}
+		time.Sleep(40 * time.Second)
+		w.expiredWithin(t, "first", first, time.Second)
+		if left := len(w.table.Active()); left != 1 {
+			t.Errorf("%d rows are left, want the one that has time", left)
+		}
+	})
+}
+
+func TestWakesCoalesce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		sw := newSweeper(t, w, expiry.SweeperConfig{})
+		stop := run(t, sw)
+		synctest.Wait()
+		for range 1000 {
+			sw.Wake(time.Time{})
+			time.Sleep(time.Millisecond)
+		}
+		stop()
+		if _, looks := w.counts(); looks > 12 {
+			t.Errorf("1000 wakes in a second cost %d looks", looks)
+		}
+	})
+}
