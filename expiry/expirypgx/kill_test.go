@@ -89,8 +89,11 @@ func sweepAndDie(rawURL string, step int64) error {
 	if err != nil {
 		return err
 	}
-	b := &backend{pool: pool}
-	store, err := expirypgx.NewStore(manager, pool, expirypgx.Config{Table: "holds", Emit: announceAll(b)})
+	write, err := toOutbox()
+	if err != nil {
+		return err
+	}
+	store, err := expirypgx.NewStore(manager, pool, expirypgx.Config{Table: "holds", Emit: write})
 	if err != nil {
 		return err
 	}
@@ -148,21 +151,20 @@ func child(t *testing.T, rawURL string, step int) (killed bool) {
 }
 
 // A sweeper is killed at every step there is between two batches of rows and their
-// events. Each time its row and its event are both there or both not, and whoever
+// messages in the outbox, which travel with COMMIT. Each time its row and its event are both there or both not, and whoever
 // sweeps next completes the work with one event per row.
 func TestKillAtEveryStep(t *testing.T) {
 	t.Parallel()
 	const due, most = 8, 400
 	rawURL := pgtest.URL(t)
-	b := &backend{pool: pgtest.Pool(t, rawURL, 4)}
-	b.exec(t, schema)
+	b := withOutbox(t, pgtest.Pool(t, rawURL, 4))
 	outcomes := map[int]int{} // rows expired when the child was killed, and how often
 	step := 1
 	for killed := true; killed; step++ {
 		if step > most {
 			t.Fatalf("the sweep takes more than %d steps", most)
 		}
-		b.exec(t, "TRUNCATE holds, events")
+		b.exec(t, "TRUNCATE holds, holdfast_outbox")
 		b.fill(t, due)
 		b.exec(t, "INSERT INTO holds (id, status, expires_at) VALUES ('sold', 'confirmed', now() - interval '1 hour'), ('early', 'held', now() + interval '1 hour')")
 		killed = child(t, rawURL, step)
@@ -180,7 +182,7 @@ func TestKillAtEveryStep(t *testing.T) {
 		}
 		outcomes[b.count(t, "status = 'expired'")]++
 
-		sweep(t, b.Store(t, announceAll(b)), expiry.SweeperConfig{})
+		sweep(t, b.Store(t, mustOutbox(t)), expiry.SweeperConfig{})
 		if b.scan(t, &wrong, outOfStepSQL); wrong > 0 || b.count(t, "status = 'expired'") != due {
 			t.Errorf("after step %d, %d rows are out of step with their events, %d have expired", step, wrong, b.count(t, "status = 'expired'"))
 		}

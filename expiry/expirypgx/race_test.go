@@ -83,15 +83,16 @@ type race struct {
 func (r race) run(t *testing.T) {
 	t.Helper()
 	const clients, sweepers = 4, 4
-	b := newBackend(t)
+	b := withOutbox(t, pgtest.New(t))
 	b.isolation = r.isolation
 	b.exec(t, `INSERT INTO holds (id, status, expires_at)
 		SELECT 'hold-' || n, 'held', clock_timestamp() + random() * $2::interval FROM generate_series(1, $1) n`, r.holds, r.over)
 
 	ctx, cancel := context.WithCancel(t.Context())
 	var sweeping sync.WaitGroup
+	write := mustOutbox(t)
 	for range sweepers {
-		sweeping.Go(func() { b.sweepInShifts(ctx, t) })
+		sweeping.Go(func() { b.sweepInShifts(ctx, t, write) })
 	}
 	var confirmed, extended atomic.Int64
 	var wg sync.WaitGroup
@@ -131,12 +132,12 @@ const (
 )
 
 // sweepInShifts runs a sweeper that is stopped and replaced all the time.
-func (b *backend) sweepInShifts(ctx context.Context, t *testing.T) {
+func (b *backend) sweepInShifts(ctx context.Context, t *testing.T, write emit) {
 	t.Helper()
 	for ctx.Err() == nil {
 		cfg := quiet()
 		cfg.BatchSize, cfg.MinPause = 50, 10*time.Millisecond
-		sw, err := expiry.NewSweeper(b.Store(t, announceAll(b)), cfg)
+		sw, err := expiry.NewSweeper(b.Store(t, write), cfg)
 		if err != nil {
 			t.Error(err)
 			return
@@ -179,14 +180,13 @@ func TestSweepersOutliveARestart(t *testing.T) {
 	t.Parallel()
 	const holds = 2000
 	server := testenv.Private(t, testenv.Postgres)
-	b := &backend{pool: pgtest.Pool(t, server.URL(), 8)}
-	b.exec(t, schema)
+	b := withOutbox(t, pgtest.Pool(t, server.URL(), 8))
 	b.exec(t, `INSERT INTO holds (id, status, expires_at)
 		SELECT n::text, 'held', clock_timestamp() + random() * interval '6 s' FROM generate_series(1, $1) n`, holds)
 	for range 2 {
 		cfg := quiet()
 		cfg.BatchSize, cfg.MinPause, cfg.MaxBackoff = 20, 10*time.Millisecond, 100*time.Millisecond
-		sw, err := expiry.NewSweeper(b.Store(t, announceAll(b)), cfg)
+		sw, err := expiry.NewSweeper(b.Store(t, mustOutbox(t)), cfg)
 		if err != nil {
 			t.Fatal(err)
 		}

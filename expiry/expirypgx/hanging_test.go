@@ -1,0 +1,107 @@
+package expirypgx_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/expirypgx"
+)
+
+// lock takes rows in a transaction that stays open until the test ends.
+func (b *backend) lock(t *testing.T, sql string) {
+	t.Helper()
+	tx, err := b.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := tx.Rollback(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := tx.Exec(t.Context(), sql); err != nil {
+		t.Fatal(err)
+	}
+}
+
+const trigger = `CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN %s; RETURN new; END $$;
+	CREATE TRIGGER slow BEFORE UPDATE ON holds FOR EACH ROW WHEN (old.id = '0') EXECUTE FUNCTION slow()`
+
+// One row that hangs, whatever makes it, keeps nobody for long: rows of other
+// batches and those that fall due wait for one timeout at most, and those of its
+// own batch until it is found.
+func TestHangingRow(t *testing.T) {
+	t.Parallel()
+	for name, prepare := range map[string]func(t *testing.T, b *backend) expirypgx.Config{
+		"handler": func(_ *testing.T, b *backend) expirypgx.Config {
+			return expirypgx.Config{Each: func(ctx context.Context, tx pgx.Tx, row expiry.Row) error {
+				if row.ID == "0" {
+					<-ctx.Done()
+				}
+				return b.Announce(ctx, tx, row)
+			}}
+		},
+		"trigger that sleeps": func(t *testing.T, b *backend) expirypgx.Config {
+			b.exec(t, fmt.Sprintf(trigger, "PERFORM pg_sleep(600)"))
+			return expirypgx.Config{Emit: announceAll(b)}
+		},
+		"trigger that waits for a lock": func(t *testing.T, b *backend) expirypgx.Config {
+			b.exec(t, "CREATE TABLE seats AS SELECT 1 AS n; "+fmt.Sprintf(trigger, "UPDATE seats SET n = 2"))
+			b.lock(t, "SELECT FROM seats FOR UPDATE")
+			return expirypgx.Config{Emit: announceAll(b)}
+		},
+		"row locked by another": func(t *testing.T, b *backend) expirypgx.Config {
+			b.lock(t, "SELECT FROM holds WHERE id = '0' FOR UPDATE")
+			return expirypgx.Config{Emit: announceAll(b)}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const batchSize, due, timeout = 50, 300, time.Second
+			b := newBackend(t)
+			b.fill(t, due)
+			store := b.store(t, prepare(t, b))
+			cfg := quiet()
+			cfg.BatchSize, cfg.BatchTimeout, cfg.MaxBackoff = batchSize, timeout, 100*time.Millisecond
+			start := time.Now()
+			sw, err := expiry.NewSweeper(store, cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			background(t, sw.Run)
+			eventually(t, func() error { return b.heldAtMost(t, batchSize) })
+			if took := time.Since(start); took > 2*timeout {
+				t.Errorf("the rows of other batches took %v", took)
+			}
+			for n := range 10 { // while it is searched for
+				hold(t, b.pool, fmt.Sprint("new ", n), time.Second, sw.Wake)
+				time.Sleep(300 * time.Millisecond)
+			}
+			eventually(t, func() error { return b.heldAtMost(t, 1) })
+			if took := time.Since(start); took > 12*timeout { // 6 halvings, and their pauses
+				t.Errorf("the rows of its own batch took %v", took)
+			}
+			if got := b.State(t, "0"); got != "held" {
+				t.Errorf("the row that hangs is %s", got)
+			}
+			var late float64
+			b.scan(t, &late, `SELECT extract(epoch FROM max(at - expires_at))::float8 FROM events JOIN holds ON holds.id = hold_id WHERE hold_id LIKE 'new %'`)
+			if late > (2 * timeout).Seconds() {
+				t.Errorf("a row that fell due meanwhile expired %.1f s late", late)
+			}
+		})
+	}
+}
+
+func (b *backend) heldAtMost(t *testing.T, rows int) error {
+	t.Helper()
+	if left := b.count(t, "status = 'held'"); left > rows {
+		return fmt.Errorf("%d rows are still held, want %d at most", left, rows)
+	}
+	return nil
+}
