@@ -44,12 +44,19 @@ func (c *call) attempt(ctx context.Context) result {
 	if err != nil {
 		return result{err: err, phase: PhaseBegin}
 	}
-	err = s.Begin(ctx, spec)
+	tag, err := s.Begin(ctx, spec, c.opts.AtBegin.statement())
 	c.lap(&c.phases.Begin)
 	if err != nil {
 		return c.failedIn(PhaseBegin, fmt.Errorf("txretry: begin: %w", onStandby(s, err)))
 	}
+	if s.State() == session.Idle { // AtBegin was a COMMIT or ROLLBACK
+		c.outcome = Unknown
+		return result{err: because("AtBegin ended the transaction", ErrManaged, nil), phase: PhaseBegin}
+	}
 	c.last = t
+	if c.opts.AtBegin.Done != nil {
+		c.opts.AtBegin.Done(tag)
+	}
 	err = c.fn(&t.ctx, &t.root)
 	t.close()
 	c.lap(&c.phases.Fn)

@@ -57,37 +57,32 @@ func (c *beginCache) spec(key beginKey) *session.Spec {
 // spec renders one message, so that the settings cost no round trip of their
 // own. All of its parts are validated: no text of a user gets into it.
 func (k beginKey) spec() *session.Spec {
-	var b strings.Builder
-	b.WriteString("begin isolation level ")
-	b.WriteString(string(k.isolation))
+	begin := "begin isolation level " + string(k.isolation)
 	if k.readOnly {
-		b.WriteString(" read only")
+		begin += " read only"
 	}
 	if k.deferrable {
-		b.WriteString(" deferrable")
+		begin += " deferrable"
 	}
-	writeTimeout(&b, "lock_timeout", k.lockTimeout)
-	writeTimeout(&b, "statement_timeout", k.statementTimeout)
-	writeTimeout(&b, "idle_in_transaction_session_timeout", k.idleTimeout)
-	writeTimeout(&b, "transaction_timeout", k.transactionTimeout)
+	parts := []string{begin}
+	parts = appendTimeout(parts, "lock_timeout", k.lockTimeout)
+	parts = appendTimeout(parts, "statement_timeout", k.statementTimeout)
+	parts = appendTimeout(parts, "idle_in_transaction_session_timeout", k.idleTimeout)
+	parts = appendTimeout(parts, "transaction_timeout", k.transactionTimeout)
 	if k.wantsXID {
-		b.WriteString("; select pg_current_xact_id()")
+		parts = append(parts, "select pg_current_xact_id()")
 	}
-	spec := &session.Spec{SQL: b.String(), ReadOnly: k.readOnly, WantsXID: k.wantsXID}
+	spec := &session.Spec{SQL: strings.Join(parts, "; "), Parts: parts, ReadOnly: k.readOnly, WantsXID: k.wantsXID}
 	if k.transactionTimeout != 0 {
 		spec.MinVersion, spec.Needs = 17, "TransactionTimeout"
 	}
 	return spec
 }
 
-func writeTimeout(b *strings.Builder, name string, d time.Duration) {
+func appendTimeout(parts []string, name string, d time.Duration) []string {
 	if d == 0 {
-		return
+		return parts
 	}
 	ms := (d + time.Millisecond - 1) / time.Millisecond
-	b.WriteString("; set local ")
-	b.WriteString(name)
-	b.WriteString(" = '")
-	b.WriteString(strconv.FormatInt(int64(ms), 10))
-	b.WriteString("ms'")
+	return append(parts, "set local "+name+" = '"+strconv.FormatInt(int64(ms), 10)+"ms'")
 }

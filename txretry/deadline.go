@@ -48,7 +48,9 @@ func (c *call) spec(ctx context.Context) (*session.Spec, error) {
 		return nil, errTooLate
 	}
 	key.lockTimeout = left.Truncate(time.Millisecond)
-	return key.spec(), nil // of this one attempt: not worth remembering
+	spec := key.spec()
+	spec.Once = true // not worth remembering, here and on the server
+	return spec, nil
 }
 
 // sleep returns ctx's error if it ends first.

@@ -55,7 +55,7 @@
 //
 // # Rules for fn
 //
-//   - It may run several times: no effects but through tx, [AtCommit],
+//   - It may run several times: no effects but through tx, [AtBegin], [AtCommit],
 //     [AfterCommit] and [AfterRollback], and captured variables are set anew each
 //     time. (txretrytest.Rehearsal finds where that is forgotten.)
 //   - It does not end the transaction: Commit and Rollback on tx give

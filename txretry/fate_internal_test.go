@@ -26,7 +26,7 @@ func TestFate(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := s.Begin(t.Context(), beginKey{isolation: pgx.Serializable, wantsXID: true}.spec()); err != nil {
+		if _, err := s.Begin(t.Context(), beginKey{isolation: pgx.Serializable, wantsXID: true}.spec(), nil); err != nil {
 			t.Fatal(err)
 		}
 		xid := s.XID()

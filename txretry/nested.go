@@ -19,6 +19,9 @@ func (m *Manager) nested(ctx context.Context, t *transaction, opts Options, fn f
 	if opts.Nested != NestedSavepoint {
 		return ErrNested
 	}
+	if opts.AtBegin.SQL != "" {
+		return errors.New("txretry: Options.AtBegin of a nested call, which has no BEGIN")
+	}
 	if strength(opts.Isolation) > strength(t.isolation) {
 		return fmt.Errorf("txretry: Options.Isolation %q of a nested call is above %q of the outer one", opts.Isolation, t.isolation)
 	}

@@ -7,6 +7,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/holdfast-go/holdfast/txretry/internal/session"
 )
 
 // Options are the settings of one call. Every zero field that [Config] has too
@@ -39,6 +42,10 @@ type Options struct {
 	// Resolver finds out what became of this call's COMMIT if its answer is lost.
 	Resolver Resolver
 
+	// AtBegin is a first statement of the transaction, in every attempt, which
+	// saves its round trip. Zero: none.
+	AtBegin AtBegin
+
 	// Nested says what to do when the call is made inside the fn of another call
 	// on the same database; "" means NestedError.
 	Nested Nested
@@ -48,6 +55,25 @@ type Options struct {
 	// served, and wait without holding a connection: a hot row costs a queue
 	// instead of a storm of serialization failures. "" does not queue.
 	SerialKey string
+}
+
+// AtBegin is one statement that is run together with BEGIN, in one round trip,
+// before fn. Its failure counts as one of BEGIN: fn is not called, and what is
+// transient is retried. It must not end the transaction.
+type AtBegin struct {
+	SQL  string // "" means no statement; Done must be nil then
+	Args []any  // must not be changed before Do returns
+
+	// Done is told what the statement did, right before each call of fn; nil: nobody is.
+	Done func(tag pgconn.CommandTag)
+}
+
+// statement is nil if there is none.
+func (a *AtBegin) statement() *session.Statement {
+	if a.SQL == "" {
+		return nil
+	}
+	return &session.Statement{SQL: a.SQL, Args: a.Args}
 }
 
 // Nested is what becomes of a Do inside the fn of another Do.
@@ -94,12 +120,20 @@ func (o *Options) validate() error {
 		checkResolver("Options.Resolver", o.Resolver),
 		o.checkDeferrable(),
 		o.checkNested(),
+		o.checkAtBegin(),
 	)
 }
 
 func (o *Options) checkDeferrable() error {
 	if o.Deferrable && (!o.ReadOnly || o.Isolation != pgx.Serializable) {
 		return errors.New("txretry: Options.Deferrable needs ReadOnly and isolation serializable")
+	}
+	return nil
+}
+
+func (o *Options) checkAtBegin() error {
+	if o.AtBegin.SQL == "" && (o.AtBegin.Done != nil || len(o.AtBegin.Args) > 0) {
+		return errors.New("txretry: Options.AtBegin has no SQL")
 	}
 	return nil
 }

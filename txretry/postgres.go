@@ -52,10 +52,34 @@ type pgSession struct {
 	xid    string
 }
 
-func (s *pgSession) Begin(ctx context.Context, spec *session.Spec) error {
+func (s *pgSession) Begin(ctx context.Context, spec *session.Spec, first *session.Statement) (tag pgconn.CommandTag, err error) {
 	if err := s.checkVersion(spec); err != nil {
-		return err
+		return tag, err
 	}
+	if first != nil && !spec.WantsXID && !spec.Once {
+		return s.beginWith(ctx, spec, first)
+	}
+	if err = s.begin(ctx, spec); err == nil && first != nil {
+		tag, err = s.conn.Exec(ctx, first.SQL, first.Args...)
+	}
+	return tag, err
+}
+
+// beginWith sends everything in one pipeline.
+func (s *pgSession) beginWith(ctx context.Context, spec *session.Spec, first *session.Statement) (tag pgconn.CommandTag, err error) {
+	var batch pgx.Batch
+	for _, part := range spec.Parts {
+		batch.Queue(part)
+	}
+	batch.Queue(first.SQL, first.Args...).Exec(func(t pgconn.CommandTag) error {
+		tag = t
+		return nil
+	})
+	err = s.conn.SendBatch(ctx, &batch).Close()
+	return tag, err
+}
+
+func (s *pgSession) begin(ctx context.Context, spec *session.Spec) error {
 	if !spec.WantsXID {
 		_, err := s.conn.Exec(ctx, spec.SQL)
 		return err

@@ -135,7 +135,7 @@ func (c *call) probe(ctx context.Context, look func(ctx context.Context, tx pgx.
 	defer c.release(ctx, t)
 	spec := *c.m.begin.spec(beginKey{isolation: pgx.ReadCommitted, lockTimeout: c.opts.LockTimeout})
 	spec.Aside = true
-	if err := s.Begin(ctx, &spec); err != nil {
+	if _, err := s.Begin(ctx, &spec, nil); err != nil {
 		return Unknown, err
 	}
 	outcome, err := look(&t.ctx, &t.root)

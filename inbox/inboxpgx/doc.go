@@ -8,7 +8,7 @@
 //
 //	INSERT INTO holdfast_inbox … ON CONFLICT DO NOTHING
 //
-// and then the handler, and commits. When the row was there already the handler is skipped
+// in one round trip with BEGIN, then the handler, and commits. When the row was there already the handler is skipped
 // and the message counts as done. When the handler fails the row is rolled back with its
 // other writes, so a retry runs it again.
 //
@@ -32,7 +32,7 @@
 //
 // Given several messages (inboxamqp.Config.Batch) the Processor records them all by one
 // INSERT and runs their handlers one after the other in one transaction: one COMMIT, and one
-// round trip for each statement of a handler, instead of four for each message. HandleBatch
+// round trip for each statement of a handler, instead of three for each message. HandleBatch
 // registers a handler that takes them all in one call. A message still succeeds or fails
 // alone: when a handler fails, the transaction is run again with a savepoint around each
 // one, and what fails there is rolled back to it. When it is the transaction that fails (a
@@ -53,6 +53,6 @@
 // transaction itself, or kept it open for longer than the server's timeouts allow.
 //
 // A handler whose statement makes the server break off the connection every time, or that
-// breaks it off itself, by a shorter context of its own whose error it hides, is not told
-// apart from a server that goes down; the broker's own delivery limit has to catch it.
+// breaks it off itself, by a shorter context of its own whose error it hides, is told apart
+// from a server that goes down by the consumer: see "Faults" in the comment of inboxamqp.
 package inboxpgx

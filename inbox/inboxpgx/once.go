@@ -19,7 +19,8 @@ type delivery struct {
 	m  *inbox.Message
 	fn func(ctx context.Context, tx pgx.Tx) error
 
-	handled   bool // the entry was made and fn began, in some attempt
+	recorded  *pgconn.CommandTag // of the insert that travelled with BEGIN, in this attempt
+	handled   bool               // the entry was made and fn began, in some attempt
 	duplicate bool
 	lost      bool // the connection was lost under fn, before its context ended
 }
@@ -36,6 +37,10 @@ func (p *Processor) alone(ctx context.Context, m *inbox.Message, w work) error {
 	defer cancel()
 	d := &delivery{p: p, m: m, fn: w.one}
 	opts := txretry.Options{Name: "inbox " + m.Name, Isolation: p.cfg.Isolation}
+	if t, ok := p.dedup.(*Table); ok {
+		opts.AtBegin = t.atBegin(p.cfg.Consumer, m)
+		opts.AtBegin.Done = func(tag pgconn.CommandTag) { d.recorded = &tag }
+	}
 	err := p.transactor.DoWith(ctx, opts, d.attempt)
 	if err == nil && d.duplicate && p.cfg.Hooks.OnDuplicate != nil {
 		p.cfg.Hooks.OnDuplicate(ctx, m)
@@ -47,7 +52,7 @@ func (p *Processor) alone(ctx context.Context, m *inbox.Message, w work) error {
 
 func (d *delivery) attempt(ctx context.Context, tx pgx.Tx) error {
 	d.lost = false
-	first, err := d.p.dedup.Record(ctx, tx, d.p.cfg.Consumer, d.m.ID)
+	first, err := d.record(ctx, tx)
 	if err != nil {
 		return err
 	}
@@ -62,6 +67,15 @@ func (d *delivery) attempt(ctx context.Context, tx pgx.Tx) error {
 		return &handlerError{err}
 	}
 	return nil
+}
+
+// record makes the entry, unless the Transactor has done so with BEGIN.
+func (d *delivery) record(ctx context.Context, tx pgx.Tx) (first bool, err error) {
+	if tag := d.recorded; tag != nil {
+		d.recorded = nil
+		return tag.RowsAffected() == 1, nil
+	}
+	return d.p.dedup.Record(ctx, tx, d.p.cfg.Consumer, d.m.ID)
 }
 
 func connectionLost(ctx context.Context, tx pgx.Tx) bool {

@@ -124,6 +124,11 @@ func (t *Table) Record(ctx context.Context, tx pgx.Tx, consumer string, id uuid.
 	return tag.RowsAffected() == 1, nil
 }
 
+// atBegin is Record as a statement that travels with BEGIN.
+func (t *Table) atBegin(consumer string, m *inbox.Message) txretry.AtBegin {
+	return txretry.AtBegin{SQL: t.insert, Args: []any{consumer, uuidOf(m.ID), m.Name}}
+}
+
 // RecordAll implements Dedup.
 func (t *Table) RecordAll(ctx context.Context, tx pgx.Tx, consumer string, msgs []*inbox.Message) (first []bool, err error) {
 	ids, names := make(uuids, len(msgs)), make([]string, len(msgs))

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/holdfast-go/holdfast/txretry/internal/session"
 )
@@ -78,7 +79,14 @@ type fakeSession struct {
 
 type mark struct{ id, undo int }
 
-func (s *fakeSession) Begin(ctx context.Context, spec *session.Spec) error {
+func (s *fakeSession) Begin(ctx context.Context, spec *session.Spec, first *session.Statement) (tag pgconn.CommandTag, err error) {
+	if err = s.begin(ctx, spec); err == nil && first != nil {
+		err = s.refuse(first.SQL)
+	}
+	return tag, err
+}
+
+func (s *fakeSession) begin(ctx context.Context, spec *session.Spec) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}

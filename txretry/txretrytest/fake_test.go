@@ -99,6 +99,19 @@ func TestNewManagerRefuses(t *testing.T) {
 	}
 }
 
+func TestNoSQLAtBegin(t *testing.T) {
+	t.Parallel()
+	m := txretrytest.NewManager(txretrytest.Config{})
+	opts := txretry.Options{AtBegin: txretry.AtBegin{SQL: "delete from everything"}}
+	err := m.DoWith(t.Context(), opts, func(context.Context, pgx.Tx) error {
+		t.Error("fn ran")
+		return nil
+	})
+	if !errors.Is(err, txretrytest.ErrNoSQL) || m.Stats().Rollbacks != 1 {
+		t.Errorf("error %v, stats %+v", err, m.Stats())
+	}
+}
+
 func TestNoSQL(t *testing.T) {
 	t.Parallel()
 	const sql = "delete from everything"

@@ -17,6 +17,7 @@ func inboxWorkload() workload {
 // Names of contenders that goals refer to.
 const (
 	rawSingle      = "raw, a transaction each"
+	rawFolded      = "raw, its dedup entry in one trip with BEGIN"
 	rawBatch       = "raw, a transaction per 200"
 	inboxSingle    = "holdfast"
 	inboxFew       = "holdfast, 4 workers"
@@ -38,9 +39,10 @@ func benchInboxSingle(ctx context.Context, b *bench, handlers, part int) error {
 	r, err := b.measure(ctx, table{
 		title:      fmt.Sprintf("inbox, %d handlers, %d messages of %d bytes, classic queue", handlers, b.messages/part, len(body)),
 		columns:    inboxColumns,
-		yardsticks: []string{rawSingle, inboxNoDedup},
+		yardsticks: []string{rawSingle, rawFolded, inboxNoDedup, watermillInbox},
 		contenders: []contender{
-			i.contender(rawSingle, part, i.rawSingle(handlers)),
+			i.contender(rawSingle, part, i.rawSingle(handlers, i.rawPlain)),
+			i.contender(rawFolded, part, i.rawSingle(handlers, i.rawFolded)),
 			i.contender(inboxSingle, part, i.holdfast(handlers, 1, i.perMessage)),
 			i.contender(inboxNoDedup, part, i.holdfast(handlers, 1, i.noDedup)),
 			i.contender("holdfast on Redis", part, i.holdfast(handlers, 1, i.onRedis)),

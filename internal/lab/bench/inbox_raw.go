@@ -7,13 +7,16 @@ import (
 	"sync"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
 const (
-	rawBegin     = "begin isolation level serializable; set local lock_timeout = '8s'"
-	rawDedup     = "INSERT INTO holdfast_inbox (consumer, message_id, name) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING"
-	rawDedupMany = `INSERT INTO holdfast_inbox (consumer, message_id, name)
+	rawLockTimeout = "set local lock_timeout = '8s'"
+	rawBegin       = "begin isolation level serializable; " + rawLockTimeout
+	rawDedup       = "INSERT INTO holdfast_inbox (consumer, message_id, name) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING"
+	rawDedupMany   = `INSERT INTO holdfast_inbox (consumer, message_id, name)
 		SELECT $1, id, $3 FROM unnest($2::uuid[]) AS id ON CONFLICT DO NOTHING RETURNING message_id`
 	insertEvents = "INSERT INTO bench_events (body) SELECT unnest($1::text[])"
 )
@@ -21,7 +24,7 @@ const (
 var errDuplicate = errors.New("a duplicate where there is none")
 
 // rawSingle is a consumer as one writes it by hand, with as many goroutines.
-func (i *intake) rawSingle(handlers int) intakeRun {
+func (i *intake) rawSingle(handlers int, transaction rawTransaction) intakeRun {
 	return func(ctx context.Context, n int, watch *stopwatch) error {
 		return i.consume(2*handlers, n, watch, func(deliveries <-chan amqp.Delivery) error {
 			work := make(chan amqp.Delivery)
@@ -30,7 +33,7 @@ func (i *intake) rawSingle(handlers int) intakeRun {
 			for w := range handlers {
 				running.Go(func() {
 					for d := range work {
-						if err := i.rawOne(ctx, d); err != nil && errs[w] == nil {
+						if err := rawOne(ctx, d, transaction); err != nil && errs[w] == nil {
 							errs[w] = err
 						}
 					}
@@ -46,12 +49,23 @@ func (i *intake) rawSingle(handlers int) intakeRun {
 	}
 }
 
-func (i *intake) rawOne(ctx context.Context, d amqp.Delivery) error {
+// rawTransaction records a message and does its work.
+type rawTransaction func(ctx context.Context, d amqp.Delivery, v string) error
+
+func rawOne(ctx context.Context, d amqp.Delivery, transaction rawTransaction) error {
 	var v string
 	if err := json.Unmarshal(d.Body, &v); err != nil {
 		return err
 	}
-	err := pgx.BeginTxFunc(ctx, i.pool, pgx.TxOptions{BeginQuery: rawBegin}, func(tx pgx.Tx) error {
+	if err := transaction(ctx, d, v); err != nil {
+		return err
+	}
+	return d.Ack(false)
+}
+
+// rawPlain is the transaction as one writes it by hand, of four round trips.
+func (i *intake) rawPlain(ctx context.Context, d amqp.Delivery, v string) error {
+	return pgx.BeginTxFunc(ctx, i.pool, pgx.TxOptions{BeginQuery: rawBegin}, func(tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, rawDedup, "raw", d.MessageId, d.Type)
 		if err != nil {
 			return err
@@ -62,10 +76,31 @@ func (i *intake) rawOne(ctx context.Context, d amqp.Delivery) error {
 		_, err = tx.Exec(ctx, insertEvent, v)
 		return err
 	})
-	if err != nil {
-		return err
-	}
-	return d.Ack(false)
+}
+
+// rawFolded saves one of them: the dedup entry travels with BEGIN.
+func (i *intake) rawFolded(ctx context.Context, d amqp.Delivery, v string) error {
+	return i.pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error {
+		var b pgx.Batch
+		b.BeginTx(pgx.TxOptions{IsoLevel: pgx.Serializable})
+		b.Queue(rawLockTimeout)
+		b.Queue(rawDedup, "raw", d.MessageId, d.Type).Exec(func(tag pgconn.CommandTag) error {
+			if tag.RowsAffected() == 0 {
+				return errDuplicate
+			}
+			return nil
+		})
+		results := c.SendBatch(ctx, &b)
+		tx := results.Tx()
+		err := results.Close()
+		if err == nil {
+			_, err = tx.Exec(ctx, insertEvent, v)
+		}
+		if err != nil {
+			return errors.Join(err, tx.Rollback(ctx))
+		}
+		return tx.Commit(ctx)
+	})
 }
 
 // rawBatch is one goroutine with one transaction for so many messages.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // Source hands out sessions. Its dynamic type is comparable: two equal sources
@@ -25,8 +26,9 @@ type Source interface {
 // Session runs one transaction: Begin, statements and savepoints, then Commit
 // or Rollback, and always Close. It serves one goroutine.
 type Session interface {
-	// Begin starts the transaction.
-	Begin(ctx context.Context, spec *Spec) error
+	// Begin starts the transaction and runs the first statement in it, if there is
+	// one, whose tag it returns.
+	Begin(ctx context.Context, spec *Spec, first *Statement) (pgconn.CommandTag, error)
 
 	// Tx runs the statements of the transaction. It is asked for nothing that
 	// begins or ends a transaction or a savepoint.
@@ -61,15 +63,17 @@ type Session interface {
 
 // Spec says how a transaction begins.
 type Spec struct {
-	SQL        string // one message: begin and its settings
+	SQL        string   // one message: begin and its settings
+	Parts      []string // the statements in it
 	ReadOnly   bool
 	Aside      bool   // no attempt at fn, but a look at what became of one
+	Once       bool   // made for one attempt
 	WantsXID   bool   // the last result of SQL is the transaction's id
 	MinVersion int    // major version of the server that SQL needs; 0: any
 	Needs      string // the option that needs it
 }
 
-// Statement is a write that travels with COMMIT.
+// Statement is one that travels with BEGIN or COMMIT.
 type Statement struct {
 	SQL  string
 	Args []any

@@ -1,0 +1,144 @@
+package txretry_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/txretry"
+)
+
+// atBegin adds 1 and counts for how many calls of fn that was told.
+func atBegin(told *int) txretry.AtBegin {
+	return txretry.AtBegin{SQL: addSQL, Args: []any{1}, Done: func(tag pgconn.CommandTag) { *told += int(tag.RowsAffected()) }}
+}
+
+func TestAtBegin(t *testing.T) {
+	t.Parallel()
+	inEveryMode(t, func(t *testing.T, m *txretry.Manager, pool *pgxpool.Pool) {
+		for name, opts := range map[string]txretry.Options{
+			"in one pipeline":     {},
+			"with an id":          {Resolver: txretry.XactStatus()},
+			"with a nearer bound": {DeadlineMargin: time.Minute - 5*time.Second},
+		} {
+			told, calls := 0, 0
+			opts.AtBegin = atBegin(&told)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			err := m.DoWith(ctx, opts, func(ctx context.Context, tx pgx.Tx) error {
+				if calls++; told != calls {
+					t.Errorf("%s: told %d times before call %d", name, told, calls)
+				}
+				var level, bound string
+				if err := tx.QueryRow(ctx, "select current_setting('transaction_isolation'), current_setting('lock_timeout')").Scan(&level, &bound); err != nil {
+					return err
+				}
+				if level != "serializable" || (bound == "8s") != (opts.DeadlineMargin == 0) {
+					t.Errorf("%s: %s, lock_timeout %s", name, level, bound)
+				}
+				if calls == 1 {
+					return &pgconn.PgError{Code: "40001"}
+				}
+				return nil
+			})
+			if err != nil || calls != 2 {
+				t.Errorf("%s: error %v after %d calls", name, err, calls)
+			}
+		}
+		wantCounter(t, pool, 3)
+	})
+}
+
+// The first statement is bound by the lock timeout already.
+func TestAtBeginWaitsForALock(t *testing.T) {
+	t.Parallel()
+	inEveryMode(t, func(t *testing.T, m *txretry.Manager, pool *pgxpool.Pool) {
+		other, err := pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := add(t.Context(), other, 10); err != nil {
+			t.Fatal(err)
+		}
+		told := 0
+		opts := txretry.Options{LockTimeout: 10 * time.Millisecond, MaxAttempts: 2, AtBegin: atBegin(&told)}
+		err = m.DoWith(t.Context(), opts, func(context.Context, pgx.Tx) error { return nil })
+		var timeout *txretry.LockTimeoutError
+		if !errors.As(err, &timeout) || len(timeout.Attempts) != 2 || timeout.Attempts[0].Phase != txretry.PhaseBegin || told != 0 {
+			t.Errorf("error %v, told %d times", err, told)
+		}
+		if err := other.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.DoWith(t.Context(), opts, func(context.Context, pgx.Tx) error { return nil }); err != nil || told != 1 {
+			t.Errorf("afterwards: error %v, told %d times", err, told)
+		}
+		wantCounter(t, pool, 11)
+	})
+}
+
+func TestAtBeginFails(t *testing.T) {
+	t.Parallel()
+	inEveryMode(t, func(t *testing.T, m *txretry.Manager, pool *pgxpool.Pool) {
+		for sql, code := range map[string]string{
+			"insert into counter values (1, 0)": "23505",
+			"insert into missing values (1)":    "42P01",
+			addSQL:                              "", // its argument is missing
+		} {
+			err := m.DoWith(t.Context(), txretry.Options{AtBegin: txretry.AtBegin{SQL: sql}}, func(context.Context, pgx.Tx) error {
+				t.Error("fn ran")
+				return nil
+			})
+			if err == nil {
+				t.Errorf("%s: no error", sql)
+			}
+			if code != "" {
+				wantSQLSTATE(t, err, code)
+			}
+		}
+		told := 0
+		err := m.DoWith(t.Context(), txretry.Options{AtBegin: atBegin(&told)}, func(context.Context, pgx.Tx) error { return nil })
+		if err != nil || told != 1 {
+			t.Errorf("afterwards: error %v, told %d times", err, told)
+		}
+		wantCounter(t, pool, 1)
+	})
+}
+
+// fn does not run outside a transaction.
+func TestAtBeginEndsTheTransaction(t *testing.T) {
+	t.Parallel()
+	inEveryMode(t, func(t *testing.T, m *txretry.Manager, _ *pgxpool.Pool) {
+		for _, sql := range []string{"rollback", "commit"} {
+			err := m.DoWith(t.Context(), txretry.Options{AtBegin: txretry.AtBegin{SQL: sql}}, func(context.Context, pgx.Tx) error {
+				t.Error("fn ran")
+				return nil
+			})
+			if !errors.Is(err, txretry.ErrManaged) {
+				t.Errorf("%s: error %v", sql, err)
+			}
+		}
+	})
+}
+
+func TestAtBeginRefused(t *testing.T) {
+	t.Parallel()
+	m := newManager(t, newCounter(t), txretry.Config{})
+	fn := func(context.Context, pgx.Tx) error { return nil }
+	err := m.DoWith(t.Context(), txretry.Options{AtBegin: txretry.AtBegin{Args: []any{1}}}, fn)
+	if err == nil || !strings.Contains(err.Error(), "AtBegin has no SQL") {
+		t.Errorf("without SQL: error %v", err)
+	}
+	err = m.Do(t.Context(), func(ctx context.Context, _ pgx.Tx) error {
+		return m.DoWith(ctx, txretry.Options{Nested: txretry.NestedSavepoint, AtBegin: txretry.AtBegin{SQL: "select"}}, fn)
+	})
+	if err == nil || !strings.Contains(err.Error(), "no BEGIN") {
+		t.Errorf("nested: error %v", err)
+	}
+}
