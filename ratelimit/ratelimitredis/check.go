@@ -2,25 +2,31 @@ package ratelimitredis
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
-// Check reports whether the server runs the scripts and keeps the counters.
-// Empty means that all is well. The error says that it could not look. Nothing
-// is changed but the server's script cache.
+// Check reports whether the server decides about several limits at once and keeps
+// the counters. Empty means that all is well. The error says that it could not
+// look. Nothing is changed but the server's script cache.
 func (l *Limiter) Check(ctx context.Context) ([]ratelimit.Finding, error) {
 	if err := l.client.Ping(ctx).Err(); err != nil {
 		return nil, fmt.Errorf("ratelimitredis: check: %w", err)
 	}
 	var found []ratelimit.Finding
-	if err := l.client.ScriptLoad(ctx, l.decideScript.source).Err(); err != nil {
+	refused := redis.Error(nil)
+	switch err := l.rehearse(ctx); {
+	case errors.As(err, &refused):
 		found = append(found, ratelimit.Finding{
-			Component: "ratelimitredis", Problem: "the server does not take scripts: " + err.Error(),
-			Mend: "allow EVAL, EVALSHA and SCRIPT LOAD",
+			Component: "ratelimitredis", Problem: "the server refuses to decide: " + refused.Error(), Mend: mendOf(refused),
 		})
+	case err != nil:
+		return nil, fmt.Errorf("ratelimitredis: check: %w", err)
 	}
 	settings, err := l.client.ConfigGet(ctx, "maxmemory*").Result()
 	if err != nil {
@@ -34,4 +40,20 @@ func (l *Limiter) Check(ctx context.Context) ([]ratelimit.Finding, error) {
 		})
 	}
 	return found, nil
+}
+
+// rehearse asks for a decision about limits that nobody has, and takes nothing.
+func (l *Limiter) rehearse(ctx context.Context) error {
+	limit := ratelimit.Limit{Max: maxShards}
+	user, global := limit, limit
+	user.Name, global.Name = "check-user", "check-global"
+	_, err := l.Peek(ctx, ratelimit.Charge{Limit: user, Key: "check"}, ratelimit.Charge{Limit: global})
+	return err
+}
+
+func mendOf(refused redis.Error) string {
+	if strings.HasPrefix(refused.Error(), "CROSSSLOT") {
+		return "set Config.Tag: the server is part of a cluster"
+	}
+	return "let the user run EVALSHA and EVAL, with TIME, MGET, INCRBY, SET and DEL on keys that begin with Config.Prefix"
 }

@@ -22,8 +22,9 @@ const (
 	Deny Policy = iota
 	// Allow lets the request pass.
 	Allow
-	// Local counts within the process, with every limit divided by Config.Replicas.
-	// The counters begin at nothing with each outage.
+	// Local counts within the process, with every limit divided by Config.Replicas,
+	// and knows nothing of what Redis has counted. A request that costs more than
+	// this share is denied until Redis can be asked.
 	Local
 )
 
@@ -46,7 +47,10 @@ type Config struct {
 	Shards int
 
 	// Timeout bounds a call, whatever the client's own timeouts and retries are. 0
-	// means 100 ms.
+	// means 100 ms. With a client whose ContextTimeoutEnabled is set, a call that
+	// waits for no other is made by the goroutine that asks, which is faster; it
+	// then ends with the timeout or the deadline of its context, not when that is
+	// cancelled.
 	Timeout time.Duration
 
 	// Pipelines is how many calls to Redis may be under way at once, at most 1000;
@@ -56,7 +60,8 @@ type Config struct {
 
 	// DenyCache is how many denials are remembered until Redis would admit them, at
 	// least 64, so that a flood of denied requests costs no round trip. 0 means
-	// 10,000, -1 none. See ratelimit.DenyCache for what it does not see.
+	// 10,000, -1 none. What is remembered is denied during an outage as well,
+	// whatever the policy. See ratelimit.DenyCache for what it does not see.
 	DenyCache int
 
 	// OnUnavailable is the policy when Redis cannot be asked in time. The zero value
@@ -84,6 +89,8 @@ type Hooks struct {
 	// OnUnavailable is called when Redis could not be asked.
 	OnUnavailable func(ctx context.Context, err error)
 }
+
+const maxShards = 1024
 
 func (c Config) withDefaults(client redis.UniversalClient) Config {
 	if c.Prefix == "" {
@@ -126,8 +133,8 @@ func (c Config) validate() error {
 	if c.Timeout < time.Millisecond {
 		errs = append(errs, fmt.Errorf("ratelimitredis: Config.Timeout is %v, must be at least 1ms", c.Timeout))
 	}
-	if c.Shards != 0 && (c.Shards < 2 || c.Shards > 1024) {
-		errs = append(errs, fmt.Errorf("ratelimitredis: Config.Shards is %d, must be 0 or 2 to 1024", c.Shards))
+	if c.Shards != 0 && (c.Shards < 2 || c.Shards > maxShards) {
+		errs = append(errs, fmt.Errorf("ratelimitredis: Config.Shards is %d, must be 0 or 2 to %d", c.Shards, maxShards))
 	}
 	if c.Pipelines < 1 || c.Pipelines > 1000 {
 		errs = append(errs, fmt.Errorf("ratelimitredis: Config.Pipelines is %d, must lie between 1 and 1000", c.Pipelines))

@@ -39,6 +39,10 @@
 //     smaller than the number of shards) is refused with ratelimit.ErrInvalid: by
 //     Validate and NewWaiter before anything is asked, and by every call.
 //
+// While a slot moves from one node to another, the cluster runs no script on it
+// whose keys are not all in one place (TRYAGAIN): the failure policy decides
+// meanwhile. What was charged moves along.
+//
 // # When Redis does not answer
 //
 // No caller waits longer than Config.Timeout, whatever the client's own timeouts

@@ -1,6 +1,7 @@
 package ratelimitredis
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -40,6 +41,26 @@ func TestDrift(t *testing.T) {
 		if d.Limits()[0].Remaining != 99 {
 			t.Errorf("decision %d left %d, want 99: all in one window, each given back", n, d.Limits()[0].Remaining)
 		}
+	}
+}
+
+// Nodes of a cluster may have clocks of their own: what one call learned is not
+// lost to what another learned elsewhere meanwhile.
+func TestDriftOfSeveralClocks(t *testing.T) {
+	t.Parallel()
+	l, err := New(redistest.New(t), Config{Timeout: 10 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.lanes.drifted = func(context.Context) { l.lanes.offset.Store(time.Hour.Milliseconds()) }
+	l.lanes.offset.Store(time.Hour.Milliseconds())
+	d, err := l.Allow(t.Context(), ratelimit.Charge{Limit: ratelimit.Limit{Name: "minute", Max: 100}})
+	if err != nil || !d.Allowed {
+		t.Fatalf("%+v, %v", d, err)
+	}
+	l.lanes.offset.Store(time.Hour.Milliseconds())
+	if err := l.Refund(t.Context(), d.Charges()...); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -24,6 +24,11 @@ type errand struct {
 	calls  []*call
 	inFull bool // send the source: the server does not know the script
 	cmd    *redis.IntSliceCmd
+
+	// What a first try learned of the clock: nodes of a cluster have their own, and
+	// another call may have learned of another's since.
+	drifted bool
+	offset  int64
 }
 
 // errandsFor bundles the calls that one run can serve: those in one slot.
@@ -77,9 +82,12 @@ func (l *lanes) send(ctx context.Context, batch []*call) {
 }
 
 func (l *lanes) pipe(ctx context.Context, errands []*errand) {
-	now := time.Now().UnixMilli() + l.offset.Load()
+	now, offset := time.Now().UnixMilli(), l.offset.Load()
 	for _, e := range errands {
-		e.cmd = redis.NewIntSliceCmd(ctx, e.args(now)...)
+		if !e.drifted {
+			e.offset = offset
+		}
+		e.cmd = redis.NewIntSliceCmd(ctx, e.args(now+e.offset)...)
 	}
 	if len(errands) == 1 {
 		_ = l.client.Process(ctx, once{errands[0].cmd}) // the command holds the error
@@ -113,8 +121,10 @@ func (l *lanes) again(ctx context.Context, e *errand) bool {
 	case err == nil && len(reply) < 2:
 		err = fmt.Errorf("script answered %d numbers", len(reply))
 	case err == nil:
-		l.offset.Store(reply[0] - time.Now().UnixMilli())
+		offset := reply[0] - time.Now().UnixMilli()
+		l.offset.Store(offset)
 		if reply[1] < 0 {
+			e.drifted, e.offset = true, offset
 			l.drifted(ctx)
 			e.settle(nil, 0, errDrift)
 			return true

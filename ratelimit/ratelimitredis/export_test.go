@@ -38,3 +38,17 @@ func NewWithClock(t *testing.T, client redis.UniversalClient, cfg Config) (*Limi
 	advance(t, 0)
 	return l, advance
 }
+
+// Waiting returns the number of calls that are not yet sent.
+func (l *Limiter) Waiting() int {
+	l.lanes.mu.Lock()
+	defer l.lanes.mu.Unlock()
+	return len(l.lanes.queue)
+}
+
+// Lanes returns the number of pipelines under way.
+func (l *Limiter) Lanes() int {
+	l.lanes.mu.Lock()
+	defer l.lanes.mu.Unlock()
+	return l.lanes.active
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/holdfast-go/holdfast/ratelimit"
@@ -23,6 +24,8 @@ func (l *Limiter) fallBack(ctx context.Context, within time.Duration, charges []
 	if l.local == nil {
 		return ratelimit.Decision{Allowed: true, Fallback: true}, nil
 	}
+	possible := !slices.ContainsFunc(charges, tooMuch)
+	charges = slices.Clone(charges) // a call under way may still be reading them
 	for i := range charges {
 		limit := &charges[i].Limit
 		limit.Max = max(1, limit.Max/int64(l.cfg.Replicas))
@@ -36,6 +39,9 @@ func (l *Limiter) fallBack(ctx context.Context, within time.Duration, charges []
 		d, err = l.local.Reserve(ctx, within, charges...)
 	} else {
 		d, err = l.local.Allow(ctx, charges...)
+	}
+	if d.Never && possible { // too much for the share of this process, not for the limit
+		d.Never, d.RetryAfter = false, l.cfg.ProbeEvery
 	}
 	d.Fallback = true
 	return d, err

@@ -167,6 +167,7 @@ func (l *Limiter) observed(ctx context.Context, within time.Duration, given []ra
 		}
 		if d, err = l.fallBack(ctx, within, charges, err); err != nil {
 			l.meters.unavailable(ctx)
+			l.meters.took(ctx, time.Since(start))
 			return ratelimit.Decision{}, err
 		}
 	case err != nil:

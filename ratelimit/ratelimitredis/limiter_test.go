@@ -160,6 +160,18 @@ func TestForeignValues(t *testing.T) {
 	if d, err := l.Allow(t.Context(), ratelimit.Charge{Limit: list}); err != nil || !d.Allowed {
 		t.Errorf("with a list: %+v, %v", d, err)
 	}
+	if err := client.Del(t.Context(), "rate_limit:list:b60000").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.LPush(t.Context(), "rate_limit:list:b60000", "x").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Refund(t.Context(), ratelimit.Charge{Limit: list}); err != nil {
+		t.Errorf("a refund with a list: %v", err)
+	}
+	if err := l.Reset(t.Context(), ratelimit.Charge{Limit: list}); err != nil {
+		t.Errorf("a reset with a list: %v", err)
+	}
 }
 
 // noted counts the script calls of a client.
@@ -260,23 +272,6 @@ func TestUnavailable(t *testing.T) {
 	defer mu.Unlock()
 	if len(seen) < 4 || slices.Contains(seen, nil) {
 		t.Errorf("the hook saw %v", seen)
-	}
-}
-
-func TestCheck(t *testing.T) {
-	t.Parallel()
-	client := redistest.New(t)
-	if found, err := open(t, client, ratelimitredis.Config{}).Check(t.Context()); err != nil || len(found) > 0 {
-		t.Errorf("found %v, %v", found, err)
-	}
-	gone := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
-	defer func() {
-		if err := gone.Close(); err != nil {
-			t.Error(err)
-		}
-	}()
-	if _, err := open(t, gone, ratelimitredis.Config{}).Check(t.Context()); err == nil {
-		t.Error("a server that is not there passes")
 	}
 }
 

@@ -3,6 +3,7 @@ package ratelimitredis
 import (
 	"context"
 	"errors"
+	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,6 +16,9 @@ import (
 )
 
 const scope = "github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
+
+// maxLabels bounds the limits whose labels are kept ready.
+const maxLabels = 1000
 
 // meters are the instruments. Labels are made once per limit, for a cached denial
 // is to cost little.
@@ -48,7 +52,7 @@ func newMeters(provider metric.MeterProvider) (*meters, error) {
 	m.decisions, errs[0] = meter.Int64Counter("holdfast.ratelimit.decisions",
 		metric.WithDescription("Decisions by outcome, by who decided, and by the limit that was nearest to its end."), metric.WithUnit("{decision}"))
 	m.duration, errs[1] = meter.Float64Histogram("holdfast.ratelimit.duration",
-		metric.WithDescription("Duration of a decision that was not remembered."), metric.WithUnit("s"))
+		metric.WithDescription("Duration of a decision that was not remembered, or of the attempt."), metric.WithUnit("s"))
 	m.remaining, errs[2] = meter.Float64Histogram("holdfast.ratelimit.remaining",
 		metric.WithDescription("Share that is left of the limit that was nearest to its end."), metric.WithUnit("1"),
 		metric.WithExplicitBucketBoundaries(0, 0.05, 0.1, 0.2, 0.5, 0.8))
@@ -93,15 +97,17 @@ func (m *meters) of(limit string) *limitLabels {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	all := map[string]*limitLabels{}
-	for name, known := range *m.labels.Load() {
-		all[name] = known
+	known := *m.labels.Load()
+	if known[limit] != nil {
+		return known[limit]
 	}
-	if all[limit] == nil {
-		all[limit] = newLimitLabels(limit)
+	made := newLimitLabels(limit)
+	if len(known) < maxLabels {
+		more := maps.Clone(known)
+		more[limit] = made
+		m.labels.Store(&more)
 	}
-	m.labels.Store(&all)
-	return all[limit]
+	return made
 }
 
 func newLimitLabels(limit string) *limitLabels {

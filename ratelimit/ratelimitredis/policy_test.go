@@ -106,6 +106,29 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
+// A process's share may be less than one request costs: that is so for as long as
+// the outage, not for ever.
+func TestCostAboveTheLocalShare(t *testing.T) {
+	t.Parallel()
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
+	defer func() {
+		if err := client.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	l := open(t, client, ratelimitredis.Config{OnUnavailable: ratelimitredis.Local, Replicas: 4, ProbeEvery: 300 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
+	for _, a := range []ratelimit.Algorithm{ratelimit.SlidingWindow, ratelimit.FixedWindow, ratelimit.TokenBucket} {
+		limit := ratelimit.Limit{Name: fmt.Sprint("limit", a), Max: 10, Algorithm: a}
+		d, err := l.Allow(t.Context(), ratelimit.Charge{Limit: limit, Cost: 3})
+		if err != nil || d.Allowed || d.Never || d.RetryAfter != 300*time.Millisecond {
+			t.Errorf("a cost above the share: %+v, %v, want a denial until the next probe", d, err)
+		}
+		if d, err := l.Allow(t.Context(), ratelimit.Charge{Limit: limit, Cost: 11}); err != nil || d.Allowed || !d.Never {
+			t.Errorf("a cost above the limit: %+v, %v, want never", d, err)
+		}
+	}
+}
+
 // A failover may forget what was not replicated: at most the limit once more.
 func TestFailover(t *testing.T) {
 	t.Parallel()

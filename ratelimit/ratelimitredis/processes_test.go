@@ -234,8 +234,10 @@ func TestFaults(t *testing.T) {
 		wg.Go(func() {
 			for ctx.Err() == nil {
 				start := time.Now()
+				twin := time.AfterFunc(timeout, func() { raise(&late, time.Since(start)-timeout) }) // how late the machine itself is
 				d, err := l.Allow(ctx, ratelimit.Charge{Limit: limit})
 				took := time.Since(start)
+				twin.Stop()
 				switch {
 				case ctx.Err() != nil:
 				case err != nil:
@@ -252,10 +254,11 @@ func TestFaults(t *testing.T) {
 			}
 		})
 	}
-	wg.Go(func() { // how late the machine itself is
-		for start := time.Now(); runloop.Sleep(ctx, timeout) == nil; start = time.Now() {
-			raise(&late, time.Since(start)-timeout)
+	testenv.Eventually(t, patient, func() error {
+		if metered.Load() < limit.Max {
+			return fmt.Errorf("%d metered", metered.Load())
 		}
+		return nil
 	})
 	losses := int64(1)
 	for range faults {
@@ -278,7 +281,7 @@ func TestFaults(t *testing.T) {
 	wg.Wait()
 	t.Logf("%d metered over %d memories, %d by the policy, slowest call %v, latest timer %v late",
 		metered.Load(), losses, fellBack.Load(), time.Duration(slowest.Load()), time.Duration(late.Load()))
-	if metered.Load() > losses*limit.Max || metered.Load() < limit.Max/2 {
+	if metered.Load() > losses*limit.Max {
 		t.Errorf("%d were admitted by a server that lost its memory %d times, with a limit of %d", metered.Load(), losses-1, limit.Max)
 	}
 	if fellBack.Load() == 0 {

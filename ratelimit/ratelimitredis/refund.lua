@@ -26,7 +26,7 @@ end
 
 for i = 1, n do
   local p = plan[i]
-  local value = p and call('GET', p.key)
+  local value = p and call('MGET', p.key)[1] -- false for what is no string
   if value and p.ttl then
     local rest = count(value) - p.cost
     if rest > 0 then call('SET', p.key, rest, 'PX', p.ttl) else call('DEL', p.key) end
