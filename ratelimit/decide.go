@@ -13,9 +13,11 @@ func Decide(at time.Time, within time.Duration, take bool, charges []Charge, cou
 	d.grow(len(charges))
 	var space [fewParts]int64
 	elapsed := space[:0]
-	for i, c := range charges {
-		p := part{rule: newRule(c.Limit), key: c.Key, cost: c.Cost, counter: counters[i]}
-		d.parts()[i] = p
+	rules := make([]rule, len(charges)) // at once: an allocation each costs as much as the rest
+	for i := range charges {
+		c, p := &charges[i], &d.parts()[i]
+		rules[i] = ruleOf(c.Limit)
+		p.rule, p.key, p.cost, p.counter = &rules[i], c.Key, c.Cost, counters[i]
 		elapsed = append(elapsed, p.rule.elapsed(at.UnixMilli()))
 	}
 	d.settle(within, take, elapsed)

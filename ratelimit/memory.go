@@ -106,7 +106,7 @@ func (m *Memory) decide(ctx context.Context, d *Decision, within time.Duration, 
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if len(charges) == 1 && m.decideOne(d, within, take, &charges[0]) {
+	if len(charges) == 1 && within == 0 && m.decideOne(d, take, &charges[0]) {
 		return nil
 	}
 	if len(charges) == 0 || len(charges) > MaxCharges {
@@ -156,8 +156,8 @@ func (m *Memory) decide(ctx context.Context, d *Decision, within time.Duration, 
 }
 
 // decideOne is decide for one charge of a counter that is there, which costs a
-// quarter less this way. It reports false, and changes nothing, for all others.
-func (m *Memory) decideOne(d *Decision, within time.Duration, take bool, c *Charge) bool {
+// third less this way. It reports false, and changes nothing, for all others.
+func (m *Memory) decideOne(d *Decision, take bool, c *Charge) bool {
 	if c.Cost < 0 || !keepable(c.Key) {
 		return false
 	}
@@ -170,16 +170,29 @@ func (m *Memory) decideOne(d *Decision, within time.Duration, take bool, c *Char
 		shard.mu.Unlock()
 		return false
 	}
-	r := e.value.rule
+	r, cost := e.value.rule, max(c.Cost, 1)
 	at = max(at, e.value.since)
 	counter, elapsed := e.value.counter(r, at)
-	d.n, d.few[0] = 1, part{rule: r, key: c.Key, cost: max(c.Cost, 1), counter: counter}
-	d.At = time.UnixMilli(at)
-	d.settle(within, take, []int64{elapsed})
-	if d.taken {
-		e.value.set(r, d.few[0].counter, at, elapsed)
+	wait := int64(0)
+	possible := cost <= r.most
+	if possible {
+		wait = r.wait(counter, cost, elapsed)
 	}
-	shard.mu.Unlock()
+	allowed := possible && wait == 0
+	if allowed {
+		counter.Cur += cost * r.unit
+		if take {
+			e.value.set(r, counter, at, elapsed)
+		}
+	}
+	shard.mu.Unlock() // before d is filled in: others wait for the lock alone
+
+	d.At, d.n, d.Allowed, d.taken = time.UnixMilli(at), 1, true, allowed && take
+	if !allowed {
+		d.deny(r.Name, ms(wait), !possible)
+	}
+	p := &d.few[0] // field by field: copying a part just made would wait for its stores
+	p.rule, p.key, p.cost, p.counter = r, c.Key, cost, counter
 	return true
 }
 

@@ -27,9 +27,9 @@ type rule struct {
 	full int64 // what the limit holds, in units times w
 }
 
-func newRule(given Limit) *rule {
+func ruleOf(given Limit) rule {
 	l := given.withDefaults()
-	r := &rule{Limit: l, given: given, w: l.windowMS(), most: l.Max, unit: 1}
+	r := rule{Limit: l, given: given, w: l.windowMS(), most: l.Max, unit: 1}
 	if r.bucket() {
 		r.most, r.unit = l.Burst, r.w
 	}

@@ -25,7 +25,7 @@ func (r *rules) of(given Limit) *rule {
 	if r.known == nil || len(r.known) >= maxRules {
 		r.known = map[Limit]*rule{}
 	}
-	made := newRule(given)
-	r.known[given] = made
-	return made
+	made := ruleOf(given)
+	r.known[given] = &made
+	return &made
 }

@@ -57,7 +57,7 @@ func NewWaiter(l Limiter, charges []Charge, cfg WaiterConfig) (*Waiter, error) {
 	normal, err := Normalize(charges)
 	errs = append(errs, err)
 	for _, c := range normal {
-		if c.Cost > newRule(c.Limit).most {
+		if c.Cost > ruleOf(c.Limit).most {
 			errs = append(errs, fmt.Errorf("%w: limit %q: Cost is %d", ErrNever, c.Limit.Name, c.Cost))
 		}
 	}
