@@ -54,6 +54,7 @@ var floors = slices.Concat(
 	[]floor{
 		{pkg: "internal/migrate", clients: []string{pgx}, on: ground},
 		{pkg: "internal/chunk", clients: []string{pgx}},
+		{pkg: "internal/pgnotify", clients: []string{pgx}, on: ground, noTesting: true},
 		{pkg: "internal/amqpconn", clients: []string{amqp}, on: ground},
 
 		// Tools of tests: nothing above stands on them, for no rule grants them.
@@ -103,7 +104,7 @@ func core(name string, adapters ...string) []floor {
 		pkg := name + "/" + name + adapter
 		switch adapter {
 		case "pgx":
-			all = append(all, floor{pkg: pkg, clients: with(parser, pgx), on: with(own, "txretry", "txretry/internal/...", "internal/migrate", "internal/chunk"), noTesting: true})
+			all = append(all, floor{pkg: pkg, clients: with(parser, pgx), on: with(own, "txretry", "txretry/internal/...", "internal/migrate", "internal/chunk", "internal/pgnotify"), noTesting: true})
 		case "redis":
 			all = append(all, floor{pkg: pkg, clients: with(parser, redis), on: own, noTesting: true})
 		case "amqp":
@@ -114,7 +115,7 @@ func core(name string, adapters ...string) []floor {
 	fake := name + "/" + name + "test"
 	onFake, fakeClients := with(own, fake), parser
 	if slices.Contains(adapters, "pgx") {
-		onFake = with(onFake, "txretry", "txretry/internal/...", "txretry/txretrytest", name+"/"+name+"pgx", "internal/migrate", "internal/chunk")
+		onFake = with(onFake, "txretry", "txretry/internal/...", "txretry/txretrytest", name+"/"+name+"pgx", "internal/migrate", "internal/chunk", "internal/pgnotify")
 		fakeClients = with(parser, pgx)
 	}
 	return append(all,

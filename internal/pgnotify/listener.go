@@ -1,0 +1,147 @@
+package pgnotify
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/internal/runloop"
+)
+
+// ListenerConfig tunes a Listener. All fields are required.
+type ListenerConfig struct {
+	Channel       Channel
+	Wake          func(at time.Time) // called for every notification, and after connecting with the zero time
+	ProbeInterval time.Duration      // between two tests of the connection
+	Logger        *slog.Logger
+	Failed        string // what to log when notifications do not arrive
+}
+
+// Listener hands on what Notifiers of other processes send. It takes a connection
+// out of the pool for itself, and one more for a moment at each test.
+type Listener struct {
+	cfg ListenerConfig
+
+	mu    sync.Mutex
+	state error // nil: the last test went well
+}
+
+var (
+	errNotListening = errors.New("the listener has not connected yet")
+
+	// ErrSwallowed is what Probe returns where notifications do not arrive.
+	ErrSwallowed = errors.New("notifications do not arrive: the connection is dead, or a pooler in transaction mode swallows them")
+)
+
+// NewListener returns a Listener; Run sets it to work.
+func NewListener(cfg ListenerConfig) *Listener {
+	return &Listener{cfg: cfg, state: errNotListening}
+}
+
+// Run listens until ctx is cancelled. It reconnects with growing pauses.
+func (l *Listener) Run(ctx context.Context) {
+	between := backoff.Policy{Base: 50 * time.Millisecond, Max: 15 * time.Second, Jitter: 0.5}
+	failures := 0
+	for ctx.Err() == nil {
+		err := l.session(ctx, func() { failures = 0 })
+		if ctx.Err() != nil {
+			return
+		}
+		l.setState(err)
+		l.cfg.Logger.WarnContext(ctx, l.cfg.Failed, slog.Any("error", err))
+		_ = runloop.Sleep(ctx, between.Delay(failures, rand.Float64())) // ends early only with ctx
+		failures++
+	}
+}
+
+// State returns nil while notifications arrive, else why they do not.
+func (l *Listener) State() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.state
+}
+
+// Probe tests, with a connection of its own, whether notifications arrive. If they
+// do not, its error is ErrSwallowed; any other says that it could not test it.
+func (l *Listener) Probe(ctx context.Context) error {
+	conn, err := l.cfg.Channel.listen(ctx)
+	if err != nil {
+		return err
+	}
+	defer hangUp(conn)
+	return l.probe(ctx, conn)
+}
+
+// session is one connection, from its begin to its failure.
+func (l *Listener) session(ctx context.Context, works func()) error {
+	conn, err := l.cfg.Channel.listen(ctx)
+	if err != nil {
+		return err
+	}
+	defer hangUp(conn)
+	l.cfg.Wake(time.Time{}) // for what was committed while nobody listened
+	for {
+		if err := l.probe(ctx, conn); err != nil {
+			return err
+		}
+		l.setState(nil)
+		works()
+		if err := l.receive(ctx, conn, l.cfg.ProbeInterval, ""); !pgconn.Timeout(err) {
+			return err
+		}
+	}
+}
+
+const (
+	// probeTimeout is how long a notification to oneself may take.
+	probeTimeout = 2 * time.Second
+	// probePrefix tells such a notification from a time.
+	probePrefix = "probe "
+)
+
+// probe sends a notification over another connection, since a pooler passes on
+// what arrives while the connection is in use.
+func (l *Listener) probe(ctx context.Context, conn *pgx.Conn) error {
+	token := probePrefix + uuid.NewString()
+	if err := l.cfg.Channel.notify(ctx, token); err != nil {
+		return err
+	}
+	err := l.receive(ctx, conn, probeTimeout, token)
+	if pgconn.Timeout(err) && ctx.Err() == nil {
+		return ErrSwallowed
+	}
+	return err
+}
+
+// receive hands on every notification until the one with the token arrives;
+// without a token, for d.
+func (l *Listener) receive(ctx context.Context, conn *pgx.Conn, d time.Duration, token string) error {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	for {
+		n, err := conn.WaitForNotification(ctx)
+		switch {
+		case err != nil:
+			return err
+		case n.Payload == token && token != "":
+			return nil
+		case !strings.HasPrefix(n.Payload, probePrefix):
+			l.cfg.Wake(moment(n.Payload))
+		}
+	}
+}
+
+func (l *Listener) setState(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.state = err
+}
