@@ -11,6 +11,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/internal/blame"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
@@ -116,6 +117,7 @@ type run struct {
 
 	gate     *gate
 	turns    *turns
+	suspects blame.Suspects
 	inHand   sync.Map     // deliveries whose run is open in the ledger
 	refusals atomic.Int64 // copies that no queue took, one after the other
 

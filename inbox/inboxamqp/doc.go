@@ -72,7 +72,10 @@
 // consumer begins a new session, after pauses that grow to 10 seconds. An error that
 // is inbox.ErrUnavailable, for a database that is down, gives the message back and
 // pauses: the consumer is cancelled at the broker and tries one message at a time,
-// at growing distances, until one goes through. Config.Health asks before any message does,
+// at growing distances up to about 5 seconds, until one goes through. It tries others than those that
+// have failed, as far as there are any. A message that fails like this twice, while another
+// one goes through after each time, has failed by itself: its failure is counted then, as any
+// other is. Config.Health asks before any message does,
 // and Config.KillSwitch pauses when most messages fail for reasons that may not be theirs.
 //
 // # The end

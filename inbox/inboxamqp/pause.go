@@ -11,8 +11,9 @@ import (
 	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
-// probes are the waits before a paused consumer tries one message: 0.5 s growing to 30 s, spread by half.
-var probes = backoff.Policy{Base: 500 * time.Millisecond, Max: 30 * time.Second, Jitter: 0.5}
+// probes are the waits before a paused consumer tries one message: 0.5 s growing to 5 s, spread by half.
+// Not more, since the one before may have failed by itself, and good ones come.
+var probes = backoff.Policy{Base: 500 * time.Millisecond, Max: 5 * time.Second, Jitter: 0.5, JitterAfterCap: true}
 
 // pause waits and tries one message at a time until one can be processed.
 func (s *session) pause(why error) error {
@@ -26,51 +27,75 @@ func (s *session) pause(why error) error {
 			return err
 		}
 		if s.r.healthy() != nil {
+			s.trial.release()
 			continue
 		}
-		if available, err := s.probe(); available || err != nil {
+		p, err := s.probe()
+		if err != nil {
 			return err
+		}
+		if p.passed {
+			s.judge()
+		}
+		if p.available {
+			return nil
 		}
 	}
 }
 
-// probe has one message processed. With none in the queue, consuming goes on: the next
-// message to arrive is the probe.
-func (s *session) probe() (available bool, err error) {
-	var raw amqp.Delivery
-	var found bool
-	if err := s.conn.Within(func() (err error) {
-		raw, found, err = s.ch.Get(s.r.c.cfg.Queue, false)
-		return err
-	}); err != nil {
-		return false, fmt.Errorf("get from %q: %w", s.r.c.cfg.Queue, err)
+// probed is what a message shows about the servers that processing needs.
+type probed struct {
+	available bool // as far as one can tell
+	passed    bool // for sure: the message was processed
+}
+
+// probe has one message processed: another one than those that have failed, if there is one.
+// With none in the queue, consuming goes on: the next message to arrive is the probe.
+func (s *session) probe() (p probed, err error) {
+	raw, found, err := s.get()
+	if err == nil && !found && s.trial.release() {
+		raw, found, err = s.get()
+	}
+	if err != nil {
+		return p, err
 	}
 	if !found {
-		return true, nil
+		return probed{available: true}, nil
 	}
 	d := s.accept(raw)
-	d.probe = make(chan bool, 1)
+	d.probe = make(chan probed, 1)
 	select {
 	case s.r.jobs <- []*delivery{d}:
 		s.r.count([]*delivery{d})
 	case <-s.r.stop.Done():
 		d.giveBack()
-		return false, errStop
+		return p, errStop
 	case err := <-s.closes:
-		return false, closed(err)
+		return p, closed(err)
 	case <-s.conn.Done():
-		return false, s.conn.Err()
+		return p, s.conn.Err()
 	}
 	select {
-	case available = <-d.probe:
-		return available, nil
+	case p = <-d.probe:
+		return p, nil
 	case <-s.r.stop.Done():
-		return false, errStop
+		return p, errStop
 	case err := <-s.closes:
-		return false, closed(err)
+		return p, closed(err)
 	case <-s.conn.Done():
-		return false, s.conn.Err()
+		return p, s.conn.Err()
 	}
+}
+
+func (s *session) get() (raw amqp.Delivery, found bool, err error) {
+	err = s.conn.Within(func() (err error) {
+		raw, found, err = s.ch.Get(s.r.c.cfg.Queue, false)
+		return err
+	})
+	if err != nil {
+		return raw, false, fmt.Errorf("get from %q: %w", s.r.c.cfg.Queue, err)
+	}
+	return raw, found, nil
 }
 
 // wait returns nil once done, or the reason why there is nothing left to wait for.

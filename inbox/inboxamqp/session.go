@@ -29,13 +29,14 @@ type session struct {
 	r    *run
 	conn *amqpconn.Conn
 	ch   *amqp.Channel
-	tag  string
+	tag  string // of the consumer, while there is one
 
 	closes  <-chan *amqp.Error
 	cancels <-chan string
 
 	epoch   int64 // counts the times consuming began
 	pauses  chan pauseRequest
+	trial   trial
 	tags    tags
 	over    atomic.Bool
 	running atomic.Int64
@@ -65,7 +66,7 @@ func (r *run) session(_ context.Context, conn *amqpconn.Conn) error {
 		return fmt.Errorf("set prefetch: %w", err)
 	}
 	s := &session{
-		r: r, conn: conn, ch: ch, tag: r.c.cfg.Name + "-" + uuid.NewString(),
+		r: r, conn: conn, ch: ch,
 		closes:  ch.NotifyClose(make(chan *amqp.Error, 1)),
 		cancels: ch.NotifyCancel(make(chan string, 1)),
 		pauses:  make(chan pauseRequest, 1),
@@ -79,6 +80,7 @@ func (r *run) session(_ context.Context, conn *amqpconn.Conn) error {
 			r.c.setReady(fmt.Errorf("%w: %w", errPaused, err))
 			err = s.pause(err)
 		}
+		s.trial.close()
 		switch {
 		case errors.Is(err, errStop):
 			r.c.setReady(errDraining)
@@ -99,6 +101,10 @@ func (s *session) consume() error {
 		return errPause
 	}
 	s.epoch++
+	s.trial.open(s.epoch)
+	// A tag of its own each time: older RabbitMQ, 3.10.8 among them, breaks the channel when a tag comes
+	// again while messages that it was given are still unsettled (rabbitmq-server#5927).
+	s.tag = s.r.c.cfg.Name + "-" + uuid.NewString()
 	select {
 	case <-s.pauses: // of an earlier epoch; it would keep a new one out
 	default:
@@ -151,7 +157,7 @@ func (s *session) dispatch(deliveries <-chan amqp.Delivery) (left []*delivery, w
 		case <-s.r.stop.Done():
 			return left, errStop
 		case request := <-s.pauses:
-			if request.epoch == s.epoch {
+			if request.epoch == s.epoch || s.trial.waiting() { // whose own request may have found no room
 				return left, request.why
 			}
 		case _, open := <-s.cancels:

@@ -18,7 +18,9 @@ type delivery struct {
 	wait  time.Duration // of a long delay; the message only passes through
 	s     *session
 	epoch int64
-	probe chan bool // nil unless the message is a probe
+	probe chan probed // nil unless the message is a probe
+
+	batched bool // processed together with others
 
 	done atomic.Bool
 }
@@ -100,13 +102,13 @@ func (s *session) gone() bool {
 	}
 }
 
-// report tells the session whether processing was possible.
-func (d *delivery) report(available bool) {
+// report tells the session what a delivery shows about the servers.
+func (d *delivery) report(p probed) {
 	if d.probe != nil {
-		d.probe <- available
+		d.probe <- p
 		return
 	}
-	if !available {
+	if !p.available {
 		d.s.requestPause(d.epoch, errPause)
 	}
 }

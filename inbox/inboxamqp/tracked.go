@@ -28,7 +28,7 @@ func (r *run) tracked(d *delivery) {
 		return
 	case entry.Supersedes(d.msg):
 		r.c.cfg.Logger.Info("leftover of an earlier attempt dropped", slog.Any("message_id", d.msg.ID), slog.Int("attempt", d.msg.Attempt))
-		d.report(true)
+		d.report(probed{available: true})
 		d.acknowledge(superseded)
 		return
 	case open >= r.c.cfg.MaxCrashes:

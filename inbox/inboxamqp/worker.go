@@ -19,14 +19,15 @@ func (r *run) worker() {
 }
 
 // handle processes the deliveries of one hand-over and settles them. Those that have failed
-// before, or may have ended the process, are processed one by one, after the others: those
+// before, or are suspected of ending the process or the connection, are processed one by one, after the others: those
 // must not wait for them.
 func (r *run) handle(ds []*delivery) {
 	var batch, single []*delivery
 	for _, d := range ds {
-		if len(ds) == 1 || d.wait > 0 || d.msg.Attempt > 1 || r.tracks(d) {
+		if len(ds) == 1 || d.wait > 0 || d.msg.Attempt > 1 || r.tracks(d) || r.suspects.Has(d.msg.ID) {
 			single = append(single, d)
 		} else {
+			d.batched = true
 			batch = append(batch, d)
 		}
 	}
@@ -42,7 +43,7 @@ func (r *run) handle(ds []*delivery) {
 func (r *run) one(d *delivery) {
 	switch {
 	case d.wait > 0:
-		d.report(true)
+		d.report(probed{available: true})
 		r.delay(d, duplicate(d.raw), d.wait, deferred, func() {})
 	case r.tracks(d):
 		r.tracked(d)
@@ -79,11 +80,24 @@ func (r *run) batch(ds []*delivery) {
 // conclude settles a delivery by the processor's answer.
 func (r *run) conclude(d *delivery, err error) {
 	failure := inbox.Classify(err)
-	d.report(!failure.Unavailable && !(d.probe != nil && suspicious(failure) && r.c.cfg.KillSwitch.Ratio > 0))
 	if r.gate.note(failure) {
 		d.s.requestPause(d.epoch, errTripped)
 	}
-	if err == nil {
+	if failure.Unavailable {
+		r.log(d, failure, inbox.Decision{Action: failure.Action})
+		r.unavailable(d, failure)
+		d.report(probed{})
+		return
+	}
+	tripped := d.probe != nil && suspicious(failure) && r.c.cfg.KillSwitch.Ratio > 0
+	d.report(probed{available: !tripped, passed: err == nil})
+	r.settle(d, failure)
+}
+
+// settle settles a delivery by what became of it.
+func (r *run) settle(d *delivery, failure inbox.Failure) {
+	r.suspects.Clear(d.msg.ID)
+	if failure.Err == nil {
 		d.acknowledge(acked)
 		r.concluded(d, failure, inbox.Decision{})
 		return
@@ -100,11 +114,7 @@ func (r *run) conclude(d *delivery, err error) {
 		r.move(d, r.deadLetterQueue(failure.Class), deadCopy(d.raw, letter), dead, noted)
 	default:
 		noted()
-		if failure.Unavailable { // that pauses the whole consumer
-			d.giveBack()
-		} else {
-			r.park(d, keepPause)
-		}
+		r.park(d, keepPause)
 	}
 }
 

@@ -39,6 +39,7 @@ const (
 	doPanic = "panic"
 	doDead  = "dead" // fails for good
 	doKill  = "kill" // ends the process
+	doCut   = "cut"  // ends its connection to the database
 )
 
 // inboxJob is a consumer.
@@ -158,6 +159,9 @@ func (c *crash) handle(ctx context.Context, tx pgx.Tx, e inboxEvent) error {
 		return inbox.Unrecoverable(errFaults)
 	case doKill:
 		killSelf()
+	case doCut:
+		_, err := tx.Exec(ctx, `SELECT pg_terminate_backend(pg_backend_pid())`)
+		return err
 	}
 	return nil
 }

@@ -1,0 +1,183 @@
+package inboxamqp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// A message that breaks the connection to the database each time looks like an outage. It
+// must neither stop the others nor come for ever.
+func TestPoisonLikeAnOutage(t *testing.T) {
+	t.Parallel()
+	for name, cfg := range map[string]inboxamqp.Config{
+		"one by one": {Concurrency: 2},
+		"batches":    {Concurrency: 2, Batch: 10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := amqptest.New(t)
+			const n = 30
+			bad := map[uuid.UUID]bool{}
+			got := recorder{fail: func(m *inbox.Message) error {
+				if bad[m.ID] {
+					return inbox.Unavailable(errBroken)
+				}
+				return nil
+			}}
+			cfg.Queue, cfg.Retry = "orders", inbox.RetryPolicy{MaxRetries: 1, Delay: 100 * time.Millisecond}
+			c := newConsumer(t, b.Dial, &got, cfg)
+			if err := c.Setup(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			for i := range n {
+				if i == 0 || i == 1 || i == 20 { // two side by side, at the head
+					p := order()
+					bad[uuid.MustParse(p.MessageId)] = true
+					b.Publish(t, "", "orders", p)
+				}
+				b.Publish(t, "", "orders", order())
+			}
+			start(t, c)
+			got.distinct(t, n+len(bad)) // the good ones need not wait until the bad ones are dead
+			more := 0
+			testenv.Eventually(t, patience, func() error { // there is always another message
+				b.Publish(t, "", "orders", order())
+				more++
+				return depthIs(t, b, "failed.default", len(bad))
+			})
+			awaitDepth(t, b, "orders", 0)
+			for _, d := range b.Take(t, "failed.default", len(bad), patience) {
+				if !bad[uuid.MustParse(d.MessageId)] || d.Headers["holdfast-attempt"] != "2" {
+					t.Errorf("dead: %s after %v attempts", d.MessageId, d.Headers["holdfast-attempt"])
+				}
+			}
+			got.distinct(t, n+len(bad)+more)
+			for _, m := range got.messages() {
+				if m.Attempt != 1 && !bad[m.ID] {
+					t.Errorf("a good message came as attempt %d", m.Attempt)
+				}
+			}
+		})
+	}
+}
+
+// A message that runs on while its consumer pauses does not break the channel afterwards.
+func TestPauseWhileAnotherRuns(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	var failed atomic.Bool
+	entered, release := make(chan struct{}), make(chan struct{})
+	var slow, done atomic.Int64
+	r := consume(t, b, processorFunc(func(_ context.Context, m *inbox.Message) error {
+		switch {
+		case m.Name == "slow":
+			if slow.Add(1) == 1 {
+				close(entered)
+			}
+			<-release
+		case failed.CompareAndSwap(false, true):
+			return inbox.Unavailable(errBroken)
+		default:
+			done.Add(1)
+		}
+		return nil
+	}), inboxamqp.Config{Queue: "orders", Concurrency: 2, Retry: quick})
+	p := order()
+	p.Type = "slow"
+	b.Publish(t, "", "orders", p)
+	<-entered
+	for range 10 {
+		b.Publish(t, "", "orders", order())
+	}
+	awaitPaused(t, r)
+	testenv.Eventually(t, patience, func() error {
+		if n := done.Load(); n < 10 {
+			return fmt.Errorf("%d of 10 messages", n)
+		}
+		return nil
+	})
+	close(release)
+	r.stop(t)
+	awaitDepth(t, b, "orders", 0)
+	if n := slow.Load(); n != 1 {
+		t.Errorf("the message in work was delivered %d times: its session was lost", n)
+	}
+}
+
+// A real outage costs no message an attempt, however often it comes.
+func TestOutagesAreNoMessagesFault(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	var down atomic.Bool
+	got := recorder{fail: failWhile(&down, inbox.Unavailable(errBroken))}
+	r := consume(t, b, &got, inboxamqp.Config{Queue: "orders", Concurrency: 4, Retry: quick})
+	const n, outages = 30, 3
+	for k := range outages {
+		down.Store(true)
+		for range n {
+			b.Publish(t, "", "orders", order())
+		}
+		awaitPaused(t, r)
+		before := len(got.messages())
+		testenv.Eventually(t, patience, func() error {
+			if probed := len(got.messages()) - before; probed < 3 {
+				return fmt.Errorf("%d probes", probed)
+			}
+			return nil
+		})
+		down.Store(false)
+		got.distinct(t, (k+1)*n)
+		awaitDepth(t, b, "orders", 0)
+	}
+	for _, m := range got.messages() {
+		if m.Attempt != 1 {
+			t.Fatalf("a message lost an attempt: %d", m.Attempt)
+		}
+	}
+}
+
+// While the server is down, what fails by itself shows nothing about it.
+func TestOutageWithInvalidMessages(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	var down atomic.Bool
+	down.Store(true)
+	got := recorder{fail: func(m *inbox.Message) error {
+		if m.Name == "bad" {
+			return inbox.Invalid(errBroken)
+		}
+		return failWhile(&down, inbox.Unavailable(errBroken))(m)
+	}}
+	r := consume(t, b, &got, inboxamqp.Config{Queue: "orders", Concurrency: 1, Retry: quick})
+	for range 6 {
+		b.Publish(t, "", "orders", order())
+		p := order()
+		p.Type = "bad"
+		b.Publish(t, "", "orders", p)
+	}
+	testenv.Eventually(t, patience, func() error {
+		if b.Depth(t, "failed.validation") < 6 {
+			return errors.New("not all bad ones are gone")
+		}
+		return nil
+	})
+	down.Store(false)
+	awaitDepth(t, b, "orders", 0)
+	ready(t, r)
+	for _, m := range got.messages() {
+		if m.Attempt != 1 {
+			t.Fatalf("a message lost an attempt: %d", m.Attempt)
+		}
+	}
+}
