@@ -14,9 +14,13 @@ import (
 // errDeadline is the cause with which Config.HandlerTimeout ends a context.
 var errDeadline = errors.New("inboxamqp: HandlerTimeout is over")
 
-// process runs the processor on those messages that it can be given.
-func (r *run) process(ds []*delivery) []error {
-	results := make([]error, len(ds))
+// errExited is the result of a message whose handler has ended the goroutine by
+// runtime.Goexit. Nothing after the call runs then but deferred functions; so it is in the
+// results before the call, and they are read by deferred functions.
+var errExited = errors.New("inboxamqp: the processor exited its goroutine")
+
+// process runs the processor on those messages that it can be given, and fills in the results.
+func (r *run) process(ds []*delivery, results []error) {
 	msgs, at := make([]*inbox.Message, 0, len(ds)), make([]int, 0, len(ds))
 	for i, d := range ds {
 		if results[i] = r.acceptable(d.msg); results[i] == nil {
@@ -24,19 +28,21 @@ func (r *run) process(ds []*delivery) []error {
 		}
 	}
 	if len(msgs) == 0 {
-		return results
+		return
 	}
 	ctx, end := r.c.signals.span(r.work, msgs)
-	answers := r.call(ctx, msgs)
-	draining := errors.Is(context.Cause(r.work), inbox.ErrDraining)
-	for i, err := range answers {
-		if err != nil && draining {
-			err = fmt.Errorf("%w: %w", inbox.ErrDraining, err)
+	answers := same(len(msgs), errExited)
+	defer func() {
+		draining := errors.Is(context.Cause(r.work), inbox.ErrDraining)
+		for i, err := range answers {
+			if err != nil && draining {
+				err = fmt.Errorf("%w: %w", inbox.ErrDraining, err)
+			}
+			results[at[i]] = err
 		}
-		results[at[i]] = err
-	}
-	end(answers)
-	return results
+		end(answers)
+	}()
+	r.call(ctx, msgs, answers)
 }
 
 func (r *run) acceptable(m *inbox.Message) error {
@@ -49,10 +55,9 @@ func (r *run) acceptable(m *inbox.Message) error {
 	return nil
 }
 
-// call runs the processor on a goroutine of its own, so that a handler that exits it with
-// runtime.Goexit fails its messages and costs no worker. It waits for that goroutine however
-// long it takes; of one that does not mind its deadline it tells.
-func (r *run) call(ctx context.Context, msgs []*inbox.Message) []error {
+// call runs the processor. It waits for it however long it takes; of one that does not mind
+// its deadline it tells.
+func (r *run) call(ctx context.Context, msgs []*inbox.Message, answers []error) {
 	patience := r.c.cfg.AckTimeout / 2
 	if limit := time.Duration(len(msgs)) * r.c.cfg.HandlerTimeout; limit > 0 {
 		var cancel context.CancelFunc
@@ -60,29 +65,22 @@ func (r *run) call(ctx context.Context, msgs []*inbox.Message) []error {
 		defer cancel()
 		patience = limit + stuckGrace
 	}
-	results := same(len(msgs), errors.New("inboxamqp: the processor exited its goroutine"))
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		defer func() {
-			if v := recover(); v != nil {
-				results = same(len(msgs), &inbox.PanicError{Value: v, Stack: debug.Stack()})
-			}
-		}()
-		answers := r.c.processor.Process(ctx, msgs)
-		if len(answers) != len(msgs) {
-			answers = same(len(msgs), fmt.Errorf("inboxamqp: the processor gave %d results for %d messages", len(answers), len(msgs)))
-		}
-		results = answers
-	}()
 	stuck := time.AfterFunc(patience, func() {
 		r.c.signals.stuck(ctx)
 		r.c.cfg.Logger.ErrorContext(ctx, "handler is stuck", slog.Any("message_id", msgs[0].ID), slog.String("name", msgs[0].Name),
 			slog.Int("messages", len(msgs)), slog.Duration("for", patience))
 	})
-	<-done
-	stuck.Stop()
-	return results
+	defer stuck.Stop()
+	defer func() {
+		if v := recover(); v != nil {
+			copy(answers, same(len(msgs), &inbox.PanicError{Value: v, Stack: debug.Stack()}))
+		}
+	}()
+	results := r.c.processor.Process(ctx, msgs)
+	if len(results) != len(msgs) {
+		results = same(len(msgs), fmt.Errorf("inboxamqp: the processor gave %d results for %d messages", len(results), len(msgs)))
+	}
+	copy(answers, results)
 }
 
 func same(n int, err error) []error {

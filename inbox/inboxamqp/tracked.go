@@ -37,7 +37,9 @@ func (r *run) tracked(d *delivery) {
 		return
 	}
 	// The turn is over before the message is settled: that may wait for the broker.
-	r.conclude(d, r.watched(d, open > 0))
+	err = errExited
+	defer func() { r.conclude(d, err) }()
+	err = r.watched(d, open > 0)
 }
 
 // watched runs a message in its turn, its beginning and, unless it went well, its end noted.
@@ -51,12 +53,15 @@ func (r *run) watched(d *delivery, suspect bool) error {
 		return inbox.Unavailable(err)
 	}
 	r.inHand.Store(d, true)
-	err := r.process([]*delivery{d})[0]
-	r.inHand.Delete(d)
-	if err != nil { // it may never leave, where no queue takes its copy
-		r.survived(d)
-	}
-	return err
+	results := []error{errExited}
+	defer func() {
+		r.inHand.Delete(d)
+		if results[0] != nil { // it may never leave, where no queue takes its copy
+			r.survived(d)
+		}
+	}()
+	r.process([]*delivery{d}, results)
+	return results[0]
 }
 
 // survived notes that a run has not ended the process.

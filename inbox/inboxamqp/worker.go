@@ -12,10 +12,18 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 )
 
+// worker is followed by another one when a handler exits its goroutine.
 func (r *run) worker() {
+	ended := false
+	defer func() {
+		if !ended {
+			r.workers.Go(r.worker)
+		}
+	}()
 	for ds := range r.jobs {
 		r.handle(ds)
 	}
+	ended = true
 }
 
 // handle processes the deliveries of one hand-over and settles them. Those that have failed
@@ -31,12 +39,19 @@ func (r *run) handle(ds []*delivery) {
 			batch = append(batch, d)
 		}
 	}
+	defer r.each(single)
 	if len(batch) > 0 {
 		r.batch(batch)
 	}
-	for _, d := range single {
-		r.one(d)
+}
+
+// each handles deliveries one by one, the others also when a handler exits the goroutine.
+func (r *run) each(ds []*delivery) {
+	if len(ds) == 0 {
+		return
 	}
+	defer r.each(ds[1:])
+	r.one(ds[0])
 }
 
 // one handles a single delivery.
@@ -49,17 +64,28 @@ func (r *run) one(d *delivery) {
 		r.tracked(d)
 	default:
 		release := r.turns.share()
-		err := r.process([]*delivery{d})[0]
-		release()
-		r.conclude(d, err)
+		results := []error{errExited}
+		defer func() {
+			release()
+			r.conclude(d, results[0])
+		}()
+		r.process([]*delivery{d}, results)
 	}
 }
 
 // batch handles deliveries that are processed together.
 func (r *run) batch(ds []*delivery) {
 	release := r.turns.share()
-	results := r.process(ds)
-	release()
+	results := same(len(ds), errExited)
+	defer func() {
+		release()
+		r.concludeAll(ds, results)
+	}()
+	r.process(ds, results)
+}
+
+// concludeAll settles deliveries that were processed together.
+func (r *run) concludeAll(ds []*delivery, results []error) {
 	var done []*delivery
 	var failed sync.WaitGroup
 	for i, d := range ds {

@@ -1,0 +1,51 @@
+package inboxamqp_test
+
+import (
+	"context"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest"
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+)
+
+// goneProcessor exits its goroutine at every message.
+func goneProcessor() inbox.Processor {
+	return processorFunc(func(context.Context, *inbox.Message) error { runtime.Goexit(); return nil })
+}
+
+// Messages of a batch, and those that are processed one by one after it or by the ledger's
+// leave, are settled when their handler exits the goroutine, and the only worker is replaced.
+func TestGoexitOfManyKinds(t *testing.T) {
+	t.Parallel()
+	for name, cfg := range map[string]inboxamqp.Config{
+		"one by one": {},
+		"batches":    {Batch: 5},
+		"ledger":     {Batch: 5, Ledger: inboxtest.NewLedger(), MaxCrashes: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := amqptest.New(t)
+			cfg.Queue, cfg.Concurrency = "orders", 1
+			cfg.Retry = quick
+			cfg.Retry.MaxRetries = 1
+			r := consume(t, b, goneProcessor(), cfg)
+			const n = 12
+			for range n {
+				b.Publish(t, "", "orders", order())
+			}
+			for _, letter := range b.Take(t, "failed.default", n, patience) {
+				if text, _ := letter.Headers["holdfast-error"].(string); !strings.Contains(text, "exited its goroutine") {
+					t.Errorf("error %q", text)
+				}
+				if attempt := letter.Headers["holdfast-attempt"]; attempt != "2" {
+					t.Errorf("attempt %v", attempt)
+				}
+			}
+			r.stop(t)
+		})
+	}
+}
