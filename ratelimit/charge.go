@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"time"
-
-	"github.com/holdfast-go/holdfast/internal/check"
 )
 
 // Charge is what one request takes of one limit.
@@ -67,7 +65,9 @@ func Normalize(charges []Charge) ([]Charge, error) {
 	var errs []error
 	for i := range charges {
 		c := &charges[i]
-		errs = append(errs, c.Limit.Validate())
+		if err := c.Limit.Validate(); err != nil {
+			errs = append(errs, err)
+		}
 		if c.Cost < 0 {
 			errs = append(errs, fmt.Errorf("%w: limit %.40q: Cost is %d, must not be negative", ErrInvalid, c.Limit.Name, c.Cost))
 		}
@@ -84,7 +84,3 @@ func Normalize(charges []Charge) ([]Charge, error) {
 	}
 	return charges, nil
 }
-
-// Finding is what the adapters' Check methods return: something that is missing
-// or mis-set on the server, and how to mend it.
-type Finding = check.Finding

@@ -1,0 +1,84 @@
+package ratelimit_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast/ratelimit"
+	"github.com/holdfast-go/holdfast/ratelimit/ratelimittest"
+)
+
+func TestReplayIsRefunded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := serve(t, newMemory(t), byUser, func(w http.ResponseWriter, r *http.Request) {
+			if charges, ok := ratelimit.ChargesFrom(r.Context()); !ok || len(charges) != 2 {
+				t.Errorf("charged %v, %v", charges, ok)
+			}
+			for range 2 { // twice is once
+				if err := ratelimit.RefundFrom(r.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+			w.WriteHeader(http.StatusNoContent)
+		})
+		for n := range 10 {
+			if w := call(h, http.MethodPost, "ann"); w.Code != http.StatusNoContent {
+				t.Fatalf("replay %d got %d", n, w.Code)
+			}
+		}
+	})
+	if err := ratelimit.RefundFrom(context.Background()); err != nil {
+		t.Errorf("outside the middleware: %v", err)
+	}
+	if _, ok := ratelimit.ChargesFrom(context.Background()); ok {
+		t.Error("charges outside the middleware")
+	}
+}
+
+// Several middlewares are refunded together.
+func TestRefundOfNestedMiddlewares(t *testing.T) {
+	t.Parallel()
+	l := ratelimittest.New()
+	h := served(t, l, func(w http.ResponseWriter, r *http.Request) {
+		for range 2 { // twice is once
+			if err := ratelimit.RefundFrom(r.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+	}, ratelimit.MiddlewareConfig{}, ratelimit.MiddlewareConfig{Shadow: func(*http.Request, ratelimit.Decision) {}})
+	call(h, http.MethodPost, "ann")
+	if n := len(l.Refunded()); n != 2 {
+		t.Errorf("%d refunds, want one for each middleware", n)
+	}
+}
+
+// A client that has gone gets its unit back all the same, and once at most.
+func TestRefundOfAClientThatHasGone(t *testing.T) {
+	t.Parallel()
+	m := newMemory(t)
+	c := ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: 9, Window: 24 * time.Hour}}
+	h := served(t, uncertain{m}, func(_ http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithCancel(r.Context())
+		cancel()
+		if err := ratelimit.RefundFrom(ctx); !errors.Is(err, ratelimit.ErrUnavailable) {
+			t.Errorf("the refund says %v", err)
+		}
+		if err := ratelimit.RefundFrom(ctx); err != nil {
+			t.Errorf("the second refund says %v", err)
+		}
+	}, ratelimit.MiddlewareConfig{Charges: func(*http.Request) ([]ratelimit.Charge, error) { return []ratelimit.Charge{c}, nil }})
+	for range 2 {
+		if _, err := m.Allow(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	call(h, http.MethodPost)
+	if d, err := m.Peek(t.Context(), c); err != nil || d.Limits()[0].Remaining != 6 {
+		t.Errorf("%v, %v, want 6 left beside the one peeked at", d.Limits(), err)
+	}
+}
