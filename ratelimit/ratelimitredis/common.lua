@@ -6,9 +6,10 @@ local limit53 = 9007199254740992
 
 -- count reads a counter; what is no number counts nothing.
 local function count(v)
-  local n = tonumber(v)
+  local n = v and tonumber(v)
   if not n or not (n > 0) then return 0 end
-  return math.min(floor(n), limit53)
+  if n > limit53 then return limit53 end
+  return floor(n)
 end
 
 -- missing reads a bucket "missing:since" and brings it forward to now. If the

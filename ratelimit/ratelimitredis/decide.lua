@@ -3,88 +3,88 @@
 -- KEYS: the counters, each of its rule's number of windows from m0-1 on, or one
 -- bucket.
 -- ARGV[1]: a msgpack array of integers, for numbers in text cost as much as the
--- rest: number of rules; per rule: kind (0 sliding, 1 fixed window, 2 bucket),
--- window, max, burst, m0, number of keys; number of counters; per counter: its
--- rule, or one like it but for its max; then per question: take (1 or 0), within,
--- number of charges, and per charge: its rule, its counter, cost.
+-- rest. In it they are called by their index, and what is worked out about them
+-- replaces what is no longer needed, for every table costs as well:
+--   where counters begin, where questions begin;
+--   from 3 on, per rule: kind (0 sliding, 1 fixed window, 2 bucket), window, max,
+--     what it holds (then times window), m0 (then what the current window's key is
+--     behind the first), how many windows are declared beyond m0 + 1 (then the
+--     share of the previous window that counts, in milliseconds);
+--   per counter: its rule, or one like it but for its max, its first key (then the
+--     one that counts), and three zeros (then previous, current before, current);
+--   per question: take (1 or 0), within, number of charges, and per charge: its
+--     rule, its counter, cost.
 -- Returns the time and 1, or -1 if an m0 is off; then per question a verdict (1
 -- admitted, 0 denied) and per charge the state before: previous and current
 -- counter, or 0 and what is missing.
 local p = cmsgpack.unpack(ARGV[1])
 local values = call('MGET', unpack(KEYS))
-local kind, window, most, burst, shift, rest, span = {}, {}, {}, {}, {}, {}, {}
-local a = 2
-for i = 1, p[1] do
-  local w = p[a + 1]
-  kind[i], window[i], most[i], span[i] = p[a], w, p[a + 2], p[a + 5]
-  if p[a] == 2 then
-    burst[i], shift[i], rest[i] = p[a + 3] * w, 0, 0
+local counters, questions = p[1], p[2]
+for r = 3, counters - 1, 6 do
+  local w = p[r + 1]
+  p[r + 3] = p[r + 3] * w
+  if p[r] == 2 then
+    p[r + 4] = 0
   else
     local m = floor(now / w)
-    local d = m - p[a + 4]
-    if d < 0 or d > span[i] - 2 then return {now, -1} end
-    burst[i], shift[i], rest[i] = p[a + 2] * w, d + 1, w - (now - m * w)
+    local d = m - p[r + 4]
+    if d < 0 or d > p[r + 5] then return {now, -1} end
+    p[r + 4], p[r + 5] = d + 1, p[r] == 0 and w - (now - m * w) or 0
   end
-  a = a + 6
 end
 
-local counters = p[a]
-local rule, prev, before, cur, key = {}, {}, {}, {}, {}
-local k = 1
-for j = 1, counters do
-  local i = p[a + j]
-  local at, past = k + shift[i], 0
+for c = counters, questions - 1, 5 do
+  local r = p[c]
+  local at = p[c + 1] + p[r + 4]
   local value = values[at]
-  if kind[i] == 2 then
-    value = missing(value, window[i], most[i])
+  if p[r] == 2 then
+    value = missing(value, p[r + 1], p[r + 2])
   else
-    value = value and count(value) or 0
-    if values[at - 1] then past = count(values[at - 1]) end
+    value = count(value)
+    p[c + 2] = count(values[at - 1])
   end
-  rule[j], prev[j], before[j], cur[j], key[j] = i, past, value, value, at
-  k = k + span[i]
+  p[c + 1], p[c + 3], p[c + 4] = at, value, value
 end
 
-local reply, r = {now, 1}, 2
-local last = #p
-a = a + counters + 1
-while a <= last do
-  local take, within, stop, ok = p[a], p[a + 1], a + 3 * p[a + 2], 1
-  local verdict = r + 1
-  r = verdict
-  for c = a + 3, stop, 3 do
-    local i, j = p[c], p[c + 1]
-    local w, used = window[i], cur[j]
-    reply[r + 1], reply[r + 2] = prev[j], used
-    r = r + 2
-    if kind[i] == 2 then
-      used = used - within * most[i]
-    elseif kind[i] == 1 then
-      used = used * w
+local reply, n = {now, 1, 0, 0, 0}, 2 -- room for the shortest
+local q, last = questions, #p
+while q <= last do
+  local take, within, stop, ok = p[q], p[q + 1], q + 3 * p[q + 2], 1
+  n = n + 1
+  local verdict = n
+  for a = q + 3, stop, 3 do
+    local r, c = p[a], p[a + 1]
+    local w, prev, used = p[r + 1], p[c + 2], p[c + 4]
+    reply[n + 1], reply[n + 2] = prev, used
+    n = n + 2
+    if p[r] == 2 then
+      used = used - within * p[r + 2]
     else
-      used = prev[j] * rest[i] + used * w
+      used = prev * p[r + 5] + used * w
     end
-    if used + p[c + 2] * w > burst[i] then ok = 0 end
+    if used + p[a + 2] * w > p[r + 3] then ok = 0 end
   end
   reply[verdict] = ok
-  if ok == take and ok == 1 then
-    for c = a + 3, stop, 3 do
-      local i, j, cost = p[c], p[c + 1], p[c + 2]
-      if kind[i] == 2 then cost = cost * window[i] end
-      cur[j] = cur[j] + cost
+  if ok == 1 and take == 1 then
+    for a = q + 3, stop, 3 do
+      local r, c, cost = p[a], p[a + 1], p[a + 2]
+      if p[r] == 2 then cost = cost * p[r + 1] end
+      p[c + 4] = p[c + 4] + cost
     end
   end
-  a = stop + 3
+  q = stop + 3
 end
 
-for j = 1, counters do
-  local added, i = cur[j] - before[j], rule[j]
+for c = counters, questions - 1, 5 do
+  local r, before, cur = p[c], p[c + 3], p[c + 4]
+  local added = cur - before
   if added ~= 0 then
-    local name = KEYS[key[j]]
-    if kind[i] == 2 then
-      keep(name, cur[j], most[i])
-    elseif before[j] == 0 or type(redis.pcall('INCRBY', name, added)) == 'table' then
-      call('SET', name, cur[j], 'PX', window[i] + rest[i] + 1000) -- new, or no plain number
+    local name, w = KEYS[p[c + 1]], p[r + 1]
+    if added == 1 then added = '1' end -- a number would be printed with 17 digits
+    if p[r] == 2 then
+      keep(name, cur, p[r + 2])
+    elseif before == 0 or type(redis.pcall('INCRBY', name, added)) == 'table' then
+      call('SET', name, cur, 'PX', 2 * w - now % w + 1000) -- new, or no plain number
     end
   end
 end

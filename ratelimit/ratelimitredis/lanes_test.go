@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/ratelimit"
@@ -18,7 +20,32 @@ import (
 // where the server forgets the script meanwhile.
 func TestCallersShareRoundTrips(t *testing.T) {
 	t.Parallel()
-	client := redistest.New(t)
+	for _, heeds := range []bool{false, true} {
+		t.Run(fmt.Sprint("heeds deadlines=", heeds), func(t *testing.T) {
+			t.Parallel()
+			testShared(t, clientOf(t, redistest.URL(t), heeds))
+		})
+	}
+}
+
+// clientOf returns a client that heeds the deadlines of contexts, or not.
+func clientOf(t *testing.T, url string, heeds bool) *redis.Client {
+	t.Helper()
+	opts, err := redis.ParseURL(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	opts.ContextTimeoutEnabled = heeds
+	client := redis.NewClient(opts)
+	t.Cleanup(func() {
+		if err := client.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return client
+}
+
+func testShared(t *testing.T, client *redis.Client) {
 	calls := &noted{}
 	client.AddHook(calls)
 	l := open(t, client, ratelimitredis.Config{DenyCache: -1, Pipelines: 1})
@@ -118,11 +145,17 @@ func TestDenialsAreRemembered(t *testing.T) {
 }
 
 // However many callers ask, a server that does not answer holds a few goroutines
-// and nobody longer than the timeout.
+// and nobody longer than the timeout, whether the client heeds deadlines or not.
 func TestPausedServer(t *testing.T) {
 	t.Parallel()
+	for _, heeds := range []bool{false, true} {
+		t.Run(fmt.Sprint("heeds deadlines=", heeds), func(t *testing.T) { testPausedServer(t, heeds) })
+	}
+}
+
+func testPausedServer(t *testing.T, heeds bool) {
 	server := testenv.Private(t, testenv.Redis)
-	l := open(t, redistest.Client(t, server.URL()), ratelimitredis.Config{Timeout: 100 * time.Millisecond, OnUnavailable: ratelimitredis.Allow, ProbeEvery: 200 * time.Millisecond})
+	l := open(t, clientOf(t, server.URL(), heeds), ratelimitredis.Config{Timeout: 100 * time.Millisecond, OnUnavailable: ratelimitredis.Allow, ProbeEvery: 200 * time.Millisecond})
 	c := ratelimit.Charge{Limit: perUser, Key: "ann"}
 	if d, err := l.Allow(t.Context(), c); err != nil || d.Fallback {
 		t.Fatalf("%+v, %v", d, err)

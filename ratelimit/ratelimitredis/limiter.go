@@ -49,7 +49,7 @@ func New(client redis.UniversalClient, cfg Config) (*Limiter, error) {
 	}
 	l := &Limiter{
 		client: client, cfg: cfg, bases: bases(cfg), meters: meters,
-		lanes:        &lanes{client: client, timeout: cfg.Timeout, most: cfg.Pipelines, drifted: func(ctx context.Context) { meters.drift.Add(ctx, 1) }},
+		lanes:        &lanes{client: client, timeout: cfg.Timeout, heeds: heedsDeadlines(client), most: cfg.Pipelines, drifted: func(ctx context.Context) { meters.drift.Add(ctx, 1) }},
 		breaker:      breaker.New(failuresInARow, cfg.ProbeEvery),
 		decideScript: newScript(decideSource), refundScript: newScript(refundSource), resetScript: newScript(resetSource),
 	}
@@ -190,9 +190,11 @@ func (l *Limiter) observed(ctx context.Context, within time.Duration, given []ra
 // decide asks the script and works out the details from the state that it saw,
 // with the arithmetic that all limiters share. The charges are normalized.
 func (l *Limiter) decide(ctx context.Context, within time.Duration, take bool, charges []ratelimit.Charge) (ratelimit.Decision, error) {
-	charges = slices.Clone(charges)
-	if err := l.share(charges); err != nil {
-		return ratelimit.Decision{}, err
+	if l.cfg.Shards > 1 {
+		charges = slices.Clone(charges) // for the shares of the limits
+		if err := l.share(charges); err != nil {
+			return ratelimit.Decision{}, err
+		}
 	}
 	possible := !slices.ContainsFunc(charges, tooMuch)
 	c := &call{script: l.decideScript, many: true, charges: charges, take: take && possible, within: within.Milliseconds()}

@@ -47,8 +47,10 @@ func appendKeys(args []any, name string, limit ratelimit.Limit, window, count in
 	if limit.Algorithm == ratelimit.TokenBucket {
 		return append(args, name+"b"+strconv.FormatInt(limit.Window.Milliseconds(), 10))
 	}
+	var space [128]byte
+	begin := append(space[:0], name...)
 	for m := window - 1; m < window-1+count; m++ {
-		args = append(args, name+strconv.FormatInt(m, 10))
+		args = append(args, string(strconv.AppendInt(begin, m, 10)))
 	}
 	return args
 }
@@ -63,32 +65,29 @@ func nameOf(base string, c ratelimit.Charge) string {
 
 // decideArgs are the keys and arguments of decide.lua for several questions.
 func decideArgs(calls []*call, now int64) []any {
-	b := bundle{keys: make([]any, 1, 2+6*len(calls)), now: now, known: make(map[counterName]int, 2*len(calls))}
+	b := bundle{now: now, calls: calls, keys: make([]any, 1, 2+6*len(calls))}
+	if len(calls) > 1 { // one has no counter twice
+		b.known = make(map[counterName]int, 2*len(calls))
+	}
 	for _, c := range calls {
-		take := int64(0)
-		if c.take {
-			take = 1
-		}
-		b.questions = append(b.questions, take, c.within, int64(len(c.charges)))
 		for _, charge := range c.charges {
-			// A cost beyond the limit is denied whatever it is; this one is exact.
-			cost := min(charge.Cost, max(charge.Limit.Max, charge.Limit.Burst)+1)
 			rule := b.rule(charge.Limit)
-			b.questions = append(b.questions, int64(rule), int64(b.counter(c.base, charge, rule)), cost)
+			b.asked = append(b.asked, part{rule, b.counter(c.base, charge, rule)})
 		}
 	}
 	b.keys[0] = len(b.keys) - 1
 	return append(b.keys, b.pack())
 }
 
-// bundle gathers questions; rules and counters are counted from 1, as Lua does.
+// bundle gathers questions.
 type bundle struct {
-	now       int64
-	keys      []any
-	rules     []redisRule
-	counters  []int64 // their rules, or ones like them but for Max
-	questions []int64
-	known     map[counterName]int
+	now      int64
+	calls    []*call
+	keys     []any
+	rules    []redisRule
+	counters []counter
+	asked    []part // of the charges of all calls
+	known    map[counterName]int
 }
 
 type redisRule struct {
@@ -96,6 +95,12 @@ type redisRule struct {
 	window int64 // m0
 	keys   int64 // of each counter
 }
+
+// counter is where a counter's first key is among all, from 1 on as Lua counts.
+type counter struct{ rule, key int }
+
+// part is what a charge is about.
+type part struct{ rule, counter int }
 
 type counterName struct {
 	rule int
@@ -105,7 +110,7 @@ type counterName struct {
 func (b *bundle) rule(limit ratelimit.Limit) int {
 	for i := range b.rules {
 		if b.rules[i].limit == limit {
-			return i + 1
+			return i
 		}
 	}
 	r := redisRule{limit: limit, window: window(limit, b.now), keys: 3}
@@ -116,60 +121,87 @@ func (b *bundle) rule(limit ratelimit.Limit) int {
 		r.keys = 2
 	}
 	b.rules = append(b.rules, r)
-	return len(b.rules)
+	return len(b.rules) - 1
 }
 
 func (b *bundle) counter(base string, c ratelimit.Charge, rule int) int {
 	name := counterName{b.first(rule), c.Key}
-	if at := b.known[name]; at > 0 {
+	if at, ok := b.known[name]; ok {
 		return at
 	}
-	b.counters = append(b.counters, int64(rule))
-	b.known[name] = len(b.counters)
-	r := b.rules[rule-1]
+	at := len(b.counters)
+	if b.known != nil {
+		b.known[name] = at
+	}
+	b.counters = append(b.counters, counter{rule, len(b.keys)})
+	r := b.rules[rule]
 	b.keys = appendKeys(b.keys, nameOf(base, c), c.Limit, r.window, r.keys)
-	return len(b.counters)
+	return at
 }
 
 // first is the first of the rules that count together with one, as plans do that
 // differ in Max alone.
 func (b *bundle) first(rule int) int {
-	l := b.rules[rule-1].limit
+	l := b.rules[rule].limit
 	for i := range b.rules[:rule] {
 		o := b.rules[i].limit
 		if o.Name == l.Name && o.Window == l.Window && (o.Algorithm == ratelimit.TokenBucket) == (l.Algorithm == ratelimit.TokenBucket) {
-			return i + 1
+			return i
 		}
 	}
 	return rule
 }
 
+// Where decide.lua finds the rules, and how many numbers each rule and each
+// counter takes.
+const rulesAt, ruleSize, counterSize = 3, 6, 5
+
 // pack is the msgpack array that decide.lua reads.
 func (b *bundle) pack() []byte {
-	n := 2 + 6*len(b.rules) + len(b.counters) + len(b.questions)
+	countersAt := rulesAt + ruleSize*len(b.rules)
+	questionsAt := countersAt + counterSize*len(b.counters)
+	n := questionsAt - 1 + 3*len(b.calls) + 3*len(b.asked)
 	out := make([]byte, 0, 5+3*n)
 	out = binary.BigEndian.AppendUint32(append(out, 0xdd), uint32(n))
-	out = appendInt(out, int64(len(b.rules)))
-	for _, r := range b.rules {
-		for _, v := range []int64{kind(r.limit), r.limit.Window.Milliseconds(), r.limit.Max, r.limit.Burst, r.window, r.keys} {
-			out = appendInt(out, v)
+	out = appendInts(out, int64(countersAt), int64(questionsAt))
+	for i := range b.rules {
+		r := &b.rules[i]
+		l := &r.limit
+		out = appendInts(out, kind(*l), l.Window.Milliseconds(), l.Max, capacity(*l), r.window, max(0, r.keys-2))
+	}
+	for _, c := range b.counters {
+		out = appendInts(out, int64(rulesAt+ruleSize*c.rule), int64(c.key), 0, 0, 0)
+	}
+	asked := b.asked
+	for _, c := range b.calls {
+		take := int64(0)
+		if c.take {
+			take = 1
 		}
-	}
-	out = appendInt(out, int64(len(b.counters)))
-	for _, v := range b.counters {
-		out = appendInt(out, v)
-	}
-	for _, v := range b.questions {
-		out = appendInt(out, v)
+		out = appendInts(out, take, c.within, int64(len(c.charges)))
+		for i := range c.charges {
+			charge, at := &c.charges[i], asked[i]
+			// A cost beyond the limit is denied whatever it is; this one is exact.
+			cost := min(charge.Cost, max(charge.Limit.Max, charge.Limit.Burst)+1)
+			out = appendInts(out, int64(rulesAt+ruleSize*at.rule), int64(countersAt+counterSize*at.counter), cost)
+		}
+		asked = asked[len(c.charges):]
 	}
 	return out
 }
 
-func appendInt(out []byte, v int64) []byte {
-	if 0 <= v && v < 128 {
-		return append(out, byte(v))
+func appendInts(out []byte, values ...int64) []byte {
+	for _, v := range values {
+		switch {
+		case 0 <= v && v < 1<<7:
+			out = append(out, byte(v))
+		case 0 <= v && v < 1<<16:
+			out = binary.BigEndian.AppendUint16(append(out, 0xcd), uint16(v))
+		default:
+			out = binary.BigEndian.AppendUint64(append(out, 0xd3), uint64(v))
+		}
 	}
-	return binary.BigEndian.AppendUint64(append(out, 0xd3), uint64(v))
+	return out
 }
 
 // refundArgs are the keys and arguments of refund.lua and reset.lua.
@@ -192,6 +224,14 @@ func refundArgs(c *call, now int64) []any {
 		args = append(args, kind(l), l.Window.Milliseconds(), l.Max, cost, since, window(l, now))
 	}
 	return args
+}
+
+// capacity is what a limit holds.
+func capacity(l ratelimit.Limit) int64 {
+	if l.Algorithm == ratelimit.TokenBucket {
+		return l.Burst
+	}
+	return l.Max
 }
 
 // kind is how the scripts call an algorithm.
