@@ -221,7 +221,7 @@ func (b *bench) redisClient(ctx context.Context, goroutines int) (*redis.Client,
 	if err != nil {
 		return nil, err
 	}
-	opts.PoolSize = goroutines
+	opts.PoolSize, opts.ContextTimeoutEnabled = goroutines, true
 	client := redis.NewClient(opts)
 	b.atEnd(func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
