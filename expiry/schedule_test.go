@@ -54,7 +54,7 @@ func TestParseSchedule(t *testing.T) {
 func TestBadSchedules(t *testing.T) {
 	t.Parallel()
 	for _, expr := range []string{
-		"", "x", "* * * *", "* * * * * *", "60 * * * *", "*/0 * * * *", "0 0 30 2 *", "0 0 31 4,6 *",
+		"", "x", "* * * *", "* * * * * *", "60 * * * *", "*/0 * * * *", "0 0 30 2 *", "0 0 31 2 *", "0 0 31 4,6 *",
 		"TZ=Europe/Berlin * * * * *", "CRON_TZ=Europe/Nowhere * * * * *", "CRON_TZ= * * * * *", "CRON_TZ=UTC", "CRON_TZ=UTC 0 0 30 2 *",
 		"CRON_TZ=../etc/passwd * * * * *", "CRON_TZ=UTC CRON_TZ=UTC * * * * *", "TZ=", "@every", "@every 0s", "@every -1m",
 		"@every 10ms", "@every never", "@reboot", "@every 1", strings.Repeat("1,", 300) + " * * * *",

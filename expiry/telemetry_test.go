@@ -3,10 +3,12 @@ package expiry_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -134,6 +136,61 @@ func TestFigures(t *testing.T) {
 		for _, name := range slices.Sorted(maps.Keys(want)) {
 			if got := f.get(name); got-want[name] > 0.001 || want[name]-got > 0.001 {
 				t.Errorf("%s is %.3f, want %.3f", name, got, want[name])
+			}
+		}
+	})
+}
+
+// undated is a store in which some active rows have no deadline.
+type undated struct {
+	*world
+	rows *atomic.Int64
+}
+
+func (u undated) Look(ctx context.Context, skip []string) (expiry.Outlook, error) {
+	o, err := u.world.Look(ctx, skip)
+	o.Undated = int(u.rows.Load())
+	return o, err
+}
+
+// logged counts the lines of a log that say something.
+type logged struct {
+	slog.Handler
+	part string
+	n    *atomic.Int64
+}
+
+func (l logged) Enabled(context.Context, slog.Level) bool { return true }
+
+func (l logged) Handle(_ context.Context, r slog.Record) error {
+	if strings.Contains(r.Message, l.part) {
+		l.n.Add(1)
+	}
+	return nil
+}
+
+// Rows that lose their deadline are counted at every look, and logged once until
+// there are none.
+func TestRowsWithoutDeadlineAreReported(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := &figures{values: map[string]float64{}}
+		log := logged{slog.DiscardHandler, "no deadline", new(atomic.Int64)}
+		u := undated{newWorld(t), new(atomic.Int64)}
+		sw, err := expiry.NewSweeper(u, expiry.SweeperConfig{MeterProvider: meters{f: f}, Logger: slog.New(log)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		stop := run(t, sw)
+		defer stop()
+		for i, rows := range []int64{0, 3, 0, 2} {
+			u.rows.Store(rows)
+			time.Sleep(time.Hour)
+			if got := f.get("undated"); got != float64(rows) {
+				t.Errorf("undated is %v, want %d", got, rows)
+			}
+			if got, want := log.n.Load(), int64(i+1)/2; got != want {
+				t.Errorf("logged %d times, want %d", got, want)
 			}
 		}
 	})

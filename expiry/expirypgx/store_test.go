@@ -208,3 +208,19 @@ func TestDeadlineLostOnTheWay(t *testing.T) {
 		t.Errorf("got %+v, %v, want the one row without a deadline", o, err)
 	}
 }
+
+// A batch is READ COMMITTED unless another level is asked for.
+func TestIsolationOfABatch(t *testing.T) {
+	t.Parallel()
+	for isolation, want := range map[pgx.TxIsoLevel]string{"": "read committed", pgx.RepeatableRead: "repeatable read", pgx.Serializable: "serializable"} {
+		b := newBackend(t)
+		b.fill(t, 1)
+		var got string
+		store := b.store(t, expirypgx.Config{Isolation: isolation, Emit: func(ctx context.Context, tx pgx.Tx, _ []expiry.Row) error {
+			return tx.QueryRow(ctx, "SHOW transaction_isolation").Scan(&got)
+		}})
+		if sweep(t, store, expiry.SweeperConfig{}); got != want {
+			t.Errorf("a batch is %q, want %q", got, want)
+		}
+	}
+}
