@@ -106,7 +106,7 @@ func (e *errand) args(now int64) []any {
 		head = []any{"eval", e.script.source}
 	}
 	if e.calls[0].many {
-		return append(head, decideArgs(e.calls, now)...)
+		return decideArgs(head, e.calls, now)
 	}
 	return append(head, refundArgs(e.calls[0], now)...)
 }

@@ -72,7 +72,6 @@ func heedsDeadlines(client redis.UniversalClient) bool {
 
 // do has a call answered, until the timeout has passed or ctx ends.
 func (l *lanes) do(ctx context.Context, c *call) error {
-	c.done = make(chan struct{})
 	alone, err := l.enter(ctx, c)
 	if err != nil {
 		return err
@@ -101,19 +100,19 @@ func (l *lanes) do(ctx context.Context, c *call) error {
 func (l *lanes) enter(ctx context.Context, c *call) (alone bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	switch {
-	case len(l.queue) >= maxQueue:
+	if len(l.queue) >= maxQueue {
 		return false, errCrowded
-	case l.active == l.most:
-		l.queue = append(l.queue, c)
-		return false, nil
 	}
-	l.active++
-	if l.heeds && len(l.queue) == 0 {
+	if l.heeds && len(l.queue) == 0 && l.active < l.most {
+		l.active++
 		return true, nil
 	}
+	c.done = make(chan struct{})
 	l.queue = append(l.queue, c)
-	go l.serve(context.WithoutCancel(ctx))
+	if l.active < l.most {
+		l.active++
+		go l.serve(context.WithoutCancel(ctx))
+	}
 	return false, nil
 }
 

@@ -201,7 +201,8 @@ func (l *Limiter) decide(ctx context.Context, within time.Duration, take bool, c
 	if err := l.run(ctx, c); err != nil {
 		return ratelimit.Decision{}, err
 	}
-	counters := make([]ratelimit.Counter, len(charges))
+	var few [3]ratelimit.Counter // most decisions need no more
+	counters := append(few[:0], make([]ratelimit.Counter, len(charges))...)
 	for i, charge := range charges {
 		sane := int64(1<<53) / charge.Limit.Window.Milliseconds() // whatever a foreign value says
 		if charge.Limit.Algorithm == ratelimit.TokenBucket {

@@ -63,9 +63,12 @@ func nameOf(base string, c ratelimit.Charge) string {
 	return base + c.Limit.Name + ":" + ratelimit.EncodeKey(c.Key) + ":"
 }
 
-// decideArgs are the keys and arguments of decide.lua for several questions.
-func decideArgs(calls []*call, now int64) []any {
-	b := bundle{now: now, calls: calls, keys: make([]any, 1, 2+6*len(calls))}
+// decideArgs are a command that begins with head, and the keys and arguments of
+// decide.lua for several questions.
+func decideArgs(head []any, calls []*call, now int64) []any {
+	args := append(make([]any, 0, len(head)+2+4*len(calls)), head...)
+	b := bundle{now: now, calls: calls, args: append(args, 0), before: len(args)}
+	b.counters, b.asked = make([]counter, 0, 2*len(calls)), make([]part, 0, 2*len(calls))
 	if len(calls) > 1 { // one has no counter twice
 		b.known = make(map[counterName]int, 2*len(calls))
 	}
@@ -75,20 +78,23 @@ func decideArgs(calls []*call, now int64) []any {
 			b.asked = append(b.asked, part{rule, b.counter(c.base, charge, rule)})
 		}
 	}
-	b.keys[0] = len(b.keys) - 1
-	return append(b.keys, b.pack())
+	b.args[b.before] = b.keys()
+	return append(b.args, b.pack())
 }
 
 // bundle gathers questions.
 type bundle struct {
 	now      int64
 	calls    []*call
-	keys     []any
+	args     []any // of the command: head, number of keys, keys
+	before   int   // the length of head
 	rules    []redisRule
 	counters []counter
 	asked    []part // of the charges of all calls
 	known    map[counterName]int
 }
+
+func (b *bundle) keys() int { return len(b.args) - b.before - 1 }
 
 type redisRule struct {
 	limit  ratelimit.Limit
@@ -133,9 +139,9 @@ func (b *bundle) counter(base string, c ratelimit.Charge, rule int) int {
 	if b.known != nil {
 		b.known[name] = at
 	}
-	b.counters = append(b.counters, counter{rule, len(b.keys)})
+	b.counters = append(b.counters, counter{rule, b.keys() + 1})
 	r := b.rules[rule]
-	b.keys = appendKeys(b.keys, nameOf(base, c), c.Limit, r.window, r.keys)
+	b.args = appendKeys(b.args, nameOf(base, c), c.Limit, r.window, r.keys)
 	return at
 }
 
