@@ -8,9 +8,9 @@
 //
 //	INSERT INTO holdfast_inbox … ON CONFLICT DO NOTHING
 //
-// in one round trip with BEGIN, then the handler, and commits. When the row was there already the handler is skipped
-// and the message counts as done. When the handler fails the row is rolled back with its
-// other writes, so a retry runs it again.
+// in one round trip with BEGIN, then the handler, and commits. When the row was there already
+// the handler is skipped and the message counts as done. When the handler fails the row is
+// rolled back with its other writes, so a retry runs it again.
 //
 // # Guarantees
 //
