@@ -107,3 +107,38 @@ func FuzzForgedForwardedFor(f *testing.F) {
 		}
 	})
 }
+
+// Whatever arrives, the key is an address, in the one form it has, or there is
+// none.
+func FuzzClientIP(f *testing.F) {
+	f.Add("10.0.0.1:1", "192.0.2.7", "8.8.8.8, 10.2.2.2:80", uint8(0))
+	f.Add("[::ffff:10.0.0.1%eth0]:1", `"[2001:db8::1]:443", ,`, "fe80::1%25", uint8(2))
+	f.Fuzz(func(t *testing.T, peer, line1, line2 string, hops uint8) {
+		cfg := ratelimit.ClientIPConfig{Hops: int(hops % 33)}
+		if cfg.Hops == 0 {
+			cfg.TrustedProxies = proxies("10.0.0.0/8", "fe80::/10")
+		}
+		key, err := ratelimit.ClientIP(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := httptest.NewRequest(http.MethodPost, "/", nil)
+		r.RemoteAddr = peer
+		r.Header["X-Forwarded-For"] = []string{line1, line2}
+		got, err := key(r)
+		if err != nil {
+			if got != "" || !errors.Is(err, ratelimit.ErrNoKey) {
+				t.Errorf("got %q, %v", got, err)
+			}
+			return
+		}
+		addr, aErr := netip.ParseAddr(got)
+		network, nErr := netip.ParsePrefix(got)
+		switch {
+		case aErr == nil && addr.Is4() && addr.String() == got:
+		case nErr == nil && network.Bits() == 64 && network.Masked().String() == got && !network.Addr().Is4In6() && network.Addr().Zone() == "":
+		default:
+			t.Errorf("the key is %q", got)
+		}
+	})
+}

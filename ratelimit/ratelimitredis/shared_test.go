@@ -62,6 +62,7 @@ type held struct {
 }
 
 func (h *held) DialHook(next redis.DialHook) redis.DialHook { return next }
+
 func (h *held) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		if cmd.Name() == "evalsha" {
@@ -74,6 +75,7 @@ func (h *held) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 		return next(ctx, cmd)
 	}
 }
+
 func (h *held) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return next
 }
