@@ -10,19 +10,21 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/internal/headers"
 )
 
-// decodeOutcome reads the reply of begin.lua.
-func decodeOutcome(reply []any) (idempotency.Outcome, error) {
+// decodeOutcome reads the reply of begin.lua: 1 when acquired, else a status and
+// what is known.
+func decodeOutcome(reply any) (idempotency.Outcome, error) {
+	if reply == int64(1) {
+		return idempotency.Outcome{State: idempotency.Acquired}, nil
+	}
+	fields, _ := reply.([]any)
 	field := func(i int) (string, bool) {
-		if i >= len(reply) {
+		if i >= len(fields) {
 			return "", false
 		}
-		text, ok := reply[i].(string)
+		text, ok := fields[i].(string)
 		return text, ok
 	}
 	state, _ := field(0)
-	if state == "acquired" {
-		return idempotency.Outcome{State: idempotency.Acquired}, nil
-	}
 	out := idempotency.Outcome{Fingerprint: decodeFingerprint(field)}
 	switch state {
 	case "processing":

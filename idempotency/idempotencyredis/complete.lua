@@ -1,15 +1,17 @@
 -- Stores the response and ends the lease. Said twice, it is done once.
 -- KEYS: record, lock. ARGV: token, fingerprint version, fingerprint, code, headers, body, retention (ms),
 -- 1 to write the field response.
-if redis.call('GET', KEYS[2]) ~= ARGV[1] then
+local token = ARGV[1]
+local holder = redis.call('GET', KEYS[2])
+if not holder or string.sub(holder, 1, #token + 1) ~= token .. ':' then
   local rec = redis.call('HMGET', KEYS[1], 'status', 'token')
-  if rec[1] == 'completed' and rec[2] == ARGV[1] then
+  if rec[1] == 'completed' and rec[2] == token then
     return 1
   end
   return 0
 end
-redis.call('HSET', KEYS[1], 'status', 'completed', 'token', ARGV[1], 'fpv', ARGV[2], 'fp', ARGV[3],
-  'code', ARGV[4], 'hdr', ARGV[5], 'body', ARGV[6])
+redis.call('HSET', KEYS[1], 'status', 'completed', 'token', token, 'fpv', ARGV[2], 'fp', ARGV[3],
+  'code', ARGV[4], 'hdr', ARGV[5], 'body', ARGV[6], 'created', redis.call('TIME')[1])
 if ARGV[8] == '1' then
   redis.call('HSET', KEYS[1], 'response', ARGV[6])
 end

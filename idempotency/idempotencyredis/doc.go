@@ -3,28 +3,34 @@
 // # Layout
 //
 //	idempotency:{key}       hash    status token fpv fp code hdr body created
-//	idempotency:lock:{key}  string  the token of the run that holds the key
+//	idempotency:lock:{key}  string  token:fpv:fp of the run that holds the key
 //
 // The braces stand for the key here; they are written literally only where a
 // cluster needs them as a hash tag (see Config.HashTag). A key of
 // idempotency.GlobalScope is its 32 hex digits, one of another scope has the
 // form @scope:digits.
 //
-// status is processing or completed. fpv and fp are the fingerprint's version
-// and sum, code the HTTP status (0: a tombstone), hdr the headers as a JSON
-// object of lists (a value that is not UTF-8 is {"base64": …}), body the body as
-// it is, created the time of the claim in Unix milliseconds of the server's clock.
+// The lock is set only where there is none, for 30 s: it is the whole state of
+// a key in progress, so that this cannot outlive it. The hash is written once,
+// in the step that deletes the lock, and stays for 48 h: status is completed, fpv
+// and fp are the fingerprint's version and sum, code the HTTP status (0: a
+// tombstone), hdr the headers as a JSON object of lists (a value that is not UTF-8
+// is {"base64": …}), body the body as it is, created the time of completion in
+// Unix seconds of the server's clock.
 //
-// The lock is set only where there is none, for 30 s. A processing hash expires
-// together with its lock, and counts only while the lock holds the same token;
-// a completed one stays for 48 h. Each transition (begin, extend, complete,
-// release) is one script and one round trip: two for a first run, one for a
-// replay. All but begin do nothing unless the lock holds the caller's token.
+// Each transition (begin, extend, complete, release) is one script and one round
+// trip: two for a first run, one for a replay. All but begin do nothing unless
+// the lock holds the caller's token. Calls that come while several trips are
+// under way share the next one; on a cluster each goes by itself.
+//
+// # Other systems
 //
 // A hash with only status=completed and response, as other systems write it, is
 // replayed as a JSON body with status 200, whatever the request; with
-// Config.WriteResponse such systems can read ours, too. A hash with any other
-// status is left alone: beginning its key is an error.
+// Config.WriteResponse such systems can read ours, too. A hash with
+// status=processing counts only while there is a lock, and tells the fingerprint
+// while the lock is its token alone; a lock without an end gets one. A hash with
+// any other status is left alone: beginning its key is an error.
 //
 // # Limits
 //
@@ -35,4 +41,7 @@
 // Redis loses what it did not replicate or write to disk in time, and a lost
 // record lets the key run again. Use maxmemory-policy noeviction (Check tells),
 // and the Runner of idempotencypgx where that must not happen.
+//
+// A Release whose answer was lost, and which the client sends again, reports
+// ErrLeaseLost: the key is free all the same.
 package idempotencyredis

@@ -1,7 +1,8 @@
 -- Frees the key.
 -- KEYS: record, lock. ARGV: token.
-if redis.call('GET', KEYS[2]) ~= ARGV[1] then
+local holder = redis.call('GET', KEYS[2])
+if not holder or string.sub(holder, 1, #ARGV[1] + 1) ~= ARGV[1] .. ':' then
   return 0
 end
-redis.call('DEL', KEYS[1], KEYS[2])
+redis.call('DEL', KEYS[2])
 return 1

@@ -66,6 +66,7 @@ func (c Config) validate() error {
 // Store is an idempotency.Store on Redis. It is safe for concurrent use.
 type Store struct {
 	client redis.UniversalClient
+	lanes  lanes
 	cfg    Config
 }
 
@@ -78,7 +79,12 @@ func NewStore(client redis.UniversalClient, cfg Config) (*Store, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	return &Store{client: client, cfg: cfg}, nil
+	s := &Store{client: client, cfg: cfg, lanes: lanes{client: client, most: maxLanes}}
+	switch client.(type) {
+	case *redis.ClusterClient, *redis.Ring:
+		s.lanes.most = 0 // a node that is down must not hold up calls to the others
+	}
+	return s, nil
 }
 
 // The transitions. Each is one script, so that it happens as a whole.
@@ -92,10 +98,10 @@ var (
 	//go:embed release.lua
 	releaseText string
 
-	beginScript    = redis.NewScript(beginText)
-	extendScript   = redis.NewScript(extendText)
-	completeScript = redis.NewScript(completeText)
-	releaseScript  = redis.NewScript(releaseText)
+	beginScript    = newScript(beginText)
+	extendScript   = newScript(extendText)
+	completeScript = newScript(completeText)
+	releaseScript  = newScript(releaseText)
 )
 
 // Begin implements idempotency.Store.
@@ -103,9 +109,7 @@ func (s *Store) Begin(ctx context.Context, claim idempotency.Claim) (idempotency
 	if err := claim.Key.Validate(); err != nil {
 		return idempotency.Outcome{}, err
 	}
-	fp := claim.Fingerprint
-	reply, err := beginScript.Run(ctx, s.client, s.keys(claim.Key),
-		claim.Token, fp.Version, fp.Sum, s.cfg.Lease.Milliseconds()).Slice()
+	reply, err := s.run(ctx, beginScript, claim, lockValue(claim), s.cfg.Lease.Milliseconds())
 	if err != nil {
 		return idempotency.Outcome{}, explain("begin", err)
 	}
@@ -119,10 +123,15 @@ func (s *Store) Begin(ctx context.Context, claim idempotency.Claim) (idempotency
 	return out, nil
 }
 
+// lockValue tells whoever meets the lock which run it belongs to, and what that
+// was asked.
+func lockValue(claim idempotency.Claim) string {
+	return claim.Token + ":" + strconv.Itoa(claim.Fingerprint.Version) + ":" + claim.Fingerprint.Sum
+}
+
 // Extend implements idempotency.Store.
 func (s *Store) Extend(ctx context.Context, claim idempotency.Claim) error {
-	return held("extend", extendScript.Run(ctx, s.client, s.keys(claim.Key),
-		claim.Token, s.cfg.Lease.Milliseconds()))
+	return s.held(ctx, "extend", extendScript, claim, claim.Token, s.cfg.Lease.Milliseconds())
 }
 
 // Complete implements idempotency.Store.
@@ -132,13 +141,13 @@ func (s *Store) Complete(ctx context.Context, claim idempotency.Claim, resp idem
 		return fmt.Errorf("idempotencyredis: complete: %w", err)
 	}
 	fp := claim.Fingerprint
-	return held("complete", completeScript.Run(ctx, s.client, s.keys(claim.Key),
-		claim.Token, fp.Version, fp.Sum, resp.Status, hdr, resp.Body, s.cfg.Retention.Milliseconds(), s.cfg.WriteResponse))
+	return s.held(ctx, "complete", completeScript, claim,
+		claim.Token, fp.Version, fp.Sum, resp.Status, hdr, resp.Body, s.cfg.Retention.Milliseconds(), s.cfg.WriteResponse)
 }
 
 // Release implements idempotency.Store.
 func (s *Store) Release(ctx context.Context, claim idempotency.Claim) error {
-	return held("release", releaseScript.Run(ctx, s.client, s.keys(claim.Key), claim.Token))
+	return s.held(ctx, "release", releaseScript, claim, claim.Token)
 }
 
 // Check implements what every adapter has: it looks for settings of the server
@@ -160,22 +169,34 @@ func (s *Store) Check(ctx context.Context) ([]idempotency.Finding, error) {
 	}}, nil
 }
 
-// keys returns the names of the record and of its lock.
-func (s *Store) keys(key idempotency.Key) []string {
+// errToken: the lock's value could not be taken apart.
+var errToken = errors.New("a token must not contain a colon")
+
+// run runs a script on the record of the claim's key, and its lock.
+func (s *Store) run(ctx context.Context, script script, claim idempotency.Claim, args ...any) (any, error) {
+	if strings.Contains(claim.Token, ":") {
+		return nil, errToken
+	}
+	record, lock := s.names(claim.Key)
+	return s.lanes.do(ctx, &call{script: script, args: append([]any{"", "", 2, record, lock}, args...)})
+}
+
+// names returns those of the record and of its lock.
+func (s *Store) names(key idempotency.Key) (record, lock string) {
 	name := string(key)
 	if s.cfg.HashTag {
 		name = "{" + name + "}"
 	}
-	return []string{s.cfg.Prefix + ":" + name, s.cfg.Prefix + ":lock:" + name}
+	return s.cfg.Prefix + ":" + name, s.cfg.Prefix + ":lock:" + name
 }
 
-// held reads the answer of a script that works for the holder of the lock only.
-func held(step string, cmd *redis.Cmd) error {
-	n, err := cmd.Int()
-	if err != nil {
+// held runs a script that works for the holder of the lock only.
+func (s *Store) held(ctx context.Context, step string, script script, claim idempotency.Claim, args ...any) error {
+	reply, err := s.run(ctx, script, claim, args...)
+	switch {
+	case err != nil:
 		return explain(step, err)
-	}
-	if n == 0 {
+	case reply != int64(1):
 		return fmt.Errorf("idempotencyredis: %s: %w", step, idempotency.ErrLeaseLost)
 	}
 	return nil

@@ -1,0 +1,65 @@
+package idempotencyredis_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
+	"github.com/holdfast-go/holdfast/internal/redistest"
+)
+
+// Where the lock holds a token only, the processing record of that token tells
+// what it was asked.
+func TestProcessingRecordsOfOtherSystems(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	s := newStore(t, client, idempotencyredis.Config{})
+	record, lock := "idempotency:"+string(key), "idempotency:lock:"+string(key)
+	asked := idempotency.FingerprintOf("what the other system was asked")
+	fields := map[string]any{"status": "processing", "token": "theirs", "fpv": asked.Version, "fp": asked.Sum}
+	for holder, want := range map[string]idempotency.Fingerprint{
+		"theirs":      asked,
+		"a later one": {},
+		"host:1:abc":  {},
+		"":            {},
+	} {
+		client.Del(t.Context(), record, lock)
+		client.HSet(t.Context(), record, fields)
+		client.Set(t.Context(), lock, holder, time.Minute)
+		out := begin(t, s, idempotency.NewClaim(key, fp))
+		if out.State != idempotency.InProgress || out.Fingerprint != want || out.Lease > time.Minute || out.Lease < 50*time.Second {
+			t.Errorf("lock %q: %+v, want in progress with fingerprint %+v", holder, out, want)
+		}
+	}
+	client.Del(t.Context(), lock)
+	if out := begin(t, s, idempotency.NewClaim(key, fp)); out.State != idempotency.Acquired || len(hash(t, client, record)) != 0 {
+		t.Errorf("no lock: %+v, or the old record is still there", out)
+	}
+}
+
+// A token that another one begins with, or that could be mistaken for more than
+// a token, holds nothing.
+func TestTokensAreComparedWhole(t *testing.T) {
+	t.Parallel()
+	s := newStore(t, redistest.New(t), idempotencyredis.Config{})
+	c := idempotency.Claim{Key: key, Token: "abc", Fingerprint: fp}
+	begin(t, s, c)
+	for _, token := range []string{"", "ab", "abcd", "abc:1", "bc"} {
+		other := c
+		other.Token = token
+		if err := s.Extend(t.Context(), other); err == nil {
+			t.Errorf("%q extended the lease of %q", token, c.Token)
+		}
+		if err := s.Complete(t.Context(), other, idempotency.Response{Status: 200}); err == nil {
+			t.Errorf("%q completed the run of %q", token, c.Token)
+		}
+		if err := s.Release(t.Context(), other); err == nil {
+			t.Errorf("%q released the lease of %q", token, c.Token)
+		}
+	}
+	c.Token = "a:b"
+	if _, err := s.Begin(t.Context(), c); err == nil {
+		t.Error("a token with a colon: no error")
+	}
+}
