@@ -39,7 +39,8 @@
 // requests need a key is said by MiddlewareConfig.Need ([DefaultNeed]: POST, PUT
 // and PATCH). A request is the same request when its [Fingerprint] is: method,
 // path as the client sent it, sorted query, media type, body, and what
-// FingerprintParts adds. Bodies count byte by byte, JSON ones in a canonical
+// FingerprintParts adds. The host is no part of it: a service of several hosts
+// puts it into the scope. Bodies count byte by byte, JSON ones in a canonical
 // form if CanonicalJSON says so.
 //
 // # What is kept

@@ -18,11 +18,13 @@ type Store interface {
 	Extend(ctx context.Context, claim Claim) error
 	// Complete stores the response, with claim.Fingerprint, and ends the lease,
 	// in one step. ErrLeaseLost: the token does not hold it, and nothing was
-	// stored. Completing again with the same token is nil. The store may keep
-	// resp itself: nobody changes it afterwards.
+	// stored, also if nobody holds it: that no other run was there meanwhile
+	// cannot be known. Completing again with the same token is nil. The store
+	// may keep resp itself: nobody changes it afterwards.
 	Complete(ctx context.Context, claim Claim, resp Response) error
 	// Release frees the key, so that the next Begin acquires it. ErrLeaseLost:
-	// the token does not hold it, and nothing was freed.
+	// the token does not hold it (any more: releasing again is no different), and
+	// nothing was freed.
 	Release(ctx context.Context, claim Claim) error
 }
 

@@ -6,12 +6,11 @@ import (
 )
 
 // recordColumns are read by row.scan.
-const recordColumns = `fingerprint_version, fingerprint, status, code, headers, body, token`
+const recordColumns = `fingerprint_version, fingerprint, code, headers, body, token`
 
 // row is a record as the table holds it.
 type row struct {
 	fingerprint idempotency.Fingerprint
-	status      string
 	code        int
 	headers     string
 	body        []byte
@@ -20,7 +19,7 @@ type row struct {
 
 // fields are the places for recordColumns, in their order.
 func (r *row) fields() []any {
-	return []any{&r.fingerprint.Version, &r.fingerprint.Sum, &r.status, &r.code, &r.headers, &r.body, &r.token}
+	return []any{&r.fingerprint.Version, &r.fingerprint.Sum, &r.code, &r.headers, &r.body, &r.token}
 }
 
 // response returns the stored response. What cannot be read is a tombstone:

@@ -143,10 +143,20 @@ func (r *Runner) RunWith(ctx context.Context, opts txretry.Options, fn Func) (id
 		return r.records.Insert(ctx, tx, rec)
 	})
 	if err != nil {
-		return r.resolve(ctx, claim, resp, err)
+		return r.resolve(ctx, claim, resp, withCause(ctx, err))
 	}
 	settle(claim, rec)
 	return resp, nil
+}
+
+// withCause says of a transaction that a lost lease has cancelled what cancelled
+// it.
+func withCause(ctx context.Context, err error) error {
+	cause := context.Cause(ctx)
+	if !errors.Is(cause, idempotency.ErrLeaseLost) || !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", cause, err)
 }
 
 // RunKey is Run outside HTTP: it takes the claim for key at the gate by itself,

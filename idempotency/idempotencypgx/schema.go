@@ -94,7 +94,7 @@ func Prune(ctx context.Context, pool *pgxpool.Pool, cfg SchemaConfig) (int64, er
 
 // check reports a table that is not there, or is not as this version needs it.
 func check(ctx context.Context, pool *pgxpool.Pool, table string) ([]idempotency.Finding, error) {
-	_, err := pool.Exec(ctx, `SELECT key, token, created_at, expires_at, lease_until, `+recordColumns+` FROM `+table+` LIMIT 0`)
+	_, err := pool.Exec(ctx, `SELECT key, status, created_at, expires_at, lease_until, `+recordColumns+` FROM `+table+` LIMIT 0`)
 	if err == nil {
 		return nil, nil
 	}

@@ -58,6 +58,7 @@ type Store struct {
 	pool  *pgxpool.Pool
 	cfg   Config
 	table string
+	look  string // the one statement of a replay
 }
 
 // NewStore returns a store on pool, which stays the caller's to close. The
@@ -75,7 +76,8 @@ func NewStore(pool *pgxpool.Pool, cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Store{pool: pool, cfg: cfg, table: table}, nil
+	return &Store{pool: pool, cfg: cfg, table: table, look: `SELECT ` + recordColumns + `, lease_until - clock_timestamp()
+		FROM ` + table + ` WHERE key = $1 AND coalesce(lease_until, expires_at) > clock_timestamp()`}, nil
 }
 
 // beginTries bounds the races that one Begin may lose: each needs a record
@@ -106,22 +108,19 @@ func (s *Store) Begin(ctx context.Context, claim idempotency.Claim) (idempotency
 // read returns what the table knows; known is false if the key is free.
 func (s *Store) read(ctx context.Context, claim idempotency.Claim) (out idempotency.Outcome, known bool, err error) {
 	var r row
-	var left time.Duration
-	err = s.pool.QueryRow(ctx, `SELECT `+recordColumns+`, coalesce(lease_until, expires_at) - clock_timestamp()
-		FROM `+s.table+` WHERE key = $1`, string(claim.Key)).Scan(append(r.fields(), &left)...)
+	var left *time.Duration // nil: completed
+	err = s.pool.QueryRow(ctx, s.look, string(claim.Key)).Scan(append(r.fields(), &left)...)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return out, false, nil
 	case err != nil:
 		return out, false, fmt.Errorf("idempotencypgx: begin: %w", err)
-	case left <= 0:
-		return out, false, nil
-	case r.status == "completed":
+	case left == nil:
 		return idempotency.Outcome{State: idempotency.Completed, Fingerprint: r.fingerprint, Response: r.response()}, true, nil
 	case r.token == claim.Token:
-		return idempotency.Outcome{State: idempotency.Acquired, Lease: left}, true, nil
+		return idempotency.Outcome{State: idempotency.Acquired, Lease: max(1, *left)}, true, nil
 	}
-	return idempotency.Outcome{State: idempotency.InProgress, Fingerprint: r.fingerprint, Lease: left}, true, nil
+	return idempotency.Outcome{State: idempotency.InProgress, Fingerprint: r.fingerprint, Lease: max(1, *left)}, true, nil
 }
 
 // claim takes the key if it is free by now.

@@ -137,21 +137,27 @@ func testGateDownRefusal(t *testing.T, db Database) {
 }
 
 func testRunLeaseLost(t *testing.T, db Database) {
-	s, key, gate := newShop(t, db, idempotencypgx.RunnerConfig{}), idempotency.NewKey(), db.gate(t)
-	s.behind(t, gate, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
-		if err := db.Add(ctx, tx, string(key)); err != nil {
-			return idempotency.Response{}, err
+	for what, end := range map[string]func(ctx context.Context) error{
+		"goes on":     func(context.Context) error { return nil },
+		"gives up":    func(ctx context.Context) error { return ctx.Err() },
+		"asks for it": context.Cause,
+	} {
+		s, key, gate := newShop(t, db, idempotencypgx.RunnerConfig{}), idempotency.NewKey(), db.gate(t)
+		s.behind(t, gate, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
+			if err := db.Add(ctx, tx, string(key)); err != nil {
+				return idempotency.Response{}, err
+			}
+			claim, _ := idempotency.ClaimFrom(ctx)
+			must(t, "Release", gate.Release(ctx, claim)) // as if the gate had lost it
+			<-ctx.Done()
+			return idempotency.Response{Status: 201}, end(ctx)
+		}).post(key).is(t, 503, "")
+		if n := db.Count(t, string(key)); n != 0 || !errors.Is(s.err, idempotency.ErrLeaseLost) {
+			t.Errorf("fn %s: %d effects, Run = %v; want none and ErrLeaseLost", what, n, s.err)
 		}
-		claim, _ := idempotency.ClaimFrom(ctx)
-		must(t, "Release", gate.Release(ctx, claim)) // as if the gate had lost it
-		<-ctx.Done()
-		return idempotency.Response{Status: 201}, nil
-	}).post(key).is(t, 503, "")
-	if n := db.Count(t, string(key)); n != 0 || !errors.Is(s.err, idempotency.ErrLeaseLost) {
-		t.Errorf("%d effects, Run = %v; want none and ErrLeaseLost", n, s.err)
+		s.behind(t, gate, s.order(key)).post(key).is(t, 201, "")
+		s.once(t, key)
 	}
-	s.behind(t, gate, s.order(key)).post(key).is(t, 201, "")
-	s.once(t, key)
 }
 
 // An fn that fails because some store of its own is down has run: it is not
