@@ -2,6 +2,7 @@ package inbox
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -69,8 +70,17 @@ type Filter struct {
 	FailedAfter, FailedBefore time.Time
 	// ErrorContains is a text that the error has in it, letter case aside; empty means any.
 	ErrorContains string
-	// Limit bounds how many are taken; 0 means all. Match does not look at it.
+	// Limit bounds how many are listed, removed or returned; those that a replay leaves where
+	// they are do not count. 0 means all. Match does not look at it.
 	Limit int
+}
+
+// Validate returns an error for a negative Limit, which must not be taken for none.
+func (f Filter) Validate() error {
+	if f.Limit < 0 {
+		return fmt.Errorf("inbox: Filter.Limit %d is negative", f.Limit)
+	}
+	return nil
 }
 
 // Match reports whether the filter selects a dead letter.

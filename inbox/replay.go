@@ -18,7 +18,7 @@ var ErrOutlived = errors.New("inbox: dead letters are older than what processed 
 
 // Replay says how dead letters are returned to their queues. The zero value is usable.
 type Replay struct {
-	// DryRun counts and returns nothing.
+	// DryRun counts and returns nothing. It does not see that a queue is gone.
 	DryRun bool
 	// PerSecond bounds how many are returned each second. 0 means no bound.
 	PerSecond float64
@@ -50,14 +50,17 @@ func (r Replay) Validate() error {
 	return errors.Join(problems...)
 }
 
-// Refuses reports whether a dead letter is too old to be returned now. One whose id is no
-// UUID v7 has no age, and is refused by its consumer in any case.
+// Refuses reports whether a dead letter is too old to be returned now. One whose own id is no
+// UUID v7, since its consumer derives one, is as old as its first failure.
 func (r Replay) Refuses(d DeadLetter, now time.Time) bool {
-	if r.Force || ids.Check(d.Message.ID) != nil {
+	born := d.FirstFailedAt
+	if ids.Check(d.Message.ID) == nil {
+		born = time.UnixMilli(int64(binary.BigEndian.Uint64(d.Message.ID[:8]) >> 16))
+	}
+	if r.Force || born.IsZero() {
 		return false
 	}
-	millis := binary.BigEndian.Uint64(d.Message.ID[:8]) >> 16
-	return now.Sub(time.UnixMilli(int64(millis))) > r.WithDefaults().Retention
+	return now.Sub(born) > r.WithDefaults().Retention
 }
 
 // Pause is the time from one returned message to the next.

@@ -62,8 +62,8 @@ type Config struct {
 	// of class validation. 0 means inbox.MaxBodyBytes.
 	MaxBodyBytes int
 
-	// HandlerTimeout bounds the work on one message, waiting for a rate limit included; for a
-	// batch it counts for each. Its context then ends, and the message has failed. A handler
+	// HandlerTimeout bounds the work on one message, waiting for a rate limit included. A batch
+	// of n messages gets n times as long, together. The context then ends, and the message has failed. A handler
 	// that does not return soon after is reported; without a bound it is after half of
 	// AckTimeout. 0 means no bound.
 	HandlerTimeout time.Duration

@@ -57,9 +57,9 @@ func NewDeadLetters(dial func(ctx context.Context) (*amqp.Connection, error), cf
 // where they are. Filter.Limit bounds the memory it takes.
 func (l *DeadLetters) List(ctx context.Context, filter inbox.Filter) ([]inbox.DeadLetter, error) {
 	var found []inbox.DeadLetter
-	_, err := l.each(ctx, filter, func(_ amqp.Delivery, dead inbox.DeadLetter) (bool, error) {
+	_, err := l.each(ctx, filter, func(_ amqp.Delivery, dead inbox.DeadLetter) (fate, error) {
 		found = append(found, dead)
-		return false, nil
+		return keep, nil
 	})
 	return found, l.wrap("list", err)
 }
@@ -78,7 +78,7 @@ func (l *DeadLetters) Show(ctx context.Context, id uuid.UUID) (inbox.DeadLetter,
 
 // Remove deletes the selected dead letters and counts them.
 func (l *DeadLetters) Remove(ctx context.Context, filter inbox.Filter) (int, error) {
-	n, err := l.each(ctx, filter, func(amqp.Delivery, inbox.DeadLetter) (bool, error) { return true, nil })
+	n, err := l.each(ctx, filter, func(amqp.Delivery, inbox.DeadLetter) (fate, error) { return remove, nil })
 	return n, l.wrap("remove", err)
 }
 

@@ -10,11 +10,24 @@ import (
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 )
 
-// visit is called for a selected dead letter and reports whether to delete it.
-type visit func(raw amqp.Delivery, dead inbox.DeadLetter) (remove bool, err error)
+// fate is what a visit makes of a dead letter. One that is passed over does not count towards
+// Filter.Limit: it lies at the head of its queue the next time, too.
+type fate int
+
+const (
+	passOver fate = iota
+	keep
+	remove
+)
+
+// visit is called for a selected dead letter.
+type visit func(raw amqp.Delivery, dead inbox.DeadLetter) (fate, error)
 
 // each visits the dead letters that the filter selects, and returns how many were deleted.
 func (l *DeadLetters) each(ctx context.Context, filter inbox.Filter, fn visit) (removed int, err error) {
+	if err := filter.Validate(); err != nil {
+		return 0, err
+	}
 	err = amqpconn.Use(ctx, l.dial, l.cfg.CallTimeout, func(conn *amqpconn.Conn) error {
 		s := scan{conn: conn, filter: filter, visit: fn}
 		defer func() { removed = s.removed }()
@@ -42,11 +55,11 @@ type scan struct {
 	conn    *amqpconn.Conn
 	filter  inbox.Filter
 	visit   visit
-	visited int
+	taken   int // towards the limit
 	removed int
 }
 
-func (s *scan) full() bool { return s.filter.Limit > 0 && s.visited >= s.filter.Limit }
+func (s *scan) full() bool { return s.filter.Limit > 0 && s.taken >= s.filter.Limit }
 
 // depth is how many messages a queue holds. A missing queue is empty.
 func depth(conn *amqpconn.Conn, name string) (n int, err error) {
@@ -105,10 +118,15 @@ func (s *scan) next(ctx context.Context, ch *amqp.Channel, name, class string) (
 	if !s.filter.Match(dead) {
 		return true, nil
 	}
-	s.visited++
-	remove, err := s.visit(raw, dead)
-	if err != nil || !remove {
-		return true, err
+	what, err := s.visit(raw, dead)
+	if err != nil {
+		return false, err
+	}
+	if what != passOver {
+		s.taken++
+	}
+	if what != remove {
+		return true, nil
 	}
 	if err := raw.Ack(false); err != nil {
 		return false, errors.Join(errors.New("a message was not deleted"), err)

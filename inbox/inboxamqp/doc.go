@@ -96,6 +96,9 @@
 // declared by Setup should have x-delivery-limit -1, or the broker drops messages
 // that were given back often.
 //
+// RabbitMQ 3.10 may not tell the consumers of a quorum queue that it was deleted, or lose the way to them, when
+// the queue is declared again at once: they then get nothing until they connect anew. Leave two seconds between.
+//
 // The client cannot receive a message with headers nested more than 32 deep, or with more
 // than 8192 in one table: it breaks the connection with "invalid field or value inside of
 // a frame", again and again. Such a message must be removed from the queue by other means.

@@ -22,7 +22,8 @@ import (
 // returned stays, the others go on, and the error tells of the first.
 //
 // A replay that ended early, by ctx or a lost connection, is resumed by calling Retry again.
-// What was returned and has failed once more lies there again then; a Filter.FailedBefore of
+// Of two calls at the same time each takes what the other does not hold, and no more than it
+// found when it began. What was returned and has failed once more lies there again then; a Filter.FailedBefore of
 // the time of the first call leaves that out. A replay that takes longer than the broker's
 // consumer_timeout, 30 minutes, is ended by it.
 func (l *DeadLetters) Retry(ctx context.Context, filter inbox.Filter, how inbox.Replay) (inbox.Replayed, error) {
@@ -41,9 +42,9 @@ func (l *DeadLetters) Retry(ctx context.Context, filter inbox.Filter, how inbox.
 	defer cancel()
 
 	r := replay{how: how, publisher: publisher}
-	_, err := l.each(ctx, filter, func(raw amqp.Delivery, dead inbox.DeadLetter) (bool, error) { return r.visit(ctx, raw, dead) })
+	_, err := l.each(ctx, filter, func(raw amqp.Delivery, dead inbox.DeadLetter) (fate, error) { return r.visit(ctx, raw, dead) })
 	if r.done.Outlived > 0 {
-		r.refused = cmp.Or(r.refused, fmt.Errorf("%d messages: %w", r.done.Outlived, inbox.ErrOutlived))
+		r.refused = errors.Join(r.refused, fmt.Errorf("%d messages: %w", r.done.Outlived, inbox.ErrOutlived))
 	}
 	return r.done, l.wrap("retry", errors.Join(err, r.refused))
 }
@@ -56,37 +57,40 @@ type replay struct {
 	refused   error // the first reason why a message stays
 }
 
-func (r *replay) visit(ctx context.Context, raw amqp.Delivery, dead inbox.DeadLetter) (remove bool, err error) {
+func (r *replay) visit(ctx context.Context, raw amqp.Delivery, dead inbox.DeadLetter) (fate, error) {
 	switch {
 	case r.how.Refuses(dead, time.Now()):
 		r.done.Outlived++
-		return false, nil
+		return passOver, nil
+	case dead.Message.Queue == "":
+		return r.failed(fmt.Errorf("message %s does not name the queue it came from", dead.Message.ID))
 	case r.how.DryRun:
 		r.done.Returned++
-		return false, nil
+		return keep, nil
 	}
 	if pause := r.how.Pause(); pause > 0 && r.done.Returned > 0 {
 		if err := runloop.Sleep(ctx, pause); err != nil {
-			return false, err
+			return passOver, err
 		}
 	}
-	err = r.publish(ctx, raw, dead)
+	err := r.publish(ctx, raw, dead)
 	if errors.Is(err, amqpconn.ErrUnavailable) || errors.Is(err, amqpconn.ErrBlocked) {
-		return false, err // it would be the same for all
+		return passOver, err // it would be the same for all
 	}
 	if err != nil {
-		r.done.Failed++
-		r.refused = cmp.Or(r.refused, err)
-		return false, nil
+		return r.failed(err)
 	}
 	r.done.Returned++
-	return true, nil
+	return remove, nil
+}
+
+func (r *replay) failed(why error) (fate, error) {
+	r.done.Failed++
+	r.refused = cmp.Or(r.refused, why)
+	return passOver, nil
 }
 
 func (r *replay) publish(ctx context.Context, raw amqp.Delivery, dead inbox.DeadLetter) error {
-	if dead.Message.Queue == "" {
-		return fmt.Errorf("message %s does not name the queue it came from", dead.Message.ID)
-	}
 	err := r.publisher.Confirmed(ctx, amqpconn.Out{Key: dead.Message.Queue, Message: replayCopy(raw)})
 	if err != nil {
 		return fmt.Errorf("message %s to queue %q: %w", dead.Message.ID, dead.Message.Queue, err)

@@ -32,6 +32,9 @@ func (d *DeadLetters) add(letter inbox.DeadLetter) {
 
 // List returns the dead letters that the filter selects.
 func (d *DeadLetters) List(_ context.Context, f inbox.Filter) ([]inbox.DeadLetter, error) {
+	if err := f.Validate(); err != nil {
+		return nil, err
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var found []inbox.DeadLetter
@@ -60,15 +63,19 @@ func (d *DeadLetters) Show(ctx context.Context, id uuid.UUID) (inbox.DeadLetter,
 // were never tried. Those refused for their age stay, and the error tells of them. The
 // others have left when ctx ends during the pauses of PerSecond; what is left stays.
 func (d *DeadLetters) Retry(ctx context.Context, f inbox.Filter, how inbox.Replay) (done inbox.Replayed, err error) {
-	if err := errors.Join(ctx.Err(), how.Validate()); err != nil {
+	if err := errors.Join(ctx.Err(), f.Validate(), how.Validate()); err != nil {
 		return done, err
 	}
-	now := time.Now()
+	now, most := time.Now(), f.Limit
+	f.Limit = 0 // those that stay do not count
 	letters, err := d.List(ctx, f)
 	if err != nil {
 		return done, err
 	}
 	for _, letter := range letters {
+		if most > 0 && done.Returned == most {
+			break
+		}
 		if how.Refuses(letter, now) {
 			done.Outlived++
 			continue
@@ -104,7 +111,7 @@ func (d *DeadLetters) takeBack(letter inbox.DeadLetter) bool {
 
 // Remove deletes the dead letters that the filter selects and returns how many.
 func (d *DeadLetters) Remove(ctx context.Context, f inbox.Filter) (int, error) {
-	if err := ctx.Err(); err != nil {
+	if err := errors.Join(ctx.Err(), f.Validate()); err != nil {
 		return 0, err
 	}
 	return len(d.takeOut(f)), nil

@@ -36,6 +36,9 @@ func TestDeadLetters(t *testing.T) {
 		if n, err := dead.Remove(t.Context(), inbox.Filter{Name: "c"}); n != 1 || err != nil {
 			t.Errorf("Remove = %d, %v", n, err)
 		}
+		if n, err := dead.Remove(t.Context(), inbox.Filter{Limit: -1}); n != 0 || err == nil {
+			t.Errorf("Remove with a negative limit = %d, %v", n, err)
+		}
 		mended = true
 		if n, err := dead.Retry(t.Context(), inbox.Filter{Class: "class-b", Limit: 1}, inbox.Replay{}); n.Returned != 1 || err != nil {
 			t.Errorf("Retry = %+v, %v", n, err)
@@ -51,6 +54,12 @@ func TestDeadLetters(t *testing.T) {
 		left := letters(t, b, inbox.Filter{})
 		if len(left) != 2 || left[0].Message.ID != published[0] || left[1].Message.ID != published[2] {
 			t.Errorf("left = %+v", left)
+		}
+		mended = false
+		publish(t, b, "d")
+		idle(t, b)
+		if n, err := dead.Retry(t.Context(), inbox.Filter{Limit: 1}, inbox.Replay{DryRun: true}); n.Returned != 1 || n.Outlived != 2 {
+			t.Errorf("a limit of one behind two that stay: %+v, %v", n, err)
 		}
 	})
 }
