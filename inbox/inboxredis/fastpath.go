@@ -5,18 +5,28 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/breaker"
 )
+
+const (
+	failuresInARow = 3 // open the breaker
+	probeEvery     = time.Second
+)
+
+var errOpen = errors.New("inboxredis: Redis has not answered of late")
 
 // FastPath is an inbox.Processor that skips, by a look at Redis, what the processor behind it
 // has processed before, and leaves everything else to that one, which must deduplicate
 // itself (inboxpgx). It saves a transaction per copy, at the price of one round trip to Redis
-// per call and one per success. It is safe for concurrent use.
+// per call and one per success, neither longer than Config.Timeout. It is safe for concurrent use.
 type FastPath struct {
-	p *Processor
+	p       *Processor
+	breaker *breaker.Breaker
 }
 
 // NewFastPath returns a FastPath before next. Of cfg it uses all but Lease; the keys are
@@ -26,7 +36,7 @@ func NewFastPath(client redis.UniversalClient, next inbox.Processor, cfg Config)
 	if err != nil {
 		return nil, err
 	}
-	return &FastPath{p}, nil
+	return &FastPath{p: p, breaker: breaker.New(failuresInARow, probeEvery)}, nil
 }
 
 // Process implements inbox.Processor. Redis may only say that a message is done; what it does
@@ -74,7 +84,10 @@ func (f *FastPath) done(ctx context.Context, msgs []*inbox.Message) []bool {
 	if pipe.Len() == 0 {
 		return done
 	}
-	_, _ = pipe.Exec(ctx) // each command keeps its own error
+	if err := f.exec(ctx, pipe); err != nil {
+		f.p.cfg.Logger.DebugContext(ctx, "inbox: Redis not asked for messages", slog.Any("error", err))
+		return done
+	}
 	for i, answer := range asked {
 		if answer == nil {
 			continue
@@ -94,8 +107,7 @@ func (f *FastPath) done(ctx context.Context, msgs []*inbox.Message) []bool {
 
 // mark notes what was processed. Without its mark a copy costs the transaction again.
 func (f *FastPath) mark(ctx context.Context, msgs []*inbox.Message, answers []error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
-	defer cancel()
+	ctx = context.WithoutCancel(ctx)
 	pipe := f.p.client.Pipeline()
 	for i, m := range msgs {
 		if answers[i] == nil {
@@ -105,7 +117,36 @@ func (f *FastPath) mark(ctx context.Context, msgs []*inbox.Message, answers []er
 	if pipe.Len() == 0 {
 		return
 	}
-	if _, err := pipe.Exec(ctx); err != nil && !errors.Is(err, redis.Nil) {
+	if err := f.exec(ctx, pipe); err != nil {
 		f.p.cfg.Logger.DebugContext(ctx, "inbox: processed messages not marked in Redis", slog.Any("error", err))
 	}
+}
+
+// exec runs the commands, each of which keeps its own error, and returns an error unless Redis
+// has answered in time. The client need not mind the deadline (redis.Options.ContextTimeoutEnabled),
+// so a call is left behind, and its commands must not be looked at then.
+func (f *FastPath) exec(ctx context.Context, pipe redis.Pipeliner) error {
+	if !f.breaker.Enter() {
+		return errOpen
+	}
+	within, cancel := context.WithTimeout(ctx, f.p.cfg.Timeout)
+	answers := make(chan error, 1)
+	go func() {
+		defer cancel()
+		_, err := pipe.Exec(within)
+		answers <- err
+	}()
+	var err error
+	select {
+	case err = <-answers:
+	case <-within.Done():
+		err = within.Err()
+	}
+	if _, answered := errors.AsType[redis.Error](err); answered {
+		err = nil
+	}
+	if ctx.Err() == nil { // else nobody waited for the answer
+		f.breaker.Done(err == nil)
+	}
+	return err
 }

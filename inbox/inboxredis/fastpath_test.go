@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/redis/go-redis/v9"
@@ -17,8 +18,12 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
+
+// patient is for a machine that is busy with tests.
+var patient = inboxredis.Config{Timeout: 10 * time.Second}
 
 // behind is a processor that deduplicates by itself, on the fakes of inboxpgx.
 type behind struct {
@@ -48,7 +53,7 @@ func (b *behind) taken(consumer string, number int) int {
 	return b.effects[consumer][number]
 }
 
-func (b *behind) fastPath(t *testing.T, client redis.UniversalClient, consumer string, h conformance.Handler, hooks inboxredis.Hooks) *inboxredis.FastPath {
+func (b *behind) fastPath(t *testing.T, client redis.UniversalClient, consumer string, h conformance.Handler, cfg inboxredis.Config) *inboxredis.FastPath {
 	t.Helper()
 	p, err := inboxpgx.NewProcessor(b.manager, inboxpgx.Config{Consumer: consumer, Dedup: b.dedup})
 	if err != nil {
@@ -63,7 +68,8 @@ func (b *behind) fastPath(t *testing.T, client redis.UniversalClient, consumer s
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, err := inboxredis.NewFastPath(client, p, inboxredis.Config{Namespace: consumer, Hooks: hooks, Logger: slog.New(slog.DiscardHandler)})
+	cfg.Namespace, cfg.Logger = consumer, slog.New(slog.DiscardHandler)
+	f, err := inboxredis.NewFastPath(client, p, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +82,7 @@ func TestFastPath(t *testing.T) {
 		client, b := redistest.New(t), newBehind()
 		return conformance.Fixture{
 			Processor: func(t *testing.T, consumer string, h conformance.Handler) inbox.Processor {
-				return b.fastPath(t, client, consumer, h, inboxredis.Hooks{})
+				return b.fastPath(t, client, consumer, h, patient)
 			},
 			Effects: func(_ *testing.T, consumer string, number int) int { return b.taken(consumer, number) },
 		}
@@ -89,7 +95,9 @@ func TestFastPathAsksRedisFirst(t *testing.T) {
 	client, b := redistest.New(t), newBehind()
 	key := func(m *inbox.Message) string { return "outbox:processed:a:" + m.ID.String() }
 	var skipped []*inbox.Message
-	f := b.fastPath(t, client, "a", succeed, inboxredis.Hooks{OnDuplicate: func(_ context.Context, m *inbox.Message) { skipped = append(skipped, m) }})
+	cfg := patient
+	cfg.Hooks.OnDuplicate = func(_ context.Context, m *inbox.Message) { skipped = append(skipped, m) }
+	f := b.fastPath(t, client, "a", succeed, cfg)
 
 	known, marked, claimed, fresh := event(), event(), event(), event()
 	if err := errors.Join(
@@ -115,13 +123,52 @@ func TestFastPathAsksRedisFirst(t *testing.T) {
 	}
 }
 
+// A Redis that hangs delays a few messages by the timeout, and no more.
+func TestFastPathWithHungRedis(t *testing.T) {
+	t.Parallel()
+	server := testenv.Private(t, testenv.Redis)
+	b, skipped := newBehind(), 0
+	f := b.fastPath(t, redistest.Client(t, server.URL()), "a", succeed, inboxredis.Config{
+		Hooks: inboxredis.Hooks{OnDuplicate: func(context.Context, *inbox.Message) { skipped++ }},
+	})
+	if err := process(t, f, event()); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Pause(); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	const n = 100
+	for range n {
+		if err := process(t, f, event()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if took := time.Since(began); took > 2*time.Second {
+		t.Errorf("%d messages took %v", n, took)
+	}
+	if err := server.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, 10*time.Second, func() error { // it is asked again
+		m := event()
+		if err := errors.Join(process(t, f, m), process(t, f, m)); err != nil {
+			t.Fatal(err)
+		}
+		if skipped == 0 {
+			return errors.New("no copy is known")
+		}
+		return nil
+	})
+}
+
 // Without Redis everything goes its way behind.
 func TestFastPathWithoutRedis(t *testing.T) {
 	t.Parallel()
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
 	defer client.Close()
 	b := newBehind()
-	f := b.fastPath(t, client, "a", succeed, inboxredis.Hooks{})
+	f := b.fastPath(t, client, "a", succeed, patient)
 	m := event()
 	for range 2 {
 		if err := process(t, f, m); err != nil {

@@ -19,6 +19,8 @@ const (
 	defaultLease = 60 * time.Second
 	minLease     = time.Second
 
+	defaultTimeout = 100 * time.Millisecond
+
 	maxNamespaceBytes = 64
 )
 
@@ -35,6 +37,10 @@ type Config struct {
 	// Lease is how long a claim outlives a process that died with it; at least 1 s. It is
 	// prolonged while the handler runs. 0 means 60 s.
 	Lease time.Duration
+	// Timeout is how long a FastPath waits for an answer of Redis before it does without. After
+	// three in a row that did not come it asks once a second only, so that a Redis that hangs
+	// delays hardly any message. A Processor does not use it. 0 means 100 ms.
+	Timeout time.Duration
 	// Logger receives what goes wrong after a handler has succeeded; nil means slog.Default().
 	Logger *slog.Logger
 	// Hooks are optional.
@@ -54,6 +60,9 @@ func (c Config) withDefaults() Config {
 	if c.Lease == 0 {
 		c.Lease = min(defaultLease, max(c.TTL, minLease))
 	}
+	if c.Timeout == 0 {
+		c.Timeout = defaultTimeout
+	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
@@ -70,6 +79,9 @@ func (c Config) validate() error {
 	}
 	if c.TTL < c.Lease {
 		problems = append(problems, fmt.Errorf("inboxredis: Config.TTL %v is shorter than Lease %v", c.TTL, c.Lease))
+	}
+	if c.Timeout < 0 {
+		problems = append(problems, fmt.Errorf("inboxredis: Config.Timeout %v is negative", c.Timeout))
 	}
 	return errors.Join(problems...)
 }
