@@ -36,9 +36,9 @@ func (r *Report) add(b Batch) {
 //
 // Rows whose batch fails are set aside until the others are done; then their
 // batch is halved until the row at fault is found. It goes to quarantine, and
-// the rest is expired. A batch that takes longer than BatchTimeout ends the sweep
-// with an error once the other rows are done, and the next sweep goes on to
-// look for the row at fault. Any other failure stops the sweep: the report then
+// the rest is expired. A batch that takes longer than BatchTimeout, or fails by
+// what is rarely a row's fault, ends the sweep with an error once the other rows
+// are done, and the next sweep goes on to look for the row at fault. Any other failure stops the sweep: the report then
 // counts what was done before. Cancelling ctx stops it after the batch in hand,
 // which has ShutdownTimeout to finish.
 //

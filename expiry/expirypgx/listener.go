@@ -57,8 +57,9 @@ func NewListener(pool *pgxpool.Pool, wake func(at time.Time), cfg ListenerConfig
 		Channel:       pgnotify.Channel{Pool: pool, Prefix: channelPrefix, Table: table},
 		Wake:          wake,
 		ProbeInterval: cmp.Or(cfg.ProbeInterval, 5*time.Minute),
-		Logger:        cfg.Logger,
-		Failed:        "expirypgx: the sweeper is not woken up, it finds rows at its next look",
+		Failed: func(ctx context.Context, err error) {
+			cfg.Logger.WarnContext(ctx, "expirypgx: the sweeper is not woken up, it finds rows at its next look", slog.Any("error", err))
+		},
 	})}, nil
 }
 

@@ -58,8 +58,9 @@ func NewNotifier(pool *pgxpool.Pool, cfg NotifierConfig) (*Notifier, error) {
 	return &Notifier{pgnotify.NewNotifier(pgnotify.NotifierConfig{
 		Channel:  pgnotify.Channel{Pool: pool, Prefix: channelPrefix, Table: table},
 		Interval: cmp.Or(cfg.Interval, 50*time.Millisecond),
-		Logger:   cfg.Logger,
-		Failed:   "expirypgx: sweepers were not notified, they find the rows at their next look",
+		Failed: func(ctx context.Context, err error) {
+			cfg.Logger.WarnContext(ctx, "expirypgx: sweepers were not notified, they find the rows at their next look", slog.Any("error", err))
+		},
 	})}, nil
 }
 

@@ -3,7 +3,6 @@ package pgnotify
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -20,10 +19,9 @@ import (
 // ListenerConfig tunes a Listener. All fields are required.
 type ListenerConfig struct {
 	Channel       Channel
-	Wake          func(at time.Time) // called for every notification, and after connecting with the zero time
-	ProbeInterval time.Duration      // between two tests of the connection
-	Logger        *slog.Logger
-	Failed        string // what to log when notifications do not arrive
+	Wake          func(at time.Time)                   // called for every notification, and after connecting with the zero time
+	ProbeInterval time.Duration                        // between two tests of the connection
+	Failed        func(ctx context.Context, err error) // told when notifications do not arrive
 }
 
 // Listener hands on what Notifiers of other processes send. It takes a connection
@@ -57,7 +55,7 @@ func (l *Listener) Run(ctx context.Context) {
 			return
 		}
 		l.setState(err)
-		l.cfg.Logger.WarnContext(ctx, l.cfg.Failed, slog.Any("error", err))
+		l.cfg.Failed(ctx, err)
 		_ = runloop.Sleep(ctx, between.Delay(failures, rand.Float64())) // ends early only with ctx
 		failures++
 	}

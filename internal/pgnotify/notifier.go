@@ -2,7 +2,6 @@ package pgnotify
 
 import (
 	"context"
-	"log/slog"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -14,9 +13,8 @@ import (
 // NotifierConfig tunes a Notifier. All fields are required.
 type NotifierConfig struct {
 	Channel  Channel
-	Interval time.Duration // the least time between two notifications
-	Logger   *slog.Logger
-	Failed   string // what to log when a notification was not sent
+	Interval time.Duration                        // the least time between two notifications
+	Failed   func(ctx context.Context, err error) // told when a notification was not sent
 }
 
 // Notifier sends notifications, each with the earliest of the times that were
@@ -63,7 +61,7 @@ func (n *Notifier) Run(ctx context.Context) {
 		}
 		pause := n.cfg.Interval
 		if err := n.cfg.Channel.notify(work, payload(at)); err != nil {
-			n.cfg.Logger.WarnContext(ctx, n.cfg.Failed, slog.Any("error", err))
+			n.cfg.Failed(ctx, err)
 			pause = max(pause, between.Delay(failures, rand.Float64()))
 			failures++
 			n.Notify(at)

@@ -54,8 +54,9 @@ func NewListener(pool *pgxpool.Pool, wake func(), cfg ListenerConfig) (*Listener
 		Channel:       pgnotify.Channel{Pool: pool, Prefix: channelPrefix, Table: t.outbox},
 		Wake:          func(time.Time) { wake() },
 		ProbeInterval: cmp.Or(cfg.ProbeInterval, 15*time.Second),
-		Logger:        cfg.Logger,
-		Failed:        "outboxpgx: the relay is not woken up, it finds messages when it polls",
+		Failed: func(ctx context.Context, err error) {
+			cfg.Logger.WarnContext(ctx, "outboxpgx: the relay is not woken up, it finds messages when it polls", slog.Any("error", err))
+		},
 	})}, nil
 }
 

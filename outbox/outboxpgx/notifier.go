@@ -55,8 +55,9 @@ func NewNotifier(pool *pgxpool.Pool, cfg NotifierConfig) (*Notifier, error) {
 	return &Notifier{pgnotify.NewNotifier(pgnotify.NotifierConfig{
 		Channel:  pgnotify.Channel{Pool: pool, Prefix: channelPrefix, Table: t.outbox},
 		Interval: cmp.Or(cfg.Interval, 2*time.Millisecond),
-		Logger:   cfg.Logger,
-		Failed:   "outboxpgx: relays were not notified, they find the messages when they poll",
+		Failed: func(ctx context.Context, err error) {
+			cfg.Logger.WarnContext(ctx, "outboxpgx: relays were not notified, they find the messages when they poll", slog.Any("error", err))
+		},
 	})}, nil
 }
 
