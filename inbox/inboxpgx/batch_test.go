@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -21,7 +19,6 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/txretry"
-	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
 func events(n int) []*inbox.Message {
@@ -183,77 +180,6 @@ func TestBatchStorm(t *testing.T) {
 	wantOneEffectEach(t, pool, messages)
 }
 
-func TestHandleBatch(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t)
-	p := newProcessor(t, newManager(t, pool), inboxpgx.Config{Consumer: "a"})
-	var mu sync.Mutex
-	var sizes []int
-	err := inboxpgx.HandleBatch(p, conformance.Name, func(ctx context.Context, tx pgx.Tx, items []inboxpgx.Item[conformance.Event]) error {
-		mu.Lock()
-		sizes = append(sizes, len(items))
-		mu.Unlock()
-		rows := make([][]any, len(items))
-		for i, item := range items {
-			rows[i] = []any{"a", item.Value.Number, item.Message.ID}
-		}
-		if _, err := tx.CopyFrom(ctx, pgx.Identifier{"effects"}, []string{"consumer", "number", "message_id"}, pgx.CopyFromRows(rows)); err != nil {
-			return err
-		}
-		for _, item := range items {
-			if item.Value.Number == 5 {
-				return inbox.Unrecoverable(errors.New("five"))
-			}
-		}
-		return nil
-	}, inboxpgx.HandlerConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	msgs := events(16)
-	results := p.Process(t.Context(), msgs)
-	if got := failedOnes(results); !slices.Equal(got, []int{5}) || inbox.Classify(results[5]).Action != inbox.ActionDead {
-		t.Errorf("results %v", results)
-	}
-	if want := []int{16, 16, 8, 4, 4, 2, 1, 1, 2, 8}; !slices.Equal(sizes, want) {
-		t.Errorf("called with %v messages, want %v", sizes, want)
-	}
-	if got := numbersTaken(t, pool); len(got) != 15 {
-		t.Errorf("effects of %v", got)
-	}
-	if err := process(t, p, numbered(100)); err != nil || sizes[len(sizes)-1] != 1 {
-		t.Errorf("a single message: %v, sizes %v", err, sizes)
-	}
-}
-
-// Another name in between ends a call; the order stays.
-func TestHandleBatchNeighbours(t *testing.T) {
-	t.Parallel()
-	p, _ := fakeProcessor(t)
-	var trail []string
-	err := inboxpgx.HandleBatch(p, conformance.Name, func(_ context.Context, _ pgx.Tx, items []inboxpgx.Item[conformance.Event]) error {
-		trail = append(trail, fmt.Sprintf("%d from %d", len(items), items[0].Value.Number))
-		return nil
-	}, inboxpgx.HandlerConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := inboxpgx.Handle(p, "other", func(_ context.Context, _ pgx.Tx, e conformance.Event) error {
-		trail = append(trail, fmt.Sprintf("other %d", e.Number))
-		return nil
-	}, inboxpgx.HandlerConfig{}); err != nil {
-		t.Fatal(err)
-	}
-	msgs := events(6)
-	msgs[2].Name = "other"
-	if err := errors.Join(p.Process(t.Context(), msgs)...); err != nil {
-		t.Fatal(err)
-	}
-	if got := strings.Join(trail, ", "); got != "2 from 0, other 2, 3 from 3" {
-		t.Error(got)
-	}
-}
-
 // Middleware, Waiter and Prepare step belong to the message, also in a batch.
 func TestBatchMiddleware(t *testing.T) {
 	t.Parallel()
@@ -310,105 +236,4 @@ func TestBatchMiddleware(t *testing.T) {
 			t.Errorf("middleware saw %v", seen)
 		}
 	})
-}
-
-// A handler's Timeout ends its own call and no other's.
-func TestBatchTimeout(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		p, dedup := fakeProcessor(t)
-		handle(t, p, func(ctx context.Context, _ pgx.Tx, e conformance.Event) error {
-			if e.Number == 1 {
-				<-ctx.Done()
-				return context.Cause(ctx)
-			}
-			return nil
-		}, inboxpgx.HandlerConfig{Timeout: time.Minute})
-		msgs := events(3)
-		results := p.Process(t.Context(), msgs)
-		if got := failedOnes(results); !slices.Equal(got, []int{1}) || !inbox.Classify(results[1]).Counted {
-			t.Errorf("results %v", results)
-		}
-		if !dedup.Seen("a", msgs[0].ID) || dedup.Seen("a", msgs[1].ID) || !dedup.Seen("a", msgs[2].ID) {
-			t.Error("entries of the wrong messages")
-		}
-	})
-}
-
-// A fault of the database is nobody's: all come again, uncounted.
-func TestBatchUnavailable(t *testing.T) {
-	t.Parallel()
-	for name, fault := range map[string]txretrytest.Fault{
-		"cannot begin":            {Point: txretrytest.AtBegin, SQLSTATE: "57P03"},
-		"reply to COMMIT is lost": {Point: txretrytest.ReplyLostApplied},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p, _ := fakeProcessor(t, fault)
-			runs := 0
-			handle(t, p, func(context.Context, pgx.Tx, conformance.Event) error { runs++; return nil }, inboxpgx.HandlerConfig{})
-			msgs := events(5)
-			for _, err := range p.Process(t.Context(), msgs) {
-				if f := inbox.Classify(err); !f.Unavailable || f.Counted {
-					t.Errorf("%v classified %+v", err, f)
-				}
-			}
-			if err := errors.Join(p.Process(t.Context(), msgs)...); err != nil || runs != 5 {
-				t.Errorf("%d runs, error %v", runs, err)
-			}
-		})
-	}
-}
-
-// A conflict runs the batch again; conflicts without end single out nobody for long.
-func TestBatchConflicts(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		conflict := txretrytest.Fault{Point: txretrytest.AtCommit, SQLSTATE: "40001"}
-		p, dedup := fakeProcessor(t, slices.Repeat([]txretrytest.Fault{conflict}, 6)...)
-		handle(t, p, noEffect, inboxpgx.HandlerConfig{})
-		msgs := events(4)
-		if err := errors.Join(p.Process(t.Context(), msgs)...); err != nil {
-			t.Fatal(err)
-		}
-		for _, m := range msgs {
-			if !dedup.Seen("a", m.ID) {
-				t.Error("not recorded")
-			}
-		}
-	})
-}
-
-// A handler that exits its goroutine leaves nobody behind.
-func TestBatchGoexit(t *testing.T) {
-	t.Parallel()
-	for _, where := range []string{"prepare", "handler"} {
-		synctest.Test(t, func(t *testing.T) {
-			p, _ := fakeProcessor(t)
-			exit := func(at string, e conformance.Event) {
-				if at == where && e.Number == 1 {
-					runtime.Goexit()
-				}
-			}
-			err := inboxpgx.HandlePrepared(p, conformance.Name,
-				func(_ context.Context, e conformance.Event) (int, error) { exit("prepare", e); return 0, nil },
-				func(_ context.Context, _ pgx.Tx, e conformance.Event, _ int) error { exit("handler", e); return nil },
-				inboxpgx.HandlerConfig{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			ended := make(chan []error, 1)
-			go func() {
-				defer close(ended)
-				ended <- p.Process(t.Context(), events(3))
-			}()
-			results := <-ended
-			if where == "prepare" && !slices.Equal(failedOnes(results), []int{1}) {
-				t.Errorf("results %v", results)
-			}
-			if where == "handler" && results != nil {
-				t.Errorf("results %v of a goroutine that has exited", results)
-			}
-		})
-	}
 }

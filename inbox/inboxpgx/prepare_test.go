@@ -1,0 +1,75 @@
+package inboxpgx_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+)
+
+type waiter func(ctx context.Context) error
+
+func (w waiter) Wait(ctx context.Context) error { return w(ctx) }
+
+func TestPrepareRunsBeforeTheTransaction(t *testing.T) {
+	t.Parallel()
+	manager := txretrytest.NewManager(txretrytest.Config{Script: []txretrytest.Fault{{Point: txretrytest.AtCommit, SQLSTATE: "40001"}}})
+	p := newProcessor(t, manager, inboxpgx.Config{Consumer: "a", Dedup: inboxtest.NewDedup()})
+	var trail []string
+	begun := func() int { return manager.Stats().Attempts }
+	err := inboxpgx.HandlePrepared(p, conformance.Name,
+		func(_ context.Context, e conformance.Event) (string, error) {
+			trail = append(trail, "prepare")
+			if begun() != 0 {
+				t.Error("a transaction is open")
+			}
+			return "rate of the day", nil
+		},
+		func(_ context.Context, _ pgx.Tx, _ conformance.Event, rate string) error {
+			trail = append(trail, rate)
+			return nil
+		},
+		inboxpgx.HandlerConfig{Waiter: waiter(func(context.Context) error {
+			trail = append(trail, "wait")
+			return nil
+		})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := process(t, p, event()); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(trail, ", "); got != "wait, prepare, rate of the day, rate of the day" {
+		t.Errorf("trail = %s", got)
+	}
+}
+
+func TestPrepareFails(t *testing.T) {
+	t.Parallel()
+	p, dedup := fakeProcessor(t)
+	err := inboxpgx.HandlePrepared(p, conformance.Name,
+		func(context.Context, conformance.Event) (int, error) {
+			return 0, inbox.RetryAfter(errors.New("429"), time.Minute)
+		},
+		func(context.Context, pgx.Tx, conformance.Event, int) error { t.Error("the handler ran"); return nil },
+		inboxpgx.HandlerConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := event()
+	if f := inbox.Classify(process(t, p, m)); f.After != time.Minute {
+		t.Errorf("classified %+v", f)
+	}
+	if dedup.Seen("a", m.ID) {
+		t.Error("the message was recorded")
+	}
+}

@@ -1,0 +1,162 @@
+package amqpconn_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/internal/amqpconn"
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+func TestNotConnected(t *testing.T) {
+	t.Parallel()
+	refused := errors.New("refused")
+	p := start(t, amqpconn.PublisherConfig{Dial: func(context.Context) (*amqp.Connection, error) { return nil, refused }})
+	err := p.Confirmed(t.Context(), out("", "q", "1"))
+	if !errors.Is(err, amqpconn.ErrUnavailable) || !errors.Is(err, refused) {
+		t.Errorf("publish: %v", err)
+	}
+	if err := p.Ready(); !errors.Is(err, amqpconn.ErrUnavailable) {
+		t.Errorf("ready: %v", err)
+	}
+}
+
+// The broker closes the connection again and again while the window is full.
+func TestConnectionLost(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Queue(t, "q", nil)
+	p := start(t, amqpconn.PublisherConfig{Dial: b.Dial, Window: 32, Channels: 3})
+	var l ledger
+	stop := make(chan struct{})
+	var publishing sync.WaitGroup
+	publishing.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Millisecond):
+				o := out("", "q", fmt.Sprint(i))
+				o.Stripe = uint32(i)
+				p.Publish(t.Context(), o, l.done(o.Message.MessageId))
+			}
+		}
+	})
+	b.CloseConnections(t)
+	testenv.Eventually(t, 10*time.Second, p.Ready)
+	b.CloseConnections(t)
+	testenv.Eventually(t, 10*time.Second, p.Ready)
+	close(stop)
+	publishing.Wait()
+	confirmed := l.confirmed(t)
+	if len(confirmed) == 0 || len(confirmed) == len(l.outcomes) {
+		t.Fatalf("%d of %d confirmed: the fault did not hit", len(confirmed), len(l.outcomes))
+	}
+	arrived := map[string]bool{}
+	for _, d := range b.Take(t, "q", b.Depth(t, "q"), 10*time.Second) {
+		arrived[d.MessageId] = true
+	}
+	for _, id := range confirmed {
+		if !arrived[id] {
+			t.Errorf("message %s was confirmed and is not there", id)
+		}
+	}
+}
+
+func TestSilentBroker(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Queue(t, "q", nil)
+	proxy := testenv.NewProxy(t, b.URL)
+	p := start(t, amqpconn.PublisherConfig{
+		Dial:    func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) },
+		Timeout: time.Second, ConfirmTimeout: time.Second, Window: 4,
+	})
+	if err := p.Confirmed(t.Context(), out("", "q", "1")); err != nil {
+		t.Fatal(err)
+	}
+	proxy.Pause()
+	var l ledger
+	for _, id := range []string{"2", "3", "4", "5", "6", "7"} {
+		p.Publish(t.Context(), out("", "q", id), l.done(id))
+	}
+	if got := l.confirmed(t); len(got) != 0 {
+		t.Errorf("confirmed by a silent broker: %v", got)
+	}
+	for id, errs := range l.outcomes {
+		if !errors.Is(errs[0], amqpconn.ErrUnavailable) {
+			t.Errorf("message %s: %v", id, errs[0])
+		}
+	}
+	proxy.Resume()
+	testenv.Eventually(t, 20*time.Second, func() error { return p.Confirmed(t.Context(), out("", "q", "8")) })
+}
+
+// A caller that leaves is told soon, and its places in the window stay accounted for.
+func TestCallerLeaves(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Queue(t, "q", nil)
+	proxy := testenv.NewProxy(t, b.URL)
+	p := start(t, amqpconn.PublisherConfig{
+		Dial:   func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) },
+		Window: 4,
+	})
+	if err := p.Confirmed(t.Context(), out("", "q", "0")); err != nil {
+		t.Fatal(err)
+	}
+	proxy.Pause()
+	ctx, cancel := context.WithCancel(t.Context())
+	var l ledger
+	for _, id := range []string{"1", "2", "3", "4"} {
+		p.Publish(ctx, out("", "q", id), l.done(id))
+	}
+	cancel()
+	for _, id := range []string{"5", "6"} {
+		p.Publish(ctx, out("", "q", id), l.done(id))
+	}
+	if got := l.confirmed(t); len(got) != 0 {
+		t.Errorf("confirmed: %v", got)
+	}
+	proxy.Resume()
+	for i := range 20 {
+		if err := p.Confirmed(t.Context(), out("", "q", fmt.Sprint("after ", i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A place whose caller has left is not lost to a broker that never confirms.
+func TestCallerLeavesSilentBroker(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Queue(t, "q", nil)
+	proxy := testenv.NewProxy(t, b.URL)
+	down := make(chan struct{}, 100)
+	p := start(t, amqpconn.PublisherConfig{
+		Dial:    func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) },
+		Timeout: time.Second, ConfirmTimeout: time.Second, Window: 4,
+		Down: func(error) { down <- struct{}{} },
+	})
+	if err := p.Confirmed(t.Context(), out("", "q", "0")); err != nil {
+		t.Fatal(err)
+	}
+	proxy.Pause()
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if err := p.Confirmed(ctx, out("", "q", "1")); !errors.Is(err, amqpconn.ErrUnavailable) {
+		t.Fatal(err)
+	}
+	select {
+	case <-down:
+	case <-time.After(10 * time.Second):
+		t.Error("the connection is kept")
+	}
+}
