@@ -2,7 +2,6 @@ package inboxamqp_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"runtime"
 	"strings"
@@ -120,100 +119,6 @@ func TestPoison(t *testing.T) {
 	})
 	r.stop(t)
 	awaitDepth(t, b, "orders", 0)
-}
-
-func TestRetries(t *testing.T) {
-	t.Parallel()
-	b := amqptest.New(t)
-	type try struct {
-		attempt int
-		at      time.Time
-	}
-	tries := make(chan try, 10)
-	r := consume(t, b, processorFunc(func(_ context.Context, m *inbox.Message) error {
-		tries <- try{m.Attempt, time.Now()}
-		return errBroken
-	}), inboxamqp.Config{Queue: "orders", Retry: quick})
-	p := order()
-	p.Headers = amqp.Table{"tenant": "a", "x-death": "mine"}
-	p.Expiration = "60000"
-	b.Publish(t, "", "orders", p)
-	dead := b.Take(t, "failed.default", 1, patience)[0]
-	r.stop(t)
-	close(tries)
-	n := 0
-	var last time.Time
-	for got := range tries {
-		n++
-		if got.attempt != n {
-			t.Errorf("try %d has the attempt %d", n, got.attempt)
-		}
-		if least := 80 * time.Millisecond << max(n-2, 0); n > 1 && got.at.Sub(last) < least {
-			t.Errorf("try %d came after %v, before %v", n, got.at.Sub(last), least)
-		}
-		last = got.at
-	}
-	if n != 4 {
-		t.Errorf("%d tries, want 4", n)
-	}
-	if dead.Headers["holdfast-attempt"] != "4" || dead.Headers["holdfast-error"] != "broken" || dead.Headers["tenant"] != "a" ||
-		dead.MessageId != p.MessageId || dead.Type != p.Type || !dead.Timestamp.Equal(p.Timestamp) || dead.Expiration != "" {
-		t.Errorf("dead letter %+v", dead)
-	}
-	first, err1 := time.Parse(time.RFC3339Nano, dead.Headers["holdfast-first-failed-at"].(string))
-	final, err2 := time.Parse(time.RFC3339Nano, dead.Headers["holdfast-last-failed-at"].(string))
-	if err := errors.Join(err1, err2); err != nil || !final.After(first) {
-		t.Errorf("first failure %v, last %v: %v", first, final, err)
-	}
-	awaitDepth(t, b, "orders", 0)
-}
-
-// A delay beyond the longest retry queue passes through it several times.
-func TestLongDelay(t *testing.T) {
-	t.Parallel()
-	b := amqptest.New(t)
-	var first atomic.Int64
-	var got recorder
-	got.fail = func(m *inbox.Message) error {
-		if m.Attempt == 1 {
-			first.Store(time.Now().UnixNano())
-			return inbox.RetryAfter(errBroken, 1200*time.Millisecond)
-		}
-		return nil
-	}
-	r := consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick})
-	b.Publish(t, "", "orders", order())
-	seen := got.await(t, 2)
-	if waited := time.Since(time.Unix(0, first.Load())); waited < 1200*time.Millisecond {
-		t.Errorf("came back after %v", waited)
-	}
-	if len(seen) != 2 || seen[1].Attempt != 2 {
-		t.Errorf("messages %+v", seen)
-	}
-	r.stop(t)
-	awaitDepth(t, b, "orders", 0)
-}
-
-// Without its retry queue a message stays where it is.
-func TestRetryQueueMissing(t *testing.T) {
-	t.Parallel()
-	b := amqptest.New(t)
-	b.Queue(t, "orders", nil)
-	var failing atomic.Bool
-	failing.Store(true)
-	got := recorder{fail: failWhile(&failing, errBroken)}
-	r := start(t, newConsumer(t, b.Dial, &got, inboxamqp.Config{Queue: "orders", Retry: quick}))
-	b.Publish(t, "", "orders", order())
-	if seen := got.await(t, 2); !seen[1].Redelivered || seen[1].Attempt != 1 {
-		t.Errorf("second delivery %+v", seen[1])
-	}
-	failing.Store(false)
-	got.await(t, 3)
-	r.stop(t)
-	awaitDepth(t, b, "orders", 0)
-	if n := len(got.messages()); n > 5 {
-		t.Errorf("%d deliveries: a hot loop", n)
-	}
 }
 
 func TestOwnClasses(t *testing.T) {
