@@ -173,9 +173,16 @@ func TestFailover(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n, err := from.Wait(t.Context(), 1, 5*time.Second).Result(); err != nil || n != 1 {
-		t.Fatalf("%d replicas have it, %v", n, err)
-	}
+	testenv.Eventually(t, patient, func() error { // WAIT would tell of writes of its own connection only
+		keys, err := to.Keys(t.Context(), "rate_limit:user:ann:*").Result()
+		if err != nil || len(keys) != 1 {
+			return fmt.Errorf("keys %q, %w", keys, err)
+		}
+		if n, err := to.Get(t.Context(), keys[0]).Int(); err != nil || n != allowed {
+			return fmt.Errorf("the replica has %d of %d, %w", n, allowed, err)
+		}
+		return nil
+	})
 	if err := replica.Pause(); err != nil { // what comes now is lost
 		t.Fatal(err)
 	}
