@@ -41,3 +41,23 @@ func (c *counted) expires() int64 {
 func (c *counted) compare(other *counted) int {
 	return cmp.Or(cmp.Compare(c.expires(), other.expires()), cmp.Compare(c.value.Cur, other.value.Cur))
 }
+
+// known returns the counter that the very limit was charged to last.
+func known(s *shard[counted], hash uint64, key string, l *Limit) *entry[counted] {
+	for i := s.home(hash); s.slots[i].entry != nil; i = s.next(i) {
+		if at := &s.slots[i]; at.hash == hash && at.entry.value.rule.given == *l && at.entry.key == key {
+			return at.entry
+		}
+	}
+	return nil
+}
+
+// kindred returns the counter that the rule shares with others.
+func kindred(s *shard[counted], hash uint64, key string, r *rule) *entry[counted] {
+	for i := s.home(hash); s.slots[i].entry != nil; i = s.next(i) {
+		if at := &s.slots[i]; at.hash == hash && at.entry.key == key && at.entry.value.rule.countsWith(r) {
+			return at.entry
+		}
+	}
+	return nil
+}

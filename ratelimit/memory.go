@@ -273,26 +273,6 @@ func (m *Memory) sit(charges []Charge, seats []seat) bool {
 	return true
 }
 
-// known returns the counter that the very limit was charged to last.
-func known(s *shard[counted], hash uint64, key string, l *Limit) *entry[counted] {
-	for i := s.home(hash); s.slots[i].entry != nil; i = s.next(i) {
-		if at := &s.slots[i]; at.hash == hash && at.entry.value.rule.given == *l && at.entry.key == key {
-			return at.entry
-		}
-	}
-	return nil
-}
-
-// kindred returns the counter that the rule shares with others.
-func kindred(s *shard[counted], hash uint64, key string, r *rule) *entry[counted] {
-	for i := s.home(hash); s.slots[i].entry != nil; i = s.next(i) {
-		if at := &s.slots[i]; at.hash == hash && at.entry.key == key && at.entry.value.rule.countsWith(r) {
-			return at.entry
-		}
-	}
-	return nil
-}
-
 // invalid says what is wrong with charges that were refused.
 func invalid(charges []Charge) error {
 	_, err := Normalize(charges)
