@@ -53,8 +53,8 @@
 // between, the original is known as a leftover and dropped, where it would run again and
 // schedule a retry of its own. The beginning and the end of each run are noted, too. When a
 // run began and the process did not survive it, the message runs alone from then on, so that
-// no other message is blamed, and after Config.MaxCrashes such runs it goes unrun to the
-// class quarantined.
+// no other message is blamed, and after Config.MaxCrashes such runs its next redelivery goes
+// unrun to the class quarantined.
 //
 // # Dead letters
 //

@@ -31,7 +31,7 @@ func (r *run) tracked(d *delivery) {
 		d.report(probed{available: true})
 		d.acknowledge(superseded)
 		return
-	case open >= r.c.cfg.MaxCrashes:
+	case open >= r.c.cfg.MaxCrashes && d.raw.Redelivered: // else the runs may be those of other copies, in progress
 		r.conclude(d, inbox.Classed(inbox.Unrecoverable(fmt.Errorf(
 			"inboxamqp: the process ended %d times while this message was being processed", open)), inbox.ClassQuarantined))
 		return

@@ -73,6 +73,25 @@ func TestLeftover(t *testing.T) {
 	}
 }
 
+// deliverInVain has the message in the queue delivered to somebody who does not settle it.
+func deliverInVain(t *testing.T, b *amqptest.Broker) {
+	t.Helper()
+	conn, err := b.Dial(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ch, err := conn.Channel()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, found, err := ch.Get("orders", false); err != nil || !found {
+		t.Fatalf("found %v, error %v", found, err)
+	}
+	if err := conn.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A message in whose runs the process ended is run alone, and in the end not any more; what
 // ran beside it is spared.
 func TestQuarantine(t *testing.T) {
@@ -90,6 +109,9 @@ func TestQuarantine(t *testing.T) {
 			}
 		}
 	}
+	b.Queue(t, "orders", nil)
+	b.Publish(t, "", "orders", killer)
+	deliverInVain(t, b)
 	var running, most atomic.Int64
 	var beside sync.Map
 	r := consume(t, b, processorFunc(func(_ context.Context, m *inbox.Message) error {
@@ -100,7 +122,7 @@ func TestQuarantine(t *testing.T) {
 		beside.Store(m.ID.String(), max(n, running.Load()))
 		return nil
 	}), inboxamqp.Config{Queue: "orders", Retry: quick, Ledger: ledger, MaxCrashes: 3, Concurrency: 4})
-	for _, p := range []amqp.Publishing{order(), killer, neighbour, order(), suspect, order(), order(), order()} {
+	for _, p := range []amqp.Publishing{order(), neighbour, order(), suspect, order(), order(), order()} {
 		b.Publish(t, "", "orders", p)
 	}
 	dead := b.Take(t, "failed.quarantined", 1, patience)[0]
@@ -125,6 +147,25 @@ func TestQuarantine(t *testing.T) {
 	if e, _ := ledger.Look(t.Context(), "orders", uuid.MustParse(suspect.MessageId)); e.Open != 0 {
 		t.Errorf("the suspect's entry: %+v", e)
 	}
+}
+
+// Copies that are in progress elsewhere are open runs as well: what comes for the first time
+// has ended no process.
+func TestOpenRunsOfOtherCopies(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	ledger := inboxtest.NewLedger()
+	p := attempt(2)
+	for range 3 {
+		if err := ledger.Start(t.Context(), "orders", asMessage(p, 2)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var got recorder
+	consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick, Ledger: ledger, MaxCrashes: 3})
+	b.Publish(t, "", "orders", p)
+	got.await(t, 1)
+	awaitDepth(t, b, "failed.quarantined", 0)
 }
 
 // While the ledger cannot be asked, what needs it waits, uncounted.
