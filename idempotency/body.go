@@ -43,7 +43,7 @@ func readBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, erro
 			return data, nil
 		}
 		if err != nil {
-			return nil, errBodyUnreadable
+			return nil, unread(err)
 		}
 	}
 }
@@ -55,6 +55,12 @@ func atEnd(w http.ResponseWriter, rest io.ReadCloser) error {
 	if errors.Is(err, io.EOF) {
 		return nil
 	}
+	return unread(err)
+}
+
+// unread says why a body was not read to its end. The limit may be one that
+// stands around the middleware.
+func unread(err error) error {
 	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
 		return errBodyTooLarge
 	}

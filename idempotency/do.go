@@ -109,11 +109,10 @@ func (r *run) execute(ctx context.Context, fn func(context.Context) (Response, e
 	if err != nil {
 		resp = Response{}
 		if kept = keptError(r.store, err); kept == nil {
-			_ = r.close(r.unkept()) // the lease ends by itself
-			return resp, false, err
+			kept = r.unkept()
 		}
 	}
-	if lost := r.close(kept); lost != nil {
+	if lost := r.close(kept); lost != nil && kept != nil { // what was not released ends with its lease
 		err = errors.Join(err, fmt.Errorf("%w: %w", ErrNotStored, lost))
 	}
 	return resp, false, err

@@ -114,6 +114,18 @@ func TestDoMarkEffect(t *testing.T) {
 	}
 }
 
+// Whoever cannot take back what was done must hear that nothing remembers it.
+func TestDoMarkEffectNotStored(t *testing.T) {
+	t.Parallel()
+	_, _, err := idempotency.Do(t.Context(), &faulty{Store: idempotencytest.NewStore(), complete: down}, goodKey, fp, func(ctx context.Context) (int, error) {
+		idempotency.MarkEffect(ctx)
+		return 0, io.ErrUnexpectedEOF
+	})
+	if !errors.Is(err, io.ErrUnexpectedEOF) || !errors.Is(err, idempotency.ErrNotStored) {
+		t.Errorf("Do = %v; want the error and ErrNotStored", err)
+	}
+}
+
 func TestChildKey(t *testing.T) {
 	t.Parallel()
 	child := func(key idempotency.Key, name string) (child idempotency.Key) {

@@ -22,6 +22,8 @@ type exchange struct {
 	body     body
 	bypassed bool
 	fellBack bool
+	result   Result // how the request ends
+	err      error  // why it was refused, or its result not stored
 }
 
 // serve runs the handler under the claim and closes the claim before the
@@ -78,19 +80,15 @@ func (x *exchange) finish(resp *Response) {
 	if x.closed {
 		return
 	}
-	s, result := x.settled.Load(), ResultBypassed
-	var err error
 	if x.bypassed {
 		x.closed = true // nobody holds it
-	} else {
-		err = x.close(resp)
-		result = resultOfRun(s != nil, resp, err)
+		x.result = ResultBypassed
+		return
 	}
-	if err != nil {
-		x.m.cfg.Logger.LogAttrs(x.r.Context(), slog.LevelError, "idempotency: result could not be stored", x.about(err)...)
-	}
-	if s == nil || !s.replayed { // answer reports a replay
-		x.done(result, err)
+	x.err = x.close(resp)
+	x.result = resultOfRun(x.settled.Load(), resp, x.err)
+	if x.err != nil {
+		x.m.cfg.Logger.LogAttrs(x.r.Context(), slog.LevelError, "idempotency: result could not be stored", x.about(x.err)...)
 	}
 }
 
@@ -127,7 +125,7 @@ func (x *exchange) answer(out Outcome) {
 	}
 	x.m.cfg.OnReplay(x.r)
 	x.w.Header().Set(ReplayedHeader, "true")
-	x.done(ResultReplayed, nil)
+	x.result, x.err = ResultReplayed, nil
 	out.Response.Send(x.w)
 }
 
@@ -136,6 +134,6 @@ func (x *exchange) refuse(err error) {
 	if errors.Is(err, errScope) {
 		x.m.cfg.Logger.LogAttrs(x.r.Context(), slog.LevelError, "idempotency: scope failed", x.about(err)...)
 	}
-	x.done(resultOf(err), err)
+	x.result, x.err = resultOf(err), err
 	problem.Write(x.w, problemOf(err))
 }

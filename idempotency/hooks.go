@@ -18,7 +18,8 @@ type Hooks struct {
 
 // Done describes a request that was answered.
 type Done struct {
-	// Key is empty if the request had none, or a malformed one.
+	// Key is empty if the request was refused before it was known, because of the
+	// header, the body or the scope.
 	Key    Key
 	Result Result
 	// Duration is that of the whole request, the handler included.

@@ -50,13 +50,15 @@ func (m *meter) done(ctx context.Context, r Result, took time.Duration) {
 
 // resultOfRun is that of a request that ran the handler; err is what the store
 // said to the end of it.
-func resultOfRun(settled bool, resp *Response, err error) Result {
+func resultOfRun(s *settlement, resp *Response, err error) Result {
 	switch {
+	case s != nil && s.replayed:
+		return ResultReplayed
 	case errors.Is(err, ErrLeaseLost):
 		return ResultLeaseLost
 	case err != nil:
 		return ResultPersistFailed
-	case settled:
+	case s != nil:
 		return ResultCompleted
 	case resp == nil:
 		return ResultReleased

@@ -72,6 +72,14 @@ func TestEachRequestIsCountedOnce(t *testing.T) {
 		"not stored":       {&faulty{Store: idempotencytest.NewStore(), complete: down}, kept, 2, map[string]int64{"persist_failed": 1, "in_use": 1}},
 		"settled":          {memory(), settle(false), 2, map[string]int64{"completed": 1, "replayed": 1}},
 		"settled replayed": {memory(), settle(true), 2, map[string]int64{"replayed": 2}},
+		"settled replayed, then a panic": {memory(), func(w http.ResponseWriter, r *http.Request) {
+			settle(true)(w, r)
+			panic(http.ErrAbortHandler)
+		}, 2, map[string]int64{"replayed": 2}},
+		"settled replayed, then streamed": {memory(), func(w http.ResponseWriter, r *http.Request) {
+			settle(true)(w, r)
+			streamed(http.StatusCreated)(w)
+		}, 2, map[string]int64{"replayed": 2}},
 		"lease lost": {lost, func(w http.ResponseWriter, r *http.Request) {
 			claim, _ := idempotency.ClaimFrom(r.Context())
 			if err := lost.Store.Release(r.Context(), claim); err != nil {
@@ -83,7 +91,7 @@ func TestEachRequestIsCountedOnce(t *testing.T) {
 		c := &tally{by: map[string]int64{}}
 		h := protect(t, tt.store, idempotency.MiddlewareConfig{MeterProvider: c}, tt.fn)
 		for range tt.requests {
-			send(h, post(goodKey, strings.NewReader("x")))
+			sendRecovering(h, post(goodKey, strings.NewReader("x")))
 		}
 		if !maps.Equal(c.by, tt.want) {
 			t.Errorf("%s: %v, want %v", name, c.by, tt.want)

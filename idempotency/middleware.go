@@ -48,6 +48,7 @@ func (m *middleware) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	x := &exchange{m: m, w: w, r: r, came: time.Now()}
 	x.store, x.timeout, x.onLost = m.store, m.cfg.StoreTimeout, m.cfg.Hooks.OnLeaseLost
+	defer x.done()
 	if err := x.read(); err != nil {
 		x.refuse(err)
 		return
@@ -63,14 +64,24 @@ func (m *middleware) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// read takes the claim from the request, whose body stays readable.
+// read takes the claim from the request, whose body stays readable: Scope and
+// FingerprintParts may read it, too, as http.Request.FormValue does.
 func (x *exchange) read() error {
 	key, err := keyFrom(x.r.Header)
 	if err != nil {
 		return err
 	}
 	cfg := &x.m.cfg
+	var data []byte
+	if x.r.Body != nil && x.r.Body != http.NoBody {
+		if data, err = readBody(x.w, x.r, cfg.MaxRequestBytes); err != nil {
+			return err
+		}
+		x.body.Reset(data)
+		x.r.Body = &x.body
+	}
 	scope, err := cfg.Scope(x.r)
+	x.body.Reset(data)
 	switch {
 	case errors.Is(err, errGlobal):
 	case err != nil:
@@ -80,16 +91,9 @@ func (x *exchange) read() error {
 	default:
 		key = key.In(scope)
 	}
-	x.claim.Key = key
-	var data []byte
-	if x.r.Body != nil && x.r.Body != http.NoBody {
-		if data, err = readBody(x.w, x.r, cfg.MaxRequestBytes); err != nil {
-			return err
-		}
-		x.body.Reset(data)
-		x.r.Body = &x.body
-	}
-	x.claim = NewClaim(key, requestFingerprint(x.r, data, cfg.FingerprintParts(x.r), cfg.CanonicalJSON))
+	parts := cfg.FingerprintParts(x.r)
+	x.body.Reset(data)
+	x.claim = NewClaim(key, requestFingerprint(x.r, data, parts, cfg.CanonicalJSON))
 	return nil
 }
 
@@ -142,11 +146,11 @@ func (x *exchange) acquired(ctx context.Context) {
 	}
 }
 
-// done reports the end of the request, once.
-func (x *exchange) done(result Result, err error) {
+// done reports the end of the request.
+func (x *exchange) done() {
 	took := time.Since(x.came)
-	x.m.meter.done(x.r.Context(), result, took)
+	x.m.meter.done(x.r.Context(), x.result, took)
 	if hook := x.m.cfg.Hooks.OnDone; hook != nil {
-		hook(x.r.Context(), Done{Key: x.claim.Key, Result: result, Duration: took, FellBack: x.fellBack, Err: err})
+		hook(x.r.Context(), Done{Key: x.claim.Key, Result: x.result, Duration: took, FellBack: x.fellBack, Err: x.err})
 	}
 }

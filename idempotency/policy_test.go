@@ -125,7 +125,7 @@ func TestStoreHangs(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
-		h := protect(t, hanging{}, idempotency.MiddlewareConfig{StoreTimeout: 2 * time.Second}, unreached(t))
+		h := protect(t, hanging{idempotencytest.NewStore()}, idempotency.MiddlewareConfig{StoreTimeout: 2 * time.Second}, unreached(t))
 		wantCode(t, "hangs", send(h, post(goodKey, nil)), 503, idempotency.CodeStoreUnavailable)
 		if took := time.Since(start); took != 2*time.Second {
 			t.Errorf("waited %v", took)
@@ -142,6 +142,23 @@ func (hanging) Begin(ctx context.Context, _ idempotency.Claim) (idempotency.Outc
 		return idempotency.Outcome{}, errors.New("not the deadline")
 	}
 	return idempotency.Outcome{}, ctx.Err()
+}
+
+// The duration of a streamed answer is that of all of it.
+func TestDurationOfAStream(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var took time.Duration
+		h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{Hooks: idempotency.Hooks{
+			OnDone: func(_ context.Context, d idempotency.Done) { took = d.Duration },
+		}}, func(w http.ResponseWriter, _ *http.Request) {
+			streamed(http.StatusOK)(w)
+			time.Sleep(time.Minute)
+		})
+		if send(h, post(goodKey, nil)); took != time.Minute {
+			t.Errorf("took %v", took)
+		}
+	})
 }
 
 func TestHooks(t *testing.T) {

@@ -41,12 +41,23 @@ func (r *run) begin(call *lazyContext, now time.Time) (Outcome, error) {
 	r.begun = now
 	call.deadline = now.Add(r.timeout)
 	out, err := r.store.Begin(call, r.claim)
+	if err != nil && call.Err() != nil { // it may come about although nobody waits for it
+		go abandon(call.parent, r.store, r.claim, r.timeout)
+	}
 	call.end(nil)
 	if err != nil {
 		return Outcome{}, fmt.Errorf("%w: %w", ErrStoreUnavailable, err)
 	}
 	r.lease = out.Lease
 	return out, nil
+}
+
+// abandon frees what a Begin without an answer may have taken. If that fails,
+// too, the lease ends by itself.
+func abandon(ctx context.Context, store Store, claim Claim, timeout time.Duration) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+	defer cancel()
+	_ = store.Release(ctx, claim)
 }
 
 // start returns the context of the work, which carries the claim and is

@@ -13,6 +13,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/internal/headers"
+	"github.com/holdfast-go/holdfast/internal/lanes"
 )
 
 // Config configures a Store. The zero value is the standard layout.
@@ -42,11 +43,16 @@ func (c Config) withDefaults(client redis.UniversalClient) Config {
 	if c.Retention == 0 {
 		c.Retention = 48 * time.Hour
 	}
+	c.HashTag = c.HashTag || sharded(client)
+	return c
+}
+
+func sharded(client redis.UniversalClient) bool {
 	switch client.(type) {
 	case *redis.ClusterClient, *redis.Ring:
-		c.HashTag = true
+		return true
 	}
-	return c
+	return false
 }
 
 func (c Config) validate() error {
@@ -66,7 +72,7 @@ func (c Config) validate() error {
 // Store is an idempotency.Store on Redis. It is safe for concurrent use.
 type Store struct {
 	client redis.UniversalClient
-	lanes  lanes
+	lanes  *lanes.Lanes[*call] // nil: every call goes by itself
 	cfg    Config
 }
 
@@ -79,13 +85,19 @@ func NewStore(client redis.UniversalClient, cfg Config) (*Store, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	s := &Store{client: client, cfg: cfg, lanes: lanes{client: client, most: maxLanes}}
-	switch client.(type) {
-	case *redis.ClusterClient, *redis.Ring:
-		s.lanes.most = 0 // a node that is down must not hold up calls to the others
+	s := &Store{client: client, cfg: cfg}
+	if !sharded(client) { // a node that is down must not hold up calls to the others
+		s.lanes = &lanes.Lanes[*call]{Send: s.send, Most: maxTrips, Timeout: tripTimeout, OwnTrips: true}
 	}
 	return s, nil
 }
+
+const (
+	maxTrips = 4 // under way at once
+	// tripTimeout ends what the client itself does not, which takes a client with
+	// ContextTimeoutEnabled. It is longer than most callers wait.
+	tripTimeout = 10 * time.Second
+)
 
 // The transitions. Each is one script, so that it happens as a whole.
 var (
@@ -178,7 +190,13 @@ func (s *Store) run(ctx context.Context, script script, claim idempotency.Claim,
 		return nil, errToken
 	}
 	record, lock := s.names(claim.Key)
-	return s.lanes.do(ctx, &call{script: script, args: append([]any{"", "", 2, record, lock}, args...)})
+	c := &call{script: script, args: append([]any{"", "", 2, record, lock}, args...)}
+	if s.lanes == nil {
+		s.send(ctx, []*call{c})
+	} else if err := s.lanes.Do(ctx, c); err != nil {
+		return nil, err
+	}
+	return c.cmd.Result()
 }
 
 // names returns those of the record and of its lock.

@@ -1,0 +1,49 @@
+package idempotency_test
+
+import (
+	"context"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
+)
+
+// late takes the key, and answers Begin when nobody waits for it any more.
+type late struct{ *idempotencytest.Store }
+
+func (l late) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Outcome, error) {
+	_, _ = l.Store.Begin(ctx, c)
+	<-ctx.Done()
+	return idempotency.Outcome{}, ctx.Err()
+}
+
+// What a caller who has given up may have begun is not left to its lease.
+func TestAbandonedBeginFreesTheKey(t *testing.T) {
+	t.Parallel()
+	for name, ask := range map[string]func(store idempotency.Store){
+		"timeout": func(store idempotency.Store) {
+			send(protect(t, store, idempotency.MiddlewareConfig{}, unreached(t)), post(goodKey, nil))
+		},
+		"cancelled": func(store idempotency.Store) {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			_, _, err := idempotency.Do(ctx, store, goodKey, fp, func(context.Context) (int, error) { return 0, nil })
+			if err == nil {
+				t.Error("no error")
+			}
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			memory := idempotencytest.NewStore()
+			ask(late{memory})
+			synctest.Wait()
+			h := protect(t, memory, idempotency.MiddlewareConfig{}, func(http.ResponseWriter, *http.Request) {})
+			if rec := send(h, post(goodKey, nil)); rec.Code != 200 {
+				t.Errorf("%s: the next request gets %d %s", name, rec.Code, rec.Body)
+			}
+		})
+	}
+}

@@ -1,0 +1,35 @@
+package idempotencyredis_test
+
+import (
+	"sync"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
+	"github.com/holdfast-go/holdfast/internal/redistest"
+)
+
+// A server that does not know the scripts is taught, in pipelines as well.
+func TestScriptsAreTaught(t *testing.T) {
+	t.Parallel()
+	client := redistest.Client(t, redistest.URL(t))
+	s := newStore(t, client, idempotencyredis.Config{})
+	for range 10 {
+		var wg sync.WaitGroup
+		for range 80 {
+			wg.Go(func() {
+				c := idempotency.NewClaim(idempotency.NewKey(), fp)
+				if out, err := s.Begin(t.Context(), c); err != nil || out.State != idempotency.Acquired {
+					t.Errorf("Begin = %+v, %v", out, err)
+				}
+				if err := s.Complete(t.Context(), c, idempotency.Response{Status: 200}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		if err := client.ScriptFlush(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		wg.Wait()
+	}
+}
