@@ -1,6 +1,7 @@
 package idempotencyredis_test
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -61,5 +62,28 @@ func TestTokensAreComparedWhole(t *testing.T) {
 	c.Token = "a:b"
 	if _, err := s.Begin(t.Context(), c); err == nil {
 		t.Error("a token with a colon: no error")
+	}
+}
+
+// A system that does not compare tokens may complete a key that it has lost. Its
+// answer may have been given already, so it stays the answer, whole.
+func TestCompletedByAnotherSystemMeanwhile(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	s := newStore(t, client, idempotencyredis.Config{})
+	c := idempotency.NewClaim(key, fp)
+	begin(t, s, c)
+	theirs := map[string]any{"status": "completed", "response": "theirs"}
+	if err := client.HSet(t.Context(), "idempotency:"+string(key), theirs).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Complete(t.Context(), c, idempotency.Response{Status: 201}); !errors.Is(err, idempotency.ErrLeaseLost) {
+		t.Errorf("Complete = %v; want ErrLeaseLost", err)
+	}
+	if out := begin(t, s, idempotency.NewClaim(key, fp)); out.State != idempotency.Completed || string(out.Response.Body) != "theirs" {
+		t.Errorf("Begin = %+v; want their answer", out)
+	}
+	if fields := hash(t, client, "idempotency:"+string(key)); len(fields) != len(theirs) {
+		t.Errorf("the record was changed to %v", fields)
 	}
 }

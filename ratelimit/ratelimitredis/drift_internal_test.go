@@ -26,15 +26,15 @@ func TestDrift(t *testing.T) {
 	}
 	hour := time.Hour.Milliseconds()
 	for n, offset := range []int64{0, 1000, -1000, 60_000, -60_000, hour, -hour, 1000 * hour, -1000 * hour} {
-		l.lanes.offset.Store(offset)
+		l.sender.offset.Store(offset)
 		d, err := l.Allow(t.Context(), charges...)
 		if err != nil || !d.Allowed {
 			t.Fatalf("offset %d ms: %+v, %v", offset, d, err)
 		}
-		if learned := l.lanes.offset.Load(); learned < -1000 || learned > 1000 {
+		if learned := l.sender.offset.Load(); learned < -1000 || learned > 1000 {
 			t.Errorf("offset %d ms: learned %d", offset, learned)
 		}
-		l.lanes.offset.Store(offset)
+		l.sender.offset.Store(offset)
 		if err := l.Refund(t.Context(), d.Charges()...); err != nil {
 			t.Errorf("offset %d ms: refund: %v", offset, err)
 		}
@@ -52,13 +52,13 @@ func TestDriftOfSeveralClocks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.lanes.drifted = func(context.Context) { l.lanes.offset.Store(time.Hour.Milliseconds()) }
-	l.lanes.offset.Store(time.Hour.Milliseconds())
+	l.sender.drifted = func(context.Context) { l.sender.offset.Store(time.Hour.Milliseconds()) }
+	l.sender.offset.Store(time.Hour.Milliseconds())
 	d, err := l.Allow(t.Context(), ratelimit.Charge{Limit: ratelimit.Limit{Name: "minute", Max: 100}})
 	if err != nil || !d.Allowed {
 		t.Fatalf("%+v, %v", d, err)
 	}
-	l.lanes.offset.Store(time.Hour.Milliseconds())
+	l.sender.offset.Store(time.Hour.Milliseconds())
 	if err := l.Refund(t.Context(), d.Charges()...); err != nil {
 		t.Error(err)
 	}

@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
 // maxTries bounds how often a script is sent: once more because the server does
@@ -17,6 +20,20 @@ import (
 const maxTries = 4
 
 var errDrift = errors.New("the server's clock jumps")
+
+// call is what somebody waits for.
+type call struct {
+	script  *script
+	many    bool   // of this script one run serves many calls
+	base    string // of the keys
+	charges []ratelimit.Charge
+	take    bool
+	within  int64 // in milliseconds
+
+	now   int64   // by the server's clock
+	reply []int64 // what the script says about this call
+	err   error
+}
 
 // errand is one run of a script, for one call or many.
 type errand struct {
@@ -62,16 +79,33 @@ type once struct{ *redis.IntSliceCmd }
 // NoRetry implements redis.Cmder.
 func (once) NoRetry() bool { return true }
 
+// sender runs scripts.
+type sender struct {
+	client  redis.UniversalClient
+	drifted func(ctx context.Context) // called when the server was in another window
+	offset  atomic.Int64              // the server's clock minus ours, in milliseconds
+}
+
+// heedsDeadlines reports whether the client's calls end when their context's
+// deadline says so.
+func heedsDeadlines(client redis.UniversalClient) bool {
+	switch c := client.(type) {
+	case *redis.Client:
+		return c.Options().ContextTimeoutEnabled
+	case *redis.ClusterClient:
+		return c.Options().ContextTimeoutEnabled
+	}
+	return false
+}
+
 // send leaves the outcome in the calls.
-func (l *lanes) send(ctx context.Context, batch []*call) {
-	ctx, cancel := context.WithTimeout(ctx, l.timeout)
-	defer cancel()
+func (s *sender) send(ctx context.Context, batch []*call) {
 	errands := errandsFor(batch)
 	for range maxTries {
-		l.pipe(ctx, errands)
+		s.pipe(ctx, errands)
 		var again []*errand
 		for _, e := range errands {
-			if l.again(ctx, e) {
+			if s.again(ctx, e) {
 				again = append(again, e)
 			}
 		}
@@ -81,8 +115,8 @@ func (l *lanes) send(ctx context.Context, batch []*call) {
 	}
 }
 
-func (l *lanes) pipe(ctx context.Context, errands []*errand) {
-	now, offset := time.Now().UnixMilli(), l.offset.Load()
+func (s *sender) pipe(ctx context.Context, errands []*errand) {
+	now, offset := time.Now().UnixMilli(), s.offset.Load()
 	for _, e := range errands {
 		if !e.drifted {
 			e.offset = offset
@@ -90,10 +124,10 @@ func (l *lanes) pipe(ctx context.Context, errands []*errand) {
 		e.cmd = redis.NewIntSliceCmd(ctx, e.args(now+e.offset)...)
 	}
 	if len(errands) == 1 {
-		_ = l.client.Process(ctx, once{errands[0].cmd}) // the command holds the error
+		_ = s.client.Process(ctx, once{errands[0].cmd}) // the command holds the error
 		return
 	}
-	pipe := l.client.Pipeline()
+	pipe := s.client.Pipeline()
 	for _, e := range errands {
 		_ = pipe.Process(ctx, once{e.cmd}) // queues it
 	}
@@ -112,7 +146,7 @@ func (e *errand) args(now int64) []any {
 }
 
 // again reports whether to send the errand once more, and why not in its calls.
-func (l *lanes) again(ctx context.Context, e *errand) bool {
+func (s *sender) again(ctx context.Context, e *errand) bool {
 	reply, err := e.cmd.Result()
 	switch {
 	case err != nil && !e.inFull && strings.HasPrefix(err.Error(), "NOSCRIPT"):
@@ -122,10 +156,10 @@ func (l *lanes) again(ctx context.Context, e *errand) bool {
 		err = fmt.Errorf("script answered %d numbers", len(reply))
 	case err == nil:
 		offset := reply[0] - time.Now().UnixMilli()
-		l.offset.Store(offset)
+		s.offset.Store(offset)
 		if reply[1] < 0 {
 			e.drifted, e.offset = true, offset
-			l.drifted(ctx)
+			s.drifted(ctx)
 			e.settle(nil, 0, errDrift)
 			return true
 		}

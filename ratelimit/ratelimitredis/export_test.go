@@ -39,16 +39,5 @@ func NewWithClock(t *testing.T, client redis.UniversalClient, cfg Config) (*Limi
 	return l, advance
 }
 
-// Waiting returns the number of calls that are not yet sent.
-func (l *Limiter) Waiting() int {
-	l.lanes.mu.Lock()
-	defer l.lanes.mu.Unlock()
-	return len(l.lanes.queue)
-}
-
-// Lanes returns the number of pipelines under way.
-func (l *Limiter) Lanes() int {
-	l.lanes.mu.Lock()
-	defer l.lanes.mu.Unlock()
-	return l.lanes.active
-}
+// Load returns how many pipelines are under way, and how many calls wait for one.
+func (l *Limiter) Load() (pipelines, waiting int) { return l.lanes.Load() }

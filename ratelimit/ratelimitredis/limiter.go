@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/internal/breaker"
+	"github.com/holdfast-go/holdfast/internal/lanes"
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
@@ -23,7 +24,8 @@ type Limiter struct {
 	client  redis.UniversalClient
 	cfg     Config
 	bases   []string // of the keys, by shard
-	lanes   *lanes
+	sender  *sender
+	lanes   *lanes.Lanes[*call]
 	breaker *breaker.Breaker
 	denials []*ratelimit.DenyCache // by shard; nil for none
 	local   *ratelimit.Memory      // of the policy Local
@@ -49,10 +51,14 @@ func New(client redis.UniversalClient, cfg Config) (*Limiter, error) {
 	}
 	l := &Limiter{
 		client: client, cfg: cfg, bases: bases(cfg), meters: meters,
-		lanes:        &lanes{client: client, timeout: cfg.Timeout, heeds: heedsDeadlines(client), most: cfg.Pipelines, drifted: func(ctx context.Context) { meters.drift.Add(ctx, 1) }},
+		sender:       &sender{client: client, drifted: func(ctx context.Context) { meters.drift.Add(ctx, 1) }},
 		breaker:      breaker.New(failuresInARow, cfg.ProbeEvery),
 		decideScript: newScript(decideSource), refundScript: newScript(refundSource), resetScript: newScript(resetSource),
 	}
+	// A server that does not answer holds a few goroutines, not one per caller, and
+	// nobody longer than they want to: only a client that heeds deadlines lets go of
+	// a caller in time.
+	l.lanes = &lanes.Lanes[*call]{Send: l.sender.send, Most: cfg.Pipelines, Timeout: cfg.Timeout, OwnTrips: heedsDeadlines(client)}
 	if cfg.DenyCache > 0 {
 		for range l.bases {
 			l.denials = append(l.denials, ratelimit.NewDenyCache(cfg.DenyCache/len(l.bases)))
@@ -237,7 +243,9 @@ func (l *Limiter) run(ctx context.Context, c *call) (err error) {
 	if !l.breaker.Enter() {
 		return fmt.Errorf("%w: %w", ratelimit.ErrUnavailable, errOpen)
 	}
-	err = l.lanes.do(ctx, c)
+	if err = l.lanes.Do(ctx, c); err == nil {
+		err = c.err
+	}
 	if err != nil && ctx.Err() != nil {
 		return ctx.Err()
 	}

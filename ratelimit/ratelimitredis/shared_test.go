@@ -119,7 +119,7 @@ func TestCallersWhoGiveUp(t *testing.T) {
 		})
 	}
 	testenv.Eventually(t, patient, func() error {
-		if n := l.Waiting(); n != 40 {
+		if _, n := l.Load(); n != 40 {
 			return fmt.Errorf("%d wait", n)
 		}
 		return nil
@@ -160,7 +160,7 @@ func TestClosedClient(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	testenv.Eventually(t, patient, func() error {
-		if n := l.Lanes(); n != 0 {
+		if n, _ := l.Load(); n != 0 {
 			return fmt.Errorf("%d go on", n)
 		}
 		return nil
