@@ -243,7 +243,10 @@ func (t *batch) settle(ctx context.Context) {
 
 // settleAll tells the members of a fault that is none of theirs.
 func (t *batch) settleAll(ctx context.Context, err error) {
-	if ctx.Err() == nil {
+	switch {
+	case noChance(ctx, t.handled):
+		err = inbox.Postpone(err, 0)
+	case ctx.Err() == nil:
 		err = inbox.Unavailable(fmt.Errorf("inboxpgx: transaction of a batch: %w", err))
 	}
 	for _, b := range t.members {

@@ -46,8 +46,8 @@
 //
 // A database that cannot be reached, that breaks off the connection, refuses new ones, is
 // read-only or out of resources fails no message: the error is inbox.Unavailable. So is an
-// unknown outcome of COMMIT. Waiting in vain for a copy that is being processed elsewhere is
-// inbox.Postpone. A *txretry.LockTimeoutError of the handler's own locks is
+// unknown outcome of COMMIT. Waiting in vain, up to a deadline, for a connection or for a copy
+// that is being processed elsewhere is inbox.Postpone. A *txretry.LockTimeoutError of the handler's own locks is
 // inbox.Recoverable, so that it neither costs the message its retries nor stops the others.
 // All other errors are the handler's and keep their markers: also where it ended the
 // transaction itself, or kept it open for longer than the server's timeouts allow.

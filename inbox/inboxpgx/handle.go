@@ -68,6 +68,9 @@ func HandlePrepared[T, P any](p *Processor, name string, prepare func(ctx contex
 		if err != nil {
 			return work{}, err
 		}
+		if ctx.Err() != nil { // else it would count as if there had been no connection
+			return work{}, fmt.Errorf("inboxpgx: the Prepare step took all the time: %w", context.Cause(ctx))
+		}
 		return work{one: func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, tx, v, prepared) }}, nil
 	})
 }

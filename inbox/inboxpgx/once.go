@@ -103,13 +103,19 @@ func (d *delivery) verdict(ctx context.Context, err error) error {
 		return inbox.Unavailable(err)
 	case handlers || commitRefused(d.handled, err):
 		return plain(err)
-	case ctx.Err() != nil && !d.handled && errors.Is(context.Cause(ctx), errTimeout):
-		return inbox.Postpone(err, 0) // no connection, or a copy in progress: the handler had no chance
+	case noChance(ctx, d.handled):
+		return inbox.Postpone(err, 0)
 	case ctx.Err() != nil:
 		return err
 	default:
 		return inbox.Unavailable(fmt.Errorf("inboxpgx: transaction: %w", err))
 	}
+}
+
+// noChance reports whether a deadline, the handler's or the consumer's, has passed before the
+// handler began: there was no connection, or a copy is in progress elsewhere.
+func noChance(ctx context.Context, handled bool) bool {
+	return !handled && errors.Is(ctx.Err(), context.DeadlineExceeded)
 }
 
 // endedByHandler reports whether the handler, not the server's state, ended the
