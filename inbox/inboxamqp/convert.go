@@ -96,12 +96,14 @@ func stampHeader(d amqp.Delivery) string {
 	if d.Headers[wire.HeaderStamp] != nil {
 		return wire.HeaderStamp
 	}
+	first := ""
 	for name := range d.Headers {
-		if strings.HasPrefix(name, "X-Message-Stamp-") && strings.HasSuffix(name, `\MessageIdStamp`) {
-			return name
+		stamp := strings.HasPrefix(name, "X-Message-Stamp-") && strings.HasSuffix(name, `\MessageIdStamp`)
+		if stamp && (first == "" || name < first) { // of several the same at each delivery
+			first = name
 		}
 	}
-	return wire.HeaderStamp
+	return cmp.Or(first, wire.HeaderStamp)
 }
 
 // parseID takes the canonical form only.

@@ -14,6 +14,11 @@ func TestMessageID(t *testing.T) {
 	t.Parallel()
 	const a, b = "018f8fad-5bd9-7b46-8f16-570867728950", "018f8fad-5bd9-7b46-8f16-570867728951"
 	stamp := func(id string) amqp.Table { return amqp.Table{wire.HeaderStamp: `[{"messageId":"` + id + `"}]`} }
+	// The id must be the same at each delivery.
+	twoStamps := amqp.Table{`X-Message-Stamp-A\MessageIdStamp`: stamp(a)[wire.HeaderStamp]}
+	for _, vendor := range []string{"B", "C", "D", "E", "F"} {
+		twoStamps["X-Message-Stamp-"+vendor+`\MessageIdStamp`] = stamp(b)[wire.HeaderStamp]
+	}
 	for name, tt := range map[string]struct {
 		d    amqp.Delivery
 		want string
@@ -21,6 +26,7 @@ func TestMessageID(t *testing.T) {
 		"property":              {amqp.Delivery{MessageId: a, Headers: stamp(b)}, a},
 		"stamp":                 {amqp.Delivery{Headers: stamp(b)}, b},
 		"property is no UUID":   {amqp.Delivery{MessageId: "17", Headers: stamp(b)}, b},
+		"two stamps":            {amqp.Delivery{Headers: twoStamps}, a},
 		"nothing":               {amqp.Delivery{}, uuid.Nil.String()},
 		"stamp is no UUID":      {amqp.Delivery{Headers: stamp("x")}, uuid.Nil.String()},
 		"not in canonical form": {amqp.Delivery{MessageId: "{" + a + "}"}, uuid.Nil.String()},

@@ -52,8 +52,8 @@
 // attempt is noted as over before the original is acknowledged: when the process dies in
 // between, the original is known as a leftover and dropped, where it would run again and
 // schedule a retry of its own. The beginning and the end of each run are noted, too. When a
-// run began and the process did not survive it, the message runs alone from then on, so that
-// no other message is blamed, and after Config.MaxCrashes such runs its next redelivery goes
+// run began and the process did not survive it, the message runs alone from then on, for
+// half a minute each time, so that no other message is blamed, and after Config.MaxCrashes such runs its next redelivery goes
 // unrun to the class quarantined.
 //
 // # Dead letters

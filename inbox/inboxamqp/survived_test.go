@@ -2,6 +2,7 @@ package inboxamqp_test
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -13,6 +14,8 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // A message that no retry queue takes has survived its runs: it is not quarantined.
@@ -100,15 +103,25 @@ func TestBatchDoesNotWaitForRetries(t *testing.T) {
 		}
 		return nil
 	}
-	r, back := noCopies(t, b, &got, inboxamqp.Config{Concurrency: 1, Batch: 10})
+	var accepted atomic.Int64 // the consumer asks for an id when it has a message in hand
+	r, back := noCopies(t, b, &got, inboxamqp.Config{Concurrency: 1, Batch: 10, DeriveID: func(*inbox.Message) uuid.UUID {
+		accepted.Add(1)
+		return ids.New()
+	}})
 	first := order()
 	first.Type = "first"
 	b.Publish(t, "", "orders", first)
 	got.await(t, 1)
 	for _, p := range []amqp.Publishing{attempt(2), order(), order()} {
+		p.MessageId = ""
 		b.Publish(t, "", "orders", p)
 	}
-	awaitDepth(t, b, "orders", 0) // all are handed out
+	testenv.Eventually(t, patience, func() error { // on its way to the consumer a message is in no queue any more
+		if n := accepted.Load(); n < 3 {
+			return fmt.Errorf("%d of 3 messages in hand", n)
+		}
+		return nil
+	})
 	close(release)
 	got.await(t, 4)
 	back()

@@ -9,7 +9,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 )
 
-// soloPatience is how long a suspect waits for the other messages to end.
+// soloPatience is how long a suspect waits for the other messages to end, and then runs alone.
 const soloPatience = 30 * time.Second
 
 // tracks reports whether a message's runs are noted in the ledger: not at its first

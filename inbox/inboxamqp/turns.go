@@ -1,9 +1,13 @@
 package inboxamqp
 
-import "time"
+import (
+	"sync"
+	"time"
+)
 
 // turns lets messages run side by side, but for one that is suspected of ending the process:
-// that one runs alone, so that if it does so no other message is suspected.
+// that one runs alone, so that if it does so no other message is suspected. It does so for a
+// time only: a handler that hangs must not stop the consumer.
 type turns struct {
 	door   chan struct{} // one place: who begins passes through it
 	places chan struct{} // one for each worker
@@ -22,7 +26,7 @@ func (t *turns) share() (release func()) {
 }
 
 // alone keeps others from beginning and waits until those that run have ended, though no
-// longer than patience: a handler that hangs must not stop the consumer.
+// longer than patience. As long after that others may begin again.
 func (t *turns) alone(patience time.Duration) (release func()) {
 	t.door <- struct{}{}
 	timer := time.NewTimer(patience)
@@ -36,10 +40,15 @@ func (t *turns) alone(patience time.Duration) (release func()) {
 			waiting = false
 		}
 	}
-	return func() {
+	open := sync.OnceFunc(func() {
 		for range held {
 			<-t.places
 		}
 		<-t.door
+	})
+	after := time.AfterFunc(patience, open)
+	return func() {
+		after.Stop()
+		open()
 	}
 }

@@ -6,6 +6,27 @@ import (
 	"time"
 )
 
+// One that runs alone and does not end keeps the others waiting for no longer than its patience.
+func TestAloneForLong(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		turns := newTurns(3)
+		for range 2 {
+			release := turns.alone(time.Minute)
+			began := time.Now()
+			turns.share()()
+			if waited := time.Since(began); waited != time.Minute {
+				t.Errorf("waited %v", waited)
+			}
+			release()
+		}
+		synctest.Wait()
+		if len(turns.places) != 0 || len(turns.door) != 0 {
+			t.Errorf("%d places taken, %d at the door", len(turns.places), len(turns.door))
+		}
+	})
+}
+
 // The one that runs alone waits for the others and keeps new ones out, though not for ever.
 func TestTurns(t *testing.T) {
 	t.Parallel()
