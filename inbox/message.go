@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/uuid"
 
@@ -47,8 +49,8 @@ type Message struct {
 }
 
 // Validate returns an error of class ClassValidation, all violations in one, when the
-// message cannot be given to any handler: its id is no UUID v7, or its name is empty or
-// longer than MaxNameBytes.
+// message cannot be given to any handler: its id is no UUID v7, or its name is empty,
+// longer than MaxNameBytes, not UTF-8 or has a NUL in it.
 func (m *Message) Validate() error {
 	var problems []error
 	switch m.ID {
@@ -64,12 +66,17 @@ func (m *Message) Validate() error {
 		problems = append(problems, errors.New("message name is missing"))
 	case len(m.Name) > MaxNameBytes:
 		problems = append(problems, fmt.Errorf("message name has %d bytes, more than %d", len(m.Name), MaxNameBytes))
+	case !isText(m.Name):
+		problems = append(problems, errors.New("message name is no text"))
 	}
 	if len(problems) == 0 {
 		return nil
 	}
 	return Invalid(fmt.Errorf("inbox: %w", errors.Join(problems...)))
 }
+
+// isText reports whether a database can keep s as text.
+func isText(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }
 
 type messageKey struct{}
 

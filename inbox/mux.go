@@ -47,11 +47,11 @@ func Handle[T any](m *Mux, name string, fn func(ctx context.Context, v T) error,
 }
 
 // Register is Handle for a handler that reads the message itself. It is an error when the
-// name is empty or longer than MaxNameBytes, has a handler already, or h is nil.
+// name is none that a message may have (see Message.Validate), has a handler already, or h is nil.
 func (m *Mux) Register(name string, h Handler, wrap ...Middleware) error {
 	switch {
-	case name == "" || len(name) > MaxNameBytes:
-		return fmt.Errorf("inbox: handler name %q must have 1 to %d bytes", name, MaxNameBytes)
+	case name == "" || len(name) > MaxNameBytes || !isText(name):
+		return fmt.Errorf("inbox: handler name %q must have 1 to %d bytes of text", name, MaxNameBytes)
 	case h == nil:
 		return fmt.Errorf("inbox: handler of %q is nil", name)
 	case m.handlers[name] != nil:

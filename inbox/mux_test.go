@@ -184,6 +184,8 @@ func TestMessageValidate(t *testing.T) {
 		"no id":     {Name: "a"},
 		"v4":        {Name: "a", ID: uuid.New()},
 		"no name":   {ID: ids.New()},
+		"NUL":       {ID: ids.New(), Name: "a\x00"},
+		"no UTF-8":  {ID: ids.New(), Name: "\xff"},
 		"long name": {ID: ids.New(), Name: strings.Repeat("n", 256)},
 	} {
 		f := inbox.Classify(m.Validate())
