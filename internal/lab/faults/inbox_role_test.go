@@ -1,6 +1,7 @@
 package faults_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -49,6 +50,8 @@ type inboxJob struct {
 	// Crash is the place where the process ends, at the After'th time it comes by.
 	Crash string
 	After int64
+	// MaxCrashes is the consumer's; 0 means maxCrashes.
+	MaxCrashes int
 }
 
 // crashPoints are the places, in the order of a message's way.
@@ -63,7 +66,7 @@ const (
 
 func (j inboxJob) config() inboxamqp.Config {
 	return inboxamqp.Config{
-		Queue: inboxQueue, Concurrency: j.Concurrency, Batch: j.Batch, MaxCrashes: maxCrashes, CallTimeout: 5 * time.Second,
+		Queue: inboxQueue, Concurrency: j.Concurrency, Batch: j.Batch, MaxCrashes: cmp.Or(j.MaxCrashes, maxCrashes), CallTimeout: 5 * time.Second,
 		Retry:  inbox.RetryPolicy{MaxRetries: inboxRetries, Delay: 50 * time.Millisecond, MaxDelay: 200 * time.Millisecond},
 		Logger: quiet,
 	}
