@@ -2,12 +2,12 @@
 -- KEYS: record, lock. ARGV: token, fingerprint version, fingerprint, code, headers, body, retention (ms),
 -- 1 to write the field response.
 local token = ARGV[1]
+local rec = redis.call('HMGET', KEYS[1], 'status', 'token')
+if rec[1] == 'completed' then -- said again; or another system did not ask for the lock, and its answer stays
+  return rec[2] == token and 1 or 0
+end
 local holder = redis.call('GET', KEYS[2])
 if not holder or string.sub(holder, 1, #token + 1) ~= token .. ':' then
-  local rec = redis.call('HMGET', KEYS[1], 'status', 'token')
-  if rec[1] == 'completed' and rec[2] == token then
-    return 1
-  end
   return 0
 end
 redis.call('HSET', KEYS[1], 'status', 'completed', 'token', token, 'fpv', ARGV[2], 'fp', ARGV[3],

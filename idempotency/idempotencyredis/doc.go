@@ -30,7 +30,9 @@
 // Config.WriteResponse such systems can read ours, too. A hash with
 // status=processing counts only while there is a lock, and tells the fingerprint
 // while the lock is its token alone; a lock without an end gets one. A hash with
-// any other status is left alone: beginning its key is an error.
+// any other status is left alone: beginning its key is an error. An answer that such
+// a system writes while we hold the lock stays: our run finds that it lost the
+// lease.
 //
 // # Limits
 //
