@@ -58,8 +58,11 @@ func resultOfRun(s *settlement, resp *Response, err error) Result {
 		return ResultLeaseLost
 	case err != nil:
 		return ResultPersistFailed
-	case s != nil:
-		return ResultCompleted
+	}
+	if s != nil {
+		resp = &s.record.Response
+	}
+	switch {
 	case resp == nil:
 		return ResultReleased
 	case resp.Unavailable():

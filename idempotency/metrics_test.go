@@ -65,12 +65,16 @@ func TestEachRequestIsCountedOnce(t *testing.T) {
 		requests int
 		want     map[string]int64
 	}{
-		"kept":             {memory(), kept, 3, map[string]int64{"completed": 1, "replayed": 2}},
-		"not kept":         {memory(), func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }, 2, map[string]int64{"released": 2}},
-		"too large":        {memory(), func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 2<<20)) }, 2, map[string]int64{"tombstoned": 1, "result_unavailable": 1}},
-		"store down":       {&faulty{begin: down}, kept, 1, map[string]int64{"store_unavailable": 1}},
-		"not stored":       {&faulty{Store: idempotencytest.NewStore(), complete: down}, kept, 2, map[string]int64{"persist_failed": 1, "in_use": 1}},
-		"settled":          {memory(), settle(false), 2, map[string]int64{"completed": 1, "replayed": 1}},
+		"kept":       {memory(), kept, 3, map[string]int64{"completed": 1, "replayed": 2}},
+		"not kept":   {memory(), func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }, 2, map[string]int64{"released": 2}},
+		"too large":  {memory(), func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 2<<20)) }, 2, map[string]int64{"tombstoned": 1, "result_unavailable": 1}},
+		"store down": {&faulty{begin: down}, kept, 1, map[string]int64{"store_unavailable": 1}},
+		"not stored": {&faulty{Store: idempotencytest.NewStore(), complete: down}, kept, 2, map[string]int64{"persist_failed": 1, "in_use": 1}},
+		"settled":    {memory(), settle(false), 2, map[string]int64{"completed": 1, "replayed": 1}},
+		"settled without an answer": {memory(), func(w http.ResponseWriter, r *http.Request) {
+			claim, _ := idempotency.ClaimFrom(r.Context())
+			claim.Settle(idempotency.Outcome{State: idempotency.Completed, Fingerprint: claim.Fingerprint}, false)
+		}, 2, map[string]int64{"tombstoned": 1, "result_unavailable": 1}},
 		"settled replayed": {memory(), settle(true), 2, map[string]int64{"replayed": 2}},
 		"settled replayed, then a panic": {memory(), func(w http.ResponseWriter, r *http.Request) {
 			settle(true)(w, r)

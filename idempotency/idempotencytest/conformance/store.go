@@ -28,6 +28,7 @@ func TestStore(t *testing.T, b Backend) {
 	b.run(t, "malformed keys are refused", testMalformedKey)
 	b.run(t, "a cancelled context begins nothing", testCancelled)
 	b.run(t, "many rivals, one winner", testRivals)
+	b.run(t, "two runs, in every order of their steps", testOrders)
 }
 
 func testAcquiredOnce(t *testing.T, store idempotency.Store) {

@@ -1,0 +1,85 @@
+package idempotency_test
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
+)
+
+// A replay says on the wire what the first answer said, with its length.
+func TestReplayOverTheWire(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		method, body string
+		status       int
+	}{
+		"a body":          {http.MethodPost, `{"id":1}`, 201},
+		"no body":         {http.MethodPost, "", 200},
+		"a long body":     {http.MethodPut, strings.Repeat("long ", 100_000), 200},
+		"a redirection":   {http.MethodPost, "see other", 303},
+		"a refusal":       {http.MethodPatch, "<p>no</p>", 404},
+		"204":             {http.MethodPost, "", 204},
+		"304 with a body": {http.MethodPost, "nothing of this is sent", 304},
+		"HEAD":            {http.MethodHead, "its length", 200},
+		"odd status":      {http.MethodPost, "?", 499},
+	} {
+		server := httptest.NewServer(protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{
+			Need: func(*http.Request) idempotency.Need { return idempotency.KeyRequired },
+		}, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Location", "/1")
+			w.WriteHeader(http.StatusEarlyHints)
+			w.WriteHeader(tt.status)
+			w.WriteHeader(http.StatusInternalServerError) // the first one counts
+			_, _ = io.WriteString(w, tt.body)
+		}))
+		client := server.Client()
+		client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+		first := exchange(t, client, tt.method, server.URL)
+		for range 2 { // on the same connection
+			again := exchange(t, client, tt.method, server.URL)
+			if again.status != first.status || again.status != tt.status || again.body != first.body ||
+				again.Get("Content-Type") != first.Get("Content-Type") || again.Get("Location") != "/1" || again.Get(idempotency.ReplayedHeader) != "true" {
+				t.Errorf("%s: %d %v %.100q, then %d %v %.100q", name, first.status, first.Header, first.body, again.status, again.Header, again.body)
+			}
+			want := strconv.Itoa(len(tt.body))
+			if tt.status == 204 || tt.status == 304 {
+				want = ""
+			}
+			if got := again.Get("Content-Length"); got != want {
+				t.Errorf("%s: Content-Length %q, want %q", name, got, want)
+			}
+		}
+		server.Close()
+	}
+}
+
+type heard struct {
+	http.Header
+	status int
+	body   string
+}
+
+func exchange(t *testing.T, client *http.Client, method, url string) heard {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set(idempotency.Header, goodKey)
+	res, err := client.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return heard{res.Header, res.StatusCode, string(body)}
+}
