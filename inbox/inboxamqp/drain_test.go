@@ -3,11 +3,13 @@ package inboxamqp_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 )
 
@@ -61,6 +63,60 @@ func TestDrainBudget(t *testing.T) {
 	}
 	awaitDepth(t, b, "orders", 1)
 	awaitDepth(t, b, "failed.unrecoverable", 0)
+}
+
+// meetingLedger notes ends of runs only when there are as many at once.
+type meetingLedger struct {
+	inbox.Ledger
+	missing, timedOut atomic.Int64
+	all               chan struct{}
+}
+
+func (l *meetingLedger) End(ctx context.Context, consumer string, m *inbox.Message) error {
+	if l.missing.Add(-1) == 0 {
+		close(l.all)
+	}
+	select {
+	case <-l.all:
+		return l.Ledger.End(ctx, consumer, m)
+	case <-ctx.Done():
+		l.timedOut.Add(1)
+		return ctx.Err()
+	}
+}
+
+// Handlers that ignore the end of their context are left behind: their messages go back
+// uncounted, and a ledger that hangs delays the end by one call, not by one for each.
+func TestDrainLeavesHandlersBehind(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	const n = 3
+	ledger := &meetingLedger{Ledger: inboxtest.NewLedger(), all: make(chan struct{})}
+	ledger.missing.Store(n)
+	started, release := make(chan struct{}, n), make(chan struct{})
+	t.Cleanup(func() { close(release) })
+	r := consume(t, b, processorFunc(func(context.Context, *inbox.Message) error {
+		started <- struct{}{}
+		<-release
+		return errBroken
+	}), inboxamqp.Config{
+		Queue: "orders", Retry: quick, Ledger: ledger, Concurrency: n, HandlerTimeout: 20 * time.Millisecond, ShutdownTimeout: 10 * time.Millisecond,
+	})
+	for range n {
+		b.Publish(t, "", "orders", attempt(2))
+	}
+	for range n {
+		<-started
+	}
+	r.stop(t)
+	if m, late := ledger.missing.Load(), ledger.timedOut.Load(); m != 0 || late != 0 {
+		t.Errorf("%d runs were not noted as survived, %d not beside the others", m, late)
+	}
+	for _, d := range b.Take(t, "orders", n, patience) {
+		if d.Headers["holdfast-attempt"] != "2" {
+			t.Errorf("a message was counted: %v", d.Headers)
+		}
+	}
 }
 
 func TestLimits(t *testing.T) {

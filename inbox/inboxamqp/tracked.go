@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
@@ -112,8 +113,10 @@ func (r *run) concluded(d *delivery, f inbox.Failure, decision inbox.Decision) {
 // spare notes for messages whose handlers are left behind that it was not they who ended
 // the process.
 func (r *run) spare() {
+	var all sync.WaitGroup
 	r.inHand.Range(func(key, _ any) bool {
-		r.survived(key.(*delivery))
+		all.Go(func() { r.survived(key.(*delivery)) })
 		return true
 	})
+	all.Wait()
 }
