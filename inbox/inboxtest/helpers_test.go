@@ -2,9 +2,11 @@ package inboxtest_test
 
 import (
 	"context"
+	"crypto/rand"
 	"log/slog"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -54,7 +56,9 @@ func bubble(t *testing.T, p processor, cfg inboxtest.Config, test func(t *testin
 func publish(t *testing.T, b *inboxtest.Broker, names ...string) (published []uuid.UUID) {
 	t.Helper()
 	for _, name := range names {
-		m := &inbox.Message{ID: ids.New(), Name: name, Body: []byte(`{}`), Attempt: 7, Queue: "elsewhere"}
+		// Of the bubble's time: ids.New does not go back behind what it gave outside.
+		id := ids.Deterministic(time.Now(), rand.Text())
+		m := &inbox.Message{ID: id, Name: name, Body: []byte(`{}`), Attempt: 7, Queue: "elsewhere"}
 		if err := b.Publish(t.Context(), m); err != nil {
 			t.Fatal(err)
 		}
