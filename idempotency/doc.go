@@ -61,8 +61,9 @@
 // through http.ResponseController; what the server cannot do is
 // http.ErrNotSupported.
 //
-// A result that the store does not take is sent to the client all the same, and
-// the key stays taken until its lease ends.
+// A result that the store does not take, though it is asked for half a second and
+// more, is sent to the client all the same, and the key stays taken until its
+// lease ends.
 //
 // # When the store is down
 //

@@ -173,7 +173,25 @@ func (r *run) close(resp *Response) error {
 		return r.store.Complete(&r.last, claim, s.record.Response.Clone())
 	}
 	if resp != nil {
-		return r.store.Complete(&r.last, r.claim, *resp)
+		return r.complete(*resp)
 	}
 	return r.store.Release(&r.last, r.claim)
+}
+
+// The pauses of complete, doubled each time: 0.6 s in all.
+const (
+	firstPause = 10 * time.Millisecond
+	lastPause  = 320 * time.Millisecond
+)
+
+// complete tries again, for a while: what is not stored runs again when the lease
+// ends, and the error may be that of a connection which a restart has broken.
+func (r *run) complete(resp Response) error {
+	for pause := firstPause; ; pause *= 2 {
+		err := r.store.Complete(&r.last, r.claim, resp)
+		if err == nil || errors.Is(err, ErrLeaseLost) || pause > lastPause || r.last.Err() != nil {
+			return err
+		}
+		time.Sleep(pause)
+	}
 }

@@ -30,6 +30,7 @@ func TestRunner(t *testing.T, b RecordsBackend) {
 	b.run(t, "COMMIT unknown, applied", testUnknownApplied)
 	b.run(t, "COMMIT unknown, not applied", testUnknownNotApplied)
 	b.run(t, "records that cannot be read", testRecordsDown)
+	b.run(t, "a transaction that is run again", testRunRetried)
 	b.run(t, "without a gate between them", testRunRivals)
 	b.run(t, "outside HTTP", testRunKey)
 	b.run(t, "requests at the same time", testRunStampede)

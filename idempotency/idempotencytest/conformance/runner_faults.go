@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
@@ -66,6 +67,29 @@ func testUnknownNotApplied(t *testing.T, db Database) {
 	}
 	s = newShop(t, db, idempotencypgx.RunnerConfig{})
 	s.behind(t, gate, s.order(key)).post(key).is(t, 201, "")
+	s.once(t, key)
+}
+
+// The answer is that of the attempt which committed.
+func testRunRetried(t *testing.T, db Database) {
+	s, key, gate, attempts := newShop(t, db, idempotencypgx.RunnerConfig{}), idempotency.NewKey(), db.gate(t), 0
+	first := s.behind(t, gate, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
+		if err := db.Add(ctx, tx, string(key)); err != nil {
+			return idempotency.Response{}, err
+		}
+		if attempts++; attempts < 3 {
+			return idempotency.Response{Status: 200, Body: []byte("undone")}, &pgconn.PgError{Code: "40001"}
+		}
+		return idempotency.Response{Status: 201, Body: []byte("done")}, nil
+	}).post(key)
+	if first.is(t, 201, ""); first.body != "done" || attempts != 3 {
+		t.Errorf("answer %q after %d attempts", first.body, attempts)
+	}
+	for _, gate := range []idempotency.Store{gate, db.gate(t)} {
+		if again := s.behind(t, gate, s.order(key)).post(key); again.body != "done" || !again.replayed() {
+			t.Errorf("again: %+v", again)
+		}
+	}
 	s.once(t, key)
 }
 

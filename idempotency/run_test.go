@@ -20,6 +20,28 @@ func (l late) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Outco
 	return idempotency.Outcome{}, ctx.Err()
 }
 
+// An error that passes does not cost the result of a run.
+func TestCompletionIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	for what, failures := range map[string]int{"once": 1, "for a while": 5} {
+		synctest.Test(t, func(t *testing.T) {
+			asked := 0
+			store := &faulty{Store: idempotencytest.NewStore(), complete: func() error {
+				if asked++; asked <= failures {
+					return errDown
+				}
+				return nil
+			}}
+			h := protect(t, store, idempotency.MiddlewareConfig{}, func(http.ResponseWriter, *http.Request) {})
+			for _, replayed := range []string{"", "true"} {
+				if rec := send(h, post(goodKey, nil)); rec.Code != 200 || rec.Header().Get(idempotency.ReplayedHeader) != replayed {
+					t.Errorf("%s: %d %v", what, rec.Code, rec.Header())
+				}
+			}
+		})
+	}
+}
+
 // What a caller who has given up may have begun is not left to its lease.
 func TestAbandonedBeginFreesTheKey(t *testing.T) {
 	t.Parallel()
