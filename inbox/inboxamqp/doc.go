@@ -53,8 +53,9 @@
 // between, the original is known as a leftover and dropped, where it would run again and
 // schedule a retry of its own. The beginning and the end of each run are noted, too. When a
 // run began and the process did not survive it, the message runs alone from then on, for
-// half a minute each time, so that no other message is blamed, and after Config.MaxCrashes such runs its next redelivery goes
-// unrun to the class quarantined.
+// half a minute each time, so that no other message is blamed, and after Config.MaxCrashes
+// such runs its next redelivery goes unrun to the class quarantined. That holds for a good
+// message, too, if something else ends the process in so many of its runs, one after the other.
 //
 // # Dead letters
 //
@@ -72,11 +73,11 @@
 // consumer begins a new session, after pauses that grow to 10 seconds. An error that
 // is inbox.ErrUnavailable, for a database that is down, gives the message back and
 // pauses: the consumer is cancelled at the broker and tries one message at a time,
-// at growing distances up to about 5 seconds, until one goes through. It tries others than those that
-// have failed, as far as there are any. A message that fails like this twice, while another
-// one goes through after each time, has failed by itself: its failure is counted then, as any
-// other is. Config.Health asks before any message does,
-// and Config.KillSwitch pauses when most messages fail for reasons that may not be theirs.
+// at growing distances up to about 5 seconds, until one goes through. It tries others than
+// those that have failed, as far as there are any. A message that fails like this twice,
+// while another one goes through after each time, has failed by itself: its failure is
+// counted then, as any other is. Config.Health asks before any message does, and
+// Config.KillSwitch pauses when most messages fail for reasons that may not be theirs.
 //
 // # The end
 //

@@ -27,8 +27,8 @@ func (r *run) worker() {
 }
 
 // handle processes the deliveries of one hand-over and settles them. Those that have failed
-// before, or are suspected of ending the process or the connection, are processed one by one, after the others: those
-// must not wait for them.
+// before, or are suspected of ending the process or the connection, are processed one by
+// one, after the others: those must not wait for them.
 func (r *run) handle(ds []*delivery) {
 	var batch, single []*delivery
 	for _, d := range ds {

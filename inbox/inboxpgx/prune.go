@@ -51,8 +51,9 @@ func (c PruneConfig) validate() error {
 
 // Prune deletes the entries of all consumers that are older than the retention on the
 // database's clock, in chunks, each in a transaction of its own, and returns how many. What
-// the Ledger has not looked at for as long goes, too, and is not counted. It may run in several processes at once, and beside consumers. After an error or the end of
-// ctx the chunks deleted so far stay deleted.
+// the Ledger has not looked at for as long goes, too, and is not counted. It may run in
+// several processes at once, and beside consumers. After an error or the end of ctx the
+// chunks deleted so far stay deleted.
 func Prune(ctx context.Context, pool *pgxpool.Pool, cfg PruneConfig) (int64, error) {
 	cfg = cfg.withDefaults()
 	schema := SchemaConfig{Schema: cfg.Schema, Table: cfg.Table}
