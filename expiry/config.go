@@ -26,13 +26,13 @@ type SweeperConfig struct {
 	BatchSize int
 
 	// BatchTimeout bounds one batch, and one look for the next due time. Batches
-	// after one that ran into it take half as many rows; each sweep that goes
-	// through doubles them again. 0 means 30 s.
+	// after one that ran into it take half as many rows; each that takes less than
+	// a quarter of it doubles them again. 0 means 30 s.
 	BatchTimeout time.Duration
 
 	// MaxDuration and MaxBatches bound one sweep: beyond them it begins no further
-	// batch, and Report.More is true. Run then goes on after MinPause. 0 means no
-	// bound.
+	// batch, but for one of rows that were set aside, and Report.More is true. Run
+	// then goes on after MinPause. 0 means no bound.
 	MaxDuration time.Duration
 	MaxBatches  int
 

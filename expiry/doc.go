@@ -32,9 +32,11 @@
 // [SweeperConfig].BatchTimeout: then the search goes on over several sweeps, so
 // that rows which fall due meanwhile wait for one timeout at most. A row alone
 // that fails by what is no row's fault, such as an error of the schema, is passed
-// by and tried again soon. A stall of the whole server that outlasts BatchTimeout
-// while one row alone is being expired looks as if the row were hanging, and costs
-// it one [SweeperConfig].Quarantine.
+// by and tried again soon; more than [SweeperConfig].MaxQuarantine such rows look
+// like an outage, and slow down the search for them and the rows behind them. A
+// stall of the whole server that lasts for two BatchTimeouts, in both of which one
+// row alone is being expired, looks as if the row were hanging, and costs it one
+// [SweeperConfig].Quarantine.
 //
 // Only the store's clock decides what is due. How far this host's is off is
 // measured, and logged from a minute on.

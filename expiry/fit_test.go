@@ -19,9 +19,11 @@ type checked struct {
 	findings []expiry.Finding
 	err      error
 	calls    int
+	slow     time.Duration // how long it takes
 }
 
 func (c *checked) Check(context.Context) ([]expiry.Finding, error) {
+	time.Sleep(c.slow)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.calls++

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
 // One row on which Emit hangs until BatchTimeout takes the others of its batch
@@ -89,8 +90,10 @@ func TestHangingRowTriedAgainDoesNotShrinkBatches(t *testing.T) {
 		})
 		w.hold(t, "bad", -time.Hour)
 		sw := newSweeper(t, store, expiry.SweeperConfig{Quarantine: time.Minute})
-		if _, err := sw.Sweep(t.Context()); err == nil {
-			t.Fatal("the bad row has not run into BatchTimeout")
+		for range 2 { // once by itself as well
+			if _, err := sw.Sweep(t.Context()); err == nil {
+				t.Fatal("the bad row has not run into BatchTimeout")
+			}
 		}
 		for range 10 { // sweeps that go through: the batches grow again
 			if _, err := sw.Sweep(t.Context()); err != nil {
@@ -106,6 +109,46 @@ func TestHangingRowTriedAgainDoesNotShrinkBatches(t *testing.T) {
 		}
 		if r, err := sw.Sweep(t.Context()); err != nil || r.Batches > 2 || r.Expired != 200 {
 			t.Errorf("got %+v, %v, want the others in one batch and a short one", r, err)
+		}
+	})
+}
+
+// A stall of the server while a row is being expired is not the row's fault.
+func TestStallAccusesNoRow(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		over := time.Now().Add(35 * time.Second)
+		store := w.emitting(t, func(ctx context.Context, _ []expiry.Row) error {
+			return runloop.Sleep(ctx, time.Until(over))
+		})
+		deadline := w.hold(t, "row", time.Second)
+		stop := run(t, newSweeper(t, store, expiry.SweeperConfig{}))
+		defer stop()
+		time.Sleep(20 * time.Minute)
+		w.expiredWithin(t, "row", deadline, time.Minute)
+	})
+}
+
+// Batches that an outage has made small grow again within the sweep that expires
+// what it has left behind.
+func TestBatchesGrowAgainWithinASweep(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.set(nil, time.Hour) // how long a batch takes
+		for n := range 2000 {
+			w.hold(t, fmt.Sprint(n), -time.Second)
+		}
+		stop := run(t, newSweeper(t, w, expiry.SweeperConfig{}))
+		defer stop()
+		time.Sleep(20 * time.Minute)
+		before, _ := w.counts()
+		w.set(nil, 10*time.Millisecond)
+		time.Sleep(3 * time.Minute)
+		after, _ := w.counts()
+		if left := len(w.table.Active()); left > 0 || after-before > 25 {
+			t.Errorf("%d of 2000 rows are left after %d batches", left, after-before)
 		}
 	})
 }

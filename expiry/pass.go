@@ -1,6 +1,7 @@
 package expiry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,17 +27,18 @@ func (p *pass) sweep(ctx context.Context) error {
 	p.suspects.release(time.Now())
 	for done := false; !done; {
 		var err error
-		if done, err = p.drain(ctx); err != nil || p.report.More {
+		done, err = p.drain(ctx)
+		full := isUnsure(err) && p.suspects.waiting() >= p.cfg.MaxQuarantine
+		if p.report.More || err != nil && !full {
 			return err
 		}
-		if done && p.suspects.resting(time.Now()) {
-			break
-		}
-		if err := p.halve(ctx); err != nil || p.report.More {
+		if (done || full) && p.suspects.resting(time.Now()) {
 			return err
+		}
+		if halveErr := p.halve(ctx); halveErr != nil || err != nil || p.report.More {
+			return cmp.Or(halveErr, err)
 		}
 	}
-	p.size = min(2*p.size, p.cfg.BatchSize)
 	return nil
 }
 
@@ -48,7 +50,7 @@ func (p *pass) sweep(ctx context.Context) error {
 func (p *pass) drain(ctx context.Context) (done bool, err error) {
 	var unsure error
 	for whole := p.cursor == (Cursor{}); ; {
-		if spent, err := p.spent(ctx); spent {
+		if spent, err := p.spent(ctx, p.batches > 0); spent {
 			return false, err
 		}
 		req := Request{Limit: p.size, After: p.cursor, Skip: p.suspects.skip()}
@@ -85,11 +87,11 @@ func (p *pass) passBy(ctx context.Context, err error) error {
 	switch {
 	case blamed == nil:
 		return err
-	case len(blamed.Rows) == 1 && !blamed.Doubtful:
+	case len(blamed.Rows) == 1 && !isUnsure(err):
 		return p.isolate(ctx, blamed)
 	}
 	p.cursor = blamed.Last
-	if blamed.Doubtful && p.suspects.waiting() >= p.cfg.MaxQuarantine {
+	if blamed.Doubtful && !p.suspects.makeRoom(p.cfg.MaxQuarantine) {
 		return err // an outage: enough of its rows are set aside
 	}
 	p.suspects.setAside(blamed.Rows)
@@ -112,26 +114,36 @@ func blame(ctx context.Context, err error) *BatchError {
 	return blamed
 }
 
+// anOutage is how many batches in a row may fail by what is rarely a row's fault
+// before the search for the row is put off.
+const anOutage = 3
+
 // halve looks for the rows at fault among those set aside. A batch that takes
 // too long ends it, so that rows which fall due meanwhile are not kept waiting.
+// One batch fits into every budget, or drains that use it up would keep those
+// rows waiting for ever.
 func (p *pass) halve(ctx context.Context) error {
-	for {
+	doubtful := 0 // batches in a row
+	for begun := false; ; begun = true {
 		rows := p.suspects.next(p.size)
 		if len(rows) == 0 {
 			p.doubts = 0
 			return nil
 		}
-		if spent, err := p.spent(ctx); spent {
+		if spent, err := p.spent(ctx, begun); spent {
 			return err
 		}
 		_, err := p.batch(ctx, Request{Limit: len(rows), Only: rows})
 		if err == nil {
 			p.suspects.take(len(rows))
+			doubtful = 0
 			continue
 		}
 		blamed := blame(ctx, err)
 		if blamed == nil || blamed.Doubtful && len(blamed.Rows) == 1 {
-			p.rest(rows)
+			p.suspects.take(len(rows))
+			p.suspects.setAside(rows) // the others first, next time
+			p.rest()
 			return err
 		}
 		if err := p.divide(ctx, rows, blamed); err != nil {
@@ -140,15 +152,20 @@ func (p *pass) halve(ctx context.Context) error {
 		if errors.Is(err, errTooSlow) {
 			return err
 		}
+		if !blamed.Doubtful {
+			continue
+		}
+		if doubtful++; doubtful == anOutage {
+			p.rest()
+			return err
+		}
 	}
 }
 
 // rest leaves all that is set aside alone for a while, longer and longer as long
-// as nothing expires: the rows that were tried failed by what is no row's fault,
-// or rarely. Other rows do not wait for it.
-func (p *pass) rest(tried []string) {
-	p.suspects.take(len(tried))
-	p.suspects.setAside(tried) // the others first, next time
+// as nothing expires: what was tried failed by what is no row's fault, or rarely.
+// Other rows do not wait for it.
+func (p *pass) rest() {
 	if p.report.Expired > 0 {
 		p.doubts = 0
 	}
@@ -191,22 +208,26 @@ func (p *pass) isolate(ctx context.Context, e *BatchError) error {
 	return nil
 }
 
-// spent reports whether no further batch must be begun.
-func (p *pass) spent(ctx context.Context) (bool, error) {
+// spent reports whether no further batch must be begun. The budget does not hold
+// back a first one.
+func (p *pass) spent(ctx context.Context, begun bool) (bool, error) {
 	if err := ctx.Err(); err != nil {
 		return true, err
 	}
-	p.report.More = p.cfg.MaxBatches > 0 && p.batches >= p.cfg.MaxBatches ||
-		p.cfg.MaxDuration > 0 && time.Since(p.start) >= p.cfg.MaxDuration
+	p.report.More = begun && (p.cfg.MaxBatches > 0 && p.batches >= p.cfg.MaxBatches ||
+		p.cfg.MaxDuration > 0 && time.Since(p.start) >= p.cfg.MaxDuration)
 	return p.report.More, nil
 }
 
 // errTooSlow is inside the error of a batch that ran into BatchTimeout.
 var errTooSlow = errors.New("expiry: batch ran into BatchTimeout")
 
-// batch runs one batch on a context that outlives ctx's cancellation for a while.
+// batch runs one batch on a context that outlives ctx's cancellation for a while,
+// and sets the size of the next. It grows only where twice the rows leave half of
+// BatchTimeout, and within a sweep, since the one after an outage is the longest.
 func (p *pass) batch(ctx context.Context, req Request) (b Batch, err error) {
 	p.batches++
+	begun := time.Now()
 	detached, cancel := runloop.Detach(ctx, p.cfg.ShutdownTimeout)
 	defer cancel()
 	err = p.bounded(detached, "batch", func(ctx context.Context) error {
@@ -216,10 +237,14 @@ func (p *pass) batch(ctx context.Context, req Request) (b Batch, err error) {
 		}
 		return err
 	})
+	switch slow := errors.Is(err, errTooSlow); {
+	case len(req.Only) > 0: // suspects say nothing about the others
+	case slow:
+		p.size = max(1, req.Limit/2)
+	case err == nil && time.Since(begun) < p.cfg.BatchTimeout/4:
+		p.size = min(2*p.size, p.cfg.BatchSize)
+	}
 	if err != nil {
-		if errors.Is(err, errTooSlow) && len(req.Only) == 0 { // suspects say nothing about the others
-			p.size = max(1, req.Limit/2)
-		}
 		return Batch{}, err
 	}
 	p.report.add(b)

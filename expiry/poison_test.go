@@ -145,6 +145,36 @@ func TestRowThatFailsLikeAnOutage(t *testing.T) {
 	}
 }
 
+// Rows that fail like an outage do not keep the others of their batches from
+// expiring, be there one in every batch, or so many that there is no room to set
+// them all aside, where it takes hours.
+func TestManyRowsThatFailLikeAnOutage(t *testing.T) {
+	t.Parallel()
+	for every, patience := range map[int]time.Duration{20: 5 * time.Minute, 8: 48 * time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t)
+			d := newDoubtful(t, w)
+			bad := 0
+			for n := range 200 {
+				id := fmt.Sprint(n)
+				if n%every == 1 {
+					id = "bad " + id
+					bad++
+				}
+				w.hold(t, id, -time.Hour+time.Duration(n)*time.Second)
+			}
+			stop := run(t, newSweeper(t, d, expiry.SweeperConfig{BatchSize: 10, MaxQuarantine: 20}))
+			defer stop()
+			for end := time.Now().Add(patience); len(w.table.Active()) > bad && time.Now().Before(end); {
+				time.Sleep(time.Minute)
+			}
+			if left := len(w.table.Active()); left != bad {
+				t.Errorf("one row in %d: %d are left, want the %d bad ones", every, left, bad)
+			}
+		})
+	}
+}
+
 // In an outage that hits every row, few batches are tried, no row is accused, and
 // all expire once it is over.
 func TestOutageOfEveryRow(t *testing.T) {
@@ -162,7 +192,7 @@ func TestOutageOfEveryRow(t *testing.T) {
 				OnPoison: func(context.Context, string, error) { accused++ },
 			}}))
 			time.Sleep(time.Hour)
-			if tries := d.tries.Load(); tries > 400 {
+			if tries := d.tries.Load(); tries > 700 {
 				t.Errorf("batches of %d: an hour of outage cost %d batches", size, tries)
 			}
 			d.all.Store(false)

@@ -13,7 +13,7 @@ type suspects struct {
 	limit  int           // of rows in quarantine
 
 	mu    sync.Mutex
-	aside [][]string // each the rows of a failed batch, the next to be tried first
+	aside [][]string // each the rows of a failed batch
 	bad   []badRow   // the next to be released first
 	until time.Time  // when to try again what is set aside
 }
@@ -57,6 +57,26 @@ func (s *suspects) waiting() (rows int) {
 	return rows
 }
 
+// makeRoom reports whether fewer than limit rows wait, for which it forgets rows
+// that wait by themselves: all that tells them from others that are due is that
+// the search for them is over.
+func (s *suspects) makeRoom(limit int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	rows := 0
+	for _, group := range s.aside {
+		rows += len(group)
+	}
+	s.aside = slices.DeleteFunc(s.aside, func(group []string) bool {
+		forget := rows >= limit && len(group) == 1
+		if forget {
+			rows--
+		}
+		return forget
+	})
+	return rows < limit
+}
+
 // next are the rows to be tried next, at most n of them. They stay set aside
 // until take.
 func (s *suspects) next(n int) []string {
@@ -65,18 +85,32 @@ func (s *suspects) next(n int) []string {
 	if len(s.aside) == 0 {
 		return nil
 	}
-	return s.aside[0][:min(n, len(s.aside[0]))]
+	group := s.aside[s.largest()]
+	return group[:min(n, len(group))]
 }
 
-// take removes the first n rows of those that wait.
+// take removes the n rows that next returned.
 func (s *suspects) take(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if n < len(s.aside[0]) {
-		s.aside[0] = s.aside[0][n:]
+	at := s.largest()
+	if n < len(s.aside[at]) {
+		s.aside[at] = s.aside[at][n:]
 		return
 	}
-	s.aside = s.aside[1:]
+	s.aside = slices.Delete(s.aside, at, at+1)
+}
+
+// largest is the place of the group to be tried next: of those with the most rows,
+// and so with the most that are not at fault, the one that has waited longest.
+func (s *suspects) largest() int {
+	at := 0
+	for i, group := range s.aside {
+		if len(group) > len(s.aside[at]) {
+			at = i
+		}
+	}
+	return at
 }
 
 // rest has what is set aside wait until then.

@@ -37,7 +37,6 @@ type Sweeper struct {
 	policy    backoff.Policy
 	telemetry telemetry
 	suspects  *suspects
-	alarm     *alarm
 
 	// Only who holds slot, while a sweep runs, may touch what follows it.
 	slot    chan struct{}
@@ -46,10 +45,10 @@ type Sweeper struct {
 	cursor  Cursor // where a sweep was stopped
 	doubts  int    // sweeps in a row that ended with a row alone that was not to blame
 
-	mu      sync.Mutex
-	running int   // calls of Run
-	health  error // of the last contact with the store
-	last    time.Time
+	mu     sync.Mutex
+	alarms map[*alarm]struct{} // one for each call of Run
+	health error               // of the last contact with the store
+	last   time.Time
 }
 
 // NewSweeper returns a Sweeper on store.
@@ -76,7 +75,7 @@ func NewSweeper(store Store, cfg SweeperConfig) (*Sweeper, error) {
 		policy:    backoff.Policy{Base: min(time.Second, cfg.MaxBackoff), Max: cfg.MaxBackoff, Jitter: 0.5},
 		telemetry: tel,
 		suspects:  newSuspects(cfg.Quarantine, cfg.MaxQuarantine),
-		alarm:     newAlarm(),
+		alarms:    map[*alarm]struct{}{},
 		slot:      make(chan struct{}, 1),
 		size:      cfg.BatchSize,
 		health:    errors.New("no sweep yet"),
@@ -89,9 +88,9 @@ func NewSweeper(store Store, cfg SweeperConfig) (*Sweeper, error) {
 // growing pauses. *CheckError is the only error: the store has to be mended
 // first.
 func (s *Sweeper) Run(ctx context.Context) error {
-	s.setRunning(1)
-	defer s.setRunning(-1)
-	w := waiter{Sweeper: s, rest: s.cfg.MinPause}
+	w := waiter{Sweeper: s, alarm: newAlarm(), rest: s.cfg.MinPause}
+	s.begin(w.alarm)
+	defer s.end(w.alarm)
 	failures := 0
 	for {
 		scheduled := s.cfg.Schedule.Next(time.Now())
@@ -132,14 +131,20 @@ func (s *Sweeper) pauseAfter(ctx context.Context, err error, failures int) error
 // deadline as it is stored, or at an unknown one if at is zero. Call it after the
 // commit. It never blocks, and costs nothing unless at comes before the Sweeper's
 // next look anyway; it then looks again at once.
-func (s *Sweeper) Wake(at time.Time) { s.alarm.set(at) }
+func (s *Sweeper) Wake(at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for a := range s.alarms {
+		a.set(at)
+	}
+}
 
 // Ready returns nil while Run is running and its last contact with the store
 // went well, else an error that wraps ErrNotReady.
 func (s *Sweeper) Ready(context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.running == 0 {
+	if len(s.alarms) == 0 {
 		return fmt.Errorf("%w: not running", ErrNotReady)
 	}
 	if s.health != nil {
@@ -210,8 +215,14 @@ func (s *Sweeper) lastContact() time.Time {
 	return s.last
 }
 
-func (s *Sweeper) setRunning(change int) {
+func (s *Sweeper) begin(a *alarm) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.running += change
+	s.alarms[a] = struct{}{}
+}
+
+func (s *Sweeper) end(a *alarm) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.alarms, a)
 }

@@ -12,7 +12,8 @@ import (
 // waiter finds out when to sweep next, and waits for it.
 type waiter struct {
 	*Sweeper
-	rest time.Duration // to leave the store alone for, after a contact
+	alarm *alarm
+	rest  time.Duration // to leave the store alone for, after a contact
 
 	next     time.Time // when to sweep for what is due; zero if there is nothing
 	look     time.Time // when to look again

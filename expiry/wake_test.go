@@ -80,3 +80,21 @@ func TestWakesCoalesce(t *testing.T) {
 		}
 	})
 }
+
+// Each call of Run hears of every Wake, whatever becomes of the other.
+func TestWakeReachesTheRunThatIsLeft(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		sw := newSweeper(t, w, expiry.SweeperConfig{Recheck: time.Hour})
+		defer run(t, sw)()
+		time.Sleep(time.Second)
+		stopSecond := run(t, sw)
+		time.Sleep(time.Second)
+		stopSecond()
+		deadline := w.hold(t, "row", 2*time.Second)
+		sw.Wake(deadline)
+		time.Sleep(10 * time.Second)
+		w.expiredWithin(t, "row", deadline, time.Second)
+	})
+}

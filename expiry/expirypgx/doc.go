@@ -29,6 +29,9 @@
 // Config says otherwise: under SERIALIZABLE the rows that SKIP LOCKED passes over
 // still conflict, and several sweepers abort each other.
 //
+// A look for the next due time is one query. The pool tests a connection that has
+// been idle for a second by an empty one, which comes on top.
+//
 // It wants the index that [Store.Check] asks for, and the sweeper does not start
 // without it:
 //
