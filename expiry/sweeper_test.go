@@ -1,6 +1,8 @@
 package expiry_test
 
 import (
+	"context"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -191,4 +193,42 @@ func TestEventID(t *testing.T) {
 			t.Errorf("two expiries share the id %s", id)
 		}
 	}
+}
+
+// twice is a schedule of the caller's own that comes at two times and never again.
+type twice [2]time.Time
+
+func (s twice) Next(t time.Time) time.Time {
+	for _, at := range s {
+		if at.After(t) {
+			return at
+		}
+	}
+	return time.Time{}
+}
+
+// A schedule of the caller's own is kept to the moment, due rows or not, and may
+// end: what is due expires all the same.
+func TestOwnSchedule(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		start := time.Now()
+		s := twice{start.Add(10*time.Minute + time.Millisecond), start.Add(40 * 24 * time.Hour)}
+		var sweeps []time.Duration
+		sw := newSweeper(t, w, expiry.SweeperConfig{Schedule: s, Recheck: 60 * 24 * time.Hour, Hooks: expiry.Hooks{
+			OnSweep: func(context.Context, expiry.Report, error) { sweeps = append(sweeps, time.Since(start)) },
+		}})
+		stop := run(t, sw)
+		time.Sleep(50 * 24 * time.Hour)
+		deadline := w.hold(t, "row", time.Hour+time.Microsecond)
+		sw.Wake(deadline)
+		time.Sleep(2 * time.Hour)
+		stop()
+		w.expiredWithin(t, "row", deadline, time.Second)
+		want := []time.Duration{0, s[0].Sub(start), s[1].Sub(start), deadline.Sub(start)}
+		if !slices.Equal(sweeps, want) {
+			t.Errorf("swept at %v, want %v", sweeps, want)
+		}
+	})
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -33,6 +34,7 @@ func TestWhoIsToBlame(t *testing.T) {
 		"check constraint":   {prepare: `ALTER TABLE holds ADD CHECK (status <> 'expired' OR seat IS NOT NULL) NOT VALID`, blamed: true},
 		"deferred to commit": {prepare: `CREATE TABLE p (id text PRIMARY KEY); CREATE TABLE c (id text REFERENCES p DEFERRABLE INITIALLY DEFERRED)`, emit: statement("INSERT INTO c VALUES ('x')"), blamed: true},
 		"error of its own":   {emit: func(context.Context, pgx.Tx, []expiry.Row) error { return errors.New("no") }, blamed: true},
+		"a list of errors":   {emit: func(context.Context, pgx.Tx, []expiry.Row) error { return violations{"no"} }, blamed: true},
 		"limit of an index":  {emit: statement("DO $$ BEGIN RAISE 'too long' USING ERRCODE = '54000'; END $$"), blamed: true},
 		"state of a trigger": {emit: statement("DO $$ BEGIN RAISE 'no' USING ERRCODE = 'UE001'; END $$"), blamed: true},
 		"swallowed": {emit: func(ctx context.Context, tx pgx.Tx, _ []expiry.Row) error {
@@ -69,6 +71,11 @@ func TestWhoIsToBlame(t *testing.T) {
 		})
 	}
 }
+
+// violations are an error that cannot be compared, as validators return them.
+type violations []string
+
+func (v violations) Error() string { return strings.Join(v, ", ") }
 
 // Nothing of an attempt that was retried is left in the answer.
 func TestRetriedAttemptLeavesNothing(t *testing.T) {

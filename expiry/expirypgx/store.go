@@ -79,6 +79,7 @@ func (s *Store) attempt(ctx context.Context, tx pgx.Tx, req expiry.Request, a *a
 		return a.own
 	}
 	if err := s.cfg.emit(ctx, tx, rows); err != nil {
+		err = fmt.Errorf("expirypgx: emit: %w", err) // which can be compared, whatever it wraps
 		if !tx.Conn().IsClosed() {
 			a.own = err
 		}
