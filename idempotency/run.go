@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
 // run is the work done under an acquired claim: it renews the lease meanwhile
@@ -189,9 +191,8 @@ const (
 func (r *run) complete(resp Response) error {
 	for pause := firstPause; ; pause *= 2 {
 		err := r.store.Complete(&r.last, r.claim, resp)
-		if err == nil || errors.Is(err, ErrLeaseLost) || pause > lastPause || r.last.Err() != nil {
+		if err == nil || errors.Is(err, ErrLeaseLost) || pause > lastPause || runloop.Sleep(&r.last, pause) != nil {
 			return err
 		}
-		time.Sleep(pause)
 	}
 }

@@ -40,11 +40,13 @@ func TestLostAnswers(t *testing.T) {
 	t.Parallel()
 	lose := &atomic.Bool{}
 	opts := redistest.New(t).Options()
-	client := redis.NewClient(&redis.Options{Network: opts.Network, Addr: opts.Addr, DB: opts.DB, Username: opts.Username, Password: opts.Password,
+	client := redis.NewClient(&redis.Options{
+		Network: opts.Network, Addr: opts.Addr, DB: opts.DB, Username: opts.Username, Password: opts.Password,
 		Dialer: func(ctx context.Context, network, addr string) (net.Conn, error) {
 			conn, err := (&net.Dialer{}).DialContext(ctx, network, addr)
 			return deaf{conn, lose}, err
-		}})
+		},
+	})
 	defer func() { _ = client.Close() }()
 	s := newStore(t, client, idempotencyredis.Config{})
 	first, second := idempotency.NewClaim(key, fp), idempotency.NewClaim(key, fp)
