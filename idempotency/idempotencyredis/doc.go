@@ -16,7 +16,7 @@
 // and fp are the fingerprint's version and sum, code the HTTP status (0: a
 // tombstone), hdr the headers as a JSON object of lists (a value that is not UTF-8
 // is {"base64": …}), body the body as it is, created the time of completion in
-// Unix seconds of the server's clock.
+// Unix seconds of the writer's clock, for people to read.
 //
 // Each transition (begin, extend, complete, release) is one script and one round
 // trip: two for a first run, one for a replay. All but begin do nothing unless

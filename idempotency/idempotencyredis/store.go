@@ -154,7 +154,8 @@ func (s *Store) Complete(ctx context.Context, claim idempotency.Claim, resp idem
 	}
 	fp := claim.Fingerprint
 	return s.held(ctx, "complete", completeScript, claim,
-		claim.Token, fp.Version, fp.Sum, resp.Status, hdr, resp.Body, s.cfg.Retention.Milliseconds(), s.cfg.WriteResponse)
+		claim.Token, fp.Version, fp.Sum, resp.Status, hdr, resp.Body, s.cfg.Retention.Milliseconds(),
+		time.Now().Unix(), s.cfg.WriteResponse)
 }
 
 // Release implements idempotency.Store.

@@ -28,8 +28,8 @@ func idempotencyWorkload() workload {
 const (
 	bareHandler     = "bare handler"
 	oursInMemory    = "holdfast, memory"
-	oursOnRedis     = "holdfast, redis"
-	oursOnPostgres  = "holdfast, postgres"
+	oursOnServer    = "holdfast, store"
+	oursOverHTTP    = "holdfast, middleware"
 	rawRedisTwo     = "raw redis, SET NX, then SET"
 	rawRedisOne     = "raw redis, SET NX GET"
 	rawPostgresTwo  = "raw postgres, INSERT .. DO NOTHING, then UPDATE"
@@ -40,10 +40,16 @@ const (
 
 const storedKeys = 1000 // that replays ask for
 
-// protected is a handler behind some way of keeping keys.
-type protected struct {
-	name    string
-	handler http.Handler
+// keeper is some way of keeping keys: once does work without any content under
+// the key, or finds that it is done.
+type keeper struct {
+	name string
+	once func(ctx context.Context, key idempotency.Key) error
+}
+
+// over sends the key as a request to h.
+func over(name string, h http.Handler) keeper {
+	return keeper{name, func(ctx context.Context, key idempotency.Key) error { return send(ctx, h, key) }}
 }
 
 // reply is a handler without work.
@@ -92,73 +98,108 @@ func send(ctx context.Context, h http.Handler, key idempotency.Key) error {
 }
 
 // firstRuns sends a new key each time.
-func (p protected) firstRuns(clients int) contender {
-	return contender{p.name, func(ctx context.Context, length time.Duration) (sample, error) {
-		return p.drive(ctx, clients, length, idempotency.NewKey)
+func (k keeper) firstRuns(clients int) contender {
+	return contender{k.name, func(ctx context.Context, length time.Duration) (sample, error) {
+		return k.drive(ctx, clients, length, idempotency.NewKey)
 	}}
 }
 
 // replays sends keys that are completed.
-func (p protected) replays(clients int) contender {
-	return contender{p.name, func(ctx context.Context, length time.Duration) (sample, error) {
+func (k keeper) replays(clients int) contender {
+	return contender{k.name, func(ctx context.Context, length time.Duration) (sample, error) {
 		stored := make([]idempotency.Key, storedKeys)
 		for i := range stored {
 			stored[i] = idempotency.NewKey()
-			if err := send(ctx, p.handler, stored[i]); err != nil {
+			if err := k.once(ctx, stored[i]); err != nil {
 				return nil, err
 			}
 		}
-		return p.drive(ctx, clients, length, func() idempotency.Key { return stored[rand.IntN(storedKeys)] })
+		return k.drive(ctx, clients, length, func() idempotency.Key { return stored[rand.IntN(storedKeys)] })
 	}}
 }
 
-func (p protected) drive(ctx context.Context, clients int, length time.Duration, key func() idempotency.Key) (sample, error) {
+func (k keeper) drive(ctx context.Context, clients int, length time.Duration, key func() idempotency.Key) (sample, error) {
 	before := cpuTime()
-	l, err := drive(ctx, clients, length, func(ctx context.Context, _ int) error { return send(ctx, p.handler, key()) })
+	l, err := drive(ctx, clients, length, func(ctx context.Context, _ int) error { return k.once(ctx, key()) })
 	return sample{l.rate, (cpuTime() - before).Seconds() * 1e6 / float64(l.done)}, err
 }
 
 var requestColumns = []column{{name: "requests/s"}, {name: "client us/request", decimals: 1}}
 
-// share measures first runs and replays on a server, with 1 client and with 50, each beside one
-// raw way, and notes the goals.
-func (b *bench) share(ctx context.Context, server string, firstRaw, replayRaw, ours protected, first, replay map[int]float64) error {
+// rival is what a store is held against on its server.
+type rival struct {
+	server        string
+	first, replay keeper // the fewest round trips that do it
+	goals         map[string]float64
+}
+
+// share measures first runs and replays, with 1 client and with 50. The goals
+// compare what a Store does (Begin and Complete, or the Begin of a completed
+// key) with bare commands of the same client. What the middleware does besides
+// (a request with its body, the fingerprint, the response held back) has rows of
+// its own, which the goals leave out.
+func (b *bench) share(ctx context.Context, store idempotency.Store, rival rival) error {
+	handler, err := behind(store, reply)
+	if err != nil {
+		return err
+	}
+	ours, whole := keeper{oursOnServer, onStore(store)}, over(oursOverHTTP, handler)
 	for _, clients := range []int{1, 50} {
-		r, err := b.measure(ctx, table{
-			title:      fmt.Sprintf("idempotency on %s, first run, clients: %d", server, clients),
-			columns:    requestColumns,
-			contenders: []contender{firstRaw.firstRuns(clients), ours.firstRuns(clients)},
-			yardsticks: []string{firstRaw.name},
-		})
-		if err != nil {
-			return err
-		}
-		if bound, ok := first[clients]; ok {
-			b.atLeast(bound, r.ratio(ours.name, firstRaw.name), fmt.Sprintf("of %s, first run, clients: %d", firstRaw.name, clients))
-		}
-		r, err = b.measure(ctx, table{
-			title:      fmt.Sprintf("idempotency on %s, replay, clients: %d", server, clients),
-			columns:    requestColumns,
-			contenders: []contender{replayRaw.replays(clients), ours.replays(clients)},
-			yardsticks: []string{replayRaw.name},
-		})
-		if err != nil {
-			return err
-		}
-		if bound, ok := replay[clients]; ok {
-			b.atLeast(bound, r.ratio(ours.name, replayRaw.name), fmt.Sprintf("of %s, replay, clients: %d", replayRaw.name, clients))
+		for _, c := range []struct {
+			kind string
+			raw  keeper
+			as   func(k keeper, clients int) contender
+		}{
+			{"first run", rival.first, keeper.firstRuns},
+			{"replay", rival.replay, keeper.replays},
+		} {
+			title := fmt.Sprintf("%s, clients: %d", c.kind, clients)
+			r, err := b.measure(ctx, table{
+				title:      "idempotency on " + rival.server + ", " + title,
+				columns:    requestColumns,
+				contenders: []contender{c.as(c.raw, clients), c.as(ours, clients), c.as(whole, clients)},
+				yardsticks: []string{c.raw.name},
+			})
+			if err != nil {
+				return err
+			}
+			if bound, ok := rival.goals[title]; ok {
+				b.atLeast(bound, r.ratio(ours.name, c.raw.name), fmt.Sprintf("of %s, %s", c.raw.name, title))
+			}
 		}
 	}
 	return nil
 }
 
-// benchKeysInMemory tells what the middleware itself costs.
+// onStore asks the store without the middleware.
+func onStore(store idempotency.Store) func(ctx context.Context, key idempotency.Key) error {
+	fp := idempotency.FingerprintOf("things")
+	resp := idempotency.Response{
+		Status: http.StatusCreated, Header: http.Header{"Content-Type": {"application/json"}}, Body: body,
+	}
+	return func(ctx context.Context, key idempotency.Key) error {
+		claim := idempotency.NewClaim(key, fp)
+		switch out, err := store.Begin(ctx, claim); {
+		case err != nil:
+			return err
+		case out.State == idempotency.Acquired:
+			return store.Complete(ctx, claim, resp)
+		case out.State == idempotency.Completed && len(out.Response.Body) == len(body):
+			return nil
+		default:
+			return fmt.Errorf("key in state %d", out.State)
+		}
+	}
+}
+
+// benchKeysInMemory tells what the middleware itself costs, and a store in
+// memory that does not grow.
 func benchKeysInMemory(ctx context.Context, b *bench) error {
-	handler, err := behind(idempotencytest.NewStore(), reply)
+	handler, err := behind(newRecent(), reply)
 	if err != nil {
 		return err
 	}
-	bare, ours := protected{bareHandler, reply}, protected{oursInMemory, handler}
+	bare, ours := over(bareHandler, reply), over(oursInMemory, handler)
 	for _, clients := range []int{1, 50} {
 		r, err := b.measure(ctx, table{
 			title:   fmt.Sprintf("idempotency in memory, clients: %d", clients),
@@ -179,7 +220,11 @@ func benchKeysInMemory(ctx context.Context, b *bench) error {
 			b.atMost(1.5, spreadOf(over), "us over the bare handler, first run in memory, 1 client")
 		}
 	}
-	return b.countRequestAllocations(ctx, handler)
+	growing, err := behind(idempotencytest.NewStore(), reply)
+	if err != nil {
+		return err
+	}
+	return b.countRequestAllocations(ctx, growing)
 }
 
 func (b *bench) countRequestAllocations(ctx context.Context, handler http.Handler) error {

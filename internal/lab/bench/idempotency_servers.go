@@ -43,38 +43,32 @@ func benchRedisKeys(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	handler, err := behind(store, reply)
-	if err != nil {
-		return err
-	}
-	return b.share(ctx, "redis",
-		protected{rawRedisTwo, rawRedis(client, false)}, protected{rawRedisOne, rawRedis(client, true)}, protected{oursOnRedis, handler},
-		map[int]float64{1: 0.92, 50: 0.82}, map[int]float64{1: 0.9, 50: 0.9})
+	return b.share(ctx, store, rival{
+		server: "redis",
+		first:  keeper{rawRedisTwo, rawRedis(client, false)}, replay: keeper{rawRedisOne, rawRedis(client, true)},
+		goals: map[string]float64{
+			"first run, clients: 1": 0.92, "first run, clients: 50": 0.82, "replay, clients: 1": 0.9, "replay, clients: 50": 0.9,
+		},
+	})
 }
 
 const rawPending = "-"
 
 // rawRedis claims with SET NX, and with get also learns the response by it.
-func rawRedis(client *redis.Client, get bool) http.Handler {
+func rawRedis(client *redis.Client, get bool) func(ctx context.Context, key idempotency.Key) error {
 	claim := redis.SetArgs{Mode: "NX", Get: get, TTL: recordLife}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		key := "bench:raw:" + r.Header.Get(idempotency.Header)
-		old, err := client.SetArgs(r.Context(), key, rawPending, claim).Result()
+	return func(ctx context.Context, key idempotency.Key) error {
+		name := "bench:raw:" + string(key)
+		old, err := client.SetArgs(ctx, name, rawPending, claim).Result()
 		fresh := err == nil && !get || errors.Is(err, redis.Nil) && get
-		switch {
-		case fresh:
-			err = client.Set(r.Context(), key, body, recordLife).Err()
-		case err == nil && old != rawPending:
-			w.WriteHeader(http.StatusCreated)
-			_, _ = w.Write([]byte(old))
-			return
+		if fresh {
+			return client.Set(ctx, name, body, recordLife).Err()
 		}
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
+		if err == nil && old == rawPending {
+			err = errors.New("key is in use")
 		}
-		reply.ServeHTTP(w, r)
-	})
+		return err
+	}
 }
 
 // benchPostgresKeys compares with the fewest statements that do it.
@@ -93,37 +87,29 @@ func benchPostgresKeys(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	handler, err := behind(store, reply)
-	if err != nil {
-		return err
-	}
-	return b.share(ctx, "postgres",
-		protected{rawPostgresTwo, rawPostgres(pool, false)}, protected{rawPostgresLook, rawPostgres(pool, true)}, protected{oursOnPostgres, handler},
-		nil, map[int]float64{1: 0.8, 50: 0.8})
+	return b.share(ctx, store, rival{
+		server: "postgres",
+		first:  keeper{rawPostgresTwo, rawPostgres(pool, false)}, replay: keeper{rawPostgresLook, rawPostgres(pool, true)},
+		goals: map[string]float64{"replay, clients: 1": 0.8, "replay, clients: 50": 0.8},
+	})
 }
 
 // rawPostgres claims with INSERT and answers by UPDATE; with look a SELECT comes first.
-func rawPostgres(pool *pgxpool.Pool, look bool) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		key := r.Header.Get(idempotency.Header)
+func rawPostgres(pool *pgxpool.Pool, look bool) func(ctx context.Context, key idempotency.Key) error {
+	return func(ctx context.Context, key idempotency.Key) error {
 		if look {
 			var kept []byte
-			if err := pool.QueryRow(r.Context(), "SELECT body FROM raw WHERE key = $1", key).Scan(&kept); err == nil {
-				w.WriteHeader(http.StatusCreated)
-				_, _ = w.Write(kept)
-				return
+			err := pool.QueryRow(ctx, "SELECT body FROM raw WHERE key = $1", string(key)).Scan(&kept)
+			if !errors.Is(err, pgx.ErrNoRows) {
+				return err
 			}
 		}
-		_, err := pool.Exec(r.Context(), "INSERT INTO raw (key) VALUES ($1) ON CONFLICT DO NOTHING", key)
+		_, err := pool.Exec(ctx, "INSERT INTO raw (key) VALUES ($1) ON CONFLICT DO NOTHING", string(key))
 		if err == nil {
-			_, err = pool.Exec(r.Context(), "UPDATE raw SET body = $2 WHERE key = $1", key, body)
+			_, err = pool.Exec(ctx, "UPDATE raw SET body = $2 WHERE key = $1", string(key), body)
 		}
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-			return
-		}
-		reply.ServeHTTP(w, r)
-	})
+		return err
+	}
 }
 
 // benchTiers tells what exactly once costs beside the business transaction alone.
@@ -149,8 +135,8 @@ func benchTiers(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	alone := protected{transactionOnly, transactionHandler(manager)}
-	ours := protected{oursTwoTiers, tiers}
+	alone := over(transactionOnly, transactionHandler(manager))
+	ours := over(oursTwoTiers, tiers)
 	for _, clients := range []int{1, 50} {
 		_, err := b.measure(ctx, table{
 			title:      "idempotency on two tiers, clients: " + map[int]string{1: "1", 50: "50"}[clients],

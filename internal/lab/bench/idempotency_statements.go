@@ -32,13 +32,13 @@ func (c *statementCounter) TraceBatchQuery(context.Context, *pgx.Conn, pgx.Trace
 func (*statementCounter) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 
 // extra returns how many statements more ours sends for a first run.
-func (c *statementCounter) extra(ctx context.Context, alone, ours protected) (float64, error) {
+func (c *statementCounter) extra(ctx context.Context, alone, ours keeper) (float64, error) {
 	const runs = 100
 	var counts [2]int64
-	for i, p := range []protected{alone, ours} {
+	for i, k := range []keeper{alone, ours} {
 		before := c.n.Load()
 		for range runs {
-			if err := send(ctx, p.handler, idempotency.NewKey()); err != nil {
+			if err := k.once(ctx, idempotency.NewKey()); err != nil {
 				return 0, err
 			}
 		}
