@@ -4,6 +4,7 @@ import (
 	"context"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/holdfast-go/holdfast/inbox"
@@ -48,4 +49,44 @@ func TestGoexitOfManyKinds(t *testing.T) {
 			r.stop(t)
 		})
 	}
+}
+
+// However many workers have been replaced, there are as many as before; and a drain is not
+// kept waiting by one whose handler exits meanwhile.
+func TestGoexitKeepsTheNumberOfWorkers(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	const workers, gone = 3, 20
+	var begun atomic.Int64
+	entered, release := make(chan struct{}, 2*workers), make(chan struct{})
+	cfg := inboxamqp.Config{Queue: "orders", Concurrency: workers, Retry: inbox.RetryPolicy{MaxRetries: -1}}
+	r := consume(t, b, processorFunc(func(_ context.Context, m *inbox.Message) error {
+		if m.Name != "gone" {
+			begun.Add(1)
+			entered <- struct{}{}
+			<-release
+		}
+		runtime.Goexit()
+		return nil
+	}), cfg)
+	p := order()
+	p.Type = "gone"
+	for range gone {
+		b.Publish(t, "", "orders", p)
+	}
+	b.Take(t, "failed.default", gone, patience)
+	for range 2 * workers {
+		b.Publish(t, "", "orders", order())
+	}
+	for range workers {
+		<-entered
+	}
+	r.cancel()
+	awaitDepth(t, b, "orders", workers) // what no worker has begun is given back
+	close(release)
+	r.await(t)
+	if n := begun.Load(); n != workers {
+		t.Errorf("%d messages at once, want %d", n, workers)
+	}
+	awaitDepth(t, b, "failed.default", workers)
 }
