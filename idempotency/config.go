@@ -14,7 +14,7 @@ import (
 // Scope returns the part of the world in which the request's key is unique:
 // the tenant, the user, the API client. A key of one scope never meets the same
 // key of another. An empty scope without an error is refused, since it is most
-// often a user that was not authenticated; see GlobalScope.
+// often a user that was not authenticated; see GlobalScope. It may read the body.
 type Scope func(r *http.Request) (string, error)
 
 // errGlobal is how GlobalScope answers; no other scope can be taken for it.
@@ -30,11 +30,11 @@ func GlobalScope(*http.Request) (string, error) { return "", errGlobal }
 type MiddlewareConfig struct {
 	// Scope is required: GlobalScope or a function of the request.
 	Scope Scope
-	// Need says, by method and route, whether a request needs a key. nil:
-	// DefaultNeed.
+	// Need says, by method and route, whether a request needs a key. It must not
+	// read the body. nil: DefaultNeed.
 	Need func(r *http.Request) Need
 	// FingerprintParts adds to the fingerprint, such as the user in a global
-	// scope. nil adds nothing.
+	// scope. It may read the body. nil adds nothing.
 	FingerprintParts func(r *http.Request) []string
 	// CanonicalJSON makes JSON bodies the same request when they differ only in
 	// white space, the order of members, or escapes. Other bodies, and every body

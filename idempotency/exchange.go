@@ -123,9 +123,9 @@ func (x *exchange) answer(out Outcome) {
 		x.refuse(err)
 		return
 	}
+	x.result, x.err = ResultReplayed, nil
 	x.m.cfg.OnReplay(x.r)
 	x.w.Header().Set(ReplayedHeader, "true")
-	x.result, x.err = ResultReplayed, nil
 	out.Response.Send(x.w)
 }
 

@@ -102,3 +102,27 @@ func TestEachRequestIsCountedOnce(t *testing.T) {
 		}
 	}
 }
+
+// A function of the service that panics leaves a count with a result, too.
+func TestPanicsAreCounted(t *testing.T) {
+	t.Parallel()
+	c := &tally{by: map[string]int64{}}
+	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{
+		MeterProvider: c,
+		Scope: func(r *http.Request) (string, error) {
+			if r.Header.Get("X-User") == "" {
+				panic("no user")
+			}
+			return "user", nil
+		},
+		OnReplay: func(*http.Request) { panic("no limiter") },
+	}, func(http.ResponseWriter, *http.Request) {})
+	for _, user := range []string{"", "ann", "ann"} {
+		r := post(goodKey, nil)
+		r.Header.Set("X-User", user)
+		sendRecovering(h, r)
+	}
+	if want := map[string]int64{"invalid": 1, "completed": 1, "replayed": 1}; !maps.Equal(c.by, want) {
+		t.Errorf("counted %v, want %v", c.by, want)
+	}
+}

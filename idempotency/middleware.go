@@ -46,7 +46,7 @@ func (m *middleware) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		m.next.ServeHTTP(w, r)
 		return
 	}
-	x := &exchange{m: m, w: w, r: r, came: time.Now()}
+	x := &exchange{m: m, w: w, r: r, came: time.Now(), result: ResultInvalid}
 	x.store, x.timeout, x.onLost = m.store, m.cfg.StoreTimeout, m.cfg.Hooks.OnLeaseLost
 	defer x.done()
 	if err := x.read(); err != nil {
