@@ -18,7 +18,8 @@ type HandlerConfig struct {
 	Waiter inbox.Waiter
 	// Timeout bounds the work on one delivery: the Prepare step and the transaction with
 	// its retries, not the Waiter; in a batch, the Prepare step and each call of the handler.
-	// 0 means no bound but the context's.
+	// When it ends before the handler could begin, for want of a connection, the message is
+	// postponed, uncounted. 0 means no bound but the context's.
 	Timeout time.Duration
 }
 
