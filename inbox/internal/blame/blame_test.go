@@ -1,12 +1,16 @@
 package blame_test
 
 import (
+	"os"
 	"testing"
 
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/inbox/internal/blame"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
 func TestSuspects(t *testing.T) {
 	t.Parallel()
