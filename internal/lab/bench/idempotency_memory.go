@@ -11,7 +11,7 @@ import (
 
 // recent is a store in memory that drops what is old, as one does whose records
 // end as fast as others begin. Without that a run would measure the growth of
-// the heap.
+// the heap. It forgets too soon for replays.
 type recent struct {
 	idempotency.Store // nil: nobody extends or releases here
 	generation        atomic.Pointer[generation]
@@ -21,8 +21,7 @@ type recent struct {
 // generation is a store and the one before, where some claims are still held.
 type generation struct{ young, old *idempotencytest.Store }
 
-// perGeneration is more than replays ask for.
-const perGeneration = 10 * storedKeys
+const perGeneration = 10_000
 
 func newRecent() *recent {
 	s := &recent{}
