@@ -1,36 +1,33 @@
 -- Claims the key, or tells who has it.
--- KEYS: record, lock. ARGV: the lock's value (token:version:fingerprint), lease (ms).
-local rec = redis.call('HMGET', KEYS[1], 'status', 'fpv', 'fp', 'code', 'hdr', 'body')
+-- KEYS: record, lock. ARGV: token, fingerprint version, fingerprint, lease (ms), now (ms).
+local rec = redis.call('HMGET', KEYS[1], 'status', 'fpv', 'fp', 'code', 'hdr', 'body', 'token')
 if rec[1] == 'completed' then
-  if not rec[4] then -- by another system
-    rec[7] = redis.call('HGET', KEYS[1], 'response')
-  end
+  rec[7] = not rec[4] and redis.call('HGET', KEYS[1], 'response') -- by another system
   return rec
 end
 if rec[1] and rec[1] ~= 'processing' then -- by another system, or a later version: it may mean "done"
   return {'unknown'}
 end
-if redis.call('SET', KEYS[2], ARGV[1], 'NX', 'PX', ARGV[2]) then
+if redis.call('SET', KEYS[2], ARGV[1], 'NX', 'PX', ARGV[4]) then
   if rec[1] then -- of a run that has lost the key
     redis.call('DEL', KEYS[1])
   end
+  redis.call('HSET', KEYS[1], 'status', 'processing', 'token', ARGV[1], 'fpv', ARGV[2], 'fp', ARGV[3], 'created', ARGV[5])
+  redis.call('PEXPIRE', KEYS[1], ARGV[4])
   return 1
 end
 local holder = redis.call('GET', KEYS[2])
 if holder == ARGV[1] then -- asked again
-  redis.call('PEXPIRE', KEYS[2], ARGV[2])
+  redis.call('PEXPIRE', KEYS[1], ARGV[4])
+  redis.call('PEXPIRE', KEYS[2], ARGV[4])
   return 1
 end
 local left = redis.call('PTTL', KEYS[2])
 if left < 0 then -- a lock without an end would hold the key for ever
-  redis.call('PEXPIRE', KEYS[2], ARGV[2])
-  left = ARGV[2]
+  redis.call('PEXPIRE', KEYS[2], ARGV[4])
+  left = ARGV[4]
 end
-local version, sum = string.match(holder, '^[^:]*:(%d+):(%x+)$')
-if not sum or #sum ~= 64 then -- another system's; its record may tell
-  version, sum = false, false
-  if redis.call('HGET', KEYS[1], 'token') == holder then
-    version, sum = rec[2], rec[3]
-  end
+if rec[7] ~= holder then -- the record is an older claim's
+  rec[2], rec[3] = false, false
 end
-return {'processing', version, sum, tostring(left)}
+return {'processing', rec[2], rec[3], tostring(left)}

@@ -3,20 +3,20 @@
 // # Layout
 //
 //	idempotency:{key}       hash    status token fpv fp code hdr body created
-//	idempotency:lock:{key}  string  token:fpv:fp of the run that holds the key
+//	idempotency:lock:{key}  string  token of the run that holds the key
 //
 // The braces stand for the key here; they are written literally only where a
 // cluster needs them as a hash tag (see Config.HashTag). A key of
 // idempotency.GlobalScope is its 32 hex digits, one of another scope has the
 // form @scope:digits.
 //
-// The lock is set only where there is none, for 30 s: it is the whole state of
-// a key in progress, so that this cannot outlive it. The hash is written once,
-// in the step that deletes the lock, and stays for 48 h: status is completed, fpv
-// and fp are the fingerprint's version and sum, code the HTTP status (0: a
-// tombstone), hdr the headers as a JSON object of lists (a value that is not UTF-8
-// is {"base64": …}), body the body as it is, created the time of completion in
-// Unix seconds of the writer's clock, for people to read.
+// The lock is set only where there is none, for 30 s, together with a hash whose
+// status is processing and which ends with it. In the step that deletes the lock
+// status becomes completed, and the hash stays for 48 h: fpv and fp are the
+// fingerprint's version and sum, code the HTTP status (0: a tombstone), hdr the
+// headers as a JSON object of lists (a value that is not UTF-8 is {"base64": …}),
+// body the body as it is, created the time of the claim in Unix milliseconds of the
+// claimant's clock, for people to read.
 //
 // Each transition (begin, extend, complete, release) is one script and one round
 // trip: two for a first run, one for a replay. All but begin do nothing unless
@@ -29,10 +29,9 @@
 // replayed as a JSON body with status 200, whatever the request; with
 // Config.WriteResponse such systems can read ours, too. A hash with
 // status=processing counts only while there is a lock, and tells the fingerprint
-// while the lock is its token alone; a lock without an end gets one. A hash with
-// any other status is left alone: beginning its key is an error. An answer that such
-// a system writes while we hold the lock stays: our run finds that it lost the
-// lease.
+// while the lock holds its token; a lock without an end gets one. A hash with any
+// other status is left alone: beginning its key is an error. An answer that such a
+// system writes while we hold the lock stays: our run finds that it lost the lease.
 //
 // # Limits
 //

@@ -1,8 +1,10 @@
 -- Starts the lease anew.
 -- KEYS: record, lock. ARGV: token, lease (ms).
-local holder = redis.call('GET', KEYS[2])
-if not holder or string.sub(holder, 1, #ARGV[1] + 1) ~= ARGV[1] .. ':' then
+if redis.call('GET', KEYS[2]) ~= ARGV[1] then
   return 0
+end
+if redis.call('HGET', KEYS[1], 'status') == 'processing' then -- another system's answer keeps its end
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
 end
 redis.call('PEXPIRE', KEYS[2], ARGV[2])
 return 1

@@ -1,8 +1,10 @@
 -- Frees the key.
 -- KEYS: record, lock. ARGV: token.
-local holder = redis.call('GET', KEYS[2])
-if not holder or string.sub(holder, 1, #ARGV[1] + 1) ~= ARGV[1] .. ':' then
+if redis.call('GET', KEYS[2]) ~= ARGV[1] then
   return 0
+end
+if redis.call('HGET', KEYS[1], 'status') == 'processing' then -- another system's answer stays
+  redis.call('DEL', KEYS[1])
 end
 redis.call('DEL', KEYS[2])
 return 1

@@ -121,7 +121,8 @@ func (s *Store) Begin(ctx context.Context, claim idempotency.Claim) (idempotency
 	if err := claim.Key.Validate(); err != nil {
 		return idempotency.Outcome{}, err
 	}
-	reply, err := s.run(ctx, beginScript, claim, lockValue(claim), s.cfg.Lease.Milliseconds())
+	fp := claim.Fingerprint
+	reply, err := s.run(ctx, beginScript, claim, claim.Token, fp.Version, fp.Sum, s.cfg.Lease.Milliseconds(), time.Now().UnixMilli())
 	if err != nil {
 		return idempotency.Outcome{}, explain("begin", err)
 	}
@@ -133,12 +134,6 @@ func (s *Store) Begin(ctx context.Context, claim idempotency.Claim) (idempotency
 		out.Lease = s.cfg.Lease
 	}
 	return out, nil
-}
-
-// lockValue tells whoever meets the lock which run it belongs to, and what that
-// was asked.
-func lockValue(claim idempotency.Claim) string {
-	return claim.Token + ":" + strconv.Itoa(claim.Fingerprint.Version) + ":" + claim.Fingerprint.Sum
 }
 
 // Extend implements idempotency.Store.
@@ -155,7 +150,7 @@ func (s *Store) Complete(ctx context.Context, claim idempotency.Claim, resp idem
 	fp := claim.Fingerprint
 	return s.held(ctx, "complete", completeScript, claim,
 		claim.Token, fp.Version, fp.Sum, resp.Status, hdr, resp.Body, s.cfg.Retention.Milliseconds(),
-		time.Now().Unix(), s.cfg.WriteResponse)
+		s.cfg.WriteResponse)
 }
 
 // Release implements idempotency.Store.
@@ -182,14 +177,8 @@ func (s *Store) Check(ctx context.Context) ([]idempotency.Finding, error) {
 	}}, nil
 }
 
-// errToken: the lock's value could not be taken apart.
-var errToken = errors.New("a token must not contain a colon")
-
 // run runs a script on the record of the claim's key, and its lock.
 func (s *Store) run(ctx context.Context, script script, claim idempotency.Claim, args ...any) (any, error) {
-	if strings.Contains(claim.Token, ":") {
-		return nil, errToken
-	}
 	record, lock := s.names(claim.Key)
 	c := &call{script: script, args: append([]any{"", "", 2, record, lock}, args...)}
 	if s.lanes == nil {
