@@ -2,10 +2,12 @@ package main_test
 
 import (
 	"bytes"
+	"context"
 	"crypto/rand"
 	"encoding/json"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -110,6 +112,20 @@ func (r reply) code() string {
 	var p struct{ Code string }
 	_ = json.Unmarshal(r.body, &p) // then the code is missing
 	return p.Code
+}
+
+// waitAsTold waits for the seconds of Retry-After.
+func (r reply) waitAsTold(ctx context.Context) error {
+	seconds, err := strconv.Atoi(r.header.Get("Retry-After"))
+	if err != nil {
+		return err
+	}
+	select {
+	case <-time.After(time.Duration(seconds) * time.Second):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 func (r reply) wants(status int, code string) reply {

@@ -6,7 +6,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -75,7 +74,9 @@ func rush(t *testing.T, apis []*client, buyers int, body string) int {
 					return
 				}
 				collided.Add(1)
-				time.Sleep(time.Second)
+				if errs[i] = replies[i].waitAsTold(t.Context()); errs[i] != nil {
+					return
+				}
 			}
 		})
 	}

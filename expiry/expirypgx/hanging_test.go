@@ -78,9 +78,8 @@ func TestHangingRow(t *testing.T) {
 			if took := time.Since(start); took > 2*timeout {
 				t.Errorf("the rows of other batches took %v", took)
 			}
-			for n := range 10 { // while it is searched for
-				hold(t, b.pool, fmt.Sprint("new ", n), time.Second, sw.Wake)
-				time.Sleep(300 * time.Millisecond)
+			for n := range time.Duration(10) { // they fall due while it is searched for
+				hold(t, b.pool, fmt.Sprint("new ", int(n)), time.Second+n*300*time.Millisecond, sw.Wake)
 			}
 			eventually(t, func() error { return b.heldAtMost(t, 1) })
 			if took := time.Since(start); took > 12*timeout { // 6 halvings, and their pauses
