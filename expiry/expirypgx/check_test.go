@@ -3,6 +3,7 @@ package expirypgx_test
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/holdfast-go/holdfast/expiry/expirypgx"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
@@ -151,5 +152,17 @@ func TestCheckMendsMissingDeadlines(t *testing.T) {
 	b.exec(t, mend)
 	if found, err = store.Check(t.Context()); err != nil || len(found) > 0 {
 		t.Errorf("found %v, %v after %q", found, err, mend)
+	}
+}
+
+func TestListenerOfNoTable(t *testing.T) {
+	t.Parallel()
+	l, err := expirypgx.NewListener(newBackend(t).pool, func(time.Time) {}, expirypgx.ListenerConfig{Table: "not_there"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, err := l.Check(t.Context())
+	if err != nil || len(found) != 1 || !strings.Contains(found[0].Problem, "does not exist") || !strings.Contains(found[0].Mend, "create it") {
+		t.Errorf("found %v, %v", found, err)
 	}
 }

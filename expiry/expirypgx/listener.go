@@ -29,7 +29,10 @@ type ListenerConfig struct {
 
 // Listener wakes a sweeper when a Notifier says that rows were made. While it
 // cannot, the sweeper finds them at its next look. Make it with NewListener.
-type Listener struct{ listener *pgnotify.Listener }
+type Listener struct {
+	listener *pgnotify.Listener
+	table    string
+}
 
 // NewListener returns a Listener; Run sets it to work. wake is Sweeper.Wake; it
 // must not block. The listener takes a connection out of the pool for itself, and
@@ -53,7 +56,7 @@ func NewListener(pool *pgxpool.Pool, wake func(at time.Time), cfg ListenerConfig
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	return &Listener{pgnotify.NewListener(pgnotify.ListenerConfig{
+	return &Listener{table: table, listener: pgnotify.NewListener(pgnotify.ListenerConfig{
 		Channel:       pgnotify.Channel{Pool: pool, Prefix: channelPrefix, Table: table},
 		Wake:          wake,
 		ProbeInterval: cmp.Or(cfg.ProbeInterval, 5*time.Minute),
@@ -81,13 +84,16 @@ func (l *Listener) Ready(context.Context) error {
 
 // Check tests, with a connection of its own, whether notifications arrive.
 func (l *Listener) Check(ctx context.Context) ([]expiry.Finding, error) {
-	err := l.listener.Probe(ctx)
-	if errors.Is(err, pgnotify.ErrSwallowed) {
+	switch err := l.listener.Probe(ctx); {
+	case err == nil:
+		return nil, nil
+	case errors.Is(err, pgnotify.ErrNoTable):
+		return []expiry.Finding{finding("table "+l.table+" does not exist, whose channel is listened to",
+			"create it, or correct ListenerConfig.Schema and ListenerConfig.Table")}, nil
+	case errors.Is(err, pgnotify.ErrSwallowed):
 		return []expiry.Finding{finding("notifications do not arrive, so that sweepers find rows made elsewhere only when they look",
 			"give the listener a pool that reaches Postgres itself or a pooler in session mode")}, nil
-	}
-	if err != nil {
+	default:
 		return nil, fmt.Errorf("expirypgx: check: %w", err)
 	}
-	return nil, nil
 }

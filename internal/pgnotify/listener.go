@@ -3,6 +3,7 @@ package pgnotify
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -36,6 +37,10 @@ type Listener struct {
 var (
 	errNotListening = errors.New("the listener has not connected yet")
 
+	// ErrNoTable is what Probe returns where the table does not exist whose channel
+	// is listened to.
+	ErrNoTable = errors.New("the table does not exist")
+
 	// ErrSwallowed is what Probe returns where notifications do not arrive.
 	ErrSwallowed = errors.New("notifications do not arrive: the connection is dead, or a pooler in transaction mode swallows them")
 )
@@ -68,10 +73,16 @@ func (l *Listener) State() error {
 	return l.state
 }
 
+const undefinedTable = "42P01"
+
 // Probe tests, with a connection of its own, whether notifications arrive. If they
-// do not, its error is ErrSwallowed; any other says that it could not test it.
+// do not, its error is ErrNoTable or ErrSwallowed; any other says that it could not
+// test it.
 func (l *Listener) Probe(ctx context.Context) error {
 	conn, err := l.cfg.Channel.listen(ctx)
+	if missing, ok := errors.AsType[*pgconn.PgError](err); ok && missing.Code == undefinedTable {
+		return fmt.Errorf("%w: %w", ErrNoTable, err)
+	}
 	if err != nil {
 		return err
 	}

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgnotify"
@@ -42,7 +41,7 @@ func NewListener(pool *pgxpool.Pool, wake func(), cfg ListenerConfig) (*Listener
 		errs = append(errs, errors.New("outboxpgx: NewListener needs a pool and a wake function"))
 	}
 	if cfg.ProbeInterval < 0 {
-		errs = append(errs, fmt.Errorf("outboxpgx: ListenerConfig.ProbeInterval is %v, want more than 0", cfg.ProbeInterval))
+		errs = append(errs, fmt.Errorf("outboxpgx: ListenerConfig.ProbeInterval is %v, must not be negative", cfg.ProbeInterval))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
@@ -76,22 +75,19 @@ func (l *Listener) Ready(context.Context) error {
 	return nil
 }
 
-const undefinedTable = "42P01"
-
 // Check tests, with a connection of its own, whether notifications arrive.
 func (l *Listener) Check(ctx context.Context) ([]Finding, error) {
-	err := l.listener.Probe(ctx)
-	if missing, ok := errors.AsType[*pgconn.PgError](err); ok && missing.Code == undefinedTable {
+	switch err := l.listener.Probe(ctx); {
+	case err == nil:
+		return nil, nil
+	case errors.Is(err, pgnotify.ErrNoTable):
 		return []Finding{{Component: "outboxpgx", Problem: "table " + l.table + " does not exist, whose channel is listened to", Mend: mendMigrate}}, nil
-	}
-	if errors.Is(err, pgnotify.ErrSwallowed) {
+	case errors.Is(err, pgnotify.ErrSwallowed):
 		return []Finding{{
 			Component: "outboxpgx", Problem: "notifications do not arrive, so relays find messages only when they poll",
 			Mend: "give the listener a pool that reaches Postgres itself or a pooler in session mode",
 		}}, nil
-	}
-	if err != nil {
+	default:
 		return nil, fmt.Errorf("outboxpgx: check: %w", err)
 	}
-	return nil, nil
 }

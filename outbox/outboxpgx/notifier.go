@@ -44,7 +44,7 @@ func NewNotifier(pool *pgxpool.Pool, cfg NotifierConfig) (*Notifier, error) {
 		errs = append(errs, errors.New("outboxpgx: NewNotifier needs a pool"))
 	}
 	if cfg.Interval < 0 {
-		errs = append(errs, fmt.Errorf("outboxpgx: NotifierConfig.Interval is %v, want more than 0", cfg.Interval))
+		errs = append(errs, fmt.Errorf("outboxpgx: NotifierConfig.Interval is %v, must not be negative", cfg.Interval))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
