@@ -1,49 +1,25 @@
 package idempotency_test
 
 import (
-	"context"
 	"maps"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
-
-	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
+	"github.com/holdfast-go/holdfast/internal/metrictest"
 )
 
-// tally is a MeterProvider that counts by the attribute result.
-type tally struct {
-	noop.MeterProvider
-	mu sync.Mutex
-	by map[string]int64
-}
-
-func (c *tally) Meter(string, ...metric.MeterOption) metric.Meter { return tallyMeter{c: c} }
-
-type tallyMeter struct {
-	noop.Meter
-	c *tally
-}
-
-func (m tallyMeter) Int64Counter(string, ...metric.Int64CounterOption) (metric.Int64Counter, error) {
-	return tallyCounter{c: m.c}, nil
-}
-
-type tallyCounter struct {
-	noop.Int64Counter
-	c *tally
-}
-
-func (n tallyCounter) Add(_ context.Context, incr int64, opts ...metric.AddOption) {
-	set := metric.NewAddConfig(opts).Attributes()
-	outcome, _ := set.Value("result")
-	n.c.mu.Lock()
-	defer n.c.mu.Unlock()
-	n.c.by[outcome.AsString()] += incr
+// counted returns how many requests were counted by result, and by nothing else.
+func counted(r *metrictest.Recorder) map[string]int64 {
+	by := map[string]int64{}
+	for key, values := range r.Take() {
+		if result, ok := strings.CutPrefix(key, "holdfast.idempotency.requests{result="); ok {
+			by[strings.TrimSuffix(result, "}")] = int64(values[0])
+		}
+	}
+	return by
 }
 
 func TestEachRequestIsCountedOnce(t *testing.T) {
@@ -92,13 +68,13 @@ func TestEachRequestIsCountedOnce(t *testing.T) {
 			w.WriteHeader(http.StatusCreated)
 		}, 1, map[string]int64{"lease_lost": 1}},
 	} {
-		c := &tally{by: map[string]int64{}}
-		h := protect(t, tt.store, idempotency.MiddlewareConfig{MeterProvider: c}, tt.fn)
+		var r metrictest.Recorder
+		h := protect(t, tt.store, idempotency.MiddlewareConfig{MeterProvider: &r}, tt.fn)
 		for range tt.requests {
 			sendRecovering(h, post(goodKey, strings.NewReader("x")))
 		}
-		if !maps.Equal(c.by, tt.want) {
-			t.Errorf("%s: %v, want %v", name, c.by, tt.want)
+		if got := counted(&r); !maps.Equal(got, tt.want) {
+			t.Errorf("%s: %v, want %v", name, got, tt.want)
 		}
 	}
 }
@@ -106,9 +82,9 @@ func TestEachRequestIsCountedOnce(t *testing.T) {
 // A function of the service that panics leaves a count with a result, too.
 func TestPanicsAreCounted(t *testing.T) {
 	t.Parallel()
-	c := &tally{by: map[string]int64{}}
+	var r metrictest.Recorder
 	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{
-		MeterProvider: c,
+		MeterProvider: &r,
 		Scope: func(r *http.Request) (string, error) {
 			if r.Header.Get("X-User") == "" {
 				panic("no user")
@@ -118,11 +94,11 @@ func TestPanicsAreCounted(t *testing.T) {
 		OnReplay: func(*http.Request) { panic("no limiter") },
 	}, func(http.ResponseWriter, *http.Request) {})
 	for _, user := range []string{"", "ann", "ann"} {
-		r := post(goodKey, nil)
-		r.Header.Set("X-User", user)
-		sendRecovering(h, r)
+		req := post(goodKey, nil)
+		req.Header.Set("X-User", user)
+		sendRecovering(h, req)
 	}
-	if want := map[string]int64{"invalid": 1, "completed": 1, "replayed": 1}; !maps.Equal(c.by, want) {
-		t.Errorf("counted %v, want %v", c.by, want)
+	if got, want := counted(&r), (map[string]int64{"invalid": 1, "completed": 1, "replayed": 1}); !maps.Equal(got, want) {
+		t.Errorf("counted %v, want %v", got, want)
 	}
 }

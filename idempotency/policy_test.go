@@ -15,6 +15,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
+	"github.com/holdfast-go/holdfast/internal/metrictest"
 )
 
 func TestNeed(t *testing.T) {
@@ -61,10 +62,10 @@ func TestNeed(t *testing.T) {
 func TestStoreDownByRoute(t *testing.T) {
 	t.Parallel()
 	runs, fallback := 0, idempotencytest.NewStore()
-	counted := &tally{by: map[string]int64{}}
+	var metrics metrictest.Recorder
 	h := protect(t, &faulty{begin: down}, idempotency.MiddlewareConfig{
 		Fallback:      fallback,
-		MeterProvider: counted,
+		MeterProvider: &metrics,
 		StoreDown: func(r *http.Request) idempotency.StoreDown {
 			return map[string]idempotency.StoreDown{
 				"/open": idempotency.FailOpen, "/back": idempotency.FallBack, "/closed": idempotency.FailClosed,
@@ -97,8 +98,8 @@ func TestStoreDownByRoute(t *testing.T) {
 			t.Errorf("%s: %d %s %v; want %+v", tt.path, rec.Code, rec.Body, header, tt)
 		}
 	}
-	if want := map[string]int64{"store_unavailable": 1, "completed": 1, "replayed": 1, "bypassed": 2}; !maps.Equal(counted.by, want) {
-		t.Errorf("counted %v, want %v", counted.by, want)
+	if got, want := counted(&metrics), (map[string]int64{"store_unavailable": 1, "completed": 1, "replayed": 1, "bypassed": 2}); !maps.Equal(got, want) {
+		t.Errorf("counted %v, want %v", got, want)
 	}
 }
 

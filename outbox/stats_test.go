@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/holdfast-go/holdfast/internal/metrictest"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
@@ -24,12 +25,12 @@ func (halfFull) Window() (used, size int) { return 5, 10 }
 func newManager() *txretrytest.Manager { return txretrytest.NewManager(txretrytest.Config{}) }
 
 // measured is a bench with a second transport, "w", that tells of its window.
-func measured(t *testing.T, source func(*outboxtest.Store) outbox.Source, fn func(b *bench, r *readings)) {
+func measured(t *testing.T, source func(*outboxtest.Store) outbox.Source, fn func(b *bench, r *metrictest.Recorder)) {
 	t.Helper()
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := &bench{T: t, manager: newManager(), store: outboxtest.NewStore(), publisher: outboxtest.NewPublisher()}
-		r := newReadings()
+		r := &metrictest.Recorder{}
 		var err error
 		b.relay, err = outbox.NewRelay(source(b.store), outbox.Transports{"": b.publisher, "w": halfFull{outboxtest.NewPublisher()}},
 			outbox.RelayConfig{
@@ -46,9 +47,9 @@ func measured(t *testing.T, source func(*outboxtest.Store) outbox.Source, fn fun
 
 func itself(s *outboxtest.Store) outbox.Source { return s }
 
-func wantGauges(t *testing.T, r *readings, want map[string]float64) {
+func wantGauges(t *testing.T, r *metrictest.Recorder, want map[string]float64) {
 	t.Helper()
-	got, err := r.collect(t.Context())
+	got, err := r.Collect(t.Context())
 	if err != nil {
 		t.Error(err)
 	}
@@ -60,8 +61,8 @@ func wantGauges(t *testing.T, r *readings, want map[string]float64) {
 }
 
 func TestGaugesFollowTheRelay(t *testing.T) {
-	measured(t, itself, func(b *bench, r *readings) {
-		if got, _ := r.collect(b.Context()); len(got) != 0 {
+	measured(t, itself, func(b *bench, r *metrictest.Recorder) {
+		if got, _ := r.Collect(b.Context()); len(got) != 0 {
 			b.Errorf("before Run: %v", got)
 		}
 		b.publisher.Respond(func(m outbox.Message) error {
@@ -85,14 +86,14 @@ func TestGaugesFollowTheRelay(t *testing.T) {
 			"holdfast.outbox.window.fill{transport=w}":                  0.5,
 		})
 		stop()
-		if got, _ := r.collect(b.Context()); len(got) != 0 {
+		if got, _ := r.Collect(b.Context()); len(got) != 0 {
 			b.Errorf("after Run: %v", got)
 		}
 	})
 }
 
 func TestBreakerStates(t *testing.T) {
-	measured(t, itself, func(b *bench, r *readings) {
+	measured(t, itself, func(b *bench, r *metrictest.Recorder) {
 		b.publisher.Respond(func(outbox.Message) error { return failure(outbox.Unavailable) })
 		b.write(message("a", 1))
 		defer b.start()()
@@ -123,21 +124,21 @@ func TestBreakerStates(t *testing.T) {
 }
 
 func TestLagAndConfirmLatency(t *testing.T) {
-	measured(t, itself, func(b *bench, r *readings) {
+	measured(t, itself, func(b *bench, r *metrictest.Recorder) {
 		b.publisher.Latency(250 * time.Millisecond)
 		b.write(message("a", 1), message("", 2))
 		time.Sleep(2 * time.Second)
 		b.drain(outbox.Bounds{})
-		if got := r.of("holdfast.outbox.lag{transport=}"); !slices.Equal(got, []float64{2.25, 2.25}) {
+		if got := r.Values("holdfast.outbox.lag{transport=}"); !slices.Equal(got, []float64{2.25, 2.25}) {
 			b.Errorf("lag %v", got)
 		}
-		if got := r.of("holdfast.outbox.confirm.duration{transport=}"); !slices.Equal(got, []float64{0.25, 0.25}) {
+		if got := r.Values("holdfast.outbox.confirm.duration{transport=}"); !slices.Equal(got, []float64{0.25, 0.25}) {
 			b.Errorf("confirm %v", got)
 		}
 		b.publisher.Respond(func(outbox.Message) error { return failure(outbox.Retryable) })
 		b.write(message("a", 3))
 		b.drain(outbox.Bounds{})
-		if got := r.of("holdfast.outbox.lag{transport=}"); len(got) != 2 {
+		if got := r.Values("holdfast.outbox.lag{transport=}"); len(got) != 2 {
 			b.Errorf("a failure has a lag: %v", got)
 		}
 	})
@@ -179,12 +180,12 @@ func TestGaugesAskSeldomAndDoNotHang(t *testing.T) {
 		source = &asked{Source: s, measured: s}
 		return source
 	}
-	measured(t, wrap, func(b *bench, r *readings) {
+	measured(t, wrap, func(b *bench, r *metrictest.Recorder) {
 		b.write(message("a", 1))
 		stop := b.start()
 		synctest.Wait()
 		for range 10 {
-			if _, err := r.collect(b.Context()); err != nil {
+			if _, err := r.Collect(b.Context()); err != nil {
 				b.Error(err)
 			}
 			time.Sleep(time.Second)
@@ -193,7 +194,7 @@ func TestGaugesAskSeldomAndDoNotHang(t *testing.T) {
 			b.Errorf("asked %d times in 10 s", times)
 		}
 		begin := time.Now()
-		got, err := r.collect(b.Context())
+		got, err := r.Collect(b.Context())
 		if took := time.Since(begin); err == nil || took != 2*time.Second {
 			b.Errorf("a store that hangs: %v after %v", err, took)
 		}
@@ -208,7 +209,7 @@ func TestGaugesAskSeldomAndDoNotHang(t *testing.T) {
 		}
 		time.Sleep(5 * time.Second)
 		collected := make(chan error)
-		go func() { _, err := r.collect(b.Context()); collected <- err }()
+		go func() { _, err := r.Collect(b.Context()); collected <- err }()
 		synctest.Wait()
 		begin = time.Now()
 		stop()
@@ -222,14 +223,14 @@ func TestGaugesAskSeldomAndDoNotHang(t *testing.T) {
 type bare struct{ outbox.Source }
 
 func TestStatsWithoutAMeasuredSource(t *testing.T) {
-	measured(t, func(s *outboxtest.Store) outbox.Source { return bare{s} }, func(b *bench, r *readings) {
+	measured(t, func(s *outboxtest.Store) outbox.Source { return bare{s} }, func(b *bench, r *metrictest.Recorder) {
 		defer b.start()()
 		synctest.Wait()
 		stats, err := b.relay.Stats(b.Context())
 		if err != nil || stats.Store != nil || len(stats.Transports) != 2 {
 			b.Errorf("%+v, %v", stats, err)
 		}
-		got, err := r.collect(b.Context())
+		got, err := r.Collect(b.Context())
 		if _, ok := got["holdfast.outbox.oldest.age"]; err != nil || ok || len(got) != 7 {
 			b.Errorf("%v, %v", got, err)
 		}
@@ -237,7 +238,7 @@ func TestStatsWithoutAMeasuredSource(t *testing.T) {
 }
 
 func TestStatsOfTheStore(t *testing.T) {
-	measured(t, itself, func(b *bench, _ *readings) {
+	measured(t, itself, func(b *bench, _ *metrictest.Recorder) {
 		b.write(message("a", 1), message("a", 2))
 		time.Sleep(time.Minute)
 		stats, err := b.relay.Stats(b.Context())

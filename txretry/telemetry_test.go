@@ -11,81 +11,30 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/metric"
-	metrics "go.opentelemetry.io/otel/metric/noop"
 	"go.opentelemetry.io/otel/trace"
-	traces "go.opentelemetry.io/otel/trace/noop"
+	"go.opentelemetry.io/otel/trace/noop"
 
+	"github.com/holdfast-go/holdfast/internal/metrictest"
 	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// seen is what OpenTelemetry got, for one call at a time.
+// seen is the span of one call at a time.
 type seen struct {
-	points map[string]float64 // by instrument and attributes
 	span   map[string]string
 	events []string
 	ended  int
 }
 
-func (s *seen) add(name string, value float64, set attribute.Set) {
-	if s.points == nil {
-		s.points = map[string]float64{}
-	}
-	s.points[name+" "+set.Encoded(attribute.DefaultEncoder())] += value
-}
-
-type meterProvider struct {
-	metrics.MeterProvider
-	s *seen
-}
-
-func (p meterProvider) Meter(string, ...metric.MeterOption) metric.Meter { return meter{s: p.s} }
-
-type meter struct {
-	metrics.Meter
-	s *seen
-}
-
-func (m meter) Float64Histogram(name string, _ ...metric.Float64HistogramOption) (metric.Float64Histogram, error) {
-	return histogram{s: m.s, name: name}, nil
-}
-
-func (m meter) Int64Counter(name string, _ ...metric.Int64CounterOption) (metric.Int64Counter, error) {
-	return count{s: m.s, name: name}, nil
-}
-
-type histogram struct {
-	metrics.Float64Histogram
-	s    *seen
-	name string
-}
-
-func (histogram) Enabled(context.Context) bool { return true }
-func (h histogram) Record(_ context.Context, v float64, opts ...metric.RecordOption) {
-	h.s.add(h.name, v, metric.NewRecordConfig(opts).Attributes())
-}
-
-type count struct {
-	metrics.Int64Counter
-	s    *seen
-	name string
-}
-
-func (count) Enabled(context.Context) bool { return true }
-func (c count) Add(_ context.Context, n int64, opts ...metric.AddOption) {
-	c.s.add(c.name, float64(n), metric.NewAddConfig(opts).Attributes())
-}
-
 type tracerProvider struct {
-	traces.TracerProvider
+	noop.TracerProvider
 	s *seen
 }
 
 func (p tracerProvider) Tracer(string, ...trace.TracerOption) trace.Tracer { return tracer{s: p.s} }
 
 type tracer struct {
-	traces.Tracer
+	noop.Tracer
 	s *seen
 }
 
@@ -96,7 +45,7 @@ func (t tracer) Start(ctx context.Context, name string, _ ...trace.SpanStartOpti
 }
 
 type span struct {
-	traces.Span
+	noop.Span
 	s *seen
 }
 
@@ -118,10 +67,11 @@ func TestTelemetry(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var s seen
+		var metrics metrictest.Recorder
 		m := txretrytest.NewManager(txretrytest.Config{
 			Script: []txretrytest.Fault{{Point: txretrytest.AtCommit, SQLSTATE: "40001"}, {}, {Point: txretrytest.AtEnd, SQLSTATE: "23505"}},
 			Retry: txretry.Config{
-				TracerProvider: tracerProvider{s: &s}, MeterProvider: meterProvider{s: &s},
+				TracerProvider: tracerProvider{s: &s}, MeterProvider: &metrics,
 				Rand: func() float64 { return 0.5 },
 			},
 		})
@@ -144,16 +94,16 @@ func TestTelemetry(t *testing.T) {
 		if err := m.DoWith(t.Context(), txretry.Options{Name: "op"}, work); err == nil {
 			t.Error("no error")
 		}
-		wantPoints := map[string]float64{
-			"holdfast.txretry.duration operation=op,outcome=committed":           0.1,
-			"holdfast.txretry.duration operation=op,outcome=rolled_back":         0,
-			"holdfast.txretry.attempts operation=op,outcome=committed":           2,
-			"holdfast.txretry.attempts operation=op,outcome=rolled_back":         1,
-			"holdfast.txretry.phase.duration operation=op,phase=sleep":           0.1,
-			"holdfast.txretry.failures operation=op,phase=commit,sqlstate=40001": 1,
+		wantPoints := map[string][]float64{
+			"holdfast.txretry.duration{operation=op,outcome=committed}":           {0.1},
+			"holdfast.txretry.duration{operation=op,outcome=rolled_back}":         {0},
+			"holdfast.txretry.attempts{operation=op,outcome=committed}":           {2},
+			"holdfast.txretry.attempts{operation=op,outcome=rolled_back}":         {1},
+			"holdfast.txretry.phase.duration{operation=op,phase=sleep}":           {0.1},
+			"holdfast.txretry.failures{operation=op,phase=commit,sqlstate=40001}": {1},
 		}
-		if !maps.Equal(s.points, wantPoints) {
-			t.Errorf("points %v, want %v", s.points, wantPoints)
+		if points := metrics.Take(); !maps.EqualFunc(points, wantPoints, slices.Equal) {
+			t.Errorf("points %v, want %v", points, wantPoints)
 		}
 	})
 }

@@ -63,6 +63,7 @@ var floors = slices.Concat(
 		{pkg: "internal/pgtest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv"}},
 		{pkg: "internal/redistest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv"}},
 		{pkg: "internal/amqptest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv"}},
+		{pkg: "internal/metrictest"},
 		{pkg: "internal/lab/...", clients: heavy, on: []string{"..."}, anyModule: true},
 
 		// Transactions are Postgres: this core is pgx and is not split.

@@ -5,86 +5,31 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"sync"
+	"math"
+	"slices"
 	"testing"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/metric/noop"
-
+	"github.com/holdfast-go/holdfast/internal/metrictest"
 	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/ratelimit"
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
 )
 
-// recorder is a MeterProvider that counts what is recorded, by instrument and
-// labels.
-type recorder struct {
-	noop.MeterProvider
-	mu sync.Mutex
-	by map[string]int64
-}
-
-func (r *recorder) Meter(string, ...metric.MeterOption) metric.Meter { return recordingMeter{r: r} }
-
-type recordingMeter struct {
-	noop.Meter
-	r *recorder
-}
-
-func (m recordingMeter) Int64Counter(name string, _ ...metric.Int64CounterOption) (metric.Int64Counter, error) {
-	return recordingCounter{r: m.r, name: name}, nil
-}
-
-func (m recordingMeter) Float64Histogram(name string, _ ...metric.Float64HistogramOption) (metric.Float64Histogram, error) {
-	return recordingHistogram{r: m.r, name: name}, nil
-}
-
-type recordingCounter struct {
-	noop.Int64Counter
-	r    *recorder
-	name string
-}
-
-func (c recordingCounter) Add(_ context.Context, incr int64, opts ...metric.AddOption) {
-	set := metric.NewAddConfig(opts).Attributes()
-	limit, _ := set.Value("limit")
-	outcome, _ := set.Value("outcome")
-	source, _ := set.Value("source")
-	c.r.add(fmt.Sprintf("%s %s/%s/%s", c.name, limit.AsString(), outcome.AsString(), source.AsString()), incr)
-}
-
-type recordingHistogram struct {
-	noop.Float64Histogram
-	r    *recorder
-	name string
-}
-
-func (h recordingHistogram) Record(_ context.Context, value float64, opts ...metric.RecordOption) {
-	set := metric.NewRecordConfig(opts).Attributes()
-	if limit, ok := set.Value("limit"); ok {
-		h.r.add(fmt.Sprintf("%s %s=%.1f", h.name, limit.AsString(), value), 1)
-		return
-	}
-	h.r.add(h.name, 1)
-}
-
-func (r *recorder) add(what string, n int64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.by[what] += n
-}
-
-// want compares everything recorded since the last call.
-func (r *recorder) want(t *testing.T, when string, want map[string]int64) {
+// wantRecorded compares everything recorded since the last call; of durations, how many there are.
+func wantRecorded(t *testing.T, r *metrictest.Recorder, when string, durations int, want map[string][]float64) {
 	t.Helper()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if !maps.Equal(r.by, want) {
-		t.Errorf("%s: recorded %v, want %v", when, r.by, want)
+	const duration = "holdfast.ratelimit.duration"
+	recorded := r.Take()
+	if n := len(recorded[duration]); n != durations {
+		t.Errorf("%s: recorded %d durations, want %d", when, n, durations)
 	}
-	r.by = map[string]int64{}
+	delete(recorded, duration)
+	rounded := func(got, want float64) bool { return math.Round(10*got) == 10*want }
+	if !maps.EqualFunc(recorded, want, func(got, want []float64) bool { return slices.EqualFunc(got, want, rounded) }) {
+		t.Errorf("%s: recorded %v, want %v", when, recorded, want)
+	}
 }
 
 // Decisions are counted by outcome, source and the limit that bound; hooks see
@@ -92,7 +37,7 @@ func (r *recorder) want(t *testing.T, when string, want map[string]int64) {
 func TestMetricsAndHooks(t *testing.T) {
 	t.Parallel()
 	proxy := testenv.NewProxy(t, redistest.URL(t))
-	meter := &recorder{by: map[string]int64{}}
+	meter := &metrictest.Recorder{}
 	var seen []string
 	hooks := ratelimitredis.Hooks{
 		OnDecision: func(_ context.Context, d ratelimit.Decision, took time.Duration) {
@@ -112,25 +57,27 @@ func TestMetricsAndHooks(t *testing.T) {
 	}
 	ask := func(l *ratelimitredis.Limiter, charges ...ratelimit.Charge) { _, _ = l.Allow(t.Context(), charges...) }
 
+	const decisions, remaining = "holdfast.ratelimit.decisions", "holdfast.ratelimit.remaining"
 	ask(allow, charges...)
-	meter.want(t, "allowed", map[string]int64{
-		"holdfast.ratelimit.decisions user/allowed/store": 1, "holdfast.ratelimit.remaining user=0.5": 1, "holdfast.ratelimit.duration": 1,
+	wantRecorded(t, meter, "allowed", 1, map[string][]float64{
+		decisions + "{limit=user,outcome=allowed,source=store}": {1}, remaining + "{limit=user}": {0.5},
 	})
 	ask(allow, charges[1])
 	ask(allow, charges...)
 	ask(allow, charges...)
-	meter.want(t, "denied", map[string]int64{
-		"holdfast.ratelimit.decisions global/allowed/store": 1, "holdfast.ratelimit.remaining global=0.8": 1, "holdfast.ratelimit.duration": 3,
-		"holdfast.ratelimit.decisions user/allowed/store": 1, "holdfast.ratelimit.decisions user/denied/store": 1, "holdfast.ratelimit.remaining user=0.0": 2,
+	wantRecorded(t, meter, "denied", 3, map[string][]float64{
+		decisions + "{limit=global,outcome=allowed,source=store}": {1}, remaining + "{limit=global}": {0.8},
+		decisions + "{limit=user,outcome=allowed,source=store}": {1}, decisions + "{limit=user,outcome=denied,source=store}": {1},
+		remaining + "{limit=user}": {0, 0},
 	})
 	ask(allow, charges...)
-	meter.want(t, "remembered", map[string]int64{"holdfast.ratelimit.decisions user/denied/cache": 1})
+	wantRecorded(t, meter, "remembered", 0, map[string][]float64{decisions + "{limit=user,outcome=denied,source=cache}": {1}})
 
 	proxy.Pause()
 	ask(allow, charges[1])
-	meter.want(t, "by the policy", map[string]int64{"holdfast.ratelimit.decisions /allowed/policy": 1, "holdfast.ratelimit.duration": 1})
+	wantRecorded(t, meter, "by the policy", 1, map[string][]float64{decisions + "{limit=,outcome=allowed,source=policy}": {1}})
 	ask(deny, charges[1])
-	meter.want(t, "undecided", map[string]int64{"holdfast.ratelimit.decisions /unavailable/none": 1, "holdfast.ratelimit.duration": 1})
+	wantRecorded(t, meter, "undecided", 1, map[string][]float64{decisions + "{limit=,outcome=unavailable,source=none}": {1}})
 
 	stored := func(denied string) string {
 		return fmt.Sprintf("allowed=%v denied=%q cached=false fallback=false timed=true", denied == "", denied)
