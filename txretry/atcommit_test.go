@@ -8,29 +8,18 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
 // inEveryMode runs a test with each way in which pgx can execute a batch.
 func inEveryMode(t *testing.T, test func(t *testing.T, m *txretry.Manager, pool *pgxpool.Pool)) {
-	for _, mode := range []pgx.QueryExecMode{
-		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
-		pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
-	} {
-		t.Run(mode.String(), func(t *testing.T) {
-			t.Parallel()
-			pool := newCounter(t)
-			cfg := pool.Config()
-			cfg.ConnConfig.DefaultQueryExecMode = mode
-			moded, err := pgxpool.NewWithConfig(t.Context(), cfg)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer moded.Close()
-			observed, _ := observed()
-			test(t, newManager(t, moded, observed), pool)
-		})
-	}
+	t.Helper()
+	pgtest.InEveryMode(t, func(t *testing.T, inMode func(*pgxpool.Pool) *pgxpool.Pool) {
+		pool := newCounter(t)
+		observed, _ := observed()
+		test(t, newManager(t, inMode(pool), observed), pool)
+	})
 }
 
 const addSQL = "update counter set n = n + $1 where id = 1"

@@ -12,60 +12,43 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
+	"github.com/holdfast-go/holdfast/internal/pgtest"
 )
 
 // However the client sends its statements, as poolers ask for: it encodes ids, arrays and
 // durations differently in each mode.
 func TestQueryExecModes(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []pgx.QueryExecMode{
-		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
-		pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
-	} {
-		t.Run(mode.String(), func(t *testing.T) {
-			t.Parallel()
-			pool := inMode(t, newPool(t), mode)
-			p := newProcessor(t, newManager(t, pool), inboxpgx.Config{Consumer: "a"})
-			handle(t, p, func(ctx context.Context, tx pgx.Tx, e conformance.Event) error {
-				if e.Number == 1 {
-					return errors.New("broken")
-				}
-				return insertEffect(ctx, tx, "a", e.Number)
-			}, inboxpgx.HandlerConfig{})
-			m := numbered(99)
-			for range 2 {
-				if err := process(t, p, m); err != nil {
-					t.Fatal(err)
-				}
+	pgtest.InEveryMode(t, func(t *testing.T, inMode func(*pgxpool.Pool) *pgxpool.Pool) {
+		pool := inMode(newPool(t))
+		p := newProcessor(t, newManager(t, pool), inboxpgx.Config{Consumer: "a"})
+		handle(t, p, func(ctx context.Context, tx pgx.Tx, e conformance.Event) error {
+			if e.Number == 1 {
+				return errors.New("broken")
 			}
-			msgs := events(4)
-			for range 2 {
-				if got := failedOnes(p.Process(t.Context(), append(msgs, m))); !slices.Equal(got, []int{1}) {
-					t.Errorf("failed %v, want the second one", got)
-				}
+			return insertEffect(ctx, tx, "a", e.Number)
+		}, inboxpgx.HandlerConfig{})
+		m := numbered(99)
+		for range 2 {
+			if err := process(t, p, m); err != nil {
+				t.Fatal(err)
 			}
-			wantOneEffectEach(t, pool, 4)
-			ledgerInMode(t, pool, m)
-			if n, err := inboxpgx.Prune(t.Context(), pool, inboxpgx.PruneConfig{}); n != 0 || err != nil {
-				t.Errorf("pruned %d, error %v", n, err)
+		}
+		msgs := events(4)
+		for range 2 {
+			if got := failedOnes(p.Process(t.Context(), append(msgs, m))); !slices.Equal(got, []int{1}) {
+				t.Errorf("failed %v, want the second one", got)
 			}
-			if findings, err := inboxpgx.Check(t.Context(), pool, inboxpgx.PruneConfig{}); len(findings) != 0 || err != nil {
-				t.Errorf("findings %v, error %v", findings, err)
-			}
-		})
-	}
-}
-
-func inMode(t *testing.T, pool *pgxpool.Pool, mode pgx.QueryExecMode) *pgxpool.Pool {
-	t.Helper()
-	cfg := pool.Config()
-	cfg.ConnConfig.DefaultQueryExecMode = mode
-	moded, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(moded.Close)
-	return moded
+		}
+		wantOneEffectEach(t, pool, 4)
+		ledgerInMode(t, pool, m)
+		if n, err := inboxpgx.Prune(t.Context(), pool, inboxpgx.PruneConfig{}); n != 0 || err != nil {
+			t.Errorf("pruned %d, error %v", n, err)
+		}
+		if findings, err := inboxpgx.Check(t.Context(), pool, inboxpgx.PruneConfig{}); len(findings) != 0 || err != nil {
+			t.Errorf("findings %v, error %v", findings, err)
+		}
+	})
 }
 
 func ledgerInMode(t *testing.T, pool *pgxpool.Pool, m *inbox.Message) {

@@ -52,6 +52,11 @@ func Pool(t testing.TB, rawURL string, maxConns int32) *pgxpool.Pool {
 		t.Fatal(err)
 	}
 	cfg.MaxConns = maxConns
+	return open(t, cfg)
+}
+
+func open(t testing.TB, cfg *pgxpool.Config) *pgxpool.Pool {
+	t.Helper()
 	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -4,7 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
@@ -16,38 +15,27 @@ import (
 // arguments by their Go types alone.
 func TestEveryExecMode(t *testing.T) {
 	t.Parallel()
-	for _, mode := range []pgx.QueryExecMode{
-		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
-		pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
-	} {
-		t.Run(mode.String(), func(t *testing.T) {
-			t.Parallel()
-			cfg := pgtest.New(t).Config()
-			cfg.ConnConfig.DefaultQueryExecMode = mode
-			pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-			must(t, err)
-			defer pool.Close()
-			f := setupOn(t, pool, outboxpgx.SourceConfig{LanesPerClaim: outbox.Lanes})
+	pgtest.InEveryMode(t, func(t *testing.T, inMode func(*pgxpool.Pool) *pgxpool.Pool) {
+		f := setupOn(t, inMode(pgtest.New(t)), outboxpgx.SourceConfig{LanesPerClaim: outbox.Lanes})
 
-			m := outbox.Message{Name: "a", Body: []byte("{}")}
-			f.write(t, m)
-			f.write(t, m, m)
-			batch, err := f.source.Claim(t.Context(), outbox.ClaimRequest{Limit: 10, Lease: time.Minute})
-			must(t, err)
-			if len(batch.Messages) != 3 {
-				t.Fatalf("claimed %d messages, want 3", len(batch.Messages))
-			}
-			_, err = f.source.Settle(t.Context(), batch, []outbox.Outcome{
-				{ID: batch.Messages[0].ID, Verdict: outbox.Published},
-				{ID: batch.Messages[1].ID, Verdict: outbox.Failed, Delay: time.Hour, Class: outbox.Retryable, Err: "failed"},
-				{ID: batch.Messages[2].ID, Verdict: outbox.Dead, Class: outbox.Permanent, Err: "dead"},
-			})
-			must(t, err)
-			stats, err := f.source.Stats(t.Context())
-			must(t, err)
-			if stats.Ready != 0 || stats.Parked != 1 || stats.Dead != 1 {
-				t.Errorf("after Settle: %+v", stats)
-			}
+		m := outbox.Message{Name: "a", Body: []byte("{}")}
+		f.write(t, m)
+		f.write(t, m, m)
+		batch, err := f.source.Claim(t.Context(), outbox.ClaimRequest{Limit: 10, Lease: time.Minute})
+		must(t, err)
+		if len(batch.Messages) != 3 {
+			t.Fatalf("claimed %d messages, want 3", len(batch.Messages))
+		}
+		_, err = f.source.Settle(t.Context(), batch, []outbox.Outcome{
+			{ID: batch.Messages[0].ID, Verdict: outbox.Published},
+			{ID: batch.Messages[1].ID, Verdict: outbox.Failed, Delay: time.Hour, Class: outbox.Retryable, Err: "failed"},
+			{ID: batch.Messages[2].ID, Verdict: outbox.Dead, Class: outbox.Permanent, Err: "dead"},
 		})
-	}
+		must(t, err)
+		stats, err := f.source.Stats(t.Context())
+		must(t, err)
+		if stats.Ready != 0 || stats.Parked != 1 || stats.Dead != 1 {
+			t.Errorf("after Settle: %+v", stats)
+		}
+	})
 }
