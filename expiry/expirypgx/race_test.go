@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -35,21 +33,6 @@ func announceAll(b *backend) func(context.Context, pgx.Tx, []expiry.Row) error {
 	}
 }
 
-// chaosRounds is how many long rounds are asked for: one of them takes as long as
-// a hundred of those that HOLDFAST_CHAOS_ROUNDS counts.
-func chaosRounds(t *testing.T) int {
-	t.Helper()
-	text := os.Getenv("HOLDFAST_CHAOS_ROUNDS")
-	if text == "" {
-		return 0
-	}
-	rounds, err := strconv.Atoi(text)
-	if err != nil {
-		t.Fatalf("HOLDFAST_CHAOS_ROUNDS: %v", err)
-	}
-	return max(1, rounds/100)
-}
-
 // Four sweepers race with clients who confirm and extend holds that are about to
 // expire, and each sweeper is replaced all the time. Every hold must end in one
 // state, with one event if it expired and none if it was confirmed.
@@ -63,9 +46,11 @@ func TestSweepersRaceAtSerializable(t *testing.T) {
 	race{holds: 1_000, over: 2 * time.Second, tries: 500, isolation: pgx.Serializable}.run(t)
 }
 
-// The long form, of 100,000 holds, runs only where HOLDFAST_CHAOS_ROUNDS is set.
+// The long form, of 100,000 holds, runs only where it is asked for. One round of it takes as long
+// as a hundred of other tests.
 func TestChaosSweepersRaceWithConfirmAndExtend(t *testing.T) {
-	for round := range chaosRounds(t) {
+	rounds := testenv.Rounds(t)
+	for round := range min(rounds, max(1, rounds/100)) {
 		t.Run(fmt.Sprint("round ", round), func(t *testing.T) {
 			race{holds: 100_000, over: 30 * time.Second, tries: 30_000}.run(t)
 		})

@@ -1,9 +1,11 @@
 package redistest
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -53,4 +55,17 @@ func Cluster(t testing.TB) (*redis.ClusterClient, []*testenv.Server) {
 		}
 	})
 	return client, servers
+}
+
+// NodesInUse returns how many nodes of a cluster hold keys.
+func NodesInUse(ctx context.Context, client *redis.ClusterClient) (int64, error) {
+	var used atomic.Int64
+	err := client.ForEachMaster(ctx, func(ctx context.Context, node *redis.Client) error {
+		n, err := node.DBSize(ctx).Result()
+		if n > 0 {
+			used.Add(1)
+		}
+		return err
+	})
+	return used.Load(), err
 }

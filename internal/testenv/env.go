@@ -3,6 +3,7 @@ package testenv
 import (
 	"errors"
 	"os"
+	"strconv"
 	"testing"
 )
 
@@ -15,7 +16,25 @@ const (
 
 	// RequireVar, set to 1, makes a missing server fail the test instead of skipping it.
 	RequireVar = "HOLDFAST_REQUIRE_SERVERS"
+
+	// RoundsVar makes tests run in their long form, and says how long: so many kills, or as
+	// much of other faults.
+	RoundsVar = "HOLDFAST_CHAOS_ROUNDS"
 )
+
+// Rounds returns what RoundsVar says; 0 means the short form.
+func Rounds(t testing.TB) int {
+	t.Helper()
+	text := os.Getenv(RoundsVar)
+	if text == "" {
+		return 0
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		t.Fatalf("%s is %q", RoundsVar, text)
+	}
+	return n
+}
 
 // PostgresURL returns the address of the shared Postgres; tests want pgtest.New.
 func PostgresURL(t testing.TB) string {

@@ -1,7 +1,6 @@
 package ratelimitredis_test
 
 import (
-	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -74,16 +73,8 @@ func testShards(t *testing.T, client *redis.ClusterClient) {
 		t.Errorf("after a refund %+v, %v", d, err)
 	}
 
-	var used atomic.Int64
-	err = client.ForEachMaster(t.Context(), func(ctx context.Context, node *redis.Client) error {
-		n, err := node.DBSize(ctx).Result()
-		if n > 0 {
-			used.Add(1)
-		}
-		return err
-	})
-	if err != nil || used.Load() != 3 {
-		t.Errorf("%d nodes hold counters, %v, want all 3", used.Load(), err)
+	if used, err := redistest.NodesInUse(t.Context(), client); err != nil || used != 3 {
+		t.Errorf("%d nodes hold counters, %v, want all 3", used, err)
 	}
 }
 

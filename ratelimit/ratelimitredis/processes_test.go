@@ -31,20 +31,6 @@ const (
 	childID     = "HOLDFAST_RATELIMIT_CHILD_ID"
 )
 
-// rounds is what HOLDFAST_CHAOS_ROUNDS says: above 0, tests run in their long form.
-func rounds(t *testing.T) int {
-	t.Helper()
-	text := os.Getenv("HOLDFAST_CHAOS_ROUNDS")
-	if text == "" {
-		return 0
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 {
-		t.Fatalf("HOLDFAST_CHAOS_ROUNDS is %q", text)
-	}
-	return n
-}
-
 var (
 	contended = ratelimit.Limit{Name: "contended", Max: 1000, Window: 2 * time.Second}
 	perDay    = ratelimit.Limit{Name: "day", Max: 1000, Window: day}
@@ -58,7 +44,7 @@ type tally struct{ allowed, denied int64 }
 // what the arithmetic says about all that was admitted.
 func TestProcesses(t *testing.T) {
 	processes, length := 8, 3*time.Second
-	if rounds(t) > 0 {
+	if testenv.Rounds(t) > 0 {
 		processes, length = 50, 20*time.Second
 	}
 	server := testenv.Private(t, testenv.Redis)
@@ -213,7 +199,7 @@ func TestProcessOfMany(t *testing.T) {
 // limit, counted anew after each loss of its memory.
 func TestFaults(t *testing.T) {
 	faults := 3
-	if n := rounds(t); n > 0 {
+	if n := testenv.Rounds(t); n > 0 {
 		faults = max(3, n/5)
 	}
 	const timeout, slack = 100 * time.Millisecond, 20 * time.Millisecond
@@ -228,32 +214,23 @@ func TestFaults(t *testing.T) {
 	})
 	limit := ratelimit.Limit{Name: "user", Max: 100, Window: day}
 	var metered, fellBack, slowest, late atomic.Int64
-	ctx, stop := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	for range 8 {
-		wg.Go(func() {
-			for ctx.Err() == nil {
-				start := time.Now()
-				twin := time.AfterFunc(timeout, func() { raise(&late, time.Since(start)-timeout) }) // how late the machine itself is
-				d, err := l.Allow(ctx, ratelimit.Charge{Limit: limit})
-				took := time.Since(start)
-				twin.Stop()
-				switch {
-				case ctx.Err() != nil:
-				case err != nil:
-					t.Error(err)
-				case d.Fallback:
-					fellBack.Add(1)
-				case d.Allowed:
-					metered.Add(1)
-				}
-				raise(&slowest, took)
-				if runloop.Sleep(ctx, time.Millisecond) != nil {
-					return
-				}
-			}
-		})
-	}
+	leave := crowd(t, func(ctx context.Context) {
+		start := time.Now()
+		twin := time.AfterFunc(timeout, func() { raise(&late, time.Since(start)-timeout) }) // how late the machine itself is
+		d, err := l.Allow(ctx, ratelimit.Charge{Limit: limit})
+		took := time.Since(start)
+		twin.Stop()
+		switch {
+		case ctx.Err() != nil:
+		case err != nil:
+			t.Error(err)
+		case d.Fallback:
+			fellBack.Add(1)
+		case d.Allowed:
+			metered.Add(1)
+		}
+		raise(&slowest, took)
+	})
 	testenv.Eventually(t, patient, func() error {
 		if metered.Load() < limit.Max {
 			return fmt.Errorf("%d metered", metered.Load())
@@ -264,21 +241,20 @@ func TestFaults(t *testing.T) {
 	for range faults {
 		var err error
 		if random.IntN(2) == 0 {
-			err = errors.Join(server.Pause(), runloop.Sleep(ctx, 500*time.Millisecond), server.Resume())
+			err = errors.Join(server.Pause(), runloop.Sleep(t.Context(), 500*time.Millisecond), server.Resume())
 		} else {
 			losses++
-			err = errors.Join(server.Kill(), runloop.Sleep(ctx, 500*time.Millisecond), server.Start(ctx))
+			err = errors.Join(server.Kill(), runloop.Sleep(t.Context(), 500*time.Millisecond), server.Start(t.Context()))
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
 		testenv.Eventually(t, patient, func() error {
-			_, err := l.Peek(ctx, ratelimit.Charge{Limit: limit})
+			_, err := l.Peek(t.Context(), ratelimit.Charge{Limit: limit})
 			return err
 		})
 	}
-	stop()
-	wg.Wait()
+	leave()
 	t.Logf("%d metered over %d memories, %d by the policy, slowest call %v, latest timer %v late",
 		metered.Load(), losses, fellBack.Load(), time.Duration(slowest.Load()), time.Duration(late.Load()))
 	if metered.Load() > losses*limit.Max {

@@ -21,7 +21,7 @@ func (s *stack) atEveryStep(t *testing.T, before, fault func()) {
 	t.Helper()
 	s.steps.fault = fault
 	stride := 1
-	if !long() {
+	if !long(t) {
 		stride = 2 // of two neighbours one is before a write and one after it, or an answer
 	}
 	struck := 0

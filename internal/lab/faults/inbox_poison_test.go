@@ -33,7 +33,7 @@ var inboxPoisons = []struct {
 // belongs.
 func TestInboxPoison(t *testing.T) {
 	n := 2000
-	if long() {
+	if long(t) {
 		n = 100_000
 	} else {
 		t.Parallel()
@@ -63,7 +63,7 @@ func TestInboxPoison(t *testing.T) {
 	first, mixed, last := i.rate(before), i.rate(all), i.rate(after)
 	alone := (first + last) / 2
 	t.Logf("%d good messages: %.0f/s and %.0f/s alone, %.0f/s with %d bad ones, %.2f", n, first, last, mixed, len(want), mixed/alone)
-	if long() && mixed < 0.9*alone { // a short run measures the noise
+	if long(t) && mixed < 0.9*alone { // a short run measures the noise
 		t.Errorf("bad messages slow the good ones down to %.2f", mixed/alone)
 	}
 	stop := i.start()

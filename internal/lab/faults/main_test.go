@@ -1,6 +1,7 @@
 package faults_test
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"math/rand/v2"
@@ -21,46 +22,36 @@ func TestMain(m *testing.M) {
 
 var quiet = slog.New(slog.DiscardHandler)
 
-const (
-	roundsVar = "HOLDFAST_CHAOS_ROUNDS"
-	seedVar   = "HOLDFAST_CHAOS_SEED"
-
-	shortRounds = 10
-)
+const seedVar = "HOLDFAST_CHAOS_SEED"
 
 // long reports whether the long form was asked for.
-func long() bool { return os.Getenv(roundsVar) != "" }
+func long(t testing.TB) bool {
+	t.Helper()
+	return testenv.Rounds(t) > 0
+}
 
 // scaled returns how many times something is done that the short form does n times.
 func scaled(t testing.TB, n int) int {
 	t.Helper()
-	rounds := number(t, roundsVar, shortRounds)
-	return max(1, n*int(rounds)/shortRounds)
+	const short = 10
+	return max(1, n*cmp.Or(testenv.Rounds(t), short)/short)
 }
 
 // seeded returns the source of a test's choices, whose seed is told when the test fails.
 func seeded(t testing.TB) *rand.Rand {
 	t.Helper()
-	seed := number(t, seedVar, rand.Uint64())
+	seed := rand.Uint64()
+	if text := os.Getenv(seedVar); text != "" {
+		var err error
+		seed, err = strconv.ParseUint(text, 10, 64)
+		must(t, err)
+	}
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("%s=%d", seedVar, seed)
 		}
 	})
 	return rand.New(rand.NewPCG(seed, 0))
-}
-
-func number(t testing.TB, variable string, otherwise uint64) uint64 {
-	t.Helper()
-	text := os.Getenv(variable)
-	if text == "" {
-		return otherwise
-	}
-	n, err := strconv.ParseUint(text, 10, 64)
-	if err != nil {
-		t.Fatalf("%s: %v", variable, err)
-	}
-	return n
 }
 
 func must(t testing.TB, err error) {

@@ -57,7 +57,7 @@ func TestOutboxOldSnapshot(t *testing.T) {
 	s := newStore(t, server.URL())
 	n := int64(min(scaled(t, 30_000), 300_000))
 	pairs, least := 1, 0.3 // a busy machine shows no more than that nothing is badly wrong
-	if long() {
+	if long(t) {
 		pairs, least = 3, 0.9
 	}
 	var ratios []float64
