@@ -33,23 +33,7 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{manager: txretrytest.NewManager(txretrytest.Config{}), table: expirytest.NewTable(), when: map[string]time.Time{}}
-	store, err := expirytest.NewStore(w.manager, expirytest.Config{
-		Active: w.table.Active,
-		Expire: w.table.Expire,
-		Now:    func() time.Time { return time.Now().Add(w.ahead) },
-		Emit: func(_ context.Context, _ pgx.Tx, rows []expiry.Row) error {
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			for _, row := range rows {
-				w.when[row.ID] = time.Now()
-			}
-			return nil
-		},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.store = store
+	w.store = w.emitting(t, func(context.Context, []expiry.Row) error { return nil })
 	return w
 }
 
@@ -117,7 +101,7 @@ func (w *world) expiredWithin(t *testing.T, id string, deadline time.Time, late 
 	}
 }
 
-// emitting is a store on the rows of w with a callback of its own in front of w's.
+// emitting is a store on the rows of w that notes them as expired behind a callback of its own.
 func (w *world) emitting(t *testing.T, first func(ctx context.Context, rows []expiry.Row) error) expiry.Store {
 	t.Helper()
 	store, err := expirytest.NewStore(w.manager, expirytest.Config{

@@ -17,6 +17,15 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
+// withDeadLetters returns a broker with the queue "orders" and one for dead letters.
+func withDeadLetters(t *testing.T) *amqptest.Broker {
+	t.Helper()
+	b := amqptest.New(t)
+	b.Queue(t, "orders", nil)
+	b.Queue(t, "failed.default", nil)
+	return b
+}
+
 func newDeadLetters(t *testing.T, b *amqptest.Broker, cfg inboxamqp.DeadLettersConfig) *inboxamqp.DeadLetters {
 	t.Helper()
 	letters, err := inboxamqp.NewDeadLetters(b.Dial, cfg)
@@ -96,9 +105,7 @@ func TestDeadLetters(t *testing.T) {
 // A connection lost in the middle of a replay costs duplicates, and no message.
 func TestReplayCut(t *testing.T) {
 	t.Parallel()
-	b := amqptest.New(t)
-	b.Queue(t, "orders", nil)
-	b.Queue(t, "failed.default", nil)
+	b := withDeadLetters(t)
 	const n = 100
 	missing := map[string]bool{}
 	for range n {
@@ -145,9 +152,7 @@ func TestReplayCut(t *testing.T) {
 // What cannot be returned to its queue stays a dead letter.
 func TestReplayWithoutOrigin(t *testing.T) {
 	t.Parallel()
-	b := amqptest.New(t)
-	b.Queue(t, "failed.default", nil)
-	b.Queue(t, "orders", nil)
+	b := withDeadLetters(t)
 	for _, origin := range []any{nil, "gone", "orders"} {
 		p := order()
 		p.Headers = amqp.Table{"holdfast-origin-queue": origin, "holdfast-replays": int32(2), "holdfast-attempt": "9"}
@@ -175,9 +180,7 @@ func deadOrder(age time.Duration) amqp.Publishing {
 // A replay is counted before, refuses what nobody remembers, and is no faster than told.
 func TestReplayGuards(t *testing.T) {
 	t.Parallel()
-	b := amqptest.New(t)
-	b.Queue(t, "orders", nil)
-	b.Queue(t, "failed.default", nil)
+	b := withDeadLetters(t)
 	for _, age := range []time.Duration{0, 7 * 24 * time.Hour, 9 * 24 * time.Hour, time.Hour, time.Minute} {
 		b.Publish(t, "", "failed.default", deadOrder(age))
 	}

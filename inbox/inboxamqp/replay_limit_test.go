@@ -9,15 +9,12 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
-	"github.com/holdfast-go/holdfast/internal/amqptest"
 )
 
 // A replay in portions gets on although the first ones have to stay: they are at the head each time.
 func TestReplayInPortions(t *testing.T) {
 	t.Parallel()
-	b := amqptest.New(t)
-	b.Queue(t, "orders", nil)
-	b.Queue(t, "failed.default", nil)
+	b := withDeadLetters(t)
 	foreign := order()
 	foreign.Headers = amqp.Table{"x-of": "somebody else"}
 	b.Publish(t, "", "failed.default", foreign)
@@ -42,9 +39,7 @@ func TestReplayInPortions(t *testing.T) {
 // A limit that was computed and fell below zero is no licence to take all.
 func TestNegativeLimit(t *testing.T) {
 	t.Parallel()
-	b := amqptest.New(t)
-	b.Queue(t, "orders", nil)
-	b.Queue(t, "failed.default", nil)
+	b := withDeadLetters(t)
 	b.Publish(t, "", "failed.default", deadOrder(0))
 	letters := newDeadLetters(t, b, inboxamqp.DeadLettersConfig{})
 	filter := inbox.Filter{Limit: -1}

@@ -70,19 +70,25 @@ func TestConnectionLost(t *testing.T) {
 	}
 }
 
-func TestSilentBroker(t *testing.T) {
-	t.Parallel()
+// silenced returns a publisher whose broker has confirmed one message to the queue "q", and says
+// nothing more until the proxy resumes.
+func silenced(t *testing.T, cfg amqpconn.PublisherConfig) (*amqpconn.Publisher, *testenv.Proxy) {
+	t.Helper()
 	b := amqptest.New(t)
 	b.Queue(t, "q", nil)
 	proxy := testenv.NewProxy(t, b.URL)
-	p := start(t, amqpconn.PublisherConfig{
-		Dial:    func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) },
-		Timeout: time.Second, ConfirmTimeout: time.Second, Window: 4,
-	})
-	if err := p.Confirmed(t.Context(), out("", "q", "1")); err != nil {
+	cfg.Dial = func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) }
+	p := start(t, cfg)
+	if err := p.Confirmed(t.Context(), out("", "q", "first")); err != nil {
 		t.Fatal(err)
 	}
 	proxy.Pause()
+	return p, proxy
+}
+
+func TestSilentBroker(t *testing.T) {
+	t.Parallel()
+	p, proxy := silenced(t, amqpconn.PublisherConfig{Timeout: time.Second, ConfirmTimeout: time.Second, Window: 4})
 	var l ledger
 	for _, id := range []string{"2", "3", "4", "5", "6", "7"} {
 		p.Publish(t.Context(), out("", "q", id), l.done(id))
@@ -102,17 +108,7 @@ func TestSilentBroker(t *testing.T) {
 // A caller that leaves is told soon, and its places in the window stay accounted for.
 func TestCallerLeaves(t *testing.T) {
 	t.Parallel()
-	b := amqptest.New(t)
-	b.Queue(t, "q", nil)
-	proxy := testenv.NewProxy(t, b.URL)
-	p := start(t, amqpconn.PublisherConfig{
-		Dial:   func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) },
-		Window: 4,
-	})
-	if err := p.Confirmed(t.Context(), out("", "q", "0")); err != nil {
-		t.Fatal(err)
-	}
-	proxy.Pause()
+	p, proxy := silenced(t, amqpconn.PublisherConfig{Window: 4})
 	ctx, cancel := context.WithCancel(t.Context())
 	var l ledger
 	for _, id := range []string{"1", "2", "3", "4"} {
@@ -136,19 +132,10 @@ func TestCallerLeaves(t *testing.T) {
 // A place whose caller has left is not lost to a broker that never confirms.
 func TestCallerLeavesSilentBroker(t *testing.T) {
 	t.Parallel()
-	b := amqptest.New(t)
-	b.Queue(t, "q", nil)
-	proxy := testenv.NewProxy(t, b.URL)
 	down := make(chan struct{}, 100)
-	p := start(t, amqpconn.PublisherConfig{
-		Dial:    func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) },
-		Timeout: time.Second, ConfirmTimeout: time.Second, Window: 4,
-		Down: func(error) { down <- struct{}{} },
+	p, _ := silenced(t, amqpconn.PublisherConfig{
+		Timeout: time.Second, ConfirmTimeout: time.Second, Window: 4, Down: func(error) { down <- struct{}{} },
 	})
-	if err := p.Confirmed(t.Context(), out("", "q", "0")); err != nil {
-		t.Fatal(err)
-	}
-	proxy.Pause()
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	if err := p.Confirmed(ctx, out("", "q", "1")); !errors.Is(err, amqpconn.ErrUnavailable) {

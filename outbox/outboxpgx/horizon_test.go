@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
@@ -54,15 +56,27 @@ func TestFloorsWaitForOpenTransactions(t *testing.T) {
 	late, err := f.pool.Begin(t.Context())
 	must(t, err)
 	defer late.Rollback(context.WithoutCancel(t.Context()))
-	var seq int64
-	must(t, f.writer.Write(t.Context(), late, outbox.Message{Name: "late", Key: "k", Body: []byte("1")}))
-	must(t, late.QueryRow(t.Context(), `SELECT seq FROM holdfast_outbox WHERE ordering_key = 'k'`).Scan(&seq))
+	seq := f.writeLate(t, late)
 	f.raiseFloors(t, relay)
+	f.wantLateFirst(t, relay, publisher, seq, func() error { return late.Commit(t.Context()) })
+}
+
+// writeLate writes the message "late" in an open transaction, and returns its number.
+func (f *fixture) writeLate(t *testing.T, tx pgx.Tx) (seq int64) {
+	t.Helper()
+	must(t, f.writer.Write(t.Context(), tx, outbox.Message{Name: "late", Key: "k", Body: []byte("1")}))
+	must(t, tx.QueryRow(t.Context(), `SELECT seq FROM holdfast_outbox WHERE ordering_key = 'k'`).Scan(&seq))
+	return seq
+}
+
+// wantLateFirst commits what writeLate wrote: the floors wait for that, and not for longer.
+func (f *fixture) wantLateFirst(t *testing.T, relay *outbox.Relay, publisher *outboxtest.Publisher, seq int64, commit func() error) {
+	t.Helper()
 	if _, high := f.floors(t); high > seq {
 		t.Errorf("a floor is at %d, and %d is not committed yet", high, seq)
 	}
 	before := len(publisher.Received())
-	must(t, late.Commit(t.Context()))
+	must(t, commit())
 	f.write(t, outbox.Message{Name: "early", Key: "k", Body: []byte("2")})
 	drain(t, relay, 2)
 	if got := publisher.Received()[before:]; got[0].Name != "late" {

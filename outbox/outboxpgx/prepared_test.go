@@ -24,29 +24,15 @@ func TestFloorsWaitForPreparedTransactions(t *testing.T) {
 	defer conn.Release()
 	late, err := conn.Begin(t.Context())
 	must(t, err)
-	must(t, f.writer.Write(t.Context(), late, outbox.Message{Name: "late", Key: "k", Body: []byte("1")}))
-	var seq int64
-	must(t, late.QueryRow(t.Context(), `SELECT seq FROM holdfast_outbox WHERE ordering_key = 'k'`).Scan(&seq))
+	seq := f.writeLate(t, late)
 	f.raiseFloors(t, relay)
 	_, err = conn.Exec(t.Context(), `PREPARE TRANSACTION 'late'`)
 	must(t, err)
 	defer func() { _, _ = f.pool.Exec(context.WithoutCancel(t.Context()), `ROLLBACK PREPARED 'late'`) }()
 	f.raiseFloors(t, relay)
 	f.raiseFloors(t, relay)
-	if _, high := f.floors(t); high > seq {
-		t.Errorf("a floor is at %d, and %d is not committed yet", high, seq)
-	}
-	before := len(publisher.Received())
-	_, err = f.pool.Exec(t.Context(), `COMMIT PREPARED 'late'`)
-	must(t, err)
-	f.write(t, outbox.Message{Name: "early", Key: "k", Body: []byte("2")})
-	drain(t, relay, 2)
-	if got := publisher.Received()[before:]; got[0].Name != "late" {
-		t.Errorf("received %+v", got)
-	}
-	f.raiseFloors(t, relay)
-	f.raiseFloors(t, relay)
-	if _, high := f.floors(t); high <= seq {
-		t.Errorf("the floors stay below %d after the commit", high)
-	}
+	f.wantLateFirst(t, relay, publisher, seq, func() error {
+		_, err := f.pool.Exec(t.Context(), `COMMIT PREPARED 'late'`)
+		return err
+	})
 }
