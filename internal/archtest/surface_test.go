@@ -1,0 +1,239 @@
+package archtest
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// The limits of the public surface. What a user must learn grows with each name and each field, so a
+// change that needs more says so here.
+const (
+	maxNames  = 475
+	maxFields = 255
+	maxLeaks  = 12
+)
+
+// surface is what one package shows to its users.
+type surface struct {
+	names  []string // package-level names
+	fields []string // fields of the structs whose names end in Config; an embedded struct is one
+	leaks  []string // exported declarations that name a type of an internal package
+}
+
+// forUsers says whether a package is for users: not for implementers, not a suite, not internal.
+func forUsers(pkg string) bool {
+	parts := strings.Split(pkg, "/")
+	return parts[0] != "examples" && !slices.ContainsFunc(parts, func(part string) bool {
+		return part == "internal" || part == "driver" || part == "conformance"
+	})
+}
+
+func TestSurface(t *testing.T) {
+	t.Parallel()
+	var all surface
+	for _, p := range packages(t) {
+		if !forUsers(p.name()) {
+			continue
+		}
+		s, err := surfaceOf(p.Dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%-32s %3d names %3d fields", p.name(), len(s.names), len(s.fields))
+		for _, leak := range s.leaks {
+			t.Logf("%s.%s names an internal type", p.name(), leak)
+		}
+		all.names = append(all.names, s.names...)
+		all.fields = append(all.fields, s.fields...)
+		all.leaks = append(all.leaks, s.leaks...)
+	}
+	t.Logf("%d exported names, %d fields of Config structs", len(all.names), len(all.fields))
+	if len(all.names) == 0 || len(all.fields) == 0 {
+		t.Error("nothing was counted")
+	}
+	if len(all.names) > maxNames || len(all.fields) > maxFields || len(all.leaks) > maxLeaks {
+		t.Errorf("%d names, %d fields, %d internal types: more than %d, %d, %d",
+			len(all.names), len(all.fields), len(all.leaks), maxNames, maxFields, maxLeaks)
+	}
+}
+
+// surfaceOf reads the files of one package that are no tests.
+func surfaceOf(dir string) (surface, error) {
+	var s surface
+	files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+	if err != nil {
+		return s, err
+	}
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		src, err := os.ReadFile(name)
+		if err != nil {
+			return s, err
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), name, src, parser.SkipObjectResolution)
+		if err != nil {
+			return s, err
+		}
+		s.add(file)
+	}
+	slices.Sort(s.names)
+	s.names = slices.Compact(s.names) // a name may stand in files for several systems
+	return s, nil
+}
+
+func (s *surface) add(file *ast.File) {
+	hidden := internalImports(file)
+	for _, decl := range file.Decls {
+		switch decl := decl.(type) {
+		case *ast.FuncDecl:
+			if !decl.Name.IsExported() || !exportedReceiver(decl) {
+				continue
+			}
+			if decl.Recv == nil {
+				s.names = append(s.names, decl.Name.Name)
+			}
+			s.leak(decl.Name.Name, decl.Type, hidden)
+		case *ast.GenDecl:
+			for _, spec := range decl.Specs {
+				s.addSpec(spec, hidden)
+			}
+		}
+	}
+}
+
+func (s *surface) addSpec(spec ast.Spec, hidden map[string]bool) {
+	switch spec := spec.(type) {
+	case *ast.ValueSpec:
+		for _, name := range spec.Names {
+			if name.IsExported() {
+				s.names = append(s.names, name.Name)
+				s.leak(name.Name, spec.Type, hidden)
+			}
+		}
+	case *ast.TypeSpec:
+		if !spec.Name.IsExported() {
+			return
+		}
+		s.names = append(s.names, spec.Name.Name)
+		s.leak(spec.Name.Name, spec.Type, hidden)
+		if fields, ok := spec.Type.(*ast.StructType); ok && strings.HasSuffix(spec.Name.Name, "Config") {
+			for _, field := range fieldsOf(fields) {
+				s.fields = append(s.fields, spec.Name.Name+"."+field)
+			}
+		}
+	}
+}
+
+// leak notes an exported declaration in whose type an internal package is named, but for unexported fields.
+func (s *surface) leak(name string, typ ast.Expr, hidden map[string]bool) {
+	if typ == nil {
+		return
+	}
+	found := false
+	ast.Inspect(typ, func(n ast.Node) bool {
+		if field, ok := n.(*ast.Field); ok && len(field.Names) > 0 && isStructField(typ, field) && !field.Names[0].IsExported() {
+			return false
+		}
+		if selector, ok := n.(*ast.SelectorExpr); ok {
+			pkg, ok := selector.X.(*ast.Ident)
+			found = found || ok && hidden[pkg.Name]
+		}
+		return !found
+	})
+	if found {
+		s.leaks = append(s.leaks, name)
+	}
+}
+
+func isStructField(typ ast.Expr, field *ast.Field) bool {
+	of, ok := typ.(*ast.StructType)
+	return ok && slices.Contains(of.Fields.List, field)
+}
+
+func exportedReceiver(decl *ast.FuncDecl) bool {
+	if decl.Recv == nil {
+		return true
+	}
+	typ := decl.Recv.List[0].Type
+	if pointer, ok := typ.(*ast.StarExpr); ok {
+		typ = pointer.X
+	}
+	if generic, ok := typ.(*ast.IndexExpr); ok {
+		typ = generic.X
+	}
+	name, ok := typ.(*ast.Ident)
+	return ok && name.IsExported()
+}
+
+// fieldsOf returns the exported fields of a struct. An embedded one is called after its type.
+func fieldsOf(of *ast.StructType) []string {
+	var names []string
+	for _, field := range of.Fields.List {
+		for _, name := range field.Names {
+			if name.IsExported() {
+				names = append(names, name.Name)
+			}
+		}
+		if len(field.Names) == 0 {
+			names = append(names, "(embedded)")
+		}
+	}
+	return names
+}
+
+// internalImports returns the names by which a file knows internal packages of this repository.
+func internalImports(file *ast.File) map[string]bool {
+	hidden := map[string]bool{}
+	for _, spec := range file.Imports {
+		path, err := strconv.Unquote(spec.Path.Value)
+		if err != nil || !isOwn(path) || !strings.Contains(path, "/internal/") {
+			continue
+		}
+		name := path[strings.LastIndex(path, "/")+1:]
+		if spec.Name != nil {
+			name = spec.Name.Name
+		}
+		hidden[name] = true
+	}
+	return hidden
+}
+
+// TestSurfaceSees makes sure that each kind of thing is counted at all.
+func TestSurfaceSees(t *testing.T) {
+	t.Parallel()
+	src := `package p
+import "` + module + `/internal/check"
+type Finding = check.Finding
+type Config struct { A, B int; Other; hidden check.Finding }
+type Other struct { C int }
+func (Other) Method(check.Finding) {}
+func (unseen) Method(check.Finding) {}
+const Known, unknown = 1, 2
+var Value check.Finding
+func New() Other { return Other{} }
+`
+	file, err := parser.ParseFile(token.NewFileSet(), "p.go", src, parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s surface
+	s.add(file)
+	if want := []string{"Finding", "Config", "Other", "Known", "Value", "New"}; !slices.Equal(s.names, want) {
+		t.Errorf("names %v, want %v", s.names, want)
+	}
+	if want := []string{"Config.A", "Config.B", "Config.(embedded)"}; !slices.Equal(s.fields, want) {
+		t.Errorf("fields %v, want %v", s.fields, want)
+	}
+	if want := []string{"Finding", "Method", "Value"}; !slices.Equal(s.leaks, want) {
+		t.Errorf("internal types in %v, want %v", s.leaks, want)
+	}
+}
