@@ -40,6 +40,7 @@ const (
 type link struct {
 	client, server net.Conn
 	lossy          bool // it lost bytes: its stream makes no sense any more
+	silent         bool // it loses everything, the end of either side included
 	closed         bool
 }
 
@@ -114,6 +115,18 @@ func (p *Proxy) CutConnections() {
 	p.changed.Broadcast()
 }
 
+// SilenceConnections makes every connection of now half-open: both sides see it open, and nothing
+// that either sends arrives, not even that it has closed. New connections are served. Heal, Cut
+// and CutConnections reset the silent ones.
+func (p *Proxy) SilenceConnections() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for l := range p.links {
+		l.silent, l.lossy = true, true
+	}
+	p.changed.Broadcast()
+}
+
 // Pause holds all bytes of both directions, until Resume. Connections stay open and
 // new ones are accepted: the other side is silent, not gone.
 func (p *Proxy) Pause() { p.set(holding) }
@@ -136,7 +149,7 @@ func (p *Proxy) set(mode proxyMode) {
 	p.changed.Broadcast()
 }
 
-// Heal ends every fault. Connections that lost replies are reset, for their streams have a hole.
+// Heal ends every fault. Connections that lost bytes are reset, for their streams have a hole.
 func (p *Proxy) Heal() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -209,23 +222,32 @@ func (p *Proxy) pump(l *link, to, from net.Conn, replies bool) {
 			}
 		}
 		if err != nil {
-			p.mu.Lock()
-			p.close(l, false)
-			p.changed.Broadcast()
-			p.mu.Unlock()
+			p.end(l, from)
 			return
 		}
 	}
+}
+
+// end tells the other side that one side has ended, unless the link is silent.
+func (p *Proxy) end(l *link, side net.Conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if l.silent && !l.closed {
+		_ = side.Close() // the other half stays open until the link is reset
+		return
+	}
+	p.close(l, false)
+	p.changed.Broadcast()
 }
 
 // pass waits while bytes are held and reports whether to forward them.
 func (p *Proxy) pass(l *link, replies bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for p.mode == holding && !l.closed {
+	for p.mode == holding && !l.closed && !l.silent {
 		p.changed.Wait()
 	}
-	if l.closed {
+	if l.closed || l.silent {
 		return false
 	}
 	if p.mode == droppingReplies && replies {

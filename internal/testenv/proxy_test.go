@@ -164,3 +164,30 @@ func TestProxyDropReplies(t *testing.T) {
 	c.send("b")
 	c.want("b")
 }
+
+func TestProxySilenceConnections(t *testing.T) {
+	t.Parallel()
+	rawURL, seen := echo(t)
+	p := testenv.NewProxy(t, rawURL)
+	c, closing := dial(t, p), dial(t, p)
+	c.send("a")
+	c.want("a")
+	closing.send("b")
+	closing.want("b")
+	<-seen
+	<-seen
+
+	p.SilenceConnections()
+	must(t, closing.conn.Close())
+	c.send("lost")
+	c.wantSilence()
+	late := dial(t, p)
+	late.send("c")
+	late.want("c")
+	if line := <-seen; line != "c" {
+		t.Fatalf("the server saw %q of a silent connection", line)
+	}
+	p.CutConnections()
+	c.wantReset()
+	late.wantReset()
+}
