@@ -24,6 +24,8 @@ type Proxy struct {
 	mode     proxyMode
 	listener net.Listener // nil while cut
 	links    map[*link]bool
+	silence  Silence // still to come
+	silenced int
 	wg       sync.WaitGroup
 }
 
@@ -39,7 +41,7 @@ const (
 // link is one client's connection and its other half.
 type link struct {
 	client, server net.Conn
-	lossy          bool // it lost bytes: its stream makes no sense any more
+	lossy          bool // it loses what the server sends: its stream makes no sense any more
 	silent         bool // it loses everything, the end of either side included
 	closed         bool
 }
@@ -94,7 +96,7 @@ func (p *Proxy) Rewrite(rawURL string) string {
 func (p *Proxy) Cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.mode = cut
+	p.mode, p.silence = cut, Silence{}
 	if p.listener != nil {
 		_ = p.listener.Close()
 		p.listener = nil
@@ -111,18 +113,6 @@ func (p *Proxy) CutConnections() {
 	defer p.mu.Unlock()
 	for l := range p.links {
 		p.close(l, true)
-	}
-	p.changed.Broadcast()
-}
-
-// SilenceConnections makes every connection of now half-open: both sides see it open, and nothing
-// that either sends arrives, not even that it has closed. New connections are served. Heal, Cut
-// and CutConnections reset the silent ones.
-func (p *Proxy) SilenceConnections() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for l := range p.links {
-		l.silent, l.lossy = true, true
 	}
 	p.changed.Broadcast()
 }
@@ -167,7 +157,7 @@ func (p *Proxy) Heal() {
 			p.close(l, true)
 		}
 	}
-	p.mode = forwarding
+	p.mode, p.silence = forwarding, Silence{}
 	p.changed.Broadcast()
 }
 
@@ -216,7 +206,7 @@ func (p *Proxy) pump(l *link, to, from net.Conn, replies bool) {
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := from.Read(buf)
-		if n > 0 && p.pass(l, replies) {
+		if n > 0 && p.pass(l, buf[:n], replies) {
 			if _, werr := to.Write(buf[:n]); werr != nil {
 				err = werr
 			}
@@ -240,8 +230,8 @@ func (p *Proxy) end(l *link, side net.Conn) {
 	p.changed.Broadcast()
 }
 
-// pass waits while bytes are held and reports whether to forward them.
-func (p *Proxy) pass(l *link, replies bool) bool {
+// pass waits while data is held and reports whether to forward it.
+func (p *Proxy) pass(l *link, data []byte, replies bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for p.mode == holding && !l.closed && !l.silent {
@@ -253,7 +243,10 @@ func (p *Proxy) pass(l *link, replies bool) bool {
 	if p.mode == droppingReplies && replies {
 		l.lossy = true
 	}
-	return !l.lossy || !replies
+	if p.silences(l, data, replies) {
+		return p.silence.Deliver
+	}
+	return !l.silent && (!l.lossy || !replies)
 }
 
 // close ends a link, so that both peers see a reset or an ordinary end; p.mu is held.

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -190,4 +191,70 @@ func TestProxySilenceConnections(t *testing.T) {
 	p.CutConnections()
 	c.wantReset()
 	late.wantReset()
+}
+
+func TestProxySilenceOn(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		silence testenv.Silence
+		arrives []string // at the server, sorted
+		hears   bool     // the answer to commit
+	}{
+		"request lost":      {testenv.Silence{On: "commit"}, []string{"other"}, false},
+		"reply lost":        {testenv.Silence{On: "commit", Deliver: true}, []string{"commit", "other"}, false},
+		"replies lost":      {testenv.Silence{On: "commit", Deliver: true, OneWay: true}, []string{"again", "commit", "other"}, false},
+		"after the answer":  {testenv.Silence{On: "commit", Answer: true, Deliver: true}, []string{"commit", "other"}, true},
+		"before the answer": {testenv.Silence{On: "commit", Answer: true}, []string{"commit", "other"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rawURL, seen := echo(t)
+			p := testenv.NewProxy(t, rawURL)
+			p.SilenceOn(test.silence)
+			c, other := dial(t, p), dial(t, p)
+			c.send("begin")
+			c.want("begin")
+			<-seen
+			c.send("commit")
+			if test.hears {
+				c.want("commit")
+			}
+			c.wantSilence()
+			c.send("again")
+			c.wantSilence()
+			other.send("other")
+			other.want("other")
+			var arrived []string
+			for range len(test.arrives) {
+				arrived = append(arrived, <-seen)
+			}
+			slices.Sort(arrived)
+			if !slices.Equal(arrived, test.arrives) {
+				t.Errorf("the server saw %q, want %q", arrived, test.arrives)
+			}
+		})
+	}
+}
+
+func TestProxySilenceKeepsServerSide(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	t.Cleanup(func() { _ = listener.Close() })
+	p := testenv.NewProxy(t, "tcp://"+listener.Addr().String())
+	c := dial(t, p)
+	conn, err := listener.Accept()
+	must(t, err)
+	server := &client{t, conn, bufio.NewReader(conn)}
+	t.Cleanup(func() { _ = conn.Close() })
+	c.send("a")
+	if got, err := server.receive(5 * time.Second); err != nil || got != "a\n" {
+		t.Fatalf("received %q, %v", got, err)
+	}
+
+	p.SilenceConnections()
+	must(t, c.conn.Close())
+	server.wantSilence()
+	p.Heal()
+	server.wantReset()
 }
