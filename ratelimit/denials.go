@@ -6,13 +6,14 @@ import (
 	"time"
 )
 
-// DenyCache remembers what a store denied, until the store would admit it, so
-// that a flood of denied requests costs no round trip. It serves those who
-// implement Limiter on a distant store. It is safe for concurrent use.
+// DenyCache remembers for a second what a store denied, or for less if the store
+// would admit it sooner, so that a flood of denied requests costs one round trip a
+// second. It serves those who implement Limiter on a distant store. It is safe for
+// concurrent use.
 //
 // A denial stands for the very limit, key and cost that were denied: a raised Max
-// or a lower cost is asked about. What it does not see is units that another
-// process gave back.
+// or a lower cost is asked about. Units that another process gives back are seen
+// when the second is over.
 type DenyCache struct {
 	denials *table[denial]
 	start   time.Time
@@ -27,6 +28,10 @@ type denial struct {
 	wait    int64         // from at, in milliseconds
 	asked   time.Duration // by our clock, since start: not after at
 }
+
+// longestDenial bounds how long a denial is remembered. Units that were taken for
+// a moment only, such as those of replays, may come back in any process.
+const longestDenial = time.Second
 
 // NewDenyCache returns a cache of at most so many denials, at least 64.
 func NewDenyCache(most int) *DenyCache {
@@ -89,7 +94,8 @@ func (d *denial) addTo(to *Decision, key string, now time.Duration) {
 	}
 }
 
-func (d *denial) ends() time.Duration { return d.asked + ms(d.wait) }
+// ends is until when the denial is remembered.
+func (d *denial) ends() time.Duration { return d.asked + min(ms(d.wait), longestDenial) }
 
 // Keep remembers a decision if it is a denial. The charges are as the caller
 // gave them, and the store was asked at the time asked.

@@ -38,7 +38,7 @@ func TestDenyCache(t *testing.T) {
 			t.Fatal("remembers what was allowed")
 		}
 		told := ask()
-		for _, moment := range []time.Duration{0, 1500 * time.Millisecond, time.Minute} {
+		for _, moment := range []time.Duration{0, 300 * time.Millisecond, 699 * time.Millisecond} {
 			time.Sleep(moment)
 			d, found := find(cache, []ratelimit.Charge{all, c})
 			if !found || d.Allowed || !d.Cached || d.Denied != "user" || !d.At.Add(d.RetryAfter).Equal(told.At.Add(told.RetryAfter)) {
@@ -59,7 +59,12 @@ func TestDenyCache(t *testing.T) {
 				t.Errorf("denies %s", name)
 			}
 		}
+		time.Sleep(time.Millisecond)
+		if _, found := find(cache, []ratelimit.Charge{c}); found {
+			t.Error("denies without a look for more than a second")
+		}
 		time.Sleep(time.Until(told.At.Add(told.RetryAfter)) - time.Millisecond)
+		ask()
 		if _, found := find(cache, []ratelimit.Charge{c}); !found {
 			t.Error("forgot 1 ms too early")
 		}

@@ -58,10 +58,11 @@ type Config struct {
 	// means 2.
 	Pipelines int
 
-	// DenyCache is how many denials are remembered until Redis would admit them, at
-	// least 64, so that a flood of denied requests costs no round trip. 0 means
-	// 10,000, -1 none. What is remembered is denied during an outage as well,
-	// whatever the policy. See ratelimit.DenyCache for what it does not see.
+	// DenyCache is how many denials are remembered, at least 64: each until Redis
+	// would admit it, for a second at most, so that a flood of denied requests costs
+	// one round trip a second. 0 means 10,000, -1 none. What is remembered is denied
+	// during an outage as well, whatever the policy. See ratelimit.DenyCache for what
+	// it does not see.
 	DenyCache int
 
 	// OnUnavailable is the policy when Redis cannot be asked in time. The zero value

@@ -10,8 +10,8 @@
 //
 // What several callers ask at the same time travels together, decided one after
 // the other in one run of the script, which reads and writes each counter once;
-// see Config.Pipelines. A denial is remembered until Redis would admit it; see
-// Config.DenyCache.
+// see Config.Pipelines. A denial is remembered for a second, or until Redis would
+// admit it; see Config.DenyCache.
 //
 // # Keys
 //

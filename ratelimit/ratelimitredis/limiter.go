@@ -125,8 +125,8 @@ func (l *Limiter) Refund(ctx context.Context, charges ...ratelimit.Charge) error
 }
 
 // Reset forgets what was charged to the limits and keys of the charges, in this
-// window and the one before. Other processes may deny until their remembered
-// denials end; see Config.DenyCache.
+// window and the one before. Other processes may deny for a second more; see
+// Config.DenyCache.
 func (l *Limiter) Reset(ctx context.Context, charges ...ratelimit.Charge) error {
 	charges, err := ratelimit.Normalize(charges)
 	if err != nil {
