@@ -45,7 +45,8 @@
 // # Order in a service
 //
 // Authentication comes first, then the rate limit, then idempotency. The replay
-// of an answer should be free: call [RefundFrom] where the replay is noticed.
+// of an answer should be free: call [RefundFrom] where the replay is noticed. It
+// gives back ten times what the limits admit at most, for a replay is work too.
 //
 // # Whom to charge
 //

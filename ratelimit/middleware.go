@@ -88,13 +88,18 @@ func NewMiddleware(l Limiter, cfg MiddlewareConfig) (func(http.Handler) http.Han
 	if err != nil {
 		return nil, fmt.Errorf("ratelimit: %w", err)
 	}
+	refunds, err := NewMemory(MemoryConfig{})
+	if err != nil {
+		return nil, err
+	}
 	return func(next http.Handler) http.Handler {
-		return &handler{limiter: l, cfg: cfg, next: next, requests: requests}
+		return &handler{limiter: l, refunds: refunds, cfg: cfg, next: next, requests: requests}
 	}, nil
 }
 
 type handler struct {
 	limiter  Limiter
+	refunds  *Memory // what was given back, within the same limits
 	cfg      MiddlewareConfig
 	next     http.Handler
 	requests metric.Int64Counter

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"sync"
 )
 
 // taken is what a request was charged.
 type taken struct {
 	limiter  Limiter
+	refunds  Limiter // bounds what is given back
 	decision Decision
 	header   http.Header // of the answer; nil in shadow
 	format   Headers
@@ -23,7 +25,7 @@ type takenKey struct{}
 
 // remember lets the handlers inside find what the request was charged.
 func (h *handler) remember(w http.ResponseWriter, r *http.Request, d Decision) *http.Request {
-	t := &taken{limiter: h.limiter, decision: d, format: h.cfg.Headers}
+	t := &taken{limiter: h.limiter, refunds: h.refunds, decision: d, format: h.cfg.Headers}
 	if h.cfg.Shadow == nil {
 		t.header = w.Header()
 	}
@@ -47,6 +49,10 @@ func ChargesFrom(ctx context.Context) ([]Charge, bool) {
 // gone meanwhile. Call it before the answer is written: the headers then tell of
 // the refund. Further calls do nothing, also after ErrUnavailable, for units
 // given back twice would be somebody else's. Outside the middleware it does nothing.
+//
+// Of each limit and key a process gives back ten times what the limit admits at
+// most: what is free is bounded too. Requests beyond that stay charged, which is no
+// error.
 func RefundFrom(ctx context.Context) error {
 	var errs []error
 	for t, _ := ctx.Value(takenKey{}).(*taken); t != nil; t = t.outer {
@@ -63,11 +69,31 @@ func (t *taken) refund(ctx context.Context) error {
 		return nil
 	}
 	t.done = true
-	if err := t.limiter.Refund(context.WithoutCancel(ctx), charges...); err != nil {
+	ctx = context.WithoutCancel(ctx)
+	if d, err := t.refunds.Allow(ctx, allowances(charges)...); err != nil || !d.Allowed {
+		return err
+	}
+	if err := t.limiter.Refund(ctx, charges...); err != nil {
 		return err
 	}
 	if t.header != nil {
 		t.format.write(t.header, t.decision.refunded())
 	}
 	return nil
+}
+
+// refundsPerUnit is how many units are given back for each that a limit admits.
+const refundsPerUnit = 10
+
+// allowances are charges to the limits of what is given back.
+func allowances(charges []Charge) []Charge {
+	wider := slices.Clone(charges)
+	for i := range wider {
+		l := &wider[i].Limit
+		l.Max, l.Burst = refundsPerUnit*l.Max, refundsPerUnit*l.Burst
+		if l.Validate() != nil { // too large to count exactly
+			*l = charges[i].Limit
+		}
+	}
+	return wider
 }

@@ -40,6 +40,52 @@ func TestReplayIsRefunded(t *testing.T) {
 	}
 }
 
+// Replays beyond what the limit admits are charged, so that they are limited too.
+func TestRefundsAreBounded(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(t)
+		limit := ratelimit.Limit{Name: "user", Max: 2, Algorithm: ratelimit.FixedWindow}
+		h := served(t, m, func(w http.ResponseWriter, r *http.Request) {
+			if err := ratelimit.RefundFrom(r.Context()); err != nil {
+				t.Error(err)
+			}
+			w.WriteHeader(http.StatusNoContent)
+		}, ratelimit.MiddlewareConfig{Charges: func(r *http.Request) ([]ratelimit.Charge, error) {
+			return []ratelimit.Charge{{Limit: limit, Key: r.Header.Get("X-Mock-User-Id")}}, nil
+		}})
+		for minute := range 2 {
+			replayed := map[string]int{}
+			for n := range 100 {
+				user := []string{"ann", "bob"}[n%2]
+				if call(h, http.MethodPost, user).Code == http.StatusNoContent {
+					replayed[user]++
+				}
+			}
+			if replayed["ann"] != 22 || replayed["bob"] != 22 {
+				t.Errorf("minute %d: %v replays went through, want 20 free and 2 charged for each user", minute, replayed)
+			}
+			time.Sleep(time.Minute)
+		}
+	})
+}
+
+// A limit of which ten times as much could not be counted is refunded all the same.
+func TestRefundOfTheLargestLimit(t *testing.T) {
+	t.Parallel()
+	c := ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: 1 << 35, Algorithm: ratelimit.TokenBucket}}
+	m := newMemory(t)
+	h := served(t, m, func(_ http.ResponseWriter, r *http.Request) {
+		if err := ratelimit.RefundFrom(r.Context()); err != nil {
+			t.Error(err)
+		}
+	}, ratelimit.MiddlewareConfig{Charges: func(*http.Request) ([]ratelimit.Charge, error) { return []ratelimit.Charge{c}, nil }})
+	call(h, http.MethodPost)
+	if d, err := m.Peek(t.Context(), c); err != nil || d.Limits()[0].Remaining != c.Limit.Max-1 {
+		t.Errorf("%v, %v, want all but the one peeked at", d.Limits(), err)
+	}
+}
+
 // Several middlewares are refunded together.
 func TestRefundOfNestedMiddlewares(t *testing.T) {
 	t.Parallel()
