@@ -31,14 +31,15 @@ func TestConsume(t *testing.T) {
 	p.Headers = amqp.Table{
 		"tenant": "a", "n": int32(7), "deep": amqp.Table{"a": "b"}, "list": []any{"a"},
 		"flag": true, "when": time.Unix(1, 0), "raw": []byte("text"), "none": nil, "x-own": "broker", "f": 1.5,
+		"holdfast-tenant": "b", "holdfast-attempt": "1", "holdfast-first-failed-at": "9999-01-01T00:00:00Z",
 	}
 	b.Publish(t, "events", "order.placed", p)
 	m := got.await(t, 1)[0]
 	if m.ID.String() != p.MessageId || m.Name != "order.placed" || string(m.Body) != `{"n":1}` || m.Attempt != 1 ||
-		m.Queue != "orders" || m.ContentType != "application/json" || !m.PublishedAt.Equal(p.Timestamp) {
+		m.Queue != "orders" || m.ContentType != "application/json" || !m.PublishedAt.Equal(p.Timestamp) || !m.FirstFailedAt.IsZero() {
 		t.Errorf("message %+v", m)
 	}
-	want := map[string]string{"tenant": "a", "n": "7", "flag": "true", "when": "1970-01-01T00:00:01Z", "raw": "text", "f": "1.5"}
+	want := map[string]string{"tenant": "a", "n": "7", "flag": "true", "when": "1970-01-01T00:00:01Z", "raw": "text", "f": "1.5", "holdfast-tenant": "b"}
 	if fmt.Sprint(m.Headers) != fmt.Sprint(want) {
 		t.Errorf("headers %v, want %v", m.Headers, want)
 	}
@@ -86,7 +87,18 @@ func TestPoison(t *testing.T) {
 			p.Headers = amqp.Table{"type": amqp.Table{"a": []any{int64(1)}}}
 		},
 		"full headers": func(p *amqp.Publishing) { p.Body = nil; p.Headers = amqp.Table{"big": strings.Repeat("h", 100<<10)} },
+		"a header like ours": func(p *amqp.Publishing) {
+			p.Body = nil
+			p.Headers = amqp.Table{"holdfast-junk": strings.Repeat("h", 100<<10)}
+		},
+		"our headers full": func(p *amqp.Publishing) {
+			p.Body = nil
+			p.Headers = amqp.Table{
+				"holdfast-origin-exchange": strings.Repeat("h", 100<<10), "holdfast-recovered": amqp.Table{"a": strings.Repeat("h", 8<<10)},
+			}
+		},
 	}
+	bad := int64(len(poison))
 	for name, spoil := range poison {
 		p := order()
 		p.CorrelationId = name
@@ -112,8 +124,8 @@ func TestPoison(t *testing.T) {
 		t.Errorf("not among the dead letters: %v", poison)
 	}
 	testenv.Eventually(t, patience, func() error {
-		if good.Load() != 8 {
-			return fmt.Errorf("%d good messages processed", good.Load())
+		if good.Load() != bad {
+			return fmt.Errorf("%d good messages processed, want %d", good.Load(), bad)
 		}
 		return nil
 	})

@@ -19,6 +19,9 @@ import (
 // maxAttempt bounds the attempt count read from a header.
 const maxAttempt = 1_000_000
 
+// headerContentType is where a Symfony producer says what the body is.
+const headerContentType = "Content-Type"
+
 // receive is convert for the consumer. A dead letter that somebody moved back by other means
 // than DeadLetters, such as a shovel, counts as a replay. The id is derived if need be.
 func receive(d amqp.Delivery, cfg Config) *inbox.Message {
@@ -26,6 +29,9 @@ func receive(d amqp.Delivery, cfg Config) *inbox.Message {
 	if isDead(d) {
 		m.Replays++
 		m.Attempt, m.Recovered, m.FirstFailedAt = 1, 0, time.Time{}
+	}
+	if m.FirstFailedAt.After(time.Now()) { // a sender's, or another clock's: its age would never end the retries
+		m.FirstFailedAt = time.Time{}
 	}
 	if cfg.DeriveID != nil && ids.Check(m.ID) != nil {
 		m.ID = derived(m, cfg)
@@ -68,7 +74,7 @@ func convert(d amqp.Delivery, queue string) *inbox.Message {
 // contentType is that of the body. PHP's client puts text/plain on whatever has none, and a
 // Symfony producer the right one into a header; without one its messages are JSON.
 func contentType(d amqp.Delivery) string {
-	if named := header(d, "Content-Type"); named != "" {
+	if named := header(d, headerContentType); named != "" {
 		return named
 	}
 	if d.ContentType == "text/plain" && header(d, wire.HeaderType) != "" {
@@ -82,7 +88,7 @@ func messageID(d amqp.Delivery) uuid.UUID {
 	if id, ok := parseID(d.MessageId); ok {
 		return id
 	}
-	if text, ok := wire.DecodeStamp(header(d, stampHeader(d))); ok {
+	if text, ok := wire.DecodeStamp(header(d, stampHeader(d.Headers))); ok {
 		if id, ok := parseID(text); ok {
 			return id
 		}
@@ -92,12 +98,12 @@ func messageID(d amqp.Delivery) uuid.UUID {
 
 // stampHeader is the name of the header with the id. Messenger's own serializer writes the
 // stamp's class with its namespace, a serializer of one's own often without.
-func stampHeader(d amqp.Delivery) string {
-	if d.Headers[wire.HeaderStamp] != nil {
+func stampHeader(headers amqp.Table) string {
+	if headers[wire.HeaderStamp] != nil {
 		return wire.HeaderStamp
 	}
 	first := ""
-	for name := range d.Headers {
+	for name := range headers {
 		stamp := strings.HasPrefix(name, "X-Message-Stamp-") && strings.HasSuffix(name, `\MessageIdStamp`)
 		if stamp && (first == "" || name < first) { // of several the same at each delivery
 			first = name
@@ -119,7 +125,7 @@ func parseID(text string) (uuid.UUID, bool) {
 func textHeaders(table amqp.Table) map[string]string {
 	var headers map[string]string
 	for name, value := range table {
-		if brokerHeader(name) || strings.HasPrefix(name, wire.OwnPrefix) {
+		if brokerHeader(name) || wire.Own(name) {
 			continue
 		}
 		if text, ok := wire.HeaderString(value); ok {

@@ -1,8 +1,8 @@
 package inboxamqp
 
 import (
+	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -17,7 +17,7 @@ import (
 func duplicate(d amqp.Delivery) amqp.Publishing {
 	headers := make(amqp.Table, len(d.Headers)+8)
 	for name, value := range d.Headers {
-		if !brokerHeader(name) {
+		if !brokerHeader(name) && (!wire.Own(name) || credible(value)) {
 			headers[name] = value
 		}
 	}
@@ -38,6 +38,13 @@ func duplicate(d amqp.Delivery) amqp.Publishing {
 		AppId:           d.AppId,
 		Body:            d.Body,
 	}
+}
+
+// credible reports whether a header of ours can have been written by us, and not by a sender
+// whose value would fill the copy.
+func credible(value any) bool {
+	text, ok := wire.HeaderString(value)
+	return ok && len(text) <= inbox.MaxErrorBytes // the error is the longest
 }
 
 // retryCopy is the next attempt of a message.
@@ -61,7 +68,7 @@ func retryCopy(d amqp.Delivery, m *inbox.Message, decision inbox.Decision, now t
 // revive removes from the headers what a dead letter, or any failure, has left there.
 func revive(headers amqp.Table, replays int) {
 	for name := range headers {
-		if strings.HasPrefix(name, wire.OwnPrefix) && name != wire.HeaderOriginExchange && name != wire.HeaderOriginKey {
+		if wire.Own(name) && name != wire.HeaderOriginExchange && name != wire.HeaderOriginKey {
 			delete(headers, name)
 		}
 	}
@@ -101,14 +108,14 @@ func replayCopy(d amqp.Delivery) amqp.Publishing {
 	return p
 }
 
-// withoutForeignHeaders makes room where the sender's headers fill the frame. It keeps
-// those that say which message this is.
+// withoutForeignHeaders makes room where the sender's headers fill the frame. It keeps ours and
+// those that say which message this is, each of them readable and therefore short.
 func withoutForeignHeaders(p amqp.Publishing) amqp.Publishing {
 	headers := amqp.Table{}
+	identity := [...]string{wire.HeaderType, stampHeader(p.Headers), headerContentType}
 	for name, value := range p.Headers {
 		_, readable := wire.HeaderString(value)
-		identity := readable && (name == wire.HeaderType || name == wire.HeaderStamp)
-		if identity || strings.HasPrefix(name, wire.OwnPrefix) {
+		if wire.Own(name) || readable && slices.Contains(identity[:], name) {
 			headers[name] = value
 		}
 	}

@@ -86,13 +86,16 @@ func TestSymfonyProducerWithFullHeaders(t *testing.T) {
 		}
 		return nil
 	}
-	consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick})
-	id := ids.New().String()
-	b.Publish(t, "", "orders", amqp.Publishing{Body: []byte(`{"n":1}`), Headers: amqp.Table{
-		"type": "order.placed", "X-Message-Stamp-MessageIdStamp": `[{"messageId":"` + id + `"}]`, "big": strings.Repeat("h", 100<<10),
-	}})
-	if m := got.await(t, 2)[1]; m.ID.String() != id || m.Name != "order.placed" || m.Headers["big"] != "" {
-		t.Errorf("second attempt %+v", m)
+	consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick, Concurrency: 1})
+	for k, stamp := range []string{"X-Message-Stamp-MessageIdStamp", `X-Message-Stamp-App\Messenger\MessageIdStamp`} {
+		id := ids.New().String()
+		b.Publish(t, "", "orders", amqp.Publishing{Body: []byte(`{"n":1}`), Headers: amqp.Table{
+			"type": "order.placed", stamp: `[{"messageId":"` + id + `"}]`, "Content-Type": "application/json", "big": strings.Repeat("h", 100<<10),
+		}})
+		m := got.await(t, 2*k+2)[2*k+1]
+		if m.ID.String() != id || m.Name != "order.placed" || m.ContentType != "application/json" || m.Headers["big"] != "" || m.Attempt != 2 {
+			t.Errorf("%s: second attempt %+v", stamp, m)
+		}
 	}
 }
 

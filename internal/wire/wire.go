@@ -22,10 +22,8 @@ const (
 )
 
 // Headers of our own. None begins with "x-": those belong to the broker, which
-// since RabbitMQ 4.0 ignores such headers of a client.
+// since RabbitMQ 4.0 ignores such headers of a client. Own lists them.
 const (
-	// OwnPrefix begins the names of all of them.
-	OwnPrefix = "holdfast-"
 	// HeaderAttempt counts the deliveries that reached a handler, from 1.
 	HeaderAttempt = "holdfast-attempt"
 	// HeaderRecovered is how many of the failures before were recoverable.
@@ -50,6 +48,16 @@ const (
 	// HeaderReplays counts how often a dead letter was replayed.
 	HeaderReplays = "holdfast-replays"
 )
+
+// Own reports whether a header is one of ours. A name that only resembles ours is a sender's.
+func Own(name string) bool {
+	switch name {
+	case HeaderAttempt, HeaderRecovered, HeaderWait, HeaderClass, HeaderError, HeaderFirstFailed, HeaderLastFailed,
+		HeaderConsumer, HeaderOrigin, HeaderOriginExchange, HeaderOriginKey, HeaderReplays:
+		return true
+	}
+	return false
+}
 
 // maxHeader bounds a header value read from outside, in bytes.
 const maxHeader = 8 << 10
