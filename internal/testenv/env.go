@@ -20,18 +20,33 @@ const (
 	// RoundsVar makes tests run in their long form, and says how long: so many kills, or as
 	// much of other faults.
 	RoundsVar = "HOLDFAST_CHAOS_ROUNDS"
+
+	// SequencesVar is how many random sequences the differential tests run, which compare the
+	// answers of a fake with those of its server.
+	SequencesVar = "HOLDFAST_FUZZ_SEQUENCES"
 )
 
 // Rounds returns what RoundsVar says; 0 means the short form.
 func Rounds(t testing.TB) int {
 	t.Helper()
-	text := os.Getenv(RoundsVar)
+	return number(t, RoundsVar, 0)
+}
+
+// Sequences returns what SequencesVar says, or few if it says nothing.
+func Sequences(t testing.TB, few int) int {
+	t.Helper()
+	return number(t, SequencesVar, few)
+}
+
+func number(t testing.TB, variable string, unset int) int {
+	t.Helper()
+	text := os.Getenv(variable)
 	if text == "" {
-		return 0
+		return unset
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 1 {
-		t.Fatalf("%s is %q", RoundsVar, text)
+		t.Fatalf("%s is %q", variable, text)
 	}
 	return n
 }
