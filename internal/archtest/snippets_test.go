@@ -24,8 +24,10 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// The code of the README, so that the compiler reads it too: TestReadme finds
-// every Go block of the README in this file.
+// The code of the README, so that the compiler reads it too: TestDocs finds
+// every Go block of a document in some Go file.
+
+var _ = []any{writerSnippet, relaySnippet, inboxSnippet, middlewareSnippet, expirySnippet}
 
 type order struct {
 	ID string `json:"id"`
