@@ -120,10 +120,15 @@ func (h *handle) AfterRollback(fn func()) bool {
 }
 
 func (h *handle) AtCommit(sql string, args ...any) bool {
+	return h.AtCommitExplained(nil, sql, args...)
+}
+
+// AtCommitExplained is AtCommit for a caller that knows more about the error of COMMIT.
+func (h *handle) AtCommitExplained(explain func(error) error, sql string, args ...any) bool {
 	if h.closed() {
 		return false
 	}
-	h.t.atCommit = append(h.t.atCommit, session.Statement{SQL: sql, Args: args})
+	h.t.atCommit = append(h.t.atCommit, session.Statement{SQL: sql, Args: args, Explain: explain})
 	return true
 }
 

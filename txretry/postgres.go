@@ -207,6 +207,11 @@ func (s *pgSession) sendCommit(ctx context.Context, last []session.Statement) (p
 	if ended != nil { // and the COMMIT behind it found no transaction to end
 		return pgconn.CommandTag{}, ended
 	}
+	for _, st := range last {
+		if err != nil && st.Explain != nil {
+			err = st.Explain(err)
+		}
+	}
 	return tag, err
 }
 

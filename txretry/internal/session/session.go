@@ -75,8 +75,9 @@ type Spec struct {
 
 // Statement is one that travels with BEGIN or COMMIT.
 type Statement struct {
-	SQL  string
-	Args []any
+	SQL     string
+	Args    []any
+	Explain func(error) error // wraps the error of COMMIT; nil: as it is
 }
 
 // State is what is known about a session's transaction.

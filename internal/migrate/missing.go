@@ -1,0 +1,48 @@
+package migrate
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Missing explains errors about tables that were never created.
+type Missing struct {
+	// Call creates the tables, such as "outboxpgx.Migrate".
+	Call string
+	// Tables are the qualified and quoted names of sqlident. Other tables' absence has other reasons.
+	Tables []string
+}
+
+// Explain puts Call into the text of an error that says that one of the tables does not exist. It
+// returns every other error, and nil, as it is.
+func (m Missing) Explain(err error) error {
+	answer, ok := errors.AsType[*pgconn.PgError](err)
+	if !ok || answer.Code != undefinedTable && answer.Code != undefinedSchema {
+		return err
+	}
+	for _, table := range m.Tables {
+		for name := range strings.SplitSeq(table, ".") {
+			if strings.Contains(answer.Message, strings.Trim(name, `"`)) {
+				return fmt.Errorf("call %s first: %w", m.Call, err)
+			}
+		}
+	}
+	return err
+}
+
+const (
+	undefinedTable  = "42P01"
+	undefinedSchema = "3F000"
+)
+
+// AtCommit is txretry.AtCommit, and the error of COMMIT is explained.
+func (m Missing) AtCommit(tx pgx.Tx, sql string, args ...any) bool {
+	h, ok := tx.(interface {
+		AtCommitExplained(explain func(error) error, sql string, args ...any) bool
+	})
+	return ok && h.AtCommitExplained(m.Explain, sql, args...)
+}
