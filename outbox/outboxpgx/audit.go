@@ -48,7 +48,7 @@ func (d *DeadLetters) Audit(ctx context.Context, limit int) ([]AuditEntry, error
 	rows, _ := d.pool.Query(ctx, d.sql.audit, limit) // CollectRows returns its error
 	entries, err := pgx.CollectRows(rows, scanAudit)
 	if err != nil {
-		return nil, fmt.Errorf("outboxpgx: audit: %w", err)
+		return nil, fmt.Errorf("outboxpgx: audit: %w", d.t.explain(err))
 	}
 	return entries, nil
 }

@@ -40,7 +40,7 @@ func (s *Source) Claim(ctx context.Context, req outbox.ClaimRequest) (outbox.Bat
 	}
 	if err != nil {
 		s.horizon.forget()
-		return outbox.Batch{}, fmt.Errorf("outboxpgx: claim: %w", err)
+		return outbox.Batch{}, fmt.Errorf("outboxpgx: claim: %w", s.t.explain(err))
 	}
 	return c.batch, nil
 }

@@ -88,7 +88,7 @@ func (d *DeadLetters) change(ctx context.Context, action, sql string, f Filter, 
 		return tx.QueryRow(ctx, sql, args...).Scan(&n)
 	})
 	if err != nil {
-		return 0, fmt.Errorf("outboxpgx: %s dead letters: %w", action, err)
+		return 0, fmt.Errorf("outboxpgx: %s dead letters: %w", action, d.t.explain(err))
 	}
 	return n, nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/outbox"
@@ -45,6 +46,7 @@ type Filter struct {
 // DeadLetters shows and moves the dead letters of one outbox. It is safe for concurrent use.
 type DeadLetters struct {
 	pool *pgxpool.Pool
+	t    tables
 	sql  deadStatements
 }
 
@@ -57,7 +59,7 @@ func NewDeadLetters(pool *pgxpool.Pool, cfg SchemaConfig) (*DeadLetters, error) 
 	if err != nil {
 		return nil, err
 	}
-	return &DeadLetters{pool: pool, sql: t.deadStatements()}, nil
+	return &DeadLetters{pool: pool, t: t, sql: t.deadStatements()}, nil
 }
 
 const listLimit = 100
@@ -80,7 +82,7 @@ func (d *DeadLetters) List(ctx context.Context, f Filter) ([]DeadLetter, error) 
 	rows, _ := d.pool.Query(ctx, d.sql.list, args...) // CollectRows returns its error
 	letters, err := pgx.CollectRows(rows, scanDeadLetter)
 	if err != nil {
-		return nil, fmt.Errorf("outboxpgx: list dead letters: %w", err)
+		return nil, fmt.Errorf("outboxpgx: list dead letters: %w", d.t.explain(err))
 	}
 	return letters, nil
 }
@@ -104,7 +106,7 @@ func (d *DeadLetters) Count(ctx context.Context, f Filter) (n int64, err error) 
 		return 0, err
 	}
 	if err := d.pool.QueryRow(ctx, d.sql.count, args...).Scan(&n); err != nil {
-		return 0, fmt.Errorf("outboxpgx: count dead letters: %w", err)
+		return 0, fmt.Errorf("outboxpgx: count dead letters: %w", d.t.explain(err))
 	}
 	return n, nil
 }
@@ -123,7 +125,14 @@ func (f Filter) args() ([]any, error) {
 	if f.Limit > 0 {
 		limit = &f.Limit
 	}
-	return []any{f.IDs, nullable(string(f.Class)), nullable(f.Name), nullable(f.Key), age, limit, nullable(f.Error)}, nil
+	var ids uuids // nil: any
+	if f.IDs != nil {
+		ids = make(uuids, len(f.IDs))
+	}
+	for i, id := range f.IDs {
+		ids[i] = pgtype.UUID{Bytes: id, Valid: true}
+	}
+	return []any{ids, nullable(string(f.Class)), nullable(f.Name), nullable(f.Key), age, limit, nullable(f.Error)}, nil
 }
 
 func (f Filter) validate() error {

@@ -46,8 +46,13 @@ func setup(t *testing.T, cfg outboxpgx.SourceConfig) *fixture {
 
 func setupOn(t *testing.T, pool *pgxpool.Pool, cfg outboxpgx.SourceConfig) *fixture {
 	t.Helper()
-	schema := outboxpgx.SchemaConfig{Schema: cfg.Schema, Table: cfg.Table}
-	must(t, outboxpgx.Migrate(t.Context(), pool, schema))
+	must(t, outboxpgx.Migrate(t.Context(), pool, outboxpgx.SchemaConfig{Schema: cfg.Schema, Table: cfg.Table}))
+	return fixtureOn(t, pool, cfg)
+}
+
+// fixtureOn is setupOn without the tables.
+func fixtureOn(t *testing.T, pool *pgxpool.Pool, cfg outboxpgx.SourceConfig) *fixture {
+	t.Helper()
 	f := &fixture{pool: pool}
 	var err error
 	f.manager, err = txretry.New(pool, txretry.Config{Logger: quiet})
@@ -56,7 +61,7 @@ func setupOn(t *testing.T, pool *pgxpool.Pool, cfg outboxpgx.SourceConfig) *fixt
 	must(t, err)
 	f.source, err = outboxpgx.NewSource(pool, cfg)
 	must(t, err)
-	f.dead, err = outboxpgx.NewDeadLetters(pool, schema)
+	f.dead, err = outboxpgx.NewDeadLetters(pool, outboxpgx.SchemaConfig{Schema: cfg.Schema, Table: cfg.Table})
 	must(t, err)
 	return f
 }

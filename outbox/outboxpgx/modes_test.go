@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
@@ -36,6 +37,11 @@ func TestEveryExecMode(t *testing.T) {
 		must(t, err)
 		if stats.Ready != 0 || stats.Parked != 1 || stats.Dead != 1 {
 			t.Errorf("after Settle: %+v", stats)
+		}
+		letter, err := f.dead.Show(t.Context(), batch.Messages[2].ID)
+		must(t, err)
+		if n, err := f.dead.Retry(t.Context(), outboxpgx.Filter{IDs: []uuid.UUID{letter.ID}}, outboxpgx.RetryOptions{By: "me"}); n != 1 || err != nil {
+			t.Errorf("retried %d, %v", n, err)
 		}
 	})
 }

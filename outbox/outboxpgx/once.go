@@ -30,12 +30,12 @@ func (w *Writer) WriteOnce(ctx context.Context, tx pgx.Tx, key string, m outbox.
 	id = prepared[0].ID
 	tag, err := tx.Exec(ctx, w.sql.remember, key, id, w.cfg.DedupRetention.Microseconds())
 	if err != nil {
-		return uuid.Nil, false, fmt.Errorf("outboxpgx: write once: %w", err)
+		return uuid.Nil, false, fmt.Errorf("outboxpgx: write once: %w", w.t.explain(err))
 	}
 	if tag.RowsAffected() == 0 {
 		// A statement of its own: what the one before has met may be newer than its snapshot.
 		if err := tx.QueryRow(ctx, w.sql.recall, key).Scan(&id); err != nil {
-			return uuid.Nil, false, fmt.Errorf("outboxpgx: write once: %w", err)
+			return uuid.Nil, false, fmt.Errorf("outboxpgx: write once: %w", w.t.explain(err))
 		}
 		return id, false, nil
 	}

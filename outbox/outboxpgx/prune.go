@@ -27,7 +27,7 @@ func (s *Source) Prune(ctx context.Context) (n int64, err error) {
 		n, err = chunk.Delete(ctx, s.pool, pruneChunk, s.t.fill(pruneSQL), s.cfg.Retention.Microseconds())
 	}
 	if err != nil {
-		return n, fmt.Errorf("outboxpgx: prune: %w", err)
+		return n, fmt.Errorf("outboxpgx: prune: %w", s.t.explain(err))
 	}
 	return n, nil
 }

@@ -101,6 +101,13 @@ func (c SchemaConfig) tables() (tables, error) {
 	return tables{outbox, lanes, dead, audit, dedup}, nil
 }
 
+// explain tells of tables that were never created.
+func (t tables) explain(err error) error { return t.missing().Explain(err) }
+
+func (t tables) missing() migrate.Missing {
+	return migrate.Missing{Call: "outboxpgx.Migrate", Tables: []string{t.outbox, t.lanes, t.dead, t.audit, t.dedup}}
+}
+
 // fill puts the names into a statement.
 func (t tables) fill(sql string) string {
 	return strings.NewReplacer("{outbox}", t.outbox, "{lanes}", t.lanes, "{dead}", t.dead,

@@ -40,7 +40,7 @@ func (s *Source) Settle(ctx context.Context, b outbox.Batch, outcomes []outbox.O
 	queue.Queue(commitSQL)
 	if err := s.pool.SendBatch(ctx, queue).Close(); err != nil {
 		s.horizon.forget()
-		return nil, fmt.Errorf("outboxpgx: settle: %w", err)
+		return nil, fmt.Errorf("outboxpgx: settle: %w", s.t.explain(err))
 	}
 	s.horizon.answer(ask, writers)
 	var stale []outbox.Lease

@@ -47,7 +47,7 @@ func (s *Source) Stats(ctx context.Context) (outbox.StoreStats, error) {
 	})
 	queue.Queue(commitSQL)
 	if err := s.pool.SendBatch(ctx, queue).Close(); err != nil {
-		return outbox.StoreStats{}, fmt.Errorf("outboxpgx: stats: %w", err)
+		return outbox.StoreStats{}, fmt.Errorf("outboxpgx: stats: %w", s.t.explain(err))
 	}
 	if oldest != nil {
 		stats.OldestAge = max(0, time.Duration(*oldest)*time.Microsecond)

@@ -34,6 +34,7 @@ type WriterConfig struct {
 // Writer stores messages in the caller's transaction. It is safe for concurrent use.
 type Writer struct {
 	cfg WriterConfig
+	t   tables
 	sql statements
 }
 
@@ -52,7 +53,7 @@ func NewWriter(cfg WriterConfig) (*Writer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Writer{cfg: cfg, sql: t.statements()}, nil
+	return &Writer{cfg: cfg, t: t, sql: t.statements()}, nil
 }
 
 // Write stores messages as part of tx, in their order, with one statement. On a handle of txretry
@@ -86,9 +87,9 @@ func (w *Writer) store(ctx context.Context, tx pgx.Tx, prepared []outbox.Message
 	if err != nil {
 		return err
 	}
-	if !txretry.AtCommit(tx, insert, args...) {
+	if !w.t.missing().AtCommit(tx, insert, args...) {
 		if _, err := tx.Exec(ctx, insert, args...); err != nil {
-			return fmt.Errorf("outboxpgx: write: %w", err)
+			return fmt.Errorf("outboxpgx: write: %w", w.t.explain(err))
 		}
 	}
 	if w.cfg.OnCommit != nil {
@@ -115,7 +116,7 @@ func (w *Writer) WriteSQL(ctx context.Context, tx *sql.Tx, msgs ...outbox.Messag
 		return err
 	}
 	if _, err := tx.ExecContext(ctx, w.sql.insertJSON, arg); err != nil {
-		return fmt.Errorf("outboxpgx: write: %w", err)
+		return fmt.Errorf("outboxpgx: write: %w", w.t.explain(err))
 	}
 	return nil
 }
