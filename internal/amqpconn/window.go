@@ -105,10 +105,11 @@ func (w *window) write() {
 func (w *window) listen(ctx context.Context, stop func()) error {
 	watch := time.NewTicker(min(max(w.cfg.ConfirmTimeout/8, time.Millisecond), 250*time.Millisecond))
 	defer watch.Stop()
-	cancelled := ctx.Done()
+	cancelled := ctx.Done() // nil for a context that cannot end
+	stopping := false
 	var grace <-chan time.Time
 	for {
-		if cancelled == nil && w.empty() {
+		if stopping && w.empty() {
 			return nil
 		}
 		select {
@@ -126,7 +127,7 @@ func (w *window) listen(ctx context.Context, stop func()) error {
 				return err
 			}
 		case <-cancelled:
-			cancelled = nil
+			cancelled, stopping = nil, true
 			stop()
 			timer := time.NewTimer(w.cfg.ShutdownTimeout)
 			defer timer.Stop()

@@ -1,0 +1,62 @@
+package outbox_test
+
+import (
+	"context"
+	"log/slog"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+// exits is a Source that ends the goroutine of the caller when told to.
+type exits struct {
+	outbox.Source
+	now atomic.Bool
+}
+
+func (e *exits) Claim(ctx context.Context, r outbox.ClaimRequest) (outbox.Batch, error) {
+	if e.now.Load() {
+		runtime.Goexit()
+	}
+	return e.Source.Claim(ctx, r)
+}
+
+// The Done channel of context.Background is nil, and Run works on it like on any other.
+func TestRunOnBackground(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		source := &exits{Source: b.store}
+		relay, err := outbox.NewRelay(source, outbox.Transports{"": b.publisher}, outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			b.Fatal(err)
+		}
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			b.Errorf("Run returned %v", relay.Run(context.Background()))
+		}()
+		for _, n := range []int{1, 2} {
+			b.write(message("k", n))
+			time.Sleep(time.Minute)
+			synctest.Wait()
+		}
+		b.wantReceived("1", "2")
+		source.now.Store(true) // nothing else ends Run
+		<-ended
+	})
+}
+
+func TestDrainOnBackground(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		b.write(message("k", 1))
+		for _, bounds := range []outbox.Bounds{{}, {TimeLimit: time.Minute}} {
+			if _, err := b.relay.Drain(context.Background(), bounds); err != nil {
+				b.Error(err)
+			}
+		}
+		b.wantReceived("1")
+	})
+}
