@@ -28,6 +28,13 @@ func (c *counted) set(r *rule, value Counter, at, elapsed int64) {
 	c.value, c.since, c.rule = value, at-elapsed, r
 }
 
+// notAfter has a counter go on from a clock that was set back, with what it holds.
+func (c *counted) notAfter(at int64) {
+	if c.since > at {
+		c.since = at - c.rule.elapsed(at)
+	}
+}
+
 // expires is when the counter says the same as none.
 func (c *counted) expires() int64 {
 	if c.rule.bucket() {

@@ -16,7 +16,8 @@ type MemoryConfig struct {
 	MaxKeys int
 
 	// Now is the clock, for tests that move time by hand; see ratelimittest.Clock.
-	// Nil means the process's own, which never steps back.
+	// Set back, counters go on with what they hold. Nil means the process's own,
+	// which never steps back.
 	Now func() time.Time
 }
 
@@ -131,11 +132,7 @@ func (m *Memory) decide(ctx context.Context, d *Decision, within time.Duration, 
 		*d = Decision{}
 		return invalid(charges)
 	}
-	for i := range seats {
-		if e := seats[i].counter; e != nil {
-			at = max(at, e.value.since) // another call may have overtaken this one
-		}
-	}
+	at = m.upTo(at, seats)
 	parts := d.parts()
 	for i := range parts {
 		p, s := &parts[i], &seats[i]
@@ -170,8 +167,11 @@ func (m *Memory) decideOne(d *Decision, take bool, c *Charge) bool {
 		shard.mu.Unlock()
 		return false
 	}
+	if at < e.value.since {
+		at = m.clock()
+		e.value.notAfter(at)
+	}
 	r, cost := e.value.rule, max(c.Cost, 1)
-	at = max(at, e.value.since)
 	counter, elapsed := e.value.counter(r, at)
 	wait := int64(0)
 	possible := cost <= r.most
@@ -224,12 +224,31 @@ func (m *Memory) change(ctx context.Context, charges []Charge, fn func(c Charge,
 	if !m.sit(charges, seats) {
 		return invalid(charges)
 	}
+	at = m.upTo(at, seats)
 	for i, s := range seats {
 		if s.counter != nil {
-			fn(charges[i], s.rule, s.counter, max(at, s.counter.value.since))
+			fn(charges[i], s.rule, s.counter, at)
 		}
 	}
 	return nil
+}
+
+// upTo returns a time that no counter is ahead of. Another call may have overtaken
+// this one since it read the clock; else the clock was set back. The shards are
+// locked.
+func (m *Memory) upTo(at int64, seats []seat) int64 {
+	for i := range seats {
+		if e := seats[i].counter; e != nil && at < e.value.since {
+			at = m.clock()
+			break
+		}
+	}
+	for i := range seats {
+		if e := seats[i].counter; e != nil {
+			e.value.notAfter(at)
+		}
+	}
+	return at
 }
 
 // find fills in the hash and the key of each seat, and returns the shards they

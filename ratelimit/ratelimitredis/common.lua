@@ -13,14 +13,13 @@ local function count(v)
 end
 
 -- missing reads a bucket "missing:since" and brings it forward to now. If the
--- clock was set back since, the bucket regains nothing until it is there again;
--- set back by more than a window, the bucket counts as it was left.
-local function missing(v, w, max)
+-- clock was set back since, the bucket is as it was left; the second result then
+-- says to keep it, so that it regains from now on.
+local function missing(v, max)
   local used, since = string.match(v or '', '^(%d+):(%d+)$')
-  if not used then return 0 end
+  if not used then return 0, false end
   local elapsed = now - since
-  if elapsed < -w then elapsed = 0 end
-  return math.min(math.max(0, math.min(used + 0, limit53) - elapsed * max), limit53)
+  return math.max(0, math.min(used + 0, limit53) - math.max(0, elapsed) * max), elapsed < 0
 end
 
 local function keep(key, used, max)

@@ -38,7 +38,9 @@ for c = counters, questions - 1, 5 do
   local at = p[c + 1] + p[r + 4]
   local value = values[at]
   if p[r] == 2 then
-    value = missing(value, p[r + 1], p[r + 2])
+    local ahead
+    value, ahead = missing(value, p[r + 2])
+    if ahead then keep(KEYS[at], value, p[r + 2]) end
   else
     value = count(value)
     p[c + 2] = count(values[at - 1])

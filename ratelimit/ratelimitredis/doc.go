@@ -60,7 +60,5 @@
 // admits less. The client is told not to repeat a script whose connection broke.
 //
 // If the server's clock is set back, windows count on where they were, and a
-// bucket regains nothing until the clock is there again; after a step of more
-// than a window it counts on from what was left. If it is set forward, time has
-// passed for it.
+// bucket goes on with what it holds. If it is set forward, time has passed.
 package ratelimitredis

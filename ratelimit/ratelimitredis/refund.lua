@@ -19,7 +19,7 @@ for a = 1, #ARGV, 6 do
     k = k + 3
   else
     local back = math.max(0, cost - math.max(0, now - since) * max)
-    plan[n] = {key = KEYS[k], cost = back, w = w, max = max}
+    plan[n] = {key = KEYS[k], cost = back, max = max}
     k = k + 1
   end
 end
@@ -31,7 +31,7 @@ for i = 1, n do
     local rest = count(value) - p.cost
     if rest > 0 then call('SET', p.key, rest, 'PX', p.ttl) else call('DEL', p.key) end
   elseif value then
-    local rest = missing(value, p.w, p.max) - p.cost
+    local rest = missing(value, p.max) - p.cost
     if rest > 0 then keep(p.key, rest, p.max) else call('DEL', p.key) end
   end
 end
