@@ -1,40 +1,26 @@
-# Everything here needs Go and make; `make help` lists the targets.
+# Short names for what needs nothing but Go; `make help` lists them.
 
 GO       ?= go
-TIMEOUT  ?= 9m
 FUZZTIME ?= 10s
 ROUNDS   ?= 200
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 VULN     := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 MODULES  := . examples/reservation internal/lab
 
-# The race detector needs a C compiler; without one the tests run without it.
-RACE := $(if $(filter 1,$(shell $(GO) env CGO_ENABLED)),-race)
-
 .DEFAULT_GOAL := help
-.PHONY: help test check servers-test chaos cover fuzz lint vuln tidy example
+.PHONY: help test chaos cover fuzz lint vuln tidy example
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-test: check servers-test ## vet, format check and all tests, on real servers it gets by itself
-
-check:
-	@unformatted=$$("$$($(GO) env GOROOT)/bin/gofmt" -l .); \
-	if [ -n "$$unformatted" ]; then echo "not formatted by gofmt:"; echo "$$unformatted"; exit 1; fi
-	$(GO) vet work
-	GOWORK=off $(GO) vet ./...
-	GOWORK=off $(GO) build ./...
-
-servers-test:
-	@$(if $(RACE),,echo "no C compiler: the tests run without the race detector")
-	$(GO) run ./internal/lab/servers -- $(GO) test $(RACE) -shuffle=on -timeout=$(TIMEOUT) work
+test: ## all checks and all tests, on real servers it gets by itself
+	@$(GO) run ./internal/lab/test
 
 chaos: ## the fault tests in their long form, ROUNDS (200) kills and as much of the other faults; most of an hour
 	HOLDFAST_CHAOS_ROUNDS=$(ROUNDS) $(GO) run ./internal/lab/servers -- $(GO) test -v -count=1 -parallel=1 -timeout=60m ./internal/lab/faults ./expiry/expirypgx
 
 cover: ## test coverage of the packages of the root module, in cover.out
-	$(GO) run ./internal/lab/servers -- $(GO) test -timeout=$(TIMEOUT) -coverpkg=./... -coverprofile=cover.out ./...
+	$(GO) run ./internal/lab/servers -- $(GO) test -timeout=30m -coverpkg=./... -coverprofile=cover.out ./...
 	$(GO) tool cover -func=cover.out | tail -1
 
 fuzz: ## every fuzz test for FUZZTIME (10s)

@@ -64,6 +64,7 @@ var floors = slices.Concat(
 		{pkg: "internal/redistest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv"}},
 		{pkg: "internal/amqptest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv"}},
 		{pkg: "internal/metrictest"},
+		{pkg: "internal/lab/test", stdOnly: true}, // it runs before any module is downloaded
 		{pkg: "internal/lab/...", clients: heavy, on: []string{"..."}, anyModule: true},
 
 		// Transactions are Postgres: this core is pgx and is not split.

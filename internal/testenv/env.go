@@ -79,7 +79,7 @@ func shared(t testing.TB, variable string) string {
 	t.Helper()
 	url := os.Getenv(variable)
 	if url == "" {
-		missing(t, variable+" is not set: run the tests by `make test`, or by `go run ./internal/lab/servers -- go test ./...`, which starts the servers")
+		missing(t, variable+" is not set: run the tests by `go run ./internal/lab/servers -- go test ./...`, which starts the servers")
 	}
 	return url
 }

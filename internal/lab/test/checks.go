@@ -1,0 +1,117 @@
+package main
+
+import (
+	"bytes"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"go/format"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+)
+
+// checkProc fails on Linux without a mounted /proc: the tests' servers need it, and so does
+// finding and ending their processes.
+func checkProc(dir string) error {
+	if runtime.GOOS != "linux" {
+		return nil
+	}
+	if _, err := os.Stat(filepath.Join(dir, "self")); err != nil {
+		return fmt.Errorf("%w: a mounted %s (mount -t proc proc /proc)", errUnusable, dir)
+	}
+	return nil
+}
+
+// download gets the modules that the tests are built from.
+func download() error {
+	err := goCommand("", "list", "-deps", "-test", "work")
+	if err != nil && !certificates() {
+		return fmt.Errorf("%w: a CA bundle, to download modules (install ca-certificates, or set SSL_CERT_FILE)", errUnusable)
+	}
+	return err
+}
+
+// certificates reports whether this machine trusts anyone's certificates.
+func certificates() bool {
+	pool, err := x509.SystemCertPool()
+	return err == nil && !pool.Equal(x509.NewCertPool())
+}
+
+// checkFormat names the Go files below dir that gofmt would change.
+func checkFormat(dir string) error {
+	var wrong []string
+	err := walk(dir, func(path string) error {
+		if filepath.Ext(path) != ".go" {
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		formatted, err := format.Source(text)
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		if !bytes.Equal(text, formatted) {
+			wrong = append(wrong, path)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if len(wrong) > 0 {
+		return fmt.Errorf("not formatted by gofmt: %s", strings.Join(wrong, " "))
+	}
+	return nil
+}
+
+// sums returns the content of the files below dir that the go command maintains.
+func sums(dir string) (map[string]string, error) {
+	found := map[string]string{}
+	err := walk(dir, func(path string) error {
+		switch filepath.Base(path) {
+		case "go.mod", "go.sum", "go.work", "go.work.sum":
+			text, err := os.ReadFile(path)
+			found[path] = string(text)
+			return err
+		}
+		return nil
+	})
+	return found, err
+}
+
+// unchanged names the files that differ. The change is left where it is, ready to be committed.
+func unchanged(before, after map[string]string) error {
+	var changed []string
+	for _, path := range slices.Sorted(maps.Keys(after)) {
+		if text, ok := before[path]; !ok || text != after[path] {
+			changed = append(changed, path)
+		}
+	}
+	if len(changed) > 0 {
+		return errors.New("building has changed what is to be committed: " + strings.Join(changed, " "))
+	}
+	return nil
+}
+
+// walk calls visit with each file below dir, without hidden folders.
+func walk(dir string, visit func(path string) error) error {
+	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() {
+			if path != dir && strings.HasPrefix(entry.Name(), ".") {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		return visit(path)
+	})
+}
