@@ -90,23 +90,25 @@ func (c *consumer) session(ctx context.Context, ch *amqp.Channel) error {
 	}
 }
 
-// onBroker runs do on a channel of its own. A silent broker ends it after some seconds.
+// onBroker runs do on a channel of its own. It bears a broker that is slow; one that is silent ends it
+// after the 15 seconds that the client's heartbeats allow.
 func onBroker(ctx context.Context, url string, do func(*amqp.Channel) error) error {
-	conn, err := amqp.DialConfig(url, amqp.Config{Heartbeat: 2 * time.Second, Dial: func(network, addr string) (net.Conn, error) {
-		conn, err := (&net.Dialer{Timeout: 5 * time.Second}).DialContext(ctx, network, addr)
+	conn, err := amqp.DialConfig(url, amqp.Config{Dial: func(network, addr string) (net.Conn, error) {
+		conn, err := (&net.Dialer{}).DialContext(ctx, network, addr)
 		if err == nil {
-			err = conn.SetDeadline(time.Now().Add(5 * time.Second)) // of the handshake; the client removes it
+			err = conn.SetDeadline(time.Now().Add(patience)) // of the handshake; the client removes it
 		}
 		return conn, err
 	}})
 	if err != nil {
 		return err
 	}
+	defer func() { _ = conn.CloseDeadline(time.Now().Add(2 * time.Second)) }() // late or not, it is closed
 	ch, err := conn.Channel()
-	if err == nil {
-		err = do(ch)
+	if err != nil {
+		return err
 	}
-	return errors.Join(err, conn.CloseDeadline(time.Now().Add(2*time.Second)))
+	return do(ch)
 }
 
 // untilDrained waits until the queue is empty and nothing has arrived for a while: repeats too.

@@ -45,8 +45,12 @@ func newIntake(t testing.TB, job inboxJob) *intake {
 	return i
 }
 
+// setup bears a broker that is slow, as a consumer with its short heartbeats need not.
 func (i *intake) setup(ctx context.Context) error {
-	c, err := inboxamqp.NewConsumer(i.job.dial, inbox.NewMux(), i.job.config())
+	cfg := i.job.config()
+	cfg.CallTimeout = patience
+	dial := func(context.Context) (*amqp.Connection, error) { return amqp.Dial(i.job.Broker) }
+	c, err := inboxamqp.NewConsumer(dial, inbox.NewMux(), cfg)
 	if err != nil {
 		return err
 	}
