@@ -50,14 +50,12 @@ func (f Fingerprint) Conflicts(other Fingerprint) bool {
 func requestFingerprint(r *http.Request, body []byte, extra []string, canonical bool) Fingerprint {
 	media := mediaType(r.Header.Get("Content-Type"))
 	version, kind := rawVersion, "http"
-	var doc *node
 	if canonical {
 		version = canonicalVersion
-		if isJSON(media) {
-			doc = parseJSON(body)
-		}
-		if doc != nil {
-			kind = "http json"
+	}
+	if canonical && isJSON(media) {
+		if doc, ok := canonicalJSON(body); ok {
+			kind, body = "http json", doc
 		}
 	}
 	s := newSum(kind, len(extra))
@@ -65,11 +63,7 @@ func requestFingerprint(r *http.Request, body []byte, extra []string, canonical 
 	s.text(path(r))
 	s.text(sortedQuery(r.URL.RawQuery))
 	s.text(media)
-	if doc != nil {
-		s.node(doc)
-	} else {
-		s.bytes(body)
-	}
+	s.bytes(body)
 	for _, p := range extra {
 		s.text(p)
 	}

@@ -2,9 +2,11 @@ package idempotency_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"reflect"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -64,6 +66,14 @@ func TestCanonicalJSON(t *testing.T) {
 		{`{"a":1,"a":2}`, `{"a":2,"a":1}`, false},
 		{`{"a":1,"a":2}`, `{"a":1,"a":2}`, true},
 		{`"\ud800"`, `"\ud801"`, false},
+		{`"\ud800x"`, `"\ud801x"`, false},
+		{`"\ud800\n"`, `"\ud801\n"`, false},
+		{`["\ud83d\ude00"]`, `["😀"]`, true},
+		{`["\"\\\/\b\f\n\r\t"]`, `["\u0022\u005c/\u0008\u000c\u000A\u000d\u0009"]`, true},
+		{`["\ufffd"]`, `["\uFFFD"]`, true},
+		{`{"\u0061":1,"a":2}`, `{"a":1,"\u0061":2}`, false},
+		{`[1,[2,3]]`, `[1,2,[3]]`, false},
+		{`["a","b"]`, `["a\u0022,\u0022b"]`, false},
 		{"\"\xff\"", "\"\xfe\"", false},
 		{`{"a":1`, `{"a":1 `, false},
 		{`{} {}`, `{}`, false},
@@ -92,6 +102,36 @@ func TestCanonicalJSON(t *testing.T) {
 	}
 	if !same(t, canonical, problem(`{"a":1}`), problem(`{"a": 1}`)) {
 		t.Error("white space counts in +json")
+	}
+}
+
+// No document makes the middleware allocate a large multiple of it.
+func TestCanonicalJSONIsBounded(t *testing.T) {
+	const size = 1 << 20
+	var names strings.Builder
+	for i := 0; names.Len() < size; i++ {
+		fmt.Fprintf(&names, `"%x":1,`, i)
+	}
+	for name, body := range map[string]string{
+		"numbers":       "[" + strings.Repeat("1,", size/2) + "1]",
+		"small objects": "[" + strings.Repeat(`{"":1},`, size/7) + "1]",
+		"escapes":       "[" + strings.Repeat(`"\u0061",`, size/9) + "1]",
+		"members":       "{" + names.String() + `"":1}`,
+		"deep":          strings.Repeat(`{"a":[`, 400) + strings.Repeat("1,", size/2) + "1" + strings.Repeat("]}", 400),
+	} {
+		const most = 48 // slices that grow are copied
+		h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{CanonicalJSON: true, MaxRequestBytes: 2 * size}, func(http.ResponseWriter, *http.Request) {})
+		r := jsonPost(body)
+		r.Header.Set(idempotency.Header, goodKey)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		if rec := send(h, r); rec.Code != 200 {
+			t.Errorf("%s: %d %s", name, rec.Code, rec.Body)
+		}
+		runtime.ReadMemStats(&after)
+		if times := int(after.TotalAlloc-before.TotalAlloc) / len(body); times > most {
+			t.Errorf("%s: a body of %d bytes allocates %d times as much", name, len(body), times)
+		}
 	}
 }
 
