@@ -22,7 +22,8 @@ var errGlobal = errors.New("idempotency: scope is global")
 
 // GlobalScope is the scope of a service whose keys are unique among all its
 // callers: stores then see the literal key. Two callers who send the same key
-// share its answer, so put the caller into MiddlewareConfig.FingerprintParts.
+// would share its answer, so put the caller into MiddlewareConfig.FingerprintParts:
+// the second one is then refused with 422.
 func GlobalScope(*http.Request) (string, error) { return "", errGlobal }
 
 // MiddlewareConfig is the configuration of NewMiddleware. Scope is required;
@@ -34,11 +35,13 @@ type MiddlewareConfig struct {
 	// read the body. nil: DefaultNeed.
 	Need func(r *http.Request) Need
 	// FingerprintParts adds to the fingerprint, such as the user in a global
-	// scope. It may read the body. nil adds nothing.
+	// scope. All callers without a user are one caller. It may read the body. nil
+	// adds nothing.
 	FingerprintParts func(r *http.Request) []string
 	// CanonicalJSON makes JSON bodies the same request when they differ only in
 	// white space, the order of members, or escapes. Other bodies, and every body
-	// without it, count byte by byte. Switching it refuses no key that is in use.
+	// without it, count byte by byte. Changing it leaves stored keys valid, and
+	// their bodies uncompared.
 	CanonicalJSON bool
 	// Keep says which statuses are final, so that their response is kept and
 	// replayed. After any other one the key is free, and the same key runs the

@@ -2,9 +2,13 @@
 // first one does the work, every repetition gets the same answer.
 //
 //	protect, err := idempotency.NewMiddleware(store, idempotency.MiddlewareConfig{
-//		Scope: idempotency.GlobalScope,
+//		Scope: func(r *http.Request) (string, error) { return userOf(r), nil },
 //	})
-//	http.Handle("POST /payments", protect(payments))
+//	http.Handle("POST /payments", authenticated(protect(payments)))
+//
+// The scope keeps the keys of one caller apart from those of another. With
+// [GlobalScope] the caller must be in FingerprintParts: without either, whoever
+// sends a key of somebody else gets that answer.
 //
 // Work that does not come over HTTP calls [Do]. The store is Redis
 // (idempotencyredis), Postgres (idempotencypgx) or memory (idempotencytest).
@@ -38,10 +42,11 @@
 // They are application/problem+json with these words in the member code. Which
 // requests need a key is said by MiddlewareConfig.Need ([DefaultNeed]: POST, PUT
 // and PATCH). A request is the same request when its [Fingerprint] is: method,
-// path as the client sent it, sorted query, media type, body, and what
-// FingerprintParts adds. The host is no part of it: a service of several hosts
+// path as the client sent it, sorted query, media type, what FingerprintParts
+// adds, and the body. The host is no part of it: a service of several hosts
 // puts it into the scope. Bodies count byte by byte, JSON ones in a canonical
-// form if CanonicalJSON says so.
+// form if CanonicalJSON says so; a body that was summed the one way is not
+// compared with one that was summed the other way, everything else always is.
 //
 // # What is kept
 //

@@ -12,61 +12,83 @@ import (
 	"sync"
 )
 
-// The ways to make a sum. One changes its number when the same request would get
-// another sum.
+// The ways to make the body's sum. One changes its number when the same body would
+// get another sum.
 const (
 	rawVersion       = 1
 	canonicalVersion = 2
 )
 
-// Fingerprint tells whether two requests with one key are the same request.
-// The zero value fits every request: it is what a record has that was written
-// by a system without fingerprints.
+// Fingerprint tells whether two requests with one key are the same request. The
+// zero value fits every request: it is what a record has that was written by a
+// system without fingerprints.
 type Fingerprint struct {
-	// Version names the way the sum was made. Sums of different versions say
-	// nothing about each other, so that an upgrade refuses no running key.
+	// Version names the way the second half of Sum was made.
 	Version int
-	// Sum is the SHA-256 in hex.
+	// Sum is 64 hex digits. The first half stands for who asks for what and is
+	// always compared. The second half stands for the body and is compared within
+	// one Version, so that an upgrade refuses no running key.
 	Sum string
 }
 
+// half is the length of either half of a sum.
+const half = 2 * sumSize
+
 // FingerprintOf hashes parts (SHA-256 over length-prefixed parts), for work
-// that does not come over HTTP.
+// that does not come over HTTP. All of it is always compared.
 func FingerprintOf(parts ...string) Fingerprint {
-	s := newSum("parts", len(parts))
+	s := newSummer()
+	s.begin("parts", len(parts))
 	for _, p := range parts {
 		s.text(p)
 	}
+	s.end(2 * half)
 	return s.fingerprint(rawVersion)
 }
 
 // Conflicts reports whether f and other surely belong to different requests.
 func (f Fingerprint) Conflicts(other Fingerprint) bool {
-	return f.Version == other.Version && f.Sum != other.Sum
+	if f.Sum == "" || other.Sum == "" {
+		return false
+	}
+	target, body := f.halves()
+	otherTarget, otherBody := other.halves()
+	return target != otherTarget || f.Version == other.Version && body != otherBody
 }
 
-// requestFingerprint covers method, path, query sorted by name, media type
-// without parameters, the body, and what the user of the middleware adds.
+func (f Fingerprint) halves() (target, body string) {
+	n := min(half, len(f.Sum))
+	return f.Sum[:n], f.Sum[n:]
+}
+
+// requestFingerprint covers in its first half method, path, query sorted by name,
+// media type without parameters and what the user of the middleware adds; in its
+// second half the body.
 func requestFingerprint(r *http.Request, body []byte, extra []string, canonical bool) Fingerprint {
 	media := mediaType(r.Header.Get("Content-Type"))
-	version, kind := rawVersion, "http"
+	s := newSummer()
+	s.begin("http", len(extra))
+	s.text(r.Method)
+	s.text(path(r))
+	s.text(sortedQuery(r.URL.RawQuery))
+	s.text(media)
+	for _, p := range extra {
+		s.text(p)
+	}
+	s.end(half)
+
+	version, kind := rawVersion, "raw"
 	if canonical {
 		version = canonicalVersion
 	}
 	if canonical && isJSON(media) {
 		if doc, ok := canonicalJSON(body); ok {
-			kind, body = "http json", doc
+			kind, body = "json", doc
 		}
 	}
-	s := newSum(kind, len(extra))
-	s.text(r.Method)
-	s.text(path(r))
-	s.text(sortedQuery(r.URL.RawQuery))
-	s.text(media)
+	s.begin(kind, 1)
 	s.bytes(body)
-	for _, p := range extra {
-		s.text(p)
-	}
+	s.end(half)
 	return s.fingerprint(version)
 }
 
@@ -108,10 +130,11 @@ func isJSON(media string) bool {
 	return media == "application/json" || strings.HasSuffix(media, "+json")
 }
 
-// summer makes one sum after the other.
+// summer makes the sums of a fingerprint, one after the other.
 type summer struct {
 	hash   hash.Hash
 	buffer []byte // what is not hashed yet
+	digits []byte // of the sums so far
 }
 
 // flushAt is how much is gathered before it is hashed.
@@ -119,25 +142,33 @@ const flushAt = 1024
 
 var summers = sync.Pool{New: func() any { return &summer{hash: sha256.New()} }}
 
-func newSum(kind string, parts int) *summer {
+func newSummer() *summer {
 	s := summers.Get().(*summer)
-	s.hash.Reset()
-	s.buffer = s.buffer[:0]
-	s.text(kind)
-	s.number(parts)
+	s.digits = s.digits[:0]
 	return s
 }
 
-// fingerprint ends the sum.
+// fingerprint ends the use of the summer.
 func (s *summer) fingerprint(version int) Fingerprint {
-	s.flush()
-	s.buffer = s.hash.Sum(s.buffer)
-	s.buffer = hex.AppendEncode(s.buffer, s.buffer)
-	fp := Fingerprint{Version: version, Sum: string(s.buffer[sha256.Size:])}
+	fp := Fingerprint{Version: version, Sum: string(s.digits)}
 	if cap(s.buffer) <= 4*flushAt { // a long text is not held on to
 		summers.Put(s)
 	}
 	return fp
+}
+
+func (s *summer) begin(kind string, parts int) {
+	s.hash.Reset()
+	s.buffer = s.buffer[:0]
+	s.text(kind)
+	s.number(parts)
+}
+
+// end adds the first hex digits of the sum.
+func (s *summer) end(digits int) {
+	s.flush()
+	s.buffer = s.hash.Sum(s.buffer)
+	s.digits = hex.AppendEncode(s.digits, s.buffer[:digits/2])
 }
 
 func (s *summer) number(n int) {

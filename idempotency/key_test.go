@@ -125,8 +125,25 @@ func TestFingerprint(t *testing.T) {
 	if !a.Conflicts(b) || a.Conflicts(idempotency.FingerprintOf("ab", "c")) {
 		t.Errorf("%v and %v", a, b)
 	}
-	old := idempotency.Fingerprint{Version: a.Version + 1, Sum: b.Sum}
-	if a.Conflicts(old) || old.Conflicts(a) || a.Conflicts(idempotency.Fingerprint{}) {
-		t.Error("fingerprints of different versions say something about each other")
+	if a.Conflicts(idempotency.Fingerprint{}) || (idempotency.Fingerprint{}).Conflicts(a) {
+		t.Error("a record without a fingerprint conflicts")
+	}
+	const who, other = "0123456789abcdef0123456789abcdef", "f123456789abcdef0123456789abcdef"
+	for _, tt := range []struct {
+		sum     string
+		version int
+		want    bool
+	}{
+		{who + who, 1, false},
+		{who + other, 1, true},
+		{who + other, 2, false}, // bodies of different versions say nothing about each other
+		{other + who, 1, true},
+		{other + who, 2, true},
+		{"short", 2, true},
+	} {
+		f := idempotency.Fingerprint{Version: 1, Sum: who + who}
+		if g := (idempotency.Fingerprint{Version: tt.version, Sum: tt.sum}); f.Conflicts(g) != tt.want || g.Conflicts(f) != tt.want {
+			t.Errorf("%v and %v: conflict is %v", f, g, !tt.want)
+		}
 	}
 }

@@ -27,7 +27,9 @@ func ExampleRunner_Run() {
 		if err != nil {
 			panic(err)
 		}
-		protect, err := idempotency.NewMiddleware(gate, idempotency.MiddlewareConfig{Scope: idempotency.GlobalScope})
+		protect, err := idempotency.NewMiddleware(gate, idempotency.MiddlewareConfig{
+			Scope: func(r *http.Request) (string, error) { return r.Header.Get("X-User-Id"), nil },
+		})
 		if err != nil {
 			panic(err)
 		}
@@ -48,6 +50,7 @@ func ExampleRunner_Run() {
 
 	post := func(handler http.Handler) {
 		r := httptest.NewRequest(http.MethodPost, "/orders", nil)
+		r.Header.Set("X-User-Id", "alice")
 		r.Header.Set("Idempotency-Key", "a0eebc999c0b4ef8bb6d6bb9bd380a11")
 		w := httptest.NewRecorder()
 		handler.ServeHTTP(w, r)

@@ -40,6 +40,21 @@ func TestProcessingRecordsOfOtherSystems(t *testing.T) {
 	}
 }
 
+// A fingerprint counts also where its version cannot be read: the answer of one
+// caller is not for another.
+func TestFingerprintWithoutAVersion(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	s := newStore(t, client, idempotencyredis.Config{})
+	for _, version := range []string{"", "x", "99999999999999999999"} {
+		client.HSet(t.Context(), "idempotency:"+string(key), "status", "completed", "code", "200", "fp", fp.Sum, "fpv", version)
+		out := begin(t, s, idempotency.NewClaim(key, fp))
+		if fp.Conflicts(out.Fingerprint) || !idempotency.FingerprintOf("another").Conflicts(out.Fingerprint) {
+			t.Errorf("version %q: %+v", version, out)
+		}
+	}
+}
+
 // A token that another one begins with, or that could be mistaken for more than
 // a token, holds nothing.
 func TestTokensAreComparedWhole(t *testing.T) {

@@ -110,7 +110,8 @@ func middlewareSnippet(client goredis.UniversalClient, handler http.Handler) (ht
 	if err != nil {
 		return nil, err
 	}
-	once, err := idempotency.NewMiddleware(store, idempotency.MiddlewareConfig{Scope: idempotency.GlobalScope})
+	user := ratelimit.HeaderKey("X-User-Id") // as authentication leaves it
+	once, err := idempotency.NewMiddleware(store, idempotency.MiddlewareConfig{Scope: user})
 	if err != nil {
 		return nil, err
 	}
@@ -118,7 +119,6 @@ func middlewareSnippet(client goredis.UniversalClient, handler http.Handler) (ht
 	if err != nil {
 		return nil, err
 	}
-	user := ratelimit.HeaderKey("X-User-Id")
 	limited, err := ratelimit.NewMiddleware(limiter, ratelimit.MiddlewareConfig{
 		Charges: func(r *http.Request) ([]ratelimit.Charge, error) {
 			id, err := user(r)

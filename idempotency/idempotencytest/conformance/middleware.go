@@ -18,6 +18,7 @@ func TestMiddleware(t *testing.T, b Backend) {
 	b.run(t, "a repetition gets the first answer", testReplay)
 	b.run(t, "a request in flight", testInFlight)
 	b.run(t, "a key of another request", testReused)
+	b.run(t, "a key of another caller, on routes that sum bodies differently", testReusedAcrossRoutes)
 	b.run(t, "a status that is not final", testNotKept)
 	b.run(t, "a panic frees the key", testPanic)
 	b.run(t, "a result that cannot be kept", testUnkeepable)
@@ -106,6 +107,27 @@ func testReused(t *testing.T, store idempotency.Store) {
 		{target: "/things?a=1&b=2", body: `{"n":1}`, header: http.Header{"X-User": {"mallory"}}},
 	} {
 		s.do(q.with(key)).is(t, 422, idempotency.CodeKeyReused)
+	}
+}
+
+// testReusedAcrossRoutes: who asks for what is compared however the body was summed.
+func testReusedAcrossRoutes(t *testing.T, store idempotency.Store) {
+	routes := [2]*service{}
+	for i, canonical := range []bool{false, true} {
+		routes[i] = newService(t, store, idempotency.MiddlewareConfig{
+			CanonicalJSON:    canonical,
+			FingerprintParts: func(r *http.Request) []string { return []string{r.Header.Get("X-User")} },
+		}, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, "of "+r.Header.Get("X-User")) })
+	}
+	alice, mallory := http.Header{"X-User": {"alice"}}, http.Header{"X-User": {"mallory"}}
+	for i, first := range routes {
+		other, key := routes[1-i], idempotency.NewKey()
+		first.do(request{body: `{"n":1}`, header: alice}.with(key)).is(t, 200, "")
+		other.do(request{body: `{"n":1}`, header: mallory}.with(key)).is(t, 422, idempotency.CodeKeyReused)
+		other.do(request{body: `{"n":1}`, header: alice, target: "/others"}.with(key)).is(t, 422, idempotency.CodeKeyReused)
+		if again := other.do(request{body: `{"n":1}`, header: alice}.with(key)); again.body != "of alice" || !again.replayed() {
+			t.Errorf("a change of the way to sum bodies refuses a key in use: %+v", again)
+		}
 	}
 }
 
