@@ -3,21 +3,26 @@
 GO       ?= go
 FUZZTIME ?= 10s
 ROUNDS   ?= 200
+SEQUENCES ?= 40000
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 VULN     := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 MODULES  := . examples/reservation internal/lab
 
 .DEFAULT_GOAL := help
-.PHONY: help test chaos cover fuzz lint vuln tidy example
+.PHONY: help test chaos differential cover fuzz lint vuln tidy example
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 test: ## all checks and all tests, on real servers it gets by itself
 	@$(GO) run ./internal/lab/test
 
 chaos: ## the fault tests in their long form, ROUNDS (200) kills and as much of the other faults; most of an hour
 	HOLDFAST_CHAOS_ROUNDS=$(ROUNDS) $(GO) run ./internal/lab/servers -- $(GO) test -v -count=1 -parallel=1 -timeout=60m ./internal/lab/faults ./expiry/expirypgx
+
+differential: ## the tests that compare fakes with servers in their long form, SEQUENCES (40000) random ones each
+	HOLDFAST_FUZZ_SEQUENCES=$(SEQUENCES) $(GO) run ./internal/lab/servers -- $(GO) test -v -count=1 -run='^TestDifferential' -timeout=60m \
+		$$(grep -rl --include='*_test.go' '^func TestDifferential' . | xargs -n1 dirname | sort -u)
 
 cover: ## test coverage of the packages of the root module, in cover.out
 	$(GO) run ./internal/lab/servers -- $(GO) test -timeout=30m -coverpkg=./... -coverprofile=cover.out ./...
