@@ -68,12 +68,14 @@
 // A store has 16 [Lanes], and a message's key chooses its lane. A relay leases
 // whole lanes for a batch; every lease has a fencing token, so that a relay that
 // slept through its lease can change nothing when it wakes up. See [Source].
+// Leases are short, so that the lanes of a relay that was killed are free within
+// 10 s; a batch that takes long renews its own.
 // Up to three batches of a relay, each with lanes of its own, are in hand at
 // once, so that the next is claimed and the last settled while one is published.
 //
 // # Relays that are lost
 //
-// A relay that does not settle within its lease was killed, paused or cut off.
+// A relay that neither settles nor renews its lease was killed, paused or cut off.
 // One of its messages may be the cause, so those it can have had are under
 // suspicion: they are given to a relay only while it has nothing else in hand,
 // in ever smaller batches, until the rest is published and one message is left.

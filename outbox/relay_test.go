@@ -200,7 +200,7 @@ func TestShutdownSettlesWhatIsInFlight(t *testing.T) {
 }
 
 func TestShutdownIsBounded(t *testing.T) {
-	inBubble(t, outbox.RelayConfig{PublishTimeout: time.Minute, LeaseTTL: 2 * time.Minute}, func(b *bench) {
+	inBubble(t, outbox.RelayConfig{PublishTimeout: time.Minute}, func(b *bench) {
 		b.publisher.Latency(time.Hour)
 		b.write(message("k", 1))
 		stop := b.start()
@@ -225,7 +225,7 @@ func TestNewRelayRefuses(t *testing.T) {
 			return outbox.NewRelay(outboxtest.NewStore(), outbox.Transports{"": nil}, outbox.RelayConfig{})
 		},
 		"short lease": func() (*outbox.Relay, error) {
-			return outbox.NewRelay(outboxtest.NewStore(), good, outbox.RelayConfig{LeaseTTL: 19 * time.Second})
+			return outbox.NewRelay(outboxtest.NewStore(), good, outbox.RelayConfig{LeaseTTL: 4 * time.Second})
 		},
 		"attempts of a free class": func() (*outbox.Relay, error) {
 			return outbox.NewRelay(outboxtest.NewStore(), good, outbox.RelayConfig{Policy: outbox.Policy{MaxAttemptsByClass: map[outbox.Class]int{outbox.Blocked: 3}}})

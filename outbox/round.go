@@ -37,16 +37,17 @@ func (r *Relay) claim(ctx context.Context, limit int, alone bool, begin time.Tim
 func (r *Relay) round(ctx, work context.Context, batch Batch, begin time.Time) round {
 	work, end := r.telemetry.startRound(work, batch)
 	defer end()
-	leaseEnd := begin.Add(r.cfg.LeaseTTL)
+	held, release := r.hold(work, batch.Leases, begin)
+	defer release()
 	var outcomes []outcome
 	var down map[string]error
 	if len(batch.Messages) == 1 && batch.Unsettled >= r.cfg.MaxCrashes {
 		outcomes = quarantine(batch.Unsettled)
 	} else {
-		outcomes, down = r.publish(ctx, work, batch.Messages, leaseEnd)
+		outcomes, down = r.publish(ctx, held, batch.Messages)
 	}
 	verdicts, failures := r.judge(batch.Messages, outcomes)
-	stale, err := r.settle(work, batch, verdicts, leaseEnd)
+	stale, err := r.settle(work, batch, verdicts)
 	r.setLastLook(err)
 
 	r.reports.Lock()
@@ -64,21 +65,17 @@ func (r *Relay) round(ctx, work context.Context, batch Batch, begin time.Time) r
 
 // publish has until PublishTimeout, and sends in the first half of it: what is unconfirmed at the
 // end has then waited for that long, so that a long or slow batch is not taken for an outage. After
-// the end of ctx it sends nothing more, and waits for the confirms as long as there is time left to
-// settle.
-func (r *Relay) publish(ctx, work context.Context, messages []Message, leaseEnd time.Time) ([]outcome, map[string]error) {
+// the end of ctx, or of the leases, it sends nothing more; it waits for the confirms as long as there
+// is time left to settle.
+func (r *Relay) publish(ctx, held context.Context, messages []Message) ([]outcome, map[string]error) {
 	wait, cancel := runloop.Detach(ctx, r.cfg.ShutdownTimeout-r.cfg.StoreTimeout)
 	defer cancel()
-	begin := time.Now()
-	deadline := begin.Add(r.cfg.PublishTimeout)
-	if latest := leaseEnd.Add(-r.cfg.StoreTimeout); latest.Before(deadline) {
-		deadline = latest
-	}
-	wait, cancelDeadline := context.WithDeadline(wait, deadline)
-	defer cancelDeadline()
-	wait = trace.ContextWithSpan(wait, trace.SpanFromContext(work))
-	send, cancelSend := context.WithDeadline(ctx, begin.Add(deadline.Sub(begin)/2))
+	wait, cancelWait := context.WithTimeout(wait, r.cfg.PublishTimeout)
+	defer cancelWait()
+	wait = trace.ContextWithSpan(wait, trace.SpanFromContext(held))
+	send, cancelSend := context.WithTimeout(ctx, r.cfg.PublishTimeout/2)
 	defer cancelSend()
+	defer context.AfterFunc(held, cancelSend)()
 	p := pipeline{relay: r, messages: messages, life: ctx, send: send, wait: wait}
 	return p.run()
 }
@@ -124,9 +121,14 @@ func (r *Relay) failure(m Message, err error) Failure {
 	return f
 }
 
-// settle tries until it worked or the leases are over: what is not settled is published again.
-func (r *Relay) settle(ctx context.Context, b Batch, verdicts []Outcome, leaseEnd time.Time) ([]Lease, error) {
+// settleTimeout is for how long a batch is tried to be settled. That is also for how long a store may
+// be away without anything being published twice, unless another relay takes the lanes when it returns.
+const settleTimeout = 30 * time.Second
+
+// settle tries until it worked: what is not settled is published again.
+func (r *Relay) settle(ctx context.Context, b Batch, verdicts []Outcome) ([]Lease, error) {
 	between := backoff.Policy{Base: 50 * time.Millisecond, Max: time.Second, Jitter: 0.5}
+	end := time.Now().Add(settleTimeout)
 	for n := 0; ; n++ {
 		try, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
 		stale, err := r.source.Settle(try, b, verdicts)
@@ -134,8 +136,9 @@ func (r *Relay) settle(ctx context.Context, b Batch, verdicts []Outcome, leaseEn
 		if err == nil {
 			return stale, nil
 		}
+		r.setLastLook(err)
 		delay := between.Delay(n, r.cfg.Rand())
-		if time.Now().Add(delay).After(leaseEnd) || runloop.Sleep(ctx, delay) != nil {
+		if time.Now().Add(delay).After(end) || runloop.Sleep(ctx, delay) != nil {
 			return nil, fmt.Errorf("settle %d messages: %w", len(verdicts), err)
 		}
 	}

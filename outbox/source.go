@@ -42,6 +42,10 @@ type Source interface {
 	// that waits for its next attempt. A message waits for its first attempt until its NotBefore.
 	Claim(ctx context.Context, req ClaimRequest) (Batch, error)
 
+	// Renew makes leases last for ttl from now, if no other relay has taken their lanes meanwhile,
+	// run out or not. Those that are no longer held are returned in stale.
+	Renew(ctx context.Context, leases []Lease, ttl time.Duration) (stale []Lease, err error)
+
 	// Settle records the outcomes and releases the batch's leases, all in one transaction. A
 	// message without an outcome is given back as it was. A lease that is no longer held, because
 	// it ran out and another relay took the lane or because it was settled before, is returned in
@@ -65,7 +69,7 @@ type ClaimRequest struct {
 
 // Batch is what a Claim took.
 type Batch struct {
-	// Leases are the lanes taken. They are released by Settle, or run out.
+	// Leases are the lanes taken. They are kept by Renew and released by Settle, or run out.
 	Leases []Lease
 	// Messages are in stored order within each ordering key.
 	Messages []Message

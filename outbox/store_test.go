@@ -101,12 +101,18 @@ func TestStoreFaults(t *testing.T) {
 // wrap puts a faulty Source before the bench's store.
 func (b *bench) wrap() *faulty {
 	f := &faulty{Source: b.store}
+	b.over(f, outbox.RelayConfig{})
+	return f
+}
+
+// over makes the relay anew, over another source.
+func (b *bench) over(source outbox.Source, cfg outbox.RelayConfig) {
+	b.Helper()
+	cfg.Logger = slog.New(slog.DiscardHandler)
 	var err error
-	b.relay, err = outbox.NewRelay(f, outbox.Transports{"": b.publisher}, outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
+	if b.relay, err = outbox.NewRelay(source, outbox.Transports{"": b.publisher}, cfg); err != nil {
 		b.Fatal(err)
 	}
-	return f
 }
 
 // A relay whose process was frozen wakes up beside the one that took over.

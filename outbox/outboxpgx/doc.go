@@ -67,7 +67,7 @@
 // COMMITTED. Messages of one key are ordered as they were stored, which is the
 // order of their transactions only where those are ordered by a lock or an
 // update on something that belongs to the key. A relay that is killed holds its
-// lanes until the lease runs out. Very many messages of a paused transport slow
+// lanes until the lease runs out, 6 s by default. Very many messages of a paused transport slow
 // the claims of their lanes, since they are looked at and left. Very many that
 // come to lie behind a waiting one of their key at once are put aside 1,000 at a
 // time, which holds up the lane for some seconds per 100,000, once.

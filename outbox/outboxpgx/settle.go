@@ -16,17 +16,11 @@ func (s *Source) Settle(ctx context.Context, b outbox.Batch, outcomes []outbox.O
 		return nil, nil
 	}
 	lanes, tokens := columnsOfLeases(b.Leases)
-	held := map[int16]bool{}
+	held := heldLanes{}
 	queue := &pgx.Batch{}
 	queue.Queue(beginSQL)
 	queue.Queue(s.sql.setup)
-	queue.Queue(s.sql.lock, lanes, tokens).Query(func(rows pgx.Rows) error {
-		got, err := pgx.CollectRows(rows, pgx.RowTo[int16])
-		for _, lane := range got {
-			held[lane] = true
-		}
-		return err
-	})
+	queue.Queue(s.sql.lock, lanes, tokens).Query(held.read)
 	s.settlement(queue, lanes, tokens, outcomes)
 	queue.Queue(s.sql.close, lanes, tokens, s.horizon.limit())
 	ask := s.horizon.question()
@@ -43,13 +37,7 @@ func (s *Source) Settle(ctx context.Context, b outbox.Batch, outcomes []outbox.O
 		return nil, fmt.Errorf("outboxpgx: settle: %w", s.t.explain(err))
 	}
 	s.horizon.answer(ask, writers)
-	var stale []outbox.Lease
-	for _, l := range b.Leases {
-		if !held[int16(l.Lane)] {
-			stale = append(stale, l)
-		}
-	}
-	return stale, nil
+	return held.stale(b.Leases), nil
 }
 
 // settlement queues one statement for each verdict that occurs.

@@ -4,12 +4,12 @@ import "strings"
 
 // statements are the SQL of the writer and of the relay, with the table names filled in.
 type statements struct {
-	insertOne, insert, insertJSON              string
-	remember, recall, forget                   string
-	setup, hurry, free, lower                  string
-	lease, read, due, alone, writers           string
-	overdue, holdDue, hold, release            string
-	lock, published, kept, failed, dead, close string
+	insertOne, insert, insertJSON                     string
+	remember, recall, forget                          string
+	setup, hurry, free, lower                         string
+	lease, read, due, alone, writers                  string
+	overdue, holdDue, hold, release                   string
+	lock, renew, published, kept, failed, dead, close string
 }
 
 func (t tables) statements() statements {
@@ -21,7 +21,7 @@ func (t tables) statements() statements {
 		setup: setupSQL, hurry: hurrySQL, free: twice(freeSQL), lower: twice(lowerSQL),
 		lease: twice(leaseSQL), read: twice(readSQL), due: twice(dueSQL), alone: twice(aloneSQL), writers: writersSQL,
 		overdue: twice(overdueSQL), holdDue: twice(holdDueSQL), hold: twice(holdSQL), release: twice(releaseSQL),
-		lock: twice(lockSQL), published: twice(publishedSQL), kept: twice(keptSQL), failed: twice(failedSQL),
+		lock: twice(lockSQL), renew: twice(renewSQL), published: twice(publishedSQL), kept: twice(keptSQL), failed: twice(failedSQL),
 		dead: twice(deadSQL), close: twice(closeSQL),
 	}
 }
@@ -181,6 +181,9 @@ ORDER BY l.lane FOR UPDATE OF l`
 // ours are the lanes that lock has locked, in the statements after it. $1 lanes, $2 tokens.
 const ours = `ANY(ARRAY(
   SELECT l.lane FROM {lanes} l JOIN unnest($1::smallint[], $2::bigint[]) AS b(lane, token) ON l.lane = b.lane AND l.token = b.token))`
+
+// $3 microseconds.
+const renewSQL = `UPDATE {lanes} SET lease_until = now() + $3 * interval '1 microsecond' WHERE lane = {ours}`
 
 // $3 ids.
 const publishedSQL = `DELETE FROM {outbox} WHERE id = ANY($3::uuid[]) AND lane = {ours}`

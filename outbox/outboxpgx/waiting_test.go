@@ -78,6 +78,12 @@ func (s deadlockFree) Claim(ctx context.Context, r outbox.ClaimRequest) (outbox.
 	return b, err
 }
 
+func (s deadlockFree) Renew(ctx context.Context, l []outbox.Lease, ttl time.Duration) ([]outbox.Lease, error) {
+	stale, err := s.Source.Renew(ctx, l, ttl)
+	s.note(err)
+	return stale, err
+}
+
 func (s deadlockFree) Settle(ctx context.Context, b outbox.Batch, o []outbox.Outcome) ([]outbox.Lease, error) {
 	stale, err := s.Source.Settle(ctx, b, o)
 	s.note(err)

@@ -139,6 +139,35 @@ func (s *Store) ready(skip []string) []*entry {
 	return ready
 }
 
+// Renew meets outbox.Source.
+func (s *Store) Renew(ctx context.Context, leases []outbox.Lease, ttl time.Duration) (stale []outbox.Lease, err error) {
+	if ttl <= 0 {
+		return nil, errors.New("outboxtest: renew needs a lease")
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, l := range leases {
+		if s.holds(l) {
+			s.lanes[l.Lane].until = time.Now().Add(ttl)
+		} else {
+			stale = append(stale, l)
+		}
+	}
+	return stale, nil
+}
+
+// holds reports whether a claim still has its lane.
+func (s *Store) holds(l outbox.Lease) bool {
+	if l.Lane < 0 || l.Lane >= outbox.Lanes {
+		return false
+	}
+	lane := s.lanes[l.Lane]
+	return !lane.until.IsZero() && lane.token == l.Token
+}
+
 // Settle meets outbox.Source.
 func (s *Store) Settle(ctx context.Context, b outbox.Batch, outcomes []outbox.Outcome) ([]outbox.Lease, error) {
 	if err := ctx.Err(); err != nil {
@@ -150,7 +179,7 @@ func (s *Store) Settle(ctx context.Context, b outbox.Batch, outcomes []outbox.Ou
 	held := map[int]bool{}
 	var stale []outbox.Lease
 	for _, l := range b.Leases {
-		if l.Lane < 0 || l.Lane >= outbox.Lanes || s.lanes[l.Lane].token != l.Token {
+		if !s.holds(l) {
 			stale = append(stale, l)
 			continue
 		}

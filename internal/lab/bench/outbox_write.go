@@ -121,6 +121,10 @@ func (idleSource) Claim(context.Context, outbox.ClaimRequest) (outbox.Batch, err
 	return outbox.Batch{}, nil
 }
 
+func (idleSource) Renew(context.Context, []outbox.Lease, time.Duration) ([]outbox.Lease, error) {
+	return nil, nil
+}
+
 func (idleSource) Settle(context.Context, outbox.Batch, []outbox.Outcome) ([]outbox.Lease, error) {
 	return nil, nil
 }

@@ -25,6 +25,8 @@ func TestSource(t *testing.T, b Backend) {
 		"a message may die again":             buriesAgain,
 		"a skipped transport is left alone":   skipsTransports,
 		"a lease runs out and is fenced":      fencesStaleLease,
+		"a lease is renewed":                  renewsLeases,
+		"what was taken is not renewed":       renewsNoStaleLease,
 		"lost claims put under suspicion":     suspectsTheLost,
 		"a message that is lost is counted":   countsLosses,
 		"losses count in a row":               countsLossesInARow,

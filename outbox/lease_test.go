@@ -1,0 +1,143 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+// A relay that was killed holds its lanes, and another one publishes all of them within 10 s.
+func TestKilledRelayIsReplaced(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		for n := range 20 {
+			b.write(message("k", n), message("", n))
+		}
+		defer b.start()()
+		synctest.Wait()
+		b.wantReceivedCount(40)
+
+		for n := range 20 {
+			b.write(message("k", n), message("", n))
+		}
+		for { // all its lanes
+			killed, err := b.store.Claim(b.Context(), outbox.ClaimRequest{Limit: 500, Lease: 6 * time.Second})
+			if err != nil {
+				b.Fatal(err)
+			}
+			if len(killed.Messages) == 0 {
+				break
+			}
+		}
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		b.wantReceivedCount(80)
+	})
+}
+
+func (b *bench) wantReceivedCount(want int) {
+	b.Helper()
+	if got := len(b.publisher.Received()); got != want {
+		b.Errorf("%d received, want %d", got, want)
+	}
+}
+
+// A batch that takes longer than a lease keeps its lanes.
+func TestSlowBatchKeepsItsLanes(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		b.publisher.Latency(9 * time.Second)
+		b.write(message("k", 1), message("", 2))
+		defer b.start()()
+		for range 9 {
+			time.Sleep(time.Second - time.Nanosecond)
+			taken, err := b.store.Claim(b.Context(), outbox.ClaimRequest{Limit: 10, Lease: time.Second, Alone: true})
+			if err != nil || len(taken.Messages) > 0 || taken.Suspect {
+				b.Fatalf("claimed %v, suspect %v, %v", bodies(taken.Messages), taken.Suspect, err)
+			}
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		b.wantReceived("1", "2")
+	})
+}
+
+// renewals is a Source whose Renew is that of a store with a fault.
+type renewals struct {
+	outbox.Source
+	once  bool // it gives one batch
+	given atomic.Bool
+	count atomic.Int64
+	renew func(ctx context.Context, n int64) error // nil: as ever
+}
+
+func (s *renewals) Claim(ctx context.Context, req outbox.ClaimRequest) (outbox.Batch, error) {
+	if s.once && s.given.Swap(true) {
+		return outbox.Batch{}, nil
+	}
+	return s.Source.Claim(ctx, req)
+}
+
+func (s *renewals) Renew(ctx context.Context, leases []outbox.Lease, ttl time.Duration) ([]outbox.Lease, error) {
+	if err := s.renew(ctx, s.count.Add(1)); err != nil {
+		return nil, err
+	}
+	return s.Source.Renew(ctx, leases, ttl)
+}
+
+// What cannot renew its leases sends nothing more, since another relay may be sending it.
+func TestNothingIsSentWithoutALease(t *testing.T) {
+	for name, fault := range map[string]func(context.Context) error{
+		"refused": func(context.Context) error { return errors.New("connection refused") },
+		"silent":  func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, outbox.RelayConfig{PublishTimeout: time.Minute}, func(b *bench) {
+				s := &renewals{Source: b.store, once: true, renew: func(ctx context.Context, _ int64) error { return fault(ctx) }}
+				b.over(s, outbox.RelayConfig{PublishTimeout: time.Minute})
+				b.publisher.Latency(900 * time.Millisecond) // of each message of the key
+				for n := range 20 {
+					b.write(message("k", n))
+				}
+				stop := b.start()
+				time.Sleep(20 * time.Second)
+				stop()
+				if got := bodies(b.publisher.Received()); !slices.Equal(got, []string{"0", "1", "2", "3", "4", "5", "6"}) {
+					b.Errorf("sent %v within a lease of 6 s, at one every 0.9 s", got)
+				}
+				if left := b.store.List(); len(left) != 13 {
+					b.Errorf("%d left, want what was not sent", len(left))
+				}
+			})
+		})
+	}
+}
+
+// One connection that is silent costs no lease.
+func TestRenewalOnAnotherConnection(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		s := &renewals{Source: b.store, renew: func(ctx context.Context, n int64) error {
+			if n%2 == 1 {
+				<-ctx.Done()
+			}
+			return ctx.Err()
+		}}
+		b.over(s, outbox.RelayConfig{PublishTimeout: time.Minute})
+		b.publisher.Latency(time.Second)
+		var want []string
+		for n := range 20 {
+			b.write(message("k", n))
+			want = append(want, string(message("k", n).Body))
+		}
+		defer b.start()()
+		time.Sleep(21 * time.Second)
+		b.wantReceived(want...)
+		if len(b.store.List()) > 0 {
+			b.Errorf("left %v", bodies(b.store.List()))
+		}
+	})
+}

@@ -1,0 +1,76 @@
+package conformance
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+func (s Store) renew(t *testing.T, b outbox.Batch, ttl time.Duration) (stale []outbox.Lease) {
+	t.Helper()
+	stale, err := s.Source.Renew(t.Context(), b.Leases, ttl)
+	if err != nil {
+		t.Fatalf("Renew: %v", err)
+	}
+	return stale
+}
+
+func renewsLeases(t *testing.T, s Store) {
+	s.write(t, message("k", "1"))
+	const short = 300 * time.Millisecond
+	b := s.claim(t, outbox.ClaimRequest{Lease: short})
+	claimed := time.Now()
+	if stale := s.renew(t, b, lease); len(stale) > 0 {
+		t.Errorf("stale are %v", stale)
+	}
+	eventually(t, func() string {
+		if other := s.claimAlone(t, outbox.ClaimRequest{}); len(other.Messages) > 0 {
+			t.Fatalf("claimed %v beside a lease that was renewed", bodies(other))
+		}
+		if time.Since(claimed) < 2*short {
+			return "the first lease is not long over"
+		}
+		return ""
+	})
+	if stale := s.settle(t, b, outcomes(outbox.Published, b.Messages...)...); len(stale) > 0 {
+		t.Errorf("settled with %v stale", stale)
+	}
+	s.wantReady(t)
+	if _, err := s.Source.Renew(t.Context(), b.Leases, 0); err == nil {
+		t.Error("a renewal for no time was accepted")
+	}
+}
+
+func renewsNoStaleLease(t *testing.T, s Store) {
+	s.write(t, message("k", "1"))
+	paused := s.claim(t, outbox.ClaimRequest{Lease: 10 * time.Millisecond})
+	claimed := time.Now()
+	eventually(t, func() string {
+		if time.Since(claimed) < 50*time.Millisecond {
+			return "the lease is not long over"
+		}
+		return ""
+	})
+	if stale := s.renew(t, paused, 10*time.Millisecond); len(stale) > 0 {
+		t.Errorf("stale are %v, and nobody has taken the lane", stale)
+	}
+	var second outbox.Batch
+	eventually(t, func() string {
+		if second = s.claimAlone(t, outbox.ClaimRequest{}); len(second.Messages) == 0 {
+			return "the lane of a relay that is gone is not claimed"
+		}
+		return ""
+	})
+	if stale := s.renew(t, paused, lease); !slices.Equal(stale, paused.Leases) {
+		t.Errorf("stale are %v, want %v", stale, paused.Leases)
+	}
+	if stale := s.renew(t, second, lease); len(stale) > 0 {
+		t.Errorf("the holder is stale: %v", stale)
+	}
+	s.settle(t, second)
+	if stale := s.renew(t, second, lease); !slices.Equal(stale, second.Leases) {
+		t.Errorf("after Settle stale are %v, want %v", stale, second.Leases)
+	}
+}
