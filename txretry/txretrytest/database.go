@@ -74,6 +74,7 @@ type fakeSession struct {
 	statements int // up to now
 	undo       []func()
 	commits    []func() // of staged effects
+	atCommit   error    // of FailAtCommit
 	marks      []mark
 }
 
@@ -197,6 +198,9 @@ func (s *fakeSession) Commit(_ context.Context, _ time.Duration, last []session.
 	}
 	if err := s.strike(AtCommit); err != nil {
 		return session.RolledBack, err
+	}
+	if s.atCommit != nil {
+		return session.RolledBack, s.fail(s.atCommit)
 	}
 	switch s.fault.Point {
 	case ReplyLostNotApplied:

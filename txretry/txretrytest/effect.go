@@ -65,6 +65,20 @@ func Fail(tx pgx.Tx, err error) error {
 	return onFake(tx, func(s *fakeSession) error { return s.fail(err) })
 }
 
+// FailAtCommit makes COMMIT of a fake transaction fail with err, as a statement of
+// txretry.AtCommit does, unless a rollback to a savepoint of now comes first. Until
+// then the transaction goes on. It returns what Effect returns for a tx that cannot
+// be used.
+func FailAtCommit(tx pgx.Tx, err error) error {
+	if err == nil {
+		return errors.New("txretrytest: FailAtCommit needs an error")
+	}
+	return onFake(tx, func(s *fakeSession) error {
+		before := s.atCommit
+		return s.effect(func() { s.atCommit = err }, func() { s.atCommit = before })
+	})
+}
+
 // onFake runs what stands for a statement on the fake below tx.
 func onFake(tx pgx.Tx, run func(s *fakeSession) error) error {
 	h, ok := tx.(interface {

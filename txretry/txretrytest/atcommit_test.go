@@ -1,0 +1,57 @@
+package txretrytest_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+)
+
+// What fails at COMMIT leaves the transaction usable until then, and is undone
+// with its savepoint.
+func TestFailAtCommit(t *testing.T) {
+	t.Parallel()
+	late, early := errors.New("late"), errors.New("early")
+	for name, tt := range map[string]struct {
+		run  func(ctx context.Context, tx pgx.Tx) error
+		want error
+	}{
+		"alone": {func(_ context.Context, tx pgx.Tx) error {
+			return txretrytest.FailAtCommit(tx, late)
+		}, late},
+		"goes on": {func(_ context.Context, tx pgx.Tx) error {
+			return errors.Join(txretrytest.FailAtCommit(tx, late), txretrytest.Effect(tx, func() {}, func() {}))
+		}, late},
+		"savepoint kept": {func(ctx context.Context, tx pgx.Tx) error {
+			return pgx.BeginFunc(ctx, tx, func(sp pgx.Tx) error { return txretrytest.FailAtCommit(sp, late) })
+		}, late},
+		"savepoint rolled back": {func(ctx context.Context, tx pgx.Tx) error {
+			err := pgx.BeginFunc(ctx, tx, func(sp pgx.Tx) error { return errors.Join(early, txretrytest.FailAtCommit(sp, late)) })
+			if !errors.Is(err, early) {
+				return err
+			}
+			return nil
+		}, nil},
+		"rolled back anyway": {func(_ context.Context, tx pgx.Tx) error {
+			return errors.Join(early, txretrytest.FailAtCommit(tx, late))
+		}, early},
+		"no error": {func(_ context.Context, tx pgx.Tx) error {
+			if txretrytest.FailAtCommit(tx, nil) == nil {
+				return errors.New("FailAtCommit(nil): no error")
+			}
+			return nil
+		}, nil},
+	} {
+		m := txretrytest.NewManager(txretrytest.Config{})
+		applied := 0
+		err := m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+			return errors.Join(txretrytest.Effect(tx, func() { applied++ }, func() { applied-- }), tt.run(ctx, tx))
+		})
+		if !errors.Is(err, tt.want) || (tt.want == nil) != (applied == 1) {
+			t.Errorf("%s: Do = %v, %d applied; want %v", name, err, applied, tt.want)
+		}
+	}
+}
