@@ -26,8 +26,8 @@ func NewRecords() *Records {
 	return &Records{records: map[idempotency.Key]idempotencypgx.Record{}}
 }
 
-// Insert implements idempotencypgx.Records. A second record is refused as
-// Postgres refuses it, with SQLSTATE 23505.
+// Insert implements idempotencypgx.Records. A second record makes COMMIT fail as
+// Postgres does, with SQLSTATE 23505.
 func (r *Records) Insert(_ context.Context, tx pgx.Tx, rec idempotencypgx.Record) error {
 	inserted := false
 	err := txretrytest.Effect(tx, func() { inserted = r.add(rec) }, func() {
@@ -35,14 +35,14 @@ func (r *Records) Insert(_ context.Context, tx pgx.Tx, rec idempotencypgx.Record
 			r.remove(rec.Key)
 		}
 	})
-	if err == nil && !inserted {
-		return &pgconn.PgError{
-			Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: "23505",
-			Message:        "duplicate key value violates unique constraint",
-			ConstraintName: "holdfast_idempotency_pkey",
-		}
+	if err != nil || inserted {
+		return err
 	}
-	return err
+	return txretrytest.FailAtCommit(tx, &pgconn.PgError{
+		Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: "23505",
+		Message:        "duplicate key value violates unique constraint",
+		ConstraintName: "holdfast_idempotency_pkey",
+	})
 }
 
 // Lookup implements idempotencypgx.Records.

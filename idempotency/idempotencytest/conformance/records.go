@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
@@ -57,6 +58,8 @@ func TestRecords(t *testing.T, b RecordsBackend) {
 	b.run(t, "a committed record is found", testRecordFound)
 	b.run(t, "a record is rolled back with its transaction", testRecordRolledBack)
 	b.run(t, "a second record stops its transaction", testSecondRecord)
+	b.run(t, "a second record stops its transaction, though its error is ignored", testSecondRecordIgnored)
+	b.run(t, "a second record below a savepoint", testSecondRecordBelowASavepoint)
 	b.run(t, "resolving leaves nothing behind", testResolve)
 	b.run(t, "many rivals, one record", testRecordRivals)
 }
@@ -138,6 +141,50 @@ func testSecondRecord(t *testing.T, db Database) {
 	}
 	if lookup, _ := db.find(t, first); !lookup {
 		t.Error("the first record is gone")
+	}
+}
+
+func testSecondRecordIgnored(t *testing.T, db Database) {
+	rec := newRecord()
+	must(t, "insert", db.insert(rec))
+	err := db.Transactor.Do(background, func(ctx context.Context, tx pgx.Tx) error {
+		if err := db.Add(ctx, tx, string(rec.Key)); err != nil {
+			return err
+		}
+		_ = db.Records.Insert(ctx, tx, rec) //nolint:errcheck // what is tested
+		return nil
+	})
+	if answer, ok := errors.AsType[*pgconn.PgError](err); !ok || answer.Code != "23505" && answer.Code != "25P02" {
+		t.Errorf("Do = %v; want the unique violation, or the end of a failed transaction", err)
+	}
+	if n := db.Count(t, string(rec.Key)); n != 1 {
+		t.Errorf("%d effects, want none of the second run", n)
+	}
+}
+
+// testSecondRecordBelowASavepoint: the record is written with COMMIT, which no
+// rollback to a savepoint mends.
+func testSecondRecordBelowASavepoint(t *testing.T, db Database) {
+	rec := newRecord()
+	must(t, "insert", db.insert(rec))
+	err := db.Transactor.Do(background, func(ctx context.Context, tx pgx.Tx) error {
+		if err := db.Add(ctx, tx, string(rec.Key)); err != nil {
+			return err
+		}
+		nested, err := tx.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		if err := db.Records.Insert(ctx, nested, rec); err != nil {
+			return nested.Rollback(ctx)
+		}
+		return nested.Commit(ctx)
+	})
+	if err == nil {
+		t.Error("a second effect was committed")
+	}
+	if n := db.Count(t, string(rec.Key)); n != 1 {
+		t.Errorf("%d effects, want none of the second run", n)
 	}
 }
 
