@@ -6,6 +6,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // Two relays work, and one after the other is killed at whatever it is doing.
@@ -39,4 +40,51 @@ func TestOutboxRelayKilled(t *testing.T) {
 	t.Logf("%d kills", kills)
 	judge(t, l, deeds, bounds{duplicates: kills * inFlight, depth: batch})
 	s.noDeadLetters()
+}
+
+// takeover is within how many seconds the lanes of a relay that was killed are another one's.
+const takeover = 10.0
+
+// A relay with the defaults holds lanes for longer than a lease, since its broker is silent, and is
+// killed. Another one publishes what it held within 10 s of that; not a moment earlier, since the lanes
+// were renewed.
+func TestOutboxKilledRelayIsReplaced(t *testing.T) {
+	t.Parallel()
+	s := newStore(t, pgtest.URL(t))
+	l := newLedger()
+	c := consume(t, amqptest.New(t).URL, l)
+	silent := testenv.NewProxy(t, c.url)
+	first := spawn(t, "relay", relayJob{Database: s.url, Broker: silent.URL()})
+	first.awaitReady()
+	s.fill(64)
+	s.untilEmpty(patience)
+	silent.Pause()
+	s.fill(64)
+	untilTrue(t, "the relay holds lanes", func() bool { return len(s.lanes()) > 0 })
+	held, since := s.lanes(), time.Now()
+
+	second := spawn(t, "relay", relayJob{Database: s.url, Broker: c.url})
+	second.awaitReady()
+	time.Sleep(7 * time.Second) // more than a lease, less than a PublishTimeout
+	kept := 0
+	for _, lane := range s.lanes() {
+		for _, before := range held {
+			if lane == before {
+				kept++
+			}
+		}
+	}
+	first.kill()
+	killed := time.Now()
+	s.untilEmpty(patience)
+	took := time.Since(killed).Seconds()
+	t.Logf("%d of %d lanes were kept for 7 s, and another relay's %.1f s after the kill", kept, len(held), took)
+	if kept != len(held) && killed.Sub(since) < 9*time.Second { // a busy machine may have come to PublishTimeout
+		t.Errorf("a live relay lost %d of its %d lanes", len(held)-kept, len(held))
+	}
+	if took > takeover {
+		t.Errorf("the lanes waited for %.1f s, want at most %.0f", took, takeover)
+	}
+	s.noDeadLetters()
+	second.end(&relayReport{})
 }

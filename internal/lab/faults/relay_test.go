@@ -32,6 +32,7 @@ const (
 type relayJob struct {
 	Database, Broker string
 	// Patience is the PublishTimeout; the lease is twice that, and the delay after a failed attempt a tenth.
+	// 0 means the relay's defaults in everything.
 	Patience time.Duration
 	// MaxAttempts as in outbox.RelayConfig.
 	MaxAttempts int
@@ -41,7 +42,24 @@ type relayJob struct {
 }
 
 // shutdown is the relay's ShutdownTimeout.
-func (j relayJob) shutdown() time.Duration { return 2 * j.Patience }
+func (j relayJob) shutdown() time.Duration {
+	if j.Patience == 0 {
+		return 15 * time.Second
+	}
+	return 2 * j.Patience
+}
+
+func (j relayJob) config() outbox.RelayConfig {
+	if j.Patience == 0 {
+		return outbox.RelayConfig{}
+	}
+	return outbox.RelayConfig{
+		BatchSize: batch, PollInterval: 50 * time.Millisecond,
+		PublishTimeout: j.Patience, StoreTimeout: j.Patience / 2, LeaseTTL: 2 * j.Patience, ShutdownTimeout: j.shutdown(),
+		Policy:     outbox.Policy{MaxAttempts: j.MaxAttempts, RetryDelay: j.Patience / 10, MaxRetryDelay: j.Patience},
+		PauseDelay: 50 * time.Millisecond, MaxPauseDelay: 500 * time.Millisecond,
+	}
+}
 
 // relayReport is what a relay did.
 type relayReport struct{ Published, Failed, Stale int64 }
@@ -79,13 +97,9 @@ func (j relayJob) relay(ctx context.Context, pool *pgxpool.Pool, transports outb
 		return relayReport{}, err
 	}
 	reader := metric.NewManualReader()
-	relay, err := outbox.NewRelay(source, transports, outbox.RelayConfig{
-		BatchSize: batch, PollInterval: 50 * time.Millisecond,
-		PublishTimeout: j.Patience, StoreTimeout: j.Patience / 2, LeaseTTL: 2 * j.Patience, ShutdownTimeout: j.shutdown(),
-		Policy:     outbox.Policy{MaxAttempts: j.MaxAttempts, RetryDelay: j.Patience / 10, MaxRetryDelay: j.Patience},
-		PauseDelay: 50 * time.Millisecond, MaxPauseDelay: 500 * time.Millisecond,
-		Logger: quiet, Hooks: j.hooks, MeterProvider: metric.NewMeterProvider(metric.WithReader(reader)),
-	})
+	cfg := j.config()
+	cfg.Logger, cfg.Hooks, cfg.MeterProvider = quiet, j.hooks, metric.NewMeterProvider(metric.WithReader(reader))
+	relay, err := outbox.NewRelay(source, transports, cfg)
 	if err != nil {
 		return relayReport{}, err
 	}
