@@ -66,6 +66,9 @@ func (m *Memory) Peek(ctx context.Context, charges ...Charge) (d Decision, err e
 // Reserve implements Reserver.
 func (m *Memory) Reserve(ctx context.Context, within time.Duration, charges ...Charge) (d Decision, err error) {
 	if err := CheckReserve(within, charges); err != nil {
+		if _, invalid := Normalize(charges); invalid != nil {
+			return Decision{}, invalid
+		}
 		return Decision{}, err
 	}
 	err = m.decide(ctx, &d, within, true, charges)

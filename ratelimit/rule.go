@@ -101,8 +101,9 @@ func (r *rule) drain(missing, elapsed int64) int64 {
 
 // refund takes a charge that counts since that time off the counter at now.
 func (r *rule) refund(c *Counter, cost, since, now int64) {
+	cost = min(cost, r.most) // more cannot have been charged
 	if r.bucket() {
-		c.Cur -= min(c.Cur, r.drain(min(cost, r.most)*r.unit, now-since))
+		c.Cur -= min(c.Cur, r.drain(cost*r.unit, now-since))
 		return
 	}
 	switch now/r.w - since/r.w {

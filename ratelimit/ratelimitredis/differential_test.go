@@ -1,0 +1,248 @@
+package ratelimitredis_test
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	mathrand "math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/ratelimit"
+	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
+	"github.com/holdfast-go/holdfast/ratelimit/ratelimittest"
+	"github.com/holdfast-go/holdfast/ratelimit/ratelimittest/conformance"
+)
+
+// Random sequences of calls, with clocks that are moved forth and back together,
+// get the same answers of Memory and of Redis to the last detail. A sequence is
+// told by its number.
+func TestDifferentialMemoryAndRedis(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	allowed, denied := 0, 0
+	for n := range testenv.Sequences(t, 150) {
+		p := newPair(t, client, n)
+		for range 40 {
+			p.step()
+		}
+		if t.Failed() {
+			t.Fatalf("sequence %d:\n%s", n, strings.Join(p.log, "\n"))
+		}
+		allowed, denied = allowed+len(p.taken), denied+p.denied
+	}
+	if t.Logf("%d allowed, %d denied", allowed, denied); allowed == 0 || denied == 0 {
+		t.Error("that proves little")
+	}
+}
+
+// pair asks two limiters the same, and a scripted one whether the charges make
+// sense.
+type pair struct {
+	t             *testing.T
+	random        *mathrand.Rand
+	clock         *ratelimittest.Clock
+	memory, redis conformance.Limiter
+	scripted      *ratelimittest.Limiter
+	advance       func(t *testing.T, d time.Duration)
+	limits        []ratelimit.Limit
+	windows       bool // not buckets alone
+	taken         [][]ratelimit.Charge
+	denied        int
+	log           []string
+}
+
+func newPair(t *testing.T, client redis.UniversalClient, n int) *pair {
+	t.Helper()
+	p := &pair{t: t, random: mathrand.New(mathrand.NewPCG(3, uint64(n))), scripted: ratelimittest.New()}
+	p.redis, p.advance = ratelimitredis.NewWithClock(t, client, ratelimitredis.Config{Prefix: "test:" + rand.Text(), Timeout: patient})
+	p.clock = ratelimittest.NewClock(time.UnixMilli(1_700_000_000_000))
+	memory, err := ratelimit.NewMemory(ratelimit.MemoryConfig{Now: p.clock.Now})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.memory = memory
+	p.windows = p.random.IntN(3) > 0
+	for range 2 + p.random.IntN(3) {
+		p.limits = append(p.limits, p.limit())
+	}
+	return p
+}
+
+// limit is one of a few names and windows, so that some share a counter.
+func (p *pair) limit() ratelimit.Limit {
+	l := ratelimit.Limit{
+		Name:      []string{"user", "global", "calls"}[p.random.IntN(3)],
+		Max:       1 + p.random.Int64N(12),
+		Window:    []time.Duration{0, time.Second, 1300 * time.Millisecond, time.Minute, time.Hour}[p.random.IntN(5)],
+		Algorithm: ratelimit.TokenBucket,
+	}
+	if p.windows {
+		l.Algorithm = ratelimit.Algorithm(p.random.IntN(3))
+	}
+	if l.Algorithm == ratelimit.TokenBucket && p.random.IntN(2) == 0 {
+		l.Burst = 1 + p.random.Int64N(8)
+	}
+	if p.random.IntN(60) == 0 {
+		l.Max = []int64{0, -1, 1 << 40, 1 << 60}[p.random.IntN(4)]
+	}
+	return l
+}
+
+func (p *pair) charges() (charges []ratelimit.Charge) {
+	count := 1 + p.random.IntN(3)
+	switch p.random.IntN(80) {
+	case 0:
+		count = 0
+	case 1:
+		count = ratelimit.MaxCharges + 1
+	case 2, 3, 4:
+		count = 4 + p.random.IntN(5)
+	}
+	for range count {
+		c := ratelimit.Charge{Limit: p.limits[p.random.IntN(len(p.limits))], Key: []string{"", "a", "b:{c}", strings.Repeat("long", 40)}[p.random.IntN(4)]}
+		c.Cost = []int64{0, 1, 1, 1, 2, 3, 7, 13, 1 << 50, -1}[min(p.random.IntN(11), p.random.IntN(10))]
+		charges = append(charges, c)
+	}
+	return charges
+}
+
+func (p *pair) step() {
+	if p.random.IntN(3) == 0 {
+		p.move()
+	}
+	charges := p.charges()
+	switch n := p.random.IntN(20); {
+	case n < 10:
+		p.decide("Allow", charges, func(l conformance.Limiter) (ratelimit.Decision, error) {
+			return l.Allow(p.t.Context(), charges...)
+		})
+	case n < 13:
+		p.decide("Peek", charges, func(l conformance.Limiter) (ratelimit.Decision, error) {
+			return l.Peek(p.t.Context(), charges...)
+		})
+	case n < 16:
+		within := []time.Duration{0, 1, time.Second, 90 * time.Second, ratelimit.MaxReserve, ratelimit.MaxReserve + 1, -1}[p.random.IntN(7)]
+		if p.random.IntN(3) > 0 {
+			charges = p.reservable(charges)
+		}
+		p.decide(fmt.Sprint("Reserve within ", within), charges, func(l conformance.Limiter) (ratelimit.Decision, error) {
+			return l.Reserve(p.t.Context(), within, charges...)
+		})
+	case n < 19:
+		charges = p.refundable(charges)
+		p.change("Refund", charges, func(l conformance.Limiter) error { return l.Refund(p.t.Context(), charges...) })
+	default:
+		p.change("Reset", charges, func(l conformance.Limiter) error { return l.Reset(p.t.Context(), charges...) })
+	}
+}
+
+// move moves both clocks. Back it goes within the windows of limits that have one:
+// Memory knows no other.
+func (p *pair) move() {
+	most := []time.Duration{time.Millisecond, 100 * time.Millisecond, time.Second, time.Minute, 3 * time.Hour}[p.random.IntN(5)]
+	d := time.Duration(p.random.Int64N(int64(most/time.Millisecond)+1)) * time.Millisecond
+	if p.random.IntN(4) == 0 {
+		d = -d
+		for _, l := range p.limits {
+			if window := max(l.Window, time.Second); p.windows && l.Algorithm != ratelimit.TokenBucket {
+				if l.Window == 0 {
+					window = time.Minute
+				}
+				d = max(d, -time.Duration(p.clock.Now().UnixMilli()%window.Milliseconds())*time.Millisecond)
+			}
+		}
+	}
+	p.clock.Advance(d)
+	p.advance(p.t, d)
+	p.note("clock %v to %v", d, p.clock.Now().UnixMilli())
+}
+
+// reservable are those of the charges that a bucket may take ahead of time.
+func (p *pair) reservable(charges []ratelimit.Charge) []ratelimit.Charge {
+	buckets := slices.DeleteFunc(slices.Clone(charges), func(c ratelimit.Charge) bool { return c.Limit.Algorithm != ratelimit.TokenBucket })
+	if len(buckets) == 0 {
+		return charges
+	}
+	return buckets
+}
+
+// refundable are mostly charges that were taken, some of them once more, in part, or
+// without their time.
+func (p *pair) refundable(made []ratelimit.Charge) []ratelimit.Charge {
+	if len(p.taken) == 0 || p.random.IntN(6) == 0 {
+		return made
+	}
+	charges := slices.Clone(p.taken[p.random.IntN(len(p.taken))])
+	for i := range charges {
+		switch p.random.IntN(8) {
+		case 0:
+			charges[i].Cost = 1 + p.random.Int64N(9)
+		case 1:
+			charges[i].At = time.Time{}
+		}
+	}
+	return charges
+}
+
+func (p *pair) note(format string, args ...any) { p.log = append(p.log, fmt.Sprintf(format, args...)) }
+
+func (p *pair) decide(what string, charges []ratelimit.Charge, ask func(l conformance.Limiter) (ratelimit.Decision, error)) {
+	p.t.Helper()
+	fromMemory, memoryErr := ask(p.memory)
+	fromRedis, redisErr := ask(p.redis)
+	p.note("%s %s: %s", what, tell(charges), answer(fromMemory, memoryErr))
+	if a, b := answer(fromMemory, memoryErr), answer(fromRedis, redisErr); a != b {
+		p.t.Errorf("%s %s:\nMemory %s\n Redis %s", what, tell(charges), a, b)
+	}
+	p.scripted.Next(fromMemory, memoryErr)
+	scripted, err := ask(p.scripted)
+	if scripted.Allowed != fromMemory.Allowed || scripted.RetryAfter != fromMemory.RetryAfter || scripted.Delay != fromMemory.Delay && !strings.HasPrefix(what, "Peek") ||
+		errors.Is(err, ratelimit.ErrInvalid) != errors.Is(memoryErr, ratelimit.ErrInvalid) || len(scripted.Charges()) != len(fromMemory.Charges()) {
+		p.t.Errorf("%s %s:\n Memory %s\nscripted %s", what, tell(charges), answer(fromMemory, memoryErr), answer(scripted, err))
+	}
+	p.scripted = ratelimittest.New() // what a refused call left of the script
+	if taken := fromMemory.Charges(); taken != nil {
+		p.taken = append(p.taken, taken)
+	}
+	if fromMemory.Denied != "" {
+		p.denied++
+	}
+}
+
+func (p *pair) change(what string, charges []ratelimit.Charge, ask func(l conformance.Limiter) error) {
+	p.t.Helper()
+	memoryErr, redisErr, scriptedErr := ask(p.memory), ask(p.redis), ask(p.scripted)
+	p.note("%s %s: %v", what, tell(charges), memoryErr)
+	if fmt.Sprint(memoryErr) != fmt.Sprint(redisErr) || fmt.Sprint(memoryErr) != fmt.Sprint(scriptedErr) {
+		p.t.Errorf("%s %s:\nMemory %v\n Redis %v\nscripted %v", what, tell(charges), memoryErr, redisErr, scriptedErr)
+	}
+}
+
+// answer is all that a caller can see of a decision.
+func answer(d ratelimit.Decision, err error) string {
+	if err != nil {
+		return "error: " + err.Error()
+	}
+	binding, bound := d.Binding()
+	return fmt.Sprintf("allowed %v, never %v, fallback %v, cached %v, denied %q, retry %v, delay %v, at %v, limits %+v, binding %+v %v, charges %s",
+		d.Allowed, d.Never, d.Fallback, d.Cached, d.Denied, d.RetryAfter, d.Delay, d.At.UnixMilli(), d.Limits(), binding, bound, tell(d.Charges()))
+}
+
+func tell(charges []ratelimit.Charge) string {
+	var b strings.Builder
+	for _, c := range charges {
+		at := "now"
+		if !c.At.IsZero() {
+			at = fmt.Sprint(c.At.UnixMilli())
+		}
+		fmt.Fprintf(&b, "[%s %d/%v algorithm %d burst %d key %.6q cost %d at %s]", c.Limit.Name, c.Limit.Max, c.Limit.Window, c.Limit.Algorithm, c.Limit.Burst, c.Key, c.Cost, at)
+	}
+	return b.String()
+}
