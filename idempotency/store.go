@@ -12,7 +12,8 @@ import (
 type Store interface {
 	// Begin claims claim.Key for claim.Token unless the key is completed or
 	// claimed by a token whose lease is still running. A lease that ran out is
-	// taken over. Asking again with the token that holds the key is Acquired.
+	// taken over. Asking again with the token that holds the key is Acquired, and
+	// starts the lease anew.
 	Begin(ctx context.Context, claim Claim) (Outcome, error)
 	// Extend starts the lease anew. ErrLeaseLost: the token does not hold it.
 	Extend(ctx context.Context, claim Claim) error

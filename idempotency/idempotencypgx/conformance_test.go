@@ -33,6 +33,10 @@ func backend(t *testing.T) conformance.Backend {
 	return conformance.Backend{
 		New:   stores(idempotencypgx.Config{}),
 		Brief: stores(idempotencypgx.Config{Lease: 3 * time.Second}),
+		Fading: func(t *testing.T) (idempotency.Store, time.Duration) {
+			cfg := idempotencypgx.Config{Lease: 5 * time.Second, Retention: 5 * time.Second}
+			return stores(cfg)(t), cfg.Retention
+		},
 	}
 }
 

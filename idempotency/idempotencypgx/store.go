@@ -105,7 +105,8 @@ func (s *Store) Begin(ctx context.Context, claim idempotency.Claim) (idempotency
 	return idempotency.Outcome{}, errors.New("idempotencypgx: begin: the record keeps changing")
 }
 
-// read returns what the table knows; known is false if the key is free.
+// read returns what the table knows; known is false if the key is free, or the
+// claim's own.
 func (s *Store) read(ctx context.Context, claim idempotency.Claim) (out idempotency.Outcome, known bool, err error) {
 	var r row
 	var left *time.Duration // nil: completed
@@ -118,12 +119,12 @@ func (s *Store) read(ctx context.Context, claim idempotency.Claim) (out idempote
 	case left == nil:
 		return idempotency.Outcome{State: idempotency.Completed, Fingerprint: r.fingerprint, Response: r.response()}, true, nil
 	case r.token == claim.Token:
-		return idempotency.Outcome{State: idempotency.Acquired, Lease: max(1, *left)}, true, nil
+		return out, false, nil
 	}
 	return idempotency.Outcome{State: idempotency.InProgress, Fingerprint: r.fingerprint, Lease: max(1, *left)}, true, nil
 }
 
-// claim takes the key if it is free by now.
+// claim takes the key if it is free by now, and renews the lease of who holds it.
 func (s *Store) claim(ctx context.Context, claim idempotency.Claim) (bool, error) {
 	tag, err := s.pool.Exec(ctx, `INSERT INTO `+s.table+` AS t
 			(key, fingerprint_version, fingerprint, status, token, lease_until, expires_at)
@@ -133,7 +134,8 @@ func (s *Store) claim(ctx context.Context, claim idempotency.Claim) (bool, error
 			status = 'processing', code = 0, headers = '{}', body = NULL, token = excluded.token,
 			lease_until = clock_timestamp() + $5::interval, created_at = clock_timestamp(),
 			expires_at = clock_timestamp() + $6::interval
-		WHERE coalesce(t.lease_until, t.expires_at) <= clock_timestamp()`,
+		WHERE coalesce(t.lease_until, t.expires_at) <= clock_timestamp()
+			OR t.status = 'processing' AND t.token = excluded.token`,
 		string(claim.Key), claim.Fingerprint.Version, claim.Fingerprint.Sum, claim.Token, s.cfg.Lease, s.cfg.Retention)
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == serializationFailure {
 		return false, nil // how a stricter default_transaction_isolation tells of a lost race
@@ -202,7 +204,7 @@ func (s *Store) change(ctx context.Context, step, sql string, args ...any) error
 // completedBy tells a repeated Complete from a lost lease.
 func (s *Store) completedBy(ctx context.Context, claim idempotency.Claim) (done bool, err error) {
 	err = s.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+s.table+`
-		WHERE key = $1 AND token = $2 AND status = 'completed')`, string(claim.Key), claim.Token).Scan(&done)
+		WHERE key = $1 AND token = $2 AND status = 'completed' AND expires_at > clock_timestamp())`, string(claim.Key), claim.Token).Scan(&done)
 	if err != nil {
 		return false, fmt.Errorf("idempotencypgx: complete: %w", err)
 	}

@@ -14,26 +14,32 @@ import (
 func TestOnCluster(t *testing.T) {
 	t.Parallel()
 	client, _ := redistest.Cluster(t)
-	stores := func(lease time.Duration) func(*testing.T) idempotency.Store {
-		return func(t *testing.T) idempotency.Store {
-			return newStore(t, client, idempotencyredis.Config{Prefix: "test:" + rand.Text(), Lease: lease})
-		}
+	store := func(t *testing.T, cfg idempotencyredis.Config) idempotency.Store {
+		cfg.Prefix = "test:" + rand.Text()
+		return newStore(t, client, cfg)
 	}
-	backend := conformance.Backend{New: stores(0), Brief: stores(3 * time.Second)}
+	const brief = 5 * time.Second
+	backend := conformance.Backend{
+		New:   func(t *testing.T) idempotency.Store { return store(t, idempotencyredis.Config{}) },
+		Brief: func(t *testing.T) idempotency.Store { return store(t, idempotencyredis.Config{Lease: brief}) },
+		Fading: func(t *testing.T) (idempotency.Store, time.Duration) {
+			return store(t, idempotencyredis.Config{Lease: brief, Retention: brief}), brief
+		},
+	}
 	t.Run("store", func(t *testing.T) { conformance.TestStore(t, backend) })
 	t.Run("middleware", func(t *testing.T) { conformance.TestMiddleware(t, backend) })
 
 	// The suites above mean something only if the keys are spread.
-	store := newStore(t, client, idempotencyredis.Config{})
+	spread := newStore(t, client, idempotencyredis.Config{})
 	for range 60 {
-		if _, err := store.Begin(t.Context(), idempotency.NewClaim(idempotency.NewKey(), fp)); err != nil {
+		if _, err := spread.Begin(t.Context(), idempotency.NewClaim(idempotency.NewKey(), fp)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if used, err := redistest.NodesInUse(t.Context(), client); err != nil || used != 3 {
 		t.Errorf("%d nodes hold keys, %v; want 3", used, err)
 	}
-	findings, err := store.Check(t.Context())
+	findings, err := spread.Check(t.Context())
 	if err != nil || len(findings) != 0 {
 		t.Errorf("Check = %v, %v", findings, err)
 	}

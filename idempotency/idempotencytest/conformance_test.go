@@ -2,6 +2,7 @@ package idempotencytest_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
@@ -9,7 +10,10 @@ import (
 )
 
 var backend = conformance.Backend{
-	New:    func(*testing.T) idempotency.Store { return idempotencytest.NewStore() },
+	New: func(*testing.T) idempotency.Store { return idempotencytest.NewStore() },
+	Fading: func(*testing.T) (idempotency.Store, time.Duration) {
+		return idempotencytest.NewStore(), idempotencytest.Retention
+	},
 	Bubble: true,
 }
 

@@ -17,6 +17,9 @@ type Backend struct {
 	// Brief returns an empty store for the tests that wait for leases to run
 	// out: let them be a few seconds. nil: New, which is right with Bubble.
 	Brief func(t *testing.T) idempotency.Store
+	// Fading returns an empty store and how long its completed records last: let
+	// that and its leases be a few seconds. With Bubble they may be long.
+	Fading func(t *testing.T) (store idempotency.Store, retention time.Duration)
 	// Bubble runs each test in a testing/synctest bubble. For stores whose
 	// leases are on the clock of package time, and that need no network.
 	Bubble bool
@@ -37,6 +40,18 @@ func inBubble(t *testing.T, bubble bool, fn func(t *testing.T)) {
 		return
 	}
 	fn(t)
+}
+
+// runFading is run on a store whose records can be waited for.
+func (b Backend) runFading(t *testing.T, name string, fn func(t *testing.T, store idempotency.Store, retention time.Duration)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) {
+		t.Parallel()
+		inBubble(t, b.Bubble, func(t *testing.T) {
+			store, retention := b.Fading(t)
+			fn(t, store, retention)
+		})
+	})
 }
 
 // runBrief is run on a store whose leases can be waited for.

@@ -24,6 +24,8 @@ func TestStore(t *testing.T, b Backend) {
 	b.runBrief(t, "an expired lease is taken over", testTakeover)
 	b.runBrief(t, "an expired lease completes nothing", testExpired)
 	b.runBrief(t, "an extended lease lives on", testExtend)
+	b.runBrief(t, "a repeated Begin renews the lease", testBeginRenews)
+	b.runFading(t, "a record ends with its retention", testRetention)
 	b.run(t, "scopes are apart", testScopes)
 	b.run(t, "malformed keys are refused", testMalformedKey)
 	b.run(t, "a cancelled context begins nothing", testCancelled)
@@ -180,6 +182,33 @@ func testExtend(t *testing.T, store idempotency.Store) {
 		<-time.After(lease / 20)
 	}
 	must(t, "Complete", store.Complete(t.Context(), c, idempotency.Response{Status: 200}))
+}
+
+func testBeginRenews(t *testing.T, store idempotency.Store) {
+	c := newClaim()
+	lease := acquire(t, store, c)
+	<-time.After(lease / 2)
+	asked := time.Now()
+	if again := acquire(t, store, c); again != lease {
+		t.Errorf("the lease of a repeated Begin is %v, want %v", again, lease)
+	}
+	left := begin(t, store, rival(c)).Lease
+	if took := time.Since(asked); left < lease-took-10*time.Millisecond { // stores count in milliseconds
+		t.Errorf("%v left of a lease of %v that was renewed %v ago", left, lease, took)
+	}
+	must(t, "Complete", store.Complete(t.Context(), c, idempotency.Response{Status: 200}))
+}
+
+func testRetention(t *testing.T, store idempotency.Store, retention time.Duration) {
+	c := newClaim()
+	acquire(t, store, c)
+	must(t, "Complete", store.Complete(t.Context(), c, idempotency.Response{Status: 200}))
+	<-time.After(retention + 100*time.Millisecond)
+	lost(t, store, c) // also for Complete again
+	next := rival(c)
+	acquire(t, store, next)
+	lost(t, store, c)
+	must(t, "Complete", store.Complete(t.Context(), next, idempotency.Response{Status: 201}))
 }
 
 func testScopes(t *testing.T, store idempotency.Store) {
