@@ -16,7 +16,9 @@ const blockedInterval = 250 * time.Millisecond
 
 // window is one publishing channel of a session. The client puts confirms back
 // into the order of publishing and takes the broker's "multiple" apart, so the
-// window is a queue: every confirm belongs to its head.
+// window is a queue: every confirm belongs to its head. The client forgets a
+// nack that came early when a later ack is a "multiple", so whether the message
+// was acked is read from its own answer.
 type window struct {
 	cfg       PublisherConfig
 	conn      *Conn
@@ -25,6 +27,7 @@ type window struct {
 	suspects  *suspects
 
 	confirms <-chan amqp.Confirmation
+	answers  chan *amqp.DeferredConfirmation // of the published messages, in their order
 	returns  <-chan amqp.Return
 	closes   <-chan *amqp.Error
 
@@ -52,6 +55,7 @@ func openWindow(conn *Conn, cfg PublisherConfig, known *exchanges, doubted *susp
 	return &window{
 		cfg: cfg, conn: conn, ch: ch, exchanges: known, suspects: doubted,
 		confirms: ch.NotifyPublish(make(chan amqp.Confirmation, cfg.Window)),
+		answers:  make(chan *amqp.DeferredConfirmation, cfg.Window),
 		returns:  ch.NotifyReturn(make(chan amqp.Return, cfg.Window)),
 		closes:   ch.NotifyClose(make(chan *amqp.Error, 1)),
 		slots:    slots,
@@ -92,9 +96,11 @@ func (w *window) write() {
 			if !w.begin(e) {
 				continue
 			}
-			err := w.ch.Publish(e.out.Exchange, e.out.Key, true, false, e.out.Message)
+			answer, err := w.ch.PublishWithDeferredConfirm(e.out.Exchange, e.out.Key, true, false, e.out.Message)
 			if err != nil {
 				w.end(err)
+			} else {
+				w.answers <- answer // as many places as messages may be unconfirmed
 			}
 			w.wrote(e)
 		}
@@ -113,11 +119,11 @@ func (w *window) listen(ctx context.Context, stop func()) error {
 			return nil
 		}
 		select {
-		case confirm, open := <-w.confirms:
+		case _, open := <-w.confirms:
 			if !open {
 				return w.cause()
 			}
-			w.confirmed(confirm.Ack)
+			w.confirmed()
 		case <-w.dead: // the writer failed
 			return w.cause()
 		case <-w.conn.Done():
@@ -142,11 +148,11 @@ func (w *window) listen(ctx context.Context, stop func()) error {
 func (w *window) drainConfirms() {
 	for {
 		select {
-		case confirm, open := <-w.confirms:
+		case _, open := <-w.confirms:
 			if !open {
 				return
 			}
-			w.confirmed(confirm.Ack)
+			w.confirmed()
 		default:
 			return
 		}
@@ -222,7 +228,8 @@ func (w *window) place(ctx context.Context) error {
 
 // confirmed settles the head. A return arrives before its confirm, and is in
 // the buffer by then.
-func (w *window) confirmed(ack bool) {
+func (w *window) confirmed() {
+	ack := w.acked()
 	w.collectReturns()
 	e, done := w.pop()
 	if e != nil {
@@ -236,6 +243,22 @@ func (w *window) confirmed(ack bool) {
 		done(ErrNacked)
 	default:
 		done(nil)
+	}
+}
+
+// acked reports whether the broker took the head. The confirm may come before the writer has
+// passed the answer on.
+func (w *window) acked() bool {
+	select {
+	case answer := <-w.answers:
+		return answer.Acked()
+	default:
+	}
+	select {
+	case answer := <-w.answers:
+		return answer.Acked()
+	case <-w.dead: // the write failed
+		return false
 	}
 }
 

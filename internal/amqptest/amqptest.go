@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -85,6 +86,33 @@ func (b *Broker) Queue(t testing.TB, name string, args amqp.Table) {
 		_, err := ch.QueueDeclare(name, true, false, false, false, args)
 		return err
 	})
+}
+
+// Full fills an existing queue with messages of type "filler" until it refuses more, and has it
+// do so until the returned function is called.
+func (b *Broker) Full(t testing.TB, queue string) (empty func()) {
+	t.Helper()
+	path := "/api/policies/" + b.VHost + "/full." + queue
+	b.mustCall(t, http.MethodPut, path, map[string]any{
+		"pattern": "^" + regexp.QuoteMeta(queue) + "$", "apply-to": "queues",
+		"definition": map[string]any{"max-length": 1, "overflow": "reject-publish"},
+	}, nil)
+	b.once(t, func(ch *amqp.Channel) error {
+		if err := ch.Confirm(false); err != nil {
+			return err
+		}
+		for deadline := time.Now().Add(patience); time.Now().Before(deadline); { // the policy takes a moment
+			confirm, err := ch.PublishWithDeferredConfirm("", queue, true, false, amqp.Publishing{Type: "filler"})
+			if err != nil {
+				return err
+			}
+			if taken, err := confirm.WaitContext(t.Context()); err != nil || !taken {
+				return err
+			}
+		}
+		return fmt.Errorf("queue %s does not get full", queue)
+	})
+	return func() { b.mustCall(t, http.MethodDelete, path, nil, nil) }
 }
 
 // Exchange declares a durable exchange.
