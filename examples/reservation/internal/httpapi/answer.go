@@ -91,14 +91,15 @@ func (a *api) fail(w http.ResponseWriter, r *http.Request, err error) {
 		problemOf(refusal).write(w)
 		return
 	}
-	if !errors.Is(r.Context().Err(), context.Canceled) { // else the client has gone, which is no fault
-		a.log.ErrorContext(r.Context(), "request failed", slog.String("path", r.URL.Path), slog.Any("error", err))
-	}
 	p := newProblem(http.StatusServiceUnavailable, codeUnavailable, "the shop cannot answer now")
 	p.retryAfter = time.Second
 	if known, ok := errors.AsType[coded](err); ok {
 		p = newProblem(known.HTTPStatus(), known.Code(), "too many others want the same")
 		p.retryAfter = known.RetryAfter()
+	}
+	if !errors.Is(r.Context().Err(), context.Canceled) { // else the client has gone, which is no fault
+		a.log.write(r.Context(), slog.LevelError, "request failed", p.Code,
+			slog.String("code", p.Code), slog.String("path", r.URL.Path), slog.Any("error", err))
 	}
 	p.write(w)
 }

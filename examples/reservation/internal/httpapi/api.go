@@ -39,7 +39,7 @@ type Config struct {
 type api struct {
 	shop    booking.Shop
 	backend Backend
-	log     *slog.Logger
+	log     *seldom
 }
 
 // New returns the handler of everything below /api/.
@@ -47,11 +47,12 @@ func New(cfg Config) (http.Handler, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	guard, err := newGuard(cfg)
+	log := newSeldom(cfg.Logger)
+	guard, err := newGuard(cfg, log)
 	if err != nil {
 		return nil, err
 	}
-	a := &api{cfg.Shop, cfg.Backend, cfg.Logger}
+	a := &api{cfg.Shop, cfg.Backend, log}
 	get := func(h http.HandlerFunc) http.Handler { return h }
 	post := func(h http.HandlerFunc) http.Handler { return guard(h) }
 
@@ -64,7 +65,7 @@ func New(cfg Config) (http.Handler, error) {
 	mux.Handle("/api/reservations/{id}/confirm", methods{"POST": post(a.confirm)})
 	mux.Handle("/api/reservations/{id}/cancel", methods{"POST": post(a.cancel)})
 	mux.HandleFunc("/", notFound)
-	return recovered(cfg.Logger, exactPaths(timeLimited(mux))), nil
+	return recovered(log, exactPaths(timeLimited(mux))), nil
 }
 
 // requestTimeout ends requests whose server hangs. A transaction that waits for locks in all its

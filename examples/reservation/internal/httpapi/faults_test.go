@@ -2,16 +2,13 @@ package httpapi_test
 
 import (
 	"context"
-	"errors"
 	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
-	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/memory"
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
@@ -129,30 +126,4 @@ func TestPanic(t *testing.T) {
 	r := post("/api/events", createEvent)
 	s.do(r).wants(http.StatusInternalServerError, "INTERNAL")
 	s.do(r).wants(http.StatusCreated, "")
-}
-
-func TestOps(t *testing.T) {
-	t.Parallel()
-	state := errors.New("down")
-	checks := []httpapi.Check{
-		{Name: "well", Ready: func(context.Context) error { return nil }},
-		{Name: "server", Ready: func(context.Context) error { return state }},
-	}
-	metrics := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })
-	s := &shop{t: t, handler: httpapi.Ops(checks, metrics, nil, nil)}
-	s.do(get("/healthz")).wants(http.StatusOK, "")
-	s.do(get("/metrics")).wants(http.StatusTeapot, "")
-	if a := s.do(get("/readyz")).wants(http.StatusServiceUnavailable, ""); !strings.Contains(a.Body.String(), `"server"`) || strings.Contains(a.Body.String(), "down") {
-		t.Errorf("not ready: %s", a.Body)
-	}
-	state = nil
-	s.do(get("/readyz")).wants(http.StatusOK, "")
-	s.do(get("/api/events")).wants(http.StatusNotFound, "NOT_FOUND")
-	s.do(request{method: "POST", path: "/healthz"}).wants(http.StatusMethodNotAllowed, "METHOD_NOT_ALLOWED")
-
-	rec := httptest.NewRecorder()
-	s.handler.ServeHTTP(rec, httptest.NewRequest(http.MethodHead, "/healthz", nil))
-	if rec.Code != http.StatusOK {
-		t.Errorf("HEAD is answered by %d", rec.Code)
-	}
 }

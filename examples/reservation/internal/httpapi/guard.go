@@ -18,7 +18,7 @@ var releasing = []int{
 }
 
 // newGuard returns what every POST passes: user, rate limit, idempotency key.
-func newGuard(cfg Config) (func(http.Handler) http.Handler, error) {
+func newGuard(cfg Config, log *seldom) (func(http.Handler) http.Handler, error) {
 	limited, err := ratelimit.NewMiddleware(cfg.Limiter, ratelimit.MiddlewareConfig{
 		Charges: charges(cfg.UserLimit, cfg.GlobalLimit),
 		Logger:  cfg.Logger,
@@ -31,7 +31,7 @@ func newGuard(cfg Config) (func(http.Handler) http.Handler, error) {
 		FingerprintParts: func(r *http.Request) []string { return []string{userOf(r.Context())} },
 		Keep:             func(status int) bool { return !slices.Contains(releasing, status) },
 		MaxRequestBytes:  maxBodyBytes,
-		OnReplay:         func(r *http.Request) { refund(r.Context(), cfg.Logger) },
+		OnReplay:         func(r *http.Request) { refund(r.Context(), log) },
 		MeterProvider:    cfg.MeterProvider,
 		Logger:           cfg.Logger,
 	})
@@ -55,8 +55,8 @@ func charges(userLimit, globalLimit int) func(*http.Request) ([]ratelimit.Charge
 }
 
 // refund gives the unit of a replayed request back: the shop did no work for it.
-func refund(ctx context.Context, log *slog.Logger) {
+func refund(ctx context.Context, log *seldom) {
 	if err := ratelimit.RefundFrom(ctx); err != nil {
-		log.WarnContext(ctx, "refund of a replay failed", slog.Any("error", err))
+		log.write(ctx, slog.LevelWarn, "refund of a replay failed", "refund", slog.Any("error", err))
 	}
 }

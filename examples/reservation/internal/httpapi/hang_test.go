@@ -3,10 +3,8 @@ package httpapi_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"log/slog"
 	"net/http"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -75,29 +73,4 @@ func TestClientHasGone(t *testing.T) {
 	if log.Len() > 0 {
 		t.Errorf("a client that hangs up is logged: %s", &log)
 	}
-}
-
-// TestReadyWhenOneHangs wants the one that hangs to be named, and no other.
-func TestReadyWhenOneHangs(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		check := func(name string, takes time.Duration, result error) httpapi.Check {
-			return httpapi.Check{Name: name, Ready: func(ctx context.Context) error {
-				select {
-				case <-time.After(takes):
-					return result
-				case <-ctx.Done():
-					return ctx.Err()
-				}
-			}}
-		}
-		checks := []httpapi.Check{
-			check("hangs", time.Hour, nil), check("well", time.Second, nil), check("down", 0, errors.New("refused")),
-		}
-		s := &shop{t: t, handler: httpapi.Ops(checks, http.NotFoundHandler(), nil, slog.New(slog.DiscardHandler))}
-		a := s.do(get("/readyz")).wants(http.StatusServiceUnavailable, "")
-		if !strings.Contains(a.Body.String(), `["hangs","down"]`) {
-			t.Errorf("answer is %s, want hangs and down", a.Body)
-		}
-	})
 }
