@@ -29,7 +29,7 @@ type Config struct {
 	Backend Backend
 	// Keys is the gate that every POST passes with its idempotency key.
 	Keys idempotency.Store
-	// Limiter counts POSTs: UserLimit per minute and user, GlobalLimit per minute for all, 0 for no such limit.
+	// Limiter counts POSTs: UserLimit per minute and user, at least 1; GlobalLimit per minute for all, 0 for none.
 	Limiter                ratelimit.Limiter
 	UserLimit, GlobalLimit int
 	MeterProvider          metric.MeterProvider // nil means the global one

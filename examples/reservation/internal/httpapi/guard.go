@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"slices"
@@ -19,6 +20,9 @@ var releasing = []int{
 
 // newGuard returns what every POST passes: user, rate limit, idempotency key.
 func newGuard(cfg Config, log *seldom) (func(http.Handler) http.Handler, error) {
+	if cfg.UserLimit < 1 || cfg.GlobalLimit < 0 {
+		return nil, fmt.Errorf("httpapi: UserLimit is %d and GlobalLimit %d, want at least 1 and 0", cfg.UserLimit, cfg.GlobalLimit)
+	}
 	limited, err := ratelimit.NewMiddleware(cfg.Limiter, ratelimit.MiddlewareConfig{
 		Charges: charges(cfg.UserLimit, cfg.GlobalLimit),
 		Logger:  cfg.Logger,
