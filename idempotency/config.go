@@ -52,8 +52,8 @@ type MiddlewareConfig struct {
 	// it frees the key. In both cases the panic goes on.
 	TombstonePanics bool
 	// KeepHeaders are the response headers kept with the body. nil: those that
-	// describe the body, and Location, Link, ETag, Last-Modified and
-	// Cache-Control. Naming one that must never be replayed, such as
+	// describe the body (X-Content-Type-Options is one), and Location, Link, ETag,
+	// Last-Modified and Cache-Control. Naming one that must never be replayed, such as
 	// Set-Cookie, is an error.
 	KeepHeaders []string
 	// MaxRequestBytes bounds the request's body; more is answered with 413.

@@ -58,12 +58,12 @@
 // the headers an allow-list is kept; cookies, credentials, dates, CORS and rate
 // limits never are.
 //
-// A response that is too large, flushed while it is written, or hijacked
-// cannot be kept. It is sent, and a tombstone remembers that the work was done:
-// later requests get 409 IDEMPOTENCY_RESULT_UNAVAILABLE, never a second run.
-// Informational (1xx) responses of the handler are dropped; its trailers are
-// sent with the first answer, and not kept. Deadlines of the connection work
-// through http.ResponseController; what the server cannot do is
+// A response that is too large, shorter than its Content-Length, flushed while it
+// is written, or hijacked cannot be kept. It is sent, and a tombstone remembers
+// that the work was done: later requests get 409 IDEMPOTENCY_RESULT_UNAVAILABLE,
+// never a second run. Informational (1xx) responses of the handler are dropped;
+// its trailers are sent with the first answer, and not kept. Deadlines of the
+// connection work through http.ResponseController; what the server cannot do is
 // http.ErrNotSupported.
 //
 // A result that the store does not take, though it is asked for half a second and
@@ -98,6 +98,7 @@
 // idempotencypgx closes this gap by storing the record in the business
 // transaction itself; the store here is then only the gate before it.
 //
-// Bodies are read into memory up to their limit before the handler runs. How
-// slowly a client may send one is for http.Server's timeouts to say.
+// Bodies are read into memory up to their limit before the handler runs, and a kept
+// response stays there until it is sent. How slowly a client may send the one and
+// read the other is for http.Server's ReadTimeout and WriteTimeout to say.
 package idempotency

@@ -2,6 +2,7 @@ package idempotency
 
 import (
 	"net/http"
+	"slices"
 	"strings"
 )
 
@@ -9,7 +10,7 @@ import (
 // the request made.
 var defaultKeepHeaders = []string{
 	"Cache-Control", "Content-Disposition", "Content-Encoding", "Content-Language",
-	"Content-Type", "Etag", "Last-Modified", "Link", "Location",
+	"Content-Type", "Etag", "Last-Modified", "Link", "Location", "X-Content-Type-Options",
 }
 
 // deniedHeaders are never stored and never replayed, whoever allows them.
@@ -38,12 +39,13 @@ func denied(name string) bool {
 	return false
 }
 
-// keepHeader returns the allowed part of h, which shares its values: h must not
-// be changed any more.
+// keepHeader returns the allowed part of h, which shares its values: h must not be
+// changed any more. Names stay as they are spelled, and a name without a value
+// stays: with both net/http sends something else than without.
 func keepHeader(h http.Header, allowed []string) http.Header {
 	kept := 0
-	for _, name := range allowed {
-		if len(h[name]) > 0 {
+	for name := range h {
+		if contains(allowed, name) {
 			kept++
 		}
 	}
@@ -51,10 +53,16 @@ func keepHeader(h http.Header, allowed []string) http.Header {
 		return h
 	}
 	out := make(http.Header, kept)
-	for _, name := range allowed {
-		if values := h[name]; len(values) > 0 {
+	for name, values := range h {
+		if contains(allowed, name) {
 			out[name] = values
 		}
 	}
 	return out
+}
+
+// contains looks for a name in a sorted list of canonical ones.
+func contains(names []string, name string) bool {
+	_, found := slices.BinarySearch(names, http.CanonicalHeaderKey(name))
+	return found
 }

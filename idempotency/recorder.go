@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strconv"
 	"time"
 )
 
@@ -23,6 +24,8 @@ type recorder struct {
 	outer   http.Header // what was there before the handler
 	sent    http.Header // the header as it was at WriteHeader; later changes do not count
 	status  int         // 0 until WriteHeader
+	length  int64       // of the body, as the handler has declared it; -1: not at all
+	written int64       // what the handler has written, or tried to
 	body    []byte
 	limit   int
 	spilled bool
@@ -52,22 +55,47 @@ func (rec *recorder) Header() http.Header { return rec.w.Header() }
 // WriteHeader drops informational responses: nothing may leave before the
 // result is stored. Like that of net/http it panics on what is no status.
 func (rec *recorder) WriteHeader(status int) {
+	if rec.status != 0 || rec.hijacked() {
+		return
+	}
 	if status < 100 || status > 999 {
 		panic(fmt.Sprintf("idempotency: invalid WriteHeader code %d", status))
 	}
 	if status < 200 && status != http.StatusSwitchingProtocols {
 		return
 	}
-	if rec.status != 0 {
-		return
-	}
 	rec.status, rec.sent = status, cloneHeader(rec.w.Header())
+	rec.length = declaredLength(rec.sent)
 }
 
+// declaredLength is what net/http takes for it: -1 for what is no length.
+func declaredLength(h http.Header) int64 {
+	if len(h["Content-Length"]) == 0 {
+		return -1
+	}
+	n, err := strconv.ParseInt(h["Content-Length"][0], 10, 64)
+	if err != nil || n < 0 {
+		return -1
+	}
+	return n
+}
+
+func (rec *recorder) hijacked() bool { return rec.spilled && rec.status == 0 }
+
+// Write refuses what net/http refuses, so that what is kept is what is sent.
 func (rec *recorder) Write(p []byte) (int, error) {
 	rec.WriteHeader(http.StatusOK)
-	if !rec.spilled && !bodyAllowed(rec.status) {
+	switch {
+	case rec.hijacked():
+		return rec.w.Write(p)
+	case len(p) == 0:
+		return 0, nil
+	case !bodyAllowed(rec.status):
 		return 0, http.ErrBodyNotAllowed
+	}
+	rec.written += int64(len(p))
+	if rec.length >= 0 && rec.written > rec.length {
+		return 0, http.ErrContentLength
 	}
 	if !rec.spilled && len(rec.body)+len(p) > rec.limit {
 		rec.spill()
@@ -167,11 +195,13 @@ func replaceHeader(h, by http.Header) {
 	maps.Copy(h, by)
 }
 
-// response is the part of it that is kept; a tombstone if that is too large.
+// response is the part of it that is kept; a tombstone if that is too large, or if
+// the body is shorter than declared: the client is told that it broke off.
 func (rec *recorder) response(headers []string) Response {
 	rec.WriteHeader(http.StatusOK)
 	resp := Response{Status: rec.status, Header: keepHeader(rec.sent, headers), Body: rec.body}
-	if resp.Size() > rec.limit {
+	short := bodyAllowed(rec.status) && int64(len(rec.body)) < rec.length
+	if short || resp.Size() > rec.limit {
 		return Response{}
 	}
 	return resp

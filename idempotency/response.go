@@ -62,7 +62,7 @@ func (r Response) Send(w http.ResponseWriter) {
 	header := w.Header()
 	for name, values := range r.Header {
 		if !denied(name) {
-			header[http.CanonicalHeaderKey(name)] = slices.Clone(values)
+			header[name] = slices.Clone(values)
 		}
 	}
 	if bodyAllowed(r.Status) {
@@ -86,7 +86,7 @@ func CleanHeader(h http.Header) http.Header {
 	out := make(http.Header, len(h))
 	for name, values := range h {
 		if !denied(name) {
-			out[http.CanonicalHeaderKey(name)] = slices.Clone(values)
+			out[name] = slices.Clone(values)
 		}
 	}
 	return out

@@ -45,6 +45,7 @@ func Decode(text string) (http.Header, error) {
 	}
 	h := make(http.Header, len(raw))
 	for name, values := range raw {
+		h[name] = nil // a name without a value is one, too
 		for _, v := range values {
 			h[name] = append(h[name], string(v))
 		}
@@ -66,6 +67,7 @@ func encodable(h http.Header) any {
 func rawValues(h http.Header) map[string][]value {
 	raw := make(map[string][]value, len(h))
 	for name, values := range h {
+		raw[name] = nil
 		for _, v := range values {
 			raw[name] = append(raw[name], value(v))
 		}
