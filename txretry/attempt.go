@@ -19,6 +19,8 @@ type result struct {
 	again    bool   // a new attempt may succeed
 	sqlstate string // for which reason, if the server gave one
 
+	outOfOrder bool // the database could not do its work
+
 	lost error  // COMMIT was sent, and this came instead of an answer
 	xid  string // whose outcome is unknown then
 }
@@ -32,23 +34,12 @@ func (c *call) failedIn(phase Phase, err error) result {
 // attempt runs fn in one fresh transaction. However it is left, by panic or
 // runtime.Goexit too, the transaction is over and the connection released.
 func (c *call) attempt(ctx context.Context) result {
-	s, err := c.m.source.Acquire(ctx)
-	c.lap(&c.phases.Acquire)
-	if err != nil {
-		return result{err: fmt.Errorf("txretry: acquire a connection: %w", err), phase: PhaseAcquire}
+	s, tag, failed := c.open(ctx)
+	if s == nil {
+		return failed
 	}
 	t := c.transaction(ctx, s)
 	defer c.release(ctx, t)
-
-	spec, err := c.spec(ctx)
-	if err != nil {
-		return result{err: err, phase: PhaseBegin}
-	}
-	tag, err := s.Begin(ctx, spec, c.opts.AtBegin.statement())
-	c.lap(&c.phases.Begin)
-	if err != nil {
-		return c.failedIn(PhaseBegin, fmt.Errorf("txretry: begin: %w", onStandby(s, err)))
-	}
 	if s.State() == session.Idle { // AtBegin was a COMMIT or ROLLBACK
 		c.outcome = Unknown
 		return result{err: because("AtBegin ended the transaction", ErrManaged, nil), phase: PhaseBegin}
@@ -57,7 +48,7 @@ func (c *call) attempt(ctx context.Context) result {
 	if c.opts.AtBegin.Done != nil {
 		c.opts.AtBegin.Done(tag)
 	}
-	err = c.fn(&t.ctx, &t.root)
+	err := c.fn(&t.ctx, &t.root)
 	t.close()
 	c.lap(&c.phases.Fn)
 	switch {
@@ -85,17 +76,22 @@ func (c *call) transaction(ctx context.Context, s session.Session) *transaction 
 
 // release rolls back what has not ended and gives the connection back.
 func (c *call) release(ctx context.Context, t *transaction) {
-	defer t.session.Close()
 	if c.last == t && !t.done.Load() && t.session.State() == session.Idle {
 		c.outcome = Unknown // fn ended the transaction by a statement, then panicked
 	}
 	t.done.Store(true)
-	if t.committed {
+	c.end(ctx, t.session, t.committed)
+}
+
+// end rolls back what has not ended and gives the connection back.
+func (c *call) end(ctx context.Context, s session.Session, committed bool) {
+	defer s.Close()
+	if committed {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.m.cfg.RollbackTimeout)
 	defer cancel()
-	if err := t.session.Rollback(ctx); err != nil {
+	if err := s.Rollback(ctx); err != nil {
 		c.m.cfg.Logger.DebugContext(ctx, "txretry: rollback failed, connection closed",
 			slog.String("name", c.opts.Name), slog.Any("error", err))
 	}
@@ -105,19 +101,26 @@ func (c *call) release(ctx context.Context, t *transaction) {
 // server's word decides.
 func (c *call) failedFn(t *transaction, err error) result {
 	res := c.failedIn(PhaseFn, onStandby(t.session, err))
-	if !res.again && t.session.State() == session.Failed && isMute(err) {
-		if masked := c.failedIn(PhaseFn, t.failure); masked.again {
-			masked.err = fmt.Errorf("%w: %w", err, t.failure)
-			return masked
-		}
+	if res.again || t.failure == nil || !isMute(err) {
+		return res
 	}
-	return res
+	server := c.failedIn(PhaseFn, t.failure)
+	server.outOfOrder = t.lost() || outOfOrder(t.failure)
+	if !server.again && !server.outOfOrder {
+		return res
+	}
+	if server.err = err; !errors.Is(err, t.failure) {
+		server.err = fmt.Errorf("%w: %w", err, t.failure)
+	}
+	return server
 }
 
 // commit sends COMMIT, unless it is known beforehand that it cannot succeed.
 func (c *call) commit(t *transaction) result {
 	if err := committable(t); err != nil {
-		return c.failedIn(PhaseCommit, err)
+		res := c.failedIn(PhaseCommit, err)
+		res.outOfOrder = t.lost()
+		return res
 	}
 	c.outcome = Unknown // unless it returns: a tracer may panic
 	outcome, err := t.session.Commit((*detached)(&t.ctx), c.m.cfg.CommitTimeout, t.atCommit)

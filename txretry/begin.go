@@ -80,7 +80,7 @@ func (k beginKey) spec() *session.Spec {
 }
 
 func appendTimeout(parts []string, name string, d time.Duration) []string {
-	if d == 0 {
+	if d <= 0 {
 		return parts
 	}
 	ms := (d + time.Millisecond - 1) / time.Millisecond

@@ -32,6 +32,12 @@ type Config struct {
 	// StatementTimeout is set with SET LOCAL statement_timeout in every attempt,
 	// rounded up to milliseconds; 0 leaves the server's setting. A value not above
 	// LockTimeout ends lock waits first, with 57014, which is not retried.
+	//
+	// A server that is silent for a second longer (2 s at least), which its own
+	// timeout does not end, is given up: [ErrSilent]. Where StatementTimeout is 0
+	// that happens a second after LockTimeout, 9 s at least: a statement that takes
+	// longer needs a StatementTimeout. Negative: the server's setting, and it may be
+	// silent without end.
 	StatementTimeout time.Duration
 
 	// IdleTimeout is set with SET LOCAL idle_in_transaction_session_timeout in
@@ -72,8 +78,16 @@ type Config struct {
 	// context does not interrupt; 0 means 10 s.
 	ResolveTimeout time.Duration
 
+	// AcquireTimeout bounds the wait for a connection; 0 means 30 s.
+	AcquireTimeout time.Duration
+
+	// BeginTimeout bounds the wait for the answer to BEGIN; 0 means 2 s. When it
+	// does not come BEGIN is sent on another connection, up to three times, with
+	// twice the time each.
+	BeginTimeout time.Duration
+
 	// CommitTimeout bounds COMMIT, which the caller's context does not interrupt;
-	// 0 means 30 s. A COMMIT that runs into it has an unknown outcome.
+	// 0 means 10 s. A COMMIT that runs into it has an unknown outcome.
 	CommitTimeout time.Duration
 
 	// RollbackTimeout bounds ROLLBACK, which the caller's context does not
@@ -89,6 +103,8 @@ type Config struct {
 	MeterProvider  metric.MeterProvider // nil means the global one
 	Hooks          Hooks                // optional callbacks
 }
+
+const defaultLockTimeout = 8 * time.Second
 
 // Jitter is a way to spread the delays between attempts.
 type Jitter string
@@ -111,12 +127,14 @@ const (
 func (c Config) withDefaults() Config {
 	c.Isolation = cmp.Or(c.Isolation, pgx.Serializable)
 	c.MaxAttempts = cmp.Or(c.MaxAttempts, 6)
-	c.LockTimeout = cmp.Or(c.LockTimeout, 8*time.Second)
+	c.LockTimeout = cmp.Or(c.LockTimeout, defaultLockTimeout)
 	c.BaseDelay = cmp.Or(c.BaseDelay, 50*time.Millisecond)
 	c.MaxDelay = cmp.Or(c.MaxDelay, time.Second)
 	c.Jitter = cmp.Or(c.Jitter, JitterBeforeCap)
 	c.ResolveTimeout = cmp.Or(c.ResolveTimeout, 10*time.Second)
-	c.CommitTimeout = cmp.Or(c.CommitTimeout, 30*time.Second)
+	c.AcquireTimeout = cmp.Or(c.AcquireTimeout, 30*time.Second)
+	c.BeginTimeout = cmp.Or(c.BeginTimeout, 2*time.Second)
+	c.CommitTimeout = cmp.Or(c.CommitTimeout, 10*time.Second)
 	c.RollbackTimeout = cmp.Or(c.RollbackTimeout, 5*time.Second)
 	c.RetryBudget = c.RetryBudget.withDefaults()
 	if c.Rand == nil {
@@ -133,7 +151,7 @@ func (c Config) validate() error {
 		checkIsolation("Config.Isolation", c.Isolation),
 		checkAttempts("Config.MaxAttempts", c.MaxAttempts),
 		checkServerTimeout("Config.LockTimeout", c.LockTimeout),
-		checkServerTimeout("Config.StatementTimeout", c.StatementTimeout),
+		checkStatementTimeout("Config.StatementTimeout", c.StatementTimeout),
 		checkServerTimeout("Config.IdleTimeout", c.IdleTimeout),
 		checkServerTimeout("Config.TransactionTimeout", c.TransactionTimeout),
 		checkPositive("Config.BaseDelay", c.BaseDelay),
@@ -143,6 +161,8 @@ func (c Config) validate() error {
 		c.RetryBudget.validate(),
 		checkResolver("Config.Resolver", c.Resolver),
 		checkPositive("Config.ResolveTimeout", c.ResolveTimeout),
+		checkPositive("Config.AcquireTimeout", c.AcquireTimeout),
+		checkPositive("Config.BeginTimeout", c.BeginTimeout),
 		checkPositive("Config.CommitTimeout", c.CommitTimeout),
 		checkPositive("Config.RollbackTimeout", c.RollbackTimeout),
 	)
@@ -204,6 +224,14 @@ func checkJitter(j Jitter) error {
 		return nil
 	}
 	return fmt.Errorf("txretry: Config.Jitter: unknown jitter %q", j)
+}
+
+// checkStatementTimeout allows a negative value, which sets nothing.
+func checkStatementTimeout(field string, d time.Duration) error {
+	if d < 0 {
+		return nil
+	}
+	return checkServerTimeout(field, d)
 }
 
 // checkServerTimeout keeps out what the server would round down to 0, which

@@ -94,7 +94,7 @@ func TestNewRefuses(t *testing.T) {
 	}
 	defer pool.Close()
 	_, err = txretry.New(pool, txretry.Config{
-		Isolation: "chaos", MaxAttempts: -1, LockTimeout: time.Microsecond, StatementTimeout: -1,
+		Isolation: "chaos", MaxAttempts: -1, LockTimeout: time.Microsecond, StatementTimeout: time.Microsecond,
 		BaseDelay: -1, MaxDelay: -1, CommitTimeout: -1, RollbackTimeout: -1,
 		IdleTimeout: time.Microsecond, TransactionTimeout: -1, Jitter: "some", DeadlineMargin: -1,
 		Resolver: txretry.Probe(nil), ResolveTimeout: -1, RetryBudget: txretry.RetryBudget{Ratio: -1, Burst: -1},

@@ -9,30 +9,47 @@ import (
 
 // connTx runs the statements of the transaction that a connection is in. What
 // begins and ends transactions is the session's; nobody asks for it here.
-type connTx struct{ conn *pgx.Conn }
+type connTx struct{ guard }
 
 func (t *connTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	return t.conn.Exec(ctx, sql, args...)
+	t.expect(t.patience)
+	tag, err := t.conn.Exec(ctx, sql, args...)
+	return tag, t.answered(ctx, err)
 }
 
 func (t *connTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	return t.conn.Query(ctx, sql, args...)
+	t.expect(t.patience)
+	rows, err := t.conn.Query(ctx, sql, args...)
+	if err != nil {
+		err = t.answered(ctx, err)
+	}
+	return &guardedRows{rows, ctx, &t.guard, err}, err
 }
 
 func (t *connTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	return t.conn.QueryRow(ctx, sql, args...)
+	t.expect(t.patience)
+	return &guardedRow{t.conn.QueryRow(ctx, sql, args...), ctx, &t.guard}
 }
 
 func (t *connTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	return t.conn.SendBatch(ctx, b)
+	t.expect(t.patience)
+	return &guardedResults{t.conn.SendBatch(ctx, b), ctx, &t.guard}
 }
 
 func (t *connTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
-	return t.conn.CopyFrom(ctx, table, columns, src)
+	if t.patience == 0 {
+		return t.conn.CopyFrom(ctx, table, columns, src)
+	}
+	watched := watchCopy(&t.guard, src)
+	n, err := t.conn.CopyFrom(ctx, table, columns, watched)
+	watched.stop()
+	return n, t.answered(ctx, err)
 }
 
 func (t *connTx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
-	return t.conn.Prepare(ctx, name, sql)
+	t.expect(t.patience)
+	sd, err := t.conn.Prepare(ctx, name, sql)
+	return sd, t.answered(ctx, err)
 }
 
 func (t *connTx) Conn() *pgx.Conn { return t.conn }
@@ -40,8 +57,9 @@ func (t *connTx) Conn() *pgx.Conn { return t.conn }
 // LargeObjects needs a transaction of pgx's own making. The statement that is
 // to begin it does nothing, at the price of a round trip.
 func (t *connTx) LargeObjects() pgx.LargeObjects {
+	t.expect(t.patience)
 	tx, err := t.conn.BeginTx(context.Background(), pgx.TxOptions{BeginQuery: "select"})
-	if err != nil {
+	if t.answered(context.Background(), err) != nil {
 		tx = closedTx()
 	}
 	return tx.LargeObjects()

@@ -35,6 +35,10 @@
 // Config.RetryBudget bounds the retries of all calls together. What remains is a
 // *[LockTimeoutError]: HTTP 503, code LOCK_TIMEOUT.
 //
+// A database that cannot work comes back as *[UnavailableError]: HTTP 503, code
+// DATABASE_UNAVAILABLE. It is not retried, with one exception: a connection that
+// turns out to be lost at BEGIN is replaced by another one.
+//
 // Callers that contend for one row, such as the buyers of one event, can take
 // turns instead: Options{SerialKey: "event:42"} queues them in this process,
 // without a connection, and leaves the conflicts to what other processes do.
@@ -52,6 +56,20 @@
 // A [Resolver] asks instead of giving up: the server itself ([XactStatus]), or a
 // row that the transaction would have left ([Probe]). What is found committed is
 // success; what is found rolled back has done nothing, and is tried again.
+//
+// # A server that does not answer
+//
+// No wait for the server is endless, whatever the context: [Config] bounds the
+// wait for a connection (30 s), for the answer to BEGIN (2 s, then it is sent on
+// another connection), to a statement or the next part of its result (1 s more
+// than the lock timeout), to COMMIT (10 s, then its outcome is unknown, or the
+// Resolver asks) and to ROLLBACK (5 s). The time that fn takes between its
+// statements, between two rows, or in the source of a COPY, is its own. A
+// connection found silent ([ErrSilent]) leaves the pool at once, and the idle ones
+// are looked at, so that a pool whose connections were all cut off recovers in
+// seconds; [PreparePool] makes the pool do its part.
+//
+// What runs directly on tx.Conn() or through LargeObjects has no such bound.
 //
 // # Rules for fn
 //

@@ -64,18 +64,16 @@ func (c *call) run(ctx context.Context) error {
 
 // final is the error of an attempt that is not followed by another one.
 func (c *call) final(ctx context.Context, res result) error {
-	if res.phase != PhaseAcquire && res.phase != PhaseBegin {
-		return res.err
-	}
+	before := res.phase == PhaseAcquire || res.phase == PhaseBegin
 	switch {
-	case len(c.failed) == 0:
+	case before && len(c.failed) == 0 && ctx.Err() != nil:
 		return withCause(ctx, res.err)
-	case errors.Is(res.err, errTooLate):
+	case before && len(c.failed) > 0 && errors.Is(res.err, errTooLate):
 		return c.giveUp(context.DeadlineExceeded)
-	case ctx.Err() != nil:
+	case before && len(c.failed) > 0 && ctx.Err() != nil:
 		return c.interrupted(ctx)
 	}
-	return res.err
+	return c.explain(res)
 }
 
 // pause waits before the next attempt, unless there is to be none.
@@ -118,13 +116,13 @@ func (c *call) announce(ctx context.Context, delay time.Duration) {
 func (c *call) giveUp(cause error) error {
 	last := c.failed[len(c.failed)-1]
 	if isLockFailure(last.SQLSTATE) {
-		wait := (c.m.policy.Max + time.Second - 1).Truncate(time.Second)
-		return &LockTimeoutError{Name: c.opts.Name, Attempts: c.failed, cause: cause, retryAfter: wait}
+		return &LockTimeoutError{Name: c.opts.Name, Attempts: c.failed, cause: cause, retryAfter: c.m.retryAfter()}
 	}
-	if cause == nil {
-		return last.Err
+	res := result{err: last.Err, phase: last.Phase, outOfOrder: last.SQLSTATE == ""}
+	if cause != nil {
+		res.err = fmt.Errorf("txretry: %sgiven up after %d attempts: %w: %w", prefix(c.opts.Name), len(c.failed), cause, last.Err)
 	}
-	return fmt.Errorf("txretry: %sgiven up after %d attempts: %w: %w", prefix(c.opts.Name), len(c.failed), cause, last.Err)
+	return c.explain(res)
 }
 
 // interrupted joins the end of the context with the failure that had made it

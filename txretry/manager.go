@@ -34,6 +34,8 @@ type Manager struct {
 	turns     turns
 	bucket    *bucket
 	telemetry telemetry
+	lostBegin seldom
+	lostReply seldom
 	marker    any // context key of a running fn
 }
 
@@ -80,13 +82,14 @@ func NewOver(source session.Source, cfg Config) (*Manager, error) {
 //
 // Do returns nil exactly if the transaction has committed. Beside the errors of
 // fn and of the database it returns *[LockTimeoutError] (attempts, time or retry
-// budget used up), *[CommitUnknownError] (connection lost during COMMIT, and no
-// [Resolver] knows), [ErrNested], [ErrStandby], and an error wrapping
-// pgx.ErrTxCommitRollback if fn returned nil although one of its statements
-// failed.
+// budget used up), *[UnavailableError] (connection lost or silent, server out of
+// order), *[CommitUnknownError] (connection lost during COMMIT, and no [Resolver]
+// knows), [ErrNested], [ErrStandby], and an error wrapping pgx.ErrTxCommitRollback
+// if fn returned nil although one of its statements failed.
 //
-// ctx interrupts everything but COMMIT and ROLLBACK. tx serves one goroutine
-// and is closed (pgx.ErrTxClosed) when fn returns.
+// ctx interrupts everything but COMMIT and ROLLBACK. Without it, too, no wait for
+// the server is endless: see [Config]. tx serves one goroutine and is closed
+// (pgx.ErrTxClosed) when fn returns.
 func (m *Manager) Do(ctx context.Context, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	return m.DoWith(ctx, Options{}, fn)
 }

@@ -108,12 +108,24 @@ func (o Options) withDefaults(c *Config) Options {
 	return o
 }
 
+// patience is how long the server may be silent after a statement: a little longer than the
+// statement may wait for a lock, or take, so that the server answers first. 0: without end.
+func (o *Options) patience() time.Duration {
+	switch {
+	case o.StatementTimeout < 0:
+		return 0
+	case o.StatementTimeout > 0:
+		return max(o.StatementTimeout, time.Second) + time.Second
+	}
+	return max(o.LockTimeout, defaultLockTimeout) + time.Second
+}
+
 func (o *Options) validate() error {
 	return errors.Join(
 		checkIsolation("Options.Isolation", o.Isolation),
 		checkAttempts("Options.MaxAttempts", o.MaxAttempts),
 		checkServerTimeout("Options.LockTimeout", o.LockTimeout),
-		checkServerTimeout("Options.StatementTimeout", o.StatementTimeout),
+		checkStatementTimeout("Options.StatementTimeout", o.StatementTimeout),
 		checkServerTimeout("Options.IdleTimeout", o.IdleTimeout),
 		checkServerTimeout("Options.TransactionTimeout", o.TransactionTimeout),
 		checkMargin("Options.DeadlineMargin", o.DeadlineMargin),

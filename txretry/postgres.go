@@ -15,40 +15,13 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/internal/session"
 )
 
-// poolSource hands out the connections of a pool.
-type poolSource struct{ pool *pgxpool.Pool }
-
-func (s poolSource) Acquire(ctx context.Context) (session.Session, error) {
-	conn, err := s.pool.Acquire(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return &pgSession{connTx: connTx{conn.Conn()}, pooled: conn}, nil
-}
-
-// Fate reads what pg_xact_status says. It does not know an id of the future,
-// as after a failover (22023), or of a past whose log is gone (NULL).
-func (s poolSource) Fate(ctx context.Context, xid string) (session.Outcome, error) {
-	var status *string
-	err := s.pool.QueryRow(ctx, "select pg_xact_status($1::text::xid8)", pgx.QueryExecModeExec, xid).Scan(&status)
-	var refused *pgconn.PgError
-	switch {
-	case errors.As(err, &refused) && refused.Code == "22023", err == nil && status == nil:
-		return session.Unknown, session.ErrForgotten
-	case err != nil:
-		return session.Unknown, err
-	case *status == "committed":
-		return session.Committed, nil
-	case *status == "aborted":
-		return session.RolledBack, nil
-	}
-	return session.Unknown, nil
-}
-
 // pgSession runs one transaction on a pooled connection.
 type pgSession struct {
 	connTx
+	source poolSource
 	pooled *pgxpool.Conn
+	limits session.Limits
+	begun  bool // BEGIN was answered
 	xid    string
 }
 
@@ -56,13 +29,25 @@ func (s *pgSession) Begin(ctx context.Context, spec *session.Spec, first *sessio
 	if err := s.checkVersion(spec); err != nil {
 		return tag, err
 	}
+	s.expect(s.limits.Begin)
 	if first != nil && !spec.WantsXID && !spec.Once {
-		return s.beginWith(ctx, spec, first)
-	}
-	if err = s.begin(ctx, spec); err == nil && first != nil {
+		tag, err = s.beginWith(ctx, spec, first)
+	} else if err = s.begin(ctx, spec); err == nil && first != nil {
+		s.hasBegun()
 		tag, err = s.conn.Exec(ctx, first.SQL, first.Args...)
 	}
+	err = s.answered(ctx, err)
+	if err != nil && !s.begun && s.conn.IsClosed() && ctx.Err() == nil {
+		err = fmt.Errorf("%w: %w", session.ErrNotBegun, err)
+	}
 	return tag, err
+}
+
+// hasBegun gives the first statement as much time as any other.
+func (s *pgSession) hasBegun() {
+	s.begun = true
+	s.clear()
+	s.expect(s.patience)
 }
 
 // beginWith sends everything in one pipeline.
@@ -71,6 +56,10 @@ func (s *pgSession) beginWith(ctx context.Context, spec *session.Spec, first *se
 	for _, part := range spec.Parts {
 		batch.Queue(part)
 	}
+	batch.QueuedQueries[0].Exec(func(pgconn.CommandTag) error {
+		s.hasBegun()
+		return nil
+	})
 	batch.Queue(first.SQL, first.Args...).Exec(func(t pgconn.CommandTag) error {
 		tag = t
 		return nil
@@ -133,12 +122,12 @@ func (s *pgSession) State() session.State {
 }
 
 func (s *pgSession) Savepoint(ctx context.Context, id int) error {
-	_, err := s.conn.Exec(ctx, "savepoint "+savepointName(id))
+	_, err := s.Exec(ctx, "savepoint "+savepointName(id))
 	return err
 }
 
 func (s *pgSession) Release(ctx context.Context, id int) error {
-	_, err := s.conn.Exec(ctx, "release savepoint "+savepointName(id))
+	_, err := s.Exec(ctx, "release savepoint "+savepointName(id))
 	return err
 }
 
@@ -146,7 +135,7 @@ func (s *pgSession) Release(ctx context.Context, id int) error {
 // the rows a look at its subtransaction.
 func (s *pgSession) RollbackTo(ctx context.Context, id int) error {
 	name := savepointName(id)
-	_, err := s.conn.Exec(ctx, "rollback to savepoint "+name+"; release savepoint "+name)
+	_, err := s.Exec(ctx, "rollback to savepoint "+name+"; release savepoint "+name)
 	return err
 }
 
@@ -156,9 +145,10 @@ func savepointName(id int) string { return "holdfast_" + strconv.Itoa(id) }
 // of COMMIT or ROLLBACK nor an error report of the server leaves the outcome open,
 // also where pgconn.SafeToRetry says that nothing was sent.
 func (s *pgSession) Commit(ctx context.Context, timeout time.Duration, last []session.Statement) (session.Outcome, error) {
-	s.setDeadline(time.Now().Add(timeout))
-	defer s.setDeadline(time.Time{}) // a tracer may panic
+	s.expect(timeout)
+	defer s.clear() // a tracer may panic
 	tag, err := s.sendCommit(ctx, last)
+	err = s.answered(ctx, err)
 	switch {
 	case tag.String() == "COMMIT":
 		return session.Committed, nil
@@ -170,14 +160,6 @@ func (s *pgSession) Commit(ctx context.Context, timeout time.Duration, last []se
 		return session.RolledBack, err
 	}
 	return session.Unknown, err
-}
-
-// setDeadline bounds what is read and written next, as a context would for more
-// garbage. A closed connection has a deadline of pgx's own.
-func (s *pgSession) setDeadline(deadline time.Time) {
-	if pg := s.conn.PgConn(); !pg.IsClosed() {
-		_ = pg.Conn().SetDeadline(deadline)
-	}
 }
 
 // sendCommit sends COMMIT, alone or at the end of one pipeline. (pgx 5.9 to 5.12
@@ -248,9 +230,16 @@ func (s *pgSession) Rollback(ctx context.Context) error {
 	if state := s.State(); state == session.Idle || state == session.Lost {
 		return nil
 	}
+	s.clear() // of a statement whose tracer panicked
 	_, err := s.conn.Exec(ctx, "rollback")
 	return err
 }
 
 // Close gives the connection back; the pool destroys one that is not idle.
-func (s *pgSession) Close() { s.pooled.Release() }
+func (s *pgSession) Close() {
+	s.clear()
+	s.source.put(s.pooled, s.silent)
+	if s.silent {
+		s.source.sweep(s.limits.Begin)
+	}
+}

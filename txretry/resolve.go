@@ -33,7 +33,8 @@ func checkResolver(field string, r Resolver) error {
 }
 
 // XactStatus returns a Resolver that asks the server with pg_xact_status, until
-// the transaction is no longer in progress.
+// the transaction is no longer in progress. Where it is because the server waits
+// for the client that has gone, its session is terminated.
 //
 // The transaction's id must be known before COMMIT is sent. So each begin
 // message of a call that writes ends in SELECT pg_current_xact_id(): no round
@@ -46,7 +47,7 @@ func XactStatus() Resolver {
 		if xid == "" {
 			return Unknown, session.ErrForgotten
 		}
-		fate, err := c.m.source.Fate(ctx, xid)
+		fate, err := c.m.source.Fate(ctx, c.limits(), xid)
 		return outcomes[fate], err
 	}}
 }
@@ -86,8 +87,10 @@ func (c *call) resolve(ctx context.Context, unknown result) result {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.m.cfg.ResolveTimeout)
 	defer cancel()
 	outcome, err := c.poll(ctx, unknown.xid)
-	c.m.cfg.Logger.WarnContext(ctx, "txretry: COMMIT was not answered",
-		slog.String("name", c.opts.Name), slog.Any("found", outcome), slog.Any("error", err))
+	if skipped, ok := c.m.lostReply.due(); ok {
+		c.m.cfg.Logger.WarnContext(ctx, "txretry: COMMIT was not answered", slog.String("name", c.opts.Name),
+			slog.Any("found", outcome), slog.Any("error", err), slog.Int("skipped", skipped))
+	}
 	switch outcome {
 	case Committed:
 		c.outcome = Committed
@@ -126,7 +129,7 @@ func (c *call) poll(ctx context.Context, xid string) (Outcome, error) {
 
 // probe runs look in a transaction that is rolled back.
 func (c *call) probe(ctx context.Context, look func(ctx context.Context, tx pgx.Tx) (Outcome, error)) (Outcome, error) {
-	s, err := c.m.source.Acquire(ctx)
+	s, err := c.m.source.Acquire(ctx, c.limits())
 	if err != nil {
 		return Unknown, err
 	}

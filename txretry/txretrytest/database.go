@@ -28,7 +28,8 @@ func newDatabase(script []Fault) *database {
 	return &database{slot: make(chan struct{}, 1), script: script, fates: make(map[string]session.Outcome)}
 }
 
-func (db *database) Acquire(ctx context.Context) (session.Session, error) {
+// Acquire knows no limit: there is always another connection but for the one transaction that runs.
+func (db *database) Acquire(ctx context.Context, _ session.Limits) (session.Session, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -224,7 +225,7 @@ func (s *fakeSession) lose(applied bool) (session.Outcome, error) {
 	return session.Unknown, errReplyLost
 }
 
-func (db *database) Fate(_ context.Context, xid string) (session.Outcome, error) {
+func (db *database) Fate(_ context.Context, _ session.Limits, xid string) (session.Outcome, error) {
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	if fate, ok := db.fates[xid]; ok {

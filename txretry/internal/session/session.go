@@ -15,19 +15,27 @@ import (
 // Source hands out sessions. Its dynamic type is comparable: two equal sources
 // are the same database to the check against nested calls.
 type Source interface {
-	// Acquire waits for a session until ctx is done.
-	Acquire(ctx context.Context) (Session, error)
+	// Acquire waits for a session until ctx is done or the limit is reached.
+	Acquire(ctx context.Context, limits Limits) (Session, error)
 
 	// Fate asks, on a connection of its own, what became of the transaction with
 	// this id. Unknown means that it has not ended.
-	Fate(ctx context.Context, xid string) (Outcome, error)
+	Fate(ctx context.Context, limits Limits, xid string) (Outcome, error)
+}
+
+// Limits bound the waits of one session.
+type Limits struct {
+	Acquire   time.Duration // for a connection
+	Begin     time.Duration // for the answer to BEGIN, or to what is as short
+	Statement time.Duration // for the answer to a statement, or its next part; 0: none
 }
 
 // Session runs one transaction: Begin, statements and savepoints, then Commit
 // or Rollback, and always Close. It serves one goroutine.
 type Session interface {
 	// Begin starts the transaction and runs the first statement in it, if there is
-	// one, whose tag it returns.
+	// one, whose tag it returns. The error is ErrNotBegun where the connection was
+	// lost before BEGIN was answered.
 	Begin(ctx context.Context, spec *Spec, first *Statement) (pgconn.CommandTag, error)
 
 	// Tx runs the statements of the transaction. It is asked for nothing that
@@ -57,7 +65,8 @@ type Session interface {
 	// Rollback ends the transaction if it is still open.
 	Rollback(ctx context.Context) error
 
-	// Close gives the session back. Nothing may be called afterwards.
+	// Close gives the session back, without waiting for a server that is silent.
+	// Nothing may be called afterwards.
 	Close()
 }
 
@@ -105,3 +114,10 @@ const (
 // ErrForgotten is returned by Fate for an id that the server does not know (any
 // more): asking again does not help.
 var ErrForgotten = errors.New("the server does not know the transaction")
+
+// ErrSilent is in the error of what the server did not answer in time.
+var ErrSilent = errors.New("txretry: the server did not answer in time, so the connection was closed")
+
+// ErrNotBegun is in the error of a Begin whose connection was lost before BEGIN was
+// answered: it may be sent again on another one.
+var ErrNotBegun = errors.New("connection lost before BEGIN was answered")

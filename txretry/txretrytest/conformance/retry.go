@@ -38,6 +38,38 @@ func testPermanent(f *fixture) {
 	f.want(0)
 }
 
+// outOfOrder are failures that are nobody's fault but the server's.
+var outOfOrder = []string{"08006", "53100", "53200", "53300", "57P01", "57P03"}
+
+func testOutOfOrder(f *fixture) {
+	for _, sqlstate := range outOfOrder {
+		for name, answer := range map[string]func(err error) error{
+			"returned":  func(err error) error { return fmt.Errorf("wrapped: %w", err) },
+			"masked":    func(error) error { return errBusiness },
+			"swallowed": func(error) error { return nil },
+		} {
+			calls, rolledBack := 0, 0
+			err := f.do(func(ctx context.Context, tx pgx.Tx) error {
+				calls++
+				txretry.AfterRollback(tx, func() { rolledBack++ })
+				f.add(ctx, tx, 1)
+				return answer(f.Fail(ctx, tx, sqlstate))
+			})
+			var unavailable *txretry.UnavailableError
+			if !errors.As(err, &unavailable) {
+				f.Fatalf("%s, %s: error %v, want *UnavailableError", sqlstate, name, err)
+			}
+			f.sqlstate(err, sqlstate)
+			f.equal(name+": calls", calls, 1)
+			f.equal(name+": AfterRollback", rolledBack, 1)
+			f.equal("code", unavailable.Code(), "DATABASE_UNAVAILABLE")
+			f.equal("status", unavailable.HTTPStatus(), 503)
+			f.equal("retry after", unavailable.RetryAfter(), time.Second)
+		}
+	}
+	f.want(0)
+}
+
 func testRetry(sqlstate string) func(f *fixture) {
 	return func(f *fixture) {
 		calls := 0

@@ -1,0 +1,146 @@
+package txretry
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/txretry/internal/session"
+)
+
+// impatient returns a transaction that gives the server little time.
+func impatient(t *testing.T, url string, patience time.Duration) pgx.Tx {
+	t.Helper()
+	source := poolSource{pgtest.Pool(t, url, 1)}
+	s, err := source.Acquire(t.Context(), session.Limits{Acquire: time.Minute, Begin: time.Minute, Statement: patience})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	if _, err := s.Begin(t.Context(), beginKey{isolation: pgx.ReadCommitted}.spec(), nil); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Rollback(context.WithoutCancel(t.Context())) })
+	return s.Tx()
+}
+
+// The time that the caller takes between two rows is not the server's.
+func TestSlowReader(t *testing.T) {
+	t.Parallel()
+	const patience = time.Second
+	tx := impatient(t, pgtest.URL(t), patience)
+	// More than fits into the buffers between, so that it is sent while it is read.
+	const sql = "select i, repeat('x', 10000) from generate_series(1, 2000) i"
+	read := func(next func() (pgx.Rows, error)) {
+		t.Helper()
+		rows, err := next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		for rows.Next() {
+			if n++; n == 2 {
+				<-time.After(patience + patience/4)
+			}
+		}
+		if rows.Err() != nil || n != 2000 {
+			t.Errorf("%d rows, error %v", n, rows.Err())
+		}
+	}
+	read(func() (pgx.Rows, error) { return tx.Query(t.Context(), sql) })
+
+	var b pgx.Batch
+	b.Queue("select 1")
+	b.Queue(sql)
+	b.Queue("select 2")
+	results := tx.SendBatch(t.Context(), &b)
+	if _, err := results.Exec(); err != nil {
+		t.Fatal(err)
+	}
+	read(results.Query)
+	<-time.After(patience + patience/4)
+	if err := results.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// slowSource takes its time for the second of its rows.
+type slowSource struct {
+	row, rows int
+	delay     time.Duration
+}
+
+func (s *slowSource) Next() bool {
+	if s.row++; s.row == 2 {
+		<-time.After(s.delay)
+	}
+	return s.row <= s.rows
+}
+
+func (s *slowSource) Values() ([]any, error) { return []any{s.row}, nil }
+func (s *slowSource) Err() error             { return nil }
+
+// The time that the source of a COPY takes is not the server's.
+func TestSlowSource(t *testing.T) {
+	t.Parallel()
+	const patience = time.Second
+	tx := impatient(t, pgtest.URL(t), patience)
+	if _, err := tx.Exec(t.Context(), "create table target (n int)"); err != nil {
+		t.Fatal(err)
+	}
+	n, err := tx.CopyFrom(t.Context(), pgx.Identifier{"target"}, []string{"n"}, &slowSource{rows: 3, delay: 2 * patience})
+	if n != 3 || err != nil {
+		t.Errorf("%d rows, error %v", n, err)
+	}
+}
+
+// A COPY into a network that takes nothing any more ends.
+func TestCopyIntoSilence(t *testing.T) {
+	t.Parallel()
+	direct := pgtest.New(t)
+	if _, err := direct.Exec(t.Context(), "create table target (n int)"); err != nil {
+		t.Fatal(err)
+	}
+	proxy := testenv.NewProxy(t, direct.Config().ConnString())
+	tx := impatient(t, proxy.URL(), time.Second)
+	started := &slowSource{rows: 1 << 40}
+	rows := pgx.CopyFromFunc(func() ([]any, error) {
+		if started.row++; started.row == 1000 {
+			proxy.Pause()
+		}
+		return []any{started.row}, nil
+	})
+	_, err := tx.CopyFrom(t.Context(), pgx.Identifier{"target"}, []string{"n"}, rows)
+	proxy.Heal()
+	if !errors.Is(err, ErrSilent) {
+		t.Errorf("error %v, want ErrSilent", err)
+	}
+}
+
+// The end of the caller's context is not forgotten when a row is granted more time.
+func TestCancelledBetweenRows(t *testing.T) {
+	t.Parallel()
+	proxy := testenv.NewProxy(t, pgtest.URL(t))
+	tx := impatient(t, proxy.URL(), time.Hour)
+	ctx, cancel := context.WithCancel(t.Context())
+	rows, err := tx.Query(ctx, "select repeat('x', 100000) from generate_series(1, 100000)")
+	if err != nil || !rows.Next() {
+		t.Fatal(err, rows.Err())
+	}
+	proxy.Pause()
+	cancel()
+	<-time.After(100 * time.Millisecond) // in which pgx sets its deadline
+	tx.(*connTx).until = time.Now()      // so that the next row is granted time
+	for rows.Next() {
+		continue // what had arrived
+	}
+	proxy.Heal()
+	if err := rows.Err(); !errors.Is(err, context.Canceled) {
+		t.Errorf("error %v, want that of the context", err)
+	}
+}

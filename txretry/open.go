@@ -1,0 +1,68 @@
+package txretry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/holdfast-go/holdfast/txretry/internal/session"
+)
+
+// maxBegins is how often an attempt sends BEGIN at most.
+const maxBegins = 3
+
+// open begins a transaction. BEGIN has no effect: where the connection turns out to be lost, it is
+// sent again on another one, which counts as no attempt. Each time the server has twice as long.
+// The session is nil if there is none.
+func (c *call) open(ctx context.Context) (session.Session, pgconn.CommandTag, result) {
+	limits, start := c.limits(), time.Now()
+	for n := 1; ; n++ {
+		s, tag, failed := c.begin(ctx, limits)
+		limits.Acquire = c.m.cfg.AcquireTimeout - time.Since(start)
+		if s != nil || n == maxBegins || limits.Acquire <= 0 || !errors.Is(failed.err, session.ErrNotBegun) {
+			return s, tag, failed
+		}
+		limits.Begin *= 2
+		c.logLost(ctx, failed.err)
+	}
+}
+
+func (c *call) logLost(ctx context.Context, err error) {
+	if skipped, ok := c.m.lostBegin.due(); ok {
+		c.m.cfg.Logger.WarnContext(ctx, "txretry: connection lost before BEGIN was answered, taking another one",
+			slog.String("name", c.opts.Name), slog.Any("error", err), slog.Int("skipped", skipped))
+	}
+}
+
+func (c *call) limits() session.Limits {
+	return session.Limits{Acquire: c.m.cfg.AcquireTimeout, Begin: c.m.cfg.BeginTimeout, Statement: c.opts.patience()}
+}
+
+// begin sends BEGIN once. If it fails, or panics, no connection is held afterwards.
+func (c *call) begin(ctx context.Context, limits session.Limits) (begun session.Session, tag pgconn.CommandTag, failed result) {
+	s, err := c.m.source.Acquire(ctx, limits)
+	c.lap(&c.phases.Acquire)
+	if err != nil {
+		err = fmt.Errorf("txretry: acquire a connection: %w", err)
+		return nil, tag, result{err: err, phase: PhaseAcquire, outOfOrder: ctx.Err() == nil}
+	}
+	defer func() {
+		if begun == nil {
+			c.end(ctx, s, false)
+		}
+	}()
+	spec, err := c.spec(ctx)
+	if err != nil {
+		return nil, tag, result{err: err, phase: PhaseBegin}
+	}
+	tag, err = s.Begin(ctx, spec, c.opts.AtBegin.statement())
+	c.lap(&c.phases.Begin)
+	if err != nil {
+		return nil, tag, c.failedIn(PhaseBegin, fmt.Errorf("txretry: begin: %w", onStandby(s, err)))
+	}
+	return s, tag, result{}
+}

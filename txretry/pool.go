@@ -1,0 +1,131 @@
+package txretry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/txretry/internal/session"
+)
+
+// farewell is how long a connection that was closed may take to tell the server so. pgx would take
+// 15 s, in which the connection keeps its place in the pool.
+const farewell = time.Second
+
+// poolSource hands out the connections of a pool.
+type poolSource struct{ pool *pgxpool.Pool }
+
+func (p poolSource) Acquire(ctx context.Context, limits session.Limits) (session.Session, error) {
+	conn, err := p.acquire(ctx, limits)
+	if err != nil {
+		return nil, err
+	}
+	s := &pgSession{source: p, pooled: conn, limits: limits}
+	s.guard = guard{conn: conn.Conn(), patience: limits.Statement}
+	return s, nil
+}
+
+// acquire first waits for a short time: the pool pings a connection that was idle, and a ping that
+// is not answered is given up then, and the other idle connections are looked at.
+func (p poolSource) acquire(ctx context.Context, limits session.Limits) (*pgxpool.Conn, error) {
+	start := time.Now()
+	conn, err := p.acquireWithin(ctx, min(limits.Begin, limits.Acquire))
+	if left := limits.Acquire - time.Since(start); errors.Is(err, errNoConnection) && left > 0 {
+		p.sweep(limits.Begin)
+		conn, err = p.acquireWithin(ctx, left)
+	}
+	if errors.Is(err, errNoConnection) {
+		stat := p.pool.Stat()
+		err = fmt.Errorf("%w within %v: of %d connections %d are in use and %d are being opened or closed",
+			err, limits.Acquire, stat.MaxConns(), stat.AcquiredConns(), stat.ConstructingConns())
+	}
+	return conn, err
+}
+
+var errNoConnection = errors.New("none became free")
+
+func (p poolSource) acquireWithin(ctx context.Context, d time.Duration) (*pgxpool.Conn, error) {
+	bounded, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	conn, err := p.pool.Acquire(bounded)
+	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
+		return nil, errNoConnection
+	}
+	return conn, err
+}
+
+// put gives a connection back. One that is closed must not keep its place in the pool for long.
+func (p poolSource) put(conn *pgxpool.Conn, silent bool) {
+	pg := conn.Conn().PgConn()
+	switch {
+	case silent:
+		_ = conn.Hijack()
+		time.AfterFunc(farewell, func() { _ = pg.Conn().Close() })
+	case pg.IsClosed():
+		go func() {
+			select {
+			case <-pg.CleanupDone():
+				conn.Release()
+			case <-time.After(farewell):
+				_ = conn.Hijack()
+				_ = pg.Conn().Close()
+			}
+		}()
+	default:
+		conn.Release()
+	}
+}
+
+// sweep looks for idle connections on which the server is silent, and closes them: where there is
+// one, there are often more, and each would cost somebody a wait. They are asked all at once.
+func (p poolSource) sweep(patience time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	idle := p.pool.AcquireAllIdle(ctx)
+	cancel()
+	for _, conn := range idle {
+		go func() {
+			g := guard{conn: conn.Conn(), patience: patience}
+			g.expect(patience)
+			_ = g.answered(context.Background(), g.conn.Ping(context.Background()))
+			p.put(conn, g.silent)
+		}()
+	}
+}
+
+// askFate also ends the transaction if the server waits for its client still: that has gone, and
+// nobody else will. A transaction that is committing goes on.
+const askFate = `select pg_xact_status(x), (
+		select bool_or(pg_terminate_backend(pid)) from pg_stat_activity
+		where backend_xid = x::xid and state like 'idle in transaction%' and usename = current_user
+	) from (select $1::text::xid8) as asked(x)`
+
+// Fate reads what pg_xact_status says. It does not know an id of the future,
+// as after a failover (22023), or of a past whose log is gone (NULL).
+func (p poolSource) Fate(ctx context.Context, limits session.Limits, xid string) (session.Outcome, error) {
+	conn, err := p.acquire(ctx, limits)
+	if err != nil {
+		return session.Unknown, err
+	}
+	g := guard{conn: conn.Conn(), patience: limits.Begin}
+	defer func() { p.put(conn, g.silent) }()
+	g.expect(limits.Begin)
+	var status *string
+	err = g.answered(ctx, g.conn.QueryRow(ctx, askFate, pgx.QueryExecModeExec, xid).Scan(&status, nil))
+	var refused *pgconn.PgError
+	switch {
+	case errors.As(err, &refused) && refused.Code == "22023", err == nil && status == nil:
+		return session.Unknown, session.ErrForgotten
+	case err != nil:
+		return session.Unknown, err
+	case *status == "committed":
+		return session.Committed, nil
+	case *status == "aborted":
+		return session.RolledBack, nil
+	}
+	return session.Unknown, nil
+}
