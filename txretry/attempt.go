@@ -132,6 +132,11 @@ func (c *call) commit(t *transaction) result {
 		c.outcome = RolledBack
 		return c.failedIn(PhaseCommit, err)
 	}
+	if c.opts.ReadOnly { // it has no effect that could be unknown
+		c.outcome = RolledBack
+		err = fmt.Errorf("txretry: COMMIT of a read-only transaction was not answered: %w", err)
+		return result{err: err, phase: PhaseCommit, again: true}
+	}
 	return result{err: &CommitUnknownError{Name: c.opts.Name, Err: err}, phase: PhaseCommit, lost: err, xid: t.session.XID()}
 }
 

@@ -33,7 +33,7 @@ const (
 
 // Attempt is one attempt that failed for a transient reason.
 type Attempt struct {
-	SQLSTATE string        // such as 40001; "" for a COMMIT that was lost and found rolled back
+	SQLSTATE string        // such as 40001; "" for a COMMIT that was lost and had no effect
 	Phase    Phase         // where it failed
 	Duration time.Duration // from acquiring a connection to the failure
 	Err      error         // the error itself

@@ -145,20 +145,28 @@ func terminateWhileCommitting(ctx context.Context, pool *pgxpool.Pool, pid uint3
 	return err
 }
 
-// A read-only call and one whose transaction the server never knew stay unknown.
-func TestUnresolvable(t *testing.T) {
+// A read-only transaction has no effect that could be unknown: it is repeated.
+func TestReadOnlyCommitLost(t *testing.T) {
 	t.Parallel()
 	pool := newCounter(t)
-	m := newManager(t, pool, txretry.Config{Resolver: txretry.XactStatus()})
-	start := time.Now()
-	err := m.DoWith(t.Context(), txretry.Options{ReadOnly: true}, func(_ context.Context, tx pgx.Tx) error {
-		exec(t, pool, "select pg_terminate_backend($1, 5000)", tx.Conn().PgConn().PID())
-		return nil
-	})
-	wantUnknown(t, err)
-	if waited := time.Since(start); waited > 8*time.Second {
-		t.Errorf("asked for %v where there is nothing to ask", waited)
+	m := newManager(t, pool, txretry.Config{})
+	run := func(terminations int) (calls int, err error) {
+		err = m.DoWith(t.Context(), txretry.Options{ReadOnly: true, MaxAttempts: 2}, func(_ context.Context, tx pgx.Tx) error {
+			if calls++; calls <= terminations {
+				exec(t, pool, "select pg_terminate_backend($1, 5000)", tx.Conn().PgConn().PID())
+			}
+			return nil
+		})
+		return calls, err
 	}
+	if calls, err := run(1); calls != 2 || err != nil {
+		t.Errorf("error %v after %d calls, want success after two", err, calls)
+	}
+	calls, err := run(2)
+	if calls != 2 {
+		t.Errorf("%d calls, want two", calls)
+	}
+	wantUnavailable(t, err, txretry.PhaseCommit)
 }
 
 // The server restarts while fn runs. With a Resolver the call survives, because
