@@ -71,7 +71,8 @@ type MiddlewareConfig struct {
 	// StoreTimeout bounds one call to the store. 0: 5 s.
 	StoreTimeout time.Duration
 	// OnReplay is called before a kept response is sent once more, such as to
-	// give the caller's unit of a rate limit back. nil: nothing.
+	// give the caller's unit of a rate limit back. A replay is work, too: what is
+	// given back must have a bound, as ratelimit.RefundFrom has. nil: nothing.
 	OnReplay func(r *http.Request)
 	// Hooks are callbacks for observation.
 	Hooks Hooks

@@ -13,6 +13,13 @@
 // Work that does not come over HTTP calls [Do]. The store is Redis
 // (idempotencyredis), Postgres (idempotencypgx) or memory (idempotencytest).
 //
+// # Keys
+//
+// A key is a UUID v4 in 32 lowercase hex digits. A UUID as uuidgen prints it, with
+// hyphens, is refused: `uuidgen | tr -d - | tr A-F a-f` prints a key, and so does
+// [NewKey]. [RequireKey] in front of a rate limit refuses what is no key before it is
+// charged.
+//
 // # The life of a key
 //
 // A key is unknown, in progress, or completed. The first request with an

@@ -8,7 +8,7 @@ import (
 
 var (
 	// ErrKeyInvalid says that a text is not an idempotency key.
-	ErrKeyInvalid = errors.New("idempotency: key is not 32 lowercase hex digits of a UUID v4")
+	ErrKeyInvalid = errors.New("idempotency: key is not a UUID v4 in 32 lowercase hex digits, without hyphens")
 	// ErrKeyReused says that the key was used before, for another request.
 	ErrKeyReused = errors.New("idempotency: key was used for another request")
 	// ErrResultUnavailable says that the work behind the key was done, but

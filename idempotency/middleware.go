@@ -13,8 +13,9 @@ import (
 const Header = "Idempotency-Key"
 
 // NewMiddleware returns the middleware that lets each key reach the handler
-// once. Put authentication and rate limits before it and panic recovery and
-// compression around it. How it answers is told in the package's story.
+// once. Put authentication, RequireKey and rate limits before it, in this order,
+// and panic recovery and compression around it. How it answers is told in the
+// package's story.
 func NewMiddleware(store Store, cfg MiddlewareConfig) (func(http.Handler) http.Handler, error) {
 	cfg = cfg.withDefaults()
 	err := cfg.validate()
@@ -41,8 +42,7 @@ type middleware struct {
 }
 
 func (m *middleware) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	switch need := m.cfg.Need(r); {
-	case need == KeyIgnored, need == KeyOptional && len(r.Header[Header]) == 0:
+	if !needed(m.cfg.Need, r) {
 		m.next.ServeHTTP(w, r)
 		return
 	}

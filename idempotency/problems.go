@@ -21,6 +21,9 @@ const (
 	CodeInternal          = "INTERNAL"
 )
 
+// aKey says what a key is to those who have sent none.
+const aKey = "a UUID v4 in lowercase and without hyphens, such as a0eebc999c0b4ef8bb6d6bb9bd380a11."
+
 var (
 	errKeyRequired    = errors.New("idempotency: no key")
 	errBodyTooLarge   = errors.New("idempotency: request body is too large")
@@ -40,12 +43,12 @@ func problemOf(err error) problem.Problem {
 	case errors.Is(err, errKeyRequired):
 		return problem.Problem{
 			Status: http.StatusBadRequest, Code: CodeKeyRequired,
-			Detail: "This request needs the header Idempotency-Key: a UUID v4, lowercase, without hyphens.",
+			Detail: "This request needs the header Idempotency-Key: " + aKey,
 		}
 	case errors.Is(err, ErrKeyInvalid):
 		return problem.Problem{
 			Status: http.StatusBadRequest, Code: CodeKeyInvalid,
-			Detail: "The header Idempotency-Key must be there once: a UUID v4, lowercase, without hyphens.",
+			Detail: "The header Idempotency-Key must be there once: " + aKey,
 		}
 	case errors.Is(err, ErrKeyReused):
 		return problem.Problem{

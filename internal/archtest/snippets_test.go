@@ -131,7 +131,7 @@ func middlewareSnippet(client goredis.UniversalClient, handler http.Handler) (ht
 	if err != nil {
 		return nil, err
 	}
-	return limited(once(handler)), nil
+	return idempotency.RequireKey(nil)(limited(once(handler))), nil
 	// end
 }
 
