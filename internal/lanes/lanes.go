@@ -118,14 +118,19 @@ func (l *Lanes[C]) leave(ctx context.Context) {
 	l.active--
 }
 
-// serve sends what is queued until nothing is.
+// serve sends what is queued until nothing is. A trip that ignores its timeout keeps
+// its goroutine, but not the lane: nobody waits for it any more.
 func (l *Lanes[C]) serve(ctx context.Context) {
 	for batch := l.next(); batch != nil; batch = l.next() {
 		calls := make([]C, len(batch))
 		for i, w := range batch {
 			calls[i] = w.call
 		}
+		overdue := time.AfterFunc(l.Timeout, func() { l.serve(ctx) })
 		l.trip(ctx, calls)
+		if !overdue.Stop() {
+			return
+		}
 		for _, w := range batch {
 			close(w.done)
 		}

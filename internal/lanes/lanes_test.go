@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -181,5 +182,36 @@ func TestTooManyWait(t *testing.T) {
 		s.ask(s.t.Context(), 10_000, nil)
 		s.ask(s.t.Context(), 1, lanes.ErrCrowded)
 		close(s.answer)
+	})
+}
+
+// A trip that ignores its timeout does not keep its lane from others.
+func TestTripThatIgnoresItsTimeout(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		stuck := make(chan struct{})
+		var trips atomic.Int64
+		l := &lanes.Lanes[*call]{Most: 1, Timeout: timeout, Send: func(_ context.Context, batch []*call) {
+			if trips.Add(1) == 1 {
+				<-stuck
+			}
+			for _, c := range batch {
+				c.reply = 1
+			}
+		}}
+		if err := l.Do(t.Context(), &call{}); !errors.Is(err, lanes.ErrTimeout) {
+			t.Errorf("the first call got %v", err)
+		}
+		for range 3 {
+			c := &call{}
+			if err := l.Do(t.Context(), c); err != nil || c.reply != 1 {
+				t.Errorf("behind it: %v, reply %d", err, c.reply)
+			}
+		}
+		close(stuck)
+		synctest.Wait()
+		if active, waiting := l.Load(); active != 0 || waiting != 0 {
+			t.Errorf("%d trips and %d calls are left", active, waiting)
+		}
 	})
 }
