@@ -5,20 +5,51 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
+// checkTimeout bounds Check, whatever the client's own timeouts are.
+const checkTimeout = 5 * time.Second
+
 // Check reports whether the server decides about several limits at once and keeps
-// the counters. Empty means that all is well. The error says that it could not
-// look. Nothing is changed but the server's script cache.
+// the counters, and whether the client lets go of a connection that falls silent.
+// Empty means that all is well. The error says that it could not look, which it
+// finds out within 5 s. Nothing is changed but the server's script cache.
 func (l *Limiter) Check(ctx context.Context) ([]ratelimit.Finding, error) {
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	type answer struct {
+		found []ratelimit.Finding
+		err   error
+	}
+	answers := make(chan answer, 1)
+	go func() { // the client need not mind the deadline
+		found, err := l.look(ctx)
+		answers <- answer{found, err}
+	}()
+	select {
+	case a := <-answers:
+		return a.found, a.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("ratelimitredis: check: %w", ctx.Err())
+	}
+}
+
+func (l *Limiter) look(ctx context.Context) ([]ratelimit.Finding, error) {
 	if err := l.client.Ping(ctx).Err(); err != nil {
 		return nil, fmt.Errorf("ratelimitredis: check: %w", err)
 	}
 	var found []ratelimit.Finding
+	if heedsDeadlines, bounded := timeouts(l.client); !heedsDeadlines && !bounded {
+		found = append(found, ratelimit.Finding{
+			Component: "ratelimitredis", Problem: "the client waits for ever for a connection that has fallen silent, and loses it for its pool",
+			Mend: "set ContextTimeoutEnabled of the client's options, or a ReadTimeout",
+		})
+	}
 	refused := redis.Error(nil)
 	switch err := l.rehearse(ctx); {
 	case errors.As(err, &refused):

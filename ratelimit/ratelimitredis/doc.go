@@ -48,8 +48,9 @@
 // No caller waits longer than Config.Timeout, whatever the client's own timeouts
 // are. After five failures in a row Redis is left alone but for a probe every
 // Config.ProbeEvery; Config.OnUnavailable decides meanwhile, and marks its
-// decisions with Fallback. An outage holds Config.Pipelines goroutines, not one per
-// caller.
+// decisions with Fallback. An outage holds a few goroutines, not one per caller. A
+// call that gets no answer has the idle connections of the client tested, so that
+// those which a router has forgotten do not each fail another call.
 //
 // # What may be lost
 //

@@ -86,18 +86,6 @@ type sender struct {
 	offset  atomic.Int64              // the server's clock minus ours, in milliseconds
 }
 
-// heedsDeadlines reports whether the client's calls end when their context's
-// deadline says so.
-func heedsDeadlines(client redis.UniversalClient) bool {
-	switch c := client.(type) {
-	case *redis.Client:
-		return c.Options().ContextTimeoutEnabled
-	case *redis.ClusterClient:
-		return c.Options().ContextTimeoutEnabled
-	}
-	return false
-}
-
 // send leaves the outcome in the calls.
 func (s *sender) send(ctx context.Context, batch []*call) {
 	errands := errandsFor(batch)

@@ -58,7 +58,8 @@ func New(client redis.UniversalClient, cfg Config) (*Limiter, error) {
 	// A server that does not answer holds a few goroutines, not one per caller, and
 	// nobody longer than they want to: only a client that heeds deadlines lets go of
 	// a caller in time.
-	l.lanes = &lanes.Lanes[*call]{Send: l.sender.send, Most: cfg.Pipelines, Timeout: cfg.Timeout, OwnTrips: heedsDeadlines(client)}
+	heedsDeadlines, _ := timeouts(client)
+	l.lanes = &lanes.Lanes[*call]{Send: l.sender.send, Most: cfg.Pipelines, Timeout: cfg.Timeout, OwnTrips: heedsDeadlines}
 	if cfg.DenyCache > 0 {
 		for range l.bases {
 			l.denials = append(l.denials, ratelimit.NewDenyCache(cfg.DenyCache/len(l.bases)))
@@ -251,6 +252,7 @@ func (l *Limiter) run(ctx context.Context, c *call) (err error) {
 	}
 	l.breaker.Done(err == nil)
 	if err != nil {
+		l.testIdle(ctx, nameOf(c.base, c.charges[0]), err)
 		return fmt.Errorf("%w: %w", ratelimit.ErrUnavailable, err)
 	}
 	return nil

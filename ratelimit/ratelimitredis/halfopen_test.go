@@ -1,0 +1,143 @@
+package ratelimitredis_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/ratelimit"
+	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
+)
+
+// onBothClients runs a test with a client that heeds the deadlines of contexts and
+// with one that does not, behind a proxy.
+func onBothClients(t *testing.T, readTimeout time.Duration, test func(t *testing.T, client *redis.Client, proxy *testenv.Proxy)) {
+	t.Parallel()
+	for _, heeds := range []bool{false, true} {
+		t.Run(fmt.Sprint("heeds deadlines=", heeds), func(t *testing.T) {
+			t.Parallel()
+			proxy := testenv.NewProxy(t, redistest.URL(t))
+			opts, err := redis.ParseURL(proxy.URL())
+			if err != nil {
+				t.Fatal(err)
+			}
+			opts.ContextTimeoutEnabled, opts.ReadTimeout, opts.PoolSize = heeds, readTimeout, 50
+			client := redis.NewClient(opts)
+			t.Cleanup(func() {
+				proxy.Cut() // ends what waits for ever
+				if err := client.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+			test(t, client, proxy)
+		})
+	}
+}
+
+// A connection that falls silent in the middle of a script costs its caller the
+// timeout, and nobody else anything: the next call takes another one, also if the
+// client waits for ever.
+func TestSilentInTheMiddleOfAScript(t *testing.T) {
+	onBothClients(t, -1, func(t *testing.T, client *redis.Client, proxy *testenv.Proxy) {
+		const timeout = 500 * time.Millisecond
+		l := open(t, client, ratelimitredis.Config{Timeout: timeout, Pipelines: 1, DenyCache: -1})
+		c := ratelimit.Charge{Limit: ratelimit.Limit{Name: "calls", Max: 1000, Window: day, Algorithm: ratelimit.TokenBucket}}
+		for name, call := range map[string]func(ctx context.Context) error{
+			"allow": func(ctx context.Context) error { _, err := l.Allow(ctx, c); return err },
+			"peek":  func(ctx context.Context) error { _, err := l.Peek(ctx, c); return err },
+			"reserve": func(ctx context.Context) error {
+				_, err := l.Reserve(ctx, time.Minute, c)
+				return err
+			},
+			"refund": func(ctx context.Context) error { return l.Refund(ctx, c) },
+			"reset":  func(ctx context.Context) error { return l.Reset(ctx, c) },
+		} {
+			for _, deliver := range []bool{false, true} {
+				testenv.Eventually(t, patient, func() error { return call(t.Context()) })
+				proxy.SilenceOn(testenv.Silence{On: "evalsha", Deliver: deliver})
+				start := time.Now()
+				if err := call(t.Context()); !errors.Is(err, ratelimit.ErrUnavailable) {
+					t.Errorf("%s, delivered %v: %v", name, deliver, err)
+				}
+				if took := time.Since(start); took > 10*timeout {
+					t.Errorf("%s, delivered %v: it took %v", name, deliver, took)
+				}
+				testenv.Eventually(t, patient, func() error { return call(t.Context()) })
+			}
+		}
+	})
+}
+
+// Connections that have all fallen silent, as behind a router that forgot them,
+// are gone through in seconds.
+func TestHalfOpenConnections(t *testing.T) {
+	onBothClients(t, 0, func(t *testing.T, client *redis.Client, proxy *testenv.Proxy) {
+		l, err := ratelimitredis.New(client, ratelimitredis.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all sync.WaitGroup
+		ready := make(chan struct{})
+		for range 40 {
+			conn := client.Conn()
+			all.Go(func() {
+				defer func() { _ = conn.Close() }()
+				if err := conn.Ping(t.Context()).Err(); err != nil {
+					t.Error(err)
+				}
+				<-ready
+			})
+		}
+		testenv.Eventually(t, patient, func() error {
+			if n := client.PoolStats().TotalConns; n < 40 {
+				return fmt.Errorf("%d connections", n)
+			}
+			return nil
+		})
+		close(ready)
+		all.Wait()
+		proxy.SilenceConnections()
+		start := time.Now()
+		c := ratelimit.Charge{Limit: perUser, Key: "ann"}
+		calls := 0
+		testenv.Eventually(t, time.Minute, func() error {
+			calls++
+			_, err := l.Peek(t.Context(), c)
+			return err
+		})
+		t.Logf("%d calls failed in %v", calls-1, time.Since(start))
+		if took := time.Since(start); took > 10*time.Second {
+			t.Errorf("back after %v", took)
+		}
+	})
+}
+
+// Check says in time that a server does not answer, and that a client would not
+// notice.
+func TestCheckOfASilentServer(t *testing.T) {
+	onBothClients(t, -1, func(t *testing.T, client *redis.Client, proxy *testenv.Proxy) {
+		l := open(t, client, ratelimitredis.Config{})
+		want := 1
+		if client.Options().ContextTimeoutEnabled {
+			want = 0
+		}
+		if found, err := l.Check(t.Context()); err != nil || len(found) != want {
+			t.Errorf("found %v, %v, want %d findings", found, err, want)
+		}
+		proxy.Pause()
+		start := time.Now()
+		if found, err := l.Check(context.Background()); err == nil {
+			t.Errorf("a silent server passes: %v", found)
+		}
+		if took := time.Since(start); took > 30*time.Second {
+			t.Errorf("it took %v", took)
+		}
+	})
+}
