@@ -91,11 +91,12 @@ func TestCompletedByAnotherSystemMeanwhile(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := hash(t, client, record)
+	start := time.Now()
 	client.Expire(t.Context(), record, time.Hour)
 	if err := s.Extend(t.Context(), c); err != nil {
 		t.Error(err)
 	}
-	near(t, client, record, time.Hour)
+	ends(t, client, record, time.Hour, start)
 	if err := s.Complete(t.Context(), c, idempotency.Response{Status: 201}); !errors.Is(err, idempotency.ErrLeaseLost) {
 		t.Errorf("Complete = %v; want ErrLeaseLost", err)
 	}

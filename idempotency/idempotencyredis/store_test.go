@@ -13,6 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
 	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 const key = idempotency.Key("a0eebc999c0b4ef8bb6d6bb9bd380a11")
@@ -37,12 +38,13 @@ func hash(t *testing.T, client *redis.Client, name string) map[string]string {
 	return fields
 }
 
-// near checks a TTL: not above want, and not more than a minute below it.
-func near(t *testing.T, client *redis.Client, name string, want time.Duration) {
+// ends checks a TTL that was set after since: no more than want, and no less than
+// the time since then explains.
+func ends(t *testing.T, client *redis.Client, name string, want time.Duration, since time.Time) {
 	t.Helper()
 	ttl, err := client.PTTL(t.Context(), name).Result()
-	if err != nil || ttl > want || ttl < want-time.Minute || ttl <= 0 {
-		t.Errorf("TTL of %s is %v, %v; want %v", name, ttl, err, want)
+	if took := time.Since(since); err != nil || ttl > want || ttl < want-took-10*time.Millisecond {
+		t.Errorf("TTL of %s is %v, %v; want %v less at most %v", name, ttl, err, want, took)
 	}
 }
 
@@ -53,6 +55,7 @@ func TestLayout(t *testing.T) {
 	record, lock := "idempotency:"+string(key), "idempotency:lock:"+string(key)
 	c := idempotency.NewClaim(key, fp)
 
+	start := time.Now()
 	begin(t, s, c)
 	fields := hash(t, client, record)
 	created := fields["created"]
@@ -62,10 +65,17 @@ func TestLayout(t *testing.T) {
 	if token := client.Get(t.Context(), lock).Val(); token != c.Token {
 		t.Errorf("lock holds %q, want the token", token)
 	}
-	near(t, client, lock, 30*time.Second)
-	near(t, client, record, 30*time.Second)
+	ends(t, client, lock, 30*time.Second, start)
+	ends(t, client, record, 30*time.Second, start)
+	start = time.Now()
+	if err := s.Extend(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	ends(t, client, lock, 30*time.Second, start)
+	ends(t, client, record, 30*time.Second, start)
 
 	resp := idempotency.Response{Status: 201, Header: map[string][]string{"Location": {"/1"}}, Body: []byte(`{"id":1}`)}
+	start = time.Now()
 	if err := s.Complete(t.Context(), c, resp); err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +92,7 @@ func TestLayout(t *testing.T) {
 	if len(fields) != len(want) || client.Exists(t.Context(), lock).Val() != 0 {
 		t.Errorf("completed: %v, or the lock is still there", fields)
 	}
-	near(t, client, record, 48*time.Hour)
+	ends(t, client, record, 48*time.Hour, start)
 }
 
 func TestRecordsOfOtherSystems(t *testing.T) {
@@ -113,6 +123,7 @@ func TestRecordsOfOtherSystems(t *testing.T) {
 		if tt.lock != "" {
 			client.Set(t.Context(), lock, tt.lock, 0) // without an end, as a crash between two commands leaves it
 		}
+		start := time.Now()
 		out := begin(t, s, idempotency.NewClaim(key, fp))
 		if out.State != tt.want || out.Response.Status != tt.status || string(out.Response.Body) != tt.body {
 			t.Errorf("%s: %+v", name, out)
@@ -121,7 +132,7 @@ func TestRecordsOfOtherSystems(t *testing.T) {
 			t.Errorf("%s: fingerprint %+v", name, out.Fingerprint)
 		}
 		if out.State == idempotency.InProgress {
-			near(t, client, lock, 30*time.Second)
+			ends(t, client, lock, 30*time.Second, start)
 		}
 		if tt.status == 200 && out.Response.Header.Get("Content-Type") != "application/json" {
 			t.Errorf("%s: headers %v", name, out.Response.Header)
@@ -284,15 +295,19 @@ func TestServerDown(t *testing.T) {
 	}
 }
 
+// Check tells of a server that drops keys when it is full.
 func TestCheck(t *testing.T) {
 	t.Parallel()
-	findings, err := newStore(t, redistest.New(t), idempotencyredis.Config{}).Check(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range findings { // the shared server may be limited
-		if f.Component == "" || f.Problem == "" || f.Mend == "" {
-			t.Errorf("finding %+v", f)
+	for policy, want := range map[string]int{"noeviction": 0, "allkeys-lru": 1} {
+		server := testenv.Private(t, testenv.Redis, "--maxmemory", "100mb", "--maxmemory-policy", policy)
+		findings, err := newStore(t, redistest.Client(t, server.URL()), idempotencyredis.Config{}).Check(t.Context())
+		if err != nil || len(findings) != want {
+			t.Errorf("%s: %v, %v; want %d findings", policy, findings, err, want)
+		}
+		for _, f := range findings {
+			if f.Component != "idempotencyredis" || !strings.Contains(f.Problem, policy) || !strings.Contains(f.Mend, "noeviction") {
+				t.Errorf("finding %+v", f)
+			}
 		}
 	}
 }

@@ -1,0 +1,108 @@
+package idempotencypgx_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+)
+
+// ends checks what is left until a time in the table's one row, which was set
+// after since: no more than want, and no less than the time since then explains.
+func ends(t *testing.T, pool *pgxpool.Pool, column string, want time.Duration, since time.Time) {
+	t.Helper()
+	var left time.Duration
+	err := pool.QueryRow(t.Context(), `SELECT `+column+` - clock_timestamp() FROM holdfast_idempotency`).Scan(&left)
+	if took := time.Since(since); err != nil || left > want || left < want-took-time.Millisecond {
+		t.Errorf("%s ends in %v, %v; want %v less at most %v", column, left, err, want, took)
+	}
+}
+
+// A lease lasts 30 s and a record 48 h.
+func TestDefaultTimes(t *testing.T) {
+	t.Parallel()
+	t.Run("store", func(t *testing.T) {
+		t.Parallel()
+		pool := newPool(t)
+		store, c := newStore(t, pool, idempotencypgx.Config{}), idempotency.NewClaim(idempotency.NewKey(), idempotency.FingerprintOf())
+		start := time.Now()
+		if out, err := store.Begin(t.Context(), c); err != nil || out.Lease != 30*time.Second {
+			t.Fatalf("Begin = %+v, %v", out, err)
+		}
+		ends(t, pool, "lease_until", 30*time.Second, start)
+		start = time.Now()
+		if err := store.Extend(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		ends(t, pool, "lease_until", 30*time.Second, start)
+		start = time.Now()
+		if err := store.Complete(t.Context(), c, idempotency.Response{Status: 200}); err != nil {
+			t.Fatal(err)
+		}
+		ends(t, pool, "expires_at", 48*time.Hour, start)
+	})
+	t.Run("records", func(t *testing.T) {
+		t.Parallel()
+		pool := newPool(t)
+		records, start := newRecords(t, pool), time.Now()
+		err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+			return records.Insert(t.Context(), tx, idempotencypgx.Record{Key: idempotency.NewKey(), Response: idempotency.Response{Status: 200}})
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ends(t, pool, "expires_at", 48*time.Hour, start)
+	})
+}
+
+// silent records never answer.
+type silent struct{ idempotencypgx.Records }
+
+func (silent) Lookup(ctx context.Context, _ idempotency.Key) (idempotencypgx.Record, bool, error) {
+	<-ctx.Done()
+	return idempotencypgx.Record{}, false, ctx.Err()
+}
+
+func TestDefaultsOfARunner(t *testing.T) {
+	t.Parallel()
+	run := func(t *testing.T, records idempotencypgx.Records, size int) error {
+		t.Helper()
+		runner, err := idempotencypgx.NewRunner(txretrytest.NewManager(txretrytest.Config{}), records, idempotencytest.NewStore(), idempotencypgx.RunnerConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _, err = runner.RunKey(t.Context(), goodKey, idempotency.FingerprintOf(), func(context.Context, pgx.Tx) (idempotency.Response, error) {
+			if size == 0 {
+				return idempotency.Response{}, context.Canceled
+			}
+			return idempotency.Response{Status: 200, Body: make([]byte, size)}, nil
+		})
+		return err
+	}
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		if err := run(t, silent{idempotencytest.NewRecords()}, 0); err == nil || time.Since(start) != 10*time.Second {
+			t.Errorf("%v after %v; want an error after 10 s", err, time.Since(start))
+		}
+	})
+	for size, unavailable := range map[int]bool{1 << 20: false, 1<<20 + 1: true} {
+		records := idempotencytest.NewRecords()
+		if err := run(t, records, size); err != nil {
+			t.Error(err)
+		}
+		rec, found, err := records.Lookup(t.Context(), goodKey)
+		if err != nil || !found || rec.Response.Unavailable() != unavailable {
+			t.Errorf("%d bytes: found %v, a tombstone %v, %v", size, found, rec.Response.Unavailable(), err)
+		}
+	}
+}
+
+const goodKey = idempotency.Key("a0eebc999c0b4ef8bb6d6bb9bd380a11")
