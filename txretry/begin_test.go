@@ -44,7 +44,7 @@ func TestLockTimeoutWithinDeadline(t *testing.T) {
 	m := newManager(t, pool, txretry.Config{DeadlineMargin: 30 * time.Second})
 	for deadline, want := range map[time.Duration][2]time.Duration{
 		time.Hour:        {8 * time.Second, 8 * time.Second},
-		33 * time.Second: {time.Second, 3 * time.Second},
+		36 * time.Second: {time.Millisecond, 6 * time.Second},
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), deadline)
 		defer cancel()
@@ -68,7 +68,7 @@ func TestIdleTimeout(t *testing.T) {
 	err := m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
 		if calls++; calls == 1 {
 			pid := tx.Conn().PgConn().PID()
-			testenv.Eventually(t, 10*time.Second, func() error {
+			testenv.Eventually(t, testenv.Patience, func() error {
 				var n int
 				err := pool.QueryRow(ctx, "select count(*) from pg_stat_activity where pid = $1", pid).Scan(&n)
 				if err == nil && n > 0 {

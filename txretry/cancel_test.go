@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -102,7 +103,7 @@ func TestCancelledInCommit(t *testing.T) {
 	t.Parallel()
 	pool := newCounter(t)
 	exec(t, pool, `create function dawdle() returns trigger language plpgsql as
-			$$ begin perform pg_sleep(0.3); return null; end $$;
+			$$ begin perform pg_sleep(3); return null; end $$;
 		create constraint trigger dawdle after update on counter deferrable initially deferred
 			for each row execute function dawdle()`)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -110,13 +111,20 @@ func TestCancelledInCommit(t *testing.T) {
 	committed := false
 	err := newManager(t, pool, txretry.Config{}).Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		txretry.AfterCommit(tx, func() { committed = ctx.Err() != nil })
-		time.AfterFunc(100*time.Millisecond, cancel)
+		go cancelWhileCommitting(ctx, cancel, pool, tx.Conn().PgConn().PID())
 		return add(ctx, tx, 1)
 	})
 	if err != nil || !committed {
 		t.Errorf("error %v, committed under a cancelled context: %v", err, committed)
 	}
 	wantCounter(t, pool, 1)
+}
+
+func cancelWhileCommitting(ctx context.Context, cancel func(), pool *pgxpool.Pool, pid uint32) {
+	for committing := false; !committing && ctx.Err() == nil; {
+		_ = pool.QueryRow(ctx, "select wait_event = 'PgSleep' from pg_stat_activity where pid = $1 and query = 'commit'", pid).Scan(&committing)
+	}
+	cancel()
 }
 
 func TestCancelledInSleep(t *testing.T) {

@@ -132,7 +132,7 @@ func TestCommitReplyLost(t *testing.T) {
 			if calls != 1 {
 				t.Errorf("fn ran %d times, want once", calls)
 			}
-			testenv.Eventually(t, 10*time.Second, func() error {
+			testenv.Eventually(t, testenv.Patience, func() error {
 				n, err := read(t.Context(), direct)
 				if err == nil && n != 2 {
 					err = errors.New("not applied")

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/url"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -59,7 +58,7 @@ func withParam(t *testing.T, rawURL, key, value string) string {
 func checkSettled(t *testing.T, pool *pgxpool.Pool, name string) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, testenv.Patience, func() error {
 		if n := pool.Stat().AcquiredConns(); n != 0 {
 			return fmt.Errorf("%d connections were not given back", n)
 		}

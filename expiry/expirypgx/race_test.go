@@ -19,7 +19,7 @@ import (
 
 func eventually(t *testing.T, check func() error) {
 	t.Helper()
-	testenv.Eventually(t, 20*time.Second, check)
+	testenv.Eventually(t, testenv.Patience, check)
 }
 
 func announceAll(b *backend) func(context.Context, pgx.Tx, []expiry.Row) error {
@@ -190,7 +190,7 @@ func TestSweepersOutliveARestart(t *testing.T) {
 		}
 		eventually(t, func() error { return b.pool.Ping(t.Context()) })
 	}
-	testenv.Eventually(t, time.Minute, func() error {
+	testenv.Eventually(t, testenv.Patience, func() error {
 		if left := b.count(t, "status = 'held'"); left > 0 {
 			return fmt.Errorf("%d are still held", left)
 		}

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -113,7 +112,7 @@ func TestResolveWaitsForAnOpenTransaction(t *testing.T) {
 				_, found, err := records.Resolve(t.Context(), rec.Key)
 				resolved <- answer{found, err}
 			}()
-			testenv.Eventually(t, 10*time.Second, func() error { return waiting(t, pool) })
+			testenv.Eventually(t, testenv.Patience, func() error { return waiting(t, pool) })
 			select {
 			case a := <-resolved:
 				t.Fatalf("Resolve did not wait: %+v", a)

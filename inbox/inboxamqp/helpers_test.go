@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-const patience = 30 * time.Second
+const patience = testenv.Patience
 
 // quick is a policy with three retries soon after one another.
 var quick = inbox.RetryPolicy{MaxRetries: 3, Delay: 100 * time.Millisecond, Multiplier: 2, MaxDelay: 500 * time.Millisecond}

@@ -168,7 +168,7 @@ func TestPostgresRestarts(t *testing.T) {
 		})
 	}
 	for round := range 3 {
-		testenv.Eventually(t, time.Minute, func() error { return atLeast(&done, int64((round+1)*messages/4)) })
+		testenv.Eventually(t, testenv.Patience, func() error { return atLeast(&done, int64((round+1)*messages/4)) })
 		stop := server.Stop
 		if round == 1 {
 			stop = server.Kill
@@ -177,7 +177,7 @@ func TestPostgresRestarts(t *testing.T) {
 			t.Fatal(err)
 		}
 		before := unavailable.Load()
-		testenv.Eventually(t, time.Minute, func() error { return atLeast(&unavailable, before+1) })
+		testenv.Eventually(t, testenv.Patience, func() error { return atLeast(&unavailable, before+1) })
 		if err := server.Start(t.Context()); err != nil {
 			t.Fatal(err)
 		}

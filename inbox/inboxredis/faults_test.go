@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxredis"
@@ -47,7 +46,7 @@ func TestRedisDown(t *testing.T) {
 	if err := server.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, 30*time.Second, func() error { return process(t, p, event()) })
+	testenv.Eventually(t, testenv.Patience, func() error { return process(t, p, event()) })
 }
 
 func TestCheck(t *testing.T) {

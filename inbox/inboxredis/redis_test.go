@@ -170,7 +170,7 @@ func TestClaimOfAnother(t *testing.T) {
 		t.Fatalf("%v classified %+v", err, f)
 	}
 	// The other one has died: its lease runs out.
-	testenv.Eventually(t, 10*time.Second, func() error { return process(t, p, m) })
+	testenv.Eventually(t, testenv.Patience, func() error { return process(t, p, m) })
 }
 
 func TestLeaseIsProlonged(t *testing.T) {
@@ -180,7 +180,7 @@ func TestLeaseIsProlonged(t *testing.T) {
 	other := newProcessor(t, client, inboxredis.Config{}, mustNotRun(t))
 	p := newProcessor(t, client, inboxredis.Config{Lease: time.Second}, func(ctx context.Context, _ conformance.Event) error {
 		started := time.Now()
-		testenv.Eventually(t, time.Minute, func() error {
+		testenv.Eventually(t, testenv.Patience, func() error {
 			if err := process(t, other, m); !errors.Is(err, inboxredis.ErrInProgress) {
 				t.Errorf("a copy came to %v", err)
 			}

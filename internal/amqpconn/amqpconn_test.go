@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
@@ -96,7 +95,7 @@ func TestPublishInOrder(t *testing.T) {
 	if got := len(l.confirmed(t)); got != n {
 		t.Fatalf("%d of %d confirmed", got, n)
 	}
-	for i, d := range b.Take(t, "q", n, 10*time.Second) {
+	for i, d := range b.Take(t, "q", n, testenv.Patience) {
 		if d.MessageId != fmt.Sprint(i) {
 			t.Fatalf("message %d has the id %s", i, d.MessageId)
 		}
@@ -123,7 +122,7 @@ func TestStripes(t *testing.T) {
 		t.Fatalf("%d of %d confirmed", got, n)
 	}
 	next := [stripes]int{0, 1, 2, 3, 4, 5, 6}
-	for _, d := range b.Take(t, "q", n, 10*time.Second) {
+	for _, d := range b.Take(t, "q", n, testenv.Patience) {
 		i, err := strconv.Atoi(d.MessageId)
 		if err != nil || i != next[i%stripes] {
 			t.Fatalf("message %s, want %d of its stripe (%v)", d.MessageId, next[i%stripes], err)
@@ -175,8 +174,8 @@ func TestMissingExchange(t *testing.T) {
 	if err := p.Confirmed(t.Context(), out("there", "k", "3")); !errors.Is(err, amqpconn.ErrUnroutable) {
 		t.Errorf("deleted exchange: %v", err)
 	}
-	testenv.Eventually(t, 10*time.Second, func() error { return p.Confirmed(t.Context(), out("", "q", "4")) })
-	b.Take(t, "q", 2, 10*time.Second)
+	testenv.Eventually(t, testenv.Patience, func() error { return p.Confirmed(t.Context(), out("", "q", "4")) })
+	b.Take(t, "q", 2, testenv.Patience)
 }
 
 func TestInvalid(t *testing.T) {

@@ -5,7 +5,6 @@ import (
 	"runtime"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
@@ -32,7 +31,7 @@ func TestRunOnBackground(t *testing.T) {
 		p.Run(context.Background())
 	})
 	for _, id := range []string{"first", "after a fault"} {
-		testenv.Eventually(t, 30*time.Second, func() error { return p.Confirmed(context.Background(), out("", "q", id)) })
+		testenv.Eventually(t, testenv.Patience, func() error { return p.Confirmed(context.Background(), out("", "q", id)) })
 		select {
 		case <-ended:
 			t.Fatal("Run has ended")

@@ -54,7 +54,7 @@ func TestDialIgnoresContext(t *testing.T) {
 	}
 	close(release)
 	conn := <-late
-	testenv.Eventually(t, 5*time.Second, func() error {
+	testenv.Eventually(t, testenv.Patience, func() error {
 		if !conn.IsClosed() {
 			return errors.New("the late connection is open")
 		}

@@ -50,9 +50,9 @@ func TestConnectionLost(t *testing.T) {
 		}
 	})
 	b.CloseConnections(t)
-	testenv.Eventually(t, 10*time.Second, p.Ready)
+	testenv.Eventually(t, testenv.Patience, p.Ready)
 	b.CloseConnections(t)
-	testenv.Eventually(t, 10*time.Second, p.Ready)
+	testenv.Eventually(t, testenv.Patience, p.Ready)
 	close(stop)
 	publishing.Wait()
 	confirmed := l.confirmed(t)
@@ -60,7 +60,7 @@ func TestConnectionLost(t *testing.T) {
 		t.Fatalf("%d of %d confirmed: the fault did not hit", len(confirmed), len(l.outcomes))
 	}
 	arrived := map[string]bool{}
-	for _, d := range b.Take(t, "q", b.Depth(t, "q"), 10*time.Second) {
+	for _, d := range b.Take(t, "q", b.Depth(t, "q"), testenv.Patience) {
 		arrived[d.MessageId] = true
 	}
 	for _, id := range confirmed {
@@ -102,7 +102,7 @@ func TestSilentBroker(t *testing.T) {
 		}
 	}
 	proxy.Resume()
-	testenv.Eventually(t, 20*time.Second, func() error { return p.Confirmed(t.Context(), out("", "q", "8")) })
+	testenv.Eventually(t, testenv.Patience, func() error { return p.Confirmed(t.Context(), out("", "q", "8")) })
 }
 
 // A caller that leaves is told soon, and its places in the window stay accounted for.
@@ -143,7 +143,7 @@ func TestCallerLeavesSilentBroker(t *testing.T) {
 	}
 	select {
 	case <-down:
-	case <-time.After(10 * time.Second):
+	case <-time.After(testenv.Patience):
 		t.Error("the connection is kept")
 	}
 }

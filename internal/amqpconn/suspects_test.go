@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
@@ -28,7 +27,7 @@ func TestMessageThatEndsTheSession(t *testing.T) {
 		o.Stripe = uint32(i)
 		open[o.Message.MessageId] = o
 	}
-	testenv.Eventually(t, 20*time.Second, func() error {
+	testenv.Eventually(t, testenv.Patience, func() error {
 		if err := p.Ready(); err != nil {
 			return err
 		}

@@ -25,7 +25,7 @@ func TestBroker(t *testing.T) {
 	if n := b.Depth(t, "q"); n != 3 {
 		t.Errorf("depth %d, want 3", n)
 	}
-	got := b.Take(t, "q", 2, 5*time.Second)
+	got := b.Take(t, "q", 2, testenv.Patience)
 	if len(got) != 2 || string(got[0].Body) != "1" || string(got[1].Body) != "2" {
 		t.Errorf("took %v", got)
 	}

@@ -18,7 +18,7 @@ import (
 
 const (
 	maxConns = 10
-	patience = 30 * time.Second
+	patience = testenv.Patience
 )
 
 // New returns a pool of at most 10 connections whose search_path is a fresh, empty schema.

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -40,7 +39,7 @@ func Cluster(t testing.TB) (*redis.ClusterClient, []*testenv.Server) {
 		}
 	}
 	for _, c := range clients {
-		testenv.Eventually(t, 30*time.Second, func() error {
+		testenv.Eventually(t, testenv.Patience, func() error {
 			info, err := c.ClusterInfo(t.Context()).Result()
 			if err == nil && (!strings.Contains(info, "cluster_state:ok") || !strings.Contains(info, fmt.Sprintf("cluster_known_nodes:%d", nodes))) {
 				err = fmt.Errorf("cluster not ready: %s", info)

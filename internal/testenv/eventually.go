@@ -5,6 +5,10 @@ import (
 	"time"
 )
 
+// Patience is how long a test waits for what must happen. It measures nothing: a calm machine
+// needs a small part of it, and a busy one must not fail the test.
+const Patience = 2 * time.Minute
+
 // Eventually calls check every 20 ms until it returns nil, and ends the test
 // with the last error when that takes longer than timeout.
 func Eventually(t testing.TB, timeout time.Duration, check func() error) {

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -30,7 +29,7 @@ func TestServersEndWithTheProcess(t *testing.T) {
 			if err := cmd.Wait(); err == nil {
 				t.Error("the interrupted run reports success")
 			}
-			testenv.Eventually(t, 15*time.Second, func() error {
+			testenv.Eventually(t, testenv.Patience, func() error {
 				if syscall.Kill(pid, 0) == nil {
 					return fmt.Errorf("postgres (%d) still runs", pid)
 				}

@@ -109,7 +109,7 @@ func TestServer(t *testing.T) {
 				t.Fatal("a paused server answers")
 			}
 			must(t, s.Resume())
-			testenv.Eventually(t, 30*time.Second, func() error { return p.read(ctx, address) })
+			testenv.Eventually(t, testenv.Patience, func() error { return p.read(ctx, address) })
 
 			must(t, s.Restart(ctx))
 			must(t, p.read(ctx, address))

@@ -6,7 +6,6 @@ import (
 	"runtime"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -35,7 +34,7 @@ func TestRunOnBackground(t *testing.T) {
 	}
 	var running sync.WaitGroup
 	running.Go(func() { t.Errorf("Run returned %v", p.Run(context.Background())) })
-	testenv.Eventually(t, 30*time.Second, func() error { return publish(t, p, message(t, "q")) })
+	testenv.Eventually(t, testenv.Patience, func() error { return publish(t, p, message(t, "q")) })
 	if err := p.Ready(t.Context()); err != nil {
 		t.Error(err)
 	}

@@ -10,6 +10,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 )
 
@@ -34,7 +35,7 @@ func TestDial(t *testing.T) {
 	if dialled == nil {
 		t.Error("the own dial function was not called")
 	}
-	b.Take(t, "q", 2, 10*time.Second)
+	b.Take(t, "q", 2, testenv.Patience)
 }
 
 // A host that accepts connections and says nothing must not hold the caller longer than its deadline.

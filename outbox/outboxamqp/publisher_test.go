@@ -28,7 +28,7 @@ func publish(t testing.TB, p outbox.Publisher, m outbox.Message) error {
 	select {
 	case err := <-outcome:
 		return err
-	case <-time.After(30 * time.Second):
+	case <-time.After(testenv.Patience):
 		t.Fatal("done was not called")
 		return nil
 	}
@@ -60,7 +60,7 @@ func TestWireFormat(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for i, d := range b.Take(t, "q", 2, 10*time.Second) {
+	for i, d := range b.Take(t, "q", 2, testenv.Patience) {
 		if d.MessageId != m.ID.String() || d.Type != "order.placed" || d.ContentType != "application/json" ||
 			d.DeliveryMode != amqp.Persistent || !d.Timestamp.Equal(m.CreatedAt) || string(d.Body) != `{"n":1}` ||
 			d.Exchange != "events" || d.RoutingKey != "order.placed" {
@@ -144,7 +144,7 @@ func TestStartsBeforeItsBroker(t *testing.T) {
 		t.Errorf("without a broker: %v", err)
 	}
 	proxy.Heal()
-	testenv.Eventually(t, 20*time.Second, func() error { return p.Ready(t.Context()) })
+	testenv.Eventually(t, testenv.Patience, func() error { return p.Ready(t.Context()) })
 	if err := publish(t, p, message(t, "q")); err != nil {
 		t.Error(err)
 	}
@@ -203,7 +203,7 @@ func TestRunTwiceAtOnce(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- p.Run(ctx) }()
-		testenv.Eventually(t, 20*time.Second, func() error { return p.Ready(t.Context()) })
+		testenv.Eventually(t, testenv.Patience, func() error { return p.Ready(t.Context()) })
 		if err := p.Run(ctx); err == nil || !strings.Contains(err.Error(), "running already") {
 			t.Errorf("round %d: a second Run: %v", round, err)
 		}
@@ -230,7 +230,7 @@ func TestWindow(t *testing.T) {
 			t.Errorf("%d of %d, want %d of 7", used, size, want)
 		}
 	}
-	testenv.Eventually(t, 20*time.Second, func() error { return p.Ready(t.Context()) })
+	testenv.Eventually(t, testenv.Patience, func() error { return p.Ready(t.Context()) })
 	wants(0)
 	proxy.Pause()
 	outcomes := make(chan error, 3)

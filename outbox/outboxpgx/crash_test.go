@@ -101,7 +101,7 @@ func TestPoisonIsQuarantined(t *testing.T) {
 		}
 		crashes <- n
 	}()
-	f.untilEmpty(t, time.Minute)
+	f.untilEmpty(t, testenv.Patience)
 	cancel()
 	got := <-crashes
 	if got < 4 || got > 9 {
@@ -131,7 +131,7 @@ func TestLostLeasesCostNothing(t *testing.T) {
 	const keys, n = 30, 20
 	f.write(t, keyed(keys, n)...)
 	for i := range 3 {
-		testenv.Eventually(t, 10*time.Second, func() error {
+		testenv.Eventually(t, testenv.Patience, func() error {
 			b, err := f.source.Claim(t.Context(), outbox.ClaimRequest{Limit: 500, Lease: 50 * time.Millisecond, Alone: i > 0})
 			if err == nil && len(b.Messages) == 0 {
 				err = errors.New("nothing claimed")
@@ -142,7 +142,7 @@ func TestLostLeasesCostNothing(t *testing.T) {
 	}
 	publisher := newOrderedPublisher(t)
 	defer run(t, f.relay(t, publisher, outbox.RelayConfig{PollInterval: 20 * time.Millisecond}))()
-	f.untilEmpty(t, 20*time.Second)
+	f.untilEmpty(t, testenv.Patience)
 	if count, err := f.dead.Count(t.Context(), outboxpgx.Filter{}); err != nil || count > 0 {
 		t.Errorf("%d dead letters, %v", count, err)
 	}

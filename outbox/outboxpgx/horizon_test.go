@@ -36,7 +36,7 @@ func TestFloorsRise(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.SourceConfig{})
 	relay := f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{})
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, testenv.Patience, func() error {
 		f.raiseFloors(t, relay)
 		if low, _ := f.floors(t); low == 0 {
 			return errors.New("the floor of a lane stays at 0")
@@ -107,7 +107,7 @@ func TestFloorsGoDownToParkedMessages(t *testing.T) {
 	}
 	before := len(publisher.Received())
 	begin := time.Now()
-	report, err := relay.Drain(t.Context(), outbox.Bounds{TimeLimit: 1500 * time.Millisecond})
+	report, err := relay.Drain(t.Context(), outbox.Bounds{Limit: 2, TimeLimit: testenv.Patience})
 	must(t, err)
 	got := publisher.Received()[before:]
 	if report.Published != 2 || got[0].Name != "first" || got[1].Name != "second" {
@@ -128,7 +128,7 @@ func TestWrongFloorLosesNothing(t *testing.T) {
 	f.write(t, keyed(keys, n)...)
 	drain(t, relay, 0)
 	defer run(t, relay)()
-	f.untilEmpty(t, 20*time.Second)
+	f.untilEmpty(t, testenv.Patience)
 	checkLedger(t, publisher.Received(), keys, n)
 }
 

@@ -114,7 +114,7 @@ func TestFourRelaysWithFailures(t *testing.T) {
 	for chunk := 0; chunk < len(msgs); chunk += 100 {
 		f.write(t, msgs[chunk:chunk+100]...)
 	}
-	f.untilEmpty(t, time.Minute)
+	f.untilEmpty(t, testenv.Patience)
 	stop()
 	if duplicates := checkLedger(t, publisher.Received(), keys, n); duplicates > 0 {
 		t.Errorf("%d duplicates without a crash", duplicates)
@@ -164,7 +164,7 @@ func TestKilledBetweenPublishAndSettle(t *testing.T) {
 	}
 	stop := run(t, f.relay(t, publisher, outbox.RelayConfig{PollInterval: 20 * time.Millisecond}))
 	defer stop()
-	f.untilEmpty(t, 20*time.Second)
+	f.untilEmpty(t, testenv.Patience)
 	stop()
 	if got := checkLedger(t, publisher.Received(), 5, 10); got != len(batch.Messages)/2 {
 		t.Errorf("%d duplicates, want those published before the crash: %d", got, len(batch.Messages)/2)
@@ -188,7 +188,7 @@ func TestVanishedHostFreesItsLanes(t *testing.T) {
 	must(t, err)
 	publisher := outboxtest.NewPublisher()
 	defer run(t, f.relay(t, publisher, outbox.RelayConfig{PollInterval: 50 * time.Millisecond}))()
-	f.untilEmpty(t, 20*time.Second)
+	f.untilEmpty(t, testenv.Patience)
 	checkLedger(t, publisher.Received(), 5, 10)
 }
 
@@ -217,7 +217,7 @@ func TestWakeAfterCommit(t *testing.T) {
 		must(t, f.manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
 			return writer.Write(ctx, tx, outbox.Message{Name: "a", Body: []byte("1")})
 		}))
-		testenv.Eventually(t, 10*time.Second, func() error {
+		testenv.Eventually(t, testenv.Patience, func() error {
 			if got := len(publisher.Received()); got != n {
 				return fmt.Errorf("%d of %d received", got, n)
 			}
@@ -245,7 +245,7 @@ func TestPostgresRestart(t *testing.T) {
 		func() error { return errors.Join(server.Kill(), server.Start(t.Context())) },
 	} {
 		before := len(publisher.Received())
-		testenv.Eventually(t, 30*time.Second, func() error {
+		testenv.Eventually(t, testenv.Patience, func() error {
 			if got := len(publisher.Received()); got < before+300 {
 				return fmt.Errorf("%d received", got)
 			}
@@ -253,7 +253,7 @@ func TestPostgresRestart(t *testing.T) {
 		})
 		must(t, fault())
 	}
-	f.untilEmpty(t, time.Minute)
+	f.untilEmpty(t, testenv.Patience)
 	stop()
 	duplicates := checkLedger(t, publisher.Received(), keys, n)
 	t.Logf("%d duplicates over two crashes", duplicates)

@@ -121,7 +121,7 @@ func TestWaitingMessagesKeepTheirOrder(t *testing.T) {
 	stop := run(t, relays...)
 	defer stop()
 	total := f.writeAtRandom(t, 20)
-	f.untilEmpty(t, time.Minute)
+	f.untilEmpty(t, testenv.Patience)
 	stop()
 	dead, err := f.dead.Count(t.Context(), outboxpgx.Filter{})
 	must(t, err)
@@ -203,7 +203,7 @@ func TestManyBehindOneThatWaits(t *testing.T) {
 	stop := run(t, f.relay(t, publisher, outbox.RelayConfig{PollInterval: 20 * time.Millisecond}))
 	defer stop()
 	want := publisher.confirmed() + min(rows, 50_000)
-	testenv.Eventually(t, time.Minute, func() error {
+	testenv.Eventually(t, testenv.Patience, func() error {
 		if got := publisher.confirmed(); got < want {
 			return fmt.Errorf("%d of %d arrived", got, want)
 		}
@@ -258,7 +258,7 @@ func TestDrainTakesAllPortions(t *testing.T) {
 	if report, err := relay.Drain(t.Context(), outbox.Bounds{}); err != nil || report.Failed != 1 || report.Published != 0 {
 		t.Fatalf("%+v, %v", report, err)
 	}
-	testenv.Eventually(t, 5*time.Second, func() error {
+	testenv.Eventually(t, testenv.Patience, func() error {
 		report, err := relay.Drain(t.Context(), outbox.Bounds{})
 		if err == nil && report.Published == 0 {
 			return errors.New("nothing is due")

@@ -64,7 +64,7 @@ func notifier(t *testing.T, pool *pgxpool.Pool, cfg outboxpgx.NotifierConfig) *o
 
 func untilReady(t *testing.T, l *outboxpgx.Listener) {
 	t.Helper()
-	testenv.Eventually(t, 10*time.Second, func() error { return l.Ready(t.Context()) })
+	testenv.Eventually(t, testenv.Patience, func() error { return l.Ready(t.Context()) })
 }
 
 func TestNotifierWakesTheRelayOfAnotherProcess(t *testing.T) {
@@ -80,7 +80,7 @@ func TestNotifierWakesTheRelayOfAnotherProcess(t *testing.T) {
 		must(t, f.manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
 			return writer.Write(ctx, tx, outbox.Message{Name: "a", Body: []byte("1")})
 		}))
-		testenv.Eventually(t, 10*time.Second, func() error {
+		testenv.Eventually(t, testenv.Patience, func() error {
 			if got := len(publisher.Received()); got != n {
 				return fmt.Errorf("%d of %d received", got, n)
 			}
@@ -103,7 +103,7 @@ func TestNotificationsAreFew(t *testing.T) {
 		n.Notify()
 	}
 	stop := background(t, n.Run)
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, testenv.Patience, func() error {
 		if woken.Load() == before {
 			return errors.New("not woken up")
 		}
@@ -111,7 +111,7 @@ func TestNotificationsAreFew(t *testing.T) {
 	})
 	n.Notify() // within the interval: sent when Run ends
 	stop()
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, testenv.Patience, func() error {
 		if got := woken.Load() - before; got != 2 {
 			return fmt.Errorf("woken up %d times for two notifications", got)
 		}
@@ -133,7 +133,7 @@ func TestListenerReconnects(t *testing.T) {
 	untilReady(t, l)
 	for _, outage := range []func(){proxy.Cut, proxy.Pause} {
 		outage()
-		testenv.Eventually(t, 20*time.Second, func() error {
+		testenv.Eventually(t, testenv.Patience, func() error {
 			if l.Ready(t.Context()) == nil {
 				return errors.New("it has not noticed the outage")
 			}
@@ -143,7 +143,7 @@ func TestListenerReconnects(t *testing.T) {
 		untilReady(t, l)
 		before := woken.Load()
 		n.Notify()
-		testenv.Eventually(t, 10*time.Second, func() error {
+		testenv.Eventually(t, testenv.Patience, func() error {
 			if woken.Load() == before {
 				return errors.New("not woken up")
 			}
@@ -168,7 +168,7 @@ func TestNotifierOutlivesAnOutage(t *testing.T) {
 	n.Notify()
 	<-warned
 	proxy.Heal()
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, testenv.Patience, func() error {
 		if woken.Load() == before {
 			return errors.New("the notification of the outage is not made good")
 		}

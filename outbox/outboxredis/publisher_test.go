@@ -148,7 +148,7 @@ func TestTimeoutBoundsAPipeline(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	opts.ContextTimeoutEnabled = true
+	opts.ContextTimeoutEnabled, opts.ReadTimeout = true, time.Hour
 	client := redis.NewClient(opts)
 	defer client.Close()
 	p := newPublisher(t, client, outboxredis.Config{Timeout: 200 * time.Millisecond})
@@ -160,7 +160,7 @@ func TestTimeoutBoundsAPipeline(t *testing.T) {
 	if err := publish(t, p, outbox.Message{Name: "a"}); outbox.ClassOf(err) != outbox.Unavailable {
 		t.Errorf("a server that hangs: %v", err)
 	}
-	if took := time.Since(begin); took > 2*time.Second {
+	if took := time.Since(begin); took > 20*time.Second {
 		t.Errorf("answered after %v", took)
 	}
 }

@@ -66,7 +66,7 @@ func TestPolicies(t *testing.T) {
 		for range 100 {
 			_, _ = l.Allow(t.Context(), c)
 		}
-		if took := time.Since(start); took > 2*time.Second {
+		if took := time.Since(start); took > 10*time.Second {
 			t.Errorf("policy %d: 100 calls of a server known to be dead took %v", policy, took)
 		}
 		if policy != ratelimitredis.Local {

@@ -42,7 +42,7 @@ func TestReshard(t *testing.T) {
 		default:
 			denied.Add(1)
 		}
-		if took := time.Since(start); took > timeout+500*time.Millisecond {
+		if took := time.Since(start); took > 10*timeout {
 			t.Errorf("a call took %v", took)
 		}
 	})

@@ -95,7 +95,7 @@ func spawn(t testing.TB, role string, job any) *child {
 	return c
 }
 
-const childPatience = 60 * time.Second
+const childPatience = patience
 
 // awaitReady waits until the child is at work.
 func (c *child) awaitReady() {

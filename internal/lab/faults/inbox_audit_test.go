@@ -67,7 +67,7 @@ func (i *intake) event(do string) amqp.Publishing {
 
 // send publishes messages of those kinds, and notes what was confirmed.
 func (i *intake) send(kinds ...string) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(i.t.Context()), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(i.t.Context()), patience)
 	defer cancel()
 	msgs := make([]amqp.Publishing, len(kinds))
 	for k, do := range kinds {
@@ -118,7 +118,7 @@ func mix(n int, rng *rand.Rand) []string {
 
 // effects are how often each message took effect.
 func (i *intake) effects() (map[uuid.UUID]int, error) {
-	ctx, cancel := context.WithTimeout(i.t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(i.t.Context(), patience)
 	defer cancel()
 	rows, _ := i.pool.Query(ctx, `SELECT message_id, count(*) FROM inbox_effects GROUP BY 1`) // ForEachRow returns its error
 	found := map[uuid.UUID]int{}

@@ -111,7 +111,7 @@ func (j relayJob) relay(ctx context.Context, pool *pgxpool.Pool, transports outb
 	context.AfterFunc(ctx, func() { asked <- time.Now() })
 	ready()
 	err = relay.Run(ctx)
-	if took := time.Since(<-asked); took > j.shutdown()+time.Second {
+	if took := time.Since(<-asked); took > j.shutdown()+10*time.Second {
 		err = errors.Join(err, fmt.Errorf("the relay ended after %v, it has %v", took, j.shutdown()))
 	}
 	end()

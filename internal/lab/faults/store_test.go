@@ -58,7 +58,7 @@ func (s *store) count(sql string, args ...any) int64 {
 }
 
 func (s *store) tryCount(sql string, args ...any) (n int64, err error) {
-	ctx, cancel := context.WithTimeout(s.t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
 	defer cancel()
 	return n, s.pool.QueryRow(ctx, sql, args...).Scan(&n)
 }
@@ -82,7 +82,7 @@ type bounds struct {
 	excused    int
 }
 
-const patience = 90 * time.Second
+const patience = testenv.Patience
 
 // settle waits until all that committed has left the outbox and has arrived, or does not. The
 // writers have ended.

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -181,7 +180,7 @@ func readPid(t *testing.T, lines *bufio.Scanner) int {
 
 func wantGone(t *testing.T, pid int) {
 	t.Helper()
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, testenv.Patience, func() error {
 		state, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err == nil && !strings.Contains(string(state), ") Z ") {
 			return fmt.Errorf("process %d is left", pid)
@@ -192,7 +191,7 @@ func wantGone(t *testing.T, pid int) {
 
 func wantRefused(t *testing.T, addr string) {
 	t.Helper()
-	testenv.Eventually(t, 10*time.Second, func() error {
+	testenv.Eventually(t, testenv.Patience, func() error {
 		conn, err := net.Dial("tcp", addr)
 		if err == nil {
 			return errors.Join(fmt.Errorf("%s still accepts", addr), conn.Close())

@@ -15,7 +15,7 @@ import (
 )
 
 // patience bounds every wait for something that a server does.
-const patience = 20 * time.Second
+const patience = 2 * time.Minute
 
 // each runs one case as a parallel subtest, in a bubble where bubble says so.
 func each(t *testing.T, bubble bool, name string, fn func(t *testing.T)) {
