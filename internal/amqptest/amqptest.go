@@ -56,6 +56,38 @@ func On(t testing.TB, rawURL, adminURL string) *Broker {
 	return b
 }
 
+// Rights are those of a user in the virtual host, as regular expressions of the names that the user
+// may write to. The zero Rights allow nothing.
+type Rights struct {
+	// Exchanges and queues.
+	Write string
+	// Topics, that is routing keys, by exchange. Other exchanges take any.
+	Topics map[string]string
+}
+
+// User makes a user, removed when the test ends, and returns the broker as that user sees it.
+// Further calls with the same name give the user other rights.
+func (b *Broker) User(t testing.TB, name string, rights Rights) *Broker {
+	t.Helper()
+	u, err := url.Parse(b.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name = b.VHost + "-" + name // users are the whole broker's
+	u.User = url.UserPassword(name, "password")
+	b.mustCall(t, http.MethodPut, "/api/users/"+name, map[string]string{"password": "password", "tags": ""}, nil)
+	t.Cleanup(func() {
+		_ = b.call(context.WithoutCancel(t.Context()), http.MethodDelete, "/api/users/"+name, nil, nil) // an earlier call may have removed it
+	})
+	b.mustCall(t, http.MethodPut, "/api/permissions/"+b.VHost+"/"+name,
+		map[string]string{"configure": "", "write": rights.Write, "read": ""}, nil)
+	for exchange, topics := range rights.Topics {
+		b.mustCall(t, http.MethodPut, "/api/topic-permissions/"+b.VHost+"/"+name,
+			map[string]string{"exchange": exchange, "write": topics, "read": ""}, nil)
+	}
+	return &Broker{URL: u.String(), VHost: b.VHost, admin: b.admin}
+}
+
 // Dial opens a connection, as the AMQP adapters want it. The caller closes it.
 func (b *Broker) Dial(ctx context.Context) (*amqp.Connection, error) {
 	if err := ctx.Err(); err != nil {

@@ -52,3 +52,29 @@ func TestCloseConnections(t *testing.T) {
 		t.Error("a connection of another virtual host was closed")
 	}
 }
+
+func TestUser(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Exchange(t, "open", "topic")
+	b.Exchange(t, "closed", "topic")
+	b.Queue(t, "q", nil)
+	b.Bind(t, "q", "#", "open")
+	b.Bind(t, "q", "#", "closed")
+	rights := amqptest.Rights{Write: "^open$", Topics: map[string]string{"open": "^good"}}
+	user := b.User(t, "user", rights)
+	user.Publish(t, "open", "good.one", amqp.Publishing{})
+	for exchange, key := range map[string]string{"open": "bad.one", "closed": "good.one"} {
+		ch := user.Channel(t)
+		refused := ch.NotifyClose(make(chan *amqp.Error, 1))
+		if err := ch.Publish(exchange, key, false, false, amqp.Publishing{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-refused; err == nil || err.Code != amqp.AccessRefused {
+			t.Errorf("%s, %s: %v, want a refusal", exchange, key, err)
+		}
+	}
+	rights.Write = "^(open|closed)$"
+	b.User(t, "user", rights).Publish(t, "closed", "good.one", amqp.Publishing{})
+	b.Take(t, "q", 2, 10*time.Second)
+}
