@@ -3,6 +3,9 @@ package amqpconn_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -57,24 +60,59 @@ func TestBlocked(t *testing.T) {
 	}
 }
 
-// RabbitMQ closes the channel over a message beyond its own limit. Only that message is
-// to blame, and it must be known, or it would close every channel that tries it.
+// RabbitMQ closes the channel over a message beyond its own limit, and the connection over headers
+// that do not fit in a frame. Only that message is to blame.
 func TestLargerThanTheBrokerTakes(t *testing.T) {
 	t.Parallel()
-	server := testenv.Private(t, testenv.RabbitMQ, "max_message_size = 65536")
-	p := start(t, amqpconn.PublisherConfig{Dial: func(context.Context) (*amqp.Connection, error) { return amqp.Dial(server.URL()) }})
-	huge := out("", "q", "huge")
-	huge.Message.Body = make([]byte, 70_000)
-	if err := p.Confirmed(t.Context(), huge); !errors.Is(err, amqpconn.ErrInvalid) {
-		t.Errorf("huge: %v", err)
+	server := testenv.Private(t, testenv.RabbitMQ, "max_message_size = 65536", "frame_max = 8192")
+	var lost atomic.Int64
+	p := start(t, amqpconn.PublisherConfig{
+		Dial: func(context.Context) (*amqp.Connection, error) { return amqp.Dial(server.URL()) },
+		Down: func(error) { lost.Add(1) },
+	})
+	if err := onPrivate(t, server, func(ch *amqp.Channel) error {
+		_, err := ch.QueueDeclare("q", true, false, false, false, nil)
+		return err
+	}); err != nil {
+		t.Fatal(err)
 	}
-	testenv.Eventually(t, testenv.Patience, p.Ready)
+	huge, wide := out("", "q", "huge"), out("", "q", "wide")
+	huge.Message.Body = make([]byte, 70_000)
+	wide.Message.Headers = amqp.Table{"h": strings.Repeat("v", 8192)}
+	fits := out("", "q", "fits")
+	fits.Message.Headers = amqp.Table{"h": strings.Repeat("v", 8000)}
 	var l ledger
-	for _, o := range []amqpconn.Out{huge, out("", "q", "innocent")} {
-		p.Publish(t.Context(), o, l.done(o.Message.MessageId))
+	for i := range 20 {
+		for _, o := range []amqpconn.Out{huge, out("", "q", "innocent"), wide, fits} {
+			o.Message.MessageId += fmt.Sprint(" ", i)
+			p.Publish(t.Context(), o, l.done(o.Message.MessageId))
+		}
 	}
 	l.confirmed(t)
-	if err := l.outcomes["innocent"][0]; errors.Is(err, amqpconn.ErrInvalid) {
-		t.Errorf("innocent: %v", err)
+	for id, errs := range l.outcomes {
+		var want error
+		if strings.HasPrefix(id, "huge") || strings.HasPrefix(id, "wide") {
+			want = amqpconn.ErrInvalid
+		}
+		if !errors.Is(errs[0], want) {
+			t.Errorf("%s: %v, want %v", id, errs[0], want)
+		}
 	}
+	if n := lost.Load(); n > 0 {
+		t.Errorf("%d connections lost", n)
+	}
+}
+
+func onPrivate(t *testing.T, server *testenv.Server, do func(*amqp.Channel) error) error {
+	t.Helper()
+	conn, err := amqp.Dial(server.URL())
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ch, err := conn.Channel()
+	if err != nil {
+		return err
+	}
+	return do(ch)
 }

@@ -20,6 +20,9 @@ type Dial func(ctx context.Context) (*amqp.Connection, error)
 // closePatience bounds the closing handshake.
 const closePatience = 2 * time.Second
 
+// errSilent ends a connection whose broker does not answer.
+var errSilent = errors.New("the broker does not answer")
+
 // errRecovery refuses a connection that would repair itself.
 var errRecovery = errors.New("the dial function enables the client's own recovery, which can acknowledge messages nobody processed: leave amqp.Config.Recovery nil")
 
@@ -33,6 +36,7 @@ type Conn struct {
 	done    chan struct{}
 	err     error // readable once done is closed
 	blocked atomic.Pointer[string]
+	silent  atomic.Bool // it was ended because the broker does not answer
 
 	closeOnce sync.Once
 }
@@ -95,11 +99,7 @@ func (c *Conn) watch(closes <-chan *amqp.Error, blocks <-chan amqp.Blocking) {
 	for {
 		select {
 		case err := <-closes:
-			if err != nil {
-				c.err = err
-			} else {
-				c.err = amqp.ErrClosed
-			}
+			c.err = c.reason(err)
 			return
 		case b, open := <-blocks:
 			switch {
@@ -111,6 +111,18 @@ func (c *Conn) watch(closes <-chan *amqp.Error, blocks <-chan amqp.Blocking) {
 				c.blocked.Store(nil)
 			}
 		}
+	}
+}
+
+// reason is why the connection has ended, as well as the client knows.
+func (c *Conn) reason(err *amqp.Error) error {
+	switch {
+	case c.silent.Load():
+		return errSilent
+	case err != nil:
+		return err
+	default:
+		return amqp.ErrClosed
 	}
 }
 
@@ -139,12 +151,12 @@ func (c *Conn) Channel() (*amqp.Channel, error) {
 }
 
 // Within runs a call that waits for the broker. When it takes longer than the
-// connection's timeout, the connection is closed, which ends the call.
+// connection's timeout, the connection is ended, which ends the call.
 func (c *Conn) Within(call func() error) error {
 	killed := make(chan struct{})
 	timer := time.AfterFunc(c.timeout, func() {
 		defer close(killed)
-		c.Close()
+		c.kill()
 	})
 	err := call()
 	if timer.Stop() {
@@ -167,11 +179,19 @@ func (c *Conn) Try(do func(ch *amqp.Channel) error) error {
 }
 
 // Close ends the connection and waits for that, a few seconds at most.
-func (c *Conn) Close() {
+func (c *Conn) Close() { c.end(closePatience) }
+
+// kill ends the connection of a broker that does not answer, without a farewell.
+func (c *Conn) kill() {
+	c.silent.Store(true)
+	c.end(0)
+}
+
+func (c *Conn) end(patience time.Duration) {
 	c.closeOnce.Do(func() {
 		// An error says that the connection has ended already, or that the broker
 		// did not answer the farewell. It is closed either way.
-		_ = c.raw.CloseDeadline(time.Now().Add(closePatience))
+		_ = c.raw.CloseDeadline(time.Now().Add(patience))
 	})
 	select {
 	case <-c.done:

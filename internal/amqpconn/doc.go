@@ -7,6 +7,12 @@
 // session. When anything about it breaks, all of it is thrown away and a new
 // one is dialled (Loop).
 //
+// One thing does not count as broken: RabbitMQ closes the channel of a message
+// that it refuses, because of the exchange, the topic or the size, and with it
+// loses track of every other message on that channel. The publisher opens
+// another channel, publishes those messages once more, and blames the message
+// that the broker's reply names. If it names none, they are published one by one.
+//
 // The client's calls wait for the broker without a limit. Every call that waits
 // goes through Conn.Within, which closes the connection when it takes too long.
 package amqpconn

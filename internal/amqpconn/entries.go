@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -15,13 +14,17 @@ import (
 type entry struct {
 	ctx      context.Context // of the one Publish call
 	out      Out
-	done     func(error) // nil once it was called
+	done     func(error) // nil once it was called, or is another's to call
+	suspect  bool        // it is published alone
 	places   int         // in the window: all of them if it is alone
 	since    time.Time
 	writing  bool
 	written  bool
 	returned string // why the broker returned it
 }
+
+// sent reports whether the broker may have seen the message.
+func (e *entry) sent() bool { return e.writing || e.written }
 
 // take returns done for its only call.
 func (e *entry) take() func(error) {
@@ -30,18 +33,16 @@ func (e *entry) take() func(error) {
 	return done
 }
 
-// enqueue adds a message for which a place is reserved.
-func (w *window) enqueue(e *entry) {
+// enqueue adds a message for which a place is reserved. It is false when the window has ended.
+func (w *window) enqueue(e *entry) bool {
 	w.mu.Lock()
-	err := w.ended
-	if err == nil {
-		w.queue = append(w.queue, e)
-		w.out <- e
+	defer w.mu.Unlock()
+	if w.ended {
+		return false
 	}
-	w.mu.Unlock()
-	if err != nil {
-		e.done(failure(e.out, err))
-	}
+	w.queue = append(w.queue, e)
+	w.out <- e
+	return true
 }
 
 // begin reports whether an entry is still to be written. One that was given up
@@ -49,7 +50,7 @@ func (w *window) enqueue(e *entry) {
 func (w *window) begin(e *entry) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.ended != nil {
+	if w.ended {
 		return false
 	}
 	if e.done == nil {
@@ -64,18 +65,14 @@ func (w *window) begin(e *entry) bool {
 }
 
 // wrote ends what begin began.
-func (w *window) wrote(e *entry) {
+func (w *window) wrote(e *entry, whole bool) {
 	w.mu.Lock()
-	e.writing, e.written = false, true
+	e.writing, e.written = false, whole
 	w.writing = time.Time{}
-	var done func(error)
-	if w.ended != nil {
-		done = e.take()
-	}
-	err := w.ended
+	ended := w.ended
 	w.mu.Unlock()
-	if done != nil {
-		done(w.failure(e, err))
+	if ended {
+		w.settle(func(other *entry) bool { return other == e })
 	}
 }
 
@@ -161,95 +158,79 @@ func (w *window) empty() bool {
 	return len(w.queue) == 0
 }
 
-func (w *window) why() error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.ended
-}
-
-// end fails everything still in the window; only the first call counts. A
+// end decides about everything still in the window; only the first call counts. A
 // message that is being written is left to wrote, since its body is in use.
 func (w *window) end(err error) {
 	if err == nil {
 		err = errNotRunning
 	}
 	w.mu.Lock()
-	if w.ended != nil {
+	if w.ended {
 		w.mu.Unlock()
 		return
 	}
-	w.ended = err
+	w.ended = true
+	w.condemn(err)
 	close(w.dead)
-	if refusal(err) {
-		w.suspects.add(w.doubtful(err))
-	}
 	w.mu.Unlock()
-	w.fail(func(e *entry) bool { return !e.writing })
+	w.settle(func(e *entry) bool { return !e.writing })
 }
 
-// abandon fails what end has left to a writer that does not come back.
-func (w *window) abandon() { w.fail(func(*entry) bool { return true }) }
+// condemn finds whom to blame for the end of the window, and has it remembered; w.mu is held.
+func (w *window) condemn(err error) {
+	sent := slices.DeleteFunc(slices.Clone(w.queue), func(e *entry) bool { return !e.sent() })
+	w.verdict = judge(err, sent)
+	if w.verdict.reply == nil {
+		return
+	}
+	if w.verdict.words == "" {
+		w.suspects.add(sent)
+	}
+	for _, e := range sent {
+		if failure := w.verdict.of(e, w.alone(e)); failure != nil {
+			w.facts.learn(w.verdict, e.out, failure)
+		}
+	}
+}
 
-func (w *window) fail(which func(*entry) bool) {
+// abandon settles what end has left to a writer that does not come back.
+func (w *window) abandon() { w.settle(func(*entry) bool { return true }) }
+
+// settle has the messages that are to blame fail, and keeps the others for another window.
+func (w *window) settle(which func(*entry) bool) {
 	type loss struct {
-		e    *entry
 		done func(error)
+		err  error
 	}
 	var losses []loss
 	w.mu.Lock()
-	err := w.ended
 	for _, e := range w.queue {
-		if e.done != nil && which(e) {
-			losses = append(losses, loss{e, e.take()})
+		if e.done == nil || !which(e) {
+			continue
 		}
+		if err := w.verdict.of(e, w.alone(e)); err != nil {
+			losses = append(losses, loss{e.take(), err})
+			continue
+		}
+		suspect := e.suspect || w.verdict.words == "" && e.sent()
+		w.rest = append(w.rest, &entry{ctx: e.ctx, out: e.out, done: e.take(), suspect: suspect})
 	}
 	w.mu.Unlock()
 	for _, l := range losses {
-		l.done(w.failure(l.e, err))
+		l.done(l.err)
 	}
 }
 
-// doubtful returns the messages the broker may have meant: none if it has named one; w.mu is held.
-func (w *window) doubtful(err error) []*entry {
-	var sent []*entry
+// clear frees the places of a window that has ended, and returns the messages to publish again.
+func (w *window) clear() []*entry {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	for _, e := range w.queue {
-		if !e.writing && !e.written {
-			continue
-		}
-		if !errors.Is(failure(e.out, err), ErrUnavailable) {
-			return nil
-		}
-		sent = append(sent, e)
+		w.release(e.places)
 	}
-	return sent
+	w.queue = nil
+	return w.rest
 }
 
 // alone reports whether nothing else can be on its way beside e.
 func (w *window) alone(e *entry) bool { return e.places == cap(w.slots) }
-
-// failure is that of a message when the session has ended: one that was alone is to blame.
-func (w *window) failure(e *entry, err error) error {
-	f := failure(e.out, err)
-	if errors.Is(f, ErrUnavailable) && w.alone(e) && refusal(err) {
-		return fmt.Errorf("%w: %w", ErrNacked, err)
-	}
-	return f
-}
-
-// failure is the error of a message whose session has ended. The broker closes
-// the channel over one exchange, or over one message that is larger than its own
-// limit: only messages to that exchange, or of that size, are to blame.
-func failure(out Out, err error) error {
-	reply, ok := errors.AsType[*amqp.Error](err)
-	if !ok {
-		return unavailable(err)
-	}
-	blames := func(what string) bool { return strings.Contains(reply.Reason, what) }
-	switch {
-	case (reply.Code == amqp.NotFound || reply.Code == amqp.AccessRefused) && blames("exchange '"+out.Exchange+"'"):
-		return fmt.Errorf("%w: %w", ErrUnroutable, err)
-	case reply.Code == amqp.PreconditionFailed && blames(fmt.Sprintf("message size %d is larger", len(out.Message.Body))):
-		return fmt.Errorf("%w: %w", ErrInvalid, err)
-	}
-	return unavailable(err)
-}

@@ -9,10 +9,11 @@ import (
 var (
 	// ErrInvalid means the message cannot be put on the wire, now or later.
 	ErrInvalid = errors.New("not a valid message")
-	// ErrUnroutable means no queue is bound for the message, or its exchange does not exist
-	// or is closed to this user.
+	// ErrUnroutable means no queue is bound for the message, or its exchange does not exist,
+	// or this user may not publish there.
 	ErrUnroutable = errors.New("unroutable")
-	// ErrNacked means the broker could not take responsibility for the message.
+	// ErrNacked means the broker did not take responsibility for the message, without a reason that
+	// says whether it ever will.
 	ErrNacked = errors.New("nacked")
 	// ErrBlocked means the broker takes no messages for now: a resource alarm.
 	ErrBlocked = errors.New("blocked by the broker")

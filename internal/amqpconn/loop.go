@@ -2,6 +2,7 @@ package amqpconn
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"math/rand/v2"
 	"time"
@@ -15,6 +16,9 @@ const stable = time.Second
 
 // pauses between two sessions: 0.1 s growing to 10 s, spread by half.
 var pauses = backoff.Policy{Base: 100 * time.Millisecond, Max: 10 * time.Second, Jitter: 0.5, JitterAfterCap: true}
+
+// errRefused ends a session over a message that the broker has refused. The next one begins at once.
+var errRefused = errors.New("the broker has refused a message")
 
 // LoopConfig says how Loop connects.
 type LoopConfig struct {
@@ -38,6 +42,10 @@ func Loop(ctx context.Context, cfg LoopConfig, session func(context.Context, *Co
 		}
 		if cfg.Down != nil {
 			cfg.Down(err)
+		}
+		if errors.Is(err, errRefused) {
+			failures = -1
+			continue
 		}
 		if time.Since(began) > stable {
 			failures = 0

@@ -42,12 +42,14 @@ type Out struct {
 // own. Its methods may be called from any goroutine.
 type Publisher struct {
 	cfg      PublisherConfig
-	suspects suspects
+	suspects *suspects
+	again    sync.WaitGroup // goroutines that publish once more
 
 	mu      sync.Mutex
 	session *session      // nil while there is none
-	changed chan struct{} // closed when the outcome of the first attempt is known
 	err     error         // why there is no session
+	soon    bool          // one is on its way: its outcome is waited for
+	changed chan struct{} // closed and replaced when one of these changes
 }
 
 var errNotRunning = errors.New("the publisher is not running")
@@ -60,12 +62,13 @@ func NewPublisher(cfg PublisherConfig) *Publisher {
 	cfg.ConfirmTimeout = cmp.Or(cfg.ConfirmTimeout, 15*time.Second)
 	cfg.ShutdownTimeout = cmp.Or(cfg.ShutdownTimeout, 10*time.Second)
 	cfg.Logger = cmp.Or(cfg.Logger, slog.Default())
-	return &Publisher{cfg: cfg, changed: make(chan struct{}), err: errNotRunning}
+	return &Publisher{cfg: cfg, suspects: newSuspects(), changed: make(chan struct{}), err: errNotRunning, soon: true}
 }
 
 // Run keeps a session open until ctx is cancelled. It then takes no more
 // messages, waits for the open confirms and closes the connection.
 func (p *Publisher) Run(ctx context.Context) {
+	defer p.again.Wait()
 	defer p.set(nil, errNotRunning)
 	Loop(ctx, LoopConfig{
 		Dial: p.cfg.Dial, Timeout: p.cfg.Timeout, Logger: p.cfg.Logger,
@@ -75,25 +78,27 @@ func (p *Publisher) Run(ctx context.Context) {
 				p.cfg.Down(err)
 			}
 		},
-	}, func(ctx context.Context, conn *Conn) error {
-		s, err := openSession(conn, p.cfg, &p.suspects)
-		if err != nil {
-			return err
-		}
-		p.set(s, nil)
-		return s.run(ctx, func() { p.set(nil, errNotRunning) })
-	})
+	}, p.serve)
+}
+
+// serve publishes on one connection.
+func (p *Publisher) serve(ctx context.Context, conn *Conn) error {
+	s, err := openSession(ctx, conn, p)
+	if err != nil {
+		return err
+	}
+	defer s.facts.close()
+	defer conn.Close()
+	p.set(s, nil)
+	return s.run(ctx, func() { p.set(nil, errNotRunning) })
 }
 
 func (p *Publisher) set(s *session, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.session, p.err = s, err
-	select {
-	case <-p.changed:
-	default:
-		close(p.changed)
-	}
+	p.session, p.err, p.soon = s, err, errors.Is(err, errRefused)
+	close(p.changed)
+	p.changed = make(chan struct{})
 }
 
 // Ready returns nil while there is a session that the broker has not blocked.
@@ -123,29 +128,47 @@ func (p *Publisher) Window() (used, size int) {
 // has confirmed it and else with one of the package's errors. It may wait while
 // the window is full, until ctx is cancelled; what is not confirmed by then is
 // reported as ErrUnavailable soon after. Messages of one caller and stripe are sent in
-// the order of its calls. Without a session it fails at once; only the outcome
-// of the very first attempt to connect is waited for, no longer than the
-// Timeout. Done must neither wait nor publish.
+// the order of its calls, except that those which were on their way when the broker refused
+// another message are sent once more. Without a session it fails at once; only the outcome
+// of the very first attempt to connect, and of the one after a refusal, is waited for, no longer
+// than the Timeout. Done must neither wait nor publish.
 func (p *Publisher) Publish(ctx context.Context, out Out, done func(error)) {
 	if err := validate(out); err != nil {
 		done(err)
 		return
 	}
-	var w *window
-	s, err := p.current(ctx)
-	if err == nil {
-		w = s.window(out)
-		err = w.exchanges.check(out.Exchange)
+	p.publish(&entry{ctx: ctx, out: out, done: done})
+}
+
+func (p *Publisher) publish(e *entry) {
+	var over *session
+	for {
+		s, err := p.current(e.ctx, over)
+		if err == nil {
+			err = s.publish(e)
+		}
+		switch {
+		case err == nil:
+			return
+		case errors.Is(err, errRefused): // over another message
+			over = s
+		default:
+			e.done(err)
+			return
+		}
 	}
-	places := 0
-	if err == nil {
-		places, err = w.reserve(ctx, out)
-	}
-	if err != nil {
-		done(err)
+}
+
+// publishAgain publishes messages that were not at fault when their channel was closed.
+func (p *Publisher) publishAgain(rest []*entry) {
+	if len(rest) == 0 {
 		return
 	}
-	w.enqueue(&entry{ctx: ctx, out: out, done: done, places: places, since: time.Now()})
+	p.again.Go(func() {
+		for _, e := range rest {
+			p.publish(e)
+		}
+	})
 }
 
 // Confirmed publishes and waits for the outcome.
@@ -155,31 +178,29 @@ func (p *Publisher) Confirmed(ctx context.Context, out Out) error {
 	return <-outcome
 }
 
-// current returns the open session. The outcome of the first attempt is waited for.
-func (p *Publisher) current(ctx context.Context) (*session, error) {
-	select {
-	case <-p.changed:
-	default:
-		if err := p.firstAttempt(ctx); err != nil {
-			return nil, err
+// current returns the open session that is not over, and waits for one that is on its way.
+func (p *Publisher) current(ctx context.Context, over *session) (*session, error) {
+	var timeout <-chan time.Time
+	for {
+		p.mu.Lock()
+		s, err, soon, changed := p.session, p.err, p.soon, p.changed
+		p.mu.Unlock()
+		switch {
+		case s != nil && s != over:
+			return s, nil
+		case s == nil && !soon:
+			return nil, unavailable(err)
+		case timeout == nil:
+			timer := time.NewTimer(p.cfg.Timeout)
+			defer timer.Stop()
+			timeout = timer.C
+		}
+		select {
+		case <-changed:
+		case <-timeout:
+			return nil, unavailable(err)
+		case <-ctx.Done():
+			return nil, unavailable(ctx.Err())
 		}
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.session == nil {
-		return nil, unavailable(p.err)
-	}
-	return p.session, nil
-}
-
-func (p *Publisher) firstAttempt(ctx context.Context) error {
-	timer := time.NewTimer(p.cfg.Timeout)
-	defer timer.Stop()
-	select {
-	case <-p.changed:
-	case <-timer.C:
-	case <-ctx.Done():
-		return unavailable(ctx.Err())
-	}
-	return nil
 }

@@ -2,45 +2,140 @@ package amqpconn
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"log/slog"
 	"sync"
 )
 
-// session is a connection with its publishing channels. They begin and end together, and
-// share the places for unconfirmed messages.
+// session is a connection with its publishing channels, which share the places for unconfirmed
+// messages. A channel that the broker has closed over a message is replaced; when anything else
+// fails, all of it ends together.
 type session struct {
-	conn    *Conn
+	p     *Publisher
+	conn  *Conn
+	facts *facts
+	slots chan struct{} // taken by unconfirmed messages
+
+	mu      sync.Mutex
 	windows []*window
-	slots   chan struct{} // taken by unconfirmed messages
+	refused error // why the broker has closed the connection, if that was over a message
 }
 
-func openSession(conn *Conn, cfg PublisherConfig, doubted *suspects) (*session, error) {
-	s := &session{conn: conn, slots: make(chan struct{}, cfg.Window)}
-	known := newExchanges(conn)
-	for range cfg.Channels {
-		w, err := openWindow(conn, cfg, known, doubted, s.slots)
+// openSession opens the channels. The end of ctx ends it, and so the connection.
+func openSession(ctx context.Context, conn *Conn, p *Publisher) (*session, error) {
+	stop := context.AfterFunc(ctx, conn.Close)
+	defer stop()
+	s := &session{p: p, conn: conn, facts: newFacts(conn), slots: make(chan struct{}, p.cfg.Window)}
+	for range p.cfg.Channels {
+		w, err := openWindow(s)
 		if err != nil {
 			return nil, err
 		}
-		s.windows = append(s.windows, w)
+		s.put(len(s.windows), w)
 	}
 	return s, nil
 }
 
-func (s *session) window(out Out) *window { return s.windows[out.Stripe%uint32(len(s.windows))] }
+func (s *session) put(i int, w *window) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if i == len(s.windows) {
+		s.windows = append(s.windows, nil)
+	}
+	s.windows[i] = w
+}
 
-// run serves all windows. The first that fails closes the connection, which ends the others;
-// its error is returned.
+func (s *session) at(i int) *window {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.windows[i]
+}
+
+// run serves all channels until one fails for good or ctx is cancelled and all windows are empty.
 func (s *session) run(ctx context.Context, stop func()) error {
 	var running sync.WaitGroup
 	var once sync.Once
 	var first error
-	fail := func(err error) {
-		once.Do(func() { first = err })
-		s.conn.Close()
-	}
-	for _, w := range s.windows {
-		running.Go(func() { w.run(ctx, stop, fail) })
+	for i := range s.windows {
+		running.Go(func() {
+			err := s.serve(ctx, i, stop)
+			once.Do(func() { first = err })
+		})
 	}
 	running.Wait()
+	if s.refused != nil {
+		return fmt.Errorf("%w: %w", errRefused, s.refused)
+	}
 	return first
+}
+
+// serve runs one window after the other, each in the place of one whose channel the broker has
+// closed over a message. Messages that were on their way there and are not to blame are published again.
+func (s *session) serve(ctx context.Context, i int, stop func()) error {
+	for {
+		w := s.at(i)
+		err := w.run(ctx, stop)
+		replaceable := w.replaceable()
+		rest := w.clear()
+		if !replaceable {
+			s.note(w, err)
+			s.p.publishAgain(rest)
+			return err
+		}
+		s.p.cfg.Logger.WarnContext(ctx, "RabbitMQ refuses a message", slog.Any("error", err))
+		next, err := openWindow(s)
+		if err == nil {
+			s.put(i, next)
+			close(w.replaced)
+		} else {
+			s.conn.Close()
+		}
+		s.p.publishAgain(rest)
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// note remembers that the broker has closed the whole connection over a message.
+func (s *session) note(w *window, err error) {
+	if !w.verdict.overMessage() {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.refused = err
+}
+
+// publish places a message in its window. The error is errRefused if the session is ending over
+// another message.
+func (s *session) publish(e *entry) error {
+	if err := s.facts.check(e.ctx, e.out); err != nil {
+		return err
+	}
+	for {
+		w := s.at(int(e.out.Stripe % uint32(s.p.cfg.Channels)))
+		if err := w.admit(e); !errors.Is(err, errEnded) {
+			return err
+		}
+		if err := s.awaitSuccessor(e.ctx, w); err != nil {
+			return err
+		}
+	}
+}
+
+// awaitSuccessor waits until a window that has ended is replaced.
+func (s *session) awaitSuccessor(ctx context.Context, w *window) error {
+	if !w.verdict.overMessage() {
+		return unavailable(w.verdict.err)
+	}
+	select {
+	case <-w.replaced:
+		return nil
+	case <-s.conn.Done():
+		return errRefused
+	case <-ctx.Done():
+		return unavailable(ctx.Err())
+	}
 }

@@ -1,24 +1,21 @@
 package amqpconn
 
-import (
-	"errors"
-	"sync"
-
-	amqp "github.com/rabbitmq/amqp091-go"
-)
+import "sync"
 
 // maxSuspects bounds what is remembered: messages that never come again are never cleared.
 const maxSuspects = 10_000
 
-// suspects are the messages over one of which the broker has ended a session, without saying which.
-// Each is published alone from then on, until it has an answer of its own. So the one to blame is
-// found out, and does not take the others along for ever.
+// suspects are the messages over one of which the broker has closed a channel or a connection,
+// without saying which. Each is published alone from then on, until it has an answer of its own. So
+// the one to blame is found, and does not take the others along for ever.
 type suspects struct {
-	alone sync.Mutex // held by who collects all places
+	turn chan struct{} // has room for the one who collects all places
 
 	mu  sync.RWMutex
 	ids map[string]bool // of the messages; those without an id are not known again
 }
+
+func newSuspects() *suspects { return &suspects{turn: make(chan struct{}, 1), ids: map[string]bool{}} }
 
 func (s *suspects) has(out Out) bool {
 	s.mu.RLock()
@@ -29,8 +26,8 @@ func (s *suspects) has(out Out) bool {
 func (s *suspects) add(entries []*entry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ids == nil || len(s.ids) > maxSuspects {
-		s.ids = map[string]bool{}
+	if len(s.ids) > maxSuspects {
+		clear(s.ids)
 	}
 	for _, e := range entries {
 		if id := e.out.Message.MessageId; id != "" {
@@ -46,11 +43,4 @@ func (s *suspects) clear(out Out) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.ids, out.Message.MessageId)
-}
-
-// refusal reports whether a session ended because the broker refused something it was sent, and not
-// by a fault of the way there, a shutdown or an operator.
-func refusal(err error) bool {
-	reply, ok := errors.AsType[*amqp.Error](err)
-	return ok && reply.Server && reply.Code != amqp.ConnectionForced
 }

@@ -57,7 +57,22 @@ func validate(out Out) error {
 	return nil
 }
 
-// tableSize estimates the bytes of a table on the wire.
+// maxProperties is more than the frame of any message's properties has.
+const maxProperties = maxHeaders + 16*(maxShort+1)
+
+// propertiesSize returns how large the frame of a message's properties is at most.
+func propertiesSize(m amqp.Publishing) int {
+	size := 64 // what has a fixed size
+	for _, short := range [...]string{
+		m.ContentType, m.ContentEncoding, m.CorrelationId, m.ReplyTo, m.Expiration, m.MessageId, m.Type, m.UserId, m.AppId,
+	} {
+		size += 1 + len(short)
+	}
+	headers, _ := tableSize(m.Headers) // validate has seen the error
+	return size + headers
+}
+
+// tableSize returns how large a table is on the wire at most, without its length.
 func tableSize(t amqp.Table) (int, error) {
 	size := 0
 	for key, value := range t {
@@ -68,23 +83,24 @@ func tableSize(t amqp.Table) (int, error) {
 		if err != nil {
 			return 0, err
 		}
-		size += len(key) + n
+		size += 1 + len(key) + n
 	}
 	return size, nil
 }
 
+// valueSize includes the byte that names the type.
 func valueSize(value any) (int, error) {
-	const fixed = 16
+	const number, length = 1 + 8, 1 + 4
 	switch v := value.(type) {
 	case string:
-		return fixed + len(v), nil
+		return length + len(v), nil
 	case []byte:
-		return fixed + len(v), nil
+		return length + len(v), nil
 	case amqp.Table:
 		n, err := tableSize(v)
-		return fixed + n, err
+		return length + n, err
 	case []any:
-		size := fixed
+		size := length
 		for _, item := range v {
 			n, err := valueSize(item)
 			if err != nil {
@@ -94,6 +110,6 @@ func valueSize(value any) (int, error) {
 		}
 		return size, nil
 	default:
-		return fixed, nil
+		return number, nil
 	}
 }

@@ -10,41 +10,44 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
-// blockedInterval is how often those who wait for a place look whether the broker has
-// blocked the connection: it then frees none, for as long as its alarm lasts.
-const blockedInterval = 250 * time.Millisecond
-
 // window is one publishing channel of a session. The client puts confirms back
 // into the order of publishing and takes the broker's "multiple" apart, so the
 // window is a queue: every confirm belongs to its head. The client forgets a
 // nack that came early when a later ack is a "multiple", so whether the message
 // was acked is read from its own answer.
 type window struct {
-	cfg       PublisherConfig
-	conn      *Conn
-	ch        *amqp.Channel
-	exchanges *exchanges
-	suspects  *suspects
+	cfg      PublisherConfig
+	conn     *Conn
+	ch       *amqp.Channel
+	facts    *facts
+	suspects *suspects
 
 	confirms <-chan amqp.Confirmation
 	answers  chan *amqp.DeferredConfirmation // of the published messages, in their order
 	returns  <-chan amqp.Return
 	closes   <-chan *amqp.Error
 
-	slots chan struct{} // shared by the windows of a session
-	out   chan *entry   // to the writer; never full, for an entry in it holds a slot
-	dead  chan struct{}
+	slots    chan struct{} // shared by the windows of a session
+	out      chan *entry   // to the writer; never full, for an entry in it holds a slot
+	broken   chan struct{} // closed when the writer has failed
+	dead     chan struct{} // closed when the window has ended
+	replaced chan struct{} // closed when another window has taken its place
 
 	mu      sync.Mutex
 	queue   []*entry
-	ended   error // set when the session is over
+	ended   bool
+	verdict verdict  // once it has ended
+	rest    []*entry // to publish again elsewhere
 	writing time.Time
 	blocked time.Time // when the broker was last seen to block
 }
 
+var errEnded = errors.New("the window has ended")
+
 // openWindow opens a channel in confirm mode. The listeners hold a whole window,
 // so the client never waits for us while it reads from the connection.
-func openWindow(conn *Conn, cfg PublisherConfig, known *exchanges, doubted *suspects, slots chan struct{}) (*window, error) {
+func openWindow(s *session) (*window, error) {
+	conn, size := s.conn, s.p.cfg.Window
 	ch, err := conn.Channel()
 	if err != nil {
 		return nil, fmt.Errorf("open channel: %w", err)
@@ -53,20 +56,23 @@ func openWindow(conn *Conn, cfg PublisherConfig, known *exchanges, doubted *susp
 		return nil, fmt.Errorf("confirm mode: %w", err)
 	}
 	return &window{
-		cfg: cfg, conn: conn, ch: ch, exchanges: known, suspects: doubted,
-		confirms: ch.NotifyPublish(make(chan amqp.Confirmation, cfg.Window)),
-		answers:  make(chan *amqp.DeferredConfirmation, cfg.Window),
-		returns:  ch.NotifyReturn(make(chan amqp.Return, cfg.Window)),
+		cfg: s.p.cfg, conn: conn, ch: ch, facts: s.facts, suspects: s.p.suspects,
+		confirms: ch.NotifyPublish(make(chan amqp.Confirmation, size)),
+		answers:  make(chan *amqp.DeferredConfirmation, size),
+		returns:  ch.NotifyReturn(make(chan amqp.Return, size)),
 		closes:   ch.NotifyClose(make(chan *amqp.Error, 1)),
-		slots:    slots,
-		out:      make(chan *entry, cfg.Window),
+		slots:    s.slots,
+		out:      make(chan *entry, size),
+		broken:   make(chan struct{}),
 		dead:     make(chan struct{}),
+		replaced: make(chan struct{}),
 	}, nil
 }
 
-// run serves the window until it fails, or until ctx is cancelled and the window is empty.
-// Stop is called when ctx is cancelled; fail is called with a failure, and closes the connection.
-func (w *window) run(ctx context.Context, stop func(), fail func(error)) {
+// run serves the window until it fails, or until ctx is cancelled and the window is empty. When the
+// broker has refused a message the connection is left as it is, and else closed. Stop is called
+// when ctx is cancelled.
+func (w *window) run(ctx context.Context, stop func()) error {
 	written := make(chan struct{})
 	go func() {
 		defer close(written)
@@ -75,18 +81,25 @@ func (w *window) run(ctx context.Context, stop func(), fail func(error)) {
 	err := w.listen(ctx, stop)
 	w.drainConfirms()
 	w.end(err)
-	if err != nil {
-		fail(err) // ends a write in progress
+	if err != nil && !w.replaceable() {
+		w.conn.Close() // ends a write in progress
 	}
 	select {
 	case <-written:
 	case <-time.After(closePatience):
-		// The client is stuck in a write on a connection it has given up itself.
+		w.conn.Close()
+		// The client may be stuck in a write on a connection it has given up itself.
 		w.abandon()
 	}
+	return err
 }
 
-// write is the only goroutine that publishes on the channel.
+// replaceable reports whether the window has ended because the broker refused a message, on a
+// connection that is still good.
+func (w *window) replaceable() bool { return w.verdict.overMessage() && !w.conn.raw.IsClosed() }
+
+// write is the only goroutine that publishes on the channel. It ends with the window, or when it
+// cannot write any more.
 func (w *window) write() {
 	for {
 		select {
@@ -97,12 +110,14 @@ func (w *window) write() {
 				continue
 			}
 			answer, err := w.ch.PublishWithDeferredConfirm(e.out.Exchange, e.out.Key, true, false, e.out.Message)
-			if err != nil {
-				w.end(err)
-			} else {
+			if err == nil {
 				w.answers <- answer // as many places as messages may be unconfirmed
 			}
-			w.wrote(e)
+			w.wrote(e, err == nil)
+			if err != nil {
+				close(w.broken)
+				return
+			}
 		}
 	}
 }
@@ -124,7 +139,7 @@ func (w *window) listen(ctx context.Context, stop func()) error {
 				return w.cause()
 			}
 			w.confirmed()
-		case <-w.dead: // the writer failed
+		case <-w.broken:
 			return w.cause()
 		case <-w.conn.Done():
 			return w.cause()
@@ -159,70 +174,23 @@ func (w *window) drainConfirms() {
 	}
 }
 
-// cause tells why the channel has ended, as well as the client knows.
+// cause tells why the channel has ended. The client may know that it has before it tells why.
 func (w *window) cause() error {
+	patience, cancel := context.WithTimeout(context.Background(), closePatience)
+	defer cancel()
 	select {
-	case err, open := <-w.closes:
-		if open {
-			return err
+	case err := <-w.closes:
+		if reply, ok := refused(err); ok {
+			return reply
 		}
-	default:
+	case <-w.conn.Done():
+	case <-patience.Done():
 	}
 	select {
 	case <-w.conn.Done():
 		return w.conn.Err()
-	default:
+	case <-patience.Done():
 		return amqp.ErrClosed
-	}
-}
-
-// reserve waits for a free place, for all of them if the message is a suspect, unless the broker has
-// blocked the connection. It returns how many it took.
-func (w *window) reserve(ctx context.Context, out Out) (int, error) {
-	if !w.suspects.has(out) {
-		return 1, w.place(ctx)
-	}
-	w.suspects.alone.Lock()
-	defer w.suspects.alone.Unlock()
-	for n := range cap(w.slots) {
-		if err := w.place(ctx); err != nil {
-			w.release(n)
-			return 0, err
-		}
-	}
-	return cap(w.slots), nil
-}
-
-func (w *window) release(places int) {
-	for range places {
-		<-w.slots
-	}
-}
-
-func (w *window) place(ctx context.Context) error {
-	if reason, isBlocked := w.conn.Blocked(); isBlocked {
-		return blocked(reason)
-	}
-	select {
-	case w.slots <- struct{}{}:
-		return nil
-	default:
-	}
-	look := time.NewTicker(blockedInterval) // a block may begin while this waits
-	defer look.Stop()
-	for {
-		select {
-		case w.slots <- struct{}{}:
-			return nil
-		case <-w.dead:
-			return unavailable(w.why())
-		case <-ctx.Done():
-			return unavailable(ctx.Err())
-		case <-look.C:
-			if reason, isBlocked := w.conn.Blocked(); isBlocked {
-				return blocked(reason)
-			}
-		}
 	}
 }
 
@@ -257,7 +225,7 @@ func (w *window) acked() bool {
 	select {
 	case answer := <-w.answers:
 		return answer.Acked()
-	case <-w.dead: // the write failed
+	case <-w.broken: // the write failed
 		return false
 	}
 }

@@ -25,8 +25,11 @@
 // publishers (a memory or disk alarm), messages fail as blocked, within
 // Config.ConfirmTimeout.
 //
-// A missing exchange fails only the messages routed to it. Exchanges are
-// declared by Setup, and by nothing else.
+// A message that the broker refuses fails alone: its exchange is missing or
+// closed to this user, or its topic is, or it is too large. The broker closes
+// the channel over it, and what was on its way there is published once more, so
+// it may arrive twice. A refused exchange or topic is tried again after five
+// seconds. Exchanges are declared by Setup, and by nothing else.
 //
 // # The form on the wire
 //

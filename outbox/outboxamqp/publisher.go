@@ -148,7 +148,7 @@ func (p *Publisher) Window() (used, size int) { return p.out.Window() }
 
 // Publish meets outbox.Publisher. Its failures are of class Permanent for a
 // message that cannot be sent at all, Unroutable when no queue or no exchange takes
-// it, Retryable when the broker refused it, Blocked during a resource alarm, and
+// it or this user may not publish there, Retryable when the broker refused it, Blocked during a resource alarm, and
 // else Unavailable. Without a connection it fails at once, except that the first
 // attempt of Run to connect is waited for, up to CallTimeout.
 func (p *Publisher) Publish(ctx context.Context, m outbox.Message, done func(error)) {
