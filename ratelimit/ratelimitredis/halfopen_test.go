@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -83,25 +84,24 @@ func TestHalfOpenConnections(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		const connections = 40
 		var all sync.WaitGroup
-		ready := make(chan struct{})
-		for range 40 {
-			conn := client.Conn()
+		for range connections { // each holds one until there is something to pop
 			all.Go(func() {
-				defer func() { _ = conn.Close() }()
-				if err := conn.Ping(t.Context()).Err(); err != nil {
+				if err := client.BLPop(t.Context(), 10*patient, "queue").Err(); err != nil {
 					t.Error(err)
 				}
-				<-ready
 			})
 		}
 		testenv.Eventually(t, patient, func() error {
-			if n := client.PoolStats().TotalConns; n < 40 {
+			if n := client.PoolStats().TotalConns; n < connections {
 				return fmt.Errorf("%d connections", n)
 			}
 			return nil
 		})
-		close(ready)
+		if err := client.RPush(t.Context(), "queue", slices.Repeat([]any{1}, connections)...).Err(); err != nil {
+			t.Fatal(err)
+		}
 		all.Wait()
 		proxy.SilenceConnections()
 		start := time.Now()
