@@ -38,6 +38,7 @@ type Consumer struct {
 	running  atomic.Bool
 	notReady atomic.Pointer[error] // nil while consuming
 	copies   atomic.Pointer[amqpconn.Publisher]
+	refusals refusals
 }
 
 // NewConsumer returns a consumer that connects by dial once Run is called, over two
@@ -85,8 +86,8 @@ func (c *Consumer) Run(ctx context.Context) error {
 	return nil
 }
 
-// Ready returns nil while messages are being received and copies of failed ones can be
-// published.
+// Ready returns nil while messages are being received and failed ones have a place to go: copies
+// can be published, and no queue has refused one within about a minute.
 func (c *Consumer) Ready(context.Context) error {
 	if err := c.notReady.Load(); err != nil {
 		return *err
@@ -94,7 +95,7 @@ func (c *Consumer) Ready(context.Context) error {
 	if err := c.copies.Load().Ready(); err != nil {
 		return fmt.Errorf("inboxamqp: publishing copies: %w", err)
 	}
-	return nil
+	return c.refusals.err(time.Now())
 }
 
 func (c *Consumer) setReady(err error) {
@@ -118,8 +119,9 @@ type run struct {
 	gate     *gate
 	turns    *turns
 	suspects blame.Suspects
-	inHand   sync.Map     // deliveries whose run is open in the ledger
-	refusals atomic.Int64 // copies that no queue took, one after the other
+	inHand   sync.Map // deliveries whose run is open in the ledger
+	aside    aside
+	refusals *refusals
 
 	abandoned chan struct{} // closed when the handlers' time is long up
 	finished  context.Context
@@ -131,7 +133,7 @@ type run struct {
 func (c *Consumer) newRun(ctx context.Context) *run {
 	r := &run{
 		c: c, jobs: make(chan []*delivery), abandoned: make(chan struct{}),
-		gate: newGate(c.cfg.KillSwitch), turns: newTurns(c.cfg.Concurrency),
+		gate: newGate(c.cfg.KillSwitch), turns: newTurns(c.cfg.Concurrency), refusals: &c.refusals,
 	}
 	r.stop, r.halt = context.WithCancel(ctx)
 	r.finished, r.end = context.WithCancel(context.WithoutCancel(ctx))
@@ -186,6 +188,7 @@ func (r *run) finish() {
 		r.c.cfg.Logger.Error("handlers ignore the end of their context and are left behind")
 		r.spare()
 	}
+	r.aside.close()
 	r.end()
 	r.others.Wait()
 }

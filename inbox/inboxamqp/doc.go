@@ -10,9 +10,11 @@
 // A message is acknowledged after the processor returned nil for it, or after a
 // copy of it is confirmed elsewhere: in a retry queue, or in the dead-letter queue
 // of its class. Copies are mandatory, persistent and confirmed, over a connection
-// of their own. While that connection is down, or the broker blocks publishers, a failed
-// message waits in its worker. When its queue is missing or refuses the copy, the original
-// goes back to its own queue after a second, uncounted.
+// of their own. While that connection is down, or the broker blocks publishers, failed
+// messages wait, up to 1000 of them and 64 MiB, and the others are processed. A failed message
+// whose queue is missing, full or closed to the consumer goes behind the others, uncounted: through
+// a retry queue, or else to the end of its own queue. It comes again after 1 to 5 seconds; of many
+// about 20 a second do. Ready names the queue meanwhile.
 //
 // Acknowledgements of messages that follow one another are written as one.
 //
@@ -34,9 +36,6 @@
 // then, it tries again after three minutes: that retry is late. The broker's setting
 // dead_letter_worker_publisher_confirm_timeout (advanced.config, application rabbit, in
 // milliseconds) shortens that.
-//
-// While no retry queue takes a message, for want of Setup, it comes back to its handler
-// after pauses that grow from 1 to 30 seconds.
 //
 // # Batches
 //

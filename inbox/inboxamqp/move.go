@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -12,53 +11,105 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
-	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
-// keepPause is how long a message is held that could not be moved, or that was given back
-// for no reason the consumer knows: neither must make a hot loop.
-const keepPause = time.Second
+const (
+	// copiesPause is how often a waiting message looks whether copies can be published again.
+	copiesPause = 250 * time.Millisecond
 
-// misplaced are the pauses while queues do not take their copies: 1 s growing to 30 s.
-var misplaced = backoff.Policy{Base: keepPause, Max: 30 * time.Second, Jitter: 0.2}
+	// inPlacePause bounds how long a message waits unsettled for which not even a retry queue is left.
+	inPlacePause = 5 * time.Second
+)
 
-// move publishes a copy to a queue, calls confirmed, and then acknowledges the original.
-// While no copy can be published at all, the message waits here, since its handler would
-// have to run again for nothing. When the queue does not take it, it is given back later.
-func (r *run) move(d *delivery, queue string, copied amqp.Publishing, as outcome, confirmed func()) {
-	for !d.s.gone() { // else a copy would be a second one: the broker delivers the original again
-		err := r.publish(queue, copied)
-		if err == nil {
-			r.refusals.Store(0)
-			confirmed()
-			d.acknowledge(as)
+// transfer is a message on its way to another queue.
+type transfer struct {
+	d         *delivery
+	queue     string
+	copied    amqp.Publishing
+	as        outcome
+	confirmed func() // called before the original is acknowledged
+}
+
+// move publishes a copy to a queue and then acknowledges the original.
+func (r *run) move(t transfer) { r.attend(t.d, func() { r.carry(t) }) }
+
+// carry waits while no copy can be published at all, since the handler would have to run again
+// for nothing, though not for so long that the broker takes the message back.
+func (r *run) carry(t transfer) {
+	began := time.Now()
+	for !t.d.s.gone() { // else a copy would be a second one: the broker delivers the original again
+		err := r.publish(t.queue, t.copied)
+		switch {
+		case err == nil:
+			r.refusals.clear(t.queue)
+			t.confirmed()
+			t.d.acknowledge(t.as)
 			return
-		}
-		r.c.cfg.Logger.Error("message not moved", slog.Any("message_id", d.msg.ID), slog.String("to", queue), slog.Any("error", err))
-		if !errors.Is(err, amqpconn.ErrUnavailable) && !errors.Is(err, amqpconn.ErrBlocked) {
-			// The pause grows until a queue takes something: a consumer without its
-			// retry queues must not run the same handlers every second.
-			r.park(d, misplaced.Delay(int(r.refusals.Add(1))-1, rand.Float64()))
+		case !waits(err):
+			r.refused(t, err)
 			return
-		}
-		if runloop.Sleep(r.stop, keepPause) != nil {
-			d.giveBack()
+		case time.Since(began) > r.c.cfg.AckTimeout/2 || !r.awaitCopies(t.d):
+			t.d.giveBack()
 			return
 		}
 	}
-	d.leaveIt()
+	t.d.leaveIt()
 }
 
-// park gives a message back after a pause, or when the run ends. It needs no worker
-// meanwhile, only its place in the prefetch.
-func (r *run) park(d *delivery, pause time.Duration) {
-	go func() {
-		_ = runloop.Sleep(r.stop, pause) // a drain does not wait
+// waits reports whether the fault is one of the connection, and not of the queue or the copy.
+func waits(err error) bool {
+	return errors.Is(err, amqpconn.ErrUnavailable) || errors.Is(err, amqpconn.ErrBlocked)
+}
+
+// awaitCopies waits until copies can be published, or the session has ended. It is false when the run ends first.
+func (r *run) awaitCopies(d *delivery) bool {
+	for runloop.Sleep(r.stop, copiesPause) == nil {
+		if r.copies.Ready() == nil || d.s.gone() {
+			return true
+		}
+	}
+	return false
+}
+
+// refused deals with a copy that its queue does not take: it is missing, full or closed to us.
+func (r *run) refused(t transfer, err error) {
+	if r.refusals.note(t.queue, err, time.Now()) {
+		r.c.cfg.Logger.Error("a queue takes no failed messages: they go behind the others", slog.String("to", t.queue), slog.Any("error", err))
+	}
+	r.later(t.d, r.refusals.pause(time.Now()), t.as == dead)
+}
+
+// later has a message come again after a pause, uncounted and behind the others. Given back to a
+// classic queue it would come first again, and as many as fill the prefetch would stop the queue.
+func (r *run) later(d *delivery, pause time.Duration, byRetryQueue bool) {
+	if byRetryQueue {
+		copied := duplicate(d.raw)
+		step, rest := r.c.cfg.Retry.Cover(pause)
+		setWait(copied, rest)
+		if r.replace(d, retryQueue(r.c.cfg.Queue, step), copied) {
+			return
+		}
+	}
+	if runloop.Sleep(r.stop, min(pause, inPlacePause)) != nil || !r.replace(d, r.c.cfg.Queue, duplicate(d.raw)) {
 		d.giveBack()
-	}()
+	}
 }
 
+// replace puts a copy into a queue in place of the original. It is false when that was not possible.
+func (r *run) replace(d *delivery, queue string, copied amqp.Publishing) bool {
+	switch {
+	case d.s.gone():
+		d.leaveIt()
+	case r.publish(queue, copied) != nil:
+		return false
+	default:
+		d.acknowledge(displaced)
+	}
+	return true
+}
+
+// publish puts a copy into a queue, without the sender's headers if it is too large with them.
 func (r *run) publish(queue string, copied amqp.Publishing) error {
 	// Not the handlers' context: a message that failed in the drain is still moved. The
 	// publisher bounds the wait.

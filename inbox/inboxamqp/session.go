@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -18,6 +19,7 @@ var (
 	errCancelled = errors.New("the broker cancelled the consumer: the queue was deleted or moved")
 	errPause     = errors.New("a server that processing needs is unavailable")
 	errTripped   = errors.New("too many messages fail")
+	errCrowded   = errors.New("failed messages that wait hold half of the prefetch")
 	errStop      = errors.New("stop")
 )
 
@@ -41,6 +43,32 @@ type session struct {
 	over    atomic.Bool
 	running atomic.Int64
 	settled chan struct{} // tells a drain that running went down
+
+	crowdMu sync.Mutex
+	crowds  crowds
+}
+
+// crowds counts the messages of an epoch that wait without a worker.
+type crowds struct {
+	epoch   int64
+	waiting int
+}
+
+// crowd counts one more message that waits. When half of the prefetch does, consuming begins
+// anew: a new consumer has all of it.
+func (s *session) crowd(epoch int64) {
+	s.crowdMu.Lock()
+	defer s.crowdMu.Unlock()
+	if s.crowds.epoch < epoch {
+		s.crowds = crowds{epoch: epoch}
+	}
+	if s.crowds.epoch > epoch {
+		return
+	}
+	s.crowds.waiting++
+	if s.crowds.waiting >= (s.r.c.cfg.Prefetch+1)/2 {
+		s.requestPause(epoch, errCrowded)
+	}
 }
 
 // pauseRequest comes from a delivery, and counts only in the epoch of that.
@@ -76,6 +104,9 @@ func (r *run) session(_ context.Context, conn *amqpconn.Conn) error {
 	defer r.c.setReady(errNoSession)
 	for {
 		err := s.consume()
+		if errors.Is(err, errCrowded) {
+			continue
+		}
 		if pausing(err) {
 			r.c.setReady(fmt.Errorf("%w: %w", errPaused, err))
 			err = s.pause(err)
@@ -125,7 +156,7 @@ func (s *session) consume() error {
 	}
 
 	left, why := s.dispatch(deliveries)
-	if errors.Is(why, errStop) || pausing(why) {
+	if errors.Is(why, errStop) || errors.Is(why, errCrowded) || pausing(why) {
 		return cmp.Or(s.leave(deliveries, left), why)
 	}
 	for _, d := range left {

@@ -21,6 +21,7 @@ const (
 	retried    outcome = "retried"
 	dead       outcome = "dead"
 	returned   outcome = "returned"
+	displaced  outcome = "displaced"  // behind the others: no queue took its copy, or it is suspected
 	deferred   outcome = "deferred"   // on its way through a delay longer than the longest retry queue
 	superseded outcome = "superseded" // a leftover: its retry was on its way already
 	stale      outcome = "stale"      // its session was over, so the broker delivers it again
@@ -45,7 +46,7 @@ func newSignals(cfg Config) (*signals, error) {
 	hanging, err3 := kit.Meter.Int64Counter("holdfast.inbox.amqp.stuck",
 		metric.WithDescription("Handlers that did not return in time"))
 	outcomes := map[outcome]metric.MeasurementOption{}
-	for _, o := range []outcome{acked, retried, dead, returned, deferred, superseded, stale} {
+	for _, o := range []outcome{acked, retried, dead, returned, displaced, deferred, superseded, stale} {
 		outcomes[o] = metric.WithAttributeSet(attribute.NewSet(attribute.String("queue", cfg.Queue), attribute.String("outcome", string(o))))
 	}
 	return &signals{

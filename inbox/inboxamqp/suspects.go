@@ -100,11 +100,11 @@ func (r *run) unavailable(d *delivery, f inbox.Failure) {
 func (s *session) judge() {
 	for _, h := range s.trial.empty() {
 		if !s.r.suspects.Strike(h.d.msg.ID) {
-			s.r.park(h.d, suspectPause/2+rand.N(suspectPause))
+			s.r.aside.start(func() { s.r.later(h.d, suspectPause/2+rand.N(suspectPause), true) })
 			continue
 		}
 		own := h.f
 		own.Action, own.Counted, own.Unavailable = inbox.ActionRetry, true, false
-		s.r.others.Go(func() { s.r.settle(h.d, own) }) // it may wait for the broker
+		s.r.aside.start(func() { s.r.settle(h.d, own) }) // it may wait for the broker
 	}
 }

@@ -12,6 +12,9 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 )
 
+// returnPause is how long a message stays away that came back for no reason the consumer knows.
+const returnPause = time.Second
+
 // worker is followed by another one when a handler exits its goroutine.
 func (r *run) worker() {
 	ended := false
@@ -137,10 +140,10 @@ func (r *run) settle(d *delivery, failure inbox.Failure) {
 		r.delay(d, retryCopy(d.raw, d.msg, decision, now), decision.Delay, retried, noted)
 	case inbox.ActionDead:
 		letter := inbox.NewDeadLetter(d.msg, failure, r.c.cfg.Name, now)
-		r.move(d, r.deadLetterQueue(failure.Class), deadCopy(d.raw, letter), dead, noted)
+		r.move(transfer{d, r.deadLetterQueue(failure.Class), deadCopy(d.raw, letter), dead, noted})
 	default:
 		noted()
-		r.park(d, keepPause)
+		r.returned(d)
 	}
 }
 
@@ -148,7 +151,17 @@ func (r *run) settle(d *delivery, failure inbox.Failure) {
 func (r *run) delay(d *delivery, copied amqp.Publishing, delay time.Duration, as outcome, confirmed func()) {
 	step, rest := r.c.cfg.Retry.Cover(delay)
 	setWait(copied, rest)
-	r.move(d, retryQueue(r.c.cfg.Queue, step), copied, as, confirmed)
+	r.move(transfer{d, retryQueue(r.c.cfg.Queue, step), copied, as, confirmed})
+}
+
+// returned deals with a message that comes again uncounted. Outside a drain, which gives all back
+// as it was, it must neither make a hot loop nor keep the others waiting.
+func (r *run) returned(d *delivery) {
+	if r.stop.Err() != nil {
+		d.giveBack()
+		return
+	}
+	r.attend(d, func() { r.later(d, returnPause, true) })
 }
 
 func (r *run) log(d *delivery, f inbox.Failure, decision inbox.Decision) {

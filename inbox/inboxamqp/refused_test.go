@@ -1,0 +1,81 @@
+package inboxamqp_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// Bad messages whose dead-letter queue takes none, more than the prefetch and at the head of the
+// queue, let the good ones pass. They end where they belong as soon as they can.
+func TestDeadLetterQueueTakesNone(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]func(t *testing.T, b *amqptest.Broker) (mend func()){
+		"full": func(t *testing.T, b *amqptest.Broker) func() {
+			b.Queue(t, "failed.validation", nil)
+			return b.Full(t, "failed.validation")
+		},
+		"missing": func(t *testing.T, b *amqptest.Broker) func() {
+			return func() { b.Queue(t, "failed.validation", nil) }
+		},
+	} {
+		for _, kind := range []inboxamqp.QueueType{inboxamqp.Classic, inboxamqp.Quorum} {
+			for _, retries := range []bool{true, false} {
+				t.Run(fmt.Sprintf("%s/%s/retry queues %v", name, kind, retries), func(t *testing.T) {
+					t.Parallel()
+					b := amqptest.New(t)
+					b.Queue(t, "orders", amqp.Table{"x-queue-type": string(kind)})
+					mend := tt(t, b)
+					var got recorder
+					c := newConsumer(t, b.Dial, processorFunc(func(ctx context.Context, m *inbox.Message) error {
+						if m.Name == "bad" {
+							return inbox.Invalid(errBroken)
+						}
+						return got.Process(ctx, []*inbox.Message{m})[0]
+					}), inboxamqp.Config{Queue: "orders", Retry: quick, QueueType: kind})
+					if retries {
+						for _, step := range quick.Steps() {
+							b.Queue(t, fmt.Sprintf("orders.retry.%d", step.Milliseconds()), amqp.Table{
+								"x-message-ttl": step.Milliseconds(), "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "orders",
+							})
+						}
+					}
+					const bad, good = 40, 100
+					publishAll(t, b, "orders", "bad", bad)
+					publishAll(t, b, "orders", "order.placed", good)
+					r := start(t, c)
+					got.distinct(t, good)
+					testenv.Eventually(t, patience, func() error {
+						if err := r.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "failed.validation") {
+							return fmt.Errorf("ready: %v", err)
+						}
+						return nil
+					})
+					mend()
+					letters := 0
+					for letters < bad {
+						d := b.Take(t, "failed.validation", 1, 3*patience)[0]
+						if d.Type == "filler" {
+							continue
+						}
+						letters++
+						if d.Headers["holdfast-attempt"] != "1" {
+							t.Errorf("a dead letter after %v attempts", d.Headers["holdfast-attempt"])
+						}
+					}
+					ready(t, r)
+					r.stop(t)
+					awaitDepth(t, b, "orders", 0)
+				})
+			}
+		}
+	}
+}
