@@ -58,7 +58,7 @@ func TestMemoryAlarm(t *testing.T) {
 	if err := r.Ready(t.Context()); err == nil {
 		t.Error("ready under an alarm")
 	}
-	if n := len(got.messages()); n != bad+good {
+	if n := len(got.messages()); n > bad+good {
 		t.Errorf("%d deliveries of %d messages: handlers ran for nothing", n, bad+good)
 	}
 	alarm("1GB")
