@@ -141,7 +141,9 @@ func TestVerdict(t *testing.T) {
 				if got != tt.want {
 					t.Fatalf("%v classified %+v, want %+v", err, got, tt.want)
 				}
-				if _, wrapped := errors.AsType[manyErrors](err); tt.err != nil && tt.err.Error() != err.Error() && !wrapped {
+				_, wrapped := errors.AsType[manyErrors](err)
+				wrapped = wrapped || got.Unavailable && errors.Is(err, tt.err)
+				if tt.err != nil && tt.err.Error() != err.Error() && !wrapped {
 					t.Errorf("error = %v, want %v", err, tt.err)
 				}
 				tt.err = nil
