@@ -130,7 +130,9 @@ func (c *call) commit(t *transaction) result {
 		return result{}
 	case session.RolledBack:
 		c.outcome = RolledBack
-		return c.failedIn(PhaseCommit, err)
+		res := c.failedIn(PhaseCommit, err)
+		res.again = res.again || errors.Is(err, session.ErrNotSent)
+		return res
 	}
 	if c.opts.ReadOnly { // it has no effect that could be unknown
 		c.outcome = RolledBack

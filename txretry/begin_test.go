@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
@@ -58,30 +59,76 @@ func TestLockTimeoutWithinDeadline(t *testing.T) {
 	}
 }
 
-// The server closes the connection of an idle transaction. That leaves COMMIT
-// without an answer, which the resolver finds.
+// gone waits until the server has ended a session.
+func gone(t *testing.T, pool *pgxpool.Pool, pid uint32) {
+	t.Helper()
+	testenv.Eventually(t, testenv.Patience, func() error {
+		var n int
+		err := pool.QueryRow(t.Context(), "select count(*) from pg_stat_activity where pid = $1", pid).Scan(&n)
+		if err == nil && n > 0 {
+			err = errors.New("still there")
+		}
+		return err
+	})
+}
+
+// The server closes the connection of a transaction in which fn does nothing. That is an answer,
+// if fn has taken long: COMMIT is not sent.
 func TestIdleTimeout(t *testing.T) {
 	t.Parallel()
 	pool := newCounter(t)
-	m := newManager(t, pool, txretry.Config{IdleTimeout: 50 * time.Millisecond, Resolver: txretry.XactStatus()})
+	m := newManager(t, pool, txretry.Config{IdleTimeout: 50 * time.Millisecond})
 	calls := 0
 	err := m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
-		if calls++; calls == 1 {
-			pid := tx.Conn().PgConn().PID()
-			testenv.Eventually(t, testenv.Patience, func() error {
-				var n int
-				err := pool.QueryRow(ctx, "select count(*) from pg_stat_activity where pid = $1", pid).Scan(&n)
-				if err == nil && n > 0 {
-					err = errors.New("still there")
-				}
-				return err
-			})
-			return nil
+		calls++
+		late := time.After(1100 * time.Millisecond)
+		gone(t, pool, tx.Conn().PgConn().PID())
+		<-late
+		return nil
+	})
+	wantSQLSTATE(t, err, "25P03")
+	if calls != 1 {
+		t.Errorf("fn ran %d times", calls)
+	}
+}
+
+// A connection that was lost while fn did something else is found before COMMIT, so that nothing is
+// unknown and the transaction can be repeated.
+func TestConnectionLostWhileIdle(t *testing.T) {
+	t.Parallel()
+	pool := newCounter(t)
+	m := newManager(t, pool, txretry.Config{})
+	calls := 0
+	err := m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+		if calls++; calls > 1 {
+			return add(ctx, tx, 1)
 		}
-		return add(ctx, tx, 1)
+		late := time.After(1100 * time.Millisecond)
+		exec(t, pool, "select pg_terminate_backend($1, 5000)", tx.Conn().PgConn().PID())
+		<-late
+		return nil
 	})
 	if err != nil || calls != 2 {
 		t.Errorf("error %v after %d calls", err, calls)
 	}
 	wantCounter(t, pool, 1)
+}
+
+// A transaction whose client has vanished from the network gives up its locks.
+func TestGhostGivesUpItsLocks(t *testing.T) {
+	t.Parallel()
+	direct, pool, proxy := behindProxy(t, 1, addOne)
+	cut := newManager(t, pool, txretry.Config{IdleTimeout: 3 * time.Second, StatementTimeout: time.Second, Logger: quiet})
+	err := cut.Do(soon(t), func(ctx context.Context, tx pgx.Tx) error {
+		if err := add(ctx, tx, 1); err != nil {
+			return err
+		}
+		proxy.SilenceConnections()
+		return add(ctx, tx, 1)
+	})
+	wantUnavailable(t, err, txretry.PhaseFn)
+	if err := newManager(t, direct, txretry.Config{}).Do(soon(t), addOne); err != nil {
+		t.Errorf("who wants the same row: %v", err)
+	}
+	wantCounter(t, direct, 2)
 }

@@ -41,9 +41,10 @@ type Config struct {
 	StatementTimeout time.Duration
 
 	// IdleTimeout is set with SET LOCAL idle_in_transaction_session_timeout in
-	// every attempt, rounded up to milliseconds; 0 leaves the server's setting.
-	// When fn keeps the transaction idle for longer, the server closes the
-	// connection.
+	// every attempt, rounded up to milliseconds; 0 means 30 s, negative leaves the
+	// server's setting. When the transaction is idle for longer, because fn does
+	// something else or its process has vanished from the network, the server closes
+	// the connection and gives up the locks.
 	IdleTimeout time.Duration
 
 	// TransactionTimeout is set with SET LOCAL transaction_timeout in every
@@ -128,6 +129,7 @@ func (c Config) withDefaults() Config {
 	c.Isolation = cmp.Or(c.Isolation, pgx.Serializable)
 	c.MaxAttempts = cmp.Or(c.MaxAttempts, 6)
 	c.LockTimeout = cmp.Or(c.LockTimeout, defaultLockTimeout)
+	c.IdleTimeout = cmp.Or(c.IdleTimeout, 30*time.Second)
 	c.BaseDelay = cmp.Or(c.BaseDelay, 50*time.Millisecond)
 	c.MaxDelay = cmp.Or(c.MaxDelay, time.Second)
 	c.Jitter = cmp.Or(c.Jitter, JitterBeforeCap)
@@ -151,8 +153,8 @@ func (c Config) validate() error {
 		checkIsolation("Config.Isolation", c.Isolation),
 		checkAttempts("Config.MaxAttempts", c.MaxAttempts),
 		checkServerTimeout("Config.LockTimeout", c.LockTimeout),
-		checkStatementTimeout("Config.StatementTimeout", c.StatementTimeout),
-		checkServerTimeout("Config.IdleTimeout", c.IdleTimeout),
+		checkOptionalTimeout("Config.StatementTimeout", c.StatementTimeout),
+		checkOptionalTimeout("Config.IdleTimeout", c.IdleTimeout),
 		checkServerTimeout("Config.TransactionTimeout", c.TransactionTimeout),
 		checkPositive("Config.BaseDelay", c.BaseDelay),
 		checkPositive("Config.MaxDelay", c.MaxDelay),
@@ -226,8 +228,8 @@ func checkJitter(j Jitter) error {
 	return fmt.Errorf("txretry: Config.Jitter: unknown jitter %q", j)
 }
 
-// checkStatementTimeout allows a negative value, which sets nothing.
-func checkStatementTimeout(field string, d time.Duration) error {
+// checkOptionalTimeout allows a negative value, which sets nothing.
+func checkOptionalTimeout(field string, d time.Duration) error {
 	if d < 0 {
 		return nil
 	}

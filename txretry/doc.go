@@ -67,7 +67,10 @@
 // statements, between two rows, or in the source of a COPY, is its own. A
 // connection found silent ([ErrSilent]) leaves the pool at once, and the idle ones
 // are looked at, so that a pool whose connections were all cut off recovers in
-// seconds; [PreparePool] makes the pool do its part.
+// seconds; [PreparePool] makes the pool do its part. On the other side the server
+// ends a transaction that sends nothing for 30 s, so that a client that has
+// vanished does not keep its locks. After a second without a statement COMMIT is
+// preceded by a ping, so that a connection lost meanwhile makes nothing unknown.
 //
 // What runs directly on tx.Conn() or through LargeObjects has no such bound.
 //

@@ -18,14 +18,16 @@ const rowSlack = 100 * time.Millisecond
 type guard struct {
 	conn     *pgx.Conn
 	patience time.Duration // with a statement; 0: without end
-	until    time.Time     // the end of the present wait; zero: there is none
+	since    time.Time     // the beginning of the last wait
+	until    time.Time     // the end of the present one; zero: there is none
 	silent   bool          // the server did not answer in time
 }
 
 // expect starts a wait for the server that lasts up to d; 0 means without end.
 func (g *guard) expect(d time.Duration) {
+	g.since = time.Now()
 	if d > 0 {
-		g.until = time.Now().Add(d)
+		g.until = g.since.Add(d)
 		g.setDeadline(g.until)
 	}
 }

@@ -145,8 +145,13 @@ func savepointName(id int) string { return "holdfast_" + strconv.Itoa(id) }
 // of COMMIT or ROLLBACK nor an error report of the server leaves the outcome open,
 // also where pgconn.SafeToRetry says that nothing was sent.
 func (s *pgSession) Commit(ctx context.Context, timeout time.Duration, last []session.Statement) (session.Outcome, error) {
-	s.expect(timeout)
 	defer s.clear() // a tracer may panic
+	if time.Since(s.since) > maxSilence {
+		if err := s.ping(ctx); err != nil {
+			return session.RolledBack, err
+		}
+	}
+	s.expect(timeout)
 	tag, err := s.sendCommit(ctx, last)
 	err = s.answered(ctx, err)
 	switch {
@@ -160,6 +165,22 @@ func (s *pgSession) Commit(ctx context.Context, timeout time.Duration, last []se
 		return session.RolledBack, err
 	}
 	return session.Unknown, err
+}
+
+// maxSilence is how long a transaction may have sent nothing before its connection is looked at,
+// lest COMMIT is sent where nobody listens, and its outcome unknown. (A pool pings as late.)
+const maxSilence = time.Second
+
+// ping returns ErrNotSent if the connection is lost, but not if it is because the server did not
+// want to wait for fn.
+func (s *pgSession) ping(ctx context.Context) error {
+	s.expect(s.limits.Begin)
+	err := s.answered(ctx, s.conn.Ping(ctx))
+	var answer *pgconn.PgError
+	if err == nil || errors.As(err, &answer) && (answer.Code == "25P03" || answer.Code == "25P04") {
+		return err
+	}
+	return fmt.Errorf("%w: %w", session.ErrNotSent, err)
 }
 
 // sendCommit sends COMMIT, alone or at the end of one pipeline. (pgx 5.9 to 5.12

@@ -59,7 +59,8 @@ type Session interface {
 
 	// Commit runs the last statements and then COMMIT, none of them unless all
 	// succeed, within timeout. ctx is never done. The error is nil exactly when the
-	// outcome is Committed.
+	// outcome is Committed; it is ErrNotSent where the connection was found lost
+	// before.
 	Commit(ctx context.Context, timeout time.Duration, last []Statement) (Outcome, error)
 
 	// Rollback ends the transaction if it is still open.
@@ -121,3 +122,6 @@ var ErrSilent = errors.New("txretry: the server did not answer in time, so the c
 // ErrNotBegun is in the error of a Begin whose connection was lost before BEGIN was
 // answered: it may be sent again on another one.
 var ErrNotBegun = errors.New("connection lost before BEGIN was answered")
+
+// ErrNotSent is in the error of a Commit that was not sent.
+var ErrNotSent = errors.New("connection lost before COMMIT was sent")

@@ -214,7 +214,7 @@ func testBadOptions(f *fixture) {
 		{LockTimeout: time.Microsecond},
 		{LockTimeout: 1 << 62},
 		{StatementTimeout: time.Microsecond},
-		{IdleTimeout: -time.Second},
+		{IdleTimeout: time.Microsecond},
 		{TransactionTimeout: time.Microsecond},
 		{DeadlineMargin: -1},
 		{Nested: "join"},
