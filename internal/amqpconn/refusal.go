@@ -16,7 +16,7 @@ import (
 // was sent. A fault of the way there, a shutdown and an operator close connections too.
 func refused(err error) (*amqp.Error, bool) {
 	reply, ok := errors.AsType[*amqp.Error](err)
-	return reply, ok && reply.Server && reply.Code != amqp.ConnectionForced
+	return reply, ok && reply != nil && reply.Server && reply.Code != amqp.ConnectionForced
 }
 
 // beforeSubject is what stands before the words that name something, in any release of RabbitMQ.
