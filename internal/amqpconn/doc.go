@@ -15,4 +15,5 @@
 //
 // The client's calls wait for the broker without a limit. Every call that waits
 // goes through Conn.Within, which closes the connection when it takes too long.
+// Where nothing waits, Conn.Watch finds out that the broker has vanished.
 package amqpconn

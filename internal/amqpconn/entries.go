@@ -158,6 +158,17 @@ func (w *window) empty() bool {
 	return len(w.queue) == 0
 }
 
+// pending returns how many bytes of bodies are not confirmed.
+func (w *window) pending() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	size := 0
+	for _, e := range w.queue {
+		size += len(e.out.Message.Body)
+	}
+	return size
+}
+
 // end decides about everything still in the window; only the first call counts. A
 // message that is being written is left to wrote, since its body is in use.
 func (w *window) end(err error) {

@@ -27,6 +27,9 @@ func openSession(ctx context.Context, conn *Conn, p *Publisher) (*session, error
 	stop := context.AfterFunc(ctx, conn.Close)
 	defer stop()
 	s := &session{p: p, conn: conn, facts: newFacts(conn), slots: make(chan struct{}, p.cfg.Window)}
+	if err := conn.Watch(s.pending); err != nil {
+		return nil, err
+	}
 	for range p.cfg.Channels {
 		w, err := openWindow(s)
 		if err != nil {
@@ -50,6 +53,17 @@ func (s *session) at(i int) *window {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.windows[i]
+}
+
+// pending returns how many bytes of bodies are not confirmed.
+func (s *session) pending() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	size := 0
+	for _, w := range s.windows {
+		size += w.pending()
+	}
+	return size
 }
 
 // run serves all channels until one fails for good or ctx is cancelled and all windows are empty.

@@ -21,6 +21,8 @@
 // A connection is used until the first fault, then replaced with a growing
 // pause between the attempts. The messages in its window are reported as
 // unavailable: the broker may have some of them, so they may arrive twice.
+// A broker that does not answer for seven seconds counts as gone (a second
+// more for each MiB on its way), whether or not a message waits for it.
 // The client's own connection recovery must be off. While the broker blocks
 // publishers (a memory or disk alarm), messages fail as blocked, within
 // Config.ConfirmTimeout.
