@@ -53,9 +53,9 @@ type Config struct {
 	// cancelled.
 	Timeout time.Duration
 
-	// Pipelines is how many calls to Redis may be under way at once, at most 1000;
-	// decisions that are asked for meanwhile travel together in the next one. 0
-	// means 2.
+	// Pipelines is how many calls to Redis, or to each of Shards, may be under way
+	// at once, at most 1000; decisions that are asked for meanwhile travel together
+	// in the next one. 0 means 2.
 	Pipelines int
 
 	// DenyCache is how many denials are remembered, at least 64: each until Redis

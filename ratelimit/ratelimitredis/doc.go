@@ -37,7 +37,8 @@
 //     say. A user whose shard is used up is denied although others are not. What
 //     cannot be divided (two keys in one decision, none, a bucket for all, a limit
 //     smaller than the number of shards) is refused with ratelimit.ErrInvalid: by
-//     Validate and NewWaiter before anything is asked, and by every call.
+//     Validate and NewWaiter before anything is asked, and by every call. A node
+//     that does not answer fails the shards on it alone.
 //
 // While a slot moves from one node to another, the cluster runs no script on it
 // whose keys are not all in one place (TRYAGAIN): the failure policy decides

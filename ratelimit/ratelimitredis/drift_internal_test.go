@@ -26,15 +26,15 @@ func TestDrift(t *testing.T) {
 	}
 	hour := time.Hour.Milliseconds()
 	for n, offset := range []int64{0, 1000, -1000, 60_000, -60_000, hour, -hour, 1000 * hour, -1000 * hour} {
-		l.sender.offset.Store(offset)
+		l.shards[0].sender.offset.Store(offset)
 		d, err := l.Allow(t.Context(), charges...)
 		if err != nil || !d.Allowed {
 			t.Fatalf("offset %d ms: %+v, %v", offset, d, err)
 		}
-		if learned := l.sender.offset.Load(); learned < -1000 || learned > 1000 {
+		if learned := l.shards[0].sender.offset.Load(); learned < -1000 || learned > 1000 {
 			t.Errorf("offset %d ms: learned %d", offset, learned)
 		}
-		l.sender.offset.Store(offset)
+		l.shards[0].sender.offset.Store(offset)
 		if err := l.Refund(t.Context(), d.Charges()...); err != nil {
 			t.Errorf("offset %d ms: refund: %v", offset, err)
 		}
@@ -52,13 +52,13 @@ func TestDriftOfSeveralClocks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.sender.drifted = func(context.Context) { l.sender.offset.Store(time.Hour.Milliseconds()) }
-	l.sender.offset.Store(time.Hour.Milliseconds())
+	l.shards[0].sender.drifted = func(context.Context) { l.shards[0].sender.offset.Store(time.Hour.Milliseconds()) }
+	l.shards[0].sender.offset.Store(time.Hour.Milliseconds())
 	d, err := l.Allow(t.Context(), ratelimit.Charge{Limit: ratelimit.Limit{Name: "minute", Max: 100}})
 	if err != nil || !d.Allowed {
 		t.Fatalf("%+v, %v", d, err)
 	}
-	l.sender.offset.Store(time.Hour.Milliseconds())
+	l.shards[0].sender.offset.Store(time.Hour.Milliseconds())
 	if err := l.Refund(t.Context(), d.Charges()...); err != nil {
 		t.Error(err)
 	}
@@ -86,7 +86,7 @@ func TestClusterKeysShareOneSlot(t *testing.T) {
 	}
 	var keys []any
 	for _, c := range charges {
-		keys = appendKeys(keys, nameOf(l.bases[0], c), c.Limit, 100, 3)
+		keys = appendKeys(keys, nameOf(l.shards[0].base, c), c.Limit, 100, 3)
 	}
 	hashed := ratelimit.EncodeKey("{other}")
 	want := []string{

@@ -48,7 +48,7 @@ type errand struct {
 	offset  int64
 }
 
-// errandsFor bundles the calls that one run can serve: those in one slot.
+// errandsFor bundles the calls that one run can serve. All are in one slot.
 func errandsFor(batch []*call) (errands []*errand) {
 	for _, c := range batch {
 		e := matching(errands, c)
@@ -64,7 +64,7 @@ func errandsFor(batch []*call) (errands []*errand) {
 func matching(errands []*errand, c *call) *errand {
 	if c.many {
 		for _, e := range errands {
-			if e.script == c.script && e.calls[0].base == c.base {
+			if e.script == c.script {
 				return e
 			}
 		}

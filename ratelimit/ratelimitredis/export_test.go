@@ -19,7 +19,7 @@ func NewWithClock(t *testing.T, client redis.UniversalClient, cfg Config) (*Limi
 	if err != nil {
 		t.Fatal(err)
 	}
-	key := l.bases[0] + "clock"
+	key := l.shards[0].base + "clock"
 	for _, s := range []**script{&l.decideScript, &l.refundScript, &l.resetScript} {
 		source := strings.Replace((*s).source, "call('TIME')", "{call('GET', '"+key+"') / 1000, 0}", 1)
 		if source == (*s).source {
@@ -40,4 +40,4 @@ func NewWithClock(t *testing.T, client redis.UniversalClient, cfg Config) (*Limi
 }
 
 // Load returns how many pipelines are under way, and how many calls wait for one.
-func (l *Limiter) Load() (pipelines, waiting int) { return l.lanes.Load() }
+func (l *Limiter) Load() (pipelines, waiting int) { return l.shards[0].lanes.Load() }

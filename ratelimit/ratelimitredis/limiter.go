@@ -10,26 +10,17 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/holdfast-go/holdfast/internal/breaker"
-	"github.com/holdfast-go/holdfast/internal/lanes"
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
-
-// failuresInARow open the breaker.
-const failuresInARow = 5
 
 // Limiter is a ratelimit.Limiter, and a ratelimit.Reserver, on Redis. Make it
 // with New. It is safe for concurrent use.
 type Limiter struct {
-	client  redis.UniversalClient
-	cfg     Config
-	bases   []string // of the keys, by shard
-	sender  *sender
-	lanes   *lanes.Lanes[*call]
-	breaker *breaker.Breaker
-	denials []*ratelimit.DenyCache // by shard; nil for none
-	local   *ratelimit.Memory      // of the policy Local
-	meters  *meters
+	client redis.UniversalClient
+	cfg    Config
+	shards []*shard
+	local  *ratelimit.Memory // of the policy Local
+	meters *meters
 
 	decideScript, refundScript, resetScript *script
 
@@ -50,20 +41,11 @@ func New(client redis.UniversalClient, cfg Config) (*Limiter, error) {
 		return nil, fmt.Errorf("ratelimitredis: %w", err)
 	}
 	l := &Limiter{
-		client: client, cfg: cfg, bases: bases(cfg), meters: meters,
-		sender:       &sender{client: client, drifted: func(ctx context.Context) { meters.drift.Add(ctx, 1) }},
-		breaker:      breaker.New(failuresInARow, cfg.ProbeEvery),
+		client: client, cfg: cfg, meters: meters,
 		decideScript: newScript(decideSource), refundScript: newScript(refundSource), resetScript: newScript(resetSource),
 	}
-	// A server that does not answer holds a few goroutines, not one per caller, and
-	// nobody longer than they want to: only a client that heeds deadlines lets go of
-	// a caller in time.
-	heedsDeadlines, _ := timeouts(client)
-	l.lanes = &lanes.Lanes[*call]{Send: l.sender.send, Most: cfg.Pipelines, Timeout: cfg.Timeout, OwnTrips: heedsDeadlines}
-	if cfg.DenyCache > 0 {
-		for range l.bases {
-			l.denials = append(l.denials, ratelimit.NewDenyCache(cfg.DenyCache/len(l.bases)))
-		}
+	for _, base := range bases(cfg) {
+		l.shards = append(l.shards, newShard(base, client, cfg, meters))
 	}
 	if cfg.OnUnavailable == Local {
 		if l.local, err = ratelimit.NewMemory(ratelimit.MemoryConfig{}); err != nil {
@@ -146,17 +128,11 @@ func (l *Limiter) change(ctx context.Context, s *script, charges []ratelimit.Cha
 
 // cache returns where denials of the charges are remembered, or nil.
 func (l *Limiter) cache(charges []ratelimit.Charge) *ratelimit.DenyCache {
-	if l.denials == nil {
-		return nil
-	}
-	if l.cfg.Shards < 2 {
-		return l.denials[0]
-	}
-	key, err := routingKey(charges)
+	s, err := l.shard(charges)
 	if err != nil {
 		return nil
 	}
-	return l.denials[l.shardOf(key)]
+	return s.denials
 }
 
 // observed decides, applies the policy and reports.
@@ -234,23 +210,25 @@ func tooMuch(c ratelimit.Charge) bool {
 
 // run has a call answered unless Redis is known not to answer. Its error is
 // ErrUnavailable, ErrInvalid or that of ctx.
-func (l *Limiter) run(ctx context.Context, c *call) (err error) {
+func (l *Limiter) run(ctx context.Context, c *call) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if c.base, err = l.base(c.charges); err != nil {
+	s, err := l.shard(c.charges)
+	if err != nil {
 		return err
 	}
-	if !l.breaker.Enter() {
+	c.base = s.base
+	if !s.breaker.Enter() {
 		return fmt.Errorf("%w: %w", ratelimit.ErrUnavailable, errOpen)
 	}
-	if err = l.lanes.Do(ctx, c); err == nil {
+	if err = s.lanes.Do(ctx, c); err == nil {
 		err = c.err
 	}
 	if err != nil && ctx.Err() != nil {
 		return ctx.Err()
 	}
-	l.breaker.Done(err == nil)
+	s.breaker.Done(err == nil)
 	if err != nil {
 		l.testIdle(ctx, nameOf(c.base, c.charges[0]), err)
 		return fmt.Errorf("%w: %w", ratelimit.ErrUnavailable, err)

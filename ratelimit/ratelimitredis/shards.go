@@ -1,24 +1,58 @@
 package ratelimitredis
 
 import (
+	"context"
 	"fmt"
 	"hash/fnv"
 	"strconv"
 
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/internal/breaker"
+	"github.com/holdfast-go/holdfast/internal/lanes"
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
-// base returns the beginning of every key of a decision. With Shards it names
-// the shard, which the one key of the charges chooses.
-func (l *Limiter) base(charges []ratelimit.Charge) (string, error) {
+// failuresInARow open the breaker.
+const failuresInARow = 5
+
+// shard is what belongs to one hash tag, and so to one node: a node that does not
+// answer holds up no other, and has a clock of its own.
+type shard struct {
+	base    string // of the keys
+	sender  *sender
+	lanes   *lanes.Lanes[*call]
+	breaker *breaker.Breaker
+	denials *ratelimit.DenyCache // nil for none
+}
+
+func newShard(base string, client redis.UniversalClient, cfg Config, m *meters) *shard {
+	s := &shard{
+		base:    base,
+		sender:  &sender{client: client, drifted: func(ctx context.Context) { m.drift.Add(ctx, 1) }},
+		breaker: breaker.New(failuresInARow, cfg.ProbeEvery),
+	}
+	// A server that does not answer holds a few goroutines, not one per caller, and
+	// nobody longer than they want to: only a client that heeds deadlines lets go of
+	// a caller in time.
+	heedsDeadlines, _ := timeouts(client)
+	s.lanes = &lanes.Lanes[*call]{Send: s.sender.send, Most: cfg.Pipelines, Timeout: cfg.Timeout, OwnTrips: heedsDeadlines}
+	if cfg.DenyCache > 0 {
+		s.denials = ratelimit.NewDenyCache(cfg.DenyCache / max(1, cfg.Shards))
+	}
+	return s
+}
+
+// shard returns the one that the key of the charges chooses.
+func (l *Limiter) shard(charges []ratelimit.Charge) (*shard, error) {
 	if l.cfg.Shards < 2 {
-		return l.bases[0], nil
+		return l.shards[0], nil
 	}
 	key, err := routingKey(charges)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	return l.bases[l.shardOf(key)], nil
+	return l.shards[l.shardOf(key)], nil
 }
 
 // shardOf must not change: it is where counters are.
@@ -28,6 +62,7 @@ func (l *Limiter) shardOf(key string) int {
 	return int(h.Sum64() % uint64(l.cfg.Shards))
 }
 
+// bases are how the keys begin, by shard.
 func bases(cfg Config) []string {
 	prefix := cfg.Prefix + ":"
 	if cfg.Tag == "" {
