@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/ids"
 )
 
 // pipeline publishes one batch. All unkeyed messages and the first of each key are in
@@ -17,6 +19,7 @@ import (
 type pipeline struct {
 	relay    *Relay
 	messages []Message
+	unread   map[int]error   // why messages could not be read, by index
 	life     context.Context // the relay's: when it ends, the relay is shutting down
 	send     context.Context // within life; when it ends, nothing more is sent
 	wait     context.Context // when it ends, nothing more is waited for
@@ -120,6 +123,10 @@ func (p *pipeline) publish(q *queue, i int) {
 			p.results <- result{index: i, err: err}
 		}
 	}
+	if err := p.unfit(i); err != nil {
+		done(&PublishError{Class: Permanent, Err: fmt.Errorf("what is stored is no message: %w", err)})
+		return
+	}
 	if q.publisher == nil {
 		done(&PublishError{Class: Retryable, Err: fmt.Errorf("the relay has no transport %q", p.messages[i].Transport)})
 		return
@@ -132,6 +139,21 @@ func (p *pipeline) publish(q *queue, i int) {
 		}
 	}()
 	q.publisher.Publish(p.wait, p.messages[i], done)
+}
+
+// unfit is why a message cannot be published. Others than our writers may have stored it: what they must
+// not get wrong for the sake of consumers is looked at here, and the rest by the publishers.
+func (p *pipeline) unfit(i int) error {
+	if err := p.unread[i]; err != nil {
+		return err
+	}
+	if err := ids.Check(p.messages[i].ID); err != nil {
+		return err
+	}
+	if err := CheckName(p.messages[i].Name); err != nil {
+		return fmt.Errorf("the name %w", err)
+	}
+	return nil
 }
 
 func (p *pipeline) take(r result, outcomes []outcome, down map[string]error) {

@@ -44,7 +44,7 @@ func (r *Relay) round(ctx, work context.Context, batch Batch, begin time.Time) r
 	if len(batch.Messages) == 1 && batch.Unsettled >= r.cfg.MaxCrashes {
 		outcomes = quarantine(batch.Unsettled)
 	} else {
-		outcomes, down = r.publish(ctx, held, batch.Messages)
+		outcomes, down = r.publish(ctx, held, batch)
 	}
 	verdicts, failures := r.judge(batch.Messages, outcomes)
 	stale, err := r.settle(work, batch, verdicts)
@@ -52,7 +52,7 @@ func (r *Relay) round(ctx, work context.Context, batch Batch, begin time.Time) r
 
 	r.reports.Lock()
 	defer r.reports.Unlock()
-	r.notePauses(work, begin, batch.Messages, outcomes, down)
+	r.notePauses(work, begin, batch, outcomes, down)
 	if err != nil {
 		return round{claimed: len(batch.Messages), err: err}
 	}
@@ -67,7 +67,7 @@ func (r *Relay) round(ctx, work context.Context, batch Batch, begin time.Time) r
 // end has then waited for that long, so that a long or slow batch is not taken for an outage. After
 // the end of ctx, or of the leases, it sends nothing more; it waits for the confirms as long as there
 // is time left to settle.
-func (r *Relay) publish(ctx, held context.Context, messages []Message) ([]outcome, map[string]error) {
+func (r *Relay) publish(ctx, held context.Context, batch Batch) ([]outcome, map[string]error) {
 	wait, cancel := runloop.Detach(ctx, r.cfg.ShutdownTimeout-r.cfg.StoreTimeout)
 	defer cancel()
 	wait, cancelWait := context.WithTimeout(wait, r.cfg.PublishTimeout)
@@ -76,7 +76,7 @@ func (r *Relay) publish(ctx, held context.Context, messages []Message) ([]outcom
 	send, cancelSend := context.WithTimeout(ctx, r.cfg.PublishTimeout/2)
 	defer cancelSend()
 	defer context.AfterFunc(held, cancelSend)()
-	p := pipeline{relay: r, messages: messages, life: ctx, send: send, wait: wait}
+	p := pipeline{relay: r, messages: batch.Messages, unread: batch.Unreadable, life: ctx, send: send, wait: wait}
 	return p.run()
 }
 
@@ -144,11 +144,11 @@ func (r *Relay) settle(ctx context.Context, b Batch, verdicts []Outcome) ([]Leas
 	}
 }
 
-func (r *Relay) notePauses(ctx context.Context, begin time.Time, messages []Message, outcomes []outcome, down map[string]error) {
+func (r *Relay) notePauses(ctx context.Context, begin time.Time, batch Batch, outcomes []outcome, down map[string]error) {
 	answered := map[string]bool{}
 	for i, o := range outcomes {
-		name := messages[i].Transport
-		answered[name] = answered[name] || o.done
+		name := batch.Messages[i].Transport
+		answered[name] = answered[name] || o.done && batch.Unreadable[i] == nil
 	}
 	for name, ok := range answered {
 		if err, isDown := down[name]; isDown {

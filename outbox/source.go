@@ -73,6 +73,9 @@ type Batch struct {
 	Leases []Lease
 	// Messages are in stored order within each ordering key.
 	Messages []Message
+	// Unreadable says of some of the Messages, by index, why they could not be decoded; they have their
+	// ID, and whatever else could be. They are not published, and fail as Permanent.
+	Unreadable map[int]error
 	// Due is the time until the next message that waits for an attempt is ready. 0: none
 	// waits. A store that brings messages back in portions leaves at most 200 ms between two.
 	Due time.Duration
