@@ -80,7 +80,7 @@ var wanted = map[string][]string{
 		"id", "seq", "lane", "name", "body", "content_type", "headers", "ordering_key", "transport_name", "exchange", "routing_key",
 		"route_headers", "created_at", "published_at", "due_at", "held", "attempts", "error_class", "last_error",
 	},
-	"_lanes": {"lane", "token", "lease_until", "floor", "batch", "suspect", "alone", "losses"},
+	"_lanes": {"lane", "token", "lease_until", "floor", "batch", "suspect", "alone", "losses", "era"},
 	"_dead": {
 		"id", "seq", "lane", "name", "body", "content_type", "headers", "ordering_key", "transport_name", "exchange", "routing_key",
 		"route_headers", "created_at", "attempts", "error_class", "last_error", "died_at",

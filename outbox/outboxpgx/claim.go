@@ -51,6 +51,7 @@ type claim struct {
 	token int64
 
 	batch  outbox.Batch
+	era    int64 // of the lanes
 	seen   int64 // the highest sequence number
 	single bool  // of a lane that gives one message at a time
 	behind bool  // rows were met behind a waiting one
@@ -81,7 +82,9 @@ func (s *Source) take(ctx context.Context, c *claim) error {
 		s.lost.add(c.token, c.req.Lease)
 		return err
 	}
-	s.horizon.saw(c.seen)
+	if len(c.batch.Leases) > 0 {
+		s.horizon.saw(c.era, c.seen)
+	}
 	if !c.waits {
 		s.alarm.set(time.Time{})
 		return nil
@@ -122,9 +125,11 @@ func (s *Source) claim(c *claim, lost []int64) *pgx.Batch {
 func (c *claim) leases(rows pgx.Rows) error {
 	var lane *int
 	var single, doubtful bool
-	_, err := pgx.ForEachRow(rows, []any{&lane, &single, &doubtful}, func() error {
+	var era int64
+	_, err := pgx.ForEachRow(rows, []any{&lane, &single, &doubtful, &era}, func() error {
 		c.batch.Suspect = c.batch.Suspect || doubtful
 		if lane != nil {
+			c.era = era
 			c.single = c.single || single
 			c.batch.Leases = append(c.batch.Leases, outbox.Lease{Lane: *lane, Token: c.token})
 		}

@@ -10,15 +10,15 @@ type Horizon struct{ h horizon }
 
 // Ask sees a number and has a question answered; false: nothing was asked.
 func (h *Horizon) Ask(seen int64, writers []string) bool {
-	h.h.saw(seen)
+	h.h.saw(0, seen)
 	h.h.asked = time.Time{}
 	q := h.h.question()
 	h.h.answer(q, writers)
-	return q != 0
+	return q.number != 0
 }
 
 // Limit and Forget are the horizon's.
-func (h *Horizon) Limit() int64 { return h.h.limit() }
+func (h *Horizon) Limit() int64 { seq, _ := h.h.limit(); return seq }
 func (h *Horizon) Forget()      { h.h.forget() }
 
 // Statement is the SQL of a statement on the default table.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // horizon finds out up to which sequence number no transaction is open any more, so that the floors
@@ -16,12 +17,18 @@ import (
 // one that was seen only if its transaction holds a lock on the table: an INSERT takes the lock
 // before the number. So the horizon asks who holds such locks; when all of these have ended, nothing
 // can appear at or below what was seen before it asked.
+//
+// What it knows is void when the numbers begin anew, by TRUNCATE … RESTART IDENTITY or a failover that
+// lost some: messages lie below the floors then. The first look that finds one there begins a new era
+// in all lanes, by which every relay learns of it.
 type horizon struct {
 	mu     sync.Mutex
+	era    int64
 	seen   int64 // the highest number that was read
 	safe   int64 // nothing new appears at or below it
-	asking bool  // one question at a time: answers must come in order
+	asking int   // the question that is open; 0: none. One at a time: answers must come in order
 	asked  time.Time
+	count  int // of questions
 
 	pending int64    // becomes safe
 	writers []string // when these have ended
@@ -38,10 +45,14 @@ const askInterval = 10 * time.Millisecond
 // changed the tables by hand or restored one without the other.
 const lookInterval = 5 * time.Second
 
-// saw takes the highest number that a claim has read.
-func (h *horizon) saw(seq int64) {
+// saw takes the highest number that a claim has read, in an era.
+func (h *horizon) saw(era, seq int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if era != h.era {
+		h.reset()
+		h.era = era
+	}
 	h.seen = max(h.seen, seq)
 }
 
@@ -57,50 +68,56 @@ func (h *horizon) below() bool {
 	return true
 }
 
-// question is what had been read when it was asked who writes. 0: nothing is asked.
-type question int64
+// question has what had been read when it was asked who writes. number 0: nothing is asked.
+type question struct {
+	number int
+	seen   int64
+}
 
 func (h *horizon) question() question {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := time.Now()
-	if h.asking || h.seen <= h.safe || now.Sub(h.asked) < askInterval {
-		return 0
+	if h.asking != 0 || h.seen <= h.safe || now.Sub(h.asked) < askInterval {
+		return question{}
 	}
-	h.asking, h.asked = true, now
-	return question(h.seen)
+	h.count++
+	h.asking, h.asked = h.count, now
+	return question{h.count, h.seen}
 }
 
 // answer takes who writes.
 func (h *horizon) answer(q question, writers []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if q == 0 || !h.asking {
+	if q.number == 0 || q.number != h.asking { // it may be of an era that is over
 		return
 	}
-	h.asking = false
+	h.asking = 0
 	h.writers = slices.DeleteFunc(h.writers, func(w string) bool { return !slices.Contains(writers, w) })
 	if len(h.writers) == 0 {
 		h.safe = h.pending
-		h.pending, h.writers = int64(q), writers
+		h.pending, h.writers = q.seen, writers
 	}
 }
 
 // lower looks below the floors, in a transaction of its own. The look ends early where the entries of
 // rows long gone are very many, which an old snapshot keeps: these are what the floors are there for.
 func (s *Source) lower(ctx context.Context) error {
-	err := pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
-		queue := &pgx.Batch{}
-		queue.Queue(s.sql.setup)
-		queue.Queue(s.sql.hurry)
-		queue.Queue(briefSQL)
-		queue.Queue(s.sql.lower)
-		return tx.SendBatch(ctx, queue).Close()
+	queue := &pgx.Batch{}
+	queue.Queue(beginSQL)
+	queue.Queue(s.sql.setup)
+	queue.Queue(s.sql.hurry)
+	queue.Queue(briefSQL)
+	queue.Queue(s.sql.lower)
+	queue.Queue(commitSQL)
+	return s.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+		err := conn.SendBatch(ctx, queue).Close()
+		if canceled, ok := errors.AsType[*pgconn.PgError](err); ok && canceled.Code == queryCanceled {
+			_, err = conn.Exec(ctx, "ROLLBACK") // so that the pool keeps the connection
+		}
+		return err
 	})
-	if canceled, ok := errors.AsType[*pgconn.PgError](err); ok && canceled.Code == queryCanceled {
-		return nil
-	}
-	return err
 }
 
 const queryCanceled = "57014"
@@ -110,13 +127,17 @@ const queryCanceled = "57014"
 func (h *horizon) forget() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.seen, h.safe, h.pending, h.writers, h.asking = 0, 0, 0, nil, false
+	h.reset()
 	h.looked = time.Time{}
 }
 
-// limit is the number that no floor may be above.
-func (h *horizon) limit() int64 {
+func (h *horizon) reset() {
+	h.seen, h.safe, h.pending, h.writers, h.asking = 0, 0, 0, nil, 0
+}
+
+// limit is the number that no floor may be above, in an era.
+func (h *horizon) limit() (seq, era int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.safe + 1
+	return h.safe + 1, h.era
 }

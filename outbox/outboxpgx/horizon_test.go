@@ -115,6 +115,52 @@ func TestFloorsGoDownToParkedMessages(t *testing.T) {
 	}
 }
 
+// Sequence numbers begin anew under running relays, as by a failover that lost some. What each relay
+// knew of the old ones is void as soon as one of them notices: every message is then found at once.
+func TestFloorsWhenNumbersBeginAnew(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.SourceConfig{})
+	publisher := outboxtest.NewPublisher()
+	second, err := outboxpgx.NewSource(f.pool, outboxpgx.SourceConfig{})
+	must(t, err)
+	relays := []*outbox.Relay{f.relay(t, publisher, outbox.RelayConfig{}), (&fixture{source: second}).relay(t, publisher, outbox.RelayConfig{})}
+	for _, relay := range relays {
+		testenv.Eventually(t, 20*time.Second, func() error {
+			f.raiseFloors(t, relay)
+			if low, _ := f.floors(t); low < 2 {
+				return errors.New("the floors do not rise")
+			}
+			return nil
+		})
+	}
+	_, err = f.pool.Exec(t.Context(), `TRUNCATE holdfast_outbox RESTART IDENTITY`)
+	must(t, err)
+	f.write(t, keyed(64, 1)...) // of every lane
+	testenv.Eventually(t, 20*time.Second, func() error {
+		for _, relay := range relays {
+			if _, err := relay.Drain(t.Context(), outbox.Bounds{}); err != nil {
+				return err
+			}
+		}
+		return f.emptyNow(t)
+	})
+	for n := range 10 {
+		f.write(t, keyed(64, 1)...)
+		drain(t, relays[n%2], 64)
+	}
+}
+
+// emptyNow is an error while there are messages left.
+func (f *fixture) emptyNow(t *testing.T) error {
+	t.Helper()
+	var left int
+	must(t, f.pool.QueryRow(t.Context(), `SELECT count(*) FROM holdfast_outbox`).Scan(&left))
+	if left > 0 {
+		return fmt.Errorf("%d messages left", left)
+	}
+	return nil
+}
+
 // Should a floor be wrong, its messages are late, and not lost.
 func TestWrongFloorLosesNothing(t *testing.T) {
 	t.Parallel()

@@ -38,7 +38,7 @@ func TestQueriesUseTheirIndexes(t *testing.T) {
 		"kept":      {lanes, tokens, ids},
 		"failed":    {lanes, tokens, ids, []int64{1}, text, text},
 		"dead":      {lanes, tokens, ids, text, text},
-		"close":     {lanes, tokens, int64(1)},
+		"close":     {lanes, tokens, int64(1), int64(0)},
 		"prune":     {int64(1), 1000},
 		"stats":     {1000, 1000},
 	} {

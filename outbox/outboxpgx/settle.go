@@ -22,10 +22,11 @@ func (s *Source) Settle(ctx context.Context, b outbox.Batch, outcomes []outbox.O
 	queue.Queue(s.sql.setup)
 	queue.Queue(s.sql.lock, lanes, tokens).Query(held.read)
 	s.settlement(queue, lanes, tokens, outcomes)
-	queue.Queue(s.sql.close, lanes, tokens, s.horizon.limit())
+	limit, era := s.horizon.limit()
+	queue.Queue(s.sql.close, lanes, tokens, limit, era)
 	ask := s.horizon.question()
 	var writers []string
-	if ask != 0 {
+	if ask.number != 0 {
 		queue.Queue(s.sql.writers, s.t.outbox).Query(func(rows pgx.Rows) (err error) {
 			writers, err = pgx.CollectRows(rows, pgx.RowTo[string])
 			return err

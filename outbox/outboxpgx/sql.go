@@ -97,14 +97,16 @@ const (
 // nearest, since before the first may lie the entries of many that are gone.
 const before = `p.ordering_key = o.ordering_key AND p.seq < o.seq AND p.published_at IS NULL AND p.due_at IS NOT NULL ORDER BY p.seq DESC LIMIT 1`
 
-// Looks below the floors, where nothing should lie.
+// Looks below the floors, where nothing should lie. What does shows that sequence numbers are not
+// what they were: all lanes get a new era then.
 const lowerSQL = `
 WITH low AS MATERIALIZED (
   SELECT l.lane, (SELECT o.seq FROM {outbox} o WHERE o.lane = l.lane AND o.seq < l.floor AND {ready}
                   ORDER BY o.seq LIMIT 1) AS seq
   FROM {lanes} l),
-locked AS MATERIALIZED (SELECT l.lane, low.seq FROM {lanes} l JOIN low ON l.lane = low.lane WHERE low.seq IS NOT NULL ORDER BY l.lane FOR UPDATE OF l)
-UPDATE {lanes} l SET floor = least(l.floor, locked.seq) FROM locked WHERE l.lane = locked.lane`
+locked AS MATERIALIZED (SELECT l.lane FROM {lanes} l WHERE EXISTS (SELECT FROM low WHERE seq IS NOT NULL) ORDER BY l.lane FOR UPDATE OF l)
+UPDATE {lanes} l SET floor = least(l.floor, low.seq), era = (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
+FROM locked JOIN low ON low.lane = locked.lane WHERE l.lane = locked.lane`
 
 // The lanes least recently used come first, so that none is forgotten. A lane without a token is
 // free whatever its time says: the clock may have been set back. A lane under suspicion, or whose last
@@ -131,9 +133,9 @@ leased AS (
       SELECT max(seq) FROM (SELECT o.seq FROM {outbox} o WHERE o.lane = l.lane AND o.seq >= l.floor AND {ready}
                               AND o.transport_name <> ALL($4::text[]) ORDER BY o.seq LIMIT l.batch) held) END
   FROM free WHERE l.lane = free.lane
-  RETURNING l.lane, l.suspect IS NOT NULL AND l.batch = 1 AS single)
-SELECT lane, single, (SELECT doubtful FROM kind) FROM leased
-UNION ALL SELECT NULL, false, true FROM able WHERE doubtful AND NOT $6::boolean`
+  RETURNING l.lane, l.suspect IS NOT NULL AND l.batch = 1 AS single, l.era)
+SELECT lane, single, (SELECT doubtful FROM kind), era FROM leased
+UNION ALL SELECT NULL, false, true, 0 FROM able WHERE doubtful AND NOT $6::boolean`
 
 // The rows of the lanes just leased, each lane's share of the limit, cut where the bodies exceed
 // the bytes; without their bodies those that are behind another of their key. It is a statement of its
@@ -213,9 +215,11 @@ ON CONFLICT (id) DO UPDATE SET (
   EXCLUDED.exchange, EXCLUDED.routing_key, EXCLUDED.route_headers, EXCLUDED.seq, EXCLUDED.created_at, EXCLUDED.attempts, EXCLUDED.error_class, EXCLUDED.last_error, EXCLUDED.died_at)`
 
 // The token goes, so that a batch is settled once; the floor rises to the first ready row, up to the
-// horizon; the losses in a row are over; and the suspicion ends when the floor is past it. $3 horizon.
+// horizon of this era; the losses in a row are over; and the suspicion ends when the floor is past it.
+// $3 horizon, $4 era.
 const closeSQL = `
-UPDATE {lanes} l SET token = NULL, lease_until = now(), losses = 0, floor = greatest(l.floor, least($3::bigint, f.seq)),
+UPDATE {lanes} l SET token = NULL, lease_until = now(), losses = 0,
+  floor = CASE WHEN l.era = $4 THEN greatest(l.floor, least($3::bigint, f.seq)) ELSE l.floor END,
   suspect = CASE WHEN f.seq <= l.suspect THEN l.suspect END
 FROM (SELECT h.lane, (SELECT o.seq FROM {outbox} o WHERE o.lane = h.lane AND o.seq >= h.floor AND {ready} ORDER BY o.seq LIMIT 1) AS seq
       FROM {lanes} h WHERE h.lane = {ours}) f

@@ -33,7 +33,8 @@ CREATE INDEX "{{raw.table}}_published" ON {{table}} (published_at) WHERE publish
 -- it has no ready row, so that none of the entries of rows long gone is read again. A token that outlived
 -- its lease is that of a claim that was lost: the lane is under suspicion then up to a seq, and claims of
 -- it have at most so many rows as batch says; alone is the seq of the last one claimed by itself, and
--- losses how many such claims were lost in a row.
+-- losses how many such claims were lost in a row. era is the time at which rows were found below a floor:
+-- what was known of the order of sequence numbers until then is void.
 CREATE TABLE {{lanes}} (
     lane        smallint    NOT NULL,
     token       bigint,
@@ -43,6 +44,7 @@ CREATE TABLE {{lanes}} (
     suspect     bigint,
     alone       bigint,
     losses      integer     NOT NULL DEFAULT 0,
+    era         bigint      NOT NULL DEFAULT 0,
     CONSTRAINT "{{raw.lanes}}_pkey" PRIMARY KEY (lane)
 ) WITH (fillfactor = 20, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_cost_delay = 0);
 
