@@ -34,6 +34,8 @@ type AuditEntry struct {
 	Filter Filter
 	// To is where a retry sent them instead of where they were going; nil: nowhere else.
 	To *Destination
+	// Unreadable is why Filter or To are missing: the entry was written by hand. Nil: they are there.
+	Unreadable error
 }
 
 // Audit returns the newest entries, the newest first; limit 0 means 100. An entry is written in the
@@ -55,14 +57,26 @@ func (d *DeadLetters) Audit(ctx context.Context, limit int) ([]AuditEntry, error
 
 func scanAudit(row pgx.CollectableRow) (AuditEntry, error) {
 	var e AuditEntry
-	var chosenBy storedFilter
-	var to *storedDestination
-	err := row.Scan(&e.At, &e.By, &e.Reason, &e.Action, &e.Count, &chosenBy, &to)
-	e.Filter = chosenBy.filter()
-	if to != nil {
-		e.To = &Destination{to.Transport, outbox.Route{Exchange: to.Exchange, RoutingKey: to.RoutingKey, Headers: to.Headers}}
+	var chosenBy, elsewhere []byte
+	if err := row.Scan(&e.At, &e.By, &e.Reason, &e.Action, &e.Count, &chosenBy, &elsewhere); err != nil {
+		return e, err
 	}
-	return e, err
+	var filter storedFilter
+	if err := json.Unmarshal(chosenBy, &filter); err != nil {
+		e.Unreadable = fmt.Errorf("filter: %w", err)
+		return e, nil
+	}
+	e.Filter = filter.filter()
+	if elsewhere == nil {
+		return e, nil
+	}
+	var to storedDestination
+	if err := json.Unmarshal(elsewhere, &to); err != nil {
+		e.Unreadable = fmt.Errorf("destination: %w", err)
+		return e, nil
+	}
+	e.To = &Destination{to.Transport, outbox.Route{Exchange: to.Exchange, RoutingKey: to.RoutingKey, Headers: to.Headers}}
+	return e, nil
 }
 
 // storedFilter is a Filter as the table holds it, without what is not set.

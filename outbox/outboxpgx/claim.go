@@ -138,31 +138,32 @@ func (c *claim) leases(rows pgx.Rows) error {
 	return err
 }
 
-// messages scans the rows in place, since half of what a message costs here is its memory. The id is
-// scanned as bytes: of a uuid.UUID the client makes a text first.
 func (c *claim) messages(rows pgx.Rows) error {
-	defer rows.Close()
-	var key *string
+	var r record
 	var seq int64
 	var behind bool
-	for rows.Next() {
-		c.batch.Messages = append(c.batch.Messages, outbox.Message{})
-		last := len(c.batch.Messages) - 1
-		m := &c.batch.Messages[last]
-		err := rows.Scan((*[16]byte)(&m.ID), &m.Name, &m.Body, &m.ContentType, &m.Headers, &key, &m.Transport,
-			&m.Route.Exchange, &m.Route.RoutingKey, &m.Route.Headers, &m.CreatedAt, &m.Attempts, &seq, &behind)
-		if err != nil {
-			return err
-		}
+	_, err := pgx.ForEachRow(rows, r.dest(&seq, &behind), func() error {
 		c.seen = max(c.seen, seq)
 		if behind {
 			c.behind = true
-			c.batch.Messages = c.batch.Messages[:last]
-		} else if key != nil {
-			m.Key = *key
+			return nil
 		}
+		m, err := r.message()
+		if err != nil {
+			c.unreadable(err)
+		}
+		c.batch.Messages = append(c.batch.Messages, m)
+		return nil
+	})
+	return err
+}
+
+// unreadable notes that the next message could not be decoded.
+func (c *claim) unreadable(err error) {
+	if c.batch.Unreadable == nil {
+		c.batch.Unreadable = map[int]error{}
 	}
-	return rows.Err()
+	c.batch.Unreadable[len(c.batch.Messages)] = err
 }
 
 // countLosses returns how many claims of this one message alone were lost.

@@ -23,6 +23,9 @@ type DeadLetter struct {
 	// Class and Err are those of the last attempt.
 	Class outbox.Class
 	Err   string
+	// Unreadable is why the Message is not complete: another program stored what is none, or the bodies
+	// would be more than 32 MiB in one List. Nil: it is. Retry moves what is stored, not the Message.
+	Unreadable error
 	// DiedAt is by the database's clock.
 	DiedAt time.Time
 }
@@ -64,6 +67,9 @@ func NewDeadLetters(pool *pgxpool.Pool, cfg SchemaConfig) (*DeadLetters, error) 
 
 const listLimit = 100
 
+// listBytes bounds the bodies of one List together.
+const listBytes = 32 << 20
+
 // A filter is stored with the change that it chose.
 const (
 	maxFilterIDs  = 10_000
@@ -79,7 +85,7 @@ func (d *DeadLetters) List(ctx context.Context, f Filter) ([]DeadLetter, error) 
 	if err != nil {
 		return nil, err
 	}
-	rows, _ := d.pool.Query(ctx, d.sql.list, args...) // CollectRows returns its error
+	rows, _ := d.pool.Query(ctx, d.sql.list, append(args, listBytes)...) // CollectRows returns its error
 	letters, err := pgx.CollectRows(rows, scanDeadLetter)
 	if err != nil {
 		return nil, fmt.Errorf("outboxpgx: list dead letters: %w", d.t.explain(err))
@@ -149,13 +155,11 @@ func (f Filter) validate() error {
 	return errors.Join(errs...)
 }
 
-func scanDeadLetter(row pgx.CollectableRow) (DeadLetter, error) {
-	var d DeadLetter
-	var key *string
-	err := row.Scan(&d.ID, &d.Name, &d.Body, &d.ContentType, &d.Headers, &key, &d.Transport,
-		&d.Route.Exchange, &d.Route.RoutingKey, &d.Route.Headers, &d.CreatedAt, &d.Attempts, &d.Class, &d.Err, &d.DiedAt)
-	if key != nil {
-		d.Key = *key
+func scanDeadLetter(row pgx.CollectableRow) (d DeadLetter, err error) {
+	var r record
+	if err := row.Scan(r.dest(&d.Class, &d.Err, &d.DiedAt)...); err != nil {
+		return d, err
 	}
-	return d, err
+	d.Message, d.Unreadable = r.message()
+	return d, nil
 }

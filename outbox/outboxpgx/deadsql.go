@@ -8,7 +8,9 @@ type deadStatements struct {
 }
 
 func (t tables) deadStatements() deadStatements {
-	fill := func(sql string) string { return t.fill(strings.ReplaceAll(sql, "{where}", deadWhere)) }
+	parts := strings.NewReplacer("{where}", deadWhere, "{fits}", strings.ReplaceAll(fits, "{max}", "$8::bigint"),
+		"{record}", recordColumns)
+	fill := func(sql string) string { return t.fill(parts.Replace(sql)) }
 	return deadStatements{
 		list: fill(deadListSQL), count: fill(deadCountSQL),
 		retry: fill(deadRetrySQL), remove: fill(deadRemoveSQL), audit: fill(auditSQL),
@@ -22,10 +24,12 @@ const deadWhere = `
   AND ($7::text IS NULL OR position($7 IN last_error) > 0)
 ORDER BY died_at, seq LIMIT $6`
 
+// $8 bytes of all bodies.
 const deadListSQL = `
-SELECT id, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers, created_at, attempts,
-       error_class, last_error, died_at
-FROM {dead} WHERE {where}`
+SELECT {record}, left(error_class, 100), left(last_error, 1000), died_at
+FROM (SELECT d.*, fits AS texts, fits AND sum(octet_length(body)) FILTER (WHERE fits) OVER (ORDER BY died_at, seq) <= $8 AS whole
+      FROM (SELECT o.*, {fits} AS fits FROM {dead} o WHERE {where}) d) d
+ORDER BY died_at, seq`
 
 const deadCountSQL = `SELECT count(*) FROM (SELECT FROM {dead} WHERE {where}) d`
 

@@ -35,7 +35,7 @@ func BenchmarkRetention(b *testing.B) {
 				b.Helper()
 				_, err := pool.Exec(b.Context(), fmt.Sprintf(`
 					INSERT INTO holdfast_outbox (id, lane, name, body, content_type, published_at)
-					SELECT gen_random_uuid(), n %% 16, 'order.placed', convert_to(to_json(repeat('x', 250))::text, 'UTF8'), 'application/json', %s
+					SELECT overlay(gen_random_uuid()::text PLACING '7' FROM 15)::uuid, n %% 16, 'order.placed', convert_to(to_json(repeat('x', 250))::text, 'UTF8'), 'application/json', %s
 					FROM generate_series(1, %d) n`, published, n))
 				must(b, err)
 			}

@@ -13,7 +13,8 @@ type statements struct {
 }
 
 func (t tables) statements() statements {
-	parts := strings.NewReplacer("{ready}", ready, "{waiting}", waiting, "{before}", before, "{net}", net, "{ours}", ours)
+	parts := strings.NewReplacer("{ready}", ready, "{waiting}", waiting, "{before}", before, "{net}", net, "{ours}", ours,
+		"{fits}", strings.ReplaceAll(fits, "{max}", "$4::bigint"), "{record}", recordColumns)
 	twice := func(sql string) string { return t.fill(parts.Replace(sql)) } // a part may hold a name
 	return statements{
 		insertOne: twice(insertOneSQL), insert: twice(insertSQL), insertJSON: twice(insertJSONSQL),
@@ -94,8 +95,8 @@ const (
 )
 
 // before finds the waiting row p that is nearest before o in its key: o must not be published. The
-// nearest, since before the first may lie the entries of many that are gone.
-const before = `p.ordering_key = o.ordering_key AND p.seq < o.seq AND p.published_at IS NULL AND p.due_at IS NOT NULL ORDER BY p.seq DESC LIMIT 1`
+// nearest, since before the first may lie the entries of many that are gone. An empty key is none.
+const before = `p.ordering_key = o.ordering_key AND o.ordering_key <> '' AND p.seq < o.seq AND p.published_at IS NULL AND p.due_at IS NOT NULL ORDER BY p.seq DESC LIMIT 1`
 
 // Looks below the floors, where nothing should lie. What does shows that sequence numbers are not
 // what they were: all lanes get a new era then.
@@ -138,20 +139,20 @@ SELECT lane, single, (SELECT doubtful FROM kind), era FROM leased
 UNION ALL SELECT NULL, false, true, 0 FROM able WHERE doubtful AND NOT $6::boolean`
 
 // The rows of the lanes just leased, each lane's share of the limit, cut where the bodies exceed
-// the bytes; without their bodies those that are behind another of their key. It is a statement of its
-// own: its snapshot must be newer than the lock on the lane.
+// the bytes; without their contents those that are behind another of their key, or too large by
+// themselves. It is a statement of its own: its snapshot must be newer than the lock on the lane.
 // $1 token, $2 limit, $3 transports to skip, $4 bytes.
 const readSQL = `
-SELECT id, name, CASE WHEN NOT behind THEN body END, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers,
-       created_at, attempts, seq, behind
+SELECT {record}, seq, behind
 FROM (
-  SELECT m.*, sum(octet_length(m.body)) FILTER (WHERE NOT behind) OVER (ORDER BY m.seq) - octet_length(m.body) AS bytes_before
+  SELECT m.*, fits AND NOT behind AS texts, fits AND NOT behind AS whole,
+    sum(octet_length(m.body)) FILTER (WHERE fits AND NOT behind) OVER (ORDER BY m.seq) - octet_length(m.body) AS bytes_before
   FROM {lanes} l CROSS JOIN LATERAL (
-    SELECT o.*, (SELECT true FROM {outbox} p WHERE {before}) IS NOT NULL AS behind FROM {outbox} o
+    SELECT o.*, (SELECT true FROM {outbox} p WHERE {before}) IS NOT NULL AS behind, {fits} AS fits FROM {outbox} o
     WHERE o.lane = l.lane AND o.seq >= l.floor AND {ready} AND o.transport_name <> ALL($3::text[])
     ORDER BY o.seq LIMIT greatest(1, least(l.batch, $2::int / (SELECT count(*)::int FROM {lanes} WHERE token = $1)))) m
   WHERE l.token = $1) q
-WHERE behind OR bytes_before < $4::bigint
+WHERE NOT whole OR bytes_before < $4::bigint
 ORDER BY seq
 LIMIT $2::int`
 
@@ -164,10 +165,10 @@ const freeSQL = `
 WITH mine AS MATERIALIZED (SELECT lane FROM {lanes} WHERE token = ANY($1::bigint[]) ORDER BY lane FOR UPDATE SKIP LOCKED)
 UPDATE {lanes} l SET token = NULL FROM mine WHERE l.lane = mine.lane`
 
-// The microseconds until the first waiting row is due; they may be over.
+// The microseconds until the first waiting row is due, a year at most, since it may be infinite.
 const dueSQL = `
-SELECT ceil(extract(epoch FROM due_at - now()) * 1000000)::bigint FROM {outbox} o
-WHERE {waiting} ORDER BY due_at LIMIT 1`
+SELECT CASE WHEN due_at > now() THEN ceil(extract(epoch FROM least(due_at, now() + interval '1 year') - now()) * 1000000)::bigint ELSE 0 END
+FROM {outbox} o WHERE {waiting} ORDER BY due_at LIMIT 1`
 
 // The transactions that may yet insert a row with a number already passed: see horizon.
 const writersSQL = `
@@ -194,7 +195,7 @@ const keptSQL = `UPDATE {outbox} SET published_at = now() WHERE id = ANY($3::uui
 
 // $3 ids, $4 microseconds, $5 classes, $6 errors.
 const failedSQL = `
-UPDATE {outbox} o SET attempts = o.attempts + 1, held = false, due_at = now() + f.delay * interval '1 microsecond', error_class = f.class, last_error = f.error
+UPDATE {outbox} o SET attempts = least(o.attempts, 2147483646) + 1, held = false, due_at = now() + f.delay * interval '1 microsecond', error_class = f.class, last_error = f.error
 FROM unnest($3::uuid[], $4::bigint[], $5::text[], $6::text[]) AS f(id, delay, class, error)
 WHERE o.id = f.id AND o.lane = {ours}`
 
@@ -205,7 +206,7 @@ const deadSQL = `
 WITH gone AS (DELETE FROM {outbox} WHERE id = ANY($3::uuid[]) AND lane = {ours} RETURNING *)
 INSERT INTO {dead} ({columns}, seq, created_at, attempts, error_class, last_error)
 SELECT g.id, g.lane, g.name, g.body, g.content_type, g.headers, g.ordering_key, g.transport_name, g.exchange, g.routing_key, g.route_headers,
-       g.seq, g.created_at, g.attempts + 1, f.class, f.error
+       g.seq, g.created_at, least(g.attempts, 2147483646) + 1, f.class, f.error
 FROM gone g JOIN unnest($3::uuid[], $4::text[], $5::text[]) AS f(id, class, error) ON f.id = g.id
 ORDER BY g.seq
 ON CONFLICT (id) DO UPDATE SET (

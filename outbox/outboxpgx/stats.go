@@ -22,7 +22,7 @@ SELECT
      LIMIT $1) ready)),
   waiting.parked,
   (SELECT count(*) FROM (SELECT FROM {dead} ORDER BY died_at, seq LIMIT $1) dead),
-  (SELECT (extract(epoch FROM clock_timestamp() - min(created_at)) * 1000000)::bigint FROM (
+  (SELECT (extract(epoch FROM clock_timestamp() - min(created_at) FILTER (WHERE isfinite(created_at))) * 1000000)::bigint FROM (
      SELECT r.created_at FROM {lanes} l CROSS JOIN LATERAL (
        SELECT o.created_at FROM {outbox} o WHERE o.lane = l.lane AND o.seq >= l.floor AND o.published_at IS NULL AND o.due_at IS NULL ORDER BY o.seq LIMIT 1) r
      UNION ALL

@@ -36,7 +36,8 @@ const (
 
 // net is the due time of a row that is held behind p: a safety net, for nobody is expected to release
 // it by that time.
-const net = `CASE WHEN p.held AND p.due_at > now() + interval '30 minutes' THEN p.due_at ELSE greatest(p.due_at, now()) + interval '1 hour' END`
+const net = `CASE WHEN p.held AND p.due_at > now() + interval '30 minutes' THEN p.due_at
+  ELSE least(greatest(p.due_at, now()), now() + interval '1 year') + interval '1 hour' END`
 
 // Locks the lanes of rows that are due, but not those that are busy. $1 rows.
 const overdueSQL = `
@@ -74,7 +75,7 @@ head AS MATERIALIZED (SELECT o.* FROM due o WHERE (SELECT true FROM {outbox} p W
 most AS MATERIALIZED (SELECT greatest(1, least($4::int, $3::int / greatest(1, count(*)::int))) AS n FROM head),
 behind AS MATERIALIZED (
   SELECT b.id, b.n > b.most AS late
-  FROM (SELECT h.*, CASE WHEN h.held THEN m.n ELSE least(m.n, $5::int) END AS most FROM head h CROSS JOIN most m WHERE h.ordering_key IS NOT NULL) h
+  FROM (SELECT h.*, CASE WHEN h.held THEN m.n ELSE least(m.n, $5::int) END AS most FROM head h CROSS JOIN most m WHERE h.ordering_key <> '') h
     CROSS JOIN LATERAL (
       SELECT w.id, h.most, row_number() OVER (ORDER BY w.seq) AS n, bool_and(w.held OR w.due_at <= now()) OVER (ORDER BY w.seq) AS along
       FROM (SELECT o.id, o.seq, o.held, o.due_at FROM {outbox} o WHERE o.ordering_key = h.ordering_key AND o.seq > h.seq AND {waiting}

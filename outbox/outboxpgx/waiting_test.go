@@ -183,7 +183,7 @@ func TestManyBehindOneThatWaits(t *testing.T) {
 	}
 	_, err := f.pool.Exec(t.Context(), `
 		INSERT INTO holdfast_outbox (id, lane, name, body, content_type, ordering_key, due_at)
-		SELECT gen_random_uuid(), $2, 'a', n::text::bytea, 'application/json', 'k', CASE WHEN n = 0 THEN now() + interval '1 day' END
+		SELECT overlay(gen_random_uuid()::text PLACING '7' FROM 15)::uuid, $2, 'a', n::text::bytea, 'application/json', 'k', CASE WHEN n = 0 THEN now() + interval '1 day' END
 		FROM generate_series(0, $1::int) n`, rows, outbox.LaneOf(outbox.Message{Key: "k"}))
 	must(t, err)
 	_, err = f.pool.Exec(t.Context(), `

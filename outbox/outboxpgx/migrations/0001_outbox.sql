@@ -21,7 +21,8 @@ CREATE TABLE {{table}} (
     attempts       integer     NOT NULL DEFAULT 0,
     error_class    text,
     last_error     text,
-    CONSTRAINT "{{raw.table}}_pkey" PRIMARY KEY (id)
+    CONSTRAINT "{{raw.table}}_pkey" PRIMARY KEY (id),
+    CONSTRAINT "{{raw.table}}_lane" CHECK (lane BETWEEN 0 AND 15)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0);
 
 CREATE INDEX "{{raw.table}}_ready" ON {{table}} (lane, seq) WHERE published_at IS NULL AND due_at IS NULL;

@@ -1,0 +1,227 @@
+package outboxpgx_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest"
+)
+
+// foreign are rows as another program may write them, each a change to one that is sound.
+var foreign = map[string]struct {
+	set  string // of the UPDATE that makes the row foreign
+	dead string // a part of its dead letter's error; "": it is published
+}{
+	"headers with a number":         {`headers = '{"tenant": 7}'`, "headers is not a JSON object of strings"},
+	"headers with an object":        {`headers = '{"tenant": {"id": "7"}}'`, "headers is not a JSON object of strings"},
+	"headers with a list":           {`headers = '["tenant"]'`, "headers is not a JSON object of strings"},
+	"headers that are a text":       {`headers = '"tenant"'`, "headers is not a JSON object of strings"},
+	"headers of PHP without any":    {`headers = '[]', route_headers = '[]'`, ""},
+	"headers that are JSON's null":  {`headers = 'null', route_headers = 'null'`, ""},
+	"headers of a megabyte":         {`headers = jsonb_build_object('a', (SELECT string_agg(md5(n::text), '') FROM generate_series(1, 40000) n))`, "too large to be read"},
+	"route headers with a number":   {`route_headers = '{"tenant": 7}'`, "route_headers is not a JSON object of strings"},
+	"an id of version 4":            {`id = 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'`, "not a UUID of version 7"},
+	"the zero id":                   {`id = '00000000-0000-0000-0000-000000000000'`, "not a UUID of version 7"},
+	"no name":                       {`name = ''`, "the name has 0 bytes"},
+	"a class as the name":           {`name = 'App\OrderPlaced'`, "is not lower-case words joined by dots"},
+	"a name of a megabyte":          {`name = repeat('a', 1000000)`, "too large to be read"},
+	"a key of a megabyte":           {`ordering_key = repeat('k', 1000000)`, "too large to be read"},
+	"an empty key":                  {`ordering_key = ''`, ""},
+	"a transport that nobody knows": {`transport_name = 'pigeon'`, `no transport "pigeon"`},
+	"a huge body":                   {`body = decode(repeat('00', 33 * 1024 * 1024), 'hex')`, "too large to be read: a body of 34603008 bytes"},
+	"an empty body":                 {`body = ''`, ""},
+	"created in infinity":           {`created_at = 'infinity'`, "created_at is infinite"},
+	"created before all time":       {`created_at = '-infinity'`, "created_at is infinite"},
+	"created in the year 10000":     {`created_at = '10000-01-01'`, ""},
+	"most attempts":                 {`attempts = 2147483647, name = 'a.fails'`, "scripted"},
+	"attempts below zero":           {`attempts = -2147483648`, ""},
+}
+
+// One row that is no message becomes a dead letter with a clear error, and the others of its lane and
+// its key are published. Neither it nor its letter keeps anybody from looking.
+func TestForeignRows(t *testing.T) {
+	t.Parallel()
+	pgtest.New(t) // skips before there are subtests
+	for name, c := range foreign {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setup(t, outboxpgx.SourceConfig{Retention: time.Hour})
+			for n := range 4 {
+				f.write(t, outbox.Message{Name: fmt.Sprintf("a.%d", n), Key: "k", Body: []byte("1")})
+			}
+			_, err := f.pool.Exec(t.Context(), `UPDATE holdfast_outbox SET `+c.set+` WHERE name = 'a.1'`)
+			must(t, err)
+			_, err = f.source.Stats(t.Context())
+			must(t, err)
+			publisher := outboxtest.NewPublisher()
+			publisher.Respond(func(m outbox.Message) error {
+				if m.Name == "a.fails" {
+					return &outbox.PublishError{Class: outbox.Permanent, Err: fmt.Errorf("scripted")}
+				}
+				return nil
+			})
+			relay := f.relay(t, publisher, outbox.RelayConfig{Policy: outbox.Policy{MaxAttempts: 1}})
+			_, err = relay.Drain(t.Context(), outbox.Bounds{})
+			must(t, err)
+			f.wantForeign(t, publisher.Received(), c.dead)
+		})
+	}
+}
+
+// wantForeign wants the other rows published, and the foreign one too or dead for the reason.
+func (f *fixture) wantForeign(t *testing.T, received []outbox.Message, dead string) {
+	t.Helper()
+	var sound []string
+	for _, m := range received {
+		sound = append(sound, m.Name)
+	}
+	sound = slices.DeleteFunc(sound, func(name string) bool { return name != "a.0" && name != "a.2" && name != "a.3" })
+	if !slices.Equal(sound, []string{"a.0", "a.2", "a.3"}) {
+		t.Errorf("of the sound messages %v were published", sound)
+	}
+	stats, err := f.source.Stats(t.Context())
+	must(t, err)
+	letters, err := f.dead.List(t.Context(), outboxpgx.Filter{})
+	must(t, err)
+	if dead == "" {
+		if len(received) != 4 || len(letters) != 0 || stats.Ready+stats.Parked != 0 {
+			t.Errorf("%d received, dead letters %v, stats %+v", len(received), letters, stats)
+		}
+		return
+	}
+	if len(letters) != 1 || !strings.Contains(letters[0].Err, dead) || stats.Dead != 1 {
+		t.Fatalf("dead letters %v, stats %+v, want one with %q", letters, stats, dead)
+	}
+	unreadable := strings.Contains(dead, "headers is not") || strings.Contains(dead, "too large") || strings.Contains(dead, "infinite")
+	if (letters[0].Unreadable != nil) != unreadable {
+		t.Errorf("the letter's own error is %v", letters[0].Unreadable)
+	}
+	f.retryForeign(t, letters[0])
+}
+
+// retryForeign moves the letter back and forth: what is stored moves, read or not.
+func (f *fixture) retryForeign(t *testing.T, letter outboxpgx.DeadLetter) {
+	t.Helper()
+	const row = `SELECT md5(concat(id, name, body, headers, ordering_key, route_headers, created_at)) FROM `
+	var before, after string
+	must(t, f.pool.QueryRow(t.Context(), row+`holdfast_outbox_dead`).Scan(&before))
+	if n, err := f.dead.Retry(t.Context(), outboxpgx.Filter{}, outboxpgx.RetryOptions{By: "me"}); n != 1 || err != nil {
+		t.Fatalf("retried %d, %v", n, err)
+	}
+	must(t, f.pool.QueryRow(t.Context(), row+`holdfast_outbox WHERE published_at IS NULL`).Scan(&after))
+	if before != after {
+		t.Error("the retry has changed the message")
+	}
+	_, err := f.source.Stats(t.Context())
+	must(t, err)
+	_, err = f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{Policy: outbox.Policy{MaxAttempts: 1}}).Drain(t.Context(), outbox.Bounds{})
+	must(t, err)
+	_, err = f.source.Prune(t.Context())
+	must(t, err)
+	if _, err := f.dead.Audit(t.Context(), 0); err != nil {
+		t.Error(err)
+	}
+}
+
+// Times that a row waits for may be infinite.
+func TestForeignTimes(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.SourceConfig{})
+	for _, key := range []string{"infinity", "-infinity", "290000-01-01", "sound"} {
+		f.write(t, outbox.Message{Name: "a", Key: key, Body: []byte("1")}, outbox.Message{Name: "b", Key: key, Body: []byte("2")})
+	}
+	_, err := f.pool.Exec(t.Context(), `UPDATE holdfast_outbox SET due_at = ordering_key::timestamptz WHERE name = 'a' AND ordering_key <> 'sound'`)
+	must(t, err)
+	publisher := outboxtest.NewPublisher()
+	_, err = f.relay(t, publisher, outbox.RelayConfig{}).Drain(t.Context(), outbox.Bounds{})
+	must(t, err)
+	var got []string
+	for _, m := range publisher.Received() {
+		got = append(got, m.Key+" "+m.Name)
+	}
+	slices.Sort(got)
+	if want := []string{"-infinity a", "-infinity b", "sound a", "sound b"}; !slices.Equal(got, want) {
+		t.Errorf("received %q, want %q", got, want)
+	}
+	batch, err := f.source.Claim(t.Context(), outbox.ClaimRequest{Limit: 10, Lease: time.Second})
+	must(t, err)
+	if len(batch.Messages) > 0 || batch.Due < time.Hour {
+		t.Errorf("claimed %d, the next is due in %v", len(batch.Messages), batch.Due)
+	}
+}
+
+// A lane that no relay knows is refused where it is written.
+func TestForeignLane(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.SourceConfig{})
+	_, err := f.pool.Exec(t.Context(), `
+		INSERT INTO holdfast_outbox (id, lane, name, body, content_type) VALUES (gen_random_uuid(), 16, 'a', '1', 'application/json')`)
+	if refused, ok := errors.AsType[*pgconn.PgError](err); !ok || refused.ConstraintName != "holdfast_outbox_lane" {
+		t.Errorf("the error is %v", err)
+	}
+}
+
+// A message whose key is empty has none: it does not wait for another one.
+func TestForeignEmptyKey(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.SourceConfig{})
+	for n := range 3 {
+		f.write(t, outbox.Message{Name: fmt.Sprintf("a.%d", n), Key: "k", Body: []byte("1")})
+	}
+	_, err := f.pool.Exec(t.Context(), `UPDATE holdfast_outbox SET ordering_key = '', due_at = CASE WHEN name = 'a.0' THEN now() + interval '1 hour' END`)
+	must(t, err)
+	report, err := f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{}).Drain(t.Context(), outbox.Bounds{})
+	must(t, err)
+	if report.Published != 2 {
+		t.Errorf("%d published, want the two that do not wait", report.Published)
+	}
+}
+
+// However large the dead letters are, a list of them is not.
+func TestListIsBounded(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.SourceConfig{})
+	_, err := f.pool.Exec(t.Context(), `
+		INSERT INTO holdfast_outbox_dead (id, seq, lane, name, body, content_type, transport_name, exchange, routing_key, created_at, attempts, error_class, last_error)
+		SELECT gen_random_uuid(), n, 0, 'a', decode(repeat('00', 10 * 1024 * 1024), 'hex'), 'application/json', '', '', '', now(), 1, 'permanent', repeat('x', 100000)
+		FROM generate_series(1, 6) n`)
+	must(t, err)
+	letters, err := f.dead.List(t.Context(), outboxpgx.Filter{})
+	must(t, err)
+	for i, l := range letters {
+		if whole := i < 3; (len(l.Body) > 0) != whole || (l.Unreadable == nil) != whole || l.Name != "a" || len(l.Err) > 1000 {
+			t.Errorf("letter %d: a body of %d bytes, name %q, an error of %d bytes, %v", i, len(l.Body), l.Name, len(l.Err), l.Unreadable)
+		}
+	}
+	letter, err := f.dead.Show(t.Context(), letters[5].ID)
+	must(t, err)
+	if !bytes.Equal(letter.Body, letters[0].Body) || letter.Unreadable != nil {
+		t.Errorf("a letter by itself has a body of %d bytes, %v", len(letter.Body), letter.Unreadable)
+	}
+}
+
+// An entry that somebody wrote by hand hides no other.
+func TestForeignAudit(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.SourceConfig{})
+	_, err := f.pool.Exec(t.Context(), `
+		INSERT INTO holdfast_outbox_audit (actor, reason, action, count, filter, destination) VALUES
+		('me', 'by hand', 'remove', 1, '{"limit": 5}', NULL), ('me', 'by hand', 'remove', 2, '["all"]', '{"headers": []}'),
+		('me', 'by hand', 'remove', 3, '{}', '"elsewhere"')`)
+	must(t, err)
+	entries, err := f.dead.Audit(t.Context(), 0)
+	must(t, err)
+	if len(entries) != 3 || entries[2].Filter.Limit != 5 || entries[2].Unreadable != nil || entries[1].Unreadable == nil || entries[0].Unreadable == nil {
+		t.Errorf("entries %+v", entries)
+	}
+}
