@@ -45,7 +45,8 @@ type MiddlewareConfig struct {
 	// cannot be asked. 0 means 1 s.
 	RetryUnavailable time.Duration
 
-	// Logger is for errors that the client is not told. Nil means slog.Default().
+	// Logger is for errors that the client is not told: one line in 10 s, with how many
+	// were left out. Nil means slog.Default().
 	Logger *slog.Logger
 
 	MeterProvider metric.MeterProvider // nil means the global one
@@ -92,8 +93,9 @@ func NewMiddleware(l Limiter, cfg MiddlewareConfig) (func(http.Handler) http.Han
 	if err != nil {
 		return nil, err
 	}
+	faults := &telemetry.Seldom{}
 	return func(next http.Handler) http.Handler {
-		return &handler{limiter: l, refunds: refunds, cfg: cfg, next: next, requests: requests}
+		return &handler{limiter: l, refunds: refunds, cfg: cfg, next: next, requests: requests, faults: faults}
 	}, nil
 }
 
@@ -103,6 +105,7 @@ type handler struct {
 	cfg      MiddlewareConfig
 	next     http.Handler
 	requests metric.Int64Counter
+	faults   *telemetry.Seldom
 }
 
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -159,7 +162,9 @@ func (h *handler) count(r *http.Request, outcome, limit string) {
 func (h *handler) undecided(w http.ResponseWriter, r *http.Request, err error) {
 	h.count(r, "undecided", "")
 	if !errors.Is(err, ErrNoKey) && r.Context().Err() == nil {
-		h.cfg.Logger.ErrorContext(r.Context(), "ratelimit: request undecided", slog.Any("error", err))
+		if repeats, ok := h.faults.Due(); ok {
+			h.cfg.Logger.ErrorContext(r.Context(), "ratelimit: request undecided", slog.Any("error", err), slog.Int("repeats", repeats))
+		}
 	}
 	switch {
 	case h.cfg.Shadow != nil:

@@ -1,6 +1,7 @@
 package ratelimit_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -284,4 +285,24 @@ func TestDeniedNamesEveryViolatedLimit(t *testing.T) {
 	if err := ratelimit.RefundFrom(context.Background()); err != nil {
 		t.Error(err)
 	}
+}
+
+// A store that is down does not fill the log with a line for each request.
+func TestOutageIsLoggedSeldom(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		down := ratelimittest.New()
+		h := served(t, down, func(http.ResponseWriter, *http.Request) {}, ratelimit.MiddlewareConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		for range 1000 {
+			down.Fail(ratelimit.ErrUnavailable)
+			if w := call(h, http.MethodPost, "ann"); w.Code != http.StatusServiceUnavailable {
+				t.Fatalf("got %d", w.Code)
+			}
+			time.Sleep(25 * time.Millisecond)
+		}
+		if n := strings.Count(log.String(), "\n"); n != 3 || !strings.Contains(log.String(), "repeats=399") {
+			t.Errorf("25 seconds of outage are %d lines, want 3 that say how many were left out:\n%s", n, log.String())
+		}
+	})
 }

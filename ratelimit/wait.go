@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/runloop"
+	"github.com/holdfast-go/holdfast/internal/telemetry"
 )
 
 // Errors of Waiter.Wait.
@@ -45,6 +46,7 @@ type Waiter struct {
 	charges []Charge
 	cfg     WaiterConfig
 	turn    chan struct{} // goroutines that wait to send are served in order
+	faults  telemetry.Seldom
 }
 
 // NewWaiter returns a Waiter that takes charges from l for every Wait. It refuses
@@ -145,7 +147,9 @@ func (w *Waiter) try(ctx context.Context) (time.Duration, error) {
 	switch {
 	case errors.Is(err, ErrUnavailable):
 		if ctx.Err() == nil {
-			w.cfg.Logger.WarnContext(ctx, "ratelimit: waiting for the store", slog.Any("error", err))
+			if repeats, ok := w.faults.Due(); ok {
+				w.cfg.Logger.WarnContext(ctx, "ratelimit: waiting for the store", slog.Any("error", err), slog.Int("repeats", repeats))
+			}
 		}
 		return w.cfg.UnavailablePause, nil
 	case err != nil:
