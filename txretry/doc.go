@@ -103,6 +103,15 @@
 // failure of a statement run directly on tx.Conn() or through LargeObjects is
 // known to Do only if fn returns it. LargeObjects costs a round trip of its own.
 //
+// Postgres keeps predicate locks of SERIALIZABLE transactions as long as others
+// overlap with them. Where its table is full, statements fail with 53200, "out of
+// shared memory": an *[UnavailableError] with the hint of the server, which names
+// max_pred_locks_per_transaction. (A hint at max_locks_per_transaction means the
+// table of ordinary locks.) It is not retried, since the next attempt would need
+// the same table. The setting's default of 64 serves transactions with 6 locks
+// each, on average, beside one that is open for long: raise it. [Manager.Check]
+// looks at it, and at what else is mis-set on the server and the pool.
+//
 // PgBouncer in transaction mode works with every pgx.QueryExecMode but the
 // default one, whose prepared statements need PgBouncer 1.21 (else 42P05). A hot
 // standby takes only ReadOnly calls up to REPEATABLE READ, else [ErrStandby].

@@ -78,6 +78,7 @@ func (p *postgres) command() *exec.Cmd {
 		"-c", "listen_addresses=127.0.0.1",
 		"-c", "unix_socket_directories=" + p.dir,
 		"-c", "max_connections=300",
+		"-c", "max_pred_locks_per_transaction=256", // what txretry.Manager.Check wants
 	}, p.extra...)...)
 	cmd.Dir = p.dir
 	if p.attr != nil {

@@ -32,7 +32,7 @@ var (
 	postgresContainer = container{
 		image: "postgres:18-alpine",
 		env:   map[string]string{"POSTGRES_PASSWORD": "postgres"},
-		cmd:   []string{"postgres", "-c", "max_connections=300"},
+		cmd:   []string{"postgres", "-c", "max_connections=300", "-c", "max_pred_locks_per_transaction=256"},
 		port:  "5432/tcp",
 		url:   "postgres://postgres:postgres@%s/postgres?sslmode=disable",
 	}

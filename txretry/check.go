@@ -1,0 +1,87 @@
+package txretry
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/internal/check"
+	"github.com/holdfast-go/holdfast/txretry/internal/session"
+)
+
+// Finding is one thing that is mis-set on the server or the pool.
+type Finding = check.Finding
+
+const (
+	// minVersion is the first one with pg_current_xact_id.
+	minVersion = 13
+
+	// minPredLocks is enough for 25 predicate locks a transaction. Postgres keeps the locks of up to
+	// ten committed transactions per connection while one that overlaps with them is open.
+	minPredLocks = 256
+
+	checkTimeout = 5 * time.Second
+)
+
+// Check looks for what keeps transactions from working: a server that is too old,
+// read only, or has a small table of predicate locks; a pool that is larger than
+// the server allows, or does not bound its own waits (see [PreparePool]). No
+// findings means that all is well; an error, that it could not look. On a fake
+// there is nothing to look at.
+func (m *Manager) Check(ctx context.Context) ([]Finding, error) {
+	source, ok := m.source.(poolSource)
+	if !ok {
+		return nil, nil
+	}
+	facts, err := source.facts(ctx, session.Limits{Acquire: m.cfg.AcquireTimeout, Begin: m.cfg.BeginTimeout})
+	if err != nil {
+		return nil, fmt.Errorf("txretry: check: %w", err)
+	}
+	var found []Finding
+	add := func(wrong bool, mend, problem string, args ...any) {
+		if wrong {
+			found = append(found, Finding{Component: "txretry", Problem: fmt.Sprintf(problem, args...), Mend: mend})
+		}
+	}
+	add(facts.Version < minVersion, fmt.Sprintf("upgrade to Postgres %d or newer", minVersion), "Postgres %d is too old", facts.Version)
+	add(m.cfg.TransactionTimeout > 0 && facts.Version < 17, "upgrade, or leave Config.TransactionTimeout out",
+		"Postgres %d has no transaction_timeout, so that every call fails", facts.Version)
+	add(facts.Standby, "connect to the primary, for example with target_session_attrs=primary", "the server is a hot standby")
+	add(facts.ReadOnly && !facts.Standby, "reset default_transaction_read_only of the server, the database or the role",
+		"default_transaction_read_only is on, so that no transaction can write")
+	add(m.cfg.Isolation == pgx.Serializable && facts.PredLocks < minPredLocks,
+		fmt.Sprintf("ALTER SYSTEM SET max_pred_locks_per_transaction = %d, then restart the server", minPredLocks),
+		"max_pred_locks_per_transaction is %d: SERIALIZABLE transactions fail with 53200 when one of them is open for long and they take more than %d locks each",
+		facts.PredLocks, facts.PredLocks/10)
+	pool := source.pool.Config()
+	add(int(pool.MaxConns) > facts.Connections, "lower the pool's MaxConns, or raise max_connections",
+		"the pool may open %d connections, the server allows %d", pool.MaxConns, facts.Connections)
+	add(pool.ConnConfig.ConnectTimeout == 0 || pool.PingTimeout == 0 || pool.BeforeClose == nil,
+		"call txretry.PreparePool on the pool's Config",
+		"the pool does not bound how long it connects, pings and closes, so that it may need a minute to get over connections that were cut off")
+	return found, nil
+}
+
+// serverFacts is what Check asks.
+type serverFacts struct {
+	Version, PredLocks, Connections int
+	Standby, ReadOnly               bool
+}
+
+func (p poolSource) facts(ctx context.Context, limits session.Limits) (f serverFacts, err error) {
+	conn, err := p.acquire(ctx, limits)
+	if err != nil {
+		return f, err
+	}
+	g := guard{conn: conn.Conn()}
+	defer func() { p.put(conn, g.silent) }()
+	g.expect(checkTimeout)
+	err = g.conn.QueryRow(ctx, `select current_setting('server_version_num')::int / 10000,
+		current_setting('max_pred_locks_per_transaction')::int,
+		current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int,
+		pg_is_in_recovery(), current_setting('default_transaction_read_only')::bool`,
+		pgx.QueryExecModeExec).Scan(&f.Version, &f.PredLocks, &f.Connections, &f.Standby, &f.ReadOnly)
+	return f, g.answered(ctx, err)
+}
