@@ -97,6 +97,9 @@ func Private(t testing.TB, kind Kind, extra ...string) *Server {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the log of %s ends in\n%s", kind, s.logTail())
+		}
 		if err := s.Close(); err != nil {
 			t.Error(err)
 		}

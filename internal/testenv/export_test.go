@@ -7,6 +7,11 @@ import (
 	"strings"
 )
 
+var (
+	FreePort = freePort
+	Reserve  = reserve
+)
+
 // Dir returns the server's folder.
 func Dir(s *Server) string { return s.dir }
 

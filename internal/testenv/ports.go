@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
 )
@@ -19,29 +20,43 @@ const (
 
 var reserved = struct {
 	sync.Mutex
-	ports map[int]bool
-}{ports: map[int]bool{}}
+	ports map[int]net.Listener // kept open: nil where the system has none
+}{ports: map[int]net.Listener{}}
 
 // freePort returns a loopback port nobody listens on, and never the same one twice.
 func freePort() (int, error) {
-	reserved.Lock()
-	defer reserved.Unlock()
 	for range 1000 {
 		port := firstPort + rand.IntN(lastPort-firstPort)
-		if reserved.ports[port] {
+		if !reserve(port) {
 			continue
 		}
 		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
 		if err != nil {
 			continue
 		}
-		if err := l.Close(); err != nil {
-			return 0, err
-		}
-		reserved.ports[port] = true
-		return port, nil
+		return port, l.Close()
 	}
 	return 0, errors.New("testenv: no free port")
+}
+
+// reserve reports whether the port is this process's from now on. Other tests must not take it
+// while its server is down: that one could not start again, or they would be taken for it. On
+// Linux the name of an abstract socket says so to other processes, until this one ends.
+func reserve(port int) bool {
+	reserved.Lock()
+	defer reserved.Unlock()
+	if _, taken := reserved.ports[port]; taken {
+		return false
+	}
+	var l net.Listener
+	if runtime.GOOS == "linux" {
+		var err error
+		if l, err = net.Listen("unix", fmt.Sprintf("@holdfast-port-%d", port)); err != nil {
+			return false
+		}
+	}
+	reserved.ports[port] = l
+	return true
 }
 
 // portTaken reports whether a server could not start because another process

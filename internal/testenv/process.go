@@ -110,7 +110,7 @@ func EndTree(root int, sig syscall.Signal, patience time.Duration) error {
 	for _, pid := range pids {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
-	return waitGone(pids, 10*time.Second)
+	return waitGone(pids, Patience)
 }
 
 // signalTree sends sig to a process and then to its descendants, until it finds

@@ -43,6 +43,18 @@ func TestServersEndWithTheProcess(t *testing.T) {
 	}
 }
 
+// The port of a server that is down is not given to another process.
+func TestPortsAreReserved(t *testing.T) {
+	t.Parallel()
+	port, err := testenv.FreePort()
+	must(t, err)
+	cmd := childCommand(t.Context(), rolePort)
+	cmd.Env = append(cmd.Env, fmt.Sprintf("%s=%d", portVar, port))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 func readServing(t *testing.T, lines *bufio.Scanner) (dir string, pid int) {
 	t.Helper()
 	for lines.Scan() {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -17,6 +18,9 @@ const (
 	roleLeak  = "leak"
 	roleClean = "clean"
 	roleServe = "serve"
+	rolePort  = "port"
+
+	portVar = "HOLDFAST_TESTENV_PORT"
 )
 
 // TestRole is what the child process runs; in the parent it does nothing.
@@ -28,6 +32,12 @@ func TestRole(t *testing.T) {
 		s := testenv.Private(t, testenv.Postgres)
 		fmt.Printf("\nserving %s %d\n", testenv.Dir(s), testenv.Pid(s))
 		select {}
+	case rolePort:
+		port, err := strconv.Atoi(os.Getenv(portVar))
+		must(t, err)
+		if testenv.Reserve(port) {
+			t.Errorf("port %d is another process's", port)
+		}
 	}
 }
 

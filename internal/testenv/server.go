@@ -27,8 +27,8 @@ const (
 )
 
 const (
-	startPatience = 2 * time.Minute
-	stopPatience  = 30 * time.Second
+	startPatience = 5 * time.Minute
+	stopPatience  = Patience
 )
 
 // engine is what differs from product to product.
@@ -170,7 +170,7 @@ func (s *Server) awaitReady(ctx context.Context) error {
 		attempt, done := context.WithTimeout(ctx, 2*time.Second)
 		err := Ping(attempt, s.kind, s.URL(), s.AdminURL())
 		done()
-		if err == nil {
+		if err == nil && !s.proc.ended() { // else another server answers at this port
 			return nil
 		}
 		select {
@@ -184,7 +184,7 @@ func (s *Server) awaitReady(ctx context.Context) error {
 }
 
 // Stop shuts the server down cleanly, dropping its clients. A server that takes
-// longer than half a minute is killed.
+// longer than Patience is killed.
 func (s *Server) Stop() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
