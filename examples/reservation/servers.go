@@ -10,6 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
@@ -68,6 +70,7 @@ func newPool(url string, conns int32, settings map[string]string) (*pgxpool.Pool
 	for name, value := range settings {
 		cfg.ConnConfig.RuntimeParams[name] = value
 	}
+	txretry.PreparePool(cfg)
 	return pgxpool.NewWithConfig(context.Background(), cfg)
 }
 
