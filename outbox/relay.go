@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"slices"
 	"sync"
-	"time"
 
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
@@ -26,16 +24,6 @@ type Relay struct {
 	mu       sync.Mutex
 	lastLook error // of the last Claim or Settle
 	pauses   map[string]pause
-}
-
-// pause is how long a transport is left alone. After its end one batch tries the transport, and the
-// others leave it alone until that batch has ended.
-type pause struct {
-	failures int // in a row
-	since    time.Time
-	until    time.Time
-	trying   bool
-	err      error
 }
 
 var errNotStarted = errors.New("outbox: the relay has not looked at its source yet")
@@ -110,109 +98,6 @@ func (r *Relay) Ready(context.Context) error {
 		errs = append(errs, pausedError(name, p))
 	}
 	return errors.Join(errs...)
-}
-
-func pausedError(name string, p pause) error {
-	return fmt.Errorf("outbox: transport %q is paused after %d failures: %w", name, p.failures, p.err)
-}
-
-// paused returns the names of the transports to leave alone now.
-func (r *Relay) paused() []string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	now := time.Now()
-	var names []string
-	for name, p := range r.pauses {
-		if now.Before(p.until) || p.trying {
-			names = append(names, name)
-		}
-	}
-	return names
-}
-
-// nextResume returns the time until the next pause ends; 0: no transport is paused.
-func (r *Relay) nextResume() time.Duration {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var next time.Duration
-	for _, p := range r.pauses {
-		if d := time.Until(p.until); d > 0 && (next == 0 || d < next) {
-			next = d
-		}
-	}
-	return next
-}
-
-// allPaused returns how long there is nothing to do because every transport is paused.
-func (r *Relay) allPaused() time.Duration {
-	if len(r.paused()) < len(r.transports) {
-		return 0
-	}
-	return r.nextResume()
-}
-
-// tryPaused notes which transports whose pause is over are in a batch that began at begin.
-func (r *Relay) tryPaused(messages []Message, begin time.Time) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if len(r.pauses) == 0 {
-		return
-	}
-	for _, m := range messages {
-		if p, ok := r.pauses[m.Transport]; ok && !p.since.After(begin) {
-			p.trying = true
-			r.pauses[m.Transport] = p
-		}
-	}
-}
-
-// setPause is called when a transport has failed a batch that began at begin. What began before the
-// pause it has says nothing new.
-func (r *Relay) setPause(ctx context.Context, name string, err error, begin time.Time) {
-	r.mu.Lock()
-	p := r.pauses[name]
-	if p.since.After(begin) {
-		r.mu.Unlock()
-		return
-	}
-	d := r.cfg.pauseDelay(p.failures + 1)
-	now := time.Now()
-	p = pause{failures: p.failures + 1, since: now, until: now.Add(d), err: err}
-	r.pauses[name] = p
-	r.mu.Unlock()
-	r.cfg.Logger.WarnContext(ctx, "outbox: transport paused",
-		slog.String("transport", name), slog.Int("failures", p.failures), slog.Duration("pause", d), slog.Any("error", err))
-	if r.cfg.Hooks.OnPause != nil {
-		r.cfg.Hooks.OnPause(ctx, name, err)
-	}
-}
-
-// endPause is called when a transport has answered to a batch that began at begin, or was not asked
-// after all.
-func (r *Relay) endPause(ctx context.Context, name string, begin time.Time, answered bool) {
-	r.mu.Lock()
-	p, was := r.pauses[name]
-	if !was || p.since.After(begin) {
-		r.mu.Unlock()
-		return
-	}
-	p.trying = false
-	r.pauses[name] = p
-	if answered {
-		delete(r.pauses, name)
-	}
-	r.mu.Unlock()
-	if answered {
-		r.cfg.Logger.InfoContext(ctx, "outbox: transport resumed", slog.String("transport", name), slog.Int("failures", p.failures))
-	}
-}
-
-// forgetPauses drops the pauses that are over, when no message is left to try their transports
-// with.
-func (r *Relay) forgetPauses(current []string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	maps.DeleteFunc(r.pauses, func(name string, _ pause) bool { return !slices.Contains(current, name) })
 }
 
 func (r *Relay) setLastLook(err error) {
