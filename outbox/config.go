@@ -50,10 +50,11 @@ type RelayConfig struct {
 	MaxCrashes int
 
 	// PauseDelay is for how long a transport (or a store) that is unavailable is left alone; it
-	// doubles with each further failure up to MaxPauseDelay, and is spread by ±50 %. Default
-	// 200 ms.
+	// doubles with each further failure up to MaxPauseDelay, and is spread by ±50 %. A transport
+	// whose Publisher is Reconnecting is tried at once when that is ready. Default 200 ms.
 	PauseDelay time.Duration
-	// MaxPauseDelay is at least PauseDelay. Default 15 s.
+	// MaxPauseDelay is at least PauseDelay. A pause outlives the fault that has caused it, so it is
+	// short. Default 2 s.
 	MaxPauseDelay time.Duration
 
 	// Logger nil means slog.Default().
@@ -102,7 +103,7 @@ func (c RelayConfig) withDefaults() RelayConfig {
 	c.ByName = byName
 	c.MaxCrashes = cmp.Or(c.MaxCrashes, 3)
 	c.PauseDelay = cmp.Or(c.PauseDelay, 200*time.Millisecond)
-	c.MaxPauseDelay = cmp.Or(c.MaxPauseDelay, 15*time.Second)
+	c.MaxPauseDelay = cmp.Or(c.MaxPauseDelay, 2*time.Second)
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}

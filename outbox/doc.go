@@ -27,7 +27,8 @@
 //     dead letter lets its key go on.
 //   - Messages without a Key have no order and are in flight all at once.
 //   - A broker or a database that is down costs no message an attempt. The relay
-//     pauses, with growing jittered delays, and resumes by itself.
+//     pauses, with growing jittered delays of 2 s at most, and resumes by itself,
+//     at once when a publisher has its connection back ([Reconnecting]).
 //   - What could not be published is refused where it is written: see [Prepare].
 //   - Any number of relays may run side by side, join and leave.
 //

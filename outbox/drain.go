@@ -73,6 +73,7 @@ func (r *Relay) Drain(ctx context.Context, b Bounds) (Report, error) {
 		ctx, cancel = context.WithTimeout(ctx, b.TimeLimit)
 		defer cancel()
 	}
+	defer r.watchPublishers()()
 	d, wait := r.dispatch(ctx, b.Limit)
 	defer wait()
 	ended, err := d.drain(ctx, b)

@@ -96,7 +96,7 @@ func TestUnavailableCostsNothingAndResumes(t *testing.T) {
 					}
 				}
 				b.publisher.Respond(nil)
-				time.Sleep(23 * time.Second) // the longest pause
+				time.Sleep(3 * time.Second) // the longest pause
 				synctest.Wait()
 				if n := len(b.publisher.Received()); n != 50 {
 					b.Errorf("%d of 50 arrived", n)

@@ -10,7 +10,7 @@ import (
 )
 
 // pause is how long a transport is left alone. After its end one batch tries the transport, and the
-// others leave it alone until that batch has ended.
+// others leave it alone until that batch has ended. A reconnect ends it early.
 type pause struct {
 	failures int // in a row
 	since    time.Time
@@ -73,9 +73,43 @@ func (r *Relay) tryPaused(messages []Message, begin time.Time) {
 	}
 }
 
+// outage is why a transport has failed a batch, and when.
+type outage struct {
+	err error
+	at  time.Time
+}
+
+// watchPublishers ends the pause of a transport when its publisher is ready again, until stop is called.
+func (r *Relay) watchPublishers() (stop func()) {
+	var stops []func()
+	for name, p := range r.transports {
+		if p, ok := p.(Reconnecting); ok {
+			stops = append(stops, p.OnReady(func() { r.reconnected(name) }))
+		}
+	}
+	return func() {
+		for _, stop := range stops {
+			stop()
+		}
+	}
+}
+
+// reconnected ends the pause that a transport has, and explains the failures until now.
+func (r *Relay) reconnected(name string) {
+	r.mu.Lock()
+	now := time.Now()
+	r.ready[name] = now
+	if p, ok := r.pauses[name]; ok && now.Before(p.until) {
+		p.until = now
+		r.pauses[name] = p
+	}
+	r.mu.Unlock()
+	r.Wake()
+}
+
 // setPause is called when a transport has failed a batch that began at begin. What began before the
-// pause it has says nothing new.
-func (r *Relay) setPause(ctx context.Context, name string, err error, begin time.Time) {
+// pause it has says nothing new, and a failure from before its publisher's reconnect asks for none.
+func (r *Relay) setPause(ctx context.Context, name string, down outage, begin time.Time) {
 	r.mu.Lock()
 	p := r.pauses[name]
 	if p.since.After(begin) {
@@ -83,14 +117,17 @@ func (r *Relay) setPause(ctx context.Context, name string, err error, begin time
 		return
 	}
 	d := r.cfg.pauseDelay(p.failures + 1)
+	if r.ready[name].After(down.at) {
+		d = 0
+	}
 	now := time.Now()
-	p = pause{failures: p.failures + 1, since: now, until: now.Add(d), err: err}
+	p = pause{failures: p.failures + 1, since: now, until: now.Add(d), err: down.err}
 	r.pauses[name] = p
 	r.mu.Unlock()
 	r.cfg.Logger.WarnContext(ctx, "outbox: transport paused",
-		slog.String("transport", name), slog.Int("failures", p.failures), slog.Duration("pause", d), slog.Any("error", err))
+		slog.String("transport", name), slog.Int("failures", p.failures), slog.Duration("pause", d), slog.Any("error", down.err))
 	if r.cfg.Hooks.OnPause != nil {
-		r.cfg.Hooks.OnPause(ctx, name, err)
+		r.cfg.Hooks.OnPause(ctx, name, down.err)
 	}
 }
 

@@ -46,6 +46,7 @@ type result struct {
 	index  int
 	unsent bool
 	err    error
+	at     time.Time // of the error
 }
 
 // outcome of a message as the pipeline leaves it. The zero value: given back untouched.
@@ -55,10 +56,10 @@ type outcome struct {
 }
 
 // run returns the outcome of each message, and the transports found unavailable with the reason.
-func (p *pipeline) run() ([]outcome, map[string]error) {
+func (p *pipeline) run() ([]outcome, map[string]outage) {
 	p.start()
 	outcomes := make([]outcome, len(p.messages))
-	down := map[string]error{}
+	down := map[string]outage{}
 	for p.open > 0 {
 		select {
 		case r := <-p.results:
@@ -117,10 +118,13 @@ func (p *pipeline) publish(q *queue, i int) {
 	var called atomic.Bool
 	done := func(err error) {
 		if called.CompareAndSwap(false, true) {
+			r := result{index: i, err: err}
 			if err == nil {
 				p.relay.telemetry.confirmed(p.wait, p.messages[i], begin)
+			} else {
+				r.at = time.Now()
 			}
-			p.results <- result{index: i, err: err}
+			p.results <- r
 		}
 	}
 	if err := p.unfit(i); err != nil {
@@ -156,7 +160,7 @@ func (p *pipeline) unfit(i int) error {
 	return nil
 }
 
-func (p *pipeline) take(r result, outcomes []outcome, down map[string]error) {
+func (p *pipeline) take(r result, outcomes []outcome, down map[string]outage) {
 	m := p.messages[r.index]
 	p.open--
 	p.queues[m.Transport].open--
@@ -169,14 +173,14 @@ func (p *pipeline) take(r result, outcomes []outcome, down map[string]error) {
 			p.release(next[0])
 		}
 	case ClassOf(r.err).pauses():
-		p.setDown(m.Transport, r.err, down)
+		p.setDown(m.Transport, outage{r.err, r.at}, down)
 	default:
 		outcomes[r.index] = outcome{done: true, err: r.err}
 	}
 }
 
 // unconfirmed takes what has been reported by now; transports that owe more are unavailable.
-func (p *pipeline) unconfirmed(outcomes []outcome, down map[string]error) {
+func (p *pipeline) unconfirmed(outcomes []outcome, down map[string]outage) {
 	p.behind = nil // nothing more is released
 	for len(p.results) > 0 {
 		p.take(<-p.results, outcomes, down)
@@ -187,14 +191,14 @@ func (p *pipeline) unconfirmed(outcomes []outcome, down map[string]error) {
 	}
 	for name, q := range p.queues {
 		if q.open > 0 {
-			p.setDown(name, &PublishError{Class: Unavailable, Err: errUnconfirmed}, down)
+			p.setDown(name, outage{&PublishError{Class: Unavailable, Err: errUnconfirmed}, time.Now()}, down)
 		}
 	}
 }
 
-func (p *pipeline) setDown(transport string, err error, down map[string]error) {
+func (p *pipeline) setDown(transport string, why outage, down map[string]outage) {
 	if _, known := down[transport]; !known {
-		down[transport] = err
+		down[transport] = why
 	}
 	p.queues[transport].down.Store(true)
 }

@@ -25,6 +25,13 @@ type Publisher interface {
 	Publish(ctx context.Context, m Message, done func(error))
 }
 
+// Reconnecting is an optional interface of a Publisher that has a connection of its own.
+type Reconnecting interface {
+	// OnReady has f called each time the Publisher can send again after it could not, until stop is
+	// called. f returns at once and calls nothing of the Publisher's.
+	OnReady(f func()) (stop func())
+}
+
 // Transports maps the name in Message.Transport to the Publisher that sends it.
 // The name "" is the default one.
 type Transports map[string]Publisher

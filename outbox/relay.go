@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"sync"
+	"time"
 
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
@@ -24,6 +25,7 @@ type Relay struct {
 	mu       sync.Mutex
 	lastLook error // of the last Claim or Settle
 	pauses   map[string]pause
+	ready    map[string]time.Time // when a transport's publisher was ready again
 }
 
 var errNotStarted = errors.New("outbox: the relay has not looked at its source yet")
@@ -49,7 +51,7 @@ func NewRelay(source Source, transports Transports, cfg RelayConfig) (*Relay, er
 	}
 	return &Relay{
 		source: source, transports: maps.Clone(transports), cfg: cfg, telemetry: telemetry,
-		wake: make(chan struct{}, 1), lastLook: errNotStarted, pauses: map[string]pause{},
+		wake: make(chan struct{}, 1), lastLook: errNotStarted, pauses: map[string]pause{}, ready: map[string]time.Time{},
 	}, nil
 }
 
@@ -59,6 +61,7 @@ func NewRelay(source Source, transports Transports, cfg RelayConfig) (*Relay, er
 // never returns an error at present.
 func (r *Relay) Run(ctx context.Context) error {
 	defer r.observe(ctx)()
+	defer r.watchPublishers()()
 	d, wait := r.dispatch(ctx, 0)
 	defer wait()
 	failures := 0

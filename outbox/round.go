@@ -40,7 +40,7 @@ func (r *Relay) round(ctx, work context.Context, batch Batch, begin time.Time) r
 	held, release := r.hold(work, batch.Leases, begin)
 	defer release()
 	var outcomes []outcome
-	var down map[string]error
+	var down map[string]outage
 	if len(batch.Messages) == 1 && batch.Unsettled >= r.cfg.MaxCrashes {
 		outcomes = quarantine(batch.Unsettled)
 	} else {
@@ -67,7 +67,7 @@ func (r *Relay) round(ctx, work context.Context, batch Batch, begin time.Time) r
 // end has then waited for that long, so that a long or slow batch is not taken for an outage. After
 // the end of ctx, or of the leases, it sends nothing more; it waits for the confirms as long as there
 // is time left to settle.
-func (r *Relay) publish(ctx, held context.Context, batch Batch) ([]outcome, map[string]error) {
+func (r *Relay) publish(ctx, held context.Context, batch Batch) ([]outcome, map[string]outage) {
 	wait, cancel := runloop.Detach(ctx, r.cfg.ShutdownTimeout-r.cfg.StoreTimeout)
 	defer cancel()
 	wait, cancelWait := context.WithTimeout(wait, r.cfg.PublishTimeout)
@@ -144,15 +144,15 @@ func (r *Relay) settle(ctx context.Context, b Batch, verdicts []Outcome) ([]Leas
 	}
 }
 
-func (r *Relay) notePauses(ctx context.Context, begin time.Time, batch Batch, outcomes []outcome, down map[string]error) {
+func (r *Relay) notePauses(ctx context.Context, begin time.Time, batch Batch, outcomes []outcome, down map[string]outage) {
 	answered := map[string]bool{}
 	for i, o := range outcomes {
 		name := batch.Messages[i].Transport
 		answered[name] = answered[name] || o.done && batch.Unreadable[i] == nil
 	}
 	for name, ok := range answered {
-		if err, isDown := down[name]; isDown {
-			r.setPause(ctx, name, err, begin)
+		if outage, isDown := down[name]; isDown {
+			r.setPause(ctx, name, outage, begin)
 		} else {
 			r.endPause(ctx, name, begin, ok)
 		}

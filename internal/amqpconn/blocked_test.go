@@ -19,7 +19,9 @@ import (
 func TestBlocked(t *testing.T) {
 	t.Parallel()
 	server := testenv.Private(t, testenv.RabbitMQ, "vm_memory_high_watermark.absolute = 10MB")
+	var ready atomic.Int64
 	p := start(t, amqpconn.PublisherConfig{
+		Up:             func() { ready.Add(1) },
 		Dial:           func(context.Context) (*amqp.Connection, error) { return amqp.Dial(server.URL()) },
 		ConfirmTimeout: 10 * time.Second, Window: 4, ShutdownTimeout: time.Second,
 	})
@@ -58,6 +60,17 @@ func TestBlocked(t *testing.T) {
 	if err := p.Ready(); !errors.Is(err, amqpconn.ErrBlocked) {
 		t.Errorf("ready: %v", err)
 	}
+
+	before := ready.Load()
+	if err := server.Control(t.Context(), "set_vm_memory_high_watermark", "absolute", "1GB"); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, testenv.Patience, func() error {
+		if ready.Load() == before {
+			return errors.New("nobody has been told that the alarm is over")
+		}
+		return p.Ready()
+	})
 }
 
 // RabbitMQ closes the channel over a message beyond its own limit, and the connection over headers

@@ -36,7 +36,8 @@ type Conn struct {
 	done    chan struct{}
 	err     error // readable once done is closed
 	blocked atomic.Pointer[string]
-	silent  atomic.Bool // it was ended because the broker does not answer
+	resumed atomic.Pointer[func()] // called when the broker blocks no longer
+	silent  atomic.Bool            // it was ended because the broker does not answer
 
 	closeOnce sync.Once
 }
@@ -109,6 +110,9 @@ func (c *Conn) watch(closes <-chan *amqp.Error, blocks <-chan amqp.Blocking) {
 				c.blocked.Store(&b.Reason)
 			default:
 				c.blocked.Store(nil)
+				if resumed := c.resumed.Load(); resumed != nil {
+					(*resumed)()
+				}
 			}
 		}
 	}
@@ -139,6 +143,9 @@ func (c *Conn) Blocked() (reason string, blocked bool) {
 	}
 	return "", false
 }
+
+// onUnblock has f called when the broker takes messages again after it has blocked the connection.
+func (c *Conn) onUnblock(f func()) { c.resumed.Store(&f) }
 
 // Channel opens a channel.
 func (c *Conn) Channel() (*amqp.Channel, error) {

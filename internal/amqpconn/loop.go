@@ -14,8 +14,9 @@ import (
 // stable is how long a session must last for its end to count as the first failure again.
 const stable = time.Second
 
-// pauses between two sessions: 0.1 s growing to 10 s, spread by half.
-var pauses = backoff.Policy{Base: 100 * time.Millisecond, Max: 10 * time.Second, Jitter: 0.5, JitterAfterCap: true}
+// pauses between two sessions: 0.1 s growing to 2 s, spread by half. A pause outlives the fault that
+// has caused it, so it is short.
+var pauses = backoff.Policy{Base: 100 * time.Millisecond, Max: 2 * time.Second, Jitter: 0.5, JitterAfterCap: true}
 
 // errRefused ends a session over a message that the broker has refused. The next one begins at once.
 var errRefused = errors.New("the broker has refused a message")

@@ -28,6 +28,9 @@ type PublisherConfig struct {
 	ShutdownTimeout time.Duration
 	// Down is told of every failed attempt to connect and every ended session. It may be nil.
 	Down func(err error)
+	// Up is called each time the publisher becomes ready: a session begins, or the broker no
+	// longer blocks it. It may be nil.
+	Up func()
 }
 
 // Out is one message on its way to the broker. It is published mandatory.
@@ -83,6 +86,7 @@ func (p *Publisher) Run(ctx context.Context) {
 
 // serve publishes on one connection.
 func (p *Publisher) serve(ctx context.Context, conn *Conn) error {
+	conn.onUnblock(p.up)
 	s, err := openSession(ctx, conn, p)
 	if err != nil {
 		return err
@@ -90,7 +94,14 @@ func (p *Publisher) serve(ctx context.Context, conn *Conn) error {
 	defer s.facts.close()
 	defer conn.Close()
 	p.set(s, nil)
+	p.up()
 	return s.run(ctx, func() { p.set(nil, errNotRunning) })
+}
+
+func (p *Publisher) up() {
+	if p.cfg.Up != nil {
+		p.cfg.Up()
+	}
 }
 
 func (p *Publisher) set(s *session, err error) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -95,6 +96,9 @@ type Publisher struct {
 	out  *amqpconn.Publisher
 
 	running atomic.Bool
+
+	mu        sync.Mutex
+	listeners map[*func()]bool
 }
 
 // NewPublisher returns a publisher that connects by dial once Run is called.
@@ -114,11 +118,14 @@ func NewPublisher(dial func(ctx context.Context) (*amqp.Connection, error), cfg 
 	if err != nil {
 		return nil, fmt.Errorf("outboxamqp: %w", err)
 	}
-	return &Publisher{cfg: cfg, dial: dial, out: amqpconn.NewPublisher(amqpconn.PublisherConfig{
+	p := &Publisher{cfg: cfg, dial: dial, listeners: map[*func()]bool{}}
+	p.out = amqpconn.NewPublisher(amqpconn.PublisherConfig{
 		Dial: dial, Timeout: cfg.CallTimeout, Logger: cfg.Logger.With(slog.String("component", "outboxamqp")),
 		Window: cfg.Window, Channels: channels, ConfirmTimeout: cfg.ConfirmTimeout, ShutdownTimeout: cfg.ShutdownTimeout,
 		Down: func(error) { lost.Add(context.Background(), 1) },
-	})}, nil
+		Up:   p.up,
+	})
+	return p, nil
 }
 
 // Run keeps a connection open until ctx is cancelled. It then refuses further
@@ -140,6 +147,27 @@ func (p *Publisher) Ready(context.Context) error {
 		return fmt.Errorf("outboxamqp: %w", err)
 	}
 	return nil
+}
+
+// OnReady has f called each time a connection is open, or the broker no longer blocks it:
+// outbox.Reconnecting.
+func (p *Publisher) OnReady(f func()) (stop func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.listeners[&f] = true
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.listeners, &f)
+	}
+}
+
+func (p *Publisher) up() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for f := range p.listeners {
+		(*f)()
+	}
 }
 
 // Window returns how many messages await their confirm, and how many may: outbox.Windowed. At the

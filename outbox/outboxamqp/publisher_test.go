@@ -261,3 +261,34 @@ func TestErrorsUnwrap(t *testing.T) {
 		t.Error("Setup of the default exchange")
 	}
 }
+
+// Whoever waits for the connection is told of every new one, until they listen no more.
+func TestOnReady(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Queue(t, "q", nil)
+	p := running(t, b.Dial, outboxamqp.Config{})
+	ready := make(chan struct{}, 100)
+	stop := p.OnReady(func() { ready <- struct{}{} })
+	testenv.Eventually(t, testenv.Patience, func() error { return p.Ready(t.Context()) })
+	for len(ready) > 0 {
+		<-ready // the first connection, if it was later than the call
+	}
+	for range 2 {
+		b.CloseConnections(t)
+		select {
+		case <-ready:
+		case <-time.After(testenv.Patience):
+			t.Fatal("not told of a new connection")
+		}
+		if err := p.Ready(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	stop()
+	b.CloseConnections(t)
+	testenv.Eventually(t, testenv.Patience, func() error { return publish(t, p, message(t, "q")) })
+	if len(ready) > 0 {
+		t.Error("told although nobody listens")
+	}
+}

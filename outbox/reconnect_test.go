@@ -1,0 +1,190 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest"
+)
+
+// connected is a Publisher that has a connection or has none, and tells.
+type connected struct {
+	*outboxtest.Publisher
+	mu        sync.Mutex
+	listeners map[*func()]bool
+}
+
+func (c *connected) OnReady(f func()) (stop func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.listeners[&f] = true
+	return func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.listeners, &f)
+	}
+}
+
+func (c *connected) disconnect() {
+	c.Respond(func(outbox.Message) error { return failure(outbox.Unavailable) })
+}
+
+func (c *connected) reconnect() {
+	c.Respond(nil)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for f := range c.listeners {
+		(*f)()
+	}
+}
+
+func (c *connected) listening() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.listeners)
+}
+
+// reconnecting has the bench's relay work with a publisher that tells of its connection, and with pauses
+// that are longer than any test.
+func (b *bench) reconnecting(source outbox.Source) *connected {
+	b.Helper()
+	c := &connected{Publisher: b.publisher, listeners: map[*func()]bool{}}
+	relay, err := outbox.NewRelay(source, outbox.Transports{"": c, "other": outboxtest.NewPublisher()}, outbox.RelayConfig{
+		PauseDelay: 24 * time.Hour, MaxPauseDelay: 48 * time.Hour, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.relay = relay
+	return c
+}
+
+func TestReconnectEndsThePause(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		c := b.reconnecting(b.store)
+		stop := b.start()
+		for n := range 3 {
+			c.disconnect()
+			b.write(message("k", n))
+			time.Sleep(time.Minute)
+			if b.relay.Ready(b.Context()) == nil {
+				b.Error("Ready while the transport is paused")
+			}
+			begin := time.Now()
+			c.reconnect()
+			synctest.Wait()
+			if got := len(b.publisher.Received()); got != n+1 || !time.Now().Equal(begin) {
+				b.Errorf("%d of %d arrived after %v", got, n+1, time.Since(begin))
+			}
+			if err := b.relay.Ready(b.Context()); err != nil {
+				b.Errorf("Ready: %v", err)
+			}
+		}
+		stop()
+		if n := c.listening(); n > 0 {
+			b.Errorf("%d listeners left", n)
+		}
+	})
+}
+
+// A publisher may have its connection back before the relay has settled the batch that lost it.
+func TestReconnectBeforeThePause(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		slow := &slowToSettle{Source: b.store}
+		c := b.reconnecting(slow)
+		c.disconnect()
+		b.write(message("k", 1))
+		defer b.start()()
+		time.Sleep(time.Second)
+		c.reconnect()
+		time.Sleep(time.Minute)
+		b.wantReceived("1")
+	})
+}
+
+// slowToSettle takes two seconds for that.
+type slowToSettle struct{ outbox.Source }
+
+func (s *slowToSettle) Settle(ctx context.Context, b outbox.Batch, o []outbox.Outcome) ([]outbox.Lease, error) {
+	time.Sleep(2 * time.Second)
+	return s.Source.Settle(ctx, b, o)
+}
+
+// A connection that is back explains nothing of what fails afterwards.
+func TestPauseAfterAReconnect(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		c := b.reconnecting(b.store)
+		tries := 0
+		b.publisher.Respond(func(outbox.Message) error { tries++; return failure(outbox.Unavailable) })
+		b.write(message("k", 1))
+		defer b.start()()
+		for n := range 3 {
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			if tries != n+1 {
+				b.Fatalf("%d tries, %d reconnects", tries, n)
+			}
+			c.mu.Lock()
+			for f := range c.listeners {
+				(*f)()
+			}
+			c.mu.Unlock()
+		}
+	})
+}
+
+// Drain waits for transports to come back within its time limit, and takes them when they do.
+func TestReconnectDuringDrain(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		c := b.reconnecting(b.store)
+		c.disconnect()
+		b.write(message("k", 1))
+		time.AfterFunc(20*time.Second, c.reconnect)
+		if report, err := b.relay.Drain(b.Context(), outbox.Bounds{TimeLimit: time.Minute}); err != nil || report.Published != 1 {
+			b.Errorf("report %+v, %v", report, err)
+		}
+		if n := c.listening(); n > 0 {
+			b.Errorf("%d listeners left", n)
+		}
+	})
+}
+
+// The longest pause is shorter than what users wait for.
+func TestPausesAreShort(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		f := b.wrap()
+		for _, down := range []func(bool){
+			func(down bool) {
+				b.publisher.Respond(nil)
+				if down {
+					b.publisher.Respond(func(outbox.Message) error { return failure(outbox.Unavailable) })
+				}
+			},
+			func(down bool) {
+				f.set(nil, nil)
+				if down {
+					f.set(errors.New("down"), nil)
+				}
+			},
+		} {
+			before := len(b.publisher.Received())
+			down(true)
+			b.write(message("k", 1))
+			stop := b.start()
+			time.Sleep(10 * time.Minute)
+			down(false)
+			time.Sleep(3 * time.Second)
+			synctest.Wait()
+			if len(b.publisher.Received()) != before+1 {
+				b.Error("still paused 3 s after the end of the fault")
+			}
+			stop()
+		}
+	})
+}
