@@ -48,7 +48,7 @@ func TestKilledRelaysAndConsumers(t *testing.T) {
 		})
 	}
 	for _, mark := range []int64{reservations / 3, 2 * reservations / 3} {
-		testenv.Eventually(t, patience, func() error {
+		testenv.Eventually(t, 5*patience, func() error {
 			if n := done.Load(); n < mark && failed.Load() == 0 {
 				return fmt.Errorf("%d of %d reservations", n, mark)
 			}
@@ -114,12 +114,15 @@ func buy(c *client, user, event string, confirm bool) error {
 	return nil
 }
 
-// postUntilDone does what a client should: after a 503 it sends the same key again.
+// postUntilDone does what a client should: after a 503 it waits as told and sends the same key again.
 func (c *client) postUntilDone(user, path, body string) (reply, error) {
 	key := newKey()
 	for try := 1; ; try++ {
 		r, err := c.tryPost(user, key, path, body)
 		if err != nil || r.status != http.StatusServiceUnavailable || try == 10 {
+			return r, err
+		}
+		if err := r.waitAsTold(c.t.Context()); err != nil {
 			return r, err
 		}
 	}

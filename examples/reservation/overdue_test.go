@@ -12,26 +12,28 @@ import (
 func TestOverdueSeatsAreOpen(t *testing.T) {
 	t.Parallel()
 	s := newServices(t)
-	api := start(t, s.env(), "-backend=services", "-role=api", "-hold=1s")
+	api := start(t, s.env(), "-backend=services", "-role=api")
 	c := newClient(t, api.url)
 	event := c.newEvent(`{"name":"Concert","seats":3}`)
 	ada, bob := newUser(), newUser()
 	named := c.hold(ada, event, `"seats":["A1"]`)
 	counted := c.hold(ada, event, `"quantity":2`)
 	c.post(bob, newKey(), "/api/reservations", holdBody(event, `"quantity":1`)).wants(http.StatusConflict, "SEATS_UNAVAILABLE")
-	awaitDeadline(t, c, counted)
-
+	passDeadlines(t, s)
+	if got := c.status(counted.ID); got != "expired" {
+		t.Errorf("reservation is %s, want expired", got)
+	}
 	if got := c.seats(event); got["free"] != 3 {
 		t.Errorf("seats are %v, want 3 free", got)
 	}
 	c.post(ada, newKey(), "/api/reservations/"+named.ID+"/confirm", "").wants(http.StatusConflict, "RESERVATION_EXPIRED")
 	c.post(ada, newKey(), "/api/reservations/"+named.ID+"/cancel", "").wants(http.StatusConflict, "RESERVATION_EXPIRED")
 	c.hold(bob, event, `"seats":["A1"]`)
-	taken := c.hold(bob, event, `"quantity":1`) // frees both seats of the reservation it takes over
+	c.hold(bob, event, `"quantity":1`) // frees both seats of the reservation it takes over
 	if got := c.seats(event); got["held"] != 2 || got["free"] != 1 {
 		t.Errorf("seats are %v, want 2 held and 1 free", got)
 	}
-	awaitDeadline(t, c, taken)
+	passDeadlines(t, s)
 
 	// The sweeper finds what no buyer took, and announces nothing that a buyer has announced.
 	for _, want := range []string{"expired 2, poisoned 0\n", "expired 0, poisoned 0\n"} {
@@ -45,6 +47,18 @@ func TestOverdueSeatsAreOpen(t *testing.T) {
 	}
 	if expired != 4 {
 		t.Errorf("%d expiries were announced, want 4", expired)
+	}
+}
+
+// passDeadlines moves the deadlines of all that are held into the past: a busy machine might not get to the end of
+// a short hold in time.
+func passDeadlines(t *testing.T, s services) {
+	t.Helper()
+	var moved int
+	err := pgxScan(t.Context(), s, &moved, `with seats as (update seats set held_until = now() - interval '1 second' where state = 'held'),
+		due as (update reservations set expires_at = now() - interval '1 second' where status = 'held' returning id) select count(*) from due`)
+	if err != nil || moved == 0 {
+		t.Fatalf("moved %d deadlines: %v", moved, err)
 	}
 }
 
@@ -62,7 +76,7 @@ func awaitDeadline(t *testing.T, c *client, r reservation) {
 func TestDeadlineWhileWaiting(t *testing.T) {
 	t.Parallel()
 	s := newServices(t)
-	api := start(t, s.env(), "-backend=services", "-role=api", "-hold=3s")
+	api := start(t, s.env(), "-backend=services", "-role=api", "-hold=15s")
 	c := newClient(t, api.url)
 	ada := newUser()
 	r := c.hold(ada, c.newEvent(`{"name":"Concert","seats":3}`), `"quantity":1`)
