@@ -10,11 +10,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/redis/go-redis/v9"
-
-	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
+	"github.com/holdfast-go/holdfast/txretry"
 )
 
 const (
