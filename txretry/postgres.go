@@ -224,9 +224,7 @@ func endsTransaction(tag string) bool {
 	return tag == "COMMIT" || tag == "ROLLBACK" || tag == "PREPARE TRANSACTION"
 }
 
-// refused reports whether err proves that the transaction did not commit. An
-// error of class 08 (connection exception) may come from a pooler that has lost
-// the server.
+// refused reports whether err proves that the transaction did not commit.
 func (s *pgSession) refused(err error) bool {
 	if state := s.State(); state == session.Open || state == session.Failed {
 		return true // in step with the server, which says that it is not over
@@ -236,15 +234,7 @@ func (s *pgSession) refused(err error) bool {
 		return true
 	}
 	var answer *pgconn.PgError
-	return errors.As(err, &answer) && !isFatal(answer) && answer.Code != "40003" && !strings.HasPrefix(answer.Code, "08")
-}
-
-func isFatal(e *pgconn.PgError) bool {
-	severity := e.SeverityUnlocalized
-	if severity == "" {
-		severity = e.Severity
-	}
-	return severity == "FATAL" || severity == "PANIC"
+	return errors.As(err, &answer) && session.Refuses(answer)
 }
 
 func (s *pgSession) Rollback(ctx context.Context) error {

@@ -22,13 +22,26 @@ func TestConformance(t *testing.T) {
 	t.Parallel()
 	conformance.Run(t, func(t *testing.T) conformance.Backend {
 		pool := newCounter(t)
+		exec(t, pool, deferredFailure)
 		return conformance.Backend{
-			New:  func(cfg txretry.Config) txretry.Transactor { return newManager(t, pool, cfg) },
-			Add:  add,
-			Read: func(ctx context.Context) (int, error) { return read(ctx, pool) },
-			Fail: fail,
+			New:          func(cfg txretry.Config) txretry.Transactor { return newManager(t, pool, cfg) },
+			Add:          add,
+			Read:         func(ctx context.Context) (int, error) { return read(ctx, pool) },
+			Fail:         fail,
+			FailAtCommit: failAtCommit,
 		}
 	})
+}
+
+// deferredFailure makes COMMIT fail with the SQLSTATE that was inserted.
+const deferredFailure = `
+	create table failure (sqlstate text);
+	create function fail() returns trigger language plpgsql as $$ begin raise exception 'test' using errcode = new.sqlstate; end $$;
+	create constraint trigger fail after insert on failure deferrable initially deferred for each row execute function fail()`
+
+func failAtCommit(ctx context.Context, tx pgx.Tx, sqlstate string) error {
+	_, err := tx.Exec(ctx, "insert into failure values ($1)", sqlstate)
+	return err
 }
 
 // newCounter returns a pool with a table of ten counters. When the test ends, the

@@ -53,5 +53,8 @@ func newBackend(*testing.T) conformance.Backend {
 		Fail: func(_ context.Context, tx pgx.Tx, sqlstate string) error {
 			return txretrytest.Fail(tx, &pgconn.PgError{Severity: "ERROR", Code: sqlstate, Message: "test"})
 		},
+		FailAtCommit: func(_ context.Context, tx pgx.Tx, sqlstate string) error {
+			return txretrytest.FailAtCommit(tx, &pgconn.PgError{Severity: "ERROR", Code: sqlstate, Message: "test"})
+		},
 	}
 }

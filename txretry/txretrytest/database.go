@@ -2,6 +2,7 @@ package txretrytest
 
 import (
 	"context"
+	"errors"
 	"strconv"
 	"sync"
 	"time"
@@ -110,10 +111,10 @@ func (s *fakeSession) begin(ctx context.Context, spec *session.Spec) error {
 
 // strike answers with the scripted error if the fault is at this point.
 func (s *fakeSession) strike(at Point) error {
-	if s.fault.Point != at || s.state == session.Failed {
+	if s.fault.Point != at || s.state == session.Failed || s.state == session.Lost {
 		return nil
 	}
-	return s.fail(answer(s.fault.SQLSTATE, "scripted by txretrytest"))
+	return s.fail(answer(s.fault.SQLSTATE, scripted))
 }
 
 // strikeStatement counts a statement and answers it if the fault is there.
@@ -157,6 +158,9 @@ func (s *fakeSession) RollbackTo(ctx context.Context, id int) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	if s.state == session.Lost {
+		return errClosed
+	}
 	s.undoTo(s.cutMarks(id))
 	s.state = session.Open
 	return nil
@@ -166,8 +170,16 @@ func (s *fakeSession) usable(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if s.state == session.Failed {
+	return s.sound()
+}
+
+// sound returns why no statement can be run.
+func (s *fakeSession) sound() error {
+	switch s.state {
+	case session.Failed:
 		return aborted()
+	case session.Lost:
+		return errClosed
 	}
 	return nil
 }
@@ -197,24 +209,32 @@ func (s *fakeSession) Commit(_ context.Context, _ time.Duration, last []session.
 	if len(last) > 0 {
 		return session.RolledBack, s.refuse(last[0].SQL)
 	}
-	if err := s.strike(AtCommit); err != nil {
-		return session.RolledBack, err
+	switch s.fault.Point {
+	case AtCommit:
+		return s.refuseCommit(answer(s.fault.SQLSTATE, scripted))
+	case ReplyLostNotApplied:
+		return s.lose(false, errReplyLost)
+	case ReplyLostApplied:
+		return s.lose(true, errReplyLost)
 	}
 	if s.atCommit != nil {
-		return session.RolledBack, s.fail(s.atCommit)
-	}
-	switch s.fault.Point {
-	case ReplyLostNotApplied:
-		return s.lose(false)
-	case ReplyLostApplied:
-		return s.lose(true)
+		return s.refuseCommit(s.atCommit)
 	}
 	s.end(true)
 	return session.Committed, nil
 }
 
-// lose ends the transaction without an answer.
-func (s *fakeSession) lose(applied bool) (session.Outcome, error) {
+// refuseCommit applies nothing, which not every error says.
+func (s *fakeSession) refuseCommit(err error) (session.Outcome, error) {
+	var said *pgconn.PgError
+	if errors.As(err, &said) && !session.Refuses(said) {
+		return s.lose(false, err)
+	}
+	return session.RolledBack, s.fail(err)
+}
+
+// lose ends the transaction without an answer that tells.
+func (s *fakeSession) lose(applied bool, err error) (session.Outcome, error) {
 	fate := session.RolledBack
 	if applied {
 		fate = session.Committed
@@ -222,7 +242,7 @@ func (s *fakeSession) lose(applied bool) (session.Outcome, error) {
 	s.end(applied)
 	s.state = session.Lost
 	s.db.count(func(*Stats) { s.db.fates[s.xid] = fate })
-	return session.Unknown, errReplyLost
+	return session.Unknown, err
 }
 
 func (db *database) Fate(_ context.Context, _ session.Limits, xid string) (session.Outcome, error) {

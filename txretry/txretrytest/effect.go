@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/holdfast-go/holdfast/txretry/internal/session"
 )
@@ -92,8 +93,8 @@ func onFake(tx pgx.Tx, run func(s *fakeSession) error) error {
 		if !ok {
 			return fmt.Errorf("txretrytest: not a transaction of txretrytest.Manager but a real one (%T on %T)", tx, s)
 		}
-		if fake.state == session.Failed {
-			return aborted()
+		if err := fake.sound(); err != nil {
+			return err
 		}
 		if err := fake.strikeStatement(); err != nil {
 			return err
@@ -102,8 +103,13 @@ func onFake(tx pgx.Tx, run func(s *fakeSession) error) error {
 	})
 }
 
-// fail aborts the transaction with err.
+// fail aborts the transaction with err, and closes the connection where the server would.
 func (s *fakeSession) fail(err error) error {
 	s.state = session.Failed
+	var said *pgconn.PgError
+	if errors.As(err, &said) && session.IsFatal(said) {
+		s.end(false)
+		s.state = session.Lost
+	}
 	return err
 }

@@ -3,6 +3,7 @@ package txretrytest
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -23,14 +24,19 @@ const (
 
 	AtBegin     // the transaction does not begin
 	AtStatement // the n-th Effect, StagedEffect or Fail is not run
-	AtEnd       // fn has succeeded, then fails as if by its last statement
-	AtCommit    // COMMIT is refused; nothing is applied
+	AtEnd       // fn has succeeded, then fails as if by its last statement; not that of a nested call
+	AtCommit    // COMMIT is refused; nothing is applied, but of 08xxx, 40003 and 57P0x that is unknown
 
 	ReplyLostApplied    // COMMIT is applied, its reply does not arrive
 	ReplyLostNotApplied // COMMIT is not applied, and no reply arrives
 )
 
-var errReplyLost = errors.New("txretrytest: connection lost during COMMIT")
+var (
+	errReplyLost = errors.New("txretrytest: connection lost during COMMIT")
+	errClosed    = errors.New("txretrytest: connection closed")
+)
+
+const scripted = "scripted by txretrytest"
 
 func checkScript(script []Fault) error {
 	var errs []error
@@ -55,6 +61,11 @@ func (f Fault) check() error {
 	return nil
 }
 
-func answer(sqlstate, text string) error {
-	return &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: sqlstate, Message: text}
+// answer is what a server says, which closes the connection when it shuts down (57P0x).
+func answer(sqlstate, text string) *pgconn.PgError {
+	severity := "ERROR"
+	if strings.HasPrefix(sqlstate, "57P0") {
+		severity = "FATAL"
+	}
+	return &pgconn.PgError{Severity: severity, SeverityUnlocalized: severity, Code: sqlstate, Message: text}
 }

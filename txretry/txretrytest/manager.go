@@ -3,6 +3,7 @@ package txretrytest
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
 
@@ -51,16 +52,22 @@ func (m *Manager) Do(ctx context.Context, fn func(ctx context.Context, tx pgx.Tx
 // DoWith is txretry.Manager.DoWith on a fake transaction. Of the options the
 // isolation and the timeouts change nothing.
 func (m *Manager) DoWith(ctx context.Context, opts txretry.Options, fn func(ctx context.Context, tx pgx.Tx) error) error {
-	if fn == nil {
-		return m.inner.DoWith(ctx, opts, nil)
+	if outer, ok := ctx.Value(inside{m}).(*atomic.Bool); fn == nil || ok && outer.Load() {
+		return m.inner.DoWith(ctx, opts, fn)
 	}
 	return m.inner.DoWith(ctx, opts, func(ctx context.Context, tx pgx.Tx) error {
-		if err := fn(ctx, tx); err != nil {
+		var running atomic.Bool
+		running.Store(true)
+		defer running.Store(false)
+		if err := fn(context.WithValue(ctx, inside{m}, &running), tx); err != nil {
 			return err
 		}
 		return m.db.failEnd()
 	})
 }
+
+// inside is the context key of what tells a nested call, whose end is not the call's.
+type inside struct{ m *Manager }
 
 // Stats returns the counts up to now.
 func (m *Manager) Stats() Stats {

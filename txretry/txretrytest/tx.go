@@ -7,6 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/holdfast-go/holdfast/txretry/internal/session"
 )
 
 // ErrNoSQL is wrapped by the answer to every statement on a fake transaction.
@@ -25,6 +27,9 @@ type fakeTx struct {
 // refuse aborts the transaction: the mistake comes out of Do even if the caller
 // ignores this error.
 func (s *fakeSession) refuse(sql string) error {
+	if s.state == session.Lost {
+		return errClosed
+	}
 	if len(sql) > maxQuote {
 		sql = sql[:maxQuote] + "…"
 	}

@@ -6,6 +6,7 @@ package session
 import (
 	"context"
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -125,3 +126,19 @@ var ErrNotBegun = errors.New("connection lost before BEGIN was answered")
 
 // ErrNotSent is in the error of a Commit that was not sent.
 var ErrNotSent = errors.New("connection lost before COMMIT was sent")
+
+// Refuses reports whether what the server answers to COMMIT proves that it did not
+// commit. An error of class 08 (connection exception) may come from a pooler that
+// has lost the server, and a FATAL one from a backend that had committed before.
+func Refuses(answer *pgconn.PgError) bool {
+	return !IsFatal(answer) && answer.Code != "40003" && !strings.HasPrefix(answer.Code, "08")
+}
+
+// IsFatal reports whether the server closes the connection after this.
+func IsFatal(answer *pgconn.PgError) bool {
+	severity := answer.SeverityUnlocalized
+	if severity == "" {
+		severity = answer.Severity
+	}
+	return severity == "FATAL" || severity == "PANIC"
+}

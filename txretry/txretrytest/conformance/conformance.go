@@ -31,6 +31,9 @@ type Backend struct {
 	// Fail makes a statement of the transaction fail with this SQLSTATE and
 	// returns its error.
 	Fail func(ctx context.Context, tx pgx.Tx, sqlstate string) error
+
+	// FailAtCommit makes COMMIT of the transaction fail with this SQLSTATE.
+	FailAtCommit func(ctx context.Context, tx pgx.Tx, sqlstate string) error
 }
 
 // Run runs the suite, each test in parallel on a Backend of its own.
@@ -66,6 +69,7 @@ var suite = map[string]func(f *fixture){
 	"retry 40P01":                     testRetry("40P01"),
 	"retry 55P03":                     testRetry("55P03"),
 	"exhaustion":                      testExhaustion,
+	"refused COMMIT":                  testRefusedCommit,
 	"masked error":                    testMasked,
 	"masked by a later error":         testMaskedByAborted,
 	"swallowed transient error":       testSwallowedTransient,

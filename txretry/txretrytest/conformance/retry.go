@@ -116,6 +116,40 @@ func testExhaustion(f *fixture) {
 	}
 }
 
+// What the server answers to COMMIT tells whether it may be repeated, is final, or does not say what
+// became of the transaction.
+func testRefusedCommit(f *fixture) {
+	for sqlstate, test := range map[string]struct {
+		outcome txretry.Outcome
+		calls   int
+		as      any
+	}{
+		"40001": {txretry.RolledBack, 6, new(*txretry.LockTimeoutError)},
+		"23514": {txretry.RolledBack, 1, nil},
+		"53100": {txretry.RolledBack, 1, new(*txretry.UnavailableError)},
+		"40003": {txretry.Unknown, 1, new(*txretry.CommitUnknownError)},
+		"08006": {txretry.Unknown, 1, new(*txretry.CommitUnknownError)},
+	} {
+		cfg := quick()
+		cfg.Hooks.OnDone = func(_ context.Context, d txretry.Done) { f.equal(sqlstate+": outcome", d.Outcome, test.outcome) }
+		calls, rolledBack := 0, 0
+		err := f.New(cfg).Do(f.Context(), func(ctx context.Context, tx pgx.Tx) error {
+			calls++
+			txretry.AfterCommit(tx, func() { f.Errorf("%s: AfterCommit ran", sqlstate) })
+			txretry.AfterRollback(tx, func() { rolledBack++ })
+			f.add(ctx, tx, 1)
+			return f.FailAtCommit(ctx, tx, sqlstate)
+		})
+		f.sqlstate(err, sqlstate)
+		if test.as != nil && !errors.As(err, test.as) {
+			f.Errorf("%s: error %v, want a %T", sqlstate, err, test.as)
+		}
+		f.equal(sqlstate+": calls", calls, test.calls)
+		f.equal(sqlstate+": AfterRollback", rolledBack == 1, test.outcome == txretry.RolledBack)
+	}
+	f.want(0)
+}
+
 func testMasked(f *fixture) {
 	calls := 0
 	f.ok(f.do(func(ctx context.Context, tx pgx.Tx) error {

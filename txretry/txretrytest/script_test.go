@@ -1,0 +1,79 @@
+package txretrytest_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/txretry"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+)
+
+func scripted(faults ...txretrytest.Fault) *txretrytest.Manager {
+	return txretrytest.NewManager(txretrytest.Config{Script: faults})
+}
+
+// Not every answer to COMMIT says that nothing was applied.
+func TestScriptedCommitIsUnknown(t *testing.T) {
+	t.Parallel()
+	for _, sqlstate := range []string{"08006", "40003", "57P01"} {
+		n := 0
+		err := scripted(txretrytest.Fault{Point: txretrytest.AtCommit, SQLSTATE: sqlstate}).Do(t.Context(), func(_ context.Context, tx pgx.Tx) error {
+			return txretrytest.Effect(tx, func() { n++ }, func() { n-- })
+		})
+		var unknown *txretry.CommitUnknownError
+		if !errors.As(err, &unknown) || n != 0 {
+			t.Errorf("%s: error %v, %d applied; want *CommitUnknownError and none", sqlstate, err, n)
+		}
+	}
+}
+
+// A server that shuts down closes the connection: no savepoint heals that.
+func TestScriptedShutdown(t *testing.T) {
+	t.Parallel()
+	n := 0
+	add := func(tx pgx.Tx) error { return txretrytest.Effect(tx, func() { n++ }, func() { n-- }) }
+	m := scripted(txretrytest.Fault{Point: txretrytest.AtStatement, Statement: 2, SQLSTATE: "57P01"})
+	err := m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+		if err := add(tx); err != nil {
+			return err
+		}
+		if pgx.BeginFunc(ctx, tx, add) == nil {
+			t.Error("a statement went on")
+		}
+		if add(tx) == nil || tx.QueryRow(ctx, "select 1").Scan() == nil {
+			t.Error("a statement was run on a closed connection")
+		}
+		return nil
+	})
+	var unavailable *txretry.UnavailableError
+	if !errors.As(err, &unavailable) || !errors.Is(err, pgx.ErrTxCommitRollback) || n != 0 {
+		t.Errorf("error %v, %d applied; want *UnavailableError of a rollback and none", err, n)
+	}
+	if got, want := m.Stats(), (txretrytest.Stats{Attempts: 1, Rollbacks: 1}); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}
+
+// The end of a nested call is not the end of fn.
+func TestScriptedEndIsNotNested(t *testing.T) {
+	t.Parallel()
+	m := scripted(txretrytest.Fault{Point: txretrytest.AtEnd, SQLSTATE: "40001"})
+	outer, inner := 0, 0
+	err := m.Do(t.Context(), func(ctx context.Context, _ pgx.Tx) error {
+		outer++
+		err := m.DoWith(ctx, txretry.Options{Nested: txretry.NestedSavepoint}, func(context.Context, pgx.Tx) error {
+			inner++
+			return nil
+		})
+		if err != nil {
+			t.Errorf("the nested call: %v", err)
+		}
+		return err
+	})
+	if err != nil || outer != 2 || inner != 2 {
+		t.Errorf("error %v after %d and %d calls, want two of each", err, outer, inner)
+	}
+}
