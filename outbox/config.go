@@ -57,7 +57,8 @@ type RelayConfig struct {
 	// short. Default 2 s.
 	MaxPauseDelay time.Duration
 
-	// Logger nil means slog.Default().
+	// Logger gets one line in 10 s for each kind of fault, message name and class. Nil means
+	// slog.Default().
 	Logger *slog.Logger
 	// TracerProvider and MeterProvider nil mean the global ones.
 	TracerProvider trace.TracerProvider

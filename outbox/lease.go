@@ -54,7 +54,7 @@ func (r *Relay) renew(ctx context.Context, leases []Lease, end time.Time) {
 			return
 		}
 		if len(stale) > 0 || !time.Now().Before(end) {
-			r.cfg.Logger.WarnContext(ctx, "outbox: leases ran out, nothing more of their batch is sent",
+			r.log(ctx, slog.LevelWarn, "outbox: leases ran out, nothing more of their batch is sent", "",
 				slog.Int("lanes", len(leases)), slog.Any("error", err))
 			return
 		}

@@ -124,7 +124,7 @@ func (r *Relay) setPause(ctx context.Context, name string, down outage, begin ti
 	p = pause{failures: p.failures + 1, since: now, until: now.Add(d), err: down.err}
 	r.pauses[name] = p
 	r.mu.Unlock()
-	r.cfg.Logger.WarnContext(ctx, "outbox: transport paused",
+	r.log(ctx, slog.LevelWarn, "outbox: transport paused", name,
 		slog.String("transport", name), slog.Int("failures", p.failures), slog.Duration("pause", d), slog.Any("error", down.err))
 	if r.cfg.Hooks.OnPause != nil {
 		r.cfg.Hooks.OnPause(ctx, name, down.err)
@@ -147,7 +147,7 @@ func (r *Relay) endPause(ctx context.Context, name string, begin time.Time, answ
 	}
 	r.mu.Unlock()
 	if answered {
-		r.cfg.Logger.InfoContext(ctx, "outbox: transport resumed", slog.String("transport", name), slog.Int("failures", p.failures))
+		r.log(ctx, slog.LevelInfo, "outbox: transport resumed", name, slog.String("transport", name), slog.Int("failures", p.failures))
 	}
 }
 

@@ -137,7 +137,7 @@ func (p *pipeline) publish(q *queue, i int) {
 	}
 	defer func() {
 		if v := recover(); v != nil {
-			p.relay.cfg.Logger.ErrorContext(p.wait, "outbox: publisher panicked",
+			p.relay.log(p.wait, slog.LevelError, "outbox: publisher panicked", p.messages[i].Transport,
 				slog.Any("id", p.messages[i].ID), slog.String("stack", string(debug.Stack())))
 			done(&PublishError{Class: Retryable, Err: fmt.Errorf("the publisher panicked: %v", v)})
 		}

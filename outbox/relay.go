@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/runloop"
+	"github.com/holdfast-go/holdfast/internal/telemetry"
 )
 
 // Relay moves messages from a Source to its Transports. Any number of relays may work on
@@ -20,6 +21,7 @@ type Relay struct {
 	cfg        RelayConfig
 	telemetry  instruments
 	wake       chan struct{}
+	seldom     telemetry.SeldomEach // a line of log a while for each kind of fault
 
 	reports  sync.Mutex // one batch is reported at a time
 	mu       sync.Mutex
@@ -45,12 +47,12 @@ func NewRelay(source Source, transports Transports, cfg RelayConfig) (*Relay, er
 			errs = append(errs, fmt.Errorf("outbox: NewRelay: transport %q is nil", name))
 		}
 	}
-	telemetry, err := newInstruments(cfg, transports)
+	instruments, err := newInstruments(cfg, transports)
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return nil, err
 	}
 	return &Relay{
-		source: source, transports: maps.Clone(transports), cfg: cfg, telemetry: telemetry,
+		source: source, transports: maps.Clone(transports), cfg: cfg, telemetry: instruments,
 		wake: make(chan struct{}, 1), lastLook: errNotStarted, pauses: map[string]pause{}, ready: map[string]time.Time{},
 	}, nil
 }
@@ -70,7 +72,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		switch {
 		case err != nil:
 			failures++
-			r.cfg.Logger.WarnContext(ctx, "outbox: store unavailable", slog.Int("failures", failures), slog.Any("error", err))
+			r.log(ctx, slog.LevelWarn, "outbox: store unavailable", "", slog.Int("failures", failures), slog.Any("error", err))
 			_ = runloop.Sleep(ctx, r.cfg.pauseDelay(failures))
 		case !found:
 			failures = 0

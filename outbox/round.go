@@ -58,7 +58,7 @@ func (r *Relay) round(ctx, work context.Context, batch Batch, begin time.Time) r
 	}
 	if len(stale) > 0 {
 		r.telemetry.stale.Add(work, int64(len(stale)))
-		r.cfg.Logger.WarnContext(work, "outbox: leases ran out before they were settled; their messages are published again", slog.Int("lanes", len(stale)))
+		r.log(work, slog.LevelWarn, "outbox: leases ran out before they were settled; their messages are published again", "", slog.Int("lanes", len(stale)))
 	}
 	return r.report(work, batch.Messages, outcomes, failures)
 }
@@ -186,13 +186,12 @@ func (r *Relay) report(ctx context.Context, messages []Message, outcomes []outco
 
 func (r *Relay) reportFailure(ctx context.Context, m Message, f Failure) {
 	r.telemetry.countFailure(ctx, f)
-	log := r.cfg.Logger.With(slog.Any("id", m.ID), slog.String("name", m.Name),
-		slog.Any("class", f.Class), slog.Int("attempt", f.Attempt), slog.Any("error", f.Err))
+	text := "outbox: publishing failed, will be tried again"
 	if f.Dead {
-		log.WarnContext(ctx, "outbox: publishing failed for good, the message is a dead letter")
-	} else {
-		log.WarnContext(ctx, "outbox: publishing failed, will be tried again")
+		text = "outbox: publishing failed for good, the message is a dead letter"
 	}
+	r.log(ctx, slog.LevelWarn, text, string(f.Class)+" "+m.Name, slog.Any("id", m.ID), slog.String("name", m.Name),
+		slog.Any("class", f.Class), slog.Int("attempt", f.Attempt), slog.Any("error", f.Err))
 	if r.cfg.Hooks.OnFailed != nil {
 		r.cfg.Hooks.OnFailed(ctx, m, f)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/runloop"
+	"github.com/holdfast-go/holdfast/internal/telemetry"
 )
 
 // stable is how long a session must last for its end to count as the first failure again.
@@ -35,6 +36,7 @@ type LoopConfig struct {
 // cancelled, or when a session returns nil because it has nothing left to do.
 // The broker need not be there when it begins.
 func Loop(ctx context.Context, cfg LoopConfig, session func(context.Context, *Conn) error) {
+	var seldom telemetry.Seldom
 	for failures := 0; ctx.Err() == nil; failures++ {
 		began := time.Now()
 		err := one(ctx, cfg, session)
@@ -52,8 +54,10 @@ func Loop(ctx context.Context, cfg LoopConfig, session func(context.Context, *Co
 			failures = 0
 		}
 		pause := pauses.Delay(failures, rand.Float64())
-		cfg.Logger.WarnContext(ctx, "no session with RabbitMQ",
-			slog.Any("error", err), slog.Int("failures", failures+1), slog.Duration("again_in", pause))
+		if repeats, ok := seldom.Due(); ok {
+			cfg.Logger.WarnContext(ctx, "no session with RabbitMQ", slog.Any("error", err),
+				slog.Int("failures", failures+1), slog.Duration("again_in", pause), slog.Int("repeats", repeats))
+		}
 		if runloop.Sleep(ctx, pause) != nil {
 			return
 		}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/internal/telemetry"
 )
 
 // PublisherConfig configures a Publisher. Zero values take the defaults.
@@ -47,6 +49,7 @@ type Publisher struct {
 	cfg      PublisherConfig
 	suspects *suspects
 	again    sync.WaitGroup // goroutines that publish once more
+	refusals telemetry.Seldom
 
 	mu      sync.Mutex
 	session *session      // nil while there is none

@@ -97,7 +97,9 @@ func (s *session) serve(ctx context.Context, i int, stop func()) error {
 			s.p.publishAgain(rest)
 			return err
 		}
-		s.p.cfg.Logger.WarnContext(ctx, "RabbitMQ refuses a message", slog.Any("error", err))
+		if repeats, ok := s.p.refusals.Due(); ok {
+			s.p.cfg.Logger.WarnContext(ctx, "RabbitMQ refuses a message", slog.Any("error", err), slog.Int("repeats", repeats))
+		}
 		next, err := openWindow(s)
 		if err == nil {
 			s.put(i, next)
