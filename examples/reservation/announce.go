@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
-	"net"
 
 	"github.com/google/uuid"
 )
@@ -13,13 +12,8 @@ import (
 // newID gives a UUID v7: ids sort by the time they were made.
 func newID() string { return uuid.Must(uuid.NewV7()).String() }
 
-// announce prints where the process listens and, if it is a shop, three lines to paste into a shell.
-func announce(w io.Writer, cfg config, addr net.Addr) {
-	url := "http://" + addr.String()
-	fmt.Fprintf(w, "reservation: listening on %s (backend %s, role %s)\n", url, cfg.backend, cfg.role)
-	if cfg.role != roleAll && cfg.role != roleAPI {
-		return
-	}
+// printTrial prints three lines to paste into a shell.
+func printTrial(w io.Writer, url string) {
 	// An answer begins with {"id":" and the 36 characters of the id, which the next line takes out of it.
 	const line1 = `EVENT=$(curl -sS %s/api/events -d '{"name":"Concert","seats":50}' %s); echo "$EVENT"`
 	const line2 = `HOLD=$(curl -sS %s/api/reservations -d '{"event_id":"'${EVENT:7:36}'","quantity":2}' %s); echo "$HOLD"`

@@ -2,6 +2,7 @@ package main_test
 
 import (
 	"fmt"
+	"net"
 	"os/user"
 	"strconv"
 	"strings"
@@ -40,6 +41,8 @@ func TestUsage(t *testing.T) {
 		{"-addr=8080"},
 		{"-addr=127.0.0.1:99999"},
 		{"-backend=services", "-role=api", "-addr="},
+		{"-ops-addr=9090"},
+		{"-backend=services", "-role=relay", "-ops-addr=127.0.0.1:0"},
 		{"relay", "x"},
 		{"relay", "--limit=0"},
 		{"relay", "--limit=x"},
@@ -218,6 +221,21 @@ func TestDeadLettersOfTheOutbox(t *testing.T) {
 	}
 	if code, _, _ := command(t, s.env(), "dead", "remove", "--all", "--by="); code != 2 {
 		t.Errorf("no name exits with %d", code)
+	}
+}
+
+func TestBusyPort(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	for _, flag := range []string{"-addr", "-ops-addr"} {
+		args := []string{"-addr=127.0.0.1:0", flag + "=" + listener.Addr().String()}
+		if code, _, errs := command(t, nil, args...); code != 1 || !strings.Contains(errs, flag+" chooses") || strings.Count(errs, "\n") != 1 {
+			t.Errorf("%q exits with %d: %s", args, code, errs)
+		}
 	}
 }
 

@@ -37,7 +37,9 @@ const maxLimit = 1_000_000_000
 type config struct {
 	backend string
 	// addr is where to listen, "" for nowhere.
-	addr        string
+	addr string
+	// opsAddr is where operators look, "" for addr.
+	opsAddr     string
 	role        string
 	hold        time.Duration
 	schedule    expiry.Schedule
@@ -58,6 +60,7 @@ func parseConfig(args []string, getenv func(string) string, usage io.Writer) (co
 	flags := newFlagSet("reservation")
 	flags.StringVar(&c.backend, "backend", "", "memory, services or containers (default memory; services for a subcommand)")
 	flags.StringVar(&c.addr, "addr", "127.0.0.1:8080", "`address` to listen on; roles other than all and api listen only where it is given")
+	flags.StringVar(&c.opsAddr, "ops-addr", "", "`address` of /healthz, /readyz and /metrics, which -addr then does not serve (default -addr)")
 	flags.StringVar(&c.role, "role", roleAll, "all, api, relay, consumer or sweeper")
 	flags.DurationVar(&c.hold, "hold", 15*time.Minute, "how long a reservation is held")
 	flags.StringVar(&sweep, "sweep", expiry.DefaultSchedule, "`schedule` of the sweeper: cron in UTC, or @every 1s")
@@ -76,7 +79,7 @@ func parseConfig(args []string, getenv func(string) string, usage io.Writer) (co
 			c.backend = backendServices
 		}
 	}
-	if c.role != roleAll && c.role != roleAPI && !isSet(flags, "addr") {
+	if !c.hasAPI() && !isSet(flags, "addr") {
 		c.addr = ""
 	}
 	c.databaseURL = orDefault(getenv("DATABASE_URL"), "postgres://postgres:postgres@127.0.0.1:5432/postgres?sslmode=disable")
@@ -96,8 +99,17 @@ func (c config) validate() error {
 	if !slices.Contains([]string{roleAll, roleAPI, roleRelay, roleConsumer, roleSweeper}, c.role) {
 		report("-role is %q, must be all, api, relay, consumer or sweeper", c.role)
 	}
-	if err := c.checkAddr(); err != nil {
+	if c.addr == "" && c.hasAPI() {
+		report("-addr: -role=%s has to listen somewhere", c.role)
+	}
+	if err := checkAddr(c.addr); err != nil {
 		report("-addr: %w", err)
+	}
+	if err := checkAddr(c.opsAddr); err != nil {
+		report("-ops-addr: %w", err)
+	}
+	if c.opsAddr != "" && !c.hasAPI() {
+		report("-ops-addr: -role=%s serves operators alone, at -addr", c.role)
 	}
 	if c.backend == backendMemory && c.role != roleAll {
 		report("-backend=memory lives in one process: it has no -role but all")
@@ -123,15 +135,15 @@ func (c config) validate() error {
 	return errors.Join(errs...)
 }
 
+// hasAPI tells whether the process serves customers.
+func (c config) hasAPI() bool { return c.role == roleAll || c.role == roleAPI }
+
 // checkAddr finds what would only be seen when the servers are connected to, or have been started.
-func (c config) checkAddr() error {
-	if c.addr == "" {
-		if c.role == roleAll || c.role == roleAPI {
-			return fmt.Errorf("-role=%s has to listen somewhere", c.role)
-		}
+func checkAddr(addr string) error {
+	if addr == "" {
 		return nil
 	}
-	_, port, err := net.SplitHostPort(c.addr)
+	_, port, err := net.SplitHostPort(addr)
 	if err == nil {
 		_, err = net.LookupPort("tcp", port)
 	}

@@ -2,17 +2,13 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
-	"net/http"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/ratelimit"
@@ -60,16 +56,12 @@ func serve(ctx context.Context, cfg config, log *slog.Logger, stdout io.Writer) 
 		return runAll(ctx, b.services, nil)
 	}
 
-	handler, err := newHandler(cfg, b, metrics, log)
+	front, err := newFront(ctx, cfg, b, metrics, log)
 	if err != nil {
 		return err
 	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", cfg.addr)
-	if err != nil {
-		return err
-	}
-	announce(stdout, cfg, listener.Addr())
-	return runAll(ctx, b.services, func(ctx context.Context) error { return serveHTTP(ctx, listener, handler, log) })
+	front.announce(stdout, cfg)
+	return runAll(ctx, b.services, front.serve)
 }
 
 // runAll runs the services, and front before them: it has ended before they are
@@ -95,52 +87,4 @@ func runAll(ctx context.Context, services []service, front func(context.Context)
 		return nil
 	})
 	return group.Wait()
-}
-
-func newHandler(cfg config, b *backend, metrics *metrics, log *slog.Logger) (http.Handler, error) {
-	checks := b.checks
-	for _, s := range b.services {
-		checks = append(checks, httpapi.Check{Name: s.name, Ready: s.ready})
-	}
-	if cfg.role != roleAll && cfg.role != roleAPI {
-		return httpapi.Ops(checks, metrics.handler, nil, log), nil
-	}
-	api, err := httpapi.New(httpapi.Config{
-		Shop:      booking.Shop{Hold: cfg.hold, NewID: newID},
-		Backend:   b.shop,
-		Keys:      b.keys,
-		Limiter:   b.limiter,
-		UserLimit: cfg.userLimit, GlobalLimit: cfg.globalLimit,
-		MeterProvider: metrics.provider,
-		Logger:        log,
-	})
-	if err != nil {
-		return nil, err
-	}
-	return httpapi.Ops(checks, metrics.handler, api, log), nil
-}
-
-func serveHTTP(ctx context.Context, listener net.Listener, handler http.Handler, log *slog.Logger) error {
-	server := &http.Server{
-		Handler:           handler,
-		ReadHeaderTimeout: 10 * time.Second,
-		ReadTimeout:       30 * time.Second,
-		IdleTimeout:       2 * time.Minute,
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
-	}
-	drained := make(chan error, 1)
-	stop := context.AfterFunc(ctx, func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
-		defer cancel()
-		drained <- server.Shutdown(ctx)
-	})
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-		stop()
-		return err
-	}
-	if err := <-drained; err != nil {
-		log.WarnContext(ctx, "requests were cut off", slog.Any("error", err))
-		return server.Close()
-	}
-	return nil
 }

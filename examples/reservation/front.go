@@ -1,0 +1,126 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
+)
+
+// front is where a process listens: on one address, or on a second one for operators alone.
+type front struct {
+	doors []door
+	log   *slog.Logger
+}
+
+// door is one address and what it serves.
+type door struct {
+	listener net.Listener
+	handler  http.Handler
+}
+
+// newFront listens. Nobody is served yet.
+func newFront(ctx context.Context, cfg config, b *backend, metrics *metrics, log *slog.Logger) (*front, error) {
+	api, err := newAPI(cfg, b, metrics, log)
+	if err != nil {
+		return nil, err
+	}
+	checks := b.checks
+	for _, s := range b.services {
+		checks = append(checks, httpapi.Check{Name: s.name, Ready: s.ready})
+	}
+	f := &front{log: log}
+	if cfg.opsAddr == "" {
+		return f, f.open(ctx, "-addr", cfg.addr, httpapi.Ops(checks, metrics.handler, api, log))
+	}
+	return f, errors.Join(
+		f.open(ctx, "-addr", cfg.addr, api),
+		f.open(ctx, "-ops-addr", cfg.opsAddr, httpapi.Ops(checks, metrics.handler, nil, log)))
+}
+
+// newAPI returns what customers see, nil in roles that have nothing for them.
+func newAPI(cfg config, b *backend, metrics *metrics, log *slog.Logger) (http.Handler, error) {
+	if !cfg.hasAPI() {
+		return nil, nil
+	}
+	return httpapi.New(httpapi.Config{
+		Shop:      booking.Shop{Hold: cfg.hold, NewID: newID},
+		Backend:   b.shop,
+		Keys:      b.keys,
+		Limiter:   b.limiter,
+		UserLimit: cfg.userLimit, GlobalLimit: cfg.globalLimit,
+		MeterProvider: metrics.provider,
+		Logger:        log,
+	})
+}
+
+func (f *front) open(ctx context.Context, flag, addr string, handler http.Handler) error {
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
+	if err != nil {
+		return fmt.Errorf("%w; %s chooses another address", err, flag)
+	}
+	f.doors = append(f.doors, door{listener, handler})
+	return nil
+}
+
+// announce prints where the process listens and, if it is a shop, what to try.
+func (f *front) announce(w io.Writer, cfg config) {
+	url := "http://" + f.doors[0].listener.Addr().String()
+	fmt.Fprintf(w, "reservation: listening on %s (backend %s, role %s)\n", url, cfg.backend, cfg.role)
+	if len(f.doors) > 1 {
+		fmt.Fprintf(w, "reservation: operators see http://%s\n", f.doors[1].listener.Addr())
+	}
+	if cfg.hasAPI() {
+		printTrial(w, url)
+	}
+}
+
+// serve serves until ctx ends and requests in hand are done.
+func (f *front) serve(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	for _, d := range f.doors {
+		group.Go(func() error { return serveHTTP(ctx, d.listener, newServer(d.handler, f.log), f.log) })
+	}
+	return group.Wait()
+}
+
+// newServer bounds what a client can keep a connection for. An answer may take the body's time and a minute to be
+// found; it is short, so that only a client that does not read needs the rest of WriteTimeout.
+func newServer(handler http.Handler, log *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler:           handler,
+		ReadHeaderTimeout: 10 * time.Second,
+		ReadTimeout:       30 * time.Second,
+		WriteTimeout:      2 * time.Minute,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    64 << 10,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+	}
+}
+
+func serveHTTP(ctx context.Context, listener net.Listener, server *http.Server, log *slog.Logger) error {
+	drained := make(chan error, 1)
+	stop := context.AfterFunc(ctx, func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
+		defer cancel()
+		drained <- server.Shutdown(ctx)
+	})
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		stop()
+		return err
+	}
+	if err := <-drained; err != nil {
+		log.WarnContext(ctx, "requests were cut off", slog.Any("error", err))
+		return server.Close()
+	}
+	return nil
+}

@@ -1,0 +1,85 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// pipes is a listener whose connections live in memory, where time can be faked.
+type pipes struct {
+	conns  chan net.Conn
+	closed chan struct{}
+	close  func()
+}
+
+func listenOnPipes() *pipes {
+	closed := make(chan struct{})
+	return &pipes{make(chan net.Conn, 1), closed, sync.OnceFunc(func() { close(closed) })}
+}
+
+func (p *pipes) Accept() (net.Conn, error) {
+	select {
+	case conn := <-p.conns:
+		return conn, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p *pipes) Close() error {
+	p.close()
+	return nil
+}
+
+func (p *pipes) Addr() net.Addr { return &net.TCPAddr{} }
+
+// TestClientsThatDoNotReadOrWrite wants each of them to lose its connection after some minutes.
+func TestClientsThatDoNotReadOrWrite(t *testing.T) {
+	t.Parallel()
+	for name, sends := range map[string]string{
+		"reads nothing":      "GET / HTTP/1.1\r\nHost: shop\r\n\r\n",
+		"sends half a head":  "GET / HTTP/1.1\r\nHo",
+		"sends half a body":  "POST / HTTP/1.1\r\nHost: shop\r\nContent-Length: 10\r\n\r\n12345",
+		"sends nothing else": "",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					if _, err := io.ReadAll(r.Body); err == nil {
+						_, _ = w.Write(make([]byte, 1<<20))
+					}
+				})
+				client, conn := net.Pipe()
+				listener := listenOnPipes()
+				listener.conns <- conn
+				ctx, cancel := context.WithCancel(t.Context())
+				ended := make(chan error)
+				log := slog.New(slog.DiscardHandler)
+				go func() { ended <- serveHTTP(ctx, listener, newServer(handler, log), log) }()
+				if _, err := fmt.Fprint(client, sends); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(4 * time.Minute)
+				synctest.Wait()
+				// A pipe has a deadline for as long as its other end is open.
+				if err := client.SetDeadline(time.Time{}); err != io.ErrClosedPipe {
+					t.Errorf("after four minutes the connection is still open: %v", err)
+				}
+				_ = client.Close()
+				cancel()
+				if err := <-ended; err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
