@@ -4,10 +4,64 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
+
+// TestReadyOfRoles takes the broker away, which the api does not need, and then the database.
+func TestReadyOfRoles(t *testing.T) {
+	t.Parallel()
+	direct := newServices(t)
+	postgres, redis, rabbit := testenv.NewProxy(t, direct.databaseURL), testenv.NewProxy(t, direct.redisURL), testenv.NewProxy(t, direct.amqpURL)
+	s := services{postgres.URL(), redis.URL(), rabbit.URL()}
+	roles := map[string]*client{}
+	for _, role := range []string{"api", "relay", "consumer", "sweeper"} {
+		p := start(t, s.env(), "-backend=services", "-role="+role)
+		awaitReady(t, p.url)
+		roles[role] = newClient(t, p.url)
+	}
+
+	rabbit.Cut()
+	awaitUnready(t, roles["relay"])
+	awaitUnready(t, roles["consumer"])
+	roles["api"].get("/readyz").wants(http.StatusOK, "")
+	roles["sweeper"].get("/readyz").wants(http.StatusOK, "")
+	rabbit.Heal()
+
+	postgres.Pause()
+	for _, c := range roles {
+		awaitUnready(t, c)
+	}
+	postgres.Resume()
+	redis.Cut()
+	awaitUnready(t, roles["api"])
+	for _, role := range []string{"relay", "consumer", "sweeper"} {
+		awaitReady(t, roles[role].url)
+	}
+	redis.Heal()
+	awaitReady(t, roles["api"].url)
+}
+
+// TestReadyWhenNoRequestGetsThrough has requests wait for a lock with every connection that serves requests.
+func TestReadyWhenNoRequestGetsThrough(t *testing.T) {
+	t.Parallel()
+	s := newServices(t)
+	api := start(t, s.env(), "-backend=services", "-role=api")
+	c := newClient(t, api.url)
+	awaitReady(t, c.url)
+	conn, release := hold(t, s, "lock table events in access exclusive mode")
+	var crowd sync.WaitGroup
+	for range 20 {
+		crowd.Go(func() { _, _ = c.tryPost(newUser(), newKey(), "/api/events", `{"name":"Rush","seats":1}`) })
+	}
+	awaitBlocked(t, s, conn, 16)
+	awaitUnready(t, c)
+	release()
+	crowd.Wait()
+	awaitReady(t, c.url)
+}
 
 func TestOpsAddress(t *testing.T) {
 	t.Parallel()

@@ -94,19 +94,19 @@ func (s *servers) dial(ctx context.Context) (*amqp.Connection, error) {
 	})
 }
 
-// checks ask each server whether it answers.
-func (s *servers) checks() []httpapi.Check {
-	return []httpapi.Check{
-		{Name: "postgres", Ready: s.workers.Ping},
-		{Name: "redis", Ready: func(ctx context.Context) error { return s.redis.Ping(ctx).Err() }},
-		{Name: "rabbitmq", Ready: func(ctx context.Context) error {
-			conn, err := s.dial(ctx)
-			if err != nil {
-				return err
-			}
-			deadline, _ := ctx.Deadline()
-			return conn.CloseDeadline(deadline)
-		}},
+// checks ask the servers that a role cannot work without. None asks the broker: the relay and the consumer know best
+// whether they reach it, and requests are served while it is down.
+func (s *servers) checks(role string) []httpapi.Check {
+	shop := httpapi.Check{Name: "postgres", Ready: s.shop.Ping}
+	workers := httpapi.Check{Name: "postgres of workers", Ready: s.workers.Ping}
+	redis := httpapi.Check{Name: "redis", Ready: func(ctx context.Context) error { return s.redis.Ping(ctx).Err() }}
+	switch role {
+	case roleAPI:
+		return []httpapi.Check{shop, redis}
+	case roleAll:
+		return []httpapi.Check{shop, workers, redis}
+	default:
+		return []httpapi.Check{workers}
 	}
 }
 

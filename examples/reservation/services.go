@@ -233,7 +233,7 @@ func openServices(ctx context.Context, cfg config, m *metrics, log *slog.Logger)
 	}
 	return &backend{
 		shop: p.shop, keys: p.keys, limiter: p.limiter,
-		services: p.services(cfg.role), checks: s.checks(), close: s.close,
+		services: p.services(cfg.role), checks: s.checks(cfg.role), close: s.close,
 	}, nil
 }
 
