@@ -14,8 +14,14 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
-// drainTimeout is how long requests in hand may go on after a signal.
-const drainTimeout = 20 * time.Second
+// After a signal requests in hand have drainTimeout, then what runs behind them has stopTimeout, then
+// connections have closeTimeout to end as their servers like it. What still hangs is left to the
+// end of the process.
+const (
+	drainTimeout = 20 * time.Second
+	stopTimeout  = 20 * time.Second
+	closeTimeout = 2 * time.Second
+)
 
 // service is a part of the process that runs until it is told to stop.
 type service struct {
@@ -65,7 +71,8 @@ func serve(ctx context.Context, cfg config, log *slog.Logger, stdout io.Writer) 
 }
 
 // runAll runs the services, and front before them: it has ended before they are
-// told to stop, so that what it still accepts is still served.
+// told to stop, so that what it still accepts is still served. Services that do
+// not stop in time are an error.
 func runAll(ctx context.Context, services []service, front func(context.Context) error) error {
 	behind, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -86,5 +93,25 @@ func runAll(ctx context.Context, services []service, front func(context.Context)
 		<-ctx.Done()
 		return nil
 	})
-	return group.Wait()
+	ended := make(chan error, 1)
+	go func() { ended <- group.Wait() }()
+	select {
+	case err := <-ended:
+		return err
+	case <-behind.Done():
+	}
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(stopTimeout):
+		return fmt.Errorf("role %v did not stop within %v", names(services), stopTimeout)
+	}
+}
+
+func names(services []service) []string {
+	var all []string
+	for _, s := range services {
+		all = append(all, s.name)
+	}
+	return all
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -110,10 +111,21 @@ func (s *servers) checks(role string) []httpapi.Check {
 	}
 }
 
+// close ends all connections, but waits for servers that do not answer no longer than closeTimeout.
 func (s *servers) close() {
-	s.shop.Close()
-	s.workers.Close()
-	_ = s.redis.Close() // nothing is pending on it
+	var closing sync.WaitGroup
+	closing.Go(s.shop.Close)
+	closing.Go(s.workers.Close)
+	closing.Go(func() { _ = s.redis.Close() }) // nothing is pending on it
+	closed := make(chan struct{})
+	go func() {
+		closing.Wait()
+		close(closed)
+	}()
+	select {
+	case <-closed:
+	case <-time.After(closeTimeout):
+	}
 }
 
 // startTimeout is how long a process waits for servers that are starting, too.

@@ -164,7 +164,7 @@ func (p *parts) addConsumer(transactor txretry.Transactor, m *metrics, log *slog
 	p.consumer, err = inboxamqp.NewConsumer(p.servers.dial, processor, inboxamqp.Config{
 		Queue:    messages.Queue,
 		Bindings: []inboxamqp.Binding{{Exchange: messages.Exchange, Key: messages.Binding}},
-		Ledger:   ledger, Batch: 50,
+		Ledger:   ledger, Batch: 50, ShutdownTimeout: stopTimeout - closeTimeout,
 		Logger: log, MeterProvider: m.provider,
 	})
 	return err
