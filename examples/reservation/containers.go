@@ -12,9 +12,9 @@ import (
 
 // The images are those of compose.yaml.
 const (
-	postgresImage = "postgres:18.0-alpine"
-	redisImage    = "redis:8.2-alpine"
-	rabbitImage   = "rabbitmq:4.1-management-alpine"
+	postgresImage = "postgres:17-alpine"
+	redisImage    = "redis:8.0-alpine"
+	rabbitImage   = "rabbitmq:4.0-management-alpine"
 )
 
 const containersTimeout = 5 * time.Minute // images may have to be pulled first

@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 // binary builds the program, once.
 var binary = sync.OnceValues(func() (string, error) {
 	path := filepath.Join(buildDir, "reservation")
-	out, err := exec.Command("go", "build", "-o", path, ".").CombinedOutput()
+	out, err := exec.Command("go", "build", "-buildvcs=false", "-o", path, ".").CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("go build: %w\n%s", err, out)
 	}

@@ -18,6 +18,13 @@ func Dir(s *Server) string { return s.dir }
 // Pid returns the id of the server's first process.
 func Pid(s *Server) int { return s.proc.pid }
 
+// Alive reports whether a process is there and no zombie, which some systems leave behind.
+func Alive(pid int) (bool, error) {
+	parents, err := parentsOfAll()
+	_, alive := parents[pid]
+	return alive, err
+}
+
 // Processes returns the server's living processes, found by their command line or
 // working folder instead of by kinship; RabbitMQ's port mapper is not one of them
 // as long as the server is not closed.

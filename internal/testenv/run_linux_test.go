@@ -30,10 +30,11 @@ func TestServersEndWithTheProcess(t *testing.T) {
 				t.Error("the interrupted run reports success")
 			}
 			testenv.Eventually(t, testenv.Patience, func() error {
-				if syscall.Kill(pid, 0) == nil {
-					return fmt.Errorf("postgres (%d) still runs", pid)
+				alive, err := testenv.Alive(pid)
+				if alive {
+					err = fmt.Errorf("postgres (%d) still runs", pid)
 				}
-				return nil
+				return err
 			})
 			if _, err := os.Stat(dir); sig != syscall.SIGKILL && !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("folder %s is left: %v", dir, err)

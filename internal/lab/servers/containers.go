@@ -30,20 +30,20 @@ type container struct {
 
 var (
 	postgresContainer = container{
-		image: "postgres:18-alpine",
+		image: "postgres:17-alpine",
 		env:   map[string]string{"POSTGRES_PASSWORD": "postgres"},
 		cmd:   []string{"postgres", "-c", "max_connections=300", "-c", "max_pred_locks_per_transaction=256"},
 		port:  "5432/tcp",
 		url:   "postgres://postgres:postgres@%s/postgres?sslmode=disable",
 	}
 	redisContainer = container{
-		image: "redis:8-alpine",
+		image: "redis:8.0-alpine",
 		cmd:   []string{"redis-server", "--databases", "4096", "--save", "", "--appendonly", "no"},
 		port:  "6379/tcp",
 		url:   "redis://%s/0",
 	}
 	rabbitContainer = container{
-		image:     "rabbitmq:4-management-alpine",
+		image:     "rabbitmq:4.0-management-alpine",
 		port:      "5672/tcp",
 		url:       "amqp://guest:guest@%s/",
 		adminPort: "15672/tcp",

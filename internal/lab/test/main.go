@@ -116,7 +116,7 @@ func goCommand(env string, args ...string) error {
 // started it, and takes the signals.
 func becomeTests(parent int) error {
 	servers := filepath.Join("bin", "servers")
-	if err := goCommand("", "build", "-o", servers, "./internal/lab/servers"); err != nil {
+	if err := goCommand("", "build", "-buildvcs=false", "-o", servers, "./internal/lab/servers"); err != nil {
 		return err
 	}
 	goTool, err := exec.LookPath("go")

@@ -23,7 +23,7 @@ const fakeGo = `#!/bin/sh
 echo "$GOWORK $*" >> "$REPOSITORY/calls"
 case "$*" in
 "env GOWORK") echo "$REPOSITORY/go.work" ;;
-"build -o "*) mkdir -p bin; printf '#!/bin/sh\necho "$@"; exit 7\n' > "$3"; chmod +x "$3" ;;
+"build -buildvcs=false -o "*) mkdir -p bin; printf '#!/bin/sh\necho "$@"; exit 7\n' > "$4"; chmod +x "$4" ;;
 esac
 `
 
