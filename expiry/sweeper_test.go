@@ -2,6 +2,7 @@ package expiry_test
 
 import (
 	"context"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -197,6 +198,71 @@ func TestEventID(t *testing.T) {
 			t.Errorf("two expiries share the id %s", id)
 		}
 	}
+}
+
+// Without a schedule of its own a sweeper sweeps at its start, on the hour and half
+// past, and at no other time.
+func TestDefaultSchedule(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(7 * time.Minute) // the bubble begins at midnight
+		var sweeps []string
+		sw := newSweeper(t, newWorld(t), expiry.SweeperConfig{Hooks: expiry.Hooks{
+			OnSweep: func(context.Context, expiry.Report, error) {
+				sweeps = append(sweeps, time.Now().UTC().Format("15:04:05"))
+			},
+		}})
+		stop := run(t, sw)
+		time.Sleep(2 * time.Hour)
+		stop()
+		if want := []string{"00:07:00", "00:30:00", "01:00:00", "01:30:00", "02:00:00"}; !slices.Equal(sweeps, want) {
+			t.Errorf("swept at %v, want %v", sweeps, want)
+		}
+	})
+}
+
+// Run goes on where its context cannot be cancelled.
+func TestRunOnBackground(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		returned := false
+		ended := make(chan struct{})
+		sw := newSweeper(t, leaving{w, time.Now().Add(time.Hour)}, expiry.SweeperConfig{})
+		go func() {
+			defer close(ended)
+			if err := sw.Run(context.Background()); err != nil {
+				t.Error(err)
+			}
+			returned = true
+		}()
+		time.Sleep(time.Second)
+		deadline := w.hold(t, "row", time.Second)
+		sw.Wake(deadline)
+		time.Sleep(10 * time.Second)
+		w.expiredWithin(t, "row", deadline, time.Second)
+		if err := sw.Ready(t.Context()); err != nil {
+			t.Error(err)
+		}
+		<-ended
+		if returned {
+			t.Error("Run returned")
+		}
+	})
+}
+
+// leaving ends the goroutine of its caller when the time has come, the only way to
+// end a Run that is told by nobody.
+type leaving struct {
+	*world
+	at time.Time
+}
+
+func (s leaving) Look(ctx context.Context, skip []string) (expiry.Outlook, error) {
+	if time.Now().After(s.at) {
+		runtime.Goexit()
+	}
+	return s.world.Look(ctx, skip)
 }
 
 // twice is a schedule of the caller's own that comes at two times and never again.
