@@ -25,9 +25,10 @@ type SweeperConfig struct {
 	// BatchSize is the number of rows per transaction, up to 10,000. 0 means 200.
 	BatchSize int
 
-	// BatchTimeout bounds one batch, and one look for the next due time. Batches
-	// after one that ran into it take half as many rows; each that takes less than
-	// a quarter of it doubles them again. 0 means 30 s.
+	// BatchTimeout bounds one batch, and one look for the next due time: what is
+	// under way when a connection falls silent is lost for that long. Batches after
+	// one that ran into it take half as many rows; each that takes less than a
+	// quarter of it doubles them again. 0 means 5 s.
 	BatchTimeout time.Duration
 
 	// MaxDuration and MaxBatches bound one sweep: beyond them it begins no further
@@ -62,8 +63,8 @@ type SweeperConfig struct {
 	// is cancelled. 0 means 10 s.
 	ShutdownTimeout time.Duration
 
-	// MaxBackoff bounds the pause after a failed sweep, which starts at 1 s and
-	// doubles. 0 means 30 s.
+	// MaxBackoff bounds the pause after a failed sweep, which starts at half a second
+	// and doubles. 0 means 5 s: due rows wait that long once a fault is over.
 	MaxBackoff time.Duration
 
 	// Rand returns a number from [0, 1) that spreads those pauses; nil means
@@ -95,13 +96,13 @@ type Hooks struct {
 func (c SweeperConfig) withDefaults() SweeperConfig {
 	c.Name = cmp.Or(c.Name, "expiry")
 	c.BatchSize = cmp.Or(c.BatchSize, 200)
-	c.BatchTimeout = cmp.Or(c.BatchTimeout, 30*time.Second)
+	c.BatchTimeout = cmp.Or(c.BatchTimeout, 5*time.Second)
 	c.MinPause = cmp.Or(c.MinPause, 100*time.Millisecond)
 	c.Recheck = cmp.Or(c.Recheck, 90*time.Second)
 	c.Quarantine = cmp.Or(c.Quarantine, 5*time.Minute)
 	c.MaxQuarantine = cmp.Or(c.MaxQuarantine, 1000)
 	c.ShutdownTimeout = cmp.Or(c.ShutdownTimeout, 10*time.Second)
-	c.MaxBackoff = cmp.Or(c.MaxBackoff, 30*time.Second)
+	c.MaxBackoff = cmp.Or(c.MaxBackoff, 5*time.Second)
 	if c.Rand == nil {
 		c.Rand = rand.Float64
 	}

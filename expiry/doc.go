@@ -30,13 +30,16 @@
 // left in quarantine for a while, after which it is tried by itself. A panic of
 // a callback is such a failure. So is running into
 // [SweeperConfig].BatchTimeout: then the search goes on over several sweeps, so
-// that rows which fall due meanwhile wait for one timeout at most. A row alone
-// that fails by what is no row's fault, such as an error of the schema, is passed
-// by and tried again soon; more than [SweeperConfig].MaxQuarantine such rows look
-// like an outage, and slow down the search for them and the rows behind them. A
-// stall of the whole server that lasts for two BatchTimeouts, in both of which one
-// row alone is being expired, looks as if the row were hanging, and costs it one
-// [SweeperConfig].Quarantine.
+// that rows which fall due meanwhile wait for one timeout at most, and the row is
+// found guilty only if others have expired since, for else the whole server may
+// stall. A row alone that fails by what is no row's fault, such as a full disk, a
+// conflict or an error of the schema, is passed by and tried again soon; more than
+// [SweeperConfig].MaxQuarantine such rows look like an outage, and slow down the
+// search for them and the rows behind them.
+//
+// A fault of the store costs one line of log in 10 s, and a pause of
+// [SweeperConfig].MaxBackoff at most, which ends when [Sweeper.Wake] says that the
+// store works.
 //
 // Only the store's clock decides what is due. How far this host's is off is
 // measured, and logged from a minute on.

@@ -29,7 +29,7 @@ func TestPassingFaultIsBackedOff(t *testing.T) {
 		if err := sw.Ready(t.Context()); !errors.Is(err, expiry.ErrNotReady) {
 			t.Errorf("ready while the store fails: %v", err)
 		}
-		if batches, looks := w.counts(); batches+looks > 60 {
+		if batches, looks := w.counts(); batches+looks > 130 {
 			t.Errorf("10 minutes of downtime cost %d batches and %d looks", batches, looks)
 		}
 		w.hold(t, "row", -time.Second)
@@ -74,7 +74,7 @@ func TestShutdownTimeoutAndBatchTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		w.set(nil, time.Hour)
-		stop := run(t, newSweeper(t, w, expiry.SweeperConfig{ShutdownTimeout: 5 * time.Second}))
+		stop := run(t, newSweeper(t, w, expiry.SweeperConfig{ShutdownTimeout: 5 * time.Second, BatchTimeout: time.Minute}))
 		time.Sleep(time.Second)
 		start := time.Now()
 		stop()
@@ -152,7 +152,7 @@ func TestBatchesThatTakeTooLongShrink(t *testing.T) {
 		for n := range 500 {
 			w.hold(t, fmt.Sprint(n), -time.Second)
 		}
-		stop := run(t, newSweeper(t, slow{w, time.Second}, expiry.SweeperConfig{}))
+		stop := run(t, newSweeper(t, slow{w, time.Second}, expiry.SweeperConfig{BatchTimeout: 30 * time.Second}))
 		time.Sleep(15 * time.Minute)
 		stop()
 		if left := len(w.table.Active()); left != 0 {
@@ -181,7 +181,7 @@ func TestStoreThatCannotLookAheadIsSweptNevertheless(t *testing.T) {
 		deadline := w.hold(t, "row", time.Minute)
 		time.Sleep(time.Hour)
 		w.expiredWithin(t, "row", deadline, time.Minute)
-		if batches, _ := w.counts(); batches > 200 {
+		if batches, _ := w.counts(); batches > 750 {
 			t.Errorf("an hour cost %d batches", batches)
 		}
 	})

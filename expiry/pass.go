@@ -125,7 +125,7 @@ const anOutage = 3
 func (p *pass) halve(ctx context.Context) error {
 	doubtful := 0 // batches in a row
 	for begun := false; ; begun = true {
-		rows := p.suspects.next(p.size)
+		rows, bad := p.suspects.next(p.size)
 		if len(rows) == 0 {
 			p.doubts = 0
 			return nil
@@ -133,6 +133,7 @@ func (p *pass) halve(ctx context.Context) error {
 		if spent, err := p.spent(ctx, begun); spent {
 			return err
 		}
+		works := p.works || bad
 		_, err := p.batch(ctx, Request{Limit: len(rows), Only: rows})
 		if err == nil {
 			p.suspects.take(len(rows))
@@ -140,7 +141,7 @@ func (p *pass) halve(ctx context.Context) error {
 			continue
 		}
 		blamed := blame(ctx, err)
-		if blamed == nil || blamed.Doubtful && len(blamed.Rows) == 1 {
+		if blamed == nil || len(blamed.Rows) == 1 && innocent(err, works) {
 			p.suspects.take(len(rows))
 			p.suspects.setAside(rows) // the others first, next time
 			p.rest()
@@ -160,6 +161,15 @@ func (p *pass) halve(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// innocent reports whether an error says nothing against the one row of its batch:
+// no row causes it, or everything may be too slow, for all that is known.
+func innocent(err error, works bool) bool {
+	if errors.Is(err, errTooSlow) {
+		return !works
+	}
+	return isUnsure(err)
 }
 
 // rest leaves all that is set aside alone for a while, longer and longer as long
@@ -237,7 +247,9 @@ func (p *pass) batch(ctx context.Context, req Request) (b Batch, err error) {
 		}
 		return err
 	})
-	switch slow := errors.Is(err, errTooSlow); {
+	slow := errors.Is(err, errTooSlow)
+	p.works = (p.works || b.Expired > 0) && !slow
+	switch {
 	case len(req.Only) > 0: // suspects say nothing about the others
 	case slow:
 		p.size = max(1, req.Limit/2)

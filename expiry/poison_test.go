@@ -138,7 +138,7 @@ func TestRowThatFailsLikeAnOutage(t *testing.T) {
 			if worst > 2*time.Second {
 				t.Errorf("batches of %d: a row expired %v late", size, worst)
 			}
-			if tries := d.tries.Load() - before; tries > 400 {
+			if tries := d.tries.Load() - before; tries > 800 {
 				t.Errorf("batches of %d: the bad row was tried %d times in an hour", size, tries)
 			}
 		})
@@ -195,7 +195,7 @@ func TestOutageOfEveryRow(t *testing.T) {
 				OnPoison: func(context.Context, string, error) { accused++ },
 			}}))
 			time.Sleep(time.Hour)
-			if tries := d.tries.Load(); tries > 700 {
+			if tries := d.tries.Load(); tries > 3000 {
 				t.Errorf("batches of %d: an hour of outage cost %d batches", size, tries)
 			}
 			d.all.Store(false)

@@ -116,9 +116,9 @@ type BatchError struct {
 	// Last is the place of the last row that was claimed.
 	Last Cursor
 	// Doubtful says that it was nothing a row usually causes, such as a lost
-	// connection or an error of the schema. A row that fails so is passed by, but
-	// stays out of quarantine even if it is alone, and a second such batch ends the
-	// sweep.
+	// connection, a full disk, a conflict or an error of the schema. A row that fails
+	// so is passed by, but is not accused and stays out of quarantine even if it is
+	// alone, and a second such batch ends the sweep.
 	Doubtful bool
 	// Err is what went wrong.
 	Err error
@@ -126,6 +126,9 @@ type BatchError struct {
 
 // Error implements error.
 func (e *BatchError) Error() string {
+	if e.Doubtful {
+		return fmt.Sprintf("expiry: batch of %d rows: %v", len(e.Rows), e.Err)
+	}
 	return fmt.Sprintf("expiry: batch, %d rows may be at fault: %v", len(e.Rows), e.Err)
 }
 

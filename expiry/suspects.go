@@ -13,9 +13,15 @@ type suspects struct {
 	limit  int           // of rows in quarantine
 
 	mu    sync.Mutex
-	aside [][]string // each the rows of a failed batch
-	bad   []badRow   // the next to be released first
-	until time.Time  // when to try again what is set aside
+	aside []group   // each the rows of a failed batch
+	bad   []badRow  // the next to be released first
+	until time.Time // when to try again what is set aside
+}
+
+// group is rows of which one may be at fault.
+type group struct {
+	rows []string
+	bad  bool // one row that was in quarantine before
 }
 
 type badRow struct {
@@ -31,7 +37,10 @@ func newSuspects(period time.Duration, limit int) *suspects {
 func (s *suspects) skip() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	ids := slices.Concat(s.aside...)
+	var ids []string
+	for _, g := range s.aside {
+		ids = append(ids, g.rows...)
+	}
 	for _, row := range s.bad {
 		ids = append(ids, row.id)
 	}
@@ -43,7 +52,7 @@ func (s *suspects) setAside(rows []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(rows) > 0 {
-		s.aside = append(s.aside, rows)
+		s.aside = append(s.aside, group{rows: rows})
 	}
 }
 
@@ -51,8 +60,8 @@ func (s *suspects) setAside(rows []string) {
 func (s *suspects) waiting() (rows int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, group := range s.aside {
-		rows += len(group)
+	for _, g := range s.aside {
+		rows += len(g.rows)
 	}
 	return rows
 }
@@ -64,11 +73,11 @@ func (s *suspects) makeRoom(limit int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	rows := 0
-	for _, group := range s.aside {
-		rows += len(group)
+	for _, g := range s.aside {
+		rows += len(g.rows)
 	}
-	s.aside = slices.DeleteFunc(s.aside, func(group []string) bool {
-		forget := rows >= limit && len(group) == 1
+	s.aside = slices.DeleteFunc(s.aside, func(g group) bool {
+		forget := rows >= limit && len(g.rows) == 1
 		if forget {
 			rows--
 		}
@@ -77,16 +86,16 @@ func (s *suspects) makeRoom(limit int) bool {
 	return rows < limit
 }
 
-// next are the rows to be tried next, at most n of them. They stay set aside
-// until take.
-func (s *suspects) next(n int) []string {
+// next are the rows to be tried next, at most n of them, and whether it is one that
+// was in quarantine before. They stay set aside until take.
+func (s *suspects) next(n int) (rows []string, bad bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.aside) == 0 {
-		return nil
+		return nil, false
 	}
-	group := s.aside[s.largest()]
-	return group[:min(n, len(group))]
+	g := s.aside[s.largest()]
+	return g.rows[:min(n, len(g.rows))], g.bad
 }
 
 // take removes the n rows that next returned.
@@ -94,8 +103,8 @@ func (s *suspects) take(n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	at := s.largest()
-	if n < len(s.aside[at]) {
-		s.aside[at] = s.aside[at][n:]
+	if g := &s.aside[at]; n < len(g.rows) {
+		g.rows = g.rows[n:]
 		return
 	}
 	s.aside = slices.Delete(s.aside, at, at+1)
@@ -105,8 +114,8 @@ func (s *suspects) take(n int) {
 // and so with the most that are not at fault, the one that has waited longest.
 func (s *suspects) largest() int {
 	at := 0
-	for i, group := range s.aside {
-		if len(group) > len(s.aside[at]) {
+	for i, g := range s.aside {
+		if len(g.rows) > len(s.aside[at].rows) {
 			at = i
 		}
 	}
@@ -143,7 +152,7 @@ func (s *suspects) release(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for len(s.bad) > 0 && !s.bad[0].until.After(now) {
-		s.aside = append(s.aside, []string{s.bad[0].id})
+		s.aside = append(s.aside, group{rows: []string{s.bad[0].id}, bad: true})
 		s.bad = s.bad[1:]
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/backoff"
-	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
 // ErrNotReady is returned by Ready while no sweep has gone through lately.
@@ -44,6 +43,7 @@ type Sweeper struct {
 	size    int    // of a batch
 	cursor  Cursor // where a sweep was stopped
 	doubts  int    // sweeps in a row that ended with a row alone that was not to blame
+	works   bool   // rows have expired since a batch was too slow
 
 	mu     sync.Mutex
 	alarms map[*alarm]struct{} // one for each call of Run
@@ -72,7 +72,7 @@ func NewSweeper(store Store, cfg SweeperConfig) (*Sweeper, error) {
 	return &Sweeper{
 		store:     store,
 		cfg:       cfg,
-		policy:    backoff.Policy{Base: min(time.Second, cfg.MaxBackoff), Max: cfg.MaxBackoff, Jitter: 0.5},
+		policy:    backoff.Policy{Base: min(time.Second/2, cfg.MaxBackoff), Max: cfg.MaxBackoff, Jitter: 0.5},
 		telemetry: tel,
 		suspects:  newSuspects(cfg.Quarantine, cfg.MaxQuarantine),
 		alarms:    map[*alarm]struct{}{},
@@ -112,25 +112,18 @@ func (s *Sweeper) Run(ctx context.Context) error {
 			continue
 		}
 		w.forget()
-		if s.pauseAfter(ctx, err, failures) != nil {
+		if w.pauseAfter(ctx, err, failures) != nil {
 			return nil
 		}
 		failures++
 	}
 }
 
-// pauseAfter logs a passing fault and leaves the store alone for a while.
-func (s *Sweeper) pauseAfter(ctx context.Context, err error, failures int) error {
-	pause := max(s.policy.Delay(failures, s.cfg.Rand()), s.cfg.MinPause)
-	s.cfg.Logger.WarnContext(ctx, "expiry: sweep failed, trying again",
-		slog.String("sweeper", s.cfg.Name), slog.Any("error", err), slog.Duration("pause", pause))
-	return runloop.Sleep(ctx, pause)
-}
-
 // Wake says that a row was made or changed that now falls due at that time, the
 // deadline as it is stored, or at an unknown one if at is zero. Call it after the
 // commit. It never blocks, and costs nothing unless at comes before the Sweeper's
-// next look anyway; it then looks again at once.
+// next look anyway; it then looks again at once. An unknown time also ends the pause
+// after a failed sweep, for whoever calls has found the store to work.
 func (s *Sweeper) Wake(at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

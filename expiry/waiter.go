@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/runloop"
+	kit "github.com/holdfast-go/holdfast/internal/telemetry"
 )
 
 // waiter finds out when to sweep next, and waits for it.
@@ -19,6 +20,7 @@ type waiter struct {
 	look     time.Time // when to look again
 	stored   time.Time // look by the store's clock
 	overdue  bool      // the last sweep was begun for what was overdue already
+	faults   kit.Seldom
 	skewTold bool
 	nullTold bool
 }
@@ -60,6 +62,34 @@ func (w *waiter) settle(done Report) {
 
 // forget has the next await begin afresh: the sweep has failed.
 func (w *waiter) forget() { w.overdue, w.rest = false, w.cfg.MinPause }
+
+// shortestPause is how long a store that has failed is left alone even if Wake says
+// that it works.
+const shortestPause = time.Second
+
+// pauseAfter logs a passing fault and leaves the store alone for a while.
+func (w *waiter) pauseAfter(ctx context.Context, err error, failures int) error {
+	w.alarm.clear()
+	pause := max(w.policy.Delay(failures, w.cfg.Rand()), w.cfg.MinPause)
+	if repeats, ok := w.faults.Due(); ok {
+		w.cfg.Logger.WarnContext(ctx, "expiry: sweep failed, trying again", slog.String("sweeper", w.cfg.Name),
+			slog.Any("error", err), slog.Duration("pause", pause), slog.Int("repeats", repeats))
+	}
+	if err := runloop.Sleep(ctx, min(pause, shortestPause)); err != nil || pause <= shortestPause {
+		return err
+	}
+	w.alarm.arm(time.Time{}.Add(1)) // for an unknown time only
+	defer w.alarm.disarm()
+	timer := time.NewTimer(pause - shortestPause)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timer.C:
+	case <-w.alarm.ring:
+	}
+	return nil
+}
 
 // ask looks for the next due time.
 func (w *waiter) ask(ctx context.Context) error {

@@ -1,6 +1,7 @@
 package expiry_test
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -95,6 +96,39 @@ func TestWakeReachesTheRunThatIsLeft(t *testing.T) {
 		deadline := w.hold(t, "row", 2*time.Second)
 		sw.Wake(deadline)
 		time.Sleep(10 * time.Second)
+		w.expiredWithin(t, "row", deadline, time.Second)
+	})
+}
+
+// Who has reached the store ends the pause that its failure brought about, but does
+// not have a store that goes on failing swept at every turn.
+func TestWakeEndsThePauseAfterAFault(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.set(errors.New("server is down"), 0)
+		sw := newSweeper(t, w, expiry.SweeperConfig{MaxBackoff: time.Hour, Rand: func() float64 { return 0.5 }})
+		defer run(t, sw)()
+		time.Sleep(time.Hour)
+		before, _ := w.counts()
+		for range 100 {
+			sw.Wake(time.Time{})
+			time.Sleep(100 * time.Millisecond)
+		}
+		if batches, _ := w.counts(); batches-before > 11 {
+			t.Errorf("10 seconds of wake-ups cost %d batches", batches-before)
+		}
+		time.Sleep(10 * time.Second)
+		before, _ = w.counts()
+		sw.Wake(time.Now().Add(time.Second)) // a deadline says nothing about the store
+		time.Sleep(10 * time.Second)
+		if batches, _ := w.counts(); batches != before {
+			t.Errorf("a deadline cost %d batches", batches-before)
+		}
+		w.set(nil, 0)
+		deadline := w.hold(t, "row", 0)
+		sw.Wake(time.Time{})
+		time.Sleep(time.Minute)
 		w.expiredWithin(t, "row", deadline, time.Second)
 	})
 }
