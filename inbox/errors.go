@@ -63,10 +63,10 @@ func Postpone(err error, d time.Duration) error {
 }
 
 // Unavailable marks an error of a server that processing needs, such as the database: the
-// message is given back to its queue uncounted, and the consumer pauses before it takes
-// another. If others go through meanwhile, and the message fails like this once more, the
-// server is there after all and it counts as an unmarked failure; where a server is down that
-// only some messages need, use Recoverable. errors.Is(err, ErrUnavailable) is true for it. Nil stays nil.
+// message comes again uncounted, and the consumer pauses unless others go through. If they do,
+// and the message fails like this once more, the server is there after all and it counts as an
+// unmarked failure; where a server is down that only some messages need, use Recoverable.
+// errors.Is(err, ErrUnavailable) is true for it. Nil stays nil.
 func Unavailable(err error) error { return mark(err, markedError{kind: kindUnavailable}) }
 
 // Classed puts an error into a class, which selects its dead-letter queue; whether it is

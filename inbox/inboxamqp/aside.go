@@ -96,7 +96,5 @@ func (r *run) attend(d *delivery, work func()) {
 	}
 	if !r.aside.enter(p) {
 		<-done
-		return
 	}
-	d.s.crowd(d.epoch)
 }

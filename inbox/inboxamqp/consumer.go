@@ -119,7 +119,8 @@ type run struct {
 	gate     *gate
 	turns    *turns
 	suspects blame.Suspects
-	inHand   sync.Map // deliveries whose run is open in the ledger
+	clock    atomic.Uint64 // tells which message began or failed before another
+	inHand   sync.Map      // deliveries whose run is open in the ledger
 	aside    aside
 	refusals *refusals
 

@@ -70,13 +70,14 @@
 //
 // On a lost connection, a closed channel, a deleted queue or a restarted broker the
 // consumer begins a new session, after pauses that grow to 10 seconds. An error that
-// is inbox.ErrUnavailable, for a database that is down, gives the message back and
-// pauses: the consumer is cancelled at the broker and tries one message at a time,
-// at growing distances up to about 5 seconds, until one goes through. It tries others than
-// those that have failed, as far as there are any. A message that fails like this twice,
-// while another one goes through after each time, has failed by itself: its failure is
-// counted then, as any other is. Config.Health asks before any message does, and
-// Config.KillSwitch pauses when most messages fail for reasons that may not be theirs.
+// is inbox.ErrUnavailable, for a database that is down, keeps the message. When another one that
+// began later goes through, the server is there: the message goes behind the others for about two
+// seconds, and the second time has failed by itself, so that its failure is counted as any other.
+// When none goes through within 0.3 seconds, or 16 messages have failed, the consumer pauses: it
+// cancels itself at the broker and tries a few messages at a time, at distances up to about 2
+// seconds, until one goes through. It tries others than those that have failed, as far as there
+// are any. Config.Health asks before any message does, and Config.KillSwitch pauses when most
+// messages fail for reasons that may not be theirs.
 //
 // # The end
 //

@@ -14,12 +14,15 @@ import (
 // healthInterval is how often Config.Health is asked while messages are consumed.
 const healthInterval = 5 * time.Second
 
+// healthPatience bounds each question.
+const healthPatience = 3 * time.Second
+
 // defaultWindow is how many messages a KillSwitch looks at.
 const defaultWindow = 50
 
 // KillSwitch pauses the consumer when too many messages fail that would be tried again: then
 // it is likely not the messages, and going on would only use up their attempts. While paused
-// one message at a time is tried, until one succeeds.
+// a few messages at a time are tried, until one succeeds.
 type KillSwitch struct {
 	// Ratio of failures among the last messages that pauses, up to 1. 0 means never.
 	Ratio float64
@@ -86,12 +89,12 @@ func (g *gate) note(f inbox.Failure) (trip bool) {
 	return true
 }
 
-// healthy asks Config.Health, bounded by the call timeout.
+// healthy asks Config.Health.
 func (r *run) healthy() error {
 	if r.c.cfg.Health == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(r.stop, r.c.cfg.CallTimeout)
+	ctx, cancel := context.WithTimeout(r.stop, min(healthPatience, r.c.cfg.CallTimeout))
 	defer cancel()
 	return r.c.cfg.Health(ctx)
 }

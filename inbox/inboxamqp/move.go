@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"sync"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -38,6 +39,7 @@ func (r *run) move(t transfer) { r.attend(t.d, func() { r.carry(t) }) }
 // for nothing, though not for so long that the broker takes the message back.
 func (r *run) carry(t transfer) {
 	began := time.Now()
+	crowd := sync.OnceFunc(func() { t.d.s.crowd(t.d.epoch) })
 	for !t.d.s.gone() { // else a copy would be a second one: the broker delivers the original again
 		err := r.publish(t.queue, t.copied)
 		switch {
@@ -49,7 +51,9 @@ func (r *run) carry(t transfer) {
 		case !waits(err):
 			r.refused(t, err)
 			return
-		case time.Since(began) > r.c.cfg.AckTimeout/2 || !r.awaitCopies(t.d):
+		}
+		crowd()
+		if time.Since(began) > r.c.cfg.AckTimeout/2 || !r.awaitCopies(t.d) {
 			t.d.giveBack()
 			return
 		}
@@ -91,6 +95,7 @@ func (r *run) later(d *delivery, pause time.Duration, byRetryQueue bool) {
 			return
 		}
 	}
+	d.s.crowd(d.epoch)
 	if runloop.Sleep(r.stop, min(pause, inPlacePause)) != nil || !r.replace(d, r.c.cfg.Queue, duplicate(d.raw)) {
 		d.giveBack()
 	}

@@ -30,6 +30,10 @@ func (r *run) process(ds []*delivery, results []error) {
 	if len(msgs) == 0 {
 		return
 	}
+	began := r.clock.Add(1)
+	for _, i := range at {
+		ds[i].began = began
+	}
 	ctx, end := r.c.signals.span(r.work, msgs)
 	answers := same(len(msgs), errExited)
 	defer func() {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,6 +39,7 @@ type session struct {
 
 	epoch   int64 // counts the times consuming began
 	pauses  chan pauseRequest
+	doubts  chan struct{} // tells that a message failed for want of a server
 	trial   trial
 	tags    tags
 	over    atomic.Bool
@@ -90,14 +92,12 @@ func (r *run) session(_ context.Context, conn *amqpconn.Conn) error {
 	if err != nil {
 		return fmt.Errorf("open channel: %w", err)
 	}
-	if err := conn.Within(func() error { return ch.Qos(r.c.cfg.Prefetch, 0, false) }); err != nil {
-		return fmt.Errorf("set prefetch: %w", err)
-	}
 	s := &session{
 		r: r, conn: conn, ch: ch,
 		closes:  ch.NotifyClose(make(chan *amqp.Error, 1)),
 		cancels: ch.NotifyCancel(make(chan string, 1)),
 		pauses:  make(chan pauseRequest, 1),
+		doubts:  make(chan struct{}, 1),
 		settled: make(chan struct{}, 1),
 	}
 	defer s.over.Store(true)
@@ -133,19 +133,13 @@ func (s *session) consume() error {
 	}
 	s.epoch++
 	s.trial.open(s.epoch)
-	// A tag of its own each time: older RabbitMQ, 3.10.8 among them, breaks the channel when a tag comes
-	// again while messages that it was given are still unsettled (rabbitmq-server#5927).
-	s.tag = s.r.c.cfg.Name + "-" + uuid.NewString()
 	select {
 	case <-s.pauses: // of an earlier epoch; it would keep a new one out
 	default:
 	}
-	var deliveries <-chan amqp.Delivery
-	if err := s.conn.Within(func() (err error) {
-		deliveries, err = s.ch.Consume(s.r.c.cfg.Queue, s.tag, false, false, false, false, nil)
+	deliveries, err := s.subscribe(s.r.c.cfg.Prefetch)
+	if err != nil {
 		return err
-	}); err != nil {
-		return fmt.Errorf("consume %q: %w", s.r.c.cfg.Queue, err)
 	}
 	s.r.c.setReady(nil)
 	if s.r.c.cfg.Health != nil {
@@ -165,9 +159,28 @@ func (s *session) consume() error {
 	return why
 }
 
+// subscribe becomes a consumer of the queue, for so many unsettled messages at most. What an
+// earlier consumer of this session was given does not count.
+func (s *session) subscribe(prefetch int) (deliveries <-chan amqp.Delivery, err error) {
+	// A tag of its own each time: older RabbitMQ, 3.10.8 among them, breaks the channel when a tag comes
+	// again while messages that it was given are still unsettled (rabbitmq-server#5927).
+	s.tag = s.r.c.cfg.Name + "-" + uuid.NewString()
+	if err := s.conn.Within(func() error { return s.ch.Qos(prefetch, 0, false) }); err != nil {
+		return nil, fmt.Errorf("set prefetch: %w", err)
+	}
+	if err := s.conn.Within(func() (err error) {
+		deliveries, err = s.ch.Consume(s.r.c.cfg.Queue, s.tag, false, false, false, false, nil)
+		return err
+	}); err != nil {
+		return nil, fmt.Errorf("consume %q: %w", s.r.c.cfg.Queue, err)
+	}
+	return deliveries, nil
+}
+
 // dispatch returns the deliveries no worker has taken yet, and why it ended. They gather
 // while all workers are busy: what they can take together is a batch.
 func (s *session) dispatch(deliveries <-chan amqp.Delivery) (left []*delivery, why error) {
+	var overdue <-chan time.Time
 	for {
 		in, jobs := deliveries, s.r.jobs
 		if len(left) == 0 {
@@ -188,8 +201,20 @@ func (s *session) dispatch(deliveries <-chan amqp.Delivery) (left []*delivery, w
 		case <-s.r.stop.Done():
 			return left, errStop
 		case request := <-s.pauses:
-			if request.epoch == s.epoch || s.trial.waiting() { // whose own request may have found no room
+			if request.epoch == s.epoch || s.trial.waited() > 0 { // whose own request may have found no room
 				return left, request.why
+			}
+		case <-s.doubts:
+			if overdue == nil {
+				overdue = time.After(controlPatience)
+			}
+		case <-overdue:
+			overdue = nil
+			switch waited := s.trial.waited(); {
+			case waited >= controlPatience:
+				return left, errPause
+			case waited > 0: // the one that it began with has been judged
+				overdue = time.After(controlPatience - waited)
 			}
 		case _, open := <-s.cancels:
 			if !open {
@@ -205,11 +230,14 @@ func (s *session) dispatch(deliveries <-chan amqp.Delivery) (left []*delivery, w
 }
 
 // room is how many deliveries may be handed to a worker together.
-func (r *run) room() int {
+func (r *run) room() int { return min(r.c.cfg.Batch, r.left()) }
+
+// left is how many messages MessageLimit allows.
+func (r *run) left() int {
 	if limit := r.c.cfg.MessageLimit; limit > 0 {
-		return min(r.c.cfg.Batch, limit-r.handed)
+		return limit - r.handed
 	}
-	return r.c.cfg.Batch
+	return math.MaxInt
 }
 
 // count counts what was handed over towards MessageLimit. A message that only passes through

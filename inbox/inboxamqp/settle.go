@@ -18,7 +18,8 @@ type delivery struct {
 	wait  time.Duration // of a long delay; the message only passes through
 	s     *session
 	epoch int64
-	probe chan probed // nil unless the message is a probe
+	probe chan<- probed // nil unless the message is a probe
+	began uint64        // when its processor did, on the run's clock
 
 	batched bool // processed together with others
 
@@ -102,13 +103,9 @@ func (s *session) gone() bool {
 	}
 }
 
-// report tells the session what a delivery shows about the servers.
+// report tells a paused session what a probe shows about the servers.
 func (d *delivery) report(p probed) {
 	if d.probe != nil {
 		d.probe <- p
-		return
-	}
-	if !p.available {
-		d.s.requestPause(d.epoch, errPause)
 	}
 }

@@ -3,15 +3,23 @@ package inboxamqp
 import (
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
 )
 
 const (
-	// maxHeld bounds how many messages a pause keeps from being the next probe. With the
-	// longest distance of probes none is held for long enough to reach the broker's timeout.
-	maxHeld = 16
+	// maxHeld bounds how many messages are kept from being the next probe. None is held for long
+	// enough to reach the broker's timeout.
+	maxHeld = 256
+
+	// outage is how many messages fail for want of a server before the consumer pauses at once.
+	outage = 16
+
+	// controlPatience is how long one waits for another message to go through, before the
+	// consumer pauses.
+	controlPatience = 300 * time.Millisecond
 
 	// suspectPause is how long a suspect stays away while others go through, spread by half.
 	suspectPause = 2 * time.Second
@@ -19,12 +27,16 @@ const (
 
 // held is a message that could not be processed, for want of a server as it seems.
 type held struct {
-	d *delivery
-	f inbox.Failure
+	d      *delivery
+	f      inbox.Failure
+	failed uint64 // on the run's clock
+	since  time.Time
 }
 
-// trial keeps those until a probe tells whose failure it was.
+// trial keeps those until another message tells whose failure it was.
 type trial struct {
+	some atomic.Bool // whether any is held: what goes well pays nothing
+
 	mu    sync.Mutex
 	epoch int64 // whose failures it takes; 0: none
 	held  []held
@@ -37,40 +49,53 @@ func (t *trial) open(epoch int64) {
 	t.epoch = epoch
 }
 
-// take keeps a message, or gives it back when no pause will follow. The oldest goes when
-// there are too many.
-func (t *trial) take(h held) {
+// take keeps a message and returns how many are held. It gives the message back when no pause will
+// follow, and the oldest when there are too many.
+func (t *trial) take(h held) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if h.d.epoch != t.epoch {
 		h.d.giveBack()
-		return
+		return len(t.held)
 	}
 	t.held = append(t.held, h)
+	t.some.Store(true)
 	if len(t.held) > maxHeld {
 		t.held[0].d.giveBack()
 		t.held = t.held[1:]
 	}
+	return len(t.held)
 }
 
-// empty returns what was kept.
-func (t *trial) empty() []held {
+// before removes and returns those that failed before a moment on the run's clock.
+func (t *trial) before(moment uint64) (all []held) {
+	if !t.some.Load() {
+		return nil
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	all := t.held
-	t.held = nil
+	n := 0
+	for n < len(t.held) && t.held[n].failed < moment {
+		n++
+	}
+	all, t.held = t.held[:n:n], t.held[n:]
+	t.some.Store(len(t.held) > 0)
 	return all
 }
 
-func (t *trial) waiting() bool {
+// waited returns for how long the oldest is held, 0 when none is.
+func (t *trial) waited() time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return len(t.held) > 0
+	if len(t.held) == 0 {
+		return 0
+	}
+	return time.Since(t.held[0].since)
 }
 
 // release gives back what was kept, blaming none, and reports whether that was anything.
 func (t *trial) release() bool {
-	all := t.empty()
+	all := t.before(^uint64(0))
 	for _, h := range all {
 		h.d.giveBack()
 	}
@@ -91,14 +116,22 @@ func (r *run) unavailable(d *delivery, f inbox.Failure) {
 		d.giveBack()
 		return
 	}
-	d.s.trial.take(held{d, f})
+	s := d.s
+	n := s.trial.take(held{d, f, r.clock.Add(1), time.Now()})
+	if n >= min(outage, r.c.cfg.Prefetch) {
+		s.requestPause(d.epoch, errPause)
+	}
+	select {
+	case s.doubts <- struct{}{}:
+	default:
+	}
 }
 
-// judge ends the trial when a probe went through: the servers are there, so a message that
-// fails twice before such a probe has failed by itself. Then it is counted, as any other.
-// The others stay away for a moment, so that they do not make the next pause at once.
-func (s *session) judge() {
-	for _, h := range s.trial.empty() {
+// passed ends the trial of those that failed before a message began that went through: the servers
+// are there. So a message that fails twice before such a one has failed by itself. Then it is
+// counted, as any other. The others stay away for a moment.
+func (s *session) passed(began uint64) {
+	for _, h := range s.trial.before(began) {
 		if !s.r.suspects.Strike(h.d.msg.ID) {
 			s.r.aside.start(func() { s.r.later(h.d, suspectPause/2+rand.N(suspectPause), true) })
 			continue

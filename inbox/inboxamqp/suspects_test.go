@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
@@ -192,5 +193,85 @@ func TestOutageWithInvalidMessages(t *testing.T) {
 		if m.Attempt != 1 {
 			t.Fatalf("a message lost an attempt: %d", m.Attempt)
 		}
+	}
+}
+
+// Many messages that look like an outage, at the head of a queue to which they return, let the good
+// ones pass, which then tell them from an outage.
+func TestManyPoisonsLikeAnOutage(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []inboxamqp.QueueType{inboxamqp.Classic, inboxamqp.Quorum} {
+		t.Run(string(kind), func(t *testing.T) {
+			t.Parallel()
+			b := amqptest.New(t)
+			const bad, good = 60, 200
+			var passed atomic.Int64
+			got := recorder{fail: func(m *inbox.Message) error {
+				if m.Name == "bad" {
+					return inbox.Unavailable(errBroken)
+				}
+				passed.Add(1)
+				return nil
+			}}
+			c := newConsumer(t, b.Dial, &got, inboxamqp.Config{
+				Queue: "orders", QueueType: kind, Retry: inbox.RetryPolicy{MaxRetries: 1, Delay: 100 * time.Millisecond},
+			})
+			if err := c.Setup(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			publishAll(t, b, "orders", "bad", bad)
+			publishAll(t, b, "orders", "order.placed", good)
+			start(t, c)
+			testenv.Eventually(t, 2*patience, func() error {
+				if n := passed.Load(); n < good {
+					return fmt.Errorf("%d of %d good messages", n, good)
+				}
+				return nil
+			})
+			testenv.Eventually(t, 3*patience, func() error { // there is always another message
+				b.Publish(t, "", "orders", order())
+				return depthIs(t, b, "failed.default", bad)
+			})
+			for _, m := range got.messages() {
+				if m.Name != "bad" && m.Attempt != 1 {
+					t.Errorf("a good message came as attempt %d", m.Attempt)
+				}
+			}
+		})
+	}
+}
+
+// A pause does not break the channel of a queue with a single active consumer, which refuses
+// basic.get.
+func TestOutageWithSingleActiveConsumer(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	var down atomic.Bool
+	var dialled atomic.Int64
+	dial := func(ctx context.Context) (*amqp.Connection, error) {
+		dialled.Add(1)
+		return b.Dial(ctx)
+	}
+	b.Queue(t, "orders", amqp.Table{"x-queue-type": "quorum", "x-single-active-consumer": true})
+	got := recorder{fail: failWhile(&down, inbox.Unavailable(errBroken))}
+	c := newConsumer(t, dial, &got, inboxamqp.Config{Queue: "orders", Concurrency: 2, Retry: quick})
+	if err := c.Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	dialled.Store(0)
+	r := start(t, c)
+	ready(t, r)
+	down.Store(true)
+	const n = 10
+	publishAll(t, b, "orders", "order.placed", n)
+	awaitPaused(t, r)
+	got.await(t, 6)
+	down.Store(false)
+	awaitDepth(t, b, "orders", 0)
+	ready(t, r)
+	r.stop(t)
+	awaitDepth(t, b, "orders", 0)
+	if opened := dialled.Load(); opened != 2 {
+		t.Errorf("%d connections, want one to receive and one to publish", opened)
 	}
 }

@@ -94,6 +94,7 @@ func (r *run) concludeAll(ds []*delivery, results []error) {
 	for i, d := range ds {
 		if results[i] == nil {
 			r.gate.note(inbox.Failure{})
+			d.s.passed(d.began)
 			done = append(done, d)
 		}
 	}
@@ -117,6 +118,9 @@ func (r *run) conclude(d *delivery, err error) {
 		r.unavailable(d, failure)
 		d.report(probed{})
 		return
+	}
+	if err == nil {
+		d.s.passed(d.began)
 	}
 	tripped := d.probe != nil && suspicious(failure) && r.c.cfg.KillSwitch.Ratio > 0
 	d.report(probed{available: !tripped, passed: err == nil})
