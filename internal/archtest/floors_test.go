@@ -52,9 +52,10 @@ var ground = []string{
 var floors = slices.Concat(
 	groundFloor(),
 	[]floor{
-		{pkg: "internal/migrate", clients: []string{pgx}, on: ground},
-		{pkg: "internal/chunk", clients: []string{pgx}},
-		{pkg: "internal/pgnotify", clients: []string{pgx}, on: ground, noTesting: true},
+		{pkg: "internal/migrate", clients: []string{pgx}, on: with(ground, "internal/pgcall")},
+		{pkg: "internal/pgcall", clients: []string{pgx}, noTesting: true},
+		{pkg: "internal/chunk", clients: []string{pgx}, on: []string{"internal/pgcall"}},
+		{pkg: "internal/pgnotify", clients: []string{pgx}, on: with(ground, "internal/pgcall"), noTesting: true},
 		{pkg: "internal/amqpconn", clients: []string{amqp}, on: ground},
 
 		// Tools of tests: nothing above stands on them, for no rule grants them.
@@ -106,7 +107,7 @@ func core(name string, adapters ...string) []floor {
 		pkg := name + "/" + name + adapter
 		switch adapter {
 		case "pgx":
-			all = append(all, floor{pkg: pkg, clients: with(parser, pgx), on: with(own, "txretry", "txretry/internal/...", "internal/migrate", "internal/chunk", "internal/pgnotify"), noTesting: true})
+			all = append(all, floor{pkg: pkg, clients: with(parser, pgx), on: with(own, "txretry", "txretry/internal/...", "internal/migrate", "internal/chunk", "internal/pgcall", "internal/pgnotify"), noTesting: true})
 		case "redis":
 			all = append(all, floor{pkg: pkg, clients: with(parser, redis), on: own, noTesting: true})
 		case "amqp":
@@ -117,7 +118,7 @@ func core(name string, adapters ...string) []floor {
 	fake := name + "/" + name + "test"
 	onFake, fakeClients := with(own, fake), parser
 	if slices.Contains(adapters, "pgx") {
-		onFake = with(onFake, "txretry", "txretry/internal/...", "txretry/txretrytest", name+"/"+name+"pgx", "internal/migrate", "internal/chunk", "internal/pgnotify")
+		onFake = with(onFake, "txretry", "txretry/internal/...", "txretry/txretrytest", name+"/"+name+"pgx", "internal/migrate", "internal/chunk", "internal/pgcall", "internal/pgnotify")
 		fakeClients = with(parser, pgx)
 	}
 	return append(all,
