@@ -11,10 +11,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/internal/pgcall"
 	"github.com/holdfast-go/holdfast/internal/sqlident"
 )
 
@@ -39,6 +41,9 @@ type Set struct {
 	Names map[string]string
 }
 
+// timeout bounds an Apply, the wait for that of others included.
+const timeout = 5 * time.Minute
+
 // Apply brings the schema up to date in one transaction. A lock on the version
 // table makes others wait until it is done.
 func Apply(ctx context.Context, pool *pgxpool.Pool, s Set) error {
@@ -53,7 +58,9 @@ func Apply(ctx context.Context, pool *pgxpool.Pool, s Set) error {
 	// READ COMMITTED, whatever the database's default: a snapshot taken before the
 	// lock was granted would not show what the others have applied.
 	readCommitted := pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
-	err = pgx.BeginTxFunc(ctx, pool, readCommitted, func(tx pgx.Tx) error { return s.apply(ctx, tx, versions, files) })
+	err = pgcall.Within(ctx, pool, timeout, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return pgx.BeginTxFunc(ctx, conn, readCommitted, func(tx pgx.Tx) error { return s.apply(ctx, tx, versions, files) })
+	})
 	if err != nil {
 		return fmt.Errorf("migrate %s: %w", s.Component, err)
 	}
@@ -61,6 +68,10 @@ func Apply(ctx context.Context, pool *pgxpool.Pool, s Set) error {
 }
 
 func (s Set) apply(ctx context.Context, tx pgx.Tx, versions string, files []file) error {
+	// The lock must not outlive a connection that falls silent.
+	if _, err := tx.Exec(ctx, `SELECT set_config('idle_in_transaction_session_timeout', '5s', true)`); err != nil {
+		return err
+	}
 	// The advisory lock is needed because CREATE … IF NOT EXISTS of two
 	// sessions can still collide in the catalogue.
 	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended($1, 0))`, versionsTable); err != nil {

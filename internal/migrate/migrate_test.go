@@ -1,6 +1,7 @@
 package migrate_test
 
 import (
+	"context"
 	"io/fs"
 	"net/url"
 	"os"
@@ -8,6 +9,7 @@ import (
 	"sync"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"github.com/holdfast-go/holdfast/internal/migrate"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
@@ -121,5 +123,24 @@ func TestRefused(t *testing.T) {
 		if _, err := migrate.Export(s); err == nil {
 			t.Errorf("%s: no error", name)
 		}
+	}
+}
+
+// A process whose connection falls silent in the middle keeps nobody from migrating.
+func TestApplyThatFallsSilent(t *testing.T) {
+	t.Parallel()
+	direct := pgtest.New(t)
+	proxy := testenv.NewProxy(t, direct.Config().ConnString())
+	far := pgtest.Pool(t, proxy.URL()+"&default_query_exec_mode=exec", 2)
+	proxy.SilenceOn(testenv.Silence{On: "INSERT INTO", Deliver: true})
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	if err := migrate.Apply(ctx, far, set("demo", files)); err == nil || proxy.Silenced() != 1 {
+		t.Fatalf("%d connections fell silent: %v", proxy.Silenced(), err)
+	}
+	ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := migrate.Apply(ctx, far, set("demo", files)); err != nil {
+		t.Error(err)
 	}
 }
