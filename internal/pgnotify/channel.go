@@ -10,6 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/internal/pgcall"
 )
 
 // Channel is where the notifications of one table go: it belongs to the table,
@@ -26,24 +28,25 @@ const (
 )
 
 // timeout bounds one notification, and the begin of listening.
-const timeout = 5 * time.Second
+const timeout = 4 * time.Second
 
 func (c Channel) notify(ctx context.Context, payload string) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	_, err := c.Pool.Exec(ctx, notifySQL, c.Prefix, c.Table, payload)
-	return err
+	return pgcall.Use(ctx, c.Pool, func(ctx context.Context, conn *pgxpool.Conn) error {
+		_, err := conn.Exec(ctx, notifySQL, c.Prefix, c.Table, payload)
+		return err
+	})
 }
 
 // listen returns a connection that belongs to the caller, and listens.
 func (c Channel) listen(ctx context.Context) (*pgx.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	pooled, err := c.Pool.Acquire(ctx)
+	conn, err := pgcall.Take(ctx, c.Pool)
 	if err != nil {
 		return nil, err
 	}
-	conn := pooled.Hijack()
 	var name string
 	if err = conn.QueryRow(ctx, channelSQL, c.Prefix, c.Table).Scan(&name); err == nil {
 		_, err = conn.Exec(ctx, "LISTEN "+pgx.Identifier{name}.Sanitize())

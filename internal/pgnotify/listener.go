@@ -22,7 +22,7 @@ type ListenerConfig struct {
 	Channel       Channel
 	Wake          func(at time.Time)                   // called for every notification, and after connecting with the zero time
 	ProbeInterval time.Duration                        // between two tests of the connection
-	Failed        func(ctx context.Context, err error) // told when notifications do not arrive
+	Failed        func(ctx context.Context, err error) // called when notifications do not arrive, at most once a minute
 }
 
 // Listener hands on what Notifiers of other processes send. It takes a connection
@@ -32,6 +32,8 @@ type Listener struct {
 
 	mu    sync.Mutex
 	state error // nil: the last test went well
+
+	complained seldom
 }
 
 var (
@@ -52,15 +54,20 @@ func NewListener(cfg ListenerConfig) *Listener {
 
 // Run listens until ctx is cancelled. It reconnects with growing pauses.
 func (l *Listener) Run(ctx context.Context) {
-	between := backoff.Policy{Base: 50 * time.Millisecond, Max: 15 * time.Second, Jitter: 0.5}
+	between := backoff.Policy{Base: 50 * time.Millisecond, Max: maxPause, Jitter: 0.5}
 	failures := 0
 	for ctx.Err() == nil {
-		err := l.session(ctx, func() { failures = 0 })
+		err := l.session(ctx, func() {
+			failures = 0
+			l.complained = seldom{}
+		})
 		if ctx.Err() != nil {
 			return
 		}
 		l.setState(err)
-		l.cfg.Failed(ctx, err)
+		if l.complained.again() {
+			l.cfg.Failed(ctx, err)
+		}
 		_ = runloop.Sleep(ctx, between.Delay(failures, rand.Float64())) // ends early only with ctx
 		failures++
 	}
@@ -98,21 +105,25 @@ func (l *Listener) session(ctx context.Context, works func()) error {
 	}
 	defer hangUp(conn)
 	l.cfg.Wake(time.Time{}) // for what was committed while nobody listened
+	heard := false
 	for {
-		if err := l.probe(ctx, conn); err != nil {
-			return err
+		if !heard {
+			if err := l.probe(ctx, conn); err != nil {
+				return err
+			}
 		}
 		l.setState(nil)
 		works()
-		if err := l.receive(ctx, conn, l.cfg.ProbeInterval, ""); !pgconn.Timeout(err) {
+		if heard, err = l.receive(ctx, conn, l.cfg.ProbeInterval, ""); !pgconn.Timeout(err) {
 			return err
 		}
 	}
 }
 
 const (
-	// probeTimeout is how long a notification to oneself may take.
-	probeTimeout = 2 * time.Second
+	// probeTimeout is how long a notification to oneself may take. A connection is found dead within
+	// this and ProbeInterval.
+	probeTimeout = 2500 * time.Millisecond
 	// probePrefix tells such a notification from a time.
 	probePrefix = "probe "
 )
@@ -121,10 +132,12 @@ const (
 // what arrives while the connection is in use.
 func (l *Listener) probe(ctx context.Context, conn *pgx.Conn) error {
 	token := probePrefix + uuid.NewString()
-	if err := l.cfg.Channel.notify(ctx, token); err != nil {
+	bounded, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	if err := l.cfg.Channel.notify(bounded, token); err != nil {
 		return err
 	}
-	err := l.receive(ctx, conn, probeTimeout, token)
+	_, err := l.receive(bounded, conn, probeTimeout, token)
 	if pgconn.Timeout(err) && ctx.Err() == nil {
 		return ErrSwallowed
 	}
@@ -132,17 +145,19 @@ func (l *Listener) probe(ctx context.Context, conn *pgx.Conn) error {
 }
 
 // receive hands on every notification until the one with the token arrives;
-// without a token, for d.
-func (l *Listener) receive(ctx context.Context, conn *pgx.Conn, d time.Duration, token string) error {
+// without a token, for d. It returns whether there was any.
+func (l *Listener) receive(ctx context.Context, conn *pgx.Conn, d time.Duration, token string) (heard bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
 	for {
 		n, err := conn.WaitForNotification(ctx)
+		if err != nil {
+			return heard, err
+		}
+		heard = true
 		switch {
-		case err != nil:
-			return err
 		case n.Payload == token && token != "":
-			return nil
+			return heard, nil
 		case !strings.HasPrefix(n.Payload, probePrefix):
 			l.cfg.Wake(moment(n.Payload))
 		}

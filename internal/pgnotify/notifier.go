@@ -14,7 +14,7 @@ import (
 type NotifierConfig struct {
 	Channel  Channel
 	Interval time.Duration                        // the least time between two notifications
-	Failed   func(ctx context.Context, err error) // told when a notification was not sent
+	Failed   func(ctx context.Context, err error) // called when a notification was not sent, at most once a minute
 }
 
 // Notifier sends notifications, each with the earliest of the times that were
@@ -52,8 +52,9 @@ func (n *Notifier) Notify(at time.Time) {
 func (n *Notifier) Run(ctx context.Context) {
 	work, cancel := runloop.Detach(ctx, timeout)
 	defer cancel()
-	between := backoff.Policy{Base: 50 * time.Millisecond, Max: 5 * time.Second, Jitter: 0.5}
+	between := backoff.Policy{Base: 50 * time.Millisecond, Max: maxPause, Jitter: 0.5}
 	failures := 0
+	var complained seldom
 	for {
 		at, ok := n.next(ctx)
 		if !ok {
@@ -61,12 +62,15 @@ func (n *Notifier) Run(ctx context.Context) {
 		}
 		pause := n.cfg.Interval
 		if err := n.cfg.Channel.notify(work, payload(at)); err != nil {
-			n.cfg.Failed(ctx, err)
+			if complained.again() {
+				n.cfg.Failed(ctx, err)
+			}
 			pause = max(pause, between.Delay(failures, rand.Float64()))
 			failures++
 			n.Notify(at)
 		} else {
 			failures = 0
+			complained = seldom{}
 		}
 		if runloop.Sleep(ctx, pause) != nil && failures > 0 {
 			return

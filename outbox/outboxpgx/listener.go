@@ -18,7 +18,8 @@ type ListenerConfig struct {
 	// Schema and Table are as in SchemaConfig.
 	Schema, Table string
 	// ProbeInterval is the time between two tests of the connection: the listener notifies
-	// itself. Default 15 s.
+	// itself, unless it has heard from others meanwhile. A connection that is dead is replaced within
+	// this and 3 s. Default 5 s.
 	ProbeInterval time.Duration
 	// Logger nil means slog.Default().
 	Logger *slog.Logger
@@ -52,7 +53,7 @@ func NewListener(pool *pgxpool.Pool, wake func(), cfg ListenerConfig) (*Listener
 	return &Listener{table: t.outbox, listener: pgnotify.NewListener(pgnotify.ListenerConfig{
 		Channel:       pgnotify.Channel{Pool: pool, Prefix: channelPrefix, Table: t.outbox},
 		Wake:          func(time.Time) { wake() },
-		ProbeInterval: cmp.Or(cfg.ProbeInterval, 15*time.Second),
+		ProbeInterval: cmp.Or(cfg.ProbeInterval, 5*time.Second),
 		Failed: func(ctx context.Context, err error) {
 			cfg.Logger.WarnContext(ctx, "outboxpgx: the relay is not woken up, it finds messages when it polls", slog.Any("error", err))
 		},
