@@ -8,7 +8,9 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/internal/pgcall"
 	"github.com/holdfast-go/holdfast/outbox"
 )
 
@@ -47,8 +49,12 @@ func (d *DeadLetters) Audit(ctx context.Context, limit int) ([]AuditEntry, error
 	if limit == 0 {
 		limit = listLimit
 	}
-	rows, _ := d.pool.Query(ctx, d.sql.audit, limit) // CollectRows returns its error
-	entries, err := pgx.CollectRows(rows, scanAudit)
+	var entries []AuditEntry
+	err := pgcall.Twice(ctx, d.pool, d.readTimeout, func(ctx context.Context, conn *pgxpool.Conn) (err error) {
+		rows, _ := conn.Query(ctx, d.sql.audit, limit) // CollectRows returns its error
+		entries, err = pgx.CollectRows(rows, scanAudit)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("outboxpgx: audit: %w", d.t.explain(err))
 	}

@@ -3,10 +3,13 @@ package outboxpgx
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/check"
+	"github.com/holdfast-go/holdfast/internal/pgcall"
 	"github.com/holdfast-go/holdfast/outbox"
 )
 
@@ -21,8 +24,11 @@ const mendMigrate = "call outboxpgx.Migrate, or apply the files of outboxpgx.Mig
 // Listener.Check. No findings means that all is well; an error, that it could not look.
 func (s *Source) Check(ctx context.Context) ([]Finding, error) {
 	var findings []Finding
-	err := s.check(ctx, func(mend, format string, args ...any) {
-		findings = append(findings, Finding{Component: "outboxpgx", Problem: fmt.Sprintf(format, args...), Mend: mend})
+	err := pgcall.Twice(ctx, s.pool, checkTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
+		findings = nil
+		return s.check(ctx, conn, func(mend, format string, args ...any) {
+			findings = append(findings, Finding{Component: "outboxpgx", Problem: fmt.Sprintf(format, args...), Mend: mend})
+		})
 	})
 	if err != nil {
 		return findings, fmt.Errorf("outboxpgx: check: %w", err)
@@ -30,24 +36,27 @@ func (s *Source) Check(ctx context.Context) ([]Finding, error) {
 	return findings, nil
 }
 
-func (s *Source) check(ctx context.Context, add addFinding) error {
-	complete, err := s.checkColumns(ctx, add)
+// checkTimeout bounds all queries of a Check together.
+const checkTimeout = 10 * time.Second
+
+func (s *Source) check(ctx context.Context, conn *pgxpool.Conn, add addFinding) error {
+	complete, err := s.checkColumns(ctx, conn, add)
 	if err != nil || !complete {
 		return err // the rest would fail
 	}
 	table := SchemaConfig{Table: s.cfg.Table}.withDefaults().Table
-	if err := s.checkIndexes(ctx, table, add); err != nil {
+	if err := s.checkIndexes(ctx, conn, table, add); err != nil {
 		return err
 	}
-	if err := s.checkLanes(ctx, add); err != nil {
+	if err := s.checkLanes(ctx, conn, add); err != nil {
 		return err
 	}
-	return s.checkServer(ctx, add)
+	return s.checkServer(ctx, conn, add)
 }
 
-func (s *Source) checkLanes(ctx context.Context, add addFinding) error {
+func (s *Source) checkLanes(ctx context.Context, conn *pgxpool.Conn, add addFinding) error {
 	var lanes int
-	err := s.pool.QueryRow(ctx, `SELECT count(*) FROM `+s.t.lanes+` WHERE lane >= 0 AND lane < $1`, outbox.Lanes).Scan(&lanes)
+	err := conn.QueryRow(ctx, `SELECT count(*) FROM `+s.t.lanes+` WHERE lane >= 0 AND lane < $1`, outbox.Lanes).Scan(&lanes)
 	if err != nil {
 		return err
 	}
@@ -59,10 +68,10 @@ func (s *Source) checkLanes(ctx context.Context, add addFinding) error {
 }
 
 // checkColumns returns whether all are there.
-func (s *Source) checkColumns(ctx context.Context, add addFinding) (complete bool, err error) {
+func (s *Source) checkColumns(ctx context.Context, conn *pgxpool.Conn, add addFinding) (complete bool, err error) {
 	complete = true
 	for suffix, table := range map[string]string{"": s.t.outbox, "_lanes": s.t.lanes, "_dead": s.t.dead, "_audit": s.t.audit, "_dedup": s.t.dedup} {
-		missing, err := s.missingColumns(ctx, table, wanted[suffix])
+		missing, err := s.missingColumns(ctx, conn, table, wanted[suffix])
 		if err != nil {
 			return false, err
 		}
@@ -90,15 +99,15 @@ var wanted = map[string][]string{
 }
 
 // missingColumns returns the columns that the table lacks: all, if there is no such table.
-func (s *Source) missingColumns(ctx context.Context, qualified string, columns []string) ([]string, error) {
-	rows, _ := s.pool.Query(ctx, `
+func (s *Source) missingColumns(ctx context.Context, conn *pgxpool.Conn, qualified string, columns []string) ([]string, error) {
+	rows, _ := conn.Query(ctx, `
 		SELECT c FROM unnest($2::text[]) AS c
 		WHERE NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = to_regclass($1) AND a.attname = c AND a.attnum > 0 AND NOT a.attisdropped)`,
 		qualified, columns)
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
-func (s *Source) checkIndexes(ctx context.Context, table string, add addFinding) error {
+func (s *Source) checkIndexes(ctx context.Context, conn *pgxpool.Conn, table string, add addFinding) error {
 	indexes := map[string]string{
 		"_pkey": s.t.outbox, "_ready": s.t.outbox, "_parked": s.t.outbox, "_held": s.t.outbox, "_published": s.t.outbox,
 		"_lanes_pkey": s.t.lanes, "_dead_pkey": s.t.dead, "_dead_died": s.t.dead, "_audit_pkey": s.t.audit, "_audit_at": s.t.audit,
@@ -106,7 +115,7 @@ func (s *Source) checkIndexes(ctx context.Context, table string, add addFinding)
 	}
 	for suffix, on := range indexes {
 		var valid bool
-		err := s.pool.QueryRow(ctx, `
+		err := conn.QueryRow(ctx, `
 			SELECT coalesce(bool_or(i.indisvalid), false) FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
 			WHERE i.indrelid = to_regclass($1) AND c.relname = $2`, on, table+suffix).Scan(&valid)
 		if err != nil {

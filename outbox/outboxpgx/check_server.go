@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 const (
@@ -22,9 +23,9 @@ const (
 )
 
 // checkServer looks at what keeps the tables small and the times right.
-func (s *Source) checkServer(ctx context.Context, add addFinding) error {
-	for _, look := range []func(context.Context, addFinding) error{s.checkAutovacuum, s.checkHorizon, s.checkClock} {
-		if err := look(ctx, add); err != nil {
+func (s *Source) checkServer(ctx context.Context, conn *pgxpool.Conn, add addFinding) error {
+	for _, look := range []func(context.Context, *pgxpool.Conn, addFinding) error{s.checkAutovacuum, s.checkHorizon, s.checkClock} {
+		if err := look(ctx, conn, add); err != nil {
 			return err
 		}
 	}
@@ -38,9 +39,9 @@ var shipped = regexp.MustCompile(`(?s)CREATE TABLE \{\{(\w+)\}\} \([^;]*?\n\) WI
 
 // checkAutovacuum wants the settings of the tables that the migrations set; whoever has set other
 // values has done so on purpose.
-func (s *Source) checkAutovacuum(ctx context.Context, add addFinding) error {
+func (s *Source) checkAutovacuum(ctx context.Context, conn *pgxpool.Conn, add addFinding) error {
 	var on bool
-	err := s.pool.QueryRow(ctx, `SELECT current_setting('autovacuum')::bool AND current_setting('track_counts')::bool`).Scan(&on)
+	err := conn.QueryRow(ctx, `SELECT current_setting('autovacuum')::bool AND current_setting('track_counts')::bool`).Scan(&on)
 	if err != nil {
 		return err
 	}
@@ -59,7 +60,7 @@ func (s *Source) checkAutovacuum(ctx context.Context, add addFinding) error {
 	for _, t := range [...]struct{ name, table string }{
 		{"table", s.t.outbox}, {"lanes", s.t.lanes}, {"dead", s.t.dead}, {"audit", s.t.audit}, {"dedup", s.t.dedup},
 	} {
-		if err := s.checkParameters(ctx, t.table, parameters[t.name], add); err != nil {
+		if err := s.checkParameters(ctx, conn, t.table, parameters[t.name], add); err != nil {
 			return err
 		}
 	}
@@ -67,9 +68,9 @@ func (s *Source) checkAutovacuum(ctx context.Context, add addFinding) error {
 }
 
 // checkParameters takes a list such as "fillfactor = 20, autovacuum_vacuum_threshold = 200", or "".
-func (s *Source) checkParameters(ctx context.Context, table, list string, add addFinding) error {
+func (s *Source) checkParameters(ctx context.Context, conn *pgxpool.Conn, table, list string, add addFinding) error {
 	var set map[string]string
-	err := s.pool.QueryRow(ctx, `
+	err := conn.QueryRow(ctx, `
 		SELECT coalesce(jsonb_object_agg(option_name, option_value), '{}') FROM pg_class c, pg_options_to_table(c.reloptions)
 		WHERE c.oid = to_regclass($1)`, table).Scan(&set)
 	if err != nil {
@@ -115,8 +116,8 @@ UNION ALL
  ORDER BY age(xmin) DESC LIMIT $3)`
 
 // checkHorizon sees of other users' sessions what the role may see: all with pg_read_all_stats.
-func (s *Source) checkHorizon(ctx context.Context, add addFinding) error {
-	rows, _ := s.pool.Query(ctx, horizonSQL, maxHorizonAge.Seconds(), maxSlotAge, maxHolders) // CollectRows returns its error
+func (s *Source) checkHorizon(ctx context.Context, conn *pgxpool.Conn, add addFinding) error {
+	rows, _ := conn.Query(ctx, horizonSQL, maxHorizonAge.Seconds(), maxSlotAge, maxHolders) // CollectRows returns its error
 	holders, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (h [3]string, err error) {
 		return h, row.Scan(&h[0], &h[1], &h[2])
 	})
@@ -127,12 +128,12 @@ func (s *Source) checkHorizon(ctx context.Context, add addFinding) error {
 }
 
 // checkClock asks for the time twice: the first question may wait for a connection.
-func (s *Source) checkClock(ctx context.Context, add addFinding) error {
+func (s *Source) checkClock(ctx context.Context, conn *pgxpool.Conn, add addFinding) error {
 	var difference, trip time.Duration
 	for range 2 {
 		var theirs time.Time
 		begin := time.Now()
-		if err := s.pool.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&theirs); err != nil {
+		if err := conn.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&theirs); err != nil {
 			return err
 		}
 		trip = time.Since(begin)

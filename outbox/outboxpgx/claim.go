@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/outbox"
 )
@@ -67,7 +68,7 @@ const overdueDelay = 10 * time.Millisecond
 func (s *Source) take(ctx context.Context, c *claim) error {
 	*c = claim{req: c.req, token: newToken()}
 	lost := s.lost.tokens()
-	err := s.pool.SendBatch(ctx, s.claim(c, lost)).Close()
+	err := s.send(ctx, s.claim(c, lost))
 	if err == nil && c.behind {
 		err = s.hold(ctx, c.batch, c.req.Skip)
 	}
@@ -168,7 +169,9 @@ func (c *claim) unreadable(err error) {
 
 // countLosses returns how many claims of this one message alone were lost.
 func (s *Source) countLosses(ctx context.Context, c *claim) (losses int, err error) {
-	err = s.pool.QueryRow(ctx, s.sql.alone, c.token, c.seen).Scan(&losses)
+	err = s.use(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, s.sql.alone, c.token, c.seen).Scan(&losses)
+	})
 	return losses, err
 }
 

@@ -10,7 +10,9 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/internal/pgcall"
 	"github.com/holdfast-go/holdfast/outbox"
 )
 
@@ -40,6 +42,7 @@ type Destination struct {
 }
 
 // Retry moves dead letters back into the outbox with their attempts forgotten, and returns how many.
+// Where the server did not answer, it is not known whether they moved: calling again does no harm.
 // All move or none, but for those whose id the outbox holds again: they stay. A destination that no
 // message may have is refused with *outbox.MessageError.
 //
@@ -73,7 +76,8 @@ func (d *DeadLetters) Remove(ctx context.Context, f Filter, o RemoveOptions) (in
 	return d.change(ctx, actionRemove, d.sql.remove, f, o.By, o.Reason)
 }
 
-// change runs a statement that changes dead letters and notes who did so.
+// change runs a statement that changes dead letters and notes who did so, in one round trip, so that
+// no lock outlives a connection that falls silent.
 func (d *DeadLetters) change(ctx context.Context, action, sql string, f Filter, by, reason string, more ...any) (n int64, err error) {
 	args, err := f.args()
 	if err != nil {
@@ -84,8 +88,12 @@ func (d *DeadLetters) change(ctx context.Context, action, sql string, f Filter, 
 		return 0, err
 	}
 	args = append(append(args, by, reason, chosenBy), more...)
-	err = pgx.BeginTxFunc(ctx, d.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		return tx.QueryRow(ctx, sql, args...).Scan(&n)
+	err = pgcall.Within(ctx, d.pool, d.changeTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
+		queue := &pgx.Batch{}
+		queue.Queue(beginSQL)
+		queue.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return row.Scan(&n) })
+		queue.Queue(commitSQL)
+		return conn.SendBatch(ctx, queue).Close()
 	})
 	if err != nil {
 		return 0, fmt.Errorf("outboxpgx: %s dead letters: %w", action, d.t.explain(err))

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/internal/pgcall"
 	"github.com/holdfast-go/holdfast/outbox"
 )
 
@@ -46,11 +47,15 @@ type Filter struct {
 	Limit int
 }
 
-// DeadLetters shows and moves the dead letters of one outbox. It is safe for concurrent use.
+// DeadLetters shows and moves the dead letters of one outbox. It is safe for concurrent use. A read has
+// 10 s, and 10 s more on another connection where the server was silent on the first; a change has a
+// minute. The error after that is context.DeadlineExceeded.
 type DeadLetters struct {
 	pool *pgxpool.Pool
 	t    tables
 	sql  deadStatements
+
+	readTimeout, changeTimeout time.Duration
 }
 
 // NewDeadLetters returns the dead letters of the outbox at cfg.
@@ -62,7 +67,7 @@ func NewDeadLetters(pool *pgxpool.Pool, cfg SchemaConfig) (*DeadLetters, error) 
 	if err != nil {
 		return nil, err
 	}
-	return &DeadLetters{pool: pool, t: t, sql: t.deadStatements()}, nil
+	return &DeadLetters{pool: pool, t: t, sql: t.deadStatements(), readTimeout: 10 * time.Second, changeTimeout: time.Minute}, nil
 }
 
 const listLimit = 100
@@ -85,8 +90,12 @@ func (d *DeadLetters) List(ctx context.Context, f Filter) ([]DeadLetter, error) 
 	if err != nil {
 		return nil, err
 	}
-	rows, _ := d.pool.Query(ctx, d.sql.list, append(args, listBytes)...) // CollectRows returns its error
-	letters, err := pgx.CollectRows(rows, scanDeadLetter)
+	var letters []DeadLetter
+	err = pgcall.Twice(ctx, d.pool, d.readTimeout, func(ctx context.Context, conn *pgxpool.Conn) (err error) {
+		rows, _ := conn.Query(ctx, d.sql.list, append(args, listBytes)...) // CollectRows returns its error
+		letters, err = pgx.CollectRows(rows, scanDeadLetter)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("outboxpgx: list dead letters: %w", d.t.explain(err))
 	}
@@ -111,7 +120,10 @@ func (d *DeadLetters) Count(ctx context.Context, f Filter) (n int64, err error) 
 	if err != nil {
 		return 0, err
 	}
-	if err := d.pool.QueryRow(ctx, d.sql.count, args...).Scan(&n); err != nil {
+	err = pgcall.Twice(ctx, d.pool, d.readTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, d.sql.count, args...).Scan(&n)
+	})
+	if err != nil {
 		return 0, fmt.Errorf("outboxpgx: count dead letters: %w", d.t.explain(err))
 	}
 	return n, nil

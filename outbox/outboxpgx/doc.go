@@ -61,6 +61,13 @@
 // listener tests its connection with notifications to itself, and says so in
 // Ready, Check and the log when a pooler swallows them.
 //
+// # Silent connections
+//
+// No call waits for ever for a server that is silent: those of a relay have its StoreTimeout, the others
+// bounds of their own, and the next one gets another connection. The idle connections of the pool are
+// looked at then, so that each silent one costs no wait of its own. A pool that txretry.PreparePool has
+// prepared gets over the loss of all its connections sooner.
+//
 // # Limits
 //
 // All times are the database's. Relay transactions are short and run at READ

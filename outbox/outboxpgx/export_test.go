@@ -35,3 +35,6 @@ func Statement(name string) string {
 		"stats": t.fill(statsSQL),
 	}[name]
 }
+
+// Hasten makes the calls wait for d instead of as long as they do.
+func (d *DeadLetters) Hasten(wait time.Duration) { d.readTimeout, d.changeTimeout = wait, wait }

@@ -111,7 +111,7 @@ func (s *Source) lower(ctx context.Context) error {
 	queue.Queue(briefSQL)
 	queue.Queue(s.sql.lower)
 	queue.Queue(commitSQL)
-	return s.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+	return s.use(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
 		err := conn.SendBatch(ctx, queue).Close()
 		if canceled, ok := errors.AsType[*pgconn.PgError](err); ok && canceled.Code == queryCanceled {
 			_, err = conn.Exec(ctx, "ROLLBACK") // so that the pool keeps the connection

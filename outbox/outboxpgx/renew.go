@@ -24,7 +24,7 @@ func (s *Source) Renew(ctx context.Context, leases []outbox.Lease, ttl time.Dura
 	queue.Queue(s.sql.lock, lanes, tokens).Query(held.read)
 	queue.Queue(s.sql.renew, lanes, tokens, ttl.Microseconds())
 	queue.Queue(commitSQL)
-	if err := s.pool.SendBatch(ctx, queue).Close(); err != nil {
+	if err := s.send(ctx, queue); err != nil {
 		return nil, fmt.Errorf("outboxpgx: renew: %w", s.t.explain(err))
 	}
 	return held.stale(leases), nil

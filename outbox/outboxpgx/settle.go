@@ -33,7 +33,7 @@ func (s *Source) Settle(ctx context.Context, b outbox.Batch, outcomes []outbox.O
 		})
 	}
 	queue.Queue(commitSQL)
-	if err := s.pool.SendBatch(ctx, queue).Close(); err != nil {
+	if err := s.send(ctx, queue); err != nil {
 		s.horizon.forget()
 		return nil, fmt.Errorf("outboxpgx: settle: %w", s.t.explain(err))
 	}

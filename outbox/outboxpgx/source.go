@@ -1,12 +1,15 @@
 package outboxpgx
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/internal/pgcall"
 	"github.com/holdfast-go/holdfast/outbox"
 )
 
@@ -36,6 +39,24 @@ type Source struct {
 	horizon horizon
 	alarm   alarm
 	lost    lostClaims
+}
+
+// callTimeout bounds calls whose context has no deadline. Those of a relay have its StoreTimeout.
+const callTimeout = 30 * time.Second
+
+// use runs fn on a connection.
+func (s *Source) use(ctx context.Context, fn func(context.Context, *pgxpool.Conn) error) error {
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, callTimeout)
+		defer cancel()
+	}
+	return pgcall.Use(ctx, s.pool, fn)
+}
+
+// send runs a batch in one round trip.
+func (s *Source) send(ctx context.Context, queue *pgx.Batch) error {
+	return s.use(ctx, func(ctx context.Context, conn *pgxpool.Conn) error { return conn.SendBatch(ctx, queue).Close() })
 }
 
 // NewSource returns a Source. The pool needs two connections per relay.

@@ -46,7 +46,7 @@ func (s *Source) Stats(ctx context.Context) (outbox.StoreStats, error) {
 		return row.Scan(&stats.Ready, &stats.Parked, &stats.Dead, &oldest)
 	})
 	queue.Queue(commitSQL)
-	if err := s.pool.SendBatch(ctx, queue).Close(); err != nil {
+	if err := s.send(ctx, queue); err != nil {
 		return outbox.StoreStats{}, fmt.Errorf("outboxpgx: stats: %w", s.t.explain(err))
 	}
 	if oldest != nil {

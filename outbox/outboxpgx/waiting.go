@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/outbox"
 )
@@ -108,23 +109,29 @@ func (a *alarm) rings() bool {
 
 // release makes rows ready that are due, in a transaction of its own.
 func (s *Source) release(ctx context.Context) error {
-	return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
-		var lanes []int16
-		queue := &pgx.Batch{}
-		queue.Queue(s.sql.setup)
-		queue.Queue(s.sql.hurry)
-		queue.Queue(s.sql.overdue, dueRows).Query(func(rows pgx.Rows) (err error) {
-			lanes, err = pgx.CollectRows(rows, pgx.RowTo[int16])
-			return err
+	return s.use(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
+			return s.releaseIn(ctx, tx)
 		})
-		if err := tx.SendBatch(ctx, queue).Close(); err != nil || len(lanes) == 0 {
-			return err
-		}
-		queue = &pgx.Batch{}
-		queue.Queue(s.sql.holdDue, lanes, dueRows)
-		queue.Queue(s.sql.release, lanes, dueRows, releaseRows, keyRows, probeRows, followAfter.Microseconds())
-		return tx.SendBatch(ctx, queue).Close()
 	})
+}
+
+func (s *Source) releaseIn(ctx context.Context, tx pgx.Tx) error {
+	var lanes []int16
+	queue := &pgx.Batch{}
+	queue.Queue(s.sql.setup)
+	queue.Queue(s.sql.hurry)
+	queue.Queue(s.sql.overdue, dueRows).Query(func(rows pgx.Rows) (err error) {
+		lanes, err = pgx.CollectRows(rows, pgx.RowTo[int16])
+		return err
+	})
+	if err := tx.SendBatch(ctx, queue).Close(); err != nil || len(lanes) == 0 {
+		return err
+	}
+	queue = &pgx.Batch{}
+	queue.Queue(s.sql.holdDue, lanes, dueRows)
+	queue.Queue(s.sql.release, lanes, dueRows, releaseRows, keyRows, probeRows, followAfter.Microseconds())
+	return tx.SendBatch(ctx, queue).Close()
 }
 
 // hold takes rows out of the way that a claim met behind a waiting one.
@@ -137,5 +144,5 @@ func (s *Source) hold(ctx context.Context, b outbox.Batch, skip []string) error 
 	queue.Queue(s.sql.lock, lanes, tokens)
 	queue.Queue(s.sql.hold, tokens[0], holdRows, skip)
 	queue.Queue(commitSQL)
-	return s.pool.SendBatch(ctx, queue).Close()
+	return s.send(ctx, queue)
 }

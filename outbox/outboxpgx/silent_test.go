@@ -1,0 +1,235 @@
+package outboxpgx_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest"
+)
+
+// far returns a pool through a proxy whose statements can be seen there, since none is prepared.
+func far(t *testing.T, direct *pgxpool.Pool) (*pgxpool.Pool, *testenv.Proxy) {
+	t.Helper()
+	proxy := testenv.NewProxy(t, direct.Config().ConnString())
+	return pgtest.Pool(t, proxy.URL()+"&default_query_exec_mode=exec", 4), proxy
+}
+
+// A connection that falls silent in the middle of a call, before the server has heard of it or after,
+// ends the call in time. What only reads is answered on another connection; the rest says that it is
+// not known, and may be called again.
+func TestSilentInTheMiddleOfACall(t *testing.T) {
+	t.Parallel()
+	direct := pgtest.New(t)
+	setupOn(t, direct, outboxpgx.SourceConfig{Retention: time.Hour})
+	for name, c := range map[string]struct {
+		on      testenv.Silence
+		call    func(ctx context.Context, far *fixture) error
+		unknown bool
+	}{
+		"list": {testenv.Silence{On: "died_at, seq LIMIT"}, func(ctx context.Context, far *fixture) error {
+			return second(far.dead.List(ctx, outboxpgx.Filter{}))
+		}, false},
+		"count": {testenv.Silence{On: "SELECT count", Deliver: true}, func(ctx context.Context, far *fixture) error {
+			return second(far.dead.Count(ctx, outboxpgx.Filter{}))
+		}, false},
+		"audit": {testenv.Silence{On: "destination"}, func(ctx context.Context, far *fixture) error { return second(far.dead.Audit(ctx, 0)) }, false},
+		"check": {testenv.Silence{On: "SELECT clock_timestamp"}, func(ctx context.Context, far *fixture) error {
+			return second(far.source.Check(ctx))
+		}, false},
+		"retry": {testenv.Silence{On: "'retry'"}, func(ctx context.Context, far *fixture) error {
+			return second(far.dead.Retry(ctx, outboxpgx.Filter{}, outboxpgx.RetryOptions{By: "me"}))
+		}, true},
+		"remove": {testenv.Silence{On: "'remove'", Deliver: true}, func(ctx context.Context, far *fixture) error {
+			return second(far.dead.Remove(ctx, outboxpgx.Filter{IDs: []uuid.UUID{{}}}, outboxpgx.RemoveOptions{By: "me"}))
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool, proxy := far(t, direct)
+			distant := fixtureOn(t, pool, outboxpgx.SourceConfig{Retention: time.Hour})
+			distant.dead.Hasten(3 * time.Second)
+			must(t, c.call(t.Context(), distant))
+			proxy.SilenceOn(c.on)
+			err := c.call(t.Context(), distant)
+			if proxy.Silenced() != 1 {
+				t.Fatalf("%d connections fell silent, want 1", proxy.Silenced())
+			}
+			if c.unknown != errors.Is(err, context.DeadlineExceeded) || !c.unknown && err != nil {
+				t.Errorf("the error is %v", err)
+			}
+			must(t, c.call(t.Context(), distant))
+		})
+	}
+}
+
+// Each exchange of a relay may be the last of its connection: nothing waits for longer than
+// StoreTimeout, and the next try goes on on another one.
+func TestSilentInTheMiddleOfARelay(t *testing.T) {
+	t.Parallel()
+	pgtest.New(t) // skips before there are subtests
+	for name, on := range map[string]string{
+		"claim": "leased AS", "settle": "f.seq <= l.suspect", "look below": "statement_timeout", "release": "due_at <= now()", "renew": "lease_until = now() + $3",
+	} {
+		for _, deliver := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, delivered %v", name, deliver), func(t *testing.T) {
+				t.Parallel()
+				direct := pgtest.New(t)
+				near := setupOn(t, direct, outboxpgx.SourceConfig{})
+				pool, proxy := far(t, direct)
+				publisher := outboxtest.NewPublisher()
+				publisher.Script(errors.New("once")) // so that a message waits and is released
+				if name == "renew" {
+					publisher.Latency(time.Second)
+				}
+				relay := fixtureOn(t, pool, outboxpgx.SourceConfig{}).relay(t, publisher, outbox.RelayConfig{
+					StoreTimeout: time.Second, PollInterval: 50 * time.Millisecond, LeaseTTL: 2 * time.Second, ShutdownTimeout: 3 * time.Second,
+					Policy: outbox.Policy{RetryDelay: 100 * time.Millisecond},
+				})
+				near.write(t, keyed(8, 2)...)
+				proxy.SilenceOn(testenv.Silence{On: on, Deliver: deliver})
+				defer run(t, relay)()
+				near.untilEmpty(t, 30*time.Second)
+				testenv.Eventually(t, 30*time.Second, func() error {
+					if proxy.Silenced() != 1 {
+						return fmt.Errorf("%d connections fell silent, want 1", proxy.Silenced())
+					}
+					return nil
+				})
+				near.write(t, keyed(8, 1)...)
+				near.untilEmpty(t, 30*time.Second)
+				testenv.Eventually(t, 30*time.Second, func() error { return relay.Ready(t.Context()) })
+			})
+		}
+	}
+}
+
+// recovery is within which time all works again after a fault. It takes half of it where the machine
+// has nothing else to do.
+const recovery = 15 * time.Second
+
+// All connections of a service with the defaults fall silent at once, and later the whole server: it
+// says so, and is back in time.
+func TestServiceGetsOverSilence(t *testing.T) {
+	t.Parallel()
+	direct := pgtest.New(t)
+	near := setupOn(t, direct, outboxpgx.SourceConfig{})
+	proxy := testenv.NewProxy(t, direct.Config().ConnString())
+	pool := pgtest.Pool(t, proxy.URL(), 10)
+	publisher := outboxtest.NewPublisher()
+	relay := fixtureOn(t, pool, outboxpgx.SourceConfig{}).relay(t, publisher, outbox.RelayConfig{})
+	defer run(t, relay)()
+	l := listener(t, pool, relay.Wake, outboxpgx.ListenerConfig{})
+	works := func() {
+		t.Helper()
+		began := time.Now()
+		before := len(publisher.Received())
+		near.write(t, keyed(8, 4)...)
+		for _, check := range []func() error{
+			func() error {
+				if got := len(publisher.Received()) - before; got < 32 {
+					return fmt.Errorf("%d of 32 received", got)
+				}
+				return nil
+			},
+			func() error { return relay.Ready(t.Context()) },
+			func() error { return l.Ready(t.Context()) },
+		} {
+			testenv.Eventually(t, recovery-time.Since(began), check)
+		}
+		t.Logf("after %v", time.Since(began).Round(100*time.Millisecond))
+	}
+	works()
+	for range 3 {
+		proxy.SilenceConnections()
+		works()
+	}
+	proxy.Pause()
+	testenv.Eventually(t, recovery, func() error {
+		if relay.Ready(t.Context()) == nil {
+			return errors.New("the relay is ready, and has no store")
+		}
+		if l.Ready(t.Context()) == nil {
+			return errors.New("the listener is ready, and hears nothing")
+		}
+		return nil
+	})
+	proxy.Heal()
+	works()
+}
+
+// A service ends in time also while its server is silent.
+func TestShutdownWhileSilent(t *testing.T) {
+	t.Parallel()
+	direct := pgtest.New(t)
+	near := setupOn(t, direct, outboxpgx.SourceConfig{})
+	proxy := testenv.NewProxy(t, direct.Config().ConnString())
+	pool := pgtest.Pool(t, proxy.URL(), 10)
+	publisher := outboxtest.NewPublisher()
+	relay := fixtureOn(t, pool, outboxpgx.SourceConfig{}).relay(t, publisher, outbox.RelayConfig{ShutdownTimeout: 6 * time.Second})
+	l, err := outboxpgx.NewListener(pool, relay.Wake, outboxpgx.ListenerConfig{Logger: quiet})
+	must(t, err)
+	n, err := outboxpgx.NewNotifier(pool, outboxpgx.NotifierConfig{Logger: quiet})
+	must(t, err)
+	stops := map[string]func(){"relay": run(t, relay), "listener": background(t, l.Run), "notifier": background(t, n.Run)}
+	untilReady(t, l)
+	proxy.Pause()
+	near.write(t, keyed(8, 4)...)
+	n.Notify()
+	testenv.Eventually(t, recovery, func() error {
+		if relay.Ready(t.Context()) == nil {
+			return errors.New("the relay has not noticed")
+		}
+		return nil
+	})
+	for name, stop := range stops {
+		begin := time.Now()
+		stop()
+		if took := time.Since(begin); took > 9*time.Second {
+			t.Errorf("the %s ended after %v", name, took)
+		}
+	}
+}
+
+// The listener's own exchanges, and the notifier's.
+func TestSilentInTheMiddleOfAWakeUp(t *testing.T) {
+	t.Parallel()
+	pgtest.New(t)
+	for name, on := range map[string]testenv.Silence{
+		"channel": {On: "SELECT $1::text ||"}, "listen": {On: "LISTEN", Deliver: true}, "probe": {On: "SELECT pg_notify", Deliver: true}, "ping": {On: "-- ping"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			direct := pgtest.New(t)
+			setupOn(t, direct, outboxpgx.SourceConfig{})
+			pool, proxy := far(t, direct)
+			woken := make(signal, 1)
+			proxy.SilenceOn(on)
+			l := listener(t, pool, func() { _, _ = woken.Write(nil) }, outboxpgx.ListenerConfig{})
+			testenv.Eventually(t, recovery, func() error { return l.Ready(t.Context()) })
+			if proxy.Silenced() != 1 {
+				t.Fatalf("%d connections fell silent, want 1", proxy.Silenced())
+			}
+			n := notifier(t, pool, outboxpgx.NotifierConfig{})
+			proxy.SilenceOn(testenv.Silence{On: "SELECT pg_notify"})
+			for len(woken) > 0 {
+				<-woken
+			}
+			n.Notify()
+			select {
+			case <-woken:
+			case <-time.After(recovery):
+				t.Error("the notification was lost with its connection")
+			}
+		})
+	}
+}
