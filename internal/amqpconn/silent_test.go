@@ -54,7 +54,7 @@ func TestSilentConnection(t *testing.T) {
 			b.Bind(t, "q", "", "events")
 			proxy := testenv.NewProxy(t, b.URL)
 			proxy.SilenceOn(silence)
-			p := start(t, amqpconn.PublisherConfig{Dial: hasty(proxy.URL()), ConfirmTimeout: 10 * time.Minute})
+			p := start(t, amqpconn.PublisherConfig{Dial: hasty(proxy.URL()), Timeout: 3 * time.Second, ConfirmTimeout: 10 * time.Minute})
 			began := time.Now()
 			for n := 0; ; n++ {
 				o := out("events", "", fmt.Sprint(n))
