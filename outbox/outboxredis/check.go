@@ -14,9 +14,10 @@ import (
 // Finding is one thing that is missing or mis-set on the server.
 type Finding = check.Finding
 
-// Ready returns nil if Redis answers.
+// Ready returns nil if Redis answers within Config.Timeout.
 func (p *Publisher) Ready(ctx context.Context) error {
-	if err := p.client.Ping(ctx).Err(); err != nil {
+	_, err := within(ctx, p.cfg.Timeout, func(ctx context.Context) (string, error) { return p.client.Ping(ctx).Result() })
+	if err != nil {
 		return fmt.Errorf("outboxredis: %w", err)
 	}
 	return nil
@@ -31,7 +32,7 @@ func (p *Publisher) Window() (used, size int) { return len(p.room), cap(p.room) 
 func (p *Publisher) Check(ctx context.Context) ([]Finding, error) {
 	var findings []Finding
 	for _, stream := range p.streams() {
-		kind, err := p.client.Type(ctx, stream).Result()
+		kind, err := within(ctx, p.cfg.Timeout, func(ctx context.Context) (string, error) { return p.client.Type(ctx, stream).Result() })
 		if err != nil {
 			return nil, fmt.Errorf("outboxredis: check: %w", err)
 		}
@@ -43,7 +44,9 @@ func (p *Publisher) Check(ctx context.Context) ([]Finding, error) {
 			})
 		}
 	}
-	config, err := p.client.ConfigGet(ctx, "maxmemory-policy").Result()
+	config, err := within(ctx, p.cfg.Timeout, func(ctx context.Context) (map[string]string, error) {
+		return p.client.ConfigGet(ctx, "maxmemory-policy").Result()
+	})
 	if err != nil {
 		return findings, nil // managed servers hide their configuration
 	}

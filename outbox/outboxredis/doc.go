@@ -16,6 +16,13 @@
 // since a relay sends the next one only after the answer to the one before.
 //
 // A client that retries (MaxRetries, on by default) may append a message twice
-// when an answer is lost. Give it ContextTimeoutEnabled: otherwise a server that
-// hangs is waited for as long as the client's own timeouts say, and not Timeout.
+// when an answer is lost. Give it ContextTimeoutEnabled: otherwise a call to a
+// server that hangs is left behind after Timeout, with its connection, until the
+// client's own timeouts end it.
+//
+// A message fails alone if its stream's key is of another type or closed to this
+// user, and if Redis ends the connection over it. What Redis says of itself (out
+// of memory, read only, loading) holds for all of them; a node of a Redis Cluster
+// that is down pauses the streams of the others too, as far as they share a
+// transport.
 package outboxredis

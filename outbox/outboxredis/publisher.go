@@ -28,8 +28,8 @@ type Config struct {
 	MaxLen int64
 	// Window is the most messages not answered yet; Publish waits for room. Default 1000.
 	Window int
-	// Timeout bounds one pipeline, if the client has the option ContextTimeoutEnabled; without it
-	// the client's own timeouts and retries do. Default 5 s.
+	// Timeout bounds one pipeline, and each call of Ready and Check. A client without the option
+	// ContextTimeoutEnabled is left behind then, and ends by its own timeouts. Default 5 s.
 	Timeout time.Duration
 }
 
@@ -43,12 +43,6 @@ type Publisher struct {
 	mu      sync.Mutex
 	queue   []item
 	sending bool
-}
-
-type item struct {
-	ctx  context.Context
-	args *redis.XAddArgs
-	done func(error)
 }
 
 // NewPublisher returns a Publisher that uses client.
@@ -99,7 +93,7 @@ func (p *Publisher) Publish(ctx context.Context, m outbox.Message, done func(err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.queue = append(p.queue, item{ctx, args, done})
+	p.queue = append(p.queue, item{ctx: ctx, args: args, size: len(m.Body), done: done})
 	if !p.sending {
 		p.sending = true
 		go p.send()
@@ -123,40 +117,4 @@ func (p *Publisher) entry(m outbox.Message) (*redis.XAddArgs, error) {
 		"id", m.ID.String(), "name", m.Name, "content-type", m.ContentType, "key", m.Key,
 		"created-at", m.CreatedAt.UTC().Format(time.RFC3339Nano), "headers", text, "body", m.Body,
 	}}, nil
-}
-
-// send works until the queue is empty.
-func (p *Publisher) send() {
-	for {
-		p.mu.Lock()
-		items := p.queue
-		p.queue = nil
-		p.sending = len(items) > 0
-		p.mu.Unlock()
-		if len(items) == 0 {
-			return
-		}
-		p.sendPipeline(items)
-	}
-}
-
-func (p *Publisher) sendPipeline(items []item) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(items[0].ctx), p.cfg.Timeout)
-	defer cancel()
-	pipe := p.client.Pipeline()
-	answers := make([]*redis.StringCmd, len(items))
-	for i, it := range items {
-		if it.ctx.Err() == nil {
-			answers[i] = pipe.XAdd(ctx, it.args)
-		}
-	}
-	_, _ = pipe.Exec(ctx) // every answer has its own error
-	for i, it := range items {
-		<-p.room
-		if answers[i] == nil {
-			it.done(&outbox.PublishError{Class: outbox.Unavailable, Err: it.ctx.Err()})
-			continue
-		}
-		it.done(classify(answers[i].Err()))
-	}
 }

@@ -1,0 +1,152 @@
+package outboxredis
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+// maxPipeline is how many bytes of bodies one pipeline has, so that Config.Timeout suffices for it on
+// a slow way to the server.
+const maxPipeline = 4 << 20
+
+// item is a message on its way.
+type item struct {
+	ctx  context.Context
+	args *redis.XAddArgs
+	size int
+	done func(error)
+}
+
+// send works until the queue is empty.
+func (p *Publisher) send() {
+	for {
+		p.mu.Lock()
+		items := p.queue
+		p.queue = nil
+		p.sending = len(items) > 0
+		p.mu.Unlock()
+		if len(items) == 0 {
+			return
+		}
+		for len(items) > 0 {
+			n := portion(items)
+			p.sendTogether(items[:n])
+			items = items[n:]
+		}
+	}
+}
+
+// portion returns how many items make a pipeline, at least one.
+func portion(items []item) int {
+	size := 0
+	for n, it := range items {
+		size += it.size
+		if n > 0 && size > maxPipeline {
+			return n
+		}
+	}
+	return len(items)
+}
+
+// sendTogether reports the outcome of each item. Redis ends the connection over a command that is
+// too large for it, without a word: items that have met with that are sent one by one, or such a
+// message would fail all others for ever.
+func (p *Publisher) sendTogether(items []item) {
+	var doubtful []item
+	for i, err := range p.exec(items) {
+		if len(items) > 1 && broken(err) {
+			doubtful = append(doubtful, items[i])
+			continue
+		}
+		p.report(items[i], classify(err))
+	}
+	for i, it := range doubtful {
+		err := p.sendAlone(it)
+		p.report(it, err)
+		if outbox.ClassOf(err) == outbox.Unavailable {
+			for _, other := range doubtful[i+1:] {
+				p.report(other, err)
+			}
+			return
+		}
+	}
+}
+
+// sendAlone blames a message over which the connection ends twice, while Redis answers others.
+func (p *Publisher) sendAlone(it item) error {
+	var err error
+	for range 2 {
+		err = p.exec([]item{it})[0]
+		if !broken(err) || p.Ready(it.ctx) != nil {
+			return classify(err)
+		}
+	}
+	return &outbox.PublishError{Class: outbox.Retryable, Err: fmt.Errorf("redis ends the connection over it, it may be too large: %w", err)}
+}
+
+func (p *Publisher) report(it item, err error) {
+	<-p.room
+	it.done(err)
+}
+
+// exec runs one pipeline and returns the error of each item.
+func (p *Publisher) exec(items []item) []error {
+	pipe := p.client.Pipeline()
+	answers := make([]*redis.StringCmd, len(items))
+	errs := make([]error, len(items))
+	for i, it := range items {
+		if errs[i] = it.ctx.Err(); errs[i] == nil {
+			answers[i] = pipe.XAdd(it.ctx, it.args)
+		}
+	}
+	// The error is that of a command, or of all of them.
+	_, late := within(context.WithoutCancel(items[0].ctx), p.cfg.Timeout, func(ctx context.Context) (struct{}, error) {
+		_, _ = pipe.Exec(ctx)
+		return struct{}{}, nil
+	})
+	for i, answer := range answers {
+		switch {
+		case answer == nil:
+		case late != nil: // the client may still write to the answer
+			errs[i] = late
+		default:
+			errs[i] = answer.Err()
+		}
+	}
+	return errs
+}
+
+// grace is how long a client may take to notice that its context has ended.
+const grace = time.Second
+
+// within bounds a call of a client that may not mind the end of its context.
+func within[T any](ctx context.Context, timeout time.Duration, call func(context.Context) (T, error)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	bounded, cancel := context.WithTimeout(ctx, timeout)
+	results := make(chan result, 1)
+	go func() {
+		defer cancel()
+		value, err := call(bounded)
+		results <- result{value, err}
+	}()
+	select {
+	case r := <-results:
+		return r.value, r.err
+	case <-bounded.Done():
+	}
+	select {
+	case r := <-results:
+		return r.value, r.err
+	case <-time.After(grace):
+		var none T
+		return none, fmt.Errorf("no answer within %v: %w", timeout, bounded.Err())
+	}
+}
