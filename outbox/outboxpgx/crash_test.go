@@ -50,8 +50,8 @@ func crashRelay() int {
 		return 1
 	}
 	relay, err := outbox.NewRelay(source, outbox.Transports{"": deadly{ledger}}, outbox.RelayConfig{
-		LeaseTTL: 700 * time.Millisecond, PublishTimeout: 300 * time.Millisecond, StoreTimeout: 200 * time.Millisecond,
-		ShutdownTimeout: time.Second, PollInterval: 20 * time.Millisecond, Logger: quiet,
+		LeaseTTL: 3 * time.Second, PublishTimeout: time.Second, StoreTimeout: time.Second,
+		ShutdownTimeout: 2 * time.Second, PollInterval: 20 * time.Millisecond, Logger: quiet,
 	})
 	if err != nil || relay.Run(ctx) != nil {
 		return 1
@@ -90,16 +90,19 @@ func TestPoisonIsQuarantined(t *testing.T) {
 	crashes := make(chan int, 1)
 	go func() {
 		n := 0
+		defer func() { crashes <- n }()
 		for ctx.Err() == nil {
 			cmd := exec.CommandContext(ctx, exe)
 			cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
 			cmd.Env = append(os.Environ(), crashURL+"="+f.pool.Config().ConnString(), crashLedger+"="+path)
-			var exit *exec.ExitError
-			if err := cmd.Run(); errors.As(err, &exit) && exit.ExitCode() == crashCode {
+			switch _ = cmd.Run(); cmd.ProcessState.ExitCode() {
+			case crashCode:
 				n++
+			case 1:
+				t.Error("a relay could not run")
+				return
 			}
 		}
-		crashes <- n
 	}()
 	f.untilEmpty(t, testenv.Patience)
 	cancel()

@@ -193,7 +193,7 @@ func TestPausedServer(t *testing.T) {
 
 func testPausedServer(t *testing.T, heeds bool) {
 	server := testenv.Private(t, testenv.Redis)
-	l := open(t, clientOf(t, server.URL(), heeds), ratelimitredis.Config{Timeout: 100 * time.Millisecond, OnUnavailable: ratelimitredis.Allow, ProbeEvery: 200 * time.Millisecond})
+	l := open(t, clientOf(t, server.URL(), heeds), ratelimitredis.Config{Timeout: time.Second, OnUnavailable: ratelimitredis.Allow, ProbeEvery: 200 * time.Millisecond})
 	c := ratelimit.Charge{Limit: perUser, Key: "ann"}
 	if d, err := l.Allow(t.Context(), c); err != nil || d.Fallback {
 		t.Fatalf("%+v, %v", d, err)
@@ -223,8 +223,8 @@ func testPausedServer(t *testing.T, heeds bool) {
 		t.Errorf("the outage took %d goroutines besides the callers", most.Load())
 	}
 	t.Logf("slowest call %v", time.Duration(slow.Load()))
-	if slow.Load() > int64(10*time.Second) {
-		t.Errorf("a call took %v with a timeout of 100ms", time.Duration(slow.Load()))
+	if slow.Load() > int64(20*time.Second) {
+		t.Errorf("a call took %v with a timeout of 1s", time.Duration(slow.Load()))
 	}
 	if err := server.Resume(); err != nil {
 		t.Fatal(err)

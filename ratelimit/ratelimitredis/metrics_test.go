@@ -47,7 +47,7 @@ func TestMetricsAndHooks(t *testing.T) {
 	}
 	client := redistest.Client(t, proxy.URL())
 	configure := func(p ratelimitredis.Policy) ratelimitredis.Config {
-		return ratelimitredis.Config{Timeout: 300 * time.Millisecond, OnUnavailable: p, MeterProvider: meter, Hooks: hooks, Logger: slog.New(slog.DiscardHandler)}
+		return ratelimitredis.Config{Timeout: 2 * time.Second, OnUnavailable: p, MeterProvider: meter, Hooks: hooks, Logger: slog.New(slog.DiscardHandler)}
 	}
 	allow, deny := open(t, client, configure(ratelimitredis.Allow)), open(t, client, configure(ratelimitredis.Deny))
 	testenv.Eventually(t, patient, func() error { return client.Ping(t.Context()).Err() })

@@ -26,7 +26,7 @@ func TestPolicies(t *testing.T) {
 	limits := map[ratelimitredis.Policy]*ratelimitredis.Limiter{}
 	for _, policy := range []ratelimitredis.Policy{ratelimitredis.Deny, ratelimitredis.Allow, ratelimitredis.Local} {
 		limits[policy] = open(t, redistest.Client(t, server.URL()), ratelimitredis.Config{
-			Timeout: 200 * time.Millisecond, OnUnavailable: policy, Replicas: 2, ProbeEvery: 300 * time.Millisecond,
+			Timeout: time.Second, OnUnavailable: policy, Replicas: 2, ProbeEvery: 300 * time.Millisecond,
 			Prefix: fmt.Sprint("p", policy), Logger: slog.New(slog.DiscardHandler),
 		})
 	}
