@@ -20,17 +20,25 @@ var _ txretry.Transactor = (*txretry.Manager)(nil)
 
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	conformance.Run(t, func(t *testing.T) conformance.Backend {
-		pool := newCounter(t)
-		exec(t, pool, deferredFailure)
-		return conformance.Backend{
-			New:          func(cfg txretry.Config) txretry.Transactor { return newManager(t, pool, cfg) },
-			Add:          add,
-			Read:         func(ctx context.Context) (int, error) { return read(ctx, pool) },
-			Fail:         fail,
-			FailAtCommit: failAtCommit,
-		}
-	})
+	conformance.Run(t, newBackend)
+}
+
+func newBackend(t *testing.T) conformance.Backend {
+	b, _ := newBackendOn(t)
+	return b
+}
+
+func newBackendOn(t *testing.T) (conformance.Backend, *pgxpool.Pool) {
+	t.Helper()
+	pool := newCounter(t)
+	exec(t, pool, deferredFailure)
+	return conformance.Backend{
+		New:          func(cfg txretry.Config) txretry.Transactor { return newManager(t, pool, cfg) },
+		Add:          add,
+		Read:         func(ctx context.Context) (int, error) { return read(ctx, pool) },
+		Fail:         fail,
+		FailAtCommit: failAtCommit,
+	}, pool
 }
 
 // deferredFailure makes COMMIT fail with the SQLSTATE that was inserted.

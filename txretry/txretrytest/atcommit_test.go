@@ -55,3 +55,25 @@ func TestFailAtCommit(t *testing.T) {
 		}
 	}
 }
+
+// Of several statements that fail the first one is told, and what fails is not applied, told or not.
+func TestFailAtCommitFirst(t *testing.T) {
+	t.Parallel()
+	first := errors.New("first")
+	for name, tt := range map[string]struct {
+		fault txretrytest.Fault
+		want  error
+	}{
+		"told":   {txretrytest.Fault{}, first},
+		"untold": {txretrytest.Fault{Point: txretrytest.ReplyLostApplied}, nil},
+	} {
+		applied := 0
+		err := scripted(tt.fault).Do(t.Context(), func(_ context.Context, tx pgx.Tx) error {
+			return errors.Join(txretrytest.Effect(tx, func() { applied++ }, func() { applied-- }),
+				txretrytest.FailAtCommit(tx, first), txretrytest.FailAtCommit(tx, errors.New("second")))
+		})
+		if err == nil || !errors.Is(err, tt.want) && tt.want != nil || applied != 0 {
+			t.Errorf("%s: error %v, %d applied", name, err, applied)
+		}
+	}
+}

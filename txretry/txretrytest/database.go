@@ -215,7 +215,7 @@ func (s *fakeSession) Commit(_ context.Context, _ time.Duration, last []session.
 	case ReplyLostNotApplied:
 		return s.lose(false, errReplyLost)
 	case ReplyLostApplied:
-		return s.lose(true, errReplyLost)
+		return s.lose(s.atCommit == nil, errReplyLost)
 	}
 	if s.atCommit != nil {
 		return s.refuseCommit(s.atCommit)

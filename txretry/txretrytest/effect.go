@@ -1,6 +1,7 @@
 package txretrytest
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -68,15 +69,15 @@ func Fail(tx pgx.Tx, err error) error {
 
 // FailAtCommit makes COMMIT of a fake transaction fail with err, as a statement of
 // txretry.AtCommit does, unless a rollback to a savepoint of now comes first. Until
-// then the transaction goes on. It returns what Effect returns for a tx that cannot
-// be used.
+// then the transaction goes on. Of several errors it is the first. It returns what
+// Effect returns for a tx that cannot be used.
 func FailAtCommit(tx pgx.Tx, err error) error {
 	if err == nil {
 		return errors.New("txretrytest: FailAtCommit needs an error")
 	}
 	return onFake(tx, func(s *fakeSession) error {
 		before := s.atCommit
-		return s.effect(func() { s.atCommit = err }, func() { s.atCommit = before })
+		return s.effect(func() { s.atCommit = cmp.Or(before, err) }, func() { s.atCommit = before })
 	})
 }
 

@@ -27,7 +27,7 @@ const (
 	AtEnd       // fn has succeeded, then fails as if by its last statement; not that of a nested call
 	AtCommit    // COMMIT is refused; nothing is applied, but of 08xxx, 40003 and 57P0x that is unknown
 
-	ReplyLostApplied    // COMMIT is applied, its reply does not arrive
+	ReplyLostApplied    // COMMIT is applied, unless a statement of it fails; its reply does not arrive
 	ReplyLostNotApplied // COMMIT is not applied, and no reply arrives
 )
 

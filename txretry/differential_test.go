@@ -1,0 +1,285 @@
+package txretry_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/txretry"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest/conformance"
+)
+
+// Random calls come to the same on Postgres and on the fake, step by step, but for the texts of
+// errors. A sequence is told by its number.
+func TestDifferentialTransactions(t *testing.T) {
+	t.Parallel()
+	network := &losses{}
+	real, fake := lossyBackend(t, network), fakeBackend()
+	var committed, retried, unknown int
+	for n := range testenv.Sequences(t, 200) {
+		on, off := newSequence(real, n), newSequence(fake, n)
+		on.run(t.Context())
+		off.run(t.Context())
+		if !slices.Equal(on.trace, off.trace) {
+			t.Fatalf("sequence %d, on Postgres:\n%s\n\non the fake:\n%s", n, strings.Join(on.trace, "\n"), strings.Join(off.trace, "\n"))
+		}
+		committed, retried, unknown = committed+on.committed, retried+on.retried, unknown+on.unknown
+	}
+	t.Logf("%d calls committed, %d unknown, %d attempts repeated", committed, unknown, retried)
+	if committed == 0 || unknown == 0 || retried == 0 {
+		t.Error("that proves little")
+	}
+}
+
+// backend is one that can lose the answers to COMMIT.
+type backend struct {
+	conformance.Backend
+	scripted func(cfg txretry.Config, script []txretrytest.Fault) txretry.Transactor
+}
+
+func lossyBackend(t *testing.T, network *losses) backend {
+	b, pool := newBackendOn(t)
+	cfg := pool.Config()
+	cfg.ConnConfig.DialFunc = network.dial
+	lossy := openPool(t, cfg)
+	return backend{b, func(cfg txretry.Config, script []txretrytest.Fault) txretry.Transactor {
+		network.script, network.attempts = script, 0
+		return newManager(t, lossy, cfg)
+	}}
+}
+
+func fakeBackend() backend {
+	n := 0
+	answer := func(sqlstate string) error {
+		return &pgconn.PgError{Severity: "ERROR", Code: sqlstate, Message: "test"}
+	}
+	return backend{conformance.Backend{
+		Add: func(_ context.Context, tx pgx.Tx, delta int) error {
+			return txretrytest.Effect(tx, func() { n += delta }, func() { n -= delta })
+		},
+		Read: func(context.Context) (int, error) { return n, nil },
+		Fail: func(_ context.Context, tx pgx.Tx, sqlstate string) error {
+			return txretrytest.Fail(tx, answer(sqlstate))
+		},
+		FailAtCommit: func(_ context.Context, tx pgx.Tx, sqlstate string) error {
+			return txretrytest.FailAtCommit(tx, answer(sqlstate))
+		},
+	}, func(cfg txretry.Config, script []txretrytest.Fault) txretry.Transactor {
+		return txretrytest.NewManager(txretrytest.Config{Retry: cfg, Script: script})
+	}}
+}
+
+const maxNesting = 3
+
+// sequence makes random calls and notes what comes of every step.
+type sequence struct {
+	backend
+	m       txretry.Transactor
+	rng     *rand.Rand
+	trace   []string
+	handles []pgx.Tx // all that there were, stale ones included
+	hooks   int
+
+	committed, retried, unknown int
+}
+
+func newSequence(b backend, n int) *sequence {
+	s := &sequence{backend: b, rng: rand.New(rand.NewPCG(7, uint64(n)))}
+	script := make([]txretrytest.Fault, 20)
+	for i := range script {
+		if s.chance(10) {
+			script[i].Point = oneOf(s, txretrytest.ReplyLostApplied, txretrytest.ReplyLostNotApplied)
+		}
+	}
+	s.m = b.scripted(txretry.Config{
+		BaseDelay: time.Microsecond, MaxDelay: time.Microsecond, Logger: quiet, CommitTimeout: time.Minute,
+		Resolver: oneOf(s, txretry.Resolver{}, txretry.XactStatus()),
+		Hooks:    txretry.Hooks{OnDone: s.done},
+	}, script)
+	return s
+}
+
+func (s *sequence) note(format string, args ...any) {
+	s.trace = append(s.trace, fmt.Sprintf(format, args...))
+}
+
+func (s *sequence) chance(percent int) bool { return s.rng.IntN(100) < percent }
+
+func oneOf[T any](s *sequence, choices ...T) T { return choices[s.rng.IntN(len(choices))] }
+
+func (s *sequence) done(_ context.Context, d txretry.Done) {
+	var failed []string
+	for _, a := range d.Failed {
+		failed = append(failed, string(a.Phase)+" "+a.SQLSTATE)
+	}
+	s.note("done: %s, %d attempts, failed %q, error %s", d.Outcome, d.Attempts, failed, verdict(d.Err))
+	s.retried += d.Attempts - 1
+	switch d.Outcome {
+	case txretry.Committed:
+		s.committed++
+	case txretry.Unknown:
+		s.unknown++
+	}
+}
+
+func (s *sequence) run(ctx context.Context) {
+	for range 3 {
+		s.call(ctx)
+		n, err := s.Read(ctx)
+		s.note("counter %d, error %s", n, verdict(err))
+	}
+	if len(s.handles) > 0 {
+		s.step(ctx, maxNesting) // with a stale handle
+	}
+}
+
+// call makes one call of Do. fn may panic out of it.
+func (s *sequence) call(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer func() {
+		if p := recover(); p != nil {
+			s.note("panic: %v", p)
+		}
+	}()
+	opts := txretry.Options{
+		MaxAttempts: s.rng.IntN(4), ReadOnly: s.chance(10), NoWait: s.chance(20), RetryConstraints: s.chance(20),
+		Isolation: oneOf(s, "", pgx.ReadCommitted, pgx.RepeatableRead), SerialKey: oneOf(s, "", "key"),
+	}
+	if s.chance(3) {
+		cancel()
+	}
+	s.note("call: %v", verdict(s.m.DoWith(ctx, opts, func(ctx context.Context, tx pgx.Tx) error {
+		s.handles = append(s.handles, tx)
+		return s.fn(ctx, cancel, 0)
+	})))
+}
+
+var errOfFn = errors.New("error of fn")
+
+// fn takes some steps and returns one of their errors, hides it, or ignores it.
+func (s *sequence) fn(ctx context.Context, cancel func(), depth int) error {
+	var last error
+	for range 1 + s.rng.IntN(6) {
+		if err := s.step(ctx, depth); err != nil {
+			last = err
+		}
+	}
+	switch s.rng.IntN(20) {
+	case 0:
+		panic("fn")
+	case 1:
+		cancel()
+	case 2, 3:
+		return errOfFn
+	case 4, 5, 6, 7, 8:
+		return last
+	case 9, 10:
+		if last != nil {
+			return fmt.Errorf("%w: %v", errOfFn, last)
+		}
+	}
+	return nil
+}
+
+// step does one thing, mostly with the newest handle.
+func (s *sequence) step(ctx context.Context, depth int) (err error) {
+	tx := s.handles[len(s.handles)-1]
+	which := "newest"
+	if s.chance(20) {
+		n := s.rng.IntN(len(s.handles))
+		tx, which = s.handles[n], fmt.Sprint(n)
+	}
+	what := "add"
+	switch k := s.rng.IntN(20); k {
+	default:
+		err = s.Add(ctx, tx, 1+s.rng.IntN(9))
+	case 0, 1:
+		what = oneOf(s, "40001", "40P01", "55P03", "23505", "23514", "53100", "08006", "57014")
+		err = s.Fail(ctx, tx, what)
+	case 2:
+		what = oneOf(s, "40001", "23505", "53100", "40003", "08006")
+		err = s.FailAtCommit(ctx, tx, what)
+		what += " at commit"
+	case 3, 4, 5:
+		what = "begin"
+		var sp pgx.Tx
+		if sp, err = tx.Begin(ctx); err == nil {
+			s.handles = append(s.handles, sp)
+		}
+	case 6, 7:
+		what, err = "commit", tx.Commit(ctx)
+	case 8, 9, 10:
+		what, err = "rollback", tx.Rollback(ctx)
+	case 11, 12:
+		s.hooks++
+		n := s.hooks
+		ok := txretry.AfterCommit(tx, func() { s.note("after commit %d", n) })
+		ok = txretry.AfterRollback(tx, func() { s.note("after rollback %d", n) }) && ok
+		what = fmt.Sprintf("hooks %d %v", n, ok)
+	case 13, 14:
+		if depth < maxNesting {
+			what, err = "nested", s.nested(ctx, depth)
+		}
+	}
+	s.note("%*s%s on %s: %s", 2*depth, "", what, which, verdict(err))
+	return err
+}
+
+// nested makes a nested call, and may catch its panic.
+func (s *sequence) nested(ctx context.Context, depth int) error {
+	opts := txretry.Options{
+		Nested:   oneOf(s, txretry.NestedSavepoint, txretry.NestedSavepoint, txretry.NestedSavepoint, txretry.NestedError),
+		ReadOnly: s.chance(10), Isolation: oneOf(s, "", "", pgx.ReadCommitted, pgx.Serializable),
+	}
+	if s.chance(50) {
+		defer func() {
+			if p := recover(); p != nil {
+				s.note("%*scaught %v", 2*depth, "", p)
+			}
+		}()
+	}
+	return s.m.DoWith(ctx, opts, func(ctx context.Context, tx pgx.Tx) error {
+		s.handles = append(s.handles, tx)
+		return s.fn(ctx, func() {}, depth+1)
+	})
+}
+
+// verdict is what can be told of an error, but for its text.
+func verdict(err error) string {
+	if err == nil {
+		return "none"
+	}
+	var told []string
+	for name, is := range map[string]error{
+		"closed": pgx.ErrTxClosed, "managed": txretry.ErrManaged, "nested": txretry.ErrNested, "rolled back": pgx.ErrTxCommitRollback,
+		"canceled": context.Canceled, "deadline": context.DeadlineExceeded, "of fn": errOfFn, "silent": txretry.ErrSilent,
+	} {
+		if errors.Is(err, is) {
+			told = append(told, name)
+		}
+	}
+	for name, as := range map[string]any{
+		"lock timeout": new(*txretry.LockTimeoutError), "unavailable": new(*txretry.UnavailableError), "unknown": new(*txretry.CommitUnknownError),
+	} {
+		if errors.As(err, as) {
+			told = append(told, name)
+		}
+	}
+	var answer *pgconn.PgError
+	if errors.As(err, &answer) {
+		told = append(told, answer.Code)
+	}
+	slices.Sort(told)
+	return fmt.Sprint(told)
+}
