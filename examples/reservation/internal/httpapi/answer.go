@@ -94,8 +94,10 @@ func (a *api) fail(w http.ResponseWriter, r *http.Request, err error) {
 	p := newProblem(http.StatusServiceUnavailable, codeUnavailable, "the shop cannot answer now")
 	p.retryAfter = time.Second
 	if known, ok := errors.AsType[coded](err); ok {
-		p = newProblem(known.HTTPStatus(), known.Code(), "too many others want the same")
-		p.retryAfter = known.RetryAfter()
+		p.Status, p.Code, p.retryAfter = known.HTTPStatus(), known.Code(), known.RetryAfter()
+	}
+	if p.Code == codeLockTimeout {
+		p.Detail = "too many others want the same"
 	}
 	if !errors.Is(r.Context().Err(), context.Canceled) { // else the client has gone, which is no fault
 		a.log.write(r.Context(), slog.LevelError, "request failed", p.Code,

@@ -46,7 +46,7 @@ func TestOtherFaultsOfTheStore(t *testing.T) {
 			txretrytest.Fault{Point: txretrytest.AtEnd, SQLSTATE: "53300"},
 			txretrytest.Fault{Point: txretrytest.AtEnd, SQLSTATE: "40P01"})
 		r := post("/api/events", createEvent)
-		a := s.do(r).wants(http.StatusServiceUnavailable, "UNAVAILABLE")
+		a := s.do(r).wants(http.StatusServiceUnavailable, "DATABASE_UNAVAILABLE")
 		if a.Header().Get("Retry-After") == "" || strings.Contains(a.Body.String(), "53300") {
 			t.Errorf("answer is %v %s", a.Header(), a.Body)
 		}

@@ -13,6 +13,7 @@ const (
 	codeMethodNotAllowed = "METHOD_NOT_ALLOWED"
 	codeMediaType        = "UNSUPPORTED_MEDIA_TYPE"
 	codeUnavailable      = "UNAVAILABLE"
+	codeLockTimeout      = "LOCK_TIMEOUT"
 )
 
 const problemType = "application/problem+json"
