@@ -15,14 +15,18 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/runloop"
+	"github.com/holdfast-go/holdfast/internal/telemetry"
 )
+
+// maxPause is how long a database that is away is left alone: it may be back at any time.
+const maxPause = 2 * time.Second
 
 // ListenerConfig tunes a Listener. All fields are required.
 type ListenerConfig struct {
 	Channel       Channel
 	Wake          func(at time.Time)                   // called for every notification, and after connecting with the zero time
 	ProbeInterval time.Duration                        // between two tests of the connection
-	Failed        func(ctx context.Context, err error) // called when notifications do not arrive, at most once a minute
+	Failed        func(ctx context.Context, err error) // called now and then while notifications do not arrive
 }
 
 // Listener hands on what Notifiers of other processes send. It takes a connection
@@ -33,7 +37,7 @@ type Listener struct {
 	mu    sync.Mutex
 	state error // nil: the last test went well
 
-	complained seldom
+	complaints telemetry.Seldom
 }
 
 var (
@@ -57,15 +61,12 @@ func (l *Listener) Run(ctx context.Context) {
 	between := backoff.Policy{Base: 50 * time.Millisecond, Max: maxPause, Jitter: 0.5}
 	failures := 0
 	for ctx.Err() == nil {
-		err := l.session(ctx, func() {
-			failures = 0
-			l.complained = seldom{}
-		})
+		err := l.session(ctx, func() { failures = 0 })
 		if ctx.Err() != nil {
 			return
 		}
 		l.setState(err)
-		if l.complained.again() {
+		if _, ok := l.complaints.Due(); ok {
 			l.cfg.Failed(ctx, err)
 		}
 		_ = runloop.Sleep(ctx, between.Delay(failures, rand.Float64())) // ends early only with ctx

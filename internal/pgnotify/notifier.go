@@ -8,13 +8,14 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/runloop"
+	"github.com/holdfast-go/holdfast/internal/telemetry"
 )
 
 // NotifierConfig tunes a Notifier. All fields are required.
 type NotifierConfig struct {
 	Channel  Channel
 	Interval time.Duration                        // the least time between two notifications
-	Failed   func(ctx context.Context, err error) // called when a notification was not sent, at most once a minute
+	Failed   func(ctx context.Context, err error) // called now and then when a notification was not sent
 }
 
 // Notifier sends notifications, each with the earliest of the times that were
@@ -54,7 +55,7 @@ func (n *Notifier) Run(ctx context.Context) {
 	defer cancel()
 	between := backoff.Policy{Base: 50 * time.Millisecond, Max: maxPause, Jitter: 0.5}
 	failures := 0
-	var complained seldom
+	var complaints telemetry.Seldom
 	for {
 		at, ok := n.next(ctx)
 		if !ok {
@@ -62,7 +63,7 @@ func (n *Notifier) Run(ctx context.Context) {
 		}
 		pause := n.cfg.Interval
 		if err := n.cfg.Channel.notify(work, payload(at)); err != nil {
-			if complained.again() {
+			if _, ok := complaints.Due(); ok {
 				n.cfg.Failed(ctx, err)
 			}
 			pause = max(pause, between.Delay(failures, rand.Float64()))
@@ -70,7 +71,6 @@ func (n *Notifier) Run(ctx context.Context) {
 			n.Notify(at)
 		} else {
 			failures = 0
-			complained = seldom{}
 		}
 		if runloop.Sleep(ctx, pause) != nil && failures > 0 {
 			return
