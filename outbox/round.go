@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -9,11 +10,10 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
-// round is what one batch came to. The error means that it could not be settled.
+// round is what one batch came to. The error means that it could not be settled, or not whole.
 type round struct {
 	claimed, published, failed, dead int
 	err                              error
@@ -47,8 +47,8 @@ func (r *Relay) round(ctx, work context.Context, batch Batch, begin time.Time) r
 		outcomes, down = r.publish(ctx, held, batch)
 	}
 	verdicts, failures := r.judge(batch.Messages, outcomes)
-	stale, err := r.settle(work, batch, verdicts)
-	r.setLastLook(err)
+	settled, err := r.settle(work, batch, verdicts)
+	r.setLastLook(cmp.Or(err, settled.unrecorded))
 
 	r.reports.Lock()
 	defer r.reports.Unlock()
@@ -56,11 +56,18 @@ func (r *Relay) round(ctx, work context.Context, batch Batch, begin time.Time) r
 	if err != nil {
 		return round{claimed: len(batch.Messages), err: err}
 	}
-	if len(stale) > 0 {
-		r.telemetry.stale.Add(work, int64(len(stale)))
-		r.log(work, slog.LevelWarn, "outbox: leases ran out before they were settled; their messages are published again", "", slog.Int("lanes", len(stale)))
+	if n := len(settled.stale); n > 0 {
+		r.telemetry.stale.Add(work, int64(n))
+		r.log(work, slog.LevelWarn, "outbox: leases ran out before they were settled; their messages are published again", "", slog.Int("lanes", n))
 	}
-	return r.report(work, batch.Messages, outcomes, failures)
+	if settled.unrecorded != nil {
+		for i := range failures {
+			outcomes[i] = outcome{}
+		}
+	}
+	res := r.report(work, batch.Messages, outcomes, failures)
+	res.err = settled.unrecorded
+	return res
 }
 
 // publish has until PublishTimeout, and sends in the first half of it: what is unconfirmed at the
@@ -119,29 +126,6 @@ func (r *Relay) failure(m Message, err error) Failure {
 		f.Delay = policy.retryDelay(f.Attempt, r.cfg.Rand())
 	}
 	return f
-}
-
-// settleTimeout is for how long a batch is tried to be settled. That is also for how long a store may
-// be away without anything being published twice, unless another relay takes the lanes when it returns.
-const settleTimeout = 30 * time.Second
-
-// settle tries until it worked: what is not settled is published again.
-func (r *Relay) settle(ctx context.Context, b Batch, verdicts []Outcome) ([]Lease, error) {
-	between := backoff.Policy{Base: 50 * time.Millisecond, Max: time.Second, Jitter: 0.5}
-	end := time.Now().Add(settleTimeout)
-	for n := 0; ; n++ {
-		try, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
-		stale, err := r.source.Settle(try, b, verdicts)
-		cancel()
-		if err == nil {
-			return stale, nil
-		}
-		r.setLastLook(err)
-		delay := between.Delay(n, r.cfg.Rand())
-		if time.Now().Add(delay).After(end) || runloop.Sleep(ctx, delay) != nil {
-			return nil, fmt.Errorf("settle %d messages: %w", len(verdicts), err)
-		}
-	}
 }
 
 func (r *Relay) notePauses(ctx context.Context, begin time.Time, batch Batch, outcomes []outcome, down map[string]outage) {

@@ -1,0 +1,116 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+// fullDisk is a Source that has no room for failures, as long as it is full.
+type fullDisk struct {
+	outbox.Source
+	full bool
+}
+
+var errDiskFull = errors.New("no space left on device")
+
+func (s *fullDisk) Settle(ctx context.Context, b outbox.Batch, outcomes []outbox.Outcome) ([]outbox.Lease, error) {
+	failed := func(o outbox.Outcome) bool { return o.Verdict != outbox.Published }
+	if s.full && slices.ContainsFunc(outcomes, failed) {
+		return nil, errDiskFull
+	}
+	return s.Source.Settle(ctx, b, outcomes)
+}
+
+// A store that cannot record failures costs the messages that were published nothing, and accuses none
+// of those that failed. These are tried again, and not in a hot loop.
+func TestFailuresThatCannotBeRecorded(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		disk := &fullDisk{Source: b.store, full: true}
+		b.over(disk, outbox.RelayConfig{})
+		attempts := 0
+		b.publisher.Respond(func(m outbox.Message) error {
+			if m.Key == "bad" {
+				attempts++
+				return &outbox.PublishError{Class: outbox.Permanent, Err: errors.New("refused")}
+			}
+			return nil
+		})
+		b.write(message("bad", 0), message("good", 1), message("", 2))
+		stop := b.start()
+		time.Sleep(10 * time.Second)
+		b.wantReceived("1", "2")
+		if len(b.store.List()) != 1 || b.store.List()[0].Attempts != 0 || len(b.store.DeadLetters()) != 0 {
+			b.Errorf("left %+v, dead letters %+v", b.store.List(), b.store.DeadLetters())
+		}
+		if err := b.relay.Ready(b.Context()); err == nil || !strings.Contains(err.Error(), "no space left") {
+			b.Errorf("Ready says %v", err)
+		}
+		if attempts < 2 || attempts > 40 {
+			b.Errorf("%d attempts in 10 s", attempts)
+		}
+		disk.full = false
+		time.Sleep(5 * time.Second)
+		stop()
+		if dead := b.store.DeadLetters(); len(dead) != 1 || dead[0].Class != outbox.Permanent || dead[0].Attempts != 1 {
+			b.Errorf("dead letters %+v", dead)
+		}
+	})
+}
+
+// A relay that cannot settle is not lost, however often: nothing it has in hand is suspected.
+func TestRefusedSettlementsAccuseNobody(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		s := &refusing{Source: b.store}
+		b.over(s, outbox.RelayConfig{})
+		b.write(message("k", 0), message("k", 1))
+		defer b.start()()
+		time.Sleep(10 * time.Minute)
+		if s.suspected {
+			b.Error("a message is suspected of having ended relays")
+		}
+	})
+}
+
+// refusing is a Source that records nothing.
+type refusing struct {
+	outbox.Source
+	suspected bool
+}
+
+func (s *refusing) Claim(ctx context.Context, req outbox.ClaimRequest) (outbox.Batch, error) {
+	b, err := s.Source.Claim(ctx, req)
+	s.suspected = s.suspected || b.Suspect
+	return b, err
+}
+
+func (s *refusing) Settle(ctx context.Context, b outbox.Batch, outcomes []outbox.Outcome) ([]outbox.Lease, error) {
+	if len(outcomes) > 0 {
+		return nil, errDiskFull
+	}
+	return s.Source.Settle(ctx, b, outcomes)
+}
+
+// A drain says so.
+func TestDrainOntoAFullDisk(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		b.over(&fullDisk{Source: b.store, full: true}, outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
+		b.publisher.Respond(func(m outbox.Message) error {
+			if m.Key == "bad" {
+				return errors.New("refused")
+			}
+			return nil
+		})
+		b.write(message("bad", 0), message("good", 1))
+		report, err := b.relay.Drain(b.Context(), outbox.Bounds{})
+		if !errors.Is(err, errDiskFull) || report.Published != 1 || report.Failed != 0 {
+			b.Errorf("report %+v, %v", report, err)
+		}
+	})
+}
