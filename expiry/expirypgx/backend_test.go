@@ -54,7 +54,7 @@ func (b *backend) scan(t *testing.T, dest any, sql string, args ...any) {
 
 func (b *backend) store(t *testing.T, cfg expirypgx.Config) *expirypgx.Store {
 	t.Helper()
-	manager, err := txretry.New(b.pool, txretry.Config{})
+	manager, err := txretry.New(b.pool, txretry.Config{BaseDelay: time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,6 +88,11 @@ func (b *backend) State(t *testing.T, id string) (state string) {
 func (b *backend) Announce(ctx context.Context, tx pgx.Tx, row expiry.Row) error {
 	_, err := tx.Exec(ctx, "INSERT INTO events (hold_id, event_id) VALUES ($1, $2)",
 		row.ID, expiry.EventID("hold.expired", row.ID, row.Deadline).String())
+	return err
+}
+
+func (b *backend) Fail(ctx context.Context, tx pgx.Tx, sqlState string) error {
+	_, err := tx.Exec(ctx, "DO $$ BEGIN RAISE 'failed' USING ERRCODE = '"+sqlState+"'; END $$")
 	return err
 }
 

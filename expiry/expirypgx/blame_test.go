@@ -15,8 +15,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// A row that a trigger or a constraint refuses is found and set aside; an error
-// of the schema is no row's fault.
+// A row that a trigger or a constraint refuses is found and set aside; an error of
+// the schema, a conflict or a full disk is no row's fault, and no row is accused.
 func TestWhoIsToBlame(t *testing.T) {
 	t.Parallel()
 	statement := func(sql string) func(context.Context, pgx.Tx, []expiry.Row) error {
@@ -51,8 +51,9 @@ func TestWhoIsToBlame(t *testing.T) {
 		"no such table":      {emit: statement("INSERT INTO nowhere VALUES (1)")},
 		"column gone":        {prepare: `ALTER TABLE holds DROP status`},
 		"connection lost":    {emit: statement("SELECT pg_terminate_backend(pg_backend_pid())")},
-		"lock not available": {emit: statement("DO $$ BEGIN RAISE 'busy' USING ERRCODE = '55P03'; END $$"), blamed: true},
-		"conflict":           {emit: statement("DO $$ BEGIN RAISE 'conflict' USING ERRCODE = '40001'; END $$"), blamed: true},
+		"lock not available": {emit: statement("DO $$ BEGIN RAISE 'busy' USING ERRCODE = '55P03'; END $$")},
+		"disk full":          {emit: statement("DO $$ BEGIN RAISE 'full' USING ERRCODE = '53100'; END $$")},
+		"conflict":           {emit: statement("DO $$ BEGIN RAISE 'conflict' USING ERRCODE = '40001'; END $$")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -66,7 +67,7 @@ func TestWhoIsToBlame(t *testing.T) {
 				t.Fatal("the batch went through")
 			}
 			failed, ok := errors.AsType[*expiry.BatchError](err)
-			if blamed := ok && !failed.Doubtful; blamed != tc.blamed {
+			if blamed := ok && !failed.Doubtful; blamed != tc.blamed || blamed != strings.Contains(err.Error(), "may be at fault") {
 				t.Errorf("blamed: %v, want %v: %v", blamed, tc.blamed, err)
 			}
 		})

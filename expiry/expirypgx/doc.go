@@ -44,10 +44,10 @@
 //
 // A row that cannot be changed, or for which Emit fails, is found and set aside
 // by the sweeper, as is one that a constraint or a trigger refuses or keeps from
-// changing, or that waits too long for a lock. An expiry.RowError, and Each,
-// name it at once. A single row that is left and fails by a lost connection or an
-// error of the schema is not blamed: it is passed by, and tried again after
-// pauses that grow up to expiry.SweeperConfig.MaxBackoff.
+// changing, or that takes too long. An expiry.RowError, and Each, name it at once. A
+// single row that is left and fails by a lost connection, a full disk, a lock that
+// somebody holds, a conflict or an error of the schema is not blamed: it is passed
+// by, and tried again after pauses that grow up to expiry.SweeperConfig.MaxBackoff.
 //
 // # Wake-up
 //

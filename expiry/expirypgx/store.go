@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/internal/blame"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
@@ -62,26 +63,41 @@ func (s *Store) SweepBatch(ctx context.Context, req expiry.Request) (expiry.Batc
 	return a.batch, nil
 }
 
+// attempt is what is known of the attempt that ended the transaction.
+type attempt struct {
+	blame.Attempt
+	batch expiry.Batch
+}
+
+func (a attempt) failure(ctx context.Context, err error) error {
+	a.Last = a.batch.Last
+	var unknown *txretry.CommitUnknownError
+	if blamed := a.Failure(ctx, err, errors.As(err, &unknown)); blamed != nil {
+		return blamed
+	}
+	return fmt.Errorf("expirypgx: sweep: %w", err)
+}
+
 func (s *Store) attempt(ctx context.Context, tx pgx.Tx, req expiry.Request, a *attempt) error {
 	rows, err := s.claim(ctx, tx, req, &a.batch)
 	if err != nil || len(rows) == 0 {
 		return err
 	}
 	for _, row := range rows {
-		a.ids = append(a.ids, row.ID)
+		a.Rows = append(a.Rows, row.ID)
 	}
-	tag, err := tx.Exec(ctx, s.sql.expire, array(a.ids))
+	tag, err := tx.Exec(ctx, s.sql.expire, array(a.Rows))
 	if err != nil {
 		return err
 	}
 	if n := tag.RowsAffected(); n != int64(len(rows)) {
-		a.own = fmt.Errorf("%w: %d rows locked, %d changed", errNotChanged, len(rows), n)
-		return a.own
+		a.Own = fmt.Errorf("%w: %d rows locked, %d changed", errNotChanged, len(rows), n)
+		return a.Own
 	}
 	if err := s.cfg.emit(ctx, tx, rows); err != nil {
 		err = fmt.Errorf("expirypgx: emit: %w", err) // which can be compared, whatever it wraps
 		if !tx.Conn().IsClosed() {
-			a.own = err
+			a.Own = err
 		}
 		return err
 	}

@@ -14,13 +14,15 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/internal/blame"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
 // Config says where the rows are.
 type Config struct {
 	// Active returns the rows that can expire, due or not, in any order. It is
-	// called inside a transaction, so it sees what is committed. Required.
+	// called inside a transaction, so it sees what is committed. A row with the zero
+	// deadline stands for one without any: it never expires. Required.
 	Active func() []expiry.Row
 
 	// Expire changes the state of one row through txretrytest.Effect. Required.
@@ -76,46 +78,39 @@ func (s *Store) SweepBatch(ctx context.Context, req expiry.Request) (expiry.Batc
 		return expiry.Batch{}, fmt.Errorf("expirytest: Request.Limit is %d, must be positive", req.Limit)
 	}
 	var batch expiry.Batch
-	var ids []string
-	var own error // of Expire, Emit or Each
+	var a blame.Attempt
 	opts := txretry.Options{Name: "expiry.sweep"}
 	err := s.transactor.DoWith(ctx, opts, func(ctx context.Context, tx pgx.Tx) error {
 		now := s.cfg.Now()
 		rows := s.due(now, req)
-		batch, ids, own = expiry.Batch{Claimed: len(rows), Expired: len(rows)}, nil, nil
+		batch, a = expiry.Batch{Claimed: len(rows), Expired: len(rows)}, blame.Attempt{}
 		if len(rows) == 0 {
 			return nil
 		}
 		batch.Lag, batch.Last = now.Sub(rows[0].Deadline), cursor(rows[len(rows)-1])
+		a.Last = batch.Last
 		for _, row := range rows {
-			ids = append(ids, row.ID)
+			a.Rows = append(a.Rows, row.ID)
 		}
-		own = s.expire(ctx, tx, rows)
-		return own
+		if err := s.expire(ctx, tx, rows); err != nil {
+			a.Own = fmt.Errorf("expirytest: %w", err) // which can be compared, whatever it wraps
+		}
+		return a.Own
 	})
 	if err == nil {
 		return batch, nil
 	}
-	if own == nil || !blames(err) {
-		return expiry.Batch{}, fmt.Errorf("expirytest: sweep: %w", err)
-	}
-	if row, ok := errors.AsType[*expiry.RowError](own); ok && ctx.Err() == nil && slices.Contains(ids, row.ID) {
-		ids = []string{row.ID}
-	}
-	return expiry.Batch{}, &expiry.BatchError{Rows: ids, Last: batch.Last, Err: err}
-}
-
-// blames reports whether a row may be at fault: not if the fault was scripted.
-func blames(err error) bool {
-	var locked *txretry.LockTimeoutError
 	var unknown *txretry.CommitUnknownError
-	return !errors.As(err, &locked) && !errors.As(err, &unknown)
+	if blamed := a.Failure(ctx, err, errors.As(err, &unknown)); blamed != nil {
+		return expiry.Batch{}, blamed
+	}
+	return expiry.Batch{}, fmt.Errorf("expirytest: sweep: %w", err)
 }
 
 // due returns the rows of a batch, longest overdue first.
 func (s *Store) due(now time.Time, req expiry.Request) []expiry.Row {
 	rows := slices.DeleteFunc(slices.Clone(s.cfg.Active()), func(r expiry.Row) bool {
-		return r.Deadline.After(now) || slices.Contains(req.Skip, r.ID) ||
+		return r.Deadline.IsZero() || r.Deadline.After(now) || slices.Contains(req.Skip, r.ID) ||
 			len(req.Only) > 0 && !slices.Contains(req.Only, r.ID) ||
 			req.After.ID != "" && compare(cursor(r), req.After) <= 0
 	})
@@ -133,7 +128,7 @@ func compare(a, b expiry.Cursor) int {
 func (s *Store) expire(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
 	for _, row := range rows {
 		if err := guarded(func() error { return s.cfg.Expire(ctx, tx, row) }); err != nil {
-			return &expiry.RowError{ID: row.ID, Err: err}
+			return fmt.Errorf("expire: %w", err)
 		}
 	}
 	if s.cfg.Emit != nil {
@@ -153,7 +148,7 @@ func (s *Store) expire(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error 
 func guarded(call func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("expirytest: panic: %v", p)
+			err = fmt.Errorf("panic: %v", p)
 		}
 	}()
 	return call()
@@ -166,6 +161,10 @@ func (s *Store) Look(ctx context.Context, skip []string) (expiry.Outlook, error)
 	err := s.transactor.DoWith(ctx, opts, func(context.Context, pgx.Tx) error {
 		o = expiry.Outlook{Now: s.cfg.Now()}
 		for _, row := range s.cfg.Active() {
+			if row.Deadline.IsZero() {
+				o.Undated = min(o.Undated+1, expiry.MaxOverdue)
+				continue
+			}
 			left := row.Deadline.Sub(o.Now)
 			if left <= 0 {
 				o.Overdue = min(o.Overdue+1, expiry.MaxOverdue)
@@ -181,4 +180,16 @@ func (s *Store) Look(ctx context.Context, skip []string) (expiry.Outlook, error)
 		return expiry.Outlook{}, fmt.Errorf("expirytest: %w", err)
 	}
 	return o, nil
+}
+
+// Check finds active rows without a deadline, for which a sweeper does not start.
+func (s *Store) Check(ctx context.Context) ([]expiry.Finding, error) {
+	o, err := s.Look(ctx, nil)
+	if err != nil || o.Undated == 0 {
+		return nil, err
+	}
+	return []expiry.Finding{{
+		Component: "expirytest", Problem: fmt.Sprintf("%d active rows have no deadline and never expire", o.Undated),
+		Mend: "give them one, or leave them out of Config.Active",
+	}}, nil
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/holdfast-go/holdfast/expiry"
 	"github.com/holdfast-go/holdfast/expiry/expirytest"
@@ -73,6 +74,10 @@ func (b *backend) Announce(_ context.Context, tx pgx.Tx, row expiry.Row) error {
 		}
 	}
 	return txretrytest.Effect(tx, add(1), add(-1))
+}
+
+func (b *backend) Fail(_ context.Context, tx pgx.Tx, sqlState string) error {
+	return txretrytest.Fail(tx, &pgconn.PgError{Code: sqlState})
 }
 
 func (b *backend) Announced(t *testing.T, id string) int {

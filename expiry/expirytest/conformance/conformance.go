@@ -32,6 +32,8 @@ type Backend interface {
 	Announce(ctx context.Context, tx pgx.Tx, row expiry.Row) error
 	// Announced returns how often that was committed.
 	Announced(t *testing.T, id string) int
+	// Fail runs a statement that fails with an SQLSTATE, and returns its error.
+	Fail(ctx context.Context, tx pgx.Tx, sqlState string) error
 }
 
 const (
@@ -53,6 +55,8 @@ func Test(t *testing.T, open func(t *testing.T) Backend, run func(t *testing.T, 
 		"NamedRowIsBlamed":           testNamed,
 		"FailedBatchChangesNothing":  testFailedBatch,
 		"PanicIsAnError":             testPanic,
+		"FailedStatements":           testFailedStatements,
+		"RowThatIsNotToBlame":        testNotToBlame,
 		"LookAhead":                  testLook,
 		"BadLimitIsRefused":          testBadLimit,
 		"SweepDrains":                testDrain,
