@@ -43,7 +43,7 @@ func (r *run) begin(call *lazyContext, now time.Time) (Outcome, error) {
 	r.begun = now
 	call.deadline = now.Add(r.timeout)
 	out, err := r.store.Begin(call, r.claim)
-	if err != nil && call.Err() != nil { // it may come about although nobody waits for it
+	if err != nil && (call.Err() != nil || errors.Is(err, context.DeadlineExceeded)) {
 		go abandon(call.parent, r.store, r.claim, r.timeout)
 	}
 	call.end(nil)
@@ -54,12 +54,25 @@ func (r *run) begin(call *lazyContext, now time.Time) (Outcome, error) {
 	return out, nil
 }
 
-// abandon frees what a Begin without an answer may have taken. If that fails,
-// too, the lease ends by itself.
+const (
+	abandonFor   = time.Minute
+	abandonPause = time.Second
+)
+
+// abandon frees what a Begin without an answer may have taken. A server that hangs
+// carries it out when it goes on, although nobody waits for it any more, so the
+// release is repeated until it is answered. If it never is, the lease ends by itself.
 func abandon(ctx context.Context, store Store, claim Claim, timeout time.Duration) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abandonFor)
 	defer cancel()
-	_ = store.Release(ctx, claim)
+	for {
+		call, done := context.WithTimeout(ctx, timeout)
+		err := store.Release(call, claim)
+		done()
+		if err == nil || errors.Is(err, ErrLeaseLost) || runloop.Sleep(ctx, abandonPause) != nil {
+			return
+		}
+	}
 }
 
 // start returns the context of the work, which carries the claim and is

@@ -13,7 +13,9 @@ type Store interface {
 	// Begin claims claim.Key for claim.Token unless the key is completed or
 	// claimed by a token whose lease is still running. A lease that ran out is
 	// taken over. Asking again with the token that holds the key is Acquired, and
-	// starts the lease anew.
+	// starts the lease anew. After an error that comes when ctx has ended, or is
+	// context.DeadlineExceeded, the claim may be held, or be held later: the caller
+	// releases it.
 	Begin(ctx context.Context, claim Claim) (Outcome, error)
 	// Extend starts the lease anew. ErrLeaseLost: the token does not hold it.
 	Extend(ctx context.Context, claim Claim) error

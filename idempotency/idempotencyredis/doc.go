@@ -33,11 +33,17 @@
 // other status is left alone: beginning its key is an error. An answer that such a
 // system writes while we hold the lock stays: our run finds that it lost the lease.
 //
-// # Limits
+// # Silence
 //
-// go-redis lets a context bound a call in flight only with the client option
-// ContextTimeoutEnabled; without it a server that hangs is waited for as long as
-// the client's own timeouts say.
+// No call waits longer than 6 s, or its context, whatever the client's own timeouts
+// are. A script that is not answered within 2 s is sent again, up to three times, on
+// another connection, for it may run again; meanwhile the idle connections are
+// tested, so that those which a router has forgotten do not each cost somebody the
+// 2 s. When five tries in a row have failed, Begin leaves the server alone but for one
+// try a second; on a cluster and a ring it does not, for a node that is down says
+// nothing about the others.
+//
+// # Limits
 //
 // Redis loses what it did not replicate or write to disk in time, and a lost
 // record lets the key run again. Use maxmemory-policy noeviction (Check tells),

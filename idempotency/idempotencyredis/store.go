@@ -14,6 +14,8 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/internal/headers"
 	"github.com/holdfast-go/holdfast/internal/lanes"
+	"github.com/holdfast-go/holdfast/internal/redisconn"
+	"github.com/holdfast-go/holdfast/internal/tries"
 )
 
 // Config configures a Store. The zero value is the standard layout.
@@ -73,6 +75,7 @@ func (c Config) validate() error {
 type Store struct {
 	client redis.UniversalClient
 	lanes  *lanes.Lanes[*call] // nil: every call goes by itself
+	server *tries.Server
 	cfg    Config
 }
 
@@ -86,18 +89,17 @@ func NewStore(client redis.UniversalClient, cfg Config) (*Store, error) {
 		return nil, err
 	}
 	s := &Store{client: client, cfg: cfg}
+	idle := &redisconn.Idle{Client: client, Timeout: tries.Longest}
+	s.server = tries.New(answered, func(ctx context.Context) { idle.Test(ctx, cfg.Prefix) })
 	if !sharded(client) { // a node that is down must not hold up calls to the others
-		s.lanes = &lanes.Lanes[*call]{Send: s.send, Most: maxTrips, Timeout: tripTimeout, OwnTrips: true}
+		// Only a client that heeds deadlines lets go of a caller in time.
+		heedsDeadlines, _ := redisconn.Timeouts(client)
+		s.lanes = &lanes.Lanes[*call]{Send: s.send, Most: maxTrips, Timeout: tries.Longest, OwnTrips: heedsDeadlines}
 	}
 	return s, nil
 }
 
-const (
-	maxTrips = 4 // under way at once
-	// tripTimeout ends what the client itself does not, which takes a client with
-	// ContextTimeoutEnabled. It is longer than most callers wait.
-	tripTimeout = 10 * time.Second
-)
+const maxTrips = 4 // under way at once
 
 // The transitions. Each is one script, so that it happens as a whole.
 var (
@@ -122,7 +124,7 @@ func (s *Store) Begin(ctx context.Context, claim idempotency.Claim) (idempotency
 		return idempotency.Outcome{}, err
 	}
 	fp := claim.Fingerprint
-	reply, err := s.run(ctx, beginScript, claim, claim.Token, fp.Version, fp.Sum, s.cfg.Lease.Milliseconds(), time.Now().UnixMilli())
+	reply, err := s.run(ctx, s.lanes != nil, beginScript, claim, claim.Token, fp.Version, fp.Sum, s.cfg.Lease.Milliseconds(), time.Now().UnixMilli())
 	if err != nil {
 		return idempotency.Outcome{}, explain("begin", err)
 	}
@@ -158,37 +160,6 @@ func (s *Store) Release(ctx context.Context, claim idempotency.Claim) error {
 	return s.held(ctx, "release", releaseScript, claim, claim.Token)
 }
 
-// Check implements what every adapter has: it looks for settings of the server
-// under which records can vanish before their time.
-func (s *Store) Check(ctx context.Context) ([]idempotency.Finding, error) {
-	info, err := s.client.InfoMap(ctx, "memory").Result()
-	if err != nil {
-		return nil, fmt.Errorf("idempotencyredis: check: %w", err)
-	}
-	memory := info["Memory"]
-	policy := memory["maxmemory_policy"]
-	if memory["maxmemory"] == "0" || policy == "" || policy == "noeviction" {
-		return nil, nil
-	}
-	return []idempotency.Finding{{
-		Component: "idempotencyredis",
-		Problem:   "maxmemory-policy is " + policy + ": a full server drops keys, and a dropped key runs again",
-		Mend:      "CONFIG SET maxmemory-policy noeviction, or give the store a Redis of its own",
-	}}, nil
-}
-
-// run runs a script on the record of the claim's key, and its lock.
-func (s *Store) run(ctx context.Context, script script, claim idempotency.Claim, args ...any) (any, error) {
-	record, lock := s.names(claim.Key)
-	c := &call{script: script, args: append([]any{"", "", 2, record, lock}, args...)}
-	if s.lanes == nil {
-		s.send(ctx, []*call{c})
-	} else if err := s.lanes.Do(ctx, c); err != nil {
-		return nil, err
-	}
-	return c.cmd.Result()
-}
-
 // names returns those of the record and of its lock.
 func (s *Store) names(key idempotency.Key) (record, lock string) {
 	name := string(key)
@@ -200,7 +171,7 @@ func (s *Store) names(key idempotency.Key) (record, lock string) {
 
 // held runs a script that works for the holder of the lock only.
 func (s *Store) held(ctx context.Context, step string, script script, claim idempotency.Claim, args ...any) error {
-	reply, err := s.run(ctx, script, claim, args...)
+	reply, err := s.run(ctx, false, script, claim, args...)
 	switch {
 	case err != nil:
 		return explain(step, err)

@@ -46,7 +46,7 @@ type floor struct {
 // ground are the internal packages that know no client.
 var ground = []string{
 	"internal/backoff", "internal/breaker", "internal/check", "internal/ids", "internal/lanes", "internal/problem", "internal/runloop",
-	"internal/sqlident", "internal/telemetry", "internal/wire",
+	"internal/sqlident", "internal/telemetry", "internal/tries", "internal/wire",
 }
 
 var floors = slices.Concat(
@@ -57,6 +57,7 @@ var floors = slices.Concat(
 		{pkg: "internal/chunk", clients: []string{pgx}, on: []string{"internal/pgcall"}},
 		{pkg: "internal/pgnotify", clients: []string{pgx}, on: with(ground, "internal/pgcall"), noTesting: true},
 		{pkg: "internal/amqpconn", clients: []string{amqp}, on: ground},
+		{pkg: "internal/redisconn", clients: []string{redis}, noTesting: true},
 
 		// Tools of tests: nothing above stands on them, for no rule grants them.
 		{pkg: "internal/archtest", stdOnly: true},
@@ -109,7 +110,7 @@ func core(name string, adapters ...string) []floor {
 		case "pgx":
 			all = append(all, floor{pkg: pkg, clients: with(parser, pgx), on: with(own, "txretry", "txretry/internal/...", "internal/migrate", "internal/chunk", "internal/pgcall", "internal/pgnotify"), noTesting: true})
 		case "redis":
-			all = append(all, floor{pkg: pkg, clients: with(parser, redis), on: own, noTesting: true})
+			all = append(all, floor{pkg: pkg, clients: with(parser, redis), on: with(own, "internal/redisconn"), noTesting: true})
 		case "amqp":
 			all = append(all, floor{pkg: pkg, clients: with(parser, amqp), on: with(own, "internal/amqpconn"), noTesting: true})
 		}
