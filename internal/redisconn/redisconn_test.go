@@ -3,6 +3,7 @@ package redisconn_test
 import (
 	"fmt"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -37,41 +38,59 @@ func TestTimeouts(t *testing.T) {
 // Connections that have fallen silent leave the pool, all at once; sound ones stay.
 func TestIdle(t *testing.T) {
 	t.Parallel()
+	const conns = 30
 	proxy := testenv.NewProxy(t, redistest.URL(t))
 	opts, err := redis.ParseURL(proxy.URL())
 	if err != nil {
 		t.Fatal(err)
 	}
-	opts.ContextTimeoutEnabled, opts.PoolSize, opts.MinIdleConns = true, 60, 30
+	opts.ContextTimeoutEnabled, opts.PoolSize = true, 2*conns
 	client := redis.NewClient(opts)
 	defer func() { _ = client.Close() }()
-	idle := &redisconn.Idle{Client: client, Timeout: 500 * time.Millisecond}
-	settled := func() {
-		t.Helper()
-		testenv.Eventually(t, testenv.Patience, func() error {
-			if s := client.PoolStats(); s.IdleConns < 30 {
-				return fmt.Errorf("%d idle connections", s.IdleConns)
+	fill(t, client, conns)
+	idle := &redisconn.Idle{Client: client, Timeout: time.Second}
+
+	idle.Test(t.Context(), "key")
+	until(t, client, conns, func() {})
+	proxy.SilenceConnections()
+	until(t, client, 0, func() { idle.Test(t.Context(), "key") }) // it does nothing while tests are under way
+}
+
+// fill leaves so many connections idle in the pool.
+func fill(t *testing.T, client *redis.Client, n int) {
+	t.Helper()
+	var all sync.WaitGroup
+	for range n {
+		all.Go(func() {
+			if err := client.BLPop(t.Context(), 0, "go on").Err(); err != nil {
+				t.Error(err)
 			}
-			return nil
 		})
 	}
-	settled()
-	before := client.PoolStats().StaleConns
-	idle.Test(t.Context(), "key")
-	settled()
-	if s := client.PoolStats(); s.StaleConns != before {
-		t.Errorf("%d sound connections were closed", s.StaleConns-before)
-	}
-
-	proxy.SilenceConnections()
-	idle.Test(t.Context(), "key")
 	testenv.Eventually(t, testenv.Patience, func() error {
-		if n := client.PoolStats().StaleConns - before; n < 30 {
-			return fmt.Errorf("%d of 30 connections were closed", n)
+		if have := int(client.PoolStats().TotalConns); have < n {
+			return fmt.Errorf("%d connections", have)
 		}
 		return nil
 	})
-	if err := client.Ping(t.Context()).Err(); err != nil {
-		t.Error(err)
+	for range n {
+		if err := client.RPush(t.Context(), "go on", "").Err(); err != nil {
+			t.Fatal(err)
+		}
 	}
+	all.Wait()
+}
+
+// until waits for the end of the tests, after which so many connections are left, or
+// one more: that of fill.
+func until(t *testing.T, client *redis.Client, want int, again func()) {
+	t.Helper()
+	testenv.Eventually(t, testenv.Patience, func() error {
+		again()
+		s := client.PoolStats()
+		if have := int(s.TotalConns); have < want || have > want+1 || s.IdleConns != s.TotalConns {
+			return fmt.Errorf("%d connections, %d of them idle; want %d", have, s.IdleConns, want)
+		}
+		return nil
+	})
 }
