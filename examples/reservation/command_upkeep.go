@@ -105,6 +105,7 @@ func runDoctor(ctx context.Context, c *commandContext, args []string) (int, erro
 
 func (p *parts) doctorChecks() []func(context.Context) ([]expiry.Finding, error) {
 	return []func(context.Context) ([]expiry.Finding, error){
+		p.transactor.Check,
 		p.source.Check,
 		p.listener.Check,
 		func(ctx context.Context) ([]expiry.Finding, error) {

@@ -103,7 +103,7 @@ func TestOperatorCommands(t *testing.T) {
 	wants(2, "", "relay")
 	wants(0, "up to date", "migrate")
 	wants(0, "up to date", "migrate")
-	wants(0, "all is well", "doctor")
+	healthy(t, s.env())
 	wants(0, "published 0, failed 0", "relay")
 	wants(0, "expired 0", "sweep")
 	wants(0, "outbox 0, inbox 0, idempotency 0", "prune")

@@ -166,6 +166,15 @@ func command(t testing.TB, env []string, args ...string) (code int, stdout, stde
 	return 0, out.String(), errs.String()
 }
 
+// healthy runs doctor, which must find nothing but what only the owner of a shared server can set.
+func healthy(t testing.TB, env []string) {
+	t.Helper()
+	code, out, errs := command(t, env, "doctor")
+	if code != 0 && !(strings.Contains(out, "findings: 1;") && strings.Contains(out, "max_pred_locks_per_transaction")) {
+		t.Errorf("doctor exits with %d: %s%s", code, out, errs)
+	}
+}
+
 // buffer is a bytes.Buffer for a writer and a reader at the same time.
 type buffer struct {
 	mu sync.Mutex

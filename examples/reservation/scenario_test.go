@@ -40,9 +40,7 @@ func TestScenarioOnServers(t *testing.T) {
 		awaitReady(t, p.url)
 	}
 	scenario(t, newClient(t, all[0].url), func(t *testing.T, c *client) { inFlightByLock(t, c, s) })
-	if code, out, errs := command(t, s.env(), "doctor"); code != 0 {
-		t.Errorf("doctor exits with %d: %s%s", code, out, errs)
-	}
+	healthy(t, s.env())
 	for _, p := range all {
 		p.stop()
 	}

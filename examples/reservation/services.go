@@ -30,6 +30,8 @@ const holdTable = "reservations"
 type parts struct {
 	servers *servers
 
+	transactor *txretry.Manager // of requests
+
 	shop    *postgres.Shop
 	keys    *idempotencyredis.Store
 	records *idempotencypgx.Table
@@ -71,8 +73,8 @@ func newParts(cfg config, s *servers, m *metrics, log *slog.Logger) (*parts, err
 // addShop adds what serves requests.
 func (p *parts) addShop(cfg config, writer *outboxpgx.Writer, m *metrics, log *slog.Logger) error {
 	s := p.servers
-	transactor, err := txretry.New(s.shop, txretry.Config{Logger: log, MeterProvider: m.provider})
-	if err != nil {
+	var err error
+	if p.transactor, err = txretry.New(s.shop, txretry.Config{Logger: log, MeterProvider: m.provider}); err != nil {
 		return err
 	}
 	if p.keys, err = idempotencyredis.NewStore(s.redis, idempotencyredis.Config{}); err != nil {
@@ -89,7 +91,7 @@ func (p *parts) addShop(cfg config, writer *outboxpgx.Writer, m *metrics, log *s
 	if p.records, err = idempotencypgx.NewRecords(s.shop, idempotencypgx.RecordsConfig{}); err != nil {
 		return err
 	}
-	runner, err := idempotencypgx.NewRunner(transactor, p.records, p.keys, idempotencypgx.RunnerConfig{})
+	runner, err := idempotencypgx.NewRunner(p.transactor, p.records, p.keys, idempotencypgx.RunnerConfig{})
 	if err != nil {
 		return err
 	}
