@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -370,4 +371,24 @@ func idle(t *testing.T, pool *pgxpool.Pool, n int) {
 func addTo(ctx context.Context, tx pgx.Tx, id, delta int) error {
 	_, err := tx.Exec(ctx, "update counter set n = n + $1 where id = $2", delta, id)
 	return err
+}
+
+// A pool without a free connection is no deadline of the caller's.
+func TestNoConnection(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, newCounter(t).Config().ConnString(), 1)
+	idle(t, pool, 1)
+	conn, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	err = newManager(t, pool, txretry.Config{AcquireTimeout: 100 * time.Millisecond}).Do(t.Context(), func(context.Context, pgx.Tx) error {
+		t.Error("fn was run")
+		return nil
+	})
+	wantUnavailable(t, err, txretry.PhaseAcquire)
+	if errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "1 are in use") {
+		t.Errorf("error %v", err)
+	}
 }
