@@ -22,6 +22,8 @@ const (
 	workerConns = 10 // for relay, consumer and sweeper
 	redisConns  = 64
 	dialTimeout = 10 * time.Second
+	// heartbeat bounds how long the broker keeps messages for a consumer that has vanished: three of them at most.
+	heartbeat = 3 * time.Second
 )
 
 // servers are the clients of the three servers. None connects before it is used.
@@ -84,6 +86,7 @@ func (s *servers) dial(ctx context.Context) (*amqp.Connection, error) {
 	}
 	return amqp.DialConfig(s.amqpURL, amqp.Config{
 		Properties: properties,
+		Heartbeat:  heartbeat,
 		Dial: func(network, addr string) (net.Conn, error) {
 			conn, err := (&net.Dialer{Deadline: deadline}).DialContext(ctx, network, addr)
 			if err != nil {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/messages"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/postgres"
@@ -53,7 +54,7 @@ type parts struct {
 // newParts puts the parts together. Nothing is asked of a server yet.
 func newParts(cfg config, s *servers, m *metrics, log *slog.Logger) (*parts, error) {
 	p := &parts{servers: s}
-	workers, err := txretry.New(s.workers, txretry.Config{Logger: log, MeterProvider: m.provider})
+	workers, err := newTransactor(s.workers, m, log)
 	if err != nil {
 		return nil, err
 	}
@@ -70,11 +71,17 @@ func newParts(cfg config, s *servers, m *metrics, log *slog.Logger) (*parts, err
 	)
 }
 
+// newTransactor runs transactions that are idle between two statements for milliseconds only. A process that has
+// vanished in the middle of one keeps its locks for 5 s.
+func newTransactor(pool *pgxpool.Pool, m *metrics, log *slog.Logger) (*txretry.Manager, error) {
+	return txretry.New(pool, txretry.Config{IdleTimeout: 5 * time.Second, Logger: log, MeterProvider: m.provider})
+}
+
 // addShop adds what serves requests.
 func (p *parts) addShop(cfg config, writer *outboxpgx.Writer, m *metrics, log *slog.Logger) error {
 	s := p.servers
 	var err error
-	if p.transactor, err = txretry.New(s.shop, txretry.Config{Logger: log, MeterProvider: m.provider}); err != nil {
+	if p.transactor, err = newTransactor(s.shop, m, log); err != nil {
 		return err
 	}
 	if p.keys, err = idempotencyredis.NewStore(s.redis, idempotencyredis.Config{}); err != nil {
