@@ -14,6 +14,13 @@
 // order of the commits. Repeats are counted, with how far back they went, and each
 // test says how many its faults explain.
 //
+// # How soon all is well again
+//
+// The tests of the files recovery_*_test.go run the reservation example as processes, let each kind
+// of fault happen under load, and print a table: how long after the fault's end every process is
+// ready, every api answers, and all that had happened is published, consumed and, where it was due,
+// expired. The goal is 10 s. A test fails at three times that, for the machine may be busy.
+//
 // # Short and long
 //
 // go test runs a short form of every test. HOLDFAST_CHAOS_ROUNDS=200 (make chaos)

@@ -17,7 +17,9 @@ func TestMain(m *testing.M) {
 	if role := os.Getenv(roleVar); role != "" {
 		os.Exit(runChild(role))
 	}
-	os.Exit(testenv.Run(m))
+	code := testenv.Run(m)
+	_ = os.RemoveAll(shopDir) // nothing is there if no test wanted the shop
+	os.Exit(code)
 }
 
 var quiet = slog.New(slog.DiscardHandler)
