@@ -52,6 +52,14 @@
 //
 // Records are kept until [Prune] deletes those older than the retention.
 //
+// # Silence
+//
+// No statement waits longer than 6 s, or its context. One that is not answered within
+// 2 s is sent again, up to three times, on another connection, for all of them may
+// run again; the idle connections are tested meanwhile. When five tries in a row have
+// failed, Store.Begin leaves the server alone but for one try a second. Resolve waits
+// for another transaction as long as its context lets it.
+//
 // # Limits
 //
 // Work outside the transaction, such as a call to a payment provider, is not

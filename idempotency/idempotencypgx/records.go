@@ -12,7 +12,6 @@ import (
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/internal/headers"
-	"github.com/holdfast-go/holdfast/txretry"
 )
 
 // Record is what a business transaction leaves behind for its key.
@@ -48,7 +47,7 @@ type RecordsConfig struct {
 // Table is Records on a Postgres table, in the database of the business
 // transactions. It is safe for concurrent use.
 type Table struct {
-	pool      *pgxpool.Pool
+	asker     *asker
 	table     string
 	retention time.Duration
 }
@@ -71,7 +70,7 @@ func NewRecords(pool *pgxpool.Pool, cfg RecordsConfig) (*Table, error) {
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return nil, err
 	}
-	return &Table{pool: pool, table: table, retention: cfg.Retention}, nil
+	return &Table{asker: newAsker(pool, table), table: table, retention: cfg.Retention}, nil
 }
 
 // Insert implements Records: one statement, sent together with COMMIT when tx
@@ -81,11 +80,11 @@ func (t *Table) Insert(ctx context.Context, tx pgx.Tx, rec Record) error {
 	if err != nil {
 		return err
 	}
-	if txretry.AtCommit(tx, sql, args...) {
+	if t.asker.missing.AtCommit(tx, sql, args...) {
 		return nil
 	}
 	if _, err := tx.Exec(ctx, sql, args...); err != nil {
-		return fmt.Errorf("idempotencypgx: insert record: %w", err)
+		return fmt.Errorf("idempotencypgx: insert record: %w", t.asker.missing.Explain(err))
 	}
 	return nil
 }
@@ -110,8 +109,10 @@ func (t *Table) insert(rec Record) (sql string, args []any, err error) {
 // Lookup implements Records.
 func (t *Table) Lookup(ctx context.Context, key idempotency.Key) (Record, bool, error) {
 	var r row
-	err := t.pool.QueryRow(ctx, `SELECT `+recordColumns+` FROM `+t.table+`
-		WHERE key = $1 AND status = 'completed'`, string(key)).Scan(r.fields()...)
+	err := t.asker.ask(ctx, false, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, `SELECT `+recordColumns+` FROM `+t.table+`
+			WHERE key = $1 AND status = 'completed'`, string(key)).Scan(r.fields()...)
+	})
 	if errors.Is(err, pgx.ErrNoRows) {
 		return Record{}, false, nil
 	}
@@ -137,27 +138,33 @@ func (t *Table) Resolve(ctx context.Context, key idempotency.Key) (Record, bool,
 
 // Check reports a missing or outdated table.
 func (t *Table) Check(ctx context.Context) ([]idempotency.Finding, error) {
-	return check(ctx, t.pool, t.table)
+	return t.asker.check(ctx, t.table)
 }
 
+// probe may have to wait for another transaction, which is not the server's silence:
+// only BEGIN is tried again.
 func (t *Table) probe(ctx context.Context, key idempotency.Key) (free bool, err error) {
 	sql, args, err := t.insert(Record{Key: key})
 	if err != nil {
 		return false, err
 	}
-	// A stricter level could turn the answer into a serialization failure.
-	tx, err := t.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
-	if err != nil {
-		return false, err
-	}
-	_, err = tx.Exec(ctx, sql, args...)
-	if rollback := tx.Rollback(ctx); err == nil && rollback != nil {
-		return false, rollback
-	}
-	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == uniqueViolation {
-		return false, nil
-	}
-	return err == nil, err
+	err = t.asker.ask(ctx, false, func(begin context.Context, conn *pgxpool.Conn) error {
+		// A stricter level could turn the answer into a serialization failure.
+		tx, err := conn.BeginTx(begin, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+		if err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, sql, args...)
+		free = err == nil
+		if rollback := tx.Rollback(ctx); err == nil {
+			return rollback
+		}
+		if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == uniqueViolation {
+			return nil
+		}
+		return err
+	})
+	return free && err == nil, err
 }
 
 // SQLSTATEs.

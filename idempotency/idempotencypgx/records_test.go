@@ -26,12 +26,8 @@ func databases(t *testing.T) conformance.RecordsBackend {
 		t.Fatal(err)
 	}
 	return conformance.RecordsBackend{New: func(t *testing.T) conformance.Database {
-		manager, err := txretry.New(pool, txretry.Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
 		return conformance.Database{
-			Transactor: manager,
+			Transactor: newManager(t, pool),
 			Records:    newRecords(t, pool),
 			Add: func(ctx context.Context, tx pgx.Tx, name string) error {
 				_, err := tx.Exec(ctx, `INSERT INTO effects VALUES ($1)`, name)
@@ -45,6 +41,15 @@ func databases(t *testing.T) conformance.RecordsBackend {
 			},
 		}
 	}}
+}
+
+func newManager(t *testing.T, pool *pgxpool.Pool) *txretry.Manager {
+	t.Helper()
+	manager, err := txretry.New(pool, txretry.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return manager
 }
 
 func newRecords(t *testing.T, pool *pgxpool.Pool) *idempotencypgx.Table {

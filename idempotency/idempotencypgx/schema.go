@@ -87,14 +87,14 @@ func Prune(ctx context.Context, pool *pgxpool.Pool, cfg SchemaConfig) (int64, er
 		WHERE expires_at <= clock_timestamp() AND (lease_until IS NULL OR lease_until <= clock_timestamp())
 		ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED)`)
 	if err != nil {
-		return n, fmt.Errorf("idempotencypgx: prune: %w", err)
+		return n, fmt.Errorf("idempotencypgx: prune: %w", newAsker(pool, table).missing.Explain(err))
 	}
 	return n, nil
 }
 
 // check reports a table that is not there, or is not as this version needs it.
-func check(ctx context.Context, pool *pgxpool.Pool, table string) ([]idempotency.Finding, error) {
-	_, err := pool.Exec(ctx, `SELECT key, status, created_at, expires_at, lease_until, `+recordColumns+` FROM `+table+` LIMIT 0`)
+func (a *asker) check(ctx context.Context, table string) ([]idempotency.Finding, error) {
+	_, err := a.exec(ctx, false, `SELECT key, status, created_at, expires_at, lease_until, `+recordColumns+` FROM `+table+` LIMIT 0`)
 	if err == nil {
 		return nil, nil
 	}

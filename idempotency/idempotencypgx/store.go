@@ -55,7 +55,7 @@ func (c Config) validate() error {
 // services that have no Redis. Its statements are transactions of their own.
 // It is safe for concurrent use.
 type Store struct {
-	pool  *pgxpool.Pool
+	asker *asker
 	cfg   Config
 	table string
 	look  string // the one statement of a replay
@@ -76,7 +76,7 @@ func NewStore(pool *pgxpool.Pool, cfg Config) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Store{pool: pool, cfg: cfg, table: table, look: `SELECT ` + recordColumns + `, lease_until - clock_timestamp()
+	return &Store{asker: newAsker(pool, table), cfg: cfg, table: table, look: `SELECT ` + recordColumns + `, lease_until - clock_timestamp()
 		FROM ` + table + ` WHERE key = $1 AND coalesce(lease_until, expires_at) > clock_timestamp()`}, nil
 }
 
@@ -110,7 +110,9 @@ func (s *Store) Begin(ctx context.Context, claim idempotency.Claim) (idempotency
 func (s *Store) read(ctx context.Context, claim idempotency.Claim) (out idempotency.Outcome, known bool, err error) {
 	var r row
 	var left *time.Duration // nil: completed
-	err = s.pool.QueryRow(ctx, s.look, string(claim.Key)).Scan(append(r.fields(), &left)...)
+	err = s.asker.ask(ctx, true, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, s.look, string(claim.Key)).Scan(append(r.fields(), &left)...)
+	})
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return out, false, nil
@@ -126,7 +128,7 @@ func (s *Store) read(ctx context.Context, claim idempotency.Claim) (out idempote
 
 // claim takes the key if it is free by now, and renews the lease of who holds it.
 func (s *Store) claim(ctx context.Context, claim idempotency.Claim) (bool, error) {
-	tag, err := s.pool.Exec(ctx, `INSERT INTO `+s.table+` AS t
+	rows, err := s.asker.exec(ctx, true, `INSERT INTO `+s.table+` AS t
 			(key, fingerprint_version, fingerprint, status, token, lease_until, expires_at)
 		VALUES ($1, $2, $3, 'processing', $4, clock_timestamp() + $5::interval, clock_timestamp() + $6::interval)
 		ON CONFLICT (key) DO UPDATE SET
@@ -143,7 +145,7 @@ func (s *Store) claim(ctx context.Context, claim idempotency.Claim) (bool, error
 	if err != nil {
 		return false, fmt.Errorf("idempotencypgx: begin: %w", err)
 	}
-	return tag.RowsAffected() == 1, nil
+	return rows == 1, nil
 }
 
 // whileHeld is the condition of every statement of the holder.
@@ -186,16 +188,16 @@ func (s *Store) Release(ctx context.Context, claim idempotency.Claim) error {
 
 // Check reports a missing or outdated table.
 func (s *Store) Check(ctx context.Context) ([]idempotency.Finding, error) {
-	return check(ctx, s.pool, s.table)
+	return s.asker.check(ctx, s.table)
 }
 
 // change runs a statement that touches the row only while the claim holds it.
 func (s *Store) change(ctx context.Context, step, sql string, args ...any) error {
-	tag, err := s.pool.Exec(ctx, sql, args...)
+	rows, err := s.asker.exec(ctx, false, sql, args...)
 	if err != nil {
 		return fmt.Errorf("idempotencypgx: %s: %w", step, err)
 	}
-	if tag.RowsAffected() == 0 {
+	if rows == 0 {
 		return fmt.Errorf("idempotencypgx: %s: %w", step, idempotency.ErrLeaseLost)
 	}
 	return nil
@@ -203,8 +205,11 @@ func (s *Store) change(ctx context.Context, step, sql string, args ...any) error
 
 // completedBy tells a repeated Complete from a lost lease.
 func (s *Store) completedBy(ctx context.Context, claim idempotency.Claim) (done bool, err error) {
-	err = s.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+s.table+`
-		WHERE key = $1 AND token = $2 AND status = 'completed' AND expires_at > clock_timestamp())`, string(claim.Key), claim.Token).Scan(&done)
+	err = s.asker.ask(ctx, false, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+s.table+`
+			WHERE key = $1 AND token = $2 AND status = 'completed' AND expires_at > clock_timestamp())`,
+			string(claim.Key), claim.Token).Scan(&done)
+	})
 	if err != nil {
 		return false, fmt.Errorf("idempotencypgx: complete: %w", err)
 	}

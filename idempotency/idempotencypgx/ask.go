@@ -1,0 +1,90 @@
+package idempotencypgx
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/internal/migrate"
+	"github.com/holdfast-go/holdfast/internal/tries"
+)
+
+// asker sends single statements, each of which may be repeated, so that a
+// connection on which the server is silent costs a short wait.
+type asker struct {
+	pool    *pgxpool.Pool
+	server  *tries.Server
+	missing migrate.Missing
+}
+
+func newAsker(pool *pgxpool.Pool, table string) *asker {
+	a := &asker{pool: pool, missing: migrate.Missing{Call: "idempotencypgx.Migrate", Tables: []string{table}}}
+	a.server = tries.New(answered, a.testIdle)
+	return a
+}
+
+// answered reports whether an error is Postgres's own answer.
+func answered(err error) bool {
+	_, ok := errors.AsType[*pgconn.PgError](err)
+	return ok || errors.Is(err, pgx.ErrNoRows)
+}
+
+// ask calls fn until Postgres answers. With guarded it spares a server that has not
+// answered lately.
+func (a *asker) ask(ctx context.Context, guarded bool, fn func(ctx context.Context, conn *pgxpool.Conn) error) error {
+	err := a.server.Ask(ctx, guarded, func(ctx context.Context) error {
+		conn, err := a.pool.Acquire(ctx)
+		if err != nil {
+			return err
+		}
+		if err = fn(ctx, conn); err != nil && ctx.Err() != nil {
+			giveUp(conn)
+			return err
+		}
+		conn.Release()
+		return err
+	})
+	return a.missing.Explain(err)
+}
+
+// exec is ask for a statement that returns nothing but how many rows it changed.
+func (a *asker) exec(ctx context.Context, guarded bool, sql string, args ...any) (rows int64, err error) {
+	err = a.ask(ctx, guarded, func(ctx context.Context, conn *pgxpool.Conn) error {
+		tag, err := conn.Exec(ctx, sql, args...)
+		rows = tag.RowsAffected()
+		return err
+	})
+	return rows, err
+}
+
+// farewell is how long a connection that was given up may take to cancel what it
+// was asked. The client would take 15 s, and keep its place in the pool.
+const farewell = time.Second
+
+func giveUp(conn *pgxpool.Conn) {
+	raw := conn.Hijack().PgConn().Conn()
+	time.AfterFunc(farewell, func() { _ = raw.Close() })
+}
+
+// testIdle tests the idle connections, because one was silent: where there is one,
+// there are often more.
+func (a *asker) testIdle(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tries.Longest)
+	idle := a.pool.AcquireAllIdle(ctx)
+	cancel()
+	for _, conn := range idle {
+		go func() {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tries.Longest)
+			defer cancel()
+			if conn.Ping(ctx) != nil {
+				giveUp(conn)
+				return
+			}
+			conn.Release()
+		}()
+	}
+}

@@ -1,0 +1,210 @@
+package idempotencypgx_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// throughProxy returns a pool behind a proxy, on a schema that has the table.
+func throughProxy(t *testing.T) (*pgxpool.Pool, *testenv.Proxy) {
+	t.Helper()
+	url := pgtest.URL(t)
+	proxy := testenv.NewProxy(t, url)
+	pool := pgtest.Pool(t, proxy.Rewrite(url), 10)
+	t.Cleanup(proxy.Cut) // before the pool is closed
+	if err := idempotencypgx.Migrate(t.Context(), pool, idempotencypgx.SchemaConfig{}); err != nil {
+		t.Fatal(err)
+	}
+	return pool, proxy
+}
+
+// A connection that falls silent in the middle of a statement costs its caller a
+// second try on another one, and is no error: every statement may run again.
+func TestSilentInTheMiddleOfAStatement(t *testing.T) {
+	t.Parallel()
+	for _, deliver := range []bool{false, true} {
+		t.Run(fmt.Sprint("delivered=", deliver), func(t *testing.T) {
+			t.Parallel()
+			pool, proxy := throughProxy(t)
+			s := newStore(t, pool, idempotencypgx.Config{Lease: time.Hour, Retention: time.Hour})
+			c := idempotency.NewClaim(idempotency.NewKey(), idempotency.FingerprintOf())
+			step := func(what string, take func(ctx context.Context) error) {
+				t.Helper()
+				testenv.Eventually(t, testenv.Patience, func() error { return pool.Ping(t.Context()) })
+				before := proxy.Silenced()
+				proxy.SilenceOn(testenv.Silence{Deliver: deliver}) // whatever is sent next
+				ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
+				defer cancel()
+				start := time.Now()
+				if err := take(ctx); err != nil {
+					t.Errorf("%s: %v", what, err)
+				}
+				if took := time.Since(start); took > 30*time.Second || proxy.Silenced() != before+1 {
+					t.Errorf("%s: %v, %d connections silent", what, took, proxy.Silenced()-before)
+				}
+			}
+			begin := func(want idempotency.State) func(ctx context.Context) error {
+				return func(ctx context.Context) error {
+					out, err := s.Begin(ctx, c)
+					if err == nil && out.State != want {
+						err = fmt.Errorf("%+v", out)
+					}
+					return err
+				}
+			}
+			step("begin", begin(idempotency.Acquired))
+			step("extend", func(ctx context.Context) error { return s.Extend(ctx, c) })
+			step("release", func(ctx context.Context) error {
+				err := s.Release(ctx, c)
+				if deliver && errors.Is(err, idempotency.ErrLeaseLost) {
+					return nil // the first one freed it
+				}
+				return err
+			})
+			step("begin again", begin(idempotency.Acquired))
+			step("complete", func(ctx context.Context) error { return s.Complete(ctx, c, idempotency.Response{Status: 201}) })
+			step("replay", begin(idempotency.Completed))
+
+			records := newRecords(t, pool)
+			step("look up", func(ctx context.Context) error {
+				_, found, err := records.Lookup(ctx, c.Key)
+				return errors.Join(err, foundAs(found, true))
+			})
+			step("resolve", func(ctx context.Context) error {
+				_, found, err := records.Resolve(ctx, idempotency.NewKey())
+				return errors.Join(err, foundAs(found, false))
+			})
+			step("check", func(ctx context.Context) error { _, err := s.Check(ctx); return err })
+		})
+	}
+}
+
+func foundAs(found, want bool) error {
+	if found != want {
+		return fmt.Errorf("found is %v", found)
+	}
+	return nil
+}
+
+// A claim whose statement falls silent after the look takes the key all the same.
+func TestSilentClaim(t *testing.T) {
+	t.Parallel()
+	for _, deliver := range []bool{false, true} {
+		pool, proxy := throughProxy(t)
+		s := newStore(t, pool, idempotencypgx.Config{})
+		proxy.SilenceOn(testenv.Silence{On: "INSERT INTO", Deliver: deliver})
+		ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
+		out, err := s.Begin(ctx, idempotency.NewClaim(idempotency.NewKey(), idempotency.FingerprintOf()))
+		if cancel(); err != nil || out.State != idempotency.Acquired || proxy.Silenced() != 1 {
+			t.Errorf("delivered %v: %+v, %v, %d connections silent", deliver, out, err, proxy.Silenced())
+		}
+	}
+}
+
+// Connections that have all fallen silent are gone through in seconds.
+func TestHalfOpenConnections(t *testing.T) {
+	t.Parallel()
+	pool, proxy := throughProxy(t)
+	s := newStore(t, pool, idempotencypgx.Config{})
+	var conns []*pgxpool.Conn
+	for range pool.Config().MaxConns {
+		conn, err := pool.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, conn)
+	}
+	for _, conn := range conns {
+		conn.Release()
+	}
+	proxy.SilenceConnections()
+	start := time.Now()
+	testenv.Eventually(t, testenv.Patience, func() error {
+		_, err := s.Begin(t.Context(), idempotency.NewClaim(idempotency.NewKey(), idempotency.FingerprintOf()))
+		return err
+	})
+	took := time.Since(start)
+	if t.Logf("back after %v", took); took > 10*time.Second {
+		t.Errorf("back after %v", took)
+	}
+}
+
+// A server that answers nobody costs a few callers their time, and the others
+// nothing; soon after it answers again all are served.
+func TestSilentServer(t *testing.T) {
+	t.Parallel()
+	pool, proxy := throughProxy(t)
+	s := newStore(t, pool, idempotencypgx.Config{})
+	ask := func() error {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		_, err := s.Begin(ctx, idempotency.NewClaim(idempotency.NewKey(), idempotency.FingerprintOf()))
+		return err
+	}
+	if err := ask(); err != nil {
+		t.Fatal(err)
+	}
+	proxy.Pause()
+	for range 5 {
+		if err := ask(); err == nil {
+			t.Error("a silent server answered")
+		}
+	}
+	waited := 0
+	for range 50 {
+		start := time.Now()
+		if err := ask(); err == nil {
+			t.Error("a silent server answered")
+		}
+		if time.Since(start) > time.Second {
+			waited++
+		}
+	}
+	if waited > 5 {
+		t.Errorf("of 50 callers %d waited", waited)
+	}
+	proxy.Resume()
+	start := time.Now()
+	testenv.Eventually(t, testenv.Patience, ask)
+	if took := time.Since(start); took > 10*time.Second {
+		t.Errorf("back after %v", took)
+	}
+}
+
+// Errors before Migrate say to call it.
+func TestErrorsBeforeMigrate(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	s, records := newStore(t, pool, idempotencypgx.Config{}), newRecords(t, pool)
+	c := idempotency.NewClaim(idempotency.NewKey(), idempotency.FingerprintOf())
+	rec := idempotencypgx.Record{Key: c.Key, Response: idempotency.Response{Status: 200}}
+	_, begin := s.Begin(t.Context(), c)
+	_, _, lookup := records.Lookup(t.Context(), c.Key)
+	_, _, resolve := records.Resolve(t.Context(), c.Key)
+	_, prune := idempotencypgx.Prune(t.Context(), pool, idempotencypgx.SchemaConfig{})
+	manager := newManager(t, pool)
+	for what, err := range map[string]error{
+		"Begin": begin, "Extend": s.Extend(t.Context(), c), "Release": s.Release(t.Context(), c),
+		"Complete": s.Complete(t.Context(), c, rec.Response), "Lookup": lookup, "Resolve": resolve, "Prune": prune,
+		"Insert": pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return records.Insert(t.Context(), tx, rec) }),
+		"Insert with COMMIT": manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+			return records.Insert(ctx, tx, rec)
+		}),
+	} {
+		if err == nil || !strings.Contains(err.Error(), "call idempotencypgx.Migrate first") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
