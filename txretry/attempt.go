@@ -123,7 +123,7 @@ func (c *call) commit(t *transaction) result {
 		return res
 	}
 	c.outcome = Unknown // unless it returns: a tracer may panic
-	outcome, err := t.session.Commit((*detached)(&t.ctx), c.m.cfg.CommitTimeout, t.atCommit)
+	outcome, err := t.session.Commit((*detached)(&t.ctx), c.opts.CommitTimeout, t.atCommit)
 	switch outcome {
 	case session.Committed:
 		c.outcome, t.committed = Committed, true

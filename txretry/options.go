@@ -26,7 +26,7 @@ type Options struct {
 
 	LockTimeout, StatementTimeout   time.Duration
 	IdleTimeout, TransactionTimeout time.Duration
-	DeadlineMargin                  time.Duration
+	CommitTimeout, DeadlineMargin   time.Duration
 
 	// NoWait says that a lock which is not available is an answer, as for
 	// SELECT … FOR UPDATE NOWAIT: 55P03 is not retried. A lock_timeout that has
@@ -101,6 +101,7 @@ func (o Options) withDefaults(c *Config) Options {
 	o.StatementTimeout = cmp.Or(o.StatementTimeout, c.StatementTimeout)
 	o.IdleTimeout = cmp.Or(o.IdleTimeout, c.IdleTimeout)
 	o.TransactionTimeout = cmp.Or(o.TransactionTimeout, c.TransactionTimeout)
+	o.CommitTimeout = cmp.Or(o.CommitTimeout, c.CommitTimeout)
 	o.DeadlineMargin = cmp.Or(o.DeadlineMargin, c.DeadlineMargin)
 	if o.Resolver.ask == nil {
 		o.Resolver = c.Resolver
@@ -128,6 +129,7 @@ func (o *Options) validate() error {
 		checkOptionalTimeout("Options.StatementTimeout", o.StatementTimeout),
 		checkOptionalTimeout("Options.IdleTimeout", o.IdleTimeout),
 		checkServerTimeout("Options.TransactionTimeout", o.TransactionTimeout),
+		checkPositive("Options.CommitTimeout", o.CommitTimeout),
 		checkMargin("Options.DeadlineMargin", o.DeadlineMargin),
 		checkResolver("Options.Resolver", o.Resolver),
 		o.checkDeferrable(),

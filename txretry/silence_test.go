@@ -214,9 +214,13 @@ func TestSilentCommit(t *testing.T) {
 		for kind, resolver := range map[string]txretry.Resolver{"": {}, ", resolved": txretry.XactStatus()} {
 			runAtOnce(t, &all, name+kind, func(t *testing.T) {
 				direct, pool, proxy := behindProxy(t, 1, addOne)
-				m := newManager(t, pool, txretry.Config{CommitTimeout: 2 * time.Second, Resolver: resolver, Logger: quiet})
+				m := newManager(t, pool, txretry.Config{CommitTimeout: 5 * time.Minute, Resolver: resolver, Logger: quiet})
 				proxy.SilenceOn(test.silence)
-				err := m.Do(soon(t), addOne)
+				start := time.Now()
+				err := m.DoWith(soon(t), txretry.Options{CommitTimeout: 2 * time.Second}, addOne)
+				if took := time.Since(start); took > 2*time.Minute {
+					t.Errorf("it took %v", took)
+				}
 				if kind == "" {
 					wantUnknown(t, err)
 					wantCounter(t, direct, 1+test.applied)
