@@ -8,22 +8,39 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/internal/pgcall"
 )
 
 // Check reports what is missing or wrong about the table: the table itself, its
 // columns, the deadline's type, a status the column cannot hold, active rows
 // without a deadline, the index, and a Config.Claim that the server refuses or
 // whose parameters are others. Empty means that all is well. The error says that
-// it could not look. Nothing is changed, and Config.Claim is not run.
-func (s *Store) Check(ctx context.Context) ([]expiry.Finding, error) {
-	types, err := s.columnTypes(ctx)
+// it could not look, which takes 5 s at most. Nothing is changed, and Config.Claim
+// is not run.
+func (s *Store) Check(ctx context.Context) (found []expiry.Finding, err error) {
+	err = pgcall.Within(ctx, s.pool, checkTimeout, func(ctx context.Context, conn *pgxpool.Conn) (err error) {
+		found, err = s.check(ctx, conn.Conn())
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("expirypgx: check: %w", err)
+	}
+	return found, nil
+}
+
+const checkTimeout = 5 * time.Second
+
+func (s *Store) check(ctx context.Context, conn *pgx.Conn) ([]expiry.Finding, error) {
+	types, err := s.columnTypes(ctx, conn)
+	if err != nil {
+		return nil, err
 	}
 	if types == nil {
 		return []expiry.Finding{finding("table "+s.table()+" does not exist", "create it, or correct Config.Schema and Config.Table")}, nil
@@ -31,15 +48,12 @@ func (s *Store) Check(ctx context.Context) ([]expiry.Finding, error) {
 	if missing := s.checkColumns(types); len(missing) > 0 {
 		return missing, nil
 	}
-	rows, err := s.checkRows(ctx)
+	rows, err := s.checkRows(ctx, conn)
 	if err != nil {
-		return nil, fmt.Errorf("expirypgx: check: %w", err)
+		return nil, err
 	}
-	claim, err := s.checkClaim(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("expirypgx: check: %w", err)
-	}
-	return slices.Concat(rows, claim), nil
+	claim, err := s.checkClaim(ctx, conn)
+	return slices.Concat(rows, claim), err
 }
 
 func finding(problem, mend string) expiry.Finding {
@@ -59,12 +73,12 @@ FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped`
 
 // columnTypes returns the type of every column, of a domain the one below, or nil if there is no table.
-func (s *Store) columnTypes(ctx context.Context) (map[string]string, error) {
+func (s *Store) columnTypes(ctx context.Context, conn *pgx.Conn) (map[string]string, error) {
 	name := pgx.Identifier{s.cfg.Table}
 	if s.cfg.Schema != "" {
 		name = pgx.Identifier{s.cfg.Schema, s.cfg.Table}
 	}
-	rows, err := s.pool.Query(ctx, columnTypesSQL, name.Sanitize())
+	rows, err := conn.Query(ctx, columnTypesSQL, name.Sanitize())
 	if err != nil {
 		return nil, err
 	}
@@ -95,9 +109,9 @@ func (s *Store) checkColumns(types map[string]string) []expiry.Finding {
 
 // checkRows asks the planner whether the claim is served by an index, and looks
 // for active rows that can never expire.
-func (s *Store) checkRows(ctx context.Context) (found []expiry.Finding, err error) {
+func (s *Store) checkRows(ctx context.Context, conn *pgx.Conn) (found []expiry.Finding, err error) {
 	var statusErr error
-	err = pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+	err = pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		if _, statusErr = tx.Exec(ctx, s.sql.fits); statusErr != nil {
 			return statusErr
 		}

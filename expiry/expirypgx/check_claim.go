@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
@@ -15,23 +16,18 @@ import (
 const mendClaim = "correct Config.Claim: a query for one column, the id, with $1 as its LIMIT and id <> ALL($2)"
 
 // checkClaim has the server read Config.Claim as it stands, without running it.
-func (s *Store) checkClaim(ctx context.Context) ([]expiry.Finding, error) {
+func (s *Store) checkClaim(ctx context.Context, conn *pgx.Conn) ([]expiry.Finding, error) {
 	if s.cfg.Claim == "" {
 		return nil, nil
 	}
-	conn, err := s.pool.Acquire(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Release()
-	stmt, err := conn.Conn().Prepare(ctx, "", s.sql.tryClaim)
+	stmt, err := conn.Prepare(ctx, "", s.sql.tryClaim)
 	if refused, ok := errors.AsType[*pgconn.PgError](err); ok && slices.Contains(notUnderstood, refused.Code[:min(2, len(refused.Code))]) {
 		return []expiry.Finding{finding("Config.Claim is refused: "+refused.Message, mendClaim)}, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	if problem := wrongParameters(conn.Conn().TypeMap(), stmt.ParamOIDs); problem != "" {
+	if problem := wrongParameters(conn.TypeMap(), stmt.ParamOIDs); problem != "" {
 		return []expiry.Finding{finding("Config.Claim "+problem, mendClaim)}, nil
 	}
 	return nil, nil

@@ -20,8 +20,8 @@ type ListenerConfig struct {
 	// Schema and Table are as in Config.
 	Schema, Table string
 	// ProbeInterval is the time between two tests of the connection: the listener
-	// notifies itself. 0 means 5 minutes; the sweeper's Recheck bounds what a
-	// connection that died in between can cost.
+	// notifies itself, unless it has heard from others meanwhile. A connection that
+	// is dead is replaced within twice this and 3 s. 0 means 3 s.
 	ProbeInterval time.Duration
 	// Logger nil means slog.Default().
 	Logger *slog.Logger
@@ -59,7 +59,7 @@ func NewListener(pool *pgxpool.Pool, wake func(at time.Time), cfg ListenerConfig
 	return &Listener{table: table, listener: pgnotify.NewListener(pgnotify.ListenerConfig{
 		Channel:       pgnotify.Channel{Pool: pool, Prefix: channelPrefix, Table: table},
 		Wake:          wake,
-		ProbeInterval: cmp.Or(cfg.ProbeInterval, 5*time.Minute),
+		ProbeInterval: cmp.Or(cfg.ProbeInterval, 3*time.Second),
 		Failed: func(ctx context.Context, err error) {
 			cfg.Logger.WarnContext(ctx, "expirypgx: the sweeper is not woken up, it finds rows at its next look", slog.Any("error", err))
 		},

@@ -7,11 +7,13 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/expiry"
 	"github.com/holdfast-go/holdfast/expiry/internal/blame"
+	"github.com/holdfast-go/holdfast/internal/pgcall"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
@@ -52,15 +54,29 @@ func (s *Store) SweepBatch(ctx context.Context, req expiry.Request) (expiry.Batc
 		return expiry.Batch{}, fmt.Errorf("expirypgx: Request.Limit is %d, must be positive", req.Limit)
 	}
 	var a attempt
-	opts := txretry.Options{Name: "expiry.sweep", Isolation: s.cfg.Isolation}
+	opts := txretry.Options{Name: "expiry.sweep", Isolation: s.cfg.Isolation, CommitTimeout: commitTimeout, IdleTimeout: idleTimeout(ctx)}
 	err := s.transactor.DoWith(ctx, opts, func(ctx context.Context, tx pgx.Tx) error {
 		a = attempt{} // of an earlier attempt nothing is left
 		return s.attempt(ctx, tx, req, &a)
 	})
 	if err != nil {
-		return expiry.Batch{}, a.failure(ctx, err)
+		return expiry.Batch{}, a.failure(ctx, err, s.worded)
 	}
 	return a.batch, nil
+}
+
+// commitTimeout is how long the answer to COMMIT is waited for: a sweep may be run
+// again whatever became of it.
+const commitTimeout = 4 * time.Second
+
+// idleTimeout has the server give up the locks of a batch whose connection has
+// fallen silent as soon as the batch is given up here. 0 means the manager's.
+func idleTimeout(ctx context.Context) time.Duration {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return 0
+	}
+	return max(time.Second, time.Until(deadline).Round(time.Second)) // few different ones
 }
 
 // attempt is what is known of the attempt that ended the transaction.
@@ -69,14 +85,28 @@ type attempt struct {
 	batch expiry.Batch
 }
 
-func (a attempt) failure(ctx context.Context, err error) error {
+func (a attempt) failure(ctx context.Context, err error, worded func(error) error) error {
 	a.Last = a.batch.Last
 	var unknown *txretry.CommitUnknownError
 	if blamed := a.Failure(ctx, err, errors.As(err, &unknown)); blamed != nil {
 		return blamed
 	}
-	return fmt.Errorf("expirypgx: sweep: %w", err)
+	return fmt.Errorf("expirypgx: sweep: %w", worded(err))
 }
+
+// worded says what to do about a table or a column that does not exist.
+func (s *Store) worded(err error) error {
+	missing, ok := errors.AsType[*pgconn.PgError](err)
+	if !ok || missing.Code != undefinedTable && missing.Code != undefinedColumn {
+		return err
+	}
+	return fmt.Errorf("table %s, or a column of it, does not exist: create it, or correct Config: %w", s.table(), err)
+}
+
+const (
+	undefinedTable  = "42P01"
+	undefinedColumn = "42703"
+)
 
 func (s *Store) attempt(ctx context.Context, tx pgx.Tx, req expiry.Request, a *attempt) error {
 	rows, err := s.claim(ctx, tx, req, &a.batch)
@@ -214,8 +244,11 @@ func (in *incoming) row(further []string) expiry.Row {
 func (s *Store) Look(ctx context.Context, skip []string) (expiry.Outlook, error) {
 	var o expiry.Outlook
 	var first, next pgtype.Timestamptz
-	if err := s.pool.QueryRow(ctx, s.sql.look, array(skip)).Scan(&o.Now, &first, &next, &o.Overdue, &o.Undated); err != nil {
-		return expiry.Outlook{}, fmt.Errorf("expirypgx: %w", err)
+	err := pgcall.Use(ctx, s.pool, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, s.sql.look, array(skip)).Scan(&o.Now, &first, &next, &o.Overdue, &o.Undated)
+	})
+	if err != nil {
+		return expiry.Outlook{}, fmt.Errorf("expirypgx: look: %w", s.worded(err))
 	}
 	if first.Valid && first.InfinityModifier == pgtype.Finite {
 		o.Lag = max(0, o.Now.Sub(first.Time))
