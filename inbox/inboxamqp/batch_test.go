@@ -245,10 +245,14 @@ func TestHandlerTimeout(t *testing.T) {
 		if !deaf.Load() || !strings.Contains(log.String(), "handler is stuck") {
 			return errors.New("not reported")
 		}
+		if err := c.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "do not return") {
+			return fmt.Errorf("ready: %v", err)
+		}
 		return nil
 	})
 	close(release)
 	b.Take(t, "failed.default", 1, patience)
+	testenv.Eventually(t, patience, func() error { return c.Ready(t.Context()) })
 }
 
 type logBuffer struct {

@@ -67,12 +67,13 @@ func (c *Consumer) checkTimes() []Finding {
 		})
 	}
 	// The last message of the prefetch waits for all that are before it on its worker.
-	rounds := (c.cfg.Prefetch + c.cfg.Concurrency - 1) / c.cfg.Concurrency
-	if wait := time.Duration(rounds) * c.cfg.HandlerTimeout; wait >= c.cfg.AckTimeout {
+	together := c.cfg.Concurrency * c.cfg.Batch
+	rounds := (c.cfg.Prefetch + together - 1) / together
+	if limit := c.cfg.limit(c.cfg.Batch); limit >= c.cfg.AckTimeout/time.Duration(rounds) {
 		findings = append(findings, Finding{
 			Component: component,
-			Problem: fmt.Sprintf("%d prefetched messages at up to %v each, %d at once, may take %v: the broker takes them back after %v",
-				c.cfg.Prefetch, c.cfg.HandlerTimeout, c.cfg.Concurrency, wait, c.cfg.AckTimeout),
+			Problem: fmt.Sprintf("%d prefetched messages, %d at once in up to %v, may take longer than the %v after which the broker takes them back",
+				c.cfg.Prefetch, together, limit, c.cfg.AckTimeout),
 			Mend: "lower Config.Prefetch or HandlerTimeout, or raise the broker's consumer_timeout and Config.AckTimeout",
 		})
 	}

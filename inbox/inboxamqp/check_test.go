@@ -33,13 +33,14 @@ func TestCheckTimes(t *testing.T) {
 		cfg  inboxamqp.Config
 		want string // in the only finding; empty for none
 	}{
-		"default":               {cfg: inboxamqp.Config{HandlerTimeout: time.Minute}},
+		"default":               {cfg: inboxamqp.Config{}},
+		"default batches":       {cfg: inboxamqp.Config{Batch: 100}},
 		"retention too short":   {inboxamqp.Config{Retention: 24 * time.Hour}, "takes effect again"},
 		"letters kept too long": {inboxamqp.Config{DeadLetterAge: 7 * 24 * time.Hour}, "takes effect again"},
 		"retries for too long":  {inboxamqp.Config{Retry: inbox.RetryPolicy{MaxAge: 4 * 24 * time.Hour}}, "takes effect again"},
-		"prefetch too large":    {inboxamqp.Config{HandlerTimeout: 15 * time.Minute}, "the broker takes them back after 30m0s"},
+		"prefetch too large":    {inboxamqp.Config{HandlerTimeout: 15 * time.Minute}, "16 prefetched messages, 8 at once in up to 15m0s, may take longer than the 30m0s"},
 		"a patient broker":      {cfg: inboxamqp.Config{HandlerTimeout: 15 * time.Minute, AckTimeout: time.Hour}},
-		"batches count, too":    {inboxamqp.Config{HandlerTimeout: time.Minute, Concurrency: 1, Batch: 100}, "may take 3h20m0s"},
+		"batches count, too":    {inboxamqp.Config{Concurrency: 1, Batch: 100, Prefetch: 500}, "500 prefetched messages, 100 at once in up to 10m0s"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -63,13 +63,13 @@ type Config struct {
 	MaxBodyBytes int
 
 	// HandlerTimeout bounds the work on one message, waiting for a rate limit included. A batch
-	// of n messages gets n times as long, together. The context then ends, and the message has failed. A handler
-	// that does not return soon after is reported; without a bound it is after half of
-	// AckTimeout. 0 means no bound.
+	// of n messages gets n times as long, together, but no more than a third of AckTimeout. The
+	// context then ends, and the message has failed. A handler that has not returned 5 seconds
+	// later is reported, by the log and by Ready. 0 means 60 s.
 	HandlerTimeout time.Duration
 	// AckTimeout is the broker's consumer_timeout, after which it takes unsettled messages
-	// back. It is only used by Check, and to report handlers that are stuck. 0 means 30 min,
-	// the broker's own default.
+	// back. It bounds the time of a batch, and how long a message waits whose copy cannot be
+	// published, and is used by Check. 0 means 30 min, the broker's own default.
 	AckTimeout time.Duration
 
 	// Ledger notes messages that are delivered more than once. Then the copies of a message
@@ -84,8 +84,8 @@ type Config struct {
 	// KillSwitch pauses consuming when most messages fail. The zero value never does.
 	KillSwitch KillSwitch
 	// Health is asked every 5 seconds, and before anything is consumed, whether what the
-	// processor needs is there; while it returns an error the consumer is paused, and no
-	// message is tried. It must be safe for concurrent use. Nil means not asked.
+	// processor needs is there; while it returns an error, or has not answered within 3 seconds,
+	// the consumer is paused, and no message is tried. Nil means not asked.
 	Health func(ctx context.Context) error
 	// DeriveID is called for messages whose id is missing or not a UUID v7, for senders that
 	// set none, and returns the id to use: the same for every copy of a message. uuid.Nil
@@ -119,10 +119,11 @@ type Config struct {
 	MessageLimit int
 	MemoryLimit  uint64
 
-	// ShutdownTimeout is how long running messages may take once Run ends. Then their
-	// context is cancelled with the cause inbox.ErrDraining. 0 means 60 s.
+	// ShutdownTimeout is how long Run takes to end, at most. The context of running messages is
+	// cancelled before that, with the cause inbox.ErrDraining: a tenth of it, but no more than
+	// 6 s, is left to settle them. 0 means 60 s.
 	ShutdownTimeout time.Duration
-	// CallTimeout bounds the dial and every call to the broker. 0 means 10 s.
+	// CallTimeout bounds the dial, every call to the broker and every call of the Ledger. 0 means 5 s.
 	CallTimeout time.Duration
 	// ConfirmTimeout bounds the wait for the broker's confirm of a copy. 0 means 15 s.
 	ConfirmTimeout time.Duration
@@ -141,6 +142,7 @@ func (c Config) withDefaults() Config {
 	c.Batch = cmp.Or(c.Batch, 1)
 	c.Prefetch = cmp.Or(c.Prefetch, min(2*c.Concurrency*c.Batch, maxPrefetch))
 	c.AckTimeout = cmp.Or(c.AckTimeout, 30*time.Minute)
+	c.HandlerTimeout = cmp.Or(c.HandlerTimeout, 60*time.Second)
 	c.MaxCrashes = cmp.Or(c.MaxCrashes, 5)
 	c.Retention = cmp.Or(c.Retention, 8*day)
 	c.DeadLetterAge = cmp.Or(c.DeadLetterAge, 5*day)
@@ -148,10 +150,19 @@ func (c Config) withDefaults() Config {
 	c.Retry = c.Retry.WithDefaults()
 	c.QueueType = cmp.Or(c.QueueType, Quorum)
 	c.ShutdownTimeout = cmp.Or(c.ShutdownTimeout, 60*time.Second)
-	c.CallTimeout = cmp.Or(c.CallTimeout, 10*time.Second)
+	c.CallTimeout = cmp.Or(c.CallTimeout, 5*time.Second)
 	c.ConfirmTimeout = cmp.Or(c.ConfirmTimeout, 15*time.Second)
 	c.Logger = cmp.Or(c.Logger, slog.Default()).With(slog.String("component", "inboxamqp"), slog.String("queue", c.Queue))
 	return c
+}
+
+// limit is how long the processor may take for n messages together.
+func (c Config) limit(n int) time.Duration {
+	most := max(c.HandlerTimeout, c.AckTimeout/3)
+	if c.HandlerTimeout > most/time.Duration(n) {
+		return most
+	}
+	return time.Duration(n) * c.HandlerTimeout
 }
 
 func (c Config) validate() error {

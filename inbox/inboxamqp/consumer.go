@@ -13,11 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/internal/blame"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
-	"github.com/holdfast-go/holdfast/internal/runloop"
 )
-
-// stuckGrace is how long a handler may take to notice that its context was cancelled.
-const stuckGrace = 5 * time.Second
 
 // The reasons why a consumer is not ready.
 var (
@@ -39,6 +35,7 @@ type Consumer struct {
 	notReady atomic.Pointer[error] // nil while consuming
 	copies   atomic.Pointer[amqpconn.Publisher]
 	refusals refusals
+	stuck    atomic.Int64 // handlers that ignore the end of their time
 }
 
 // NewConsumer returns a consumer that connects by dial once Run is called, over two
@@ -66,8 +63,8 @@ func NewConsumer(dial func(ctx context.Context) (*amqp.Connection, error), proce
 }
 
 // Run consumes until ctx is cancelled or a limit of the Config is reached. Then it takes no
-// more messages, gives those back that are not begun, lets the others finish within
-// ShutdownTimeout, settles them and returns nil. The broker may be down when it starts, or
+// more messages, gives those back that are not begun, lets the others finish, settles them and
+// returns nil, after ShutdownTimeout at the latest. The broker may be down when it starts, or
 // go down later: Run goes on trying. Calling it while it runs is an error.
 func (c *Consumer) Run(ctx context.Context) error {
 	if !c.running.CompareAndSwap(false, true) {
@@ -78,19 +75,24 @@ func (c *Consumer) Run(ctx context.Context) error {
 	c.setReady(errNoSession)
 
 	r := c.newRun(ctx)
-	amqpconn.Loop(r.stop, amqpconn.LoopConfig{
-		Dial: c.dial, Timeout: c.cfg.CallTimeout, Logger: c.cfg.Logger,
-		Down: func(error) { c.signals.lost(ctx) },
-	}, r.session)
-	r.finish()
+	r.serve(func() {
+		amqpconn.Loop(r.stop, amqpconn.LoopConfig{
+			Dial: c.dial, Timeout: c.cfg.CallTimeout, Logger: c.cfg.Logger,
+			Down: func(error) { c.signals.lost(ctx) },
+		}, r.session)
+	})
 	return nil
 }
 
 // Ready returns nil while messages are being received and failed ones have a place to go: copies
-// can be published, and no queue has refused one within about a minute.
+// can be published, and no queue has refused one within about a minute. It tells of handlers that
+// do not return although their time is over, too.
 func (c *Consumer) Ready(context.Context) error {
 	if err := c.notReady.Load(); err != nil {
 		return *err
+	}
+	if n := c.stuck.Load(); n > 0 {
+		return fmt.Errorf("inboxamqp: %d handlers do not return although their time is over", n)
 	}
 	if err := c.copies.Load().Ready(); err != nil {
 		return fmt.Errorf("inboxamqp: publishing copies: %w", err)
@@ -117,14 +119,18 @@ type run struct {
 	handed int // messages given to workers; sessions come one after the other
 
 	gate     *gate
+	asking   chan struct{} // one place, taken while Config.Health is asked
 	turns    *turns
 	suspects blame.Suspects
 	clock    atomic.Uint64 // tells which message began or failed before another
 	inHand   sync.Map      // deliveries whose run is open in the ledger
+	largest  atomic.Int64  // body that was received, in bytes
+	slack    atomic.Int64  // more bytes that may be on their way
 	aside    aside
 	refusals *refusals
 
 	abandoned chan struct{} // closed when the handlers' time is long up
+	overdue   chan struct{} // closed when all time is up
 	finished  context.Context
 	end       context.CancelFunc
 	workers   sync.WaitGroup
@@ -133,8 +139,8 @@ type run struct {
 
 func (c *Consumer) newRun(ctx context.Context) *run {
 	r := &run{
-		c: c, jobs: make(chan []*delivery), abandoned: make(chan struct{}),
-		gate: newGate(c.cfg.KillSwitch), turns: newTurns(c.cfg.Concurrency), refusals: &c.refusals,
+		c: c, jobs: make(chan []*delivery), abandoned: make(chan struct{}), overdue: make(chan struct{}),
+		asking: make(chan struct{}, 1), gate: newGate(c.cfg.KillSwitch), turns: newTurns(c.cfg.Concurrency), refusals: &c.refusals,
 	}
 	r.stop, r.halt = context.WithCancel(ctx)
 	r.finished, r.end = context.WithCancel(context.WithoutCancel(ctx))
@@ -143,7 +149,8 @@ func (c *Consumer) newRun(ctx context.Context) *run {
 	r.copies = amqpconn.NewPublisher(amqpconn.PublisherConfig{
 		Dial: c.dial, Timeout: c.cfg.CallTimeout, Logger: c.cfg.Logger,
 		Window: max(c.cfg.Concurrency, c.cfg.Batch, 16), ConfirmTimeout: c.cfg.ConfirmTimeout,
-		Down: func(error) { c.signals.lost(ctx) },
+		ShutdownTimeout: max(reserve(c.cfg.ShutdownTimeout)/3, time.Millisecond),
+		Down:            func(error) { c.signals.lost(ctx) },
 	})
 	c.copies.Store(r.copies)
 	for range c.cfg.Concurrency {
@@ -153,43 +160,4 @@ func (c *Consumer) newRun(ctx context.Context) *run {
 	r.others.Go(func() { r.budget(abort) })
 	r.others.Go(r.watchLimits)
 	return r
-}
-
-// budget cancels the handlers ShutdownTimeout after the stop, and gives them up a little later.
-func (r *run) budget(abort context.CancelCauseFunc) {
-	defer abort(nil)
-	select {
-	case <-r.stop.Done():
-	case <-r.finished.Done():
-		return
-	}
-	if runloop.Sleep(r.finished, r.c.cfg.ShutdownTimeout) != nil {
-		return
-	}
-	abort(inbox.ErrDraining)
-	if runloop.Sleep(r.finished, stuckGrace) != nil {
-		return
-	}
-	close(r.abandoned)
-	<-r.finished.Done()
-}
-
-// finish waits for the workers and ends the rest.
-func (r *run) finish() {
-	r.halt()
-	close(r.jobs)
-	idle := make(chan struct{})
-	go func() {
-		r.workers.Wait()
-		close(idle)
-	}()
-	select {
-	case <-idle:
-	case <-r.abandoned:
-		r.c.cfg.Logger.Error("handlers ignore the end of their context and are left behind")
-		r.spare()
-	}
-	r.aside.close()
-	r.end()
-	r.others.Wait()
 }

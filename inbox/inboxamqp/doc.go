@@ -68,6 +68,10 @@
 //
 // # Faults
 //
+// The consumer asks the broker every two seconds whether it is there, and connects anew when it has
+// not answered for five. What a connection that fell silent was given comes again when the broker
+// notices, too: after two of the heartbeats in the amqp.Config of the dial function, 10 s by default.
+//
 // On a lost connection, a closed channel, a deleted queue or a restarted broker the
 // consumer begins a new session, after pauses that grow to 10 seconds. An error that
 // is inbox.ErrUnavailable, for a database that is down, keeps the message. When another one that
@@ -82,10 +86,11 @@
 // # The end
 //
 // When its context is cancelled or a limit is reached, Run cancels its consumer,
-// gives back the messages that are not begun, and lets the others finish
-// within Config.ShutdownTimeout. Then it cancels their context with the cause
+// gives back the messages that are not begun, and lets the others finish. After nine
+// tenths of Config.ShutdownTimeout it cancels their context with the cause
 // inbox.ErrDraining; what fails after that is given back. No message is counted or
-// becomes a dead letter because of the end.
+// becomes a dead letter because of the end. Run returns within ShutdownTimeout, and leaves
+// behind what ignores that its time is over.
 //
 // # Names and limits
 //

@@ -100,7 +100,7 @@ func TestDrainLeavesHandlersBehind(t *testing.T) {
 		<-release
 		return errBroken
 	}), inboxamqp.Config{
-		Queue: "orders", Retry: quick, Ledger: ledger, Concurrency: n, HandlerTimeout: 20 * time.Millisecond, ShutdownTimeout: 10 * time.Millisecond,
+		Queue: "orders", Retry: quick, Ledger: ledger, Concurrency: n, HandlerTimeout: 20 * time.Millisecond, ShutdownTimeout: 3 * time.Second,
 	})
 	for range n {
 		b.Publish(t, "", "orders", attempt(2))

@@ -14,8 +14,10 @@ import (
 // healthInterval is how often Config.Health is asked while messages are consumed.
 const healthInterval = 5 * time.Second
 
-// healthPatience bounds each question.
+// healthPatience is how long it may take to answer.
 const healthPatience = 3 * time.Second
+
+var errHealthHangs = errors.New("inboxamqp: Config.Health does not answer")
 
 // defaultWindow is how many messages a KillSwitch looks at.
 const defaultWindow = 50
@@ -95,8 +97,24 @@ func (r *run) healthy() error {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(r.stop, min(healthPatience, r.c.cfg.CallTimeout))
-	defer cancel()
-	return r.c.cfg.Health(ctx)
+	select {
+	case r.asking <- struct{}{}:
+	case <-ctx.Done(): // it does not mind its context, and has not answered the question before
+		cancel()
+		return errHealthHangs
+	}
+	answer := make(chan error, 1)
+	go func() {
+		defer cancel()
+		defer func() { <-r.asking }()
+		answer <- r.c.cfg.Health(ctx)
+	}()
+	select {
+	case err := <-answer:
+		return err
+	case <-ctx.Done():
+		return errHealthHangs
+	}
 }
 
 // watchHealth pauses an epoch of consuming when Config.Health fails.

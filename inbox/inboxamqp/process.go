@@ -11,6 +11,9 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 )
 
+// stuckGrace is how long a handler may take to notice that its context was cancelled.
+const stuckGrace = 5 * time.Second
+
 // errDeadline is the cause with which Config.HandlerTimeout ends a context.
 var errDeadline = errors.New("inboxamqp: HandlerTimeout is over")
 
@@ -59,22 +62,23 @@ func (r *run) acceptable(m *inbox.Message) error {
 	return nil
 }
 
-// call runs the processor. It waits for it however long it takes; of one that does not mind
-// its deadline it tells.
+// call runs the processor and waits for it however long it takes. It reports one that ignores its
+// deadline.
 func (r *run) call(ctx context.Context, msgs []*inbox.Message, answers []error) {
-	patience := r.c.cfg.AckTimeout / 2
-	if limit := time.Duration(len(msgs)) * r.c.cfg.HandlerTimeout; limit > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, limit, errDeadline)
-		defer cancel()
-		patience = limit + stuckGrace
-	}
-	stuck := time.AfterFunc(patience, func() {
+	limit := r.c.cfg.limit(len(msgs))
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, errDeadline)
+	defer cancel()
+	stuck := time.AfterFunc(limit+stuckGrace, func() {
+		r.c.stuck.Add(1)
 		r.c.signals.stuck(ctx)
 		r.c.cfg.Logger.ErrorContext(ctx, "handler is stuck", slog.Any("message_id", msgs[0].ID), slog.String("name", msgs[0].Name),
-			slog.Int("messages", len(msgs)), slog.Duration("for", patience))
+			slog.Int("messages", len(msgs)), slog.Duration("for", limit+stuckGrace))
 	})
-	defer stuck.Stop()
+	defer func() {
+		if !stuck.Stop() {
+			r.c.stuck.Add(-1)
+		}
+	}()
 	defer func() {
 		if v := recover(); v != nil {
 			copy(answers, same(len(msgs), &inbox.PanicError{Value: v, Stack: debug.Stack()}))

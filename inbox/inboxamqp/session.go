@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 )
 
@@ -23,6 +24,9 @@ var (
 	errCrowded   = errors.New("failed messages that wait hold half of the prefetch")
 	errStop      = errors.New("stop")
 )
+
+// maxSlack bounds by how many bytes silent connections prolong the patience with further ones.
+const maxSlack = 128 << 20
 
 func pausing(why error) bool { return errors.Is(why, errPause) || errors.Is(why, errTripped) }
 
@@ -36,6 +40,8 @@ type session struct {
 
 	closes  <-chan *amqp.Error
 	cancels <-chan string
+
+	received bool // anything at all
 
 	epoch   int64 // counts the times consuming began
 	pauses  chan pauseRequest
@@ -79,6 +85,32 @@ type pauseRequest struct {
 	why   error
 }
 
+// open opens the channel on a connection that is watched.
+func (r *run) open(conn *amqpconn.Conn) (*amqp.Channel, error) {
+	if err := conn.Watch(r.pending); err != nil {
+		return nil, err
+	}
+	ch, err := conn.Channel()
+	if err != nil {
+		return nil, fmt.Errorf("open channel: %w", err)
+	}
+	return ch, nil
+}
+
+// pending is how much may be on its way from the broker before it answers a question.
+func (r *run) pending() int { return int(2*r.largest.Load() + r.slack.Load()) }
+
+// noteSilence gives the next connection more time than one on which nothing came before the broker
+// seemed to be silent: it may have been sending a large message over a slow line, and would never
+// get it through.
+func (r *run) noteSilence(silent bool) {
+	if !silent {
+		r.slack.Store(0)
+		return
+	}
+	r.slack.Store(min(2*r.slack.Load()+inbox.MaxBodyBytes, maxSlack))
+}
+
 func (s *session) requestPause(epoch int64, why error) {
 	select {
 	case s.pauses <- pauseRequest{epoch, why}:
@@ -88,9 +120,14 @@ func (s *session) requestPause(epoch int64, why error) {
 
 // session receives messages until the session fails, or returns nil after a drain.
 func (r *run) session(_ context.Context, conn *amqpconn.Conn) error {
-	ch, err := conn.Channel()
+	defer context.AfterFunc(r.finished, conn.Close)() // a drain that hangs
+	opened := context.AfterFunc(r.stop, conn.Close)   // nothing is in hand yet
+	ch, err := r.open(conn)
+	if !opened() {
+		return nil
+	}
 	if err != nil {
-		return fmt.Errorf("open channel: %w", err)
+		return err
 	}
 	s := &session{
 		r: r, conn: conn, ch: ch,
@@ -100,7 +137,10 @@ func (r *run) session(_ context.Context, conn *amqpconn.Conn) error {
 		doubts:  make(chan struct{}, 1),
 		settled: make(chan struct{}, 1),
 	}
-	defer s.over.Store(true)
+	defer func() {
+		s.over.Store(true)
+		r.noteSilence(conn.Silent() && !s.received)
+	}()
 	defer r.c.setReady(errNoSession)
 	for {
 		err := s.consume()

@@ -87,7 +87,7 @@ func (r *run) look(m *inbox.Message) (entry inbox.LedgerEntry, err error) {
 
 // note calls the ledger, also while draining.
 func (r *run) note(call func(ctx context.Context, l inbox.Ledger, name string) error) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.work), r.c.cfg.CallTimeout)
+	ctx, cancel := context.WithTimeout(r.finished, r.c.cfg.CallTimeout)
 	defer cancel()
 	return call(ctx, r.c.cfg.Ledger, r.c.cfg.Name)
 }

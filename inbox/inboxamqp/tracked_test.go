@@ -212,7 +212,7 @@ func TestDrainClosesRuns(t *testing.T) {
 		close(started)
 		<-release
 		return nil
-	}), inboxamqp.Config{Queue: "orders", Retry: quick, Ledger: ledger, ShutdownTimeout: 10 * time.Millisecond})
+	}), inboxamqp.Config{Queue: "orders", Retry: quick, Ledger: ledger, ShutdownTimeout: 3 * time.Second})
 	p := attempt(2)
 	b.Publish(t, "", "orders", p)
 	<-started

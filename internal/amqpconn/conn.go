@@ -133,6 +133,9 @@ func (c *Conn) reason(err *amqp.Error) error {
 // Done is closed when the connection has ended, for whatever reason.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
+// Silent reports whether the connection was ended because the broker did not answer.
+func (c *Conn) Silent() bool { return c.silent.Load() }
+
 // Err returns why the connection ended. It must be called after Done is closed.
 func (c *Conn) Err() error { return c.err }
 
