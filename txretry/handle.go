@@ -132,6 +132,15 @@ func (h *handle) AtCommitExplained(explain func(error) error, sql string, args .
 	return true
 }
 
+// EffectAtCommit is AtCommit for txretrytest.
+func (h *handle) EffectAtCommit(e session.Effect) bool {
+	if h.closed() {
+		return false
+	}
+	h.t.atCommit = append(h.t.atCommit, session.Statement{Effect: &e})
+	return true
+}
+
 func (h *handle) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
 	tag, err := h.tx().Exec(ctx, sql, args...)
 	return tag, h.t.record(err)

@@ -45,6 +45,22 @@ func TestConformance(t *testing.T) {
 	}
 }
 
+func TestManagedWriter(t *testing.T) {
+	t.Parallel()
+	pgtest.New(t) // skips before there are subtests
+	conformance.TestManagedWriter(t, conformance.ManagedBackend{Open: func(t *testing.T) conformance.Managed {
+		f := setup(t, outboxpgx.SourceConfig{})
+		return conformance.Managed{
+			Store:   f.store(func(ctx context.Context, fn func(write) error) error { return inManaged(f, ctx, fn) }),
+			Manager: f.manager, Write: f.writer.Write, WriteOnce: f.writer.WriteOnce,
+			Break: func(ctx context.Context, tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, "SELECT 1/0")
+				return err
+			},
+		}
+	}})
+}
+
 func inManaged(f *fixture, ctx context.Context, fn func(write) error) error {
 	return f.manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		return fn(func(msgs ...outbox.Message) error { return f.writer.Write(ctx, tx, msgs...) })

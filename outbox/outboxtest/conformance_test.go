@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
@@ -23,8 +24,23 @@ func TestStore(t *testing.T) {
 	t.Run("source", func(t *testing.T) { conformance.TestSource(t, backend) })
 }
 
+func TestManagedWriter(t *testing.T) {
+	conformance.TestManagedWriter(t, conformance.ManagedBackend{Bubble: true, Open: func(*testing.T) conformance.Managed {
+		manager, store := txretrytest.NewManager(txretrytest.Config{}), outboxtest.NewStore()
+		return conformance.Managed{
+			Store: over(manager, store), Manager: manager, Write: store.Write, WriteOnce: store.WriteOnce,
+			Break: func(_ context.Context, tx pgx.Tx) error {
+				return txretrytest.Fail(tx, &pgconn.PgError{Severity: "ERROR", Code: "22012"})
+			},
+		}
+	}})
+}
+
 func open(*testing.T) conformance.Store {
-	manager, store := txretrytest.NewManager(txretrytest.Config{}), outboxtest.NewStore()
+	return over(txretrytest.NewManager(txretrytest.Config{}), outboxtest.NewStore())
+}
+
+func over(manager *txretrytest.Manager, store *outboxtest.Store) conformance.Store {
 	return conformance.Store{
 		Source: store,
 		InTx: func(ctx context.Context, fn func(func(...outbox.Message) error) error) error {

@@ -36,13 +36,17 @@ func (s *Store) WriteOnce(ctx context.Context, tx pgx.Tx, key string, m outbox.M
 	s.mu.Lock()
 	old, known := s.once[key]
 	s.mu.Unlock()
-	if known && now.Before(old.expires) {
-		return old.id, false, nil
+	id, first = prepared[0].ID, !known || !now.Before(old.expires)
+	remember, forget := func() {}, func() {}
+	if first {
+		remember = func() { s.setOnce(key, remembered{id, now.Add(dedupRetention)}) }
+		forget = func() { s.setOnce(key, old) }
 	}
-	id = prepared[0].ID
-	remember := func() { s.setOnce(key, remembered{id, now.Add(dedupRetention)}) }
-	if err := txretrytest.Effect(tx, remember, func() { s.setOnce(key, old) }); err != nil {
+	if err := txretrytest.Effect(tx, remember, forget); err != nil {
 		return uuid.Nil, false, fmt.Errorf("outboxtest: write once: %w", err)
+	}
+	if !first {
+		return old.id, false, nil
 	}
 	return id, true, s.Write(ctx, tx, prepared...)
 }

@@ -59,8 +59,10 @@ func NewStore() *Store { return &Store{byID: map[uuid.UUID]*entry{}, once: map[s
 
 // Write stores messages as part of a transaction of txretrytest.Manager: a
 // relay sees them once it has committed, and never if it rolls back. What
-// outbox.Prepare refuses is refused with nothing stored; an id that is stored
-// already fails the transaction with the unique violation that Postgres gives.
+// outbox.Prepare refuses is refused with nothing stored. The rest is refused
+// where the real writer's statement is, at COMMIT: an id that is stored already,
+// with the unique violation that Postgres gives, and a transaction that only
+// reads or has failed.
 func (s *Store) Write(ctx context.Context, tx pgx.Tx, msgs ...outbox.Message) error {
 	if tx == nil {
 		return errors.New("outboxtest: Write needs a transaction")
@@ -72,35 +74,26 @@ func (s *Store) Write(ctx context.Context, tx pgx.Tx, msgs ...outbox.Message) er
 	if err != nil {
 		return err
 	}
-	if id, taken := s.taken(prepared); taken {
-		return txretrytest.Fail(tx, &pgconn.PgError{Severity: "ERROR", Code: "23505", Message: "duplicate message id " + id.String()})
-	}
 	added := make([]*entry, len(prepared))
 	for i, m := range prepared {
 		m.PublishedAt, m.Attempts = time.Time{}, 0
 		added[i] = &entry{Message: clone(m)}
 	}
-	err = txretrytest.StagedEffect(tx, func() { s.add(added) }, func() { s.remove(added) }, func() { s.commit(added) })
+	err = txretrytest.EffectAtCommit(tx, func() error { return s.add(added) }, func() { s.remove(added) }, func() { s.commit(added) })
 	if err != nil {
 		return fmt.Errorf("outboxtest: write: %w", err)
 	}
 	return nil
 }
 
-func (s *Store) taken(msgs []outbox.Message) (uuid.UUID, bool) {
+func (s *Store) add(added []*entry) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, m := range msgs {
-		if s.byID[m.ID] != nil {
-			return m.ID, true
+	for _, e := range added {
+		if s.byID[e.ID] != nil {
+			return &pgconn.PgError{Severity: "ERROR", Code: "23505", Message: "duplicate message id " + e.ID.String()}
 		}
 	}
-	return uuid.Nil, false
-}
-
-func (s *Store) add(added []*entry) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	now := time.Now()
 	for _, e := range added {
 		e.CreatedAt = now
@@ -111,6 +104,7 @@ func (s *Store) add(added []*entry) {
 		s.byID[e.ID] = e
 	}
 	s.entries = append(s.entries, added...)
+	return nil
 }
 
 func (s *Store) remove(gone []*entry) {

@@ -75,7 +75,7 @@ type fakeSession struct {
 
 	statements int // up to now
 	undo       []func()
-	commits    []func() // of staged effects
+	commits    []func() // of effects at COMMIT
 	atCommit   error    // of FailAtCommit
 	marks      []mark
 }
@@ -133,6 +133,8 @@ func (s *fakeSession) State() session.State { return s.state }
 func (s *fakeSession) XID() string { return s.xid }
 
 func (s *fakeSession) Standby() bool { return false }
+
+func readOnly() error { return answer("25006", "cannot write in a read-only transaction") }
 
 func aborted() error {
 	return answer("25P02", "current transaction is aborted, commands ignored until end of transaction block")
@@ -206,22 +208,44 @@ func (s *fakeSession) undoTo(n int) {
 }
 
 func (s *fakeSession) Commit(_ context.Context, _ time.Duration, last []session.Statement) (session.Outcome, error) {
-	if len(last) > 0 {
-		return session.RolledBack, s.refuse(last[0].SQL)
+	for _, st := range last {
+		if st.Effect == nil {
+			return session.RolledBack, s.refuse(st.SQL)
+		}
 	}
 	switch s.fault.Point {
 	case AtCommit:
 		return s.refuseCommit(answer(s.fault.SQLSTATE, scripted))
 	case ReplyLostNotApplied:
 		return s.lose(false, errReplyLost)
-	case ReplyLostApplied:
-		return s.lose(s.atCommit == nil, errReplyLost)
 	}
-	if s.atCommit != nil {
-		return s.refuseCommit(s.atCommit)
+	err := s.applyLast(last)
+	switch {
+	case s.fault.Point == ReplyLostApplied:
+		return s.lose(err == nil, errReplyLost)
+	case err != nil:
+		return s.refuseCommit(err)
 	}
 	s.end(true)
 	return session.Committed, nil
+}
+
+// applyLast runs what belongs to COMMIT, up to the first error.
+func (s *fakeSession) applyLast(last []session.Statement) error {
+	if s.atCommit != nil {
+		return s.atCommit
+	}
+	for _, st := range last {
+		if s.readOnly {
+			return readOnly()
+		}
+		if err := st.Effect.Apply(); err != nil {
+			return err
+		}
+		s.undo = append(s.undo, st.Effect.Undo)
+		s.commits = append(s.commits, st.Effect.Commit)
+	}
+	return nil
 }
 
 // refuseCommit applies nothing, which not every error says.

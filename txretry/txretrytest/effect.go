@@ -28,32 +28,32 @@ func Effect(tx pgx.Tx, apply, undo func()) error {
 
 func (s *fakeSession) effect(apply, undo func()) error {
 	if s.readOnly {
-		return s.fail(answer("25006", "cannot write in a read-only transaction"))
+		return s.fail(readOnly())
 	}
 	apply()
 	s.undo = append(s.undo, undo)
 	return nil
 }
 
-// StagedEffect is [Effect] for memory that others must not see before the
-// commit: commit runs as soon as the transaction is applied, also where the
-// reply of COMMIT is lost, unless undo has run before.
-func StagedEffect(tx pgx.Tx, apply, undo, commit func()) error {
+// EffectAtCommit is to memory what [txretry.AtCommit] is to SQL: apply runs with COMMIT, which its
+// error refuses, also in a transaction that only reads. Others must not see what it has done before
+// commit runs, as soon as all have succeeded, also where the reply of COMMIT is lost; undo runs instead
+// where one behind it fails. It is dropped when the savepoint it was registered in rolls back.
+//
+// It returns an error, and runs nothing, if tx is not a transaction of a [Manager] (the error names what
+// it is) or is closed (pgx.ErrTxClosed); and if a function is nil.
+func EffectAtCommit(tx pgx.Tx, apply func() error, undo, commit func()) error {
 	if apply == nil || undo == nil || commit == nil {
-		return errors.New("txretrytest: StagedEffect needs an apply, an undo and a commit function")
+		return errors.New("txretrytest: EffectAtCommit needs an apply, an undo and a commit function")
 	}
-	return onFake(tx, func(s *fakeSession) error {
-		undone := false
-		if err := s.effect(apply, func() { undone = true; undo() }); err != nil {
-			return err
-		}
-		s.commits = append(s.commits, func() {
-			if !undone {
-				commit()
-			}
-		})
-		return nil
-	})
+	h, ok := tx.(interface{ EffectAtCommit(e session.Effect) bool })
+	if !ok {
+		return fmt.Errorf("txretrytest: not a transaction of txretrytest.Manager but a %T", tx)
+	}
+	if !h.EffectAtCommit(session.Effect{Apply: apply, Undo: undo, Commit: commit}) {
+		return pgx.ErrTxClosed
+	}
+	return nil
 }
 
 // Fail makes a fake transaction fail as a statement's error does, such as a

@@ -23,7 +23,7 @@ const (
 	NoFault Point = iota
 
 	AtBegin     // the transaction does not begin
-	AtStatement // the n-th Effect, StagedEffect or Fail is not run
+	AtStatement // the n-th Effect or Fail is not run
 	AtEnd       // fn has succeeded, then fails as if by its last statement; not that of a nested call
 	AtCommit    // COMMIT is refused; nothing is applied, but of 08xxx, 40003 and 57P0x that is unknown
 

@@ -89,6 +89,13 @@ type Statement struct {
 	SQL     string
 	Args    []any
 	Explain func(error) error // wraps the error of COMMIT; nil: as it is
+	Effect  *Effect           // what stands for it on the fake; nil: nothing does
+}
+
+// Effect is a change of memory that belongs to COMMIT.
+type Effect struct {
+	Apply        func() error
+	Undo, Commit func()
 }
 
 // State is what is known about a session's transaction.
