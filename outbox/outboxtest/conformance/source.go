@@ -34,6 +34,7 @@ func TestSource(t *testing.T, b Backend) {
 		"foreign ids are ignored":             ignoresForeign,
 		"bad requests are refused":            refusesBadRequests,
 		"what lies in the store is measured":  measures,
+		"what is held behind it is old":       measuresHeldMessages,
 	} {
 		each(t, b.Bubble, name, func(t *testing.T) { fn(t, b.Open(t)) })
 	}

@@ -45,3 +45,26 @@ func measures(t *testing.T, s Store) {
 	n := int64(len(dead.Messages)) // the message behind the failed one was not claimed
 	wants("the others dead", 2-n, 2, n, true)
 }
+
+// What waits behind a message for later is late all the same: an alert on the age must see it.
+func measuresHeldMessages(t *testing.T, s Store) {
+	source, ok := s.Source.(outbox.Measured)
+	if !ok {
+		return
+	}
+	later := message("k", "1")
+	later.NotBefore = time.Now().Add(time.Hour)
+	s.write(t, later)
+	s.write(t, message("k", "2"), message("k", "3"))
+	time.Sleep(time.Millisecond)
+	for _, when := range []string{"before a claim", "after a claim"} {
+		stats, err := source.Stats(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if stats.Ready != 2 || stats.Parked != 1 || stats.OldestAge <= 0 || stats.OldestAge > 30*time.Minute {
+			t.Errorf("%s: %+v", when, stats)
+		}
+		s.wantReady(t)
+	}
+}
