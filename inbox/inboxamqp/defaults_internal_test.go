@@ -1,0 +1,29 @@
+package inboxamqp
+
+import (
+	"testing"
+	"time"
+)
+
+// What zero means is a promise: nothing else would show that one of these has changed.
+func TestDefaults(t *testing.T) {
+	t.Parallel()
+	c := Config{}.withDefaults()
+	for name, value := range map[string][2]any{
+		"Concurrency":     {c.Concurrency, 8},
+		"Prefetch":        {c.Prefetch, 16},
+		"AckTimeout":      {c.AckTimeout, 30 * time.Minute},
+		"HandlerTimeout":  {c.HandlerTimeout, time.Minute},
+		"MaxCrashes":      {c.MaxCrashes, 5},
+		"Retention":       {c.Retention, 8 * 24 * time.Hour},
+		"DeadLetterAge":   {c.DeadLetterAge, 5 * 24 * time.Hour},
+		"ShutdownTimeout": {c.ShutdownTimeout, time.Minute},
+		"MaxRetries":      {c.Retry.MaxRetries, 5},
+		"Delay":           {c.Retry.Delay, time.Second},
+		"MaxDelay":        {c.Retry.MaxDelay, time.Minute},
+	} {
+		if value[0] != value[1] {
+			t.Errorf("%s is %v, want %v", name, value[0], value[1])
+		}
+	}
+}

@@ -1,0 +1,23 @@
+package outbox
+
+import (
+	"testing"
+	"time"
+)
+
+// What zero means is a promise: nothing else would show that one of these has changed.
+func TestDefaults(t *testing.T) {
+	t.Parallel()
+	c := RelayConfig{}.withDefaults()
+	for name, value := range map[string][2]any{
+		"BatchSize":       {c.BatchSize, 500},
+		"PublishTimeout":  {c.PublishTimeout, 10 * time.Second},
+		"ShutdownTimeout": {c.ShutdownTimeout, 15 * time.Second},
+		"MaxRetryDelay":   {c.Policy.MaxRetryDelay, 5 * time.Minute},
+		"MaxPauseDelay":   {c.MaxPauseDelay, 2 * time.Second},
+	} {
+		if value[0] != value[1] {
+			t.Errorf("%s is %v, want %v", name, value[0], value[1])
+		}
+	}
+}
