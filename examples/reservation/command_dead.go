@@ -85,11 +85,12 @@ func parseDeadFilter(c *commandContext, verb string, args []string) (deadFilter,
 	flags.StringVar(&f.name, "name", "", "only messages of this `name`")
 	flags.StringVar(&f.class, "class", "", "only failures of this `class`")
 	flags.IntVar(&f.limit, "limit", 0, "at most so many of each (0: 100 for list and show, else all)")
-	flags.Func("id", "only the message of this `id`; may be repeated", func(text string) error {
+	addID := func(text string) error {
 		id, err := uuid.Parse(text)
 		f.ids = append(f.ids, id)
 		return err
-	})
+	}
+	flags.Func("id", "only the message of this `id`, also without the flag's name; may be repeated", addID)
 	if verb == "retry" {
 		flags.BoolVar(&f.force, "force", false, "also those of the inbox that are older than its memory of what was processed")
 	}
@@ -98,7 +99,13 @@ func parseDeadFilter(c *commandContext, verb string, args []string) (deadFilter,
 		flags.StringVar(&f.reason, "reason", "", "`why`; kept, too")
 		flags.BoolVar(&f.all, "all", false, "really all of them, where nothing else chooses")
 	}
-	if err := parseFlags(c, flags, args); err != nil {
+	err := parseArguments(c, flags, args, func(text string) error {
+		if err := addID(text); err != nil {
+			return usagef("dead %s: %.40q is not an id", verb, text)
+		}
+		return nil
+	})
+	if err != nil {
 		return f, err
 	}
 	chosen := f.name != "" || f.class != "" || len(f.ids) > 0 || f.limit > 0
@@ -108,9 +115,9 @@ func parseDeadFilter(c *commandContext, verb string, args []string) (deadFilter,
 	case f.limit < 0:
 		return f, usagef("dead: --limit must not be negative")
 	case verb == "show" && len(f.ids) == 0:
-		return f, usagef("dead show: --id is required")
+		return f, usagef("dead show: say the id, as in dead show ID")
 	case changes && !chosen && !f.all:
-		return f, usagef("dead %s: choose by --id, --name, --class or --limit, or say --all", verb)
+		return f, usagef("dead %s: choose by ID, --name, --class or --limit, or say --all", verb)
 	case changes && f.by == "":
 		return f, usagef("dead %s: say --by", verb)
 	}

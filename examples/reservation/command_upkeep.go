@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
-	"github.com/holdfast-go/holdfast/expiry"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/outbox"
@@ -16,16 +16,21 @@ import (
 func runRelay(ctx context.Context, c *commandContext, args []string) (int, error) {
 	flags := newFlagSet("relay")
 	limit := flags.Int("limit", 1000, "end after so many messages")
-	timeLimit := flags.Duration("time-limit", 0, "wait for new messages until so much `time` has passed (0: end when the outbox is empty)")
+	var timeLimit time.Duration
+	flags.Func("time-limit", "wait for new messages until so much `time` has passed, such as 55 or 55s (0: end when the outbox is empty)",
+		func(text string) (err error) {
+			timeLimit, err = parseSeconds(text)
+			return err
+		})
 	if err := parseFlags(c, flags, args); err != nil {
 		return exitUsage, err
 	}
-	if *limit < 1 || *timeLimit < 0 {
+	if *limit < 1 || timeLimit < 0 {
 		return exitUsage, usagef("relay: --limit must be at least 1 and --time-limit not negative")
 	}
 	var report outbox.Report
 	err := whilePublishing(ctx, c.parts.publisher.Run, func(ctx context.Context) (err error) {
-		report, err = c.parts.relay.Drain(ctx, outbox.Bounds{Limit: *limit, TimeLimit: *timeLimit})
+		report, err = c.parts.relay.Drain(ctx, outbox.Bounds{Limit: *limit, TimeLimit: timeLimit})
 		return err
 	})
 	fmt.Fprintf(c.stdout, "published %d, failed %d, dead %d\n", report.Published, report.Failed, report.Dead)
@@ -33,6 +38,14 @@ func runRelay(ctx context.Context, c *commandContext, args []string) (int, error
 		return exitUsage, err
 	}
 	return report.ExitCode(), nil
+}
+
+// parseSeconds reads a duration; a number without a unit is in seconds.
+func parseSeconds(text string) (time.Duration, error) {
+	if seconds, err := strconv.ParseUint(text, 10, 31); err == nil {
+		return time.Duration(seconds) * time.Second, nil
+	}
+	return time.ParseDuration(text)
 }
 
 func runSweep(ctx context.Context, c *commandContext, args []string) (int, error) {
@@ -71,51 +84,4 @@ func runMigrate(ctx context.Context, c *commandContext, args []string) (int, err
 	}
 	fmt.Fprintln(c.stdout, "tables, exchange and queues are up to date")
 	return exitOK, nil
-}
-
-const doctorTimeout = 30 * time.Second
-
-// runDoctor prints what the packages find amiss; it changes nothing.
-func runDoctor(ctx context.Context, c *commandContext, args []string) (int, error) {
-	if err := parseFlags(c, newFlagSet("doctor"), args); err != nil {
-		return exitUsage, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, doctorTimeout)
-	defer cancel()
-	var errs []error
-	found := 0
-	for _, check := range c.parts.doctorChecks() {
-		findings, err := check(ctx)
-		errs = append(errs, err)
-		found += len(findings)
-		for _, f := range findings {
-			fmt.Fprintf(c.stdout, "%s: %s\n\tmend: %s\n", f.Component, f.Problem, f.Mend)
-		}
-	}
-	if err := errors.Join(errs...); err != nil {
-		return exitFailed, err
-	}
-	if found > 0 {
-		fmt.Fprintf(c.stdout, "findings: %d; the command migrate creates what does not exist\n", found)
-		return exitFailed, nil
-	}
-	fmt.Fprintln(c.stdout, "all is well")
-	return exitOK, nil
-}
-
-func (p *parts) doctorChecks() []func(context.Context) ([]expiry.Finding, error) {
-	return []func(context.Context) ([]expiry.Finding, error){
-		p.transactor.Check,
-		p.source.Check,
-		p.listener.Check,
-		func(ctx context.Context) ([]expiry.Finding, error) {
-			return inboxpgx.Check(ctx, p.servers.workers, inboxpgx.PruneConfig{})
-		},
-		p.records.Check,
-		p.holds.Check,
-		p.keys.Check,
-		p.limiter.Check,
-		p.publisher.Check,
-		p.consumer.Check,
-	}
 }

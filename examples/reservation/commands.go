@@ -9,6 +9,8 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // command is one subcommand.
@@ -51,12 +53,20 @@ func runCommand(ctx context.Context, cfg config, log *slog.Logger, stdout, stder
 		return exitOK
 	}
 	if err != nil {
-		fmt.Fprintln(stderr, "reservation: "+oneLine(err))
+		fmt.Fprintln(stderr, "reservation: "+oneLine(err)+hint(err))
 		if _, mistake := errors.AsType[*usageError](err); mistake {
 			return exitUsage
 		}
 	}
 	return code
+}
+
+// hint names the command that mends an error.
+func hint(err error) string {
+	if missing, ok := errors.AsType[*pgconn.PgError](err); ok && missing.Code == "42P01" {
+		return "; run `reservation migrate` first"
+	}
+	return ""
 }
 
 func doCommand(ctx context.Context, cfg config, log *slog.Logger, stdout io.Writer) (int, error) {
@@ -88,6 +98,13 @@ func doCommand(ctx context.Context, cfg config, log *slog.Logger, stdout io.Writ
 
 // parseFlags parses the flags of a command, which takes no other arguments.
 func parseFlags(c *commandContext, flags *flag.FlagSet, args []string) error {
+	return parseArguments(c, flags, args, func(text string) error {
+		return usagef("%s: unexpected argument %.40q", flags.Name(), text)
+	})
+}
+
+// parseArguments parses flags and, between them and after them, arguments.
+func parseArguments(c *commandContext, flags *flag.FlagSet, args []string, argument func(string) error) error {
 	err := flags.Parse(args)
 	if errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintf(c.stdout, "Usage: reservation %s [flags]\n", flags.Name())
@@ -98,10 +115,13 @@ func parseFlags(c *commandContext, flags *flag.FlagSet, args []string) error {
 	if err != nil {
 		return &usageError{err}
 	}
-	if flags.NArg() > 0 {
-		return usagef("%s: unexpected argument %.40q", flags.Name(), flags.Arg(0))
+	if flags.NArg() == 0 {
+		return nil
 	}
-	return nil
+	if err := argument(flags.Arg(0)); err != nil {
+		return err
+	}
+	return parseArguments(c, flags, flags.Args()[1:], argument)
 }
 
 // writeUsage prints what the program can do.

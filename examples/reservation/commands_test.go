@@ -52,6 +52,9 @@ func TestUsage(t *testing.T) {
 		{"dead", "retry"},
 		{"dead", "remove"},
 		{"dead", "list", "--id=x"},
+		{"dead", "show", "x"},
+		{"relay", "--time-limit=-1s"},
+		{"relay", "--time-limit=99999999999"},
 		{"dead", "list", "--from=x"},
 		{"sweep", "--now"},
 		{"-backend=containers", "sweep"},
@@ -100,7 +103,15 @@ func TestOperatorCommands(t *testing.T) {
 		}
 	}
 	wants(1, "the command migrate creates", "doctor")
-	wants(2, "", "relay")
+	if _, out, _ := command(t, s.env(), "doctor"); strings.Count(out, "\n") > 30 || !strings.Contains(out, "more\n") {
+		t.Errorf("on empty servers doctor prints %d lines: %s", strings.Count(out, "\n"), out)
+	}
+	for want, args := range map[int][]string{2: {"relay"}, 1: {"dead", "list"}} {
+		code, _, errs := command(t, s.env(), args...)
+		if code != want || !strings.HasSuffix(errs, "run `reservation migrate` first\n") || strings.Count(errs, "reservation: ") != 1 {
+			t.Errorf("%q before migrate exits with %d: %s", args, code, errs)
+		}
+	}
 	wants(0, "up to date", "migrate")
 	wants(0, "up to date", "migrate")
 	healthy(t, s.env())
@@ -122,7 +133,24 @@ func TestOperatorCommands(t *testing.T) {
 	}
 	wants(0, "published 2, failed 0", "relay", "--limit", "2")
 	wants(0, "published 1, failed 0", "relay", "--limit=10", "--time-limit=1s")
+
+	c.hold(newUser(), event, `"quantity":1`)
+	pool := pgtest.Pool(t, s.databaseURL, 1)
+	if _, err := pool.Exec(t.Context(), "update holdfast_outbox set exchange = 'nowhere'"); err != nil {
+		t.Fatal(err)
+	}
+	wants(1, "published 0, failed", "relay", "--limit=1000", "--time-limit=1")
 	api.stop()
+}
+
+func TestDoctorSaysOnceWhatItCannotReach(t *testing.T) {
+	t.Parallel()
+	s := newServices(t)
+	s.databaseURL = "postgres://x@127.0.0.1:1/x"
+	code, _, errs := command(t, s.env(), "doctor")
+	if code != 1 || strings.Count(errs, "Postgres cannot be asked") != 1 || strings.Count(errs, "\n") != 1 {
+		t.Errorf("without a database doctor exits with %d: %s", code, errs)
+	}
 }
 
 // TestDeadLetters sends what no consumer can read.
@@ -158,7 +186,7 @@ func TestDeadLetters(t *testing.T) {
 	if out := dead("list", "--class=validation", "--limit=1"); !strings.HasPrefix(out, "inbox\t") || strings.Count(out, "\n") != 1 {
 		t.Errorf("list prints %q", out)
 	}
-	if out := dead("show", "--id="+ids[0]); !strings.Contains(out, ids[0]) || !strings.Contains(out, `{"reservation_id":7}`) {
+	if out := dead("show", ids[0]); !strings.Contains(out, ids[0]) || !strings.Contains(out, `{"reservation_id":7}`) {
 		t.Errorf("show prints %q", out)
 	}
 	if out := dead("remove", "--id="+ids[0]); out != "removed: outbox 0, inbox 1\n" {

@@ -103,7 +103,7 @@ func (s *servers) dial(ctx context.Context) (*amqp.Connection, error) {
 func (s *servers) checks(role string) []httpapi.Check {
 	shop := httpapi.Check{Name: "postgres", Ready: s.shop.Ping}
 	workers := httpapi.Check{Name: "postgres of workers", Ready: s.workers.Ping}
-	redis := httpapi.Check{Name: "redis", Ready: func(ctx context.Context) error { return s.redis.Ping(ctx).Err() }}
+	redis := httpapi.Check{Name: "redis", Ready: s.pingRedis}
 	switch role {
 	case roleAPI:
 		return []httpapi.Check{shop, redis}
@@ -112,6 +112,16 @@ func (s *servers) checks(role string) []httpapi.Check {
 	default:
 		return []httpapi.Check{workers}
 	}
+}
+
+func (s *servers) pingRedis(ctx context.Context) error { return s.redis.Ping(ctx).Err() }
+
+func (s *servers) pingRabbitMQ(ctx context.Context) error {
+	conn, err := s.dial(ctx)
+	if err != nil {
+		return err
+	}
+	return conn.CloseDeadline(time.Now().Add(dialTimeout))
 }
 
 // close ends all connections, but waits for servers that do not answer no longer than closeTimeout.
