@@ -1,0 +1,168 @@
+package idempotencypgx_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
+	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// Random sequences of steps by three runs of a key, between which time passes, come
+// to the same in memory, on Redis and on Postgres. A sequence is told by its number.
+func TestDifferentialStores(t *testing.T) {
+	t.Parallel()
+	const budget = time.Second // of a sequence: less than what lies between its times and any end
+	pool, client := newPool(t), redistest.New(t)
+	onPostgres := steppedStore{newStore(t, pool, idempotencypgx.Config{}), ageRow(t, pool)}
+	gate, err := idempotencyredis.NewStore(client, idempotencyredis.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	onRedis := steppedStore{gate, ageKeys(t, client)}
+	compared := 0
+	for n := range testenv.Sequences(t, 200) {
+		seq := newSequence(uint64(n))
+		want := seq.inMemory(t)
+		for name, store := range map[string]steppedStore{"Redis": onRedis, "Postgres": onPostgres} {
+			start := time.Now()
+			got := seq.run(store)
+			if time.Since(start) > budget {
+				continue // the machine stalled, and its clock went on
+			}
+			if compared++; got != want {
+				t.Fatalf("sequence %d on %s:\n%s\nin memory:\n%s", n, name, got, want)
+			}
+		}
+	}
+	if t.Logf("%d sequences compared", compared); compared == 0 {
+		t.Error("that proves nothing")
+	}
+}
+
+// steppedStore is a store for which time passes when it is told to.
+type steppedStore struct {
+	idempotency.Store
+	pass func(key idempotency.Key, d time.Duration)
+}
+
+func ageRow(t *testing.T, pool *pgxpool.Pool) func(idempotency.Key, time.Duration) {
+	return func(key idempotency.Key, d time.Duration) {
+		_, err := pool.Exec(t.Context(), `UPDATE holdfast_idempotency
+			SET lease_until = lease_until - $2::interval, expires_at = expires_at - $2::interval WHERE key = $1`, string(key), d)
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func ageKeys(t *testing.T, client *redis.Client) func(idempotency.Key, time.Duration) {
+	return func(key idempotency.Key, d time.Duration) {
+		for _, name := range []string{"idempotency:" + string(key), "idempotency:lock:" + string(key)} {
+			ttl, err := client.PTTL(t.Context(), name).Result()
+			if err == nil && ttl > 0 { // one of zero or less ends the key
+				err = client.PExpire(t.Context(), name, ttl-d).Err()
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// sequence is what happens to one key.
+type sequence struct {
+	claims [3]idempotency.Claim
+	steps  []differentialStep
+}
+
+type differentialStep struct {
+	run, kind int
+	pass      time.Duration
+}
+
+// newSequence takes times whose sums stay two seconds away from the 30 s of a lease
+// and the 48 h of a record.
+func newSequence(seed uint64) *sequence {
+	random, s := rand.New(rand.NewPCG(11, seed)), &sequence{}
+	key := idempotency.NewKey()
+	for i := range s.claims {
+		s.claims[i] = idempotency.NewClaim(key, idempotency.FingerprintOf(fmt.Sprint("request of ", i)))
+	}
+	times := []time.Duration{8 * time.Second, 24 * time.Second, 40 * time.Second, 48*time.Hour + 4*time.Second}
+	for range 4 + random.IntN(12) {
+		step := differentialStep{run: random.IntN(len(s.claims)), kind: random.IntN(6)}
+		if step.kind == 5 {
+			step.pass = times[random.IntN(len(times))]
+		}
+		s.steps = append(s.steps, step)
+	}
+	return s
+}
+
+func (s *sequence) inMemory(t *testing.T) (told string) {
+	t.Helper()
+	synctest.Test(t, func(*testing.T) {
+		told = s.run(steppedStore{idempotencytest.NewStore(), func(_ idempotency.Key, d time.Duration) { time.Sleep(d) }})
+	})
+	return told
+}
+
+// run tells what came of each step.
+func (s *sequence) run(store steppedStore) string {
+	var told strings.Builder
+	for _, step := range s.steps {
+		claim := s.claims[step.run]
+		fmt.Fprintf(&told, "run %d: ", step.run)
+		switch step.kind {
+		case 0, 1:
+			fmt.Fprintln(&told, "Begin:", s.begin(store, claim))
+		case 2:
+			fmt.Fprintln(&told, "Extend:", outcome(store.Extend(context.Background(), claim)))
+		case 3:
+			resp := idempotency.Response{Status: 200 + step.run, Body: []byte(claim.Token)}
+			fmt.Fprintln(&told, "Complete:", outcome(store.Complete(context.Background(), claim, resp)))
+		case 4:
+			fmt.Fprintln(&told, "Release:", outcome(store.Release(context.Background(), claim)))
+		case 5:
+			fmt.Fprintln(&told, step.pass, "pass")
+			store.pass(claim.Key, step.pass)
+		}
+	}
+	return told.String()
+}
+
+func (s *sequence) begin(store idempotency.Store, claim idempotency.Claim) string {
+	out, err := store.Begin(context.Background(), claim)
+	if err != nil {
+		return err.Error()
+	}
+	whose := -1
+	for i, c := range s.claims {
+		if c.Fingerprint == out.Fingerprint {
+			whose = i
+		}
+	}
+	left := (out.Lease + time.Second - 1).Truncate(time.Second)
+	return fmt.Sprint(out.State, " lease ", left, " fingerprint of ", whose, " response ", out.Response.Status, " ", string(out.Response.Body))
+}
+
+func outcome(err error) string {
+	if errors.Is(err, idempotency.ErrLeaseLost) {
+		return "lost"
+	}
+	return fmt.Sprint(err)
+}
