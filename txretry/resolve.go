@@ -39,7 +39,10 @@ func checkResolver(field string, r Resolver) error {
 // The transaction's id must be known before COMMIT is sent. So each begin
 // message of a call that writes ends in SELECT pg_current_xact_id(): no round
 // trip more, but some work for the server, a snapshot taken at once, and an id
-// used up even if fn writes nothing. After a failover that has lost
+// used up even if fn writes nothing. That is why it is not the default: every
+// transaction would pay, and many have a witness of their own, such as the record
+// of a request or the entry of an inbox. (The benchmark txretry, part update,
+// compares.) After a failover that has lost
 // transactions the id may denote another one; where that must not happen, use a
 // row of the transaction itself as the witness, with [Probe].
 func XactStatus() Resolver {

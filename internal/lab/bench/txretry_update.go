@@ -18,6 +18,10 @@ func benchUpdate(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
+	resolving, err := txretry.New(pool, txretry.Config{Resolver: txretry.XactStatus()})
+	if err != nil {
+		return err
+	}
 	ways := []struct {
 		name string
 		way  way
@@ -26,6 +30,7 @@ func benchUpdate(ctx context.Context, b *bench) error {
 		{rawOneTrip, oneTrip(pool, nil)},
 		{crdbPgx, crdbExecuteTx(pool)},
 		{ours, managed(manager)},
+		{"txretry, XactStatus", managed(resolving)},
 	}
 	for _, goroutines := range []int{1, 8, 32} {
 		t := table{
