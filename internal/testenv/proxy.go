@@ -246,7 +246,7 @@ func (p *Proxy) pass(l *link, data []byte, replies bool) bool {
 	if p.silences(l, data, replies) {
 		return p.silence.Deliver
 	}
-	return !l.silent && (!l.lossy || !replies)
+	return !l.lossy || !replies
 }
 
 // close ends a link, so that both peers see a reset or an ordinary end; p.mu is held.
