@@ -58,7 +58,7 @@ func runDead(ctx context.Context, c *commandContext, args []string) (int, error)
 		err = stores.list(ctx, c.stdout, f, true)
 	case "retry":
 		err = stores.change(ctx, c.stdout, f, "retried", func(ctx context.Context, filter outboxpgx.Filter) (int64, error) {
-			return stores.outbox.Retry(ctx, filter, outboxpgx.RetryOptions{By: f.by, Reason: f.reason})
+			return stores.outbox.Retry(ctx, filter, outboxpgx.RetryOptions{By: f.by, Reason: f.reason, Force: f.force})
 		}, func(ctx context.Context, filter inbox.Filter) (int, error) {
 			replayed, err := stores.inbox.Retry(ctx, filter, inbox.Replay{Force: f.force})
 			return replayed.Returned, err
@@ -92,7 +92,7 @@ func parseDeadFilter(c *commandContext, verb string, args []string) (deadFilter,
 	}
 	flags.Func("id", "only the message of this `id`, also without the flag's name; may be repeated", addID)
 	if verb == "retry" {
-		flags.BoolVar(&f.force, "force", false, "also those of the inbox that are older than its memory of what was processed")
+		flags.BoolVar(&f.force, "force", false, "also those that are older than the consumers' memory of what was processed")
 	}
 	if changes {
 		flags.StringVar(&f.by, "by", osUser(), "`who` changes them; kept with what was changed of the outbox")

@@ -43,7 +43,7 @@ type Filter struct {
 	// OlderThan is the least time since the message was given up.
 	OlderThan time.Duration
 	// Limit is the most dead letters, the oldest first. 0 means 100 for List, and no limit else.
-	// Count, Retry and Remove choose the same letters.
+	// Count, Retry and Remove choose the same letters, but for those that Retry refuses for their age.
 	Limit int
 }
 

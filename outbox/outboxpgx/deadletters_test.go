@@ -263,3 +263,39 @@ func TestRetrySpread(t *testing.T) {
 		t.Errorf("received %+v", got)
 	}
 }
+
+// A letter may have been published after all. One that consumers may have forgotten stays, unless it is
+// forced; the others go.
+func TestRetryRefusesTheOutlived(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.SourceConfig{})
+	_, err := f.pool.Exec(t.Context(), `
+		INSERT INTO holdfast_outbox_dead (id, seq, lane, name, body, content_type, transport_name, exchange, routing_key, created_at, attempts, error_class, last_error, died_at)
+		SELECT gen_random_uuid(), n, 0, 'a', '1', 'application/json', '', '', '', now() - n * interval '1 day', 1, 'quarantined', 'lost', now() - n * interval '1 hour'
+		FROM generate_series(4, 10) n`)
+	must(t, err)
+	const day = 24 * time.Hour
+	for i, c := range []struct {
+		limit   int
+		options outboxpgx.RetryOptions
+		want    int64
+		refused bool
+	}{
+		{1, outboxpgx.RetryOptions{}, 1, true}, // the oldest that may go, of 7 days
+		{0, outboxpgx.RetryOptions{Retention: 5*day + time.Hour}, 2, true},
+		{0, outboxpgx.RetryOptions{}, 1, true},
+		{0, outboxpgx.RetryOptions{}, 0, true},
+		{1, outboxpgx.RetryOptions{Force: true}, 1, false},
+		{0, outboxpgx.RetryOptions{Retention: 30 * day}, 2, false},
+		{0, outboxpgx.RetryOptions{}, 0, false},
+	} {
+		c.options.By = "me"
+		n, err := f.dead.Retry(t.Context(), outboxpgx.Filter{Limit: c.limit}, c.options)
+		if n != c.want || errors.Is(err, outboxpgx.ErrOutlived) != c.refused || !c.refused && err != nil {
+			t.Errorf("call %d: retried %d, %v; want %d, refused %v", i, n, err, c.want, c.refused)
+		}
+	}
+	if _, err := f.dead.Retry(t.Context(), outboxpgx.Filter{}, outboxpgx.RetryOptions{By: "me", Retention: -1}); err == nil {
+		t.Error("a negative retention was accepted")
+	}
+}

@@ -36,10 +36,14 @@ const deadCountSQL = `SELECT count(*) FROM (SELECT FROM {dead} WHERE {where}) d`
 // Locked before they are deleted, so that two at once do not retry one letter twice. Who did it is
 // noted only if something was changed.
 // $8 who, $9 why, $10 the filter, $11 microseconds to spread them over, $12 whether they go elsewhere,
-// $13 transport, $14 exchange, $15 routing key, $16 route headers.
+// $13 transport, $14 exchange, $15 routing key, $16 route headers, $17 microseconds, $18 also those stored
+// longer ago than that.
 const deadRetrySQL = `
 WITH chosen AS MATERIALIZED (
-       SELECT id FROM {dead} d WHERE NOT EXISTS (SELECT FROM {outbox} o WHERE o.id = d.id) AND {where} FOR UPDATE OF d SKIP LOCKED),
+       SELECT id FROM {dead} d WHERE NOT EXISTS (SELECT FROM {outbox} o WHERE o.id = d.id)
+         AND ($18::boolean OR created_at >= now() - $17::bigint * interval '1 microsecond') AND {where} FOR UPDATE OF d SKIP LOCKED),
+     outlived AS MATERIALIZED (
+       SELECT FROM {dead} d WHERE NOT $18 AND created_at < now() - $17 * interval '1 microsecond' AND {where}),
      gone AS (DELETE FROM {dead} d USING chosen c WHERE d.id = c.id RETURNING d.*),
      back AS (
        INSERT INTO {outbox} ({columns}, created_at, due_at)
@@ -55,7 +59,7 @@ WITH chosen AS MATERIALIZED (
        SELECT $8::text, $9::text, 'retry', n, $10::text::jsonb, CASE WHEN $12 THEN jsonb_build_object(
               'transport', $13::text, 'exchange', $14::text, 'routing_key', $15::text, 'headers', $16::text::jsonb) END
        FROM changed WHERE n > 0)
-SELECT n FROM changed`
+SELECT n, (SELECT count(*) FROM outlived) FROM changed`
 
 // $8 who, $9 why, $10 the filter.
 const deadRemoveSQL = `
@@ -65,7 +69,7 @@ WITH chosen AS MATERIALIZED (SELECT id FROM {dead} WHERE {where} FOR UPDATE SKIP
      noted AS (
        INSERT INTO {audit} (actor, reason, action, count, filter)
        SELECT $8::text, $9::text, 'remove', n, $10::text::jsonb FROM changed WHERE n > 0)
-SELECT n FROM changed`
+SELECT n, 0::bigint FROM changed`
 
 const auditSQL = `SELECT at, actor, reason, action, count, filter, destination FROM {audit} ORDER BY id DESC LIMIT $1`
 

@@ -115,7 +115,7 @@ func (f *fixture) retryForeign(t *testing.T, letter outboxpgx.DeadLetter) {
 	const row = `SELECT md5(concat(id, name, body, headers, ordering_key, route_headers, created_at)) FROM `
 	var before, after string
 	must(t, f.pool.QueryRow(t.Context(), row+`holdfast_outbox_dead`).Scan(&before))
-	if n, err := f.dead.Retry(t.Context(), outboxpgx.Filter{}, outboxpgx.RetryOptions{By: "me"}); n != 1 || err != nil {
+	if n, err := f.dead.Retry(t.Context(), outboxpgx.Filter{}, outboxpgx.RetryOptions{By: "me", Force: true}); n != 1 || err != nil {
 		t.Fatalf("retried %d, %v", n, err)
 	}
 	must(t, f.pool.QueryRow(t.Context(), row+`holdfast_outbox WHERE published_at IS NULL`).Scan(&after))

@@ -158,13 +158,18 @@ func (s *Store) DeadLetters() []DeadLetter {
 	return slices.Clone(s.dead)
 }
 
+// retention is the default of outboxpgx.RetryOptions.
+const retention = 8 * 24 * time.Hour
+
 // Retry moves the dead letter with the id back, behind all messages, with its
-// attempts forgotten. False: there is none, or its id is in the store again.
+// attempts forgotten. False: there is none, its id is in the store again, or it was
+// stored more than 8 days ago, so that consumers may have forgotten that they have
+// processed it.
 func (s *Store) Retry(id uuid.UUID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i := slices.IndexFunc(s.dead, func(d DeadLetter) bool { return d.ID == id })
-	if i < 0 || s.byID[id] != nil {
+	if i < 0 || s.byID[id] != nil || time.Since(s.dead[i].CreatedAt) > retention {
 		return false
 	}
 	m := s.dead[i].Message
