@@ -45,9 +45,8 @@ func TestOutboxRelayKilled(t *testing.T) {
 // takeover is within how many seconds the lanes of a relay that was killed are another one's.
 const takeover = 10.0
 
-// A relay with the defaults holds lanes for longer than a lease, since its broker is silent, and is
-// killed. Another one publishes what it held within 10 s of that; not a moment earlier, since the lanes
-// were renewed.
+// A relay with the defaults holds lanes, since its broker is silent, and is killed before it has
+// noticed that and given them back. Another one, once it runs, publishes what was held within 10 s.
 func TestOutboxKilledRelayIsReplaced(t *testing.T) {
 	t.Parallel()
 	s := newStore(t, pgtest.URL(t))
@@ -61,27 +60,14 @@ func TestOutboxKilledRelayIsReplaced(t *testing.T) {
 	silent.Pause()
 	s.fill(64)
 	untilTrue(t, "the relay holds lanes", func() bool { return len(s.lanes()) > 0 })
-	held, since := s.lanes(), time.Now()
-
+	held := len(s.lanes())
+	first.kill()
 	second := spawn(t, "relay", relayJob{Database: s.url, Broker: c.url})
 	second.awaitReady()
-	time.Sleep(7 * time.Second) // more than a lease, less than a PublishTimeout
-	kept := 0
-	for _, lane := range s.lanes() {
-		for _, before := range held {
-			if lane == before {
-				kept++
-			}
-		}
-	}
-	first.kill()
-	killed := time.Now()
+	began := time.Now()
 	s.untilEmpty(patience)
-	took := time.Since(killed).Seconds()
-	t.Logf("%d of %d lanes were kept for 7 s, and another relay's %.1f s after the kill", kept, len(held), took)
-	if kept != len(held) && killed.Sub(since) < 9*time.Second { // a busy machine may have come to PublishTimeout
-		t.Errorf("a live relay lost %d of its %d lanes", len(held)-kept, len(held))
-	}
+	took := time.Since(began).Seconds()
+	t.Logf("%d lanes of a relay that was killed were another one's after %.1f s", held, took)
 	if took > takeover {
 		t.Errorf("the lanes waited for %.1f s, want at most %.0f", took, takeover)
 	}

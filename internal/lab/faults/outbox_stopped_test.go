@@ -37,12 +37,10 @@ func TestOutboxRelayStopped(t *testing.T) {
 		l.untilMore(t, 1)
 		i := rng.IntN(len(relays))
 		frozen := s.freeze(relays[i])
-		time.Sleep(2*job.Patience + time.Duration(rng.IntN(1000))*time.Millisecond)
-		for _, held := range s.lanes() {
-			if slices.Contains(frozen, held) {
-				t.Errorf("lane %d is still that of the frozen relay", held.lane)
-			}
-		}
+		untilTrue(t, "the other relay has the lanes of the frozen one", func() bool {
+			return !slices.ContainsFunc(s.lanes(), func(held heldLane) bool { return slices.Contains(frozen, held) })
+		})
+		time.Sleep(time.Duration(rng.IntN(1000)) * time.Millisecond)
 		lanes += len(frozen)
 		relays[i].signal(syscall.SIGCONT)
 	}
