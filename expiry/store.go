@@ -47,7 +47,8 @@ type Request struct {
 	After Cursor
 	// Skip holds the ids of rows that must not be touched.
 	Skip []string
-	// Only, unless empty, holds the ids of the only rows that may be taken.
+	// Only, unless empty, holds the ids of the only rows that may be taken, wherever
+	// After is. Those in Skip are left alone all the same.
 	Only []string
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -190,7 +191,8 @@ func (s *Store) choose(ctx context.Context, tx pgx.Tx, req expiry.Request) ([]st
 func (s *Store) due(ctx context.Context, tx pgx.Tx, req expiry.Request) (pgx.Rows, error) {
 	switch {
 	case len(req.Only) > 0:
-		return tx.Query(ctx, limited(s.sql.claimOnly, req.Limit), array(req.Only))
+		only := slices.DeleteFunc(slices.Clone(req.Only), func(id string) bool { return slices.Contains(req.Skip, id) })
+		return tx.Query(ctx, limited(s.sql.claimOnly, req.Limit), array(only))
 	case req.After.ID != "":
 		return tx.Query(ctx, limited(s.sql.claimAfter, req.Limit), array(req.Skip), timestamp(req.After.Deadline), req.After.ID)
 	}

@@ -112,7 +112,7 @@ func (s *Store) due(now time.Time, req expiry.Request) []expiry.Row {
 	rows := slices.DeleteFunc(slices.Clone(s.cfg.Active()), func(r expiry.Row) bool {
 		return r.Deadline.IsZero() || r.Deadline.After(now) || slices.Contains(req.Skip, r.ID) ||
 			len(req.Only) > 0 && !slices.Contains(req.Only, r.ID) ||
-			req.After.ID != "" && compare(cursor(r), req.After) <= 0
+			len(req.Only) == 0 && req.After.ID != "" && compare(cursor(r), req.After) <= 0
 	})
 	slices.SortFunc(rows, func(a, b expiry.Row) int { return compare(cursor(a), cursor(b)) })
 	return rows[:min(len(rows), req.Limit)]

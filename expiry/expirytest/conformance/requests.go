@@ -20,7 +20,14 @@ func testOnly(t *testing.T, b Backend) {
 	b.Put(t, "c", held, -time.Minute)
 	b.Put(t, "sold", confirmed, -time.Minute)
 	b.Put(t, "early", held, time.Hour)
-	batch := sweepBatch(t, s, expiry.Request{Limit: 5, Only: []string{"c", "a", "sold", "early", "unknown"}})
+	for _, skip := range [][]string{{"b"}, {"a", "b"}} {
+		only := []string{"b"}
+		if batch := sweepBatch(t, s, expiry.Request{Limit: 5, Only: only, Skip: skip}); batch != (expiry.Batch{}) {
+			t.Errorf("only %v without %v: got %+v, want nothing", only, skip, batch)
+		}
+	}
+	behind := expiry.Cursor{Deadline: time.Now().Add(time.Hour), ID: "z"}
+	batch := sweepBatch(t, s, expiry.Request{Limit: 5, Only: []string{"c", "a", "sold", "early", "unknown"}, After: behind})
 	if batch.Expired != 2 || batch.Last.ID != "c" {
 		t.Errorf("got %+v, want two rows", batch)
 	}

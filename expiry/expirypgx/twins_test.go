@@ -1,0 +1,286 @@
+package expirypgx_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/expirypgx"
+	"github.com/holdfast-go/holdfast/expiry/expirytest"
+	"github.com/holdfast-go/holdfast/txretry"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+)
+
+// twins are the same rows in memory and on Postgres, with the same callbacks.
+type twins struct {
+	b       *backend
+	real    *expirypgx.Store
+	fake    *expirytest.Store
+	manager *txretrytest.Manager
+	table   *expirytest.Table
+
+	random   *rand.Rand
+	now      time.Time
+	announce map[string]int // by the fake
+	stubborn string         // a row whose change fails
+	rowState string         // with which SQLSTATE
+	locked   map[string]bool
+	culprits []string    // the rows for which the callback fails; nil: for all
+	failure  string      // how the callback fails
+	sqlState string      // of what fails
+	named    string      // the row that it names
+	attempts [2]int      // of the callback, by twin
+	given    [2][]string // rows to the callback
+	log      []string
+
+	expired, failed int
+}
+
+const twinSchema = `
+CREATE TABLE twins (id text PRIMARY KEY, expires_at timestamptz, status text NOT NULL);
+CREATE INDEX ON twins (expires_at, id) WHERE status = 'held';
+CREATE TABLE told (id text NOT NULL);
+CREATE TABLE stubborn (id text PRIMARY KEY, code text NOT NULL);
+CREATE TABLE parent (id text PRIMARY KEY);
+CREATE TABLE child (id text REFERENCES parent DEFERRABLE INITIALLY DEFERRED);
+CREATE FUNCTION stumble() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE c text;
+BEGIN
+	SELECT code INTO c FROM stubborn WHERE id = new.id;
+	IF FOUND AND new.status = 'expired' THEN RAISE 'stubborn' USING ERRCODE = c; END IF;
+	RETURN new;
+END $$;
+CREATE TRIGGER stumble BEFORE UPDATE ON twins FOR EACH ROW WHEN (old.status = 'held') EXECUTE FUNCTION stumble()`
+
+func newTwins(t *testing.T) *twins {
+	t.Helper()
+	tw := &twins{b: newBackend(t), table: expirytest.NewTable()}
+	tw.b.exec(t, twinSchema)
+	retry := txretry.Config{BaseDelay: time.Millisecond, MaxAttempts: 2}
+	tw.manager = txretrytest.NewManager(txretrytest.Config{Retry: retry})
+	manager, err := txretry.New(tw.b.pool, retry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if tw.real, err = expirypgx.NewStore(manager, tw.b.pool, expirypgx.Config{Table: "twins", Emit: tw.emit(1, realSide{})}); err != nil {
+		t.Fatal(err)
+	}
+	tw.fake, err = expirytest.NewStore(tw.manager, expirytest.Config{Active: tw.active, Expire: tw.expire, Emit: tw.emit(0, fakeSide{tw})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tw
+}
+
+// begin empties both for a sequence.
+func (tw *twins) begin(t *testing.T, n int) {
+	t.Helper()
+	tw.b.exec(t, "DELETE FROM twins; DELETE FROM told; DELETE FROM stubborn")
+	for id := range tw.fakeRows() {
+		tw.putFake(t, id, time.Time{}, gone)
+	}
+	tw.random, tw.now, tw.announce, tw.log = newRandom(n), time.Now().Truncate(time.Microsecond), map[string]int{}, nil
+	tw.stubborn, tw.sqlState = "", "P0001"
+	if tw.random.IntN(2) == 0 {
+		tw.stubborn = tw.anID()
+		tw.sqlState = []string{"P0001", "23514", "42P01", "53100", "40001", "57014"}[tw.random.IntN(6)]
+		tw.b.exec(t, "INSERT INTO stubborn VALUES ($1, $2)", tw.stubborn, tw.sqlState)
+		tw.note("row %s fails with %s", tw.stubborn, tw.sqlState)
+	}
+	tw.rowState = tw.sqlState
+}
+
+// gone is the state of a row of the fake that Postgres does not have.
+const gone = "gone"
+
+func (tw *twins) fakeRows() map[string]string {
+	rows := map[string]string{}
+	for n := range 12 {
+		id := fmt.Sprintf("r%02d", n)
+		if deadline, state, ok := tw.table.Get(id); ok && state != gone {
+			rows[id] = fmt.Sprintf("%s until %s, told %d", state, tellTime(deadline), tw.announce[id])
+		}
+	}
+	return rows
+}
+
+// compareRows compares what the calls have left behind.
+func (tw *twins) compareRows(t *testing.T) {
+	t.Helper()
+	rows, err := tw.b.pool.Query(t.Context(), "SELECT id, status, expires_at, (SELECT count(*) FROM told WHERE told.id = twins.id) FROM twins")
+	if err != nil {
+		t.Fatal(err)
+	}
+	real := map[string]string{}
+	var id, state string
+	var deadline *time.Time
+	var told int
+	_, err = pgx.ForEachRow(rows, []any{&id, &state, &deadline, &told}, func() error {
+		if deadline == nil {
+			deadline = &time.Time{}
+		}
+		real[id] = fmt.Sprintf("%s until %s, told %d", state, tellTime(*deadline), told)
+		deadline = nil
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if fake := tw.fakeRows(); !maps.Equal(fake, real) {
+		t.Errorf("the fake's rows: %v\nthose of Postgres: %v", fake, real)
+	}
+}
+
+// put writes a row, one in ten without a deadline.
+func (tw *twins) put(t *testing.T) {
+	t.Helper()
+	id, deadline, state := tw.anID(), tw.deadline(), []string{"held", "held", "held", "confirmed"}[tw.random.IntN(4)]
+	stored := &deadline
+	if tw.random.IntN(10) == 0 {
+		deadline, stored = time.Time{}, nil
+	}
+	tw.note("put %s %s %s", id, state, tellTime(deadline))
+	tw.putFake(t, id, deadline, state)
+	tw.b.exec(t, `INSERT INTO twins (id, status, expires_at) VALUES ($1, $2, $3)
+		ON CONFLICT (id) DO UPDATE SET status = excluded.status, expires_at = excluded.expires_at`, id, state, stored)
+}
+
+func (tw *twins) putFake(t *testing.T, id string, deadline time.Time, state string) {
+	t.Helper()
+	err := tw.manager.Do(t.Context(), func(_ context.Context, tx pgx.Tx) error { return tw.table.Put(tx, id, deadline, state) })
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// active leaves out what is locked: the fake runs one transaction at a time.
+func (tw *twins) active() []expiry.Row {
+	return slices.DeleteFunc(tw.table.Active(), func(r expiry.Row) bool { return tw.locked[r.ID] })
+}
+
+func (tw *twins) expire(ctx context.Context, tx pgx.Tx, row expiry.Row) error {
+	if row.ID == tw.stubborn {
+		return txretrytest.Fail(tx, &pgconn.PgError{Code: tw.rowState})
+	}
+	return tw.table.Expire(ctx, tx, row)
+}
+
+// lock has another transaction hold rows until unlock is called.
+func (tw *twins) lock(t *testing.T, ids map[string]bool) (unlock func()) {
+	t.Helper()
+	if len(ids) == 0 {
+		return func() {}
+	}
+	tx, err := tw.b.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), "SELECT FROM twins WHERE id = ANY($1) FOR UPDATE", slices.Collect(maps.Keys(ids))); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := tx.Rollback(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// chooseFailure says how the callback fails next.
+func (tw *twins) chooseFailure() {
+	tw.failure = []string{"none", "none", "none", "own", "names a row", "statement", "swallowed", "goes on", "names and statement", "panic", "at first", "at commit"}[tw.random.IntN(12)]
+	tw.sqlState = []string{"P0001", "23505", "22012", "42703", "42P01", "53100", "53200", "57014", "57P01", "25P02", "08006", "55P03", "40001", "40P01", "54000"}[tw.random.IntN(15)]
+	tw.named = tw.anID()
+	tw.attempts, tw.given = [2]int{}, [2][]string{}
+}
+
+// side is what differs between the twins: statements.
+type side interface {
+	tell(ctx context.Context, tx pgx.Tx, id string) error
+	fail(ctx context.Context, tx pgx.Tx, sqlState string) error
+	failAtCommit(ctx context.Context, tx pgx.Tx) error
+}
+
+// emit is the callback of either twin.
+func (tw *twins) emit(twin int, s side) func(context.Context, pgx.Tx, []expiry.Row) error {
+	return func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
+		tw.attempts[twin]++
+		guilty := tw.culprits == nil
+		for _, row := range rows {
+			tw.given[twin] = append(tw.given[twin], row.ID+" "+tellTime(row.Deadline))
+			guilty = guilty || slices.Contains(tw.culprits, row.ID)
+			if err := s.tell(ctx, tx, row.ID); err != nil {
+				return err
+			}
+		}
+		if !guilty {
+			return nil
+		}
+		return tw.misbehave(ctx, tx, tw.attempts[twin], s)
+	}
+}
+
+func (tw *twins) misbehave(ctx context.Context, tx pgx.Tx, attempt int, s side) error {
+	switch tw.failure {
+	case "own":
+		return errors.New("no")
+	case "names a row":
+		return fmt.Errorf("wrapped: %w", &expiry.RowError{ID: tw.named, Err: errors.New("no")})
+	case "statement":
+		return s.fail(ctx, tx, tw.sqlState)
+	case "swallowed":
+		_ = s.fail(ctx, tx, tw.sqlState)
+	case "goes on":
+		_ = s.fail(ctx, tx, tw.sqlState)
+		return s.tell(ctx, tx, "more")
+	case "names and statement":
+		return &expiry.RowError{ID: tw.named, Err: s.fail(ctx, tx, tw.sqlState)}
+	case "panic":
+		panic("boom")
+	case "at first":
+		if attempt%2 == 1 {
+			return s.fail(ctx, tx, "40001")
+		}
+	case "at commit":
+		return s.failAtCommit(ctx, tx)
+	}
+	return nil
+}
+
+type realSide struct{}
+
+func (realSide) tell(ctx context.Context, tx pgx.Tx, id string) error {
+	_, err := tx.Exec(ctx, "INSERT INTO told VALUES ($1)", id)
+	return err
+}
+
+func (realSide) fail(ctx context.Context, tx pgx.Tx, sqlState string) error {
+	return (&backend{}).Fail(ctx, tx, sqlState)
+}
+
+func (realSide) failAtCommit(ctx context.Context, tx pgx.Tx) error {
+	_, err := tx.Exec(ctx, "INSERT INTO child VALUES ('nobody')")
+	return err
+}
+
+type fakeSide struct{ tw *twins }
+
+func (s fakeSide) tell(_ context.Context, tx pgx.Tx, id string) error {
+	return txretrytest.Effect(tx, func() { s.tw.announce[id]++ }, func() { s.tw.announce[id]-- })
+}
+
+func (fakeSide) fail(_ context.Context, tx pgx.Tx, sqlState string) error {
+	return txretrytest.Fail(tx, &pgconn.PgError{Code: sqlState})
+}
+
+func (fakeSide) failAtCommit(_ context.Context, tx pgx.Tx) error {
+	return txretrytest.FailAtCommit(tx, &pgconn.PgError{Code: "23503"})
+}
