@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -11,14 +12,20 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/internal/chunk"
+	"github.com/holdfast-go/holdfast/internal/migrate"
+	"github.com/holdfast-go/holdfast/internal/pgcall"
 )
 
 // attemptsSuffix makes the name of the ledger's table out of the main one's.
 const attemptsSuffix = "_attempts"
 
+// ledgerTimeout bounds each call. Whoever repeats it gets another connection.
+const ledgerTimeout = 4 * time.Second
+
 // Ledger is the inbox.Ledger in Postgres, on the second table that Migrate creates. It uses
-// connections of its own, and is safe for concurrent use.
+// connections of its own; a call takes 4 seconds at most. It is safe for concurrent use.
 type Ledger struct {
+	missing                        migrate.Missing
 	pool                           *pgxpool.Pool
 	look, start, end, pass, forget string
 }
@@ -39,22 +46,27 @@ func NewLedger(pool *pgxpool.Pool, cfg SchemaConfig) (*Ledger, error) {
 	upsert := `INSERT INTO ` + name + ` AS a (consumer, message_id, replays, attempt, open, name) VALUES ($1, $2, $3, $4, $5, $6)
 		ON CONFLICT (consumer, message_id) DO UPDATE SET `
 	return &Ledger{
-		pool:   pool,
-		look:   `SELECT replays, attempt, open FROM ` + name + key,
-		start:  upsert + newest + `, open = CASE WHEN a.replays < excluded.replays THEN 1 ELSE a.open + 1 END`,
-		end:    `UPDATE ` + name + ` SET open = 0, updated_at = now()` + key,
-		pass:   upsert + newest + `, open = 0`,
-		forget: `DELETE FROM ` + name + key,
+		missing: cfg.missing(),
+		pool:    pool,
+		look:    `SELECT replays, attempt, open FROM ` + name + key,
+		start:   upsert + newest + `, open = CASE WHEN a.replays < excluded.replays THEN 1 ELSE a.open + 1 END`,
+		end:     `UPDATE ` + name + ` SET open = 0, updated_at = now()` + key,
+		pass:    upsert + newest + `, open = 0`,
+		forget:  `DELETE FROM ` + name + key,
 	}, nil
 }
 
 // Look implements inbox.Ledger.
 func (l *Ledger) Look(ctx context.Context, consumer string, id uuid.UUID) (e inbox.LedgerEntry, err error) {
-	err = l.pool.QueryRow(ctx, l.look, consumer, id).Scan(&e.Replays, &e.Attempt, &e.Open)
+	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
+	defer cancel()
+	err = pgcall.Use(ctx, l.pool, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, l.look, consumer, id).Scan(&e.Replays, &e.Attempt, &e.Open)
+	})
 	if errors.Is(err, pgx.ErrNoRows) {
 		return inbox.LedgerEntry{}, nil
 	}
-	return e, wrapLedger(err)
+	return e, l.wrap(err)
 }
 
 // Start implements inbox.Ledger.
@@ -79,13 +91,15 @@ func (l *Ledger) Forget(ctx context.Context, consumer string, id uuid.UUID) erro
 
 // exec works at READ COMMITTED, where two notes on one message wait for each other.
 func (l *Ledger) exec(ctx context.Context, sql string, args ...any) error {
+	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
+	defer cancel()
 	_, err := chunk.Exec(ctx, l.pool, sql, args...)
-	return wrapLedger(err)
+	return l.wrap(err)
 }
 
-func wrapLedger(err error) error {
+func (l *Ledger) wrap(err error) error {
 	if err != nil {
-		return fmt.Errorf("inboxpgx: ledger: %w", err)
+		return fmt.Errorf("inboxpgx: ledger: %w", l.missing.Explain(err))
 	}
 	return nil
 }

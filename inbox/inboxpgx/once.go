@@ -108,8 +108,16 @@ func (d *delivery) verdict(ctx context.Context, err error) error {
 	case ctx.Err() != nil:
 		return err
 	default:
-		return inbox.Unavailable(fmt.Errorf("inboxpgx: transaction: %w", err))
+		return inbox.Unavailable(fmt.Errorf("inboxpgx: transaction: %w", d.p.explain(err)))
 	}
+}
+
+// explain tells of a table that was never created.
+func (p *Processor) explain(err error) error {
+	if t, ok := p.dedup.(*Table); ok {
+		return t.missing.Explain(err)
+	}
+	return err
 }
 
 // noChance reports whether a deadline, the handler's or the consumer's, has passed before the

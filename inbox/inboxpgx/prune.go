@@ -72,7 +72,7 @@ func Prune(ctx context.Context, pool *pgxpool.Pool, cfg PruneConfig) (int64, err
 		_, err = chunk.Delete(ctx, pool, cfg.ChunkSize, older(attempts, "updated_at"), cfg.Retention)
 	}
 	if err != nil {
-		return n, fmt.Errorf("inboxpgx: prune: %w", err)
+		return n, fmt.Errorf("inboxpgx: prune: %w", schema.missing().Explain(err))
 	}
 	return n, nil
 }

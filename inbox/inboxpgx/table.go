@@ -3,6 +3,7 @@ package inboxpgx
 import (
 	"context"
 	"embed"
+	"errors"
 	"fmt"
 	"io/fs"
 
@@ -54,6 +55,16 @@ func (c SchemaConfig) attempts() (string, error) {
 	return SchemaConfig{Schema: c.Schema, Table: c.Table + attemptsSuffix}.qualified()
 }
 
+// missing explains the errors of a database without the tables.
+func (c SchemaConfig) missing() migrate.Missing {
+	name, err1 := c.qualified()
+	attempts, err2 := c.attempts()
+	if errors.Join(err1, err2) != nil {
+		return migrate.Missing{}
+	}
+	return migrate.Missing{Call: "inboxpgx.Migrate", Tables: []string{name, attempts}}
+}
+
 func (c SchemaConfig) set() (migrate.Set, error) {
 	c = c.withDefaults()
 	files, err := fs.Sub(migrations, "migrations")
@@ -93,7 +104,10 @@ type Dedup interface {
 }
 
 // Table is the Dedup on the table that Migrate creates. It is safe for concurrent use.
-type Table struct{ insert, insertAll, forget string }
+type Table struct {
+	insert, insertAll, forget string
+	missing                   migrate.Missing
+}
 
 // NewTable returns a Table. It does not look at the database.
 func NewTable(cfg SchemaConfig) (*Table, error) {
@@ -102,7 +116,8 @@ func NewTable(cfg SchemaConfig) (*Table, error) {
 		return nil, err
 	}
 	return &Table{
-		insert: `INSERT INTO ` + name + ` (consumer, message_id, name) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING`,
+		missing: cfg.missing(),
+		insert:  `INSERT INTO ` + name + ` (consumer, message_id, name) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING`,
 		// In the order of the ids: two batches with the same copies must not deadlock.
 		insertAll: `INSERT INTO ` + name + ` (consumer, message_id, name) SELECT $1, m.id, m.name
 			FROM unnest($2::uuid[], $3::text[]) AS m (id, name) ORDER BY m.id ON CONFLICT DO NOTHING RETURNING message_id`,
@@ -119,7 +134,7 @@ func (t *Table) Record(ctx context.Context, tx pgx.Tx, consumer string, id uuid.
 	}
 	tag, err := tx.Exec(ctx, t.insert, consumer, uuidOf(id), name)
 	if err != nil {
-		return false, fmt.Errorf("inboxpgx: record message: %w", err)
+		return false, fmt.Errorf("inboxpgx: record message: %w", t.missing.Explain(err))
 	}
 	return tag.RowsAffected() == 1, nil
 }
@@ -138,7 +153,7 @@ func (t *Table) RecordAll(ctx context.Context, tx pgx.Tx, consumer string, msgs 
 	}
 	rows, err := tx.Query(ctx, t.insertAll, consumer, ids, names)
 	if err != nil {
-		return nil, fmt.Errorf("inboxpgx: record messages: %w", err)
+		return nil, fmt.Errorf("inboxpgx: record messages: %w", t.missing.Explain(err))
 	}
 	first = make([]bool, len(msgs))
 	var id pgtype.UUID
@@ -146,7 +161,7 @@ func (t *Table) RecordAll(ctx context.Context, tx pgx.Tx, consumer string, msgs 
 		first[position[id.Bytes]] = true
 		return nil
 	}); err != nil {
-		return nil, fmt.Errorf("inboxpgx: record messages: %w", err)
+		return nil, fmt.Errorf("inboxpgx: record messages: %w", t.missing.Explain(err))
 	}
 	return first, nil
 }
@@ -161,7 +176,7 @@ func (t *Table) Forget(ctx context.Context, tx pgx.Tx, consumer string, ids []uu
 		return nil
 	}
 	if _, err := tx.Exec(ctx, t.forget, consumer, all); err != nil {
-		return fmt.Errorf("inboxpgx: forget messages: %w", err)
+		return fmt.Errorf("inboxpgx: forget messages: %w", t.missing.Explain(err))
 	}
 	return nil
 }
