@@ -95,7 +95,8 @@
 //
 // [Hooks], and the metrics holdfast.idempotency.requests and
 // holdfast.idempotency.duration by [Result], and holdfast.idempotency.active. Keys
-// are logged as hashes.
+// are logged as hashes. A fault that repeats is logged every 10 s, with how many
+// lines were skipped.
 //
 // # Limits
 //

@@ -2,7 +2,6 @@ package idempotency
 
 import (
 	"errors"
-	"log/slog"
 	"maps"
 	"net/http"
 	"time"
@@ -88,7 +87,7 @@ func (x *exchange) finish(resp *Response) {
 	x.err = x.close(resp)
 	x.result = resultOfRun(x.settled.Load(), resp, x.err)
 	if x.err != nil {
-		x.m.cfg.Logger.LogAttrs(x.r.Context(), slog.LevelError, "idempotency: result could not be stored", x.about(x.err)...)
+		x.log("idempotency: result could not be stored", x.err)
 	}
 }
 
@@ -132,7 +131,7 @@ func (x *exchange) answer(out Outcome) {
 // refuse answers with the problem that stands for err.
 func (x *exchange) refuse(err error) {
 	if errors.Is(err, errScope) {
-		x.m.cfg.Logger.LogAttrs(x.r.Context(), slog.LevelError, "idempotency: scope failed", x.about(err)...)
+		x.log("idempotency: scope failed", err)
 	}
 	x.result, x.err = resultOf(err), err
 	problem.Write(x.w, problemOf(err))

@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"net/http"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/telemetry"
 )
 
 // Header is the request header that carries the key.
@@ -29,16 +31,18 @@ func NewMiddleware(store Store, cfg MiddlewareConfig) (func(http.Handler) http.H
 	if err != nil {
 		return nil, err
 	}
+	seldom := &telemetry.SeldomEach{}
 	return func(next http.Handler) http.Handler {
-		return &middleware{store: store, cfg: cfg, meter: meter, next: next}
+		return &middleware{store: store, cfg: cfg, meter: meter, seldom: seldom, next: next}
 	}, nil
 }
 
 type middleware struct {
-	store Store
-	cfg   MiddlewareConfig
-	meter *meter
-	next  http.Handler
+	store  Store
+	cfg    MiddlewareConfig
+	meter  *meter
+	seldom *telemetry.SeldomEach // a line of log a while for each kind of fault
+	next   http.Handler
 }
 
 func (m *middleware) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -117,7 +121,7 @@ func (x *exchange) ask() (Outcome, error) {
 	if err == nil {
 		return out, nil
 	}
-	x.m.cfg.Logger.LogAttrs(x.r.Context(), slog.LevelError, "idempotency: store is unavailable", x.about(err)...)
+	x.log("idempotency: store is unavailable", err)
 	switch down := x.m.cfg.StoreDown(x.r); {
 	case down == FailOpen:
 		x.bypassed = true
@@ -129,14 +133,18 @@ func (x *exchange) ask() (Outcome, error) {
 		if out, err = x.begin(second, time.Now()); err == nil {
 			return out, nil
 		}
-		x.m.cfg.Logger.LogAttrs(x.r.Context(), slog.LevelError, "idempotency: fallback is unavailable", x.about(err)...)
+		x.log("idempotency: fallback is unavailable", err)
 	}
 	return Outcome{}, err
 }
 
-// about is what a log line says of a failure.
-func (x *exchange) about(err error) []slog.Attr {
-	return []slog.Attr{slog.Any("key", x.claim.Key), slog.Any("error", err)}
+// log writes a line about a failure, unless there was one about its like just before:
+// while a store is down every request fails alike. Hooks.OnDone sees each.
+func (x *exchange) log(msg string, err error) {
+	if skipped, ok := x.m.seldom.Due(msg); ok {
+		x.m.cfg.Logger.LogAttrs(x.r.Context(), slog.LevelError, msg,
+			slog.Any("key", x.claim.Key), slog.Any("error", err), slog.Int("skipped", skipped))
+	}
 }
 
 func (x *exchange) acquired(ctx context.Context) {
