@@ -60,3 +60,20 @@ func TestDrainOnBackground(t *testing.T) {
 		b.wantReceived("1")
 	})
 }
+
+// A relay that has ended is not ready, whatever its last look found.
+func TestNotReadyAfterRun(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		for range 2 {
+			stop := b.start()
+			time.Sleep(time.Minute)
+			if err := b.relay.Ready(b.Context()); err != nil {
+				b.Errorf("while it runs: %v", err)
+			}
+			stop()
+			if b.relay.Ready(b.Context()) == nil {
+				b.Error("ready after Run has ended")
+			}
+		}
+	})
+}

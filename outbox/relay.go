@@ -30,7 +30,10 @@ type Relay struct {
 	ready    map[string]time.Time // when a transport's publisher was ready again
 }
 
-var errNotStarted = errors.New("outbox: the relay has not looked at its source yet")
+var (
+	errNotStarted = errors.New("outbox: the relay has not looked at its source yet")
+	errEnded      = errors.New("outbox: the relay has ended")
+)
 
 // NewRelay returns a Relay; Run or Drain sets it to work. At least one transport is needed.
 func NewRelay(source Source, transports Transports, cfg RelayConfig) (*Relay, error) {
@@ -65,6 +68,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	defer r.observe(ctx)()
 	defer r.watchPublishers()()
 	d, wait := r.dispatch(ctx, 0)
+	defer r.setLastLook(errEnded)
 	defer wait()
 	failures := 0
 	for ctx.Err() == nil {
@@ -93,7 +97,7 @@ func (r *Relay) Wake() {
 	}
 }
 
-// Ready returns nil if the last look reached the store and no transport is paused. It
+// Ready returns nil while Run works: if the last look reached the store and no transport is paused. It
 // asks nobody: a running relay looks at least once per PollInterval.
 func (r *Relay) Ready(context.Context) error {
 	r.mu.Lock()
