@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,14 +16,20 @@ import (
 // fullDisk is a Source that has no room for failures, as long as it is full.
 type fullDisk struct {
 	outbox.Source
-	full bool
+	full atomic.Bool
+}
+
+func newFullDisk(source outbox.Source) *fullDisk {
+	s := &fullDisk{Source: source}
+	s.full.Store(true)
+	return s
 }
 
 var errDiskFull = errors.New("no space left on device")
 
 func (s *fullDisk) Settle(ctx context.Context, b outbox.Batch, outcomes []outbox.Outcome) ([]outbox.Lease, error) {
 	failed := func(o outbox.Outcome) bool { return o.Verdict != outbox.Published }
-	if s.full && slices.ContainsFunc(outcomes, failed) {
+	if s.full.Load() && slices.ContainsFunc(outcomes, failed) {
 		return nil, errDiskFull
 	}
 	return s.Source.Settle(ctx, b, outcomes)
@@ -32,12 +39,12 @@ func (s *fullDisk) Settle(ctx context.Context, b outbox.Batch, outcomes []outbox
 // of those that failed. These are tried again, and not in a hot loop.
 func TestFailuresThatCannotBeRecorded(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
-		disk := &fullDisk{Source: b.store, full: true}
+		disk := newFullDisk(b.store)
 		b.over(disk, outbox.RelayConfig{})
-		attempts := 0
+		var attempts atomic.Int64
 		b.publisher.Respond(func(m outbox.Message) error {
 			if m.Key == "bad" {
-				attempts++
+				attempts.Add(1)
 				return &outbox.PublishError{Class: outbox.Permanent, Err: errors.New("refused")}
 			}
 			return nil
@@ -52,10 +59,10 @@ func TestFailuresThatCannotBeRecorded(t *testing.T) {
 		if err := b.relay.Ready(b.Context()); err == nil || !strings.Contains(err.Error(), "no space left") {
 			b.Errorf("Ready says %v", err)
 		}
-		if attempts < 2 || attempts > 40 {
-			b.Errorf("%d attempts in 10 s", attempts)
+		if n := attempts.Load(); n < 2 || n > 40 {
+			b.Errorf("%d attempts in 10 s", n)
 		}
-		disk.full = false
+		disk.full.Store(false)
 		time.Sleep(5 * time.Second)
 		stop()
 		if dead := b.store.DeadLetters(); len(dead) != 1 || dead[0].Class != outbox.Permanent || dead[0].Attempts != 1 {
@@ -72,7 +79,7 @@ func TestRefusedSettlementsAccuseNobody(t *testing.T) {
 		b.write(message("k", 0), message("k", 1))
 		defer b.start()()
 		time.Sleep(10 * time.Minute)
-		if s.suspected {
+		if s.suspected.Load() {
 			b.Error("a message is suspected of having ended relays")
 		}
 	})
@@ -81,12 +88,14 @@ func TestRefusedSettlementsAccuseNobody(t *testing.T) {
 // refusing is a Source that records nothing.
 type refusing struct {
 	outbox.Source
-	suspected bool
+	suspected atomic.Bool
 }
 
 func (s *refusing) Claim(ctx context.Context, req outbox.ClaimRequest) (outbox.Batch, error) {
 	b, err := s.Source.Claim(ctx, req)
-	s.suspected = s.suspected || b.Suspect
+	if b.Suspect {
+		s.suspected.Store(true)
+	}
 	return b, err
 }
 
@@ -100,7 +109,7 @@ func (s *refusing) Settle(ctx context.Context, b outbox.Batch, outcomes []outbox
 // A drain says so.
 func TestDrainOntoAFullDisk(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
-		b.over(&fullDisk{Source: b.store, full: true}, outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
+		b.over(newFullDisk(b.store), outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
 		b.publisher.Respond(func(m outbox.Message) error {
 			if m.Key == "bad" {
 				return errors.New("refused")
