@@ -3,9 +3,12 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"os/user"
+	"strconv"
 	"time"
 
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/postgres"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 )
 
@@ -18,10 +21,10 @@ func osUser() string {
 	return u.Username
 }
 
-// runDeadAudit lists who retried or removed dead letters of the outbox.
+// runDeadAudit lists who retried or removed dead letters, those of the outbox first.
 func runDeadAudit(ctx context.Context, c *commandContext, args []string) (int, error) {
 	flags := newFlagSet("dead audit")
-	limit := flags.Int("limit", 100, "the newest so many")
+	limit := flags.Int("limit", 100, "the newest so many of each")
 	if err := parseFlags(c, flags, args); err != nil {
 		return exitUsage, err
 	}
@@ -36,11 +39,25 @@ func runDeadAudit(ctx context.Context, c *commandContext, args []string) (int, e
 	if err != nil {
 		return exitFailed, err
 	}
+	changes, err := postgres.DeadChanges(ctx, c.parts.servers.workers, *limit)
+	if err != nil {
+		return exitFailed, err
+	}
 	for _, e := range entries {
-		fmt.Fprintf(c.stdout, "%s\t%s\t%d\tby=%q\treason=%q\t%s\n",
-			e.At.UTC().Format(time.RFC3339), e.Action, e.Count, e.By, e.Reason, chosenBy(e.Filter))
+		printChange(c.stdout, "outbox", e.At, e.Action, strconv.FormatInt(e.Count, 10), e.By, e.Reason, chosenBy(e.Filter))
+	}
+	for _, d := range changes {
+		count := "unknown"
+		if d.Count != nil {
+			count = strconv.Itoa(*d.Count)
+		}
+		printChange(c.stdout, "inbox", d.At, d.Action, count, d.By, d.Reason, d.Chosen)
 	}
 	return exitOK, nil
+}
+
+func printChange(w io.Writer, from string, at time.Time, action, count, by, reason, chosen string) {
+	fmt.Fprintf(w, "%s\t%s\t%s\t%s\tby=%q\treason=%q\t%s\n", from, at.UTC().Format(time.RFC3339), action, count, by, reason, chosen)
 }
 
 // chosenBy is a filter in the words of the flags that set it.

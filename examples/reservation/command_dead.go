@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/postgres"
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/outbox"
@@ -28,6 +30,7 @@ type deadFilter struct {
 type deadStores struct {
 	outbox *outboxpgx.DeadLetters
 	inbox  *inboxamqp.DeadLetters
+	pool   *pgxpool.Pool // for the audit of the inbox
 }
 
 // runDead lists, shows, retries and removes dead letters of the outbox (not published) and of the inbox (not consumed).
@@ -59,14 +62,14 @@ func runDead(ctx context.Context, c *commandContext, args []string) (int, error)
 	case "retry":
 		err = stores.change(ctx, c.stdout, f, "retried", func(ctx context.Context, filter outboxpgx.Filter) (int64, error) {
 			return stores.outbox.Retry(ctx, filter, outboxpgx.RetryOptions{By: f.by, Reason: f.reason, Force: f.force})
-		}, func(ctx context.Context, filter inbox.Filter) (int, error) {
+		}, stores.recorded(f, verb, func(ctx context.Context, filter inbox.Filter) (int, error) {
 			replayed, err := stores.inbox.Retry(ctx, filter, inbox.Replay{Force: f.force})
 			return replayed.Returned, err
-		})
+		}))
 	case "remove":
 		err = stores.change(ctx, c.stdout, f, "removed", func(ctx context.Context, filter outboxpgx.Filter) (int64, error) {
 			return stores.outbox.Remove(ctx, filter, outboxpgx.RemoveOptions{By: f.by, Reason: f.reason})
-		}, stores.inbox.Remove)
+		}, stores.recorded(f, verb, stores.inbox.Remove))
 	}
 	if err != nil {
 		return exitFailed, err
@@ -95,7 +98,7 @@ func parseDeadFilter(c *commandContext, verb string, args []string) (deadFilter,
 		flags.BoolVar(&f.force, "force", false, "also those that are older than the consumers' memory of what was processed")
 	}
 	if changes {
-		flags.StringVar(&f.by, "by", osUser(), "`who` changes them; kept with what was changed of the outbox")
+		flags.StringVar(&f.by, "by", osUser(), "`who` changes them; kept for dead audit")
 		flags.StringVar(&f.reason, "reason", "", "`why`; kept, too")
 		flags.BoolVar(&f.all, "all", false, "really all of them, where nothing else chooses")
 	}
@@ -130,7 +133,15 @@ func parseDeadFilter(c *commandContext, verb string, args []string) (deadFilter,
 func newDeadStores(c *commandContext) (deadStores, error) {
 	out, err1 := outboxpgx.NewDeadLetters(c.parts.servers.workers, outboxpgx.SchemaConfig{})
 	in, err2 := inboxamqp.NewDeadLetters(c.parts.servers.dial, inboxamqp.DeadLettersConfig{Logger: c.log})
-	return deadStores{out, in}, errors.Join(err1, err2)
+	return deadStores{out, in, c.parts.servers.workers}, errors.Join(err1, err2)
+}
+
+// recorded lets who changes dead letters of the inbox be found by dead audit.
+func (s deadStores) recorded(f deadFilter, action string, change func(context.Context, inbox.Filter) (int, error)) func(context.Context, inbox.Filter) (int, error) {
+	return func(ctx context.Context, filter inbox.Filter) (int, error) {
+		entry := postgres.DeadChange{Action: action, By: f.by, Reason: f.reason, Chosen: chosenBy(f.outbox())}
+		return postgres.RecordDeadChange(ctx, s.pool, entry, func() (int, error) { return change(ctx, filter) })
+	}
 }
 
 func (f deadFilter) outbox() outboxpgx.Filter {

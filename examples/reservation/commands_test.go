@@ -189,10 +189,14 @@ func TestDeadLetters(t *testing.T) {
 	if out := dead("show", ids[0]); !strings.Contains(out, ids[0]) || !strings.Contains(out, `{"reservation_id":7}`) {
 		t.Errorf("show prints %q", out)
 	}
-	if out := dead("remove", "--id="+ids[0]); out != "removed: outbox 0, inbox 1\n" {
+	if out := dead("remove", ids[0], "--by=ada", "--reason=useless"); out != "removed: outbox 0, inbox 1\n" {
 		t.Errorf("remove prints %q", out)
 	}
 	wantsLetters(1)
+	if out := dead("audit"); strings.Count(out, "\n") != 1 || !strings.HasPrefix(out, "inbox\t") ||
+		!strings.Contains(out, "remove\t1\tby=\"ada\"\treason=\"useless\"\tids=["+ids[0]) {
+		t.Errorf("audit prints %q", out)
+	}
 	consumer.stop()
 	if out := dead("retry", "--all"); out != "retried: outbox 0, inbox 1\n" {
 		t.Errorf("retry prints %q", out)
