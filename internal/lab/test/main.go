@@ -84,6 +84,7 @@ func checkBuild() error {
 		{args: "vet work"},
 		{env: "GOWORK=off", args: "vet ./..."},
 		{env: "GOWORK=off", args: "build ./..."},
+		{args: "list -m all"}, // as editors do
 	} {
 		if err := goCommand(step.env, strings.Fields(step.args)...); err != nil {
 			return err
