@@ -1,0 +1,101 @@
+package outboxpgx_test
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest"
+	"github.com/holdfast-go/holdfast/txretry"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+)
+
+// Random calls of writers, relays and operators come to the same on Postgres and on the fake, step by
+// step, but for the texts of errors. A sequence is told by its seed: half of them are the same in every
+// run.
+func TestDifferentialOutbox(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.SourceConfig{LanesPerClaim: outbox.Lanes})
+	sequences := testenv.Sequences(t, 60)
+	first := rand.Uint64()
+	t.Logf("the random half begins with the seed %d", first)
+	claimed := 0
+	for n := range sequences {
+		seed := uint64(n)
+		if n >= sequences/2 {
+			seed = first + uint64(n-sequences/2)
+		}
+		on, off := newScript(f.side(t), seed), newScript(fakeSide(), seed)
+		on.run(t.Context())
+		off.run(t.Context())
+		if !slices.Equal(on.trace, off.trace) {
+			t.Fatalf("seed %d, on Postgres:\n%s\n\non the fake:\n%s", seed, strings.Join(on.trace, "\n"), strings.Join(off.trace, "\n"))
+		}
+		claimed += on.claimed
+	}
+	t.Logf("%d sequences, %d messages claimed", sequences, claimed)
+	if claimed < sequences {
+		t.Error("that proves little")
+	}
+}
+
+// side is what a script is run on.
+type side struct {
+	manager txretry.Transactor
+	writer  interface {
+		Write(ctx context.Context, tx pgx.Tx, msgs ...outbox.Message) error
+		WriteOnce(ctx context.Context, tx pgx.Tx, key string, m outbox.Message) (id uuid.UUID, first bool, err error)
+	}
+	source interface {
+		outbox.Source
+		outbox.Measured
+	}
+	fail  func(ctx context.Context, tx pgx.Tx) error
+	dead  func(ctx context.Context) ([]outboxtest.DeadLetter, error)
+	retry func(ctx context.Context, id uuid.UUID) (bool, error)
+}
+
+// side empties the tables.
+func (f *fixture) side(t *testing.T) side {
+	t.Helper()
+	_, err := f.pool.Exec(t.Context(), `
+		DELETE FROM holdfast_outbox; DELETE FROM holdfast_outbox_dead; DELETE FROM holdfast_outbox_dedup;
+		UPDATE holdfast_outbox_lanes SET token = NULL, lease_until = '-infinity', batch = 0, suspect = NULL, alone = NULL, losses = 0`)
+	must(t, err)
+	return side{
+		manager: f.manager, writer: f.writer, source: f.source,
+		fail: func(ctx context.Context, tx pgx.Tx) error { return second(tx.Exec(ctx, "SELECT 1/0")) },
+		dead: func(ctx context.Context) (letters []outboxtest.DeadLetter, err error) {
+			all, err := f.dead.List(ctx, outboxpgx.Filter{})
+			for _, l := range all {
+				letters = append(letters, outboxtest.DeadLetter{Message: l.Message, Class: l.Class, Err: l.Err})
+			}
+			return letters, err
+		},
+		retry: func(ctx context.Context, id uuid.UUID) (bool, error) {
+			n, err := f.dead.Retry(ctx, outboxpgx.Filter{IDs: []uuid.UUID{id}}, outboxpgx.RetryOptions{By: "me"})
+			return n == 1, err
+		},
+	}
+}
+
+func fakeSide() side {
+	store := outboxtest.NewStore()
+	return side{
+		manager: txretrytest.NewManager(txretrytest.Config{}), writer: store, source: store,
+		fail: func(_ context.Context, tx pgx.Tx) error {
+			return txretrytest.Fail(tx, &pgconn.PgError{Severity: "ERROR", Code: "22012"})
+		},
+		dead:  func(context.Context) ([]outboxtest.DeadLetter, error) { return store.DeadLetters(), nil },
+		retry: func(_ context.Context, id uuid.UUID) (bool, error) { return store.Retry(id), nil },
+	}
+}
