@@ -66,7 +66,7 @@ const (
 func processing(value string) bool { return strings.HasPrefix(value, claimPrefix) }
 
 func (c *claim) take(ctx context.Context) (state, error) {
-	n, err := claimScript.Run(ctx, c.p.client, c.keys, c.value, c.p.cfg.Lease.Milliseconds()).Int64()
+	n, err := c.run(ctx, claimScript, c.value, c.p.cfg.Lease.Milliseconds())
 	switch {
 	case err != nil:
 		return 0, fmt.Errorf("inboxredis: claim message: %w", err)
@@ -104,8 +104,8 @@ func (c *claim) keep(ctx context.Context) (stop func()) {
 func (c *claim) extend(ctx context.Context) {
 	attempt, cancel := context.WithTimeout(ctx, c.p.cfg.Lease/3)
 	defer cancel()
-	held, err := extendScript.Run(attempt, c.p.client, c.keys, c.value, c.p.cfg.Lease.Milliseconds()).Bool()
-	if ctx.Err() == nil && (err != nil || !held) {
+	held, err := c.run(attempt, extendScript, c.value, c.p.cfg.Lease.Milliseconds())
+	if ctx.Err() == nil && (err != nil || held == 0) {
 		c.log(err).WarnContext(ctx, "inbox: claim of a message not prolonged")
 	}
 }
@@ -114,8 +114,8 @@ func (c *claim) extend(ctx context.Context) {
 func (c *claim) done(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
-	held, err := doneScript.Run(ctx, c.p.client, c.keys, c.value, c.mark, c.p.cfg.TTL.Milliseconds()).Bool()
-	if err != nil || !held {
+	held, err := c.run(ctx, doneScript, c.value, c.mark, c.p.cfg.TTL.Milliseconds())
+	if err != nil || held == 0 {
 		c.log(err).WarnContext(ctx, "inbox: message processed without a claim to the end: a copy may take effect, too")
 	}
 }
@@ -124,8 +124,18 @@ func (c *claim) done(ctx context.Context) {
 func (c *claim) release(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
-	if err := releaseScript.Run(ctx, c.p.client, c.keys, c.value).Err(); err != nil {
+	if _, err := c.run(ctx, releaseScript, c.value); err != nil {
 		c.log(err).WarnContext(ctx, "inbox: claim of a failed message not released")
+	}
+}
+
+// abandon gives up a claim that Redis may have made without answering: its lease would keep the
+// message from being processed.
+func (c *claim) abandon(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tryTimeout)
+	defer cancel()
+	if _, err := c.run(ctx, releaseScript, c.value); err != nil {
+		c.log(err).DebugContext(ctx, "inbox: claim that was not answered not released")
 	}
 }
 

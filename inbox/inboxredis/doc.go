@@ -29,6 +29,7 @@
 // FastPath is the form before inboxpgx: Redis may only say that a message is done, and what
 // it does not know costs nothing but the question. Its keys are the same.
 //
-// While Redis cannot be reached no handler runs: the result is inbox.Unavailable. A FastPath
+// While Redis cannot be reached no handler runs: the result is inbox.Unavailable, after 6 seconds
+// at the latest, whatever the client's own timeouts are. A FastPath
 // goes on without it, at the latest after Config.Timeout.
 package inboxredis

@@ -84,7 +84,7 @@ func (f *FastPath) done(ctx context.Context, msgs []*inbox.Message) []bool {
 	if pipe.Len() == 0 {
 		return done
 	}
-	if err := f.exec(ctx, pipe); err != nil {
+	if err := f.exec(ctx, pipe, f.p.prefix+msgs[0].ID.String()); err != nil {
 		f.p.cfg.Logger.DebugContext(ctx, "inbox: Redis not asked for messages", slog.Any("error", err))
 		return done
 	}
@@ -117,15 +117,15 @@ func (f *FastPath) mark(ctx context.Context, msgs []*inbox.Message, answers []er
 	if pipe.Len() == 0 {
 		return
 	}
-	if err := f.exec(ctx, pipe); err != nil {
+	if err := f.exec(ctx, pipe, f.p.prefix+msgs[0].ID.String()); err != nil {
 		f.p.cfg.Logger.DebugContext(ctx, "inbox: processed messages not marked in Redis", slog.Any("error", err))
 	}
 }
 
 // exec runs the commands, each of which keeps its own error, and returns an error unless Redis
 // has answered in time. The client need not mind the deadline (redis.Options.ContextTimeoutEnabled),
-// so a call is left behind, and its commands must not be looked at then.
-func (f *FastPath) exec(ctx context.Context, pipe redis.Pipeliner) error {
+// so a call is left behind, and its commands must not be looked at then. key is one of theirs.
+func (f *FastPath) exec(ctx context.Context, pipe redis.Pipeliner, key string) error {
 	if !f.breaker.Enter() {
 		return errOpen
 	}
@@ -147,6 +147,9 @@ func (f *FastPath) exec(ctx context.Context, pipe redis.Pipeliner) error {
 	}
 	if ctx.Err() == nil { // else nobody waited for the answer
 		f.breaker.Done(err == nil)
+		if err != nil {
+			f.p.idle.Test(ctx, key)
+		}
 	}
 	return err
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/redisconn"
 )
 
 const (
@@ -103,6 +104,7 @@ type Processor struct {
 	next   inbox.Processor
 	cfg    Config
 	prefix string
+	idle   *redisconn.Idle
 }
 
 // NewProcessor returns a Processor that has next do the work. It does not look at Redis.
@@ -122,7 +124,10 @@ func NewProcessor(client redis.UniversalClient, next inbox.Processor, cfg Config
 	if cfg.Namespace != "" {
 		prefix += cfg.Namespace + ":"
 	}
-	return &Processor{client: client, next: next, cfg: cfg, prefix: prefix}, nil
+	return &Processor{
+		client: client, next: next, cfg: cfg, prefix: prefix,
+		idle: &redisconn.Idle{Client: client, Timeout: tryTimeout},
+	}, nil
 }
 
 // Process implements inbox.Processor, one message after the other.
@@ -144,6 +149,9 @@ func (p *Processor) one(ctx context.Context, m *inbox.Message) error {
 	c := newClaim(p, m)
 	state, err := c.take(ctx)
 	switch {
+	case errors.Is(err, errSilent):
+		c.abandon(ctx)
+		return inbox.Unavailable(err)
 	case err != nil && errors.Is(context.Cause(ctx), inbox.ErrDraining):
 		return fmt.Errorf("%w: %w", inbox.ErrDraining, err)
 	case err != nil:

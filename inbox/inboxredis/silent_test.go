@@ -1,0 +1,78 @@
+package inboxredis_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxredis"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
+	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// A connection that falls silent in the middle of a script is given up, also by a client that would
+// wait for ever, and no claim that was left behind keeps the message from being processed.
+func TestSilentConnection(t *testing.T) {
+	t.Parallel()
+	redistest.URL(t) // skips before there are subtests
+	for name, silence := range map[string]testenv.Silence{
+		"claim":                {On: "processing:"},
+		"claim, which arrives": {On: "processing:", Deliver: true},
+		"every idle one":       {},
+		"mark":                 {On: "done:"},
+		"mark, which arrives":  {On: "done:", Deliver: true},
+	} {
+		for _, heeds := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/heeds deadlines %v", name, heeds), func(t *testing.T) {
+				t.Parallel()
+				proxy := testenv.NewProxy(t, redistest.URL(t))
+				opts, err := redis.ParseURL(proxy.URL())
+				if err != nil {
+					t.Fatal(err)
+				}
+				opts.ContextTimeoutEnabled, opts.ReadTimeout, opts.PoolSize, opts.MinIdleConns = heeds, -1, 50, 8
+				client := redis.NewClient(opts)
+				t.Cleanup(func() {
+					proxy.Cut() // ends what waits for ever
+					_ = client.Close()
+				})
+				runs := 0
+				p := newProcessor(t, client, inboxredis.Config{}, func(context.Context, conformance.Event) error { runs++; return nil })
+				if silence == (testenv.Silence{}) {
+					testenv.Eventually(t, testenv.Patience, func() error {
+						if n := client.PoolStats().IdleConns; n < 8 {
+							return fmt.Errorf("%d idle connections", n)
+						}
+						return nil
+					})
+					proxy.SilenceConnections()
+				} else {
+					proxy.SilenceOn(silence)
+				}
+				m := event()
+				began := time.Now()
+				testenv.Eventually(t, testenv.Patience, func() error {
+					err := process(t, p, m)
+					if f := inbox.Classify(err); err != nil && (f.Counted || !errors.Is(err, inbox.ErrUnavailable) && !errors.Is(err, inboxredis.ErrInProgress)) {
+						t.Fatalf("%v classified %+v", err, f)
+					}
+					return err
+				})
+				took := time.Since(began)
+				t.Logf("%.1f s, %d connections fell silent", took.Seconds(), proxy.Silenced())
+				if took > 40*time.Second {
+					t.Errorf("the message took %v: a claim was left behind", took)
+				}
+				if err := process(t, p, m); err != nil || runs != 1 {
+					t.Errorf("the second delivery: %v after %d runs", err, runs)
+				}
+			})
+		}
+	}
+}
