@@ -17,6 +17,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // guarded is a server whose handler answers with the length of the body, and
@@ -28,7 +29,9 @@ type guarded struct {
 	ran   atomic.Int64
 }
 
-func guard(t *testing.T) *guarded {
+// guard gives clients a long time to send, unless patience is short because one
+// stops in the middle.
+func guard(t *testing.T, patience time.Duration) *guarded {
 	t.Helper()
 	g := &guarded{t: t}
 	store := &faulty{Store: idempotencytest.NewStore(), begin: func() error { g.begun.Add(1); return nil }}
@@ -42,7 +45,7 @@ func guard(t *testing.T) *guarded {
 			fmt.Fprint(w, n)
 		})
 	server := httptest.NewUnstartedServer(h)
-	server.Config.ReadTimeout = time.Second
+	server.Config.ReadTimeout = patience
 	server.Start()
 	t.Cleanup(server.Close)
 	g.addr = server.Listener.Addr().String()
@@ -62,7 +65,7 @@ func (g *guarded) say(text io.Reader) string {
 		defer close(sent)
 		_, _ = io.Copy(conn, text) // the server may not want all of it
 	}()
-	_ = conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+	_ = conn.SetReadDeadline(time.Now().Add(testenv.Patience))
 	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
 		g.t.Errorf("no answer: %v", err)
@@ -103,7 +106,11 @@ func TestBadInputOverTheWire(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			g := guard(t)
+			patience := testenv.Patience
+			if name == "chunks that stop" || name == "shorter than said" {
+				patience = 5 * time.Second
+			}
+			g := guard(t, patience)
 			if got := g.say(tt.text); !strings.Contains(got, tt.want) {
 				t.Errorf("answer %.300q; want %q", got, tt.want)
 			}
@@ -154,7 +161,7 @@ func TestOddBodies(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			g := guard(t)
+			g := guard(t, testenv.Patience)
 			text := fmt.Sprintf("%sIdempotency-Key: %s\r\n%sContent-Length: %d\r\n\r\n%s", head, goodKey, tt.head, len(tt.body), tt.body)
 			for range 2 {
 				if got, want := g.say(strings.NewReader(text)), fmt.Sprintf("200 OK %d", len(tt.body)); got != want {
