@@ -17,6 +17,7 @@ var defaultKeepHeaders = []string{
 var deniedHeaders = map[string]bool{
 	"Age": true, "Alt-Svc": true, "Authorization": true, "Connection": true,
 	"Content-Length": true, "Date": true, "Idempotency-Key": true, ReplayedHeader: true, BypassedHeader: true,
+	errorHeader:  true, // a handler cannot make its answer look like the error of a Do
 	"Keep-Alive": true, "Proxy-Authenticate": true, "Proxy-Authorization": true,
 	"Proxy-Connection": true, "Retry-After": true, "Server": true, "Set-Cookie": true,
 	"Set-Cookie2": true, "Te": true, "Trailer": true, "Traceparent": true, "Tracestate": true,

@@ -15,13 +15,17 @@ func TestDeniedHeadersAreNeverReplayed(t *testing.T) {
 		"Set-Cookie", "Date", "Connection", "Keep-Alive", "Transfer-Encoding", "Trailer", "Upgrade", "Www-Authenticate",
 		"Access-Control-Allow-Origin", "Ratelimit-Remaining", "X-Ratelimit-Reset", "Retry-After", "Authorization",
 	}
-	for _, name := range denied {
+	for _, name := range append(denied, "Idempotency-Error") { // which marks the kept error of a Do
 		_, err := idempotency.NewMiddleware(idempotencytest.NewStore(), idempotency.MiddlewareConfig{
 			Scope: idempotency.GlobalScope, KeepHeaders: []string{"Location", strings.ToLower(name)},
 		})
 		if err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("KeepHeaders with %s: %v", name, err)
 		}
+	}
+
+	if clean := idempotency.CleanHeader(http.Header{"Idempotency-Error": {"X"}, "Location": {"/1"}}); len(clean) != 1 {
+		t.Errorf("CleanHeader leaves %v", clean)
 	}
 
 	// A record that another system wrote may hold anything.
