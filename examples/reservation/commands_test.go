@@ -160,9 +160,9 @@ func TestDeadLetters(t *testing.T) {
 	s := services{pgtest.URL(t), redistest.URL(t), broker.URL}
 	consumer := start(t, s.env(), "-backend=services", "-role=consumer")
 	ids := []string{uuid.Must(uuid.NewV7()).String(), uuid.Must(uuid.NewV7()).String()}
-	for _, id := range ids {
+	for i, body := range []string{`{"reservation_id":7}`, `{"reservation_id":"x","event_id":"y"}`} {
 		broker.Publish(t, "reservation", "reservation.held", amqp.Publishing{
-			MessageId: id, Type: "reservation.held", ContentType: "application/json", Body: []byte(`{"reservation_id":7}`),
+			MessageId: ids[i], Type: "reservation.held", ContentType: "application/json", Body: []byte(body),
 		})
 	}
 	dead := func(args ...string) string {
@@ -183,6 +183,9 @@ func TestDeadLetters(t *testing.T) {
 		})
 	}
 	wantsLetters(2)
+	if out := dead("list", "--class=validation"); strings.Count(out, "\n") != 2 {
+		t.Errorf("of class validation are %q, want both", out)
+	}
 	if out := dead("list", "--class=validation", "--limit=1"); !strings.HasPrefix(out, "inbox\t") || strings.Count(out, "\n") != 1 {
 		t.Errorf("list prints %q", out)
 	}

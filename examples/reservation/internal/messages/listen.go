@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
+	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 )
 
@@ -20,7 +21,12 @@ func Listen(p *inboxpgx.Processor, learn Learn) error {
 		booking.StatusHeld, booking.StatusConfirmed, booking.StatusCancelled, booking.StatusExpired,
 	} {
 		errs = append(errs, inboxpgx.Handle(p, booking.MessageOf(status),
-			func(ctx context.Context, tx pgx.Tx, r Reservation) error { return learn(ctx, tx, status, r) },
+			func(ctx context.Context, tx pgx.Tx, r Reservation) error {
+				if err := r.check(); err != nil {
+					return inbox.Invalid(err) // no retry makes it better
+				}
+				return learn(ctx, tx, status, r)
+			},
 			inboxpgx.HandlerConfig{}))
 	}
 	return errors.Join(errs...)

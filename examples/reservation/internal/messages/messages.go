@@ -3,7 +3,11 @@
 package messages
 
 import (
+	"errors"
+	"fmt"
 	"time"
+
+	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
 	"github.com/holdfast-go/holdfast/expiry"
@@ -26,6 +30,16 @@ type Reservation struct {
 	User          string    `json:"user"`
 	Seats         []string  `json:"seats"`
 	ExpiresAt     time.Time `json:"expires_at"`
+}
+
+// check finds ids that the shop cannot have given.
+func (r Reservation) check() error {
+	_, err1 := uuid.Parse(r.ReservationID)
+	_, err2 := uuid.Parse(r.EventID)
+	if err := errors.Join(err1, err2); err != nil {
+		return fmt.Errorf("messages: reservation or event: %w", err)
+	}
+	return nil
 }
 
 // New announces the status of a reservation. Its messages are ordered among
