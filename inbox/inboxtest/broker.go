@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/internal/blame"
 )
 
 // ErrNotRunning is returned by Ready while no Run is at work.
@@ -23,11 +24,14 @@ type Broker struct {
 	processor inbox.Processor
 	cfg       Config
 	dead      DeadLetters
+	suspects  blame.Suspects
 
 	mu       sync.Mutex
 	changed  *sync.Cond // of anything below
 	ready    []*delivery
-	delayed  int // waiting for their retry
+	held     []held // failed for want of a server, as it seems
+	clock    int    // tells which message began or failed before another
+	delayed  int    // waiting for their retry
 	inFlight int
 	paused   int // pauses under way
 	running  int // Runs under way
@@ -37,6 +41,9 @@ type Broker struct {
 type delivery struct {
 	msg  *inbox.Message
 	last bool // DeliverTwice has had its way
+
+	began   int  // on the broker's clock
+	batched bool // processed together with others
 }
 
 // NewBroker returns a Broker with an empty queue.
@@ -94,7 +101,7 @@ func (b *Broker) Idle(ctx context.Context) error {
 	defer stop()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for len(b.ready)+b.delayed+b.inFlight > 0 {
+	for len(b.ready)+len(b.held)+b.delayed+b.inFlight > 0 {
 		if ctx.Err() != nil {
 			return fmt.Errorf("inboxtest: not idle: %w", ctx.Err())
 		}
@@ -118,11 +125,18 @@ func (b *Broker) take(ctx context.Context) []*delivery {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for ctx.Err() == nil {
+		if b.paused == 0 && len(b.ready)+b.inFlight == 0 {
+			b.release() // there is no other message
+		}
 		if len(b.ready) > 0 && b.paused == 0 {
 			n := b.together()
 			taken := slices.Clone(b.ready[:n])
 			b.ready = b.ready[n:]
 			b.inFlight += n
+			b.clock++
+			for _, d := range taken {
+				d.began, d.batched = b.clock, n > 1
+			}
 			return taken
 		}
 		b.changed.Wait()
@@ -133,7 +147,7 @@ func (b *Broker) take(ctx context.Context) []*delivery {
 // together is how many of the next messages make a batch.
 func (b *Broker) together() int {
 	for n, d := range b.ready[:min(b.cfg.Batch, len(b.ready))] {
-		if d.msg.Attempt > 1 {
+		if d.msg.Attempt > 1 || b.suspects.Has(d.msg.ID) {
 			return max(n, 1)
 		}
 	}

@@ -38,9 +38,13 @@ type Config struct {
 	// Batch is how many messages are given to the processor together, at most: those that
 	// are in the queue. Messages that have failed before come alone. 0 means 1.
 	Batch int
+	// MaxBodyBytes is the largest body that is processed; a larger message is a dead letter of
+	// class validation. 0 means inbox.MaxBodyBytes.
+	MaxBodyBytes int
 	// Retry decides over failed messages.
 	Retry inbox.RetryPolicy
-	// Pause is how long nothing is delivered after a processor was inbox.Unavailable; 0 means 1 s.
+	// Pause is how long nothing is delivered after a processor was inbox.Unavailable. Other
+	// messages come before the one that failed. 0 means 1 s.
 	Pause time.Duration
 	// ShutdownTimeout is how long running handlers may go on after Run's context has
 	// ended, before theirs does, with the cause inbox.ErrDraining. 0 means 60 s.
@@ -70,6 +74,9 @@ func (c Config) withDefaults() Config {
 	if c.Batch == 0 {
 		c.Batch = 1
 	}
+	if c.MaxBodyBytes == 0 {
+		c.MaxBodyBytes = inbox.MaxBodyBytes
+	}
 	if c.Pause == 0 {
 		c.Pause = defaultPause
 	}
@@ -95,6 +102,9 @@ func (c Config) validate() error {
 	}
 	if c.Batch < 0 {
 		problems = append(problems, fmt.Errorf("inboxtest: Config.Batch %d is negative", c.Batch))
+	}
+	if c.MaxBodyBytes < 0 {
+		problems = append(problems, fmt.Errorf("inboxtest: Config.MaxBodyBytes %d is negative", c.MaxBodyBytes))
 	}
 	if c.Pause < 0 {
 		problems = append(problems, fmt.Errorf("inboxtest: Config.Pause %v is negative", c.Pause))

@@ -88,9 +88,39 @@ func (b *Broker) deliver(ctx context.Context, ds []*delivery) {
 	}
 }
 
-// process runs the processor on a goroutine of its own, so that one that exits it, as
-// t.FailNow does, fails its messages and not the broker.
+// process has those messages processed that the processor may be given.
 func (b *Broker) process(ctx context.Context, msgs []*inbox.Message) []error {
+	results := make([]error, len(msgs))
+	var good []*inbox.Message
+	var at []int
+	for i, m := range msgs {
+		if results[i] = b.acceptable(m); results[i] == nil {
+			good, at = append(good, m), append(at, i)
+		}
+	}
+	for k, err := range b.call(ctx, good) {
+		if err != nil && errors.Is(context.Cause(ctx), inbox.ErrDraining) {
+			err = fmt.Errorf("%w: %w", inbox.ErrDraining, err)
+		}
+		results[at[k]] = err
+	}
+	return results
+}
+
+// acceptable refuses what no consumer gives to its processor.
+func (b *Broker) acceptable(m *inbox.Message) error {
+	if err := m.Validate(); err != nil {
+		return err
+	}
+	if most := b.cfg.MaxBodyBytes; len(m.Body) > most {
+		return inbox.Invalid(fmt.Errorf("inboxtest: body of %d bytes, at most %d are allowed", len(m.Body), most))
+	}
+	return nil
+}
+
+// call runs the processor on a goroutine of its own, so that one that exits it, as t.FailNow does,
+// fails its messages and not the broker.
+func (b *Broker) call(ctx context.Context, msgs []*inbox.Message) []error {
 	if len(msgs) == 0 {
 		return nil
 	}
@@ -117,6 +147,7 @@ func same(n int, err error) []error { return slices.Repeat([]error{err}, n) }
 
 // done acknowledges a message.
 func (b *Broker) done(d *delivery) {
+	b.passed(d)
 	b.settle(func() {
 		if b.cfg.DeliverTwice && !d.last {
 			d.last, d.msg.Redelivered = true, true
@@ -134,13 +165,21 @@ func (b *Broker) giveBack(d *delivery) {
 }
 
 func (b *Broker) failed(ctx context.Context, d *delivery, err error) {
-	now := time.Now()
 	failure := inbox.Classify(err)
+	if failure.Unavailable {
+		b.log(ctx, d.msg, failure, inbox.Decision{Action: failure.Action})
+		b.unavailable(d, failure)
+		return
+	}
+	b.suspects.Clear(d.msg.ID)
+	b.conclude(ctx, d, failure)
+}
+
+// conclude settles a message that failed.
+func (b *Broker) conclude(ctx context.Context, d *delivery, failure inbox.Failure) {
+	now := time.Now()
 	decision := b.cfg.Retry.Next(d.msg, failure, now, b.cfg.Rand())
 	b.log(ctx, d.msg, failure, decision)
-	if failure.Unavailable {
-		b.pause()
-	}
 	switch decision.Action {
 	case inbox.ActionReturn:
 		b.giveBack(d)
@@ -162,15 +201,7 @@ func (b *Broker) retry(d *delivery, decision inbox.Decision, now time.Time) {
 			d.msg.FirstFailedAt = now
 		}
 	}
-	d.msg.Redelivered = false // a retry is a new copy
-	b.delayed++
-	time.AfterFunc(decision.Delay, func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.delayed--
-		b.ready = append(b.ready, d)
-		b.changed.Broadcast()
-	})
+	b.later(d, decision.Delay)
 }
 
 func (b *Broker) pause() {

@@ -1,3 +1,4 @@
-// Package conformance holds the suites that every processor of messages and every store of
-// dedup entries must pass, those of this module and those of others: TestProcessor and TestDedup.
+// Package conformance holds the suites that every processor of messages, store of dedup entries,
+// ledger and consumer must pass, those of this module and those of others: TestProcessor, TestDedup,
+// TestLedger and TestConsumer.
 package conformance
