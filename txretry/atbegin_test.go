@@ -83,6 +83,23 @@ func TestAtBeginWaitsForALock(t *testing.T) {
 	})
 }
 
+// The server keeps the answer to BEGIN back while the first statement waits, for longer than
+// BeginTimeout and its doubles here. That is not taken for silence in the end.
+func TestAtBeginWaitsForLong(t *testing.T) {
+	t.Parallel()
+	pool := newCounter(t)
+	m := newManager(t, pool, txretry.Config{BeginTimeout: 50 * time.Millisecond, Logger: quiet})
+	calls := 0
+	opts := txretry.Options{MaxAttempts: 1, AtBegin: txretry.AtBegin{SQL: "select pg_sleep(1)"}}
+	err := m.DoWith(t.Context(), opts, func(context.Context, pgx.Tx) error {
+		calls++
+		return nil
+	})
+	if err != nil || calls != 1 {
+		t.Errorf("error %v after %d calls", err, calls)
+	}
+}
+
 func TestAtBeginFails(t *testing.T) {
 	t.Parallel()
 	inEveryMode(t, func(t *testing.T, m *txretry.Manager, pool *pgxpool.Pool) {

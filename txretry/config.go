@@ -84,7 +84,8 @@ type Config struct {
 
 	// BeginTimeout bounds the wait for the answer to BEGIN; 0 means 2 s. When it
 	// does not come BEGIN is sent on another connection, up to three times, with
-	// twice the time each.
+	// twice the time each. With AtBegin the answer comes after that statement: the
+	// second and third time it may take as long as any statement.
 	BeginTimeout time.Duration
 
 	// CommitTimeout bounds COMMIT, which the caller's context does not interrupt;

@@ -17,6 +17,8 @@ const maxBegins = 3
 
 // open begins a transaction. BEGIN has no effect: where the connection turns out to be lost, it is
 // sent again on another one, which counts as no attempt. Each time the server has twice as long.
+// The server keeps the answer to BEGIN back until AtBegin is done, too: the second time it has as long
+// as for a statement, lest one that waits for a lock is given up again and again.
 // The session is nil if there is none.
 func (c *call) open(ctx context.Context) (session.Session, pgconn.CommandTag, result) {
 	limits, start := c.limits(), time.Now()
@@ -27,6 +29,9 @@ func (c *call) open(ctx context.Context) (session.Session, pgconn.CommandTag, re
 			return s, tag, failed
 		}
 		limits.Begin *= 2
+		if limits.First = limits.Statement; limits.First > 0 {
+			limits.First = max(limits.First, limits.Begin)
+		}
 		c.logLost(ctx, failed.err)
 	}
 }
@@ -39,7 +44,8 @@ func (c *call) logLost(ctx context.Context, err error) {
 }
 
 func (c *call) limits() session.Limits {
-	return session.Limits{Acquire: c.m.cfg.AcquireTimeout, Begin: c.m.cfg.BeginTimeout, Statement: c.opts.patience()}
+	begin := c.m.cfg.BeginTimeout
+	return session.Limits{Acquire: c.m.cfg.AcquireTimeout, Begin: begin, First: begin, Statement: c.opts.patience()}
 }
 
 // begin sends BEGIN once. If it fails, or panics, no connection is held afterwards.

@@ -29,12 +29,15 @@ func (s *pgSession) Begin(ctx context.Context, spec *session.Spec, first *sessio
 	if err := s.checkVersion(spec); err != nil {
 		return tag, err
 	}
-	s.expect(s.limits.Begin)
 	if first != nil && !spec.WantsXID && !spec.Once {
+		s.expect(s.limits.First)
 		tag, err = s.beginWith(ctx, spec, first)
-	} else if err = s.begin(ctx, spec); err == nil && first != nil {
-		s.hasBegun()
-		tag, err = s.conn.Exec(ctx, first.SQL, first.Args...)
+	} else {
+		s.expect(s.limits.Begin)
+		if err = s.begin(ctx, spec); err == nil && first != nil {
+			s.hasBegun()
+			tag, err = s.conn.Exec(ctx, first.SQL, first.Args...)
+		}
 	}
 	err = s.answered(ctx, err)
 	if err != nil && !s.begun && s.conn.IsClosed() && ctx.Err() == nil {

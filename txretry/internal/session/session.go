@@ -28,6 +28,7 @@ type Source interface {
 type Limits struct {
 	Acquire   time.Duration // for a connection
 	Begin     time.Duration // for the answer to BEGIN, or to what is as short
+	First     time.Duration // for the answer to BEGIN and a first statement in one message; 0: none
 	Statement time.Duration // for the answer to a statement, or its next part; 0: none
 }
 
