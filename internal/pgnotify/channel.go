@@ -6,9 +6,12 @@ package pgnotify
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgcall"
@@ -35,8 +38,16 @@ func (c Channel) notify(ctx context.Context, payload string) error {
 	defer cancel()
 	return pgcall.Use(ctx, c.Pool, func(ctx context.Context, conn *pgxpool.Conn) error {
 		_, err := conn.Exec(ctx, notifySQL, c.Prefix, c.Table, payload)
-		return err
+		return worded(err)
 	})
+}
+
+// worded says what it means that a table's channel is not known.
+func worded(err error) error {
+	if missing, ok := errors.AsType[*pgconn.PgError](err); ok && missing.Code == undefinedTable {
+		return fmt.Errorf("%w: %w", ErrNoTable, err)
+	}
+	return err
 }
 
 // listen returns a connection that belongs to the caller, and listens.
@@ -53,7 +64,7 @@ func (c Channel) listen(ctx context.Context) (*pgx.Conn, error) {
 	}
 	if err != nil {
 		hangUp(conn)
-		return nil, err
+		return nil, worded(err)
 	}
 	return conn, nil
 }

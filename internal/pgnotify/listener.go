@@ -3,7 +3,6 @@ package pgnotify
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -88,9 +87,6 @@ const undefinedTable = "42P01"
 // test it.
 func (l *Listener) Probe(ctx context.Context) error {
 	conn, err := l.cfg.Channel.listen(ctx)
-	if missing, ok := errors.AsType[*pgconn.PgError](err); ok && missing.Code == undefinedTable {
-		return fmt.Errorf("%w: %w", ErrNoTable, err)
-	}
 	if err != nil {
 		return err
 	}
