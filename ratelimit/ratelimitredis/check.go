@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/holdfast-go/holdfast/internal/redisconn"
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
@@ -44,7 +45,7 @@ func (l *Limiter) look(ctx context.Context) ([]ratelimit.Finding, error) {
 		return nil, fmt.Errorf("ratelimitredis: check: %w", err)
 	}
 	var found []ratelimit.Finding
-	if heedsDeadlines, bounded := timeouts(l.client); !heedsDeadlines && !bounded {
+	if heedsDeadlines, bounded := redisconn.Timeouts(l.client); !heedsDeadlines && !bounded {
 		found = append(found, ratelimit.Finding{
 			Component: "ratelimitredis", Problem: "the client waits for ever for a connection that has fallen silent, and loses it for its pool",
 			Mend: "set ContextTimeoutEnabled of the client's options, or a ReadTimeout",

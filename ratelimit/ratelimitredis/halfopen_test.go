@@ -2,10 +2,12 @@ package ratelimitredis_test
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -84,25 +86,7 @@ func TestHalfOpenConnections(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		const connections = 40
-		var all sync.WaitGroup
-		for range connections { // each holds one until there is something to pop
-			all.Go(func() {
-				if err := client.BLPop(t.Context(), 10*patient, "queue").Err(); err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		testenv.Eventually(t, patient, func() error {
-			if n := client.PoolStats().TotalConns; n < connections {
-				return fmt.Errorf("%d connections", n)
-			}
-			return nil
-		})
-		if err := client.RPush(t.Context(), "queue", slices.Repeat([]any{1}, connections)...).Err(); err != nil {
-			t.Fatal(err)
-		}
-		all.Wait()
+		fill(t, client, 40)
 		proxy.SilenceConnections()
 		start := time.Now()
 		c := ratelimit.Charge{Limit: perUser, Key: "ann"}
@@ -117,6 +101,77 @@ func TestHalfOpenConnections(t *testing.T) {
 			t.Errorf("back after %v", took)
 		}
 	})
+}
+
+// fill leaves so many connections idle in the pool.
+func fill(t *testing.T, client *redis.Client, connections int) {
+	t.Helper()
+	queue := "queue:" + rand.Text()
+	var all sync.WaitGroup
+	for range connections { // each holds one until there is something to pop
+		all.Go(func() {
+			if err := client.BLPop(t.Context(), 10*patient, queue).Err(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	testenv.Eventually(t, patient, func() error {
+		if n := int(client.PoolStats().TotalConns); n < connections {
+			return fmt.Errorf("%d connections", n)
+		}
+		return nil
+	})
+	if err := client.RPush(t.Context(), queue, slices.Repeat([]any{1}, connections)...).Err(); err != nil {
+		t.Fatal(err)
+	}
+	all.Wait()
+}
+
+// However many callers fail at once, each idle connection is tested once.
+func TestCrowdOnSilentConnections(t *testing.T) {
+	onBothClients(t, 0, func(t *testing.T, client *redis.Client, proxy *testenv.Proxy) {
+		l := open(t, client, ratelimitredis.Config{Timeout: 500 * time.Millisecond})
+		const connections = 20
+		fill(t, client, connections)
+		var tests idleTests
+		client.AddHook(&tests)
+		proxy.SilenceConnections()
+		var crowd sync.WaitGroup
+		for range 500 {
+			crowd.Go(func() { _, _ = l.Peek(t.Context(), ratelimit.Charge{Limit: perUser, Key: "ann"}) })
+		}
+		crowd.Wait()
+		testenv.Eventually(t, patient, func() error {
+			if n := tests.running.Load(); n > 0 {
+				return fmt.Errorf("%d tests are running", n)
+			}
+			return nil
+		})
+		if n := tests.most.Load(); n == 0 || n > connections {
+			t.Errorf("%d tests at once of %d connections", n, connections)
+		}
+	})
+}
+
+// idleTests counts the tests of idle connections.
+type idleTests struct{ running, most atomic.Int64 }
+
+func (h *idleTests) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h *idleTests) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (h *idleTests) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() == "mget" {
+			n := h.running.Add(1)
+			defer h.running.Add(-1)
+			for most := h.most.Load(); n > most && !h.most.CompareAndSwap(most, n); most = h.most.Load() {
+			}
+		}
+		return next(ctx, cmd)
+	}
 }
 
 // Check says in time that a server does not answer, and that a client would not

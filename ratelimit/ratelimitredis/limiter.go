@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/holdfast-go/holdfast/internal/redisconn"
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
@@ -19,6 +20,7 @@ type Limiter struct {
 	client redis.UniversalClient
 	cfg    Config
 	shards []*shard
+	idle   *redisconn.Idle
 	local  *ratelimit.Memory // of the policy Local
 	meters *meters
 
@@ -41,7 +43,7 @@ func New(client redis.UniversalClient, cfg Config) (*Limiter, error) {
 		return nil, fmt.Errorf("ratelimitredis: %w", err)
 	}
 	l := &Limiter{
-		client: client, cfg: cfg, meters: meters,
+		client: client, cfg: cfg, meters: meters, idle: &redisconn.Idle{Client: client, Timeout: cfg.Timeout},
 		decideScript: newScript(decideSource), refundScript: newScript(refundSource), resetScript: newScript(resetSource),
 	}
 	for _, base := range bases(cfg) {
@@ -230,7 +232,9 @@ func (l *Limiter) run(ctx context.Context, c *call) error {
 	}
 	s.breaker.Done(err == nil)
 	if err != nil {
-		l.testIdle(ctx, nameOf(c.base, c.charges[0]), err)
+		if answered := redis.Error(nil); !errors.As(err, &answered) {
+			l.idle.Test(ctx, nameOf(c.base, c.charges[0]))
+		}
 		return fmt.Errorf("%w: %w", ratelimit.ErrUnavailable, err)
 	}
 	return nil

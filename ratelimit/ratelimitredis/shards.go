@@ -10,6 +10,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/breaker"
 	"github.com/holdfast-go/holdfast/internal/lanes"
+	"github.com/holdfast-go/holdfast/internal/redisconn"
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
@@ -35,7 +36,7 @@ func newShard(base string, client redis.UniversalClient, cfg Config, m *meters) 
 	// A server that does not answer holds a few goroutines, not one per caller, and
 	// nobody longer than they want to: only a client that heeds deadlines lets go of
 	// a caller in time.
-	heedsDeadlines, _ := timeouts(client)
+	heedsDeadlines, _ := redisconn.Timeouts(client)
 	s.lanes = &lanes.Lanes[*call]{Send: s.sender.send, Most: cfg.Pipelines, Timeout: cfg.Timeout, OwnTrips: heedsDeadlines}
 	if cfg.DenyCache > 0 {
 		s.denials = ratelimit.NewDenyCache(cfg.DenyCache / max(1, cfg.Shards))
