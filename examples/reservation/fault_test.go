@@ -125,5 +125,8 @@ func (c *client) postUntilDone(user, path, body string) (reply, error) {
 		if err := r.waitAsTold(c.t.Context()); err != nil {
 			return r, err
 		}
+		if err := r.waitAsTold(c.t.Context()); err != nil {
+			return r, err
+		}
 	}
 }
