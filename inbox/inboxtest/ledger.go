@@ -20,9 +20,12 @@ func NewLedger() *Ledger { return &Ledger{entries: map[entry]inbox.LedgerEntry{}
 
 // Look implements inbox.Ledger.
 func (l *Ledger) Look(ctx context.Context, consumer string, id uuid.UUID) (inbox.LedgerEntry, error) {
+	if err := ctx.Err(); err != nil {
+		return inbox.LedgerEntry{}, err
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.entries[entry{consumer, id}], ctx.Err()
+	return l.entries[entry{consumer, id}], nil
 }
 
 // Start implements inbox.Ledger.
@@ -65,10 +68,13 @@ func newest(e inbox.LedgerEntry, m *inbox.Message, on int) inbox.LedgerEntry {
 
 // Forget implements inbox.Ledger.
 func (l *Ledger) Forget(ctx context.Context, consumer string, id uuid.UUID) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.entries, entry{consumer, id})
-	return ctx.Err()
+	return nil
 }
 
 func (l *Ledger) change(ctx context.Context, consumer string, m *inbox.Message, with func(inbox.LedgerEntry) inbox.LedgerEntry) error {
