@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/breaker"
@@ -73,7 +74,13 @@ func (s *Server) Ask(ctx context.Context, guarded bool, try func(ctx context.Con
 	return last
 }
 
-// once makes one try and reports whether it took all of its time.
+// timedOut reports whether the client has given up by a timeout of its own.
+func timedOut(err error) bool {
+	timeout, ok := errors.AsType[net.Error](err)
+	return ok && timeout.Timeout()
+}
+
+// once makes one try and reports whether it took all of its time, or all that the client gave it.
 func (s *Server) once(ctx context.Context, try func(ctx context.Context) error) (err error, silent bool) {
 	limit, start := Longest, time.Now()
 	if end, ok := ctx.Deadline(); ok {
@@ -90,7 +97,7 @@ func (s *Server) once(ctx context.Context, try func(ctx context.Context) error) 
 		return err, false // the caller gave up
 	}
 	took := time.Since(start)
-	silent = ctx.Err() != nil || took >= limit-limit/8 // the client's own timers may be a little early
+	silent = ctx.Err() != nil || took >= limit-limit/8 || timedOut(err) // the client's own timers may be a little early
 	if !silent || took >= tooShort {
 		s.breaker.Done(false)
 	}

@@ -3,6 +3,8 @@ package tries_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -57,6 +59,21 @@ func TestSilentConnection(t *testing.T) {
 		}
 		if want := []time.Duration{0, tries.Longest}; !slices.Equal(s.asked, want) || s.silent != 1 {
 			t.Errorf("asked after %v, silent %d times; want %v and one", s.asked, s.silent, want)
+		}
+	})
+}
+
+// A client may give up earlier than a try, by a timeout of its own.
+func TestTimeoutOfTheClient(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(func(n int, _ context.Context) error {
+			time.Sleep(time.Second)
+			return fmt.Errorf("read: %w", os.ErrDeadlineExceeded)
+		})
+		err := s.ask(t.Context(), true)
+		if !errors.Is(err, tries.ErrSilent) || len(s.asked) != 3 || s.silent != 3 {
+			t.Errorf("%v, asked %d times, silent %d times; want ErrSilent after 3", err, len(s.asked), s.silent)
 		}
 	})
 }
