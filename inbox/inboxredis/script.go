@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -51,8 +52,9 @@ func (c *claim) once(ctx context.Context, script *redis.Script, args []any) (int
 	case <-within.Done():
 		r.err = within.Err()
 	}
-	if errors.Is(r.err, context.DeadlineExceeded) && ctx.Err() == nil {
-		return 0, fmt.Errorf("%w within %v: %w", errSilent, tryTimeout, r.err)
+	timeout, _ := errors.AsType[net.Error](r.err) // ours, or one of the client's own
+	if timeout != nil && timeout.Timeout() && ctx.Err() == nil {
+		return 0, fmt.Errorf("%w in time: %w", errSilent, r.err)
 	}
 	return r.n, r.err
 }

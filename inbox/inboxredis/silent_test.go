@@ -16,6 +16,38 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
+// A client that gives up by a timeout of its own, and asks nobody again, leaves no claim behind.
+func TestClientWithATimeoutOfItsOwn(t *testing.T) {
+	t.Parallel()
+	proxy := testenv.NewProxy(t, redistest.URL(t))
+	opts, err := redis.ParseURL(proxy.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	opts.ReadTimeout, opts.MaxRetries = time.Second, -1
+	client := redis.NewClient(opts)
+	t.Cleanup(func() {
+		proxy.Cut()
+		_ = client.Close()
+	})
+	p := newProcessor(t, client, inboxredis.Config{}, func(context.Context, conformance.Event) error { return nil })
+	proxy.SilenceOn(testenv.Silence{On: "processing:", Deliver: true})
+	m := event()
+	if err := process(t, p, m); err != nil && !errors.Is(err, inbox.ErrUnavailable) {
+		t.Fatal(err)
+	}
+	if proxy.Silenced() == 0 {
+		t.Error("no connection fell silent")
+	}
+	testenv.Eventually(t, testenv.Patience, func() error {
+		err := process(t, p, m)
+		if errors.Is(err, inboxredis.ErrInProgress) {
+			t.Fatal("a claim was left behind")
+		}
+		return err
+	})
+}
+
 // A connection that falls silent in the middle of a script is given up, also by a client that would
 // wait for ever, and no claim that was left behind keeps the message from being processed.
 func TestSilentConnection(t *testing.T) {
