@@ -79,9 +79,10 @@ func use(ctx context.Context, pool *pgxpool.Pool, prove bool, fn func(context.Co
 func expired(ctx context.Context) bool { return errors.Is(ctx.Err(), context.DeadlineExceeded) }
 
 // acquire waits for a short time first: the pool asks a connection that was idle whether it works.
+// Then it waits for longer, since each time its place in the queue for a busy pool is lost.
 func acquire(ctx context.Context, pool *pgxpool.Pool, prove bool) (*pgxpool.Conn, error) {
-	for {
-		conn, err := proven(ctx, pool, prove)
+	for wait := answer; ; wait *= 2 {
+		conn, err := proven(ctx, pool, wait, prove)
 		if err == nil || !errors.Is(err, errUnproven) || ctx.Err() != nil {
 			return conn, err
 		}
@@ -91,16 +92,18 @@ func acquire(ctx context.Context, pool *pgxpool.Pool, prove bool) (*pgxpool.Conn
 
 var errUnproven = errors.New("no connection that works")
 
-func proven(ctx context.Context, pool *pgxpool.Pool, prove bool) (*pgxpool.Conn, error) {
-	short, cancel := context.WithTimeout(ctx, answer)
+func proven(ctx context.Context, pool *pgxpool.Pool, wait time.Duration, prove bool) (*pgxpool.Conn, error) {
+	bounded, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	conn, err := pool.Acquire(short)
-	if err != nil && expired(short) {
+	conn, err := pool.Acquire(bounded)
+	if err != nil && expired(bounded) {
 		return nil, fmt.Errorf("%w: %w", errUnproven, err)
 	}
 	if err != nil || !prove {
 		return conn, err
 	}
+	short, cancelPing := context.WithTimeout(ctx, answer)
+	defer cancelPing()
 	if err := conn.Ping(short); err != nil {
 		put(conn)
 		return nil, fmt.Errorf("%w: %w", errUnproven, err)

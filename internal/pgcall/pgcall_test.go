@@ -138,3 +138,45 @@ func TestErrorsOfTheCall(t *testing.T) {
 		}
 	}
 }
+
+// Who has waited for a busy pool for long does not lose its place in the queue again and again.
+func TestUseKeepsItsPlace(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Pool(t, pgtest.URL(t), 1)
+	held, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	served := make(chan string, 2)
+	var waiting sync.WaitGroup
+	waiting.Go(func() {
+		if err := pgcall.Use(ctx, pool, one); err != nil {
+			t.Error(err)
+		}
+		served <- "first"
+	})
+	testenv.Eventually(t, time.Minute, func() error {
+		if pool.Stat().CanceledAcquireCount() == 0 {
+			return errors.New("it has not waited for long")
+		}
+		return nil
+	})
+	time.Sleep(500 * time.Millisecond) // it waits again
+	waiting.Go(func() {
+		conn, err := pool.Acquire(ctx)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		served <- "second"
+		conn.Release()
+	})
+	time.Sleep(2 * time.Second)
+	held.Release()
+	waiting.Wait()
+	if got := <-served; got != "first" {
+		t.Errorf("the %s was served before", got)
+	}
+}
