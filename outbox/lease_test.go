@@ -117,6 +117,21 @@ func TestNothingIsSentWithoutALease(t *testing.T) {
 	}
 }
 
+// What is settled has no leases to renew any more, however long its hooks take.
+func TestNoRenewalAfterSettling(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		s := &renewals{Source: b.store, renew: func(context.Context, int64) error { return nil }}
+		slow := outbox.Hooks{OnPublished: func(context.Context, outbox.Message) { time.Sleep(5 * time.Second) }}
+		b.over(s, outbox.RelayConfig{Hooks: slow})
+		b.write(message("", 1))
+		defer b.start()()
+		time.Sleep(5 * time.Second)
+		if n := s.count.Load(); n > 0 {
+			b.Errorf("%d renewals", n)
+		}
+	})
+}
+
 // One connection that is silent costs no lease.
 func TestRenewalOnAnotherConnection(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {

@@ -38,7 +38,6 @@ func (r *Relay) round(ctx, work context.Context, batch Batch, begin time.Time) r
 	work, end := r.telemetry.startRound(work, batch)
 	defer end()
 	held, release := r.hold(work, batch.Leases, begin)
-	defer release()
 	var outcomes []outcome
 	var down map[string]outage
 	if len(batch.Messages) == 1 && batch.Unsettled >= r.cfg.MaxCrashes {
@@ -48,6 +47,7 @@ func (r *Relay) round(ctx, work context.Context, batch Batch, begin time.Time) r
 	}
 	verdicts, failures := r.judge(batch.Messages, outcomes)
 	settled, err := r.settle(work, batch, verdicts)
+	release()
 	r.setLastLook(cmp.Or(err, settled.unrecorded))
 
 	r.reports.Lock()
