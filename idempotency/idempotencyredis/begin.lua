@@ -3,6 +3,11 @@
 local rec = redis.call('HMGET', KEYS[1], 'status', 'fpv', 'fp', 'code', 'hdr', 'body', 'token')
 if rec[1] == 'completed' then
   rec[7] = not rec[4] and redis.call('HGET', KEYS[1], 'response') -- by another system
+  for i = 4, 7 do
+    if rec[i] and #rec[i] > 67108864 then -- 64 MiB: no client is made to read that
+      return {'completed', rec[2], rec[3]}
+    end
+  end
   return rec
 end
 if rec[1] and rec[1] ~= 'processing' then -- by another system, or a later version: it may mean "done"

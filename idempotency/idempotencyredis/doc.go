@@ -45,6 +45,8 @@
 //
 // # Limits
 //
+// A field of more than 64 MiB is not read: its record is a tombstone.
+//
 // Redis loses what it did not replicate or write to disk in time, and a lost
 // record lets the key run again. Use maxmemory-policy noeviction (Check tells),
 // and the Runner of idempotencypgx where that must not happen.

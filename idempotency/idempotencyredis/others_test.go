@@ -3,6 +3,7 @@ package idempotencyredis_test
 import (
 	"errors"
 	"maps"
+	"strings"
 	"testing"
 	"time"
 
@@ -51,6 +52,30 @@ func TestFingerprintWithoutAVersion(t *testing.T) {
 		out := begin(t, s, idempotency.NewClaim(key, fp))
 		if fp.Conflicts(out.Fingerprint) || !idempotency.FingerprintOf("another").Conflicts(out.Fingerprint) {
 			t.Errorf("version %q: %+v", version, out)
+		}
+	}
+}
+
+// What another system has stored is read up to a bound: beyond it the work was done,
+// and its response is not there.
+func TestHugeRecords(t *testing.T) {
+	t.Parallel()
+	const limit = 64 << 20
+	client := redistest.New(t)
+	s := newStore(t, client, idempotencyredis.Config{})
+	record := "idempotency:" + string(key)
+	for _, field := range []string{"response", "body", "hdr"} {
+		client.Del(t.Context(), record)
+		fields := map[string]any{"status": "completed", field: strings.Repeat("x", limit+1)}
+		if field != "response" {
+			fields["code"] = 200
+		}
+		if err := client.HSet(t.Context(), record, fields).Err(); err != nil {
+			t.Fatal(err)
+		}
+		out := begin(t, s, idempotency.NewClaim(key, fp))
+		if out.State != idempotency.Completed || !out.Response.Unavailable() || len(out.Response.Body) > 0 {
+			t.Errorf("%s: state %v, status %d, %d bytes", field, out.State, out.Response.Status, len(out.Response.Body))
 		}
 	}
 }
