@@ -69,6 +69,10 @@ func TestAtBeginConnectionLost(t *testing.T) {
 			err := run()
 			n := settledCounter(t, direct)
 			var unknown *txretry.CommitUnknownError
+			var unavailable *txretry.UnavailableError
+			if err != nil && !errors.As(err, &unknown) && !errors.As(err, &unavailable) {
+				t.Errorf("%d bytes: error %v, want that the database is unavailable", passed, err)
+			}
 			switch {
 			case err == nil:
 				if n != want+2 || lost < 10 {

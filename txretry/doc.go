@@ -36,8 +36,10 @@
 // *[LockTimeoutError]: HTTP 503, code LOCK_TIMEOUT.
 //
 // A database that cannot work comes back as *[UnavailableError]: HTTP 503, code
-// DATABASE_UNAVAILABLE. It is not retried, with one exception: a connection that
-// turns out to be lost at BEGIN is replaced by another one.
+// DATABASE_UNAVAILABLE. It is not retried, with two exceptions: a connection that
+// turns out to be lost at BEGIN is replaced by another one, and where one is found
+// lost before COMMIT was sent, or a ReadOnly call's COMMIT is not answered, another
+// attempt follows.
 //
 // Callers that contend for one row, such as the buyers of one event, can take
 // turns instead: Options{SerialKey: "event:42"} queues them in this process,

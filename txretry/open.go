@@ -68,7 +68,9 @@ func (c *call) begin(ctx context.Context, limits session.Limits) (begun session.
 	tag, err = s.Begin(ctx, spec, c.opts.AtBegin.statement())
 	c.lap(&c.phases.Begin)
 	if err != nil {
-		return nil, tag, c.failedIn(PhaseBegin, fmt.Errorf("txretry: begin: %w", onStandby(s, err)))
+		failed = c.failedIn(PhaseBegin, fmt.Errorf("txretry: begin: %w", onStandby(s, err)))
+		failed.outOfOrder = s.State() == session.Lost && ctx.Err() == nil
+		return nil, tag, failed
 	}
 	return s, tag, result{}
 }

@@ -21,7 +21,7 @@ var ErrSilent = session.ErrSilent
 // work was: no connection was to be had, the connection was lost or silent
 // ([ErrSilent]), or the server reported a failure of class 08 (connection), 53
 // (out of memory, disk or connections) or 57P (shut down, starting up). The
-// transaction is rolled back, and was not tried again. It maps to HTTP 503 with
+// transaction is rolled back. It maps to HTTP 503 with
 // code DATABASE_UNAVAILABLE.
 //
 // SQLSTATE 53200 with a hint at max_pred_locks_per_transaction or
