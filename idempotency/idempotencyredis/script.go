@@ -32,6 +32,9 @@ func (s *Store) run(ctx context.Context, guarded bool, script script, claim idem
 		if err = s.carry(ctx, c); err == nil {
 			reply, err = c.cmd.Result()
 		}
+		if err != nil && !answered(err) {
+			s.idle.Test(ctx, record)
+		}
 		return err
 	})
 	return reply, err

@@ -76,6 +76,7 @@ type Store struct {
 	client redis.UniversalClient
 	lanes  *lanes.Lanes[*call] // nil: every call goes by itself
 	server *tries.Server
+	idle   *redisconn.Idle
 	cfg    Config
 }
 
@@ -88,10 +89,9 @@ func NewStore(client redis.UniversalClient, cfg Config) (*Store, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	s := &Store{client: client, cfg: cfg}
-	idle := &redisconn.Idle{Client: client, Timeout: tries.Longest}
-	s.server = tries.New(answered, func(ctx context.Context) { idle.Test(ctx, cfg.Prefix) })
-	if !sharded(client) { // a node that is down must not hold up calls to the others
+	s := &Store{client: client, cfg: cfg, idle: &redisconn.Idle{Client: client, Timeout: tries.Longest}}
+	s.server = tries.New(answered, func(context.Context) {}) // which node is silent, run knows
+	if !sharded(client) {                                    // a node that is down must not hold up calls to the others
 		// Only a client that heeds deadlines lets go of a caller in time.
 		heedsDeadlines, _ := redisconn.Timeouts(client)
 		s.lanes = &lanes.Lanes[*call]{Send: s.send, Most: maxTrips, Timeout: tries.Longest, OwnTrips: heedsDeadlines}
