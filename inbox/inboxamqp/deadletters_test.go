@@ -239,3 +239,21 @@ func TestReplayIsBoundedAndResumes(t *testing.T) {
 		t.Errorf("%d deliveries", len(got.messages()))
 	}
 }
+
+// What one look has returned the next one finds.
+func TestListedTwiceInARow(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Queue(t, "failed.default", amqp.Table{"x-queue-type": "quorum"})
+	letters := newDeadLetters(t, b, inboxamqp.DeadLettersConfig{})
+	const count = 2
+	for range count {
+		b.Publish(t, "", "failed.default", order())
+	}
+	awaitDepth(t, b, "failed.default", count)
+	for range 100 {
+		if found, err := letters.List(t.Context(), inbox.Filter{}); len(found) != count || err != nil {
+			t.Fatalf("%d of %d dead letters, error %v", len(found), count, err)
+		}
+	}
+}

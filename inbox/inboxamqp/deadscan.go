@@ -3,11 +3,13 @@ package inboxamqp
 import (
 	"context"
 	"errors"
+	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
+	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
 // fate is what a visit makes of a dead letter. One that is passed over does not count towards
@@ -75,27 +77,48 @@ func depth(conn *amqpconn.Conn, name string) (n int, err error) {
 }
 
 // queue scans one queue, as far as it was filled at the beginning.
-func (s *scan) queue(ctx context.Context, name, class string, depth int) (err error) {
-	if s.full() || depth == 0 {
+func (s *scan) queue(ctx context.Context, name, class string, filled int) (err error) {
+	if s.full() || filled == 0 {
 		return nil
 	}
 	ch, err := s.conn.Channel()
 	if err != nil {
 		return err
 	}
+	before := s.removed
 	defer func() {
 		// Closing the channel returns what is not acknowledged, and waits until the
 		// broker has read the acknowledgements.
 		if closeErr := s.conn.Within(ch.Close); err == nil {
 			err = closeErr
 		}
+		if err == nil {
+			err = s.awaitReturned(ctx, name, filled-(s.removed-before))
+		}
 	}()
-	for range depth {
+	for range filled {
 		if more, err := s.next(ctx, ch, name, class); err != nil || !more {
 			return err
 		}
 	}
 	return nil
+}
+
+// returnPatience bounds the wait for messages that were returned. Others may take them meanwhile.
+const returnPatience = time.Second
+
+// awaitReturned waits until a queue holds so many messages again: a quorum queue takes its time, and
+// who looks right after this scan would miss them.
+func (s *scan) awaitReturned(ctx context.Context, name string, want int) error {
+	for end := time.Now().Add(returnPatience); ; {
+		n, err := depth(s.conn, name)
+		if err != nil || n >= want || time.Now().After(end) {
+			return err
+		}
+		if err := runloop.Sleep(ctx, 5*time.Millisecond); err != nil {
+			return err
+		}
+	}
 }
 
 // next looks at one message.
