@@ -1,0 +1,294 @@
+package inboxamqp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/uuid"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest"
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// Random messages, each with a script of how its runs end, and random work on the dead letters get
+// the same runs, letters and counts of the fake and of RabbitMQ. A sequence is told by its number.
+func TestDifferentialBroker(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	letters := 0
+	for n := range testenv.Sequences(t, 4) {
+		p := newPlay(n)
+		var fake []string
+		synctest.Test(t, func(t *testing.T) { fake = p.onFake(t) })
+		real := p.onRabbitMQ(t, b, fmt.Sprintf("orders%d", n), fake)
+		for i := range fake {
+			if fake[i] != real[i] {
+				t.Fatalf("sequence %d, scripts %v:\nRabbitMQ\n%s\nfake\n%s", n, p.scripts, real[i], fake[i])
+			}
+		}
+		letters += strings.Count(strings.Join(real, "\n"), "letter")
+	}
+	if letters == 0 {
+		t.Error("there was no dead letter: that proves little")
+	}
+}
+
+// ends are how a run may end.
+var ends = map[string]func() error{
+	"ok":            func() error { return nil },
+	"fail":          func() error { return errBroken },
+	"recoverable":   func() error { return inbox.RetryAfter(errBroken, 20*time.Millisecond) },
+	"unrecoverable": func() error { return inbox.Unrecoverable(errBroken) },
+	"payment":       func() error { return inbox.Classed(errBroken, "payment") },
+	"payment, dead": func() error { return inbox.Unrecoverable(inbox.Classed(errBroken, "payment")) },
+	"other, dead":   func() error { return inbox.Classed(inbox.Unrecoverable(errBroken), "other") },
+	"invalid":       func() error { return inbox.Invalid(errBroken) },
+	"postpone":      func() error { return inbox.Postpone(errBroken, 20*time.Millisecond) },
+	"joined":        func() error { return errors.Join(errBroken, inbox.Recoverable(errBroken)) },
+	"panic":         func() error { panic("out of order") },
+	"exit":          func() error { runtime.Goexit(); return nil },
+}
+
+var differentialRetry = inbox.RetryPolicy{MaxRetries: 2, Delay: 20 * time.Millisecond, MaxDelay: 40 * time.Millisecond, Jitter: -1}
+
+// play is one sequence.
+type play struct {
+	scripts [][]string // of each message
+	ids     []uuid.UUID
+	work    []string
+	batch   int
+	workers int
+}
+
+func newPlay(n int) *play {
+	random := rand.New(rand.NewPCG(7, uint64(n)))
+	var kinds []string
+	for kind := range ends {
+		kinds = append(kinds, kind)
+	}
+	slices.Sort(kinds)
+	p := &play{batch: 1 + random.IntN(4), workers: 1 + random.IntN(3)}
+	if p.batch > 1 { // what ends the whole call fails whoever happens to be in the same one
+		kinds = slices.DeleteFunc(kinds, func(kind string) bool { return kind == "panic" || kind == "exit" })
+	}
+	for range 6 + random.IntN(10) {
+		var script []string
+		for range random.IntN(6) {
+			script = append(script, kinds[random.IntN(len(kinds))])
+		}
+		p.scripts = append(p.scripts, script)
+		id := ids.New()
+		if random.IntN(8) == 0 {
+			id = uuid.New() // of version 4, which no consumer accepts
+		}
+		p.ids = append(p.ids, id)
+	}
+	for range 3 + random.IntN(3) {
+		p.work = append(p.work, []string{"list", "dry run", "retry", "remove", "retry all"}[random.IntN(5)])
+	}
+	return p
+}
+
+// actor processes by the scripts and notes each run.
+type actor struct {
+	p *play
+
+	mu   sync.Mutex
+	runs [][]string
+}
+
+func (a *actor) Process(_ context.Context, msgs []*inbox.Message) []error {
+	results := make([]error, len(msgs))
+	for k, m := range msgs {
+		results[k] = errBroken // of one that exits
+		results[k] = a.one(m)
+	}
+	return results
+}
+
+func (a *actor) one(m *inbox.Message) error {
+	var i int
+	if _, err := fmt.Sscanf(string(m.Body), `{"n":%d}`, &i); err != nil {
+		return err
+	}
+	a.mu.Lock()
+	turn := len(a.runs[i])
+	a.runs[i] = append(a.runs[i], fmt.Sprintf("%s %d/%d/%d", m.Name, m.Attempt, m.Recovered, m.Replays))
+	a.mu.Unlock()
+	if script := a.p.scripts[i]; turn < len(script) {
+		return ends[script[turn]]()
+	}
+	return nil
+}
+
+func (a *actor) log() (lines []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i, runs := range a.runs {
+		lines = append(lines, fmt.Sprintf("message %d: %s", i, strings.Join(runs, ", ")))
+	}
+	return lines
+}
+
+// deadLetters are what both have.
+type deadLetters interface {
+	List(ctx context.Context, f inbox.Filter) ([]inbox.DeadLetter, error)
+	Retry(ctx context.Context, f inbox.Filter, how inbox.Replay) (inbox.Replayed, error)
+	Remove(ctx context.Context, f inbox.Filter) (int, error)
+}
+
+// perform publishes, works on the dead letters and returns what things are like after each step, as
+// settle finds them when nothing is on its way.
+func (p *play) perform(t *testing.T, a *actor, d deadLetters, publish func(i int), settle func(step int, look func() string) string) (log []string) {
+	t.Helper()
+	for i := range p.scripts {
+		publish(i)
+	}
+	random := rand.New(rand.NewPCG(8, uint64(len(p.scripts))))
+	for step := range 1 + len(p.work) {
+		result := "published"
+		if step > 0 {
+			result = p.act(t, d, p.work[step-1], random)
+		}
+		log = append(log, settle(step, func() string { return result + "\n" + state(t, a, d) }))
+	}
+	return log
+}
+
+// act does one thing with some dead letters.
+func (p *play) act(t *testing.T, d deadLetters, work string, random *rand.Rand) string {
+	f := inbox.Filter{Class: []string{"", "default", "payment", "other", "validation"}[random.IntN(5)]}
+	if random.IntN(3) == 0 {
+		f.Name = []string{"even", "odd"}[random.IntN(2)]
+	}
+	if random.IntN(4) == 0 {
+		f.ErrorContains = "BROKEN"
+	}
+	if work == "retry all" {
+		f = inbox.Filter{}
+	}
+	what := fmt.Sprintf("%s %+v: ", work, f)
+	switch work {
+	case "list":
+		found, err := d.List(t.Context(), f)
+		return what + fmt.Sprint(len(found), err)
+	case "remove":
+		n, err := d.Remove(t.Context(), f)
+		return what + fmt.Sprint(n, err)
+	default:
+		done, err := d.Retry(t.Context(), f, inbox.Replay{DryRun: work == "dry run"})
+		return what + fmt.Sprintf("%+v %v", done, err)
+	}
+}
+
+// state is all that can be seen: the runs of each message, and the dead letters.
+func state(t *testing.T, a *actor, d deadLetters) string {
+	found, err := d.List(t.Context(), inbox.Filter{})
+	var texts []string
+	for _, l := range found {
+		texts = append(texts, fmt.Sprintf("letter %s: %s after %d, %d replays: %s",
+			l.Message.Body, l.Class, l.Attempts, l.Message.Replays, reason(l.Error)))
+	}
+	slices.Sort(texts) // a broker keeps them by class
+	return strings.Join(append(append(a.log(), texts...), fmt.Sprint("error: ", err)), "\n")
+}
+
+// reason is an error's text without what names the consumer.
+func reason(text string) string {
+	_, after, found := strings.Cut(text, ": ")
+	if found && strings.HasPrefix(text, "inbox") {
+		return after
+	}
+	return text
+}
+
+func (p *play) name(i int) string { return []string{"even", "odd"}[i%2] }
+
+func (p *play) body(i int) []byte { return fmt.Appendf(nil, `{"n":%d}`, i) }
+
+func (p *play) onFake(t *testing.T) []string {
+	a := &actor{p: p, runs: make([][]string, len(p.scripts))}
+	broker, err := inboxtest.NewBroker(a, inboxtest.Config{
+		Queue: "orders", Retry: differentialRetry, Batch: p.batch, Concurrency: p.workers, Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(time.Until(time.UnixMilli(idTime(p.ids)))) // the ids are of the time outside
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- broker.Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	return p.perform(t, a, broker.DeadLetters(), func(i int) {
+		m := &inbox.Message{ID: p.ids[i], Name: p.name(i), ContentType: "application/json", Body: p.body(i)}
+		if err := broker.Publish(t.Context(), m); err != nil {
+			t.Fatal(err)
+		}
+	}, func(_ int, look func() string) string {
+		if err := broker.Idle(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return look()
+	})
+}
+
+// onRabbitMQ is done with a step when things are like the fake's, and with the last one when they stay so.
+func (p *play) onRabbitMQ(t *testing.T, b *amqptest.Broker, queue string, fake []string) []string {
+	a := &actor{p: p, runs: make([][]string, len(p.scripts))}
+	r := consume(t, b, a, inboxamqp.Config{
+		Queue: queue, QueueType: inboxamqp.Classic, Retry: differentialRetry, Batch: p.batch, Concurrency: p.workers,
+		Classes: []string{"payment"}, DeadLetterPrefix: queue + ".",
+	})
+	defer r.stop(t)
+	letters := newDeadLetters(t, b, inboxamqp.DeadLettersConfig{Prefix: queue + ".", Classes: []string{"payment"}})
+	ch := b.Channel(t)
+	differs := false // no need to wait for more
+	return p.perform(t, a, letters, func(i int) {
+		if err := ch.Publish("", queue, true, false, amqp.Publishing{
+			MessageId: p.ids[i].String(), Type: p.name(i), ContentType: "application/json", DeliveryMode: amqp.Persistent, Body: p.body(i),
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}, func(step int, look func() string) (found string) {
+		deadline := time.Now().Add(testenv.Patience)
+		for found = look(); found != fake[step] && !differs && time.Now().Before(deadline); found = look() {
+			time.Sleep(20 * time.Millisecond)
+		}
+		differs = differs || found != fake[step]
+		if step == len(p.work) {
+			time.Sleep(200 * time.Millisecond)
+			return look()
+		}
+		return found
+	})
+}
+
+// idTime is when the last id was made, in milliseconds.
+func idTime(all []uuid.UUID) (last int64) {
+	for _, id := range all {
+		if sec, nsec := id.Time().UnixTime(); id.Version() == 7 {
+			last = max(last, sec*1000+nsec/1e6)
+		}
+	}
+	return last
+}
