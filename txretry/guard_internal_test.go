@@ -144,3 +144,18 @@ func TestCancelledBetweenRows(t *testing.T) {
 		t.Errorf("error %v, want that of the context", err)
 	}
 }
+
+func TestPatience(t *testing.T) {
+	t.Parallel()
+	for want, o := range map[time.Duration]Options{
+		9 * time.Second:  {},
+		21 * time.Second: {LockTimeout: 20 * time.Second},
+		6 * time.Second:  {StatementTimeout: 5 * time.Second, Deferrable: true},
+		0:                {StatementTimeout: -1},
+		safeSnapshot:     {Deferrable: true}, // which a lock timeout does not bound
+	} {
+		if got := o.patience(); got != want {
+			t.Errorf("%+v: %v, want %v", o, got, want)
+		}
+	}
+}

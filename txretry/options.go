@@ -21,7 +21,7 @@ type Options struct {
 
 	Isolation   pgx.TxIsoLevel
 	ReadOnly    bool
-	Deferrable  bool // SERIALIZABLE and ReadOnly only: waits for a safe snapshot
+	Deferrable  bool // SERIALIZABLE and ReadOnly only: waits for a safe snapshot, up to 5 minutes without a StatementTimeout
 	MaxAttempts int
 
 	LockTimeout, StatementTimeout   time.Duration
@@ -109,6 +109,10 @@ func (o Options) withDefaults(c *Config) Options {
 	return o
 }
 
+// safeSnapshot is how long a Deferrable transaction may wait for its snapshot: for the writers that
+// run at its start, which no lock timeout bounds.
+const safeSnapshot = 5 * time.Minute
+
 // patience is how long the server may be silent after a statement: a little longer than the
 // statement may wait for a lock, or take, so that the server answers first. 0: without end.
 func (o *Options) patience() time.Duration {
@@ -117,6 +121,8 @@ func (o *Options) patience() time.Duration {
 		return 0
 	case o.StatementTimeout > 0:
 		return max(o.StatementTimeout, time.Second) + time.Second
+	case o.Deferrable:
+		return safeSnapshot
 	}
 	return max(o.LockTimeout, defaultLockTimeout) + time.Second
 }
