@@ -37,7 +37,7 @@ func (c *call) open(ctx context.Context) (session.Session, pgconn.CommandTag, re
 }
 
 func (c *call) logLost(ctx context.Context, err error) {
-	if skipped, ok := c.m.lostBegin.due(); ok {
+	if skipped, ok := c.m.lostBegin.Due(); ok {
 		c.m.cfg.Logger.WarnContext(ctx, "txretry: connection lost before BEGIN was answered, taking another one",
 			slog.String("name", c.opts.Name), slog.Any("error", err), slog.Int("skipped", skipped))
 	}

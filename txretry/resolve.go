@@ -90,7 +90,7 @@ func (c *call) resolve(ctx context.Context, unknown result) result {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.m.cfg.ResolveTimeout)
 	defer cancel()
 	outcome, err := c.poll(ctx, unknown.xid)
-	if skipped, ok := c.m.lostReply.due(); ok {
+	if skipped, ok := c.m.lostReply.Due(); ok {
 		c.m.cfg.Logger.WarnContext(ctx, "txretry: COMMIT was not answered", slog.String("name", c.opts.Name),
 			slog.Any("found", outcome), slog.Any("error", err), slog.Int("skipped", skipped))
 	}
