@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/backoff"
-	observe "github.com/holdfast-go/holdfast/internal/telemetry"
+	base "github.com/holdfast-go/holdfast/internal/telemetry"
 	"github.com/holdfast-go/holdfast/txretry/internal/session"
 )
 
@@ -35,8 +35,8 @@ type Manager struct {
 	turns     turns
 	bucket    *bucket
 	telemetry telemetry
-	lostBegin observe.Seldom
-	lostReply observe.Seldom
+	lostBegin base.Seldom
+	lostReply base.Seldom
 	marker    any // context key of a running fn
 }
 
