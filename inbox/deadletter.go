@@ -3,6 +3,7 @@ package inbox
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -73,6 +74,33 @@ type Filter struct {
 	// Limit bounds how many are listed, removed or returned; those that a replay leaves where
 	// they are do not count. 0 means all. Match does not look at it.
 	Limit int
+}
+
+// LogValue implements slog.LogValuer with the fields that are set.
+func (f Filter) LogValue() slog.Value {
+	var attrs []slog.Attr
+	text := func(key, value string) {
+		if value != "" {
+			attrs = append(attrs, slog.String(key, value))
+		}
+	}
+	moment := func(key string, value time.Time) {
+		if !value.IsZero() {
+			attrs = append(attrs, slog.Time(key, value))
+		}
+	}
+	if len(f.IDs) > 0 {
+		attrs = append(attrs, slog.Int("ids", len(f.IDs)), slog.Any("first_id", f.IDs[0]))
+	}
+	text("class", f.Class)
+	text("name", f.Name)
+	moment("failed_after", f.FailedAfter)
+	moment("failed_before", f.FailedBefore)
+	text("error_contains", f.ErrorContains)
+	if f.Limit > 0 {
+		attrs = append(attrs, slog.Int("limit", f.Limit))
+	}
+	return slog.GroupValue(attrs...)
 }
 
 // Validate returns an error for a negative Limit, which must not be taken for none.

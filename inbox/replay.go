@@ -16,8 +16,10 @@ const defaultRetention = 8 * 24 * time.Hour
 // nobody remembers any more whether they were processed; see Replay.Force.
 var ErrOutlived = errors.New("inbox: dead letters are older than what processed messages are remembered for")
 
-// Replay says how dead letters are returned to their queues. The zero value is usable.
+// Replay says who returns dead letters to their queues, and how.
 type Replay struct {
+	// By and Reason are as in Removal. A DryRun needs no By.
+	By, Reason string
 	// DryRun counts and returns nothing. It does not see that a queue is gone.
 	DryRun bool
 	// PerSecond bounds how many are returned each second. 0 means no bound.
@@ -41,6 +43,9 @@ func (r Replay) WithDefaults() Replay {
 // Validate returns every violation in one error, naming the fields.
 func (r Replay) Validate() error {
 	var problems []error
+	if !r.DryRun {
+		problems = append(problems, checkActor("Replay", r.By, r.Reason))
+	}
 	if !(r.PerSecond >= 0) || math.IsInf(r.PerSecond, 0) {
 		problems = append(problems, fmt.Errorf("inbox: Replay.PerSecond %v is not a number of at least 0", r.PerSecond))
 	}

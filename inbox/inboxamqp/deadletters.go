@@ -23,7 +23,8 @@ type DeadLettersConfig struct {
 	Classes []string
 	// CallTimeout bounds the dial and every call to the broker. 0 means 10 s.
 	CallTimeout time.Duration
-	// Logger is told of faults while publishing replays. Nil means slog.Default().
+	// Logger gets a record of each replay and removal, with who asked for it, and tells of faults
+	// while publishing. Nil means slog.Default().
 	Logger *slog.Logger
 }
 
@@ -76,10 +77,26 @@ func (l *DeadLetters) Show(ctx context.Context, id uuid.UUID) (inbox.DeadLetter,
 	return found[0], nil
 }
 
-// Remove deletes the selected dead letters and counts them.
-func (l *DeadLetters) Remove(ctx context.Context, filter inbox.Filter) (int, error) {
+// Remove deletes the selected dead letters and counts them. The log tells who did so, and why.
+func (l *DeadLetters) Remove(ctx context.Context, filter inbox.Filter, how inbox.Removal) (int, error) {
+	if err := how.Validate(); err != nil {
+		return 0, l.wrap("remove", err)
+	}
 	n, err := l.each(ctx, filter, func(amqp.Delivery, inbox.DeadLetter) (fate, error) { return remove, nil })
+	l.audit(ctx, "dead letters removed", how.By, how.Reason, filter, err, slog.Int("removed", n))
 	return n, l.wrap("remove", err)
+}
+
+// audit leaves a record of a change, also of one that was made in part.
+func (l *DeadLetters) audit(ctx context.Context, what, by, reason string, filter inbox.Filter, err error, counts ...slog.Attr) {
+	attrs := append([]slog.Attr{
+		slog.String("component", component), slog.String("by", by), slog.String("reason", reason),
+		slog.String("prefix", l.cfg.Prefix), slog.Any("filter", filter),
+	}, counts...)
+	if err != nil {
+		attrs = append(attrs, slog.Any("error", err))
+	}
+	l.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, what, attrs...)
 }
 
 func (l *DeadLetters) wrap(what string, err error) error {

@@ -83,12 +83,12 @@ func TestDeadLetters(t *testing.T) {
 		t.Errorf("dead letter %+v, error %v", dead, err)
 	}
 
-	if n, err := letters.Remove(t.Context(), inbox.Filter{Class: inbox.ClassValidation}); n != 1 || err != nil {
+	if n, err := letters.Remove(t.Context(), inbox.Filter{Class: inbox.ClassValidation}, inbox.Removal{By: "test"}); n != 1 || err != nil {
 		t.Errorf("removed %d, error %v", n, err)
 	}
 	broken.Store(false)
 	before := len(got.messages())
-	if n, err := letters.Retry(t.Context(), inbox.Filter{Name: "order.placed"}, inbox.Replay{}); n.Returned != 2 || err != nil {
+	if n, err := letters.Retry(t.Context(), inbox.Filter{Name: "order.placed"}, inbox.Replay{By: "test"}); n.Returned != 2 || err != nil {
 		t.Errorf("retried %+v, error %v", n, err)
 	}
 	for _, m := range got.await(t, before+2)[before:] {
@@ -122,7 +122,7 @@ func TestReplayCut(t *testing.T) {
 	}
 	first := make(chan int)
 	go func() {
-		k, _ := letters.Retry(t.Context(), inbox.Filter{}, inbox.Replay{})
+		k, _ := letters.Retry(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"})
 		first <- k.Returned
 	}()
 	testenv.Eventually(t, patience, func() error {
@@ -134,7 +134,7 @@ func TestReplayCut(t *testing.T) {
 	proxy.CutConnections()
 	returned := <-first
 	testenv.Eventually(t, patience, func() error {
-		k, err := letters.Retry(t.Context(), inbox.Filter{}, inbox.Replay{})
+		k, err := letters.Retry(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"})
 		returned += k.Returned
 		return errors.Join(err, depthIs(t, b, "failed.default", 0))
 	})
@@ -159,7 +159,7 @@ func TestReplayWithoutOrigin(t *testing.T) {
 		b.Publish(t, "", "failed.default", p)
 	}
 	letters := newDeadLetters(t, b, inboxamqp.DeadLettersConfig{})
-	if n, err := letters.Retry(t.Context(), inbox.Filter{}, inbox.Replay{}); n != (inbox.Replayed{Returned: 1, Failed: 2}) || err == nil {
+	if n, err := letters.Retry(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"}); n != (inbox.Replayed{Returned: 1, Failed: 2}) || err == nil {
 		t.Errorf("retried %+v, error %v", n, err)
 	}
 	awaitDepth(t, b, "failed.default", 2)
@@ -194,15 +194,15 @@ func TestReplayGuards(t *testing.T) {
 	retry(inbox.Replay{DryRun: true}, inbox.Replayed{Returned: 4, Outlived: 1}, true)
 	retry(inbox.Replay{DryRun: true, Retention: 24 * time.Hour}, inbox.Replayed{Returned: 3, Outlived: 2}, true)
 	awaitDepth(t, b, "failed.default", 5)
-	if _, err := letters.Retry(t.Context(), inbox.Filter{}, inbox.Replay{PerSecond: -1, Retention: -1}); err == nil {
+	if _, err := letters.Retry(t.Context(), inbox.Filter{}, inbox.Replay{By: "test", PerSecond: -1, Retention: -1}); err == nil {
 		t.Error("a negative rate was accepted")
 	}
 	begun := time.Now()
-	retry(inbox.Replay{PerSecond: 20}, inbox.Replayed{Returned: 4, Outlived: 1}, true)
+	retry(inbox.Replay{By: "test", PerSecond: 20}, inbox.Replayed{Returned: 4, Outlived: 1}, true)
 	if took := time.Since(begun); took < 150*time.Millisecond {
 		t.Errorf("4 messages at 20 per second took %v", took)
 	}
-	retry(inbox.Replay{Force: true}, inbox.Replayed{Returned: 1}, false)
+	retry(inbox.Replay{By: "test", Force: true}, inbox.Replayed{Returned: 1}, false)
 	awaitDepth(t, b, "failed.default", 0)
 	awaitDepth(t, b, "orders", 5)
 }
@@ -224,13 +224,13 @@ func TestReplayIsBoundedAndResumes(t *testing.T) {
 	}
 	letters := newDeadLetters(t, b, inboxamqp.DeadLettersConfig{})
 	first := time.Now()
-	some, err := letters.Retry(ctx, inbox.Filter{}, inbox.Replay{PerSecond: 0.1})
+	some, err := letters.Retry(ctx, inbox.Filter{}, inbox.Replay{By: "test", PerSecond: 0.1})
 	if !errors.Is(err, context.Canceled) || some.Returned == 0 || some.Returned == n {
 		t.Fatalf("interrupted: %+v, error %v", some, err)
 	}
 	testenv.Eventually(t, patience, func() error { return depthIs(t, b, "failed.default", n-some.Returned) })
 	testenv.Eventually(t, patience, func() error { return depthIs(t, b, "failed.validation", some.Returned) })
-	rest, err := letters.Retry(t.Context(), inbox.Filter{FailedBefore: first}, inbox.Replay{})
+	rest, err := letters.Retry(t.Context(), inbox.Filter{FailedBefore: first}, inbox.Replay{By: "test"})
 	if err != nil || some.Returned+rest.Returned != n {
 		t.Errorf("resumed: %+v after %+v, error %v", rest, some, err)
 	}

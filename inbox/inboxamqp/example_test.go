@@ -45,6 +45,6 @@ func ExampleDeadLetters_Retry() {
 		fmt.Println(err)
 		return
 	}
-	n, err := letters.Retry(context.Background(), inbox.Filter{Name: "order.placed"}, inbox.Replay{PerSecond: 50})
+	n, err := letters.Retry(context.Background(), inbox.Filter{Name: "order.placed"}, inbox.Replay{By: "ops", Reason: "the payment service is back", PerSecond: 50})
 	fmt.Println(n.Returned, "returned to their queues", err)
 }

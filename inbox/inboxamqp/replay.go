@@ -19,7 +19,8 @@ import (
 // Retry returns the selected dead letters to the queues they came from, as messages that
 // were never tried. It goes no further than what is there when it begins. Each leaves its
 // dead-letter queue once the broker has confirmed it in the other. One that cannot be
-// returned stays, the others go on, and the error tells of the first.
+// returned stays, the others go on, and the error tells of the first. The log tells who did so,
+// and why.
 //
 // A replay that ended early, by ctx or a lost connection, is resumed by calling Retry again.
 // Of two calls at the same time each takes what the other does not hold, and no more than it
@@ -45,6 +46,10 @@ func (l *DeadLetters) Retry(ctx context.Context, filter inbox.Filter, how inbox.
 	_, err := l.each(ctx, filter, func(raw amqp.Delivery, dead inbox.DeadLetter) (fate, error) { return r.visit(ctx, raw, dead) })
 	if r.done.Outlived > 0 {
 		r.refused = errors.Join(r.refused, fmt.Errorf("%d messages: %w", r.done.Outlived, inbox.ErrOutlived))
+	}
+	if err := errors.Join(err, r.refused); !how.DryRun {
+		l.audit(ctx, "dead letters returned", how.By, how.Reason, filter, err,
+			slog.Int("returned", r.done.Returned), slog.Int("outlived", r.done.Outlived), slog.Int("failed", r.done.Failed))
 	}
 	return r.done, l.wrap("retry", errors.Join(err, r.refused))
 }

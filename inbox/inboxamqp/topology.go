@@ -70,7 +70,7 @@ func (c *Consumer) Setup(ctx context.Context) error {
 			if err := conn.Try(func(ch *amqp.Channel) error {
 				return ch.QueueBind(c.cfg.Queue, b.Key, b.Exchange, false, nil)
 			}); err != nil {
-				return fmt.Errorf("binding to exchange %q by %q: %w", b.Exchange, b.Key, err)
+				return fmt.Errorf("binding to exchange %q by %q: %w", b.Exchange, b.Key, explain(err))
 			}
 		}
 		return nil
@@ -79,6 +79,14 @@ func (c *Consumer) Setup(ctx context.Context) error {
 		return fmt.Errorf("inboxamqp: setup: %w", err)
 	}
 	return nil
+}
+
+// explain says what to do about an exchange that does not exist.
+func explain(err error) error {
+	if amqpconn.IsNotFound(err) {
+		return fmt.Errorf("declare the exchange first, for example by outboxamqp.Publisher.Setup: %w", err)
+	}
+	return err
 }
 
 func (c *Consumer) declare(conn *amqpconn.Conn, spec queueSpec) error {

@@ -110,8 +110,8 @@ func (d *DeadLetters) takeBack(letter inbox.DeadLetter) bool {
 }
 
 // Remove deletes the dead letters that the filter selects and returns how many.
-func (d *DeadLetters) Remove(ctx context.Context, f inbox.Filter) (int, error) {
-	if err := errors.Join(ctx.Err(), f.Validate()); err != nil {
+func (d *DeadLetters) Remove(ctx context.Context, f inbox.Filter, how inbox.Removal) (int, error) {
+	if err := errors.Join(ctx.Err(), f.Validate(), how.Validate()); err != nil {
 		return 0, err
 	}
 	return len(d.takeOut(f)), nil

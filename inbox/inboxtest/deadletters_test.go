@@ -33,14 +33,14 @@ func TestDeadLetters(t *testing.T) {
 		if _, err := dead.Show(t.Context(), ids.New()); !errors.Is(err, inbox.ErrNotFound) {
 			t.Errorf("Show of an unknown id = %v", err)
 		}
-		if n, err := dead.Remove(t.Context(), inbox.Filter{Name: "c"}); n != 1 || err != nil {
+		if n, err := dead.Remove(t.Context(), inbox.Filter{Name: "c"}, inbox.Removal{By: "test"}); n != 1 || err != nil {
 			t.Errorf("Remove = %d, %v", n, err)
 		}
-		if n, err := dead.Remove(t.Context(), inbox.Filter{Limit: -1}); n != 0 || err == nil {
+		if n, err := dead.Remove(t.Context(), inbox.Filter{Limit: -1}, inbox.Removal{By: "test"}); n != 0 || err == nil {
 			t.Errorf("Remove with a negative limit = %d, %v", n, err)
 		}
 		mended = true
-		if n, err := dead.Retry(t.Context(), inbox.Filter{Class: "class-b", Limit: 1}, inbox.Replay{}); n.Returned != 1 || err != nil {
+		if n, err := dead.Retry(t.Context(), inbox.Filter{Class: "class-b", Limit: 1}, inbox.Replay{By: "test"}); n.Returned != 1 || err != nil {
 			t.Errorf("Retry = %+v, %v", n, err)
 		}
 		idle(t, b)
@@ -48,7 +48,7 @@ func TestDeadLetters(t *testing.T) {
 			t.Errorf("dry run = %+v, %v", n, err)
 		}
 		time.Sleep(9 * 24 * time.Hour)
-		if n, err := dead.Retry(t.Context(), inbox.Filter{}, inbox.Replay{}); n.Outlived != 2 || !errors.Is(err, inbox.ErrOutlived) {
+		if n, err := dead.Retry(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"}); n.Outlived != 2 || !errors.Is(err, inbox.ErrOutlived) {
 			t.Errorf("after nine days: %+v, %v", n, err)
 		}
 		left := letters(t, b, inbox.Filter{})
