@@ -3,7 +3,9 @@ package faults_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -184,7 +186,7 @@ func (s *reservationShop) allAnswer() func(context.Context) error {
 	return func(ctx context.Context) error {
 		var mu sync.Mutex
 		var all sync.WaitGroup
-		for w := range left {
+		for _, w := range slices.Collect(maps.Keys(left)) { // the goroutines delete from it
 			all.Go(func() {
 				ctx, cancel := context.WithTimeout(ctx, promptly)
 				defer cancel()
