@@ -25,23 +25,26 @@ type aside struct {
 	bytes    int
 }
 
-// place is that of one message. Its fields are the aside's.
+// place is that of one message. Its other fields are the aside's.
 type place struct {
 	bytes       int
+	free        chan struct{} // closed when the worker need not attend any more
 	taken, over bool
 }
 
-// enter takes a place for a message and reports whether there was one, or none is needed any more.
+// enter frees the worker of a message that waits, and reports whether there was a place for it, or
+// none is needed any more.
 func (a *aside) enter(p *place) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch {
-	case p.over:
+	case p.over, p.taken:
 		return true
 	case a.messages >= maxAside || a.bytes+p.bytes > maxAsideBytes && a.messages > 0:
 		return false
 	}
 	p.taken = true
+	close(p.free)
 	a.messages++
 	a.bytes += p.bytes
 	return true
@@ -77,10 +80,11 @@ func (a *aside) close() {
 	a.all.Wait()
 }
 
-// attend has work done for a message and waits for it: for a moment, or to its end when too many
-// messages wait already.
+// attend has work done for a message and waits for it: until it steps aside, for a moment at most, or
+// to its end when too many messages wait already.
 func (r *run) attend(d *delivery, work func()) {
-	p := &place{bytes: len(d.raw.Body)}
+	p := &place{bytes: len(d.raw.Body), free: make(chan struct{})}
+	d.place = p
 	done := make(chan struct{})
 	r.aside.start(func() {
 		defer close(done)
@@ -92,9 +96,19 @@ func (r *run) attend(d *delivery, work func()) {
 	select {
 	case <-done:
 		return
+	case <-p.free:
+		return
 	case <-timer.C:
 	}
 	if !r.aside.enter(p) {
 		<-done
 	}
+}
+
+// stepAside tells that a message is going to wait, which keeps its place in the prefetch, but no worker.
+func (r *run) stepAside(d *delivery) {
+	if d.place != nil {
+		r.aside.enter(d.place)
+	}
+	d.s.crowd(d.epoch)
 }

@@ -38,19 +38,19 @@ func TestAsideIsBounded(t *testing.T) {
 		var a aside
 		var places []*place
 		for range tt.want {
-			p := &place{bytes: tt.size}
+			p := &place{bytes: tt.size, free: make(chan struct{})}
 			if !a.enter(p) {
 				t.Errorf("%s: only %d have a place", name, len(places))
 			}
 			places = append(places, p)
 		}
-		over := &place{bytes: tt.size}
+		over := &place{bytes: tt.size, free: make(chan struct{})}
 		if a.enter(over) {
 			t.Errorf("%s: more than %d have a place", name, tt.want)
 		}
 		a.leave(over)
 		a.leave(places[0])
-		if !a.enter(&place{bytes: tt.size}) {
+		if !a.enter(&place{bytes: tt.size, free: make(chan struct{})}) {
 			t.Errorf("%s: a place that was left is not free", name)
 		}
 		if over := (&place{over: true}); !a.enter(over) || over.taken {

@@ -54,7 +54,7 @@ func TestDrainBudget(t *testing.T) {
 		<-ctx.Done()
 		cause = context.Cause(ctx)
 		return inbox.Unrecoverable(ctx.Err())
-	}), inboxamqp.Config{Queue: "orders", Retry: quick, ShutdownTimeout: 200 * time.Millisecond})
+	}), inboxamqp.Config{Queue: "orders", Retry: quick, ShutdownTimeout: 10 * time.Second})
 	b.Publish(t, "", "orders", order())
 	<-started
 	r.stop(t)

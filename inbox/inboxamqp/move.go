@@ -39,7 +39,7 @@ func (r *run) move(t transfer) { r.attend(t.d, func() { r.carry(t) }) }
 // for nothing, though not for so long that the broker takes the message back.
 func (r *run) carry(t transfer) {
 	began := time.Now()
-	crowd := sync.OnceFunc(func() { t.d.s.crowd(t.d.epoch) })
+	stepAside := sync.OnceFunc(func() { r.stepAside(t.d) })
 	for !t.d.s.gone() { // else a copy would be a second one: the broker delivers the original again
 		err := r.publish(t.queue, t.copied)
 		switch {
@@ -52,7 +52,7 @@ func (r *run) carry(t transfer) {
 			r.refused(t, err)
 			return
 		}
-		crowd()
+		stepAside()
 		if time.Since(began) > r.c.cfg.AckTimeout/2 || !r.awaitCopies(t.d) {
 			t.d.giveBack()
 			return
@@ -95,7 +95,7 @@ func (r *run) later(d *delivery, pause time.Duration, byRetryQueue bool) {
 			return
 		}
 	}
-	d.s.crowd(d.epoch)
+	r.stepAside(d)
 	if runloop.Sleep(r.stop, min(pause, inPlacePause)) != nil || !r.replace(d, r.c.cfg.Queue, duplicate(d.raw)) {
 		d.giveBack()
 	}

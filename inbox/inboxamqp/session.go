@@ -250,11 +250,11 @@ func (s *session) dispatch(deliveries <-chan amqp.Delivery) (left []*delivery, w
 			}
 		case <-overdue:
 			overdue = nil
-			switch waited := s.trial.waited(); {
-			case waited >= controlPatience:
+			if s.doubt() {
 				return left, errPause
-			case waited > 0: // the one that it began with has been judged
-				overdue = time.After(controlPatience - waited)
+			}
+			if waited := s.trial.waited(); waited > 0 { // the one that it began with has been judged
+				overdue = time.After(max(controlPatience-waited, 0))
 			}
 		case _, open := <-s.cancels:
 			if !open {

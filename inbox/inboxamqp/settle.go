@@ -21,7 +21,8 @@ type delivery struct {
 	probe chan<- probed // nil unless the message is a probe
 	began uint64        // when its processor did, on the run's clock
 
-	batched bool // processed together with others
+	batched bool   // processed together with others
+	place   *place // while a worker attends to it
 
 	done atomic.Bool
 }

@@ -2,6 +2,7 @@ package inboxamqp
 
 import (
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -31,6 +32,7 @@ type held struct {
 	f      inbox.Failure
 	failed uint64 // on the run's clock
 	since  time.Time
+	struck bool // it has failed like this before, while others went through
 }
 
 // trial keeps those until another message tells whose failure it was.
@@ -49,14 +51,14 @@ func (t *trial) open(epoch int64) {
 	t.epoch = epoch
 }
 
-// take keeps a message and returns how many are held. It gives the message back when no pause will
-// follow, and the oldest when there are too many.
-func (t *trial) take(h held) int {
+// take keeps a message and returns how many are held that may show an outage. It gives the message
+// back when no pause will follow, and the oldest when there are too many.
+func (t *trial) take(h held) (fresh int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if h.d.epoch != t.epoch {
 		h.d.giveBack()
-		return len(t.held)
+		return 0
 	}
 	t.held = append(t.held, h)
 	t.some.Store(true)
@@ -64,7 +66,12 @@ func (t *trial) take(h held) int {
 		t.held[0].d.giveBack()
 		t.held = t.held[1:]
 	}
-	return len(t.held)
+	for _, h := range t.held {
+		if !h.struck {
+			fresh++
+		}
+	}
+	return fresh
 }
 
 // before removes and returns those that failed before a moment on the run's clock.
@@ -83,14 +90,30 @@ func (t *trial) before(moment uint64) (all []held) {
 	return all
 }
 
-// waited returns for how long the oldest is held, 0 when none is.
+// waited returns for how long the oldest is held that may show an outage, 0 when none is.
 func (t *trial) waited() time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(t.held) == 0 {
-		return 0
+	for _, h := range t.held {
+		if !h.struck {
+			return time.Since(h.since)
+		}
 	}
-	return time.Since(t.held[0].since)
+	return 0
+}
+
+// struck removes and returns those that have failed before.
+func (t *trial) struck() (all []held) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.held = slices.DeleteFunc(t.held, func(h held) bool {
+		if h.struck {
+			all = append(all, h)
+		}
+		return h.struck
+	})
+	t.some.Store(len(t.held) > 0)
+	return all
 }
 
 // release gives back what was kept, blaming none, and reports whether that was anything.
@@ -117,9 +140,12 @@ func (r *run) unavailable(d *delivery, f inbox.Failure) {
 		return
 	}
 	s := d.s
-	n := s.trial.take(held{d, f, r.clock.Add(1), time.Now()})
-	if n >= min(outage, r.c.cfg.Prefetch) {
+	struck := r.suspects.Struck(d.msg.ID)
+	if fresh := s.trial.take(held{d, f, r.clock.Add(1), time.Now(), struck}); fresh >= min(outage, r.c.cfg.Prefetch) {
 		s.requestPause(d.epoch, errPause)
+	}
+	if struck {
+		s.crowd(d.epoch)
 	}
 	select {
 	case s.doubts <- struct{}{}:
@@ -138,6 +164,21 @@ func (s *session) passed(began uint64) {
 		}
 		own := h.f
 		own.Action, own.Counted, own.Unavailable = inbox.ActionRetry, true, false
-		s.r.aside.start(func() { s.r.settle(h.d, own) }) // it may wait for the broker
+		s.r.aside.start(func() { // it may wait for the broker
+			s.r.settle(h.d, own)
+			s.r.suspects.Strike(h.d.msg.ID) // one is enough for its next attempt
+		})
 	}
+}
+
+// doubt ends the wait for a message that goes through, after some time. It reports whether to pause:
+// not for those that have failed like this before. They stay away for a moment, and are not blamed.
+func (s *session) doubt() (pause bool) {
+	if s.trial.waited() >= controlPatience {
+		return true
+	}
+	for _, h := range s.trial.struck() {
+		s.r.aside.start(func() { s.r.later(h.d, suspectPause/2+rand.N(suspectPause), true) })
+	}
+	return false
 }

@@ -55,6 +55,16 @@ func (s *Suspects) Has(id uuid.UUID) bool {
 	return suspected
 }
 
+// Struck reports whether a message has failed alone before, while another one went through.
+func (s *Suspects) Struck(id uuid.UUID) bool {
+	if !s.some.Load() {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.count[id] > 0
+}
+
 // Clear forgets a message that was processed, or whose failure was found to be its own.
 func (s *Suspects) Clear(id uuid.UUID) {
 	if !s.some.Load() {

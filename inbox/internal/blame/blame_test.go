@@ -26,6 +26,9 @@ func TestSuspects(t *testing.T) {
 	if s.Strike(a) || s.Strike(b) {
 		t.Error("guilty after one strike")
 	}
+	if !s.Struck(a) || s.Struck(uuid.New()) {
+		t.Error("a strike is not remembered, or another's")
+	}
 	if !s.Strike(a) {
 		t.Error("not guilty after two strikes")
 	}
