@@ -57,8 +57,10 @@ func On(t testing.TB, rawURL, adminURL string) *Broker {
 }
 
 // Rights are those of a user in the virtual host, as regular expressions of the names that the user
-// may write to. The zero Rights allow nothing.
+// may write to and read from. The zero Rights allow nothing.
 type Rights struct {
+	// Queues to consume.
+	Read string
 	// Exchanges and queues.
 	Write string
 	// Topics, that is routing keys, by exchange. Other exchanges take any.
@@ -80,7 +82,7 @@ func (b *Broker) User(t testing.TB, name string, rights Rights) *Broker {
 		_ = b.call(context.WithoutCancel(t.Context()), http.MethodDelete, "/api/users/"+name, nil, nil) // an earlier call may have removed it
 	})
 	b.mustCall(t, http.MethodPut, "/api/permissions/"+b.VHost+"/"+name,
-		map[string]string{"configure": "", "write": rights.Write, "read": ""}, nil)
+		map[string]string{"configure": "", "write": rights.Write, "read": rights.Read}, nil)
 	for exchange, topics := range rights.Topics {
 		b.mustCall(t, http.MethodPut, "/api/topic-permissions/"+b.VHost+"/"+name,
 			map[string]string{"exchange": exchange, "write": topics, "read": ""}, nil)

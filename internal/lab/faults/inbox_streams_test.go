@@ -1,0 +1,241 @@
+package faults_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// badStream is a kind of bad messages, with what is wrong about their dead-letter queue.
+type badStream struct {
+	spoil      func(m *amqp.Publishing)
+	fail       error // of the handler
+	spoilQueue func(t *testing.T, b *amqptest.Broker) *amqptest.Broker
+}
+
+var errStream = errors.New("as the message wants it")
+
+var badStreams = map[string]badStream{
+	"dead-letter queue full": {fail: inbox.Unrecoverable(errStream), spoilQueue: func(t *testing.T, b *amqptest.Broker) *amqptest.Broker {
+		b.Full(t, "failed.unrecoverable")
+		return b
+	}},
+	"dead-letter queue missing": {fail: inbox.Unrecoverable(errStream), spoilQueue: func(t *testing.T, b *amqptest.Broker) *amqptest.Broker {
+		must(t, onBroker(t.Context(), b.URL, func(ch *amqp.Channel) error {
+			_, err := ch.QueueDelete("failed.unrecoverable", false, false, false)
+			return err
+		}))
+		return b
+	}},
+	"dead letters forbidden": {fail: inbox.Unrecoverable(errStream), spoilQueue: func(t *testing.T, b *amqptest.Broker) *amqptest.Broker {
+		return b.User(t, "reader", amqptest.Rights{Read: ".*"})
+	}},
+	"huge foreign headers": {fail: inbox.Unrecoverable(errStream), spoil: func(m *amqp.Publishing) {
+		m.Headers = amqp.Table{"holdfast-junk": strings.Repeat("h", 90<<10)}
+	}},
+	"undecodable":        {spoil: func(m *amqp.Publishing) { m.Body = []byte("{") }},
+	"unknown":            {spoil: func(m *amqp.Publishing) { m.Type, m.MessageId = "faults.unknown", "" }},
+	"always unavailable": {fail: inbox.Unavailable(errStream)},
+	"recoverable":        {fail: inbox.Recoverable(errStream)},
+}
+
+// phase is a time in which good messages were sent, and how they fared.
+type phase struct {
+	name  string
+	bad   int // per second
+	took  time.Duration
+	delay []time.Duration // of each good message from sending to its handler
+	lost  int             // not handled within inTime
+}
+
+func (p *phase) String() string {
+	slices.Sort(p.delay)
+	at := func(share float64) float64 {
+		if len(p.delay) == 0 {
+			return 0
+		}
+		return float64(p.delay[int(share*float64(len(p.delay)-1))].Microseconds()) / 1000
+	}
+	return fmt.Sprintf("%s: p50 %.1f ms, p95 %.1f ms, %.0f %% in time", p.name, at(0.5), at(0.95), 100*p.share())
+}
+
+func (p *phase) share() float64 {
+	n := len(p.delay) + p.lost
+	return float64(len(p.delay)) / float64(max(n, 1))
+}
+
+const (
+	goodRate = 100 // per second
+	inTime   = 3 * time.Second
+)
+
+// A stream of bad messages, of each kind, slow and fast, leaves the good ones among them their rate
+// and their latency, and what they were before comes back after it.
+func TestInboxStreamsOfBadMessages(t *testing.T) {
+	t.Parallel()
+	testenv.AMQPURL(t) // skips before there are subtests
+	for name, kind := range badStreams {
+		for _, queueType := range []inboxamqp.QueueType{inboxamqp.Classic, inboxamqp.Quorum} {
+			t.Run(fmt.Sprintf("%s/%s", name, queueType), func(t *testing.T) {
+				t.Parallel()
+				s := newStream(t, kind, queueType)
+				second := time.Duration(scaled(t, 10)) * 100 * time.Millisecond
+				phases := []*phase{
+					{name: "before", took: 2 * second}, {name: "2/s", bad: 2, took: 4 * second},
+					{name: "100/s", bad: 100, took: 4 * second}, {name: "after", took: 4 * second},
+				}
+				for _, p := range phases {
+					s.send(t, p)
+				}
+				s.settle(phases)
+				for _, p := range phases {
+					t.Log(p)
+				}
+				for _, p := range phases[1:] {
+					if p.share() < 0.8*phases[0].share() {
+						t.Errorf("%s: %.0f %% of the good messages in time, %.0f %% before", p.name, 100*p.share(), 100*phases[0].share())
+					}
+				}
+				s.all(t)
+			})
+		}
+	}
+}
+
+// stream is a consumer with a queue.
+type stream struct {
+	url  string
+	kind badStream
+
+	mu      sync.Mutex
+	sent    map[string]time.Time // good messages
+	phaseOf map[string]*phase
+	handled map[string]time.Time
+}
+
+const streamQueue = "stream"
+
+func newStream(t *testing.T, kind badStream, queueType inboxamqp.QueueType) *stream {
+	t.Helper()
+	b := amqptest.New(t)
+	s := &stream{url: b.URL, kind: kind, sent: map[string]time.Time{}, phaseOf: map[string]*phase{}, handled: map[string]time.Time{}}
+	mux := inbox.NewMux()
+	must(t, inbox.Handle(mux, "good", s.good))
+	must(t, inbox.Handle(mux, "bad", func(context.Context, struct{}) error { return kind.fail }))
+	cfg := inboxamqp.Config{Queue: streamQueue, QueueType: queueType, Logger: quiet}
+	setup, err := inboxamqp.NewConsumer(func(context.Context) (*amqp.Connection, error) { return amqp.Dial(b.URL) }, mux, cfg)
+	must(t, err)
+	must(t, setup.Setup(t.Context()))
+	if kind.spoilQueue != nil {
+		b = kind.spoilQueue(t, b)
+	}
+	c, err := inboxamqp.NewConsumer(func(context.Context) (*amqp.Connection, error) { return amqp.Dial(b.URL) }, mux, cfg)
+	must(t, err)
+	beside(t, c.Run)
+	untilTrue(t, "the consumer is at work", func() bool { return c.Ready(t.Context()) == nil })
+	return s
+}
+
+func (s *stream) good(ctx context.Context, _ struct{}) error {
+	m, _ := inbox.FromContext(ctx)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if id := m.ID.String(); s.handled[id].IsZero() {
+		s.handled[id] = time.Now()
+	}
+	return nil
+}
+
+// send publishes for the time of a phase, at its rates.
+func (s *stream) send(t *testing.T, p *phase) {
+	t.Helper()
+	must(t, onBroker(t.Context(), s.url, func(ch *amqp.Channel) error {
+		if err := ch.Confirm(false); err != nil {
+			return err
+		}
+		var confirms []*amqp.DeferredConfirmation
+		publish := func(m amqp.Publishing) error {
+			confirm, err := ch.PublishWithDeferredConfirm("", streamQueue, true, false, m)
+			confirms = append(confirms, confirm)
+			return err
+		}
+		const tick = 10 * time.Millisecond
+		ticker := time.NewTicker(tick)
+		defer ticker.Stop()
+		began, good, bad := time.Now(), 0, 0
+		for elapsed := time.Duration(0); elapsed < p.took; elapsed = time.Since(began) {
+			for ; float64(bad) < elapsed.Seconds()*float64(p.bad); bad++ {
+				if err := publish(s.bad()); err != nil {
+					return err
+				}
+			}
+			for ; float64(good) < elapsed.Seconds()*goodRate; good++ {
+				m := amqp.Publishing{MessageId: ids.New().String(), Type: "good", DeliveryMode: amqp.Persistent, Body: []byte("{}")}
+				s.mu.Lock()
+				s.sent[m.MessageId], s.phaseOf[m.MessageId] = time.Now(), p
+				s.mu.Unlock()
+				if err := publish(m); err != nil {
+					return err
+				}
+			}
+			<-ticker.C
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		for _, confirm := range confirms {
+			if taken, err := confirm.WaitContext(ctx); err != nil || !taken {
+				return errors.Join(err, errors.New("not confirmed"))
+			}
+		}
+		return nil
+	}))
+}
+
+func (s *stream) bad() amqp.Publishing {
+	m := amqp.Publishing{MessageId: ids.New().String(), Type: "bad", DeliveryMode: amqp.Persistent, Body: []byte("{}")}
+	if s.kind.spoil != nil {
+		s.kind.spoil(&m)
+	}
+	return m
+}
+
+// settle waits for the last ones and tells each phase how its messages fared.
+func (s *stream) settle(phases []*phase) {
+	time.Sleep(inTime)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, p := range s.phaseOf {
+		if at := s.handled[id]; !at.IsZero() && at.Sub(s.sent[id]) < inTime {
+			p.delay = append(p.delay, at.Sub(s.sent[id]))
+		} else {
+			p.lost++
+		}
+	}
+}
+
+// all waits until each good message was handled.
+func (s *stream) all(t *testing.T) {
+	t.Helper()
+	testenv.Eventually(t, patience, func() error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if len(s.handled) < len(s.sent) {
+			return errors.New(strconv.Itoa(len(s.sent)-len(s.handled)) + " good messages were not handled")
+		}
+		return nil
+	})
+}
