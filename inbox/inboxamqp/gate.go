@@ -97,15 +97,14 @@ func (r *run) healthy() error {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(r.stop, min(healthPatience, r.c.cfg.CallTimeout))
+	defer cancel() // not before the answer is taken
 	select {
 	case r.asking <- struct{}{}:
 	case <-ctx.Done(): // it does not mind its context, and has not answered the question before
-		cancel()
 		return errHealthHangs
 	}
 	answer := make(chan error, 1)
 	go func() {
-		defer cancel()
 		defer func() { <-r.asking }()
 		answer <- r.c.cfg.Health(ctx)
 	}()

@@ -18,13 +18,13 @@ const checkTimeout = 5 * time.Second
 // within 5 seconds. Of a cluster it asks one node.
 func (p *Processor) Check(ctx context.Context) ([]inbox.Finding, error) {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel() // not before the answer is taken
 	type answer struct {
 		info string
 		err  error
 	}
 	answers := make(chan answer, 1)
 	go func() { // the client need not mind the deadline
-		defer cancel()
 		info, err := p.client.Info(ctx, "memory").Result()
 		answers <- answer{info, err}
 	}()

@@ -130,9 +130,9 @@ func (f *FastPath) exec(ctx context.Context, pipe redis.Pipeliner, key string) e
 		return errOpen
 	}
 	within, cancel := context.WithTimeout(ctx, f.p.cfg.Timeout)
+	defer cancel() // not before the answer is taken
 	answers := make(chan error, 1)
 	go func() {
-		defer cancel()
 		_, err := pipe.Exec(within)
 		answers <- err
 	}()

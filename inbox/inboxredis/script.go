@@ -40,9 +40,9 @@ func (c *claim) once(ctx context.Context, script *redis.Script, args []any) (int
 		err error
 	}
 	within, cancel := context.WithTimeout(ctx, tryTimeout)
+	defer cancel() // not before the reply is taken: an end of within would count as its absence
 	replies := make(chan reply, 1)
 	go func() {
-		defer cancel()
 		n, err := script.Run(within, c.p.client, c.keys, args...).Int64()
 		replies <- reply{n, err}
 	}()
