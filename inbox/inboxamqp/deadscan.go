@@ -96,41 +96,51 @@ func (s *scan) queue(ctx context.Context, name, class string, filled int) (err e
 			err = s.awaitReturned(ctx, name, filled-(s.removed-before))
 		}
 	}()
-	for range filled {
-		if more, err := s.next(ctx, ch, name, class); err != nil || !more {
+	for seen, end := 0, time.Now().Add(returnPatience); seen < filled && !s.full(); {
+		found, err := s.next(ctx, ch, name, class)
+		switch {
+		case err != nil:
 			return err
+		case found:
+			seen++
+		case time.Now().After(end):
+			return nil // others have taken them
+		default:
+			if err := runloop.Sleep(ctx, returnPoll); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
 }
 
-// returnPatience bounds the wait for messages that were returned. Others may take them meanwhile.
-const returnPatience = time.Second
+// A quorum queue takes a while to have messages again that were returned. Others may take them
+// meanwhile, so the wait is bounded.
+const (
+	returnPatience = time.Second
+	returnPoll     = 5 * time.Millisecond
+)
 
-// awaitReturned waits until a queue holds so many messages again: a quorum queue takes its time, and
-// who looks right after this scan would miss them.
+// awaitReturned waits until a queue holds so many messages again, or who looks right after this scan
+// would miss them. RabbitMQ 4 counts them too early: there it is the next look that waits.
 func (s *scan) awaitReturned(ctx context.Context, name string, want int) error {
 	for end := time.Now().Add(returnPatience); ; {
 		n, err := depth(s.conn, name)
 		if err != nil || n >= want || time.Now().After(end) {
 			return err
 		}
-		if err := runloop.Sleep(ctx, 5*time.Millisecond); err != nil {
+		if err := runloop.Sleep(ctx, returnPoll); err != nil {
 			return err
 		}
 	}
 }
 
-// next looks at one message.
-func (s *scan) next(ctx context.Context, ch *amqp.Channel, name, class string) (more bool, err error) {
-	if s.full() {
-		return false, nil
-	}
+// next looks at one message. It is false where the queue has none to give.
+func (s *scan) next(ctx context.Context, ch *amqp.Channel, name, class string) (found bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
 	var raw amqp.Delivery
-	var found bool
 	if err := s.conn.Within(func() (err error) {
 		raw, found, err = ch.Get(name, false)
 		return err
