@@ -11,6 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // A drain finishes what runs, gives back what waits, and counts nothing.
@@ -116,6 +117,34 @@ func TestDrainLeavesHandlersBehind(t *testing.T) {
 		if d.Headers["holdfast-attempt"] != "2" {
 			t.Errorf("a message was counted: %v", d.Headers)
 		}
+	}
+}
+
+// A context that cannot end is not taken for one that has.
+func TestRunOnBackground(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	got := recorder{fail: func(m *inbox.Message) error {
+		if m.Attempt == 1 {
+			return errBroken // so that a copy is published, too
+		}
+		return nil
+	}}
+	c := newConsumer(t, b.Dial, &got, inboxamqp.Config{Queue: "orders", Retry: quick, MessageLimit: 2})
+	if err := c.Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(context.Background()) }()
+	testenv.Eventually(t, patience, func() error { return c.Ready(t.Context()) })
+	b.Publish(t, "", "orders", order())
+	select {
+	case err := <-ended:
+		if seen := got.messages(); err != nil || len(seen) != 2 || seen[1].Attempt != 2 {
+			t.Errorf("Run = %v after %d deliveries", err, len(seen))
+		}
+	case <-time.After(patience):
+		t.Fatal("Run does not end at its limit")
 	}
 }
 
