@@ -13,7 +13,6 @@ import (
 	"github.com/google/uuid"
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 )
 
@@ -24,9 +23,6 @@ var (
 	errCrowded   = errors.New("failed messages that wait hold half of the prefetch")
 	errStop      = errors.New("stop")
 )
-
-// maxSlack bounds by how many bytes silent connections prolong the patience with further ones.
-const maxSlack = 128 << 20
 
 func pausing(why error) bool { return errors.Is(why, errPause) || errors.Is(why, errTripped) }
 
@@ -56,59 +52,10 @@ type session struct {
 	crowds  crowds
 }
 
-// crowds counts the messages of an epoch that wait without a worker.
-type crowds struct {
-	epoch   int64
-	waiting int
-}
-
-// crowd counts one more message that waits. When half of the prefetch does, consuming begins
-// anew: a new consumer has all of it.
-func (s *session) crowd(epoch int64) {
-	s.crowdMu.Lock()
-	defer s.crowdMu.Unlock()
-	if s.crowds.epoch < epoch {
-		s.crowds = crowds{epoch: epoch}
-	}
-	if s.crowds.epoch > epoch {
-		return
-	}
-	s.crowds.waiting++
-	if s.crowds.waiting >= (s.r.c.cfg.Prefetch+1)/2 {
-		s.requestPause(epoch, errCrowded)
-	}
-}
-
 // pauseRequest comes from a delivery, and counts only in the epoch of that.
 type pauseRequest struct {
 	epoch int64
 	why   error
-}
-
-// open opens the channel on a connection that is watched.
-func (r *run) open(conn *amqpconn.Conn) (*amqp.Channel, error) {
-	if err := conn.Watch(r.pending); err != nil {
-		return nil, err
-	}
-	ch, err := conn.Channel()
-	if err != nil {
-		return nil, fmt.Errorf("open channel: %w", err)
-	}
-	return ch, nil
-}
-
-// pending is how much may be on its way from the broker before it answers a question.
-func (r *run) pending() int { return int(2*r.largest.Load() + r.slack.Load()) }
-
-// noteSilence gives the next connection more time than one on which nothing came before the broker
-// seemed to be silent: it may have been sending a large message over a slow line, and would never
-// get it through.
-func (r *run) noteSilence(silent bool) {
-	if !silent {
-		r.slack.Store(0)
-		return
-	}
-	r.slack.Store(min(2*r.slack.Load()+inbox.MaxBodyBytes, maxSlack))
 }
 
 func (s *session) requestPause(epoch int64, why error) {
