@@ -141,7 +141,7 @@ func TestHalfOpenConnections(t *testing.T) {
 	}
 }
 
-// A server that answers nobody costs a few callers their time, and the others
+// A server that answers no call costs a few callers their time, and the others
 // nothing; soon after it answers again all are served.
 func TestSilentServer(t *testing.T) {
 	t.Parallel()

@@ -45,7 +45,7 @@ func decodeOutcome(reply any) (idempotency.Outcome, error) {
 func decodeFingerprint(field func(int) (string, bool)) idempotency.Fingerprint {
 	version, _ := field(1)
 	sum, _ := field(2)
-	n, _ := strconv.Atoi(version) // what is no number is a version that nobody has
+	n, _ := strconv.Atoi(version) // an unreadable version is one that no request has
 	return idempotency.Fingerprint{Version: n, Sum: sum}
 }
 

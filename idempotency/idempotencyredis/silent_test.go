@@ -161,7 +161,7 @@ func openConnections(t *testing.T, client *redis.Client, n int) {
 	all.Wait()
 }
 
-// A server that answers nobody costs a few callers their time, and the others
+// A server that answers no call costs a few callers their time, and the others
 // nothing; soon after it answers again all are served.
 func TestSilentServer(t *testing.T) {
 	onBothClients(t, -1, func(t *testing.T, client *redis.Client, proxy *testenv.Proxy) {

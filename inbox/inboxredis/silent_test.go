@@ -16,7 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// A client that gives up by a timeout of its own, and asks nobody again, leaves no claim behind.
+// A client whose own timeout ends a call leaves no claim behind.
 func TestClientWithATimeoutOfItsOwn(t *testing.T) {
 	t.Parallel()
 	proxy := testenv.NewProxy(t, redistest.URL(t))

@@ -1,5 +1,5 @@
 // Package tries asks a server again, on another connection, when one has fallen
-// silent, and leaves a server alone for a second at a time that answers nobody.
+// silent. A server that answers no call is left alone for a second at a time.
 package tries
 
 import (
