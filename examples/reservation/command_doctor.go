@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/holdfast-go/holdfast/expiry"
@@ -16,12 +17,21 @@ const doctorTimeout = 30 * time.Second
 // findingsAlike is how many findings with the same mend are printed one by one.
 const findingsAlike = 2
 
+// check is a Check method: nil, or an error that joins findings and failures to look.
+type check = func(context.Context) error
+
+// finding is one thing to mend, as the Check methods return it.
+type finding interface {
+	error
+	Mend() string
+}
+
 // examination is what doctor looks at on one server.
 type examination struct {
 	server string
 	// reach tells whether the server can be asked at all.
 	reach  func(context.Context) error
-	checks []func(context.Context) ([]expiry.Finding, error)
+	checks []check
 }
 
 // runDoctor prints what the packages find amiss; it changes nothing.
@@ -51,50 +61,81 @@ func runDoctor(ctx context.Context, c *commandContext, args []string) (int, erro
 }
 
 func (p *parts) examinations() []examination {
-	type check = func(context.Context) ([]expiry.Finding, error)
 	checkInbox := func(ctx context.Context) ([]expiry.Finding, error) {
 		return inboxpgx.Check(ctx, p.servers.workers, inboxpgx.PruneConfig{})
 	}
 	return []examination{
 		{"Postgres", p.servers.workers.Ping, []check{
-			p.transactor.Check, p.source.Check, p.listener.Check, checkInbox, p.records.Check, p.holds.Check,
+			listed(p.transactor.Check), listed(p.source.Check), listed(p.listener.Check), listed(checkInbox), listed(p.records.Check), listed(p.holds.Check),
 		}},
-		{"Redis", p.servers.pingRedis, []check{p.keys.Check, p.limiter.Check}},
-		{"RabbitMQ", p.servers.pingRabbitMQ, []check{p.publisher.Check, p.consumer.Check}},
+		{"Redis", p.servers.pingRedis, []check{listed(p.keys.Check), listed(p.limiter.Check)}},
+		{"RabbitMQ", p.servers.pingRabbitMQ, []check{listed(p.publisher.Check), listed(p.consumer.Check)}},
 	}
 }
 
+// listed makes a check of one that returns a list.
+func listed(look func(context.Context) ([]expiry.Finding, error)) check {
+	return func(ctx context.Context) error {
+		found, err := look(ctx)
+		errs := []error{err}
+		for _, f := range found {
+			errs = append(errs, listedFinding{f.String(), f.Mend})
+		}
+		return errors.Join(errs...)
+	}
+}
+
+type listedFinding struct{ text, mend string }
+
+func (f listedFinding) Error() string { return f.text }
+func (f listedFinding) Mend() string  { return f.mend }
+
 // run asks every check; a server that cannot be reached is one error, not one for each.
-func (e examination) run(ctx context.Context) ([]expiry.Finding, error) {
+func (e examination) run(ctx context.Context) (found []finding, err error) {
 	if err := e.reach(ctx); err != nil {
 		return nil, fmt.Errorf("%s cannot be asked: %w", e.server, err)
 	}
-	var all []expiry.Finding
-	var errs []error
-	for _, check := range e.checks {
-		findings, err := check(ctx)
-		all = append(all, findings...)
-		errs = append(errs, err)
+	var failed []error
+	for _, look := range e.checks {
+		found, failed = sortOut(look(ctx), found, failed)
 	}
-	return all, errors.Join(errs...)
+	return found, errors.Join(failed...)
+}
+
+// sortOut appends the findings that err joins, and the errors that are none.
+func sortOut(err error, found []finding, failed []error) ([]finding, []error) {
+	switch err := err.(type) {
+	case nil:
+	case finding:
+		found = append(found, err)
+	case interface{ Unwrap() []error }:
+		for _, single := range err.Unwrap() {
+			found, failed = sortOut(single, found, failed)
+		}
+	default:
+		failed = append(failed, err)
+	}
+	return found, failed
 }
 
 // printFindings prints findings with the same mend together, and of many the first ones.
-func printFindings(w io.Writer, findings []expiry.Finding) {
+func printFindings(w io.Writer, findings []finding) {
 	type kind struct{ component, mend string }
 	problems := map[kind][]string{}
 	var kinds []kind
 	for _, f := range findings {
-		k := kind{f.Component, f.Mend}
+		problem := strings.TrimSuffix(f.Error(), "; "+f.Mend())
+		component, _, _ := strings.Cut(problem, ":")
+		k := kind{component, f.Mend()}
 		if problems[k] == nil {
 			kinds = append(kinds, k)
 		}
-		problems[k] = append(problems[k], f.Problem)
+		problems[k] = append(problems[k], problem)
 	}
 	for _, k := range kinds {
 		alike := problems[k]
 		for _, problem := range alike[:min(len(alike), findingsAlike)] {
-			fmt.Fprintf(w, "%s: %s\n", k.component, problem)
+			fmt.Fprintln(w, problem)
 		}
 		if more := len(alike) - findingsAlike; more > 0 {
 			fmt.Fprintf(w, "%s: and %d more\n", k.component, more)

@@ -56,6 +56,7 @@ var floors = slices.Concat(
 		{pkg: "internal/pgcall", clients: []string{pgx}, noTesting: true},
 		{pkg: "internal/chunk", clients: []string{pgx}, on: []string{"internal/pgcall"}},
 		{pkg: "internal/pgnotify", clients: []string{pgx}, on: with(ground, "internal/pgcall"), noTesting: true},
+		{pkg: "internal/pgprune", clients: []string{pgx}, on: with(ground, "internal/pgcall"), noTesting: true},
 		{pkg: "internal/amqpconn", clients: []string{amqp}, on: ground},
 		{pkg: "internal/redisconn", clients: []string{redis}, noTesting: true},
 
@@ -70,10 +71,13 @@ var floors = slices.Concat(
 		{pkg: "internal/lab/...", clients: heavy, on: []string{"..."}, anyModule: true},
 
 		// Transactions are Postgres: this core is pgx and is not split.
-		{pkg: "txretry", clients: []string{pgx}, on: with(ground, "txretry/..."), noTesting: true},
+		{pkg: "txretry", clients: []string{pgx}, on: with(ground, "txretry/driver", "txretry/internal/..."), noTesting: true},
+		{pkg: "txretry/driver", clients: []string{pgx}, on: []string{"txretry/driver"}, noTesting: true},
 		{pkg: "txretry/internal/...", clients: []string{pgx}, on: with(ground, "txretry/..."), noTesting: true},
 		{pkg: "txretry/txretrytest", clients: []string{pgx}, on: with(ground, "txretry/..."), noTesting: true},
 		{pkg: "txretry/txretrytest/conformance", clients: []string{pgx}, on: with(ground, "txretry/...")},
+		// A module of its own: what starts a container is not for users of the root module.
+		{pkg: "txretry/pgtest", clients: heavy, on: with(ground, "txretry/pgtest", "internal/testenv", "internal/pgtest", "internal/lab/servers/..."), anyModule: true},
 
 		{pkg: "examples/reservation/internal/booking", stdOnly: true},
 		{pkg: "examples/reservation/...", clients: heavy, on: []string{"..."}, anyModule: true, publicOnly: true},
@@ -93,9 +97,15 @@ func groundFloor() []floor {
 	return all
 }
 
-// core returns the floors of one core: itself, its adapters, its fakes and their conformance suite.
+// core returns the floors of one core: itself, its driver, its adapters, its fakes and their conformance suite.
+// A driver has no clients. It is below its core where the core's constructor takes a type of it, else above.
 func core(name string, adapters ...string) []floor {
-	own := with(ground, name, name+"/internal/...")
+	driver := name + "/driver"
+	own := with(ground, name, name+"/internal/...", driver)
+	underDriver := with(ground, name+"/internal/...")
+	if name == "inbox" || name == "ratelimit" {
+		underDriver = with(underDriver, name)
+	}
 	var parser []string
 	if name == "expiry" {
 		parser = []string{cron}
@@ -103,12 +113,21 @@ func core(name string, adapters ...string) []floor {
 	all := []floor{
 		{pkg: name, clients: parser, on: own, noTesting: true},
 		{pkg: name + "/internal/...", clients: parser, on: own, noTesting: true},
+		{pkg: driver, on: underDriver, noTesting: true},
+		{pkg: driver + "/conformance", clients: parser, on: own},
+	}
+	onPostgres := []string{
+		"txretry", "txretry/driver", "txretry/internal/...", name + "/" + name + "pgx/driver",
+		"internal/migrate", "internal/chunk", "internal/pgcall", "internal/pgnotify", "internal/pgprune",
 	}
 	for _, adapter := range adapters {
 		pkg := name + "/" + name + adapter
 		switch adapter {
 		case "pgx":
-			all = append(all, floor{pkg: pkg, clients: with(parser, pgx), on: with(own, "txretry", "txretry/internal/...", "internal/migrate", "internal/chunk", "internal/pgcall", "internal/pgnotify"), noTesting: true})
+			all = append(all,
+				floor{pkg: pkg, clients: with(parser, pgx), on: with(own, onPostgres...), noTesting: true},
+				floor{pkg: pkg + "/driver", clients: with(parser, pgx), on: own, noTesting: true},
+			)
 		case "redis":
 			all = append(all, floor{pkg: pkg, clients: with(parser, redis), on: with(own, "internal/redisconn"), noTesting: true})
 		case "amqp":
@@ -119,8 +138,11 @@ func core(name string, adapters ...string) []floor {
 	fake := name + "/" + name + "test"
 	onFake, fakeClients := with(own, fake), parser
 	if slices.Contains(adapters, "pgx") {
-		onFake = with(onFake, "txretry", "txretry/internal/...", "txretry/txretrytest", name+"/"+name+"pgx", "internal/migrate", "internal/chunk", "internal/pgcall", "internal/pgnotify")
+		onFake = with(onFake, with(onPostgres, "txretry/txretrytest", name+"/"+name+"pgx")...)
 		fakeClients = with(parser, pgx)
+	}
+	if name == "inbox" {
+		onFake = with(onFake, "outbox/driver") // its broker is a Publisher of a relay
 	}
 	return append(all,
 		floor{pkg: fake, clients: fakeClients, on: onFake, noTesting: true},
