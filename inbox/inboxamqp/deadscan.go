@@ -96,33 +96,45 @@ func (s *scan) queue(ctx context.Context, name, class string, filled int) (err e
 			err = s.awaitReturned(ctx, name, filled-(s.removed-before))
 		}
 	}()
-	for seen, end := 0, time.Now().Add(returnPatience); seen < filled && !s.full(); {
-		found, err := s.next(ctx, ch, name, class)
-		switch {
-		case err != nil:
+	for seen := 0; seen < filled && !s.full(); seen++ {
+		found, err := s.awaitNext(ctx, ch, name, class)
+		if err != nil || !found {
 			return err
-		case found:
-			seen++
-		case time.Now().After(end):
-			return nil // others have taken them
-		default:
-			if err := runloop.Sleep(ctx, returnPoll); err != nil {
-				return err
-			}
 		}
 	}
 	return nil
 }
 
 // A quorum queue takes a while to have messages again that were returned. Others may take them
-// meanwhile, so the wait is bounded.
+// meanwhile, so the waits are bounded.
 const (
-	returnPatience = time.Second
+	returnPatience = time.Second // while the queue counts none
+	countPatience  = 10 * time.Second
 	returnPoll     = 5 * time.Millisecond
 )
 
-// awaitReturned waits until a queue holds so many messages again, or who looks right after this scan
-// would miss them. RabbitMQ 4 counts them too early: there it is the next look that waits.
+// awaitNext looks at the next message. It is false where others have taken what was counted.
+// RabbitMQ 4 counts what was returned before it delivers it, so a queue that counts messages is
+// asked longer.
+func (s *scan) awaitNext(ctx context.Context, ch *amqp.Channel, name, class string) (bool, error) {
+	for start := time.Now(); ; {
+		found, err := s.next(ctx, ch, name, class)
+		if found || err != nil {
+			return found, err
+		}
+		ready, err := depth(s.conn, name)
+		waited := time.Since(start)
+		if err != nil || waited > countPatience || ready == 0 && waited > returnPatience {
+			return false, err
+		}
+		if err := runloop.Sleep(ctx, returnPoll); err != nil {
+			return false, err
+		}
+	}
+}
+
+// awaitReturned waits until a queue counts so many messages again, or who looks right after this scan
+// would miss them. RabbitMQ 4 counts them too early: there awaitNext waits.
 func (s *scan) awaitReturned(ctx context.Context, name string, want int) error {
 	for end := time.Now().Add(returnPatience); ; {
 		n, err := depth(s.conn, name)
