@@ -1,22 +1,41 @@
 package inbox
 
 import (
+	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"slices"
-	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/google/uuid"
 )
 
-// MaxErrorBytes bounds the error text that a dead letter keeps.
-const MaxErrorBytes = 1024
-
 // ErrNotFound is returned where a dead letter of one id is asked for and there is none.
 var ErrNotFound = errors.New("inbox: no such dead letter")
+
+// ErrOutlived is in the error of a replay that left dead letters where they are because the
+// consumer may no longer remember whether they were processed; see Replay.Force.
+var ErrOutlived = errors.New("inbox: dead letters are older than what processed messages are remembered for")
+
+// DeadLetters are the messages that a consumer has given up. A consumer's method DeadLetters
+// returns them. It may be used from many goroutines.
+type DeadLetters interface {
+	// List returns the dead letters that the filter selects, bodies included, and leaves them
+	// where they are. Filter.Limit bounds the memory it takes.
+	List(ctx context.Context, f Filter) ([]DeadLetter, error)
+	// Show returns the dead letter with the message id, or ErrNotFound.
+	Show(ctx context.Context, id uuid.UUID) (DeadLetter, error)
+	// Count returns how many dead letters the filter selects.
+	Count(ctx context.Context, f Filter) (int, error)
+	// Replay returns the selected dead letters to the queues they came from, as messages that
+	// were never tried. It goes no further than what is there when it begins. Those refused for
+	// their age stay, and the error is ErrOutlived. What fails once more is a dead letter
+	// again: exclude it from a second call with Filter.FailedBefore.
+	Replay(ctx context.Context, f Filter, how Replay) (Replayed, error)
+	// Remove deletes the selected dead letters and returns how many. By names who asks for it,
+	// and is required: 1 to 128 bytes. Reason is optional, at most 1,000 bytes. Both go to the
+	// log, and are UTF-8 without control characters.
+	Remove(ctx context.Context, f Filter, by, reason string) (int, error)
+}
 
 // DeadLetter is a message that was given up, with what is known about why.
 type DeadLetter struct {
@@ -24,55 +43,30 @@ type DeadLetter struct {
 	Message Message
 	// Class is the class of the last failure; it selects the dead-letter queue.
 	Class string
+	// Error is the text of the last failure, at most 1024 bytes of valid UTF-8.
+	Error string
 	// Attempts is how often the message was tried, the last time included.
 	Attempts int
-	// FirstFailedAt and LastFailedAt are the consumer's times of the failures.
-	FirstFailedAt, LastFailedAt time.Time
-	// Error is the text of the last failure, at most MaxErrorBytes of valid UTF-8.
-	Error string
+	// FirstFailedAt and FailedAt are the consumer's times of the first and the last failure.
+	FirstFailedAt, FailedAt time.Time
 	// Consumer names who gave the message up.
 	Consumer string
 }
 
-// NewDeadLetter makes the dead letter of a message that failed at the time now.
-func NewDeadLetter(m *Message, f Failure, consumer string, now time.Time) DeadLetter {
-	first := m.FirstFailedAt
-	if first.IsZero() {
-		first = now
-	}
-	var text string
-	if f.Err != nil {
-		text = truncate(f.Err.Error(), MaxErrorBytes)
-	}
-	return DeadLetter{
-		Message:       *m,
-		Class:         f.Class,
-		Attempts:      max(m.Attempt, 1),
-		FirstFailedAt: first,
-		LastFailedAt:  now,
-		Error:         text,
-		Consumer:      consumer,
-	}
-}
-
-// DeadLetterQueue returns the name of the queue that holds a class, such as
-// failed.validation; prefix is put before it as it is, and is usually empty.
-func DeadLetterQueue(prefix, class string) string { return prefix + "failed." + class }
-
-// Filter selects dead letters: those that meet all its fields. The zero value selects all.
+// Filter selects dead letters: those that match all its fields. The zero value selects all.
 type Filter struct {
-	// IDs are the message ids wanted; empty means any.
+	// IDs are the message ids wanted. Optional.
 	IDs []uuid.UUID
-	// Class is the class wanted; empty means any.
+	// Class is the class wanted. Optional.
 	Class string
-	// Name is the message name wanted; empty means any.
+	// Name is the message name wanted. Optional.
 	Name string
-	// FailedAfter and FailedBefore bound the last failure: after ≤ time < before. Zero means unbounded.
-	FailedAfter, FailedBefore time.Time
-	// ErrorContains is a text that the error has in it, letter case aside; empty means any.
+	// ErrorContains is a text that the error has in it, letter case aside. Optional.
 	ErrorContains string
+	// FailedAfter and FailedBefore bound the last failure: after ≤ time < before. Optional.
+	FailedAfter, FailedBefore time.Time
 	// Limit bounds how many are listed, removed or returned; those that a replay leaves where
-	// they are do not count. 0 means all. Match does not look at it.
+	// they are do not count. Default: all.
 	Limit int
 }
 
@@ -103,38 +97,26 @@ func (f Filter) LogValue() slog.Value {
 	return slog.GroupValue(attrs...)
 }
 
-// Validate returns an error for a negative Limit, which must not be taken for none.
-func (f Filter) Validate() error {
-	if f.Limit < 0 {
-		return fmt.Errorf("inbox: Filter.Limit %d is negative", f.Limit)
-	}
-	return nil
+// Replay says who returns dead letters to their queues, and how.
+type Replay struct {
+	// By and Reason are as in DeadLetters.Remove. A DryRun needs no By.
+	By, Reason string
+	// PerSecond bounds how many are returned each second. Default: no bound.
+	PerSecond float64
+	// DryRun counts and returns nothing. It does not see that a queue is gone.
+	DryRun bool
+	// Force returns those, too, whose id is older than what the consumer remembers. Such a
+	// message may have been processed after all, its acknowledgement lost on the way, and would
+	// then take effect again.
+	Force bool
 }
 
-// Match reports whether the filter selects a dead letter.
-func (f Filter) Match(d DeadLetter) bool {
-	switch {
-	case len(f.IDs) > 0 && !slices.Contains(f.IDs, d.Message.ID),
-		f.Class != "" && f.Class != d.Class,
-		f.Name != "" && f.Name != d.Message.Name,
-		!f.FailedAfter.IsZero() && d.LastFailedAt.Before(f.FailedAfter),
-		!f.FailedBefore.IsZero() && !d.LastFailedAt.Before(f.FailedBefore),
-		f.ErrorContains != "" && !strings.Contains(strings.ToLower(d.Error), strings.ToLower(f.ErrorContains)):
-		return false
-	}
-	return true
-}
-
-// truncate cuts a text to at most n bytes of valid UTF-8.
-func truncate(s string, n int) string {
-	const tail = "…"
-	s = strings.ToValidUTF8(s, "\uFFFD")
-	if len(s) <= n {
-		return s
-	}
-	cut := n - len(tail)
-	for cut > 0 && !utf8.RuneStart(s[cut]) {
-		cut--
-	}
-	return s[:cut] + tail
+// Replayed is what became of the dead letters that a replay selected.
+type Replayed struct {
+	// Returned are in their queues again; with DryRun, would be.
+	Returned int
+	// Outlived were refused for their age, and stay.
+	Outlived int
+	// Failed could not be put into their queue, and stay.
+	Failed int
 }

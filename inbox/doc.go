@@ -34,7 +34,7 @@
 //
 // # When a handler fails
 //
-// A handler's error decides by its marker (see Classify for joined errors):
+// A handler's error decides by its marker:
 //
 //   - none: RetryPolicy, by default 5 retries after 1, 2, 4, 8 and 16 seconds, ±20 %;
 //     then the dead-letter queue failed.default;
@@ -43,7 +43,7 @@
 //   - Unrecoverable: failed.unrecoverable at once;
 //   - Invalid: failed.validation at once. A missing or wrong id, an unknown name and an
 //     undecodable body are this, too: such messages are never passed over silently. Another
-//     policy is a Mux.Fallback, a middleware, or inboxamqp.Config.DeriveID;
+//     policy is a Mux.Fallback, a middleware, or ConsumerConfig.DeriveID;
 //   - Classed: failed.<class> when it is given up;
 //   - Postpone and Unavailable: not the message's failure; it comes again, uncounted.
 //
@@ -58,6 +58,6 @@
 // own) is never counted. A Ledger makes good for both: it knows leftovers, and gives up a
 // message (failed.quarantined) during which the process has ended several times.
 //
-// A message may come again for as long as RetryPolicy.Horizon, the time it lies in the dead
+// A message may come again for as long as its retries take, the time it lies in the dead
 // letters, and its replay take. What a consumer remembers must outlast that; see Replay.
 package inbox

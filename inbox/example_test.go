@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"time"
 
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 )
 
@@ -54,7 +54,7 @@ func Example() {
 	}
 	dead, _ := broker.DeadLetters().List(ctx, inbox.Filter{})
 	for _, d := range dead {
-		fmt.Printf("%s: %s\n", inbox.DeadLetterQueue("", d.Class), d.Error)
+		fmt.Printf("%s: %s\n", driver.DeadLetterQueue("", d.Class), d.Error)
 	}
 	cancel()
 	fmt.Println("stopped:", <-done)
@@ -64,32 +64,4 @@ func Example() {
 	// failed.unrecoverable: order has no number
 	// failed.validation: inbox: decode inbox_test.OrderPlaced: malformed JSON at byte 2
 	// stopped: <nil>
-}
-
-func ExampleRetryPolicy_Next() {
-	failure := inbox.Classify(errors.New("connection refused"))
-	for attempt := 1; attempt <= 6; attempt++ {
-		d := inbox.RetryPolicy{}.Next(&inbox.Message{Attempt: attempt}, failure, time.Now(), 0.5)
-		fmt.Println(attempt, d.Action, d.Delay)
-	}
-	// Output:
-	// 1 retry 1s
-	// 2 retry 2s
-	// 3 retry 4s
-	// 4 retry 8s
-	// 5 retry 16s
-	// 6 dead 0s
-}
-
-func ExampleClassify() {
-	declined := inbox.Classed(inbox.Unrecoverable(errors.New("card declined")), "payment")
-	busy := inbox.RetryAfter(errors.New("gateway is busy"), 30*time.Second)
-	for _, err := range []error{declined, busy, errors.Join(declined, busy)} {
-		f := inbox.Classify(err)
-		fmt.Println(f.Action, f.Class, f.After)
-	}
-	// Output:
-	// dead payment 0s
-	// retry default 30s
-	// retry default 30s
 }

@@ -4,17 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/google/uuid"
 
+	"github.com/holdfast-go/holdfast/inbox/internal/base"
 	"github.com/holdfast-go/holdfast/internal/ids"
 )
-
-// MaxNameBytes is the longest name a message may have; AMQP allows no longer one either.
-const MaxNameBytes = 255
 
 // Message is one message as it arrived. Handlers must not change it.
 type Message struct {
@@ -33,7 +29,7 @@ type Message struct {
 	// Deliveries given back uncounted do not change it. Less than 1 counts as 1.
 	Attempt int
 	// Recovered is how many of the failures that Attempt counts were recoverable: those use
-	// up none of RetryPolicy.MaxRetries.
+	// up none of RetryPolicy.MaxAttempts.
 	Recovered int
 	// Replays is how often the message was returned from the dead letters; each time Attempt
 	// begins at 1 again.
@@ -48,9 +44,9 @@ type Message struct {
 	FirstFailedAt time.Time
 }
 
-// Validate returns an error of class ClassValidation, all violations in one, when the
+// Validate returns an error of class validation, all violations in one, when the
 // message cannot be given to any handler: its id is no UUID v7, or its name is empty,
-// longer than MaxNameBytes, not UTF-8 or has a NUL in it.
+// longer than 255 bytes, not UTF-8 or has a NUL in it.
 func (m *Message) Validate() error {
 	var problems []error
 	switch m.ID {
@@ -64,9 +60,9 @@ func (m *Message) Validate() error {
 	switch {
 	case m.Name == "":
 		problems = append(problems, errors.New("message name is missing"))
-	case len(m.Name) > MaxNameBytes:
-		problems = append(problems, fmt.Errorf("message name has %d bytes, more than %d", len(m.Name), MaxNameBytes))
-	case !isText(m.Name):
+	case len(m.Name) > base.MaxNameBytes:
+		problems = append(problems, fmt.Errorf("message name has %d bytes, more than %d", len(m.Name), base.MaxNameBytes))
+	case !base.IsText(m.Name):
 		problems = append(problems, errors.New("message name is no text"))
 	}
 	if len(problems) == 0 {
@@ -75,19 +71,8 @@ func (m *Message) Validate() error {
 	return Invalid(fmt.Errorf("inbox: %w", errors.Join(problems...)))
 }
 
-// isText reports whether a database can keep s as text.
-func isText(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }
-
-type messageKey struct{}
-
-// NewContext returns a context that carries the message in hand. A Mux does this for its
-// handlers; it is exported for other processors.
-func NewContext(ctx context.Context, m *Message) context.Context {
-	return context.WithValue(ctx, messageKey{}, m)
-}
-
 // FromContext returns the message that the handler of this context is working on.
 func FromContext(ctx context.Context) (*Message, bool) {
-	m, ok := ctx.Value(messageKey{}).(*Message)
+	m, ok := base.FromContext(ctx).(*Message)
 	return m, ok
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+
+	"github.com/holdfast-go/holdfast/inbox/internal/base"
 )
 
 // Handler does the work of one message.
@@ -30,17 +32,18 @@ func NewMux() *Mux {
 	return m
 }
 
-// Handle registers fn for the messages of a name, their bodies decoded by Decode. The same
-// type may be registered under several names. The middleware wraps this handler only, the
+// Handle registers fn for the messages of a name, their JSON bodies decoded into T: exactly one
+// JSON value, not null, of at most 16 MiB; members that T does not know are passed over. Anything
+// else makes the message a dead letter of class validation. The same type may be registered under several names. The middleware wraps this handler only, the
 // first one outermost. It returns the errors of Register.
 func Handle[T any](m *Mux, name string, fn func(ctx context.Context, v T) error, wrap ...Middleware) error {
 	if fn == nil {
 		return fmt.Errorf("inbox: handler of %q is nil", name)
 	}
 	return m.Register(name, func(ctx context.Context, msg *Message) error {
-		v, err := Decode[T](msg)
-		if err != nil {
-			return err
+		var v T
+		if err := base.Decode(msg.ContentType, msg.Body, &v); err != nil {
+			return Invalid(fmt.Errorf("inbox: decode %T: %w", v, err))
 		}
 		return fn(ctx, v)
 	}, wrap...)
@@ -50,8 +53,8 @@ func Handle[T any](m *Mux, name string, fn func(ctx context.Context, v T) error,
 // name is none that a message may have (see Message.Validate), has a handler already, or h is nil.
 func (m *Mux) Register(name string, h Handler, wrap ...Middleware) error {
 	switch {
-	case name == "" || len(name) > MaxNameBytes || !isText(name):
-		return fmt.Errorf("inbox: handler name %q must have 1 to %d bytes of text", name, MaxNameBytes)
+	case name == "" || len(name) > base.MaxNameBytes || !base.IsText(name):
+		return fmt.Errorf("inbox: handler name %q must have 1 to %d bytes of text", name, base.MaxNameBytes)
 	case h == nil:
 		return fmt.Errorf("inbox: handler of %q is nil", name)
 	case m.handlers[name] != nil:
@@ -62,12 +65,12 @@ func (m *Mux) Register(name string, h Handler, wrap ...Middleware) error {
 }
 
 // Fallback registers a handler for the messages that have no handler of their name, in place
-// of refusing them as ClassValidation: one that returns nil passes them over, one that
+// of refusing them as class validation: one that returns nil passes them over, one that
 // returns Postpone leaves them to another consumer. Nil refuses again.
 func (m *Mux) Fallback(h Handler) { m.fallback = h }
 
 // Use adds middleware around every message, the first one outermost. It also sees the
-// messages that no handler gets, as errors of class ClassValidation.
+// messages that no handler gets, as errors of class validation.
 func (m *Mux) Use(wrap ...Middleware) {
 	m.wrappers = append(m.wrappers, wrap...)
 	m.entry = wrapped(m.dispatch, m.wrappers)
@@ -80,8 +83,8 @@ func wrapped(h Handler, wrap []Middleware) Handler {
 	return h
 }
 
-// Process implements Processor, one message after the other. A panic becomes a
-// *PanicError. Results of handlers whose context a draining consumer has cancelled are
+// Process implements Processor, one message after the other. A panic counts as
+// an unmarked error. Results of handlers whose context a draining consumer has cancelled are
 // marked with ErrDraining.
 func (m *Mux) Process(ctx context.Context, msgs []*Message) []error {
 	results := make([]error, len(msgs))
@@ -95,7 +98,7 @@ func (m *Mux) one(ctx context.Context, msg *Message) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("%w: not started: %w", ErrDraining, context.Cause(ctx))
 	}
-	err := m.safely(NewContext(ctx, msg), msg)
+	err := m.safely(base.NewContext(ctx, msg), msg)
 	if err != nil && errors.Is(context.Cause(ctx), ErrDraining) {
 		return fmt.Errorf("%w: %w", ErrDraining, err)
 	}
@@ -105,7 +108,7 @@ func (m *Mux) one(ctx context.Context, msg *Message) error {
 func (m *Mux) safely(ctx context.Context, msg *Message) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			err = &PanicError{Value: v, Stack: debug.Stack()}
+			err = &base.Panic{Value: v, Stack: debug.Stack()}
 		}
 	}()
 	return m.entry(ctx, msg)

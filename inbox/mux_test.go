@@ -10,6 +10,8 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/internal/base"
 	"github.com/holdfast-go/holdfast/internal/ids"
 )
 
@@ -52,7 +54,7 @@ func TestMuxRoutesByName(t *testing.T) {
 		message("order.unknown", `{}`),
 		message("order.placed.v2", `{"number":"2","more":true}`),
 	})
-	if results[0] != nil || results[2] != nil || inbox.Classify(results[1]).Class != inbox.ClassValidation {
+	if results[0] != nil || results[2] != nil || driver.Classify(results[1]).Class != driver.ClassValidation {
 		t.Errorf("results = %v", results)
 	}
 	if want := []string{"order.placed 1", "order.placed.v2 2"}; !slices.Equal(got, want) {
@@ -118,14 +120,14 @@ func TestMuxRecoversPanics(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := process(t, mux, message("a", `{}`))
-	caught, ok := errors.AsType[*inbox.PanicError](err)
+	caught, ok := errors.AsType[*base.Panic](err)
 	if !ok || !strings.Contains(string(caught.Stack), "TestMuxRecoversPanics") {
 		t.Fatalf("error = %v", err)
 	}
 	if strings.Contains(err.Error(), "mux_test.go") {
 		t.Error("the stack is in the error's text")
 	}
-	if f := inbox.Classify(err); f.Class != inbox.ClassDefault || f.Action != inbox.ActionRetry {
+	if f := driver.Classify(err); f.Class != driver.ClassDefault || f.Action != driver.ActionRetry {
 		t.Errorf("classified %+v", f)
 	}
 }
@@ -143,7 +145,7 @@ func TestMuxDraining(t *testing.T) {
 	}
 	results := mux.Process(ctx, []*inbox.Message{message("a", `{}`), message("a", `{}`)})
 	for i, err := range results {
-		if f := inbox.Classify(err); f.Action != inbox.ActionReturn || f.Counted {
+		if f := driver.Classify(err); f.Action != driver.ActionReturn || f.Counted {
 			t.Errorf("message %d: %v classified %+v", i, err, f)
 		}
 	}
@@ -170,7 +172,7 @@ func TestBlocking(t *testing.T) {
 	if !errors.Is(err, down) || ran {
 		t.Errorf("error %v, ran %v", err, ran)
 	}
-	if f := inbox.Classify(err); f.Action != inbox.ActionRetry || f.Counted || !f.Unlimited {
+	if f := driver.Classify(err); f.Action != driver.ActionRetry || f.Counted || !f.Unlimited {
 		t.Errorf("a limiter that is down costs the message an attempt: %+v", f)
 	}
 }
@@ -188,8 +190,8 @@ func TestMessageValidate(t *testing.T) {
 		"no UTF-8":  {ID: ids.New(), Name: "\xff"},
 		"long name": {ID: ids.New(), Name: strings.Repeat("n", 256)},
 	} {
-		f := inbox.Classify(m.Validate())
-		if f.Class != inbox.ClassValidation || f.Action != inbox.ActionDead {
+		f := driver.Classify(m.Validate())
+		if f.Class != driver.ClassValidation || f.Action != driver.ActionDead {
 			t.Errorf("%s: %+v", name, f)
 		}
 	}
@@ -203,7 +205,7 @@ func TestFallback(t *testing.T) {
 	mux := inbox.NewMux()
 	m := &inbox.Message{ID: ids.New(), Name: "unknown"}
 	one := func() error { return mux.Process(t.Context(), []*inbox.Message{m})[0] }
-	if f := inbox.Classify(one()); f.Class != inbox.ClassValidation || f.Action != inbox.ActionDead {
+	if f := driver.Classify(one()); f.Class != driver.ClassValidation || f.Action != driver.ActionDead {
 		t.Errorf("without a fallback: %+v", f)
 	}
 	mux.Fallback(func(context.Context, *inbox.Message) error { return nil })
@@ -211,7 +213,7 @@ func TestFallback(t *testing.T) {
 		t.Errorf("passed over: %v", err)
 	}
 	m.ID = uuid.Nil
-	if f := inbox.Classify(one()); f.Class != inbox.ClassValidation {
+	if f := driver.Classify(one()); f.Class != driver.ClassValidation {
 		t.Errorf("without an id: %+v", f)
 	}
 }

@@ -63,14 +63,14 @@ func runDead(ctx context.Context, c *commandContext, args []string) (int, error)
 		err = stores.change(ctx, c.stdout, f, "retried", func(ctx context.Context, filter outboxpgx.Filter) (int64, error) {
 			return stores.outbox.Retry(ctx, filter, outboxpgx.RetryOptions{By: f.by, Reason: f.reason, Force: f.force})
 		}, stores.recorded(f, verb, func(ctx context.Context, filter inbox.Filter) (int, error) {
-			replayed, err := stores.inbox.Retry(ctx, filter, inbox.Replay{By: f.by, Reason: f.reason, Force: f.force})
+			replayed, err := stores.inbox.Replay(ctx, filter, inbox.Replay{By: f.by, Reason: f.reason, Force: f.force})
 			return replayed.Returned, err
 		}))
 	case "remove":
 		err = stores.change(ctx, c.stdout, f, "removed", func(ctx context.Context, filter outboxpgx.Filter) (int64, error) {
 			return stores.outbox.Remove(ctx, filter, outboxpgx.RemoveOptions{By: f.by, Reason: f.reason})
 		}, stores.recorded(f, verb, func(ctx context.Context, filter inbox.Filter) (int, error) {
-			return stores.inbox.Remove(ctx, filter, inbox.Removal{By: f.by, Reason: f.reason})
+			return stores.inbox.Remove(ctx, filter, f.by, f.reason)
 		}))
 	}
 	if err != nil {
@@ -176,7 +176,7 @@ func (s deadStores) list(ctx context.Context, w io.Writer, f deadFilter, whole b
 			return err
 		}
 		for _, d := range letters {
-			printDead(w, "inbox", d.Message.ID, d.Message.Name, d.Class, d.Attempts, d.LastFailedAt, d.Error)
+			printDead(w, "inbox", d.Message.ID, d.Message.Name, d.Class, d.Attempts, d.FailedAt, d.Error)
 			if whole {
 				printContent(w, d.Message.Headers, d.Message.Body)
 			}

@@ -23,13 +23,13 @@ func TestAudit(t *testing.T) {
 	}
 	var log logBuffer
 	letters := newDeadLetters(t, b, inboxamqp.DeadLettersConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	if _, err := letters.Retry(t.Context(), inbox.Filter{}, inbox.Replay{DryRun: true}); err != nil || log.String() != "" {
+	if _, err := letters.Replay(t.Context(), inbox.Filter{}, inbox.Replay{DryRun: true}); err != nil || log.String() != "" {
 		t.Fatalf("a dry run: %v, log %q", err, log.String())
 	}
-	if _, err := letters.Retry(t.Context(), inbox.Filter{Limit: 1}, inbox.Replay{By: "ann", Reason: "mended"}); err != nil {
+	if _, err := letters.Replay(t.Context(), inbox.Filter{Limit: 1}, inbox.Replay{By: "ann", Reason: "mended"}); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := letters.Remove(t.Context(), inbox.Filter{Class: "default"}, inbox.Removal{By: "bob"}); err != nil || n != 2 {
+	if n, err := letters.Remove(t.Context(), inbox.Filter{Class: "default"}, "bob", ""); err != nil || n != 2 {
 		t.Fatal(n, err)
 	}
 	for _, want := range []string{
@@ -41,11 +41,11 @@ func TestAudit(t *testing.T) {
 		}
 	}
 	for name, err := range map[string]error{
-		"nobody removes":      second(letters.Remove(t.Context(), inbox.Filter{}, inbox.Removal{})),
-		"nobody returns":      second(letters.Retry(t.Context(), inbox.Filter{}, inbox.Replay{})),
-		"two lines":           second(letters.Remove(t.Context(), inbox.Filter{}, inbox.Removal{By: "a\nb"})),
-		"a very long reason":  second(letters.Retry(t.Context(), inbox.Filter{}, inbox.Replay{By: "a", Reason: strings.Repeat("r", 1001)})),
-		"a name of 129 bytes": second(letters.Remove(t.Context(), inbox.Filter{}, inbox.Removal{By: strings.Repeat("a", 129)})),
+		"nobody removes":      second(letters.Remove(t.Context(), inbox.Filter{}, "", "")),
+		"nobody returns":      second(letters.Replay(t.Context(), inbox.Filter{}, inbox.Replay{})),
+		"two lines":           second(letters.Remove(t.Context(), inbox.Filter{}, "a\nb", "")),
+		"a very long reason":  second(letters.Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "a", Reason: strings.Repeat("r", 1001)})),
+		"a name of 129 bytes": second(letters.Remove(t.Context(), inbox.Filter{}, strings.Repeat("a", 129), "")),
 	} {
 		if err == nil {
 			t.Errorf("%s: no error", name)

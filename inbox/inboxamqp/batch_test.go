@@ -176,7 +176,7 @@ func TestRecoverableFailuresAreSpared(t *testing.T) {
 		}
 		return errBroken
 	}
-	consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: inbox.RetryPolicy{MaxRetries: 2, Delay: 20 * time.Millisecond, MaxDelay: 40 * time.Millisecond}})
+	consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: inbox.RetryPolicy{MaxAttempts: 3, BaseDelay: 20 * time.Millisecond, MaxDelay: 40 * time.Millisecond}})
 	b.Publish(t, "", "orders", order())
 	dead := b.Take(t, "failed.default", 1, patience)[0]
 	if dead.Headers["holdfast-attempt"] != "7" {
@@ -224,7 +224,7 @@ func TestHandlerTimeout(t *testing.T) {
 		}
 		return context.Cause(ctx)
 	}), inboxamqp.Config{
-		Queue: "orders", Retry: inbox.RetryPolicy{MaxRetries: -1}, HandlerTimeout: 50 * time.Millisecond,
+		Queue: "orders", Retry: inbox.RetryPolicy{MaxAttempts: 1}, HandlerTimeout: 50 * time.Millisecond,
 		Logger: slog.New(slog.NewTextHandler(&log, nil)),
 	})
 	if err != nil {

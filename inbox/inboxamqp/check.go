@@ -10,6 +10,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 	"github.com/holdfast-go/holdfast/internal/check"
 )
@@ -58,7 +59,7 @@ func (c *Consumer) Check(ctx context.Context) ([]Finding, error) {
 // checkTimes compares what the Config promises.
 func (c *Consumer) checkTimes() []Finding {
 	var findings []Finding
-	if window := c.cfg.Retry.Horizon() + c.cfg.DeadLetterAge; c.cfg.Retention < window {
+	if window := driver.Horizon(c.cfg.Retry) + c.cfg.DeadLetterAge; c.cfg.Retention < window {
 		findings = append(findings, Finding{
 			Component: component,
 			Problem: fmt.Sprintf("a message may be retried and replayed for %v, and is remembered for %v: after that it takes effect again",

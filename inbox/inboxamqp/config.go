@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -14,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 )
 
 const scope = "github.com/holdfast-go/holdfast/inbox/inboxamqp"
@@ -59,7 +59,7 @@ type Config struct {
 	// Concurrency to 2000. 0 means twice Concurrency times Batch, or 2000 if that is less.
 	Prefetch int
 	// MaxBodyBytes is the largest body that is processed; a larger message is a dead letter
-	// of class validation. 0 means inbox.MaxBodyBytes.
+	// of class validation. 0 means driver.MaxBodyBytes.
 	MaxBodyBytes int
 
 	// HandlerTimeout bounds the work on one message, waiting for a rate limit included. A batch
@@ -76,7 +76,7 @@ type Config struct {
 	// do not multiply when the consumer dies between the retry and its acknowledgement, and
 	// a message during which the process ends again and again is not run any more. It is
 	// asked for no message that goes well at its first delivery. Nil means none.
-	Ledger inbox.Ledger
+	Ledger driver.Ledger
 	// MaxCrashes is how many times in a row the process may end while a message is being
 	// processed, before that is a dead letter of class quarantined. The first time is not
 	// known and not among them. From the second time on the message runs alone. 0 means 5.
@@ -104,7 +104,7 @@ type Config struct {
 	// validation goes to <prefix>failed.validation.
 	DeadLetterPrefix string
 	// Classes are the classes with a dead-letter queue of their own, besides the four of
-	// package inbox. A failure of any other class goes to the queue of inbox.ClassDefault.
+	// package inbox. A failure of any other class goes to the queue of driver.ClassDefault.
 	Classes []string
 
 	// Bindings are made by Setup, and by nothing else.
@@ -146,8 +146,8 @@ func (c Config) withDefaults() Config {
 	c.MaxCrashes = cmp.Or(c.MaxCrashes, 5)
 	c.Retention = cmp.Or(c.Retention, 8*day)
 	c.DeadLetterAge = cmp.Or(c.DeadLetterAge, 5*day)
-	c.MaxBodyBytes = cmp.Or(c.MaxBodyBytes, inbox.MaxBodyBytes)
-	c.Retry = c.Retry.WithDefaults()
+	c.MaxBodyBytes = cmp.Or(c.MaxBodyBytes, driver.MaxBodyBytes)
+	c.Retry = driver.RetryDefaults(c.Retry)
 	c.QueueType = cmp.Or(c.QueueType, Quorum)
 	c.ShutdownTimeout = cmp.Or(c.ShutdownTimeout, 60*time.Second)
 	c.CallTimeout = cmp.Or(c.CallTimeout, 5*time.Second)
@@ -217,7 +217,7 @@ func (c Config) validate() error {
 			fail("Bindings[%d] names no exchange, or has a name of more than %d bytes", i, maxShort)
 		}
 	}
-	return errors.Join(errors.Join(problems...), c.Retry.Validate(), c.KillSwitch.validate(), validateClasses(c.DeadLetterPrefix, c.Classes))
+	return errors.Join(errors.Join(problems...), driver.CheckRetry(c.Retry), c.KillSwitch.validate(), validateClasses(c.DeadLetterPrefix, c.Classes))
 }
 
 func validateClasses(prefix string, classes []string) error {
@@ -226,16 +226,9 @@ func validateClasses(prefix string, classes []string) error {
 		problems = append(problems, errors.New("inboxamqp: the dead-letter prefix has more than 128 bytes"))
 	}
 	for _, class := range classes {
-		if !inbox.ValidClass(class) {
+		if !driver.ValidClass(class) {
 			problems = append(problems, fmt.Errorf("inboxamqp: Classes: %q is no valid class", class))
 		}
 	}
 	return errors.Join(problems...)
-}
-
-// allClasses are the classes with a dead-letter queue, without repetition.
-func allClasses(own []string) []string {
-	classes := append([]string{inbox.ClassDefault, inbox.ClassValidation, inbox.ClassUnrecoverable, inbox.ClassQuarantined}, own...)
-	slices.Sort(classes)
-	return slices.Compact(classes)
 }

@@ -12,6 +12,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/ids"
@@ -154,7 +155,7 @@ func TestPanic(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
 	r := consume(t, b, processorFunc(func(context.Context, *inbox.Message) error { panic("lost") }),
-		inboxamqp.Config{Queue: "orders", Retry: inbox.RetryPolicy{MaxRetries: -1}})
+		inboxamqp.Config{Queue: "orders", Retry: inbox.RetryPolicy{MaxAttempts: 1}})
 	b.Publish(t, "", "orders", order())
 	b.Take(t, "failed.default", 1, patience)
 	if err := r.Ready(t.Context()); err != nil {
@@ -167,7 +168,7 @@ func TestGoexit(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
 	r := consume(t, b, processorFunc(func(context.Context, *inbox.Message) error { runtime.Goexit(); return nil }),
-		inboxamqp.Config{Queue: "orders", Concurrency: 1, Retry: inbox.RetryPolicy{MaxRetries: -1}})
+		inboxamqp.Config{Queue: "orders", Concurrency: 1, Retry: inbox.RetryPolicy{MaxAttempts: 1}})
 	b.Publish(t, "", "orders", order())
 	b.Publish(t, "", "orders", order())
 	for _, letter := range b.Take(t, "failed.default", 2, patience) {
@@ -187,7 +188,7 @@ func TestSetupAndCheck(t *testing.T) {
 	})
 	findings, err := c.Check(t.Context())
 	// The queue, three steps of three with one shared bound, four classes, one exchange.
-	if want := 1 + len(quick.Steps()) + 4 + 1; err != nil || len(findings) != want {
+	if want := 1 + len(driver.Steps(quick)) + 4 + 1; err != nil || len(findings) != want {
 		t.Fatalf("%d findings, want %d: %v, error %v", len(findings), want, findings, err)
 	}
 	if err := c.Setup(t.Context()); err == nil || !strings.Contains(err.Error(), `"events"`) || !strings.Contains(err.Error(), "outboxamqp.Publisher.Setup") {

@@ -8,6 +8,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
@@ -44,11 +45,11 @@ func duplicate(d amqp.Delivery) amqp.Publishing {
 // whose value would fill the copy.
 func credible(value any) bool {
 	text, ok := wire.HeaderString(value)
-	return ok && len(text) <= inbox.MaxErrorBytes // the error is the longest
+	return ok && len(text) <= driver.MaxErrorBytes // the error is the longest
 }
 
 // retryCopy is the next attempt of a message.
-func retryCopy(d amqp.Delivery, m *inbox.Message, decision inbox.Decision, now time.Time) amqp.Publishing {
+func retryCopy(d amqp.Delivery, m *inbox.Message, decision driver.Decision, now time.Time) amqp.Publishing {
 	p := duplicate(d)
 	if isDead(d) { // one that came back is none any more
 		revive(p.Headers, m.Replays)
@@ -95,7 +96,7 @@ func deadCopy(d amqp.Delivery, dead inbox.DeadLetter) amqp.Publishing {
 	p.Headers[wire.HeaderClass] = dead.Class
 	p.Headers[wire.HeaderError] = dead.Error
 	p.Headers[wire.HeaderFirstFailed] = timeText(dead.FirstFailedAt)
-	p.Headers[wire.HeaderLastFailed] = timeText(dead.LastFailedAt)
+	p.Headers[wire.HeaderLastFailed] = timeText(dead.FailedAt)
 	p.Headers[wire.HeaderConsumer] = dead.Consumer
 	p.Headers[wire.HeaderOrigin] = dead.Message.Queue
 	return p
@@ -134,7 +135,7 @@ func readDead(d amqp.Delivery, class string) inbox.DeadLetter {
 		Class:         class,
 		Attempts:      m.Attempt,
 		FirstFailedAt: m.FirstFailedAt,
-		LastFailedAt:  timeHeader(d, wire.HeaderLastFailed),
+		FailedAt:      timeHeader(d, wire.HeaderLastFailed),
 		Error:         header(d, wire.HeaderError),
 		Consumer:      header(d, wire.HeaderConsumer),
 	}

@@ -12,6 +12,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 )
 
@@ -21,6 +22,8 @@ type DeadLettersConfig struct {
 	Prefix string
 	// Classes are the Config.Classes of the consumers.
 	Classes []string
+	// Retention is how long the consumers remember what they have processed. Default: 8 days.
+	Retention time.Duration
 	// CallTimeout bounds the dial and every call to the broker. 0 means 10 s.
 	CallTimeout time.Duration
 	// Logger gets a record of each replay and removal, with who asked for it, and tells of faults
@@ -49,6 +52,7 @@ func NewDeadLetters(dial func(ctx context.Context) (*amqp.Connection, error), cf
 	if err != nil {
 		return nil, err
 	}
+	cfg.Retention = cmp.Or(cfg.Retention, driver.DefaultRetention)
 	cfg.CallTimeout = cmp.Or(cfg.CallTimeout, 10*time.Second)
 	cfg.Logger = cmp.Or(cfg.Logger, slog.Default())
 	return &DeadLetters{cfg: cfg, dial: dial}, nil
@@ -77,13 +81,19 @@ func (l *DeadLetters) Show(ctx context.Context, id uuid.UUID) (inbox.DeadLetter,
 	return found[0], nil
 }
 
+// Count implements inbox.DeadLetters.
+func (l *DeadLetters) Count(ctx context.Context, filter inbox.Filter) (int, error) {
+	n, err := l.each(ctx, filter, func(amqp.Delivery, inbox.DeadLetter) (fate, error) { return keep, nil })
+	return n, l.wrap("count", err)
+}
+
 // Remove deletes the selected dead letters and counts them. The log tells who did so, and why.
-func (l *DeadLetters) Remove(ctx context.Context, filter inbox.Filter, how inbox.Removal) (int, error) {
-	if err := how.Validate(); err != nil {
+func (l *DeadLetters) Remove(ctx context.Context, filter inbox.Filter, by, reason string) (int, error) {
+	if err := driver.CheckRemoval(by, reason); err != nil {
 		return 0, l.wrap("remove", err)
 	}
 	n, err := l.each(ctx, filter, func(amqp.Delivery, inbox.DeadLetter) (fate, error) { return remove, nil })
-	l.audit(ctx, "dead letters removed", how.By, how.Reason, filter, err, slog.Int("removed", n))
+	l.audit(ctx, "dead letters removed", by, reason, filter, err, slog.Int("removed", n))
 	return n, l.wrap("remove", err)
 }
 

@@ -11,6 +11,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/ids"
@@ -73,22 +74,22 @@ func TestDeadLetters(t *testing.T) {
 	if _, err := letters.Show(t.Context(), id); !errors.Is(err, inbox.ErrNotFound) {
 		t.Errorf("show: %v", err)
 	}
-	cancelled := list(inbox.Filter{Name: "order.cancelled", Class: inbox.ClassUnrecoverable})
+	cancelled := list(inbox.Filter{Name: "order.cancelled", Class: driver.ClassUnrecoverable})
 	if len(cancelled) != 1 {
 		t.Fatalf("%d dead letters of the name", len(cancelled))
 	}
 	dead, err := letters.Show(t.Context(), cancelled[0].Message.ID)
 	if err != nil || dead.Error != "broken" || dead.Attempts != 1 || dead.Consumer != "billing" || dead.Message.Queue != "orders" ||
-		string(dead.Message.Body) != `{"n":1}` || dead.Message.Headers["tenant"] != "a" || dead.LastFailedAt.IsZero() {
+		string(dead.Message.Body) != `{"n":1}` || dead.Message.Headers["tenant"] != "a" || dead.FailedAt.IsZero() {
 		t.Errorf("dead letter %+v, error %v", dead, err)
 	}
 
-	if n, err := letters.Remove(t.Context(), inbox.Filter{Class: inbox.ClassValidation}, inbox.Removal{By: "test"}); n != 1 || err != nil {
+	if n, err := letters.Remove(t.Context(), inbox.Filter{Class: driver.ClassValidation}, "test", ""); n != 1 || err != nil {
 		t.Errorf("removed %d, error %v", n, err)
 	}
 	broken.Store(false)
 	before := len(got.messages())
-	if n, err := letters.Retry(t.Context(), inbox.Filter{Name: "order.placed"}, inbox.Replay{By: "test"}); n.Returned != 2 || err != nil {
+	if n, err := letters.Replay(t.Context(), inbox.Filter{Name: "order.placed"}, inbox.Replay{By: "test"}); n.Returned != 2 || err != nil {
 		t.Errorf("retried %+v, error %v", n, err)
 	}
 	for _, m := range got.await(t, before+2)[before:] {
@@ -122,7 +123,7 @@ func TestReplayCut(t *testing.T) {
 	}
 	first := make(chan int)
 	go func() {
-		k, _ := letters.Retry(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"})
+		k, _ := letters.Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"})
 		first <- k.Returned
 	}()
 	testenv.Eventually(t, patience, func() error {
@@ -134,7 +135,7 @@ func TestReplayCut(t *testing.T) {
 	proxy.CutConnections()
 	returned := <-first
 	testenv.Eventually(t, patience, func() error {
-		k, err := letters.Retry(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"})
+		k, err := letters.Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"})
 		returned += k.Returned
 		return errors.Join(err, depthIs(t, b, "failed.default", 0))
 	})
@@ -159,7 +160,7 @@ func TestReplayWithoutOrigin(t *testing.T) {
 		b.Publish(t, "", "failed.default", p)
 	}
 	letters := newDeadLetters(t, b, inboxamqp.DeadLettersConfig{})
-	if n, err := letters.Retry(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"}); n != (inbox.Replayed{Returned: 1, Failed: 2}) || err == nil {
+	if n, err := letters.Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"}); n != (inbox.Replayed{Returned: 1, Failed: 2}) || err == nil {
 		t.Errorf("retried %+v, error %v", n, err)
 	}
 	awaitDepth(t, b, "failed.default", 2)
@@ -187,14 +188,17 @@ func TestReplayGuards(t *testing.T) {
 	letters := newDeadLetters(t, b, inboxamqp.DeadLettersConfig{})
 	retry := func(how inbox.Replay, want inbox.Replayed, refused bool) {
 		t.Helper()
-		if got, err := letters.Retry(t.Context(), inbox.Filter{}, how); got != want || errors.Is(err, inbox.ErrOutlived) != refused {
+		if got, err := letters.Replay(t.Context(), inbox.Filter{}, how); got != want || errors.Is(err, inbox.ErrOutlived) != refused {
 			t.Errorf("%+v: %+v, error %v; want %+v", how, got, err, want)
 		}
 	}
 	retry(inbox.Replay{DryRun: true}, inbox.Replayed{Returned: 4, Outlived: 1}, true)
-	retry(inbox.Replay{DryRun: true, Retention: 24 * time.Hour}, inbox.Replayed{Returned: 3, Outlived: 2}, true)
+	day := newDeadLetters(t, b, inboxamqp.DeadLettersConfig{Retention: 24 * time.Hour})
+	if got, err := day.Replay(t.Context(), inbox.Filter{}, inbox.Replay{DryRun: true}); got.Returned != 3 || got.Outlived != 2 || !errors.Is(err, inbox.ErrOutlived) {
+		t.Errorf("with a retention of a day: %+v, %v", got, err)
+	}
 	awaitDepth(t, b, "failed.default", 5)
-	if _, err := letters.Retry(t.Context(), inbox.Filter{}, inbox.Replay{By: "test", PerSecond: -1, Retention: -1}); err == nil {
+	if _, err := letters.Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test", PerSecond: -1}); err == nil {
 		t.Error("a negative rate was accepted")
 	}
 	begun := time.Now()
@@ -224,13 +228,13 @@ func TestReplayIsBoundedAndResumes(t *testing.T) {
 	}
 	letters := newDeadLetters(t, b, inboxamqp.DeadLettersConfig{})
 	first := time.Now()
-	some, err := letters.Retry(ctx, inbox.Filter{}, inbox.Replay{By: "test", PerSecond: 0.1})
+	some, err := letters.Replay(ctx, inbox.Filter{}, inbox.Replay{By: "test", PerSecond: 0.1})
 	if !errors.Is(err, context.Canceled) || some.Returned == 0 || some.Returned == n {
 		t.Fatalf("interrupted: %+v, error %v", some, err)
 	}
 	testenv.Eventually(t, patience, func() error { return depthIs(t, b, "failed.default", n-some.Returned) })
 	testenv.Eventually(t, patience, func() error { return depthIs(t, b, "failed.validation", some.Returned) })
-	rest, err := letters.Retry(t.Context(), inbox.Filter{FailedBefore: first}, inbox.Replay{By: "test"})
+	rest, err := letters.Replay(t.Context(), inbox.Filter{FailedBefore: first}, inbox.Replay{By: "test"})
 	if err != nil || some.Returned+rest.Returned != n {
 		t.Errorf("resumed: %+v after %+v, error %v", rest, some, err)
 	}

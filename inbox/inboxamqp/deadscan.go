@@ -8,6 +8,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
@@ -27,22 +28,22 @@ type visit func(raw amqp.Delivery, dead inbox.DeadLetter) (fate, error)
 
 // each visits the dead letters that the filter selects, and returns how many were deleted.
 func (l *DeadLetters) each(ctx context.Context, filter inbox.Filter, fn visit) (removed int, err error) {
-	if err := filter.Validate(); err != nil {
+	if err := driver.CheckFilter(filter); err != nil {
 		return 0, err
 	}
 	err = amqpconn.Use(ctx, l.dial, l.cfg.CallTimeout, func(conn *amqpconn.Conn) error {
 		s := scan{conn: conn, filter: filter, visit: fn}
 		defer func() { removed = s.removed }()
 		// All are counted first: what is returned from one queue may end in a later one.
-		classes := allClasses(l.cfg.Classes)
+		classes := driver.AllClasses(l.cfg.Classes)
 		depths := make([]int, len(classes))
 		for i, class := range classes {
-			if depths[i], err = depth(conn, inbox.DeadLetterQueue(l.cfg.Prefix, class)); err != nil {
+			if depths[i], err = depth(conn, driver.DeadLetterQueue(l.cfg.Prefix, class)); err != nil {
 				return err
 			}
 		}
 		for i, class := range classes {
-			if err := s.queue(ctx, inbox.DeadLetterQueue(l.cfg.Prefix, class), class, depths[i]); err != nil {
+			if err := s.queue(ctx, driver.DeadLetterQueue(l.cfg.Prefix, class), class, depths[i]); err != nil {
 				return err
 			}
 		}
@@ -160,7 +161,7 @@ func (s *scan) next(ctx context.Context, ch *amqp.Channel, name, class string) (
 		return false, err
 	}
 	dead := readDead(raw, class)
-	if !s.filter.Match(dead) {
+	if !driver.Match(s.filter, dead) {
 		return true, nil
 	}
 	what, err := s.visit(raw, dead)

@@ -18,8 +18,8 @@ func TestDefaults(t *testing.T) {
 		"Retention":       {c.Retention, 8 * 24 * time.Hour},
 		"DeadLetterAge":   {c.DeadLetterAge, 5 * 24 * time.Hour},
 		"ShutdownTimeout": {c.ShutdownTimeout, time.Minute},
-		"MaxRetries":      {c.Retry.MaxRetries, 5},
-		"Delay":           {c.Retry.Delay, time.Second},
+		"MaxAttempts":     {c.Retry.MaxAttempts, 6},
+		"BaseDelay":       {c.Retry.BaseDelay, time.Second},
 		"MaxDelay":        {c.Retry.MaxDelay, time.Minute},
 	} {
 		if value[0] != value[1] {

@@ -64,7 +64,7 @@ var ends = map[string]func() error{
 	"exit":          func() error { runtime.Goexit(); return nil },
 }
 
-var differentialRetry = inbox.RetryPolicy{MaxRetries: 2, Delay: 20 * time.Millisecond, MaxDelay: 40 * time.Millisecond, Jitter: -1}
+var differentialRetry = inbox.RetryPolicy{MaxAttempts: 3, BaseDelay: 20 * time.Millisecond, MaxDelay: 40 * time.Millisecond, Jitter: -1}
 
 // play is one sequence.
 type play struct {
@@ -148,8 +148,8 @@ func (a *actor) log() (lines []string) {
 // deadLetters are what both have.
 type deadLetters interface {
 	List(ctx context.Context, f inbox.Filter) ([]inbox.DeadLetter, error)
-	Retry(ctx context.Context, f inbox.Filter, how inbox.Replay) (inbox.Replayed, error)
-	Remove(ctx context.Context, f inbox.Filter, how inbox.Removal) (int, error)
+	Replay(ctx context.Context, f inbox.Filter, how inbox.Replay) (inbox.Replayed, error)
+	Remove(ctx context.Context, f inbox.Filter, by, reason string) (int, error)
 }
 
 // perform publishes, works on the dead letters and returns what things are like after each step, as
@@ -188,10 +188,10 @@ func (p *play) act(t *testing.T, d deadLetters, work string, random *rand.Rand) 
 		found, err := d.List(t.Context(), f)
 		return what + fmt.Sprint(len(found), err)
 	case "remove":
-		n, err := d.Remove(t.Context(), f, inbox.Removal{By: "test"})
+		n, err := d.Remove(t.Context(), f, "test", "")
 		return what + fmt.Sprint(n, err)
 	default:
-		done, err := d.Retry(t.Context(), f, inbox.Replay{By: "test", DryRun: work == "dry run"})
+		done, err := d.Replay(t.Context(), f, inbox.Replay{By: "test", DryRun: work == "dry run"})
 		return what + fmt.Sprintf("%+v %v", done, err)
 	}
 }

@@ -74,7 +74,7 @@
 //
 // On a lost connection, a closed channel, a deleted queue or a restarted broker the
 // consumer begins a new session, after pauses that grow to 10 seconds. An error that
-// is inbox.ErrUnavailable, for a database that is down, keeps the message. When another one that
+// is inbox.Unavailable, for a database that is down, keeps the message. When another one that
 // began later goes through, the server is there: the message goes behind the others for about two
 // seconds, and the second time has failed by itself, so that its failure is counted as any other.
 // When none goes through within 0.3 seconds, or 16 messages have failed, the consumer pauses: it

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
@@ -68,7 +69,7 @@ func TestDrainBudget(t *testing.T) {
 
 // meetingLedger notes ends of runs only when there are as many at once.
 type meetingLedger struct {
-	inbox.Ledger
+	driver.Ledger
 	missing, timedOut atomic.Int64
 	all               chan struct{}
 }

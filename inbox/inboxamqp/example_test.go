@@ -38,13 +38,13 @@ func ExampleNewConsumer() {
 	// Output: <nil>
 }
 
-func ExampleDeadLetters_Retry() {
+func ExampleDeadLetters_Replay() {
 	dial := func(context.Context) (*amqp.Connection, error) { return amqp.Dial("amqp://localhost/") }
 	letters, err := inboxamqp.NewDeadLetters(dial, inboxamqp.DeadLettersConfig{})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	n, err := letters.Retry(context.Background(), inbox.Filter{Name: "order.placed"}, inbox.Replay{By: "ops", Reason: "the payment service is back", PerSecond: 50})
+	n, err := letters.Replay(context.Background(), inbox.Filter{Name: "order.placed"}, inbox.Replay{By: "ops", Reason: "the payment service is back", PerSecond: 50})
 	fmt.Println(n.Returned, "returned to their queues", err)
 }

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 )
 
 // healthInterval is how often Config.Health is asked while messages are consumed.
@@ -64,10 +64,10 @@ func newGate(k KillSwitch) *gate {
 }
 
 // suspicious are the failures that may not be the message's own.
-func suspicious(f inbox.Failure) bool { return f.Action == inbox.ActionRetry && f.Counted }
+func suspicious(f driver.Failure) bool { return f.Action == driver.ActionRetry && f.Counted }
 
 // note takes an outcome in and reports whether it is time to pause. Then it begins anew.
-func (g *gate) note(f inbox.Failure) (trip bool) {
+func (g *gate) note(f driver.Failure) (trip bool) {
 	if g.ratio == 0 {
 		return false
 	}

@@ -32,7 +32,7 @@ func TestKillSwitch(t *testing.T) {
 	got := recorder{fail: failWhile(&failing, errBroken)}
 	r := consume(t, b, &got, inboxamqp.Config{
 		Queue: "orders", Concurrency: 2, KillSwitch: inboxamqp.KillSwitch{Ratio: 0.5, Window: 10},
-		Retry: inbox.RetryPolicy{Delay: 20 * time.Second},
+		Retry: inbox.RetryPolicy{BaseDelay: 20 * time.Second},
 	})
 	const n = 100
 	for range n {
@@ -69,7 +69,7 @@ func TestKillSwitchSpares(t *testing.T) {
 		}
 		return nil
 	}), inboxamqp.Config{
-		Queue: "orders", KillSwitch: inboxamqp.KillSwitch{Ratio: 0.5, Window: 10}, Retry: inbox.RetryPolicy{MaxRetries: -1},
+		Queue: "orders", KillSwitch: inboxamqp.KillSwitch{Ratio: 0.5, Window: 10}, Retry: inbox.RetryPolicy{MaxAttempts: 1},
 	})
 	for range 60 {
 		b.Publish(t, "", "orders", order())

@@ -32,7 +32,7 @@ func TestGoexitOfManyKinds(t *testing.T) {
 			b := amqptest.New(t)
 			cfg.Queue, cfg.Concurrency = "orders", 1
 			cfg.Retry = quick
-			cfg.Retry.MaxRetries = 1
+			cfg.Retry.MaxAttempts = 2
 			r := consume(t, b, goneProcessor(), cfg)
 			const n = 12
 			for range n {
@@ -59,7 +59,7 @@ func TestGoexitKeepsTheNumberOfWorkers(t *testing.T) {
 	const workers, gone = 3, 20
 	var begun atomic.Int64
 	entered, release := make(chan struct{}, 2*workers), make(chan struct{})
-	cfg := inboxamqp.Config{Queue: "orders", Concurrency: workers, Retry: inbox.RetryPolicy{MaxRetries: -1}}
+	cfg := inboxamqp.Config{Queue: "orders", Concurrency: workers, Retry: inbox.RetryPolicy{MaxAttempts: 1}}
 	r := consume(t, b, processorFunc(func(_ context.Context, m *inbox.Message) error {
 		if m.Name != "gone" {
 			begun.Add(1)

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 const patience = testenv.Patience
 
 // quick is a policy with three retries soon after one another.
-var quick = inbox.RetryPolicy{MaxRetries: 3, Delay: 100 * time.Millisecond, Multiplier: 2, MaxDelay: 500 * time.Millisecond}
+var quick = inbox.RetryPolicy{MaxAttempts: 4, BaseDelay: 100 * time.Millisecond, Multiplier: 2, MaxDelay: 500 * time.Millisecond}
 
 // processorFunc is a Processor of one function per message.
 type processorFunc func(ctx context.Context, m *inbox.Message) error

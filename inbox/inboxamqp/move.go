@@ -10,7 +10,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
@@ -89,7 +89,7 @@ func (r *run) refused(t transfer, err error) {
 func (r *run) later(d *delivery, pause time.Duration, byRetryQueue bool) {
 	if byRetryQueue {
 		copied := duplicate(d.raw)
-		step, rest := r.c.cfg.Retry.Cover(pause)
+		step, rest := driver.Cover(r.c.cfg.Retry, pause)
 		setWait(copied, rest)
 		if r.replace(d, retryQueue(r.c.cfg.Queue, step), copied) {
 			return
@@ -128,8 +128,8 @@ func (r *run) publish(queue string, copied amqp.Publishing) error {
 
 // deadLetterQueue is the queue of a class that has one, else that of the default class.
 func (r *run) deadLetterQueue(class string) string {
-	if !slices.Contains(allClasses(r.c.cfg.Classes), class) {
-		class = inbox.ClassDefault
+	if !slices.Contains(driver.AllClasses(r.c.cfg.Classes), class) {
+		class = driver.ClassDefault
 	}
-	return inbox.DeadLetterQueue(r.c.cfg.DeadLetterPrefix, class)
+	return driver.DeadLetterQueue(r.c.cfg.DeadLetterPrefix, class)
 }

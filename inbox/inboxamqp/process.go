@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/internal/base"
 )
 
 // stuckGrace is how long a handler may take to notice that its context was cancelled.
@@ -81,7 +82,7 @@ func (r *run) call(ctx context.Context, msgs []*inbox.Message, answers []error) 
 	}()
 	defer func() {
 		if v := recover(); v != nil {
-			copy(answers, same(len(msgs), &inbox.PanicError{Value: v, Stack: debug.Stack()}))
+			copy(answers, same(len(msgs), &base.Panic{Value: v, Stack: debug.Stack()}))
 		}
 	}()
 	results := r.c.processor.Process(ctx, msgs)

@@ -9,6 +9,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -42,7 +43,7 @@ func TestDeadLetterQueueTakesNone(t *testing.T) {
 						return got.Process(ctx, []*inbox.Message{m})[0]
 					}), inboxamqp.Config{Queue: "orders", Retry: quick, QueueType: kind})
 					if retries {
-						for _, step := range quick.Steps() {
+						for _, step := range driver.Steps(quick) {
 							b.Queue(t, fmt.Sprintf("orders.retry.%d", step.Milliseconds()), amqp.Table{
 								"x-message-ttl": step.Milliseconds(), "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "orders",
 							})

@@ -12,24 +12,25 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
-// Retry returns the selected dead letters to the queues they came from, as messages that
+// Replay returns the selected dead letters to the queues they came from, as messages that
 // were never tried. It goes no further than what is there when it begins. Each leaves its
 // dead-letter queue once the broker has confirmed it in the other. One that cannot be
 // returned stays, the others go on, and the error tells of the first. The log tells who did so,
 // and why.
 //
-// A replay that ended early, by ctx or a lost connection, is resumed by calling Retry again.
+// A replay that ended early, by ctx or a lost connection, is resumed by calling Replay again.
 // Of two calls at the same time each takes what the other does not hold, and no more than it
 // found when it began. What was returned and has failed once more lies there again then; a Filter.FailedBefore of
 // the time of the first call leaves that out. A replay that takes longer than the broker's
 // consumer_timeout, 30 minutes, is ended by it.
-func (l *DeadLetters) Retry(ctx context.Context, filter inbox.Filter, how inbox.Replay) (inbox.Replayed, error) {
-	if err := how.Validate(); err != nil {
-		return inbox.Replayed{}, l.wrap("retry", err)
+func (l *DeadLetters) Replay(ctx context.Context, filter inbox.Filter, how inbox.Replay) (inbox.Replayed, error) {
+	if err := driver.CheckReplay(how); err != nil {
+		return inbox.Replayed{}, l.wrap("replay", err)
 	}
 	publisher := amqpconn.NewPublisher(amqpconn.PublisherConfig{
 		Dial: l.dial, Timeout: l.cfg.CallTimeout, Logger: l.cfg.Logger.With(slog.String("component", component)),
@@ -42,7 +43,7 @@ func (l *DeadLetters) Retry(ctx context.Context, filter inbox.Filter, how inbox.
 	defer running.Wait()
 	defer cancel()
 
-	r := replay{how: how, publisher: publisher}
+	r := replay{how: how, retention: l.cfg.Retention, publisher: publisher}
 	_, err := l.each(ctx, filter, func(raw amqp.Delivery, dead inbox.DeadLetter) (fate, error) { return r.visit(ctx, raw, dead) })
 	if r.done.Outlived > 0 {
 		r.refused = errors.Join(r.refused, fmt.Errorf("%d messages: %w", r.done.Outlived, inbox.ErrOutlived))
@@ -51,12 +52,13 @@ func (l *DeadLetters) Retry(ctx context.Context, filter inbox.Filter, how inbox.
 		l.audit(ctx, "dead letters returned", how.By, how.Reason, filter, err,
 			slog.Int("returned", r.done.Returned), slog.Int("outlived", r.done.Outlived), slog.Int("failed", r.done.Failed))
 	}
-	return r.done, l.wrap("retry", errors.Join(err, r.refused))
+	return r.done, l.wrap("replay", errors.Join(err, r.refused))
 }
 
-// replay is one call of Retry.
+// replay is one call of Replay.
 type replay struct {
 	how       inbox.Replay
+	retention time.Duration
 	publisher *amqpconn.Publisher
 	done      inbox.Replayed
 	refused   error // the first reason why a message stays
@@ -64,7 +66,7 @@ type replay struct {
 
 func (r *replay) visit(ctx context.Context, raw amqp.Delivery, dead inbox.DeadLetter) (fate, error) {
 	switch {
-	case r.how.Refuses(dead, time.Now()):
+	case driver.Outlived(r.how, dead, r.retention, time.Now()):
 		r.done.Outlived++
 		return passOver, nil
 	case dead.Message.Queue == "":
@@ -73,7 +75,7 @@ func (r *replay) visit(ctx context.Context, raw amqp.Delivery, dead inbox.DeadLe
 		r.done.Returned++
 		return keep, nil
 	}
-	if pause := r.how.Pause(); pause > 0 && r.done.Returned > 0 {
+	if pause := driver.Pause(r.how); pause > 0 && r.done.Returned > 0 {
 		if err := runloop.Sleep(ctx, pause); err != nil {
 			return passOver, err
 		}

@@ -25,11 +25,11 @@ func TestReplayInPortions(t *testing.T) {
 	for _, want := range []inbox.Replayed{
 		{Returned: 2, Outlived: 2, Failed: 1}, {Returned: 1, Outlived: 2, Failed: 1}, {Outlived: 2, Failed: 1},
 	} {
-		dry, err := letters.Retry(t.Context(), inbox.Filter{Limit: 2}, inbox.Replay{DryRun: true})
+		dry, err := letters.Replay(t.Context(), inbox.Filter{Limit: 2}, inbox.Replay{DryRun: true})
 		if dry != want || !errors.Is(err, inbox.ErrOutlived) {
 			t.Errorf("dry run: %+v, error %v; want %+v", dry, err, want)
 		}
-		if got, err := letters.Retry(t.Context(), inbox.Filter{Limit: 2}, inbox.Replay{By: "test"}); got != want || err == nil {
+		if got, err := letters.Replay(t.Context(), inbox.Filter{Limit: 2}, inbox.Replay{By: "test"}); got != want || err == nil {
 			t.Errorf("returned %+v, error %v; want %+v", got, err, want)
 		}
 	}
@@ -43,10 +43,10 @@ func TestNegativeLimit(t *testing.T) {
 	b.Publish(t, "", "failed.default", deadOrder(0))
 	letters := newDeadLetters(t, b, inboxamqp.DeadLettersConfig{})
 	filter := inbox.Filter{Limit: -1}
-	if n, err := letters.Remove(t.Context(), filter, inbox.Removal{By: "test"}); n != 0 || err == nil {
+	if n, err := letters.Remove(t.Context(), filter, "test", ""); n != 0 || err == nil {
 		t.Errorf("removed %d, error %v", n, err)
 	}
-	if n, err := letters.Retry(t.Context(), filter, inbox.Replay{By: "test"}); n.Returned != 0 || err == nil {
+	if n, err := letters.Replay(t.Context(), filter, inbox.Replay{By: "test"}); n.Returned != 0 || err == nil {
 		t.Errorf("returned %+v, error %v", n, err)
 	}
 	if found, err := letters.List(t.Context(), filter); len(found) != 0 || err == nil {

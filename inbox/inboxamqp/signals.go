@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/telemetry"
 )
 
@@ -89,7 +90,7 @@ func (s *signals) span(ctx context.Context, msgs []*inbox.Message) (context.Cont
 	return ctx, func(results []error) {
 		for _, err := range results {
 			if err != nil {
-				span.SetStatus(codes.Error, inbox.Classify(err).Class)
+				span.SetStatus(codes.Error, driver.Classify(err).Class)
 				break
 			}
 		}

@@ -13,6 +13,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -210,11 +211,11 @@ func TestShutdownWhileOthersHang(t *testing.T) {
 
 // hangingLedger answers nothing.
 type hangingLedger struct {
-	inbox.Ledger
+	driver.Ledger
 	wait func()
 }
 
-func (l hangingLedger) Look(context.Context, string, uuid.UUID) (inbox.LedgerEntry, error) {
+func (l hangingLedger) Look(context.Context, string, uuid.UUID) (driver.LedgerEntry, error) {
 	l.wait()
-	return inbox.LedgerEntry{}, errBroken
+	return driver.LedgerEntry{}, errBroken
 }

@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 )
 
 const (
@@ -29,7 +29,7 @@ const (
 // held is a message that could not be processed, for want of a server as it seems.
 type held struct {
 	d      *delivery
-	f      inbox.Failure
+	f      driver.Failure
 	failed uint64 // on the run's clock
 	since  time.Time
 	struck bool // it has failed like this before, while others went through
@@ -133,7 +133,7 @@ func (t *trial) close() {
 
 // unavailable deals with a message that could not be processed. One of a batch is only
 // suspected: it must fail alone.
-func (r *run) unavailable(d *delivery, f inbox.Failure) {
+func (r *run) unavailable(d *delivery, f driver.Failure) {
 	if d.batched {
 		r.suspects.Suspect(d.msg.ID)
 		d.giveBack()
@@ -163,7 +163,7 @@ func (s *session) passed(began uint64) {
 			continue
 		}
 		own := h.f
-		own.Action, own.Counted, own.Unavailable = inbox.ActionRetry, true, false
+		own.Action, own.Counted, own.Unavailable = driver.ActionRetry, true, false
 		s.r.aside.start(func() { // it may wait for the broker
 			s.r.settle(h.d, own)
 			s.r.suspects.Strike(h.d.msg.ID) // one is enough for its next attempt

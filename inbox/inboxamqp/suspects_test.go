@@ -36,7 +36,7 @@ func TestPoisonLikeAnOutage(t *testing.T) {
 				}
 				return nil
 			}}
-			cfg.Queue, cfg.Retry = "orders", inbox.RetryPolicy{MaxRetries: 1, Delay: 100 * time.Millisecond}
+			cfg.Queue, cfg.Retry = "orders", inbox.RetryPolicy{MaxAttempts: 2, BaseDelay: 100 * time.Millisecond}
 			c := newConsumer(t, b.Dial, &got, cfg)
 			if err := c.Setup(t.Context()); err != nil {
 				t.Fatal(err)
@@ -214,7 +214,7 @@ func TestManyPoisonsLikeAnOutage(t *testing.T) {
 				return nil
 			}}
 			c := newConsumer(t, b.Dial, &got, inboxamqp.Config{
-				Queue: "orders", QueueType: kind, Retry: inbox.RetryPolicy{MaxRetries: 1, Delay: 100 * time.Millisecond},
+				Queue: "orders", QueueType: kind, Retry: inbox.RetryPolicy{MaxAttempts: 2, BaseDelay: 100 * time.Millisecond},
 			})
 			if err := c.Setup(t.Context()); err != nil {
 				t.Fatal(err)

@@ -8,7 +8,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 )
 
@@ -26,7 +26,7 @@ type queueSpec struct {
 // queues returns all queues the consumer needs, its own first.
 func (c *Consumer) queues() []queueSpec {
 	specs := []queueSpec{{c.cfg.Queue, amqp.Table{}}}
-	for _, delay := range c.cfg.Retry.Steps() {
+	for _, delay := range driver.Steps(c.cfg.Retry) {
 		args := amqp.Table{
 			"x-message-ttl":             delay.Milliseconds(),
 			"x-dead-letter-exchange":    "",
@@ -39,8 +39,8 @@ func (c *Consumer) queues() []queueSpec {
 		}
 		specs = append(specs, queueSpec{retryQueue(c.cfg.Queue, delay), args})
 	}
-	for _, class := range allClasses(c.cfg.Classes) {
-		specs = append(specs, queueSpec{inbox.DeadLetterQueue(c.cfg.DeadLetterPrefix, class), amqp.Table{}})
+	for _, class := range driver.AllClasses(c.cfg.Classes) {
+		specs = append(specs, queueSpec{driver.DeadLetterQueue(c.cfg.DeadLetterPrefix, class), amqp.Table{}})
 	}
 	return specs
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 )
 
 // soloPatience is how long a suspect waits for the other messages to end, and then runs alone.
@@ -34,7 +35,7 @@ func (r *run) tracked(d *delivery) {
 		return
 	case open >= r.c.cfg.MaxCrashes && d.raw.Redelivered: // else the runs may be those of other copies, in progress
 		r.conclude(d, inbox.Classed(inbox.Unrecoverable(fmt.Errorf(
-			"inboxamqp: the process ended %d times while this message was being processed", open)), inbox.ClassQuarantined))
+			"inboxamqp: the process ended %d times while this message was being processed", open)), driver.ClassQuarantined))
 		return
 	}
 	// The turn is over before the message is settled: that may wait for the broker.
@@ -50,7 +51,7 @@ func (r *run) watched(d *delivery, suspect bool) error {
 	} else {
 		defer r.turns.share()()
 	}
-	if err := r.note(func(ctx context.Context, l inbox.Ledger, name string) error { return l.Start(ctx, name, d.msg) }); err != nil {
+	if err := r.note(func(ctx context.Context, l driver.Ledger, name string) error { return l.Start(ctx, name, d.msg) }); err != nil {
 		return inbox.Unavailable(err)
 	}
 	r.inHand.Store(d, true)
@@ -67,7 +68,7 @@ func (r *run) watched(d *delivery, suspect bool) error {
 
 // survived notes that a run has not ended the process.
 func (r *run) survived(d *delivery) {
-	r.missing(d, r.note(func(ctx context.Context, l inbox.Ledger, name string) error { return l.End(ctx, name, d.msg) }))
+	r.missing(d, r.note(func(ctx context.Context, l driver.Ledger, name string) error { return l.End(ctx, name, d.msg) }))
 }
 
 // missing tells of a note that was not made: the message may run once more than it should.
@@ -77,8 +78,8 @@ func (r *run) missing(d *delivery, err error) {
 	}
 }
 
-func (r *run) look(m *inbox.Message) (entry inbox.LedgerEntry, err error) {
-	err = r.note(func(ctx context.Context, l inbox.Ledger, name string) (err error) {
+func (r *run) look(m *inbox.Message) (entry driver.LedgerEntry, err error) {
+	err = r.note(func(ctx context.Context, l driver.Ledger, name string) (err error) {
 		entry, err = l.Look(ctx, name, m.ID)
 		return err
 	})
@@ -86,24 +87,24 @@ func (r *run) look(m *inbox.Message) (entry inbox.LedgerEntry, err error) {
 }
 
 // note calls the ledger, also while draining.
-func (r *run) note(call func(ctx context.Context, l inbox.Ledger, name string) error) error {
+func (r *run) note(call func(ctx context.Context, l driver.Ledger, name string) error) error {
 	ctx, cancel := context.WithTimeout(r.finished, r.c.cfg.CallTimeout)
 	defer cancel()
 	return call(ctx, r.c.cfg.Ledger, r.c.cfg.Name)
 }
 
 // concluded notes in the ledger how a message left, before its original is settled.
-func (r *run) concluded(d *delivery, f inbox.Failure, decision inbox.Decision) {
+func (r *run) concluded(d *delivery, f driver.Failure, decision driver.Decision) {
 	if r.c.cfg.Ledger == nil || d.msg.Validate() != nil {
 		return
 	}
-	r.missing(d, r.note(func(ctx context.Context, l inbox.Ledger, name string) error {
+	r.missing(d, r.note(func(ctx context.Context, l driver.Ledger, name string) error {
 		switch {
-		case f.Class == inbox.ClassQuarantined: // the entry keeps what comes again from running
+		case f.Class == driver.ClassQuarantined: // the entry keeps what comes again from running
 			return nil
-		case decision.Action == inbox.ActionRetry && decision.Counted:
+		case decision.Action == driver.ActionRetry && decision.Counted:
 			return l.Pass(ctx, name, d.msg)
-		case r.tracks(d) && (f.Err == nil || decision.Action == inbox.ActionDead):
+		case r.tracks(d) && (f.Err == nil || decision.Action == driver.ActionDead):
 			return l.Forget(ctx, name, d.msg.ID)
 		}
 		return nil

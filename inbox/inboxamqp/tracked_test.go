@@ -15,6 +15,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
@@ -68,7 +69,7 @@ func TestLeftover(t *testing.T) {
 	if !slices.Equal(attempts, []int{1, 2, 3}) {
 		t.Errorf("attempts %v", attempts)
 	}
-	if e, _ := ledger.Look(t.Context(), "orders", uuid.MustParse(p.MessageId)); e != (inbox.LedgerEntry{}) {
+	if e, _ := ledger.Look(t.Context(), "orders", uuid.MustParse(p.MessageId)); e != (driver.LedgerEntry{}) {
 		t.Errorf("entry of a processed message: %+v", e)
 	}
 }
@@ -190,13 +191,13 @@ func TestLedgerUnavailable(t *testing.T) {
 }
 
 type brokenLedger struct {
-	inbox.Ledger
+	driver.Ledger
 	broken atomic.Bool
 }
 
-func (l *brokenLedger) Look(ctx context.Context, consumer string, id uuid.UUID) (inbox.LedgerEntry, error) {
+func (l *brokenLedger) Look(ctx context.Context, consumer string, id uuid.UUID) (driver.LedgerEntry, error) {
 	if l.broken.Load() {
-		return inbox.LedgerEntry{}, errBroken
+		return driver.LedgerEntry{}, errBroken
 	}
 	return l.Ledger.Look(ctx, consumer, id)
 }
@@ -233,7 +234,7 @@ func TestShovelledBack(t *testing.T) {
 	var failing atomic.Bool
 	failing.Store(true)
 	got := recorder{fail: failWhile(&failing, errBroken)}
-	r := consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: inbox.RetryPolicy{MaxRetries: 1, Delay: 50 * time.Millisecond}, Ledger: ledger})
+	r := consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: inbox.RetryPolicy{MaxAttempts: 2, BaseDelay: 50 * time.Millisecond}, Ledger: ledger})
 	b.Publish(t, "", "orders", order())
 	dead := b.Take(t, "failed.default", 1, patience)[0]
 	before := len(got.messages())

@@ -5,7 +5,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 )
 
@@ -35,5 +35,5 @@ func (r *run) noteSilence(silent bool) {
 		r.slack.Store(0)
 		return
 	}
-	r.slack.Store(min(2*r.slack.Load()+inbox.MaxBodyBytes, maxSlack))
+	r.slack.Store(min(2*r.slack.Load()+driver.MaxBodyBytes, maxSlack))
 }

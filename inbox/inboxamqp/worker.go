@@ -9,7 +9,8 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/internal/base"
 )
 
 // returnPause is how long a message stays away that came back for no reason the consumer knows.
@@ -93,7 +94,7 @@ func (r *run) concludeAll(ds []*delivery, results []error) {
 	var failed sync.WaitGroup
 	for i, d := range ds {
 		if results[i] == nil {
-			r.gate.note(inbox.Failure{})
+			r.gate.note(driver.Failure{})
 			d.s.passed(d.began)
 			done = append(done, d)
 		}
@@ -109,12 +110,12 @@ func (r *run) concludeAll(ds []*delivery, results []error) {
 
 // conclude settles a delivery by the processor's answer.
 func (r *run) conclude(d *delivery, err error) {
-	failure := inbox.Classify(err)
+	failure := driver.Classify(err)
 	if r.gate.note(failure) {
 		d.s.requestPause(d.epoch, errTripped)
 	}
 	if failure.Unavailable {
-		r.log(d, failure, inbox.Decision{Action: failure.Action})
+		r.log(d, failure, driver.Decision{Action: failure.Action})
 		r.unavailable(d, failure)
 		d.report(probed{})
 		return
@@ -128,22 +129,22 @@ func (r *run) conclude(d *delivery, err error) {
 }
 
 // settle settles a delivery by what became of it.
-func (r *run) settle(d *delivery, failure inbox.Failure) {
+func (r *run) settle(d *delivery, failure driver.Failure) {
 	r.suspects.Clear(d.msg.ID)
 	if failure.Err == nil {
 		d.acknowledge(acked)
-		r.concluded(d, failure, inbox.Decision{})
+		r.concluded(d, failure, driver.Decision{})
 		return
 	}
 	now := time.Now()
-	decision := r.c.cfg.Retry.Next(d.msg, failure, now, rand.Float64())
+	decision := driver.Next(r.c.cfg.Retry, d.msg, failure, now, rand.Float64())
 	r.log(d, failure, decision)
 	noted := func() { r.concluded(d, failure, decision) }
 	switch decision.Action {
-	case inbox.ActionRetry:
+	case driver.ActionRetry:
 		r.delay(d, retryCopy(d.raw, d.msg, decision, now), decision.Delay, retried, noted)
-	case inbox.ActionDead:
-		letter := inbox.NewDeadLetter(d.msg, failure, r.c.cfg.Name, now)
+	case driver.ActionDead:
+		letter := driver.NewDeadLetter(d.msg, failure, r.c.cfg.Name, now)
 		r.move(transfer{d, r.deadLetterQueue(failure.Class), deadCopy(d.raw, letter), dead, noted})
 	default:
 		noted()
@@ -153,7 +154,7 @@ func (r *run) settle(d *delivery, failure inbox.Failure) {
 
 // delay moves a message to the retry queue that covers the delay, or the longest one.
 func (r *run) delay(d *delivery, copied amqp.Publishing, delay time.Duration, as outcome, confirmed func()) {
-	step, rest := r.c.cfg.Retry.Cover(delay)
+	step, rest := driver.Cover(r.c.cfg.Retry, delay)
 	setWait(copied, rest)
 	r.move(transfer{d, retryQueue(r.c.cfg.Queue, step), copied, as, confirmed})
 }
@@ -168,15 +169,15 @@ func (r *run) returned(d *delivery) {
 	r.attend(d, func() { r.later(d, returnPause, true) })
 }
 
-func (r *run) log(d *delivery, f inbox.Failure, decision inbox.Decision) {
+func (r *run) log(d *delivery, f driver.Failure, decision driver.Decision) {
 	attrs := []any{
 		"message_id", d.msg.ID, "name", d.msg.Name, "attempt", d.msg.Attempt,
 		"class", f.Class, "action", decision.Action.String(), "error", f.Err,
 	}
-	if decision.Action == inbox.ActionRetry {
+	if decision.Action == driver.ActionRetry {
 		attrs = append(attrs, "delay", decision.Delay)
 	}
-	if panicked, ok := errors.AsType[*inbox.PanicError](f.Err); ok {
+	if panicked, ok := errors.AsType[*base.Panic](f.Err); ok {
 		attrs = append(attrs, slog.String("stack", string(panicked.Stack)))
 	}
 	r.c.cfg.Logger.Warn("message not processed", attrs...)

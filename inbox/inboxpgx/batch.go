@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/internal/base"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
@@ -164,7 +165,7 @@ func isConflict(err error) bool {
 func (t *batch) call(ctx context.Context, tx pgx.Tx, from, to int) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			err = &inbox.PanicError{Value: v, Stack: debug.Stack()}
+			err = &base.Panic{Value: v, Stack: debug.Stack()}
 		}
 	}()
 	b := t.members[from]

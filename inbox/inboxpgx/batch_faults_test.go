@@ -11,7 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
@@ -31,7 +31,7 @@ func TestBatchTimeout(t *testing.T) {
 		}, inboxpgx.HandlerConfig{Timeout: time.Minute})
 		msgs := events(3)
 		results := p.Process(t.Context(), msgs)
-		if got := failedOnes(results); !slices.Equal(got, []int{1}) || !inbox.Classify(results[1]).Counted {
+		if got := failedOnes(results); !slices.Equal(got, []int{1}) || !driver.Classify(results[1]).Counted {
 			t.Errorf("results %v", results)
 		}
 		if !dedup.Seen("a", msgs[0].ID) || dedup.Seen("a", msgs[1].ID) || !dedup.Seen("a", msgs[2].ID) {
@@ -54,7 +54,7 @@ func TestBatchUnavailable(t *testing.T) {
 			handle(t, p, func(context.Context, pgx.Tx, conformance.Event) error { runs++; return nil }, inboxpgx.HandlerConfig{})
 			msgs := events(5)
 			for _, err := range p.Process(t.Context(), msgs) {
-				if f := inbox.Classify(err); !f.Unavailable || f.Counted {
+				if f := driver.Classify(err); !f.Unavailable || f.Counted {
 					t.Errorf("%v classified %+v", err, f)
 				}
 			}

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/internal/ids"
@@ -106,7 +107,7 @@ func TestBatchFailures(t *testing.T) {
 				t.Fatalf("failed: %v: %v", got, errors.Join(results...))
 			}
 			for _, i := range []int{3, 11} {
-				if f := inbox.Classify(results[i]); !f.Counted || f.Action != inbox.ActionRetry {
+				if f := driver.Classify(results[i]); !f.Counted || f.Action != driver.ActionRetry {
 					t.Errorf("%v classified %+v", results[i], f)
 				}
 			}
@@ -191,7 +192,7 @@ func TestBatchMiddleware(t *testing.T) {
 		again := 0
 		p.Use(func(next inbox.Handler) inbox.Handler {
 			return func(ctx context.Context, m *inbox.Message) error {
-				v, err := inbox.Decode[conformance.Event](m)
+				v, err := driver.Decode[conformance.Event](m)
 				if err != nil {
 					return err
 				}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -48,7 +48,7 @@ func TestHandlerLosesItsTransaction(t *testing.T) {
 				return work(t, ctx, tx)
 			}, inboxpgx.HandlerConfig{})
 			err := process(t, p, event())
-			if f := inbox.Classify(err); !f.Counted || f.Unlimited || f.Action != inbox.ActionRetry {
+			if f := driver.Classify(err); !f.Counted || f.Unlimited || f.Action != driver.ActionRetry {
 				t.Errorf("%v classified %+v", err, f)
 			}
 		})

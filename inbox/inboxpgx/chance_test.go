@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 )
@@ -31,7 +32,7 @@ func TestNoChanceBeforeTheDeadline(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
 				for _, err := range p.Process(ctx, events(n)) {
-					if f := inbox.Classify(err); f.Counted || f.Action != inbox.ActionRetry {
+					if f := driver.Classify(err); f.Counted || f.Action != driver.ActionRetry {
 						t.Errorf("%v classified %+v", err, f)
 					}
 				}
@@ -58,7 +59,7 @@ func TestPrepareTakesAllTheTime(t *testing.T) {
 			t.Fatal(err)
 		}
 		err = process(t, p, event())
-		if f := inbox.Classify(err); !f.Counted || f.Action != inbox.ActionRetry {
+		if f := driver.Classify(err); !f.Counted || f.Action != driver.ActionRetry {
 			t.Errorf("%v classified %+v", err, f)
 		}
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -67,7 +68,7 @@ func TestPrepareTakesAllTheTime(t *testing.T) {
 			cancel(inbox.ErrDraining)
 		}()
 		err = p.Process(ctx, events(1))[0]
-		if f := inbox.Classify(err); f.Counted || f.Action != inbox.ActionReturn || !errors.Is(err, inbox.ErrDraining) {
+		if f := driver.Classify(err); f.Counted || f.Action != driver.ActionReturn || !errors.Is(err, inbox.ErrDraining) {
 			t.Errorf("while draining: %v classified %+v", err, f)
 		}
 	})

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
@@ -162,7 +163,7 @@ func fake(*testing.T) conformance.Fixture {
 
 func TestLedgerOnPostgres(t *testing.T) {
 	t.Parallel()
-	conformance.TestLedger(t, func(t *testing.T) inbox.Ledger {
+	conformance.TestLedger(t, func(t *testing.T) driver.Ledger {
 		ledger, err := inboxpgx.NewLedger(newPool(t), inboxpgx.SchemaConfig{})
 		if err != nil {
 			t.Fatal(err)
@@ -173,5 +174,5 @@ func TestLedgerOnPostgres(t *testing.T) {
 
 func TestLedgerOnFake(t *testing.T) {
 	t.Parallel()
-	conformance.TestLedger(t, func(*testing.T) inbox.Ledger { return inboxtest.NewLedger() })
+	conformance.TestLedger(t, func(*testing.T) driver.Ledger { return inboxtest.NewLedger() })
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/internal/ids"
@@ -184,7 +185,7 @@ func TestDifferentialLedger(t *testing.T) {
 	}
 }
 
-func note(ctx context.Context, l inbox.Ledger, step int, consumer string, m *inbox.Message) error {
+func note(ctx context.Context, l driver.Ledger, step int, consumer string, m *inbox.Message) error {
 	switch step {
 	case 0:
 		return l.Start(ctx, consumer, m)

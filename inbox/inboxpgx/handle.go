@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 )
 
 // HandlerConfig configures one handler. The zero value is usable.
@@ -40,7 +41,7 @@ func withTimeout(ctx context.Context, timeout time.Duration) (context.Context, c
 	return context.WithTimeoutCause(ctx, timeout, errTimeout)
 }
 
-// Handle registers fn for the messages of a name. The body is decoded by inbox.Decode; the
+// Handle registers fn for the messages of a name. The body is decoded by driver.Decode; the
 // same type may be registered under several names. fn must have no effects but through tx
 // and txretry.AfterCommit, and must not change v: it may run more than once. It is an error
 // when fn is nil, cfg is invalid, or the name is, or has a handler already.
@@ -120,7 +121,7 @@ func register[T any](p *Processor, name string, cfg HandlerConfig, begin func(ct
 		return err
 	}
 	return p.mux.Register(name, func(ctx context.Context, m *inbox.Message) error {
-		v, err := inbox.Decode[T](m)
+		v, err := driver.Decode[T](m)
 		if err != nil {
 			return err
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 )
@@ -45,7 +46,7 @@ func TestHandleBatch(t *testing.T) {
 	}
 	msgs := events(16)
 	results := p.Process(t.Context(), msgs)
-	if got := failedOnes(results); !slices.Equal(got, []int{5}) || inbox.Classify(results[5]).Action != inbox.ActionDead {
+	if got := failedOnes(results); !slices.Equal(got, []int{5}) || driver.Classify(results[5]).Action != driver.ActionDead {
 		t.Errorf("results %v", results)
 	}
 	if want := []int{16, 16, 8, 4, 4, 2, 1, 1, 2, 8}; !slices.Equal(sizes, want) {

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/chunk"
 	"github.com/holdfast-go/holdfast/internal/migrate"
 	"github.com/holdfast-go/holdfast/internal/pgcall"
@@ -22,7 +23,7 @@ const attemptsSuffix = "_attempts"
 // ledgerTimeout bounds each call. Whoever repeats it gets another connection.
 const ledgerTimeout = 4 * time.Second
 
-// Ledger is the inbox.Ledger in Postgres, on the second table that Migrate creates. It uses
+// Ledger is the driver.Ledger in Postgres, on the second table that Migrate creates. It uses
 // connections of its own; a call takes 4 seconds at most. It is safe for concurrent use.
 type Ledger struct {
 	missing                        migrate.Missing
@@ -56,35 +57,35 @@ func NewLedger(pool *pgxpool.Pool, cfg SchemaConfig) (*Ledger, error) {
 	}, nil
 }
 
-// Look implements inbox.Ledger.
-func (l *Ledger) Look(ctx context.Context, consumer string, id uuid.UUID) (e inbox.LedgerEntry, err error) {
+// Look implements driver.Ledger.
+func (l *Ledger) Look(ctx context.Context, consumer string, id uuid.UUID) (e driver.LedgerEntry, err error) {
 	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
 	defer cancel()
 	err = pgcall.Use(ctx, l.pool, func(ctx context.Context, conn *pgxpool.Conn) error {
 		return conn.QueryRow(ctx, l.look, consumer, id).Scan(&e.Replays, &e.Attempt, &e.Open)
 	})
 	if errors.Is(err, pgx.ErrNoRows) {
-		return inbox.LedgerEntry{}, nil
+		return driver.LedgerEntry{}, nil
 	}
 	return e, l.wrap(err)
 }
 
-// Start implements inbox.Ledger.
+// Start implements driver.Ledger.
 func (l *Ledger) Start(ctx context.Context, consumer string, m *inbox.Message) error {
 	return l.exec(ctx, l.start, consumer, m.ID, m.Replays, max(m.Attempt, 1), 1, m.Name)
 }
 
-// End implements inbox.Ledger.
+// End implements driver.Ledger.
 func (l *Ledger) End(ctx context.Context, consumer string, m *inbox.Message) error {
 	return l.exec(ctx, l.end, consumer, m.ID)
 }
 
-// Pass implements inbox.Ledger.
+// Pass implements driver.Ledger.
 func (l *Ledger) Pass(ctx context.Context, consumer string, m *inbox.Message) error {
 	return l.exec(ctx, l.pass, consumer, m.ID, m.Replays, max(m.Attempt, 1)+1, 0, m.Name)
 }
 
-// Forget implements inbox.Ledger.
+// Forget implements driver.Ledger.
 func (l *Ledger) Forget(ctx context.Context, consumer string, id uuid.UUID) error {
 	return l.exec(ctx, l.forget, consumer, id)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
@@ -94,8 +95,8 @@ func TestEntryIsLockedForLong(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = process(t, p, m)
-	if _, ok := errors.AsType[*txretry.LockTimeoutError](err); !ok || inbox.Classify(err).Counted {
-		t.Errorf("while a copy is in progress: %v classified %+v", err, inbox.Classify(err))
+	if _, ok := errors.AsType[*txretry.LockTimeoutError](err); !ok || driver.Classify(err).Counted {
+		t.Errorf("while a copy is in progress: %v classified %+v", err, driver.Classify(err))
 	}
 	if err := other.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
@@ -131,7 +132,7 @@ func TestHandlersLockTimeout(t *testing.T) {
 	}
 	m := event()
 	err = process(t, p, m)
-	if f := inbox.Classify(err); f.Action != inbox.ActionRetry || !f.Unlimited || !f.Counted {
+	if f := driver.Classify(err); f.Action != driver.ActionRetry || !f.Unlimited || !f.Counted {
 		t.Errorf("%v classified %+v", err, f)
 	}
 	if err := other.Rollback(t.Context()); err != nil {
@@ -200,7 +201,7 @@ func deliver(t *testing.T, p inbox.Processor, m *inbox.Message, unavailable *ato
 	if err == nil {
 		return true
 	}
-	if f := inbox.Classify(err); !errors.Is(err, inbox.ErrUnavailable) || f.Counted || f.Action != inbox.ActionReturn {
+	if f := driver.Classify(err); !errors.Is(err, driver.ErrUnavailable) || f.Counted || f.Action != driver.ActionReturn {
 		t.Errorf("%v classified %+v", err, f)
 		return true
 	}
@@ -217,7 +218,7 @@ func TestTableMissing(t *testing.T) {
 	t.Parallel()
 	p := effectProcessor(t, newManager(t, pgtest.New(t)))
 	err := process(t, p, event())
-	if !errors.Is(err, inbox.ErrUnavailable) || !strings.Contains(err.Error(), "holdfast_inbox") {
+	if !errors.Is(err, driver.ErrUnavailable) || !strings.Contains(err.Error(), "holdfast_inbox") {
 		t.Errorf("error = %v", err)
 	}
 }

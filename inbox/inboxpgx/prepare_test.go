@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
@@ -66,7 +67,7 @@ func TestPrepareFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := event()
-	if f := inbox.Classify(process(t, p, m)); f.After != time.Minute {
+	if f := driver.Classify(process(t, p, m)); f.After != time.Minute {
 		t.Errorf("classified %+v", f)
 	}
 	if dedup.Seen("a", m.ID) {

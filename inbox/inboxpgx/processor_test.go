@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
@@ -80,49 +81,49 @@ func TestVerdict(t *testing.T) {
 	for name, tt := range map[string]struct {
 		script []txretrytest.Fault
 		err    error // of the handler
-		want   inbox.Failure
+		want   driver.Failure
 		again  bool // the next delivery runs the handler again
 	}{
 		"conflict, then done": {script: []txretrytest.Fault{conflict}},
 		"conflicts only": {
 			script: []txretrytest.Fault{conflict, conflict, conflict, conflict, conflict, conflict},
-			want:   inbox.Failure{Class: "default", Action: inbox.ActionRetry, Counted: true, Unlimited: true}, again: true,
+			want:   driver.Failure{Class: "default", Action: driver.ActionRetry, Counted: true, Unlimited: true}, again: true,
 		},
 		"entry is locked": {
 			script: []txretrytest.Fault{locked, locked, locked, locked, locked, locked},
-			want:   inbox.Failure{Class: "default", Action: inbox.ActionRetry, Unlimited: true}, again: true,
+			want:   driver.Failure{Class: "default", Action: driver.ActionRetry, Unlimited: true}, again: true,
 		},
 		"starting up": {
 			script: []txretrytest.Fault{{Point: txretrytest.AtBegin, SQLSTATE: "57P03"}},
-			want:   inbox.Failure{Class: "default", Action: inbox.ActionReturn, Unavailable: true}, again: true,
+			want:   driver.Failure{Class: "default", Action: driver.ActionReturn, Unavailable: true}, again: true,
 		},
 		"cannot begin": {
 			script: []txretrytest.Fault{{Point: txretrytest.AtBegin, SQLSTATE: "22023"}},
-			want:   inbox.Failure{Class: "default", Action: inbox.ActionReturn, Unavailable: true}, again: true,
+			want:   driver.Failure{Class: "default", Action: driver.ActionReturn, Unavailable: true}, again: true,
 		},
 		"commit refused": {
 			script: []txretrytest.Fault{{Point: txretrytest.AtCommit, SQLSTATE: "23505"}},
-			want:   inbox.Failure{Class: "default", Action: inbox.ActionRetry, Counted: true}, again: true,
+			want:   driver.Failure{Class: "default", Action: driver.ActionRetry, Counted: true}, again: true,
 		},
 		"commit lost, applied": {
 			script: []txretrytest.Fault{{Point: txretrytest.ReplyLostApplied}},
-			want:   inbox.Failure{Class: "default", Action: inbox.ActionReturn, Unavailable: true},
+			want:   driver.Failure{Class: "default", Action: driver.ActionReturn, Unavailable: true},
 		},
 		"commit lost, not applied": {
 			script: []txretrytest.Fault{{Point: txretrytest.ReplyLostNotApplied}},
-			want:   inbox.Failure{Class: "default", Action: inbox.ActionReturn, Unavailable: true}, again: true,
+			want:   driver.Failure{Class: "default", Action: driver.ActionReturn, Unavailable: true}, again: true,
 		},
 		"disk full": {
 			err:  &pgconn.PgError{Code: "53100"},
-			want: inbox.Failure{Class: "default", Action: inbox.ActionReturn, Unavailable: true}, again: true,
+			want: driver.Failure{Class: "default", Action: driver.ActionReturn, Unavailable: true}, again: true,
 		},
 		"constraint": {
 			err:  &pgconn.PgError{Code: "23505"},
-			want: inbox.Failure{Class: "default", Action: inbox.ActionRetry, Counted: true}, again: true,
+			want: driver.Failure{Class: "default", Action: driver.ActionRetry, Counted: true}, again: true,
 		},
 		"incomparable error": {
 			err:  manyErrors{"a", "b"},
-			want: inbox.Failure{Class: "default", Action: inbox.ActionRetry, Counted: true}, again: true,
+			want: driver.Failure{Class: "default", Action: driver.ActionRetry, Counted: true}, again: true,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -136,7 +137,7 @@ func TestVerdict(t *testing.T) {
 				}, inboxpgx.HandlerConfig{})
 				m := event()
 				err := process(t, p, m)
-				got := inbox.Classify(err)
+				got := driver.Classify(err)
 				got.Err = nil
 				if got != tt.want {
 					t.Fatalf("%v classified %+v, want %+v", err, got, tt.want)
@@ -174,7 +175,7 @@ func TestNestedTransaction(t *testing.T) {
 	}, inboxpgx.HandlerConfig{})
 	check := func(err error) {
 		t.Helper()
-		if f := inbox.Classify(err); !errors.Is(err, txretry.ErrNested) || !f.Counted {
+		if f := driver.Classify(err); !errors.Is(err, txretry.ErrNested) || !f.Counted {
 			t.Errorf("%v classified %+v", err, f)
 		}
 	}
@@ -205,7 +206,7 @@ func TestTimeout(t *testing.T) {
 		m := event()
 		start := time.Now()
 		err := process(t, p, m)
-		if f := inbox.Classify(err); time.Since(start) != time.Minute || !errors.Is(err, context.DeadlineExceeded) || !f.Counted {
+		if f := driver.Classify(err); time.Since(start) != time.Minute || !errors.Is(err, context.DeadlineExceeded) || !f.Counted {
 			t.Errorf("after %v: %v classified %+v", time.Since(start), err, f)
 		}
 		// While another message holds the only transaction, this one has no chance.
@@ -217,7 +218,7 @@ func TestTimeout(t *testing.T) {
 			}
 		}()
 		synctest.Wait()
-		if f := inbox.Classify(process(t, p, m)); f.Counted || f.Action != inbox.ActionRetry {
+		if f := driver.Classify(process(t, p, m)); f.Counted || f.Action != driver.ActionRetry {
 			t.Errorf("waiting in vain: %+v", f)
 		}
 		close(hold)

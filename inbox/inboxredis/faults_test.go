@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxredis"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/internal/redistest"
@@ -39,7 +39,7 @@ func TestRedisDown(t *testing.T) {
 		t.Errorf("log = %s", log.String())
 	}
 	err := process(t, p, event())
-	if f := inbox.Classify(err); !errors.Is(err, inbox.ErrUnavailable) || f.Counted || runs != 2 {
+	if f := driver.Classify(err); !errors.Is(err, driver.ErrUnavailable) || f.Counted || runs != 2 {
 		t.Errorf("%v classified %+v after %d runs", err, f, runs)
 	}
 	breakIt = false

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxredis"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/internal/ids"
@@ -165,8 +166,8 @@ func TestClaimOfAnother(t *testing.T) {
 	}
 	p := newProcessor(t, client, inboxredis.Config{}, succeed)
 	err := process(t, p, m)
-	f := inbox.Classify(err)
-	if !errors.Is(err, inboxredis.ErrInProgress) || f.Action != inbox.ActionRetry || f.Counted || f.Unavailable {
+	f := driver.Classify(err)
+	if !errors.Is(err, inboxredis.ErrInProgress) || f.Action != driver.ActionRetry || f.Counted || f.Unavailable {
 		t.Fatalf("%v classified %+v", err, f)
 	}
 	// The other one has died: its lease runs out.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxredis"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/internal/redistest"
@@ -33,7 +33,7 @@ func TestClientWithATimeoutOfItsOwn(t *testing.T) {
 	p := newProcessor(t, client, inboxredis.Config{}, func(context.Context, conformance.Event) error { return nil })
 	proxy.SilenceOn(testenv.Silence{On: "processing:", Deliver: true})
 	m := event()
-	if err := process(t, p, m); err != nil && !errors.Is(err, inbox.ErrUnavailable) {
+	if err := process(t, p, m); err != nil && !errors.Is(err, driver.ErrUnavailable) {
 		t.Fatal(err)
 	}
 	if proxy.Silenced() == 0 {
@@ -96,7 +96,7 @@ func TestSilentConnection(t *testing.T) {
 				began := time.Now()
 				testenv.Eventually(t, testenv.Patience, func() error {
 					err := process(t, p, m)
-					if f := inbox.Classify(err); err != nil && (f.Counted || !errors.Is(err, inbox.ErrUnavailable) && !errors.Is(err, inboxredis.ErrInProgress)) {
+					if f := driver.Classify(err); err != nil && (f.Counted || !errors.Is(err, driver.ErrUnavailable) && !errors.Is(err, inboxredis.ErrInProgress)) {
 						t.Fatalf("%v classified %+v", err, f)
 					}
 					return err

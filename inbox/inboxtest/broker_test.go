@@ -42,7 +42,7 @@ func TestBrokerRetriesThenGivesUp(t *testing.T) {
 		dead := letters(t, b, inbox.Filter{})
 		if len(dead) != 1 || dead[0].Message.ID != published[0] || dead[0].Class != "default" || dead[0].Attempts != 6 ||
 			dead[0].Error != "boom" || dead[0].Consumer != "test" || !dead[0].FirstFailedAt.Equal(start) ||
-			!dead[0].LastFailedAt.Equal(start.Add(31*time.Second)) {
+			!dead[0].FailedAt.Equal(start.Add(31*time.Second)) {
 			t.Errorf("dead letters = %+v", dead)
 		}
 	})
@@ -212,8 +212,8 @@ func TestBrokerConcurrency(t *testing.T) {
 
 func TestNewBrokerRefuses(t *testing.T) {
 	t.Parallel()
-	_, err := inboxtest.NewBroker(nil, inboxtest.Config{Concurrency: -1, Pause: -1, ShutdownTimeout: -1, Retry: inbox.RetryPolicy{Delay: -1}})
-	for _, part := range []string{"Processor", "Config.Concurrency", "Config.Pause", "Config.ShutdownTimeout", "RetryPolicy.Delay"} {
+	_, err := inboxtest.NewBroker(nil, inboxtest.Config{Concurrency: -1, Pause: -1, ShutdownTimeout: -1, Retry: inbox.RetryPolicy{BaseDelay: -1}})
+	for _, part := range []string{"Processor", "Config.Concurrency", "Config.Pause", "Config.ShutdownTimeout", "RetryPolicy.BaseDelay"} {
 		if err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("%s is not named in %v", part, err)
 		}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 )
 
 const (
@@ -39,7 +40,7 @@ type Config struct {
 	// are in the queue. Messages that have failed before come alone. 0 means 1.
 	Batch int
 	// MaxBodyBytes is the largest body that is processed; a larger message is a dead letter of
-	// class validation. 0 means inbox.MaxBodyBytes.
+	// class validation. 0 means driver.MaxBodyBytes.
 	MaxBodyBytes int
 	// Retry decides over failed messages.
 	Retry inbox.RetryPolicy
@@ -75,7 +76,7 @@ func (c Config) withDefaults() Config {
 		c.Batch = 1
 	}
 	if c.MaxBodyBytes == 0 {
-		c.MaxBodyBytes = inbox.MaxBodyBytes
+		c.MaxBodyBytes = driver.MaxBodyBytes
 	}
 	if c.Pause == 0 {
 		c.Pause = defaultPause
@@ -96,7 +97,7 @@ func (c Config) withDefaults() Config {
 }
 
 func (c Config) validate() error {
-	problems := []error{c.Retry.Validate()}
+	problems := []error{driver.CheckRetry(c.Retry)}
 	if c.Concurrency < 0 {
 		problems = append(problems, fmt.Errorf("inboxtest: Config.Concurrency %d is negative", c.Concurrency))
 	}

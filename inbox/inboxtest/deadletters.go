@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
@@ -32,7 +33,7 @@ func (d *DeadLetters) add(letter inbox.DeadLetter) {
 
 // List returns the dead letters that the filter selects.
 func (d *DeadLetters) List(_ context.Context, f inbox.Filter) ([]inbox.DeadLetter, error) {
-	if err := f.Validate(); err != nil {
+	if err := driver.CheckFilter(f); err != nil {
 		return nil, err
 	}
 	d.mu.Lock()
@@ -42,7 +43,7 @@ func (d *DeadLetters) List(_ context.Context, f inbox.Filter) ([]inbox.DeadLette
 		if f.Limit > 0 && len(found) == f.Limit {
 			break
 		}
-		if f.Match(letter) {
+		if driver.Match(f, letter) {
 			letter.Message = *clone(&letter.Message)
 			found = append(found, letter)
 		}
@@ -59,11 +60,11 @@ func (d *DeadLetters) Show(ctx context.Context, id uuid.UUID) (inbox.DeadLetter,
 	return found[len(found)-1], nil
 }
 
-// Retry puts the dead letters that the filter selects back into the queue, as messages that
+// Replay puts the dead letters that the filter selects back into the queue, as messages that
 // were never tried. Those refused for their age stay, and the error tells of them. The
 // others have left when ctx ends during the pauses of PerSecond; what is left stays.
-func (d *DeadLetters) Retry(ctx context.Context, f inbox.Filter, how inbox.Replay) (done inbox.Replayed, err error) {
-	if err := errors.Join(ctx.Err(), f.Validate(), how.Validate()); err != nil {
+func (d *DeadLetters) Replay(ctx context.Context, f inbox.Filter, how inbox.Replay) (done inbox.Replayed, err error) {
+	if err := errors.Join(ctx.Err(), driver.CheckFilter(f), driver.CheckReplay(how)); err != nil {
 		return done, err
 	}
 	now, most := time.Now(), f.Limit
@@ -76,13 +77,13 @@ func (d *DeadLetters) Retry(ctx context.Context, f inbox.Filter, how inbox.Repla
 		if most > 0 && done.Returned == most {
 			break
 		}
-		if how.Refuses(letter, now) {
+		if driver.Outlived(how, letter, driver.DefaultRetention, now) {
 			done.Outlived++
 			continue
 		}
 		if !how.DryRun {
-			if done.Returned > 0 && how.Pause() > 0 {
-				if err := runloop.Sleep(ctx, how.Pause()); err != nil {
+			if done.Returned > 0 && driver.Pause(how) > 0 {
+				if err := runloop.Sleep(ctx, driver.Pause(how)); err != nil {
 					return done, err
 				}
 			}
@@ -109,9 +110,15 @@ func (d *DeadLetters) takeBack(letter inbox.DeadLetter) bool {
 	})) == 1
 }
 
+// Count implements inbox.DeadLetters.
+func (d *DeadLetters) Count(ctx context.Context, f inbox.Filter) (int, error) {
+	found, err := d.List(ctx, f)
+	return len(found), err
+}
+
 // Remove deletes the dead letters that the filter selects and returns how many.
-func (d *DeadLetters) Remove(ctx context.Context, f inbox.Filter, how inbox.Removal) (int, error) {
-	if err := errors.Join(ctx.Err(), f.Validate(), how.Validate()); err != nil {
+func (d *DeadLetters) Remove(ctx context.Context, f inbox.Filter, by, reason string) (int, error) {
+	if err := errors.Join(ctx.Err(), driver.CheckFilter(f), driver.CheckRemoval(by, reason)); err != nil {
 		return 0, err
 	}
 	return len(d.takeOut(f)), nil
@@ -122,7 +129,7 @@ func (d *DeadLetters) takeOut(f inbox.Filter) []inbox.DeadLetter {
 	defer d.mu.Unlock()
 	var taken []inbox.DeadLetter
 	d.letters = slices.DeleteFunc(d.letters, func(letter inbox.DeadLetter) bool {
-		if f.Limit > 0 && len(taken) == f.Limit || !f.Match(letter) {
+		if f.Limit > 0 && len(taken) == f.Limit || !driver.Match(f, letter) {
 			return false
 		}
 		taken = append(taken, letter)

@@ -33,22 +33,22 @@ func TestDeadLetters(t *testing.T) {
 		if _, err := dead.Show(t.Context(), ids.New()); !errors.Is(err, inbox.ErrNotFound) {
 			t.Errorf("Show of an unknown id = %v", err)
 		}
-		if n, err := dead.Remove(t.Context(), inbox.Filter{Name: "c"}, inbox.Removal{By: "test"}); n != 1 || err != nil {
+		if n, err := dead.Remove(t.Context(), inbox.Filter{Name: "c"}, "test", ""); n != 1 || err != nil {
 			t.Errorf("Remove = %d, %v", n, err)
 		}
-		if n, err := dead.Remove(t.Context(), inbox.Filter{Limit: -1}, inbox.Removal{By: "test"}); n != 0 || err == nil {
+		if n, err := dead.Remove(t.Context(), inbox.Filter{Limit: -1}, "test", ""); n != 0 || err == nil {
 			t.Errorf("Remove with a negative limit = %d, %v", n, err)
 		}
 		mended = true
-		if n, err := dead.Retry(t.Context(), inbox.Filter{Class: "class-b", Limit: 1}, inbox.Replay{By: "test"}); n.Returned != 1 || err != nil {
+		if n, err := dead.Replay(t.Context(), inbox.Filter{Class: "class-b", Limit: 1}, inbox.Replay{By: "test"}); n.Returned != 1 || err != nil {
 			t.Errorf("Retry = %+v, %v", n, err)
 		}
 		idle(t, b)
-		if n, err := dead.Retry(t.Context(), inbox.Filter{}, inbox.Replay{DryRun: true}); n.Returned != 2 || err != nil {
+		if n, err := dead.Replay(t.Context(), inbox.Filter{}, inbox.Replay{DryRun: true}); n.Returned != 2 || err != nil {
 			t.Errorf("dry run = %+v, %v", n, err)
 		}
 		time.Sleep(9 * 24 * time.Hour)
-		if n, err := dead.Retry(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"}); n.Outlived != 2 || !errors.Is(err, inbox.ErrOutlived) {
+		if n, err := dead.Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"}); n.Outlived != 2 || !errors.Is(err, inbox.ErrOutlived) {
 			t.Errorf("after nine days: %+v, %v", n, err)
 		}
 		left := letters(t, b, inbox.Filter{})
@@ -58,7 +58,7 @@ func TestDeadLetters(t *testing.T) {
 		mended = false
 		publish(t, b, "d")
 		idle(t, b)
-		if n, err := dead.Retry(t.Context(), inbox.Filter{Limit: 1}, inbox.Replay{DryRun: true}); n.Returned != 1 || n.Outlived != 2 {
+		if n, err := dead.Replay(t.Context(), inbox.Filter{Limit: 1}, inbox.Replay{DryRun: true}); n.Returned != 1 || n.Outlived != 2 {
 			t.Errorf("a limit of one behind two that stay: %+v, %v", n, err)
 		}
 	})

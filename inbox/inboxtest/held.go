@@ -4,19 +4,19 @@ import (
 	"context"
 	"time"
 
-	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 )
 
 // held is a message that could not be processed, for want of a server as it seems.
 type held struct {
 	d      *delivery
-	f      inbox.Failure
+	f      driver.Failure
 	failed int // on the broker's clock
 }
 
 // unavailable keeps a message, and pauses, until another one tells whose failure it was. One of a
 // batch is only suspected: it must fail alone.
-func (b *Broker) unavailable(d *delivery, f inbox.Failure) {
+func (b *Broker) unavailable(d *delivery, f driver.Failure) {
 	if d.batched {
 		b.suspects.Suspect(d.msg.ID)
 		b.giveBack(d)
@@ -37,7 +37,7 @@ func (b *Broker) passed(d *delivery) {
 		if b.suspects.Strike(h.d.msg.ID) {
 			b.suspects.Clear(h.d.msg.ID)
 			own := h.f
-			own.Action, own.Counted, own.Unavailable = inbox.ActionRetry, true, false
+			own.Action, own.Counted, own.Unavailable = driver.ActionRetry, true, false
 			b.conclude(context.Background(), h.d, own)
 			continue
 		}

@@ -7,47 +7,48 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 )
 
-// Ledger is the inbox.Ledger in memory. It is safe for concurrent use.
+// Ledger is the driver.Ledger in memory. It is safe for concurrent use.
 type Ledger struct {
 	mu      sync.Mutex
-	entries map[entry]inbox.LedgerEntry
+	entries map[entry]driver.LedgerEntry
 }
 
 // NewLedger returns a Ledger without entries.
-func NewLedger() *Ledger { return &Ledger{entries: map[entry]inbox.LedgerEntry{}} }
+func NewLedger() *Ledger { return &Ledger{entries: map[entry]driver.LedgerEntry{}} }
 
-// Look implements inbox.Ledger.
-func (l *Ledger) Look(ctx context.Context, consumer string, id uuid.UUID) (inbox.LedgerEntry, error) {
+// Look implements driver.Ledger.
+func (l *Ledger) Look(ctx context.Context, consumer string, id uuid.UUID) (driver.LedgerEntry, error) {
 	if err := ctx.Err(); err != nil {
-		return inbox.LedgerEntry{}, err
+		return driver.LedgerEntry{}, err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.entries[entry{consumer, id}], nil
 }
 
-// Start implements inbox.Ledger.
+// Start implements driver.Ledger.
 func (l *Ledger) Start(ctx context.Context, consumer string, m *inbox.Message) error {
-	return l.change(ctx, consumer, m, func(e inbox.LedgerEntry) inbox.LedgerEntry {
+	return l.change(ctx, consumer, m, func(e driver.LedgerEntry) driver.LedgerEntry {
 		e = newest(e, m, 0)
 		e.Open++
 		return e
 	})
 }
 
-// End implements inbox.Ledger.
+// End implements driver.Ledger.
 func (l *Ledger) End(ctx context.Context, consumer string, m *inbox.Message) error {
-	return l.change(ctx, consumer, m, func(e inbox.LedgerEntry) inbox.LedgerEntry {
+	return l.change(ctx, consumer, m, func(e driver.LedgerEntry) driver.LedgerEntry {
 		e.Open = 0
 		return e
 	})
 }
 
-// Pass implements inbox.Ledger.
+// Pass implements driver.Ledger.
 func (l *Ledger) Pass(ctx context.Context, consumer string, m *inbox.Message) error {
-	return l.change(ctx, consumer, m, func(e inbox.LedgerEntry) inbox.LedgerEntry {
+	return l.change(ctx, consumer, m, func(e driver.LedgerEntry) driver.LedgerEntry {
 		e = newest(e, m, 1)
 		e.Open = 0
 		return e
@@ -55,18 +56,18 @@ func (l *Ledger) Pass(ctx context.Context, consumer string, m *inbox.Message) er
 }
 
 // newest is the entry with the message, so many attempts on, taken into account.
-func newest(e inbox.LedgerEntry, m *inbox.Message, on int) inbox.LedgerEntry {
+func newest(e driver.LedgerEntry, m *inbox.Message, on int) driver.LedgerEntry {
 	attempt := max(m.Attempt, 1) + on
 	switch {
 	case m.Replays > e.Replays:
-		return inbox.LedgerEntry{Replays: m.Replays, Attempt: attempt}
+		return driver.LedgerEntry{Replays: m.Replays, Attempt: attempt}
 	case m.Replays == e.Replays:
 		e.Attempt = max(e.Attempt, attempt)
 	}
 	return e
 }
 
-// Forget implements inbox.Ledger.
+// Forget implements driver.Ledger.
 func (l *Ledger) Forget(ctx context.Context, consumer string, id uuid.UUID) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -77,7 +78,7 @@ func (l *Ledger) Forget(ctx context.Context, consumer string, id uuid.UUID) erro
 	return nil
 }
 
-func (l *Ledger) change(ctx context.Context, consumer string, m *inbox.Message, with func(inbox.LedgerEntry) inbox.LedgerEntry) error {
+func (l *Ledger) change(ctx context.Context, consumer string, m *inbox.Message, with func(driver.LedgerEntry) driver.LedgerEntry) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/internal/base"
 )
 
 // Run delivers until ctx ends. Then it takes no further message, lets those in hand finish
@@ -130,7 +132,7 @@ func (b *Broker) call(ctx context.Context, msgs []*inbox.Message) []error {
 		defer close(done)
 		defer func() {
 			if v := recover(); v != nil {
-				results = same(len(msgs), &inbox.PanicError{Value: v, Stack: debug.Stack()})
+				results = same(len(msgs), &base.Panic{Value: v, Stack: debug.Stack()})
 			}
 		}()
 		answers := b.processor.Process(ctx, msgs)
@@ -165,9 +167,9 @@ func (b *Broker) giveBack(d *delivery) {
 }
 
 func (b *Broker) failed(ctx context.Context, d *delivery, err error) {
-	failure := inbox.Classify(err)
+	failure := driver.Classify(err)
 	if failure.Unavailable {
-		b.log(ctx, d.msg, failure, inbox.Decision{Action: failure.Action})
+		b.log(ctx, d.msg, failure, driver.Decision{Action: failure.Action})
 		b.unavailable(d, failure)
 		return
 	}
@@ -176,22 +178,22 @@ func (b *Broker) failed(ctx context.Context, d *delivery, err error) {
 }
 
 // conclude settles a message that failed.
-func (b *Broker) conclude(ctx context.Context, d *delivery, failure inbox.Failure) {
+func (b *Broker) conclude(ctx context.Context, d *delivery, failure driver.Failure) {
 	now := time.Now()
-	decision := b.cfg.Retry.Next(d.msg, failure, now, b.cfg.Rand())
+	decision := driver.Next(b.cfg.Retry, d.msg, failure, now, b.cfg.Rand())
 	b.log(ctx, d.msg, failure, decision)
 	switch decision.Action {
-	case inbox.ActionReturn:
+	case driver.ActionReturn:
 		b.giveBack(d)
-	case inbox.ActionDead:
-		b.settle(func() { b.dead.add(inbox.NewDeadLetter(d.msg, failure, b.cfg.Consumer, now)) })
+	case driver.ActionDead:
+		b.settle(func() { b.dead.add(driver.NewDeadLetter(d.msg, failure, b.cfg.Consumer, now)) })
 	default:
 		b.settle(func() { b.retry(d, decision, now) })
 	}
 }
 
 // retry is called with the lock held.
-func (b *Broker) retry(d *delivery, decision inbox.Decision, now time.Time) {
+func (b *Broker) retry(d *delivery, decision driver.Decision, now time.Time) {
 	if decision.Counted {
 		d.msg.Attempt++
 		if decision.Recovered {
@@ -216,12 +218,12 @@ func (b *Broker) pause() {
 	})
 }
 
-func (b *Broker) log(ctx context.Context, m *inbox.Message, f inbox.Failure, d inbox.Decision) {
+func (b *Broker) log(ctx context.Context, m *inbox.Message, f driver.Failure, d driver.Decision) {
 	args := []any{
 		"queue", m.Queue, "id", m.ID, "name", m.Name, "attempt", m.Attempt,
 		"action", d.Action.String(), "delay", d.Delay, "class", f.Class, "error", f.Err,
 	}
-	if caught, ok := errors.AsType[*inbox.PanicError](f.Err); ok {
+	if caught, ok := errors.AsType[*base.Panic](f.Err); ok {
 		args = append(args, "stack", string(caught.Stack))
 	}
 	b.cfg.Logger.WarnContext(ctx, "inbox: message not processed", args...)

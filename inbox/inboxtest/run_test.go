@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 )
 
@@ -26,7 +27,7 @@ func TestBrokerSurvivesTheProcessor(t *testing.T) {
 	bubble(t, p, inboxtest.Config{}, func(t *testing.T, b *inboxtest.Broker, _ func()) {
 		publish(t, b, "exits", "panics", "fine")
 		idle(t, b)
-		dead := letters(t, b, inbox.Filter{Class: inbox.ClassDefault})
+		dead := letters(t, b, inbox.Filter{Class: driver.ClassDefault})
 		if len(dead) != 2 || dead[0].Attempts != 6 || dead[1].Attempts != 6 || done != 1 {
 			t.Errorf("dead letters = %+v, done = %d", dead, done)
 		}

@@ -15,8 +15,8 @@ import (
 // The limits of the public surface. What a user must learn grows with each name and each field, so a
 // change that needs more says so here.
 const (
-	maxNames  = 475
-	maxFields = 255
+	maxNames  = 452
+	maxFields = 270
 	maxLeaks  = 12
 )
 

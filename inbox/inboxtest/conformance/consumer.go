@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/ids"
 )
 
@@ -62,7 +63,7 @@ func TestConsumer(t *testing.T, b ConsumerBackend) {
 }
 
 // soon is a policy of two retries soon after one another.
-var soon = inbox.RetryPolicy{MaxRetries: 2, Delay: 50 * time.Millisecond, MaxDelay: 100 * time.Millisecond}
+var soon = inbox.RetryPolicy{MaxAttempts: 3, BaseDelay: 50 * time.Millisecond, MaxDelay: 100 * time.Millisecond}
 
 // runs is a Processor that notes what it was given, one message after the other.
 type runs struct {
@@ -177,7 +178,7 @@ func testConsumerRetries(t *testing.T, f ConsumerFixture) {
 	awaitCount(t, "dead letters", 1, func() int { return len(f.Letters(t)) })
 	awaitCount(t, "messages done", 1, r.finished)
 	letter := f.Letters(t)[0]
-	if letter.Message.ID != always || letter.Class != inbox.ClassDefault || letter.Attempts != 3 || letter.Error != "boom" {
+	if letter.Message.ID != always || letter.Class != driver.ClassDefault || letter.Attempts != 3 || letter.Error != "boom" {
 		t.Errorf("dead letter %+v", letter)
 	}
 	if a, o := fmt.Sprint(r.of(always)), fmt.Sprint(r.of(once)); a != "[1 2 3]" || o != "[1 2]" {
@@ -204,7 +205,7 @@ func testConsumerRefuses(t *testing.T, f ConsumerFixture) {
 	awaitCount(t, "dead letters", len(spoilt), func() int { return len(f.Letters(t)) })
 	awaitCount(t, "messages done", 1, r.finished)
 	for _, letter := range f.Letters(t) {
-		if letter.Class != inbox.ClassValidation || letter.Attempts != 1 {
+		if letter.Class != driver.ClassValidation || letter.Attempts != 1 {
 			t.Errorf("dead letter of %d bytes: class %s after %d attempts: %s", len(letter.Message.Body), letter.Class, letter.Attempts, letter.Error)
 		}
 	}
@@ -234,7 +235,7 @@ func testConsumerPoison(t *testing.T, f ConsumerFixture) {
 		return nil
 	})
 	for _, letter := range f.Letters(t) {
-		if letter.Message.Name != "bad" || letter.Class != inbox.ClassDefault || letter.Attempts != 3 {
+		if letter.Message.Name != "bad" || letter.Class != driver.ClassDefault || letter.Attempts != 3 {
 			t.Errorf("dead letter %s: %s after %d attempts", letter.Message.Name, letter.Class, letter.Attempts)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 )
 
 func testDone(t *testing.T, f Fixture) {
@@ -61,7 +62,7 @@ func testMarkers(t *testing.T, f Fixture) {
 		inbox.Classed(boom, "payment"), fmt.Errorf("a: %w", inbox.Invalid(boom)), inbox.Postpone(boom, 1),
 	} {
 		err := process(t.Context(), t, p, event(1))
-		got, want := inbox.Classify(err), inbox.Classify(result)
+		got, want := driver.Classify(err), driver.Classify(result)
 		got.Err, want.Err = nil, nil
 		if got != want || !errors.Is(err, boom) {
 			t.Errorf("handler's %v came back as %v: %+v, want %+v", result, err, got, want)
@@ -94,11 +95,11 @@ func testConcurrentDuplicates(t *testing.T, f Fixture) {
 func untilDone(t *testing.T, p inbox.Processor, m *inbox.Message) {
 	for {
 		results := p.Process(t.Context(), []*inbox.Message{m})
-		failure := inbox.Classify(results[0])
+		failure := driver.Classify(results[0])
 		if results[0] == nil {
 			return
 		}
-		if failure.Counted || failure.Action == inbox.ActionDead {
+		if failure.Counted || failure.Action == driver.ActionDead {
 			t.Errorf("a concurrent copy counts as a failure: %v", results[0])
 			return
 		}

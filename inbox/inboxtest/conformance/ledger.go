@@ -5,10 +5,11 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 )
 
-// TestLedger holds an inbox.Ledger to what it promises. New returns one without entries.
-func TestLedger(t *testing.T, newLedger func(t *testing.T) inbox.Ledger) {
+// TestLedger holds an driver.Ledger to what it promises. New returns one without entries.
+func TestLedger(t *testing.T, newLedger func(t *testing.T) driver.Ledger) {
 	for name, test := range map[string]func(*testing.T, ledgerTester){
 		"runs":       testLedgerRuns,
 		"leftovers":  testLedgerLeftovers,
@@ -22,7 +23,7 @@ func TestLedger(t *testing.T, newLedger func(t *testing.T) inbox.Ledger) {
 	}
 }
 
-type ledgerTester struct{ inbox.Ledger }
+type ledgerTester struct{ driver.Ledger }
 
 func (l ledgerTester) do(t *testing.T, m *inbox.Message, steps ...string) {
 	t.Helper()

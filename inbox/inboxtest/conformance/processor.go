@@ -12,6 +12,8 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/internal/base"
 	"github.com/holdfast-go/holdfast/internal/ids"
 )
 
@@ -123,8 +125,8 @@ func testRefused(t *testing.T, f Fixture) {
 		"not JSON":           change(func(m *inbox.Message) { m.ContentType = "text/plain" }),
 	} {
 		for range 2 { // nothing is recorded: the second time is no duplicate
-			failure := inbox.Classify(process(t.Context(), t, p, m))
-			if failure.Action != inbox.ActionDead || failure.Class != inbox.ClassValidation {
+			failure := driver.Classify(process(t.Context(), t, p, m))
+			if failure.Action != driver.ActionDead || failure.Class != driver.ClassValidation {
 				t.Errorf("%s: %+v", name, failure)
 			}
 		}
@@ -145,8 +147,8 @@ func testPanic(t *testing.T, f Fixture) {
 	})
 	m := event(1)
 	err := process(t.Context(), t, p, m)
-	caught, ok := errors.AsType[*inbox.PanicError](err)
-	if failure := inbox.Classify(err); !ok || failure.Class != inbox.ClassDefault || failure.Action != inbox.ActionRetry {
+	caught, ok := errors.AsType[*base.Panic](err)
+	if failure := driver.Classify(err); !ok || failure.Class != driver.ClassDefault || failure.Action != driver.ActionRetry {
 		t.Fatalf("error = %v, classified %+v", err, failure)
 	}
 	if caught.Value != "out of order" || !strings.Contains(string(caught.Stack), "testPanic") {
@@ -207,7 +209,7 @@ func testDraining(t *testing.T, f Fixture) {
 	})
 	running, waiting := event(1), event(2)
 	for i, err := range p.Process(ctx, []*inbox.Message{running, waiting}) {
-		if failure := inbox.Classify(err); failure.Action != inbox.ActionReturn || failure.Counted {
+		if failure := driver.Classify(err); failure.Action != driver.ActionReturn || failure.Counted {
 			t.Errorf("message %d: %v classified %+v", i, err, failure)
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/internal/ids"
@@ -163,7 +164,7 @@ func (i *intake) settle() {
 // left counts what is ready in the queue and its retry queues.
 func (i *intake) left() (n int, err error) {
 	queues := []string{inboxQueue}
-	for _, step := range i.job.config().Retry.Steps() {
+	for _, step := range driver.Steps(i.job.config().Retry) {
 		queues = append(queues, fmt.Sprintf("%s.retry.%d", inboxQueue, step.Milliseconds()))
 	}
 	err = onBroker(i.t.Context(), i.job.Broker, func(ch *amqp.Channel) error {

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -42,7 +42,7 @@ func TestInboxCutsItsConnection(t *testing.T) {
 			stop()
 			i.audit()
 			for id, letters := range i.dead() {
-				if i.sent[id] != doCut || len(letters) != 1 || letters[0].Class != inbox.ClassDefault || letters[0].Attempts != inboxRetries+1 {
+				if i.sent[id] != doCut || len(letters) != 1 || letters[0].Class != driver.ClassDefault || letters[0].Attempts != inboxRetries+1 {
 					t.Errorf("message %s, %q: %d dead letters, %s after %d attempts: %s",
 						id, i.sent[id], len(letters), letters[0].Class, letters[0].Attempts, letters[0].Error)
 				}

@@ -9,7 +9,7 @@ import (
 	"github.com/google/uuid"
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 )
@@ -90,7 +90,7 @@ func TestInboxKillerIsQuarantined(t *testing.T) {
 	t.Logf("the process ended %d times", crashes)
 	i.audit()
 	for id, letters := range i.dead() {
-		if i.sent[id] != doKill || letters[0].Class != inbox.ClassQuarantined {
+		if i.sent[id] != doKill || letters[0].Class != driver.ClassQuarantined {
 			t.Errorf("message %s, %q, is dead: %s: %s", id, i.sent[id], letters[0].Class, letters[0].Error)
 		}
 	}

@@ -8,7 +8,7 @@ import (
 	"github.com/google/uuid"
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 )
@@ -21,12 +21,12 @@ var inboxPoisons = []struct {
 	class    string
 	attempts int
 }{
-	{"no JSON", doWell, func(m *amqp.Publishing) { m.Body = m.Body[:10] }, inbox.ClassValidation, 1},
-	{"unknown name", doWell, func(m *amqp.Publishing) { m.Type = "faults.unknown" }, inbox.ClassValidation, 1},
-	{"id of version 4", doWell, func(m *amqp.Publishing) { m.MessageId = uuid.NewString() }, inbox.ClassValidation, 1},
-	{"fails for good", doDead, nil, inbox.ClassUnrecoverable, 1},
-	{"fails always", doFail, nil, inbox.ClassDefault, inboxRetries + 1},
-	{"panics always", doPanic, nil, inbox.ClassDefault, inboxRetries + 1},
+	{"no JSON", doWell, func(m *amqp.Publishing) { m.Body = m.Body[:10] }, driver.ClassValidation, 1},
+	{"unknown name", doWell, func(m *amqp.Publishing) { m.Type = "faults.unknown" }, driver.ClassValidation, 1},
+	{"id of version 4", doWell, func(m *amqp.Publishing) { m.MessageId = uuid.NewString() }, driver.ClassValidation, 1},
+	{"fails for good", doDead, nil, driver.ClassUnrecoverable, 1},
+	{"fails always", doFail, nil, driver.ClassDefault, inboxRetries + 1},
+	{"panics always", doPanic, nil, driver.ClassDefault, inboxRetries + 1},
 }
 
 // One bad message in a hundred slows the good ones down by little, and each ends where it

@@ -98,7 +98,7 @@ func newComeback(t *testing.T) *comeback {
 	}))
 	cfg := inboxamqp.Config{
 		Queue: streamQueue, QueueType: inboxamqp.Classic, Logger: quiet, Health: r.health,
-		KillSwitch: inboxamqp.KillSwitch{Ratio: 0.5, Window: 10}, Retry: inbox.RetryPolicy{Delay: 500 * time.Millisecond, MaxDelay: time.Second},
+		KillSwitch: inboxamqp.KillSwitch{Ratio: 0.5, Window: 10}, Retry: inbox.RetryPolicy{BaseDelay: 500 * time.Millisecond, MaxDelay: time.Second},
 	}
 	direct, err := inboxamqp.NewConsumer(func(context.Context) (*amqp.Connection, error) { return amqp.Dial(b.URL) }, mux, cfg)
 	must(t, err)

@@ -15,6 +15,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/txretry"
@@ -67,7 +68,7 @@ const (
 func (j inboxJob) config() inboxamqp.Config {
 	return inboxamqp.Config{
 		Queue: inboxQueue, Concurrency: j.Concurrency, Batch: j.Batch, MaxCrashes: cmp.Or(j.MaxCrashes, maxCrashes), CallTimeout: 5 * time.Second,
-		Retry:  inbox.RetryPolicy{MaxRetries: inboxRetries, Delay: 50 * time.Millisecond, MaxDelay: 200 * time.Millisecond},
+		Retry:  inbox.RetryPolicy{MaxAttempts: inboxRetries + 1, BaseDelay: 50 * time.Millisecond, MaxDelay: 200 * time.Millisecond},
 		Logger: quiet,
 	}
 }
@@ -185,7 +186,7 @@ func (p *crashProcessor) Process(ctx context.Context, msgs []*inbox.Message) []e
 }
 
 type crashLedger struct {
-	inbox.Ledger
+	driver.Ledger
 	c *crash
 }
 

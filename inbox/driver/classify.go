@@ -1,30 +1,41 @@
-package inbox
+package driver
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/internal/base"
 )
 
-// The classes this package gives. Handlers add their own by Classed.
+// The classes of this SDK. Handlers add their own by inbox.Classed.
 const (
-	ClassDefault       = "default"       // failed too often
-	ClassValidation    = "validation"    // undecodable, unknown name, no valid id
-	ClassUnrecoverable = "unrecoverable" // the handler said so
-	ClassQuarantined   = "quarantined"   // ends the process again and again; not run any more
+	ClassDefault       = "default"            // failed too often
+	ClassValidation    = base.ClassValidation // undecodable, unknown name, no valid id
+	ClassUnrecoverable = "unrecoverable"      // the handler said so
+	ClassQuarantined   = "quarantined"        // ends the process again and again; not run any more
 )
 
-const maxClassBytes = 64
+// The limits of a message.
+const (
+	MaxNameBytes  = base.MaxNameBytes // AMQP allows no longer one either
+	MaxBodyBytes  = base.MaxBodyBytes // RabbitMQ's own bound since 4.0
+	MaxErrorBytes = 1024              // of the error text that a dead letter keeps
+)
+
+// ErrUnavailable is inside every error of inbox.Unavailable: a server that processing needs is
+// down. Returned itself it means the same.
+var ErrUnavailable = base.ErrUnavailable
 
 // ValidClass reports whether a text can be a class: 1 to 64 of a-z, 0-9, dot, hyphen, underscore.
-func ValidClass(class string) bool {
-	if class == "" || len(class) > maxClassBytes {
-		return false
-	}
-	return strings.IndexFunc(class, func(r rune) bool {
-		return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '.' && r != '-' && r != '_'
-	}) < 0
+func ValidClass(class string) bool { return base.ValidClass(class) }
+
+// NewContext returns a context from which inbox.FromContext takes the message in hand. An
+// inbox.Mux makes one for its handlers; other processors call this.
+func NewContext(ctx context.Context, m *inbox.Message) context.Context {
+	return base.NewContext(ctx, m)
 }
 
 // Action is what becomes of a message that was not processed.
@@ -54,7 +65,7 @@ func (a Action) String() string {
 	}
 }
 
-// Failure is what Classify reads out of an error. RetryPolicy.Next turns it into a Decision.
+// Failure is what Classify reads out of an error. Next turns it into a Decision.
 type Failure struct {
 	// Err is the error itself, or says that its methods panic.
 	Err error
@@ -78,7 +89,7 @@ type Failure struct {
 // are judged one by one: any unavailable or postponed one rules the whole; else any
 // recoverable one makes it recoverable, with the longest delay asked for; else it is
 // unrecoverable only when all are; else the default policy holds. The class is the first
-// one named among those that decided; ErrDraining anywhere gives the message back.
+// one named among those that decided; inbox.ErrDraining anywhere gives the message back.
 // An unmarked error has ClassDefault and the default policy; so has one whose own methods
 // panic, and Err then says so. For nil the zero Failure is returned.
 func Classify(err error) (f Failure) {
@@ -94,100 +105,28 @@ func Classify(err error) (f Failure) {
 	// here nor where Err is written to a log.
 	_ = err.Error()
 	f = unmarked(err)
-	if errors.Is(err, ErrDraining) {
+	if errors.Is(err, inbox.ErrDraining) {
 		f.Action, f.Counted = ActionReturn, false
 		return f
 	}
-	v := judge(err)
-	f.After = v.after
-	switch v.kind {
-	case kindUnavailable:
+	v := base.Judge(err)
+	f.After = v.After
+	switch v.Kind {
+	case base.Unavailable:
 		f.Action, f.Counted, f.Unavailable = ActionReturn, false, true
-	case kindPostponed:
+	case base.Postponed:
 		f.Counted, f.Unlimited = false, true
-	case kindRecoverable:
+	case base.Recoverable:
 		f.Unlimited = true
-	case kindUnrecoverable:
+	case base.Unrecoverable:
 		f.Action, f.Class = ActionDead, ClassUnrecoverable
 	}
-	if v.class != "" {
-		f.Class = v.class
+	if v.Class != "" {
+		f.Class = v.Class
 	}
 	return f
 }
 
 func unmarked(err error) Failure {
 	return Failure{Err: err, Class: ClassDefault, Action: ActionRetry, Counted: true}
-}
-
-// verdict is what the markers of an error, or of a part of it, add up to.
-type verdict struct {
-	kind  kind
-	class string
-	after time.Duration
-}
-
-func judge(err error) verdict {
-	switch e := err.(type) {
-	case *markedError:
-		inner := judge(e.err)
-		return e.over(inner)
-	case interface{ Unwrap() []error }:
-		return judgeAll(e.Unwrap())
-	case interface{ Unwrap() error }:
-		if inner := e.Unwrap(); inner != nil {
-			return judge(inner)
-		}
-	}
-	return verdict{}
-}
-
-// over lays the marker over the verdict of the error inside it.
-func (e *markedError) over(inner verdict) verdict {
-	v := inner
-	if e.kind != kindNone {
-		v.kind, v.after = e.kind, e.after
-	}
-	if e.class != "" {
-		v.class = e.class
-	}
-	return v
-}
-
-func judgeAll(errs []error) verdict {
-	var verdicts []verdict
-	decides := kindNone
-	for _, err := range errs {
-		if err == nil {
-			continue
-		}
-		v := judge(err)
-		verdicts = append(verdicts, v)
-		if v.kind > kindUnrecoverable {
-			decides = max(decides, v.kind)
-		}
-	}
-	if decides == kindNone && allUnrecoverable(verdicts) {
-		decides = kindUnrecoverable
-	}
-	joined := verdict{kind: decides}
-	for _, v := range verdicts {
-		if v.kind != decides {
-			continue
-		}
-		joined.after = max(joined.after, v.after)
-		if joined.class == "" {
-			joined.class = v.class
-		}
-	}
-	return joined
-}
-
-func allUnrecoverable(verdicts []verdict) bool {
-	for _, v := range verdicts {
-		if v.kind != kindUnrecoverable {
-			return false
-		}
-	}
-	return len(verdicts) > 0
 }

@@ -1,4 +1,4 @@
-package inbox_test
+package driver_test
 
 import (
 	"errors"
@@ -10,33 +10,34 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/ids"
 )
 
 func TestNewDeadLetter(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	m := message("order.placed", `{}`)
+	m := &inbox.Message{ID: ids.New(), Name: "order.placed", Body: []byte(`{}`), Attempt: 1}
 	m.Attempt = 6
-	d := inbox.NewDeadLetter(m, inbox.Classify(errors.New("boom")), "billing", now)
+	d := driver.NewDeadLetter(m, driver.Classify(errors.New("boom")), "billing", now)
 	if d.Class != "default" || d.Attempts != 6 || d.Error != "boom" || d.Consumer != "billing" ||
-		!d.FirstFailedAt.Equal(now) || !d.LastFailedAt.Equal(now) || d.Message.ID != m.ID {
+		!d.FirstFailedAt.Equal(now) || !d.FailedAt.Equal(now) || d.Message.ID != m.ID {
 		t.Errorf("dead letter = %+v", d)
 	}
 	m.FirstFailedAt = now.Add(-time.Hour)
 	long := errors.New(strings.Repeat("ä", 1000) + "\xff")
-	d = inbox.NewDeadLetter(m, inbox.Classify(long), "billing", now)
-	if !d.FirstFailedAt.Equal(m.FirstFailedAt) || len(d.Error) > inbox.MaxErrorBytes || !utf8.ValidString(d.Error) || !strings.HasSuffix(d.Error, "ä…") {
+	d = driver.NewDeadLetter(m, driver.Classify(long), "billing", now)
+	if !d.FirstFailedAt.Equal(m.FirstFailedAt) || len(d.Error) > driver.MaxErrorBytes || !utf8.ValidString(d.Error) || !strings.HasSuffix(d.Error, "ä…") {
 		t.Errorf("first failure %v, error of %d bytes %q", d.FirstFailedAt, len(d.Error), d.Error)
 	}
 }
 
 func TestDeadLetterQueue(t *testing.T) {
 	t.Parallel()
-	if got := inbox.DeadLetterQueue("", inbox.ClassDefault); got != "failed.default" {
+	if got := driver.DeadLetterQueue("", driver.ClassDefault); got != "failed.default" {
 		t.Error(got)
 	}
-	if got := inbox.DeadLetterQueue("shop.", "payment"); got != "shop.failed.payment" {
+	if got := driver.DeadLetterQueue("shop.", "payment"); got != "shop.failed.payment" {
 		t.Error(got)
 	}
 }
@@ -44,7 +45,7 @@ func TestDeadLetterQueue(t *testing.T) {
 func TestFilter(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	d := inbox.DeadLetter{Message: inbox.Message{ID: ids.New(), Name: "a"}, Class: "default", LastFailedAt: now, Error: "Connection refused"}
+	d := inbox.DeadLetter{Message: inbox.Message{ID: ids.New(), Name: "a"}, Class: "default", FailedAt: now, Error: "Connection refused"}
 	for name, tt := range map[string]struct {
 		filter inbox.Filter
 		want   bool
@@ -62,7 +63,7 @@ func TestFilter(t *testing.T) {
 		"error":       {inbox.Filter{ErrorContains: "connection R"}, true},
 		"other error": {inbox.Filter{ErrorContains: "timeout"}, false},
 	} {
-		if got := tt.filter.Match(d); got != tt.want {
+		if got := driver.Match(tt.filter, d); got != tt.want {
 			t.Errorf("%s: Match = %v", name, got)
 		}
 	}

@@ -1,4 +1,4 @@
-package inbox_test
+package driver_test
 
 import (
 	"testing"
@@ -7,6 +7,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/ids"
 )
 
@@ -28,10 +29,10 @@ func TestReplayRefuses(t *testing.T) {
 		"no id, and nobody knows how long": {uuid.Nil, time.Time{}, false},
 	} {
 		d := inbox.DeadLetter{Message: inbox.Message{ID: tc.id}, FirstFailedAt: tc.failed}
-		if got := (inbox.Replay{}).Refuses(d, now); got != tc.want {
+		if got := driver.Outlived(inbox.Replay{}, d, driver.DefaultRetention, now); got != tc.want {
 			t.Errorf("%s: refused %v", name, got)
 		}
-		if (inbox.Replay{Force: true}).Refuses(d, now) {
+		if driver.Outlived(inbox.Replay{Force: true}, d, driver.DefaultRetention, now) {
 			t.Errorf("%s: refused by force", name)
 		}
 	}
@@ -40,11 +41,11 @@ func TestReplayRefuses(t *testing.T) {
 func TestReplayPause(t *testing.T) {
 	t.Parallel()
 	for perSecond, want := range map[float64]time.Duration{0: 0, 4: 250 * time.Millisecond} {
-		if got := (inbox.Replay{PerSecond: perSecond}).Pause(); got != want {
+		if got := driver.Pause(inbox.Replay{PerSecond: perSecond}); got != want {
 			t.Errorf("%v per second: pause %v, want %v", perSecond, got, want)
 		}
 	}
-	if got := (inbox.Replay{PerSecond: 1e-300}).Pause(); got < 24*time.Hour {
+	if got := driver.Pause(inbox.Replay{PerSecond: 1e-300}); got < 24*time.Hour {
 		t.Errorf("next to nothing per second: pause %v", got)
 	}
 }

@@ -1,4 +1,4 @@
-package inbox_test
+package driver_test
 
 import (
 	"context"
@@ -9,23 +9,25 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/internal/base"
 )
 
 func TestClassify(t *testing.T) {
 	t.Parallel()
 	boom := errors.New("boom")
-	retry := inbox.Failure{Class: "default", Action: inbox.ActionRetry, Counted: true}
-	dead := inbox.Failure{Class: "unrecoverable", Action: inbox.ActionDead, Counted: true}
+	retry := driver.Failure{Class: "default", Action: driver.ActionRetry, Counted: true}
+	dead := driver.Failure{Class: "unrecoverable", Action: driver.ActionDead, Counted: true}
 	recoverable := retry
 	recoverable.Unlimited = true
-	after := func(f inbox.Failure, d time.Duration) inbox.Failure { f.After = d; return f }
-	class := func(f inbox.Failure, c string) inbox.Failure { f.Class = c; return f }
+	after := func(f driver.Failure, d time.Duration) driver.Failure { f.After = d; return f }
+	class := func(f driver.Failure, c string) driver.Failure { f.Class = c; return f }
 
 	for name, tt := range map[string]struct {
 		err  error
-		want inbox.Failure
+		want driver.Failure
 	}{
-		"nil":                        {nil, inbox.Failure{}},
+		"nil":                        {nil, driver.Failure{}},
 		"unmarked":                   {boom, retry},
 		"deadline":                   {context.DeadlineExceeded, retry},
 		"unrecoverable":              {inbox.Unrecoverable(boom), dead},
@@ -38,20 +40,20 @@ func TestClassify(t *testing.T) {
 		"own class, dead":            {inbox.Classed(inbox.Unrecoverable(boom), "payment"), class(dead, "payment")},
 		"own class inside":           {inbox.Unrecoverable(inbox.Classed(boom, "payment")), class(dead, "payment")},
 		"impossible class":           {inbox.Classed(boom, "No Class"), retry},
-		"panic":                      {&inbox.PanicError{Value: "x"}, retry},
-		"panic with an error":        {&inbox.PanicError{Value: inbox.Unrecoverable(boom)}, dead},
+		"panic":                      {&base.Panic{Value: "x"}, retry},
+		"panic with an error":        {&base.Panic{Value: inbox.Unrecoverable(boom)}, dead},
 		"joined: any recoverable":    {errors.Join(inbox.Unrecoverable(boom), boom, inbox.RetryAfter(boom, 2), inbox.RetryAfter(boom, 3)), after(recoverable, 3)},
 		"joined: all unrecoverable":  {errors.Join(inbox.Unrecoverable(boom), inbox.Invalid(boom)), class(dead, "validation")},
 		"joined: some unrecoverable": {errors.Join(inbox.Unrecoverable(boom), boom), retry},
 		"joined: nested":             {errors.Join(boom, fmt.Errorf("%w, %w", boom, inbox.Recoverable(boom))), recoverable},
 		"joined inside a marker":     {inbox.Unrecoverable(errors.Join(boom, inbox.Recoverable(boom))), dead},
-		"postponed":                  {inbox.Postpone(boom, 7), inbox.Failure{Class: "default", Action: inbox.ActionRetry, After: 7, Unlimited: true}},
-		"unavailable":                {inbox.Unavailable(boom), inbox.Failure{Class: "default", Action: inbox.ActionReturn, Unavailable: true}},
-		"unavailable, the sentinel":  {fmt.Errorf("a: %w", inbox.ErrUnavailable), inbox.Failure{Class: "default", Action: inbox.ActionReturn, Unavailable: true}},
-		"joined: unavailable":        {errors.Join(inbox.Unrecoverable(boom), inbox.Unavailable(boom)), inbox.Failure{Class: "default", Action: inbox.ActionReturn, Unavailable: true}},
-		"draining":                   {inbox.Unrecoverable(fmt.Errorf("x: %w", inbox.ErrDraining)), inbox.Failure{Class: "default", Action: inbox.ActionReturn}},
+		"postponed":                  {inbox.Postpone(boom, 7), driver.Failure{Class: "default", Action: driver.ActionRetry, After: 7, Unlimited: true}},
+		"unavailable":                {inbox.Unavailable(boom), driver.Failure{Class: "default", Action: driver.ActionReturn, Unavailable: true}},
+		"unavailable, the sentinel":  {fmt.Errorf("a: %w", driver.ErrUnavailable), driver.Failure{Class: "default", Action: driver.ActionReturn, Unavailable: true}},
+		"joined: unavailable":        {errors.Join(inbox.Unrecoverable(boom), inbox.Unavailable(boom)), driver.Failure{Class: "default", Action: driver.ActionReturn, Unavailable: true}},
+		"draining":                   {inbox.Unrecoverable(fmt.Errorf("x: %w", inbox.ErrDraining)), driver.Failure{Class: "default", Action: driver.ActionReturn}},
 	} {
-		got := inbox.Classify(tt.err)
+		got := driver.Classify(tt.err)
 		if !errors.Is(got.Err, tt.err) {
 			t.Errorf("%s: Err = %v", name, got.Err)
 		}
@@ -71,12 +73,12 @@ func (e *brokenError) Unwrap() error { return e.inner }
 func TestClassifyBrokenError(t *testing.T) {
 	t.Parallel()
 	var broken *brokenError
-	for _, err := range []error{broken, inbox.Unrecoverable(broken), errors.Join(inbox.ErrDraining, broken), &inbox.PanicError{Value: broken}} {
-		f := inbox.Classify(err)
-		if f.Class != inbox.ClassDefault || f.Action != inbox.ActionRetry || !f.Counted {
+	for _, err := range []error{broken, inbox.Unrecoverable(broken), errors.Join(inbox.ErrDraining, broken), &base.Panic{Value: broken}} {
+		f := driver.Classify(err)
+		if f.Class != driver.ClassDefault || f.Action != driver.ActionRetry || !f.Counted {
 			t.Errorf("%T: %+v", err, f)
 		}
-		if letter := inbox.NewDeadLetter(&inbox.Message{}, f, "c", time.Time{}); letter.Error == "" {
+		if letter := driver.NewDeadLetter(&inbox.Message{}, f, "c", time.Time{}); letter.Error == "" {
 			t.Errorf("%T: the dead letter tells no error", err)
 		}
 	}
@@ -93,8 +95,8 @@ func TestMarkersKeepTheError(t *testing.T) {
 		if err.Error() != "boom" || !errors.Is(err, boom) {
 			t.Errorf("%s: %v", name, err)
 		}
-		if errors.Is(err, inbox.ErrUnavailable) != (name == "Unavailable") {
-			t.Errorf("%s: ErrUnavailable = %v", name, errors.Is(err, inbox.ErrUnavailable))
+		if errors.Is(err, driver.ErrUnavailable) != (name == "Unavailable") {
+			t.Errorf("%s: ErrUnavailable = %v", name, errors.Is(err, driver.ErrUnavailable))
 		}
 	}
 	for name, err := range map[string]error{
@@ -114,7 +116,7 @@ func TestValidClass(t *testing.T) {
 		"default": true, "a.b-c_9": true, strings.Repeat("x", 64): true,
 		"": false, "A": false, "a b": false, "ä": false, strings.Repeat("x", 65): false,
 	} {
-		if inbox.ValidClass(class) != want {
+		if driver.ValidClass(class) != want {
 			t.Errorf("ValidClass(%q) = %v", class, !want)
 		}
 	}

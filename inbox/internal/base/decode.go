@@ -1,4 +1,4 @@
-package inbox
+package base
 
 import (
 	"bytes"
@@ -9,32 +9,18 @@ import (
 	"strings"
 )
 
-// MaxBodyBytes is the largest body that Decode reads, RabbitMQ's own bound since 4.0.
-const MaxBodyBytes = 16 << 20
-
-// Decode reads the JSON body of a message. It refuses a content type other than JSON, a
-// body over MaxBodyBytes, anything but exactly one JSON value, and null; members that T
-// does not know are passed over, so that senders may add some. Errors are of class ClassValidation.
-func Decode[T any](m *Message) (T, error) {
-	var v T
-	if err := decode(m, &v); err != nil {
-		var zero T
-		return zero, Invalid(fmt.Errorf("inbox: decode %T: %w", v, err))
-	}
-	return v, nil
-}
-
-func decode(m *Message, v any) error {
-	if !isJSON(m.ContentType) {
+// Decode reads a JSON body into v, a pointer; driver.Decode has the rules.
+func Decode(contentType string, body []byte, v any) error {
+	if !isJSON(contentType) {
 		return errors.New("content type is not JSON")
 	}
-	if len(m.Body) > MaxBodyBytes {
-		return fmt.Errorf("body has %d bytes, more than %d", len(m.Body), MaxBodyBytes)
+	if len(body) > MaxBodyBytes {
+		return fmt.Errorf("body has %d bytes, more than %d", len(body), MaxBodyBytes)
 	}
-	if bytes.Equal(bytes.TrimSpace(m.Body), []byte("null")) {
+	if bytes.Equal(bytes.TrimSpace(body), []byte("null")) {
 		return errors.New("body is null")
 	}
-	if err := json.Unmarshal(m.Body, v); err != nil {
+	if err := json.Unmarshal(body, v); err != nil {
 		return &decodeError{err}
 	}
 	return nil

@@ -1,9 +1,11 @@
-package inbox
+package driver
 
 import (
 	"context"
 
 	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/inbox"
 )
 
 // Ledger keeps, outside the handlers' transactions, what became of messages that did not go
@@ -19,12 +21,12 @@ type Ledger interface {
 	Look(ctx context.Context, consumer string, id uuid.UUID) (LedgerEntry, error)
 	// Start notes that a run of the message begins. For a message with more Replays than
 	// those noted the entry begins anew.
-	Start(ctx context.Context, consumer string, m *Message) error
+	Start(ctx context.Context, consumer string, m *inbox.Message) error
 	// End notes that the process has survived the run: no run is open any more.
-	End(ctx context.Context, consumer string, m *Message) error
+	End(ctx context.Context, consumer string, m *inbox.Message) error
 	// Pass is End for an attempt whose retry is stored elsewhere: what comes with this
 	// Attempt, or one before it, is a leftover from now on.
-	Pass(ctx context.Context, consumer string, m *Message) error
+	Pass(ctx context.Context, consumer string, m *inbox.Message) error
 	// Forget drops the entry.
 	Forget(ctx context.Context, consumer string, id uuid.UUID) error
 }
@@ -38,7 +40,7 @@ type LedgerEntry struct {
 }
 
 // Supersedes reports whether a newer copy than m is known of, so that m is a leftover.
-func (e LedgerEntry) Supersedes(m *Message) bool {
+func (e LedgerEntry) Supersedes(m *inbox.Message) bool {
 	if e.Replays != m.Replays {
 		return e.Replays > m.Replays
 	}
@@ -46,7 +48,7 @@ func (e LedgerEntry) Supersedes(m *Message) bool {
 }
 
 // OpenRuns returns how many runs of m the process has not survived. A replay begins at 0.
-func (e LedgerEntry) OpenRuns(m *Message) int {
+func (e LedgerEntry) OpenRuns(m *inbox.Message) int {
 	if e.Replays < m.Replays {
 		return 0
 	}

@@ -1,4 +1,4 @@
-package inbox_test
+package driver_test
 
 import (
 	"encoding/json"
@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 )
 
 type payload struct {
@@ -20,11 +21,11 @@ func TestDecode(t *testing.T) {
 	t.Parallel()
 	for _, contentType := range []string{"", "application/json", "application/json; charset=utf-8", "application/cloudevents+json", "APPLICATION/JSON"} {
 		m := &inbox.Message{Body: []byte(` {"number": 7, "new": [1]} `), ContentType: contentType}
-		if got, err := inbox.Decode[payload](m); err != nil || got.Number != 7 {
+		if got, err := driver.Decode[payload](m); err != nil || got.Number != 7 {
 			t.Errorf("%q: %+v, %v", contentType, got, err)
 		}
 	}
-	if got, err := inbox.Decode[*payload](&inbox.Message{Body: []byte(`{"number":7}`)}); err != nil || got.Number != 7 {
+	if got, err := driver.Decode[*payload](&inbox.Message{Body: []byte(`{"number":7}`)}); err != nil || got.Number != 7 {
 		t.Errorf("pointer: %+v, %v", got, err)
 	}
 }
@@ -41,10 +42,10 @@ func TestDecodeRefuses(t *testing.T) {
 		"not JSON":     {Body: []byte(`{}`), ContentType: "application/x-protobuf"},
 		"bad type":     {Body: []byte(`{}`), ContentType: ";;"},
 		"deep":         {Body: []byte(`{"more":{"a":` + strings.Repeat("[", 20_000) + strings.Repeat("]", 20_000) + `}}`)},
-		"huge":         {Body: make([]byte, inbox.MaxBodyBytes+1)},
+		"huge":         {Body: make([]byte, driver.MaxBodyBytes+1)},
 	} {
-		got, err := inbox.Decode[payload](m)
-		if f := inbox.Classify(err); f.Class != inbox.ClassValidation || f.Action != inbox.ActionDead {
+		got, err := driver.Decode[payload](m)
+		if f := driver.Classify(err); f.Class != driver.ClassValidation || f.Action != driver.ActionDead {
 			t.Errorf("%s: error %v classified %+v", name, err, f)
 			continue
 		}
@@ -59,11 +60,11 @@ func FuzzDecode(f *testing.F) {
 		f.Add([]byte(seed), "application/json")
 	}
 	f.Fuzz(func(t *testing.T, body []byte, contentType string) {
-		_, err := inbox.Decode[payload](&inbox.Message{Body: body, ContentType: contentType})
+		_, err := driver.Decode[payload](&inbox.Message{Body: body, ContentType: contentType})
 		switch {
 		case err == nil && !json.Valid(body):
 			t.Errorf("accepted %q", body)
-		case err != nil && inbox.Classify(err).Class != inbox.ClassValidation:
+		case err != nil && driver.Classify(err).Class != driver.ClassValidation:
 			t.Errorf("class of %v", err)
 		}
 	})

@@ -1,0 +1,72 @@
+package inbox
+
+import (
+	"log/slog"
+	"time"
+
+	"github.com/google/uuid"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+)
+
+// ConsumerConfig is what the Config of every consumer embeds. The zero value works.
+type ConsumerConfig struct {
+	// Name tells consumers apart in dead letters and on the broker. Default: the queue's name.
+	Name string
+	// Concurrency is how many messages, or batches, are processed at once. Default: 8.
+	Concurrency int
+	// Batch is how many messages are given to the processor together, at most: as many as
+	// have gathered while all workers were busy. It is made for inboxpgx, which then needs
+	// one transaction for all; there a Concurrency of 1 to 4 is enough. Messages that have
+	// failed before are processed one by one. Default: 1.
+	Batch int
+	// Prefetch is how many messages the broker hands out before they are settled: from
+	// Concurrency to 2000. Default: twice Concurrency times Batch, at most 2000.
+	Prefetch int
+	// HandlerTimeout bounds the work on one message, waiting for a rate limit included. A batch
+	// of n messages gets n times as long, together, but no more than a third of the time for
+	// which the broker waits for acknowledgements. The context then ends, and the message has
+	// failed. A handler that has not returned 5 seconds later is reported by the log and by
+	// Ready. Default: 60 s.
+	HandlerTimeout time.Duration
+	// MaxCrashes is how many times in a row the process may end while a message is being
+	// processed, before that is a dead letter of class quarantined. The first crash is not
+	// counted: nothing was noted yet. From the second time on the message runs alone.
+	// It needs a processor that keeps a ledger, as inboxpgx does. Default: 5.
+	MaxCrashes int
+	// DeriveID is called for messages whose id is missing or not a UUID v7, for senders that
+	// set none, and returns the id to use: the same for every copy of a message. uuid.Nil
+	// or a panic refuses the message. Optional; without it all such messages are refused.
+	DeriveID func(m *Message) uuid.UUID
+
+	// Retry says how often and how late a failed message is tried again.
+	Retry RetryPolicy
+	// DeadLetterPrefix is put before the names of the dead-letter queues: the class
+	// validation goes to <prefix>failed.validation. At most 128 bytes. Optional.
+	DeadLetterPrefix string
+	// Classes are the classes with a dead-letter queue of their own, besides default,
+	// validation, unrecoverable and quarantined. A failure of any other class goes to the queue
+	// of default. Optional.
+	Classes []string
+
+	// TimeLimit, MessageLimit and MemoryLimit end Run in good order, so that a supervisor
+	// starts the process afresh: after this time, after this many messages were handed to the
+	// processor, or when the Go runtime holds more than this many bytes. Default: no limit.
+	TimeLimit    time.Duration
+	MessageLimit int
+	MemoryLimit  uint64
+	// ShutdownTimeout is how long Run takes to end, at most. The context of running messages is
+	// cancelled before that, with the cause ErrDraining: a tenth of it, but no more than
+	// 6 s, is left to settle them. Default: 60 s.
+	ShutdownTimeout time.Duration
+
+	// Rand returns numbers from 0 up to 1 that select the jitter of retries. It is called from
+	// many goroutines. Default: math/rand/v2.
+	Rand func() float64
+	// Logger receives failed messages and lost connections. Default: slog.Default().
+	Logger *slog.Logger
+	// TracerProvider makes one span per message, linked to the sender's. Default: the global one.
+	TracerProvider trace.TracerProvider
+	// MeterProvider counts outcomes. Default: the global one.
+	MeterProvider metric.MeterProvider
+}

@@ -1,0 +1,90 @@
+package driver
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/holdfast-go/holdfast/inbox"
+)
+
+// maxPrefetch is the largest window of a consumer: quorum queues allow no more.
+const maxPrefetch = 2000
+
+const (
+	maxConsumerName = 215
+	maxPrefixBytes  = 128
+)
+
+// ConsumerDefaults returns a config with every zero field replaced by its default but for the
+// providers of telemetry, whose nil means the global ones.
+func ConsumerDefaults(c inbox.ConsumerConfig, queue string) inbox.ConsumerConfig {
+	c.Name = cmp.Or(c.Name, queue)
+	c.Concurrency = cmp.Or(c.Concurrency, 8)
+	c.Batch = cmp.Or(c.Batch, 1)
+	c.Prefetch = cmp.Or(c.Prefetch, min(2*c.Concurrency*c.Batch, maxPrefetch))
+	c.HandlerTimeout = cmp.Or(c.HandlerTimeout, 60*time.Second)
+	c.MaxCrashes = cmp.Or(c.MaxCrashes, 5)
+	c.Retry = RetryDefaults(c.Retry)
+	c.ShutdownTimeout = cmp.Or(c.ShutdownTimeout, 60*time.Second)
+	if c.Rand == nil {
+		c.Rand = rand.Float64
+	}
+	c.Logger = cmp.Or(c.Logger, slog.Default())
+	return c
+}
+
+// CheckConsumer returns every violation of a config that has its defaults in one error, naming
+// the fields.
+func CheckConsumer(c inbox.ConsumerConfig) error {
+	var problems []error
+	fail := func(format string, args ...any) {
+		problems = append(problems, fmt.Errorf("inbox: ConsumerConfig."+format, args...))
+	}
+	if len(c.Name) > maxConsumerName {
+		fail("Name has more than %d bytes", maxConsumerName)
+	}
+	if c.Concurrency < 1 || c.Concurrency > maxPrefetch {
+		fail("Concurrency %d is not from 1 to %d", c.Concurrency, maxPrefetch)
+	}
+	if c.Batch < 1 || c.Batch > maxPrefetch {
+		fail("Batch %d is not from 1 to %d", c.Batch, maxPrefetch)
+	}
+	if c.Prefetch < c.Concurrency || c.Prefetch > maxPrefetch {
+		fail("Prefetch %d is not from Concurrency (%d) to %d", c.Prefetch, c.Concurrency, maxPrefetch)
+	}
+	if c.MaxCrashes < 1 {
+		fail("MaxCrashes %d is negative", c.MaxCrashes)
+	}
+	if c.MessageLimit < 0 {
+		fail("MessageLimit %d is negative", c.MessageLimit)
+	}
+	for _, d := range [...]struct {
+		name  string
+		value time.Duration
+	}{{"HandlerTimeout", c.HandlerTimeout}, {"TimeLimit", c.TimeLimit}, {"ShutdownTimeout", c.ShutdownTimeout}} {
+		if d.value < 0 {
+			fail("%s %v is negative", d.name, d.value)
+		}
+	}
+	if len(c.DeadLetterPrefix) > maxPrefixBytes {
+		fail("DeadLetterPrefix has more than %d bytes", maxPrefixBytes)
+	}
+	for _, class := range c.Classes {
+		if !ValidClass(class) {
+			fail("Classes: %q is no valid class", class)
+		}
+	}
+	return errors.Join(errors.Join(problems...), CheckRetry(c.Retry))
+}
+
+// AllClasses are the classes with a dead-letter queue, sorted, without repetition.
+func AllClasses(own []string) []string {
+	all := append([]string{ClassDefault, ClassValidation, ClassUnrecoverable, ClassQuarantined}, own...)
+	slices.Sort(all)
+	return slices.Compact(all)
+}

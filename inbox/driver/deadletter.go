@@ -1,0 +1,134 @@
+package driver
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/ids"
+)
+
+const (
+	maxByBytes     = 128
+	maxReasonBytes = 1000
+)
+
+// NewDeadLetter makes the dead letter of a message that failed at the time now.
+func NewDeadLetter(m *inbox.Message, f Failure, consumer string, now time.Time) inbox.DeadLetter {
+	first := m.FirstFailedAt
+	if first.IsZero() {
+		first = now
+	}
+	var text string
+	if f.Err != nil {
+		text = truncate(f.Err.Error(), MaxErrorBytes)
+	}
+	return inbox.DeadLetter{
+		Message:       *m,
+		Class:         f.Class,
+		Error:         text,
+		Attempts:      max(m.Attempt, 1),
+		FirstFailedAt: first,
+		FailedAt:      now,
+		Consumer:      consumer,
+	}
+}
+
+// DeadLetterQueue returns the name of the queue that holds a class, such as
+// failed.validation; prefix is put before it as it is, and is usually empty.
+func DeadLetterQueue(prefix, class string) string { return prefix + "failed." + class }
+
+// CheckFilter returns an error for a negative Limit, which must not count as none.
+func CheckFilter(f inbox.Filter) error {
+	if f.Limit < 0 {
+		return fmt.Errorf("inbox: Filter.Limit %d is negative", f.Limit)
+	}
+	return nil
+}
+
+// Match reports whether the filter, its Limit aside, selects a dead letter.
+func Match(f inbox.Filter, d inbox.DeadLetter) bool {
+	switch {
+	case len(f.IDs) > 0 && !slices.Contains(f.IDs, d.Message.ID),
+		f.Class != "" && f.Class != d.Class,
+		f.Name != "" && f.Name != d.Message.Name,
+		!f.FailedAfter.IsZero() && d.FailedAt.Before(f.FailedAfter),
+		!f.FailedBefore.IsZero() && !d.FailedAt.Before(f.FailedBefore),
+		f.ErrorContains != "" && !strings.Contains(strings.ToLower(d.Error), strings.ToLower(f.ErrorContains)):
+		return false
+	}
+	return true
+}
+
+// CheckReplay returns every violation in one error, naming the fields.
+func CheckReplay(r inbox.Replay) error {
+	var problems []error
+	if !r.DryRun {
+		problems = append(problems, checkActor("Replay.By", "Replay.Reason", r.By, r.Reason))
+	}
+	if !(r.PerSecond >= 0) || math.IsInf(r.PerSecond, 0) {
+		problems = append(problems, fmt.Errorf("inbox: Replay.PerSecond %v is not a number of at least 0", r.PerSecond))
+	}
+	return errors.Join(problems...)
+}
+
+// CheckRemoval checks who removes dead letters, and why, as inbox.DeadLetters.Remove says.
+func CheckRemoval(by, reason string) error { return checkActor("by", "reason", by, reason) }
+
+func checkActor(byName, reasonName, by, reason string) error {
+	var problems []error
+	if by == "" || len(by) > maxByBytes || !plainText(by) {
+		problems = append(problems, fmt.Errorf("inbox: %s wants 1 to %d bytes of UTF-8 without control characters", byName, maxByBytes))
+	}
+	if len(reason) > maxReasonBytes || !plainText(reason) {
+		problems = append(problems, fmt.Errorf("inbox: %s wants at most %d bytes of UTF-8 without control characters", reasonName, maxReasonBytes))
+	}
+	return errors.Join(problems...)
+}
+
+func plainText(s string) bool {
+	return utf8.ValidString(s) && !strings.ContainsFunc(s, unicode.IsControl)
+}
+
+// Outlived reports whether a dead letter is too old to be returned now: what was processed is
+// remembered for retention only. A letter whose own id is no UUID v7, since its consumer
+// derives one, is as old as its first failure.
+func Outlived(r inbox.Replay, d inbox.DeadLetter, retention time.Duration, now time.Time) bool {
+	born := d.FirstFailedAt
+	if ids.Check(d.Message.ID) == nil {
+		born = time.UnixMilli(int64(binary.BigEndian.Uint64(d.Message.ID[:8]) >> 16))
+	}
+	if r.Force || born.IsZero() {
+		return false
+	}
+	return now.Sub(born) > retention
+}
+
+// Pause is the time from one returned message to the next.
+func Pause(r inbox.Replay) time.Duration {
+	if r.PerSecond == 0 {
+		return 0
+	}
+	return time.Duration(min(float64(time.Second)/r.PerSecond, math.MaxInt64/2)) // it may be next to nothing
+}
+
+// truncate cuts a text to at most n bytes of valid UTF-8.
+func truncate(s string, n int) string {
+	const tail = "…"
+	s = strings.ToValidUTF8(s, "\uFFFD")
+	if len(s) <= n {
+		return s
+	}
+	cut := n - len(tail)
+	for cut > 0 && !utf8.RuneStart(s[cut]) {
+		cut--
+	}
+	return s[:cut] + tail
+}
