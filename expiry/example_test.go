@@ -16,7 +16,7 @@ import (
 // and Emit writes to the outbox.
 func Example() {
 	ctx := context.Background()
-	manager := txretrytest.NewManager(txretrytest.Config{})
+	manager := txretrytest.New(txretrytest.Config{})
 	holds := expirytest.NewTable()
 	store, err := expirytest.NewStore(manager, expirytest.Config{
 		Active: holds.Active,

@@ -32,7 +32,7 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{manager: txretrytest.NewManager(txretrytest.Config{}), table: expirytest.NewTable(), when: map[string]time.Time{}}
+	w := &world{manager: txretrytest.New(txretrytest.Config{}), table: expirytest.NewTable(), when: map[string]time.Time{}}
 	w.store = w.emitting(t, func(context.Context, []expiry.Row) error { return nil })
 	return w
 }

@@ -14,9 +14,9 @@ import (
 
 func Example() {
 	ctx := context.Background()
-	manager := txretrytest.NewManager(txretrytest.Config{}) // txretry.New on Postgres
-	store := outboxtest.NewStore()                          // outboxpgx.NewWriter and NewSource on Postgres
-	publisher := outboxtest.NewPublisher()                  // outboxamqp or outboxredis
+	manager := txretrytest.New(txretrytest.Config{}) // txretry.New on Postgres
+	store := outboxtest.NewStore()                   // outboxpgx.NewWriter and NewSource on Postgres
+	publisher := outboxtest.NewPublisher()           // outboxamqp or outboxredis
 
 	place := func(order string, fail error) error {
 		return manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {

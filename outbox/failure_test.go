@@ -112,7 +112,7 @@ func TestUnavailableCostsNothingAndResumes(t *testing.T) {
 func TestOneTransportDownLeavesTheOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		manager, store := txretrytest.NewManager(txretrytest.Config{}), outboxtest.NewStore()
+		manager, store := txretrytest.New(txretrytest.Config{}), outboxtest.NewStore()
 		good, bad := outboxtest.NewPublisher(), outboxtest.NewPublisher()
 		bad.Respond(func(outbox.Message) error { return failure(outbox.Unavailable) })
 		relay, err := outbox.NewRelay(store, outbox.Transports{"": good, "other": bad},
@@ -179,7 +179,7 @@ func (silent) Publish(ctx context.Context, _ outbox.Message, done func(error)) {
 func TestNoConfirmIsUnavailable(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		manager, store := txretrytest.NewManager(txretrytest.Config{}), outboxtest.NewStore()
+		manager, store := txretrytest.New(txretrytest.Config{}), outboxtest.NewStore()
 		relay, err := outbox.NewRelay(store, outbox.Transports{"": silent{}}, outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)
@@ -217,7 +217,7 @@ func (u *unruly) Publish(_ context.Context, m outbox.Message, done func(error)) 
 func TestUnrulyPublisher(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		manager, store := txretrytest.NewManager(txretrytest.Config{}), outboxtest.NewStore()
+		manager, store := txretrytest.New(txretrytest.Config{}), outboxtest.NewStore()
 		publisher := &unruly{}
 		relay, err := outbox.NewRelay(store, outbox.Transports{"": publisher}, outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {

@@ -34,7 +34,7 @@ func inBubble(t *testing.T, cfg outbox.RelayConfig, fn func(b *bench)) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := &bench{
-			T: t, manager: txretrytest.NewManager(txretrytest.Config{}),
+			T: t, manager: txretrytest.New(txretrytest.Config{}),
 			store: outboxtest.NewStore(), publisher: outboxtest.NewPublisher(),
 		}
 		cfg.Logger = slog.New(slog.DiscardHandler)

@@ -22,7 +22,7 @@ type halfFull struct{ *outboxtest.Publisher }
 
 func (halfFull) Window() (used, size int) { return 5, 10 }
 
-func newManager() *txretrytest.Manager { return txretrytest.NewManager(txretrytest.Config{}) }
+func newManager() *txretrytest.Manager { return txretrytest.New(txretrytest.Config{}) }
 
 // measured is a bench with a second transport, "w", that tells of its window.
 func measured(t *testing.T, source func(*outboxtest.Store) outbox.Source, fn func(b *bench, r *metrictest.Recorder)) {

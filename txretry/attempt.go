@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/holdfast-go/holdfast/txretry/internal/session"
+	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // result is what became of one attempt.
@@ -40,7 +40,7 @@ func (c *call) attempt(ctx context.Context) result {
 	}
 	t := c.transaction(ctx, s)
 	defer c.release(ctx, t)
-	if s.State() == session.Idle { // AtBegin was a COMMIT or ROLLBACK
+	if s.State() == driver.Idle { // AtBegin was a COMMIT or ROLLBACK
 		c.outcome = Unknown
 		return result{err: because("AtBegin ended the transaction", ErrManaged, nil), phase: PhaseBegin}
 	}
@@ -52,7 +52,7 @@ func (c *call) attempt(ctx context.Context) result {
 	t.close()
 	c.lap(&c.phases.Fn)
 	switch {
-	case s.State() == session.Idle:
+	case s.State() == driver.Idle:
 		c.outcome = Unknown
 		return result{err: endedByFn(err), phase: PhaseFn}
 	case err != nil:
@@ -65,7 +65,7 @@ func (c *call) attempt(ctx context.Context) result {
 
 // transaction returns the state of a new attempt. Only the first one can live
 // in the call itself: handles of an earlier attempt must stay stale.
-func (c *call) transaction(ctx context.Context, s session.Session) *transaction {
+func (c *call) transaction(ctx context.Context, s driver.Session) *transaction {
 	t := &c.first
 	if c.attempts > 1 {
 		t = new(transaction)
@@ -76,7 +76,7 @@ func (c *call) transaction(ctx context.Context, s session.Session) *transaction 
 
 // release rolls back what has not ended and gives the connection back.
 func (c *call) release(ctx context.Context, t *transaction) {
-	if c.last == t && !t.done.Load() && t.session.State() == session.Idle {
+	if c.last == t && !t.done.Load() && t.session.State() == driver.Idle {
 		c.outcome = Unknown // fn ended the transaction by a statement, then panicked
 	}
 	t.done.Store(true)
@@ -84,7 +84,7 @@ func (c *call) release(ctx context.Context, t *transaction) {
 }
 
 // end rolls back what has not ended and gives the connection back.
-func (c *call) end(ctx context.Context, s session.Session, committed bool) {
+func (c *call) end(ctx context.Context, s driver.Session, committed bool) {
 	defer s.Close()
 	if committed {
 		return
@@ -125,13 +125,13 @@ func (c *call) commit(t *transaction) result {
 	c.outcome = Unknown // unless it returns: a tracer may panic
 	outcome, err := t.session.Commit((*detached)(&t.ctx), c.opts.CommitTimeout, t.atCommit)
 	switch outcome {
-	case session.Committed:
+	case driver.Committed:
 		c.outcome, t.committed = Committed, true
 		return result{}
-	case session.RolledBack:
+	case driver.RolledBack:
 		c.outcome = RolledBack
 		res := c.failedIn(PhaseCommit, err)
-		res.again = res.again || errors.Is(err, session.ErrNotSent)
+		res.again = res.again || errors.Is(err, driver.ErrNotSent)
 		return res
 	}
 	if c.opts.ReadOnly { // it has no effect that could be unknown
@@ -149,7 +149,7 @@ func endedByFn(err error) error {
 }
 
 // onStandby says so if a statement failed because the server is a hot standby.
-func onStandby(s session.Session, err error) error {
+func onStandby(s driver.Session, err error) error {
 	var answer *pgconn.PgError
 	if errors.As(err, &answer) && (answer.Code == "25006" || answer.Code == "0A000") && s.Standby() {
 		return fmt.Errorf("%w: %w", ErrStandby, err)
@@ -161,11 +161,11 @@ func onStandby(s session.Session, err error) error {
 // transaction is rolled back for certain.
 func committable(t *transaction) error {
 	switch t.session.State() {
-	case session.Failed:
+	case driver.Failed:
 		return because("rolled back: a statement failed and fn returned nil", pgx.ErrTxCommitRollback, onStandby(t.session, t.failure))
-	case session.Lost:
+	case driver.Lost:
 		return because("rolled back: connection lost before COMMIT", pgx.ErrTxCommitRollback, t.failure)
-	case session.Busy:
+	case driver.Busy:
 		return because("rolled back: fn returned with the rows of a query still open", pgx.ErrTxCommitRollback, nil)
 	}
 	if t.broken != nil {

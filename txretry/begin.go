@@ -8,7 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/holdfast-go/holdfast/txretry/internal/session"
+	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // maxBeginCache bounds the memory of a caller that computes its timeouts.
@@ -32,10 +32,10 @@ func (o *Options) beginKey() beginKey {
 // beginCache renders each begin message once.
 type beginCache struct {
 	mu    sync.RWMutex
-	specs map[beginKey]*session.Spec
+	specs map[beginKey]*driver.Spec
 }
 
-func (c *beginCache) spec(key beginKey) *session.Spec {
+func (c *beginCache) spec(key beginKey) *driver.Spec {
 	c.mu.RLock()
 	spec, ok := c.specs[key]
 	c.mu.RUnlock()
@@ -47,7 +47,7 @@ func (c *beginCache) spec(key beginKey) *session.Spec {
 	defer c.mu.Unlock()
 	if len(c.specs) < maxBeginCache {
 		if c.specs == nil {
-			c.specs = make(map[beginKey]*session.Spec)
+			c.specs = make(map[beginKey]*driver.Spec)
 		}
 		c.specs[key] = spec
 	}
@@ -56,7 +56,7 @@ func (c *beginCache) spec(key beginKey) *session.Spec {
 
 // spec renders one message, so that the settings cost no round trip of their
 // own. All of its parts are validated: no text of a user gets into it.
-func (k beginKey) spec() *session.Spec {
+func (k beginKey) spec() *driver.Spec {
 	begin := "begin isolation level " + string(k.isolation)
 	if k.readOnly {
 		begin += " read only"
@@ -72,7 +72,7 @@ func (k beginKey) spec() *session.Spec {
 	if k.wantsXID {
 		parts = append(parts, "select pg_current_xact_id()")
 	}
-	spec := &session.Spec{SQL: strings.Join(parts, "; "), Parts: parts, ReadOnly: k.readOnly, WantsXID: k.wantsXID}
+	spec := &driver.Spec{SQL: strings.Join(parts, "; "), Parts: parts, ReadOnly: k.readOnly, WantsXID: k.wantsXID}
 	if k.transactionTimeout != 0 {
 		spec.MinVersion, spec.Needs = 17, "TransactionTimeout"
 	}

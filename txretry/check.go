@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/internal/check"
-	"github.com/holdfast-go/holdfast/txretry/internal/session"
+	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // Finding is one thing that is mis-set on the server or the pool.
@@ -35,7 +35,7 @@ func (m *Manager) Check(ctx context.Context) ([]Finding, error) {
 	if !ok {
 		return nil, nil
 	}
-	facts, err := source.facts(ctx, session.Limits{Acquire: m.cfg.AcquireTimeout, Begin: m.cfg.BeginTimeout})
+	facts, err := source.facts(ctx, driver.Limits{Acquire: m.cfg.AcquireTimeout, Begin: m.cfg.BeginTimeout})
 	if err != nil {
 		return nil, fmt.Errorf("txretry: check: %w", err)
 	}
@@ -70,7 +70,7 @@ type serverFacts struct {
 	Standby, ReadOnly               bool
 }
 
-func (p poolSource) facts(ctx context.Context, limits session.Limits) (f serverFacts, err error) {
+func (p poolSource) facts(ctx context.Context, limits driver.Limits) (f serverFacts, err error) {
 	conn, err := p.acquire(ctx, limits)
 	if err != nil {
 		return f, err

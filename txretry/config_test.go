@@ -52,7 +52,7 @@ func checkDelays(t *testing.T, jitter txretry.Jitter, random float64, wants [5]t
 		script[i] = txretrytest.Fault{Point: txretrytest.AtCommit, SQLSTATE: "40001"}
 	}
 	var slept time.Duration
-	m := txretrytest.NewManager(txretrytest.Config{
+	m := txretrytest.New(txretrytest.Config{
 		Script: script,
 		Retry: txretry.Config{
 			Jitter: jitter, Rand: func() float64 { return random },

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/holdfast-go/holdfast/txretry/internal/session"
+	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // errTooLate is the error of an attempt that is not begun.
@@ -38,7 +38,7 @@ func (c *call) tooLate(ctx context.Context) error {
 }
 
 // spec returns the begin message, its lock_timeout lowered to the time left.
-func (c *call) spec(ctx context.Context) (*session.Spec, error) {
+func (c *call) spec(ctx context.Context) (*driver.Spec, error) {
 	key := c.opts.beginKey()
 	left, bounded := c.timeLeft(ctx)
 	if !bounded || left >= key.lockTimeout {

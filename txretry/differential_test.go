@@ -75,7 +75,7 @@ func fakeBackend() backend {
 			return txretrytest.FailAtCommit(tx, answer(sqlstate))
 		},
 	}, func(cfg txretry.Config, script []txretrytest.Fault) txretry.Transactor {
-		return txretrytest.NewManager(txretrytest.Config{Retry: cfg, Script: script})
+		return txretrytest.New(txretrytest.Config{Retry: cfg, Script: script})
 	}}
 }
 

@@ -80,7 +80,7 @@
 //
 //   - It may run several times: no effects but through tx, [AtBegin], [AtCommit],
 //     [AfterCommit] and [AfterRollback], and captured variables are set anew each
-//     time. (txretrytest.Rehearsal finds where that is forgotten.)
+//     time. (txretrytest.Rehearse finds where that is forgotten.)
 //   - It does not end the transaction: Commit and Rollback on tx give
 //     [ErrManaged]. tx.Begin starts a savepoint, whose handle has both; effects
 //     registered while it is open are dropped when it rolls back.

@@ -17,7 +17,7 @@ var errSoldOut = errors.New("sold out")
 // fail with a serialization failure: the function runs again, its effect is
 // there once.
 func Example() {
-	manager := txretrytest.NewManager(txretrytest.Config{
+	manager := txretrytest.New(txretrytest.Config{
 		Script: []txretrytest.Fault{{Point: txretrytest.AtCommit, SQLSTATE: "40001"}},
 	})
 	free := 1
@@ -41,7 +41,7 @@ func Example() {
 
 // A caller tells the errors of Do apart by type.
 func ExampleLockTimeoutError() {
-	manager := txretrytest.NewManager(txretrytest.Config{
+	manager := txretrytest.New(txretrytest.Config{
 		Script: []txretrytest.Fault{{Point: txretrytest.AtEnd, SQLSTATE: "55P03"}},
 		Retry:  txretry.Config{MaxAttempts: 1},
 	})
@@ -57,7 +57,7 @@ func ExampleLockTimeoutError() {
 // The reply of the first COMMIT is lost, and nothing was applied. A resolver
 // finds that out, so the function can run again.
 func ExampleXactStatus() {
-	manager := txretrytest.NewManager(txretrytest.Config{
+	manager := txretrytest.New(txretrytest.Config{
 		Script: []txretrytest.Fault{{Point: txretrytest.ReplyLostNotApplied}},
 		Retry:  txretry.Config{Resolver: txretry.XactStatus()},
 	})
@@ -71,7 +71,7 @@ func ExampleXactStatus() {
 
 // A function that is a transaction of its own, or part of a larger one.
 func ExampleNestedSavepoint() {
-	manager := txretrytest.NewManager(txretrytest.Config{})
+	manager := txretrytest.New(txretrytest.Config{})
 	hold := func(ctx context.Context, seat string) error {
 		opts := txretry.Options{Name: "seat.hold", Nested: txretry.NestedSavepoint}
 		return manager.DoWith(ctx, opts, func(_ context.Context, tx pgx.Tx) error {

@@ -12,21 +12,21 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
-	"github.com/holdfast-go/holdfast/txretry/internal/session"
+	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 func TestFate(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	source := poolSource{pool}
-	limits := session.Limits{Acquire: time.Minute, Begin: time.Minute}
-	want := func(xid string, want session.Outcome, wantErr error) {
+	limits := driver.Limits{Acquire: time.Minute, Begin: time.Minute}
+	want := func(xid string, want driver.Outcome, wantErr error) {
 		t.Helper()
 		if got, err := source.Fate(t.Context(), limits, xid); got != want || !errors.Is(err, wantErr) {
 			t.Errorf("fate of %s: %v, error %v, want %v, %v", xid, got, err, want, wantErr)
 		}
 	}
-	begin := func() (s session.Session, xid string) {
+	begin := func() (s driver.Session, xid string) {
 		t.Helper()
 		s, err := source.Acquire(t.Context(), limits)
 		if err != nil {
@@ -37,7 +37,7 @@ func TestFate(t *testing.T) {
 		}
 		return s, s.XID()
 	}
-	for end, outcome := range map[string]session.Outcome{"commit": session.Committed, "rollback": session.RolledBack} {
+	for end, outcome := range map[string]driver.Outcome{"commit": driver.Committed, "rollback": driver.RolledBack} {
 		s, xid := begin()
 		if _, err := s.Tx().Exec(t.Context(), end); err != nil {
 			t.Error(err)
@@ -57,21 +57,21 @@ func TestFate(t *testing.T) {
 		}
 		return err
 	})
-	want(xid, session.Unknown, nil)
-	want(xid, session.Unknown, nil) // it was left alone
+	want(xid, driver.Unknown, nil)
+	want(xid, driver.Unknown, nil) // it was left alone
 	wake()
 	sleeping.Wait()
 	busy.Close()
 	abandoned, xid := begin()
 	testenv.Eventually(t, time.Minute, func() error {
-		if got, err := source.Fate(t.Context(), limits, xid); got != session.RolledBack {
+		if got, err := source.Fate(t.Context(), limits, xid); got != driver.RolledBack {
 			return fmt.Errorf("fate %v, error %w", got, err)
 		}
 		return nil
 	})
 	_ = abandoned.Rollback(t.Context()) // the server has closed the connection
 	abandoned.Close()
-	want("4000000000000", session.Unknown, session.ErrForgotten)
+	want("4000000000000", driver.Unknown, driver.ErrForgotten)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := source.Fate(ctx, limits, "1"); !errors.Is(err, context.Canceled) {

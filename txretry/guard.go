@@ -7,7 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/holdfast-go/holdfast/txretry/internal/session"
+	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // rowSlack is how much of its time a row may lack: a deadline is not set anew for every row.
@@ -55,7 +55,7 @@ func (g *guard) answered(ctx context.Context, err error) error {
 		return err
 	}
 	g.silent = true
-	return fmt.Errorf("%w: %w", session.ErrSilent, err)
+	return fmt.Errorf("%w: %w", driver.ErrSilent, err)
 }
 
 // clear leaves the connection without a deadline.

@@ -10,14 +10,14 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
-	"github.com/holdfast-go/holdfast/txretry/internal/session"
+	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // impatient returns a transaction that gives the server little time.
 func impatient(t *testing.T, url string, patience time.Duration) pgx.Tx {
 	t.Helper()
 	source := poolSource{pgtest.Pool(t, url, 1)}
-	s, err := source.Acquire(t.Context(), session.Limits{Acquire: time.Minute, Begin: time.Minute, Statement: patience})
+	s, err := source.Acquire(t.Context(), driver.Limits{Acquire: time.Minute, Begin: time.Minute, Statement: patience})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,13 +7,13 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/holdfast-go/holdfast/txretry/internal/session"
+	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // transaction is the state that the handle given to fn and the nested handles
 // below it share during one attempt.
 type transaction struct {
-	session   session.Session
+	session   driver.Session
 	isolation pgx.TxIsoLevel
 	readOnly  bool
 	ctx       fnContext
@@ -24,7 +24,7 @@ type transaction struct {
 	// What happens with and after the end. A savepoint remembers how long the
 	// first two lists were, whichever handle they were filled through: what the
 	// server executes while a savepoint is open belongs to that savepoint.
-	atCommit      []session.Statement
+	atCommit      []driver.Statement
 	afterCommit   []func()
 	afterRollback []func()
 	savepoints    []savepoint // open ones, outermost first
@@ -44,7 +44,7 @@ type handle struct {
 }
 
 // open prepares the state of a new transaction.
-func (t *transaction) open(ctx context.Context, m *Manager, s session.Session, isolation pgx.TxIsoLevel, readOnly bool) {
+func (t *transaction) open(ctx context.Context, m *Manager, s driver.Session, isolation pgx.TxIsoLevel, readOnly bool) {
 	t.session, t.isolation, t.readOnly = s, isolation, readOnly
 	t.ctx = fnContext{ctx, t, m.marker}
 	t.root = handle{t: t, managed: true}
@@ -60,7 +60,7 @@ func (t *transaction) close() {
 // of fn who lose it.
 func (t *transaction) record(err error) error {
 	if err != nil && t.failure == nil && !t.done.Load() {
-		if state := t.session.State(); state == session.Failed || state == session.Lost {
+		if state := t.session.State(); state == driver.Failed || state == driver.Lost {
 			t.failure = err
 		}
 	}
@@ -91,7 +91,7 @@ func (h *handle) closed() bool {
 
 // Statement lets txretrytest run what stands for a statement on the fake below
 // a handle.
-func (h *handle) Statement(run func(s session.Session) error) error {
+func (h *handle) Statement(run func(s driver.Session) error) error {
 	if h.closed() {
 		return pgx.ErrTxClosed
 	}
@@ -128,16 +128,16 @@ func (h *handle) AtCommitExplained(explain func(error) error, sql string, args .
 	if h.closed() {
 		return false
 	}
-	h.t.atCommit = append(h.t.atCommit, session.Statement{SQL: sql, Args: args, Explain: explain})
+	h.t.atCommit = append(h.t.atCommit, driver.Statement{SQL: sql, Args: args, Explain: explain})
 	return true
 }
 
 // EffectAtCommit is AtCommit for txretrytest.
-func (h *handle) EffectAtCommit(e session.Effect) bool {
+func (h *handle) EffectAtCommit(e driver.Effect) bool {
 	if h.closed() {
 		return false
 	}
-	h.t.atCommit = append(h.t.atCommit, session.Statement{Effect: &e})
+	h.t.atCommit = append(h.t.atCommit, driver.Statement{Effect: &e})
 	return true
 }
 

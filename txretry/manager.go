@@ -11,7 +11,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/backoff"
 	base "github.com/holdfast-go/holdfast/internal/telemetry"
-	"github.com/holdfast-go/holdfast/txretry/internal/session"
+	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // Transactor runs functions in retried transactions. [*Manager] and the fake
@@ -28,7 +28,7 @@ type Transactor interface {
 // Manager runs transactions on a pool and retries them as a whole. It is safe
 // for concurrent use.
 type Manager struct {
-	source    session.Source
+	source    driver.Source
 	cfg       Config
 	policy    backoff.Policy
 	begin     beginCache
@@ -48,9 +48,9 @@ func New(pool *pgxpool.Pool, cfg Config) (*Manager, error) {
 	return NewOver(poolSource{pool}, cfg)
 }
 
-// NewOver returns a Manager over another source of transactions. It serves
-// txretrytest: the type of source cannot be met outside this package.
-func NewOver(source session.Source, cfg Config) (*Manager, error) {
+// NewOver returns a Manager over another source of transactions than a pool, as sql.OpenDB does:
+// one that hands out its own connections, or the memory of txretrytest.
+func NewOver(source driver.Source, cfg Config) (*Manager, error) {
 	if source == nil {
 		return nil, errors.New("txretry: source is nil")
 	}
@@ -70,6 +70,15 @@ func NewOver(source session.Source, cfg Config) (*Manager, error) {
 		telemetry: tel,
 		marker:    running{source},
 	}, nil
+}
+
+// Pool returns the pool given to New, or that of a source which is a driver.Pooler; nil if there is
+// none, as on a fake.
+func (m *Manager) Pool() *pgxpool.Pool {
+	if p, ok := m.source.(driver.Pooler); ok {
+		return p.Pool()
+	}
+	return nil
 }
 
 // Do begins a transaction, runs fn in it and commits if fn returns nil; else it

@@ -7,7 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/holdfast-go/holdfast/txretry/internal/session"
+	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // nested runs fn in a savepoint of the transaction t, or refuses to.
@@ -41,7 +41,7 @@ func (m *Manager) nested(ctx context.Context, t *transaction, opts Options, fn f
 	}()
 	err = fn(ctx, sp)
 	t.settle()
-	if err == nil && t.session.State() == session.Failed {
+	if err == nil && t.session.State() == driver.Failed {
 		err = because("savepoint rolled back: a statement failed and fn returned nil", pgx.ErrTxCommitRollback, t.failure)
 	}
 	ended = true

@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/holdfast-go/holdfast/txretry/internal/session"
+	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // maxBegins is how often an attempt sends BEGIN at most.
@@ -20,12 +20,12 @@ const maxBegins = 3
 // The server keeps the answer to BEGIN back until AtBegin is done, too: the second time it has as long
 // as for a statement, lest one that waits for a lock is given up again and again.
 // The session is nil if there is none.
-func (c *call) open(ctx context.Context) (session.Session, pgconn.CommandTag, result) {
+func (c *call) open(ctx context.Context) (driver.Session, pgconn.CommandTag, result) {
 	limits, start := c.limits(), time.Now()
 	for n := 1; ; n++ {
 		s, tag, failed := c.begin(ctx, limits)
 		limits.Acquire = c.m.cfg.AcquireTimeout - time.Since(start)
-		if s != nil || n == maxBegins || limits.Acquire <= 0 || !errors.Is(failed.err, session.ErrNotBegun) {
+		if s != nil || n == maxBegins || limits.Acquire <= 0 || !errors.Is(failed.err, driver.ErrNotBegun) {
 			return s, tag, failed
 		}
 		limits.Begin *= 2
@@ -43,13 +43,13 @@ func (c *call) logLost(ctx context.Context, err error) {
 	}
 }
 
-func (c *call) limits() session.Limits {
+func (c *call) limits() driver.Limits {
 	begin := c.m.cfg.BeginTimeout
-	return session.Limits{Acquire: c.m.cfg.AcquireTimeout, Begin: begin, First: begin, Statement: c.opts.patience()}
+	return driver.Limits{Acquire: c.m.cfg.AcquireTimeout, Begin: begin, First: begin, Statement: c.opts.patience()}
 }
 
 // begin sends BEGIN once. If it fails, or panics, no connection is held afterwards.
-func (c *call) begin(ctx context.Context, limits session.Limits) (begun session.Session, tag pgconn.CommandTag, failed result) {
+func (c *call) begin(ctx context.Context, limits driver.Limits) (begun driver.Session, tag pgconn.CommandTag, failed result) {
 	s, err := c.m.source.Acquire(ctx, limits)
 	c.lap(&c.phases.Acquire)
 	if err != nil {
@@ -69,7 +69,7 @@ func (c *call) begin(ctx context.Context, limits session.Limits) (begun session.
 	c.lap(&c.phases.Begin)
 	if err != nil {
 		failed = c.failedIn(PhaseBegin, fmt.Errorf("txretry: begin: %w", onStandby(s, err)))
-		failed.outOfOrder = s.State() == session.Lost && ctx.Err() == nil
+		failed.outOfOrder = s.State() == driver.Lost && ctx.Err() == nil
 		return nil, tag, failed
 	}
 	return s, tag, result{}

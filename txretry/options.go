@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/holdfast-go/holdfast/txretry/internal/session"
+	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // Options are the settings of one call. Every zero field that [Config] has too
@@ -69,11 +69,11 @@ type AtBegin struct {
 }
 
 // statement is nil if there is none.
-func (a *AtBegin) statement() *session.Statement {
+func (a *AtBegin) statement() *driver.Statement {
 	if a.SQL == "" {
 		return nil
 	}
-	return &session.Statement{SQL: a.SQL, Args: a.Args}
+	return &driver.Statement{SQL: a.SQL, Args: a.Args}
 }
 
 // Nested is what becomes of a Do inside the fn of another Do.

@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/holdfast-go/holdfast/txretry/internal/session"
+	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // farewell is how long a connection that was closed may take to tell the server so. pgx would take
@@ -20,7 +20,10 @@ const farewell = time.Second
 // poolSource hands out the connections of a pool.
 type poolSource struct{ pool *pgxpool.Pool }
 
-func (p poolSource) Acquire(ctx context.Context, limits session.Limits) (session.Session, error) {
+// Pool makes it a driver.Pooler.
+func (p poolSource) Pool() *pgxpool.Pool { return p.pool }
+
+func (p poolSource) Acquire(ctx context.Context, limits driver.Limits) (driver.Session, error) {
 	conn, err := p.acquire(ctx, limits)
 	if err != nil {
 		return nil, err
@@ -32,7 +35,7 @@ func (p poolSource) Acquire(ctx context.Context, limits session.Limits) (session
 
 // acquire first waits for a short time: the pool pings a connection that was idle, and a ping that
 // is not answered is given up then, and the other idle connections are looked at.
-func (p poolSource) acquire(ctx context.Context, limits session.Limits) (*pgxpool.Conn, error) {
+func (p poolSource) acquire(ctx context.Context, limits driver.Limits) (*pgxpool.Conn, error) {
 	start := time.Now()
 	conn, err := p.acquireWithin(ctx, min(limits.Begin, limits.Acquire))
 	if left := limits.Acquire - time.Since(start); errors.Is(err, errNoConnection) && left > 0 {
@@ -106,10 +109,10 @@ const askFate = `select pg_xact_status(x), (
 
 // Fate reads what pg_xact_status says. It does not know an id of the future,
 // as after a failover (22023), or of a past whose log is gone (NULL).
-func (p poolSource) Fate(ctx context.Context, limits session.Limits, xid string) (session.Outcome, error) {
+func (p poolSource) Fate(ctx context.Context, limits driver.Limits, xid string) (driver.Outcome, error) {
 	conn, err := p.acquire(ctx, limits)
 	if err != nil {
-		return session.Unknown, err
+		return driver.Unknown, err
 	}
 	g := guard{conn: conn.Conn(), patience: limits.Begin}
 	defer func() { p.put(conn, g.silent) }()
@@ -119,13 +122,13 @@ func (p poolSource) Fate(ctx context.Context, limits session.Limits, xid string)
 	var refused *pgconn.PgError
 	switch {
 	case errors.As(err, &refused) && refused.Code == "22023", err == nil && status == nil:
-		return session.Unknown, session.ErrForgotten
+		return driver.Unknown, driver.ErrForgotten
 	case err != nil:
-		return session.Unknown, err
+		return driver.Unknown, err
 	case *status == "committed":
-		return session.Committed, nil
+		return driver.Committed, nil
 	case *status == "aborted":
-		return session.RolledBack, nil
+		return driver.RolledBack, nil
 	}
-	return session.Unknown, nil
+	return driver.Unknown, nil
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/holdfast-go/holdfast/txretry/internal/session"
+	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // pgSession runs one transaction on a pooled connection.
@@ -20,12 +20,12 @@ type pgSession struct {
 	connTx
 	source poolSource
 	pooled *pgxpool.Conn
-	limits session.Limits
+	limits driver.Limits
 	begun  bool // BEGIN was answered
 	xid    string
 }
 
-func (s *pgSession) Begin(ctx context.Context, spec *session.Spec, first *session.Statement) (tag pgconn.CommandTag, err error) {
+func (s *pgSession) Begin(ctx context.Context, spec *driver.Spec, first *driver.Statement) (tag pgconn.CommandTag, err error) {
 	if err := s.checkVersion(spec); err != nil {
 		return tag, err
 	}
@@ -41,7 +41,7 @@ func (s *pgSession) Begin(ctx context.Context, spec *session.Spec, first *sessio
 	}
 	err = s.answered(ctx, err)
 	if err != nil && !s.begun && s.conn.IsClosed() && ctx.Err() == nil {
-		err = fmt.Errorf("%w: %w", session.ErrNotBegun, err)
+		err = fmt.Errorf("%w: %w", driver.ErrNotBegun, err)
 	}
 	return tag, err
 }
@@ -54,7 +54,7 @@ func (s *pgSession) hasBegun() {
 }
 
 // beginWith sends everything in one pipeline.
-func (s *pgSession) beginWith(ctx context.Context, spec *session.Spec, first *session.Statement) (tag pgconn.CommandTag, err error) {
+func (s *pgSession) beginWith(ctx context.Context, spec *driver.Spec, first *driver.Statement) (tag pgconn.CommandTag, err error) {
 	var batch pgx.Batch
 	for _, part := range spec.Parts {
 		batch.Queue(part)
@@ -71,7 +71,7 @@ func (s *pgSession) beginWith(ctx context.Context, spec *session.Spec, first *se
 	return tag, err
 }
 
-func (s *pgSession) begin(ctx context.Context, spec *session.Spec) error {
+func (s *pgSession) begin(ctx context.Context, spec *driver.Spec) error {
 	if !spec.WantsXID {
 		_, err := s.conn.Exec(ctx, spec.SQL)
 		return err
@@ -88,7 +88,7 @@ func (s *pgSession) begin(ctx context.Context, spec *session.Spec) error {
 }
 
 // checkVersion compares what the server said about itself when it was connected.
-func (s *pgSession) checkVersion(spec *session.Spec) error {
+func (s *pgSession) checkVersion(spec *driver.Spec) error {
 	if spec.MinVersion == 0 {
 		return nil
 	}
@@ -108,20 +108,20 @@ func (s *pgSession) Standby() bool {
 	return s.conn.PgConn().ParameterStatus("in_hot_standby") == "on"
 }
 
-func (s *pgSession) State() session.State {
+func (s *pgSession) State() driver.State {
 	if s.conn.IsClosed() {
-		return session.Lost
+		return driver.Lost
 	}
 	if s.conn.PgConn().IsBusy() {
-		return session.Busy
+		return driver.Busy
 	}
 	switch s.conn.PgConn().TxStatus() {
 	case 'T':
-		return session.Open
+		return driver.Open
 	case 'E':
-		return session.Failed
+		return driver.Failed
 	}
-	return session.Idle
+	return driver.Idle
 }
 
 func (s *pgSession) Savepoint(ctx context.Context, id int) error {
@@ -147,11 +147,11 @@ func savepointName(id int) string { return "holdfast_" + strconv.Itoa(id) }
 // Commit believes only what the server said. Everything that is neither the tag
 // of COMMIT or ROLLBACK nor an error report of the server leaves the outcome open,
 // also where pgconn.SafeToRetry says that nothing was sent.
-func (s *pgSession) Commit(ctx context.Context, timeout time.Duration, last []session.Statement) (session.Outcome, error) {
+func (s *pgSession) Commit(ctx context.Context, timeout time.Duration, last []driver.Statement) (driver.Outcome, error) {
 	defer s.clear() // a tracer may panic
 	if time.Since(s.since) > maxSilence {
 		if err := s.ping(ctx); err != nil {
-			return session.RolledBack, err
+			return driver.RolledBack, err
 		}
 	}
 	s.expect(timeout)
@@ -159,15 +159,15 @@ func (s *pgSession) Commit(ctx context.Context, timeout time.Duration, last []se
 	err = s.answered(ctx, err)
 	switch {
 	case tag.String() == "COMMIT":
-		return session.Committed, nil
+		return driver.Committed, nil
 	case err == nil && tag.String() == "ROLLBACK":
-		return session.RolledBack, pgx.ErrTxCommitRollback
+		return driver.RolledBack, pgx.ErrTxCommitRollback
 	case err == nil: // of an AtCommit that was several statements
-		return session.Unknown, fmt.Errorf("the answer to COMMIT is hidden by that of another statement: %q", tag)
+		return driver.Unknown, fmt.Errorf("the answer to COMMIT is hidden by that of another statement: %q", tag)
 	case s.refused(err):
-		return session.RolledBack, err
+		return driver.RolledBack, err
 	}
-	return session.Unknown, err
+	return driver.Unknown, err
 }
 
 // maxSilence is how long a transaction may have sent nothing before its connection is looked at,
@@ -183,13 +183,13 @@ func (s *pgSession) ping(ctx context.Context) error {
 	if err == nil || errors.As(err, &answer) && (answer.Code == "25P03" || answer.Code == "25P04") {
 		return err
 	}
-	return fmt.Errorf("%w: %w", session.ErrNotSent, err)
+	return fmt.Errorf("%w: %w", driver.ErrNotSent, err)
 }
 
 // sendCommit sends COMMIT, alone or at the end of one pipeline. (pgx 5.9 to 5.12
 // may report a connection that was lost meanwhile as one that had been closed
 // before. It is not believed.)
-func (s *pgSession) sendCommit(ctx context.Context, last []session.Statement) (pgconn.CommandTag, error) {
+func (s *pgSession) sendCommit(ctx context.Context, last []driver.Statement) (pgconn.CommandTag, error) {
 	if len(last) == 0 {
 		return s.conn.Exec(ctx, "commit")
 	}
@@ -229,7 +229,7 @@ func endsTransaction(tag string) bool {
 
 // refused reports whether err proves that the transaction did not commit.
 func (s *pgSession) refused(err error) bool {
-	if state := s.State(); state == session.Open || state == session.Failed {
+	if state := s.State(); state == driver.Open || state == driver.Failed {
 		return true // in step with the server, which says that it is not over
 	}
 	var unsent pgx.ErrPreprocessingBatch
@@ -237,11 +237,11 @@ func (s *pgSession) refused(err error) bool {
 		return true
 	}
 	var answer *pgconn.PgError
-	return errors.As(err, &answer) && session.Refuses(answer)
+	return errors.As(err, &answer) && driver.Refuses(answer)
 }
 
 func (s *pgSession) Rollback(ctx context.Context) error {
-	if state := s.State(); state == session.Idle || state == session.Lost {
+	if state := s.State(); state == driver.Idle || state == driver.Lost {
 		return nil
 	}
 	s.clear() // of a statement whose tracer panicked

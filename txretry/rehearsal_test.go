@@ -14,12 +14,9 @@ func TestRehearsalOnPostgres(t *testing.T) {
 	t.Parallel()
 	pool := newCounter(t)
 	cfg, _ := observed()
-	r, err := txretrytest.NewRehearsal(newManager(t, pool, cfg), 3)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := txretrytest.Rehearse(newManager(t, pool, cfg), 3)
 	runs, committed := 0, 0
-	err = r.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+	err := r.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
 		runs++
 		txretry.AfterCommit(tx, func() { committed++ })
 		return add(ctx, tx, 1)

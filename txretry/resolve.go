@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/internal/backoff"
-	"github.com/holdfast-go/holdfast/txretry/internal/session"
+	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // Resolver finds out what became of a COMMIT whose answer did not arrive, on
@@ -48,7 +48,7 @@ func checkResolver(field string, r Resolver) error {
 func XactStatus() Resolver {
 	return Resolver{wantsXID: true, ask: func(ctx context.Context, c *call, xid string) (Outcome, error) {
 		if xid == "" {
-			return Unknown, session.ErrForgotten
+			return Unknown, driver.ErrForgotten
 		}
 		fate, err := c.m.source.Fate(ctx, c.limits(), xid)
 		return outcomes[fate], err
@@ -56,9 +56,9 @@ func XactStatus() Resolver {
 }
 
 var outcomes = [...]Outcome{
-	session.RolledBack: RolledBack,
-	session.Committed:  Committed,
-	session.Unknown:    Unknown,
+	driver.RolledBack: RolledBack,
+	driver.Committed:  Committed,
+	driver.Unknown:    Unknown,
 }
 
 // Probe returns a Resolver that looks for a row which the transaction would
@@ -118,7 +118,7 @@ func (c *call) poll(ctx context.Context, xid string) (Outcome, error) {
 		if err == nil && (outcome == Committed || outcome == RolledBack) {
 			return outcome, nil
 		}
-		if errors.Is(err, session.ErrForgotten) {
+		if errors.Is(err, driver.ErrForgotten) {
 			return Unknown, err
 		}
 		if sleep(ctx, pauses.Delay(n, c.m.cfg.Rand())) != nil {

@@ -5,7 +5,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/holdfast-go/holdfast/txretry/internal/session"
+	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // savepoint marks the lengths of a transaction's lists at its beginning.
@@ -110,7 +110,7 @@ func (h *handle) endSavepoint() (savepoint, error) {
 // ended looks at the error of a savepoint's end. If the server did not refuse
 // it, the server may not know of it: the transaction must not commit then.
 func (t *transaction) ended(err error) error {
-	if err != nil && t.broken == nil && t.session.State() != session.Failed {
+	if err != nil && t.broken == nil && t.session.State() != driver.Failed {
 		t.broken = err
 	}
 	return t.record(err)

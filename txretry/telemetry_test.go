@@ -68,7 +68,7 @@ func TestTelemetry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s seen
 		var metrics metrictest.Recorder
-		m := txretrytest.NewManager(txretrytest.Config{
+		m := txretrytest.New(txretrytest.Config{
 			Script: []txretrytest.Fault{{Point: txretrytest.AtCommit, SQLSTATE: "40001"}, {}, {Point: txretrytest.AtEnd, SQLSTATE: "23505"}},
 			Retry: txretry.Config{
 				TracerProvider: tracerProvider{s: &s}, MeterProvider: &metrics,

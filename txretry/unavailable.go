@@ -10,12 +10,12 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/holdfast-go/holdfast/txretry/internal/session"
+	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // ErrSilent is found in the error of what the server did not answer in time. The
 // connection is closed then, and the transaction rolled back.
-var ErrSilent = session.ErrSilent
+var ErrSilent = driver.ErrSilent
 
 // UnavailableError says that the database could not do its work, whatever the
 // work was: no connection was to be had, the connection was lost or silent
@@ -80,7 +80,7 @@ func outOfOrder(err error) bool {
 	if errors.As(err, &locked) || errors.As(err, &unknown) || errors.As(err, &unavailable) {
 		return false
 	}
-	if errors.Is(err, session.ErrSilent) || errors.Is(err, session.ErrNotBegun) {
+	if errors.Is(err, driver.ErrSilent) || errors.Is(err, driver.ErrNotBegun) {
 		return true
 	}
 	var answer *pgconn.PgError
@@ -91,7 +91,7 @@ func outOfOrder(err error) bool {
 // lost reports whether the connection of the transaction was lost, and not closed because a
 // context had ended.
 func (t *transaction) lost() bool {
-	return t.session.State() == session.Lost &&
+	return t.session.State() == driver.Lost &&
 		!errors.Is(t.failure, context.Canceled) && !errors.Is(t.failure, context.DeadlineExceeded)
 }
 

@@ -66,7 +66,7 @@ func newTwins(t *testing.T) *twins {
 	tw := &twins{b: newBackend(t), table: expirytest.NewTable()}
 	tw.b.exec(t, twinSchema)
 	retry := txretry.Config{BaseDelay: time.Millisecond, MaxAttempts: 2}
-	tw.manager = txretrytest.NewManager(txretrytest.Config{Retry: retry})
+	tw.manager = txretrytest.New(txretrytest.Config{Retry: retry})
 	manager, err := txretry.New(tw.b.pool, retry)
 	if err != nil {
 		t.Fatal(err)

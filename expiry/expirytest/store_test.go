@@ -34,7 +34,7 @@ type backend struct {
 
 func newBackend() *backend {
 	return &backend{
-		manager: txretrytest.NewManager(txretrytest.Config{}),
+		manager: txretrytest.New(txretrytest.Config{}),
 		table:   expirytest.NewTable(),
 		events:  map[string]int{},
 	}

@@ -75,7 +75,7 @@ func TestDefaultsOfARunner(t *testing.T) {
 	t.Parallel()
 	run := func(t *testing.T, records idempotencypgx.Records, size int) error {
 		t.Helper()
-		runner, err := idempotencypgx.NewRunner(txretrytest.NewManager(txretrytest.Config{}), records, idempotencytest.NewStore(), idempotencypgx.RunnerConfig{})
+		runner, err := idempotencypgx.NewRunner(txretrytest.New(txretrytest.Config{}), records, idempotencytest.NewStore(), idempotencypgx.RunnerConfig{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -18,7 +18,7 @@ import (
 // production the three are txretry.New, idempotencypgx.NewRecords and
 // idempotencyredis.NewStore.
 func ExampleRunner_Run() {
-	manager := txretrytest.NewManager(txretrytest.Config{})
+	manager := txretrytest.New(txretrytest.Config{})
 	records := idempotencytest.NewRecords()
 
 	orders := 0

@@ -206,7 +206,7 @@ func TestConfig(t *testing.T) {
 	wantNames(err, "transactor", "records", "gate", "MaxResponseBytes", "ResolveTimeout")
 
 	pool := pgtest.New(t)
-	manager := txretrytest.NewManager(txretrytest.Config{})
+	manager := txretrytest.New(txretrytest.Config{})
 	records := newRecords(t, pool)
 	_, err = idempotencypgx.NewRunner(manager, records, newStore(t, pool, idempotencypgx.Config{}), idempotencypgx.RunnerConfig{})
 	wantNames(err, "holdfast_idempotency")

@@ -39,7 +39,7 @@ var databases = conformance.RecordsBackend{
 	New: func(*testing.T) conformance.Database {
 		e := &effects{count: map[string]int{}}
 		return conformance.Database{
-			Transactor: txretrytest.NewManager(txretrytest.Config{}),
+			Transactor: txretrytest.New(txretrytest.Config{}),
 			Records:    idempotencytest.NewRecords(),
 			Add:        e.Add,
 			Count:      e.Count,

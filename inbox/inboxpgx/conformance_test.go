@@ -47,7 +47,7 @@ func TestDedupOnPostgres(t *testing.T) {
 func TestDedupOnFake(t *testing.T) {
 	t.Parallel()
 	conformance.TestDedup(t, conformance.DedupBackend{Bubble: true, New: func(t *testing.T) (txretry.Transactor, inboxpgx.Dedup) {
-		return txretrytest.NewManager(txretrytest.Config{}), inboxtest.NewDedup()
+		return txretrytest.New(txretrytest.Config{}), inboxtest.NewDedup()
 	}})
 }
 
@@ -132,7 +132,7 @@ type effect struct {
 }
 
 func fake(*testing.T) conformance.Fixture {
-	manager := txretrytest.NewManager(txretrytest.Config{})
+	manager := txretrytest.New(txretrytest.Config{})
 	dedup := inboxtest.NewDedup()
 	var mu sync.Mutex
 	effects := map[effect]int{}

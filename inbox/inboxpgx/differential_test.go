@@ -41,7 +41,7 @@ func TestDifferentialDedup(t *testing.T) {
 		}
 		real := s.run(t, manager, table)
 		s.random = rand.New(rand.NewPCG(5, uint64(n)))
-		fake := s.run(t, txretrytest.NewManager(txretrytest.Config{}), inboxtest.NewDedup())
+		fake := s.run(t, txretrytest.New(txretrytest.Config{}), inboxtest.NewDedup())
 		if !slices.Equal(real, fake) {
 			t.Fatalf("sequence %d:\nPostgres\n%s\nfake\n%s", n, strings.Join(real, "\n"), strings.Join(fake, "\n"))
 		}

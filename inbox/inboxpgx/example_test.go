@@ -20,7 +20,7 @@ type OrderPlaced struct {
 // Every message is delivered twice; its effect is taken once.
 func Example() {
 	// In production: txretry.New(pool, …), and no Dedup, which means the table.
-	manager := txretrytest.NewManager(txretrytest.Config{})
+	manager := txretrytest.New(txretrytest.Config{})
 	p, err := inboxpgx.NewProcessor(manager, inboxpgx.Config{
 		Consumer: "billing",
 		Dedup:    inboxtest.NewDedup(),

@@ -23,7 +23,7 @@ func (w waiter) Wait(ctx context.Context) error { return w(ctx) }
 
 func TestPrepareRunsBeforeTheTransaction(t *testing.T) {
 	t.Parallel()
-	manager := txretrytest.NewManager(txretrytest.Config{Script: []txretrytest.Fault{{Point: txretrytest.AtCommit, SQLSTATE: "40001"}}})
+	manager := txretrytest.New(txretrytest.Config{Script: []txretrytest.Fault{{Point: txretrytest.AtCommit, SQLSTATE: "40001"}}})
 	p := newProcessor(t, manager, inboxpgx.Config{Consumer: "a", Dedup: inboxtest.NewDedup()})
 	var trail []string
 	begun := func() int { return manager.Stats().Attempts }

@@ -33,7 +33,7 @@ func process(t *testing.T, p inbox.Processor, m *inbox.Message) error {
 func fakeProcessor(t *testing.T, script ...txretrytest.Fault) (*inboxpgx.Processor, *inboxtest.Dedup) {
 	t.Helper()
 	dedup := inboxtest.NewDedup()
-	manager := txretrytest.NewManager(txretrytest.Config{Script: script})
+	manager := txretrytest.New(txretrytest.Config{Script: script})
 	return newProcessor(t, manager, inboxpgx.Config{Consumer: "a", Dedup: dedup}), dedup
 }
 
@@ -48,7 +48,7 @@ func TestNewProcessorRefuses(t *testing.T) {
 		}
 	}
 	for _, consumer := range []string{strings.Repeat("c", 201), "a\x00b", "\xff"} {
-		if _, err := inboxpgx.NewProcessor(txretrytest.NewManager(txretrytest.Config{}), inboxpgx.Config{Consumer: consumer}); err == nil {
+		if _, err := inboxpgx.NewProcessor(txretrytest.New(txretrytest.Config{}), inboxpgx.Config{Consumer: consumer}); err == nil {
 			t.Errorf("consumer %q was accepted", consumer)
 		}
 	}
@@ -168,7 +168,7 @@ func (e manyErrors) Error() string { return strings.Join(e, ", ") }
 
 func TestNestedTransaction(t *testing.T) {
 	t.Parallel()
-	manager := txretrytest.NewManager(txretrytest.Config{})
+	manager := txretrytest.New(txretrytest.Config{})
 	p := newProcessor(t, manager, inboxpgx.Config{Consumer: "a", Dedup: inboxtest.NewDedup()})
 	handle(t, p, func(ctx context.Context, _ pgx.Tx, _ conformance.Event) error {
 		return manager.Do(ctx, func(context.Context, pgx.Tx) error { return nil })

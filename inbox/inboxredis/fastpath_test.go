@@ -35,7 +35,7 @@ type behind struct {
 }
 
 func newBehind() *behind {
-	return &behind{manager: txretrytest.NewManager(txretrytest.Config{}), dedup: inboxtest.NewDedup(), effects: map[string]map[int]int{}}
+	return &behind{manager: txretrytest.New(txretrytest.Config{}), dedup: inboxtest.NewDedup(), effects: map[string]map[int]int{}}
 }
 
 func (b *behind) add(consumer string, number, n int) {

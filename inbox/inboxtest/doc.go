@@ -3,7 +3,7 @@
 // entries for transactions of txretrytest, and Ledger. With both, the handlers of a real
 // inboxpgx.Processor run without any server, in a test or in a demonstration.
 //
-//	manager := txretrytest.NewManager(txretrytest.Config{})
+//	manager := txretrytest.New(txretrytest.Config{})
 //	p, err := inboxpgx.NewProcessor(manager, inboxpgx.Config{Consumer: "billing", Dedup: inboxtest.NewDedup()})
 //	…
 //	broker, err := inboxtest.NewBroker(p, inboxtest.Config{DeliverTwice: true})

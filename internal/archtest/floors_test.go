@@ -71,9 +71,8 @@ var floors = slices.Concat(
 		{pkg: "internal/lab/...", clients: heavy, on: []string{"..."}, anyModule: true},
 
 		// Transactions are Postgres: this core is pgx and is not split.
-		{pkg: "txretry", clients: []string{pgx}, on: with(ground, "txretry/driver", "txretry/internal/..."), noTesting: true},
+		{pkg: "txretry", clients: []string{pgx}, on: with(ground, "txretry/driver"), noTesting: true},
 		{pkg: "txretry/driver", clients: []string{pgx}, on: []string{"txretry/driver"}, noTesting: true},
-		{pkg: "txretry/internal/...", clients: []string{pgx}, on: with(ground, "txretry/..."), noTesting: true},
 		{pkg: "txretry/txretrytest", clients: []string{pgx}, on: with(ground, "txretry/..."), noTesting: true},
 		{pkg: "txretry/txretrytest/conformance", clients: []string{pgx}, on: with(ground, "txretry/...")},
 		// A module of its own: what starts a container is not for users of the root module.
@@ -117,7 +116,7 @@ func core(name string, adapters ...string) []floor {
 		{pkg: driver + "/conformance", clients: parser, on: own},
 	}
 	onPostgres := []string{
-		"txretry", "txretry/driver", "txretry/internal/...", name + "/" + name + "pgx/driver",
+		"txretry", "txretry/driver", name + "/" + name + "pgx/driver",
 		"internal/migrate", "internal/chunk", "internal/pgcall", "internal/pgnotify", "internal/pgprune",
 	}
 	for _, adapter := range adapters {

@@ -91,7 +91,7 @@ func (f *fixture) side(t *testing.T) side {
 func fakeSide() side {
 	store := outboxtest.NewStore()
 	return side{
-		manager: txretrytest.NewManager(txretrytest.Config{}), writer: store, source: store,
+		manager: txretrytest.New(txretrytest.Config{}), writer: store, source: store,
 		fail: func(_ context.Context, tx pgx.Tx) error {
 			return txretrytest.Fail(tx, &pgconn.PgError{Severity: "ERROR", Code: "22012"})
 		},

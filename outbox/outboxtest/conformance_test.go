@@ -26,7 +26,7 @@ func TestStore(t *testing.T) {
 
 func TestManagedWriter(t *testing.T) {
 	conformance.TestManagedWriter(t, conformance.ManagedBackend{Bubble: true, Open: func(*testing.T) conformance.Managed {
-		manager, store := txretrytest.NewManager(txretrytest.Config{}), outboxtest.NewStore()
+		manager, store := txretrytest.New(txretrytest.Config{}), outboxtest.NewStore()
 		return conformance.Managed{
 			Store: over(manager, store), Manager: manager, Write: store.Write, WriteOnce: store.WriteOnce,
 			Break: func(_ context.Context, tx pgx.Tx) error {
@@ -37,7 +37,7 @@ func TestManagedWriter(t *testing.T) {
 }
 
 func open(*testing.T) conformance.Store {
-	return over(txretrytest.NewManager(txretrytest.Config{}), outboxtest.NewStore())
+	return over(txretrytest.New(txretrytest.Config{}), outboxtest.NewStore())
 }
 
 func over(manager *txretrytest.Manager, store *outboxtest.Store) conformance.Store {
@@ -95,7 +95,7 @@ func TestStoreShowsNothingUncommitted(t *testing.T) {
 		{txretrytest.ReplyLostApplied, 1},
 		{txretrytest.ReplyLostNotApplied, 0},
 	} {
-		manager := txretrytest.NewManager(txretrytest.Config{Script: []txretrytest.Fault{{Point: tc.point}}})
+		manager := txretrytest.New(txretrytest.Config{Script: []txretrytest.Fault{{Point: tc.point}}})
 		store := outboxtest.NewStore()
 		err := manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
 			if err := store.Write(ctx, tx, outbox.Message{Name: "a", Body: []byte("1")}); err != nil {

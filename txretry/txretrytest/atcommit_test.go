@@ -45,7 +45,7 @@ func TestFailAtCommit(t *testing.T) {
 			return nil
 		}, nil},
 	} {
-		m := txretrytest.NewManager(txretrytest.Config{})
+		m := txretrytest.New(txretrytest.Config{})
 		applied := 0
 		err := m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
 			return errors.Join(txretrytest.Effect(tx, func() { applied++ }, func() { applied-- }), tt.run(ctx, tx))

@@ -46,7 +46,7 @@ func newBackend(*testing.T) conformance.Backend {
 	var c counter
 	return conformance.Backend{
 		New: func(cfg txretry.Config) txretry.Transactor {
-			return txretrytest.NewManager(txretrytest.Config{Retry: cfg})
+			return txretrytest.New(txretrytest.Config{Retry: cfg})
 		},
 		Add:  c.Add,
 		Read: func(context.Context) (int, error) { return c.value(), nil },

@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/holdfast-go/holdfast/txretry/internal/session"
+	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // database is what the fake transactions run on: a slot for one of them, the
@@ -22,15 +22,15 @@ type database struct {
 
 	mu    sync.Mutex
 	stats Stats
-	fates map[string]session.Outcome // of transactions whose COMMIT was not answered
+	fates map[string]driver.Outcome // of transactions whose COMMIT was not answered
 }
 
 func newDatabase(script []Fault) *database {
-	return &database{slot: make(chan struct{}, 1), script: script, fates: make(map[string]session.Outcome)}
+	return &database{slot: make(chan struct{}, 1), script: script, fates: make(map[string]driver.Outcome)}
 }
 
 // Acquire knows no limit: there is always another connection but for the one transaction that runs.
-func (db *database) Acquire(ctx context.Context, _ session.Limits) (session.Session, error) {
+func (db *database) Acquire(ctx context.Context, _ driver.Limits) (driver.Session, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -68,7 +68,7 @@ func (db *database) nextFault() (fault Fault) {
 type fakeSession struct {
 	db       *database
 	fault    Fault
-	state    session.State
+	state    driver.State
 	readOnly bool
 	aside    bool // neither scripted nor counted
 	xid      string
@@ -82,27 +82,27 @@ type fakeSession struct {
 
 type mark struct{ id, undo int }
 
-func (s *fakeSession) Begin(ctx context.Context, spec *session.Spec, first *session.Statement) (tag pgconn.CommandTag, err error) {
+func (s *fakeSession) Begin(ctx context.Context, spec *driver.Spec, first *driver.Statement) (tag pgconn.CommandTag, err error) {
 	if err = s.begin(ctx, spec); err == nil && first != nil {
 		err = s.refuse(first.SQL)
 	}
 	return tag, err
 }
 
-func (s *fakeSession) begin(ctx context.Context, spec *session.Spec) error {
+func (s *fakeSession) begin(ctx context.Context, spec *driver.Spec) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	if s.aside = spec.Aside; s.aside {
-		s.state = session.Open
+		s.state = driver.Open
 		return nil
 	}
 	s.fault = s.db.nextFault()
 	if err := s.strike(AtBegin); err != nil {
-		s.state = session.Idle
+		s.state = driver.Idle
 		return err
 	}
-	s.state, s.readOnly = session.Open, spec.ReadOnly
+	s.state, s.readOnly = driver.Open, spec.ReadOnly
 	if spec.WantsXID {
 		s.db.count(func(st *Stats) { s.xid = strconv.Itoa(st.Attempts) })
 	}
@@ -111,7 +111,7 @@ func (s *fakeSession) begin(ctx context.Context, spec *session.Spec) error {
 
 // strike answers with the scripted error if the fault is at this point.
 func (s *fakeSession) strike(at Point) error {
-	if s.fault.Point != at || s.state == session.Failed || s.state == session.Lost {
+	if s.fault.Point != at || s.state == driver.Failed || s.state == driver.Lost {
 		return nil
 	}
 	return s.fail(answer(s.fault.SQLSTATE, scripted))
@@ -128,7 +128,7 @@ func (s *fakeSession) strikeStatement() error {
 
 func (s *fakeSession) Tx() pgx.Tx { return fakeTx{s: s} }
 
-func (s *fakeSession) State() session.State { return s.state }
+func (s *fakeSession) State() driver.State { return s.state }
 
 func (s *fakeSession) XID() string { return s.xid }
 
@@ -160,11 +160,11 @@ func (s *fakeSession) RollbackTo(ctx context.Context, id int) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if s.state == session.Lost {
+	if s.state == driver.Lost {
 		return errClosed
 	}
 	s.undoTo(s.cutMarks(id))
-	s.state = session.Open
+	s.state = driver.Open
 	return nil
 }
 
@@ -178,9 +178,9 @@ func (s *fakeSession) usable(ctx context.Context) error {
 // sound returns why no statement can be run.
 func (s *fakeSession) sound() error {
 	switch s.state {
-	case session.Failed:
+	case driver.Failed:
 		return aborted()
-	case session.Lost:
+	case driver.Lost:
 		return errClosed
 	}
 	return nil
@@ -207,10 +207,10 @@ func (s *fakeSession) undoTo(n int) {
 	}
 }
 
-func (s *fakeSession) Commit(_ context.Context, _ time.Duration, last []session.Statement) (session.Outcome, error) {
+func (s *fakeSession) Commit(_ context.Context, _ time.Duration, last []driver.Statement) (driver.Outcome, error) {
 	for _, st := range last {
 		if st.Effect == nil {
-			return session.RolledBack, s.refuse(st.SQL)
+			return driver.RolledBack, s.refuse(st.SQL)
 		}
 	}
 	switch s.fault.Point {
@@ -227,11 +227,11 @@ func (s *fakeSession) Commit(_ context.Context, _ time.Duration, last []session.
 		return s.refuseCommit(err)
 	}
 	s.end(true)
-	return session.Committed, nil
+	return driver.Committed, nil
 }
 
 // applyLast runs what belongs to COMMIT, up to the first error.
-func (s *fakeSession) applyLast(last []session.Statement) error {
+func (s *fakeSession) applyLast(last []driver.Statement) error {
 	if s.atCommit != nil {
 		return s.atCommit
 	}
@@ -249,44 +249,44 @@ func (s *fakeSession) applyLast(last []session.Statement) error {
 }
 
 // refuseCommit applies nothing, which not every error says.
-func (s *fakeSession) refuseCommit(err error) (session.Outcome, error) {
+func (s *fakeSession) refuseCommit(err error) (driver.Outcome, error) {
 	var said *pgconn.PgError
-	if errors.As(err, &said) && !session.Refuses(said) {
+	if errors.As(err, &said) && !driver.Refuses(said) {
 		return s.lose(false, err)
 	}
-	return session.RolledBack, s.fail(err)
+	return driver.RolledBack, s.fail(err)
 }
 
 // lose ends the transaction without an answer that tells.
-func (s *fakeSession) lose(applied bool, err error) (session.Outcome, error) {
-	fate := session.RolledBack
+func (s *fakeSession) lose(applied bool, err error) (driver.Outcome, error) {
+	fate := driver.RolledBack
 	if applied {
-		fate = session.Committed
+		fate = driver.Committed
 	}
 	s.end(applied)
-	s.state = session.Lost
+	s.state = driver.Lost
 	s.db.count(func(*Stats) { s.db.fates[s.xid] = fate })
-	return session.Unknown, err
+	return driver.Unknown, err
 }
 
-func (db *database) Fate(_ context.Context, _ session.Limits, xid string) (session.Outcome, error) {
+func (db *database) Fate(_ context.Context, _ driver.Limits, xid string) (driver.Outcome, error) {
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	if fate, ok := db.fates[xid]; ok {
 		return fate, nil
 	}
-	return session.Unknown, session.ErrForgotten
+	return driver.Unknown, driver.ErrForgotten
 }
 
 func (s *fakeSession) Rollback(context.Context) error {
-	if s.state == session.Open || s.state == session.Failed {
+	if s.state == driver.Open || s.state == driver.Failed {
 		s.end(false)
 	}
 	return nil
 }
 
 func (s *fakeSession) end(applied bool) {
-	s.state = session.Idle
+	s.state = driver.Idle
 	if applied {
 		for _, commit := range s.commits {
 			commit()

@@ -16,7 +16,7 @@
 //
 // A script of [Fault] makes attempts fail as a database would: at the
 // beginning, at any statement, at the end of fn, at COMMIT, or with the reply of
-// COMMIT lost. [Rehearsal] runs every fn several times, here or on a real
+// COMMIT lost. [Rehearse] runs every fn several times, here or on a real
 // database, so that effects outside the transaction show.
 //
 // # Limits

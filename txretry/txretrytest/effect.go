@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/holdfast-go/holdfast/txretry/internal/session"
+	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // Effect changes memory as part of a fake transaction: apply runs at once, undo
@@ -46,11 +46,11 @@ func EffectAtCommit(tx pgx.Tx, apply func() error, undo, commit func()) error {
 	if apply == nil || undo == nil || commit == nil {
 		return errors.New("txretrytest: EffectAtCommit needs an apply, an undo and a commit function")
 	}
-	h, ok := tx.(interface{ EffectAtCommit(e session.Effect) bool })
+	h, ok := tx.(interface{ EffectAtCommit(e driver.Effect) bool })
 	if !ok {
 		return fmt.Errorf("txretrytest: not a transaction of txretrytest.Manager but a %T", tx)
 	}
-	if !h.EffectAtCommit(session.Effect{Apply: apply, Undo: undo, Commit: commit}) {
+	if !h.EffectAtCommit(driver.Effect{Apply: apply, Undo: undo, Commit: commit}) {
 		return pgx.ErrTxClosed
 	}
 	return nil
@@ -84,12 +84,12 @@ func FailAtCommit(tx pgx.Tx, err error) error {
 // onFake runs what stands for a statement on the fake below tx.
 func onFake(tx pgx.Tx, run func(s *fakeSession) error) error {
 	h, ok := tx.(interface {
-		Statement(run func(s session.Session) error) error
+		Statement(run func(s driver.Session) error) error
 	})
 	if !ok {
 		return fmt.Errorf("txretrytest: not a transaction of txretrytest.Manager but a %T", tx)
 	}
-	return h.Statement(func(s session.Session) error {
+	return h.Statement(func(s driver.Session) error {
 		fake, ok := s.(*fakeSession)
 		if !ok {
 			return fmt.Errorf("txretrytest: not a transaction of txretrytest.Manager but a real one (%T on %T)", tx, s)
@@ -106,11 +106,11 @@ func onFake(tx pgx.Tx, run func(s *fakeSession) error) error {
 
 // fail aborts the transaction with err, and closes the connection where the server would.
 func (s *fakeSession) fail(err error) error {
-	s.state = session.Failed
+	s.state = driver.Failed
 	var said *pgconn.PgError
-	if errors.As(err, &said) && session.IsFatal(said) {
+	if errors.As(err, &said) && driver.IsFatal(said) {
 		s.end(false)
-		s.state = session.Lost
+		s.state = driver.Lost
 	}
 	return err
 }

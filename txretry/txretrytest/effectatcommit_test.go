@@ -116,7 +116,7 @@ func TestEffectAtCommit(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				var log []string
-				m := txretrytest.NewManager(txretrytest.Config{Script: tc.script})
+				m := txretrytest.New(txretrytest.Config{Script: tc.script})
 				err := m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error { return tc.run(ctx, tx, &log) })
 				if !slices.Equal(log, tc.want) {
 					t.Errorf("%q with error %v, want %q", log, err, tc.want)
@@ -133,7 +133,7 @@ func TestEffectAtCommitRefuses(t *testing.T) {
 	t.Parallel()
 	unwanted := func() { t.Error("run") }
 	apply := func() error { unwanted(); return nil }
-	m := txretrytest.NewManager(txretrytest.Config{})
+	m := txretrytest.New(txretrytest.Config{})
 	var closed pgx.Tx
 	err := m.Do(t.Context(), func(_ context.Context, tx pgx.Tx) error {
 		closed = tx

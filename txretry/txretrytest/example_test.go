@@ -13,13 +13,8 @@ import (
 
 // The closure collects into a variable that it does not reset. One run hides
 // the mistake, a rehearsal shows it.
-func ExampleNewRehearsal() {
-	manager := txretrytest.NewManager(txretrytest.Config{Retry: txretry.Config{BaseDelay: time.Millisecond}})
-	rehearsal, err := txretrytest.NewRehearsal(manager, 2)
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
+func ExampleRehearse() {
+	manager := txretrytest.New(txretrytest.Config{Retry: txretry.Config{BaseDelay: time.Millisecond}})
 	seats := func(t txretry.Transactor) (held []string) {
 		_ = t.Do(context.Background(), func(context.Context, pgx.Tx) error {
 			held = append(held, "B1", "B2")
@@ -28,7 +23,7 @@ func ExampleNewRehearsal() {
 		return held
 	}
 	fmt.Println(seats(manager))
-	fmt.Println(seats(rehearsal))
+	fmt.Println(seats(txretrytest.Rehearse(manager, 2)))
 	// Output:
 	// [B1 B2]
 	// [B1 B2 B1 B2]

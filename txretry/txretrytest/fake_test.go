@@ -44,7 +44,7 @@ func TestScript(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				var c counter
-				m := txretrytest.NewManager(txretrytest.Config{Script: tt.script})
+				m := txretrytest.New(txretrytest.Config{Script: tt.script})
 				calls, hooks := 0, 0
 				err := m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
 					calls++
@@ -77,7 +77,7 @@ func TestScript(t *testing.T) {
 	}
 }
 
-func TestNewManagerRefuses(t *testing.T) {
+func TestNewRefuses(t *testing.T) {
 	t.Parallel()
 	for name, cfg := range map[string]txretrytest.Config{
 		"unknown point":            {Script: []txretrytest.Fault{{Point: 99}}},
@@ -94,14 +94,14 @@ func TestNewManagerRefuses(t *testing.T) {
 					t.Error("no panic")
 				}
 			}()
-			txretrytest.NewManager(cfg)
+			txretrytest.New(cfg)
 		})
 	}
 }
 
 func TestNoSQLAtBegin(t *testing.T) {
 	t.Parallel()
-	m := txretrytest.NewManager(txretrytest.Config{})
+	m := txretrytest.New(txretrytest.Config{})
 	opts := txretry.Options{AtBegin: txretry.AtBegin{SQL: "delete from everything"}}
 	err := m.DoWith(t.Context(), opts, func(context.Context, pgx.Tx) error {
 		t.Error("fn ran")
@@ -142,7 +142,7 @@ func TestNoSQL(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			m := txretrytest.NewManager(txretrytest.Config{})
+			m := txretrytest.New(txretrytest.Config{})
 			err := m.Do(t.Context(), run)
 			if !errors.Is(err, txretrytest.ErrNoSQL) || !strings.Contains(err.Error(), sql) {
 				t.Errorf("error %v, want ErrNoSQL quoting the statement", err)
@@ -161,7 +161,7 @@ func TestEffectRefuses(t *testing.T) {
 	if err := txretrytest.Effect(nil, unwanted, nothing); err == nil {
 		t.Error("nil tx: no error")
 	}
-	m := txretrytest.NewManager(txretrytest.Config{})
+	m := txretrytest.New(txretrytest.Config{})
 	var stale pgx.Tx
 	err := m.Do(t.Context(), func(_ context.Context, tx pgx.Tx) error {
 		stale = tx
@@ -189,7 +189,7 @@ func TestEffectRefuses(t *testing.T) {
 func TestOneAtATime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		m := txretrytest.NewManager(txretrytest.Config{})
+		m := txretrytest.New(txretrytest.Config{})
 		first := make(chan error, 1)
 		go func() {
 			first <- m.Do(t.Context(), func(context.Context, pgx.Tx) error {
@@ -216,7 +216,7 @@ func TestOneAtATime(t *testing.T) {
 func TestSerialKeyQueuesWithoutASession(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		m := txretrytest.NewManager(txretrytest.Config{})
+		m := txretrytest.New(txretrytest.Config{})
 		hot := txretry.Options{SerialKey: "event:1"}
 		go func() {
 			_ = m.DoWith(t.Context(), hot, func(context.Context, pgx.Tx) error {

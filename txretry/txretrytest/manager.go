@@ -34,8 +34,8 @@ type Stats struct {
 	Rollbacks int // transactions begun and not applied
 }
 
-// NewManager returns a Manager. It panics if cfg is invalid.
-func NewManager(cfg Config) *Manager {
+// New returns a Manager. It panics if cfg is invalid.
+func New(cfg Config) *Manager {
 	db := newDatabase(cfg.Script)
 	inner, err := txretry.NewOver(db, cfg.Retry)
 	if err := errors.Join(err, checkScript(cfg.Script)); err != nil {

@@ -12,20 +12,15 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-func rehearse(t *testing.T, cfg txretrytest.Config, runs int) *txretrytest.Rehearsal {
-	t.Helper()
-	r, err := txretrytest.NewRehearsal(txretrytest.NewManager(cfg), runs)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
+func rehearse(cfg txretrytest.Config, runs int) txretry.Transactor {
+	return txretrytest.Rehearse(txretrytest.New(cfg), runs)
 }
 
 func TestRehearsal(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var c counter
-		r := rehearse(t, txretrytest.Config{}, 3)
+		r := rehearse(txretrytest.Config{}, 3)
 		captured, nested, committed := 0, 0, 0
 		err := r.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
 			captured++ // the mistake that a rehearsal shows
@@ -53,14 +48,14 @@ func TestRehearsalAttempts(t *testing.T) {
 			script[i] = txretrytest.Fault{Point: txretrytest.AtStatement, Statement: 1, SQLSTATE: "40001"}
 		}
 		var c counter
-		r := rehearse(t, txretrytest.Config{Script: script[:5]}, 2)
+		r := rehearse(txretrytest.Config{Script: script[:5]}, 2)
 		runs := 0
 		add := func(ctx context.Context, tx pgx.Tx) error { runs++; return c.Add(ctx, tx, 1) }
 		if err := r.Do(t.Context(), add); err != nil || runs != 7 || c.value() != 1 {
 			t.Errorf("error %v after %d runs, counter %d", err, runs, c.value())
 		}
 		runs = 0
-		r = rehearse(t, txretrytest.Config{}, 5)
+		r = rehearse(txretrytest.Config{}, 5)
 		errNo := errors.New("no")
 		if err := r.Do(t.Context(), func(context.Context, pgx.Tx) error { runs++; return errNo }); !errors.Is(err, errNo) || runs != 1 {
 			t.Errorf("error %v after %d runs", err, runs)
@@ -74,13 +69,20 @@ func TestRehearsalAttempts(t *testing.T) {
 	})
 }
 
-func TestNewRehearsalRefuses(t *testing.T) {
+func TestRehearseRefuses(t *testing.T) {
 	t.Parallel()
-	if _, err := txretrytest.NewRehearsal(nil, 2); err == nil {
-		t.Error("nil inner: no error")
-	}
-	if _, err := txretrytest.NewRehearsal(txretrytest.NewManager(txretrytest.Config{}), 1); err == nil {
-		t.Error("one run: no error")
+	for name, wrong := range map[string]func(){
+		"no transactor": func() { txretrytest.Rehearse(nil, 2) },
+		"one run":       func() { txretrytest.Rehearse(txretrytest.New(txretrytest.Config{}), 1) },
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s: no panic", name)
+				}
+			}()
+			wrong()
+		}()
 	}
 }
 
@@ -88,7 +90,7 @@ func TestFaultAtStatement(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var c counter
-		m := txretrytest.NewManager(txretrytest.Config{Script: []txretrytest.Fault{
+		m := txretrytest.New(txretrytest.Config{Script: []txretrytest.Fault{
 			{Point: txretrytest.AtStatement, Statement: 2, SQLSTATE: "40P01"},
 			{Point: txretrytest.AtStatement, Statement: 9, SQLSTATE: "40001"}, // never reached
 		}})

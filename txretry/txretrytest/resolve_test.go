@@ -44,7 +44,7 @@ func TestResolver(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var c counter
 				var done txretry.Done
-				m := txretrytest.NewManager(txretrytest.Config{Script: lost(tt.point), Retry: txretry.Config{
+				m := txretrytest.New(txretrytest.Config{Script: lost(tt.point), Retry: txretry.Config{
 					Resolver: tt.resolver,
 					Hooks:    txretry.Hooks{OnDone: func(_ context.Context, d txretry.Done) { done = d }},
 				}})
@@ -75,7 +75,7 @@ func TestResolver(t *testing.T) {
 // timeout, and no unknown outcome either.
 func TestResolvedWithoutAttemptsLeft(t *testing.T) {
 	t.Parallel()
-	m := txretrytest.NewManager(txretrytest.Config{
+	m := txretrytest.New(txretrytest.Config{
 		Script: lost(txretrytest.ReplyLostNotApplied),
 		Retry:  txretry.Config{MaxAttempts: 1, Resolver: txretry.XactStatus()},
 	})
@@ -97,7 +97,7 @@ func TestProbeIsAside(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c counter
 		asked := 0
-		m := txretrytest.NewManager(txretrytest.Config{Script: lost(txretrytest.ReplyLostApplied), Retry: txretry.Config{ResolveTimeout: time.Minute}})
+		m := txretrytest.New(txretrytest.Config{Script: lost(txretrytest.ReplyLostApplied), Retry: txretry.Config{ResolveTimeout: time.Minute}})
 		start := time.Now()
 		err := m.DoWith(t.Context(), txretry.Options{Resolver: txretry.Probe(func(ctx context.Context, tx pgx.Tx) (txretry.Outcome, error) {
 			asked++

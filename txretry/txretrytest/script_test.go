@@ -12,7 +12,7 @@ import (
 )
 
 func scripted(faults ...txretrytest.Fault) *txretrytest.Manager {
-	return txretrytest.NewManager(txretrytest.Config{Script: faults})
+	return txretrytest.New(txretrytest.Config{Script: faults})
 }
 
 // Not every answer to COMMIT says that nothing was applied.

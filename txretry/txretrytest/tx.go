@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/holdfast-go/holdfast/txretry/internal/session"
+	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // ErrNoSQL is wrapped by the answer to every statement on a fake transaction.
@@ -27,7 +27,7 @@ type fakeTx struct {
 // refuse aborts the transaction: the mistake comes out of Do even if the caller
 // ignores this error.
 func (s *fakeSession) refuse(sql string) error {
-	if s.state == session.Lost {
+	if s.state == driver.Lost {
 		return errClosed
 	}
 	if len(sql) > maxQuote {

@@ -46,7 +46,7 @@ type Parts struct {
 
 // Open puts the parts together.
 func Open(cfg Config) (*Parts, error) {
-	tx := txretrytest.NewManager(txretrytest.Config{
+	tx := txretrytest.New(txretrytest.Config{
 		Script: cfg.Faults,
 		Retry:  txretry.Config{Logger: cfg.Logger, MeterProvider: cfg.MeterProvider},
 	})

@@ -1,7 +1,7 @@
-// Package session is the seam between the retry manager and what it runs
-// transactions on: a Postgres pool, or the in-memory fake of txretrytest. The
-// manager, its handle rules and its retry policy are the same above both.
-package session
+// Package driver is what a source of transactions implements, so that
+// txretry.NewOver runs a manager on it: a Postgres pool and the memory of
+// txretrytest are such sources. Users of a manager do not need it.
+package driver
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // Source hands out sessions. Its dynamic type is comparable: two equal sources
@@ -23,6 +24,10 @@ type Source interface {
 	// this id. Unknown means that it has not ended.
 	Fate(ctx context.Context, limits Limits, xid string) (Outcome, error)
 }
+
+// Pooler is an optional interface of a Source and of a Transactor: the pool that its transactions run
+// on, for statements outside of them. Nil: there is none.
+type Pooler interface{ Pool() *pgxpool.Pool }
 
 // Limits bound the waits of one session.
 type Limits struct {
