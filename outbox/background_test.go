@@ -10,15 +10,16 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // exits is a Source that ends the goroutine of the caller when told to.
 type exits struct {
-	outbox.Source
+	driver.Source
 	now atomic.Bool
 }
 
-func (e *exits) Claim(ctx context.Context, r outbox.ClaimRequest) (outbox.Batch, error) {
+func (e *exits) Claim(ctx context.Context, r driver.Claim) (driver.Batch, error) {
 	if e.now.Load() {
 		runtime.Goexit()
 	}

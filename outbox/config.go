@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // RelayConfig tunes a Relay. The zero value works; in every field zero means the default.
@@ -73,16 +74,16 @@ type RelayConfig struct {
 // a time, after the outcome was stored, and should return quickly.
 type Hooks struct {
 	// OnPublished is called for every message that was confirmed.
-	OnPublished func(ctx context.Context, m Message)
+	OnPublished func(ctx context.Context, m driver.Message)
 	// OnFailed is called for every attempt that failed.
-	OnFailed func(ctx context.Context, m Message, f Failure)
+	OnFailed func(ctx context.Context, m driver.Message, f Failure)
 	// OnPause is called when a transport is found unavailable or blocked.
 	OnPause func(ctx context.Context, transport string, err error)
 }
 
 // Failure describes a failed attempt to publish.
 type Failure struct {
-	Class   Class
+	Class   driver.Class
 	Err     error
 	Attempt int           // its number, from 1
 	Dead    bool          // it was the last one: the message is a dead letter now
@@ -129,7 +130,7 @@ func (c RelayConfig) validate() error {
 	refuse(c.ShutdownTimeout > c.StoreTimeout, "ShutdownTimeout is %v, want more than StoreTimeout", c.ShutdownTimeout)
 	c.Policy.validate("", refuse)
 	for name, p := range c.ByName {
-		err := CheckName(name)
+		err := driver.CheckName(name)
 		refuse(err == nil, "ByName: %w", err)
 		p.validate(fmt.Sprintf("ByName[%q].", name), refuse)
 	}

@@ -7,13 +7,14 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // lose claims as relays that are killed before they settle.
 func (b *bench) lose(claims, limit int) {
 	b.Helper()
 	for range claims {
-		batch, err := b.store.Claim(b.Context(), outbox.ClaimRequest{Limit: limit, Lease: time.Second, Alone: true})
+		batch, err := b.store.Claim(b.Context(), driver.Claim{Limit: limit, Lease: time.Second, Alone: true})
 		if err != nil || len(batch.Messages) == 0 {
 			b.Fatalf("claimed %d, %v", len(batch.Messages), err)
 		}
@@ -23,7 +24,7 @@ func (b *bench) lose(claims, limit int) {
 
 func TestMessageThatKillsRelaysIsQuarantined(t *testing.T) {
 	var failures []outbox.Failure
-	hooks := outbox.Hooks{OnFailed: func(_ context.Context, _ outbox.Message, f outbox.Failure) { failures = append(failures, f) }}
+	hooks := outbox.Hooks{OnFailed: func(_ context.Context, _ driver.Message, f outbox.Failure) { failures = append(failures, f) }}
 	inBubble(t, outbox.RelayConfig{Hooks: hooks}, func(b *bench) {
 		for n := range 4 {
 			b.write(message("k", n))
@@ -34,10 +35,10 @@ func TestMessageThatKillsRelaysIsQuarantined(t *testing.T) {
 		}
 		b.wantReceived("1", "2", "3")
 		dead := b.store.DeadLetters()
-		if len(dead) != 1 || dead[0].Class != outbox.Quarantined || !strings.Contains(dead[0].Err, "3 relays in a row") {
+		if len(dead) != 1 || dead[0].Class != driver.Quarantined || !strings.Contains(dead[0].Err, "3 relays in a row") {
 			b.Errorf("dead letters %+v", dead)
 		}
-		if len(failures) != 1 || !failures[0].Dead || failures[0].Class != outbox.Quarantined {
+		if len(failures) != 1 || !failures[0].Dead || failures[0].Class != driver.Quarantined {
 			b.Errorf("failures %+v", failures)
 		}
 	})
@@ -65,7 +66,7 @@ func TestSuspectsArePublishedAlone(t *testing.T) {
 		}
 		const latency = 10 * time.Millisecond
 		var suspects, others []time.Time
-		b.publisher.Respond(func(m outbox.Message) error {
+		b.publisher.Respond(func(m driver.Message) error {
 			if m.Key == "suspect" {
 				suspects = append(suspects, time.Now())
 			} else {

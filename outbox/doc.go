@@ -3,8 +3,8 @@
 // least once.
 //
 // A [Message] is written by a writer (outboxpgx.Writer, or outboxtest.Store in
-// memory) inside the caller's transaction. A [Relay] takes it from a [Source]
-// afterwards and gives it to the [Publisher] of its transport: RabbitMQ
+// memory) inside the caller's transaction. A [Relay] takes it from a [driver.Source]
+// afterwards and gives it to the [driver.Publisher] of its transport: RabbitMQ
 // (outboxamqp), Redis Streams (outboxredis), or memory (outboxtest).
 //
 //	// in the business transaction
@@ -28,13 +28,13 @@
 //   - Messages without a Key have no order and are in flight all at once.
 //   - A broker or a database that is down costs no message an attempt. The relay
 //     pauses, with growing jittered delays of 2 s at most, and resumes by itself,
-//     at once when a publisher has its connection back ([Reconnecting]).
+//     at once when a publisher has its connection back ([driver.Reconnecting]).
 //   - What could not be published is refused where it is written: see [Prepare].
 //   - Any number of relays may run side by side, join and leave.
 //
 // # Failures
 //
-// A [Publisher] gives each failure a [Class]. Retryable and Unroutable failures
+// A [driver.Publisher] gives each failure a [driver.Class]. Retryable and Unroutable failures
 // cost an attempt; the message waits longer after each one, and is a dead letter
 // after the last. A Permanent failure makes it a dead letter at once. Unavailable
 // and Blocked say something about the transport, not the message: everything
@@ -66,9 +66,9 @@
 //
 // # Lanes
 //
-// A store has 16 [Lanes], and a message's key chooses its lane. A relay leases
+// A store has 16 [driver.Lanes], and a message's key chooses its lane. A relay leases
 // whole lanes for a batch; every lease has a fencing token, so that a relay that
-// slept through its lease can change nothing when it wakes up. See [Source].
+// slept through its lease can change nothing when it wakes up. See [driver.Source].
 // Leases are short, so that the lanes of a relay that was killed are free within
 // 10 s; a batch that takes long renews its own.
 // Up to three batches of a relay, each with lanes of its own, are in hand at
@@ -81,7 +81,7 @@
 // suspicion: they are given to a relay only while it has nothing else in hand,
 // in ever smaller batches, until the rest is published and one message is left.
 // One that was lost alone with [RelayConfig].MaxCrashes relays in a row is not
-// published any more: it becomes a [Quarantined] dead letter, and its key goes
+// published any more: it becomes a [driver.Quarantined] dead letter, and its key goes
 // on. Nothing else costs a message anything but time.
 //
 // # Limits

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
@@ -21,7 +22,7 @@ import (
 func TestFailureHoldsBackItsKeyOnly(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{Rand: half}, func(b *bench) {
 		failed := false
-		b.publisher.Respond(func(m outbox.Message) error {
+		b.publisher.Respond(func(m driver.Message) error {
 			if string(m.Body) == "1" && !failed {
 				failed = true
 				return errors.New("not now")
@@ -48,28 +49,28 @@ func TestFailureHoldsBackItsKeyOnly(t *testing.T) {
 
 func TestClassesDecideTheAttempts(t *testing.T) {
 	for _, tc := range []struct {
-		class    outbox.Class
+		class    driver.Class
 		cfg      outbox.RelayConfig
 		attempts int
 	}{
-		{outbox.Retryable, outbox.RelayConfig{}, 10},
-		{outbox.Unroutable, outbox.RelayConfig{Policy: outbox.Policy{MaxAttempts: 3}}, 3},
-		{outbox.Permanent, outbox.RelayConfig{}, 1},
-		{outbox.Permanent, outbox.RelayConfig{Policy: outbox.Policy{MaxAttemptsByClass: map[outbox.Class]int{outbox.Permanent: 2}}}, 2},
+		{driver.Retryable, outbox.RelayConfig{}, 10},
+		{driver.Unroutable, outbox.RelayConfig{Policy: outbox.Policy{MaxAttempts: 3}}, 3},
+		{driver.Permanent, outbox.RelayConfig{}, 1},
+		{driver.Permanent, outbox.RelayConfig{Policy: outbox.Policy{MaxAttemptsByClass: map[driver.Class]int{driver.Permanent: 2}}}, 2},
 		{"nonsense", outbox.RelayConfig{Policy: outbox.Policy{MaxAttempts: 2}}, 2},
 	} {
 		t.Run(fmt.Sprintf("%s_%d", tc.class, tc.attempts), func(t *testing.T) {
 			tc.cfg.MaxRetryDelay = time.Minute
 			inBubble(t, tc.cfg, func(b *bench) {
 				calls := 0
-				b.publisher.Respond(func(outbox.Message) error { calls++; return failure(tc.class) })
+				b.publisher.Respond(func(driver.Message) error { calls++; return failure(tc.class) })
 				b.write(message("k", 1))
 				report := b.drain(outbox.Bounds{TimeLimit: time.Hour})
 				dead := b.store.DeadLetters()
 				if calls != tc.attempts || report.Failed != tc.attempts || report.Dead != 1 || len(dead) != 1 {
 					b.Fatalf("%d calls, report %+v, %d dead letters", calls, report, len(dead))
 				}
-				if dead[0].Attempts != tc.attempts || dead[0].Class != outbox.ClassOf(failure(tc.class)) || dead[0].Err == "" {
+				if dead[0].Attempts != tc.attempts || dead[0].Class != driver.ClassOf(failure(tc.class)) || dead[0].Err == "" {
 					b.Errorf("dead letter %+v", dead[0])
 				}
 			})
@@ -78,10 +79,10 @@ func TestClassesDecideTheAttempts(t *testing.T) {
 }
 
 func TestUnavailableCostsNothingAndResumes(t *testing.T) {
-	for _, class := range []outbox.Class{outbox.Unavailable, outbox.Blocked} {
+	for _, class := range []driver.Class{driver.Unavailable, driver.Blocked} {
 		t.Run(string(class), func(t *testing.T) {
 			inBubble(t, outbox.RelayConfig{}, func(b *bench) {
-				b.publisher.Respond(func(outbox.Message) error { return failure(class) })
+				b.publisher.Respond(func(driver.Message) error { return failure(class) })
 				for n := range 50 {
 					b.write(message("k"+strconv.Itoa(n%5), n))
 				}
@@ -114,7 +115,7 @@ func TestOneTransportDownLeavesTheOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		manager, store := txretrytest.New(txretrytest.Config{}), outboxtest.NewStore()
 		good, bad := outboxtest.NewPublisher(), outboxtest.NewPublisher()
-		bad.Respond(func(outbox.Message) error { return failure(outbox.Unavailable) })
+		bad.Respond(func(driver.Message) error { return failure(driver.Unavailable) })
 		relay, err := outbox.NewRelay(store, outbox.Transports{"": good, "other": bad},
 			outbox.RelayConfig{BatchSize: 2, Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
@@ -133,7 +134,7 @@ func TestOneTransportDownLeavesTheOthers(t *testing.T) {
 		if report.Published != 10 || report.Failed != 0 {
 			t.Errorf("report %+v", report)
 		}
-		if outbox.ClassOf(err) != outbox.Unavailable {
+		if driver.ClassOf(err) != driver.Unavailable {
 			t.Errorf("Drain says %v, want that a transport is unavailable", err)
 		}
 	})
@@ -154,7 +155,7 @@ func TestUnknownTransportBecomesDeadLetter(t *testing.T) {
 
 func TestPanicIsAFailure(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{Policy: outbox.Policy{MaxAttempts: 1}}, func(b *bench) {
-		b.publisher.Respond(func(m outbox.Message) error {
+		b.publisher.Respond(func(m driver.Message) error {
 			if string(m.Body) == "1" {
 				panic("boom")
 			}
@@ -172,8 +173,8 @@ func TestPanicIsAFailure(t *testing.T) {
 // silent never confirms, as a broker that is stopped.
 type silent struct{}
 
-func (silent) Publish(ctx context.Context, _ outbox.Message, done func(error)) {
-	context.AfterFunc(ctx, func() { done(failure(outbox.Unavailable)) })
+func (silent) Publish(ctx context.Context, _ driver.Message, done func(error)) {
+	context.AfterFunc(ctx, func() { done(failure(driver.Unavailable)) })
 }
 
 func TestNoConfirmIsUnavailable(t *testing.T) {
@@ -188,7 +189,7 @@ func TestNoConfirmIsUnavailable(t *testing.T) {
 			t.Fatal(err)
 		}
 		begin := time.Now()
-		if _, err := relay.Drain(t.Context(), outbox.Bounds{}); outbox.ClassOf(err) != outbox.Unavailable {
+		if _, err := relay.Drain(t.Context(), outbox.Bounds{}); driver.ClassOf(err) != driver.Unavailable {
 			t.Errorf("Drain: %v", err)
 		}
 		if took := time.Since(begin); took != 10*time.Second {
@@ -203,7 +204,7 @@ func TestNoConfirmIsUnavailable(t *testing.T) {
 // A Publisher that breaks the rule of done, called once, does no harm.
 type unruly struct{ late []func(error) }
 
-func (u *unruly) Publish(_ context.Context, m outbox.Message, done func(error)) {
+func (u *unruly) Publish(_ context.Context, m driver.Message, done func(error)) {
 	switch string(m.Body) {
 	case "1":
 		done(nil)
@@ -229,7 +230,7 @@ func TestUnrulyPublisher(t *testing.T) {
 			t.Fatal(err)
 		}
 		report, err := relay.Drain(t.Context(), outbox.Bounds{})
-		if report != (outbox.Report{Published: 1}) || outbox.ClassOf(err) != outbox.Unavailable {
+		if report != (outbox.Report{Published: 1}) || driver.ClassOf(err) != driver.Unavailable {
 			t.Errorf("report %+v, %v", report, err)
 		}
 		for _, done := range publisher.late {
@@ -245,12 +246,12 @@ func TestHooksTellTheOutcomes(t *testing.T) {
 	var published, paused []string
 	var failures []outbox.Failure
 	hooks := outbox.Hooks{
-		OnPublished: func(_ context.Context, m outbox.Message) { published = append(published, string(m.Body)) },
-		OnFailed:    func(_ context.Context, _ outbox.Message, f outbox.Failure) { failures = append(failures, f) },
+		OnPublished: func(_ context.Context, m driver.Message) { published = append(published, string(m.Body)) },
+		OnFailed:    func(_ context.Context, _ driver.Message, f outbox.Failure) { failures = append(failures, f) },
 		OnPause:     func(_ context.Context, transport string, _ error) { paused = append(paused, transport) },
 	}
 	inBubble(t, outbox.RelayConfig{Hooks: hooks, Policy: outbox.Policy{MaxAttempts: 2}, Rand: half}, func(b *bench) {
-		b.publisher.Script(failure(outbox.Unavailable), errors.New("first"), errors.New("second"))
+		b.publisher.Script(failure(driver.Unavailable), errors.New("first"), errors.New("second"))
 		b.write(message("k", 1), message("k", 2))
 		if _, err := b.relay.Drain(b.Context(), outbox.Bounds{TimeLimit: time.Minute}); err != nil {
 			b.Error(err)
@@ -267,7 +268,7 @@ func TestHooksTellTheOutcomes(t *testing.T) {
 
 func TestPauseIsForgottenWithItsMessages(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
-		b.publisher.Respond(func(outbox.Message) error { return failure(outbox.Unavailable) })
+		b.publisher.Respond(func(driver.Message) error { return failure(driver.Unavailable) })
 		b.write(message("k", 1))
 		defer b.start()()
 		time.Sleep(time.Minute)

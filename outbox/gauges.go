@@ -9,6 +9,8 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
+
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 const (
@@ -43,7 +45,7 @@ type gauges struct {
 	relay *Relay
 
 	mu    sync.Mutex
-	store *StoreStats
+	store *driver.Depth
 	asked time.Time
 }
 
@@ -81,7 +83,7 @@ func (g *gauges) collect(ctx context.Context, o metric.Observer) error {
 			}
 			o.ObserveInt64(set.state, is, metric.WithAttributes(transport, attribute.String("state", string(state))))
 		}
-		if _, ok := g.relay.transports[name].(Windowed); ok {
+		if _, ok := g.relay.transports[name].(driver.Windowed); ok {
 			o.ObserveFloat64(set.window, t.Window, metric.WithAttributes(transport))
 		}
 	}
@@ -97,8 +99,8 @@ func (g *gauges) collect(ctx context.Context, o metric.Observer) error {
 }
 
 // stored is what the store told last, nil if it does not tell.
-func (g *gauges) stored(ctx context.Context) (*StoreStats, error) {
-	source, ok := g.relay.source.(Measured)
+func (g *gauges) stored(ctx context.Context) (*driver.Depth, error) {
+	source, ok := g.relay.source.(driver.Measured)
 	if !ok {
 		return nil, nil
 	}
@@ -110,7 +112,7 @@ func (g *gauges) stored(ctx context.Context) (*StoreStats, error) {
 	ctx, cancel := context.WithTimeout(ctx, gaugeTimeout)
 	defer cancel()
 	g.store = nil
-	stats, err := source.Stats(ctx)
+	stats, err := source.Depth(ctx)
 	g.asked = time.Now()
 	if err != nil {
 		return nil, err

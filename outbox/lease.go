@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/runloop"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // Leases are short, so that the lanes of a relay that was killed are soon free. Few batches take
@@ -18,7 +19,7 @@ const (
 
 // hold renews leases that began at begin, until release is called. The context that it returns ends
 // when they could not be renewed in time, or another relay has one of them.
-func (r *Relay) hold(ctx context.Context, leases []Lease, begin time.Time) (held context.Context, release func()) {
+func (r *Relay) hold(ctx context.Context, leases []driver.Lease, begin time.Time) (held context.Context, release func()) {
 	held, lose := context.WithCancel(ctx)
 	var renewing sync.WaitGroup
 	renewing.Add(1)
@@ -38,7 +39,7 @@ func (r *Relay) hold(ctx context.Context, leases []Lease, begin time.Time) (held
 }
 
 // renew returns when the leases, which end at end, are lost or ctx has ended.
-func (r *Relay) renew(ctx context.Context, leases []Lease, end time.Time) {
+func (r *Relay) renew(ctx context.Context, leases []driver.Lease, end time.Time) {
 	for {
 		begin := time.Now()
 		// Half of what is left, so that a connection that is silent leaves time for another one.

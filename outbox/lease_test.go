@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // A relay that was killed holds its lanes, and another one publishes all of them within 10 s.
@@ -26,7 +27,7 @@ func TestKilledRelayIsReplaced(t *testing.T) {
 			b.write(message("k", n), message("", n))
 		}
 		for { // all its lanes
-			killed, err := b.store.Claim(b.Context(), outbox.ClaimRequest{Limit: 500, Lease: 6 * time.Second})
+			killed, err := b.store.Claim(b.Context(), driver.Claim{Limit: 500, Lease: 6 * time.Second})
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -55,7 +56,7 @@ func TestSlowBatchKeepsItsLanes(t *testing.T) {
 		defer b.start()()
 		for range 9 {
 			time.Sleep(time.Second - time.Nanosecond)
-			taken, err := b.store.Claim(b.Context(), outbox.ClaimRequest{Limit: 10, Lease: time.Second, Alone: true})
+			taken, err := b.store.Claim(b.Context(), driver.Claim{Limit: 10, Lease: time.Second, Alone: true})
 			if err != nil || len(taken.Messages) > 0 || taken.Suspect {
 				b.Fatalf("claimed %v, suspect %v, %v", bodies(taken.Messages), taken.Suspect, err)
 			}
@@ -68,21 +69,21 @@ func TestSlowBatchKeepsItsLanes(t *testing.T) {
 
 // renewals is a Source whose Renew is that of a store with a fault.
 type renewals struct {
-	outbox.Source
+	driver.Source
 	once  bool // it gives one batch
 	given atomic.Bool
 	count atomic.Int64
 	renew func(ctx context.Context, n int64) error // nil: as ever
 }
 
-func (s *renewals) Claim(ctx context.Context, req outbox.ClaimRequest) (outbox.Batch, error) {
+func (s *renewals) Claim(ctx context.Context, req driver.Claim) (driver.Batch, error) {
 	if s.once && s.given.Swap(true) {
-		return outbox.Batch{}, nil
+		return driver.Batch{}, nil
 	}
 	return s.Source.Claim(ctx, req)
 }
 
-func (s *renewals) Renew(ctx context.Context, leases []outbox.Lease, ttl time.Duration) ([]outbox.Lease, error) {
+func (s *renewals) Renew(ctx context.Context, leases []driver.Lease, ttl time.Duration) ([]driver.Lease, error) {
 	if err := s.renew(ctx, s.count.Add(1)); err != nil {
 		return nil, err
 	}
@@ -121,7 +122,7 @@ func TestNothingIsSentWithoutALease(t *testing.T) {
 func TestNoRenewalAfterSettling(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		s := &renewals{Source: b.store, renew: func(context.Context, int64) error { return nil }}
-		slow := outbox.Hooks{OnPublished: func(context.Context, outbox.Message) { time.Sleep(5 * time.Second) }}
+		slow := outbox.Hooks{OnPublished: func(context.Context, driver.Message) { time.Sleep(5 * time.Second) }}
 		b.over(s, outbox.RelayConfig{Hooks: slow})
 		b.write(message("", 1))
 		defer b.start()()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
 
@@ -24,14 +25,14 @@ func TestLogOfAStream(t *testing.T) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		b.publisher.Respond(func(m outbox.Message) error {
+		b.publisher.Respond(func(m driver.Message) error {
 			switch m.Name {
 			case "panics":
 				panic("boom")
 			case "down":
-				return failure(outbox.Unavailable)
+				return failure(driver.Unavailable)
 			default:
-				return failure(outbox.Unroutable)
+				return failure(driver.Unroutable)
 			}
 		})
 		stop := b.start()

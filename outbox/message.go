@@ -38,14 +38,6 @@ type Message struct {
 	// mean at once. Later messages of the same Key wait with it, earlier ones do not. A relay that
 	// takes the message no longer sees it.
 	NotBefore time.Time
-
-	// CreatedAt is when the message was stored, by the store's clock. A writer ignores it.
-	CreatedAt time.Time
-	// PublishedAt is when the message was marked as published; zero means not yet. A writer ignores
-	// it.
-	PublishedAt time.Time
-	// Attempts counts the failed attempts to publish so far. A writer ignores it.
-	Attempts int
 }
 
 // Route is where a message goes on a broker that routes. Empty fields leave the choice to the next

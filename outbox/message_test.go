@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 func TestPrepareRefuses(t *testing.T) {
@@ -118,7 +119,7 @@ func FuzzCheckName(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, name string) {
-		if outbox.CheckName(name) != nil {
+		if driver.CheckName(name) != nil {
 			return
 		}
 		if name == "" || len(name) > 128 || strings.ToLower(name) != name || strings.ContainsAny(name, " *#\x00\n") {
@@ -199,7 +200,7 @@ func TestLaneOf(t *testing.T) {
 	t.Parallel()
 	// Stored rows depend on these: they must never change.
 	for key, want := range map[string]int{"a": 0, "order-1": 2, "ü": 7} {
-		if got := outbox.LaneOf(outbox.Message{Key: key}); got != want {
+		if got := driver.LaneOf(driver.Message{Key: key}); got != want {
 			t.Errorf("LaneOf(%q) = %d, want %d", key, got, want)
 		}
 	}
@@ -209,20 +210,20 @@ func TestLaneOf(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		used[outbox.LaneOf(m)] = true
+		used[driver.LaneOf(driver.Message{ID: m.ID})] = true
 	}
-	if len(used) != outbox.Lanes {
+	if len(used) != driver.Lanes {
 		t.Errorf("unkeyed messages use %d lanes", len(used))
 	}
 }
 
 func TestClassOf(t *testing.T) {
 	t.Parallel()
-	for want, err := range map[outbox.Class]error{
-		outbox.Retryable: errors.New("x"),
-		outbox.Blocked:   fmt.Errorf("wrapped: %w", &outbox.PublishError{Class: outbox.Blocked}),
+	for want, err := range map[driver.Class]error{
+		driver.Retryable: errors.New("x"),
+		driver.Blocked:   fmt.Errorf("wrapped: %w", &driver.PublishError{Class: driver.Blocked}),
 	} {
-		if got := outbox.ClassOf(err); got != want {
+		if got := driver.ClassOf(err); got != want {
 			t.Errorf("ClassOf(%v) = %s", err, got)
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // pause is how long a transport is left alone. After its end one batch tries the transport, and the
@@ -59,7 +61,7 @@ func (r *Relay) allPaused() time.Duration {
 }
 
 // tryPaused notes which transports whose pause is over are in a batch that began at begin.
-func (r *Relay) tryPaused(messages []Message, begin time.Time) {
+func (r *Relay) tryPaused(messages []driver.Message, begin time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.pauses) == 0 {
@@ -83,7 +85,7 @@ type outage struct {
 func (r *Relay) watchPublishers() (stop func()) {
 	var stops []func()
 	for name, p := range r.transports {
-		if p, ok := p.(Reconnecting); ok {
+		if p, ok := p.(driver.Reconnecting); ok {
 			stops = append(stops, p.OnReady(func() { r.reconnected(name) }))
 		}
 	}
@@ -158,3 +160,6 @@ func (r *Relay) forgetPauses(current []string) {
 	defer r.mu.Unlock()
 	maps.DeleteFunc(r.pauses, func(name string, _ pause) bool { return !slices.Contains(current, name) })
 }
+
+// pauses reports whether a failure says something about the transport rather than the message.
+func pauses(c driver.Class) bool { return c == driver.Unavailable || c == driver.Blocked }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // pipeline publishes one batch. All unkeyed messages and the first of each key are in
@@ -18,7 +19,7 @@ import (
 // transport has a goroutine of its own, so that one that blocks holds up no other.
 type pipeline struct {
 	relay    *Relay
-	messages []Message
+	messages []driver.Message
 	unread   map[int]error   // why messages could not be read, by index
 	life     context.Context // the relay's: when it ends, the relay is shutting down
 	send     context.Context // within life; when it ends, nothing more is sent
@@ -33,7 +34,7 @@ type pipeline struct {
 
 // queue is what one transport has to send.
 type queue struct {
-	publisher Publisher // nil: nobody has registered the transport
+	publisher driver.Publisher // nil: nobody has registered the transport
 	indexes   chan int
 	open      int         // queued or in flight
 	down      atomic.Bool // the transport is unavailable: give everything else back
@@ -128,18 +129,18 @@ func (p *pipeline) publish(q *queue, i int) {
 		}
 	}
 	if err := p.unfit(i); err != nil {
-		done(&PublishError{Class: Permanent, Err: fmt.Errorf("what is stored is no message: %w", err)})
+		done(&driver.PublishError{Class: driver.Permanent, Err: fmt.Errorf("what is stored is no message: %w", err)})
 		return
 	}
 	if q.publisher == nil {
-		done(&PublishError{Class: Retryable, Err: fmt.Errorf("the relay has no transport %q", p.messages[i].Transport)})
+		done(&driver.PublishError{Class: driver.Retryable, Err: fmt.Errorf("the relay has no transport %q", p.messages[i].Transport)})
 		return
 	}
 	defer func() {
 		if v := recover(); v != nil {
 			p.relay.log(p.wait, slog.LevelError, "outbox: publisher panicked", p.messages[i].Transport,
 				slog.Any("id", p.messages[i].ID), slog.String("stack", string(debug.Stack())))
-			done(&PublishError{Class: Retryable, Err: fmt.Errorf("the publisher panicked: %v", v)})
+			done(&driver.PublishError{Class: driver.Retryable, Err: fmt.Errorf("the publisher panicked: %v", v)})
 		}
 	}()
 	q.publisher.Publish(p.wait, p.messages[i], done)
@@ -154,7 +155,7 @@ func (p *pipeline) unfit(i int) error {
 	if err := ids.Check(p.messages[i].ID); err != nil {
 		return err
 	}
-	if err := CheckName(p.messages[i].Name); err != nil {
+	if err := driver.CheckName(p.messages[i].Name); err != nil {
 		return fmt.Errorf("the name %w", err)
 	}
 	return nil
@@ -172,7 +173,7 @@ func (p *pipeline) take(r result, outcomes []outcome, down map[string]outage) {
 			p.behind[m.Key] = next[1:]
 			p.release(next[0])
 		}
-	case ClassOf(r.err).pauses():
+	case pauses(driver.ClassOf(r.err)):
 		p.setDown(m.Transport, outage{r.err, r.at}, down)
 	default:
 		outcomes[r.index] = outcome{done: true, err: r.err}
@@ -191,7 +192,7 @@ func (p *pipeline) unconfirmed(outcomes []outcome, down map[string]outage) {
 	}
 	for name, q := range p.queues {
 		if q.open > 0 {
-			p.setDown(name, outage{&PublishError{Class: Unavailable, Err: errUnconfirmed}, time.Now()}, down)
+			p.setDown(name, outage{&driver.PublishError{Class: driver.Unavailable, Err: errUnconfirmed}, time.Now()}, down)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/backoff"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // Policy says how often and how late a failed message is tried again. In every field zero means the
@@ -15,7 +16,7 @@ type Policy struct {
 	MaxAttempts int
 	// MaxAttemptsByClass overrides MaxAttempts for Retryable, Unroutable or Permanent
 	// failures. Default: 1 for Permanent. An entry must be at least 1.
-	MaxAttemptsByClass map[Class]int
+	MaxAttemptsByClass map[driver.Class]int
 	// RetryDelay is the wait after the first failed attempt; it doubles with each further one up to
 	// MaxRetryDelay, and is spread by ±20 %. Default 1 s.
 	RetryDelay time.Duration
@@ -39,18 +40,18 @@ func (p Policy) over(base Policy) Policy {
 func (p Policy) validate(where string, refuse func(ok bool, format string, args ...any)) {
 	refuse(p.MaxAttempts > 0, "%sMaxAttempts is %d, want at least 1", where, p.MaxAttempts)
 	for class, n := range p.MaxAttemptsByClass {
-		refuse(class == Retryable || class == Unroutable || class == Permanent, "%sMaxAttemptsByClass: class %q costs no attempts", where, class)
+		refuse(class == driver.Retryable || class == driver.Unroutable || class == driver.Permanent, "%sMaxAttemptsByClass: class %q costs no attempts", where, class)
 		refuse(n > 0, "%sMaxAttemptsByClass[%s] is %d, want at least 1", where, class, n)
 	}
 	refuse(p.RetryDelay > 0 && p.RetryDelay <= p.MaxRetryDelay, "%sRetryDelay is %v, want more than 0 and at most MaxRetryDelay", where, p.RetryDelay)
 }
 
 // attempts is how many attempts a message has whose last failure was of class.
-func (p Policy) attempts(class Class) int {
+func (p Policy) attempts(class driver.Class) int {
 	if n, ok := p.MaxAttemptsByClass[class]; ok {
 		return n
 	}
-	if class == Permanent {
+	if class == driver.Permanent {
 		return 1
 	}
 	return p.MaxAttempts

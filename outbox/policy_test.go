@@ -8,41 +8,42 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
 
 func TestPolicyByName(t *testing.T) {
-	classes := map[outbox.Class]int{outbox.Unroutable: 7, outbox.Permanent: 2}
+	classes := map[driver.Class]int{driver.Unroutable: 7, driver.Permanent: 2}
 	cfg := outbox.RelayConfig{
 		Policy: outbox.Policy{MaxAttempts: 3, MaxAttemptsByClass: classes, RetryDelay: time.Minute, MaxRetryDelay: time.Hour},
 		ByName: map[string]outbox.Policy{
 			"few":   {MaxAttempts: 2},
-			"once":  {MaxAttemptsByClass: map[outbox.Class]int{outbox.Unroutable: 1}},
+			"once":  {MaxAttemptsByClass: map[driver.Class]int{driver.Unroutable: 1}},
 			"quick": {RetryDelay: time.Second, MaxRetryDelay: 2 * time.Second},
 		},
 		Rand: half,
 	}
 	for _, tc := range []struct {
 		name     string
-		class    outbox.Class
+		class    driver.Class
 		attempts int
 		took     time.Duration // over all attempts
 	}{
-		{"other", outbox.Retryable, 3, 3 * time.Minute},
-		{"other", outbox.Unroutable, 7, (1 + 2 + 4 + 8 + 16 + 32) * time.Minute},
-		{"other", outbox.Permanent, 2, time.Minute},
-		{"few", outbox.Retryable, 2, time.Minute},
-		{"few", outbox.Unroutable, 7, 63 * time.Minute},
-		{"once", outbox.Unroutable, 1, 0},
-		{"once", outbox.Retryable, 3, 3 * time.Minute},
-		{"once", outbox.Permanent, 1, 0}, // its map takes the place of the default's
-		{"quick", outbox.Unroutable, 7, (1 + 2 + 2 + 2 + 2 + 2) * time.Second},
-		{"quick", outbox.Retryable, 3, 3 * time.Second},
+		{"other", driver.Retryable, 3, 3 * time.Minute},
+		{"other", driver.Unroutable, 7, (1 + 2 + 4 + 8 + 16 + 32) * time.Minute},
+		{"other", driver.Permanent, 2, time.Minute},
+		{"few", driver.Retryable, 2, time.Minute},
+		{"few", driver.Unroutable, 7, 63 * time.Minute},
+		{"once", driver.Unroutable, 1, 0},
+		{"once", driver.Retryable, 3, 3 * time.Minute},
+		{"once", driver.Permanent, 1, 0}, // its map takes the place of the default's
+		{"quick", driver.Unroutable, 7, (1 + 2 + 2 + 2 + 2 + 2) * time.Second},
+		{"quick", driver.Retryable, 3, 3 * time.Second},
 	} {
 		t.Run(tc.name+" "+string(tc.class), func(t *testing.T) {
 			inBubble(t, cfg, func(b *bench) {
 				calls := 0
-				b.publisher.Respond(func(outbox.Message) error { calls++; return failure(tc.class) })
+				b.publisher.Respond(func(driver.Message) error { calls++; return failure(tc.class) })
 				m := message("k", 1)
 				m.Name = tc.name
 				b.write(m)
@@ -66,7 +67,7 @@ func TestPolicyByName(t *testing.T) {
 func TestPolicyIsCopied(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		classes := map[outbox.Class]int{outbox.Retryable: 1}
+		classes := map[driver.Class]int{driver.Retryable: 1}
 		byName := map[string]outbox.Policy{"order.placed": {MaxAttemptsByClass: classes}}
 		cfg := outbox.RelayConfig{ByName: byName, Logger: slog.New(slog.DiscardHandler)}
 		store, publisher := outboxtest.NewStore(), outboxtest.NewPublisher()
@@ -74,10 +75,10 @@ func TestPolicyIsCopied(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		classes[outbox.Retryable] = 9
+		classes[driver.Retryable] = 9
 		byName["order.placed"] = outbox.Policy{MaxAttempts: 9}
 		b := &bench{T: t, manager: newManager(), store: store, publisher: publisher, relay: relay}
-		publisher.Respond(func(outbox.Message) error { return failure(outbox.Retryable) })
+		publisher.Respond(func(driver.Message) error { return failure(driver.Retryable) })
 		b.write(message("k", 1))
 		if report := b.drain(outbox.Bounds{}); report.Dead != 1 {
 			t.Errorf("%+v", report)
@@ -93,8 +94,8 @@ func TestPolicyIsValidated(t *testing.T) {
 			"Bad Name": {},
 			"a":        {MaxAttempts: -2},
 			"b":        {RetryDelay: time.Hour},
-			"c":        {MaxAttemptsByClass: map[outbox.Class]int{outbox.Blocked: 1}},
-			"d":        {MaxAttemptsByClass: map[outbox.Class]int{outbox.Permanent: -3}},
+			"c":        {MaxAttemptsByClass: map[driver.Class]int{driver.Blocked: 1}},
+			"d":        {MaxAttemptsByClass: map[driver.Class]int{driver.Permanent: -3}},
 		},
 	})
 	if err == nil {

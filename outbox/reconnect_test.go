@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
 
@@ -32,7 +33,7 @@ func (c *connected) OnReady(f func()) (stop func()) {
 }
 
 func (c *connected) disconnect() {
-	c.Respond(func(outbox.Message) error { return failure(outbox.Unavailable) })
+	c.Respond(func(driver.Message) error { return failure(driver.Unavailable) })
 }
 
 func (c *connected) reconnect() {
@@ -52,7 +53,7 @@ func (c *connected) listening() int {
 
 // reconnecting has the bench's relay work with a publisher that tells of its connection, and with pauses
 // that are longer than any test.
-func (b *bench) reconnecting(source outbox.Source) *connected {
+func (b *bench) reconnecting(source driver.Source) *connected {
 	b.Helper()
 	c := &connected{Publisher: b.publisher, listeners: map[*func()]bool{}}
 	relay, err := outbox.NewRelay(source, outbox.Transports{"": c, "other": outboxtest.NewPublisher()}, outbox.RelayConfig{
@@ -109,9 +110,9 @@ func TestReconnectBeforeThePause(t *testing.T) {
 }
 
 // slowToSettle takes two seconds for that.
-type slowToSettle struct{ outbox.Source }
+type slowToSettle struct{ driver.Source }
 
-func (s *slowToSettle) Settle(ctx context.Context, b outbox.Batch, o []outbox.Outcome) ([]outbox.Lease, error) {
+func (s *slowToSettle) Settle(ctx context.Context, b driver.Batch, o []driver.Settlement) ([]driver.Lease, error) {
 	time.Sleep(2 * time.Second)
 	return s.Source.Settle(ctx, b, o)
 }
@@ -121,7 +122,7 @@ func TestPauseAfterAReconnect(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		c := b.reconnecting(b.store)
 		tries := 0
-		b.publisher.Respond(func(outbox.Message) error { tries++; return failure(outbox.Unavailable) })
+		b.publisher.Respond(func(driver.Message) error { tries++; return failure(driver.Unavailable) })
 		b.write(message("k", 1))
 		defer b.start()()
 		for n := range 3 {
@@ -163,7 +164,7 @@ func TestPausesAreShort(t *testing.T) {
 			func(down bool) {
 				b.publisher.Respond(nil)
 				if down {
-					b.publisher.Respond(func(outbox.Message) error { return failure(outbox.Unavailable) })
+					b.publisher.Respond(func(driver.Message) error { return failure(driver.Unavailable) })
 				}
 			},
 			func(down bool) {

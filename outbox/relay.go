@@ -11,12 +11,13 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/internal/telemetry"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // Relay moves messages from a Source to its Transports. Any number of relays may work on
 // one store, in one process or in many. Its methods are safe for concurrent use.
 type Relay struct {
-	source     Source
+	source     driver.Source
 	transports Transports
 	cfg        RelayConfig
 	telemetry  instruments
@@ -36,7 +37,7 @@ var (
 )
 
 // NewRelay returns a Relay; Run or Drain sets it to work. At least one transport is needed.
-func NewRelay(source Source, transports Transports, cfg RelayConfig) (*Relay, error) {
+func NewRelay(source driver.Source, transports Transports, cfg RelayConfig) (*Relay, error) {
 	cfg = cfg.withDefaults()
 	errs := []error{cfg.validate()}
 	if source == nil {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
@@ -81,7 +82,7 @@ func message(key string, n int) outbox.Message {
 	return outbox.Message{Name: "order.placed", Key: key, Body: []byte(strconv.Itoa(n))}
 }
 
-func bodies(msgs []outbox.Message) []string {
+func bodies(msgs []driver.Message) []string {
 	var out []string
 	for _, m := range msgs {
 		out = append(out, string(m.Body))
@@ -96,8 +97,8 @@ func (b *bench) wantReceived(want ...string) {
 	}
 }
 
-func failure(class outbox.Class) error {
-	return &outbox.PublishError{Class: class, Err: errors.New("scripted")}
+func failure(class driver.Class) error {
+	return &driver.PublishError{Class: class, Err: errors.New("scripted")}
 }
 
 func TestRunPublishesOnWake(t *testing.T) {
@@ -192,7 +193,7 @@ func TestShutdownSettlesWhatIsInFlight(t *testing.T) {
 		if left := bodies(b.store.List()); !slices.Equal(left, []string{"2"}) {
 			b.Errorf("left %v", left)
 		}
-		batch, err := b.store.Claim(b.Context(), outbox.ClaimRequest{Limit: 1, Lease: time.Second})
+		batch, err := b.store.Claim(b.Context(), driver.Claim{Limit: 1, Lease: time.Second})
 		if err != nil || len(batch.Messages) != 1 {
 			b.Errorf("the rest was not given back: %v, %v", batch, err)
 		}
@@ -228,7 +229,7 @@ func TestNewRelayRefuses(t *testing.T) {
 			return outbox.NewRelay(outboxtest.NewStore(), good, outbox.RelayConfig{LeaseTTL: 4 * time.Second})
 		},
 		"attempts of a free class": func() (*outbox.Relay, error) {
-			return outbox.NewRelay(outboxtest.NewStore(), good, outbox.RelayConfig{Policy: outbox.Policy{MaxAttemptsByClass: map[outbox.Class]int{outbox.Blocked: 3}}})
+			return outbox.NewRelay(outboxtest.NewStore(), good, outbox.RelayConfig{Policy: outbox.Policy{MaxAttemptsByClass: map[driver.Class]int{driver.Blocked: 3}}})
 		},
 		"batch": func() (*outbox.Relay, error) {
 			return outbox.NewRelay(outboxtest.NewStore(), good, outbox.RelayConfig{BatchSize: -1})

@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/holdfast-go/holdfast/internal/runloop"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // round is what one batch came to. The error means that it could not be settled, or not whole.
@@ -19,11 +20,11 @@ type round struct {
 	err                              error
 }
 
-func (r *Relay) claim(ctx context.Context, limit int, alone bool, begin time.Time) (Batch, error) {
+func (r *Relay) claim(ctx context.Context, limit int, alone bool, begin time.Time) (driver.Batch, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
 	defer cancel()
 	skip := r.paused()
-	batch, err := r.source.Claim(ctx, ClaimRequest{Limit: limit, Lease: r.cfg.LeaseTTL, Skip: skip, Alone: alone})
+	batch, err := r.source.Claim(ctx, driver.Claim{Limit: limit, Lease: r.cfg.LeaseTTL, Skip: skip, Alone: alone})
 	r.setLastLook(err)
 	if err == nil && len(batch.Messages) == 0 {
 		r.forgetPauses(skip)
@@ -34,7 +35,7 @@ func (r *Relay) claim(ctx context.Context, limit int, alone bool, begin time.Tim
 
 // round publishes and settles a batch that was claimed at begin. When ctx ends it sends nothing more;
 // work lives on for the rest.
-func (r *Relay) round(ctx, work context.Context, batch Batch, begin time.Time) round {
+func (r *Relay) round(ctx, work context.Context, batch driver.Batch, begin time.Time) round {
 	work, end := r.telemetry.startRound(work, batch)
 	defer end()
 	held, release := r.hold(work, batch.Leases, begin)
@@ -74,7 +75,7 @@ func (r *Relay) round(ctx, work context.Context, batch Batch, begin time.Time) r
 // end has then waited for that long, so that a long or slow batch is not taken for an outage. After
 // the end of ctx, or of the leases, it sends nothing more; it waits for the confirms as long as there
 // is time left to settle.
-func (r *Relay) publish(ctx, held context.Context, batch Batch) ([]outcome, map[string]outage) {
+func (r *Relay) publish(ctx, held context.Context, batch driver.Batch) ([]outcome, map[string]outage) {
 	wait, cancel := runloop.Detach(ctx, r.cfg.ShutdownTimeout-r.cfg.StoreTimeout)
 	defer cancel()
 	wait, cancelWait := context.WithTimeout(wait, r.cfg.PublishTimeout)
@@ -91,26 +92,26 @@ func (r *Relay) publish(ctx, held context.Context, batch Batch) ([]outcome, map[
 // had nothing else in hand.
 func quarantine(losses int) []outcome {
 	err := fmt.Errorf("%d relays in a row were lost with this message", losses)
-	return []outcome{{done: true, err: &PublishError{Class: Quarantined, Err: err}}}
+	return []outcome{{done: true, err: &driver.PublishError{Class: driver.Quarantined, Err: err}}}
 }
 
 // judge turns the outcomes into verdicts for the store. Messages given back have neither a
 // verdict nor a failure.
-func (r *Relay) judge(messages []Message, outcomes []outcome) ([]Outcome, map[int]Failure) {
-	verdicts := make([]Outcome, 0, len(messages))
+func (r *Relay) judge(messages []driver.Message, outcomes []outcome) ([]driver.Settlement, map[int]Failure) {
+	verdicts := make([]driver.Settlement, 0, len(messages))
 	failures := map[int]Failure{}
 	for i, o := range outcomes {
 		m := messages[i]
 		switch {
 		case !o.done:
 		case o.err == nil:
-			verdicts = append(verdicts, Outcome{ID: m.ID, Verdict: Published})
+			verdicts = append(verdicts, driver.Settlement{ID: m.ID, Verdict: driver.Published})
 		default:
 			f := r.failure(m, o.err)
 			failures[i] = f
-			v := Outcome{ID: m.ID, Verdict: Failed, Delay: f.Delay, Class: f.Class, Err: errorText(o.err)}
+			v := driver.Settlement{ID: m.ID, Verdict: driver.Failed, Delay: f.Delay, Class: f.Class, Err: errorText(o.err)}
 			if f.Dead {
-				v.Verdict = Dead
+				v.Verdict = driver.Dead
 			}
 			verdicts = append(verdicts, v)
 		}
@@ -118,17 +119,17 @@ func (r *Relay) judge(messages []Message, outcomes []outcome) ([]Outcome, map[in
 	return verdicts, failures
 }
 
-func (r *Relay) failure(m Message, err error) Failure {
-	f := Failure{Class: ClassOf(err), Err: err, Attempt: m.Attempts + 1}
+func (r *Relay) failure(m driver.Message, err error) Failure {
+	f := Failure{Class: driver.ClassOf(err), Err: err, Attempt: m.Attempts + 1}
 	policy := r.cfg.policy(m.Name)
-	f.Dead = f.Class == Quarantined || f.Attempt >= policy.attempts(f.Class)
+	f.Dead = f.Class == driver.Quarantined || f.Attempt >= policy.attempts(f.Class)
 	if !f.Dead {
 		f.Delay = policy.retryDelay(f.Attempt, r.cfg.Rand())
 	}
 	return f
 }
 
-func (r *Relay) notePauses(ctx context.Context, begin time.Time, batch Batch, outcomes []outcome, down map[string]outage) {
+func (r *Relay) notePauses(ctx context.Context, begin time.Time, batch driver.Batch, outcomes []outcome, down map[string]outage) {
 	answered := map[string]bool{}
 	for i, o := range outcomes {
 		name := batch.Messages[i].Transport
@@ -143,7 +144,7 @@ func (r *Relay) notePauses(ctx context.Context, begin time.Time, batch Batch, ou
 	}
 }
 
-func (r *Relay) report(ctx context.Context, messages []Message, outcomes []outcome, failures map[int]Failure) round {
+func (r *Relay) report(ctx context.Context, messages []driver.Message, outcomes []outcome, failures map[int]Failure) round {
 	res := round{claimed: len(messages)}
 	for i, o := range outcomes {
 		m := messages[i]
@@ -168,7 +169,7 @@ func (r *Relay) report(ctx context.Context, messages []Message, outcomes []outco
 	return res
 }
 
-func (r *Relay) reportFailure(ctx context.Context, m Message, f Failure) {
+func (r *Relay) reportFailure(ctx context.Context, m driver.Message, f Failure) {
 	r.telemetry.countFailure(ctx, f)
 	text := "outbox: publishing failed, will be tried again"
 	if f.Dead {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/runloop"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 const (
@@ -19,14 +20,14 @@ const (
 
 // settlement is what the store took of a batch.
 type settlement struct {
-	stale      []Lease
+	stale      []driver.Lease
 	unrecorded error // why the failures were left out: their messages were given back
 }
 
 // settle tries until it worked: what is not settled is published again. A store that refuses to record
 // failures, since its disk is full or one of them is too much for it, may still take what was published,
 // and that must not be published again for the sake of the others.
-func (r *Relay) settle(ctx context.Context, b Batch, verdicts []Outcome) (settlement, error) {
+func (r *Relay) settle(ctx context.Context, b driver.Batch, verdicts []driver.Settlement) (settlement, error) {
 	between := backoff.Policy{Base: 50 * time.Millisecond, Max: time.Second, Jitter: 0.5}
 	end := time.Now().Add(settleTimeout)
 	sound := publishedOnly(verdicts)
@@ -49,16 +50,16 @@ func (r *Relay) settle(ctx context.Context, b Batch, verdicts []Outcome) (settle
 	}
 }
 
-func (r *Relay) trySettle(ctx context.Context, b Batch, verdicts []Outcome) ([]Lease, error) {
+func (r *Relay) trySettle(ctx context.Context, b driver.Batch, verdicts []driver.Settlement) ([]driver.Lease, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
 	defer cancel()
 	return r.source.Settle(ctx, b, verdicts)
 }
 
-func publishedOnly(verdicts []Outcome) []Outcome {
-	sound := make([]Outcome, 0, len(verdicts))
+func publishedOnly(verdicts []driver.Settlement) []driver.Settlement {
+	sound := make([]driver.Settlement, 0, len(verdicts))
 	for _, v := range verdicts {
-		if v.Verdict == Published {
+		if v.Verdict == driver.Published {
 			sound = append(sound, v)
 		}
 	}

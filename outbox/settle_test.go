@@ -11,15 +11,16 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // fullDisk is a Source that has no room for failures, as long as it is full.
 type fullDisk struct {
-	outbox.Source
+	driver.Source
 	full atomic.Bool
 }
 
-func newFullDisk(source outbox.Source) *fullDisk {
+func newFullDisk(source driver.Source) *fullDisk {
 	s := &fullDisk{Source: source}
 	s.full.Store(true)
 	return s
@@ -27,8 +28,8 @@ func newFullDisk(source outbox.Source) *fullDisk {
 
 var errDiskFull = errors.New("no space left on device")
 
-func (s *fullDisk) Settle(ctx context.Context, b outbox.Batch, outcomes []outbox.Outcome) ([]outbox.Lease, error) {
-	failed := func(o outbox.Outcome) bool { return o.Verdict != outbox.Published }
+func (s *fullDisk) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Settlement) ([]driver.Lease, error) {
+	failed := func(o driver.Settlement) bool { return o.Verdict != driver.Published }
 	if s.full.Load() && slices.ContainsFunc(outcomes, failed) {
 		return nil, errDiskFull
 	}
@@ -42,10 +43,10 @@ func TestFailuresThatCannotBeRecorded(t *testing.T) {
 		disk := newFullDisk(b.store)
 		b.over(disk, outbox.RelayConfig{})
 		var attempts atomic.Int64
-		b.publisher.Respond(func(m outbox.Message) error {
+		b.publisher.Respond(func(m driver.Message) error {
 			if m.Key == "bad" {
 				attempts.Add(1)
-				return &outbox.PublishError{Class: outbox.Permanent, Err: errors.New("refused")}
+				return &driver.PublishError{Class: driver.Permanent, Err: errors.New("refused")}
 			}
 			return nil
 		})
@@ -65,7 +66,7 @@ func TestFailuresThatCannotBeRecorded(t *testing.T) {
 		disk.full.Store(false)
 		time.Sleep(5 * time.Second)
 		stop()
-		if dead := b.store.DeadLetters(); len(dead) != 1 || dead[0].Class != outbox.Permanent || dead[0].Attempts != 1 {
+		if dead := b.store.DeadLetters(); len(dead) != 1 || dead[0].Class != driver.Permanent || dead[0].Attempts != 1 {
 			b.Errorf("dead letters %+v", dead)
 		}
 	})
@@ -87,11 +88,11 @@ func TestRefusedSettlementsAccuseNobody(t *testing.T) {
 
 // refusing is a Source that records nothing.
 type refusing struct {
-	outbox.Source
+	driver.Source
 	suspected atomic.Bool
 }
 
-func (s *refusing) Claim(ctx context.Context, req outbox.ClaimRequest) (outbox.Batch, error) {
+func (s *refusing) Claim(ctx context.Context, req driver.Claim) (driver.Batch, error) {
 	b, err := s.Source.Claim(ctx, req)
 	if b.Suspect {
 		s.suspected.Store(true)
@@ -99,7 +100,7 @@ func (s *refusing) Claim(ctx context.Context, req outbox.ClaimRequest) (outbox.B
 	return b, err
 }
 
-func (s *refusing) Settle(ctx context.Context, b outbox.Batch, outcomes []outbox.Outcome) ([]outbox.Lease, error) {
+func (s *refusing) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Settlement) ([]driver.Lease, error) {
 	if len(outcomes) > 0 {
 		return nil, errDiskFull
 	}
@@ -110,7 +111,7 @@ func (s *refusing) Settle(ctx context.Context, b outbox.Batch, outcomes []outbox
 func TestDrainOntoAFullDisk(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		b.over(newFullDisk(b.store), outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
-		b.publisher.Respond(func(m outbox.Message) error {
+		b.publisher.Respond(func(m driver.Message) error {
 			if m.Key == "bad" {
 				return errors.New("refused")
 			}

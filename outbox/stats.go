@@ -4,42 +4,14 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
-
-// StatsLimit is where the counts of StoreStats stop: a count of StatsLimit means as many or more.
-const StatsLimit = 100_000
-
-// Measured is what a Source may be besides: it tells how much lies in its store.
-type Measured interface {
-	// Stats looks at the store. Its cost is bounded, whatever the store holds.
-	Stats(ctx context.Context) (StoreStats, error)
-}
-
-// StoreStats is how much lies in a store. No count goes above StatsLimit.
-type StoreStats struct {
-	// Ready messages are not published and do not wait for a time; those behind a parked one of their
-	// key and those of a paused transport are among them.
-	Ready int64
-	// Parked messages wait for their first or their next attempt.
-	Parked int64
-	// Dead counts the dead letters.
-	Dead int64
-	// OldestAge is for how long the oldest message has been stored that is ready, or waits after a
-	// failure; 0: there is none. A store with very many waiting messages may look at those only
-	// that are due first.
-	OldestAge time.Duration
-}
-
-// Windowed is what a Publisher may be besides: it tells how full its window is.
-type Windowed interface {
-	// Window returns how many messages await their confirm, and how many may at once.
-	Window() (used, size int)
-}
 
 // Stats is the state of a relay.
 type Stats struct {
 	// Store is nil where the Source is not Measured.
-	Store *StoreStats
+	Store *driver.Depth
 	// Transports are by name.
 	Transports map[string]TransportStats
 }
@@ -74,11 +46,11 @@ func (r *Relay) Stats(ctx context.Context) (Stats, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
 	defer cancel()
 	stats := Stats{Transports: r.transportStats()}
-	source, ok := r.source.(Measured)
+	source, ok := r.source.(driver.Measured)
 	if !ok {
 		return stats, nil
 	}
-	store, err := source.Stats(ctx)
+	store, err := source.Depth(ctx)
 	if err != nil {
 		return stats, fmt.Errorf("outbox: stats: %w", err)
 	}
@@ -90,7 +62,7 @@ func (r *Relay) transportStats() map[string]TransportStats {
 	all := make(map[string]TransportStats, len(r.transports))
 	for name, p := range r.transports {
 		s := r.breaker(name)
-		if w, ok := p.(Windowed); ok {
+		if w, ok := p.(driver.Windowed); ok {
 			if used, size := w.Window(); size > 0 {
 				s.Window = float64(used) / float64(size)
 			}

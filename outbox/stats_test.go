@@ -13,6 +13,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/metrictest"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
@@ -25,7 +26,7 @@ func (halfFull) Window() (used, size int) { return 5, 10 }
 func newManager() *txretrytest.Manager { return txretrytest.New(txretrytest.Config{}) }
 
 // measured is a bench with a second transport, "w", that tells of its window.
-func measured(t *testing.T, source func(*outboxtest.Store) outbox.Source, fn func(b *bench, r *metrictest.Recorder)) {
+func measured(t *testing.T, source func(*outboxtest.Store) driver.Source, fn func(b *bench, r *metrictest.Recorder)) {
 	t.Helper()
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -45,7 +46,7 @@ func measured(t *testing.T, source func(*outboxtest.Store) outbox.Source, fn fun
 	})
 }
 
-func itself(s *outboxtest.Store) outbox.Source { return s }
+func itself(s *outboxtest.Store) driver.Source { return s }
 
 func wantGauges(t *testing.T, r *metrictest.Recorder, want map[string]float64) {
 	t.Helper()
@@ -65,12 +66,12 @@ func TestGaugesFollowTheRelay(t *testing.T) {
 		if got, _ := r.Collect(b.Context()); len(got) != 0 {
 			b.Errorf("before Run: %v", got)
 		}
-		b.publisher.Respond(func(m outbox.Message) error {
+		b.publisher.Respond(func(m driver.Message) error {
 			switch string(m.Body) {
 			case "1":
-				return failure(outbox.Retryable)
+				return failure(driver.Retryable)
 			case "2":
-				return failure(outbox.Permanent)
+				return failure(driver.Permanent)
 			}
 			return nil
 		})
@@ -94,7 +95,7 @@ func TestGaugesFollowTheRelay(t *testing.T) {
 
 func TestBreakerStates(t *testing.T) {
 	measured(t, itself, func(b *bench, r *metrictest.Recorder) {
-		b.publisher.Respond(func(outbox.Message) error { return failure(outbox.Unavailable) })
+		b.publisher.Respond(func(driver.Message) error { return failure(driver.Unavailable) })
 		b.write(message("a", 1))
 		defer b.start()()
 		wants := func(when string, state outbox.TransportState, failures int) {
@@ -135,7 +136,7 @@ func TestLagAndConfirmLatency(t *testing.T) {
 		if got := r.Values("holdfast.outbox.confirm.duration{transport=}"); !slices.Equal(got, []float64{0.25, 0.25}) {
 			b.Errorf("confirm %v", got)
 		}
-		b.publisher.Respond(func(outbox.Message) error { return failure(outbox.Retryable) })
+		b.publisher.Respond(func(driver.Message) error { return failure(driver.Retryable) })
 		b.write(message("a", 3))
 		b.drain(outbox.Bounds{})
 		if got := r.Values("holdfast.outbox.lag{transport=}"); len(got) != 2 {
@@ -146,23 +147,23 @@ func TestLagAndConfirmLatency(t *testing.T) {
 
 // asked counts the questions, and answers none while it is hung.
 type asked struct {
-	outbox.Source
-	measured outbox.Measured
+	driver.Source
+	measured driver.Measured
 	mu       sync.Mutex
 	times    int
 	hangs    bool
 }
 
-func (a *asked) Stats(ctx context.Context) (outbox.StoreStats, error) {
+func (a *asked) Depth(ctx context.Context) (driver.Depth, error) {
 	a.mu.Lock()
 	a.times++
 	hangs := a.hangs
 	a.mu.Unlock()
 	if hangs {
 		<-ctx.Done()
-		return outbox.StoreStats{}, ctx.Err()
+		return driver.Depth{}, ctx.Err()
 	}
-	return a.measured.Stats(ctx)
+	return a.measured.Depth(ctx)
 }
 
 func (a *asked) hang(hangs bool) (times int) {
@@ -176,7 +177,7 @@ func (a *asked) hang(hangs bool) (times int) {
 // collection of other metrics nor the end of Run.
 func TestGaugesAskSeldomAndDoNotHang(t *testing.T) {
 	var source *asked
-	wrap := func(s *outboxtest.Store) outbox.Source {
+	wrap := func(s *outboxtest.Store) driver.Source {
 		source = &asked{Source: s, measured: s}
 		return source
 	}
@@ -220,10 +221,10 @@ func TestGaugesAskSeldomAndDoNotHang(t *testing.T) {
 }
 
 // bare is a Source that does not tell how much it holds.
-type bare struct{ outbox.Source }
+type bare struct{ driver.Source }
 
 func TestStatsWithoutAMeasuredSource(t *testing.T) {
-	measured(t, func(s *outboxtest.Store) outbox.Source { return bare{s} }, func(b *bench, r *metrictest.Recorder) {
+	measured(t, func(s *outboxtest.Store) driver.Source { return bare{s} }, func(b *bench, r *metrictest.Recorder) {
 		defer b.start()()
 		synctest.Wait()
 		stats, err := b.relay.Stats(b.Context())
@@ -242,7 +243,7 @@ func TestStatsOfTheStore(t *testing.T) {
 		b.write(message("a", 1), message("a", 2))
 		time.Sleep(time.Minute)
 		stats, err := b.relay.Stats(b.Context())
-		if err != nil || stats.Store == nil || fmt.Sprint(*stats.Store) != fmt.Sprint(outbox.StoreStats{Ready: 2, OldestAge: time.Minute}) {
+		if err != nil || stats.Store == nil || fmt.Sprint(*stats.Store) != fmt.Sprint(driver.Depth{Ready: 2, OldestAge: time.Minute}) {
 			b.Errorf("%+v, %v", stats, err)
 		}
 	})

@@ -11,11 +11,12 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // faulty is a Source that fails while told to.
 type faulty struct {
-	outbox.Source
+	driver.Source
 	mu            sync.Mutex
 	claim, settle error
 }
@@ -32,14 +33,14 @@ func (f *faulty) errors() (claim, settle error) {
 	return f.claim, f.settle
 }
 
-func (f *faulty) Claim(ctx context.Context, r outbox.ClaimRequest) (outbox.Batch, error) {
+func (f *faulty) Claim(ctx context.Context, r driver.Claim) (driver.Batch, error) {
 	if err, _ := f.errors(); err != nil {
-		return outbox.Batch{}, err
+		return driver.Batch{}, err
 	}
 	return f.Source.Claim(ctx, r)
 }
 
-func (f *faulty) Settle(ctx context.Context, b outbox.Batch, o []outbox.Outcome) ([]outbox.Lease, error) {
+func (f *faulty) Settle(ctx context.Context, b driver.Batch, o []driver.Settlement) ([]driver.Lease, error) {
 	if _, err := f.errors(); err != nil {
 		return nil, err
 	}
@@ -106,7 +107,7 @@ func (b *bench) wrap() *faulty {
 }
 
 // over makes the relay anew, over another source.
-func (b *bench) over(source outbox.Source, cfg outbox.RelayConfig) {
+func (b *bench) over(source driver.Source, cfg outbox.RelayConfig) {
 	b.Helper()
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	var err error
@@ -121,7 +122,7 @@ func TestPausedRelayWakesUpFenced(t *testing.T) {
 		for n := range 4 {
 			b.write(message("k", n))
 		}
-		frozen, err := b.store.Claim(b.Context(), outbox.ClaimRequest{Limit: 10, Lease: 30 * time.Second})
+		frozen, err := b.store.Claim(b.Context(), driver.Claim{Limit: 10, Lease: 30 * time.Second})
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -132,7 +133,7 @@ func TestPausedRelayWakesUpFenced(t *testing.T) {
 		b.write(message("k", 4))
 		// It goes on with its batch: late, but nothing arrives first out of order, and nothing is
 		// lost.
-		stale, err := b.store.Settle(b.Context(), frozen, []outbox.Outcome{{ID: frozen.Messages[0].ID, Verdict: outbox.Dead}})
+		stale, err := b.store.Settle(b.Context(), frozen, []driver.Settlement{{ID: frozen.Messages[0].ID, Verdict: driver.Dead}})
 		if err != nil || len(stale) != 1 {
 			b.Errorf("stale %v, %v", stale, err)
 		}

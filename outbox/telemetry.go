@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/holdfast-go/holdfast/internal/telemetry"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 const scope = "github.com/holdfast-go/holdfast/outbox"
@@ -66,7 +67,7 @@ func newInstruments(cfg RelayConfig, transports Transports) (instruments, error)
 }
 
 // confirmed measures a message that was given to its transport at begin.
-func (t instruments) confirmed(ctx context.Context, m Message, begin time.Time) {
+func (t instruments) confirmed(ctx context.Context, m driver.Message, begin time.Time) {
 	now, transport := time.Now(), t.by[m.Transport]
 	t.confirm.Record(ctx, now.Sub(begin).Seconds(), transport)
 	if !m.CreatedAt.IsZero() {
@@ -75,7 +76,7 @@ func (t instruments) confirmed(ctx context.Context, m Message, begin time.Time) 
 }
 
 // startRound begins the span of one batch, linked to the spans that wrote its messages.
-func (t instruments) startRound(ctx context.Context, b Batch) (context.Context, func()) {
+func (t instruments) startRound(ctx context.Context, b driver.Batch) (context.Context, func()) {
 	begin := time.Now()
 	var links []trace.Link
 	for _, m := range b.Messages[:min(len(b.Messages), maxLinks)] {

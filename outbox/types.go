@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"reflect"
 	"sync"
+
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // Types knows which message name and route belong to a Go type, so that code
@@ -31,7 +33,7 @@ func Register[T any](t *Types, name string, route Route) error {
 	if typ.Kind() == reflect.Interface {
 		return fmt.Errorf("outbox: register %v: an interface has no values of its own", typ)
 	}
-	if err := CheckName(name); err != nil {
+	if err := driver.CheckName(name); err != nil {
 		return fmt.Errorf("outbox: register %v: name %w", typ, err)
 	}
 	var errs []error

@@ -10,12 +10,13 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // garbled is a Source whose messages with the body "0" could not be decoded.
-type garbled struct{ outbox.Source }
+type garbled struct{ driver.Source }
 
-func (s garbled) Claim(ctx context.Context, req outbox.ClaimRequest) (outbox.Batch, error) {
+func (s garbled) Claim(ctx context.Context, req driver.Claim) (driver.Batch, error) {
 	b, err := s.Source.Claim(ctx, req)
 	b.Unreadable = map[int]error{}
 	for i, m := range b.Messages {
@@ -42,7 +43,7 @@ func TestUnreadableMessages(t *testing.T) {
 			}
 		}
 		for _, d := range b.store.DeadLetters() {
-			if d.Class != outbox.Permanent || !strings.Contains(d.Err, "headers of another kind") {
+			if d.Class != driver.Permanent || !strings.Contains(d.Err, "headers of another kind") {
 				b.Errorf("dead letter %+v", d)
 			}
 		}
@@ -53,7 +54,7 @@ func TestUnreadableMessages(t *testing.T) {
 func TestUnreadableMessagesEndNoPause(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		b.over(garbled{b.store}, outbox.RelayConfig{})
-		b.publisher.Respond(func(outbox.Message) error { return failure(outbox.Unavailable) })
+		b.publisher.Respond(func(driver.Message) error { return failure(driver.Unavailable) })
 		b.write(message("k", 1))
 		defer b.start()()
 		time.Sleep(time.Minute)
@@ -69,9 +70,9 @@ func TestUnreadableMessagesEndNoPause(t *testing.T) {
 }
 
 // foreignIDs is a Source of messages that another program gave ids or names of its own.
-type foreignIDs struct{ outbox.Source }
+type foreignIDs struct{ driver.Source }
 
-func (s foreignIDs) Claim(ctx context.Context, req outbox.ClaimRequest) (outbox.Batch, error) {
+func (s foreignIDs) Claim(ctx context.Context, req driver.Claim) (driver.Batch, error) {
 	b, err := s.Source.Claim(ctx, req)
 	for i := range b.Messages {
 		switch string(b.Messages[i].Body) {
@@ -86,14 +87,14 @@ func (s foreignIDs) Claim(ctx context.Context, req outbox.ClaimRequest) (outbox.
 
 func TestForeignMessagesAreNotPublished(t *testing.T) {
 	failures := map[string]outbox.Failure{}
-	hooks := outbox.Hooks{OnFailed: func(_ context.Context, m outbox.Message, f outbox.Failure) { failures[string(m.Body)] = f }}
+	hooks := outbox.Hooks{OnFailed: func(_ context.Context, m driver.Message, f outbox.Failure) { failures[string(m.Body)] = f }}
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		b.over(foreignIDs{b.store}, outbox.RelayConfig{Hooks: hooks})
 		b.write(message("", 0), message("", 1), message("", 2))
 		b.drain(outbox.Bounds{Limit: 3})
 		b.wantReceived("2")
 		for body, want := range map[string]string{"0": "version 7", "1": "lower-case words"} {
-			if f := failures[body]; f.Class != outbox.Permanent || !strings.Contains(f.Err.Error(), want) {
+			if f := failures[body]; f.Class != driver.Permanent || !strings.Contains(f.Err.Error(), want) {
 				b.Errorf("message %s: %+v", body, f)
 			}
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/telemetry"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // DefaultMaxBodyBytes is the largest body a writer takes where its Config sets no other limit:
@@ -22,7 +23,6 @@ const DefaultMaxBodyBytes = 1 << 20
 
 // The other limits of a message. They fit the short strings and the header frame of AMQP.
 const (
-	maxName        = 128
 	maxKey         = 255
 	maxTransport   = 64
 	maxContentType = 127
@@ -45,17 +45,17 @@ func (e *MessageError) Error() string {
 	return fmt.Sprintf("outbox: message %d: %s %s", e.Index, e.Field, e.Problem)
 }
 
-// Prepare is what every writer does with messages before it stores them: it returns copies with id
+// Prepare is what every writer does with messages before it stores them: it returns them with id
 // and content type filled in and the trace context of ctx in their headers, or a joined
 // *MessageError for every field that is wrong, in any of them. maxBodyBytes 0 means
 // DefaultMaxBodyBytes.
-func Prepare(ctx context.Context, msgs []Message, maxBodyBytes int) ([]Message, error) {
+func Prepare(ctx context.Context, msgs []Message, maxBodyBytes int) ([]driver.Message, error) {
 	if maxBodyBytes <= 0 {
 		maxBodyBytes = DefaultMaxBodyBytes
 	}
 	var errs []error
 	seen := make(map[uuid.UUID]bool, len(msgs))
-	prepared := make([]Message, len(msgs))
+	prepared := make([]driver.Message, len(msgs))
 	for i, m := range msgs {
 		if m.ID == uuid.Nil {
 			m.ID = ids.New()
@@ -71,8 +71,11 @@ func Prepare(ctx context.Context, msgs []Message, maxBodyBytes int) ([]Message, 
 		}
 		seen[m.ID] = true
 		m.validate(maxBodyBytes, report)
-		m.Headers = telemetry.Inject(ctx, m.Headers)
-		prepared[i] = m
+		prepared[i] = driver.Message{
+			ID: m.ID, Name: m.Name, Body: m.Body, ContentType: m.ContentType, Headers: telemetry.Inject(ctx, m.Headers),
+			Key: m.Key, Transport: m.Transport, NotBefore: m.NotBefore,
+			Exchange: m.Route.Exchange, RoutingKey: m.Route.RoutingKey, RouteHeaders: m.Route.Headers,
+		}
 	}
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
@@ -84,7 +87,7 @@ func (m Message) validate(maxBodyBytes int, report func(field, format string, ar
 	if err := ids.Check(m.ID); err != nil {
 		report("ID", "is refused: %v", err)
 	}
-	if err := CheckName(m.Name); err != nil {
+	if err := driver.CheckName(m.Name); err != nil {
 		report("Name", "%v", err)
 	}
 	if len(m.Body) > maxBodyBytes {
@@ -106,39 +109,6 @@ func (m Message) validate(maxBodyBytes int, report func(field, format string, ar
 	}
 	checkHeaders("Headers", m.Headers, report)
 	checkHeaders("Route.Headers", m.Route.Headers, report)
-}
-
-// CheckName refuses a name that is not lower-case words of letters, digits, "_" and "-", each
-// beginning with a letter or digit, joined by dots, of at most 128 bytes.
-func CheckName(name string) error {
-	if name == "" || len(name) > maxName {
-		return fmt.Errorf("has %d bytes, 1 to %d are allowed", len(name), maxName)
-	}
-	first := true
-	for i := range len(name) {
-		switch c := name[i]; {
-		case c >= 'a' && c <= 'z', c >= '0' && c <= '9':
-			first = false
-		case (c == '_' || c == '-') && !first:
-		case c == '.' && !first:
-			first = true
-		default:
-			return fmt.Errorf("%q is not lower-case words joined by dots", name)
-		}
-	}
-	if first {
-		return fmt.Errorf("%q ends with a dot", name)
-	}
-	return nil
-}
-
-// CheckDedupKey refuses a key for writing once that is not 1 to 255 bytes of UTF-8 without control
-// characters, with a *MessageError.
-func CheckDedupKey(key string) error {
-	if key == "" || len(key) > maxKey || !plainText(key) {
-		return &MessageError{Field: "DedupKey", Problem: fmt.Sprintf("wants 1 to %d bytes of UTF-8 without control characters", maxKey)}
-	}
-	return nil
 }
 
 // isMediaType wants the slash, which mime.ParseMediaType does not.
@@ -169,7 +139,7 @@ func checkHeaders(field string, headers map[string]string, report func(field, fo
 		switch {
 		case name == "" || len(name) > maxHeaderName || !printableASCII(name) || strings.Contains(name, " "):
 			report(field, "has a name that is not 1 to %d printable ASCII characters", maxHeaderName)
-		case Reserved(name):
+		case driver.Reserved(name):
 			report(field, "has the name %q, which is reserved", name)
 		case !plainText(value):
 			report(field, "has a value for %q that is not UTF-8 without control characters", name)
@@ -178,24 +148,6 @@ func checkHeaders(field string, headers map[string]string, report func(field, fo
 	if total > maxHeaderBytes {
 		report(field, "has %d bytes, at most %d are allowed", total, maxHeaderBytes)
 	}
-}
-
-// Reserved reports whether a header name belongs to the transports or to Holdfast, so that a
-// message may not carry it: "type", "CC" and "BCC" (RabbitMQ routes by them), and everything that
-// begins with "holdfast-", "x-death", "x-first-death-", "x-last-death-", "x-delivery-" or
-// "x-message-stamp-". Case does not matter.
-func Reserved(name string) bool {
-	name = strings.ToLower(name)
-	switch name {
-	case "type", "cc", "bcc":
-		return true
-	}
-	for _, prefix := range []string{"holdfast-", "x-death", "x-first-death-", "x-last-death-", "x-delivery-", "x-message-stamp-"} {
-		if strings.HasPrefix(name, prefix) {
-			return true
-		}
-	}
-	return false
 }
 
 func printableASCII(s string) bool {

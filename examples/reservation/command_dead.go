@@ -13,7 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/postgres"
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
-	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 )
 
@@ -147,7 +147,7 @@ func (s deadStores) recorded(f deadFilter, action string, change func(context.Co
 }
 
 func (f deadFilter) outbox() outboxpgx.Filter {
-	return outboxpgx.Filter{IDs: f.ids, Name: f.name, Class: outbox.Class(f.class), Limit: f.limit}
+	return outboxpgx.Filter{IDs: f.ids, Name: f.name, Class: driver.Class(f.class), Limit: f.limit}
 }
 
 func (f deadFilter) inbox() inbox.Filter {

@@ -15,7 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
-	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 )
 
@@ -168,7 +168,7 @@ func TestToSymfony(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	m := outbox.Message{
+	m := driver.Message{
 		ID: uuid.MustParse(symfonyID), Name: "order.placed", Body: []byte(`{"orderId":"A-1","total":4200}`), CreatedAt: time.Now(),
 	}
 	published := make(chan error, 1)

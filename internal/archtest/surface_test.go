@@ -15,7 +15,7 @@ import (
 // The limits of the public surface. What a user must learn grows with each name and each field, so a
 // change that needs more says so here.
 const (
-	maxNames  = 452
+	maxNames  = 421
 	maxFields = 270
 	maxLeaks  = 12
 )

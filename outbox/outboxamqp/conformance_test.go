@@ -11,7 +11,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
-	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest/conformance"
 )
@@ -24,14 +24,10 @@ func TestConformance(t *testing.T) {
 		b.Queue(t, "order.placed", amqp.Table{"x-queue-type": "quorum"})
 		proxy := testenv.NewProxy(t, b.URL)
 		dial := func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) }
-		nowhere, err := outbox.New("nowhere", 1)
-		if err != nil {
-			t.Fatal(err)
-		}
 		return conformance.PublisherCase{
 			Publisher:  running(t, dial, outboxamqp.Config{Window: 64}),
 			Received:   receiver(t, b, "order.placed"),
-			Unroutable: nowhere,
+			Unroutable: message(t, "nowhere"),
 			Break:      proxy.Cut,
 			Mend:       proxy.Heal,
 		}
@@ -61,10 +57,10 @@ func running(t testing.TB, dial func(context.Context) (*amqp.Connection, error),
 }
 
 // receiver takes from the queue and returns all it has taken so far.
-func receiver(t testing.TB, b *amqptest.Broker, queue string) func(context.Context) ([]outbox.Message, error) {
+func receiver(t testing.TB, b *amqptest.Broker, queue string) func(context.Context) ([]driver.Message, error) {
 	ch := b.Channel(t)
-	var received []outbox.Message
-	return func(context.Context) ([]outbox.Message, error) {
+	var received []driver.Message
+	return func(context.Context) ([]driver.Message, error) {
 		for {
 			d, found, err := ch.Get(queue, true)
 			if err != nil || !found {
@@ -74,7 +70,7 @@ func receiver(t testing.TB, b *amqptest.Broker, queue string) func(context.Conte
 			if err != nil {
 				return nil, err
 			}
-			m := outbox.Message{ID: id, Name: d.Type, Body: d.Body, ContentType: d.ContentType, Headers: map[string]string{}}
+			m := driver.Message{ID: id, Name: d.Type, Body: d.Body, ContentType: d.ContentType, Headers: map[string]string{}}
 			for name, value := range d.Headers {
 				m.Headers[name], _ = value.(string)
 			}

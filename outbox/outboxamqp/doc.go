@@ -1,6 +1,6 @@
 // Package outboxamqp publishes outbox messages to RabbitMQ.
 //
-// A Publisher is an outbox.Publisher for outbox.NewRelay. Its Run method keeps
+// A Publisher is a driver.Publisher for outbox.NewRelay. Its Run method keeps
 // the connection, so run it beside the relay's:
 //
 //	dial := outboxamqp.Dial("amqp://localhost/", amqp.Config{})

@@ -12,18 +12,20 @@ import (
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/wire"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/internal/stored"
 )
 
 // encode returns the message as it goes over the wire.
-func (p *Publisher) encode(m outbox.Message) (amqpconn.Out, error) {
+func (p *Publisher) encode(m driver.Message) (amqpconn.Out, error) {
 	if err := ids.Check(m.ID); err != nil {
-		return amqpconn.Out{}, &outbox.PublishError{Class: outbox.Permanent, Err: err}
+		return amqpconn.Out{}, &driver.PublishError{Class: driver.Permanent, Err: err}
 	}
 	if len(m.Body) > p.cfg.MaxBodyBytes {
 		err := fmt.Errorf("body of %d bytes, at most %d are allowed", len(m.Body), p.cfg.MaxBodyBytes)
-		return amqpconn.Out{}, &outbox.PublishError{Class: outbox.Permanent, Err: err}
+		return amqpconn.Out{}, &driver.PublishError{Class: driver.Permanent, Err: err}
 	}
-	route := p.cfg.Router.Route(m)
+	route := p.cfg.Router.Route(stored.Message(m))
 	exchange, key := p.destination(route, m.Name)
 	return amqpconn.Out{
 		Stripe:   stripe(m),
@@ -46,7 +48,7 @@ func (p *Publisher) destination(route outbox.Route, name string) (exchange, key 
 }
 
 // stripe is the same for all messages of a key, and any number for the others.
-func stripe(m outbox.Message) uint32 {
+func stripe(m driver.Message) uint32 {
 	if m.Key == "" {
 		return binary.BigEndian.Uint32(m.ID[12:]) // the random end of the id
 	}
@@ -55,7 +57,7 @@ func stripe(m outbox.Message) uint32 {
 	return h.Sum32() >> 8 // the low bits of FNV alone are weak
 }
 
-func (p *Publisher) headers(m outbox.Message, route outbox.Route) amqp.Table {
+func (p *Publisher) headers(m driver.Message, route outbox.Route) amqp.Table {
 	if len(m.Headers)+len(route.Headers) == 0 && !p.cfg.Compat {
 		return nil
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 	"github.com/holdfast-go/holdfast/internal/telemetry"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 const scope = "github.com/holdfast-go/holdfast/outbox/outboxamqp"
@@ -89,7 +90,7 @@ func (c Config) validate() error {
 	return errors.Join(problems...)
 }
 
-// Publisher is an outbox.Publisher. Its methods may be called from any goroutine.
+// Publisher is a driver.Publisher. Its methods may be called from any goroutine.
 type Publisher struct {
 	cfg  Config
 	dial amqpconn.Dial
@@ -150,7 +151,7 @@ func (p *Publisher) Ready(context.Context) error {
 }
 
 // OnReady has f called each time a connection is open, or the broker no longer blocks it:
-// outbox.Reconnecting.
+// driver.Reconnecting.
 func (p *Publisher) OnReady(f func()) (stop func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -170,16 +171,16 @@ func (p *Publisher) up() {
 	}
 }
 
-// Window returns how many messages await their confirm, and how many may: outbox.Windowed. At the
+// Window returns how many messages await their confirm, and how many may: driver.Windowed. At the
 // end of a connection all count as answered.
 func (p *Publisher) Window() (used, size int) { return p.out.Window() }
 
-// Publish meets outbox.Publisher. Its failures are of class Permanent for a
+// Publish meets driver.Publisher. Its failures are of class Permanent for a
 // message that cannot be sent at all, Unroutable when no queue or no exchange takes
 // it or this user may not publish there, Retryable when the broker refused it, Blocked during a resource alarm, and
 // else Unavailable. Without a connection it fails at once, except that the first
 // attempt of Run to connect is waited for, up to CallTimeout.
-func (p *Publisher) Publish(ctx context.Context, m outbox.Message, done func(error)) {
+func (p *Publisher) Publish(ctx context.Context, m driver.Message, done func(error)) {
 	out, err := p.encode(m)
 	if err != nil {
 		done(err)
@@ -192,16 +193,16 @@ func classify(err error) error {
 	if err == nil {
 		return nil
 	}
-	class := outbox.Unavailable
+	class := driver.Unavailable
 	switch {
 	case errors.Is(err, amqpconn.ErrInvalid):
-		class = outbox.Permanent
+		class = driver.Permanent
 	case errors.Is(err, amqpconn.ErrUnroutable):
-		class = outbox.Unroutable
+		class = driver.Unroutable
 	case errors.Is(err, amqpconn.ErrNacked):
-		class = outbox.Retryable
+		class = driver.Retryable
 	case errors.Is(err, amqpconn.ErrBlocked):
-		class = outbox.Blocked
+		class = driver.Blocked
 	}
-	return &outbox.PublishError{Class: class, Err: err}
+	return &driver.PublishError{Class: class, Err: err}
 }

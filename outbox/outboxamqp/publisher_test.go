@@ -16,12 +16,14 @@ import (
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest/conformance"
 )
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-func publish(t testing.TB, p outbox.Publisher, m outbox.Message) error {
+func publish(t testing.TB, p driver.Publisher, m driver.Message) error {
 	t.Helper()
 	outcome := make(chan error, 2)
 	p.Publish(t.Context(), m, func(err error) { outcome <- err })
@@ -34,13 +36,9 @@ func publish(t testing.TB, p outbox.Publisher, m outbox.Message) error {
 	}
 }
 
-func message(t testing.TB, name string) outbox.Message {
+func message(t testing.TB, name string) driver.Message {
 	t.Helper()
-	m, err := outbox.New(name, map[string]int{"n": 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return m
+	return conformance.NewMessage(t, name, map[string]int{"n": 1})
 }
 
 func TestWireFormat(t *testing.T) {
@@ -51,7 +49,7 @@ func TestWireFormat(t *testing.T) {
 	b.Bind(t, "q", "order.#", "events")
 	m := message(t, "order.placed")
 	m.Headers = map[string]string{"tenant": "a", "region": "eu"}
-	m.Route.Headers = map[string]string{"region": "us"}
+	m.RouteHeaders = map[string]string{"region": "us"}
 	m.CreatedAt = time.Unix(1_700_000_000, 0)
 	plain := running(t, b.Dial, outboxamqp.Config{Exchange: "events"})
 	compat := running(t, b.Dial, outboxamqp.Config{Router: outbox.Routes{Exchange: "events"}, Compat: true})
@@ -97,17 +95,17 @@ func TestClasses(t *testing.T) {
 	nameless.ID = uuid.New()
 	for name, tt := range map[string]struct {
 		p    *outboxamqp.Publisher
-		m    outbox.Message
-		want outbox.Class
+		m    driver.Message
+		want driver.Class
 	}{
-		"no queue is bound":    {p, message(t, "order.placed"), outbox.Unroutable},
-		"exchange missing":     {p, message(t, "to.missing"), outbox.Unroutable},
-		"body too large":       {p, large, outbox.Permanent},
-		"id of version 4":      {p, nameless, outbox.Permanent},
-		"queue full":           {direct, message(t, "full"), outbox.Retryable},
-		"routing key too long": {direct, message(t, strings.Repeat("k", 256)), outbox.Permanent},
+		"no queue is bound":    {p, message(t, "order.placed"), driver.Unroutable},
+		"exchange missing":     {p, message(t, "to.missing"), driver.Unroutable},
+		"body too large":       {p, large, driver.Permanent},
+		"id of version 4":      {p, nameless, driver.Permanent},
+		"queue full":           {direct, message(t, "full"), driver.Retryable},
+		"routing key too long": {direct, message(t, strings.Repeat("k", 256)), driver.Permanent},
 	} {
-		if got := outbox.ClassOf(publish(t, tt.p, tt.m)); got != tt.want {
+		if got := driver.ClassOf(publish(t, tt.p, tt.m)); got != tt.want {
 			t.Errorf("%s: class %s, want %s", name, got, tt.want)
 		}
 	}
@@ -140,7 +138,7 @@ func TestStartsBeforeItsBroker(t *testing.T) {
 	running.Go(func() { _ = p.Run(ctx) })
 	defer running.Wait()
 	defer cancel()
-	if err := publish(t, p, message(t, "q")); outbox.ClassOf(err) != outbox.Unavailable {
+	if err := publish(t, p, message(t, "q")); driver.ClassOf(err) != driver.Unavailable {
 		t.Errorf("without a broker: %v", err)
 	}
 	proxy.Heal()
@@ -150,7 +148,7 @@ func TestStartsBeforeItsBroker(t *testing.T) {
 	}
 	cancel()
 	running.Wait()
-	if err := publish(t, p, message(t, "q")); outbox.ClassOf(err) != outbox.Unavailable {
+	if err := publish(t, p, message(t, "q")); driver.ClassOf(err) != driver.Unavailable {
 		t.Errorf("after Run: %v", err)
 	}
 	if err := p.Ready(t.Context()); err == nil {

@@ -56,7 +56,7 @@ func declare(conn *amqpconn.Conn, name string) error {
 // lead to: Config.Exchange and, if it is an outbox.Routes, what the Router names. Where a name of
 // Routes.ByName goes by the default exchange, its queue must exist. Other routing keys without a
 // binding cannot be found in this way: AMQP tells of bindings only by returning a message, and Check
-// publishes none. Such messages fail as outbox.Unroutable. The error means that it could not look.
+// publishes none. Such messages fail as driver.Unroutable. The error means that it could not look.
 func (p *Publisher) Check(ctx context.Context) ([]Finding, error) {
 	var findings []Finding
 	add := func(mend, format string, args ...any) {

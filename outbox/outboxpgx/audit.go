@@ -12,6 +12,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/pgcall"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // auditRetention is for how long it is known who changed dead letters.
@@ -88,7 +89,7 @@ func scanAudit(row pgx.CollectableRow) (AuditEntry, error) {
 // storedFilter is a Filter as the table holds it, without what is not set.
 type storedFilter struct {
 	IDs       []uuid.UUID  `json:"ids,omitempty"`
-	Class     outbox.Class `json:"class,omitempty"`
+	Class     driver.Class `json:"class,omitempty"`
 	Name      string       `json:"name,omitempty"`
 	Key       string       `json:"key,omitempty"`
 	Error     string       `json:"error,omitempty"`

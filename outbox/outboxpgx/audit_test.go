@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
@@ -19,7 +20,7 @@ func TestChangesOfDeadLettersAreAudited(t *testing.T) {
 	t.Parallel()
 	f, ids := withDeadLetters(t)
 	to := &outboxpgx.Destination{Transport: "audit", Route: outbox.Route{Exchange: "ex", RoutingKey: "a.b", Headers: map[string]string{"h": "v"}}}
-	retried := outboxpgx.Filter{IDs: []uuid.UUID{ids["a"]}, Class: outbox.Permanent, Name: "a", Key: "ka", Error: "no place", OlderThan: time.Microsecond, Limit: 7}
+	retried := outboxpgx.Filter{IDs: []uuid.UUID{ids["a"]}, Class: driver.Permanent, Name: "a", Key: "ka", Error: "no place", OlderThan: time.Microsecond, Limit: 7}
 	removed := outboxpgx.Filter{Name: "b"}
 	n, err := f.dead.Retry(t.Context(), retried, outboxpgx.RetryOptions{By: "ada", Reason: "the exchange is back", To: to})
 	must(t, err)
@@ -99,7 +100,7 @@ func TestAuditFailsWithItsChange(t *testing.T) {
 	}
 	n, err := f.dead.Count(t.Context(), outboxpgx.Filter{})
 	must(t, err)
-	stats, err := f.source.Stats(t.Context())
+	stats, err := f.source.Depth(t.Context())
 	must(t, err)
 	if n != 3 || stats.Ready != 0 {
 		t.Errorf("%d letters, %+v", n, stats)
@@ -125,7 +126,7 @@ func TestRetriesAtOnce(t *testing.T) {
 	for _, e := range entries {
 		sum += e.Count
 	}
-	stats, err := f.source.Stats(t.Context())
+	stats, err := f.source.Depth(t.Context())
 	must(t, err)
 	if sum != 3 || stats.Ready != 3 || stats.Dead != 0 {
 		t.Errorf("%d in %d entries, %+v", sum, len(entries), stats)
@@ -159,7 +160,7 @@ func TestRetryKeepsTheOrderOfAKey(t *testing.T) {
 			t.Parallel()
 			f := setup(t, outboxpgx.SourceConfig{})
 			refuse := outboxtest.NewPublisher()
-			refuse.Respond(func(outbox.Message) error { return &outbox.PublishError{Class: outbox.Permanent} })
+			refuse.Respond(func(driver.Message) error { return &driver.PublishError{Class: driver.Permanent} })
 			message := func(name string) outbox.Message { return outbox.Message{Name: name, Key: "k", Body: []byte("1")} }
 			f.write(t, message("m1"), message("m2"), message("m3"))
 			_, err := f.relay(t, refuse, outbox.RelayConfig{}).Drain(t.Context(), outbox.Bounds{})

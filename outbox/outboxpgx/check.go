@@ -10,7 +10,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/check"
 	"github.com/holdfast-go/holdfast/internal/pgcall"
-	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // Finding is one thing that is missing or mis-set on the server.
@@ -56,13 +56,13 @@ func (s *Source) check(ctx context.Context, conn *pgxpool.Conn, add addFinding) 
 
 func (s *Source) checkLanes(ctx context.Context, conn *pgxpool.Conn, add addFinding) error {
 	var lanes int
-	err := conn.QueryRow(ctx, `SELECT count(*) FROM `+s.t.lanes+` WHERE lane >= 0 AND lane < $1`, outbox.Lanes).Scan(&lanes)
+	err := conn.QueryRow(ctx, `SELECT count(*) FROM `+s.t.lanes+` WHERE lane >= 0 AND lane < $1`, driver.Lanes).Scan(&lanes)
 	if err != nil {
 		return err
 	}
-	if lanes != outbox.Lanes {
-		add(fmt.Sprintf("INSERT INTO %s (lane) SELECT generate_series(0, %d) ON CONFLICT DO NOTHING", s.t.lanes, outbox.Lanes-1),
-			"table %s has %d of %d lanes; messages of the others are never published", s.t.lanes, lanes, outbox.Lanes)
+	if lanes != driver.Lanes {
+		add(fmt.Sprintf("INSERT INTO %s (lane) SELECT generate_series(0, %d) ON CONFLICT DO NOTHING", s.t.lanes, driver.Lanes-1),
+			"table %s has %d of %d lanes; messages of the others are never published", s.t.lanes, lanes, driver.Lanes)
 	}
 	return nil
 }

@@ -12,13 +12,13 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// Claim meets outbox.Source. It writes the lanes, and the messages that wait or begin to.
-func (s *Source) Claim(ctx context.Context, req outbox.ClaimRequest) (outbox.Batch, error) {
+// Claim meets driver.Source. It writes the lanes, and the messages that wait or begin to.
+func (s *Source) Claim(ctx context.Context, req driver.Claim) (driver.Batch, error) {
 	if req.Limit < 1 || req.Lease < time.Microsecond {
-		return outbox.Batch{}, fmt.Errorf("outboxpgx: claim of %d messages for %v", req.Limit, req.Lease)
+		return driver.Batch{}, fmt.Errorf("outboxpgx: claim of %d messages for %v", req.Limit, req.Lease)
 	}
 	if req.Skip == nil {
 		req.Skip = []string{}
@@ -41,17 +41,17 @@ func (s *Source) Claim(ctx context.Context, req outbox.ClaimRequest) (outbox.Bat
 	}
 	if err != nil {
 		s.horizon.forget()
-		return outbox.Batch{}, fmt.Errorf("outboxpgx: claim: %w", s.t.explain(err))
+		return driver.Batch{}, fmt.Errorf("outboxpgx: claim: %w", s.t.explain(err))
 	}
 	return c.batch, nil
 }
 
 // claim is what one claim asks and reads.
 type claim struct {
-	req   outbox.ClaimRequest
+	req   driver.Claim
 	token int64
 
-	batch  outbox.Batch
+	batch  driver.Batch
 	era    int64 // of the lanes
 	seen   int64 // the highest sequence number
 	single bool  // of a lane that gives one message at a time
@@ -132,7 +132,7 @@ func (c *claim) leases(rows pgx.Rows) error {
 		if lane != nil {
 			c.era = era
 			c.single = c.single || single
-			c.batch.Leases = append(c.batch.Leases, outbox.Lease{Lane: *lane, Token: c.token})
+			c.batch.Leases = append(c.batch.Leases, driver.Lease{Lane: *lane, Token: c.token})
 		}
 		return nil
 	})

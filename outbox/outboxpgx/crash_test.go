@@ -17,6 +17,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 )
 
@@ -62,7 +63,7 @@ func crashRelay() int {
 // deadly publishes to a file, and ends the process over the poison.
 type deadly struct{ ledger *os.File }
 
-func (d deadly) Publish(_ context.Context, m outbox.Message, done func(error)) {
+func (d deadly) Publish(_ context.Context, m driver.Message, done func(error)) {
 	if string(m.Body) == poison {
 		os.Exit(crashCode)
 	}
@@ -114,15 +115,15 @@ func TestPoisonIsQuarantined(t *testing.T) {
 
 	letters, err := f.dead.List(t.Context(), outboxpgx.Filter{})
 	must(t, err)
-	if len(letters) != 1 || string(letters[0].Body) != poison || letters[0].Class != outbox.Quarantined {
+	if len(letters) != 1 || string(letters[0].Body) != poison || letters[0].Class != driver.Quarantined {
 		t.Fatalf("dead letters %+v", letters)
 	}
 	ledger, err := os.ReadFile(path)
 	must(t, err)
-	var received []outbox.Message
+	var received []driver.Message
 	for line := range strings.Lines(string(ledger)) {
 		key, body, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
-		received = append(received, outbox.Message{Key: key, Body: []byte(body)})
+		received = append(received, driver.Message{Key: key, Body: []byte(body)})
 	}
 	checkLedger(t, received, keys, n)
 }
@@ -135,7 +136,7 @@ func TestLostLeasesCostNothing(t *testing.T) {
 	f.write(t, keyed(keys, n)...)
 	for i := range 3 {
 		testenv.Eventually(t, testenv.Patience, func() error {
-			b, err := f.source.Claim(t.Context(), outbox.ClaimRequest{Limit: 500, Lease: 50 * time.Millisecond, Alone: i > 0})
+			b, err := f.source.Claim(t.Context(), driver.Claim{Limit: 500, Lease: 50 * time.Millisecond, Alone: i > 0})
 			if err == nil && len(b.Messages) == 0 {
 				err = errors.New("nothing claimed")
 			}

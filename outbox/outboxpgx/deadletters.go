@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgcall"
-	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // ErrNotFound means that there is no dead letter with the id.
@@ -20,9 +20,9 @@ var ErrNotFound = errors.New("outboxpgx: no such dead letter")
 
 // DeadLetter is a message that the relay gave up.
 type DeadLetter struct {
-	outbox.Message
+	driver.Message
 	// Class and Err are those of the last attempt.
-	Class outbox.Class
+	Class driver.Class
 	Err   string
 	// Unreadable is why the Message is not complete: another program stored what is none, or the bodies
 	// would be more than 32 MiB in one List. Nil: it is. Retry moves what is stored, not the Message.
@@ -35,7 +35,7 @@ type DeadLetter struct {
 // them.
 type Filter struct {
 	IDs   []uuid.UUID // nil: any; at most 10,000
-	Class outbox.Class
+	Class driver.Class
 	Name  string
 	Key   string
 	// Error is a part of the text of the last attempt's error, in its case; at most 1,000 bytes.

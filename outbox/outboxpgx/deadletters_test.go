@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
@@ -25,12 +26,12 @@ func withDeadLetters(t *testing.T) (*fixture, map[string]uuid.UUID) {
 	t.Helper()
 	f := setup(t, outboxpgx.SourceConfig{})
 	publisher := outboxtest.NewPublisher()
-	publisher.Respond(func(m outbox.Message) error {
-		class := outbox.Permanent
+	publisher.Respond(func(m driver.Message) error {
+		class := driver.Permanent
 		if m.Name == "b" {
-			class = outbox.Unroutable
+			class = driver.Unroutable
 		}
-		return &outbox.PublishError{Class: class, Err: errors.New("no place for " + m.Name)}
+		return &driver.PublishError{Class: class, Err: errors.New("no place for " + m.Name)}
 	})
 	relay := f.relay(t, publisher, outbox.RelayConfig{Policy: outbox.Policy{MaxAttempts: 1}})
 	ids := map[string]uuid.UUID{}
@@ -58,7 +59,7 @@ func TestDeadLetterFilters(t *testing.T) {
 		want   []string
 	}{
 		"all":       {outboxpgx.Filter{}, []string{"a", "b", "c"}},
-		"class":     {outboxpgx.Filter{Class: outbox.Unroutable}, []string{"b"}},
+		"class":     {outboxpgx.Filter{Class: driver.Unroutable}, []string{"b"}},
 		"name":      {outboxpgx.Filter{Name: "c"}, []string{"c"}},
 		"key":       {outboxpgx.Filter{Key: "ka"}, []string{"a"}},
 		"ids":       {outboxpgx.Filter{IDs: []uuid.UUID{ids["a"], ids["c"]}}, []string{"a", "c"}},
@@ -66,10 +67,10 @@ func TestDeadLetterFilters(t *testing.T) {
 		"limit":     {outboxpgx.Filter{Limit: 2}, []string{"a", "b"}},
 		"age":       {outboxpgx.Filter{OlderThan: time.Hour}, nil},
 		"age met":   {outboxpgx.Filter{OlderThan: time.Microsecond}, []string{"a", "b", "c"}},
-		"both":      {outboxpgx.Filter{Class: outbox.Permanent, Name: "a"}, []string{"a"}},
+		"both":      {outboxpgx.Filter{Class: driver.Permanent, Name: "a"}, []string{"a"}},
 		"error":     {outboxpgx.Filter{Error: "place for c"}, []string{"c"}},
 		"pattern":   {outboxpgx.Filter{Error: "place%"}, nil},
-		"no letter": {outboxpgx.Filter{Class: outbox.Permanent, Name: "b"}, nil},
+		"no letter": {outboxpgx.Filter{Class: driver.Permanent, Name: "b"}, nil},
 	} {
 		letters, err := f.dead.List(t.Context(), tc.filter)
 		must(t, err)
@@ -99,7 +100,7 @@ func TestDeadLetterShow(t *testing.T) {
 	l, err := f.dead.Show(t.Context(), ids["b"])
 	must(t, err)
 	if l.Name != "b" || l.Key != "kb" || l.Headers["h"] != "b" || string(l.Body) != "1" || l.Attempts != 1 ||
-		l.Class != outbox.Unroutable || l.Err != "outbox: publish: unroutable: no place for b" || l.DiedAt.IsZero() {
+		l.Class != driver.Unroutable || l.Err != "outbox: publish: unroutable: no place for b" || l.DiedAt.IsZero() {
 		t.Errorf("%+v", l)
 	}
 	if _, err := f.dead.Show(t.Context(), uuid.New()); !errors.Is(err, outboxpgx.ErrNotFound) {
@@ -111,7 +112,7 @@ func TestDeadLetterRetryReentersAtTheTail(t *testing.T) {
 	t.Parallel()
 	f, _ := withDeadLetters(t)
 	f.write(t, outbox.Message{Name: "later", Key: "ka", Body: []byte("2")})
-	n, err := f.dead.Retry(t.Context(), outboxpgx.Filter{Class: outbox.Permanent}, byAda)
+	n, err := f.dead.Retry(t.Context(), outboxpgx.Filter{Class: driver.Permanent}, byAda)
 	must(t, err)
 	if n != 2 {
 		t.Errorf("%d moved, want 2", n)
@@ -156,7 +157,7 @@ func TestDeadLetterRemove(t *testing.T) {
 	f, ids := withDeadLetters(t)
 	n, err := f.dead.Remove(t.Context(), outboxpgx.Filter{IDs: []uuid.UUID{ids["a"]}}, outboxpgx.RemoveOptions{By: "ada"})
 	must(t, err)
-	stats, err := f.source.Stats(t.Context())
+	stats, err := f.source.Depth(t.Context())
 	must(t, err)
 	if n != 1 || stats.Dead != 2 {
 		t.Errorf("%d removed, %+v", n, stats)
@@ -189,7 +190,7 @@ func TestRetentionAndPrune(t *testing.T) {
 	if n != 1350 || kept() != 150 {
 		t.Errorf("%d pruned, %d kept", n, kept())
 	}
-	stats, err := f.source.Stats(t.Context())
+	stats, err := f.source.Depth(t.Context())
 	must(t, err)
 	if stats.Ready != 1 || stats.OldestAge <= 0 || stats.OldestAge > time.Minute {
 		t.Errorf("%+v", stats)
@@ -198,12 +199,12 @@ func TestRetentionAndPrune(t *testing.T) {
 
 func TestBatchIsBoundedInBytes(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{MaxBatchBytes: 1 << 20, LanesPerClaim: outbox.Lanes})
+	f := setup(t, outboxpgx.SourceConfig{MaxBatchBytes: 1 << 20, LanesPerClaim: driver.Lanes})
 	big := make([]byte, 400<<10)
 	for i := range 10 {
 		f.write(t, outbox.Message{Name: "blob", ContentType: "application/octet-stream", Key: fmt.Sprint(i), Body: big})
 	}
-	batch, err := f.source.Claim(context.WithoutCancel(t.Context()), outbox.ClaimRequest{Limit: 100, Lease: time.Minute})
+	batch, err := f.source.Claim(context.WithoutCancel(t.Context()), driver.Claim{Limit: 100, Lease: time.Minute})
 	must(t, err)
 	if n := len(batch.Messages); n != 3 { // the third begins below the bound
 		t.Errorf("%d messages of 400 KiB in a batch of 1 MiB", n)
@@ -223,13 +224,13 @@ func TestRetryElsewhere(t *testing.T) {
 	to := &outboxpgx.Destination{Transport: "audit", Route: outbox.Route{Exchange: "ex", RoutingKey: "a.b", Headers: map[string]string{"h": "v"}}}
 	n, err := f.dead.Retry(t.Context(), outboxpgx.Filter{Name: "a"}, outboxpgx.RetryOptions{By: "ada", To: to})
 	must(t, err)
-	batch, err := f.source.Claim(t.Context(), outbox.ClaimRequest{Limit: 10, Lease: time.Minute})
+	batch, err := f.source.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute})
 	must(t, err)
 	if n != 1 || len(batch.Messages) != 1 {
 		t.Fatalf("%d retried, %d claimed", n, len(batch.Messages))
 	}
 	m := batch.Messages[0]
-	if m.ID != ids["a"] || m.Transport != to.Transport || fmt.Sprint(m.Route) != fmt.Sprint(to.Route) || m.Headers["h"] != "a" {
+	if m.ID != ids["a"] || m.Transport != to.Transport || m.Exchange != to.Route.Exchange || m.RoutingKey != to.Route.RoutingKey || m.Headers["h"] != "a" {
 		t.Errorf("retried as %+v", m)
 	}
 	var refused *outbox.MessageError

@@ -7,7 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgtype"
 
-	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // Other programs write to the table too. A row of theirs that is no message must not keep the others
@@ -50,10 +50,10 @@ func (r *record) dest(more ...any) []any {
 }
 
 // message decodes the record. With an error the message has what could be decoded.
-func (r *record) message() (outbox.Message, error) {
-	m := outbox.Message{
+func (r *record) message() (driver.Message, error) {
+	m := driver.Message{
 		ID: r.id, Name: r.name, ContentType: r.contentType, Body: r.body, Key: r.key.String, Transport: r.transport,
-		Route:     outbox.Route{Exchange: r.exchange, RoutingKey: r.routingKey},
+		Exchange: r.exchange, RoutingKey: r.routingKey,
 		CreatedAt: r.createdAt.Time, Attempts: max(0, r.attempts),
 	}
 	var err1, err2, err3, err4 error
@@ -61,7 +61,7 @@ func (r *record) message() (outbox.Message, error) {
 		err4 = fmt.Errorf("too large to be read: a body of %d bytes, or more than 64 KiB beside it", r.size)
 	}
 	m.Headers, err1 = decodeHeaders("headers", r.headers)
-	m.Route.Headers, err2 = decodeHeaders("route_headers", r.routeHeaders)
+	m.RouteHeaders, err2 = decodeHeaders("route_headers", r.routeHeaders)
 	if r.createdAt.InfinityModifier != pgtype.Finite {
 		err3 = errors.New("created_at is infinite")
 	}

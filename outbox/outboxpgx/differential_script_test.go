@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 	"github.com/holdfast-go/holdfast/txretry"
 )
@@ -23,8 +24,8 @@ type script struct {
 	rng     *rand.Rand
 	trace   []string
 	written []outbox.Message
-	held    []outbox.Batch // not settled
-	old     []outbox.Batch // settled
+	held    []driver.Batch // not settled
+	old     []driver.Batch // settled
 	claimed int
 }
 
@@ -114,11 +115,11 @@ func (s *script) message() outbox.Message {
 // first: a store may bring back what is due only behind what is ready, and in lanes that are leased by then.
 func (s *script) claim(ctx context.Context) {
 	s.settle(ctx) // which lanes are leased beside those of the messages is the store's own affair
-	none, err := s.source.Claim(ctx, outbox.ClaimRequest{Limit: 1, Lease: time.Hour, Skip: []string{""}})
+	none, err := s.source.Claim(ctx, driver.Claim{Limit: 1, Lease: time.Hour, Skip: []string{""}})
 	s.note("claimed %d of no transport: %s", len(none.Messages), kind(err))
-	var all []outbox.Message
+	var all []driver.Message
 	for looks := 0; looks < 20; {
-		b, err := s.source.Claim(ctx, outbox.ClaimRequest{Limit: 1000, Lease: time.Hour, Alone: len(s.held) == 0})
+		b, err := s.source.Claim(ctx, driver.Claim{Limit: 1000, Lease: time.Hour, Alone: len(s.held) == 0})
 		if err != nil {
 			s.note("claim: %s", kind(err))
 			return
@@ -133,7 +134,7 @@ func (s *script) claim(ctx context.Context) {
 		}
 	}
 	s.claimed += len(all)
-	slices.SortStableFunc(all, func(a, b outbox.Message) int {
+	slices.SortStableFunc(all, func(a, b driver.Message) int {
 		if a.Key == "" && b.Key == "" {
 			return slices.Compare(a.ID[:], b.ID[:])
 		}
@@ -145,8 +146,8 @@ func (s *script) claim(ctx context.Context) {
 	}
 }
 
-func show(m outbox.Message) string {
-	m.CreatedAt, m.PublishedAt = time.Time{}, time.Time{}
+func show(m driver.Message) string {
+	m.CreatedAt = time.Time{}
 	return fmt.Sprintf("%+v", m)
 }
 
@@ -154,18 +155,18 @@ func show(m outbox.Message) string {
 func (s *script) settle(ctx context.Context) {
 	salt, stale := byte(s.rng.Uint32()), 0
 	for _, b := range s.held {
-		var outcomes []outbox.Outcome
+		var outcomes []driver.Settlement
 		for _, m := range b.Messages {
-			o := outbox.Outcome{ID: m.ID, Class: outbox.Retryable, Err: "on purpose"}
+			o := driver.Settlement{ID: m.ID, Class: driver.Retryable, Err: "on purpose"}
 			switch n := (m.ID[15] ^ salt) % 8; {
 			case n < 3:
-				o.Verdict = outbox.Published
+				o.Verdict = driver.Published
 			case n < 4:
-				o.Verdict, o.Delay = outbox.Failed, time.Hour
+				o.Verdict, o.Delay = driver.Failed, time.Hour
 			case n < 5:
-				o.Verdict = outbox.Failed
+				o.Verdict = driver.Failed
 			case n < 7:
-				o.Verdict, o.Class = outbox.Dead, outbox.Permanent
+				o.Verdict, o.Class = driver.Dead, driver.Permanent
 			default:
 				continue
 			}
@@ -219,7 +220,7 @@ func (s *script) retryDead(ctx context.Context) {
 }
 
 func (s *script) measure(ctx context.Context) {
-	stats, err := s.source.Stats(ctx)
+	stats, err := s.source.Depth(ctx)
 	s.note("%d ready, %d parked, %d dead, aged %v: %s", stats.Ready, stats.Parked, stats.Dead, stats.OldestAge > 0, kind(err))
 }
 

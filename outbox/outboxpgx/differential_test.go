@@ -13,6 +13,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 	"github.com/holdfast-go/holdfast/txretry"
@@ -24,7 +25,7 @@ import (
 // run.
 func TestDifferentialOutbox(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{LanesPerClaim: outbox.Lanes})
+	f := setup(t, outboxpgx.SourceConfig{LanesPerClaim: driver.Lanes})
 	sequences := testenv.Sequences(t, 60)
 	first := rand.Uint64()
 	t.Logf("the random half begins with the seed %d", first)
@@ -56,8 +57,8 @@ type side struct {
 		WriteOnce(ctx context.Context, tx pgx.Tx, key string, m outbox.Message) (id uuid.UUID, first bool, err error)
 	}
 	source interface {
-		outbox.Source
-		outbox.Measured
+		driver.Source
+		driver.Measured
 	}
 	fail  func(ctx context.Context, tx pgx.Tx) error
 	dead  func(ctx context.Context) ([]outboxtest.DeadLetter, error)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
@@ -61,12 +62,12 @@ func TestForeignRows(t *testing.T) {
 			}
 			_, err := f.pool.Exec(t.Context(), `UPDATE holdfast_outbox SET `+c.set+` WHERE name = 'a.1'`)
 			must(t, err)
-			_, err = f.source.Stats(t.Context())
+			_, err = f.source.Depth(t.Context())
 			must(t, err)
 			publisher := outboxtest.NewPublisher()
-			publisher.Respond(func(m outbox.Message) error {
+			publisher.Respond(func(m driver.Message) error {
 				if m.Name == "a.fails" {
-					return &outbox.PublishError{Class: outbox.Permanent, Err: fmt.Errorf("scripted")}
+					return &driver.PublishError{Class: driver.Permanent, Err: fmt.Errorf("scripted")}
 				}
 				return nil
 			})
@@ -79,7 +80,7 @@ func TestForeignRows(t *testing.T) {
 }
 
 // wantForeign wants the other rows published, and the foreign one too or dead for the reason.
-func (f *fixture) wantForeign(t *testing.T, received []outbox.Message, dead string) {
+func (f *fixture) wantForeign(t *testing.T, received []driver.Message, dead string) {
 	t.Helper()
 	var sound []string
 	for _, m := range received {
@@ -89,7 +90,7 @@ func (f *fixture) wantForeign(t *testing.T, received []outbox.Message, dead stri
 	if !slices.Equal(sound, []string{"a.0", "a.2", "a.3"}) {
 		t.Errorf("of the sound messages %v were published", sound)
 	}
-	stats, err := f.source.Stats(t.Context())
+	stats, err := f.source.Depth(t.Context())
 	must(t, err)
 	letters, err := f.dead.List(t.Context(), outboxpgx.Filter{})
 	must(t, err)
@@ -122,7 +123,7 @@ func (f *fixture) retryForeign(t *testing.T, letter outboxpgx.DeadLetter) {
 	if before != after {
 		t.Error("the retry has changed the message")
 	}
-	_, err := f.source.Stats(t.Context())
+	_, err := f.source.Depth(t.Context())
 	must(t, err)
 	_, err = f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{Policy: outbox.Policy{MaxAttempts: 1}}).Drain(t.Context(), outbox.Bounds{})
 	must(t, err)
@@ -153,7 +154,7 @@ func TestForeignTimes(t *testing.T) {
 	if want := []string{"-infinity a", "-infinity b", "sound a", "sound b"}; !slices.Equal(got, want) {
 		t.Errorf("received %q, want %q", got, want)
 	}
-	batch, err := f.source.Claim(t.Context(), outbox.ClaimRequest{Limit: 10, Lease: time.Second})
+	batch, err := f.source.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Second})
 	must(t, err)
 	if len(batch.Messages) > 0 || batch.Due < time.Hour {
 		t.Errorf("claimed %d, the next is due in %v", len(batch.Messages), batch.Due)

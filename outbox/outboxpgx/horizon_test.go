@@ -12,6 +12,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
@@ -225,7 +226,7 @@ func TestLookBelowFloorsHoldsUpNoClaim(t *testing.T) {
 	must(t, err)
 	for range 3 {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-		_, err := f.source.Claim(ctx, outbox.ClaimRequest{Limit: 1, Lease: time.Minute})
+		_, err := f.source.Claim(ctx, driver.Claim{Limit: 1, Lease: time.Minute})
 		cancel()
 		must(t, err)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest/conformance"
 	"github.com/holdfast-go/holdfast/txretry"
@@ -78,7 +79,7 @@ func (f *fixture) write(t testing.TB, msgs ...outbox.Message) {
 	must(t, f.manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error { return f.writer.Write(ctx, tx, msgs...) }))
 }
 
-func (f *fixture) relay(t testing.TB, p outbox.Publisher, cfg outbox.RelayConfig) *outbox.Relay {
+func (f *fixture) relay(t testing.TB, p driver.Publisher, cfg outbox.RelayConfig) *outbox.Relay {
 	t.Helper()
 	cfg.Logger = quiet
 	r, err := outbox.NewRelay(f.source, outbox.Transports{"": p}, cfg)
@@ -98,9 +99,9 @@ func (f *fixture) store(inTx func(context.Context, func(func(...outbox.Message) 
 				})
 			})
 		},
-		Dead: func(ctx context.Context) ([]outbox.Message, error) {
+		Dead: func(ctx context.Context) ([]driver.Message, error) {
 			letters, err := f.dead.List(ctx, outboxpgx.Filter{})
-			var msgs []outbox.Message
+			var msgs []driver.Message
 			for _, l := range letters {
 				msgs = append(msgs, l.Message)
 			}

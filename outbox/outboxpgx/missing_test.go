@@ -15,6 +15,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 )
 
@@ -41,7 +42,7 @@ func TestErrorsBeforeMigrateNameIt(t *testing.T) {
 // callAll returns the error of everything that needs the tables.
 func (f *fixture) callAll(ctx context.Context) map[string]error {
 	m := outbox.Message{Name: "a", Body: []byte("1")}
-	batch := outbox.Batch{Leases: []outbox.Lease{{}}}
+	batch := driver.Batch{Leases: []driver.Lease{{}}}
 	all := map[string]error{
 		"write": f.manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error { return f.writer.Write(ctx, tx, m) }),
 		"write once": f.manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
@@ -55,9 +56,9 @@ func (f *fixture) callAll(ctx context.Context) map[string]error {
 		"show":                       second(f.dead.Show(ctx, uuid.New())),
 		"count":                      second(f.dead.Count(ctx, outboxpgx.Filter{})),
 		"audit":                      second(f.dead.Audit(ctx, 0)),
-		"claim":                      second(f.source.Claim(ctx, outbox.ClaimRequest{Limit: 1, Lease: time.Second})),
+		"claim":                      second(f.source.Claim(ctx, driver.Claim{Limit: 1, Lease: time.Second})),
 		"settle":                     second(f.source.Settle(ctx, batch, nil)),
-		"stats":                      second(f.source.Stats(ctx)),
+		"stats":                      second(f.source.Depth(ctx)),
 		"prune":                      second(f.source.Prune(ctx)),
 	}
 	db := stdlib.OpenDBFromPool(f.pool)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 )
 
@@ -17,23 +18,23 @@ import (
 func TestEveryExecMode(t *testing.T) {
 	t.Parallel()
 	pgtest.InEveryMode(t, func(t *testing.T, inMode func(*pgxpool.Pool) *pgxpool.Pool) {
-		f := setupOn(t, inMode(pgtest.New(t)), outboxpgx.SourceConfig{LanesPerClaim: outbox.Lanes})
+		f := setupOn(t, inMode(pgtest.New(t)), outboxpgx.SourceConfig{LanesPerClaim: driver.Lanes})
 
 		m := outbox.Message{Name: "a", Body: []byte("{}")}
 		f.write(t, m)
 		f.write(t, m, m)
-		batch, err := f.source.Claim(t.Context(), outbox.ClaimRequest{Limit: 10, Lease: time.Minute})
+		batch, err := f.source.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute})
 		must(t, err)
 		if len(batch.Messages) != 3 {
 			t.Fatalf("claimed %d messages, want 3", len(batch.Messages))
 		}
-		_, err = f.source.Settle(t.Context(), batch, []outbox.Outcome{
-			{ID: batch.Messages[0].ID, Verdict: outbox.Published},
-			{ID: batch.Messages[1].ID, Verdict: outbox.Failed, Delay: time.Hour, Class: outbox.Retryable, Err: "failed"},
-			{ID: batch.Messages[2].ID, Verdict: outbox.Dead, Class: outbox.Permanent, Err: "dead"},
+		_, err = f.source.Settle(t.Context(), batch, []driver.Settlement{
+			{ID: batch.Messages[0].ID, Verdict: driver.Published},
+			{ID: batch.Messages[1].ID, Verdict: driver.Failed, Delay: time.Hour, Class: driver.Retryable, Err: "failed"},
+			{ID: batch.Messages[2].ID, Verdict: driver.Dead, Class: driver.Permanent, Err: "dead"},
 		})
 		must(t, err)
-		stats, err := f.source.Stats(t.Context())
+		stats, err := f.source.Depth(t.Context())
 		must(t, err)
 		if stats.Ready != 0 || stats.Parked != 1 || stats.Dead != 1 {
 			t.Errorf("after Settle: %+v", stats)

@@ -10,6 +10,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
@@ -76,10 +77,10 @@ func TestClaimWithLostReplyIsGivenBack(t *testing.T) {
 	direct := pgtest.New(t)
 	proxy := testenv.NewProxy(t, direct.Config().ConnString())
 	f := setupOn(t, direct, outboxpgx.SourceConfig{})
-	far, err := outboxpgx.NewSource(pgtest.Pool(t, proxy.URL(), 1), outboxpgx.SourceConfig{LanesPerClaim: outbox.Lanes})
+	far, err := outboxpgx.NewSource(pgtest.Pool(t, proxy.URL(), 1), outboxpgx.SourceConfig{LanesPerClaim: driver.Lanes})
 	must(t, err)
 	f.write(t, keyed(20, 2)...)
-	req := outbox.ClaimRequest{Limit: 500, Lease: time.Minute}
+	req := driver.Claim{Limit: 500, Lease: time.Minute}
 	whole, err := far.Claim(t.Context(), req)
 	must(t, err)
 	_, err = far.Settle(t.Context(), whole, nil)

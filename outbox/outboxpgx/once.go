@@ -9,12 +9,13 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // WriteOnce is Write for one message that may be written only once: while a message was written with
 // the key within WriterConfig.DedupRetention, it writes nothing and returns that message's id and
 // false. The key is remembered with the commit of tx, whatever becomes of the message; see
-// outbox.CheckDedupKey for its form.
+// driver.CheckDedupKey for its form.
 //
 // Unlike the message, the key is written at once: of two transactions with one key, the second waits
 // for the end of the first. At REPEATABLE READ and above it may then fail with 40001, which txretry
@@ -24,7 +25,10 @@ func (w *Writer) WriteOnce(ctx context.Context, tx pgx.Tx, key string, m outbox.
 		return uuid.Nil, false, errors.New("outboxpgx: WriteOnce needs a transaction")
 	}
 	prepared, err := outbox.Prepare(ctx, []outbox.Message{m}, w.cfg.MaxBodyBytes)
-	if err := errors.Join(outbox.CheckDedupKey(key), err); err != nil {
+	if refused := driver.CheckDedupKey(key); refused != nil {
+		err = errors.Join(&outbox.MessageError{Field: "DedupKey", Problem: refused.Error()}, err)
+	}
+	if err != nil {
 		return uuid.Nil, false, err
 	}
 	id = prepared[0].ID

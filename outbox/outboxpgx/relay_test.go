@@ -15,6 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
@@ -31,7 +32,7 @@ func keyed(keys, n int) []outbox.Message {
 }
 
 // checkLedger looks at what arrived: everything, and the first arrivals of each key in order.
-func checkLedger(t *testing.T, received []outbox.Message, keys, n int) (duplicates int) {
+func checkLedger(t *testing.T, received []driver.Message, keys, n int) (duplicates int) {
 	t.Helper()
 	next := map[string]int{}
 	for _, m := range received {
@@ -90,12 +91,12 @@ func TestFourRelaysWithFailures(t *testing.T) {
 	f := setup(t, outboxpgx.SourceConfig{})
 	publisher := outboxtest.NewPublisher()
 	publisher.Latency(time.Millisecond)
-	publisher.Respond(func(outbox.Message) error {
+	publisher.Respond(func(driver.Message) error {
 		switch n := rand.IntN(1000); {
 		case n < 20:
 			return errors.New("some fault")
 		case n < 23:
-			return &outbox.PublishError{Class: outbox.Unavailable}
+			return &driver.PublishError{Class: driver.Unavailable}
 		}
 		return nil
 	})
@@ -150,11 +151,11 @@ func drain(t *testing.T, r *outbox.Relay, want int) {
 
 func TestKilledBetweenPublishAndSettle(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{LanesPerClaim: outbox.Lanes})
+	f := setup(t, outboxpgx.SourceConfig{LanesPerClaim: driver.Lanes})
 	f.write(t, keyed(5, 10)...)
 	publisher := outboxtest.NewPublisher()
 	// A relay that publishes a part of what it claimed and is gone.
-	batch, err := f.source.Claim(t.Context(), outbox.ClaimRequest{Limit: 500, Lease: 500 * time.Millisecond})
+	batch, err := f.source.Claim(t.Context(), driver.Claim{Limit: 500, Lease: 500 * time.Millisecond})
 	must(t, err)
 	if len(batch.Messages) == 0 {
 		t.Fatal("nothing claimed")
@@ -184,7 +185,7 @@ func TestVanishedHostFreesItsLanes(t *testing.T) {
 	defer vanished.Rollback(context.WithoutCancel(t.Context()))
 	_, err = vanished.Exec(t.Context(), outboxpgx.Statement("setup"))
 	must(t, err)
-	_, err = vanished.Exec(t.Context(), outboxpgx.Statement("lease"), int64(7), int64(1_000_000), outbox.Lanes, []string{}, 500, true)
+	_, err = vanished.Exec(t.Context(), outboxpgx.Statement("lease"), int64(7), int64(1_000_000), driver.Lanes, []string{}, 500, true)
 	must(t, err)
 	publisher := outboxtest.NewPublisher()
 	defer run(t, f.relay(t, publisher, outbox.RelayConfig{PollInterval: 50 * time.Millisecond}))()

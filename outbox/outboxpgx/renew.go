@@ -7,11 +7,11 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// Renew implements outbox.Source. Like a claim it does not wait for the disk.
-func (s *Source) Renew(ctx context.Context, leases []outbox.Lease, ttl time.Duration) (stale []outbox.Lease, err error) {
+// Renew implements driver.Source. Like a claim it does not wait for the disk.
+func (s *Source) Renew(ctx context.Context, leases []driver.Lease, ttl time.Duration) (stale []driver.Lease, err error) {
 	if ttl < time.Microsecond {
 		return nil, fmt.Errorf("outboxpgx: renewal for %v", ttl)
 	}
@@ -42,7 +42,7 @@ func (h heldLanes) read(rows pgx.Rows) error {
 	return err
 }
 
-func (h heldLanes) stale(leases []outbox.Lease) (stale []outbox.Lease) {
+func (h heldLanes) stale(leases []driver.Lease) (stale []driver.Lease) {
 	for _, l := range leases {
 		if !h[int16(l.Lane)] {
 			stale = append(stale, l)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
@@ -63,12 +64,12 @@ func TestPostgresRunsOut(t *testing.T) {
 			publisher := outboxtest.NewPublisher()
 			var mu sync.Mutex
 			attempts := 0
-			publisher.Respond(func(m outbox.Message) error {
+			publisher.Respond(func(m driver.Message) error {
 				mu.Lock()
 				defer mu.Unlock()
 				attempts++
 				if m.Name == "bad" {
-					return &outbox.PublishError{Class: outbox.Permanent, Err: errors.New("refused")}
+					return &driver.PublishError{Class: driver.Permanent, Err: errors.New("refused")}
 				}
 				return nil
 			})
@@ -107,7 +108,7 @@ func TestPostgresRunsOut(t *testing.T) {
 			f.untilEmpty(t, 30*time.Second)
 			letters, err := f.dead.List(t.Context(), outboxpgx.Filter{})
 			must(t, err)
-			if len(letters) != 1 || letters[0].Class != outbox.Permanent || letters[0].Attempts != 1 {
+			if len(letters) != 1 || letters[0].Class != driver.Permanent || letters[0].Attempts != 1 {
 				t.Errorf("dead letters %+v", letters)
 			}
 			testenv.Eventually(t, 20*time.Second, func() error { return relay.Ready(t.Context()) })

@@ -8,13 +8,14 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 )
 
 // confirming is a Publisher that confirms at once.
 type confirming struct{}
 
-func (confirming) Publish(_ context.Context, _ outbox.Message, done func(error)) { done(nil) }
+func (confirming) Publish(_ context.Context, _ driver.Message, done func(error)) { done(nil) }
 
 // BenchmarkRetention claims and settles messages, 20,000 at a time, beside published ones that are
 // kept. "deleting" keeps none.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
@@ -102,8 +103,8 @@ func TestLanesAgree(t *testing.T) {
 	f := setup(t, outboxpgx.SourceConfig{})
 	var n int
 	must(t, f.pool.QueryRow(t.Context(), `SELECT count(*) FROM holdfast_outbox_lanes`).Scan(&n))
-	if n != outbox.Lanes {
-		t.Errorf("%d lanes in the table, %d in the code", n, outbox.Lanes)
+	if n != driver.Lanes {
+		t.Errorf("%d lanes in the table, %d in the code", n, driver.Lanes)
 	}
 }
 

@@ -7,11 +7,11 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
-	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// Settle meets outbox.Source.
-func (s *Source) Settle(ctx context.Context, b outbox.Batch, outcomes []outbox.Outcome) ([]outbox.Lease, error) {
+// Settle meets driver.Source.
+func (s *Source) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Settlement) ([]driver.Lease, error) {
 	if len(b.Leases) == 0 {
 		return nil, nil
 	}
@@ -42,9 +42,9 @@ func (s *Source) Settle(ctx context.Context, b outbox.Batch, outcomes []outbox.O
 }
 
 // settlement queues one statement for each verdict that occurs.
-func (s *Source) settlement(queue *pgx.Batch, lanes []int16, tokens []int64, outcomes []outbox.Outcome) {
-	by := map[outbox.Verdict]*columnsOf{}
-	for _, v := range []outbox.Verdict{outbox.Published, outbox.Failed, outbox.Dead} {
+func (s *Source) settlement(queue *pgx.Batch, lanes []int16, tokens []int64, outcomes []driver.Settlement) {
+	by := map[driver.Verdict]*columnsOf{}
+	for _, v := range []driver.Verdict{driver.Published, driver.Failed, driver.Dead} {
 		by[v] = &columnsOf{}
 	}
 	for _, o := range outcomes {
@@ -52,17 +52,17 @@ func (s *Source) settlement(queue *pgx.Batch, lanes []int16, tokens []int64, out
 			c.add(o)
 		}
 	}
-	if c := by[outbox.Published]; len(c.ids) > 0 {
+	if c := by[driver.Published]; len(c.ids) > 0 {
 		sql := s.sql.published
 		if s.cfg.Retention > 0 {
 			sql = s.sql.kept
 		}
 		queue.Queue(sql, lanes, tokens, c.ids)
 	}
-	if c := by[outbox.Failed]; len(c.ids) > 0 {
+	if c := by[driver.Failed]; len(c.ids) > 0 {
 		queue.Queue(s.sql.failed, lanes, tokens, c.ids, c.delays, c.classes, c.errors)
 	}
-	if c := by[outbox.Dead]; len(c.ids) > 0 {
+	if c := by[driver.Dead]; len(c.ids) > 0 {
 		queue.Queue(s.sql.dead, lanes, tokens, c.ids, c.classes, c.errors)
 	}
 }
@@ -79,14 +79,14 @@ type columnsOf struct {
 	errors  []string
 }
 
-func (c *columnsOf) add(o outbox.Outcome) {
+func (c *columnsOf) add(o driver.Settlement) {
 	c.ids = append(c.ids, pgtype.UUID{Bytes: o.ID, Valid: true})
 	c.delays = append(c.delays, o.Delay.Microseconds())
 	c.classes = append(c.classes, string(o.Class))
 	c.errors = append(c.errors, o.Err)
 }
 
-func columnsOfLeases(leases []outbox.Lease) (lanes []int16, tokens []int64) {
+func columnsOfLeases(leases []driver.Lease) (lanes []int16, tokens []int64) {
 	for _, l := range leases {
 		lanes, tokens = append(lanes, int16(l.Lane)), append(tokens, l.Token)
 	}

@@ -10,14 +10,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgcall"
-	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // SourceConfig tunes a Source. The zero value works.
 type SourceConfig struct {
 	// Schema and Table are as in SchemaConfig.
 	Schema, Table string
-	// LanesPerClaim is how many of the outbox.Lanes lanes one claim takes at most. Fewer leave more
+	// LanesPerClaim is how many of the driver.Lanes lanes one claim takes at most. Fewer leave more
 	// to other relays, more fill a batch better. Default 4.
 	LanesPerClaim int
 	// MaxBatchBytes bounds the bodies of one batch; its first message is always taken. Default
@@ -28,7 +28,7 @@ type SourceConfig struct {
 	Retention time.Duration
 }
 
-// Source is the outbox.Source of the table. It is safe for concurrent use, by any number of relays
+// Source is the driver.Source of the table. It is safe for concurrent use, by any number of relays
 // in any number of processes. It works behind a pooler in transaction mode.
 type Source struct {
 	pool *pgxpool.Pool
@@ -72,8 +72,8 @@ func NewSource(pool *pgxpool.Pool, cfg SourceConfig) (*Source, error) {
 	if pool == nil {
 		errs = append(errs, errors.New("outboxpgx: NewSource needs a pool"))
 	}
-	if cfg.LanesPerClaim < 0 || cfg.LanesPerClaim > outbox.Lanes {
-		errs = append(errs, fmt.Errorf("outboxpgx: SourceConfig.LanesPerClaim is %d, want 1 to %d", cfg.LanesPerClaim, outbox.Lanes))
+	if cfg.LanesPerClaim < 0 || cfg.LanesPerClaim > driver.Lanes {
+		errs = append(errs, fmt.Errorf("outboxpgx: SourceConfig.LanesPerClaim is %d, want 1 to %d", cfg.LanesPerClaim, driver.Lanes))
 	}
 	if cfg.MaxBatchBytes < 0 {
 		errs = append(errs, fmt.Errorf("outboxpgx: SourceConfig.MaxBatchBytes is %d, want more than 0", cfg.MaxBatchBytes))

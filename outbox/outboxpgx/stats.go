@@ -7,7 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // Every part walks an index from its begin and stops at the limit. Of the waiting messages those are late
@@ -26,22 +26,22 @@ FROM (SELECT count(*) FILTER (WHERE held) AS held, count(*) FILTER (WHERE NOT he
              min(created_at) FILTER (WHERE (held OR attempts > 0) AND isfinite(created_at)) AS oldest
       FROM (SELECT held, attempts, created_at FROM {outbox} WHERE published_at IS NULL AND due_at IS NOT NULL ORDER BY due_at LIMIT $1) w) waiting`
 
-// Stats meets outbox.Measured. The oldest age is that of the message stored first in each lane, and
+// Depth meets driver.Measured. The oldest age is that of the message stored first in each lane, and
 // of the waiting ones that are counted; what lies below a floor that is wrong is not seen
 // until a claim has put the floor right. With 100,000 messages or more of a kind it takes
 // some 0.3 s of the database: ask every few seconds, not more often.
-func (s *Source) Stats(ctx context.Context) (outbox.StoreStats, error) {
-	var stats outbox.StoreStats
+func (s *Source) Depth(ctx context.Context) (driver.Depth, error) {
+	var stats driver.Depth
 	var oldest *int64
 	queue := &pgx.Batch{}
 	queue.Queue(beginSQL)
 	queue.Queue(s.sql.setup)
-	queue.Queue(s.t.fill(statsSQL), outbox.StatsLimit).QueryRow(func(row pgx.Row) error {
+	queue.Queue(s.t.fill(statsSQL), driver.StatsLimit).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&stats.Ready, &stats.Parked, &stats.Dead, &oldest)
 	})
 	queue.Queue(commitSQL)
 	if err := s.send(ctx, queue); err != nil {
-		return outbox.StoreStats{}, fmt.Errorf("outboxpgx: stats: %w", s.t.explain(err))
+		return driver.Depth{}, fmt.Errorf("outboxpgx: stats: %w", s.t.explain(err))
 	}
 	if oldest != nil {
 		stats.OldestAge = max(0, time.Duration(*oldest)*time.Microsecond)

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 )
 
@@ -18,10 +18,10 @@ func TestStatsAreBounded(t *testing.T) {
 		FROM generate_series(1, 303000) n`)
 	must(t, err)
 	begin := time.Now()
-	stats, err := f.source.Stats(t.Context())
+	stats, err := f.source.Depth(t.Context())
 	took := time.Since(begin)
 	must(t, err)
-	if stats.Ready != outbox.StatsLimit || stats.Parked != outbox.StatsLimit || stats.Dead != 0 {
+	if stats.Ready != driver.StatsLimit || stats.Parked != driver.StatsLimit || stats.Dead != 0 {
 		t.Errorf("%+v", stats)
 	}
 	if stats.OldestAge < time.Minute || stats.OldestAge > 5*time.Minute {
@@ -39,7 +39,7 @@ func TestOldestAgeOfWaitingMessages(t *testing.T) {
 		SELECT gen_random_uuid(), 0, 'a', '1', 'application/json', now() - n * interval '1 hour', now() + interval '1 day', 2 - n
 		FROM generate_series(1, 2) n`)
 	must(t, err)
-	stats, err := f.source.Stats(t.Context())
+	stats, err := f.source.Depth(t.Context())
 	must(t, err)
 	if stats.Parked != 2 || stats.OldestAge < time.Hour || stats.OldestAge > time.Hour+time.Minute {
 		t.Errorf("%+v", stats)

@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // A message that waits holds back the later ones of its key. These are ready rows at first, and the
@@ -135,7 +135,7 @@ func (s *Source) releaseIn(ctx context.Context, tx pgx.Tx) error {
 }
 
 // hold takes rows out of the way that a claim met behind a waiting one.
-func (s *Source) hold(ctx context.Context, b outbox.Batch, skip []string) error {
+func (s *Source) hold(ctx context.Context, b driver.Batch, skip []string) error {
 	lanes, tokens := columnsOfLeases(b.Leases)
 	queue := &pgx.Batch{}
 	queue.Queue(beginSQL)

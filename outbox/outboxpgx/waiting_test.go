@@ -15,13 +15,14 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 )
 
 // orderedPublisher fails as respond says, and checks that the numbers of a key rise.
 type orderedPublisher struct {
 	t       *testing.T
-	respond func(outbox.Message) error
+	respond func(driver.Message) error
 
 	mu   sync.Mutex
 	last map[string]int
@@ -33,7 +34,7 @@ func newOrderedPublisher(t *testing.T) *orderedPublisher {
 	return &orderedPublisher{t: t, last: map[string]int{}}
 }
 
-func (p *orderedPublisher) Publish(_ context.Context, m outbox.Message, done func(error)) {
+func (p *orderedPublisher) Publish(_ context.Context, m driver.Message, done func(error)) {
 	if p.respond != nil {
 		if err := p.respond(m); err != nil {
 			done(err)
@@ -72,19 +73,19 @@ func (s deadlockFree) note(err error) {
 	}
 }
 
-func (s deadlockFree) Claim(ctx context.Context, r outbox.ClaimRequest) (outbox.Batch, error) {
+func (s deadlockFree) Claim(ctx context.Context, r driver.Claim) (driver.Batch, error) {
 	b, err := s.Source.Claim(ctx, r)
 	s.note(err)
 	return b, err
 }
 
-func (s deadlockFree) Renew(ctx context.Context, l []outbox.Lease, ttl time.Duration) ([]outbox.Lease, error) {
+func (s deadlockFree) Renew(ctx context.Context, l []driver.Lease, ttl time.Duration) ([]driver.Lease, error) {
 	stale, err := s.Source.Renew(ctx, l, ttl)
 	s.note(err)
 	return stale, err
 }
 
-func (s deadlockFree) Settle(ctx context.Context, b outbox.Batch, o []outbox.Outcome) ([]outbox.Lease, error) {
+func (s deadlockFree) Settle(ctx context.Context, b driver.Batch, o []driver.Settlement) ([]driver.Lease, error) {
 	stale, err := s.Source.Settle(ctx, b, o)
 	s.note(err)
 	return stale, err
@@ -96,14 +97,14 @@ func TestWaitingMessagesKeepTheirOrder(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.SourceConfig{})
 	publisher := newOrderedPublisher(t)
-	publisher.respond = func(outbox.Message) error {
+	publisher.respond = func(driver.Message) error {
 		switch n := rand.IntN(1000); {
 		case n < 60:
 			return errors.New("some fault")
 		case n < 70:
-			return &outbox.PublishError{Class: outbox.Permanent}
+			return &driver.PublishError{Class: driver.Permanent}
 		case n < 72:
-			return &outbox.PublishError{Class: outbox.Unavailable}
+			return &driver.PublishError{Class: driver.Unavailable}
 		}
 		return nil
 	}
@@ -184,7 +185,7 @@ func TestManyBehindOneThatWaits(t *testing.T) {
 	_, err := f.pool.Exec(t.Context(), `
 		INSERT INTO holdfast_outbox (id, lane, name, body, content_type, ordering_key, due_at)
 		SELECT overlay(gen_random_uuid()::text PLACING '7' FROM 15)::uuid, $2, 'a', n::text::bytea, 'application/json', 'k', CASE WHEN n = 0 THEN now() + interval '1 day' END
-		FROM generate_series(0, $1::int) n`, rows, outbox.LaneOf(outbox.Message{Key: "k"}))
+		FROM generate_series(0, $1::int) n`, rows, driver.LaneOf(driver.Message{Key: "k"}))
 	must(t, err)
 	_, err = f.pool.Exec(t.Context(), `
 		INSERT INTO holdfast_outbox (id, lane, name, body, content_type, due_at)
@@ -221,13 +222,13 @@ func (f *fixture) wantFastClaims(t *testing.T) {
 		for i := range 30 {
 			f.write(t, outbox.Message{Name: "other", Key: "key-" + strconv.Itoa(i%5), Body: []byte(strconv.Itoa(i))})
 			begin := time.Now()
-			b, err := f.source.Claim(t.Context(), outbox.ClaimRequest{Limit: 500, Lease: time.Minute})
+			b, err := f.source.Claim(t.Context(), driver.Claim{Limit: 500, Lease: time.Minute})
 			best = min(best, time.Since(begin))
 			must(t, err)
 			if len(b.Messages) != 1 {
 				t.Fatalf("claimed %d", len(b.Messages))
 			}
-			_, err = f.source.Settle(t.Context(), b, []outbox.Outcome{{ID: b.Messages[0].ID, Verdict: outbox.Published}})
+			_, err = f.source.Settle(t.Context(), b, []driver.Settlement{{ID: b.Messages[0].ID, Verdict: driver.Published}})
 			must(t, err)
 		}
 		return best
@@ -245,7 +246,7 @@ func TestDrainTakesAllPortions(t *testing.T) {
 	f := setup(t, outboxpgx.SourceConfig{})
 	publisher := newOrderedPublisher(t)
 	failed := false
-	publisher.respond = func(outbox.Message) error {
+	publisher.respond = func(driver.Message) error {
 		if !failed {
 			failed = true
 			return errors.New("once")

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
@@ -82,7 +83,7 @@ func (w *Writer) Write(ctx context.Context, tx pgx.Tx, msgs ...outbox.Message) e
 }
 
 // store inserts prepared messages, together with COMMIT where the handle can do that.
-func (w *Writer) store(ctx context.Context, tx pgx.Tx, prepared []outbox.Message) error {
+func (w *Writer) store(ctx context.Context, tx pgx.Tx, prepared []driver.Message) error {
 	insert, args, err := w.insert(prepared)
 	if err != nil {
 		return err
@@ -123,7 +124,7 @@ func (w *Writer) WriteSQL(ctx context.Context, tx *sql.Tx, msgs ...outbox.Messag
 
 // insert returns the statement for the messages. A single one, the usual case, gets a statement of
 // its own: unnesting eleven arrays costs the server more than the row.
-func (w *Writer) insert(msgs []outbox.Message) (string, []any, error) {
+func (w *Writer) insert(msgs []driver.Message) (string, []any, error) {
 	if len(msgs) == 1 {
 		r, err := rowOf(msgs[0])
 		return w.sql.insertOne, []any{
@@ -147,13 +148,13 @@ type row struct {
 	notBefore                       *time.Time
 }
 
-func rowOf(m outbox.Message) (row, error) {
+func rowOf(m driver.Message) (row, error) {
 	headers, err1 := encodeHeaders(m.Headers)
-	routeHeaders, err2 := encodeHeaders(m.Route.Headers)
+	routeHeaders, err2 := encodeHeaders(m.RouteHeaders)
 	r := row{
-		id: pgtype.UUID{Bytes: m.ID, Valid: true}, lane: int16(outbox.LaneOf(m)), name: m.Name, contentType: m.ContentType, body: m.Body,
+		id: pgtype.UUID{Bytes: m.ID, Valid: true}, lane: int16(driver.LaneOf(m)), name: m.Name, contentType: m.ContentType, body: m.Body,
 		headers: headers, key: nullable(m.Key), transport: m.Transport,
-		exchange: m.Route.Exchange, routingKey: m.Route.RoutingKey, routeHeaders: routeHeaders,
+		exchange: m.Exchange, routingKey: m.RoutingKey, routeHeaders: routeHeaders,
 	}
 	if r.body == nil {
 		r.body = []byte{}
@@ -165,7 +166,7 @@ func rowOf(m outbox.Message) (row, error) {
 }
 
 // insertArgs are the columns of the messages as one array each.
-func insertArgs(msgs []outbox.Message) ([]any, error) {
+func insertArgs(msgs []driver.Message) ([]any, error) {
 	n := len(msgs)
 	ids, lanes, bodies := make(uuids, n), make([]int16, n), make([][]byte, n)
 	names, types, transports := make([]string, n), make([]string, n), make([]string, n)
@@ -186,7 +187,7 @@ func insertArgs(msgs []outbox.Message) ([]any, error) {
 }
 
 // insertJSON is the same as one JSON array, with the names of the columns.
-func insertJSON(msgs []outbox.Message) (string, error) {
+func insertJSON(msgs []driver.Message) (string, error) {
 	type object struct {
 		ID           uuid.UUID         `json:"id"`
 		Lane         int               `json:"lane"`
@@ -204,8 +205,8 @@ func insertJSON(msgs []outbox.Message) (string, error) {
 	rows := make([]object, len(msgs))
 	for i, m := range msgs {
 		rows[i] = object{
-			m.ID, outbox.LaneOf(m), m.Name, append([]byte{}, m.Body...), m.ContentType, m.Headers,
-			nullable(m.Key), m.Transport, m.Route.Exchange, m.Route.RoutingKey, m.Route.Headers, m.NotBefore,
+			m.ID, driver.LaneOf(m), m.Name, append([]byte{}, m.Body...), m.ContentType, m.Headers,
+			nullable(m.Key), m.Transport, m.Exchange, m.RoutingKey, m.RouteHeaders, m.NotBefore,
 		}
 	}
 	text, err := json.Marshal(rows)

@@ -10,12 +10,12 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
-	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxredis"
 )
 
 // publishAll publishes all at once, so that they share pipelines, and returns their outcomes.
-func publishAll(t *testing.T, p *outboxredis.Publisher, msgs []outbox.Message) []error {
+func publishAll(t *testing.T, p *outboxredis.Publisher, msgs []driver.Message) []error {
 	t.Helper()
 	outcomes := make([]error, len(msgs))
 	var pending sync.WaitGroup
@@ -31,11 +31,11 @@ func publishAll(t *testing.T, p *outboxredis.Publisher, msgs []outbox.Message) [
 }
 
 // wantAloneToFail publishes good messages with bad ones among them, the first included.
-func wantAloneToFail(t *testing.T, p *outboxredis.Publisher, bad outbox.Message, want outbox.Class) {
+func wantAloneToFail(t *testing.T, p *outboxredis.Publisher, bad driver.Message, want driver.Class) {
 	t.Helper()
-	var msgs []outbox.Message
+	var msgs []driver.Message
 	for i := range 200 {
-		m := outbox.Message{Name: "good", Route: outbox.Route{Exchange: "good"}}
+		m := driver.Message{Name: "good", Exchange: "good"}
 		if i%50 == 0 {
 			m = bad
 		}
@@ -44,7 +44,7 @@ func wantAloneToFail(t *testing.T, p *outboxredis.Publisher, bad outbox.Message,
 	}
 	for i, err := range publishAll(t, p, msgs) {
 		switch {
-		case i%50 == 0 && (err == nil || outbox.ClassOf(err) != want):
+		case i%50 == 0 && (err == nil || driver.ClassOf(err) != want):
 			t.Errorf("bad message %d: %v, want %s", i, err, want)
 		case i%50 != 0 && err != nil:
 			t.Errorf("good message %d: %v", i, err)
@@ -58,8 +58,8 @@ func TestWrongTypeFailsAlone(t *testing.T) {
 	if err := client.Set(t.Context(), "text", "1", 0).Err(); err != nil {
 		t.Fatal(err)
 	}
-	bad := outbox.Message{Name: "bad", Route: outbox.Route{Exchange: "text"}}
-	wantAloneToFail(t, newPublisher(t, client, outboxredis.Config{}), bad, outbox.Unroutable)
+	bad := driver.Message{Name: "bad", Exchange: "text"}
+	wantAloneToFail(t, newPublisher(t, client, outboxredis.Config{}), bad, driver.Unroutable)
 }
 
 // A stream that is closed to this user is no outage, a command that is closed is one.
@@ -77,10 +77,10 @@ func TestForbiddenStreamFailsAlone(t *testing.T) {
 		t.Cleanup(func() { _ = client.Close() }) // nothing to lose
 		return client
 	}
-	bad := outbox.Message{Name: "bad", Route: outbox.Route{Exchange: "other"}}
-	wantAloneToFail(t, newPublisher(t, as("few", "~good*", "+@all"), outboxredis.Config{}), bad, outbox.Unroutable)
+	bad := driver.Message{Name: "bad", Exchange: "other"}
+	wantAloneToFail(t, newPublisher(t, as("few", "~good*", "+@all"), outboxredis.Config{}), bad, driver.Unroutable)
 	none := newPublisher(t, as("none", "~*", "+@all", "-xadd"), outboxredis.Config{})
-	if err := publish(t, none, outbox.Message{Name: "good"}); outbox.ClassOf(err) != outbox.Unavailable {
+	if err := publish(t, none, driver.Message{Name: "good"}); driver.ClassOf(err) != driver.Unavailable {
 		t.Errorf("no right to write at all: %v", err)
 	}
 }
@@ -90,6 +90,6 @@ func TestForbiddenStreamFailsAlone(t *testing.T) {
 func TestTooLargeForRedisFailsAlone(t *testing.T) {
 	t.Parallel()
 	server := testenv.Private(t, testenv.Redis, "--proto-max-bulk-len", "1mb")
-	bad := outbox.Message{Name: "bad", Body: bytes.Repeat([]byte("x"), 2<<20)}
-	wantAloneToFail(t, newPublisher(t, redistest.Client(t, server.URL()), outboxredis.Config{}), bad, outbox.Retryable)
+	bad := driver.Message{Name: "bad", Body: bytes.Repeat([]byte("x"), 2<<20)}
+	wantAloneToFail(t, newPublisher(t, redistest.Client(t, server.URL()), outboxredis.Config{}), bad, driver.Retryable)
 }

@@ -23,7 +23,7 @@ func (p *Publisher) Ready(ctx context.Context) error {
 	return nil
 }
 
-// Window returns how many messages await their answer, and how many may: outbox.Windowed.
+// Window returns how many messages await their answer, and how many may: driver.Windowed.
 func (p *Publisher) Window() (used, size int) { return len(p.room), cap(p.room) }
 
 // Check looks at the streams that Config.Stream and, if it is an outbox.Routes, the Router name, and

@@ -8,30 +8,30 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // classes are the answers of Redis that are about more than one message, and those about a stream.
 // The first of these beginnings that fits an answer counts.
 var classes = []struct {
 	begin string
-	class outbox.Class
+	class driver.Class
 }{
-	{"OOM ", outbox.Blocked},
-	{"MISCONF ", outbox.Blocked}, // the server cannot save and refuses writes
-	{"NOREPLICAS ", outbox.Blocked},
-	{"WRONGTYPE ", outbox.Unroutable}, // the key of the stream is something else
-	{"BUSY ", outbox.Unavailable},
-	{"LOADING ", outbox.Unavailable},
-	{"READONLY ", outbox.Unavailable},
-	{"MASTERDOWN ", outbox.Unavailable},
-	{"CLUSTERDOWN ", outbox.Unavailable},
-	{"TRYAGAIN ", outbox.Unavailable},
-	{"NOAUTH ", outbox.Unavailable},
-	{"WRONGPASS ", outbox.Unavailable},
-	{"DENIED ", outbox.Unavailable}, // protected mode
-	{"ERR max number of clients", outbox.Unavailable},
-	{"ERR unknown command", outbox.Unavailable}, // a server without streams
+	{"OOM ", driver.Blocked},
+	{"MISCONF ", driver.Blocked}, // the server cannot save and refuses writes
+	{"NOREPLICAS ", driver.Blocked},
+	{"WRONGTYPE ", driver.Unroutable}, // the key of the stream is something else
+	{"BUSY ", driver.Unavailable},
+	{"LOADING ", driver.Unavailable},
+	{"READONLY ", driver.Unavailable},
+	{"MASTERDOWN ", driver.Unavailable},
+	{"CLUSTERDOWN ", driver.Unavailable},
+	{"TRYAGAIN ", driver.Unavailable},
+	{"NOAUTH ", driver.Unavailable},
+	{"WRONGPASS ", driver.Unavailable},
+	{"DENIED ", driver.Unavailable}, // protected mode
+	{"ERR max number of clients", driver.Unavailable},
+	{"ERR unknown command", driver.Unavailable}, // a server without streams
 }
 
 // classify turns the outcome of an XADD into what Publisher promises. What is no answer of
@@ -42,12 +42,12 @@ func classify(err error) error {
 	}
 	var answer redis.Error
 	if !errors.As(err, &answer) {
-		return &outbox.PublishError{Class: outbox.Unavailable, Err: err}
+		return &driver.PublishError{Class: driver.Unavailable, Err: err}
 	}
-	return &outbox.PublishError{Class: classOf(answer.Error()), Err: err}
+	return &driver.PublishError{Class: classOf(answer.Error()), Err: err}
 }
 
-func classOf(answer string) outbox.Class {
+func classOf(answer string) driver.Class {
 	for _, c := range classes {
 		if strings.HasPrefix(answer, c.begin) {
 			return c.class
@@ -55,11 +55,11 @@ func classOf(answer string) outbox.Class {
 	}
 	if strings.HasPrefix(answer, "NOPERM ") {
 		if strings.Contains(answer, "key") {
-			return outbox.Unroutable // another stream may be open to this user
+			return driver.Unroutable // another stream may be open to this user
 		}
-		return outbox.Unavailable
+		return driver.Unavailable
 	}
-	return outbox.Retryable
+	return driver.Retryable
 }
 
 // broken reports whether Redis has ended the connection.

@@ -7,7 +7,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // maxPipeline is how many bytes of bodies one pipeline has, so that Config.Timeout suffices for it on
@@ -68,7 +68,7 @@ func (p *Publisher) sendTogether(items []item) {
 	for i, it := range doubtful {
 		err := p.sendAlone(it)
 		p.report(it, err)
-		if outbox.ClassOf(err) == outbox.Unavailable {
+		if driver.ClassOf(err) == driver.Unavailable {
 			for _, other := range doubtful[i+1:] {
 				p.report(other, err)
 			}
@@ -86,7 +86,7 @@ func (p *Publisher) sendAlone(it item) error {
 			return classify(err)
 		}
 	}
-	return &outbox.PublishError{Class: outbox.Retryable, Err: fmt.Errorf("redis ends the connection over it, it may be too large: %w", err)}
+	return &driver.PublishError{Class: driver.Retryable, Err: fmt.Errorf("redis ends the connection over it, it may be too large: %w", err)}
 }
 
 func (p *Publisher) report(it item, err error) {

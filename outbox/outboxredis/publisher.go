@@ -12,6 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/internal/stored"
 )
 
 // DefaultStream is the stream where none is configured.
@@ -33,7 +35,7 @@ type Config struct {
 	Timeout time.Duration
 }
 
-// Publisher is an outbox.Publisher on Redis Streams. It is safe for concurrent use and needs no
+// Publisher is a driver.Publisher on Redis Streams. It is safe for concurrent use and needs no
 // closing; a goroutine runs only while messages are on their way. The client stays the caller's.
 type Publisher struct {
 	client redis.UniversalClient
@@ -78,17 +80,17 @@ func NewPublisher(client redis.UniversalClient, cfg Config) (*Publisher, error) 
 	return &Publisher{client: client, cfg: cfg, room: make(chan struct{}, cfg.Window)}, nil
 }
 
-// Publish meets outbox.Publisher.
-func (p *Publisher) Publish(ctx context.Context, m outbox.Message, done func(error)) {
+// Publish meets driver.Publisher.
+func (p *Publisher) Publish(ctx context.Context, m driver.Message, done func(error)) {
 	args, err := p.entry(m)
 	if err != nil {
-		done(&outbox.PublishError{Class: outbox.Permanent, Err: err})
+		done(&driver.PublishError{Class: driver.Permanent, Err: err})
 		return
 	}
 	select {
 	case p.room <- struct{}{}:
 	case <-ctx.Done():
-		done(&outbox.PublishError{Class: outbox.Unavailable, Err: ctx.Err()})
+		done(&driver.PublishError{Class: driver.Unavailable, Err: ctx.Err()})
 		return
 	}
 	p.mu.Lock()
@@ -100,8 +102,8 @@ func (p *Publisher) Publish(ctx context.Context, m outbox.Message, done func(err
 	}
 }
 
-func (p *Publisher) entry(m outbox.Message) (*redis.XAddArgs, error) {
-	route := p.cfg.Router.Route(m)
+func (p *Publisher) entry(m driver.Message) (*redis.XAddArgs, error) {
+	route := p.cfg.Router.Route(stored.Message(m))
 	stream := p.cfg.Stream
 	if route.Exchange != "" {
 		stream = route.Exchange

@@ -15,6 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxredis"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest/conformance"
 )
@@ -31,11 +32,11 @@ func TestConformance(t *testing.T) {
 		if err := direct.Set(t.Context(), "not-a-stream", "1", 0).Err(); err != nil {
 			t.Fatal(err)
 		}
-		lost := outbox.Message{ID: uuid.Must(uuid.NewV7()), Name: "lost", Body: []byte("1"), Route: outbox.Route{Exchange: "not-a-stream"}}
+		lost := driver.Message{ID: uuid.Must(uuid.NewV7()), Name: "lost", Body: []byte("1"), Exchange: "not-a-stream"}
 		p := newPublisher(t, redistest.Client(t, proxy.URL()), outboxredis.Config{})
 		return conformance.PublisherCase{
 			Publisher: p,
-			Received: func(ctx context.Context) ([]outbox.Message, error) {
+			Received: func(ctx context.Context) ([]driver.Message, error) {
 				return received(ctx, direct, outboxredis.DefaultStream)
 			},
 			Unroutable: lost,
@@ -54,15 +55,15 @@ func newPublisher(t *testing.T, client redis.UniversalClient, cfg outboxredis.Co
 	return p
 }
 
-func received(ctx context.Context, client *redis.Client, stream string) ([]outbox.Message, error) {
+func received(ctx context.Context, client *redis.Client, stream string) ([]driver.Message, error) {
 	entries, err := client.XRange(ctx, stream, "-", "+").Result()
 	if err != nil {
 		return nil, err
 	}
-	var msgs []outbox.Message
+	var msgs []driver.Message
 	for _, e := range entries {
 		field := func(name string) string { s, _ := e.Values[name].(string); return s }
-		m := outbox.Message{Name: field("name"), ContentType: field("content-type"), Key: field("key"), Body: []byte(field("body"))}
+		m := driver.Message{Name: field("name"), ContentType: field("content-type"), Key: field("key"), Body: []byte(field("body"))}
 		var err error
 		if m.ID, err = uuid.Parse(field("id")); err != nil {
 			return nil, err
@@ -76,7 +77,7 @@ func received(ctx context.Context, client *redis.Client, stream string) ([]outbo
 }
 
 // publish returns the outcome of one message.
-func publish(t *testing.T, p *outboxredis.Publisher, m outbox.Message) error {
+func publish(t *testing.T, p *outboxredis.Publisher, m driver.Message) error {
 	t.Helper()
 	outcome := make(chan error, 1)
 	p.Publish(t.Context(), m, func(err error) { outcome <- err })
@@ -90,11 +91,7 @@ func TestRouteChoosesTheStream(t *testing.T) {
 		ByName: map[string]outbox.Route{"audit.done": {Exchange: "audit", Headers: map[string]string{"h": "v"}}},
 	}})
 	for _, name := range []string{"order.placed", "audit.done"} {
-		m, err := outbox.New(name, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := publish(t, p, m); err != nil {
+		if err := publish(t, p, conformance.NewMessage(t, name, 1)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -115,7 +112,7 @@ func TestMaxLen(t *testing.T) {
 	p := newPublisher(t, client, outboxredis.Config{MaxLen: 10})
 	outcomes := make(chan error, 1000)
 	for range 1000 {
-		p.Publish(t.Context(), outbox.Message{Name: "a"}, func(err error) { outcomes <- err })
+		p.Publish(t.Context(), driver.Message{Name: "a"}, func(err error) { outcomes <- err })
 	}
 	for range 1000 {
 		if err := <-outcomes; err != nil {
@@ -132,11 +129,11 @@ func TestOutOfMemoryIsBlocked(t *testing.T) {
 	server := testenv.Private(t, testenv.Redis, "--maxmemory", "1mb", "--maxmemory-policy", "noeviction")
 	client := redistest.Client(t, server.URL())
 	p := newPublisher(t, client, outboxredis.Config{})
-	err := publish(t, p, outbox.Message{Name: "a", Body: []byte(strings.Repeat("x", 2<<20))})
+	err := publish(t, p, driver.Message{Name: "a", Body: []byte(strings.Repeat("x", 2<<20))})
 	if err == nil {
-		err = publish(t, p, outbox.Message{Name: "a"})
+		err = publish(t, p, driver.Message{Name: "a"})
 	}
-	if outbox.ClassOf(err) != outbox.Blocked {
+	if driver.ClassOf(err) != driver.Blocked {
 		t.Errorf("answered with %v", err)
 	}
 }
@@ -152,12 +149,12 @@ func TestTimeoutBoundsAPipeline(t *testing.T) {
 	client := redis.NewClient(opts)
 	defer client.Close()
 	p := newPublisher(t, client, outboxredis.Config{Timeout: 200 * time.Millisecond})
-	if err := publish(t, p, outbox.Message{Name: "a"}); err != nil {
+	if err := publish(t, p, driver.Message{Name: "a"}); err != nil {
 		t.Fatal(err)
 	}
 	proxy.Pause()
 	begin := time.Now()
-	if err := publish(t, p, outbox.Message{Name: "a"}); outbox.ClassOf(err) != outbox.Unavailable {
+	if err := publish(t, p, driver.Message{Name: "a"}); driver.ClassOf(err) != driver.Unavailable {
 		t.Errorf("a server that hangs: %v", err)
 	}
 	if took := time.Since(begin); took > 20*time.Second {

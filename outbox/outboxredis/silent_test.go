@@ -9,7 +9,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
-	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxredis"
 )
 
@@ -42,13 +42,13 @@ func TestSilentConnection(t *testing.T) {
 			proxy.SilenceOn(silence)
 			p := newPublisher(t, patient(t, proxy.URL()), outboxredis.Config{Timeout: time.Second})
 			began := time.Now()
-			if err := publish(t, p, outbox.Message{Name: "a", Body: []byte("the body")}); outbox.ClassOf(err) != outbox.Unavailable {
+			if err := publish(t, p, driver.Message{Name: "a", Body: []byte("the body")}); driver.ClassOf(err) != driver.Unavailable {
 				t.Errorf("a silent connection: %v", err)
 			}
 			if took := time.Since(began); took > 30*time.Second { // a second, and one more
 				t.Errorf("reported after %v", took)
 			}
-			testenv.Eventually(t, testenv.Patience, func() error { return publish(t, p, outbox.Message{Name: "a"}) })
+			testenv.Eventually(t, testenv.Patience, func() error { return publish(t, p, driver.Message{Name: "a"}) })
 		})
 	}
 }

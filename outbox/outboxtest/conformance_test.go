@@ -11,6 +11,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest/conformance"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
@@ -53,8 +54,8 @@ func over(manager *txretrytest.Manager, store *outboxtest.Store) conformance.Sto
 				return fn(func(key string, m outbox.Message) (uuid.UUID, bool, error) { return store.WriteOnce(ctx, tx, key, m) })
 			})
 		},
-		Dead: func(context.Context) ([]outbox.Message, error) {
-			var dead []outbox.Message
+		Dead: func(context.Context) ([]driver.Message, error) {
+			var dead []driver.Message
 			for _, d := range store.DeadLetters() {
 				dead = append(dead, d.Message)
 			}
@@ -66,20 +67,20 @@ func over(manager *txretrytest.Manager, store *outboxtest.Store) conformance.Sto
 func TestPublisher(t *testing.T) {
 	conformance.TestPublisher(t, conformance.PublisherBackend{Bubble: true, Open: func(*testing.T) conformance.PublisherCase {
 		p := outboxtest.NewPublisher()
-		unroutable := outbox.Message{Name: "nobody.listens"}
+		unroutable := driver.Message{Name: "nobody.listens"}
 		broken := false
-		p.Respond(func(m outbox.Message) error {
+		p.Respond(func(m driver.Message) error {
 			switch {
 			case broken:
-				return &outbox.PublishError{Class: outbox.Unavailable}
+				return &driver.PublishError{Class: driver.Unavailable}
 			case m.Name == unroutable.Name:
-				return &outbox.PublishError{Class: outbox.Unroutable}
+				return &driver.PublishError{Class: driver.Unroutable}
 			}
 			return nil
 		})
 		return conformance.PublisherCase{
 			Publisher:  p,
-			Received:   func(context.Context) ([]outbox.Message, error) { return p.Received(), nil },
+			Received:   func(context.Context) ([]driver.Message, error) { return p.Received(), nil },
 			Unroutable: unroutable,
 			Break:      func() { broken = true },
 			Mend:       func() { broken = false },
@@ -101,7 +102,7 @@ func TestStoreShowsNothingUncommitted(t *testing.T) {
 			if err := store.Write(ctx, tx, outbox.Message{Name: "a", Body: []byte("1")}); err != nil {
 				return err
 			}
-			batch, err := store.Claim(ctx, outbox.ClaimRequest{Limit: 1, Lease: 1})
+			batch, err := store.Claim(ctx, driver.Claim{Limit: 1, Lease: 1})
 			if len(batch.Messages) > 0 {
 				t.Error("claimed before the commit")
 			}
@@ -132,7 +133,7 @@ func TestStoreRetry(t *testing.T) {
 	if err := s.InTx(t.Context(), func(write func(...outbox.Message) error) error { return write(m) }); err != nil {
 		t.Fatal(err)
 	}
-	batch, err := store.Claim(t.Context(), outbox.ClaimRequest{Limit: 1, Lease: 1})
+	batch, err := store.Claim(t.Context(), driver.Claim{Limit: 1, Lease: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,7 +141,7 @@ func TestStoreRetry(t *testing.T) {
 	if store.Retry(id) {
 		t.Error("retried a message that is not dead")
 	}
-	if _, err := store.Settle(t.Context(), batch, []outbox.Outcome{{ID: id, Verdict: outbox.Dead}}); err != nil {
+	if _, err := store.Settle(t.Context(), batch, []driver.Settlement{{ID: id, Verdict: driver.Dead}}); err != nil {
 		t.Fatal(err)
 	}
 	if !store.Retry(id) || len(store.DeadLetters()) != 0 || store.List()[0].Attempts != 0 {

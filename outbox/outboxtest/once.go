@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
@@ -29,7 +30,10 @@ func (s *Store) WriteOnce(ctx context.Context, tx pgx.Tx, key string, m outbox.M
 		return uuid.Nil, false, errors.New("outboxtest: WriteOnce needs a transaction")
 	}
 	prepared, err := outbox.Prepare(ctx, []outbox.Message{m}, 0)
-	if err := errors.Join(outbox.CheckDedupKey(key), err); err != nil {
+	if refused := driver.CheckDedupKey(key); refused != nil {
+		err = errors.Join(&outbox.MessageError{Field: "DedupKey", Problem: refused.Error()}, err)
+	}
+	if err != nil {
 		return uuid.Nil, false, err
 	}
 	now := time.Now()
@@ -48,7 +52,7 @@ func (s *Store) WriteOnce(ctx context.Context, tx pgx.Tx, key string, m outbox.M
 	if !first {
 		return old.id, false, nil
 	}
-	return id, true, s.Write(ctx, tx, prepared...)
+	return id, true, s.store(tx, prepared)
 }
 
 // setOnce takes a zero remembered as none.

@@ -6,16 +6,16 @@ import (
 	"sync"
 	"time"
 
-	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// Publisher is an outbox.Publisher that confirms and records, or fails by
+// Publisher is a driver.Publisher that confirms and records, or fails by
 // script. It is safe for concurrent use.
 type Publisher struct {
 	mu       sync.Mutex
 	latency  time.Duration
-	respond  func(m outbox.Message) error
-	received []outbox.Message
+	respond  func(m driver.Message) error
+	received []driver.Message
 }
 
 // NewPublisher returns a Publisher that confirms everything at once.
@@ -23,7 +23,7 @@ func NewPublisher() *Publisher { return &Publisher{} }
 
 // Respond has fn decide the outcome of every message from now on: nil confirms
 // it. fn is called by one goroutine at a time. A nil fn confirms everything.
-func (p *Publisher) Respond(fn func(m outbox.Message) error) {
+func (p *Publisher) Respond(fn func(m driver.Message) error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.respond = fn
@@ -33,7 +33,7 @@ func (p *Publisher) Respond(fn func(m outbox.Message) error) {
 // confirms what comes after them. A nil error confirms.
 func (p *Publisher) Script(errs ...error) {
 	errs = slices.Clone(errs)
-	p.Respond(func(outbox.Message) error {
+	p.Respond(func(driver.Message) error {
 		if len(errs) == 0 {
 			return nil
 		}
@@ -53,16 +53,16 @@ func (p *Publisher) Latency(d time.Duration) {
 
 // Received returns the messages that were taken, in the order of arrival, also those whose
 // confirm came when nobody waited any more.
-func (p *Publisher) Received() []outbox.Message {
+func (p *Publisher) Received() []driver.Message {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.received)
 }
 
-// Publish meets outbox.Publisher.
-func (p *Publisher) Publish(ctx context.Context, m outbox.Message, done func(error)) {
+// Publish meets driver.Publisher.
+func (p *Publisher) Publish(ctx context.Context, m driver.Message, done func(error)) {
 	if err := ctx.Err(); err != nil {
-		done(&outbox.PublishError{Class: outbox.Unavailable, Err: err})
+		done(&driver.PublishError{Class: driver.Unavailable, Err: err})
 		return
 	}
 	latency, err := p.decide(m)
@@ -77,12 +77,12 @@ func (p *Publisher) Publish(ctx context.Context, m outbox.Message, done func(err
 		case <-timer.C:
 			done(err)
 		case <-ctx.Done():
-			done(&outbox.PublishError{Class: outbox.Unavailable, Err: ctx.Err()})
+			done(&driver.PublishError{Class: driver.Unavailable, Err: ctx.Err()})
 		}
 	}()
 }
 
-func (p *Publisher) decide(m outbox.Message) (time.Duration, error) {
+func (p *Publisher) decide(m driver.Message) (time.Duration, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var err error

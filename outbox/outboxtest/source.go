@@ -9,32 +9,32 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // lanesPerClaim leaves lanes to other relays, as outboxpgx does.
 const lanesPerClaim = 4
 
-// Claim meets outbox.Source.
-func (s *Store) Claim(ctx context.Context, req outbox.ClaimRequest) (outbox.Batch, error) {
+// Claim meets driver.Source.
+func (s *Store) Claim(ctx context.Context, req driver.Claim) (driver.Batch, error) {
 	if req.Limit < 1 || req.Lease <= 0 {
-		return outbox.Batch{}, errors.New("outboxtest: claim needs a limit and a lease")
+		return driver.Batch{}, errors.New("outboxtest: claim needs a limit and a lease")
 	}
 	if err := ctx.Err(); err != nil {
-		return outbox.Batch{}, err
+		return driver.Batch{}, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	batch := outbox.Batch{Due: s.promote(now)}
+	batch := driver.Batch{Due: s.promote(now)}
 	ready := s.ready(req.Skip)
 	sizes := map[int]int{} // what is left of each lane's share
 	for _, n := range s.choose(ready, req.Alone, &batch, now) {
 		sizes[n] = s.lanes[n].lease(n, req, now, ready)
-		batch.Leases = append(batch.Leases, outbox.Lease{Lane: n, Token: s.lanes[n].token})
+		batch.Leases = append(batch.Leases, driver.Lease{Lane: n, Token: s.lanes[n].token})
 	}
 	for _, e := range ready {
-		n := outbox.LaneOf(e.Message)
+		n := driver.LaneOf(e.Message)
 		if sizes[n] == 0 || len(batch.Messages) == req.Limit {
 			continue
 		}
@@ -50,10 +50,10 @@ func (s *Store) Claim(ctx context.Context, req outbox.ClaimRequest) (outbox.Batc
 
 // choose returns the lanes to lease: the first free ones with ready messages, or the first one, if it
 // is under suspicion.
-func (s *Store) choose(ready []*entry, alone bool, batch *outbox.Batch, now time.Time) []int {
+func (s *Store) choose(ready []*entry, alone bool, batch *driver.Batch, now time.Time) []int {
 	var sound, doubtful []int
 	for _, e := range ready {
-		n := outbox.LaneOf(e.Message)
+		n := driver.LaneOf(e.Message)
 		l := &s.lanes[n]
 		switch {
 		case slices.Contains(sound, n) || slices.Contains(doubtful, n) || now.Before(l.until):
@@ -79,7 +79,7 @@ func (l *lane) doubtful() bool { return l.lost() || len(l.suspect) > 0 }
 func (l *lane) single() bool { return len(l.suspect) > 0 && l.batch == 1 }
 
 // lease takes lane n, which is free, and returns how many messages it gives.
-func (l *lane) lease(n int, req outbox.ClaimRequest, now time.Time, ready []*entry) int {
+func (l *lane) lease(n int, req driver.Claim, now time.Time, ready []*entry) int {
 	switch {
 	case l.lost():
 		if l.batch == 1 {
@@ -87,7 +87,7 @@ func (l *lane) lease(n int, req outbox.ClaimRequest, now time.Time, ready []*ent
 		}
 		l.suspect = map[uuid.UUID]bool{}
 		for _, e := range ready {
-			if len(l.suspect) < l.batch && outbox.LaneOf(e.Message) == n {
+			if len(l.suspect) < l.batch && driver.LaneOf(e.Message) == n {
 				l.suspect[e.ID] = true
 			}
 		}
@@ -139,8 +139,8 @@ func (s *Store) ready(skip []string) []*entry {
 	return ready
 }
 
-// Renew meets outbox.Source.
-func (s *Store) Renew(ctx context.Context, leases []outbox.Lease, ttl time.Duration) (stale []outbox.Lease, err error) {
+// Renew meets driver.Source.
+func (s *Store) Renew(ctx context.Context, leases []driver.Lease, ttl time.Duration) (stale []driver.Lease, err error) {
 	if ttl <= 0 {
 		return nil, errors.New("outboxtest: renew needs a lease")
 	}
@@ -160,16 +160,16 @@ func (s *Store) Renew(ctx context.Context, leases []outbox.Lease, ttl time.Durat
 }
 
 // holds reports whether a claim still has its lane.
-func (s *Store) holds(l outbox.Lease) bool {
-	if l.Lane < 0 || l.Lane >= outbox.Lanes {
+func (s *Store) holds(l driver.Lease) bool {
+	if l.Lane < 0 || l.Lane >= driver.Lanes {
 		return false
 	}
 	lane := s.lanes[l.Lane]
 	return !lane.until.IsZero() && lane.token == l.Token
 }
 
-// Settle meets outbox.Source.
-func (s *Store) Settle(ctx context.Context, b outbox.Batch, outcomes []outbox.Outcome) ([]outbox.Lease, error) {
+// Settle meets driver.Source.
+func (s *Store) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Settlement) ([]driver.Lease, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -177,7 +177,7 @@ func (s *Store) Settle(ctx context.Context, b outbox.Batch, outcomes []outbox.Ou
 	defer s.mu.Unlock()
 	now := time.Now()
 	held := map[int]bool{}
-	var stale []outbox.Lease
+	var stale []driver.Lease
 	for _, l := range b.Leases {
 		if !s.holds(l) {
 			stale = append(stale, l)
@@ -189,7 +189,7 @@ func (s *Store) Settle(ctx context.Context, b outbox.Batch, outcomes []outbox.Ou
 		s.lanes[l.Lane].losses = 0
 	}
 	for _, o := range outcomes {
-		if e := s.byID[o.ID]; e != nil && held[outbox.LaneOf(e.Message)] {
+		if e := s.byID[o.ID]; e != nil && held[driver.LaneOf(e.Message)] {
 			s.settle(e, o, now)
 		}
 	}
@@ -208,17 +208,16 @@ func (s *Store) acquit(lanes map[int]bool) {
 	}
 }
 
-func (s *Store) settle(e *entry, o outbox.Outcome, now time.Time) {
+func (s *Store) settle(e *entry, o driver.Settlement, now time.Time) {
 	switch o.Verdict {
-	case outbox.Published:
-		e.PublishedAt = now
+	case driver.Published:
 		s.published = append(s.published, e.Message)
 		s.published = s.published[max(0, len(s.published)-keep):]
 		delete(s.byID, e.ID)
-	case outbox.Failed:
+	case driver.Failed:
 		e.Attempts++
 		e.due = now.Add(o.Delay)
-	case outbox.Dead:
+	case driver.Dead:
 		e.Attempts++
 		// An id that was written again after it died: the newer message replaces the older.
 		s.dead = slices.DeleteFunc(s.dead, func(d DeadLetter) bool { return d.ID == e.ID })
@@ -227,9 +226,9 @@ func (s *Store) settle(e *entry, o outbox.Outcome, now time.Time) {
 	}
 }
 
-func clone(m outbox.Message) outbox.Message {
+func clone(m driver.Message) driver.Message {
 	m.Body = slices.Clone(m.Body)
 	m.Headers = maps.Clone(m.Headers)
-	m.Route.Headers = maps.Clone(m.Route.Headers)
+	m.RouteHeaders = maps.Clone(m.RouteHeaders)
 	return m
 }

@@ -4,18 +4,18 @@ import (
 	"context"
 	"time"
 
-	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// Stats meets outbox.Measured.
-func (s *Store) Stats(ctx context.Context) (outbox.StoreStats, error) {
+// Depth meets driver.Measured.
+func (s *Store) Depth(ctx context.Context) (driver.Depth, error) {
 	if err := ctx.Err(); err != nil {
-		return outbox.StoreStats{}, err
+		return driver.Depth{}, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	stats := outbox.StoreStats{Dead: int64(len(s.dead))}
+	stats := driver.Depth{Dead: int64(len(s.dead))}
 	for _, e := range s.entries {
 		if !e.committed {
 			continue
@@ -30,7 +30,7 @@ func (s *Store) Stats(ctx context.Context) (outbox.StoreStats, error) {
 		}
 	}
 	for _, n := range []*int64{&stats.Ready, &stats.Parked, &stats.Dead} {
-		*n = min(*n, outbox.StatsLimit)
+		*n = min(*n, driver.StatsLimit)
 	}
 	return stats, nil
 }

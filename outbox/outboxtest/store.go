@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
@@ -21,9 +22,9 @@ type Store struct {
 	mu        sync.Mutex
 	entries   []*entry // not published and not dead, in stored order
 	byID      map[uuid.UUID]*entry
-	published []outbox.Message
+	published []driver.Message
 	dead      []DeadLetter
-	lanes     [outbox.Lanes]lane
+	lanes     [driver.Lanes]lane
 	once      map[string]remembered
 }
 
@@ -31,7 +32,7 @@ type Store struct {
 const keep = 10_000
 
 type entry struct {
-	outbox.Message
+	driver.Message
 	committed bool
 	due       time.Time // zero: ready
 }
@@ -48,8 +49,8 @@ type lane struct {
 
 // DeadLetter is a message that was given up.
 type DeadLetter struct {
-	outbox.Message
-	Class  outbox.Class
+	driver.Message
+	Class  driver.Class
 	Err    string
 	DiedAt time.Time
 }
@@ -74,12 +75,15 @@ func (s *Store) Write(ctx context.Context, tx pgx.Tx, msgs ...outbox.Message) er
 	if err != nil {
 		return err
 	}
+	return s.store(tx, prepared)
+}
+
+func (s *Store) store(tx pgx.Tx, prepared []driver.Message) error {
 	added := make([]*entry, len(prepared))
 	for i, m := range prepared {
-		m.PublishedAt, m.Attempts = time.Time{}, 0
 		added[i] = &entry{Message: clone(m)}
 	}
-	err = txretrytest.EffectAtCommit(tx, func() error { return s.add(added) }, func() { s.remove(added) }, func() { s.commit(added) })
+	err := txretrytest.EffectAtCommit(tx, func() error { return s.add(added) }, func() { s.remove(added) }, func() { s.commit(added) })
 	if err != nil {
 		return fmt.Errorf("outboxtest: write: %w", err)
 	}
@@ -131,10 +135,10 @@ func (s *Store) commit(added []*entry) {
 
 // List returns the committed messages that are not published yet, in stored
 // order. Dead letters are not among them.
-func (s *Store) List() []outbox.Message {
+func (s *Store) List() []driver.Message {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var list []outbox.Message
+	var list []driver.Message
 	for _, e := range s.entries {
 		if e.committed {
 			list = append(list, clone(e.Message))
@@ -145,7 +149,7 @@ func (s *Store) List() []outbox.Message {
 
 // Published returns the messages that a relay has settled as published, in
 // that order; the last 10,000 of them.
-func (s *Store) Published() []outbox.Message {
+func (s *Store) Published() []driver.Message {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.published)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 const holdExpired = "hold.expired"
@@ -45,8 +46,8 @@ func rawMessages(ctx context.Context, tx pgx.Tx, rows []int64) error {
 	n := len(rows)
 	uuids, lanes, keys, bodies := make([]uuid.UUID, n), make([]int16, n), make([]string, n), make([][]byte, n)
 	for i, row := range rows {
-		m := outbox.Message{ID: ids.New(), Key: fmt.Sprint(row)}
-		uuids[i], lanes[i], keys[i], bodies[i] = m.ID, int16(outbox.LaneOf(m)), m.Key, fmt.Appendf(nil, `{"id":%d}`, row)
+		m := driver.Message{ID: ids.New(), Key: fmt.Sprint(row)}
+		uuids[i], lanes[i], keys[i], bodies[i] = m.ID, int16(driver.LaneOf(m)), m.Key, fmt.Appendf(nil, `{"id":%d}`, row)
 	}
 	_, err := tx.Exec(ctx, `INSERT INTO holdfast_outbox (id, lane, name, body, content_type, ordering_key, exchange, routing_key)
 		SELECT id, lane, '`+holdExpired+`', body, '`+outbox.ContentTypeJSON+`', key, '', '' FROM unnest($1::uuid[], $2::smallint[], $3::text[], $4::bytea[]) AS m(id, lane, key, body)`,

@@ -6,7 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // claimSize is the default of outbox.RelayConfig.BatchSize.
@@ -23,13 +23,13 @@ func (d *drain) claimAlone(ctx context.Context, n int, watch *stopwatch) (int, e
 func (d *drain) claimAll(ctx context.Context, n int, watch *stopwatch) error {
 	watch.start()
 	for done := 0; done < n; {
-		batch, err := d.source.Claim(ctx, outbox.ClaimRequest{Limit: claimSize, Lease: 30 * time.Second})
+		batch, err := d.source.Claim(ctx, driver.Claim{Limit: claimSize, Lease: 30 * time.Second})
 		if err != nil {
 			return err
 		}
-		outcomes := make([]outbox.Outcome, len(batch.Messages))
+		outcomes := make([]driver.Settlement, len(batch.Messages))
 		for i, m := range batch.Messages {
-			outcomes[i] = outbox.Outcome{ID: m.ID, Verdict: outbox.Published}
+			outcomes[i] = driver.Settlement{ID: m.ID, Verdict: driver.Published}
 		}
 		if _, err := d.source.Settle(ctx, batch, outcomes); err != nil {
 			return err

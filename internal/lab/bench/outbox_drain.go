@@ -17,6 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 )
@@ -200,12 +201,12 @@ func (d *drain) holdfast(keys int) drainRun {
 }
 
 // relay runs a relay until it has published n messages. It tells of each.
-func (d *drain) relay(ctx context.Context, publisher outbox.Publisher, n int, watch *stopwatch, each func(published int)) error {
+func (d *drain) relay(ctx context.Context, publisher driver.Publisher, n int, watch *stopwatch, each func(published int)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	published := 0
 	relay, err := outbox.NewRelay(d.source, outbox.Transports{"": publisher}, outbox.RelayConfig{
-		Logger: quiet, Hooks: outbox.Hooks{OnPublished: func(context.Context, outbox.Message) {
+		Logger: quiet, Hooks: outbox.Hooks{OnPublished: func(context.Context, driver.Message) {
 			published++
 			each(published)
 			if published == n {
@@ -223,11 +224,10 @@ func (d *drain) relay(ctx context.Context, publisher outbox.Publisher, n int, wa
 
 // publisherAlone publishes without a database.
 func (d *drain) publisherAlone(ctx context.Context, n int, watch *stopwatch) (int, error) {
-	msgs := make([]outbox.Message, n)
+	msgs := make([]driver.Message, n)
 	for i := range msgs {
 		m := d.message()
-		m.ID = ids.New()
-		msgs[i] = m
+		msgs[i] = driver.Message{ID: ids.New(), Name: m.Name, Key: m.Key, Body: m.Body}
 	}
 	return n, d.withPublisher(ctx, func(publisher *outboxamqp.Publisher) error {
 		var open sync.WaitGroup

@@ -14,6 +14,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 	"github.com/holdfast-go/holdfast/txretry"
@@ -199,11 +200,11 @@ func (d *drain) commitSteadily(ctx context.Context, n int, every time.Duration, 
 
 // noting tells a journey of the confirms.
 type noting struct {
-	outbox.Publisher
+	driver.Publisher
 	journey *journey
 }
 
-func (p noting) Publish(ctx context.Context, m outbox.Message, done func(error)) {
+func (p noting) Publish(ctx context.Context, m driver.Message, done func(error)) {
 	p.Publisher.Publish(ctx, m, func(err error) {
 		if err == nil {
 			p.journey.note(p.journey.confirmed, m.ID)

@@ -7,7 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // snapshotBacklog is how many times -messages a backlog has, so that dead rows pile up.
@@ -16,7 +16,7 @@ const snapshotBacklog = 3
 // promptPublisher confirms at once.
 type promptPublisher struct{}
 
-func (promptPublisher) Publish(_ context.Context, _ outbox.Message, done func(error)) { done(nil) }
+func (promptPublisher) Publish(_ context.Context, _ driver.Message, done func(error)) { done(nil) }
 
 // benchSnapshot drains without a broker, beside a session that holds an old snapshot: until it ends
 // no row that was deleted can be cleaned up, and whoever reads from the start reads all of them

@@ -11,6 +11,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 )
 
@@ -117,20 +118,20 @@ func beside(ctx context.Context, services ...func(context.Context) error) (stop 
 // idleSource never has a message.
 type idleSource struct{}
 
-func (idleSource) Claim(context.Context, outbox.ClaimRequest) (outbox.Batch, error) {
-	return outbox.Batch{}, nil
+func (idleSource) Claim(context.Context, driver.Claim) (driver.Batch, error) {
+	return driver.Batch{}, nil
 }
 
-func (idleSource) Renew(context.Context, []outbox.Lease, time.Duration) ([]outbox.Lease, error) {
+func (idleSource) Renew(context.Context, []driver.Lease, time.Duration) ([]driver.Lease, error) {
 	return nil, nil
 }
 
-func (idleSource) Settle(context.Context, outbox.Batch, []outbox.Outcome) ([]outbox.Lease, error) {
+func (idleSource) Settle(context.Context, driver.Batch, []driver.Settlement) ([]driver.Lease, error) {
 	return nil, nil
 }
 
 type noPublisher struct{}
 
-func (noPublisher) Publish(_ context.Context, _ outbox.Message, done func(error)) {
+func (noPublisher) Publish(_ context.Context, _ driver.Message, done func(error)) {
 	done(errNotConfirmed)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 )
 
@@ -24,7 +25,7 @@ FROM (SELECT i, i / 2 % 1000 AS k FROM generate_series(1, $1::int) i) g`
 // confirms is a publisher that costs nothing, so that Postgres alone sets the pace.
 type confirms struct{}
 
-func (confirms) Publish(_ context.Context, _ outbox.Message, done func(error)) { done(nil) }
+func (confirms) Publish(_ context.Context, _ driver.Message, done func(error)) { done(nil) }
 
 // drainAll has a relay with the default settings publish exactly n messages, and calls during with
 // how many are done until it has. It returns how long that took.
@@ -37,7 +38,7 @@ func drainAll(ctx context.Context, pool *pgxpool.Pool, n int64, during func(done
 	defer cancel()
 	var done atomic.Int64
 	relay, err := outbox.NewRelay(source, outbox.Transports{"": confirms{}}, outbox.RelayConfig{
-		Logger: quiet, Hooks: outbox.Hooks{OnPublished: func(context.Context, outbox.Message) { done.Add(1) }},
+		Logger: quiet, Hooks: outbox.Hooks{OnPublished: func(context.Context, driver.Message) { done.Add(1) }},
 	})
 	if err != nil {
 		return 0, err

@@ -9,7 +9,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
-	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // brokerRelays is how many relays work on the broker that fails.
@@ -96,9 +96,9 @@ func (b *broker) frozen() {
 }
 
 func (b *broker) alarm() {
-	before := b.outcomes.pauses(outbox.Blocked)
+	before := b.outcomes.pauses(driver.Blocked)
 	must(b.t, b.Control(b.t.Context(), "set_vm_memory_high_watermark", "absolute", "1MB"))
-	untilTrue(b.t, "a relay is told of the alarm", func() bool { return b.outcomes.pauses(outbox.Blocked) > before })
+	untilTrue(b.t, "a relay is told of the alarm", func() bool { return b.outcomes.pauses(driver.Blocked) > before })
 	must(b.t, b.Control(b.t.Context(), "set_vm_memory_high_watermark", "absolute", "1GB"))
 }
 
@@ -124,8 +124,8 @@ func (b *broker) exchangeDeleted() {
 
 // untilRefused waits until messages were found unroutable.
 func (b *broker) untilRefused() {
-	before := b.outcomes.failures(outbox.Unroutable)
-	untilTrue(b.t, "messages are refused", func() bool { return b.outcomes.failures(outbox.Unroutable) >= before+20 })
+	before := b.outcomes.failures(driver.Unroutable)
+	untilTrue(b.t, "messages are refused", func() bool { return b.outcomes.failures(driver.Unroutable) >= before+20 })
 }
 
 // connectionsClosed: all of them, by an operator.

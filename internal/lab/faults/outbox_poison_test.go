@@ -18,6 +18,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 )
@@ -32,7 +33,7 @@ const (
 // panics is a publisher with a bug.
 type panics struct{}
 
-func (panics) Publish(context.Context, outbox.Message, func(error)) { panic("a bug") }
+func (panics) Publish(context.Context, driver.Message, func(error)) { panic("a bug") }
 
 // breaking is a reply address with a damaged process id, over which RabbitMQ 3.10 ends the connection
 // with an internal error, without saying which message it means.
@@ -41,17 +42,17 @@ const breaking = "amq.rabbitmq.reply-to.g1hkAA5yZXBseUAxMjcuMC4wLjEAAAABAAAAAAAA
 // poison are messages that cannot be delivered, with the class they die of.
 var poison = map[string]struct {
 	message outbox.Message
-	classes []outbox.Class // as the broker's release has it
+	classes []driver.Class // as the broker's release has it
 }{
-	"larger than the broker takes":    {outbox.Message{Body: bytes.Repeat([]byte("x"), maxSize+1), ContentType: "text/plain"}, []outbox.Class{outbox.Permanent}},
-	"larger than the publisher sends": {outbox.Message{Body: bytes.Repeat([]byte("x"), maxBody+1), ContentType: "text/plain"}, []outbox.Class{outbox.Permanent}},
-	"unroutable":                      {outbox.Message{Route: outbox.Route{RoutingKey: "nobody.listens"}}, []outbox.Class{outbox.Unroutable}},
-	"exchange missing":                {outbox.Message{Route: outbox.Route{Exchange: "missing"}}, []outbox.Class{outbox.Unroutable}},
-	"exchange missing too":            {outbox.Message{Route: outbox.Route{Exchange: "amq.missing"}}, []outbox.Class{outbox.Unroutable}},
-	"exchange internal":               {outbox.Message{Route: outbox.Route{Exchange: "amq.rabbitmq.trace"}}, []outbox.Class{outbox.Unroutable}},
-	"the broker breaks over it":       {outbox.Message{Transport: "direct", Route: outbox.Route{RoutingKey: breaking}}, []outbox.Class{outbox.Retryable, outbox.Unroutable}},
-	"transport unknown":               {outbox.Message{Transport: "pigeon"}, []outbox.Class{outbox.Retryable}},
-	"publisher panics":                {outbox.Message{Transport: "panics"}, []outbox.Class{outbox.Retryable}},
+	"larger than the broker takes":    {outbox.Message{Body: bytes.Repeat([]byte("x"), maxSize+1), ContentType: "text/plain"}, []driver.Class{driver.Permanent}},
+	"larger than the publisher sends": {outbox.Message{Body: bytes.Repeat([]byte("x"), maxBody+1), ContentType: "text/plain"}, []driver.Class{driver.Permanent}},
+	"unroutable":                      {outbox.Message{Route: outbox.Route{RoutingKey: "nobody.listens"}}, []driver.Class{driver.Unroutable}},
+	"exchange missing":                {outbox.Message{Route: outbox.Route{Exchange: "missing"}}, []driver.Class{driver.Unroutable}},
+	"exchange missing too":            {outbox.Message{Route: outbox.Route{Exchange: "amq.missing"}}, []driver.Class{driver.Unroutable}},
+	"exchange internal":               {outbox.Message{Route: outbox.Route{Exchange: "amq.rabbitmq.trace"}}, []driver.Class{driver.Unroutable}},
+	"the broker breaks over it":       {outbox.Message{Transport: "direct", Route: outbox.Route{RoutingKey: breaking}}, []driver.Class{driver.Retryable, driver.Unroutable}},
+	"transport unknown":               {outbox.Message{Transport: "pigeon"}, []driver.Class{driver.Retryable}},
+	"publisher panics":                {outbox.Message{Transport: "panics"}, []driver.Class{driver.Retryable}},
 }
 
 // odd are messages that look like poison and are none.
@@ -96,7 +97,7 @@ func TestOutboxPoison(t *testing.T) {
 	must(t, err)
 	stop := beside(t, work.run)
 
-	want := map[uuid.UUID][]outbox.Class{}
+	want := map[uuid.UUID][]driver.Class{}
 	kinds := map[uuid.UUID]string{}
 	rounds := scaled(t, 1)
 	for range rounds {
@@ -133,7 +134,7 @@ func TestOutboxPoison(t *testing.T) {
 			t.Errorf("dead of %s: %s %s, want %q (%s)", letter.Class, letter.Name, letter.ID, want[letter.ID], kinds[letter.ID])
 		}
 		attempts := poisonAttempts
-		if letter.Class == outbox.Permanent {
+		if letter.Class == driver.Permanent {
 			attempts = 1
 		}
 		if letter.Attempts != attempts {

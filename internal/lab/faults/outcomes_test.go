@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // outcomes is what the relays of this process tell of.
@@ -18,22 +19,22 @@ type outcomes struct {
 	mu     sync.Mutex
 	now    string               // what happens
 	taken  map[uuid.UUID]string // what happened when the relay had a message published
-	failed map[outbox.Class]int
-	paused map[outbox.Class]int
+	failed map[driver.Class]int
+	paused map[driver.Class]int
 }
 
 func newOutcomes() *outcomes {
-	return &outcomes{taken: map[uuid.UUID]string{}, failed: map[outbox.Class]int{}, paused: map[outbox.Class]int{}}
+	return &outcomes{taken: map[uuid.UUID]string{}, failed: map[driver.Class]int{}, paused: map[driver.Class]int{}}
 }
 
 func (o *outcomes) hooks() outbox.Hooks {
 	return outbox.Hooks{
-		OnPublished: func(_ context.Context, m outbox.Message) {
+		OnPublished: func(_ context.Context, m driver.Message) {
 			o.mu.Lock()
 			defer o.mu.Unlock()
 			o.taken[m.ID] = o.now
 		},
-		OnFailed: func(_ context.Context, _ outbox.Message, f outbox.Failure) {
+		OnFailed: func(_ context.Context, _ driver.Message, f outbox.Failure) {
 			o.mu.Lock()
 			defer o.mu.Unlock()
 			o.failed[f.Class]++
@@ -41,7 +42,7 @@ func (o *outcomes) hooks() outbox.Hooks {
 		OnPause: func(_ context.Context, _ string, err error) {
 			o.mu.Lock()
 			defer o.mu.Unlock()
-			o.paused[outbox.ClassOf(err)]++
+			o.paused[driver.ClassOf(err)]++
 		},
 	}
 }
@@ -80,13 +81,13 @@ func (o *outcomes) tell(t testing.TB, lost []uuid.UUID) {
 	}
 }
 
-func (o *outcomes) failures(c outbox.Class) int {
+func (o *outcomes) failures(c driver.Class) int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.failed[c]
 }
 
-func (o *outcomes) pauses(c outbox.Class) int {
+func (o *outcomes) pauses(c driver.Class) int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.paused[c]

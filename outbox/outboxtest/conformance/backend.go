@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // Backend makes the stores under test.
@@ -22,14 +23,14 @@ type Backend struct {
 
 // Store is one store: a writer and the source that reads what it wrote.
 type Store struct {
-	Source outbox.Source
+	Source driver.Source
 	// InTx calls fn with a write function bound to one transaction, commits when fn returns nil,
 	// and else rolls back and returns fn's error. What commit itself refuses is returned too.
 	InTx func(ctx context.Context, fn func(write func(...outbox.Message) error) error) error
 	// OnceInTx is InTx for WriteOnce. Nil: the writer has none.
 	OnceInTx func(ctx context.Context, fn func(once Once) error) error
 	// Dead returns the dead letters, each with its attempts.
-	Dead func(ctx context.Context) ([]outbox.Message, error)
+	Dead func(ctx context.Context) ([]driver.Message, error)
 }
 
 // Once is the WriteOnce of a writer, bound to a transaction.
@@ -48,7 +49,7 @@ func (s Store) tryWrite(ctx context.Context, msgs ...outbox.Message) error {
 	return s.InTx(ctx, func(write func(...outbox.Message) error) error { return write(msgs...) })
 }
 
-func (s Store) claim(t *testing.T, req outbox.ClaimRequest) outbox.Batch {
+func (s Store) claim(t *testing.T, req driver.Claim) driver.Batch {
 	t.Helper()
 	if req.Limit == 0 {
 		req.Limit = 1000
@@ -71,13 +72,13 @@ func (s Store) claim(t *testing.T, req outbox.ClaimRequest) outbox.Batch {
 }
 
 // claimAlone is claim for a relay that has nothing else in hand.
-func (s Store) claimAlone(t *testing.T, req outbox.ClaimRequest) outbox.Batch {
+func (s Store) claimAlone(t *testing.T, req driver.Claim) driver.Batch {
 	t.Helper()
 	req.Alone = true
 	return s.claim(t, req)
 }
 
-func (s Store) settle(t *testing.T, b outbox.Batch, outcomes ...outbox.Outcome) []outbox.Lease {
+func (s Store) settle(t *testing.T, b driver.Batch, outcomes ...driver.Settlement) []driver.Lease {
 	t.Helper()
 	stale, err := s.Source.Settle(t.Context(), b, outcomes)
 	if err != nil {
@@ -90,9 +91,9 @@ func (s Store) settle(t *testing.T, b outbox.Batch, outcomes ...outbox.Outcome) 
 func (s Store) wantReady(t *testing.T, want ...string) {
 	t.Helper()
 	var got []string
-	var batches []outbox.Batch
+	var batches []driver.Batch
 	for {
-		b := s.claimAlone(t, outbox.ClaimRequest{})
+		b := s.claimAlone(t, driver.Claim{})
 		batches = append(batches, b)
 		if len(b.Messages) == 0 {
 			break
@@ -109,7 +110,7 @@ func (s Store) wantReady(t *testing.T, want ...string) {
 	}
 }
 
-func bodies(b outbox.Batch) []string {
+func bodies(b driver.Batch) []string {
 	var got []string
 	for _, m := range b.Messages {
 		got = append(got, string(m.Body))
@@ -117,10 +118,10 @@ func bodies(b outbox.Batch) []string {
 	return got
 }
 
-func outcomes(v outbox.Verdict, msgs ...outbox.Message) []outbox.Outcome {
-	var out []outbox.Outcome
+func outcomes(v driver.Verdict, msgs ...driver.Message) []driver.Settlement {
+	var out []driver.Settlement
 	for _, m := range msgs {
-		out = append(out, outbox.Outcome{ID: m.ID, Verdict: v, Class: outbox.Retryable, Err: "scripted"})
+		out = append(out, driver.Settlement{ID: m.ID, Verdict: v, Class: driver.Retryable, Err: "scripted"})
 	}
 	return out
 }

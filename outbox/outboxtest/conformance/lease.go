@@ -5,10 +5,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-func (s Store) renew(t *testing.T, b outbox.Batch, ttl time.Duration) (stale []outbox.Lease) {
+func (s Store) renew(t *testing.T, b driver.Batch, ttl time.Duration) (stale []driver.Lease) {
 	t.Helper()
 	stale, err := s.Source.Renew(t.Context(), b.Leases, ttl)
 	if err != nil {
@@ -20,13 +20,13 @@ func (s Store) renew(t *testing.T, b outbox.Batch, ttl time.Duration) (stale []o
 func renewsLeases(t *testing.T, s Store) {
 	s.write(t, message("k", "1"))
 	const short = 300 * time.Millisecond
-	b := s.claim(t, outbox.ClaimRequest{Lease: short})
+	b := s.claim(t, driver.Claim{Lease: short})
 	claimed := time.Now()
 	if stale := s.renew(t, b, lease); len(stale) > 0 {
 		t.Errorf("stale are %v", stale)
 	}
 	eventually(t, func() string {
-		if other := s.claimAlone(t, outbox.ClaimRequest{}); len(other.Messages) > 0 {
+		if other := s.claimAlone(t, driver.Claim{}); len(other.Messages) > 0 {
 			t.Fatalf("claimed %v beside a lease that was renewed", bodies(other))
 		}
 		if time.Since(claimed) < 2*short {
@@ -34,7 +34,7 @@ func renewsLeases(t *testing.T, s Store) {
 		}
 		return ""
 	})
-	if stale := s.settle(t, b, outcomes(outbox.Published, b.Messages...)...); len(stale) > 0 {
+	if stale := s.settle(t, b, outcomes(driver.Published, b.Messages...)...); len(stale) > 0 {
 		t.Errorf("settled with %v stale", stale)
 	}
 	s.wantReady(t)
@@ -45,7 +45,7 @@ func renewsLeases(t *testing.T, s Store) {
 
 func renewsNoStaleLease(t *testing.T, s Store) {
 	s.write(t, message("k", "1"))
-	paused := s.claim(t, outbox.ClaimRequest{Lease: 10 * time.Millisecond})
+	paused := s.claim(t, driver.Claim{Lease: 10 * time.Millisecond})
 	claimed := time.Now()
 	eventually(t, func() string {
 		if time.Since(claimed) < 50*time.Millisecond {
@@ -56,9 +56,9 @@ func renewsNoStaleLease(t *testing.T, s Store) {
 	if stale := s.renew(t, paused, 10*time.Millisecond); len(stale) > 0 {
 		t.Errorf("stale are %v, and nobody has taken the lane", stale)
 	}
-	var second outbox.Batch
+	var second driver.Batch
 	eventually(t, func() string {
-		if second = s.claimAlone(t, outbox.ClaimRequest{}); len(second.Messages) == 0 {
+		if second = s.claimAlone(t, driver.Claim{}); len(second.Messages) == 0 {
 			return "the lane of a relay that is gone is not claimed"
 		}
 		return ""

@@ -6,15 +6,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // lose claims and never settles, as a relay that was killed.
-func (s Store) lose(t *testing.T, limit int) outbox.Batch {
+func (s Store) lose(t *testing.T, limit int) driver.Batch {
 	t.Helper()
-	var b outbox.Batch
+	var b driver.Batch
 	eventually(t, func() string {
-		if b = s.claimAlone(t, outbox.ClaimRequest{Limit: limit, Lease: 100 * time.Millisecond}); len(b.Messages) == 0 {
+		if b = s.claimAlone(t, driver.Claim{Limit: limit, Lease: 100 * time.Millisecond}); len(b.Messages) == 0 {
 			return "nothing to claim"
 		}
 		return ""
@@ -30,9 +30,9 @@ func suspectsTheLost(t *testing.T, s Store) {
 	s.lose(t, 16)
 	s.write(t, message("b", "sound"))
 	eventually(t, func() string {
-		b := s.claim(t, outbox.ClaimRequest{})
+		b := s.claim(t, driver.Claim{})
 		defer s.settle(t, b)
-		if slices.ContainsFunc(b.Messages, func(m outbox.Message) bool { return m.Key == "a" }) {
+		if slices.ContainsFunc(b.Messages, func(m driver.Message) bool { return m.Key == "a" }) {
 			t.Fatal("messages under suspicion were given to a relay that is not alone")
 		}
 		if !b.Suspect {
@@ -42,7 +42,7 @@ func suspectsTheLost(t *testing.T, s Store) {
 	})
 	s.settleSound(t)
 	for sent := 0; sent < 20; { // 16 in batches of 2, and the rest
-		b := s.claimAlone(t, outbox.ClaimRequest{Limit: 16})
+		b := s.claimAlone(t, driver.Claim{Limit: 16})
 		want := 2
 		if sent == 16 {
 			want = 4
@@ -53,7 +53,7 @@ func suspectsTheLost(t *testing.T, s Store) {
 		if b.Messages[0].Attempts != 0 {
 			t.Error("suspicion cost an attempt")
 		}
-		s.settle(t, b, outcomes(outbox.Published, b.Messages...)...)
+		s.settle(t, b, outcomes(driver.Published, b.Messages...)...)
 		sent += len(b.Messages)
 	}
 	s.wantReady(t)
@@ -62,8 +62,8 @@ func suspectsTheLost(t *testing.T, s Store) {
 // settleSound publishes what is not under suspicion.
 func (s Store) settleSound(t *testing.T) {
 	t.Helper()
-	b := s.claim(t, outbox.ClaimRequest{})
-	s.settle(t, b, outcomes(outbox.Published, b.Messages...)...)
+	b := s.claim(t, driver.Claim{})
+	s.settle(t, b, outcomes(driver.Published, b.Messages...)...)
 }
 
 func countsLosses(t *testing.T, s Store) {
@@ -80,8 +80,8 @@ func countsLosses(t *testing.T, s Store) {
 	if len(b.Messages) != 1 || b.Unsettled != 3 || !b.Suspect || string(b.Messages[0].Body) != `"0"` {
 		t.Fatalf("%v, unsettled %d, suspect %v, want the first, lost 3 times", bodies(b), b.Unsettled, b.Suspect)
 	}
-	s.settle(t, b, outcomes(outbox.Dead, b.Messages...)...)
-	if b = s.claimAlone(t, outbox.ClaimRequest{Limit: 8}); len(b.Messages) == 0 || b.Unsettled != 0 || string(b.Messages[0].Body) != `"1"` {
+	s.settle(t, b, outcomes(driver.Dead, b.Messages...)...)
+	if b = s.claimAlone(t, driver.Claim{Limit: 8}); len(b.Messages) == 0 || b.Unsettled != 0 || string(b.Messages[0].Body) != `"1"` {
 		t.Errorf("the key goes on with %v, unsettled %d", bodies(b), b.Unsettled)
 	}
 }
@@ -97,13 +97,13 @@ func countsLossesInARow(t *testing.T, s Store) {
 		t.Fatal("no loss is counted")
 	}
 	eventually(t, func() string {
-		if b = s.claimAlone(t, outbox.ClaimRequest{Limit: 1}); len(b.Messages) == 0 {
+		if b = s.claimAlone(t, driver.Claim{Limit: 1}); len(b.Messages) == 0 {
 			return "nothing to claim"
 		}
 		return ""
 	})
 	s.settle(t, b)
-	if b = s.claimAlone(t, outbox.ClaimRequest{Limit: 1}); len(b.Messages) != 1 || b.Unsettled != 0 {
+	if b = s.claimAlone(t, driver.Claim{Limit: 1}); len(b.Messages) != 1 || b.Unsettled != 0 {
 		t.Errorf("%v, unsettled %d after it was given back", bodies(b), b.Unsettled)
 	}
 }

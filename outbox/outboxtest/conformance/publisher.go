@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // PublisherBackend makes the publishers under test.
@@ -25,18 +26,18 @@ type PublisherBackend struct {
 
 // PublisherCase is one publisher with the broker behind it.
 type PublisherCase struct {
-	Publisher outbox.Publisher
+	Publisher driver.Publisher
 	// Received returns the messages that have arrived so far: id, name, body, content type and the
 	// headers of Message are compared.
-	Received func(ctx context.Context) ([]outbox.Message, error)
+	Received func(ctx context.Context) ([]driver.Message, error)
 	// Break cuts the broker off, Mend brings it back. Nil where that cannot be done: then the
 	// cases of an outage are left out.
 	Break, Mend func()
 	// Unroutable is a message that the broker has no place for. Its zero value leaves the case out.
-	Unroutable outbox.Message
+	Unroutable driver.Message
 }
 
-// TestPublisher checks the contract of outbox.Publisher.
+// TestPublisher checks the contract of driver.Publisher.
 func TestPublisher(t *testing.T, b PublisherBackend) {
 	for name, fn := range map[string]func(*testing.T, PublisherCase){
 		"delivers a message whole":             deliversWhole,
@@ -63,7 +64,7 @@ func newLedger() *ledger {
 	return &ledger{calls: map[uuid.UUID]int{}, errs: map[uuid.UUID]error{}}
 }
 
-func (l *ledger) publish(ctx context.Context, p outbox.Publisher, m outbox.Message) {
+func (l *ledger) publish(ctx context.Context, p driver.Publisher, m driver.Message) {
 	l.open.Add(1)
 	var first atomic.Bool
 	p.Publish(ctx, m, func(err error) {
@@ -108,19 +109,29 @@ func (l *ledger) mustAllConfirm(t *testing.T) {
 	}
 }
 
-func newMessage(t *testing.T, body string) outbox.Message {
+func newMessage(t *testing.T, body string) driver.Message {
 	t.Helper()
-	m, err := outbox.New("order.placed", body)
+	return NewMessage(t, "order.placed", body)
+}
+
+// NewMessage returns a message as a store would give it to a Publisher, with v as its JSON body.
+func NewMessage(t testing.TB, name string, v any) driver.Message {
+	t.Helper()
+	m, err := outbox.New(name, v)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return m
+	stored, err := outbox.Prepare(t.Context(), []outbox.Message{m}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stored[0]
 }
 
 // arrived waits until n messages are there and returns them by id.
-func arrived(t *testing.T, c PublisherCase, n int) map[uuid.UUID]outbox.Message {
+func arrived(t *testing.T, c PublisherCase, n int) map[uuid.UUID]driver.Message {
 	t.Helper()
-	byID := map[uuid.UUID]outbox.Message{}
+	byID := map[uuid.UUID]driver.Message{}
 	eventually(t, func() string {
 		got, err := c.Received(t.Context())
 		if err != nil {
@@ -189,7 +200,7 @@ func answersWhenNobodyWaits(t *testing.T, c PublisherCase) {
 	l := newLedger()
 	m := newMessage(t, "late")
 	l.publish(ctx, c.Publisher, m)
-	if err := l.wait(t)[m.ID]; err != nil && outbox.ClassOf(err) != outbox.Unavailable {
+	if err := l.wait(t)[m.ID]; err != nil && driver.ClassOf(err) != driver.Unavailable {
 		t.Errorf("answered %v, want a confirm or class unavailable", err)
 	}
 }
@@ -214,7 +225,7 @@ func tellsUnroutable(t *testing.T, c PublisherCase) {
 	l.publish(t.Context(), c.Publisher, c.Unroutable)
 	l.publish(t.Context(), c.Publisher, good)
 	errs := l.wait(t)
-	if err := errs[c.Unroutable.ID]; err == nil || outbox.ClassOf(err) != outbox.Unroutable {
+	if err := errs[c.Unroutable.ID]; err == nil || driver.ClassOf(err) != driver.Unroutable {
 		t.Errorf("the unroutable message was answered with %v", err)
 	}
 	if errs[good.ID] != nil {
@@ -236,7 +247,7 @@ func resumesAfterOutage(t *testing.T, c PublisherCase) {
 	l.publish(ctx, c.Publisher, during)
 	err := l.wait(t)[during.ID]
 	cancel()
-	if err == nil || outbox.ClassOf(err) != outbox.Unavailable {
+	if err == nil || driver.ClassOf(err) != driver.Unavailable {
 		t.Errorf("in the outage the answer was %v, want class unavailable", err)
 	}
 

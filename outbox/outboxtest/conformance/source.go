@@ -8,9 +8,10 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// TestSource checks the contract of outbox.Source.
+// TestSource checks the contract of driver.Source.
 func TestSource(t *testing.T, b Backend) {
 	for name, fn := range map[string]func(*testing.T, Store){
 		"an empty store gives an empty batch": func(t *testing.T, s Store) { s.wantReady(t) },
@@ -48,7 +49,7 @@ func keepsOrder(t *testing.T, s Store) {
 		s.write(t, message("k", body), message("", "x"))
 	}
 	var got []string
-	for b := s.claim(t, outbox.ClaimRequest{}); len(b.Messages) > 0; b = s.claim(t, outbox.ClaimRequest{}) {
+	for b := s.claim(t, driver.Claim{}); len(b.Messages) > 0; b = s.claim(t, driver.Claim{}) {
 		for _, m := range b.Messages {
 			if m.Key == "k" {
 				got = append(got, string(m.Body))
@@ -64,19 +65,19 @@ func keepsLimit(t *testing.T, s Store) {
 	for range 20 {
 		s.write(t, message("k", "1"))
 	}
-	if n := len(s.claim(t, outbox.ClaimRequest{Limit: 3}).Messages); n == 0 || n > 3 {
+	if n := len(s.claim(t, driver.Claim{Limit: 3}).Messages); n == 0 || n > 3 {
 		t.Errorf("%d messages for a limit of 3", n)
 	}
 }
 
 func leasesExclude(t *testing.T, s Store) {
 	s.write(t, message("k", "1"), message("k", "2"))
-	first := s.claim(t, outbox.ClaimRequest{Limit: 1})
+	first := s.claim(t, driver.Claim{Limit: 1})
 	s.write(t, message("k", "3"))
-	if second := s.claim(t, outbox.ClaimRequest{}); len(second.Messages) > 0 {
+	if second := s.claim(t, driver.Claim{}); len(second.Messages) > 0 {
 		t.Errorf("claimed %v beside a lease", bodies(second))
 	}
-	s.settle(t, first, outcomes(outbox.Published, first.Messages...)...)
+	s.settle(t, first, outcomes(driver.Published, first.Messages...)...)
 	s.wantReady(t, quoted("2", "3")...)
 }
 
@@ -93,7 +94,7 @@ func claimsSideBySide(t *testing.T, s Store) {
 	for range 4 {
 		wg.Go(func() {
 			for {
-				b, err := s.Source.Claim(t.Context(), outbox.ClaimRequest{Limit: 20, Lease: lease})
+				b, err := s.Source.Claim(t.Context(), driver.Claim{Limit: 20, Lease: lease})
 				if err != nil {
 					t.Errorf("Claim: %v", err)
 					return
@@ -104,7 +105,7 @@ func claimsSideBySide(t *testing.T, s Store) {
 				}
 				done := len(seen) == n
 				mu.Unlock()
-				if stale, err := s.Source.Settle(t.Context(), b, outcomes(outbox.Published, b.Messages...)); err != nil || len(stale) > 0 {
+				if stale, err := s.Source.Settle(t.Context(), b, outcomes(driver.Published, b.Messages...)); err != nil || len(stale) > 0 {
 					t.Errorf("Settle: stale %v, %v", stale, err)
 					return
 				}
@@ -125,8 +126,8 @@ func claimsSideBySide(t *testing.T, s Store) {
 
 func settlesPublished(t *testing.T, s Store) {
 	s.write(t, message("k", "1"), message("k", "2"))
-	b := s.claim(t, outbox.ClaimRequest{})
-	if stale := s.settle(t, b, outcomes(outbox.Published, b.Messages...)...); len(stale) > 0 {
+	b := s.claim(t, driver.Claim{})
+	if stale := s.settle(t, b, outcomes(driver.Published, b.Messages...)...); len(stale) > 0 {
 		t.Errorf("stale: %v", stale)
 	}
 	s.wantReady(t)
@@ -134,9 +135,9 @@ func settlesPublished(t *testing.T, s Store) {
 
 func givesBack(t *testing.T, s Store) {
 	s.write(t, message("k", "1"), message("k", "2"), message("k", "3"))
-	b := s.claim(t, outbox.ClaimRequest{})
-	s.settle(t, b, outcomes(outbox.Published, b.Messages[0])...)
-	b = s.claim(t, outbox.ClaimRequest{})
+	b := s.claim(t, driver.Claim{})
+	s.settle(t, b, outcomes(driver.Published, b.Messages[0])...)
+	b = s.claim(t, driver.Claim{})
 	if b.Due != 0 {
 		t.Errorf("a message is due in %v, and none is parked", b.Due)
 	}
@@ -147,18 +148,18 @@ func givesBack(t *testing.T, s Store) {
 
 func parksFailed(t *testing.T, s Store) {
 	s.write(t, message("k", "1"), message("k", "2"))
-	b := s.claim(t, outbox.ClaimRequest{})
-	failed := outcomes(outbox.Failed, b.Messages[0])
+	b := s.claim(t, driver.Claim{})
+	failed := outcomes(driver.Failed, b.Messages[0])
 	failed[0].Delay = time.Second
 	begin := time.Now()
 	s.settle(t, b, failed...)
-	if due := s.claim(t, outbox.ClaimRequest{}).Due; due <= 0 || due > time.Second {
+	if due := s.claim(t, driver.Claim{}).Due; due <= 0 || due > time.Second {
 		t.Errorf("the next message is due in %v, want the delay of 1 s", due)
 	}
 	s.write(t, message("k", "3"), message("j", "4"))
 	s.wantReady(t, quoted("4")...)
 	eventually(t, func() string {
-		b = s.claim(t, outbox.ClaimRequest{})
+		b = s.claim(t, driver.Claim{})
 		defer s.settle(t, b)
 		if slices.Contains(bodies(b), `"1"`) {
 			return ""
@@ -179,7 +180,7 @@ func parksFailed(t *testing.T, s Store) {
 		}
 	}
 	var keyed []string
-	for _, m := range s.claim(t, outbox.ClaimRequest{}).Messages {
+	for _, m := range s.claim(t, driver.Claim{}).Messages {
 		if m.Key == "k" {
 			keyed = append(keyed, string(m.Body))
 		}
@@ -191,8 +192,8 @@ func parksFailed(t *testing.T, s Store) {
 
 func buriesDead(t *testing.T, s Store) {
 	s.write(t, message("k", "1"), message("k", "2"))
-	b := s.claim(t, outbox.ClaimRequest{})
-	s.settle(t, b, outcomes(outbox.Dead, b.Messages[0])...)
+	b := s.claim(t, driver.Claim{})
+	s.settle(t, b, outcomes(driver.Dead, b.Messages[0])...)
 	s.wantReady(t, quoted("2")...)
 	dead, err := s.Dead(t.Context())
 	if err != nil {
@@ -212,8 +213,8 @@ func buriesAgain(t *testing.T, s Store) {
 	for _, body := range []string{"1", "2"} {
 		m.Body = []byte(body)
 		s.write(t, m)
-		b := s.claim(t, outbox.ClaimRequest{})
-		s.settle(t, b, outcomes(outbox.Dead, b.Messages...)...)
+		b := s.claim(t, driver.Claim{})
+		s.settle(t, b, outcomes(driver.Dead, b.Messages...)...)
 	}
 	dead, err := s.Dead(t.Context())
 	if err != nil {
@@ -231,7 +232,7 @@ func skipsTransports(t *testing.T, s Store) {
 		s.write(t, m)
 	}
 	s.write(t, message("", "good"))
-	b := s.claim(t, outbox.ClaimRequest{Limit: 1, Skip: []string{"down", "other"}})
+	b := s.claim(t, driver.Claim{Limit: 1, Skip: []string{"down", "other"}})
 	if got := bodies(b); !slices.Equal(got, quoted("good")) {
 		t.Errorf("claimed %v", got)
 	}
@@ -239,10 +240,10 @@ func skipsTransports(t *testing.T, s Store) {
 
 func fencesStaleLease(t *testing.T, s Store) {
 	s.write(t, message("k", "1"), message("k", "2"))
-	paused := s.claim(t, outbox.ClaimRequest{Lease: 300 * time.Millisecond})
-	var second outbox.Batch
+	paused := s.claim(t, driver.Claim{Lease: 300 * time.Millisecond})
+	var second driver.Batch
 	eventually(t, func() string {
-		if second = s.claimAlone(t, outbox.ClaimRequest{}); len(second.Messages) == 0 {
+		if second = s.claimAlone(t, driver.Claim{}); len(second.Messages) == 0 {
 			return "the lane of a relay that is gone is not claimed"
 		}
 		return ""
@@ -250,11 +251,11 @@ func fencesStaleLease(t *testing.T, s Store) {
 	if got := bodies(second); !slices.Equal(got, quoted("1", "2")) {
 		t.Errorf("claimed %v after the lease", got)
 	}
-	stale := s.settle(t, paused, append(outcomes(outbox.Published, paused.Messages[0]), outcomes(outbox.Dead, paused.Messages[1])...)...)
+	stale := s.settle(t, paused, append(outcomes(driver.Published, paused.Messages[0]), outcomes(driver.Dead, paused.Messages[1])...)...)
 	if !slices.Equal(stale, paused.Leases) {
 		t.Errorf("stale are %v, want %v", stale, paused.Leases)
 	}
-	if third := s.claim(t, outbox.ClaimRequest{}); len(third.Messages) > 0 {
+	if third := s.claim(t, driver.Claim{}); len(third.Messages) > 0 {
 		t.Error("a stale settle released the lane of another relay")
 	}
 	if stale := s.settle(t, second); len(stale) > 0 {
@@ -265,9 +266,9 @@ func fencesStaleLease(t *testing.T, s Store) {
 
 func settlesOnce(t *testing.T, s Store) {
 	s.write(t, message("k", "1"))
-	b := s.claim(t, outbox.ClaimRequest{})
+	b := s.claim(t, driver.Claim{})
 	s.settle(t, b)
-	if stale := s.settle(t, b, outcomes(outbox.Published, b.Messages...)...); len(stale) != 1 {
+	if stale := s.settle(t, b, outcomes(driver.Published, b.Messages...)...); len(stale) != 1 {
 		t.Errorf("a second settle has %v stale", stale)
 	}
 	s.wantReady(t, quoted("1")...)
@@ -276,22 +277,22 @@ func settlesOnce(t *testing.T, s Store) {
 func ignoresForeign(t *testing.T, s Store) {
 	// Keys a and b lie in different lanes: a holder of one settles nothing of the other.
 	a, b := message("a", "1"), message("b", "2")
-	if outbox.LaneOf(a) == outbox.LaneOf(b) {
+	if driver.LaneOf(driver.Message{Key: a.Key}) == driver.LaneOf(driver.Message{Key: b.Key}) {
 		t.Fatal("the keys share a lane")
 	}
 	s.write(t, b)
-	other := s.claim(t, outbox.ClaimRequest{})
+	other := s.claim(t, driver.Claim{})
 	s.settle(t, other)
 	s.write(t, a)
-	mine := s.claim(t, outbox.ClaimRequest{})
-	if stray := outcomes(outbox.Published, other.Messages...); len(mine.Messages) == 1 {
+	mine := s.claim(t, driver.Claim{})
+	if stray := outcomes(driver.Published, other.Messages...); len(mine.Messages) == 1 {
 		s.settle(t, mine, stray...)
 		s.wantReady(t, quoted("1", "2")...)
 	}
 }
 
 func refusesBadRequests(t *testing.T, s Store) {
-	for _, req := range []outbox.ClaimRequest{{Limit: 0, Lease: lease}, {Limit: 1}, {Limit: 1, Lease: -1}} {
+	for _, req := range []driver.Claim{{Limit: 0, Lease: lease}, {Limit: 1}, {Limit: 1, Lease: -1}} {
 		if _, err := s.Source.Claim(t.Context(), req); err == nil {
 			t.Errorf("Claim(%+v) was accepted", req)
 		}

@@ -4,18 +4,18 @@ import (
 	"testing"
 	"time"
 
-	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// measures follows messages through the states that outbox.StoreStats counts.
+// measures follows messages through the states that driver.Depth counts.
 func measures(t *testing.T, s Store) {
-	source, ok := s.Source.(outbox.Measured)
+	source, ok := s.Source.(driver.Measured)
 	if !ok {
 		return
 	}
 	wants := func(when string, ready, parked, dead int64, aged bool) {
 		t.Helper()
-		got, err := source.Stats(t.Context())
+		got, err := source.Depth(t.Context())
 		if err != nil {
 			t.Fatalf("Stats: %v", err)
 		}
@@ -33,22 +33,22 @@ func measures(t *testing.T, s Store) {
 	s.write(t, message("a", "1"), message("a", "2"), message("b", "3"))
 	time.Sleep(time.Millisecond)
 	wants("written", 3, 1, 0, true)
-	claimed := s.claim(t, outbox.ClaimRequest{})
+	claimed := s.claim(t, driver.Claim{})
 	wants("claimed", 3, 1, 0, true)
 	first := claimed.Messages[0]
-	failed := outcomes(outbox.Failed, first)
+	failed := outcomes(driver.Failed, first)
 	failed[0].Delay = time.Minute
 	s.settle(t, claimed, failed...)
 	wants("one failed", 2, 2, 0, true)
-	dead := s.claim(t, outbox.ClaimRequest{})
-	s.settle(t, dead, outcomes(outbox.Dead, dead.Messages...)...)
+	dead := s.claim(t, driver.Claim{})
+	s.settle(t, dead, outcomes(driver.Dead, dead.Messages...)...)
 	n := int64(len(dead.Messages)) // the message behind the failed one was not claimed
 	wants("the others dead", 2-n, 2, n, true)
 }
 
 // What waits behind a message for later is late all the same: an alert on the age must see it.
 func measuresHeldMessages(t *testing.T, s Store) {
-	source, ok := s.Source.(outbox.Measured)
+	source, ok := s.Source.(driver.Measured)
 	if !ok {
 		return
 	}
@@ -58,7 +58,7 @@ func measuresHeldMessages(t *testing.T, s Store) {
 	s.write(t, message("k", "2"), message("k", "3"))
 	time.Sleep(time.Millisecond)
 	for _, when := range []string{"before a claim", "after a claim"} {
-		stats, err := source.Stats(t.Context())
+		stats, err := source.Depth(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}

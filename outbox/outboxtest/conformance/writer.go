@@ -13,6 +13,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/internal/stored"
 )
 
 // TestWriter checks what a writer promises.
@@ -55,18 +57,17 @@ func storesWhole(t *testing.T, s Store) {
 	m.Route = outbox.Route{Exchange: "ex", RoutingKey: "a.b", Headers: map[string]string{"h": "v"}}
 	raw := outbox.Message{Name: "blob", ContentType: "application/octet-stream", Body: []byte{0, 255, '\\', '\''}}
 	s.write(t, m, raw)
-	got := map[string]outbox.Message{}
-	for b := s.claim(t, outbox.ClaimRequest{}); len(b.Messages) > 0; b = s.claim(t, outbox.ClaimRequest{}) {
+	got := map[string]driver.Message{}
+	for b := s.claim(t, driver.Claim{}); len(b.Messages) > 0; b = s.claim(t, driver.Claim{}) {
 		for _, m := range b.Messages {
 			got[m.Name] = m
 		}
 	}
 	g := got[m.Name]
-	if g.CreatedAt.IsZero() || !g.PublishedAt.IsZero() || g.Attempts != 0 {
+	if g.CreatedAt.IsZero() || g.Attempts != 0 {
 		t.Errorf("state of a new message: %+v", g)
 	}
-	g.CreatedAt = m.CreatedAt
-	if fmt.Sprintf("%+v", g) != fmt.Sprintf("%+v", m) {
+	if g := stored.Message(g); fmt.Sprintf("%+v", g) != fmt.Sprintf("%+v", m) {
 		t.Errorf("stored as\n%+v, was\n%+v", g, m)
 	}
 	if g := got["blob"]; string(g.Body) != string(raw.Body) || g.ContentType != raw.ContentType {
@@ -76,7 +77,7 @@ func storesWhole(t *testing.T, s Store) {
 
 func fillsIn(t *testing.T, s Store) {
 	s.write(t, message("k", "1"))
-	m := s.claim(t, outbox.ClaimRequest{}).Messages[0]
+	m := s.claim(t, driver.Claim{}).Messages[0]
 	if m.ID.Version() != 7 || m.ContentType != outbox.ContentTypeJSON {
 		t.Errorf("stored with id %s and content type %q", m.ID, m.ContentType)
 	}
@@ -87,7 +88,7 @@ func storesTrace(t *testing.T, s Store) {
 	if err := s.tryWrite(trace.ContextWithSpanContext(t.Context(), span), message("k", "1")); err != nil {
 		t.Fatal(err)
 	}
-	m := s.claim(t, outbox.ClaimRequest{}).Messages[0]
+	m := s.claim(t, driver.Claim{}).Messages[0]
 	if want := "00-01000000000000000000000000000000-0200000000000000-00"; m.Headers["traceparent"] != want {
 		t.Errorf("headers %v", m.Headers)
 	}
@@ -119,7 +120,7 @@ func waitsUntilNotBefore(t *testing.T, s Store) {
 	s.write(t, message("k", "1"), later, message("k", "3"), past)
 	s.write(t, message("j", "5"))
 	s.wantReady(t, quoted("1", "4", "5")...)
-	first := s.claim(t, outbox.ClaimRequest{})
+	first := s.claim(t, driver.Claim{})
 	if first.Due <= 0 || first.Due > time.Second {
 		t.Errorf("the next message is due in %v, want at most 1 s", first.Due)
 	}
@@ -129,7 +130,7 @@ func waitsUntilNotBefore(t *testing.T, s Store) {
 	s.write(t, alone) // one by one, as many in one call
 	var got []string
 	eventually(t, func() string {
-		b := s.claim(t, outbox.ClaimRequest{})
+		b := s.claim(t, driver.Claim{})
 		s.settle(t, b)
 		for _, m := range b.Messages {
 			if !m.NotBefore.IsZero() {
@@ -172,8 +173,8 @@ func writesOnce(t *testing.T, s Store) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := s.claim(t, outbox.ClaimRequest{})
-	s.settle(t, b, outcomes(outbox.Published, b.Messages...)...) // the key is remembered all the same
+	b := s.claim(t, driver.Claim{})
+	s.settle(t, b, outcomes(driver.Published, b.Messages...)...) // the key is remembered all the same
 	err = s.OnceInTx(t.Context(), func(once Once) error {
 		again := message("k", "again")
 		again.ID = kept

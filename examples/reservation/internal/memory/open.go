@@ -16,6 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 	"github.com/holdfast-go/holdfast/ratelimit"
 	"github.com/holdfast-go/holdfast/txretry"
@@ -92,8 +93,8 @@ func newSweeper(shop *Shop, cfg Config) (*expiry.Sweeper, error) {
 // toBroker is the way from the relay to the consumer: what RabbitMQ is between real ones.
 type toBroker struct{ broker *inboxtest.Broker }
 
-// Publish meets outbox.Publisher.
-func (p toBroker) Publish(ctx context.Context, m outbox.Message, done func(error)) {
+// Publish meets driver.Publisher.
+func (p toBroker) Publish(ctx context.Context, m driver.Message, done func(error)) {
 	done(p.broker.Publish(ctx, &inbox.Message{
 		ID: m.ID, Name: m.Name, Body: m.Body, ContentType: m.ContentType, Headers: m.Headers, PublishedAt: m.CreatedAt,
 	}))

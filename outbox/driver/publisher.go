@@ -1,4 +1,4 @@
-package outbox
+package driver
 
 import (
 	"context"
@@ -32,10 +32,6 @@ type Reconnecting interface {
 	OnReady(f func()) (stop func())
 }
 
-// Transports maps the name in Message.Transport to the Publisher that sends it.
-// The name "" is the default one.
-type Transports map[string]Publisher
-
 // Class says what a failure to publish means for the message and its relay.
 type Class string
 
@@ -56,7 +52,7 @@ const (
 	// The relay treats it as it treats Unavailable.
 	Blocked Class = "blocked"
 	// Quarantined is the relay's own, not for a Publisher: the message is a dead letter without a
-	// further attempt, since it was lost alone with RelayConfig.MaxCrashes relays in a row.
+	// further attempt, since it was lost alone with MaxCrashes relays in a row.
 	Quarantined Class = "quarantined"
 )
 
@@ -92,6 +88,3 @@ func ClassOf(err error) Class {
 		return Retryable
 	}
 }
-
-// pauses reports whether a failure says something about the transport rather than the message.
-func (c Class) pauses() bool { return c == Unavailable || c == Blocked }

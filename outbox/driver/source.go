@@ -1,4 +1,4 @@
-package outbox
+package driver
 
 import (
 	"context"
@@ -38,24 +38,24 @@ type Source interface {
 	// nothing to do now, unless it says More.
 	//
 	// Ready is a message that is committed, not published, not waiting for its next attempt, of a
-	// transport not in req.Skip, and not behind a message of its key, stored before it,
+	// transport not in c.Skip, and not behind a message of its key, stored before it,
 	// that waits for its next attempt. A message waits for its first attempt until its NotBefore.
-	Claim(ctx context.Context, req ClaimRequest) (Batch, error)
+	Claim(ctx context.Context, c Claim) (Batch, error)
 
 	// Renew makes leases last for ttl from now, if no other relay has taken their lanes meanwhile,
 	// run out or not. Those that are no longer held are returned in stale.
 	Renew(ctx context.Context, leases []Lease, ttl time.Duration) (stale []Lease, err error)
 
-	// Settle records the outcomes and releases the batch's leases, all in one transaction. A
-	// message without an outcome is given back as it was. A lease that is no longer held, because
+	// Settle records the settlements and releases the batch's leases, all in one transaction. A
+	// message without a settlement is given back as it was. A lease that is no longer held, because
 	// it ran out and another relay took the lane or because it was settled before, is returned in
 	// stale: nothing was changed for the messages of that lane. On an error nothing was changed at
 	// all, or it is not known whether it was; calling again is safe.
-	Settle(ctx context.Context, b Batch, outcomes []Outcome) (stale []Lease, err error)
+	Settle(ctx context.Context, b Batch, settlements []Settlement) (stale []Lease, err error)
 }
 
-// ClaimRequest says what a relay wants.
-type ClaimRequest struct {
+// Claim says what a relay wants.
+type Claim struct {
 	// Limit is the most messages to return, at least 1.
 	Limit int
 	// Lease is for how long the lanes are taken, more than 0.
@@ -108,7 +108,7 @@ const (
 	// Published means confirmed by the broker: the message is deleted, or kept with its
 	// time of publication where the store has a retention.
 	Published Verdict = iota + 1
-	// Failed means that the attempt is counted and the message waits for Outcome.Delay. Later
+	// Failed means that the attempt is counted and the message waits for Settlement.Delay. Later
 	// messages of its key wait with it.
 	Failed
 	// Dead means that the attempt is counted and the message moves to the dead letters, where it
@@ -116,8 +116,8 @@ const (
 	Dead
 )
 
-// Outcome is the verdict on one claimed message.
-type Outcome struct {
+// Settlement is the verdict on one claimed message.
+type Settlement struct {
 	ID      uuid.UUID
 	Verdict Verdict
 	// Delay is the time until the next attempt of a Failed message.

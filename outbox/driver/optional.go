@@ -1,0 +1,36 @@
+package driver
+
+import (
+	"context"
+	"time"
+)
+
+// StatsLimit is where the counts of Depth stop: a count of StatsLimit means as many or more.
+const StatsLimit = 100_000
+
+// Measured is what a Source may be besides: it tells how much lies in its store.
+type Measured interface {
+	// Depth looks at the store. Its cost is bounded, whatever the store holds.
+	Depth(ctx context.Context) (Depth, error)
+}
+
+// Depth is how much lies in a store. No count goes above StatsLimit.
+type Depth struct {
+	// Ready messages are not published and do not wait for a time; those behind a parked one of their
+	// key and those of a paused transport are among them.
+	Ready int64
+	// Parked messages wait for their first or their next attempt.
+	Parked int64
+	// Dead counts the dead letters.
+	Dead int64
+	// OldestAge is for how long the oldest message has been stored that is ready, or waits after a
+	// failure; 0: there is none. A store with very many waiting messages may look at those only
+	// that are due first.
+	OldestAge time.Duration
+}
+
+// Windowed is what a Publisher may be besides: it tells how full its window is.
+type Windowed interface {
+	// Window returns how many messages await their confirm, and how many may at once.
+	Window() (used, size int)
+}
