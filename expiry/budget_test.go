@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/driver"
 )
 
 func TestBudgetsEndASweepAndRunGoesOn(t *testing.T) {
@@ -22,7 +23,7 @@ func TestBudgetsEndASweepAndRunGoesOn(t *testing.T) {
 		w.set(nil, time.Second) // per batch
 		cfg := expiry.SweeperConfig{BatchSize: 10, MaxBatches: 2}
 		var batches []int
-		cfg.Hooks.OnBatch = func(_ context.Context, b expiry.Batch, soFar expiry.Report) {
+		cfg.Hooks.OnBatch = func(_ context.Context, b driver.Batch, soFar expiry.Report) {
 			batches = append(batches, b.Expired, soFar.Expired)
 		}
 		if r, err := newSweeper(t, w, cfg).Sweep(t.Context()); err != nil || !r.More || r.Batches != 2 || r.Expired != 20 {

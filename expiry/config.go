@@ -11,6 +11,8 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/holdfast-go/holdfast/expiry/driver"
 )
 
 // SweeperConfig configures a Sweeper. The zero value works.
@@ -85,7 +87,7 @@ const DefaultSchedule = "*/30 * * * *"
 type Hooks struct {
 	// OnBatch is called after every committed batch, with what the sweep has done
 	// so far.
-	OnBatch func(ctx context.Context, b Batch, soFar Report)
+	OnBatch func(ctx context.Context, b driver.Batch, soFar Report)
 	// OnSweep is called after every sweep. err is what stopped it early.
 	OnSweep func(ctx context.Context, r Report, err error)
 	// OnPoison is called for a row that made its batch fail and was put in

@@ -2,7 +2,7 @@
 // invitations. It changes their state and announces it in one transaction, soon
 // after the deadline and once, whatever fails in between.
 //
-// A [Sweeper] works on a [Store]: expirypgx.Store for a Postgres table of yours,
+// A [Sweeper] works on a [driver.Store]: expirypgx.Store for a Postgres table of yours,
 // expirytest.Store for rows in memory. A sweep takes batches of rows that are
 // due, each in its own transaction, until a batch is short. Sweeps happen
 //

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/expiry/expirytest"
 )
 
@@ -140,7 +141,7 @@ type slow struct {
 	perRow time.Duration
 }
 
-func (s slow) SweepBatch(ctx context.Context, req expiry.Request) (expiry.Batch, error) {
+func (s slow) SweepBatch(ctx context.Context, req driver.Request) (driver.Batch, error) {
 	s.set(nil, s.perRow*time.Duration(min(req.Limit, len(s.table.Active()))))
 	return s.world.SweepBatch(ctx, req)
 }
@@ -167,8 +168,8 @@ func TestBatchesThatTakeTooLongShrink(t *testing.T) {
 // blind is a store that cannot say what is due next.
 type blind struct{ *world }
 
-func (blind) Look(context.Context, []string) (expiry.Outlook, error) {
-	return expiry.Outlook{}, errors.New("cannot look")
+func (blind) Look(context.Context, []string) (driver.Outlook, error) {
+	return driver.Outlook{}, errors.New("cannot look")
 }
 
 func TestStoreThatCannotLookAheadIsSweptNevertheless(t *testing.T) {
@@ -194,14 +195,14 @@ type taken struct {
 	claimed bool
 }
 
-func (s taken) SweepBatch(_ context.Context, req expiry.Request) (expiry.Batch, error) {
+func (s taken) SweepBatch(_ context.Context, req driver.Request) (driver.Batch, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.batches++
 	if s.claimed {
-		return expiry.Batch{Claimed: req.Limit}, nil
+		return driver.Batch{Claimed: req.Limit}, nil
 	}
-	return expiry.Batch{}, nil
+	return driver.Batch{}, nil
 }
 
 func TestRowsThatOthersHoldCostLittle(t *testing.T) {
@@ -222,8 +223,8 @@ func TestRowsThatOthersHoldCostLittle(t *testing.T) {
 
 type panics struct{}
 
-func (panics) SweepBatch(context.Context, expiry.Request) (expiry.Batch, error) { panic("boom") }
-func (panics) Look(context.Context, []string) (expiry.Outlook, error)           { panic("boom") }
+func (panics) SweepBatch(context.Context, driver.Request) (driver.Batch, error) { panic("boom") }
+func (panics) Look(context.Context, []string) (driver.Outlook, error)           { panic("boom") }
 
 func TestPanickingStoreDoesNotEndRun(t *testing.T) {
 	t.Parallel()

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
@@ -49,21 +50,21 @@ func (p *pass) sweep(ctx context.Context) error {
 // be due to a row of it; a second one ends it.
 func (p *pass) drain(ctx context.Context) (done bool, err error) {
 	var unsure error
-	for whole := p.cursor == (Cursor{}); ; {
+	for whole := p.cursor == (driver.Cursor{}); ; {
 		if spent, err := p.spent(ctx, p.batches > 0); spent {
 			return false, err
 		}
-		req := Request{Limit: p.size, After: p.cursor, Skip: p.suspects.skip()}
+		req := driver.Request{Limit: p.size, After: p.cursor, Skip: p.suspects.skip()}
 		batch, err := p.batch(ctx, req)
 		switch {
 		case err == nil && batch.Claimed == req.Limit && batch.Expired > 0:
 			p.cursor = batch.Last
 			continue
 		case err == nil && whole:
-			p.cursor = Cursor{}
+			p.cursor = driver.Cursor{}
 			return true, unsure
 		case err == nil:
-			whole, p.cursor = true, Cursor{}
+			whole, p.cursor = true, driver.Cursor{}
 			continue
 		case unsure != nil && isUnsure(err):
 			return false, err
@@ -100,14 +101,14 @@ func (p *pass) passBy(ctx context.Context, err error) error {
 
 // isUnsure reports whether the failure of a batch may well be no row's fault.
 func isUnsure(err error) bool {
-	blamed, ok := errors.AsType[*BatchError](err)
+	blamed, ok := errors.AsType[*driver.BatchError](err)
 	return errors.Is(err, errTooSlow) || ok && blamed.Doubtful
 }
 
 // blame returns which rows may have made a batch fail; nil if none did, or if the
 // sweep was told to end.
-func blame(ctx context.Context, err error) *BatchError {
-	var blamed *BatchError
+func blame(ctx context.Context, err error) *driver.BatchError {
+	var blamed *driver.BatchError
 	if ctx.Err() != nil || !errors.As(err, &blamed) || len(blamed.Rows) == 0 {
 		return nil
 	}
@@ -134,7 +135,7 @@ func (p *pass) halve(ctx context.Context) error {
 			return err
 		}
 		works := p.works || bad
-		_, err := p.batch(ctx, Request{Limit: len(rows), Only: rows})
+		_, err := p.batch(ctx, driver.Request{Limit: len(rows), Only: rows})
 		if err == nil {
 			p.suspects.take(len(rows))
 			doubtful = 0
@@ -185,7 +186,7 @@ func (p *pass) rest() {
 
 // divide isolates the row at fault among those that were tried, or has them
 // tried again in two halves. Those that the batch did not get are in other hands.
-func (p *pass) divide(ctx context.Context, tried []string, blamed *BatchError) error {
+func (p *pass) divide(ctx context.Context, tried []string, blamed *driver.BatchError) error {
 	if len(blamed.Rows) == 1 {
 		if err := p.isolate(ctx, blamed); err != nil {
 			return err
@@ -203,7 +204,7 @@ func (p *pass) divide(ctx context.Context, tried []string, blamed *BatchError) e
 }
 
 // isolate puts the one row that failed by itself in quarantine.
-func (p *pass) isolate(ctx context.Context, e *BatchError) error {
+func (p *pass) isolate(ctx context.Context, e *driver.BatchError) error {
 	if p.report.Poisoned >= p.cfg.MaxQuarantine {
 		return fmt.Errorf("%w: %d in one sweep: %w", ErrQuarantineFull, p.report.Poisoned, e.Err)
 	}
@@ -235,7 +236,7 @@ var errTooSlow = errors.New("expiry: batch ran into BatchTimeout")
 // batch runs one batch on a context that outlives ctx's cancellation for a while,
 // and sets the size of the next. It grows only where twice the rows leave half of
 // BatchTimeout, and within a sweep, since the one after an outage is the longest.
-func (p *pass) batch(ctx context.Context, req Request) (b Batch, err error) {
+func (p *pass) batch(ctx context.Context, req driver.Request) (b driver.Batch, err error) {
 	p.batches++
 	begun := time.Now()
 	detached, cancel := runloop.Detach(ctx, p.cfg.ShutdownTimeout)
@@ -257,7 +258,7 @@ func (p *pass) batch(ctx context.Context, req Request) (b Batch, err error) {
 		p.size = min(2*p.size, p.cfg.BatchSize)
 	}
 	if err != nil {
-		return Batch{}, err
+		return driver.Batch{}, err
 	}
 	p.report.add(b)
 	if p.cfg.Hooks.OnBatch != nil {

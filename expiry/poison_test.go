@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/driver"
 )
 
 // More bad rows than the quarantine holds, at the head and all of one deadline,
@@ -75,7 +76,7 @@ func TestNamedRowIsNotSearchedFor(t *testing.T) {
 // that is rarely a row's fault, and any row does while all fail.
 type doubtful struct {
 	*world
-	inner expiry.Store
+	inner driver.Store
 	all   *atomic.Bool
 	tries *atomic.Int64
 }
@@ -93,9 +94,9 @@ func newDoubtful(t *testing.T, w *world) doubtful {
 	return d
 }
 
-func (d doubtful) SweepBatch(ctx context.Context, req expiry.Request) (expiry.Batch, error) {
+func (d doubtful) SweepBatch(ctx context.Context, req driver.Request) (driver.Batch, error) {
 	b, err := d.inner.SweepBatch(ctx, req)
-	if failed, ok := errors.AsType[*expiry.BatchError](err); ok {
+	if failed, ok := errors.AsType[*driver.BatchError](err); ok {
 		failed.Doubtful = true
 	}
 	return b, err

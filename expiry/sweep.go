@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"github.com/holdfast-go/holdfast/expiry/driver"
 )
 
 // ErrQuarantineFull stops a sweep that has met more bad rows than
@@ -22,7 +24,7 @@ type Report struct {
 	More     bool // ended by MaxDuration or MaxBatches: more may be due
 }
 
-func (r *Report) add(b Batch) {
+func (r *Report) add(b driver.Batch) {
 	r.Batches++
 	r.Claimed += b.Claimed
 	r.Expired += b.Expired

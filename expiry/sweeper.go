@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
@@ -28,10 +29,10 @@ func (e *CheckError) Error() string {
 	return "expiry: the store is not fit to be swept: " + strings.Join(lines, "; ")
 }
 
-// Sweeper expires what is due in a Store. Make it with NewSweeper. It is safe
+// Sweeper expires what is due in a driver.Store. Make it with NewSweeper. It is safe
 // for concurrent use.
 type Sweeper struct {
-	store     Store
+	store     driver.Store
 	cfg       SweeperConfig
 	policy    backoff.Policy
 	telemetry telemetry
@@ -40,10 +41,10 @@ type Sweeper struct {
 	// Only who holds slot, while a sweep runs, may touch what follows it.
 	slot    chan struct{}
 	checked bool
-	size    int    // of a batch
-	cursor  Cursor // where a sweep was stopped
-	doubts  int    // sweeps in a row that ended with a row alone that was not to blame
-	works   bool   // rows have expired since a batch was too slow
+	size    int           // of a batch
+	cursor  driver.Cursor // where a sweep was stopped
+	doubts  int           // sweeps in a row that ended with a row alone that was not to blame
+	works   bool          // rows have expired since a batch was too slow
 
 	mu     sync.Mutex
 	alarms map[*alarm]struct{} // one for each call of Run
@@ -52,7 +53,7 @@ type Sweeper struct {
 }
 
 // NewSweeper returns a Sweeper on store.
-func NewSweeper(store Store, cfg SweeperConfig) (*Sweeper, error) {
+func NewSweeper(store driver.Store, cfg SweeperConfig) (*Sweeper, error) {
 	cfg = cfg.withDefaults()
 	err := cfg.validate()
 	if store == nil {

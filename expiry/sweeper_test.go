@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/internal/ids"
 )
 
@@ -258,7 +259,7 @@ type leaving struct {
 	at time.Time
 }
 
-func (s leaving) Look(ctx context.Context, skip []string) (expiry.Outlook, error) {
+func (s leaving) Look(ctx context.Context, skip []string) (driver.Outlook, error) {
 	if time.Now().After(s.at) {
 		runtime.Goexit()
 	}

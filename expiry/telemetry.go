@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/holdfast-go/holdfast/expiry/driver"
 	kit "github.com/holdfast-go/holdfast/internal/telemetry"
 )
 
@@ -78,7 +79,7 @@ func (t telemetry) end(ctx context.Context, span trace.Span, name string, r Repo
 	}
 }
 
-func (t telemetry) look(ctx context.Context, name string, o Outlook, skew time.Duration) {
+func (t telemetry) look(ctx context.Context, name string, o driver.Outlook, skew time.Duration) {
 	t.overdue.Record(ctx, int64(o.Overdue), labels(name))
 	t.overdueAge.Record(ctx, o.Lag.Seconds(), labels(name))
 	t.undated.Record(ctx, int64(o.Undated), labels(name))

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/internal/metrictest"
 )
 
@@ -63,7 +64,7 @@ type undated struct {
 	rows *atomic.Int64
 }
 
-func (u undated) Look(ctx context.Context, skip []string) (expiry.Outlook, error) {
+func (u undated) Look(ctx context.Context, skip []string) (driver.Outlook, error) {
 	o, err := u.world.Look(ctx, skip)
 	o.Undated = int(u.rows.Load())
 	return o, err

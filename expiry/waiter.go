@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 	kit "github.com/holdfast-go/holdfast/internal/telemetry"
 )
@@ -94,7 +95,7 @@ func (w *waiter) pauseAfter(ctx context.Context, err error, failures int) error 
 // ask looks for the next due time.
 func (w *waiter) ask(ctx context.Context) error {
 	w.alarm.clear()
-	var o Outlook
+	var o driver.Outlook
 	asked := time.Now()
 	err := w.bounded(ctx, "look", func(ctx context.Context) (err error) {
 		o, err = w.store.Look(ctx, w.suspects.skip())
@@ -122,7 +123,7 @@ func (w *waiter) ask(ctx context.Context) error {
 const bigSkew = time.Minute
 
 // note reports what a look has shown.
-func (w *waiter) note(ctx context.Context, o Outlook, skew time.Duration) {
+func (w *waiter) note(ctx context.Context, o driver.Outlook, skew time.Duration) {
 	w.telemetry.look(ctx, w.cfg.Name, o, skew)
 	big := skew.Abs() >= bigSkew
 	if big && !w.skewTold {

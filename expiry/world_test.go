@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/expiry/expirytest"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
@@ -19,7 +20,7 @@ import (
 type world struct {
 	manager *txretrytest.Manager
 	table   *expirytest.Table
-	store   expiry.Store
+	store   driver.Store
 
 	mu      sync.Mutex
 	when    map[string]time.Time
@@ -37,7 +38,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-func (w *world) SweepBatch(ctx context.Context, req expiry.Request) (expiry.Batch, error) {
+func (w *world) SweepBatch(ctx context.Context, req driver.Request) (driver.Batch, error) {
 	w.mu.Lock()
 	w.batches++
 	fail, hang := w.fail, w.hang
@@ -46,22 +47,22 @@ func (w *world) SweepBatch(ctx context.Context, req expiry.Request) (expiry.Batc
 		select {
 		case <-time.After(hang):
 		case <-ctx.Done():
-			return expiry.Batch{}, ctx.Err()
+			return driver.Batch{}, ctx.Err()
 		}
 	}
 	if fail != nil {
-		return expiry.Batch{}, fail
+		return driver.Batch{}, fail
 	}
 	return w.store.SweepBatch(ctx, req)
 }
 
-func (w *world) Look(ctx context.Context, skip []string) (expiry.Outlook, error) {
+func (w *world) Look(ctx context.Context, skip []string) (driver.Outlook, error) {
 	w.mu.Lock()
 	w.looks++
 	fail := w.fail
 	w.mu.Unlock()
 	if fail != nil {
-		return expiry.Outlook{}, fail
+		return driver.Outlook{}, fail
 	}
 	return w.store.Look(ctx, skip)
 }
@@ -102,7 +103,7 @@ func (w *world) expiredWithin(t *testing.T, id string, deadline time.Time, late 
 }
 
 // emitting is a store on the rows of w that notes them as expired behind a callback of its own.
-func (w *world) emitting(t *testing.T, first func(ctx context.Context, rows []expiry.Row) error) expiry.Store {
+func (w *world) emitting(t *testing.T, first func(ctx context.Context, rows []expiry.Row) error) driver.Store {
 	t.Helper()
 	store, err := expirytest.NewStore(w.manager, expirytest.Config{
 		Active: w.table.Active, Expire: w.table.Expire,
@@ -129,7 +130,7 @@ func has(rows []expiry.Row, id string) bool {
 	return slices.ContainsFunc(rows, func(r expiry.Row) bool { return r.ID == id })
 }
 
-func newSweeper(t *testing.T, s expiry.Store, cfg expiry.SweeperConfig) *expiry.Sweeper {
+func newSweeper(t *testing.T, s driver.Store, cfg expiry.SweeperConfig) *expiry.Sweeper {
 	t.Helper()
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	sw, err := expiry.NewSweeper(s, cfg)

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/expiry/expirypgx"
 	"github.com/holdfast-go/holdfast/expiry/expirytest/conformance"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
@@ -68,7 +69,7 @@ func (b *backend) store(t *testing.T, cfg expirypgx.Config) *expirypgx.Store {
 	return s
 }
 
-func (b *backend) Store(t *testing.T, emit conformance.Emit) expiry.Store {
+func (b *backend) Store(t *testing.T, emit conformance.Emit) driver.Store {
 	t.Helper()
 	return b.store(t, expirypgx.Config{Emit: emit, Isolation: b.isolation})
 }

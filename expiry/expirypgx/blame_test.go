@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -62,11 +63,11 @@ func TestWhoIsToBlame(t *testing.T) {
 			if tc.prepare != "" {
 				b.exec(t, tc.prepare)
 			}
-			_, err := b.Store(t, tc.emit).SweepBatch(t.Context(), expiry.Request{Limit: 10})
+			_, err := b.Store(t, tc.emit).SweepBatch(t.Context(), driver.Request{Limit: 10})
 			if err == nil {
 				t.Fatal("the batch went through")
 			}
-			failed, ok := errors.AsType[*expiry.BatchError](err)
+			failed, ok := errors.AsType[*driver.BatchError](err)
 			if blamed := ok && !failed.Doubtful; blamed != tc.blamed || blamed != strings.Contains(err.Error(), "may be at fault") {
 				t.Errorf("blamed: %v, want %v: %v", blamed, tc.blamed, err)
 			}
@@ -91,8 +92,8 @@ func TestRetriedAttemptLeavesNothing(t *testing.T) {
 			return err
 		}
 		return errors.New("bad row")
-	}).SweepBatch(t.Context(), expiry.Request{Limit: 10})
-	blamed, ok := errors.AsType[*expiry.BatchError](err)
+	}).SweepBatch(t.Context(), driver.Request{Limit: 10})
+	blamed, ok := errors.AsType[*driver.BatchError](err)
 	if !ok || attempts != 2 || len(blamed.Rows) != 1 {
 		t.Errorf("after %d attempts got %v", attempts, err)
 	}

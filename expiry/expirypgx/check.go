@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/internal/pgcall"
 )
 
@@ -142,7 +143,7 @@ func (s *Store) undated(ctx context.Context, tx pgx.Tx) ([]expiry.Finding, error
 		return nil, err
 	}
 	several := strconv.Itoa(rows)
-	if rows == expiry.MaxOverdue {
+	if rows == driver.MaxOverdue {
 		several += " or more"
 	}
 	return []expiry.Finding{finding(

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -56,7 +57,7 @@ func (tw *twins) step(t *testing.T) {
 
 func (tw *twins) sweepBatch(t *testing.T) {
 	t.Helper()
-	req := expiry.Request{Limit: 1 + tw.random.IntN(7)}
+	req := driver.Request{Limit: 1 + tw.random.IntN(7)}
 	if tw.random.IntN(20) == 0 {
 		req.Limit = 0
 	}
@@ -67,7 +68,7 @@ func (tw *twins) sweepBatch(t *testing.T) {
 	case 0:
 		req.Only = tw.someIDs()
 	case 1:
-		req.After = expiry.Cursor{Deadline: tw.deadline(), ID: tw.anID()}
+		req.After = driver.Cursor{Deadline: tw.deadline(), ID: tw.anID()}
 	}
 	tw.chooseFailure()
 	locked := map[string]bool{}
@@ -104,7 +105,7 @@ func sane(t *testing.T, d time.Duration) {
 	}
 }
 
-func tellBatch(b expiry.Batch, err error) string {
+func tellBatch(b driver.Batch, err error) string {
 	if err == nil {
 		return fmt.Sprintf("claimed %d, expired %d, last %s %s", b.Claimed, b.Expired, b.Last.ID, tellTime(b.Last.Deadline))
 	}
@@ -112,7 +113,7 @@ func tellBatch(b expiry.Batch, err error) string {
 	if server, ok := errors.AsType[*pgconn.PgError](err); ok {
 		state = server.Code
 	}
-	if failed, ok := errors.AsType[*expiry.BatchError](err); ok {
+	if failed, ok := errors.AsType[*driver.BatchError](err); ok {
 		return fmt.Sprintf("failed: rows %v, last %s %s, doubtful %v, %s", failed.Rows, failed.Last.ID, tellTime(failed.Last.Deadline), failed.Doubtful, state)
 	}
 	return "failed: no batch, " + state
@@ -150,7 +151,7 @@ func (tw *twins) sweep(t *testing.T) {
 	defer func() { tw.culprits = nil }()
 	size := 1 + tw.random.IntN(6)
 	var told [2]string
-	for i, store := range []expiry.Store{tw.fake, tw.real} {
+	for i, store := range []driver.Store{tw.fake, tw.real} {
 		var poison []string
 		cfg := quiet()
 		cfg.BatchSize, cfg.BatchTimeout, cfg.Rand = size, time.Minute, func() float64 { return 0.5 }

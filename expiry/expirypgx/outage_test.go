@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/expiry/expirypgx"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -106,7 +107,7 @@ func TestMissingTableIsNamed(t *testing.T) {
 	store := b.Store(t, nil)
 	for _, sql := range []string{"ALTER TABLE holds RENAME expires_at TO until", "DROP TABLE holds"} {
 		b.exec(t, sql)
-		_, sweepErr := store.SweepBatch(t.Context(), expiry.Request{Limit: 1})
+		_, sweepErr := store.SweepBatch(t.Context(), driver.Request{Limit: 1})
 		_, lookErr := store.Look(t.Context(), nil)
 		for _, err := range []error{sweepErr, lookErr} {
 			if err == nil || !strings.Contains(err.Error(), "table holds") || !strings.Contains(err.Error(), "correct Config") {

@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/internal/sqlident"
 )
 
@@ -50,7 +50,7 @@ func newStatements(c Config) (statements, error) {
 		active += " AND (" + c.Where + "\n)" // which may end in a comment
 	}
 	undated := "FROM " + table + " WHERE " + active + " AND " + deadline + " IS NULL"
-	most := strconv.Itoa(expiry.MaxOverdue)
+	most := strconv.Itoa(driver.MaxOverdue)
 	due := active + " AND " + deadline + " <= now()"
 	order := " ORDER BY " + deadline + ", " + id
 

@@ -13,12 +13,13 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/expiry/internal/blame"
 	"github.com/holdfast-go/holdfast/internal/pgcall"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// Store is an expiry.Store on a Postgres table. Make it with NewStore. It is
+// Store is an driver.Store on a Postgres table. Make it with NewStore. It is
 // safe for concurrent use.
 type Store struct {
 	transactor txretry.Transactor
@@ -49,10 +50,10 @@ func NewStore(t txretry.Transactor, pool *pgxpool.Pool, cfg Config) (*Store, err
 	return &Store{transactor: t, pool: pool, cfg: cfg, sql: sql}, nil
 }
 
-// SweepBatch implements expiry.Store.
-func (s *Store) SweepBatch(ctx context.Context, req expiry.Request) (expiry.Batch, error) {
+// SweepBatch implements driver.Store.
+func (s *Store) SweepBatch(ctx context.Context, req driver.Request) (driver.Batch, error) {
 	if req.Limit < 1 {
-		return expiry.Batch{}, fmt.Errorf("expirypgx: Request.Limit is %d, must be positive", req.Limit)
+		return driver.Batch{}, fmt.Errorf("expirypgx: Request.Limit is %d, must be positive", req.Limit)
 	}
 	var a attempt
 	opts := txretry.Options{Name: "expiry.sweep", Isolation: s.cfg.Isolation, CommitTimeout: commitTimeout, IdleTimeout: idleTimeout(ctx)}
@@ -61,7 +62,7 @@ func (s *Store) SweepBatch(ctx context.Context, req expiry.Request) (expiry.Batc
 		return s.attempt(ctx, tx, req, &a)
 	})
 	if err != nil {
-		return expiry.Batch{}, a.failure(ctx, err, s.worded)
+		return driver.Batch{}, a.failure(ctx, err, s.worded)
 	}
 	return a.batch, nil
 }
@@ -83,7 +84,7 @@ func idleTimeout(ctx context.Context) time.Duration {
 // attempt is what is known of the attempt that ended the transaction.
 type attempt struct {
 	blame.Attempt
-	batch expiry.Batch
+	batch driver.Batch
 }
 
 func (a attempt) failure(ctx context.Context, err error, worded func(error) error) error {
@@ -109,7 +110,7 @@ const (
 	undefinedColumn = "42703"
 )
 
-func (s *Store) attempt(ctx context.Context, tx pgx.Tx, req expiry.Request, a *attempt) error {
+func (s *Store) attempt(ctx context.Context, tx pgx.Tx, req driver.Request, a *attempt) error {
 	rows, err := s.claim(ctx, tx, req, &a.batch)
 	if err != nil || len(rows) == 0 {
 		return err
@@ -142,7 +143,7 @@ var errNotChanged = errors.New("expirypgx: a trigger keeps rows from changing, o
 
 // claim locks the rows that are due, longest overdue first, and notes in b what
 // it got.
-func (s *Store) claim(ctx context.Context, tx pgx.Tx, req expiry.Request, b *expiry.Batch) ([]expiry.Row, error) {
+func (s *Store) claim(ctx context.Context, tx pgx.Tx, req driver.Request, b *driver.Batch) ([]expiry.Row, error) {
 	if s.cfg.Claim != "" && len(req.Only) == 0 {
 		chosen, err := s.choose(ctx, tx, req)
 		if err != nil || len(chosen) == 0 {
@@ -170,7 +171,7 @@ func (s *Store) claim(ctx context.Context, tx pgx.Tx, req expiry.Request, b *exp
 	}
 	if n := len(rows); n > 0 {
 		b.Claimed, b.Expired = max(b.Claimed, n), n
-		b.Last = expiry.Cursor{Deadline: rows[n-1].Deadline, ID: rows[n-1].ID}
+		b.Last = driver.Cursor{Deadline: rows[n-1].Deadline, ID: rows[n-1].ID}
 	}
 	return rows, nil
 }
@@ -179,7 +180,7 @@ func (s *Store) claim(ctx context.Context, tx pgx.Tx, req expiry.Request, b *exp
 const typicalBatch = 200
 
 // choose asks Config.Claim.
-func (s *Store) choose(ctx context.Context, tx pgx.Tx, req expiry.Request) ([]string, error) {
+func (s *Store) choose(ctx context.Context, tx pgx.Tx, req driver.Request) ([]string, error) {
 	result, err := tx.Query(ctx, "SELECT id::text FROM ("+s.cfg.Claim+"\n) chosen (id)", req.Limit, array(req.Skip))
 	if err != nil {
 		return nil, err
@@ -188,7 +189,7 @@ func (s *Store) choose(ctx context.Context, tx pgx.Tx, req expiry.Request) ([]st
 }
 
 // due asks for the rows of a batch.
-func (s *Store) due(ctx context.Context, tx pgx.Tx, req expiry.Request) (pgx.Rows, error) {
+func (s *Store) due(ctx context.Context, tx pgx.Tx, req driver.Request) (pgx.Rows, error) {
 	switch {
 	case len(req.Only) > 0:
 		only := slices.DeleteFunc(slices.Clone(req.Only), func(id string) bool { return slices.Contains(req.Skip, id) })
@@ -241,16 +242,16 @@ func (in *incoming) row(further []string) expiry.Row {
 	return row
 }
 
-// Look implements expiry.Store. It is one query, of which each part reads the
+// Look implements driver.Store. It is one query, of which each part reads the
 // head of the index.
-func (s *Store) Look(ctx context.Context, skip []string) (expiry.Outlook, error) {
-	var o expiry.Outlook
+func (s *Store) Look(ctx context.Context, skip []string) (driver.Outlook, error) {
+	var o driver.Outlook
 	var first, next pgtype.Timestamptz
 	err := pgcall.Use(ctx, s.pool, func(ctx context.Context, conn *pgxpool.Conn) error {
 		return conn.QueryRow(ctx, s.sql.look, array(skip)).Scan(&o.Now, &first, &next, &o.Overdue, &o.Undated)
 	})
 	if err != nil {
-		return expiry.Outlook{}, fmt.Errorf("expirypgx: look: %w", s.worded(err))
+		return driver.Outlook{}, fmt.Errorf("expirypgx: look: %w", s.worded(err))
 	}
 	if first.Valid && first.InfinityModifier == pgtype.Finite {
 		o.Lag = max(0, o.Now.Sub(first.Time))

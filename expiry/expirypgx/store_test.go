@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/expiry/expirypgx"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 )
@@ -20,7 +21,7 @@ func quiet() expiry.SweeperConfig {
 	return expiry.SweeperConfig{Logger: slog.New(slog.DiscardHandler)}
 }
 
-func sweep(t *testing.T, s expiry.Store, cfg expiry.SweeperConfig) expiry.Report {
+func sweep(t *testing.T, s driver.Store, cfg expiry.SweeperConfig) expiry.Report {
 	t.Helper()
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	sw, err := expiry.NewSweeper(s, cfg)
@@ -59,7 +60,7 @@ func TestRowIDTypesColumnsAndEnum(t *testing.T) {
 					return nil
 				},
 			})
-			if batch, err := store.SweepBatch(t.Context(), expiry.Request{Limit: 5, Skip: []string{tc.bad}}); err != nil || batch.Expired != 1 {
+			if batch, err := store.SweepBatch(t.Context(), driver.Request{Limit: 5, Skip: []string{tc.bad}}); err != nil || batch.Expired != 1 {
 				t.Fatalf("got %+v, %v, want one row", batch, err)
 			}
 			if len(got) != 1 || got[0].ID != tc.id || got[0].Values["seats"] != "{A1,A2}" {
@@ -136,7 +137,7 @@ func TestOnlyDueVersionsOfARowChange(t *testing.T) {
 	b.exec(t, `ALTER TABLE holds DROP CONSTRAINT holds_pkey`)
 	b.exec(t, `INSERT INTO holds VALUES ('a', now() - interval '1 hour', 'confirmed', 'old'),
 		('a', now() + interval '1 hour', 'held', 'new'), ('a', now() - interval '1 minute', 'held', 'due')`)
-	batch, err := b.Store(t, nil).SweepBatch(t.Context(), expiry.Request{Limit: 10})
+	batch, err := b.Store(t, nil).SweepBatch(t.Context(), driver.Request{Limit: 10})
 	if err != nil || batch.Expired != 1 {
 		t.Fatalf("got %+v, %v, want one row", batch, err)
 	}
@@ -147,7 +148,7 @@ func TestOnlyDueVersionsOfARowChange(t *testing.T) {
 	}
 
 	b.exec(t, `INSERT INTO holds VALUES ('b', now() - interval '2 minutes', 'held'), ('b', now() - interval '1 minute', 'held')`)
-	if _, err := b.Store(t, nil).SweepBatch(t.Context(), expiry.Request{Limit: 1}); err == nil {
+	if _, err := b.Store(t, nil).SweepBatch(t.Context(), driver.Request{Limit: 1}); err == nil {
 		t.Error("a row was expired that nobody announces")
 	}
 }

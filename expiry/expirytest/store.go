@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/expiry/internal/blame"
 	"github.com/holdfast-go/holdfast/txretry"
 )
@@ -40,7 +41,7 @@ type Config struct {
 	Now func() time.Time
 }
 
-// Store is an expiry.Store in memory. Make it with NewStore. It is safe for
+// Store is an driver.Store in memory. Make it with NewStore. It is safe for
 // concurrent use as far as Config's functions are; it calls them in transactions
 // only.
 type Store struct {
@@ -72,18 +73,18 @@ func NewStore(t txretry.Transactor, cfg Config) (*Store, error) {
 	return &Store{transactor: t, cfg: cfg}, nil
 }
 
-// SweepBatch implements expiry.Store.
-func (s *Store) SweepBatch(ctx context.Context, req expiry.Request) (expiry.Batch, error) {
+// SweepBatch implements driver.Store.
+func (s *Store) SweepBatch(ctx context.Context, req driver.Request) (driver.Batch, error) {
 	if req.Limit < 1 {
-		return expiry.Batch{}, fmt.Errorf("expirytest: Request.Limit is %d, must be positive", req.Limit)
+		return driver.Batch{}, fmt.Errorf("expirytest: Request.Limit is %d, must be positive", req.Limit)
 	}
-	var batch expiry.Batch
+	var batch driver.Batch
 	var a blame.Attempt
 	opts := txretry.Options{Name: "expiry.sweep"}
 	err := s.transactor.DoWith(ctx, opts, func(ctx context.Context, tx pgx.Tx) error {
 		now := s.cfg.Now()
 		rows := s.due(now, req)
-		batch, a = expiry.Batch{Claimed: len(rows), Expired: len(rows)}, blame.Attempt{}
+		batch, a = driver.Batch{Claimed: len(rows), Expired: len(rows)}, blame.Attempt{}
 		if len(rows) == 0 {
 			return nil
 		}
@@ -102,13 +103,13 @@ func (s *Store) SweepBatch(ctx context.Context, req expiry.Request) (expiry.Batc
 	}
 	var unknown *txretry.CommitUnknownError
 	if blamed := a.Failure(ctx, err, errors.As(err, &unknown)); blamed != nil {
-		return expiry.Batch{}, blamed
+		return driver.Batch{}, blamed
 	}
-	return expiry.Batch{}, fmt.Errorf("expirytest: sweep: %w", err)
+	return driver.Batch{}, fmt.Errorf("expirytest: sweep: %w", err)
 }
 
 // due returns the rows of a batch, longest overdue first.
-func (s *Store) due(now time.Time, req expiry.Request) []expiry.Row {
+func (s *Store) due(now time.Time, req driver.Request) []expiry.Row {
 	rows := slices.DeleteFunc(slices.Clone(s.cfg.Active()), func(r expiry.Row) bool {
 		return r.Deadline.IsZero() || r.Deadline.After(now) || slices.Contains(req.Skip, r.ID) ||
 			len(req.Only) > 0 && !slices.Contains(req.Only, r.ID) ||
@@ -118,9 +119,9 @@ func (s *Store) due(now time.Time, req expiry.Request) []expiry.Row {
 	return rows[:min(len(rows), req.Limit)]
 }
 
-func cursor(r expiry.Row) expiry.Cursor { return expiry.Cursor{Deadline: r.Deadline, ID: r.ID} }
+func cursor(r expiry.Row) driver.Cursor { return driver.Cursor{Deadline: r.Deadline, ID: r.ID} }
 
-func compare(a, b expiry.Cursor) int {
+func compare(a, b driver.Cursor) int {
 	return cmp.Or(a.Deadline.Compare(b.Deadline), cmp.Compare(a.ID, b.ID))
 }
 
@@ -154,20 +155,20 @@ func guarded(call func() error) (err error) {
 	return call()
 }
 
-// Look implements expiry.Store.
-func (s *Store) Look(ctx context.Context, skip []string) (expiry.Outlook, error) {
-	var o expiry.Outlook
+// Look implements driver.Store.
+func (s *Store) Look(ctx context.Context, skip []string) (driver.Outlook, error) {
+	var o driver.Outlook
 	opts := txretry.Options{Name: "expiry.look", ReadOnly: true}
 	err := s.transactor.DoWith(ctx, opts, func(context.Context, pgx.Tx) error {
-		o = expiry.Outlook{Now: s.cfg.Now()}
+		o = driver.Outlook{Now: s.cfg.Now()}
 		for _, row := range s.cfg.Active() {
 			if row.Deadline.IsZero() {
-				o.Undated = min(o.Undated+1, expiry.MaxOverdue)
+				o.Undated = min(o.Undated+1, driver.MaxOverdue)
 				continue
 			}
 			left := row.Deadline.Sub(o.Now)
 			if left <= 0 {
-				o.Overdue = min(o.Overdue+1, expiry.MaxOverdue)
+				o.Overdue = min(o.Overdue+1, driver.MaxOverdue)
 				o.Lag = max(o.Lag, -left)
 			}
 			if !slices.Contains(skip, row.ID) && (!o.Pending || left < o.Due) {
@@ -177,7 +178,7 @@ func (s *Store) Look(ctx context.Context, skip []string) (expiry.Outlook, error)
 		return nil
 	})
 	if err != nil {
-		return expiry.Outlook{}, fmt.Errorf("expirytest: %w", err)
+		return driver.Outlook{}, fmt.Errorf("expirytest: %w", err)
 	}
 	return o, nil
 }

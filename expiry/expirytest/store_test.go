@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/expiry/expirytest"
 	"github.com/holdfast-go/holdfast/expiry/expirytest/conformance"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -40,7 +41,7 @@ func newBackend() *backend {
 	}
 }
 
-func (b *backend) Store(t *testing.T, emit conformance.Emit) expiry.Store {
+func (b *backend) Store(t *testing.T, emit conformance.Emit) driver.Store {
 	t.Helper()
 	s, err := expirytest.NewStore(b.manager, expirytest.Config{Active: b.table.Active, Expire: b.table.Expire, Emit: emit})
 	if err != nil {

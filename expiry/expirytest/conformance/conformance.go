@@ -1,4 +1,4 @@
-// Package conformance is the suite that every expiry.Store passes: the fake and
+// Package conformance is the suite that every driver.Store passes: the fake and
 // the adapters, and yours.
 package conformance
 
@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/driver"
 )
 
 // Emit is the callback of a store: called in the transaction of the batch with
@@ -22,7 +23,7 @@ type Emit func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error
 // Backend is one empty set of rows, for one test.
 type Backend interface {
 	// Store returns a store on the rows that calls emit.
-	Store(t *testing.T, emit Emit) expiry.Store
+	Store(t *testing.T, emit Emit) driver.Store
 	// Put writes a row, new or not, whose deadline is in the given time by the
 	// store's clock.
 	Put(t *testing.T, id, state string, in time.Duration)
@@ -93,7 +94,7 @@ func expect(t *testing.T, b Backend, id, state string, announced int) {
 	}
 }
 
-func sweepBatch(t *testing.T, s expiry.Store, req expiry.Request) expiry.Batch {
+func sweepBatch(t *testing.T, s driver.Store, req driver.Request) driver.Batch {
 	t.Helper()
 	batch, err := s.SweepBatch(t.Context(), req)
 	if err != nil {
@@ -109,7 +110,7 @@ func testOnlyDue(t *testing.T, b Backend) {
 	b.Put(t, "sold", confirmed, -time.Minute)
 	b.Put(t, "gone", expired, -time.Minute)
 
-	batch := sweepBatch(t, s, expiry.Request{Limit: 10})
+	batch := sweepBatch(t, s, driver.Request{Limit: 10})
 	if batch.Claimed != 1 || batch.Expired != 1 {
 		t.Errorf("got %+v, want one row", batch)
 	}
@@ -125,7 +126,7 @@ func testOnlyDue(t *testing.T, b Backend) {
 		t.Errorf("the last row is %+v, want the only one", batch.Last)
 	}
 
-	if again := sweepBatch(t, s, expiry.Request{Limit: 10}); again != (expiry.Batch{}) {
+	if again := sweepBatch(t, s, driver.Request{Limit: 10}); again != (driver.Batch{}) {
 		t.Errorf("second batch did %+v, want nothing", again)
 	}
 	expect(t, b, "due", expired, 1)
@@ -146,7 +147,7 @@ func testLimitAndOrder(t *testing.T, b Backend) {
 	b.Put(t, "a", held, -2*time.Minute)
 	b.Put(t, "b", held, -3*time.Minute)
 	for _, want := range []int{2, 1, 0} {
-		if batch := sweepBatch(t, s, expiry.Request{Limit: 2}); batch.Claimed != want || batch.Expired != want {
+		if batch := sweepBatch(t, s, driver.Request{Limit: 2}); batch.Claimed != want || batch.Expired != want {
 			t.Errorf("got %+v, want %d rows", batch, want)
 		}
 	}
@@ -160,12 +161,12 @@ func testSkip(t *testing.T, b Backend) {
 	odd := `odd "one", {with} \ 'marks'`
 	b.Put(t, odd, held, -2*time.Minute)
 	b.Put(t, "plain", held, -time.Minute)
-	if batch := sweepBatch(t, s, expiry.Request{Limit: 10, Skip: []string{odd, "unknown"}}); batch.Expired != 1 {
+	if batch := sweepBatch(t, s, driver.Request{Limit: 10, Skip: []string{odd, "unknown"}}); batch.Expired != 1 {
 		t.Errorf("got %+v, want one row", batch)
 	}
 	expect(t, b, odd, held, 0)
 	expect(t, b, "plain", expired, 1)
-	sweepBatch(t, s, expiry.Request{Limit: 10})
+	sweepBatch(t, s, driver.Request{Limit: 10})
 	expect(t, b, odd, expired, 1)
 }
 
@@ -176,8 +177,8 @@ func testFailedBatch(t *testing.T, b Backend) {
 	})
 	b.Put(t, "one", held, -2*time.Minute)
 	b.Put(t, "two", held, -time.Minute)
-	_, err := s.SweepBatch(t.Context(), expiry.Request{Limit: 10})
-	var blamed *expiry.BatchError
+	_, err := s.SweepBatch(t.Context(), driver.Request{Limit: 10})
+	var blamed *driver.BatchError
 	if !errors.As(err, &blamed) || !errors.Is(err, cause) {
 		t.Fatalf("got %v, want a BatchError with the cause", err)
 	}
@@ -191,8 +192,8 @@ func testFailedBatch(t *testing.T, b Backend) {
 func testPanic(t *testing.T, b Backend) {
 	s := b.Store(t, func(context.Context, pgx.Tx, []expiry.Row) error { panic("boom") })
 	b.Put(t, "one", held, -time.Minute)
-	_, err := s.SweepBatch(t.Context(), expiry.Request{Limit: 10})
-	if _, ok := errors.AsType[*expiry.BatchError](err); !ok {
+	_, err := s.SweepBatch(t.Context(), driver.Request{Limit: 10})
+	if _, ok := errors.AsType[*driver.BatchError](err); !ok {
 		t.Fatalf("got %v, want a BatchError", err)
 	}
 	expect(t, b, "one", held, 0)
@@ -230,7 +231,7 @@ func testBadLimit(t *testing.T, b Backend) {
 	s := b.Store(t, nil)
 	b.Put(t, "one", held, -time.Minute)
 	for _, limit := range []int{0, -1} {
-		if _, err := s.SweepBatch(t.Context(), expiry.Request{Limit: limit}); err == nil {
+		if _, err := s.SweepBatch(t.Context(), driver.Request{Limit: limit}); err == nil {
 			t.Errorf("limit %d was accepted", limit)
 		}
 	}

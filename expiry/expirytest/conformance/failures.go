@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
@@ -42,8 +43,8 @@ func testFailedStatements(t *testing.T, b Backend) {
 				tc.want = all
 			}
 			emit = tc.emit
-			_, err := s.SweepBatch(t.Context(), expiry.Request{Limit: 10})
-			failed, ok := errors.AsType[*expiry.BatchError](err)
+			_, err := s.SweepBatch(t.Context(), driver.Request{Limit: 10})
+			failed, ok := errors.AsType[*driver.BatchError](err)
 			if !ok || failed.Doubtful != doubtful || !slices.Equal(failed.Rows, tc.want) || failed.Last.ID != "three" {
 				t.Errorf("%s, %s: %#v, %v, want doubtful %v of %v", sqlState, name, failed, err, doubtful, tc.want)
 			}

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/driver"
 )
 
 func testOnly(t *testing.T, b Backend) {
@@ -22,12 +23,12 @@ func testOnly(t *testing.T, b Backend) {
 	b.Put(t, "early", held, time.Hour)
 	for _, skip := range [][]string{{"b"}, {"a", "b"}} {
 		only := []string{"b"}
-		if batch := sweepBatch(t, s, expiry.Request{Limit: 5, Only: only, Skip: skip}); batch != (expiry.Batch{}) {
+		if batch := sweepBatch(t, s, driver.Request{Limit: 5, Only: only, Skip: skip}); batch != (driver.Batch{}) {
 			t.Errorf("only %v without %v: got %+v, want nothing", only, skip, batch)
 		}
 	}
-	behind := expiry.Cursor{Deadline: time.Now().Add(time.Hour), ID: "z"}
-	batch := sweepBatch(t, s, expiry.Request{Limit: 5, Only: []string{"c", "a", "sold", "early", "unknown"}, After: behind})
+	behind := driver.Cursor{Deadline: time.Now().Add(time.Hour), ID: "z"}
+	batch := sweepBatch(t, s, driver.Request{Limit: 5, Only: []string{"c", "a", "sold", "early", "unknown"}, After: behind})
 	if batch.Expired != 2 || batch.Last.ID != "c" {
 		t.Errorf("got %+v, want two rows", batch)
 	}
@@ -50,10 +51,10 @@ func testAfter(t *testing.T, b Backend) {
 	for n := range 6 {
 		b.Put(t, id(n), held, -time.Hour+time.Duration(n/2)*time.Minute)
 	}
-	var after expiry.Cursor
+	var after driver.Cursor
 	for range 3 {
-		_, err := s.SweepBatch(t.Context(), expiry.Request{Limit: 2, After: after, Skip: []string{id(3)}})
-		failed, ok := errors.AsType[*expiry.BatchError](err)
+		_, err := s.SweepBatch(t.Context(), driver.Request{Limit: 2, After: after, Skip: []string{id(3)}})
+		failed, ok := errors.AsType[*driver.BatchError](err)
 		if !ok {
 			t.Fatalf("got %v, want a BatchError", err)
 		}
@@ -62,7 +63,7 @@ func testAfter(t *testing.T, b Backend) {
 	if want := []string{id(0), id(1), id(2), id(4), id(5)}; !slices.Equal(order, want) {
 		t.Errorf("claimed %v, want %v", order, want)
 	}
-	if batch := sweepBatch(t, s, expiry.Request{Limit: 2, After: after}); batch.Claimed != 0 {
+	if batch := sweepBatch(t, s, driver.Request{Limit: 2, After: after}); batch.Claimed != 0 {
 		t.Errorf("got %+v behind the last row", batch)
 	}
 }
@@ -83,10 +84,10 @@ func testRepeated(t *testing.T, b Backend) {
 	})
 	b.Put(t, "one", held, -2*time.Minute)
 	b.Put(t, "two", held, -time.Minute)
-	if _, err := s.SweepBatch(t.Context(), expiry.Request{Limit: 10}); err == nil {
+	if _, err := s.SweepBatch(t.Context(), driver.Request{Limit: 10}); err == nil {
 		t.Fatal("the failure was lost")
 	}
-	sweepBatch(t, s, expiry.Request{Limit: 10})
+	sweepBatch(t, s, driver.Request{Limit: 10})
 	if len(seen) != 2 || len(seen[0]) != 2 || !slices.Equal(seen[0], seen[1]) {
 		t.Errorf("the ids were %v", seen)
 	}
@@ -107,8 +108,8 @@ func testNamed(t *testing.T, b Backend) {
 		want []string
 	}{{"two", []string{"two"}}, {"somebody else's", []string{"one", "two", "three"}}} {
 		name = tc.name
-		_, err := s.SweepBatch(t.Context(), expiry.Request{Limit: 10})
-		if blamed, ok := errors.AsType[*expiry.BatchError](err); !ok || !slices.Equal(blamed.Rows, tc.want) {
+		_, err := s.SweepBatch(t.Context(), driver.Request{Limit: 10})
+		if blamed, ok := errors.AsType[*driver.BatchError](err); !ok || !slices.Equal(blamed.Rows, tc.want) {
 			t.Errorf("got %v, want %v blamed", err, tc.want)
 		}
 	}

@@ -11,10 +11,11 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-func sweeper(t *testing.T, s expiry.Store, cfg expiry.SweeperConfig) *expiry.Sweeper {
+func sweeper(t *testing.T, s driver.Store, cfg expiry.SweeperConfig) *expiry.Sweeper {
 	t.Helper()
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	sw, err := expiry.NewSweeper(s, cfg)

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/driver"
 )
 
 // Attempt is what is known of the attempt that ended the transaction of a batch.
@@ -15,7 +16,7 @@ type Attempt struct {
 	// Rows are the ids of the claimed rows.
 	Rows []string
 	// Last is the place of the last of them.
-	Last expiry.Cursor
+	Last driver.Cursor
 	// Own is the error of a callback, or of the store itself, on a connection that
 	// still works.
 	Own error
@@ -25,11 +26,11 @@ type Attempt struct {
 // callback names, else all that were claimed. They are suspected whatever it was,
 // since the others then need not wait for them. unknown says that it is not known
 // whether the transaction has committed. It is nil if no row was claimed.
-func (a Attempt) Failure(ctx context.Context, err error, unknown bool) *expiry.BatchError {
+func (a Attempt) Failure(ctx context.Context, err error, unknown bool) *driver.BatchError {
 	if len(a.Rows) == 0 {
 		return nil
 	}
-	failed := &expiry.BatchError{Rows: a.Rows, Last: a.Last, Err: err}
+	failed := &driver.BatchError{Rows: a.Rows, Last: a.Last, Err: err}
 	if ctx.Err() != nil { // too slow: any row may be, whatever it came to
 		return failed
 	}

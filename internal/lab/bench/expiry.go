@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/expiry/expirypgx"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
@@ -81,7 +82,7 @@ func benchExpiryIdle(ctx context.Context, b *bench) error {
 		}
 		t.contenders = append(t.contenders,
 			contender{fmt.Sprintf("sweep, %d rows", rows), repeated(func(ctx context.Context) error {
-				_, err := store.SweepBatch(ctx, expiry.Request{Limit: 200})
+				_, err := store.SweepBatch(ctx, driver.Request{Limit: 200})
 				return err
 			})},
 			contender{fmt.Sprintf("look, %d rows", rows), repeated(func(ctx context.Context) error {

@@ -1,14 +1,12 @@
-package expiry
+// Package driver is for those who implement a store of [expiry.Sweeper]. Users of
+// expiry need nothing of it. The suite in expirytest/conformance tests a store.
+//
+// [expiry.Sweeper]: https://pkg.go.dev/github.com/holdfast-go/holdfast/expiry#Sweeper
+package driver
 
 import (
 	"context"
-	"fmt"
 	"time"
-
-	"github.com/google/uuid"
-
-	"github.com/holdfast-go/holdfast/internal/check"
-	"github.com/holdfast-go/holdfast/internal/ids"
 )
 
 // Store holds the rows that expire. expirypgx.Store keeps them in a Postgres
@@ -95,70 +93,3 @@ type Outlook struct {
 // MaxOverdue is how far Outlook.Overdue and Undated count, so that a look stays
 // cheap when there are very many such rows.
 const MaxOverdue = 10_000
-
-// Row is one row that expires.
-type Row struct {
-	// ID is the primary key as text.
-	ID string
-	// Deadline is the moment from which the row counts as expired.
-	Deadline time.Time
-	// Values holds the further columns that the Store was configured to read, as
-	// text in the database's form. A column that is NULL is missing.
-	Values map[string]string
-}
-
-// BatchError is the failure of a batch that one of its rows may have caused.
-// The Sweeper sets the rows aside, goes on with the others, and then halves the
-// batch until the row is found.
-type BatchError struct {
-	// Rows are the ids of the rows that may be at fault: those that were claimed,
-	// or one of them if it is known to be that.
-	Rows []string
-	// Last is the place of the last row that was claimed.
-	Last Cursor
-	// Doubtful says that it was nothing a row usually causes, such as a lost
-	// connection, a full disk, a conflict or an error of the schema. A row that fails
-	// so is passed by, but is not accused and stays out of quarantine even if it is
-	// alone, and a second such batch ends the sweep.
-	Doubtful bool
-	// Err is what went wrong.
-	Err error
-}
-
-// Error implements error.
-func (e *BatchError) Error() string {
-	if e.Doubtful {
-		return fmt.Sprintf("expiry: batch of %d rows: %v", len(e.Rows), e.Err)
-	}
-	return fmt.Sprintf("expiry: batch, %d rows may be at fault: %v", len(e.Rows), e.Err)
-}
-
-// Unwrap returns what went wrong.
-func (e *BatchError) Unwrap() error { return e.Err }
-
-// RowError is an error of a callback that knows which row is at fault. The
-// others then need no search for it.
-type RowError struct {
-	// ID is the row's primary key as text.
-	ID string
-	// Err is what went wrong.
-	Err error
-}
-
-// Error implements error.
-func (e *RowError) Error() string { return fmt.Sprintf("expiry: row %s: %v", e.ID, e.Err) }
-
-// Unwrap returns what went wrong.
-func (e *RowError) Unwrap() error { return e.Err }
-
-// Finding is what the adapters' Check methods return: something that is missing
-// or mis-set on the server, and how to mend it.
-type Finding = check.Finding
-
-// EventID returns the id of the message that announces an expiry. It is a UUID
-// of version 7 whose time is the deadline, and it is the same whenever kind, row
-// and deadline (to the microsecond) are: a batch that is run again cannot
-// announce the same expiry under a second id. kind is usually the message name.
-func EventID(kind, rowID string, deadline time.Time) uuid.UUID {
-	return ids.Deterministic(deadline, kind, rowID)
-}
