@@ -1,0 +1,123 @@
+package pgnotify_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/internal/pgnotify"
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
+
+// heard runs a listener until the test ends, and returns what it hears once it is connected.
+func heard(t *testing.T, c pgnotify.Channel) <-chan time.Time {
+	t.Helper()
+	times := make(chan time.Time, 1000)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	l := pgnotify.NewListener(pgnotify.ListenerConfig{
+		Channel: c, Wake: func(at time.Time) { times <- at }, ProbeInterval: time.Minute,
+		Failed: func(_ context.Context, err error) { t.Error(err) },
+	})
+	go func() { defer close(ended); l.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-ended })
+	if at := <-times; !at.IsZero() {
+		t.Errorf("a new connection says %v, want an unknown time", at)
+	}
+	testenv.Eventually(t, testenv.Patience, l.State)
+	return times
+}
+
+func sender(t *testing.T, c pgnotify.Channel, keep time.Duration, failures *atomic.Int64) *pgnotify.Sender {
+	t.Helper()
+	return pgnotify.NewSender(pgnotify.SenderConfig{
+		Channel: c, Interval: 50 * time.Millisecond, Keep: keep,
+		Failed: func(context.Context, error) { failures.Add(1) },
+	})
+}
+
+func table(t *testing.T) (pool *pgxpool.Pool, c pgnotify.Channel) {
+	t.Helper()
+	pool = pgtest.New(t)
+	if _, err := pool.Exec(t.Context(), "CREATE TABLE rows ()"); err != nil {
+		t.Fatal(err)
+	}
+	return pool, pgnotify.Channel{Pool: pool, Prefix: "sender_test_", Table: `"rows"`}
+}
+
+// Many times told at once are one notification or two, and the earliest is among them.
+func TestSenderGathers(t *testing.T) {
+	t.Parallel()
+	_, c := table(t)
+	times := heard(t, c)
+	var failures atomic.Int64
+	s := sender(t, c, 0, &failures)
+	first := time.Now().Add(time.Minute).Truncate(time.Microsecond)
+	for n := range 100 {
+		s.Tell(first.Add(time.Duration(99-n) * time.Second))
+	}
+	n := 0
+	for at := range times {
+		if n++; at.Equal(first) {
+			break
+		}
+	}
+	if n > 20 || failures.Load() > 0 {
+		t.Errorf("100 times took %d notifications, %d failed", n, failures.Load())
+	}
+	s.Tell(first) // its goroutine has ended, or is about to
+	if at := <-times; !at.Equal(first) {
+		t.Errorf("heard %v, want %v", at, first)
+	}
+}
+
+// A notification that fails is sent again for as long as it is kept.
+func TestSenderKeeps(t *testing.T) {
+	t.Parallel()
+	pool, c := table(t)
+	times := heard(t, c)
+	rename := func(sql string) {
+		t.Helper()
+		if _, err := pool.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rename("ALTER TABLE rows RENAME TO elsewhere")
+	var failures atomic.Int64
+	s := sender(t, c, time.Minute, &failures)
+	want := time.Now().Add(time.Minute).Truncate(time.Microsecond)
+	s.Tell(want)
+	testenv.Eventually(t, testenv.Patience, func() error {
+		if failures.Load() == 0 {
+			return errors.New("no failure yet")
+		}
+		return nil
+	})
+	s.Tell(want.Add(time.Hour))
+	rename("ALTER TABLE elsewhere RENAME TO rows")
+	if at := <-times; !at.Equal(want) {
+		t.Errorf("heard %v, want %v", at, want)
+	}
+}
+
+// A pool that is closed ends the sender, and nothing is said of it.
+func TestSenderOnAClosedPool(t *testing.T) {
+	t.Parallel()
+	pool, c := table(t)
+	var failures atomic.Int64
+	s := sender(t, c, time.Hour, &failures)
+	pool.Close()
+	s.Tell(time.Now()) // the leak check of the package fails if its goroutine stays
+	time.Sleep(200 * time.Millisecond)
+	if failures.Load() > 0 {
+		t.Error("the end of the pool was reported")
+	}
+}
