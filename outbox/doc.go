@@ -8,7 +8,7 @@
 // (outboxamqp), Redis Streams (outboxredis), or memory (outboxtest).
 //
 //	// in the business transaction
-//	m, err := outbox.New("order.placed", order)
+//	m, err := outbox.NewMessage("order.placed", order)
 //	m.Key = order.ID
 //	err = writer.Write(ctx, tx, m)
 //

@@ -31,22 +31,17 @@ type Report struct {
 	Published int
 	// Failed counts attempts that failed, Dead those of them that were a message's last one.
 	Failed, Dead int
-	// Ended says which bound ended the Drain. It is empty if Drain returns an error, or if ctx was
-	// cancelled.
-	Ended Ended
+	// Ended says why the Drain ended: "empty" (nothing was ready any more), "limit", "time limit" or
+	// "memory limit" (that bound was reached, and there may be more to publish). It is empty if Drain
+	// returns an error or if ctx ended.
+	Ended string
 }
 
-// Ended is why a Drain came to its end.
-type Ended string
-
-// The ends of a Drain. After all but EndedEmpty there may be more to publish.
 const (
-	// EndedEmpty: nothing was ready any more.
-	EndedEmpty Ended = "empty"
-	// EndedLimit, EndedTime and EndedMemory name the bound that was met.
-	EndedLimit  Ended = "limit"
-	EndedTime   Ended = "time limit"
-	EndedMemory Ended = "memory limit"
+	endedEmpty  = "empty"
+	endedLimit  = "limit"
+	endedTime   = "time limit"
+	endedMemory = "memory limit"
 )
 
 // ExitCode is 0 when everything went and 1 when anything failed. A command should exit with 2
@@ -98,7 +93,7 @@ const (
 )
 
 // drain claims until a bound is met.
-func (d *dispatcher) drain(ctx context.Context, b Bounds) (Ended, error) {
+func (d *dispatcher) drain(ctx context.Context, b Bounds) (string, error) {
 	quiet := 0 // looks in a row with nothing in hand
 	for ctx.Err() == nil {
 		found, err := d.next(ctx)
@@ -106,11 +101,11 @@ func (d *dispatcher) drain(ctx context.Context, b Bounds) (Ended, error) {
 			return "", err
 		}
 		if d.size() == 0 && d.rounds == 0 {
-			return EndedLimit, nil
+			return endedLimit, nil
 		}
 		begun := d.rounds > 0 || d.report != (Report{})
 		if begun && b.MemoryLimit > 0 && runloop.MemoryInUse() > b.MemoryLimit {
-			return EndedMemory, nil
+			return endedMemory, nil
 		}
 		if found {
 			continue
@@ -121,11 +116,11 @@ func (d *dispatcher) drain(ctx context.Context, b Bounds) (Ended, error) {
 		}
 		soon := d.due > 0 && d.due <= portionDelay && quiet <= maxQuiet
 		if d.rounds == 0 && b.TimeLimit == 0 && !soon {
-			return EndedEmpty, nil
+			return endedEmpty, nil
 		}
 		d.idle(ctx)
 	}
-	return EndedTime, nil
+	return endedTime, nil
 }
 
 // stillPaused is an error that names the transports which are unavailable.

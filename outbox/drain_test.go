@@ -14,7 +14,7 @@ func TestDrainBounds(t *testing.T) {
 			for n := range 20 {
 				b.write(message("", n))
 			}
-			if report := b.drain(outbox.Bounds{Limit: 7}); report.Published != 7 || report.Ended != outbox.EndedLimit || len(b.publisher.Received()) != 7 {
+			if report := b.drain(outbox.Bounds{Limit: 7}); report.Published != 7 || report.Ended != "limit" || len(b.publisher.Received()) != 7 {
 				b.Errorf("report %+v, received %d", report, len(b.publisher.Received()))
 			}
 		})
@@ -39,7 +39,7 @@ func TestDrainBounds(t *testing.T) {
 				b.write(message("", 1))
 			}()
 			report := b.drain(outbox.Bounds{TimeLimit: 55 * time.Second})
-			if took := time.Since(begin); report.Published != 1 || report.Ended != outbox.EndedTime || took != 55*time.Second {
+			if took := time.Since(begin); report.Published != 1 || report.Ended != "time limit" || took != 55*time.Second {
 				b.Errorf("report %+v after %v", report, took)
 			}
 		})
@@ -51,10 +51,10 @@ func TestDrainBounds(t *testing.T) {
 				b.write(message("", n))
 			}
 			report := b.drain(outbox.Bounds{MemoryLimit: 1, TimeLimit: time.Hour})
-			if n := report.Published; n < 1 || n > 3 || report.Ended != outbox.EndedMemory || report.ExitCode() != 0 {
+			if n := report.Published; n < 1 || n > 3 || report.Ended != "memory limit" || report.ExitCode() != 0 {
 				b.Errorf("%+v, want one batch of at most 3", report)
 			}
-			if report := b.drain(outbox.Bounds{MemoryLimit: 1 << 50}); report.Ended != outbox.EndedEmpty || len(b.store.List()) != 0 {
+			if report := b.drain(outbox.Bounds{MemoryLimit: 1 << 50}); report.Ended != "empty" || len(b.store.List()) != 0 {
 				b.Errorf("with room: %+v", report)
 			}
 		})

@@ -21,7 +21,7 @@ func Example() {
 	place := func(order string, fail error) error {
 		return manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
 			// … the business change, in the same transaction …
-			m, err := outbox.New("order.placed", map[string]string{"order": order})
+			m, err := outbox.NewMessage("order.placed", map[string]string{"order": order})
 			if err != nil {
 				return err
 			}
@@ -56,12 +56,12 @@ func ExampleRegister() {
 	type OrderPlaced struct {
 		Order string `json:"order"`
 	}
-	types := outbox.NewTypes()
-	if err := outbox.Register[OrderPlaced](types, "order.placed", outbox.Route{Exchange: "orders"}); err != nil {
+	var types outbox.Types
+	if err := outbox.Register[OrderPlaced](&types, "order.placed", outbox.Route{Exchange: "orders"}); err != nil {
 		fmt.Println(err)
 		return
 	}
-	m, err := types.New(OrderPlaced{Order: "A-1"})
+	m, err := types.NewMessage(OrderPlaced{Order: "A-1"})
 	if err != nil {
 		fmt.Println(err)
 		return

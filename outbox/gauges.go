@@ -76,12 +76,12 @@ func (g *gauges) collect(ctx context.Context, o metric.Observer) error {
 	set := g.relay.telemetry.gauges
 	for name, t := range g.relay.transportStats() {
 		transport := attribute.String("transport", name)
-		for _, state := range []TransportState{TransportClosed, TransportPaused, TransportProbing} {
+		for _, state := range []string{stateClosed, statePaused, stateProbing} {
 			var is int64
 			if t.State == state {
 				is = 1
 			}
-			o.ObserveInt64(set.state, is, metric.WithAttributes(transport, attribute.String("state", string(state))))
+			o.ObserveInt64(set.state, is, metric.WithAttributes(transport, attribute.String("state", state)))
 		}
 		if _, ok := g.relay.transports[name].(driver.Windowed); ok {
 			o.ObserveFloat64(set.window, t.Window, metric.WithAttributes(transport))
@@ -91,8 +91,8 @@ func (g *gauges) collect(ctx context.Context, o metric.Observer) error {
 	if store == nil {
 		return err
 	}
-	for state, n := range map[string]int64{"ready": store.Ready, "parked": store.Parked, "dead": store.Dead} {
-		o.ObserveInt64(set.depth, n, metric.WithAttributes(attribute.String("state", state)))
+	for state, n := range map[string]int{"ready": store.Ready, "parked": store.Parked, "dead": store.Dead} {
+		o.ObserveInt64(set.depth, int64(n), metric.WithAttributes(attribute.String("state", state)))
 	}
 	o.ObserveFloat64(set.oldest, store.OldestAge.Seconds())
 	return nil

@@ -10,8 +10,8 @@ import (
 	"github.com/holdfast-go/holdfast/internal/ids"
 )
 
-// ContentTypeJSON is the content type of a message that names none.
-const ContentTypeJSON = "application/json"
+// contentTypeJSON is the content type of a message that names none.
+const contentTypeJSON = "application/json"
 
 // Message is one message on its way from a business transaction to a broker.
 // Body and Headers are not copied: leave them alone once the message is written.
@@ -23,7 +23,7 @@ type Message struct {
 	Name string
 	// Body holds business data only. It must be valid JSON unless ContentType says something else.
 	Body []byte
-	// ContentType is a media type. Empty means ContentTypeJSON.
+	// ContentType is a media type. Default: application/json.
 	ContentType string
 	// Headers travel beside the body. The trace context of the writing context is added to them.
 	Headers map[string]string
@@ -51,12 +51,12 @@ type Route struct {
 	Headers map[string]string
 }
 
-// New makes a message with a fresh id and v encoded as JSON. Everything else
+// NewMessage makes a message with a fresh id and v encoded as JSON. Everything else
 // is checked where the message is written.
-func New(name string, v any) (Message, error) {
+func NewMessage(name string, v any) (Message, error) {
 	body, err := json.Marshal(v)
 	if err != nil {
 		return Message{}, fmt.Errorf("outbox: encode %s: %w", name, err)
 	}
-	return Message{ID: ids.New(), Name: name, Body: body, ContentType: ContentTypeJSON}, nil
+	return Message{ID: ids.New(), Name: name, Body: body, ContentType: contentTypeJSON}, nil
 }

@@ -78,7 +78,7 @@ func TestPrepareRefuses(t *testing.T) {
 
 func TestPrepareReportsEverything(t *testing.T) {
 	t.Parallel()
-	m, err := outbox.New("order.placed", 1)
+	m, err := outbox.NewMessage("order.placed", 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,18 +163,18 @@ type placed struct {
 
 func TestTypes(t *testing.T) {
 	t.Parallel()
-	types := outbox.NewTypes()
+	types := new(outbox.Types)
 	if err := outbox.Register[placed](types, "order.placed", outbox.Route{Exchange: "orders"}); err != nil {
 		t.Fatal(err)
 	}
-	m, err := types.New(placed{7})
+	m, err := types.NewMessage(placed{7})
 	if err != nil || m.Name != "order.placed" || string(m.Body) != `{"total":7}` || m.Route.Exchange != "orders" || m.ID.Version() != 7 {
 		t.Errorf("%+v, %v", m, err)
 	}
-	if _, err := types.New(&placed{}); err == nil {
+	if _, err := types.NewMessage(&placed{}); err == nil {
 		t.Error("an unregistered type was accepted")
 	}
-	if _, err := types.New(nil); err == nil {
+	if _, err := types.NewMessage(nil); err == nil {
 		t.Error("nil was accepted")
 	}
 	for name, err := range map[string]error{
@@ -191,7 +191,7 @@ func TestTypes(t *testing.T) {
 
 func TestNewRefusesWhatIsNotJSON(t *testing.T) {
 	t.Parallel()
-	if _, err := outbox.New("a", func() {}); err == nil {
+	if _, err := outbox.NewMessage("a", func() {}); err == nil {
 		t.Error("accepted")
 	}
 }
@@ -206,7 +206,7 @@ func TestLaneOf(t *testing.T) {
 	}
 	used := map[int]bool{}
 	for range 1000 {
-		m, err := outbox.New("a", 1)
+		m, err := outbox.NewMessage("a", 1)
 		if err != nil {
 			t.Fatal(err)
 		}

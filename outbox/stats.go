@@ -8,17 +8,28 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// Stats is the state of a relay.
+// Stats is the state of a relay and of its store. No count goes above 100,000: that number means as
+// many or more.
 type Stats struct {
-	// Store is nil where the Source is not Measured.
-	Store *driver.Depth
+	// Ready counts the messages that are not published and do not wait for a time. Those behind a
+	// parked message of their key and those of a paused transport are among them.
+	Ready int
+	// Parked counts the messages that wait for their first or their next attempt.
+	Parked int
+	// Dead counts the dead letters.
+	Dead int
+	// OldestAge is for how long the oldest message has been stored that is ready, or waits after a
+	// failure. 0: there is none.
+	OldestAge time.Duration
 	// Transports are by name.
 	Transports map[string]TransportStats
 }
 
 // TransportStats is the state of one transport, as this relay sees it.
 type TransportStats struct {
-	State TransportState
+	// State is "closed" (messages flow), "paused" (the transport was found unavailable or blocked and
+	// is left alone) or "probing" (its pause is over, and one batch finds out whether it works).
+	State string
 	// Failures counts the batches in a row that found the transport unavailable or blocked, and Err
 	// is what the last one met; nil: it works.
 	Failures int
@@ -27,17 +38,10 @@ type TransportStats struct {
 	Window float64
 }
 
-// TransportState is the state of the circuit breaker before a transport.
-type TransportState string
-
-// The states of a transport.
 const (
-	// TransportClosed: messages flow.
-	TransportClosed TransportState = "closed"
-	// TransportPaused: it was found unavailable or blocked and is left alone.
-	TransportPaused TransportState = "paused"
-	// TransportProbing: its pause is over, and one batch finds out whether it works.
-	TransportProbing TransportState = "probing"
+	stateClosed  = "closed"
+	statePaused  = "paused"
+	stateProbing = "probing"
 )
 
 // Stats asks the source and the publishers, within StoreTimeout. With an error the Transports are
@@ -54,7 +58,7 @@ func (r *Relay) Stats(ctx context.Context) (Stats, error) {
 	if err != nil {
 		return stats, fmt.Errorf("outbox: stats: %w", err)
 	}
-	stats.Store = &store
+	stats.Ready, stats.Parked, stats.Dead, stats.OldestAge = store.Ready, store.Parked, store.Dead, store.OldestAge
 	return stats, nil
 }
 
@@ -79,10 +83,10 @@ func (r *Relay) breaker(name string) TransportStats {
 	p, ok := r.pauses[name]
 	switch {
 	case !ok:
-		return TransportStats{State: TransportClosed}
+		return TransportStats{State: stateClosed}
 	case time.Now().Before(p.until):
-		return TransportStats{State: TransportPaused, Failures: p.failures, Err: p.err}
+		return TransportStats{State: statePaused, Failures: p.failures, Err: p.err}
 	default:
-		return TransportStats{State: TransportProbing, Failures: p.failures, Err: p.err}
+		return TransportStats{State: stateProbing, Failures: p.failures, Err: p.err}
 	}
 }

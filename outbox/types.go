@@ -10,7 +10,8 @@ import (
 )
 
 // Types knows which message name and route belong to a Go type, so that code
-// that emits an event names neither. It is safe for concurrent use.
+// that emits an event names neither. The zero Types is empty and ready. It is safe for concurrent
+// use, and must not be copied.
 type Types struct {
 	mu    sync.RWMutex
 	known map[reflect.Type]registration
@@ -19,11 +20,6 @@ type Types struct {
 type registration struct {
 	name  string
 	route Route
-}
-
-// NewTypes returns an empty Types.
-func NewTypes() *Types {
-	return &Types{known: map[reflect.Type]registration{}}
 }
 
 // Register gives the values of type T a name and a route; the zero Route leaves the
@@ -51,20 +47,23 @@ func Register[T any](t *Types, name string, route Route) error {
 	if old, ok := t.known[typ]; ok {
 		return fmt.Errorf("outbox: register %v: it is registered as %q already", typ, old.name)
 	}
+	if t.known == nil {
+		t.known = map[reflect.Type]registration{}
+	}
 	t.known[typ] = registration{name, route}
 	return nil
 }
 
-// New makes a message from v, whose type must be registered, exactly as
+// NewMessage makes a message from v, whose type must be registered, exactly as
 // registered: a *T is not a T. Its Route is the registered one; set fields of it to override.
-func (t *Types) New(v any) (Message, error) {
+func (t *Types) NewMessage(v any) (Message, error) {
 	t.mu.RLock()
 	r, ok := t.known[reflect.TypeOf(v)]
 	t.mu.RUnlock()
 	if !ok {
 		return Message{}, fmt.Errorf("outbox: type %T is not registered", v)
 	}
-	m, err := New(r.name, v)
+	m, err := NewMessage(r.name, v)
 	m.Route = Route{}.overlay(r.route)
 	return m, err
 }

@@ -17,9 +17,8 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// DefaultMaxBodyBytes is the largest body a writer takes where its Config sets no other limit:
-// 1 MiB.
-const DefaultMaxBodyBytes = 1 << 20
+// defaultMaxBody is the largest body that a writer takes where its Config sets no other limit: 1 MiB.
+const defaultMaxBody = 1 << 20
 
 // The other limits of a message. They fit the short strings and the header frame of AMQP.
 const (
@@ -48,10 +47,10 @@ func (e *MessageError) Error() string {
 // Prepare is what every writer does with messages before it stores them: it returns them with id
 // and content type filled in and the trace context of ctx in their headers, or a joined
 // *MessageError for every field that is wrong, in any of them. maxBodyBytes 0 means
-// DefaultMaxBodyBytes.
+// 1 MiB.
 func Prepare(ctx context.Context, msgs []Message, maxBodyBytes int) ([]driver.Message, error) {
 	if maxBodyBytes <= 0 {
-		maxBodyBytes = DefaultMaxBodyBytes
+		maxBodyBytes = defaultMaxBody
 	}
 	var errs []error
 	seen := make(map[uuid.UUID]bool, len(msgs))
@@ -61,7 +60,7 @@ func Prepare(ctx context.Context, msgs []Message, maxBodyBytes int) ([]driver.Me
 			m.ID = ids.New()
 		}
 		if m.ContentType == "" {
-			m.ContentType = ContentTypeJSON
+			m.ContentType = contentTypeJSON
 		}
 		report := func(field, format string, args ...any) {
 			errs = append(errs, &MessageError{Index: i, Field: field, Problem: fmt.Sprintf(format, args...)})
@@ -119,7 +118,7 @@ func isMediaType(s string) bool {
 
 func isJSON(contentType string) bool {
 	media, _, err := mime.ParseMediaType(contentType)
-	return err == nil && (media == ContentTypeJSON || strings.HasSuffix(media, "+json"))
+	return err == nil && (media == contentTypeJSON || strings.HasSuffix(media, "+json"))
 }
 
 func checkText(field, s string, limit int, report func(field, format string, args ...any)) {

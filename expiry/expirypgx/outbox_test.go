@@ -42,7 +42,7 @@ func toOutbox() (emit, error) {
 		body, err := json.Marshal(map[string]string{"hold": row.ID})
 		return outbox.Message{
 			ID: expiry.EventID("hold.expired", row.ID, row.Deadline), Name: "hold.expired", Key: row.ID,
-			Body: body, ContentType: outbox.ContentTypeJSON,
+			Body: body, ContentType: "application/json",
 		}, err
 	}), nil
 }

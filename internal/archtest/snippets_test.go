@@ -47,7 +47,7 @@ func writerSnippet(ctx context.Context, pool *pgxpool.Pool, o order) error {
 		if _, err := tx.Exec(ctx, "INSERT INTO orders (id) VALUES ($1)", o.ID); err != nil {
 			return err
 		}
-		m, err := outbox.New("order.placed", o)
+		m, err := outbox.NewMessage("order.placed", o)
 		if err != nil {
 			return err
 		}
@@ -140,7 +140,7 @@ func expirySnippet(ctx context.Context, pool *pgxpool.Pool, manager *txretry.Man
 	store, err := expirypgx.NewStore(manager, pool, expirypgx.Config{
 		Table: "holds",
 		Emit: expirypgx.Messages(writer.Write, func(row expiry.Row) (outbox.Message, error) {
-			m, err := outbox.New("hold.expired", map[string]any{"hold": row.ID, "deadline": row.Deadline})
+			m, err := outbox.NewMessage("hold.expired", map[string]any{"hold": row.ID, "deadline": row.Deadline})
 			m.ID = expiry.EventID("hold.expired", row.ID, row.Deadline) // the same id if it is ever repeated
 			return m, err
 		}),

@@ -18,11 +18,11 @@ type Measured interface {
 type Depth struct {
 	// Ready messages are not published and do not wait for a time; those behind a parked one of their
 	// key and those of a paused transport are among them.
-	Ready int64
+	Ready int
 	// Parked messages wait for their first or their next attempt.
-	Parked int64
+	Parked int
 	// Dead counts the dead letters.
-	Dead int64
+	Dead int
 	// OldestAge is for how long the oldest message has been stored that is ready, or waits after a
 	// failure; 0: there is none. A store with very many waiting messages may look at those only
 	// that are due first.

@@ -34,7 +34,7 @@ func (p *Publisher) encode(m driver.Message) (amqpconn.Out, error) {
 		Message: amqp.Publishing{
 			MessageId:    m.ID.String(),
 			Type:         m.Name,
-			ContentType:  cmp.Or(m.ContentType, outbox.ContentTypeJSON),
+			ContentType:  cmp.Or(m.ContentType, "application/json"),
 			DeliveryMode: amqp.Persistent,
 			Timestamp:    m.CreatedAt,
 			Headers:      p.headers(m, route),

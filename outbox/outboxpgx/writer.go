@@ -21,7 +21,7 @@ import (
 type WriterConfig struct {
 	// Schema and Table are as in SchemaConfig.
 	Schema, Table string
-	// MaxBodyBytes is the largest body taken. 0 means outbox.DefaultMaxBodyBytes.
+	// MaxBodyBytes is the largest body taken. Default: 1 MiB.
 	MaxBodyBytes int
 	// OnCommit is called after the commit of a transaction that wrote messages, if txretry manages
 	// it. Give it Relay.Wake where a relay runs in the same process, and Notifier.Notify where it

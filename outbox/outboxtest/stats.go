@@ -15,7 +15,7 @@ func (s *Store) Depth(ctx context.Context) (driver.Depth, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	stats := driver.Depth{Dead: int64(len(s.dead))}
+	stats := driver.Depth{Dead: len(s.dead)}
 	for _, e := range s.entries {
 		if !e.committed {
 			continue
@@ -29,7 +29,7 @@ func (s *Store) Depth(ctx context.Context) (driver.Depth, error) {
 			stats.OldestAge = max(stats.OldestAge, now.Sub(e.CreatedAt))
 		}
 	}
-	for _, n := range []*int64{&stats.Ready, &stats.Parked, &stats.Dead} {
+	for _, n := range []*int{&stats.Ready, &stats.Parked, &stats.Dead} {
 		*n = min(*n, driver.StatsLimit)
 	}
 	return stats, nil

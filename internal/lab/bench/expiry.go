@@ -204,7 +204,7 @@ func (h *holds) store() (*expirypgx.Store, error) {
 		Emit: expirypgx.Messages(writer.Write, func(row expiry.Row) (outbox.Message, error) {
 			return outbox.Message{
 				ID: expiry.EventID(holdExpired, row.ID, row.Deadline), Name: holdExpired, Key: row.ID,
-				Body: fmt.Appendf(nil, `{"id":%s}`, row.ID), ContentType: outbox.ContentTypeJSON,
+				Body: fmt.Appendf(nil, `{"id":%s}`, row.ID), ContentType: "application/json",
 			}, nil
 		}),
 	})

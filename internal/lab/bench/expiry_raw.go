@@ -8,7 +8,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/internal/ids"
-	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
@@ -50,7 +49,7 @@ func rawMessages(ctx context.Context, tx pgx.Tx, rows []int64) error {
 		uuids[i], lanes[i], keys[i], bodies[i] = m.ID, int16(driver.LaneOf(m)), m.Key, fmt.Appendf(nil, `{"id":%d}`, row)
 	}
 	_, err := tx.Exec(ctx, `INSERT INTO holdfast_outbox (id, lane, name, body, content_type, ordering_key, exchange, routing_key)
-		SELECT id, lane, '`+holdExpired+`', body, '`+outbox.ContentTypeJSON+`', key, '', '' FROM unnest($1::uuid[], $2::smallint[], $3::text[], $4::bytea[]) AS m(id, lane, key, body)`,
+		SELECT id, lane, '`+holdExpired+`', body, 'application/json', key, '', '' FROM unnest($1::uuid[], $2::smallint[], $3::text[], $4::bytea[]) AS m(id, lane, key, body)`,
 		uuids, lanes, keys, bodies)
 	return err
 }

@@ -179,7 +179,7 @@ func (d *drain) commitSteadily(ctx context.Context, n int, every time.Duration, 
 		writing.Go(func() {
 			for range turns {
 				m := d.message()
-				m.ID, m.ContentType = ids.New(), outbox.ContentTypeJSON
+				m.ID, m.ContentType = ids.New(), "application/json"
 				if errs[w] = manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error { return store(ctx, tx, m) }); errs[w] != nil {
 					return
 				}

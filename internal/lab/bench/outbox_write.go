@@ -92,7 +92,7 @@ func priced(w way, store write, goroutines int) func(ctx context.Context, length
 				if err := addToAccount(ctx, tx, id); err != nil {
 					return err
 				}
-				m := outbox.Message{ID: ids.New(), Name: "account.changed", Body: body, ContentType: outbox.ContentTypeJSON}
+				m := outbox.Message{ID: ids.New(), Name: "account.changed", Body: body, ContentType: "application/json"}
 				return store(ctx, tx, m)
 			})
 		})

@@ -145,7 +145,7 @@ func changeAndTell(ctx context.Context, tx pgx.Tx, id int, store write) error {
 	if err := addToAccount(ctx, tx, id); err != nil {
 		return err
 	}
-	m, err := outbox.New("account.changed", map[string]int64{"account": int64(id), "v": v + 1})
+	m, err := outbox.NewMessage("account.changed", map[string]int64{"account": int64(id), "v": v + 1})
 	if err != nil {
 		return err
 	}

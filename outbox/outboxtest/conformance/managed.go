@@ -56,7 +56,7 @@ func wantState(t *testing.T, what string, err error, want string) {
 // stored writes one message and returns it.
 func (m Managed) stored(t *testing.T) outbox.Message {
 	t.Helper()
-	msg, err := outbox.New("order.placed", "1")
+	msg, err := outbox.NewMessage("order.placed", "1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +84,7 @@ func refusesAtCommit(t *testing.T, m Managed) {
 }
 
 func refusesItsOwnDuplicate(t *testing.T, m Managed) {
-	msg, err := outbox.New("order.placed", "1")
+	msg, err := outbox.NewMessage("order.placed", "1")
 	if err != nil {
 		t.Fatal(err)
 	}

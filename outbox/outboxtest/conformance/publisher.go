@@ -117,7 +117,7 @@ func newMessage(t *testing.T, body string) driver.Message {
 // NewMessage returns a message as a store would give it to a Publisher, with v as its JSON body.
 func NewMessage(t testing.TB, name string, v any) driver.Message {
 	t.Helper()
-	m, err := outbox.New(name, v)
+	m, err := outbox.NewMessage(name, v)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -206,7 +206,7 @@ func buriesDead(t *testing.T, s Store) {
 
 // An id that became free when its message died may be written again, and die again.
 func buriesAgain(t *testing.T, s Store) {
-	m, err := outbox.New("order.placed", 1)
+	m, err := outbox.NewMessage("order.placed", 1)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ func measures(t *testing.T, s Store) {
 	if !ok {
 		return
 	}
-	wants := func(when string, ready, parked, dead int64, aged bool) {
+	wants := func(when string, ready, parked, dead int, aged bool) {
 		t.Helper()
 		got, err := source.Depth(t.Context())
 		if err != nil {
@@ -42,7 +42,7 @@ func measures(t *testing.T, s Store) {
 	wants("one failed", 2, 2, 0, true)
 	dead := s.claim(t, driver.Claim{})
 	s.settle(t, dead, outcomes(driver.Dead, dead.Messages...)...)
-	n := int64(len(dead.Messages)) // the message behind the failed one was not claimed
+	n := int(len(dead.Messages)) // the message behind the failed one was not claimed
 	wants("the others dead", 2-n, 2, n, true)
 }
 

@@ -48,7 +48,7 @@ func commitAndRollback(t *testing.T, s Store) {
 }
 
 func storesWhole(t *testing.T, s Store) {
-	m, err := outbox.New("order.placed.v2", map[string]string{"ü": "\x00\t\"'"})
+	m, err := outbox.NewMessage("order.placed.v2", map[string]string{"ü": "\x00\t\"'"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +78,7 @@ func storesWhole(t *testing.T, s Store) {
 func fillsIn(t *testing.T, s Store) {
 	s.write(t, message("k", "1"))
 	m := s.claim(t, driver.Claim{}).Messages[0]
-	if m.ID.Version() != 7 || m.ContentType != outbox.ContentTypeJSON {
+	if m.ID.Version() != 7 || m.ContentType != "application/json" {
 		t.Errorf("stored with id %s and content type %q", m.ID, m.ContentType)
 	}
 }
@@ -242,7 +242,7 @@ func oneIsFirst(t *testing.T, s Store) {
 }
 
 func refusesDuplicate(t *testing.T, s Store) {
-	m, err := outbox.New("order.placed", "1")
+	m, err := outbox.NewMessage("order.placed", "1")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -46,7 +46,7 @@ func (r Reservation) check() error {
 // themselves. The id of an expiry follows from the reservation, so whoever
 // expires it, the sweeper or a buyer, sends the same message.
 func New(r booking.Reservation) (outbox.Message, error) {
-	m, err := outbox.New(booking.MessageOf(r.Status), Reservation{
+	m, err := outbox.NewMessage(booking.MessageOf(r.Status), Reservation{
 		ReservationID: r.ID, EventID: r.EventID, User: r.User,
 		Seats: booking.SeatNames(r.Seats), ExpiresAt: r.ExpiresAt.UTC(),
 	})

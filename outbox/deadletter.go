@@ -1,0 +1,92 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+var (
+	// ErrNotFound means that there is no dead letter with the id.
+	ErrNotFound = errors.New("outbox: no such dead letter")
+	// ErrOutlived means that a replay left dead letters where they are because no consumer remembers
+	// any more whether it has processed them. Replay.Force returns those, too.
+	ErrOutlived = errors.New("outbox: dead letters are older than what consumers remember")
+)
+
+// DeadLetters shows and moves the messages that relays gave up. A store has a method that returns
+// its own. It is safe for concurrent use.
+type DeadLetters interface {
+	// List returns the dead letters that f selects, the oldest first. A Filter.Limit of 0 means 100.
+	List(ctx context.Context, f Filter) ([]DeadLetter, error)
+	// Show returns one dead letter, or ErrNotFound.
+	Show(ctx context.Context, id uuid.UUID) (DeadLetter, error)
+	// Count returns how many dead letters f selects.
+	Count(ctx context.Context, f Filter) (int, error)
+	// Replay moves dead letters back into the outbox with their attempts forgotten. They keep the
+	// order in which they were stored, behind all messages that the outbox holds at that time. When
+	// the server does not answer, it is not known whether they moved: calling again does no harm.
+	Replay(ctx context.Context, f Filter, r Replay) (Replayed, error)
+	// Remove deletes dead letters and returns how many. by names who asks for it and is required, 1 to
+	// 128 bytes; reason is optional, at most 1,000 bytes. Both are kept in an audit.
+	Remove(ctx context.Context, f Filter, by, reason string) (int, error)
+}
+
+// DeadLetter is a message that a relay gave up.
+type DeadLetter struct {
+	Message
+	// Class is the kind of the last failure, such as "permanent", "unroutable" or "quarantined".
+	Class string
+	// Error is the text of the last failure, at most 1,000 bytes.
+	Error string
+	// Attempts counts the attempts to publish that failed.
+	Attempts int
+	// CreatedAt is when the message was stored, and FailedAt when it became a dead letter. Both are
+	// times of the store's clock.
+	CreatedAt, FailedAt time.Time
+	// Unreadable says why the Message is not complete: another program stored what is no message, or
+	// the bodies of one List are more than 32 MiB together. Nil: it is complete. Replay moves what is
+	// stored.
+	Unreadable error
+}
+
+// Filter selects dead letters: those that match every field that is set. The zero Filter selects all.
+type Filter struct {
+	// IDs selects by id, at most 10,000. Optional.
+	IDs []uuid.UUID
+	// Class, Name and Key select what equals them. Optional.
+	Class, Name, Key string
+	// ErrorContains selects by a part of the error's text. Case matters. At most 1,000 bytes. Optional.
+	ErrorContains string
+	// FailedAfter and FailedBefore bound when the message became a dead letter. FailedAfter is
+	// included, FailedBefore is not. Optional.
+	FailedAfter, FailedBefore time.Time
+	// Limit is the most dead letters, the oldest first. Default: 100 for List, none for the others.
+	Limit int
+}
+
+// Replay says who returns dead letters to the outbox, and how.
+type Replay struct {
+	// By and Reason are as in DeadLetters.Remove. A DryRun needs no By.
+	By, Reason string
+	// PerSecond bounds how many leave each second. Default: no bound.
+	PerSecond float64
+	// DryRun counts and moves nothing.
+	DryRun bool
+	// Force returns those, too, that were stored more than 8 days ago. Such a message may have been
+	// published after all, its confirm lost on the way, and its consumers remember no longer whether
+	// they have processed it.
+	Force bool
+}
+
+// Replayed is what became of the dead letters that a replay selected.
+type Replayed struct {
+	// Returned are in the outbox again; with DryRun, would be.
+	Returned int
+	// Outlived were refused for their age, and stay. The error of Replay is then ErrOutlived.
+	Outlived int
+	// Failed could not be returned, since the outbox holds their id again. They stay.
+	Failed int
+}

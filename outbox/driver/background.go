@@ -1,0 +1,33 @@
+package driver
+
+import "context"
+
+// Background is an optional interface of a Source with work of its own beside a relay: hearing of
+// commits in other processes, pruning.
+type Background interface {
+	// Background works until ctx ends. Relay.Run calls it once, and returns only after its end. A
+	// fault is logged and tried again, and ends nothing. Several relays may run on one Source at once.
+	//
+	// wake makes the relay look for messages now. It never blocks. False means that this relay does
+	// not look: it is ending, or its store or its default transport is paused. The Source may then
+	// wake another relay.
+	Background(ctx context.Context, wake func() bool)
+}
+
+// Service is an optional interface of a Publisher that keeps a connection.
+type Service interface {
+	// Run keeps the connection until ctx ends, waits for the confirms still open and returns.
+	// Relay.Run calls it before the first message and ends it after its last confirm. Several relays
+	// may call it at once: the connection lives while any Run does. A fault is logged and tried again,
+	// and ends nothing.
+	Run(ctx context.Context) error
+	// Ready returns nil while the Publisher can send.
+	Ready(ctx context.Context) error
+}
+
+// Checked is an optional interface of a Source or a Publisher that can look at its server.
+type Checked interface {
+	// Check returns nil if there is nothing to mend. Else the error joins the findings, each of which
+	// has a method Mend() string, and the failures to look.
+	Check(ctx context.Context) error
+}
