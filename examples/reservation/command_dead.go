@@ -12,7 +12,6 @@ import (
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/postgres"
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 )
@@ -29,7 +28,7 @@ type deadFilter struct {
 // deadStores are the two places where messages end that were given up.
 type deadStores struct {
 	outbox *outboxpgx.DeadLetters
-	inbox  *inboxamqp.DeadLetters
+	inbox  inbox.DeadLetters
 	pool   *pgxpool.Pool // for the audit of the inbox
 }
 
@@ -134,8 +133,7 @@ func parseDeadFilter(c *commandContext, verb string, args []string) (deadFilter,
 
 func newDeadStores(c *commandContext) (deadStores, error) {
 	out, err1 := outboxpgx.NewDeadLetters(c.parts.servers.workers, outboxpgx.SchemaConfig{})
-	in, err2 := inboxamqp.NewDeadLetters(c.parts.servers.dial, inboxamqp.DeadLettersConfig{Logger: c.log})
-	return deadStores{out, in, c.parts.servers.workers}, errors.Join(err1, err2)
+	return deadStores{out, c.parts.consumer.DeadLetters(), c.parts.servers.workers}, err1
 }
 
 // recorded lets who changes dead letters of the inbox be found by dead audit.

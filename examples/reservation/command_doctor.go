@@ -69,7 +69,7 @@ func (p *parts) examinations() []examination {
 			listed(p.transactor.Check), listed(p.source.Check), listed(p.listener.Check), listed(checkInbox), listed(p.records.Check), listed(p.holds.Check),
 		}},
 		{"Redis", p.servers.pingRedis, []check{listed(p.keys.Check), listed(p.limiter.Check)}},
-		{"RabbitMQ", p.servers.pingRabbitMQ, []check{listed(p.publisher.Check), listed(p.consumer.Check)}},
+		{"RabbitMQ", p.servers.pingRabbitMQ, []check{listed(p.publisher.Check), p.consumer.Check}},
 	}
 }
 

@@ -15,6 +15,8 @@ import (
 	"github.com/holdfast-go/holdfast/expiry/expirypgx"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/outbox"
@@ -170,14 +172,26 @@ func (p *parts) addConsumer(transactor txretry.Transactor, m *metrics, log *slog
 	if err != nil {
 		return err
 	}
-	p.consumer, err = inboxamqp.NewConsumer(p.servers.dial, processor, inboxamqp.Config{
-		Queue:    messages.Queue,
+	p.consumer, err = inboxamqp.NewConsumer(p.servers.dial, messages.Queue, remembering{processor, ledger}, inboxamqp.Config{
+		ConsumerConfig: inbox.ConsumerConfig{
+			Batch: 50, ShutdownTimeout: stopTimeout - closeTimeout, Logger: log, MeterProvider: m.provider,
+		},
 		Bindings: []inboxamqp.Binding{{Exchange: messages.Exchange, Key: messages.Binding}},
-		Ledger:   ledger, Batch: 50, ShutdownTimeout: stopTimeout - closeTimeout,
-		Logger: log, MeterProvider: m.provider,
 	})
 	return err
 }
+
+// remembering is the processor with its ledger.
+type remembering struct {
+	*inboxpgx.Processor
+	ledger driver.Ledger
+}
+
+// Ledger implements driver.Deduplicator.
+func (r remembering) Ledger() driver.Ledger { return r.ledger }
+
+// Retention implements driver.Deduplicator.
+func (r remembering) Retention() time.Duration { return driver.DefaultRetention }
 
 func (p *parts) addSweeper(cfg config, transactor txretry.Transactor, writer *outboxpgx.Writer, m *metrics, log *slog.Logger) (err error) {
 	p.holds, err = expirypgx.NewStore(transactor, p.servers.workers, expirypgx.Config{
@@ -218,7 +232,6 @@ func (p *parts) migrate(ctx context.Context) error {
 	return nil
 }
 
-// declare makes the exchange first: the queue is bound to it.
 func (p *parts) declare(ctx context.Context) error {
 	if err := p.publisher.Setup(ctx); err != nil {
 		return err

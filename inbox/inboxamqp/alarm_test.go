@@ -10,7 +10,6 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -30,7 +29,7 @@ func TestMemoryAlarm(t *testing.T) {
 		done.Add(1)
 		return nil
 	}}
-	c := newConsumer(t, b.Dial, &got, inboxamqp.Config{Queue: "orders", Retry: quick})
+	c := newConsumer(t, b.Dial, &got, config{Queue: "orders", Retry: quick})
 	if err := c.Setup(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 )
 
@@ -22,7 +21,7 @@ func TestAudit(t *testing.T) {
 		b.Publish(t, "", "failed.default", p)
 	}
 	var log logBuffer
-	letters := newDeadLetters(t, b, inboxamqp.DeadLettersConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	letters := newDeadLetters(t, b, config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	if _, err := letters.Replay(t.Context(), inbox.Filter{}, inbox.Replay{DryRun: true}); err != nil || log.String() != "" {
 		t.Fatalf("a dry run: %v, log %q", err, log.String())
 	}
@@ -33,8 +32,8 @@ func TestAudit(t *testing.T) {
 		t.Fatal(n, err)
 	}
 	for _, want := range []string{
-		`msg="dead letters returned" component=inboxamqp by=ann reason=mended prefix="" filter.limit=1 returned=1 outlived=0 failed=0`,
-		`msg="dead letters removed" component=inboxamqp by=bob reason="" prefix="" filter.class=default removed=2`,
+		`msg="dead letters returned" component=inboxamqp queue=orders by=ann reason=mended prefix="" filter.limit=1 returned=1 outlived=0 failed=0`,
+		`msg="dead letters removed" component=inboxamqp queue=orders by=bob reason="" prefix="" filter.class=default removed=2`,
 	} {
 		if !strings.Contains(log.String(), want) {
 			t.Errorf("no %s in\n%s", want, log.String())

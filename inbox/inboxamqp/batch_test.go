@@ -14,7 +14,6 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -59,7 +58,7 @@ func TestBatch(t *testing.T) {
 		}
 		return nil
 	}
-	r := consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick, Concurrency: 2, Batch: 25})
+	r := consume(t, b, &got, config{Queue: "orders", Retry: quick, Concurrency: 2, Batch: 25})
 	const n = 300
 	ch := b.Channel(t)
 	for i := range n {
@@ -105,7 +104,7 @@ func TestBatchMessageLimit(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
 	got := batches{hold: 20 * time.Millisecond}
-	c := newConsumer(t, b.Dial, &got, inboxamqp.Config{Queue: "orders", Retry: quick, Concurrency: 2, Batch: 10, MessageLimit: 37})
+	c := newConsumer(t, b.Dial, &got, config{Queue: "orders", Retry: quick, Concurrency: 2, Batch: 10, MessageLimit: 37})
 	if err := c.Setup(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -124,7 +123,7 @@ func TestBatchConnectionsClosed(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
 	got := batches{hold: 5 * time.Millisecond}
-	r := consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick, Concurrency: 3, Batch: 20})
+	r := consume(t, b, &got, config{Queue: "orders", Retry: quick, Concurrency: 3, Batch: 20})
 	const n = 200
 	for i := range n {
 		b.Publish(t, "", "orders", order())
@@ -149,7 +148,7 @@ func TestHopsDoNotCount(t *testing.T) {
 		}
 		return nil
 	}
-	c := newConsumer(t, b.Dial, &got, inboxamqp.Config{Queue: "orders", Retry: quick, MessageLimit: 3})
+	c := newConsumer(t, b.Dial, &got, config{Queue: "orders", Retry: quick, MessageLimit: 3})
 	if err := c.Setup(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -176,7 +175,7 @@ func TestRecoverableFailuresAreSpared(t *testing.T) {
 		}
 		return errBroken
 	}
-	consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: inbox.RetryPolicy{MaxAttempts: 3, BaseDelay: 20 * time.Millisecond, MaxDelay: 40 * time.Millisecond}})
+	consume(t, b, &got, config{Queue: "orders", Retry: inbox.RetryPolicy{MaxAttempts: 3, BaseDelay: 20 * time.Millisecond, MaxDelay: 40 * time.Millisecond}})
 	b.Publish(t, "", "orders", order())
 	dead := b.Take(t, "failed.default", 1, patience)[0]
 	if dead.Headers["holdfast-attempt"] != "7" {
@@ -189,7 +188,7 @@ func TestDeriveID(t *testing.T) {
 	b := amqptest.New(t)
 	derived := ids.Deterministic(time.Unix(1_700_000_000, 0), "order", "1")
 	var got recorder
-	consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick, DeriveID: func(m *inbox.Message) uuid.UUID {
+	consume(t, b, &got, config{Queue: "orders", Retry: quick, DeriveID: func(m *inbox.Message) uuid.UUID {
 		switch m.Name {
 		case "stranger":
 			return uuid.Nil
@@ -216,20 +215,17 @@ func TestHandlerTimeout(t *testing.T) {
 	release := make(chan struct{})
 	var deaf atomic.Bool
 	var log logBuffer
-	c, err := inboxamqp.NewConsumer(b.Dial, processorFunc(func(ctx context.Context, m *inbox.Message) error {
+	c := newConsumer(t, b.Dial, processorFunc(func(ctx context.Context, m *inbox.Message) error {
 		<-ctx.Done()
 		if m.Name == "deaf" {
 			deaf.Store(true)
 			<-release
 		}
 		return context.Cause(ctx)
-	}), inboxamqp.Config{
+	}), config{
 		Queue: "orders", Retry: inbox.RetryPolicy{MaxAttempts: 1}, HandlerTimeout: 50 * time.Millisecond,
 		Logger: slog.New(slog.NewTextHandler(&log, nil)),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	if err := c.Setup(t.Context()); err != nil {
 		t.Fatal(err)
 	}

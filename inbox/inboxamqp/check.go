@@ -15,25 +15,28 @@ import (
 	"github.com/holdfast-go/holdfast/internal/check"
 )
 
-// Finding is one thing that Check found amiss.
-type Finding = check.Finding
-
-const component = "inboxamqp"
-
 // Check looks which of the queues and of the exchanges of the bindings are missing, whether
 // the retry queues return their messages when they should, and whether the times in the
-// Config fit together. It cannot see the bindings themselves: AMQP has no question for them.
-// The error means that it could not look.
-func (c *Consumer) Check(ctx context.Context) ([]Finding, error) {
-	findings := c.checkTimes()
-	err := amqpconn.Use(ctx, c.dial, c.cfg.CallTimeout, func(conn *amqpconn.Conn) error {
-		for i, spec := range c.queues() {
-			problem, err := checkQueue(conn, spec, i > 0)
-			if err != nil {
+// Config fit together; then it asks the processor, if that has a Check of its own. It cannot see the
+// bindings themselves: AMQP has no question for them.
+//
+// It returns nil when there is nothing to mend. Otherwise the error joins all findings, each
+// with a method Mend() string, and what it failed to look at.
+func (c *Consumer) Check(ctx context.Context) error {
+	found := check.Findings{Component: component}
+	c.cfg.checkTimes(&found)
+	found.Join(c.checkTopology(ctx, &found))
+	if p, ok := c.processor.(interface{ Check(context.Context) error }); ok {
+		found.Join(p.Check(ctx))
+	}
+	return found.Err()
+}
+
+func (c *Consumer) checkTopology(ctx context.Context, found *check.Findings) error {
+	err := amqpconn.Use(ctx, c.dial, c.cfg.Timeout, func(conn *amqpconn.Conn) error {
+		for _, spec := range c.cfg.queues() {
+			if err := checkQueue(conn, spec, found); err != nil {
 				return err
-			}
-			if problem != nil {
-				findings = append(findings, *problem)
 			}
 		}
 		for _, b := range c.cfg.Bindings {
@@ -42,65 +45,52 @@ func (c *Consumer) Check(ctx context.Context) ([]Finding, error) {
 				return err
 			}
 			if !exists {
-				findings = append(findings, Finding{
-					Component: component, Problem: fmt.Sprintf("exchange %q does not exist", b.Exchange),
-					Mend: "declare it, for example by outboxamqp.Publisher.Setup",
-				})
+				found.Add("declare it, or call Consumer.Setup", "exchange %q does not exist", b.Exchange)
 			}
 		}
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("inboxamqp: check: %w", err)
+		return fmt.Errorf("inboxamqp: check: %w", err)
 	}
-	return findings, nil
+	return nil
 }
 
 // checkTimes compares what the Config promises.
-func (c *Consumer) checkTimes() []Finding {
-	var findings []Finding
-	if window := driver.Horizon(c.cfg.Retry) + c.cfg.DeadLetterAge; c.cfg.Retention < window {
-		findings = append(findings, Finding{
-			Component: component,
-			Problem: fmt.Sprintf("a message may be retried and replayed for %v, and is remembered for %v: after that it takes effect again",
-				window, c.cfg.Retention),
-			Mend: "lengthen the retention of the processor and Config.Retention, or shorten Config.Retry.MaxAge or Config.DeadLetterAge",
-		})
+func (s *settings) checkTimes(found *check.Findings) {
+	if window := driver.Horizon(s.Retry); s.remembers && s.retention > 0 && s.retention < window {
+		found.Add("lengthen the Retention of the processor, or shorten Config.Retry.MaxAge",
+			"a message may be retried for %v, and is remembered for %v: after that it takes effect again", window, s.retention)
 	}
 	// The last message of the prefetch waits for all that are before it on its worker.
-	together := c.cfg.Concurrency * c.cfg.Batch
-	rounds := (c.cfg.Prefetch + together - 1) / together
-	if limit := c.cfg.limit(c.cfg.Batch); limit >= c.cfg.AckTimeout/time.Duration(rounds) {
-		findings = append(findings, Finding{
-			Component: component,
-			Problem: fmt.Sprintf("%d prefetched messages, %d at once in up to %v, may take longer than the %v after which the broker takes them back",
-				c.cfg.Prefetch, together, limit, c.cfg.AckTimeout),
-			Mend: "lower Config.Prefetch or HandlerTimeout, or raise the broker's consumer_timeout and Config.AckTimeout",
-		})
+	together := s.Concurrency * s.Batch
+	rounds := (s.Prefetch + together - 1) / together
+	if limit := s.limit(s.Batch); limit >= s.brokerPatience/time.Duration(rounds) {
+		found.Add("lower Config.Prefetch or Config.HandlerTimeout",
+			"%d prefetched messages, %d at once in up to %v, may take longer than the %v after which the broker takes them back",
+			s.Prefetch, together, limit, s.brokerPatience)
 	}
-	return findings
 }
 
 // checkQueue asks for a queue. Of a queue that holds messages for a time it compares the
 // arguments that decide when and whereto they leave, by declaring it again as it should be:
 // the broker refuses that when they differ, and changes nothing when they do not.
-func checkQueue(conn *amqpconn.Conn, spec queueSpec, ours bool) (*Finding, error) {
+func checkQueue(conn *amqpconn.Conn, spec queueSpec, found *check.Findings) error {
 	exists, err := conn.QueueExists(spec.name)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if !exists {
-		return &Finding{
-			Component: component, Problem: fmt.Sprintf("queue %q does not exist", spec.name), Mend: "declare it, or call Consumer.Setup",
-		}, nil
+		found.Add("declare it, or call Consumer.Setup", "queue %q does not exist", spec.name)
+		return nil
 	}
-	if !ours || spec.args["x-message-ttl"] == nil {
-		return nil, nil
+	if spec.args["x-message-ttl"] == nil {
+		return nil
 	}
 	differs := &amqp.Error{Reason: "it is of another type"}
-	for _, kind := range []QueueType{Quorum, Classic} {
+	for _, kind := range []string{quorum, classic} {
 		args := maps.Clone(spec.args)
-		if kind == Classic {
+		if kind == classic {
 			delete(args, "x-dead-letter-strategy")
 			delete(args, "x-overflow")
 		}
@@ -111,16 +101,15 @@ func checkQueue(conn *amqpconn.Conn, spec queueSpec, ours bool) (*Finding, error
 		reply, refused := errors.AsType[*amqp.Error](err)
 		switch {
 		case err == nil:
-			return nil, nil
+			return nil
 		case !refused || reply.Code != amqp.PreconditionFailed:
-			return nil, err
+			return err
 		}
 		if !strings.Contains(reply.Reason, "x-queue-type") { // of the queue's own type
 			differs = reply
 		}
 	}
-	return &Finding{
-		Component: component, Problem: fmt.Sprintf("retry queue %q differs from what this consumer needs: %s", spec.name, differs.Reason),
-		Mend: "delete the queue when it is empty and call Consumer.Setup; leave it if a policy sets the same",
-	}, nil
+	found.Add("delete the queue when it is empty and call Consumer.Setup; leave it if a policy sets the same",
+		"retry queue %q differs from what this consumer needs: %s", spec.name, differs.Reason)
+	return nil
 }

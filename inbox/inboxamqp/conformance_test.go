@@ -8,7 +8,6 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -23,10 +22,10 @@ func TestConsumer(t *testing.T) {
 func newConsumerFixture(t *testing.T) conformance.ConsumerFixture {
 	b := amqptest.New(t)
 	b.Queue(t, "orders", nil)
-	letters := newDeadLetters(t, b, inboxamqp.DeadLettersConfig{})
+	letters := newDeadLetters(t, b, config{})
 	return conformance.ConsumerFixture{
 		Start: func(t *testing.T, p inbox.Processor, cfg conformance.ConsumerConfig) func() {
-			c := newConsumer(t, b.Dial, p, inboxamqp.Config{
+			c := newConsumer(t, b.Dial, p, config{
 				Queue: "orders", Concurrency: cfg.Concurrency, MaxBodyBytes: cfg.MaxBodyBytes, Retry: cfg.Retry, ShutdownTimeout: cfg.ShutdownTimeout,
 			})
 			if err := c.Setup(t.Context()); err != nil {

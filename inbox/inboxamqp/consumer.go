@@ -26,7 +26,7 @@ var (
 // Consumer hands the messages of one queue to a Processor and settles them by its
 // answers. Its methods may be called from any goroutine.
 type Consumer struct {
-	cfg       Config
+	cfg       *settings
 	dial      amqpconn.Dial
 	processor inbox.Processor
 	signals   *signals
@@ -38,26 +38,32 @@ type Consumer struct {
 	stuck    atomic.Int64 // handlers that ignore the end of their time
 }
 
-// NewConsumer returns a consumer that connects by dial once Run is called, over two
+// NewConsumer returns a consumer of a queue that connects by dial once Run is called, over two
 // connections: one receives, one publishes copies. Every call of dial must open a new
-// connection, without the client's own recovery.
-func NewConsumer(dial func(ctx context.Context) (*amqp.Connection, error), processor inbox.Processor, cfg Config) (*Consumer, error) {
-	cfg = cfg.withDefaults()
-	err := cfg.validate()
-	if dial == nil {
-		err = errors.Join(errors.New("inboxamqp: dial is nil"), err)
-	}
+// connection, without the client's own recovery; Dial returns such a function.
+//
+// What a processor with deduplication, such as *inboxpgx.Store, has beside that is used: its ledger,
+// its retention, and Run prunes it. On a bare inbox.NewMux() a Consumer that never runs serves
+// operators: Setup, Check and DeadLetters.
+//
+// The error names every violation in cfg. Nothing is asked of a server yet.
+func NewConsumer(dial func(ctx context.Context) (*amqp.Connection, error), queue string, processor inbox.Processor, cfg Config) (*Consumer, error) {
+	s := newSettings(queue, processor, cfg)
+	err := s.validate()
 	if processor == nil {
 		err = errors.Join(errors.New("inboxamqp: processor is nil"), err)
+	}
+	if dial == nil {
+		err = errors.Join(errors.New("inboxamqp: dial is nil"), err)
 	}
 	if err != nil {
 		return nil, err
 	}
-	signals, err := newSignals(cfg)
+	signals, err := newSignals(&s)
 	if err != nil {
 		return nil, fmt.Errorf("inboxamqp: %w", err)
 	}
-	c := &Consumer{cfg: cfg, dial: dial, processor: processor, signals: signals}
+	c := &Consumer{cfg: &s, dial: dial, processor: processor, signals: signals}
 	c.setReady(errNotRunning)
 	return c, nil
 }
@@ -77,7 +83,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 	r := c.newRun(ctx)
 	r.serve(func() {
 		amqpconn.Loop(r.stop, amqpconn.LoopConfig{
-			Dial: c.dial, Timeout: c.cfg.CallTimeout, Logger: c.cfg.Logger,
+			Dial: c.dial, Timeout: c.cfg.Timeout, Logger: c.cfg.Logger,
 			Down: func(error) { c.signals.lost(ctx) },
 		}, r.session)
 	})
@@ -118,8 +124,6 @@ type run struct {
 	copies *amqpconn.Publisher
 	handed int // messages given to workers; sessions come one after the other
 
-	gate     *gate
-	asking   chan struct{} // one place, taken while Config.Health is asked
 	turns    *turns
 	suspects blame.Suspects
 	clock    atomic.Uint64 // tells which message began or failed before another
@@ -140,15 +144,15 @@ type run struct {
 func (c *Consumer) newRun(ctx context.Context) *run {
 	r := &run{
 		c: c, jobs: make(chan []*delivery), abandoned: make(chan struct{}), overdue: make(chan struct{}),
-		asking: make(chan struct{}, 1), gate: newGate(c.cfg.KillSwitch), turns: newTurns(c.cfg.Concurrency), refusals: &c.refusals,
+		turns: newTurns(c.cfg.Concurrency), refusals: &c.refusals,
 	}
 	r.stop, r.halt = context.WithCancel(ctx)
 	r.finished, r.end = context.WithCancel(context.WithoutCancel(ctx))
 	work, abort := context.WithCancelCause(context.WithoutCancel(ctx))
 	r.work = work
 	r.copies = amqpconn.NewPublisher(amqpconn.PublisherConfig{
-		Dial: c.dial, Timeout: c.cfg.CallTimeout, Logger: c.cfg.Logger,
-		Window: max(c.cfg.Concurrency, c.cfg.Batch, 16), ConfirmTimeout: c.cfg.ConfirmTimeout,
+		Dial: c.dial, Timeout: c.cfg.Timeout, Logger: c.cfg.Logger,
+		Window: max(c.cfg.Concurrency, c.cfg.Batch, 16), ConfirmTimeout: c.cfg.confirmTimeout,
 		ShutdownTimeout: max(reserve(c.cfg.ShutdownTimeout)/3, time.Millisecond),
 		Down:            func(error) { c.signals.lost(ctx) },
 	})
@@ -159,5 +163,8 @@ func (c *Consumer) newRun(ctx context.Context) *run {
 	r.others.Go(func() { r.copies.Run(r.finished) })
 	r.others.Go(func() { r.budget(abort) })
 	r.others.Go(r.watchLimits)
+	if c.cfg.background != nil {
+		r.others.Go(func() { c.cfg.background.Background(r.stop) })
+	}
 	return r
 }

@@ -24,7 +24,7 @@ func TestConsume(t *testing.T) {
 	b := amqptest.New(t)
 	b.Exchange(t, "events", "topic")
 	var got recorder
-	r := consume(t, b, &got, inboxamqp.Config{
+	r := consume(t, b, &got, config{
 		Queue: "orders", Retry: quick,
 		Bindings: []inboxamqp.Binding{{Exchange: "events", Key: "order.*"}},
 	})
@@ -56,7 +56,7 @@ func TestSymfonyProducer(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
 	var got recorder
-	consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick})
+	consume(t, b, &got, config{Queue: "orders", Retry: quick})
 	id := ids.New().String()
 	b.Publish(t, "", "orders", amqp.Publishing{
 		ContentType: "application/json", DeliveryMode: amqp.Persistent, Body: []byte(`{"n":1}`),
@@ -75,7 +75,7 @@ func TestPoison(t *testing.T) {
 	if err := inbox.Handle(mux, "order.placed", func(context.Context, struct{ N int }) error { good.Add(1); return nil }); err != nil {
 		t.Fatal(err)
 	}
-	r := consume(t, b, mux, inboxamqp.Config{Queue: "orders", Retry: quick, DeadLetterPrefix: "shop.", MaxBodyBytes: 1000, Name: "billing"})
+	r := consume(t, b, mux, config{Queue: "orders", Retry: quick, DeadLetterPrefix: "shop.", MaxBodyBytes: 1000, Name: "billing"})
 	poison := map[string]func(*amqp.Publishing){
 		"no id":        func(p *amqp.Publishing) { p.MessageId = "" },
 		"id of v4":     func(p *amqp.Publishing) { p.MessageId = "0f8fad5b-d9cb-469f-a165-70867728950e" },
@@ -139,7 +139,7 @@ func TestOwnClasses(t *testing.T) {
 	b := amqptest.New(t)
 	var got recorder
 	got.fail = func(m *inbox.Message) error { return inbox.Classed(inbox.Unrecoverable(errBroken), m.Name) }
-	consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick, Classes: []string{"payment"}})
+	consume(t, b, &got, config{Queue: "orders", Retry: quick, Classes: []string{"payment"}})
 	for _, class := range []string{"payment", "elsewhere"} {
 		p := order()
 		p.Type = class
@@ -155,7 +155,7 @@ func TestPanic(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
 	r := consume(t, b, processorFunc(func(context.Context, *inbox.Message) error { panic("lost") }),
-		inboxamqp.Config{Queue: "orders", Retry: inbox.RetryPolicy{MaxAttempts: 1}})
+		config{Queue: "orders", Retry: inbox.RetryPolicy{MaxAttempts: 1}})
 	b.Publish(t, "", "orders", order())
 	b.Take(t, "failed.default", 1, patience)
 	if err := r.Ready(t.Context()); err != nil {
@@ -168,7 +168,7 @@ func TestGoexit(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
 	r := consume(t, b, processorFunc(func(context.Context, *inbox.Message) error { runtime.Goexit(); return nil }),
-		inboxamqp.Config{Queue: "orders", Concurrency: 1, Retry: inbox.RetryPolicy{MaxAttempts: 1}})
+		config{Queue: "orders", Concurrency: 1, Retry: inbox.RetryPolicy{MaxAttempts: 1}})
 	b.Publish(t, "", "orders", order())
 	b.Publish(t, "", "orders", order())
 	for _, letter := range b.Take(t, "failed.default", 2, patience) {
@@ -182,27 +182,38 @@ func TestGoexit(t *testing.T) {
 func TestSetupAndCheck(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
-	c := newConsumer(t, b.Dial, &recorder{}, inboxamqp.Config{
+	c := newConsumer(t, b.Dial, &recorder{}, config{
 		Queue: "orders", Retry: quick,
 		Bindings: []inboxamqp.Binding{{Exchange: "events", Key: "order.*"}},
 	})
-	findings, err := c.Check(t.Context())
 	// The queue, three steps of three with one shared bound, four classes, one exchange.
-	if want := 1 + len(driver.Steps(quick)) + 4 + 1; err != nil || len(findings) != want {
-		t.Fatalf("%d findings, want %d: %v, error %v", len(findings), want, findings, err)
+	found := findings(t, c)
+	if want := 1 + len(driver.Steps(quick)) + 4 + 1; len(found) != want {
+		t.Fatalf("%d findings, want %d: %v", len(found), want, found)
 	}
-	if err := c.Setup(t.Context()); err == nil || !strings.Contains(err.Error(), `"events"`) || !strings.Contains(err.Error(), "outboxamqp.Publisher.Setup") {
-		t.Errorf("Setup without the exchange: %v", err)
-	}
-	b.Exchange(t, "events", "topic")
 	for range 2 {
 		if err := c.Setup(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if findings, err := c.Check(t.Context()); err != nil || len(findings) != 0 {
-		t.Errorf("after Setup: %v, error %v", findings, err)
+	if found := findings(t, c); len(found) != 0 {
+		t.Errorf("after Setup: %v", found)
 	}
+	b.Publish(t, "events", "order.placed", order())
+	awaitDepth(t, b, "orders", 1)
+}
+
+// An exchange that exists is used as it is, whatever its type.
+func TestSetupKeepsExchanges(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Exchange(t, "events", "direct")
+	c := newConsumer(t, b.Dial, &recorder{}, config{Bindings: []inboxamqp.Binding{{Exchange: "events", Key: "order.*"}}})
+	if err := c.Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.Publish(t, "events", "order.*", order())
+	awaitDepth(t, b, "orders", 1)
 }
 
 // Processes that set up differently at the same time: one wins, and the others use what it declared.
@@ -211,8 +222,7 @@ func TestSetupRaces(t *testing.T) {
 	b := amqptest.New(t)
 	results := make(chan error, 8)
 	for i := range cap(results) {
-		kind := []inboxamqp.QueueType{inboxamqp.Quorum, inboxamqp.Classic}[i%2]
-		c := newConsumer(t, b.Dial, &recorder{}, inboxamqp.Config{Queue: "orders", Retry: quick, QueueType: kind})
+		c := newConsumer(t, b.Dial, &recorder{}, config{Queue: "orders", Retry: quick, Classic: i%2 == 1})
 		go func() { results <- c.Setup(context.Background()) }()
 	}
 	for range cap(results) {
@@ -224,14 +234,14 @@ func TestSetupRaces(t *testing.T) {
 
 func TestConfig(t *testing.T) {
 	t.Parallel()
-	_, err := inboxamqp.NewConsumer(nil, nil, inboxamqp.Config{
-		Concurrency: 10, Prefetch: 5, MessageLimit: -1, QueueType: "odd", TimeLimit: -1, Classes: []string{"No!"},
+	_, err := inboxamqp.NewConsumer(nil, "", nil, config{
+		Concurrency: 10, Prefetch: 5, MessageLimit: -1, TimeLimit: -1, Classes: []string{"No!"},
 		Bindings: []inboxamqp.Binding{{}}, Retry: inbox.RetryPolicy{Jitter: 2},
-		Batch: -1, MaxCrashes: -1, HandlerTimeout: -1, KillSwitch: inboxamqp.KillSwitch{Ratio: 2, Window: -1},
-	})
+		Batch: -1, MaxCrashes: -1, HandlerTimeout: -1, Timeout: -1,
+	}.public())
 	for _, want := range []string{
-		"dial", "processor", "Queue ", "Prefetch", "MessageLimit", "QueueType", "TimeLimit", "Classes", "Bindings[0]", "Jitter",
-		"Batch", "MaxCrashes", "HandlerTimeout", "KillSwitch.Ratio", "KillSwitch.Window",
+		"dial", "processor", "queue ", "Prefetch", "MessageLimit", "TimeLimit", "Classes", "Bindings[0]", "Jitter",
+		"Batch", "MaxCrashes", "HandlerTimeout", "Config.Timeout",
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v does not name %s", err, want)

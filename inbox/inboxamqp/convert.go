@@ -24,8 +24,8 @@ const headerContentType = "Content-Type"
 
 // receive is convert for the consumer. A dead letter that somebody moved back by other means
 // than DeadLetters, such as a shovel, counts as a replay. The id is derived if need be.
-func receive(d amqp.Delivery, cfg Config) *inbox.Message {
-	m := convert(d, cfg.Queue)
+func receive(d amqp.Delivery, cfg *settings) *inbox.Message {
+	m := convert(d, cfg.queue)
 	if isDead(d) {
 		m.Replays++
 		m.Attempt, m.Recovered, m.FirstFailedAt = 1, 0, time.Time{}
@@ -40,7 +40,7 @@ func receive(d amqp.Delivery, cfg Config) *inbox.Message {
 }
 
 // derived is the id by Config.DeriveID; a message at which that panics has none, and is refused.
-func derived(m *inbox.Message, cfg Config) (id uuid.UUID) {
+func derived(m *inbox.Message, cfg *settings) (id uuid.UUID) {
 	defer func() {
 		if v := recover(); v != nil {
 			cfg.Logger.Error("Config.DeriveID panicked", slog.Any("panic", v), slog.String("stack", string(debug.Stack())))

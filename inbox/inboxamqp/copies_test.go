@@ -12,7 +12,6 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -40,7 +39,7 @@ func TestCopiesUnavailable(t *testing.T) {
 		}
 		return nil
 	}
-	c := newConsumer(t, dial, &got, inboxamqp.Config{Queue: "orders", Retry: quick, Concurrency: 2, CallTimeout: time.Hour})
+	c := newConsumer(t, dial, &got, config{Queue: "orders", Retry: quick, Concurrency: 2, Timeout: time.Hour})
 	if err := c.Setup(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +85,7 @@ func TestSymfonyProducerWithFullHeaders(t *testing.T) {
 		}
 		return nil
 	}
-	consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick, Concurrency: 1})
+	consume(t, b, &got, config{Queue: "orders", Retry: quick, Concurrency: 1})
 	for k, stamp := range []string{"X-Message-Stamp-MessageIdStamp", `X-Message-Stamp-App\Messenger\MessageIdStamp`} {
 		id := ids.New().String()
 		b.Publish(t, "", "orders", amqp.Publishing{Body: []byte(`{"n":1}`), Headers: amqp.Table{
@@ -105,7 +104,7 @@ func TestGivenBackForNoReason(t *testing.T) {
 	b := amqptest.New(t)
 	var got recorder
 	got.fail = func(*inbox.Message) error { return inbox.ErrDraining }
-	consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick})
+	consume(t, b, &got, config{Queue: "orders", Retry: quick})
 	began := time.Now()
 	b.Publish(t, "", "orders", order())
 	got.await(t, 3)

@@ -3,7 +3,6 @@ package inboxamqp_test
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -12,7 +11,6 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
-	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -27,13 +25,10 @@ func withDeadLetters(t *testing.T) *amqptest.Broker {
 	return b
 }
 
-func newDeadLetters(t *testing.T, b *amqptest.Broker, cfg inboxamqp.DeadLettersConfig) *inboxamqp.DeadLetters {
+// newDeadLetters is an operator's access: of a consumer that never runs.
+func newDeadLetters(t *testing.T, b *amqptest.Broker, cfg config) inbox.DeadLetters {
 	t.Helper()
-	letters, err := inboxamqp.NewDeadLetters(b.Dial, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return letters
+	return newConsumer(t, b.Dial, inbox.NewMux(), cfg).DeadLetters()
 }
 
 func TestDeadLetters(t *testing.T) {
@@ -42,7 +37,7 @@ func TestDeadLetters(t *testing.T) {
 	var broken atomic.Bool
 	broken.Store(true)
 	got := recorder{fail: failWhile(&broken, inbox.Unrecoverable(errBroken))}
-	r := consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick, DeadLetterPrefix: "shop.", Name: "billing"})
+	r := consume(t, b, &got, config{Queue: "orders", Retry: quick, DeadLetterPrefix: "shop.", Name: "billing"})
 	sent := []amqp.Publishing{order(), order(), order(), order()}
 	sent[1].Type = "order.cancelled"
 	sent[3].MessageId = "none"
@@ -53,7 +48,7 @@ func TestDeadLetters(t *testing.T) {
 	awaitDepth(t, b, "shop.failed.unrecoverable", 3)
 	awaitDepth(t, b, "shop.failed.validation", 1)
 
-	letters := newDeadLetters(t, b, inboxamqp.DeadLettersConfig{Prefix: "shop.", Classes: []string{"missing"}})
+	letters := newDeadLetters(t, b, config{DeadLetterPrefix: "shop.", Classes: []string{"missing"}})
 	list := func(f inbox.Filter) []inbox.DeadLetter {
 		found, err := letters.List(t.Context(), f)
 		if err != nil {
@@ -69,6 +64,9 @@ func TestDeadLetters(t *testing.T) {
 	}
 	if n := len(list(inbox.Filter{FailedAfter: time.Now().Add(time.Hour)})); n != 0 {
 		t.Errorf("%d dead letters of the future", n)
+	}
+	if n, err := letters.Count(t.Context(), inbox.Filter{Class: driver.ClassUnrecoverable}); n != 3 || err != nil {
+		t.Errorf("%d dead letters counted, error %v", n, err)
 	}
 	id := ids.New()
 	if _, err := letters.Show(t.Context(), id); !errors.Is(err, inbox.ErrNotFound) {
@@ -117,10 +115,7 @@ func TestReplayCut(t *testing.T) {
 	}
 	proxy := testenv.NewProxy(t, b.URL)
 	dial := func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) }
-	letters, err := inboxamqp.NewDeadLetters(dial, inboxamqp.DeadLettersConfig{Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	letters := newConsumer(t, dial, inbox.NewMux(), config{}).DeadLetters()
 	first := make(chan int)
 	go func() {
 		k, _ := letters.Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"})
@@ -159,7 +154,7 @@ func TestReplayWithoutOrigin(t *testing.T) {
 		p.Headers = amqp.Table{"holdfast-origin-queue": origin, "holdfast-replays": int32(2), "holdfast-attempt": "9"}
 		b.Publish(t, "", "failed.default", p)
 	}
-	letters := newDeadLetters(t, b, inboxamqp.DeadLettersConfig{})
+	letters := newDeadLetters(t, b, config{})
 	if n, err := letters.Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"}); n != (inbox.Replayed{Returned: 1, Failed: 2}) || err == nil {
 		t.Errorf("retried %+v, error %v", n, err)
 	}
@@ -185,28 +180,26 @@ func TestReplayGuards(t *testing.T) {
 	for _, age := range []time.Duration{0, 7 * 24 * time.Hour, 9 * 24 * time.Hour, time.Hour, time.Minute} {
 		b.Publish(t, "", "failed.default", deadOrder(age))
 	}
-	letters := newDeadLetters(t, b, inboxamqp.DeadLettersConfig{})
-	retry := func(how inbox.Replay, want inbox.Replayed, refused bool) {
+	letters := newDeadLetters(t, b, config{})
+	short := newDeadLetters(t, b, config{Retention: 24 * time.Hour})
+	retry := func(letters inbox.DeadLetters, how inbox.Replay, want inbox.Replayed, refused bool) {
 		t.Helper()
 		if got, err := letters.Replay(t.Context(), inbox.Filter{}, how); got != want || errors.Is(err, inbox.ErrOutlived) != refused {
 			t.Errorf("%+v: %+v, error %v; want %+v", how, got, err, want)
 		}
 	}
-	retry(inbox.Replay{DryRun: true}, inbox.Replayed{Returned: 4, Outlived: 1}, true)
-	day := newDeadLetters(t, b, inboxamqp.DeadLettersConfig{Retention: 24 * time.Hour})
-	if got, err := day.Replay(t.Context(), inbox.Filter{}, inbox.Replay{DryRun: true}); got.Returned != 3 || got.Outlived != 2 || !errors.Is(err, inbox.ErrOutlived) {
-		t.Errorf("with a retention of a day: %+v, %v", got, err)
-	}
+	retry(letters, inbox.Replay{DryRun: true}, inbox.Replayed{Returned: 4, Outlived: 1}, true)
+	retry(short, inbox.Replay{DryRun: true}, inbox.Replayed{Returned: 3, Outlived: 2}, true)
 	awaitDepth(t, b, "failed.default", 5)
 	if _, err := letters.Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test", PerSecond: -1}); err == nil {
 		t.Error("a negative rate was accepted")
 	}
 	begun := time.Now()
-	retry(inbox.Replay{By: "test", PerSecond: 20}, inbox.Replayed{Returned: 4, Outlived: 1}, true)
+	retry(letters, inbox.Replay{By: "test", PerSecond: 20}, inbox.Replayed{Returned: 4, Outlived: 1}, true)
 	if took := time.Since(begun); took < 150*time.Millisecond {
 		t.Errorf("4 messages at 20 per second took %v", took)
 	}
-	retry(inbox.Replay{By: "test", Force: true}, inbox.Replayed{Returned: 1}, false)
+	retry(letters, inbox.Replay{By: "test", Force: true}, inbox.Replayed{Returned: 1}, false)
 	awaitDepth(t, b, "failed.default", 0)
 	awaitDepth(t, b, "orders", 5)
 }
@@ -221,12 +214,12 @@ func TestReplayIsBoundedAndResumes(t *testing.T) {
 		time.AfterFunc(time.Second, cancel) // the first one has come back, and the next is far
 		return inbox.Invalid(errBroken)
 	}}
-	consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick})
+	consume(t, b, &got, config{Queue: "orders", Retry: quick})
 	const n = 10
 	for range n {
 		b.Publish(t, "", "failed.default", deadOrder(0))
 	}
-	letters := newDeadLetters(t, b, inboxamqp.DeadLettersConfig{})
+	letters := newDeadLetters(t, b, config{})
 	first := time.Now()
 	some, err := letters.Replay(ctx, inbox.Filter{}, inbox.Replay{By: "test", PerSecond: 0.1})
 	if !errors.Is(err, context.Canceled) || some.Returned == 0 || some.Returned == n {
@@ -249,7 +242,7 @@ func TestListedTwiceInARow(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
 	b.Queue(t, "failed.default", amqp.Table{"x-queue-type": "quorum"})
-	letters := newDeadLetters(t, b, inboxamqp.DeadLettersConfig{})
+	letters := newDeadLetters(t, b, config{})
 	const count = 2
 	for range count {
 		b.Publish(t, "", "failed.default", order())

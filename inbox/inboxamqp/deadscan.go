@@ -27,23 +27,22 @@ const (
 type visit func(raw amqp.Delivery, dead inbox.DeadLetter) (fate, error)
 
 // each visits the dead letters that the filter selects, and returns how many were deleted.
-func (l *DeadLetters) each(ctx context.Context, filter inbox.Filter, fn visit) (removed int, err error) {
+func (l *deadLetters) each(ctx context.Context, filter inbox.Filter, fn visit) (removed int, err error) {
 	if err := driver.CheckFilter(filter); err != nil {
 		return 0, err
 	}
-	err = amqpconn.Use(ctx, l.dial, l.cfg.CallTimeout, func(conn *amqpconn.Conn) error {
+	err = amqpconn.Use(ctx, l.dial, l.timeout, func(conn *amqpconn.Conn) error {
 		s := scan{conn: conn, filter: filter, visit: fn}
 		defer func() { removed = s.removed }()
 		// All are counted first: what is returned from one queue may end in a later one.
-		classes := driver.AllClasses(l.cfg.Classes)
-		depths := make([]int, len(classes))
-		for i, class := range classes {
-			if depths[i], err = depth(conn, driver.DeadLetterQueue(l.cfg.Prefix, class)); err != nil {
+		depths := make([]int, len(l.classes))
+		for i, class := range l.classes {
+			if depths[i], err = depth(conn, driver.DeadLetterQueue(l.prefix, class)); err != nil {
 				return err
 			}
 		}
-		for i, class := range classes {
-			if err := s.queue(ctx, driver.DeadLetterQueue(l.cfg.Prefix, class), class, depths[i]); err != nil {
+		for i, class := range l.classes {
+			if err := s.queue(ctx, driver.DeadLetterQueue(l.prefix, class), class, depths[i]); err != nil {
 				return err
 			}
 		}

@@ -8,15 +8,17 @@ import (
 // What zero means is a promise: nothing else would show that one of these has changed.
 func TestDefaults(t *testing.T) {
 	t.Parallel()
-	c := Config{}.withDefaults()
+	c := newSettings("orders", nil, Config{})
 	for name, value := range map[string][2]any{
 		"Concurrency":     {c.Concurrency, 8},
 		"Prefetch":        {c.Prefetch, 16},
-		"AckTimeout":      {c.AckTimeout, 30 * time.Minute},
+		"brokerPatience":  {c.brokerPatience, 30 * time.Minute},
+		"Timeout":         {c.Timeout, 5 * time.Second},
+		"confirmTimeout":  {c.confirmTimeout, 15 * time.Second},
 		"HandlerTimeout":  {c.HandlerTimeout, time.Minute},
 		"MaxCrashes":      {c.MaxCrashes, 5},
-		"Retention":       {c.Retention, 8 * 24 * time.Hour},
-		"DeadLetterAge":   {c.DeadLetterAge, 5 * 24 * time.Hour},
+		"retention":       {c.retention, 8 * 24 * time.Hour},
+		"Name":            {c.Name, "orders"},
 		"ShutdownTimeout": {c.ShutdownTimeout, time.Minute},
 		"MaxAttempts":     {c.Retry.MaxAttempts, 6},
 		"BaseDelay":       {c.Retry.BaseDelay, time.Second},

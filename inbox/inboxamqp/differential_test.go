@@ -18,7 +18,6 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/ids"
@@ -255,12 +254,12 @@ func (p *play) onFake(t *testing.T) []string {
 // onRabbitMQ is done with a step when things are like the fake's, and with the last one when they stay so.
 func (p *play) onRabbitMQ(t *testing.T, b *amqptest.Broker, queue string, fake []string) []string {
 	a := &actor{p: p, runs: make([][]string, len(p.scripts))}
-	r := consume(t, b, a, inboxamqp.Config{
-		Queue: queue, QueueType: inboxamqp.Classic, Retry: differentialRetry, Batch: p.batch, Concurrency: p.workers,
+	r := consume(t, b, a, config{
+		Queue: queue, Classic: true, Retry: differentialRetry, Batch: p.batch, Concurrency: p.workers,
 		Classes: []string{"payment"}, DeadLetterPrefix: queue + ".",
 	})
 	defer r.stop(t)
-	letters := newDeadLetters(t, b, inboxamqp.DeadLettersConfig{Prefix: queue + ".", Classes: []string{"payment"}})
+	letters := newDeadLetters(t, b, config{DeadLetterPrefix: queue + ".", Classes: []string{"payment"}})
 	ch := b.Channel(t)
 	differs := false // no need to wait for more
 	return p.perform(t, a, letters, func(i int) {

@@ -1,7 +1,10 @@
 // Package inboxamqp consumes messages from RabbitMQ and settles each by the
 // answer of an inbox.Processor.
 //
-//	consumer, err := inboxamqp.NewConsumer(dial, processor, inboxamqp.Config{Queue: "orders"})
+//	dial := inboxamqp.Dial(url, amqp.Config{})
+//	consumer, err := inboxamqp.NewConsumer(dial, "billing", processor, inboxamqp.Config{
+//		Bindings: []inboxamqp.Binding{{Exchange: "shop", Key: "order.*"}},
+//	})
 //	err = consumer.Setup(ctx) // only where this process owns the topology
 //	err = consumer.Run(ctx)
 //
@@ -13,8 +16,8 @@
 // of their own. While that connection is down, or the broker blocks publishers, failed
 // messages wait, up to 1000 of them and 64 MiB, and the others are processed. A failed message
 // whose queue is missing, full or closed to the consumer goes behind the others, uncounted: through
-// a retry queue, or else to the end of its own queue. It comes again after 1 to 5 seconds; of many
-// about 20 a second do. Ready names the queue meanwhile.
+// a retry queue, or else to the end of its own queue. It comes again after 1 to 5 seconds; about 20
+// such messages a second do. Ready names the queue meanwhile.
 //
 // Acknowledgements of messages that follow one another are written as one.
 //
@@ -31,7 +34,7 @@
 // step has three queues of 0.8, 1.0 and 1.2 times its delay, one picked at random.
 // A delay that inbox.RetryAfter asks for takes the smallest queue that is long
 // enough, or passes through the longest several times. The count of attempts
-// travels in the header holdfast-attempt. Messages behind a failed one overtake it. When the
+// travels in the header holdfast-attempt. Later messages overtake a failed one. When the
 // broker ends while it returns a message from a quorum retry queue, or the queue is missing
 // then, it tries again after three minutes: that retry is late. The broker's setting
 // dead_letter_worker_publisher_confirm_timeout (advanced.config, application rabbit, in
@@ -46,10 +49,10 @@
 //
 // # The ledger
 //
-// With Config.Ledger (inboxpgx.Ledger) the attempts are noted in a database as well, from
-// the second on, so that what goes well at once pays nothing. Its retry confirmed, an
-// attempt is noted as over before the original is acknowledged: when the process dies in
-// between, the original is known as a leftover and dropped, where it would run again and
+// With a processor that keeps a ledger (*inboxpgx.Store) the attempts are noted in a database as
+// well, from the second on, so that a message that goes well at once pays nothing. An attempt is
+// noted as over when its retry is confirmed and before the original is acknowledged: when the process
+// dies in between, the original is known as a leftover and dropped, where it would run again and
 // schedule a retry of its own. The beginning and the end of each run are noted, too. When a
 // run began and the process did not survive it, the message runs alone from then on, for
 // half a minute each time, so that no other message is blamed, and after Config.MaxCrashes
@@ -63,25 +66,26 @@
 // the last failure, the consumer, and the queue, exchange and routing key they came
 // from. Left out of every copy are the broker's own x- headers, CC, BCC, the
 // expiration and the user id. Of more than 64 KiB of headers only ours and those that
-// name the message are kept.
-// DeadLetters lists, shows, returns and removes them.
+// name the message are kept. Consumer.DeadLetters lists, counts, returns and removes them.
 //
 // # Faults
 //
 // The consumer asks the broker every two seconds whether it is there, and connects anew when it has
-// not answered for five. What a connection that fell silent was given comes again when the broker
-// notices, too: after two of the heartbeats in the amqp.Config of the dial function, 10 s by default.
+// not answered for five. The broker, too, must notice a connection that fell silent before it delivers
+// again what that was given: after two of the heartbeats in the amqp.Config of the dial function,
+// 10 s by default.
 //
 // On a lost connection, a closed channel, a deleted queue or a restarted broker the
-// consumer begins a new session, after pauses that grow to 10 seconds. An error that
-// is inbox.Unavailable, for a database that is down, keeps the message. When another one that
+// consumer begins a new session, after pauses that grow to 2 seconds. A queue that does not exist is
+// logged, and Ready names no session: the consumer declares nothing in Run. It goes on as soon
+// as Setup has declared the queue again.
+//
+// An error of inbox.Unavailable, for a database that is down, keeps the message. When another one that
 // began later goes through, the server is there: the message goes behind the others for about two
 // seconds, and the second time has failed by itself, so that its failure is counted as any other.
 // When none goes through within 0.3 seconds, or 16 messages have failed, the consumer pauses: it
 // cancels itself at the broker and tries a few messages at a time, at distances up to about 2
-// seconds, until one goes through. It tries others than those that have failed, as far as there
-// are any. Config.Health asks before any message does, and Config.KillSwitch pauses when most
-// messages fail for reasons that may not be theirs.
+// seconds, until one goes through. It tries messages that have not failed yet first.
 //
 // # The end
 //
@@ -96,11 +100,13 @@
 //
 // The name of a message is the property type, else the header type; its id is the
 // property message_id, else the header X-Message-Stamp-MessageIdStamp of Symfony
-// Messenger, with or without a namespace. Dead letters that were moved back by other means
-// than DeadLetters, a shovel for example, begin anew. Queues are declared by Setup and by nothing else, and those that
-// exist are used as they are. On RabbitMQ 4 and later a quorum queue that was not
+// Messenger, with or without a namespace. A body of more than 16 MiB is a dead letter of class
+// validation. Dead letters that were moved back by other means
+// than Replay, a shovel for example, begin anew. Queues are declared by Setup and by nothing else, and
+// those that exist are used as they are. On RabbitMQ 4 and later a quorum queue that was not
 // declared by Setup should have x-delivery-limit -1, or the broker drops messages
-// that were given back often.
+// that were given back often. A consumer_timeout of the broker below its default of 30 minutes is
+// too short for large batches: the consumer counts on the default.
 //
 // RabbitMQ 3.10 may not tell the consumers of a quorum queue that it was deleted, or lose the way to them, when
 // the queue is declared again at once: they then get nothing until they connect anew. Leave two seconds between.

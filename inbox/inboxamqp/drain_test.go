@@ -9,7 +9,6 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
-	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -24,7 +23,7 @@ func TestDrain(t *testing.T) {
 		started <- struct{}{}
 		<-release
 		return nil
-	}), inboxamqp.Config{Queue: "orders", Retry: quick, Concurrency: 2, Prefetch: 6})
+	}), config{Queue: "orders", Retry: quick, Concurrency: 2, Prefetch: 6})
 	for range 8 {
 		b.Publish(t, "", "orders", order())
 	}
@@ -56,7 +55,7 @@ func TestDrainBudget(t *testing.T) {
 		<-ctx.Done()
 		cause = context.Cause(ctx)
 		return inbox.Unrecoverable(ctx.Err())
-	}), inboxamqp.Config{Queue: "orders", Retry: quick, ShutdownTimeout: 10 * time.Second})
+	}), config{Queue: "orders", Retry: quick, ShutdownTimeout: 10 * time.Second})
 	b.Publish(t, "", "orders", order())
 	<-started
 	r.stop(t)
@@ -101,7 +100,7 @@ func TestDrainLeavesHandlersBehind(t *testing.T) {
 		started <- struct{}{}
 		<-release
 		return errBroken
-	}), inboxamqp.Config{
+	}), config{
 		Queue: "orders", Retry: quick, Ledger: ledger, Concurrency: n, HandlerTimeout: 20 * time.Millisecond, ShutdownTimeout: 3 * time.Second,
 	})
 	for range n {
@@ -131,7 +130,7 @@ func TestRunOnBackground(t *testing.T) {
 		}
 		return nil
 	}}
-	c := newConsumer(t, b.Dial, &got, inboxamqp.Config{Queue: "orders", Retry: quick, MessageLimit: 2})
+	c := newConsumer(t, b.Dial, &got, config{Queue: "orders", Retry: quick, MessageLimit: 2})
 	if err := c.Setup(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -152,7 +151,7 @@ func TestRunOnBackground(t *testing.T) {
 func TestLimits(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
-	for name, cfg := range map[string]inboxamqp.Config{
+	for name, cfg := range map[string]config{
 		"messages": {MessageLimit: 3},
 		"time":     {TimeLimit: 300 * time.Millisecond},
 		"memory":   {MemoryLimit: 1},

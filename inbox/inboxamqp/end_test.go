@@ -32,11 +32,11 @@ func (p *stubborn) Process(ctx context.Context, msgs []*inbox.Message) []error {
 
 // endOf returns how long a run takes to end that has a message in hand, and for how long after the
 // stop its handler's context lived.
-func endOf(t *testing.T, cfg Config, p *stubborn, then func()) (whole, handler time.Duration) {
+func endOf(t *testing.T, cfg inbox.ConsumerConfig, p *stubborn, then func()) (whole, handler time.Duration) {
 	t.Helper()
 	refused := func(context.Context) (*amqp.Connection, error) { return nil, errors.New("refused") }
-	cfg.Queue, cfg.Logger = "orders", slog.New(slog.DiscardHandler)
-	c, err := NewConsumer(refused, p, cfg)
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	c, err := NewConsumer(refused, "orders", p, Config{ConsumerConfig: cfg})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,17 +60,17 @@ func endOf(t *testing.T, cfg Config, p *stubborn, then func()) (whole, handler t
 func TestShutdownTimeout(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
-		cfg            Config
+		cfg            inbox.ConsumerConfig
 		deaf           bool // to the end of its context
 		hangs          bool // the end of the session
 		handler, whole time.Duration
 	}{
-		"default":                   {Config{HandlerTimeout: time.Hour}, false, false, 54 * time.Second, 54 * time.Second},
-		"default, deaf handler":     {Config{HandlerTimeout: time.Hour}, true, false, 54 * time.Second, 57 * time.Second},
-		"default, session hangs":    {Config{HandlerTimeout: time.Hour}, true, true, 54 * time.Second, 60 * time.Second},
-		"own":                       {Config{HandlerTimeout: time.Hour, ShutdownTimeout: 10 * time.Second}, false, false, 9 * time.Second, 9 * time.Second},
-		"own, session hangs":        {Config{HandlerTimeout: time.Hour, ShutdownTimeout: 10 * time.Second}, true, true, 9 * time.Second, 10 * time.Second},
-		"default of HandlerTimeout": {Config{ShutdownTimeout: time.Hour}, false, false, 60 * time.Second, 60 * time.Second},
+		"default":                   {inbox.ConsumerConfig{HandlerTimeout: time.Hour}, false, false, 54 * time.Second, 54 * time.Second},
+		"default, deaf handler":     {inbox.ConsumerConfig{HandlerTimeout: time.Hour}, true, false, 54 * time.Second, 57 * time.Second},
+		"default, session hangs":    {inbox.ConsumerConfig{HandlerTimeout: time.Hour}, true, true, 54 * time.Second, 60 * time.Second},
+		"own":                       {inbox.ConsumerConfig{HandlerTimeout: time.Hour, ShutdownTimeout: 10 * time.Second}, false, false, 9 * time.Second, 9 * time.Second},
+		"own, session hangs":        {inbox.ConsumerConfig{HandlerTimeout: time.Hour, ShutdownTimeout: 10 * time.Second}, true, true, 9 * time.Second, 10 * time.Second},
+		"default of HandlerTimeout": {inbox.ConsumerConfig{ShutdownTimeout: time.Hour}, false, false, 60 * time.Second, 60 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -3,6 +3,7 @@ package inboxamqp_test
 import (
 	"context"
 	"fmt"
+	"os"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
@@ -23,28 +24,38 @@ func ExampleNewConsumer() {
 		fmt.Println(err)
 		return
 	}
-	dial := func(context.Context) (*amqp.Connection, error) { return amqp.Dial("amqp://localhost/") }
-	consumer, err := inboxamqp.NewConsumer(dial, mux, inboxamqp.Config{
-		Queue:    "orders",
-		Bindings: []inboxamqp.Binding{{Exchange: "events", Key: "order.*"}},
+	dial := inboxamqp.Dial(os.Getenv("AMQP_URL"), amqp.Config{})
+	consumer, err := inboxamqp.NewConsumer(dial, "billing", mux, inboxamqp.Config{
+		Bindings: []inboxamqp.Binding{{Exchange: "shop", Key: "order.*"}},
 	})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
+	// A service calls consumer.Setup(ctx) first, and cancels ctx when it is told to stop.
 	ctx, cancel := context.WithCancel(context.Background())
-	cancel() // a service would cancel it when it is told to stop
+	cancel()
 	fmt.Println(consumer.Run(ctx))
 	// Output: <nil>
 }
 
-func ExampleDeadLetters_Replay() {
-	dial := func(context.Context) (*amqp.Connection, error) { return amqp.Dial("amqp://localhost/") }
-	letters, err := inboxamqp.NewDeadLetters(dial, inboxamqp.DeadLettersConfig{})
+// An operator's tool returns what failed while a service was down. Its Consumer never runs.
+func ExampleConsumer_DeadLetters() {
+	broker := os.Getenv("AMQP_URL") // amqp://user:password@host/
+	if broker == "" {
+		broker = "amqp://127.0.0.1:1/"
+	}
+	dial := inboxamqp.Dial(broker, amqp.Config{})
+	consumer, err := inboxamqp.NewConsumer(dial, "billing", inbox.NewMux(), inboxamqp.Config{})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	n, err := letters.Replay(context.Background(), inbox.Filter{Name: "order.placed"}, inbox.Replay{By: "ops", Reason: "the payment service is back", PerSecond: 50})
-	fmt.Println(n.Returned, "returned to their queues", err)
+	filter := inbox.Filter{Name: "order.placed", ErrorContains: "payment service"}
+	how := inbox.Replay{By: "ann", Reason: "the payment service is back", PerSecond: 50}
+	replayed, err := consumer.DeadLetters().Replay(context.Background(), filter, how)
+	if err != nil {
+		fmt.Println("not all were returned")
+	}
+	fmt.Println(replayed.Returned, "returned")
 }

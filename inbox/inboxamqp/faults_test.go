@@ -11,7 +11,6 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -30,7 +29,7 @@ func TestUnavailable(t *testing.T) {
 		done.Add(1)
 		return nil
 	}}
-	r := consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick})
+	r := consume(t, b, &got, config{Queue: "orders", Retry: quick})
 	const n = 20
 	for range n {
 		b.Publish(t, "", "orders", order())
@@ -78,7 +77,7 @@ func TestStaleSettle(t *testing.T) {
 			<-release
 		}
 		return got.Process(ctx, []*inbox.Message{m})[0]
-	}), inboxamqp.Config{Queue: "orders", Retry: quick, Concurrency: 2})
+	}), config{Queue: "orders", Retry: quick, Concurrency: 2})
 	b.Publish(t, "", "orders", order())
 	<-started
 	b.CloseConnections(t)
@@ -108,7 +107,7 @@ func TestConnectionsClosed(t *testing.T) {
 		}
 		return nil
 	}
-	r := consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick})
+	r := consume(t, b, &got, config{Queue: "orders", Retry: quick})
 	const n = 150
 	for i := range n {
 		b.Publish(t, "", "orders", order())
@@ -138,7 +137,7 @@ func TestQueueDeleted(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
 	var got recorder
-	r := consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick})
+	r := consume(t, b, &got, config{Queue: "orders", Retry: quick})
 	if _, err := b.Channel(t).QueueDelete("orders", false, false, false); err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +176,7 @@ func TestBrokerRestarts(t *testing.T) {
 		}
 		return conn, err
 	}
-	c := newConsumer(t, dial, &got, inboxamqp.Config{Queue: "orders", Retry: quick})
+	c := newConsumer(t, dial, &got, config{Queue: "orders", Retry: quick})
 	r := start(t, c) // before its broker is there
 	testenv.Eventually(t, patience, func() error {
 		if refused.Load() == 0 {

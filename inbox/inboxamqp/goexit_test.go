@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 )
@@ -22,7 +21,7 @@ func goneProcessor() inbox.Processor {
 // leave, are settled when their handler exits the goroutine, and the only worker is replaced.
 func TestGoexitOfManyKinds(t *testing.T) {
 	t.Parallel()
-	for name, cfg := range map[string]inboxamqp.Config{
+	for name, cfg := range map[string]config{
 		"one by one": {},
 		"batches":    {Batch: 5},
 		"ledger":     {Batch: 5, Ledger: inboxtest.NewLedger(), MaxCrashes: 1},
@@ -59,7 +58,7 @@ func TestGoexitKeepsTheNumberOfWorkers(t *testing.T) {
 	const workers, gone = 3, 20
 	var begun atomic.Int64
 	entered, release := make(chan struct{}, 2*workers), make(chan struct{})
-	cfg := inboxamqp.Config{Queue: "orders", Concurrency: workers, Retry: inbox.RetryPolicy{MaxAttempts: 1}}
+	cfg := config{Queue: "orders", Concurrency: workers, Retry: inbox.RetryPolicy{MaxAttempts: 1}}
 	r := consume(t, b, processorFunc(func(_ context.Context, m *inbox.Message) error {
 		if m.Name != "gone" {
 			begun.Add(1)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -127,16 +126,6 @@ func (r *running) await(t *testing.T) {
 	}
 }
 
-func newConsumer(t *testing.T, dial func(context.Context) (*amqp.Connection, error), p inbox.Processor, cfg inboxamqp.Config) *inboxamqp.Consumer {
-	t.Helper()
-	cfg.Logger = slog.New(slog.DiscardHandler)
-	c, err := inboxamqp.NewConsumer(dial, p, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
-}
-
 // start runs a consumer until the test ends.
 func start(t *testing.T, c *inboxamqp.Consumer) *running {
 	t.Helper()
@@ -158,7 +147,7 @@ func startWith(ctx context.Context, t *testing.T, c *inboxamqp.Consumer) *runnin
 }
 
 // consume sets the topology up and starts a consumer.
-func consume(t *testing.T, b *amqptest.Broker, p inbox.Processor, cfg inboxamqp.Config) *running {
+func consume(t *testing.T, b *amqptest.Broker, p inbox.Processor, cfg config) *running {
 	t.Helper()
 	c := newConsumer(t, b.Dial, p, cfg)
 	if err := c.Setup(t.Context()); err != nil {
@@ -172,6 +161,16 @@ func consume(t *testing.T, b *amqptest.Broker, p inbox.Processor, cfg inboxamqp.
 func ready(t *testing.T, r *running) {
 	t.Helper()
 	testenv.Eventually(t, patience, func() error { return r.Ready(t.Context()) })
+}
+
+func awaitPaused(t *testing.T, r *running) {
+	t.Helper()
+	testenv.Eventually(t, patience, func() error {
+		if r.Ready(t.Context()) == nil {
+			return errors.New("ready")
+		}
+		return nil
+	})
 }
 
 // order is a message as our own publisher writes it.

@@ -127,7 +127,7 @@ func TestFromSymfony(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			consume(t, b, mux, inboxamqp.Config{Queue: "orders", Retry: quick, Concurrency: 1})
+			consume(t, b, mux, config{Queue: "orders", Retry: quick, Concurrency: 1})
 			p := readSymfony(t, path)
 			b.Publish(t, "", "orders", p)
 			dead := b.Take(t, "failed.unrecoverable", 1, patience)[0]
@@ -154,7 +154,7 @@ func TestToSymfony(t *testing.T) {
 	b.Queue(t, "php", nil)
 	b.Bind(t, "php", "order.*", "events")
 	var got recorder
-	consume(t, b, &got, inboxamqp.Config{Queue: "go", Retry: quick, Bindings: []inboxamqp.Binding{{Exchange: "events", Key: "order.*"}}})
+	consume(t, b, &got, config{Queue: "go", Retry: quick, Bindings: []inboxamqp.Binding{{Exchange: "events", Key: "order.*"}}})
 	publisher, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Exchange: "events", Compat: true})
 	if err != nil {
 		t.Fatal(err)

@@ -7,7 +7,6 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -18,7 +17,7 @@ func TestRetryFindsNoQueue(t *testing.T) {
 	server := testenv.Private(t, testenv.RabbitMQ)
 	dial := func(context.Context) (*amqp.Connection, error) { return amqp.Dial(server.URL()) }
 	var got recorder
-	c := newConsumer(t, dial, &got, inboxamqp.Config{Queue: "orders", Retry: quick})
+	c := newConsumer(t, dial, &got, config{Queue: "orders", Retry: quick})
 	setup := func() {
 		t.Helper()
 		if err := c.Setup(t.Context()); err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
@@ -53,7 +52,7 @@ func (r *run) carry(t transfer) {
 			return
 		}
 		stepAside()
-		if time.Since(began) > r.c.cfg.AckTimeout/2 || !r.awaitCopies(t.d) {
+		if time.Since(began) > r.c.cfg.brokerPatience/2 || !r.awaitCopies(t.d) {
 			t.d.giveBack()
 			return
 		}
@@ -91,12 +90,12 @@ func (r *run) later(d *delivery, pause time.Duration, byRetryQueue bool) {
 		copied := duplicate(d.raw)
 		step, rest := driver.Cover(r.c.cfg.Retry, pause)
 		setWait(copied, rest)
-		if r.replace(d, retryQueue(r.c.cfg.Queue, step), copied) {
+		if r.replace(d, retryQueue(r.c.cfg.queue, step), copied) {
 			return
 		}
 	}
 	r.stepAside(d)
-	if runloop.Sleep(r.stop, min(pause, inPlacePause)) != nil || !r.replace(d, r.c.cfg.Queue, duplicate(d.raw)) {
+	if runloop.Sleep(r.stop, min(pause, inPlacePause)) != nil || !r.replace(d, r.c.cfg.queue, duplicate(d.raw)) {
 		d.giveBack()
 	}
 }
@@ -124,12 +123,4 @@ func (r *run) publish(queue string, copied amqp.Publishing) error {
 		err = r.copies.Confirmed(ctx, amqpconn.Out{Key: queue, Message: withoutForeignHeaders(copied)})
 	}
 	return err
-}
-
-// deadLetterQueue is the queue of a class that has one, else that of the default class.
-func (r *run) deadLetterQueue(class string) string {
-	if !slices.Contains(driver.AllClasses(r.c.cfg.Classes), class) {
-		class = driver.ClassDefault
-	}
-	return driver.DeadLetterQueue(r.c.cfg.DeadLetterPrefix, class)
 }

@@ -3,7 +3,6 @@ package inboxamqp
 import (
 	"errors"
 	"log/slog"
-	"math/rand/v2"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -26,17 +25,13 @@ const (
 // pause waits and tries a few messages at a time until one can be processed.
 func (s *session) pause(why error) error {
 	for n := 0; ; n++ {
-		pause := probes.Delay(n, rand.Float64())
+		pause := probes.Delay(n, s.r.c.cfg.Rand())
 		s.r.c.cfg.Logger.Warn("paused", slog.Any("why", why), slog.Duration("again_in", pause))
 		timer := time.NewTimer(pause)
 		err := s.wait(timer.C)
 		timer.Stop()
 		if err != nil {
 			return err
-		}
-		if s.r.healthy() != nil {
-			s.trial.release()
-			continue
 		}
 		// More each time, up to one for each worker: the first ones may be those that fail by themselves.
 		available, err := s.probe(1 << min(n, 10))

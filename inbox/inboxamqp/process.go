@@ -57,7 +57,7 @@ func (r *run) acceptable(m *inbox.Message) error {
 	if err := m.Validate(); err != nil {
 		return err
 	}
-	if most := r.c.cfg.MaxBodyBytes; len(m.Body) > most {
+	if most := r.c.cfg.maxBodyBytes; len(m.Body) > most {
 		return inbox.Invalid(fmt.Errorf("inboxamqp: body of %d bytes, at most %d are allowed", len(m.Body), most))
 	}
 	return nil

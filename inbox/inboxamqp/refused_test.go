@@ -10,7 +10,6 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
-	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -28,12 +27,12 @@ func TestDeadLetterQueueTakesNone(t *testing.T) {
 			return func() { b.Queue(t, "failed.validation", nil) }
 		},
 	} {
-		for _, kind := range []inboxamqp.QueueType{inboxamqp.Classic, inboxamqp.Quorum} {
+		for _, kind := range []string{"classic", "quorum"} {
 			for _, retries := range []bool{true, false} {
 				t.Run(fmt.Sprintf("%s/%s/retry queues %v", name, kind, retries), func(t *testing.T) {
 					t.Parallel()
 					b := amqptest.New(t)
-					b.Queue(t, "orders", amqp.Table{"x-queue-type": string(kind)})
+					b.Queue(t, "orders", amqp.Table{"x-queue-type": kind})
 					mend := tt(t, b)
 					var got recorder
 					c := newConsumer(t, b.Dial, processorFunc(func(ctx context.Context, m *inbox.Message) error {
@@ -41,7 +40,7 @@ func TestDeadLetterQueueTakesNone(t *testing.T) {
 							return inbox.Invalid(errBroken)
 						}
 						return got.Process(ctx, []*inbox.Message{m})[0]
-					}), inboxamqp.Config{Queue: "orders", Retry: quick, QueueType: kind})
+					}), config{Queue: "orders", Retry: quick, Classic: kind == "classic"})
 					if retries {
 						for _, step := range driver.Steps(quick) {
 							b.Queue(t, fmt.Sprintf("orders.retry.%d", step.Milliseconds()), amqp.Table{

@@ -17,24 +17,13 @@ import (
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
-// Replay returns the selected dead letters to the queues they came from, as messages that
-// were never tried. It goes no further than what is there when it begins. Each leaves its
-// dead-letter queue once the broker has confirmed it in the other. One that cannot be
-// returned stays, the others go on, and the error tells of the first. The log tells who did so,
-// and why.
-//
-// A replay that ended early, by ctx or a lost connection, is resumed by calling Replay again.
-// Of two calls at the same time each takes what the other does not hold, and no more than it
-// found when it began. What was returned and has failed once more lies there again then; a Filter.FailedBefore of
-// the time of the first call leaves that out. A replay that takes longer than the broker's
-// consumer_timeout, 30 minutes, is ended by it.
-func (l *DeadLetters) Replay(ctx context.Context, filter inbox.Filter, how inbox.Replay) (inbox.Replayed, error) {
+// Replay implements inbox.DeadLetters. Each letter leaves its queue once the broker has confirmed it in
+// the other. The error names the first that could not be returned, and counts those too old for it.
+func (l *deadLetters) Replay(ctx context.Context, filter inbox.Filter, how inbox.Replay) (inbox.Replayed, error) {
 	if err := driver.CheckReplay(how); err != nil {
-		return inbox.Replayed{}, l.wrap("replay", err)
+		return inbox.Replayed{}, wrap("replay", err)
 	}
-	publisher := amqpconn.NewPublisher(amqpconn.PublisherConfig{
-		Dial: l.dial, Timeout: l.cfg.CallTimeout, Logger: l.cfg.Logger.With(slog.String("component", component)),
-	})
+	publisher := amqpconn.NewPublisher(amqpconn.PublisherConfig{Dial: l.dial, Timeout: l.timeout, Logger: l.logger})
 	publishing, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	if !how.DryRun {
@@ -43,16 +32,17 @@ func (l *DeadLetters) Replay(ctx context.Context, filter inbox.Filter, how inbox
 	defer running.Wait()
 	defer cancel()
 
-	r := replay{how: how, retention: l.cfg.Retention, publisher: publisher}
+	r := replay{how: how, retention: l.retention, publisher: publisher}
 	_, err := l.each(ctx, filter, func(raw amqp.Delivery, dead inbox.DeadLetter) (fate, error) { return r.visit(ctx, raw, dead) })
 	if r.done.Outlived > 0 {
 		r.refused = errors.Join(r.refused, fmt.Errorf("%d messages: %w", r.done.Outlived, inbox.ErrOutlived))
 	}
-	if err := errors.Join(err, r.refused); !how.DryRun {
+	err = errors.Join(err, r.refused)
+	if !how.DryRun {
 		l.audit(ctx, "dead letters returned", how.By, how.Reason, filter, err,
 			slog.Int("returned", r.done.Returned), slog.Int("outlived", r.done.Outlived), slog.Int("failed", r.done.Failed))
 	}
-	return r.done, l.wrap("replay", errors.Join(err, r.refused))
+	return r.done, wrap("replay", err)
 }
 
 // replay is one call of Replay.

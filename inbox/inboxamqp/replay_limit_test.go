@@ -8,7 +8,6 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 )
 
 // A replay in portions gets on although the first ones have to stay: they are at the head each time.
@@ -21,7 +20,7 @@ func TestReplayInPortions(t *testing.T) {
 	for _, age := range []time.Duration{9 * 24 * time.Hour, 10 * 24 * time.Hour, 0, 0, 0} {
 		b.Publish(t, "", "failed.default", deadOrder(age))
 	}
-	letters := newDeadLetters(t, b, inboxamqp.DeadLettersConfig{})
+	letters := newDeadLetters(t, b, config{})
 	for _, want := range []inbox.Replayed{
 		{Returned: 2, Outlived: 2, Failed: 1}, {Returned: 1, Outlived: 2, Failed: 1}, {Outlived: 2, Failed: 1},
 	} {
@@ -41,7 +40,7 @@ func TestNegativeLimit(t *testing.T) {
 	t.Parallel()
 	b := withDeadLetters(t)
 	b.Publish(t, "", "failed.default", deadOrder(0))
-	letters := newDeadLetters(t, b, inboxamqp.DeadLettersConfig{})
+	letters := newDeadLetters(t, b, config{})
 	filter := inbox.Filter{Limit: -1}
 	if n, err := letters.Remove(t.Context(), filter, "test", ""); n != 0 || err == nil {
 		t.Errorf("removed %d, error %v", n, err)

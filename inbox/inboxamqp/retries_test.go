@@ -10,7 +10,6 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 )
 
@@ -25,7 +24,7 @@ func TestRetries(t *testing.T) {
 	r := consume(t, b, processorFunc(func(_ context.Context, m *inbox.Message) error {
 		tries <- try{m.Attempt, time.Now()}
 		return errBroken
-	}), inboxamqp.Config{Queue: "orders", Retry: quick})
+	}), config{Queue: "orders", Retry: quick})
 	p := order()
 	p.Headers = amqp.Table{"tenant": "a", "x-death": "mine"}
 	p.Expiration = "60000"
@@ -73,7 +72,7 @@ func TestLongDelay(t *testing.T) {
 		}
 		return nil
 	}
-	r := consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick})
+	r := consume(t, b, &got, config{Queue: "orders", Retry: quick})
 	b.Publish(t, "", "orders", order())
 	seen := got.await(t, 2)
 	if waited := time.Since(time.Unix(0, first.Load())); waited < 1200*time.Millisecond {
@@ -94,7 +93,7 @@ func TestRetryQueueMissing(t *testing.T) {
 	var failing atomic.Bool
 	failing.Store(true)
 	got := recorder{fail: failWhile(&failing, errBroken)}
-	r := start(t, newConsumer(t, b.Dial, &got, inboxamqp.Config{Queue: "orders", Retry: quick}))
+	r := start(t, newConsumer(t, b.Dial, &got, config{Queue: "orders", Retry: quick}))
 	b.Publish(t, "", "orders", order())
 	if seen := got.await(t, 2); seen[1].Attempt != 1 {
 		t.Errorf("second delivery %+v", seen[1])

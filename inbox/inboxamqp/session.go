@@ -19,12 +19,9 @@ import (
 var (
 	errCancelled = errors.New("the broker cancelled the consumer: the queue was deleted or moved")
 	errPause     = errors.New("a server that processing needs is unavailable")
-	errTripped   = errors.New("too many messages fail")
 	errCrowded   = errors.New("failed messages that wait hold half of the prefetch")
 	errStop      = errors.New("stop")
 )
-
-func pausing(why error) bool { return errors.Is(why, errPause) || errors.Is(why, errTripped) }
 
 // session is one connection and channel. Deliveries know theirs, so that nothing of an
 // old session can be settled on a new one.
@@ -94,7 +91,7 @@ func (r *run) session(_ context.Context, conn *amqpconn.Conn) error {
 		if errors.Is(err, errCrowded) {
 			continue
 		}
-		if pausing(err) {
+		if errors.Is(err, errPause) {
 			r.c.setReady(fmt.Errorf("%w: %w", errPaused, err))
 			err = s.pause(err)
 		}
@@ -115,9 +112,6 @@ func (s *session) consume() error {
 	if s.r.stop.Err() != nil {
 		return errStop
 	}
-	if s.r.healthy() != nil {
-		return errPause
-	}
 	s.epoch++
 	s.trial.open(s.epoch)
 	select {
@@ -129,15 +123,9 @@ func (s *session) consume() error {
 		return err
 	}
 	s.r.c.setReady(nil)
-	if s.r.c.cfg.Health != nil {
-		watching, cancel := context.WithCancel(s.r.stop)
-		defer cancel()
-		epoch := s.epoch
-		s.r.others.Go(func() { s.watchHealth(watching, epoch) })
-	}
 
 	left, why := s.dispatch(deliveries)
-	if errors.Is(why, errStop) || errors.Is(why, errCrowded) || pausing(why) {
+	if errors.Is(why, errStop) || errors.Is(why, errCrowded) || errors.Is(why, errPause) {
 		return cmp.Or(s.leave(deliveries, left), why)
 	}
 	for _, d := range left {
@@ -156,10 +144,10 @@ func (s *session) subscribe(prefetch int) (deliveries <-chan amqp.Delivery, err 
 		return nil, fmt.Errorf("set prefetch: %w", err)
 	}
 	if err := s.conn.Within(func() (err error) {
-		deliveries, err = s.ch.Consume(s.r.c.cfg.Queue, s.tag, false, false, false, false, nil)
+		deliveries, err = s.ch.Consume(s.r.c.cfg.queue, s.tag, false, false, false, false, nil)
 		return err
 	}); err != nil {
-		return nil, fmt.Errorf("consume %q: %w", s.r.c.cfg.Queue, err)
+		return nil, fmt.Errorf("consume %q: %w", s.r.c.cfg.queue, err)
 	}
 	return deliveries, nil
 }

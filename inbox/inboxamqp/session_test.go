@@ -6,6 +6,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 )
 
@@ -19,7 +20,7 @@ func TestEndOfChannelIsNoCancellation(t *testing.T) {
 		close(closes)
 		close(cancels)
 		close(deliveries)
-		s := &session{r: &run{stop: t.Context(), c: &Consumer{cfg: Config{Batch: 1}}}, conn: &amqpconn.Conn{}, closes: closes, cancels: cancels}
+		s := &session{r: &run{stop: t.Context(), c: &Consumer{cfg: &settings{Config: Config{ConsumerConfig: inbox.ConsumerConfig{Batch: 1}}}}}, conn: &amqpconn.Conn{}, closes: closes, cancels: cancels}
 		if _, why := s.dispatch(deliveries); !errors.Is(why, amqp.ErrUnexpectedFrame) {
 			t.Fatalf("ended by %v", why)
 		}
@@ -31,7 +32,7 @@ func TestCancellation(t *testing.T) {
 	cancels, deliveries := make(chan string, 1), make(chan amqp.Delivery)
 	cancels <- "tag"
 	close(deliveries)
-	s := &session{r: &run{stop: t.Context(), c: &Consumer{cfg: Config{Batch: 1}}}, conn: &amqpconn.Conn{}, cancels: cancels}
+	s := &session{r: &run{stop: t.Context(), c: &Consumer{cfg: &settings{Config: Config{ConsumerConfig: inbox.ConsumerConfig{Batch: 1}}}}}, conn: &amqpconn.Conn{}, cancels: cancels}
 	if _, why := s.dispatch(deliveries); !errors.Is(why, errCancelled) {
 		t.Fatalf("ended by %v", why)
 	}

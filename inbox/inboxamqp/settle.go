@@ -29,14 +29,14 @@ type delivery struct {
 
 // accept makes a delivery of what arrived.
 func (s *session) accept(raw amqp.Delivery) *delivery {
-	cfg := &s.r.c.cfg
+	cfg := s.r.c.cfg
 	s.received = true
 	s.running.Add(1)
 	s.tags.add(raw.DeliveryTag)
 	if size := int64(len(raw.Body)); size > s.r.largest.Load() {
 		s.r.largest.Store(size)
 	}
-	return &delivery{raw: raw, msg: receive(raw, *cfg), wait: waitHeader(raw, cfg.Retry.MaxAge), s: s, epoch: s.epoch}
+	return &delivery{raw: raw, msg: receive(raw, cfg), wait: waitHeader(raw, cfg.Retry.MaxAge), s: s, epoch: s.epoch}
 }
 
 // acknowledge tells the broker that the message is done with here.

@@ -38,7 +38,7 @@ type signals struct {
 	hanging  metric.Int64Counter
 }
 
-func newSignals(cfg Config) (*signals, error) {
+func newSignals(cfg *settings) (*signals, error) {
 	kit := telemetry.New(scope, cfg.TracerProvider, cfg.MeterProvider)
 	settled, err1 := kit.Meter.Int64Counter("holdfast.inbox.amqp.settled",
 		metric.WithDescription("Deliveries by the way they were settled"))
@@ -48,11 +48,11 @@ func newSignals(cfg Config) (*signals, error) {
 		metric.WithDescription("Handlers that did not return in time"))
 	outcomes := map[outcome]metric.MeasurementOption{}
 	for _, o := range []outcome{acked, retried, dead, returned, displaced, deferred, superseded, stale} {
-		outcomes[o] = metric.WithAttributeSet(attribute.NewSet(attribute.String("queue", cfg.Queue), attribute.String("outcome", string(o))))
+		outcomes[o] = metric.WithAttributeSet(attribute.NewSet(attribute.String("queue", cfg.queue), attribute.String("outcome", string(o))))
 	}
 	return &signals{
 		outcomes: outcomes,
-		queue:    metric.WithAttributes(attribute.String("queue", cfg.Queue)),
+		queue:    metric.WithAttributes(attribute.String("queue", cfg.queue)),
 		kit:      kit, settled: settled, sessions: sessions, hanging: hanging,
 	}, errors.Join(err1, err2, err3)
 }

@@ -14,7 +14,6 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
-	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -62,7 +61,7 @@ func TestSilentConnection(t *testing.T) {
 				done.Store(m.ID, true)
 				return nil
 			})
-			if err := newConsumer(t, b.Dial, processor, inboxamqp.Config{Queue: "orders", Retry: quick}).Setup(t.Context()); err != nil {
+			if err := newConsumer(t, b.Dial, processor, config{Queue: "orders", Retry: quick}).Setup(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			const n = 20
@@ -70,7 +69,7 @@ func TestSilentConnection(t *testing.T) {
 			publishAll(t, b, "orders", "flaky", n)
 			proxy.SilenceOn(silence)
 			began := time.Now()
-			r := start(t, newConsumer(t, hasty(proxy.URL()), processor, inboxamqp.Config{
+			r := start(t, newConsumer(t, hasty(proxy.URL()), processor, config{
 				Queue: "orders", Retry: quick, ConfirmTimeout: 10 * time.Minute,
 			}))
 			helped := false
@@ -98,7 +97,7 @@ func TestSilentWhileIdle(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
 	proxy := testenv.NewProxy(t, b.URL)
-	c := newConsumer(t, hasty(proxy.URL()), &recorder{}, inboxamqp.Config{Queue: "orders", Retry: quick})
+	c := newConsumer(t, hasty(proxy.URL()), &recorder{}, config{Queue: "orders", Retry: quick})
 	if err := c.Setup(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +142,7 @@ func TestShutdownWhileSilent(t *testing.T) {
 					return errBroken
 				}
 				return nil
-			}), inboxamqp.Config{Queue: "orders", Retry: quick, ShutdownTimeout: shutdown, ConfirmTimeout: 10 * time.Minute})
+			}), config{Queue: "orders", Retry: quick, ShutdownTimeout: shutdown, ConfirmTimeout: 10 * time.Minute})
 			if err := c.Setup(t.Context()); err != nil {
 				t.Fatal(err)
 			}
@@ -175,8 +174,7 @@ func TestShutdownWhileOthersHang(t *testing.T) {
 		hung.Add(1)
 		<-hang
 	}
-	for name, cfg := range map[string]inboxamqp.Config{
-		"health": {Health: func(context.Context) error { wait(); return nil }},
+	for name, cfg := range map[string]config{
 		"ledger": {Ledger: hangingLedger{wait: wait}},
 		"id":     {DeriveID: func(*inbox.Message) uuid.UUID { wait(); return uuid.Nil }},
 	} {

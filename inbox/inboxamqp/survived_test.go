@@ -11,7 +11,6 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/ids"
@@ -27,7 +26,7 @@ func TestSurvivedWithoutRetryQueue(t *testing.T) {
 	ledger := inboxtest.NewLedger()
 	got := recorder{fail: func(*inbox.Message) error { return errBroken }}
 	p := attempt(2)
-	r := start(t, newConsumer(t, b.Dial, &got, inboxamqp.Config{Queue: "orders", Retry: quick, Ledger: ledger, MaxCrashes: 1}))
+	r := start(t, newConsumer(t, b.Dial, &got, config{Queue: "orders", Retry: quick, Ledger: ledger, MaxCrashes: 1}))
 	b.Publish(t, "", "orders", p)
 	got.await(t, 3)
 	r.stop(t)
@@ -40,7 +39,7 @@ func TestSurvivedWithoutRetryQueue(t *testing.T) {
 }
 
 // noCopies starts a consumer whose copies have no connection until back is called.
-func noCopies(t *testing.T, b *amqptest.Broker, p inbox.Processor, cfg inboxamqp.Config) (r *running, back func()) {
+func noCopies(t *testing.T, b *amqptest.Broker, p inbox.Processor, cfg config) (r *running, back func()) {
 	t.Helper()
 	var down atomic.Bool
 	dial := func(ctx context.Context) (*amqp.Connection, error) {
@@ -50,7 +49,7 @@ func noCopies(t *testing.T, b *amqptest.Broker, p inbox.Processor, cfg inboxamqp
 		}
 		return b.Dial(ctx)
 	}
-	cfg.Queue, cfg.Retry, cfg.CallTimeout = "orders", quick, time.Hour
+	cfg.Queue, cfg.Retry, cfg.Timeout = "orders", quick, time.Hour
 	c := newConsumer(t, dial, p, cfg)
 	if err := c.Setup(t.Context()); err != nil {
 		t.Fatal(err)
@@ -77,7 +76,7 @@ func TestSuspectWaitsForItsCopy(t *testing.T) {
 		}
 		return nil
 	}
-	r, back := noCopies(t, b, &got, inboxamqp.Config{Ledger: ledger, Concurrency: 2})
+	r, back := noCopies(t, b, &got, config{Ledger: ledger, Concurrency: 2})
 	b.Publish(t, "", "orders", suspect)
 	got.await(t, 1)
 	b.Publish(t, "", "orders", order())
@@ -104,7 +103,7 @@ func TestBatchDoesNotWaitForRetries(t *testing.T) {
 		return nil
 	}
 	var accepted atomic.Int64 // the consumer asks for an id when it has a message in hand
-	r, back := noCopies(t, b, &got, inboxamqp.Config{Concurrency: 1, Batch: 10, DeriveID: func(*inbox.Message) uuid.UUID {
+	r, back := noCopies(t, b, &got, config{Concurrency: 1, Batch: 10, DeriveID: func(*inbox.Message) uuid.UUID {
 		accepted.Add(1)
 		return ids.New()
 	}})

@@ -12,7 +12,6 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -21,7 +20,7 @@ import (
 // must neither stop the others nor come for ever.
 func TestPoisonLikeAnOutage(t *testing.T) {
 	t.Parallel()
-	for name, cfg := range map[string]inboxamqp.Config{
+	for name, cfg := range map[string]config{
 		"one by one": {Concurrency: 2},
 		"batches":    {Concurrency: 2, Batch: 10},
 	} {
@@ -94,7 +93,7 @@ func TestPauseWhileAnotherRuns(t *testing.T) {
 			done.Add(1)
 		}
 		return nil
-	}), inboxamqp.Config{Queue: "orders", Concurrency: 2, Retry: quick})
+	}), config{Queue: "orders", Concurrency: 2, Retry: quick})
 	p := order()
 	p.Type = "slow"
 	b.Publish(t, "", "orders", p)
@@ -131,7 +130,7 @@ func TestOutagesAreNoMessagesFault(t *testing.T) {
 		}
 		return err
 	}}
-	r := consume(t, b, &got, inboxamqp.Config{Queue: "orders", Concurrency: 4, Retry: quick})
+	r := consume(t, b, &got, config{Queue: "orders", Concurrency: 4, Retry: quick})
 	const n, outages = 30, 3
 	for k := range outages {
 		down.Store(true)
@@ -173,7 +172,7 @@ func TestOutageWithInvalidMessages(t *testing.T) {
 		}
 		return failWhile(&down, inbox.Unavailable(errBroken))(m)
 	}}
-	r := consume(t, b, &got, inboxamqp.Config{Queue: "orders", Concurrency: 1, Retry: quick})
+	r := consume(t, b, &got, config{Queue: "orders", Concurrency: 1, Retry: quick})
 	for range 6 {
 		b.Publish(t, "", "orders", order())
 		p := order()
@@ -200,8 +199,8 @@ func TestOutageWithInvalidMessages(t *testing.T) {
 // ones pass, which then tell them from an outage.
 func TestManyPoisonsLikeAnOutage(t *testing.T) {
 	t.Parallel()
-	for _, kind := range []inboxamqp.QueueType{inboxamqp.Classic, inboxamqp.Quorum} {
-		t.Run(string(kind), func(t *testing.T) {
+	for _, kind := range []string{"classic", "quorum"} {
+		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			b := amqptest.New(t)
 			const bad, good = 60, 200
@@ -213,8 +212,8 @@ func TestManyPoisonsLikeAnOutage(t *testing.T) {
 				passed.Add(1)
 				return nil
 			}}
-			c := newConsumer(t, b.Dial, &got, inboxamqp.Config{
-				Queue: "orders", QueueType: kind, Retry: inbox.RetryPolicy{MaxAttempts: 2, BaseDelay: 100 * time.Millisecond},
+			c := newConsumer(t, b.Dial, &got, config{
+				Queue: "orders", Classic: kind == "classic", Retry: inbox.RetryPolicy{MaxAttempts: 2, BaseDelay: 100 * time.Millisecond},
 			})
 			if err := c.Setup(t.Context()); err != nil {
 				t.Fatal(err)
@@ -254,7 +253,7 @@ func TestOutageWithSingleActiveConsumer(t *testing.T) {
 	}
 	b.Queue(t, "orders", amqp.Table{"x-queue-type": "quorum", "x-single-active-consumer": true})
 	got := recorder{fail: failWhile(&down, inbox.Unavailable(errBroken))}
-	c := newConsumer(t, dial, &got, inboxamqp.Config{Queue: "orders", Concurrency: 2, Retry: quick})
+	c := newConsumer(t, dial, &got, config{Queue: "orders", Concurrency: 2, Retry: quick})
 	if err := c.Setup(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,12 @@ import (
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 )
 
+// The types of queues, as the argument x-queue-type names them.
+const (
+	quorum  = "quorum"
+	classic = "classic"
+)
+
 // retryQueue is the name of the queue that holds messages of a queue for a delay.
 func retryQueue(queue string, delay time.Duration) string {
 	return queue + ".retry." + strconv.FormatInt(delay.Milliseconds(), 10)
@@ -23,32 +29,40 @@ type queueSpec struct {
 	args amqp.Table
 }
 
+// queueType is the type of the queues that Setup declares.
+func (s *settings) queueType() string {
+	if s.Classic {
+		return classic
+	}
+	return quorum
+}
+
 // queues returns all queues the consumer needs, its own first.
-func (c *Consumer) queues() []queueSpec {
-	specs := []queueSpec{{c.cfg.Queue, amqp.Table{}}}
-	for _, delay := range driver.Steps(c.cfg.Retry) {
+func (s *settings) queues() []queueSpec {
+	specs := []queueSpec{{s.queue, amqp.Table{}}}
+	for _, delay := range driver.Steps(s.Retry) {
 		args := amqp.Table{
 			"x-message-ttl":             delay.Milliseconds(),
 			"x-dead-letter-exchange":    "",
-			"x-dead-letter-routing-key": c.cfg.Queue,
+			"x-dead-letter-routing-key": s.queue,
 		}
-		if c.cfg.QueueType == Quorum {
+		if !s.Classic {
 			// The message stays here until the queue it returns to has taken it.
 			args["x-dead-letter-strategy"] = "at-least-once"
 			args["x-overflow"] = "reject-publish"
 		}
-		specs = append(specs, queueSpec{retryQueue(c.cfg.Queue, delay), args})
+		specs = append(specs, queueSpec{retryQueue(s.queue, delay), args})
 	}
-	for _, class := range driver.AllClasses(c.cfg.Classes) {
-		specs = append(specs, queueSpec{driver.DeadLetterQueue(c.cfg.DeadLetterPrefix, class), amqp.Table{}})
+	for _, class := range driver.AllClasses(s.Classes) {
+		specs = append(specs, queueSpec{driver.DeadLetterQueue(s.DeadLetterPrefix, class), amqp.Table{}})
 	}
 	return specs
 }
 
 // queueArgs completes the arguments of a queue of that type for the broker's version.
-func queueArgs(conn *amqpconn.Conn, kind QueueType, args amqp.Table) amqp.Table {
-	args["x-queue-type"] = string(kind)
-	if kind == Quorum && conn.ServerMajor() >= 4 {
+func queueArgs(conn *amqpconn.Conn, kind string, args amqp.Table) amqp.Table {
+	args["x-queue-type"] = kind
+	if kind == quorum && conn.ServerMajor() >= 4 {
 		// RabbitMQ 4 drops a message that was returned 20 times. Older ones have no
 		// such limit, and do not know this value.
 		args["x-delivery-limit"] = int32(-1)
@@ -56,21 +70,25 @@ func queueArgs(conn *amqpconn.Conn, kind QueueType, args amqp.Table) amqp.Table 
 	return args
 }
 
-// Setup declares what is missing of the queue, its retry queues and the dead-letter queues,
-// all durable and of Config.QueueType, and makes Config.Bindings. Queues that exist are
-// used as they are. The exchanges of the bindings must exist.
+// Setup declares what is missing of the queue, its retry queues, the dead-letter queues and the
+// exchanges of Config.Bindings, and makes the bindings. All are durable; the exchanges are of type
+// topic. What exists is used as it is. Setup may be called any number of times, by many processes at
+// once, before or after the Setup of a publisher to the same exchange.
 func (c *Consumer) Setup(ctx context.Context) error {
-	err := amqpconn.Use(ctx, c.dial, c.cfg.CallTimeout, func(conn *amqpconn.Conn) error {
-		for _, spec := range c.queues() {
-			if err := c.declare(conn, spec); err != nil {
+	err := amqpconn.Use(ctx, c.dial, c.cfg.Timeout, func(conn *amqpconn.Conn) error {
+		for _, spec := range c.cfg.queues() {
+			if err := declareQueue(conn, spec, c.cfg.queueType()); err != nil {
 				return fmt.Errorf("queue %q: %w", spec.name, err)
 			}
 		}
 		for _, b := range c.cfg.Bindings {
+			if err := declareExchange(conn, b.Exchange); err != nil {
+				return fmt.Errorf("exchange %q: %w", b.Exchange, err)
+			}
 			if err := conn.Try(func(ch *amqp.Channel) error {
-				return ch.QueueBind(c.cfg.Queue, b.Key, b.Exchange, false, nil)
+				return ch.QueueBind(c.cfg.queue, b.Key, b.Exchange, false, nil)
 			}); err != nil {
-				return fmt.Errorf("binding to exchange %q by %q: %w", b.Exchange, b.Key, explain(err))
+				return fmt.Errorf("binding to exchange %q by %q: %w", b.Exchange, b.Key, err)
 			}
 		}
 		return nil
@@ -81,27 +99,34 @@ func (c *Consumer) Setup(ctx context.Context) error {
 	return nil
 }
 
-// explain says what to do about an exchange that does not exist.
-func explain(err error) error {
-	if amqpconn.IsNotFound(err) {
-		return fmt.Errorf("declare the exchange first, for example by outboxamqp.Publisher.Setup: %w", err)
-	}
-	return err
+func declareQueue(conn *amqpconn.Conn, spec queueSpec, kind string) error {
+	return declare(func() (bool, error) { return conn.QueueExists(spec.name) }, func() error {
+		return conn.Try(func(ch *amqp.Channel) error {
+			_, err := ch.QueueDeclare(spec.name, true, false, false, false, queueArgs(conn, kind, spec.args))
+			return err
+		})
+	})
 }
 
-func (c *Consumer) declare(conn *amqpconn.Conn, spec queueSpec) error {
-	if exists, err := conn.QueueExists(spec.name); exists || err != nil {
+func declareExchange(conn *amqpconn.Conn, name string) error {
+	return declare(func() (bool, error) { return conn.ExchangeExists(name) }, func() error {
+		return conn.Try(func(ch *amqp.Channel) error {
+			return ch.ExchangeDeclare(name, amqp.ExchangeTopic, true, false, false, false, nil)
+		})
+	})
+}
+
+// declare makes what does not exist. Another process may do so meanwhile, with other arguments:
+// that one wins.
+func declare(exists func() (bool, error), create func() error) error {
+	if there, err := exists(); there || err != nil {
 		return err
 	}
-	err := conn.Try(func(ch *amqp.Channel) error {
-		_, err := ch.QueueDeclare(spec.name, true, false, false, false, queueArgs(conn, c.cfg.QueueType, spec.args))
-		return err
-	})
+	err := create()
 	if err == nil {
 		return nil
 	}
-	// Another process may have declared it meanwhile, with other arguments.
-	if exists, _ := conn.QueueExists(spec.name); exists {
+	if there, _ := exists(); there {
 		return nil
 	}
 	return err

@@ -17,7 +17,7 @@ const soloPatience = 30 * time.Second
 // tracks reports whether a message's runs are noted in the ledger: not at its first
 // delivery, so that what goes well pays nothing.
 func (r *run) tracks(d *delivery) bool {
-	return r.c.cfg.Ledger != nil && (d.raw.Redelivered || d.msg.Attempt > 1 || d.msg.Replays > 0) && d.msg.Validate() == nil
+	return r.c.cfg.ledger != nil && (d.raw.Redelivered || d.msg.Attempt > 1 || d.msg.Replays > 0) && d.msg.Validate() == nil
 }
 
 // tracked has a message processed with the help of the ledger.
@@ -88,14 +88,14 @@ func (r *run) look(m *inbox.Message) (entry driver.LedgerEntry, err error) {
 
 // note calls the ledger, also while draining.
 func (r *run) note(call func(ctx context.Context, l driver.Ledger, name string) error) error {
-	ctx, cancel := context.WithTimeout(r.finished, r.c.cfg.CallTimeout)
+	ctx, cancel := context.WithTimeout(r.finished, r.c.cfg.Timeout)
 	defer cancel()
-	return call(ctx, r.c.cfg.Ledger, r.c.cfg.Name)
+	return call(ctx, r.c.cfg.ledger, r.c.cfg.Name)
 }
 
 // concluded notes in the ledger how a message left, before its original is settled.
 func (r *run) concluded(d *delivery, f driver.Failure, decision driver.Decision) {
-	if r.c.cfg.Ledger == nil || d.msg.Validate() != nil {
+	if r.c.cfg.ledger == nil || d.msg.Validate() != nil {
 		return
 	}
 	r.missing(d, r.note(func(ctx context.Context, l driver.Ledger, name string) error {

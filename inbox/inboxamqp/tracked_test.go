@@ -16,7 +16,6 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
-	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -45,7 +44,7 @@ func TestLeftover(t *testing.T) {
 		}
 		return nil
 	}
-	r := consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick, Ledger: ledger})
+	r := consume(t, b, &got, config{Queue: "orders", Retry: quick, Ledger: ledger})
 	p := order()
 	b.Publish(t, "", "orders", p)
 	got.await(t, 2)
@@ -122,7 +121,7 @@ func TestQuarantine(t *testing.T) {
 		time.Sleep(50 * time.Millisecond)
 		beside.Store(m.ID.String(), max(n, running.Load()))
 		return nil
-	}), inboxamqp.Config{Queue: "orders", Retry: quick, Ledger: ledger, MaxCrashes: 3, Concurrency: 4})
+	}), config{Queue: "orders", Retry: quick, Ledger: ledger, MaxCrashes: 3, Concurrency: 4})
 	for _, p := range []amqp.Publishing{order(), neighbour, order(), suspect, order(), order(), order()} {
 		b.Publish(t, "", "orders", p)
 	}
@@ -163,7 +162,7 @@ func TestOpenRunsOfOtherCopies(t *testing.T) {
 		}
 	}
 	var got recorder
-	consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick, Ledger: ledger, MaxCrashes: 3})
+	consume(t, b, &got, config{Queue: "orders", Retry: quick, Ledger: ledger, MaxCrashes: 3})
 	b.Publish(t, "", "orders", p)
 	got.await(t, 1)
 	awaitDepth(t, b, "failed.quarantined", 0)
@@ -176,7 +175,7 @@ func TestLedgerUnavailable(t *testing.T) {
 	ledger := &brokenLedger{Ledger: inboxtest.NewLedger()}
 	ledger.broken.Store(true)
 	var got recorder
-	r := consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: quick, Ledger: ledger})
+	r := consume(t, b, &got, config{Queue: "orders", Retry: quick, Ledger: ledger})
 	b.Publish(t, "", "orders", attempt(2))
 	testenv.Eventually(t, patience, func() error {
 		if r.Ready(t.Context()) == nil {
@@ -213,7 +212,7 @@ func TestDrainClosesRuns(t *testing.T) {
 		close(started)
 		<-release
 		return nil
-	}), inboxamqp.Config{Queue: "orders", Retry: quick, Ledger: ledger, ShutdownTimeout: 3 * time.Second})
+	}), config{Queue: "orders", Retry: quick, Ledger: ledger, ShutdownTimeout: 3 * time.Second})
 	p := attempt(2)
 	b.Publish(t, "", "orders", p)
 	<-started
@@ -234,7 +233,7 @@ func TestShovelledBack(t *testing.T) {
 	var failing atomic.Bool
 	failing.Store(true)
 	got := recorder{fail: failWhile(&failing, errBroken)}
-	r := consume(t, b, &got, inboxamqp.Config{Queue: "orders", Retry: inbox.RetryPolicy{MaxAttempts: 2, BaseDelay: 50 * time.Millisecond}, Ledger: ledger})
+	r := consume(t, b, &got, config{Queue: "orders", Retry: inbox.RetryPolicy{MaxAttempts: 2, BaseDelay: 50 * time.Millisecond}, Ledger: ledger})
 	b.Publish(t, "", "orders", order())
 	dead := b.Take(t, "failed.default", 1, patience)[0]
 	before := len(got.messages())

@@ -3,7 +3,6 @@ package inboxamqp
 import (
 	"errors"
 	"log/slog"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -94,7 +93,6 @@ func (r *run) concludeAll(ds []*delivery, results []error) {
 	var failed sync.WaitGroup
 	for i, d := range ds {
 		if results[i] == nil {
-			r.gate.note(driver.Failure{})
 			d.s.passed(d.began)
 			done = append(done, d)
 		}
@@ -111,9 +109,6 @@ func (r *run) concludeAll(ds []*delivery, results []error) {
 // conclude settles a delivery by the processor's answer.
 func (r *run) conclude(d *delivery, err error) {
 	failure := driver.Classify(err)
-	if r.gate.note(failure) {
-		d.s.requestPause(d.epoch, errTripped)
-	}
 	if failure.Unavailable {
 		r.log(d, failure, driver.Decision{Action: failure.Action})
 		r.unavailable(d, failure)
@@ -123,8 +118,7 @@ func (r *run) conclude(d *delivery, err error) {
 	if err == nil {
 		d.s.passed(d.began)
 	}
-	tripped := d.probe != nil && suspicious(failure) && r.c.cfg.KillSwitch.Ratio > 0
-	d.report(probed{available: !tripped, passed: err == nil})
+	d.report(probed{available: true, passed: err == nil})
 	r.settle(d, failure)
 }
 
@@ -137,7 +131,7 @@ func (r *run) settle(d *delivery, failure driver.Failure) {
 		return
 	}
 	now := time.Now()
-	decision := driver.Next(r.c.cfg.Retry, d.msg, failure, now, rand.Float64())
+	decision := driver.Next(r.c.cfg.Retry, d.msg, failure, now, r.c.cfg.Rand())
 	r.log(d, failure, decision)
 	noted := func() { r.concluded(d, failure, decision) }
 	switch decision.Action {
@@ -145,7 +139,7 @@ func (r *run) settle(d *delivery, failure driver.Failure) {
 		r.delay(d, retryCopy(d.raw, d.msg, decision, now), decision.Delay, retried, noted)
 	case driver.ActionDead:
 		letter := driver.NewDeadLetter(d.msg, failure, r.c.cfg.Name, now)
-		r.move(transfer{d, r.deadLetterQueue(failure.Class), deadCopy(d.raw, letter), dead, noted})
+		r.move(transfer{d, r.c.cfg.deadLetterQueue(failure.Class), deadCopy(d.raw, letter), dead, noted})
 	default:
 		noted()
 		r.returned(d)
@@ -156,7 +150,7 @@ func (r *run) settle(d *delivery, failure driver.Failure) {
 func (r *run) delay(d *delivery, copied amqp.Publishing, delay time.Duration, as outcome, confirmed func()) {
 	step, rest := driver.Cover(r.c.cfg.Retry, delay)
 	setWait(copied, rest)
-	r.move(transfer{d, retryQueue(r.c.cfg.Queue, step), copied, as, confirmed})
+	r.move(transfer{d, retryQueue(r.c.cfg.queue, step), copied, as, confirmed})
 }
 
 // returned deals with a message that comes again uncounted. Outside a drain, which gives all back

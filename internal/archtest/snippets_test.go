@@ -90,8 +90,7 @@ func inboxSnippet(ctx context.Context, manager *txretry.Manager, dial func(conte
 	if err != nil {
 		return err
 	}
-	consumer, err := inboxamqp.NewConsumer(dial, processor, inboxamqp.Config{
-		Queue:    "billing.orders",
+	consumer, err := inboxamqp.NewConsumer(dial, "billing.orders", processor, inboxamqp.Config{
 		Bindings: []inboxamqp.Binding{{Exchange: "shop", Key: "order.*"}},
 	})
 	if err != nil {

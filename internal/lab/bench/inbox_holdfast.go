@@ -29,8 +29,8 @@ func (i *intake) holdfast(workers, batch int, newProcessor func() (inbox.Process
 			start()
 			return conn, err
 		}
-		consumer, err := inboxamqp.NewConsumer(dial, processor, inboxamqp.Config{
-			Queue: i.queue, Concurrency: workers, Batch: batch, MessageLimit: n, Logger: quiet,
+		consumer, err := inboxamqp.NewConsumer(dial, i.queue, processor, inboxamqp.Config{
+			ConsumerConfig: inbox.ConsumerConfig{Concurrency: workers, Batch: batch, MessageLimit: n, Logger: quiet},
 		})
 		if err != nil {
 			return err

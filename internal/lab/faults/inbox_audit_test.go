@@ -49,9 +49,9 @@ func newIntake(t testing.TB, job inboxJob) *intake {
 // setup bears a broker that is slow, as a consumer with its short heartbeats need not.
 func (i *intake) setup(ctx context.Context) error {
 	cfg := i.job.config()
-	cfg.CallTimeout = patience
+	cfg.Timeout = patience
 	dial := func(context.Context) (*amqp.Connection, error) { return amqp.Dial(i.job.Broker) }
-	c, err := inboxamqp.NewConsumer(dial, inbox.NewMux(), cfg)
+	c, err := inboxamqp.NewConsumer(dial, inboxQueue, inbox.NewMux(), cfg)
 	if err != nil {
 		return err
 	}
@@ -210,9 +210,9 @@ func (i *intake) audit() {
 // dead lists the dead letters by message id.
 func (i *intake) dead() map[uuid.UUID][]inbox.DeadLetter {
 	i.t.Helper()
-	letters, err := inboxamqp.NewDeadLetters(i.job.dial, inboxamqp.DeadLettersConfig{Logger: quiet})
+	c, err := inboxamqp.NewConsumer(i.job.dial, inboxQueue, inbox.NewMux(), i.job.config())
 	must(i.t, err)
-	all, err := letters.List(i.t.Context(), inbox.Filter{})
+	all, err := c.DeadLetters().List(i.t.Context(), inbox.Filter{})
 	must(i.t, err)
 	byID := map[uuid.UUID][]inbox.DeadLetter{}
 	for _, d := range all {

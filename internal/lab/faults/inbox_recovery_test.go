@@ -35,8 +35,6 @@ func TestInboxIsBackSoon(t *testing.T) {
 			func(r *comeback) { r.proxy.Heal() },
 		},
 		"database down":  {func(r *comeback) { r.fail.Store(&unavailable) }, func(r *comeback) { r.fail.Store(nil) }},
-		"health fails":   {func(r *comeback) { r.unhealthy.Store(true) }, func(r *comeback) { r.unhealthy.Store(false) }},
-		"health hangs":   {func(r *comeback) { r.hang.Store(true) }, func(r *comeback) { r.hang.Store(false) }},
 		"most fail":      {func(r *comeback) { r.fail.Store(&broken) }, func(r *comeback) { r.fail.Store(nil) }},
 		"queues missing": {func(r *comeback) { r.deleteQueues() }, func(r *comeback) { must(r.t, r.setup()) }},
 	} {
@@ -71,7 +69,7 @@ var (
 	broken      = inbox.Recoverable(errors.New("down"))
 )
 
-// comeback is a consumer behind a proxy, whose handler and health can fail.
+// comeback is a consumer behind a proxy, whose handler can fail.
 type comeback struct {
 	t     *testing.T
 	b     *amqptest.Broker
@@ -79,9 +77,8 @@ type comeback struct {
 	ready func() error
 	setup func() error
 
-	fail            atomic.Pointer[error]
-	unhealthy, hang atomic.Bool
-	sent, done      atomic.Int64
+	fail       atomic.Pointer[error]
+	sent, done atomic.Int64
 }
 
 func newComeback(t *testing.T) *comeback {
@@ -96,30 +93,19 @@ func newComeback(t *testing.T) *comeback {
 		r.done.Add(1)
 		return nil
 	}))
-	cfg := inboxamqp.Config{
-		Queue: streamQueue, QueueType: inboxamqp.Classic, Logger: quiet, Health: r.health,
-		KillSwitch: inboxamqp.KillSwitch{Ratio: 0.5, Window: 10}, Retry: inbox.RetryPolicy{BaseDelay: 500 * time.Millisecond, MaxDelay: time.Second},
-	}
-	direct, err := inboxamqp.NewConsumer(func(context.Context) (*amqp.Connection, error) { return amqp.Dial(b.URL) }, mux, cfg)
+	cfg := inboxamqp.Config{Classic: true, ConsumerConfig: inbox.ConsumerConfig{
+		Logger: quiet, Retry: inbox.RetryPolicy{BaseDelay: 500 * time.Millisecond, MaxDelay: time.Second},
+	}}
+	direct, err := inboxamqp.NewConsumer(func(context.Context) (*amqp.Connection, error) { return amqp.Dial(b.URL) }, streamQueue, mux, cfg)
 	must(t, err)
 	r.setup = func() error { return direct.Setup(t.Context()) }
 	must(t, r.setup())
-	c, err := inboxamqp.NewConsumer(func(context.Context) (*amqp.Connection, error) { return amqp.Dial(r.proxy.URL()) }, mux, cfg)
+	c, err := inboxamqp.NewConsumer(func(context.Context) (*amqp.Connection, error) { return amqp.Dial(r.proxy.URL()) }, streamQueue, mux, cfg)
 	must(t, err)
 	r.ready = func() error { return c.Ready(t.Context()) }
 	beside(t, c.Run)
 	untilTrue(t, "the consumer is at work", func() bool { return r.ready() == nil })
 	return r
-}
-
-func (r *comeback) health(ctx context.Context) error {
-	if r.hang.Load() {
-		<-ctx.Done()
-	}
-	if r.unhealthy.Load() {
-		return errors.New("unhealthy")
-	}
-	return ctx.Err()
 }
 
 func (r *comeback) send(n int) {

@@ -66,11 +66,11 @@ const (
 )
 
 func (j inboxJob) config() inboxamqp.Config {
-	return inboxamqp.Config{
-		Queue: inboxQueue, Concurrency: j.Concurrency, Batch: j.Batch, MaxCrashes: cmp.Or(j.MaxCrashes, maxCrashes), CallTimeout: 5 * time.Second,
+	return inboxamqp.Config{Timeout: 5 * time.Second, ConsumerConfig: inbox.ConsumerConfig{
+		Concurrency: j.Concurrency, Batch: j.Batch, MaxCrashes: cmp.Or(j.MaxCrashes, maxCrashes),
 		Retry:  inbox.RetryPolicy{MaxAttempts: inboxRetries + 1, BaseDelay: 50 * time.Millisecond, MaxDelay: 200 * time.Millisecond},
 		Logger: quiet,
-	}
+	}}
 }
 
 func (j inboxJob) dial(context.Context) (*amqp.Connection, error) {
@@ -114,9 +114,7 @@ func (j inboxJob) run(ctx context.Context, ready func()) error {
 	if err != nil {
 		return err
 	}
-	cfg := j.config()
-	cfg.Ledger = &crashLedger{ledger, c}
-	consumer, err := inboxamqp.NewConsumer(j.dial, &crashProcessor{processor, c}, cfg)
+	consumer, err := inboxamqp.NewConsumer(j.dial, inboxQueue, &crashProcessor{processor, &crashLedger{ledger, c}, c}, j.config())
 	if err != nil {
 		return err
 	}
@@ -170,10 +168,15 @@ func (c *crash) handle(ctx context.Context, tx pgx.Tx, e inboxEvent) error {
 	return nil
 }
 
+// crashProcessor and its ledger end the process at what the consumer does.
 type crashProcessor struct {
-	next inbox.Processor
-	c    *crash
+	next   inbox.Processor
+	ledger *crashLedger
+	c      *crash
 }
+
+func (p *crashProcessor) Ledger() driver.Ledger    { return p.ledger }
+func (p *crashProcessor) Retention() time.Duration { return driver.DefaultRetention }
 
 func (p *crashProcessor) Process(ctx context.Context, msgs []*inbox.Message) []error {
 	results := p.next.Process(ctx, msgs)

@@ -89,7 +89,7 @@ func TestInboxStreamsOfBadMessages(t *testing.T) {
 	t.Parallel()
 	testenv.AMQPURL(t) // skips before there are subtests
 	for name, kind := range badStreams {
-		for _, queueType := range []inboxamqp.QueueType{inboxamqp.Classic, inboxamqp.Quorum} {
+		for _, queueType := range []string{"classic", "quorum"} {
 			t.Run(fmt.Sprintf("%s/%s", name, queueType), func(t *testing.T) {
 				t.Parallel()
 				s := newStream(t, kind, queueType)
@@ -129,21 +129,21 @@ type stream struct {
 
 const streamQueue = "stream"
 
-func newStream(t *testing.T, kind badStream, queueType inboxamqp.QueueType) *stream {
+func newStream(t *testing.T, kind badStream, queueType string) *stream {
 	t.Helper()
 	b := amqptest.New(t)
 	s := &stream{url: b.URL, kind: kind, sent: map[string]time.Time{}, phaseOf: map[string]*phase{}, handled: map[string]time.Time{}}
 	mux := inbox.NewMux()
 	must(t, inbox.Handle(mux, "good", s.good))
 	must(t, inbox.Handle(mux, "bad", func(context.Context, struct{}) error { return kind.fail }))
-	cfg := inboxamqp.Config{Queue: streamQueue, QueueType: queueType, Logger: quiet}
-	setup, err := inboxamqp.NewConsumer(func(context.Context) (*amqp.Connection, error) { return amqp.Dial(b.URL) }, mux, cfg)
+	cfg := inboxamqp.Config{Classic: queueType == "classic", ConsumerConfig: inbox.ConsumerConfig{Logger: quiet}}
+	setup, err := inboxamqp.NewConsumer(func(context.Context) (*amqp.Connection, error) { return amqp.Dial(b.URL) }, streamQueue, mux, cfg)
 	must(t, err)
 	must(t, setup.Setup(t.Context()))
 	if kind.spoilQueue != nil {
 		b = kind.spoilQueue(t, b)
 	}
-	c, err := inboxamqp.NewConsumer(func(context.Context) (*amqp.Connection, error) { return amqp.Dial(b.URL) }, mux, cfg)
+	c, err := inboxamqp.NewConsumer(func(context.Context) (*amqp.Connection, error) { return amqp.Dial(b.URL) }, streamQueue, mux, cfg)
 	must(t, err)
 	beside(t, c.Run)
 	untilTrue(t, "the consumer is at work", func() bool { return c.Ready(t.Context()) == nil })

@@ -1,0 +1,19 @@
+package inboxamqp
+
+import (
+	"context"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/internal/amqpconn"
+)
+
+// Dial returns a function for NewConsumer that opens connections to the broker at
+// url (amqp:// or amqps://), as amqp.DialConfig does with cfg; the zero cfg will do. It is the
+// Dial of package outboxamqp: one function serves publishers and consumers.
+//
+// Where cfg.Dial is nil, the context bounds connecting, and its deadline the handshakes. The
+// function may be called from any goroutine. A bad url is reported by its first call.
+func Dial(url string, cfg amqp.Config) func(ctx context.Context) (*amqp.Connection, error) {
+	return amqpconn.DialURL(url, cfg)
+}
