@@ -1,38 +1,35 @@
 package ratelimit
 
-import "cmp"
+import (
+	"cmp"
+
+	"github.com/holdfast-go/holdfast/ratelimit/internal/table"
+)
 
 // counted is a stored counter.
 type counted struct {
-	value Counter
-	since int64 // in milliseconds: when the window began, or the bucket's value was
+	value counter
+	since int64 // in milliseconds: when the window began, or from when the bucket's value is
 	rule  *rule // nil until it is set
 }
 
-// counter brings the counter forward to now, which is not before c.since, and
-// tells how far into its window that is.
-func (c *counted) counter(r *rule, now int64) (_ Counter, elapsed int64) {
+// counter brings the counter forward to now, which is not before c.since, and returns how far into
+// its window that is.
+func (c *counted) counter(r *rule, now int64) (_ counter, elapsed int64) {
 	if r.bucket() {
-		return Counter{Cur: r.drain(c.value.Cur, now-c.since)}, 0
+		return counter{Cur: r.drain(c.value.Cur, now-c.since)}, 0
 	}
 	switch elapsed = now - c.since; {
 	case elapsed < r.w:
 		return c.value, elapsed
 	case elapsed < 2*r.w:
-		return Counter{Prev: c.value.Cur}, elapsed - r.w
+		return counter{Prev: c.value.Cur}, elapsed - r.w
 	}
-	return Counter{}, now % r.w
+	return counter{}, now % r.w
 }
 
-func (c *counted) set(r *rule, value Counter, at, elapsed int64) {
+func (c *counted) set(r *rule, value counter, at, elapsed int64) {
 	c.value, c.since, c.rule = value, at-elapsed, r
-}
-
-// notAfter has a counter go on from a clock that was set back, with what it holds.
-func (c *counted) notAfter(at int64) {
-	if c.since > at {
-		c.since = at - c.rule.elapsed(at)
-	}
 }
 
 // expires is when the counter says the same as none.
@@ -43,27 +40,27 @@ func (c *counted) expires() int64 {
 	return c.since + 2*c.rule.w
 }
 
-// compare puts those first that lapse soonest and, of these, that count least: a
-// flood of new keys drops itself, not the counter that everybody shares.
+// compare puts those first that lapse soonest and, of these, that count least: a flood of new keys
+// drops itself, not the counter that everybody shares.
 func (c *counted) compare(other *counted) int {
 	return cmp.Or(cmp.Compare(c.expires(), other.expires()), cmp.Compare(c.value.Cur, other.value.Cur))
 }
 
 // known returns the counter that the very limit was charged to last.
-func known(s *shard[counted], hash uint64, key string, l *Limit) *entry[counted] {
-	for i := s.home(hash); s.slots[i].entry != nil; i = s.next(i) {
-		if at := &s.slots[i]; at.hash == hash && at.entry.value.rule.given == *l && at.entry.key == key {
-			return at.entry
+func known(s *table.Shard[counted], hash uint64, key string, l *Limit) *table.Entry[counted] {
+	for i := s.Home(hash); s.Slots[i].Entry != nil; i = s.Next(i) {
+		if at := &s.Slots[i]; at.Hash == hash && at.Entry.Value.rule.given == *l && at.Entry.Key == key {
+			return at.Entry
 		}
 	}
 	return nil
 }
 
-// kindred returns the counter that the rule shares with others.
-func kindred(s *shard[counted], hash uint64, key string, r *rule) *entry[counted] {
-	for i := s.home(hash); s.slots[i].entry != nil; i = s.next(i) {
-		if at := &s.slots[i]; at.hash == hash && at.entry.key == key && at.entry.value.rule.countsWith(r) {
-			return at.entry
+// shared returns the counter that the rule shares with others.
+func shared(s *table.Shard[counted], hash uint64, key string, r *rule) *table.Entry[counted] {
+	for i := s.Home(hash); s.Slots[i].Entry != nil; i = s.Next(i) {
+		if at := &s.Slots[i]; at.Hash == hash && at.Entry.Key == key && at.Entry.Value.rule.countsWith(r) {
+			return at.Entry
 		}
 	}
 	return nil

@@ -11,20 +11,19 @@ type Decision struct {
 	Allowed bool
 	// Never says that a cost is more than its limit can ever hold.
 	Never bool
-	// Fallback says that the store could not be asked and the limiter's failure
-	// policy decided.
+	// Fallback says that the store could not be asked, and that the limiter's setting for this case
+	// decided.
 	Fallback bool
 	// Cached says that a denial was remembered, and the store not asked again.
 	Cached bool
-	// Denied is the name of the limit that decided: the one that takes longest to
-	// admit its charge. Empty if Allowed.
+	// Denied is the name of the limit that decided: the one that takes longest to admit its charge.
+	// Empty if Allowed.
 	Denied string
-	// RetryAfter is how long after At the same charges would be allowed if nobody
-	// else charged anything: exact to the millisecond. If Cached, a limit that
-	// filled up since may make it longer. Zero if Allowed or Never.
+	// RetryAfter is how long after At the same charges would be allowed if nobody else charged
+	// anything: exact to the millisecond. If Cached, a limit that filled up since may make it longer.
+	// Zero if Allowed or Never.
 	RetryAfter time.Duration
-	// Delay is how long to wait before acting on a reservation; see Reserver. Zero
-	// otherwise.
+	// Delay is how long to wait before acting on a reservation; see Waiter.Reserve. Zero otherwise.
 	Delay time.Duration
 	// At is the time of the decision by the store's clock, in milliseconds.
 	At time.Time
@@ -35,8 +34,7 @@ type Decision struct {
 	many  []part // all of them when they are more than few
 }
 
-// fewParts is how many limits a Decision holds without an allocation: user, IP
-// and global.
+// fewParts is how many limits a Decision holds without an allocation: user, IP and global.
 const fewParts = 3
 
 // part is one limit's part in a decision.
@@ -44,20 +42,20 @@ type part struct {
 	rule    *rule
 	key     string
 	cost    int64
-	counter Counter // after the decision
+	counter counter // after the decision
 }
 
 // State is one limit's state after a decision.
 type State struct {
-	Name   string
-	Max    int64
-	Window time.Duration
+	Name   string        // of the limit
+	Max    int64         // units per Window
+	Window time.Duration // with its default filled in
 	// Capacity is what one charge can take at once: Max, or the size of a bucket.
 	Capacity int64
 	// Remaining is the number of units that could be charged now.
 	Remaining int64
-	// Reset is how long until more is available: for a limit that denied, until it
-	// admits the charge; else, until the current window ends or the bucket is full.
+	// Reset is how long until more is available: for a limit that denied, until it admits the charge;
+	// else, until the current window ends or the bucket is full.
 	Reset time.Duration
 }
 
@@ -76,9 +74,9 @@ func (d *Decision) parts() []part {
 	return d.few[:d.n]
 }
 
-// Limits returns the state of each limit after the decision, in the order of the
-// charges. It is empty if the failure policy let the request pass, and holds only
-// what denied if the denial is Cached.
+// Limits returns the state of each limit after the decision, in the order of the charges. It is empty
+// if a request passed uncounted while the store could not be asked, and holds only what denied if the
+// denial is Cached.
 func (d Decision) Limits() []State {
 	states := make([]State, d.n)
 	for i, p := range d.parts() {
@@ -101,8 +99,8 @@ func (d *Decision) state(p part) State {
 	return s
 }
 
-// Binding returns the state of the limit that matters most: the one that denied,
-// or the one of which the smallest share is left. It is false if there are none.
+// Binding returns the state of the limit that matters most: the one that denied, or the one of which
+// the smallest share is left. It is false if there are no limits.
 func (d Decision) Binding() (State, bool) {
 	var binding State
 	least, found := 0.0, false
@@ -116,8 +114,8 @@ func (d Decision) Binding() (State, bool) {
 	return binding, found
 }
 
-// Charges returns the charges that were taken, ready for Refund. Nil if
-// denied, and if nothing was metered.
+// Charges returns the charges that were taken, ready for Refund. It is nil if they were denied or not
+// counted.
 func (d Decision) Charges() []Charge {
 	if !d.taken {
 		return nil

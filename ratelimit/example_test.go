@@ -45,12 +45,11 @@ func ExampleNewMiddleware() {
 	}
 	userID := ratelimit.HeaderKey("X-User-Id") // set by the authentication
 	limit := ratelimit.Limit{Name: "user", Max: 1, Window: time.Hour}
-	middleware, err := ratelimit.NewMiddleware(limiter, ratelimit.MiddlewareConfig{
-		Charges: func(r *http.Request) ([]ratelimit.Charge, error) {
-			id, err := userID(r)
-			return []ratelimit.Charge{{Limit: limit, Key: id}}, err
-		},
-	})
+	charges := func(r *http.Request) ([]ratelimit.Charge, error) {
+		id, err := userID(r)
+		return []ratelimit.Charge{{Limit: limit, Key: id}}, err
+	}
+	middleware, err := ratelimit.NewMiddleware(limiter, charges, ratelimit.MiddlewareConfig{})
 	if err != nil {
 		panic(err)
 	}

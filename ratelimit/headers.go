@@ -6,35 +6,17 @@ import (
 	"time"
 )
 
-// Headers says which header fields tell clients of their limits. The draft is
-// not final: its version is in the constant's name, so that a new one changes
-// nobody's answers unasked.
-type Headers uint8
-
-const (
-	// HeadersDraft10 sends RateLimit-Policy and RateLimit as version 10 of
-	// draft-ietf-httpapi-ratelimit-headers has them: every limit in a structured
-	// list, q its quota, w its window in seconds, r what remains, t the seconds until
-	// more comes. It is the default.
-	HeadersDraft10 Headers = iota
-	// HeadersLegacy sends X-RateLimit-Limit, X-RateLimit-Remaining and
-	// X-RateLimit-Reset, in seconds from now, of the limit that is nearest to its end.
-	HeadersLegacy
-	// HeadersBoth sends both.
-	HeadersBoth
-	// HeadersNone sends neither. Retry-After is sent all the same.
-	HeadersNone
-)
-
-func (f Headers) write(h http.Header, d Decision) {
-	if f == HeadersDraft10 || f == HeadersBoth {
-		writeDraft10(h, d)
-	}
-	if f == HeadersLegacy || f == HeadersBoth {
+// writeHeaders tells the client of its limits: in the form of
+// draft-ietf-httpapi-ratelimit-headers-10, and with legacy in the X-RateLimit- fields too.
+func writeHeaders(h http.Header, d Decision, legacy bool) {
+	writeDraft10(h, d)
+	if legacy {
 		writeLegacy(h, d)
 	}
 }
 
+// writeDraft10 writes every limit into two structured lists: q is its quota, w its window in seconds,
+// r what remains, t the seconds until more comes.
 func writeDraft10(h http.Header, d Decision) {
 	var policySpace, stateSpace [128]byte
 	policy, state := policySpace[:0], stateSpace[:0]
@@ -55,8 +37,8 @@ func writeDraft10(h http.Header, d Decision) {
 	}
 }
 
-// outdone reports whether another part of the same limit, charged for another
-// key, is nearer to its end: the draft wants one item per limit.
+// outdone reports whether another part of the same limit, charged for another key, is nearer to its
+// end: the draft wants one item per limit.
 func (d *Decision) outdone(i int, s State) bool {
 	for j, p := range d.parts() {
 		if j == i || p.rule.Name != s.Name {
@@ -76,6 +58,7 @@ func appendItem(b []byte, name, of string, n int64, within string, d time.Durati
 	return strconv.AppendInt(append(b, within...), seconds(d), 10)
 }
 
+// writeLegacy writes the limit that is nearest to its end.
 func writeLegacy(h http.Header, d Decision) {
 	s, ok := d.Binding()
 	if !ok {

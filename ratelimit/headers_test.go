@@ -14,10 +14,10 @@ func TestHeadersNameALimitOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		limit, n := ratelimit.Limit{Name: "account", Max: 3}, 0
-		h := served(t, newMemory(t), noContent, ratelimit.MiddlewareConfig{Charges: func(*http.Request) ([]ratelimit.Charge, error) {
+		h := served(t, newMemory(t), func(*http.Request) ([]ratelimit.Charge, error) {
 			n++
 			return []ratelimit.Charge{{Limit: limit, Key: "from", Cost: int64(n % 2)}, {Limit: limit, Key: "to", Cost: 2}, {Limit: global}}, nil
-		}, Headers: ratelimit.HeadersBoth})
+		}, noContent, ratelimit.MiddlewareConfig{LegacyHeaders: true})
 		got := call(h, http.MethodPost).Header()
 		if got.Get("RateLimit") != `"account";r=1;t=60, "global";r=999;t=60` || got.Get("RateLimit-Policy") != `"account";q=3;w=60, "global";q=1000;w=60` {
 			t.Errorf("got %v", got)
@@ -33,14 +33,14 @@ func TestHeadersNameALimitOnce(t *testing.T) {
 func TestHeadersAfterARefund(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		h := served(t, newMemory(t), func(w http.ResponseWriter, r *http.Request) {
+		h := served(t, newMemory(t), byUser, func(w http.ResponseWriter, r *http.Request) {
 			if r.Header.Get("Replay") != "" {
 				if err := ratelimit.RefundFrom(r.Context()); err != nil {
 					t.Error(err)
 				}
 			}
 			w.WriteHeader(http.StatusOK)
-		}, ratelimit.MiddlewareConfig{Headers: ratelimit.HeadersBoth})
+		}, ratelimit.MiddlewareConfig{LegacyHeaders: true})
 		for range 3 {
 			r := httptest.NewRequest(http.MethodPost, "/", nil)
 			r.Header.Set("X-Mock-User-Id", "ann")

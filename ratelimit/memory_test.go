@@ -9,7 +9,6 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/ratelimit"
-	"github.com/holdfast-go/holdfast/ratelimit/ratelimittest"
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimittest/conformance"
 )
 
@@ -82,52 +81,9 @@ func TestFloodOfKeysDoesNotResetTheSharedLimit(t *testing.T) {
 func TestSchedules(t *testing.T) {
 	t.Parallel()
 	for range 20 {
-		clock := ratelimittest.NewClock(time.UnixMilli(1_700_000_000_000))
-		m, err := ratelimit.NewMemory(ratelimit.MemoryConfig{Now: clock.Now})
-		if err != nil {
-			t.Fatal(err)
-		}
-		conformance.TestSchedules(t, m, func(_ *testing.T, d time.Duration) { clock.Advance(d) }, 2000)
-	}
-}
-
-func TestClockSetBack(t *testing.T) {
-	t.Parallel()
-	clock := ratelimittest.NewClock(time.UnixMilli(1_700_000_000_000))
-	m, err := ratelimit.NewMemory(ratelimit.MemoryConfig{Now: clock.Now})
-	if err != nil {
-		t.Fatal(err)
-	}
-	conformance.TestClockSetBack(t, m, func(_ *testing.T, d time.Duration) { clock.Advance(d) })
-}
-
-// A clock that is set back over the begin of windows admits nothing more, and what
-// counts goes on counting.
-func TestClockRunsBack(t *testing.T) {
-	t.Parallel()
-	clock := ratelimittest.NewClock(time.UnixMilli(1_700_000_000_000))
-	m, err := ratelimit.NewMemory(ratelimit.MemoryConfig{Now: clock.Now})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range []ratelimit.Charge{
-		{Limit: ratelimit.Limit{Name: "w", Max: 3}},
-		{Limit: ratelimit.Limit{Name: "f", Max: 3, Algorithm: ratelimit.FixedWindow}},
-		{Limit: ratelimit.Limit{Name: "b", Max: 3, Algorithm: ratelimit.TokenBucket}},
-	} {
-		allowed := 0
-		for range 20 {
-			clock.Advance(-10 * time.Second)
-			if d, err := m.Allow(t.Context(), c); err != nil {
-				t.Fatal(err)
-			} else if d.Allowed {
-				allowed++
-			}
-		}
-		clock.Advance(200 * time.Second)
-		if allowed != 3 {
-			t.Errorf("%s: %d were allowed while the clock ran back, want 3", c.Limit.Name, allowed)
-		}
+		synctest.Test(t, func(t *testing.T) {
+			conformance.TestSchedules(t, newMemory(t), func(_ *testing.T, d time.Duration) { time.Sleep(d) }, 2000)
+		})
 	}
 }
 

@@ -3,21 +3,66 @@ package ratelimit_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/holdfast-go/holdfast/ratelimit"
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimittest"
 )
 
-// A limiter whose policy lets requests pass takes nothing, so there is nothing
-// to give back.
+func reserve(t *testing.T, l ratelimit.Limiter, within time.Duration, c ratelimit.Charge) (*ratelimit.Reservation, error) {
+	t.Helper()
+	return newWaiter(t, l, ratelimit.WaiterConfig{}, c).Reserve(t.Context(), within)
+}
+
+func TestReserve(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaiter(t, newMemory(t), ratelimit.WaiterConfig{MaxWait: time.Nanosecond}, ratelimit.Charge{Limit: tenPerSecond})
+		for n := range 3 {
+			r, err := w.Reserve(t.Context(), 200*time.Millisecond)
+			if err != nil || r.Delay != time.Duration(n)*100*time.Millisecond {
+				t.Errorf("reservation %d: %+v, %v", n, r, err)
+			}
+		}
+		if r, err := w.Reserve(t.Context(), 200*time.Millisecond); !errors.Is(err, ratelimit.ErrWaitTooLong) || !strings.Contains(err.Error(), "300ms") {
+			t.Errorf("a reservation beyond the time given: %+v, %v", r, err)
+		}
+	})
+}
+
+// allowing is a Limiter that cannot reserve.
+type allowing struct{ ratelimit.Limiter }
+
+func TestReserveErrors(t *testing.T) {
+	t.Parallel()
+	bucket := ratelimit.Charge{Limit: tenPerSecond}
+	if r, err := reserve(t, allowing{newMemory(t)}, time.Second, bucket); !errors.Is(err, ratelimit.ErrInvalid) {
+		t.Errorf("of a limiter that cannot: %+v, %v", r, err)
+	}
+	if r, err := reserve(t, newMemory(t), time.Second, ratelimit.Charge{Limit: perUser}); !errors.Is(err, ratelimit.ErrInvalid) {
+		t.Errorf("of a window: %+v, %v", r, err)
+	}
+	l := ratelimittest.New()
+	l.Fail(ratelimit.ErrUnavailable)
+	if r, err := reserve(t, l, time.Second, bucket); !errors.Is(err, ratelimit.ErrUnavailable) {
+		t.Errorf("without a store: %+v, %v", r, err)
+	}
+	l.Next(ratelimit.Decision{Denied: "calls", Never: true}, nil)
+	if r, err := reserve(t, l, time.Second, bucket); !errors.Is(err, ratelimit.ErrNever) {
+		t.Errorf("of too much: %+v, %v", r, err)
+	}
+}
+
+// A limiter that lets requests pass uncounted takes nothing, so there is nothing to give back.
 func TestCancelOfAnUnmeteredReservation(t *testing.T) {
 	t.Parallel()
 	l := ratelimittest.New()
 	l.Next(ratelimit.Decision{Allowed: true, Fallback: true}, nil)
-	r, err := ratelimit.Reserve(t.Context(), l, time.Second, ratelimit.Charge{Limit: tenPerSecond})
-	if err != nil || !r.Decision.Allowed {
+	r, err := reserve(t, l, time.Second, ratelimit.Charge{Limit: tenPerSecond})
+	if err != nil {
 		t.Fatalf("%+v, %v", r, err)
 	}
 	if err := r.Cancel(t.Context()); err != nil || len(l.Refunded()) != 0 {
@@ -49,7 +94,7 @@ func TestUncertainRefundIsTriedOnce(t *testing.T) {
 		}
 		return d.Limits()[0].Remaining + 1
 	}
-	r, err := ratelimit.Reserve(t.Context(), uncertain{m}, 0, c)
+	r, err := reserve(t, uncertain{m}, 0, c)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,17 +5,6 @@ import (
 	"time"
 )
 
-// Counter is the stored state of one limit, brought forward to the time of the
-// decision.
-type Counter struct {
-	// Prev and Cur count the units charged in the previous and in the current
-	// window; windows are aligned to the Unix epoch. For a TokenBucket, Cur is what
-	// is missing from a full bucket, in units times the window's milliseconds, so
-	// that Max of them come back every millisecond; Prev is 0. It exceeds the bucket
-	// while reservations wait.
-	Prev, Cur int64
-}
-
 // rule is a valid Limit in the form that the arithmetic needs.
 type rule struct {
 	Limit       // with defaults
@@ -23,7 +12,7 @@ type rule struct {
 
 	w    int64 // the window in milliseconds
 	most int64 // what one charge can take at once
-	unit int64 // what one unit adds to Counter.Cur
+	unit int64 // what one unit adds to counter.Cur
 	full int64 // what the limit holds, in units times w
 }
 
@@ -39,8 +28,8 @@ func ruleOf(given Limit) rule {
 
 func (r *rule) bucket() bool { return r.Algorithm == TokenBucket }
 
-// used is what counts against full, elapsed milliseconds into the window.
-func (r *rule) used(c Counter, elapsed int64) int64 {
+// used returns what counts against full, elapsed milliseconds into the window.
+func (r *rule) used(c counter, elapsed int64) int64 {
 	switch r.Algorithm {
 	case TokenBucket:
 		return c.Cur
@@ -50,9 +39,9 @@ func (r *rule) used(c Counter, elapsed int64) int64 {
 	return c.Prev*(r.w-elapsed) + c.Cur*r.w
 }
 
-// wait returns the milliseconds until the rule admits cost if nobody else
-// charges anything, 0 if it does now. cost is at most r.most.
-func (r *rule) wait(c Counter, cost, elapsed int64) int64 {
+// wait returns the milliseconds until the rule admits cost if nobody else charges anything, 0 if it
+// does now. cost is at most r.most.
+func (r *rule) wait(c counter, cost, elapsed int64) int64 {
 	over := r.used(c, elapsed) + cost*r.w - r.full
 	switch {
 	case over <= 0:
@@ -67,19 +56,19 @@ func (r *rule) wait(c Counter, cost, elapsed int64) int64 {
 	return r.w - elapsed + max(0, r.w-(r.Max-cost)*r.w/c.Cur) // the same, one window on
 }
 
-func (r *rule) remaining(c Counter, elapsed int64) int64 {
+func (r *rule) remaining(c counter, elapsed int64) int64 {
 	return max(0, r.full-r.used(c, elapsed)) / r.w
 }
 
-// reset is how long until the window ends or the bucket is full.
-func (r *rule) reset(c Counter, elapsed int64) int64 {
+// reset returns the milliseconds until the window ends or the bucket is full.
+func (r *rule) reset(c counter, elapsed int64) int64 {
 	if r.bucket() {
 		return ceilDiv(c.Cur, r.Max)
 	}
 	return r.w - elapsed
 }
 
-// elapsed is how far into its window now is.
+// elapsed returns how far into its window now is, 0 for a bucket.
 func (r *rule) elapsed(now int64) int64 {
 	if r.bucket() {
 		return 0
@@ -87,8 +76,7 @@ func (r *rule) elapsed(now int64) int64 {
 	return now % r.w
 }
 
-// drain returns what is missing from a bucket elapsed milliseconds after missing
-// was.
+// drain returns what is missing from a bucket elapsed milliseconds after missing was.
 func (r *rule) drain(missing, elapsed int64) int64 {
 	switch {
 	case elapsed <= 0:
@@ -99,8 +87,8 @@ func (r *rule) drain(missing, elapsed int64) int64 {
 	return missing - elapsed*r.Max
 }
 
-// refund takes a charge that counts since that time off the counter at now.
-func (r *rule) refund(c *Counter, cost, since, now int64) {
+// refund takes a charge that counts since that time off the counter, which is brought forward to now.
+func (r *rule) refund(c *counter, cost, since, now int64) {
 	cost = min(cost, r.most) // more cannot have been charged
 	if r.bucket() {
 		c.Cur -= min(c.Cur, r.drain(cost*r.unit, now-since))
@@ -121,9 +109,8 @@ func ceilDiv(a, b int64) int64 {
 	return (a + b - 1) / b
 }
 
-// ms converts without overflow, and leaves room for rounding up: a bucket that
-// someone else has filled with nonsense may take longer to drain than a Duration
-// can say.
+// ms converts without overflow, and leaves room for rounding up: a bucket that someone else has
+// filled with nonsense may take longer to drain than a Duration can say.
 func ms(n int64) time.Duration {
 	return time.Duration(min(n, math.MaxInt64/2/int64(time.Millisecond))) * time.Millisecond
 }

@@ -14,7 +14,7 @@ type taken struct {
 	refunds  Limiter // bounds what is given back
 	decision Decision
 	header   http.Header // of the answer; nil in shadow
-	format   Headers
+	legacy   bool
 	outer    *taken // by another middleware before this one
 
 	mu   sync.Mutex
@@ -25,7 +25,7 @@ type takenKey struct{}
 
 // remember lets the handlers inside find what the request was charged.
 func (h *handler) remember(w http.ResponseWriter, r *http.Request, d Decision) *http.Request {
-	t := &taken{limiter: h.limiter, refunds: h.refunds, decision: d, format: h.cfg.Headers}
+	t := &taken{limiter: h.limiter, refunds: h.refunds, decision: d, legacy: h.cfg.LegacyHeaders}
 	if h.cfg.Shadow == nil {
 		t.header = w.Header()
 	}
@@ -33,26 +33,13 @@ func (h *handler) remember(w http.ResponseWriter, r *http.Request, d Decision) *
 	return r.WithContext(context.WithValue(r.Context(), takenKey{}, t))
 }
 
-// ChargesFrom returns what the request of ctx was charged, in the form that
-// Refund takes, and false outside the middleware. Of several middlewares it is
-// the innermost.
-func ChargesFrom(ctx context.Context) ([]Charge, bool) {
-	t, ok := ctx.Value(takenKey{}).(*taken)
-	if !ok {
-		return nil, false
-	}
-	return t.decision.Charges(), true
-}
-
-// RefundFrom gives back what the request of ctx was charged, for a request that
-// turns out to be free, such as the replay of an answer, also if its client has
-// gone meanwhile. Call it before the answer is written: the headers then tell of
-// the refund. Further calls do nothing, also after ErrUnavailable, for units
-// given back twice would be somebody else's. Outside the middleware it does nothing.
+// RefundFrom gives back what the request of ctx was charged, for a request that turns out to be free,
+// such as the replay of an answer, also if its client has gone meanwhile. Call it before the answer is
+// written: the headers then tell of the refund. Further calls do nothing, also after ErrUnavailable:
+// units given back twice would be somebody else's. Outside the middleware it does nothing.
 //
-// Of each limit and key a process gives back ten times what the limit admits at
-// most: what is free is bounded too. Requests beyond that stay charged, which is no
-// error.
+// Of each limit and key a process gives back at most ten times what the limit admits: what is free is
+// bounded too. Requests beyond that stay charged, which is no error.
 func RefundFrom(ctx context.Context) error {
 	var errs []error
 	for t, _ := ctx.Value(takenKey{}).(*taken); t != nil; t = t.outer {
@@ -77,7 +64,7 @@ func (t *taken) refund(ctx context.Context) error {
 		return err
 	}
 	if t.header != nil {
-		t.format.write(t.header, t.decision.refunded())
+		writeHeaders(t.header, t.decision.refunded(), t.legacy)
 	}
 	return nil
 }

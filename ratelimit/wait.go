@@ -13,34 +13,27 @@ import (
 	"github.com/holdfast-go/holdfast/internal/telemetry"
 )
 
-// Errors of Waiter.Wait.
-var (
-	// ErrWaitTooLong says that the charges will not be allowed within MaxWait.
-	ErrWaitTooLong = errors.New("ratelimit: wait too long")
-	// ErrNever says that a cost is more than its limit can ever hold.
-	ErrNever = errors.New("ratelimit: cost exceeds limit")
+const (
+	// waitJitter is the largest share of a wait that is added at random, so that several processes do
+	// not wake at the same moment.
+	waitJitter = 0.1
+	// unavailablePause is the pause before a store that could not be asked is asked again.
+	unavailablePause = time.Second
 )
 
 // WaiterConfig configures a Waiter. The zero value works.
 type WaiterConfig struct {
-	// MaxWait bounds one Wait, with the time in the queue. 0 means no bound but
-	// the context's.
+	// MaxWait bounds one Wait, with the time in the queue. Default: no bound but the context's.
 	MaxWait time.Duration
-	// Jitter is the largest share of a wait that is added at random, so that
-	// several processes do not wake at the same moment; at most 1. 0 means 0.1. It
-	// never makes a wait miss MaxWait.
-	Jitter float64
-	// UnavailablePause is the pause before a store that could not be asked is asked
-	// again. 0 means 1 s.
-	UnavailablePause time.Duration
-
-	Rand   func() float64 // from [0, 1); nil means math/rand/v2
-	Logger *slog.Logger   // nil means slog.Default()
+	// Rand returns a number from [0, 1), for a random tenth that is added to each wait; it never makes
+	// a wait miss MaxWait. Default: math/rand/v2.
+	Rand func() float64
+	// Logger is for outages of the store: one line in 10 s. Default: slog.Default().
+	Logger *slog.Logger
 }
 
-// Waiter blocks workers until their charges are allowed, first come first
-// served among those who share it. Make it with NewWaiter. It is safe for
-// concurrent use.
+// Waiter blocks workers until their charges are allowed, first come first served among those who
+// share it. It implements inbox.Waiter. Make it with NewWaiter. It is safe for concurrent use.
 type Waiter struct {
 	limiter Limiter
 	charges []Charge
@@ -49,37 +42,25 @@ type Waiter struct {
 	faults  telemetry.Seldom
 }
 
-// NewWaiter returns a Waiter that takes charges from l for every Wait. It refuses
-// charges that l cannot decide about together.
+// NewWaiter returns a Waiter that takes the charges from l for every Wait. It refuses charges that
+// make no sense, and a cost that its limit can never hold.
 func NewWaiter(l Limiter, charges []Charge, cfg WaiterConfig) (*Waiter, error) {
 	var errs []error
 	if l == nil {
 		errs = append(errs, errNilLimiter)
 	}
-	normal, err := Normalize(charges)
+	normal, err := Charges(charges).Normalize()
 	errs = append(errs, err)
 	for _, c := range normal {
 		if c.Cost > ruleOf(c.Limit).most {
 			errs = append(errs, fmt.Errorf("%w: limit %q: Cost is %d", ErrNever, c.Limit.Name, c.Cost))
 		}
 	}
-	if v, ok := l.(interface{ Validate(charges ...Charge) error }); ok && err == nil {
-		errs = append(errs, v.Validate(charges...))
-	}
-	if cfg.MaxWait < 0 || cfg.UnavailablePause < 0 {
-		errs = append(errs, errors.New("ratelimit: WaiterConfig.MaxWait and UnavailablePause must not be negative"))
-	}
-	if !(cfg.Jitter >= 0 && cfg.Jitter <= 1) {
-		errs = append(errs, fmt.Errorf("ratelimit: WaiterConfig.Jitter is %v, must lie between 0 and 1", cfg.Jitter))
+	if cfg.MaxWait < 0 {
+		errs = append(errs, fmt.Errorf("ratelimit: WaiterConfig.MaxWait is %v, must not be negative", cfg.MaxWait))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
-	}
-	if cfg.Jitter == 0 {
-		cfg.Jitter = 0.1
-	}
-	if cfg.UnavailablePause == 0 {
-		cfg.UnavailablePause = time.Second
 	}
 	if cfg.Rand == nil {
 		cfg.Rand = rand.Float64
@@ -90,11 +71,10 @@ func NewWaiter(l Limiter, charges []Charge, cfg WaiterConfig) (*Waiter, error) {
 	return &Waiter{limiter: l, charges: slices.Clone(charges), cfg: cfg, turn: make(chan struct{}, 1)}, nil
 }
 
-// Wait returns nil once the charges have been taken. A store that cannot be
-// asked is waited for. It returns ctx's error when ctx ends first, ErrWaitTooLong
-// as soon as the next try would come after MaxWait, ErrNever for a cost above its
-// limit, and the limiter's other errors as they are. Nothing was charged then,
-// unless an answer of the store was still on its way.
+// Wait returns nil once the charges have been taken. While the store cannot be asked it goes on
+// asking. It returns ctx's error if ctx ends first, ErrWaitTooLong as soon as the next try would come
+// after MaxWait, ErrNever for a cost above its limit, and the limiter's other errors as they are.
+// Nothing was charged then, unless an answer of the store was still on its way.
 func (w *Waiter) Wait(ctx context.Context) error {
 	if w.cfg.MaxWait == 0 {
 		return w.wait(ctx, time.Time{})
@@ -132,7 +112,7 @@ func (w *Waiter) wait(ctx context.Context, deadline time.Time) error {
 	}
 }
 
-// gaveUp tells the caller's own end from MaxWait.
+// gaveUp returns the reason why a wait ended: MaxWait, or the caller's own context.
 func gaveUp(ctx context.Context) error {
 	if errors.Is(context.Cause(ctx), ErrWaitTooLong) {
 		return ErrWaitTooLong
@@ -140,8 +120,7 @@ func gaveUp(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// try asks once. It returns 0 when the charges were taken, else how long to wait
-// before the next time.
+// try asks once. It returns 0 if the charges were taken, else how long to wait before the next try.
 func (w *Waiter) try(ctx context.Context) (time.Duration, error) {
 	d, err := w.limiter.Allow(ctx, w.charges...)
 	switch {
@@ -151,20 +130,20 @@ func (w *Waiter) try(ctx context.Context) (time.Duration, error) {
 				w.cfg.Logger.WarnContext(ctx, "ratelimit: waiting for the store", slog.Any("error", err), slog.Int("repeats", repeats))
 			}
 		}
-		return w.cfg.UnavailablePause, nil
+		return unavailablePause, nil
 	case err != nil:
 		return 0, err
 	case d.Allowed:
 		return 0, nil
 	case d.Never:
-		return 0, fmt.Errorf("%w: limit %q", ErrNever, d.Denied)
+		return 0, d.Err()
 	}
 	return max(d.RetryAfter, time.Millisecond), nil
 }
 
 // jittered adds to a pause at random, unless that would miss the deadline.
 func (w *Waiter) jittered(pause time.Duration, deadline time.Time) time.Duration {
-	longer := pause + time.Duration(w.cfg.Jitter*w.cfg.Rand()*float64(pause))
+	longer := pause + time.Duration(waitJitter*w.cfg.Rand()*float64(pause))
 	if !deadline.IsZero() && !time.Now().Add(longer).Before(deadline) {
 		return pause
 	}

@@ -111,11 +111,28 @@ func TestWaitEnds(t *testing.T) {
 	})
 }
 
+// What is added to a wait at random is a tenth at most.
+func TestJitter(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWaiter(t, newMemory(t), ratelimit.WaiterConfig{Rand: func() float64 { return 0.5 }}, ratelimit.Charge{Limit: tenPerSecond})
+		start := time.Now()
+		for range 2 {
+			if err := w.Wait(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if took := time.Since(start); took != 105*time.Millisecond {
+			t.Errorf("a wait of 100 ms took %v, want half of a tenth more", took)
+		}
+	})
+}
+
 // Jitter does not make a wait too long that is not.
 func TestJitterKeepsWithinMaxWait(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWaiter(t, newMemory(t), ratelimit.WaiterConfig{MaxWait: 105 * time.Millisecond, Jitter: 1, Rand: func() float64 { return 0.99 }}, ratelimit.Charge{Limit: tenPerSecond})
+		w := newWaiter(t, newMemory(t), ratelimit.WaiterConfig{MaxWait: 105 * time.Millisecond, Rand: func() float64 { return 0.99 }}, ratelimit.Charge{Limit: tenPerSecond})
 		for range 3 {
 			if err := w.Wait(t.Context()); err != nil {
 				t.Errorf("a token that comes within 100 ms is not waited for 105 ms: %v", err)
@@ -155,8 +172,8 @@ func TestWaitOutlastsAnOutage(t *testing.T) {
 
 func TestNewWaiterReportsEveryViolation(t *testing.T) {
 	t.Parallel()
-	_, err := ratelimit.NewWaiter(nil, nil, ratelimit.WaiterConfig{MaxWait: -1, Jitter: 2})
-	for _, want := range []string{"limiter", "charges", "MaxWait", "Jitter"} {
+	_, err := ratelimit.NewWaiter(nil, nil, ratelimit.WaiterConfig{MaxWait: -1})
+	for _, want := range []string{"limiter", "charges", "MaxWait"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v does not name %s", err, want)
 		}

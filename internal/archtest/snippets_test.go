@@ -118,15 +118,13 @@ func middlewareSnippet(client goredis.UniversalClient, handler http.Handler) (ht
 	if err != nil {
 		return nil, err
 	}
-	limited, err := ratelimit.NewMiddleware(limiter, ratelimit.MiddlewareConfig{
-		Charges: func(r *http.Request) ([]ratelimit.Charge, error) {
-			id, err := user(r)
-			return []ratelimit.Charge{
-				{Limit: ratelimit.Limit{Name: "user", Max: 10}, Key: id},
-				{Limit: ratelimit.Limit{Name: "global", Max: 1000}},
-			}, err
-		},
-	})
+	limited, err := ratelimit.NewMiddleware(limiter, func(r *http.Request) ([]ratelimit.Charge, error) {
+		id, err := user(r)
+		return []ratelimit.Charge{
+			{Limit: ratelimit.Limit{Name: "user", Max: 10}, Key: id},
+			{Limit: ratelimit.Limit{Name: "global", Max: 1000}},
+		}, err
+	}, ratelimit.MiddlewareConfig{})
 	if err != nil {
 		return nil, err
 	}

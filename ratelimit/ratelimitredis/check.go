@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/holdfast-go/holdfast/internal/check"
 	"github.com/holdfast-go/holdfast/internal/redisconn"
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
@@ -16,69 +17,53 @@ import (
 // checkTimeout bounds Check, whatever the client's own timeouts are.
 const checkTimeout = 5 * time.Second
 
-// Check reports whether the server decides about several limits at once and keeps
-// the counters, and whether the client lets go of a connection that falls silent.
-// Empty means that all is well. The error says that it could not look, which it
-// finds out within 5 s. Nothing is changed but the server's script cache.
-func (l *Limiter) Check(ctx context.Context) ([]ratelimit.Finding, error) {
+// Check reports whether the server decides about several limits at once and keeps the counters, and
+// whether the client lets go of a connection that falls silent. It returns nil if all is well. Else
+// Unwrap() []error of the error gives the findings singly: each has the method Mend() string, unlike
+// a failure to look, which takes 5 s at most. Nothing is changed but the server's script cache.
+func (l *Limiter) Check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	type answer struct {
-		found []ratelimit.Finding
-		err   error
-	}
-	answers := make(chan answer, 1)
-	go func() { // the client need not mind the deadline
-		found, err := l.look(ctx)
-		answers <- answer{found, err}
-	}()
+	answer := make(chan error, 1)
+	go func() { answer <- l.look(ctx) }() // the client need not mind the deadline
 	select {
-	case a := <-answers:
-		return a.found, a.err
+	case err := <-answer:
+		return err
 	case <-ctx.Done():
-		return nil, fmt.Errorf("ratelimitredis: check: %w", ctx.Err())
+		return fmt.Errorf("ratelimitredis: check: %w", ctx.Err())
 	}
 }
 
-func (l *Limiter) look(ctx context.Context) ([]ratelimit.Finding, error) {
+func (l *Limiter) look(ctx context.Context) error {
+	found := check.Findings{Component: "ratelimitredis"}
 	if err := l.client.Ping(ctx).Err(); err != nil {
-		return nil, fmt.Errorf("ratelimitredis: check: %w", err)
+		return fmt.Errorf("ratelimitredis: check: %w", err)
 	}
-	var found []ratelimit.Finding
 	if heedsDeadlines, bounded := redisconn.Timeouts(l.client); !heedsDeadlines && !bounded {
-		found = append(found, ratelimit.Finding{
-			Component: "ratelimitredis", Problem: "the client waits for ever for a connection that has fallen silent, and loses it for its pool",
-			Mend: "set ContextTimeoutEnabled of the client's options, or a ReadTimeout",
-		})
+		found.Add("set ContextTimeoutEnabled of the client's options, or a ReadTimeout",
+			"the client waits for ever for a connection that has fallen silent, and loses it for its pool")
 	}
 	refused := redis.Error(nil)
 	switch err := l.rehearse(ctx); {
 	case errors.As(err, &refused):
-		found = append(found, ratelimit.Finding{
-			Component: "ratelimitredis", Problem: "the server refuses to decide: " + refused.Error(), Mend: mendOf(refused),
-		})
+		found.Add(mendOf(refused), "the server refuses to decide: %v", refused)
 	case err != nil:
-		return nil, fmt.Errorf("ratelimitredis: check: %w", err)
+		found.Join(fmt.Errorf("ratelimitredis: check: %w", err))
+		return found.Err()
 	}
 	settings, err := l.client.ConfigGet(ctx, "maxmemory*").Result()
 	if err != nil {
-		return found, nil // hosted servers keep CONFIG to themselves
+		return found.Err() // hosted servers keep CONFIG to themselves
 	}
 	if policy := settings["maxmemory-policy"]; settings["maxmemory"] != "0" && policy != "" && !strings.HasPrefix(policy, "noeviction") {
-		found = append(found, ratelimit.Finding{
-			Component: "ratelimitredis",
-			Problem:   "maxmemory-policy " + policy + " may drop counters, which admits more than the limits",
-			Mend:      "CONFIG SET maxmemory-policy noeviction",
-		})
+		found.Add("CONFIG SET maxmemory-policy noeviction", "maxmemory-policy %s may drop counters, which admits more than the limits", policy)
 	}
-	return found, nil
+	return found.Err()
 }
 
 // rehearse asks for a decision about limits that nobody has, and takes nothing.
 func (l *Limiter) rehearse(ctx context.Context) error {
-	limit := ratelimit.Limit{Max: maxShards}
-	user, global := limit, limit
-	user.Name, global.Name = "check-user", "check-global"
+	user, global := ratelimit.Limit{Name: "check-user", Max: 1}, ratelimit.Limit{Name: "check-global", Max: 1}
 	_, err := l.Peek(ctx, ratelimit.Charge{Limit: user, Key: "check"}, ratelimit.Charge{Limit: global})
 	return err
 }

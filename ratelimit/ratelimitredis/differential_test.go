@@ -15,23 +15,26 @@ import (
 	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/ratelimit"
+	"github.com/holdfast-go/holdfast/ratelimit/driver"
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimittest"
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimittest/conformance"
 )
 
-// Random sequences of calls, with clocks that are moved forth and back together,
-// get the same answers of Memory and of Redis to the last detail. A sequence is
-// told by its number.
+// Random sequences of calls, with clocks that are moved together, get the same answers of Memory and
+// of Redis to the last detail. A sequence is told by its number.
 func TestDifferentialMemoryAndRedis(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
 	allowed, denied := 0, 0
 	for n := range testenv.Sequences(t, 150) {
-		p := newPair(t, client, n)
-		for range 40 {
-			p.step()
-		}
+		var p *pair
+		inBubble(t, func(m *bubbled) {
+			p = newPair(t, client, m, n)
+			for range 40 {
+				p.step()
+			}
+		})
 		if t.Failed() {
 			t.Fatalf("sequence %d:\n%s", n, strings.Join(p.log, "\n"))
 		}
@@ -45,29 +48,23 @@ func TestDifferentialMemoryAndRedis(t *testing.T) {
 // pair asks two limiters the same, and a scripted one whether the charges make
 // sense.
 type pair struct {
-	t             *testing.T
-	random        *mathrand.Rand
-	clock         *ratelimittest.Clock
-	memory, redis conformance.Limiter
-	scripted      *ratelimittest.Limiter
-	advance       func(t *testing.T, d time.Duration)
-	limits        []ratelimit.Limit
-	windows       bool // not buckets alone
-	taken         [][]ratelimit.Charge
-	denied        int
-	log           []string
+	t        *testing.T
+	random   *mathrand.Rand
+	memory   *bubbled
+	redis    conformance.Limiter
+	scripted *ratelimittest.Limiter
+	advance  func(t *testing.T, d time.Duration)
+	limits   []ratelimit.Limit
+	windows  bool // not buckets alone
+	taken    [][]ratelimit.Charge
+	denied   int
+	log      []string
 }
 
-func newPair(t *testing.T, client redis.UniversalClient, n int) *pair {
+func newPair(t *testing.T, client redis.UniversalClient, m *bubbled, n int) *pair {
 	t.Helper()
-	p := &pair{t: t, random: mathrand.New(mathrand.NewPCG(3, uint64(n))), scripted: ratelimittest.New()}
+	p := &pair{t: t, memory: m, random: mathrand.New(mathrand.NewPCG(3, uint64(n))), scripted: ratelimittest.New()}
 	p.redis, p.advance = ratelimitredis.NewWithClock(t, client, ratelimitredis.Config{Prefix: "test:" + rand.Text(), Timeout: patient})
-	p.clock = ratelimittest.NewClock(time.UnixMilli(1_700_000_000_000))
-	memory, err := ratelimit.NewMemory(ratelimit.MemoryConfig{Now: p.clock.Now})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.memory = memory
 	p.windows = p.random.IntN(3) > 0
 	for range 2 + p.random.IntN(3) {
 		p.limits = append(p.limits, p.limit())
@@ -101,7 +98,7 @@ func (p *pair) charges() (charges []ratelimit.Charge) {
 	case 0:
 		count = 0
 	case 1:
-		count = ratelimit.MaxCharges + 1
+		count = driver.MaxCharges + 1
 	case 2, 3, 4:
 		count = 4 + p.random.IntN(5)
 	}
@@ -128,7 +125,7 @@ func (p *pair) step() {
 			return l.Peek(p.t.Context(), charges...)
 		})
 	case n < 16:
-		within := []time.Duration{0, 1, time.Second, 90 * time.Second, ratelimit.MaxReserve, ratelimit.MaxReserve + 1, -1}[p.random.IntN(7)]
+		within := []time.Duration{0, 1, time.Second, 90 * time.Second, driver.MaxReserve, driver.MaxReserve + 1, -1}[p.random.IntN(7)]
 		if p.random.IntN(3) > 0 {
 			charges = p.reservable(charges)
 		}
@@ -143,25 +140,13 @@ func (p *pair) step() {
 	}
 }
 
-// move moves both clocks. Back it goes within the windows of limits that have one:
-// Memory knows no other.
+// move moves both clocks.
 func (p *pair) move() {
 	most := []time.Duration{time.Millisecond, 100 * time.Millisecond, time.Second, time.Minute, 3 * time.Hour}[p.random.IntN(5)]
 	d := time.Duration(p.random.Int64N(int64(most/time.Millisecond)+1)) * time.Millisecond
-	if p.random.IntN(4) == 0 {
-		d = -d
-		for _, l := range p.limits {
-			if window := max(l.Window, time.Second); p.windows && l.Algorithm != ratelimit.TokenBucket {
-				if l.Window == 0 {
-					window = time.Minute
-				}
-				d = max(d, -time.Duration(p.clock.Now().UnixMilli()%window.Milliseconds())*time.Millisecond)
-			}
-		}
-	}
-	p.clock.Advance(d)
+	p.memory.advance(d)
 	p.advance(p.t, d)
-	p.note("clock %v to %v", d, p.clock.Now().UnixMilli())
+	p.note("clock %v to %v", d, p.memory.now().UnixMilli())
 }
 
 // reservable are those of the charges that a bucket may take ahead of time.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/ratelimit"
+	"github.com/holdfast-go/holdfast/ratelimit/driver"
 )
 
 // However wrong the client's idea of the server's clock is, the charge lands in
@@ -26,15 +27,15 @@ func TestDrift(t *testing.T) {
 	}
 	hour := time.Hour.Milliseconds()
 	for n, offset := range []int64{0, 1000, -1000, 60_000, -60_000, hour, -hour, 1000 * hour, -1000 * hour} {
-		l.shards[0].sender.offset.Store(offset)
+		l.sender.offset.Store(offset)
 		d, err := l.Allow(t.Context(), charges...)
 		if err != nil || !d.Allowed {
 			t.Fatalf("offset %d ms: %+v, %v", offset, d, err)
 		}
-		if learned := l.shards[0].sender.offset.Load(); learned < -1000 || learned > 1000 {
+		if learned := l.sender.offset.Load(); learned < -1000 || learned > 1000 {
 			t.Errorf("offset %d ms: learned %d", offset, learned)
 		}
-		l.shards[0].sender.offset.Store(offset)
+		l.sender.offset.Store(offset)
 		if err := l.Refund(t.Context(), d.Charges()...); err != nil {
 			t.Errorf("offset %d ms: refund: %v", offset, err)
 		}
@@ -52,13 +53,13 @@ func TestDriftOfSeveralClocks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.shards[0].sender.drifted = func(context.Context) { l.shards[0].sender.offset.Store(time.Hour.Milliseconds()) }
-	l.shards[0].sender.offset.Store(time.Hour.Milliseconds())
+	l.sender.drifted = func(context.Context) { l.sender.offset.Store(time.Hour.Milliseconds()) }
+	l.sender.offset.Store(time.Hour.Milliseconds())
 	d, err := l.Allow(t.Context(), ratelimit.Charge{Limit: ratelimit.Limit{Name: "minute", Max: 100}})
 	if err != nil || !d.Allowed {
 		t.Fatalf("%+v, %v", d, err)
 	}
-	l.shards[0].sender.offset.Store(time.Hour.Milliseconds())
+	l.sender.offset.Store(time.Hour.Milliseconds())
 	if err := l.Refund(t.Context(), d.Charges()...); err != nil {
 		t.Error(err)
 	}
@@ -77,18 +78,18 @@ func TestClusterKeysShareOneSlot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	charges, err := ratelimit.Normalize([]ratelimit.Charge{
+	charges, err := ratelimit.Charges{
 		{Limit: ratelimit.Limit{Name: "user", Max: 1}, Key: "{other}"},
 		{Limit: ratelimit.Limit{Name: "tokens", Max: 1, Algorithm: ratelimit.TokenBucket}},
-	})
+	}.Normalize()
 	if err != nil {
 		t.Fatal(err)
 	}
 	var keys []any
 	for _, c := range charges {
-		keys = appendKeys(keys, nameOf(l.shards[0].base, c), c.Limit, 100, 3)
+		keys = appendKeys(keys, nameOf(l.base, c), c.Limit, 100, 3)
 	}
-	hashed := ratelimit.EncodeKey("{other}")
+	hashed := driver.EncodeKey("{other}")
 	want := []string{
 		"rate_limit:{rl}:user:" + hashed + ":99", "rate_limit:{rl}:user:" + hashed + ":100", "rate_limit:{rl}:user:" + hashed + ":101",
 		"rate_limit:{rl}:tokens:b60000",

@@ -7,11 +7,15 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/internal/breaker"
 )
 
-// NewWithClock returns a limiter whose scripts take the time from a key, and
-// what moves it. The limiter's own clock stays as it is, as on a machine that is
-// off.
+// Start is where the clock of NewWithClock starts, and that of a synctest bubble.
+var Start = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// NewWithClock returns a limiter whose scripts take the time from a key, and what moves it. The
+// limiter's own clock stays as it is, as on a machine that is off.
 func NewWithClock(t *testing.T, client redis.UniversalClient, cfg Config) (*Limiter, func(t *testing.T, d time.Duration)) {
 	t.Helper()
 	cfg.DenyCache = -1 // it trusts that both clocks run alike
@@ -19,7 +23,7 @@ func NewWithClock(t *testing.T, client redis.UniversalClient, cfg Config) (*Limi
 	if err != nil {
 		t.Fatal(err)
 	}
-	key := l.shards[0].base + "clock"
+	key := l.base + "clock"
 	for _, s := range []**script{&l.decideScript, &l.refundScript, &l.resetScript} {
 		source := strings.Replace((*s).source, "call('TIME')", "{call('GET', '"+key+"') / 1000, 0}", 1)
 		if source == (*s).source {
@@ -27,7 +31,7 @@ func NewWithClock(t *testing.T, client redis.UniversalClient, cfg Config) (*Limi
 		}
 		*s = &script{source, redis.NewScript(source).Hash()}
 	}
-	now := time.UnixMilli(1_700_000_000_000)
+	now := Start
 	advance := func(t *testing.T, d time.Duration) {
 		t.Helper()
 		now = now.Add(d)
@@ -39,5 +43,17 @@ func NewWithClock(t *testing.T, client redis.UniversalClient, cfg Config) (*Limi
 	return l, advance
 }
 
+// OnePipeline lets one call be under way at a time. It is called before the first.
+func (l *Limiter) OnePipeline() *Limiter {
+	l.lanes.Most = 1
+	return l
+}
+
+// Probing sets how often a Redis that has failed is asked again. It is called before the first call.
+func (l *Limiter) Probing(every time.Duration) *Limiter {
+	l.breaker = breaker.New(failuresInARow, every)
+	return l
+}
+
 // Load returns how many pipelines are under way, and how many calls wait for one.
-func (l *Limiter) Load() (pipelines, waiting int) { return l.shards[0].lanes.Load() }
+func (l *Limiter) Load() (pipelines, waiting int) { return l.lanes.Load() }

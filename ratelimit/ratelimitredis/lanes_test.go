@@ -48,7 +48,7 @@ func clientOf(t *testing.T, url string, heeds bool) *redis.Client {
 func testShared(t *testing.T, client *redis.Client) {
 	calls := &noted{}
 	client.AddHook(calls)
-	l := open(t, client, ratelimitredis.Config{DenyCache: -1, Pipelines: 1})
+	l := open(t, client, ratelimitredis.Config{DenyCache: -1}).OnePipeline()
 	const users, each = 40, 25
 	var wg sync.WaitGroup
 	for u := range users {
@@ -82,7 +82,7 @@ func testShared(t *testing.T, client *redis.Client) {
 // Limits that differ in Max alone share a counter, also within one round trip.
 func TestPlansInOneRoundTrip(t *testing.T) {
 	t.Parallel()
-	l := open(t, redistest.New(t), ratelimitredis.Config{DenyCache: -1, Pipelines: 1})
+	l := open(t, redistest.New(t), ratelimitredis.Config{DenyCache: -1}).OnePipeline()
 	plans := []ratelimit.Limit{
 		{Name: "user", Max: 10, Window: day},
 		{Name: "user", Max: 50, Window: day},
@@ -193,7 +193,7 @@ func TestPausedServer(t *testing.T) {
 
 func testPausedServer(t *testing.T, heeds bool) {
 	server := testenv.Private(t, testenv.Redis)
-	l := open(t, clientOf(t, server.URL(), heeds), ratelimitredis.Config{Timeout: time.Second, OnUnavailable: ratelimitredis.Allow, ProbeEvery: 200 * time.Millisecond})
+	l := open(t, clientOf(t, server.URL(), heeds), ratelimitredis.Config{Timeout: time.Second, FailOpen: true})
 	c := ratelimit.Charge{Limit: perUser, Key: "ann"}
 	if d, err := l.Allow(t.Context(), c); err != nil || d.Fallback {
 		t.Fatalf("%+v, %v", d, err)

@@ -10,23 +10,41 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/holdfast-go/holdfast/internal/breaker"
+	"github.com/holdfast-go/holdfast/internal/lanes"
 	"github.com/holdfast-go/holdfast/internal/redisconn"
 	"github.com/holdfast-go/holdfast/ratelimit"
+	"github.com/holdfast-go/holdfast/ratelimit/driver"
 )
 
-// Limiter is a ratelimit.Limiter, and a ratelimit.Reserver, on Redis. Make it
-// with New. It is safe for concurrent use.
+const (
+	// pipelines is how many calls to Redis may be under way at once; decisions that are asked for
+	// meanwhile travel together in the next one. A second one keeps Redis busy while the first is
+	// read; more make smaller groups, which cost both sides more.
+	pipelines = 2
+	// failuresInARow stop the calls but for a probe.
+	failuresInARow = 5
+	// probeEvery is how often a Redis that has failed so often is asked again.
+	probeEvery = time.Second
+)
+
+// Limiter is a ratelimit.Limiter, and a driver.Reserver, on Redis. Make it with New. It is safe for
+// concurrent use.
 type Limiter struct {
 	client redis.UniversalClient
 	cfg    Config
-	shards []*shard
-	idle   *redisconn.Idle
-	local  *ratelimit.Memory // of the policy Local
+	base   string // of the keys
 	meters *meters
 
 	decideScript, refundScript, resetScript *script
 
-	down atomic.Bool // said in the log that the policy decides
+	sender  *sender
+	lanes   *lanes.Lanes[*call]
+	breaker *breaker.Breaker
+	idle    *redisconn.Idle
+	denials *driver.DenyCache // nil: none are remembered
+	local   *ratelimit.Memory // decides while Redis cannot be asked; nil without Config.Replicas
+	down    atomic.Bool       // the log was told of the outage
 }
 
 // New returns a Limiter on client, which stays the caller's to close.
@@ -43,13 +61,20 @@ func New(client redis.UniversalClient, cfg Config) (*Limiter, error) {
 		return nil, fmt.Errorf("ratelimitredis: %w", err)
 	}
 	l := &Limiter{
-		client: client, cfg: cfg, meters: meters, idle: &redisconn.Idle{Client: client, Timeout: cfg.Timeout},
+		client: client, cfg: cfg, base: cfg.base(), meters: meters,
 		decideScript: newScript(decideSource), refundScript: newScript(refundSource), resetScript: newScript(resetSource),
+		sender:  &sender{client: client, drifted: func(ctx context.Context) { meters.drift.Add(ctx, 1) }},
+		breaker: breaker.New(failuresInARow, probeEvery),
+		idle:    &redisconn.Idle{Client: client, Timeout: cfg.Timeout},
 	}
-	for _, base := range bases(cfg) {
-		l.shards = append(l.shards, newShard(base, client, cfg, meters))
+	// A server that does not answer holds a few goroutines, not one per caller, and nobody longer than
+	// they want to: only a client that heeds deadlines lets go of a caller in time.
+	heedsDeadlines, _ := redisconn.Timeouts(client)
+	l.lanes = &lanes.Lanes[*call]{Send: l.sender.send, Most: pipelines, Timeout: cfg.Timeout, OwnTrips: heedsDeadlines}
+	if cfg.DenyCache > 0 {
+		l.denials = driver.NewDenyCache(cfg.DenyCache)
 	}
-	if cfg.OnUnavailable == Local {
+	if cfg.Replicas > 0 {
 		if l.local, err = ratelimit.NewMemory(ratelimit.MemoryConfig{}); err != nil {
 			return nil, err
 		}
@@ -62,84 +87,70 @@ func (l *Limiter) Allow(ctx context.Context, charges ...ratelimit.Charge) (d rat
 	if err := ctx.Err(); err != nil {
 		return ratelimit.Decision{}, err
 	}
-	if cache := l.cache(charges); cache != nil && len(charges) <= ratelimit.MaxCharges && cache.Find(charges, &d) {
+	if l.denials != nil && len(charges) <= driver.MaxCharges && l.denials.Find(charges, &d) {
 		l.meters.decided(ctx, &d)
-		if l.cfg.Hooks.OnDecision != nil {
-			l.cfg.Hooks.OnDecision(ctx, d, 0)
-		}
 		return d, nil
 	}
 	return l.observed(ctx, 0, slices.Clone(charges))
 }
 
-// Reserve implements ratelimit.Reserver.
+// Reserve implements driver.Reserver.
 func (l *Limiter) Reserve(ctx context.Context, within time.Duration, charges ...ratelimit.Charge) (ratelimit.Decision, error) {
-	normal, err := ratelimit.Normalize(charges)
+	normal, err := ratelimit.Charges(charges).Normalize()
 	if err != nil {
 		return ratelimit.Decision{}, err
 	}
-	if err := ratelimit.CheckReserve(within, normal); err != nil {
+	if err := normal.CheckReserve(within); err != nil {
 		return ratelimit.Decision{}, err
 	}
 	return l.observed(ctx, within.Truncate(time.Millisecond), normal)
 }
 
-// Peek returns the decision that Allow would make now, and charges nothing. Its
-// Remaining and Reset are those after the charge if that would be allowed. It is
-// ErrUnavailable when Redis cannot be asked, whatever the policy.
+// Peek returns the decision that Allow would make now, and charges nothing. Its Remaining and Reset
+// are those after the charge if that would be allowed. It returns ErrUnavailable if Redis cannot be
+// asked, whatever the configuration says for this case.
 func (l *Limiter) Peek(ctx context.Context, charges ...ratelimit.Charge) (ratelimit.Decision, error) {
-	charges, err := ratelimit.Normalize(charges)
+	normal, err := ratelimit.Charges(charges).Normalize()
 	if err != nil {
 		return ratelimit.Decision{}, err
 	}
-	return l.decide(ctx, 0, false, charges)
+	return l.decide(ctx, 0, false, normal)
 }
 
-// Refund implements ratelimit.Limiter. It is ErrUnavailable when Redis cannot be
-// asked, whatever the policy; what the policy Local counted is given back within
-// the process.
+// Refund implements ratelimit.Limiter. It returns ErrUnavailable if Redis cannot be asked, whatever
+// the configuration says for this case; what was counted within the process is given back there.
 func (l *Limiter) Refund(ctx context.Context, charges ...ratelimit.Charge) error {
-	charges, err := ratelimit.Normalize(charges)
+	normal, err := ratelimit.Charges(charges).Normalize()
 	if err != nil {
 		return err
 	}
-	if charges[0].Local && l.local != nil {
-		return l.local.Refund(ctx, charges...)
+	if normal[0].Local && l.local != nil {
+		return l.local.Refund(ctx, normal...)
 	}
-	return l.change(ctx, l.refundScript, charges)
+	return l.change(ctx, l.refundScript, normal)
 }
 
-// Reset forgets what was charged to the limits and keys of the charges, in this
-// window and the one before. Other processes may deny for a second more; see
-// Config.DenyCache.
+// Reset forgets what was charged to the limits and keys of the charges, in this window and the one
+// before. Other processes may deny for a second more; see Config.DenyCache.
 func (l *Limiter) Reset(ctx context.Context, charges ...ratelimit.Charge) error {
-	charges, err := ratelimit.Normalize(charges)
+	normal, err := ratelimit.Charges(charges).Normalize()
 	if err != nil {
 		return err
 	}
-	return l.change(ctx, l.resetScript, charges)
+	return l.change(ctx, l.resetScript, normal)
 }
 
 func (l *Limiter) change(ctx context.Context, s *script, charges []ratelimit.Charge) error {
 	err := l.run(ctx, &call{script: s, charges: charges})
-	if cache := l.cache(charges); cache != nil {
-		cache.Forget(charges)
+	if l.denials != nil {
+		l.denials.Forget(charges)
 	}
 	return err
 }
 
-// cache returns where denials of the charges are remembered, or nil.
-func (l *Limiter) cache(charges []ratelimit.Charge) *ratelimit.DenyCache {
-	s, err := l.shard(charges)
-	if err != nil {
-		return nil
-	}
-	return s.denials
-}
-
-// observed decides, applies the policy and reports.
+// observed decides, within the process if Redis cannot be asked, and records the decision.
 func (l *Limiter) observed(ctx context.Context, within time.Duration, given []ratelimit.Charge) (ratelimit.Decision, error) {
-	charges, err := ratelimit.Normalize(given)
+	charges, err := ratelimit.Charges(given).Normalize()
 	if err != nil {
 		return ratelimit.Decision{}, err
 	}
@@ -147,9 +158,6 @@ func (l *Limiter) observed(ctx context.Context, within time.Duration, given []ra
 	d, err := l.decide(ctx, within, true, charges)
 	switch {
 	case errors.Is(err, ratelimit.ErrUnavailable):
-		if l.cfg.Hooks.OnUnavailable != nil {
-			l.cfg.Hooks.OnUnavailable(ctx, err)
-		}
 		if d, err = l.fallBack(ctx, within, charges, err); err != nil {
 			l.meters.unavailable(ctx)
 			l.meters.took(ctx, time.Since(start))
@@ -159,43 +167,33 @@ func (l *Limiter) observed(ctx context.Context, within time.Duration, given []ra
 		return ratelimit.Decision{}, err
 	default:
 		l.recovered(ctx)
-		if cache := l.cache(given); cache != nil && within == 0 {
-			cache.Keep(start, given, d)
+		if l.denials != nil && within == 0 {
+			l.denials.Keep(start, given, d)
 		}
 	}
-	took := time.Since(start)
 	l.meters.decided(ctx, &d)
-	l.meters.took(ctx, took)
-	if l.cfg.Hooks.OnDecision != nil {
-		l.cfg.Hooks.OnDecision(ctx, d, took)
-	}
+	l.meters.took(ctx, time.Since(start))
 	return d, nil
 }
 
-// decide asks the script and works out the details from the state that it saw,
-// with the arithmetic that all limiters share. The charges are normalized.
-func (l *Limiter) decide(ctx context.Context, within time.Duration, take bool, charges []ratelimit.Charge) (ratelimit.Decision, error) {
-	if l.cfg.Shards > 1 {
-		charges = slices.Clone(charges) // for the shares of the limits
-		if err := l.share(charges); err != nil {
-			return ratelimit.Decision{}, err
-		}
-	}
+// decide asks the script and works out the details from the state that it saw, with the arithmetic
+// that all limiters share. The charges are normalized.
+func (l *Limiter) decide(ctx context.Context, within time.Duration, take bool, charges []ratelimit.Charge) (d ratelimit.Decision, err error) {
 	possible := !slices.ContainsFunc(charges, tooMuch)
 	c := &call{script: l.decideScript, many: true, charges: charges, take: take && possible, within: within.Milliseconds()}
 	if err := l.run(ctx, c); err != nil {
 		return ratelimit.Decision{}, err
 	}
-	var few [3]ratelimit.Counter // most decisions need no more
-	counters := append(few[:0], make([]ratelimit.Counter, len(charges))...)
+	var space [3]driver.Counter // most decisions need no more
+	counters := space[:0]
 	for i, charge := range charges {
 		sane := int64(1<<53) / charge.Limit.Window.Milliseconds() // whatever a foreign value says
 		if charge.Limit.Algorithm == ratelimit.TokenBucket {
 			sane = 1 << 53
 		}
-		counters[i] = ratelimit.Counter{Prev: min(c.reply[1+2*i], sane), Cur: min(c.reply[2+2*i], sane)}
+		counters = append(counters, driver.Counter{Prev: min(c.reply[1+2*i], sane), Cur: min(c.reply[2+2*i], sane)})
 	}
-	d := ratelimit.Decide(time.UnixMilli(c.now), within, take, charges, counters)
+	d.Decide(time.UnixMilli(c.now), within, take, charges, counters)
 	if possible && d.Allowed != (c.reply[0] == 1) {
 		return ratelimit.Decision{}, fmt.Errorf("%w: script and client disagree", ratelimit.ErrUnavailable)
 	}
@@ -210,27 +208,24 @@ func tooMuch(c ratelimit.Charge) bool {
 	return c.Cost > c.Limit.Max
 }
 
-// run has a call answered unless Redis is known not to answer. Its error is
-// ErrUnavailable, ErrInvalid or that of ctx.
+// run has a call answered unless Redis is known not to answer. Its error is ErrUnavailable or that of
+// ctx.
 func (l *Limiter) run(ctx context.Context, c *call) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	s, err := l.shard(c.charges)
-	if err != nil {
-		return err
-	}
-	c.base = s.base
-	if !s.breaker.Enter() {
+	if !l.breaker.Enter() {
 		return fmt.Errorf("%w: %w", ratelimit.ErrUnavailable, errOpen)
 	}
-	if err = s.lanes.Do(ctx, c); err == nil {
+	c.base = l.base
+	err := l.lanes.Do(ctx, c)
+	if err == nil {
 		err = c.err
 	}
 	if err != nil && ctx.Err() != nil {
 		return ctx.Err()
 	}
-	s.breaker.Done(err == nil)
+	l.breaker.Done(err == nil)
 	if err != nil {
 		if answered := redis.Error(nil); !errors.As(err, &answered) {
 			l.idle.Test(ctx, nameOf(c.base, c.charges[0]))

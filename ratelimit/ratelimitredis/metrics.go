@@ -20,34 +20,32 @@ const scope = "github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
 // maxLabels bounds the limits whose labels are kept ready.
 const maxLabels = 1000
 
-// meters are the instruments. Labels are made once per limit, for a cached denial
-// is to cost little.
+// meters are the instruments.
 type meters struct {
 	decisions metric.Int64Counter
 	duration  metric.Float64Histogram
 	remaining metric.Float64Histogram
 	drift     metric.Int64Counter
 
-	mu     sync.Mutex
-	labels atomic.Pointer[map[string]*limitLabels]
+	// labels by limit are made once, since a remembered denial is to cost little. Readers take no lock:
+	// who adds a limit replaces the map.
+	labels  atomic.Pointer[map[string]*labels]
+	growing sync.Mutex
 }
 
-// limitLabels are the labels of one limit: of a decision by outcome and source,
-// and of what remains.
-type limitLabels struct {
-	decision  [2][3][]metric.AddOption // by outcome and source
-	remaining []metric.RecordOption
+// labels are those of one limit.
+type labels struct {
+	allowed, denied bySource
+	remaining       []metric.RecordOption
 }
 
-var (
-	outcomes = [2]string{"denied", "allowed"}
-	sources  = [3]string{"store", "cache", "policy"}
-)
+// bySource are the labels of a decision by who made it.
+type bySource struct{ store, cache, fallback []metric.AddOption }
 
 func newMeters(provider metric.MeterProvider) (*meters, error) {
 	meter := telemetry.New(scope, nil, provider).Meter
 	m := &meters{}
-	m.labels.Store(&map[string]*limitLabels{})
+	m.labels.Store(&map[string]*labels{})
 	var errs [4]error
 	m.decisions, errs[0] = meter.Int64Counter("holdfast.ratelimit.decisions",
 		metric.WithDescription("Decisions by outcome, by who decided, and by the limit that was nearest to its end."), metric.WithUnit("{decision}"))
@@ -61,6 +59,7 @@ func newMeters(provider metric.MeterProvider) (*meters, error) {
 	return m, errors.Join(errs[:]...)
 }
 
+// decided counts a decision, and records the share that is left of the limit nearest to its end.
 func (m *meters) decided(ctx context.Context, d *ratelimit.Decision) {
 	limit, share := d.Denied, 0.0
 	if limit == "" {
@@ -68,40 +67,32 @@ func (m *meters) decided(ctx context.Context, d *ratelimit.Decision) {
 			limit, share = s.Name, float64(s.Remaining)/float64(s.Capacity)
 		}
 	}
-	labels := m.of(limit)
-	outcome, source := 0, 0
-	if d.Allowed {
-		outcome = 1
-	}
-	switch {
-	case d.Cached:
-		source = 1
-	case d.Fallback:
-		source = 2
-	}
-	m.decisions.Add(ctx, 1, labels.decision[outcome][source]...)
+	of := m.of(limit)
+	m.decisions.Add(ctx, 1, of.decision(d)...)
 	if limit != "" && !d.Cached {
-		m.remaining.Record(ctx, share, labels.remaining...)
+		m.remaining.Record(ctx, share, of.remaining...)
 	}
 }
 
+// unavailable counts a request that got no decision.
 func (m *meters) unavailable(ctx context.Context) {
-	m.decisions.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", "unavailable"), attribute.String("source", "none"), attribute.String("limit", "")))
+	m.decisions.Add(ctx, 1, decisionLabels("", "unavailable", "none")...)
 }
 
 func (m *meters) took(ctx context.Context, d time.Duration) { m.duration.Record(ctx, d.Seconds()) }
 
-func (m *meters) of(limit string) *limitLabels {
+// of returns the labels of a limit.
+func (m *meters) of(limit string) *labels {
 	if known := (*m.labels.Load())[limit]; known != nil {
 		return known
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	m.growing.Lock()
+	defer m.growing.Unlock()
 	known := *m.labels.Load()
 	if known[limit] != nil {
 		return known[limit]
 	}
-	made := newLimitLabels(limit)
+	made := newLabels(limit)
 	if len(known) < maxLabels {
 		more := maps.Clone(known)
 		more[limit] = made
@@ -110,14 +101,34 @@ func (m *meters) of(limit string) *limitLabels {
 	return made
 }
 
-func newLimitLabels(limit string) *limitLabels {
-	name := attribute.String("limit", limit)
-	l := &limitLabels{remaining: []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(name))}}
-	for i, outcome := range outcomes {
-		for j, source := range sources {
-			l.decision[i][j] = []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(
-				name, attribute.String("outcome", outcome), attribute.String("source", source)))}
+func newLabels(limit string) *labels {
+	by := func(outcome string) bySource {
+		return bySource{
+			store:    decisionLabels(limit, outcome, "store"),
+			cache:    decisionLabels(limit, outcome, "cache"),
+			fallback: decisionLabels(limit, outcome, "fallback"),
 		}
 	}
-	return l
+	name := attribute.NewSet(attribute.String("limit", limit))
+	return &labels{allowed: by("allowed"), denied: by("denied"), remaining: []metric.RecordOption{metric.WithAttributeSet(name)}}
+}
+
+func decisionLabels(limit, outcome, source string) []metric.AddOption {
+	return []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(
+		attribute.String("limit", limit), attribute.String("outcome", outcome), attribute.String("source", source)))}
+}
+
+// decision returns the labels of a decision.
+func (l *labels) decision(d *ratelimit.Decision) []metric.AddOption {
+	by := &l.denied
+	if d.Allowed {
+		by = &l.allowed
+	}
+	switch {
+	case d.Cached:
+		return by.cache
+	case d.Fallback:
+		return by.fallback
+	}
+	return by.store
 }

@@ -14,9 +14,9 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
 )
 
-// A node that hangs fails the shards on it, and no others: neither do they wait for
-// it, nor does its breaker decide about them.
-func TestNodeThatHangsFailsItsOwnShards(t *testing.T) {
+// A node that hangs fails the limiters whose tag is on it, and no others: neither do they wait for it,
+// nor does its breaker decide about them.
+func TestNodeThatHangsFailsItsOwnLimiters(t *testing.T) {
 	t.Parallel()
 	client, servers := redistest.Cluster(t)
 	for _, s := range servers { // the others go on without it
@@ -24,37 +24,40 @@ func TestNodeThatHangsFailsItsOwnShards(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	l := open(t, client, ratelimitredis.Config{Shards: 12, Timeout: 2 * time.Second, DenyCache: -1})
-	const users, each = 48, 6
-	charge := func(n int) ratelimit.Charge {
-		return ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: users * each, Window: day}, Key: fmt.Sprint("u", n)}
-	}
-	for n := range users {
-		if d, err := l.Allow(t.Context(), charge(n)); err != nil || !d.Allowed {
+	const each = 6
+	c := ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: 100, Window: day}, Key: "ann"}
+	limiters := map[string]*ratelimitredis.Limiter{}
+	for n := range 12 {
+		tag := fmt.Sprint("t", n)
+		limiters[tag] = open(t, client, ratelimitredis.Config{Tag: tag, Timeout: 2 * time.Second, DenyCache: -1})
+		if d, err := limiters[tag].Allow(t.Context(), c); err != nil || !d.Allowed {
 			t.Fatalf("%+v, %v", d, err)
 		}
+	}
+	if used, err := redistest.NodesInUse(t.Context(), client); err != nil || used != 3 {
+		t.Errorf("%d nodes hold counters, %v, want all 3", used, err)
 	}
 	keys, err := redistest.Client(t, servers[0].URL()).Keys(t.Context(), "*").Result()
 	if err != nil {
 		t.Fatal(err)
 	}
-	there := strings.Join(keys, " ") + " "
+	there := strings.Join(keys, " ")
 	if err := servers[0].Pause(); err != nil {
 		t.Fatal(err)
 	}
 	var hung, others atomic.Int64
 	var crowd sync.WaitGroup
-	for n := range users {
-		onHung := strings.Contains(there, fmt.Sprintf(":u%d:", n))
+	for tag, l := range limiters {
+		onHung := strings.Contains(there, "{"+tag+"}")
 		crowd.Go(func() {
 			for range each {
-				switch _, err := l.Allow(t.Context(), charge(n)); {
+				switch _, err := l.Allow(t.Context(), c); {
 				case onHung && !errors.Is(err, ratelimit.ErrUnavailable):
-					t.Errorf("user %d of the node that hangs: %v", n, err)
+					t.Errorf("%s, of the node that hangs: %v", tag, err)
 				case onHung:
 					hung.Add(1)
 				case err != nil:
-					t.Errorf("user %d of another node: %v", n, err)
+					t.Errorf("%s, of another node: %v", tag, err)
 				default:
 					others.Add(1)
 				}

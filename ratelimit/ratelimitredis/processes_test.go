@@ -208,10 +208,10 @@ func TestFaults(t *testing.T) {
 	random := rand.New(rand.NewPCG(2, seed))
 	server := testenv.Private(t, testenv.Redis)
 	l := open(t, redistest.Client(t, server.URL()), ratelimitredis.Config{
-		Timeout: timeout, ProbeEvery: 100 * time.Millisecond, OnUnavailable: ratelimitredis.Allow,
+		Timeout: timeout, FailOpen: true,
 		DenyCache: -1, // once the limit is used up, remembered denials would hide the faults for the rest of the day
 		Logger:    slog.New(slog.DiscardHandler),
-	})
+	}).Probing(100 * time.Millisecond)
 	limit := ratelimit.Limit{Name: "user", Max: 100, Window: day}
 	var metered, fellBack, slowest, late atomic.Int64
 	leave := crowd(t, func(ctx context.Context) {

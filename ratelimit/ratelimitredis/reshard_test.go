@@ -23,7 +23,7 @@ func TestReshard(t *testing.T) {
 	t.Parallel()
 	client, servers := redistest.Cluster(t)
 	const timeout = time.Second
-	l := open(t, client, ratelimitredis.Config{Prefix: "test:" + rand.Text(), Timeout: timeout, ProbeEvery: 20 * time.Millisecond, DenyCache: -1, Logger: slog.New(slog.DiscardHandler)})
+	l := open(t, client, ratelimitredis.Config{Prefix: "test:" + rand.Text(), Timeout: timeout, DenyCache: -1, Logger: slog.New(slog.DiscardHandler)}).Probing(20 * time.Millisecond)
 	c := []ratelimit.Charge{{Limit: ratelimit.Limit{Name: "user", Max: 300, Window: day}, Key: "ann"}, {Limit: ratelimit.Limit{Name: "global", Max: 1000, Window: day}}}
 	var allowed, denied, failed atomic.Int64
 	leave := crowd(t, func(ctx context.Context) {

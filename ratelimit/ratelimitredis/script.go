@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/ratelimit"
+	"github.com/holdfast-go/holdfast/ratelimit/driver"
 )
 
 //go:embed common.lua
@@ -23,8 +24,8 @@ var refundSource string
 //go:embed reset.lua
 var resetSource string
 
-// maxLag is how far the client keeps its idea of the server's clock behind what
-// it last learned: the declared windows reach further ahead than back.
+// maxLag is how far the client keeps its idea of the server's clock behind what it last learned: the
+// declared windows reach further ahead than back.
 const maxLag = 250 * time.Millisecond
 
 // script is a script and its name on the server.
@@ -35,14 +36,14 @@ func newScript(source string) *script {
 	return &script{source, redis.NewScript(source).Hash()}
 }
 
-// window is the number of the window that the server is in, or the one before.
+// window returns the number of the window that the server is in, or of the one before.
 func window(limit ratelimit.Limit, now int64) int64 {
 	lag := min(maxLag, limit.Window/4).Milliseconds()
 	return (now - lag) / limit.Window.Milliseconds()
 }
 
-// appendKeys declares the keys of one counter, whose name all begin with. A
-// bucket's tells its window, for its value is in units of that.
+// appendKeys declares the keys of one counter, all of which begin with its name. A bucket's key tells
+// its window, since its value is in units of that.
 func appendKeys(args []any, name string, limit ratelimit.Limit, window, count int64) []any {
 	if limit.Algorithm == ratelimit.TokenBucket {
 		return append(args, name+"b"+strconv.FormatInt(limit.Window.Milliseconds(), 10))
@@ -55,16 +56,15 @@ func appendKeys(args []any, name string, limit ratelimit.Limit, window, count in
 	return args
 }
 
-// nameOf is how the keys of a charge's counter begin.
+// nameOf returns how the keys of a charge's counter begin.
 func nameOf(base string, c ratelimit.Charge) string {
 	if c.Key == "" {
 		return base + c.Limit.Name + ":"
 	}
-	return base + c.Limit.Name + ":" + ratelimit.EncodeKey(c.Key) + ":"
+	return base + c.Limit.Name + ":" + driver.EncodeKey(c.Key) + ":"
 }
 
-// decideArgs are a command that begins with head, and the keys and arguments of
-// decide.lua for several questions.
+// decideArgs returns a command: head, and the keys and arguments of decide.lua for several questions.
 func decideArgs(head []any, calls []*call, now int64) []any {
 	args := append(make([]any, 0, len(head)+2+4*len(calls)), head...)
 	b := bundle{now: now, calls: calls, args: append(args, 0), before: len(args)}
@@ -102,7 +102,7 @@ type redisRule struct {
 	keys   int64 // of each counter
 }
 
-// counter is where a counter's first key is among all, from 1 on as Lua counts.
+// counter is a counter's rule, and the place of its first key among all, from 1 on as Lua counts.
 type counter struct{ rule, key int }
 
 // part is what a charge is about.
@@ -145,8 +145,8 @@ func (b *bundle) counter(base string, c ratelimit.Charge, rule int) int {
 	return at
 }
 
-// first is the first of the rules that count together with one, as plans do that
-// differ in Max alone.
+// first returns the first of the rules that share the counters of a rule, as plans do that differ in
+// Max alone.
 func (b *bundle) first(rule int) int {
 	l := b.rules[rule].limit
 	for i := range b.rules[:rule] {
@@ -158,11 +158,10 @@ func (b *bundle) first(rule int) int {
 	return rule
 }
 
-// Where decide.lua finds the rules, and how many numbers each rule and each
-// counter takes.
+// Where decide.lua finds the rules, and how many numbers each rule and each counter takes.
 const rulesAt, ruleSize, counterSize = 3, 6, 5
 
-// pack is the msgpack array that decide.lua reads.
+// pack returns the msgpack array that decide.lua reads.
 func (b *bundle) pack() []byte {
 	countersAt := rulesAt + ruleSize*len(b.rules)
 	questionsAt := countersAt + counterSize*len(b.counters)
@@ -210,7 +209,7 @@ func appendInts(out []byte, values ...int64) []byte {
 	return out
 }
 
-// refundArgs are the keys and arguments of refund.lua and reset.lua.
+// refundArgs returns the keys and arguments of refund.lua and reset.lua.
 func refundArgs(c *call, now int64) []any {
 	args := make([]any, 1, 1+9*len(c.charges))
 	for _, charge := range c.charges {
@@ -232,7 +231,7 @@ func refundArgs(c *call, now int64) []any {
 	return args
 }
 
-// capacity is what a limit holds.
+// capacity returns how many units a limit holds.
 func capacity(l ratelimit.Limit) int64 {
 	if l.Algorithm == ratelimit.TokenBucket {
 		return l.Burst
@@ -240,7 +239,7 @@ func capacity(l ratelimit.Limit) int64 {
 	return l.Max
 }
 
-// kind is how the scripts call an algorithm.
+// kind returns the number of an algorithm in the scripts.
 func kind(l ratelimit.Limit) int64 {
 	switch l.Algorithm {
 	case ratelimit.TokenBucket:

@@ -14,6 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/ratelimit"
+	"github.com/holdfast-go/holdfast/ratelimit/driver"
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
 )
 
@@ -23,12 +24,12 @@ func TestTheLargestRoundTrip(t *testing.T) {
 	client := redistest.New(t)
 	calls := &noted{}
 	client.AddHook(calls)
-	l := open(t, client, ratelimitredis.Config{DenyCache: -1, Pipelines: 1})
+	l := open(t, client, ratelimitredis.Config{DenyCache: -1}).OnePipeline()
 	const callers, each = 300, 5
 	var wg sync.WaitGroup
 	for u := range callers {
 		var charges []ratelimit.Charge
-		for n := range ratelimit.MaxCharges {
+		for n := range driver.MaxCharges {
 			limit := ratelimit.Limit{Name: fmt.Sprint("limit", n), Max: 3, Window: time.Duration(1+n) * day, Algorithm: ratelimit.Algorithm(n % 3)}
 			charges = append(charges, ratelimit.Charge{Limit: limit, Key: fmt.Sprint(u)})
 		}
@@ -86,7 +87,7 @@ func TestCallersWhoGiveUp(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
 	hook := &held{entered: make(chan struct{}, 1), let: make(chan struct{})}
-	l := open(t, client, ratelimitredis.Config{DenyCache: -1, Pipelines: 1})
+	l := open(t, client, ratelimitredis.Config{DenyCache: -1}).OnePipeline()
 	c := ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: 1000, Window: day}}
 	if _, err := l.Allow(t.Context(), c); err != nil {
 		t.Fatal(err)

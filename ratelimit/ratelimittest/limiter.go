@@ -1,6 +1,6 @@
 // Package ratelimittest is a scripted stand-in for a rate limiter, for unit tests
-// of code that asks one. For the real behaviour without a server use
-// ratelimit.Memory, with a Clock if the test is to move time by hand.
+// of code that asks one. For the real behaviour without a server use ratelimit.Memory; in a
+// testing/synctest bubble it goes by the bubble's clock.
 package ratelimittest
 
 import (
@@ -10,10 +10,11 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/ratelimit"
+	"github.com/holdfast-go/holdfast/ratelimit/driver"
 )
 
-// Limiter is a ratelimit.Reserver that answers by script and records what it was
-// asked. The zero value allows everything. It is safe for concurrent use.
+// Limiter is a ratelimit.Limiter, and a driver.Reserver, that answers by script and records what it
+// was asked. The zero value allows everything. It is safe for concurrent use.
 type Limiter struct {
 	mu       sync.Mutex
 	script   []answer
@@ -29,9 +30,9 @@ type answer struct {
 // New returns a Limiter that allows everything until told otherwise.
 func New() *Limiter { return &Limiter{} }
 
-// Next adds an answer to the script. Answers are used up in order, one per call
-// of Allow or Reserve; beyond the last one everything is allowed. An allowed
-// decision gets At, Limits and Charges, unless it is a Fallback.
+// Next adds an answer to the script. Each call of Allow or Reserve takes the next answer; after the
+// last one everything is allowed. An allowed decision gets At, Limits and Charges, unless it is a
+// Fallback.
 func (l *Limiter) Next(d ratelimit.Decision, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -51,7 +52,7 @@ func (l *Limiter) Allow(ctx context.Context, charges ...ratelimit.Charge) (ratel
 	if err := ctx.Err(); err != nil {
 		return ratelimit.Decision{}, err
 	}
-	charges, err := ratelimit.Normalize(charges)
+	normal, err := ratelimit.Charges(charges).Normalize()
 	if err != nil {
 		return ratelimit.Decision{}, err
 	}
@@ -66,19 +67,19 @@ func (l *Limiter) Allow(ctx context.Context, charges ...ratelimit.Charge) (ratel
 		return d, err
 	}
 	delay := d.Delay
-	d = ratelimit.Decide(time.Now().Truncate(time.Millisecond), 0, true, charges, make([]ratelimit.Counter, len(charges)))
+	d.Decide(now(), 0, true, normal, make([]driver.Counter, len(normal)))
 	d.Delay = delay
 	l.charged = append(l.charged, d.Charges())
 	return d, nil
 }
 
-// Reserve implements ratelimit.Reserver.
+// Reserve implements driver.Reserver.
 func (l *Limiter) Reserve(ctx context.Context, within time.Duration, charges ...ratelimit.Charge) (ratelimit.Decision, error) {
-	normal, err := ratelimit.Normalize(charges)
+	normal, err := ratelimit.Charges(charges).Normalize()
 	if err != nil {
 		return ratelimit.Decision{}, err
 	}
-	if err := ratelimit.CheckReserve(within, normal); err != nil {
+	if err := normal.CheckReserve(within); err != nil {
 		return ratelimit.Decision{}, err
 	}
 	return l.Allow(ctx, charges...)
@@ -89,7 +90,7 @@ func (l *Limiter) Peek(ctx context.Context, charges ...ratelimit.Charge) (rateli
 	if err := ctx.Err(); err != nil {
 		return ratelimit.Decision{}, err
 	}
-	charges, err := ratelimit.Normalize(charges)
+	normal, err := ratelimit.Charges(charges).Normalize()
 	if err != nil {
 		return ratelimit.Decision{}, err
 	}
@@ -100,15 +101,19 @@ func (l *Limiter) Peek(ctx context.Context, charges ...ratelimit.Charge) (rateli
 			return next.decision, next.err
 		}
 	}
-	return ratelimit.Decide(time.Now().Truncate(time.Millisecond), 0, false, charges, make([]ratelimit.Counter, len(charges))), nil
+	var d ratelimit.Decision
+	d.Decide(now(), 0, false, normal, make([]driver.Counter, len(normal)))
+	return d, nil
 }
+
+func now() time.Time { return time.Now().Truncate(time.Millisecond) }
 
 // Reset does nothing but check the charges.
 func (l *Limiter) Reset(ctx context.Context, charges ...ratelimit.Charge) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	_, err := ratelimit.Normalize(charges)
+	_, err := ratelimit.Charges(charges).Normalize()
 	return err
 }
 
@@ -117,13 +122,13 @@ func (l *Limiter) Refund(ctx context.Context, charges ...ratelimit.Charge) error
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	charges, err := ratelimit.Normalize(charges)
+	normal, err := ratelimit.Charges(charges).Normalize()
 	if err != nil {
 		return err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.refunded = append(l.refunded, charges)
+	l.refunded = append(l.refunded, normal)
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/ratelimit"
+	"github.com/holdfast-go/holdfast/ratelimit/driver"
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimittest"
 )
 
@@ -16,7 +17,7 @@ func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 func TestScript(t *testing.T) {
 	t.Parallel()
 	l := ratelimittest.New()
-	var _ ratelimit.Reserver = l
+	var _ driver.Reserver = l
 	l.Deny("user", time.Second)
 	l.Fail(ratelimit.ErrUnavailable)
 	c := ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: 1}}

@@ -19,13 +19,12 @@ import (
 
 // Names of contenders that goals refer to.
 const (
-	rawCounter     = "raw EVALSHA, one counter"
-	redisRateOne   = "redis_rate"
-	redisRateTwo   = "redis_rate, user, then global"
-	rateOne        = "holdfast, user"
-	rateBoth       = "holdfast, user and global"
-	rateBothSingle = "holdfast, user and global, a call each"
-	rateCached     = "holdfast, user and global, remembered"
+	rawCounter   = "raw EVALSHA, one counter"
+	redisRateOne = "redis_rate"
+	redisRateTwo = "redis_rate, user, then global"
+	rateOne      = "holdfast, user"
+	rateBoth     = "holdfast, user and global"
+	rateCached   = "holdfast, user and global, remembered"
 )
 
 const rateUsers = 1000
@@ -51,7 +50,7 @@ func benchRateRedisBy(ctx context.Context, b *bench, goroutines int, allowed boo
 	if allowed {
 		most, what = 100_000_000, "allowed"
 	}
-	deciders, err := rateDeciders(client, most, goroutines)
+	deciders, err := rateDeciders(client, most)
 	if err != nil {
 		return err
 	}
@@ -76,10 +75,8 @@ func benchRateRedisBy(ctx context.Context, b *bench, goroutines int, allowed boo
 		return err
 	}
 	at := fmt.Sprintf(", %d goroutines", goroutines)
-	for _, name := range []string{rateBothSingle, rateBoth} {
-		b.atLeast(0.65, r.ratio(name, rawCounter), "of "+rawCounter+", "+name+at)
-		b.atLeast(1.4, r.ratio(name, redisRateTwo), "x "+redisRateTwo+", "+name+at)
-	}
+	b.atLeast(0.65, r.ratio(rateBoth, rawCounter), "of "+rawCounter+", "+rateBoth+at)
+	b.atLeast(1.4, r.ratio(rateBoth, redisRateTwo), "x "+redisRateTwo+", "+rateBoth+at)
 	if goroutines > 1 {
 		b.atLeast(2, r.ratio(rateBoth, redisRateOne), "x "+redisRateOne+", "+rateBoth+at)
 		b.atLeast(2, r.ratio(rateOne, redisRateOne), "x "+redisRateOne+", "+rateOne+at)
@@ -93,7 +90,7 @@ type namedDecider struct {
 	free bool // it denies nothing
 }
 
-func rateDeciders(client *redis.Client, most int64, goroutines int) ([]namedDecider, error) {
+func rateDeciders(client *redis.Client, most int64) ([]namedDecider, error) {
 	const window = time.Hour
 	counter := redis.NewScript(`local n = redis.call('INCRBY', KEYS[1], ARGV[1])
 if n == tonumber(ARGV[1]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
@@ -107,10 +104,6 @@ return n`)
 	}
 	ulule := limiter.New(store, limiter.Rate{Period: window, Limit: most})
 	shared, err := ratelimitredis.New(client, ratelimitredis.Config{Prefix: "bench:shared", DenyCache: -1, Timeout: 10 * time.Second})
-	if err != nil {
-		return nil, err
-	}
-	single, err := ratelimitredis.New(client, ratelimitredis.Config{Prefix: "bench:single", DenyCache: -1, Pipelines: goroutines, Timeout: 10 * time.Second})
 	if err != nil {
 		return nil, err
 	}
@@ -152,9 +145,7 @@ return n`)
 			c, err := ulule.Get(ctx, key)
 			return !c.Reached, err
 		}, false},
-		{"holdfast, user, a call each", one(single), false},
 		{rateOne, one(shared), false},
-		{rateBothSingle, both(single), false},
 		{rateBoth, both(shared), false},
 		{rateCached, both(cached), false},
 	}, counter.Load(context.Background(), client).Err()
@@ -189,7 +180,7 @@ func benchRateCached(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	deciders, err := rateDeciders(client, 1, 1)
+	deciders, err := rateDeciders(client, 1)
 	if err != nil {
 		return err
 	}

@@ -1,11 +1,13 @@
 package conformance
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
 
 	"github.com/holdfast-go/holdfast/ratelimit"
+	"github.com/holdfast-go/holdfast/ratelimit/driver"
 )
 
 func bucket(n, burst int64, window time.Duration) ratelimit.Limit {
@@ -60,11 +62,23 @@ func testReserve(t *testing.T, l Limiter) {
 	if _, err := l.Reserve(t.Context(), time.Second, ratelimit.Charge{Limit: user(1)}); !errors.Is(err, ratelimit.ErrInvalid) {
 		t.Errorf("reserved from a window: %v", err)
 	}
-	for _, within := range []time.Duration{-1, ratelimit.MaxReserve + 1} {
+	for _, within := range []time.Duration{-1, driver.MaxReserve + 1} {
 		if _, err := l.Reserve(t.Context(), within, c); !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("reserved within %v: %v", within, err)
 		}
 	}
+}
+
+// told notes the last decision of a limiter.
+type told struct {
+	Limiter
+	last ratelimit.Decision
+}
+
+func (l *told) Reserve(ctx context.Context, within time.Duration, charges ...ratelimit.Charge) (d ratelimit.Decision, err error) {
+	d, err = l.Limiter.Reserve(ctx, within, charges...)
+	l.last = d
+	return d, err
 }
 
 func testCancel(t *testing.T, l Limiter) {
@@ -72,24 +86,30 @@ func testCancel(t *testing.T, l Limiter) {
 	if !allow(t, l, c).Allowed {
 		t.Fatal("the bucket is not full")
 	}
-	reserve := func() *ratelimit.Reservation {
+	noted := &told{Limiter: l}
+	waiter, err := ratelimit.NewWaiter(noted, []ratelimit.Charge{c}, ratelimit.WaiterConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	reserve := func() (r *ratelimit.Reservation, due time.Time) {
 		t.Helper()
-		r, err := ratelimit.Reserve(t.Context(), l, time.Hour, c)
-		if err != nil || !r.Decision.Allowed {
-			t.Fatalf("%+v, %v", r, err)
+		r, err := waiter.Reserve(t.Context(), time.Hour)
+		if err != nil || r.Delay != noted.last.Delay {
+			t.Fatalf("%+v, %v, want %v", r, err, noted.last.Delay)
 		}
-		return r
+		return r, noted.last.At.Add(r.Delay)
 	}
 	reserve()
-	second := reserve()
+	second, place := reserve()
 	for range 2 { // twice is once
 		if err := second.Cancel(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	again := reserve()
-	moved := again.Decision.At.Add(again.Decision.Delay).Sub(second.Decision.At.Add(second.Decision.Delay))
-	if moved.Abs() > time.Millisecond {
-		t.Errorf("after a cancel the next place is %v away from the one given up", moved)
+	if _, again := reserve(); again.Sub(place).Abs() > time.Millisecond {
+		t.Errorf("after a cancel the next place is %v away from the one given up", again.Sub(place))
+	}
+	if _, err := waiter.Reserve(t.Context(), time.Second); !errors.Is(err, ratelimit.ErrWaitTooLong) {
+		t.Errorf("a reservation beyond the time given: %v", err)
 	}
 }

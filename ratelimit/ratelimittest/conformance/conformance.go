@@ -13,11 +13,12 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/ratelimit"
+	"github.com/holdfast-go/holdfast/ratelimit/driver"
 )
 
 // Limiter is what the suite tests.
 type Limiter interface {
-	ratelimit.Reserver
+	driver.Reserver
 
 	// Peek returns the decision that Allow would make, and charges nothing.
 	Peek(ctx context.Context, charges ...ratelimit.Charge) (ratelimit.Decision, error)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/ratelimit"
+	"github.com/holdfast-go/holdfast/ratelimit/driver"
 )
 
 func testNever(t *testing.T, l Limiter) {
@@ -34,7 +35,7 @@ func testNever(t *testing.T, l Limiter) {
 }
 
 func testInvalid(t *testing.T, l Limiter) {
-	many := make([]ratelimit.Charge, ratelimit.MaxCharges+1)
+	many := make([]ratelimit.Charge, driver.MaxCharges+1)
 	for i := range many {
 		many[i] = ratelimit.Charge{Limit: user(1), Key: fmt.Sprint(i)}
 	}
@@ -118,7 +119,7 @@ func testKeys(t *testing.T, l Limiter) {
 	long := strings.Repeat("x", 10_000)
 	keys := []string{
 		"", "a", "A", "a:b", "a:b:c", "{a}", "}{", "a b", "a\r\nb", "\x00", "\xff\xfe", "é", "*", "..", "-", "user",
-		long, long + "x", strings.Repeat("x", 64), strings.Repeat("x", 65), ratelimit.EncodeKey(long), "h-", "b",
+		long, long + "x", strings.Repeat("x", 64), strings.Repeat("x", 65), driver.EncodeKey(long), "h-", "b",
 	}
 	for _, key := range keys {
 		if n := admitted(t, l, 4, ratelimit.Charge{Limit: user(2), Key: key}); n != 2 {

@@ -23,9 +23,8 @@ func newGuard(cfg Config, log *seldom) (func(http.Handler) http.Handler, error) 
 	if cfg.UserLimit < 1 || cfg.GlobalLimit < 0 {
 		return nil, fmt.Errorf("httpapi: UserLimit is %d and GlobalLimit %d, want at least 1 and 0", cfg.UserLimit, cfg.GlobalLimit)
 	}
-	limited, err := ratelimit.NewMiddleware(cfg.Limiter, ratelimit.MiddlewareConfig{
-		Charges: charges(cfg.UserLimit, cfg.GlobalLimit),
-		Logger:  cfg.Logger,
+	limited, err := ratelimit.NewMiddleware(cfg.Limiter, charges(cfg.UserLimit, cfg.GlobalLimit), ratelimit.MiddlewareConfig{
+		Logger: cfg.Logger,
 	})
 	if err != nil {
 		return nil, err

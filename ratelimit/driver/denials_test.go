@@ -1,16 +1,29 @@
-package ratelimit_test
+package driver_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/holdfast-go/holdfast/ratelimit"
+	"github.com/holdfast-go/holdfast/ratelimit/driver"
 )
 
-func find(cache *ratelimit.DenyCache, charges []ratelimit.Charge) (d ratelimit.Decision, found bool) {
+var global = ratelimit.Limit{Name: "global", Max: 1000}
+
+func newMemory(t *testing.T) *ratelimit.Memory {
+	t.Helper()
+	m, err := ratelimit.NewMemory(ratelimit.MemoryConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func find(cache *driver.DenyCache, charges []ratelimit.Charge) (d ratelimit.Decision, found bool) {
 	found = cache.Find(charges, &d)
 	return d, found
 }
@@ -18,7 +31,7 @@ func find(cache *ratelimit.DenyCache, charges []ratelimit.Charge) (d ratelimit.D
 func TestDenyCache(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		m, cache := newMemory(t), ratelimit.NewDenyCache(1000)
+		m, cache := newMemory(t), driver.NewDenyCache(1000)
 		one := ratelimit.Limit{Name: "user", Max: 1}
 		c := ratelimit.Charge{Limit: one, Key: "ann"}
 		all := ratelimit.Charge{Limit: global}
@@ -84,7 +97,7 @@ func TestDenyCache(t *testing.T) {
 func TestDenyCacheIsBounded(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		m, cache := newMemory(t), ratelimit.NewDenyCache(640)
+		m, cache := newMemory(t), driver.NewDenyCache(640)
 		for n := range 10_000 {
 			key := fmt.Sprint(n)
 			if n%100 == 0 {
@@ -111,7 +124,7 @@ func TestDenyCacheIsBounded(t *testing.T) {
 }
 
 func TestDenyCacheAllocatesNothing(t *testing.T) {
-	m, cache := newMemory(t), ratelimit.NewDenyCache(64)
+	m, cache := newMemory(t), driver.NewDenyCache(64)
 	charges := []ratelimit.Charge{{Limit: ratelimit.Limit{Name: "user", Max: 1}, Key: "ann"}, {Limit: global}}
 	for range 2 {
 		asked := time.Now()
@@ -124,4 +137,52 @@ func TestDenyCacheAllocatesNothing(t *testing.T) {
 	if n := testing.AllocsPerRun(100, func() { find(cache, charges) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
+}
+
+// Several limits that deny are told of together, each with what it holds by then.
+func TestDenyCacheOfSeveralLimits(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m, cache := newMemory(t), driver.NewDenyCache(64)
+		time.Sleep(800 * time.Millisecond) // into a window
+		long := strings.Repeat("ann", 50)
+		charges := []ratelimit.Charge{
+			{Limit: ratelimit.Limit{Name: "fixed", Max: 1, Window: time.Second, Algorithm: ratelimit.FixedWindow}, Key: "a:b"},
+			{Limit: global},
+			{Limit: ratelimit.Limit{Name: "bucket", Max: 3, Algorithm: ratelimit.TokenBucket, Burst: 2}, Key: long, Cost: 2},
+			{Limit: ratelimit.Limit{Name: "sliding", Max: 2, Window: time.Second}, Cost: 2},
+		}
+		for range 2 {
+			asked := time.Now()
+			d, err := m.Allow(t.Context(), charges...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			cache.Keep(asked, charges, d)
+		}
+		for _, passed := range []time.Duration{0, 100 * time.Millisecond, 150 * time.Millisecond, 400 * time.Millisecond} {
+			time.Sleep(passed)
+			want, err := m.Peek(t.Context(), charges...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			d, found := find(cache, charges)
+			if !found || !d.Cached || d.Denied != want.Denied || d.RetryAfter != want.RetryAfter || !d.At.Equal(want.At) {
+				t.Fatalf("after %v: got %+v, %v, want %+v", passed, d, found, want)
+			}
+			for _, s := range d.Limits() {
+				if i := slices.Index(want.Limits(), s); i < 0 {
+					t.Errorf("after %v: got %+v, want one of %+v", passed, s, want.Limits())
+				}
+			}
+		}
+		cache.Forget(charges[2:3])
+		if d, _ := find(cache, charges[2:]); d.Denied == "bucket" {
+			t.Error("remembers what was given back")
+		}
+		cache.Forget(charges[:1])
+		if _, found := find(cache, charges[:1]); found {
+			t.Error("remembers what was given back")
+		}
+	})
 }

@@ -1,4 +1,5 @@
-package ratelimit
+// Package storedkey has the form in which keys are stored.
+package storedkey
 
 import (
 	"crypto/sha256"
@@ -8,12 +9,12 @@ import (
 // maxKey is the longest key that is stored as it is.
 const maxKey = 64
 
-// EncodeKey returns the form in which a key is stored: itself if it is 1 to 64
+// Encode returns the form in which a key is stored: itself if it is 1 to 64
 // of [A-Za-z0-9._-], else "h-" and 128 bits of its SHA-256 in hexadecimal. So no
 // key can reach into another's name, choose a cluster slot or grow without
 // bound. Keys that begin with "h-" are hashed too, so that none can pose as a
 // hash. Empty stays empty.
-func EncodeKey(key string) string {
+func Encode(key string) string {
 	if key == "" || plainKey(key) {
 		return key
 	}
@@ -22,7 +23,7 @@ func EncodeKey(key string) string {
 }
 
 func plainKey(key string) bool {
-	if !keepable(key) {
+	if !Short(key) {
 		return false
 	}
 	for i := range len(key) {
@@ -35,7 +36,7 @@ func plainKey(key string) bool {
 	return true
 }
 
-// keepable reports whether a key is short enough, and not in the form of a hash.
-func keepable(key string) bool {
+// Short reports whether a key is short enough to be stored as it is, and not in the form of a hash.
+func Short(key string) bool {
 	return len(key) <= maxKey && (len(key) < 2 || key[:2] != "h-")
 }

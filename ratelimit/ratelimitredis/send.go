@@ -13,15 +13,14 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
-// maxTries bounds how often a script is sent: once more because the server does
-// not know it, and because the server is in another window than the client
-// thought. The first answer tells the time, so a second miss needs a clock that
-// jumps.
+// maxTries bounds how often a script is sent: once more because the server does not know it, and
+// because the server is in another window than the client thought. The first answer tells the time,
+// so a second miss needs a clock that jumps.
 const maxTries = 4
 
 var errDrift = errors.New("the server's clock jumps")
 
-// call is what somebody waits for.
+// call is one question to Redis, for which a caller waits.
 type call struct {
 	script  *script
 	many    bool   // of this script one run serves many calls
@@ -35,35 +34,35 @@ type call struct {
 	err   error
 }
 
-// errand is one run of a script, for one call or many.
-type errand struct {
+// eval is one run of a script, for one call or many.
+type eval struct {
 	script *script
 	calls  []*call
 	inFull bool // send the source: the server does not know the script
 	cmd    *redis.IntSliceCmd
 
-	// What a first try learned of the clock: nodes of a cluster have their own, and
-	// another call may have learned of another's since.
+	// What a first try learned of the clock. Nodes of a cluster have clocks of their own, and another
+	// call may have asked another node since.
 	drifted bool
 	offset  int64
 }
 
-// errandsFor bundles the calls that one run can serve. All are in one slot.
-func errandsFor(batch []*call) (errands []*errand) {
+// evalsFor bundles the calls that one run can serve. All are in one slot.
+func evalsFor(batch []*call) (evals []*eval) {
 	for _, c := range batch {
-		e := matching(errands, c)
+		e := matching(evals, c)
 		if e == nil {
-			e = &errand{script: c.script}
-			errands = append(errands, e)
+			e = &eval{script: c.script}
+			evals = append(evals, e)
 		}
 		e.calls = append(e.calls, c)
 	}
-	return errands
+	return evals
 }
 
-func matching(errands []*errand, c *call) *errand {
+func matching(evals []*eval, c *call) *eval {
 	if c.many {
-		for _, e := range errands {
+		for _, e := range evals {
 			if e.script == c.script {
 				return e
 			}
@@ -72,8 +71,8 @@ func matching(errands []*errand, c *call) *errand {
 	return nil
 }
 
-// once is a command that the client must not repeat when a connection breaks: it
-// may have taken effect.
+// once is a command that the client must not repeat when a connection breaks: it may have taken
+// effect.
 type once struct{ *redis.IntSliceCmd }
 
 // NoRetry implements redis.Cmder.
@@ -88,41 +87,41 @@ type sender struct {
 
 // send leaves the outcome in the calls.
 func (s *sender) send(ctx context.Context, batch []*call) {
-	errands := errandsFor(batch)
+	evals := evalsFor(batch)
 	for range maxTries {
-		s.pipe(ctx, errands)
-		var again []*errand
-		for _, e := range errands {
+		s.pipe(ctx, evals)
+		var again []*eval
+		for _, e := range evals {
 			if s.again(ctx, e) {
 				again = append(again, e)
 			}
 		}
-		if errands = again; len(errands) == 0 {
+		if evals = again; len(evals) == 0 {
 			return
 		}
 	}
 }
 
-func (s *sender) pipe(ctx context.Context, errands []*errand) {
+func (s *sender) pipe(ctx context.Context, evals []*eval) {
 	now, offset := time.Now().UnixMilli(), s.offset.Load()
-	for _, e := range errands {
+	for _, e := range evals {
 		if !e.drifted {
 			e.offset = offset
 		}
 		e.cmd = redis.NewIntSliceCmd(ctx, e.args(now+e.offset)...)
 	}
-	if len(errands) == 1 {
-		_ = s.client.Process(ctx, once{errands[0].cmd}) // the command holds the error
+	if len(evals) == 1 {
+		_ = s.client.Process(ctx, once{evals[0].cmd}) // the command holds the error
 		return
 	}
 	pipe := s.client.Pipeline()
-	for _, e := range errands {
+	for _, e := range evals {
 		_ = pipe.Process(ctx, once{e.cmd}) // queues it
 	}
 	_, _ = pipe.Exec(ctx) // the commands hold the errors
 }
 
-func (e *errand) args(now int64) []any {
+func (e *eval) args(now int64) []any {
 	head := []any{"evalsha", e.script.sha}
 	if e.inFull {
 		head = []any{"eval", e.script.source}
@@ -133,8 +132,8 @@ func (e *errand) args(now int64) []any {
 	return append(head, refundArgs(e.calls[0], now)...)
 }
 
-// again reports whether to send the errand once more, and why not in its calls.
-func (s *sender) again(ctx context.Context, e *errand) bool {
+// again reports whether to send the run once more. If not, its calls have their outcome.
+func (s *sender) again(ctx context.Context, e *eval) bool {
 	reply, err := e.cmd.Result()
 	switch {
 	case err != nil && !e.inFull && strings.HasPrefix(err.Error(), "NOSCRIPT"):
@@ -159,7 +158,7 @@ func (s *sender) again(ctx context.Context, e *errand) bool {
 }
 
 // settle gives each call its part of the reply.
-func (e *errand) settle(reply []int64, now int64, err error) {
+func (e *eval) settle(reply []int64, now int64, err error) {
 	for _, c := range e.calls {
 		c.now, c.err = now, err
 		if err != nil || !c.many {

@@ -18,29 +18,28 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
 )
 
-// Each policy holds while the server is dead, at no wait once that is known, and
+// What is configured for an outage holds while the server is dead, at no wait once that is known, and
 // ends when it is back.
-func TestPolicies(t *testing.T) {
+func TestOutage(t *testing.T) {
 	t.Parallel()
 	server := testenv.Private(t, testenv.Redis)
-	limits := map[ratelimitredis.Policy]*ratelimitredis.Limiter{}
-	for _, policy := range []ratelimitredis.Policy{ratelimitredis.Deny, ratelimitredis.Allow, ratelimitredis.Local} {
-		limits[policy] = open(t, redistest.Client(t, server.URL()), ratelimitredis.Config{
-			Timeout: time.Second, OnUnavailable: policy, Replicas: 2, ProbeEvery: 300 * time.Millisecond,
-			Prefix: fmt.Sprint("p", policy), Logger: slog.New(slog.DiscardHandler),
-		})
+	const closed, failOpen, counted = "fail closed", "fail open", "count here"
+	limits := map[string]*ratelimitredis.Limiter{}
+	for setting, cfg := range map[string]ratelimitredis.Config{closed: {Prefix: "closed"}, failOpen: {Prefix: "open", FailOpen: true}, counted: {Prefix: "counted", Replicas: 2}} {
+		cfg.Timeout, cfg.Logger = time.Second, slog.New(slog.DiscardHandler)
+		limits[setting] = open(t, redistest.Client(t, server.URL()), cfg)
 	}
 	c := ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: 10, Window: day}, Key: "ann"}
 	tokens := ratelimit.Charge{Limit: ratelimit.Limit{Name: "tokens", Max: 10, Window: day, Algorithm: ratelimit.TokenBucket}}
-	for policy, l := range limits {
+	for setting, l := range limits {
 		if d, err := l.Allow(t.Context(), c); err != nil || !d.Allowed || d.Fallback {
-			t.Fatalf("policy %d: %+v, %v", policy, d, err)
+			t.Fatalf("%s: %+v, %v", setting, d, err)
 		}
 	}
 	if err := server.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	for policy, l := range limits {
+	for setting, l := range limits {
 		allowed, denied, refused := 0, 0, 0
 		var last ratelimit.Decision
 		for range 20 {
@@ -49,27 +48,25 @@ func TestPolicies(t *testing.T) {
 			case errors.Is(err, ratelimit.ErrUnavailable):
 				refused++
 			case err != nil || !d.Fallback:
-				t.Fatalf("policy %d: %+v, %v", policy, d, err)
+				t.Fatalf("%s: %+v, %v", setting, d, err)
 			case d.Allowed:
 				allowed, last = allowed+1, d
 			default:
 				denied++
 			}
 		}
-		want := map[ratelimitredis.Policy][3]int{
-			ratelimitredis.Deny: {0, 0, 20}, ratelimitredis.Allow: {20, 0, 0}, ratelimitredis.Local: {5, 15, 0},
-		}[policy]
+		want := map[string][3]int{closed: {0, 0, 20}, failOpen: {20, 0, 0}, counted: {5, 15, 0}}[setting]
 		if got := [3]int{allowed, denied, refused}; got != want {
-			t.Errorf("policy %d: allowed, denied, refused are %v, want %v", policy, got, want)
+			t.Errorf("%s: allowed, denied, refused are %v, want %v", setting, got, want)
 		}
 		start := time.Now()
 		for range 100 {
 			_, _ = l.Allow(t.Context(), c)
 		}
 		if took := time.Since(start); took > 10*time.Second {
-			t.Errorf("policy %d: 100 calls of a server known to be dead took %v", policy, took)
+			t.Errorf("%s: 100 calls of a server known to be dead took %v", setting, took)
 		}
-		if policy != ratelimitredis.Local {
+		if setting != counted {
 			continue
 		}
 		if err := l.Refund(t.Context(), last.Charges()...); err != nil {
@@ -85,7 +82,7 @@ func TestPolicies(t *testing.T) {
 	if err := server.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for policy, l := range limits {
+	for setting, l := range limits {
 		testenv.Eventually(t, patient, func() error {
 			d, err := l.Allow(t.Context(), c)
 			if err == nil && d.Fallback {
@@ -101,7 +98,7 @@ func TestPolicies(t *testing.T) {
 			}
 		}
 		if n > 10 {
-			t.Errorf("policy %d: %d were allowed after the restart", policy, n)
+			t.Errorf("%s: %d were allowed after the restart", setting, n)
 		}
 	}
 }
@@ -116,11 +113,11 @@ func TestCostAboveTheLocalShare(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	l := open(t, client, ratelimitredis.Config{OnUnavailable: ratelimitredis.Local, Replicas: 4, ProbeEvery: 300 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)})
+	l := open(t, client, ratelimitredis.Config{Replicas: 4, Logger: slog.New(slog.DiscardHandler)})
 	for _, a := range []ratelimit.Algorithm{ratelimit.SlidingWindow, ratelimit.FixedWindow, ratelimit.TokenBucket} {
 		limit := ratelimit.Limit{Name: fmt.Sprint("limit", a), Max: 10, Algorithm: a}
 		d, err := l.Allow(t.Context(), ratelimit.Charge{Limit: limit, Cost: 3})
-		if err != nil || d.Allowed || d.Never || d.RetryAfter != 300*time.Millisecond {
+		if err != nil || d.Allowed || d.Never || d.RetryAfter != time.Second {
 			t.Errorf("a cost above the share: %+v, %v, want a denial until the next probe", d, err)
 		}
 		if d, err := l.Allow(t.Context(), ratelimit.Charge{Limit: limit, Cost: 11}); err != nil || d.Allowed || !d.Never {
@@ -158,7 +155,7 @@ func TestFailover(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	l := open(t, client, ratelimitredis.Config{Timeout: time.Second, ProbeEvery: 100 * time.Millisecond, DenyCache: -1})
+	l := open(t, client, ratelimitredis.Config{Timeout: time.Second, DenyCache: -1})
 	c := ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: 100, Window: day}, Key: "ann"}
 	allowed := 0
 	ask := func() error {
