@@ -2,7 +2,7 @@
 // transaction as the change they announce: published only if committed, and at
 // least once.
 //
-// A [Message] is written by a writer (outboxpgx.Writer, or outboxtest.Store in
+// A [Message] is written by a writer (outboxpgx.Store, or outboxtest.Store in
 // memory) inside the caller's transaction. A [Relay] takes it from a [driver.Source]
 // afterwards and gives it to the [driver.Publisher] of its transport: RabbitMQ
 // (outboxamqp), Redis Streams (outboxredis), or memory (outboxtest).

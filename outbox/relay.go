@@ -68,6 +68,7 @@ func NewRelay(source driver.Source, transports Transports, cfg RelayConfig) (*Re
 func (r *Relay) Run(ctx context.Context) error {
 	defer r.observe(ctx)()
 	defer r.watchPublishers()()
+	defer r.runBackground(ctx)()
 	d, wait := r.dispatch(ctx, 0)
 	defer r.setLastLook(errEnded)
 	defer wait()

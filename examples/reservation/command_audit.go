@@ -31,11 +31,7 @@ func runDeadAudit(ctx context.Context, c *commandContext, args []string) (int, e
 	if *limit < 1 {
 		return exitUsage, usagef("dead audit: --limit must be at least 1")
 	}
-	letters, err := outboxpgx.NewDeadLetters(c.parts.servers.workers, outboxpgx.SchemaConfig{})
-	if err != nil {
-		return exitFailed, err
-	}
-	entries, err := letters.Audit(ctx, *limit)
+	entries, err := c.parts.messages.Audit(ctx, *limit)
 	if err != nil {
 		return exitFailed, err
 	}

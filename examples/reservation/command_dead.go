@@ -49,10 +49,7 @@ func runDead(ctx context.Context, c *commandContext, args []string) (int, error)
 	if err != nil {
 		return exitUsage, err
 	}
-	stores, err := newDeadStores(c)
-	if err != nil {
-		return exitFailed, err
-	}
+	stores := newDeadStores(c)
 	switch verb {
 	case "list":
 		err = stores.list(ctx, c.stdout, f, false)
@@ -131,9 +128,8 @@ func parseDeadFilter(c *commandContext, verb string, args []string) (deadFilter,
 	return f, nil
 }
 
-func newDeadStores(c *commandContext) (deadStores, error) {
-	out, err1 := outboxpgx.NewDeadLetters(c.parts.servers.workers, outboxpgx.SchemaConfig{})
-	return deadStores{out, c.parts.consumer.DeadLetters(), c.parts.servers.workers}, err1
+func newDeadStores(c *commandContext) deadStores {
+	return deadStores{c.parts.messages.DeadLetters(), c.parts.consumer.DeadLetters(), c.parts.servers.workers}
 }
 
 // recorded lets who changes dead letters of the inbox be found by dead audit.

@@ -65,7 +65,7 @@ func runPrune(ctx context.Context, c *commandContext, args []string) (int, error
 		return exitUsage, err
 	}
 	pool := c.parts.servers.workers
-	sent, err1 := c.parts.source.Prune(ctx)
+	sent, err1 := c.parts.messages.Prune(ctx)
 	received, err2 := inboxpgx.Prune(ctx, pool, inboxpgx.PruneConfig{})
 	records, err3 := idempotencypgx.Prune(ctx, pool, idempotencypgx.SchemaConfig{})
 	fmt.Fprintf(c.stdout, "outbox %d, inbox %d, idempotency %d\n", sent, received, records)

@@ -40,11 +40,9 @@ type parts struct {
 	records *idempotencypgx.Table
 	limiter *ratelimitredis.Limiter
 
-	source    *outboxpgx.Source
+	messages  *outboxpgx.Store
 	publisher *outboxamqp.Publisher
 	relay     *outbox.Relay
-	notifier  *outboxpgx.Notifier
-	listener  *outboxpgx.Listener
 	consumer  *inboxamqp.Consumer
 	holds     *expirypgx.Store
 	sweeper   *expiry.Sweeper
@@ -60,16 +58,16 @@ func newParts(cfg config, s *servers, m *metrics, log *slog.Logger) (*parts, err
 	if err != nil {
 		return nil, err
 	}
-	writer, err := outboxpgx.NewWriter(outboxpgx.WriterConfig{OnCommit: p.committed(cfg.role)})
+	p.messages, err = outboxpgx.New(s.workers, outboxpgx.Config{Logger: log})
 	if err != nil {
 		return nil, err
 	}
 	return p, errors.Join(
-		p.addShop(cfg, writer, m, log),
+		p.addShop(cfg, m, log),
 		p.addRelay(m, log),
 		p.addWakeups(log),
 		p.addConsumer(workers, m, log),
-		p.addSweeper(cfg, workers, writer, m, log),
+		p.addSweeper(cfg, workers, m, log),
 	)
 }
 
@@ -80,7 +78,7 @@ func newTransactor(pool *pgxpool.Pool, m *metrics, log *slog.Logger) (*txretry.M
 }
 
 // addShop adds what serves requests.
-func (p *parts) addShop(cfg config, writer *outboxpgx.Writer, m *metrics, log *slog.Logger) error {
+func (p *parts) addShop(cfg config, m *metrics, log *slog.Logger) error {
 	s := p.servers
 	var err error
 	if p.transactor, err = newTransactor(s.shop, m, log); err != nil {
@@ -104,33 +102,20 @@ func (p *parts) addShop(cfg config, writer *outboxpgx.Writer, m *metrics, log *s
 	if err != nil {
 		return err
 	}
-	p.shop = postgres.NewShop(s.shop, runner, writer, p.held(cfg.role))
+	p.shop = postgres.NewShop(s.shop, runner, p.messages, p.held(cfg.role))
 	return nil
 }
 
 func (p *parts) addRelay(m *metrics, log *slog.Logger) (err error) {
-	p.source, err = outboxpgx.NewSource(p.servers.workers, outboxpgx.SourceConfig{})
-	if err != nil {
-		return err
-	}
 	p.publisher, err = outboxamqp.NewPublisher(p.servers.dial, outboxamqp.Config{
 		Exchange: messages.Exchange, Logger: log, MeterProvider: m.provider,
 	})
 	if err != nil {
 		return err
 	}
-	p.relay, err = outbox.NewRelay(p.source, outbox.Transports{"": p.publisher},
+	p.relay, err = outbox.NewRelay(p.messages, outbox.Transports{"": p.publisher},
 		outbox.RelayConfig{Logger: log, MeterProvider: m.provider})
 	return err
-}
-
-// committed is what follows a commit with messages: the relay of this process looks at once, or those of other
-// processes are told.
-func (p *parts) committed(role string) func() {
-	if role == roleAll {
-		return func() { p.relay.Wake() }
-	}
-	return func() { p.notifier.Notify() }
 }
 
 // held is what follows the commit of a hold: the sweeper of this process looks in time, or those of other processes are
@@ -143,14 +128,6 @@ func (p *parts) held(role string) func(deadline time.Time) {
 }
 
 func (p *parts) addWakeups(log *slog.Logger) (err error) {
-	p.notifier, err = outboxpgx.NewNotifier(p.servers.workers, outboxpgx.NotifierConfig{Logger: log})
-	if err != nil {
-		return err
-	}
-	p.listener, err = outboxpgx.NewListener(p.servers.workers, func() { p.relay.Wake() }, outboxpgx.ListenerConfig{Logger: log})
-	if err != nil {
-		return err
-	}
 	p.holdNotifier, err = expirypgx.NewNotifier(p.servers.workers, expirypgx.NotifierConfig{Table: holdTable, Logger: log})
 	if err != nil {
 		return err
@@ -193,11 +170,11 @@ func (r remembering) Ledger() driver.Ledger { return r.ledger }
 // Retention implements driver.Deduplicator.
 func (r remembering) Retention() time.Duration { return driver.DefaultRetention }
 
-func (p *parts) addSweeper(cfg config, transactor txretry.Transactor, writer *outboxpgx.Writer, m *metrics, log *slog.Logger) (err error) {
+func (p *parts) addSweeper(cfg config, transactor txretry.Transactor, m *metrics, log *slog.Logger) (err error) {
 	p.holds, err = expirypgx.NewStore(transactor, p.servers.workers, expirypgx.Config{
 		Table: holdTable,
 		Emit: func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
-			return postgres.Swept(ctx, tx, writer, rows)
+			return postgres.Swept(ctx, tx, p.messages, rows)
 		},
 	})
 	if err != nil {
@@ -220,7 +197,7 @@ func (p *parts) prepare(ctx context.Context, log *slog.Logger) error {
 func (p *parts) migrate(ctx context.Context) error {
 	pool := p.servers.workers
 	for _, migrate := range []func() error{
-		func() error { return outboxpgx.Migrate(ctx, pool, outboxpgx.SchemaConfig{}) },
+		func() error { return p.messages.Migrate(ctx) },
 		func() error { return inboxpgx.Migrate(ctx, pool, inboxpgx.SchemaConfig{}) },
 		func() error { return idempotencypgx.Migrate(ctx, pool, idempotencypgx.SchemaConfig{}) },
 		func() error { return postgres.Migrate(ctx, pool) },
@@ -260,21 +237,20 @@ func openServices(ctx context.Context, cfg config, m *metrics, log *slog.Logger)
 }
 
 func (p *parts) services(role string) []service {
-	// Without them messages and short holds wait for the next look: nobody is less ready for that.
+	// Without them short holds wait for the next look: nobody is less ready for that.
 	ready := func(context.Context) error { return nil }
 	sweeper := service{roleSweeper, p.sweeper.Run, p.sweeper.Ready}
 	relay := relayService(p.relay, p.publisher)
 	consumer := service{roleConsumer, p.consumer.Run, p.consumer.Ready}
-	notifier := service{"notifier", p.notifier.Run, ready}
 	switch role {
 	case roleAPI:
-		return []service{notifier, {"hold notifier", p.holdNotifier.Run, ready}}
+		return []service{{"hold notifier", p.holdNotifier.Run, ready}}
 	case roleRelay:
-		return []service{relay, {"listener", p.listener.Run, ready}}
+		return []service{relay}
 	case roleConsumer:
 		return []service{consumer}
 	case roleSweeper:
-		return []service{sweeper, notifier, {"hold listener", p.holdListener.Run, ready}}
+		return []service{sweeper, {"hold listener", p.holdListener.Run, ready}}
 	default:
 		return []service{sweeper, relay, consumer}
 	}

@@ -89,7 +89,7 @@ func sweepAndDie(rawURL string, step int64) error {
 	if err != nil {
 		return err
 	}
-	write, err := toOutbox()
+	write, err := toOutbox(pool)
 	if err != nil {
 		return err
 	}
@@ -182,7 +182,7 @@ func TestKillAtEveryStep(t *testing.T) {
 		}
 		outcomes[b.count(t, "status = 'expired'")]++
 
-		sweep(t, b.Store(t, mustOutbox(t)), expiry.SweeperConfig{})
+		sweep(t, b.Store(t, mustOutbox(t, b.pool)), expiry.SweeperConfig{})
 		if b.scan(t, &wrong, outOfStepSQL); wrong > 0 || b.count(t, "status = 'expired'") != due {
 			t.Errorf("after step %d, %d rows are out of step with their events, %d have expired", step, wrong, b.count(t, "status = 'expired'"))
 		}

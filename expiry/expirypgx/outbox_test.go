@@ -21,7 +21,11 @@ func withOutbox(t *testing.T, pool *pgxpool.Pool) *backend {
 	t.Helper()
 	b := &backend{pool: pool}
 	b.exec(t, schema)
-	if err := outboxpgx.Migrate(t.Context(), pool, outboxpgx.SchemaConfig{}); err != nil {
+	store, err := outboxpgx.New(pool, outboxpgx.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	b.exec(t, "DROP TABLE events")
@@ -33,8 +37,8 @@ type emit = func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error
 
 // toOutbox has the writer of an outbox store a message of every row, which it
 // sends together with COMMIT.
-func toOutbox() (emit, error) {
-	writer, err := outboxpgx.NewWriter(outboxpgx.WriterConfig{})
+func toOutbox(pool *pgxpool.Pool) (emit, error) {
+	writer, err := outboxpgx.New(pool, outboxpgx.Config{PollOnly: true})
 	if err != nil {
 		return nil, err
 	}
@@ -47,9 +51,9 @@ func toOutbox() (emit, error) {
 	}), nil
 }
 
-func mustOutbox(t *testing.T) emit {
+func mustOutbox(t *testing.T, pool *pgxpool.Pool) emit {
 	t.Helper()
-	write, err := toOutbox()
+	write, err := toOutbox(pool)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +66,7 @@ func TestMessagesGoToTheOutbox(t *testing.T) {
 	t.Parallel()
 	b := withOutbox(t, pgtest.New(t))
 	b.fill(t, 3)
-	if r := sweep(t, b.Store(t, mustOutbox(t)), expiry.SweeperConfig{BatchSize: 2}); r.Expired != 3 {
+	if r := sweep(t, b.Store(t, mustOutbox(t, b.pool)), expiry.SweeperConfig{BatchSize: 2}); r.Expired != 3 {
 		t.Errorf("got %+v, want three rows", r)
 	}
 	rows, err := b.pool.Query(t.Context(), "SELECT h.id, h.expires_at, e.event_id::text FROM holds h JOIN events e ON e.hold_id = h.id")

@@ -75,7 +75,7 @@ func (r race) run(t *testing.T) {
 
 	ctx, cancel := context.WithCancel(t.Context())
 	var sweeping sync.WaitGroup
-	write := mustOutbox(t)
+	write := mustOutbox(t, b.pool)
 	for range sweepers {
 		sweeping.Go(func() { b.sweepInShifts(ctx, t, write) })
 	}
@@ -171,7 +171,7 @@ func TestSweepersOutliveARestart(t *testing.T) {
 	for range 2 {
 		cfg := quiet()
 		cfg.BatchSize, cfg.MinPause, cfg.MaxBackoff = 20, 10*time.Millisecond, 100*time.Millisecond
-		sw, err := expiry.NewSweeper(b.Store(t, mustOutbox(t)), cfg)
+		sw, err := expiry.NewSweeper(b.Store(t, mustOutbox(t, b.pool)), cfg)
 		if err != nil {
 			t.Fatal(err)
 		}

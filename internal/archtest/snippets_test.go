@@ -39,7 +39,7 @@ func writerSnippet(ctx context.Context, pool *pgxpool.Pool, o order) error {
 	if err != nil {
 		return err
 	}
-	writer, err := outboxpgx.NewWriter(outboxpgx.WriterConfig{})
+	store, err := outboxpgx.New(pool, outboxpgx.Config{})
 	if err != nil {
 		return err
 	}
@@ -52,23 +52,19 @@ func writerSnippet(ctx context.Context, pool *pgxpool.Pool, o order) error {
 			return err
 		}
 		m.Key = o.ID // messages of one order stay in order
-		return writer.Write(ctx, tx, m)
+		return store.Write(ctx, tx, m)
 	})
 	// end
 	return err
 }
 
-func relaySnippet(ctx context.Context, pool *pgxpool.Pool, dial func(context.Context) (*amqp.Connection, error)) error {
+func relaySnippet(ctx context.Context, store *outboxpgx.Store, dial func(context.Context) (*amqp.Connection, error)) error {
 	// snippet: relay
-	source, err := outboxpgx.NewSource(pool, outboxpgx.SourceConfig{})
-	if err != nil {
-		return err
-	}
 	publisher, err := outboxamqp.NewPublisher(dial, outboxamqp.Config{Exchange: "shop"})
 	if err != nil {
 		return err
 	}
-	relay, err := outbox.NewRelay(source, outbox.Transports{"": publisher}, outbox.RelayConfig{})
+	relay, err := outbox.NewRelay(store, outbox.Transports{"": publisher}, outbox.RelayConfig{})
 	if err != nil {
 		return err
 	}
@@ -132,11 +128,11 @@ func middlewareSnippet(client goredis.UniversalClient, handler http.Handler) (ht
 	// end
 }
 
-func expirySnippet(ctx context.Context, pool *pgxpool.Pool, manager *txretry.Manager, writer *outboxpgx.Writer) error {
+func expirySnippet(ctx context.Context, pool *pgxpool.Pool, manager *txretry.Manager, messages *outboxpgx.Store) error {
 	// snippet: expiry
 	store, err := expirypgx.NewStore(manager, pool, expirypgx.Config{
 		Table: "holds",
-		Emit: expirypgx.Messages(writer.Write, func(row expiry.Row) (outbox.Message, error) {
+		Emit: expirypgx.Messages(messages.Write, func(row expiry.Row) (outbox.Message, error) {
 			m, err := outbox.NewMessage("hold.expired", map[string]any{"hold": row.ID, "deadline": row.Deadline})
 			m.ID = expiry.EventID("hold.expired", row.ID, row.Deadline) // the same id if it is ever repeated
 			return m, err

@@ -14,7 +14,6 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/runloop"
-	"github.com/holdfast-go/holdfast/internal/telemetry"
 )
 
 // maxPause is how long a database that is away is left alone: it may be back at any time.
@@ -25,7 +24,7 @@ type ListenerConfig struct {
 	Channel       Channel
 	Wake          func(at time.Time)                   // called for every notification, and after connecting with the zero time
 	ProbeInterval time.Duration                        // between two tests of the connection
-	Failed        func(ctx context.Context, err error) // called now and then while notifications do not arrive
+	Failed        func(ctx context.Context, err error) // called once for each time in which notifications do not arrive
 }
 
 // Listener hands on what Notifiers of other processes send. It takes a connection
@@ -35,8 +34,6 @@ type Listener struct {
 
 	mu    sync.Mutex
 	state error // nil: the last test went well
-
-	complaints telemetry.Seldom
 }
 
 var (
@@ -58,15 +55,16 @@ func NewListener(cfg ListenerConfig) *Listener {
 // Run listens until ctx is cancelled. It reconnects with growing pauses.
 func (l *Listener) Run(ctx context.Context) {
 	between := backoff.Policy{Base: 50 * time.Millisecond, Max: maxPause, Jitter: 0.5}
-	failures := 0
+	failures, told := 0, false
 	for ctx.Err() == nil {
-		err := l.session(ctx, func() { failures = 0 })
+		err := l.session(ctx, func() { failures, told = 0, false })
 		if ctx.Err() != nil {
 			return
 		}
 		l.setState(err)
-		if _, ok := l.complaints.Due(); ok {
+		if !told {
 			l.cfg.Failed(ctx, err)
+			told = true
 		}
 		_ = runloop.Sleep(ctx, between.Delay(failures, rand.Float64())) // ends early only with ctx
 		failures++

@@ -42,8 +42,8 @@ type AuditEntry struct {
 }
 
 // Audit returns the newest entries, the newest first; limit 0 means 100. An entry is written in the
-// transaction of the change, and kept for a year: Source.Prune deletes the older ones.
-func (d *DeadLetters) Audit(ctx context.Context, limit int) ([]AuditEntry, error) {
+// transaction of the change, and kept for a year: Store.Prune deletes the older ones.
+func (s *Store) Audit(ctx context.Context, limit int) ([]AuditEntry, error) {
 	if limit < 0 {
 		return nil, fmt.Errorf("outboxpgx: audit: the limit is %d, want 0 or more", limit)
 	}
@@ -51,13 +51,13 @@ func (d *DeadLetters) Audit(ctx context.Context, limit int) ([]AuditEntry, error
 		limit = listLimit
 	}
 	var entries []AuditEntry
-	err := pgcall.Twice(ctx, d.pool, d.readTimeout, func(ctx context.Context, conn *pgxpool.Conn) (err error) {
-		rows, _ := conn.Query(ctx, d.sql.audit, limit) // CollectRows returns its error
+	err := pgcall.Twice(ctx, s.pool, s.dead.readTimeout, func(ctx context.Context, conn *pgxpool.Conn) (err error) {
+		rows, _ := conn.Query(ctx, s.dead.sql.audit, limit) // CollectRows returns its error
 		entries, err = pgx.CollectRows(rows, scanAudit)
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("outboxpgx: audit: %w", d.t.explain(err))
+		return nil, fmt.Errorf("outboxpgx: audit: %w", s.t.explain(err))
 	}
 	return entries, nil
 }

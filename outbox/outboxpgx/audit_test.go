@@ -31,7 +31,7 @@ func TestChangesOfDeadLettersAreAudited(t *testing.T) {
 	if n != 1 || m != 1 || nothing != 0 {
 		t.Errorf("changed %d, %d and %d", n, m, nothing)
 	}
-	got, err := f.dead.Audit(t.Context(), 0)
+	got, err := f.store.Audit(t.Context(), 0)
 	must(t, err)
 	want := []outboxpgx.AuditEntry{
 		{By: "bob", Action: "remove", Count: 1, Filter: removed},
@@ -52,12 +52,12 @@ func TestChangesOfDeadLettersAreAudited(t *testing.T) {
 	if e := got[1]; fmt.Sprint(e.Filter) != fmt.Sprint(retried) || e.Reason != want[1].Reason || fmt.Sprint(*e.To) != fmt.Sprint(*to) {
 		t.Errorf("%+v to %+v", e, e.To)
 	}
-	newest, err := f.dead.Audit(t.Context(), 1)
+	newest, err := f.store.Audit(t.Context(), 1)
 	must(t, err)
 	if len(newest) != 1 || newest[0].By != "bob" {
 		t.Errorf("the newest: %+v", newest)
 	}
-	if _, err := f.dead.Audit(t.Context(), -1); err == nil {
+	if _, err := f.store.Audit(t.Context(), -1); err == nil {
 		t.Error("a negative limit was accepted")
 	}
 }
@@ -82,7 +82,7 @@ func TestChangesNeedAnActor(t *testing.T) {
 	}
 	n, err := f.dead.Count(t.Context(), outboxpgx.Filter{})
 	must(t, err)
-	entries, err := f.dead.Audit(t.Context(), 0)
+	entries, err := f.store.Audit(t.Context(), 0)
 	must(t, err)
 	if n != 3 || len(entries) != 0 {
 		t.Errorf("%d letters left, %d entries", n, len(entries))
@@ -100,7 +100,7 @@ func TestAuditFailsWithItsChange(t *testing.T) {
 	}
 	n, err := f.dead.Count(t.Context(), outboxpgx.Filter{})
 	must(t, err)
-	stats, err := f.source.Depth(t.Context())
+	stats, err := f.store.Depth(t.Context())
 	must(t, err)
 	if n != 3 || stats.Ready != 0 {
 		t.Errorf("%d letters, %+v", n, stats)
@@ -120,13 +120,13 @@ func TestRetriesAtOnce(t *testing.T) {
 		})
 	}
 	all.Wait()
-	entries, err := f.dead.Audit(t.Context(), 0)
+	entries, err := f.store.Audit(t.Context(), 0)
 	must(t, err)
 	var sum int64
 	for _, e := range entries {
 		sum += e.Count
 	}
-	stats, err := f.source.Depth(t.Context())
+	stats, err := f.store.Depth(t.Context())
 	must(t, err)
 	if sum != 3 || stats.Ready != 3 || stats.Dead != 0 {
 		t.Errorf("%d in %d entries, %+v", sum, len(entries), stats)
@@ -142,9 +142,9 @@ func TestPruneForgetsOldAuditEntries(t *testing.T) {
 	}
 	_, err := f.pool.Exec(t.Context(), `UPDATE holdfast_outbox_audit SET at = at - CASE actor WHEN 'a' THEN interval '366 days' ELSE interval '364 days' END`)
 	must(t, err)
-	_, err = f.source.Prune(t.Context())
+	_, err = f.store.Prune(t.Context())
 	must(t, err)
-	entries, err := f.dead.Audit(t.Context(), 0)
+	entries, err := f.store.Audit(t.Context(), 0)
 	must(t, err)
 	if len(entries) != 1 || entries[0].By != "b" {
 		t.Errorf("%+v", entries)
@@ -158,7 +158,7 @@ func TestRetryKeepsTheOrderOfAKey(t *testing.T) {
 	for name, spread := range map[string]time.Duration{"at once": 0, "spread": 30 * time.Millisecond} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			f := setup(t, outboxpgx.SourceConfig{})
+			f := setup(t, outboxpgx.Config{})
 			refuse := outboxtest.NewPublisher()
 			refuse.Respond(func(driver.Message) error { return &driver.PublishError{Class: driver.Permanent} })
 			message := func(name string) outbox.Message { return outbox.Message{Name: name, Key: "k", Body: []byte("1")} }

@@ -13,62 +13,60 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// Finding is one thing that is missing or mis-set on the server.
-type Finding = check.Finding
-
-const mendMigrate = "call outboxpgx.Migrate, or apply the files of outboxpgx.Migrations"
+const mendMigrate = "call Migrate, or apply the files of Schema"
 
 // Check compares the server with what the outbox needs: tables, columns, indexes and lanes;
-// autovacuum, and nothing that keeps it from its work for more than 10 minutes; and a clock that
-// agrees with this host's to a second. A pooler in transaction mode does a Source no harm: see
-// Listener.Check. No findings means that all is well; an error, that it could not look.
-func (s *Source) Check(ctx context.Context) ([]Finding, error) {
-	var findings []Finding
+// autovacuum, and nothing that keeps it from its work for more than 10 minutes; a clock that agrees
+// with this host's to a second; and, unless Config.PollOnly is set, notifications that arrive. It
+// returns nil where nothing is to be mended. Else Unwrap() []error of the error gives each finding,
+// which has a method Mend() string, and why it could not look, which has none.
+func (s *Store) Check(ctx context.Context) error {
+	var found check.Findings
 	err := pgcall.Twice(ctx, s.pool, checkTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
-		findings = nil
-		return s.check(ctx, conn, func(mend, format string, args ...any) {
-			findings = append(findings, Finding{Component: "outboxpgx", Problem: fmt.Sprintf(format, args...), Mend: mend})
-		})
+		found = check.Findings{Component: "outboxpgx"}
+		return s.check(ctx, conn, &found)
 	})
 	if err != nil {
-		return findings, fmt.Errorf("outboxpgx: check: %w", err)
+		found.Join(fmt.Errorf("outboxpgx: check: %w", err))
 	}
-	return findings, nil
+	return found.Err()
 }
 
 // checkTimeout bounds all queries of a Check together.
 const checkTimeout = 10 * time.Second
 
-func (s *Source) check(ctx context.Context, conn *pgxpool.Conn, add addFinding) error {
-	complete, err := s.checkColumns(ctx, conn, add)
+func (s *Store) check(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) error {
+	complete, err := s.checkColumns(ctx, conn, found)
 	if err != nil || !complete {
 		return err // the rest would fail
 	}
-	table := SchemaConfig{Table: s.cfg.Table}.withDefaults().Table
-	if err := s.checkIndexes(ctx, conn, table, add); err != nil {
+	if err := s.checkIndexes(ctx, conn, found); err != nil {
 		return err
 	}
-	if err := s.checkLanes(ctx, conn, add); err != nil {
+	if err := s.checkLanes(ctx, conn, found); err != nil {
 		return err
 	}
-	return s.checkServer(ctx, conn, add)
+	if err := s.checkServer(ctx, conn, found); err != nil {
+		return err
+	}
+	return s.checkWakeUps(ctx, found)
 }
 
-func (s *Source) checkLanes(ctx context.Context, conn *pgxpool.Conn, add addFinding) error {
+func (s *Store) checkLanes(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) error {
 	var lanes int
 	err := conn.QueryRow(ctx, `SELECT count(*) FROM `+s.t.lanes+` WHERE lane >= 0 AND lane < $1`, driver.Lanes).Scan(&lanes)
 	if err != nil {
 		return err
 	}
 	if lanes != driver.Lanes {
-		add(fmt.Sprintf("INSERT INTO %s (lane) SELECT generate_series(0, %d) ON CONFLICT DO NOTHING", s.t.lanes, driver.Lanes-1),
+		found.Add(fmt.Sprintf("INSERT INTO %s (lane) SELECT generate_series(0, %d) ON CONFLICT DO NOTHING", s.t.lanes, driver.Lanes-1),
 			"table %s has %d of %d lanes; messages of the others are never published", s.t.lanes, lanes, driver.Lanes)
 	}
 	return nil
 }
 
 // checkColumns returns whether all are there.
-func (s *Source) checkColumns(ctx context.Context, conn *pgxpool.Conn, add addFinding) (complete bool, err error) {
+func (s *Store) checkColumns(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) (complete bool, err error) {
 	complete = true
 	for suffix, table := range map[string]string{"": s.t.outbox, "_lanes": s.t.lanes, "_dead": s.t.dead, "_audit": s.t.audit, "_dedup": s.t.dedup} {
 		missing, err := s.missingColumns(ctx, conn, table, wanted[suffix])
@@ -77,7 +75,7 @@ func (s *Source) checkColumns(ctx context.Context, conn *pgxpool.Conn, add addFi
 		}
 		if len(missing) > 0 {
 			complete = false
-			add(mendMigrate, "table %s lacks the columns %v", table, missing)
+			found.Add(mendMigrate, "table %s lacks the columns %v", table, missing)
 		}
 	}
 	return complete, nil
@@ -99,7 +97,7 @@ var wanted = map[string][]string{
 }
 
 // missingColumns returns the columns that the table lacks: all, if there is no such table.
-func (s *Source) missingColumns(ctx context.Context, conn *pgxpool.Conn, qualified string, columns []string) ([]string, error) {
+func (s *Store) missingColumns(ctx context.Context, conn *pgxpool.Conn, qualified string, columns []string) ([]string, error) {
 	rows, _ := conn.Query(ctx, `
 		SELECT c FROM unnest($2::text[]) AS c
 		WHERE NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = to_regclass($1) AND a.attname = c AND a.attnum > 0 AND NOT a.attisdropped)`,
@@ -107,7 +105,7 @@ func (s *Source) missingColumns(ctx context.Context, conn *pgxpool.Conn, qualifi
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
-func (s *Source) checkIndexes(ctx context.Context, conn *pgxpool.Conn, table string, add addFinding) error {
+func (s *Store) checkIndexes(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) error {
 	indexes := map[string]string{
 		"_pkey": s.t.outbox, "_ready": s.t.outbox, "_parked": s.t.outbox, "_held": s.t.outbox, "_published": s.t.outbox,
 		"_lanes_pkey": s.t.lanes, "_dead_pkey": s.t.dead, "_dead_died": s.t.dead, "_audit_pkey": s.t.audit, "_audit_at": s.t.audit,
@@ -117,12 +115,12 @@ func (s *Source) checkIndexes(ctx context.Context, conn *pgxpool.Conn, table str
 		var valid bool
 		err := conn.QueryRow(ctx, `
 			SELECT coalesce(bool_or(i.indisvalid), false) FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
-			WHERE i.indrelid = to_regclass($1) AND c.relname = $2`, on, table+suffix).Scan(&valid)
+			WHERE i.indrelid = to_regclass($1) AND c.relname = $2`, on, s.cfg.Table+suffix).Scan(&valid)
 		if err != nil {
 			return err
 		}
 		if !valid {
-			add("create the index as in the files of outboxpgx.Migrations", "index %s is missing or invalid", table+suffix)
+			found.Add("create the index as in the files of Schema", "index %s is missing or invalid", s.cfg.Table+suffix)
 		}
 	}
 	return nil

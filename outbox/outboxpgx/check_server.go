@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/internal/check"
 )
 
 const (
@@ -23,30 +25,28 @@ const (
 )
 
 // checkServer looks at what keeps the tables small and the times right.
-func (s *Source) checkServer(ctx context.Context, conn *pgxpool.Conn, add addFinding) error {
-	for _, look := range []func(context.Context, *pgxpool.Conn, addFinding) error{s.checkAutovacuum, s.checkHorizon, s.checkClock} {
-		if err := look(ctx, conn, add); err != nil {
+func (s *Store) checkServer(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) error {
+	for _, look := range []func(context.Context, *pgxpool.Conn, *check.Findings) error{s.checkAutovacuum, s.checkHorizon, s.checkClock} {
+		if err := look(ctx, conn, found); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-type addFinding func(mend, format string, args ...any)
-
-// shipped finds the storage parameters of the tables in the files of Migrations.
+// shipped finds the storage parameters of the tables in the files of Schema.
 var shipped = regexp.MustCompile(`(?s)CREATE TABLE \{\{(\w+)\}\} \([^;]*?\n\) WITH \(([^)]*)\);`)
 
 // checkAutovacuum wants the settings of the tables that the migrations set; whoever has set other
 // values has done so on purpose.
-func (s *Source) checkAutovacuum(ctx context.Context, conn *pgxpool.Conn, add addFinding) error {
+func (s *Store) checkAutovacuum(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) error {
 	var on bool
 	err := conn.QueryRow(ctx, `SELECT current_setting('autovacuum')::bool AND current_setting('track_counts')::bool`).Scan(&on)
 	if err != nil {
 		return err
 	}
 	if !on {
-		add("ALTER SYSTEM SET autovacuum = on; ALTER SYSTEM SET track_counts = on; SELECT pg_reload_conf()",
+		found.Add("ALTER SYSTEM SET autovacuum = on; ALTER SYSTEM SET track_counts = on; SELECT pg_reload_conf()",
 			"autovacuum is off, so that the tables grow without end")
 	}
 	text, err := files.ReadFile("migrations/0001_outbox.sql")
@@ -60,7 +60,7 @@ func (s *Source) checkAutovacuum(ctx context.Context, conn *pgxpool.Conn, add ad
 	for _, t := range [...]struct{ name, table string }{
 		{"table", s.t.outbox}, {"lanes", s.t.lanes}, {"dead", s.t.dead}, {"audit", s.t.audit}, {"dedup", s.t.dedup},
 	} {
-		if err := s.checkParameters(ctx, conn, t.table, parameters[t.name], add); err != nil {
+		if err := s.checkParameters(ctx, conn, t.table, parameters[t.name], found); err != nil {
 			return err
 		}
 	}
@@ -68,7 +68,7 @@ func (s *Source) checkAutovacuum(ctx context.Context, conn *pgxpool.Conn, add ad
 }
 
 // checkParameters takes a list such as "fillfactor = 20, autovacuum_vacuum_threshold = 200", or "".
-func (s *Source) checkParameters(ctx context.Context, conn *pgxpool.Conn, table, list string, add addFinding) error {
+func (s *Store) checkParameters(ctx context.Context, conn *pgxpool.Conn, table, list string, found *check.Findings) error {
 	var set map[string]string
 	err := conn.QueryRow(ctx, `
 		SELECT coalesce(jsonb_object_agg(option_name, option_value), '{}') FROM pg_class c, pg_options_to_table(c.reloptions)
@@ -77,7 +77,7 @@ func (s *Source) checkParameters(ctx context.Context, conn *pgxpool.Conn, table,
 		return err
 	}
 	if v, ok := set["autovacuum_enabled"]; ok && v != "true" && v != "on" && v != "1" {
-		add(fmt.Sprintf("ALTER TABLE %s RESET (autovacuum_enabled)", table), "autovacuum is off for table %s", table)
+		found.Add(fmt.Sprintf("ALTER TABLE %s RESET (autovacuum_enabled)", table), "autovacuum is off for table %s", table)
 	}
 	var missing []string
 	for parameter := range strings.SplitSeq(list, ",") {
@@ -88,7 +88,7 @@ func (s *Source) checkParameters(ctx context.Context, conn *pgxpool.Conn, table,
 	}
 	if len(missing) > 0 {
 		settings := strings.Join(missing, ", ")
-		add(fmt.Sprintf("ALTER TABLE %s SET (%s)", table, settings), "table %s lacks the storage parameters %s", table, settings)
+		found.Add(fmt.Sprintf("ALTER TABLE %s SET (%s)", table, settings), "table %s lacks the storage parameters %s", table, settings)
 	}
 	return nil
 }
@@ -116,19 +116,19 @@ UNION ALL
  ORDER BY age(xmin) DESC LIMIT $3)`
 
 // checkHorizon sees of other users' sessions what the role may see: all with pg_read_all_stats.
-func (s *Source) checkHorizon(ctx context.Context, conn *pgxpool.Conn, add addFinding) error {
+func (s *Store) checkHorizon(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) error {
 	rows, _ := conn.Query(ctx, horizonSQL, maxHorizonAge.Seconds(), maxSlotAge, maxHolders) // CollectRows returns its error
 	holders, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (h [3]string, err error) {
 		return h, row.Scan(&h[0], &h[1], &h[2])
 	})
 	for _, h := range holders {
-		add(h[2], "the %s %s: Postgres keeps all rows deleted since then", h[0], h[1])
+		found.Add(h[2], "the %s %s: Postgres keeps all rows deleted since then", h[0], h[1])
 	}
 	return err
 }
 
 // checkClock asks for the time twice: the first question may wait for a connection.
-func (s *Source) checkClock(ctx context.Context, conn *pgxpool.Conn, add addFinding) error {
+func (s *Store) checkClock(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) error {
 	var difference, trip time.Duration
 	for range 2 {
 		var theirs time.Time
@@ -140,7 +140,7 @@ func (s *Source) checkClock(ctx context.Context, conn *pgxpool.Conn, add addFind
 		difference = theirs.Sub(begin.Add(trip / 2)).Abs()
 	}
 	if difference > maxClockDifference+trip/2 {
-		add("have both hosts set their clocks by NTP",
+		found.Add("have both hosts set their clocks by NTP",
 			"the clocks of this host and of the database differ by %v: ages of messages are measured wrong by that", difference.Round(100*time.Millisecond))
 	}
 	return nil

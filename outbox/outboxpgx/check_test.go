@@ -25,33 +25,37 @@ func TestCheckFindsTableSettings(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			f := setup(t, outboxpgx.SourceConfig{})
+			f := setup(t, outboxpgx.Config{})
 			_, err := f.pool.Exec(t.Context(), tc.sql)
 			must(t, err)
-			wantFinding(t, f.source, tc.want, tc.mend)
+			wantFinding(t, f.store, tc.want, tc.mend)
 			if tc.mend == "" || !strings.HasPrefix(tc.mend, "ALTER") {
 				return
 			}
 			_, err = f.pool.Exec(t.Context(), tc.mend)
 			must(t, err)
-			wantFinding(t, f.source, "", "")
+			wantFinding(t, f.store, "", "")
 		})
 	}
 }
 
 // wantFinding wants one finding, or none if its problem is empty.
-func wantFinding(t *testing.T, source *outboxpgx.Source, problem, mend string) {
+func wantFinding(t *testing.T, store *outboxpgx.Store, problem, mend string) {
 	t.Helper()
-	findings, err := source.Check(t.Context())
-	must(t, err)
+	err := store.Check(t.Context())
 	if problem == "" {
-		if len(findings) != 0 {
-			t.Errorf("findings: %v", findings)
+		if err != nil {
+			t.Errorf("findings: %v", err)
 		}
 		return
 	}
-	if len(findings) != 1 || !strings.Contains(findings[0].Problem, problem) || !strings.Contains(findings[0].Mend, mend) {
-		t.Errorf("findings: %v, want %q, mended by %q", findings, problem, mend)
+	if err == nil || !strings.Contains(err.Error(), problem) {
+		t.Fatalf("findings: %v, want %q", err, problem)
+	}
+	all := err.(interface{ Unwrap() []error }).Unwrap()
+	finding, ok := all[0].(interface{ Mend() string })
+	if len(all) != 1 || !ok || !strings.Contains(finding.Mend(), mend) {
+		t.Errorf("findings: %v, want one, mended by %q", err, mend)
 	}
 }
 
@@ -105,10 +109,10 @@ func TestCheckFindsServerSettings(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			f := setupOn(t, shadowed(t), outboxpgx.SourceConfig{})
+			f := setupOn(t, shadowed(t), outboxpgx.Config{})
 			_, err := f.pool.Exec(t.Context(), tc.sql)
 			must(t, err)
-			wantFinding(t, f.source, tc.want, tc.mend)
+			wantFinding(t, f.store, tc.want, tc.mend)
 		})
 	}
 }
@@ -116,7 +120,7 @@ func TestCheckFindsServerSettings(t *testing.T) {
 // The transaction is real, but for its age.
 func TestCheckFindsLongTransactions(t *testing.T) {
 	t.Parallel()
-	f := setupOn(t, shadowed(t), outboxpgx.SourceConfig{})
+	f := setupOn(t, shadowed(t), outboxpgx.Config{})
 	_, err := f.pool.Exec(t.Context(), `
 		CREATE VIEW pg_stat_activity AS SELECT datname, pid, application_name, state, backend_type, backend_xmin, backend_xid, xact_start - interval '1 hour' AS xact_start
 		FROM pg_catalog.pg_stat_activity WHERE application_name = 'night report of ' || current_schema()`)
@@ -126,18 +130,16 @@ func TestCheckFindsLongTransactions(t *testing.T) {
 	defer conn.Release()
 	var name string
 	must(t, conn.QueryRow(t.Context(), `SELECT set_config('application_name', 'night report of ' || current_schema(), false)`).Scan(&name))
-	wantFinding(t, f.source, "", "")
+	wantFinding(t, f.store, "", "")
 	tx, err := conn.Begin(t.Context())
 	must(t, err)
-	wantFinding(t, f.source, "", "") // it holds nothing yet
+	wantFinding(t, f.store, "", "") // it holds nothing yet
 	_, err = tx.Exec(t.Context(), `SELECT pg_current_xact_id(), 'a secret'`)
 	must(t, err)
-	wantFinding(t, f.source, "("+name+", idle in transaction) has been open for 01:00:0", "SELECT pg_terminate_backend(")
-	findings, err := f.source.Check(t.Context())
-	must(t, err)
-	if strings.Contains(findings[0].String(), "secret") {
-		t.Errorf("the query is told: %v", findings)
+	wantFinding(t, f.store, "("+name+", idle in transaction) has been open for 01:00:0", "SELECT pg_terminate_backend(")
+	if err := f.store.Check(t.Context()); strings.Contains(err.Error(), "secret") {
+		t.Errorf("the query is told: %v", err)
 	}
 	must(t, tx.Rollback(t.Context()))
-	wantFinding(t, f.source, "", "")
+	wantFinding(t, f.store, "", "")
 }

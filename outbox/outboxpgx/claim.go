@@ -15,8 +15,8 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// Claim meets driver.Source. It writes the lanes, and the messages that wait or begin to.
-func (s *Source) Claim(ctx context.Context, req driver.Claim) (driver.Batch, error) {
+// Claim implements driver.Source. It writes the lanes, and the messages that wait or begin to.
+func (s *Store) Claim(ctx context.Context, req driver.Claim) (driver.Batch, error) {
 	if req.Limit < 1 || req.Lease < time.Microsecond {
 		return driver.Batch{}, fmt.Errorf("outboxpgx: claim of %d messages for %v", req.Limit, req.Lease)
 	}
@@ -65,7 +65,7 @@ const overdueDelay = 10 * time.Millisecond
 
 // take leases lanes and reads their messages. A claim whose end is not known is given back by the
 // next.
-func (s *Source) take(ctx context.Context, c *claim) error {
+func (s *Store) take(ctx context.Context, c *claim) error {
 	*c = claim{req: c.req, token: newToken()}
 	lost := s.lost.tokens()
 	err := s.send(ctx, s.claim(c, lost))
@@ -98,7 +98,7 @@ func (s *Source) take(ctx context.Context, c *claim) error {
 	return nil
 }
 
-func (s *Source) claim(c *claim, lost []int64) *pgx.Batch {
+func (s *Store) claim(c *claim, lost []int64) *pgx.Batch {
 	queue := &pgx.Batch{}
 	queue.Queue(beginSQL)
 	queue.Queue(s.sql.setup)
@@ -106,12 +106,12 @@ func (s *Source) claim(c *claim, lost []int64) *pgx.Batch {
 	if len(lost) > 0 {
 		queue.Queue(s.sql.free, lost)
 	}
-	queue.Queue(s.sql.lease, c.token, c.req.Lease.Microseconds(), s.cfg.LanesPerClaim, c.req.Skip, c.req.Limit, c.req.Alone).Query(func(rows pgx.Rows) error {
+	queue.Queue(s.sql.lease, c.token, c.req.Lease.Microseconds(), s.lanesPerClaim, c.req.Skip, c.req.Limit, c.req.Alone).Query(func(rows pgx.Rows) error {
 		err := c.leases(rows)
-		c.batch.More = len(c.batch.Leases) == s.cfg.LanesPerClaim
+		c.batch.More = len(c.batch.Leases) == s.lanesPerClaim
 		return err
 	})
-	queue.Queue(s.sql.read, c.token, c.req.Limit, c.req.Skip, s.cfg.MaxBatchBytes).Query(c.messages)
+	queue.Queue(s.sql.read, c.token, c.req.Limit, c.req.Skip, s.maxBatchBytes).Query(c.messages)
 	queue.Queue(s.sql.due).Query(func(rows pgx.Rows) error {
 		us, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 		if len(us) > 0 {
@@ -168,7 +168,7 @@ func (c *claim) unreadable(err error) {
 }
 
 // countLosses returns how many claims of this one message alone were lost.
-func (s *Source) countLosses(ctx context.Context, c *claim) (losses int, err error) {
+func (s *Store) countLosses(ctx context.Context, c *claim) (losses int, err error) {
 	err = s.use(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
 		return conn.QueryRow(ctx, s.sql.alone, c.token, c.seen).Scan(&losses)
 	})
@@ -182,7 +182,7 @@ func newToken() int64 {
 	return int64(binary.BigEndian.Uint64(b[:]))
 }
 
-// lostClaims are those of this Source whose end is not known: they may hold lanes, and publish
+// lostClaims are those of this Store whose end is not known: they may hold lanes, and publish
 // nothing. Each is remembered until its lease is over, since its COMMIT may still be on its way.
 type lostClaims struct {
 	mu   sync.Mutex

@@ -26,12 +26,12 @@ func TestConformance(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			conformance.TestWriter(t, conformance.Backend{Open: func(t *testing.T) conformance.Store {
-				f := setup(t, outboxpgx.SourceConfig{})
-				return f.store(func(ctx context.Context, fn func(write) error) error { return inTx(f, ctx, fn) })
+				f := setup(t, outboxpgx.Config{})
+				return f.backend(func(ctx context.Context, fn func(write) error) error { return inTx(f, ctx, fn) })
 			}})
 		})
 	}
-	for name, cfg := range map[string]outboxpgx.SourceConfig{
+	for name, cfg := range map[string]outboxpgx.Config{
 		"deleting":  {},
 		"retention": {Retention: 1 << 40, Table: "my_events"},
 	} {
@@ -39,7 +39,7 @@ func TestConformance(t *testing.T) {
 			t.Parallel()
 			conformance.TestSource(t, conformance.Backend{Open: func(t *testing.T) conformance.Store {
 				f := setup(t, cfg)
-				return f.store(func(ctx context.Context, fn func(write) error) error { return inManaged(f, ctx, fn) })
+				return f.backend(func(ctx context.Context, fn func(write) error) error { return inManaged(f, ctx, fn) })
 			}})
 		})
 	}
@@ -49,10 +49,10 @@ func TestManagedWriter(t *testing.T) {
 	t.Parallel()
 	pgtest.New(t) // skips before there are subtests
 	conformance.TestManagedWriter(t, conformance.ManagedBackend{Open: func(t *testing.T) conformance.Managed {
-		f := setup(t, outboxpgx.SourceConfig{})
+		f := setup(t, outboxpgx.Config{})
 		return conformance.Managed{
-			Store:   f.store(func(ctx context.Context, fn func(write) error) error { return inManaged(f, ctx, fn) }),
-			Manager: f.manager, Write: f.writer.Write, WriteOnce: f.writer.WriteOnce,
+			Store:   f.backend(func(ctx context.Context, fn func(write) error) error { return inManaged(f, ctx, fn) }),
+			Manager: f.manager, Write: f.store.Write, WriteOnce: f.store.WriteOnce,
 			Break: func(ctx context.Context, tx pgx.Tx) error {
 				_, err := tx.Exec(ctx, "SELECT 1/0")
 				return err
@@ -63,13 +63,13 @@ func TestManagedWriter(t *testing.T) {
 
 func inManaged(f *fixture, ctx context.Context, fn func(write) error) error {
 	return f.manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		return fn(func(msgs ...outbox.Message) error { return f.writer.Write(ctx, tx, msgs...) })
+		return fn(func(msgs ...outbox.Message) error { return f.store.Write(ctx, tx, msgs...) })
 	})
 }
 
 func inRaw(f *fixture, ctx context.Context, fn func(write) error) error {
 	return pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error {
-		return fn(func(msgs ...outbox.Message) error { return f.writer.Write(ctx, tx, msgs...) })
+		return fn(func(msgs ...outbox.Message) error { return f.store.Write(ctx, tx, msgs...) })
 	})
 }
 
@@ -81,7 +81,7 @@ func inSQL(f *fixture, ctx context.Context, fn func(write) error) error {
 		return err
 	}
 	defer tx.Rollback()
-	if err := fn(func(msgs ...outbox.Message) error { return f.writer.WriteSQL(ctx, tx, msgs...) }); err != nil {
+	if err := fn(func(msgs ...outbox.Message) error { return f.store.WriteSQL(ctx, tx, msgs...) }); err != nil {
 		return err
 	}
 	return tx.Commit()

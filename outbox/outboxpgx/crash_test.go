@@ -46,11 +46,11 @@ func crashRelay() int {
 		return 1
 	}
 	defer ledger.Close()
-	source, err := outboxpgx.NewSource(pool, outboxpgx.SourceConfig{})
+	store, err := outboxpgx.New(pool, outboxpgx.Config{})
 	if err != nil {
 		return 1
 	}
-	relay, err := outbox.NewRelay(source, outbox.Transports{"": deadly{ledger}}, outbox.RelayConfig{
+	relay, err := outbox.NewRelay(store, outbox.Transports{"": deadly{ledger}}, outbox.RelayConfig{
 		LeaseTTL: 3 * time.Second, PublishTimeout: time.Second, StoreTimeout: time.Second,
 		ShutdownTimeout: 2 * time.Second, PollInterval: 20 * time.Millisecond, Logger: quiet,
 	})
@@ -75,7 +75,7 @@ func (d deadly) Publish(_ context.Context, m driver.Message, done func(error)) {
 // everything else is published, in order.
 func TestPoisonIsQuarantined(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{})
+	f := setup(t, outboxpgx.Config{})
 	const keys, n = 20, 10
 	msgs := keyed(keys, n)
 	at := len(msgs) / 2
@@ -131,12 +131,12 @@ func TestPoisonIsQuarantined(t *testing.T) {
 // What a relay loses in an outage costs smaller batches for a while, and no message.
 func TestLostLeasesCostNothing(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{})
+	f := setup(t, outboxpgx.Config{})
 	const keys, n = 30, 20
 	f.write(t, keyed(keys, n)...)
 	for i := range 3 {
 		testenv.Eventually(t, testenv.Patience, func() error {
-			b, err := f.source.Claim(t.Context(), driver.Claim{Limit: 500, Lease: 50 * time.Millisecond, Alone: i > 0})
+			b, err := f.store.Claim(t.Context(), driver.Claim{Limit: 500, Lease: 50 * time.Millisecond, Alone: i > 0})
 			if err == nil && len(b.Messages) == 0 {
 				err = errors.New("nothing claimed")
 			}

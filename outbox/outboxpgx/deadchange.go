@@ -20,7 +20,7 @@ import (
 // RetryOptions say who tries dead letters again, and how.
 type RetryOptions struct {
 	// By names who asks for it, and is required: 1 to 128 bytes. Reason may say why, in at most
-	// 1,000 bytes. Both are UTF-8 without control characters, and are kept: see DeadLetters.Audit.
+	// 1,000 bytes. Both are UTF-8 without control characters, and are kept: see Store.Audit.
 	By, Reason string
 	// Spread has the letters leave evenly over this time, in their stored order, so that they do
 	// not come all at once over whatever they failed at. Other messages of a key wait behind its

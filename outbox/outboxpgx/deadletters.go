@@ -58,17 +58,12 @@ type DeadLetters struct {
 	readTimeout, changeTimeout time.Duration
 }
 
-// NewDeadLetters returns the dead letters of the outbox at cfg.
-func NewDeadLetters(pool *pgxpool.Pool, cfg SchemaConfig) (*DeadLetters, error) {
-	t, err := cfg.tables()
-	if pool == nil {
-		err = errors.Join(err, errors.New("outboxpgx: NewDeadLetters needs a pool"))
-	}
-	if err != nil {
-		return nil, err
-	}
-	return &DeadLetters{pool: pool, t: t, sql: t.deadStatements(), readTimeout: 10 * time.Second, changeTimeout: time.Minute}, nil
+func newDeadLetters(pool *pgxpool.Pool, t tables) *DeadLetters {
+	return &DeadLetters{pool: pool, t: t, sql: t.deadStatements(), readTimeout: 10 * time.Second, changeTimeout: time.Minute}
 }
+
+// DeadLetters returns the dead letters of the outbox.
+func (s *Store) DeadLetters() *DeadLetters { return s.dead }
 
 const listLimit = 100
 

@@ -24,7 +24,7 @@ var byAda = outboxpgx.RetryOptions{By: "ada"}
 // permanent failures.
 func withDeadLetters(t *testing.T) (*fixture, map[string]uuid.UUID) {
 	t.Helper()
-	f := setup(t, outboxpgx.SourceConfig{})
+	f := setup(t, outboxpgx.Config{})
 	publisher := outboxtest.NewPublisher()
 	publisher.Respond(func(m driver.Message) error {
 		class := driver.Permanent
@@ -157,7 +157,7 @@ func TestDeadLetterRemove(t *testing.T) {
 	f, ids := withDeadLetters(t)
 	n, err := f.dead.Remove(t.Context(), outboxpgx.Filter{IDs: []uuid.UUID{ids["a"]}}, outboxpgx.RemoveOptions{By: "ada"})
 	must(t, err)
-	stats, err := f.source.Depth(t.Context())
+	stats, err := f.store.Depth(t.Context())
 	must(t, err)
 	if n != 1 || stats.Dead != 2 {
 		t.Errorf("%d removed, %+v", n, stats)
@@ -166,7 +166,7 @@ func TestDeadLetterRemove(t *testing.T) {
 
 func TestRetentionAndPrune(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{Retention: time.Hour})
+	f := setup(t, outboxpgx.Config{Retention: time.Hour})
 	f.write(t, keyed(10, 150)...)
 	report, err := f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{}).Drain(t.Context(), outbox.Bounds{Limit: 2000})
 	must(t, err)
@@ -177,7 +177,7 @@ func TestRetentionAndPrune(t *testing.T) {
 		must(t, f.pool.QueryRow(t.Context(), `SELECT count(*) FROM holdfast_outbox WHERE published_at IS NOT NULL`).Scan(&n))
 		return n
 	}
-	n, err := f.source.Prune(t.Context())
+	n, err := f.store.Prune(t.Context())
 	must(t, err)
 	if n != 0 || kept() != 1500 {
 		t.Errorf("%d pruned too early, %d kept", n, kept())
@@ -185,12 +185,12 @@ func TestRetentionAndPrune(t *testing.T) {
 	_, err = f.pool.Exec(t.Context(), `UPDATE holdfast_outbox SET published_at = published_at - interval '2 hours' WHERE seq % 10 <> 0`)
 	must(t, err)
 	f.write(t, outbox.Message{Name: "new", Body: []byte("1")})
-	n, err = f.source.Prune(t.Context())
+	n, err = f.store.Prune(t.Context())
 	must(t, err)
 	if n != 1350 || kept() != 150 {
 		t.Errorf("%d pruned, %d kept", n, kept())
 	}
-	stats, err := f.source.Depth(t.Context())
+	stats, err := f.store.Depth(t.Context())
 	must(t, err)
 	if stats.Ready != 1 || stats.OldestAge <= 0 || stats.OldestAge > time.Minute {
 		t.Errorf("%+v", stats)
@@ -199,17 +199,18 @@ func TestRetentionAndPrune(t *testing.T) {
 
 func TestBatchIsBoundedInBytes(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{MaxBatchBytes: 1 << 20, LanesPerClaim: driver.Lanes})
+	f := setup(t, outboxpgx.Config{})
+	f.store.Claims(driver.Lanes, 1<<20)
 	big := make([]byte, 400<<10)
 	for i := range 10 {
 		f.write(t, outbox.Message{Name: "blob", ContentType: "application/octet-stream", Key: fmt.Sprint(i), Body: big})
 	}
-	batch, err := f.source.Claim(context.WithoutCancel(t.Context()), driver.Claim{Limit: 100, Lease: time.Minute})
+	batch, err := f.store.Claim(context.WithoutCancel(t.Context()), driver.Claim{Limit: 100, Lease: time.Minute})
 	must(t, err)
 	if n := len(batch.Messages); n != 3 { // the third begins below the bound
 		t.Errorf("%d messages of 400 KiB in a batch of 1 MiB", n)
 	}
-	_, err = f.source.Settle(t.Context(), batch, nil)
+	_, err = f.store.Settle(t.Context(), batch, nil)
 	must(t, err)
 	report, err := f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{}).Drain(t.Context(), outbox.Bounds{})
 	must(t, err)
@@ -224,7 +225,7 @@ func TestRetryElsewhere(t *testing.T) {
 	to := &outboxpgx.Destination{Transport: "audit", Route: outbox.Route{Exchange: "ex", RoutingKey: "a.b", Headers: map[string]string{"h": "v"}}}
 	n, err := f.dead.Retry(t.Context(), outboxpgx.Filter{Name: "a"}, outboxpgx.RetryOptions{By: "ada", To: to})
 	must(t, err)
-	batch, err := f.source.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute})
+	batch, err := f.store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute})
 	must(t, err)
 	if n != 1 || len(batch.Messages) != 1 {
 		t.Fatalf("%d retried, %d claimed", n, len(batch.Messages))
@@ -269,7 +270,7 @@ func TestRetrySpread(t *testing.T) {
 // forced; the others go.
 func TestRetryRefusesTheOutlived(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{})
+	f := setup(t, outboxpgx.Config{})
 	_, err := f.pool.Exec(t.Context(), `
 		INSERT INTO holdfast_outbox_dead (id, seq, lane, name, body, content_type, transport_name, exchange, routing_key, created_at, attempts, error_class, last_error, died_at)
 		SELECT gen_random_uuid(), n, 0, 'a', '1', 'application/json', '', '', '', now() - n * interval '1 day', 1, 'quarantined', 'lost', now() - n * interval '1 hour'

@@ -25,7 +25,8 @@ import (
 // run.
 func TestDifferentialOutbox(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{LanesPerClaim: driver.Lanes})
+	f := setup(t, outboxpgx.Config{})
+	f.store.Claims(driver.Lanes, 0)
 	sequences := testenv.Sequences(t, 60)
 	first := rand.Uint64()
 	t.Logf("the random half begins with the seed %d", first)
@@ -73,7 +74,7 @@ func (f *fixture) side(t *testing.T) side {
 		UPDATE holdfast_outbox_lanes SET token = NULL, lease_until = '-infinity', batch = 0, suspect = NULL, alone = NULL, losses = 0`)
 	must(t, err)
 	return side{
-		manager: f.manager, writer: f.writer, source: f.source,
+		manager: f.manager, writer: f.store, source: f.store,
 		fail: func(ctx context.Context, tx pgx.Tx) error { return second(tx.Exec(ctx, "SELECT 1/0")) },
 		dead: func(ctx context.Context) (letters []outboxtest.DeadLetter, err error) {
 			all, err := f.dead.List(ctx, outboxpgx.Filter{})

@@ -1,8 +1,7 @@
 // Package outboxpgx keeps the outbox in Postgres.
 //
-// [Writer] stores messages in the caller's transaction; [Source] feeds a relay;
-// [DeadLetters] shows and moves what was given up, and knows who did so for a
-// year; [Migrate] creates the tables.
+// A [Store] writes messages in the caller's transaction and gives them to relays. It creates its
+// tables, checks its server, prunes, and shows and replays what was given up.
 //
 // # How it works
 //
@@ -36,30 +35,26 @@
 //
 // # Retention
 //
-// With SourceConfig.Retention published messages stay in the table until Prune deletes them. They are
-// in none of the indexes that a claim reads: beside a million of them a relay claims and settles at
-// about 90 % of its rate without. Marking itself is an update and costs more than a delete: it has
-// 70 % of the rate, with a publisher that confirms at once. (go test -run - -bench Retention
-// ./outbox/outboxpgx)
+// With Config.Retention published messages stay in the table until they are pruned. They are in none
+// of the indexes that a claim reads: beside a million of them a relay claims and settles at about 90 %
+// of its rate without. Marking itself is an update and costs more than a delete: it has 70 % of the
+// rate, with a publisher that confirms at once. (go test -run - -bench Retention ./outbox/outboxpgx)
+//
+// A relay prunes every minute: published messages, the keys of WriteOnce and the audit, each when it is
+// old enough. See Config.PruneInterval and Store.Prune. Dead letters are never pruned.
 //
 // # Wake-up
 //
-// A relay polls once per second. It hears of messages sooner when somebody calls
-// its Wake after a commit: [WriterConfig].OnCommit where relay and writer share a
-// process, and else a [Notifier] beside the writer and a [Listener] beside the
-// relay:
+// A relay polls once per second. Nothing has to be wired for it to hear of messages sooner. After a
+// commit of txretry the Store asks the relays that run on it, in turn, until one will look. If none
+// will, it notifies those of other processes, with a statement of its own: a NOTIFY in the business
+// transaction would make Postgres serialise such commits. There is at most one notification per 2 ms,
+// and no goroutine once the last is sent. A relay that runs on a Store listens, on a connection beside
+// the pool's maximum, and tests that with notifications to itself. When a pooler swallows them, the log
+// and Store.Check say so, and relays find messages when they poll. Config.PollOnly turns off both
+// telling and listening.
 //
-//	notifier, err := outboxpgx.NewNotifier(pool, outboxpgx.NotifierConfig{})
-//	writer, err := outboxpgx.NewWriter(outboxpgx.WriterConfig{OnCommit: notifier.Notify})
-//	go notifier.Run(ctx)
-//
-//	listener, err := outboxpgx.NewListener(pool, relay.Wake, outboxpgx.ListenerConfig{})
-//	go listener.Run(ctx)
-//
-// The business commit carries no NOTIFY, which would make Postgres serialise such
-// commits: the notifier sends its own afterwards, at most one per 2 ms. The
-// listener tests its connection with notifications to itself, and says so in
-// Ready, Check and the log when a pooler swallows them.
+// Nothing is heard of the commit of a raw pgx.Tx or a *sql.Tx: call Store.Wake after it.
 //
 // # Silent connections
 //

@@ -23,7 +23,7 @@ func (h *Horizon) Forget()      { h.h.forget() }
 
 // Statement is the SQL of a statement on the default table.
 func Statement(name string) string {
-	t, err := SchemaConfig{}.tables()
+	t, err := tablesOf("", defaultTable)
 	if err != nil {
 		panic(err)
 	}
@@ -36,5 +36,19 @@ func Statement(name string) string {
 	}[name]
 }
 
+// Claims has every claim take so many lanes, and at most so many bytes of bodies. 0: as it is.
+func (s *Store) Claims(lanes int, bytes int64) *Store {
+	if lanes > 0 {
+		s.lanesPerClaim = lanes
+	}
+	if bytes > 0 {
+		s.maxBatchBytes = bytes
+	}
+	return s
+}
+
 // Hasten makes the calls wait for d instead of as long as they do.
 func (d *DeadLetters) Hasten(wait time.Duration) { d.readTimeout, d.changeTimeout = wait, wait }
+
+// Listening returns nil while notifications arrive.
+func (s *Store) Listening() error { return s.listener.State() }

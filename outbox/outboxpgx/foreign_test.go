@@ -56,13 +56,13 @@ func TestForeignRows(t *testing.T) {
 	for name, c := range foreign {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			f := setup(t, outboxpgx.SourceConfig{Retention: time.Hour})
+			f := setup(t, outboxpgx.Config{Retention: time.Hour})
 			for n := range 4 {
 				f.write(t, outbox.Message{Name: fmt.Sprintf("a.%d", n), Key: "k", Body: []byte("1")})
 			}
 			_, err := f.pool.Exec(t.Context(), `UPDATE holdfast_outbox SET `+c.set+` WHERE name = 'a.1'`)
 			must(t, err)
-			_, err = f.source.Depth(t.Context())
+			_, err = f.store.Depth(t.Context())
 			must(t, err)
 			publisher := outboxtest.NewPublisher()
 			publisher.Respond(func(m driver.Message) error {
@@ -90,7 +90,7 @@ func (f *fixture) wantForeign(t *testing.T, received []driver.Message, dead stri
 	if !slices.Equal(sound, []string{"a.0", "a.2", "a.3"}) {
 		t.Errorf("of the sound messages %v were published", sound)
 	}
-	stats, err := f.source.Depth(t.Context())
+	stats, err := f.store.Depth(t.Context())
 	must(t, err)
 	letters, err := f.dead.List(t.Context(), outboxpgx.Filter{})
 	must(t, err)
@@ -123,13 +123,13 @@ func (f *fixture) retryForeign(t *testing.T, letter outboxpgx.DeadLetter) {
 	if before != after {
 		t.Error("the retry has changed the message")
 	}
-	_, err := f.source.Depth(t.Context())
+	_, err := f.store.Depth(t.Context())
 	must(t, err)
 	_, err = f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{Policy: outbox.Policy{MaxAttempts: 1}}).Drain(t.Context(), outbox.Bounds{})
 	must(t, err)
-	_, err = f.source.Prune(t.Context())
+	_, err = f.store.Prune(t.Context())
 	must(t, err)
-	if _, err := f.dead.Audit(t.Context(), 0); err != nil {
+	if _, err := f.store.Audit(t.Context(), 0); err != nil {
 		t.Error(err)
 	}
 }
@@ -137,7 +137,7 @@ func (f *fixture) retryForeign(t *testing.T, letter outboxpgx.DeadLetter) {
 // Times that a row waits for may be infinite.
 func TestForeignTimes(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{})
+	f := setup(t, outboxpgx.Config{})
 	for _, key := range []string{"infinity", "-infinity", "290000-01-01", "sound"} {
 		f.write(t, outbox.Message{Name: "a", Key: key, Body: []byte("1")}, outbox.Message{Name: "b", Key: key, Body: []byte("2")})
 	}
@@ -154,7 +154,7 @@ func TestForeignTimes(t *testing.T) {
 	if want := []string{"-infinity a", "-infinity b", "sound a", "sound b"}; !slices.Equal(got, want) {
 		t.Errorf("received %q, want %q", got, want)
 	}
-	batch, err := f.source.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Second})
+	batch, err := f.store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Second})
 	must(t, err)
 	if len(batch.Messages) > 0 || batch.Due < time.Hour {
 		t.Errorf("claimed %d, the next is due in %v", len(batch.Messages), batch.Due)
@@ -164,7 +164,7 @@ func TestForeignTimes(t *testing.T) {
 // A lane that no relay knows is refused where it is written.
 func TestForeignLane(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{})
+	f := setup(t, outboxpgx.Config{})
 	_, err := f.pool.Exec(t.Context(), `
 		INSERT INTO holdfast_outbox (id, lane, name, body, content_type) VALUES (gen_random_uuid(), 16, 'a', '1', 'application/json')`)
 	if refused, ok := errors.AsType[*pgconn.PgError](err); !ok || refused.ConstraintName != "holdfast_outbox_lane" {
@@ -175,7 +175,7 @@ func TestForeignLane(t *testing.T) {
 // A message whose key is empty has none: it does not wait for another one.
 func TestForeignEmptyKey(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{})
+	f := setup(t, outboxpgx.Config{})
 	for n := range 3 {
 		f.write(t, outbox.Message{Name: fmt.Sprintf("a.%d", n), Key: "k", Body: []byte("1")})
 	}
@@ -191,7 +191,7 @@ func TestForeignEmptyKey(t *testing.T) {
 // However large the dead letters are, a list of them is not.
 func TestListIsBounded(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{})
+	f := setup(t, outboxpgx.Config{})
 	_, err := f.pool.Exec(t.Context(), `
 		INSERT INTO holdfast_outbox_dead (id, seq, lane, name, body, content_type, transport_name, exchange, routing_key, created_at, attempts, error_class, last_error)
 		SELECT gen_random_uuid(), n, 0, 'a', decode(repeat('00', 10 * 1024 * 1024), 'hex'), 'application/json', '', '', '', now(), 1, 'permanent', repeat('x', 100000)
@@ -214,13 +214,13 @@ func TestListIsBounded(t *testing.T) {
 // An entry that somebody wrote by hand hides no other.
 func TestForeignAudit(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{})
+	f := setup(t, outboxpgx.Config{})
 	_, err := f.pool.Exec(t.Context(), `
 		INSERT INTO holdfast_outbox_audit (actor, reason, action, count, filter, destination) VALUES
 		('me', 'by hand', 'remove', 1, '{"limit": 5}', NULL), ('me', 'by hand', 'remove', 2, '["all"]', '{"headers": []}'),
 		('me', 'by hand', 'remove', 3, '{}', '"elsewhere"')`)
 	must(t, err)
-	entries, err := f.dead.Audit(t.Context(), 0)
+	entries, err := f.store.Audit(t.Context(), 0)
 	must(t, err)
 	if len(entries) != 3 || entries[2].Filter.Limit != 5 || entries[2].Unreadable != nil || entries[1].Unreadable == nil || entries[0].Unreadable == nil {
 		t.Errorf("entries %+v", entries)

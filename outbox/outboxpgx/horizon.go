@@ -103,7 +103,7 @@ func (h *horizon) answer(q question, writers []string) {
 
 // lower looks below the floors, in a transaction of its own. The look ends early where the entries of
 // rows long gone are very many, which an old snapshot keeps: these are what the floors are there for.
-func (s *Source) lower(ctx context.Context) error {
+func (s *Store) lower(ctx context.Context) error {
 	queue := &pgx.Batch{}
 	queue.Queue(beginSQL)
 	queue.Queue(s.sql.setup)

@@ -35,7 +35,7 @@ func (f *fixture) floors(t *testing.T) (low, high int64) {
 
 func TestFloorsRise(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{})
+	f := setup(t, outboxpgx.Config{})
 	relay := f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{})
 	testenv.Eventually(t, testenv.Patience, func() error {
 		f.raiseFloors(t, relay)
@@ -50,7 +50,7 @@ func TestFloorsRise(t *testing.T) {
 // before what its key got later.
 func TestFloorsWaitForOpenTransactions(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{})
+	f := setup(t, outboxpgx.Config{})
 	publisher := outboxtest.NewPublisher()
 	relay := f.relay(t, publisher, outbox.RelayConfig{})
 	f.raiseFloors(t, relay)
@@ -65,7 +65,7 @@ func TestFloorsWaitForOpenTransactions(t *testing.T) {
 // writeLate writes the message "late" in an open transaction, and returns its number.
 func (f *fixture) writeLate(t *testing.T, tx pgx.Tx) (seq int64) {
 	t.Helper()
-	must(t, f.writer.Write(t.Context(), tx, outbox.Message{Name: "late", Key: "k", Body: []byte("1")}))
+	must(t, f.store.Write(t.Context(), tx, outbox.Message{Name: "late", Key: "k", Body: []byte("1")}))
 	must(t, tx.QueryRow(t.Context(), `SELECT seq FROM holdfast_outbox WHERE ordering_key = 'k'`).Scan(&seq))
 	return seq
 }
@@ -93,7 +93,7 @@ func (f *fixture) wantLateFirst(t *testing.T, relay *outbox.Relay, publisher *ou
 // A parked message comes back below the floor of its lane.
 func TestFloorsGoDownToParkedMessages(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{})
+	f := setup(t, outboxpgx.Config{})
 	publisher := outboxtest.NewPublisher()
 	relay := f.relay(t, publisher, outbox.RelayConfig{Policy: outbox.Policy{RetryDelay: time.Second}, Rand: func() float64 { return 0.5 }})
 	publisher.Script(errors.New("once"))
@@ -120,11 +120,11 @@ func TestFloorsGoDownToParkedMessages(t *testing.T) {
 // knew of the old ones is void as soon as one of them notices: every message is then found at once.
 func TestFloorsWhenNumbersBeginAnew(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{})
+	f := setup(t, outboxpgx.Config{})
 	publisher := outboxtest.NewPublisher()
-	second, err := outboxpgx.NewSource(f.pool, outboxpgx.SourceConfig{})
+	second, err := outboxpgx.New(f.pool, outboxpgx.Config{Logger: quiet})
 	must(t, err)
-	relays := []*outbox.Relay{f.relay(t, publisher, outbox.RelayConfig{}), (&fixture{source: second}).relay(t, publisher, outbox.RelayConfig{})}
+	relays := []*outbox.Relay{f.relay(t, publisher, outbox.RelayConfig{}), (&fixture{store: second}).relay(t, publisher, outbox.RelayConfig{})}
 	for _, relay := range relays {
 		testenv.Eventually(t, 20*time.Second, func() error {
 			f.raiseFloors(t, relay)
@@ -165,7 +165,7 @@ func (f *fixture) emptyNow(t *testing.T) error {
 // Should a floor be wrong, its messages are late, and not lost.
 func TestWrongFloorLosesNothing(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{})
+	f := setup(t, outboxpgx.Config{})
 	publisher := outboxtest.NewPublisher()
 	relay := f.relay(t, publisher, outbox.RelayConfig{})
 	drain(t, relay, 0)
@@ -215,7 +215,7 @@ func TestHorizon(t *testing.T) {
 // The look below the floors is brief, whatever it meets.
 func TestLookBelowFloorsHoldsUpNoClaim(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{})
+	f := setup(t, outboxpgx.Config{})
 	f.write(t, keyed(1, 1)...)
 	_, err := f.pool.Exec(t.Context(), `UPDATE holdfast_outbox_lanes SET floor = 10`)
 	must(t, err)
@@ -226,7 +226,7 @@ func TestLookBelowFloorsHoldsUpNoClaim(t *testing.T) {
 	must(t, err)
 	for range 3 {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-		_, err := f.source.Claim(ctx, driver.Claim{Limit: 1, Lease: time.Minute})
+		_, err := f.store.Claim(ctx, driver.Claim{Limit: 1, Lease: time.Minute})
 		cancel()
 		must(t, err)
 	}

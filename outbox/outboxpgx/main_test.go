@@ -35,35 +35,35 @@ var quiet = slog.New(slog.DiscardHandler)
 type fixture struct {
 	pool    *pgxpool.Pool
 	manager *txretry.Manager
-	writer  *outboxpgx.Writer
-	source  *outboxpgx.Source
+	store   *outboxpgx.Store
 	dead    *outboxpgx.DeadLetters
 }
 
-func setup(t *testing.T, cfg outboxpgx.SourceConfig) *fixture {
+func setup(t *testing.T, cfg outboxpgx.Config) *fixture {
 	t.Helper()
 	return setupOn(t, pgtest.New(t), cfg)
 }
 
-func setupOn(t *testing.T, pool *pgxpool.Pool, cfg outboxpgx.SourceConfig) *fixture {
+func setupOn(t *testing.T, pool *pgxpool.Pool, cfg outboxpgx.Config) *fixture {
 	t.Helper()
-	must(t, outboxpgx.Migrate(t.Context(), pool, outboxpgx.SchemaConfig{Schema: cfg.Schema, Table: cfg.Table}))
-	return fixtureOn(t, pool, cfg)
+	f := fixtureOn(t, pool, cfg)
+	must(t, f.store.Migrate(t.Context()))
+	return f
 }
 
 // fixtureOn is setupOn without the tables.
-func fixtureOn(t *testing.T, pool *pgxpool.Pool, cfg outboxpgx.SourceConfig) *fixture {
+func fixtureOn(t *testing.T, pool *pgxpool.Pool, cfg outboxpgx.Config) *fixture {
 	t.Helper()
 	f := &fixture{pool: pool}
 	var err error
 	f.manager, err = txretry.New(pool, txretry.Config{Logger: quiet})
 	must(t, err)
-	f.writer, err = outboxpgx.NewWriter(outboxpgx.WriterConfig{Schema: cfg.Schema, Table: cfg.Table})
+	if cfg.Logger == nil {
+		cfg.Logger = quiet
+	}
+	f.store, err = outboxpgx.New(pool, cfg)
 	must(t, err)
-	f.source, err = outboxpgx.NewSource(pool, cfg)
-	must(t, err)
-	f.dead, err = outboxpgx.NewDeadLetters(pool, outboxpgx.SchemaConfig{Schema: cfg.Schema, Table: cfg.Table})
-	must(t, err)
+	f.dead = f.store.DeadLetters()
 	return f
 }
 
@@ -76,26 +76,26 @@ func must(t testing.TB, err error) {
 
 func (f *fixture) write(t testing.TB, msgs ...outbox.Message) {
 	t.Helper()
-	must(t, f.manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error { return f.writer.Write(ctx, tx, msgs...) }))
+	must(t, f.manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error { return f.store.Write(ctx, tx, msgs...) }))
 }
 
 func (f *fixture) relay(t testing.TB, p driver.Publisher, cfg outbox.RelayConfig) *outbox.Relay {
 	t.Helper()
 	cfg.Logger = quiet
-	r, err := outbox.NewRelay(f.source, outbox.Transports{"": p}, cfg)
+	r, err := outbox.NewRelay(f.store, outbox.Transports{"": p}, cfg)
 	must(t, err)
 	return r
 }
 
-// store is the fixture as the suite sees it.
-func (f *fixture) store(inTx func(context.Context, func(func(...outbox.Message) error) error) error) conformance.Store {
+// backend is the fixture as the suite sees it.
+func (f *fixture) backend(inTx func(context.Context, func(func(...outbox.Message) error) error) error) conformance.Store {
 	return conformance.Store{
-		Source: f.source,
+		Source: f.store,
 		InTx:   inTx,
 		OnceInTx: func(ctx context.Context, fn func(conformance.Once) error) error {
 			return f.manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
 				return fn(func(key string, m outbox.Message) (uuid.UUID, bool, error) {
-					return f.writer.WriteOnce(ctx, tx, key, m)
+					return f.store.WriteOnce(ctx, tx, key, m)
 				})
 			})
 		},

@@ -26,9 +26,9 @@ func TestErrorsBeforeMigrateNameIt(t *testing.T) {
 	pgtest.InEveryMode(t, func(t *testing.T, inMode func(*pgxpool.Pool) *pgxpool.Pool) {
 		direct, schema := pgtest.NewSchema(t)
 		for name, where := range map[string]string{"no table": schema, "no schema": "nowhere"} {
-			f := fixtureOn(t, inMode(direct), outboxpgx.SourceConfig{Schema: where})
+			f := fixtureOn(t, inMode(direct), outboxpgx.Config{Schema: where})
 			for call, err := range f.callAll(t.Context()) {
-				if err == nil || !strings.Contains(err.Error(), "call outboxpgx.Migrate first") {
+				if err == nil || !strings.Contains(err.Error(), "call Store.Migrate first") {
 					t.Errorf("%s, %s: %v", name, call, err)
 				}
 				if _, ok := errors.AsType[*pgconn.PgError](err); !ok {
@@ -44,27 +44,27 @@ func (f *fixture) callAll(ctx context.Context) map[string]error {
 	m := outbox.Message{Name: "a", Body: []byte("1")}
 	batch := driver.Batch{Leases: []driver.Lease{{}}}
 	all := map[string]error{
-		"write": f.manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error { return f.writer.Write(ctx, tx, m) }),
+		"write": f.manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error { return f.store.Write(ctx, tx, m) }),
 		"write once": f.manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
-			_, _, err := f.writer.WriteOnce(ctx, tx, "key", m)
+			_, _, err := f.store.WriteOnce(ctx, tx, "key", m)
 			return err
 		}),
-		"write on a raw transaction": pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error { return f.writer.Write(ctx, tx, m, m) }),
+		"write on a raw transaction": pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error { return f.store.Write(ctx, tx, m, m) }),
 		"retry":                      second(f.dead.Retry(ctx, outboxpgx.Filter{}, outboxpgx.RetryOptions{By: "me"})),
 		"remove":                     second(f.dead.Remove(ctx, outboxpgx.Filter{}, outboxpgx.RemoveOptions{By: "me"})),
 		"list":                       second(f.dead.List(ctx, outboxpgx.Filter{})),
 		"show":                       second(f.dead.Show(ctx, uuid.New())),
 		"count":                      second(f.dead.Count(ctx, outboxpgx.Filter{})),
-		"audit":                      second(f.dead.Audit(ctx, 0)),
-		"claim":                      second(f.source.Claim(ctx, driver.Claim{Limit: 1, Lease: time.Second})),
-		"settle":                     second(f.source.Settle(ctx, batch, nil)),
-		"stats":                      second(f.source.Depth(ctx)),
-		"prune":                      second(f.source.Prune(ctx)),
+		"audit":                      second(f.store.Audit(ctx, 0)),
+		"claim":                      second(f.store.Claim(ctx, driver.Claim{Limit: 1, Lease: time.Second})),
+		"settle":                     second(f.store.Settle(ctx, batch, nil)),
+		"stats":                      second(f.store.Depth(ctx)),
+		"prune":                      second(f.store.Prune(ctx)),
 	}
 	db := stdlib.OpenDBFromPool(f.pool)
 	defer db.Close()
 	if tx, err := db.BeginTx(ctx, nil); err == nil {
-		all["write with database/sql"] = f.writer.WriteSQL(ctx, tx, m)
+		all["write with database/sql"] = f.store.WriteSQL(ctx, tx, m)
 		_ = tx.Rollback()
 	}
 	return all
@@ -73,13 +73,13 @@ func (f *fixture) callAll(ctx context.Context) map[string]error {
 // A table of somebody else that is missing is no reason to call Migrate.
 func TestErrorsOfOtherTables(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{})
+	f := setup(t, outboxpgx.Config{})
 	_, err := f.pool.Exec(t.Context(), `
 		CREATE FUNCTION watch() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO elsewhere VALUES (1); RETURN NULL; END $$;
 		CREATE TRIGGER watch AFTER INSERT ON holdfast_outbox EXECUTE FUNCTION watch()`)
 	must(t, err)
 	err = f.manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
-		return f.writer.Write(ctx, tx, outbox.Message{Name: "a", Body: []byte("1")})
+		return f.store.Write(ctx, tx, outbox.Message{Name: "a", Body: []byte("1")})
 	})
 	if err == nil || strings.Contains(err.Error(), "Migrate") {
 		t.Errorf("the error is %v", err)

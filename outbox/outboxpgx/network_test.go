@@ -21,8 +21,8 @@ func TestNetworkFaults(t *testing.T) {
 	t.Parallel()
 	direct := pgtest.New(t)
 	proxy := testenv.NewProxy(t, direct.Config().ConnString())
-	f := setupOn(t, direct, outboxpgx.SourceConfig{})
-	far, err := outboxpgx.NewSource(pgtest.Pool(t, proxy.URL(), 10), outboxpgx.SourceConfig{})
+	f := setupOn(t, direct, outboxpgx.Config{})
+	far, err := outboxpgx.New(pgtest.Pool(t, proxy.URL(), 10), outboxpgx.Config{})
 	must(t, err)
 
 	const keys, n = 40, 100
@@ -71,14 +71,15 @@ func progress(t *testing.T, p *outboxtest.Publisher, n int) {
 }
 
 // A claim whose COMMIT took effect and whose reply was lost holds lanes for nobody. The next claim of
-// the Source gives them back, and nothing is under suspicion.
+// the Store gives them back, and nothing is under suspicion.
 func TestClaimWithLostReplyIsGivenBack(t *testing.T) {
 	t.Parallel()
 	direct := pgtest.New(t)
 	proxy := testenv.NewProxy(t, direct.Config().ConnString())
-	f := setupOn(t, direct, outboxpgx.SourceConfig{})
-	far, err := outboxpgx.NewSource(pgtest.Pool(t, proxy.URL(), 1), outboxpgx.SourceConfig{LanesPerClaim: driver.Lanes})
+	f := setupOn(t, direct, outboxpgx.Config{})
+	far, err := outboxpgx.New(pgtest.Pool(t, proxy.URL(), 1), outboxpgx.Config{})
 	must(t, err)
+	far.Claims(driver.Lanes, 0)
 	f.write(t, keyed(20, 2)...)
 	req := driver.Claim{Limit: 500, Lease: time.Minute}
 	whole, err := far.Claim(t.Context(), req)

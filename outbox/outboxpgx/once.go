@@ -13,18 +13,18 @@ import (
 )
 
 // WriteOnce is Write for one message that may be written only once: while a message was written with
-// the key within WriterConfig.DedupRetention, it writes nothing and returns that message's id and
+// the key within Config.DedupRetention, it writes nothing and returns that message's id and
 // false. The key is remembered with the commit of tx, whatever becomes of the message; see
 // driver.CheckDedupKey for its form.
 //
 // Unlike the message, the key is written at once: of two transactions with one key, the second waits
 // for the end of the first. At REPEATABLE READ and above it may then fail with 40001, which txretry
 // tries again.
-func (w *Writer) WriteOnce(ctx context.Context, tx pgx.Tx, key string, m outbox.Message) (id uuid.UUID, first bool, err error) {
+func (s *Store) WriteOnce(ctx context.Context, tx pgx.Tx, key string, m outbox.Message) (id uuid.UUID, first bool, err error) {
 	if tx == nil {
 		return uuid.Nil, false, errors.New("outboxpgx: WriteOnce needs a transaction")
 	}
-	prepared, err := outbox.Prepare(ctx, []outbox.Message{m}, w.cfg.MaxBodyBytes)
+	prepared, err := outbox.Prepare(ctx, []outbox.Message{m}, s.cfg.MaxBodyBytes)
 	if refused := driver.CheckDedupKey(key); refused != nil {
 		err = errors.Join(&outbox.MessageError{Field: "DedupKey", Problem: refused.Error()}, err)
 	}
@@ -32,16 +32,16 @@ func (w *Writer) WriteOnce(ctx context.Context, tx pgx.Tx, key string, m outbox.
 		return uuid.Nil, false, err
 	}
 	id = prepared[0].ID
-	tag, err := tx.Exec(ctx, w.sql.remember, key, id, w.cfg.DedupRetention.Microseconds())
+	tag, err := tx.Exec(ctx, s.sql.remember, key, id, s.cfg.DedupRetention.Microseconds())
 	if err != nil {
-		return uuid.Nil, false, fmt.Errorf("outboxpgx: write once: %w", w.t.explain(err))
+		return uuid.Nil, false, fmt.Errorf("outboxpgx: write once: %w", s.t.explain(err))
 	}
 	if tag.RowsAffected() == 0 {
 		// A statement of its own: what the one before has met may be newer than its snapshot.
-		if err := tx.QueryRow(ctx, w.sql.recall, key).Scan(&id); err != nil {
-			return uuid.Nil, false, fmt.Errorf("outboxpgx: write once: %w", w.t.explain(err))
+		if err := tx.QueryRow(ctx, s.sql.recall, key).Scan(&id); err != nil {
+			return uuid.Nil, false, fmt.Errorf("outboxpgx: write once: %w", s.t.explain(err))
 		}
 		return id, false, nil
 	}
-	return id, true, w.store(ctx, tx, prepared)
+	return id, true, s.put(ctx, tx, prepared)
 }

@@ -13,7 +13,7 @@ import (
 
 func TestQueriesUseTheirIndexes(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{Retention: time.Hour})
+	f := setup(t, outboxpgx.Config{Retention: time.Hour})
 	// The worst case for statistics: analysed while empty, then filled; published rows are the
 	// most.
 	_, err := f.pool.Exec(t.Context(), `ANALYZE holdfast_outbox`)

@@ -15,7 +15,7 @@ import (
 func TestFloorsWaitForPreparedTransactions(t *testing.T) {
 	t.Parallel()
 	server := testenv.Private(t, testenv.Postgres, "-c", "max_prepared_transactions=2")
-	f := setupOn(t, pgtest.Pool(t, server.URL(), 8), outboxpgx.SourceConfig{})
+	f := setupOn(t, pgtest.Pool(t, server.URL(), 8), outboxpgx.Config{})
 	publisher := outboxtest.NewPublisher()
 	relay := f.relay(t, publisher, outbox.RelayConfig{})
 	f.raiseFloors(t, relay)

@@ -2,9 +2,8 @@ package outboxpgx
 
 import (
 	"context"
-	"fmt"
 
-	"github.com/holdfast-go/holdfast/internal/chunk"
+	"github.com/holdfast-go/holdfast/internal/pgprune"
 )
 
 const pruneSQL = `
@@ -12,22 +11,22 @@ DELETE FROM {outbox} WHERE id = ANY(ARRAY(
   SELECT id FROM {outbox} WHERE published_at IS NOT NULL AND published_at < now() - $1 * interval '1 microsecond'
   ORDER BY published_at LIMIT $2 FOR UPDATE SKIP LOCKED))`
 
-// pruneChunk bounds one transaction of Prune, in rows.
-const pruneChunk = 1000
-
-// Prune deletes published messages older than the retention, the keys of Writer.WriteOnce that have
-// run out, and what is older than a year of DeadLetters.Audit, in small transactions, and returns how
-// many messages. It may be cut short by ctx at any time.
-func (s *Source) Prune(ctx context.Context) (n int64, err error) {
-	_, err = chunk.Delete(ctx, s.pool, pruneChunk, s.sql.forget)
-	if err == nil {
-		_, err = chunk.Delete(ctx, s.pool, pruneChunk, s.t.fill(auditPruneSQL), auditRetention.Microseconds())
+func (s *Store) newPruner() (*pgprune.Pruner, error) {
+	statements := []pgprune.Statement{
+		{SQL: s.sql.forget},
+		{SQL: s.t.fill(auditPruneSQL), Args: []any{auditRetention.Microseconds()}},
 	}
-	if err == nil && s.cfg.Retention > 0 {
-		n, err = chunk.Delete(ctx, s.pool, pruneChunk, s.t.fill(pruneSQL), s.cfg.Retention.Microseconds())
+	if s.cfg.Retention > 0 {
+		statements = append(statements, pgprune.Statement{SQL: s.t.fill(pruneSQL), Args: []any{s.cfg.Retention.Microseconds()}})
 	}
-	if err != nil {
-		return n, fmt.Errorf("outboxpgx: prune: %w", s.t.explain(err))
-	}
-	return n, nil
+	return pgprune.New(pgprune.Config{
+		Pool: s.pool, Table: s.t.outbox, Core: "outbox", Statements: statements, Interval: s.cfg.PruneInterval,
+		Explain: s.t.explain, Logger: s.cfg.Logger,
+	})
 }
+
+// Prune deletes published messages older than Config.Retention, the keys of WriteOnce that have run
+// out, and what is older than a year of Audit, and returns how many rows that was, also with an error.
+// A relay on the Store does it by itself every Config.PruneInterval. It works in small transactions
+// and may be cut short by ctx at any time.
+func (s *Store) Prune(ctx context.Context) (int, error) { return s.pruner.Prune(ctx) }

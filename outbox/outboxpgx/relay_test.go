@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
@@ -88,7 +86,7 @@ func run(t *testing.T, relays ...*outbox.Relay) (stop func()) {
 
 func TestFourRelaysWithFailures(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{})
+	f := setup(t, outboxpgx.Config{})
 	publisher := outboxtest.NewPublisher()
 	publisher.Latency(time.Millisecond)
 	publisher.Respond(func(driver.Message) error {
@@ -124,13 +122,13 @@ func TestFourRelaysWithFailures(t *testing.T) {
 
 func TestLateCommitIsFound(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{})
+	f := setup(t, outboxpgx.Config{})
 	publisher := outboxtest.NewPublisher()
 	relay := f.relay(t, publisher, outbox.RelayConfig{})
 	late, err := f.pool.Begin(t.Context())
 	must(t, err)
 	defer late.Rollback(context.WithoutCancel(t.Context()))
-	must(t, f.writer.Write(t.Context(), late, outbox.Message{Name: "late", Key: "k", Body: []byte("1")}))
+	must(t, f.store.Write(t.Context(), late, outbox.Message{Name: "late", Key: "k", Body: []byte("1")}))
 	f.write(t, outbox.Message{Name: "early", Key: "k", Body: []byte("2")})
 	drain(t, relay, 1)
 	must(t, late.Commit(t.Context()))
@@ -151,11 +149,12 @@ func drain(t *testing.T, r *outbox.Relay, want int) {
 
 func TestKilledBetweenPublishAndSettle(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{LanesPerClaim: driver.Lanes})
+	f := setup(t, outboxpgx.Config{})
+	f.store.Claims(driver.Lanes, 0)
 	f.write(t, keyed(5, 10)...)
 	publisher := outboxtest.NewPublisher()
 	// A relay that publishes a part of what it claimed and is gone.
-	batch, err := f.source.Claim(t.Context(), driver.Claim{Limit: 500, Lease: 500 * time.Millisecond})
+	batch, err := f.store.Claim(t.Context(), driver.Claim{Limit: 500, Lease: 500 * time.Millisecond})
 	must(t, err)
 	if len(batch.Messages) == 0 {
 		t.Fatal("nothing claimed")
@@ -170,7 +169,7 @@ func TestKilledBetweenPublishAndSettle(t *testing.T) {
 	if got := checkLedger(t, publisher.Received(), 5, 10); got != len(batch.Messages)/2 {
 		t.Errorf("%d duplicates, want those published before the crash: %d", got, len(batch.Messages)/2)
 	}
-	if stale, err := f.source.Settle(t.Context(), batch, nil); err != nil || len(stale) != len(batch.Leases) {
+	if stale, err := f.store.Settle(t.Context(), batch, nil); err != nil || len(stale) != len(batch.Leases) {
 		t.Errorf("the relay that came back: %d of %d leases stale, %v", len(stale), len(batch.Leases), err)
 	}
 }
@@ -178,7 +177,7 @@ func TestKilledBetweenPublishAndSettle(t *testing.T) {
 // The host of a relay is gone in the middle of a claim, and nobody tells the server.
 func TestVanishedHostFreesItsLanes(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{})
+	f := setup(t, outboxpgx.Config{})
 	f.write(t, keyed(5, 10)...)
 	vanished, err := f.pool.Begin(t.Context())
 	must(t, err)
@@ -196,7 +195,7 @@ func TestVanishedHostFreesItsLanes(t *testing.T) {
 // After a failover or an adjustment, times of before may lie in the future.
 func TestClockSetBackHoldsNoFreeLane(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{})
+	f := setup(t, outboxpgx.Config{})
 	relay := f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{})
 	f.write(t, keyed(10, 1)...)
 	drain(t, relay, 10)
@@ -208,16 +207,12 @@ func TestClockSetBackHoldsNoFreeLane(t *testing.T) {
 
 func TestWakeAfterCommit(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{})
+	f := setup(t, outboxpgx.Config{PollOnly: true})
 	publisher := outboxtest.NewPublisher()
 	relay := f.relay(t, publisher, outbox.RelayConfig{PollInterval: time.Hour})
-	writer, err := outboxpgx.NewWriter(outboxpgx.WriterConfig{OnCommit: relay.Wake})
-	must(t, err)
 	defer run(t, relay)()
 	for n := 1; n <= 3; n++ {
-		must(t, f.manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
-			return writer.Write(ctx, tx, outbox.Message{Name: "a", Body: []byte("1")})
-		}))
+		f.write(t, outbox.Message{Name: "a", Body: []byte("1")})
 		testenv.Eventually(t, testenv.Patience, func() error {
 			if got := len(publisher.Received()); got != n {
 				return fmt.Errorf("%d of %d received", got, n)
@@ -230,7 +225,7 @@ func TestWakeAfterCommit(t *testing.T) {
 func TestPostgresRestart(t *testing.T) {
 	t.Parallel()
 	server := testenv.Private(t, testenv.Postgres)
-	f := setupOn(t, pgtest.Pool(t, server.URL(), 10), outboxpgx.SourceConfig{})
+	f := setupOn(t, pgtest.Pool(t, server.URL(), 10), outboxpgx.Config{})
 	publisher := outboxtest.NewPublisher()
 	publisher.Latency(5 * time.Millisecond)
 	relay := f.relay(t, publisher, outbox.RelayConfig{

@@ -11,7 +11,7 @@ import (
 )
 
 // Renew implements driver.Source. Like a claim it does not wait for the disk.
-func (s *Source) Renew(ctx context.Context, leases []driver.Lease, ttl time.Duration) (stale []driver.Lease, err error) {
+func (s *Store) Renew(ctx context.Context, leases []driver.Lease, ttl time.Duration) (stale []driver.Lease, err error) {
 	if ttl < time.Microsecond {
 		return nil, fmt.Errorf("outboxpgx: renewal for %v", ttl)
 	}

@@ -60,7 +60,7 @@ func TestPostgresRunsOut(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			f := setup(t, outboxpgx.SourceConfig{})
+			f := setup(t, outboxpgx.Config{})
 			publisher := outboxtest.NewPublisher()
 			var mu sync.Mutex
 			attempts := 0
@@ -74,7 +74,7 @@ func TestPostgresRunsOut(t *testing.T) {
 				return nil
 			})
 			log := &screen{}
-			relay, err := outbox.NewRelay(f.source, outbox.Transports{"": publisher}, outbox.RelayConfig{
+			relay, err := outbox.NewRelay(f.store, outbox.Transports{"": publisher}, outbox.RelayConfig{
 				PollInterval: 50 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(log, nil)),
 			})
 			must(t, err)

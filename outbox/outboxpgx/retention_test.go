@@ -27,10 +27,10 @@ func BenchmarkRetention(b *testing.B) {
 	}{"deleting": {0, 0}, "marking": {time.Hour, 0}, "beside a million": {time.Hour, 1_000_000}} {
 		b.Run(name, func(b *testing.B) {
 			pool := pgtest.New(b)
-			must(b, outboxpgx.Migrate(b.Context(), pool, outboxpgx.SchemaConfig{}))
-			source, err := outboxpgx.NewSource(pool, outboxpgx.SourceConfig{Retention: tc.retention})
+			store, err := outboxpgx.New(pool, outboxpgx.Config{Retention: tc.retention})
 			must(b, err)
-			relay, err := outbox.NewRelay(source, outbox.Transports{"": confirming{}}, outbox.RelayConfig{Logger: quiet})
+			must(b, store.Migrate(b.Context()))
+			relay, err := outbox.NewRelay(store, outbox.Transports{"": confirming{}}, outbox.RelayConfig{Logger: quiet})
 			must(b, err)
 			insert := func(n int, published string) {
 				b.Helper()

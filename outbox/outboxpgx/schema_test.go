@@ -20,25 +20,19 @@ func TestMigrateByManyAtOnce(t *testing.T) {
 	var wg sync.WaitGroup
 	errs := make([]error, 8)
 	for i := range errs {
-		wg.Go(func() { errs[i] = outboxpgx.Migrate(t.Context(), pool, outboxpgx.SchemaConfig{}) })
+		wg.Go(func() { errs[i] = fixtureOn(t, pool, outboxpgx.Config{}).store.Migrate(t.Context()) })
 	}
 	wg.Wait()
 	must(t, errors.Join(errs...))
-	source, err := outboxpgx.NewSource(pool, outboxpgx.SourceConfig{})
-	must(t, err)
-	findings, err := source.Check(t.Context())
-	must(t, err)
-	if len(findings) > 0 {
-		t.Errorf("findings after Migrate: %v", findings)
-	}
+	must(t, fixtureOn(t, pool, outboxpgx.Config{}).store.Check(t.Context()))
 }
 
 func TestExportedFilesAreEnough(t *testing.T) {
 	t.Parallel()
 	pool, schema := pgtest.NewSchema(t)
-	cfg := outboxpgx.SchemaConfig{Schema: schema, Table: "events"}
-	files, err := outboxpgx.Migrations(cfg)
+	store, err := outboxpgx.New(pool, outboxpgx.Config{Schema: schema, Table: "events"})
 	must(t, err)
+	files := store.Schema()
 	names, err := fs.Glob(files, "*.sql")
 	must(t, err)
 	for _, name := range names {
@@ -47,13 +41,7 @@ func TestExportedFilesAreEnough(t *testing.T) {
 		_, err = pool.Exec(t.Context(), string(text))
 		must(t, err)
 	}
-	source, err := outboxpgx.NewSource(pool, outboxpgx.SourceConfig{Schema: schema, Table: "events"})
-	must(t, err)
-	findings, err := source.Check(t.Context())
-	must(t, err)
-	if len(findings) > 0 {
-		t.Errorf("findings: %v", findings)
-	}
+	must(t, store.Check(t.Context()))
 }
 
 // Names that differ in case are different tables, with indexes of their own.
@@ -61,15 +49,11 @@ func TestCaseOfNames(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	for _, table := range []string{"Events", "events"} {
-		must(t, outboxpgx.Migrate(t.Context(), pool, outboxpgx.SchemaConfig{Table: table}))
+		setupOn(t, pool, outboxpgx.Config{Table: table})
 	}
 	for _, table := range []string{"Events", "events"} {
-		f := setupOn(t, pool, outboxpgx.SourceConfig{Table: table})
-		findings, err := f.source.Check(t.Context())
-		must(t, err)
-		if len(findings) > 0 {
-			t.Errorf("%s: %v", table, findings)
-		}
+		f := setupOn(t, pool, outboxpgx.Config{Table: table})
+		must(t, f.store.Check(t.Context()))
 		f.write(t, outbox.Message{Name: "a", Body: []byte("1")})
 		drain(t, f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{}), 1)
 	}
@@ -85,14 +69,10 @@ func TestCheckFindsWhatIsMissing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			f := setup(t, outboxpgx.SourceConfig{})
+			f := setup(t, outboxpgx.Config{})
 			_, err := f.pool.Exec(t.Context(), tc.sql)
 			must(t, err)
-			findings, err := f.source.Check(t.Context())
-			must(t, err)
-			if len(findings) != 1 || !strings.Contains(findings[0].Problem, tc.want) {
-				t.Errorf("findings: %v", findings)
-			}
+			wantFinding(t, f.store, tc.want, "")
 		})
 	}
 }
@@ -100,7 +80,7 @@ func TestCheckFindsWhatIsMissing(t *testing.T) {
 // The number of lanes is written in the SQL file and in package outbox.
 func TestLanesAgree(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{})
+	f := setup(t, outboxpgx.Config{})
 	var n int
 	must(t, f.pool.QueryRow(t.Context(), `SELECT count(*) FROM holdfast_outbox_lanes`).Scan(&n))
 	if n != driver.Lanes {
@@ -112,17 +92,13 @@ func TestBadConfigIsRefused(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	for name, err := range map[string]error{
-		"writer table": func() error { _, err := outboxpgx.NewWriter(outboxpgx.WriterConfig{Table: "a b"}); return err }(),
-		"writer dedup": second(outboxpgx.NewWriter(outboxpgx.WriterConfig{DedupRetention: -1})),
-		"writer body":  func() error { _, err := outboxpgx.NewWriter(outboxpgx.WriterConfig{MaxBodyBytes: -1}); return err }(),
-		"no pool":      func() error { _, err := outboxpgx.NewSource(nil, outboxpgx.SourceConfig{}); return err }(),
-		"lanes": func() error {
-			_, err := outboxpgx.NewSource(pool, outboxpgx.SourceConfig{LanesPerClaim: 17})
-			return err
-		}(),
-		"retention":  func() error { _, err := outboxpgx.NewSource(pool, outboxpgx.SourceConfig{Retention: -1}); return err }(),
-		"long table": outboxpgx.Migrate(t.Context(), pool, outboxpgx.SchemaConfig{Table: strings.Repeat("x", 41)}),
-		"schema":     outboxpgx.Migrate(t.Context(), pool, outboxpgx.SchemaConfig{Schema: `a";`}),
+		"no pool":    second(outboxpgx.New(nil, outboxpgx.Config{})),
+		"table":      second(outboxpgx.New(pool, outboxpgx.Config{Table: "a b"})),
+		"long table": second(outboxpgx.New(pool, outboxpgx.Config{Table: strings.Repeat("x", 41)})),
+		"schema":     second(outboxpgx.New(pool, outboxpgx.Config{Schema: `a";`})),
+		"dedup":      second(outboxpgx.New(pool, outboxpgx.Config{DedupRetention: -1})),
+		"body":       second(outboxpgx.New(pool, outboxpgx.Config{MaxBodyBytes: -1})),
+		"retention":  second(outboxpgx.New(pool, outboxpgx.Config{Retention: -1})),
 	} {
 		if err == nil {
 			t.Errorf("%s: accepted", name)

@@ -10,8 +10,8 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// Settle meets driver.Source.
-func (s *Source) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Settlement) ([]driver.Lease, error) {
+// Settle implements driver.Source.
+func (s *Store) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Settlement) ([]driver.Lease, error) {
 	if len(b.Leases) == 0 {
 		return nil, nil
 	}
@@ -42,7 +42,7 @@ func (s *Source) Settle(ctx context.Context, b driver.Batch, outcomes []driver.S
 }
 
 // settlement queues one statement for each verdict that occurs.
-func (s *Source) settlement(queue *pgx.Batch, lanes []int16, tokens []int64, outcomes []driver.Settlement) {
+func (s *Store) settlement(queue *pgx.Batch, lanes []int16, tokens []int64, outcomes []driver.Settlement) {
 	by := map[driver.Verdict]*columnsOf{}
 	for _, v := range []driver.Verdict{driver.Published, driver.Failed, driver.Dead} {
 		by[v] = &columnsOf{}

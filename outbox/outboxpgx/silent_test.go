@@ -30,7 +30,7 @@ func far(t *testing.T, direct *pgxpool.Pool) (*pgxpool.Pool, *testenv.Proxy) {
 func TestSilentInTheMiddleOfACall(t *testing.T) {
 	t.Parallel()
 	direct := pgtest.New(t)
-	setupOn(t, direct, outboxpgx.SourceConfig{Retention: time.Hour})
+	setupOn(t, direct, outboxpgx.Config{Retention: time.Hour})
 	for name, c := range map[string]struct {
 		on      testenv.Silence
 		call    func(ctx context.Context, far *fixture) error
@@ -42,9 +42,9 @@ func TestSilentInTheMiddleOfACall(t *testing.T) {
 		"count": {testenv.Silence{On: "SELECT count", Deliver: true}, func(ctx context.Context, far *fixture) error {
 			return second(far.dead.Count(ctx, outboxpgx.Filter{}))
 		}, false},
-		"audit": {testenv.Silence{On: "destination"}, func(ctx context.Context, far *fixture) error { return second(far.dead.Audit(ctx, 0)) }, false},
+		"audit": {testenv.Silence{On: "destination"}, func(ctx context.Context, far *fixture) error { return second(far.store.Audit(ctx, 0)) }, false},
 		"check": {testenv.Silence{On: "SELECT clock_timestamp"}, func(ctx context.Context, far *fixture) error {
-			return second(far.source.Check(ctx))
+			return far.store.Check(ctx)
 		}, false},
 		"retry": {testenv.Silence{On: "'retry'"}, func(ctx context.Context, far *fixture) error {
 			return second(far.dead.Retry(ctx, outboxpgx.Filter{}, outboxpgx.RetryOptions{By: "me"}))
@@ -56,7 +56,7 @@ func TestSilentInTheMiddleOfACall(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool, proxy := far(t, direct)
-			distant := fixtureOn(t, pool, outboxpgx.SourceConfig{Retention: time.Hour})
+			distant := fixtureOn(t, pool, outboxpgx.Config{Retention: time.Hour})
 			distant.dead.Hasten(3 * time.Second)
 			must(t, c.call(t.Context(), distant))
 			proxy.SilenceOn(c.on)
@@ -84,14 +84,14 @@ func TestSilentInTheMiddleOfARelay(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, delivered %v", name, deliver), func(t *testing.T) {
 				t.Parallel()
 				direct := pgtest.New(t)
-				near := setupOn(t, direct, outboxpgx.SourceConfig{})
+				near := setupOn(t, direct, outboxpgx.Config{})
 				pool, proxy := far(t, direct)
 				publisher := outboxtest.NewPublisher()
 				publisher.Script(errors.New("once")) // so that a message waits and is released
 				if name == "renew" {
 					publisher.Latency(time.Second)
 				}
-				relay := fixtureOn(t, pool, outboxpgx.SourceConfig{}).relay(t, publisher, outbox.RelayConfig{
+				relay := fixtureOn(t, pool, outboxpgx.Config{}).relay(t, publisher, outbox.RelayConfig{
 					StoreTimeout: time.Second, PollInterval: 50 * time.Millisecond, LeaseTTL: 2 * time.Second, ShutdownTimeout: 3 * time.Second,
 					Policy: outbox.Policy{RetryDelay: 100 * time.Millisecond},
 				})
@@ -122,13 +122,13 @@ const recovery = 15 * time.Second
 func TestServiceGetsOverSilence(t *testing.T) {
 	t.Parallel()
 	direct := pgtest.New(t)
-	near := setupOn(t, direct, outboxpgx.SourceConfig{})
+	near := setupOn(t, direct, outboxpgx.Config{})
 	proxy := testenv.NewProxy(t, direct.Config().ConnString())
 	pool := pgtest.Pool(t, proxy.URL(), 10)
 	publisher := outboxtest.NewPublisher()
-	relay := fixtureOn(t, pool, outboxpgx.SourceConfig{}).relay(t, publisher, outbox.RelayConfig{})
+	distant := fixtureOn(t, pool, outboxpgx.Config{})
+	relay := distant.relay(t, publisher, outbox.RelayConfig{})
 	defer run(t, relay)()
-	l := listener(t, pool, relay.Wake, outboxpgx.ListenerConfig{})
 	works := func() {
 		t.Helper()
 		began := time.Now()
@@ -142,7 +142,7 @@ func TestServiceGetsOverSilence(t *testing.T) {
 				return nil
 			},
 			func() error { return relay.Ready(t.Context()) },
-			func() error { return l.Ready(t.Context()) },
+			distant.store.Listening,
 		} {
 			testenv.Eventually(t, recovery-time.Since(began), check)
 		}
@@ -158,8 +158,8 @@ func TestServiceGetsOverSilence(t *testing.T) {
 		if relay.Ready(t.Context()) == nil {
 			return errors.New("the relay is ready, and has no store")
 		}
-		if l.Ready(t.Context()) == nil {
-			return errors.New("the listener is ready, and hears nothing")
+		if distant.store.Listening() == nil {
+			return errors.New("the store listens, and hears nothing")
 		}
 		return nil
 	})
@@ -171,36 +171,30 @@ func TestServiceGetsOverSilence(t *testing.T) {
 func TestShutdownWhileSilent(t *testing.T) {
 	t.Parallel()
 	direct := pgtest.New(t)
-	near := setupOn(t, direct, outboxpgx.SourceConfig{})
+	near := setupOn(t, direct, outboxpgx.Config{})
 	proxy := testenv.NewProxy(t, direct.Config().ConnString())
 	pool := pgtest.Pool(t, proxy.URL(), 10)
 	publisher := outboxtest.NewPublisher()
-	relay := fixtureOn(t, pool, outboxpgx.SourceConfig{}).relay(t, publisher, outbox.RelayConfig{ShutdownTimeout: 6 * time.Second})
-	l, err := outboxpgx.NewListener(pool, relay.Wake, outboxpgx.ListenerConfig{Logger: quiet})
-	must(t, err)
-	n, err := outboxpgx.NewNotifier(pool, outboxpgx.NotifierConfig{Logger: quiet})
-	must(t, err)
-	stops := map[string]func(){"relay": run(t, relay), "listener": background(t, l.Run), "notifier": background(t, n.Run)}
-	untilReady(t, l)
+	distant := fixtureOn(t, pool, outboxpgx.Config{})
+	relay := distant.relay(t, publisher, outbox.RelayConfig{ShutdownTimeout: 6 * time.Second})
+	stop := run(t, relay)
+	untilListening(t, distant.store)
 	proxy.Pause()
 	near.write(t, keyed(8, 4)...)
-	n.Notify()
 	testenv.Eventually(t, recovery, func() error {
 		if relay.Ready(t.Context()) == nil {
 			return errors.New("the relay has not noticed")
 		}
 		return nil
 	})
-	for name, stop := range stops {
-		begin := time.Now()
-		stop()
-		if took := time.Since(begin); took > 9*time.Second {
-			t.Errorf("the %s ended after %v", name, took)
-		}
+	begin := time.Now()
+	stop()
+	if took := time.Since(begin); took > 9*time.Second {
+		t.Errorf("the relay ended after %v", took)
 	}
 }
 
-// The listener's own exchanges, and the notifier's.
+// The exchanges of listening, and of telling.
 func TestSilentInTheMiddleOfAWakeUp(t *testing.T) {
 	t.Parallel()
 	pgtest.New(t)
@@ -210,21 +204,20 @@ func TestSilentInTheMiddleOfAWakeUp(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			direct := pgtest.New(t)
-			setupOn(t, direct, outboxpgx.SourceConfig{})
+			setupOn(t, direct, outboxpgx.Config{})
 			pool, proxy := far(t, direct)
-			woken := make(signal, 1)
+			distant := fixtureOn(t, pool, outboxpgx.Config{})
 			proxy.SilenceOn(on)
-			l := listener(t, pool, func() { _, _ = woken.Write(nil) }, outboxpgx.ListenerConfig{})
-			testenv.Eventually(t, recovery, func() error { return l.Ready(t.Context()) })
+			woken := listens(t, distant.store)
+			testenv.Eventually(t, recovery, distant.store.Listening)
 			if proxy.Silenced() != 1 {
 				t.Fatalf("%d connections fell silent, want 1", proxy.Silenced())
 			}
-			n := notifier(t, pool, outboxpgx.NotifierConfig{})
 			proxy.SilenceOn(testenv.Silence{On: "SELECT pg_notify"})
 			for len(woken) > 0 {
 				<-woken
 			}
-			n.Notify()
+			fixtureOn(t, pool, outboxpgx.Config{}).store.Wake()
 			select {
 			case <-woken:
 			case <-time.After(recovery):

@@ -26,11 +26,11 @@ FROM (SELECT count(*) FILTER (WHERE held) AS held, count(*) FILTER (WHERE NOT he
              min(created_at) FILTER (WHERE (held OR attempts > 0) AND isfinite(created_at)) AS oldest
       FROM (SELECT held, attempts, created_at FROM {outbox} WHERE published_at IS NULL AND due_at IS NOT NULL ORDER BY due_at LIMIT $1) w) waiting`
 
-// Depth meets driver.Measured. The oldest age is that of the message stored first in each lane, and
+// Depth implements driver.Measured. The oldest age is that of the message stored first in each lane, and
 // of the waiting ones that are counted; what lies below a floor that is wrong is not seen
 // until a claim has put the floor right. With 100,000 messages or more of a kind it takes
 // some 0.3 s of the database: ask every few seconds, not more often.
-func (s *Source) Depth(ctx context.Context) (driver.Depth, error) {
+func (s *Store) Depth(ctx context.Context) (driver.Depth, error) {
 	var stats driver.Depth
 	var oldest *int64
 	queue := &pgx.Batch{}

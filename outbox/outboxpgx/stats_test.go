@@ -10,7 +10,7 @@ import (
 
 func TestStatsAreBounded(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{Retention: time.Hour})
+	f := setup(t, outboxpgx.Config{Retention: time.Hour})
 	_, err := f.pool.Exec(t.Context(), `
 		INSERT INTO holdfast_outbox (id, lane, name, body, content_type, created_at, published_at, due_at, attempts)
 		SELECT gen_random_uuid(), n % 16, 'a', '1', 'application/json', now() - interval '1 minute',
@@ -18,7 +18,7 @@ func TestStatsAreBounded(t *testing.T) {
 		FROM generate_series(1, 303000) n`)
 	must(t, err)
 	begin := time.Now()
-	stats, err := f.source.Depth(t.Context())
+	stats, err := f.store.Depth(t.Context())
 	took := time.Since(begin)
 	must(t, err)
 	if stats.Ready != driver.StatsLimit || stats.Parked != driver.StatsLimit || stats.Dead != 0 {
@@ -33,13 +33,13 @@ func TestStatsAreBounded(t *testing.T) {
 // A letter that waits for an hour that somebody chose is not late, one that failed is.
 func TestOldestAgeOfWaitingMessages(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{})
+	f := setup(t, outboxpgx.Config{})
 	_, err := f.pool.Exec(t.Context(), `
 		INSERT INTO holdfast_outbox (id, lane, name, body, content_type, created_at, due_at, attempts)
 		SELECT gen_random_uuid(), 0, 'a', '1', 'application/json', now() - n * interval '1 hour', now() + interval '1 day', 2 - n
 		FROM generate_series(1, 2) n`)
 	must(t, err)
-	stats, err := f.source.Depth(t.Context())
+	stats, err := f.store.Depth(t.Context())
 	must(t, err)
 	if stats.Parked != 2 || stats.OldestAge < time.Hour || stats.OldestAge > time.Hour+time.Minute {
 		t.Errorf("%+v", stats)

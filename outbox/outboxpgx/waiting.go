@@ -108,7 +108,7 @@ func (a *alarm) rings() bool {
 }
 
 // release makes rows ready that are due, in a transaction of its own.
-func (s *Source) release(ctx context.Context) error {
+func (s *Store) release(ctx context.Context) error {
 	return s.use(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
 		return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
 			return s.releaseIn(ctx, tx)
@@ -116,7 +116,7 @@ func (s *Source) release(ctx context.Context) error {
 	})
 }
 
-func (s *Source) releaseIn(ctx context.Context, tx pgx.Tx) error {
+func (s *Store) releaseIn(ctx context.Context, tx pgx.Tx) error {
 	var lanes []int16
 	queue := &pgx.Batch{}
 	queue.Queue(s.sql.setup)
@@ -135,7 +135,7 @@ func (s *Source) releaseIn(ctx context.Context, tx pgx.Tx) error {
 }
 
 // hold takes rows out of the way that a claim met behind a waiting one.
-func (s *Source) hold(ctx context.Context, b driver.Batch, skip []string) error {
+func (s *Store) hold(ctx context.Context, b driver.Batch, skip []string) error {
 	lanes, tokens := columnsOfLeases(b.Leases)
 	queue := &pgx.Batch{}
 	queue.Queue(beginSQL)

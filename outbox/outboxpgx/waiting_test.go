@@ -60,9 +60,9 @@ func (p *orderedPublisher) confirmed() int {
 	return p.n
 }
 
-// deadlockFree is a Source that must never meet a deadlock.
+// deadlockFree is a Store that must never meet a deadlock.
 type deadlockFree struct {
-	*outboxpgx.Source
+	*outboxpgx.Store
 	t *testing.T
 }
 
@@ -74,19 +74,19 @@ func (s deadlockFree) note(err error) {
 }
 
 func (s deadlockFree) Claim(ctx context.Context, r driver.Claim) (driver.Batch, error) {
-	b, err := s.Source.Claim(ctx, r)
+	b, err := s.Store.Claim(ctx, r)
 	s.note(err)
 	return b, err
 }
 
 func (s deadlockFree) Renew(ctx context.Context, l []driver.Lease, ttl time.Duration) ([]driver.Lease, error) {
-	stale, err := s.Source.Renew(ctx, l, ttl)
+	stale, err := s.Store.Renew(ctx, l, ttl)
 	s.note(err)
 	return stale, err
 }
 
 func (s deadlockFree) Settle(ctx context.Context, b driver.Batch, o []driver.Settlement) ([]driver.Lease, error) {
-	stale, err := s.Source.Settle(ctx, b, o)
+	stale, err := s.Store.Settle(ctx, b, o)
 	s.note(err)
 	return stale, err
 }
@@ -95,7 +95,7 @@ func (s deadlockFree) Settle(ctx context.Context, b driver.Batch, o []driver.Set
 // of claims, settlements and releases never cross.
 func TestWaitingMessagesKeepTheirOrder(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{})
+	f := setup(t, outboxpgx.Config{})
 	publisher := newOrderedPublisher(t)
 	publisher.respond = func(driver.Message) error {
 		switch n := rand.IntN(1000); {
@@ -110,9 +110,10 @@ func TestWaitingMessagesKeepTheirOrder(t *testing.T) {
 	}
 	var relays []*outbox.Relay
 	for range 4 {
-		source, err := outboxpgx.NewSource(f.pool, outboxpgx.SourceConfig{LanesPerClaim: 1 + rand.IntN(8)})
+		store, err := outboxpgx.New(f.pool, outboxpgx.Config{Logger: quiet})
 		must(t, err)
-		relay, err := outbox.NewRelay(deadlockFree{source, t}, outbox.Transports{"": publisher}, outbox.RelayConfig{
+		store.Claims(1+rand.IntN(8), 0)
+		relay, err := outbox.NewRelay(deadlockFree{store, t}, outbox.Transports{"": publisher}, outbox.RelayConfig{
 			BatchSize: 1 + rand.IntN(100), PollInterval: 20 * time.Millisecond, PauseDelay: 5 * time.Millisecond, MaxPauseDelay: 20 * time.Millisecond,
 			Policy: outbox.Policy{MaxAttempts: 4, RetryDelay: 5 * time.Millisecond, MaxRetryDelay: 50 * time.Millisecond}, Logger: quiet,
 		})
@@ -155,7 +156,7 @@ func (f *fixture) writeAtRandom(t *testing.T, writers int) int {
 					msgs[0].Key = "" // beside the order of its key
 				}
 				err := f.manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
-					if err := f.writer.Write(ctx, tx, msgs...); err != nil || w%4 != 0 {
+					if err := f.store.Write(ctx, tx, msgs...); err != nil || w%4 != 0 {
 						return err
 					}
 					if _, err := tx.Exec(ctx, "SELECT 1"); err != nil { // the rows are written, and not committed
@@ -177,7 +178,7 @@ func (f *fixture) writeAtRandom(t *testing.T, writers int) int {
 // A key with very many messages behind one that waits does not slow the others, and goes on in order.
 func TestManyBehindOneThatWaits(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{})
+	f := setup(t, outboxpgx.Config{})
 	rows := 300_000
 	if raceEnabled {
 		rows = 30_000
@@ -216,19 +217,19 @@ func TestManyBehindOneThatWaits(t *testing.T) {
 // wantFastClaims compares claims of other messages with those of an empty table.
 func (f *fixture) wantFastClaims(t *testing.T) {
 	t.Helper()
-	empty := setup(t, outboxpgx.SourceConfig{})
+	empty := setup(t, outboxpgx.Config{})
 	took := func(f *fixture) time.Duration {
 		best := time.Hour
 		for i := range 30 {
 			f.write(t, outbox.Message{Name: "other", Key: "key-" + strconv.Itoa(i%5), Body: []byte(strconv.Itoa(i))})
 			begin := time.Now()
-			b, err := f.source.Claim(t.Context(), driver.Claim{Limit: 500, Lease: time.Minute})
+			b, err := f.store.Claim(t.Context(), driver.Claim{Limit: 500, Lease: time.Minute})
 			best = min(best, time.Since(begin))
 			must(t, err)
 			if len(b.Messages) != 1 {
 				t.Fatalf("claimed %d", len(b.Messages))
 			}
-			_, err = f.source.Settle(t.Context(), b, []driver.Settlement{{ID: b.Messages[0].ID, Verdict: driver.Published}})
+			_, err = f.store.Settle(t.Context(), b, []driver.Settlement{{ID: b.Messages[0].ID, Verdict: driver.Published}})
 			must(t, err)
 		}
 		return best
@@ -243,7 +244,7 @@ func (f *fixture) wantFastClaims(t *testing.T) {
 // Messages that were held come back in portions, and Drain takes all of them.
 func TestDrainTakesAllPortions(t *testing.T) {
 	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{})
+	f := setup(t, outboxpgx.Config{})
 	publisher := newOrderedPublisher(t)
 	failed := false
 	publisher.respond = func(driver.Message) error {

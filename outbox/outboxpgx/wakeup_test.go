@@ -1,21 +1,19 @@
 package outboxpgx_test
 
 import (
+	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"net"
-	"net/url"
+	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
@@ -25,254 +23,41 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
 
-// background runs fn until the test ends, or stop is called.
-func background(t *testing.T, fn func(context.Context) error) (stop func()) {
+// background runs what a relay runs of a store, until the test ends or stop is called.
+func background(t *testing.T, store *outboxpgx.Store, wake func() bool) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- fn(ctx) }()
-	var once atomic.Bool
-	stop = func() {
-		cancel()
-		if once.CompareAndSwap(false, true) {
-			if err := <-ended; err != nil {
-				t.Errorf("Run returned %v", err)
-			}
-		}
-	}
+	ended := make(chan struct{})
+	go func() { defer close(ended); store.Background(ctx, wake) }()
+	stop = func() { cancel(); <-ended }
 	t.Cleanup(stop)
 	return stop
 }
 
-func listener(t *testing.T, pool *pgxpool.Pool, wake func(), cfg outboxpgx.ListenerConfig) *outboxpgx.Listener {
+// listens runs the background of a relay that takes every wake-up, and returns them.
+func listens(t *testing.T, store *outboxpgx.Store) signal {
 	t.Helper()
-	cfg.Logger = quiet
-	l, err := outboxpgx.NewListener(pool, wake, cfg)
-	must(t, err)
-	background(t, l.Run)
-	return l
+	woken := make(signal, 1000)
+	background(t, store, func() bool { _, _ = woken.Write(nil); return true })
+	return woken
 }
 
-func notifier(t *testing.T, pool *pgxpool.Pool, cfg outboxpgx.NotifierConfig) *outboxpgx.Notifier {
+func untilListening(t *testing.T, store *outboxpgx.Store) {
 	t.Helper()
-	cfg.Logger = quiet
-	n, err := outboxpgx.NewNotifier(pool, cfg)
-	must(t, err)
-	background(t, n.Run)
-	return n
+	testenv.Eventually(t, testenv.Patience, store.Listening)
 }
 
-func untilReady(t *testing.T, l *outboxpgx.Listener) {
+// hears waits for a wake-up after tell.
+func (s signal) hears(t *testing.T, tell func()) {
 	t.Helper()
-	testenv.Eventually(t, testenv.Patience, func() error { return l.Ready(t.Context()) })
-}
-
-func TestNotifierWakesTheRelayOfAnotherProcess(t *testing.T) {
-	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{})
-	publisher := outboxtest.NewPublisher()
-	relay := f.relay(t, publisher, outbox.RelayConfig{PollInterval: time.Hour})
-	defer run(t, relay)()
-	untilReady(t, listener(t, f.pool, relay.Wake, outboxpgx.ListenerConfig{}))
-	writer, err := outboxpgx.NewWriter(outboxpgx.WriterConfig{OnCommit: notifier(t, f.pool, outboxpgx.NotifierConfig{}).Notify})
-	must(t, err)
-	for n := 1; n <= 20; n++ {
-		must(t, f.manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
-			return writer.Write(ctx, tx, outbox.Message{Name: "a", Body: []byte("1")})
-		}))
-		testenv.Eventually(t, testenv.Patience, func() error {
-			if got := len(publisher.Received()); got != n {
-				return fmt.Errorf("%d of %d received", got, n)
-			}
-			return nil
-		})
+	for len(s) > 0 { // a connection that is new wakes as well
+		<-s
 	}
-}
-
-func TestNotificationsAreFew(t *testing.T) {
-	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{})
-	other := setup(t, outboxpgx.SourceConfig{})
-	var woken, elsewhere atomic.Int64
-	untilReady(t, listener(t, f.pool, func() { woken.Add(1) }, outboxpgx.ListenerConfig{}))
-	untilReady(t, listener(t, other.pool, func() { elsewhere.Add(1) }, outboxpgx.ListenerConfig{}))
-	before := woken.Load() // it wakes the relay once when it has connected
-	n, err := outboxpgx.NewNotifier(f.pool, outboxpgx.NotifierConfig{Interval: time.Hour, Logger: quiet})
-	must(t, err)
-	for range 1000 {
-		n.Notify()
-	}
-	stop := background(t, n.Run)
-	testenv.Eventually(t, testenv.Patience, func() error {
-		if woken.Load() == before {
-			return errors.New("not woken up")
-		}
-		return nil
-	})
-	n.Notify() // within the interval: sent when Run ends
-	stop()
-	testenv.Eventually(t, testenv.Patience, func() error {
-		if got := woken.Load() - before; got != 2 {
-			return fmt.Errorf("woken up %d times for two notifications", got)
-		}
-		return nil
-	})
-	if got := elsewhere.Load(); got != 1 {
-		t.Errorf("the listener of another outbox was woken up %d times", got-1)
-	}
-}
-
-func TestListenerReconnects(t *testing.T) {
-	t.Parallel()
-	direct := pgtest.New(t)
-	proxy := testenv.NewProxy(t, direct.Config().ConnString())
-	f := setupOn(t, direct, outboxpgx.SourceConfig{})
-	var woken atomic.Int64
-	l := listener(t, pgtest.Pool(t, proxy.URL(), 5), func() { woken.Add(1) }, outboxpgx.ListenerConfig{ProbeInterval: 100 * time.Millisecond})
-	n := notifier(t, f.pool, outboxpgx.NotifierConfig{})
-	untilReady(t, l)
-	for _, outage := range []func(){proxy.Cut, proxy.Pause} {
-		outage()
-		testenv.Eventually(t, testenv.Patience, func() error {
-			if l.Ready(t.Context()) == nil {
-				return errors.New("it has not noticed the outage")
-			}
-			return nil
-		})
-		proxy.Heal()
-		untilReady(t, l)
-		before := woken.Load()
-		n.Notify()
-		testenv.Eventually(t, testenv.Patience, func() error {
-			if woken.Load() == before {
-				return errors.New("not woken up")
-			}
-			return nil
-		})
-	}
-}
-
-func TestNotifierOutlivesAnOutage(t *testing.T) {
-	t.Parallel()
-	direct := pgtest.New(t)
-	proxy := testenv.NewProxy(t, direct.Config().ConnString())
-	setupOn(t, direct, outboxpgx.SourceConfig{})
-	var woken atomic.Int64
-	untilReady(t, listener(t, direct, func() { woken.Add(1) }, outboxpgx.ListenerConfig{}))
-	before := woken.Load()
-	proxy.Cut()
-	warned := make(chan struct{}, 100)
-	n, err := outboxpgx.NewNotifier(pgtest.Pool(t, proxy.URL(), 2), outboxpgx.NotifierConfig{Logger: slog.New(slog.NewTextHandler(signal(warned), nil))})
-	must(t, err)
-	background(t, n.Run)
-	n.Notify()
-	<-warned
-	proxy.Heal()
-	testenv.Eventually(t, testenv.Patience, func() error {
-		if woken.Load() == before {
-			return errors.New("the notification of the outage is not made good")
-		}
-		return nil
-	})
-}
-
-func TestSwallowedNotificationsAreReported(t *testing.T) {
-	t.Parallel()
-	f := setup(t, outboxpgx.SourceConfig{})
-	whole, err := outboxpgx.NewListener(f.pool, func() {}, outboxpgx.ListenerConfig{})
-	must(t, err)
-	if findings, err := whole.Check(t.Context()); err != nil || len(findings) > 0 {
-		t.Errorf("a direct connection: %v, %v", findings, err)
-	}
-	l := listener(t, pgtest.Pool(t, swallow(t, f.pool.Config().ConnString()), 5), func() {}, outboxpgx.ListenerConfig{})
-	findings, err := l.Check(t.Context())
-	must(t, err)
-	if len(findings) != 1 {
-		t.Errorf("findings %v, want one about the notifications", findings)
-	}
-	if l.Ready(t.Context()) == nil {
-		t.Error("the listener is ready, and hears nothing")
-	}
-	early, err := outboxpgx.NewListener(f.pool, func() {}, outboxpgx.ListenerConfig{Table: "not_there_yet"})
-	must(t, err)
-	if findings, err := early.Check(t.Context()); err != nil || len(findings) != 1 || !strings.Contains(findings[0].Mend, "Migrate") {
-		t.Errorf("without a table: %v, %v", findings, err)
-	}
-	cancelled, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := l.Check(cancelled); err == nil {
-		t.Error("a check that could not look found nothing wrong")
-	}
-}
-
-// swallow returns the address of what a pooler in transaction mode is to a listener: everything
-// passes but notifications.
-func swallow(t *testing.T, rawURL string) string {
-	t.Helper()
-	cfg, err := pgconn.ParseConfig(rawURL)
-	must(t, err)
-	door, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	t.Cleanup(func() { door.Close() })
-	go func() {
-		for {
-			client, err := door.Accept()
-			if err != nil {
-				return
-			}
-			network, address := pgconn.NetworkAddress(cfg.Host, cfg.Port)
-			server, err := net.Dial(network, address)
-			if err != nil {
-				client.Close()
-				continue
-			}
-			go func() { _, _ = io.Copy(server, client); server.Close() }()
-			go func() { passReplies(client, server); client.Close() }()
-		}
-	}()
-	u, err := url.Parse(rawURL)
-	must(t, err)
-	u.Host = door.Addr().String()
-	query := u.Query()
-	query.Del("host")
-	query.Set("sslmode", "disable")
-	u.RawQuery = query.Encode()
-	return u.String()
-}
-
-func passReplies(client io.Writer, server io.Reader) {
-	const notification = 'A'
-	head := make([]byte, 5)
-	for {
-		if _, err := io.ReadFull(server, head); err != nil {
-			return
-		}
-		to := client
-		if head[0] == notification {
-			to = io.Discard
-		}
-		if _, err := to.Write(append([]byte{}, head...)); err != nil {
-			return
-		}
-		if _, err := io.CopyN(to, server, int64(binary.BigEndian.Uint32(head[1:]))-4); err != nil {
-			return
-		}
-	}
-}
-
-func TestWakeUpRefuses(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.New(t)
-	for name, err := range map[string]error{
-		"no pool":        second(outboxpgx.NewNotifier(nil, outboxpgx.NotifierConfig{})),
-		"interval":       second(outboxpgx.NewNotifier(pool, outboxpgx.NotifierConfig{Interval: -1})),
-		"table":          second(outboxpgx.NewNotifier(pool, outboxpgx.NotifierConfig{Table: "a b"})),
-		"no wake":        second(outboxpgx.NewListener(pool, nil, outboxpgx.ListenerConfig{})),
-		"probe interval": second(outboxpgx.NewListener(pool, func() {}, outboxpgx.ListenerConfig{ProbeInterval: -1})),
-	} {
-		if err == nil {
-			t.Errorf("%s: accepted", name)
-		}
+	tell()
+	select {
+	case <-s:
+	case <-time.After(testenv.Patience):
+		t.Fatal("not woken up")
 	}
 }
 
@@ -288,3 +73,280 @@ func (s signal) Write(p []byte) (int, error) {
 }
 
 func second[T any](_ T, err error) error { return err }
+
+// The writer's Store is another one than the relay's, as in another process.
+func TestWriteWakesTheRelayOfAnotherProcess(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	elsewhere := fixtureOn(t, f.pool, outboxpgx.Config{})
+	publisher := outboxtest.NewPublisher()
+	relay := f.relay(t, publisher, outbox.RelayConfig{PollInterval: time.Hour})
+	defer run(t, relay)()
+	untilListening(t, f.store)
+	var took []time.Duration
+	for n := 1; n <= 20; n++ {
+		elsewhere.write(t, outbox.Message{Name: "a", Body: []byte("1")})
+		began := time.Now()
+		testenv.Eventually(t, testenv.Patience, func() error {
+			if got := len(publisher.Received()); got != n {
+				return fmt.Errorf("%d of %d received", got, n)
+			}
+			return nil
+		})
+		took = append(took, time.Since(began))
+	}
+	slices.Sort(took)
+	t.Logf("half of them within %v", took[len(took)/2])
+}
+
+func TestNotificationsAreFew(t *testing.T) {
+	t.Parallel()
+	f, other := setup(t, outboxpgx.Config{}), setup(t, outboxpgx.Config{})
+	woken, elsewhere := listens(t, f.store), listens(t, other.store)
+	untilListening(t, f.store)
+	untilListening(t, other.store)
+	<-woken
+	<-elsewhere // each wakes its relay once when it has connected
+	writer := fixtureOn(t, f.pool, outboxpgx.Config{}).store
+	began := time.Now()
+	for range 1000 {
+		writer.Wake()
+	}
+	testenv.Eventually(t, testenv.Patience, func() error {
+		if len(woken) == 0 {
+			return errors.New("not woken up")
+		}
+		return nil
+	})
+	time.Sleep(100 * time.Millisecond) // for what is superfluous
+	if got, most := len(woken), int(time.Since(began)/(2*time.Millisecond)); got > min(100, most) {
+		t.Errorf("woken up %d times in %v", got, time.Since(began))
+	}
+	if len(elsewhere) > 0 {
+		t.Errorf("the relay of another outbox was woken up %d times", len(elsewhere))
+	}
+}
+
+// A relay of the writer's process is woken first; the others only if none of its relays will look.
+func TestRelaysAreAskedInTurn(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	elsewhere := fixtureOn(t, f.pool, outboxpgx.Config{}).store
+	far := listens(t, elsewhere)
+	untilListening(t, elsewhere)
+	<-far
+	var paused, near atomic.Int64
+	background(t, f.store, func() bool { paused.Add(1); return false })
+	untilListening(t, f.store)
+	testenv.Eventually(t, testenv.Patience, func() error {
+		if paused.Load() == 0 {
+			return errors.New("not connected")
+		}
+		return nil
+	})
+	asked := paused.Load()
+	far.hears(t, f.store.Wake)
+	if paused.Load() == asked {
+		t.Error("the relay of the process was not asked")
+	}
+	background(t, f.store, func() bool { near.Add(1); return true })
+	testenv.Eventually(t, testenv.Patience, func() error {
+		f.store.Wake()
+		if near.Load() == 0 {
+			return errors.New("not woken up")
+		}
+		return nil
+	})
+	time.Sleep(50 * time.Millisecond)
+	for len(far) > 0 {
+		<-far
+	}
+	for range 10 {
+		f.store.Wake()
+	}
+	time.Sleep(50 * time.Millisecond)
+	if len(far) > 0 {
+		t.Error("relays elsewhere were told, though one of the process looks")
+	}
+}
+
+// Of several relays on a Store one listens, and the next takes over.
+func TestListeningIsTakenOver(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	writer := fixtureOn(t, f.pool, outboxpgx.Config{}).store
+	first := make(signal, 100)
+	stop := background(t, f.store, func() bool { _, _ = first.Write(nil); return true })
+	untilListening(t, f.store)
+	woken := listens(t, f.store)
+	first.hears(t, writer.Wake)
+	stop()
+	testenv.Eventually(t, testenv.Patience, func() error { // a new connection wakes by itself
+		if len(woken) == 0 {
+			return errors.New("nobody listens")
+		}
+		return nil
+	})
+	untilListening(t, f.store)
+	woken.hears(t, writer.Wake)
+}
+
+func TestListeningReconnects(t *testing.T) {
+	t.Parallel()
+	direct := pgtest.New(t)
+	proxy := testenv.NewProxy(t, direct.Config().ConnString())
+	writer := setupOn(t, direct, outboxpgx.Config{}).store
+	store := fixtureOn(t, pgtest.Pool(t, proxy.URL(), 5), outboxpgx.Config{}).store
+	woken := listens(t, store)
+	untilListening(t, store)
+	for _, outage := range []func(){proxy.Cut, proxy.Pause} {
+		outage()
+		testenv.Eventually(t, testenv.Patience, func() error {
+			if store.Listening() == nil {
+				return errors.New("it has not noticed the outage")
+			}
+			return nil
+		})
+		proxy.Heal()
+		untilListening(t, store)
+		woken.hears(t, writer.Wake)
+	}
+}
+
+func TestTellingOutlivesAnOutage(t *testing.T) {
+	t.Parallel()
+	direct := pgtest.New(t)
+	proxy := testenv.NewProxy(t, direct.Config().ConnString())
+	f := setupOn(t, direct, outboxpgx.Config{})
+	woken := listens(t, f.store)
+	untilListening(t, f.store)
+	<-woken
+	proxy.Cut()
+	warned := make(signal, 100)
+	writer, err := outboxpgx.New(pgtest.Pool(t, proxy.URL(), 2), outboxpgx.Config{Logger: slog.New(slog.NewTextHandler(warned, nil))})
+	must(t, err)
+	writer.Wake()
+	<-warned
+	woken.hears(t, func() { proxy.Heal() }) // the notification of the outage is made good
+}
+
+func TestSwallowedNotificationsAreReported(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	wantFinding(t, f.store, "", "")
+	swallowing := pgtest.Pool(t, swallow(t, f.pool.Config().ConnString()), 5)
+	warned := make(signal, 100)
+	store, err := outboxpgx.New(swallowing, outboxpgx.Config{Logger: slog.New(slog.NewTextHandler(warned, nil))})
+	must(t, err)
+	wantFinding(t, store, "notifications do not arrive", "PollOnly")
+	background(t, store, func() bool { return true })
+	<-warned
+	if store.Listening() == nil {
+		t.Error("the store listens, and hears nothing")
+	}
+	silent, err := outboxpgx.New(swallowing, outboxpgx.Config{PollOnly: true})
+	must(t, err)
+	wantFinding(t, silent, "", "")
+	early, err := outboxpgx.New(f.pool, outboxpgx.Config{Table: "not_there_yet"})
+	must(t, err)
+	if err := early.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "Migrate") {
+		t.Errorf("without a table: %v", err)
+	}
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := f.store.Check(cancelled); !errors.Is(err, context.Canceled) {
+		t.Errorf("a check that could not look returned %v", err)
+	}
+}
+
+// What was rolled back wakes nobody.
+func TestRolledBackWritesWakeNobody(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{PollOnly: true})
+	var woken atomic.Int64
+	background(t, f.store, func() bool { woken.Add(1); return true })
+	write := func(ctx context.Context, tx pgx.Tx) error {
+		return f.store.Write(ctx, tx, outbox.Message{Name: "a", Body: []byte("1")})
+	}
+	refused := errors.New("refused")
+	err := f.manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error { return errors.Join(write(ctx, tx), refused) })
+	if !errors.Is(err, refused) {
+		t.Errorf("Do = %v", err)
+	}
+	must(t, f.manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+		savepoint, err := tx.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		return errors.Join(write(ctx, savepoint), savepoint.Rollback(ctx))
+	}))
+	if got := woken.Load(); got != 0 {
+		t.Errorf("woken up %d times", got)
+	}
+	f.write(t, outbox.Message{Name: "a", Body: []byte("1")})
+	if got := woken.Load(); got != 1 {
+		t.Errorf("woken up %d times by one commit", got)
+	}
+}
+
+// A process that only writes has no goroutine of the outbox a second after its last commit, also when
+// its pool is closed meanwhile. It is not parallel, so that no other test has any.
+func TestWriterLeavesNothingRunning(t *testing.T) {
+	pool := pgtest.New(t)
+	var log bytes.Buffer
+	own, err := pgxpool.New(t.Context(), pool.Config().ConnString())
+	must(t, err)
+	f := setupOn(t, own, outboxpgx.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	for range 100 {
+		f.write(t, outbox.Message{Name: "a", Body: []byte("1")})
+	}
+	time.Sleep(time.Second)
+	if stacks := ofOutbox(); stacks != "" {
+		t.Errorf("left running:\n%s", stacks)
+	}
+	f.store.Wake()
+	own.Close()
+	f.store.Wake()
+	time.Sleep(time.Second)
+	if stacks := ofOutbox(); stacks != "" || log.Len() > 0 {
+		t.Errorf("after the pool is closed: %s\n%s", log.String(), stacks)
+	}
+}
+
+// ofOutbox returns the stacks of the outbox's goroutines.
+func ofOutbox() string {
+	stacks := make([]byte, 1<<20)
+	stacks = stacks[:runtime.Stack(stacks, true)]
+	var found []string
+	for stack := range strings.SplitSeq(string(stacks), "\n\n") {
+		if strings.Contains(stack, "pgnotify.") || strings.Contains(stack, "outboxpgx.(*Store)") || strings.Contains(stack, "pgprune.") {
+			found = append(found, stack)
+		}
+	}
+	return strings.Join(found, "\n\n")
+}
+
+// With a relay running the tables stop growing.
+func TestRelaysPrune(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{Retention: time.Millisecond, DedupRetention: time.Millisecond, PruneInterval: 50 * time.Millisecond})
+	defer run(t, f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{}))()
+	for round := range 3 {
+		for n := range 20 {
+			must(t, f.manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+				key := fmt.Sprint(round, n)
+				return second2(f.store.WriteOnce(ctx, tx, key, outbox.Message{Name: "a", Body: []byte("1")}))
+			}))
+		}
+		testenv.Eventually(t, testenv.Patience, func() error {
+			var messages, keys int
+			must(t, f.pool.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM holdfast_outbox), (SELECT count(*) FROM holdfast_outbox_dedup)`).Scan(&messages, &keys))
+			if messages+keys > 0 {
+				return fmt.Errorf("%d messages and %d keys are left", messages, keys)
+			}
+			return nil
+		})
+	}
+}
+
+func second2[A, B any](_ A, _ B, err error) error { return err }

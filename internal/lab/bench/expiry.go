@@ -41,7 +41,11 @@ func benchExpiryDrain(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	if err := outboxpgx.Migrate(ctx, h.pool, outboxpgx.SchemaConfig{}); err != nil {
+	messages, err := outboxpgx.New(h.pool, outboxpgx.Config{Logger: quiet})
+	if err != nil {
+		return err
+	}
+	if err := messages.Migrate(ctx); err != nil {
 		return err
 	}
 	for _, sweepers := range []int{1, 4} {
@@ -191,7 +195,7 @@ func (h *holds) expect(ctx context.Context, want int) error {
 }
 
 func (h *holds) store() (*expirypgx.Store, error) {
-	writer, err := outboxpgx.NewWriter(outboxpgx.WriterConfig{})
+	writer, err := outboxpgx.New(h.pool, outboxpgx.Config{PollOnly: true})
 	if err != nil {
 		return nil, err
 	}

@@ -23,7 +23,7 @@ func (d *drain) claimAlone(ctx context.Context, n int, watch *stopwatch) (int, e
 func (d *drain) claimAll(ctx context.Context, n int, watch *stopwatch) error {
 	watch.start()
 	for done := 0; done < n; {
-		batch, err := d.source.Claim(ctx, driver.Claim{Limit: claimSize, Lease: 30 * time.Second})
+		batch, err := d.store.Claim(ctx, driver.Claim{Limit: claimSize, Lease: 30 * time.Second})
 		if err != nil {
 			return err
 		}
@@ -31,7 +31,7 @@ func (d *drain) claimAll(ctx context.Context, n int, watch *stopwatch) error {
 		for i, m := range batch.Messages {
 			outcomes[i] = driver.Settlement{ID: m.ID, Verdict: driver.Published}
 		}
-		if _, err := d.source.Settle(ctx, batch, outcomes); err != nil {
+		if _, err := d.store.Settle(ctx, batch, outcomes); err != nil {
 			return err
 		}
 		done += len(outcomes)

@@ -29,13 +29,12 @@ var quiet = slog.New(slog.DiscardHandler)
 
 // drain is where the contenders of a drain work.
 type drain struct {
-	bench  *bench
-	pool   *pgxpool.Pool
-	url    string // of the broker, "" for none
-	queue  string
-	args   amqp.Table
-	writer *outboxpgx.Writer
-	source *outboxpgx.Source
+	bench *bench
+	pool  *pgxpool.Pool
+	url   string // of the broker, "" for none
+	queue string
+	args  amqp.Table
+	store *outboxpgx.Store
 }
 
 // newDrain returns a drain from empty tables to a queue.
@@ -58,22 +57,18 @@ func newStore(ctx context.Context, b *bench) (*drain, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := outboxpgx.Migrate(ctx, pool, outboxpgx.SchemaConfig{}); err != nil {
+	store, err := outboxpgx.New(pool, outboxpgx.Config{Logger: quiet})
+	if err != nil {
+		return nil, err
+	}
+	if err := store.Migrate(ctx); err != nil {
 		return nil, err
 	}
 	if _, err := pool.Exec(ctx, rawBacklogSQL); err != nil {
 		return nil, err
 	}
-	writer, err := outboxpgx.NewWriter(outboxpgx.WriterConfig{})
-	if err != nil {
-		return nil, err
-	}
-	source, err := outboxpgx.NewSource(pool, outboxpgx.SourceConfig{})
-	if err != nil {
-		return nil, err
-	}
 	d := &drain{
-		bench: b, pool: pool, writer: writer, source: source,
+		bench: b, pool: pool, store: store,
 		queue: "holdfast_bench_" + strconv.FormatInt(time.Now().UnixNano(), 10),
 	}
 	return d, d.migrateRiver(ctx)
@@ -174,7 +169,7 @@ func (d *drain) fill(ctx context.Context, n, keys int) error {
 				msgs[i].Key = "key " + strconv.Itoa((first+i)%keys)
 			}
 		}
-		err := pgx.BeginFunc(ctx, d.pool, func(tx pgx.Tx) error { return d.writer.Write(ctx, tx, msgs...) })
+		err := pgx.BeginFunc(ctx, d.pool, func(tx pgx.Tx) error { return d.store.Write(ctx, tx, msgs...) })
 		if err != nil {
 			return err
 		}
@@ -205,7 +200,7 @@ func (d *drain) relay(ctx context.Context, publisher driver.Publisher, n int, wa
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	published := 0
-	relay, err := outbox.NewRelay(d.source, outbox.Transports{"": publisher}, outbox.RelayConfig{
+	relay, err := outbox.NewRelay(d.store, outbox.Transports{"": publisher}, outbox.RelayConfig{
 		Logger: quiet, Hooks: outbox.Hooks{OnPublished: func(context.Context, driver.Message) {
 			published++
 			each(published)

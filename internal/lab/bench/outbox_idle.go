@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	idleRelay    = "holdfast, relay"
-	idleListener = "holdfast, relay and listener"
+	idleRelay    = "holdfast, relay that polls"
+	idleListener = "holdfast, relay that listens"
 	// idleLength is how long an idle relay is watched.
 	idleLength = 15 * time.Second
 	// idleWarmUp is how long it may open connections and prepare statements before.
@@ -64,25 +64,17 @@ func (d *drain) idleTrips(ctx context.Context, listen bool) (sample, error) {
 		return nil, err
 	}
 	defer pool.Close()
-	source, err := outboxpgx.NewSource(pool, outboxpgx.SourceConfig{})
+	store, err := outboxpgx.New(pool, outboxpgx.Config{PollOnly: !listen, Logger: quiet})
 	if err != nil {
 		return nil, err
 	}
-	relay, err := outbox.NewRelay(source, outbox.Transports{"": promptPublisher{}}, outbox.RelayConfig{Logger: quiet})
+	relay, err := outbox.NewRelay(store, outbox.Transports{"": promptPublisher{}}, outbox.RelayConfig{Logger: quiet})
 	if err != nil {
 		return nil, err
-	}
-	services := []func(context.Context) error{relay.Run}
-	if listen {
-		listener, err := outboxpgx.NewListener(pool, relay.Wake, outboxpgx.ListenerConfig{Logger: quiet})
-		if err != nil {
-			return nil, err
-		}
-		services = append(services, listener.Run)
 	}
 	ctx, cancel := context.WithTimeout(ctx, idleWarmUp+idleLength)
 	defer cancel()
-	stop := beside(ctx, services...)
+	stop := beside(ctx, relay.Run)
 	time.Sleep(idleWarmUp)
 	queries.reset()
 	pings.reset()

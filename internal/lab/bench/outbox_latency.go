@@ -220,30 +220,23 @@ func (d *drain) startHoldfast(notify bool) startRelay {
 		if err != nil {
 			return nil, nil, err
 		}
-		relay, err := outbox.NewRelay(d.source, outbox.Transports{"": noting{publisher, j}}, outbox.RelayConfig{Logger: quiet})
+		store, err := outboxpgx.New(d.pool, outboxpgx.Config{PollOnly: !notify, Logger: quiet})
 		if err != nil {
 			return nil, nil, err
 		}
-		services, onCommit := []func(context.Context) error{publisher.Run, relay.Run}, relay.Wake
-		ready := publisher.Ready
-		if notify {
-			notifier, err := outboxpgx.NewNotifier(d.pool, outboxpgx.NotifierConfig{Logger: quiet})
-			if err != nil {
-				return nil, nil, err
-			}
-			listener, err := outboxpgx.NewListener(d.pool, relay.Wake, outboxpgx.ListenerConfig{Logger: quiet})
-			if err != nil {
-				return nil, nil, err
-			}
-			services, onCommit = append(services, notifier.Run, listener.Run), notifier.Notify
-			ready = func(ctx context.Context) error { return errors.Join(publisher.Ready(ctx), listener.Ready(ctx)) }
-		}
-		writer, err := outboxpgx.NewWriter(outboxpgx.WriterConfig{OnCommit: onCommit})
+		relay, err := outbox.NewRelay(store, outbox.Transports{"": noting{publisher, j}}, outbox.RelayConfig{Logger: quiet})
 		if err != nil {
 			return nil, nil, err
 		}
-		stop := beside(ctx, services...)
-		untilReady(ctx, ready)
+		writer := store
+		if notify { // one that knows nothing of the relay, as in another process
+			if writer, err = outboxpgx.New(d.pool, outboxpgx.Config{Logger: quiet}); err != nil {
+				return nil, nil, err
+			}
+		}
+		stop := beside(ctx, publisher.Run, relay.Run)
+		untilReady(ctx, publisher.Ready)
+		untilReady(ctx, relay.Ready)
 		return writer.Write, stop, nil
 	}
 }

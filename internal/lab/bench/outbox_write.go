@@ -17,44 +17,49 @@ import (
 
 const (
 	insertByHand = "INSERT by hand"
-	writerNoWake = "outboxpgx.Writer, no wake-up"
-	writerWake   = "outboxpgx.Writer, Relay.Wake"
-	writerNotify = "outboxpgx.Writer, Notifier"
+	writerNoWake = "outboxpgx.Store, no wake-up"
+	writerWake   = "outboxpgx.Store, relay beside"
+	writerNotify = "outboxpgx.Store, relay elsewhere"
 	writerPairs  = 10 // rounds at least, for the goals are narrow
 )
 
 // benchWrite is what a message costs the transaction that writes it: an UPDATE and a write,
 // in txretry, both sent in as few trips as there can be. No relay takes the messages away,
-// for it would take the processor too; one listens.
+// for it would take the processor too; some are woken.
 func benchWrite(ctx context.Context, b *bench) error {
 	pool, manager, err := accountBank(ctx, b)
 	if err != nil {
 		return err
 	}
-	if err := outboxpgx.Migrate(ctx, pool, outboxpgx.SchemaConfig{}); err != nil {
-		return err
-	}
-	notifier, err := outboxpgx.NewNotifier(pool, outboxpgx.NotifierConfig{Logger: quiet})
-	if err != nil {
-		return err
-	}
-	relay, err := outbox.NewRelay(idleSource{}, outbox.Transports{"": noPublisher{}}, outbox.RelayConfig{Logger: quiet})
-	if err != nil {
-		return err
-	}
-	listener, err := outboxpgx.NewListener(pool, relay.Wake, outboxpgx.ListenerConfig{Logger: quiet})
-	if err != nil {
-		return err
-	}
 	stores := map[string]write{insertByHand: insertAtCommit}
-	for name, onCommit := range map[string]func(){writerNoWake: nil, writerWake: relay.Wake, writerNotify: notifier.Notify} {
-		writer, err := outboxpgx.NewWriter(outboxpgx.WriterConfig{OnCommit: onCommit})
+	var relays []func(context.Context) error
+	for name, of := range map[string]struct {
+		cfg   outboxpgx.Config
+		woken bool // a relay on this Store
+	}{
+		writerNoWake: {outboxpgx.Config{PollOnly: true}, false},
+		writerWake:   {outboxpgx.Config{PollOnly: true}, true},
+		writerNotify: {outboxpgx.Config{Logger: quiet}, false},
+		"listener":   {outboxpgx.Config{Logger: quiet}, true},
+	} {
+		store, err := outboxpgx.New(pool, of.cfg)
 		if err != nil {
 			return err
 		}
-		stores[name] = writer.Write
+		if err := store.Migrate(ctx); err != nil {
+			return err
+		}
+		stores[name] = store.Write
+		if !of.woken {
+			continue
+		}
+		relay, err := outbox.NewRelay(idleSource{store}, outbox.Transports{"": noPublisher{}}, outbox.RelayConfig{Logger: quiet})
+		if err != nil {
+			return err
+		}
+		relays = append(relays, relay.Run)
 	}
-	stop := beside(ctx, notifier.Run, listener.Run, relay.Run)
+	stop := beside(ctx, relays...)
 	for _, goroutines := range []int{1, 32} {
 		pairs := *b
 		pairs.rounds = max(b.rounds, writerPairs)
@@ -77,8 +82,8 @@ func benchWrite(ctx context.Context, b *bench) error {
 		where := fmt.Sprintf("goroutines: %d", goroutines)
 		b.atLeast(0.95, r.ratio(writerNoWake, insertByHand), "of the rate with an INSERT by hand, "+where)
 		if goroutines == 32 {
-			b.atLeast(0.95, r.ratio(writerWake, writerNoWake), "of the rate without a wake-up, Relay.Wake, "+where)
-			b.atLeast(0.95, r.ratio(writerNotify, writerNoWake), "of the rate without a wake-up, Notifier, "+where)
+			b.atLeast(0.95, r.ratio(writerWake, writerNoWake), "of the rate without a wake-up, relay beside, "+where)
+			b.atLeast(0.95, r.ratio(writerNotify, writerNoWake), "of the rate without a wake-up, relay elsewhere, "+where)
 		}
 	}
 	return stop()
@@ -115,8 +120,8 @@ func beside(ctx context.Context, services ...func(context.Context) error) (stop 
 	}
 }
 
-// idleSource never has a message.
-type idleSource struct{}
+// idleSource never has a message, and its relay is woken for those of a Store.
+type idleSource struct{ driver.Background }
 
 func (idleSource) Claim(context.Context, driver.Claim) (driver.Batch, error) {
 	return driver.Batch{}, nil

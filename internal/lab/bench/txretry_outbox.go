@@ -16,9 +16,9 @@ import (
 
 const (
 	plainInsert = "plain, INSERT by hand"
-	plainWriter = "plain, outboxpgx.Writer"
+	plainWriter = "plain, outboxpgx.Store"
 	oursInsert  = "txretry, AtCommit INSERT"
-	oursWriter  = "txretry, outboxpgx.Writer"
+	oursWriter  = "txretry, outboxpgx.Store"
 )
 
 // benchOutboxWrite runs {SELECT FOR UPDATE, UPDATE, outbox write}: six round
@@ -28,10 +28,14 @@ func benchOutboxWrite(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	if err := outboxpgx.Migrate(ctx, pool, outboxpgx.SchemaConfig{}); err != nil {
+	store, err := outboxpgx.New(pool, outboxpgx.Config{PollOnly: true})
+	if err != nil {
 		return err
 	}
-	r, err := compareWrites(ctx, b, "loopback", pool, manager)
+	if err := store.Migrate(ctx); err != nil {
+		return err
+	}
+	r, err := compareWrites(ctx, b, "loopback", pool, manager, store)
 	if err != nil {
 		return err
 	}
@@ -49,7 +53,7 @@ func benchOutboxWrite(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	r, err = compareWrites(ctx, b, fmt.Sprintf("%v more per trip", trip), far, farManager)
+	r, err = compareWrites(ctx, b, fmt.Sprintf("%v more per trip", trip), far, farManager, store)
 	if err != nil {
 		return err
 	}
@@ -84,11 +88,7 @@ func printTrip(ctx context.Context, b *bench, pool *pgxpool.Pool) error {
 	return err
 }
 
-func compareWrites(ctx context.Context, b *bench, where string, pool *pgxpool.Pool, manager *txretry.Manager) (results, error) {
-	writer, err := outboxpgx.NewWriter(outboxpgx.WriterConfig{})
-	if err != nil {
-		return results{}, err
-	}
+func compareWrites(ctx context.Context, b *bench, where string, pool *pgxpool.Pool, manager *txretry.Manager, store *outboxpgx.Store) (results, error) {
 	plain, do := fourTrips(pool), managed(manager)
 	t := table{
 		title:   fmt.Sprintf("txretry, SELECT FOR UPDATE, UPDATE, outbox write, goroutines: 8, %s", where),
@@ -100,9 +100,9 @@ func compareWrites(ctx context.Context, b *bench, where string, pool *pgxpool.Po
 		yardsticks: []string{plainInsert, plainWriter},
 		contenders: []contender{
 			{plainInsert, writeLoad(plain, insertNow)},
-			{plainWriter, writeLoad(plain, writer.Write)},
+			{plainWriter, writeLoad(plain, store.Write)},
 			{oursInsert, writeLoad(do, insertAtCommit)},
-			{oursWriter, writeLoad(do, writer.Write)},
+			{oursWriter, writeLoad(do, store.Write)},
 		},
 	}
 	return b.measure(ctx, t)

@@ -30,14 +30,14 @@ func (confirms) Publish(_ context.Context, _ driver.Message, done func(error)) {
 // drainAll has a relay with the default settings publish exactly n messages, and calls during with
 // how many are done until it has. It returns how long that took.
 func drainAll(ctx context.Context, pool *pgxpool.Pool, n int64, during func(done int64)) (time.Duration, error) {
-	source, err := outboxpgx.NewSource(pool, outboxpgx.SourceConfig{})
+	store, err := outboxpgx.New(pool, outboxpgx.Config{Logger: quiet})
 	if err != nil {
 		return 0, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var done atomic.Int64
-	relay, err := outbox.NewRelay(source, outbox.Transports{"": confirms{}}, outbox.RelayConfig{
+	relay, err := outbox.NewRelay(store, outbox.Transports{"": confirms{}}, outbox.RelayConfig{
 		Logger: quiet, Hooks: outbox.Hooks{OnPublished: func(context.Context, driver.Message) { done.Add(1) }},
 	})
 	if err != nil {

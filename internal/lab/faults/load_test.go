@@ -36,7 +36,7 @@ const (
 type load struct {
 	pool    *pgxpool.Pool
 	manager *txretry.Manager
-	writer  *outboxpgx.Writer
+	writer  *outboxpgx.Store
 	ledger  *ledger
 	seed    uint64
 	pause   time.Duration // of a writer between two transactions, at most
@@ -44,7 +44,7 @@ type load struct {
 
 func newLoad(pool *pgxpool.Pool, l *ledger, seed uint64, pause time.Duration) (*load, error) {
 	manager, err1 := txretry.New(pool, txretry.Config{Logger: quiet})
-	writer, err2 := outboxpgx.NewWriter(outboxpgx.WriterConfig{})
+	writer, err2 := outboxpgx.New(pool, outboxpgx.Config{PollOnly: true, Logger: quiet})
 	return &load{pool, manager, writer, l, seed, pause}, errors.Join(err1, err2)
 }
 
@@ -116,7 +116,7 @@ func draw(rng *rand.Rand) deal {
 }
 
 // write does the business and writes its messages, which begin behind the last of the key.
-func (d deal) write(ctx context.Context, tx pgx.Tx, writer *outboxpgx.Writer) error {
+func (d deal) write(ctx context.Context, tx pgx.Tx, writer *outboxpgx.Store) error {
 	var last int64
 	if d.key != "" {
 		err := tx.QueryRow(ctx, `UPDATE counters SET n = n + $2 WHERE key = $1 RETURNING n`, d.key, len(d.ids)).Scan(&last)

@@ -125,9 +125,9 @@ func TestOutboxPoison(t *testing.T) {
 		t.Errorf("%d of %d poison messages arrived", len(want)-v.excused, len(want))
 	}
 
-	dead, err := outboxpgx.NewDeadLetters(s.pool, outboxpgx.SchemaConfig{})
+	messages, err := outboxpgx.New(s.pool, outboxpgx.Config{})
 	must(t, err)
-	letters, err := dead.List(t.Context(), outboxpgx.Filter{Limit: 10_000})
+	letters, err := messages.DeadLetters().List(t.Context(), outboxpgx.Filter{Limit: 10_000})
 	must(t, err)
 	for _, letter := range letters {
 		if !slices.Contains(want[letter.ID], letter.Class) {
@@ -147,7 +147,7 @@ func TestOutboxPoison(t *testing.T) {
 }
 
 // writeDeed commits one message of a key, or of none.
-func (s *store) writeDeed(writer *outboxpgx.Writer, key string, m outbox.Message) uuid.UUID {
+func (s *store) writeDeed(writer *outboxpgx.Store, key string, m outbox.Message) uuid.UUID {
 	s.t.Helper()
 	m.ID, m.Name, m.Key = ids.New(), name, key
 	if m.ContentType == "" {

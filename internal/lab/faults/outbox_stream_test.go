@@ -57,7 +57,7 @@ var badKinds = []badKind{
 // flow is a steady stream of good messages, and what is known of each.
 type flow struct {
 	store  *store
-	writer *outboxpgx.Writer
+	writer *outboxpgx.Store
 
 	mu      sync.Mutex
 	phase   string
@@ -73,7 +73,7 @@ type sent struct {
 
 func newFlow(t *testing.T, s *store) *flow {
 	t.Helper()
-	writer, err := outboxpgx.NewWriter(outboxpgx.WriterConfig{})
+	writer, err := outboxpgx.New(s.pool, outboxpgx.Config{PollOnly: true, Logger: quiet})
 	must(t, err)
 	return &flow{store: s, writer: writer, sent: map[uuid.UUID]sent{}, arrived: map[uuid.UUID]time.Time{}}
 }
@@ -216,9 +216,9 @@ func TestOutboxStreamsOfBadMessages(t *testing.T) {
 			f := newFlow(t, s)
 			publisher, err := outboxamqp.NewPublisher(outboxamqp.Dial(user.URL, amqp.Config{}), outboxamqp.Config{MaxBodyBytes: maxBody, Logger: quiet})
 			must(t, err)
-			source, err := outboxpgx.NewSource(s.pool, outboxpgx.SourceConfig{})
+			messages, err := outboxpgx.New(s.pool, outboxpgx.Config{Logger: quiet})
 			must(t, err)
-			relay, err := outbox.NewRelay(source, outbox.Transports{"": publisher}, outbox.RelayConfig{
+			relay, err := outbox.NewRelay(messages, outbox.Transports{"": publisher}, outbox.RelayConfig{
 				PollInterval: 20 * time.Millisecond, Logger: quiet,
 				Policy: outbox.Policy{MaxAttempts: poisonAttempts, RetryDelay: 200 * time.Millisecond},
 			})

@@ -92,14 +92,14 @@ func (j relayJob) run(ctx context.Context, ready func()) (relayReport, error) {
 
 // relay runs beside what its publisher needs, which ends after it.
 func (j relayJob) relay(ctx context.Context, pool *pgxpool.Pool, transports outbox.Transports, ready func(), publish func(context.Context) error) (relayReport, error) {
-	source, err := outboxpgx.NewSource(pool, outboxpgx.SourceConfig{})
+	store, err := outboxpgx.New(pool, outboxpgx.Config{Logger: quiet})
 	if err != nil {
 		return relayReport{}, err
 	}
 	reader := metric.NewManualReader()
 	cfg := j.config()
 	cfg.Logger, cfg.Hooks, cfg.MeterProvider = quiet, j.hooks, metric.NewMeterProvider(metric.WithReader(reader))
-	relay, err := outbox.NewRelay(source, transports, cfg)
+	relay, err := outbox.NewRelay(store, transports, cfg)
 	if err != nil {
 		return relayReport{}, err
 	}

@@ -30,8 +30,10 @@ CREATE TABLE deeds (id uuid PRIMARY KEY, key text NOT NULL, n bigint NOT NULL);`
 func newStore(t testing.TB, url string) *store {
 	t.Helper()
 	s := &store{t: t, url: url, pool: pgtest.Pool(t, url, 10)}
-	must(t, outboxpgx.Migrate(t.Context(), s.pool, outboxpgx.SchemaConfig{}))
-	_, err := s.pool.Exec(t.Context(), businessSQL)
+	messages, err := outboxpgx.New(s.pool, outboxpgx.Config{})
+	must(t, err)
+	must(t, messages.Migrate(t.Context()))
+	_, err = s.pool.Exec(t.Context(), businessSQL)
 	must(t, err)
 	_, err = s.pool.Exec(t.Context(), `INSERT INTO counters SELECT 'key ' || k FROM generate_series(0, $1::int - 1) k`, keys)
 	must(t, err)

@@ -35,7 +35,9 @@ func newPostgresShop(t *testing.T) *shop {
 			t.Fatal(err)
 		}
 	}
-	must(outboxpgx.Migrate(t.Context(), pool, outboxpgx.SchemaConfig{}))
+	store, err := outboxpgx.New(pool, outboxpgx.Config{})
+	must(err)
+	must(store.Migrate(t.Context()))
 	must(idempotencypgx.Migrate(t.Context(), pool, idempotencypgx.SchemaConfig{}))
 	must(postgres.Migrate(t.Context(), pool))
 	parts, err := memory.Open(memory.Config{})
@@ -46,9 +48,7 @@ func newPostgresShop(t *testing.T) *shop {
 	must(err)
 	runner, err := idempotencypgx.NewRunner(transactor, records, parts.Keys, idempotencypgx.RunnerConfig{})
 	must(err)
-	writer, err := outboxpgx.NewWriter(outboxpgx.WriterConfig{})
-	must(err)
-	backend := postgres.NewShop(pool, runner, writer, func(time.Time) {})
+	backend := postgres.NewShop(pool, runner, store, func(time.Time) {})
 	return &shop{
 		t: t, handler: newHandler(t, parts, backend, 1_000_000),
 		messages: func() (n int) {

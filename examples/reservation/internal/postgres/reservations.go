@@ -15,7 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// Outbox stores messages in the transaction of the change they announce; *outboxpgx.Writer meets it.
+// Outbox stores messages in the transaction of the change they announce; *outboxpgx.Store implements it.
 type Outbox interface {
 	Write(ctx context.Context, tx pgx.Tx, msgs ...outbox.Message) error
 }

@@ -1,0 +1,84 @@
+package outboxpgx
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/check"
+	"github.com/holdfast-go/holdfast/internal/pgnotify"
+)
+
+const (
+	// channelPrefix begins the name of a table's channel.
+	channelPrefix = "holdfast_outbox_"
+	// sendInterval is the least time between two notifications; commits in between share one.
+	// Postgres commits one transaction with a NOTIFY at a time.
+	sendInterval = 2 * time.Millisecond
+	// sendFor is how long a notification that cannot be sent is tried again.
+	sendFor = 10 * time.Second
+	// probeInterval is the time between two tests of the listening connection. A dead one is replaced
+	// within this and 3 s.
+	probeInterval = 5 * time.Second
+)
+
+// connect makes what wakes relays of other processes, and what hears of them. Neither does anything yet.
+func (s *Store) connect() {
+	s.relays.first = make(chan struct{}, 1)
+	channel := pgnotify.Channel{Pool: s.pool, Prefix: channelPrefix, Table: s.t.outbox}
+	s.sender = pgnotify.NewSender(pgnotify.SenderConfig{
+		Channel: channel, Interval: sendInterval, Keep: sendFor,
+		Failed: func(ctx context.Context, err error) {
+			s.cfg.Logger.WarnContext(ctx, "outboxpgx: relays of other processes are not woken up, they find messages when they poll", slog.Any("error", err))
+		},
+	})
+	s.listener = pgnotify.NewListener(pgnotify.ListenerConfig{
+		Channel: channel, ProbeInterval: probeInterval,
+		Wake: func(time.Time) { s.relays.wake() },
+		Failed: func(ctx context.Context, err error) {
+			s.cfg.Logger.WarnContext(ctx, "outboxpgx: commits of other processes do not wake relays here, they find messages when they poll", slog.Any("error", err))
+		},
+	})
+}
+
+// Wake tells a relay that messages were committed: one of this process that runs on this Store, or,
+// if none will look, those of other processes. Write does so by itself after the commit of a
+// transaction of txretry. It does not block.
+func (s *Store) Wake() {
+	if s.relays.wake() || s.cfg.PollOnly {
+		return
+	}
+	s.sender.Tell(time.Time{})
+}
+
+// Background implements driver.Background: until ctx ends it wakes the relay for what is committed in
+// this process and in others, and prunes. Of several relays on one Store one listens and prunes for
+// all.
+func (s *Store) Background(ctx context.Context, wake func() bool) {
+	defer s.relays.join(wake)()
+	s.relays.whileFirst(ctx, func(ctx context.Context) {
+		var running sync.WaitGroup
+		defer running.Wait()
+		running.Go(func() { s.pruner.Run(ctx) })
+		if !s.cfg.PollOnly {
+			running.Go(func() { s.listener.Run(ctx) })
+		}
+	})
+	<-ctx.Done()
+}
+
+// checkWakeUps tests, with a connection of its own, whether notifications arrive.
+func (s *Store) checkWakeUps(ctx context.Context, found *check.Findings) error {
+	if s.cfg.PollOnly {
+		return nil
+	}
+	err := s.listener.Probe(ctx)
+	if errors.Is(err, pgnotify.ErrSwallowed) {
+		found.Add("give the relay's Store a pool that reaches Postgres itself or a pooler in session mode, or set Config.PollOnly",
+			"notifications do not arrive, so relays find messages of other processes only when they poll")
+		return nil
+	}
+	return err
+}
