@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/txretry"
+	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // severed is a connection that passes on so many bytes of the server's, and then is lost.
@@ -112,7 +113,7 @@ func TestAtBeginDonePanics(t *testing.T) {
 	t.Parallel()
 	direct := newCounter(t)
 	m := newManager(t, direct, txretry.Config{})
-	opts := txretry.Options{AtBegin: txretry.AtBegin{SQL: addSQL, Args: []any{1}}}
+	opts := txretry.Options{AtBegin: driver.Statement{SQL: addSQL, Args: []any{1}}}
 	func() {
 		defer func() {
 			if recover() == nil {

@@ -1,6 +1,7 @@
 package txretry_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strings"
@@ -12,26 +13,24 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/txretry"
+	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // atBegin adds 1 and counts for how many calls of fn that was told.
-func atBegin(told *int) txretry.AtBegin {
-	return txretry.AtBegin{SQL: addSQL, Args: []any{1}, Done: func(tag pgconn.CommandTag) { *told += int(tag.RowsAffected()) }}
+func atBegin(told *int) driver.Statement {
+	return driver.Statement{SQL: addSQL, Args: []any{1}, Done: func(tag pgconn.CommandTag) { *told += int(tag.RowsAffected()) }}
 }
 
 func TestAtBegin(t *testing.T) {
 	t.Parallel()
 	inEveryMode(t, func(t *testing.T, m *txretry.Manager, pool *pgxpool.Pool) {
 		for name, opts := range map[string]txretry.Options{
-			"in one pipeline":     {},
-			"with an id":          {Resolver: txretry.XactStatus()},
-			"with a nearer bound": {DeadlineMargin: time.Minute - 5*time.Second},
+			"in one pipeline": {},
+			"read committed":  {Isolation: pgx.ReadCommitted},
 		} {
 			told, calls := 0, 0
 			opts.AtBegin = atBegin(&told)
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			defer cancel()
-			err := m.DoWith(ctx, opts, func(ctx context.Context, tx pgx.Tx) error {
+			err := m.DoWith(t.Context(), opts, func(ctx context.Context, tx pgx.Tx) error {
 				if calls++; told != calls {
 					t.Errorf("%s: told %d times before call %d", name, told, calls)
 				}
@@ -39,7 +38,7 @@ func TestAtBegin(t *testing.T) {
 				if err := tx.QueryRow(ctx, "select current_setting('transaction_isolation'), current_setting('lock_timeout')").Scan(&level, &bound); err != nil {
 					return err
 				}
-				if level != "serializable" || (bound == "8s") != (opts.DeadlineMargin == 0) {
+				if level != cmp.Or(string(opts.Isolation), "serializable") || bound != "8s" {
 					t.Errorf("%s: %s, lock_timeout %s", name, level, bound)
 				}
 				if calls == 1 {
@@ -51,8 +50,21 @@ func TestAtBegin(t *testing.T) {
 				t.Errorf("%s: error %v after %d calls", name, err, calls)
 			}
 		}
-		wantCounter(t, pool, 3)
+		wantCounter(t, pool, 2)
 	})
+}
+
+// The id of a transaction that may have to be looked for is read before its first statement.
+func TestAtBeginWithXactStatus(t *testing.T) {
+	t.Parallel()
+	pool := newCounter(t)
+	told := 0
+	m := newManager(t, pool, txretry.Config{XactStatus: true})
+	err := m.DoWith(t.Context(), txretry.Options{AtBegin: atBegin(&told)}, addOne)
+	if err != nil || told != 1 {
+		t.Errorf("error %v, told %d times", err, told)
+	}
+	wantCounter(t, pool, 2)
 }
 
 // The first statement is bound by the lock timeout already.
@@ -70,7 +82,7 @@ func TestAtBeginWaitsForALock(t *testing.T) {
 		opts := txretry.Options{LockTimeout: 10 * time.Millisecond, MaxAttempts: 2, AtBegin: atBegin(&told)}
 		err = m.DoWith(t.Context(), opts, func(context.Context, pgx.Tx) error { return nil })
 		var timeout *txretry.LockTimeoutError
-		if !errors.As(err, &timeout) || len(timeout.Attempts) != 2 || timeout.Attempts[0].Phase != txretry.PhaseBegin || told != 0 {
+		if !errors.As(err, &timeout) || len(timeout.Attempts) != 2 || timeout.Attempts[0].Phase != "begin" || told != 0 {
 			t.Errorf("error %v, told %d times", err, told)
 		}
 		if err := other.Commit(t.Context()); err != nil {
@@ -84,13 +96,14 @@ func TestAtBeginWaitsForALock(t *testing.T) {
 }
 
 // The server keeps the answer to BEGIN back while the first statement waits, for longer than
-// BeginTimeout and its doubles here. That is not taken for silence in the end.
+// the bound of BEGIN and its doubles here. That is not taken for silence in the end.
 func TestAtBeginWaitsForLong(t *testing.T) {
 	t.Parallel()
 	pool := newCounter(t)
-	m := newManager(t, pool, txretry.Config{BeginTimeout: 50 * time.Millisecond, Logger: quiet})
+	m := newManager(t, pool, txretry.Config{Logger: quiet})
+	m.Shorten(time.Minute, 50*time.Millisecond)
 	calls := 0
-	opts := txretry.Options{MaxAttempts: 1, AtBegin: txretry.AtBegin{SQL: "select pg_sleep(1)"}}
+	opts := txretry.Options{MaxAttempts: 1, AtBegin: driver.Statement{SQL: "select pg_sleep(1)"}}
 	err := m.DoWith(t.Context(), opts, func(context.Context, pgx.Tx) error {
 		calls++
 		return nil
@@ -108,7 +121,7 @@ func TestAtBeginFails(t *testing.T) {
 			"insert into missing values (1)":    "42P01",
 			addSQL:                              "", // its argument is missing
 		} {
-			err := m.DoWith(t.Context(), txretry.Options{AtBegin: txretry.AtBegin{SQL: sql}}, func(context.Context, pgx.Tx) error {
+			err := m.DoWith(t.Context(), txretry.Options{AtBegin: driver.Statement{SQL: sql}}, func(context.Context, pgx.Tx) error {
 				t.Error("fn ran")
 				return nil
 			})
@@ -133,7 +146,7 @@ func TestAtBeginEndsTheTransaction(t *testing.T) {
 	t.Parallel()
 	inEveryMode(t, func(t *testing.T, m *txretry.Manager, _ *pgxpool.Pool) {
 		for _, sql := range []string{"rollback", "commit"} {
-			err := m.DoWith(t.Context(), txretry.Options{AtBegin: txretry.AtBegin{SQL: sql}}, func(context.Context, pgx.Tx) error {
+			err := m.DoWith(t.Context(), txretry.Options{AtBegin: driver.Statement{SQL: sql}}, func(context.Context, pgx.Tx) error {
 				t.Error("fn ran")
 				return nil
 			})
@@ -148,12 +161,12 @@ func TestAtBeginRefused(t *testing.T) {
 	t.Parallel()
 	m := newManager(t, newCounter(t), txretry.Config{})
 	fn := func(context.Context, pgx.Tx) error { return nil }
-	err := m.DoWith(t.Context(), txretry.Options{AtBegin: txretry.AtBegin{Args: []any{1}}}, fn)
+	err := m.DoWith(t.Context(), txretry.Options{AtBegin: driver.Statement{Args: []any{1}}}, fn)
 	if err == nil || !strings.Contains(err.Error(), "AtBegin has no SQL") {
 		t.Errorf("without SQL: error %v", err)
 	}
 	err = m.Do(t.Context(), func(ctx context.Context, _ pgx.Tx) error {
-		return m.DoWith(ctx, txretry.Options{Nested: txretry.NestedSavepoint, AtBegin: txretry.AtBegin{SQL: "select"}}, fn)
+		return m.DoWith(ctx, txretry.Options{Savepoint: true, AtBegin: driver.Statement{SQL: "select"}}, fn)
 	})
 	if err == nil || !strings.Contains(err.Error(), "no BEGIN") {
 		t.Errorf("nested: error %v", err)

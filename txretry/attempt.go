@@ -15,7 +15,7 @@ import (
 // result is what became of one attempt.
 type result struct {
 	err      error  // nil: committed
-	phase    Phase  // where err arose
+	phase    string // where err arose
 	again    bool   // a new attempt may succeed
 	sqlstate string // for which reason, if the server gave one
 
@@ -26,7 +26,7 @@ type result struct {
 }
 
 // failedIn sorts an error of an attempt.
-func (c *call) failedIn(phase Phase, err error) result {
+func (c *call) failedIn(phase string, err error) result {
 	sqlstate := c.opts.transient(err)
 	return result{err: err, phase: phase, again: sqlstate != "", sqlstate: sqlstate}
 }
@@ -41,8 +41,8 @@ func (c *call) attempt(ctx context.Context) result {
 	t := c.transaction(ctx, s)
 	defer c.release(ctx, t)
 	if s.State() == driver.Idle { // AtBegin was a COMMIT or ROLLBACK
-		c.outcome = Unknown
-		return result{err: because("AtBegin ended the transaction", ErrManaged, nil), phase: PhaseBegin}
+		c.outcome = driver.Unknown
+		return result{err: because("AtBegin ended the transaction", ErrManaged, nil), phase: phaseBegin}
 	}
 	c.last = t
 	if c.opts.AtBegin.Done != nil {
@@ -50,16 +50,16 @@ func (c *call) attempt(ctx context.Context) result {
 	}
 	err := c.fn(&t.ctx, &t.root)
 	t.close()
-	c.lap(&c.phases.Fn)
+	c.lap(&c.phases.fn)
 	switch {
 	case s.State() == driver.Idle:
-		c.outcome = Unknown
-		return result{err: endedByFn(err), phase: PhaseFn}
+		c.outcome = driver.Unknown
+		return result{err: endedByFn(err), phase: phaseFn}
 	case err != nil:
 		return c.failedFn(t, err)
 	}
 	res := c.commit(t)
-	c.lap(&c.phases.Commit)
+	c.lap(&c.phases.commit)
 	return res
 }
 
@@ -77,7 +77,7 @@ func (c *call) transaction(ctx context.Context, s driver.Session) *transaction {
 // release rolls back what has not ended and gives the connection back.
 func (c *call) release(ctx context.Context, t *transaction) {
 	if c.last == t && !t.done.Load() && t.session.State() == driver.Idle {
-		c.outcome = Unknown // fn ended the transaction by a statement, then panicked
+		c.outcome = driver.Unknown // fn ended the transaction by a statement, then panicked
 	}
 	t.done.Store(true)
 	c.end(ctx, t.session, t.committed)
@@ -89,7 +89,7 @@ func (c *call) end(ctx context.Context, s driver.Session, committed bool) {
 	if committed {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.m.cfg.RollbackTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.m.bounds.rollback)
 	defer cancel()
 	if err := s.Rollback(ctx); err != nil {
 		c.m.cfg.Logger.DebugContext(ctx, "txretry: rollback failed, connection closed",
@@ -100,11 +100,11 @@ func (c *call) end(ctx context.Context, s driver.Session, committed bool) {
 // failedFn decides about an error of fn. If it hides what the server said, the
 // server's word decides.
 func (c *call) failedFn(t *transaction, err error) result {
-	res := c.failedIn(PhaseFn, onStandby(t.session, err))
+	res := c.failedIn(phaseFn, onStandby(t.session, err))
 	if res.again || t.failure == nil || !isMute(err) {
 		return res
 	}
-	server := c.failedIn(PhaseFn, t.failure)
+	server := c.failedIn(phaseFn, t.failure)
 	server.outOfOrder = t.lost() || outOfOrder(t.failure)
 	if !server.again && !server.outOfOrder {
 		return res
@@ -118,28 +118,28 @@ func (c *call) failedFn(t *transaction, err error) result {
 // commit sends COMMIT, unless it is known beforehand that it cannot succeed.
 func (c *call) commit(t *transaction) result {
 	if err := committable(t); err != nil {
-		res := c.failedIn(PhaseCommit, err)
+		res := c.failedIn(phaseCommit, err)
 		res.outOfOrder = t.lost()
 		return res
 	}
-	c.outcome = Unknown // unless it returns: a tracer may panic
+	c.outcome = driver.Unknown // unless it returns: a tracer may panic
 	outcome, err := t.session.Commit((*detached)(&t.ctx), c.opts.CommitTimeout, t.atCommit)
 	switch outcome {
 	case driver.Committed:
-		c.outcome, t.committed = Committed, true
+		c.outcome, t.committed = driver.Committed, true
 		return result{}
 	case driver.RolledBack:
-		c.outcome = RolledBack
-		res := c.failedIn(PhaseCommit, err)
+		c.outcome = driver.RolledBack
+		res := c.failedIn(phaseCommit, err)
 		res.again = res.again || errors.Is(err, driver.ErrNotSent)
 		return res
 	}
 	if c.opts.ReadOnly { // it has no effect that could be unknown
-		c.outcome = RolledBack
+		c.outcome = driver.RolledBack
 		err = fmt.Errorf("txretry: COMMIT of a read-only transaction was not answered: %w", err)
-		return result{err: err, phase: PhaseCommit, again: true}
+		return result{err: err, phase: phaseCommit, again: true}
 	}
-	return result{err: &CommitUnknownError{Name: c.opts.Name, Err: err}, phase: PhaseCommit, lost: err, xid: t.session.XID()}
+	return result{err: &CommitUnknownError{Name: c.opts.Name, Err: err}, phase: phaseCommit, lost: err, xid: t.session.XID()}
 }
 
 // endedByFn is the error for an fn that ran a COMMIT or ROLLBACK as a

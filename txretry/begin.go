@@ -16,17 +16,17 @@ const maxBeginCache = 64
 
 // beginKey is the part of Options that shapes the begin message.
 type beginKey struct {
-	isolation                       pgx.TxIsoLevel
-	readOnly, deferrable, wantsXID  bool
-	lockTimeout, statementTimeout   time.Duration
-	idleTimeout, transactionTimeout time.Duration
+	isolation          pgx.TxIsoLevel
+	readOnly, wantsXID bool
+
+	lockTimeout, statementTimeout, idleTimeout time.Duration
 }
 
-func (o *Options) beginKey() beginKey {
-	return beginKey{
-		o.Isolation, o.ReadOnly, o.Deferrable, o.Resolver.wantsXID && !o.ReadOnly,
-		o.LockTimeout, o.StatementTimeout, o.IdleTimeout, o.TransactionTimeout,
-	}
+// spec returns the begin message of a call.
+func (c *call) spec() *driver.Spec {
+	o := &c.opts
+	wantsXID := c.m.cfg.XactStatus && o.Witness == nil && !o.ReadOnly
+	return c.m.begin.spec(beginKey{o.Isolation, o.ReadOnly, wantsXID, o.LockTimeout, o.StatementTimeout, o.IdleTimeout})
 }
 
 // beginCache renders each begin message once.
@@ -61,22 +61,14 @@ func (k beginKey) spec() *driver.Spec {
 	if k.readOnly {
 		begin += " read only"
 	}
-	if k.deferrable {
-		begin += " deferrable"
-	}
 	parts := []string{begin}
 	parts = appendTimeout(parts, "lock_timeout", k.lockTimeout)
 	parts = appendTimeout(parts, "statement_timeout", k.statementTimeout)
 	parts = appendTimeout(parts, "idle_in_transaction_session_timeout", k.idleTimeout)
-	parts = appendTimeout(parts, "transaction_timeout", k.transactionTimeout)
 	if k.wantsXID {
 		parts = append(parts, "select pg_current_xact_id()")
 	}
-	spec := &driver.Spec{SQL: strings.Join(parts, "; "), Parts: parts, ReadOnly: k.readOnly, WantsXID: k.wantsXID}
-	if k.transactionTimeout != 0 {
-		spec.MinVersion, spec.Needs = 17, "TransactionTimeout"
-	}
-	return spec
+	return &driver.Spec{SQL: strings.Join(parts, "; "), Parts: parts, ReadOnly: k.readOnly, WantsXID: k.wantsXID}
 }
 
 func appendTimeout(parts []string, name string, d time.Duration) []string {

@@ -6,13 +6,11 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/check"
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
-
-// Finding is one thing that is mis-set on the server or the pool.
-type Finding = check.Finding
 
 const (
 	// minVersion is the first one with pg_current_xact_id.
@@ -27,41 +25,51 @@ const (
 
 // Check looks for what keeps transactions from working: a server that is too old,
 // read only, or has a small table of predicate locks; a pool that is larger than
-// the server allows, or does not bound its own waits (see [PreparePool]). No
-// findings means that all is well; an error, that it could not look. On a fake
-// there is nothing to look at.
-func (m *Manager) Check(ctx context.Context) ([]Finding, error) {
+// the server allows, or does not bound its own waits (see [PreparePool]). nil means
+// that all is well. Else the error joins the findings, each of which has a method
+// Mend() string that says how to put it right; an error without it says why Check
+// could not look. On a fake there is nothing to look at.
+func (m *Manager) Check(ctx context.Context) error {
 	source, ok := m.source.(poolSource)
 	if !ok {
-		return nil, nil
+		return nil
 	}
-	facts, err := source.facts(ctx, driver.Limits{Acquire: m.cfg.AcquireTimeout, Begin: m.cfg.BeginTimeout})
+	facts, err := source.facts(ctx, driver.Limits{Acquire: m.bounds.acquire, Begin: m.bounds.begin})
 	if err != nil {
-		return nil, fmt.Errorf("txretry: check: %w", err)
+		return fmt.Errorf("txretry: check: %w", err)
 	}
-	var found []Finding
-	add := func(wrong bool, mend, problem string, args ...any) {
-		if wrong {
-			found = append(found, Finding{Component: "txretry", Problem: fmt.Sprintf(problem, args...), Mend: mend})
-		}
+	found := check.Findings{Component: "txretry"}
+	m.checkServer(facts, &found)
+	checkPool(source.pool.Config(), facts, &found)
+	return found.Err()
+}
+
+func (m *Manager) checkServer(facts serverFacts, found *check.Findings) {
+	if facts.Version < minVersion {
+		found.Add(fmt.Sprintf("upgrade to Postgres %d or newer", minVersion), "Postgres %d is too old", facts.Version)
 	}
-	add(facts.Version < minVersion, fmt.Sprintf("upgrade to Postgres %d or newer", minVersion), "Postgres %d is too old", facts.Version)
-	add(m.cfg.TransactionTimeout > 0 && facts.Version < 17, "upgrade, or leave Config.TransactionTimeout out",
-		"Postgres %d has no transaction_timeout, so that every call fails", facts.Version)
-	add(facts.Standby, "connect to the primary, for example with target_session_attrs=primary", "the server is a hot standby")
-	add(facts.ReadOnly && !facts.Standby, "reset default_transaction_read_only of the server, the database or the role",
-		"default_transaction_read_only is on, so that no transaction can write")
-	add(m.cfg.Isolation == pgx.Serializable && facts.PredLocks < minPredLocks,
-		fmt.Sprintf("ALTER SYSTEM SET max_pred_locks_per_transaction = %d, then restart the server", minPredLocks),
-		"max_pred_locks_per_transaction is %d: SERIALIZABLE transactions fail with 53200 when one of them is open for long and they take more than %d locks each",
-		facts.PredLocks, facts.PredLocks/10)
-	pool := source.pool.Config()
-	add(int(pool.MaxConns) > facts.Connections, "lower the pool's MaxConns, or raise max_connections",
-		"the pool may open %d connections, the server allows %d", pool.MaxConns, facts.Connections)
-	add(pool.ConnConfig.ConnectTimeout == 0 || pool.PingTimeout == 0 || pool.BeforeClose == nil,
-		"call txretry.PreparePool on the pool's Config",
-		"the pool does not bound how long it connects, pings and closes, so that it may need a minute to get over connections that were cut off")
-	return found, nil
+	if facts.Standby {
+		found.Add("connect to the primary, for example with target_session_attrs=primary", "the server is a hot standby")
+	} else if facts.ReadOnly {
+		found.Add("reset default_transaction_read_only of the server, the database or the role",
+			"default_transaction_read_only is on, so that no transaction can write")
+	}
+	if m.cfg.Isolation == pgx.Serializable && facts.PredLocks < minPredLocks {
+		found.Add(fmt.Sprintf("ALTER SYSTEM SET max_pred_locks_per_transaction = %d, then restart the server", minPredLocks),
+			"max_pred_locks_per_transaction is %d: SERIALIZABLE transactions fail with 53200 when one of them is open for long and they take more than %d locks each",
+			facts.PredLocks, facts.PredLocks/10)
+	}
+}
+
+func checkPool(pool *pgxpool.Config, facts serverFacts, found *check.Findings) {
+	if int(pool.MaxConns) > facts.Connections {
+		found.Add("lower the pool's MaxConns, or raise max_connections",
+			"the pool may open %d connections, the server allows %d", pool.MaxConns, facts.Connections)
+	}
+	if pool.ConnConfig.ConnectTimeout == 0 || pool.PingTimeout == 0 || pool.BeforeClose == nil {
+		found.Add("call txretry.PreparePool on the pool's Config",
+			"the pool does not bound how long it connects, pings and closes, so that it may need a minute to get over connections that were cut off")
+	}
 }
 
 // serverFacts is what Check asks.

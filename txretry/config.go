@@ -16,115 +16,61 @@ import (
 	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
-// Config configures a [Manager]. The zero value is usable: SERIALIZABLE, a lock
-// timeout of 8 s and 6 attempts.
+// Config configures a [Manager]. The zero value is usable: SERIALIZABLE, a lock timeout of 8 s and 6
+// attempts.
 type Config struct {
-	// Isolation of every transaction; "" means pgx.Serializable.
+	// Isolation of every transaction. Default: pgx.Serializable.
 	Isolation pgx.TxIsoLevel
 
-	// MaxAttempts bounds how often fn is run; 0 means 6, 1 means no retry.
+	// MaxAttempts bounds how often a function is run; 1 means no retry. Default: 6.
 	MaxAttempts int
 
-	// LockTimeout is set with SET LOCAL lock_timeout in every attempt, rounded up
-	// to milliseconds; 0 means 8 s. It bounds each single wait for a lock.
+	// LockTimeout bounds each single wait for a lock: SET LOCAL lock_timeout, rounded up to
+	// milliseconds. Default: 8 s.
 	LockTimeout time.Duration
 
-	// StatementTimeout is set with SET LOCAL statement_timeout in every attempt,
-	// rounded up to milliseconds; 0 leaves the server's setting. A value not above
-	// LockTimeout ends lock waits first, with 57014, which is not retried.
+	// StatementTimeout bounds each statement: SET LOCAL statement_timeout, rounded up to milliseconds.
+	// A value not above LockTimeout ends lock waits first, with 57014, which is not retried.
+	// Default: the server's setting.
 	//
-	// A server that is silent for a second longer (2 s at least), which its own
-	// timeout does not end, is given up: [ErrSilent]. Where StatementTimeout is 0
-	// that happens a second after LockTimeout, 9 s at least: a statement that takes
-	// longer needs a StatementTimeout. Negative: the server's setting, and it may be
-	// silent without end.
+	// A server that is silent for longer than its own timeout allows is given up: after a second more
+	// than StatementTimeout (2 s at least), or, where that is 0, a second more than LockTimeout (9 s at
+	// least). So a statement that takes longer than 9 s needs a StatementTimeout. Negative: the
+	// server's setting, and it may be silent without end.
 	StatementTimeout time.Duration
 
-	// IdleTimeout is set with SET LOCAL idle_in_transaction_session_timeout in
-	// every attempt, rounded up to milliseconds; 0 means 30 s, negative leaves the
-	// server's setting. When the transaction is idle for longer, because fn does
-	// something else or its process has vanished from the network, the server closes
-	// the connection and gives up the locks.
+	// IdleTimeout bounds how long a transaction may be open without a statement, because fn does
+	// something else or its process has vanished from the network: SET LOCAL
+	// idle_in_transaction_session_timeout, rounded up to milliseconds. The server then closes the
+	// connection and gives up the locks. Default: 30 s. Negative: the server's setting.
 	IdleTimeout time.Duration
 
-	// TransactionTimeout is set with SET LOCAL transaction_timeout in every
-	// attempt, rounded up to milliseconds; 0 leaves the server's setting. When an
-	// attempt takes longer, the server closes the connection. It needs Postgres 17:
-	// on an older server Do fails, rather than run without the bound.
-	TransactionTimeout time.Duration
-
 	// BaseDelay and MaxDelay shape the delay after failed attempt n:
-	// min(MaxDelay, U(0.5, 1.5) × BaseDelay × 2^n). 0 means 50 ms and 1 s.
+	// min(MaxDelay, U(0.5, 1.5) × BaseDelay × 2^n), where U is a random number. Default: 50 ms and 1 s.
 	BaseDelay, MaxDelay time.Duration
 
-	// Jitter says how the delay is spread; "" means JitterBeforeCap, the formula
-	// above.
-	Jitter Jitter
+	// XactStatus has the server asked, with pg_xact_status, what became of a COMMIT whose answer was
+	// lost: committed is success, rolled back is tried again. The transaction's id must be known before,
+	// so each call that writes ends its begin message in SELECT pg_current_xact_id(): no round trip more,
+	// but some work for the server, and an id used up even if fn writes nothing. After a failover that has
+	// lost transactions the id may denote another one; where that must not happen use Options.Witness.
+	// Default: nobody asks, and Do returns *CommitUnknownError.
+	XactStatus bool
 
-	// DeadlineMargin is what an attempt takes beside waiting for locks. If it is
-	// set, an attempt, and the delay before it, is not begun when the context's
-	// deadline is nearer than that, and an attempt's lock_timeout is lowered to the
-	// time left less the margin. 0: only a delay that would outlast the deadline is
-	// not begun.
-	DeadlineMargin time.Duration
-
-	// RetryBudget bounds the retries of all calls together; zero: no bound.
-	RetryBudget RetryBudget
-
-	// Resolver finds out what became of a COMMIT whose answer was lost; zero:
-	// nobody asks, and Do returns *CommitUnknownError.
-	Resolver Resolver
-
-	// ResolveTimeout bounds how long the Resolver is asked, which the caller's
-	// context does not interrupt; 0 means 10 s.
-	ResolveTimeout time.Duration
-
-	// AcquireTimeout bounds the wait for a connection; 0 means 30 s.
-	AcquireTimeout time.Duration
-
-	// BeginTimeout bounds the wait for the answer to BEGIN; 0 means 2 s. When it
-	// does not come BEGIN is sent on another connection, up to three times, with
-	// twice the time each. With AtBegin the answer comes after that statement: the
-	// second and third time it may take as long as any statement.
-	BeginTimeout time.Duration
-
-	// CommitTimeout bounds COMMIT, which the caller's context does not interrupt;
-	// 0 means 10 s. A COMMIT that runs into it has an unknown outcome.
+	// CommitTimeout bounds COMMIT, which the caller's context does not interrupt. A COMMIT that exceeds
+	// it has an unknown outcome. Default: 10 s.
 	CommitTimeout time.Duration
 
-	// RollbackTimeout bounds ROLLBACK, which the caller's context does not
-	// interrupt either; 0 means 5 s. The connection is closed when it is exceeded.
-	RollbackTimeout time.Duration
-
-	// Rand returns a number from [0, 1) for the delays; nil means math/rand/v2.
-	// It is called from many goroutines.
+	// Rand returns a number from [0, 1) for the delays, and is called from many goroutines.
+	// Default: math/rand/v2.
 	Rand func() float64
 
-	Logger         *slog.Logger         // nil means slog.Default()
-	TracerProvider trace.TracerProvider // nil means the global one
-	MeterProvider  metric.MeterProvider // nil means the global one
-	Hooks          Hooks                // optional callbacks
+	Logger         *slog.Logger         // Default: slog.Default().
+	TracerProvider trace.TracerProvider // Default: the global one.
+	MeterProvider  metric.MeterProvider // Default: the global one.
 }
 
 const defaultLockTimeout = 8 * time.Second
-
-// Jitter is a way to spread the delays between attempts.
-type Jitter string
-
-// The ways to spread delays. U(a, b) is a random number between a and b, n the
-// number of failed attempts.
-const (
-	// JitterBeforeCap: min(MaxDelay, U(0.5, 1.5) × BaseDelay × 2^n). No delay
-	// exceeds MaxDelay, and most delays near it are equal to it.
-	JitterBeforeCap Jitter = "before cap"
-
-	// JitterAfterCap: U(0.5, 1.5) × min(MaxDelay, BaseDelay × 2^n). Delays stay
-	// spread near MaxDelay, and may be half as long again.
-	JitterAfterCap Jitter = "after cap"
-
-	// JitterFull: U(0, 1) × min(MaxDelay, BaseDelay × 2^n).
-	JitterFull Jitter = "full"
-)
 
 func (c Config) withDefaults() Config {
 	c.Isolation = cmp.Or(c.Isolation, pgx.Serializable)
@@ -133,13 +79,7 @@ func (c Config) withDefaults() Config {
 	c.IdleTimeout = cmp.Or(c.IdleTimeout, 30*time.Second)
 	c.BaseDelay = cmp.Or(c.BaseDelay, 50*time.Millisecond)
 	c.MaxDelay = cmp.Or(c.MaxDelay, time.Second)
-	c.Jitter = cmp.Or(c.Jitter, JitterBeforeCap)
-	c.ResolveTimeout = cmp.Or(c.ResolveTimeout, 10*time.Second)
-	c.AcquireTimeout = cmp.Or(c.AcquireTimeout, 30*time.Second)
-	c.BeginTimeout = cmp.Or(c.BeginTimeout, 2*time.Second)
 	c.CommitTimeout = cmp.Or(c.CommitTimeout, 10*time.Second)
-	c.RollbackTimeout = cmp.Or(c.RollbackTimeout, 5*time.Second)
-	c.RetryBudget = c.RetryBudget.withDefaults()
 	if c.Rand == nil {
 		c.Rand = rand.Float64
 	}
@@ -156,29 +96,34 @@ func (c Config) validate() error {
 		checkServerTimeout("Config.LockTimeout", c.LockTimeout),
 		checkOptionalTimeout("Config.StatementTimeout", c.StatementTimeout),
 		checkOptionalTimeout("Config.IdleTimeout", c.IdleTimeout),
-		checkServerTimeout("Config.TransactionTimeout", c.TransactionTimeout),
 		checkPositive("Config.BaseDelay", c.BaseDelay),
 		checkPositive("Config.MaxDelay", c.MaxDelay),
-		checkJitter(c.Jitter),
-		checkMargin("Config.DeadlineMargin", c.DeadlineMargin),
-		c.RetryBudget.validate(),
-		checkResolver("Config.Resolver", c.Resolver),
-		checkPositive("Config.ResolveTimeout", c.ResolveTimeout),
-		checkPositive("Config.AcquireTimeout", c.AcquireTimeout),
-		checkPositive("Config.BeginTimeout", c.BeginTimeout),
 		checkPositive("Config.CommitTimeout", c.CommitTimeout),
-		checkPositive("Config.RollbackTimeout", c.RollbackTimeout),
 	)
 }
 
 // policy returns how the delays grow and spread.
 func (c Config) policy() backoff.Policy {
-	return backoff.Policy{
-		Base: c.BaseDelay, Factor: 2, Max: c.MaxDelay, Jitter: 0.5,
-		JitterAfterCap: c.Jitter == JitterAfterCap,
-		Full:           c.Jitter == JitterFull,
-	}
+	return backoff.Policy{Base: c.BaseDelay, Factor: 2, Max: c.MaxDelay, Jitter: 0.5}
 }
+
+// bounds are the waits for the server that nobody needs to set, whatever the context.
+type bounds struct {
+	// acquire bounds the wait for a connection.
+	acquire time.Duration
+	// begin bounds the wait for the answer to BEGIN. When it does not come BEGIN is sent on another
+	// connection, up to three times, with twice the time each. With AtBegin the answer comes after that
+	// statement: the second and third time it may take as long as any statement.
+	begin time.Duration
+	// rollback bounds ROLLBACK, which the caller's context does not interrupt. The connection is closed
+	// when it is exceeded.
+	rollback time.Duration
+	// resolve bounds how long it is asked what became of a COMMIT, which the caller's context does not
+	// interrupt either.
+	resolve time.Duration
+}
+
+var defaultBounds = bounds{acquire: 30 * time.Second, begin: 2 * time.Second, rollback: 5 * time.Second, resolve: 10 * time.Second}
 
 func checkIsolation(field string, level pgx.TxIsoLevel) error {
 	if strength(level) == 0 {
@@ -212,21 +157,6 @@ func checkPositive(field string, d time.Duration) error {
 		return fmt.Errorf("txretry: %s is %v, must be positive", field, d)
 	}
 	return nil
-}
-
-func checkMargin(field string, d time.Duration) error {
-	if d < 0 {
-		return fmt.Errorf("txretry: %s is %v, must not be negative", field, d)
-	}
-	return nil
-}
-
-func checkJitter(j Jitter) error {
-	switch j {
-	case JitterBeforeCap, JitterAfterCap, JitterFull:
-		return nil
-	}
-	return fmt.Errorf("txretry: Config.Jitter: unknown jitter %q", j)
 }
 
 // checkOptionalTimeout allows a negative value, which sets nothing.

@@ -3,6 +3,7 @@ package txretry_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -18,33 +19,44 @@ import (
 // observed is a short-delay configuration that collects the retries.
 func observed() (txretry.Config, *recorder) {
 	r := &recorder{}
-	return txretry.Config{
-		BaseDelay: time.Millisecond, MaxDelay: 5 * time.Millisecond,
-		Hooks: txretry.Hooks{OnRetry: r.add},
-	}, r
+	return txretry.Config{BaseDelay: time.Millisecond, MaxDelay: 5 * time.Millisecond, Logger: slog.New(r)}, r
 }
 
+// recorder is a log that keeps the attempts which are repeated.
 type recorder struct {
 	mu      sync.Mutex
-	retries []txretry.Retry
+	retries []map[string]string
 }
 
-func (r *recorder) add(_ context.Context, retry txretry.Retry) {
+func (r *recorder) Enabled(context.Context, slog.Level) bool { return true }
+func (r *recorder) WithAttrs([]slog.Attr) slog.Handler       { return r }
+func (r *recorder) WithGroup(string) slog.Handler            { return r }
+
+func (r *recorder) Handle(_ context.Context, record slog.Record) error {
+	if record.Message != "txretry: retrying transaction" {
+		return nil
+	}
+	retry := map[string]string{}
+	record.Attrs(func(a slog.Attr) bool {
+		retry[a.Key] = a.Value.String()
+		return true
+	})
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.retries = append(r.retries, retry)
+	return nil
 }
 
 // want checks that there was exactly one retry.
-func (r *recorder) want(t *testing.T, sqlstate string, phase txretry.Phase) {
+func (r *recorder) want(t *testing.T, sqlstate, phase string) {
 	t.Helper()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.retries) != 1 {
-		t.Fatalf("%d retries, want 1: %+v", len(r.retries), r.retries)
+		t.Fatalf("%d retries, want 1: %v", len(r.retries), r.retries)
 	}
-	if a := r.retries[0].Attempt; a.SQLSTATE != sqlstate || a.Phase != phase {
-		t.Errorf("retried for %s in %s, want %s in %s", a.SQLSTATE, a.Phase, sqlstate, phase)
+	if a := r.retries[0]; a["sqlstate"] != sqlstate || a["phase"] != phase || a["attempt"] != "1" {
+		t.Errorf("retried: %v, want %s in %s", a, sqlstate, phase)
 	}
 }
 
@@ -79,7 +91,7 @@ func TestSerializationFailureAtStatement(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	retries.want(t, "40001", txretry.PhaseFn)
+	retries.want(t, "40001", "fn")
 	wantCounter(t, pool, 11)
 }
 
@@ -108,7 +120,7 @@ func TestSerializationFailureAtCommit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	retries.want(t, "40001", txretry.PhaseCommit)
+	retries.want(t, "40001", "commit")
 	wantCounter(t, pool, 0)
 }
 
@@ -143,7 +155,7 @@ func TestDeadlock(t *testing.T) {
 	if err := errors.Join(lock(1, 2), <-other); err != nil {
 		t.Fatal(err)
 	}
-	retries.want(t, "40P01", txretry.PhaseFn)
+	retries.want(t, "40P01", "fn")
 	wantCounter(t, pool, 2)
 }
 
@@ -174,7 +186,7 @@ func TestLockTimeout(t *testing.T) {
 			if !errors.As(err, &timeout) || len(timeout.Attempts) != 2 {
 				t.Fatalf("error %v, want *LockTimeoutError after 2 attempts", err)
 			}
-			retries.want(t, "55P03", txretry.PhaseFn)
+			retries.want(t, "55P03", "fn")
 		})
 	}
 }

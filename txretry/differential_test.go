@@ -15,6 +15,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
+	"github.com/holdfast-go/holdfast/txretry/driver"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest/conformance"
 )
@@ -89,6 +90,7 @@ type sequence struct {
 	trace   []string
 	handles []pgx.Tx // all that there were, stale ones included
 	hooks   int
+	seen    seen
 
 	committed, retried, unknown int
 }
@@ -103,8 +105,7 @@ func newSequence(b backend, n int) *sequence {
 	}
 	s.m = b.scripted(txretry.Config{
 		BaseDelay: time.Microsecond, MaxDelay: time.Microsecond, Logger: quiet, CommitTimeout: time.Minute,
-		Resolver: oneOf(s, txretry.Resolver{}, txretry.XactStatus()),
-		Hooks:    txretry.Hooks{OnDone: s.done},
+		XactStatus: oneOf(s, false, true), TracerProvider: tracerProvider{s: &s.seen},
 	}, script)
 	return s
 }
@@ -117,19 +118,21 @@ func (s *sequence) chance(percent int) bool { return s.rng.IntN(100) < percent }
 
 func oneOf[T any](s *sequence, choices ...T) T { return choices[s.rng.IntN(len(choices))] }
 
-func (s *sequence) done(_ context.Context, d txretry.Done) {
-	var failed []string
-	for _, a := range d.Failed {
-		failed = append(failed, string(a.Phase)+" "+a.SQLSTATE)
+// done notes what the span of a call tells.
+func (s *sequence) done() {
+	if s.seen.ended == 0 {
+		return
 	}
-	s.note("done: %s, %d attempts, failed %q, error %s", d.Outcome, d.Attempts, failed, verdict(d.Err))
-	s.retried += d.Attempts - 1
-	switch d.Outcome {
-	case txretry.Committed:
+	outcome, attempts := s.seen.span["outcome"], s.seen.span["attempts"]
+	s.note("done: %s, %s attempts, failed %q", outcome, attempts, s.seen.events)
+	s.retried += len(s.seen.events)
+	switch outcome {
+	case "committed":
 		s.committed++
-	case txretry.Unknown:
+	case "unknown":
 		s.unknown++
 	}
+	s.seen = seen{}
 }
 
 func (s *sequence) run(ctx context.Context) {
@@ -147,6 +150,7 @@ func (s *sequence) run(ctx context.Context) {
 func (s *sequence) call(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	defer s.done()
 	defer func() {
 		if p := recover(); p != nil {
 			s.note("panic: %v", p)
@@ -225,7 +229,6 @@ func (s *sequence) step(ctx context.Context, depth int) (err error) {
 		s.hooks++
 		n := s.hooks
 		ok := txretry.AfterCommit(tx, func() { s.note("after commit %d", n) })
-		ok = txretry.AfterRollback(tx, func() { s.note("after rollback %d", n) }) && ok
 		what = fmt.Sprintf("hooks %d %v", n, ok)
 	case 13, 14:
 		if depth < maxNesting {
@@ -239,8 +242,7 @@ func (s *sequence) step(ctx context.Context, depth int) (err error) {
 // nested makes a nested call, and may catch its panic.
 func (s *sequence) nested(ctx context.Context, depth int) error {
 	opts := txretry.Options{
-		Nested:   oneOf(s, txretry.NestedSavepoint, txretry.NestedSavepoint, txretry.NestedSavepoint, txretry.NestedError),
-		ReadOnly: s.chance(10), Isolation: oneOf(s, "", "", pgx.ReadCommitted, pgx.Serializable),
+		Savepoint: !s.chance(25), ReadOnly: s.chance(10), Isolation: oneOf(s, "", "", pgx.ReadCommitted, pgx.Serializable),
 	}
 	if s.chance(50) {
 		defer func() {
@@ -263,7 +265,7 @@ func verdict(err error) string {
 	var told []string
 	for name, is := range map[string]error{
 		"closed": pgx.ErrTxClosed, "managed": txretry.ErrManaged, "nested": txretry.ErrNested, "rolled back": pgx.ErrTxCommitRollback,
-		"canceled": context.Canceled, "deadline": context.DeadlineExceeded, "of fn": errOfFn, "silent": txretry.ErrSilent,
+		"canceled": context.Canceled, "deadline": context.DeadlineExceeded, "of fn": errOfFn, "silent": driver.ErrSilent,
 	} {
 		if errors.Is(err, is) {
 			told = append(told, name)

@@ -20,33 +20,20 @@ var ErrManaged = errors.New("txretry: Commit and Rollback are the manager's: ret
 // SERIALIZABLE transactions.
 var ErrStandby = errors.New("txretry: server is a hot standby: use the primary, or ReadOnly at REPEATABLE READ")
 
-// Phase is the part of an attempt in which it failed.
-type Phase string
-
-// The phases of an attempt, in their order.
-const (
-	PhaseAcquire Phase = "acquire" // waiting for a connection
-	PhaseBegin   Phase = "begin"   // starting the transaction
-	PhaseFn      Phase = "fn"      // running fn
-	PhaseCommit  Phase = "commit"  // COMMIT and the statements sent with it
-)
-
 // Attempt is one attempt that failed for a transient reason.
 type Attempt struct {
 	SQLSTATE string        // such as 40001; "" for a COMMIT that was lost and had no effect
-	Phase    Phase         // where it failed
+	Phase    string        // where it failed: "acquire" (a connection), "begin", "fn" or "commit"
 	Duration time.Duration // from acquiring a connection to the failure
 	Err      error         // the error itself
 }
 
 // LockTimeoutError says that every attempt failed on a lock or a serialization
-// conflict, or that the context's deadline or the retry budget left no room for
-// the next one. The transaction is rolled back. It maps to HTTP 503 with code
-// LOCK_TIMEOUT.
+// conflict, or that the context's deadline left no room for the next one. The
+// transaction is rolled back. It maps to HTTP 503 with code LOCK_TIMEOUT.
 //
 // errors.Is and errors.As reach the last attempt's error, such as its
-// *pgconn.PgError, and context.DeadlineExceeded or [ErrBudgetSpent] where that
-// decided.
+// *pgconn.PgError, and context.DeadlineExceeded where that decided.
 type LockTimeoutError struct {
 	Name     string    // Options.Name
 	Attempts []Attempt // in order; at least one in what Do returns
@@ -94,9 +81,10 @@ func (e *LockTimeoutError) HTTPStatus() int { return http.StatusServiceUnavailab
 func (e *LockTimeoutError) RetryAfter() time.Duration { return e.retryAfter }
 
 // CommitUnknownError says that COMMIT was sent and its answer did not arrive:
-// the transaction is either wholly applied or wholly rolled back, and no Resolver
-// knows which. It is never retried, and no AfterCommit or AfterRollback function
-// has run.
+// the transaction is either wholly applied or wholly rolled back, and nobody on
+// this side knows which. It is never retried, and no AfterCommit function has run.
+// It maps to HTTP 500 with code COMMIT_UNKNOWN: a client that just repeats its
+// request may do its work twice. Config.XactStatus and Options.Witness find out.
 type CommitUnknownError struct {
 	Name string // Options.Name
 	Err  error  // what came instead of the answer
@@ -109,6 +97,12 @@ func (e *CommitUnknownError) Error() string {
 
 // Unwrap returns what came instead of the answer.
 func (e *CommitUnknownError) Unwrap() error { return e.Err }
+
+// Code returns "COMMIT_UNKNOWN".
+func (e *CommitUnknownError) Code() string { return "COMMIT_UNKNOWN" }
+
+// HTTPStatus returns 500.
+func (e *CommitUnknownError) HTTPStatus() int { return http.StatusInternalServerError }
 
 // SafeToRetry returns false, so that pgconn.SafeToRetry does not believe the
 // wrapped error, which may claim the contrary of a COMMIT that was applied.

@@ -54,12 +54,12 @@ func ExampleLockTimeoutError() {
 	// Output: 503 LOCK_TIMEOUT 1s 55P03
 }
 
-// The reply of the first COMMIT is lost, and nothing was applied. A resolver
-// finds that out, so the function can run again.
-func ExampleXactStatus() {
+// The reply of the first COMMIT is lost, and nothing was applied. The server
+// is asked, so the function can run again.
+func ExampleConfig_xactStatus() {
 	manager := txretrytest.New(txretrytest.Config{
 		Script: []txretrytest.Fault{{Point: txretrytest.ReplyLostNotApplied}},
-		Retry:  txretry.Config{Resolver: txretry.XactStatus()},
+		Retry:  txretry.Config{XactStatus: true},
 	})
 	sold := 0
 	err := manager.Do(context.Background(), func(_ context.Context, tx pgx.Tx) error {
@@ -70,10 +70,10 @@ func ExampleXactStatus() {
 }
 
 // A function that is a transaction of its own, or part of a larger one.
-func ExampleNestedSavepoint() {
+func ExampleOptions_savepoint() {
 	manager := txretrytest.New(txretrytest.Config{})
 	hold := func(ctx context.Context, seat string) error {
-		opts := txretry.Options{Name: "seat.hold", Nested: txretry.NestedSavepoint}
+		opts := txretry.Options{Name: "seat.hold", Savepoint: true}
 		return manager.DoWith(ctx, opts, func(_ context.Context, tx pgx.Tx) error {
 			if seat == "B2" {
 				return errSoldOut

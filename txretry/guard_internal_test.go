@@ -117,7 +117,7 @@ func TestCopyIntoSilence(t *testing.T) {
 	})
 	_, err := tx.CopyFrom(t.Context(), pgx.Identifier{"target"}, []string{"n"}, rows)
 	proxy.Heal()
-	if !errors.Is(err, ErrSilent) {
+	if !errors.Is(err, driver.ErrSilent) {
 		t.Errorf("error %v, want ErrSilent", err)
 	}
 }
@@ -150,9 +150,8 @@ func TestPatience(t *testing.T) {
 	for want, o := range map[time.Duration]Options{
 		9 * time.Second:  {},
 		21 * time.Second: {LockTimeout: 20 * time.Second},
-		6 * time.Second:  {StatementTimeout: 5 * time.Second, Deferrable: true},
+		6 * time.Second:  {StatementTimeout: 5 * time.Second},
 		0:                {StatementTimeout: -1},
-		safeSnapshot:     {Deferrable: true}, // which a lock timeout does not bound
 	} {
 		if got := o.patience(); got != want {
 			t.Errorf("%+v: %v, want %v", o, got, want)

@@ -21,14 +21,14 @@ type transaction struct {
 	committed bool
 	root      handle
 
-	// What happens with and after the end. A savepoint remembers how long the
-	// first two lists were, whichever handle they were filled through: what the
-	// server executes while a savepoint is open belongs to that savepoint.
-	atCommit      []driver.Statement
-	afterCommit   []func()
-	afterRollback []func()
-	savepoints    []savepoint // open ones, outermost first
-	savepointN    int         // number of the last one
+	// What happens with COMMIT and after it. A savepoint remembers how long these
+	// lists were, whichever handle they were filled through: what the server
+	// executes while a savepoint is open belongs to that savepoint.
+	atCommit    []driver.Statement
+	afterCommit []func()
+
+	savepoints []savepoint // open ones, outermost first
+	savepointN int         // number of the last one
 
 	rows    pgx.Rows // of the last Query: its error shows only later
 	failure error    // what made the server abort the transaction
@@ -105,16 +105,6 @@ func (h *handle) AfterCommit(fn func()) bool {
 	}
 	if fn != nil {
 		h.t.afterCommit = append(h.t.afterCommit, fn)
-	}
-	return true
-}
-
-func (h *handle) AfterRollback(fn func()) bool {
-	if h.closed() {
-		return false
-	}
-	if fn != nil {
-		h.t.afterRollback = append(h.t.afterRollback, fn)
 	}
 	return true
 }

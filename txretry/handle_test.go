@@ -27,7 +27,7 @@ func TestSettings(t *testing.T) {
 		{txretry.Options{}, "serializable / off / off / 8s / 0 / 30s"},
 		{txretry.Options{Isolation: pgx.ReadCommitted, LockTimeout: time.Millisecond}, "read committed / off / off / 1ms / 0 / 30s"},
 		{txretry.Options{StatementTimeout: -1, IdleTimeout: -1}, "serializable / off / off / 8s / 0 / 0"},
-		{txretry.Options{ReadOnly: true, Deferrable: true}, "serializable / on / on / 8s / 0 / 30s"},
+		{txretry.Options{ReadOnly: true}, "serializable / on / off / 8s / 0 / 30s"},
 		{txretry.Options{Isolation: pgx.RepeatableRead, LockTimeout: 1500001 * time.Microsecond, StatementTimeout: time.Minute, IdleTimeout: time.Hour}, "repeatable read / off / off / 1501ms / 1min / 1h"},
 	}
 	for _, tt := range tests {

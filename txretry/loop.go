@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // errNoReturn stands in observations for an fn that panicked or exited its
@@ -22,11 +24,11 @@ type call struct {
 
 	attempts int       // begun so far
 	failed   []Attempt // those that another one may follow
-	outcome  Outcome
+	outcome  driver.Outcome
 	last     *transaction // the last one that fn has seen
 	first    transaction  // of the first attempt
 
-	phases Phases
+	phases phases
 	mark   time.Time // since when the present phase lasts
 }
 
@@ -40,9 +42,6 @@ func (c *call) lap(phase *time.Duration) {
 // run makes attempts until one succeeds, fails for good, or none is left.
 func (c *call) run(ctx context.Context) error {
 	for {
-		if err := c.tooLate(ctx); err != nil {
-			return err
-		}
 		c.attempts++
 		start := time.Now()
 		res := c.attempt(ctx)
@@ -64,12 +63,10 @@ func (c *call) run(ctx context.Context) error {
 
 // final is the error of an attempt that is not followed by another one.
 func (c *call) final(ctx context.Context, res result) error {
-	before := res.phase == PhaseAcquire || res.phase == PhaseBegin
+	before := res.phase == phaseAcquire || res.phase == phaseBegin
 	switch {
 	case before && len(c.failed) == 0 && ctx.Err() != nil:
 		return withCause(ctx, res.err)
-	case before && len(c.failed) > 0 && errors.Is(res.err, errTooLate):
-		return c.giveUp(context.DeadlineExceeded)
 	case before && len(c.failed) > 0 && ctx.Err() != nil:
 		return c.interrupted(ctx)
 	}
@@ -78,7 +75,7 @@ func (c *call) final(ctx context.Context, res result) error {
 
 // pause waits before the next attempt, unless there is to be none.
 func (c *call) pause(ctx context.Context) error {
-	defer c.lap(&c.phases.Sleep)
+	defer c.lap(&c.phases.sleep)
 	n := len(c.failed)
 	if n >= c.opts.MaxAttempts {
 		return c.giveUp(nil)
@@ -87,11 +84,8 @@ func (c *call) pause(ctx context.Context) error {
 		return c.interrupted(ctx)
 	}
 	delay := c.m.policy.Delay(n, c.m.cfg.Rand())
-	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= delay+c.opts.DeadlineMargin {
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= delay {
 		return c.giveUp(context.DeadlineExceeded)
-	}
-	if !c.m.bucket.take() {
-		return c.giveUp(ErrBudgetSpent)
 	}
 	c.announce(ctx, delay)
 	if sleep(ctx, delay) != nil {
@@ -104,11 +98,8 @@ func (c *call) announce(ctx context.Context, delay time.Duration) {
 	n := len(c.failed)
 	last := c.failed[n-1]
 	c.m.cfg.Logger.DebugContext(ctx, "txretry: retrying transaction",
-		slog.String("name", c.opts.Name), slog.Int("attempt", n), slog.Any("phase", last.Phase),
+		slog.String("name", c.opts.Name), slog.Int("attempt", n), slog.String("phase", last.Phase),
 		slog.String("sqlstate", last.SQLSTATE), slog.Duration("delay", delay))
-	if c.m.cfg.Hooks.OnRetry != nil {
-		c.m.cfg.Hooks.OnRetry(ctx, Retry{Name: c.opts.Name, Number: n, Attempt: last, Delay: delay})
-	}
 }
 
 // giveUp is the error when no attempt is left, or cause forbids the next one.

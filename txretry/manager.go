@@ -30,10 +30,10 @@ type Transactor interface {
 type Manager struct {
 	source    driver.Source
 	cfg       Config
+	bounds    bounds
 	policy    backoff.Policy
 	begin     beginCache
 	turns     turns
-	bucket    *bucket
 	telemetry telemetry
 	lostBegin base.Seldom
 	lostReply base.Seldom
@@ -65,8 +65,8 @@ func NewOver(source driver.Source, cfg Config) (*Manager, error) {
 	return &Manager{
 		source:    source,
 		cfg:       cfg,
+		bounds:    defaultBounds,
 		policy:    cfg.policy(),
-		bucket:    newBucket(cfg.RetryBudget),
 		telemetry: tel,
 		marker:    running{source},
 	}, nil
@@ -91,11 +91,11 @@ func (m *Manager) Pool() *pgxpool.Pool {
 // back at once, as it is.
 //
 // Do returns nil exactly if the transaction has committed. Beside the errors of
-// fn and of the database it returns *[LockTimeoutError] (attempts, time or retry
-// budget used up), *[UnavailableError] (connection lost or silent, server out of
-// order), *[CommitUnknownError] (connection lost during COMMIT, and no [Resolver]
-// knows), [ErrNested], [ErrStandby], and an error wrapping pgx.ErrTxCommitRollback
-// if fn returned nil although one of its statements failed.
+// fn and of the database it returns *[LockTimeoutError] (attempts or time used up),
+// *[UnavailableError] (connection lost or silent, server out of order),
+// *[CommitUnknownError] (connection lost during COMMIT, and nobody knows what became
+// of it), [ErrNested], [ErrStandby], and an error wrapping pgx.ErrTxCommitRollback if
+// fn returned nil although one of its statements failed.
 //
 // ctx interrupts everything but COMMIT and ROLLBACK. Without it, too, no wait for
 // the server is endless: see [Config]. tx serves one goroutine and is closed
@@ -112,12 +112,11 @@ func (m *Manager) DoWith(ctx context.Context, opts Options, fn func(ctx context.
 	if t, ok := ctx.Value(m.marker).(*transaction); ok && !t.done.Load() {
 		return m.nested(ctx, t, opts, fn)
 	}
-	c := &call{m: m, opts: opts.withDefaults(&m.cfg), fn: fn, outcome: RolledBack}
+	c := &call{m: m, opts: opts.withDefaults(&m.cfg), fn: fn}
 	if err := c.opts.validate(); err != nil {
 		return err
 	}
-	m.bucket.deposit()
-	defer c.runHooks()
+	defer c.runAfterCommit()
 	return m.observe(ctx, c)
 }
 
@@ -128,14 +127,11 @@ func (m *Manager) observe(ctx context.Context, c *call) (err error) {
 	ctx, span := m.telemetry.start(ctx, c.opts.Name)
 	returned := false
 	defer func() {
-		done := c.done(time.Since(start), err)
+		result := err
 		if !returned {
-			done.Err = errNoReturn
+			result = errNoReturn
 		}
-		m.telemetry.end(ctx, span, &done)
-		if m.cfg.Hooks.OnDone != nil {
-			m.cfg.Hooks.OnDone(ctx, done)
-		}
+		m.telemetry.end(ctx, span, c, time.Since(start), result)
 	}()
 	err = m.inTurn(ctx, c)
 	returned = true
@@ -148,7 +144,7 @@ func (m *Manager) inTurn(ctx context.Context, c *call) error {
 		return c.run(ctx)
 	}
 	leave, err := m.turns.enter(ctx, c.opts.SerialKey)
-	c.lap(&c.phases.Queue)
+	c.lap(&c.phases.queue)
 	if err != nil {
 		return fmt.Errorf("txretry: waiting for the serial key: %w", err)
 	}
@@ -158,16 +154,11 @@ func (m *Manager) inTurn(ctx context.Context, c *call) error {
 
 // DoValue is Do for an fn that returns a value. On error the value is zero.
 func DoValue[T any](ctx context.Context, t Transactor, fn func(ctx context.Context, tx pgx.Tx) (T, error)) (T, error) {
-	return DoValueWith(ctx, t, Options{}, fn)
-}
-
-// DoValueWith is DoValue with settings for this call.
-func DoValueWith[T any](ctx context.Context, t Transactor, opts Options, fn func(ctx context.Context, tx pgx.Tx) (T, error)) (T, error) {
 	var value, zero T
 	if t == nil || fn == nil {
 		return zero, errors.New("txretry: DoValue needs a Transactor and an fn")
 	}
-	err := t.DoWith(ctx, opts, func(ctx context.Context, tx pgx.Tx) (err error) {
+	err := t.Do(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
 		value, err = fn(ctx, tx)
 		return err
 	})

@@ -16,7 +16,7 @@ func (m *Manager) nested(ctx context.Context, t *transaction, opts Options, fn f
 	if err := full.validate(); err != nil {
 		return err
 	}
-	if opts.Nested != NestedSavepoint {
+	if !opts.Savepoint {
 		return ErrNested
 	}
 	if opts.AtBegin.SQL != "" {
@@ -56,7 +56,7 @@ func (m *Manager) nested(ctx context.Context, t *transaction, opts Options, fn f
 
 // undo rolls back to a savepoint. Like every rollback it is not interrupted.
 func (m *Manager) undo(ctx context.Context, sp *handle) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.cfg.RollbackTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.bounds.rollback)
 	defer cancel()
 	return sp.rollback(ctx)
 }

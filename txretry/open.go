@@ -24,7 +24,7 @@ func (c *call) open(ctx context.Context) (driver.Session, pgconn.CommandTag, res
 	limits, start := c.limits(), time.Now()
 	for n := 1; ; n++ {
 		s, tag, failed := c.begin(ctx, limits)
-		limits.Acquire = c.m.cfg.AcquireTimeout - time.Since(start)
+		limits.Acquire = c.m.bounds.acquire - time.Since(start)
 		if s != nil || n == maxBegins || limits.Acquire <= 0 || !errors.Is(failed.err, driver.ErrNotBegun) {
 			return s, tag, failed
 		}
@@ -44,31 +44,27 @@ func (c *call) logLost(ctx context.Context, err error) {
 }
 
 func (c *call) limits() driver.Limits {
-	begin := c.m.cfg.BeginTimeout
-	return driver.Limits{Acquire: c.m.cfg.AcquireTimeout, Begin: begin, First: begin, Statement: c.opts.patience()}
+	begin := c.m.bounds.begin
+	return driver.Limits{Acquire: c.m.bounds.acquire, Begin: begin, First: begin, Statement: c.opts.patience()}
 }
 
 // begin sends BEGIN once. If it fails, or panics, no connection is held afterwards.
 func (c *call) begin(ctx context.Context, limits driver.Limits) (begun driver.Session, tag pgconn.CommandTag, failed result) {
 	s, err := c.m.source.Acquire(ctx, limits)
-	c.lap(&c.phases.Acquire)
+	c.lap(&c.phases.acquire)
 	if err != nil {
 		err = fmt.Errorf("txretry: acquire a connection: %w", err)
-		return nil, tag, result{err: err, phase: PhaseAcquire, outOfOrder: ctx.Err() == nil}
+		return nil, tag, result{err: err, phase: phaseAcquire, outOfOrder: ctx.Err() == nil}
 	}
 	defer func() {
 		if begun == nil {
 			c.end(ctx, s, false)
 		}
 	}()
-	spec, err := c.spec(ctx)
+	tag, err = s.Begin(ctx, c.spec(), c.opts.first())
+	c.lap(&c.phases.begin)
 	if err != nil {
-		return nil, tag, result{err: err, phase: PhaseBegin}
-	}
-	tag, err = s.Begin(ctx, spec, c.opts.AtBegin.statement())
-	c.lap(&c.phases.Begin)
-	if err != nil {
-		failed = c.failedIn(PhaseBegin, fmt.Errorf("txretry: begin: %w", onStandby(s, err)))
+		failed = c.failedIn(phaseBegin, fmt.Errorf("txretry: begin: %w", onStandby(s, err)))
 		failed.outOfOrder = s.State() == driver.Lost && ctx.Err() == nil
 		return nil, tag, failed
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -26,10 +25,7 @@ type pgSession struct {
 }
 
 func (s *pgSession) Begin(ctx context.Context, spec *driver.Spec, first *driver.Statement) (tag pgconn.CommandTag, err error) {
-	if err := s.checkVersion(spec); err != nil {
-		return tag, err
-	}
-	if first != nil && !spec.WantsXID && !spec.Once {
+	if first != nil && !spec.WantsXID {
 		s.expect(s.limits.First)
 		tag, err = s.beginWith(ctx, spec, first)
 	} else {
@@ -83,19 +79,6 @@ func (s *pgSession) begin(ctx context.Context, spec *driver.Spec) error {
 	}
 	if last := results[len(results)-1]; len(last.Rows) == 1 {
 		s.xid = string(last.Rows[0][0])
-	}
-	return nil
-}
-
-// checkVersion compares what the server said about itself when it was connected.
-func (s *pgSession) checkVersion(spec *driver.Spec) error {
-	if spec.MinVersion == 0 {
-		return nil
-	}
-	version := s.conn.PgConn().ParameterStatus("server_version")
-	major, _, _ := strings.Cut(version, ".")
-	if n, err := strconv.Atoi(major); err == nil && n < spec.MinVersion {
-		return fmt.Errorf("%s needs Postgres %d or newer, the server is %s", spec.Needs, spec.MinVersion, version)
 	}
 	return nil
 }

@@ -13,81 +13,14 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
-// Resolver finds out what became of a COMMIT whose answer did not arrive, on
-// another connection, so that Do can return a definite result: committed is
-// success, with the AfterCommit functions run; rolled back is retried like a
-// transient failure, as long as there are attempts. [XactStatus] and [Probe]
-// make one; the zero Resolver asks nobody. What remains unknown after
-// Config.ResolveTimeout comes back as *[CommitUnknownError].
-type Resolver struct {
-	ask      func(ctx context.Context, c *call, xid string) (Outcome, error)
-	wantsXID bool
-	mute     bool // Probe was given no function: refused
-}
-
-func checkResolver(field string, r Resolver) error {
-	if r.mute {
-		return fmt.Errorf("txretry: %s: Probe has a nil function", field)
-	}
-	return nil
-}
-
-// XactStatus returns a Resolver that asks the server with pg_xact_status, until
-// the transaction is no longer in progress. Where it is because the server waits
-// for the client that has gone, its session is terminated.
-//
-// The transaction's id must be known before COMMIT is sent. So each begin
-// message of a call that writes ends in SELECT pg_current_xact_id(): no round
-// trip more, but some work for the server, a snapshot taken at once, and an id
-// used up even if fn writes nothing. That is why it is not the default: every
-// transaction would pay, and many have a witness of their own, such as the record
-// of a request or the entry of an inbox. (The benchmark txretry, part update,
-// compares.) After a failover that has lost
-// transactions the id may denote another one; where that must not happen, use a
-// row of the transaction itself as the witness, with [Probe].
-func XactStatus() Resolver {
-	return Resolver{wantsXID: true, ask: func(ctx context.Context, c *call, xid string) (Outcome, error) {
-		if xid == "" {
-			return Unknown, driver.ErrForgotten
-		}
-		fate, err := c.m.source.Fate(ctx, c.limits(), xid)
-		return outcomes[fate], err
-	}}
-}
-
-var outcomes = [...]Outcome{
-	driver.RolledBack: RolledBack,
-	driver.Committed:  Committed,
-	driver.Unknown:    Unknown,
-}
-
-// Probe returns a Resolver that looks for a row which the transaction would
-// have written. look runs in a READ COMMITTED transaction of its own, which is
-// always rolled back. It is asked again after an error or Unknown.
-//
-// A SELECT that finds nothing proves nothing, for the lost transaction may be
-// committing still. look should INSERT the row, which waits for the other
-// transaction: a unique violation means Committed, success RolledBack. That
-// holds if fn had run its own INSERT as a statement, not through [AtCommit], and
-// if the row stays: a message of an outbox is a witness only where published rows
-// are kept.
-//
-// idempotencypgx.Runner resolves its transactions in this way by itself, by
-// the record of the request; it needs no Resolver.
-func Probe(look func(ctx context.Context, tx pgx.Tx) (Outcome, error)) Resolver {
-	return Resolver{mute: look == nil, ask: func(ctx context.Context, c *call, _ string) (Outcome, error) {
-		return c.probe(ctx, look)
-	}}
-}
-
-// resolve replaces the result of a COMMIT that was not answered, if it can be
-// found out.
+// resolve finds out what became of a COMMIT that was not answered, if the call knows whom to ask, and
+// replaces its result: committed is success, rolled back is retried like a transient failure.
 func (c *call) resolve(ctx context.Context, unknown result) result {
-	if c.opts.Resolver.ask == nil {
+	if c.opts.Witness == nil && unknown.xid == "" {
 		return unknown
 	}
-	defer c.lap(&c.phases.Resolve)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.m.cfg.ResolveTimeout)
+	defer c.lap(&c.phases.resolve)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.m.bounds.resolve)
 	defer cancel()
 	outcome, err := c.poll(ctx, unknown.xid)
 	if skipped, ok := c.m.lostReply.Due(); ok {
@@ -95,46 +28,53 @@ func (c *call) resolve(ctx context.Context, unknown result) result {
 			slog.Any("found", outcome), slog.Any("error", err), slog.Int("skipped", skipped))
 	}
 	switch outcome {
-	case Committed:
-		c.outcome = Committed
+	case driver.Committed:
+		c.outcome = driver.Committed
 		return result{}
-	case RolledBack:
-		c.outcome = RolledBack
-		return result{err: fmt.Errorf("txretry: COMMIT not answered, found rolled back: %w", unknown.lost), phase: PhaseCommit, again: true}
+	case driver.RolledBack:
+		c.outcome = driver.RolledBack
+		return result{err: fmt.Errorf("txretry: COMMIT not answered, found rolled back: %w", unknown.lost), phase: phaseCommit, again: true}
 	}
 	// What stopped the asking is not what happened to the call: only its text.
 	unknown.err = &CommitUnknownError{Name: c.opts.Name, Err: fmt.Errorf("%w (not resolved: %v)", unknown.lost, err)}
 	return unknown
 }
 
-var errStillOpen = errors.New("not known to have ended within ResolveTimeout")
+var errStillOpen = errors.New("not known to have ended in time")
 
 // poll asks until there is a definite answer, none is to be had, or ctx ends.
 // Unknown comes with an error.
-func (c *call) poll(ctx context.Context, xid string) (Outcome, error) {
+func (c *call) poll(ctx context.Context, xid string) (driver.Outcome, error) {
 	pauses := backoff.Policy{Base: 5 * time.Millisecond, Max: 250 * time.Millisecond, Jitter: 0.5}
 	for n := 0; ; n++ {
-		outcome, err := c.opts.Resolver.ask(ctx, c, xid)
-		if err == nil && (outcome == Committed || outcome == RolledBack) {
+		outcome, err := c.ask(ctx, xid)
+		if err == nil && outcome != driver.Unknown {
 			return outcome, nil
 		}
 		if errors.Is(err, driver.ErrForgotten) {
-			return Unknown, err
+			return driver.Unknown, err
 		}
 		if sleep(ctx, pauses.Delay(n, c.m.cfg.Rand())) != nil {
 			if err == nil {
 				err = errStillOpen
 			}
-			return Unknown, err
+			return driver.Unknown, err
 		}
 	}
 }
 
-// probe runs look in a transaction that is rolled back.
-func (c *call) probe(ctx context.Context, look func(ctx context.Context, tx pgx.Tx) (Outcome, error)) (Outcome, error) {
+func (c *call) ask(ctx context.Context, xid string) (driver.Outcome, error) {
+	if c.opts.Witness != nil {
+		return c.askWitness(ctx)
+	}
+	return c.m.source.Fate(ctx, c.limits(), xid)
+}
+
+// askWitness runs Options.Witness in a transaction that is rolled back.
+func (c *call) askWitness(ctx context.Context) (driver.Outcome, error) {
 	s, err := c.m.source.Acquire(ctx, c.limits())
 	if err != nil {
-		return Unknown, err
+		return driver.Unknown, err
 	}
 	t := new(transaction)
 	t.open(ctx, c.m, s, pgx.ReadCommitted, false)
@@ -142,9 +82,15 @@ func (c *call) probe(ctx context.Context, look func(ctx context.Context, tx pgx.
 	spec := *c.m.begin.spec(beginKey{isolation: pgx.ReadCommitted, lockTimeout: c.opts.LockTimeout})
 	spec.Aside = true
 	if _, err := s.Begin(ctx, &spec, nil); err != nil {
-		return Unknown, err
+		return driver.Unknown, err
 	}
-	outcome, err := look(&t.ctx, &t.root)
+	committed, err := c.opts.Witness(&t.ctx, &t.root)
 	t.close()
-	return outcome, err
+	switch {
+	case err != nil:
+		return driver.Unknown, err
+	case committed:
+		return driver.Committed, nil
+	}
+	return driver.RolledBack, nil
 }

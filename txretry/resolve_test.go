@@ -15,36 +15,36 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// witness is what a probe looks for.
+// witness is what is looked for.
 const witness = "insert into witness values (1)"
 
-// lookForWitness is the probe that waits for the other transaction.
-func lookForWitness(ctx context.Context, tx pgx.Tx) (txretry.Outcome, error) {
-	_, err := tx.Exec(ctx, witness)
+// lookForWitness waits for the other transaction.
+func lookForWitness(ctx context.Context, tx pgx.Tx) (committed bool, err error) {
+	_, err = tx.Exec(ctx, witness)
 	var refused *pgconn.PgError
-	switch {
-	case err == nil:
-		return txretry.RolledBack, nil
-	case errors.As(err, &refused) && refused.Code == "23505":
-		return txretry.Committed, nil
+	if errors.As(err, &refused) && refused.Code == "23505" {
+		return true, nil
 	}
-	return txretry.Unknown, err
+	return false, err
 }
 
-var resolvers = map[string]txretry.Resolver{
-	"status": txretry.XactStatus(),
-	"probe":  txretry.Probe(lookForWitness),
+// resolvers are the ways to find out.
+var resolvers = map[string]struct {
+	status bool // Config.XactStatus
+	opts   txretry.Options
+}{
+	"status":  {status: true},
+	"witness": {opts: txretry.Options{Witness: lookForWitness}},
 }
 
 // resolved runs work, which adds 1 and leaves the witness, and checks that it
 // took effect once, in this many calls of fn.
-func resolved(t *testing.T, m *txretry.Manager, direct *pgxpool.Pool, wantCalls int, disturb func(ctx context.Context, tx pgx.Tx, call int)) {
+func resolved(t *testing.T, m *txretry.Manager, opts txretry.Options, direct *pgxpool.Pool, wantCalls int, disturb func(ctx context.Context, tx pgx.Tx, call int)) {
 	t.Helper()
-	calls, committed, rolledBack := 0, 0, 0
-	err := m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+	calls, committed := 0, 0
+	err := m.DoWith(t.Context(), opts, func(ctx context.Context, tx pgx.Tx) error {
 		calls++
 		txretry.AfterCommit(tx, func() { committed++ })
-		txretry.AfterRollback(tx, func() { rolledBack++ })
 		if _, err := tx.Exec(ctx, witness); err != nil {
 			return err
 		}
@@ -54,8 +54,8 @@ func resolved(t *testing.T, m *txretry.Manager, direct *pgxpool.Pool, wantCalls 
 		disturb(ctx, tx, calls)
 		return nil
 	})
-	if err != nil || calls != wantCalls || committed != 1 || rolledBack != 0 {
-		t.Errorf("error %v after %d calls, %d and %d functions run; want success in %d", err, calls, committed, rolledBack, wantCalls)
+	if err != nil || calls != wantCalls || committed != 1 {
+		t.Errorf("error %v after %d calls, %d functions run; want success in %d", err, calls, committed, wantCalls)
 	}
 	wantCounter(t, direct, 1)
 }
@@ -69,8 +69,8 @@ func TestResolveCommitReplyLost(t *testing.T) {
 			direct := newCounter(t)
 			exec(t, direct, "create table witness (id int primary key)")
 			proxy := testenv.NewProxy(t, direct.Config().ConnString())
-			m := newManager(t, pgtest.Pool(t, proxy.URL(), 2), txretry.Config{Resolver: resolver})
-			resolved(t, m, direct, 1, func(context.Context, pgx.Tx, int) {
+			m := newManager(t, pgtest.Pool(t, proxy.URL(), 2), txretry.Config{XactStatus: resolver.status})
+			resolved(t, m, resolver.opts, direct, 1, func(context.Context, pgx.Tx, int) {
 				proxy.DropReplies()
 				go func() {
 					for n := 0; n < 1 && t.Context().Err() == nil; {
@@ -92,8 +92,8 @@ func TestResolveTerminatedBeforeCommit(t *testing.T) {
 			t.Parallel()
 			pool := newCounter(t)
 			exec(t, pool, "create table witness (id int primary key)")
-			m := newManager(t, pool, txretry.Config{Resolver: resolver})
-			resolved(t, m, pool, 2, func(_ context.Context, tx pgx.Tx, call int) {
+			m := newManager(t, pool, txretry.Config{XactStatus: resolver.status})
+			resolved(t, m, resolver.opts, pool, 2, func(_ context.Context, tx pgx.Tx, call int) {
 				if call == 1 {
 					exec(t, pool, "select pg_terminate_backend($1, 5000)", tx.Conn().PgConn().PID())
 				}
@@ -119,11 +119,11 @@ func TestResolveDuringCommit(t *testing.T) {
 				t.Parallel()
 				pool := newCounter(t)
 				exec(t, pool, "create table witness (id int primary key);"+slowCommit)
-				cfg := txretry.Config{Resolver: resolver, CommitTimeout: 500 * time.Millisecond}
+				cfg := txretry.Config{XactStatus: resolver.status, CommitTimeout: 500 * time.Millisecond}
 				if terminate {
 					cfg.CommitTimeout = time.Minute
 				}
-				resolved(t, newManager(t, pool, cfg), pool, 2, func(_ context.Context, tx pgx.Tx, call int) {
+				resolved(t, newManager(t, pool, cfg), resolver.opts, pool, 2, func(_ context.Context, tx pgx.Tx, call int) {
 					if call > 1 || !terminate {
 						return
 					}
@@ -166,10 +166,10 @@ func TestReadOnlyCommitLost(t *testing.T) {
 	if calls != 2 {
 		t.Errorf("%d calls, want two", calls)
 	}
-	wantUnavailable(t, err, txretry.PhaseCommit)
+	wantUnavailable(t, err, "commit")
 }
 
-// The server restarts while fn runs. With a Resolver the call survives, because
+// The server restarts while fn runs. With XactStatus the call survives, because
 // nothing was applied.
 func TestServerRestart(t *testing.T) {
 	t.Parallel()
@@ -188,8 +188,8 @@ func TestServerRestart(t *testing.T) {
 		})
 		return calls, err
 	}
-	if calls, err := run(txretry.Config{Resolver: txretry.XactStatus()}); calls != 2 || err != nil {
-		t.Errorf("error %v after %d calls with a resolver", err, calls)
+	if calls, err := run(txretry.Config{XactStatus: true}); calls != 2 || err != nil {
+		t.Errorf("error %v after %d calls with XactStatus", err, calls)
 	}
 	wantCounter(t, pool, 1)
 }

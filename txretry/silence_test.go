@@ -17,6 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
+	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 var quiet = slog.New(slog.DiscardHandler)
@@ -63,7 +64,7 @@ func soon(t *testing.T) context.Context {
 	return ctx
 }
 
-func wantUnavailable(t *testing.T, err error, phase txretry.Phase) {
+func wantUnavailable(t *testing.T, err error, phase string) {
 	t.Helper()
 	var unavailable *txretry.UnavailableError
 	if !errors.As(err, &unavailable) || unavailable.Phase != phase {
@@ -83,7 +84,7 @@ func TestSilentBegin(t *testing.T) {
 		"request lost": {On: "begin"},
 		"answer lost":  {On: "begin", Deliver: true},
 	} {
-		for kind, atBegin := range map[string]txretry.AtBegin{"": {}, ", AtBegin": {SQL: "select 1"}} {
+		for kind, atBegin := range map[string]driver.Statement{"": {}, ", AtBegin": {SQL: "select 1"}} {
 			runAtOnce(t, &all, name+kind, func(t *testing.T) {
 				direct, pool, proxy := behindProxy(t, 1, addOne)
 				m := newManager(t, pool, txretry.Config{Logger: quiet})
@@ -106,7 +107,8 @@ func TestSilentBegin(t *testing.T) {
 func TestSilentServer(t *testing.T) {
 	t.Parallel()
 	direct, pool, proxy := behindProxy(t, 4, addOne)
-	m := newManager(t, pool, txretry.Config{AcquireTimeout: 4 * time.Second, Logger: quiet})
+	m := newManager(t, pool, txretry.Config{Logger: quiet})
+	m.Shorten(4*time.Second, 2*time.Second)
 	proxy.Pause()
 	var unavailable *txretry.UnavailableError
 	if err := m.Do(soon(t), addOne); !errors.As(err, &unavailable) {
@@ -187,8 +189,8 @@ func TestSilentStatement(t *testing.T) {
 				proxy.SilenceOn(testenv.Silence{})
 				return work(ctx, tx)
 			})
-			wantUnavailable(t, err, txretry.PhaseFn)
-			if !errors.Is(err, txretry.ErrSilent) || calls != 1 {
+			wantUnavailable(t, err, "fn")
+			if !errors.Is(err, driver.ErrSilent) || calls != 1 {
 				t.Errorf("error %v after %d calls, want ErrSilent after one", err, calls)
 			}
 			if err := m.Do(soon(t), func(ctx context.Context, tx pgx.Tx) error { return rows(ctx, tx) }); err != nil {
@@ -199,7 +201,7 @@ func TestSilentStatement(t *testing.T) {
 	}
 }
 
-// A COMMIT that is not answered in time is unknown, whether it arrived or not; a Resolver finds out.
+// A COMMIT that is not answered in time is unknown, whether it arrived or not; the server can be asked.
 func TestSilentCommit(t *testing.T) {
 	t.Parallel()
 	var all sync.WaitGroup
@@ -211,17 +213,17 @@ func TestSilentCommit(t *testing.T) {
 		"request lost": {testenv.Silence{On: "commit"}, 0},
 		"answer lost":  {testenv.Silence{On: "commit", Deliver: true}, 1},
 	} {
-		for kind, resolver := range map[string]txretry.Resolver{"": {}, ", resolved": txretry.XactStatus()} {
+		for kind, ask := range map[string]bool{"": false, ", resolved": true} {
 			runAtOnce(t, &all, name+kind, func(t *testing.T) {
 				direct, pool, proxy := behindProxy(t, 1, addOne)
-				m := newManager(t, pool, txretry.Config{CommitTimeout: 5 * time.Minute, Resolver: resolver, Logger: quiet})
+				m := newManager(t, pool, txretry.Config{CommitTimeout: 5 * time.Minute, XactStatus: ask, Logger: quiet})
 				proxy.SilenceOn(test.silence)
 				start := time.Now()
 				err := m.DoWith(soon(t), txretry.Options{CommitTimeout: 2 * time.Second}, addOne)
 				if took := time.Since(start); took > 2*time.Minute {
 					t.Errorf("it took %v", took)
 				}
-				if kind == "" {
+				if !ask {
 					wantUnknown(t, err)
 					wantCounter(t, direct, 1+test.applied)
 					return
@@ -284,7 +286,7 @@ func TestSilentTransactionsStopNobody(t *testing.T) {
 				_, err := tx.Exec(ctx, "select 'hang'")
 				return err
 			})
-			if !errors.Is(err, txretry.ErrSilent) {
+			if !errors.Is(err, driver.ErrSilent) {
 				t.Errorf("a hung transaction: %v", err)
 			}
 		})
@@ -318,7 +320,7 @@ func TestSilentTurn(t *testing.T) {
 			_, err := tx.Exec(ctx, "select 'hang'")
 			return err
 		})
-		wantUnavailable(t, err, txretry.PhaseFn)
+		wantUnavailable(t, err, "fn")
 	})
 	<-begun
 	if err := m.DoWith(soon(t), opts, addOne); err != nil {
@@ -387,11 +389,13 @@ func TestNoConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	err = newManager(t, pool, txretry.Config{AcquireTimeout: 100 * time.Millisecond}).Do(t.Context(), func(context.Context, pgx.Tx) error {
+	m := newManager(t, pool, txretry.Config{})
+	m.Shorten(100*time.Millisecond, 2*time.Second)
+	err = m.Do(t.Context(), func(context.Context, pgx.Tx) error {
 		t.Error("fn was run")
 		return nil
 	})
-	wantUnavailable(t, err, txretry.PhaseAcquire)
+	wantUnavailable(t, err, "acquire")
 	if errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "1 are in use") {
 		t.Errorf("error %v", err)
 	}

@@ -34,24 +34,25 @@ func TestHotStandby(t *testing.T) {
 	}
 	pool.Reset()
 
-	m := newManager(t, pool, txretry.Config{})
+	m, asking := newManager(t, pool, txretry.Config{}), newManager(t, pool, txretry.Config{XactStatus: true})
 	look := func(ctx context.Context, tx pgx.Tx) error {
 		var n int
 		return tx.QueryRow(ctx, "select n from counter").Scan(&n)
 	}
 	for name, test := range map[string]struct {
+		m    *txretry.Manager
 		opts txretry.Options
 		fn   func(ctx context.Context, tx pgx.Tx) error
 		code string // "" works
 	}{
-		"serializable":             {txretry.Options{}, look, "0A000"},
-		"write":                    {txretry.Options{Isolation: pgx.ReadCommitted}, func(ctx context.Context, tx pgx.Tx) error { return add(ctx, tx, 1) }, "25006"},
-		"write, error swallowed":   {txretry.Options{Isolation: pgx.ReadCommitted}, func(ctx context.Context, tx pgx.Tx) error { _ = add(ctx, tx, 1); return nil }, "25006"},
-		"id of the transaction":    {txretry.Options{Isolation: pgx.ReadCommitted, Resolver: txretry.XactStatus()}, look, "25006"},
-		"read only":                {txretry.Options{Isolation: pgx.RepeatableRead, ReadOnly: true}, look, ""},
-		"read only, read resolver": {txretry.Options{Isolation: pgx.ReadCommitted, ReadOnly: true, Resolver: txretry.XactStatus()}, look, ""},
+		"serializable":           {m, txretry.Options{}, look, "0A000"},
+		"write":                  {m, txretry.Options{Isolation: pgx.ReadCommitted}, func(ctx context.Context, tx pgx.Tx) error { return add(ctx, tx, 1) }, "25006"},
+		"write, error swallowed": {m, txretry.Options{Isolation: pgx.ReadCommitted}, func(ctx context.Context, tx pgx.Tx) error { _ = add(ctx, tx, 1); return nil }, "25006"},
+		"id of the transaction":  {asking, txretry.Options{Isolation: pgx.ReadCommitted}, look, "25006"},
+		"read only":              {m, txretry.Options{Isolation: pgx.RepeatableRead, ReadOnly: true}, look, ""},
+		"read only, asking":      {asking, txretry.Options{Isolation: pgx.ReadCommitted, ReadOnly: true}, look, ""},
 	} {
-		err := m.DoWith(t.Context(), test.opts, test.fn)
+		err := test.m.DoWith(t.Context(), test.opts, test.fn)
 		if test.code == "" {
 			if err != nil {
 				t.Errorf("%s: %v", name, err)

@@ -12,6 +12,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	base "github.com/holdfast-go/holdfast/internal/telemetry"
+	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 const scope = "github.com/holdfast-go/holdfast/txretry"
@@ -63,65 +64,50 @@ func (t *telemetry) start(ctx context.Context, name string) (context.Context, tr
 	return ctx, span
 }
 
-func (t *telemetry) end(ctx context.Context, span trace.Span, d *Done) {
-	t.measure(ctx, d)
+// end reports a call that took this long and returns err.
+func (t *telemetry) end(ctx context.Context, span trace.Span, c *call, took time.Duration, err error) {
+	t.measure(ctx, c, took)
 	if span == nil {
 		return
 	}
 	if span.IsRecording() {
-		span.SetAttributes(attribute.String("holdfast.outcome", string(d.Outcome)), attribute.Int("holdfast.attempts", d.Attempts))
-		d.Phases.each(func(phase string, spent time.Duration) {
-			span.SetAttributes(attribute.Float64("holdfast.phase."+phase, spent.Seconds()))
-		})
-		for _, a := range d.Failed {
-			span.AddEvent("attempt failed", trace.WithAttributes(
-				attribute.String("holdfast.sqlstate", a.SQLSTATE), attribute.String("holdfast.phase", string(a.Phase))))
-		}
-		if d.Outcome == Unknown || errors.Is(d.Err, errNoReturn) {
-			span.SetStatus(codes.Error, d.Err.Error())
-		} else if d.Err != nil {
-			span.SetStatus(codes.Error, "rolled back")
-		}
+		describe(span, c, err)
 	}
 	span.End()
 }
 
-func (t *telemetry) measure(ctx context.Context, d *Done) {
-	operation := attribute.String("operation", d.Name)
-	if t.duration.Enabled(ctx) || t.attempts.Enabled(ctx) {
-		labels := metric.WithAttributeSet(attribute.NewSet(operation, attribute.String("outcome", string(d.Outcome))))
-		t.duration.Record(ctx, d.Duration.Seconds(), labels)
-		t.attempts.Add(ctx, int64(d.Attempts), labels)
+func describe(span trace.Span, c *call, err error) {
+	span.SetAttributes(attribute.String("holdfast.outcome", c.outcome.String()), attribute.Int("holdfast.attempts", c.attempts))
+	c.phases.each(func(phase string, spent time.Duration) {
+		span.SetAttributes(attribute.Float64("holdfast.phase."+phase, spent.Seconds()))
+	})
+	for _, a := range c.failed {
+		span.AddEvent("attempt failed", trace.WithAttributes(
+			attribute.String("holdfast.sqlstate", a.SQLSTATE), attribute.String("holdfast.phase", a.Phase)))
 	}
-	if t.phases.Enabled(ctx) {
-		d.Phases.each(func(phase string, spent time.Duration) {
-			t.phases.Record(ctx, spent.Seconds(), metric.WithAttributes(operation, attribute.String("phase", phase)))
-		})
-	}
-	if len(d.Failed) > 0 && t.failures.Enabled(ctx) {
-		for _, a := range d.Failed {
-			t.failures.Add(ctx, 1, metric.WithAttributes(operation,
-				attribute.String("phase", string(a.Phase)), attribute.String("sqlstate", a.SQLSTATE)))
-		}
+	if c.outcome == driver.Unknown || errors.Is(err, errNoReturn) {
+		span.SetStatus(codes.Error, err.Error())
+	} else if err != nil {
+		span.SetStatus(codes.Error, "rolled back")
 	}
 }
 
-// each calls f for the phases that took time.
-func (p *Phases) each(f func(phase string, spent time.Duration)) {
-	for _, part := range [...]struct {
-		name  string
-		spent time.Duration
-	}{
-		{"queue", p.Queue},
-		{"acquire", p.Acquire},
-		{"begin", p.Begin},
-		{"fn", p.Fn},
-		{"commit", p.Commit},
-		{"resolve", p.Resolve},
-		{"sleep", p.Sleep},
-	} {
-		if part.spent > 0 {
-			f(part.name, part.spent)
+func (t *telemetry) measure(ctx context.Context, c *call, took time.Duration) {
+	operation := attribute.String("operation", c.opts.Name)
+	if t.duration.Enabled(ctx) || t.attempts.Enabled(ctx) {
+		labels := metric.WithAttributeSet(attribute.NewSet(operation, attribute.String("outcome", c.outcome.String())))
+		t.duration.Record(ctx, took.Seconds(), labels)
+		t.attempts.Add(ctx, int64(c.attempts), labels)
+	}
+	if t.phases.Enabled(ctx) {
+		c.phases.each(func(phase string, spent time.Duration) {
+			t.phases.Record(ctx, spent.Seconds(), metric.WithAttributes(operation, attribute.String("phase", phase)))
+		})
+	}
+	if len(c.failed) > 0 && t.failures.Enabled(ctx) {
+		for _, a := range c.failed {
+			t.failures.Add(ctx, 1, metric.WithAttributes(operation,
+				attribute.String("phase", a.Phase), attribute.String("sqlstate", a.SQLSTATE)))
 		}
 	}
 }

@@ -13,13 +13,9 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
-// ErrSilent is found in the error of what the server did not answer in time. The
-// connection is closed then, and the transaction rolled back.
-var ErrSilent = driver.ErrSilent
-
 // UnavailableError says that the database could not do its work, whatever the
-// work was: no connection was to be had, the connection was lost or silent
-// ([ErrSilent]), or the server reported a failure of class 08 (connection), 53
+// work was: no connection was to be had, the connection was lost or the server
+// silent on it, or it reported a failure of class 08 (connection), 53
 // (out of memory, disk or connections) or 57P (shut down, starting up). The
 // transaction is rolled back. It maps to HTTP 503 with
 // code DATABASE_UNAVAILABLE.
@@ -29,7 +25,7 @@ var ErrSilent = driver.ErrSilent
 // raise that setting. [Manager.Check] compares it with the load to be expected.
 type UnavailableError struct {
 	Name  string // Options.Name
-	Phase Phase  // where it happened
+	Phase string // where it happened, as Attempt.Phase
 	Err   error  // what happened
 
 	retryAfter time.Duration

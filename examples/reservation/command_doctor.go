@@ -66,7 +66,7 @@ func (p *parts) examinations() []examination {
 	}
 	return []examination{
 		{"Postgres", p.servers.workers.Ping, []check{
-			listed(p.transactor.Check), p.messages.Check, listed(checkInbox), listed(p.records.Check), listed(p.holds.Check),
+			p.transactor.Check, p.messages.Check, listed(checkInbox), listed(p.records.Check), listed(p.holds.Check),
 		}},
 		{"Redis", p.servers.pingRedis, []check{listed(p.keys.Check), p.limiter.Check}},
 		{"RabbitMQ", p.servers.pingRabbitMQ, []check{listed(p.publisher.Check), p.consumer.Check}},

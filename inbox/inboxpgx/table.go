@@ -16,6 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/migrate"
 	"github.com/holdfast-go/holdfast/internal/sqlident"
 	"github.com/holdfast-go/holdfast/txretry"
+	txdriver "github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // DefaultTable is the table's name where none is configured.
@@ -140,8 +141,8 @@ func (t *Table) Record(ctx context.Context, tx pgx.Tx, consumer string, id uuid.
 }
 
 // atBegin is Record as a statement that travels with BEGIN.
-func (t *Table) atBegin(consumer string, m *inbox.Message) txretry.AtBegin {
-	return txretry.AtBegin{SQL: t.insert, Args: []any{consumer, uuidOf(m.ID), m.Name}}
+func (t *Table) atBegin(consumer string, m *inbox.Message) txdriver.Statement {
+	return txdriver.Statement{SQL: t.insert, Args: []any{consumer, uuidOf(m.ID), m.Name}}
 }
 
 // RecordAll implements Dedup.

@@ -15,8 +15,8 @@ import (
 // The limits of the public surface. What a user must learn grows with each name and each field, so a
 // change that needs more says so here.
 const (
-	maxNames  = 385
-	maxFields = 235
+	maxNames  = 350
+	maxFields = 220
 	maxLeaks  = 8
 )
 

@@ -80,22 +80,26 @@ type Session interface {
 
 // Spec says how a transaction begins.
 type Spec struct {
-	SQL        string   // one message: begin and its settings
-	Parts      []string // the statements in it
-	ReadOnly   bool
-	Aside      bool   // no attempt at fn, but a look at what became of one
-	Once       bool   // made for one attempt
-	WantsXID   bool   // the last result of SQL is the transaction's id
-	MinVersion int    // major version of the server that SQL needs; 0: any
-	Needs      string // the option that needs it
+	SQL      string   // one message: begin and its settings
+	Parts    []string // the statements in it
+	ReadOnly bool
+	Aside    bool // no attempt at fn, but a look at what became of one
+	WantsXID bool // the last result of SQL is the transaction's id
 }
 
-// Statement is one that travels with BEGIN or COMMIT.
+// Statement is one that travels with BEGIN or COMMIT, in one round trip. The zero value is none.
 type Statement struct {
-	SQL     string
-	Args    []any
-	Explain func(error) error // wraps the error of COMMIT; nil: as it is
-	Effect  *Effect           // what stands for it on the fake; nil: nothing does
+	SQL  string
+	Args []any // must not be changed before the call returns
+
+	// Done receives what a statement that travels with BEGIN did, right before each call of fn. Optional.
+	Done func(tag pgconn.CommandTag)
+
+	// Explain wraps the error of COMMIT that the statement may have caused. Optional.
+	Explain func(error) error
+
+	// Effect is what stands for a statement on the fake. Optional.
+	Effect *Effect
 }
 
 // Effect is a change of memory that belongs to COMMIT.
@@ -125,6 +129,17 @@ const (
 	Committed                 // definitely applied
 	Unknown                   // COMMIT was sent and not answered
 )
+
+// String returns the value of the attribute "outcome" in metrics and spans.
+func (o Outcome) String() string {
+	switch o {
+	case RolledBack:
+		return "rolled_back"
+	case Committed:
+		return "committed"
+	}
+	return "unknown"
+}
 
 // ErrForgotten is returned by Fate for an id that the server does not know (any
 // more): asking again does not help.

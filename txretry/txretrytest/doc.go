@@ -3,8 +3,8 @@
 //
 // [Manager] makes the same attempts, delays, errors and handle rules as
 // txretry.Manager, since the same code does it, on transactions that run one at
-// a time: serializable. Its handle runs no SQL (a statement is answered with
-// [ErrNoSQL], quoting it). Instead the fakes of the other packages, and yours,
+// a time: serializable. Its handle runs no SQL (a statement is answered with an
+// error that quotes it). Instead the fakes of the other packages, and yours,
 // change their memory through [Effect]: at once, visible inside the
 // transaction, undone if the transaction or the savepoint around it rolls back.
 //
@@ -23,7 +23,7 @@
 //
 // There is no isolation from readers outside a transaction: they see effects
 // before the commit. Conn returns nil, and the methods of LargeObjects panic.
-// AtCommit takes statements, as it must, and COMMIT then fails with ErrNoSQL.
+// AtCommit takes statements, as it must, and COMMIT then fails.
 //
 // All waiting is done on channels and timers, so that a test may run in a
 // testing/synctest bubble; create the Manager inside the bubble then.

@@ -20,7 +20,7 @@ type Point int
 
 // The places where an attempt can fail.
 const (
-	NoFault Point = iota
+	noFault Point = iota
 
 	AtBegin     // the transaction does not begin
 	AtStatement // the n-th Effect or Fail is not run
@@ -49,7 +49,7 @@ func checkScript(script []Fault) error {
 }
 
 func (f Fault) check() error {
-	if f.Point < NoFault || f.Point > ReplyLostNotApplied {
+	if f.Point < noFault || f.Point > ReplyLostNotApplied {
 		return fmt.Errorf("unknown Point %d", f.Point)
 	}
 	if answers := f.Point >= AtBegin && f.Point <= AtCommit; answers != (len(f.SQLSTATE) == 5) || (!answers && f.SQLSTATE != "") {

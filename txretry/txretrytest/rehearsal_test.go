@@ -28,7 +28,7 @@ func TestRehearsal(t *testing.T) {
 			if err := c.Add(ctx, tx, 1); err != nil {
 				return err
 			}
-			return r.DoWith(ctx, txretry.Options{Nested: txretry.NestedSavepoint}, func(context.Context, pgx.Tx) error {
+			return r.DoWith(ctx, txretry.Options{Savepoint: true}, func(context.Context, pgx.Tx) error {
 				nested++
 				return nil
 			})

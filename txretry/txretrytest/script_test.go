@@ -64,7 +64,7 @@ func TestScriptedEndIsNotNested(t *testing.T) {
 	outer, inner := 0, 0
 	err := m.Do(t.Context(), func(ctx context.Context, _ pgx.Tx) error {
 		outer++
-		err := m.DoWith(ctx, txretry.Options{Nested: txretry.NestedSavepoint}, func(context.Context, pgx.Tx) error {
+		err := m.DoWith(ctx, txretry.Options{Savepoint: true}, func(context.Context, pgx.Tx) error {
 			inner++
 			return nil
 		})

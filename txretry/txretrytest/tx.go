@@ -11,8 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
-// ErrNoSQL is wrapped by the answer to every statement on a fake transaction.
-var ErrNoSQL = errors.New("txretrytest: a fake transaction runs no SQL")
+var errNoSQL = errors.New("txretrytest: a fake transaction runs no SQL")
 
 // maxQuote bounds how much of a statement an error quotes.
 const maxQuote = 200
@@ -33,7 +32,7 @@ func (s *fakeSession) refuse(sql string) error {
 	if len(sql) > maxQuote {
 		sql = sql[:maxQuote] + "…"
 	}
-	return s.fail(fmt.Errorf("%w: %q", ErrNoSQL, sql))
+	return s.fail(fmt.Errorf("%w: %q", errNoSQL, sql))
 }
 
 func (t fakeTx) Exec(_ context.Context, sql string, _ ...any) (pgconn.CommandTag, error) {

@@ -18,7 +18,7 @@ func benchUpdate(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	resolving, err := txretry.New(pool, txretry.Config{Resolver: txretry.XactStatus()})
+	resolving, err := txretry.New(pool, txretry.Config{XactStatus: true})
 	if err != nil {
 		return err
 	}

@@ -94,22 +94,16 @@ var suite = map[string]func(f *fixture){
 	"cause of the context's end":      testCause,
 	"read only":                       testReadOnly,
 	"bad options":                     testBadOptions,
-	"hooks":                           testHooks,
 	"concurrent increments lose none": testConcurrent,
 	"lock not available is an answer": testNoWait,
 	"constraint retried":              testConstraintRetried,
 	"constraint persists":             testConstraintPersists,
-	"too late for an attempt":         testTooLate,
-	"too late for another attempt":    testTooLateAgain,
-	"retry budget":                    testBudget,
 	"nested savepoint":                testNestedSavepoint,
 	"nested savepoint fails":          testNestedFails,
 	"nested savepoint panics":         testNestedPanic,
 	"nested savepoint is transient":   testNestedTransient,
 	"nested savepoint refused":        testNestedRefused,
-	"after rollback":                  testAfterRollback,
-	"after rollback, panic":           testAfterRollbackPanic,
-	"serial turn ends before OnDone":  testSerialTurn,
+	"serial turn ends before hooks":   testSerialTurn,
 }
 
 // errBusiness is a permanent error of fn.
@@ -203,7 +197,7 @@ func testValue(f *fixture) {
 }
 
 func testReadOnly(f *fixture) {
-	err := f.New(quick()).DoWith(f.Context(), txretry.Options{ReadOnly: true, Deferrable: true}, func(ctx context.Context, tx pgx.Tx) error {
+	err := f.New(quick()).DoWith(f.Context(), txretry.Options{ReadOnly: true}, func(ctx context.Context, tx pgx.Tx) error {
 		return f.Add(ctx, tx, 1)
 	})
 	f.sqlstate(err, "25006")
@@ -219,12 +213,7 @@ func testBadOptions(f *fixture) {
 		{LockTimeout: 1 << 62},
 		{StatementTimeout: time.Microsecond},
 		{IdleTimeout: time.Microsecond},
-		{TransactionTimeout: time.Microsecond},
-		{DeadlineMargin: -1},
-		{Nested: "join"},
-		{Resolver: txretry.Probe(nil)},
-		{Deferrable: true},
-		{Deferrable: true, ReadOnly: true, Isolation: pgx.ReadCommitted},
+		{CommitTimeout: -1},
 	} {
 		err := m.DoWith(f.Context(), opts, func(context.Context, pgx.Tx) error {
 			f.Errorf("%+v: fn was run", opts)

@@ -208,37 +208,3 @@ func testNested(f *fixture) {
 	}))
 	f.want(2)
 }
-
-func testHooks(f *fixture) {
-	cfg := quick()
-	cfg.Rand = func() float64 { return 0.5 }
-	var retries []txretry.Retry
-	var done []txretry.Done
-	cfg.Hooks = txretry.Hooks{
-		OnRetry: func(_ context.Context, r txretry.Retry) { retries = append(retries, r) },
-		OnDone:  func(_ context.Context, d txretry.Done) { done = append(done, d) },
-	}
-	m := f.New(cfg)
-	calls := 0
-	f.ok(m.DoWith(f.Context(), txretry.Options{Name: "op"}, func(ctx context.Context, tx pgx.Tx) error {
-		calls++
-		if calls == 1 {
-			return f.Fail(ctx, tx, "40P01")
-		}
-		return nil
-	}))
-	f.is(m.Do(f.Context(), func(context.Context, pgx.Tx) error { return errBusiness }), errBusiness)
-
-	if len(retries) != 1 || len(done) != 2 {
-		f.Fatalf("%d retries and %d done reported, want 1 and 2", len(retries), len(done))
-	}
-	f.equal("name", retries[0].Name, "op")
-	f.equal("number", retries[0].Number, 1)
-	f.equal("SQLSTATE", retries[0].Attempt.SQLSTATE, "40P01")
-	f.equal("delay", retries[0].Delay, 2*cfg.BaseDelay)
-	f.equal("outcome", done[0].Outcome, txretry.Committed)
-	f.equal("attempts", done[0].Attempts, 2)
-	f.equal("error", done[0].Err, nil)
-	f.equal("outcome", done[1].Outcome, txretry.RolledBack)
-	f.is(done[1].Err, errBusiness)
-}

@@ -9,7 +9,7 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-var inSavepoint = txretry.Options{Nested: txretry.NestedSavepoint}
+var inSavepoint = txretry.Options{Savepoint: true}
 
 // nest runs inner as a nested call inside an outer one, to whose fn its error
 // is given.
@@ -44,11 +44,9 @@ func testNestedSavepoint(f *fixture) {
 }
 
 func testNestedFails(f *fixture) {
-	rolledBack := 0
 	f.ok(f.nest(inSavepoint, func(ctx context.Context, tx pgx.Tx) error {
 		f.add(ctx, tx, 10)
 		txretry.AfterCommit(tx, func() { f.Error("function of a failed nested call was run") })
-		txretry.AfterRollback(tx, func() { rolledBack++ })
 		return errBusiness
 	}, func(ctx context.Context, tx pgx.Tx, err error) error {
 		f.is(err, errBusiness)
@@ -64,7 +62,6 @@ func testNestedFails(f *fixture) {
 		return f.Add(ctx, tx, 1000)
 	}))
 	f.want(1102)
-	f.equal("AfterRollback functions run", rolledBack, 0)
 }
 
 func testNestedPanic(f *fixture) {
@@ -97,10 +94,10 @@ func testNestedTransient(f *fixture) {
 
 func testNestedRefused(f *fixture) {
 	for name, opts := range map[string]txretry.Options{
-		"stronger isolation": {Nested: txretry.NestedSavepoint, Isolation: pgx.Serializable},
-		"unknown isolation":  {Nested: txretry.NestedSavepoint, Isolation: "chaos"},
-		"negative attempts":  {Nested: txretry.NestedSavepoint, MaxAttempts: -1},
-		"read only":          {Nested: txretry.NestedSavepoint, ReadOnly: true},
+		"stronger isolation": {Savepoint: true, Isolation: pgx.Serializable},
+		"unknown isolation":  {Savepoint: true, Isolation: "chaos"},
+		"negative attempts":  {Savepoint: true, MaxAttempts: -1},
+		"read only":          {Savepoint: true, ReadOnly: true},
 	} {
 		m := f.New(quick())
 		f.ok(m.DoWith(f.Context(), txretry.Options{Isolation: pgx.ReadCommitted}, func(ctx context.Context, tx pgx.Tx) error {
@@ -112,48 +109,4 @@ func testNestedRefused(f *fixture) {
 		}))
 	}
 	f.want(4)
-}
-
-func testAfterRollback(f *fixture) {
-	calls := 0
-	var ran []int
-	err := f.do(func(ctx context.Context, tx pgx.Tx) error {
-		calls++
-		sp, err := tx.Begin(ctx)
-		f.ok(err)
-		txretry.AfterRollback(sp, func() { ran = append(ran, calls*10) })
-		f.ok(sp.Rollback(ctx))
-		txretry.AfterRollback(tx, func() {
-			f.want(0)
-			ran = append(ran, calls*10+1)
-		})
-		txretry.AfterRollback(tx, nil)
-		f.add(ctx, tx, 1)
-		if calls == 1 {
-			return f.Fail(ctx, tx, "40001")
-		}
-		return errBusiness
-	})
-	f.is(err, errBusiness)
-	if want := []int{20, 21}; !slices.Equal(ran, want) {
-		f.Errorf("functions run: %v, want %v", ran, want)
-	}
-	f.ok(f.do(func(ctx context.Context, tx pgx.Tx) error {
-		f.equal("AfterRollback", txretry.AfterRollback(tx, func() { f.Error("run after a commit") }), true)
-		f.equal("wrapped tx", txretry.AfterRollback(struct{ pgx.Tx }{tx}, func() {}), false)
-		return nil
-	}))
-	f.equal("nil tx", txretry.AfterRollback(nil, func() {}), false)
-}
-
-func testAfterRollbackPanic(f *fixture) {
-	ran := 0
-	func() {
-		defer func() { f.equal("panic value", recover(), "boom") }()
-		_ = f.do(func(_ context.Context, tx pgx.Tx) error {
-			txretry.AfterRollback(tx, func() { ran++ })
-			panic("boom")
-		})
-	}()
-	f.equal("functions run", ran, 1)
 }

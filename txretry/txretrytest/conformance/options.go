@@ -60,73 +60,17 @@ func testConstraintPersists(f *fixture) {
 	}
 }
 
-func testTooLate(f *fixture) {
-	ctx, cancel := context.WithTimeout(f.Context(), time.Minute)
-	defer cancel()
-	err := f.New(quick()).DoWith(ctx, txretry.Options{DeadlineMargin: time.Hour}, func(context.Context, pgx.Tx) error {
-		f.Error("fn was run")
-		return nil
-	})
-	f.is(err, context.DeadlineExceeded)
-	f.ok(f.New(quick()).DoWith(ctx, txretry.Options{DeadlineMargin: time.Millisecond}, func(ctx context.Context, tx pgx.Tx) error {
+// The next in line does not wait for the AfterCommit functions of a call.
+func testSerialTurn(f *fixture) {
+	m := f.New(quick())
+	opts := txretry.Options{SerialKey: "k"}
+	f.ok(m.DoWith(f.Context(), opts, func(ctx context.Context, tx pgx.Tx) error {
+		txretry.AfterCommit(tx, func() {
+			ctx, cancel := context.WithTimeout(f.Context(), time.Minute)
+			defer cancel()
+			f.ok(m.DoWith(ctx, opts, func(ctx context.Context, tx pgx.Tx) error { return f.Add(ctx, tx, 10) }))
+		})
 		return f.Add(ctx, tx, 1)
 	}))
-	f.want(1)
-}
-
-// The delay would end in time, the attempt after it would not.
-func testTooLateAgain(f *fixture) {
-	ctx, cancel := context.WithTimeout(f.Context(), time.Minute)
-	defer cancel()
-	cfg := txretry.Config{BaseDelay: 10 * time.Second, MaxDelay: 10 * time.Second, DeadlineMargin: 55 * time.Second}
-	start := time.Now()
-	err := f.New(cfg).Do(ctx, func(ctx context.Context, tx pgx.Tx) error { return f.Fail(ctx, tx, "40001") })
-	if waited := time.Since(start); waited > 5*time.Second {
-		f.Errorf("waited %v before an attempt that cannot end in time", waited)
-	}
-	var timeout *txretry.LockTimeoutError
-	if !errors.As(err, &timeout) {
-		f.Fatalf("error %v, want *LockTimeoutError", err)
-	}
-	f.equal("attempts", len(timeout.Attempts), 1)
-	f.is(err, context.DeadlineExceeded)
-	f.sqlstate(err, "40001")
-}
-
-func testBudget(f *fixture) {
-	cfg := quick()
-	cfg.RetryBudget = txretry.RetryBudget{Ratio: 0.5, Burst: 3}
-	m := f.New(cfg)
-	calls := 0
-	fail := func(ctx context.Context, tx pgx.Tx) error {
-		calls++
-		return f.Fail(ctx, tx, "40001")
-	}
-	for _, want := range []int{4, 1, 2} { // 3 tokens, then half of one, then a whole one
-		calls = 0
-		err := m.Do(f.Context(), fail)
-		f.equal("attempts", calls, want)
-		f.is(err, txretry.ErrBudgetSpent)
-		f.sqlstate(err, "40001")
-		var timeout *txretry.LockTimeoutError
-		if !errors.As(err, &timeout) || len(timeout.Attempts) != want {
-			f.Errorf("error %v, want *LockTimeoutError after %d attempts", err, want)
-		}
-	}
-}
-
-func testSerialTurn(f *fixture) {
-	cfg := quick()
-	var m txretry.Transactor
-	opts := txretry.Options{SerialKey: "k", Name: "outer"}
-	cfg.Hooks.OnDone = func(ctx context.Context, d txretry.Done) {
-		if d.Name == "outer" {
-			ctx, cancel := context.WithTimeout(ctx, time.Minute)
-			defer cancel()
-			f.ok(m.DoWith(ctx, txretry.Options{SerialKey: "k"}, func(ctx context.Context, tx pgx.Tx) error { return f.Add(ctx, tx, 10) }))
-		}
-	}
-	m = f.New(cfg)
-	f.ok(m.DoWith(f.Context(), opts, func(ctx context.Context, tx pgx.Tx) error { return f.Add(ctx, tx, 1) }))
 	f.want(11)
 }

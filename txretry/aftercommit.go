@@ -1,6 +1,10 @@
 package txretry
 
-import "github.com/jackc/pgx/v5"
+import (
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/txretry/driver"
+)
 
 // AfterCommit has fn run once after the transaction of tx has definitely
 // committed: on the goroutine that called Do, before Do returns, with the
@@ -13,19 +17,6 @@ import "github.com/jackc/pgx/v5"
 func AfterCommit(tx pgx.Tx, fn func()) bool {
 	h, ok := tx.(interface{ AfterCommit(fn func()) bool })
 	return ok && h.AfterCommit(fn)
-}
-
-// AfterRollback has fn run once after the call of Do has definitely ended without
-// a commit, where AfterCommit's functions would run: to undo what the
-// transaction could not, such as a reservation elsewhere. The functions are those
-// of the last attempt, also of its savepoints that were rolled back; those of
-// earlier attempts are dropped. They run when fn panics, too. None runs when the
-// outcome is unknown.
-//
-// It returns false, and does nothing, if tx is not an open handle of a Manager.
-func AfterRollback(tx pgx.Tx, fn func()) bool {
-	h, ok := tx.(interface{ AfterRollback(fn func()) bool })
-	return ok && h.AfterRollback(fn)
 }
 
 // AtCommit has one statement run together with COMMIT, in one round trip: a write
@@ -44,19 +35,12 @@ func AtCommit(tx pgx.Tx, sql string, args ...any) bool {
 	return ok && h.AtCommit(sql, args...)
 }
 
-// runHooks runs what fn has registered for the outcome.
-func (c *call) runHooks() {
-	if c.last == nil {
+// runAfterCommit runs what fn has registered, if the transaction has committed.
+func (c *call) runAfterCommit() {
+	if c.last == nil || c.outcome != driver.Committed {
 		return
 	}
-	var hooks []func()
-	switch c.outcome {
-	case Committed:
-		hooks = c.last.afterCommit
-	case RolledBack:
-		hooks = c.last.afterRollback
-	}
-	for _, hook := range hooks {
-		hook()
+	for _, fn := range c.last.afterCommit {
+		fn()
 	}
 }
