@@ -66,9 +66,13 @@ func (i *intake) event(do string) amqp.Publishing {
 	}
 }
 
+// confirmPatience bounds one attempt to send. A broker that has just begun may lose a confirm, so it
+// is a part of the patience that whoever repeats send has.
+const confirmPatience = patience / 6
+
 // send publishes messages of those kinds, and notes what was confirmed.
 func (i *intake) send(kinds ...string) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(i.t.Context()), patience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(i.t.Context()), confirmPatience)
 	defer cancel()
 	msgs := make([]amqp.Publishing, len(kinds))
 	for k, do := range kinds {
@@ -90,6 +94,7 @@ func (i *intake) publish(ctx context.Context, msgs []amqp.Publishing) error {
 		if err := ch.Confirm(false); err != nil {
 			return err
 		}
+		returns := ch.NotifyReturn(make(chan amqp.Return, len(msgs)))
 		confirms := make([]*amqp.DeferredConfirmation, len(msgs))
 		for k, m := range msgs {
 			var err error
@@ -102,7 +107,12 @@ func (i *intake) publish(ctx context.Context, msgs []amqp.Publishing) error {
 				return errors.Join(err, errors.New("not confirmed"))
 			}
 		}
-		return nil
+		select {
+		case r := <-returns: // it comes before the confirm
+			return fmt.Errorf("%s: no queue takes it", r.ReplyText)
+		default:
+			return nil
+		}
 	})
 }
 
