@@ -80,15 +80,13 @@ func (a *aside) close() {
 	a.all.Wait()
 }
 
-// attend has work done for a message and waits for it: until it steps aside, for a moment at most, or
-// to its end when too many messages wait already.
-func (r *run) attend(d *delivery, work func()) {
-	p := &place{bytes: len(d.raw.Body), free: make(chan struct{})}
-	d.place = p
+// attend has work done and waits for it: until its place is free, for a moment at most, or to its
+// end when too many messages wait already.
+func (a *aside) attend(p *place, work func()) {
 	done := make(chan struct{})
-	r.aside.start(func() {
+	a.start(func() {
 		defer close(done)
-		defer r.aside.leave(p)
+		defer a.leave(p)
 		work()
 	})
 	timer := time.NewTimer(attention)
@@ -100,15 +98,7 @@ func (r *run) attend(d *delivery, work func()) {
 		return
 	case <-timer.C:
 	}
-	if !r.aside.enter(p) {
+	if !a.enter(p) {
 		<-done
 	}
-}
-
-// stepAside tells that a message is going to wait, which keeps its place in the prefetch, but no worker.
-func (r *run) stepAside(d *delivery) {
-	if d.place != nil {
-		r.aside.enter(d.place)
-	}
-	d.s.crowd(d.epoch)
 }

@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/internal/blame"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 )
 
@@ -42,9 +40,9 @@ type Consumer struct {
 // connections: one receives, one publishes copies. Every call of dial must open a new
 // connection, without the client's own recovery; Dial returns such a function.
 //
-// What a processor with deduplication, such as *inboxpgx.Store, has beside that is used: its ledger,
-// its retention, and Run prunes it. On a bare inbox.NewMux() a Consumer that never runs serves
-// operators: Setup, Check and DeadLetters.
+// A processor with deduplication, such as *inboxpgx.Store, brings its ledger and its retention along,
+// and Run prunes it. With a bare inbox.NewMux() a Consumer that never runs serves operators: Setup,
+// Check and DeadLetters.
 //
 // The error names every violation in cfg. Nothing is asked of a server yet.
 func NewConsumer(dial func(ctx context.Context) (*amqp.Connection, error), queue string, processor inbox.Processor, cfg Config) (*Consumer, error) {
@@ -82,17 +80,20 @@ func (c *Consumer) Run(ctx context.Context) error {
 
 	r := c.newRun(ctx)
 	r.serve(func() {
-		amqpconn.Loop(r.stop, amqpconn.LoopConfig{
+		amqpconn.Loop(r.life.stop, amqpconn.LoopConfig{
 			Dial: c.dial, Timeout: c.cfg.Timeout, Logger: c.cfg.Logger,
-			Down: func(error) { c.signals.lost(ctx) },
+			Down: func(err error) {
+				c.signals.lost(ctx)
+				c.setReady(fmt.Errorf("%w: %w", errNoSession, err))
+			},
 		}, r.session)
 	})
 	return nil
 }
 
-// Ready returns nil while messages are being received and failed ones have a place to go: copies
-// can be published, and no queue has refused one within about a minute. It tells of handlers that
-// do not return although their time is over, too.
+// Ready returns nil while messages are being received, failed ones have a place to go, and handlers
+// return in time. The error says what is not so: why there is no session, which queue has refused a
+// failed message within about a minute, or how many handlers overrun their time.
 func (c *Consumer) Ready(context.Context) error {
 	if err := c.notReady.Load(); err != nil {
 		return *err
@@ -112,59 +113,4 @@ func (c *Consumer) setReady(err error) {
 		return
 	}
 	c.notReady.Store(&err)
-}
-
-// run is one call of Run. Its workers outlive the sessions.
-type run struct {
-	c      *Consumer
-	stop   context.Context // cancelled: take no more messages
-	halt   context.CancelFunc
-	work   context.Context // of the handlers
-	jobs   chan []*delivery
-	copies *amqpconn.Publisher
-	handed int // messages given to workers; sessions come one after the other
-
-	turns    *turns
-	suspects blame.Suspects
-	clock    atomic.Uint64 // tells which message began or failed before another
-	inHand   sync.Map      // deliveries whose run is open in the ledger
-	largest  atomic.Int64  // body that was received, in bytes
-	slack    atomic.Int64  // more bytes that may be on their way
-	aside    aside
-	refusals *refusals
-
-	abandoned chan struct{} // closed when the handlers' time is long up
-	overdue   chan struct{} // closed when all time is up
-	finished  context.Context
-	end       context.CancelFunc
-	workers   sync.WaitGroup
-	others    sync.WaitGroup
-}
-
-func (c *Consumer) newRun(ctx context.Context) *run {
-	r := &run{
-		c: c, jobs: make(chan []*delivery), abandoned: make(chan struct{}), overdue: make(chan struct{}),
-		turns: newTurns(c.cfg.Concurrency), refusals: &c.refusals,
-	}
-	r.stop, r.halt = context.WithCancel(ctx)
-	r.finished, r.end = context.WithCancel(context.WithoutCancel(ctx))
-	work, abort := context.WithCancelCause(context.WithoutCancel(ctx))
-	r.work = work
-	r.copies = amqpconn.NewPublisher(amqpconn.PublisherConfig{
-		Dial: c.dial, Timeout: c.cfg.Timeout, Logger: c.cfg.Logger,
-		Window: max(c.cfg.Concurrency, c.cfg.Batch, 16), ConfirmTimeout: c.cfg.confirmTimeout,
-		ShutdownTimeout: max(reserve(c.cfg.ShutdownTimeout)/3, time.Millisecond),
-		Down:            func(error) { c.signals.lost(ctx) },
-	})
-	c.copies.Store(r.copies)
-	for range c.cfg.Concurrency {
-		r.workers.Go(r.worker)
-	}
-	r.others.Go(func() { r.copies.Run(r.finished) })
-	r.others.Go(func() { r.budget(abort) })
-	r.others.Go(r.watchLimits)
-	if c.cfg.background != nil {
-		r.others.Go(func() { c.cfg.background.Background(r.stop) })
-	}
-	return r
 }

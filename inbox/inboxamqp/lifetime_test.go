@@ -41,14 +41,17 @@ func endOf(t *testing.T, cfg inbox.ConsumerConfig, p *stubborn, then func()) (wh
 		t.Fatal(err)
 	}
 	r := c.newRun(t.Context())
-	s := &session{r: r}
-	s.over.Store(true) // nothing can be settled
+	ch := &channel{signals: c.signals}
+	ch.over.Store(true) // nothing can be settled
+	d := &delivery{
+		msg: &inbox.Message{ID: ids.New(), Name: "order.placed"}, ch: ch, evidence: newEvidence(1, r.mover, r.workers),
+	}
 	var stopped time.Time
 	r.serve(func() {
-		r.jobs <- []*delivery{{msg: &inbox.Message{ID: ids.New(), Name: "order.placed"}, s: s}}
+		r.workers.jobs <- []*delivery{d}
 		synctest.Wait()
 		stopped = time.Now()
-		r.halt()
+		r.life.halt()
 		then()
 	})
 	whole = time.Since(stopped)

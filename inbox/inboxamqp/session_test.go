@@ -10,6 +10,12 @@ import (
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 )
 
+// listening is a session on a channel to nowhere.
+func listening(t *testing.T, ch *channel) *session {
+	cfg := &settings{Config: Config{ConsumerConfig: inbox.ConsumerConfig{Batch: 1}}}
+	return newSession(&run{cfg: cfg, life: newLifetime(t.Context(), 0), quota: &quota{cfg: cfg}, workers: &workers{}}, ch)
+}
+
 // The client closes all listeners at once when a channel ends, the listener for the
 // consumer's cancellation included.
 func TestEndOfChannelIsNoCancellation(t *testing.T) {
@@ -20,7 +26,7 @@ func TestEndOfChannelIsNoCancellation(t *testing.T) {
 		close(closes)
 		close(cancels)
 		close(deliveries)
-		s := &session{r: &run{stop: t.Context(), c: &Consumer{cfg: &settings{Config: Config{ConsumerConfig: inbox.ConsumerConfig{Batch: 1}}}}}, conn: &amqpconn.Conn{}, closes: closes, cancels: cancels}
+		s := listening(t, &channel{conn: &amqpconn.Conn{}, closes: closes, cancels: cancels})
 		if _, why := s.dispatch(deliveries); !errors.Is(why, amqp.ErrUnexpectedFrame) {
 			t.Fatalf("ended by %v", why)
 		}
@@ -32,7 +38,7 @@ func TestCancellation(t *testing.T) {
 	cancels, deliveries := make(chan string, 1), make(chan amqp.Delivery)
 	cancels <- "tag"
 	close(deliveries)
-	s := &session{r: &run{stop: t.Context(), c: &Consumer{cfg: &settings{Config: Config{ConsumerConfig: inbox.ConsumerConfig{Batch: 1}}}}}, conn: &amqpconn.Conn{}, cancels: cancels}
+	s := listening(t, &channel{conn: &amqpconn.Conn{}, cancels: cancels})
 	if _, why := s.dispatch(deliveries); !errors.Is(why, errCancelled) {
 		t.Fatalf("ended by %v", why)
 	}

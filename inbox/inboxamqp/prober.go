@@ -22,39 +22,43 @@ const (
 	probeGap = 100 * time.Millisecond
 )
 
-// pause waits and tries a few messages at a time until one can be processed.
-func (s *session) pause(why error) error {
-	for n := 0; ; n++ {
-		pause := probes.Delay(n, s.r.c.cfg.Rand())
-		s.r.c.cfg.Logger.Warn("paused", slog.Any("why", why), slog.Duration("again_in", pause))
-		timer := time.NewTimer(pause)
-		err := s.wait(timer.C)
-		timer.Stop()
-		if err != nil {
-			return err
-		}
-		// More each time, up to one for each worker: the first ones may be those that fail by themselves.
-		available, err := s.probe(1 << min(n, 10))
-		if err != nil || available {
-			return err
-		}
-	}
-}
-
 // probed is what a message shows about the servers that processing needs.
 type probed struct {
 	available bool // as far as one can tell
 	passed    bool // for sure: the message was processed
 }
 
-// probe has messages processed: others than those that have failed, if there are any. It reports
+// prober is a session in a pause.
+type prober struct{ s *session }
+
+// pause waits and tries a few messages at a time until one can be processed.
+func (p *prober) pause(why error) error {
+	cfg := p.s.cfg
+	for n := 0; ; n++ {
+		pause := probes.Delay(n, cfg.Rand())
+		cfg.Logger.Warn("paused", slog.Any("why", why), slog.Duration("again_in", pause))
+		timer := time.NewTimer(pause)
+		err := p.wait(timer.C)
+		timer.Stop()
+		if err != nil {
+			return err
+		}
+		// More each time, up to one for each worker: the first ones may be those that fail by themselves.
+		available, err := p.try(1 << min(n, 10))
+		if err != nil || available {
+			return err
+		}
+	}
+}
+
+// try has messages processed: others than those that have failed, if there are any. It reports
 // whether consuming may go on: one went through, or none shows that a server is missing. With none
 // in the queue the next ones to arrive are the probe.
-func (s *session) probe(most int) (available bool, err error) {
-	most = max(min(most, s.r.c.cfg.Concurrency, s.r.left()), 1)
-	ds, err := s.fetch(most)
-	if err == nil && len(ds) == 0 && s.trial.release() {
-		ds, err = s.fetch(most)
+func (p *prober) try(most int) (available bool, err error) {
+	most = max(min(most, p.s.cfg.Concurrency, p.s.run.quota.left()), 1)
+	ds, err := p.fetch(most)
+	if err == nil && len(ds) == 0 && p.s.evidence.trial.release() {
+		ds, err = p.fetch(most)
 	}
 	if err != nil {
 		return false, err
@@ -62,56 +66,61 @@ func (s *session) probe(most int) (available bool, err error) {
 	results := make(chan probed, len(ds))
 	for i, d := range ds {
 		d.probe = results
-		if err := s.hand(d); err != nil {
+		if err := p.hand(d); err != nil {
 			for _, d := range ds[i:] {
 				d.giveBack()
 			}
 			return false, err
 		}
 	}
+	return p.await(results)
+}
+
+// await waits for what the probes show, until one is enough.
+func (p *prober) await(results <-chan probed) (available bool, err error) {
 	available = true
-	for range ds {
+	for range cap(results) {
 		select {
-		case p := <-results:
-			if p.passed {
+		case result := <-results:
+			if result.passed {
 				return true, nil
 			}
-			available = available && p.available
-		case <-s.r.stop.Done():
+			available = available && result.available
+		case <-p.s.run.life.stop.Done():
 			return false, errStop
-		case err := <-s.closes:
+		case err := <-p.s.ch.closes:
 			return false, closed(err)
-		case <-s.conn.Done():
-			return false, s.conn.Err()
+		case <-p.s.ch.conn.Done():
+			return false, p.s.ch.conn.Err()
 		}
 	}
 	return available, nil
 }
 
 // hand gives a message to a worker.
-func (s *session) hand(d *delivery) error {
+func (p *prober) hand(d *delivery) error {
 	select {
-	case s.r.jobs <- []*delivery{d}:
-		s.r.count([]*delivery{d})
+	case p.s.run.workers.jobs <- []*delivery{d}:
+		p.s.run.quota.count([]*delivery{d})
 		return nil
-	case <-s.r.stop.Done():
+	case <-p.s.run.life.stop.Done():
 		return errStop
-	case err := <-s.closes:
+	case err := <-p.s.ch.closes:
 		return closed(err)
-	case <-s.conn.Done():
-		return s.conn.Err()
+	case <-p.s.ch.conn.Done():
+		return p.s.ch.conn.Err()
 	}
 }
 
 // fetch takes messages out of the queue, without staying its consumer. A consumer that may have
 // only so many does that on every queue, where basic.get is refused by one with a single active
 // consumer, and closes the channel.
-func (s *session) fetch(most int) ([]*delivery, error) {
-	deliveries, err := s.subscribe(most)
+func (p *prober) fetch(most int) ([]*delivery, error) {
+	deliveries, err := p.s.ch.subscribe(p.s.cfg.queue, p.s.cfg.Name, most)
 	if err != nil {
 		return nil, err
 	}
-	ds, why := s.gather(deliveries, most)
+	ds, why := p.gather(deliveries, most)
 	if why != nil && !errors.Is(why, errStop) {
 		for _, d := range ds {
 			d.leaveIt()
@@ -122,47 +131,47 @@ func (s *session) fetch(most int) ([]*delivery, error) {
 	if why != nil {
 		unwanted, ds = ds, nil
 	}
-	if err := s.leave(deliveries, unwanted); err != nil {
+	if err := p.s.leave(deliveries, unwanted); err != nil {
 		return nil, err
 	}
 	return ds, why
 }
 
 // gather receives until there are enough, or no more come for a while.
-func (s *session) gather(deliveries <-chan amqp.Delivery, most int) (ds []*delivery, why error) {
+func (p *prober) gather(deliveries <-chan amqp.Delivery, most int) (ds []*delivery, why error) {
 	timer := time.NewTimer(probeWait)
 	defer timer.Stop()
 	for len(ds) < most {
 		select {
 		case raw, open := <-deliveries:
 			if !open {
-				return ds, s.cause()
+				return ds, p.s.ch.cause()
 			}
-			ds = append(ds, s.accept(raw))
+			ds = append(ds, p.s.accept(raw))
 			timer.Reset(probeGap)
 		case <-timer.C:
 			return ds, nil
-		case <-s.r.stop.Done():
+		case <-p.s.run.life.stop.Done():
 			return ds, errStop
-		case err := <-s.closes:
+		case err := <-p.s.ch.closes:
 			return ds, closed(err)
-		case <-s.conn.Done():
-			return ds, s.conn.Err()
+		case <-p.s.ch.conn.Done():
+			return ds, p.s.ch.conn.Err()
 		}
 	}
 	return ds, nil
 }
 
 // wait returns nil once done, or the reason why there is nothing left to wait for.
-func (s *session) wait(done <-chan time.Time) error {
+func (p *prober) wait(done <-chan time.Time) error {
 	select {
 	case <-done:
 		return nil
-	case <-s.r.stop.Done():
+	case <-p.s.run.life.stop.Done():
 		return errStop
-	case err := <-s.closes:
+	case err := <-p.s.ch.closes:
 		return closed(err)
-	case <-s.conn.Done():
-		return s.conn.Err()
+	case <-p.s.ch.conn.Done():
+		return p.s.ch.conn.Err()
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
@@ -23,25 +24,30 @@ var errDeadline = errors.New("inboxamqp: HandlerTimeout is over")
 // results before the call, and they are read by deferred functions.
 var errExited = errors.New("inboxamqp: the processor exited its goroutine")
 
+// calls are those of the processor, each with a deadline and a span.
+type calls struct {
+	cfg       *settings
+	processor inbox.Processor
+	signals   *signals
+	work      context.Context
+	stuck     *atomic.Int64 // handlers that ignore the end of their time
+}
+
 // process runs the processor on those messages that it can be given, and fills in the results.
-func (r *run) process(ds []*delivery, results []error) {
-	msgs, at := make([]*inbox.Message, 0, len(ds)), make([]int, 0, len(ds))
-	for i, d := range ds {
-		if results[i] = r.acceptable(d.msg); results[i] == nil {
-			msgs, at = append(msgs, d.msg), append(at, i)
+func (c *calls) process(all []*inbox.Message, results []error) {
+	msgs, at := make([]*inbox.Message, 0, len(all)), make([]int, 0, len(all))
+	for i, m := range all {
+		if results[i] = c.acceptable(m); results[i] == nil {
+			msgs, at = append(msgs, m), append(at, i)
 		}
 	}
 	if len(msgs) == 0 {
 		return
 	}
-	began := r.clock.Add(1)
-	for _, i := range at {
-		ds[i].began = began
-	}
-	ctx, end := r.c.signals.span(r.work, msgs)
+	ctx, end := c.signals.span(c.work, msgs)
 	answers := same(len(msgs), errExited)
 	defer func() {
-		draining := errors.Is(context.Cause(r.work), inbox.ErrDraining)
+		draining := errors.Is(context.Cause(c.work), inbox.ErrDraining)
 		for i, err := range answers {
 			if err != nil && draining {
 				err = fmt.Errorf("%w: %w", inbox.ErrDraining, err)
@@ -50,34 +56,33 @@ func (r *run) process(ds []*delivery, results []error) {
 		}
 		end(answers)
 	}()
-	r.call(ctx, msgs, answers)
+	c.call(ctx, msgs, answers)
 }
 
-func (r *run) acceptable(m *inbox.Message) error {
+func (c *calls) acceptable(m *inbox.Message) error {
 	if err := m.Validate(); err != nil {
 		return err
 	}
-	if most := r.c.cfg.maxBodyBytes; len(m.Body) > most {
+	if most := c.cfg.maxBodyBytes; len(m.Body) > most {
 		return inbox.Invalid(fmt.Errorf("inboxamqp: body of %d bytes, at most %d are allowed", len(m.Body), most))
 	}
 	return nil
 }
 
-// call runs the processor and waits for it however long it takes. It reports one that ignores its
-// deadline.
-func (r *run) call(ctx context.Context, msgs []*inbox.Message, answers []error) {
-	limit := r.c.cfg.limit(len(msgs))
+// call blocks until the processor returns, and reports one that overruns its deadline.
+func (c *calls) call(ctx context.Context, msgs []*inbox.Message, answers []error) {
+	limit := c.cfg.limit(len(msgs))
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, errDeadline)
 	defer cancel()
 	stuck := time.AfterFunc(limit+stuckGrace, func() {
-		r.c.stuck.Add(1)
-		r.c.signals.stuck(ctx)
-		r.c.cfg.Logger.ErrorContext(ctx, "handler is stuck", slog.Any("message_id", msgs[0].ID), slog.String("name", msgs[0].Name),
+		c.stuck.Add(1)
+		c.signals.stuck(ctx)
+		c.cfg.Logger.ErrorContext(ctx, "handler is stuck", slog.Any("message_id", msgs[0].ID), slog.String("name", msgs[0].Name),
 			slog.Int("messages", len(msgs)), slog.Duration("for", limit+stuckGrace))
 	})
 	defer func() {
 		if !stuck.Stop() {
-			r.c.stuck.Add(-1)
+			c.stuck.Add(-1)
 		}
 	}()
 	defer func() {
@@ -85,7 +90,7 @@ func (r *run) call(ctx context.Context, msgs []*inbox.Message, answers []error) 
 			copy(answers, same(len(msgs), &base.Panic{Value: v, Stack: debug.Stack()}))
 		}
 	}()
-	results := r.c.processor.Process(ctx, msgs)
+	results := c.processor.Process(ctx, msgs)
 	if len(results) != len(msgs) {
 		results = same(len(msgs), fmt.Errorf("inboxamqp: the processor gave %d results for %d messages", len(results), len(msgs)))
 	}
