@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/expiry"
-	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 )
 
 const doctorTimeout = 30 * time.Second
@@ -61,12 +60,9 @@ func runDoctor(ctx context.Context, c *commandContext, args []string) (int, erro
 }
 
 func (p *parts) examinations() []examination {
-	checkInbox := func(ctx context.Context) ([]expiry.Finding, error) {
-		return inboxpgx.Check(ctx, p.servers.workers, inboxpgx.PruneConfig{})
-	}
 	return []examination{
 		{"Postgres", p.servers.workers.Ping, []check{
-			p.transactor.Check, p.messages.Check, listed(checkInbox), listed(p.records.Check), listed(p.holds.Check),
+			p.transactor.Check, p.messages.Check, listed(p.records.Check), listed(p.holds.Check),
 		}},
 		{"Redis", p.servers.pingRedis, []check{listed(p.keys.Check), p.limiter.Check}},
 		{"RabbitMQ", p.servers.pingRabbitMQ, []check{listed(p.publisher.Check), p.consumer.Check}},

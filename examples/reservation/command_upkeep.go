@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
-	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/outbox"
 )
 
@@ -66,7 +65,7 @@ func runPrune(ctx context.Context, c *commandContext, args []string) (int, error
 	}
 	pool := c.parts.servers.workers
 	sent, err1 := c.parts.messages.Prune(ctx)
-	received, err2 := inboxpgx.Prune(ctx, pool, inboxpgx.PruneConfig{})
+	received, err2 := c.parts.inbox.Prune(ctx)
 	records, err3 := idempotencypgx.Prune(ctx, pool, idempotencypgx.SchemaConfig{})
 	fmt.Fprintf(c.stdout, "outbox %d, inbox %d, idempotency %d\n", sent, received, records)
 	if err := errors.Join(err1, err2, err3); err != nil {

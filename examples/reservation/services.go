@@ -16,7 +16,6 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/outbox"
@@ -43,6 +42,7 @@ type parts struct {
 	messages  *outboxpgx.Store
 	publisher *outboxamqp.Publisher
 	relay     *outbox.Relay
+	inbox     *inboxpgx.Store
 	consumer  *inboxamqp.Consumer
 	holds     *expirypgx.Store
 	sweeper   *expiry.Sweeper
@@ -137,19 +137,15 @@ func (p *parts) addWakeups(log *slog.Logger) (err error) {
 	return err
 }
 
-func (p *parts) addConsumer(transactor txretry.Transactor, m *metrics, log *slog.Logger) error {
-	processor, err := inboxpgx.NewProcessor(transactor, inboxpgx.Config{Consumer: "stats", MeterProvider: m.provider})
+func (p *parts) addConsumer(transactor txretry.Transactor, m *metrics, log *slog.Logger) (err error) {
+	p.inbox, err = inboxpgx.New(transactor, "stats", inboxpgx.Config{Logger: log, MeterProvider: m.provider})
 	if err != nil {
 		return err
 	}
-	if err := postgres.Listen(processor); err != nil {
+	if err := postgres.Listen(p.inbox); err != nil {
 		return err
 	}
-	ledger, err := inboxpgx.NewLedger(p.servers.workers, inboxpgx.SchemaConfig{})
-	if err != nil {
-		return err
-	}
-	p.consumer, err = inboxamqp.NewConsumer(p.servers.dial, messages.Queue, remembering{processor, ledger}, inboxamqp.Config{
+	p.consumer, err = inboxamqp.NewConsumer(p.servers.dial, messages.Queue, p.inbox, inboxamqp.Config{
 		ConsumerConfig: inbox.ConsumerConfig{
 			Batch: 50, ShutdownTimeout: stopTimeout - closeTimeout, Logger: log, MeterProvider: m.provider,
 		},
@@ -157,18 +153,6 @@ func (p *parts) addConsumer(transactor txretry.Transactor, m *metrics, log *slog
 	})
 	return err
 }
-
-// remembering is the processor with its ledger.
-type remembering struct {
-	*inboxpgx.Processor
-	ledger driver.Ledger
-}
-
-// Ledger implements driver.Deduplicator.
-func (r remembering) Ledger() driver.Ledger { return r.ledger }
-
-// Retention implements driver.Deduplicator.
-func (r remembering) Retention() time.Duration { return driver.DefaultRetention }
 
 func (p *parts) addSweeper(cfg config, transactor txretry.Transactor, m *metrics, log *slog.Logger) (err error) {
 	p.holds, err = expirypgx.NewStore(transactor, p.servers.workers, expirypgx.Config{
@@ -198,7 +182,7 @@ func (p *parts) migrate(ctx context.Context) error {
 	pool := p.servers.workers
 	for _, migrate := range []func() error{
 		func() error { return p.messages.Migrate(ctx) },
-		func() error { return inboxpgx.Migrate(ctx, pool, inboxpgx.SchemaConfig{}) },
+		func() error { return p.inbox.Migrate(ctx) },
 		func() error { return idempotencypgx.Migrate(ctx, pool, idempotencypgx.SchemaConfig{}) },
 		func() error { return postgres.Migrate(ctx, pool) },
 	} {

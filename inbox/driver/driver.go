@@ -28,15 +28,3 @@ type Deduplicator interface {
 	// Retention is how long processed messages are remembered.
 	Retention() time.Duration
 }
-
-// Checker is an optional interface of an inbox.Processor: a consumer's Check joins its findings.
-type Checker interface {
-	Check(ctx context.Context) error
-}
-
-// Healthy is an optional interface of an inbox.Processor. A consumer asks it every 5 seconds, and
-// before anything is consumed, and tries no message while it returns an error.
-type Healthy interface {
-	// Healthy returns an error when what the processor needs is down.
-	Healthy(ctx context.Context) error
-}

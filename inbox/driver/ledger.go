@@ -13,22 +13,22 @@ import (
 // headers cannot tell: that a delivery is the leftover of an attempt whose retry is already
 // on its way, and that the process ended while the message was being processed.
 //
-// Entries are kept per consumer and message id. *inboxpgx.Ledger keeps them in Postgres,
-// *inboxtest.Ledger in memory; the suite is in inboxtest/conformance. It must be safe for
+// A Ledger belongs to one consumer and keeps an entry per message id. inboxpgx keeps them in
+// Postgres, inboxtest in memory; the suite is in inboxtest/conformance. It must be safe for
 // concurrent use.
 type Ledger interface {
 	// Look returns what is noted of a message; the zero LedgerEntry when nothing is.
-	Look(ctx context.Context, consumer string, id uuid.UUID) (LedgerEntry, error)
+	Look(ctx context.Context, id uuid.UUID) (LedgerEntry, error)
 	// Start notes that a run of the message begins. For a message with more Replays than
 	// those noted the entry begins anew.
-	Start(ctx context.Context, consumer string, m *inbox.Message) error
+	Start(ctx context.Context, m *inbox.Message) error
 	// End notes that the process has survived the run: no run is open any more.
-	End(ctx context.Context, consumer string, m *inbox.Message) error
+	End(ctx context.Context, m *inbox.Message) error
 	// Pass is End for an attempt whose retry is stored elsewhere: what comes with this
 	// Attempt, or one before it, is a leftover from now on.
-	Pass(ctx context.Context, consumer string, m *inbox.Message) error
+	Pass(ctx context.Context, m *inbox.Message) error
 	// Forget drops the entry.
-	Forget(ctx context.Context, consumer string, id uuid.UUID) error
+	Forget(ctx context.Context, id uuid.UUID) error
 }
 
 // LedgerEntry is what a Ledger has noted of a message.

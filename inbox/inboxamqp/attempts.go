@@ -30,8 +30,8 @@ func (a *attempts) tracks(d *delivery) bool {
 
 // look returns what is noted of a message.
 func (a *attempts) look(m *inbox.Message) (entry driver.LedgerEntry, err error) {
-	err = a.note(func(ctx context.Context, l driver.Ledger, name string) (err error) {
-		entry, err = l.Look(ctx, name, m.ID)
+	err = a.note(func(ctx context.Context, l driver.Ledger) (err error) {
+		entry, err = l.Look(ctx, m.ID)
 		return err
 	})
 	return entry, err
@@ -44,7 +44,7 @@ func (a *attempts) run(d *delivery, suspect bool, process func(results []error))
 	} else {
 		defer a.turns.share()()
 	}
-	if err := a.note(func(ctx context.Context, l driver.Ledger, name string) error { return l.Start(ctx, name, d.msg) }); err != nil {
+	if err := a.note(func(ctx context.Context, l driver.Ledger) error { return l.Start(ctx, d.msg) }); err != nil {
 		return inbox.Unavailable(err)
 	}
 	a.open.Store(d.msg, true)
@@ -64,14 +64,14 @@ func (a *attempts) concluded(d *delivery, f driver.Failure, decision driver.Deci
 	if a.cfg.ledger == nil || d.msg.Validate() != nil {
 		return
 	}
-	a.missing(d.msg, a.note(func(ctx context.Context, l driver.Ledger, name string) error {
+	a.missing(d.msg, a.note(func(ctx context.Context, l driver.Ledger) error {
 		switch {
 		case f.Class == driver.ClassQuarantined: // the entry keeps what comes again from running
 			return nil
 		case decision.Action == driver.ActionRetry && decision.Counted:
-			return l.Pass(ctx, name, d.msg)
+			return l.Pass(ctx, d.msg)
 		case a.tracks(d) && (f.Err == nil || decision.Action == driver.ActionDead):
-			return l.Forget(ctx, name, d.msg.ID)
+			return l.Forget(ctx, d.msg.ID)
 		}
 		return nil
 	}))
@@ -90,7 +90,7 @@ func (a *attempts) spare() {
 
 // survived notes that a run has not ended the process.
 func (a *attempts) survived(m *inbox.Message) {
-	a.missing(m, a.note(func(ctx context.Context, l driver.Ledger, name string) error { return l.End(ctx, name, m) }))
+	a.missing(m, a.note(func(ctx context.Context, l driver.Ledger) error { return l.End(ctx, m) }))
 }
 
 // missing logs that a note was not made: the message may run once more than it should.
@@ -101,8 +101,8 @@ func (a *attempts) missing(m *inbox.Message, err error) {
 }
 
 // note calls the ledger, also while draining.
-func (a *attempts) note(call func(ctx context.Context, l driver.Ledger, name string) error) error {
+func (a *attempts) note(call func(ctx context.Context, l driver.Ledger) error) error {
 	ctx, cancel := context.WithTimeout(a.life.finished, a.cfg.Timeout)
 	defer cancel()
-	return call(ctx, a.cfg.ledger, a.cfg.Name)
+	return call(ctx, a.cfg.ledger)
 }

@@ -9,7 +9,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
-	"github.com/holdfast-go/holdfast/inbox/inboxtest"
+	"github.com/holdfast-go/holdfast/inbox/internal/memory"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -73,13 +73,13 @@ type meetingLedger struct {
 	all               chan struct{}
 }
 
-func (l *meetingLedger) End(ctx context.Context, consumer string, m *inbox.Message) error {
+func (l *meetingLedger) End(ctx context.Context, m *inbox.Message) error {
 	if l.missing.Add(-1) == 0 {
 		close(l.all)
 	}
 	select {
 	case <-l.all:
-		return l.Ledger.End(ctx, consumer, m)
+		return l.Ledger.End(ctx, m)
 	case <-ctx.Done():
 		l.timedOut.Add(1)
 		return ctx.Err()
@@ -92,7 +92,7 @@ func TestDrainLeavesHandlersBehind(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
 	const n = 3
-	ledger := &meetingLedger{Ledger: inboxtest.NewLedger(), all: make(chan struct{})}
+	ledger := &meetingLedger{Ledger: memory.NewLedger(), all: make(chan struct{})}
 	ledger.missing.Store(n)
 	started, release := make(chan struct{}, n), make(chan struct{})
 	t.Cleanup(func() { close(release) })

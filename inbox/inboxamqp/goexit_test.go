@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/inboxtest"
+	"github.com/holdfast-go/holdfast/inbox/internal/memory"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 )
 
@@ -24,7 +24,7 @@ func TestGoexitOfManyKinds(t *testing.T) {
 	for name, cfg := range map[string]config{
 		"one by one": {},
 		"batches":    {Batch: 5},
-		"ledger":     {Batch: 5, Ledger: inboxtest.NewLedger(), MaxCrashes: 1},
+		"ledger":     {Batch: 5, Ledger: memory.NewLedger(), MaxCrashes: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -213,7 +213,7 @@ type hangingLedger struct {
 	wait func()
 }
 
-func (l hangingLedger) Look(context.Context, string, uuid.UUID) (driver.LedgerEntry, error) {
+func (l hangingLedger) Look(context.Context, uuid.UUID) (driver.LedgerEntry, error) {
 	l.wait()
 	return driver.LedgerEntry{}, errBroken
 }

@@ -11,7 +11,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/inboxtest"
+	"github.com/holdfast-go/holdfast/inbox/internal/memory"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -23,7 +23,7 @@ func TestSurvivedWithoutRetryQueue(t *testing.T) {
 	b := amqptest.New(t)
 	b.Queue(t, "orders", nil)
 	b.Queue(t, "failed.quarantined", nil)
-	ledger := inboxtest.NewLedger()
+	ledger := memory.NewLedger()
 	got := recorder{fail: func(*inbox.Message) error { return errBroken }}
 	p := attempt(2)
 	r := start(t, newConsumer(t, b.Dial, &got, config{Queue: "orders", Retry: quick, Ledger: ledger, MaxCrashes: 1}))
@@ -33,7 +33,7 @@ func TestSurvivedWithoutRetryQueue(t *testing.T) {
 	if n := b.Depth(t, "failed.quarantined"); n != 0 {
 		t.Errorf("%d messages quarantined", n)
 	}
-	if e, _ := ledger.Look(t.Context(), "orders", uuid.MustParse(p.MessageId)); e.Open != 0 {
+	if e, _ := ledger.Look(t.Context(), uuid.MustParse(p.MessageId)); e.Open != 0 {
 		t.Errorf("entry %+v", e)
 	}
 }
@@ -64,9 +64,9 @@ func noCopies(t *testing.T, b *amqptest.Broker, p inbox.Processor, cfg config) (
 func TestSuspectWaitsForItsCopy(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
-	ledger := inboxtest.NewLedger()
+	ledger := memory.NewLedger()
 	suspect := attempt(2)
-	if err := ledger.Start(t.Context(), "orders", asMessage(suspect, 2)); err != nil {
+	if err := ledger.Start(t.Context(), asMessage(suspect, 2)); err != nil {
 		t.Fatal(err)
 	}
 	var got recorder

@@ -16,7 +16,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
-	"github.com/holdfast-go/holdfast/inbox/inboxtest"
+	"github.com/holdfast-go/holdfast/inbox/internal/memory"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -36,7 +36,7 @@ func asMessage(p amqp.Publishing, attempt int) *inbox.Message {
 func TestLeftover(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
-	ledger := inboxtest.NewLedger()
+	ledger := memory.NewLedger()
 	var got recorder
 	got.fail = func(m *inbox.Message) error {
 		if m.Attempt < 3 {
@@ -51,7 +51,7 @@ func TestLeftover(t *testing.T) {
 	second := attempt(2)
 	second.MessageId = p.MessageId
 	testenv.Eventually(t, patience, func() error {
-		e, err := ledger.Look(t.Context(), "orders", uuid.MustParse(p.MessageId))
+		e, err := ledger.Look(t.Context(), uuid.MustParse(p.MessageId))
 		if err == nil && e.Attempt != 3 {
 			err = fmt.Errorf("entry %+v", e)
 		}
@@ -68,7 +68,7 @@ func TestLeftover(t *testing.T) {
 	if !slices.Equal(attempts, []int{1, 2, 3}) {
 		t.Errorf("attempts %v", attempts)
 	}
-	if e, _ := ledger.Look(t.Context(), "orders", uuid.MustParse(p.MessageId)); e != (driver.LedgerEntry{}) {
+	if e, _ := ledger.Look(t.Context(), uuid.MustParse(p.MessageId)); e != (driver.LedgerEntry{}) {
 		t.Errorf("entry of a processed message: %+v", e)
 	}
 }
@@ -97,14 +97,14 @@ func deliverInVain(t *testing.T, b *amqptest.Broker) {
 func TestQuarantine(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
-	ledger := inboxtest.NewLedger()
+	ledger := memory.NewLedger()
 	killer, suspect, neighbour := attempt(2), attempt(2), attempt(2)
 	for _, crashed := range []struct {
 		p amqp.Publishing
 		n int
 	}{{killer, 3}, {suspect, 2}} {
 		for range crashed.n {
-			if err := ledger.Start(t.Context(), "orders", asMessage(crashed.p, 2)); err != nil {
+			if err := ledger.Start(t.Context(), asMessage(crashed.p, 2)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -144,7 +144,7 @@ func TestQuarantine(t *testing.T) {
 	if _, ran := beside.Load(killer.MessageId); ran || most.Load() < 2 {
 		t.Errorf("killer ran: %v; at most %d ran at once", ran, most.Load())
 	}
-	if e, _ := ledger.Look(t.Context(), "orders", uuid.MustParse(suspect.MessageId)); e.Open != 0 {
+	if e, _ := ledger.Look(t.Context(), uuid.MustParse(suspect.MessageId)); e.Open != 0 {
 		t.Errorf("the suspect's entry: %+v", e)
 	}
 }
@@ -154,10 +154,10 @@ func TestQuarantine(t *testing.T) {
 func TestOpenRunsOfOtherCopies(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
-	ledger := inboxtest.NewLedger()
+	ledger := memory.NewLedger()
 	p := attempt(2)
 	for range 3 {
-		if err := ledger.Start(t.Context(), "orders", asMessage(p, 2)); err != nil {
+		if err := ledger.Start(t.Context(), asMessage(p, 2)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -172,7 +172,7 @@ func TestOpenRunsOfOtherCopies(t *testing.T) {
 func TestLedgerUnavailable(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
-	ledger := &brokenLedger{Ledger: inboxtest.NewLedger()}
+	ledger := &brokenLedger{Ledger: memory.NewLedger()}
 	ledger.broken.Store(true)
 	var got recorder
 	r := consume(t, b, &got, config{Queue: "orders", Retry: quick, Ledger: ledger})
@@ -194,18 +194,18 @@ type brokenLedger struct {
 	broken atomic.Bool
 }
 
-func (l *brokenLedger) Look(ctx context.Context, consumer string, id uuid.UUID) (driver.LedgerEntry, error) {
+func (l *brokenLedger) Look(ctx context.Context, id uuid.UUID) (driver.LedgerEntry, error) {
 	if l.broken.Load() {
 		return driver.LedgerEntry{}, errBroken
 	}
-	return l.Ledger.Look(ctx, consumer, id)
+	return l.Ledger.Look(ctx, id)
 }
 
 // A drain closes the runs it has to give up: it is not the messages that end the process.
 func TestDrainClosesRuns(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
-	ledger := inboxtest.NewLedger()
+	ledger := memory.NewLedger()
 	started, release := make(chan struct{}), make(chan struct{})
 	t.Cleanup(func() { close(release) })
 	r := consume(t, b, processorFunc(func(context.Context, *inbox.Message) error {
@@ -216,11 +216,11 @@ func TestDrainClosesRuns(t *testing.T) {
 	p := attempt(2)
 	b.Publish(t, "", "orders", p)
 	<-started
-	if e, _ := ledger.Look(t.Context(), "orders", uuid.MustParse(p.MessageId)); e.Open != 1 {
+	if e, _ := ledger.Look(t.Context(), uuid.MustParse(p.MessageId)); e.Open != 1 {
 		t.Errorf("while it runs: %+v", e)
 	}
 	r.stop(t)
-	if e, _ := ledger.Look(t.Context(), "orders", uuid.MustParse(p.MessageId)); e.Open != 0 {
+	if e, _ := ledger.Look(t.Context(), uuid.MustParse(p.MessageId)); e.Open != 0 {
 		t.Errorf("after the drain: %+v", e)
 	}
 }
@@ -229,7 +229,7 @@ func TestDrainClosesRuns(t *testing.T) {
 func TestShovelledBack(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
-	ledger := inboxtest.NewLedger()
+	ledger := memory.NewLedger()
 	var failing atomic.Bool
 	failing.Store(true)
 	got := recorder{fail: failWhile(&failing, errBroken)}

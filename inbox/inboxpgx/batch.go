@@ -20,13 +20,13 @@ import (
 // savepoints, since they cost two round trips each; when a handler fails there is a second
 // one, with a savepoint around each. When the transaction fails as a whole each half gets
 // one of its own, so that in the end the message at fault is alone.
-func (p *Processor) together(ctx context.Context, members []*member) {
+func (s *Store) together(ctx context.Context, members []*member) {
 	if len(members) == 1 {
 		b := members[0]
-		b.settle(p.alone(b.ctx, b.m, b.work))
+		b.settle(s.alone(b.ctx, b.m, b.work))
 		return
 	}
-	t := &batch{p: p, members: members}
+	t := &batch{s: s, members: members}
 	err := t.run(ctx)
 	if err != nil && t.blames(ctx, err) {
 		t.careful = true
@@ -39,14 +39,14 @@ func (p *Processor) together(ctx context.Context, members []*member) {
 		t.settleAll(ctx, err)
 	default:
 		half := len(members) / 2
-		p.together(ctx, members[:half])
-		p.together(ctx, members[half:])
+		s.together(ctx, members[:half])
+		s.together(ctx, members[half:])
 	}
 }
 
 // batch is a transaction of several messages, with what its last attempt came to.
 type batch struct {
-	p       *Processor
+	s       *Store
 	members []*member
 	careful bool // a savepoint around each handler
 
@@ -57,7 +57,7 @@ type batch struct {
 }
 
 func (t *batch) run(ctx context.Context) error {
-	return t.p.transactor.DoWith(ctx, txretry.Options{Name: "inbox batch", Isolation: t.p.cfg.Isolation}, t.attempt)
+	return t.s.transactor.DoWith(ctx, txretry.Options{Name: "inbox batch", Isolation: t.s.cfg.Isolation}, t.attempt)
 }
 
 func (t *batch) attempt(ctx context.Context, tx pgx.Tx) (err error) {
@@ -66,7 +66,7 @@ func (t *batch) attempt(ctx context.Context, tx pgx.Tx) (err error) {
 		msgs[i] = b.m
 	}
 	t.lost, t.failed = false, make([]error, len(msgs))
-	if t.first, err = t.p.dedup.RecordAll(ctx, tx, t.p.cfg.Consumer, msgs); err != nil {
+	if t.first, err = t.s.entries.RecordAll(ctx, tx, t.s.consumer, msgs); err != nil {
 		return err
 	}
 	t.handled = true
@@ -205,7 +205,7 @@ func (t *batch) forget(ctx context.Context, tx pgx.Tx) error {
 	if len(failed) == 0 {
 		return nil
 	}
-	return t.p.dedup.Forget(ctx, tx, t.p.cfg.Consumer, failed)
+	return t.s.entries.Forget(ctx, tx, t.s.consumer, failed)
 }
 
 // blames reports whether the error is a handler's, in a transaction that could go on.
@@ -234,10 +234,7 @@ func (t *batch) hopeless(ctx context.Context, err error) bool {
 func (t *batch) settle(ctx context.Context) {
 	for i, b := range t.members {
 		duplicate, err := !t.first[i], t.failed[i]
-		if duplicate && t.p.cfg.Hooks.OnDuplicate != nil {
-			t.p.cfg.Hooks.OnDuplicate(b.ctx, b.m)
-		}
-		t.p.count.add(ctx, b.m.Name, duplicate, err)
+		t.s.count.add(ctx, b.m.Name, duplicate, err)
 		b.settle(err)
 	}
 }
@@ -251,7 +248,7 @@ func (t *batch) settleAll(ctx context.Context, err error) {
 		err = inbox.Unavailable(fmt.Errorf("inboxpgx: transaction of a batch: %w", err))
 	}
 	for _, b := range t.members {
-		t.p.count.add(ctx, b.m.Name, false, err)
+		t.s.count.add(ctx, b.m.Name, false, err)
 		b.settle(err)
 	}
 }

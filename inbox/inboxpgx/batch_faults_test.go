@@ -21,20 +21,20 @@ import (
 func TestBatchTimeout(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		p, dedup := fakeProcessor(t)
+		p, entries := fakeStoreWith(t, inboxpgx.HandlerConfig{Timeout: time.Minute})
 		handle(t, p, func(ctx context.Context, _ pgx.Tx, e conformance.Event) error {
 			if e.Number == 1 {
 				<-ctx.Done()
 				return context.Cause(ctx)
 			}
 			return nil
-		}, inboxpgx.HandlerConfig{Timeout: time.Minute})
+		})
 		msgs := events(3)
 		results := p.Process(t.Context(), msgs)
 		if got := failedOnes(results); !slices.Equal(got, []int{1}) || !driver.Classify(results[1]).Counted {
 			t.Errorf("results %v", results)
 		}
-		if !dedup.Seen("a", msgs[0].ID) || dedup.Seen("a", msgs[1].ID) || !dedup.Seen("a", msgs[2].ID) {
+		if !entries.Seen("a", msgs[0].ID) || entries.Seen("a", msgs[1].ID) || !entries.Seen("a", msgs[2].ID) {
 			t.Error("entries of the wrong messages")
 		}
 	})
@@ -49,9 +49,9 @@ func TestBatchUnavailable(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p, _ := fakeProcessor(t, fault)
+			p, _ := fakeStore(t, fault)
 			runs := 0
-			handle(t, p, func(context.Context, pgx.Tx, conformance.Event) error { runs++; return nil }, inboxpgx.HandlerConfig{})
+			handle(t, p, func(context.Context, pgx.Tx, conformance.Event) error { runs++; return nil })
 			msgs := events(5)
 			for _, err := range p.Process(t.Context(), msgs) {
 				if f := driver.Classify(err); !f.Unavailable || f.Counted {
@@ -70,14 +70,14 @@ func TestBatchConflicts(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		conflict := txretrytest.Fault{Point: txretrytest.AtCommit, SQLSTATE: "40001"}
-		p, dedup := fakeProcessor(t, slices.Repeat([]txretrytest.Fault{conflict}, 6)...)
-		handle(t, p, noEffect, inboxpgx.HandlerConfig{})
+		p, entries := fakeStore(t, slices.Repeat([]txretrytest.Fault{conflict}, 6)...)
+		handle(t, p, noEffect)
 		msgs := events(4)
 		if err := errors.Join(p.Process(t.Context(), msgs)...); err != nil {
 			t.Fatal(err)
 		}
 		for _, m := range msgs {
-			if !dedup.Seen("a", m.ID) {
+			if !entries.Seen("a", m.ID) {
 				t.Error("not recorded")
 			}
 		}
@@ -89,7 +89,7 @@ func TestBatchGoexit(t *testing.T) {
 	t.Parallel()
 	for _, where := range []string{"prepare", "handler"} {
 		synctest.Test(t, func(t *testing.T) {
-			p, _ := fakeProcessor(t)
+			p, _ := fakeStore(t)
 			exit := func(at string, e conformance.Event) {
 				if at == where && e.Number == 1 {
 					runtime.Goexit()
@@ -97,8 +97,7 @@ func TestBatchGoexit(t *testing.T) {
 			}
 			err := inboxpgx.HandlePrepared(p, conformance.Name,
 				func(_ context.Context, e conformance.Event) (int, error) { exit("prepare", e); return 0, nil },
-				func(_ context.Context, _ pgx.Tx, e conformance.Event, _ int) error { exit("handler", e); return nil },
-				inboxpgx.HandlerConfig{})
+				func(_ context.Context, _ pgx.Tx, e conformance.Event, _ int) error { exit("handler", e); return nil })
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -19,6 +19,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/metrictest"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
@@ -90,7 +91,7 @@ func TestBatchFailures(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			p := newProcessor(t, newManager(t, pool), inboxpgx.Config{Consumer: "a"})
+			p := newStore(t, newManager(t, pool), "a", inboxpgx.Config{})
 			var sound atomic.Bool
 			handle(t, p, func(ctx context.Context, tx pgx.Tx, e conformance.Event) error {
 				if err := insertEffect(ctx, tx, "a", e.Number); err != nil {
@@ -100,7 +101,7 @@ func TestBatchFailures(t *testing.T) {
 					return spoil(ctx, tx)
 				}
 				return nil
-			}, inboxpgx.HandlerConfig{})
+			})
 			msgs := events(n)
 			results := p.Process(t.Context(), msgs)
 			if got := failedOnes(results); !slices.Equal(got, []int{3, 11}) {
@@ -134,6 +135,9 @@ func (c counted) DoWith(ctx context.Context, opts txretry.Options, fn func(ctx c
 	return c.Transactor.DoWith(ctx, opts, fn)
 }
 
+// Pool implements driver.Pooler of txretry.
+func (c counted) Pool() *pgxpool.Pool { return poolOf(c.Transactor) }
+
 // What does not fail costs one transaction, also with copies in the batch and before it.
 func TestBatchIsOneTransaction(t *testing.T) {
 	t.Parallel()
@@ -143,13 +147,11 @@ func TestBatchIsOneTransaction(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var skipped atomic.Int64
-	p := newProcessor(t, counted{inner, &commits}, inboxpgx.Config{Consumer: "a", Hooks: inboxpgx.Hooks{
-		OnDuplicate: func(context.Context, *inbox.Message) { skipped.Add(1) },
-	}})
+	meter := &metrictest.Recorder{}
+	p := newStore(t, counted{inner, &commits}, "a", inboxpgx.Config{MeterProvider: meter})
 	handle(t, p, func(ctx context.Context, tx pgx.Tx, e conformance.Event) error {
 		return insertEffect(ctx, tx, "a", e.Number)
-	}, inboxpgx.HandlerConfig{})
+	})
 	msgs := events(50)
 	if err := errors.Join(p.Process(t.Context(), msgs[:10])...); err != nil {
 		t.Fatal(err)
@@ -157,8 +159,8 @@ func TestBatchIsOneTransaction(t *testing.T) {
 	if err := errors.Join(p.Process(t.Context(), msgs)...); err != nil {
 		t.Fatal(err)
 	}
-	if commits.Load() != 2 || skipped.Load() != 10 {
-		t.Errorf("%d transactions, %d copies skipped", commits.Load(), skipped.Load())
+	if skipped := meter.Values("holdfast.inbox.messages{consumer=a,name=" + conformance.Name + ",outcome=duplicate}"); commits.Load() != 2 || !slices.Equal(skipped, []float64{10}) {
+		t.Errorf("%d transactions, %v copies skipped", commits.Load(), skipped)
 	}
 	more := events(2)
 	if err := errors.Join(p.Process(t.Context(), []*inbox.Message{more[0], more[1], more[0], more[0]})...); err != nil {
@@ -172,7 +174,7 @@ func TestBatchStorm(t *testing.T) {
 	t.Parallel()
 	const messages, size, workers = 300, 25, 8
 	pool := newPool(t)
-	p := effectProcessor(t, newManager(t, pool))
+	p := effectStore(t, newManager(t, pool))
 	msgs := events(messages)
 	var wg sync.WaitGroup
 	for worker := range workers {
@@ -196,7 +198,7 @@ func TestBatchStorm(t *testing.T) {
 func TestBatchMiddleware(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		p, _ := fakeProcessor(t)
+		p, _ := fakeStoreWith(t, inboxpgx.HandlerConfig{Timeout: 90 * time.Second})
 		boom := errors.New("boom")
 		var mu sync.Mutex
 		seen := map[int]error{}
@@ -232,7 +234,7 @@ func TestBatchMiddleware(t *testing.T) {
 					return fmt.Errorf("message %v, prepared %d", m, prepared)
 				}
 				return nil
-			}, inboxpgx.HandlerConfig{Timeout: 90 * time.Second})
+			})
 		if err != nil {
 			t.Fatal(err)
 		}

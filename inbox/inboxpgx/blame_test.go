@@ -43,10 +43,10 @@ func TestHandlerLosesItsTransaction(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t)
-			p := newProcessor(t, newManager(t, pool), inboxpgx.Config{Consumer: "a"})
+			p := newStore(t, newManager(t, pool), "a", inboxpgx.Config{})
 			handle(t, p, func(ctx context.Context, tx pgx.Tx, _ conformance.Event) error {
 				return work(t, ctx, tx)
-			}, inboxpgx.HandlerConfig{})
+			})
 			err := process(t, p, event())
 			if f := driver.Classify(err); !f.Counted || f.Unlimited || f.Action != driver.ActionRetry {
 				t.Errorf("%v classified %+v", err, f)

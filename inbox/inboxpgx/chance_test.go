@@ -23,9 +23,9 @@ func TestNoChanceBeforeTheDeadline(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				p, _ := fakeProcessor(t)
+				p, _ := fakeStore(t)
 				hold := make(chan struct{})
-				handle(t, p, func(context.Context, pgx.Tx, conformance.Event) error { <-hold; return nil }, inboxpgx.HandlerConfig{})
+				handle(t, p, func(context.Context, pgx.Tx, conformance.Event) error { <-hold; return nil })
 				first := make(chan error)
 				go func() { first <- process(t, p, event()) }() // holds the only transaction
 				synctest.Wait()
@@ -50,11 +50,10 @@ func TestNoChanceBeforeTheDeadline(t *testing.T) {
 func TestPrepareTakesAllTheTime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		p, _ := fakeProcessor(t)
+		p, _ := fakeStoreWith(t, inboxpgx.HandlerConfig{Timeout: time.Minute})
 		err := inboxpgx.HandlePrepared(p, conformance.Name,
 			func(context.Context, conformance.Event) (int, error) { time.Sleep(2 * time.Minute); return 0, nil },
-			func(context.Context, pgx.Tx, conformance.Event, int) error { t.Error("the handler ran"); return nil },
-			inboxpgx.HandlerConfig{Timeout: time.Minute})
+			func(context.Context, pgx.Tx, conformance.Event, int) error { t.Error("the handler ran"); return nil })
 		if err != nil {
 			t.Fatal(err)
 		}

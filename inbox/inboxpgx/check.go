@@ -4,13 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/check"
 	"github.com/holdfast-go/holdfast/internal/pgcall"
 )
 
@@ -22,82 +25,89 @@ const checkTimeout = 10 * time.Second
 // pruneGrace is how much older than the retention an entry may get before Check tells.
 const pruneGrace = 24 * time.Hour
 
-// Check looks for what is missing or mis-set in the database: the table, its key, the
-// right to insert, and entries that should long have been pruned. No findings mean that
-// all is well; an error means that it could not look, which it finds out within 20 seconds.
-func Check(ctx context.Context, pool *pgxpool.Pool, cfg PruneConfig) ([]inbox.Finding, error) {
-	cfg = cfg.withDefaults()
-	schema := SchemaConfig{Schema: cfg.Schema, Table: cfg.Table}.withDefaults()
-	name, err := schema.qualified()
-	if err := errors.Join(err, cfg.validate()); err != nil {
-		return nil, err
+// Check looks for what is missing or mis-set: tables, the key, the right to insert, entries that
+// should long have been pruned, and names in Config.ByName that have no handler. It returns nil
+// when all is well, else the findings, or why it could not look, which it finds out within 20
+// seconds.
+func (s *Store) Check(ctx context.Context) error {
+	found := check.Findings{Component: component}
+	for _, name := range slices.Sorted(maps.Keys(s.cfg.ByName)) {
+		if !s.handled[name] {
+			found.Add("correct the name, or register the handler", "Config.ByName names %q, which has no handler", name)
+		}
 	}
-	var findings []inbox.Finding
-	err = pgcall.Twice(ctx, pool, checkTimeout, func(ctx context.Context, conn *pgxpool.Conn) (err error) {
-		findings, err = look(ctx, conn, cfg, schema, name)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("inboxpgx: check: %w", err)
+	if s.table != nil {
+		found.Join(s.checkTables(ctx))
 	}
-	return findings, nil
+	return found.Err()
 }
 
-func look(ctx context.Context, conn *pgxpool.Conn, cfg PruneConfig, schema SchemaConfig, name string) ([]inbox.Finding, error) {
+func (s *Store) checkTables(ctx context.Context) error {
+	var found check.Findings
+	err := pgcall.Twice(ctx, s.pool, checkTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
+		found = check.Findings{Component: component}
+		return s.look(ctx, conn, &found)
+	})
+	if err != nil {
+		return fmt.Errorf("inboxpgx: check: %w", err)
+	}
+	return found.Err()
+}
+
+func (s *Store) look(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) error {
+	names := s.table.names
 	var unique, insertable bool
 	err := conn.QueryRow(ctx, `SELECT has_table_privilege(to_regclass($1), 'INSERT'), EXISTS (
 		SELECT FROM pg_index i WHERE i.indrelid = to_regclass($1) AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indnkeyatts = 2
 		AND ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = i.indrelid AND attnum = ANY(i.indkey) ORDER BY 1) = '{consumer,message_id}')
-		WHERE to_regclass($1) IS NOT NULL`, name).Scan(&insertable, &unique)
+		WHERE to_regclass($1) IS NOT NULL`, names.entries).Scan(&insertable, &unique)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return []inbox.Finding{{Component: component, Problem: "table " + schema.Table + " does not exist", Mend: "call inboxpgx.Migrate"}}, nil
+		found.Add("call Store.Migrate", "table %s does not exist", names.bare)
+		return nil
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
-	var findings []inbox.Finding
 	if !unique {
-		findings = append(findings, inbox.Finding{
-			Component: component, Problem: "table " + schema.Table + " has no unique index on (consumer, message_id): duplicates are not recognised",
-			Mend: "ALTER TABLE " + name + " ADD PRIMARY KEY (consumer, message_id)",
-		})
+		found.Add("ALTER TABLE "+names.entries+" ADD PRIMARY KEY (consumer, message_id)",
+			"table %s has no unique index on (consumer, message_id): duplicates are not recognised", names.bare)
 	}
 	if !insertable {
-		findings = append(findings, inbox.Finding{
-			Component: component, Problem: "no right to insert into table " + schema.Table, Mend: "GRANT INSERT ON " + name + " TO the consumer's role",
-		})
-	}
-	attempts, err := schema.attempts()
-	if err != nil {
-		return nil, err
+		found.Add("GRANT INSERT ON "+names.entries+" TO the consumer's role", "no right to insert into table %s", names.bare)
 	}
 	var noLedger bool
-	if err := conn.QueryRow(ctx, `SELECT to_regclass($1) IS NULL`, attempts).Scan(&noLedger); err != nil {
-		return nil, err
+	if err := conn.QueryRow(ctx, `SELECT to_regclass($1) IS NULL`, names.attempts).Scan(&noLedger); err != nil {
+		return err
 	}
 	if noLedger {
-		findings = append(findings, inbox.Finding{
-			Component: component, Problem: "table " + schema.Table + attemptsSuffix + " of the Ledger does not exist", Mend: "call inboxpgx.Migrate",
-		})
+		found.Add("call Store.Migrate", "table %s of the ledger does not exist", names.bare+attemptsSuffix)
 	}
-	return appendUnpruned(ctx, conn, cfg, name, schema.Table, findings)
+	return s.lookForUnpruned(ctx, conn, found)
 }
 
-func appendUnpruned(ctx context.Context, conn *pgxpool.Conn, cfg PruneConfig, name, table string, findings []inbox.Finding) ([]inbox.Finding, error) {
-	var overdue bool
-	err := conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+name+` WHERE processed_at < now() - $1::interval)`, cfg.Retention+pruneGrace).Scan(&overdue)
-	var answer *pgconn.PgError
-	if errors.As(err, &answer) && answer.Code == "42501" {
-		return findings, nil // this role may insert only; then another one prunes
+// lookForUnpruned finds consumers, this one or others, whose entries nobody deletes.
+func (s *Store) lookForUnpruned(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) error {
+	name := s.table.names.entries
+	// One step of the index per consumer, however many entries each has.
+	rows, err := conn.Query(ctx, `WITH RECURSIVE every AS (
+			(SELECT consumer FROM `+name+` ORDER BY consumer LIMIT 1)
+			UNION ALL SELECT (SELECT consumer FROM `+name+` WHERE consumer > every.consumer ORDER BY consumer LIMIT 1) FROM every WHERE consumer IS NOT NULL)
+		SELECT consumer FROM every WHERE EXISTS (
+			SELECT FROM `+name+` old WHERE old.consumer = every.consumer AND processed_at < now() - $1::interval) LIMIT 20`, s.cfg.Retention+pruneGrace)
+	if err != nil {
+		return err
+	}
+	consumers, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if answer, ok := errors.AsType[*pgconn.PgError](err); ok && answer.Code == "42501" {
+		return nil // this role may insert only; then another one prunes
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if overdue {
-		findings = append(findings, inbox.Finding{
-			Component: component, Problem: fmt.Sprintf("table %s holds entries more than a day older than the retention of %v", table, cfg.Retention),
-			Mend: "call inboxpgx.Prune regularly",
-		})
+	for _, consumer := range consumers {
+		quoted := "'" + strings.ReplaceAll(consumer, "'", "''") + "'"
+		found.Add("run the consumer without a negative PruneInterval, or call Store.Prune; if the consumer is gone for good, DELETE FROM "+name+" WHERE consumer = "+quoted,
+			"entries of consumer %q are more than a day older than the retention of %v", consumer, s.cfg.Retention)
 	}
-	return findings, nil
+	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -11,8 +12,9 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
-	"github.com/holdfast-go/holdfast/inbox/inboxtest"
+	pgdriver "github.com/holdfast-go/holdfast/inbox/inboxpgx/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
+	"github.com/holdfast-go/holdfast/inbox/internal/memory"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
@@ -33,21 +35,18 @@ func TestProcessorOnFake(t *testing.T) {
 	conformance.TestProcessor(t, conformance.Backend{Bubble: true, New: fake})
 }
 
-func TestDedupOnPostgres(t *testing.T) {
+func TestEntriesOnPostgres(t *testing.T) {
 	t.Parallel()
-	conformance.TestDedup(t, conformance.DedupBackend{New: func(t *testing.T) (txretry.Transactor, inboxpgx.Dedup) {
-		table, err := inboxpgx.NewTable(inboxpgx.SchemaConfig{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return newManager(t, newPool(t)), table
+	conformance.TestEntries(t, conformance.EntriesBackend{New: func(t *testing.T) (txretry.Transactor, pgdriver.Entries) {
+		manager := newManager(t, newPool(t))
+		return manager, newStore(t, manager, "a", inboxpgx.Config{}).Entries()
 	}})
 }
 
-func TestDedupOnFake(t *testing.T) {
+func TestEntriesOnFake(t *testing.T) {
 	t.Parallel()
-	conformance.TestDedup(t, conformance.DedupBackend{Bubble: true, New: func(t *testing.T) (txretry.Transactor, inboxpgx.Dedup) {
-		return txretrytest.New(txretrytest.Config{}), inboxtest.NewDedup()
+	conformance.TestEntries(t, conformance.EntriesBackend{Bubble: true, New: func(t *testing.T) (txretry.Transactor, pgdriver.Entries) {
+		return txretrytest.New(txretrytest.Config{}), memory.NewEntries(time.Hour)
 	}})
 }
 
@@ -61,7 +60,7 @@ func newPool(t *testing.T) *pgxpool.Pool {
 
 func createTables(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
-	if err := inboxpgx.Migrate(t.Context(), pool, inboxpgx.SchemaConfig{}); err != nil {
+	if err := newStore(t, newManager(t, pool), "a", inboxpgx.Config{}).Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	_, err := pool.Exec(t.Context(), `CREATE TABLE effects (consumer text, number int, message_id uuid)`)
@@ -79,18 +78,18 @@ func newManager(t *testing.T, pool *pgxpool.Pool) *txretry.Manager {
 	return manager
 }
 
-func newProcessor(t *testing.T, transactor txretry.Transactor, cfg inboxpgx.Config) *inboxpgx.Processor {
+func newStore(t *testing.T, transactor txretry.Transactor, consumer string, cfg inboxpgx.Config) *inboxpgx.Store {
 	t.Helper()
-	p, err := inboxpgx.NewProcessor(transactor, cfg)
+	p, err := inboxpgx.New(transactor, consumer, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return p
 }
 
-func handle(t *testing.T, p *inboxpgx.Processor, fn func(ctx context.Context, tx pgx.Tx, e conformance.Event) error, cfg inboxpgx.HandlerConfig) {
+func handle(t *testing.T, p *inboxpgx.Store, fn func(ctx context.Context, tx pgx.Tx, e conformance.Event) error) {
 	t.Helper()
-	if err := inboxpgx.Handle(p, conformance.Name, fn, cfg); err != nil {
+	if err := inboxpgx.Handle(p, conformance.Name, fn); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -107,13 +106,13 @@ func postgres(t *testing.T, isolation pgx.TxIsoLevel) conformance.Fixture {
 	manager := newManager(t, pool)
 	return conformance.Fixture{
 		Processor: func(t *testing.T, consumer string, h conformance.Handler) inbox.Processor {
-			p := newProcessor(t, manager, inboxpgx.Config{Consumer: consumer, Isolation: isolation})
+			p := newStore(t, manager, consumer, inboxpgx.Config{Isolation: isolation})
 			handle(t, p, func(ctx context.Context, tx pgx.Tx, e conformance.Event) error {
 				if err := insertEffect(ctx, tx, consumer, e.Number); err != nil {
 					return err
 				}
 				return h(ctx, e)
-			}, inboxpgx.HandlerConfig{})
+			})
 			return p
 		},
 		Effects: func(t *testing.T, consumer string, number int) (n int) {
@@ -133,7 +132,7 @@ type effect struct {
 
 func fake(*testing.T) conformance.Fixture {
 	manager := txretrytest.New(txretrytest.Config{})
-	dedup := inboxtest.NewDedup()
+	entries := memory.NewEntries(time.Hour)
 	var mu sync.Mutex
 	effects := map[effect]int{}
 	add := func(e effect, n int) {
@@ -143,14 +142,14 @@ func fake(*testing.T) conformance.Fixture {
 	}
 	return conformance.Fixture{
 		Processor: func(t *testing.T, consumer string, h conformance.Handler) inbox.Processor {
-			p := newProcessor(t, manager, inboxpgx.Config{Consumer: consumer, Dedup: dedup})
+			p := newStore(t, manager, consumer, inboxpgx.Config{Entries: entries})
 			handle(t, p, func(ctx context.Context, tx pgx.Tx, e conformance.Event) error {
 				key := effect{consumer, e.Number}
 				if err := txretrytest.Effect(tx, func() { add(key, 1) }, func() { add(key, -1) }); err != nil {
 					return err
 				}
 				return h(ctx, e)
-			}, inboxpgx.HandlerConfig{})
+			})
 			return p
 		},
 		Effects: func(_ *testing.T, consumer string, number int) int {
@@ -163,16 +162,13 @@ func fake(*testing.T) conformance.Fixture {
 
 func TestLedgerOnPostgres(t *testing.T) {
 	t.Parallel()
-	conformance.TestLedger(t, func(t *testing.T) driver.Ledger {
-		ledger, err := inboxpgx.NewLedger(newPool(t), inboxpgx.SchemaConfig{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return ledger
+	conformance.TestLedger(t, func(t *testing.T) func(string) driver.Ledger {
+		manager := newManager(t, newPool(t))
+		return func(consumer string) driver.Ledger { return newStore(t, manager, consumer, inboxpgx.Config{}).Ledger() }
 	})
 }
 
 func TestLedgerOnFake(t *testing.T) {
 	t.Parallel()
-	conformance.TestLedger(t, func(*testing.T) driver.Ledger { return inboxtest.NewLedger() })
+	conformance.TestLedger(t, func(*testing.T) func(string) driver.Ledger { return memory.NewEntries(time.Hour).Ledger })
 }

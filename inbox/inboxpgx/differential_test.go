@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -15,7 +16,8 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
-	"github.com/holdfast-go/holdfast/inbox/inboxtest"
+	pgdriver "github.com/holdfast-go/holdfast/inbox/inboxpgx/driver"
+	"github.com/holdfast-go/holdfast/inbox/internal/memory"
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
@@ -27,11 +29,8 @@ import (
 func TestDifferentialDedup(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
-	table, err := inboxpgx.NewTable(inboxpgx.SchemaConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
 	manager := newManager(t, pool)
+	table := newStore(t, manager, "a", inboxpgx.Config{}).Entries()
 	known := 0
 	for n := range testenv.Sequences(t, 60) {
 		random := rand.New(rand.NewPCG(5, uint64(n)))
@@ -41,7 +40,7 @@ func TestDifferentialDedup(t *testing.T) {
 		}
 		real := s.run(t, manager, table)
 		s.random = rand.New(rand.NewPCG(5, uint64(n)))
-		fake := s.run(t, txretrytest.New(txretrytest.Config{}), inboxtest.NewDedup())
+		fake := s.run(t, txretrytest.New(txretrytest.Config{}), memory.NewEntries(time.Hour))
 		if !slices.Equal(real, fake) {
 			t.Fatalf("sequence %d:\nPostgres\n%s\nfake\n%s", n, strings.Join(real, "\n"), strings.Join(fake, "\n"))
 		}
@@ -59,7 +58,7 @@ type dedupSequence struct {
 	random   *rand.Rand
 }
 
-func (s *dedupSequence) run(t *testing.T, m txretry.Transactor, d inboxpgx.Dedup) (log []string) {
+func (s *dedupSequence) run(t *testing.T, m txretry.Transactor, d pgdriver.Entries) (log []string) {
 	t.Helper()
 	for range 6 {
 		abort := s.random.IntN(3) == 0
@@ -84,7 +83,7 @@ func (s *dedupSequence) run(t *testing.T, m txretry.Transactor, d inboxpgx.Dedup
 var errAborted = errors.New("aborted")
 
 // steps works in a transaction or a savepoint.
-func (s *dedupSequence) steps(ctx context.Context, tx pgx.Tx, d inboxpgx.Dedup, random *rand.Rand, depth int, log *[]string) error {
+func (s *dedupSequence) steps(ctx context.Context, tx pgx.Tx, d pgdriver.Entries, random *rand.Rand, depth int, log *[]string) error {
 	var mine []uuid.UUID // recorded here for the first time
 	for range 1 + random.IntN(4) {
 		switch k := random.IntN(8); {
@@ -127,7 +126,7 @@ func (s *dedupSequence) steps(ctx context.Context, tx pgx.Tx, d inboxpgx.Dedup, 
 	return nil
 }
 
-func (s *dedupSequence) savepoint(ctx context.Context, tx pgx.Tx, d inboxpgx.Dedup, random *rand.Rand, depth int, log *[]string) error {
+func (s *dedupSequence) savepoint(ctx context.Context, tx pgx.Tx, d pgdriver.Entries, random *rand.Rand, depth int, log *[]string) error {
 	sp, err := tx.Begin(ctx)
 	if err != nil {
 		return err
@@ -146,11 +145,8 @@ func (s *dedupSequence) savepoint(ctx context.Context, tx pgx.Tx, d inboxpgx.Ded
 // Random notes on a few messages leave the same entries in the fake ledger and in Postgres.
 func TestDifferentialLedger(t *testing.T) {
 	t.Parallel()
-	real, err := inboxpgx.NewLedger(newPool(t), inboxpgx.SchemaConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	fake := inboxtest.NewLedger()
+	real := newStore(t, newManager(t, newPool(t)), "a", inboxpgx.Config{}).Entries()
+	fake := memory.NewEntries(time.Hour)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	open := 0
@@ -169,9 +165,9 @@ func TestDifferentialLedger(t *testing.T) {
 				ctx = ended
 			}
 			step := random.IntN(4)
-			err1, err2 := note(ctx, real, step, consumer, m), note(ctx, fake, step, consumer, m)
-			e1, looked1 := real.Look(t.Context(), consumer, m.ID)
-			e2, looked2 := fake.Look(t.Context(), consumer, m.ID)
+			err1, err2 := note(ctx, real.Ledger(consumer), step, m), note(ctx, fake.Ledger(consumer), step, m)
+			e1, looked1 := real.Ledger(consumer).Look(t.Context(), m.ID)
+			e2, looked2 := fake.Ledger(consumer).Look(t.Context(), m.ID)
 			log = append(log, fmt.Sprintf("%s of attempt %d, replay %d for %s: Postgres %+v %v, fake %+v %v",
 				[]string{"start", "end", "pass", "forget"}[step], m.Attempt, m.Replays, consumer, e1, err1, e2, err2))
 			if e1 != e2 || (err1 == nil) != (err2 == nil) || looked1 != nil || looked2 != nil {
@@ -185,15 +181,15 @@ func TestDifferentialLedger(t *testing.T) {
 	}
 }
 
-func note(ctx context.Context, l driver.Ledger, step int, consumer string, m *inbox.Message) error {
+func note(ctx context.Context, l driver.Ledger, step int, m *inbox.Message) error {
 	switch step {
 	case 0:
-		return l.Start(ctx, consumer, m)
+		return l.Start(ctx, m)
 	case 1:
-		return l.End(ctx, consumer, m)
+		return l.End(ctx, m)
 	case 2:
-		return l.Pass(ctx, consumer, m)
+		return l.Pass(ctx, m)
 	default:
-		return l.Forget(ctx, consumer, m.ID)
+		return l.Forget(ctx, m.ID)
 	}
 }

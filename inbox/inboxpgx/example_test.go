@@ -17,49 +17,31 @@ type OrderPlaced struct {
 	Order string `json:"order"`
 }
 
-// Every message is delivered twice; its effect is taken once.
+// A message that is delivered twice takes effect once.
 func Example() {
-	// In production: txretry.New(pool, …), and no Dedup, which means the table.
+	// In production: txretry.New(pool, …) and inboxpgx.New(manager, …).
 	manager := txretrytest.New(txretrytest.Config{})
-	p, err := inboxpgx.NewProcessor(manager, inboxpgx.Config{
-		Consumer: "billing",
-		Dedup:    inboxtest.NewDedup(),
-		Hooks: inboxpgx.Hooks{OnDuplicate: func(_ context.Context, m *inbox.Message) {
-			fmt.Println("skipped a copy of", m.Name)
-		}},
+	books, err := inboxtest.New(manager, "billing", inboxpgx.Config{})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	err = inboxpgx.Handle(books, "order.placed", func(_ context.Context, _ pgx.Tx, o OrderPlaced) error {
+		fmt.Println("invoice for", o.Order) // in production: statements on tx
+		return nil
 	})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	err = inboxpgx.Handle(p, "order.placed", func(_ context.Context, _ pgx.Tx, o OrderPlaced) error {
-		fmt.Println("invoice for", o.Order) // in production: statements on tx
-		return nil
-	}, inboxpgx.HandlerConfig{})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
 
-	broker, err := inboxtest.NewBroker(p, inboxtest.Config{DeliverTwice: true})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error)
-	go func() { done <- broker.Run(ctx) }()
+	// A consumer does this for what it receives.
 	m := &inbox.Message{ID: uuid.Must(uuid.NewV7()), Name: "order.placed", Body: []byte(`{"order":"A-1"}`)}
-	if err := broker.Publish(ctx, m); err != nil {
-		fmt.Println(err)
+	for range 2 {
+		fmt.Println(books.Process(context.Background(), []*inbox.Message{m}))
 	}
-	if err := broker.Idle(ctx); err != nil {
-		fmt.Println(err)
-	}
-	cancel()
-	fmt.Println("stopped:", <-done)
 	// Output:
 	// invoice for A-1
-	// skipped a copy of order.placed
-	// stopped: <nil>
+	// [<nil>]
+	// [<nil>]
 }

@@ -65,16 +65,16 @@ func (s *seat) leave() {
 // batch processes messages in one transaction. Each one's middleware, decoding, Waiter and
 // Prepare step run on a goroutine of its own; when all have come as far as the transaction,
 // or have failed before, it begins.
-func (p *Processor) batch(ctx context.Context, msgs []*inbox.Message) []error {
+func (s *Store) batch(ctx context.Context, msgs []*inbox.Message) []error {
 	results := make([]error, len(msgs))
 	arrivals := make(chan *member, len(msgs))
 	var all sync.WaitGroup
 	for i := range msgs {
 		results[i] = errNoOutcome
-		s := &seat{index: i, arrivals: arrivals}
+		place := &seat{index: i, arrivals: arrivals}
 		all.Go(func() {
-			defer s.leave()
-			results[i] = p.mux.Process(context.WithValue(ctx, seatKey{}, s), msgs[i:i+1])[0]
+			defer place.leave()
+			results[i] = s.mux.Process(context.WithValue(ctx, seatKey{}, place), msgs[i:i+1])[0]
 		})
 	}
 	var members []*member
@@ -90,7 +90,7 @@ func (p *Processor) batch(ctx context.Context, msgs []*inbox.Message) []error {
 		}
 		all.Wait()
 	}()
-	p.inTurn(ctx, members)
+	s.inTurn(ctx, members)
 	return results
 }
 
@@ -103,7 +103,7 @@ func (b *member) settle(err error) {
 }
 
 // inTurn processes the members together, further copies of a message after the first.
-func (p *Processor) inTurn(ctx context.Context, members []*member) {
+func (s *Store) inTurn(ctx context.Context, members []*member) {
 	for len(members) > 0 {
 		var now, later []*member
 		seen := make(map[uuid.UUID]bool, len(members))
@@ -115,7 +115,7 @@ func (p *Processor) inTurn(ctx context.Context, members []*member) {
 			seen[b.m.ID] = true
 			now = append(now, b)
 		}
-		p.together(ctx, now)
+		s.together(ctx, now)
 		members = later
 	}
 }

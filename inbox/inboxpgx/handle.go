@@ -12,25 +12,6 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/driver"
 )
 
-// HandlerConfig configures one handler. The zero value is usable.
-type HandlerConfig struct {
-	// Waiter blocks the worker before each message, ahead of the Prepare step and of the
-	// transaction; nil means no wait. When it fails the message is postponed, uncounted.
-	Waiter inbox.Waiter
-	// Timeout bounds the work on one delivery: the Prepare step and the transaction with
-	// its retries, not the Waiter; in a batch, the Prepare step and each call of the handler.
-	// When it ends before the handler could begin, for want of a connection, the message is
-	// postponed, uncounted. 0 means no bound but the context's.
-	Timeout time.Duration
-}
-
-func (c HandlerConfig) validate() error {
-	if c.Timeout < 0 {
-		return fmt.Errorf("inboxpgx: HandlerConfig.Timeout %v is negative", c.Timeout)
-	}
-	return nil
-}
-
 var errTimeout = errors.New("inboxpgx: handler's Timeout is over")
 
 // withTimeout bounds a context; a timeout of 0 does not.
@@ -44,12 +25,12 @@ func withTimeout(ctx context.Context, timeout time.Duration) (context.Context, c
 // Handle registers fn for the messages of a name. The body is decoded by driver.Decode; the
 // same type may be registered under several names. fn must have no effects but through tx
 // and txretry.AfterCommit, and must not change v: it may run more than once. It is an error
-// when fn is nil, cfg is invalid, or the name is, or has a handler already.
-func Handle[T any](p *Processor, name string, fn func(ctx context.Context, tx pgx.Tx, v T) error, cfg HandlerConfig) error {
+// when fn is nil, or the name is invalid or has a handler already. Config.ByName has its settings.
+func Handle[T any](s *Store, name string, fn func(ctx context.Context, tx pgx.Tx, v T) error) error {
 	if fn == nil {
 		return fmt.Errorf("inboxpgx: handler of %q is nil", name)
 	}
-	return register(p, name, cfg, func(_ context.Context, _ *inbox.Message, v T) (work, error) {
+	return register(s, name, func(_ context.Context, _ *inbox.Message, v T) (work, error) {
 		return work{one: func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, tx, v) }}, nil
 	})
 }
@@ -59,13 +40,13 @@ func Handle[T any](p *Processor, name string, fn func(ctx context.Context, tx pg
 // errors are classed like those of fn. It runs once per delivery, also for a message that
 // then turns out to be a duplicate, so it must bear repetition. In a batch the Prepare steps
 // of its messages run at once.
-func HandlePrepared[T, P any](p *Processor, name string, prepare func(ctx context.Context, v T) (P, error),
-	fn func(ctx context.Context, tx pgx.Tx, v T, prepared P) error, cfg HandlerConfig,
+func HandlePrepared[T, P any](s *Store, name string, prepare func(ctx context.Context, v T) (P, error),
+	fn func(ctx context.Context, tx pgx.Tx, v T, prepared P) error,
 ) error {
 	if prepare == nil || fn == nil {
 		return fmt.Errorf("inboxpgx: handler of %q is nil", name)
 	}
-	return register(p, name, cfg, func(ctx context.Context, _ *inbox.Message, v T) (work, error) {
+	return register(s, name, func(ctx context.Context, _ *inbox.Message, v T) (work, error) {
 		prepared, err := prepare(ctx, v)
 		if err != nil {
 			return work{}, err
@@ -88,12 +69,13 @@ type Item[T any] struct {
 // are no duplicates. Without batches it gets one. When it fails it is called for each half,
 // down to single messages, each call in a savepoint, so its error becomes that of one
 // message only. A Timeout is meant per message.
-func HandleBatch[T any](p *Processor, name string, fn func(ctx context.Context, tx pgx.Tx, items []Item[T]) error, cfg HandlerConfig) error {
+func HandleBatch[T any](s *Store, name string, fn func(ctx context.Context, tx pgx.Tx, items []Item[T]) error) error {
 	if fn == nil {
 		return fmt.Errorf("inboxpgx: handler of %q is nil", name)
 	}
+	timeout := s.cfg.ByName[name].Timeout
 	many := &batchHandler{run: func(ctx context.Context, tx pgx.Tx, items []any) error {
-		ctx, cancel := withTimeout(ctx, time.Duration(len(items))*cfg.Timeout)
+		ctx, cancel := withTimeout(ctx, time.Duration(len(items))*timeout)
 		defer cancel()
 		typed := make([]Item[T], len(items))
 		for i, item := range items {
@@ -101,7 +83,7 @@ func HandleBatch[T any](p *Processor, name string, fn func(ctx context.Context, 
 		}
 		return fn(ctx, tx, typed)
 	}}
-	return register(p, name, cfg, func(_ context.Context, m *inbox.Message, v T) (work, error) {
+	return register(s, name, func(_ context.Context, m *inbox.Message, v T) (work, error) {
 		item := Item[T]{m, v}
 		return work{
 			one:  func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, tx, []Item[T]{item}) },
@@ -116,11 +98,9 @@ type batchHandler struct {
 }
 
 // register adds a handler that begin turns into work for the transaction.
-func register[T any](p *Processor, name string, cfg HandlerConfig, begin func(ctx context.Context, m *inbox.Message, v T) (work, error)) error {
-	if err := cfg.validate(); err != nil {
-		return err
-	}
-	return p.mux.Register(name, func(ctx context.Context, m *inbox.Message) error {
+func register[T any](s *Store, name string, begin func(ctx context.Context, m *inbox.Message, v T) (work, error)) error {
+	cfg := s.cfg.ByName[name]
+	err := s.mux.Register(name, func(ctx context.Context, m *inbox.Message) error {
 		v, err := driver.Decode[T](m)
 		if err != nil {
 			return err
@@ -131,13 +111,17 @@ func register[T any](p *Processor, name string, cfg HandlerConfig, begin func(ct
 		if err != nil {
 			return err
 		}
-		if s, ok := ctx.Value(seatKey{}).(*seat); ok {
+		if place, ok := ctx.Value(seatKey{}).(*seat); ok {
 			w.timeout = cfg.Timeout
-			if outcome, joined := s.join(ctx, m, w); joined {
+			if outcome, joined := place.join(ctx, m, w); joined {
 				return outcome
 			}
 		}
 		w.timeout = 0 // bounded has it
-		return p.alone(bounded, m, w)
+		return s.alone(bounded, m, w)
 	}, inbox.Blocking(cfg.Waiter))
+	if err == nil {
+		s.handled[name] = true
+	}
+	return err
 }

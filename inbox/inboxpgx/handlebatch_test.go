@@ -20,7 +20,7 @@ import (
 func TestHandleBatch(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
-	p := newProcessor(t, newManager(t, pool), inboxpgx.Config{Consumer: "a"})
+	p := newStore(t, newManager(t, pool), "a", inboxpgx.Config{})
 	var mu sync.Mutex
 	var sizes []int
 	err := inboxpgx.HandleBatch(p, conformance.Name, func(ctx context.Context, tx pgx.Tx, items []inboxpgx.Item[conformance.Event]) error {
@@ -40,7 +40,7 @@ func TestHandleBatch(t *testing.T) {
 			}
 		}
 		return nil
-	}, inboxpgx.HandlerConfig{})
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,19 +63,19 @@ func TestHandleBatch(t *testing.T) {
 // Another name in between ends a call; the order stays.
 func TestHandleBatchNeighbours(t *testing.T) {
 	t.Parallel()
-	p, _ := fakeProcessor(t)
+	p, _ := fakeStore(t)
 	var trail []string
 	err := inboxpgx.HandleBatch(p, conformance.Name, func(_ context.Context, _ pgx.Tx, items []inboxpgx.Item[conformance.Event]) error {
 		trail = append(trail, fmt.Sprintf("%d from %d", len(items), items[0].Value.Number))
 		return nil
-	}, inboxpgx.HandlerConfig{})
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := inboxpgx.Handle(p, "other", func(_ context.Context, _ pgx.Tx, e conformance.Event) error {
 		trail = append(trail, fmt.Sprintf("other %d", e.Number))
 		return nil
-	}, inboxpgx.HandlerConfig{}); err != nil {
+	}); err != nil {
 		t.Fatal(err)
 	}
 	msgs := events(6)

@@ -19,29 +19,26 @@ func TestErrorsBeforeMigrateNameIt(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	for name, schema := range map[string]string{"no table": "", "no schema": "nowhere"} {
-		ledger, err := inboxpgx.NewLedger(pool, inboxpgx.SchemaConfig{Schema: schema})
-		if err != nil {
-			t.Fatal(err)
-		}
-		p := newProcessor(t, newManager(t, pool), inboxpgx.Config{Consumer: "a", Schema: schema})
-		handle(t, p, noEffect, inboxpgx.HandlerConfig{})
+		p := newStore(t, newManager(t, pool), "a", inboxpgx.Config{Schema: schema})
+		ledger := p.Ledger()
+		handle(t, p, noEffect)
 		for call, do := range map[string]func(ctx context.Context) error{
 			"process": func(context.Context) error { return process(t, p, event()) },
 			"process several": func(ctx context.Context) error {
 				return errors.Join(p.Process(ctx, []*inbox.Message{event(), event()})...)
 			},
-			"look":   func(ctx context.Context) error { _, err := ledger.Look(ctx, "a", ids.New()); return err },
-			"start":  func(ctx context.Context) error { return ledger.Start(ctx, "a", event()) },
-			"end":    func(ctx context.Context) error { return ledger.End(ctx, "a", event()) },
-			"pass":   func(ctx context.Context) error { return ledger.Pass(ctx, "a", event()) },
-			"forget": func(ctx context.Context) error { return ledger.Forget(ctx, "a", ids.New()) },
+			"look":   func(ctx context.Context) error { _, err := ledger.Look(ctx, ids.New()); return err },
+			"start":  func(ctx context.Context) error { return ledger.Start(ctx, event()) },
+			"end":    func(ctx context.Context) error { return ledger.End(ctx, event()) },
+			"pass":   func(ctx context.Context) error { return ledger.Pass(ctx, event()) },
+			"forget": func(ctx context.Context) error { return ledger.Forget(ctx, ids.New()) },
 			"prune": func(ctx context.Context) error {
-				_, err := inboxpgx.Prune(ctx, pool, inboxpgx.PruneConfig{Schema: schema})
+				_, err := p.Prune(ctx)
 				return err
 			},
 		} {
 			err := do(t.Context())
-			if err == nil || !strings.Contains(err.Error(), "call inboxpgx.Migrate first") {
+			if err == nil || !strings.Contains(err.Error(), "call Store.Migrate of inboxpgx first") {
 				t.Errorf("%s, %s: %v", name, call, err)
 			}
 			if _, ok := errors.AsType[*pgconn.PgError](err); !ok {

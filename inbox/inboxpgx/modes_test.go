@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
@@ -21,13 +22,13 @@ func TestQueryExecModes(t *testing.T) {
 	t.Parallel()
 	pgtest.InEveryMode(t, func(t *testing.T, inMode func(*pgxpool.Pool) *pgxpool.Pool) {
 		pool := inMode(newPool(t))
-		p := newProcessor(t, newManager(t, pool), inboxpgx.Config{Consumer: "a"})
+		p := newStore(t, newManager(t, pool), "a", inboxpgx.Config{})
 		handle(t, p, func(ctx context.Context, tx pgx.Tx, e conformance.Event) error {
 			if e.Number == 1 {
 				return errors.New("broken")
 			}
 			return insertEffect(ctx, tx, "a", e.Number)
-		}, inboxpgx.HandlerConfig{})
+		})
 		m := numbered(99)
 		for range 2 {
 			if err := process(t, p, m); err != nil {
@@ -41,30 +42,26 @@ func TestQueryExecModes(t *testing.T) {
 			}
 		}
 		wantOneEffectEach(t, pool, 4)
-		ledgerInMode(t, pool, m)
-		if n, err := inboxpgx.Prune(t.Context(), pool, inboxpgx.PruneConfig{}); n != 0 || err != nil {
+		ledgerInMode(t, p.Ledger(), m)
+		if n, err := p.Prune(t.Context()); n != 0 || err != nil {
 			t.Errorf("pruned %d, error %v", n, err)
 		}
-		if findings, err := inboxpgx.Check(t.Context(), pool, inboxpgx.PruneConfig{}); len(findings) != 0 || err != nil {
-			t.Errorf("findings %v, error %v", findings, err)
+		if err := p.Check(t.Context()); err != nil {
+			t.Errorf("Check: %v", err)
 		}
 	})
 }
 
-func ledgerInMode(t *testing.T, pool *pgxpool.Pool, m *inbox.Message) {
+func ledgerInMode(t *testing.T, ledger driver.Ledger, m *inbox.Message) {
 	t.Helper()
-	ledger, err := inboxpgx.NewLedger(pool, inboxpgx.SchemaConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = errors.Join(ledger.Start(t.Context(), "a", m), ledger.End(t.Context(), "a", m), ledger.Pass(t.Context(), "a", m), ledger.Start(t.Context(), "a", m))
+	err := errors.Join(ledger.Start(t.Context(), m), ledger.End(t.Context(), m), ledger.Pass(t.Context(), m), ledger.Start(t.Context(), m))
 	if err != nil {
 		t.Error(err)
 	}
-	if e, err := ledger.Look(t.Context(), "a", m.ID); err != nil || e.Open != 1 || e.Attempt != 2 {
+	if e, err := ledger.Look(t.Context(), m.ID); err != nil || e.Open != 1 || e.Attempt != 2 {
 		t.Errorf("entry %+v, error %v", e, err)
 	}
-	if err := ledger.Forget(t.Context(), "a", m.ID); err != nil {
+	if err := ledger.Forget(t.Context(), m.ID); err != nil {
 		t.Error(err)
 	}
 }

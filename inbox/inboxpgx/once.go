@@ -15,7 +15,7 @@ import (
 
 // delivery is the transaction of one delivery, with what its last attempt came to.
 type delivery struct {
-	p  *Processor
+	s  *Store
 	m  *inbox.Message
 	fn func(ctx context.Context, tx pgx.Tx) error
 
@@ -32,21 +32,18 @@ func (e *handlerError) Error() string { return e.err.Error() }
 func (e *handlerError) Unwrap() error { return e.err }
 
 // alone does the work and records the message in one transaction, unless it was recorded before.
-func (p *Processor) alone(ctx context.Context, m *inbox.Message, w work) error {
+func (s *Store) alone(ctx context.Context, m *inbox.Message, w work) error {
 	ctx, cancel := withTimeout(ctx, w.timeout)
 	defer cancel()
-	d := &delivery{p: p, m: m, fn: w.one}
-	opts := txretry.Options{Name: "inbox " + m.Name, Isolation: p.cfg.Isolation}
-	if t, ok := p.dedup.(*Table); ok {
-		opts.AtBegin = t.atBegin(p.cfg.Consumer, m)
+	d := &delivery{s: s, m: m, fn: w.one}
+	opts := txretry.Options{Name: "inbox " + m.Name, Isolation: s.cfg.Isolation}
+	if s.table != nil {
+		opts.AtBegin = s.table.atBegin(s.consumer, m)
 		opts.AtBegin.Done = func(tag pgconn.CommandTag) { d.recorded = &tag }
 	}
-	err := p.transactor.DoWith(ctx, opts, d.attempt)
-	if err == nil && d.duplicate && p.cfg.Hooks.OnDuplicate != nil {
-		p.cfg.Hooks.OnDuplicate(ctx, m)
-	}
+	err := s.transactor.DoWith(ctx, opts, d.attempt)
 	err = d.verdict(ctx, err)
-	p.count.add(ctx, m.Name, d.duplicate, err)
+	s.count.add(ctx, m.Name, d.duplicate, err)
 	return err
 }
 
@@ -75,7 +72,7 @@ func (d *delivery) record(ctx context.Context, tx pgx.Tx) (first bool, err error
 		d.recorded = nil
 		return tag.RowsAffected() == 1, nil
 	}
-	return d.p.dedup.Record(ctx, tx, d.p.cfg.Consumer, d.m.ID)
+	return d.s.entries.Record(ctx, tx, d.s.consumer, d.m.ID)
 }
 
 func connectionLost(ctx context.Context, tx pgx.Tx) bool {
@@ -108,14 +105,14 @@ func (d *delivery) verdict(ctx context.Context, err error) error {
 	case ctx.Err() != nil:
 		return err
 	default:
-		return inbox.Unavailable(fmt.Errorf("inboxpgx: transaction: %w", d.p.explain(err)))
+		return inbox.Unavailable(fmt.Errorf("inboxpgx: transaction: %w", d.s.explain(err)))
 	}
 }
 
 // explain tells of a table that was never created.
-func (p *Processor) explain(err error) error {
-	if t, ok := p.dedup.(*Table); ok {
-		return t.missing.Explain(err)
+func (s *Store) explain(err error) error {
+	if s.table != nil {
+		return s.table.missing.Explain(err)
 	}
 	return err
 }

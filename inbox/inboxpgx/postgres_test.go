@@ -24,13 +24,13 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// effectProcessor has a handler that takes an effect for each message.
-func effectProcessor(t *testing.T, transactor txretry.Transactor) *inboxpgx.Processor {
+// effectStore has a handler that takes an effect for each message.
+func effectStore(t *testing.T, transactor txretry.Transactor) *inboxpgx.Store {
 	t.Helper()
-	p := newProcessor(t, transactor, inboxpgx.Config{Consumer: "a"})
+	p := newStore(t, transactor, "a", inboxpgx.Config{})
 	handle(t, p, func(ctx context.Context, tx pgx.Tx, e conformance.Event) error {
 		return insertEffect(ctx, tx, "a", e.Number)
-	}, inboxpgx.HandlerConfig{})
+	})
 	return p
 }
 
@@ -52,7 +52,7 @@ func TestDuplicateStorm(t *testing.T) {
 	t.Parallel()
 	const messages, copies, workers = 500, 10, 32
 	pool := newPool(t)
-	p := effectProcessor(t, newManager(t, pool))
+	p := effectStore(t, newManager(t, pool))
 
 	var queue []*inbox.Message
 	for range messages {
@@ -84,7 +84,7 @@ func TestEntryIsLockedForLong(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := effectProcessor(t, manager)
+	p := effectStore(t, manager)
 	m := event()
 
 	other, err := pool.Begin(t.Context())
@@ -117,11 +117,11 @@ func TestHandlersLockTimeout(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := newProcessor(t, manager, inboxpgx.Config{Consumer: "a"})
+	p := newStore(t, manager, "a", inboxpgx.Config{})
 	handle(t, p, func(ctx context.Context, tx pgx.Tx, _ conformance.Event) error {
 		_, err := tx.Exec(ctx, `UPDATE stock SET n = n - 1`)
 		return err
-	}, inboxpgx.HandlerConfig{})
+	})
 
 	other, err := pool.Begin(t.Context())
 	if err != nil {
@@ -149,7 +149,7 @@ func TestPostgresRestarts(t *testing.T) {
 	server := testenv.Private(t, testenv.Postgres)
 	pool := pgtest.Pool(t, server.URL(), 10)
 	createTables(t, pool)
-	p := effectProcessor(t, newManager(t, pool))
+	p := effectStore(t, newManager(t, pool))
 
 	const workers, messages = 8, 400
 	var unavailable, done atomic.Int64
@@ -216,7 +216,7 @@ func deliver(t *testing.T, p inbox.Processor, m *inbox.Message, unavailable *ato
 
 func TestTableMissing(t *testing.T) {
 	t.Parallel()
-	p := effectProcessor(t, newManager(t, pgtest.New(t)))
+	p := effectStore(t, newManager(t, pgtest.New(t)))
 	err := process(t, p, event())
 	if !errors.Is(err, driver.ErrUnavailable) || !strings.Contains(err.Error(), "holdfast_inbox") {
 		t.Errorf("error = %v", err)
@@ -227,7 +227,7 @@ func TestTableKeepsTheName(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
 	m := event()
-	if err := process(t, effectProcessor(t, newManager(t, pool)), m); err != nil {
+	if err := process(t, effectStore(t, newManager(t, pool)), m); err != nil {
 		t.Fatal(err)
 	}
 	var name string
@@ -240,33 +240,28 @@ func TestTableKeepsTheName(t *testing.T) {
 func TestMigrateOwnSchemaAndTable(t *testing.T) {
 	t.Parallel()
 	pool, schema := pgtest.NewSchema(t)
-	cfg := inboxpgx.SchemaConfig{Schema: schema, Table: "Seen"}
+	p := newStore(t, newManager(t, pool), "a", inboxpgx.Config{Schema: schema, Table: "Seen"})
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
-			if err := inboxpgx.Migrate(t.Context(), pool, cfg); err != nil {
+			if err := p.Migrate(t.Context()); err != nil {
 				t.Error(err)
 			}
 		})
 	}
 	wg.Wait()
-	p := newProcessor(t, newManager(t, pool), inboxpgx.Config{Consumer: "a", Schema: schema, Table: "Seen"})
-	handle(t, p, noEffect, inboxpgx.HandlerConfig{})
+	handle(t, p, noEffect)
 	if err := process(t, p, event()); err != nil {
 		t.Fatal(err)
 	}
-	if findings, err := inboxpgx.Check(t.Context(), pool, inboxpgx.PruneConfig{Schema: schema, Table: "Seen"}); err != nil || len(findings) != 0 {
-		t.Errorf("Check = %v, %v", findings, err)
+	if err := p.Check(t.Context()); err != nil {
+		t.Errorf("Check: %v", err)
 	}
-	files, err := inboxpgx.Migrations(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	sql, err := fs.ReadFile(files, "0001_inbox.sql")
+	sql, err := fs.ReadFile(p.Schema(), "0001_inbox.sql")
 	if err != nil || !strings.Contains(string(sql), `"Seen"`) {
 		t.Errorf("exported file: %v\n%s", err, sql)
 	}
-	if err := inboxpgx.Migrate(t.Context(), pool, inboxpgx.SchemaConfig{Table: "a;b"}); err == nil {
+	if _, err := inboxpgx.New(newManager(t, pool), "a", inboxpgx.Config{Table: "a;b"}); err == nil {
 		t.Error("a table named a;b was accepted")
 	}
 }

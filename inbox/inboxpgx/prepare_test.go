@@ -12,8 +12,8 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
-	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
+	"github.com/holdfast-go/holdfast/inbox/internal/memory"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
@@ -24,8 +24,14 @@ func (w waiter) Wait(ctx context.Context) error { return w(ctx) }
 func TestPrepareRunsBeforeTheTransaction(t *testing.T) {
 	t.Parallel()
 	manager := txretrytest.New(txretrytest.Config{Script: []txretrytest.Fault{{Point: txretrytest.AtCommit, SQLSTATE: "40001"}}})
-	p := newProcessor(t, manager, inboxpgx.Config{Consumer: "a", Dedup: inboxtest.NewDedup()})
 	var trail []string
+	p := newStore(t, manager, "a", inboxpgx.Config{
+		Entries: memory.NewEntries(time.Hour),
+		ByName: map[string]inboxpgx.HandlerConfig{conformance.Name: {Waiter: waiter(func(context.Context) error {
+			trail = append(trail, "wait")
+			return nil
+		})}},
+	})
 	begun := func() int { return manager.Stats().Attempts }
 	err := inboxpgx.HandlePrepared(p, conformance.Name,
 		func(_ context.Context, e conformance.Event) (string, error) {
@@ -38,11 +44,7 @@ func TestPrepareRunsBeforeTheTransaction(t *testing.T) {
 		func(_ context.Context, _ pgx.Tx, _ conformance.Event, rate string) error {
 			trail = append(trail, rate)
 			return nil
-		},
-		inboxpgx.HandlerConfig{Waiter: waiter(func(context.Context) error {
-			trail = append(trail, "wait")
-			return nil
-		})})
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,13 +58,12 @@ func TestPrepareRunsBeforeTheTransaction(t *testing.T) {
 
 func TestPrepareFails(t *testing.T) {
 	t.Parallel()
-	p, dedup := fakeProcessor(t)
+	p, entries := fakeStore(t)
 	err := inboxpgx.HandlePrepared(p, conformance.Name,
 		func(context.Context, conformance.Event) (int, error) {
 			return 0, inbox.RetryAfter(errors.New("429"), time.Minute)
 		},
-		func(context.Context, pgx.Tx, conformance.Event, int) error { t.Error("the handler ran"); return nil },
-		inboxpgx.HandlerConfig{})
+		func(context.Context, pgx.Tx, conformance.Event, int) error { t.Error("the handler ran"); return nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +71,7 @@ func TestPrepareFails(t *testing.T) {
 	if f := driver.Classify(process(t, p, m)); f.After != time.Minute {
 		t.Errorf("classified %+v", f)
 	}
-	if dedup.Seen("a", m.ID) {
+	if entries.Seen("a", m.ID) {
 		t.Error("the message was recorded")
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
-	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
+	"github.com/holdfast-go/holdfast/inbox/internal/memory"
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
@@ -30,43 +30,57 @@ func process(t *testing.T, p inbox.Processor, m *inbox.Message) error {
 	return p.Process(t.Context(), []*inbox.Message{m})[0]
 }
 
-func fakeProcessor(t *testing.T, script ...txretrytest.Fault) (*inboxpgx.Processor, *inboxtest.Dedup) {
+func fakeStore(t *testing.T, script ...txretrytest.Fault) (*inboxpgx.Store, *memory.Entries) {
 	t.Helper()
-	dedup := inboxtest.NewDedup()
+	return fakeStoreWith(t, inboxpgx.HandlerConfig{}, script...)
+}
+
+// fakeStoreWith configures the handler of conformance.Name.
+func fakeStoreWith(t *testing.T, cfg inboxpgx.HandlerConfig, script ...txretrytest.Fault) (*inboxpgx.Store, *memory.Entries) {
+	t.Helper()
+	entries := memory.NewEntries(time.Hour)
 	manager := txretrytest.New(txretrytest.Config{Script: script})
-	return newProcessor(t, manager, inboxpgx.Config{Consumer: "a", Dedup: dedup}), dedup
+	return newStore(t, manager, "a", inboxpgx.Config{Entries: entries, ByName: map[string]inboxpgx.HandlerConfig{conformance.Name: cfg}}), entries
 }
 
 func noEffect(context.Context, pgx.Tx, conformance.Event) error { return nil }
 
-func TestNewProcessorRefuses(t *testing.T) {
+func TestNewRefuses(t *testing.T) {
 	t.Parallel()
-	_, err := inboxpgx.NewProcessor(nil, inboxpgx.Config{Table: "a b", Isolation: "sloppy"})
-	for _, part := range []string{"Transactor", "Config.Consumer", "table", "Config.Isolation"} {
+	_, err := inboxpgx.New(nil, "", inboxpgx.Config{
+		Table: "a b", Isolation: "sloppy", Retention: -1, ByName: map[string]inboxpgx.HandlerConfig{"x": {Timeout: -1}},
+	})
+	for _, part := range []string{"Transactor", "consumer", "table", "Config.Isolation", "Config.Retention", `Config.ByName["x"].Timeout`} {
 		if err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("%s is not named in %v", part, err)
 		}
 	}
 	for _, consumer := range []string{strings.Repeat("c", 201), "a\x00b", "\xff"} {
-		if _, err := inboxpgx.NewProcessor(txretrytest.New(txretrytest.Config{}), inboxpgx.Config{Consumer: consumer}); err == nil {
+		if _, err := inboxpgx.New(txretrytest.New(txretrytest.Config{}), consumer, inboxpgx.Config{Entries: memory.NewEntries(time.Hour)}); err == nil {
 			t.Errorf("consumer %q was accepted", consumer)
 		}
 	}
 }
 
+func TestNewNeedsAPool(t *testing.T) {
+	t.Parallel()
+	if _, err := inboxpgx.New(txretrytest.New(txretrytest.Config{}), "a", inboxpgx.Config{}); err == nil || !strings.Contains(err.Error(), "inboxtest.New") {
+		t.Errorf("error = %v", err)
+	}
+}
+
 func TestHandleRefuses(t *testing.T) {
 	t.Parallel()
-	p, _ := fakeProcessor(t)
-	handle(t, p, noEffect, inboxpgx.HandlerConfig{})
+	p, _ := fakeStore(t)
+	handle(t, p, noEffect)
 	prepare := func(context.Context, conformance.Event) (int, error) { return 0, nil }
 	prepared := func(context.Context, pgx.Tx, conformance.Event, int) error { return nil }
 	for name, err := range map[string]error{
-		"twice":            inboxpgx.Handle(p, conformance.Name, noEffect, inboxpgx.HandlerConfig{}),
-		"no name":          inboxpgx.Handle(p, "", noEffect, inboxpgx.HandlerConfig{}),
-		"no function":      inboxpgx.Handle[conformance.Event](p, "x", nil, inboxpgx.HandlerConfig{}),
-		"negative timeout": inboxpgx.Handle(p, "x", noEffect, inboxpgx.HandlerConfig{Timeout: -1}),
-		"no prepare":       inboxpgx.HandlePrepared(p, "x", nil, prepared, inboxpgx.HandlerConfig{}),
-		"no handler":       inboxpgx.HandlePrepared[conformance.Event, int](p, "x", prepare, nil, inboxpgx.HandlerConfig{}),
+		"twice":       inboxpgx.Handle(p, conformance.Name, noEffect),
+		"no name":     inboxpgx.Handle(p, "", noEffect),
+		"no function": inboxpgx.Handle[conformance.Event](p, "x", nil),
+		"no prepare":  inboxpgx.HandlePrepared(p, "x", nil, prepared),
+		"no handler":  inboxpgx.HandlePrepared[conformance.Event, int](p, "x", prepare, nil),
 	} {
 		if err == nil {
 			t.Errorf("%s: accepted", name)
@@ -129,12 +143,12 @@ func TestVerdict(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				p, dedup := fakeProcessor(t, tt.script...)
+				p, entries := fakeStore(t, tt.script...)
 				runs := 0
 				handle(t, p, func(context.Context, pgx.Tx, conformance.Event) error {
 					runs++
 					return tt.err
-				}, inboxpgx.HandlerConfig{})
+				})
 				m := event()
 				err := process(t, p, m)
 				got := driver.Classify(err)
@@ -152,7 +166,7 @@ func TestVerdict(t *testing.T) {
 				if err := process(t, p, m); err != nil {
 					t.Fatalf("second delivery: %v", err)
 				}
-				if (runs > before) != tt.again || !dedup.Seen("a", m.ID) {
+				if (runs > before) != tt.again || !entries.Seen("a", m.ID) {
 					t.Errorf("second delivery ran the handler: %v", runs > before)
 				}
 			})
@@ -169,10 +183,10 @@ func (e manyErrors) Error() string { return strings.Join(e, ", ") }
 func TestNestedTransaction(t *testing.T) {
 	t.Parallel()
 	manager := txretrytest.New(txretrytest.Config{})
-	p := newProcessor(t, manager, inboxpgx.Config{Consumer: "a", Dedup: inboxtest.NewDedup()})
+	p := newStore(t, manager, "a", inboxpgx.Config{Entries: memory.NewEntries(time.Hour)})
 	handle(t, p, func(ctx context.Context, _ pgx.Tx, _ conformance.Event) error {
 		return manager.Do(ctx, func(context.Context, pgx.Tx) error { return nil })
-	}, inboxpgx.HandlerConfig{})
+	})
 	check := func(err error) {
 		t.Helper()
 		if f := driver.Classify(err); !errors.Is(err, txretry.ErrNested) || !f.Counted {
@@ -189,7 +203,7 @@ func TestNestedTransaction(t *testing.T) {
 func TestTimeout(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		p, dedup := fakeProcessor(t)
+		p, entries := fakeStoreWith(t, inboxpgx.HandlerConfig{Timeout: time.Minute})
 		hold := make(chan struct{})
 		slow := func(ctx context.Context, _ pgx.Tx, e conformance.Event) error {
 			select {
@@ -199,8 +213,8 @@ func TestTimeout(t *testing.T) {
 				return ctx.Err()
 			}
 		}
-		handle(t, p, slow, inboxpgx.HandlerConfig{Timeout: time.Minute})
-		if err := inboxpgx.Handle(p, "unbounded", slow, inboxpgx.HandlerConfig{}); err != nil {
+		handle(t, p, slow)
+		if err := inboxpgx.Handle(p, "unbounded", slow); err != nil {
 			t.Fatal(err)
 		}
 		m := event()
@@ -222,7 +236,7 @@ func TestTimeout(t *testing.T) {
 			t.Errorf("waiting in vain: %+v", f)
 		}
 		close(hold)
-		if err := process(t, p, m); err != nil || !dedup.Seen("a", m.ID) {
+		if err := process(t, p, m); err != nil || !entries.Seen("a", m.ID) {
 			t.Errorf("error = %v", err)
 		}
 	})
@@ -230,8 +244,8 @@ func TestTimeout(t *testing.T) {
 
 func TestUse(t *testing.T) {
 	t.Parallel()
-	p, _ := fakeProcessor(t)
-	handle(t, p, noEffect, inboxpgx.HandlerConfig{})
+	p, _ := fakeStore(t)
+	handle(t, p, noEffect)
 	var seen []error
 	p.Use(func(next inbox.Handler) inbox.Handler {
 		return func(ctx context.Context, m *inbox.Message) error {

@@ -1,6 +1,7 @@
 package inboxpgx_test
 
 import (
+	"errors"
 	"net/url"
 	"strings"
 	"sync"
@@ -10,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 )
 
@@ -23,34 +25,32 @@ func TestPrune(t *testing.T) {
 			pruneBySeveral(t, pool)
 		})
 	}
-	if _, err := inboxpgx.Prune(t.Context(), newPool(t), inboxpgx.PruneConfig{Retention: -1, ChunkSize: -1, Table: "a b"}); err == nil ||
-		!strings.Contains(err.Error(), "Retention") || !strings.Contains(err.Error(), "ChunkSize") || !strings.Contains(err.Error(), "table") {
-		t.Errorf("error = %v", err)
-	}
 }
 
 func pruneBySeveral(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
 	_, err := pool.Exec(t.Context(), `INSERT INTO holdfast_inbox (consumer, message_id, processed_at)
-		SELECT 'a', gen_random_uuid(), now() - interval '8 days' + interval '1 minute' * (n - 25.5) FROM generate_series(1, 50) n`)
+		SELECT consumer, gen_random_uuid(), now() - interval '8 days' + interval '1 minute' * (n - 2500.5)
+		FROM generate_series(1, 5000) n, unnest('{a,b}'::text[]) consumer`)
 	if err != nil {
 		t.Fatal(err)
 	}
+	manager := newManager(t, pool)
 	var wg sync.WaitGroup
 	var total atomic.Int64
 	for range 3 {
 		wg.Go(func() {
-			n, err := inboxpgx.Prune(t.Context(), pool, inboxpgx.PruneConfig{ChunkSize: 4})
+			n, err := newStore(t, manager, "a", inboxpgx.Config{}).Prune(t.Context())
 			if err != nil {
 				t.Error(err)
 			}
-			total.Add(n)
+			total.Add(int64(n))
 		})
 	}
 	wg.Wait()
 	var left, tooOld int
-	err = pool.QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE processed_at < now() - interval '8 days') FROM holdfast_inbox`).Scan(&left, &tooOld)
-	if err != nil || total.Load() != 25 || left != 25 || tooOld != 0 {
+	err = pool.QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE consumer = 'a' AND processed_at < now() - interval '8 days') FROM holdfast_inbox`).Scan(&left, &tooOld)
+	if err != nil || total.Load() != 2500 || left != 7500 || tooOld != 0 {
 		t.Errorf("pruned %d, left %d, too old %d, error %v", total.Load(), left, tooOld, err)
 	}
 }
@@ -58,16 +58,22 @@ func pruneBySeveral(t *testing.T, pool *pgxpool.Pool) {
 func TestCheck(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
+	p := newStore(t, newManager(t, pool), "a", inboxpgx.Config{ByName: map[string]inboxpgx.HandlerConfig{conformance.Name: {}}})
 	want := func(problem string) {
 		t.Helper()
-		findings, err := inboxpgx.Check(t.Context(), pool, inboxpgx.PruneConfig{})
-		switch {
-		case err != nil:
-			t.Errorf("Check: %v", err)
-		case problem == "" && len(findings) != 0:
-			t.Errorf("findings = %v", findings)
-		case problem != "" && (len(findings) != 1 || !strings.Contains(findings[0].Problem, problem) || findings[0].Mend == ""):
-			t.Errorf("findings = %v, want one with %q", findings, problem)
+		err := p.Check(t.Context())
+		if problem == "" {
+			if err != nil {
+				t.Errorf("Check: %v", err)
+			}
+			return
+		}
+		found, _ := errors.AsType[interface {
+			error
+			Mend() string
+		}](err)
+		if found == nil || found.Mend() == "" || strings.Count(err.Error(), "\n") != 0 || !strings.Contains(err.Error(), problem) {
+			t.Errorf("Check: %v, want one finding with %q", err, problem)
 		}
 	}
 	exec := func(sql string) {
@@ -76,18 +82,21 @@ func TestCheck(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	handle(t, p, noEffect)
 	want("does not exist")
 	createTables(t, pool)
 	want("")
 	exec(`INSERT INTO holdfast_inbox (consumer, message_id, processed_at) VALUES ('a', gen_random_uuid(), now() - interval '10 days')`)
 	want("older than the retention")
+	exec(`UPDATE holdfast_inbox SET consumer = 'it''s gone'`)
+	want(`consumer "it's gone"`)
 	exec(`TRUNCATE holdfast_inbox`)
 	exec(`ALTER TABLE holdfast_inbox DROP CONSTRAINT holdfast_inbox_pkey`)
 	want("no unique index")
 	exec(`CREATE UNIQUE INDEX ON holdfast_inbox (message_id, consumer)`)
 	want("")
 	exec(`DROP TABLE holdfast_inbox_attempts`)
-	want("of the Ledger does not exist")
+	want("of the ledger does not exist")
 }
 
 func TestPruneLedger(t *testing.T) {
@@ -98,7 +107,7 @@ func TestPruneLedger(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n, err := inboxpgx.Prune(t.Context(), pool, inboxpgx.PruneConfig{ChunkSize: 3}); n != 0 || err != nil {
+	if n, err := newStore(t, newManager(t, pool), "a", inboxpgx.Config{}).Prune(t.Context()); n != 8 || err != nil {
 		t.Errorf("pruned %d, error %v", n, err)
 	}
 	var left int

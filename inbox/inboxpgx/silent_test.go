@@ -42,36 +42,25 @@ func behindProxy(t *testing.T) (*pgxpool.Pool, *testenv.Proxy) {
 func TestSilentConnections(t *testing.T) {
 	t.Parallel()
 	pgtest.URL(t) // skips before there are subtests
-	for name, call := range map[string]func(ctx context.Context, pool *pgxpool.Pool, l *inboxpgx.Ledger) error{
-		"look": func(ctx context.Context, _ *pgxpool.Pool, l *inboxpgx.Ledger) error {
-			_, err := l.Look(ctx, "a", ids.New())
+	for name, call := range map[string]func(ctx context.Context, p *inboxpgx.Store) error{
+		"look": func(ctx context.Context, p *inboxpgx.Store) error {
+			_, err := p.Ledger().Look(ctx, ids.New())
 			return err
 		},
-		"start": func(ctx context.Context, _ *pgxpool.Pool, l *inboxpgx.Ledger) error {
-			return l.Start(ctx, "a", event())
-		},
-		"pass": func(ctx context.Context, _ *pgxpool.Pool, l *inboxpgx.Ledger) error { return l.Pass(ctx, "a", event()) },
-		"prune": func(ctx context.Context, pool *pgxpool.Pool, _ *inboxpgx.Ledger) error {
-			_, err := inboxpgx.Prune(ctx, pool, inboxpgx.PruneConfig{})
-			return err
-		},
-		"check": func(ctx context.Context, pool *pgxpool.Pool, _ *inboxpgx.Ledger) error {
-			_, err := inboxpgx.Check(ctx, pool, inboxpgx.PruneConfig{})
-			return err
-		},
+		"start": func(ctx context.Context, p *inboxpgx.Store) error { return p.Ledger().Start(ctx, event()) },
+		"pass":  func(ctx context.Context, p *inboxpgx.Store) error { return p.Ledger().Pass(ctx, event()) },
+		"prune": func(ctx context.Context, p *inboxpgx.Store) error { _, err := p.Prune(ctx); return err },
+		"check": func(ctx context.Context, p *inboxpgx.Store) error { return p.Check(ctx) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool, proxy := behindProxy(t)
-			ledger, err := inboxpgx.NewLedger(pool, inboxpgx.SchemaConfig{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			p := newStore(t, newManager(t, pool), "a", inboxpgx.Config{})
 			proxy.SilenceConnections()
 			began := time.Now()
 			ended := make(chan error, 1)
 			testenv.Eventually(t, testenv.Patience, func() error {
-				go func() { ended <- call(context.WithoutCancel(t.Context()), pool, ledger) }()
+				go func() { ended <- call(context.WithoutCancel(t.Context()), p) }()
 				select {
 				case err := <-ended:
 					return err
@@ -101,7 +90,7 @@ func TestSilentTransaction(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool, proxy := behindProxy(t)
-			p := effectProcessor(t, newManager(t, pool))
+			p := effectStore(t, newManager(t, pool))
 			proxy.SilenceOn(silence)
 			m := event()
 			began := time.Now()

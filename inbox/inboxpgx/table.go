@@ -2,8 +2,6 @@ package inboxpgx
 
 import (
 	"context"
-	"embed"
-	"errors"
 	"fmt"
 	"io/fs"
 
@@ -13,122 +11,49 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	inboxdriver "github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/migrate"
-	"github.com/holdfast-go/holdfast/internal/sqlident"
 	"github.com/holdfast-go/holdfast/txretry"
 	txdriver "github.com/holdfast-go/holdfast/txretry/driver"
 )
 
-// DefaultTable is the table's name where none is configured.
-const DefaultTable = "holdfast_inbox"
+// table is the driver.Entries in Postgres.
+type table struct {
+	pool    *pgxpool.Pool // of the ledger
+	names   tables
+	files   fs.FS // the migrations
+	missing migrate.Missing
 
-//go:embed migrations/*.sql
-var migrations embed.FS
-
-// SchemaConfig says where the table is.
-type SchemaConfig struct {
-	// Schema holds the table; empty means that the connection's search_path decides.
-	Schema string
-	// Table is the table's name; empty means DefaultTable. The Ledger's is <Table>_attempts.
-	Table string
+	insert, insertAll, forget string
 }
 
-func (c SchemaConfig) withDefaults() SchemaConfig {
-	if c.Table == "" {
-		c.Table = DefaultTable
-	}
-	return c
-}
-
-// qualified returns the table's quoted name.
-func (c SchemaConfig) qualified() (string, error) {
-	c = c.withDefaults()
-	name, err := sqlident.Qualify(c.Schema, c.Table)
-	if err != nil {
-		return "", fmt.Errorf("inboxpgx: table name: %w", err)
-	}
-	return name, nil
-}
-
-// attempts returns the quoted name of the ledger's table.
-func (c SchemaConfig) attempts() (string, error) {
-	c = c.withDefaults()
-	return SchemaConfig{Schema: c.Schema, Table: c.Table + attemptsSuffix}.qualified()
-}
-
-// missing explains the errors of a database without the tables.
-func (c SchemaConfig) missing() migrate.Missing {
-	name, err1 := c.qualified()
-	attempts, err2 := c.attempts()
-	if errors.Join(err1, err2) != nil {
-		return migrate.Missing{}
-	}
-	return migrate.Missing{Call: "inboxpgx.Migrate", Tables: []string{name, attempts}}
-}
-
-func (c SchemaConfig) set() (migrate.Set, error) {
-	c = c.withDefaults()
-	files, err := fs.Sub(migrations, "migrations")
-	return migrate.Set{Component: "inbox", Files: files, Schema: c.Schema, Names: map[string]string{"table": c.Table, "attempts": c.Table + attemptsSuffix}}, err
-}
-
-// Migrate creates the table or brings it up to date. Several processes may do so at once.
-func Migrate(ctx context.Context, pool *pgxpool.Pool, cfg SchemaConfig) error {
-	set, err := cfg.set()
-	if err != nil {
-		return fmt.Errorf("inboxpgx: %w", err)
-	}
-	return migrate.Apply(ctx, pool, set)
-}
-
-// Migrations returns the numbered SQL files that Migrate applies, for another tool.
-func Migrations(cfg SchemaConfig) (fs.FS, error) {
-	set, err := cfg.set()
+func newTable(pool *pgxpool.Pool, names tables) (*table, error) {
+	set, err := names.set()
 	if err != nil {
 		return nil, fmt.Errorf("inboxpgx: %w", err)
 	}
-	return migrate.Export(set)
-}
-
-// Dedup records which messages a consumer has processed, as part of a transaction. *Table
-// does so in Postgres, inboxtest.Dedup in memory; the suite is in inboxtest/conformance.
-type Dedup interface {
-	// Record reports whether this is the first time that the consumer records the id,
-	// and records it. The entry commits and rolls back with tx. While another transaction
-	// that recorded the same id is open it waits, or fails so that txretry tries again.
-	Record(ctx context.Context, tx pgx.Tx, consumer string, id uuid.UUID) (first bool, err error)
-	// RecordAll is Record for several messages with different ids, in one step.
-	RecordAll(ctx context.Context, tx pgx.Tx, consumer string, msgs []*inbox.Message) (first []bool, err error)
-	// Forget takes back, within the same transaction, what Record or RecordAll has
-	// recorded there for the first time.
-	Forget(ctx context.Context, tx pgx.Tx, consumer string, ids []uuid.UUID) error
-}
-
-// Table is the Dedup on the table that Migrate creates. It is safe for concurrent use.
-type Table struct {
-	insert, insertAll, forget string
-	missing                   migrate.Missing
-}
-
-// NewTable returns a Table. It does not look at the database.
-func NewTable(cfg SchemaConfig) (*Table, error) {
-	name, err := cfg.qualified()
+	files, err := migrate.Export(set)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("inboxpgx: %w", err)
 	}
-	return &Table{
-		missing: cfg.missing(),
-		insert:  `INSERT INTO ` + name + ` (consumer, message_id, name) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING`,
+	return &table{
+		pool: pool, names: names, files: files, missing: names.missing(),
+		insert: `INSERT INTO ` + names.entries + ` (consumer, message_id, name) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING`,
 		// In the order of the ids: two batches with the same copies must not deadlock.
-		insertAll: `INSERT INTO ` + name + ` (consumer, message_id, name) SELECT $1, m.id, m.name
+		insertAll: `INSERT INTO ` + names.entries + ` (consumer, message_id, name) SELECT $1, m.id, m.name
 			FROM unnest($2::uuid[], $3::text[]) AS m (id, name) ORDER BY m.id ON CONFLICT DO NOTHING RETURNING message_id`,
-		forget: `DELETE FROM ` + name + ` WHERE consumer = $1 AND message_id = ANY($2::uuid[])`,
+		forget: `DELETE FROM ` + names.entries + ` WHERE consumer = $1 AND message_id = ANY($2::uuid[])`,
 	}, nil
 }
 
-// Record implements Dedup. For people who look at the table it notes the name of the
+// Ledger implements driver.Entries.
+func (t *table) Ledger(consumer string) inboxdriver.Ledger {
+	return newLedger(t.pool, t.names, consumer)
+}
+
+// Record implements driver.Entries. For people who look at the table it notes the name of the
 // message in ctx, too.
-func (t *Table) Record(ctx context.Context, tx pgx.Tx, consumer string, id uuid.UUID) (first bool, err error) {
+func (t *table) Record(ctx context.Context, tx pgx.Tx, consumer string, id uuid.UUID) (first bool, err error) {
 	var name string
 	if m, ok := inbox.FromContext(ctx); ok {
 		name = m.Name
@@ -141,12 +66,12 @@ func (t *Table) Record(ctx context.Context, tx pgx.Tx, consumer string, id uuid.
 }
 
 // atBegin is Record as a statement that travels with BEGIN.
-func (t *Table) atBegin(consumer string, m *inbox.Message) txdriver.Statement {
+func (t *table) atBegin(consumer string, m *inbox.Message) txdriver.Statement {
 	return txdriver.Statement{SQL: t.insert, Args: []any{consumer, uuidOf(m.ID), m.Name}}
 }
 
-// RecordAll implements Dedup.
-func (t *Table) RecordAll(ctx context.Context, tx pgx.Tx, consumer string, msgs []*inbox.Message) (first []bool, err error) {
+// RecordAll implements driver.Entries.
+func (t *table) RecordAll(ctx context.Context, tx pgx.Tx, consumer string, msgs []*inbox.Message) (first []bool, err error) {
 	ids, names := make(uuids, len(msgs)), make([]string, len(msgs))
 	position := make(map[uuid.UUID]int, len(msgs))
 	for i, m := range msgs {
@@ -167,8 +92,8 @@ func (t *Table) RecordAll(ctx context.Context, tx pgx.Tx, consumer string, msgs 
 	return first, nil
 }
 
-// Forget implements Dedup.
-func (t *Table) Forget(ctx context.Context, tx pgx.Tx, consumer string, ids []uuid.UUID) error {
+// Forget implements driver.Entries.
+func (t *table) Forget(ctx context.Context, tx pgx.Tx, consumer string, ids []uuid.UUID) error {
 	all := make(uuids, len(ids))
 	for i, id := range ids {
 		all[i] = uuidOf(id)

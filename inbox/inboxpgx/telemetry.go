@@ -22,13 +22,13 @@ type counter struct {
 
 type counted struct{ name, outcome string }
 
-func newCounter(cfg Config) (counter, error) {
-	messages, err := telemetry.New(scope, nil, cfg.MeterProvider).Meter.Int64Counter("holdfast.inbox.messages",
+func newCounter(consumer string, provider metric.MeterProvider) (counter, error) {
+	messages, err := telemetry.New(scope, nil, provider).Meter.Int64Counter("holdfast.inbox.messages",
 		metric.WithDescription("Deliveries that reached a handler's transaction, by outcome."), metric.WithUnit("{message}"))
 	if err != nil {
 		return counter{}, fmt.Errorf("inboxpgx: counter: %w", err)
 	}
-	return counter{messages: messages, consumer: attribute.String("consumer", cfg.Consumer), options: &sync.Map{}}, nil
+	return counter{messages: messages, consumer: attribute.String("consumer", consumer), options: &sync.Map{}}, nil
 }
 
 // add counts one delivery. The name is one of those with a handler, so they are few.

@@ -39,7 +39,7 @@ func TestRoundTrips(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer pool.Close()
-	p := effectProcessor(t, newManager(t, pool))
+	p := effectStore(t, newManager(t, pool))
 	for _, want := range []int64{0, 3} { // the first message prepares the statements
 		sent.Store(0)
 		if err := process(t, p, event()); err != nil {
@@ -62,12 +62,18 @@ func TestRoundTrips(t *testing.T) {
 // plain is a Transactor that knows no Options, and whose handles nobody recognises.
 type plain struct{ txretry.Transactor }
 
+func (p plain) Pool() *pgxpool.Pool { return poolOf(p.Transactor) }
+
+func poolOf(t txretry.Transactor) *pgxpool.Pool { return t.(*txretry.Manager).Pool() }
+
 func (p plain) DoWith(ctx context.Context, _ txretry.Options, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	return p.Do(ctx, func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, struct{ pgx.Tx }{tx}) })
 }
 
 // wrapped passes the Options on, and wraps the handles.
 type wrapped struct{ txretry.Transactor }
+
+func (w wrapped) Pool() *pgxpool.Pool { return poolOf(w.Transactor) }
 
 func (w wrapped) DoWith(ctx context.Context, opts txretry.Options, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	return w.Transactor.DoWith(ctx, opts, func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, struct{ pgx.Tx }{tx}) })
@@ -79,7 +85,7 @@ func TestForeignTransactors(t *testing.T) {
 	pool := newPool(t)
 	manager := newManager(t, pool)
 	for n, transactor := range []txretry.Transactor{plain{manager}, wrapped{manager}} {
-		p := effectProcessor(t, transactor)
+		p := effectStore(t, transactor)
 		m := event()
 		for range 2 {
 			if err := process(t, p, m); err != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxredis"
-	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
+	"github.com/holdfast-go/holdfast/inbox/internal/memory"
 	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
@@ -28,14 +28,14 @@ var patient = inboxredis.Config{Timeout: 10 * time.Second}
 // behind is a processor that deduplicates by itself, on the fakes of inboxpgx.
 type behind struct {
 	manager *txretrytest.Manager
-	dedup   *inboxtest.Dedup
+	dedup   *memory.Entries
 
 	mu      sync.Mutex
 	effects map[string]map[int]int
 }
 
 func newBehind() *behind {
-	return &behind{manager: txretrytest.New(txretrytest.Config{}), dedup: inboxtest.NewDedup(), effects: map[string]map[int]int{}}
+	return &behind{manager: txretrytest.New(txretrytest.Config{}), dedup: memory.NewEntries(time.Hour), effects: map[string]map[int]int{}}
 }
 
 func (b *behind) add(consumer string, number, n int) {
@@ -55,7 +55,7 @@ func (b *behind) taken(consumer string, number int) int {
 
 func (b *behind) fastPath(t *testing.T, client redis.UniversalClient, consumer string, h conformance.Handler, cfg inboxredis.Config) *inboxredis.FastPath {
 	t.Helper()
-	p, err := inboxpgx.NewProcessor(b.manager, inboxpgx.Config{Consumer: consumer, Dedup: b.dedup})
+	p, err := inboxpgx.New(b.manager, consumer, inboxpgx.Config{Entries: b.dedup})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +64,7 @@ func (b *behind) fastPath(t *testing.T, client redis.UniversalClient, consumer s
 			return err
 		}
 		return h(ctx, e)
-	}, inboxpgx.HandlerConfig{})
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -141,6 +141,7 @@ func core(name string, adapters ...string) []floor {
 		fakeClients = with(parser, pgx)
 	}
 	if name == "inbox" {
+		all = append(all, floor{pkg: "inbox/internal/memory", clients: fakeClients, on: onFake, noTesting: true})
 		onFake = with(onFake, "outbox/driver") // its broker is a Publisher of a relay
 	}
 	return append(all,

@@ -75,18 +75,18 @@ func relaySnippet(ctx context.Context, store *outboxpgx.Store, dial func(context
 
 func inboxSnippet(ctx context.Context, manager *txretry.Manager, dial func(context.Context) (*amqp.Connection, error)) error {
 	// snippet: inbox
-	processor, err := inboxpgx.NewProcessor(manager, inboxpgx.Config{Consumer: "billing"})
+	books, err := inboxpgx.New(manager, "billing", inboxpgx.Config{})
 	if err != nil {
 		return err
 	}
-	err = inboxpgx.Handle(processor, "order.placed", func(ctx context.Context, tx pgx.Tx, o order) error {
+	err = inboxpgx.Handle(books, "order.placed", func(ctx context.Context, tx pgx.Tx, o order) error {
 		_, err := tx.Exec(ctx, "INSERT INTO invoices (order_id) VALUES ($1)", o.ID)
 		return err
-	}, inboxpgx.HandlerConfig{})
+	})
 	if err != nil {
 		return err
 	}
-	consumer, err := inboxamqp.NewConsumer(dial, "billing.orders", processor, inboxamqp.Config{
+	consumer, err := inboxamqp.NewConsumer(dial, "billing.orders", books, inboxamqp.Config{
 		Bindings: []inboxamqp.Binding{{Exchange: "shop", Key: "order.*"}},
 	})
 	if err != nil {

@@ -8,7 +8,7 @@ CREATE TABLE {{table}} (
 );
 
 -- For pruning, oldest first.
-CREATE INDEX "{{raw.table}}_processed_at_idx" ON {{table}} (processed_at);
+CREATE INDEX "{{raw.table}}_processed_at_idx" ON {{table}} (consumer, processed_at);
 
 -- What became of messages that did not go through at their first delivery: the newest
 -- attempt that is known of, and how many runs of the message the process has not survived.

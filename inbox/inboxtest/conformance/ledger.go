@@ -8,8 +8,9 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/driver"
 )
 
-// TestLedger holds an driver.Ledger to what it promises. New returns one without entries.
-func TestLedger(t *testing.T, newLedger func(t *testing.T) driver.Ledger) {
+// TestLedger holds a driver.Ledger to what it promises. newLedgers returns one per consumer, all
+// in the same place, without entries.
+func TestLedger(t *testing.T, newLedgers func(t *testing.T) func(consumer string) driver.Ledger) {
 	for name, test := range map[string]func(*testing.T, ledgerTester){
 		"runs":       testLedgerRuns,
 		"leftovers":  testLedgerLeftovers,
@@ -18,12 +19,16 @@ func TestLedger(t *testing.T, newLedger func(t *testing.T) driver.Ledger) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			test(t, ledgerTester{newLedger(t)})
+			ledgers := newLedgers(t)
+			test(t, ledgerTester{ledgers("a"), ledgers("b")})
 		})
 	}
 }
 
-type ledgerTester struct{ driver.Ledger }
+type ledgerTester struct {
+	driver.Ledger
+	other driver.Ledger // of another consumer
+}
 
 func (l ledgerTester) do(t *testing.T, m *inbox.Message, steps ...string) {
 	t.Helper()
@@ -31,13 +36,13 @@ func (l ledgerTester) do(t *testing.T, m *inbox.Message, steps ...string) {
 		var err error
 		switch step {
 		case "start":
-			err = l.Start(t.Context(), "a", m)
+			err = l.Start(t.Context(), m)
 		case "end":
-			err = l.End(t.Context(), "a", m)
+			err = l.End(t.Context(), m)
 		case "pass":
-			err = l.Pass(t.Context(), "a", m)
+			err = l.Pass(t.Context(), m)
 		case "forget":
-			err = l.Forget(t.Context(), "a", m.ID)
+			err = l.Forget(t.Context(), m.ID)
 		default:
 			t.Fatalf("no step %q", step)
 		}
@@ -47,9 +52,9 @@ func (l ledgerTester) do(t *testing.T, m *inbox.Message, steps ...string) {
 	}
 }
 
-func (l ledgerTester) want(t *testing.T, consumer string, m *inbox.Message, open int, leftover bool) {
+func (l ledgerTester) want(t *testing.T, m *inbox.Message, open int, leftover bool) {
 	t.Helper()
-	e, err := l.Look(t.Context(), consumer, m.ID)
+	e, err := l.Look(t.Context(), m.ID)
 	if err != nil {
 		t.Fatalf("Look: %v", err)
 	}
@@ -63,18 +68,18 @@ func (l ledgerTester) want(t *testing.T, consumer string, m *inbox.Message, open
 
 func testLedgerRuns(t *testing.T, l ledgerTester) {
 	m, other := event(1), event(2)
-	l.want(t, "a", m, 0, false)
+	l.want(t, m, 0, false)
 	l.do(t, m, "start", "start")
 	l.do(t, other, "start")
-	l.want(t, "a", m, 2, false)
-	l.want(t, "a", other, 1, false)
-	l.want(t, "b", m, 0, false)
+	l.want(t, m, 2, false)
+	l.want(t, other, 1, false)
+	ledgerTester{Ledger: l.other}.want(t, m, 0, false)
 	l.do(t, m, "end")
-	l.want(t, "a", m, 0, false)
+	l.want(t, m, 0, false)
 	l.do(t, m, "start")
-	l.want(t, "a", m, 1, false)
+	l.want(t, m, 1, false)
 	l.do(t, m, "forget", "forget", "end")
-	l.want(t, "a", m, 0, false)
+	l.want(t, m, 0, false)
 }
 
 func testLedgerLeftovers(t *testing.T, l ledgerTester) {
@@ -82,14 +87,14 @@ func testLedgerLeftovers(t *testing.T, l ledgerTester) {
 	second, third := *first, *first
 	second.Attempt, third.Attempt = 2, 3
 	l.do(t, first, "pass")
-	l.want(t, "a", first, 0, true)
-	l.want(t, "a", &second, 0, false)
+	l.want(t, first, 0, true)
+	l.want(t, &second, 0, false)
 	l.do(t, &second, "start", "pass")
 	l.do(t, first, "start", "pass") // a leftover that had begun before takes nothing back
-	l.want(t, "a", &second, 0, true)
-	l.want(t, "a", &third, 0, false)
+	l.want(t, &second, 0, true)
+	l.want(t, &third, 0, false)
 	l.do(t, &third, "forget")
-	l.want(t, "a", first, 0, false)
+	l.want(t, first, 0, false)
 }
 
 func testLedgerReplays(t *testing.T, l ledgerTester) {
@@ -98,12 +103,12 @@ func testLedgerReplays(t *testing.T, l ledgerTester) {
 	replayed := *late
 	replayed.Attempt, replayed.Replays = 1, 1
 	l.do(t, late, "pass", "start", "start")
-	l.want(t, "a", &replayed, 0, false)
+	l.want(t, &replayed, 0, false)
 	l.do(t, &replayed, "start")
-	l.want(t, "a", &replayed, 1, false)
-	l.want(t, "a", late, 1, true)
+	l.want(t, &replayed, 1, false)
+	l.want(t, late, 1, true)
 	l.do(t, &replayed, "pass")
-	l.want(t, "a", &replayed, 0, true)
+	l.want(t, &replayed, 0, true)
 }
 
 func testLedgerConcurrent(t *testing.T, l ledgerTester) {
@@ -112,11 +117,11 @@ func testLedgerConcurrent(t *testing.T, l ledgerTester) {
 	var wg sync.WaitGroup
 	for range n {
 		wg.Go(func() {
-			if err := l.Start(t.Context(), "a", m); err != nil {
+			if err := l.Start(t.Context(), m); err != nil {
 				t.Error(err)
 			}
 		})
 	}
 	wg.Wait()
-	l.want(t, "a", m, n, false)
+	l.want(t, m, n, false)
 }

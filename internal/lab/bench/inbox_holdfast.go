@@ -47,16 +47,16 @@ func (i *intake) event(ctx context.Context, tx pgx.Tx, v string) error {
 
 // perMessage has dedup and effect in one transaction.
 func (i *intake) perMessage() (inbox.Processor, error) {
-	p, err := inboxpgx.NewProcessor(i.manager, inboxpgx.Config{Consumer: "bench"})
+	p, err := inboxpgx.New(i.manager, "bench", inboxpgx.Config{})
 	if err != nil {
 		return nil, err
 	}
-	return p, inboxpgx.Handle(p, eventName, i.event, inboxpgx.HandlerConfig{})
+	return p, inboxpgx.Handle(p, eventName, i.event)
 }
 
 // batchHandler is that with one statement for all messages.
 func (i *intake) batchHandler() (inbox.Processor, error) {
-	p, err := inboxpgx.NewProcessor(i.manager, inboxpgx.Config{Consumer: "bench"})
+	p, err := inboxpgx.New(i.manager, "bench", inboxpgx.Config{})
 	if err != nil {
 		return nil, err
 	}
@@ -67,7 +67,7 @@ func (i *intake) batchHandler() (inbox.Processor, error) {
 		}
 		_, err := tx.Exec(ctx, insertEvents, bodies)
 		return err
-	}, inboxpgx.HandlerConfig{})
+	})
 }
 
 // noDedup has the effect in a transaction, and nothing else.

@@ -51,14 +51,18 @@ func newIntake(ctx context.Context, b *bench) (*intake, error) {
 	}
 	client := redis.NewClient(options)
 	b.atEnd(client.Close)
-	if err := inboxpgx.Migrate(ctx, pool, inboxpgx.SchemaConfig{}); err != nil {
-		return nil, err
-	}
 	if _, err := pool.Exec(ctx, "CREATE TABLE bench_events (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, body text NOT NULL)"); err != nil {
 		return nil, err
 	}
 	manager, err := txretry.New(pool, txretry.Config{Logger: quiet})
 	if err != nil {
+		return nil, err
+	}
+	store, err := inboxpgx.New(manager, "bench", inboxpgx.Config{})
+	if err != nil {
+		return nil, err
+	}
+	if err := store.Migrate(ctx); err != nil {
 		return nil, err
 	}
 	i := &intake{

@@ -23,6 +23,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/txretry"
 )
 
 // intake is a queue with consumers' tables behind it, and the ledger of what was sent.
@@ -39,8 +40,12 @@ type intake struct {
 func newIntake(t testing.TB, job inboxJob) *intake {
 	t.Helper()
 	i := &intake{t: t, job: job, pool: pgtest.Pool(t, job.Database, 4), sent: map[uuid.UUID]string{}}
-	must(t, inboxpgx.Migrate(t.Context(), i.pool, inboxpgx.SchemaConfig{}))
-	_, err := i.pool.Exec(t.Context(), `CREATE TABLE inbox_effects (message_id uuid NOT NULL)`) // not unique: two effects must show
+	manager, err := txretry.New(i.pool, txretry.Config{})
+	must(t, err)
+	store, err := inboxpgx.New(manager, "faults", inboxpgx.Config{})
+	must(t, err)
+	must(t, store.Migrate(t.Context()))
+	_, err = i.pool.Exec(t.Context(), `CREATE TABLE inbox_effects (message_id uuid NOT NULL)`) // not unique: two effects must show
 	must(t, err)
 	must(t, i.setup(t.Context()))
 	return i

@@ -103,18 +103,16 @@ func (j inboxJob) run(ctx context.Context, ready func()) error {
 	}
 	c := &crash{at: j.Crash}
 	c.left.Store(j.After)
-	processor, err := inboxpgx.NewProcessor(manager, inboxpgx.Config{Consumer: "faults"})
+	processor, err := inboxpgx.New(manager, "faults", inboxpgx.Config{
+		ByName: map[string]inboxpgx.HandlerConfig{inboxName: {Timeout: 10 * time.Second}},
+	})
 	if err != nil {
 		return err
 	}
-	if err := inboxpgx.Handle(processor, inboxName, c.handle, inboxpgx.HandlerConfig{Timeout: 10 * time.Second}); err != nil {
+	if err := inboxpgx.Handle(processor, inboxName, c.handle); err != nil {
 		return err
 	}
-	ledger, err := inboxpgx.NewLedger(pool, inboxpgx.SchemaConfig{})
-	if err != nil {
-		return err
-	}
-	consumer, err := inboxamqp.NewConsumer(j.dial, inboxQueue, &crashProcessor{processor, &crashLedger{ledger, c}, c}, j.config())
+	consumer, err := inboxamqp.NewConsumer(j.dial, inboxQueue, &crashProcessor{processor, &crashLedger{processor.Ledger(), c}, c}, j.config())
 	if err != nil {
 		return err
 	}
@@ -193,9 +191,9 @@ type crashLedger struct {
 	c *crash
 }
 
-func (l *crashLedger) Pass(ctx context.Context, consumer string, m *inbox.Message) error {
+func (l *crashLedger) Pass(ctx context.Context, m *inbox.Message) error {
 	l.c.pass("copy confirmed")
-	err := l.Ledger.Pass(ctx, consumer, m)
+	err := l.Ledger.Pass(ctx, m)
 	l.c.pass("attempt noted")
 	return err
 }

@@ -68,9 +68,7 @@ func Open(cfg Config) (*Parts, error) {
 }
 
 func newBroker(tx txretry.Transactor, shop *Shop, cfg Config) (*inboxtest.Broker, error) {
-	processor, err := inboxpgx.NewProcessor(tx, inboxpgx.Config{
-		Consumer: "stats", Dedup: inboxtest.NewDedup(), MeterProvider: cfg.MeterProvider,
-	})
+	processor, err := inboxtest.New(tx, "stats", inboxpgx.Config{MeterProvider: cfg.MeterProvider})
 	if err != nil {
 		return nil, err
 	}

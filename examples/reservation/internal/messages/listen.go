@@ -15,7 +15,7 @@ import (
 type Learn func(ctx context.Context, tx pgx.Tx, status booking.Status, r Reservation) error
 
 // Listen registers learn for all messages of the shop.
-func Listen(p *inboxpgx.Processor, learn Learn) error {
+func Listen(p *inboxpgx.Store, learn Learn) error {
 	var errs []error
 	for _, status := range []booking.Status{
 		booking.StatusHeld, booking.StatusConfirmed, booking.StatusCancelled, booking.StatusExpired,
@@ -26,8 +26,7 @@ func Listen(p *inboxpgx.Processor, learn Learn) error {
 					return inbox.Invalid(err) // no retry makes it better
 				}
 				return learn(ctx, tx, status, r)
-			},
-			inboxpgx.HandlerConfig{}))
+			}))
 	}
 	return errors.Join(errs...)
 }

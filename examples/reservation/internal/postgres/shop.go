@@ -42,5 +42,5 @@ func (s *Shop) Once(ctx context.Context, eventID string,
 	})
 }
 
-// Listen makes the processor keep the read model.
-func Listen(p *inboxpgx.Processor) error { return messages.Listen(p, learn) }
+// Listen makes the consumer keep the read model.
+func Listen(p *inboxpgx.Store) error { return messages.Listen(p, learn) }

@@ -11,22 +11,22 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx/driver"
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// DedupBackend is where TestDedup runs.
-type DedupBackend struct {
+// EntriesBackend is where TestEntries runs.
+type EntriesBackend struct {
 	// Bubble runs each test in a testing/synctest bubble.
 	Bubble bool
-	// New returns a transactor, and a Dedup without entries that works on its transactions.
-	New func(t *testing.T) (txretry.Transactor, inboxpgx.Dedup)
+	// New returns a transactor, and Entries without any that works on its transactions.
+	New func(t *testing.T) (txretry.Transactor, driver.Entries)
 }
 
-// TestDedup holds an inboxpgx.Dedup to what it promises.
-func TestDedup(t *testing.T, b DedupBackend) {
-	for name, test := range map[string]func(*testing.T, dedupTester){
+// TestEntries holds a driver.Entries to what it promises.
+func TestEntries(t *testing.T, b EntriesBackend) {
+	for name, test := range map[string]func(*testing.T, entriesTester){
 		"first and second":        testFirstAndSecond,
 		"rollback forgets":        testRollbackForgets,
 		"within a transaction":    testWithinTransaction,
@@ -40,8 +40,8 @@ func TestDedup(t *testing.T, b DedupBackend) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			run := func(t *testing.T) {
-				tx, dedup := b.New(t)
-				test(t, dedupTester{tx, dedup})
+				tx, entries := b.New(t)
+				test(t, entriesTester{tx, entries})
 			}
 			if b.Bubble {
 				synctest.Test(t, run)
@@ -52,18 +52,18 @@ func TestDedup(t *testing.T, b DedupBackend) {
 	}
 }
 
-type dedupTester struct {
+type entriesTester struct {
 	transactor txretry.Transactor
-	dedup      inboxpgx.Dedup
+	entries    driver.Entries
 }
 
 var errAbort = errors.New("abort")
 
 // record records in a transaction of its own and ends it with the given error.
-func (d dedupTester) record(t *testing.T, consumer string, id uuid.UUID, end error) (first bool) {
+func (d entriesTester) record(t *testing.T, consumer string, id uuid.UUID, end error) (first bool) {
 	t.Helper()
 	err := d.transactor.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) (err error) {
-		if first, err = d.dedup.Record(ctx, tx, consumer, id); err != nil {
+		if first, err = d.entries.Record(ctx, tx, consumer, id); err != nil {
 			return err
 		}
 		return end
@@ -74,21 +74,21 @@ func (d dedupTester) record(t *testing.T, consumer string, id uuid.UUID, end err
 	return first
 }
 
-func (d dedupTester) want(t *testing.T, consumer string, id uuid.UUID, want bool) {
+func (d entriesTester) want(t *testing.T, consumer string, id uuid.UUID, want bool) {
 	t.Helper()
 	if got := d.record(t, consumer, id, nil); got != want {
 		t.Errorf("Record(%s) = %v, want %v", consumer, got, want)
 	}
 }
 
-func testFirstAndSecond(t *testing.T, d dedupTester) {
+func testFirstAndSecond(t *testing.T, d entriesTester) {
 	id := ids.New()
 	d.want(t, "a", id, true)
 	d.want(t, "a", id, false)
 	d.want(t, "a", ids.New(), true)
 }
 
-func testRollbackForgets(t *testing.T, d dedupTester) {
+func testRollbackForgets(t *testing.T, d entriesTester) {
 	id := ids.New()
 	if !d.record(t, "a", id, errAbort) {
 		t.Error("the first Record found an entry")
@@ -96,11 +96,11 @@ func testRollbackForgets(t *testing.T, d dedupTester) {
 	d.want(t, "a", id, true)
 }
 
-func testWithinTransaction(t *testing.T, d dedupTester) {
+func testWithinTransaction(t *testing.T, d entriesTester) {
 	id := ids.New()
 	err := d.transactor.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
 		for _, want := range []bool{true, false} {
-			first, err := d.dedup.Record(ctx, tx, "a", id)
+			first, err := d.entries.Record(ctx, tx, "a", id)
 			if err != nil {
 				return err
 			}
@@ -115,14 +115,14 @@ func testWithinTransaction(t *testing.T, d dedupTester) {
 	}
 }
 
-func testSavepoint(t *testing.T, d dedupTester) {
+func testSavepoint(t *testing.T, d entriesTester) {
 	kept, dropped := ids.New(), ids.New()
 	err := d.transactor.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
-		if _, err := d.dedup.Record(ctx, tx, "a", kept); err != nil {
+		if _, err := d.entries.Record(ctx, tx, "a", kept); err != nil {
 			return err
 		}
 		err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-			if _, err := d.dedup.Record(ctx, tx, "a", dropped); err != nil {
+			if _, err := d.entries.Record(ctx, tx, "a", dropped); err != nil {
 				return err
 			}
 			return errAbort
@@ -139,12 +139,12 @@ func testSavepoint(t *testing.T, d dedupTester) {
 	d.want(t, "a", dropped, true)
 }
 
-func testRecordAll(t *testing.T, d dedupTester) {
+func testRecordAll(t *testing.T, d entriesTester) {
 	known := event(1)
 	d.want(t, "a", known.ID, true)
 	msgs := []*inbox.Message{event(2), known, event(3)}
 	err := d.transactor.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
-		first, err := d.dedup.RecordAll(ctx, tx, "a", msgs)
+		first, err := d.entries.RecordAll(ctx, tx, "a", msgs)
 		if err != nil {
 			return err
 		}
@@ -162,15 +162,15 @@ func testRecordAll(t *testing.T, d dedupTester) {
 	}
 }
 
-func testForget(t *testing.T, d dedupTester) {
+func testForget(t *testing.T, d entriesTester) {
 	kept, dropped, undone := event(1), event(2), event(3)
 	record := func(end error, forget *inbox.Message, msgs ...*inbox.Message) {
 		t.Helper()
 		err := d.transactor.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
-			if _, err := d.dedup.RecordAll(ctx, tx, "a", msgs); err != nil {
+			if _, err := d.entries.RecordAll(ctx, tx, "a", msgs); err != nil {
 				return err
 			}
-			if err := d.dedup.Forget(ctx, tx, "a", []uuid.UUID{forget.ID}); err != nil {
+			if err := d.entries.Forget(ctx, tx, "a", []uuid.UUID{forget.ID}); err != nil {
 				return err
 			}
 			return end
@@ -186,32 +186,32 @@ func testForget(t *testing.T, d dedupTester) {
 	d.want(t, "a", undone.ID, true)
 }
 
-func testClosedTransaction(t *testing.T, d dedupTester) {
+func testClosedTransaction(t *testing.T, d entriesTester) {
 	id := ids.New()
 	var closed pgx.Tx
 	err := d.transactor.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
 		closed = tx
-		_, err := d.dedup.Record(ctx, tx, "a", id)
+		_, err := d.entries.Record(ctx, tx, "a", id)
 		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, id := range []uuid.UUID{id, ids.New()} {
-		if first, err := d.dedup.Record(t.Context(), closed, "a", id); err == nil || first {
+		if first, err := d.entries.Record(t.Context(), closed, "a", id); err == nil || first {
 			t.Errorf("Record in a closed transaction = %v, %v", first, err)
 		}
 	}
 }
 
-func testConsumersApart(t *testing.T, d dedupTester) {
+func testConsumersApart(t *testing.T, d entriesTester) {
 	id := ids.New()
 	d.want(t, "a", id, true)
 	d.want(t, "b", id, true)
 	d.want(t, "a", id, false)
 }
 
-func testConcurrentRecords(t *testing.T, d dedupTester) {
+func testConcurrentRecords(t *testing.T, d entriesTester) {
 	const n = 8
 	id := ids.New()
 	firsts := make(chan bool, n)
@@ -219,7 +219,7 @@ func testConcurrentRecords(t *testing.T, d dedupTester) {
 		go func() {
 			var first bool
 			err := d.transactor.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) (err error) {
-				first, err = d.dedup.Record(ctx, tx, "a", id)
+				first, err = d.entries.Record(ctx, tx, "a", id)
 				return err
 			})
 			if err != nil {

@@ -1,4 +1,5 @@
-package inboxtest
+// Package memory has what inboxtest keeps in place of tables.
+package memory
 
 import (
 	"context"
@@ -10,28 +11,28 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/driver"
 )
 
-// Ledger is the driver.Ledger in memory. It is safe for concurrent use.
+// Ledger is a driver.Ledger in memory. It is safe for concurrent use.
 type Ledger struct {
 	mu      sync.Mutex
-	entries map[entry]driver.LedgerEntry
+	entries map[uuid.UUID]driver.LedgerEntry
 }
 
 // NewLedger returns a Ledger without entries.
-func NewLedger() *Ledger { return &Ledger{entries: map[entry]driver.LedgerEntry{}} }
+func NewLedger() *Ledger { return &Ledger{entries: map[uuid.UUID]driver.LedgerEntry{}} }
 
 // Look implements driver.Ledger.
-func (l *Ledger) Look(ctx context.Context, consumer string, id uuid.UUID) (driver.LedgerEntry, error) {
+func (l *Ledger) Look(ctx context.Context, id uuid.UUID) (driver.LedgerEntry, error) {
 	if err := ctx.Err(); err != nil {
 		return driver.LedgerEntry{}, err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.entries[entry{consumer, id}], nil
+	return l.entries[id], nil
 }
 
 // Start implements driver.Ledger.
-func (l *Ledger) Start(ctx context.Context, consumer string, m *inbox.Message) error {
-	return l.change(ctx, consumer, m, func(e driver.LedgerEntry) driver.LedgerEntry {
+func (l *Ledger) Start(ctx context.Context, m *inbox.Message) error {
+	return l.change(ctx, m, func(e driver.LedgerEntry) driver.LedgerEntry {
 		e = newest(e, m, 0)
 		e.Open++
 		return e
@@ -39,16 +40,16 @@ func (l *Ledger) Start(ctx context.Context, consumer string, m *inbox.Message) e
 }
 
 // End implements driver.Ledger.
-func (l *Ledger) End(ctx context.Context, consumer string, m *inbox.Message) error {
-	return l.change(ctx, consumer, m, func(e driver.LedgerEntry) driver.LedgerEntry {
+func (l *Ledger) End(ctx context.Context, m *inbox.Message) error {
+	return l.change(ctx, m, func(e driver.LedgerEntry) driver.LedgerEntry {
 		e.Open = 0
 		return e
 	})
 }
 
 // Pass implements driver.Ledger.
-func (l *Ledger) Pass(ctx context.Context, consumer string, m *inbox.Message) error {
-	return l.change(ctx, consumer, m, func(e driver.LedgerEntry) driver.LedgerEntry {
+func (l *Ledger) Pass(ctx context.Context, m *inbox.Message) error {
+	return l.change(ctx, m, func(e driver.LedgerEntry) driver.LedgerEntry {
 		e = newest(e, m, 1)
 		e.Open = 0
 		return e
@@ -68,23 +69,22 @@ func newest(e driver.LedgerEntry, m *inbox.Message, on int) driver.LedgerEntry {
 }
 
 // Forget implements driver.Ledger.
-func (l *Ledger) Forget(ctx context.Context, consumer string, id uuid.UUID) error {
+func (l *Ledger) Forget(ctx context.Context, id uuid.UUID) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.entries, entry{consumer, id})
+	delete(l.entries, id)
 	return nil
 }
 
-func (l *Ledger) change(ctx context.Context, consumer string, m *inbox.Message, with func(driver.LedgerEntry) driver.LedgerEntry) error {
+func (l *Ledger) change(ctx context.Context, m *inbox.Message, with func(driver.LedgerEntry) driver.LedgerEntry) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	key := entry{consumer, m.ID}
-	l.entries[key] = with(l.entries[key])
+	l.entries[m.ID] = with(l.entries[m.ID])
 	return nil
 }

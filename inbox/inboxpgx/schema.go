@@ -1,0 +1,68 @@
+package inboxpgx
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/holdfast-go/holdfast/internal/migrate"
+	"github.com/holdfast-go/holdfast/internal/sqlident"
+)
+
+//go:embed migrations/*.sql
+var migrations embed.FS
+
+// attemptsSuffix makes the name of the ledger's table out of that of the entries.
+const attemptsSuffix = "_attempts"
+
+// tables are the quoted names of a Store's tables.
+type tables struct {
+	schema, bare      string // as configured
+	entries, attempts string // qualified and quoted
+}
+
+func newTables(schema, table string) (tables, error) {
+	entries, err1 := sqlident.Qualify(schema, table)
+	attempts, err2 := sqlident.Qualify(schema, table+attemptsSuffix)
+	if err := errors.Join(err1, err2); err != nil {
+		return tables{}, fmt.Errorf("inboxpgx: table name: %w", err)
+	}
+	return tables{schema, table, entries, attempts}, nil
+}
+
+// missing explains the errors of a database without the tables.
+func (t tables) missing() migrate.Missing {
+	return migrate.Missing{Call: "Store.Migrate of inboxpgx", Tables: []string{t.entries, t.attempts}}
+}
+
+func (t tables) set() (migrate.Set, error) {
+	files, err := fs.Sub(migrations, "migrations")
+	return migrate.Set{
+		Component: "inbox", Files: files, Schema: t.schema,
+		Names: map[string]string{"table": t.bare, "attempts": t.bare + attemptsSuffix},
+	}, err
+}
+
+// Migrate creates the tables or brings them up to date. Several processes may do so at once.
+// With Config.Entries there is nothing to do.
+func (s *Store) Migrate(ctx context.Context) error {
+	if s.table == nil {
+		return nil
+	}
+	set, err := s.table.names.set()
+	if err != nil {
+		return fmt.Errorf("inboxpgx: %w", err)
+	}
+	return migrate.Apply(ctx, s.pool, set)
+}
+
+// Schema returns the numbered SQL files that Migrate applies, for another migration tool. With
+// Config.Entries there are none.
+func (s *Store) Schema() fs.FS {
+	if s.table == nil {
+		return embed.FS{}
+	}
+	return s.table.files
+}

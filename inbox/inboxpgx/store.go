@@ -1,0 +1,105 @@
+package inboxpgx
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	inboxdriver "github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx/driver"
+	"github.com/holdfast-go/holdfast/internal/pgprune"
+	"github.com/holdfast-go/holdfast/txretry"
+	txdriver "github.com/holdfast-go/holdfast/txretry/driver"
+)
+
+// Store is an inbox.Processor whose handlers run in a transaction together with the message's
+// entry. It owns the tables of entries and of the ledger. Register all handlers first; then it
+// is safe for concurrent use.
+type Store struct {
+	transactor txretry.Transactor
+	consumer   string
+	cfg        Config
+	mux        *inbox.Mux
+	handled    map[string]bool // names with a handler
+	count      counter
+
+	entries driver.Entries
+	ledger  inboxdriver.Ledger
+
+	// nil where Config.Entries keeps the entries:
+	pool   *pgxpool.Pool
+	table  *table
+	pruner *pgprune.Pruner
+}
+
+// New returns a Store without handlers. It does not look at the database.
+//
+// The consumer names who processes: each consumer processes each message once. The name must
+// never change while copies of processed messages may still arrive. 1 to 200 bytes.
+//
+// The Transactor runs the transactions. Its pool, for which *txretry.Manager has a method, is
+// used for everything else; only Config.Entries does without one.
+func New(t txretry.Transactor, consumer string, cfg Config) (*Store, error) {
+	cfg = cfg.withDefaults()
+	problems := []error{checkConsumer(consumer), cfg.validate()}
+	if t == nil {
+		problems = append(problems, errors.New("inboxpgx: Transactor is nil"))
+	}
+	count, err := newCounter(consumer, cfg.MeterProvider)
+	s := &Store{transactor: t, consumer: consumer, cfg: cfg, mux: inbox.NewMux(), handled: map[string]bool{}, count: count, entries: cfg.Entries}
+	problems = append(problems, err)
+	if cfg.Entries == nil {
+		problems = append(problems, s.useTables())
+	}
+	if err := errors.Join(problems...); err != nil {
+		return nil, err
+	}
+	s.ledger = s.entries.Ledger(consumer)
+	return s, nil
+}
+
+// useTables keeps the entries in Postgres.
+func (s *Store) useTables() error {
+	var missing error
+	if p, ok := s.transactor.(txdriver.Pooler); ok {
+		s.pool = p.Pool()
+	}
+	if s.pool == nil && s.transactor != nil {
+		missing = errors.New("inboxpgx: the Transactor has no pool; a fake one needs inboxtest.New")
+	}
+	names, err := newTables(s.cfg.Schema, s.cfg.Table)
+	if err := errors.Join(missing, err); err != nil {
+		return err
+	}
+	if s.table, err = newTable(s.pool, names); err != nil {
+		return err
+	}
+	s.entries = s.table
+	s.pruner, err = newPruner(s.pool, names, s.consumer, s.cfg)
+	return err
+}
+
+// Use adds middleware around every message, outside the transaction; see inbox.Mux.Use.
+func (s *Store) Use(wrap ...inbox.Middleware) { s.mux.Use(wrap...) }
+
+// Fallback registers a handler, outside any transaction, for messages of names that have
+// none; see inbox.Mux.Fallback.
+func (s *Store) Fallback(h inbox.Handler) { s.mux.Fallback(h) }
+
+// Process implements inbox.Processor: one transaction for all messages, as the package
+// comment describes. Consumers make the batches (inbox.ConsumerConfig.Batch).
+func (s *Store) Process(ctx context.Context, msgs []*inbox.Message) []error {
+	if len(msgs) < 2 {
+		return s.mux.Process(ctx, msgs)
+	}
+	return s.batch(ctx, msgs)
+}
+
+// Ledger implements driver.Deduplicator of inbox.
+func (s *Store) Ledger() inboxdriver.Ledger { return s.ledger }
+
+// Retention implements driver.Deduplicator of inbox.
+func (s *Store) Retention() time.Duration { return s.cfg.Retention }

@@ -1,0 +1,117 @@
+package memory
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+)
+
+// Entries is a driver.Entries of inboxpgx for transactions of txretrytest, those of one manager.
+// What is older than the retention goes when others are written. It is safe for concurrent use.
+type Entries struct {
+	retention time.Duration
+
+	mu      sync.Mutex
+	ledgers map[string]*Ledger
+	since   map[entry]time.Time
+	order   []entry // oldest first
+}
+
+type entry struct {
+	consumer string
+	id       uuid.UUID
+}
+
+// NewEntries returns an Entries without any.
+func NewEntries(retention time.Duration) *Entries {
+	return &Entries{retention: retention, ledgers: map[string]*Ledger{}, since: map[entry]time.Time{}}
+}
+
+// Record implements driver.Entries. It fails when tx is not an open transaction of txretrytest.
+func (e *Entries) Record(_ context.Context, tx pgx.Tx, consumer string, id uuid.UUID) (first bool, err error) {
+	key := entry{consumer, id}
+	err = txretrytest.Effect(tx, func() { first = e.insert(key) }, func() {
+		if first {
+			e.remove(key)
+		}
+	})
+	return first, err
+}
+
+// RecordAll implements driver.Entries.
+func (e *Entries) RecordAll(ctx context.Context, tx pgx.Tx, consumer string, msgs []*inbox.Message) (first []bool, err error) {
+	first = make([]bool, len(msgs))
+	for i, m := range msgs {
+		if first[i], err = e.Record(ctx, tx, consumer, m.ID); err != nil {
+			return nil, err
+		}
+	}
+	return first, nil
+}
+
+// Forget implements driver.Entries.
+func (e *Entries) Forget(_ context.Context, tx pgx.Tx, consumer string, ids []uuid.UUID) error {
+	for _, id := range ids {
+		key := entry{consumer, id}
+		if err := txretrytest.Effect(tx, func() { e.remove(key) }, func() { e.insert(key) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Ledger implements driver.Entries.
+func (e *Entries) Ledger(consumer string) driver.Ledger {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.ledgers[consumer] == nil {
+		e.ledgers[consumer] = NewLedger()
+	}
+	return e.ledgers[consumer]
+}
+
+// Seen reports whether the consumer has recorded the id.
+func (e *Entries) Seen(consumer string, id uuid.UUID) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	_, known := e.since[entry{consumer, id}]
+	return known
+}
+
+func (e *Entries) insert(key entry) (first bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	now := time.Now()
+	e.prune(now)
+	if _, known := e.since[key]; known {
+		return false
+	}
+	e.since[key] = now
+	e.order = append(e.order, key)
+	return true
+}
+
+// prune drops what is older than the retention. The lock is held.
+func (e *Entries) prune(now time.Time) {
+	n := 0
+	for ; n < len(e.order); n++ {
+		if since, known := e.since[e.order[n]]; known && now.Sub(since) <= e.retention {
+			break
+		}
+		delete(e.since, e.order[n])
+	}
+	e.order = e.order[n:]
+}
+
+func (e *Entries) remove(key entry) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.since, key)
+}
