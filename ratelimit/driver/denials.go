@@ -2,6 +2,7 @@ package driver
 
 import (
 	"cmp"
+	"math"
 	"sync/atomic"
 	"time"
 
@@ -28,9 +29,12 @@ type denial struct {
 	cost    int64              // with its default
 	denied  ratelimit.Decision // about this charge alone
 	counter Counter            // at the time of the decision
-	limit   ratelimit.Limit    // with defaults
-	wait    time.Duration      // from the decision on
+	ends    time.Duration      // when it is forgotten, by our clock, since start
 	asked   time.Duration      // by our clock, since start: not after the decision
+
+	at   int64 // of the decision, in milliseconds of the store's clock
+	next int64 // when the next window begins; never for a bucket
+	rate int64 // what comes back to a bucket in a millisecond, 0 for a window
 }
 
 const (
@@ -53,35 +57,37 @@ func (c *DenyCache) Find(charges []ratelimit.Charge, d *ratelimit.Decision) (fou
 	var known [mostFound]*denial
 	var denied [mostFound]ratelimit.Charge
 	n := 0
-	var at time.Time
+	at := int64(math.MinInt64)
 	for i := range charges {
 		if n == mostFound {
 			break
 		}
-		denial := c.find(&charges[i], now)
-		if denial == nil {
+		k := c.find(&charges[i], now)
+		if k == nil {
 			continue
 		}
-		known[n], denied[n] = denial, charges[i]
-		denied[n].Cost = denial.cost
+		known[n], denied[n] = k, charges[i]
+		denied[n].Cost = k.cost
 		n++
-		if later := denial.at(now); later.After(at) {
-			at = later
-		}
+		at = max(at, k.at+(now-k.asked).Milliseconds())
 	}
 	if n == 0 {
 		return false
 	}
 	var counters [mostFound]Counter
-	for i, denial := range known[:n] {
-		counters[i] = denial.counterAt(at)
+	for i, k := range known[:n] {
+		counters[i] = k.counterAt(at)
 	}
 	if n == 1 {
 		*d = known[0].denied // whose limit Decide then knows
 	}
-	d.Decide(at, 0, false, denied[:n], counters[:n])
-	d.Cached = !d.Allowed
-	return d.Cached
+	d.Decide(time.UnixMilli(at), 0, false, denied[:n], counters[:n])
+	if d.Allowed { // it ended just now
+		*d = ratelimit.Decision{}
+		return false
+	}
+	d.Cached = true
+	return true
 }
 
 // find returns what is known about one charge, or nil.
@@ -102,7 +108,7 @@ func (c *DenyCache) find(charge *ratelimit.Charge, now time.Duration) *denial {
 		if s.Slots[i].Hash != hash || !e.Value.isOf(charge.Limit, cost) || e.Key != key {
 			continue
 		}
-		if now >= e.Value.ends() {
+		if now >= e.Value.ends {
 			s.Remove(i)
 			return nil
 		}
@@ -123,25 +129,16 @@ func (d *denial) isOf(limit ratelimit.Limit, cost int64) bool {
 	return d.cost == cost && d.given == limit
 }
 
-// at returns the store's time now.
-func (d *denial) at(now time.Duration) time.Time {
-	return d.denied.At.Add((now - d.asked).Truncate(time.Millisecond))
-}
-
 // counterAt brings the counter forward to a time that is less than a window after the decision.
-func (d *denial) counterAt(at time.Time) Counter {
-	then, now, window := d.denied.At.UnixMilli(), at.UnixMilli(), d.limit.Window.Milliseconds()
+func (d *denial) counterAt(at int64) Counter {
 	switch {
-	case d.limit.Algorithm == ratelimit.TokenBucket:
-		return Counter{Cur: max(0, d.counter.Cur-(now-then)*d.limit.Max)}
-	case then/window < now/window:
+	case d.rate > 0:
+		return Counter{Cur: max(0, d.counter.Cur-(at-d.at)*d.rate)}
+	case at >= d.next:
 		return Counter{Prev: d.counter.Cur}
 	}
 	return d.counter
 }
-
-// ends is until when the denial is remembered.
-func (d *denial) ends() time.Duration { return d.asked + min(d.wait, longestDenial) }
 
 // Keep remembers a decision if it is a denial. The charges are as the caller gave them, and the store
 // was asked at the time asked.
@@ -157,12 +154,14 @@ func (c *DenyCache) Keep(asked time.Time, charges []ratelimit.Charge, d ratelimi
 			continue // another limit denied
 		}
 		kept := &denial{
-			given: charge.Limit, cost: charge.Cost, counter: counters[i], limit: charge.Limit,
-			wait: state.Reset, asked: asked.Sub(c.start),
+			given: charge.Limit, cost: charge.Cost, counter: counters[i], at: d.At.UnixMilli(),
+			asked: asked.Sub(c.start), ends: asked.Sub(c.start) + min(state.Reset, longestDenial),
 		}
-		kept.limit.Window = state.Window
-		if kept.limit.Algorithm == ratelimit.TokenBucket {
-			kept.limit.Burst = state.Capacity
+		if charge.Limit.Algorithm == ratelimit.TokenBucket {
+			kept.rate = state.Max
+		} else {
+			window := state.Window.Milliseconds()
+			kept.next = kept.at - kept.at%window + window
 		}
 		key := keyOf(&charge)
 		charge.Key = "" // which may be long
@@ -184,8 +183,8 @@ func (c *DenyCache) keep(key string, kept *denial) {
 		}
 	}
 	now := kept.asked
-	added := s.Insert(hash, key, func(d **denial) bool { return (*d).ends() <= now },
-		func(a, b **denial) int { return cmp.Compare((*a).ends(), (*b).ends()) })
+	added := s.Insert(hash, key, func(d **denial) bool { return (*d).ends <= now },
+		func(a, b **denial) int { return cmp.Compare((*a).ends, (*b).ends) })
 	added.Value = kept
 }
 
