@@ -75,8 +75,8 @@ var floors = slices.Concat(
 		{pkg: "txretry/driver", clients: []string{pgx}, on: []string{"txretry/driver"}, noTesting: true},
 		{pkg: "txretry/txretrytest", clients: []string{pgx}, on: with(ground, "txretry/..."), noTesting: true},
 		{pkg: "txretry/txretrytest/conformance", clients: []string{pgx}, on: with(ground, "txretry/...")},
-		// A module of its own: what starts a container is not for users of the root module.
-		{pkg: "txretry/pgtest", clients: heavy, on: with(ground, "txretry/pgtest", "internal/testenv", "internal/pgtest", "internal/lab/servers/..."), anyModule: true},
+		// For users' tests. The servers that it can start bring the clients that ask them whether they answer.
+		{pkg: "txretry/pgtest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv", "internal/pgtest"}},
 
 		{pkg: "examples/reservation/internal/booking", stdOnly: true},
 		{pkg: "examples/reservation/...", clients: heavy, on: []string{"..."}, anyModule: true, publicOnly: true},

@@ -29,10 +29,17 @@ func New(t testing.TB) *pgxpool.Pool {
 	return Pool(t, URL(t), maxConns)
 }
 
+// NewOn is New on the server at this address.
+func NewOn(t testing.TB, server string) *pgxpool.Pool {
+	t.Helper()
+	_, rawURL := newSchema(t, server)
+	return Pool(t, rawURL, maxConns)
+}
+
 // NewSchema is New that also tells the schema's name. pool.Config().ConnString() is its URL.
 func NewSchema(t testing.TB) (pool *pgxpool.Pool, schema string) {
 	t.Helper()
-	schema, rawURL := newSchema(t)
+	schema, rawURL := newSchema(t, testenv.PostgresURL(t))
 	return Pool(t, rawURL, maxConns), schema
 }
 
@@ -40,7 +47,7 @@ func NewSchema(t testing.TB) (pool *pgxpool.Pool, schema string) {
 // an address whose connections have it as their search_path.
 func URL(t testing.TB) string {
 	t.Helper()
-	_, rawURL := newSchema(t)
+	_, rawURL := newSchema(t, testenv.PostgresURL(t))
 	return rawURL
 }
 
@@ -80,9 +87,8 @@ func closePool(t testing.TB, pool *pgxpool.Pool) {
 	}
 }
 
-func newSchema(t testing.TB) (schema, rawURL string) {
+func newSchema(t testing.TB, base string) (schema, rawURL string) {
 	t.Helper()
-	base := testenv.PostgresURL(t)
 	schema = "test_" + strings.ToLower(rand.Text()[:12])
 	exec(t, base, "CREATE SCHEMA "+schema)
 	t.Cleanup(func() {
@@ -112,7 +118,7 @@ func exec(t testing.TB, rawURL, sql string) {
 func withSearchPath(rawURL, schema string) (string, error) {
 	u, err := url.Parse(rawURL)
 	if err != nil || u.Scheme == "" {
-		return "", fmt.Errorf("pgtest: %s must hold a URL: %w", testenv.PostgresVar, err)
+		return "", fmt.Errorf("pgtest: the address of the server, as in %s, must be a URL: %w", testenv.PostgresVar, err)
 	}
 	query := u.Query()
 	query.Set("search_path", schema)

@@ -79,7 +79,7 @@ func shared(t testing.TB, variable string) string {
 	t.Helper()
 	url := os.Getenv(variable)
 	if url == "" {
-		missing(t, variable+" is not set: run the tests by `go run ./internal/lab/servers -- go test ./...`, which starts the servers")
+		Missing(t, variable+" is not set: run the tests by `go run ./internal/lab/servers -- go test ./...`, which starts the servers")
 	}
 	return url
 }
@@ -91,7 +91,7 @@ func Private(t testing.TB, kind Kind, extra ...string) *Server {
 	t.Helper()
 	s, err := Launch(t.Context(), kind, extra...)
 	if errors.Is(err, ErrNotInstalled) {
-		missing(t, err.Error()+": a test that breaks its server needs the installed binaries")
+		Missing(t, err.Error()+": a test that breaks its server needs the installed binaries")
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -107,7 +107,8 @@ func Private(t testing.TB, kind Kind, extra ...string) *Server {
 	return s
 }
 
-func missing(t testing.TB, why string) {
+// Missing skips the test, or fails it when RequireVar is 1.
+func Missing(t testing.TB, why string) {
 	t.Helper()
 	if os.Getenv(RequireVar) == "1" {
 		t.Fatal(why)
