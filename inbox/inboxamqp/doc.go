@@ -105,7 +105,7 @@
 // than Replay, a shovel for example, begin anew. Queues are declared by Setup and by nothing else, and
 // those that exist are used as they are. On RabbitMQ 4 and later a quorum queue that was not
 // declared by Setup should have x-delivery-limit -1, or the broker drops messages
-// that were given back often. A consumer_timeout of the broker below its default of 30 minutes is
+// that were given back 20 times: dead letters too, as each look at them gives them back. A consumer_timeout of the broker below its default of 30 minutes is
 // too short for large batches: the consumer counts on the default.
 //
 // RabbitMQ 3.10 may not tell the consumers of a quorum queue that it was deleted, or lose the way to them, when
