@@ -124,15 +124,23 @@ func becomeTests(parent int) error {
 	if err != nil {
 		return err
 	}
-	args := []string{servers, "--", goTool, "test", "-shuffle=on", "-timeout=30m"}
+	args := []string{servers, "--", goTool, "test", "-shuffle=on", "-timeout=30m", fmt.Sprintf("-p=%d", max(atOnce, runtime.NumCPU()))}
 	if raceDetector() {
 		args = append(args, "-race")
 	}
 	if os.Getppid() != parent { // it was ended, and could not say so
 		return errors.New("the go command that ran this is gone")
 	}
-	return syscall.Exec(servers, append(args, "work"), os.Environ())
+	return syscall.Exec(servers, append(args, longest, "work"), os.Environ())
 }
+
+const (
+	// atOnce is how many packages are tested at the same time, at least: their tests mostly wait for
+	// servers, not for a processor.
+	atOnce = 4
+	// longest is the package whose tests take longest, so they begin first.
+	longest = "./internal/lab/faults"
+)
 
 // raceDetector reports whether tests can be built with the race detector, which needs cgo.
 func raceDetector() bool {
