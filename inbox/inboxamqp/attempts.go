@@ -13,8 +13,9 @@ import (
 // soloPatience is how long a suspect waits for the other messages to end, and then runs alone.
 const soloPatience = 30 * time.Second
 
-// attempts notes in the ledger what became of messages that did not go well at their first delivery,
-// and has those run alone during which the process has ended. Without a ledger it notes nothing.
+// attempts notes in the ledger what became of messages that did not go well at their first
+// delivery, and has those run alone during which the process has ended. Without a ledger it notes
+// nothing.
 type attempts struct {
 	cfg   *settings
 	life  *lifetime

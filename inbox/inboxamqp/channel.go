@@ -43,8 +43,8 @@ func newChannel(conn *amqpconn.Conn, ch *amqp.Channel, signals *signals) *channe
 // subscribe becomes a consumer of the queue, for so many unsettled messages at most. What an
 // earlier consumer of this channel was given does not count.
 func (c *channel) subscribe(queue, name string, prefetch int) (deliveries <-chan amqp.Delivery, err error) {
-	// A tag of its own each time: older RabbitMQ, 3.10.8 among them, breaks the channel when a tag comes
-	// again while messages that it was given are still unsettled (rabbitmq-server#5927).
+	// A tag of its own each time: older RabbitMQ, 3.10.8 among them, breaks the channel when a tag
+	// comes again while messages that it was given are still unsettled (rabbitmq-server#5927).
 	c.tag = name + "-" + uuid.NewString()
 	if err := c.conn.Within(func() error { return c.amqp.Qos(prefetch, 0, false) }); err != nil {
 		return nil, fmt.Errorf("set prefetch: %w", err)

@@ -15,10 +15,10 @@ import (
 	"github.com/holdfast-go/holdfast/internal/check"
 )
 
-// Check looks which of the queues and of the exchanges of the bindings are missing, whether
-// the retry queues return their messages when they should, and whether the times in the
-// Config fit together; then it asks the processor, if that has a Check of its own. It cannot see the
-// bindings themselves: AMQP has no question for them.
+// Check looks which of the queues and of the exchanges of the bindings are missing, whether the
+// retry queues return their messages when they should, and whether the times in the Config fit
+// together; then it asks the processor, if that has a Check of its own. It cannot see the bindings
+// themselves: AMQP has no question for them.
 //
 // It returns nil when there is nothing to mend. Otherwise the error joins all findings, each
 // with a method Mend() string, and what it failed to look at.

@@ -46,8 +46,8 @@ type Config struct {
 	// Classic has Setup declare classic queues, which are faster and live on one node.
 	// Default: quorum queues.
 	Classic bool
-	// Timeout bounds the dial, every call to the broker and every note in the processor's ledger; the
-	// confirm of a failed message's copy gets three times as long. Default: 5 s.
+	// Timeout bounds the dial, every call to the broker and every note in the processor's ledger;
+	// the confirm of a failed message's copy gets three times as long. Default: 5 s.
 	Timeout time.Duration
 }
 

@@ -40,9 +40,9 @@ type Consumer struct {
 // connections: one receives, one publishes copies. Every call of dial must open a new
 // connection, without the client's own recovery; Dial returns such a function.
 //
-// A processor with deduplication, such as *inboxpgx.Store, brings its ledger and its retention along,
-// and Run prunes it. With a bare inbox.NewMux() a Consumer that never runs serves operators: Setup,
-// Check and DeadLetters.
+// A processor with deduplication, such as *inboxpgx.Store, brings its ledger and its retention
+// along, and Run prunes it. With a bare inbox.NewMux() a Consumer that never runs serves
+// operators: Setup, Check and DeadLetters.
 //
 // The error names every violation in cfg. Nothing is asked of a server yet.
 func NewConsumer(dial func(ctx context.Context) (*amqp.Connection, error), queue string, processor inbox.Processor, cfg Config) (*Consumer, error) {

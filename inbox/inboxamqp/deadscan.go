@@ -133,8 +133,8 @@ func (s *scan) awaitNext(ctx context.Context, ch *amqp.Channel, name, class stri
 	}
 }
 
-// awaitReturned waits until a queue counts so many messages again, or who looks right after this scan
-// would miss them. RabbitMQ 4 counts them too early: there awaitNext waits.
+// awaitReturned waits until a queue counts so many messages again, or who looks right after this
+// scan would miss them. RabbitMQ 4 counts them too early: there awaitNext waits.
 func (s *scan) awaitReturned(ctx context.Context, name string, want int) error {
 	for end := time.Now().Add(returnPatience); ; {
 		n, err := depth(s.conn, name)

@@ -51,13 +51,13 @@
 //
 // With a processor that keeps a ledger (*inboxpgx.Store) the attempts are noted in a database as
 // well, from the second on, so that a message that goes well at once pays nothing. An attempt is
-// noted as over when its retry is confirmed and before the original is acknowledged: when the process
-// dies in between, the original is known as a leftover and dropped, where it would run again and
-// schedule a retry of its own. The beginning and the end of each run are noted, too. When a
-// run began and the process did not survive it, the message runs alone from then on, for
-// half a minute each time, so that no other message is blamed, and after Config.MaxCrashes
-// such runs its next redelivery goes unrun to the class quarantined. That holds for a good
-// message, too, if something else ends the process in so many of its runs, one after the other.
+// noted as over when its retry is confirmed and before the original is acknowledged: when the
+// process dies in between, the original is known as a leftover and dropped, where it would run
+// again and schedule a retry of its own. The beginning and the end of each run are noted, too.
+// When a run began and the process did not survive it, the message runs alone from then on, for
+// half a minute each time, so that no other message is blamed, and after Config.MaxCrashes such
+// runs its next redelivery goes unrun to the class quarantined. That holds for a good message,
+// too, if something else ends the process in so many of its runs, one after the other.
 //
 // # Dead letters
 //
@@ -70,22 +70,23 @@
 //
 // # Faults
 //
-// The consumer asks the broker every two seconds whether it is there, and connects anew when it has
-// not answered for five. The broker, too, must notice a connection that fell silent before it delivers
-// again what that was given: after two of the heartbeats in the amqp.Config of the dial function,
-// 10 s by default.
+// The consumer asks the broker every two seconds whether it is there, and connects anew when it
+// has not answered for five. The broker, too, must notice a connection that fell silent before it
+// delivers again what that was given: after two of the heartbeats in the amqp.Config of the dial
+// function, 10 s by default.
 //
-// On a lost connection, a closed channel, a deleted queue or a restarted broker the
-// consumer begins a new session, after pauses that grow to 2 seconds. A queue that does not exist is
-// logged, and Ready names no session: the consumer declares nothing in Run. It goes on as soon
-// as Setup has declared the queue again.
+// On a lost connection, a closed channel, a deleted queue or a restarted broker the consumer
+// begins a new session, after pauses that grow to 2 seconds. The log and Ready name a queue that
+// does not exist: Run declares nothing, and goes on as soon as Setup has declared it again. RabbitMQ
+// 3.10 confirms the declaration of a quorum queue before it is on the disk. Killed right then, it
+// comes back with a queue that takes no messages; delete it and call Setup.
 //
-// An error of inbox.Unavailable, for a database that is down, keeps the message. When another one that
-// began later goes through, the server is there: the message goes behind the others for about two
-// seconds, and the second time has failed by itself, so that its failure is counted as any other.
-// When none goes through within 0.3 seconds, or 16 messages have failed, the consumer pauses: it
-// cancels itself at the broker and tries a few messages at a time, at distances up to about 2
-// seconds, until one goes through. It tries messages that have not failed yet first.
+// An error of inbox.Unavailable, for a database that is down, keeps the message. When another one
+// that began later goes through, the server is there: the message goes behind the others for about
+// two seconds, and the second time has failed by itself, so that its failure is counted as any
+// other. When none goes through within 0.3 seconds, or 16 messages have failed, the consumer
+// pauses: it cancels itself at the broker and tries a few messages at a time, at distances up to
+// about 2 seconds, until one goes through. It tries messages that have not failed yet first.
 //
 // # The end
 //
@@ -98,18 +99,19 @@
 //
 // # Names and limits
 //
-// The name of a message is the property type, else the header type; its id is the
-// property message_id, else the header X-Message-Stamp-MessageIdStamp of Symfony
-// Messenger, with or without a namespace. A body of more than 16 MiB is a dead letter of class
-// validation. Dead letters that were moved back by other means
-// than Replay, a shovel for example, begin anew. Queues are declared by Setup and by nothing else, and
-// those that exist are used as they are. On RabbitMQ 4 and later a quorum queue that was not
-// declared by Setup should have x-delivery-limit -1, or the broker drops messages
-// that were given back 20 times: dead letters too, as each look at them gives them back. A consumer_timeout of the broker below its default of 30 minutes is
-// too short for large batches: the consumer counts on the default.
+// The name of a message is the property type, else the header type; its id is the property
+// message_id, else the header X-Message-Stamp-MessageIdStamp of Symfony Messenger, with or without
+// a namespace. A body of more than 16 MiB is a dead letter of class validation. Dead letters that
+// were moved back by other means than Replay, a shovel for example, begin anew. Queues are
+// declared by Setup and by nothing else, and those that exist are used as they are. On RabbitMQ 4
+// and later a quorum queue that was not declared by Setup should have x-delivery-limit -1, or the
+// broker drops messages that were given back 20 times: dead letters too, as each look at them gives
+// them back. A consumer_timeout of the broker below its default of 30 minutes is too short for
+// large batches: the consumer counts on the default.
 //
-// RabbitMQ 3.10 may not tell the consumers of a quorum queue that it was deleted, or lose the way to them, when
-// the queue is declared again at once: they then get nothing until they connect anew. Leave two seconds between.
+// RabbitMQ 3.10 may not tell the consumers of a quorum queue that it was deleted, or lose the way
+// to them, when the queue is declared again at once: they then get nothing until they connect
+// anew. Leave two seconds between.
 //
 // The client cannot receive a message with headers nested more than 32 deep, or with more
 // than 8192 in one table: it breaks the connection with "invalid field or value inside of

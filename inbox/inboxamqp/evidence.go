@@ -63,8 +63,8 @@ func (e *evidence) request(epoch int64, why error) {
 	}
 }
 
-// unavailable takes a message that could not be processed for want of a server. One of a batch is only
-// suspected: it must fail alone.
+// unavailable takes a message that could not be processed for want of a server. One of a batch is
+// only suspected: it must fail alone.
 func (e *evidence) unavailable(d *delivery, f driver.Failure) {
 	suspects := &e.workers.suspects
 	if d.batched {

@@ -12,8 +12,8 @@ import (
 // their messages and to close the connections.
 func reserve(shutdown time.Duration) time.Duration { return min(shutdown/10, 6*time.Second) }
 
-// lifetime is how a run ends, in this order: stop, the end of work, abandoned, overdue. Finished ends
-// with the run, early or late.
+// lifetime is how a run ends, in this order: stop, the end of work, abandoned, overdue. Finished
+// ends with the run, early or late.
 type lifetime struct {
 	shutdown time.Duration
 

@@ -19,7 +19,8 @@ const (
 	// copiesPause is how often a waiting message looks whether copies can be published again.
 	copiesPause = 250 * time.Millisecond
 
-	// inPlacePause bounds how long a message waits unsettled for which not even a retry queue is left.
+	// inPlacePause bounds how long a message waits unsettled for which not even a retry queue is
+	// left.
 	inPlacePause = 5 * time.Second
 )
 
@@ -58,7 +59,8 @@ type transfer struct {
 	confirmed func() // called before the original is acknowledged
 }
 
-// retry has a message come again as its next attempt. Confirmed is called before the original is acknowledged.
+// retry has a message come again as its next attempt. Confirmed is called before the original is
+// acknowledged.
 func (m *mover) retry(d *delivery, decision driver.Decision, now time.Time, confirmed func()) {
 	m.delay(d, retryCopy(d.raw, d.msg, decision, now), decision.Delay, retried, confirmed)
 }
@@ -112,7 +114,8 @@ func waits(err error) bool {
 	return errors.Is(err, amqpconn.ErrUnavailable) || errors.Is(err, amqpconn.ErrBlocked)
 }
 
-// awaitCopies waits until copies can be published, or the session has ended. It is false when the run ends first.
+// awaitCopies waits until copies can be published, or the session has ended. It is false when the
+// run ends first.
 func (m *mover) awaitCopies(d *delivery) bool {
 	for runloop.Sleep(m.life.stop, copiesPause) == nil {
 		if m.copies.Ready() == nil || d.ch.gone() {
@@ -147,7 +150,8 @@ func (m *mover) later(d *delivery, pause time.Duration, byRetryQueue bool) {
 	}
 }
 
-// replace puts a copy into a queue in place of the original. It is false when that was not possible.
+// replace puts a copy into a queue in place of the original. It is false when that was not
+// possible.
 func (m *mover) replace(d *delivery, queue string, copied amqp.Publishing) bool {
 	switch {
 	case d.ch.gone():
@@ -160,14 +164,15 @@ func (m *mover) replace(d *delivery, queue string, copied amqp.Publishing) bool 
 	return true
 }
 
-// attend has work done for a message and waits for it: until it steps aside, for a moment at most, or
-// to its end when too many messages wait already.
+// attend has work done for a message and waits for it: until it steps aside, for a moment at most,
+// or to its end when too many messages wait already.
 func (m *mover) attend(d *delivery, work func()) {
 	d.place = &place{bytes: len(d.raw.Body), free: make(chan struct{})}
 	m.aside.attend(d.place, work)
 }
 
-// stepAside notes that a message is going to wait, which keeps its place in the prefetch, but no worker.
+// stepAside notes that a message is going to wait, which keeps its place in the prefetch, but no
+// worker.
 func (m *mover) stepAside(d *delivery) {
 	if d.place != nil {
 		m.aside.enter(d.place)

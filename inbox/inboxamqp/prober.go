@@ -10,8 +10,9 @@ import (
 	"github.com/holdfast-go/holdfast/internal/backoff"
 )
 
-// probes are the waits before a paused consumer tries messages: 0.5 s growing to 2 s, spread by half.
-// Not more, since the ones before may have failed by themselves, and a pause outlives its cause.
+// probes are the waits before a paused consumer tries messages: 0.5 s growing to 2 s, spread by
+// half. Not more, since the ones before may have failed by themselves, and a pause outlives its
+// cause.
 var probes = backoff.Policy{Base: 500 * time.Millisecond, Max: 2 * time.Second, Jitter: 0.5, JitterAfterCap: true}
 
 const (
@@ -43,7 +44,8 @@ func (p *prober) pause(why error) error {
 		if err != nil {
 			return err
 		}
-		// More each time, up to one for each worker: the first ones may be those that fail by themselves.
+		// More each time, up to one for each worker: the first ones may be those that fail by
+		// themselves.
 		available, err := p.try(1 << min(n, 10))
 		if err != nil || available {
 			return err

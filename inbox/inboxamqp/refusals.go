@@ -13,7 +13,7 @@ const (
 	// that, if they are this consumer's.
 	refusalAge = maxSlot + 15*time.Second
 
-	// refusalLog is how often the log tells of one queue.
+	// refusalLog is how often the log names one queue.
 	refusalLog = 30 * time.Second
 
 	// slot is the distance in time of messages that come again. Their handlers run for nothing,
@@ -77,7 +77,7 @@ func (f *refusals) pause(now time.Time) time.Duration {
 	return min(max(f.next.Sub(now), displacements.Delay(f.inARow-1, 0)), maxSlot)
 }
 
-// err tells of a queue that refused a copy lately.
+// err names a queue that has refused a copy lately.
 func (f *refusals) err(now time.Time) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -17,8 +17,9 @@ import (
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
-// Replay implements inbox.DeadLetters. Each letter leaves its queue once the broker has confirmed it in
-// the other. The error names the first that could not be returned, and counts those too old for it.
+// Replay implements inbox.DeadLetters. Each letter leaves its queue once the broker has confirmed
+// it in the other. The error names the first that could not be returned, and counts those too old
+// for it.
 func (l *deadLetters) Replay(ctx context.Context, filter inbox.Filter, how inbox.Replay) (inbox.Replayed, error) {
 	if err := driver.CheckReplay(how); err != nil {
 		return inbox.Replayed{}, wrap("replay", err)

@@ -72,8 +72,8 @@ func queueArgs(conn *amqpconn.Conn, kind string, args amqp.Table) amqp.Table {
 
 // Setup declares what is missing of the queue, its retry queues, the dead-letter queues and the
 // exchanges of Config.Bindings, and makes the bindings. All are durable; the exchanges are of type
-// topic. What exists is used as it is. Setup may be called any number of times, by many processes at
-// once, before or after the Setup of a publisher to the same exchange.
+// topic. What exists is used as it is. Setup may be called any number of times, by many processes
+// at once, before or after the Setup of a publisher to the same exchange.
 func (c *Consumer) Setup(ctx context.Context) error {
 	err := amqpconn.Use(ctx, c.dial, c.cfg.Timeout, func(conn *amqpconn.Conn) error {
 		for _, spec := range c.cfg.queues() {

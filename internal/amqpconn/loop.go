@@ -27,7 +27,7 @@ type LoopConfig struct {
 	Dial    Dial
 	Timeout time.Duration // of the dial and of every call
 	Logger  *slog.Logger
-	// Down is told of every failed attempt and every ended session. It may be nil.
+	// Down receives every failed attempt and every ended session. Optional.
 	Down func(err error)
 }
 

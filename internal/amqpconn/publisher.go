@@ -28,7 +28,7 @@ type PublisherConfig struct {
 	ConfirmTimeout time.Duration
 	// ShutdownTimeout is how long Run waits for open confirms once ctx is cancelled; 0 means 10 s.
 	ShutdownTimeout time.Duration
-	// Down is told of every failed attempt to connect and every ended session. It may be nil.
+	// Down receives every failed attempt to connect and every ended session. Optional.
 	Down func(err error)
 	// Up is called each time the publisher becomes ready: a session begins, or the broker no
 	// longer blocks it. It may be nil.
