@@ -35,14 +35,21 @@ type calls struct {
 
 // process runs the processor on those messages that it can be given, and fills in the results.
 func (c *calls) process(all []*inbox.Message, results []error) {
-	msgs, at := make([]*inbox.Message, 0, len(all)), make([]int, 0, len(all))
+	at := make([]int, 0, len(all)) // where the messages are that it is given
 	for i, m := range all {
 		if results[i] = c.acceptable(m); results[i] == nil {
-			msgs, at = append(msgs, m), append(at, i)
+			at = append(at, i)
 		}
 	}
-	if len(msgs) == 0 {
+	if len(at) == 0 {
 		return
+	}
+	msgs := all
+	if len(at) < len(all) {
+		msgs = make([]*inbox.Message, len(at))
+		for k, i := range at {
+			msgs[k] = all[i]
+		}
 	}
 	ctx, end := c.signals.span(c.work, msgs)
 	answers := same(len(msgs), errExited)
