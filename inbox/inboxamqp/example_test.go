@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
@@ -51,4 +52,25 @@ func ExampleConsumer_DeadLetters() {
 	how := inbox.Replay{By: "ann", Reason: "the payment service is back", PerSecond: 50}
 	replayed, err := consumer.DeadLetters().Replay(context.Background(), filter, how)
 	fmt.Println(replayed.Returned, "returned", err)
+}
+
+// A doctor prints what is to be mended. Here no broker answers, so it finds what it can without one.
+func ExampleConsumer_Check() {
+	dial := inboxamqp.Dial("amqp://127.0.0.1:1/", amqp.Config{})
+	consumer, err := inboxamqp.NewConsumer(dial, "billing", inbox.NewMux(), inboxamqp.Config{
+		ConsumerConfig: inbox.ConsumerConfig{HandlerTimeout: 20 * time.Minute},
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	err = consumer.Check(context.Background())
+	if all, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, one := range all.Unwrap() {
+			if finding, ok := one.(interface{ Mend() string }); ok {
+				fmt.Println(finding.Mend())
+			}
+		}
+	}
+	// Output: lower Config.Prefetch or Config.HandlerTimeout
 }
