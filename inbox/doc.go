@@ -24,9 +24,8 @@
 //   - Package inboxredis claims the id in Redis around a handler. That keeps copies apart
 //     while Redis keeps its data, but effect and entry are not atomic: a crash between them
 //     runs the handler again. It is best effort, for handlers that bear a rare repetition.
-//   - Both: inboxredis.FastPath asks Redis first and believes it only when it says that a
-//     message is done; everything else is for inboxpgx behind it. It saves transactions
-//     where many copies come.
+//   - Both: inboxredis in front of inboxpgx believes Redis only when it says that a message is
+//     done; everything else is for inboxpgx. It saves transactions where many copies come.
 //   - A bare Mux does nothing: each delivery runs its handler.
 //
 // All of them recognise a message by its id, which must be a UUID v7. Entries are kept for

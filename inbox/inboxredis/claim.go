@@ -114,7 +114,7 @@ func (c *claim) extend(ctx context.Context) {
 func (c *claim) done(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
-	held, err := c.run(ctx, doneScript, c.value, c.mark, c.p.cfg.TTL.Milliseconds())
+	held, err := c.run(ctx, doneScript, c.value, c.mark, c.p.cfg.Retention.Milliseconds())
 	if err != nil || held == 0 {
 		c.log(err).WarnContext(ctx, "inbox: message processed without a claim to the end: a copy may take effect, too")
 	}

@@ -1,7 +1,7 @@
 // Package inboxredis keeps copies of a message apart by a claim in Redis, around any
 // inbox.Processor:
 //
-//	p, err := inboxredis.NewProcessor(client, mux, inboxredis.Config{Namespace: "billing"})
+//	p, err := inboxredis.NewProcessor(client, mux, inboxredis.ProcessorConfig{Namespace: "billing"})
 //
 // # How it works
 //
@@ -26,10 +26,16 @@
 // keys (use maxmemory-policy noeviction), copies are not recognised. No message is lost
 // through any of these. A handler that must take effect once belongs to inboxpgx.
 //
-// FastPath is the form before inboxpgx: Redis may only say that a message is done, and what
-// it does not know costs nothing but the question. Its keys are the same.
+// # Before inboxpgx
+//
+// Where the next processor deduplicates by itself, as *inboxpgx.Store does, nothing is claimed.
+// Redis is asked first and believed only when it says that a message is done; everything else is
+// for the next processor, whose guarantees stay. That saves transactions where many copies come.
+// The keys are the same. A consumer also gets the ledger and the pruning of the next processor.
+//
+// # Without Redis
 //
 // While Redis cannot be reached no handler runs: the result is inbox.Unavailable, after 6 seconds
-// at the latest, whatever the client's own timeouts are. A FastPath
-// goes on without it, at the latest after Config.Timeout.
+// at the latest, whatever the client's own timeouts are. Before inboxpgx messages go on without
+// it, after 100 ms at the latest.
 package inboxredis

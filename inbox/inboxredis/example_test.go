@@ -26,7 +26,7 @@ func ExampleNewProcessor() {
 		fmt.Println(err)
 		return
 	}
-	p, err := inboxredis.NewProcessor(client, mux, inboxredis.Config{Namespace: "mailer"})
+	p, err := inboxredis.NewProcessor(client, mux, inboxredis.ProcessorConfig{Namespace: "mailer"})
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -1,6 +1,7 @@
 package inboxredis
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,79 +11,58 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/redisconn"
 )
 
 const (
 	keyPrefix = "outbox:processed:"
 
-	defaultTTL   = 8 * 24 * time.Hour
 	defaultLease = 60 * time.Second
 	minLease     = time.Second
-
-	defaultTimeout = 100 * time.Millisecond
 
 	maxNamespaceBytes = 64
 )
 
-// ErrInProgress is inside the result of a message that another delivery is working on.
-var ErrInProgress = errors.New("inboxredis: another delivery of this message is being processed")
+// errInProgress is inside the result of a message that another delivery is working on.
+var errInProgress = errors.New("inboxredis: another delivery of this message is being processed")
 
-// Config configures a Processor. The zero value is usable by one consumer per Redis.
-type Config struct {
+// ProcessorConfig configures a Processor. The zero value works for one consumer per Redis.
+type ProcessorConfig struct {
 	// Namespace tells consumers apart that share a Redis: 1 to 64 of a-z, A-Z, 0-9, dot,
-	// hyphen and underscore. Empty gives the keys outbox:processed:<message id>.
+	// hyphen and underscore. Default: none, which gives the keys outbox:processed:<message id>.
 	Namespace string
-	// TTL is how long a processed message is remembered; at least Lease. 0 means 8 days.
-	TTL time.Duration
+	// Retention is how long a processed message is remembered; at least Lease. Default: that of
+	// the next processor if it deduplicates, else 8 days.
+	Retention time.Duration
 	// Lease is how long a claim outlives a process that died with it; at least 1 s. It is
-	// prolonged while the handler runs. 0 means 60 s.
+	// prolonged while the handler runs. Where the next processor deduplicates nothing is
+	// claimed. Default: 60 s.
 	Lease time.Duration
-	// Timeout is how long a FastPath waits for an answer of Redis before it does without. After
-	// three in a row that did not come it asks once a second only, so that a Redis that hangs
-	// delays hardly any message. A Processor does not use it. 0 means 100 ms.
-	Timeout time.Duration
-	// Logger receives what goes wrong after a handler has succeeded; nil means slog.Default().
+	// Logger receives what goes wrong after a handler has succeeded. Default: slog.Default().
 	Logger *slog.Logger
-	// Hooks are optional.
-	Hooks Hooks
 }
 
-// Hooks are called from the goroutine that processes the message; they must not block.
-type Hooks struct {
-	// OnDuplicate is called when a message was skipped because it had been processed.
-	OnDuplicate func(ctx context.Context, m *inbox.Message)
-}
-
-func (c Config) withDefaults() Config {
-	if c.TTL == 0 {
-		c.TTL = max(defaultTTL, c.Lease)
+func (c ProcessorConfig) withDefaults(next inbox.Processor) ProcessorConfig {
+	if d, ok := next.(driver.Deduplicator); ok {
+		c.Retention = cmp.Or(c.Retention, d.Retention())
 	}
-	if c.Lease == 0 {
-		c.Lease = min(defaultLease, max(c.TTL, minLease))
-	}
-	if c.Timeout == 0 {
-		c.Timeout = defaultTimeout
-	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
-	}
+	c.Retention = cmp.Or(c.Retention, max(driver.DefaultRetention, c.Lease))
+	c.Lease = cmp.Or(c.Lease, min(defaultLease, max(c.Retention, minLease)))
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 	return c
 }
 
-func (c Config) validate() error {
+func (c ProcessorConfig) validate() error {
 	var problems []error
 	if !validNamespace(c.Namespace) {
-		problems = append(problems, fmt.Errorf("inboxredis: Config.Namespace %.70q is not of at most %d letters, digits, dots, hyphens and underscores", c.Namespace, maxNamespaceBytes))
+		problems = append(problems, fmt.Errorf("inboxredis: ProcessorConfig.Namespace %.70q is not of at most %d letters, digits, dots, hyphens and underscores", c.Namespace, maxNamespaceBytes))
 	}
 	if c.Lease < minLease {
-		problems = append(problems, fmt.Errorf("inboxredis: Config.Lease %v is shorter than %v", c.Lease, minLease))
+		problems = append(problems, fmt.Errorf("inboxredis: ProcessorConfig.Lease %v is shorter than %v", c.Lease, minLease))
 	}
-	if c.TTL < c.Lease {
-		problems = append(problems, fmt.Errorf("inboxredis: Config.TTL %v is shorter than Lease %v", c.TTL, c.Lease))
-	}
-	if c.Timeout < 0 {
-		problems = append(problems, fmt.Errorf("inboxredis: Config.Timeout %v is negative", c.Timeout))
+	if c.Retention < c.Lease {
+		problems = append(problems, fmt.Errorf("inboxredis: ProcessorConfig.Retention %v is shorter than Lease %v", c.Retention, c.Lease))
 	}
 	return errors.Join(problems...)
 }
@@ -102,14 +82,20 @@ func validNamespace(s string) bool {
 type Processor struct {
 	client redis.UniversalClient
 	next   inbox.Processor
-	cfg    Config
+	cfg    ProcessorConfig
 	prefix string
 	idle   *redisconn.Idle
+
+	shortcut *shortcut // where next deduplicates; else nil
 }
 
 // NewProcessor returns a Processor that has next do the work. It does not look at Redis.
-func NewProcessor(client redis.UniversalClient, next inbox.Processor, cfg Config) (*Processor, error) {
-	cfg = cfg.withDefaults()
+//
+// If next deduplicates by itself, as *inboxpgx.Store does, Redis only spares it the copies that
+// are known there, and everything else is for next. Otherwise each message is claimed in Redis
+// around next.
+func NewProcessor(client redis.UniversalClient, next inbox.Processor, cfg ProcessorConfig) (*Processor, error) {
+	cfg = cfg.withDefaults(next)
 	problems := []error{cfg.validate()}
 	if client == nil {
 		problems = append(problems, errors.New("inboxredis: client is nil"))
@@ -124,14 +110,46 @@ func NewProcessor(client redis.UniversalClient, next inbox.Processor, cfg Config
 	if cfg.Namespace != "" {
 		prefix += cfg.Namespace + ":"
 	}
-	return &Processor{
+	p := &Processor{
 		client: client, next: next, cfg: cfg, prefix: prefix,
 		idle: &redisconn.Idle{Client: client, Timeout: tryTimeout},
-	}, nil
+	}
+	if _, ok := next.(driver.Deduplicator); ok {
+		p.shortcut = newShortcut(p)
+	}
+	return p, nil
 }
 
-// Process implements inbox.Processor, one message after the other.
+// Ledger implements driver.Deduplicator: it is that of the next processor, if it has one.
+func (p *Processor) Ledger() driver.Ledger {
+	if d, ok := p.next.(driver.Deduplicator); ok {
+		return d.Ledger()
+	}
+	return nil
+}
+
+// Retention implements driver.Deduplicator: where the next processor deduplicates, its retention
+// counts.
+func (p *Processor) Retention() time.Duration {
+	if d, ok := p.next.(driver.Deduplicator); ok {
+		return d.Retention()
+	}
+	return p.cfg.Retention
+}
+
+// Background implements driver.Background: it runs that of the next processor.
+func (p *Processor) Background(ctx context.Context) {
+	if b, ok := p.next.(driver.Background); ok {
+		b.Background(ctx)
+	}
+}
+
+// Process implements inbox.Processor: one message after the other, unless the next processor
+// deduplicates and gets them together.
 func (p *Processor) Process(ctx context.Context, msgs []*inbox.Message) []error {
+	if p.shortcut != nil {
+		return p.shortcut.process(ctx, msgs)
+	}
 	results := make([]error, len(msgs))
 	for i, m := range msgs {
 		results[i] = p.one(ctx, m)
@@ -157,12 +175,9 @@ func (p *Processor) one(ctx context.Context, m *inbox.Message) error {
 	case err != nil:
 		return inbox.Unavailable(err)
 	case state == stateDone:
-		if p.cfg.Hooks.OnDuplicate != nil {
-			p.cfg.Hooks.OnDuplicate(ctx, m)
-		}
 		return nil
 	case state == stateTaken:
-		return inbox.Postpone(ErrInProgress, 0)
+		return inbox.Postpone(errInProgress, 0)
 	}
 	return p.work(ctx, c, m)
 }

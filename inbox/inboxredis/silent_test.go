@@ -30,7 +30,7 @@ func TestClientWithATimeoutOfItsOwn(t *testing.T) {
 		proxy.Cut()
 		_ = client.Close()
 	})
-	p := newProcessor(t, client, inboxredis.Config{}, func(context.Context, conformance.Event) error { return nil })
+	p := newProcessor(t, client, inboxredis.ProcessorConfig{}, func(context.Context, conformance.Event) error { return nil })
 	proxy.SilenceOn(testenv.Silence{On: "processing:", Deliver: true})
 	m := event()
 	if err := process(t, p, m); err != nil && !errors.Is(err, driver.ErrUnavailable) {
@@ -75,7 +75,7 @@ func TestSilentConnection(t *testing.T) {
 					_ = client.Close()
 				})
 				runs := 0
-				p := newProcessor(t, client, inboxredis.Config{}, func(context.Context, conformance.Event) error { runs++; return nil })
+				p := newProcessor(t, client, inboxredis.ProcessorConfig{}, func(context.Context, conformance.Event) error { runs++; return nil })
 				if silence == (testenv.Silence{}) {
 					var held []*redis.Conn
 					for range 8 {

@@ -46,7 +46,7 @@ func benchInboxSingle(ctx context.Context, b *bench, handlers, part int) error {
 			i.contender(inboxSingle, part, i.holdfast(handlers, 1, i.perMessage)),
 			i.contender(inboxNoDedup, part, i.holdfast(handlers, 1, i.noDedup)),
 			i.contender("holdfast on Redis", part, i.holdfast(handlers, 1, i.onRedis)),
-			i.contender("holdfast on Postgres, Redis before it", part, i.holdfast(handlers, 1, i.fastPath)),
+			i.contender("holdfast on Postgres, Redis before it", part, i.holdfast(handlers, 1, i.redisFirst)),
 			i.contender(watermillInbox, part, i.watermill(handlers)),
 		},
 	})

@@ -87,17 +87,17 @@ func (i *intake) onRedis() (inbox.Processor, error) {
 	return inboxredis.NewProcessor(i.redis, next, i.redisConfig())
 }
 
-// fastPath asks Redis before Postgres.
-func (i *intake) fastPath() (inbox.Processor, error) {
+// redisFirst asks Redis before Postgres.
+func (i *intake) redisFirst() (inbox.Processor, error) {
 	next, err := i.perMessage()
 	if err != nil {
 		return nil, err
 	}
-	return inboxredis.NewFastPath(i.redis, next, i.redisConfig())
+	return inboxredis.NewProcessor(i.redis, next, i.redisConfig())
 }
 
-func (i *intake) redisConfig() inboxredis.Config {
-	return inboxredis.Config{
-		Namespace: "bench-" + strconv.FormatInt(time.Now().UnixNano(), 10), TTL: 2 * time.Minute, Logger: quiet,
+func (i *intake) redisConfig() inboxredis.ProcessorConfig {
+	return inboxredis.ProcessorConfig{
+		Namespace: "bench-" + strconv.FormatInt(time.Now().UnixNano(), 10), Retention: 2 * time.Minute, Logger: quiet,
 	}
 }
