@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -184,7 +185,7 @@ func TestBodiesAreBounded(t *testing.T) {
 	for range requests {
 		r := post(goodKey, endless{})
 		r.ContentLength = -1
-		wantCode(t, "endless", send(h, r), 413, idempotency.CodeRequestTooLarge)
+		wantCode(t, "endless", send(h, r), 413, "REQUEST_TOO_LARGE")
 	}
 	runtime.ReadMemStats(&after)
 	if each := (after.TotalAlloc - before.TotalAlloc) / requests; each > 6*limit { // a growing slice is copied
@@ -214,7 +215,7 @@ func FuzzMiddleware(f *testing.F) {
 		first, again := send(h, request()), send(h, request())
 		switch {
 		case first.Code == 201 && again.Code == 201:
-			needed := idempotency.DefaultNeed(request()) == idempotency.KeyRequired
+			needed := slices.Contains([]string{"POST", "PUT", "PATCH"}, method)
 			if needed && runs != 1 || needed != (again.Header().Get(idempotency.ReplayedHeader) == "true") {
 				t.Errorf("%d runs, headers %v", runs, again.Header())
 			}

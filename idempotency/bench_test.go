@@ -39,8 +39,8 @@ func newBench(t testing.TB, protected bool) *bench {
 		_, _ = w.Write(answer)
 	})
 	if protected {
-		protect, err := idempotency.NewMiddleware(idempotencytest.NewStore(), idempotency.MiddlewareConfig{
-			Scope: idempotency.GlobalScope, Logger: slog.New(slog.DiscardHandler),
+		protect, err := idempotency.NewMiddleware(idempotencytest.NewStore(), idempotency.GlobalScope, idempotency.MiddlewareConfig{
+			Logger: slog.New(slog.DiscardHandler),
 		})
 		if err != nil {
 			t.Fatal(err)

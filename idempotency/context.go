@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"github.com/holdfast-go/holdfast/idempotency/internal/inctx"
 )
 
 // lazyContext is a context with a cancellation of its own, behind which a
@@ -14,7 +16,7 @@ type lazyContext struct {
 	parent   context.Context
 	detached bool      // of the parent's cancellation; only its values count
 	deadline time.Time // zero: that of the parent; with one it never ends for a cause
-	claimant *run      // whom ClaimFrom finds; nil: whom it finds in the parent
+	holder   *run      // whom driver.ClaimFrom finds; nil: whom it finds in the parent
 
 	mu     sync.Mutex
 	inner  context.Context // nil until somebody waits
@@ -60,8 +62,8 @@ func (c *lazyContext) Err() error {
 }
 
 func (c *lazyContext) Value(key any) any {
-	if c.claimant != nil && key == (claimKey{}) {
-		return c.claimant
+	if c.holder != nil && key == (inctx.Holder{}) {
+		return c.holder
 	}
 	if inner := c.opened(); inner != nil {
 		return inner.Value(key)

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 )
 
@@ -67,7 +68,7 @@ func TestContextOfTheWork(t *testing.T) {
 				left = append(left, ctx)
 				tt.work(ctx, func() { hangUp(end) })
 				for _, ctx := range []context.Context{ctx, context.WithoutCancel(ctx)} {
-					if claim, ok := idempotency.ClaimFrom(ctx); !ok || claim.Key != goodKey || ctx.Value(valueKey{}) != "v" {
+					if claim, ok := driver.ClaimFrom(ctx); !ok || claim.Key != goodKey || ctx.Value(valueKey{}) != "v" {
 						t.Errorf("%s: claim %v, value %v", name, claim, ctx.Value(valueKey{}))
 					}
 				}
@@ -116,16 +117,16 @@ func TestStoreIsNotInterruptedByTheClient(t *testing.T) {
 }
 
 type looking struct {
-	idempotency.Store
+	driver.Store
 	look func(context.Context)
 }
 
-func (l looking) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Outcome, error) {
+func (l looking) Begin(ctx context.Context, c driver.Claim) (driver.BeginResult, error) {
 	l.look(ctx)
 	return l.Store.Begin(ctx, c)
 }
 
-func (l looking) Complete(ctx context.Context, c idempotency.Claim, r idempotency.Response) error {
+func (l looking) Complete(ctx context.Context, c driver.Claim, r driver.Response) error {
 	l.look(ctx)
 	return l.Store.Complete(ctx, c, r)
 }

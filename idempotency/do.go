@@ -7,34 +7,32 @@ import (
 	"fmt"
 	"net/http"
 	"time"
-)
 
-// defaultStoreTimeout bounds one call to the store.
-const defaultStoreTimeout = 5 * time.Second
+	"github.com/holdfast-go/holdfast/idempotency/driver"
+)
 
 // Do runs fn once per key and returns its value; a repeated call returns the
 // value of the first one, with replayed true. The value is kept as JSON; a
-// Response is kept as it is.
+// Response is kept as it is. request says what the call asks for: the same key
+// with other words is ErrKeyReused. nil: the key alone.
 //
 // It returns what fn returns. After an error of fn, or a panic, the key is free
-// again, unless MarkEffect was called or the error has a code (see WithErrors):
-// such an error is kept and returned to repeated calls. Beside that:
-// ErrKeyInvalid, ErrKeyReused (the fingerprint is another one), *InUseError
-// (another call is running), ErrResultUnavailable, ErrStoreUnavailable (fn was not
-// called), and, together with the value, ErrNotStored. A value that JSON cannot
-// hold comes with ErrResultUnavailable too: fn has done its work and never does
-// it again.
+// again, unless MarkEffect was called; a refusal that is final belongs into T.
+// Beside that: ErrKeyInvalid, ErrKeyReused, ErrKeyInUse (another call is running),
+// ErrResultUnavailable, ErrStoreUnavailable (fn was not called), and, together with
+// the value, ErrNotStored. A value that JSON cannot hold comes with
+// ErrResultUnavailable too: fn has done its work and never does it again.
 //
-// fn's context carries the claim (ClaimFrom), and is cancelled with cause
+// fn's context is that of ChildKey and MarkEffect, and is cancelled with cause
 // ErrLeaseLost when the key was lost to another run.
-func Do[T any](ctx context.Context, store Store, key Key, fp Fingerprint, fn func(context.Context) (T, error)) (value T, replayed bool, err error) {
+func Do[T any](ctx context.Context, store driver.Store, key Key, request []string, fn func(ctx context.Context) (T, error)) (value T, replayed bool, err error) {
 	if store == nil || fn == nil {
 		return value, false, errors.New("idempotency: Do needs a store and a function")
 	}
 	var unkept error
-	resp, replayed, err := execute(ctx, store, key, fp, func(ctx context.Context) (resp Response, err error) {
+	resp, replayed, err := execute(ctx, store, key, request, func(ctx context.Context) (resp driver.Response, err error) {
 		if value, err = fn(ctx); err != nil {
-			return Response{}, err
+			return driver.Response{}, err
 		}
 		resp, unkept = encode(value) // a tombstone if it fails
 		return resp, nil
@@ -50,16 +48,17 @@ func Do[T any](ctx context.Context, store Store, key Key, fp Fingerprint, fn fun
 	return value, replayed, err
 }
 
-func encode(value any) (Response, error) {
+func encode(value any) (driver.Response, error) {
 	if resp, ok := value.(Response); ok {
-		return resp.Clone(), nil // the caller may change its own
+		return driver.Response(resp).Clone(), nil // the caller may change its own
 	}
-	return JSON(http.StatusOK, value)
+	resp, err := JSON(http.StatusOK, value)
+	return driver.Response(resp), err
 }
 
-func decode(resp Response, value any) error {
+func decode(resp driver.Response, value any) error {
 	if place, ok := value.(*Response); ok {
-		*place = resp
+		*place = Response(resp)
 		return nil
 	}
 	if err := json.Unmarshal(resp.Body, value); err != nil {
@@ -69,28 +68,32 @@ func decode(resp Response, value any) error {
 }
 
 // execute is Do for a fn that makes the Response itself.
-func execute(ctx context.Context, store Store, key Key, fp Fingerprint, fn func(context.Context) (Response, error)) (resp Response, replayed bool, err error) {
+func execute(ctx context.Context, store driver.Store, key Key, request []string, fn func(context.Context) (driver.Response, error)) (resp driver.Response, replayed bool, err error) {
 	if err := key.Validate(); err != nil {
-		return Response{}, false, err
+		return driver.Response{}, false, err
 	}
-	r := &run{store: store, claim: NewClaim(key, fp), timeout: defaultStoreTimeout}
+	claim := driver.NewClaim(driver.Key(key), driver.FingerprintOf(request...))
+	r := &run{store: store, claim: claim, keep: defaultKeep, maxBytes: defaultMaxBytes}
 	r.first = lazyContext{parent: ctx}
 	out, err := r.begin(&r.first, time.Now())
+	if err != nil && r.fallBack() {
+		out, err = r.begin(&lazyContext{parent: ctx}, time.Now())
+	}
 	if err == nil {
-		err = out.refusal(fp)
+		err = refusal(out, claim.Fingerprint)
 	}
 	if err != nil {
-		return Response{}, false, err
+		return driver.Response{}, false, err
 	}
-	if out.State == Completed {
-		return out.Response, true, replayError(store, out.Response)
+	if out.State == driver.Completed {
+		return out.Response, true, nil
 	}
 	ctx = r.start(ctx)
 	defer r.end()
 	return r.execute(ctx, fn)
 }
 
-func (r *run) execute(ctx context.Context, fn func(context.Context) (Response, error)) (resp Response, replayed bool, err error) {
+func (r *run) execute(ctx context.Context, fn func(context.Context) (driver.Response, error)) (resp driver.Response, replayed bool, err error) {
 	done := false
 	defer func() {
 		if !done { // panic or Goexit
@@ -107,10 +110,7 @@ func (r *run) execute(ctx context.Context, fn func(context.Context) (Response, e
 	}
 	kept := &resp
 	if err != nil {
-		resp = Response{}
-		if kept = keptError(r.store, err); kept == nil {
-			kept = r.unkept()
-		}
+		resp, kept = driver.Response{}, r.unkept()
 	}
 	if lost := r.close(kept); lost != nil && kept != nil { // what was not released ends with its lease
 		err = errors.Join(err, fmt.Errorf("%w: %w", ErrNotStored, lost))

@@ -23,10 +23,10 @@ func TestMarkEffect(t *testing.T) {
 		"503":               {func(w http.ResponseWriter) { w.WriteHeader(http.StatusServiceUnavailable) }, 503, ""},
 		"429":               {func(w http.ResponseWriter) { w.WriteHeader(http.StatusTooManyRequests) }, 429, ""},
 		"201":               {func(w http.ResponseWriter) { w.WriteHeader(http.StatusCreated) }, 201, ""},
-		"panic":             {func(http.ResponseWriter) { panic(http.ErrAbortHandler) }, 409, idempotency.CodeResultUnavailable},
-		"503, streamed":     {streamed(http.StatusServiceUnavailable), 409, idempotency.CodeResultUnavailable},
-		"503, too large":    {func(w http.ResponseWriter) { w.WriteHeader(503); _, _ = w.Write(make([]byte, 200)) }, 409, idempotency.CodeResultUnavailable},
-		"503, long headers": {func(w http.ResponseWriter) { w.Header().Set("Link", longText(200)); w.WriteHeader(503) }, 409, idempotency.CodeResultUnavailable},
+		"panic":             {func(http.ResponseWriter) { panic(http.ErrAbortHandler) }, 409, "IDEMPOTENCY_RESULT_UNAVAILABLE"},
+		"503, streamed":     {streamed(http.StatusServiceUnavailable), 409, "IDEMPOTENCY_RESULT_UNAVAILABLE"},
+		"503, too large":    {func(w http.ResponseWriter) { w.WriteHeader(503); _, _ = w.Write(make([]byte, 200)) }, 409, "IDEMPOTENCY_RESULT_UNAVAILABLE"},
+		"503, long headers": {func(w http.ResponseWriter) { w.Header().Set("Link", longText(200)); w.WriteHeader(503) }, 409, "IDEMPOTENCY_RESULT_UNAVAILABLE"},
 	} {
 		runs := 0
 		h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{MaxResponseBytes: 100},
@@ -79,14 +79,6 @@ func TestMarkEffectWhileStreaming(t *testing.T) {
 			t.Errorf("%d, want %d", rec.Code, want)
 		}
 	}
-}
-
-func TestTombstonePanics(t *testing.T) {
-	t.Parallel()
-	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{TombstonePanics: true},
-		func(http.ResponseWriter, *http.Request) { panic("boom") })
-	sendRecovering(h, post(goodKey, nil))
-	wantCode(t, "after a panic", send(h, post(goodKey, nil)), 409, idempotency.CodeResultUnavailable)
 }
 
 func TestDoMarkEffect(t *testing.T) {
@@ -160,54 +152,6 @@ func TestChildKey(t *testing.T) {
 	}
 	if _, err := idempotency.ChildKey(t.Context(), "payment"); !errors.Is(err, idempotency.ErrNoClaim) {
 		t.Errorf("without a claim: %v", err)
-	}
-}
-
-func TestDoKeepsCodedErrors(t *testing.T) {
-	t.Parallel()
-	declined, limited, other := errors.New("declined"), errors.New("limited"), errors.New("other")
-	memory := idempotencytest.NewStore()
-	store, err := idempotency.WithErrors(memory, idempotency.Errors{"DECLINED": declined, "LIMITED": limited})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for want, replayable := range map[error]bool{declined: true, limited: true, other: false} {
-		key, runs := idempotency.NewKey(), 0
-		for i := range 3 {
-			_, replayed, err := idempotency.Do(t.Context(), store, key, fp, func(context.Context) (receipt, error) {
-				runs++
-				return receipt{}, fmt.Errorf("card 42: %w", want)
-			})
-			if !errors.Is(err, want) || replayed != (i > 0 && replayable) {
-				t.Errorf("call %d: %v, replayed %v; want %v", i, err, replayed, want)
-			}
-		}
-		if (runs == 1) != replayable {
-			t.Errorf("%v: %d runs", want, runs)
-		}
-		_, _, err := idempotency.Do(t.Context(), store, key, idempotency.FingerprintOf("another"), func(context.Context) (int, error) { return 0, other })
-		if errors.Is(err, idempotency.ErrKeyReused) != replayable {
-			t.Errorf("another request: %v", err)
-		}
-		if !replayable {
-			continue
-		}
-		// A store that does not know the code, and the middleware, never run it again.
-		_, _, err = idempotency.Do(t.Context(), memory, key, fp, func(context.Context) (int, error) { return 0, nil })
-		if !errors.Is(err, idempotency.ErrResultUnavailable) {
-			t.Errorf("without codes: %v", err)
-		}
-	}
-	failing, err := idempotency.WithErrors(&faulty{Store: memory, complete: down}, idempotency.Errors{"DECLINED": declined})
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, _, err = idempotency.Do(t.Context(), failing, idempotency.NewKey(), fp, func(context.Context) (int, error) { return 0, declined })
-	if !errors.Is(err, declined) || !errors.Is(err, idempotency.ErrNotStored) {
-		t.Errorf("not stored: %v", err)
-	}
-	if _, err := idempotency.WithErrors(nil, idempotency.Errors{"": declined, "X": nil}); err == nil {
-		t.Error("no store, no code, no error: accepted")
 	}
 }
 

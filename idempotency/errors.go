@@ -3,39 +3,120 @@ package idempotency
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"time"
+
+	"github.com/holdfast-go/holdfast/idempotency/driver"
+	"github.com/holdfast-go/holdfast/internal/problem"
 )
 
+// aKey says what a key is to those who have sent none.
+const aKey = "a UUID v4 in lowercase and without hyphens, such as a0eebc999c0b4ef8bb6d6bb9bd380a11."
+
+// The errors that reach clients have the methods Code and HTTPStatus, and RetryAfter.
 var (
-	// ErrKeyInvalid says that a text is not an idempotency key.
-	ErrKeyInvalid = errors.New("idempotency: key is not a UUID v4 in 32 lowercase hex digits, without hyphens")
-	// ErrKeyReused says that the key was used before, for another request.
-	ErrKeyReused = errors.New("idempotency: key was used for another request")
-	// ErrResultUnavailable says that the work behind the key was done, but
-	// that its result could not be kept. It is never done a second time.
-	ErrResultUnavailable = errors.New("idempotency: the work was done, its result could not be kept")
-	// ErrLeaseLost says that a claim is no longer held: its lease ran out, and
-	// another run may have taken the key. It is also the cause of a handler's
-	// cancelled context.
-	ErrLeaseLost = errors.New("idempotency: lease lost")
-	// ErrNotStored says that the work was done and its result is at hand, but
-	// that the record of it could not be stored. The key stays taken until the
-	// lease runs out; after that the same key runs the work again.
+	// ErrKeyInvalid says that a text is not an idempotency key:
+	// 400 IDEMPOTENCY_KEY_INVALID.
+	ErrKeyInvalid = driver.ErrKeyInvalid
+	// ErrKeyInUse says that the work behind the key is running now:
+	// 409 IDEMPOTENCY_KEY_IN_USE. RetryAfter is what is left of the running work's
+	// lease.
+	ErrKeyInUse error = keyInUse
+	// ErrKeyReused says that the key was used before, for another request:
+	// 422 IDEMPOTENCY_KEY_REUSED.
+	ErrKeyReused error = &problem.Error{
+		Text: "idempotency: key was used for another request",
+		Problem: problem.Problem{
+			Status: http.StatusUnprocessableEntity, Code: "IDEMPOTENCY_KEY_REUSED",
+			Detail: "This Idempotency-Key was used for another request. Use a new key.",
+		},
+	}
+	// ErrResultUnavailable says that the work behind the key was done, but that its
+	// result could not be kept. It is never done a second time:
+	// 409 IDEMPOTENCY_RESULT_UNAVAILABLE.
+	ErrResultUnavailable error = &problem.Error{
+		Text: "idempotency: the work was done, its result could not be kept",
+		Problem: problem.Problem{
+			Status: http.StatusConflict, Code: "IDEMPOTENCY_RESULT_UNAVAILABLE",
+			Detail: "The request with this Idempotency-Key was carried out, but its response was not kept.",
+		},
+	}
+	// ErrStoreUnavailable says that the store could not be asked, so that nothing was
+	// done: 503 IDEMPOTENCY_STORE_UNAVAILABLE.
+	ErrStoreUnavailable error = &problem.Error{
+		Text: "idempotency: store is unavailable",
+		Problem: problem.Problem{
+			Status: http.StatusServiceUnavailable, Code: driver.CodeStoreUnavailable,
+			Detail: "Nothing was done. Try again with the same Idempotency-Key.", RetryAfter: time.Second,
+		},
+	}
+	// ErrLeaseLost says that a claim is no longer held: its lease ran out, and another
+	// run may have taken the key. It is also the cause of a handler's cancelled
+	// context. 503 IDEMPOTENCY_STORE_UNAVAILABLE.
+	ErrLeaseLost = driver.ErrLeaseLost
+	// ErrNotStored says that the work was done and its result is at hand, but that the
+	// record of it could not be stored. The key stays taken until the lease runs out;
+	// after that the same key runs the work again.
 	ErrNotStored = errors.New("idempotency: result could not be stored")
-	// ErrStoreUnavailable says that the store could not be asked, so that nothing
-	// was done.
-	ErrStoreUnavailable = errors.New("idempotency: store is unavailable")
 	// ErrNoClaim says that a context carries no claim.
 	ErrNoClaim = errors.New("idempotency: context carries no claim")
 )
 
-// InUseError says that the work behind the key is running now.
-type InUseError struct {
-	// RetryAfter is what is left of the lease of the running work.
-	RetryAfter time.Duration
+var keyInUse = &problem.Error{
+	Text: "idempotency: key is in use",
+	Problem: problem.Problem{
+		Status: http.StatusConflict, Code: "IDEMPOTENCY_KEY_IN_USE",
+		Detail:     "A request with this Idempotency-Key is being processed. Try again for its answer.",
+		RetryAfter: time.Second,
+	},
 }
 
-// Error names the time left.
-func (e *InUseError) Error() string {
-	return fmt.Sprintf("idempotency: key is in use for up to %s", e.RetryAfter)
+// coded has the methods of an error with a code.
+type coded = problem.Error
+
+// inUseError is ErrKeyInUse with the time left.
+type inUseError struct {
+	*coded
+	left time.Duration
+}
+
+func (e *inUseError) Error() string {
+	return fmt.Sprintf("%s for up to %s", e.Text, e.left)
+}
+
+// RetryAfter is what is left of the lease, even of one that is just ending.
+func (e *inUseError) RetryAfter() time.Duration { return max(e.left, time.Millisecond) }
+
+func (e *inUseError) Is(target error) bool { return target == ErrKeyInUse }
+
+// Refusals of the middleware that no caller of this package sees.
+var (
+	errKeyRequired error = &problem.Error{
+		Text: "idempotency: no key",
+		Problem: problem.Problem{
+			Status: http.StatusBadRequest, Code: "IDEMPOTENCY_KEY_REQUIRED",
+			Detail: "This request needs the header Idempotency-Key: " + aKey,
+		},
+	}
+	errBodyTooLarge error = &problem.Error{
+		Text:    "idempotency: request body is too large",
+		Problem: problem.Problem{Status: http.StatusRequestEntityTooLarge, Code: "REQUEST_TOO_LARGE"},
+	}
+	errBodyUnreadable error = &problem.Error{
+		Text: "idempotency: request body is unreadable",
+		Problem: problem.Problem{
+			Status: http.StatusBadRequest, Code: "INVALID_REQUEST",
+			Detail: "The request body could not be read.",
+		},
+	}
+	errScope = errors.New("idempotency: no scope")
+)
+
+// refuse answers a request that goes no further.
+func refuse(w http.ResponseWriter, err error) {
+	p, _ := problem.Of(err)
+	if errors.Is(err, ErrStoreUnavailable) { // whatever the store's own error says
+		p, _ = problem.Of(ErrStoreUnavailable)
+	}
+	problem.Write(w, p)
 }

@@ -14,9 +14,8 @@ import (
 // A handler in one line: the second request with the key is not carried out.
 func ExampleNewMiddleware() {
 	store := idempotencytest.NewStore() // idempotencyredis.NewStore in production
-	protect, err := idempotency.NewMiddleware(store, idempotency.MiddlewareConfig{
-		Scope: func(r *http.Request) (string, error) { return r.Header.Get("X-Tenant"), nil },
-	})
+	tenant := func(r *http.Request) (string, error) { return r.Header.Get("X-Tenant"), nil }
+	protect, err := idempotency.NewMiddleware(store, tenant, idempotency.MiddlewareConfig{})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -54,7 +53,7 @@ func ExampleDo() {
 		return
 	}
 	for range 2 {
-		receipt, replayed, err := idempotency.Do(context.Background(), store, key, idempotency.FingerprintOf("invoice", "42"),
+		receipt, replayed, err := idempotency.Do(context.Background(), store, key, []string{"invoice", "42"},
 			func(context.Context) (string, error) {
 				fmt.Println("sending invoice 42")
 				return "receipt 7", nil

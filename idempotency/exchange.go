@@ -6,7 +6,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/holdfast-go/holdfast/internal/problem"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 )
 
 // exchange is one request on its way through the middleware. All that it needs
@@ -20,8 +20,7 @@ type exchange struct {
 	rec      recorder
 	body     body
 	bypassed bool
-	fellBack bool
-	result   Result // how the request ends
+	result   result // how the request ends
 	err      error  // why it was refused, or its result not stored
 }
 
@@ -30,16 +29,13 @@ type exchange struct {
 func (x *exchange) serve() {
 	ctx := x.start(x.r.Context())
 	defer x.end()
-	x.rec.reset(x.w, x.m.cfg.MaxResponseBytes, x)
-	x.acquired(ctx)
+	x.rec.reset(x.w, x.maxBytes, x)
+	x.m.meter.active.Add(ctx, 1)
 	defer x.m.meter.active.Add(x.r.Context(), -1)
 
 	returned := false
 	defer func() {
 		if !returned { // the panic goes on to whoever recovers it
-			if x.m.cfg.TombstonePanics {
-				x.effect.Store(true)
-			}
 			x.finish(x.unkept())
 		}
 	}()
@@ -56,7 +52,7 @@ func (x *exchange) serve() {
 		return
 	}
 	resp := x.rec.response(x.m.cfg.KeepHeaders)
-	if x.effect.Load() || x.m.cfg.Keep(x.rec.status) {
+	if x.effect.Load() || x.keep(x.rec.status) {
 		x.finish(&resp)
 	} else {
 		x.finish(nil)
@@ -68,20 +64,20 @@ func (x *exchange) serve() {
 // that its response cannot be kept.
 func (x *exchange) spills(status int) {
 	hijacked := status == 0
-	if hijacked || x.effect.Load() || x.m.cfg.Keep(status) {
-		x.finish(&Response{})
+	if hijacked || x.effect.Load() || x.keep(status) {
+		x.finish(&driver.Response{})
 	}
 }
 
 // finish tells the store how the run ended. A failure leaves the key taken until
 // its lease runs out; the client gets its answer all the same.
-func (x *exchange) finish(resp *Response) {
+func (x *exchange) finish(resp *driver.Response) {
 	if x.closed {
 		return
 	}
 	if x.bypassed {
 		x.closed = true // nobody holds it
-		x.result = ResultBypassed
+		x.result = resultBypassed
 		return
 	}
 	x.err = x.close(resp)
@@ -99,7 +95,7 @@ func (x *exchange) sendSettled(s *settlement) {
 		x.rec.rewind()
 		x.answer(s.record)
 	case s.record.Response.Unavailable() && x.rec.status == 0: // it was left to the middleware, which does not have it
-		problem.Write(x.w, problemOf(ErrResultUnavailable))
+		refuse(x.w, ErrResultUnavailable)
 	case s.record.Response.Unavailable():
 		x.rec.send()
 	default:
@@ -108,24 +104,20 @@ func (x *exchange) sendSettled(s *settlement) {
 		clear(header)
 		maps.Copy(header, x.rec.sent)
 		header.Del("Content-Length")
-		s.record.Response.Send(x.w)
+		Response(s.record.Response).Send(x.w)
 	}
 }
 
 // answer serves a request whose work is done, or being done, by another run.
-func (x *exchange) answer(out Outcome) {
-	err := out.refusal(x.claim.Fingerprint)
-	if err == nil && out.Response.Header.Get(errorHeader) != "" {
-		err = ErrResultUnavailable // the kept error of a Do says nothing over HTTP
-	}
-	if err != nil {
+func (x *exchange) answer(out driver.BeginResult) {
+	if err := refusal(out, x.claim.Fingerprint); err != nil {
 		x.refuse(err)
 		return
 	}
-	x.result, x.err = ResultReplayed, nil
+	x.result, x.err = resultReplayed, nil
 	x.m.cfg.OnReplay(x.r)
 	x.w.Header().Set(ReplayedHeader, "true")
-	out.Response.Send(x.w)
+	Response(out.Response).Send(x.w)
 }
 
 // refuse answers with the problem that stands for err.
@@ -134,5 +126,5 @@ func (x *exchange) refuse(err error) {
 		x.log("idempotency: scope failed", err)
 	}
 	x.result, x.err = resultOf(err), err
-	problem.Write(x.w, problemOf(err))
+	refuse(x.w, err)
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 )
 
@@ -15,16 +16,16 @@ func TestDeniedHeadersAreNeverReplayed(t *testing.T) {
 		"Set-Cookie", "Date", "Connection", "Keep-Alive", "Transfer-Encoding", "Trailer", "Upgrade", "Www-Authenticate",
 		"Access-Control-Allow-Origin", "Ratelimit-Remaining", "X-Ratelimit-Reset", "Retry-After", "Authorization",
 	}
-	for _, name := range append(denied, "Idempotency-Error") { // which marks the kept error of a Do
-		_, err := idempotency.NewMiddleware(idempotencytest.NewStore(), idempotency.MiddlewareConfig{
-			Scope: idempotency.GlobalScope, KeepHeaders: []string{"Location", strings.ToLower(name)},
+	for _, name := range denied {
+		_, err := idempotency.NewMiddleware(idempotencytest.NewStore(), idempotency.GlobalScope, idempotency.MiddlewareConfig{
+			KeepHeaders: []string{"Location", strings.ToLower(name)},
 		})
 		if err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("KeepHeaders with %s: %v", name, err)
 		}
 	}
 
-	if clean := idempotency.CleanHeader(http.Header{"Idempotency-Error": {"X"}, "Location": {"/1"}}); len(clean) != 1 {
+	if clean := driver.CleanHeader(http.Header{"Idempotency-Replayed": {"true"}, "Location": {"/1"}}); len(clean) != 1 {
 		t.Errorf("CleanHeader leaves %v", clean)
 	}
 
@@ -34,10 +35,10 @@ func TestDeniedHeadersAreNeverReplayed(t *testing.T) {
 		header[name] = []string{"x"}
 	}
 	h := protect(t, store, idempotency.MiddlewareConfig{}, func(_ http.ResponseWriter, r *http.Request) {
-		claim, _ := idempotency.ClaimFrom(r.Context())
-		claim.Settle(idempotency.Outcome{
-			State: idempotency.Completed, Fingerprint: claim.Fingerprint,
-			Response: idempotency.Response{Status: 201, Header: header},
+		claim, _ := driver.ClaimFrom(r.Context())
+		claim.Settle(driver.BeginResult{
+			State: driver.Completed, Fingerprint: claim.Fingerprint,
+			Response: driver.Response{Status: 201, Header: header},
 		}, false)
 	})
 	for range 2 {

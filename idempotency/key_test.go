@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 )
 
 const goodKey = "a0eebc999c0b4ef8bb6d6bb9bd380a11"
@@ -111,7 +112,7 @@ func FuzzScopesAreApart(f *testing.F) {
 func TestKeyIsNotLogged(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	claim := idempotency.NewClaim(goodKey, idempotency.FingerprintOf())
+	claim := driver.NewClaim(goodKey, driver.FingerprintOf())
 	slog.New(slog.NewTextHandler(&out, nil)).Info("x",
 		slog.Any("key", claim.Key), slog.Any("claim", claim), slog.Any("pointer", &claim))
 	if strings.Contains(out.String(), goodKey) || strings.Contains(out.String(), claim.Token) || strings.Count(out.String(), "=sha256:") != 3 {
@@ -121,11 +122,11 @@ func TestKeyIsNotLogged(t *testing.T) {
 
 func TestFingerprint(t *testing.T) {
 	t.Parallel()
-	a, b := idempotency.FingerprintOf("ab", "c"), idempotency.FingerprintOf("a", "bc")
-	if !a.Conflicts(b) || a.Conflicts(idempotency.FingerprintOf("ab", "c")) {
+	a, b := driver.FingerprintOf("ab", "c"), driver.FingerprintOf("a", "bc")
+	if !a.Conflicts(b) || a.Conflicts(driver.FingerprintOf("ab", "c")) {
 		t.Errorf("%v and %v", a, b)
 	}
-	if a.Conflicts(idempotency.Fingerprint{}) || (idempotency.Fingerprint{}).Conflicts(a) {
+	if a.Conflicts(driver.Fingerprint{}) || (driver.Fingerprint{}).Conflicts(a) {
 		t.Error("a record without a fingerprint conflicts")
 	}
 	const who, other = "0123456789abcdef0123456789abcdef", "f123456789abcdef0123456789abcdef"
@@ -141,8 +142,8 @@ func TestFingerprint(t *testing.T) {
 		{other + who, 2, true},
 		{"short", 2, true},
 	} {
-		f := idempotency.Fingerprint{Version: 1, Sum: who + who}
-		if g := (idempotency.Fingerprint{Version: tt.version, Sum: tt.sum}); f.Conflicts(g) != tt.want || g.Conflicts(f) != tt.want {
+		f := driver.Fingerprint{Version: 1, Sum: who + who}
+		if g := (driver.Fingerprint{Version: tt.version, Sum: tt.sum}); f.Conflicts(g) != tt.want || g.Conflicts(f) != tt.want {
 			t.Errorf("%v and %v: conflict is %v", f, g, !tt.want)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 )
 
@@ -19,19 +20,19 @@ import (
 func TestLogOfAnOutage(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
-		store idempotency.Store
+		store driver.Store
 		cfg   idempotency.MiddlewareConfig
 		want  []string
 	}{
 		"begin": {&faulty{begin: down}, idempotency.MiddlewareConfig{}, []string{"store is unavailable"}},
 		"fallback": {
-			&faulty{begin: down}, idempotency.MiddlewareConfig{Fallback: &faulty{begin: down}},
+			twoTiers{&faulty{begin: down}, &faulty{begin: down}}, idempotency.MiddlewareConfig{},
 			[]string{"store is unavailable", "fallback is unavailable"},
 		},
 		"complete": {&faulty{Store: idempotencytest.NewStore(), complete: down}, idempotency.MiddlewareConfig{}, []string{"result could not be stored"}},
 		"scope": {
 			idempotencytest.NewStore(),
-			idempotency.MiddlewareConfig{Scope: func(*http.Request) (string, error) { return "", errors.New("no user") }},
+			idempotency.MiddlewareConfig{},
 			[]string{"scope failed"},
 		},
 	} {
@@ -39,10 +40,11 @@ func TestLogOfAnOutage(t *testing.T) {
 			var out bytes.Buffer
 			cfg := tt.cfg
 			cfg.Logger = slog.New(slog.NewTextHandler(&out, nil))
-			if cfg.Scope == nil {
-				cfg.Scope = idempotency.GlobalScope
+			scope := idempotency.GlobalScope
+			if name == "scope" {
+				scope = func(*http.Request) (string, error) { return "", errors.New("no user") }
 			}
-			protect, err := idempotency.NewMiddleware(tt.store, cfg)
+			protect, err := idempotency.NewMiddleware(tt.store, scope, cfg)
 			if err != nil {
 				t.Fatal(err)
 			}

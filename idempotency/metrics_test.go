@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 	"github.com/holdfast-go/holdfast/internal/metrictest"
 )
@@ -27,9 +28,9 @@ func TestEachRequestIsCountedOnce(t *testing.T) {
 	kept := func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusCreated) }
 	settle := func(replayed bool) http.HandlerFunc {
 		return func(_ http.ResponseWriter, r *http.Request) {
-			claim, _ := idempotency.ClaimFrom(r.Context())
-			claim.Settle(idempotency.Outcome{
-				State: idempotency.Completed, Fingerprint: claim.Fingerprint, Response: idempotency.Response{Status: 201},
+			claim, _ := driver.ClaimFrom(r.Context())
+			claim.Settle(driver.BeginResult{
+				State: driver.Completed, Fingerprint: claim.Fingerprint, Response: driver.Response{Status: 201},
 			}, replayed)
 		}
 	}
@@ -48,8 +49,8 @@ func TestEachRequestIsCountedOnce(t *testing.T) {
 		"not stored": {&faulty{Store: idempotencytest.NewStore(), complete: down}, kept, 2, map[string]int64{"persist_failed": 1, "in_use": 1}},
 		"settled":    {memory(), settle(false), 2, map[string]int64{"completed": 1, "replayed": 1}},
 		"settled without an answer": {memory(), func(w http.ResponseWriter, r *http.Request) {
-			claim, _ := idempotency.ClaimFrom(r.Context())
-			claim.Settle(idempotency.Outcome{State: idempotency.Completed, Fingerprint: claim.Fingerprint}, false)
+			claim, _ := driver.ClaimFrom(r.Context())
+			claim.Settle(driver.BeginResult{State: driver.Completed, Fingerprint: claim.Fingerprint}, false)
 		}, 2, map[string]int64{"tombstoned": 1, "result_unavailable": 1}},
 		"settled replayed": {memory(), settle(true), 2, map[string]int64{"replayed": 2}},
 		"settled replayed, then a panic": {memory(), func(w http.ResponseWriter, r *http.Request) {
@@ -61,7 +62,7 @@ func TestEachRequestIsCountedOnce(t *testing.T) {
 			streamed(http.StatusCreated)(w)
 		}, 2, map[string]int64{"replayed": 2}},
 		"lease lost": {lost, func(w http.ResponseWriter, r *http.Request) {
-			claim, _ := idempotency.ClaimFrom(r.Context())
+			claim, _ := driver.ClaimFrom(r.Context())
 			if err := lost.Store.Release(r.Context(), claim); err != nil {
 				t.Error(err)
 			}
@@ -83,15 +84,15 @@ func TestEachRequestIsCountedOnce(t *testing.T) {
 func TestPanicsAreCounted(t *testing.T) {
 	t.Parallel()
 	var r metrictest.Recorder
-	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{
+	user := func(r *http.Request) (string, error) {
+		if r.Header.Get("X-User") == "" {
+			panic("no user")
+		}
+		return "user", nil
+	}
+	h := protectIn(t, user, idempotencytest.NewStore(), idempotency.MiddlewareConfig{
 		MeterProvider: &r,
-		Scope: func(r *http.Request) (string, error) {
-			if r.Header.Get("X-User") == "" {
-				panic("no user")
-			}
-			return "user", nil
-		},
-		OnReplay: func(*http.Request) { panic("no limiter") },
+		OnReplay:      func(*http.Request) { panic("no limiter") },
 	}, func(http.ResponseWriter, *http.Request) {})
 	for _, user := range []string{"", "ann", "ann"} {
 		req := post(goodKey, nil)

@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/holdfast-go/holdfast/idempotency/driver"
+	"github.com/holdfast-go/holdfast/idempotency/internal/sum"
 	"github.com/holdfast-go/holdfast/internal/telemetry"
 )
 
@@ -18,9 +20,17 @@ const Header = "Idempotency-Key"
 // once. Put authentication, RequireKey and rate limits before it, in this order,
 // and panic recovery and compression around it. How it answers is told in the
 // package's story.
-func NewMiddleware(store Store, cfg MiddlewareConfig) (func(http.Handler) http.Handler, error) {
+//
+// scope returns the part of the world in which the request's key is unique: the
+// tenant, the user, the API client. A key of one scope never meets the same key of
+// another. An empty scope without an error is refused, since it is most often a
+// user that was not authenticated; see GlobalScope. It may read the body.
+func NewMiddleware(store driver.Store, scope func(*http.Request) (string, error), cfg MiddlewareConfig) (func(http.Handler) http.Handler, error) {
 	cfg = cfg.withDefaults()
 	err := cfg.validate()
+	if scope == nil {
+		err = errors.Join(errors.New("idempotency: scope is nil: GlobalScope or a function of the request is needed"), err)
+	}
 	if store == nil {
 		err = errors.Join(errors.New("idempotency: store is nil"), err)
 	}
@@ -33,25 +43,29 @@ func NewMiddleware(store Store, cfg MiddlewareConfig) (func(http.Handler) http.H
 	}
 	seldom := &telemetry.SeldomEach{}
 	return func(next http.Handler) http.Handler {
-		return &middleware{store: store, cfg: cfg, meter: meter, seldom: seldom, next: next}
+		m := &middleware{store: store, scope: scope, cfg: cfg, meter: meter, seldom: seldom, next: next}
+		m.onLost = m.lost
+		return m
 	}, nil
 }
 
 type middleware struct {
-	store  Store
+	store  driver.Store
+	scope  func(*http.Request) (string, error)
 	cfg    MiddlewareConfig
 	meter  *meter
 	seldom *telemetry.SeldomEach // a line of log a while for each kind of fault
 	next   http.Handler
+	onLost func(*run) // lost, made once for all requests
 }
 
 func (m *middleware) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if !needed(m.cfg.Need, r) {
+	if !m.cfg.needsKey(r) {
 		m.next.ServeHTTP(w, r)
 		return
 	}
-	x := &exchange{m: m, w: w, r: r, came: time.Now(), result: ResultInvalid}
-	x.store, x.timeout, x.onLost = m.store, m.cfg.StoreTimeout, m.cfg.Hooks.OnLeaseLost
+	x := &exchange{m: m, w: w, r: r, came: time.Now(), result: resultInvalid}
+	x.store, x.keep, x.maxBytes, x.onLost = m.store, m.cfg.Keep, m.cfg.MaxResponseBytes, m.onLost
 	defer x.done()
 	if err := x.read(); err != nil {
 		x.refuse(err)
@@ -61,7 +75,7 @@ func (m *middleware) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case err != nil:
 		x.refuse(err)
-	case out.State == Acquired:
+	case out.State == driver.Acquired:
 		x.serve()
 	default:
 		x.answer(out)
@@ -84,7 +98,7 @@ func (x *exchange) read() error {
 		x.body.Reset(data)
 		x.r.Body = &x.body
 	}
-	scope, err := cfg.Scope(x.r)
+	scope, err := x.m.scope(x.r)
 	x.body.Reset(data)
 	switch {
 	case errors.Is(err, errGlobal):
@@ -97,7 +111,8 @@ func (x *exchange) read() error {
 	}
 	parts := cfg.FingerprintParts(x.r)
 	x.body.Reset(data)
-	x.claim = NewClaim(key, requestFingerprint(x.r, data, parts, cfg.CanonicalJSON))
+	version, digits := sum.OfRequest(x.r, data, parts, cfg.CanonicalJSON)
+	x.claim = driver.NewClaim(driver.Key(key), driver.Fingerprint{Version: version, Sum: digits})
 	return nil
 }
 
@@ -113,8 +128,8 @@ func keyFrom(h http.Header) (Key, error) {
 	return "", ErrKeyInvalid
 }
 
-// ask begins the claim, in the store or in what takes its place.
-func (x *exchange) ask() (Outcome, error) {
+// ask begins the claim, in the store or in what stands behind it.
+func (x *exchange) ask() (driver.BeginResult, error) {
 	// A client that hangs up now must not leave a claim that nobody knows of.
 	x.first = lazyContext{parent: x.r.Context(), detached: true}
 	out, err := x.begin(&x.first, time.Now())
@@ -122,43 +137,42 @@ func (x *exchange) ask() (Outcome, error) {
 		return out, nil
 	}
 	x.log("idempotency: store is unavailable", err)
-	switch down := x.m.cfg.StoreDown(x.r); {
-	case down == FailOpen:
-		x.bypassed = true
-		x.w.Header().Set(BypassedHeader, "true")
-		return Outcome{State: Acquired}, nil
-	case down == FallBack && x.m.cfg.Fallback != nil:
-		x.fellBack, x.store = true, x.m.cfg.Fallback
+	if x.fallBack() {
+		x.m.meter.fellBack.Add(x.r.Context(), 1)
 		second := &lazyContext{parent: x.r.Context(), detached: true}
 		if out, err = x.begin(second, time.Now()); err == nil {
 			return out, nil
 		}
 		x.log("idempotency: fallback is unavailable", err)
 	}
-	return Outcome{}, err
+	if x.m.cfg.FailOpen(x.r) {
+		x.bypassed = true
+		x.w.Header().Set(bypassedHeader, "true")
+		return driver.BeginResult{State: driver.Acquired}, nil
+	}
+	return driver.BeginResult{}, err
 }
 
 // log writes a line about a failure, unless there was one about its like just before:
-// while a store is down every request fails alike. Hooks.OnDone sees each.
+// while a store is down every request fails alike. The metrics count each.
 func (x *exchange) log(msg string, err error) {
-	if skipped, ok := x.m.seldom.Due(msg); ok {
-		x.m.cfg.Logger.LogAttrs(x.r.Context(), slog.LevelError, msg,
-			slog.Any("key", x.claim.Key), slog.Any("error", err), slog.Int("skipped", skipped))
+	x.m.log(x.r.Context(), &x.run, msg, err)
+}
+
+func (m *middleware) log(ctx context.Context, r *run, msg string, err error) {
+	if skipped, ok := m.seldom.Due(msg); ok {
+		m.cfg.Logger.LogAttrs(ctx, slog.LevelError, msg,
+			slog.Any("key", r.claim.Key), slog.Any("error", err), slog.Int("skipped", skipped))
 	}
 }
 
-func (x *exchange) acquired(ctx context.Context) {
-	x.m.meter.active.Add(ctx, 1)
-	if hook := x.m.cfg.Hooks.OnAcquired; hook != nil {
-		hook(ctx, x.claim)
-	}
+// lost reports that a running handler has lost its key, and has been cancelled. It
+// runs beside the handler.
+func (m *middleware) lost(r *run) {
+	m.log(r.work.parent, r, "idempotency: lease lost, the handler is cancelled", ErrLeaseLost)
 }
 
 // done reports the end of the request.
 func (x *exchange) done() {
-	took := time.Since(x.came)
-	x.m.meter.done(x.r.Context(), x.result, took)
-	if hook := x.m.cfg.Hooks.OnDone; hook != nil {
-		hook(x.r.Context(), Done{Key: x.claim.Key, Result: x.result, Duration: took, FellBack: x.fellBack, Err: x.err})
-	}
+	x.m.meter.done(x.r.Context(), x.result, time.Since(x.came))
 }

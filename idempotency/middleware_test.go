@@ -14,16 +14,19 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 )
 
-func protect(t *testing.T, store idempotency.Store, cfg idempotency.MiddlewareConfig, fn http.HandlerFunc) http.Handler {
+func protect(t *testing.T, store driver.Store, cfg idempotency.MiddlewareConfig, fn http.HandlerFunc) http.Handler {
 	t.Helper()
-	if cfg.Scope == nil {
-		cfg.Scope = idempotency.GlobalScope
-	}
+	return protectIn(t, idempotency.GlobalScope, store, cfg, fn)
+}
+
+func protectIn(t *testing.T, scope func(*http.Request) (string, error), store driver.Store, cfg idempotency.MiddlewareConfig, fn http.HandlerFunc) http.Handler {
+	t.Helper()
 	cfg.Logger = slog.New(slog.DiscardHandler)
-	middleware, err := idempotency.NewMiddleware(store, cfg)
+	middleware, err := idempotency.NewMiddleware(store, scope, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,20 +65,20 @@ func TestBadKeysReachNothing(t *testing.T) {
 	}}
 	h := protect(t, store, idempotency.MiddlewareConfig{}, unreached(t))
 	for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodPatch} {
-		wantCode(t, method, send(h, httptest.NewRequest(method, "/", nil)), 400, idempotency.CodeKeyRequired)
+		wantCode(t, method, send(h, httptest.NewRequest(method, "/", nil)), 400, "IDEMPOTENCY_KEY_REQUIRED")
 	}
 	for name, header := range malformed {
-		wantCode(t, name, send(h, post(header, nil)), 400, idempotency.CodeKeyInvalid)
+		wantCode(t, name, send(h, post(header, nil)), 400, "IDEMPOTENCY_KEY_INVALID")
 	}
 	twice := post(goodKey, nil)
 	twice.Header.Add(idempotency.Header, goodKey)
-	wantCode(t, "twice", send(h, twice), 400, idempotency.CodeKeyInvalid)
+	wantCode(t, "twice", send(h, twice), 400, "IDEMPOTENCY_KEY_INVALID")
 }
 
 func TestOtherMethodsPass(t *testing.T) {
 	t.Parallel()
 	h := protect(t, &faulty{begin: down}, idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, r *http.Request) {
-		if _, ok := idempotency.ClaimFrom(r.Context()); ok {
+		if _, ok := driver.ClaimFrom(r.Context()); ok {
 			t.Errorf("%s has a claim", r.Method)
 		}
 		w.WriteHeader(http.StatusTeapot)
@@ -91,7 +94,7 @@ func TestStoreDown(t *testing.T) {
 	t.Parallel()
 	h := protect(t, &faulty{begin: down}, idempotency.MiddlewareConfig{}, unreached(t))
 	rec := send(h, post(goodKey, nil))
-	wantCode(t, "down", rec, 503, idempotency.CodeStoreUnavailable)
+	wantCode(t, "down", rec, 503, "IDEMPOTENCY_STORE_UNAVAILABLE")
 	if rec.Header().Get("Retry-After") == "" || strings.Contains(rec.Body.String(), errDown.Error()) {
 		t.Errorf("headers %v, body %s", rec.Header(), rec.Body)
 	}
@@ -110,7 +113,7 @@ func TestCompletionFailedKeepsTheLease(t *testing.T) {
 			t.Errorf("first: %d; the client must get what was done", rec.Code)
 		}
 		rec := send(h, post(goodKey, nil))
-		wantCode(t, "again", rec, 409, idempotency.CodeKeyInUse)
+		wantCode(t, "again", rec, 409, "IDEMPOTENCY_KEY_IN_USE")
 		if rec.Header().Get("Retry-After") != "30" || runs != 1 {
 			t.Errorf("Retry-After %q, %d runs", rec.Header().Get("Retry-After"), runs)
 		}
@@ -142,7 +145,7 @@ func TestRequestBodyLimit(t *testing.T) {
 		"chunked":  chunked(strings.Repeat("x", 11)),
 		"endless":  post(key, io.MultiReader(strings.NewReader("x"), endless{})),
 	} {
-		wantCode(t, what, send(h, r), 413, idempotency.CodeRequestTooLarge)
+		wantCode(t, what, send(h, r), 413, "REQUEST_TOO_LARGE")
 	}
 	if read != "" {
 		t.Errorf("handler read %q", read)
@@ -155,7 +158,7 @@ func TestRequestBodyLimit(t *testing.T) {
 	if rec := send(h, post(key, strings.NewReader("short"))); rec.Code != 200 || read != "short" {
 		t.Errorf("the key of a refused body: %d, handler read %q", rec.Code, read)
 	}
-	wantCode(t, "broken", send(h, post(key, broken{})), 400, idempotency.CodeInvalidRequest)
+	wantCode(t, "broken", send(h, post(key, broken{})), 400, "INVALID_REQUEST")
 }
 
 // A declared length is a claim of the client: it must not decide how much
@@ -189,27 +192,26 @@ func TestRecordsWithoutAnAnswer(t *testing.T) {
 	for _, status := range []int{-1, 0, 99, 100, 101, 199, 1000} {
 		store := idempotencytest.NewStore()
 		h := protect(t, store, idempotency.MiddlewareConfig{}, func(_ http.ResponseWriter, r *http.Request) {
-			claim, _ := idempotency.ClaimFrom(r.Context())
-			if err := store.Complete(r.Context(), claim, idempotency.Response{Status: status}); err != nil {
+			claim, _ := driver.ClaimFrom(r.Context())
+			if err := store.Complete(r.Context(), claim, driver.Response{Status: status}); err != nil {
 				t.Error(err)
 			}
 		})
 		send(h, post(goodKey, nil))
-		wantCode(t, "status "+strconv.Itoa(status), send(h, post(goodKey, nil)), 409, idempotency.CodeResultUnavailable)
+		wantCode(t, "status "+strconv.Itoa(status), send(h, post(goodKey, nil)), 409, "IDEMPOTENCY_RESULT_UNAVAILABLE")
 	}
 }
 
 func TestScope(t *testing.T) {
 	t.Parallel()
 	runs := 0
-	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{
-		Scope: func(r *http.Request) (string, error) {
-			if r.Header.Get("X-User") == "broken" {
-				return "", errDown
-			}
-			return r.Header.Get("X-User"), nil
-		},
-	}, func(http.ResponseWriter, *http.Request) { runs++ })
+	user := func(r *http.Request) (string, error) {
+		if r.Header.Get("X-User") == "broken" {
+			return "", errDown
+		}
+		return r.Header.Get("X-User"), nil
+	}
+	h := protectIn(t, user, idempotencytest.NewStore(), idempotency.MiddlewareConfig{}, func(http.ResponseWriter, *http.Request) { runs++ })
 	for _, tt := range []struct {
 		user   string
 		status int
@@ -225,14 +227,14 @@ func TestScope(t *testing.T) {
 
 func TestMiddlewareConfig(t *testing.T) {
 	t.Parallel()
-	_, err := idempotency.NewMiddleware(nil, idempotency.MiddlewareConfig{
+	_, err := idempotency.NewMiddleware(nil, nil, idempotency.MiddlewareConfig{
 		KeepHeaders:     []string{"Set-Cookie"},
-		MaxRequestBytes: -1, MaxResponseBytes: -1, StoreTimeout: -1,
+		MaxRequestBytes: -1, MaxResponseBytes: -1,
 	})
 	if err == nil {
 		t.Fatal("no error")
 	}
-	for _, field := range []string{"store", "Scope", "KeepHeaders", "MaxRequestBytes", "MaxResponseBytes", "StoreTimeout"} {
+	for _, field := range []string{"store", "scope", "KeepHeaders", "MaxRequestBytes", "MaxResponseBytes"} {
 		if !strings.Contains(err.Error(), field) {
 			t.Errorf("error does not name %s: %v", field, err)
 		}
@@ -244,9 +246,9 @@ func TestPanicAfterSettling(t *testing.T) {
 	runs := 0
 	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{}, func(_ http.ResponseWriter, r *http.Request) {
 		runs++
-		claim, _ := idempotency.ClaimFrom(r.Context())
-		claim.Settle(idempotency.Outcome{
-			State: idempotency.Completed, Fingerprint: claim.Fingerprint, Response: idempotency.Response{Status: 201},
+		claim, _ := driver.ClaimFrom(r.Context())
+		claim.Settle(driver.BeginResult{
+			State: driver.Completed, Fingerprint: claim.Fingerprint, Response: driver.Response{Status: 201},
 		}, false)
 		panic(http.ErrAbortHandler)
 	})

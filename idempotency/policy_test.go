@@ -1,39 +1,38 @@
 package idempotency_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 	"github.com/holdfast-go/holdfast/internal/metrictest"
 )
 
-func TestNeed(t *testing.T) {
+func TestMethodsAndOptional(t *testing.T) {
 	t.Parallel()
-	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{
-		Need: func(r *http.Request) idempotency.Need {
-			switch r.URL.Path {
-			case "/optional":
-				return idempotency.KeyOptional
-			case "/ignored":
-				return idempotency.KeyIgnored
-			}
-			return idempotency.DefaultNeed(r)
-		},
-	}, func(w http.ResponseWriter, r *http.Request) {
-		_, claimed := idempotency.ClaimFrom(r.Context())
-		fmt.Fprint(w, claimed)
-	})
+	mux := http.NewServeMux()
+	for path, cfg := range map[string]idempotency.MiddlewareConfig{
+		"/":         {},
+		"/optional": {Optional: true, Methods: []string{http.MethodPost, http.MethodDelete}},
+		"/ignored":  {Methods: []string{}},
+	} {
+		mux.Handle(path, protect(t, idempotencytest.NewStore(), cfg, func(w http.ResponseWriter, r *http.Request) {
+			_, claimed := driver.ClaimFrom(r.Context())
+			fmt.Fprint(w, claimed)
+		}))
+	}
 	for _, tt := range []struct {
 		method, path, key string
 		status            int
@@ -53,154 +52,165 @@ func TestNeed(t *testing.T) {
 		if tt.key != "" {
 			r.Header.Set(idempotency.Header, tt.key)
 		}
-		if rec := send(h, r); rec.Code != tt.status || tt.body != "" && rec.Body.String() != tt.body {
+		if rec := send(mux, r); rec.Code != tt.status || tt.body != "" && rec.Body.String() != tt.body {
 			t.Errorf("%s %s %q: %d %s; want %d %s", tt.method, tt.path, tt.key, rec.Code, rec.Body, tt.status, tt.body)
 		}
 	}
 }
 
-func TestStoreDownByRoute(t *testing.T) {
+// twoTiers is a store with another one behind it.
+type twoTiers struct {
+	driver.Store
+	behind driver.Store
+}
+
+func (s twoTiers) Fallback() driver.Store { return s.behind }
+
+func TestFailOpenByRoute(t *testing.T) {
 	t.Parallel()
-	runs, fallback := 0, idempotencytest.NewStore()
+	runs := 0
 	var metrics metrictest.Recorder
 	h := protect(t, &faulty{begin: down}, idempotency.MiddlewareConfig{
-		Fallback:      fallback,
 		MeterProvider: &metrics,
-		StoreDown: func(r *http.Request) idempotency.StoreDown {
-			return map[string]idempotency.StoreDown{
-				"/open": idempotency.FailOpen, "/back": idempotency.FallBack, "/closed": idempotency.FailClosed,
-			}[r.URL.Path]
-		},
+		FailOpen:      func(r *http.Request) bool { return r.URL.Path == "/open" },
 	}, func(w http.ResponseWriter, r *http.Request) {
 		runs++
-		if _, ok := idempotency.ClaimFrom(r.Context()); !ok {
+		if _, ok := driver.ClaimFrom(r.Context()); !ok {
 			t.Errorf("%s: no claim", r.URL.Path)
 		}
 		w.WriteHeader(http.StatusCreated)
 		fmt.Fprintf(w, "run %d", runs)
 	})
 	for _, tt := range []struct {
-		path, body, replayed, bypassed string
-		status                         int
+		path, body, bypassed string
+		status               int
 	}{
-		{"/closed", "", "", "", 503},
-		{"/back", "run 1", "", "", 201},
-		{"/back", "run 1", "true", "", 201},
-		{"/open", "run 2", "", "true", 201},
-		{"/open", "run 3", "", "true", 201},
+		{"/closed", "", "", 503},
+		{"/open", "run 1", "true", 201},
+		{"/open", "run 2", "true", 201},
 	} {
 		r := httptest.NewRequest(http.MethodPost, tt.path, nil)
 		r.Header.Set(idempotency.Header, goodKey)
 		rec := send(h, r)
 		header := rec.Header()
 		if rec.Code != tt.status || tt.body != "" && rec.Body.String() != tt.body ||
-			header.Get(idempotency.ReplayedHeader) != tt.replayed || header.Get(idempotency.BypassedHeader) != tt.bypassed {
+			header.Get(idempotency.ReplayedHeader) != "" || header.Get("Idempotency-Bypassed") != tt.bypassed {
 			t.Errorf("%s: %d %s %v; want %+v", tt.path, rec.Code, rec.Body, header, tt)
 		}
 	}
-	if got, want := counted(&metrics), (map[string]int64{"store_unavailable": 1, "completed": 1, "replayed": 1, "bypassed": 2}); !maps.Equal(got, want) {
+	if got, want := counted(&metrics), (map[string]int64{"store_unavailable": 1, "bypassed": 2}); !maps.Equal(got, want) {
 		t.Errorf("counted %v, want %v", got, want)
 	}
 }
 
 func TestFallback(t *testing.T) {
 	t.Parallel()
+	open := func(*http.Request) bool { return true }
 	for name, tt := range map[string]struct {
-		cfg    idempotency.MiddlewareConfig
-		status int
+		behind   driver.Store
+		failOpen func(*http.Request) bool
+		status   int
+		bypassed string
+		counted  int64
 	}{
-		"by default":      {idempotency.MiddlewareConfig{Fallback: idempotencytest.NewStore()}, 200},
-		"down, too":       {idempotency.MiddlewareConfig{Fallback: &faulty{begin: down}}, 503},
-		"there is none":   {idempotency.MiddlewareConfig{StoreDown: func(*http.Request) idempotency.StoreDown { return idempotency.FallBack }}, 503},
-		"nothing is said": {idempotency.MiddlewareConfig{}, 503},
+		"works":                       {idempotencytest.NewStore(), nil, 200, "", 1},
+		"works, the route would open": {idempotencytest.NewStore(), open, 200, "", 1},
+		"down, too":                   {&faulty{begin: down}, nil, 503, "", 1},
+		"down, too, the route opens":  {&faulty{begin: down}, open, 200, "true", 1},
+		"there is none":               {nil, nil, 503, "", 0},
 	} {
-		h := protect(t, &faulty{begin: down}, tt.cfg, func(http.ResponseWriter, *http.Request) {})
-		if rec := send(h, post(goodKey, nil)); rec.Code != tt.status {
-			t.Errorf("%s: %d, want %d", name, rec.Code, tt.status)
+		var metrics metrictest.Recorder
+		cfg := idempotency.MiddlewareConfig{FailOpen: tt.failOpen, MeterProvider: &metrics}
+		h := protect(t, twoTiers{&faulty{begin: down}, tt.behind}, cfg, func(http.ResponseWriter, *http.Request) {})
+		rec := send(h, post(goodKey, nil))
+		if rec.Code != tt.status || rec.Header().Get("Idempotency-Bypassed") != tt.bypassed {
+			t.Errorf("%s: %d %v, want %d", name, rec.Code, rec.Header(), tt.status)
+		}
+		if n := metrics.Take()["holdfast.idempotency.fallbacks"]; len(n) != int(tt.counted) || tt.counted == 1 && n[0] != 1 {
+			t.Errorf("%s: fallbacks counted %v, want %d", name, n, tt.counted)
 		}
 	}
 }
 
-// A store that hangs is waited for as long as StoreTimeout says, no longer.
-func TestStoreHangs(t *testing.T) {
+// The key is replayed by what took it over.
+func TestFallbackReplays(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		start := time.Now()
-		h := protect(t, hanging{idempotencytest.NewStore()}, idempotency.MiddlewareConfig{StoreTimeout: 2 * time.Second}, unreached(t))
-		wantCode(t, "hangs", send(h, post(goodKey, nil)), 503, idempotency.CodeStoreUnavailable)
-		if took := time.Since(start); took != 2*time.Second {
-			t.Errorf("waited %v", took)
+	runs := 0
+	h := protect(t, twoTiers{&faulty{begin: down}, idempotencytest.NewStore()}, idempotency.MiddlewareConfig{},
+		func(w http.ResponseWriter, _ *http.Request) { runs++; fmt.Fprintf(w, "run %d", runs) })
+	for _, replayed := range []string{"", "true"} {
+		if rec := send(h, post(goodKey, nil)); rec.Body.String() != "run 1" || rec.Header().Get(idempotency.ReplayedHeader) != replayed {
+			t.Errorf("%s %v", rec.Body, rec.Header())
 		}
-	})
+	}
 }
 
-type hanging struct{ idempotency.Store }
+// A store that hangs is waited for 5 s, and what is behind it 5 s more.
+func TestStoreHangs(t *testing.T) {
+	t.Parallel()
+	for want, store := range map[time.Duration]driver.Store{
+		5 * time.Second:  hanging{idempotencytest.NewStore()},
+		10 * time.Second: twoTiers{hanging{idempotencytest.NewStore()}, hanging{idempotencytest.NewStore()}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			start := time.Now()
+			h := protect(t, store, idempotency.MiddlewareConfig{}, unreached(t))
+			wantCode(t, "hangs", send(h, post(goodKey, nil)), 503, "IDEMPOTENCY_STORE_UNAVAILABLE")
+			if took := time.Since(start); took != want {
+				t.Errorf("waited %v, want %v", took, want)
+			}
+		})
+	}
+}
 
-func (hanging) Begin(ctx context.Context, _ idempotency.Claim) (idempotency.Outcome, error) {
+type hanging struct{ driver.Store }
+
+func (hanging) Begin(ctx context.Context, _ driver.Claim) (driver.BeginResult, error) {
 	deadline, ok := ctx.Deadline()
 	<-ctx.Done()
 	if !ok || time.Now().Before(deadline) {
-		return idempotency.Outcome{}, errors.New("not the deadline")
+		return driver.BeginResult{}, errors.New("not the deadline")
 	}
-	return idempotency.Outcome{}, ctx.Err()
+	return driver.BeginResult{}, ctx.Err()
 }
 
 // The duration of a streamed answer is that of all of it.
 func TestDurationOfAStream(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var took time.Duration
-		h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{Hooks: idempotency.Hooks{
-			OnDone: func(_ context.Context, d idempotency.Done) { took = d.Duration },
-		}}, func(w http.ResponseWriter, _ *http.Request) {
+		var metrics metrictest.Recorder
+		h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{MeterProvider: &metrics}, func(w http.ResponseWriter, _ *http.Request) {
 			streamed(http.StatusOK)(w)
 			time.Sleep(time.Minute)
 		})
-		if send(h, post(goodKey, nil)); took != time.Minute {
+		send(h, post(goodKey, nil))
+		if took := metrics.Take()["holdfast.idempotency.duration{result=tombstoned}"]; len(took) != 1 || took[0] != 60 {
 			t.Errorf("took %v", took)
 		}
 	})
 }
 
-func TestHooks(t *testing.T) {
+// A handler that has lost its key is cancelled, and the log says so.
+func TestLeaseLostIsLogged(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var seen []string
-		store := &faulty{Store: idempotencytest.NewStore()}
-		h := protect(t, store, idempotency.MiddlewareConfig{Hooks: idempotency.Hooks{
-			OnAcquired:  func(_ context.Context, c idempotency.Claim) { seen = append(seen, "acquired "+string(c.Key)) },
-			OnLeaseLost: func(_ context.Context, c idempotency.Claim) { seen = append(seen, "lost "+string(c.Key)) },
-			OnDone: func(_ context.Context, d idempotency.Done) {
-				seen = append(seen, fmt.Sprint("done ", d.Key, " ", d.Result, " ", d.Duration, " ", d.Err != nil))
-			},
-		}}, func(w http.ResponseWriter, r *http.Request) {
-			if r.URL.Path == "/slow" {
-				<-r.Context().Done()
-				if !errors.Is(context.Cause(r.Context()), idempotency.ErrLeaseLost) {
-					t.Errorf("cause %v", context.Cause(r.Context()))
-				}
-			}
-			w.WriteHeader(http.StatusCreated)
+		var out bytes.Buffer
+		store := &faulty{Store: idempotencytest.NewStore(), extend: func() error { return idempotency.ErrLeaseLost }}
+		protect, err := idempotency.NewMiddleware(store, idempotency.GlobalScope, idempotency.MiddlewareConfig{
+			Logger: slog.New(slog.NewTextHandler(&out, nil)),
 		})
-		send(h, post("malformed", nil))
-		send(h, post(goodKey, nil))
-		send(h, post(goodKey, nil))
-		send(h, post(goodKey, strings.NewReader("other")))
-		store.extend = func() error { return idempotency.ErrLeaseLost }
-		store.complete = store.extend
-		slow := httptest.NewRequest(http.MethodPost, "/slow", nil)
-		other := string(idempotency.NewKey())
-		slow.Header.Set(idempotency.Header, other)
-		send(h, slow)
-		want := []string{
-			"done  invalid 0s true",
-			"acquired " + goodKey, "done " + goodKey + " completed 0s false",
-			"done " + goodKey + " replayed 0s false",
-			"done " + goodKey + " reused 0s true",
-			"acquired " + other, "lost " + other, "done " + other + " lease_lost 10s true",
+		if err != nil {
+			t.Fatal(err)
 		}
-		if !slices.Equal(seen, want) {
-			t.Errorf("hooks saw\n%s\nwant\n%s", strings.Join(seen, "\n"), strings.Join(want, "\n"))
+		start := time.Now()
+		send(protect(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			<-r.Context().Done()
+			if cause := context.Cause(r.Context()); !errors.Is(cause, idempotency.ErrLeaseLost) || time.Since(start) != 10*time.Second {
+				t.Errorf("cause %v after %v", cause, time.Since(start))
+			}
+		})), post(goodKey, nil))
+		if line := out.String(); !strings.Contains(line, "lease lost") || strings.Contains(line, goodKey) {
+			t.Errorf("log %q", line)
 		}
 	})
 }

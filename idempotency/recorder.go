@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 )
 
 // recorder holds a handler's response back until it is stored. A response that
@@ -197,12 +199,12 @@ func replaceHeader(h, by http.Header) {
 
 // response is the part of it that is kept; a tombstone if that is too large, or if
 // the body is shorter than declared: the client is told that it broke off.
-func (rec *recorder) response(headers []string) Response {
+func (rec *recorder) response(headers []string) driver.Response {
 	rec.WriteHeader(http.StatusOK)
-	resp := Response{Status: rec.status, Header: keepHeader(rec.sent, headers), Body: rec.body}
+	resp := driver.Response{Status: rec.status, Header: keepHeader(rec.sent, headers), Body: rec.body}
 	short := bodyAllowed(rec.status) && int64(len(rec.body)) < rec.length
 	if short || resp.Size() > rec.limit {
-		return Response{}
+		return driver.Response{}
 	}
 	return resp
 }

@@ -110,10 +110,10 @@ func (d *duel) play(n uint64) {
 	switch {
 	case d.handler.runs > 0:
 		d.unkept++
-		if idempotency.DefaultKeep(first.status) {
+		if final(first.status) {
 			d.t.Errorf("handler %d: run again after %v", n, first)
 		}
-	case again.status == http.StatusConflict && strings.Contains(again.body, idempotency.CodeResultUnavailable):
+	case again.status == http.StatusConflict && strings.Contains(again.body, "IDEMPOTENCY_RESULT_UNAVAILABLE"):
 		d.unkept++
 		if whole := first.err == "" && !h.flushed && len(first.body) < duelLimit/2; whole {
 			d.t.Errorf("handler %d: not kept: %v", n, first)

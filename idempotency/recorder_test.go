@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 )
 
@@ -161,9 +162,9 @@ func TestHeadersOfADiscardedRun(t *testing.T) {
 	h := protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Set-Cookie", "a=b")
 		w.Header().Set("X-Outer", "2")
-		claim, _ := idempotency.ClaimFrom(r.Context())
-		claim.Settle(idempotency.Outcome{
-			State: idempotency.Completed, Fingerprint: claim.Fingerprint, Response: idempotency.Response{Status: 201},
+		claim, _ := driver.ClaimFrom(r.Context())
+		claim.Settle(driver.BeginResult{
+			State: driver.Completed, Fingerprint: claim.Fingerprint, Response: driver.Response{Status: 201},
 		}, true)
 		w.WriteHeader(http.StatusConflict)
 	})

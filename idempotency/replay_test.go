@@ -30,7 +30,7 @@ func TestReplayOverTheWire(t *testing.T) {
 		"odd status":      {http.MethodPost, "?", 499},
 	} {
 		server := httptest.NewServer(protect(t, idempotencytest.NewStore(), idempotency.MiddlewareConfig{
-			Need: func(*http.Request) idempotency.Need { return idempotency.KeyRequired },
+			Methods: []string{http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodHead},
 		}, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Location", "/1")
 			w.WriteHeader(http.StatusEarlyHints)

@@ -1,39 +1,22 @@
 package idempotency
 
-import (
-	"net/http"
-
-	"github.com/holdfast-go/holdfast/internal/problem"
-)
+import "net/http"
 
 // RequireKey returns a middleware that refuses requests whose key is missing or
-// malformed, as NewMiddleware does, and asks no store. Put it before the rate
-// limit: a client that sends no usable key is then told so without being charged.
-// need is MiddlewareConfig.Need; nil: DefaultNeed.
-func RequireKey(need func(r *http.Request) Need) func(http.Handler) http.Handler {
-	if need == nil {
-		need = DefaultNeed
-	}
+// malformed, as NewMiddleware does with the same Methods and Optional of cfg, and
+// asks no store. Put it before the rate limit: a client that sends no usable key is
+// then told so without being charged.
+func RequireKey(cfg MiddlewareConfig) func(http.Handler) http.Handler {
+	cfg = cfg.withDefaults()
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if needed(need, r) {
+			if cfg.needsKey(r) {
 				if _, err := keyFrom(r.Header); err != nil {
-					problem.Write(w, problemOf(err))
+					refuse(w, err)
 					return
 				}
 			}
 			next.ServeHTTP(w, r)
 		})
 	}
-}
-
-// needed reports whether the request has to have a usable key.
-func needed(need func(r *http.Request) Need, r *http.Request) bool {
-	switch need(r) {
-	case KeyIgnored:
-		return false
-	case KeyOptional:
-		return len(r.Header[Header]) > 0
-	}
-	return true
 }

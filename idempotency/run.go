@@ -8,17 +8,19 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
 // run is the work done under an acquired claim: it renews the lease meanwhile
 // and closes the claim in the store exactly once.
 type run struct {
-	store   Store
-	claim   Claim
-	lease   time.Duration
-	timeout time.Duration // of one call to the store
-	onLost  func(ctx context.Context, claim Claim)
+	store    driver.Store
+	claim    driver.Claim
+	keep     func(status int) bool // which statuses are final
+	maxBytes int                   // of a kept response
+	lease    time.Duration
+	onLost   func(*run) // optional
 
 	work    lazyContext // of the work
 	first   lazyContext // of Begin
@@ -37,18 +39,21 @@ type run struct {
 	renewed   chan struct{}      // closed when no renewal runs any more
 }
 
+// storeTimeout bounds one call to the store.
+const storeTimeout = 5 * time.Second
+
 // begin asks the store now, for a bounded time. call is the context to be
 // bounded.
-func (r *run) begin(call *lazyContext, now time.Time) (Outcome, error) {
+func (r *run) begin(call *lazyContext, now time.Time) (driver.BeginResult, error) {
 	r.begun = now
-	call.deadline = now.Add(r.timeout)
+	call.deadline = now.Add(storeTimeout)
 	out, err := r.store.Begin(call, r.claim)
 	if err != nil && (call.Err() != nil || errors.Is(err, context.DeadlineExceeded)) {
-		go abandon(call.parent, r.store, r.claim, r.timeout)
+		go abandon(call.parent, r.store, r.claim)
 	}
 	call.end(nil)
 	if err != nil {
-		return Outcome{}, fmt.Errorf("%w: %w", ErrStoreUnavailable, err)
+		return driver.BeginResult{}, fmt.Errorf("%w: %w", ErrStoreUnavailable, err)
 	}
 	r.lease = out.Lease
 	return out, nil
@@ -62,11 +67,11 @@ const (
 // abandon frees what a Begin without an answer may have taken. A server that hangs
 // carries it out when it goes on, although nobody waits for it any more, so the
 // release is repeated until it is answered. If it never is, the lease ends by itself.
-func abandon(ctx context.Context, store Store, claim Claim, timeout time.Duration) {
+func abandon(ctx context.Context, store driver.Store, claim driver.Claim) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abandonFor)
 	defer cancel()
 	for {
-		call, done := context.WithTimeout(ctx, timeout)
+		call, done := context.WithTimeout(ctx, storeTimeout)
 		err := store.Release(call, claim)
 		done()
 		if err == nil || errors.Is(err, ErrLeaseLost) || runloop.Sleep(ctx, abandonPause) != nil {
@@ -81,8 +86,7 @@ func abandon(ctx context.Context, store Store, claim Claim, timeout time.Duratio
 // The lease began somewhere between the asking and the answer of Begin. A Begin
 // that took long proves nothing about it: the store is given the time to answer.
 func (r *run) start(ctx context.Context) context.Context {
-	r.claim.run = r
-	r.work = lazyContext{parent: ctx, claimant: r}
+	r.work = lazyContext{parent: ctx, holder: r}
 	if r.lease > 0 {
 		took := time.Since(r.begun)
 		r.expires = r.begun.Add(max(r.lease, took+r.lease/3))
@@ -117,7 +121,7 @@ func (r *run) renew() {
 // extend returns how long to wait before the next time; 0: there is none.
 func (r *run) extend(ctx context.Context) time.Duration {
 	asked := time.Now()
-	call, cancel := context.WithTimeout(ctx, min(r.timeout, time.Until(r.expires)))
+	call, cancel := context.WithTimeout(ctx, min(storeTimeout, time.Until(r.expires)))
 	err := r.store.Extend(call, r.claim)
 	cancel()
 	switch {
@@ -129,7 +133,7 @@ func (r *run) extend(ctx context.Context) time.Duration {
 	case errors.Is(err, ErrLeaseLost) || !time.Now().Before(r.expires):
 		r.work.end(ErrLeaseLost)
 		if r.onLost != nil {
-			r.onLost(ctx, r.claim)
+			r.onLost(r)
 		}
 		return 0
 	}
@@ -153,6 +157,48 @@ func (r *run) stopRenewal() {
 	}
 }
 
+type settlement struct {
+	record   driver.BeginResult
+	replayed bool
+}
+
+// Claim implements driver.Holder.
+func (r *run) Claim() driver.Claim { return r.claim }
+
+// Settle implements driver.Holder.
+func (r *run) Settle(record driver.BeginResult, replayed bool) {
+	r.settled.Store(&settlement{record: record, replayed: replayed})
+	r.stopRenewal()
+}
+
+// MarkEffect implements driver.Holder.
+func (r *run) MarkEffect() { r.effect.Store(true) }
+
+// Keeps implements driver.Holder.
+func (r *run) Keeps(resp driver.Response) (kept driver.Response, final bool) {
+	if resp.Size() > r.maxBytes {
+		kept = driver.Response{}
+	} else {
+		kept = resp
+	}
+	return kept, r.keep(resp.Status)
+}
+
+// fallBack has what stands behind the store decide from now on. false: there is
+// nothing.
+func (r *run) fallBack() bool {
+	tiered, ok := r.store.(driver.Tiered)
+	if !ok {
+		return false
+	}
+	behind := tiered.Fallback()
+	if behind == nil {
+		return false
+	}
+	r.store = behind
+	return true
+}
+
 // end frees what the run holds in this process.
 func (r *run) end() {
 	r.stopRenewal()
@@ -160,9 +206,9 @@ func (r *run) end() {
 }
 
 // unkept is how a run ends that has no response to keep: nil frees the key.
-func (r *run) unkept() *Response {
+func (r *run) unkept() *driver.Response {
 	if r.effect.Load() {
-		return &Response{}
+		return &driver.Response{}
 	}
 	return nil
 }
@@ -170,13 +216,13 @@ func (r *run) unkept() *Response {
 // close ends the claim in the store, even when the caller is gone: with the
 // settled record if there is one, else with resp, and by a release if that is
 // nil. Only the first call does anything.
-func (r *run) close(resp *Response) error {
+func (r *run) close(resp *driver.Response) error {
 	if r.closed {
 		return nil
 	}
 	r.closed = true
 	r.stopRenewal()
-	r.last = lazyContext{parent: r.work.parent, detached: true, deadline: time.Now().Add(r.timeout)}
+	r.last = lazyContext{parent: r.work.parent, detached: true, deadline: time.Now().Add(storeTimeout)}
 	defer r.last.end(nil)
 
 	if s := r.settled.Load(); s != nil {
@@ -201,7 +247,7 @@ const (
 
 // complete tries again, for a while: what is not stored runs again when the lease
 // ends, and the error may be that of a connection which a restart has broken.
-func (r *run) complete(resp Response) error {
+func (r *run) complete(resp driver.Response) error {
 	for pause := firstPause; ; pause *= 2 {
 		err := r.store.Complete(&r.last, r.claim, resp)
 		if err == nil || errors.Is(err, ErrLeaseLost) || pause > lastPause || runloop.Sleep(&r.last, pause) != nil {

@@ -8,16 +8,17 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 )
 
 // late takes the key, and answers Begin when nobody waits for it any more.
 type late struct{ *idempotencytest.Store }
 
-func (l late) Begin(ctx context.Context, c idempotency.Claim) (idempotency.Outcome, error) {
+func (l late) Begin(ctx context.Context, c driver.Claim) (driver.BeginResult, error) {
 	_, _ = l.Store.Begin(ctx, c)
 	<-ctx.Done()
-	return idempotency.Outcome{}, ctx.Err()
+	return driver.BeginResult{}, ctx.Err()
 }
 
 // An error that passes does not cost the result of a run.
@@ -45,11 +46,11 @@ func TestCompletionIsTriedAgain(t *testing.T) {
 // What a caller who has given up may have begun is not left to its lease.
 func TestAbandonedBeginFreesTheKey(t *testing.T) {
 	t.Parallel()
-	for name, ask := range map[string]func(store idempotency.Store){
-		"timeout": func(store idempotency.Store) {
+	for name, ask := range map[string]func(store driver.Store){
+		"timeout": func(store driver.Store) {
 			send(protect(t, store, idempotency.MiddlewareConfig{}, unreached(t)), post(goodKey, nil))
 		},
-		"cancelled": func(store idempotency.Store) {
+		"cancelled": func(store driver.Store) {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 			defer cancel()
 			_, _, err := idempotency.Do(ctx, store, goodKey, fp, func(context.Context) (int, error) { return 0, nil })

@@ -1,73 +1,18 @@
 package idempotency
 
-import (
-	"context"
-	"time"
-)
+import "github.com/holdfast-go/holdfast/idempotency/driver"
 
-// Store keeps one record per key: who is working on it, under a lease, or what
-// came of it. Each method is one atomic step. A store decides about time by its
-// own clock. The suite in idempotencytest/conformance says what else a store
-// must do; a Store must be safe for concurrent use.
-type Store interface {
-	// Begin claims claim.Key for claim.Token unless the key is completed or
-	// claimed by a token whose lease is still running. A lease that ran out is
-	// taken over. Asking again with the token that holds the key is Acquired, and
-	// starts the lease anew. After an error that comes when ctx has ended, or is
-	// context.DeadlineExceeded, the claim may be held, or be held later: the caller
-	// releases it.
-	Begin(ctx context.Context, claim Claim) (Outcome, error)
-	// Extend starts the lease anew. ErrLeaseLost: the token does not hold it.
-	Extend(ctx context.Context, claim Claim) error
-	// Complete stores the response, with claim.Fingerprint, and ends the lease,
-	// in one step. ErrLeaseLost: the token does not hold it, and nothing was
-	// stored, also if nobody holds it: that no other run was there meanwhile
-	// cannot be known. Completing again with the same token is nil. The store
-	// may keep resp itself: nobody changes it afterwards.
-	Complete(ctx context.Context, claim Claim, resp Response) error
-	// Release frees the key, so that the next Begin acquires it. ErrLeaseLost:
-	// the token does not hold it (any more: releasing again is no different), and
-	// nothing was freed.
-	Release(ctx context.Context, claim Claim) error
-}
-
-// State is what a store knows about a key.
-type State int
-
-const (
-	// Acquired means that the caller holds the key now and does the work.
-	Acquired State = iota + 1
-	// InProgress means that someone else is doing the work.
-	InProgress
-	// Completed means that the work is done.
-	Completed
-)
-
-// Outcome is the answer of Begin.
-type Outcome struct {
-	State State
-	// Lease is the length of the lease when Acquired, and what is left of the
-	// other one's when InProgress. 0 when Acquired: there is no lease to renew,
-	// and the store itself knows of a result that is settled.
-	Lease time.Duration
-	// Fingerprint is the stored one, when InProgress or Completed. It is zero
-	// where the record has none.
-	Fingerprint Fingerprint
-	// Response is the stored one, when Completed.
-	Response Response
-}
-
-// refusal says why the work behind the outcome is not there for a request with
-// fingerprint fp; nil when it is to be done, or was done.
-func (o Outcome) refusal(fp Fingerprint) error {
+// refusal says why the work behind the answer of a store is not there for a
+// request with fingerprint fp; nil when it is to be done, or was done.
+func refusal(out driver.BeginResult, fp driver.Fingerprint) error {
 	switch {
-	case o.State == Acquired:
+	case out.State == driver.Acquired:
 		return nil
-	case fp.Conflicts(o.Fingerprint):
+	case fp.Conflicts(out.Fingerprint):
 		return ErrKeyReused
-	case o.State == InProgress:
-		return &InUseError{RetryAfter: o.Lease}
-	case o.Response.Unavailable():
+	case out.State == driver.InProgress:
+		return &inUseError{keyInUse, out.Lease}
+	case out.Response.Unavailable():
 		return ErrResultUnavailable
 	}
 	return nil

@@ -62,9 +62,9 @@ func runDoctor(ctx context.Context, c *commandContext, args []string) (int, erro
 func (p *parts) examinations() []examination {
 	return []examination{
 		{"Postgres", p.servers.workers.Ping, []check{
-			p.transactor.Check, p.messages.Check, listed(p.records.Check), listed(p.holds.Check),
+			p.transactor.Check, p.messages.Check, p.once.Check, listed(p.holds.Check),
 		}},
-		{"Redis", p.servers.pingRedis, []check{listed(p.keys.Check), p.limiter.Check}},
+		{"Redis", p.servers.pingRedis, []check{p.gate.Check, p.limiter.Check}},
 		{"RabbitMQ", p.servers.pingRabbitMQ, []check{listed(p.publisher.Check), p.consumer.Check}},
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	"github.com/holdfast-go/holdfast/outbox"
 )
 
@@ -63,10 +62,9 @@ func runPrune(ctx context.Context, c *commandContext, args []string) (int, error
 	if err := parseFlags(c, newFlagSet("prune"), args); err != nil {
 		return exitUsage, err
 	}
-	pool := c.parts.servers.workers
 	sent, err1 := c.parts.messages.Prune(ctx)
 	received, err2 := c.parts.inbox.Prune(ctx)
-	records, err3 := idempotencypgx.Prune(ctx, pool, idempotencypgx.SchemaConfig{})
+	records, err3 := c.parts.once.Prune(ctx)
 	fmt.Fprintf(c.stdout, "outbox %d, inbox %d, idempotency %d\n", sent, received, records)
 	if err := errors.Join(err1, err2, err3); err != nil {
 		return exitFailed, err

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
-	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
@@ -33,7 +33,7 @@ type service struct {
 // backend is the shop on one kind of servers, or on none.
 type backend struct {
 	shop    httpapi.Backend
-	keys    idempotency.Store
+	keys    driver.Store
 	limiter ratelimit.Limiter
 	// services are those of the role.
 	services []service

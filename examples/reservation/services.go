@@ -35,8 +35,8 @@ type parts struct {
 	transactor *txretry.Manager // of requests
 
 	shop    *postgres.Shop
-	keys    *idempotencyredis.Store
-	records *idempotencypgx.Table
+	gate    *idempotencyredis.Store
+	once    *idempotencypgx.Store
 	limiter *ratelimitredis.Limiter
 
 	messages  *outboxpgx.Store
@@ -84,7 +84,7 @@ func (p *parts) addShop(cfg config, m *metrics, log *slog.Logger) error {
 	if p.transactor, err = newTransactor(s.shop, m, log); err != nil {
 		return err
 	}
-	if p.keys, err = idempotencyredis.NewStore(s.redis, idempotencyredis.Config{}); err != nil {
+	if p.gate, err = idempotencyredis.New(s.redis, idempotencyredis.Config{}); err != nil {
 		return err
 	}
 	if p.limiter, err = ratelimitredis.New(s.redis, ratelimitredis.Config{
@@ -95,14 +95,10 @@ func (p *parts) addShop(cfg config, m *metrics, log *slog.Logger) error {
 	}); err != nil {
 		return err
 	}
-	if p.records, err = idempotencypgx.NewRecords(s.shop, idempotencypgx.RecordsConfig{}); err != nil {
+	if p.once, err = idempotencypgx.New(p.transactor, idempotencypgx.Config{Gate: p.gate, Logger: log}); err != nil {
 		return err
 	}
-	runner, err := idempotencypgx.NewRunner(p.transactor, p.records, p.keys, idempotencypgx.RunnerConfig{})
-	if err != nil {
-		return err
-	}
-	p.shop = postgres.NewShop(s.shop, runner, p.messages, p.held(cfg.role))
+	p.shop = postgres.NewShop(s.shop, p.once, p.messages, p.held(cfg.role))
 	return nil
 }
 
@@ -183,7 +179,7 @@ func (p *parts) migrate(ctx context.Context) error {
 	for _, migrate := range []func() error{
 		func() error { return p.messages.Migrate(ctx) },
 		func() error { return p.inbox.Migrate(ctx) },
-		func() error { return idempotencypgx.Migrate(ctx, pool, idempotencypgx.SchemaConfig{}) },
+		func() error { return p.once.Migrate(ctx) },
 		func() error { return postgres.Migrate(ctx, pool) },
 	} {
 		if err := migrate(); err != nil {
@@ -215,7 +211,7 @@ func openServices(ctx context.Context, cfg config, m *metrics, log *slog.Logger)
 		return nil, err
 	}
 	return &backend{
-		shop: p.shop, keys: p.keys, limiter: p.limiter,
+		shop: p.shop, keys: p.once, limiter: p.limiter,
 		services: p.services(cfg.role), checks: s.checks(cfg.role), close: s.close,
 	}, nil
 }

@@ -22,7 +22,7 @@ type asker struct {
 }
 
 func newAsker(pool *pgxpool.Pool, table string) *asker {
-	a := &asker{pool: pool, missing: migrate.Missing{Call: "idempotencypgx.Migrate", Tables: []string{table}}}
+	a := &asker{pool: pool, missing: migrate.Missing{Call: "Migrate of the idempotencypgx.Store", Tables: []string{table}}}
 	a.server = tries.New(answered, a.testIdle)
 	return a
 }

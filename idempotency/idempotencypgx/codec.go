@@ -1,7 +1,7 @@
 package idempotencypgx
 
 import (
-	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/internal/headers"
 )
 
@@ -10,7 +10,7 @@ const recordColumns = `fingerprint_version, fingerprint, code, headers, body, to
 
 // row is a record as the table holds it.
 type row struct {
-	fingerprint idempotency.Fingerprint
+	fingerprint driver.Fingerprint
 	code        int
 	headers     string
 	body        []byte
@@ -24,10 +24,10 @@ func (r *row) fields() []any {
 
 // response returns the stored response. What cannot be read is a tombstone:
 // the work was done.
-func (r *row) response() idempotency.Response {
+func (r *row) response() driver.Response {
 	header, err := headers.Decode(r.headers)
 	if err != nil {
-		return idempotency.Response{}
+		return driver.Response{}
 	}
-	return idempotency.Response{Status: r.code, Header: header, Body: r.body}
+	return driver.Response{Status: r.code, Header: header, Body: r.body}
 }

@@ -6,7 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest/conformance"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
@@ -16,7 +16,7 @@ import (
 func newPool(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	pool := pgtest.New(t)
-	if err := idempotencypgx.Migrate(t.Context(), pool, idempotencypgx.SchemaConfig{}); err != nil {
+	if err := newStore(t, pool, idempotencypgx.Config{}).Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	return pool
@@ -26,14 +26,14 @@ func newPool(t *testing.T) *pgxpool.Pool {
 // wait for leases do not share a pool with those that crowd it.
 func backend(t *testing.T) conformance.Backend {
 	t.Helper()
-	stores := func(cfg idempotencypgx.Config) func(*testing.T) idempotency.Store {
+	stores := func(cfg idempotencypgx.Config) func(*testing.T) driver.Store {
 		pool := newPool(t)
-		return func(t *testing.T) idempotency.Store { return newStore(t, pool, cfg) }
+		return func(t *testing.T) driver.Store { return newStore(t, pool, cfg) }
 	}
 	return conformance.Backend{
 		New:   stores(idempotencypgx.Config{}),
 		Brief: stores(idempotencypgx.Config{Lease: 3 * time.Second}),
-		Fading: func(t *testing.T) (idempotency.Store, time.Duration) {
+		Fading: func(t *testing.T) (driver.Store, time.Duration) {
 			cfg := idempotencypgx.Config{Lease: 5 * time.Second, Retention: 5 * time.Second}
 			return stores(cfg)(t), cfg.Retention
 		},

@@ -10,7 +10,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	pgxdriver "github.com/holdfast-go/holdfast/idempotency/idempotencypgx/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
@@ -32,7 +34,7 @@ func TestDefaultTimes(t *testing.T) {
 	t.Run("store", func(t *testing.T) {
 		t.Parallel()
 		pool := newPool(t)
-		store, c := newStore(t, pool, idempotencypgx.Config{}), idempotency.NewClaim(idempotency.NewKey(), idempotency.FingerprintOf())
+		store, c := newStore(t, pool, idempotencypgx.Config{}), newClaim()
 		start := time.Now()
 		if out, err := store.Begin(t.Context(), c); err != nil || out.Lease != 30*time.Second {
 			t.Fatalf("Begin = %+v, %v", out, err)
@@ -44,7 +46,7 @@ func TestDefaultTimes(t *testing.T) {
 		}
 		ends(t, pool, "lease_until", 30*time.Second, start)
 		start = time.Now()
-		if err := store.Complete(t.Context(), c, idempotency.Response{Status: 200}); err != nil {
+		if err := store.Complete(t.Context(), c, driver.Response{Status: 200}); err != nil {
 			t.Fatal(err)
 		}
 		ends(t, pool, "expires_at", 48*time.Hour, start)
@@ -54,7 +56,7 @@ func TestDefaultTimes(t *testing.T) {
 		pool := newPool(t)
 		records, start := newRecords(t, pool), time.Now()
 		err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-			return records.Insert(t.Context(), tx, idempotencypgx.Record{Key: idempotency.NewKey(), Response: idempotency.Response{Status: 200}})
+			return records.Insert(t.Context(), tx, pgxdriver.Record{Key: driver.Key(idempotency.NewKey()), Response: driver.Response{Status: 200}})
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -64,22 +66,22 @@ func TestDefaultTimes(t *testing.T) {
 }
 
 // silent records never answer.
-type silent struct{ idempotencypgx.Records }
+type silent struct{ pgxdriver.Records }
 
-func (silent) Lookup(ctx context.Context, _ idempotency.Key) (idempotencypgx.Record, bool, error) {
+func (silent) Lookup(ctx context.Context, _ driver.Key) (pgxdriver.Record, bool, error) {
 	<-ctx.Done()
-	return idempotencypgx.Record{}, false, ctx.Err()
+	return pgxdriver.Record{}, false, ctx.Err()
 }
 
-func TestDefaultsOfARunner(t *testing.T) {
+func TestDefaultsOfDo(t *testing.T) {
 	t.Parallel()
-	run := func(t *testing.T, records idempotencypgx.Records, size int) error {
+	run := func(t *testing.T, records pgxdriver.Records, size int) error {
 		t.Helper()
-		runner, err := idempotencypgx.NewRunner(txretrytest.New(txretrytest.Config{}), records, idempotencytest.NewStore(), idempotencypgx.RunnerConfig{})
+		store, err := idempotencypgx.New(txretrytest.New(txretrytest.Config{}), idempotencypgx.Config{Gate: idempotencytest.NewStore(), Records: records})
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, _, err = runner.RunKey(t.Context(), goodKey, idempotency.FingerprintOf(), func(context.Context, pgx.Tx) (idempotency.Response, error) {
+		_, _, err = store.DoKey(t.Context(), goodKey, nil, func(context.Context, pgx.Tx) (idempotency.Response, error) {
 			if size == 0 {
 				return idempotency.Response{}, context.Canceled
 			}
@@ -89,20 +91,30 @@ func TestDefaultsOfARunner(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
-		if err := run(t, silent{idempotencytest.NewRecords()}, 0); err == nil || time.Since(start) != 10*time.Second {
+		if err := run(t, silent{}, 0); err == nil || time.Since(start) != 10*time.Second {
 			t.Errorf("%v after %v; want an error after 10 s", err, time.Since(start))
 		}
 	})
 	for size, unavailable := range map[int]bool{1 << 20: false, 1<<20 + 1: true} {
-		records := idempotencytest.NewRecords()
+		records := &one{}
 		if err := run(t, records, size); err != nil {
 			t.Error(err)
 		}
-		rec, found, err := records.Lookup(t.Context(), goodKey)
-		if err != nil || !found || rec.Response.Unavailable() != unavailable {
-			t.Errorf("%d bytes: found %v, a tombstone %v, %v", size, found, rec.Response.Unavailable(), err)
+		if records.rec.Key != goodKey || records.rec.Response.Unavailable() != unavailable {
+			t.Errorf("%d bytes: record of %q, a tombstone %v", size, records.rec.Key, records.rec.Response.Unavailable())
 		}
 	}
 }
 
-const goodKey = idempotency.Key("a0eebc999c0b4ef8bb6d6bb9bd380a11")
+// one holds the last record.
+type one struct {
+	pgxdriver.Records
+	rec pgxdriver.Record
+}
+
+func (o *one) Insert(_ context.Context, _ pgx.Tx, rec pgxdriver.Record) error {
+	o.rec = rec
+	return nil
+}
+
+const goodKey = "a0eebc999c0b4ef8bb6d6bb9bd380a11"

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
@@ -28,7 +29,7 @@ func TestDifferentialStores(t *testing.T) {
 	const budget = time.Second // of a sequence: less than what lies between its times and any end
 	pool, client := newPool(t), redistest.New(t)
 	onPostgres := steppedStore{newStore(t, pool, idempotencypgx.Config{}), ageRow(t, pool)}
-	gate, err := idempotencyredis.NewStore(client, idempotencyredis.Config{})
+	gate, err := idempotencyredis.New(client, idempotencyredis.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,22 +56,22 @@ func TestDifferentialStores(t *testing.T) {
 
 // steppedStore is a store for which time passes when it is told to.
 type steppedStore struct {
-	idempotency.Store
-	pass func(key idempotency.Key, d time.Duration)
+	driver.Store
+	pass func(key driver.Key, d time.Duration)
 }
 
-func ageRow(t *testing.T, pool *pgxpool.Pool) func(idempotency.Key, time.Duration) {
-	return func(key idempotency.Key, d time.Duration) {
+func ageRow(t *testing.T, pool *pgxpool.Pool) func(driver.Key, time.Duration) {
+	return func(key driver.Key, d time.Duration) {
 		_, err := pool.Exec(t.Context(), `UPDATE holdfast_idempotency
-			SET lease_until = lease_until - $2::interval, expires_at = expires_at - $2::interval WHERE key = $1`, string(key), d)
+			SET lease_until = lease_until - $2::interval, expires_at = expires_at - $2::interval WHERE key = $1`, "claim:"+string(key), d)
 		if err != nil {
 			t.Error(err)
 		}
 	}
 }
 
-func ageKeys(t *testing.T, client *redis.Client) func(idempotency.Key, time.Duration) {
-	return func(key idempotency.Key, d time.Duration) {
+func ageKeys(t *testing.T, client *redis.Client) func(driver.Key, time.Duration) {
+	return func(key driver.Key, d time.Duration) {
 		for _, name := range []string{"idempotency:" + string(key), "idempotency:lock:" + string(key)} {
 			ttl, err := client.PTTL(t.Context(), name).Result()
 			if err == nil && ttl > 0 { // one of zero or less ends the key
@@ -85,7 +86,7 @@ func ageKeys(t *testing.T, client *redis.Client) func(idempotency.Key, time.Dura
 
 // sequence is what happens to one key.
 type sequence struct {
-	claims [3]idempotency.Claim
+	claims [3]driver.Claim
 	steps  []differentialStep
 }
 
@@ -98,9 +99,9 @@ type differentialStep struct {
 // and the 48 h of a record.
 func newSequence(seed uint64) *sequence {
 	random, s := rand.New(rand.NewPCG(11, seed)), &sequence{}
-	key := idempotency.NewKey()
+	key := driver.Key(idempotency.NewKey())
 	for i := range s.claims {
-		s.claims[i] = idempotency.NewClaim(key, idempotency.FingerprintOf(fmt.Sprint("request of ", i)))
+		s.claims[i] = driver.NewClaim(key, driver.FingerprintOf(fmt.Sprint("request of ", i)))
 	}
 	times := []time.Duration{8 * time.Second, 24 * time.Second, 40 * time.Second, 48*time.Hour + 4*time.Second}
 	run := 0
@@ -120,7 +121,7 @@ func newSequence(seed uint64) *sequence {
 func (s *sequence) inMemory(t *testing.T) (told string) {
 	t.Helper()
 	synctest.Test(t, func(*testing.T) {
-		told = s.run(steppedStore{idempotencytest.NewStore(), func(_ idempotency.Key, d time.Duration) { time.Sleep(d) }})
+		told = s.run(steppedStore{idempotencytest.NewStore(), func(_ driver.Key, d time.Duration) { time.Sleep(d) }})
 	})
 	return told
 }
@@ -137,7 +138,7 @@ func (s *sequence) run(store steppedStore) string {
 		case 2:
 			fmt.Fprintln(&told, "Extend:", outcome(store.Extend(context.Background(), claim)))
 		case 3:
-			resp := idempotency.Response{Status: 200 + step.run, Body: []byte(claim.Token)}
+			resp := driver.Response{Status: 200 + step.run, Body: []byte(claim.Token)}
 			fmt.Fprintln(&told, "Complete:", outcome(store.Complete(context.Background(), claim, resp)))
 		case 4:
 			fmt.Fprintln(&told, "Release:", outcome(store.Release(context.Background(), claim)))
@@ -149,7 +150,7 @@ func (s *sequence) run(store steppedStore) string {
 	return told.String()
 }
 
-func (s *sequence) begin(store idempotency.Store, claim idempotency.Claim) string {
+func (s *sequence) begin(store driver.Store, claim driver.Claim) string {
 	out, err := store.Begin(context.Background(), claim)
 	if err != nil {
 		return err.Error()

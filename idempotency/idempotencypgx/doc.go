@@ -2,7 +2,7 @@
 //
 // # Store: Postgres alone
 //
-// [Store] is an idempotency.Store for services that have no Redis: claims and
+// [Store] is an driver.Store for services that have no Redis: claims and
 // records in one table. Beginning a new key costs a SELECT and an INSERT, a
 // replay one SELECT and no write. Leases are decided by the database's clock.
 //

@@ -10,72 +10,27 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
+	pgxdriver "github.com/holdfast-go/holdfast/idempotency/idempotencypgx/driver"
 	"github.com/holdfast-go/holdfast/idempotency/internal/headers"
+	"github.com/holdfast-go/holdfast/internal/check"
+	"github.com/holdfast-go/holdfast/internal/pgprune"
 )
 
-// Record is what a business transaction leaves behind for its key.
-type Record struct {
-	Key         idempotency.Key
-	Token       string // of the claim it was made under
-	Fingerprint idempotency.Fingerprint
-	Response    idempotency.Response
-}
-
-// Records is the table of records that a Runner writes in the business
-// transaction. The suite in idempotencytest/conformance says what an
-// implementation must do.
-type Records interface {
-	// Insert stores rec with the transaction. A second record of the key makes
-	// the transaction fail, at Insert or at COMMIT.
-	Insert(ctx context.Context, tx pgx.Tx, rec Record) error
-	// Lookup returns the committed record of the key.
-	Lookup(ctx context.Context, key idempotency.Key) (rec Record, found bool, err error)
-	// Resolve is Lookup that first waits for every transaction that has
-	// inserted a record of the key and has not ended yet.
-	Resolve(ctx context.Context, key idempotency.Key) (rec Record, found bool, err error)
-}
-
-// RecordsConfig configures a Table. The zero value is usable.
-type RecordsConfig struct {
-	SchemaConfig
-	// Retention is after what time Prune may delete a record. Until it does,
-	// the record counts. 0: 48 h.
-	Retention time.Duration
-}
-
-// Table is Records on a Postgres table, in the database of the business
-// transactions. It is safe for concurrent use.
-type Table struct {
+// table is Records on a Postgres table. It is safe for concurrent use.
+type table struct {
 	asker     *asker
-	table     string
+	name      string // qualified and quoted
 	retention time.Duration
 }
 
-// NewRecords returns the records in a table (see Migrate). pool stays the
-// caller's to close.
-func NewRecords(pool *pgxpool.Pool, cfg RecordsConfig) (*Table, error) {
-	cfg.SchemaConfig = cfg.SchemaConfig.withDefaults()
-	if cfg.Retention == 0 {
-		cfg.Retention = defaultRetention
-	}
-	var errs []error
-	if pool == nil {
-		errs = append(errs, errors.New("idempotencypgx: pool is nil"))
-	}
-	if cfg.Retention < 0 {
-		errs = append(errs, errors.New("idempotencypgx: Retention is negative"))
-	}
-	table, err := cfg.quoted()
-	if err := errors.Join(append(errs, err)...); err != nil {
-		return nil, err
-	}
-	return &Table{asker: newAsker(pool, table), table: table, retention: cfg.Retention}, nil
+func newTable(pool *pgxpool.Pool, name string, retention time.Duration) *table {
+	return &table{asker: newAsker(pool, name), name: name, retention: retention}
 }
 
-// Insert implements Records: one statement, sent together with COMMIT when tx
+// Insert implements pgxdriver.Records: one statement, sent together with COMMIT when tx
 // is a handle of txretry.
-func (t *Table) Insert(ctx context.Context, tx pgx.Tx, rec Record) error {
+func (t *table) Insert(ctx context.Context, tx pgx.Tx, rec pgxdriver.Record) error {
 	sql, args, err := t.insert(rec)
 	if err != nil {
 		return err
@@ -92,12 +47,12 @@ func (t *Table) Insert(ctx context.Context, tx pgx.Tx, rec Record) error {
 // insert has no ON CONFLICT: the unique violation is what stops a second
 // effect, and at SERIALIZABLE a statement that does nothing would not count as
 // a read.
-func (t *Table) insert(rec Record) (sql string, args []any, err error) {
+func (t *table) insert(rec pgxdriver.Record) (sql string, args []any, err error) {
 	header, err := headers.Encode(rec.Response.Header)
 	if err != nil {
 		return "", nil, fmt.Errorf("idempotencypgx: insert record: %w", err)
 	}
-	sql = `INSERT INTO ` + t.table + `
+	sql = `INSERT INTO ` + t.name + `
 		(key, fingerprint_version, fingerprint, status, code, headers, body, token, expires_at)
 		VALUES ($1, $2, $3, 'completed', $4, $5, $6, $7, clock_timestamp() + $8::interval)`
 	return sql, []any{
@@ -106,45 +61,40 @@ func (t *Table) insert(rec Record) (sql string, args []any, err error) {
 	}, nil
 }
 
-// Lookup implements Records.
-func (t *Table) Lookup(ctx context.Context, key idempotency.Key) (Record, bool, error) {
+// Lookup implements pgxdriver.Records.
+func (t *table) Lookup(ctx context.Context, key driver.Key) (pgxdriver.Record, bool, error) {
 	var r row
 	err := t.asker.ask(ctx, false, func(ctx context.Context, conn *pgxpool.Conn) error {
-		return conn.QueryRow(ctx, `SELECT `+recordColumns+` FROM `+t.table+`
+		return conn.QueryRow(ctx, `SELECT `+recordColumns+` FROM `+t.name+`
 			WHERE key = $1 AND status = 'completed'`, string(key)).Scan(r.fields()...)
 	})
 	if errors.Is(err, pgx.ErrNoRows) {
-		return Record{}, false, nil
+		return pgxdriver.Record{}, false, nil
 	}
 	if err != nil {
-		return Record{}, false, fmt.Errorf("idempotencypgx: look up record: %w", err)
+		return pgxdriver.Record{}, false, fmt.Errorf("idempotencypgx: look up record: %w", err)
 	}
-	return Record{Key: key, Token: r.token, Fingerprint: r.fingerprint, Response: r.response()}, true, nil
+	return pgxdriver.Record{Key: key, Token: r.token, Fingerprint: r.fingerprint, Response: r.response()}, true, nil
 }
 
-// Resolve implements Records. A SELECT would not do: it passes over the row of
+// Resolve implements pgxdriver.Records. A SELECT would not do: it passes over the row of
 // a transaction that is still committing, while an INSERT of the same key waits
 // for it. The inserted row is never committed.
-func (t *Table) Resolve(ctx context.Context, key idempotency.Key) (Record, bool, error) {
+func (t *table) Resolve(ctx context.Context, key driver.Key) (pgxdriver.Record, bool, error) {
 	free, err := t.probe(ctx, key)
 	if err != nil {
-		return Record{}, false, fmt.Errorf("idempotencypgx: resolve record: %w", err)
+		return pgxdriver.Record{}, false, fmt.Errorf("idempotencypgx: resolve record: %w", err)
 	}
 	if free {
-		return Record{}, false, nil
+		return pgxdriver.Record{}, false, nil
 	}
 	return t.Lookup(ctx, key)
 }
 
-// Check reports a missing or outdated table.
-func (t *Table) Check(ctx context.Context) ([]idempotency.Finding, error) {
-	return t.asker.check(ctx, t.table)
-}
-
 // probe may have to wait for another transaction, which is not the server's silence:
 // only BEGIN is tried again.
-func (t *Table) probe(ctx context.Context, key idempotency.Key) (free bool, err error) {
-	sql, args, err := t.insert(Record{Key: key})
+func (t *table) probe(ctx context.Context, key driver.Key) (free bool, err error) {
+	sql, args, err := t.insert(pgxdriver.Record{Key: key})
 	if err != nil {
 		return false, err
 	}
@@ -165,6 +115,34 @@ func (t *Table) probe(ctx context.Context, key idempotency.Key) (free bool, err 
 		return err
 	})
 	return free && err == nil, err
+}
+
+// newPruner deletes records whose retention is over, and claims that ran out before.
+func (t *table) newPruner(cfg Config) (*pgprune.Pruner, error) {
+	return pgprune.New(pgprune.Config{
+		Pool: t.asker.pool, Table: t.name, Core: "idempotency",
+		Statements: []pgprune.Statement{{SQL: `DELETE FROM ` + t.name + ` WHERE key IN (
+			SELECT key FROM ` + t.name + `
+			WHERE expires_at <= clock_timestamp() AND (lease_until IS NULL OR lease_until <= clock_timestamp())
+			ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED)`}},
+		Interval: cfg.PruneInterval, Explain: t.asker.missing.Explain, Logger: cfg.Logger,
+	})
+}
+
+// check reports a table that is not there, or is not as this version needs it.
+func (t *table) check(ctx context.Context) error {
+	_, err := t.asker.exec(ctx, false, `SELECT key, status, created_at, expires_at, lease_until, `+recordColumns+` FROM `+t.name+` LIMIT 0`)
+	if err == nil {
+		return nil
+	}
+	if answer, ok := errors.AsType[*pgconn.PgError](err); ok {
+		switch answer.Code {
+		case "42P01", "3F000", "42703": // undefined table, schema, column
+			return check.New(component, "table "+t.name+" is missing or out of date: "+answer.Message,
+				"call Migrate, or apply the files of Schema")
+		}
+	}
+	return fmt.Errorf("idempotencypgx: check: %w", err)
 }
 
 // SQLSTATEs.

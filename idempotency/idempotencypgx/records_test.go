@@ -10,7 +10,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	pgxdriver "github.com/holdfast-go/holdfast/idempotency/idempotencypgx/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest/conformance"
 	"github.com/holdfast-go/holdfast/internal/redistest"
@@ -52,13 +54,9 @@ func newManager(t *testing.T, pool *pgxpool.Pool) *txretry.Manager {
 	return manager
 }
 
-func newRecords(t *testing.T, pool *pgxpool.Pool) *idempotencypgx.Table {
+func newRecords(t *testing.T, pool *pgxpool.Pool) pgxdriver.Records {
 	t.Helper()
-	records, err := idempotencypgx.NewRecords(pool, idempotencypgx.RecordsConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return records
+	return idempotencypgx.NewRecords(pool)
 }
 
 func TestRecords(t *testing.T) {
@@ -66,20 +64,20 @@ func TestRecords(t *testing.T) {
 	conformance.TestRecords(t, databases(t))
 }
 
-func TestRunner(t *testing.T) {
+func TestDo(t *testing.T) {
 	t.Parallel()
-	conformance.TestRunner(t, databases(t))
+	conformance.TestDo(t, databases(t))
 }
 
 // The two tiers as they are in production.
-func TestRunnerBehindRedis(t *testing.T) {
+func TestDoBehindRedis(t *testing.T) {
 	t.Parallel()
 	client, b := redistest.New(t), databases(t)
 	tables := b.New
 	b.New = func(t *testing.T) conformance.Database {
 		db := tables(t)
-		db.Gate = func(t *testing.T) idempotency.Store {
-			gate, err := idempotencyredis.NewStore(client, idempotencyredis.Config{Prefix: rand.Text()})
+		db.Gate = func(t *testing.T) driver.Store {
+			gate, err := idempotencyredis.New(client, idempotencyredis.Config{Prefix: rand.Text()})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -87,7 +85,7 @@ func TestRunnerBehindRedis(t *testing.T) {
 		}
 		return db
 	}
-	conformance.TestRunner(t, b)
+	conformance.TestDo(t, b)
 }
 
 // A SELECT would find nothing while the other transaction is committing.
@@ -98,7 +96,7 @@ func TestResolveWaitsForAnOpenTransaction(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t)
 			records := newRecords(t, pool)
-			rec := idempotencypgx.Record{Key: idempotency.NewKey(), Token: "t", Response: idempotency.Response{Status: 200}}
+			rec := pgxdriver.Record{Key: driver.Key(idempotency.NewKey()), Token: "t", Response: driver.Response{Status: 200}}
 			tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.Serializable})
 			if err != nil {
 				t.Fatal(err)

@@ -12,7 +12,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	pgxdriver "github.com/holdfast-go/holdfast/idempotency/idempotencypgx/driver"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -24,7 +26,7 @@ func throughProxy(t *testing.T) (*pgxpool.Pool, *testenv.Proxy) {
 	proxy := testenv.NewProxy(t, url)
 	pool := pgtest.Pool(t, proxy.Rewrite(url), 10)
 	t.Cleanup(proxy.Cut) // before the pool is closed
-	if err := idempotencypgx.Migrate(t.Context(), pool, idempotencypgx.SchemaConfig{}); err != nil {
+	if err := newStore(t, pool, idempotencypgx.Config{}).Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	return pool, proxy
@@ -39,7 +41,7 @@ func TestSilentInTheMiddleOfAStatement(t *testing.T) {
 			t.Parallel()
 			pool, proxy := throughProxy(t)
 			s := newStore(t, pool, idempotencypgx.Config{Lease: time.Hour, Retention: time.Hour})
-			c := idempotency.NewClaim(idempotency.NewKey(), idempotency.FingerprintOf())
+			c := newClaim()
 			step := func(what string, take func(ctx context.Context) error) {
 				t.Helper()
 				testenv.Eventually(t, testenv.Patience, func() error { return pool.Ping(t.Context()) })
@@ -55,7 +57,7 @@ func TestSilentInTheMiddleOfAStatement(t *testing.T) {
 					t.Errorf("%s: %v, %d connections silent", what, took, proxy.Silenced()-before)
 				}
 			}
-			begin := func(want idempotency.State) func(ctx context.Context) error {
+			begin := func(want driver.State) func(ctx context.Context) error {
 				return func(ctx context.Context) error {
 					out, err := s.Begin(ctx, c)
 					if err == nil && out.State != want {
@@ -64,7 +66,7 @@ func TestSilentInTheMiddleOfAStatement(t *testing.T) {
 					return err
 				}
 			}
-			step("begin", begin(idempotency.Acquired))
+			step("begin", begin(driver.Acquired))
 			step("extend", func(ctx context.Context) error { return s.Extend(ctx, c) })
 			step("release", func(ctx context.Context) error {
 				err := s.Release(ctx, c)
@@ -73,20 +75,20 @@ func TestSilentInTheMiddleOfAStatement(t *testing.T) {
 				}
 				return err
 			})
-			step("begin again", begin(idempotency.Acquired))
-			step("complete", func(ctx context.Context) error { return s.Complete(ctx, c, idempotency.Response{Status: 201}) })
-			step("replay", begin(idempotency.Completed))
+			step("begin again", begin(driver.Acquired))
+			step("complete", func(ctx context.Context) error { return s.Complete(ctx, c, driver.Response{Status: 201}) })
+			step("replay", begin(driver.Completed))
 
 			records := newRecords(t, pool)
 			step("look up", func(ctx context.Context) error {
-				_, found, err := records.Lookup(ctx, c.Key)
+				_, found, err := records.Lookup(ctx, "claim:"+c.Key)
 				return errors.Join(err, foundAs(found, true))
 			})
 			step("resolve", func(ctx context.Context) error {
-				_, found, err := records.Resolve(ctx, idempotency.NewKey())
+				_, found, err := records.Resolve(ctx, driver.Key(idempotency.NewKey()))
 				return errors.Join(err, foundAs(found, false))
 			})
-			step("check", func(ctx context.Context) error { _, err := s.Check(ctx); return err })
+			step("check", s.Check)
 		})
 	}
 }
@@ -106,8 +108,8 @@ func TestSilentClaim(t *testing.T) {
 		s := newStore(t, pool, idempotencypgx.Config{})
 		proxy.SilenceOn(testenv.Silence{On: "INSERT INTO", Deliver: deliver})
 		ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
-		out, err := s.Begin(ctx, idempotency.NewClaim(idempotency.NewKey(), idempotency.FingerprintOf()))
-		if cancel(); err != nil || out.State != idempotency.Acquired || proxy.Silenced() != 1 {
+		out, err := s.Begin(ctx, newClaim())
+		if cancel(); err != nil || out.State != driver.Acquired || proxy.Silenced() != 1 {
 			t.Errorf("delivered %v: %+v, %v, %d connections silent", deliver, out, err, proxy.Silenced())
 		}
 	}
@@ -132,7 +134,7 @@ func TestHalfOpenConnections(t *testing.T) {
 	proxy.SilenceConnections()
 	start := time.Now()
 	testenv.Eventually(t, testenv.Patience, func() error {
-		_, err := s.Begin(t.Context(), idempotency.NewClaim(idempotency.NewKey(), idempotency.FingerprintOf()))
+		_, err := s.Begin(t.Context(), newClaim())
 		return err
 	})
 	took := time.Since(start)
@@ -150,7 +152,7 @@ func TestSilentServer(t *testing.T) {
 	ask := func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
-		_, err := s.Begin(ctx, idempotency.NewClaim(idempotency.NewKey(), idempotency.FingerprintOf()))
+		_, err := s.Begin(ctx, newClaim())
 		return err
 	}
 	if err := ask(); err != nil {
@@ -188,12 +190,12 @@ func TestErrorsBeforeMigrate(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	s, records := newStore(t, pool, idempotencypgx.Config{}), newRecords(t, pool)
-	c := idempotency.NewClaim(idempotency.NewKey(), idempotency.FingerprintOf())
-	rec := idempotencypgx.Record{Key: c.Key, Response: idempotency.Response{Status: 200}}
+	c := newClaim()
+	rec := pgxdriver.Record{Key: c.Key, Response: driver.Response{Status: 200}}
 	_, begin := s.Begin(t.Context(), c)
 	_, _, lookup := records.Lookup(t.Context(), c.Key)
 	_, _, resolve := records.Resolve(t.Context(), c.Key)
-	_, prune := idempotencypgx.Prune(t.Context(), pool, idempotencypgx.SchemaConfig{})
+	_, prune := s.Prune(t.Context())
 	manager := newManager(t, pool)
 	for what, err := range map[string]error{
 		"Begin": begin, "Extend": s.Extend(t.Context(), c), "Release": s.Release(t.Context(), c),
@@ -203,7 +205,7 @@ func TestErrorsBeforeMigrate(t *testing.T) {
 			return records.Insert(ctx, tx, rec)
 		}),
 	} {
-		if err == nil || !strings.Contains(err.Error(), "call idempotencypgx.Migrate first") {
+		if err == nil || !strings.Contains(err.Error(), "Migrate") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

@@ -1,6 +1,7 @@
 package idempotencypgx_test
 
 import (
+	"errors"
 	"io/fs"
 	"strings"
 	"sync"
@@ -10,15 +11,26 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
+// newStore returns a store whose claims are rows, under a lease of 30 s unless cfg says otherwise.
 func newStore(t *testing.T, pool *pgxpool.Pool, cfg idempotencypgx.Config) *idempotencypgx.Store {
 	t.Helper()
-	store, err := idempotencypgx.NewStore(pool, cfg)
+	if cfg.Lease == 0 {
+		cfg.Lease = 30 * time.Second
+	}
+	return newAlone(t, pool, cfg)
+}
+
+// newAlone returns a store of which the records alone decide, unless cfg says otherwise.
+func newAlone(t *testing.T, pool *pgxpool.Pool, cfg idempotencypgx.Config) *idempotencypgx.Store {
+	t.Helper()
+	store, err := idempotencypgx.New(newManager(t, pool), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -28,55 +40,49 @@ func newStore(t *testing.T, pool *pgxpool.Pool, cfg idempotencypgx.Config) *idem
 func TestMigrateSideBySide(t *testing.T) {
 	t.Parallel()
 	pool, schema := pgtest.NewSchema(t)
-	cfg := idempotencypgx.SchemaConfig{Schema: schema, Table: "answers"}
+	store := newStore(t, pool, idempotencypgx.Config{Schema: schema, Table: "answers"})
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
-			if err := idempotencypgx.Migrate(t.Context(), pool, cfg); err != nil {
+			if err := store.Migrate(t.Context()); err != nil {
 				t.Error(err)
 			}
 		})
 	}
 	wg.Wait()
-	store := newStore(t, pool, idempotencypgx.Config{SchemaConfig: cfg})
-	findings, err := store.Check(t.Context())
-	if err != nil || len(findings) != 0 {
-		t.Errorf("Check = %v, %v", findings, err)
+	if err := store.Check(t.Context()); err != nil {
+		t.Errorf("Check = %v", err)
 	}
-	c := idempotency.NewClaim(idempotency.NewKey(), idempotency.FingerprintOf())
-	if out, err := store.Begin(t.Context(), c); err != nil || out.State != idempotency.Acquired {
+	c := newClaim()
+	if out, err := store.Begin(t.Context(), c); err != nil || out.State != driver.Acquired {
 		t.Errorf("Begin = %+v, %v", out, err)
 	}
 }
 
-func TestMigrations(t *testing.T) {
+func newClaim() driver.Claim {
+	return driver.NewClaim(driver.Key(idempotency.NewKey()), driver.FingerprintOf())
+}
+
+func TestSchema(t *testing.T) {
 	t.Parallel()
-	files, err := idempotencypgx.Migrations(idempotencypgx.SchemaConfig{Schema: "app"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	sql, err := fs.ReadFile(files, "0001_create.sql")
+	store := newStore(t, pgtest.New(t), idempotencypgx.Config{Schema: "app"})
+	sql, err := fs.ReadFile(store.Schema(), "0001_create.sql")
 	if err != nil || !strings.Contains(string(sql), `CREATE TABLE "app"."holdfast_idempotency"`) {
 		t.Errorf("%s, %v", sql, err)
-	}
-	if _, err := idempotencypgx.Migrations(idempotencypgx.SchemaConfig{Table: `x"; DROP TABLE y`}); err == nil {
-		t.Error("a table name that is no identifier: no error")
 	}
 }
 
 func TestCheckMissingTable(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	store, records := newStore(t, pool, idempotencypgx.Config{}), newRecords(t, pool)
+	store := newStore(t, pool, idempotencypgx.Config{})
 	for range 2 {
-		for name, check := range map[string]func() ([]idempotency.Finding, error){
-			"store":   func() ([]idempotency.Finding, error) { return store.Check(t.Context()) },
-			"records": func() ([]idempotency.Finding, error) { return records.Check(t.Context()) },
-		} {
-			findings, err := check()
-			if err != nil || len(findings) != 1 || !strings.Contains(findings[0].Mend, "Migrate") {
-				t.Errorf("%s: %v, %v", name, findings, err)
-			}
+		finding, ok := errors.AsType[interface {
+			error
+			Mend() string
+		}](store.Check(t.Context()))
+		if !ok || !strings.Contains(finding.Mend(), "Migrate") || !strings.Contains(finding.Error(), "holdfast_idempotency") {
+			t.Errorf("Check = %v", finding)
 		}
 		if _, err := pool.Exec(t.Context(), `CREATE TABLE IF NOT EXISTS holdfast_idempotency (key text)`); err != nil {
 			t.Fatal(err)
@@ -96,8 +102,9 @@ func TestPrune(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []int64{2501, 0} {
-		if n, err := idempotencypgx.Prune(t.Context(), pool, idempotencypgx.SchemaConfig{}); n != want || err != nil {
+	store := newAlone(t, pool, idempotencypgx.Config{PruneInterval: -1})
+	for _, want := range []int{2501, 0} {
+		if n, err := store.Prune(t.Context()); n != want || err != nil {
 			t.Errorf("Prune = %d, %v; want %d", n, err, want)
 		}
 	}
@@ -112,41 +119,40 @@ func TestExpiredRecordIsFree(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t)
 	store := newStore(t, pool, idempotencypgx.Config{})
-	c := idempotency.NewClaim(idempotency.NewKey(), idempotency.FingerprintOf("old"))
+	c := driver.NewClaim(driver.Key(idempotency.NewKey()), driver.FingerprintOf("old"))
 	if _, err := store.Begin(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
-	if err := store.Complete(t.Context(), c, idempotency.Response{Status: 200, Body: []byte("old")}); err != nil {
+	if err := store.Complete(t.Context(), c, driver.Response{Status: 200, Body: []byte("old")}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := pool.Exec(t.Context(), `UPDATE holdfast_idempotency SET expires_at = clock_timestamp()`); err != nil {
 		t.Fatal(err)
 	}
-	next := idempotency.NewClaim(c.Key, idempotency.FingerprintOf("new"))
-	if out, err := store.Begin(t.Context(), next); err != nil || out.State != idempotency.Acquired {
+	next := driver.NewClaim(c.Key, driver.FingerprintOf("new"))
+	if out, err := store.Begin(t.Context(), next); err != nil || out.State != driver.Acquired {
 		t.Errorf("Begin = %+v, %v", out, err)
 	}
 }
 
-// A read-only session refuses every statement that could write.
 // The database's default isolation may be a stricter one.
 func TestRivalsUnderSerializable(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, pgtest.URL(t)+"&default_transaction_isolation=serializable", 10)
-	if err := idempotencypgx.Migrate(t.Context(), pool, idempotencypgx.SchemaConfig{}); err != nil {
+	store := newStore(t, pool, idempotencypgx.Config{})
+	if err := store.Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	store := newStore(t, pool, idempotencypgx.Config{})
 	for range 30 {
-		key, winner := idempotency.NewKey(), make(chan idempotency.Claim, 10)
+		key, winner := driver.Key(idempotency.NewKey()), make(chan driver.Claim, 10)
 		var wg sync.WaitGroup
 		for range cap(winner) {
 			wg.Go(func() {
-				c := idempotency.NewClaim(key, idempotency.FingerprintOf())
+				c := driver.NewClaim(key, driver.FingerprintOf())
 				out, err := store.Begin(t.Context(), c)
 				if err != nil {
 					t.Errorf("Begin: %v", err)
-				} else if out.State == idempotency.Acquired {
+				} else if out.State == driver.Acquired {
 					winner <- c
 				}
 			})
@@ -155,34 +161,35 @@ func TestRivalsUnderSerializable(t *testing.T) {
 		if len(winner) != 1 {
 			t.Fatalf("%d winners", len(winner))
 		}
-		if err := store.Complete(t.Context(), <-winner, idempotency.Response{Status: 200}); err != nil {
+		if err := store.Complete(t.Context(), <-winner, driver.Response{Status: 200}); err != nil {
 			t.Errorf("Complete: %v", err)
 		}
 	}
 }
 
+// A read-only session refuses every statement that could write.
 func TestReplayWritesNothing(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, pgtest.URL(t), 1) // one session
-	if err := idempotencypgx.Migrate(t.Context(), pool, idempotencypgx.SchemaConfig{}); err != nil {
+	store := newStore(t, pool, idempotencypgx.Config{})
+	if err := store.Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	store := newStore(t, pool, idempotencypgx.Config{})
-	c := idempotency.NewClaim(idempotency.NewKey(), idempotency.FingerprintOf())
+	c := newClaim()
 	if _, err := store.Begin(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
-	if err := store.Complete(t.Context(), c, idempotency.Response{Status: 200}); err != nil {
+	if err := store.Complete(t.Context(), c, driver.Response{Status: 200}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := pool.Exec(t.Context(), `SET default_transaction_read_only = on`); err != nil {
 		t.Fatal(err)
 	}
-	out, err := store.Begin(t.Context(), idempotency.NewClaim(c.Key, c.Fingerprint))
-	if err != nil || out.State != idempotency.Completed {
+	out, err := store.Begin(t.Context(), driver.NewClaim(c.Key, c.Fingerprint))
+	if err != nil || out.State != driver.Completed {
 		t.Errorf("replay in a read-only session: %+v, %v", out, err)
 	}
-	if _, err := store.Begin(t.Context(), idempotency.NewClaim(idempotency.NewKey(), c.Fingerprint)); err == nil {
+	if _, err := store.Begin(t.Context(), driver.NewClaim(driver.Key(idempotency.NewKey()), c.Fingerprint)); err == nil {
 		t.Error("a new key was claimed in a read-only session")
 	}
 }
@@ -197,23 +204,14 @@ func TestConfig(t *testing.T) {
 			}
 		}
 	}
-	bad := idempotencypgx.SchemaConfig{Table: "no table"}
-	_, err := idempotencypgx.NewStore(nil, idempotencypgx.Config{SchemaConfig: bad, Lease: time.Nanosecond, Retention: -1})
-	wantNames(err, "pool", "Lease", "Retention", "no table")
-	_, err = idempotencypgx.NewRecords(nil, idempotencypgx.RecordsConfig{SchemaConfig: bad, Retention: -1})
-	wantNames(err, "pool", "Retention", "no table")
-	_, err = idempotencypgx.NewRunner(nil, nil, nil, idempotencypgx.RunnerConfig{MaxResponseBytes: -1, ResolveTimeout: -1})
-	wantNames(err, "transactor", "records", "gate", "MaxResponseBytes", "ResolveTimeout")
-
-	pool := pgtest.New(t)
-	manager := txretrytest.New(txretrytest.Config{})
-	records := newRecords(t, pool)
-	_, err = idempotencypgx.NewRunner(manager, records, newStore(t, pool, idempotencypgx.Config{}), idempotencypgx.RunnerConfig{})
-	wantNames(err, "holdfast_idempotency")
-	other := newStore(t, pool, idempotencypgx.Config{SchemaConfig: idempotencypgx.SchemaConfig{Table: "gate"}})
-	for _, gate := range []idempotency.Store{other, idempotencytest.NewStore()} {
-		if _, err = idempotencypgx.NewRunner(manager, records, gate, idempotencypgx.RunnerConfig{}); err != nil {
-			t.Error(err)
-		}
-	}
+	_, err := idempotencypgx.New(nil, idempotencypgx.Config{
+		Table: "no table", Lease: time.Nanosecond, Retention: -1, Gate: idempotencytest.NewStore(),
+	})
+	wantNames(err, "transactor", "Lease must", "Gate", "Retention", "no table")
+	_, err = idempotencypgx.New(txretrytest.New(txretrytest.Config{}), idempotencypgx.Config{})
+	wantNames(err, "pool", "Records")
+	_, err = idempotencypgx.New(newManager(t, pgtest.New(t)), idempotencypgx.Config{
+		Lease: time.Second, Records: idempotencypgx.NewRecords(pgtest.New(t)),
+	})
+	wantNames(err, "Lease and Records")
 }

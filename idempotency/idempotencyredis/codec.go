@@ -6,15 +6,15 @@ import (
 	"net/http"
 	"strconv"
 
-	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/internal/headers"
 )
 
 // decodeOutcome reads the reply of begin.lua: 1 when acquired, else a status and
 // what is known.
-func decodeOutcome(reply any) (idempotency.Outcome, error) {
+func decodeOutcome(reply any) (driver.BeginResult, error) {
 	if reply == int64(1) {
-		return idempotency.Outcome{State: idempotency.Acquired}, nil
+		return driver.BeginResult{State: driver.Acquired}, nil
 	}
 	fields, _ := reply.([]any)
 	field := func(i int) (string, bool) {
@@ -25,7 +25,7 @@ func decodeOutcome(reply any) (idempotency.Outcome, error) {
 		return text, ok
 	}
 	state, _ := field(0)
-	out := idempotency.Outcome{Fingerprint: decodeFingerprint(field)}
+	out := driver.BeginResult{Fingerprint: decodeFingerprint(field)}
 	switch state {
 	case "processing":
 		left, _ := field(3)
@@ -33,33 +33,33 @@ func decodeOutcome(reply any) (idempotency.Outcome, error) {
 		if err != nil {
 			return out, fmt.Errorf("idempotencyredis: begin: lease left: %w", err)
 		}
-		out.State, out.Lease = idempotency.InProgress, lease
+		out.State, out.Lease = driver.InProgress, lease
 		return out, nil
 	case "completed":
-		out.State, out.Response = idempotency.Completed, decodeResponse(field)
+		out.State, out.Response = driver.Completed, decodeResponse(field)
 		return out, nil
 	}
 	return out, errors.New("idempotencyredis: begin: record has an unknown status")
 }
 
-func decodeFingerprint(field func(int) (string, bool)) idempotency.Fingerprint {
+func decodeFingerprint(field func(int) (string, bool)) driver.Fingerprint {
 	version, _ := field(1)
 	sum, _ := field(2)
 	n, _ := strconv.Atoi(version) // an unreadable version is one that no request has
-	return idempotency.Fingerprint{Version: n, Sum: sum}
+	return driver.Fingerprint{Version: n, Sum: sum}
 }
 
 // decodeResponse reads a completed record: ours, or one of a system that
 // writes the body alone, into the field response. What cannot be read is a
 // tombstone: the work was done.
-func decodeResponse(field func(int) (string, bool)) idempotency.Response {
+func decodeResponse(field func(int) (string, bool)) driver.Response {
 	code, ours := field(3)
 	if !ours {
 		body, ok := field(6)
 		if !ok {
-			return idempotency.Response{}
+			return driver.Response{}
 		}
-		return idempotency.Response{
+		return driver.Response{
 			Status: http.StatusOK,
 			Header: http.Header{"Content-Type": {"application/json"}},
 			Body:   []byte(body),
@@ -67,13 +67,13 @@ func decodeResponse(field func(int) (string, bool)) idempotency.Response {
 	}
 	status, err := strconv.Atoi(code)
 	if err != nil {
-		return idempotency.Response{}
+		return driver.Response{}
 	}
 	hdr, _ := field(4)
 	header, err := headers.Decode(hdr)
 	if err != nil {
-		return idempotency.Response{}
+		return driver.Response{}
 	}
 	body, _ := field(5)
-	return idempotency.Response{Status: status, Header: header, Body: []byte(body)}
+	return driver.Response{Status: status, Header: header, Body: []byte(body)}
 }

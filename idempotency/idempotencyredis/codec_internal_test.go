@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 )
 
 // FuzzDecodeOutcome: whatever a record holds, it is refused, is a tombstone, or
@@ -28,10 +29,10 @@ func FuzzDecodeOutcome(f *testing.F) {
 			return
 		}
 		switch out.State {
-		case idempotency.Acquired, idempotency.InProgress:
-		case idempotency.Completed:
+		case driver.Acquired, driver.InProgress:
+		case driver.Completed:
 			if !out.Response.Unavailable() {
-				out.Response.Send(httptest.NewRecorder())
+				idempotency.Response(out.Response).Send(httptest.NewRecorder())
 			}
 		default:
 			t.Errorf("state %d without an error", out.State)

@@ -6,7 +6,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest/conformance"
 	"github.com/holdfast-go/holdfast/internal/redistest"
@@ -14,7 +14,7 @@ import (
 
 func newStore(t *testing.T, client redis.UniversalClient, cfg idempotencyredis.Config) *idempotencyredis.Store {
 	t.Helper()
-	store, err := idempotencyredis.NewStore(client, cfg)
+	store, err := idempotencyredis.New(client, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,14 +26,14 @@ func newStore(t *testing.T, client redis.UniversalClient, cfg idempotencyredis.C
 func backend(t *testing.T) conformance.Backend {
 	t.Helper()
 	database := redistest.URL(t)
-	stores := func(cfg idempotencyredis.Config) func(*testing.T) idempotency.Store {
+	stores := func(cfg idempotencyredis.Config) func(*testing.T) driver.Store {
 		client := redistest.Client(t, database)
-		return func(t *testing.T) idempotency.Store { return newStore(t, client, cfg) }
+		return func(t *testing.T) driver.Store { return newStore(t, client, cfg) }
 	}
 	return conformance.Backend{
 		New:   stores(idempotencyredis.Config{}),
 		Brief: stores(idempotencyredis.Config{Lease: 3 * time.Second}),
-		Fading: func(t *testing.T) (idempotency.Store, time.Duration) {
+		Fading: func(t *testing.T) (driver.Store, time.Duration) {
 			cfg := idempotencyredis.Config{Lease: 5 * time.Second, Retention: 5 * time.Second}
 			return stores(cfg)(t), cfg.Retention
 		},

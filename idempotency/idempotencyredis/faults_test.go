@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
 	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -49,7 +50,7 @@ func TestLostAnswers(t *testing.T) {
 	})
 	defer func() { _ = client.Close() }()
 	s := newStore(t, client, idempotencyredis.Config{})
-	first, second := idempotency.NewClaim(key, fp), idempotency.NewClaim(key, fp)
+	first, second := driver.NewClaim(key, fp), driver.NewClaim(key, fp)
 	loses := func() {
 		t.Helper()
 		if lose.Swap(true) {
@@ -59,7 +60,7 @@ func TestLostAnswers(t *testing.T) {
 	begin(t, s, first) // it has a connection now, and the server knows the script
 
 	loses()
-	if out := begin(t, s, first); out.State != idempotency.Acquired {
+	if out := begin(t, s, first); out.State != driver.Acquired {
 		t.Errorf("Begin = %+v", out)
 	}
 	loses()
@@ -71,15 +72,15 @@ func TestLostAnswers(t *testing.T) {
 	if err := s.Release(t.Context(), first); err != nil && !errors.Is(err, idempotency.ErrLeaseLost) {
 		t.Errorf("Release = %v; want ErrLeaseLost", err)
 	}
-	if out := begin(t, s, second); out.State != idempotency.Acquired {
+	if out := begin(t, s, second); out.State != driver.Acquired {
 		t.Errorf("after Release: %+v", out)
 	}
 	loses()
-	if err := s.Complete(t.Context(), second, idempotency.Response{Status: 201, Body: []byte("one")}); err != nil {
+	if err := s.Complete(t.Context(), second, driver.Response{Status: 201, Body: []byte("one")}); err != nil {
 		t.Errorf("Complete = %v", err)
 	}
 	loses()
-	if out := begin(t, s, first); out.State != idempotency.Completed || string(out.Response.Body) != "one" {
+	if out := begin(t, s, first); out.State != driver.Completed || string(out.Response.Body) != "one" {
 		t.Errorf("replay = %+v", out)
 	}
 	if lose.Load() {
@@ -99,8 +100,8 @@ func TestHungServer(t *testing.T) {
 	opts.ContextTimeoutEnabled = true
 	client := redis.NewClient(opts)
 	defer func() { _ = client.Close() }()
-	protect, err := idempotency.NewMiddleware(newStore(t, client, idempotencyredis.Config{}), idempotency.MiddlewareConfig{
-		Scope: idempotency.GlobalScope, StoreTimeout: 500 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
+	protect, err := idempotency.NewMiddleware(newStore(t, client, idempotencyredis.Config{}), idempotency.GlobalScope, idempotency.MiddlewareConfig{
+		Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		t.Fatal(err)

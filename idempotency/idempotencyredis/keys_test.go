@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
 )
 
@@ -18,7 +19,7 @@ func TestKeyNames(t *testing.T) {
 	for name, tt := range map[string]struct {
 		client func(hook redis.Hook) redis.UniversalClient
 		cfg    idempotencyredis.Config
-		key    idempotency.Key
+		key    driver.Key
 		want   []string
 	}{
 		"literal": {
@@ -36,7 +37,7 @@ func TestKeyNames(t *testing.T) {
 		"scope": {
 			single,
 			idempotencyredis.Config{},
-			key.In("{a}:b"),
+			driver.Key(idempotency.Key(key).In("{a}:b")),
 			[]string{"idempotency:@%7Ba%7D%3Ab:" + string(key), "idempotency:lock:@%7Ba%7D%3Ab:" + string(key)},
 		},
 		"asked for": {
@@ -48,7 +49,7 @@ func TestKeyNames(t *testing.T) {
 		"cluster": {
 			cluster,
 			idempotencyredis.Config{},
-			key.In("a"),
+			driver.Key(idempotency.Key(key).In("a")),
 			[]string{"idempotency:{@a:" + string(key) + "}", "idempotency:lock:{@a:" + string(key) + "}"},
 		},
 	} {
@@ -58,7 +59,7 @@ func TestKeyNames(t *testing.T) {
 			client := tt.client(hook)
 			defer func() { _ = client.Close() }()
 			s := newStore(t, client, tt.cfg)
-			_, _ = s.Begin(t.Context(), idempotency.NewClaim(tt.key, fp))
+			_, _ = s.Begin(t.Context(), driver.NewClaim(tt.key, fp))
 			if strings.Join(hook.keys, " ") != strings.Join(tt.want, " ") {
 				t.Errorf("keys %q, want %q", hook.keys, tt.want)
 			}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
 	"github.com/holdfast-go/holdfast/internal/redistest"
 )
@@ -19,9 +20,9 @@ func TestProcessingRecordsOfOtherSystems(t *testing.T) {
 	client := redistest.New(t)
 	s := newStore(t, client, idempotencyredis.Config{})
 	record, lock := "idempotency:"+string(key), "idempotency:lock:"+string(key)
-	asked := idempotency.FingerprintOf("what the other system was asked")
+	asked := driver.FingerprintOf("what the other system was asked")
 	fields := map[string]any{"status": "processing", "token": "theirs", "fpv": asked.Version, "fp": asked.Sum}
-	for holder, want := range map[string]idempotency.Fingerprint{
+	for holder, want := range map[string]driver.Fingerprint{
 		"theirs":      asked,
 		"a later one": {},
 		"host:1:abc":  {},
@@ -30,13 +31,13 @@ func TestProcessingRecordsOfOtherSystems(t *testing.T) {
 		client.Del(t.Context(), record, lock)
 		client.HSet(t.Context(), record, fields)
 		client.Set(t.Context(), lock, holder, time.Minute)
-		out := begin(t, s, idempotency.NewClaim(key, fp))
-		if out.State != idempotency.InProgress || out.Fingerprint != want || out.Lease > time.Minute || out.Lease < 50*time.Second {
+		out := begin(t, s, driver.NewClaim(key, fp))
+		if out.State != driver.InProgress || out.Fingerprint != want || out.Lease > time.Minute || out.Lease < 50*time.Second {
 			t.Errorf("lock %q: %+v, want in progress with fingerprint %+v", holder, out, want)
 		}
 	}
 	client.Del(t.Context(), lock)
-	if out := begin(t, s, idempotency.NewClaim(key, fp)); out.State != idempotency.Acquired || hash(t, client, record)["token"] == "theirs" {
+	if out := begin(t, s, driver.NewClaim(key, fp)); out.State != driver.Acquired || hash(t, client, record)["token"] == "theirs" {
 		t.Errorf("no lock: %+v, or the old record is still there", out)
 	}
 }
@@ -49,8 +50,8 @@ func TestFingerprintWithoutAVersion(t *testing.T) {
 	s := newStore(t, client, idempotencyredis.Config{})
 	for _, version := range []string{"", "x", "99999999999999999999"} {
 		client.HSet(t.Context(), "idempotency:"+string(key), "status", "completed", "code", "200", "fp", fp.Sum, "fpv", version)
-		out := begin(t, s, idempotency.NewClaim(key, fp))
-		if fp.Conflicts(out.Fingerprint) || !idempotency.FingerprintOf("another").Conflicts(out.Fingerprint) {
+		out := begin(t, s, driver.NewClaim(key, fp))
+		if fp.Conflicts(out.Fingerprint) || !driver.FingerprintOf("another").Conflicts(out.Fingerprint) {
 			t.Errorf("version %q: %+v", version, out)
 		}
 	}
@@ -73,8 +74,8 @@ func TestHugeRecords(t *testing.T) {
 		if err := client.HSet(t.Context(), record, fields).Err(); err != nil {
 			t.Fatal(err)
 		}
-		out := begin(t, s, idempotency.NewClaim(key, fp))
-		if out.State != idempotency.Completed || !out.Response.Unavailable() || len(out.Response.Body) > 0 {
+		out := begin(t, s, driver.NewClaim(key, fp))
+		if out.State != driver.Completed || !out.Response.Unavailable() || len(out.Response.Body) > 0 {
 			t.Errorf("%s: state %v, status %d, %d bytes", field, out.State, out.Response.Status, len(out.Response.Body))
 		}
 	}
@@ -85,7 +86,7 @@ func TestHugeRecords(t *testing.T) {
 func TestTokensAreComparedWhole(t *testing.T) {
 	t.Parallel()
 	s := newStore(t, redistest.New(t), idempotencyredis.Config{})
-	c := idempotency.Claim{Key: key, Token: "abc", Fingerprint: fp}
+	c := driver.Claim{Key: key, Token: "abc", Fingerprint: fp}
 	begin(t, s, c)
 	for _, token := range []string{"", "ab", "abcd", "abc:1", "bc"} {
 		other := c
@@ -93,7 +94,7 @@ func TestTokensAreComparedWhole(t *testing.T) {
 		if err := s.Extend(t.Context(), other); err == nil {
 			t.Errorf("%q extended the lease of %q", token, c.Token)
 		}
-		if err := s.Complete(t.Context(), other, idempotency.Response{Status: 200}); err == nil {
+		if err := s.Complete(t.Context(), other, driver.Response{Status: 200}); err == nil {
 			t.Errorf("%q completed the run of %q", token, c.Token)
 		}
 		if err := s.Release(t.Context(), other); err == nil {
@@ -108,7 +109,7 @@ func TestCompletedByAnotherSystemMeanwhile(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
 	s := newStore(t, client, idempotencyredis.Config{})
-	c := idempotency.NewClaim(key, fp)
+	c := driver.NewClaim(key, fp)
 	begin(t, s, c)
 	record := "idempotency:" + string(key)
 	theirs := map[string]any{"status": "completed", "response": "theirs"}
@@ -122,10 +123,10 @@ func TestCompletedByAnotherSystemMeanwhile(t *testing.T) {
 		t.Error(err)
 	}
 	ends(t, client, record, time.Hour, start)
-	if err := s.Complete(t.Context(), c, idempotency.Response{Status: 201}); !errors.Is(err, idempotency.ErrLeaseLost) {
+	if err := s.Complete(t.Context(), c, driver.Response{Status: 201}); !errors.Is(err, idempotency.ErrLeaseLost) {
 		t.Errorf("Complete = %v; want ErrLeaseLost", err)
 	}
-	if out := begin(t, s, idempotency.NewClaim(key, fp)); out.State != idempotency.Completed || string(out.Response.Body) != "theirs" {
+	if out := begin(t, s, driver.NewClaim(key, fp)); out.State != driver.Completed || string(out.Response.Body) != "theirs" {
 		t.Errorf("Begin = %+v; want their answer", out)
 	}
 	if err := s.Release(t.Context(), c); err != nil {

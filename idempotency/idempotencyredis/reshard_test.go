@@ -20,7 +20,7 @@ func TestSlotMovesDuringARun(t *testing.T) {
 	s := newStore(t, client, idempotencyredis.Config{})
 	move := redistest.NewMove(t, client, servers, "{"+string(key)+"}")
 	moved := make(chan error, 1)
-	got, _, err := idempotency.Do(t.Context(), s, key, fp, func(ctx context.Context) (int, error) {
+	got, _, err := idempotency.Do(t.Context(), s, idempotency.Key(key), nil, func(ctx context.Context) (int, error) {
 		err := move.Begin(ctx)
 		time.AfterFunc(300*time.Millisecond, func() { moved <- errors.Join(move.Keys(t.Context()), move.End(t.Context())) })
 		return 7, err
@@ -28,7 +28,7 @@ func TestSlotMovesDuringARun(t *testing.T) {
 	if err := errors.Join(err, <-moved); err != nil || got != 7 {
 		t.Fatalf("Do = %d, %v", got, err)
 	}
-	got, replayed, err := idempotency.Do(t.Context(), s, key, fp, func(context.Context) (int, error) { return 8, nil })
+	got, replayed, err := idempotency.Do(t.Context(), s, idempotency.Key(key), nil, func(context.Context) (int, error) { return 8, nil })
 	if err != nil || !replayed || got != 7 {
 		t.Errorf("again: %d, %v, %v", got, replayed, err)
 	}

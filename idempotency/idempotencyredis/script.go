@@ -7,7 +7,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 )
 
 // script is a script and its name on the server.
@@ -24,7 +24,7 @@ type call struct {
 
 // run runs a script on the record of the claim's key, and its lock. With guarded it
 // spares a server that has not answered lately.
-func (s *Store) run(ctx context.Context, guarded bool, script script, claim idempotency.Claim, args ...any) (reply any, err error) {
+func (s *Store) run(ctx context.Context, guarded bool, script script, claim driver.Claim, args ...any) (reply any, err error) {
 	record, lock := s.names(claim.Key)
 	err = s.server.Ask(ctx, guarded, func(ctx context.Context) (err error) {
 		// Each try has a call of its own: that of an earlier one may be on its way.

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
 	"github.com/holdfast-go/holdfast/internal/redistest"
 )
@@ -18,11 +19,11 @@ func TestScriptsAreTaught(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 80 {
 			wg.Go(func() {
-				c := idempotency.NewClaim(idempotency.NewKey(), fp)
-				if out, err := s.Begin(t.Context(), c); err != nil || out.State != idempotency.Acquired {
+				c := driver.NewClaim(driver.Key(idempotency.NewKey()), fp)
+				if out, err := s.Begin(t.Context(), c); err != nil || out.State != driver.Acquired {
 					t.Errorf("Begin = %+v, %v", out, err)
 				}
-				if err := s.Complete(t.Context(), c, idempotency.Response{Status: 200}); err != nil {
+				if err := s.Complete(t.Context(), c, driver.Response{Status: 200}); err != nil {
 					t.Error(err)
 				}
 			})

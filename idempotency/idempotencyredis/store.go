@@ -11,7 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/internal/headers"
 	"github.com/holdfast-go/holdfast/internal/lanes"
 	"github.com/holdfast-go/holdfast/internal/redisconn"
@@ -71,7 +71,7 @@ func (c Config) validate() error {
 	return errors.Join(errs...)
 }
 
-// Store is an idempotency.Store on Redis. It is safe for concurrent use.
+// Store is an driver.Store on Redis. It is safe for concurrent use.
 type Store struct {
 	client redis.UniversalClient
 	lanes  *lanes.Lanes[*call] // nil: every call goes by itself
@@ -80,8 +80,8 @@ type Store struct {
 	cfg    Config
 }
 
-// NewStore returns a store on client, which stays the caller's to close.
-func NewStore(client redis.UniversalClient, cfg Config) (*Store, error) {
+// New returns a store on client, which stays the caller's to close.
+func New(client redis.UniversalClient, cfg Config) (*Store, error) {
 	if client == nil {
 		return nil, errors.New("idempotencyredis: client is nil")
 	}
@@ -118,33 +118,33 @@ var (
 	releaseScript  = newScript(releaseText)
 )
 
-// Begin implements idempotency.Store.
-func (s *Store) Begin(ctx context.Context, claim idempotency.Claim) (idempotency.Outcome, error) {
+// Begin implements driver.Store.
+func (s *Store) Begin(ctx context.Context, claim driver.Claim) (driver.BeginResult, error) {
 	if err := claim.Key.Validate(); err != nil {
-		return idempotency.Outcome{}, err
+		return driver.BeginResult{}, err
 	}
 	fp := claim.Fingerprint
 	reply, err := s.run(ctx, s.lanes != nil, beginScript, claim, claim.Token, fp.Version, fp.Sum, s.cfg.Lease.Milliseconds(), time.Now().UnixMilli())
 	if err != nil {
-		return idempotency.Outcome{}, explain("begin", err)
+		return driver.BeginResult{}, explain("begin", err)
 	}
 	out, err := decodeOutcome(reply)
 	if err != nil {
-		return idempotency.Outcome{}, err
+		return driver.BeginResult{}, err
 	}
-	if out.State == idempotency.Acquired {
+	if out.State == driver.Acquired {
 		out.Lease = s.cfg.Lease
 	}
 	return out, nil
 }
 
-// Extend implements idempotency.Store.
-func (s *Store) Extend(ctx context.Context, claim idempotency.Claim) error {
+// Extend implements driver.Store.
+func (s *Store) Extend(ctx context.Context, claim driver.Claim) error {
 	return s.held(ctx, "extend", extendScript, claim, claim.Token, s.cfg.Lease.Milliseconds())
 }
 
-// Complete implements idempotency.Store.
-func (s *Store) Complete(ctx context.Context, claim idempotency.Claim, resp idempotency.Response) error {
+// Complete implements driver.Store.
+func (s *Store) Complete(ctx context.Context, claim driver.Claim, resp driver.Response) error {
 	hdr, err := headers.Encode(resp.Header)
 	if err != nil {
 		return fmt.Errorf("idempotencyredis: complete: %w", err)
@@ -155,13 +155,13 @@ func (s *Store) Complete(ctx context.Context, claim idempotency.Claim, resp idem
 		s.cfg.WriteResponse)
 }
 
-// Release implements idempotency.Store.
-func (s *Store) Release(ctx context.Context, claim idempotency.Claim) error {
+// Release implements driver.Store.
+func (s *Store) Release(ctx context.Context, claim driver.Claim) error {
 	return s.held(ctx, "release", releaseScript, claim, claim.Token)
 }
 
 // names returns those of the record and of its lock.
-func (s *Store) names(key idempotency.Key) (record, lock string) {
+func (s *Store) names(key driver.Key) (record, lock string) {
 	name := string(key)
 	if s.cfg.HashTag {
 		name = "{" + name + "}"
@@ -170,13 +170,13 @@ func (s *Store) names(key idempotency.Key) (record, lock string) {
 }
 
 // held runs a script that works for the holder of the lock only.
-func (s *Store) held(ctx context.Context, step string, script script, claim idempotency.Claim, args ...any) error {
+func (s *Store) held(ctx context.Context, step string, script script, claim driver.Claim, args ...any) error {
 	reply, err := s.run(ctx, false, script, claim, args...)
 	switch {
 	case err != nil:
 		return explain(step, err)
 	case reply != int64(1):
-		return fmt.Errorf("idempotencyredis: %s: %w", step, idempotency.ErrLeaseLost)
+		return fmt.Errorf("idempotencyredis: %s: %w", step, driver.ErrLeaseLost)
 	}
 	return nil
 }

@@ -4,15 +4,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest/conformance"
 )
 
 var backend = conformance.Backend{
-	New: func(*testing.T) idempotency.Store { return idempotencytest.NewStore() },
-	Fading: func(*testing.T) (idempotency.Store, time.Duration) {
-		return idempotencytest.NewStore(), idempotencytest.Retention
+	New: func(*testing.T) driver.Store { return idempotencytest.NewStore() },
+	Fading: func(*testing.T) (driver.Store, time.Duration) {
+		return idempotencytest.NewStore(), 48 * time.Hour
 	},
 	Bubble: true,
 }

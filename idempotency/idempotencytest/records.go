@@ -2,33 +2,56 @@ package idempotencytest
 
 import (
 	"context"
+	"errors"
 	"sync"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	pgxdriver "github.com/holdfast-go/holdfast/idempotency/idempotencypgx/driver"
+	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// Records is an idempotencypgx.Records in memory, on transactions of
-// txretrytest. Like every effect there, an inserted record is seen outside its
-// transaction before the commit. It keeps records for ever, and is safe for
-// concurrent use.
-type Records struct {
+// New returns an idempotencypgx.Store whose records are in memory, for the
+// transactions of txretrytest: like every effect there, an inserted record is seen
+// outside its transaction before the commit. cfg.Records and cfg.Lease must be zero.
+func New(t txretry.Transactor, cfg idempotencypgx.Config) (*idempotencypgx.Store, error) {
+	if cfg.Records != nil {
+		return nil, errors.New("idempotencytest: Records is set")
+	}
+	r := newRecords()
+	if cfg.Retention > 0 {
+		r.retention = cfg.Retention
+	}
+	cfg.Records = r
+	return idempotencypgx.New(t, cfg)
+}
+
+// records are a driver.Records in memory. They are safe for concurrent use.
+type records struct {
+	retention time.Duration
+
 	mu      sync.Mutex
-	records map[idempotency.Key]idempotencypgx.Record
+	records map[driver.Key]kept
+	sweepAt int // number of records at which the expired ones are dropped
 }
 
-// NewRecords returns an empty table.
-func NewRecords() *Records {
-	return &Records{records: map[idempotency.Key]idempotencypgx.Record{}}
+type kept struct {
+	pgxdriver.Record
+	expires time.Time
 }
 
-// Insert implements idempotencypgx.Records. A second record makes COMMIT fail as
+func newRecords() *records {
+	return &records{retention: retention, records: map[driver.Key]kept{}, sweepAt: firstSweep}
+}
+
+// Insert implements pgxdriver.Records. A second record makes COMMIT fail as
 // Postgres does, with SQLSTATE 23505.
-func (r *Records) Insert(_ context.Context, tx pgx.Tx, rec idempotencypgx.Record) error {
+func (r *records) Insert(_ context.Context, tx pgx.Tx, rec pgxdriver.Record) error {
 	inserted := false
 	err := txretrytest.Effect(tx, func() { inserted = r.add(rec) }, func() {
 		if inserted {
@@ -45,36 +68,59 @@ func (r *Records) Insert(_ context.Context, tx pgx.Tx, rec idempotencypgx.Record
 	})
 }
 
-// Lookup implements idempotencypgx.Records.
-func (r *Records) Lookup(ctx context.Context, key idempotency.Key) (idempotencypgx.Record, bool, error) {
+// Lookup implements pgxdriver.Records.
+func (r *records) Lookup(ctx context.Context, key driver.Key) (pgxdriver.Record, bool, error) {
 	if err := ctx.Err(); err != nil {
-		return idempotencypgx.Record{}, false, err
+		return pgxdriver.Record{}, false, err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	rec, found := r.records[key]
+	rec, found := r.live(key)
 	rec.Response = rec.Response.Clone()
-	return rec, found, nil
+	return rec.Record, found, nil
 }
 
-// Resolve implements idempotencypgx.Records.
-func (r *Records) Resolve(ctx context.Context, key idempotency.Key) (idempotencypgx.Record, bool, error) {
+// Resolve implements pgxdriver.Records.
+func (r *records) Resolve(ctx context.Context, key driver.Key) (pgxdriver.Record, bool, error) {
 	return r.Lookup(ctx, key)
 }
 
-func (r *Records) add(rec idempotencypgx.Record) bool {
+func (r *records) add(rec pgxdriver.Record) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, taken := r.records[rec.Key]; taken {
+	if _, taken := r.live(rec.Key); taken {
 		return false
 	}
+	r.sweep()
 	rec.Response = rec.Response.Clone()
-	r.records[rec.Key] = rec
+	r.records[rec.Key] = kept{rec, time.Now().Add(r.retention)}
 	return true
 }
 
-func (r *Records) remove(key idempotency.Key) {
+func (r *records) remove(key driver.Key) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.records, key)
+}
+
+// live returns the record unless its retention is over.
+func (r *records) live(key driver.Key) (kept, bool) {
+	rec, found := r.records[key]
+	if !found || !time.Now().Before(rec.expires) {
+		return kept{}, false
+	}
+	return rec, true
+}
+
+// sweep drops expired records whenever their number has doubled.
+func (r *records) sweep() {
+	if len(r.records) < r.sweepAt {
+		return
+	}
+	for key := range r.records {
+		if _, found := r.live(key); !found {
+			delete(r.records, key)
+		}
+	}
+	r.sweepAt = max(firstSweep, 2*len(r.records))
 }

@@ -52,7 +52,7 @@ func TestRecords(t *testing.T) {
 	conformance.TestRecords(t, databases)
 }
 
-func TestRunner(t *testing.T) {
+func TestDo(t *testing.T) {
 	t.Parallel()
-	conformance.TestRunner(t, databases)
+	conformance.TestDo(t, databases)
 }

@@ -6,29 +6,29 @@ import (
 	"sync"
 	"time"
 
-	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 )
 
 // The times of a Store.
 const (
-	Lease     = 30 * time.Second
-	Retention = 48 * time.Hour
+	lease     = 30 * time.Second
+	retention = 48 * time.Hour
 )
 
-// Store is an idempotency.Store in memory, with the times of the real ones
-// (Lease, Retention) on the clock of package time, so that testing/synctest
-// can move it. It is safe for concurrent use.
+// Store is a gate in memory, as Redis is in production: its leases last 30 s and its
+// records 48 h, on the clock of package time, so that testing/synctest can move it. It
+// is safe for concurrent use.
 type Store struct {
 	mu      sync.Mutex
-	records map[idempotency.Key]*record
+	records map[driver.Key]*record
 	sweepAt int // number of records at which the expired ones are dropped
 }
 
 type record struct {
 	token       string
-	fingerprint idempotency.Fingerprint
+	fingerprint driver.Fingerprint
 	completed   bool
-	response    idempotency.Response
+	response    driver.Response
 	expires     time.Time // of the lease; of the record once completed
 }
 
@@ -37,46 +37,46 @@ const firstSweep = 1024
 
 // NewStore returns an empty store.
 func NewStore() *Store {
-	return &Store{records: map[idempotency.Key]*record{}, sweepAt: firstSweep}
+	return &Store{records: map[driver.Key]*record{}, sweepAt: firstSweep}
 }
 
-// Begin implements idempotency.Store.
-func (s *Store) Begin(ctx context.Context, claim idempotency.Claim) (idempotency.Outcome, error) {
+// Begin implements driver.Store.
+func (s *Store) Begin(ctx context.Context, claim driver.Claim) (driver.BeginResult, error) {
 	if err := errors.Join(ctx.Err(), claim.Key.Validate()); err != nil {
-		return idempotency.Outcome{}, err
+		return driver.BeginResult{}, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
 	rec := s.live(claim.Key, now)
 	if rec != nil && rec.completed {
-		return idempotency.Outcome{
-			State: idempotency.Completed, Fingerprint: rec.fingerprint, Response: rec.response.Clone(),
+		return driver.BeginResult{
+			State: driver.Completed, Fingerprint: rec.fingerprint, Response: rec.response.Clone(),
 		}, nil
 	}
 	if rec != nil && rec.token != claim.Token {
-		return idempotency.Outcome{
-			State: idempotency.InProgress, Fingerprint: rec.fingerprint, Lease: rec.expires.Sub(now),
+		return driver.BeginResult{
+			State: driver.InProgress, Fingerprint: rec.fingerprint, Lease: rec.expires.Sub(now),
 		}, nil
 	}
 	s.sweep(now)
 	s.records[claim.Key] = &record{
-		token: claim.Token, fingerprint: claim.Fingerprint, expires: now.Add(Lease),
+		token: claim.Token, fingerprint: claim.Fingerprint, expires: now.Add(lease),
 	}
-	return idempotency.Outcome{State: idempotency.Acquired, Lease: Lease}, nil
+	return driver.BeginResult{State: driver.Acquired, Lease: lease}, nil
 }
 
-// Extend implements idempotency.Store.
-func (s *Store) Extend(ctx context.Context, claim idempotency.Claim) error {
-	return s.change(ctx, claim, func(rec *record, now time.Time) { rec.expires = now.Add(Lease) })
+// Extend implements driver.Store.
+func (s *Store) Extend(ctx context.Context, claim driver.Claim) error {
+	return s.change(ctx, claim, func(rec *record, now time.Time) { rec.expires = now.Add(lease) })
 }
 
-// Complete implements idempotency.Store.
-func (s *Store) Complete(ctx context.Context, claim idempotency.Claim, resp idempotency.Response) error {
+// Complete implements driver.Store.
+func (s *Store) Complete(ctx context.Context, claim driver.Claim, resp driver.Response) error {
 	err := s.change(ctx, claim, func(rec *record, now time.Time) {
 		rec.fingerprint = claim.Fingerprint
 		rec.completed, rec.response = true, resp
-		rec.expires = now.Add(Retention)
+		rec.expires = now.Add(retention)
 	})
 	if err != nil && s.completedBy(claim) {
 		return nil
@@ -84,20 +84,20 @@ func (s *Store) Complete(ctx context.Context, claim idempotency.Claim, resp idem
 	return err
 }
 
-func (s *Store) completedBy(claim idempotency.Claim) bool {
+func (s *Store) completedBy(claim driver.Claim) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	rec := s.live(claim.Key, time.Now())
 	return rec != nil && rec.completed && rec.token == claim.Token
 }
 
-// Release implements idempotency.Store.
-func (s *Store) Release(ctx context.Context, claim idempotency.Claim) error {
+// Release implements driver.Store.
+func (s *Store) Release(ctx context.Context, claim driver.Claim) error {
 	return s.change(ctx, claim, func(*record, time.Time) { delete(s.records, claim.Key) })
 }
 
 // change applies fn to the record that claim holds.
-func (s *Store) change(ctx context.Context, claim idempotency.Claim, fn func(rec *record, now time.Time)) error {
+func (s *Store) change(ctx context.Context, claim driver.Claim, fn func(rec *record, now time.Time)) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -106,14 +106,14 @@ func (s *Store) change(ctx context.Context, claim idempotency.Claim, fn func(rec
 	now := time.Now()
 	rec := s.live(claim.Key, now)
 	if rec == nil || rec.completed || rec.token != claim.Token {
-		return idempotency.ErrLeaseLost
+		return driver.ErrLeaseLost
 	}
 	fn(rec, now)
 	return nil
 }
 
 // live returns the record unless its time is over.
-func (s *Store) live(key idempotency.Key, now time.Time) *record {
+func (s *Store) live(key driver.Key, now time.Time) *record {
 	rec := s.records[key]
 	if rec == nil || !now.Before(rec.expires) {
 		return nil

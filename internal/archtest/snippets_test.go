@@ -101,12 +101,12 @@ func inboxSnippet(ctx context.Context, manager *txretry.Manager, dial func(conte
 
 func middlewareSnippet(client goredis.UniversalClient, handler http.Handler) (http.Handler, error) {
 	// snippet: middleware
-	store, err := idempotencyredis.NewStore(client, idempotencyredis.Config{})
+	store, err := idempotencyredis.New(client, idempotencyredis.Config{})
 	if err != nil {
 		return nil, err
 	}
 	user := ratelimit.HeaderKey("X-User-Id") // as authentication leaves it
-	once, err := idempotency.NewMiddleware(store, idempotency.MiddlewareConfig{Scope: user})
+	once, err := idempotency.NewMiddleware(store, user, idempotency.MiddlewareConfig{})
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +124,7 @@ func middlewareSnippet(client goredis.UniversalClient, handler http.Handler) (ht
 	if err != nil {
 		return nil, err
 	}
-	return idempotency.RequireKey(nil)(limited(once(handler))), nil
+	return idempotency.RequireKey(idempotency.MiddlewareConfig{})(limited(once(handler))), nil
 	// end
 }
 

@@ -7,26 +7,27 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 )
 
 // Backend makes the stores under test.
 type Backend struct {
 	// New returns an empty store whose leases outlast any pause of a loaded
 	// machine; the default of 30 s is right.
-	New func(t *testing.T) idempotency.Store
+	New func(t *testing.T) driver.Store
 	// Brief returns an empty store for the tests that wait for leases to run
 	// out: let them be a few seconds. nil: New, which is right with Bubble.
-	Brief func(t *testing.T) idempotency.Store
+	Brief func(t *testing.T) driver.Store
 	// Fading returns an empty store and how long its completed records last: let
 	// that and its leases be a few seconds. With Bubble they may be long.
-	Fading func(t *testing.T) (store idempotency.Store, retention time.Duration)
+	Fading func(t *testing.T) (store driver.Store, retention time.Duration)
 	// Bubble runs each test in a testing/synctest bubble. For stores whose
 	// leases are on the clock of package time, and that need no network.
 	Bubble bool
 }
 
 // run runs fn as a subtest on a fresh store.
-func (b Backend) run(t *testing.T, name string, fn func(t *testing.T, store idempotency.Store)) {
+func (b Backend) run(t *testing.T, name string, fn func(t *testing.T, store driver.Store)) {
 	t.Helper()
 	t.Run(name, func(t *testing.T) {
 		t.Parallel()
@@ -43,7 +44,7 @@ func inBubble(t *testing.T, bubble bool, fn func(t *testing.T)) {
 }
 
 // runFading is run on a store whose records can be waited for.
-func (b Backend) runFading(t *testing.T, name string, fn func(t *testing.T, store idempotency.Store, retention time.Duration)) {
+func (b Backend) runFading(t *testing.T, name string, fn func(t *testing.T, store driver.Store, retention time.Duration)) {
 	t.Helper()
 	t.Run(name, func(t *testing.T) {
 		t.Parallel()
@@ -55,7 +56,7 @@ func (b Backend) runFading(t *testing.T, name string, fn func(t *testing.T, stor
 }
 
 // runBrief is run on a store whose leases can be waited for.
-func (b Backend) runBrief(t *testing.T, name string, fn func(t *testing.T, store idempotency.Store)) {
+func (b Backend) runBrief(t *testing.T, name string, fn func(t *testing.T, store driver.Store)) {
 	t.Helper()
 	if b.Brief != nil {
 		b.New = b.Brief
@@ -75,26 +76,26 @@ func until(t *testing.T, patience time.Duration, what string, check func() bool)
 	}
 }
 
-func newClaim() idempotency.Claim {
-	return idempotency.NewClaim(idempotency.NewKey(), idempotency.FingerprintOf("request"))
+func newClaim() driver.Claim {
+	return driver.NewClaim(driver.Key(idempotency.NewKey()), driver.FingerprintOf("request"))
 }
 
 // rival is another run of the claim's key.
-func rival(c idempotency.Claim) idempotency.Claim {
-	return idempotency.NewClaim(c.Key, idempotency.FingerprintOf("another request"))
+func rival(c driver.Claim) driver.Claim {
+	return driver.NewClaim(c.Key, driver.FingerprintOf("another request"))
 }
 
 // acquire begins a claim that must be acquired, and returns its lease.
-func acquire(t *testing.T, store idempotency.Store, c idempotency.Claim) time.Duration {
+func acquire(t *testing.T, store driver.Store, c driver.Claim) time.Duration {
 	t.Helper()
 	out, err := store.Begin(t.Context(), c)
-	if err != nil || out.State != idempotency.Acquired || out.Lease <= 0 {
+	if err != nil || out.State != driver.Acquired || out.Lease <= 0 {
 		t.Fatalf("Begin = %+v, %v; want acquired with a lease", out, err)
 	}
 	return out.Lease
 }
 
-func begin(t *testing.T, store idempotency.Store, c idempotency.Claim) idempotency.Outcome {
+func begin(t *testing.T, store driver.Store, c driver.Claim) driver.BeginResult {
 	t.Helper()
 	out, err := store.Begin(t.Context(), c)
 	if err != nil {

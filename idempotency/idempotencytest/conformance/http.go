@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 )
 
 // service is a handler behind the middleware.
@@ -17,12 +18,9 @@ type service struct {
 	handler http.Handler
 }
 
-func newService(t *testing.T, store idempotency.Store, cfg idempotency.MiddlewareConfig, fn http.HandlerFunc) *service {
+func newService(t *testing.T, store driver.Store, cfg idempotency.MiddlewareConfig, fn http.HandlerFunc) *service {
 	t.Helper()
-	if cfg.Scope == nil {
-		cfg.Scope = idempotency.GlobalScope
-	}
-	protect, err := idempotency.NewMiddleware(store, cfg)
+	protect, err := idempotency.NewMiddleware(store, idempotency.GlobalScope, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 )
 
 // TestMiddleware tests the HTTP middleware on a store.
@@ -29,7 +30,7 @@ func TestMiddleware(t *testing.T, b Backend) {
 	b.run(t, "32 requests with one key, 100 times", testStampede)
 }
 
-func testReplay(t *testing.T, store idempotency.Store) {
+func testReplay(t *testing.T, store driver.Store) {
 	var runs, refunds int
 	s := newService(t, store, idempotency.MiddlewareConfig{
 		OnReplay: func(*http.Request) { refunds++ },
@@ -69,7 +70,7 @@ func testReplay(t *testing.T, store idempotency.Store) {
 	}
 }
 
-func testInFlight(t *testing.T, store idempotency.Store) {
+func testInFlight(t *testing.T, store driver.Store) {
 	entered, leave := make(chan struct{}), make(chan struct{})
 	s := newService(t, store, idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, _ *http.Request) {
 		close(entered)
@@ -81,7 +82,7 @@ func testInFlight(t *testing.T, store idempotency.Store) {
 	go func() { done <- s.post(key) }()
 	<-entered
 	busy := s.post(key)
-	busy.is(t, 409, idempotency.CodeKeyInUse)
+	busy.is(t, 409, "IDEMPOTENCY_KEY_IN_USE")
 	if after := busy.header.Get("Retry-After"); after == "" || after == "0" {
 		t.Errorf("Retry-After is %q", after)
 	}
@@ -91,7 +92,7 @@ func testInFlight(t *testing.T, store idempotency.Store) {
 	s.post(key).is(t, 204, "")
 }
 
-func testReused(t *testing.T, store idempotency.Store) {
+func testReused(t *testing.T, store driver.Store) {
 	s := newService(t, store, idempotency.MiddlewareConfig{
 		FingerprintParts: func(r *http.Request) []string { return []string{r.Header.Get("X-User")} },
 	}, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
@@ -106,12 +107,12 @@ func testReused(t *testing.T, store idempotency.Store) {
 		{target: "/things?a=1&b=2", body: `{"n":1}`, header: http.Header{"Content-Type": {"text/plain"}}},
 		{target: "/things?a=1&b=2", body: `{"n":1}`, header: http.Header{"X-User": {"mallory"}}},
 	} {
-		s.do(q.with(key)).is(t, 422, idempotency.CodeKeyReused)
+		s.do(q.with(key)).is(t, 422, "IDEMPOTENCY_KEY_REUSED")
 	}
 }
 
 // testReusedAcrossRoutes: who asks for what is compared however the body was summed.
-func testReusedAcrossRoutes(t *testing.T, store idempotency.Store) {
+func testReusedAcrossRoutes(t *testing.T, store driver.Store) {
 	routes := [2]*service{}
 	for i, canonical := range []bool{false, true} {
 		routes[i] = newService(t, store, idempotency.MiddlewareConfig{
@@ -123,15 +124,15 @@ func testReusedAcrossRoutes(t *testing.T, store idempotency.Store) {
 	for i, first := range routes {
 		other, key := routes[1-i], idempotency.NewKey()
 		first.do(request{body: `{"n":1}`, header: alice}.with(key)).is(t, 200, "")
-		other.do(request{body: `{"n":1}`, header: mallory}.with(key)).is(t, 422, idempotency.CodeKeyReused)
-		other.do(request{body: `{"n":1}`, header: alice, target: "/others"}.with(key)).is(t, 422, idempotency.CodeKeyReused)
+		other.do(request{body: `{"n":1}`, header: mallory}.with(key)).is(t, 422, "IDEMPOTENCY_KEY_REUSED")
+		other.do(request{body: `{"n":1}`, header: alice, target: "/others"}.with(key)).is(t, 422, "IDEMPOTENCY_KEY_REUSED")
 		if again := other.do(request{body: `{"n":1}`, header: alice}.with(key)); again.body != "of alice" || !again.replayed() {
 			t.Errorf("a change of the way to sum bodies refuses a key in use: %+v", again)
 		}
 	}
 }
 
-func testNotKept(t *testing.T, store idempotency.Store) {
+func testNotKept(t *testing.T, store driver.Store) {
 	for _, status := range []int{401, 408, 425, 429, 500, 503} {
 		runs := 0
 		s := newService(t, store, idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, _ *http.Request) {
@@ -154,7 +155,7 @@ func testNotKept(t *testing.T, store idempotency.Store) {
 	}
 }
 
-func testPanic(t *testing.T, store idempotency.Store) {
+func testPanic(t *testing.T, store driver.Store) {
 	runs := 0
 	s := newService(t, store, idempotency.MiddlewareConfig{}, func(http.ResponseWriter, *http.Request) {
 		if runs++; runs == 1 {
@@ -173,7 +174,7 @@ func testPanic(t *testing.T, store idempotency.Store) {
 	s.post(key).is(t, 200, "")
 }
 
-func testUnkeepable(t *testing.T, store idempotency.Store) {
+func testUnkeepable(t *testing.T, store driver.Store) {
 	for name, fn := range map[string]http.HandlerFunc{
 		"too large": func(w http.ResponseWriter, _ *http.Request) {
 			for range 10 {
@@ -196,14 +197,14 @@ func testUnkeepable(t *testing.T, store idempotency.Store) {
 		if first.is(t, 200, ""); len(first.body) != 200 {
 			t.Errorf("%s: client got %d of 200 bytes", name, len(first.body))
 		}
-		s.post(key).is(t, 409, idempotency.CodeResultUnavailable)
+		s.post(key).is(t, 409, "IDEMPOTENCY_RESULT_UNAVAILABLE")
 		if runs != 1 {
 			t.Errorf("%s: %d runs", name, runs)
 		}
 	}
 }
 
-func testClientGone(t *testing.T, store idempotency.Store) {
+func testClientGone(t *testing.T, store driver.Store) {
 	ctx, hangUp := context.WithCancel(context.Background())
 	runs := 0
 	s := newService(t, store, idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, _ *http.Request) {
@@ -218,23 +219,24 @@ func testClientGone(t *testing.T, store idempotency.Store) {
 	}
 }
 
-func testSettled(t *testing.T, store idempotency.Store) {
-	kept, err := idempotency.JSON(http.StatusCreated, "kept")
+func testSettled(t *testing.T, store driver.Store) {
+	answer, err := idempotency.JSON(http.StatusCreated, "kept")
 	must(t, "JSON", err)
+	kept := driver.Response(answer)
 	refunds := 0
-	var record idempotency.Outcome
+	var record driver.BeginResult
 	var replayed bool
 	s := newService(t, store, idempotency.MiddlewareConfig{OnReplay: func(*http.Request) { refunds++ }},
 		func(w http.ResponseWriter, r *http.Request) {
-			claim, _ := idempotency.ClaimFrom(r.Context())
-			if record.Fingerprint == (idempotency.Fingerprint{}) {
+			claim, _ := driver.ClaimFrom(r.Context())
+			if record.Fingerprint == (driver.Fingerprint{}) {
 				record.Fingerprint = claim.Fingerprint
 			}
 			claim.Settle(record, replayed)
 			w.WriteHeader(http.StatusServiceUnavailable) // what the handler says is not the record
 		})
 
-	record = idempotency.Outcome{State: idempotency.Completed, Response: kept}
+	record = driver.BeginResult{State: driver.Completed, Response: kept}
 	key := idempotency.NewKey()
 	if first := s.post(key); first.status != 201 || first.body != `"kept"` || first.replayed() {
 		t.Errorf("fresh: %+v", first)
@@ -244,18 +246,18 @@ func testSettled(t *testing.T, store idempotency.Store) {
 	}
 
 	replayed = true
-	record = idempotency.Outcome{State: idempotency.Completed, Response: kept}
+	record = driver.BeginResult{State: driver.Completed, Response: kept}
 	if first := s.post(idempotency.NewKey()); first.status != 201 || !first.replayed() || refunds != 2 {
 		t.Errorf("record of an earlier run: %+v, %d refunds", first, refunds)
 	}
 
-	record = idempotency.Outcome{State: idempotency.Completed, Response: kept, Fingerprint: idempotency.FingerprintOf("other")}
+	record = driver.BeginResult{State: driver.Completed, Response: kept, Fingerprint: driver.FingerprintOf("other")}
 	key = idempotency.NewKey()
-	s.post(key).is(t, 422, idempotency.CodeKeyReused)
-	s.post(key).is(t, 422, idempotency.CodeKeyReused)
+	s.post(key).is(t, 422, "IDEMPOTENCY_KEY_REUSED")
+	s.post(key).is(t, 422, "IDEMPOTENCY_KEY_REUSED")
 }
 
-func testStampede(t *testing.T, store idempotency.Store) {
+func testStampede(t *testing.T, store driver.Store) {
 	const keys, clients = 100, 32
 	var runs sync.Map // of key to *atomic.Int32
 	s := newService(t, store, idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, r *http.Request) {

@@ -9,9 +9,10 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 )
 
-func testLongHandler(t *testing.T, store idempotency.Store) {
+func testLongHandler(t *testing.T, store driver.Store) {
 	probe := newClaim()
 	lease := acquire(t, store, probe)
 	var runs atomic.Int32
@@ -47,9 +48,9 @@ func testLongHandler(t *testing.T, store idempotency.Store) {
 	}
 }
 
-func testLeaseLost(t *testing.T, store idempotency.Store) {
+func testLeaseLost(t *testing.T, store driver.Store) {
 	s := newService(t, store, idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, r *http.Request) {
-		claim, ok := idempotency.ClaimFrom(r.Context())
+		claim, ok := driver.ClaimFrom(r.Context())
 		if !ok {
 			t.Error("no claim in the handler's context")
 			return

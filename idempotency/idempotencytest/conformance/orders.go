@@ -8,12 +8,13 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 )
 
 // testOrders has two runs of one key take their steps in every order there is,
 // repetitions and steps out of place among them, and compares each answer with
 // that of a model.
-func testOrders(t *testing.T, store idempotency.Store) {
+func testOrders(t *testing.T, store driver.Store) {
 	const steps, length, workers = 8, 5, 8
 	orders := make(chan int)
 	var wg sync.WaitGroup
@@ -38,9 +39,9 @@ func testOrders(t *testing.T, store idempotency.Store) {
 }
 
 // takeOrder reads order as a number whose digits are steps.
-func takeOrder(store idempotency.Store, order, steps, length int) error {
+func takeOrder(store driver.Store, order, steps, length int) error {
 	first := newClaim()
-	runs, model, taken := [2]idempotency.Claim{first, rival(first)}, model{holder: nobody, done: nobody}, ""
+	runs, model, taken := [2]driver.Claim{first, rival(first)}, model{holder: nobody, done: nobody}, ""
 	for range length {
 		run, step := order%steps%2, order%steps/2
 		order /= steps
@@ -55,7 +56,7 @@ func takeOrder(store idempotency.Store, order, steps, length int) error {
 var stepNames = [...]string{"Begin", "Extend", "Complete", "Release"}
 
 // take says in a word what came of a step.
-func take(store idempotency.Store, claim idempotency.Claim, run, step int) string {
+func take(store driver.Store, claim driver.Claim, run, step int) string {
 	var err error
 	switch stepNames[step] {
 	case "Begin":
@@ -63,16 +64,16 @@ func take(store idempotency.Store, claim idempotency.Claim, run, step int) strin
 		switch {
 		case err != nil:
 			return err.Error()
-		case out.State == idempotency.Completed:
+		case out.State == driver.Completed:
 			return fmt.Sprint("completed by ", out.Response.Status-200)
-		case out.State == idempotency.Acquired:
+		case out.State == driver.Acquired:
 			return "acquired"
 		}
 		return "in progress"
 	case "Extend":
 		err = store.Extend(context.Background(), claim)
 	case "Complete":
-		err = store.Complete(context.Background(), claim, idempotency.Response{Status: 200 + run})
+		err = store.Complete(context.Background(), claim, driver.Response{Status: 200 + run})
 	case "Release":
 		err = store.Release(context.Background(), claim)
 	}

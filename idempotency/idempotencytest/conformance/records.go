@@ -11,8 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/holdfast-go/holdfast/idempotency"
-	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
+	pgxdriver "github.com/holdfast-go/holdfast/idempotency/idempotencypgx/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 	"github.com/holdfast-go/holdfast/txretry"
 )
@@ -20,16 +20,16 @@ import (
 // Database is a business database with a table of records in it.
 type Database struct {
 	Transactor txretry.Transactor
-	Records    idempotencypgx.Records
+	Records    pgxdriver.Records
 	// Add stores one more effect under name, in the transaction.
 	Add func(ctx context.Context, tx pgx.Tx, name string) error
 	// Count returns the number of committed effects under name.
 	Count func(t *testing.T, name string) int
 	// Gate returns an empty store to stand in front. nil: one in memory.
-	Gate func(t *testing.T) idempotency.Store
+	Gate func(t *testing.T) driver.Store
 }
 
-func (db Database) gate(t *testing.T) idempotency.Store {
+func (db Database) gate(t *testing.T) driver.Store {
 	t.Helper()
 	if db.Gate == nil {
 		return idempotencytest.NewStore()
@@ -53,7 +53,7 @@ func (b RecordsBackend) run(t *testing.T, name string, fn func(t *testing.T, db 
 	})
 }
 
-// TestRecords tests an idempotencypgx.Records.
+// TestRecords tests a Records of idempotencypgx/driver.
 func TestRecords(t *testing.T, b RecordsBackend) {
 	b.run(t, "a committed record is found", testRecordFound)
 	b.run(t, "a record is rolled back with its transaction", testRecordRolledBack)
@@ -64,18 +64,18 @@ func TestRecords(t *testing.T, b RecordsBackend) {
 	b.run(t, "many rivals, one record", testRecordRivals)
 }
 
-func newRecord() idempotencypgx.Record {
+func newRecord() pgxdriver.Record {
 	c := newClaim()
-	return idempotencypgx.Record{
+	return pgxdriver.Record{
 		Key: c.Key, Token: c.Token, Fingerprint: c.Fingerprint,
-		Response: idempotency.Response{
+		Response: driver.Response{
 			Status: 201, Header: http.Header{"Location": {"/a", "/b"}}, Body: []byte("\x00\xff{}"),
 		},
 	}
 }
 
 // insert commits rec together with an effect under its key.
-func (db Database) insert(rec idempotencypgx.Record) error {
+func (db Database) insert(rec pgxdriver.Record) error {
 	return db.Transactor.Do(background, func(ctx context.Context, tx pgx.Tx) error {
 		if err := db.Add(ctx, tx, string(rec.Key)); err != nil {
 			return err
@@ -84,11 +84,11 @@ func (db Database) insert(rec idempotencypgx.Record) error {
 	})
 }
 
-func (db Database) find(t *testing.T, rec idempotencypgx.Record) (lookup, resolve bool) {
+func (db Database) find(t *testing.T, rec pgxdriver.Record) (lookup, resolve bool) {
 	t.Helper()
 	for _, ask := range []struct {
 		found *bool
-		fn    func(context.Context, idempotency.Key) (idempotencypgx.Record, bool, error)
+		fn    func(context.Context, driver.Key) (pgxdriver.Record, bool, error)
 	}{{&lookup, db.Records.Lookup}, {&resolve, db.Records.Resolve}} {
 		got, found, err := ask.fn(t.Context(), rec.Key)
 		must(t, "find record", err)
@@ -104,7 +104,7 @@ func (db Database) find(t *testing.T, rec idempotencypgx.Record) (lookup, resolv
 }
 
 func testRecordFound(t *testing.T, db Database) {
-	for _, resp := range []idempotency.Response{newRecord().Response, {}} { // kept, and a tombstone
+	for _, resp := range []driver.Response{newRecord().Response, {}} { // kept, and a tombstone
 		rec := newRecord()
 		rec.Response = resp
 		must(t, "insert", db.insert(rec))

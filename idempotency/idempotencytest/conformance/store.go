@@ -12,9 +12,10 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 )
 
-// TestStore tests an idempotency.Store.
+// TestStore tests an driver.Store.
 func TestStore(t *testing.T, b Backend) {
 	b.run(t, "a key is acquired once", testAcquiredOnce)
 	b.run(t, "a completed key answers", testCompleted)
@@ -34,11 +35,11 @@ func TestStore(t *testing.T, b Backend) {
 	b.run(t, "two runs, in every order of their steps", testOrders)
 }
 
-func testAcquiredOnce(t *testing.T, store idempotency.Store) {
+func testAcquiredOnce(t *testing.T, store driver.Store) {
 	c := newClaim()
 	lease := acquire(t, store, c)
 	out := begin(t, store, rival(c))
-	if out.State != idempotency.InProgress || out.Lease <= 0 || out.Lease > lease {
+	if out.State != driver.InProgress || out.Lease <= 0 || out.Lease > lease {
 		t.Errorf("rival's Begin = %+v; want in progress with at most %v left", out, lease)
 	}
 	if out.Fingerprint != c.Fingerprint {
@@ -48,10 +49,10 @@ func testAcquiredOnce(t *testing.T, store idempotency.Store) {
 	acquire(t, store, newClaim()) // another key
 }
 
-func testCompleted(t *testing.T, store idempotency.Store) {
+func testCompleted(t *testing.T, store driver.Store) {
 	c := newClaim()
 	acquire(t, store, c)
-	want := idempotency.Response{
+	want := driver.Response{
 		Status: 201,
 		Header: http.Header{
 			"Link": {"</a>", `</b>; title="ü"`}, "X-Latin-1": {"caf\xe9"}, "Content-Disposition": {""},
@@ -64,9 +65,9 @@ func testCompleted(t *testing.T, store idempotency.Store) {
 	other.Status, other.Body = 500, []byte("other")
 	must(t, "Complete again", store.Complete(t.Context(), c, other))
 
-	for _, claim := range []idempotency.Claim{c, rival(c)} {
+	for _, claim := range []driver.Claim{c, rival(c)} {
 		out := begin(t, store, claim)
-		if out.State != idempotency.Completed || out.Fingerprint != c.Fingerprint {
+		if out.State != driver.Completed || out.Fingerprint != c.Fingerprint {
 			t.Fatalf("Begin = %+v; want completed with the fingerprint of the first", out)
 		}
 		sameResponse(t, out.Response, want)
@@ -83,7 +84,7 @@ func testCompleted(t *testing.T, store idempotency.Store) {
 	sameResponse(t, begin(t, store, rival(c)).Response, want)
 }
 
-func sameResponse(t *testing.T, got, want idempotency.Response) {
+func sameResponse(t *testing.T, got, want driver.Response) {
 	t.Helper()
 	if got.Status != want.Status || !bytes.Equal(got.Body, want.Body) || len(got.Header) != len(want.Header) {
 		t.Errorf("response = %+v, want %+v", got, want)
@@ -95,26 +96,26 @@ func sameResponse(t *testing.T, got, want idempotency.Response) {
 	}
 }
 
-func testTombstone(t *testing.T, store idempotency.Store) {
+func testTombstone(t *testing.T, store driver.Store) {
 	c := newClaim()
 	acquire(t, store, c)
-	must(t, "Complete", store.Complete(t.Context(), c, idempotency.Response{}))
-	if out := begin(t, store, rival(c)); out.State != idempotency.Completed || !out.Response.Unavailable() {
+	must(t, "Complete", store.Complete(t.Context(), c, driver.Response{}))
+	if out := begin(t, store, rival(c)); out.State != driver.Completed || !out.Response.Unavailable() {
 		t.Errorf("Begin = %+v; want completed without a response", out)
 	}
 }
 
-func testFingerprintReplaced(t *testing.T, store idempotency.Store) {
+func testFingerprintReplaced(t *testing.T, store driver.Store) {
 	c := newClaim()
 	acquire(t, store, c)
-	c.Fingerprint = idempotency.FingerprintOf("what the record says")
-	must(t, "Complete", store.Complete(t.Context(), c, idempotency.Response{Status: 200}))
+	c.Fingerprint = driver.FingerprintOf("what the record says")
+	must(t, "Complete", store.Complete(t.Context(), c, driver.Response{Status: 200}))
 	if out := begin(t, store, rival(c)); out.Fingerprint != c.Fingerprint {
 		t.Errorf("fingerprint = %+v, want %+v", out.Fingerprint, c.Fingerprint)
 	}
 }
 
-func testReleased(t *testing.T, store idempotency.Store) {
+func testReleased(t *testing.T, store driver.Store) {
 	c := newClaim()
 	acquire(t, store, c)
 	must(t, "Release", store.Release(t.Context(), c))
@@ -122,15 +123,15 @@ func testReleased(t *testing.T, store idempotency.Store) {
 	next := rival(c)
 	acquire(t, store, next)
 	lost(t, store, c)
-	must(t, "Complete", store.Complete(t.Context(), next, idempotency.Response{Status: 204}))
+	must(t, "Complete", store.Complete(t.Context(), next, driver.Response{Status: 204}))
 }
 
 // lost checks that c can change nothing any more.
-func lost(t *testing.T, store idempotency.Store, c idempotency.Claim) {
+func lost(t *testing.T, store driver.Store, c driver.Claim) {
 	t.Helper()
 	for what, err := range map[string]error{
 		"Extend":   store.Extend(t.Context(), c),
-		"Complete": store.Complete(t.Context(), c, idempotency.Response{Status: 200, Body: []byte("too late")}),
+		"Complete": store.Complete(t.Context(), c, driver.Response{Status: 200, Body: []byte("too late")}),
 		"Release":  store.Release(t.Context(), c),
 	} {
 		if !errors.Is(err, idempotency.ErrLeaseLost) {
@@ -139,35 +140,35 @@ func lost(t *testing.T, store idempotency.Store, c idempotency.Claim) {
 	}
 }
 
-func testForeignToken(t *testing.T, store idempotency.Store) {
+func testForeignToken(t *testing.T, store driver.Store) {
 	c := newClaim()
 	lost(t, store, c) // nothing was begun
 	acquire(t, store, c)
 	lost(t, store, rival(c))
 	must(t, "Extend", store.Extend(t.Context(), c))
-	must(t, "Complete", store.Complete(t.Context(), c, idempotency.Response{Status: 200}))
+	must(t, "Complete", store.Complete(t.Context(), c, driver.Response{Status: 200}))
 }
 
-func testTakeover(t *testing.T, store idempotency.Store) {
+func testTakeover(t *testing.T, store driver.Store) {
 	c := newClaim()
 	next := rival(c)
 	lease := acquire(t, store, c)
 	start := time.Now()
 	until(t, 10*lease, "the lease runs out", func() bool {
-		return begin(t, store, next).State == idempotency.Acquired
+		return begin(t, store, next).State == driver.Acquired
 	})
 	if held := time.Since(start); held < lease/2 {
 		t.Errorf("taken over after %v of %v", held, lease)
 	}
 	lost(t, store, c)
-	must(t, "Complete", store.Complete(t.Context(), next, idempotency.Response{Status: 201}))
+	must(t, "Complete", store.Complete(t.Context(), next, driver.Response{Status: 201}))
 	lost(t, store, c)
-	if out := begin(t, store, c); out.State != idempotency.Completed || out.Response.Status != 201 {
+	if out := begin(t, store, c); out.State != driver.Completed || out.Response.Status != 201 {
 		t.Errorf("Begin = %+v; want the answer of the run that took over", out)
 	}
 }
 
-func testExpired(t *testing.T, store idempotency.Store) {
+func testExpired(t *testing.T, store driver.Store) {
 	c := newClaim()
 	lease := acquire(t, store, c)
 	<-time.After(lease + lease/5)
@@ -175,20 +176,20 @@ func testExpired(t *testing.T, store idempotency.Store) {
 	acquire(t, store, rival(c))
 }
 
-func testExtend(t *testing.T, store idempotency.Store) {
+func testExtend(t *testing.T, store driver.Store) {
 	c := newClaim()
 	lease := acquire(t, store, c)
 	for start := time.Now(); time.Since(start) < lease+lease/2; {
 		must(t, "Extend", store.Extend(t.Context(), c))
-		if out := begin(t, store, rival(c)); out.State != idempotency.InProgress {
+		if out := begin(t, store, rival(c)); out.State != driver.InProgress {
 			t.Fatalf("Begin = %+v; want in progress", out)
 		}
 		<-time.After(lease / 20)
 	}
-	must(t, "Complete", store.Complete(t.Context(), c, idempotency.Response{Status: 200}))
+	must(t, "Complete", store.Complete(t.Context(), c, driver.Response{Status: 200}))
 }
 
-func testBeginRenews(t *testing.T, store idempotency.Store) {
+func testBeginRenews(t *testing.T, store driver.Store) {
 	c := newClaim()
 	lease := acquire(t, store, c)
 	<-time.After(lease / 2)
@@ -200,41 +201,41 @@ func testBeginRenews(t *testing.T, store idempotency.Store) {
 	if took := time.Since(asked); left < lease-took-10*time.Millisecond { // stores count in milliseconds
 		t.Errorf("%v left of a lease of %v that was renewed %v ago", left, lease, took)
 	}
-	must(t, "Complete", store.Complete(t.Context(), c, idempotency.Response{Status: 200}))
+	must(t, "Complete", store.Complete(t.Context(), c, driver.Response{Status: 200}))
 }
 
-func testRetention(t *testing.T, store idempotency.Store, retention time.Duration) {
+func testRetention(t *testing.T, store driver.Store, retention time.Duration) {
 	c := newClaim()
 	acquire(t, store, c)
-	must(t, "Complete", store.Complete(t.Context(), c, idempotency.Response{Status: 200}))
+	must(t, "Complete", store.Complete(t.Context(), c, driver.Response{Status: 200}))
 	<-time.After(retention + 100*time.Millisecond)
 	lost(t, store, c) // also for Complete again
 	next := rival(c)
 	acquire(t, store, next)
 	lost(t, store, c)
-	must(t, "Complete", store.Complete(t.Context(), next, idempotency.Response{Status: 201}))
+	must(t, "Complete", store.Complete(t.Context(), next, driver.Response{Status: 201}))
 }
 
-func testScopes(t *testing.T, store idempotency.Store) {
+func testScopes(t *testing.T, store driver.Store) {
 	key := idempotency.NewKey()
 	for _, k := range []idempotency.Key{
 		key, key.In("a"), key.In("b"), key.In("lock"), key.In("a:b"), key.In("{a}"), key.In("\x00 ü%41"),
 		key.In(string(bytes.Repeat([]byte("long"), 1000))),
 	} {
-		acquire(t, store, idempotency.NewClaim(k, idempotency.FingerprintOf()))
+		acquire(t, store, driver.NewClaim(driver.Key(k), driver.FingerprintOf()))
 	}
 }
 
-func testMalformedKey(t *testing.T, store idempotency.Store) {
+func testMalformedKey(t *testing.T, store driver.Store) {
 	for _, key := range []idempotency.Key{"", "x", "{}", "@a:b", "A0EEBC999C0B4EF8BB6D6BB9BD380A11"} {
-		_, err := store.Begin(t.Context(), idempotency.NewClaim(key, idempotency.FingerprintOf()))
+		_, err := store.Begin(t.Context(), driver.NewClaim(driver.Key(key), driver.FingerprintOf()))
 		if !errors.Is(err, idempotency.ErrKeyInvalid) {
 			t.Errorf("Begin(%q) = %v; want ErrKeyInvalid", key, err)
 		}
 	}
 }
 
-func testCancelled(t *testing.T, store idempotency.Store) {
+func testCancelled(t *testing.T, store driver.Store) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	c := newClaim()
@@ -244,7 +245,7 @@ func testCancelled(t *testing.T, store idempotency.Store) {
 	acquire(t, store, rival(c))
 }
 
-func testRivals(t *testing.T, store idempotency.Store) {
+func testRivals(t *testing.T, store driver.Store) {
 	const keys, rivals = 50, 16
 	for range keys {
 		c := newClaim()
@@ -256,9 +257,9 @@ func testRivals(t *testing.T, store idempotency.Store) {
 				switch {
 				case err != nil:
 					t.Errorf("Begin: %v", err)
-				case out.State == idempotency.Acquired:
+				case out.State == driver.Acquired:
 					won.Add(1)
-				case out.State != idempotency.InProgress:
+				case out.State != driver.InProgress:
 					t.Errorf("Begin = %+v", out)
 				}
 			})

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 )
 
@@ -60,9 +61,9 @@ var reply http.Handler = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Re
 	_, _ = w.Write(body)
 })
 
-func behind(store idempotency.Store, next http.Handler) (http.Handler, error) {
-	protect, err := idempotency.NewMiddleware(store, idempotency.MiddlewareConfig{
-		Scope: idempotency.GlobalScope, Logger: slog.New(slog.DiscardHandler),
+func behind(store driver.Store, next http.Handler) (http.Handler, error) {
+	protect, err := idempotency.NewMiddleware(store, idempotency.GlobalScope, idempotency.MiddlewareConfig{
+		Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		return nil, err
@@ -139,7 +140,7 @@ type rival struct {
 // key) with bare commands of the same client. What the middleware does besides
 // (a request with its body, the fingerprint, the response held back) has rows of
 // its own, which the goals leave out.
-func (b *bench) share(ctx context.Context, store idempotency.Store, rival rival) error {
+func (b *bench) share(ctx context.Context, store driver.Store, rival rival) error {
 	handler, err := behind(store, reply)
 	if err != nil {
 		return err
@@ -173,19 +174,19 @@ func (b *bench) share(ctx context.Context, store idempotency.Store, rival rival)
 }
 
 // onStore asks the store without the middleware.
-func onStore(store idempotency.Store) func(ctx context.Context, key idempotency.Key) error {
-	fp := idempotency.FingerprintOf("things")
-	resp := idempotency.Response{
+func onStore(store driver.Store) func(ctx context.Context, key idempotency.Key) error {
+	fp := driver.FingerprintOf("things")
+	resp := driver.Response{
 		Status: http.StatusCreated, Header: http.Header{"Content-Type": {"application/json"}}, Body: body,
 	}
 	return func(ctx context.Context, key idempotency.Key) error {
-		claim := idempotency.NewClaim(key, fp)
+		claim := driver.NewClaim(driver.Key(key), fp)
 		switch out, err := store.Begin(ctx, claim); {
 		case err != nil:
 			return err
-		case out.State == idempotency.Acquired:
+		case out.State == driver.Acquired:
 			return store.Complete(ctx, claim, resp)
-		case out.State == idempotency.Completed && len(out.Response.Body) == len(body):
+		case out.State == driver.Completed && len(out.Response.Body) == len(body):
 			return nil
 		default:
 			return fmt.Errorf("key in state %d", out.State)

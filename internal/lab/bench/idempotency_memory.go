@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 )
 
@@ -13,9 +14,9 @@ import (
 // end as fast as others begin. Without that a run would measure the growth of
 // the heap. It forgets too soon for replays.
 type recent struct {
-	idempotency.Store // nil: nobody extends or releases here
-	generation        atomic.Pointer[generation]
-	begun             atomic.Int64
+	driver.Store // nil: nobody extends or releases here
+	generation   atomic.Pointer[generation]
+	begun        atomic.Int64
 }
 
 // generation is a store and the one before, where some claims are still held.
@@ -29,16 +30,16 @@ func newRecent() *recent {
 	return s
 }
 
-func (s *recent) Begin(ctx context.Context, claim idempotency.Claim) (idempotency.Outcome, error) {
+func (s *recent) Begin(ctx context.Context, claim driver.Claim) (driver.BeginResult, error) {
 	g := s.generation.Load()
 	out, err := g.young.Begin(ctx, claim)
-	if out.State == idempotency.Acquired && s.begun.Add(1)%perGeneration == 0 {
+	if out.State == driver.Acquired && s.begun.Add(1)%perGeneration == 0 {
 		s.generation.Store(&generation{young: idempotencytest.NewStore(), old: g.young})
 	}
 	return out, err
 }
 
-func (s *recent) Complete(ctx context.Context, claim idempotency.Claim, resp idempotency.Response) error {
+func (s *recent) Complete(ctx context.Context, claim driver.Claim, resp driver.Response) error {
 	g := s.generation.Load()
 	err := g.young.Complete(ctx, claim, resp)
 	if errors.Is(err, idempotency.ErrLeaseLost) {

@@ -32,7 +32,7 @@ func (b *bench) redisKeys(ctx context.Context) (*redis.Client, *idempotencyredis
 	opts.PoolSize = 50
 	client := redis.NewClient(opts)
 	b.atEnd(client.Close)
-	store, err := idempotencyredis.NewStore(client, idempotencyredis.Config{Prefix: "bench:idempotency", Retention: recordLife})
+	store, err := idempotencyredis.New(client, idempotencyredis.Config{Prefix: "bench:idempotency", Retention: recordLife})
 	return client, store, err
 }
 
@@ -77,14 +77,18 @@ func benchPostgresKeys(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	if err := idempotencypgx.Migrate(ctx, pool, idempotencypgx.SchemaConfig{}); err != nil {
+	manager, err := txretry.New(pool, txretry.Config{})
+	if err != nil {
+		return err
+	}
+	store, err := idempotencypgx.New(manager, idempotencypgx.Config{Lease: 30 * time.Second})
+	if err != nil {
+		return err
+	}
+	if err := store.Migrate(ctx); err != nil {
 		return err
 	}
 	if _, err := pool.Exec(ctx, "CREATE TABLE raw (key text PRIMARY KEY, body bytea)"); err != nil {
-		return err
-	}
-	store, err := idempotencypgx.NewStore(pool, idempotencypgx.Config{})
-	if err != nil {
 		return err
 	}
 	return b.share(ctx, store, rival{
@@ -122,16 +126,18 @@ func benchTiers(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	manager, err1 := txretry.New(pool, txretry.Config{})
-	records, err2 := idempotencypgx.NewRecords(pool, idempotencypgx.RecordsConfig{})
-	if err := errors.Join(err1, err2); err != nil {
-		return err
-	}
-	runner, err := idempotencypgx.NewRunner(manager, records, gate, idempotencypgx.RunnerConfig{})
+	manager, err := txretry.New(pool, txretry.Config{})
 	if err != nil {
 		return err
 	}
-	tiers, err := behind(gate, tiersHandler(runner))
+	store, err := idempotencypgx.New(manager, idempotencypgx.Config{Gate: gate})
+	if err != nil {
+		return err
+	}
+	if err := store.Migrate(ctx); err != nil {
+		return err
+	}
+	tiers, err := behind(store, tiersHandler(store))
 	if err != nil {
 		return err
 	}
@@ -168,10 +174,10 @@ func transactionHandler(manager *txretry.Manager) http.Handler {
 	})
 }
 
-func tiersHandler(runner *idempotencypgx.Runner) http.Handler {
+func tiersHandler(store *idempotencypgx.Store) http.Handler {
 	resp := idempotency.Response{Status: http.StatusCreated, Header: http.Header{"Content-Type": {"application/json"}}, Body: body}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, err := runner.Run(r.Context(), func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
+		_, err := store.Do(r.Context(), func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
 			return resp, insertThing(ctx, tx)
 		})
 		if err != nil {

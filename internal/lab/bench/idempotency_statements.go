@@ -8,7 +8,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/idempotency"
-	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 )
 
 // statementCounter counts what a pool sends.
@@ -51,9 +50,6 @@ func (c *statementCounter) extra(ctx context.Context, alone, ours keeper) (float
 func (b *bench) tieredDatabase(ctx context.Context) (*pgxpool.Pool, *statementCounter, error) {
 	plain, err := b.postgres(ctx)
 	if err != nil {
-		return nil, nil, err
-	}
-	if err := idempotencypgx.Migrate(ctx, plain, idempotencypgx.SchemaConfig{}); err != nil {
 		return nil, nil, err
 	}
 	if _, err := plain.Exec(ctx, "CREATE TABLE things (id bigserial PRIMARY KEY, body bytea)"); err != nil {

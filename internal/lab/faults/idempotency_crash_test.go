@@ -19,7 +19,7 @@ import (
 // other; then the client asks another process.
 func TestIdempotencyProcessKilled(t *testing.T) {
 	t.Parallel()
-	for _, gate := range []string{redisGate, postgresGate, noGate} {
+	for _, gate := range []string{redisGate, postgresGate, noGate, alone} {
 		t.Run(gate, func(t *testing.T) {
 			t.Parallel()
 			job := stackJob{Database: pgtest.URL(t), Redis: redistest.URL(t), Gate: gate}

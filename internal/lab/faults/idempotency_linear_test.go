@@ -13,11 +13,13 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/txretry"
 )
 
 // What a client can be told of a key: the answer, fresh or replayed, or that it is in use.
@@ -122,24 +124,27 @@ func TestIdempotencyIsLinearizable(t *testing.T) {
 	for name, open := range map[string]func(t *testing.T) http.Handler{
 		"memory": func(t *testing.T) http.Handler { return plain(t, idempotencytest.NewStore()) },
 		"redis": func(t *testing.T) http.Handler {
-			store, err := idempotencyredis.NewStore(redistest.New(t), idempotencyredis.Config{})
+			store, err := idempotencyredis.New(redistest.New(t), idempotencyredis.Config{})
 			must(t, err)
 			return plain(t, store)
 		},
 		"postgres": func(t *testing.T) http.Handler {
 			url := pgtest.URL(t)
 			migrateStack(t, url)
-			store, err := idempotencypgx.NewStore(pgtest.Pool(t, url, 10), idempotencypgx.Config{SchemaConfig: gateTable})
+			manager, err := txretry.New(pgtest.Pool(t, url, 10), txretry.Config{})
+			must(t, err)
+			store, err := idempotencypgx.New(manager, idempotencypgx.Config{Lease: 30 * time.Second})
 			must(t, err)
 			return plain(t, store)
 		},
 		"cluster": func(t *testing.T) http.Handler {
 			client, _ := redistest.Cluster(t)
-			store, err := idempotencyredis.NewStore(client, idempotencyredis.Config{})
+			store, err := idempotencyredis.New(client, idempotencyredis.Config{})
 			must(t, err)
 			return plain(t, store)
 		},
-		"two tiers": twoTiers,
+		"two tiers":      func(t *testing.T) http.Handler { return twoTiers(t, redisGate) },
+		"postgres alone": func(t *testing.T) http.Handler { return twoTiers(t, alone) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -151,7 +156,7 @@ func TestIdempotencyIsLinearizable(t *testing.T) {
 	}
 }
 
-func plain(t *testing.T, store idempotency.Store) http.Handler {
+func plain(t *testing.T, store driver.Store) http.Handler {
 	t.Helper()
 	return guarded(t, store, func(w http.ResponseWriter, r *http.Request) {
 		v := r.Context().Value(visitKey{}).(*visit)
@@ -163,28 +168,26 @@ func plain(t *testing.T, store idempotency.Store) http.Handler {
 	})
 }
 
-func guarded(t *testing.T, store idempotency.Store, fn http.HandlerFunc) http.Handler {
+func guarded(t *testing.T, store driver.Store, fn http.HandlerFunc) http.Handler {
 	t.Helper()
-	protect, err := idempotency.NewMiddleware(store, idempotency.MiddlewareConfig{Scope: idempotency.GlobalScope, Logger: quiet})
+	protect, err := idempotency.NewMiddleware(store, idempotency.GlobalScope, idempotency.MiddlewareConfig{Logger: quiet})
 	must(t, err)
 	return protect(fn)
 }
 
-func twoTiers(t *testing.T) http.Handler {
+func twoTiers(t *testing.T, gate string) http.Handler {
 	t.Helper()
-	job := stackJob{Database: pgtest.URL(t), Redis: redistest.URL(t), Gate: redisGate}
+	job := stackJob{Database: pgtest.URL(t), Redis: redistest.URL(t), Gate: gate}
 	migrateStack(t, job.Database)
 	s, err := openStack(t.Context(), job, nil)
 	must(t, err)
 	t.Cleanup(s.close)
-	gate, err := s.gate(redisGate)
+	store, err := s.store(gate)
 	must(t, err)
-	runner, err := newRunner(s.pool, gate)
-	must(t, err)
-	return guarded(t, gate, func(w http.ResponseWriter, r *http.Request) {
+	return guarded(t, store, func(w http.ResponseWriter, r *http.Request) {
 		v := r.Context().Value(visitKey{}).(*visit)
 		v.entered = time.Now()
-		_, err := runner.Run(r.Context(), func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
+		_, err := store.Do(r.Context(), func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
 			if _, err := tx.Exec(ctx, `INSERT INTO effects (key) VALUES ($1)`, r.Header.Get(idempotency.Header)); err != nil {
 				return idempotency.Response{}, err
 			}

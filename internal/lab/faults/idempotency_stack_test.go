@@ -16,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
@@ -84,7 +85,8 @@ func (c steppedConn) Read(p []byte) (int, error) {
 const (
 	redisGate    = "redis"
 	postgresGate = "postgres"
-	noGate       = "none" // it cannot be asked: the records decide
+	noGate       = "none"  // it cannot be asked: the records decide
+	alone        = "alone" // there is none: Postgres alone
 )
 
 // stackJob says where a stack stands.
@@ -108,13 +110,14 @@ type stack struct {
 func migrateStack(t testing.TB, url string) {
 	t.Helper()
 	pool := pgtest.Pool(t, url, 2)
-	must(t, idempotencypgx.Migrate(t.Context(), pool, idempotencypgx.SchemaConfig{}))
-	must(t, idempotencypgx.Migrate(t.Context(), pool, gateTable))
-	_, err := pool.Exec(t.Context(), `CREATE TABLE effects (id bigserial PRIMARY KEY, key text NOT NULL)`)
+	manager, err := txretry.New(pool, txretry.Config{})
+	must(t, err)
+	store, err := idempotencypgx.New(manager, idempotencypgx.Config{})
+	must(t, err)
+	must(t, store.Migrate(t.Context()))
+	_, err = pool.Exec(t.Context(), `CREATE TABLE effects (id bigserial PRIMARY KEY, key text NOT NULL)`)
 	must(t, err)
 }
-
-var gateTable = idempotencypgx.SchemaConfig{Table: "gate"}
 
 func openStack(ctx context.Context, job stackJob, address func() string) (*stack, error) {
 	s := &stack{steps: &steps{}, address: address}
@@ -134,11 +137,11 @@ func openStack(ctx context.Context, job stackJob, address func() string) (*stack
 	if s.pool, err = pgxpool.NewWithConfig(ctx, cfg); err != nil {
 		return nil, err
 	}
-	gate, err := s.gate(job.Gate)
+	store, err := s.store(job.Gate)
 	if err != nil {
 		return nil, err
 	}
-	return s, s.serve(gate)
+	return s, s.serve(store)
 }
 
 func (s *stack) dial(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -153,36 +156,40 @@ func (s *stack) dialRedis(ctx context.Context, network, addr string) (net.Conn, 
 	return s.dial(ctx, network, addr)
 }
 
-func (s *stack) gate(kind string) (idempotency.Store, error) {
-	if kind == postgresGate {
-		return idempotencypgx.NewStore(s.pool, idempotencypgx.Config{SchemaConfig: gateTable, Lease: stackLease})
-	}
-	gate, err := idempotencyredis.NewStore(s.client, idempotencyredis.Config{Lease: stackLease})
-	if kind == noGate {
-		return downGate{gate}, err
-	}
-	return gate, err
-}
-
-type downGate struct{ idempotency.Store }
-
-func (downGate) Begin(context.Context, idempotency.Claim) (idempotency.Outcome, error) {
-	return idempotency.Outcome{}, errors.New("the gate is down")
-}
-
-func (s *stack) serve(gate idempotency.Store) error {
-	runner, err := newRunner(s.pool, gate)
+func (s *stack) store(gate string) (*idempotencypgx.Store, error) {
+	manager, err := txretry.New(s.pool, txretry.Config{})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	protect, err := idempotency.NewMiddleware(gate, idempotency.MiddlewareConfig{
-		Scope: idempotency.GlobalScope, Fallback: runner.Fallback(), Logger: quiet,
-	})
+	switch gate {
+	case alone:
+		return idempotencypgx.New(manager, idempotencypgx.Config{})
+	case postgresGate:
+		return idempotencypgx.New(manager, idempotencypgx.Config{Lease: stackLease})
+	}
+	front, err := idempotencyredis.New(s.client, idempotencyredis.Config{Lease: stackLease})
+	if err != nil {
+		return nil, err
+	}
+	if gate == noGate {
+		return idempotencypgx.New(manager, idempotencypgx.Config{Gate: downGate{front}})
+	}
+	return idempotencypgx.New(manager, idempotencypgx.Config{Gate: front})
+}
+
+type downGate struct{ driver.Store }
+
+func (downGate) Begin(context.Context, driver.Claim) (driver.BeginResult, error) {
+	return driver.BeginResult{}, errors.New("the gate is down")
+}
+
+func (s *stack) serve(store *idempotencypgx.Store) error {
+	protect, err := idempotency.NewMiddleware(store, idempotency.GlobalScope, idempotency.MiddlewareConfig{Logger: quiet})
 	if err != nil {
 		return err
 	}
 	s.handler = protect(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, err := runner.Run(r.Context(), func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
+		_, err := store.Do(r.Context(), func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
 			var id int64
 			err := tx.QueryRow(ctx, `INSERT INTO effects (key) VALUES ($1) RETURNING id`, r.Header.Get(idempotency.Header)).Scan(&id)
 			if err != nil {
@@ -195,15 +202,6 @@ func (s *stack) serve(gate idempotency.Store) error {
 		}
 	}))
 	return nil
-}
-
-func newRunner(pool *pgxpool.Pool, gate idempotency.Store) (*idempotencypgx.Runner, error) {
-	records, err1 := idempotencypgx.NewRecords(pool, idempotencypgx.RecordsConfig{})
-	manager, err2 := txretry.New(pool, txretry.Config{})
-	if err := errors.Join(err1, err2); err != nil {
-		return nil, err
-	}
-	return idempotencypgx.NewRunner(manager, records, gate, idempotencypgx.RunnerConfig{})
 }
 
 func (s *stack) close() {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
@@ -27,8 +28,8 @@ type Backend interface {
 type Config struct {
 	Shop    booking.Shop
 	Backend Backend
-	// Keys is the gate that every POST passes with its idempotency key.
-	Keys idempotency.Store
+	// Keys is the store that every POST passes with its idempotency key.
+	Keys driver.Store
 	// Limiter counts POSTs: UserLimit per minute and user, at least 1; GlobalLimit per minute for all, 0 for none.
 	Limiter                ratelimit.Limiter
 	UserLimit, GlobalLimit int

@@ -29,8 +29,7 @@ func newGuard(cfg Config, log *seldom) (func(http.Handler) http.Handler, error) 
 	if err != nil {
 		return nil, err
 	}
-	once, err := idempotency.NewMiddleware(cfg.Keys, idempotency.MiddlewareConfig{
-		Scope:            idempotency.GlobalScope,
+	once, err := idempotency.NewMiddleware(cfg.Keys, idempotency.GlobalScope, idempotency.MiddlewareConfig{
 		FingerprintParts: func(r *http.Request) []string { return []string{userOf(r.Context())} },
 		Keep:             func(status int) bool { return !slices.Contains(releasing, status) },
 		MaxRequestBytes:  maxBodyBytes,

@@ -38,17 +38,15 @@ func newPostgresShop(t *testing.T) *shop {
 	store, err := outboxpgx.New(pool, outboxpgx.Config{})
 	must(err)
 	must(store.Migrate(t.Context()))
-	must(idempotencypgx.Migrate(t.Context(), pool, idempotencypgx.SchemaConfig{}))
 	must(postgres.Migrate(t.Context(), pool))
 	parts, err := memory.Open(memory.Config{})
 	must(err)
 	transactor, err := txretry.New(pool, txretry.Config{})
 	must(err)
-	records, err := idempotencypgx.NewRecords(pool, idempotencypgx.RecordsConfig{})
+	once, err := idempotencypgx.New(transactor, idempotencypgx.Config{Gate: parts.Keys})
 	must(err)
-	runner, err := idempotencypgx.NewRunner(transactor, records, parts.Keys, idempotencypgx.RunnerConfig{})
-	must(err)
-	backend := postgres.NewShop(pool, runner, store, func(time.Time) {})
+	must(once.Migrate(t.Context()))
+	backend := postgres.NewShop(pool, once, store, func(time.Time) {})
 	return &shop{
 		t: t, handler: newHandler(t, parts, backend, 1_000_000),
 		messages: func() (n int) {

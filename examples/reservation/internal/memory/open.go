@@ -58,7 +58,7 @@ func Open(cfg Config) (*Parts, error) {
 		onHold:   func(deadline time.Time) { p.Sweeper.Wake(deadline) },
 	}
 	var errs [5]error
-	p.Shop.runner, errs[0] = idempotencypgx.NewRunner(tx, idempotencytest.NewRecords(), p.Keys, idempotencypgx.RunnerConfig{})
+	p.Shop.once, errs[0] = idempotencytest.New(tx, idempotencypgx.Config{Gate: p.Keys, Logger: cfg.Logger})
 	p.Limiter, errs[1] = ratelimit.NewMemory(ratelimit.MemoryConfig{})
 	p.Broker, errs[2] = newBroker(tx, p.Shop, cfg)
 	p.Relay, errs[3] = outbox.NewRelay(p.Outbox, outbox.Transports{"": toBroker{p.Broker}},

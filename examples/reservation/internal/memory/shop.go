@@ -15,7 +15,7 @@ import (
 // Shop is the shop in memory. It meets httpapi.Backend.
 type Shop struct {
 	*Store
-	runner   *idempotencypgx.Runner
+	once     *idempotencypgx.Store
 	outbox   Outbox
 	onCommit func()
 	onHold   func(deadline time.Time)
@@ -25,7 +25,7 @@ type Shop struct {
 func (s *Shop) Once(ctx context.Context, _ string,
 	fn func(ctx context.Context, w booking.Work) (idempotency.Response, error),
 ) (idempotency.Response, error) {
-	return s.runner.RunWith(ctx, txretry.Options{Name: "shop"}, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
+	return s.once.DoWith(ctx, txretry.Options{Name: "shop"}, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
 		return fn(ctx, s.work(tx))
 	})
 }

@@ -18,15 +18,15 @@ import (
 // Shop is the shop in Postgres. It meets httpapi.Backend.
 type Shop struct {
 	Reader
-	runner *idempotencypgx.Runner
+	once   *idempotencypgx.Store
 	outbox Outbox
 	onHold func(deadline time.Time)
 }
 
 // NewShop returns a shop that reads through pool and writes in transactions of
-// runner. onHold is called after the commit of a hold.
-func NewShop(pool *pgxpool.Pool, runner *idempotencypgx.Runner, outbox Outbox, onHold func(deadline time.Time)) *Shop {
-	return &Shop{Reader: NewReader(pool), runner: runner, outbox: outbox, onHold: onHold}
+// once. onHold is called after the commit of a hold.
+func NewShop(pool *pgxpool.Pool, once *idempotencypgx.Store, outbox Outbox, onHold func(deadline time.Time)) *Shop {
+	return &Shop{Reader: NewReader(pool), once: once, outbox: outbox, onHold: onHold}
 }
 
 // Once meets httpapi.Backend.
@@ -37,7 +37,7 @@ func (s *Shop) Once(ctx context.Context, eventID string,
 	if eventID != "" {
 		opts.SerialKey = "event:" + eventID
 	}
-	return s.runner.RunWith(ctx, opts, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
+	return s.once.DoWith(ctx, opts, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
 		return fn(ctx, &work{tx: tx, outbox: s.outbox, onHold: s.onHold})
 	})
 }

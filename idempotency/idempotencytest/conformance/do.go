@@ -13,13 +13,15 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// TestRunner tests the two tiers on a database, behind a gate that forgets:
-// what is left when the process dies between COMMIT and the gate's copy.
-func TestRunner(t *testing.T, b RecordsBackend) {
+// TestDo tests the methods Do and DoKey of an idempotencypgx.Store, behind a gate that
+// forgets, which is what is left when the process dies between COMMIT and the gate's
+// copy, and without a gate.
+func TestDo(t *testing.T, b RecordsBackend) {
 	b.run(t, "an answer outlives the gate", testGateLost)
 	b.run(t, "the echo of an earlier effect", testEcho)
 	b.run(t, "another request after the gate is lost", testReusedGateLost)
@@ -40,33 +42,47 @@ func TestRunner(t *testing.T, b RecordsBackend) {
 	b.run(t, "requests at the same time without the gate", testGateDownStampede)
 	b.run(t, "an answer given without a transaction, without the gate", testGateDownRefusal)
 	b.run(t, "a run that has lost its lease commits nothing", testRunLeaseLost)
+	b.run(t, "the records alone", testAlone)
+	b.run(t, "the records alone, outside HTTP", testAloneKey)
+	b.run(t, "the records alone, requests at the same time", testAloneStampede)
+	b.run(t, "the records alone, an answer given without a transaction", testAloneRefusal)
 }
 
-// shop is a service on the two tiers.
+// work is the function of a transaction.
+type work func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error)
+
+// shop is a service on a database.
 type shop struct {
 	db      Database
-	runner  *idempotencypgx.Runner
+	cfg     idempotency.MiddlewareConfig
 	refunds atomic.Int32
 
 	mu  sync.Mutex
-	err error // of the last Run that failed
+	err error // of the last Do that failed
 }
 
-func newShop(t *testing.T, db Database, cfg idempotencypgx.RunnerConfig) *shop {
-	t.Helper()
-	runner, err := idempotencypgx.NewRunner(db.Transactor, db.Records, db.gate(t), cfg)
-	must(t, "NewRunner", err)
-	return &shop{db: db, runner: runner}
+func newShop(db Database, cfg idempotency.MiddlewareConfig) *shop {
+	s := &shop{db: db, cfg: cfg}
+	s.cfg.OnReplay = func(*http.Request) { s.refunds.Add(1) }
+	return s
 }
 
-// behind returns the shop behind a new gate. fn is the business transaction.
-func (s *shop) behind(t *testing.T, gate idempotency.Store, fn idempotencypgx.Func) *service {
+// store is on the records of the database, behind gate.
+func (db Database) store(t *testing.T, gate driver.Store) *idempotencypgx.Store {
 	t.Helper()
-	return newService(t, gate, idempotency.MiddlewareConfig{
-		Fallback: s.runner.Fallback(),
-		OnReplay: func(*http.Request) { s.refunds.Add(1) },
-	}, func(w http.ResponseWriter, r *http.Request) {
-		resp, err := s.runner.Run(r.Context(), fn)
+	store, err := idempotencypgx.New(db.Transactor, idempotencypgx.Config{Gate: gate, Records: db.Records})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return store
+}
+
+// behind returns the shop behind a new middleware. fn is the business transaction.
+func (s *shop) behind(t *testing.T, gate driver.Store, fn work) *service {
+	t.Helper()
+	store := s.db.store(t, gate)
+	return newService(t, store, s.cfg, func(w http.ResponseWriter, r *http.Request) {
+		resp, err := store.Do(r.Context(), fn)
 		if err != nil {
 			s.mu.Lock()
 			s.err = err
@@ -79,7 +95,7 @@ func (s *shop) behind(t *testing.T, gate idempotency.Store, fn idempotencypgx.Fu
 }
 
 // order has an effect and answers with its number.
-func (s *shop) order(key idempotency.Key) idempotencypgx.Func {
+func (s *shop) order(key idempotency.Key) work {
 	var n atomic.Int32
 	return func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
 		if err := s.db.Add(ctx, tx, string(key)); err != nil {
@@ -97,14 +113,14 @@ func (s *shop) once(t *testing.T, key idempotency.Key) {
 }
 
 func testGateLost(t *testing.T, db Database) {
-	s, key := newShop(t, db, idempotencypgx.RunnerConfig{}), idempotency.NewKey()
+	s, key := newShop(db, idempotency.MiddlewareConfig{}), idempotency.NewKey()
 	fn, gate := s.order(key), db.gate(t)
 	first := s.behind(t, gate, fn).post(key)
 	if first.is(t, 201, ""); first.replayed() {
 		t.Error("the first answer is marked")
 	}
 	fresh := db.gate(t)
-	for _, gate := range []idempotency.Store{gate, fresh, fresh} {
+	for _, gate := range []driver.Store{gate, fresh, fresh} {
 		again := s.behind(t, gate, fn).post(key)
 		if again.is(t, 201, ""); again.body != first.body || !again.replayed() {
 			t.Errorf("again: %+v; want %q, marked", again, first.body)
@@ -123,7 +139,7 @@ func testEcho(t *testing.T, db Database) {
 		"final":     func() (idempotency.Response, error) { return idempotency.JSON(http.StatusConflict, "seat taken") },
 		"not final": func() (idempotency.Response, error) { return idempotency.JSON(http.StatusTooManyRequests, "later") },
 	} {
-		s, key := newShop(t, db, idempotencypgx.RunnerConfig{}), idempotency.NewKey()
+		s, key := newShop(db, idempotency.MiddlewareConfig{}), idempotency.NewKey()
 		first := s.behind(t, db.gate(t), s.order(key)).post(key)
 		again := s.behind(t, db.gate(t), func(context.Context, pgx.Tx) (idempotency.Response, error) {
 			return refusal()
@@ -136,35 +152,35 @@ func testEcho(t *testing.T, db Database) {
 }
 
 func testReusedGateLost(t *testing.T, db Database) {
-	s, key := newShop(t, db, idempotencypgx.RunnerConfig{}), idempotency.NewKey()
+	s, key := newShop(db, idempotency.MiddlewareConfig{}), idempotency.NewKey()
 	s.behind(t, db.gate(t), s.order(key)).post(key).is(t, 201, "")
 	gate := db.gate(t)
 	other := s.behind(t, gate, s.order(key))
 	for range 2 {
-		other.do(request{body: `{"other":1}`}.with(key)).is(t, 422, idempotency.CodeKeyReused)
+		other.do(request{body: `{"other":1}`}.with(key)).is(t, 422, "IDEMPOTENCY_KEY_REUSED")
 	}
 	if !errors.Is(s.err, idempotency.ErrKeyReused) {
-		t.Errorf("Run = %v; want ErrKeyReused", s.err)
+		t.Errorf("Do = %v; want ErrKeyReused", s.err)
 	}
 	other.post(key).is(t, 201, "")
 	s.once(t, key)
 }
 
 func testRunFails(t *testing.T, db Database) {
-	s, key, boom := newShop(t, db, idempotencypgx.RunnerConfig{}), idempotency.NewKey(), errors.New("boom")
+	s, key, boom := newShop(db, idempotency.MiddlewareConfig{}), idempotency.NewKey(), errors.New("boom")
 	gate := db.gate(t)
 	s.behind(t, gate, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
 		return idempotency.Response{}, errors.Join(boom, db.Add(ctx, tx, string(key)))
 	}).post(key).is(t, 503, "")
 	if !errors.Is(s.err, boom) {
-		t.Errorf("Run = %v; want fn's error", s.err)
+		t.Errorf("Do = %v; want fn's error", s.err)
 	}
 	s.behind(t, gate, s.order(key)).post(key).is(t, 201, "")
 	s.once(t, key)
 }
 
 func testRunNotKept(t *testing.T, db Database) {
-	s, key := newShop(t, db, idempotencypgx.RunnerConfig{}), idempotency.NewKey()
+	s, key := newShop(db, idempotency.MiddlewareConfig{}), idempotency.NewKey()
 	gate := db.gate(t)
 	s.behind(t, gate, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
 		if err := db.Add(ctx, tx, string(key)); err != nil {
@@ -177,38 +193,39 @@ func testRunNotKept(t *testing.T, db Database) {
 }
 
 func testRunTooLarge(t *testing.T, db Database) {
-	s, key := newShop(t, db, idempotencypgx.RunnerConfig{MaxResponseBytes: 10}), idempotency.NewKey()
+	s, key := newShop(db, idempotency.MiddlewareConfig{MaxResponseBytes: 100}), idempotency.NewKey()
 	gate := db.gate(t)
 	fn := func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
-		return idempotency.Response{Status: 201, Body: []byte(strings.Repeat("x", 11))}, db.Add(ctx, tx, string(key))
+		return idempotency.Response{Status: 201, Body: []byte(strings.Repeat("x", 101))}, db.Add(ctx, tx, string(key))
 	}
 	first := s.behind(t, gate, fn).post(key)
-	if first.is(t, 201, ""); len(first.body) != 11 {
+	if first.is(t, 201, ""); len(first.body) != 101 {
 		t.Errorf("first answer %q", first.body)
 	}
-	for _, gate := range []idempotency.Store{gate, db.gate(t)} {
-		s.behind(t, gate, fn).post(key).is(t, 409, idempotency.CodeResultUnavailable)
+	for _, gate := range []driver.Store{gate, db.gate(t)} {
+		s.behind(t, gate, fn).post(key).is(t, 409, "IDEMPOTENCY_RESULT_UNAVAILABLE")
 	}
 	s.once(t, key)
 }
 
 // The middleware has nothing to send if the handler leaves that to it.
 func testRunTooLargeUnsent(t *testing.T, db Database) {
-	s, key := newShop(t, db, idempotencypgx.RunnerConfig{MaxResponseBytes: 10}), idempotency.NewKey()
-	unsent := newService(t, db.gate(t), idempotency.MiddlewareConfig{}, func(_ http.ResponseWriter, r *http.Request) {
-		_, err := s.runner.Run(r.Context(), func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
-			return idempotency.Response{Status: 201, Body: []byte(strings.Repeat("x", 11))}, db.Add(ctx, tx, string(key))
+	s, key := newShop(db, idempotency.MiddlewareConfig{MaxResponseBytes: 100}), idempotency.NewKey()
+	store := db.store(t, db.gate(t))
+	unsent := newService(t, store, s.cfg, func(_ http.ResponseWriter, r *http.Request) {
+		_, err := store.Do(r.Context(), func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
+			return idempotency.Response{Status: 201, Body: []byte(strings.Repeat("x", 101))}, db.Add(ctx, tx, string(key))
 		})
-		must(t, "Run", err)
+		must(t, "Do", err)
 	})
 	for range 2 {
-		unsent.post(key).is(t, 409, idempotency.CodeResultUnavailable)
+		unsent.post(key).is(t, 409, "IDEMPOTENCY_RESULT_UNAVAILABLE")
 	}
 	s.once(t, key)
 }
 
 func testRunRivals(t *testing.T, db Database) {
-	s, key := newShop(t, db, idempotencypgx.RunnerConfig{}), idempotency.NewKey()
+	s, key := newShop(db, idempotency.MiddlewareConfig{}), idempotency.NewKey()
 	fn := s.order(key)
 	var mu sync.Mutex
 	bodies, fresh := map[string]int{}, 0
@@ -221,7 +238,7 @@ func testRunRivals(t *testing.T, db Database) {
 					continue
 				}
 				if err != nil {
-					t.Errorf("Run: %v", err)
+					t.Errorf("Do: %v", err)
 					return
 				}
 				mu.Lock()
@@ -241,20 +258,21 @@ func testRunRivals(t *testing.T, db Database) {
 
 // runAlone runs fn behind a gate of its own: the gates know nothing of
 // each other.
-func runAlone(t *testing.T, db Database, key idempotency.Key, fn idempotencypgx.Func) (idempotency.Response, bool, error) {
-	runner, err := idempotencypgx.NewRunner(db.Transactor, db.Records, db.gate(t), idempotencypgx.RunnerConfig{})
-	if err != nil {
-		return idempotency.Response{}, false, err
-	}
-	return runner.RunKey(background, key, idempotency.FingerprintOf("order"), fn)
+func runAlone(t *testing.T, db Database, key idempotency.Key, fn work) (idempotency.Response, bool, error) {
+	return db.store(t, db.gate(t)).DoKey(background, key, []string{"order"}, fn)
 }
 
 func testRunKey(t *testing.T, db Database) {
-	s, key, fp := newShop(t, db, idempotencypgx.RunnerConfig{}), idempotency.NewKey(), idempotency.FingerprintOf("order")
-	if _, err := s.runner.Run(t.Context(), s.order(key)); !errors.Is(err, idempotency.ErrNoClaim) {
-		t.Errorf("Run without a claim = %v; want ErrNoClaim", err)
+	testKey(t, db, db.store(t, db.gate(t)))
+}
+
+// testKey has a key done outside HTTP.
+func testKey(t *testing.T, db Database, store *idempotencypgx.Store) {
+	s, key, request := newShop(db, idempotency.MiddlewareConfig{}), idempotency.NewKey(), []string{"order"}
+	if _, err := store.Do(t.Context(), s.order(key)); !errors.Is(err, idempotency.ErrNoClaim) {
+		t.Errorf("Do without a claim = %v; want ErrNoClaim", err)
 	}
-	resp, replayed, err := s.runner.RunKey(t.Context(), key, fp, func(context.Context, pgx.Tx) (idempotency.Response, error) {
+	resp, replayed, err := store.DoKey(t.Context(), key, request, func(context.Context, pgx.Tx) (idempotency.Response, error) {
 		return idempotency.JSON(http.StatusServiceUnavailable, "later")
 	})
 	if err != nil || replayed || resp.Status != 503 {
@@ -262,12 +280,12 @@ func testRunKey(t *testing.T, db Database) {
 	}
 	fn := s.order(key)
 	for i := range 2 {
-		resp, replayed, err := s.runner.RunKey(t.Context(), key, fp, fn)
+		resp, replayed, err := store.DoKey(t.Context(), key, request, fn)
 		if err != nil || replayed != (i > 0) || string(resp.Body) != `"run 1"` {
 			t.Errorf("call %d: %s, %v, %v", i, resp.Body, replayed, err)
 		}
 	}
-	if _, _, err := s.runner.RunKey(t.Context(), key, idempotency.FingerprintOf("other"), fn); !errors.Is(err, idempotency.ErrKeyReused) {
+	if _, _, err := store.DoKey(t.Context(), key, []string{"other"}, fn); !errors.Is(err, idempotency.ErrKeyReused) {
 		t.Errorf("other request: %v; want ErrKeyReused", err)
 	}
 	s.once(t, key)

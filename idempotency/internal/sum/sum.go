@@ -1,4 +1,5 @@
-package idempotency
+// Package sum makes the sums by which requests with one key are compared.
+package sum
 
 import (
 	"crypto/sha256"
@@ -19,52 +20,24 @@ const (
 	canonicalVersion = 2
 )
 
-// Fingerprint tells whether two requests with one key are the same request. The
-// zero value fits every request: it is what a record has that was written by a
-// system without fingerprints.
-type Fingerprint struct {
-	// Version names the way the second half of Sum was made.
-	Version int
-	// Sum is 64 hex digits. The first half stands for who asks for what and is
-	// always compared. The second half stands for the body and is compared within
-	// one Version, so that an upgrade refuses no running key.
-	Sum string
-}
+// Half is the length of either half of a sum, in hex digits.
+const Half = 2 * sumSize
 
-// half is the length of either half of a sum.
-const half = 2 * sumSize
-
-// FingerprintOf hashes parts (SHA-256 over length-prefixed parts), for work
-// that does not come over HTTP. All of it is always compared.
-func FingerprintOf(parts ...string) Fingerprint {
+// OfParts sums parts, each with its length before it. All of it is always compared.
+func OfParts(parts []string) (version int, digits string) {
 	s := newSummer()
 	s.begin("parts", len(parts))
 	for _, p := range parts {
 		s.text(p)
 	}
-	s.end(2 * half)
-	return s.fingerprint(rawVersion)
+	s.end(2 * Half)
+	return rawVersion, s.done()
 }
 
-// Conflicts reports whether f and other surely belong to different requests.
-func (f Fingerprint) Conflicts(other Fingerprint) bool {
-	if f.Sum == "" || other.Sum == "" {
-		return false
-	}
-	target, body := f.halves()
-	otherTarget, otherBody := other.halves()
-	return target != otherTarget || f.Version == other.Version && body != otherBody
-}
-
-func (f Fingerprint) halves() (target, body string) {
-	n := min(half, len(f.Sum))
-	return f.Sum[:n], f.Sum[n:]
-}
-
-// requestFingerprint covers in its first half method, path, query sorted by name,
+// OfRequest covers in its first half method, path, query sorted by name,
 // media type without parameters and what the user of the middleware adds; in its
 // second half the body.
-func requestFingerprint(r *http.Request, body []byte, extra []string, canonical bool) Fingerprint {
+func OfRequest(r *http.Request, body []byte, extra []string, canonical bool) (version int, digits string) {
 	media := mediaType(r.Header.Get("Content-Type"))
 	s := newSummer()
 	s.begin("http", len(extra))
@@ -75,7 +48,7 @@ func requestFingerprint(r *http.Request, body []byte, extra []string, canonical 
 	for _, p := range extra {
 		s.text(p)
 	}
-	s.end(half)
+	s.end(Half)
 
 	version, kind := rawVersion, "raw"
 	if canonical {
@@ -88,8 +61,8 @@ func requestFingerprint(r *http.Request, body []byte, extra []string, canonical 
 	}
 	s.begin(kind, 1)
 	s.bytes(body)
-	s.end(half)
-	return s.fingerprint(version)
+	s.end(Half)
+	return version, s.done()
 }
 
 // path is the one that the client asked for, whatever a router has stripped off
@@ -148,13 +121,13 @@ func newSummer() *summer {
 	return s
 }
 
-// fingerprint ends the use of the summer.
-func (s *summer) fingerprint(version int) Fingerprint {
-	fp := Fingerprint{Version: version, Sum: string(s.digits)}
+// done ends the use of the summer.
+func (s *summer) done() string {
+	digits := string(s.digits)
 	if cap(s.buffer) <= 4*flushAt { // a long text is not held on to
 		summers.Put(s)
 	}
-	return fp
+	return digits
 }
 
 func (s *summer) begin(kind string, parts int) {

@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/idempotency"
-	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 )
 
 // gone is a gate that cannot be asked.
@@ -21,19 +21,19 @@ type gone struct{}
 
 var errGone = errors.New("gate is down")
 
-func (gone) Begin(context.Context, idempotency.Claim) (idempotency.Outcome, error) {
-	return idempotency.Outcome{}, errGone
+func (gone) Begin(context.Context, driver.Claim) (driver.BeginResult, error) {
+	return driver.BeginResult{}, errGone
 }
 
-func (gone) Extend(context.Context, idempotency.Claim) error { return errGone }
+func (gone) Extend(context.Context, driver.Claim) error { return errGone }
 
-func (gone) Complete(context.Context, idempotency.Claim, idempotency.Response) error { return errGone }
+func (gone) Complete(context.Context, driver.Claim, driver.Response) error { return errGone }
 
-func (gone) Release(context.Context, idempotency.Claim) error { return errGone }
+func (gone) Release(context.Context, driver.Claim) error { return errGone }
 
 // stampede sends requests of one key at once, until every one has its answer,
 // and checks that there is one effect and one answer.
-func (s *shop) stampede(t *testing.T, gate idempotency.Store, clients int) {
+func (s *shop) stampede(t *testing.T, gate driver.Store, clients int) {
 	t.Helper()
 	key := idempotency.NewKey()
 	service := s.behind(t, gate, s.order(key))
@@ -68,35 +68,59 @@ func (s *shop) stampede(t *testing.T, gate idempotency.Store, clients int) {
 }
 
 func testRunStampede(t *testing.T, db Database) {
-	s, gate := newShop(t, db, idempotencypgx.RunnerConfig{}), db.gate(t)
+	s, gate := newShop(db, idempotency.MiddlewareConfig{}), db.gate(t)
 	for range 10 {
 		s.stampede(t, gate, 16)
 	}
 }
 
 func testGateDownStampede(t *testing.T, db Database) {
-	s := newShop(t, db, idempotencypgx.RunnerConfig{})
+	s := newShop(db, idempotency.MiddlewareConfig{})
 	for range 5 {
 		s.stampede(t, gone{}, 8)
 	}
 }
 
+func testAloneStampede(t *testing.T, db Database) {
+	s := newShop(db, idempotency.MiddlewareConfig{})
+	for range 5 {
+		s.stampede(t, nil, 8)
+	}
+}
+
+// testAlone: Postgres alone keeps the promise.
+func testAlone(t *testing.T, db Database) {
+	s, key := newShop(db, idempotency.MiddlewareConfig{}), idempotency.NewKey()
+	service := s.behind(t, nil, s.order(key))
+	for i := range 3 {
+		if r := service.post(key); r.status != 201 || r.body != `"run 1"` || r.replayed() != (i > 0) {
+			t.Errorf("request %d: %+v", i, r)
+		}
+		service.do(request{body: `{"other":1}`}.with(key)).is(t, 422, "IDEMPOTENCY_KEY_REUSED")
+	}
+	if s.once(t, key); s.refunds.Load() != 2 {
+		t.Errorf("%d refunds, want 2", s.refunds.Load())
+	}
+}
+
+func testAloneKey(t *testing.T, db Database) { testKey(t, db, db.store(t, nil)) }
+
 // testGateDown goes from a gate that works to one that does not, and back.
 func testGateDown(t *testing.T, db Database) {
-	s, gate := newShop(t, db, idempotencypgx.RunnerConfig{}), db.gate(t)
+	s, gate := newShop(db, idempotency.MiddlewareConfig{}), db.gate(t)
 	before, during := idempotency.NewKey(), idempotency.NewKey()
 	s.behind(t, gate, s.order(before)).post(before).is(t, 201, "")
 	first := s.behind(t, gone{}, s.order(during)).post(during)
 	if first.is(t, 201, ""); first.replayed() {
 		t.Error("the first answer is marked")
 	}
-	for i, gate := range []idempotency.Store{gone{}, gate, gone{}, gate} {
+	for i, gate := range []driver.Store{gone{}, gate, gone{}, gate} {
 		for _, key := range []idempotency.Key{before, during} {
 			service := s.behind(t, gate, s.order(key))
 			if again := service.post(key); again.status != 201 || again.body != `"run 1"` || !again.replayed() {
 				t.Errorf("%d: %+v; want the first answer", i, again)
 			}
-			service.do(request{body: `{"other":1}`}.with(key)).is(t, 422, idempotency.CodeKeyReused)
+			service.do(request{body: `{"other":1}`}.with(key)).is(t, 422, "IDEMPOTENCY_KEY_REUSED")
 		}
 	}
 	s.once(t, before)
@@ -104,12 +128,11 @@ func testGateDown(t *testing.T, db Database) {
 }
 
 func testRunKeyGateDown(t *testing.T, db Database) {
-	runner, err := idempotencypgx.NewRunner(db.Transactor, db.Records, gone{}, idempotencypgx.RunnerConfig{})
-	must(t, "NewRunner", err)
-	s, key := newShop(t, db, idempotencypgx.RunnerConfig{}), idempotency.NewKey()
+	store := db.store(t, gone{})
+	s, key := newShop(db, idempotency.MiddlewareConfig{}), idempotency.NewKey()
 	fn := s.order(key)
 	for i := range 2 {
-		resp, replayed, err := runner.RunKey(t.Context(), key, idempotency.FingerprintOf("order"), fn)
+		resp, replayed, err := store.DoKey(t.Context(), key, []string{"order"}, fn)
 		if err != nil || replayed != (i > 0) || string(resp.Body) != `"run 1"` {
 			t.Errorf("call %d: %s, %v, %v", i, resp.Body, replayed, err)
 		}
@@ -118,9 +141,13 @@ func testRunKeyGateDown(t *testing.T, db Database) {
 }
 
 // testGateDownRefusal: not every handler gets as far as its transaction.
-func testGateDownRefusal(t *testing.T, db Database) {
-	s, key, runs := newShop(t, db, idempotencypgx.RunnerConfig{}), idempotency.NewKey(), 0
-	service := newService(t, gone{}, idempotency.MiddlewareConfig{Fallback: s.runner.Fallback()},
+func testGateDownRefusal(t *testing.T, db Database) { testRefusal(t, db, gone{}) }
+
+func testAloneRefusal(t *testing.T, db Database) { testRefusal(t, db, nil) }
+
+func testRefusal(t *testing.T, db Database, gate driver.Store) {
+	s, key, runs := newShop(db, idempotency.MiddlewareConfig{}), idempotency.NewKey(), 0
+	service := newService(t, db.store(t, gate), idempotency.MiddlewareConfig{},
 		func(w http.ResponseWriter, _ *http.Request) {
 			runs++
 			w.WriteHeader(http.StatusNotFound)
@@ -143,18 +170,18 @@ func testRunLeaseLost(t *testing.T, db Database) {
 		"gives up":    func(ctx context.Context) error { return ctx.Err() },
 		"asks for it": context.Cause,
 	} {
-		s, key, gate := newShop(t, db, idempotencypgx.RunnerConfig{}), idempotency.NewKey(), db.gate(t)
+		s, key, gate := newShop(db, idempotency.MiddlewareConfig{}), idempotency.NewKey(), db.gate(t)
 		s.behind(t, gate, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
 			if err := db.Add(ctx, tx, string(key)); err != nil {
 				return idempotency.Response{}, err
 			}
-			claim, _ := idempotency.ClaimFrom(ctx)
+			claim, _ := driver.ClaimFrom(ctx)
 			must(t, "Release", gate.Release(ctx, claim)) // as if the gate had lost it
 			<-ctx.Done()
 			return idempotency.Response{Status: 201}, end(ctx)
 		}).post(key).is(t, 503, "")
 		if n := db.Count(t, string(key)); n != 0 || !errors.Is(s.err, idempotency.ErrLeaseLost) {
-			t.Errorf("fn %s: %d effects, Run = %v; want none and ErrLeaseLost", what, n, s.err)
+			t.Errorf("fn %s: %d effects, Do = %v; want none and ErrLeaseLost", what, n, s.err)
 		}
 		s.behind(t, gate, s.order(key)).post(key).is(t, 201, "")
 		s.once(t, key)
@@ -164,8 +191,8 @@ func testRunLeaseLost(t *testing.T, db Database) {
 // An fn that fails because some store of its own is down has run: it is not
 // the gate that could not be asked.
 func testRunKeyRunsOnce(t *testing.T, db Database) {
-	s, runs := newShop(t, db, idempotencypgx.RunnerConfig{}), 0
-	_, _, err := s.runner.RunKey(t.Context(), idempotency.NewKey(), idempotency.FingerprintOf("order"),
+	runs := 0
+	_, _, err := db.store(t, db.gate(t)).DoKey(t.Context(), idempotency.NewKey(), []string{"order"},
 		func(ctx context.Context, _ pgx.Tx) (idempotency.Response, error) {
 			runs++
 			idempotency.MarkEffect(ctx)

@@ -9,7 +9,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	pgxdriver "github.com/holdfast-go/holdfast/idempotency/idempotencypgx/driver"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
@@ -37,7 +39,7 @@ func testUnknownApplied(t *testing.T, db Database) {
 	key := idempotency.NewKey()
 	lost := db
 	lost.Transactor, lost.Records = lossy{db.Transactor, true}, committing{db.Records}
-	s, gate := newShop(t, lost, idempotencypgx.RunnerConfig{}), db.gate(t)
+	s, gate := newShop(lost, idempotency.MiddlewareConfig{}), db.gate(t)
 	first := s.behind(t, gate, s.order(key)).post(key)
 	if first.is(t, 201, ""); first.replayed() {
 		t.Error("the first answer is marked")
@@ -49,30 +51,30 @@ func testUnknownApplied(t *testing.T, db Database) {
 }
 
 // committing has records that a plain look does not see yet.
-type committing struct{ idempotencypgx.Records }
+type committing struct{ pgxdriver.Records }
 
-func (committing) Lookup(context.Context, idempotency.Key) (idempotencypgx.Record, bool, error) {
-	return idempotencypgx.Record{}, false, nil
+func (committing) Lookup(context.Context, driver.Key) (pgxdriver.Record, bool, error) {
+	return pgxdriver.Record{}, false, nil
 }
 
 func testUnknownNotApplied(t *testing.T, db Database) {
 	key := idempotency.NewKey()
 	lost := db
 	lost.Transactor = lossy{db.Transactor, false}
-	s, gate := newShop(t, lost, idempotencypgx.RunnerConfig{}), db.gate(t)
+	s, gate := newShop(lost, idempotency.MiddlewareConfig{}), db.gate(t)
 	s.behind(t, gate, s.order(key)).post(key).is(t, 503, "")
 	unknown := (*txretry.CommitUnknownError)(nil)
 	if !errors.Is(s.err, idempotencypgx.ErrNotCommitted) || errors.As(s.err, &unknown) {
-		t.Errorf("Run = %v; want ErrNotCommitted alone", s.err)
+		t.Errorf("Do = %v; want ErrNotCommitted alone", s.err)
 	}
-	s = newShop(t, db, idempotencypgx.RunnerConfig{})
+	s = newShop(db, idempotency.MiddlewareConfig{})
 	s.behind(t, gate, s.order(key)).post(key).is(t, 201, "")
 	s.once(t, key)
 }
 
 // The answer is that of the attempt which committed.
 func testRunRetried(t *testing.T, db Database) {
-	s, key, gate, attempts := newShop(t, db, idempotencypgx.RunnerConfig{}), idempotency.NewKey(), db.gate(t), 0
+	s, key, gate, attempts := newShop(db, idempotency.MiddlewareConfig{}), idempotency.NewKey(), db.gate(t), 0
 	first := s.behind(t, gate, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
 		if err := db.Add(ctx, tx, string(key)); err != nil {
 			return idempotency.Response{}, err
@@ -85,7 +87,7 @@ func testRunRetried(t *testing.T, db Database) {
 	if first.is(t, 201, ""); first.body != "done" || attempts != 3 {
 		t.Errorf("answer %q after %d attempts", first.body, attempts)
 	}
-	for _, gate := range []idempotency.Store{gate, db.gate(t)} {
+	for _, gate := range []driver.Store{gate, db.gate(t)} {
 		if again := s.behind(t, gate, s.order(key)).post(key); again.body != "done" || !again.replayed() {
 			t.Errorf("again: %+v", again)
 		}
@@ -94,37 +96,37 @@ func testRunRetried(t *testing.T, db Database) {
 }
 
 // blind cannot read its records.
-type blind struct{ idempotencypgx.Records }
+type blind struct{ pgxdriver.Records }
 
 var errBlind = errors.New("records are down")
 
-func (blind) Lookup(context.Context, idempotency.Key) (idempotencypgx.Record, bool, error) {
-	return idempotencypgx.Record{}, false, errBlind
+func (blind) Lookup(context.Context, driver.Key) (pgxdriver.Record, bool, error) {
+	return pgxdriver.Record{}, false, errBlind
 }
 
-func (blind) Resolve(context.Context, idempotency.Key) (idempotencypgx.Record, bool, error) {
-	return idempotencypgx.Record{}, false, errBlind
+func (blind) Resolve(context.Context, driver.Key) (pgxdriver.Record, bool, error) {
+	return pgxdriver.Record{}, false, errBlind
 }
 
 func testRecordsDown(t *testing.T, db Database) {
 	key, taken := idempotency.NewKey(), errors.New("seat taken")
 	down := db
 	down.Records = blind{db.Records}
-	s, gate := newShop(t, down, idempotencypgx.RunnerConfig{}), db.gate(t)
+	s, gate := newShop(down, idempotency.MiddlewareConfig{}), db.gate(t)
 	s.behind(t, gate, func(context.Context, pgx.Tx) (idempotency.Response, error) {
 		return idempotency.Response{}, taken
 	}).post(key)
 	if errors.Is(s.err, taken) || !errors.Is(s.err, errBlind) {
-		t.Errorf("Run = %v; an unproven failure must not be believed", s.err)
+		t.Errorf("Do = %v; an unproven failure must not be believed", s.err)
 	}
 
 	down.Transactor = lossy{db.Transactor, true}
-	s = newShop(t, down, idempotencypgx.RunnerConfig{})
+	s = newShop(down, idempotency.MiddlewareConfig{})
 	s.behind(t, gate, s.order(key)).post(key).is(t, 503, "")
 	if _, unknown := errors.AsType[*txretry.CommitUnknownError](s.err); !unknown {
-		t.Errorf("Run = %v; want the unknown outcome", s.err)
+		t.Errorf("Do = %v; want the unknown outcome", s.err)
 	}
-	s = newShop(t, db, idempotencypgx.RunnerConfig{})
+	s = newShop(db, idempotency.MiddlewareConfig{})
 	if again := s.behind(t, gate, s.order(key)).post(key); again.status != 201 || !again.replayed() {
 		t.Errorf("again: %+v; want the committed answer", again)
 	}

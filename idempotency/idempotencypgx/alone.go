@@ -1,0 +1,53 @@
+package idempotencypgx
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/idempotency/driver"
+	pgxdriver "github.com/holdfast-go/holdfast/idempotency/idempotencypgx/driver"
+)
+
+// alone is a driver.Store in which the records alone decide.
+type alone struct{ s *Store }
+
+// Begin grants the claim without a lease: a record, or its absence, is all there is.
+func (a alone) Begin(ctx context.Context, claim driver.Claim) (driver.BeginResult, error) {
+	if err := claim.Key.Validate(); err != nil {
+		return driver.BeginResult{}, err
+	}
+	rec, found, err := a.s.records.Lookup(ctx, claim.Key)
+	switch {
+	case err != nil:
+		return driver.BeginResult{}, err
+	case found:
+		return completed(rec), nil
+	}
+	return driver.BeginResult{State: driver.Acquired}, nil
+}
+
+func (a alone) Extend(context.Context, driver.Claim) error { return nil }
+
+// Complete stores what was answered without Do, such as a refusal.
+func (a alone) Complete(ctx context.Context, claim driver.Claim, resp driver.Response) error {
+	rec := pgxdriver.Record{Key: claim.Key, Token: claim.Token, Fingerprint: claim.Fingerprint, Response: resp}
+	failure := a.s.tx.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		return a.s.records.Insert(ctx, tx, rec)
+	})
+	if failure == nil {
+		a.s.written()
+		return nil
+	}
+	stored, found, err := a.s.records.Resolve(ctx, claim.Key)
+	switch {
+	case err != nil || !found:
+		return failure
+	case stored.Token != claim.Token:
+		return fmt.Errorf("idempotencypgx: complete: %w", driver.ErrLeaseLost)
+	}
+	return nil
+}
+
+func (a alone) Release(context.Context, driver.Claim) error { return nil }

@@ -1,0 +1,160 @@
+package idempotencypgx
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/idempotency/driver"
+	"github.com/holdfast-go/holdfast/idempotency/internal/headers"
+)
+
+// claims is a driver.Store whose claims are rows of the table, under leases. A claim
+// and the record of its key are two rows, so that renewing the one never conflicts
+// with the transaction that writes the other.
+type claims struct {
+	table   *table
+	lease   time.Duration
+	written func() // follows a response that was stored
+}
+
+// rowOf is the key of the claim's row.
+func rowOf(claim driver.Claim) string { return "claim:" + string(claim.Key) }
+
+// beginTries bounds the races that one Begin may lose: each needs a record
+// that came or went between two statements.
+const beginTries = 5
+
+// Begin implements driver.Store. A replay is one SELECT and writes nothing.
+func (c *claims) Begin(ctx context.Context, claim driver.Claim) (driver.BeginResult, error) {
+	if err := claim.Key.Validate(); err != nil {
+		return driver.BeginResult{}, err
+	}
+	for range beginTries {
+		out, known, err := c.read(ctx, claim)
+		if err != nil || known {
+			return out, err
+		}
+		claimed, err := c.claim(ctx, claim)
+		if err != nil {
+			return driver.BeginResult{}, err
+		}
+		if claimed {
+			return driver.BeginResult{State: driver.Acquired, Lease: c.lease}, nil
+		}
+	}
+	return driver.BeginResult{}, errors.New("idempotencypgx: begin: the record keeps changing")
+}
+
+// read returns what the table knows; known is false if the key is free, or the
+// claim's own.
+func (c *claims) read(ctx context.Context, claim driver.Claim) (out driver.BeginResult, known bool, err error) {
+	var r row
+	var left *time.Duration // nil: completed
+	err = c.table.asker.ask(ctx, true, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, `SELECT `+recordColumns+`, lease_until - clock_timestamp()
+			FROM `+c.table.name+` WHERE key = $1 AND coalesce(lease_until, expires_at) > clock_timestamp()`, rowOf(claim)).Scan(append(r.fields(), &left)...)
+	})
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return out, false, nil
+	case err != nil:
+		return out, false, fmt.Errorf("idempotencypgx: begin: %w", err)
+	case left == nil:
+		return driver.BeginResult{State: driver.Completed, Fingerprint: r.fingerprint, Response: r.response()}, true, nil
+	case r.token == claim.Token:
+		return out, false, nil
+	}
+	return driver.BeginResult{State: driver.InProgress, Fingerprint: r.fingerprint, Lease: max(1, *left)}, true, nil
+}
+
+// claim takes the key if it is free by now, and renews the lease of who holds it.
+func (c *claims) claim(ctx context.Context, claim driver.Claim) (bool, error) {
+	rows, err := c.table.asker.exec(ctx, true, `INSERT INTO `+c.table.name+` AS t
+			(key, fingerprint_version, fingerprint, status, token, lease_until, expires_at)
+		VALUES ($1, $2, $3, 'processing', $4, clock_timestamp() + $5::interval, clock_timestamp() + $6::interval)
+		ON CONFLICT (key) DO UPDATE SET
+			fingerprint_version = excluded.fingerprint_version, fingerprint = excluded.fingerprint,
+			status = 'processing', code = 0, headers = '{}', body = NULL, token = excluded.token,
+			lease_until = clock_timestamp() + $5::interval, created_at = clock_timestamp(),
+			expires_at = clock_timestamp() + $6::interval
+		WHERE coalesce(t.lease_until, t.expires_at) <= clock_timestamp()
+			OR t.status = 'processing' AND t.token = excluded.token`,
+		rowOf(claim), claim.Fingerprint.Version, claim.Fingerprint.Sum, claim.Token, c.lease, c.table.retention)
+	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == serializationFailure {
+		return false, nil // how a stricter default_transaction_isolation tells of a lost race
+	}
+	if err != nil {
+		return false, fmt.Errorf("idempotencypgx: begin: %w", err)
+	}
+	return rows == 1, nil
+}
+
+// whileHeld is the condition of every statement of the holder.
+const whileHeld = ` WHERE key = $1 AND token = $2 AND lease_until > clock_timestamp()`
+
+// Extend implements driver.Store.
+func (c *claims) Extend(ctx context.Context, claim driver.Claim) error {
+	return c.change(ctx, "extend", `UPDATE `+c.table.name+` SET lease_until = clock_timestamp() + $3::interval`+whileHeld,
+		rowOf(claim), claim.Token, c.lease)
+}
+
+// Complete implements driver.Store.
+func (c *claims) Complete(ctx context.Context, claim driver.Claim, resp driver.Response) error {
+	header, err := headers.Encode(resp.Header)
+	if err != nil {
+		return fmt.Errorf("idempotencypgx: complete: %w", err)
+	}
+	err = c.change(ctx, "complete", `UPDATE `+c.table.name+` SET status = 'completed', lease_until = NULL,
+			fingerprint_version = $3, fingerprint = $4, code = $5, headers = $6, body = $7,
+			expires_at = clock_timestamp() + $8::interval`+whileHeld,
+		rowOf(claim), claim.Token, claim.Fingerprint.Version, claim.Fingerprint.Sum,
+		resp.Status, header, resp.Body, c.table.retention)
+	if !errors.Is(err, driver.ErrLeaseLost) {
+		c.written()
+		return err
+	}
+	done, lookErr := c.completedBy(ctx, claim)
+	if lookErr != nil {
+		return lookErr
+	}
+	if done {
+		return nil
+	}
+	return err
+}
+
+// Release implements driver.Store.
+func (c *claims) Release(ctx context.Context, claim driver.Claim) error {
+	return c.change(ctx, "release", `DELETE FROM `+c.table.name+whileHeld, rowOf(claim), claim.Token)
+}
+
+// change runs a statement that touches the row only while the claim holds it.
+func (c *claims) change(ctx context.Context, step, sql string, args ...any) error {
+	rows, err := c.table.asker.exec(ctx, false, sql, args...)
+	if err != nil {
+		return fmt.Errorf("idempotencypgx: %s: %w", step, err)
+	}
+	if rows == 0 {
+		return fmt.Errorf("idempotencypgx: %s: %w", step, driver.ErrLeaseLost)
+	}
+	return nil
+}
+
+// completedBy tells a repeated Complete from a lost lease.
+func (c *claims) completedBy(ctx context.Context, claim driver.Claim) (done bool, err error) {
+	err = c.table.asker.ask(ctx, false, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, `SELECT EXISTS (SELECT FROM `+c.table.name+`
+			WHERE key = $1 AND token = $2 AND status = 'completed' AND expires_at > clock_timestamp())`,
+			rowOf(claim), claim.Token).Scan(&done)
+	})
+	if err != nil {
+		return false, fmt.Errorf("idempotencypgx: complete: %w", err)
+	}
+	return done, nil
+}

@@ -1,0 +1,98 @@
+package idempotencypgx
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
+	"github.com/holdfast-go/holdfast/internal/problem"
+)
+
+// ErrNotCommitted says that the outcome of a COMMIT was unknown and is known
+// now: there is no record, so the transaction was rolled back, and the request
+// may be sent again with the same key. Should the lost transaction commit after
+// all, the repetition gets its answer. 503 NOT_COMMITTED.
+var ErrNotCommitted error = &problem.Error{
+	Text: "idempotencypgx: transaction was not committed",
+	Problem: problem.Problem{
+		Status: http.StatusServiceUnavailable, Code: "NOT_COMMITTED",
+		Detail: "Nothing was done. Try again with the same Idempotency-Key.", RetryAfter: time.Second,
+	},
+}
+
+// Handler returns the handler of requests whose work is one transaction: Do, and the
+// answer to the client. Put it behind the middleware of this store.
+//
+// work may run several times; r is then a fresh one each time, with the body from its
+// start. An error that has the methods Code() string and HTTPStatus() int (and, if
+// waiting helps, RetryAfter() time.Duration) is answered with them, any other with a
+// 500 and a line in the log. In both cases the transaction is rolled back.
+//
+// A request without a key that the middleware lets pass is one transaction and leaves
+// no record.
+func (s *Store) Handler(work func(ctx context.Context, tx pgx.Tx, r *http.Request) (idempotency.Response, error)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		resp, err := s.answer(r, work)
+		if err != nil {
+			s.fail(w, r, err)
+			return
+		}
+		resp.Send(w)
+	})
+}
+
+func (s *Store) answer(r *http.Request, work func(context.Context, pgx.Tx, *http.Request) (idempotency.Response, error)) (idempotency.Response, error) {
+	body, err := readBody(r)
+	if err != nil {
+		return idempotency.Response{}, err
+	}
+	run := func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
+		fresh := r.WithContext(ctx)
+		fresh.Body = io.NopCloser(bytes.NewReader(body))
+		return work(ctx, tx, fresh)
+	}
+	if _, claimed := driver.ClaimFrom(r.Context()); !claimed && len(r.Header[idempotency.Header]) == 0 {
+		return s.unprotected(r.Context(), run)
+	}
+	return s.Do(r.Context(), run)
+}
+
+// unprotected is a transaction without a key.
+func (s *Store) unprotected(ctx context.Context, fn func(context.Context, pgx.Tx) (idempotency.Response, error)) (resp idempotency.Response, err error) {
+	err = s.tx.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		resp, err = fn(ctx, tx)
+		return err
+	})
+	return resp, err
+}
+
+// readBody reads what the middleware has bounded and holds in memory.
+func readBody(r *http.Request) ([]byte, error) {
+	if r.Body == nil || r.Body == http.NoBody {
+		return nil, nil
+	}
+	body, err := io.ReadAll(r.Body)
+	if err == nil {
+		return body, nil
+	}
+	p := problem.Problem{Status: http.StatusBadRequest, Code: "INVALID_REQUEST", Detail: "The request body could not be read."}
+	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
+		p = problem.Problem{Status: http.StatusRequestEntityTooLarge, Code: "REQUEST_TOO_LARGE"}
+	}
+	return nil, &problem.Error{Text: "idempotencypgx: request body is unreadable", Problem: p}
+}
+
+func (s *Store) fail(w http.ResponseWriter, r *http.Request, err error) {
+	p, known := problem.Of(err)
+	if !known && r.Context().Err() == nil { // else the client has gone, which is no fault
+		s.log(r.Context(), "idempotencypgx: request failed", err)
+	}
+	problem.Write(w, p)
+}

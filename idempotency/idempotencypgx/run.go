@@ -1,0 +1,201 @@
+package idempotencypgx
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
+	pgxdriver "github.com/holdfast-go/holdfast/idempotency/idempotencypgx/driver"
+	"github.com/holdfast-go/holdfast/txretry"
+	txdriver "github.com/holdfast-go/holdfast/txretry/driver"
+)
+
+// errNotKept rolls back the transaction of a response that is not kept.
+var errNotKept = errors.New("idempotencypgx: response is not kept")
+
+// errTaken rolls back the transaction of a key that another one holds.
+var errTaken = errors.New("idempotencypgx: another transaction holds the key")
+
+const (
+	// resolveTimeout bounds the search for the record after a failure, which goes on
+	// when the caller is gone.
+	resolveTimeout = 10 * time.Second
+	// takenPause is after which time a client asks again whose key is in a transaction.
+	takenPause = time.Second
+)
+
+// Do runs fn in a transaction, under the claim that ctx carries, and stores
+// its response in the same transaction. It must be called once per claim. In
+// the handler of the middleware, whose answer it settles, the caller may leave
+// sending the response to the middleware.
+//
+// fn may run several times: see txretry.Manager.Do. A refusal that is final (such as
+// 409) is a Response too. Which statuses are final, and how long a response may be,
+// is the middleware's to say (Keep, MaxResponseBytes). A response that is not kept is
+// returned after the transaction was rolled back: the same key may run again, so
+// nothing of this run may remain. One that is too large is returned once and leaves a
+// tombstone.
+//
+// If the key has a record already, fn's transaction is rolled back, and the
+// stored response is returned. Errors are those of fn and of txretry, once it
+// is certain that there is no record; idempotency.ErrNoClaim, ErrKeyInUse, ErrKeyReused,
+// ErrResultUnavailable and ErrLeaseLost; and ErrNotCommitted. A *txretry.CommitUnknownError
+// remains only where the record could not be asked for. Answer the last two
+// with a status that the middleware does not keep, such as 503: it would
+// replay it although the transaction may be committed.
+func (s *Store) Do(ctx context.Context, fn func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error)) (idempotency.Response, error) {
+	return s.DoWith(ctx, txretry.Options{}, fn)
+}
+
+// DoWith is Do with options for the transaction.
+func (s *Store) DoWith(ctx context.Context, o txretry.Options, fn func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error)) (idempotency.Response, error) {
+	resp, _, err := s.do(ctx, o, fn)
+	return resp, err
+}
+
+// do also says whether the response is one that is kept.
+func (s *Store) do(ctx context.Context, o txretry.Options, fn func(context.Context, pgx.Tx) (idempotency.Response, error)) (resp idempotency.Response, final bool, err error) {
+	claim, ok := driver.ClaimFrom(ctx)
+	if !ok {
+		return idempotency.Response{}, false, idempotency.ErrNoClaim
+	}
+	o, held := s.claiming(claim.Key, o)
+	var rec pgxdriver.Record
+	err = s.tx.DoWith(ctx, o, func(ctx context.Context, tx pgx.Tx) (err error) {
+		if !held() {
+			return errTaken
+		}
+		if resp, err = fn(ctx, tx); err != nil {
+			return err
+		}
+		if errors.Is(context.Cause(ctx), driver.ErrLeaseLost) {
+			return driver.ErrLeaseLost // COMMIT itself is not interrupted
+		}
+		if driver.Response(resp).Unavailable() {
+			return fmt.Errorf("idempotencypgx: response has status %d", resp.Status)
+		}
+		rec = pgxdriver.Record{Key: claim.Key, Token: claim.Token, Fingerprint: claim.Fingerprint}
+		if rec.Response, final = claim.Keeps(driver.Response(resp)); !final {
+			return errNotKept
+		}
+		return s.records.Insert(ctx, tx, rec)
+	})
+	if err != nil {
+		return s.resolve(ctx, claim, resp, withCause(ctx, err))
+	}
+	settle(claim, rec)
+	s.written()
+	return resp, true, nil
+}
+
+// claiming has the transaction claim the key together with BEGIN, where nothing in
+// front of the records does: an advisory lock that ends with the transaction. Its loss
+// harms nothing, for the records' primary key stops a second effect.
+func (s *Store) claiming(key driver.Key, o txretry.Options) (with txretry.Options, held func() bool) {
+	if s.table == nil || s.front != driver.Store(alone{s}) || o.AtBegin.SQL != "" {
+		return o, func() bool { return true }
+	}
+	locked := false
+	o.AtBegin = txdriver.Statement{
+		SQL:  `SELECT WHERE pg_try_advisory_xact_lock(hashtextextended($1, 0))`,
+		Args: []any{"idempotencypgx " + s.table.name + " " + string(key)},
+		Done: func(tag pgconn.CommandTag) { locked = tag.RowsAffected() == 1 },
+	}
+	return o, func() bool { return locked }
+}
+
+// withCause says of a transaction that a lost lease has cancelled what cancelled
+// it.
+func withCause(ctx context.Context, err error) error {
+	cause := context.Cause(ctx)
+	if !errors.Is(cause, driver.ErrLeaseLost) || !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", cause, err)
+}
+
+// DoKey is Do outside HTTP: it takes the claim for key by itself, or does without the
+// gate if that cannot be asked. request says what the call asks for: the same key with
+// other words is idempotency.ErrKeyReused. nil: the key alone. replayed says that the
+// response is an earlier run's. Errors are those of Do and of idempotency.Do.
+func (s *Store) DoKey(ctx context.Context, key idempotency.Key, request []string, fn func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error)) (resp idempotency.Response, replayed bool, err error) {
+	var released idempotency.Response
+	resp, replayed, err = idempotency.Do(ctx, s, key, request, func(ctx context.Context) (idempotency.Response, error) {
+		resp, final, err := s.do(ctx, txretry.Options{}, fn)
+		if err == nil && !final {
+			released = resp
+			return resp, errNotKept
+		}
+		return resp, err
+	})
+	if errors.Is(err, errNotKept) {
+		return released, false, nil
+	}
+	return resp, replayed, err
+}
+
+// resolve finds out what a failed transaction means. Any failure may be the
+// echo of an earlier run with the same key, whose answer was lost: its own
+// record, or a business rule that its effect now breaks. So the record is asked
+// for before the failure is believed.
+func (s *Store) resolve(ctx context.Context, claim driver.Claim, resp idempotency.Response, failure error) (_ idempotency.Response, final bool, err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), resolveTimeout)
+	defer cancel()
+	var none idempotency.Response
+	_, unknown := errors.AsType[*txretry.CommitUnknownError](failure)
+	find := s.records.Lookup
+	if unknown {
+		find = s.records.Resolve
+	}
+	rec, found, err := find(ctx, claim.Key)
+	switch {
+	case err != nil && unknown:
+		return none, false, fmt.Errorf("%w (and %w)", failure, err)
+	case err != nil:
+		// The failure itself is not passed on: it may be the echo.
+		return none, false, fmt.Errorf("idempotencypgx: after a failed transaction (%v): %w", failure, err)
+	case found:
+		settle(claim, rec)
+		own := unknown && rec.Token == claim.Token
+		resp, err = stored(claim, rec, resp, own)
+		return resp, true, err
+	case errors.Is(failure, errTaken):
+		taken := driver.BeginResult{State: driver.InProgress, Lease: takenPause}
+		claim.Settle(taken, true) // the middleware answers
+		return none, false, fmt.Errorf("%w: %w", idempotency.ErrKeyInUse, errTaken)
+	case unknown:
+		return none, false, fmt.Errorf("%w: %v", ErrNotCommitted, failure)
+	case errors.Is(failure, errNotKept):
+		return resp, false, nil
+	}
+	return none, false, failure
+}
+
+// stored returns the stored response. own says that rec was committed by the
+// transaction that made resp.
+func stored(claim driver.Claim, rec pgxdriver.Record, resp idempotency.Response, own bool) (idempotency.Response, error) {
+	switch {
+	case own:
+		return resp, nil
+	case claim.Fingerprint.Conflicts(rec.Fingerprint):
+		return idempotency.Response{}, idempotency.ErrKeyReused
+	case rec.Response.Unavailable():
+		return idempotency.Response{}, idempotency.ErrResultUnavailable
+	}
+	return idempotency.Response(rec.Response), nil
+}
+
+// settle hands the record to whoever began the claim.
+func settle(claim driver.Claim, rec pgxdriver.Record) {
+	claim.Settle(completed(rec), rec.Token != claim.Token)
+}
+
+func completed(rec pgxdriver.Record) driver.BeginResult {
+	return driver.BeginResult{State: driver.Completed, Fingerprint: rec.Fingerprint, Response: rec.Response}
+}
