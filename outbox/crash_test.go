@@ -34,8 +34,8 @@ func TestMessageThatKillsRelaysIsQuarantined(t *testing.T) {
 			b.Errorf("report %+v", report)
 		}
 		b.wantReceived("1", "2", "3")
-		dead := b.store.DeadLetters()
-		if len(dead) != 1 || dead[0].Class != driver.Quarantined || !strings.Contains(dead[0].Err, "3 relays in a row") {
+		dead := b.dead()
+		if len(dead) != 1 || dead[0].Class != string(driver.Quarantined) || !strings.Contains(dead[0].Error, "3 relays in a row") {
 			b.Errorf("dead letters %+v", dead)
 		}
 		if len(failures) != 1 || !failures[0].Dead || failures[0].Class != driver.Quarantined {
@@ -50,7 +50,7 @@ func TestFewerLossesCostNothing(t *testing.T) {
 		b.lose(1+3, 8)
 		b.drain(outbox.Bounds{})
 		b.wantReceived("0", "1")
-		if dead := b.store.DeadLetters(); len(dead) > 0 {
+		if dead := b.dead(); len(dead) > 0 {
 			b.Errorf("dead letters %+v", dead)
 		}
 	})

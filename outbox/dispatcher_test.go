@@ -75,7 +75,7 @@ func TestParkedMessageIsNotLate(t *testing.T) {
 func TestSilentTransportLeavesRoomForOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		manager, store, good := txretrytest.New(txretrytest.Config{}), outboxtest.NewStore(), outboxtest.NewPublisher()
+		manager, store, good := txretrytest.New(txretrytest.Config{}), outboxtest.New(), outboxtest.NewPublisher()
 		paused := make(chan struct{}, 100)
 		relay, err := outbox.NewRelay(store, outbox.Transports{"": good, "silent": silent{}}, outbox.RelayConfig{
 			BatchSize: 4, Logger: slog.New(slog.DiscardHandler), MaxPauseDelay: 200 * time.Millisecond,

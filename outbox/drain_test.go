@@ -54,7 +54,7 @@ func TestDrainBounds(t *testing.T) {
 			if n := report.Published; n < 1 || n > 3 || report.Ended != "memory limit" || report.ExitCode() != 0 {
 				b.Errorf("%+v, want one batch of at most 3", report)
 			}
-			if report := b.drain(outbox.Bounds{MemoryLimit: 1 << 50}); report.Ended != "empty" || len(b.store.List()) != 0 {
+			if report := b.drain(outbox.Bounds{MemoryLimit: 1 << 50}); report.Ended != "empty" || len(b.store.Pending()) != 0 {
 				b.Errorf("with room: %+v", report)
 			}
 		})

@@ -15,7 +15,7 @@ import (
 func Example() {
 	ctx := context.Background()
 	manager := txretrytest.New(txretrytest.Config{}) // txretry.New on Postgres
-	store := outboxtest.NewStore()                   // outboxpgx.New on Postgres
+	store := outboxtest.New()                        // outboxpgx.New on Postgres
 	publisher := outboxtest.NewPublisher()           // outboxamqp or outboxredis
 
 	place := func(order string, fail error) error {

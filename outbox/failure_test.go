@@ -35,7 +35,7 @@ func TestFailureHoldsBackItsKeyOnly(t *testing.T) {
 		if report != (outbox.Report{Published: 1, Failed: 1, Ended: "empty"}) || report.ExitCode() != 1 {
 			b.Errorf("report %+v", report)
 		}
-		if left := b.store.List(); left[0].Attempts != 1 || left[1].Attempts != 0 {
+		if left := b.store.Pending(); left[0].Attempts != 1 || left[1].Attempts != 0 {
 			b.Errorf("attempts %d and %d", left[0].Attempts, left[1].Attempts)
 		}
 		time.Sleep(time.Second)
@@ -66,11 +66,11 @@ func TestClassesDecideTheAttempts(t *testing.T) {
 				b.publisher.Respond(func(driver.Message) error { calls++; return failure(tc.class) })
 				b.write(message("k", 1))
 				report := b.drain(outbox.Bounds{TimeLimit: time.Hour})
-				dead := b.store.DeadLetters()
+				dead := b.dead()
 				if calls != tc.attempts || report.Failed != tc.attempts || report.Dead != 1 || len(dead) != 1 {
 					b.Fatalf("%d calls, report %+v, %d dead letters", calls, report, len(dead))
 				}
-				if dead[0].Attempts != tc.attempts || dead[0].Class != driver.ClassOf(failure(tc.class)) || dead[0].Err == "" {
+				if dead[0].Attempts != tc.attempts || dead[0].Class != string(driver.ClassOf(failure(tc.class))) || dead[0].Error == "" {
 					b.Errorf("dead letter %+v", dead[0])
 				}
 			})
@@ -91,7 +91,7 @@ func TestUnavailableCostsNothingAndResumes(t *testing.T) {
 				if b.relay.Ready(b.Context()) == nil {
 					b.Error("Ready while the only transport is down")
 				}
-				for _, m := range b.store.List() {
+				for _, m := range b.store.Pending() {
 					if m.Attempts != 0 {
 						b.Fatalf("an outage cost %d attempts", m.Attempts)
 					}
@@ -113,7 +113,7 @@ func TestUnavailableCostsNothingAndResumes(t *testing.T) {
 func TestOneTransportDownLeavesTheOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		manager, store := txretrytest.New(txretrytest.Config{}), outboxtest.NewStore()
+		manager, store := txretrytest.New(txretrytest.Config{}), outboxtest.New()
 		good, bad := outboxtest.NewPublisher(), outboxtest.NewPublisher()
 		bad.Respond(func(driver.Message) error { return failure(driver.Unavailable) })
 		relay, err := outbox.NewRelay(store, outbox.Transports{"": good, "other": bad},
@@ -147,7 +147,7 @@ func TestUnknownTransportBecomesDeadLetter(t *testing.T) {
 		b.write(m, message("", 2))
 		b.drain(outbox.Bounds{TimeLimit: time.Minute})
 		b.wantReceived("2")
-		if dead := b.store.DeadLetters(); len(dead) != 1 || dead[0].Err != `outbox: publish: retryable: the relay has no transport "nowhere"` {
+		if dead := b.dead(); len(dead) != 1 || dead[0].Error != `outbox: publish: retryable: the relay has no transport "nowhere"` {
 			b.Errorf("dead letters %+v", dead)
 		}
 	})
@@ -164,7 +164,7 @@ func TestPanicIsAFailure(t *testing.T) {
 		b.write(message("k", 1), message("k", 2))
 		b.drain(outbox.Bounds{})
 		b.wantReceived("2")
-		if len(b.store.DeadLetters()) != 1 {
+		if len(b.dead()) != 1 {
 			b.Error("no dead letter")
 		}
 	})
@@ -180,7 +180,7 @@ func (silent) Publish(ctx context.Context, _ driver.Message, done func(error)) {
 func TestNoConfirmIsUnavailable(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		manager, store := txretrytest.New(txretrytest.Config{}), outboxtest.NewStore()
+		manager, store := txretrytest.New(txretrytest.Config{}), outboxtest.New()
 		relay, err := outbox.NewRelay(store, outbox.Transports{"": silent{}}, outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)
@@ -195,7 +195,7 @@ func TestNoConfirmIsUnavailable(t *testing.T) {
 		if took := time.Since(begin); took != 10*time.Second {
 			t.Errorf("it took %v, want PublishTimeout", took)
 		}
-		if left := store.List(); len(left) != 1 || left[0].Attempts != 0 {
+		if left := store.Pending(); len(left) != 1 || left[0].Attempts != 0 {
 			t.Errorf("left %+v", left)
 		}
 	})
@@ -218,7 +218,7 @@ func (u *unruly) Publish(_ context.Context, m driver.Message, done func(error)) 
 func TestUnrulyPublisher(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		manager, store := txretrytest.New(txretrytest.Config{}), outboxtest.NewStore()
+		manager, store := txretrytest.New(txretrytest.Config{}), outboxtest.New()
 		publisher := &unruly{}
 		relay, err := outbox.NewRelay(store, outbox.Transports{"": publisher}, outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
@@ -236,7 +236,7 @@ func TestUnrulyPublisher(t *testing.T) {
 		for _, done := range publisher.late {
 			done(nil)
 		}
-		if left := bodies(store.List()); !slices.Equal(left, []string{"2", "3"}) {
+		if left := bodies(store.Pending()); !slices.Equal(left, []string{"2", "3"}) {
 			t.Errorf("left %v", left)
 		}
 	})
@@ -280,8 +280,8 @@ func TestPauseIsForgottenWithItsMessages(t *testing.T) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		if _, err := other.Drain(b.Context(), outbox.Bounds{TimeLimit: time.Minute}); err != nil || len(b.store.List()) > 0 {
-			b.Fatalf("%v, left %d", err, len(b.store.List()))
+		if _, err := other.Drain(b.Context(), outbox.Bounds{TimeLimit: time.Minute}); err != nil || len(b.store.Pending()) > 0 {
+			b.Fatalf("%v, left %d", err, len(b.store.Pending()))
 		}
 		time.Sleep(time.Minute)
 		if err := b.relay.Ready(b.Context()); err != nil {

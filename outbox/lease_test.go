@@ -110,7 +110,7 @@ func TestNothingIsSentWithoutALease(t *testing.T) {
 				if got := bodies(b.publisher.Received()); !slices.Equal(got, []string{"0", "1", "2", "3", "4", "5", "6"}) {
 					b.Errorf("sent %v within a lease of 6 s, at one every 0.9 s", got)
 				}
-				if left := b.store.List(); len(left) != 13 {
+				if left := b.store.Pending(); len(left) != 13 {
 					b.Errorf("%d left, want what was not sent", len(left))
 				}
 			})
@@ -152,8 +152,8 @@ func TestRenewalOnAnotherConnection(t *testing.T) {
 		defer b.start()()
 		time.Sleep(21 * time.Second)
 		b.wantReceived(want...)
-		if len(b.store.List()) > 0 {
-			b.Errorf("left %v", bodies(b.store.List()))
+		if len(b.store.Pending()) > 0 {
+			b.Errorf("left %v", bodies(b.store.Pending()))
 		}
 	})
 }

@@ -49,7 +49,7 @@ func TestPolicyByName(t *testing.T) {
 				b.write(m)
 				begin := time.Now()
 				stop := b.start()
-				for len(b.store.DeadLetters()) == 0 {
+				for len(b.dead()) == 0 {
 					time.Sleep(time.Second)
 					synctest.Wait()
 				}
@@ -70,7 +70,7 @@ func TestPolicyIsCopied(t *testing.T) {
 		classes := map[driver.Class]int{driver.Retryable: 1}
 		byName := map[string]outbox.Policy{"order.placed": {MaxAttemptsByClass: classes}}
 		cfg := outbox.RelayConfig{ByName: byName, Logger: slog.New(slog.DiscardHandler)}
-		store, publisher := outboxtest.NewStore(), outboxtest.NewPublisher()
+		store, publisher := outboxtest.New(), outboxtest.NewPublisher()
 		relay, err := outbox.NewRelay(store, outbox.Transports{"": publisher}, cfg)
 		if err != nil {
 			t.Fatal(err)
@@ -88,7 +88,7 @@ func TestPolicyIsCopied(t *testing.T) {
 
 func TestPolicyIsValidated(t *testing.T) {
 	t.Parallel()
-	_, err := outbox.NewRelay(outboxtest.NewStore(), outbox.Transports{"": outboxtest.NewPublisher()}, outbox.RelayConfig{
+	_, err := outbox.NewRelay(outboxtest.New(), outbox.Transports{"": outboxtest.NewPublisher()}, outbox.RelayConfig{
 		Policy: outbox.Policy{MaxAttempts: -1},
 		ByName: map[string]outbox.Policy{
 			"Bad Name": {},

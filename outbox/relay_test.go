@@ -36,7 +36,7 @@ func inBubble(t *testing.T, cfg outbox.RelayConfig, fn func(b *bench)) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &bench{
 			T: t, manager: txretrytest.New(txretrytest.Config{}),
-			store: outboxtest.NewStore(), publisher: outboxtest.NewPublisher(),
+			store: outboxtest.New(), publisher: outboxtest.NewPublisher(),
 		}
 		cfg.Logger = slog.New(slog.DiscardHandler)
 		var err error
@@ -53,6 +53,15 @@ func (b *bench) write(msgs ...outbox.Message) {
 	if err != nil {
 		b.Fatal(err)
 	}
+}
+
+func (b *bench) dead() []outbox.DeadLetter {
+	b.Helper()
+	letters, err := b.store.DeadLetters().List(b.Context(), outbox.Filter{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return letters
 }
 
 // start runs the relay until stop is called.
@@ -190,7 +199,7 @@ func TestShutdownSettlesWhatIsInFlight(t *testing.T) {
 			b.Errorf("the shutdown took %v", took)
 		}
 		b.wantReceived("1")
-		if left := bodies(b.store.List()); !slices.Equal(left, []string{"2"}) {
+		if left := bodies(b.store.Pending()); !slices.Equal(left, []string{"2"}) {
 			b.Errorf("left %v", left)
 		}
 		batch, err := b.store.Claim(b.Context(), driver.Claim{Limit: 1, Lease: time.Second})
@@ -220,19 +229,19 @@ func TestNewRelayRefuses(t *testing.T) {
 	for name, make := range map[string]func() (*outbox.Relay, error){
 		"no source": func() (*outbox.Relay, error) { return outbox.NewRelay(nil, good, outbox.RelayConfig{}) },
 		"no transport": func() (*outbox.Relay, error) {
-			return outbox.NewRelay(outboxtest.NewStore(), nil, outbox.RelayConfig{})
+			return outbox.NewRelay(outboxtest.New(), nil, outbox.RelayConfig{})
 		},
 		"nil transport": func() (*outbox.Relay, error) {
-			return outbox.NewRelay(outboxtest.NewStore(), outbox.Transports{"": nil}, outbox.RelayConfig{})
+			return outbox.NewRelay(outboxtest.New(), outbox.Transports{"": nil}, outbox.RelayConfig{})
 		},
 		"short lease": func() (*outbox.Relay, error) {
-			return outbox.NewRelay(outboxtest.NewStore(), good, outbox.RelayConfig{LeaseTTL: 4 * time.Second})
+			return outbox.NewRelay(outboxtest.New(), good, outbox.RelayConfig{LeaseTTL: 4 * time.Second})
 		},
 		"attempts of a free class": func() (*outbox.Relay, error) {
-			return outbox.NewRelay(outboxtest.NewStore(), good, outbox.RelayConfig{Policy: outbox.Policy{MaxAttemptsByClass: map[driver.Class]int{driver.Blocked: 3}}})
+			return outbox.NewRelay(outboxtest.New(), good, outbox.RelayConfig{Policy: outbox.Policy{MaxAttemptsByClass: map[driver.Class]int{driver.Blocked: 3}}})
 		},
 		"batch": func() (*outbox.Relay, error) {
-			return outbox.NewRelay(outboxtest.NewStore(), good, outbox.RelayConfig{BatchSize: -1})
+			return outbox.NewRelay(outboxtest.New(), good, outbox.RelayConfig{BatchSize: -1})
 		},
 	} {
 		if r, err := make(); err == nil || r != nil {

@@ -54,8 +54,8 @@ func TestFailuresThatCannotBeRecorded(t *testing.T) {
 		stop := b.start()
 		time.Sleep(10 * time.Second)
 		b.wantReceived("1", "2")
-		if len(b.store.List()) != 1 || b.store.List()[0].Attempts != 0 || len(b.store.DeadLetters()) != 0 {
-			b.Errorf("left %+v, dead letters %+v", b.store.List(), b.store.DeadLetters())
+		if len(b.store.Pending()) != 1 || b.store.Pending()[0].Attempts != 0 || len(b.dead()) != 0 {
+			b.Errorf("left %+v, dead letters %+v", b.store.Pending(), b.dead())
 		}
 		if err := b.relay.Ready(b.Context()); err == nil || !strings.Contains(err.Error(), "no space left") {
 			b.Errorf("Ready says %v", err)
@@ -66,7 +66,7 @@ func TestFailuresThatCannotBeRecorded(t *testing.T) {
 		disk.full.Store(false)
 		time.Sleep(5 * time.Second)
 		stop()
-		if dead := b.store.DeadLetters(); len(dead) != 1 || dead[0].Class != driver.Permanent || dead[0].Attempts != 1 {
+		if dead := b.dead(); len(dead) != 1 || dead[0].Class != string(driver.Permanent) || dead[0].Attempts != 1 {
 			b.Errorf("dead letters %+v", dead)
 		}
 	})

@@ -29,7 +29,7 @@ func measured(t *testing.T, source func(*outboxtest.Store) driver.Source, fn fun
 	t.Helper()
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		b := &bench{T: t, manager: newManager(), store: outboxtest.NewStore(), publisher: outboxtest.NewPublisher()}
+		b := &bench{T: t, manager: newManager(), store: outboxtest.New(), publisher: outboxtest.NewPublisher()}
 		r := &metrictest.Recorder{}
 		var err error
 		b.relay, err = outbox.NewRelay(source(b.store), outbox.Transports{"": b.publisher, "w": halfFull{outboxtest.NewPublisher()}},

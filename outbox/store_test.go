@@ -92,8 +92,8 @@ func TestStoreFaults(t *testing.T) {
 			time.Sleep(time.Minute)
 			synctest.Wait()
 			got := bodies(b.publisher.Received())
-			if len(got) < 4 || !slices.Equal(got[:4], []string{"1", "2", "1", "2"}) || len(b.store.List()) != 0 {
-				b.Errorf("received %v, left %d", got, len(b.store.List()))
+			if len(got) < 4 || !slices.Equal(got[:4], []string{"1", "2", "1", "2"}) || len(b.store.Pending()) != 0 {
+				b.Errorf("received %v, left %d", got, len(b.store.Pending()))
 			}
 		})
 	})

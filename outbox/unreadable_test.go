@@ -42,8 +42,8 @@ func TestUnreadableMessages(t *testing.T) {
 				b.Error("published what could not be read")
 			}
 		}
-		for _, d := range b.store.DeadLetters() {
-			if d.Class != driver.Permanent || !strings.Contains(d.Err, "headers of another kind") {
+		for _, d := range b.dead() {
+			if d.Class != string(driver.Permanent) || !strings.Contains(d.Error, "headers of another kind") {
 				b.Errorf("dead letter %+v", d)
 			}
 		}
@@ -60,8 +60,8 @@ func TestUnreadableMessagesEndNoPause(t *testing.T) {
 		time.Sleep(time.Minute)
 		b.write(message("", 0))
 		time.Sleep(time.Minute)
-		if len(b.store.DeadLetters()) != 1 {
-			b.Fatalf("dead letters %+v", b.store.DeadLetters())
+		if len(b.dead()) != 1 {
+			b.Fatalf("dead letters %+v", b.dead())
 		}
 		if b.relay.Ready(b.Context()) == nil {
 			b.Error("a message that was not sent has ended the pause")

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/postgres"
-	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+	"github.com/holdfast-go/holdfast/outbox"
 )
 
 // osUser is who runs the program, "" if that is not known.
@@ -40,7 +40,7 @@ func runDeadAudit(ctx context.Context, c *commandContext, args []string) (int, e
 		return exitFailed, err
 	}
 	for _, e := range entries {
-		printChange(c.stdout, "outbox", e.At, e.Action, strconv.FormatInt(e.Count, 10), e.By, e.Reason, chosenBy(e.Filter))
+		printChange(c.stdout, "outbox", e.At, e.Action, strconv.Itoa(e.Count), e.By, e.Reason, chosenBy(e.Filter))
 	}
 	for _, d := range changes {
 		count := "unknown"
@@ -57,6 +57,6 @@ func printChange(w io.Writer, from string, at time.Time, action, count, by, reas
 }
 
 // chosenBy is a filter in the words of the flags that set it.
-func chosenBy(f outboxpgx.Filter) string {
+func chosenBy(f outbox.Filter) string {
 	return fmt.Sprintf("ids=%v name=%q class=%q limit=%d", f.IDs, f.Name, f.Class, f.Limit)
 }

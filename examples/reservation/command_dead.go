@@ -12,8 +12,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/postgres"
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/outbox/driver"
-	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+	"github.com/holdfast-go/holdfast/outbox"
 )
 
 // deadFilter is what the flags of dead choose.
@@ -27,7 +26,7 @@ type deadFilter struct {
 
 // deadStores are the two places where messages end that were given up.
 type deadStores struct {
-	outbox *outboxpgx.DeadLetters
+	outbox outbox.DeadLetters
 	inbox  inbox.DeadLetters
 	pool   *pgxpool.Pool // for the audit of the inbox
 }
@@ -56,15 +55,16 @@ func runDead(ctx context.Context, c *commandContext, args []string) (int, error)
 	case "show":
 		err = stores.list(ctx, c.stdout, f, true)
 	case "retry":
-		err = stores.change(ctx, c.stdout, f, "retried", func(ctx context.Context, filter outboxpgx.Filter) (int64, error) {
-			return stores.outbox.Retry(ctx, filter, outboxpgx.RetryOptions{By: f.by, Reason: f.reason, Force: f.force})
+		err = stores.change(ctx, c.stdout, f, "retried", func(ctx context.Context, filter outbox.Filter) (int, error) {
+			replayed, err := stores.outbox.Replay(ctx, filter, outbox.Replay{By: f.by, Reason: f.reason, Force: f.force})
+			return replayed.Returned, err
 		}, stores.recorded(f, verb, func(ctx context.Context, filter inbox.Filter) (int, error) {
 			replayed, err := stores.inbox.Replay(ctx, filter, inbox.Replay{By: f.by, Reason: f.reason, Force: f.force})
 			return replayed.Returned, err
 		}))
 	case "remove":
-		err = stores.change(ctx, c.stdout, f, "removed", func(ctx context.Context, filter outboxpgx.Filter) (int64, error) {
-			return stores.outbox.Remove(ctx, filter, outboxpgx.RemoveOptions{By: f.by, Reason: f.reason})
+		err = stores.change(ctx, c.stdout, f, "removed", func(ctx context.Context, filter outbox.Filter) (int, error) {
+			return stores.outbox.Remove(ctx, filter, f.by, f.reason)
 		}, stores.recorded(f, verb, func(ctx context.Context, filter inbox.Filter) (int, error) {
 			return stores.inbox.Remove(ctx, filter, f.by, f.reason)
 		}))
@@ -140,8 +140,8 @@ func (s deadStores) recorded(f deadFilter, action string, change func(context.Co
 	}
 }
 
-func (f deadFilter) outbox() outboxpgx.Filter {
-	return outboxpgx.Filter{IDs: f.ids, Name: f.name, Class: driver.Class(f.class), Limit: f.limit}
+func (f deadFilter) outbox() outbox.Filter {
+	return outbox.Filter{IDs: f.ids, Name: f.name, Class: f.class, Limit: f.limit}
 }
 
 func (f deadFilter) inbox() inbox.Filter {
@@ -157,7 +157,7 @@ func (s deadStores) list(ctx context.Context, w io.Writer, f deadFilter, whole b
 			return err
 		}
 		for _, d := range letters {
-			printDead(w, "outbox", d.ID, d.Name, string(d.Class), d.Attempts, d.DiedAt, d.Err)
+			printDead(w, "outbox", d.ID, d.Name, d.Class, d.Attempts, d.FailedAt, d.Error)
 			if whole {
 				printContent(w, d.Headers, d.Body)
 			}
@@ -194,11 +194,10 @@ func printContent(w io.Writer, headers map[string]string, body []byte) {
 // change retries or removes what the filter chooses, in both places or one; the outbox first, which refuses a bad name or
 // reason before anything is changed.
 func (s deadStores) change(ctx context.Context, w io.Writer, f deadFilter, done string,
-	inOutbox func(context.Context, outboxpgx.Filter) (int64, error), inInbox func(context.Context, inbox.Filter) (int, error),
+	inOutbox func(context.Context, outbox.Filter) (int, error), inInbox func(context.Context, inbox.Filter) (int, error),
 ) error {
 	var err error
-	var n int64
-	var m int
+	var n, m int
 	if f.from != "inbox" {
 		n, err = inOutbox(ctx, f.outbox())
 	}

@@ -19,23 +19,25 @@ import (
 func TestChangesOfDeadLettersAreAudited(t *testing.T) {
 	t.Parallel()
 	f, ids := withDeadLetters(t)
-	to := &outboxpgx.Destination{Transport: "audit", Route: outbox.Route{Exchange: "ex", RoutingKey: "a.b", Headers: map[string]string{"h": "v"}}}
-	retried := outboxpgx.Filter{IDs: []uuid.UUID{ids["a"]}, Class: driver.Permanent, Name: "a", Key: "ka", Error: "no place", OlderThan: time.Microsecond, Limit: 7}
-	removed := outboxpgx.Filter{Name: "b"}
-	n, err := f.dead.Retry(t.Context(), retried, outboxpgx.RetryOptions{By: "ada", Reason: "the exchange is back", To: to})
+	replayed := outbox.Filter{
+		IDs: []uuid.UUID{ids["a"]}, Class: string(driver.Permanent), Name: "a", Key: "ka", ErrorContains: "no place",
+		FailedAfter: time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC), FailedBefore: time.Date(2200, 1, 2, 3, 4, 5, 0, time.UTC), Limit: 7,
+	}
+	removed := outbox.Filter{Name: "b"}
+	n, err := f.dead.Replay(t.Context(), replayed, outbox.Replay{By: "ada", Reason: "the exchange is back"})
 	must(t, err)
-	m, err := f.dead.Remove(t.Context(), removed, outboxpgx.RemoveOptions{By: "bob"})
+	m, err := f.dead.Remove(t.Context(), removed, "bob", "")
 	must(t, err)
-	nothing, err := f.dead.Remove(t.Context(), removed, outboxpgx.RemoveOptions{By: "bob"})
+	nothing, err := f.dead.Remove(t.Context(), removed, "bob", "")
 	must(t, err)
-	if n != 1 || m != 1 || nothing != 0 {
-		t.Errorf("changed %d, %d and %d", n, m, nothing)
+	if n.Returned != 1 || m != 1 || nothing != 0 {
+		t.Errorf("changed %+v, %d and %d", n, m, nothing)
 	}
 	got, err := f.store.Audit(t.Context(), 0)
 	must(t, err)
 	want := []outboxpgx.AuditEntry{
 		{By: "bob", Action: "remove", Count: 1, Filter: removed},
-		{By: "ada", Reason: "the exchange is back", Action: "retry", Count: 1, Filter: retried, To: to},
+		{By: "ada", Reason: "the exchange is back", Action: "replay", Count: 1, Filter: replayed},
 	}
 	if len(got) != len(want) {
 		t.Fatalf("%+v", got)
@@ -45,12 +47,9 @@ func TestChangesOfDeadLettersAreAudited(t *testing.T) {
 			t.Errorf("entry %d is of %v", i, got[i].At)
 		}
 		got[i].At = time.Time{}
-		if line := fmt.Sprintf("%+v %+v", got[i], got[i].To); got[i].To == nil && line != fmt.Sprintf("%+v %+v", want[i], want[i].To) {
-			t.Errorf("entry %d: %s", i, line)
+		if line := fmt.Sprintf("%+v", got[i]); line != fmt.Sprintf("%+v", want[i]) {
+			t.Errorf("entry %d: %s, want %+v", i, line, want[i])
 		}
-	}
-	if e := got[1]; fmt.Sprint(e.Filter) != fmt.Sprint(retried) || e.Reason != want[1].Reason || fmt.Sprint(*e.To) != fmt.Sprint(*to) {
-		t.Errorf("%+v to %+v", e, e.To)
 	}
 	newest, err := f.store.Audit(t.Context(), 1)
 	must(t, err)
@@ -65,7 +64,7 @@ func TestChangesOfDeadLettersAreAudited(t *testing.T) {
 func TestChangesNeedAnActor(t *testing.T) {
 	t.Parallel()
 	f, _ := withDeadLetters(t)
-	for name, o := range map[string]outboxpgx.RemoveOptions{
+	for name, o := range map[string]outbox.Replay{
 		"nobody":       {},
 		"long name":    {By: strings.Repeat("x", 129)},
 		"control":      {By: "a\nb"},
@@ -73,14 +72,14 @@ func TestChangesNeedAnActor(t *testing.T) {
 		"long reason":  {By: "ada", Reason: strings.Repeat("x", 1001)},
 		"reason, ctrl": {By: "ada", Reason: "\x00"},
 	} {
-		if _, err := f.dead.Remove(t.Context(), outboxpgx.Filter{}, o); err == nil {
+		if _, err := f.dead.Remove(t.Context(), outbox.Filter{}, o.By, o.Reason); err == nil {
 			t.Errorf("%s: removed", name)
 		}
-		if _, err := f.dead.Retry(t.Context(), outboxpgx.Filter{}, outboxpgx.RetryOptions{By: o.By, Reason: o.Reason}); err == nil {
-			t.Errorf("%s: retried", name)
+		if _, err := f.dead.Replay(t.Context(), outbox.Filter{}, o); err == nil {
+			t.Errorf("%s: replayed", name)
 		}
 	}
-	n, err := f.dead.Count(t.Context(), outboxpgx.Filter{})
+	n, err := f.dead.Count(t.Context(), outbox.Filter{})
 	must(t, err)
 	entries, err := f.store.Audit(t.Context(), 0)
 	must(t, err)
@@ -95,10 +94,10 @@ func TestAuditFailsWithItsChange(t *testing.T) {
 	f, _ := withDeadLetters(t)
 	_, err := f.pool.Exec(t.Context(), `ALTER TABLE holdfast_outbox_audit ADD CHECK (actor <> 'eve')`)
 	must(t, err)
-	if _, err := f.dead.Retry(t.Context(), outboxpgx.Filter{}, outboxpgx.RetryOptions{By: "eve"}); err == nil {
+	if _, err := f.dead.Replay(t.Context(), outbox.Filter{}, outbox.Replay{By: "eve"}); err == nil {
 		t.Error("retried without a note")
 	}
-	n, err := f.dead.Count(t.Context(), outboxpgx.Filter{})
+	n, err := f.dead.Count(t.Context(), outbox.Filter{})
 	must(t, err)
 	stats, err := f.store.Depth(t.Context())
 	must(t, err)
@@ -114,7 +113,7 @@ func TestRetriesAtOnce(t *testing.T) {
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
-			if _, err := f.dead.Retry(t.Context(), outboxpgx.Filter{}, byAda); err != nil {
+			if _, err := f.dead.Replay(t.Context(), outbox.Filter{}, byAda); err != nil {
 				t.Error(err)
 			}
 		})
@@ -122,7 +121,7 @@ func TestRetriesAtOnce(t *testing.T) {
 	all.Wait()
 	entries, err := f.store.Audit(t.Context(), 0)
 	must(t, err)
-	var sum int64
+	var sum int
 	for _, e := range entries {
 		sum += e.Count
 	}
@@ -137,7 +136,7 @@ func TestPruneForgetsOldAuditEntries(t *testing.T) {
 	t.Parallel()
 	f, ids := withDeadLetters(t)
 	for _, name := range []string{"a", "b"} {
-		_, err := f.dead.Remove(t.Context(), outboxpgx.Filter{IDs: []uuid.UUID{ids[name]}}, outboxpgx.RemoveOptions{By: name})
+		_, err := f.dead.Remove(t.Context(), outbox.Filter{IDs: []uuid.UUID{ids[name]}}, name, "")
 		must(t, err)
 	}
 	_, err := f.pool.Exec(t.Context(), `UPDATE holdfast_outbox_audit SET at = at - CASE actor WHEN 'a' THEN interval '366 days' ELSE interval '364 days' END`)
@@ -153,9 +152,9 @@ func TestPruneForgetsOldAuditEntries(t *testing.T) {
 
 // What came back keeps the stored order, whatever order it died in, behind what is there and before
 // what comes later.
-func TestRetryKeepsTheOrderOfAKey(t *testing.T) {
+func TestReplayKeepsTheOrderOfAKey(t *testing.T) {
 	t.Parallel()
-	for name, spread := range map[string]time.Duration{"at once": 0, "spread": 30 * time.Millisecond} {
+	for name, perSecond := range map[string]float64{"at once": 0, "at a rate": 100} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := setup(t, outboxpgx.Config{})
@@ -168,7 +167,7 @@ func TestRetryKeepsTheOrderOfAKey(t *testing.T) {
 			_, err = f.pool.Exec(t.Context(), `UPDATE holdfast_outbox_dead SET died_at = died_at - seq * interval '1 minute'`)
 			must(t, err)
 			f.write(t, message("before"))
-			n, err := f.dead.Retry(t.Context(), outboxpgx.Filter{}, outboxpgx.RetryOptions{By: "ada", Spread: spread})
+			n, err := f.dead.Replay(t.Context(), outbox.Filter{}, outbox.Replay{By: "ada", PerSecond: perSecond})
 			must(t, err)
 			f.write(t, message("after"))
 			publisher := outboxtest.NewPublisher()
@@ -178,8 +177,8 @@ func TestRetryKeepsTheOrderOfAKey(t *testing.T) {
 			for _, m := range publisher.Received() {
 				got = append(got, m.Name)
 			}
-			if want := []string{"before", "m1", "m2", "m3", "after"}; n != 3 || !slices.Equal(got, want) {
-				t.Errorf("%d retried, published %v, want %v", n, got, want)
+			if want := []string{"before", "m1", "m2", "m3", "after"}; n.Returned != 3 || !slices.Equal(got, want) {
+				t.Errorf("%+v, published %v, want %v", n, got, want)
 			}
 		})
 	}

@@ -92,7 +92,7 @@ var wanted = map[string][]string{
 		"id", "seq", "lane", "name", "body", "content_type", "headers", "ordering_key", "transport_name", "exchange", "routing_key",
 		"route_headers", "created_at", "attempts", "error_class", "last_error", "died_at",
 	},
-	"_audit": {"id", "at", "actor", "reason", "action", "count", "filter", "destination"},
+	"_audit": {"id", "at", "actor", "reason", "action", "count", "filter"},
 	"_dedup": {"key", "id", "expires_at"},
 }
 

@@ -113,9 +113,9 @@ func TestPoisonIsQuarantined(t *testing.T) {
 	}
 	t.Logf("%d processes were lost", got)
 
-	letters, err := f.dead.List(t.Context(), outboxpgx.Filter{})
+	letters, err := f.dead.List(t.Context(), outbox.Filter{})
 	must(t, err)
-	if len(letters) != 1 || string(letters[0].Body) != poison || letters[0].Class != driver.Quarantined {
+	if len(letters) != 1 || string(letters[0].Body) != poison || letters[0].Class != string(driver.Quarantined) {
 		t.Fatalf("dead letters %+v", letters)
 	}
 	ledger, err := os.ReadFile(path)
@@ -147,7 +147,7 @@ func TestLostLeasesCostNothing(t *testing.T) {
 	publisher := newOrderedPublisher(t)
 	defer run(t, f.relay(t, publisher, outbox.RelayConfig{PollInterval: 20 * time.Millisecond}))()
 	f.untilEmpty(t, testenv.Patience)
-	if count, err := f.dead.Count(t.Context(), outboxpgx.Filter{}); err != nil || count > 0 {
+	if count, err := f.dead.Count(t.Context(), outbox.Filter{}); err != nil || count > 0 {
 		t.Errorf("%d dead letters, %v", count, err)
 	}
 	if got := publisher.confirmed(); got != keys*n {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -18,7 +19,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
 
-var byAda = outboxpgx.RetryOptions{By: "ada"}
+var byAda = outbox.Replay{By: "ada"}
 
 // withDeadLetters has three: names a, b, c, keys ka, kb, kc; b died of unroutable, the others of
 // permanent failures.
@@ -40,7 +41,7 @@ func withDeadLetters(t *testing.T) (*fixture, map[string]uuid.UUID) {
 		_, err := relay.Drain(t.Context(), outbox.Bounds{})
 		must(t, err)
 	}
-	letters, err := f.dead.List(t.Context(), outboxpgx.Filter{})
+	letters, err := f.dead.List(t.Context(), outbox.Filter{})
 	must(t, err)
 	if len(letters) != 3 {
 		t.Fatalf("%d dead letters", len(letters))
@@ -55,22 +56,23 @@ func TestDeadLetterFilters(t *testing.T) {
 	t.Parallel()
 	f, ids := withDeadLetters(t)
 	for name, tc := range map[string]struct {
-		filter outboxpgx.Filter
+		filter outbox.Filter
 		want   []string
 	}{
-		"all":       {outboxpgx.Filter{}, []string{"a", "b", "c"}},
-		"class":     {outboxpgx.Filter{Class: driver.Unroutable}, []string{"b"}},
-		"name":      {outboxpgx.Filter{Name: "c"}, []string{"c"}},
-		"key":       {outboxpgx.Filter{Key: "ka"}, []string{"a"}},
-		"ids":       {outboxpgx.Filter{IDs: []uuid.UUID{ids["a"], ids["c"]}}, []string{"a", "c"}},
-		"no ids":    {outboxpgx.Filter{IDs: []uuid.UUID{}}, nil},
-		"limit":     {outboxpgx.Filter{Limit: 2}, []string{"a", "b"}},
-		"age":       {outboxpgx.Filter{OlderThan: time.Hour}, nil},
-		"age met":   {outboxpgx.Filter{OlderThan: time.Microsecond}, []string{"a", "b", "c"}},
-		"both":      {outboxpgx.Filter{Class: driver.Permanent, Name: "a"}, []string{"a"}},
-		"error":     {outboxpgx.Filter{Error: "place for c"}, []string{"c"}},
-		"pattern":   {outboxpgx.Filter{Error: "place%"}, nil},
-		"no letter": {outboxpgx.Filter{Class: driver.Permanent, Name: "b"}, nil},
+		"all":       {outbox.Filter{}, []string{"a", "b", "c"}},
+		"class":     {outbox.Filter{Class: string(driver.Unroutable)}, []string{"b"}},
+		"name":      {outbox.Filter{Name: "c"}, []string{"c"}},
+		"key":       {outbox.Filter{Key: "ka"}, []string{"a"}},
+		"ids":       {outbox.Filter{IDs: []uuid.UUID{ids["a"], ids["c"]}}, []string{"a", "c"}},
+		"no ids":    {outbox.Filter{IDs: []uuid.UUID{}}, nil},
+		"limit":     {outbox.Filter{Limit: 2}, []string{"a", "b"}},
+		"age":       {outbox.Filter{FailedBefore: time.Now().Add(-time.Hour)}, nil},
+		"age met":   {outbox.Filter{FailedAfter: time.Now().Add(-time.Hour), FailedBefore: time.Now().Add(time.Hour)}, []string{"a", "b", "c"}},
+		"too late":  {outbox.Filter{FailedAfter: time.Now().Add(time.Hour)}, nil},
+		"both":      {outbox.Filter{Class: string(driver.Permanent), Name: "a"}, []string{"a"}},
+		"error":     {outbox.Filter{ErrorContains: "place for c"}, []string{"c"}},
+		"pattern":   {outbox.Filter{ErrorContains: "place%"}, nil},
+		"no letter": {outbox.Filter{Class: string(driver.Permanent), Name: "b"}, nil},
 	} {
 		letters, err := f.dead.List(t.Context(), tc.filter)
 		must(t, err)
@@ -83,12 +85,12 @@ func TestDeadLetterFilters(t *testing.T) {
 		}
 		n, err := f.dead.Count(t.Context(), tc.filter)
 		must(t, err)
-		if n != int64(len(tc.want)) {
+		if n != len(tc.want) {
 			t.Errorf("%s: counted %d, want %d", name, n, len(tc.want))
 		}
 	}
-	for _, bad := range []outboxpgx.Filter{{Limit: -1}, {OlderThan: -1}, {IDs: make([]uuid.UUID, 10_001)}, {Error: strings.Repeat("x", 1001)}} {
-		if _, err := f.dead.Remove(t.Context(), bad, outboxpgx.RemoveOptions{By: "ada"}); err == nil {
+	for _, bad := range []outbox.Filter{{Limit: -1}, {IDs: make([]uuid.UUID, 10_001)}, {ErrorContains: strings.Repeat("x", 1001)}} {
+		if _, err := f.dead.Remove(t.Context(), bad, "ada", ""); err == nil {
 			t.Errorf("%.100v was accepted", bad)
 		}
 	}
@@ -100,22 +102,22 @@ func TestDeadLetterShow(t *testing.T) {
 	l, err := f.dead.Show(t.Context(), ids["b"])
 	must(t, err)
 	if l.Name != "b" || l.Key != "kb" || l.Headers["h"] != "b" || string(l.Body) != "1" || l.Attempts != 1 ||
-		l.Class != driver.Unroutable || l.Err != "outbox: publish: unroutable: no place for b" || l.DiedAt.IsZero() {
+		l.Class != string(driver.Unroutable) || l.Error != "outbox: publish: unroutable: no place for b" || l.FailedAt.IsZero() || l.CreatedAt.IsZero() {
 		t.Errorf("%+v", l)
 	}
-	if _, err := f.dead.Show(t.Context(), uuid.New()); !errors.Is(err, outboxpgx.ErrNotFound) {
+	if _, err := f.dead.Show(t.Context(), uuid.New()); !errors.Is(err, outbox.ErrNotFound) {
 		t.Errorf("an unknown id: %v", err)
 	}
 }
 
-func TestDeadLetterRetryReentersAtTheTail(t *testing.T) {
+func TestDeadLetterReplayReentersAtTheTail(t *testing.T) {
 	t.Parallel()
 	f, _ := withDeadLetters(t)
 	f.write(t, outbox.Message{Name: "later", Key: "ka", Body: []byte("2")})
-	n, err := f.dead.Retry(t.Context(), outboxpgx.Filter{Class: driver.Permanent}, byAda)
+	n, err := f.dead.Replay(t.Context(), outbox.Filter{Class: string(driver.Permanent)}, byAda)
 	must(t, err)
-	if n != 2 {
-		t.Errorf("%d moved, want 2", n)
+	if n.Returned != 2 {
+		t.Errorf("%+v, want 2", n)
 	}
 	publisher := outboxtest.NewPublisher()
 	drain(t, f.relay(t, publisher, outbox.RelayConfig{}), 3)
@@ -131,7 +133,7 @@ func TestDeadLetterRetryReentersAtTheTail(t *testing.T) {
 	if !slices.Equal(key, []string{"later", "a"}) {
 		t.Errorf("the key went out as %v", key)
 	}
-	letters, err := f.dead.List(t.Context(), outboxpgx.Filter{})
+	letters, err := f.dead.List(t.Context(), outbox.Filter{})
 	must(t, err)
 	if len(letters) != 1 || letters[0].Name != "b" {
 		t.Errorf("left: %+v", letters)
@@ -139,23 +141,23 @@ func TestDeadLetterRetryReentersAtTheTail(t *testing.T) {
 }
 
 // A letter whose id was written again neither doubles the message nor stops the other letters.
-func TestDeadLetterRetryLeavesWhatIsThereAgain(t *testing.T) {
+func TestDeadLetterReplayLeavesWhatIsThereAgain(t *testing.T) {
 	t.Parallel()
 	f, ids := withDeadLetters(t)
 	f.write(t, outbox.Message{ID: ids["b"], Name: "b", Body: []byte("1")})
-	n, err := f.dead.Retry(t.Context(), outboxpgx.Filter{}, byAda)
+	n, err := f.dead.Replay(t.Context(), outbox.Filter{}, byAda)
 	must(t, err)
-	letters, err := f.dead.List(t.Context(), outboxpgx.Filter{})
+	letters, err := f.dead.List(t.Context(), outbox.Filter{})
 	must(t, err)
-	if n != 2 || len(letters) != 1 || letters[0].ID != ids["b"] {
-		t.Errorf("%d moved, left %+v", n, letters)
+	if want := (outbox.Replayed{Returned: 2, Failed: 1}); n != want || len(letters) != 1 || letters[0].ID != ids["b"] {
+		t.Errorf("%+v, left %+v", n, letters)
 	}
 }
 
 func TestDeadLetterRemove(t *testing.T) {
 	t.Parallel()
 	f, ids := withDeadLetters(t)
-	n, err := f.dead.Remove(t.Context(), outboxpgx.Filter{IDs: []uuid.UUID{ids["a"]}}, outboxpgx.RemoveOptions{By: "ada"})
+	n, err := f.dead.Remove(t.Context(), outbox.Filter{IDs: []uuid.UUID{ids["a"]}}, "ada", "")
 	must(t, err)
 	stats, err := f.store.Depth(t.Context())
 	must(t, err)
@@ -219,45 +221,17 @@ func TestBatchIsBoundedInBytes(t *testing.T) {
 	}
 }
 
-func TestRetryElsewhere(t *testing.T) {
-	t.Parallel()
-	f, ids := withDeadLetters(t)
-	to := &outboxpgx.Destination{Transport: "audit", Route: outbox.Route{Exchange: "ex", RoutingKey: "a.b", Headers: map[string]string{"h": "v"}}}
-	n, err := f.dead.Retry(t.Context(), outboxpgx.Filter{Name: "a"}, outboxpgx.RetryOptions{By: "ada", To: to})
-	must(t, err)
-	batch, err := f.store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute})
-	must(t, err)
-	if n != 1 || len(batch.Messages) != 1 {
-		t.Fatalf("%d retried, %d claimed", n, len(batch.Messages))
-	}
-	m := batch.Messages[0]
-	if m.ID != ids["a"] || m.Transport != to.Transport || m.Exchange != to.Route.Exchange || m.RoutingKey != to.Route.RoutingKey || m.Headers["h"] != "a" {
-		t.Errorf("retried as %+v", m)
-	}
-	var refused *outbox.MessageError
-	_, err = f.dead.Retry(t.Context(), outboxpgx.Filter{}, outboxpgx.RetryOptions{By: "ada", To: &outboxpgx.Destination{Transport: "ä"}})
-	if !errors.As(err, &refused) {
-		t.Errorf("a bad transport: %v", err)
-	}
-	if _, err := f.dead.Retry(t.Context(), outboxpgx.Filter{}, outboxpgx.RetryOptions{By: "ada", Spread: -1}); err == nil {
-		t.Error("a negative spread was accepted")
-	}
-	if left, err := f.dead.Count(t.Context(), outboxpgx.Filter{}); err != nil || left != 2 {
-		t.Errorf("%d letters left, %v", left, err)
-	}
-}
-
-func TestRetrySpread(t *testing.T) {
+func TestReplayAtARate(t *testing.T) {
 	t.Parallel()
 	f, _ := withDeadLetters(t)
-	n, err := f.dead.Retry(t.Context(), outboxpgx.Filter{}, outboxpgx.RetryOptions{By: "ada", Spread: 3 * time.Hour})
+	n, err := f.dead.Replay(t.Context(), outbox.Filter{}, outbox.Replay{By: "ada", PerSecond: 1.0 / 3600})
 	must(t, err)
 	rows, _ := f.pool.Query(t.Context(), `
 		SELECT name || round(extract(epoch FROM due_at - min(due_at) OVER ()) / 60) FROM holdfast_outbox ORDER BY due_at`)
 	got, err := pgx.CollectRows(rows, pgx.RowTo[string]) // the error of Query too
 	must(t, err)
-	if want := []string{"a0", "b60", "c120"}; n != 3 || !slices.Equal(got, want) {
-		t.Errorf("%d retried, minutes %v, want %v", n, got, want)
+	if want := []string{"a0", "b60", "c120"}; n.Returned != 3 || !slices.Equal(got, want) {
+		t.Errorf("%+v, minutes %v, want %v", n, got, want)
 	}
 	publisher := outboxtest.NewPublisher()
 	drain(t, f.relay(t, publisher, outbox.RelayConfig{}), 1)
@@ -268,7 +242,7 @@ func TestRetrySpread(t *testing.T) {
 
 // A letter may have been published after all. One that consumers may have forgotten stays, unless it is
 // forced; the others go.
-func TestRetryRefusesTheOutlived(t *testing.T) {
+func TestReplayRefusesTheOutlived(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
 	_, err := f.pool.Exec(t.Context(), `
@@ -276,28 +250,29 @@ func TestRetryRefusesTheOutlived(t *testing.T) {
 		SELECT gen_random_uuid(), n, 0, 'a', '1', 'application/json', '', '', '', now() - n * interval '1 day', 1, 'quarantined', 'lost', now() - n * interval '1 hour'
 		FROM generate_series(4, 10) n`)
 	must(t, err)
-	const day = 24 * time.Hour
 	for i, c := range []struct {
 		limit   int
-		options outboxpgx.RetryOptions
-		want    int64
-		refused bool
+		options outbox.Replay
+		want    outbox.Replayed
 	}{
-		{1, outboxpgx.RetryOptions{}, 1, true}, // the oldest that may go, of 7 days
-		{0, outboxpgx.RetryOptions{Retention: 5*day + time.Hour}, 2, true},
-		{0, outboxpgx.RetryOptions{}, 1, true},
-		{0, outboxpgx.RetryOptions{}, 0, true},
-		{1, outboxpgx.RetryOptions{Force: true}, 1, false},
-		{0, outboxpgx.RetryOptions{Retention: 30 * day}, 2, false},
-		{0, outboxpgx.RetryOptions{}, 0, false},
+		{0, outbox.Replay{DryRun: true}, outbox.Replayed{Returned: 4, Outlived: 3}},
+		{1, outbox.Replay{By: "me"}, outbox.Replayed{Returned: 1, Outlived: 1}}, // the oldest that may go, of 7 days
+		{0, outbox.Replay{By: "me"}, outbox.Replayed{Returned: 3, Outlived: 3}},
+		{0, outbox.Replay{By: "me"}, outbox.Replayed{Outlived: 3}},
+		{0, outbox.Replay{DryRun: true, Force: true}, outbox.Replayed{Returned: 3}},
+		{1, outbox.Replay{By: "me", Force: true}, outbox.Replayed{Returned: 1}},
+		{0, outbox.Replay{By: "me", Force: true}, outbox.Replayed{Returned: 2}},
+		{0, outbox.Replay{By: "me"}, outbox.Replayed{}},
 	} {
-		c.options.By = "me"
-		n, err := f.dead.Retry(t.Context(), outboxpgx.Filter{Limit: c.limit}, c.options)
-		if n != c.want || errors.Is(err, outboxpgx.ErrOutlived) != c.refused || !c.refused && err != nil {
-			t.Errorf("call %d: retried %d, %v; want %d, refused %v", i, n, err, c.want, c.refused)
+		got, err := f.dead.Replay(t.Context(), outbox.Filter{Limit: c.limit}, c.options)
+		refused := c.want.Outlived > 0
+		if got != c.want || errors.Is(err, outbox.ErrOutlived) != refused || !refused && err != nil {
+			t.Errorf("call %d: %+v, %v; want %+v", i, got, err, c.want)
 		}
 	}
-	if _, err := f.dead.Retry(t.Context(), outboxpgx.Filter{}, outboxpgx.RetryOptions{By: "me", Retention: -1}); err == nil {
-		t.Error("a negative retention was accepted")
+	for _, rate := range []float64{-1, math.NaN()} {
+		if _, err := f.dead.Replay(t.Context(), outbox.Filter{}, outbox.Replay{By: "me", PerSecond: rate}); err == nil {
+			t.Errorf("%v per second was accepted", rate)
+		}
 	}
 }

@@ -13,7 +13,6 @@ import (
 
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
-	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
@@ -38,7 +37,7 @@ func (s *script) note(format string, args ...any) {
 }
 
 func (s *script) run(ctx context.Context) {
-	steps := []func(context.Context){s.transact, s.transact, s.transact, s.claim, s.claim, s.settle, s.settle, s.settleAgain, s.renew, s.retryDead, s.measure}
+	steps := []func(context.Context){s.transact, s.transact, s.transact, s.claim, s.claim, s.settle, s.settle, s.settleAgain, s.renew, s.replayDead, s.measure}
 	for range 20 {
 		steps[s.rng.IntN(len(steps))](ctx)
 	}
@@ -202,21 +201,25 @@ func (s *script) renew(ctx context.Context) {
 	s.note("renewed")
 }
 
-// retryDead lists the dead letters and retries one, or one that is none.
-func (s *script) retryDead(ctx context.Context) {
+// replayDead lists the dead letters and replays one, or one that is none, or tries to.
+func (s *script) replayDead(ctx context.Context) {
 	pick := s.rng.Uint32()
-	letters, err := s.dead(ctx)
-	slices.SortFunc(letters, func(a, b outboxtest.DeadLetter) int { return slices.Compare(a.ID[:], b.ID[:]) })
+	letters, err := s.dead.List(ctx, outbox.Filter{})
+	slices.SortFunc(letters, func(a, b outbox.DeadLetter) int { return slices.Compare(a.ID[:], b.ID[:]) })
 	s.note("%d dead letters: %s", len(letters), kind(err))
 	for _, l := range letters {
-		s.note("  %s %s %s", l.Class, l.Err, show(l.Message))
+		l.CreatedAt, l.FailedAt = time.Time{}, time.Time{}
+		s.note("  %+v", l)
 	}
 	id := uuid.UUID{1}
 	if len(letters) > 0 {
 		id = letters[int(pick)%len(letters)].ID
 	}
-	done, err := s.retry(ctx, id)
-	s.note("retried %v: %s", done, kind(err))
+	one := outbox.Filter{IDs: []uuid.UUID{id}}
+	n, err := s.dead.Count(ctx, one)
+	s.note("%d of them: %s", n, kind(err))
+	replayed, err := s.dead.Replay(ctx, one, outbox.Replay{By: "me", DryRun: pick%3 == 0})
+	s.note("%+v: %s", replayed, kind(err))
 }
 
 func (s *script) measure(ctx context.Context) {

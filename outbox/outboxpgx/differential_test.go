@@ -61,9 +61,8 @@ type side struct {
 		driver.Source
 		driver.Measured
 	}
-	fail  func(ctx context.Context, tx pgx.Tx) error
-	dead  func(ctx context.Context) ([]outboxtest.DeadLetter, error)
-	retry func(ctx context.Context, id uuid.UUID) (bool, error)
+	fail func(ctx context.Context, tx pgx.Tx) error
+	dead outbox.DeadLetters
 }
 
 // side empties the tables.
@@ -76,28 +75,17 @@ func (f *fixture) side(t *testing.T) side {
 	return side{
 		manager: f.manager, writer: f.store, source: f.store,
 		fail: func(ctx context.Context, tx pgx.Tx) error { return second(tx.Exec(ctx, "SELECT 1/0")) },
-		dead: func(ctx context.Context) (letters []outboxtest.DeadLetter, err error) {
-			all, err := f.dead.List(ctx, outboxpgx.Filter{})
-			for _, l := range all {
-				letters = append(letters, outboxtest.DeadLetter{Message: l.Message, Class: l.Class, Err: l.Err})
-			}
-			return letters, err
-		},
-		retry: func(ctx context.Context, id uuid.UUID) (bool, error) {
-			n, err := f.dead.Retry(ctx, outboxpgx.Filter{IDs: []uuid.UUID{id}}, outboxpgx.RetryOptions{By: "me"})
-			return n == 1, err
-		},
+		dead: f.dead,
 	}
 }
 
 func fakeSide() side {
-	store := outboxtest.NewStore()
+	store := outboxtest.New()
 	return side{
 		manager: txretrytest.New(txretrytest.Config{}), writer: store, source: store,
 		fail: func(_ context.Context, tx pgx.Tx) error {
 			return txretrytest.Fail(tx, &pgconn.PgError{Severity: "ERROR", Code: "22012"})
 		},
-		dead:  func(context.Context) ([]outboxtest.DeadLetter, error) { return store.DeadLetters(), nil },
-		retry: func(_ context.Context, id uuid.UUID) (bool, error) { return store.Retry(id), nil },
+		dead: store.DeadLetters(),
 	}
 }

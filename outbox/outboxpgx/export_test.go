@@ -47,8 +47,8 @@ func (s *Store) Claims(lanes int, bytes int64) *Store {
 	return s
 }
 
-// Hasten makes the calls wait for d instead of as long as they do.
-func (d *DeadLetters) Hasten(wait time.Duration) { d.readTimeout, d.changeTimeout = wait, wait }
+// Hasten makes the calls of DeadLetters and Audit wait for d instead of as long as they do.
+func (s *Store) Hasten(d time.Duration) { s.dead.readTimeout, s.dead.changeTimeout = d, d }
 
 // Listening returns nil while notifications arrive.
 func (s *Store) Listening() error { return s.listener.State() }

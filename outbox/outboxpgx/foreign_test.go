@@ -92,7 +92,7 @@ func (f *fixture) wantForeign(t *testing.T, received []driver.Message, dead stri
 	}
 	stats, err := f.store.Depth(t.Context())
 	must(t, err)
-	letters, err := f.dead.List(t.Context(), outboxpgx.Filter{})
+	letters, err := f.dead.List(t.Context(), outbox.Filter{})
 	must(t, err)
 	if dead == "" {
 		if len(received) != 4 || len(letters) != 0 || stats.Ready+stats.Parked != 0 {
@@ -100,7 +100,7 @@ func (f *fixture) wantForeign(t *testing.T, received []driver.Message, dead stri
 		}
 		return
 	}
-	if len(letters) != 1 || !strings.Contains(letters[0].Err, dead) || stats.Dead != 1 {
+	if len(letters) != 1 || !strings.Contains(letters[0].Error, dead) || stats.Dead != 1 {
 		t.Fatalf("dead letters %v, stats %+v, want one with %q", letters, stats, dead)
 	}
 	unreadable := strings.Contains(dead, "headers is not") || strings.Contains(dead, "too large") || strings.Contains(dead, "infinite")
@@ -111,12 +111,12 @@ func (f *fixture) wantForeign(t *testing.T, received []driver.Message, dead stri
 }
 
 // retryForeign moves the letter back and forth: what is stored moves, read or not.
-func (f *fixture) retryForeign(t *testing.T, letter outboxpgx.DeadLetter) {
+func (f *fixture) retryForeign(t *testing.T, letter outbox.DeadLetter) {
 	t.Helper()
 	const row = `SELECT md5(concat(id, name, body, headers, ordering_key, route_headers, created_at)) FROM `
 	var before, after string
 	must(t, f.pool.QueryRow(t.Context(), row+`holdfast_outbox_dead`).Scan(&before))
-	if n, err := f.dead.Retry(t.Context(), outboxpgx.Filter{}, outboxpgx.RetryOptions{By: "me", Force: true}); n != 1 || err != nil {
+	if n, err := f.dead.Replay(t.Context(), outbox.Filter{}, outbox.Replay{By: "me", Force: true}); n.Returned != 1 || err != nil {
 		t.Fatalf("retried %d, %v", n, err)
 	}
 	must(t, f.pool.QueryRow(t.Context(), row+`holdfast_outbox WHERE published_at IS NULL`).Scan(&after))
@@ -197,11 +197,11 @@ func TestListIsBounded(t *testing.T) {
 		SELECT gen_random_uuid(), n, 0, 'a', decode(repeat('00', 10 * 1024 * 1024), 'hex'), 'application/json', '', '', '', now(), 1, 'permanent', repeat('x', 100000)
 		FROM generate_series(1, 6) n`)
 	must(t, err)
-	letters, err := f.dead.List(t.Context(), outboxpgx.Filter{})
+	letters, err := f.dead.List(t.Context(), outbox.Filter{})
 	must(t, err)
 	for i, l := range letters {
-		if whole := i < 3; (len(l.Body) > 0) != whole || (l.Unreadable == nil) != whole || l.Name != "a" || len(l.Err) > 1000 {
-			t.Errorf("letter %d: a body of %d bytes, name %q, an error of %d bytes, %v", i, len(l.Body), l.Name, len(l.Err), l.Unreadable)
+		if whole := i < 3; (len(l.Body) > 0) != whole || (l.Unreadable == nil) != whole || l.Name != "a" || len(l.Error) > 1000 {
+			t.Errorf("letter %d: a body of %d bytes, name %q, an error of %d bytes, %v", i, len(l.Body), l.Name, len(l.Error), l.Unreadable)
 		}
 	}
 	letter, err := f.dead.Show(t.Context(), letters[5].ID)
@@ -216,9 +216,9 @@ func TestForeignAudit(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
 	_, err := f.pool.Exec(t.Context(), `
-		INSERT INTO holdfast_outbox_audit (actor, reason, action, count, filter, destination) VALUES
-		('me', 'by hand', 'remove', 1, '{"limit": 5}', NULL), ('me', 'by hand', 'remove', 2, '["all"]', '{"headers": []}'),
-		('me', 'by hand', 'remove', 3, '{}', '"elsewhere"')`)
+		INSERT INTO holdfast_outbox_audit (actor, reason, action, count, filter) VALUES
+		('me', 'by hand', 'remove', 1, '{"limit": 5}'), ('me', 'by hand', 'remove', 2, '["all"]'),
+		('me', 'by hand', 'remove', 3, '{"failed_after": 5}')`)
 	must(t, err)
 	entries, err := f.store.Audit(t.Context(), 0)
 	must(t, err)

@@ -36,7 +36,7 @@ type fixture struct {
 	pool    *pgxpool.Pool
 	manager *txretry.Manager
 	store   *outboxpgx.Store
-	dead    *outboxpgx.DeadLetters
+	dead    outbox.DeadLetters
 }
 
 func setup(t *testing.T, cfg outboxpgx.Config) *fixture {
@@ -100,10 +100,10 @@ func (f *fixture) backend(inTx func(context.Context, func(func(...outbox.Message
 			})
 		},
 		Dead: func(ctx context.Context) ([]driver.Message, error) {
-			letters, err := f.dead.List(ctx, outboxpgx.Filter{})
+			letters, err := f.dead.List(ctx, outbox.Filter{})
 			var msgs []driver.Message
 			for _, l := range letters {
-				msgs = append(msgs, l.Message)
+				msgs = append(msgs, driver.Message{ID: l.ID, Name: l.Name, Body: l.Body, Key: l.Key, Attempts: l.Attempts})
 			}
 			return msgs, err
 		},

@@ -42,7 +42,7 @@ func TestEveryExecMode(t *testing.T) {
 		}
 		letter, err := f.dead.Show(t.Context(), batch.Messages[2].ID)
 		must(t, err)
-		if n, err := f.dead.Retry(t.Context(), outboxpgx.Filter{IDs: []uuid.UUID{letter.ID}}, outboxpgx.RetryOptions{By: "me"}); n != 1 || err != nil {
+		if n, err := f.dead.Replay(t.Context(), outbox.Filter{IDs: []uuid.UUID{letter.ID}}, outbox.Replay{By: "me"}); n.Returned != 1 || err != nil {
 			t.Errorf("retried %d, %v", n, err)
 		}
 	})

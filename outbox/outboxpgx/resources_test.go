@@ -106,9 +106,9 @@ func TestPostgresRunsOut(t *testing.T) {
 			}
 			lift()
 			f.untilEmpty(t, 30*time.Second)
-			letters, err := f.dead.List(t.Context(), outboxpgx.Filter{})
+			letters, err := f.dead.List(t.Context(), outbox.Filter{})
 			must(t, err)
-			if len(letters) != 1 || letters[0].Class != driver.Permanent || letters[0].Attempts != 1 {
+			if len(letters) != 1 || letters[0].Class != string(driver.Permanent) || letters[0].Attempts != 1 {
 				t.Errorf("dead letters %+v", letters)
 			}
 			testenv.Eventually(t, 20*time.Second, func() error { return relay.Ready(t.Context()) })

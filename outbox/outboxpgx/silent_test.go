@@ -37,27 +37,27 @@ func TestSilentInTheMiddleOfACall(t *testing.T) {
 		unknown bool
 	}{
 		"list": {testenv.Silence{On: "died_at, seq LIMIT"}, func(ctx context.Context, far *fixture) error {
-			return second(far.dead.List(ctx, outboxpgx.Filter{}))
+			return second(far.dead.List(ctx, outbox.Filter{}))
 		}, false},
 		"count": {testenv.Silence{On: "SELECT count", Deliver: true}, func(ctx context.Context, far *fixture) error {
-			return second(far.dead.Count(ctx, outboxpgx.Filter{}))
+			return second(far.dead.Count(ctx, outbox.Filter{}))
 		}, false},
-		"audit": {testenv.Silence{On: "destination"}, func(ctx context.Context, far *fixture) error { return second(far.store.Audit(ctx, 0)) }, false},
+		"audit": {testenv.Silence{On: "actor, reason"}, func(ctx context.Context, far *fixture) error { return second(far.store.Audit(ctx, 0)) }, false},
 		"check": {testenv.Silence{On: "SELECT clock_timestamp"}, func(ctx context.Context, far *fixture) error {
 			return far.store.Check(ctx)
 		}, false},
-		"retry": {testenv.Silence{On: "'retry'"}, func(ctx context.Context, far *fixture) error {
-			return second(far.dead.Retry(ctx, outboxpgx.Filter{}, outboxpgx.RetryOptions{By: "me"}))
+		"replay": {testenv.Silence{On: "'replay'"}, func(ctx context.Context, far *fixture) error {
+			return second(far.dead.Replay(ctx, outbox.Filter{}, outbox.Replay{By: "me"}))
 		}, true},
 		"remove": {testenv.Silence{On: "'remove'", Deliver: true}, func(ctx context.Context, far *fixture) error {
-			return second(far.dead.Remove(ctx, outboxpgx.Filter{IDs: []uuid.UUID{{}}}, outboxpgx.RemoveOptions{By: "me"}))
+			return second(far.dead.Remove(ctx, outbox.Filter{IDs: []uuid.UUID{{}}}, "me", ""))
 		}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool, proxy := far(t, direct)
 			distant := fixtureOn(t, pool, outboxpgx.Config{Retention: time.Hour})
-			distant.dead.Hasten(3 * time.Second)
+			distant.store.Hasten(3 * time.Second)
 			must(t, c.call(t.Context(), distant))
 			proxy.SilenceOn(c.on)
 			err := c.call(t.Context(), distant)

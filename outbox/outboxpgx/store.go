@@ -67,7 +67,7 @@ type Store struct {
 	sender      *pgnotify.Sender
 	listener    *pgnotify.Listener
 
-	dead *DeadLetters
+	dead *deadLetters
 }
 
 const (

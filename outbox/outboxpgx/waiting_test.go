@@ -125,7 +125,7 @@ func TestWaitingMessagesKeepTheirOrder(t *testing.T) {
 	total := f.writeAtRandom(t, 20)
 	f.untilEmpty(t, testenv.Patience)
 	stop()
-	dead, err := f.dead.Count(t.Context(), outboxpgx.Filter{})
+	dead, err := f.dead.Count(t.Context(), outbox.Filter{})
 	must(t, err)
 	if got := publisher.confirmed() + int(dead); got != total || dead == 0 {
 		t.Errorf("%d published and %d dead, want %d together", publisher.confirmed(), dead, total)

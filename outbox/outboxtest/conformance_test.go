@@ -2,8 +2,12 @@ package outboxtest_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -27,7 +31,7 @@ func TestStore(t *testing.T) {
 
 func TestManagedWriter(t *testing.T) {
 	conformance.TestManagedWriter(t, conformance.ManagedBackend{Bubble: true, Open: func(*testing.T) conformance.Managed {
-		manager, store := txretrytest.New(txretrytest.Config{}), outboxtest.NewStore()
+		manager, store := txretrytest.New(txretrytest.Config{}), outboxtest.New()
 		return conformance.Managed{
 			Store: over(manager, store), Manager: manager, Write: store.Write, WriteOnce: store.WriteOnce,
 			Break: func(_ context.Context, tx pgx.Tx) error {
@@ -38,7 +42,7 @@ func TestManagedWriter(t *testing.T) {
 }
 
 func open(*testing.T) conformance.Store {
-	return over(txretrytest.New(txretrytest.Config{}), outboxtest.NewStore())
+	return over(txretrytest.New(txretrytest.Config{}), outboxtest.New())
 }
 
 func over(manager *txretrytest.Manager, store *outboxtest.Store) conformance.Store {
@@ -54,12 +58,13 @@ func over(manager *txretrytest.Manager, store *outboxtest.Store) conformance.Sto
 				return fn(func(key string, m outbox.Message) (uuid.UUID, bool, error) { return store.WriteOnce(ctx, tx, key, m) })
 			})
 		},
-		Dead: func(context.Context) ([]driver.Message, error) {
+		Dead: func(ctx context.Context) ([]driver.Message, error) {
 			var dead []driver.Message
-			for _, d := range store.DeadLetters() {
-				dead = append(dead, d.Message)
+			letters, err := store.DeadLetters().List(ctx, outbox.Filter{})
+			for _, l := range letters {
+				dead = append(dead, driver.Message{ID: l.ID, Name: l.Name, Body: l.Body, Key: l.Key, Attempts: l.Attempts})
 			}
-			return dead, nil
+			return dead, err
 		},
 	}
 }
@@ -97,7 +102,7 @@ func TestStoreShowsNothingUncommitted(t *testing.T) {
 		{txretrytest.ReplyLostNotApplied, 0},
 	} {
 		manager := txretrytest.New(txretrytest.Config{Script: []txretrytest.Fault{{Point: tc.point}}})
-		store := outboxtest.NewStore()
+		store := outboxtest.New()
 		err := manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
 			if err := store.Write(ctx, tx, outbox.Message{Name: "a", Body: []byte("1")}); err != nil {
 				return err
@@ -111,14 +116,14 @@ func TestStoreShowsNothingUncommitted(t *testing.T) {
 		if err == nil {
 			t.Error("the reply was not lost")
 		}
-		if got := len(store.List()); got != tc.want {
+		if got := len(store.Pending()); got != tc.want {
 			t.Errorf("%v: %d messages committed, want %d", tc.point, got, tc.want)
 		}
 	}
 }
 
 func TestStoreRefusesARealTransaction(t *testing.T) {
-	store := outboxtest.NewStore()
+	store := outboxtest.New()
 	for _, tx := range []pgx.Tx{nil, struct{ pgx.Tx }{}} {
 		if err := store.Write(t.Context(), tx, outbox.Message{Name: "a", Body: []byte("1")}); err == nil {
 			t.Errorf("accepted %T", tx)
@@ -126,25 +131,103 @@ func TestStoreRefusesARealTransaction(t *testing.T) {
 	}
 }
 
-func TestStoreRetry(t *testing.T) {
-	s := open(t)
-	store := s.Source.(*outboxtest.Store)
-	m := outbox.Message{Name: "a", Key: "k", Body: []byte("1")}
-	if err := s.InTx(t.Context(), func(write func(...outbox.Message) error) error { return write(m) }); err != nil {
+func TestDeadLetters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := outboxtest.New()
+		manager := txretrytest.New(txretrytest.Config{})
+		dead := store.DeadLetters()
+		for n := range 3 {
+			m := outbox.Message{Name: "a", Key: fmt.Sprint(n), Body: []byte("1")}
+			if err := manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error { return store.Write(ctx, tx, m) }); err != nil {
+				t.Fatal(err)
+			}
+			bury(t, store)
+			time.Sleep(4 * 24 * time.Hour)
+		}
+		letters, err := dead.List(t.Context(), outbox.Filter{FailedAfter: time.Now().Add(-9 * 24 * time.Hour), Limit: 2})
+		if err != nil || len(letters) != 2 || letters[0].Key != "1" || letters[0].Class != "permanent" || letters[0].Error != "no" || letters[0].Attempts != 1 {
+			t.Fatalf("List: %+v, %v", letters, err)
+		}
+		for _, tc := range []struct {
+			filter outbox.Filter
+			replay outbox.Replay
+			want   outbox.Replayed
+		}{
+			{outbox.Filter{}, outbox.Replay{DryRun: true}, outbox.Replayed{Returned: 2, Outlived: 1}},
+			{outbox.Filter{Key: "2"}, outbox.Replay{By: "me"}, outbox.Replayed{Returned: 1}},
+			{outbox.Filter{}, outbox.Replay{By: "me", Force: true, PerSecond: 1}, outbox.Replayed{Returned: 2}},
+		} {
+			got, err := dead.Replay(t.Context(), tc.filter, tc.replay)
+			if got != tc.want || errors.Is(err, outbox.ErrOutlived) != (tc.want.Outlived > 0) {
+				t.Errorf("Replay(%+v, %+v) = %+v, %v", tc.filter, tc.replay, got, err)
+			}
+		}
+		depth, err := store.Depth(t.Context())
+		if err != nil || depth.Ready != 2 || depth.Parked != 1 || depth.Dead != 0 {
+			t.Errorf("after the replays: %+v, %v", depth, err)
+		}
+		if _, err := dead.Show(t.Context(), letters[0].ID); !errors.Is(err, outbox.ErrNotFound) {
+			t.Errorf("Show of what is no letter any more: %v", err)
+		}
+		bury(t, store)
+		if _, err := dead.Remove(t.Context(), outbox.Filter{}, "", ""); err == nil {
+			t.Error("nobody removed something")
+		}
+		if n, err := dead.Remove(t.Context(), outbox.Filter{Limit: 1}, "me", ""); n != 1 || err != nil {
+			t.Errorf("Remove = %d, %v", n, err)
+		}
+		if n, err := dead.Count(t.Context(), outbox.Filter{}); n != 1 || err != nil {
+			t.Errorf("Count = %d, %v", n, err)
+		}
+	})
+}
+
+// bury makes dead letters of all ready messages.
+func bury(t *testing.T, store *outboxtest.Store) {
+	t.Helper()
+	batch, err := store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute})
+	var settlements []driver.Settlement
+	for _, m := range batch.Messages {
+		settlements = append(settlements, driver.Settlement{ID: m.ID, Verdict: driver.Dead, Class: driver.Permanent, Err: "no"})
+	}
+	_, err2 := store.Settle(t.Context(), batch, settlements)
+	if err := errors.Join(err, err2); err != nil {
 		t.Fatal(err)
 	}
-	batch, err := store.Claim(t.Context(), driver.Claim{Limit: 1, Lease: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	id := batch.Messages[0].ID
-	if store.Retry(id) {
-		t.Error("retried a message that is not dead")
-	}
-	if _, err := store.Settle(t.Context(), batch, []driver.Settlement{{ID: id, Verdict: driver.Dead}}); err != nil {
-		t.Fatal(err)
-	}
-	if !store.Retry(id) || len(store.DeadLetters()) != 0 || store.List()[0].Attempts != 0 {
-		t.Errorf("after the retry: %+v", store.List())
-	}
+}
+
+// A commit wakes a relay of the Store, the next one if the first does not look; what is rolled back
+// wakes none. Nothing outlives Run.
+func TestWakeUps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, manager := outboxtest.New(), txretrytest.New(txretrytest.Config{})
+		asked, woken := 0, 0
+		ctx, stop := context.WithCancel(t.Context())
+		go store.Background(ctx, func() bool { asked++; return false })
+		synctest.Wait()
+		go store.Background(ctx, func() bool { woken++; return true })
+		synctest.Wait()
+		write := func(ctx context.Context, tx pgx.Tx) error {
+			return store.Write(ctx, tx, outbox.Message{Name: "a", Body: []byte("1")})
+		}
+		err := errors.Join(
+			manager.Do(ctx, write),
+			manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
+				savepoint, err := tx.Begin(ctx)
+				if err != nil {
+					return err
+				}
+				return errors.Join(write(ctx, savepoint), savepoint.Rollback(ctx))
+			}),
+		)
+		if err != nil || asked != 1 || woken != 1 {
+			t.Errorf("asked %d, woken up %d times by one commit, %v", asked, woken, err)
+		}
+		stop()
+		synctest.Wait()
+		store.Wake()
+		if asked != 1 || woken != 1 {
+			t.Error("woken up after the end of Background")
+		}
+	})
 }

@@ -59,7 +59,7 @@ func (p *Publisher) Received() []driver.Message {
 	return slices.Clone(p.received)
 }
 
-// Publish meets driver.Publisher.
+// Publish implements driver.Publisher.
 func (p *Publisher) Publish(ctx context.Context, m driver.Message, done func(error)) {
 	if err := ctx.Err(); err != nil {
 		done(&driver.PublishError{Class: driver.Unavailable, Err: err})

@@ -15,7 +15,7 @@ import (
 // lanesPerClaim leaves lanes to other relays, as outboxpgx does.
 const lanesPerClaim = 4
 
-// Claim meets driver.Source.
+// Claim implements driver.Source.
 func (s *Store) Claim(ctx context.Context, req driver.Claim) (driver.Batch, error) {
 	if req.Limit < 1 || req.Lease <= 0 {
 		return driver.Batch{}, errors.New("outboxtest: claim needs a limit and a lease")
@@ -139,7 +139,7 @@ func (s *Store) ready(skip []string) []*entry {
 	return ready
 }
 
-// Renew meets driver.Source.
+// Renew implements driver.Source.
 func (s *Store) Renew(ctx context.Context, leases []driver.Lease, ttl time.Duration) (stale []driver.Lease, err error) {
 	if ttl <= 0 {
 		return nil, errors.New("outboxtest: renew needs a lease")
@@ -168,7 +168,7 @@ func (s *Store) holds(l driver.Lease) bool {
 	return !lane.until.IsZero() && lane.token == l.Token
 }
 
-// Settle meets driver.Source.
+// Settle implements driver.Source.
 func (s *Store) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Settlement) ([]driver.Lease, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -220,8 +220,8 @@ func (s *Store) settle(e *entry, o driver.Settlement, now time.Time) {
 	case driver.Dead:
 		e.Attempts++
 		// An id that was written again after it died: the newer message replaces the older.
-		s.dead = slices.DeleteFunc(s.dead, func(d DeadLetter) bool { return d.ID == e.ID })
-		s.dead = append(s.dead, DeadLetter{Message: clone(e.Message), Class: o.Class, Err: o.Err, DiedAt: now})
+		s.dead = slices.DeleteFunc(s.dead, func(d dead) bool { return d.ID == e.ID })
+		s.dead = append(s.dead, dead{Message: clone(e.Message), seq: e.seq, class: o.Class, err: o.Err, failedAt: now})
 		delete(s.byID, e.ID)
 	}
 }

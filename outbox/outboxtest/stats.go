@@ -7,7 +7,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// Depth meets driver.Measured.
+// Depth implements driver.Measured.
 func (s *Store) Depth(ctx context.Context) (driver.Depth, error) {
 	if err := ctx.Err(); err != nil {
 		return driver.Depth{}, err

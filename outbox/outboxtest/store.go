@@ -14,6 +14,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
@@ -23,9 +24,12 @@ type Store struct {
 	entries   []*entry // not published and not dead, in stored order
 	byID      map[uuid.UUID]*entry
 	published []driver.Message
-	dead      []DeadLetter
+	dead      []dead
 	lanes     [driver.Lanes]lane
 	once      map[string]remembered
+	seq       int // of the last entry
+
+	relays relays
 }
 
 // keep bounds the published messages that are remembered.
@@ -33,6 +37,7 @@ const keep = 10_000
 
 type entry struct {
 	driver.Message
+	seq       int
 	committed bool
 	due       time.Time // zero: ready
 }
@@ -47,19 +52,11 @@ type lane struct {
 	losses  int                // how many such claims were lost in a row
 }
 
-// DeadLetter is a message that was given up.
-type DeadLetter struct {
-	driver.Message
-	Class  driver.Class
-	Err    string
-	DiedAt time.Time
-}
-
-// NewStore returns an empty Store.
-func NewStore() *Store { return &Store{byID: map[uuid.UUID]*entry{}, once: map[string]remembered{}} }
+// New returns an empty Store.
+func New() *Store { return &Store{byID: map[uuid.UUID]*entry{}, once: map[string]remembered{}} }
 
 // Write stores messages as part of a transaction of txretrytest.Manager: a
-// relay sees them once it has committed, and never if it rolls back. What
+// relay sees them once it has committed, and is woken up then; never if it rolls back. What
 // outbox.Prepare refuses is refused with nothing stored. The rest is refused
 // where the real writer's statement is, at COMMIT: an id that is stored already,
 // with the unique violation that Postgres gives, and a transaction that only
@@ -87,6 +84,7 @@ func (s *Store) store(tx pgx.Tx, prepared []driver.Message) error {
 	if err != nil {
 		return fmt.Errorf("outboxtest: write: %w", err)
 	}
+	txretry.AfterCommit(tx, s.Wake)
 	return nil
 }
 
@@ -105,10 +103,17 @@ func (s *Store) add(added []*entry) error {
 			e.due = e.NotBefore
 		}
 		e.NotBefore = time.Time{}
-		s.byID[e.ID] = e
+		s.append(e)
 	}
-	s.entries = append(s.entries, added...)
 	return nil
+}
+
+// append adds an entry behind all others. The caller holds the lock.
+func (s *Store) append(e *entry) {
+	s.seq++
+	e.seq = s.seq
+	s.byID[e.ID] = e
+	s.entries = append(s.entries, e)
 }
 
 func (s *Store) remove(gone []*entry) {
@@ -133,9 +138,9 @@ func (s *Store) commit(added []*entry) {
 	}
 }
 
-// List returns the committed messages that are not published yet, in stored
+// Pending returns the committed messages that are not published yet, in stored
 // order. Dead letters are not among them.
-func (s *Store) List() []driver.Message {
+func (s *Store) Pending() []driver.Message {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var list []driver.Message
@@ -153,33 +158,4 @@ func (s *Store) Published() []driver.Message {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.published)
-}
-
-// DeadLetters returns the messages that were given up, the oldest first.
-func (s *Store) DeadLetters() []DeadLetter {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Clone(s.dead)
-}
-
-// retention is the default of outboxpgx.RetryOptions.
-const retention = 8 * 24 * time.Hour
-
-// Retry moves the dead letter with the id back, behind all messages, with its
-// attempts forgotten. False: there is none, its id is in the store again, or it was
-// stored more than 8 days ago, so that consumers may have forgotten that they have
-// processed it.
-func (s *Store) Retry(id uuid.UUID) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	i := slices.IndexFunc(s.dead, func(d DeadLetter) bool { return d.ID == id })
-	if i < 0 || s.byID[id] != nil || time.Since(s.dead[i].CreatedAt) > retention {
-		return false
-	}
-	m := s.dead[i].Message
-	m.Attempts = 0
-	s.dead = slices.Delete(s.dead, i, i+1)
-	s.byID[id] = &entry{Message: m, committed: true}
-	s.entries = append(s.entries, s.byID[id])
-	return true
 }

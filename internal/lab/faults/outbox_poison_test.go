@@ -127,18 +127,18 @@ func TestOutboxPoison(t *testing.T) {
 
 	messages, err := outboxpgx.New(s.pool, outboxpgx.Config{})
 	must(t, err)
-	letters, err := messages.DeadLetters().List(t.Context(), outboxpgx.Filter{Limit: 10_000})
+	letters, err := messages.DeadLetters().List(t.Context(), outbox.Filter{Limit: 10_000})
 	must(t, err)
 	for _, letter := range letters {
-		if !slices.Contains(want[letter.ID], letter.Class) {
+		if !slices.Contains(want[letter.ID], driver.Class(letter.Class)) {
 			t.Errorf("dead of %s: %s %s, want %q (%s)", letter.Class, letter.Name, letter.ID, want[letter.ID], kinds[letter.ID])
 		}
 		attempts := poisonAttempts
-		if letter.Class == driver.Permanent {
+		if letter.Class == string(driver.Permanent) {
 			attempts = 1
 		}
 		if letter.Attempts != attempts {
-			t.Errorf("%s: dead after %d attempts, want %d: %s", kinds[letter.ID], letter.Attempts, attempts, letter.Err)
+			t.Errorf("%s: dead after %d attempts, want %d: %s", kinds[letter.ID], letter.Attempts, attempts, letter.Error)
 		}
 	}
 	if len(letters) != len(want) {

@@ -84,7 +84,6 @@ CREATE TABLE {{audit}} (
     action      text        NOT NULL,
     count       bigint      NOT NULL,
     filter      jsonb       NOT NULL,
-    destination jsonb,
     CONSTRAINT "{{raw.audit}}_pkey" PRIMARY KEY (id)
 );
 

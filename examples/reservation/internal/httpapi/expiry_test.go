@@ -43,7 +43,7 @@ func TestDeadline(t *testing.T) {
 		s.do(post("/api/reservations/"+r.ID+"/confirm", "")).wants(http.StatusConflict, "RESERVATION_EXPIRED")
 
 		var names []string
-		for _, m := range s.parts.Outbox.List() {
+		for _, m := range s.parts.Outbox.Pending() {
 			names = append(names, m.Name)
 		}
 		slices.Sort(names)
@@ -110,7 +110,7 @@ func TestStatsInAnyOrder(t *testing.T) {
 		r := s.hold(e.ID, `"quantity":2`)
 		s.hold(e.ID, `"quantity":2`)
 		s.do(post("/api/reservations/"+r.ID+"/confirm", "")).wants(http.StatusOK, "")
-		msgs := s.parts.Outbox.List()
+		msgs := s.parts.Outbox.Pending()
 		slices.Reverse(msgs)
 		for _, m := range append(msgs, msgs...) {
 			if err := s.parts.Broker.Publish(t.Context(), &inbox.Message{ID: m.ID, Name: m.Name, Body: m.Body}); err != nil {

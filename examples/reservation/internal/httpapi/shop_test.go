@@ -48,7 +48,7 @@ func newFaultyShop(t testing.TB, limit int, faults ...txretrytest.Fault) *shop {
 	}
 	return &shop{
 		t: t, handler: newHandler(t, parts, parts.Shop, limit), parts: parts,
-		messages: func() int { return len(parts.Outbox.List()) },
+		messages: func() int { return len(parts.Outbox.Pending()) },
 	}
 }
 

@@ -51,7 +51,7 @@ func Open(cfg Config) (*Parts, error) {
 		Script: cfg.Faults,
 		Retry:  txretry.Config{Logger: cfg.Logger, MeterProvider: cfg.MeterProvider},
 	})
-	p := &Parts{Keys: idempotencytest.NewStore(), Outbox: outboxtest.NewStore()}
+	p := &Parts{Keys: idempotencytest.NewStore(), Outbox: outboxtest.New()}
 	p.Shop = &Shop{
 		Store: newStore(tx), outbox: p.Outbox,
 		onCommit: func() { p.Relay.Wake() },

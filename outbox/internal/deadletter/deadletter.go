@@ -1,0 +1,76 @@
+// Package deadletter checks what the methods of outbox.DeadLetters are given, for every store alike.
+package deadletter
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+const (
+	// ListLimit is how many letters a List without a limit returns.
+	ListLimit = 100
+	// Retention is for how long consumers remember what they have processed, by default.
+	Retention = 8 * 24 * time.Hour
+
+	maxIDs    = 10_000
+	maxText   = 1000
+	maxBy     = 128
+	maxReason = 1000
+)
+
+// CheckFilter refuses a Filter that no store takes.
+func CheckFilter(f outbox.Filter) error {
+	var errs []error
+	if f.Limit < 0 {
+		errs = append(errs, fmt.Errorf("outbox: Filter.Limit is %d, want 0 or more", f.Limit))
+	}
+	if len(f.IDs) > maxIDs {
+		errs = append(errs, fmt.Errorf("outbox: Filter.IDs has %d entries, at most %d are allowed", len(f.IDs), maxIDs))
+	}
+	if max(len(f.Class), len(f.Name), len(f.Key), len(f.ErrorContains)) > maxText {
+		errs = append(errs, fmt.Errorf("outbox: Filter has a text of more than %d bytes", maxText))
+	}
+	return errors.Join(errs...)
+}
+
+// CheckReplay refuses a Replay that no store takes.
+func CheckReplay(r outbox.Replay) error {
+	var errs []error
+	if !r.DryRun || r.By != "" || r.Reason != "" {
+		errs = append(errs, CheckActor(r.By, r.Reason))
+	}
+	if !(r.PerSecond >= 0) { // not a number is refused as well
+		errs = append(errs, fmt.Errorf("outbox: Replay.PerSecond is %v, want 0 or more", r.PerSecond))
+	}
+	return errors.Join(errs...)
+}
+
+// CheckActor refuses who changes dead letters, and why, where an audit could not keep it.
+func CheckActor(by, reason string) error {
+	var errs []error
+	if by == "" || len(by) > maxBy || !plain(by) {
+		errs = append(errs, fmt.Errorf("outbox: by wants 1 to %d bytes of UTF-8 without control characters", maxBy))
+	}
+	if len(reason) > maxReason || !plain(reason) {
+		errs = append(errs, fmt.Errorf("outbox: reason wants at most %d bytes of UTF-8 without control characters", maxReason))
+	}
+	return errors.Join(errs...)
+}
+
+func plain(s string) bool {
+	return utf8.ValidString(s) && !strings.ContainsFunc(s, unicode.IsControl)
+}
+
+// Outlived is the error of a replay that refused letters for their age, nil if there are none.
+func Outlived(n int) error {
+	if n == 0 {
+		return nil
+	}
+	return fmt.Errorf("%d dead letters: %w", n, outbox.ErrOutlived)
+}
