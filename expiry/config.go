@@ -2,7 +2,6 @@ package expiry
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -11,100 +10,69 @@ import (
 
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
-
-	"github.com/holdfast-go/holdfast/expiry/driver"
 )
 
 // SweeperConfig configures a Sweeper. The zero value works.
 type SweeperConfig struct {
-	// Name names the sweeper in logs, spans and metrics. Empty means "expiry".
+	// Name names the sweeper in logs, spans and metrics. Default: "expiry".
 	Name string
 
-	// Schedule is when to sweep even if nothing is known to be due. Nil means
-	// DefaultSchedule.
-	Schedule Schedule
+	// Schedule says when to sweep even if nothing is known to be due:
+	//
+	//   - five cron fields, minute, hour, day of month, month and day of week, or
+	//     one of @hourly, @daily, @weekly, @monthly and @yearly, in UTC. Where both
+	//     days are restricted, either will do, as in POSIX;
+	//   - the same by the clocks of a time zone, as in
+	//     "CRON_TZ=Europe/Berlin 30 2 * * *";
+	//   - "@every 90s", a duration of at least a second;
+	//   - "@never": sweeps at the start and when rows fall due, and at no other time.
+	//
+	// By the clocks of a zone each time comes once a day: one that is left out in
+	// spring comes when the clocks jump, one that is repeated in autumn counts the
+	// first time only. Default: "*/30 * * * *".
+	Schedule string
 
-	// BatchSize is the number of rows per transaction, up to 10,000. 0 means 200.
+	// BatchSize is the number of rows per transaction, up to 10,000. Default: 200.
 	BatchSize int
 
-	// BatchTimeout bounds one batch, and one look for the next due time: what is
-	// under way when a connection falls silent is lost for that long. Batches after
-	// one that ran into it take half as many rows; each that takes less than a
-	// quarter of it doubles them again. 0 means 5 s.
+	// BatchTimeout bounds one batch, and one look for the next due time. It is what a
+	// connection that falls silent costs. Batches after one that ran into it take half
+	// as many rows; each that takes less than a quarter of it doubles them again.
+	// Default: 5 s.
 	BatchTimeout time.Duration
 
-	// MaxDuration and MaxBatches bound one sweep: beyond them it begins no further
-	// batch, but for one of rows that were set aside, and Report.More is true. Run
-	// then goes on after MinPause. 0 means no bound.
-	MaxDuration time.Duration
-	MaxBatches  int
-
-	// MinPause is the shortest time between two sweeps, and between two looks for
-	// the next due time. While sweeps get nothing because others hold the rows that
-	// are due, it doubles, up to a second. 0 means 100 ms.
-	MinPause time.Duration
-
-	// Recheck is how often the next due time is looked up again while nothing
-	// happens, so that rows made by other processes are found. 0 means 90 s: an hour
-	// in which nothing is due is 40 looks, and two sweeps of DefaultSchedule.
-	Recheck time.Duration
+	// PollInterval is how often the next due time is looked up while nothing
+	// happens. It is how late a row may expire whose wake-up was lost. An hour in
+	// which nothing is due is 40 looks, and two sweeps of the default schedule.
+	// Default, and the most: 90 s.
+	PollInterval time.Duration
 
 	// Quarantine is how long a row that made its batch fail is left alone before
-	// it is tried again, by itself. 0 means 5 minutes. The list is kept in memory,
-	// per process.
+	// it is tried again, by itself. Up to 1,000 such rows are remembered, in memory,
+	// per process. Default: 5 minutes.
 	Quarantine time.Duration
 
-	// MaxQuarantine bounds that list, and how many rows one sweep may put there: it
-	// then stops with ErrQuarantineFull, for so many bad rows are more likely one
-	// bad program, and the next sweep goes on behind them. Beyond the bound the
-	// rows that have been in quarantine longest are tried again early. 0 means
-	// 1,000.
-	MaxQuarantine int
-
 	// ShutdownTimeout is how long the batch in hand may go on after the context
-	// is cancelled. 0 means 10 s.
+	// is cancelled. Default: 10 s.
 	ShutdownTimeout time.Duration
 
-	// MaxBackoff bounds the pause after a failed sweep, which starts at half a second
-	// and doubles. 0 means 5 s: due rows wait that long once a fault is over.
-	MaxBackoff time.Duration
-
-	// Rand returns a number from [0, 1) that spreads those pauses; nil means
-	// math/rand/v2.
+	// Rand returns a number from [0, 1) that spreads the pauses after failures.
+	// Default: math/rand/v2.
 	Rand func() float64
 
-	Logger         *slog.Logger         // nil means slog.Default()
-	TracerProvider trace.TracerProvider // nil means the global one
-	MeterProvider  metric.MeterProvider // nil means the global one
-	Hooks          Hooks                // optional callbacks
-}
-
-// DefaultSchedule is the schedule of a Sweeper that is given none, in UTC.
-const DefaultSchedule = "*/30 * * * *"
-
-// Hooks are optional callbacks, called one after the other by the goroutine that
-// sweeps. They should return soon.
-type Hooks struct {
-	// OnBatch is called after every committed batch, with what the sweep has done
-	// so far.
-	OnBatch func(ctx context.Context, b driver.Batch, soFar Report)
-	// OnSweep is called after every sweep. err is what stopped it early.
-	OnSweep func(ctx context.Context, r Report, err error)
-	// OnPoison is called for a row that made its batch fail and was put in
-	// quarantine.
-	OnPoison func(ctx context.Context, rowID string, err error)
+	Logger         *slog.Logger         // Default: slog.Default().
+	TracerProvider trace.TracerProvider // Default: the global one.
+	MeterProvider  metric.MeterProvider // Default: the global one.
 }
 
 func (c SweeperConfig) withDefaults() SweeperConfig {
 	c.Name = cmp.Or(c.Name, "expiry")
+	c.Schedule = cmp.Or(c.Schedule, defaultSchedule)
 	c.BatchSize = cmp.Or(c.BatchSize, 200)
 	c.BatchTimeout = cmp.Or(c.BatchTimeout, 5*time.Second)
-	c.MinPause = cmp.Or(c.MinPause, 100*time.Millisecond)
-	c.Recheck = cmp.Or(c.Recheck, 90*time.Second)
+	c.PollInterval = cmp.Or(c.PollInterval, maxPollInterval)
 	c.Quarantine = cmp.Or(c.Quarantine, 5*time.Minute)
-	c.MaxQuarantine = cmp.Or(c.MaxQuarantine, 1000)
 	c.ShutdownTimeout = cmp.Or(c.ShutdownTimeout, 10*time.Second)
-	c.MaxBackoff = cmp.Or(c.MaxBackoff, 5*time.Second)
 	if c.Rand == nil {
 		c.Rand = rand.Float64
 	}
@@ -114,31 +82,31 @@ func (c SweeperConfig) withDefaults() SweeperConfig {
 	return c
 }
 
-// maxBatch keeps a transaction, and the array of ids it sends, within reason.
-const maxBatch = 10_000
+const (
+	defaultSchedule = "*/30 * * * *"
+	// maxBatch keeps a transaction, and the array of ids it sends, within reason.
+	maxBatch = 10_000
+	// maxPollInterval bounds the poll: stores do not announce deadlines that are so far
+	// away that every sweeper finds them in time by itself.
+	maxPollInterval = 90 * time.Second
+)
 
 func (c SweeperConfig) validate() error {
 	var errs []error
 	if c.BatchSize < 1 || c.BatchSize > maxBatch {
 		errs = append(errs, fmt.Errorf("expiry: SweeperConfig.BatchSize is %d, must lie between 1 and %d", c.BatchSize, maxBatch))
 	}
-	if c.MaxBatches < 0 {
-		errs = append(errs, fmt.Errorf("expiry: SweeperConfig.MaxBatches is %d, must not be negative", c.MaxBatches))
-	}
-	if c.MaxQuarantine < 1 {
-		errs = append(errs, fmt.Errorf("expiry: SweeperConfig.MaxQuarantine is %d, must be positive", c.MaxQuarantine))
+	if c.PollInterval > maxPollInterval {
+		errs = append(errs, fmt.Errorf("expiry: SweeperConfig.PollInterval is %v, must be at most %v", c.PollInterval, maxPollInterval))
 	}
 	for _, f := range []struct {
 		name string
 		d    time.Duration
 	}{
 		{"BatchTimeout", c.BatchTimeout},
-		{"MaxDuration", c.MaxDuration},
-		{"MinPause", c.MinPause},
-		{"Recheck", c.Recheck},
+		{"PollInterval", c.PollInterval},
 		{"Quarantine", c.Quarantine},
 		{"ShutdownTimeout", c.ShutdownTimeout},
-		{"MaxBackoff", c.MaxBackoff},
 	} {
 		if f.d < 0 {
 			errs = append(errs, fmt.Errorf("expiry: SweeperConfig.%s is %v, must not be negative", f.name, f.d))
@@ -146,3 +114,21 @@ func (c SweeperConfig) validate() error {
 	}
 	return errors.Join(errs...)
 }
+
+// tuning holds what is not a setting. Tests use smaller figures.
+type tuning struct {
+	// minPause is the shortest time between two sweeps, and between two looks. While
+	// sweeps get nothing because others hold the rows that are due, it doubles, up to
+	// longestRest.
+	minPause time.Duration
+	// maxQuarantine bounds the rows in quarantine, and how many one sweep puts there.
+	// So many bad rows are more likely one bad program: the sweep stops with
+	// errQuarantineFull, and the next goes on behind them. The rows that have been
+	// there longest are then tried again early.
+	maxQuarantine int
+	// maxBackoff bounds the pause after a failed sweep, which starts at half a second
+	// and doubles. Due rows wait that long once a fault is over.
+	maxBackoff time.Duration
+}
+
+var defaultTuning = tuning{minPause: 100 * time.Millisecond, maxQuarantine: 1000, maxBackoff: 5 * time.Second}

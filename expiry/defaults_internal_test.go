@@ -10,11 +10,15 @@ func TestDefaults(t *testing.T) {
 	t.Parallel()
 	c := SweeperConfig{}.withDefaults()
 	for name, value := range map[string][2]any{
+		"Schedule":        {c.Schedule, "*/30 * * * *"},
 		"BatchSize":       {c.BatchSize, 200},
+		"BatchTimeout":    {c.BatchTimeout, 5 * time.Second},
+		"PollInterval":    {c.PollInterval, 90 * time.Second},
 		"Quarantine":      {c.Quarantine, 5 * time.Minute},
-		"MaxQuarantine":   {c.MaxQuarantine, 1000},
 		"ShutdownTimeout": {c.ShutdownTimeout, 10 * time.Second},
-		"MaxBackoff":      {c.MaxBackoff, 5 * time.Second},
+		"maxQuarantine":   {defaultTuning.maxQuarantine, 1000},
+		"maxBackoff":      {defaultTuning.maxBackoff, 5 * time.Second},
+		"minPause":        {defaultTuning.minPause, 100 * time.Millisecond},
 	} {
 		if value[0] != value[1] {
 			t.Errorf("%s is %v, want %v", name, value[0], value[1])

@@ -2,15 +2,15 @@
 // invitations. It changes their state and announces it in one transaction, soon
 // after the deadline and once, whatever fails in between.
 //
-// A [Sweeper] works on a [driver.Store]: expirypgx.Store for a Postgres table of yours,
-// expirytest.Store for rows in memory. A sweep takes batches of rows that are
+// A [Sweeper] works on a store: that of expirypgx for a Postgres table of yours, or
+// that of expirytest for rows in memory. A sweep takes batches of rows that are
 // due, each in its own transaction, until a batch is short. Sweeps happen
 //
 //   - at the start of [Sweeper.Run], so that downtime loses nothing;
 //   - when the next row falls due: after each sweep the store is asked for the
 //     earliest deadline, which sets the timer;
 //   - on the schedule (*/30 * * * * UTC by default), whatever the store says;
-//   - when [Sweeper.Wake] says that rows were made, if one of them is due.
+//   - when the store's Due says that a row was made that falls due earlier.
 //
 // A missed activation costs nothing: what is due then is due still. While
 // nothing is due, a sweeper asks less than one query a minute: an hour is 40
@@ -30,16 +30,15 @@
 // left in quarantine for a while, after which it is tried by itself. A panic of
 // a callback is such a failure. So is running into
 // [SweeperConfig].BatchTimeout: then the search goes on over several sweeps, so
-// that rows which fall due meanwhile wait for one timeout at most, and the row is
-// found guilty only if others have expired since, for else the whole server may
+// that rows which fall due meanwhile wait for one timeout at most. The row is
+// found guilty only if others have expired since; otherwise the whole server may
 // stall. A row alone that fails by what is no row's fault, such as a full disk, a
-// conflict or an error of the schema, is passed by and tried again soon; more than
-// [SweeperConfig].MaxQuarantine such rows look like an outage, and slow down the
-// search for them and the rows behind them.
+// conflict or an error of the schema, is passed by and tried again soon. More than
+// 1,000 such rows look like an outage, and slow down the search for them and the
+// rows behind them.
 //
-// A fault of the store costs one line of log in 10 s, and a pause of
-// [SweeperConfig].MaxBackoff at most, which ends when [Sweeper.Wake] says that the
-// store works.
+// A fault of the store costs one line of log in 10 s, and a pause of 5 s at most,
+// which ends when a wake-up shows that the store works.
 //
 // Only the store's clock decides what is due. How far this host's is off is
 // measured, and logged from a minute on.
@@ -63,15 +62,8 @@
 // a sweeper does not start while an active row has none, and one that loses its
 // deadline later is passed over, counted and logged.
 //
-// Rows made by other processes are found at the next look, 90 seconds apart,
-// unless those processes can reach Wake; expirypgx has a Notifier and a Listener
-// for that. So a hold shorter than that may expire up to [SweeperConfig].Recheck
-// late. The quarantine is kept in memory: after a restart a bad row is tried
-// again, and each process finds it for itself.
-//
-// # Time zones
-//
-// [CronIn] goes by the clocks of a zone, and fires once for each time of day: one
-// that is left out in spring comes when the clocks jump, one that is repeated in
-// autumn counts the first time only.
+// A wake-up may be lost: the process ends right after its commit, say. The row is
+// then found at the next look, up to [SweeperConfig].PollInterval later. The
+// quarantine is kept in memory: after a restart a bad row is tried again, and each
+// process finds it for itself.
 package expiry

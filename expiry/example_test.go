@@ -2,6 +2,7 @@ package expiry_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -12,15 +13,12 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// With a database, expirypgx.NewStore takes the place of expirytest.NewStore,
-// and Emit writes to the outbox.
+// With a database, expirypgx.New takes the place of expirytest.New, and Emit writes
+// to the outbox.
 func Example() {
 	ctx := context.Background()
 	manager := txretrytest.New(txretrytest.Config{})
-	holds := expirytest.NewTable()
-	store, err := expirytest.NewStore(manager, expirytest.Config{
-		Active: holds.Active,
-		Expire: holds.Expire,
+	holds, err := expirytest.New(manager, expirytest.Config{
 		Emit: func(_ context.Context, _ pgx.Tx, rows []expiry.Row) error {
 			for _, row := range rows {
 				fmt.Println("expired:", row.ID)
@@ -32,35 +30,53 @@ func Example() {
 		panic(err)
 	}
 	err = manager.Do(ctx, func(_ context.Context, tx pgx.Tx) error {
-		if err := holds.Put(tx, "seat A1", time.Now().Add(-time.Minute), expirytest.Held); err != nil {
-			return err
-		}
-		return holds.Put(tx, "seat A2", time.Now().Add(time.Hour), expirytest.Held)
+		return errors.Join(
+			holds.Put(tx, "seat A1", time.Now().Add(-time.Minute), "held"),
+			holds.Put(tx, "seat A2", time.Now().Add(time.Hour), "held"),
+		)
 	})
 	if err != nil {
 		panic(err)
 	}
 
-	sweeper, err := expiry.NewSweeper(store, expiry.SweeperConfig{}) // Run would go on
+	sweeper, err := expiry.NewSweeper(holds, expiry.SweeperConfig{})
 	if err != nil {
 		panic(err)
 	}
-	report, err := sweeper.Sweep(ctx)
+	report, err := sweeper.Sweep(ctx) // once; Run goes on
 	fmt.Println(report.Expired, "of 2,", err)
 	// Output:
 	// expired: seat A1
 	// 1 of 2, <nil>
 }
 
-func ExampleParseSchedule() {
-	schedule, err := expiry.ParseSchedule("*/30 * * * *")
+func ExampleSweeperConfig() {
+	holds, err := expirytest.New(txretrytest.New(txretrytest.Config{}), expirytest.Config{})
 	if err != nil {
 		panic(err)
 	}
-	fmt.Println(schedule.Next(time.Date(2026, 11, 20, 10, 5, 0, 0, time.UTC)))
-	_, err = expiry.ParseSchedule("0 0 30 2 *")
-	fmt.Println(err)
+	for _, schedule := range []string{"*/30 * * * *", "CRON_TZ=Europe/Berlin 30 2 * * *", "@every 90s", "0 0 30 2 *"} {
+		_, err := expiry.NewSweeper(holds, expiry.SweeperConfig{Schedule: schedule})
+		fmt.Println(err)
+	}
 	// Output:
-	// 2026-11-20 10:30:00 +0000 UTC
-	// expiry: bad schedule: "0 0 30 2 *" never comes
+	// <nil>
+	// <nil>
+	// <nil>
+	// expiry: SweeperConfig.Schedule: "0 0 30 2 *" never comes
+}
+
+// A row that was found at fault is named, and the others need no search.
+func ExampleRowError() {
+	err := error(&expiry.RowError{ID: "seat A1", Err: errors.New("no such seat")})
+	fmt.Println(err)
+	// Output: expiry: row seat A1: no such seat
+}
+
+func ExampleEventID() {
+	deadline := time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)
+	first := expiry.EventID("hold.expired", "seat A1", deadline)
+	again := expiry.EventID("hold.expired", "seat A1", deadline)
+	fmt.Println(first == again, first.Version())
+	// Output: true VERSION_7
 }

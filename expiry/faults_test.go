@@ -21,13 +21,13 @@ func TestPassingFaultIsBackedOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		sw := newSweeper(t, w, expiry.SweeperConfig{})
-		if err := sw.Ready(t.Context()); !errors.Is(err, expiry.ErrNotReady) {
+		if err := sw.Ready(t.Context()); err == nil {
 			t.Errorf("ready before Run: %v", err)
 		}
 		w.set(errors.New("server is down"), 0)
 		stop := run(t, sw)
 		time.Sleep(10 * time.Minute)
-		if err := sw.Ready(t.Context()); !errors.Is(err, expiry.ErrNotReady) {
+		if err := sw.Ready(t.Context()); err == nil {
 			t.Errorf("ready while the store fails: %v", err)
 		}
 		if batches, looks := w.counts(); batches+looks > 130 {
@@ -36,14 +36,14 @@ func TestPassingFaultIsBackedOff(t *testing.T) {
 		w.hold(t, "row", -time.Second)
 		w.set(nil, 0)
 		time.Sleep(time.Minute)
-		if _, state, _ := w.table.Get("row"); state != expirytest.Expired {
+		if _, state, _ := w.table.Get("row"); state != "expired" {
 			t.Errorf("row is %s after the store came back", state)
 		}
 		if err := sw.Ready(t.Context()); err != nil {
 			t.Errorf("not ready: %v", err)
 		}
 		stop()
-		if err := sw.Ready(t.Context()); !errors.Is(err, expiry.ErrNotReady) {
+		if err := sw.Ready(t.Context()); err == nil {
 			t.Errorf("ready after Run: %v", err)
 		}
 	})
@@ -97,7 +97,7 @@ func TestQuarantineEndsAndIsBounded(t *testing.T) {
 		w := newWorld(t)
 		var mu sync.Mutex
 		bad := true
-		store, err := expirytest.NewStore(w.manager, expirytest.Config{
+		store, err := expirytest.New(w.manager, expirytest.Config{
 			Active: w.table.Active, Expire: w.table.Expire,
 			Emit: func(context.Context, pgx.Tx, []expiry.Row) error {
 				mu.Lock()
@@ -114,12 +114,11 @@ func TestQuarantineEndsAndIsBounded(t *testing.T) {
 		for n := range 5 {
 			w.hold(t, fmt.Sprint(n), -time.Second)
 		}
-		cfg := expiry.SweeperConfig{MaxQuarantine: 3, Quarantine: time.Minute}
-		if r, err := newSweeper(t, store, cfg).Sweep(t.Context()); !errors.Is(err, expiry.ErrQuarantineFull) || r.Poisoned != 3 {
+		cfg := expiry.SweeperConfig{Quarantine: time.Minute}
+		if r, err := newSweeper(t, store, cfg).Tune(expiry.Tuning{MaxQuarantine: 3}).Sweep(t.Context()); !errors.Is(err, expiry.ErrQuarantineFull) || r.Poisoned != 3 {
 			t.Errorf("got %+v, %v, want ErrQuarantineFull after 3", r, err)
 		}
-		cfg.MaxQuarantine = 5
-		stop := run(t, newSweeper(t, store, cfg))
+		stop := run(t, newSweeper(t, store, cfg).Tune(expiry.Tuning{MaxQuarantine: 5}))
 		time.Sleep(30 * time.Second)
 		mu.Lock()
 		bad = false
@@ -198,7 +197,7 @@ type taken struct {
 func (s taken) SweepBatch(_ context.Context, req driver.Request) (driver.Batch, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.batches++
+	s.batches = append(s.batches, time.Now())
 	if s.claimed {
 		return driver.Batch{Claimed: req.Limit}, nil
 	}

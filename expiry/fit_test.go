@@ -10,30 +10,28 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/internal/check"
 )
 
-// checked is a store with a Check.
+// checked is a store that says whether it is fit to be swept.
 type checked struct {
 	*world
-	mu       sync.Mutex
-	findings []expiry.Finding
-	err      error
-	calls    int
-	slow     time.Duration // how long it takes
+	mu    sync.Mutex
+	err   error
+	calls int
 }
 
-func (c *checked) Check(context.Context) ([]expiry.Finding, error) {
-	time.Sleep(c.slow)
+func (c *checked) Fit(context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.calls++
-	return c.findings, c.err
+	return c.err
 }
 
-func (c *checked) answer(err error, findings ...expiry.Finding) {
+func (c *checked) answer(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.err, c.findings = err, findings
+	c.err = err
 }
 
 func (c *checked) asked() int {
@@ -47,11 +45,10 @@ func TestUnfitStoreIsNotTouched(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &checked{world: newWorld(t)}
 		c.hold(t, "row", -time.Second)
-		c.answer(nil, expiry.Finding{Component: "store", Problem: "no index", Mend: "CREATE INDEX"}, expiry.Finding{Problem: "no zone"})
+		c.answer(errors.Join(check.New("store", "no index", "CREATE INDEX"), check.New("store", "no zone", "ALTER TABLE")))
 		sw := newSweeper(t, c, expiry.SweeperConfig{})
-		for _, err := range []error{sw.Run(t.Context()), func() error { _, err := sw.Sweep(t.Context()); return err }()} {
-			unfit, ok := errors.AsType[*expiry.CheckError](err)
-			if !ok || len(unfit.Findings) != 2 || !strings.Contains(err.Error(), "CREATE INDEX") || !strings.Contains(err.Error(), "no zone") {
+		for _, err := range []error{sw.Check(t.Context()), sw.Run(t.Context()), func() error { _, err := sw.Sweep(t.Context()); return err }()} {
+			if err == nil || !strings.Contains(err.Error(), "CREATE INDEX") || !strings.Contains(err.Error(), "no zone") {
 				t.Errorf("got %v, want both findings", err)
 			}
 		}

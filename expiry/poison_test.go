@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -32,7 +33,7 @@ func TestPoisonedHeadDoesNotStarveTheTail(t *testing.T) {
 				w.hold(t, fmt.Sprintf("bad %03d", n), -time.Hour+time.Duration(n)*step)
 				w.hold(t, fmt.Sprintf("tail %03d", n), -time.Hour+time.Duration(100+n)*step)
 			}
-			stop := run(t, newSweeper(t, store, expiry.SweeperConfig{BatchSize: 8, MaxQuarantine: 15}))
+			stop := run(t, newSweeper(t, store, expiry.SweeperConfig{BatchSize: 8}).Tune(expiry.Tuning{MaxQuarantine: 15}))
 			defer stop()
 			time.Sleep(5 * time.Minute)
 			for _, row := range w.table.Active() {
@@ -167,7 +168,7 @@ func TestManyRowsThatFailLikeAnOutage(t *testing.T) {
 				}
 				w.hold(t, id, -time.Hour+time.Duration(n)*time.Second)
 			}
-			stop := run(t, newSweeper(t, d, expiry.SweeperConfig{BatchSize: 10, MaxQuarantine: 20}))
+			stop := run(t, newSweeper(t, d, expiry.SweeperConfig{BatchSize: 10}).Tune(expiry.Tuning{MaxQuarantine: 20}))
 			defer stop()
 			for end := time.Now().Add(goal.within); len(w.table.Active()) > bad+goal.others && time.Now().Before(end); {
 				time.Sleep(time.Minute)
@@ -191,10 +192,9 @@ func TestOutageOfEveryRow(t *testing.T) {
 			for n := range 300 {
 				w.hold(t, fmt.Sprint(n), -time.Minute)
 			}
-			accused := 0
-			stop := run(t, newSweeper(t, d, expiry.SweeperConfig{BatchSize: size, MaxQuarantine: 50, Hooks: expiry.Hooks{
-				OnPoison: func(context.Context, string, error) { accused++ },
-			}}))
+			log := newAccused()
+			sw := newSweeper(t, d, expiry.SweeperConfig{BatchSize: size, Logger: slog.New(log)})
+			stop := run(t, sw.Tune(expiry.Tuning{MaxQuarantine: 50}))
 			time.Sleep(time.Hour)
 			if tries := d.tries.Load(); tries > 3000 {
 				t.Errorf("batches of %d: an hour of outage cost %d batches", size, tries)
@@ -202,8 +202,8 @@ func TestOutageOfEveryRow(t *testing.T) {
 			d.all.Store(false)
 			time.Sleep(time.Minute)
 			stop()
-			if left := len(w.table.Active()); left > 0 || accused > 0 {
-				t.Errorf("batches of %d: %d rows are left and %d were accused", size, left, accused)
+			if left := len(w.table.Active()); left > 0 || len(log.rows) > 0 {
+				t.Errorf("batches of %d: %d rows are left and %d were accused", size, left, len(log.rows))
 			}
 		})
 	}

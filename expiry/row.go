@@ -6,7 +6,6 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/holdfast-go/holdfast/internal/check"
 	"github.com/holdfast-go/holdfast/internal/ids"
 )
 
@@ -35,10 +34,6 @@ func (e *RowError) Error() string { return fmt.Sprintf("expiry: row %s: %v", e.I
 
 // Unwrap returns what went wrong.
 func (e *RowError) Unwrap() error { return e.Err }
-
-// Finding is what the adapters' Check methods return: something that is missing
-// or mis-set on the server, and how to mend it.
-type Finding = check.Finding
 
 // EventID returns the id of the message that announces an expiry. It is a UUID
 // of version 7 whose time is the deadline, and it is the same whenever kind, row

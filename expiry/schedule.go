@@ -9,12 +9,11 @@ import (
 	"github.com/netresearch/go-cron"
 )
 
-// ErrSchedule is inside every error of Cron, CronIn and ParseSchedule.
-var ErrSchedule = errors.New("expiry: bad schedule")
+// errSchedule is inside the error of every schedule that is refused.
+var errSchedule = errors.New("expiry: SweeperConfig.Schedule")
 
-// Schedule says when to sweep, due rows or not. It must be safe for concurrent
-// use.
-type Schedule interface {
+// schedule says when to sweep, due rows or not.
+type schedule interface {
 	// Next returns the first activation after t, or the zero time if there is
 	// none.
 	Next(t time.Time) time.Time
@@ -23,54 +22,54 @@ type Schedule interface {
 // maxExpression bounds what is handed to the cron parser.
 const maxExpression = 256
 
-// ParseSchedule reads a schedule from a setting: a cron expression as Cron
-// takes it, one for a time zone as in "CRON_TZ=Europe/Berlin 30 2 * * *" (see
-// CronIn), "@every 90s" with a duration of at least a second, or "@never".
-func ParseSchedule(s string) (Schedule, error) {
+// parseSchedule reads SweeperConfig.Schedule.
+func parseSchedule(s string) (schedule, error) {
 	s = strings.TrimSpace(s)
 	if s == "@never" {
-		return Never(), nil
+		return never{}, nil
 	}
 	if zone, ok := strings.CutPrefix(s, "CRON_TZ="); ok {
 		return parseZoned(zone)
 	}
-	every, ok := strings.CutPrefix(s, "@every ")
+	interval, ok := strings.CutPrefix(s, "@every ")
 	if !ok {
-		return Cron(s)
+		return parseCron(s)
 	}
-	d, err := time.ParseDuration(strings.TrimSpace(every))
+	d, err := time.ParseDuration(strings.TrimSpace(interval))
 	if err != nil || d < time.Second {
-		return nil, fmt.Errorf("%w: %.64q: want a duration of at least 1s after @every", ErrSchedule, s)
+		return nil, fmt.Errorf("%w: %.64q: want a duration of at least 1s after @every", errSchedule, s)
 	}
-	return Every(d), nil
+	return every(d), nil
 }
 
 // parseZoned reads "Europe/Berlin 30 2 * * *".
-func parseZoned(s string) (Schedule, error) {
+func parseZoned(s string) (schedule, error) {
 	zone, expr, _ := strings.Cut(s, " ")
 	if zone == "" {
-		return nil, fmt.Errorf("%w: CRON_TZ= wants the name of a time zone behind it", ErrSchedule)
+		return nil, fmt.Errorf("%w: CRON_TZ= wants the name of a time zone behind it", errSchedule)
 	}
 	loc, err := time.LoadLocation(zone)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrSchedule, err)
+		return nil, fmt.Errorf("%w: %w", errSchedule, err)
 	}
-	return CronIn(strings.TrimSpace(expr), loc)
+	readings, err := parseCron(strings.TrimSpace(expr))
+	if err != nil {
+		return nil, err
+	}
+	return zoned{readings, loc}, nil
 }
 
-// Cron reads the five fields minute, hour, day of month, month and day of week,
-// or one of @hourly, @daily, @weekly, @monthly, @yearly. Where both days are
-// restricted, either will do, as in POSIX. Times are UTC, in which every minute
-// comes once. Dates that never come, such as 30 February, are refused.
-func Cron(expr string) (Schedule, error) {
+// parseCron reads five fields, or one of the names such as @hourly, in UTC, in which
+// every minute comes once. Dates that never come, such as 30 February, are refused.
+func parseCron(expr string) (schedule, error) {
 	if len(expr) > maxExpression {
-		return nil, fmt.Errorf("%w: %d characters are too many", ErrSchedule, len(expr))
+		return nil, fmt.Errorf("%w: %d characters are too many", errSchedule, len(expr))
 	}
 	if strings.Contains(expr, "TZ=") {
-		return nil, fmt.Errorf("%w: %.64q: a time zone is given as CRON_TZ= to ParseSchedule, or to CronIn", ErrSchedule, expr)
+		return nil, fmt.Errorf("%w: %.64q: a time zone is given once, as CRON_TZ= before the fields", errSchedule, expr)
 	}
 	if strings.HasPrefix(expr, "@every") {
-		return nil, fmt.Errorf("%w: %.64q is not a cron expression", ErrSchedule, expr)
+		return nil, fmt.Errorf("%w: %.64q is not a cron expression", errSchedule, expr)
 	}
 	parser, err := cron.TryNewParser(cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow | cron.Descriptor | cron.DowOrDom)
 	if err != nil {
@@ -78,10 +77,10 @@ func Cron(expr string) (Schedule, error) {
 	}
 	parsed, err := parser.Parse(expr)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %.64q: %w", ErrSchedule, expr, err)
+		return nil, fmt.Errorf("%w: %.64q: %w", errSchedule, expr, err)
 	}
 	if parsed.Next(someDay).IsZero() {
-		return nil, fmt.Errorf("%w: %.64q never comes", ErrSchedule, expr)
+		return nil, fmt.Errorf("%w: %.64q never comes", errSchedule, expr)
 	}
 	return utc{parsed}, nil
 }
@@ -95,18 +94,12 @@ type utc struct{ cron.Schedule }
 
 func (s utc) Next(t time.Time) time.Time { return s.Schedule.Next(t.UTC()) }
 
-// Every returns the schedule that comes d after the last time it was asked for.
-// Below a second, d counts as a second.
-func Every(d time.Duration) Schedule { return every(max(d, time.Second)) }
-
+// every comes so long after the last time it was asked for.
 type every time.Duration
 
 func (e every) Next(t time.Time) time.Time { return t.Add(time.Duration(e)) }
 
-// Never returns the schedule that never comes. A Sweeper with it still sweeps at
-// start, at the next due time and after Wake.
-func Never() Schedule { return never{} }
-
+// never leaves the sweeper to its start, to the next due time and to wake-ups.
 type never struct{}
 
 func (never) Next(time.Time) time.Time { return time.Time{} }

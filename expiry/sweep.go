@@ -2,15 +2,10 @@ package expiry
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/holdfast-go/holdfast/expiry/driver"
 )
-
-// ErrQuarantineFull stops a sweep that has met more bad rows than
-// SweeperConfig.MaxQuarantine.
-var ErrQuarantineFull = errors.New("expiry: too many rows fail")
 
 // Report is what one sweep did. The counts are of committed batches only.
 type Report struct {
@@ -20,8 +15,7 @@ type Report struct {
 	Raced    int           // rows that another transaction settled or locked first
 	Poisoned int           // rows put in quarantine
 	Lag      time.Duration // how long the longest overdue row had been due
-	Duration time.Duration
-	More     bool // ended by MaxDuration or MaxBatches: more may be due
+	Duration time.Duration // of the sweep
 }
 
 func (r *Report) add(b driver.Batch) {
@@ -34,18 +28,18 @@ func (r *Report) add(b driver.Batch) {
 
 // Sweep expires what is due now and returns when nothing is left that another
 // sweeper or transaction does not hold. One sweep runs at a time: a second call
-// waits for the first.
+// waits for the first. Cancelling ctx stops it after the batch in hand, which has
+// ShutdownTimeout to finish. The report counts what was done, also beside an error.
 //
 // Rows whose batch fails are set aside until the others are done; then their
-// batch is halved until the row at fault is found. It goes to quarantine, and
+// batch is halved until the row at fault is found. That row goes to quarantine, and
 // the rest is expired. A batch that takes longer than BatchTimeout, or fails by
 // what is rarely a row's fault, ends the sweep with an error once the other rows
-// are done, and the next sweep goes on to look for the row at fault. Any other failure stops the sweep: the report then
-// counts what was done before. Cancelling ctx stops it after the batch in hand,
-// which has ShutdownTimeout to finish.
+// are done, and the next sweep goes on with the search. Any other failure stops the
+// sweep.
 //
-// The first sweep asks the store's Check, if there is one, and changes nothing
-// but returns *CheckError if it finds something.
+// The first sweep asks whether the store is fit to be swept. If not, it changes
+// nothing and returns what to mend, as Run does.
 func (s *Sweeper) Sweep(ctx context.Context) (Report, error) {
 	select {
 	case s.slot <- struct{}{}:
@@ -53,14 +47,26 @@ func (s *Sweeper) Sweep(ctx context.Context) (Report, error) {
 	case <-ctx.Done():
 		return Report{}, ctx.Err()
 	}
-	r := pass{Sweeper: s, start: time.Now()}
+	start := time.Now()
 	ctx, span := s.telemetry.start(ctx, s.cfg.Name)
-	err := r.sweep(ctx)
-	r.report.Duration = time.Since(r.start)
-	s.contact(ctx, err)
-	s.telemetry.end(ctx, span, s.cfg.Name, r.report, err)
-	if s.cfg.Hooks.OnSweep != nil {
-		s.cfg.Hooks.OnSweep(ctx, r.report, err)
+	p := pass{s: s, left: &s.left}
+	err := s.fit(ctx)
+	if err == nil {
+		err = p.sweep(ctx)
 	}
-	return r.report, err
+	p.report.Duration = time.Since(start)
+	s.contact(ctx, err)
+	s.telemetry.end(ctx, span, s.cfg.Name, p.report, err)
+	return p.report, err
+}
+
+// fit asks the store until it is fit to be swept.
+func (s *Sweeper) fit(ctx context.Context) error {
+	store, ok := s.store.(driver.Fit)
+	if !ok || s.left.fit {
+		return nil
+	}
+	err := s.bounded(ctx, "fit", store.Fit)
+	s.left.fit = err == nil
+	return err
 }

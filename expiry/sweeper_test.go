@@ -32,7 +32,7 @@ func TestShortHoldExpiresOnTimeWithTheHalfHourSchedule(t *testing.T) {
 		w.expiredWithin(t, "before", before, time.Second)
 
 		woken := w.hold(t, "woken", 2*time.Second)
-		sw.Wake(woken)
+		w.Wake(woken)
 		time.Sleep(10 * time.Second)
 		w.expiredWithin(t, "woken", woken, time.Second)
 
@@ -46,7 +46,7 @@ func TestScheduleSweepsEvenIfTheStoreForesawNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
-		stop := run(t, newSweeper(t, w, expiry.SweeperConfig{Recheck: 24 * time.Hour}))
+		stop := run(t, newSweeper(t, w, expiry.SweeperConfig{}).Tune(expiry.Tuning{PollInterval: 24 * time.Hour}))
 		defer stop()
 		time.Sleep(time.Minute) // by now it has looked
 		deadline := w.hold(t, "unseen", time.Second)
@@ -63,7 +63,7 @@ func TestScheduleSweepsEvenIfTheStoreForesawNothing(t *testing.T) {
 // most one query a minute, and holds with time to spare add none.
 func TestIdleCostsAtMostOneQueryAMinute(t *testing.T) {
 	t.Parallel()
-	for name, schedule := range map[string]expiry.Schedule{"default": nil, "never": expiry.Never()} {
+	for name, schedule := range map[string]string{"default": "", "never": "@never"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
@@ -75,7 +75,7 @@ func TestIdleCostsAtMostOneQueryAMinute(t *testing.T) {
 				startBatches, startLooks := w.counts()
 				for range 60 {
 					time.Sleep(time.Minute)
-					sw.Wake(time.Now().Add(15 * time.Minute)) // a hold that has time
+					w.Wake(time.Now().Add(15 * time.Minute)) // a hold that has time
 				}
 				stop()
 				batches, looks := w.counts()
@@ -112,7 +112,7 @@ func TestScheduledSweepDelaysNoRow(t *testing.T) {
 				if tc.made == 0 {
 					deadline = w.hold(t, "row", tc.due)
 				}
-				sw := newSweeper(t, w, expiry.SweeperConfig{Schedule: expiry.Every(tc.every), Recheck: time.Minute})
+				sw := newSweeper(t, w, expiry.SweeperConfig{Schedule: "@every " + tc.every.String(), PollInterval: time.Minute})
 				stop := run(t, sw)
 				defer stop()
 				time.Sleep(tc.made)
@@ -120,7 +120,7 @@ func TestScheduledSweepDelaysNoRow(t *testing.T) {
 					deadline = w.hold(t, "row", tc.due-tc.made)
 				}
 				if tc.wake {
-					sw.Wake(deadline)
+					w.Wake(deadline)
 				}
 				time.Sleep(5 * time.Minute)
 				w.expiredWithin(t, "row", deadline, time.Second)
@@ -141,7 +141,7 @@ func TestSkewedClock(t *testing.T) {
 			defer stop()
 			synctest.Wait()
 			real := time.Now()
-			sw.Wake(w.hold(t, "row", 2*time.Second))
+			w.Wake(w.hold(t, "row", 2*time.Second))
 			time.Sleep(10 * time.Second)
 			w.expiredWithin(t, "row", real.Add(2*time.Second), time.Second)
 		})
@@ -172,8 +172,10 @@ func TestOneSweepAtATime(t *testing.T) {
 
 func TestNewSweeperReportsEveryViolation(t *testing.T) {
 	t.Parallel()
-	_, err := expiry.NewSweeper(nil, expiry.SweeperConfig{BatchSize: -1, MinPause: -1, Recheck: -1, MaxQuarantine: -1})
-	for _, want := range []string{"store", "BatchSize", "MinPause", "Recheck", "MaxQuarantine"} {
+	_, err := expiry.NewSweeper(nil, expiry.SweeperConfig{
+		Schedule: "now and then", BatchSize: -1, BatchTimeout: -1, PollInterval: 91 * time.Second, Quarantine: -1, ShutdownTimeout: -1,
+	})
+	for _, want := range []string{"store", "Schedule", "BatchSize", "BatchTimeout", "PollInterval", "Quarantine", "ShutdownTimeout"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v does not name %s", err, want)
 		}
@@ -207,15 +209,14 @@ func TestDefaultSchedule(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(7 * time.Minute) // the bubble begins at midnight
-		var sweeps []string
-		sw := newSweeper(t, newWorld(t), expiry.SweeperConfig{Hooks: expiry.Hooks{
-			OnSweep: func(context.Context, expiry.Report, error) {
-				sweeps = append(sweeps, time.Now().UTC().Format("15:04:05"))
-			},
-		}})
-		stop := run(t, sw)
+		w := newWorld(t)
+		stop := run(t, newSweeper(t, w, expiry.SweeperConfig{}))
 		time.Sleep(2 * time.Hour)
 		stop()
+		var sweeps []string
+		for _, at := range w.swept() {
+			sweeps = append(sweeps, at.UTC().Format("15:04:05"))
+		}
 		if want := []string{"00:07:00", "00:30:00", "01:00:00", "01:30:00", "02:00:00"}; !slices.Equal(sweeps, want) {
 			t.Errorf("swept at %v, want %v", sweeps, want)
 		}
@@ -239,7 +240,7 @@ func TestRunOnBackground(t *testing.T) {
 		}()
 		time.Sleep(time.Second)
 		deadline := w.hold(t, "row", time.Second)
-		sw.Wake(deadline)
+		w.Wake(deadline)
 		time.Sleep(10 * time.Second)
 		w.expiredWithin(t, "row", deadline, time.Second)
 		if err := sw.Ready(t.Context()); err != nil {
@@ -266,7 +267,7 @@ func (s leaving) Look(ctx context.Context, skip []string) (driver.Outlook, error
 	return s.world.Look(ctx, skip)
 }
 
-// twice is a schedule of the caller's own that comes at two times and never again.
+// twice is a schedule that comes at two times and never again.
 type twice [2]time.Time
 
 func (s twice) Next(t time.Time) time.Time {
@@ -278,25 +279,26 @@ func (s twice) Next(t time.Time) time.Time {
 	return time.Time{}
 }
 
-// A schedule of the caller's own is kept to the moment, due rows or not, and may
-// end: what is due expires all the same.
-func TestOwnSchedule(t *testing.T) {
+// A schedule is kept to the moment, due rows or not, and may end: what is due
+// expires all the same.
+func TestScheduleThatEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		start := time.Now()
 		s := twice{start.Add(10*time.Minute + time.Millisecond), start.Add(40 * 24 * time.Hour)}
-		var sweeps []time.Duration
-		sw := newSweeper(t, w, expiry.SweeperConfig{Schedule: s, Recheck: 60 * 24 * time.Hour, Hooks: expiry.Hooks{
-			OnSweep: func(context.Context, expiry.Report, error) { sweeps = append(sweeps, time.Since(start)) },
-		}})
+		sw := newSweeper(t, w, expiry.SweeperConfig{}).Tune(expiry.Tuning{Schedule: s, PollInterval: 60 * 24 * time.Hour})
 		stop := run(t, sw)
 		time.Sleep(50 * 24 * time.Hour)
 		deadline := w.hold(t, "row", time.Hour+time.Microsecond)
-		sw.Wake(deadline)
+		w.Wake(deadline)
 		time.Sleep(2 * time.Hour)
 		stop()
 		w.expiredWithin(t, "row", deadline, time.Second)
+		var sweeps []time.Duration
+		for _, at := range w.swept() {
+			sweeps = append(sweeps, at.Sub(start))
+		}
 		want := []time.Duration{0, s[0].Sub(start), s[1].Sub(start), deadline.Sub(start)}
 		if !slices.Equal(sweeps, want) {
 			t.Errorf("swept at %v, want %v", sweeps, want)

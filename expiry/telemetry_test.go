@@ -37,13 +37,13 @@ func TestFigures(t *testing.T) {
 			w.hold(t, id, -20*time.Second)
 		}
 		w.hold(t, "later", time.Hour)
-		store := w.emitting(t, func(_ context.Context, rows []expiry.Row) error {
+		w.store = w.emitting(t, func(_ context.Context, rows []expiry.Row) error {
 			if has(rows, "bad") {
 				return errors.New("bad row")
 			}
 			return nil
 		})
-		stop := run(t, newSweeper(t, store, expiry.SweeperConfig{MeterProvider: &r}))
+		stop := run(t, newSweeper(t, w, expiry.SweeperConfig{MeterProvider: &r}))
 		defer stop()
 		time.Sleep(10 * time.Second)
 		want := map[string]float64{

@@ -13,7 +13,7 @@ import (
 
 // waiter finds out when to sweep next, and waits for it.
 type waiter struct {
-	*Sweeper
+	s     *Sweeper
 	alarm *alarm
 	rest  time.Duration // to leave the store alone for, after a contact
 
@@ -22,8 +22,8 @@ type waiter struct {
 	stored   time.Time // look by the store's clock
 	overdue  bool      // the last sweep was begun for what was overdue already
 	faults   kit.Seldom
-	skewTold bool
-	nullTold bool
+	skewTold bool // the log says that this host's clock is wrong
+	nullTold bool // the log says that rows have no deadline
 }
 
 // longestRest bounds the rest between sweeps for rows that others hold.
@@ -34,7 +34,7 @@ const longestRest = time.Second
 func (w *waiter) await(ctx context.Context, scheduled time.Time, done Report) error {
 	w.settle(done)
 	for {
-		if err := runloop.Sleep(ctx, time.Until(w.lastContact().Add(w.rest))); err != nil {
+		if err := runloop.Sleep(ctx, time.Until(w.s.lastContact().Add(w.rest))); err != nil {
 			return err
 		}
 		if err := w.ask(ctx); err != nil {
@@ -43,7 +43,7 @@ func (w *waiter) await(ctx context.Context, scheduled time.Time, done Report) er
 		if w.overdue {
 			return nil
 		}
-		w.rest = w.cfg.MinPause
+		w.rest = w.s.tuning.minPause
 		if sweep, err := w.pause(ctx, scheduled); sweep || err != nil {
 			return err
 		}
@@ -54,26 +54,26 @@ func (w *waiter) await(ctx context.Context, scheduled time.Time, done Report) er
 // rows and got none was in the way of somebody who holds them.
 func (w *waiter) settle(done Report) {
 	if w.overdue && done.Expired == 0 {
-		w.rest = max(w.cfg.MinPause, min(2*w.rest, longestRest))
+		w.rest = max(w.s.tuning.minPause, min(2*w.rest, longestRest))
 	} else {
-		w.rest = w.cfg.MinPause
+		w.rest = w.s.tuning.minPause
 	}
 	w.overdue = false
 }
 
 // forget has the next await begin afresh: the sweep has failed.
-func (w *waiter) forget() { w.overdue, w.rest = false, w.cfg.MinPause }
+func (w *waiter) forget() { w.overdue, w.rest = false, w.s.tuning.minPause }
 
-// shortestPause is how long a store that has failed is left alone even if Wake says
-// that it works.
+// shortestPause is how long a store that has failed is left alone even if a wake-up
+// says that it works.
 const shortestPause = time.Second
 
 // pauseAfter logs a passing fault and leaves the store alone for a while.
 func (w *waiter) pauseAfter(ctx context.Context, err error, failures int) error {
 	w.alarm.clear()
-	pause := max(w.policy.Delay(failures, w.cfg.Rand()), w.cfg.MinPause)
+	pause := max(w.s.backoff.Delay(failures, w.s.cfg.Rand()), w.s.tuning.minPause)
 	if repeats, ok := w.faults.Due(); ok {
-		w.cfg.Logger.WarnContext(ctx, "expiry: sweep failed, trying again", slog.String("sweeper", w.cfg.Name),
+		w.s.cfg.Logger.WarnContext(ctx, "expiry: sweep failed, trying again", slog.String("sweeper", w.s.cfg.Name),
 			slog.Any("error", err), slog.Duration("pause", pause), slog.Int("repeats", repeats))
 	}
 	if err := runloop.Sleep(ctx, min(pause, shortestPause)); err != nil || pause <= shortestPause {
@@ -97,50 +97,50 @@ func (w *waiter) ask(ctx context.Context) error {
 	w.alarm.clear()
 	var o driver.Outlook
 	asked := time.Now()
-	err := w.bounded(ctx, "look", func(ctx context.Context) (err error) {
-		o, err = w.store.Look(ctx, w.suspects.skip())
+	err := w.s.bounded(ctx, "look", func(ctx context.Context) (err error) {
+		o, err = w.s.store.Look(ctx, w.s.suspects.skip())
 		return err
 	})
-	w.contact(ctx, err)
+	w.s.contact(ctx, err)
 	if err != nil {
 		return fmt.Errorf("expiry: look for the next due time: %w", err)
 	}
 	now := time.Now()
 	w.note(ctx, o, asked.Add(now.Sub(asked)/2).Sub(o.Now))
 	due, pending := o.Due, o.Pending
-	if again, ok := w.suspects.due(now); ok && (!pending || again < due) {
+	if again, ok := w.s.suspects.due(now); ok && (!pending || again < due) {
 		due, pending = again, true
 	}
-	w.next, w.look, w.stored = time.Time{}, now.Add(w.cfg.Recheck), o.Now.Add(w.cfg.Recheck)
-	if pending && due <= w.cfg.Recheck {
+	w.next, w.look, w.stored = time.Time{}, now.Add(w.s.cfg.PollInterval), o.Now.Add(w.s.cfg.PollInterval)
+	if pending && due <= w.s.cfg.PollInterval {
 		w.next = now.Add(due)
 	}
 	w.overdue = pending && due <= 0
 	return nil
 }
 
-// bigSkew is a difference between two clocks that somebody should know of.
+// bigSkew is a difference between two clocks that the log reports.
 const bigSkew = time.Minute
 
 // note reports what a look has shown.
 func (w *waiter) note(ctx context.Context, o driver.Outlook, skew time.Duration) {
-	w.telemetry.look(ctx, w.cfg.Name, o, skew)
+	w.s.telemetry.look(ctx, w.s.cfg.Name, o, skew)
 	big := skew.Abs() >= bigSkew
 	if big && !w.skewTold {
-		w.cfg.Logger.WarnContext(ctx, "expiry: this host's clock is wrong by a minute or more, going by the store's, which decides",
-			slog.String("sweeper", w.cfg.Name), slog.Duration("skew", skew))
+		w.s.cfg.Logger.WarnContext(ctx, "expiry: this host's clock is wrong by a minute or more, going by the store's, which decides",
+			slog.String("sweeper", w.s.cfg.Name), slog.Duration("skew", skew))
 	}
 	w.skewTold = big
 	if o.Undated > 0 && !w.nullTold {
-		w.cfg.Logger.WarnContext(ctx, "expiry: active rows have no deadline and never expire, the next start will refuse them",
-			slog.String("sweeper", w.cfg.Name), slog.Int("rows", o.Undated))
+		w.s.cfg.Logger.WarnContext(ctx, "expiry: active rows have no deadline and never expire, the next start will refuse them",
+			slog.String("sweeper", w.s.cfg.Name), slog.Int("rows", o.Undated))
 	}
 	w.nullTold = o.Undated > 0
 }
 
 // pause waits for the next due time or the schedule and returns true then. It
-// returns false when it is better to look again: after Wake, or when nothing has
-// been due for long.
+// returns false when it is better to look again: after a wake-up, or when
+// nothing has been due for long.
 func (w *waiter) pause(ctx context.Context, scheduled time.Time) (sweep bool, err error) {
 	until := w.look
 	if !w.next.IsZero() {
@@ -149,7 +149,7 @@ func (w *waiter) pause(ctx context.Context, scheduled time.Time) (sweep bool, er
 	if !scheduled.IsZero() && !scheduled.After(until) {
 		until, sweep = scheduled, true
 	}
-	w.telemetry.plan(ctx, w.cfg.Name, until)
+	w.s.telemetry.plan(ctx, w.s.cfg.Name, until)
 	w.alarm.arm(w.stored.Add(until.Sub(w.look)))
 	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()

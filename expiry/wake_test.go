@@ -15,7 +15,7 @@ func TestWakeDuringAScheduledSweep(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
-		sw := newSweeper(t, w, expiry.SweeperConfig{Schedule: expiry.Every(10 * time.Minute), Recheck: time.Hour})
+		sw := newSweeper(t, w, expiry.SweeperConfig{Schedule: "@every 10m"}).Tune(expiry.Tuning{PollInterval: time.Hour})
 		stop := run(t, sw)
 		defer stop()
 		synctest.Wait()
@@ -24,7 +24,7 @@ func TestWakeDuringAScheduledSweep(t *testing.T) {
 		w.set(nil, 0)
 		time.Sleep(900 * time.Millisecond)
 		deadline := w.hold(t, "row", 5*time.Second) // the sweep's transaction may have begun before it
-		sw.Wake(deadline)
+		w.Wake(deadline)
 		time.Sleep(20 * time.Second)
 		w.expiredWithin(t, "row", deadline, time.Second)
 	})
@@ -34,23 +34,23 @@ func TestWakeLooksOnlyForWhatComesBeforeTheNextLook(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
-		sw := newSweeper(t, w, expiry.SweeperConfig{Schedule: expiry.Never()})
+		sw := newSweeper(t, w, expiry.SweeperConfig{Schedule: "@never"})
 		stop := run(t, sw)
 		defer stop()
 		time.Sleep(time.Second)
 		_, before := w.counts()
 		for range 1000 {
-			sw.Wake(w.hold(t, "later", 15*time.Minute))
+			w.Wake(w.hold(t, "later", 15*time.Minute))
 			time.Sleep(10 * time.Millisecond)
 		}
 		if _, looks := w.counts(); looks != before {
 			t.Errorf("holds that have time cost %d looks", looks-before)
 		}
 		first := w.hold(t, "first", 20*time.Second)
-		sw.Wake(first)
+		w.Wake(first)
 		time.Sleep(time.Second)
 		for n := range 10 {
-			sw.Wake(w.hold(t, fmt.Sprint("behind ", n), 30*time.Second))
+			w.Wake(w.hold(t, fmt.Sprint("behind ", n), 30*time.Second))
 		}
 		time.Sleep(time.Second)
 		if _, looks := w.counts(); looks != before+1 {
@@ -72,7 +72,7 @@ func TestWakesCoalesce(t *testing.T) {
 		stop := run(t, sw)
 		synctest.Wait()
 		for range 1000 {
-			sw.Wake(time.Time{})
+			w.Wake(time.Time{})
 			time.Sleep(time.Millisecond)
 		}
 		stop()
@@ -87,14 +87,14 @@ func TestWakeReachesTheRunThatIsLeft(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
-		sw := newSweeper(t, w, expiry.SweeperConfig{Recheck: time.Hour})
+		sw := newSweeper(t, w, expiry.SweeperConfig{}).Tune(expiry.Tuning{PollInterval: time.Hour})
 		defer run(t, sw)()
 		time.Sleep(time.Second)
 		stopSecond := run(t, sw)
 		time.Sleep(time.Second)
 		stopSecond()
 		deadline := w.hold(t, "row", 2*time.Second)
-		sw.Wake(deadline)
+		w.Wake(deadline)
 		time.Sleep(10 * time.Second)
 		w.expiredWithin(t, "row", deadline, time.Second)
 	})
@@ -107,12 +107,12 @@ func TestWakeEndsThePauseAfterAFault(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		w.set(errors.New("server is down"), 0)
-		sw := newSweeper(t, w, expiry.SweeperConfig{MaxBackoff: time.Hour, Rand: func() float64 { return 0.5 }})
+		sw := newSweeper(t, w, expiry.SweeperConfig{Rand: func() float64 { return 0.5 }}).Tune(expiry.Tuning{MaxBackoff: time.Hour})
 		defer run(t, sw)()
 		time.Sleep(time.Hour)
 		before, _ := w.counts()
 		for range 100 {
-			sw.Wake(time.Time{})
+			w.Wake(time.Time{})
 			time.Sleep(100 * time.Millisecond)
 		}
 		if batches, _ := w.counts(); batches-before > 11 {
@@ -120,14 +120,14 @@ func TestWakeEndsThePauseAfterAFault(t *testing.T) {
 		}
 		time.Sleep(10 * time.Second)
 		before, _ = w.counts()
-		sw.Wake(time.Now().Add(time.Second)) // a deadline says nothing about the store
+		w.Wake(time.Now().Add(time.Second)) // a deadline says nothing about the store
 		time.Sleep(10 * time.Second)
 		if batches, _ := w.counts(); batches != before {
 			t.Errorf("a deadline cost %d batches", batches-before)
 		}
 		w.set(nil, 0)
 		deadline := w.hold(t, "row", 0)
-		sw.Wake(time.Time{})
+		w.Wake(time.Time{})
 		time.Sleep(time.Minute)
 		w.expiredWithin(t, "row", deadline, time.Second)
 	})

@@ -2,6 +2,7 @@ package expiry_test
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
 	"sync"
@@ -16,16 +17,52 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
+// rows is a table in memory that lists what is held.
+type rows struct {
+	*expirytest.Store
+	mu  sync.Mutex
+	ids []string
+}
+
+func (r *rows) put(tx pgx.Tx, id string, deadline time.Time, state string) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !slices.Contains(r.ids, id) {
+		r.ids = append(r.ids, id)
+	}
+	return r.Put(tx, id, deadline, state)
+}
+
+func (r *rows) Active() []expiry.Row {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var active []expiry.Row
+	for _, id := range r.ids {
+		if deadline, state, ok := r.Get(id); ok && state == "held" {
+			active = append(active, expiry.Row{ID: id, Deadline: deadline})
+		}
+	}
+	return active
+}
+
+func (r *rows) Expire(_ context.Context, tx pgx.Tx, row expiry.Row) error {
+	deadline, state, _ := r.Get(row.ID)
+	if state != "held" {
+		return errors.New("not held")
+	}
+	return r.Put(tx, row.ID, deadline, "expired")
+}
+
 // world is a table and a store on it that notes when each row expired.
 type world struct {
 	manager *txretrytest.Manager
-	table   *expirytest.Table
-	store   driver.Store
+	table   *rows
+	store   *expirytest.Store
 
 	mu      sync.Mutex
 	when    map[string]time.Time
 	looks   int
-	batches int
+	batches []time.Time   // when each began
 	fail    error         // what the store answers, if anything
 	hang    time.Duration // how long a batch takes
 	ahead   time.Duration // of the store's clock; set it before anything else
@@ -33,14 +70,19 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{manager: txretrytest.New(txretrytest.Config{}), table: expirytest.NewTable(), when: map[string]time.Time{}}
+	w := &world{manager: txretrytest.New(txretrytest.Config{}), when: map[string]time.Time{}}
+	plain, err := expirytest.New(w.manager, expirytest.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.table = &rows{Store: plain}
 	w.store = w.emitting(t, func(context.Context, []expiry.Row) error { return nil })
 	return w
 }
 
 func (w *world) SweepBatch(ctx context.Context, req driver.Request) (driver.Batch, error) {
 	w.mu.Lock()
-	w.batches++
+	w.batches = append(w.batches, time.Now())
 	fail, hang := w.fail, w.hang
 	w.mu.Unlock()
 	if hang > 0 {
@@ -53,7 +95,17 @@ func (w *world) SweepBatch(ctx context.Context, req driver.Request) (driver.Batc
 	if fail != nil {
 		return driver.Batch{}, fail
 	}
-	return w.store.SweepBatch(ctx, req)
+	if req.After.ID != "" {
+		req.After.Deadline = req.After.Deadline.Add(-w.ahead)
+	}
+	b, err := w.store.SweepBatch(ctx, req)
+	if failed, ok := errors.AsType[*driver.BatchError](err); ok {
+		failed.Last.Deadline = failed.Last.Deadline.Add(w.ahead)
+	}
+	if b.Last.ID != "" {
+		b.Last.Deadline = b.Last.Deadline.Add(w.ahead)
+	}
+	return b, err
 }
 
 func (w *world) Look(ctx context.Context, skip []string) (driver.Outlook, error) {
@@ -64,8 +116,14 @@ func (w *world) Look(ctx context.Context, skip []string) (driver.Outlook, error)
 	if fail != nil {
 		return driver.Outlook{}, fail
 	}
-	return w.store.Look(ctx, skip)
+	o, err := w.store.Look(ctx, skip)
+	o.Now = o.Now.Add(w.ahead)
+	return o, err
 }
+
+func (w *world) Background(ctx context.Context, wake func(time.Time)) { w.store.Background(ctx, wake) }
+
+func (w *world) Wake(at time.Time) { w.store.Wake(at) }
 
 func (w *world) set(fail error, hang time.Duration) {
 	w.mu.Lock()
@@ -76,14 +134,22 @@ func (w *world) set(fail error, hang time.Duration) {
 func (w *world) counts() (batches, looks int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.batches, w.looks
+	return len(w.batches), w.looks
+}
+
+// swept returns when each batch began. A sweep with nothing due, or with few rows, is
+// one batch.
+func (w *world) swept() []time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.batches)
 }
 
 func (w *world) hold(t *testing.T, id string, d time.Duration) time.Time {
 	t.Helper()
 	deadline := time.Now().Add(w.ahead + d)
 	err := w.manager.Do(t.Context(), func(_ context.Context, tx pgx.Tx) error {
-		return w.table.Put(tx, id, deadline, expirytest.Held)
+		return w.table.put(tx, id, deadline, "held")
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -102,12 +168,20 @@ func (w *world) expiredWithin(t *testing.T, id string, deadline time.Time, late 
 	}
 }
 
+// active are the rows by this host's clock.
+func (w *world) active() []expiry.Row {
+	active := w.table.Active()
+	for i := range active {
+		active[i].Deadline = active[i].Deadline.Add(-w.ahead)
+	}
+	return active
+}
+
 // emitting is a store on the rows of w that notes them as expired behind a callback of its own.
-func (w *world) emitting(t *testing.T, first func(ctx context.Context, rows []expiry.Row) error) driver.Store {
+func (w *world) emitting(t *testing.T, first func(ctx context.Context, rows []expiry.Row) error) *expirytest.Store {
 	t.Helper()
-	store, err := expirytest.NewStore(w.manager, expirytest.Config{
-		Active: w.table.Active, Expire: w.table.Expire,
-		Now: func() time.Time { return time.Now().Add(w.ahead) },
+	store, err := expirytest.New(w.manager, expirytest.Config{
+		Active: w.active, Expire: w.table.Expire,
 		Emit: func(ctx context.Context, _ pgx.Tx, rows []expiry.Row) error {
 			if err := first(ctx, rows); err != nil {
 				return err
@@ -132,12 +206,34 @@ func has(rows []expiry.Row, id string) bool {
 
 func newSweeper(t *testing.T, s driver.Store, cfg expiry.SweeperConfig) *expiry.Sweeper {
 	t.Helper()
-	cfg.Logger = slog.New(slog.DiscardHandler)
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
 	sw, err := expiry.NewSweeper(s, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return sw
+}
+
+// accused is a log that keeps the rows that were put in quarantine.
+type accused struct {
+	slog.Handler
+	rows chan string
+}
+
+func newAccused() accused { return accused{slog.DiscardHandler, make(chan string, 1000)} }
+
+func (accused) Enabled(context.Context, slog.Level) bool { return true }
+
+func (a accused) Handle(_ context.Context, r slog.Record) error {
+	r.Attrs(func(attr slog.Attr) bool {
+		if attr.Key == "row" {
+			a.rows <- attr.Value.String()
+		}
+		return true
+	})
+	return nil
 }
 
 // run starts Run and returns a function that stops it and checks its answer.

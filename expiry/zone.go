@@ -1,11 +1,8 @@
 package expiry
 
-import (
-	"fmt"
-	"time"
-)
+import "time"
 
-// CronIn is Cron by the clocks of a time zone. Each time that the expression
+// zoned is a schedule by the clocks of a time zone. Each time that the expression
 // names comes once a day, also when the clocks change:
 //
 //   - a time that is left out in spring comes when the clocks jump: 02:30 at
@@ -13,22 +10,10 @@ import (
 //   - a time that comes twice in autumn counts the first time only. So
 //     "*/30 * * * *" pauses for the hour that is repeated.
 //
-// The parser is asked for times of day alone, so its own idea of such days does
-// not matter.
-func CronIn(expr string, loc *time.Location) (Schedule, error) {
-	if loc == nil {
-		return nil, fmt.Errorf("%w: the location is nil", ErrSchedule)
-	}
-	s, err := Cron(expr)
-	if err != nil {
-		return nil, err
-	}
-	return zoned{s, loc}, nil
-}
-
-// zoned has the schedule work on clock readings, written as if they were UTC.
+// The cron parser is asked for times of day alone, written as if they were UTC, so
+// that its own idea of such days does not matter.
 type zoned struct {
-	readings Schedule
+	readings schedule
 	loc      *time.Location
 }
 

@@ -51,7 +51,7 @@ func TestTimesOfDayWhenTheClocksChange(t *testing.T) {
 		{"Pacific/Apia", "0 12 * * *", "2011-12-29T13:00:00-10:00", []string{"2011-12-31T00:00:00+14:00", "2011-12-31T12:00:00+14:00"}}, // a day left out
 		{"UTC", "30 2 * * *", "2026-03-28T12:00:00Z", []string{"2026-03-29T02:30:00Z"}},
 	} {
-		s, err := expiry.CronIn(tc.expr, location(t, tc.zone))
+		s, err := expiry.ParseSchedule("CRON_TZ=" + tc.zone + " " + tc.expr)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -72,7 +72,7 @@ func TestDailyComesOnceADay(t *testing.T) {
 	for _, zone := range []string{"Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Beirut", "America/Havana", "Africa/Casablanca"} {
 		loc := location(t, zone)
 		for _, expr := range []string{"0 0 * * *", "15 0 * * *", "15 1 * * *", "0 2 * * *", "15 2 * * *", "30 2 * * *", "59 23 * * *"} {
-			s, err := expiry.CronIn(expr, loc)
+			s, err := expiry.ParseSchedule("CRON_TZ=" + zone + " " + expr)
 			if err != nil {
 				t.Fatal(err)
 			}

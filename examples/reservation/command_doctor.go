@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 )
 
 const doctorTimeout = 30 * time.Second
@@ -62,7 +62,7 @@ func runDoctor(ctx context.Context, c *commandContext, args []string) (int, erro
 func (p *parts) examinations() []examination {
 	return []examination{
 		{"Postgres", p.servers.workers.Ping, []check{
-			p.transactor.Check, p.messages.Check, p.once.Check, listed(p.holds.Check),
+			p.transactor.Check, p.messages.Check, p.once.Check, p.sweeper.Check,
 		}},
 		{"Redis", p.servers.pingRedis, []check{p.gate.Check, p.limiter.Check}},
 		{"RabbitMQ", p.servers.pingRabbitMQ, []check{listed(p.publisher.Check), p.consumer.Check}},
@@ -70,7 +70,7 @@ func (p *parts) examinations() []examination {
 }
 
 // listed makes a check of one that returns a list.
-func listed(look func(context.Context) ([]expiry.Finding, error)) check {
+func listed(look func(context.Context) ([]outboxamqp.Finding, error)) check {
 	return func(ctx context.Context) error {
 		found, err := look(ctx)
 		errs := []error{err}

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/expirytest"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
 // The back ends.
@@ -42,7 +44,7 @@ type config struct {
 	opsAddr     string
 	role        string
 	hold        time.Duration
-	schedule    expiry.Schedule
+	sweep       string // when the sweeper sweeps, due or not
 	userLimit   int
 	globalLimit int
 
@@ -56,14 +58,13 @@ type config struct {
 // the usage was asked for and is written to usage.
 func parseConfig(args []string, getenv func(string) string, usage io.Writer) (config, error) {
 	var c config
-	var sweep string
 	flags := newFlagSet("reservation")
 	flags.StringVar(&c.backend, "backend", "", "memory, services or containers (default memory; services for a subcommand)")
 	flags.StringVar(&c.addr, "addr", "127.0.0.1:8080", "`address` to listen on; roles other than all and api listen only where it is given")
 	flags.StringVar(&c.opsAddr, "ops-addr", "", "`address` of /healthz, /readyz and /metrics, which -addr then does not serve (default -addr)")
 	flags.StringVar(&c.role, "role", roleAll, "all, api, relay, consumer or sweeper")
 	flags.DurationVar(&c.hold, "hold", 15*time.Minute, "how long a reservation is held")
-	flags.StringVar(&sweep, "sweep", expiry.DefaultSchedule, "`schedule` of the sweeper: cron in UTC, or @every 1s")
+	flags.StringVar(&c.sweep, "sweep", "*/30 * * * *", "`schedule` of the sweeper: cron in UTC, or @every 1s")
 	flags.IntVar(&c.userLimit, "user-limit", 10, "POSTs per user and minute")
 	flags.IntVar(&c.globalLimit, "global-limit", 1000, "POSTs per minute, 0 for no limit")
 	if err := flags.Parse(args); err != nil {
@@ -85,9 +86,7 @@ func parseConfig(args []string, getenv func(string) string, usage io.Writer) (co
 	c.databaseURL = orDefault(getenv("DATABASE_URL"), "postgres://postgres:postgres@127.0.0.1:5432/postgres?sslmode=disable")
 	c.redisURL = orDefault(getenv("REDIS_URL"), "redis://127.0.0.1:6379/0")
 	c.amqpURL = orDefault(getenv("AMQP_URL"), "amqp://guest:guest@127.0.0.1:5672/")
-	var err error
-	c.schedule, err = expiry.ParseSchedule(sweep)
-	return c, errors.Join(err, c.validate())
+	return c, c.validate()
 }
 
 func (c config) validate() error {
@@ -116,6 +115,9 @@ func (c config) validate() error {
 	}
 	if c.backend == backendMemory && len(c.command) > 0 {
 		report("-backend=memory lives in one process: a command such as %q finds nothing there", c.command[0])
+	}
+	if err := checkSchedule(c.sweep); err != nil {
+		report("-sweep: %w", err)
 	}
 	if c.hold < time.Second || c.hold > 366*24*time.Hour {
 		report("-hold is %v, must be from 1s to 366 days", c.hold)
@@ -146,6 +148,15 @@ func checkAddr(addr string) error {
 	_, port, err := net.SplitHostPort(addr)
 	if err == nil {
 		_, err = net.LookupPort("tcp", port)
+	}
+	return err
+}
+
+// checkSchedule finds a schedule that no sweeper takes, with one that has no rows.
+func checkSchedule(schedule string) error {
+	store, err := expirytest.New(txretrytest.New(txretrytest.Config{}), expirytest.Config{})
+	if err == nil {
+		_, err = expiry.NewSweeper(store, expiry.SweeperConfig{Schedule: schedule})
 	}
 	return err
 }

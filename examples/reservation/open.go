@@ -36,7 +36,7 @@ func open(ctx context.Context, cfg config, m *metrics, log *slog.Logger) (*backe
 }
 
 func openMemory(cfg config, m *metrics, log *slog.Logger) (*backend, error) {
-	parts, err := memory.Open(memory.Config{Schedule: cfg.schedule, Logger: log, MeterProvider: m.provider})
+	parts, err := memory.Open(memory.Config{Schedule: cfg.sweep, Logger: log, MeterProvider: m.provider})
 	if err != nil {
 		return nil, err
 	}

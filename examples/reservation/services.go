@@ -46,9 +46,6 @@ type parts struct {
 	consumer  *inboxamqp.Consumer
 	holds     *expirypgx.Store
 	sweeper   *expiry.Sweeper
-
-	holdNotifier *expirypgx.Notifier
-	holdListener *expirypgx.Listener
 }
 
 // newParts puts the parts together. Nothing is asked of a server yet.
@@ -63,11 +60,10 @@ func newParts(cfg config, s *servers, m *metrics, log *slog.Logger) (*parts, err
 		return nil, err
 	}
 	return p, errors.Join(
-		p.addShop(cfg, m, log),
-		p.addRelay(m, log),
-		p.addWakeups(log),
-		p.addConsumer(workers, m, log),
 		p.addSweeper(cfg, workers, m, log),
+		p.addShop(m, log),
+		p.addRelay(m, log),
+		p.addConsumer(workers, m, log),
 	)
 }
 
@@ -78,7 +74,7 @@ func newTransactor(pool *pgxpool.Pool, m *metrics, log *slog.Logger) (*txretry.M
 }
 
 // addShop adds what serves requests.
-func (p *parts) addShop(cfg config, m *metrics, log *slog.Logger) error {
+func (p *parts) addShop(m *metrics, log *slog.Logger) error {
 	s := p.servers
 	var err error
 	if p.transactor, err = newTransactor(s.shop, m, log); err != nil {
@@ -98,7 +94,7 @@ func (p *parts) addShop(cfg config, m *metrics, log *slog.Logger) error {
 	if p.once, err = idempotencypgx.New(p.transactor, idempotencypgx.Config{Gate: p.gate, Logger: log}); err != nil {
 		return err
 	}
-	p.shop = postgres.NewShop(s.shop, p.once, p.messages, p.held(cfg.role))
+	p.shop = postgres.NewShop(s.shop, p.once, p.messages, p.holds)
 	return nil
 }
 
@@ -111,25 +107,6 @@ func (p *parts) addRelay(m *metrics, log *slog.Logger) (err error) {
 	}
 	p.relay, err = outbox.NewRelay(p.messages, outbox.Transports{"": p.publisher},
 		outbox.RelayConfig{Logger: log, MeterProvider: m.provider})
-	return err
-}
-
-// held is what follows the commit of a hold: the sweeper of this process looks in time, or those of other processes are
-// told.
-func (p *parts) held(role string) func(deadline time.Time) {
-	if role == roleAll {
-		return func(deadline time.Time) { p.sweeper.Wake(deadline) }
-	}
-	return func(deadline time.Time) { p.holdNotifier.Notify(deadline) }
-}
-
-func (p *parts) addWakeups(log *slog.Logger) (err error) {
-	p.holdNotifier, err = expirypgx.NewNotifier(p.servers.workers, expirypgx.NotifierConfig{Table: holdTable, Logger: log})
-	if err != nil {
-		return err
-	}
-	p.holdListener, err = expirypgx.NewListener(p.servers.workers, func(deadline time.Time) { p.sweeper.Wake(deadline) },
-		expirypgx.ListenerConfig{Table: holdTable, Logger: log})
 	return err
 }
 
@@ -151,8 +128,8 @@ func (p *parts) addConsumer(transactor txretry.Transactor, m *metrics, log *slog
 }
 
 func (p *parts) addSweeper(cfg config, transactor txretry.Transactor, m *metrics, log *slog.Logger) (err error) {
-	p.holds, err = expirypgx.NewStore(transactor, p.servers.workers, expirypgx.Config{
-		Table: holdTable,
+	p.holds, err = expirypgx.New(transactor, holdTable, expirypgx.Config{
+		Logger: log,
 		Emit: func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
 			return postgres.Swept(ctx, tx, p.messages, rows)
 		},
@@ -161,7 +138,7 @@ func (p *parts) addSweeper(cfg config, transactor txretry.Transactor, m *metrics
 		return err
 	}
 	p.sweeper, err = expiry.NewSweeper(p.holds, expiry.SweeperConfig{
-		Schedule: cfg.schedule, Logger: log, MeterProvider: m.provider,
+		Schedule: cfg.sweep, Logger: log, MeterProvider: m.provider,
 	})
 	return err
 }
@@ -217,20 +194,18 @@ func openServices(ctx context.Context, cfg config, m *metrics, log *slog.Logger)
 }
 
 func (p *parts) services(role string) []service {
-	// Without them short holds wait for the next look: nobody is less ready for that.
-	ready := func(context.Context) error { return nil }
 	sweeper := service{roleSweeper, p.sweeper.Run, p.sweeper.Ready}
 	relay := relayService(p.relay, p.publisher)
 	consumer := service{roleConsumer, p.consumer.Run, p.consumer.Ready}
 	switch role {
 	case roleAPI:
-		return []service{{"hold notifier", p.holdNotifier.Run, ready}}
+		return nil
 	case roleRelay:
 		return []service{relay}
 	case roleConsumer:
 		return []service{consumer}
 	case roleSweeper:
-		return []service{sweeper, {"hold listener", p.holdListener.Run, ready}}
+		return []service{sweeper}
 	default:
 		return []service{sweeper, relay, consumer}
 	}

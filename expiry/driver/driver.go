@@ -1,7 +1,5 @@
-// Package driver is for those who implement a store of [expiry.Sweeper]. Users of
-// expiry need nothing of it. The suite in expirytest/conformance tests a store.
-//
-// [expiry.Sweeper]: https://pkg.go.dev/github.com/holdfast-go/holdfast/expiry#Sweeper
+// Package driver is for those who implement a store for expiry.Sweeper. Users of
+// expiry do not need it. The suite in expirytest/conformance tests a store.
 package driver
 
 import (
@@ -9,24 +7,17 @@ import (
 	"time"
 )
 
-// Store holds the rows that expire. expirypgx.Store keeps them in a Postgres
-// table, expirytest.Store in memory; the suite in expirytest/conformance says
-// what every Store promises. Methods are called by many goroutines.
-//
-// If a Store also has the method
-//
-//	Check(ctx context.Context) ([]Finding, error)
-//
-// the Sweeper calls it before its first sweep, and works only when there is
-// nothing to mend.
+// Store holds the rows that expire. expirypgx.Store keeps them in a Postgres table,
+// expirytest.Store in memory. Methods are called by many goroutines. A Store may
+// also implement [Fit] and [Background].
 type Store interface {
 	// SweepBatch expires up to req.Limit rows that are active and past their
 	// deadline by the store's own clock, longest overdue first, in one
-	// transaction: it locks rows that nobody else holds, changes their state if
+	// transaction. It locks rows that nobody else holds, changes their state if
 	// they are still active and still due, and emits what follows from it.
 	//
 	// On an error nothing has changed, unless the outcome of the commit is
-	// unknown; a repeated call expires no row twice. An error that one of the
+	// unknown. A repeated call expires no row twice. An error that one of the
 	// rows may have caused, also by taking longer than ctx allows, is a
 	// *BatchError.
 	SweepBatch(ctx context.Context, req Request) (Batch, error)
@@ -36,17 +27,34 @@ type Store interface {
 	Look(ctx context.Context, skip []string) (Outlook, error)
 }
 
+// Fit is an optional interface of a Store.
+type Fit interface {
+	// Fit returns what must be mended before rows can be swept. Each finding has a
+	// method Mend() string, and several are joined. Any other error says that the
+	// store could not look. The Sweeper calls Fit before its first sweep and goes on
+	// only after it has returned nil.
+	Fit(ctx context.Context) error
+}
+
+// Background is an optional interface of a Store.
+type Background interface {
+	// Background calls wake whenever a row was made or changed that falls due at that
+	// time, or at an unknown one if at is zero. It blocks until ctx ends. Every call
+	// of Sweeper.Run calls it once and waits for its end. wake never blocks.
+	Background(ctx context.Context, wake func(at time.Time))
+}
+
 // Request asks a Store for one batch.
 type Request struct {
 	// Limit is the largest number of rows to expire, at least 1.
 	Limit int
 	// After is where to start: only rows behind it are taken. The zero Cursor
-	// starts at the longest overdue.
+	// starts at the longest overdue row.
 	After Cursor
 	// Skip holds the ids of rows that must not be touched.
 	Skip []string
-	// Only, unless empty, holds the ids of the only rows that may be taken, wherever
-	// After is. Those in Skip are left alone all the same.
+	// Only holds the ids of the only rows that may be taken, wherever After is. Rows
+	// in Skip are left alone all the same. Optional.
 	Only []string
 }
 
@@ -59,11 +67,11 @@ type Cursor struct {
 
 // Batch is what one committed batch did.
 type Batch struct {
-	// Claimed counts the rows that were found due. Fewer than asked for means
-	// that nothing else behind After is due that nobody else is working on.
+	// Claimed counts the rows that were found due. A short batch, with fewer than
+	// Limit, means that every later due row is taken or locked.
 	Claimed int
-	// Expired counts those whose state was changed. The others were raced for:
-	// another transaction settled or locked them first.
+	// Expired counts those whose state was changed. Another transaction settled or
+	// locked the others first.
 	Expired int
 	// Last is the place of the last row claimed.
 	Last Cursor
@@ -75,18 +83,18 @@ type Batch struct {
 type Outlook struct {
 	// Now is the store's clock.
 	Now time.Time
-	// Pending tells whether there is an active row outside skip.
+	// Pending reports whether there is an active row outside skip.
 	Pending bool
-	// Due is how long from Now the earliest of those falls due; zero or less if
-	// it is due already.
+	// Due is how long from Now the earliest of those falls due. It is zero or less
+	// if that row is due already.
 	Due time.Duration
-	// Overdue counts the active rows past their deadline, those in skip too. It
+	// Overdue counts the active rows past their deadline, those in skip included. It
 	// stops at MaxOverdue.
 	Overdue int
 	// Lag is how long the longest overdue of them has been due.
 	Lag time.Duration
-	// Undated counts the active rows whose deadline is NULL, and which therefore
-	// never expire. It stops at MaxOverdue.
+	// Undated counts the active rows whose deadline is NULL. They never expire. It
+	// stops at MaxOverdue.
 	Undated int
 }
 

@@ -7,14 +7,14 @@ import "fmt"
 // batch until the row is found.
 type BatchError struct {
 	// Rows are the ids of the rows that may be at fault: those that were claimed,
-	// or one of them if it is known to be that.
+	// or one of them if it is known to be that one.
 	Rows []string
 	// Last is the place of the last row that was claimed.
 	Last Cursor
-	// Doubtful says that it was nothing a row usually causes, such as a lost
-	// connection, a full disk, a conflict or an error of the schema. A row that fails
-	// so is passed by, but is not accused and stays out of quarantine even if it is
-	// alone, and a second such batch ends the sweep.
+	// Doubtful says that rows rarely cause such a failure: a lost connection, a full
+	// disk, a conflict or an error of the schema. A row that fails so is passed by. It
+	// stays out of quarantine even if it is alone, and a second such batch ends the
+	// sweep.
 	Doubtful bool
 	// Err is what went wrong.
 	Err error

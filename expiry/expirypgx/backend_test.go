@@ -1,7 +1,9 @@
 package expirypgx_test
 
 import (
+	"cmp"
 	"context"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -30,6 +32,7 @@ CREATE TABLE events (hold_id text NOT NULL, event_id uuid PRIMARY KEY, at timest
 type backend struct {
 	pool      *pgxpool.Pool
 	isolation pgx.TxIsoLevel
+	table     string // empty: holds
 }
 
 func newBackend(t *testing.T) *backend {
@@ -59,10 +62,8 @@ func (b *backend) store(t *testing.T, cfg expirypgx.Config) *expirypgx.Store {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if cfg.Table == "" {
-		cfg.Table = "holds"
-	}
-	s, err := expirypgx.NewStore(manager, b.pool, cfg)
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	s, err := expirypgx.New(manager, cmp.Or(b.table, "holds"), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,58 +14,70 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/holdfast-go/holdfast/expiry"
 	"github.com/holdfast-go/holdfast/expiry/driver"
+	"github.com/holdfast-go/holdfast/internal/check"
 	"github.com/holdfast-go/holdfast/internal/pgcall"
+	"github.com/holdfast-go/holdfast/internal/pgnotify"
 )
 
-// Check reports what is missing or wrong about the table: the table itself, its
-// columns, the deadline's type, a status the column cannot hold, active rows
-// without a deadline, the index, and a Config.Claim that the server refuses or
-// whose parameters are others. Empty means that all is well. The error says that
-// it could not look, which takes 5 s at most. Nothing is changed, and Config.Claim
-// is not run.
-func (s *Store) Check(ctx context.Context) (found []expiry.Finding, err error) {
-	err = pgcall.Within(ctx, s.pool, checkTimeout, func(ctx context.Context, conn *pgxpool.Conn) (err error) {
-		found, err = s.check(ctx, conn.Conn())
+// Check returns what is missing or wrong, or nil: everything that Fit looks at, and
+// whether notifications arrive on a connection of the pool, unless PollOnly is set.
+// Findings are joined; each has a method Mend() string that says how to put it right.
+// Any other error in it says that Check could not look. Nothing is changed.
+func (s *Store) Check(ctx context.Context) error {
+	err := s.Fit(ctx)
+	if err != nil || s.cfg.PollOnly {
+		return err
+	}
+	switch err := s.listener.Probe(ctx); {
+	case err == nil:
+		return nil
+	case errors.Is(err, pgnotify.ErrSwallowed):
+		return finding("notifications do not arrive, so that sweepers find rows of other processes only when they look",
+			"give the manager a pool that reaches Postgres itself or a pooler in session mode, or set Config.PollOnly")
+	default:
+		return fmt.Errorf("expirypgx: check: %w", err)
+	}
+}
+
+// Fit implements expiry/driver.Fit. It finds what keeps a sweeper from working: the
+// table itself, its columns, the deadline's type, a status the column cannot hold,
+// active rows without a deadline, and the index. It takes 5 s at most.
+func (s *Store) Fit(ctx context.Context) error {
+	var findings error
+	err := pgcall.Within(ctx, s.pool, checkTimeout, func(ctx context.Context, conn *pgxpool.Conn) (err error) {
+		findings, err = s.fit(ctx, conn.Conn())
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("expirypgx: check: %w", err)
+		return fmt.Errorf("expirypgx: check: %w", err)
 	}
-	return found, nil
+	return findings
 }
 
 const checkTimeout = 5 * time.Second
 
-func (s *Store) check(ctx context.Context, conn *pgx.Conn) ([]expiry.Finding, error) {
+func (s *Store) fit(ctx context.Context, conn *pgx.Conn) (findings, err error) {
 	types, err := s.columnTypes(ctx, conn)
 	if err != nil {
 		return nil, err
 	}
 	if types == nil {
-		return []expiry.Finding{finding("table "+s.table()+" does not exist", "create it, or correct Config.Schema and Config.Table")}, nil
+		return finding("table "+s.table()+" does not exist", "create it, or correct its name or Config.Schema"), nil
 	}
-	if missing := s.checkColumns(types); len(missing) > 0 {
+	if missing := s.checkColumns(types); missing != nil {
 		return missing, nil
 	}
-	rows, err := s.checkRows(ctx, conn)
-	if err != nil {
-		return nil, err
-	}
-	claim, err := s.checkClaim(ctx, conn)
-	return slices.Concat(rows, claim), err
+	return s.checkRows(ctx, conn)
 }
 
-func finding(problem, mend string) expiry.Finding {
-	return expiry.Finding{Component: "expirypgx", Problem: problem, Mend: mend}
-}
+func finding(problem, mend string) error { return check.New("expirypgx", problem, mend) }
 
 func (s *Store) table() string {
 	if s.cfg.Schema == "" {
-		return s.cfg.Table
+		return s.name
 	}
-	return s.cfg.Schema + "." + s.cfg.Table
+	return s.cfg.Schema + "." + s.name
 }
 
 const columnTypesSQL = `
@@ -75,9 +87,9 @@ WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped`
 
 // columnTypes returns the type of every column, of a domain the one below, or nil if there is no table.
 func (s *Store) columnTypes(ctx context.Context, conn *pgx.Conn) (map[string]string, error) {
-	name := pgx.Identifier{s.cfg.Table}
+	name := pgx.Identifier{s.name}
 	if s.cfg.Schema != "" {
-		name = pgx.Identifier{s.cfg.Schema, s.cfg.Table}
+		name = pgx.Identifier{s.cfg.Schema, s.name}
 	}
 	rows, err := conn.Query(ctx, columnTypesSQL, name.Sanitize())
 	if err != nil {
@@ -95,22 +107,23 @@ func (s *Store) columnTypes(ctx context.Context, conn *pgx.Conn) (map[string]str
 	return types, err
 }
 
-func (s *Store) checkColumns(types map[string]string) []expiry.Finding {
-	var found []expiry.Finding
+func (s *Store) checkColumns(types map[string]string) error {
+	found := check.Findings{Component: "expirypgx"}
 	for _, name := range slices.Concat([]string{s.cfg.ID, s.cfg.Deadline, s.cfg.Status}, s.cfg.Columns) {
 		if _, ok := types[name]; !ok {
-			found = append(found, finding(fmt.Sprintf("table %s has no column %q", s.table(), name), "add it, or correct Config"))
+			found.Add("add it, or correct Config", "table %s has no column %q", s.table(), name)
 		}
 	}
 	if typ, ok := types[s.cfg.Deadline]; ok && typ != "timestamp with time zone" {
-		found = append(found, finding(fmt.Sprintf("column %q of %s is %s, not timestamptz", s.cfg.Deadline, s.table(), typ), s.sql.alter))
+		found.Add(s.sql.alter, "column %q of %s is %s, not timestamptz", s.cfg.Deadline, s.table(), typ)
 	}
-	return found
+	return found.Err()
 }
 
 // checkRows asks the planner whether the claim is served by an index, and looks
 // for active rows that can never expire.
-func (s *Store) checkRows(ctx context.Context, conn *pgx.Conn) (found []expiry.Finding, err error) {
+func (s *Store) checkRows(ctx context.Context, conn *pgx.Conn) (findings, err error) {
+	found := check.Findings{Component: "expirypgx"}
 	var statusErr error
 	err = pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		if _, statusErr = tx.Exec(ctx, s.sql.fits); statusErr != nil {
@@ -121,35 +134,37 @@ func (s *Store) checkRows(ctx context.Context, conn *pgx.Conn) (found []expiry.F
 			return err
 		}
 		if !served {
-			found = append(found, finding("no index serves the search for due rows in "+s.table(), s.sql.index))
+			found.Add(s.sql.index, "no index serves the search for due rows in %s", s.table())
 		}
-		undated, err := s.undated(ctx, tx)
-		found = append(found, undated...)
-		return err
+		return s.undated(ctx, tx, &found)
 	})
 	var pg *pgconn.PgError
 	if errors.As(statusErr, &pg) && (strings.HasPrefix(pg.Code, "22") || pg.Code == "42883") {
-		return []expiry.Finding{finding(fmt.Sprintf("column %q of %s cannot hold both %q and %q: %s", s.cfg.Status, s.table(), s.cfg.Active, s.cfg.Expired, pg.Message),
-			"correct Config.Status, Config.Active and Config.Expired")}, nil
+		found.Add("correct Config.Status, Config.Active and Config.Expired",
+			"column %q of %s cannot hold both %q and %q: %s", s.cfg.Status, s.table(), s.cfg.Active, s.cfg.Expired, pg.Message)
+		return found.Err(), nil
 	}
-	return found, err
+	if err != nil {
+		return nil, err
+	}
+	return found.Err(), nil
 }
 
 // undated looks for active rows that can never expire.
-func (s *Store) undated(ctx context.Context, tx pgx.Tx) ([]expiry.Finding, error) {
+func (s *Store) undated(ctx context.Context, tx pgx.Tx, found *check.Findings) error {
 	var rows int
 	var example string
 	if err := tx.QueryRow(ctx, s.sql.nulls).Scan(&rows, &example); err != nil || rows == 0 {
-		return nil, err
+		return err
 	}
 	several := strconv.Itoa(rows)
 	if rows == driver.MaxOverdue {
 		several += " or more"
 	}
-	return []expiry.Finding{finding(
-		fmt.Sprintf("%s active rows of %s have no deadline and never expire, such as the one with the id %q", several, s.table(), example),
+	found.Add(
 		fmt.Sprintf("give them one, or if they are never to expire: %s; or leave them out by Config.Where: %q IS NOT NULL", s.sql.notNull, s.cfg.Deadline),
-	)}, nil
+		"%s active rows of %s have no deadline and never expire, such as the one with the id %q", several, s.table(), example)
+	return nil
 }
 
 // served reports whether an index serves the claim, be it one of all active rows

@@ -1,13 +1,39 @@
 package expirypgx_test
 
 import (
+	"errors"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/holdfast-go/holdfast/expiry/expirypgx"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 )
+
+// finding is what an operator should mend.
+type finding interface {
+	error
+	Mend() string
+}
+
+// findings are those of what Check returned, which must hold nothing else.
+func findings(t *testing.T, err error) (all []finding) {
+	t.Helper()
+	if err == nil {
+		return nil
+	}
+	errs := []error{err}
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		errs = joined.Unwrap()
+	}
+	for _, err := range errs {
+		f, ok := errors.AsType[finding](err)
+		if !ok {
+			t.Fatalf("Check could not look: %v", err)
+		}
+		all = append(all, f)
+	}
+	return all
+}
 
 func TestCheck(t *testing.T) {
 	t.Parallel()
@@ -33,18 +59,17 @@ func TestCheck(t *testing.T) {
 			t.Parallel()
 			b := &backend{pool: pgtest.New(t)}
 			b.exec(t, tc.sql)
-			found, err := b.store(t, expirypgx.Config{}).Check(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if tc.problem == "" {
-				if len(found) > 0 {
-					t.Errorf("found %v, want nothing", found)
+			store := b.store(t, expirypgx.Config{})
+			for _, err := range []error{store.Check(t.Context()), store.Fit(t.Context())} {
+				if tc.problem == "" {
+					if err != nil {
+						t.Errorf("found %v, want nothing", err)
+					}
+					continue
 				}
-				return
-			}
-			if len(found) != 1 || !strings.Contains(found[0].Problem, tc.problem) || !strings.Contains(found[0].Mend, tc.mend) {
-				t.Errorf("found %v, want %q and %q", found, tc.problem, tc.mend)
+				if found := findings(t, err); len(found) != 1 || !strings.Contains(found[0].Error(), tc.problem) || !strings.Contains(found[0].Mend(), tc.mend) {
+					t.Errorf("found %v, want %q and %q", err, tc.problem, tc.mend)
+				}
 			}
 		})
 	}
@@ -68,8 +93,8 @@ func TestCheckAcceptsHealthyTables(t *testing.T) {
 			b.exec(t, tc.sql)
 			b.exec(t, "INSERT INTO holds (id, expires_at, status, payment_status) VALUES ('x', now() - interval '1 hour', 'held', 'open'), ('y', now() + interval '1 hour', 'held', 'open')")
 			store := b.store(t, expirypgx.Config{Where: tc.where})
-			if found, err := store.Check(t.Context()); err != nil || len(found) > 0 {
-				t.Errorf("found %v, %v, want nothing", found, err)
+			if err := store.Check(t.Context()); err != nil {
+				t.Errorf("found %v, want nothing", err)
 			}
 			if o, err := store.Look(t.Context(), nil); err != nil || !o.Pending {
 				t.Errorf("looked and got %+v, %v", o, err)
@@ -84,51 +109,13 @@ func TestCheckMendsTheIndex(t *testing.T) {
 	b := newBackend(t)
 	b.exec(t, "DROP INDEX holds_expires_at_id_idx")
 	store := b.store(t, expirypgx.Config{})
-	found, err := store.Check(t.Context())
-	if err != nil || len(found) != 1 {
-		t.Fatalf("found %v, %v", found, err)
+	found := findings(t, store.Check(t.Context()))
+	if len(found) != 1 {
+		t.Fatalf("found %v", found)
 	}
-	b.exec(t, found[0].Mend)
-	if found, err = store.Check(t.Context()); err != nil || len(found) > 0 {
-		t.Errorf("found %v, %v after mending", found, err)
-	}
-}
-
-// A query of one's own is tried before the first sweep, but not run.
-func TestCheckTriesTheClaim(t *testing.T) {
-	t.Parallel()
-	const right = "SELECT id FROM holds WHERE status = 'held' AND expires_at <= now() AND id <> ALL($2) ORDER BY seat LIMIT $1"
-	for name, tc := range map[string]struct{ claim, problem string }{
-		"right":          {right, ""},
-		"locks":          {right + " FOR UPDATE SKIP LOCKED -- locks", ""},
-		"not run":        {"SELECT id FROM holds WHERE id <> ALL($2) AND 1 / (SELECT count(*) FROM holds) > 0 LIMIT $1", ""},
-		"syntax":         {"SELEC id FROM holds", "syntax error"},
-		"no such column": {"SELECT id FROM holds WHERE price > 0 AND id <> ALL($2) LIMIT $1", `column "price" does not exist`},
-		"no such table":  {"SELECT id FROM hold WHERE id <> ALL($2) LIMIT $1", `relation "hold" does not exist`},
-		"other type":     {"SELECT expires_at FROM holds WHERE id <> ALL($2) LIMIT $1", "operator does not exist"},
-		"two columns":    {"SELECT id, seat FROM holds WHERE id <> ALL($2) LIMIT $1", "too many columns"},
-		"no ids":         {"SELECT id FROM holds LIMIT $1", "has 1 parameters"},
-		"three":          {"SELECT id FROM holds WHERE id <> ALL($2) AND seat = $3 LIMIT $1", "has 3 parameters"},
-		"swapped":        {"SELECT id FROM holds WHERE id <> ALL($1) LIMIT $2", "takes $1"},
-		"one id":         {"SELECT id FROM holds WHERE id <> $2 LIMIT $1", "takes $2"},
-		"writes":         {"UPDATE holds SET seat = 'A1' WHERE id <> ALL($2) RETURNING id", "syntax error"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			found, err := newBackend(t).store(t, expirypgx.Config{Claim: tc.claim}).Check(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if tc.problem == "" {
-				if len(found) > 0 {
-					t.Errorf("found %v, want nothing", found)
-				}
-				return
-			}
-			if len(found) != 1 || !strings.Contains(found[0].Problem, tc.problem) || !strings.Contains(found[0].Mend, "Config.Claim") {
-				t.Errorf("found %v, want %q", found, tc.problem)
-			}
-		})
+	b.exec(t, found[0].Mend())
+	if err := store.Check(t.Context()); err != nil {
+		t.Errorf("found %v after mending", err)
 	}
 }
 
@@ -139,30 +126,18 @@ func TestCheckMendsMissingDeadlines(t *testing.T) {
 	b := newBackend(t)
 	b.exec(t, "ALTER TABLE holds ALTER expires_at DROP NOT NULL")
 	b.exec(t, "INSERT INTO holds (id, status) VALUES ('null', 'held')")
-	if found, err := b.store(t, expirypgx.Config{Where: "expires_at IS NOT NULL"}).Check(t.Context()); err != nil || len(found) > 0 {
-		t.Errorf("found %v, %v although Where leaves the row out", found, err)
+	if err := b.store(t, expirypgx.Config{Where: "expires_at IS NOT NULL"}).Check(t.Context()); err != nil {
+		t.Errorf("found %v although Where leaves the row out", err)
 	}
 	store := b.store(t, expirypgx.Config{})
-	found, err := store.Check(t.Context())
-	if err != nil || len(found) != 1 {
-		t.Fatalf("found %v, %v", found, err)
+	found := findings(t, store.Check(t.Context()))
+	if len(found) != 1 {
+		t.Fatalf("found %v", found)
 	}
-	_, mend, _ := strings.Cut(found[0].Mend, ": ")
+	_, mend, _ := strings.Cut(found[0].Mend(), ": ")
 	mend, _, _ = strings.Cut(mend, "; or ")
 	b.exec(t, mend)
-	if found, err = store.Check(t.Context()); err != nil || len(found) > 0 {
-		t.Errorf("found %v, %v after %q", found, err, mend)
-	}
-}
-
-func TestListenerOfNoTable(t *testing.T) {
-	t.Parallel()
-	l, err := expirypgx.NewListener(newBackend(t).pool, func(time.Time) {}, expirypgx.ListenerConfig{Table: "not_there"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	found, err := l.Check(t.Context())
-	if err != nil || len(found) != 1 || !strings.Contains(found[0].Problem, "does not exist") || !strings.Contains(found[0].Mend, "create it") {
-		t.Errorf("found %v, %v", found, err)
+	if err := store.Check(t.Context()); err != nil {
+		t.Errorf("found %v after %q", err, mend)
 	}
 }

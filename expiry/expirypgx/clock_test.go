@@ -50,12 +50,11 @@ func TestClockSkew(t *testing.T) {
 			if off := time.Until(o.Now) - ahead; err != nil || off.Abs() > time.Minute {
 				t.Fatalf("the database's clock is not skewed: %v, %v", off, err)
 			}
-			sw := b.sweeper(t, expiry.SweeperConfig{Recheck: time.Hour})
-			listener(t, b.pool, sw.Wake, expirypgx.ListenerConfig{})
-			n := notifier(t, b.pool)
-			hold(t, b.pool, "woken", 2*time.Second, sw.Wake)
-			hold(t, b.pool, "notified", time.Second, n.Notify)
-			hold(t, b.pool, "later", 10*time.Minute, sw.Wake)
+			store, _ := b.sweeper(t, expiry.SweeperConfig{})
+			listening(t, b)
+			hold(t, store, "woken", 2*time.Second)
+			hold(t, elsewhere(t, b), "notified", time.Second)
+			hold(t, store, "later", 10*time.Minute)
 			if late := b.latest(t, 2); late < 0 || late > onTime {
 				t.Errorf("expired %v late by the database's clock", late)
 			}
@@ -100,7 +99,12 @@ func TestIdleSweeperIsQuiet(t *testing.T) {
 	}
 	t.Cleanup(pool.Close)
 	traced := &backend{pool: pool}
-	sw := traced.sweeper(t, expiry.SweeperConfig{})
+	store := traced.store(t, expirypgx.Config{PollOnly: true}) // a connection that listens tests itself
+	sw, err := expiry.NewSweeper(store, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	background(t, sw.Run)
 	eventually(t, func() error {
 		if !sent.looked.Load() {
 			return errors.New("the look that ends the start is not to be seen")
@@ -109,13 +113,13 @@ func TestIdleSweeperIsQuiet(t *testing.T) {
 	})
 	before := sent.n.Load()
 	for range 50 { // that nothing is sent shows in time alone
-		sw.Wake(time.Now().Add(15 * time.Minute))
+		store.Wake(time.Now().Add(15 * time.Minute))
 		time.Sleep(100 * time.Millisecond)
 	}
 	if n := sent.n.Load() - before; n > 0 {
 		t.Errorf("five idle seconds cost %d statements", n)
 	}
-	sw.Wake(time.Time{})
+	store.Wake(time.Time{})
 	eventually(t, func() error {
 		if n := sent.n.Load() - before; n != 1 {
 			return fmt.Errorf("a look is %d statements", n)

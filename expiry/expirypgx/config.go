@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 
@@ -14,61 +15,48 @@ import (
 	"github.com/holdfast-go/holdfast/internal/sqlident"
 )
 
-// Config describes the table. Only Table is required.
+// Config describes the table. The zero value works for a table with the columns id,
+// expires_at and status, whose rows go from held to expired.
 type Config struct {
-	// Schema of the table. Empty means that the search path decides.
+	// Schema of the table. Default: the search path decides.
 	Schema string
-	// Table whose rows expire.
-	Table string
 
 	// ID, Deadline and Status are columns: the primary key (uuid, text or an
-	// integer), a timestamptz and the state. Empty means "id", "expires_at" and
+	// integer), a timestamptz and the state. Default: "id", "expires_at" and
 	// "status".
 	ID, Deadline, Status string
 
 	// Active is the status of rows that can expire, Expired the one they get.
-	// Empty means "held" and "expired". The column may be text or an enum.
+	// The column may be text or an enum. Default: "held" and "expired".
 	Active, Expired string
 
 	// Columns are further columns to read; expiry.Row.Values carries them as text.
+	// Optional.
 	Columns []string
 
-	// Where is a condition in SQL that rows must meet besides, such as
+	// Where is a further condition in SQL that rows must meet, such as
 	// "deleted_at IS NULL". It goes into every statement as it stands, so it must
 	// come from your code, never from outside. It must not fail for any row: one
-	// that does stops all.
+	// that does stops all. Optional.
 	Where string
-
-	// Claim is a query of your own that chooses due rows, for an order or a
-	// share-out that the generated one does not know. $1 is how many at most, $2
-	// the ids to leave alone:
-	//
-	//	SELECT id FROM holds
-	//	WHERE status = 'held' AND expires_at <= now() AND id <> ALL($2)
-	//	ORDER BY price DESC LIMIT $1
-	//
-	// It has one column, the id, and Check has the server read it before the first
-	// sweep. It need not lock: the generated statement does that with the rows it names,
-	// and passes over those that are not due. Where many sweepers or long
-	// transactions compete, end it in FOR UPDATE SKIP LOCKED, or it may name again
-	// and again rows that others hold. It costs one more trip per batch. It
-	// must come from your code, never from outside. Empty means generated.
-	Claim string
 
 	// Emit is called in the transaction of the batch with the rows that were just
 	// expired, longest overdue first: write to the outbox here, in one call for all
 	// of them; Messages makes such a function. An error rolls the batch back;
-	// *expiry.RowError names the row at fault. It may be called again for the same
+	// *expiry.RowError names the row at fault. Emit may be called again for the same
 	// rows, so it must have no effect but through tx. A panic counts as an error.
-	// Nil only changes the state.
+	// Default: only the state changes.
 	Emit func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error
 
-	// Each is Emit for one row after the other. Whose call fails is at fault. At
-	// most one of the two is set.
-	Each func(ctx context.Context, tx pgx.Tx, row expiry.Row) error
-
-	// Isolation of the transactions. Empty means pgx.ReadCommitted.
+	// Isolation of the transactions. Default: pgx.ReadCommitted.
 	Isolation pgx.TxIsoLevel
+
+	// PollOnly has the Store neither send nor listen to notifications, for a pool
+	// behind a pooler in transaction mode. Sweepers then find rows that other
+	// processes made when they look, every expiry.SweeperConfig.PollInterval.
+	PollOnly bool
+
+	Logger *slog.Logger // Default: slog.Default().
 }
 
 func (c Config) withDefaults() Config {
@@ -79,6 +67,9 @@ func (c Config) withDefaults() Config {
 	c.Expired = cmp.Or(c.Expired, "expired")
 	c.Isolation = cmp.Or(c.Isolation, pgx.ReadCommitted)
 	c.Columns = slices.Clone(c.Columns)
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
 	return c
 }
 
@@ -96,7 +87,6 @@ func (c Config) validate() error {
 			column[value] = field
 		}
 	}
-	name("Table", c.Table, false)
 	if c.Schema != "" {
 		name("Schema", c.Schema, false)
 	}
@@ -113,9 +103,6 @@ func (c Config) validate() error {
 	}
 	if expiredErr != nil {
 		errs = append(errs, fmt.Errorf("expirypgx: Config.Expired: %w", expiredErr))
-	}
-	if c.Emit != nil && c.Each != nil {
-		errs = append(errs, errors.New("expirypgx: Config.Emit and Config.Each are both set"))
 	}
 	if c.Active == c.Expired {
 		errs = append(errs, fmt.Errorf("expirypgx: Config.Active and Config.Expired are both %q", c.Active))

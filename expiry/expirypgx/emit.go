@@ -10,7 +10,7 @@ import (
 )
 
 // Messages returns a function for Config.Emit that makes a message of every row
-// and writes them in one call. write is the Write method of an outbox's writer. A
+// and writes them in one call. write is the Write method of an outbox's store. A
 // row whose message cannot be made is the one at fault.
 func Messages[M any](
 	write func(ctx context.Context, tx pgx.Tx, messages ...M) error,
@@ -29,22 +29,6 @@ func Messages[M any](
 		}
 		return write(ctx, tx, messages...)
 	}
-}
-
-// emit calls what Config has for the rows that were expired.
-func (c Config) emit(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
-	if c.Emit != nil {
-		return guarded("Emit", func() error { return c.Emit(ctx, tx, rows) })
-	}
-	for _, row := range rows {
-		if c.Each == nil {
-			break
-		}
-		if err := guarded("Each", func() error { return c.Each(ctx, tx, row) }); err != nil {
-			return &expiry.RowError{ID: row.ID, Err: err}
-		}
-	}
-	return nil
 }
 
 // guarded turns a panic of a callback into an error.

@@ -39,11 +39,13 @@ func TestHangingRow(t *testing.T) {
 	t.Parallel()
 	for name, prepare := range map[string]func(t *testing.T, b *backend) expirypgx.Config{
 		"handler": func(_ *testing.T, b *backend) expirypgx.Config {
-			return expirypgx.Config{Each: func(ctx context.Context, tx pgx.Tx, row expiry.Row) error {
-				if row.ID == "0" {
-					<-ctx.Done()
+			return expirypgx.Config{Emit: func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
+				for _, row := range rows {
+					if row.ID == "0" {
+						<-ctx.Done()
+					}
 				}
-				return b.Announce(ctx, tx, row)
+				return announceAll(b)(ctx, tx, rows)
 			}}
 		},
 		"trigger that sleeps": func(t *testing.T, b *backend) expirypgx.Config {
@@ -67,7 +69,7 @@ func TestHangingRow(t *testing.T) {
 			b.fill(t, due)
 			store := b.store(t, prepare(t, b))
 			cfg := quiet()
-			cfg.BatchSize, cfg.BatchTimeout, cfg.MaxBackoff = batchSize, timeout, 100*time.Millisecond
+			cfg.BatchSize, cfg.BatchTimeout = batchSize, timeout
 			start := time.Now()
 			sw, err := expiry.NewSweeper(store, cfg)
 			if err != nil {
@@ -79,7 +81,7 @@ func TestHangingRow(t *testing.T) {
 				t.Errorf("the rows of other batches took %v", took)
 			}
 			for n := range time.Duration(10) { // they fall due while it is searched for
-				hold(t, b.pool, fmt.Sprint("new ", int(n)), timeout+n*timeout/3, sw.Wake)
+				hold(t, store, fmt.Sprint("new ", int(n)), timeout+n*timeout/3)
 			}
 			eventually(t, func() error { return b.heldAtMost(t, 1) })
 			if took := time.Since(start); took > 30*timeout { // 6 halvings, and their pauses

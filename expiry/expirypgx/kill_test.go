@@ -93,7 +93,7 @@ func sweepAndDie(rawURL string, step int64) error {
 	if err != nil {
 		return err
 	}
-	store, err := expirypgx.NewStore(manager, pool, expirypgx.Config{Table: "holds", Emit: write})
+	store, err := expirypgx.New(manager, "holds", expirypgx.Config{Emit: write})
 	if err != nil {
 		return err
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,6 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/expiry/expirypgx"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/txretry"
 )
 
 // lines is a log that may be read while it is written.
@@ -37,6 +37,17 @@ func (l *lines) String() string {
 	return l.buf.String()
 }
 
+// counted counts the batches that are tried.
+type counted struct {
+	*expirypgx.Store
+	batches *atomic.Int64
+}
+
+func (c counted) SweepBatch(ctx context.Context, req driver.Request) (driver.Batch, error) {
+	c.batches.Add(1)
+	return c.Store.SweepBatch(ctx, req)
+}
+
 // A disk that is full, and a database that is away, accuse no row, are a line of log
 // now and then, and are over for all rows seconds after their end.
 func TestOutages(t *testing.T) {
@@ -54,13 +65,9 @@ func TestOutages(t *testing.T) {
 			t.Parallel()
 			b, far, proxy := cutOff(t)
 			log := &lines{}
-			var batches atomic.Int64
-			sw, err := expiry.NewSweeper(far.Store(t, announceAll(far)), expiry.SweeperConfig{
+			store := counted{far.store(t, expirypgx.Config{Emit: announceAll(far)}), new(atomic.Int64)}
+			sw, err := expiry.NewSweeper(store, expiry.SweeperConfig{
 				BatchSize: 20, Logger: slog.New(slog.NewTextHandler(log, nil)),
-				Hooks: expiry.Hooks{
-					OnPoison: func(_ context.Context, id string, err error) { t.Errorf("row %s is accused: %v", id, err) },
-					OnSweep:  func(context.Context, expiry.Report, error) { batches.Add(1) },
-				},
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -69,8 +76,8 @@ func TestOutages(t *testing.T) {
 			eventually(t, func() error { return sw.Ready(t.Context()) })
 			end := outage(t, b, proxy)
 			b.fill(t, 100)
-			sw.Wake(time.Time{})
-			before, start := batches.Load(), time.Now()
+			store.Wake(time.Time{})
+			before, start := store.batches.Load(), time.Now()
 			eventually(t, func() error {
 				if err := sw.Ready(t.Context()); err == nil {
 					return errors.New("ready during the outage")
@@ -80,7 +87,7 @@ func TestOutages(t *testing.T) {
 			if err := runloop.Sleep(t.Context(), 8*time.Second); err != nil { // for its pauses to grow
 				t.Fatal(err)
 			}
-			if n, most := batches.Load()-before, int64(6+time.Since(start)/time.Second); n > most {
+			if n, most := store.batches.Load()-before, int64(6+time.Since(start)/time.Second); n > most {
 				t.Errorf("%d sweeps in %v of outage", n, time.Since(start))
 			}
 			end()
@@ -93,7 +100,7 @@ func TestOutages(t *testing.T) {
 			}
 			stop()
 			text := log.String()
-			if n := strings.Count(text, "\n"); n == 0 || n > 2+int(time.Since(start)+20*time.Second)/int(10*time.Second) || strings.Contains(text, "at fault") {
+			if n := strings.Count(text, "\n"); n == 0 || n > 2+int(time.Since(start)+20*time.Second)/int(10*time.Second) || strings.Contains(text, "at fault") || strings.Contains(text, "row fails") {
 				t.Errorf("%d lines of log:\n%s", n, text)
 			}
 		})
@@ -116,75 +123,20 @@ func TestMissingTableIsNamed(t *testing.T) {
 		}
 	}
 	log := &lines{}
-	n, err := expirypgx.NewNotifier(b.pool, expirypgx.NotifierConfig{Table: "holds", Logger: slog.New(slog.NewTextHandler(log, nil))})
+	manager, err := txretry.New(b.pool, txretry.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	background(t, n.Run)
-	n.Notify(time.Time{})
+	loud, err := expirypgx.New(manager, "holds", expirypgx.Config{Logger: slog.New(slog.NewTextHandler(log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	loud.Wake(time.Time{})
 	eventually(t, func() error {
 		if !strings.Contains(log.String(), "the table does not exist") {
-			return errors.New("the notifier does not say that the table does not exist: " + log.String())
+			return errors.New("the store does not say that the table does not exist: " + log.String())
 		}
 		return nil
 	})
+	b.exec(t, "CREATE TABLE holds ()") // for the notification to be sent, and its goroutine to end
 }
-
-// Listener and Notifier work where their context cannot be cancelled. Only their
-// goroutine can end them then.
-func TestRunOnBackground(t *testing.T) {
-	t.Parallel()
-	b := newBackend(t)
-	woken := make(chan time.Time, 10)
-	var leave atomic.Bool
-	l, err := expirypgx.NewListener(b.pool, func(at time.Time) {
-		if leave.Load() {
-			runtime.Goexit()
-		}
-		woken <- at
-	}, expirypgx.ListenerConfig{Table: "holds"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	n, err := expirypgx.NewNotifier(b.pool, expirypgx.NotifierConfig{Table: "holds", Logger: slog.New(leaving{slog.DiscardHandler})})
-	if err != nil {
-		t.Fatal(err)
-	}
-	start := func(run func(context.Context) error) (gone chan struct{}) {
-		gone = make(chan struct{})
-		go func() {
-			defer close(gone)
-			t.Errorf("Run has returned %v", run(context.Background()))
-		}()
-		return gone
-	}
-	wait := func(gone chan struct{}) {
-		t.Helper()
-		eventually(t, func() error {
-			select {
-			case <-gone:
-				return nil
-			default:
-				return errors.New("its goroutine goes on")
-			}
-		})
-	}
-	listening, notifying := start(l.Run), start(n.Run)
-	want := time.Now().Add(time.Hour)
-	<-woken // it listens
-	n.Notify(want)
-	if at := <-woken; !at.Equal(want) {
-		t.Errorf("woken for %v, want %v", at, want)
-	}
-	leave.Store(true)
-	n.Notify(want)
-	wait(listening)
-	b.exec(t, "DROP TABLE holds")
-	n.Notify(want)
-	wait(notifying)
-}
-
-// leaving ends the goroutine that logs.
-type leaving struct{ slog.Handler }
-
-func (leaving) Enabled(context.Context, slog.Level) bool { runtime.Goexit(); return false }

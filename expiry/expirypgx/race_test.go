@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/expirypgx"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -121,7 +122,7 @@ func (b *backend) sweepInShifts(ctx context.Context, t *testing.T, write emit) {
 	t.Helper()
 	for ctx.Err() == nil {
 		cfg := quiet()
-		cfg.BatchSize, cfg.MinPause = 50, 10*time.Millisecond
+		cfg.BatchSize = 50
 		sw, err := expiry.NewSweeper(b.Store(t, write), cfg)
 		if err != nil {
 			t.Error(err)
@@ -170,7 +171,7 @@ func TestSweepersOutliveARestart(t *testing.T) {
 		SELECT n::text, 'held', clock_timestamp() + random() * interval '6 s' FROM generate_series(1, $1) n`, holds)
 	for range 2 {
 		cfg := quiet()
-		cfg.BatchSize, cfg.MinPause, cfg.MaxBackoff = 20, 10*time.Millisecond, 100*time.Millisecond
+		cfg.BatchSize = 20
 		sw, err := expiry.NewSweeper(b.Store(t, mustOutbox(t, b.pool)), cfg)
 		if err != nil {
 			t.Fatal(err)
@@ -211,8 +212,8 @@ func TestSweeperOutlivesALostDatabase(t *testing.T) {
 	direct.exec(t, schema)
 	b := &backend{pool: pgtest.Pool(t, proxy.URL(), 4)}
 	cfg := quiet()
-	cfg.MaxBackoff = 200 * time.Millisecond
-	sw, err := expiry.NewSweeper(b.Store(t, announceAll(b)), cfg)
+	store := b.store(t, expirypgx.Config{Emit: announceAll(b)})
+	sw, err := expiry.NewSweeper(store, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -224,7 +225,7 @@ func TestSweeperOutlivesALostDatabase(t *testing.T) {
 	for round := range 3 {
 		id := fmt.Sprint("hold-", round)
 		proxy.Cut()
-		sw.Wake(time.Time{})
+		store.Wake(time.Time{})
 		eventually(t, func() error {
 			if sw.Ready(ctx) == nil {
 				return errors.New("ready without a database")

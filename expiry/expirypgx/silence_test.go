@@ -1,9 +1,9 @@
 package expirypgx_test
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -61,14 +61,16 @@ func TestSilentAtEachPoint(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, delivered %v", name, deliver), func(t *testing.T) {
 				t.Parallel()
 				b, far, proxy := cutOff(t)
-				sw := far.sweeper(t, expiry.SweeperConfig{Recheck: time.Hour, Hooks: expiry.Hooks{
-					OnPoison: func(_ context.Context, id string, err error) { t.Errorf("row %s is accused: %v", id, err) },
-				}})
+				log := &lines{}
+				store, sw := far.sweeper(t, expiry.SweeperConfig{Logger: slog.New(slog.NewTextHandler(log, nil))})
 				proxy.SilenceOn(testenv.Silence{On: on, Deliver: deliver})
 				b.Put(t, "row", "held", 0)
 				start := time.Now()
-				sw.Wake(time.Time{})
+				store.Wake(time.Time{})
 				b.back(t, "row", start)
+				if strings.Contains(log.String(), "row fails") {
+					t.Errorf("the row is accused:\n%s", log)
+				}
 				if proxy.Silenced() == 0 {
 					t.Error("no connection fell silent")
 				}
@@ -83,19 +85,15 @@ func TestSilentAtEachPoint(t *testing.T) {
 func TestAllConnectionsSilent(t *testing.T) {
 	t.Parallel()
 	b, far, proxy := cutOff(t)
-	sw := far.sweeper(t, expiry.SweeperConfig{Recheck: time.Hour})
-	l := listener(t, far.pool, sw.Wake, expirypgx.ListenerConfig{})
-	elsewhere := notifier(t, b.pool)
+	far.sweeper(t, expiry.SweeperConfig{})
+	listening(t, b)
+	other := elsewhere(t, b)
 	proxy.SilenceConnections()
 	start := time.Now()
-	hold(t, b.pool, "during", time.Second, elsewhere.Notify)
+	hold(t, other, "during", time.Second)
 	b.back(t, "during", start)
-	testenv.Eventually(t, time.Minute, func() error { return l.Ready(t.Context()) })
-	if took := time.Since(start); took > soonBack+busy {
-		t.Errorf("the listener took %v", took)
-	}
 	start = time.Now()
-	hold(t, b.pool, "afterwards", time.Second, elsewhere.Notify)
+	hold(t, other, "afterwards", time.Second)
 	b.back(t, "afterwards", start)
 }
 
@@ -106,22 +104,17 @@ func TestEndWhileTheServerIsSilent(t *testing.T) {
 		t.Run(on, func(t *testing.T) {
 			t.Parallel()
 			b, far, proxy := cutOff(t)
-			sw, err := expiry.NewSweeper(far.Store(t, announceAll(far)), expiry.SweeperConfig{Logger: slog.New(slog.DiscardHandler)})
+			store := far.store(t, expirypgx.Config{Emit: announceAll(far)})
+			sw, err := expiry.NewSweeper(store, expiry.SweeperConfig{Logger: slog.New(slog.DiscardHandler)})
 			if err != nil {
 				t.Fatal(err)
 			}
 			stop := background(t, sw.Run)
 			eventually(t, func() error { return sw.Ready(t.Context()) })
-			stopListener := background(t, func(ctx context.Context) error {
-				l, err := expirypgx.NewListener(far.pool, sw.Wake, expirypgx.ListenerConfig{Table: "holds", Logger: slog.New(slog.DiscardHandler)})
-				if err != nil {
-					return err
-				}
-				return l.Run(ctx)
-			})
+			listening(t, b)
 			proxy.SilenceOn(testenv.Silence{On: on, Connections: 100})
 			b.Put(t, "row", "held", 0)
-			sw.Wake(time.Time{})
+			store.Wake(time.Time{})
 			eventually(t, func() error {
 				if proxy.Silenced() == 0 {
 					return fmt.Errorf("no connection is silent yet")
@@ -130,7 +123,6 @@ func TestEndWhileTheServerIsSilent(t *testing.T) {
 			})
 			start := time.Now()
 			stop()
-			stopListener()
 			t.Logf("ended after %v", time.Since(start).Round(10*time.Millisecond))
 			if took := time.Since(start); took > 10*time.Second+busy {
 				t.Errorf("it took %v", took)

@@ -19,13 +19,12 @@ type statements struct {
 	plans      []string // what claim reads, without its locks: all active rows, and those that meet Where
 	fits       string   // fails if the column cannot hold either status
 	nulls      string   // how many active rows can never expire, and one of them
-	tryClaim   string   // Config.Claim where the table's ids go
 	index      string   // the index that serves them all
 	alter      string   // the deadline's type, mended
 	notNull    string   // active rows without a deadline, mended
 }
 
-func newStatements(c Config) (statements, error) {
+func newStatements(name string, c Config) (statements, error) {
 	var errs []error
 	quote := func(name string) string {
 		quoted, err := sqlident.Quote(name)
@@ -37,7 +36,7 @@ func newStatements(c Config) (statements, error) {
 		errs = append(errs, err)
 		return quoted
 	}
-	table, err := sqlident.Qualify(c.Schema, c.Table)
+	table, err := sqlident.Qualify(c.Schema, name)
 	errs = append(errs, err)
 	id, deadline, status := quote(c.ID), quote(c.Deadline), quote(c.Status)
 	columns := id + "::text, " + deadline + ", now()"
@@ -72,13 +71,12 @@ func newStatements(c Config) (statements, error) {
 		look: "SELECT clock_timestamp(), " + earliest + "), " + earliest + " AND " + id + " <> ALL($1)), " +
 			"(SELECT count(*) FROM (SELECT FROM " + table + " WHERE " + due + " LIMIT " + most + ") overdue), " +
 			"(SELECT count(*) FROM (SELECT " + undated + " LIMIT " + most + ") undated)",
-		plans:    []string{explain(held), explain(active)},
-		fits:     "EXPLAIN " + update + " WHERE false AND " + held,
-		nulls:    "SELECT count(*), coalesce(min(id::text), '') FROM (SELECT " + id + " AS id " + undated + " LIMIT " + most + ") undated",
-		tryClaim: "SELECT FROM " + table + " WHERE " + id + " IN (" + c.Claim + "\n)",
-		index:    "CREATE INDEX CONCURRENTLY ON " + table + " (" + deadline + ", " + id + ") WHERE " + held,
-		alter:    "ALTER TABLE " + table + " ALTER " + deadline + " TYPE timestamptz USING " + deadline + " AT TIME ZONE 'UTC'",
-		notNull:  "UPDATE " + table + " SET " + deadline + " = 'infinity' WHERE " + active + " AND " + deadline + " IS NULL; ALTER TABLE " + table + " ALTER " + deadline + " SET NOT NULL",
+		plans:   []string{explain(held), explain(active)},
+		fits:    "EXPLAIN " + update + " WHERE false AND " + held,
+		nulls:   "SELECT count(*), coalesce(min(id::text), '') FROM (SELECT " + id + " AS id " + undated + " LIMIT " + most + ") undated",
+		index:   "CREATE INDEX CONCURRENTLY ON " + table + " (" + deadline + ", " + id + ") WHERE " + held,
+		alter:   "ALTER TABLE " + table + " ALTER " + deadline + " TYPE timestamptz USING " + deadline + " AT TIME ZONE 'UTC'",
+		notNull: "UPDATE " + table + " SET " + deadline + " = 'infinity' WHERE " + active + " AND " + deadline + " IS NULL; ALTER TABLE " + table + " ALTER " + deadline + " SET NOT NULL",
 	}
 	return s, errors.Join(errs...)
 }

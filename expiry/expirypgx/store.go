@@ -15,42 +15,68 @@ import (
 	"github.com/holdfast-go/holdfast/expiry"
 	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/expiry/internal/blame"
+	"github.com/holdfast-go/holdfast/expiry/internal/wakeups"
 	"github.com/holdfast-go/holdfast/internal/pgcall"
+	"github.com/holdfast-go/holdfast/internal/pgnotify"
+	"github.com/holdfast-go/holdfast/internal/sqlident"
 	"github.com/holdfast-go/holdfast/txretry"
+	txdriver "github.com/holdfast-go/holdfast/txretry/driver"
 )
 
-// Store is an driver.Store on a Postgres table. Make it with NewStore. It is
-// safe for concurrent use.
+// Store is a Postgres table whose rows expire. Make it with New. It is safe for
+// concurrent use.
+//
+// SweepBatch, Look, Fit and Background are for expiry.Sweeper.
 type Store struct {
 	transactor txretry.Transactor
 	pool       *pgxpool.Pool
+	name       string // of the table, without its schema
 	cfg        Config
 	sql        statements
+
+	sweepers  wakeups.List // those of this process
+	sender    *pgnotify.Sender
+	listener  *pgnotify.Listener
+	listening chan struct{} // held by the sweeper that listens
 }
 
-// NewStore returns a Store. Batches run through t, which retries conflicts; pool
-// serves the look for the next due time and Check. Nothing is asked of the
-// server yet.
-func NewStore(t txretry.Transactor, pool *pgxpool.Pool, cfg Config) (*Store, error) {
+// New returns a Store on a table of yours. Batches run in transactions of t, a
+// *txretry.Manager, which retries conflicts; everything else uses t's pool. It asks
+// no server.
+func New(t txretry.Transactor, table string, cfg Config) (*Store, error) {
 	var errs []error
-	if t == nil {
-		errs = append(errs, errors.New("expirypgx: transactor is nil"))
-	}
+	pool := poolOf(t)
 	if pool == nil {
-		errs = append(errs, errors.New("expirypgx: pool is nil"))
+		errs = append(errs, errors.New("expirypgx: the transactor has no pool: give New a *txretry.Manager on one"))
+	}
+	if err := sqlident.Check(table); err != nil {
+		errs = append(errs, fmt.Errorf("expirypgx: table: %w", err))
 	}
 	cfg = cfg.withDefaults()
 	if err := errors.Join(append(errs, cfg.validate())...); err != nil {
 		return nil, err
 	}
-	sql, err := newStatements(cfg)
+	sql, err := newStatements(table, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("expirypgx: %w", err)
 	}
-	return &Store{transactor: t, pool: pool, cfg: cfg, sql: sql}, nil
+	qualified, err := sqlident.Qualify(cfg.Schema, table)
+	if err != nil {
+		return nil, fmt.Errorf("expirypgx: %w", err)
+	}
+	s := &Store{transactor: t, pool: pool, name: table, cfg: cfg, sql: sql}
+	s.connect(qualified)
+	return s, nil
 }
 
-// SweepBatch implements driver.Store.
+func poolOf(t txretry.Transactor) *pgxpool.Pool {
+	if pooler, ok := t.(txdriver.Pooler); ok {
+		return pooler.Pool()
+	}
+	return nil
+}
+
+// SweepBatch implements expiry/driver.Store.
 func (s *Store) SweepBatch(ctx context.Context, req driver.Request) (driver.Batch, error) {
 	if req.Limit < 1 {
 		return driver.Batch{}, fmt.Errorf("expirypgx: Request.Limit is %d, must be positive", req.Limit)
@@ -126,7 +152,7 @@ func (s *Store) attempt(ctx context.Context, tx pgx.Tx, req driver.Request, a *a
 		a.Own = fmt.Errorf("%w: %d rows locked, %d changed", errNotChanged, len(rows), n)
 		return a.Own
 	}
-	if err := s.cfg.emit(ctx, tx, rows); err != nil {
+	if err := s.emit(ctx, tx, rows); err != nil {
 		err = fmt.Errorf("expirypgx: emit: %w", err) // which can be compared, whatever it wraps
 		if !tx.Conn().IsClosed() {
 			a.Own = err
@@ -134,6 +160,13 @@ func (s *Store) attempt(ctx context.Context, tx pgx.Tx, req driver.Request, a *a
 		return err
 	}
 	return nil
+}
+
+func (s *Store) emit(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
+	if s.cfg.Emit == nil {
+		return nil
+	}
+	return guarded("Emit", func() error { return s.cfg.Emit(ctx, tx, rows) })
 }
 
 // errNotChanged is the failure of a batch whose rows are locked, active and due
@@ -144,14 +177,6 @@ var errNotChanged = errors.New("expirypgx: a trigger keeps rows from changing, o
 // claim locks the rows that are due, longest overdue first, and notes in b what
 // it got.
 func (s *Store) claim(ctx context.Context, tx pgx.Tx, req driver.Request, b *driver.Batch) ([]expiry.Row, error) {
-	if s.cfg.Claim != "" && len(req.Only) == 0 {
-		chosen, err := s.choose(ctx, tx, req)
-		if err != nil || len(chosen) == 0 {
-			return nil, err
-		}
-		b.Claimed = len(chosen)
-		req.Only = chosen
-	}
 	result, err := s.due(ctx, tx, req)
 	if err != nil {
 		return nil, err
@@ -170,7 +195,7 @@ func (s *Store) claim(ctx context.Context, tx pgx.Tx, req driver.Request, b *dri
 		return nil, err
 	}
 	if n := len(rows); n > 0 {
-		b.Claimed, b.Expired = max(b.Claimed, n), n
+		b.Claimed, b.Expired = n, n
 		b.Last = driver.Cursor{Deadline: rows[n-1].Deadline, ID: rows[n-1].ID}
 	}
 	return rows, nil
@@ -178,15 +203,6 @@ func (s *Store) claim(ctx context.Context, tx pgx.Tx, req driver.Request, b *dri
 
 // typicalBatch is how many rows a batch is given room for beforehand.
 const typicalBatch = 200
-
-// choose asks Config.Claim.
-func (s *Store) choose(ctx context.Context, tx pgx.Tx, req driver.Request) ([]string, error) {
-	result, err := tx.Query(ctx, "SELECT id::text FROM ("+s.cfg.Claim+"\n) chosen (id)", req.Limit, array(req.Skip))
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(result, pgx.RowTo[string])
-}
 
 // due asks for the rows of a batch.
 func (s *Store) due(ctx context.Context, tx pgx.Tx, req driver.Request) (pgx.Rows, error) {
@@ -242,7 +258,7 @@ func (in *incoming) row(further []string) expiry.Row {
 	return row
 }
 
-// Look implements driver.Store. It is one query, of which each part reads the
+// Look implements expiry/driver.Store. It is one query, of which each part reads the
 // head of the index.
 func (s *Store) Look(ctx context.Context, skip []string) (driver.Outlook, error) {
 	var o driver.Outlook

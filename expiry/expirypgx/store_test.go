@@ -15,6 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/expiry/expirypgx"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
 func quiet() expiry.SweeperConfig {
@@ -45,7 +46,7 @@ func TestRowIDTypesColumnsAndEnum(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool, schema := pgtest.NewSchema(t)
-			b := &backend{pool: pool}
+			b := &backend{pool: pool, table: "Odd"}
 			b.exec(t, `CREATE TYPE state AS ENUM ('on hold', 'it''s over')`)
 			b.exec(t, `CREATE TABLE "Odd" ("Key" `+tc.typ+` PRIMARY KEY, due timestamptz, "State" state NOT NULL, seats text[], buyer int)`)
 			for _, id := range []string{tc.id, tc.bad} {
@@ -53,7 +54,7 @@ func TestRowIDTypesColumnsAndEnum(t *testing.T) {
 			}
 			var got []expiry.Row
 			store := b.store(t, expirypgx.Config{
-				Schema: schema, Table: "Odd", ID: "Key", Deadline: "due", Status: "State", Active: "on hold", Expired: "it's over",
+				Schema: schema, ID: "Key", Deadline: "due", Status: "State", Active: "on hold", Expired: "it's over",
 				Columns: []string{"seats", "buyer"},
 				Emit: func(_ context.Context, _ pgx.Tx, rows []expiry.Row) error {
 					got = append(got, rows...)
@@ -153,18 +154,18 @@ func TestOnlyDueVersionsOfARowChange(t *testing.T) {
 	}
 }
 
-func TestNewStoreReportsEveryViolation(t *testing.T) {
+func TestNewReportsEveryViolation(t *testing.T) {
 	t.Parallel()
-	_, err := expirypgx.NewStore(nil, nil, expirypgx.Config{
-		Schema: "a.b", Table: "holds; DROP TABLE holds", ID: "x", Deadline: "x", Active: "a\\", Expired: strings.Repeat("e", 64),
+	_, err := expirypgx.New(txretrytest.New(txretrytest.Config{}), "holds; DROP TABLE holds", expirypgx.Config{
+		Schema: "a.b", ID: "x", Deadline: "x", Active: "a\\", Expired: strings.Repeat("e", 64),
 		Columns: []string{`"`}, Isolation: "read uncommitted",
 	})
-	for _, want := range []string{"transactor", "pool", "Schema", "Table", "same column", "Active", "Expired", "Columns[0]", "Isolation"} {
+	for _, want := range []string{"pool", "Schema", "table", "same column", "Active", "Expired", "Columns[0]", "Isolation"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v does not name %s", err, want)
 		}
 	}
-	if _, err := expirypgx.NewStore(nil, nil, expirypgx.Config{Table: "t", Active: "x", Expired: "x"}); err == nil || !strings.Contains(err.Error(), "both") {
+	if _, err := expirypgx.New(nil, "t", expirypgx.Config{Active: "x", Expired: "x"}); err == nil || !strings.Contains(err.Error(), "both") {
 		t.Errorf("equal states: %v", err)
 	}
 }
@@ -172,9 +173,9 @@ func TestNewStoreReportsEveryViolation(t *testing.T) {
 func TestHoldOfTwoSecondsExpiresOnTime(t *testing.T) {
 	t.Parallel()
 	b := newBackend(t)
-	sw := b.sweeper(t, expiry.SweeperConfig{Recheck: time.Hour})
+	store, _ := b.sweeper(t, expiry.SweeperConfig{})
 	for n := range 3 {
-		hold(t, b.pool, fmt.Sprint(n), 2*time.Second, sw.Wake)
+		hold(t, store, fmt.Sprint(n), 2*time.Second)
 	}
 	if late := b.latest(t, 3); late < 0 || late > onTime {
 		t.Errorf("expired %v late", late)
@@ -197,7 +198,7 @@ func TestDeadlineLostOnTheWay(t *testing.T) {
 	b.exec(t, `INSERT INTO holds VALUES ('null', NULL, 'held'), ('due', now() - interval '1 hour', 'held')`)
 	for _, id := range []string{"due", "next"} {
 		b.Put(t, id, "held", -time.Hour)
-		sw.Wake(time.Time{})
+		store.Wake(time.Time{})
 		eventually(t, func() error {
 			if got := b.State(t, id); got != "expired" {
 				return fmt.Errorf("row %s is %s", id, got)

@@ -26,7 +26,7 @@ type twins struct {
 	real    *expirypgx.Store
 	fake    *expirytest.Store
 	manager *txretrytest.Manager
-	table   *expirytest.Table
+	table   *expirytest.Store // where the rows of the fake are
 
 	random   *rand.Rand
 	now      time.Time
@@ -63,7 +63,7 @@ CREATE TRIGGER stumble BEFORE UPDATE ON twins FOR EACH ROW WHEN (old.status = 'h
 
 func newTwins(t *testing.T) *twins {
 	t.Helper()
-	tw := &twins{b: newBackend(t), table: expirytest.NewTable()}
+	tw := &twins{b: newBackend(t)}
 	tw.b.exec(t, twinSchema)
 	retry := txretry.Config{BaseDelay: time.Millisecond, MaxAttempts: 2}
 	tw.manager = txretrytest.New(txretrytest.Config{Retry: retry})
@@ -71,10 +71,13 @@ func newTwins(t *testing.T) *twins {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if tw.real, err = expirypgx.NewStore(manager, tw.b.pool, expirypgx.Config{Table: "twins", Emit: tw.emit(1, realSide{})}); err != nil {
+	if tw.real, err = expirypgx.New(manager, "twins", expirypgx.Config{Emit: tw.emit(1, realSide{})}); err != nil {
 		t.Fatal(err)
 	}
-	tw.fake, err = expirytest.NewStore(tw.manager, expirytest.Config{Active: tw.active, Expire: tw.expire, Emit: tw.emit(0, fakeSide{tw})})
+	if tw.table, err = expirytest.New(tw.manager, expirytest.Config{}); err != nil {
+		t.Fatal(err)
+	}
+	tw.fake, err = expirytest.New(tw.manager, expirytest.Config{Active: tw.active, Expire: tw.expire, Emit: tw.emit(0, fakeSide{tw})})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,8 +107,7 @@ const gone = "gone"
 
 func (tw *twins) fakeRows() map[string]string {
 	rows := map[string]string{}
-	for n := range 12 {
-		id := fmt.Sprintf("r%02d", n)
+	for _, id := range allIDs() {
 		if deadline, state, ok := tw.table.Get(id); ok && state != gone {
 			rows[id] = fmt.Sprintf("%s until %s, told %d", state, tellTime(deadline), tw.announce[id])
 		}
@@ -162,16 +164,28 @@ func (tw *twins) putFake(t *testing.T, id string, deadline time.Time, state stri
 	}
 }
 
-// active leaves out what is locked: the fake runs one transaction at a time.
-func (tw *twins) active() []expiry.Row {
-	return slices.DeleteFunc(tw.table.Active(), func(r expiry.Row) bool { return tw.locked[r.ID] })
+func allIDs() (ids []string) {
+	for n := range 12 {
+		ids = append(ids, fmt.Sprintf("r%02d", n))
+	}
+	return ids
 }
 
-func (tw *twins) expire(ctx context.Context, tx pgx.Tx, row expiry.Row) error {
+// active leaves out what is locked: the fake runs one transaction at a time.
+func (tw *twins) active() (rows []expiry.Row) {
+	for _, id := range allIDs() {
+		if deadline, state, _ := tw.table.Get(id); state == "held" && !tw.locked[id] {
+			rows = append(rows, expiry.Row{ID: id, Deadline: deadline})
+		}
+	}
+	return rows
+}
+
+func (tw *twins) expire(_ context.Context, tx pgx.Tx, row expiry.Row) error {
 	if row.ID == tw.stubborn {
 		return txretrytest.Fail(tx, &pgconn.PgError{Code: tw.rowState})
 	}
-	return tw.table.Expire(ctx, tx, row)
+	return tw.table.Put(tx, row.ID, row.Deadline, "expired")
 }
 
 // lock has another transaction hold rows until unlock is called.

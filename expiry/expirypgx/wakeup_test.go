@@ -5,13 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/expiry"
 	"github.com/holdfast-go/holdfast/expiry/expirypgx"
@@ -37,24 +35,27 @@ func background(t *testing.T, fn func(context.Context) error) (stop func()) {
 }
 
 // sweeper runs one on all rows of b until the test ends.
-func (b *backend) sweeper(t *testing.T, cfg expiry.SweeperConfig) *expiry.Sweeper {
+func (b *backend) sweeper(t *testing.T, cfg expiry.SweeperConfig) (*expirypgx.Store, *expiry.Sweeper) {
 	t.Helper()
-	cfg.Logger = slog.New(slog.DiscardHandler)
-	sw, err := expiry.NewSweeper(b.Store(t, announceAll(b)), cfg)
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	store := b.store(t, expirypgx.Config{Emit: announceAll(b), Isolation: b.isolation})
+	sw, err := expiry.NewSweeper(store, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	background(t, sw.Run)
 	eventually(t, func() error { return sw.Ready(t.Context()) })
-	return sw
+	return store, sw
 }
 
-// latest waits until so many rows have expired, and returns by how much the worst
-// was late.
 // onTime is how late a row may expire. A calm machine needs a tenth of it, and a
 // sweeper that was not woken up would be late by more.
 const onTime = 10 * time.Second
 
+// latest waits until so many rows have expired, and returns by how much the worst
+// was late.
 func (b *backend) latest(t *testing.T, n int) (late time.Duration) {
 	t.Helper()
 	eventually(t, func() error {
@@ -71,40 +72,18 @@ func (b *backend) latest(t *testing.T, n int) (late time.Duration) {
 	return late
 }
 
-func listener(t *testing.T, pool *pgxpool.Pool, wake func(time.Time), cfg expirypgx.ListenerConfig) *expirypgx.Listener {
+// hold makes a row in a transaction of its own, of which the store knows.
+func hold(t *testing.T, store *expirypgx.Store, id string, in time.Duration) {
 	t.Helper()
-	cfg.Table, cfg.Logger = "holds", slog.New(slog.DiscardHandler)
-	l, err := expirypgx.NewListener(pool, wake, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	background(t, l.Run)
-	eventually(t, func() error { return l.Ready(t.Context()) })
-	return l
-}
-
-func notifier(t *testing.T, pool *pgxpool.Pool) *expirypgx.Notifier {
-	t.Helper()
-	n, err := expirypgx.NewNotifier(pool, expirypgx.NotifierConfig{Table: "holds", Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	background(t, n.Run)
-	return n
-}
-
-// hold makes a row in a transaction of its own, and calls after with the deadline
-// behind the commit.
-func hold(t *testing.T, pool *pgxpool.Pool, id string, in time.Duration, after func(deadline time.Time)) {
-	t.Helper()
-	manager, err := txretry.New(pool, txretry.Config{})
+	manager, err := txretry.New(expirypgx.PoolOf(store), txretry.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	err = manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
-		var deadline time.Time
-		err := tx.QueryRow(ctx, "INSERT INTO holds (id, status, expires_at) VALUES ($1, 'held', clock_timestamp() + $2) RETURNING expires_at", id, in).Scan(&deadline)
-		txretry.AfterCommit(tx, func() { after(deadline) })
+		deadline, err := insertHold(ctx, tx, id, in)
+		if err == nil && !store.Due(tx, deadline) {
+			err = errors.New("Due does not know the transaction")
+		}
 		return err
 	})
 	if err != nil {
@@ -112,19 +91,70 @@ func hold(t *testing.T, pool *pgxpool.Pool, id string, in time.Duration, after f
 	}
 }
 
+func insertHold(ctx context.Context, tx pgx.Tx, id string, in time.Duration) (deadline time.Time, err error) {
+	err = tx.QueryRow(ctx, "INSERT INTO holds (id, status, expires_at) VALUES ($1, 'held', clock_timestamp() + $2) RETURNING expires_at", id, in).Scan(&deadline)
+	return deadline, err
+}
+
+// elsewhere is a store as another process has it.
+func elsewhere(t *testing.T, b *backend) *expirypgx.Store {
+	t.Helper()
+	return (&backend{pool: pgtest.Pool(t, b.pool.Config().ConnString(), 2)}).store(t, expirypgx.Config{})
+}
+
+// listening waits until the sweeper of a store hears of what others do.
+func listening(t *testing.T, b *backend) {
+	t.Helper()
+	eventually(t, func() error {
+		var n int
+		err := b.pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN \"holdfast_expiry_' || 'holds'::regclass::oid || '\"'").Scan(&n)
+		if err == nil && n == 0 {
+			err = errors.New("nobody listens")
+		}
+		return err
+	})
+}
+
 // A hold of two seconds that another process makes expires at its deadline, with
 // the half-hour schedule and without a look in between.
-func TestNotifierWakesTheSweeperOfAnotherProcess(t *testing.T) {
+func TestDueWakesTheSweeperOfAnotherProcess(t *testing.T) {
 	t.Parallel()
 	b := newBackend(t)
-	sw := b.sweeper(t, expiry.SweeperConfig{Recheck: time.Hour})
-	listener(t, b.pool, sw.Wake, expirypgx.ListenerConfig{})
-	elsewhere := notifier(t, pgtest.Pool(t, b.pool.Config().ConnString(), 2))
+	b.sweeper(t, expiry.SweeperConfig{})
+	listening(t, b)
+	other := elsewhere(t, b)
 	for n := range 3 {
-		hold(t, b.pool, fmt.Sprint("later ", n), 15*time.Minute, elsewhere.Notify)
-		hold(t, b.pool, fmt.Sprint(n), 2*time.Second, elsewhere.Notify)
+		hold(t, other, fmt.Sprint("later ", n), 15*time.Minute)
+		hold(t, other, fmt.Sprint(n), 2*time.Second)
 	}
 	if late := b.latest(t, 3); late > onTime {
+		t.Errorf("expired %v late", late)
+	}
+}
+
+// A transaction that is no manager's is not known to Due, and Wake does instead.
+func TestWakeAfterARawTransaction(t *testing.T) {
+	t.Parallel()
+	b := newBackend(t)
+	b.sweeper(t, expiry.SweeperConfig{})
+	listening(t, b)
+	other := elsewhere(t, b)
+	tx, err := b.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	deadline, err := insertHold(t.Context(), tx, "row", 2*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if other.Due(tx, deadline) {
+		t.Error("Due knows the transaction")
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	other.Wake(deadline)
+	if late := b.latest(t, 1); late > onTime {
 		t.Errorf("expired %v late", late)
 	}
 }
@@ -133,65 +163,143 @@ func TestNotifierWakesTheSweeperOfAnotherProcess(t *testing.T) {
 func TestHoldsMadeElsewhereAreFoundAtTheNextLook(t *testing.T) {
 	t.Parallel()
 	b := newBackend(t)
-	b.sweeper(t, expiry.SweeperConfig{Recheck: 15 * time.Second})
+	b.sweeper(t, expiry.SweeperConfig{PollInterval: 15 * time.Second})
+	silent := (&backend{pool: b.pool}).store(t, expirypgx.Config{PollOnly: true})
 	for n := range 3 {
-		hold(t, b.pool, fmt.Sprint(n), 16*time.Second, func(time.Time) {})
+		hold(t, silent, fmt.Sprint(n), 16*time.Second)
 	}
 	if late := b.latest(t, 3); late > onTime {
 		t.Errorf("expired %v late", late)
 	}
 }
 
-func TestListenerReconnects(t *testing.T) {
+// woken is a store whose wake-ups a test receives, until it ends.
+func woken(t *testing.T, b *backend, cfg expirypgx.Config) (*expirypgx.Store, <-chan time.Time) {
+	t.Helper()
+	times := make(chan time.Time, 100)
+	store := b.store(t, cfg)
+	background(t, func(ctx context.Context) error {
+		store.Background(ctx, func(at time.Time) { times <- at })
+		return nil
+	})
+	return store, times
+}
+
+// next waits for a wake-up of that time.
+func next(t *testing.T, times <-chan time.Time, want time.Time) {
+	t.Helper()
+	eventually(t, func() error {
+		for {
+			select {
+			case at := <-times:
+				if at.Equal(want) {
+					return nil
+				}
+			default:
+				return fmt.Errorf("not woken for %v", want)
+			}
+		}
+	})
+}
+
+// After an outage of the connection that listens there is an unknown time, and then
+// what others send.
+func TestListeningOutlivesAnOutage(t *testing.T) {
 	t.Parallel()
 	b := newBackend(t)
 	proxy := testenv.NewProxy(t, b.pool.Config().ConnString())
-	woken := make(chan time.Time, 100)
-	l := listener(t, pgtest.Pool(t, proxy.URL(), 3), func(at time.Time) { woken <- at }, expirypgx.ListenerConfig{ProbeInterval: 100 * time.Millisecond})
-	if at := <-woken; !at.IsZero() {
-		t.Errorf("a new connection says %v, want a look", at)
-	}
-	n := notifier(t, b.pool)
+	store, times := woken(t, &backend{pool: pgtest.Pool(t, proxy.URL(), 3)}, expirypgx.Config{})
+	next(t, times, time.Time{})
+	other := elsewhere(t, b)
+	want := time.Now().Truncate(time.Microsecond)
 	for _, outage := range []func(){proxy.Cut, proxy.Pause} {
 		outage()
 		eventually(t, func() error {
-			if l.Ready(t.Context()) == nil {
+			if expirypgx.Listening(store) == nil {
 				return errors.New("it has not noticed the outage")
 			}
 			return nil
 		})
 		proxy.Heal()
-		eventually(t, func() error { return l.Ready(t.Context()) })
-		want := time.Now().Add(time.Minute)
-		n.Notify(want.Add(time.Minute))
-		n.Notify(want)
-		eventually(t, func() error {
-			for {
-				select {
-				case at := <-woken:
-					if at.Equal(want) {
-						return nil
-					}
-				default:
-					return errors.New("not woken up")
-				}
-			}
-		})
+		next(t, times, time.Time{})
+		want = want.Add(time.Minute)
+		other.Wake(want)
+		next(t, times, want)
 	}
-	if found, err := l.Check(t.Context()); err != nil || len(found) > 0 {
-		t.Errorf("Check found %v, %v", found, err)
+	if err := store.Check(t.Context()); err != nil {
+		t.Errorf("Check found %v", err)
 	}
 }
 
-func TestNotifierAndListenerReportEveryViolation(t *testing.T) {
+// Of two sweepers on one store one listens for both, and the other takes over.
+func TestListeningIsTakenOver(t *testing.T) {
 	t.Parallel()
-	_, notifierErr := expirypgx.NewNotifier(nil, expirypgx.NotifierConfig{Table: "a;b", Interval: -1})
-	_, listenerErr := expirypgx.NewListener(nil, nil, expirypgx.ListenerConfig{Schema: "a.b", Table: "holds", ProbeInterval: -1})
-	for want, err := range map[string]error{
-		"pool": notifierErr, "a;b": notifierErr, "Interval": notifierErr, "wake": listenerErr, "a.b": listenerErr, "ProbeInterval": listenerErr,
-	} {
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v does not name %s", err, want)
-		}
+	b := newBackend(t)
+	store := b.store(t, expirypgx.Config{})
+	var heard [2]chan time.Time
+	var stop [2]func()
+	for i := range heard {
+		heard[i] = make(chan time.Time, 100)
+		stop[i] = background(t, func(ctx context.Context) error {
+			store.Background(ctx, func(at time.Time) { heard[i] <- at })
+			return nil
+		})
 	}
+	listening(t, b)
+	other := elsewhere(t, b)
+	want := time.Now().Add(time.Minute).Truncate(time.Microsecond)
+	eventually(t, func() error { // the second may not be there yet
+		other.Wake(want)
+		select {
+		case <-heard[1]:
+			return nil
+		default:
+			return errors.New("the second has heard nothing")
+		}
+	})
+	next(t, heard[0], want)
+	stop[0]()
+	want = want.Add(time.Minute)
+	eventually(t, func() error {
+		other.Wake(want)
+		select {
+		case at := <-heard[1]:
+			if at.Equal(want) {
+				return nil
+			}
+		default:
+		}
+		return errors.New("the second does not listen")
+	})
+}
+
+// With PollOnly nobody listens, nothing is sent, and sweepers of the same store know
+// all the same.
+func TestPollOnly(t *testing.T) {
+	t.Parallel()
+	b := newBackend(t)
+	_, others := woken(t, b, expirypgx.Config{})
+	next(t, others, time.Time{})
+	store, times := woken(t, b, expirypgx.Config{PollOnly: true})
+	want := time.Now().Add(time.Minute).Truncate(time.Microsecond)
+	eventually(t, func() error {
+		store.Wake(want)
+		select {
+		case <-times:
+			return nil
+		default:
+			return errors.New("the sweeper of the store has heard nothing")
+		}
+	})
+	last := want.Add(time.Hour)
+	elsewhere(t, b).Wake(want.Add(time.Minute))
+	next(t, others, want.Add(time.Minute))
+	if at := len(others); at > 0 {
+		t.Errorf("another process has heard %v", <-others)
+	}
+	if err := store.Check(t.Context()); err != nil {
+		t.Errorf("Check found %v", err)
+	}
+	store.Wake(last)
+	next(t, times, last)
 }

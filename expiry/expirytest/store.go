@@ -1,6 +1,3 @@
-// Package expirytest is an in-memory stand-in for expirypgx, for unit tests and
-// demonstrations without a database. [Store] works on rows that live in your own
-// memory, or in a [Table], inside the transactions of txretrytest.
 package expirytest
 
 import (
@@ -16,64 +13,91 @@ import (
 	"github.com/holdfast-go/holdfast/expiry"
 	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/expiry/internal/blame"
+	"github.com/holdfast-go/holdfast/expiry/internal/wakeups"
+	"github.com/holdfast-go/holdfast/internal/check"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// Config says where the rows are.
+// Config says where the rows are. The zero value keeps them in the Store itself,
+// where Put writes them.
 type Config struct {
 	// Active returns the rows that can expire, due or not, in any order. It is
 	// called inside a transaction, so it sees what is committed. A row with the zero
-	// deadline stands for one without any: it never expires. Required.
+	// deadline stands for one without any: it never expires. Set it together with
+	// Expire. Default: the rows that were Put in the state "held".
 	Active func() []expiry.Row
 
-	// Expire changes the state of one row through txretrytest.Effect. Required.
+	// Expire changes the state of one row through txretrytest.Effect. Default: the
+	// row's state becomes "expired".
 	Expire func(ctx context.Context, tx pgx.Tx, row expiry.Row) error
 
-	// Emit and Each are called in the same transaction, as those of
-	// expirypgx.Config are: Emit with all rows of the batch, longest overdue first,
-	// Each with one after the other. At most one of them is set. Without either
-	// only the state changes.
+	// Emit is called in the same transaction with all rows of the batch, longest
+	// overdue first, as that of expirypgx.Config. Default: only the state changes.
 	Emit func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error
-	Each func(ctx context.Context, tx pgx.Tx, row expiry.Row) error
-
-	// Now is the clock that decides, in the place of a database's. Nil means
-	// time.Now, which is the bubble's under testing/synctest.
-	Now func() time.Time
 }
 
-// Store is an driver.Store in memory. Make it with NewStore. It is safe for
+// Store holds rows that expire in memory. Make it with New. It is safe for
 // concurrent use as far as Config's functions are; it calls them in transactions
-// only.
+// only. Its clock is time.Now, the bubble's under testing/synctest.
+//
+// SweepBatch, Look, Fit and Background are for expiry.Sweeper.
 type Store struct {
 	transactor txretry.Transactor
 	cfg        Config
+	table      *table
+	sweepers   wakeups.List
 }
 
-// NewStore returns a Store whose batches run through t, a txretrytest.Manager.
-func NewStore(t txretry.Transactor, cfg Config) (*Store, error) {
+// New returns a Store whose batches run in transactions of t, a
+// *txretrytest.Manager.
+func New(t txretry.Transactor, cfg Config) (*Store, error) {
 	var errs []error
 	if t == nil {
 		errs = append(errs, errors.New("expirytest: transactor is nil"))
 	}
-	if cfg.Active == nil {
-		errs = append(errs, errors.New("expirytest: Config.Active is nil"))
-	}
-	if cfg.Expire == nil {
-		errs = append(errs, errors.New("expirytest: Config.Expire is nil"))
-	}
-	if cfg.Emit != nil && cfg.Each != nil {
-		errs = append(errs, errors.New("expirytest: Config.Emit and Config.Each are both set"))
+	if (cfg.Active == nil) != (cfg.Expire == nil) {
+		errs = append(errs, errors.New("expirytest: Config.Active and Config.Expire are not both set"))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	if cfg.Now == nil {
-		cfg.Now = time.Now
+	s := &Store{transactor: t, cfg: cfg, table: newTable()}
+	if cfg.Active == nil {
+		s.cfg.Active, s.cfg.Expire = s.table.active, s.table.expire
 	}
-	return &Store{transactor: t, cfg: cfg}, nil
+	return s, nil
 }
 
-// SweepBatch implements driver.Store.
+// Put writes a row as part of the transaction, whether it was there or not. A row in
+// the state "held" expires at its deadline, and is "expired" then.
+func (s *Store) Put(tx pgx.Tx, id string, deadline time.Time, state string) error {
+	return s.table.put(tx, id, tableRow{deadline, state})
+}
+
+// Get returns the deadline and the state of a row that was Put, or false if there is
+// no such row.
+func (s *Store) Get(id string) (deadline time.Time, state string, ok bool) {
+	row, ok := s.table.get(id)
+	return row.deadline, row.state, ok
+}
+
+// Due says that the transaction makes or changes a row that falls due at that time.
+// It wakes the sweepers on this Store after the commit. It returns false if tx is not
+// one of a txretry.Manager or a txretrytest.Manager.
+func (s *Store) Due(tx pgx.Tx, deadline time.Time) bool {
+	return txretry.AfterCommit(tx, func() { s.Wake(deadline) })
+}
+
+// Wake does at once what Due does after a commit. Zero means an unknown time.
+func (s *Store) Wake(deadline time.Time) { s.sweepers.Wake(deadline) }
+
+// Background implements expiry/driver.Background.
+func (s *Store) Background(ctx context.Context, wake func(at time.Time)) {
+	defer s.sweepers.Add(wake)()
+	<-ctx.Done()
+}
+
+// SweepBatch implements expiry/driver.Store.
 func (s *Store) SweepBatch(ctx context.Context, req driver.Request) (driver.Batch, error) {
 	if req.Limit < 1 {
 		return driver.Batch{}, fmt.Errorf("expirytest: Request.Limit is %d, must be positive", req.Limit)
@@ -82,7 +106,7 @@ func (s *Store) SweepBatch(ctx context.Context, req driver.Request) (driver.Batc
 	var a blame.Attempt
 	opts := txretry.Options{Name: "expiry.sweep"}
 	err := s.transactor.DoWith(ctx, opts, func(ctx context.Context, tx pgx.Tx) error {
-		now := s.cfg.Now()
+		now := time.Now()
 		rows := s.due(now, req)
 		batch, a = driver.Batch{Claimed: len(rows), Expired: len(rows)}, blame.Attempt{}
 		if len(rows) == 0 {
@@ -132,18 +156,10 @@ func (s *Store) expire(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error 
 			return fmt.Errorf("expire: %w", err)
 		}
 	}
-	if s.cfg.Emit != nil {
-		return guarded(func() error { return s.cfg.Emit(ctx, tx, rows) })
+	if s.cfg.Emit == nil {
+		return nil
 	}
-	for _, row := range rows {
-		if s.cfg.Each == nil {
-			break
-		}
-		if err := guarded(func() error { return s.cfg.Each(ctx, tx, row) }); err != nil {
-			return &expiry.RowError{ID: row.ID, Err: err}
-		}
-	}
-	return nil
+	return guarded(func() error { return s.cfg.Emit(ctx, tx, rows) })
 }
 
 func guarded(call func() error) (err error) {
@@ -155,12 +171,12 @@ func guarded(call func() error) (err error) {
 	return call()
 }
 
-// Look implements driver.Store.
+// Look implements expiry/driver.Store.
 func (s *Store) Look(ctx context.Context, skip []string) (driver.Outlook, error) {
 	var o driver.Outlook
 	opts := txretry.Options{Name: "expiry.look", ReadOnly: true}
 	err := s.transactor.DoWith(ctx, opts, func(context.Context, pgx.Tx) error {
-		o = driver.Outlook{Now: s.cfg.Now()}
+		o = driver.Outlook{Now: time.Now()}
 		for _, row := range s.cfg.Active() {
 			if row.Deadline.IsZero() {
 				o.Undated = min(o.Undated+1, driver.MaxOverdue)
@@ -183,14 +199,15 @@ func (s *Store) Look(ctx context.Context, skip []string) (driver.Outlook, error)
 	return o, nil
 }
 
-// Check finds active rows without a deadline, for which a sweeper does not start.
-func (s *Store) Check(ctx context.Context) ([]expiry.Finding, error) {
+// Fit implements expiry/driver.Fit. It finds active rows without a deadline.
+func (s *Store) Fit(ctx context.Context) error {
 	o, err := s.Look(ctx, nil)
 	if err != nil || o.Undated == 0 {
-		return nil, err
+		return err
 	}
-	return []expiry.Finding{{
-		Component: "expirytest", Problem: fmt.Sprintf("%d active rows have no deadline and never expire", o.Undated),
-		Mend: "give them one, or leave them out of Config.Active",
-	}}, nil
+	return check.New("expirytest", fmt.Sprintf("%d active rows have no deadline and never expire", o.Undated),
+		"give them one, or leave them out of Config.Active")
 }
+
+// Check returns what Fit does, as that of expirypgx does.
+func (s *Store) Check(ctx context.Context) error { return s.Fit(ctx) }

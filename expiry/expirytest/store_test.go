@@ -2,7 +2,10 @@ package expirytest_test
 
 import (
 	"context"
+	"errors"
+	"log/slog"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -23,31 +26,42 @@ func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	conformance.Test(t, func(t *testing.T) conformance.Backend { return newBackend() }, synctest.Test)
+	conformance.Test(t, func(t *testing.T) conformance.Backend { return newBackend(t) }, synctest.Test)
 }
 
 type backend struct {
 	manager *txretrytest.Manager
-	table   *expirytest.Table
+	table   *expirytest.Store
+	emit    conformance.Emit // of the table, set by Store
 	mu      sync.Mutex
 	events  map[string]int
 }
 
-func newBackend() *backend {
-	return &backend{
-		manager: txretrytest.New(txretrytest.Config{}),
-		table:   expirytest.NewTable(),
-		events:  map[string]int{},
-	}
+func newBackend(t *testing.T) *backend {
+	t.Helper()
+	b := &backend{manager: txretrytest.New(txretrytest.Config{}), events: map[string]int{}}
+	b.table = b.store(t, expirytest.Config{Emit: func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
+		if b.emit == nil {
+			return nil
+		}
+		return b.emit(ctx, tx, rows)
+	}})
+	return b
 }
 
-func (b *backend) Store(t *testing.T, emit conformance.Emit) driver.Store {
+func (b *backend) store(t *testing.T, cfg expirytest.Config) *expirytest.Store {
 	t.Helper()
-	s, err := expirytest.NewStore(b.manager, expirytest.Config{Active: b.table.Active, Expire: b.table.Expire, Emit: emit})
+	s, err := expirytest.New(b.manager, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return s
+}
+
+func (b *backend) Store(t *testing.T, emit conformance.Emit) driver.Store {
+	t.Helper()
+	b.emit = emit
+	return b.table
 }
 
 func (b *backend) Put(t *testing.T, id, state string, in time.Duration) {
@@ -88,9 +102,60 @@ func (b *backend) Announced(t *testing.T, id string) int {
 	return b.events[id]
 }
 
-func TestNewStoreRefusesWhatIsMissing(t *testing.T) {
+func TestNewReportsEveryViolation(t *testing.T) {
 	t.Parallel()
-	if _, err := expirytest.NewStore(nil, expirytest.Config{}); err == nil {
-		t.Error("accepted a store without anything")
+	_, err := expirytest.New(nil, expirytest.Config{Active: func() []expiry.Row { return nil }})
+	for _, want := range []string{"transactor", "Expire"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v does not name %s", err, want)
+		}
 	}
+}
+
+// A sweeper on the half-hour schedule knows of a hold as soon as it has committed, and
+// not if it is rolled back.
+func TestDueWakesTheSweeper(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBackend(t)
+		var swept []time.Time
+		holds := b.store(t, expirytest.Config{Emit: func(context.Context, pgx.Tx, []expiry.Row) error {
+			swept = append(swept, time.Now())
+			return nil
+		}})
+		sweeper, err := expiry.NewSweeper(holds, expiry.SweeperConfig{Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- sweeper.Run(ctx) }()
+		time.Sleep(10 * time.Second)
+		hold := func(id string, in time.Duration, fail error) time.Time {
+			deadline := time.Now().Add(in)
+			err := b.manager.Do(ctx, func(_ context.Context, tx pgx.Tx) error {
+				if !holds.Due(tx, deadline) {
+					t.Error("Due does not know the transaction")
+				}
+				return errors.Join(holds.Put(tx, id, deadline, "held"), fail)
+			})
+			if !errors.Is(err, fail) {
+				t.Error(err)
+			}
+			return deadline
+		}
+		hold("never", time.Second, errors.New("no"))
+		deadline := hold("seat A1", 2*time.Second, nil)
+		if holds.Due(nil, deadline) {
+			t.Error("Due takes a transaction that is nobody's")
+		}
+		time.Sleep(5 * time.Second)
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if len(swept) != 1 || swept[0].Before(deadline) || swept[0].Sub(deadline) > time.Second {
+			t.Errorf("expired at %v, want %v", swept, deadline)
+		}
+	})
 }

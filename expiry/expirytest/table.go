@@ -12,10 +12,8 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// Table is a small table of rows with a deadline and a state, for tests that
-// have none of their own. Its Active and Expire methods serve [Config]. It is
-// safe for concurrent use.
-type Table struct {
+// table holds the rows of a Store that has no others.
+type table struct {
 	mu   sync.Mutex
 	rows map[string]tableRow
 }
@@ -25,24 +23,22 @@ type tableRow struct {
 	state    string
 }
 
-// The states of a Table's rows that expirytest knows.
+// The states of rows that matter to the table.
 const (
-	Held    = "held"
-	Expired = "expired"
+	held    = "held"
+	expired = "expired"
 )
 
-// NewTable returns an empty Table.
-func NewTable() *Table { return &Table{rows: map[string]tableRow{}} }
+func newTable() *table { return &table{rows: map[string]tableRow{}} }
 
-// Put writes a row as part of the transaction, whether it was there or not.
-func (t *Table) Put(tx pgx.Tx, id string, deadline time.Time, state string) error {
+func (t *table) put(tx pgx.Tx, id string, row tableRow) error {
 	var old tableRow
 	var known bool
 	return txretrytest.Effect(tx, func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		old, known = t.rows[id]
-		t.rows[id] = tableRow{deadline, state}
+		t.rows[id] = row
 	}, func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
@@ -54,32 +50,29 @@ func (t *Table) Put(tx pgx.Tx, id string, deadline time.Time, state string) erro
 	})
 }
 
-// Get returns a row's deadline and state, or false if there is no such row.
-func (t *Table) Get(id string) (deadline time.Time, state string, ok bool) {
+func (t *table) get(id string) (tableRow, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	row, ok := t.rows[id]
-	return row.deadline, row.state, ok
+	return row, ok
 }
 
-// Active returns the rows that are held; see Config.Active.
-func (t *Table) Active() []expiry.Row {
+func (t *table) active() []expiry.Row {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var active []expiry.Row
 	for id, row := range t.rows {
-		if row.state == Held {
+		if row.state == held {
 			active = append(active, expiry.Row{ID: id, Deadline: row.deadline})
 		}
 	}
 	return active
 }
 
-// Expire sets a row's state to expired; see Config.Expire.
-func (t *Table) Expire(_ context.Context, tx pgx.Tx, row expiry.Row) error {
-	deadline, state, ok := t.Get(row.ID)
-	if !ok || state != Held {
+func (t *table) expire(_ context.Context, tx pgx.Tx, row expiry.Row) error {
+	found, ok := t.get(row.ID)
+	if !ok || found.state != held {
 		return fmt.Errorf("expirytest: row %q is not held", row.ID)
 	}
-	return t.Put(tx, row.ID, deadline, Expired)
+	return t.put(tx, row.ID, tableRow{found.deadline, expired})
 }

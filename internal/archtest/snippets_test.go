@@ -3,7 +3,6 @@ package archtest_test
 import (
 	"context"
 	"net/http"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -128,10 +127,9 @@ func middlewareSnippet(client goredis.UniversalClient, handler http.Handler) (ht
 	// end
 }
 
-func expirySnippet(ctx context.Context, pool *pgxpool.Pool, manager *txretry.Manager, messages *outboxpgx.Store) error {
+func expirySnippet(ctx context.Context, manager *txretry.Manager, messages *outboxpgx.Store) error {
 	// snippet: expiry
-	store, err := expirypgx.NewStore(manager, pool, expirypgx.Config{
-		Table: "holds",
+	holds, err := expirypgx.New(manager, "holds", expirypgx.Config{
 		Emit: expirypgx.Messages(messages.Write, func(row expiry.Row) (outbox.Message, error) {
 			m, err := outbox.NewMessage("hold.expired", map[string]any{"hold": row.ID, "deadline": row.Deadline})
 			m.ID = expiry.EventID("hold.expired", row.ID, row.Deadline) // the same id if it is ever repeated
@@ -141,7 +139,7 @@ func expirySnippet(ctx context.Context, pool *pgxpool.Pool, manager *txretry.Man
 	if err != nil {
 		return err
 	}
-	sweeper, err := expiry.NewSweeper(store, expiry.SweeperConfig{Schedule: expiry.Every(time.Minute)})
+	sweeper, err := expiry.NewSweeper(holds, expiry.SweeperConfig{})
 	if err != nil {
 		return err
 	}

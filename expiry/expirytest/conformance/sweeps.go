@@ -56,20 +56,13 @@ func testPoison(t *testing.T, b Backend) {
 	for n := range rows {
 		b.Put(t, id(n), held, -time.Hour+time.Duration(n)*time.Second)
 	}
-	var caught []string
-	sw := sweeper(t, b.Store(t, emit), expiry.SweeperConfig{BatchSize: 16, Hooks: expiry.Hooks{
-		OnPoison: func(_ context.Context, rowID string, _ error) { caught = append(caught, rowID) },
-	}})
+	sw := sweeper(t, b.Store(t, emit), expiry.SweeperConfig{BatchSize: 16})
 	report, err := sw.Sweep(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	if report.Expired != rows-len(poison) || report.Poisoned != len(poison) {
 		t.Errorf("got %+v", report)
-	}
-	slices.Sort(caught)
-	if !slices.Equal(caught, poison) {
-		t.Errorf("caught %v, want %v", caught, poison)
 	}
 	for n := range rows {
 		if slices.Contains(poison, id(n)) {

@@ -203,8 +203,7 @@ func (h *holds) store() (*expirypgx.Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return expirypgx.NewStore(manager, h.pool, expirypgx.Config{
-		Table: h.table,
+	return expirypgx.New(manager, h.table, expirypgx.Config{
 		Emit: expirypgx.Messages(writer.Write, func(row expiry.Row) (outbox.Message, error) {
 			return outbox.Message{
 				ID: expiry.EventID(holdExpired, row.ID, row.Deadline), Name: holdExpired, Key: row.ID,

@@ -2,10 +2,10 @@ package httpapi_test
 
 import (
 	"testing"
-	"time"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/memory"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/postgres"
+	"github.com/holdfast-go/holdfast/expiry/expirypgx"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
@@ -46,7 +46,9 @@ func newPostgresShop(t *testing.T) *shop {
 	once, err := idempotencypgx.New(transactor, idempotencypgx.Config{Gate: parts.Keys})
 	must(err)
 	must(once.Migrate(t.Context()))
-	backend := postgres.NewShop(pool, once, store, func(time.Time) {})
+	holds, err := expirypgx.New(transactor, "reservations", expirypgx.Config{PollOnly: true})
+	must(err)
+	backend := postgres.NewShop(pool, once, store, holds)
 	return &shop{
 		t: t, handler: newHandler(t, parts, backend, 1_000_000),
 		messages: func() (n int) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"time"
 
 	"go.opentelemetry.io/otel/metric"
 
@@ -25,7 +24,7 @@ import (
 
 // Config configures Open. The zero value works.
 type Config struct {
-	Schedule      expiry.Schedule      // of the sweeper; nil means expiry.DefaultSchedule
+	Schedule      string               // of the sweeper; empty means every half hour
 	Logger        *slog.Logger         // nil means slog.Default()
 	MeterProvider metric.MeterProvider // nil means the global one
 	// Faults are those of the transactions, in their order, for tests.
@@ -55,7 +54,6 @@ func Open(cfg Config) (*Parts, error) {
 	p.Shop = &Shop{
 		Store: newStore(tx), outbox: p.Outbox,
 		onCommit: func() { p.Relay.Wake() },
-		onHold:   func(deadline time.Time) { p.Sweeper.Wake(deadline) },
 	}
 	var errs [5]error
 	p.Shop.once, errs[0] = idempotencytest.New(tx, idempotencypgx.Config{Gate: p.Keys, Logger: cfg.Logger})
@@ -79,11 +77,10 @@ func newBroker(tx txretry.Transactor, shop *Shop, cfg Config) (*inboxtest.Broker
 }
 
 func newSweeper(shop *Shop, cfg Config) (*expiry.Sweeper, error) {
-	store, err := shop.sweepStore()
-	if err != nil {
+	if err := shop.addHolds(); err != nil {
 		return nil, err
 	}
-	return expiry.NewSweeper(store, expiry.SweeperConfig{
+	return expiry.NewSweeper(shop.holds, expiry.SweeperConfig{
 		Schedule: cfg.Schedule, Logger: cfg.Logger, MeterProvider: cfg.MeterProvider,
 	})
 }

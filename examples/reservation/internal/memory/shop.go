@@ -2,11 +2,11 @@ package memory
 
 import (
 	"context"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
+	"github.com/holdfast-go/holdfast/expiry/expirytest"
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	"github.com/holdfast-go/holdfast/txretry"
@@ -18,7 +18,7 @@ type Shop struct {
 	once     *idempotencypgx.Store
 	outbox   Outbox
 	onCommit func()
-	onHold   func(deadline time.Time)
+	holds    *expirytest.Store
 }
 
 // Once meets httpapi.Backend. All transactions wait for each other here, whatever their event.
@@ -32,5 +32,5 @@ func (s *Shop) Once(ctx context.Context, _ string,
 
 func (s *Shop) work(tx pgx.Tx) *work {
 	txretry.AfterCommit(tx, s.onCommit)
-	return &work{Store: s.Store, tx: tx, outbox: s.outbox, onHold: s.onHold, now: clock()}
+	return &work{Store: s.Store, tx: tx, outbox: s.outbox, holds: s.holds, now: clock()}
 }

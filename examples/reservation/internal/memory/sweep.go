@@ -10,9 +10,9 @@ import (
 	"github.com/holdfast-go/holdfast/expiry/expirytest"
 )
 
-// sweepStore shows the held reservations to a sweeper.
-func (s *Shop) sweepStore() (*expirytest.Store, error) {
-	return expirytest.NewStore(s.tx, expirytest.Config{
+// addHolds shows the held reservations to a sweeper.
+func (s *Shop) addHolds() (err error) {
+	s.holds, err = expirytest.New(s.tx, expirytest.Config{
 		Active: s.held,
 		Expire: func(ctx context.Context, tx pgx.Tx, row expiry.Row) error {
 			r := s.reservations[row.ID]
@@ -20,6 +20,7 @@ func (s *Shop) sweepStore() (*expirytest.Store, error) {
 			return s.work(tx).Settle(ctx, r)
 		},
 	})
+	return err
 }
 
 func (s *Store) held() []expiry.Row {

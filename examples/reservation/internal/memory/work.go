@@ -9,8 +9,8 @@ import (
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/messages"
+	"github.com/holdfast-go/holdfast/expiry/expirytest"
 	"github.com/holdfast-go/holdfast/outbox"
-	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
@@ -24,7 +24,7 @@ type work struct {
 	*Store
 	tx     pgx.Tx
 	outbox Outbox
-	onHold func(deadline time.Time)
+	holds  *expirytest.Store
 	now    time.Time
 }
 
@@ -102,7 +102,7 @@ func (w *work) AddReservation(ctx context.Context, r booking.Reservation) error 
 			return err
 		}
 	}
-	txretry.AfterCommit(w.tx, func() { w.onHold(r.ExpiresAt) })
+	w.holds.Due(w.tx, r.ExpiresAt)
 	return w.write(ctx, r)
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -12,12 +13,17 @@ import (
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/messages"
 	"github.com/holdfast-go/holdfast/outbox"
-	"github.com/holdfast-go/holdfast/txretry"
 )
 
 // Outbox stores messages in the transaction of the change they announce; *outboxpgx.Store implements it.
 type Outbox interface {
 	Write(ctx context.Context, tx pgx.Tx, msgs ...outbox.Message) error
+}
+
+// Holds knows when reservations expire; *expirypgx.Store implements it.
+type Holds interface {
+	// Due wakes the sweeper in time, after the commit.
+	Due(tx pgx.Tx, deadline time.Time) bool
 }
 
 const takeSeatsSQL = `
@@ -36,7 +42,7 @@ func (w *work) AddReservation(ctx context.Context, r booking.Reservation) error 
 	if err := w.tx.SendBatch(ctx, &b).Close(); err != nil {
 		return err
 	}
-	txretry.AfterCommit(w.tx, func() { w.onHold(r.ExpiresAt) })
+	w.holds.Due(w.tx, r.ExpiresAt)
 	return w.announce(ctx, r)
 }
 

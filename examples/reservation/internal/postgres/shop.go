@@ -2,7 +2,6 @@ package postgres
 
 import (
 	"context"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -20,13 +19,13 @@ type Shop struct {
 	Reader
 	once   *idempotencypgx.Store
 	outbox Outbox
-	onHold func(deadline time.Time)
+	holds  Holds
 }
 
 // NewShop returns a shop that reads through pool and writes in transactions of
-// once. onHold is called after the commit of a hold.
-func NewShop(pool *pgxpool.Pool, once *idempotencypgx.Store, outbox Outbox, onHold func(deadline time.Time)) *Shop {
-	return &Shop{Reader: NewReader(pool), once: once, outbox: outbox, onHold: onHold}
+// once.
+func NewShop(pool *pgxpool.Pool, once *idempotencypgx.Store, outbox Outbox, holds Holds) *Shop {
+	return &Shop{Reader: NewReader(pool), once: once, outbox: outbox, holds: holds}
 }
 
 // Once meets httpapi.Backend.
@@ -38,7 +37,7 @@ func (s *Shop) Once(ctx context.Context, eventID string,
 		opts.SerialKey = "event:" + eventID
 	}
 	return s.once.DoWith(ctx, opts, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
-		return fn(ctx, &work{tx: tx, outbox: s.outbox, onHold: s.onHold})
+		return fn(ctx, &work{tx: tx, outbox: s.outbox, holds: s.holds})
 	})
 }
 

@@ -14,7 +14,7 @@ import (
 type work struct {
 	tx     pgx.Tx
 	outbox Outbox
-	onHold func(deadline time.Time)
+	holds  Holds
 	now    time.Time // once a statement has brought it along
 }
 

@@ -1,0 +1,9 @@
+package expirypgx
+
+import "github.com/jackc/pgx/v5/pgxpool"
+
+// PoolOf returns the pool that a Store works on.
+func PoolOf(s *Store) *pgxpool.Pool { return s.pool }
+
+// Listening returns nil while notifications arrive.
+func Listening(s *Store) error { return s.listener.State() }

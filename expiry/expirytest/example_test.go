@@ -1,0 +1,68 @@
+package expirytest_test
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/expirytest"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+)
+
+// The rows may be those of your own memory. Active lists them, and Expire changes one
+// of them through txretrytest.Effect, so that a rollback undoes it.
+func Example() {
+	held := map[string]time.Time{"seat A1": time.Now().Add(-time.Minute)}
+	store, err := expirytest.New(txretrytest.New(txretrytest.Config{}), expirytest.Config{
+		Active: func() (rows []expiry.Row) {
+			for id, deadline := range held {
+				rows = append(rows, expiry.Row{ID: id, Deadline: deadline})
+			}
+			return rows
+		},
+		Expire: func(_ context.Context, tx pgx.Tx, row expiry.Row) error {
+			return txretrytest.Effect(tx, func() { delete(held, row.ID) }, func() { held[row.ID] = row.Deadline })
+		},
+	})
+	if err != nil {
+		panic(err)
+	}
+	sweeper, err := expiry.NewSweeper(store, expiry.SweeperConfig{})
+	if err != nil {
+		panic(err)
+	}
+	report, err := sweeper.Sweep(context.Background())
+	fmt.Println(report.Expired, len(held), err)
+	// Output: 1 0 <nil>
+}
+
+// Without rows of your own, Put writes them and Get reads them.
+func ExampleStore_Put() {
+	ctx := context.Background()
+	manager := txretrytest.New(txretrytest.Config{})
+	holds, err := expirytest.New(manager, expirytest.Config{})
+	if err != nil {
+		panic(err)
+	}
+	err = manager.Do(ctx, func(_ context.Context, tx pgx.Tx) error {
+		deadline := time.Now().Add(-time.Second)
+		holds.Due(tx, deadline) // wakes the sweepers that run
+		return holds.Put(tx, "seat A1", deadline, "held")
+	})
+	if err != nil {
+		panic(err)
+	}
+	sweeper, err := expiry.NewSweeper(holds, expiry.SweeperConfig{})
+	if err != nil {
+		panic(err)
+	}
+	if _, err := sweeper.Sweep(ctx); err != nil {
+		panic(err)
+	}
+	_, state, _ := holds.Get("seat A1")
+	fmt.Println(state)
+	// Output: expired
+}
