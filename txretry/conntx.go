@@ -7,8 +7,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// connTx runs the statements of the transaction that a connection is in. What
-// begins and ends transactions is the session's; nobody asks for it here.
+// connTx runs the statements of the transaction that a connection is in. The
+// session begins and ends transactions and savepoints, so those methods of pgx.Tx
+// are not called here.
 type connTx struct{ guard }
 
 func (t *connTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {

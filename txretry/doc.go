@@ -3,7 +3,7 @@
 //
 // SERIALIZABLE transactions are correct without thought about interleavings, at
 // a price: any of them may fail with a conflict and must be run again from the
-// start. [Manager] pays it. It begins each attempt with one message (isolation
+// start. [Manager] does that. It begins each attempt with one message (isolation
 // and timeouts included), runs fn with an explicit pgx.Tx, commits, and sorts
 // the failures:
 //
@@ -23,78 +23,81 @@
 //
 // SQLSTATE 40001 (serialization_failure), 40P01 (deadlock_detected) and 55P03
 // (lock_not_available), at a statement or at COMMIT, found anywhere in the tree
-// of the error that fn returns. If fn loses the server's error on its way (no
-// %w), or swallows it, what the server said decides. Nothing else is retried: a
-// unique violation, a business error or a lost connection comes back at once.
-// Options.NoWait and Options.RetryConstraints shift that line for one call.
+// of the error that fn returns. If that error has lost the server's (no %w), or
+// fn returns nil although a statement failed, the server's own error decides.
+// Nothing else is retried: a unique violation, a business error or a lost
+// connection comes back at once. Options.NoWait and Options.RetryConstraints
+// change that for one call.
 //
 // There are 6 attempts. After failed attempt n the delay is
 // min(1000ms, U(0.5, 1.5) × 50ms × 2^n), during which neither a connection nor a
-// lock is held. A delay that would outlast the context's deadline is not begun;
-// with a DeadlineMargin, neither is an attempt that could not end before it.
-// Config.RetryBudget bounds the retries of all calls together. What remains is a
-// *[LockTimeoutError]: HTTP 503, code LOCK_TIMEOUT.
+// lock is held. A delay that would outlast the context's deadline is not begun.
+// When no attempt is left Do returns *[LockTimeoutError]: HTTP 503, code
+// LOCK_TIMEOUT.
 //
 // A database that cannot work comes back as *[UnavailableError]: HTTP 503, code
-// DATABASE_UNAVAILABLE. It is not retried, with two exceptions: a connection that
-// turns out to be lost at BEGIN is replaced by another one, and where one is found
-// lost before COMMIT was sent, or a ReadOnly call's COMMIT is not answered, another
-// attempt follows.
+// DATABASE_UNAVAILABLE. It is not retried, with two exceptions. A connection that
+// is found lost at BEGIN is replaced by another one. A connection that is found
+// lost before COMMIT was sent, or a COMMIT of a ReadOnly call that is not
+// answered, makes a new attempt.
 //
 // Callers that contend for one row, such as the buyers of one event, can take
 // turns instead: Options{SerialKey: "event:42"} queues them in this process,
-// without a connection, and leaves the conflicts to what other processes do.
+// without a connection. Conflicts with other processes are still retried.
 //
 // # Three outcomes
 //
 // Do returning nil means committed. Any other return means rolled back, with one
 // exception: *[CommitUnknownError] says that the connection was lost while
 // COMMIT was on its way. Then nobody on this side knows, so nothing is retried
-// and neither [AfterCommit] nor [AfterRollback] functions run. Only a reply of
-// the server counts as an answer; pgconn.SafeToRetry is not asked, for it calls
-// some applied COMMITs safe to retry. COMMIT is not interrupted by the caller's
-// context, so that a client that hangs up does not create that case.
+// and no [AfterCommit] function runs. Only a reply of the server counts as an
+// answer; pgconn.SafeToRetry is not asked, for it calls some applied COMMITs safe
+// to retry. COMMIT is not interrupted by the caller's context, so that a client
+// that hangs up does not create that case.
 //
-// A [Resolver] asks instead of giving up: the server itself ([XactStatus]), or a
-// row that the transaction would have left ([Probe]). What is found committed is
-// success; what is found rolled back has done nothing, and is tried again.
+// With Config.XactStatus the server is asked what became of such a COMMIT; with
+// Options.Witness a row that the transaction would have left tells. What is found
+// committed is success; what is found rolled back has done nothing, and is tried
+// again.
 //
 // # A server that does not answer
 //
-// No wait for the server is endless, whatever the context: [Config] bounds the
-// wait for a connection (30 s), for the answer to BEGIN (2 s, then it is sent on
-// another connection), to a statement or the next part of its result (1 s more
-// than the lock timeout), to COMMIT (10 s, then its outcome is unknown, or the
-// Resolver asks) and to ROLLBACK (5 s). The time that fn takes between its
-// statements, between two rows, or in the source of a COPY, is its own. A
-// connection found silent ([ErrSilent]) leaves the pool at once, and the idle ones
-// are looked at, so that a pool whose connections were all cut off recovers in
-// seconds; [PreparePool] makes the pool do its part. On the other side the server
-// ends a transaction that sends nothing for 30 s, so that a client that has
-// vanished does not keep its locks. After a second without a statement COMMIT is
-// preceded by a ping, so that a connection lost meanwhile makes nothing unknown.
+// No wait for the server is endless, whatever the context. The bounds are 30 s
+// for a connection, 2 s for the answer to BEGIN (then it is sent on another
+// connection), 1 s more than the lock timeout for the answer to a statement or
+// the next part of its result (see Config.StatementTimeout), 10 s for COMMIT
+// (then its outcome is unknown; see Config.CommitTimeout) and 5 s for ROLLBACK.
+// The time that fn takes between its statements, between two rows, or in the
+// source of a COPY, does not count.
+//
+// A connection on which the server was silent leaves the pool at once, and the
+// idle ones are looked at, so that a pool whose connections were all cut off
+// recovers in seconds; [PreparePool] bounds the pool's own waits. The server
+// ends a transaction that sends nothing for 30 s (Config.IdleTimeout), so that a
+// client that has vanished does not keep its locks. After a second without a
+// statement COMMIT is preceded by a ping, so that a connection that was lost
+// meanwhile makes no outcome unknown.
 //
 // What runs directly on tx.Conn() or through LargeObjects has no such bound.
 //
 // # Rules for fn
 //
-//   - It may run several times: no effects but through tx, [AtBegin], [AtCommit],
-//     [AfterCommit] and [AfterRollback], and captured variables are set anew each
-//     time. (txretrytest.Rehearse finds where that is forgotten.)
-//   - It does not end the transaction: Commit and Rollback on tx give
-//     [ErrManaged]. tx.Begin starts a savepoint, whose handle has both; effects
-//     registered while it is open are dropped when it rolls back.
+//   - It may run several times: no effects but through tx, [AtCommit] and
+//     [AfterCommit], and captured variables are set anew each time.
+//     (txretrytest.Rehearse finds where that is forgotten.)
+//   - It does not end the transaction: Commit and Rollback on tx return
+//     [ErrManaged]. tx.Begin starts a savepoint, whose handle has both; what is
+//     registered while it is open is dropped when it rolls back.
 //   - It does not call Do on the same database with the context it was given
-//     ([ErrNested]): pass tx on, or ask for [NestedSavepoint].
+//     ([ErrNested]): pass tx on, or set Options.Savepoint.
 //   - What it obtains from tx, Conn and LargeObjects too, is used inside fn only.
 //
 // # Observation
 //
-// [Hooks] and OpenTelemetry see each call with its outcome, attempts and the time
-// per phase: a span txretry.Do, and by operation the metrics
-// holdfast.txretry.duration, holdfast.txretry.attempts,
-// holdfast.txretry.phase.duration, and holdfast.txretry.failures by SQLSTATE.
-// Where nobody listens they cost nothing.
+// OpenTelemetry sees each call with its outcome, attempts and the time per phase:
+// a span txretry.Do, and by operation the metrics holdfast.txretry.duration,
+// holdfast.txretry.attempts, holdfast.txretry.phase.duration, and
+// holdfast.txretry.failures by SQLSTATE. Without a listener they cost nothing.
 //
 // # Limits
 //

@@ -56,8 +56,8 @@ func (t *transaction) close() {
 	t.done.Store(true)
 }
 
-// record remembers the first error that aborted the transaction, for callers
-// of fn who lose it.
+// record remembers the first error that aborted the transaction, in case fn does
+// not return it.
 func (t *transaction) record(err error) error {
 	if err != nil && t.failure == nil && !t.done.Load() {
 		if state := t.session.State(); state == driver.Failed || state == driver.Lost {

@@ -12,8 +12,8 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
-// errNoReturn stands in observations for an fn that panicked or exited its
-// goroutine: there is nobody for Do to return it to.
+// errNoReturn is the error in the span of a call whose fn panicked or exited its
+// goroutine, so that Do does not return.
 var errNoReturn = errors.New("txretry: fn did not return")
 
 // call is one call of Do.

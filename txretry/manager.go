@@ -15,8 +15,8 @@ import (
 )
 
 // Transactor runs functions in retried transactions. [*Manager] and the fake
-// txretrytest.Manager meet it; the suite in txretrytest/conformance says what
-// they promise.
+// txretrytest.Manager implement it; the suite in txretrytest/conformance tests
+// what they promise.
 type Transactor interface {
 	// Do runs fn in a transaction and commits it; see [Manager.Do].
 	Do(ctx context.Context, fn func(ctx context.Context, tx pgx.Tx) error) error
@@ -40,7 +40,9 @@ type Manager struct {
 	marker    any // context key of a running fn
 }
 
-// New returns a Manager that runs its transactions on pool.
+// New returns a Manager that runs its transactions on pool. A pool whose Config
+// went through [PreparePool] gets over lost connections sooner. The error names
+// every field of cfg that is wrong.
 func New(pool *pgxpool.Pool, cfg Config) (*Manager, error) {
 	if pool == nil {
 		return nil, errors.New("txretry: pool is nil")

@@ -15,11 +15,11 @@ import (
 // maxBegins is how often an attempt sends BEGIN at most.
 const maxBegins = 3
 
-// open begins a transaction. BEGIN has no effect: where the connection turns out to be lost, it is
-// sent again on another one, which counts as no attempt. Each time the server has twice as long.
-// The server keeps the answer to BEGIN back until AtBegin is done, too: the second time it has as long
-// as for a statement, lest one that waits for a lock is given up again and again.
-// The session is nil if there is none.
+// open begins a transaction, or returns a nil session and why there is none. BEGIN has no effect, so if
+// the connection is found lost it is sent again on another one, with twice the time. That is no attempt.
+//
+// With AtBegin the server holds the answer to BEGIN back until that statement is done. From the second
+// time on it has as long as any statement, else one that waits for a lock would never get through.
 func (c *call) open(ctx context.Context) (driver.Session, pgconn.CommandTag, result) {
 	limits, start := c.limits(), time.Now()
 	for n := 1; ; n++ {

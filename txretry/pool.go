@@ -84,8 +84,8 @@ func (p poolSource) put(conn *pgxpool.Conn, silent bool) {
 	}
 }
 
-// sweep looks for idle connections on which the server is silent, and closes them: where there is
-// one, there are often more, and each would cost somebody a wait. They are asked all at once.
+// sweep pings all idle connections at once and closes those on which the server is silent: where there
+// is one, there are often more, and each would cost a caller a wait.
 func (p poolSource) sweep(patience time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	idle := p.pool.AcquireAllIdle(ctx)
@@ -100,15 +100,15 @@ func (p poolSource) sweep(patience time.Duration) {
 	}
 }
 
-// askFate also ends the transaction if the server waits for its client still: that has gone, and
-// nobody else will. A transaction that is committing goes on.
+// askFate also ends the transaction if the server still waits for its client, which has gone. A
+// transaction that is committing goes on.
 const askFate = `select pg_xact_status(x), (
 		select bool_or(pg_terminate_backend(pid)) from pg_stat_activity
 		where backend_xid = x::xid and state like 'idle in transaction%' and usename = current_user
 	) from (select $1::text::xid8) as asked(x)`
 
-// Fate reads what pg_xact_status says. It does not know an id of the future,
-// as after a failover (22023), or of a past whose log is gone (NULL).
+// Fate reads pg_xact_status, which does not know an id of the future, as after a failover (22023), or
+// one whose log is gone (NULL).
 func (p poolSource) Fate(ctx context.Context, limits driver.Limits, xid string) (driver.Outcome, error) {
 	conn, err := p.acquire(ctx, limits)
 	if err != nil {

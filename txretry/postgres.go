@@ -153,12 +153,12 @@ func (s *pgSession) Commit(ctx context.Context, timeout time.Duration, last []dr
 	return driver.Unknown, err
 }
 
-// maxSilence is how long a transaction may have sent nothing before its connection is looked at,
-// lest COMMIT is sent where nobody listens, and its outcome unknown. (A pool pings as late.)
+// maxSilence is how long a transaction may send nothing before COMMIT is preceded by a ping. A COMMIT
+// on a lost connection would have an unknown outcome. (A pool pings after the same time.)
 const maxSilence = time.Second
 
-// ping returns ErrNotSent if the connection is lost, but not if it is because the server did not
-// want to wait for fn.
+// ping returns ErrNotSent if the connection is lost. If the server has ended it because fn took too
+// long (25P03, 25P04), that is an answer, and the error is the server's.
 func (s *pgSession) ping(ctx context.Context) error {
 	s.expect(s.limits.Begin)
 	err := s.answered(ctx, s.conn.Ping(ctx))
