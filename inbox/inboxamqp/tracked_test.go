@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -38,13 +40,18 @@ func TestLeftover(t *testing.T) {
 	b := amqptest.New(t)
 	ledger := memory.NewLedger()
 	var got recorder
+	dropped := make(chan struct{})
 	got.fail = func(m *inbox.Message) error {
 		if m.Attempt < 3 {
 			return errBroken
 		}
+		<-dropped // once the message is processed its entry goes
 		return nil
 	}
-	r := consume(t, b, &got, config{Queue: "orders", Retry: quick, Ledger: ledger})
+	var log logBuffer
+	r := consume(t, b, &got, config{Queue: "orders", Retry: quick, Ledger: ledger, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	release := sync.OnceFunc(func() { close(dropped) })
+	defer release()
 	p := order()
 	b.Publish(t, "", "orders", p)
 	got.await(t, 2)
@@ -58,6 +65,13 @@ func TestLeftover(t *testing.T) {
 		return err
 	})
 	b.Publish(t, "", "orders", second) // what a crash after the retry would have left
+	testenv.Eventually(t, patience, func() error {
+		if !strings.Contains(log.String(), "leftover of an earlier attempt dropped") {
+			return errors.New("the leftover was not dropped")
+		}
+		return nil
+	})
+	release()
 	got.await(t, 3)
 	awaitDepth(t, b, "orders", 0)
 	r.stop(t)
