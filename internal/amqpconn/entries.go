@@ -10,27 +10,52 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
-// entry is a message in the window.
+// stage is how far a message in the window has come.
+type stage int
+
+const (
+	queued  stage = iota // not written, or not as a whole
+	writing              // the writer has it, so its body is in use
+	written              // the broker is to confirm it
+)
+
+// entry is a message in the window. Its caller gets one answer: at its confirm, when it is given up
+// before, or when the window ends. One that is answered early stays in the window as an empty
+// place, since its confirm may still come.
 type entry struct {
 	ctx      context.Context // of the one Publish call
 	out      Out
-	done     func(error) // nil once it was called, or is another's to call
+	answer   func(error) // to the caller; nil once it was taken
 	suspect  bool        // it is published alone
 	places   int         // in the window: all of them if it is alone
 	since    time.Time
-	writing  bool
-	written  bool
+	stage    stage
 	returned string // why the broker returned it
 }
 
 // sent reports whether the broker may have seen the message.
-func (e *entry) sent() bool { return e.writing || e.written }
+func (e *entry) sent() bool { return e.stage != queued }
 
-// take returns done for its only call.
-func (e *entry) take() func(error) {
-	done := e.done
-	e.done = nil
-	return done
+// answered reports whether the answer was given, or taken over by another entry.
+func (e *entry) answered() bool { return e.answer == nil }
+
+// takeAnswer returns the answer for its only call.
+func (e *entry) takeAnswer() func(error) {
+	answer := e.answer
+	e.answer = nil
+	return answer
+}
+
+// failure is an answer that is decided on under the lock of a window, and given after it.
+type failure struct {
+	answer func(error)
+	err    error
+}
+
+func give(failures []failure) {
+	for _, f := range failures {
+		f.answer(f.err)
+	}
 }
 
 // enqueue adds a message for which a place is reserved. It is false when the window has ended.
@@ -45,29 +70,32 @@ func (w *window) enqueue(e *entry) bool {
 	return true
 }
 
-// begin reports whether an entry is still to be written. One that was given up
+// beginWrite reports whether an entry is still to be written. One that was given up
 // while it waited for the writer leaves the window: it will have no confirm.
-func (w *window) begin(e *entry) bool {
+func (w *window) beginWrite(e *entry) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.ended {
 		return false
 	}
-	if e.done == nil {
+	if e.answered() {
 		i := slices.Index(w.queue, e)
 		w.queue = slices.Delete(w.queue, i, i+1)
 		w.release(e.places)
 		return false
 	}
-	e.writing = true
+	e.stage = writing
 	w.writing = time.Now()
 	return true
 }
 
-// wrote ends what begin began.
-func (w *window) wrote(e *entry, whole bool) {
+// endWrite ends what beginWrite began. A window that has ended meanwhile left the entry to it.
+func (w *window) endWrite(e *entry, whole bool) {
 	w.mu.Lock()
-	e.writing, e.written = false, whole
+	e.stage = queued
+	if whole {
+		e.stage = written
+	}
 	w.writing = time.Time{}
 	ended := w.ended
 	w.mu.Unlock()
@@ -76,9 +104,9 @@ func (w *window) wrote(e *entry, whole bool) {
 	}
 }
 
-// pop removes the head of the window and frees its place. Done is nil when it
-// was called before, or when there is no head any more.
-func (w *window) pop() (e *entry, done func(error)) {
+// takeHead removes the head of the window and frees its place. The answer is nil when it
+// was given before, or when there is no head any more.
+func (w *window) takeHead() (e *entry, answer func(error)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.queue) == 0 {
@@ -88,7 +116,7 @@ func (w *window) pop() (e *entry, done func(error)) {
 	w.queue[0] = nil
 	w.queue = w.queue[1:]
 	w.release(e.places)
-	return e, e.take()
+	return e, e.takeAnswer()
 }
 
 // markReturned finds the message a return speaks of: the first one like it that
@@ -112,11 +140,7 @@ func (w *window) markReturned(r amqp.Return) {
 func (w *window) expire(now time.Time) error {
 	limit := now.Add(-w.cfg.ConfirmTimeout)
 	reason, isBlocked := w.conn.Blocked()
-	type loss struct {
-		done func(error)
-		err  error
-	}
-	var losses []loss
+	var failures []failure
 
 	w.mu.Lock()
 	if isBlocked {
@@ -126,23 +150,21 @@ func (w *window) expire(now time.Time) error {
 	late := false
 	for _, e := range w.queue {
 		switch {
-		case e.writing:
-		case e.done == nil:
-			late = late || e.written && e.since.Before(limit) && w.blocked.Before(limit)
+		case e.stage == writing:
+		case e.answered():
+			late = late || e.stage == written && e.since.Before(limit) && w.blocked.Before(limit)
 		case e.ctx.Err() != nil:
-			losses = append(losses, loss{e.take(), unavailable(e.ctx.Err())})
+			failures = append(failures, failure{e.takeAnswer(), unavailable(e.ctx.Err())})
 		case e.since.After(limit):
 		case isBlocked:
-			losses = append(losses, loss{e.take(), blocked(reason)})
+			failures = append(failures, failure{e.takeAnswer(), blocked(reason)})
 		default:
 			late = true
 		}
 	}
 	w.mu.Unlock()
 
-	for _, l := range losses {
-		l.done(l.err)
-	}
+	give(failures)
 	switch {
 	case stuck:
 		return errors.New("a write got stuck")
@@ -170,7 +192,7 @@ func (w *window) pending() int {
 }
 
 // end decides about everything still in the window; only the first call counts. A
-// message that is being written is left to wrote, since its body is in use.
+// message that is being written is left to endWrite, since its body is in use.
 func (w *window) end(err error) {
 	if err == nil {
 		err = errNotRunning
@@ -181,14 +203,14 @@ func (w *window) end(err error) {
 		return
 	}
 	w.ended = true
-	w.condemn(err)
+	w.blame(err)
 	close(w.dead)
 	w.mu.Unlock()
-	w.settle(func(e *entry) bool { return !e.writing })
+	w.settle(func(e *entry) bool { return e.stage != writing })
 }
 
-// condemn finds whom to blame for the end of the window, and has it remembered; w.mu is held.
-func (w *window) condemn(err error) {
+// blame finds the messages over which the window has ended, and has them remembered; w.mu is held.
+func (w *window) blame(err error) {
 	sent := slices.DeleteFunc(slices.Clone(w.queue), func(e *entry) bool { return !e.sent() })
 	w.verdict = judge(err, sent)
 	if w.verdict.reply == nil {
@@ -198,38 +220,32 @@ func (w *window) condemn(err error) {
 		w.suspects.add(sent)
 	}
 	for _, e := range sent {
-		if failure := w.verdict.of(e, w.alone(e)); failure != nil {
-			w.facts.learn(w.verdict, e.out, failure)
+		if err := w.verdict.of(e, w.alone(e)); err != nil {
+			w.facts.learn(w.verdict, e.out, err)
 		}
 	}
 }
 
-// abandon settles what end has left to a writer that does not come back.
-func (w *window) abandon() { w.settle(func(*entry) bool { return true }) }
+// settleAll settles what end has left to a writer that does not come back.
+func (w *window) settleAll() { w.settle(func(*entry) bool { return true }) }
 
 // settle has the messages that are to blame fail, and keeps the others for another window.
 func (w *window) settle(which func(*entry) bool) {
-	type loss struct {
-		done func(error)
-		err  error
-	}
-	var losses []loss
+	var failures []failure
 	w.mu.Lock()
 	for _, e := range w.queue {
-		if e.done == nil || !which(e) {
+		if e.answered() || !which(e) {
 			continue
 		}
 		if err := w.verdict.of(e, w.alone(e)); err != nil {
-			losses = append(losses, loss{e.take(), err})
+			failures = append(failures, failure{e.takeAnswer(), err})
 			continue
 		}
 		suspect := e.suspect || w.verdict.words == "" && e.sent()
-		w.rest = append(w.rest, &entry{ctx: e.ctx, out: e.out, done: e.take(), suspect: suspect})
+		w.rest = append(w.rest, &entry{ctx: e.ctx, out: e.out, answer: e.takeAnswer(), suspect: suspect})
 	}
 	w.mu.Unlock()
-	for _, l := range losses {
-		l.done(l.err)
-	}
+	give(failures)
 }
 
 // clear frees the places of a window that has ended, and returns the messages to publish again.

@@ -151,7 +151,7 @@ func (p *Publisher) Publish(ctx context.Context, out Out, done func(error)) {
 		done(err)
 		return
 	}
-	p.publish(&entry{ctx: ctx, out: out, done: done})
+	p.publish(&entry{ctx: ctx, out: out, answer: done})
 }
 
 func (p *Publisher) publish(e *entry) {
@@ -167,7 +167,7 @@ func (p *Publisher) publish(e *entry) {
 		case errors.Is(err, errRefused): // over another message
 			over = s
 		default:
-			e.done(err)
+			e.answer(err)
 			return
 		}
 	}

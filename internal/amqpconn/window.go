@@ -36,9 +36,9 @@ type window struct {
 	mu      sync.Mutex
 	queue   []*entry
 	ended   bool
-	verdict verdict  // once it has ended
-	rest    []*entry // to publish again elsewhere
-	writing time.Time
+	verdict verdict   // once it has ended
+	rest    []*entry  // to publish again elsewhere
+	writing time.Time // when the write under way began; zero: there is none
 	blocked time.Time // when the broker was last seen to block
 }
 
@@ -89,7 +89,7 @@ func (w *window) run(ctx context.Context, stop func()) error {
 	case <-time.After(closePatience):
 		w.conn.Close()
 		// The client may be stuck in a write on a connection it has given up itself.
-		w.abandon()
+		w.settleAll()
 	}
 	return err
 }
@@ -106,14 +106,14 @@ func (w *window) write() {
 		case <-w.dead:
 			return
 		case e := <-w.out:
-			if !w.begin(e) {
+			if !w.beginWrite(e) {
 				continue
 			}
 			answer, err := w.ch.PublishWithDeferredConfirm(e.out.Exchange, e.out.Key, true, false, e.out.Message)
 			if err == nil {
 				w.answers <- answer // as many places as messages may be unconfirmed
 			}
-			w.wrote(e, err == nil)
+			w.endWrite(e, err == nil)
 			if err != nil {
 				close(w.broken)
 				return
@@ -199,18 +199,18 @@ func (w *window) cause() error {
 func (w *window) confirmed() {
 	ack := w.acked()
 	w.collectReturns()
-	e, done := w.pop()
+	e, answer := w.takeHead()
 	if e != nil {
 		w.suspects.clear(e.out)
 	}
 	switch {
-	case done == nil: // it was given up before
+	case answer == nil: // it was given up before
 	case e.returned != "":
-		done(fmt.Errorf("%w: %s", ErrUnroutable, e.returned))
+		answer(fmt.Errorf("%w: %s", ErrUnroutable, e.returned))
 	case !ack:
-		done(ErrNacked)
+		answer(ErrNacked)
 	default:
-		done(nil)
+		answer(nil)
 	}
 }
 
