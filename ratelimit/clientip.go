@@ -8,29 +8,28 @@ import (
 	"strings"
 )
 
-// ClientIPConfig configures ClientIP. The zero value takes the address of the
-// connection, which is right where clients connect directly.
+// ClientIPConfig configures ClientIP. The zero value takes the address of the connection, which is
+// right where clients connect directly.
 type ClientIPConfig struct {
-	// TrustedProxies are the networks of the proxies in front. What they report is
-	// believed; the client is the last address that is not one of theirs. Not
-	// together with Hops.
+	// TrustedProxies are the networks of the proxies in front. What they report is believed; the
+	// client is the last address that is not one of theirs. Not together with Hops. Optional.
 	TrustedProxies []netip.Prefix
-	// Hops is the number of proxies in front, where their addresses are not known:
-	// the client is what the outermost of them reports. Nobody may be able to connect
-	// past them. 0 means none.
+	// Hops is the number of proxies in front, at most 32, where their addresses are not known: the
+	// client is what the outermost of them reports. Nobody may be able to connect past them.
+	// Default: none.
 	Hops int
-	// Header is where proxies report addresses, each appending the one it was called
-	// by. A header that the outermost proxy sets to a single address will do too,
-	// with Hops 1. Empty means X-Forwarded-For.
+	// Header is where proxies report addresses, each appending the one it was called by. A header
+	// that the outermost proxy sets to a single address works too, with Hops 1. Default:
+	// X-Forwarded-For.
 	Header string
-	// IPv6Prefix is the length of the network that counts as one client, for a
-	// subscriber has many addresses: 1 to 128. 0 means 64.
+	// IPv6Prefix is the length of the network that counts as one client, since a subscriber has many
+	// addresses: 1 to 128. Default: 64.
 	IPv6Prefix int
 }
 
-// ClientIP returns a key function that takes the client's address: what a client
-// itself writes into the header changes nothing. A request that does not tell
-// its client's address is ErrNoKey.
+// ClientIP returns a key function that takes the client's address. What a client itself writes into
+// the header changes nothing. A request that does not tell its client's address is ErrNoKey. It
+// returns an error that names every wrong field.
 func ClientIP(cfg ClientIPConfig) (func(*http.Request) (string, error), error) {
 	var errs []error
 	if len(cfg.TrustedProxies) > 0 && cfg.Hops != 0 {
@@ -63,8 +62,8 @@ func ClientIP(cfg ClientIPConfig) (func(*http.Request) (string, error), error) {
 	}, nil
 }
 
-// unmapped writes networks of IPv4-mapped IPv6 addresses as IPv4, in which form
-// addresses are compared.
+// unmapped writes networks of IPv4-mapped IPv6 addresses as IPv4, in which form addresses are
+// compared.
 func unmapped(networks []netip.Prefix) (all []netip.Prefix, err error) {
 	const mapped = 96 // bits before the IPv4 address
 	for _, p := range networks {

@@ -11,37 +11,34 @@ import (
 type Algorithm uint8
 
 const (
-	// SlidingWindow weighs two counters: this window's and, by the share of it
-	// that a window ending now still covers, the one before. It is the default. A
-	// burst around a boundary may admit up to 2 × Max - 1 within some window.
+	// SlidingWindow weighs two counters: this window's and, by the share of it that a window ending
+	// now still covers, the one before. It is the default. A burst around a boundary may admit up to
+	// 2 × Max - 1 within some window.
 	SlidingWindow Algorithm = iota
 
-	// TokenBucket holds Burst tokens and gains Max of them per Window, evenly. It is
-	// GCRA by another name: a bucket of Burst 1 spaces its units evenly.
+	// TokenBucket holds Burst tokens and gains Max of them per Window, evenly. It is GCRA by another
+	// name: a bucket of Burst 1 spaces its units evenly.
 	TokenBucket
 
-	// FixedWindow counts this window alone, as quotas per hour or day are sold. A
-	// burst around a boundary may admit 2 × Max within some window.
+	// FixedWindow counts this window alone, as quotas per hour or day are sold. A burst around a
+	// boundary may admit 2 × Max within some window.
 	FixedWindow
 )
 
-// Limit is how much of something is allowed. A value is ready for use; Validate
-// says whether it makes sense, and every call checks it.
+// Limit is how much of something is allowed. A value is ready for use; every call checks it, as
+// Validate does.
 type Limit struct {
-	// Name is the name of the limit in keys, headers and decisions: 1 to 32 of
-	// [a-z0-9_-]. A name stands for one Limit: of two limits with one name those
-	// with the same Window count together, whatever their Max, so that a new plan
-	// takes effect at once and forgets nothing.
+	// Name is the name of the limit in keys, headers and decisions: 1 to 32 of [a-z0-9_-]. Required.
+	// Limits of one name and one Window count together, whatever their Max: a new plan takes effect
+	// at once and forgets nothing.
 	Name string
-	// Max is the number of units per Window, at least 1.
+	// Max is the number of units per Window, at least 1. Required.
 	Max int64
-	// Window is the time that Max is for: whole milliseconds, from 1 s to 366
-	// days. 0 means one minute.
+	// Window is the time that Max is for: whole milliseconds, from 1 s to 366 days. Default: 1 minute.
 	Window time.Duration
-	// Algorithm says how to count. The zero value is SlidingWindow.
+	// Algorithm says how to count. Default: SlidingWindow.
 	Algorithm Algorithm
-	// Burst is the size of a token bucket. 0 means Max. Other algorithms refuse
-	// it.
+	// Burst is the size of a token bucket; other algorithms refuse it. Default: Max.
 	Burst int64
 }
 
@@ -82,8 +79,8 @@ func (l Limit) Validate() error {
 	return errors.Join(errs...)
 }
 
-// exact reports whether all that is computed with the limit stays an exact
-// integer in a double: four times Max, or Burst, in units of a window.
+// exact reports whether all that is computed with the limit stays an exact integer in a double: four
+// times Max, or Burst, in units of a window.
 func (l Limit) exact() bool {
 	return max(l.Max, l.Burst) <= math.MaxInt64/4/l.windowMS() &&
 		4*max(l.Max, l.Burst)*l.windowMS() < exactFloat

@@ -5,8 +5,8 @@ import "sync"
 // maxRules bounds the rules that are remembered; there are as many as plans.
 const maxRules = 1000
 
-// rules remembers the rules that limits were made into, so that a limit is
-// checked once and counters share it. The zero value is ready for use.
+// rules remembers the rules that limits were made into, so that a limit is checked once and counters
+// share it. The zero value is ready for use.
 type rules struct {
 	mu    sync.Mutex
 	known map[Limit]*rule

@@ -9,11 +9,7 @@ import (
 // maxKey is the longest key that is stored as it is.
 const maxKey = 64
 
-// Encode returns the form in which a key is stored: itself if it is 1 to 64
-// of [A-Za-z0-9._-], else "h-" and 128 bits of its SHA-256 in hexadecimal. So no
-// key can reach into another's name, choose a cluster slot or grow without
-// bound. Keys that begin with "h-" are hashed too, so that none can pose as a
-// hash. Empty stays empty.
+// Encode returns the form in which a key is stored; see driver.EncodeKey.
 func Encode(key string) string {
 	if key == "" || plainKey(key) {
 		return key
