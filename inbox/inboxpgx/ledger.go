@@ -12,7 +12,6 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	inboxdriver "github.com/holdfast-go/holdfast/inbox/driver"
-	"github.com/holdfast-go/holdfast/internal/chunk"
 	"github.com/holdfast-go/holdfast/internal/migrate"
 	"github.com/holdfast-go/holdfast/internal/pgcall"
 )
@@ -85,7 +84,7 @@ func (l *ledger) Forget(ctx context.Context, id uuid.UUID) error {
 func (l *ledger) exec(ctx context.Context, sql string, args ...any) error {
 	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
 	defer cancel()
-	_, err := chunk.Exec(ctx, l.pool, sql, append([]any{l.consumer}, args...)...)
+	_, err := pgcall.Exec(ctx, l.pool, sql, append([]any{l.consumer}, args...)...)
 	return l.wrap(err)
 }
 

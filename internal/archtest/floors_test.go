@@ -54,7 +54,6 @@ var floors = slices.Concat(
 	[]floor{
 		{pkg: "internal/migrate", clients: []string{pgx}, on: with(ground, "internal/pgcall")},
 		{pkg: "internal/pgcall", clients: []string{pgx}, noTesting: true},
-		{pkg: "internal/chunk", clients: []string{pgx}, on: []string{"internal/pgcall"}},
 		{pkg: "internal/pgnotify", clients: []string{pgx}, on: with(ground, "internal/pgcall"), noTesting: true},
 		{pkg: "internal/pgprune", clients: []string{pgx}, on: with(ground, "internal/pgcall"), noTesting: true},
 		{pkg: "internal/amqpconn", clients: []string{amqp}, on: ground},
@@ -117,7 +116,7 @@ func core(name string, adapters ...string) []floor {
 	}
 	onPostgres := []string{
 		"txretry", "txretry/driver", name + "/" + name + "pgx/driver",
-		"internal/migrate", "internal/chunk", "internal/pgcall", "internal/pgnotify", "internal/pgprune",
+		"internal/migrate", "internal/pgcall", "internal/pgnotify", "internal/pgprune",
 	}
 	for _, adapter := range adapters {
 		pkg := name + "/" + name + adapter

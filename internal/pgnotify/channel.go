@@ -1,7 +1,7 @@
 // Package pgnotify wakes services of other processes by NOTIFY, apart from the
-// transactions that give the reason: Postgres lets one transaction with a NOTIFY
-// commit at a time, so that a Notifier sends its own, after the commit, and few of
-// them. A notification that is lost costs the time to the next poll.
+// transactions that give the reason: Postgres commits one transaction with a NOTIFY
+// at a time, so a Sender sends its own, after the commit, and few of them. A
+// notification that is lost costs the time to the next poll.
 package pgnotify
 
 import (

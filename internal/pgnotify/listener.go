@@ -27,7 +27,7 @@ type ListenerConfig struct {
 	Failed        func(ctx context.Context, err error) // called once for each time in which notifications do not arrive
 }
 
-// Listener hands on what Notifiers of other processes send. It takes a connection
+// Listener hands on what Senders of other processes send. It takes a connection
 // out of the pool for itself, and one more for a moment at each test.
 type Listener struct {
 	cfg ListenerConfig

@@ -73,7 +73,10 @@ func (s *Store) checkColumns(ctx context.Context, conn *pgxpool.Conn, found *che
 		if err != nil {
 			return false, err
 		}
-		if len(missing) > 0 {
+		if len(missing) == len(wanted[suffix]) {
+			complete = false
+			found.Add(mendMigrate, "table %s does not exist", table)
+		} else if len(missing) > 0 {
 			complete = false
 			found.Add(mendMigrate, "table %s lacks the columns %v", table, missing)
 		}

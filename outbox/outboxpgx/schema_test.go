@@ -62,7 +62,7 @@ func TestCaseOfNames(t *testing.T) {
 func TestCheckFindsWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct{ sql, want string }{
-		"table":  {`DROP TABLE holdfast_outbox_dead`, `"holdfast_outbox_dead" lacks`},
+		"table":  {`DROP TABLE holdfast_outbox_dead`, `"holdfast_outbox_dead" does not exist`},
 		"column": {`ALTER TABLE holdfast_outbox DROP COLUMN last_error`, "last_error"},
 		"index":  {`DROP INDEX holdfast_outbox_held`, "holdfast_outbox_held is missing"},
 		"lanes":  {`DELETE FROM holdfast_outbox_lanes WHERE lane = 3`, "15 of 16 lanes"},
