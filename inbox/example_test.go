@@ -9,7 +9,6 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 )
 
@@ -34,34 +33,37 @@ func Example() {
 	}
 
 	// In production the consumer is inboxamqp.NewConsumer, on RabbitMQ.
-	broker, err := inboxtest.NewBroker(mux, inboxtest.Config{Logger: slog.New(slog.DiscardHandler)})
+	broker := inboxtest.NewBroker()
+	consumer, err := inboxtest.NewConsumer(broker, "billing", mux, inboxtest.Config{
+		ConsumerConfig: inbox.ConsumerConfig{Concurrency: 1, Logger: slog.New(slog.DiscardHandler)},
+	})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
-	go func() { done <- broker.Run(ctx) }()
+	go func() { done <- consumer.Run(ctx) }()
 
 	for _, body := range []string{`{"order":"A-1"}`, `{}`, `{"order":"A-2"}`, `not JSON`} {
 		m := &inbox.Message{ID: uuid.Must(uuid.NewV7()), Name: "order.placed", Body: []byte(body)}
-		if err := broker.Publish(ctx, m); err != nil {
+		if err := broker.Send(ctx, m); err != nil {
 			fmt.Println(err)
 		}
 	}
 	if err := broker.Idle(ctx); err != nil {
 		fmt.Println(err)
 	}
-	dead, _ := broker.DeadLetters().List(ctx, inbox.Filter{})
+	dead, _ := consumer.DeadLetters().List(ctx, inbox.Filter{})
 	for _, d := range dead {
-		fmt.Printf("%s: %s\n", driver.DeadLetterQueue("", d.Class), d.Error)
+		fmt.Printf("%s: %s\n", d.Class, d.Error)
 	}
 	cancel()
 	fmt.Println("stopped:", <-done)
 	// Output:
 	// handled order A-1
 	// handled order A-2
-	// failed.unrecoverable: order has no number
-	// failed.validation: inbox: decode inbox_test.OrderPlaced: malformed JSON at byte 2
+	// unrecoverable: order has no number
+	// validation: inbox: decode inbox_test.OrderPlaced: malformed JSON at byte 2
 	// stopped: <nil>
 }

@@ -45,7 +45,7 @@ func openMemory(cfg config, m *metrics, log *slog.Logger) (*backend, error) {
 		services: []service{
 			{roleSweeper, parts.Sweeper.Run, parts.Sweeper.Ready},
 			{roleRelay, parts.Relay.Run, parts.Relay.Ready},
-			{roleConsumer, parts.Broker.Run, parts.Broker.Ready},
+			{roleConsumer, parts.Consumer.Run, parts.Consumer.Ready},
 		},
 		close: func() {},
 	}, nil

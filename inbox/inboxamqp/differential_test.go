@@ -222,25 +222,26 @@ func (p *play) body(i int) []byte { return fmt.Appendf(nil, `{"n":%d}`, i) }
 
 func (p *play) onFake(t *testing.T) []string {
 	a := &actor{p: p, runs: make([][]string, len(p.scripts))}
-	broker, err := inboxtest.NewBroker(a, inboxtest.Config{
-		Queue: "orders", Retry: differentialRetry, Batch: p.batch, Concurrency: p.workers, Logger: slog.New(slog.DiscardHandler),
-	})
+	broker := inboxtest.NewBroker()
+	consumer, err := inboxtest.NewConsumer(broker, "orders", a, inboxtest.Config{ConsumerConfig: inbox.ConsumerConfig{
+		Retry: differentialRetry, Batch: p.batch, Concurrency: p.workers, Logger: slog.New(slog.DiscardHandler),
+	}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	time.Sleep(time.Until(time.UnixMilli(idTime(p.ids)))) // the ids are of the time outside
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- broker.Run(ctx) }()
+	go func() { ended <- consumer.Run(ctx) }()
 	defer func() {
 		cancel()
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
 	}()
-	return p.perform(t, a, broker.DeadLetters(), func(i int) {
+	return p.perform(t, a, consumer.DeadLetters(), func(i int) {
 		m := &inbox.Message{ID: p.ids[i], Name: p.name(i), ContentType: "application/json", Body: p.body(i)}
-		if err := broker.Publish(t.Context(), m); err != nil {
+		if err := broker.Send(t.Context(), m); err != nil {
 			t.Fatal(err)
 		}
 	}, func(_ int, look func() string) string {

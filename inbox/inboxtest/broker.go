@@ -7,75 +7,110 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/internal/blame"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// ErrNotRunning is returned by Ready while no Run is at work.
-var ErrNotRunning = errors.New("inboxtest: broker is not running")
-
-// Broker is a queue in memory that delivers to a Processor as a consumer on a real broker
-// does: at least once, failed messages again after a delay, hopeless ones to the dead
-// letters. It is safe for concurrent use.
+// Broker is what RabbitMQ is between a relay and its consumers, in memory: queues that deliver at
+// least once. It is a publisher for outbox.NewRelay. It is safe for concurrent use.
 type Broker struct {
-	processor inbox.Processor
-	cfg       Config
-	dead      DeadLetters
-	suspects  blame.Suspects
-
-	mu       sync.Mutex
-	changed  *sync.Cond // of anything below
-	ready    []*delivery
-	held     []held // failed for want of a server, as it seems
-	clock    int    // tells which message began or failed before another
-	delayed  int    // waiting for their retry
-	inFlight int
-	paused   int // pauses under way
-	running  int // Runs under way
+	mu      sync.Mutex
+	changed *sync.Cond // of anything in the queues
+	queues  map[string]*queue
 }
 
-// delivery is a message in the queue.
-type delivery struct {
-	msg  *inbox.Message
-	last bool // DeliverTwice has had its way
+// queue is a queue of a broker, with its dead letters. The broker's lock guards it.
+type queue struct {
+	name     string
+	patterns []string // of message names
+	ready    []*delivery
+	waiting  int // for a retry, or with a consumer that pauses
+	inFlight int
+	dead     []inbox.DeadLetter // oldest first
+}
 
-	began   int  // on the broker's clock
+// delivery is a message in a queue.
+type delivery struct {
+	msg      *inbox.Message
+	repeated bool // as Config.DeliverTwice asks
+
+	began   int  // on the consumer's clock
 	batched bool // processed together with others
 }
 
-// NewBroker returns a Broker with an empty queue.
-func NewBroker(p inbox.Processor, cfg Config) (*Broker, error) {
-	cfg = cfg.withDefaults()
-	err := cfg.validate()
-	if p == nil {
-		err = errors.Join(errors.New("inboxtest: Processor is nil"), err)
-	}
-	if err != nil {
-		return nil, err
-	}
-	b := &Broker{processor: p, cfg: cfg}
+// NewBroker returns a Broker without queues: NewConsumer declares them.
+func NewBroker() *Broker {
+	b := &Broker{queues: map[string]*queue{}}
 	b.changed = sync.NewCond(&b.mu)
-	b.dead.broker = b
-	return b, nil
+	return b
 }
 
-// Publish puts a copy of a message at the end of the queue. Its Queue, Attempt and failure
-// times are set anew. What is wrong with a message shows when it is delivered, as with a
-// real broker. It returns ctx's error when that has ended, and refuses nil.
-func (b *Broker) Publish(ctx context.Context, m *inbox.Message) error {
+// declare returns the queue of a name and binds it to the patterns.
+func (b *Broker) declare(name string, patterns []string) *queue {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	q := b.queues[name]
+	if q == nil {
+		q = &queue{name: name}
+		b.queues[name] = q
+	}
+	q.patterns = append(q.patterns, patterns...)
+	return q
+}
+
+// Publish implements driver.Publisher of outbox: it puts a copy of the message into every queue
+// whose consumer wants messages of its name. Without any the message is unroutable.
+func (b *Broker) Publish(ctx context.Context, m driver.Message, done func(error)) {
+	err := ctx.Err()
+	switch {
+	case err != nil:
+		err = &driver.PublishError{Class: driver.Unavailable, Err: err}
+	case !b.route(&inbox.Message{
+		ID: m.ID, Name: m.Name, Body: m.Body, ContentType: m.ContentType, Headers: m.Headers, PublishedAt: m.CreatedAt,
+	}):
+		err = &driver.PublishError{Class: driver.Unroutable, Err: fmt.Errorf("inboxtest: no queue wants messages named %q", m.Name)}
+	}
+	done(err)
+}
+
+// Send is Publish for a message as a consumer gets it, valid or not: what is wrong with it shows
+// when it is delivered, as with a real broker. Its Queue, Attempt and failure times are set anew.
+// It returns ctx's error when that has ended, and refuses nil and what no queue wants.
+func (b *Broker) Send(ctx context.Context, m *inbox.Message) error {
 	if m == nil {
 		return errors.New("inboxtest: message is nil")
 	}
 	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("inboxtest: publish: %w", err)
+		return fmt.Errorf("inboxtest: send: %w", err)
 	}
-	msg := clone(m)
-	msg.Queue, msg.Attempt, msg.Recovered, msg.Redelivered, msg.FirstFailedAt = b.cfg.Queue, 1, 0, false, time.Time{}
-	b.put(&delivery{msg: msg})
+	if !b.route(m) {
+		return fmt.Errorf("inboxtest: no queue wants messages named %q", m.Name)
+	}
 	return nil
+}
+
+func (b *Broker) route(m *inbox.Message) (wanted bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, q := range b.queues {
+		if slices.ContainsFunc(q.patterns, func(pattern string) bool { return matches(pattern, m.Name) }) {
+			q.put(m)
+			wanted = true
+		}
+	}
+	b.changed.Broadcast()
+	return wanted
+}
+
+// put puts a copy of a message at the end of the queue. The lock is held.
+func (q *queue) put(m *inbox.Message) {
+	msg := clone(m)
+	msg.Queue, msg.Attempt, msg.Recovered, msg.Redelivered, msg.FirstFailedAt = q.name, 1, 0, false, time.Time{}
+	q.ready = append(q.ready, &delivery{msg: msg})
 }
 
 func clone(m *inbox.Message) *inbox.Message {
@@ -84,24 +119,31 @@ func clone(m *inbox.Message) *inbox.Message {
 	return &c
 }
 
-// Ready returns nil while a Run is at work, else ErrNotRunning.
-func (b *Broker) Ready(context.Context) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.running == 0 {
-		return ErrNotRunning
-	}
-	return nil
+// matches compares words between dots: * stands for one, # for any number.
+func matches(pattern, name string) bool {
+	return matchWords(strings.Split(pattern, "."), strings.Split(name, "."))
 }
 
-// Idle waits until no message is in the queue, waiting for a retry, or being processed. It
-// returns ctx's error when that ends first. Only a Run makes progress meanwhile.
+func matchWords(pattern, words []string) bool {
+	switch {
+	case len(pattern) == 0:
+		return len(words) == 0
+	case pattern[0] == "#":
+		return matchWords(pattern[1:], words) || len(words) > 0 && matchWords(pattern, words[1:])
+	case len(words) == 0 || pattern[0] != "*" && pattern[0] != words[0]:
+		return false
+	}
+	return matchWords(pattern[1:], words[1:])
+}
+
+// Idle waits until no message is in any queue, waiting for a retry, or being processed. It
+// returns ctx's error when that ends first. Only consumers that run make progress meanwhile.
 func (b *Broker) Idle(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, b.wake)
 	defer stop()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for len(b.ready)+len(b.held)+b.delayed+b.inFlight > 0 {
+	for b.busy() {
 		if ctx.Err() != nil {
 			return fmt.Errorf("inboxtest: not idle: %w", ctx.Err())
 		}
@@ -110,62 +152,21 @@ func (b *Broker) Idle(ctx context.Context) error {
 	return nil
 }
 
-// DeadLetters returns the messages that were given up.
-func (b *Broker) DeadLetters() *DeadLetters { return &b.dead }
-
-func (b *Broker) put(d *delivery) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.ready = append(b.ready, d)
-	b.changed.Broadcast()
-}
-
-// take waits for the next messages, at least one; nil when ctx has ended.
-func (b *Broker) take(ctx context.Context) []*delivery {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for ctx.Err() == nil {
-		if b.paused == 0 && len(b.ready)+b.inFlight == 0 {
-			b.release() // there is no other message
-		}
-		if len(b.ready) > 0 && b.paused == 0 {
-			n := b.together()
-			taken := slices.Clone(b.ready[:n])
-			b.ready = b.ready[n:]
-			b.inFlight += n
-			b.clock++
-			for _, d := range taken {
-				d.began, d.batched = b.clock, n > 1
-			}
-			return taken
-		}
-		b.changed.Wait()
-	}
-	return nil
-}
-
-// together is how many of the next messages make a batch.
-func (b *Broker) together() int {
-	for n, d := range b.ready[:min(b.cfg.Batch, len(b.ready))] {
-		if d.msg.Attempt > 1 || b.suspects.Has(d.msg.ID) {
-			return max(n, 1)
+func (b *Broker) busy() bool {
+	for _, q := range b.queues {
+		if len(q.ready)+q.waiting+q.inFlight > 0 {
+			return true
 		}
 	}
-	return min(b.cfg.Batch, len(b.ready))
+	return false
 }
 
-// settle ends a delivery with a change to the queue.
-func (b *Broker) settle(change func()) {
+// change changes queues under the lock, and lets everybody who waits look again.
+func (b *Broker) change(with func()) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.inFlight--
-	change()
+	with()
 	b.changed.Broadcast()
 }
 
-// wake lets everybody who waits look at their context.
-func (b *Broker) wake() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.changed.Broadcast()
-}
+func (b *Broker) wake() { b.change(func() {}) }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -15,31 +14,28 @@ import (
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
-// DeadLetters are the messages a Broker has given up, oldest first. It is safe for
-// concurrent use.
-type DeadLetters struct {
-	broker *Broker
-
-	mu      sync.Mutex
-	letters []inbox.DeadLetter
+// deadLetters is the inbox.DeadLetters of a queue.
+type deadLetters struct {
+	broker    *Broker
+	queue     *queue
+	retention time.Duration
 }
 
-func (d *DeadLetters) add(letter inbox.DeadLetter) {
+// bury adds a dead letter. The lock is held.
+func (q *queue) bury(letter inbox.DeadLetter) {
 	letter.Message = *clone(&letter.Message)
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.letters = append(d.letters, letter)
+	q.dead = append(q.dead, letter)
 }
 
-// List returns the dead letters that the filter selects.
-func (d *DeadLetters) List(_ context.Context, f inbox.Filter) ([]inbox.DeadLetter, error) {
+// List implements inbox.DeadLetters.
+func (d *deadLetters) List(_ context.Context, f inbox.Filter) ([]inbox.DeadLetter, error) {
 	if err := driver.CheckFilter(f); err != nil {
 		return nil, err
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
+	d.broker.mu.Lock()
+	defer d.broker.mu.Unlock()
 	var found []inbox.DeadLetter
-	for _, letter := range d.letters {
+	for _, letter := range d.queue.dead {
 		if f.Limit > 0 && len(found) == f.Limit {
 			break
 		}
@@ -51,8 +47,8 @@ func (d *DeadLetters) List(_ context.Context, f inbox.Filter) ([]inbox.DeadLette
 	return found, nil
 }
 
-// Show returns the latest dead letter with this message id, or inbox.ErrNotFound.
-func (d *DeadLetters) Show(ctx context.Context, id uuid.UUID) (inbox.DeadLetter, error) {
+// Show implements inbox.DeadLetters: of several it returns the latest.
+func (d *deadLetters) Show(ctx context.Context, id uuid.UUID) (inbox.DeadLetter, error) {
 	found, err := d.List(ctx, inbox.Filter{IDs: []uuid.UUID{id}})
 	if err != nil || len(found) == 0 {
 		return inbox.DeadLetter{}, errors.Join(err, inbox.ErrNotFound)
@@ -60,10 +56,9 @@ func (d *DeadLetters) Show(ctx context.Context, id uuid.UUID) (inbox.DeadLetter,
 	return found[len(found)-1], nil
 }
 
-// Replay puts the dead letters that the filter selects back into the queue, as messages that
-// were never tried. Those refused for their age stay, and the error tells of them. The
-// others have left when ctx ends during the pauses of PerSecond; what is left stays.
-func (d *DeadLetters) Replay(ctx context.Context, f inbox.Filter, how inbox.Replay) (done inbox.Replayed, err error) {
+// Replay implements inbox.DeadLetters. What is left stays when ctx ends during the pauses of
+// PerSecond.
+func (d *deadLetters) Replay(ctx context.Context, f inbox.Filter, how inbox.Replay) (done inbox.Replayed, err error) {
 	if err := errors.Join(ctx.Err(), driver.CheckFilter(f), driver.CheckReplay(how)); err != nil {
 		return done, err
 	}
@@ -77,7 +72,7 @@ func (d *DeadLetters) Replay(ctx context.Context, f inbox.Filter, how inbox.Repl
 		if most > 0 && done.Returned == most {
 			break
 		}
-		if driver.Outlived(how, letter, driver.DefaultRetention, now) {
+		if driver.Outlived(how, letter, d.retention, now) {
 			done.Outlived++
 			continue
 		}
@@ -91,9 +86,7 @@ func (d *DeadLetters) Replay(ctx context.Context, f inbox.Filter, how inbox.Repl
 				continue // somebody else was faster
 			}
 			letter.Message.Replays++
-			if err := d.broker.Publish(context.WithoutCancel(ctx), &letter.Message); err != nil {
-				return done, err
-			}
+			d.broker.change(func() { d.queue.put(&letter.Message) })
 		}
 		done.Returned++
 	}
@@ -104,31 +97,31 @@ func (d *DeadLetters) Replay(ctx context.Context, f inbox.Filter, how inbox.Repl
 }
 
 // takeBack removes one dead letter.
-func (d *DeadLetters) takeBack(letter inbox.DeadLetter) bool {
+func (d *deadLetters) takeBack(letter inbox.DeadLetter) bool {
 	return len(d.takeOut(inbox.Filter{
 		IDs: []uuid.UUID{letter.Message.ID}, Class: letter.Class, Name: letter.Message.Name, Limit: 1,
 	})) == 1
 }
 
 // Count implements inbox.DeadLetters.
-func (d *DeadLetters) Count(ctx context.Context, f inbox.Filter) (int, error) {
+func (d *deadLetters) Count(ctx context.Context, f inbox.Filter) (int, error) {
 	found, err := d.List(ctx, f)
 	return len(found), err
 }
 
-// Remove deletes the dead letters that the filter selects and returns how many.
-func (d *DeadLetters) Remove(ctx context.Context, f inbox.Filter, by, reason string) (int, error) {
+// Remove implements inbox.DeadLetters.
+func (d *deadLetters) Remove(ctx context.Context, f inbox.Filter, by, reason string) (int, error) {
 	if err := errors.Join(ctx.Err(), driver.CheckFilter(f), driver.CheckRemoval(by, reason)); err != nil {
 		return 0, err
 	}
 	return len(d.takeOut(f)), nil
 }
 
-func (d *DeadLetters) takeOut(f inbox.Filter) []inbox.DeadLetter {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+func (d *deadLetters) takeOut(f inbox.Filter) []inbox.DeadLetter {
+	d.broker.mu.Lock()
+	defer d.broker.mu.Unlock()
 	var taken []inbox.DeadLetter
-	d.letters = slices.DeleteFunc(d.letters, func(letter inbox.DeadLetter) bool {
+	d.queue.dead = slices.DeleteFunc(d.queue.dead, func(letter inbox.DeadLetter) bool {
 		if f.Limit > 0 && len(taken) == f.Limit || !driver.Match(f, letter) {
 			return false
 		}

@@ -20,7 +20,7 @@ func TestDeadLetters(t *testing.T) {
 		}
 		return inbox.Classed(inbox.Unrecoverable(errors.New("no "+m.Name)), "class-"+m.Name)
 	})
-	bubble(t, p, inboxtest.Config{}, func(t *testing.T, b *inboxtest.Broker, _ func()) {
+	bubble(t, p, inboxtest.Config{}, func(t *testing.T, b rig, _ func()) {
 		published := publish(t, b, "a", "b", "b", "c")
 		idle(t, b)
 		dead := b.DeadLetters()

@@ -1,12 +1,14 @@
-// Package inboxtest has the fakes of an inbox: Broker, a queue in memory with redelivery,
-// retry delays and dead letters that drives any inbox.Processor, and Dedup, the dedup
-// entries for transactions of txretrytest, and Ledger. With both, the handlers of a real
-// inboxpgx.Processor run without any server, in a test or in a demonstration.
+// Package inboxtest has the fakes of an inbox: Broker, queues in memory with redelivery, retry
+// delays and dead letters; Consumer, which drives any inbox.Processor on one of them; and New, an
+// inboxpgx.Store with its entries in memory. With them the handlers and the relay of production
+// run without any server, in a test or in a demonstration.
 //
 //	manager := txretrytest.New(txretrytest.Config{})
-//	p, err := inboxpgx.NewProcessor(manager, inboxpgx.Config{Consumer: "billing", Dedup: inboxtest.NewDedup()})
+//	books, err := inboxtest.New(manager, "billing", inboxpgx.Config{})
 //	…
-//	broker, err := inboxtest.NewBroker(p, inboxtest.Config{DeliverTwice: true})
+//	broker := inboxtest.NewBroker()
+//	consumer, err := inboxtest.NewConsumer(broker, "billing", books, inboxtest.Config{DeliverTwice: true})
+//	relay, err := outbox.NewRelay(store, broker, outbox.RelayConfig{})
 //
 // Deliveries that end badly are scripted: DeliverTwice repeats every message, and Crash
 // makes the consumer "die" before a message was processed or before it was acknowledged.
@@ -17,5 +19,5 @@
 //
 // # Limits
 //
-// What is in memory is gone with the process. There is one queue, with no routing before it.
+// What is in memory is gone with the process. Messages are routed by their names alone.
 package inboxtest

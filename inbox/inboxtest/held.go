@@ -11,72 +11,76 @@ import (
 type held struct {
 	d      *delivery
 	f      driver.Failure
-	failed int // on the broker's clock
+	failed int // on the consumer's clock
 }
 
 // unavailable keeps a message, and pauses, until another one tells whose failure it was. One of a
 // batch is only suspected: it must fail alone.
-func (b *Broker) unavailable(d *delivery, f driver.Failure) {
+func (c *Consumer) unavailable(d *delivery, f driver.Failure) {
 	if d.batched {
-		b.suspects.Suspect(d.msg.ID)
-		b.giveBack(d)
+		c.suspects.Suspect(d.msg.ID)
+		c.giveBack(d)
 		return
 	}
-	b.settle(func() {
-		b.clock++
-		b.held = append(b.held, held{d, f, b.clock})
+	c.settle(func(q *queue) {
+		c.clock++
+		c.held = append(c.held, held{d, f, c.clock})
+		q.waiting++
 	})
-	b.pause()
+	c.pause()
 }
 
 // passed judges those that failed before a message began that went through: a message that fails
 // twice before such a one has failed by itself.
-func (b *Broker) passed(d *delivery) {
-	b.suspects.Clear(d.msg.ID)
-	for _, h := range b.failedBefore(d.began) {
-		if b.suspects.Strike(h.d.msg.ID) {
-			b.suspects.Clear(h.d.msg.ID)
+func (c *Consumer) passed(d *delivery) {
+	c.suspects.Clear(d.msg.ID)
+	for _, h := range c.failedBefore(d.began) {
+		if c.suspects.Strike(h.d.msg.ID) {
+			c.suspects.Clear(h.d.msg.ID)
 			own := h.f
 			own.Action, own.Counted, own.Unavailable = driver.ActionRetry, true, false
-			b.conclude(context.Background(), h.d, own)
+			c.conclude(context.Background(), h.d, own)
 			continue
 		}
-		b.settle(func() { b.later(h.d, b.cfg.Pause) })
+		c.settle(func(*queue) { c.later(h.d, pauseTime) })
 	}
 }
 
 // failedBefore takes those that failed before a moment; they are in flight again.
-func (b *Broker) failedBefore(moment int) (all []held) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+func (c *Consumer) failedBefore(moment int) (all []held) {
+	c.broker.mu.Lock()
+	defer c.broker.mu.Unlock()
 	n := 0
-	for n < len(b.held) && b.held[n].failed < moment {
+	for n < len(c.held) && c.held[n].failed < moment {
 		n++
 	}
-	all, b.held = b.held[:n:n], b.held[n:]
-	b.inFlight += n
+	all, c.held = c.held[:n:n], c.held[n:]
+	c.queue.waiting -= n
+	c.queue.inFlight += n
 	return all
 }
 
 // release puts what was kept to the front of the queue, blaming none. The lock is held.
-func (b *Broker) release() {
-	back := make([]*delivery, 0, len(b.held)+len(b.ready))
-	for _, h := range b.held {
+func (c *Consumer) release() {
+	q := c.queue
+	back := make([]*delivery, 0, len(c.held)+len(q.ready))
+	for _, h := range c.held {
 		h.d.msg.Redelivered = true
 		back = append(back, h.d)
 	}
-	b.ready, b.held = append(back, b.ready...), nil
+	q.waiting -= len(c.held)
+	q.ready, c.held = append(back, q.ready...), nil
 }
 
 // later puts a message to the end of the queue after a pause. The lock is held.
-func (b *Broker) later(d *delivery, pause time.Duration) {
+func (c *Consumer) later(d *delivery, pause time.Duration) {
 	d.msg.Redelivered = false // it is a new copy
-	b.delayed++
+	q := c.queue
+	q.waiting++
 	time.AfterFunc(pause, func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.delayed--
-		b.ready = append(b.ready, d)
-		b.changed.Broadcast()
+		c.broker.change(func() {
+			q.waiting--
+			q.ready = append(q.ready, d)
+		})
 	})
 }

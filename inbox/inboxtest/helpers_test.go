@@ -1,6 +1,7 @@
 package inboxtest_test
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"log/slog"
@@ -25,16 +26,30 @@ func (p processor) Process(ctx context.Context, msgs []*inbox.Message) []error {
 	return results
 }
 
-// bubble runs a test with a broker at work; stop ends its Run and waits for it.
-func bubble(t *testing.T, p processor, cfg inboxtest.Config, test func(t *testing.T, b *inboxtest.Broker, stop func())) {
+// rig is a broker with one queue and its consumer.
+type rig struct {
+	*inboxtest.Broker
+	*inboxtest.Consumer
+}
+
+func newRig(t *testing.T, p inbox.Processor, cfg inboxtest.Config) rig {
+	t.Helper()
+	b := inboxtest.NewBroker()
+	c, err := inboxtest.NewConsumer(b, "inbox", p, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rig{b, c}
+}
+
+// bubble runs a test with a consumer at work; stop ends its Run and waits for it.
+func bubble(t *testing.T, p processor, cfg inboxtest.Config, test func(t *testing.T, b rig, stop func())) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
+		cfg.Concurrency = cmp.Or(cfg.Concurrency, 1)
 		cfg.Rand = func() float64 { return 0.5 }
 		cfg.Logger = slog.New(slog.DiscardHandler)
-		b, err := inboxtest.NewBroker(p, cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b := newRig(t, p, cfg)
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan struct{})
 		go func() {
@@ -53,13 +68,13 @@ func bubble(t *testing.T, p processor, cfg inboxtest.Config, test func(t *testin
 	})
 }
 
-func publish(t *testing.T, b *inboxtest.Broker, names ...string) (published []uuid.UUID) {
+func publish(t *testing.T, b rig, names ...string) (published []uuid.UUID) {
 	t.Helper()
 	for _, name := range names {
 		// Of the bubble's time: ids.New does not go back behind what it gave outside.
 		id := ids.Deterministic(time.Now(), rand.Text())
 		m := &inbox.Message{ID: id, Name: name, Body: []byte(`{}`), Attempt: 7, Queue: "elsewhere"}
-		if err := b.Publish(t.Context(), m); err != nil {
+		if err := b.Send(t.Context(), m); err != nil {
 			t.Fatal(err)
 		}
 		published = append(published, m.ID)
@@ -67,14 +82,14 @@ func publish(t *testing.T, b *inboxtest.Broker, names ...string) (published []uu
 	return published
 }
 
-func idle(t *testing.T, b *inboxtest.Broker) {
+func idle(t *testing.T, b rig) {
 	t.Helper()
 	if err := b.Idle(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func letters(t *testing.T, b *inboxtest.Broker, f inbox.Filter) []inbox.DeadLetter {
+func letters(t *testing.T, b rig, f inbox.Filter) []inbox.DeadLetter {
 	t.Helper()
 	found, err := b.DeadLetters().List(t.Context(), f)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 )
 
 // A processor that panics or exits its goroutine fails its message; the others go on.
-func TestBrokerSurvivesTheProcessor(t *testing.T) {
+func TestConsumerSurvivesTheProcessor(t *testing.T) {
 	t.Parallel()
 	done := 0
 	p := processor(func(_ context.Context, m *inbox.Message) error {
@@ -24,7 +24,7 @@ func TestBrokerSurvivesTheProcessor(t *testing.T) {
 		done++
 		return nil
 	})
-	bubble(t, p, inboxtest.Config{}, func(t *testing.T, b *inboxtest.Broker, _ func()) {
+	bubble(t, p, inboxtest.Config{}, func(t *testing.T, b rig, _ func()) {
 		publish(t, b, "exits", "panics", "fine")
 		idle(t, b)
 		dead := letters(t, b, inbox.Filter{Class: driver.ClassDefault})

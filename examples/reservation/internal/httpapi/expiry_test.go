@@ -58,7 +58,7 @@ func TestDeadline(t *testing.T) {
 func (s *shop) run() (stop func()) {
 	ctx, cancel := context.WithCancel(s.t.Context())
 	var running sync.WaitGroup
-	for _, run := range []func(context.Context) error{s.parts.Relay.Run, s.parts.Broker.Run, s.parts.Sweeper.Run} {
+	for _, run := range []func(context.Context) error{s.parts.Relay.Run, s.parts.Consumer.Run, s.parts.Sweeper.Run} {
 		running.Go(func() {
 			if err := run(ctx); err != nil {
 				s.t.Error(err)
@@ -113,7 +113,7 @@ func TestStatsInAnyOrder(t *testing.T) {
 		msgs := s.parts.Outbox.Pending()
 		slices.Reverse(msgs)
 		for _, m := range append(msgs, msgs...) {
-			if err := s.parts.Broker.Publish(t.Context(), &inbox.Message{ID: m.ID, Name: m.Name, Body: m.Body}); err != nil {
+			if err := s.parts.Broker.Send(t.Context(), &inbox.Message{ID: m.ID, Name: m.Name, Body: m.Body}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -1,7 +1,6 @@
 package memory
 
 import (
-	"context"
 	"errors"
 	"log/slog"
 
@@ -15,7 +14,6 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/outbox"
-	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 	"github.com/holdfast-go/holdfast/ratelimit"
 	"github.com/holdfast-go/holdfast/txretry"
@@ -38,10 +36,11 @@ type Parts struct {
 	Limiter *ratelimit.Memory
 	Outbox  *outboxtest.Store
 
-	// These have to be run.
-	Relay   *outbox.Relay
-	Broker  *inboxtest.Broker
-	Sweeper *expiry.Sweeper
+	// These have to be run, but for the broker.
+	Relay    *outbox.Relay
+	Consumer *inboxtest.Consumer
+	Sweeper  *expiry.Sweeper
+	Broker   *inboxtest.Broker // between relay and consumer
 }
 
 // Open puts the parts together.
@@ -50,7 +49,7 @@ func Open(cfg Config) (*Parts, error) {
 		Script: cfg.Faults,
 		Retry:  txretry.Config{Logger: cfg.Logger, MeterProvider: cfg.MeterProvider},
 	})
-	p := &Parts{Keys: idempotencytest.NewStore(), Outbox: outboxtest.New()}
+	p := &Parts{Keys: idempotencytest.NewStore(), Outbox: outboxtest.New(), Broker: inboxtest.NewBroker()}
 	p.Shop = &Shop{
 		Store: newStore(tx), outbox: p.Outbox,
 		onCommit: func() { p.Relay.Wake() },
@@ -58,22 +57,24 @@ func Open(cfg Config) (*Parts, error) {
 	var errs [5]error
 	p.Shop.once, errs[0] = idempotencytest.New(tx, idempotencypgx.Config{Gate: p.Keys, Logger: cfg.Logger})
 	p.Limiter, errs[1] = ratelimit.NewMemory(ratelimit.MemoryConfig{})
-	p.Broker, errs[2] = newBroker(tx, p.Shop, cfg)
-	p.Relay, errs[3] = outbox.NewRelay(p.Outbox, outbox.Transports{"": toBroker{p.Broker}},
+	p.Consumer, errs[2] = newConsumer(tx, p, cfg)
+	p.Relay, errs[3] = outbox.NewRelay(p.Outbox, outbox.Transports{"": p.Broker},
 		outbox.RelayConfig{Logger: cfg.Logger, MeterProvider: cfg.MeterProvider})
 	p.Sweeper, errs[4] = newSweeper(p.Shop, cfg)
 	return p, errors.Join(errs[:]...)
 }
 
-func newBroker(tx txretry.Transactor, shop *Shop, cfg Config) (*inboxtest.Broker, error) {
+func newConsumer(tx txretry.Transactor, p *Parts, cfg Config) (*inboxtest.Consumer, error) {
 	processor, err := inboxtest.New(tx, "stats", inboxpgx.Config{MeterProvider: cfg.MeterProvider})
 	if err != nil {
 		return nil, err
 	}
-	if err := messages.Listen(processor, shop.learn); err != nil {
+	if err := messages.Listen(processor, p.Shop.learn); err != nil {
 		return nil, err
 	}
-	return inboxtest.NewBroker(processor, inboxtest.Config{Queue: messages.Queue, Logger: cfg.Logger})
+	return inboxtest.NewConsumer(p.Broker, messages.Queue, processor, inboxtest.Config{
+		ConsumerConfig: inbox.ConsumerConfig{Logger: cfg.Logger, MeterProvider: cfg.MeterProvider},
+	})
 }
 
 func newSweeper(shop *Shop, cfg Config) (*expiry.Sweeper, error) {
@@ -83,14 +84,4 @@ func newSweeper(shop *Shop, cfg Config) (*expiry.Sweeper, error) {
 	return expiry.NewSweeper(shop.holds, expiry.SweeperConfig{
 		Schedule: cfg.Schedule, Logger: cfg.Logger, MeterProvider: cfg.MeterProvider,
 	})
-}
-
-// toBroker is the way from the relay to the consumer: what RabbitMQ is between real ones.
-type toBroker struct{ broker *inboxtest.Broker }
-
-// Publish meets driver.Publisher.
-func (p toBroker) Publish(ctx context.Context, m driver.Message, done func(error)) {
-	done(p.broker.Publish(ctx, &inbox.Message{
-		ID: m.ID, Name: m.Name, Body: m.Body, ContentType: m.ContentType, Headers: m.Headers, PublishedAt: m.CreatedAt,
-	}))
 }
