@@ -49,7 +49,7 @@
 //
 // Redis loses what it did not replicate or write to disk in time, and a lost
 // record lets the key run again. Use maxmemory-policy noeviction (Check tells),
-// and the Runner of idempotencypgx where that must not happen.
+// and idempotencypgx behind it where that must not happen.
 //
 // A Release whose answer was lost, and which the client sends again, reports
 // ErrLeaseLost: the key is free all the same.

@@ -1,0 +1,105 @@
+package idempotencypgx_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// With Postgres alone a key whose transaction is open is in use, over HTTP and outside it.
+func TestAloneInUse(t *testing.T) {
+	t.Parallel()
+	store := newAlone(t, newPool(t), idempotencypgx.Config{})
+	protect, err := idempotency.NewMiddleware(store, idempotency.GlobalScope, idempotency.MiddlewareConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	entered, leave := make(chan struct{}), make(chan struct{})
+	h := protect(store.Handler(func(_ context.Context, _ pgx.Tx, r *http.Request) (idempotency.Response, error) {
+		if r.Header.Get("X-Slow") != "" {
+			close(entered)
+			<-leave
+		}
+		return idempotency.JSON(http.StatusCreated, "done")
+	}))
+	post := func(key string, slow bool) *httptest.ResponseRecorder {
+		r := httptest.NewRequest(http.MethodPost, "/", nil)
+		r.Header.Set(idempotency.Header, key)
+		if slow {
+			r.Header.Set("X-Slow", "yes")
+		}
+		rec := httptest.NewRecorder()
+		h.ServeHTTP(rec, r)
+		return rec
+	}
+	first := make(chan *httptest.ResponseRecorder)
+	go func() { first <- post(goodKey, true) }()
+	<-entered
+
+	rec := post(goodKey, false)
+	if rec.Code != http.StatusConflict || !strings.Contains(rec.Body.String(), "IDEMPOTENCY_KEY_IN_USE") || rec.Header().Get("Retry-After") == "" {
+		t.Errorf("while it runs: %d %s %v", rec.Code, rec.Body, rec.Header())
+	}
+	if rec := post(string(idempotency.NewKey()), false); rec.Code != http.StatusCreated {
+		t.Errorf("another key: %d %s", rec.Code, rec.Body)
+	}
+	_, _, err = store.DoKey(t.Context(), goodKey, nil, func(context.Context, pgx.Tx) (idempotency.Response, error) {
+		t.Error("a second run")
+		return idempotency.Response{}, nil
+	})
+	if !errors.Is(err, idempotency.ErrKeyInUse) {
+		t.Errorf("DoKey = %v; want ErrKeyInUse", err)
+	}
+	close(leave)
+	if rec := <-first; rec.Code != http.StatusCreated {
+		t.Errorf("the first one: %d %s", rec.Code, rec.Body)
+	}
+	if rec := post(goodKey, false); rec.Code != http.StatusCreated || rec.Header().Get(idempotency.ReplayedHeader) != "true" {
+		t.Errorf("afterwards: %d %v", rec.Code, rec.Header())
+	}
+}
+
+// A store prunes by itself, started by what it stores.
+func TestStorePrunesByItself(t *testing.T) {
+	t.Parallel()
+	for name, cfg := range map[string]idempotencypgx.Config{
+		"the records alone": {PruneInterval: time.Millisecond},
+		"claims in rows":    {PruneInterval: time.Millisecond, Lease: 30 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t)
+			store := newAlone(t, pool, cfg)
+			_, err := pool.Exec(t.Context(), `INSERT INTO holdfast_idempotency
+				(key, fingerprint, fingerprint_version, status, token, lease_until, expires_at)
+				VALUES ('old', '', 0, 'completed', '', NULL, clock_timestamp() - interval '1 s')`)
+			if err != nil {
+				t.Fatal(err)
+			}
+			testenv.Eventually(t, testenv.Patience, func() error {
+				_, _, err := store.DoKey(t.Context(), idempotency.NewKey(), nil, func(context.Context, pgx.Tx) (idempotency.Response, error) {
+					return idempotency.Response{Status: http.StatusOK}, nil
+				})
+				if err != nil {
+					return err
+				}
+				var n int
+				err = pool.QueryRow(t.Context(), `SELECT count(*) FROM holdfast_idempotency WHERE key = 'old'`).Scan(&n)
+				if err == nil && n > 0 {
+					err = errors.New("it is still there")
+				}
+				return err
+			})
+		})
+	}
+}

@@ -1,0 +1,117 @@
+package idempotencypgx_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+)
+
+type handled struct {
+	http.Handler
+	log *bytes.Buffer
+}
+
+func handle(t *testing.T, faults []txretrytest.Fault, work func(context.Context, pgx.Tx, *http.Request) (idempotency.Response, error)) handled {
+	t.Helper()
+	h := handled{log: &bytes.Buffer{}}
+	logger := slog.New(slog.NewTextHandler(h.log, nil))
+	store, err := idempotencytest.New(txretrytest.New(txretrytest.Config{Script: faults}), idempotencypgx.Config{Logger: logger})
+	if err != nil {
+		t.Fatal(err)
+	}
+	protect, err := idempotency.NewMiddleware(store, idempotency.GlobalScope, idempotency.MiddlewareConfig{Optional: true, Logger: logger})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Handler = protect(store.Handler(work))
+	return h
+}
+
+func (h handled) post(key, body string) *httptest.ResponseRecorder {
+	r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(body))
+	if key != "" {
+		r.Header.Set(idempotency.Header, key)
+	}
+	rec := httptest.NewRecorder()
+	h.ServeHTTP(rec, r)
+	return rec
+}
+
+// Each attempt reads the body from its start.
+func TestHandlerRewindsTheBody(t *testing.T) {
+	t.Parallel()
+	conflict := txretrytest.Fault{Point: txretrytest.AtCommit, SQLSTATE: "40001"}
+	for _, key := range []string{goodKey, ""} {
+		runs := 0
+		h := handle(t, []txretrytest.Fault{conflict, conflict}, func(_ context.Context, _ pgx.Tx, r *http.Request) (idempotency.Response, error) {
+			runs++
+			body, err := io.ReadAll(r.Body)
+			return idempotency.Response{Status: http.StatusCreated, Body: body}, err
+		})
+		if rec := h.post(key, "whole"); rec.Code != 201 || rec.Body.String() != "whole" || runs != 3 {
+			t.Errorf("key %q: %d %s after %d runs", key, rec.Code, rec.Body, runs)
+		}
+	}
+}
+
+// An error is answered with its code, any other one with a 500 that the log explains.
+func TestHandlerAnswersErrors(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		err    error
+		status int
+		code   string
+		runs   int // of two requests: what is not kept runs again
+		logged bool
+	}{
+		"final":         {soldOut{}, 409, "SOLD_OUT", 1, false},
+		"wrapped":       {fmt.Errorf("seats: %w", soldOut{}), 409, "SOLD_OUT", 1, false},
+		"not final":     {idempotencypgx.ErrNotCommitted, 503, "NOT_COMMITTED", 2, false},
+		"without codes": {errors.New("secret"), 500, "INTERNAL", 2, true},
+	} {
+		runs := 0
+		h := handle(t, nil, func(context.Context, pgx.Tx, *http.Request) (idempotency.Response, error) {
+			runs++
+			return idempotency.Response{}, tt.err
+		})
+		for range 2 {
+			rec := h.post(goodKey, "")
+			if rec.Code != tt.status || !strings.Contains(rec.Body.String(), `"code":"`+tt.code+`"`) || strings.Contains(rec.Body.String(), "secret") {
+				t.Errorf("%s: %d %s; want %d %s", name, rec.Code, rec.Body, tt.status, tt.code)
+			}
+		}
+		if runs != tt.runs || strings.Contains(h.log.String(), "secret") != tt.logged {
+			t.Errorf("%s: %d runs, want %d; log %q", name, runs, tt.runs, h.log)
+		}
+	}
+}
+
+// A key that no middleware has claimed is not run unprotected.
+func TestHandlerWithoutMiddleware(t *testing.T) {
+	t.Parallel()
+	store, err := idempotencytest.New(txretrytest.New(txretrytest.Config{}), idempotencypgx.Config{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := handled{Handler: store.Handler(func(context.Context, pgx.Tx, *http.Request) (idempotency.Response, error) {
+		t.Error("it ran")
+		return idempotency.Response{Status: 200}, nil
+	})}
+	if rec := h.post(goodKey, ""); rec.Code != http.StatusInternalServerError {
+		t.Errorf("%d %s", rec.Code, rec.Body)
+	}
+}
