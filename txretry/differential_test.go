@@ -73,7 +73,10 @@ func fakeBackend() backend {
 			return txretrytest.Fail(tx, answer(sqlstate))
 		},
 		FailAtCommit: func(_ context.Context, tx pgx.Tx, sqlstate string) error {
-			return txretrytest.FailAtCommit(tx, answer(sqlstate))
+			if err := txretrytest.Effect(tx, func() {}, func() {}); err != nil { // it is a statement, too
+				return err
+			}
+			return txretrytest.EffectAtCommit(tx, func() error { return answer(sqlstate) }, nil, nil)
 		},
 	}, func(cfg txretry.Config, script []txretrytest.Fault) txretry.Transactor {
 		return txretrytest.New(txretrytest.Config{Retry: cfg, Script: script})

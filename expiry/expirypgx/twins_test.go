@@ -296,5 +296,5 @@ func (fakeSide) fail(_ context.Context, tx pgx.Tx, sqlState string) error {
 }
 
 func (fakeSide) failAtCommit(_ context.Context, tx pgx.Tx) error {
-	return txretrytest.FailAtCommit(tx, &pgconn.PgError{Code: "23503"})
+	return txretrytest.EffectAtCommit(tx, func() error { return &pgconn.PgError{Code: "23503"} }, nil, nil)
 }

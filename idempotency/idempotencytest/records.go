@@ -61,11 +61,15 @@ func (r *records) Insert(_ context.Context, tx pgx.Tx, rec pgxdriver.Record) err
 	if err != nil || inserted {
 		return err
 	}
-	return txretrytest.FailAtCommit(tx, &pgconn.PgError{
+	return txretrytest.EffectAtCommit(tx, duplicate, nil, nil)
+}
+
+func duplicate() error {
+	return &pgconn.PgError{
 		Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: "23505",
 		Message:        "duplicate key value violates unique constraint",
 		ConstraintName: "holdfast_idempotency_pkey",
-	})
+	}
 }
 
 // Lookup implements pgxdriver.Records.

@@ -10,6 +10,11 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
+// failAtCommit makes COMMIT fail.
+func failAtCommit(tx pgx.Tx, err error) error {
+	return txretrytest.EffectAtCommit(tx, func() error { return err }, nil, nil)
+}
+
 // What fails at COMMIT leaves the transaction usable until then, and is undone
 // with its savepoint.
 func TestFailAtCommit(t *testing.T) {
@@ -20,30 +25,24 @@ func TestFailAtCommit(t *testing.T) {
 		want error
 	}{
 		"alone": {func(_ context.Context, tx pgx.Tx) error {
-			return txretrytest.FailAtCommit(tx, late)
+			return failAtCommit(tx, late)
 		}, late},
 		"goes on": {func(_ context.Context, tx pgx.Tx) error {
-			return errors.Join(txretrytest.FailAtCommit(tx, late), txretrytest.Effect(tx, func() {}, func() {}))
+			return errors.Join(failAtCommit(tx, late), txretrytest.Effect(tx, func() {}, func() {}))
 		}, late},
 		"savepoint kept": {func(ctx context.Context, tx pgx.Tx) error {
-			return pgx.BeginFunc(ctx, tx, func(sp pgx.Tx) error { return txretrytest.FailAtCommit(sp, late) })
+			return pgx.BeginFunc(ctx, tx, func(sp pgx.Tx) error { return failAtCommit(sp, late) })
 		}, late},
 		"savepoint rolled back": {func(ctx context.Context, tx pgx.Tx) error {
-			err := pgx.BeginFunc(ctx, tx, func(sp pgx.Tx) error { return errors.Join(early, txretrytest.FailAtCommit(sp, late)) })
+			err := pgx.BeginFunc(ctx, tx, func(sp pgx.Tx) error { return errors.Join(early, failAtCommit(sp, late)) })
 			if !errors.Is(err, early) {
 				return err
 			}
 			return nil
 		}, nil},
 		"rolled back anyway": {func(_ context.Context, tx pgx.Tx) error {
-			return errors.Join(early, txretrytest.FailAtCommit(tx, late))
+			return errors.Join(early, failAtCommit(tx, late))
 		}, early},
-		"no error": {func(_ context.Context, tx pgx.Tx) error {
-			if txretrytest.FailAtCommit(tx, nil) == nil {
-				return errors.New("FailAtCommit(nil): no error")
-			}
-			return nil
-		}, nil},
 	} {
 		m := txretrytest.New(txretrytest.Config{})
 		applied := 0
@@ -70,7 +69,7 @@ func TestFailAtCommitFirst(t *testing.T) {
 		applied := 0
 		err := scripted(tt.fault).Do(t.Context(), func(_ context.Context, tx pgx.Tx) error {
 			return errors.Join(txretrytest.Effect(tx, func() { applied++ }, func() { applied-- }),
-				txretrytest.FailAtCommit(tx, first), txretrytest.FailAtCommit(tx, errors.New("second")))
+				failAtCommit(tx, first), failAtCommit(tx, errors.New("second")))
 		})
 		if err == nil || !errors.Is(err, tt.want) && tt.want != nil || applied != 0 {
 			t.Errorf("%s: error %v, %d applied", name, err, applied)

@@ -76,7 +76,6 @@ type fakeSession struct {
 	statements int // up to now
 	undo       []func()
 	commits    []func() // of effects at COMMIT
-	atCommit   error    // of FailAtCommit
 	marks      []mark
 }
 
@@ -232,9 +231,6 @@ func (s *fakeSession) Commit(_ context.Context, _ time.Duration, last []driver.S
 
 // applyLast runs what belongs to COMMIT, up to the first error.
 func (s *fakeSession) applyLast(last []driver.Statement) error {
-	if s.atCommit != nil {
-		return s.atCommit
-	}
 	for _, st := range last {
 		if s.readOnly {
 			return readOnly()

@@ -1,7 +1,6 @@
 package txretrytest
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 
@@ -35,16 +34,26 @@ func (s *fakeSession) effect(apply, undo func()) error {
 	return nil
 }
 
-// EffectAtCommit is to memory what [txretry.AtCommit] is to SQL: apply runs with COMMIT, which its
-// error refuses, also in a transaction that only reads. Others must not see what it has done before
-// commit runs, as soon as all have succeeded, also where the reply of COMMIT is lost; undo runs instead
-// where one behind it fails. It is dropped when the savepoint it was registered in rolls back.
+// EffectAtCommit is to memory what [txretry.AtCommit] is to SQL: apply runs with COMMIT. Its error makes
+// COMMIT fail, as that of a statement does; of several errors it is the first.
+//
+// commit runs as soon as every apply has succeeded, also where the reply of COMMIT is lost: until then
+// others must not see what apply has done. undo runs instead if a later apply fails. Both are optional.
+// All is dropped when the savepoint it was registered in rolls back, and without effect in a transaction
+// that only reads, whose COMMIT fails.
 //
 // It returns an error, and runs nothing, if tx is not a transaction of a [Manager] (the error names what
-// it is) or is closed (pgx.ErrTxClosed); and if a function is nil.
+// it is) or is closed (pgx.ErrTxClosed), or if apply is nil.
 func EffectAtCommit(tx pgx.Tx, apply func() error, undo, commit func()) error {
-	if apply == nil || undo == nil || commit == nil {
-		return errors.New("txretrytest: EffectAtCommit needs an apply, an undo and a commit function")
+	if apply == nil {
+		return errors.New("txretrytest: EffectAtCommit needs an apply function")
+	}
+	nothing := func() {}
+	if undo == nil {
+		undo = nothing
+	}
+	if commit == nil {
+		commit = nothing
 	}
 	h, ok := tx.(interface{ EffectAtCommit(e driver.Effect) bool })
 	if !ok {
@@ -65,20 +74,6 @@ func Fail(tx pgx.Tx, err error) error {
 		return errors.New("txretrytest: Fail needs an error")
 	}
 	return onFake(tx, func(s *fakeSession) error { return s.fail(err) })
-}
-
-// FailAtCommit makes COMMIT of a fake transaction fail with err, as a statement of
-// txretry.AtCommit does, unless a rollback to a savepoint of now comes first. Until
-// then the transaction goes on. Of several errors it is the first. It returns what
-// Effect returns for a tx that cannot be used.
-func FailAtCommit(tx pgx.Tx, err error) error {
-	if err == nil {
-		return errors.New("txretrytest: FailAtCommit needs an error")
-	}
-	return onFake(tx, func(s *fakeSession) error {
-		before := s.atCommit
-		return s.effect(func() { s.atCommit = cmp.Or(before, err) }, func() { s.atCommit = before })
-	})
 }
 
 // onFake runs what stands for a statement on the fake below tx.
