@@ -14,8 +14,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Source hands out sessions. Its dynamic type is comparable: two equal sources
-// are the same database to the check against nested calls.
+// Source hands out sessions. Its dynamic type must be comparable: a Do inside the
+// fn of another Do is refused if their sources are equal.
 type Source interface {
 	// Acquire waits for a session until ctx is done or the limit is reached.
 	Acquire(ctx context.Context, limits Limits) (Session, error)

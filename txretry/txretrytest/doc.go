@@ -23,7 +23,8 @@
 //
 // There is no isolation from readers outside a transaction: they see effects
 // before the commit. Conn returns nil, and the methods of LargeObjects panic.
-// AtCommit takes statements, as it must, and COMMIT then fails.
+// txretry.AtCommit accepts statements, and COMMIT then fails; [EffectAtCommit] is
+// its counterpart here.
 //
 // All waiting is done on channels and timers, so that a test may run in a
 // testing/synctest bubble; create the Manager inside the bubble then.

@@ -28,3 +28,24 @@ func ExampleRehearse() {
 	// [B1 B2]
 	// [B1 B2 B1 B2]
 }
+
+// The first COMMIT meets a conflict and the reply of the second one is lost: the
+// effect is there once, and the caller hears that the outcome is unknown.
+func ExampleNew() {
+	manager := txretrytest.New(txretrytest.Config{
+		Script: []txretrytest.Fault{
+			{Point: txretrytest.AtCommit, SQLSTATE: "40001"},
+			{Point: txretrytest.ReplyLostApplied},
+		},
+		Retry: txretry.Config{BaseDelay: time.Millisecond},
+	})
+	sold := 0
+	err := manager.Do(context.Background(), func(_ context.Context, tx pgx.Tx) error {
+		return txretrytest.Effect(tx, func() { sold++ }, func() { sold-- })
+	})
+	fmt.Println(err)
+	fmt.Printf("%d sold, %+v\n", sold, manager.Stats())
+	// Output:
+	// txretry: outcome of COMMIT unknown: txretrytest: connection lost during COMMIT
+	// 1 sold, {Attempts:2 Commits:1 Rollbacks:1}
+}
