@@ -30,7 +30,7 @@ func (e *exits) Claim(ctx context.Context, r driver.Claim) (driver.Batch, error)
 func TestRunOnBackground(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		source := &exits{Source: b.store}
-		relay, err := outbox.NewRelay(source, outbox.Transports{"": b.publisher}, outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
+		relay, err := outbox.NewRelay(source, b.publisher, outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -13,8 +13,9 @@ func TestDefaults(t *testing.T) {
 		"BatchSize":       {c.BatchSize, 500},
 		"PublishTimeout":  {c.PublishTimeout, 10 * time.Second},
 		"ShutdownTimeout": {c.ShutdownTimeout, 15 * time.Second},
-		"MaxRetryDelay":   {c.Policy.MaxRetryDelay, 5 * time.Minute},
-		"MaxPauseDelay":   {c.MaxPauseDelay, 2 * time.Second},
+		"Retry.MaxDelay":  {c.Retry.MaxDelay, 5 * time.Minute},
+		"storeTimeout":    {c.storeTimeout(), 5 * time.Second},
+		"longest pause":   {unavailable.Max, 2 * time.Second},
 	} {
 		if value[0] != value[1] {
 			t.Errorf("%s is %v, want %v", name, value[0], value[1])

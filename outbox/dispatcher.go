@@ -16,8 +16,8 @@ const maxRounds = 3
 // to one goroutine.
 type dispatcher struct {
 	relay *Relay
-	work  context.Context // lives on for ShutdownTimeout after the relay's
-	limit int             // the most messages to publish or fail; 0: no limit
+	spans spans
+	limit int // the most messages to publish or fail; 0: no limit
 
 	ended   chan round
 	rounds  int // in flight
@@ -25,36 +25,50 @@ type dispatcher struct {
 	report  Report
 	err     error         // of a round that could not be settled
 	due     time.Duration // until a parked message is ready, as the store said last; 0: none is
+	woken   bool          // nothing was claimed since the last wake-up
 	alone   bool          // nothing begins until all rounds have ended: messages are under suspicion
 }
 
-// dispatch returns a dispatcher, and the function that waits for its rounds and ends it.
-func (r *Relay) dispatch(ctx context.Context, limit int) (*dispatcher, func()) {
-	work, cancel := runloop.Detach(ctx, r.cfg.ShutdownTimeout)
-	d := &dispatcher{relay: r, work: work, limit: limit, ended: make(chan round, maxRounds)}
-	return d, func() {
+// spans are for how long the parts of a relay's work go on. Each context outlives the one before it.
+type spans struct {
+	life    context.Context // the relay's: when it ends, the relay shuts down
+	confirm context.Context // when it ends, no confirm is waited for any more
+	work    context.Context // ends ShutdownTimeout after life: until then batches are settled
+}
+
+// dispatch returns a dispatcher, and the function that waits for its rounds.
+func (r *Relay) dispatch(ctx context.Context, limit int) (d *dispatcher, wait func(), end func()) {
+	confirm, cancelConfirm := runloop.Detach(ctx, r.cfg.ShutdownTimeout-r.cfg.storeTimeout())
+	work, cancelWork := runloop.Detach(ctx, r.cfg.ShutdownTimeout)
+	d = &dispatcher{relay: r, spans: spans{ctx, confirm, work}, limit: limit, ended: make(chan round, maxRounds)}
+	wait = func() {
 		for d.rounds > 0 {
 			d.take(<-d.ended)
 		}
-		cancel()
+	}
+	return d, wait, func() {
+		cancelConfirm()
+		cancelWork()
 	}
 }
 
-// next claims one batch and sets it going, when there is room for one more. False: there is nothing
-// more to do now. An error means that the store was not reached.
+// next claims one batch and sets it going, when there is room for one more. When ctx ends, the batch
+// sends nothing more. False: there is nothing more to do now. An error means that the store was not
+// reached.
 func (d *dispatcher) next(ctx context.Context) (bool, error) {
 	d.makeRoom()
 	if err := d.err; err != nil {
 		d.err = nil
 		return false, err
 	}
-	if d.size() == 0 || d.relay.allPaused() > 0 {
+	if d.size() == 0 || d.relay.transports.allPaused() > 0 {
 		d.due = 0 // nothing could be done with it
 		return false, nil
 	}
+	d.woken = false
 	begin := time.Now() // by our own clock, from before the lease began
 	alone := d.rounds == 0
-	batch, err := d.relay.claim(d.work, d.size(), alone, begin)
+	batch, err := d.relay.claim(d.spans.work, d.size(), alone, begin)
 	if err != nil {
 		return false, err
 	}
@@ -65,7 +79,7 @@ func (d *dispatcher) next(ctx context.Context) (bool, error) {
 	}
 	d.rounds++
 	d.claimed += len(batch.Messages)
-	go func() { d.ended <- d.relay.round(ctx, d.work, batch, begin) }()
+	go func() { d.ended <- d.relay.round(ctx, d.spans, batch, begin) }()
 	return batch.More || d.alone || d.size() == 0, nil // in the end, what is given back is within the limit again
 }
 
@@ -109,7 +123,7 @@ func (d *dispatcher) take(r round) {
 // due, a pause ends or the next poll.
 func (d *dispatcher) idle(ctx context.Context) {
 	wait := d.relay.cfg.PollInterval
-	for _, sooner := range []time.Duration{d.due, d.relay.nextResume()} {
+	for _, sooner := range []time.Duration{d.due, d.relay.transports.nextResume()} {
 		if sooner > 0 {
 			wait = min(wait, sooner)
 		}
@@ -121,6 +135,7 @@ func (d *dispatcher) idle(ctx context.Context) {
 	case r := <-d.ended:
 		d.take(r)
 	case <-d.relay.wake:
+		d.woken = true
 	case <-timer.C:
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
@@ -55,7 +56,7 @@ func TestDrainKeepsItsLimitOverManyBatches(t *testing.T) {
 
 // A parked message is published when it is due, not at the next poll.
 func TestParkedMessageIsNotLate(t *testing.T) {
-	cfg := outbox.RelayConfig{PollInterval: time.Hour, Policy: outbox.Policy{RetryDelay: 100 * time.Millisecond}, Rand: half}
+	cfg := outbox.RelayConfig{PollInterval: time.Hour, Retry: outbox.RetryPolicy{BaseDelay: 100 * time.Millisecond}, Rand: half}
 	inBubble(t, cfg, func(b *bench) {
 		b.publisher.Script(errors.New("once"))
 		b.write(message("k", 1))
@@ -76,14 +77,13 @@ func TestSilentTransportLeavesRoomForOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		manager, store, good := txretrytest.New(txretrytest.Config{}), outboxtest.New(), outboxtest.NewPublisher()
-		paused := make(chan struct{}, 100)
-		relay, err := outbox.NewRelay(store, outbox.Transports{"": good, "silent": silent{}}, outbox.RelayConfig{
-			BatchSize: 4, Logger: slog.New(slog.DiscardHandler), MaxPauseDelay: 200 * time.Millisecond,
-			Hooks: outbox.Hooks{OnPause: func(context.Context, string, error) { paused <- struct{}{} }},
+		relay, err := outbox.NewRelay(store, good, outbox.RelayConfig{Transports: map[string]driver.Publisher{"silent": silent{}},
+			BatchSize: 4, Logger: slog.New(slog.DiscardHandler),
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
+		relay.SetPauses(200*time.Millisecond, 200*time.Millisecond)
 		write := func(transport string, n int) {
 			var msgs []outbox.Message
 			for i := range n {
@@ -99,7 +99,12 @@ func TestSilentTransportLeavesRoomForOthers(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- relay.Run(ctx) }()
-		<-paused
+		for stats, err := relay.Stats(ctx); stats.Transports["silent"].State == "closed"; stats, err = relay.Stats(ctx) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
 		time.Sleep(5 * time.Second) // it is being tried again
 		write("", 100)
 		relay.Wake()

@@ -13,7 +13,7 @@
 //	err = writer.Write(ctx, tx, m)
 //
 //	// beside it, in this process or in another
-//	relay, err := outbox.NewRelay(source, outbox.Transports{"": publisher}, outbox.RelayConfig{})
+//	relay, err := outbox.NewRelay(source, publisher, outbox.RelayConfig{})
 //	err = relay.Run(ctx)
 //
 // # What is promised

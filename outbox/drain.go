@@ -3,7 +3,6 @@ package outbox
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -53,7 +52,8 @@ func (r Report) ExitCode() int {
 	return 0
 }
 
-// Drain publishes what is ready until a bound is met or ctx is cancelled. It is the form for cron.
+// Drain publishes what is ready until a bound is reached or ctx ends, and then has the store delete
+// what is due. It is the form for cron; it keeps the publishers' connections while it works.
 // The Report is valid also with an error: the store could not be reached, or a transport was
 // unavailable to the end. Messages that wait for their next attempt are not waited for, unless it is
 // due within 200 ms.
@@ -69,14 +69,17 @@ func (r *Relay) Drain(ctx context.Context, b Bounds) (Report, error) {
 		defer cancel()
 	}
 	defer r.watchPublishers()()
-	d, wait := r.dispatch(ctx, b.Limit)
+	d, wait, end := r.dispatch(ctx, b.Limit)
+	defer end()
+	defer r.runPublishers(d.spans.confirm)()
 	defer wait()
 	ended, err := d.drain(ctx, b)
 	wait()
+	r.prune(d.spans.work)
 	if err := cmp.Or(err, d.err); err != nil {
 		return d.report, fmt.Errorf("outbox: drain: %w", err)
 	}
-	if err := r.stillPaused(); err != nil {
+	if err := r.transports.paused(); err != nil {
 		return d.report, err
 	}
 	if parent.Err() == nil {
@@ -121,15 +124,4 @@ func (d *dispatcher) drain(ctx context.Context, b Bounds) (string, error) {
 		d.idle(ctx)
 	}
 	return endedTime, nil
-}
-
-// stillPaused is an error that names the transports which are unavailable.
-func (r *Relay) stillPaused() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var errs []error
-	for name, p := range r.pauses {
-		errs = append(errs, pausedError(name, p))
-	}
-	return errors.Join(errs...)
 }

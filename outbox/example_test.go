@@ -35,7 +35,7 @@ func Example() {
 	fmt.Println(place("A-1", nil))
 	fmt.Println(place("A-2", errors.New("card declined")))
 
-	relay, err := outbox.NewRelay(store, outbox.Transports{"": publisher}, outbox.RelayConfig{})
+	relay, err := outbox.NewRelay(store, publisher, outbox.RelayConfig{})
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -54,13 +55,12 @@ func TestClassesDecideTheAttempts(t *testing.T) {
 		attempts int
 	}{
 		{driver.Retryable, outbox.RelayConfig{}, 10},
-		{driver.Unroutable, outbox.RelayConfig{Policy: outbox.Policy{MaxAttempts: 3}}, 3},
+		{driver.Unroutable, outbox.RelayConfig{Retry: outbox.RetryPolicy{MaxAttempts: 3}}, 3},
 		{driver.Permanent, outbox.RelayConfig{}, 1},
-		{driver.Permanent, outbox.RelayConfig{Policy: outbox.Policy{MaxAttemptsByClass: map[driver.Class]int{driver.Permanent: 2}}}, 2},
-		{"nonsense", outbox.RelayConfig{Policy: outbox.Policy{MaxAttempts: 2}}, 2},
+		{"nonsense", outbox.RelayConfig{Retry: outbox.RetryPolicy{MaxAttempts: 2}}, 2},
 	} {
 		t.Run(fmt.Sprintf("%s_%d", tc.class, tc.attempts), func(t *testing.T) {
-			tc.cfg.MaxRetryDelay = time.Minute
+			tc.cfg.Retry.MaxDelay = time.Minute
 			inBubble(t, tc.cfg, func(b *bench) {
 				calls := 0
 				b.publisher.Respond(func(driver.Message) error { calls++; return failure(tc.class) })
@@ -116,8 +116,8 @@ func TestOneTransportDownLeavesTheOthers(t *testing.T) {
 		manager, store := txretrytest.New(txretrytest.Config{}), outboxtest.New()
 		good, bad := outboxtest.NewPublisher(), outboxtest.NewPublisher()
 		bad.Respond(func(driver.Message) error { return failure(driver.Unavailable) })
-		relay, err := outbox.NewRelay(store, outbox.Transports{"": good, "other": bad},
-			outbox.RelayConfig{BatchSize: 2, Logger: slog.New(slog.DiscardHandler)})
+		relay, err := outbox.NewRelay(store, good,
+			outbox.RelayConfig{Transports: map[string]driver.Publisher{"other": bad}, BatchSize: 2, Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -141,7 +141,7 @@ func TestOneTransportDownLeavesTheOthers(t *testing.T) {
 }
 
 func TestUnknownTransportBecomesDeadLetter(t *testing.T) {
-	inBubble(t, outbox.RelayConfig{Policy: outbox.Policy{MaxAttempts: 2}}, func(b *bench) {
+	inBubble(t, outbox.RelayConfig{Retry: outbox.RetryPolicy{MaxAttempts: 2}}, func(b *bench) {
 		m := message("", 1)
 		m.Transport = "nowhere"
 		b.write(m, message("", 2))
@@ -154,7 +154,7 @@ func TestUnknownTransportBecomesDeadLetter(t *testing.T) {
 }
 
 func TestPanicIsAFailure(t *testing.T) {
-	inBubble(t, outbox.RelayConfig{Policy: outbox.Policy{MaxAttempts: 1}}, func(b *bench) {
+	inBubble(t, outbox.RelayConfig{Retry: outbox.RetryPolicy{MaxAttempts: 1}}, func(b *bench) {
 		b.publisher.Respond(func(m driver.Message) error {
 			if string(m.Body) == "1" {
 				panic("boom")
@@ -181,7 +181,7 @@ func TestNoConfirmIsUnavailable(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		manager, store := txretrytest.New(txretrytest.Config{}), outboxtest.New()
-		relay, err := outbox.NewRelay(store, outbox.Transports{"": silent{}}, outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
+		relay, err := outbox.NewRelay(store, silent{}, outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -220,7 +220,7 @@ func TestUnrulyPublisher(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		manager, store := txretrytest.New(txretrytest.Config{}), outboxtest.New()
 		publisher := &unruly{}
-		relay, err := outbox.NewRelay(store, outbox.Transports{"": publisher}, outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
+		relay, err := outbox.NewRelay(store, publisher, outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -242,26 +242,33 @@ func TestUnrulyPublisher(t *testing.T) {
 	})
 }
 
-func TestHooksTellTheOutcomes(t *testing.T) {
-	var published, paused []string
-	var failures []outbox.Failure
-	hooks := outbox.Hooks{
-		OnPublished: func(_ context.Context, m driver.Message) { published = append(published, string(m.Body)) },
-		OnFailed:    func(_ context.Context, _ driver.Message, f outbox.Failure) { failures = append(failures, f) },
-		OnPause:     func(_ context.Context, transport string, _ error) { paused = append(paused, transport) },
-	}
-	inBubble(t, outbox.RelayConfig{Hooks: hooks, Policy: outbox.Policy{MaxAttempts: 2}, Rand: half}, func(b *bench) {
+func TestOutcomesAreSettledAndLogged(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		text := b.logging(outbox.RelayConfig{})
+		s := &settled{Source: b.store}
+		relay, err := outbox.NewRelay(s, b.publisher, outbox.RelayConfig{
+			Retry: outbox.RetryPolicy{MaxAttempts: 2}, Rand: half, Logger: b.relay.Logger(),
+		})
+		if err != nil {
+			b.Fatal(err)
+		}
 		b.publisher.Script(failure(driver.Unavailable), errors.New("first"), errors.New("second"))
 		b.write(message("k", 1), message("k", 2))
-		if _, err := b.relay.Drain(b.Context(), outbox.Bounds{TimeLimit: time.Minute}); err != nil {
+		if _, err := relay.Drain(b.Context(), outbox.Bounds{TimeLimit: time.Minute}); err != nil {
 			b.Error(err)
 		}
-		if !slices.Equal(published, []string{"2"}) || !slices.Equal(paused, []string{""}) || len(failures) != 2 {
-			b.Fatalf("published %v, paused %q, failures %+v", published, paused, failures)
+		if got := strings.Count(text(), "transport paused"); got != 1 {
+			b.Errorf("%d pauses: %s", got, text())
 		}
-		first, second := failures[0], failures[1]
-		if first.Attempt != 1 || first.Dead || first.Delay != time.Second || second.Attempt != 2 || !second.Dead || second.Delay != 0 {
-			b.Errorf("failures %+v", failures)
+		if len(s.all) != 3 {
+			b.Fatalf("settled %+v", s.all)
+		}
+		first, second, third := s.all[0], s.all[1], s.all[2]
+		if first.Verdict != driver.Failed || first.Delay != time.Second || first.Err != "first" {
+			b.Errorf("first %+v", first)
+		}
+		if second.Verdict != driver.Dead || second.Err != "second" || third.Verdict != driver.Published {
+			b.Errorf("then %+v, %+v", second, third)
 		}
 	})
 }
@@ -276,7 +283,7 @@ func TestPauseIsForgottenWithItsMessages(t *testing.T) {
 			b.Error("Ready while the only transport is down")
 		}
 		// Another relay, with a way to the broker, takes the message.
-		other, err := outbox.NewRelay(b.store, outbox.Transports{"": outboxtest.NewPublisher()}, outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
+		other, err := outbox.NewRelay(b.store, outboxtest.NewPublisher(), outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			b.Fatal(err)
 		}

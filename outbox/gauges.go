@@ -83,7 +83,7 @@ func (g *gauges) collect(ctx context.Context, o metric.Observer) error {
 			}
 			o.ObserveInt64(set.state, is, metric.WithAttributes(transport, attribute.String("state", state)))
 		}
-		if _, ok := g.relay.transports[name].(driver.Windowed); ok {
+		if _, ok := g.relay.transports[name].publisher.(driver.Windowed); ok {
 			o.ObserveFloat64(set.window, t.Window, metric.WithAttributes(transport))
 		}
 	}

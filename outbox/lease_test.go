@@ -118,12 +118,11 @@ func TestNothingIsSentWithoutALease(t *testing.T) {
 	}
 }
 
-// What is settled has no leases to renew any more, however long its hooks take.
+// What is settled has no leases to renew any more.
 func TestNoRenewalAfterSettling(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		s := &renewals{Source: b.store, renew: func(context.Context, int64) error { return nil }}
-		slow := outbox.Hooks{OnPublished: func(context.Context, driver.Message) { time.Sleep(5 * time.Second) }}
-		b.over(s, outbox.RelayConfig{Hooks: slow})
+		b.over(s, outbox.RelayConfig{})
 		b.write(message("", 1))
 		defer b.start()()
 		time.Sleep(5 * time.Second)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -18,12 +17,15 @@ import (
 // flight at once; the next of a key is released by the confirm of the one before it. Each
 // transport has a goroutine of its own, so that one that blocks holds up no other.
 type pipeline struct {
-	relay    *Relay
-	messages []driver.Message
-	unread   map[int]error   // why messages could not be read, by index
-	life     context.Context // the relay's: when it ends, the relay is shutting down
-	send     context.Context // within life; when it ends, nothing more is sent
-	wait     context.Context // when it ends, nothing more is waited for
+	transports transports
+	messages   []driver.Message
+	unread     map[int]error   // why messages could not be read, by index
+	life       context.Context // the relay's: when it ends, the relay is shutting down
+	send       context.Context // within life; when it ends, nothing more is sent
+	wait       context.Context // when it ends, nothing more is waited for
+
+	confirmed func(m driver.Message, begin time.Time)         // observes a confirm
+	panicked  func(m driver.Message, value any, stack []byte) // observes a panic of a publisher
 
 	queues  map[string]*queue // by transport
 	senders sync.WaitGroup
@@ -95,7 +97,10 @@ func (p *pipeline) release(i int) {
 	name := p.messages[i].Transport
 	q, ok := p.queues[name]
 	if !ok {
-		q = &queue{publisher: p.relay.transports[name], indexes: make(chan int, len(p.messages))}
+		q = &queue{indexes: make(chan int, len(p.messages))}
+		if t, known := p.transports[name]; known {
+			q.publisher = t.publisher
+		}
 		p.queues[name] = q
 		p.senders.Go(func() { p.sender(q) })
 	}
@@ -121,7 +126,7 @@ func (p *pipeline) publish(q *queue, i int) {
 		if called.CompareAndSwap(false, true) {
 			r := result{index: i, err: err}
 			if err == nil {
-				p.relay.telemetry.confirmed(p.wait, p.messages[i], begin)
+				p.confirmed(p.messages[i], begin)
 			} else {
 				r.at = time.Now()
 			}
@@ -138,8 +143,7 @@ func (p *pipeline) publish(q *queue, i int) {
 	}
 	defer func() {
 		if v := recover(); v != nil {
-			p.relay.log(p.wait, slog.LevelError, "outbox: publisher panicked", p.messages[i].Transport,
-				slog.Any("id", p.messages[i].ID), slog.String("stack", string(debug.Stack())))
+			p.panicked(p.messages[i], v, debug.Stack())
 			done(&driver.PublishError{Class: driver.Retryable, Err: fmt.Errorf("the publisher panicked: %v", v)})
 		}
 	}()

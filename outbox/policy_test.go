@@ -13,13 +13,11 @@ import (
 )
 
 func TestPolicyByName(t *testing.T) {
-	classes := map[driver.Class]int{driver.Unroutable: 7, driver.Permanent: 2}
 	cfg := outbox.RelayConfig{
-		Policy: outbox.Policy{MaxAttempts: 3, MaxAttemptsByClass: classes, RetryDelay: time.Minute, MaxRetryDelay: time.Hour},
-		ByName: map[string]outbox.Policy{
+		Retry: outbox.RetryPolicy{MaxAttempts: 3, BaseDelay: time.Minute, MaxDelay: time.Hour},
+		ByName: map[string]outbox.RetryPolicy{
 			"few":   {MaxAttempts: 2},
-			"once":  {MaxAttemptsByClass: map[driver.Class]int{driver.Unroutable: 1}},
-			"quick": {RetryDelay: time.Second, MaxRetryDelay: 2 * time.Second},
+			"quick": {BaseDelay: time.Second, MaxDelay: 2 * time.Second},
 		},
 		Rand: half,
 	}
@@ -30,14 +28,10 @@ func TestPolicyByName(t *testing.T) {
 		took     time.Duration // over all attempts
 	}{
 		{"other", driver.Retryable, 3, 3 * time.Minute},
-		{"other", driver.Unroutable, 7, (1 + 2 + 4 + 8 + 16 + 32) * time.Minute},
-		{"other", driver.Permanent, 2, time.Minute},
+		{"other", driver.Unroutable, 3, 3 * time.Minute},
+		{"other", driver.Permanent, 1, 0},
 		{"few", driver.Retryable, 2, time.Minute},
-		{"few", driver.Unroutable, 7, 63 * time.Minute},
-		{"once", driver.Unroutable, 1, 0},
-		{"once", driver.Retryable, 3, 3 * time.Minute},
-		{"once", driver.Permanent, 1, 0}, // its map takes the place of the default's
-		{"quick", driver.Unroutable, 7, (1 + 2 + 2 + 2 + 2 + 2) * time.Second},
+		{"few", driver.Permanent, 1, 0},
 		{"quick", driver.Retryable, 3, 3 * time.Second},
 	} {
 		t.Run(tc.name+" "+string(tc.class), func(t *testing.T) {
@@ -63,20 +57,18 @@ func TestPolicyByName(t *testing.T) {
 	}
 }
 
-// What the caller does to the maps later changes nothing.
+// What the caller does to the map later changes nothing.
 func TestPolicyIsCopied(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		classes := map[driver.Class]int{driver.Retryable: 1}
-		byName := map[string]outbox.Policy{"order.placed": {MaxAttemptsByClass: classes}}
+		byName := map[string]outbox.RetryPolicy{"order.placed": {MaxAttempts: 1}}
 		cfg := outbox.RelayConfig{ByName: byName, Logger: slog.New(slog.DiscardHandler)}
 		store, publisher := outboxtest.New(), outboxtest.NewPublisher()
-		relay, err := outbox.NewRelay(store, outbox.Transports{"": publisher}, cfg)
+		relay, err := outbox.NewRelay(store, publisher, cfg)
 		if err != nil {
 			t.Fatal(err)
 		}
-		classes[driver.Retryable] = 9
-		byName["order.placed"] = outbox.Policy{MaxAttempts: 9}
+		byName["order.placed"] = outbox.RetryPolicy{MaxAttempts: 9}
 		b := &bench{T: t, manager: newManager(), store: store, publisher: publisher, relay: relay}
 		publisher.Respond(func(driver.Message) error { return failure(driver.Retryable) })
 		b.write(message("k", 1))
@@ -88,22 +80,20 @@ func TestPolicyIsCopied(t *testing.T) {
 
 func TestPolicyIsValidated(t *testing.T) {
 	t.Parallel()
-	_, err := outbox.NewRelay(outboxtest.New(), outbox.Transports{"": outboxtest.NewPublisher()}, outbox.RelayConfig{
-		Policy: outbox.Policy{MaxAttempts: -1},
-		ByName: map[string]outbox.Policy{
+	_, err := outbox.NewRelay(outboxtest.New(), outboxtest.NewPublisher(), outbox.RelayConfig{
+		Retry: outbox.RetryPolicy{MaxAttempts: -1},
+		ByName: map[string]outbox.RetryPolicy{
 			"Bad Name": {},
 			"a":        {MaxAttempts: -2},
-			"b":        {RetryDelay: time.Hour},
-			"c":        {MaxAttemptsByClass: map[driver.Class]int{driver.Blocked: 1}},
-			"d":        {MaxAttemptsByClass: map[driver.Class]int{driver.Permanent: -3}},
+			"b":        {BaseDelay: time.Hour},
 		},
 	})
 	if err == nil {
 		t.Fatal("accepted")
 	}
 	for _, want := range []string{
-		"RelayConfig.MaxAttempts is -1", `ByName: "Bad Name"`, `ByName["a"].MaxAttempts is -2`,
-		`ByName["b"].RetryDelay is 1h0m0s`, `ByName["c"].MaxAttemptsByClass: class "blocked"`, `ByName["d"].MaxAttemptsByClass[permanent] is -3`,
+		"RelayConfig.Retry.MaxAttempts is -1", `ByName: "Bad Name"`, `ByName["a"].MaxAttempts is -2`,
+		`ByName["b"].BaseDelay is 1h0m0s`,
 	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q is not in\n%v", want, err)

@@ -56,12 +56,13 @@ func (c *connected) listening() int {
 func (b *bench) reconnecting(source driver.Source) *connected {
 	b.Helper()
 	c := &connected{Publisher: b.publisher, listeners: map[*func()]bool{}}
-	relay, err := outbox.NewRelay(source, outbox.Transports{"": c, "other": outboxtest.NewPublisher()}, outbox.RelayConfig{
-		PauseDelay: 24 * time.Hour, MaxPauseDelay: 48 * time.Hour, Logger: slog.New(slog.DiscardHandler),
+	relay, err := outbox.NewRelay(source, c, outbox.RelayConfig{Transports: map[string]driver.Publisher{"other": outboxtest.NewPublisher()},
+		Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		b.Fatal(err)
 	}
+	relay.SetPauses(24*time.Hour, 48*time.Hour)
 	b.relay = relay
 	return c
 }

@@ -3,23 +3,25 @@ package outbox
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/holdfast-go/holdfast/internal/backoff"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/internal/telemetry"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// Relay moves messages from a Source to its Transports. Any number of relays may work on
-// one store, in one process or in many. Its methods are safe for concurrent use.
+// Relay moves messages from a store to the publishers of their transports. Any number of relays may
+// work on one store, in one process or in many. Its methods are safe for concurrent use.
 type Relay struct {
 	source     driver.Source
-	transports Transports
+	transports transports
 	cfg        RelayConfig
+	pauses     backoff.Policy // of a store or a transport that is unavailable
 	telemetry  instruments
 	wake       chan struct{}
 	seldom     telemetry.SeldomEach // a line of log a while for each kind of fault
@@ -27,59 +29,80 @@ type Relay struct {
 	reports  sync.Mutex // one batch is reported at a time
 	mu       sync.Mutex
 	lastLook error // of the last Claim or Settle
-	pauses   map[string]pause
-	ready    map[string]time.Time // when a transport's publisher was ready again
+	looking  bool  // Run works and the store is not paused
 }
 
+// unavailable is for how long a store or a transport that is unavailable is left alone. A pause
+// outlives the fault that has caused it, so it is short.
+var unavailable = backoff.Policy{Base: 200 * time.Millisecond, Max: 2 * time.Second, Jitter: 0.5}
+
 var (
-	errNotStarted = errors.New("outbox: the relay has not looked at its source yet")
+	errNotStarted = errors.New("outbox: the relay has not looked at its store yet")
 	errEnded      = errors.New("outbox: the relay has ended")
 )
 
-// NewRelay returns a Relay; Run or Drain sets it to work. At least one transport is needed.
-func NewRelay(source driver.Source, transports Transports, cfg RelayConfig) (*Relay, error) {
+// NewRelay returns a Relay between a store and the publisher of the default transport. Run or Drain
+// sets it to work.
+func NewRelay(store driver.Source, publisher driver.Publisher, cfg RelayConfig) (*Relay, error) {
 	cfg = cfg.withDefaults()
 	errs := []error{cfg.validate()}
-	if source == nil {
-		errs = append(errs, errors.New("outbox: NewRelay needs a Source"))
+	if store == nil {
+		errs = append(errs, errors.New("outbox: NewRelay needs a store"))
 	}
-	if len(transports) == 0 {
-		errs = append(errs, errors.New("outbox: NewRelay needs a Publisher in its Transports"))
+	if publisher == nil {
+		errs = append(errs, errors.New("outbox: NewRelay needs a publisher"))
 	}
-	for name, p := range transports {
-		if p == nil {
-			errs = append(errs, fmt.Errorf("outbox: NewRelay: transport %q is nil", name))
-		}
-	}
-	instruments, err := newInstruments(cfg, transports)
+	publishers := map[string]driver.Publisher{}
+	maps.Copy(publishers, cfg.Transports)
+	publishers[""] = publisher
+	instruments, err := newInstruments(cfg, slices.Collect(maps.Keys(publishers)))
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return nil, err
 	}
-	return &Relay{
-		source: source, transports: maps.Clone(transports), cfg: cfg, telemetry: instruments,
-		wake: make(chan struct{}, 1), lastLook: errNotStarted, pauses: map[string]pause{}, ready: map[string]time.Time{},
-	}, nil
+	r := &Relay{
+		source: store, transports: transports{}, cfg: cfg, pauses: unavailable, telemetry: instruments,
+		wake: make(chan struct{}, 1), lastLook: errNotStarted,
+	}
+	for name, p := range publishers {
+		r.transports[name] = &transport{name: name, publisher: p, delay: r.pauseDelay}
+	}
+	return r, nil
 }
 
-// Run publishes until ctx is cancelled. Then it sends nothing more, waits for the confirms of what
-// is in flight, gives the rest back and returns nil, within ShutdownTimeout. It outlives every
-// fault of store and brokers: those are logged, counted, and tried again after a growing pause. It
-// never returns an error at present.
+// Run publishes until ctx ends. It also keeps the publishers' connections, hears of commits in other
+// processes and has the store pruned, as far as these need it. It outlives every fault of store and
+// brokers: those are logged, counted, and tried again after a growing pause. At present it never
+// returns an error.
+//
+// When ctx ends, it publishes what it was woken for before, waits for the confirms of what is in
+// flight, gives the rest back, ends the publishers and returns nil, within ShutdownTimeout.
 func (r *Relay) Run(ctx context.Context) error {
 	defer r.observe(ctx)()
 	defer r.watchPublishers()()
-	defer r.runBackground(ctx)()
-	d, wait := r.dispatch(ctx, 0)
+	d, wait, end := r.dispatch(ctx, 0)
+	defer end()
+	defer r.runPublishers(d.spans.confirm)()
 	defer r.setLastLook(errEnded)
 	defer wait()
+	defer r.runBackground(ctx)()
+	r.serve(ctx, d)
+	r.setLooking(false)
+	r.lastCall(d, wait)
+	return nil
+}
+
+// serve claims and publishes until ctx ends.
+func (r *Relay) serve(ctx context.Context, d *dispatcher) {
 	failures := 0
 	for ctx.Err() == nil {
+		r.setLooking(true)
 		found, err := d.next(ctx)
 		switch {
 		case err != nil:
+			r.setLooking(false)
 			failures++
 			r.log(ctx, slog.LevelWarn, "outbox: store unavailable", "", slog.Int("failures", failures), slog.Any("error", err))
-			_ = runloop.Sleep(ctx, r.cfg.pauseDelay(failures))
+			_ = runloop.Sleep(ctx, r.pauseDelay(failures))
 		case !found:
 			failures = 0
 			d.idle(ctx)
@@ -87,26 +110,52 @@ func (r *Relay) Run(ctx context.Context) error {
 			failures = 0
 		}
 	}
-	return nil
 }
 
-// Wake makes an idle relay look for messages at once. It never blocks, and many calls cost
-// one look. Call it after the commit of a transaction that wrote messages.
-func (r *Relay) Wake() {
+// lastCall honours a wake-up that came before the end of Run: whoever woke this relay has told no
+// other. What it claims has half of the time that is left for confirms.
+func (r *Relay) lastCall(d *dispatcher, wait func()) {
+	select {
+	case <-r.wake:
+	default:
+		if !d.woken {
+			return
+		}
+	}
+	ctx, cancel := context.WithTimeout(d.spans.confirm, (r.cfg.ShutdownTimeout-r.cfg.storeTimeout())/2)
+	defer cancel()
+	defer wait()
+	if _, err := d.next(ctx); err != nil {
+		r.log(ctx, slog.LevelWarn, "outbox: store unavailable", "", slog.Any("error", err))
+	}
+}
+
+// pauseDelay is how long something unavailable is left alone after its failure number n, from 1.
+func (r *Relay) pauseDelay(n int) time.Duration { return r.pauses.Delay(n-1, r.cfg.Rand()) }
+
+// Wake makes an idle relay look for messages at once.
+func (r *Relay) Wake() { r.signal() }
+
+// signal makes an idle relay look for messages at once. It never blocks, and many calls cost one look.
+func (r *Relay) signal() {
 	select {
 	case r.wake <- struct{}{}:
 	default:
 	}
 }
 
-// Ready returns nil while Run works: if the last look reached the store and no transport is paused. It
-// asks nobody: a running relay looks at least once per PollInterval.
-func (r *Relay) Ready(context.Context) error {
+// Ready returns nil while Run works: if the last look reached the store, no transport is paused and
+// every publisher with a connection has it. It asks no server: a running relay looks at least once
+// per PollInterval.
+func (r *Relay) Ready(ctx context.Context) error {
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	errs := []error{r.lastLook}
-	for name, p := range r.pauses {
-		errs = append(errs, pausedError(name, p))
+	r.mu.Unlock()
+	errs = append(errs, r.transports.paused())
+	for _, t := range r.transports {
+		if service, ok := t.publisher.(driver.Service); ok {
+			errs = append(errs, service.Ready(ctx))
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -5,12 +5,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
@@ -21,22 +21,26 @@ type round struct {
 }
 
 func (r *Relay) claim(ctx context.Context, limit int, alone bool, begin time.Time) (driver.Batch, error) {
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.storeTimeout())
 	defer cancel()
-	skip := r.paused()
+	skip := r.transports.leftAlone()
 	batch, err := r.source.Claim(ctx, driver.Claim{Limit: limit, Lease: r.cfg.LeaseTTL, Skip: skip, Alone: alone})
 	r.setLastLook(err)
 	if err == nil && len(batch.Messages) == 0 {
-		r.forgetPauses(skip)
+		for name, t := range r.transports {
+			if !slices.Contains(skip, name) {
+				t.forget()
+			}
+		}
 	}
-	r.tryPaused(batch.Messages, begin)
+	r.transports.try(batch.Messages, begin)
 	return batch, err
 }
 
-// round publishes and settles a batch that was claimed at begin. When ctx ends it sends nothing more;
-// work lives on for the rest.
-func (r *Relay) round(ctx, work context.Context, batch driver.Batch, begin time.Time) round {
-	work, end := r.telemetry.startRound(work, batch)
+// round publishes and settles a batch that was claimed at begin. When send ends it sends nothing
+// more; the longer of the spans are for the rest.
+func (r *Relay) round(send context.Context, life spans, batch driver.Batch, begin time.Time) round {
+	work, end := r.telemetry.startRound(life.work, batch)
 	defer end()
 	held, release := r.hold(work, batch.Leases, begin)
 	var outcomes []outcome
@@ -44,10 +48,10 @@ func (r *Relay) round(ctx, work context.Context, batch driver.Batch, begin time.
 	if len(batch.Messages) == 1 && batch.Unsettled >= r.cfg.MaxCrashes {
 		outcomes = quarantine(batch.Unsettled)
 	} else {
-		outcomes, down = r.publish(ctx, held, batch)
+		outcomes, down = r.publish(send, life, held, batch)
 	}
-	verdicts, failures := r.judge(batch.Messages, outcomes)
-	settled, err := r.settle(work, batch, verdicts)
+	settlements, failures := r.judge(batch.Messages, outcomes)
+	settled, err := r.settle(work, batch, settlements)
 	release()
 	r.setLastLook(cmp.Or(err, settled.unrecorded))
 
@@ -75,16 +79,22 @@ func (r *Relay) round(ctx, work context.Context, batch driver.Batch, begin time.
 // end has then waited for that long, so that a long or slow batch is not taken for an outage. After
 // the end of ctx, or of the leases, it sends nothing more; it waits for the confirms as long as there
 // is time left to settle.
-func (r *Relay) publish(ctx, held context.Context, batch driver.Batch) ([]outcome, map[string]outage) {
-	wait, cancel := runloop.Detach(ctx, r.cfg.ShutdownTimeout-r.cfg.StoreTimeout)
-	defer cancel()
-	wait, cancelWait := context.WithTimeout(wait, r.cfg.PublishTimeout)
+func (r *Relay) publish(ctx context.Context, life spans, held context.Context, batch driver.Batch) ([]outcome, map[string]outage) {
+	wait, cancelWait := context.WithTimeout(life.confirm, r.cfg.PublishTimeout)
 	defer cancelWait()
 	wait = trace.ContextWithSpan(wait, trace.SpanFromContext(held))
 	send, cancelSend := context.WithTimeout(ctx, r.cfg.PublishTimeout/2)
 	defer cancelSend()
 	defer context.AfterFunc(held, cancelSend)()
-	p := pipeline{relay: r, messages: batch.Messages, unread: batch.Unreadable, life: ctx, send: send, wait: wait}
+	p := pipeline{
+		transports: r.transports, messages: batch.Messages, unread: batch.Unreadable,
+		life: life.life, send: send, wait: wait,
+		confirmed: func(m driver.Message, begin time.Time) { r.telemetry.confirmed(wait, m, begin) },
+		panicked: func(m driver.Message, value any, stack []byte) {
+			r.log(wait, slog.LevelError, "outbox: publisher panicked", m.Transport,
+				slog.Any("id", m.ID), slog.Any("panic", value), slog.String("stack", string(stack)))
+		},
+	}
 	return p.run()
 }
 
@@ -95,40 +105,50 @@ func quarantine(losses int) []outcome {
 	return []outcome{{done: true, err: &driver.PublishError{Class: driver.Quarantined, Err: err}}}
 }
 
-// judge turns the outcomes into verdicts for the store. Messages given back have neither a
-// verdict nor a failure.
-func (r *Relay) judge(messages []driver.Message, outcomes []outcome) ([]driver.Settlement, map[int]Failure) {
-	verdicts := make([]driver.Settlement, 0, len(messages))
-	failures := map[int]Failure{}
+// failure is a failed attempt to publish.
+type failure struct {
+	class   driver.Class
+	err     error
+	attempt int           // its number, from 1
+	dead    bool          // it was the last one: the message becomes a dead letter
+	delay   time.Duration // until the next one, if not dead
+}
+
+// judge turns the outcomes into settlements for the store. Messages given back have neither a
+// settlement nor a failure.
+func (r *Relay) judge(messages []driver.Message, outcomes []outcome) ([]driver.Settlement, map[int]failure) {
+	settlements := make([]driver.Settlement, 0, len(messages))
+	failures := map[int]failure{}
 	for i, o := range outcomes {
 		m := messages[i]
 		switch {
 		case !o.done:
 		case o.err == nil:
-			verdicts = append(verdicts, driver.Settlement{ID: m.ID, Verdict: driver.Published})
+			settlements = append(settlements, driver.Settlement{ID: m.ID, Verdict: driver.Published})
 		default:
 			f := r.failure(m, o.err)
 			failures[i] = f
-			v := driver.Settlement{ID: m.ID, Verdict: driver.Failed, Delay: f.Delay, Class: f.Class, Err: errorText(o.err)}
-			if f.Dead {
-				v.Verdict = driver.Dead
+			s := driver.Settlement{ID: m.ID, Verdict: driver.Failed, Delay: f.delay, Class: f.class, Err: errorText(o.err)}
+			if f.dead {
+				s.Verdict = driver.Dead
 			}
-			verdicts = append(verdicts, v)
+			settlements = append(settlements, s)
 		}
 	}
-	return verdicts, failures
+	return settlements, failures
 }
 
-func (r *Relay) failure(m driver.Message, err error) Failure {
-	f := Failure{Class: driver.ClassOf(err), Err: err, Attempt: m.Attempts + 1}
-	policy := r.cfg.policy(m.Name)
-	f.Dead = f.Class == driver.Quarantined || f.Attempt >= policy.attempts(f.Class)
-	if !f.Dead {
-		f.Delay = policy.retryDelay(f.Attempt, r.cfg.Rand())
+func (r *Relay) failure(m driver.Message, err error) failure {
+	f := failure{class: driver.ClassOf(err), err: err, attempt: m.Attempts + 1}
+	policy := r.cfg.retry(m.Name)
+	f.dead = policy.last(f.attempt, f.class)
+	if !f.dead {
+		f.delay = policy.delay(f.attempt, r.cfg.Rand())
 	}
 	return f
 }
 
+// notePauses tells each transport of the batch how it has done.
 func (r *Relay) notePauses(ctx context.Context, begin time.Time, batch driver.Batch, outcomes []outcome, down map[string]outage) {
 	answered := map[string]bool{}
 	for i, o := range outcomes {
@@ -136,32 +156,38 @@ func (r *Relay) notePauses(ctx context.Context, begin time.Time, batch driver.Ba
 		answered[name] = answered[name] || o.done && batch.Unreadable[i] == nil
 	}
 	for name, ok := range answered {
-		if outage, isDown := down[name]; isDown {
-			r.setPause(ctx, name, outage, begin)
-		} else {
-			r.endPause(ctx, name, begin, ok)
+		t, known := r.transports[name]
+		if !known {
+			continue
+		}
+		outage, isDown := down[name]
+		if !isDown {
+			if failures, resumed := t.end(begin, ok); resumed {
+				r.log(ctx, slog.LevelInfo, "outbox: transport resumed", name, slog.String("transport", name), slog.Int("failures", failures))
+			}
+			continue
+		}
+		if failures, length, paused := t.fail(outage, begin); paused {
+			r.log(ctx, slog.LevelWarn, "outbox: transport paused", name, slog.String("transport", name),
+				slog.Int("failures", failures), slog.Duration("pause", length), slog.Any("error", outage.err))
 		}
 	}
 }
 
-func (r *Relay) report(ctx context.Context, messages []driver.Message, outcomes []outcome, failures map[int]Failure) round {
+func (r *Relay) report(ctx context.Context, messages []driver.Message, outcomes []outcome, failures map[int]failure) round {
 	res := round{claimed: len(messages)}
 	for i, o := range outcomes {
-		m := messages[i]
 		f, failed := failures[i]
 		switch {
 		case !o.done:
 		case !failed:
 			res.published++
-			if r.cfg.Hooks.OnPublished != nil {
-				r.cfg.Hooks.OnPublished(ctx, m)
-			}
 		default:
 			res.failed++
-			if f.Dead {
+			if f.dead {
 				res.dead++
 			}
-			r.reportFailure(ctx, m, f)
+			r.reportFailure(ctx, messages[i], f)
 		}
 	}
 	r.telemetry.published.Add(ctx, int64(res.published))
@@ -169,17 +195,14 @@ func (r *Relay) report(ctx context.Context, messages []driver.Message, outcomes 
 	return res
 }
 
-func (r *Relay) reportFailure(ctx context.Context, m driver.Message, f Failure) {
+func (r *Relay) reportFailure(ctx context.Context, m driver.Message, f failure) {
 	r.telemetry.countFailure(ctx, f)
 	text := "outbox: publishing failed, will be tried again"
-	if f.Dead {
+	if f.dead {
 		text = "outbox: publishing failed for good, the message is a dead letter"
 	}
-	r.log(ctx, slog.LevelWarn, text, string(f.Class)+" "+m.Name, slog.Any("id", m.ID), slog.String("name", m.Name),
-		slog.Any("class", f.Class), slog.Int("attempt", f.Attempt), slog.Any("error", f.Err))
-	if r.cfg.Hooks.OnFailed != nil {
-		r.cfg.Hooks.OnFailed(ctx, m, f)
-	}
+	r.log(ctx, slog.LevelWarn, text, string(f.class)+" "+m.Name, slog.Any("id", m.ID), slog.String("name", m.Name),
+		slog.Any("class", f.class), slog.Int("attempt", f.attempt), slog.Any("error", f.err))
 }
 
 // maxError bounds the stored text of an error, in bytes.

@@ -3,10 +3,53 @@ package outbox
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"sync"
 
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
+
+// watchPublishers ends the pause of a transport when its publisher is ready again, until stop is
+// called.
+func (r *Relay) watchPublishers() (stop func()) {
+	var stops []func()
+	for _, t := range r.transports {
+		if p, ok := t.publisher.(driver.Reconnecting); ok {
+			stops = append(stops, p.OnReady(func() {
+				t.reconnected()
+				r.signal()
+			}))
+		}
+	}
+	return func() {
+		for _, stop := range stops {
+			stop()
+		}
+	}
+}
+
+// runPublishers keeps the publishers' connections until stop is called, which waits for their end.
+// They end by themselves at the end of life: then no confirm is waited for any more.
+func (r *Relay) runPublishers(life context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(life)
+	var running sync.WaitGroup
+	for name, t := range r.transports {
+		service, ok := t.publisher.(driver.Service)
+		if !ok {
+			continue
+		}
+		running.Go(func() {
+			if err := service.Run(ctx); err != nil || ctx.Err() == nil {
+				r.log(ctx, slog.LevelError, "outbox: a publisher ended before its relay", name,
+					slog.String("transport", name), slog.Any("error", err))
+			}
+		})
+	}
+	return func() {
+		cancel()
+		running.Wait()
+	}
+}
 
 // runBackground has the store do its own work beside the relay until ctx ends. wait returns after
 // the end of that work.
@@ -16,7 +59,7 @@ func (r *Relay) runBackground(ctx context.Context) (wait func()) {
 		return func() {}
 	}
 	var running sync.WaitGroup
-	running.Go(func() { source.Background(ctx, func() bool { return ctx.Err() == nil && r.look() }) })
+	running.Go(func() { source.Background(ctx, r.look) })
 	return running.Wait
 }
 
@@ -24,12 +67,52 @@ func (r *Relay) runBackground(ctx context.Context) (wait func()) {
 // reports that it does not.
 func (r *Relay) look() bool {
 	r.mu.Lock()
-	_, paused := r.pauses[""]
-	reached := r.lastLook == nil || errors.Is(r.lastLook, errNotStarted)
-	r.mu.Unlock()
-	if paused || !reached {
+	defer r.mu.Unlock()
+	if !r.looking || r.transports[""].leftAlone() {
 		return false
 	}
-	r.Wake()
+	r.signal()
 	return true
+}
+
+// setLooking says whether the relay looks for messages when it is woken.
+func (r *Relay) setLooking(looking bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.looking = looking
+}
+
+// prune has the store delete what is due. A Drain ends with it, for systems without a running relay.
+func (r *Relay) prune(ctx context.Context) {
+	source, ok := r.source.(driver.Pruner)
+	if !ok || ctx.Err() != nil {
+		return
+	}
+	if _, err := source.Prune(ctx); err != nil && ctx.Err() == nil {
+		r.log(ctx, slog.LevelWarn, "outbox: pruning failed", "", slog.Any("error", err))
+	}
+}
+
+// Check looks at the servers of the store and of every publisher. nil: there is nothing to mend.
+// Else the error joins the findings, each with a method Mend() string, and the failures to look.
+func (r *Relay) Check(ctx context.Context) error {
+	parts := []any{r.source}
+	for _, t := range r.transports {
+		parts = append(parts, t.publisher)
+	}
+	var errs []error
+	for _, part := range parts {
+		if part, ok := part.(driver.Checked); ok {
+			errs = append(errs, single(part.Check(ctx))...)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// single returns the errors that err joins, so that they can be joined with others.
+func single(err error) []error {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		return joined.Unwrap()
+	}
+	return []error{err}
 }

@@ -51,7 +51,7 @@ func (r *Relay) settle(ctx context.Context, b driver.Batch, verdicts []driver.Se
 }
 
 func (r *Relay) trySettle(ctx context.Context, b driver.Batch, verdicts []driver.Settlement) ([]driver.Lease, error) {
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.storeTimeout())
 	defer cancel()
 	return r.source.Settle(ctx, b, verdicts)
 }

@@ -9,7 +9,7 @@ import (
 )
 
 // Stats is the state of a relay and of its store. No count goes above 100,000: that number means as
-// many or more.
+// many or more. The counts and the age are 0 where the store does not report them.
 type Stats struct {
 	// Ready counts the messages that are not published and do not wait for a time. Those behind a
 	// parked message of their key and those of a paused transport are among them.
@@ -44,10 +44,10 @@ const (
 	stateProbing = "probing"
 )
 
-// Stats asks the source and the publishers, within StoreTimeout. With an error the Transports are
+// Stats asks the source and the publishers, within 5 s. With an error the Transports are
 // valid all the same.
 func (r *Relay) Stats(ctx context.Context) (Stats, error) {
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.StoreTimeout)
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.storeTimeout())
 	defer cancel()
 	stats := Stats{Transports: r.transportStats()}
 	source, ok := r.source.(driver.Measured)
@@ -64,29 +64,8 @@ func (r *Relay) Stats(ctx context.Context) (Stats, error) {
 
 func (r *Relay) transportStats() map[string]TransportStats {
 	all := make(map[string]TransportStats, len(r.transports))
-	for name, p := range r.transports {
-		s := r.breaker(name)
-		if w, ok := p.(driver.Windowed); ok {
-			if used, size := w.Window(); size > 0 {
-				s.Window = float64(used) / float64(size)
-			}
-		}
-		all[name] = s
+	for name, t := range r.transports {
+		all[name] = t.stats()
 	}
 	return all
-}
-
-// breaker is the state of a transport without its window.
-func (r *Relay) breaker(name string) TransportStats {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	p, ok := r.pauses[name]
-	switch {
-	case !ok:
-		return TransportStats{State: stateClosed}
-	case time.Now().Before(p.until):
-		return TransportStats{State: statePaused, Failures: p.failures, Err: p.err}
-	default:
-		return TransportStats{State: stateProbing, Failures: p.failures, Err: p.err}
-	}
 }

@@ -32,15 +32,16 @@ func measured(t *testing.T, source func(*outboxtest.Store) driver.Source, fn fun
 		b := &bench{T: t, manager: newManager(), store: outboxtest.New(), publisher: outboxtest.NewPublisher()}
 		r := &metrictest.Recorder{}
 		var err error
-		b.relay, err = outbox.NewRelay(source(b.store), outbox.Transports{"": b.publisher, "w": halfFull{outboxtest.NewPublisher()}},
-			outbox.RelayConfig{
+		b.relay, err = outbox.NewRelay(source(b.store), b.publisher,
+			outbox.RelayConfig{Transports: map[string]driver.Publisher{"w": halfFull{outboxtest.NewPublisher()}},
 				Logger: slog.New(slog.DiscardHandler), MeterProvider: r, PollInterval: time.Hour,
-				PauseDelay: time.Minute, MaxPauseDelay: time.Minute, Rand: half,
-				Policy: outbox.Policy{RetryDelay: time.Hour, MaxRetryDelay: time.Hour},
+				Rand:  half,
+				Retry: outbox.RetryPolicy{BaseDelay: time.Hour, MaxDelay: time.Hour},
 			})
 		if err != nil {
 			t.Fatal(err)
 		}
+		b.relay.SetPauses(time.Minute, time.Minute)
 		fn(b, r)
 	})
 }

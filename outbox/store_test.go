@@ -111,7 +111,7 @@ func (b *bench) over(source driver.Source, cfg outbox.RelayConfig) {
 	b.Helper()
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	var err error
-	if b.relay, err = outbox.NewRelay(source, outbox.Transports{"": b.publisher}, cfg); err != nil {
+	if b.relay, err = outbox.NewRelay(source, b.publisher, cfg); err != nil {
 		b.Fatal(err)
 	}
 }

@@ -38,7 +38,7 @@ type instruments struct {
 var seconds = metric.WithExplicitBucketBoundaries(
 	0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
 
-func newInstruments(cfg RelayConfig, transports Transports) (instruments, error) {
+func newInstruments(cfg RelayConfig, names []string) (instruments, error) {
 	kit := telemetry.New(scope, cfg.TracerProvider, cfg.MeterProvider)
 	published, err1 := kit.Meter.Int64Counter("holdfast.outbox.published",
 		metric.WithDescription("Messages confirmed by their transport."), metric.WithUnit("{message}"))
@@ -56,8 +56,8 @@ func newInstruments(cfg RelayConfig, transports Transports) (instruments, error)
 		metric.WithDescription("Time from giving a message to its transport to the confirm, the wait for room in the window included."),
 		metric.WithUnit("s"), seconds)
 	gauges, err8 := newGaugeSet(kit.Meter)
-	by := make(map[string]metric.MeasurementOption, len(transports))
-	for name := range transports {
+	by := make(map[string]metric.MeasurementOption, len(names))
+	for _, name := range names {
 		by[name] = metric.WithAttributeSet(attribute.NewSet(attribute.String("transport", name)))
 	}
 	return instruments{
@@ -92,6 +92,6 @@ func (t instruments) startRound(ctx context.Context, b driver.Batch) (context.Co
 	}
 }
 
-func (t instruments) countFailure(ctx context.Context, f Failure) {
-	t.failed.Add(ctx, 1, metric.WithAttributes(attribute.String("class", string(f.Class)), attribute.Bool("dead", f.Dead)))
+func (t instruments) countFailure(ctx context.Context, f failure) {
+	t.failed.Add(ctx, 1, metric.WithAttributes(attribute.String("class", string(f.class)), attribute.Bool("dead", f.dead)))
 }

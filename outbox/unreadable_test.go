@@ -86,15 +86,14 @@ func (s foreignIDs) Claim(ctx context.Context, req driver.Claim) (driver.Batch, 
 }
 
 func TestForeignMessagesAreNotPublished(t *testing.T) {
-	failures := map[string]outbox.Failure{}
-	hooks := outbox.Hooks{OnFailed: func(_ context.Context, m driver.Message, f outbox.Failure) { failures[string(m.Body)] = f }}
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
-		b.over(foreignIDs{b.store}, outbox.RelayConfig{Hooks: hooks})
+		s := &settled{Source: foreignIDs{b.store}}
+		b.over(s, outbox.RelayConfig{})
 		b.write(message("", 0), message("", 1), message("", 2))
 		b.drain(outbox.Bounds{Limit: 3})
 		b.wantReceived("2")
 		for body, want := range map[string]string{"0": "version 7", "1": "lower-case words"} {
-			if f := failures[body]; f.Class != driver.Permanent || !strings.Contains(f.Err.Error(), want) {
+			if f := s.of(body); f.Class != driver.Permanent || !strings.Contains(f.Err, want) {
 				b.Errorf("message %s: %+v", body, f)
 			}
 		}

@@ -26,11 +26,7 @@ func runRelay(ctx context.Context, c *commandContext, args []string) (int, error
 	if *limit < 1 || timeLimit < 0 {
 		return exitUsage, usagef("relay: --limit must be at least 1 and --time-limit not negative")
 	}
-	var report outbox.Report
-	err := whilePublishing(ctx, c.parts.publisher.Run, func(ctx context.Context) (err error) {
-		report, err = c.parts.relay.Drain(ctx, outbox.Bounds{Limit: *limit, TimeLimit: timeLimit})
-		return err
-	})
+	report, err := c.parts.relay.Drain(ctx, outbox.Bounds{Limit: *limit, TimeLimit: timeLimit})
 	fmt.Fprintf(c.stdout, "published %d, failed %d, dead %d\n", report.Published, report.Failed, report.Dead)
 	if err != nil {
 		return exitUsage, err

@@ -2,11 +2,9 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/memory"
-	"github.com/holdfast-go/holdfast/outbox"
 )
 
 // open makes the back end that was asked for, ready to run.
@@ -49,35 +47,4 @@ func openMemory(cfg config, m *metrics, log *slog.Logger) (*backend, error) {
 		},
 		close: func() {},
 	}, nil
-}
-
-// relayService runs a relay and the publisher it needs, which stops after it: the relay's last messages are still confirmed.
-func relayService(relay *outbox.Relay, publisher interface {
-	Run(ctx context.Context) error
-	Ready(ctx context.Context) error
-},
-) service {
-	run := func(ctx context.Context) error {
-		return whilePublishing(ctx, publisher.Run, func(ctx context.Context) error { return relay.Run(ctx) })
-	}
-	ready := func(ctx context.Context) error {
-		if err := publisher.Ready(ctx); err != nil {
-			return err
-		}
-		return relay.Ready(ctx)
-	}
-	return service{roleRelay, run, ready}
-}
-
-// whilePublishing runs do beside publish, which outlives ctx until do has ended.
-func whilePublishing(ctx context.Context, publish, do func(context.Context) error) error {
-	publishing, stop := context.WithCancel(context.WithoutCancel(ctx))
-	ended := make(chan error, 1)
-	go func() { ended <- publish(publishing) }()
-	err := do(ctx)
-	stop()
-	if failed := <-ended; err == nil && failed != nil {
-		err = fmt.Errorf("publisher: %w", failed)
-	}
-	return err
 }

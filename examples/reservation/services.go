@@ -105,7 +105,7 @@ func (p *parts) addRelay(m *metrics, log *slog.Logger) (err error) {
 	if err != nil {
 		return err
 	}
-	p.relay, err = outbox.NewRelay(p.messages, outbox.Transports{"": p.publisher},
+	p.relay, err = outbox.NewRelay(p.messages, p.publisher,
 		outbox.RelayConfig{Logger: log, MeterProvider: m.provider})
 	return err
 }
@@ -195,7 +195,7 @@ func openServices(ctx context.Context, cfg config, m *metrics, log *slog.Logger)
 
 func (p *parts) services(role string) []service {
 	sweeper := service{roleSweeper, p.sweeper.Run, p.sweeper.Ready}
-	relay := relayService(p.relay, p.publisher)
+	relay := service{roleRelay, p.relay.Run, p.relay.Ready}
 	consumer := service{roleConsumer, p.consumer.Run, p.consumer.Ready}
 	switch role {
 	case roleAPI:

@@ -63,12 +63,11 @@ func relaySnippet(ctx context.Context, store *outboxpgx.Store, dial func(context
 	if err != nil {
 		return err
 	}
-	relay, err := outbox.NewRelay(store, outbox.Transports{"": publisher}, outbox.RelayConfig{})
+	relay, err := outbox.NewRelay(store, publisher, outbox.RelayConfig{})
 	if err != nil {
 		return err
 	}
-	go func() { _ = publisher.Run(ctx) }() // keeps the connection
-	return relay.Run(ctx)                  // until ctx is cancelled, whatever fails
+	return relay.Run(ctx) // until ctx is cancelled, whatever fails
 	// end
 }
 

@@ -31,3 +31,10 @@ type Checked interface {
 	// has a method Mend() string, and the failures to look.
 	Check(ctx context.Context) error
 }
+
+// Pruner is an optional interface of a Source whose store grows.
+type Pruner interface {
+	// Prune deletes what is due in small steps and returns how many rows that were. It ends when
+	// nothing is due any more, when another process prunes, or when ctx ends.
+	Prune(ctx context.Context) (int, error)
+}

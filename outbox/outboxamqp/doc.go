@@ -5,7 +5,7 @@
 //
 //	dial := outboxamqp.Dial("amqp://localhost/", amqp.Config{})
 //	publisher, err := outboxamqp.NewPublisher(dial, outboxamqp.Config{Exchange: "events"})
-//	relay, err := outbox.NewRelay(source, outbox.Transports{"": publisher}, outbox.RelayConfig{})
+//	relay, err := outbox.NewRelay(source, publisher, outbox.RelayConfig{})
 //	go publisher.Run(ctx)
 //	err = relay.Run(ctx)
 //

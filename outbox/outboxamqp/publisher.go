@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -96,9 +95,9 @@ type Publisher struct {
 	dial amqpconn.Dial
 	out  *amqpconn.Publisher
 
-	running atomic.Bool
-
 	mu        sync.Mutex
+	runs      int         // calls of Run
+	current   *connection // of those
 	listeners map[*func()]bool
 }
 
@@ -129,17 +128,54 @@ func NewPublisher(dial func(ctx context.Context) (*amqp.Connection, error), cfg 
 	return p, nil
 }
 
-// Run keeps a connection open until ctx is cancelled. It then refuses further
-// messages as unavailable, waits up to ShutdownTimeout for the confirms still
-// open, and returns nil. The broker may be down when it starts, or go down
-// later: Run goes on trying. Calling it while it runs is an error.
+// connection is one life of the publisher, from the first Run to the end of the last.
+type connection struct {
+	stop  context.CancelFunc
+	ended chan struct{}
+}
+
+// Run implements driver.Service; a relay calls it. It keeps a connection open until ctx ends. The last
+// of several Runs then refuses further messages as unavailable, and waits up to Config.Timeout for the
+// confirms still open. It returns nil. The broker may be down when it starts, or go down later: Run
+// goes on trying.
 func (p *Publisher) Run(ctx context.Context) error {
-	if !p.running.CompareAndSwap(false, true) {
-		return errors.New("outboxamqp: Run is running already")
+	c := p.join(context.WithoutCancel(ctx))
+	<-ctx.Done()
+	if p.leave() {
+		c.stop()
+		<-c.ended
 	}
-	defer p.running.Store(false)
-	p.out.Run(ctx)
 	return nil
+}
+
+// join opens the connection where this is the only Run.
+func (p *Publisher) join(ctx context.Context) *connection {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.runs++
+	if p.runs > 1 {
+		return p.current
+	}
+	before := p.current
+	ctx, stop := context.WithCancel(ctx)
+	c := &connection{stop: stop, ended: make(chan struct{})}
+	p.current = c
+	go func() {
+		defer close(c.ended)
+		if before != nil {
+			<-before.ended
+		}
+		p.out.Run(ctx)
+	}()
+	return c
+}
+
+// leave reports whether the Run that ends is the last one.
+func (p *Publisher) leave() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.runs--
+	return p.runs == 0
 }
 
 // Ready returns nil while a connection is open and the broker has not blocked it.

@@ -189,6 +189,7 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// The connection lives while any Run does.
 func TestRunTwiceAtOnce(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -197,20 +198,27 @@ func TestRunTwiceAtOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for round := range 2 { // one after the other is fine
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- p.Run(ctx) }()
+	for round := range 2 {
+		var cancels [2]context.CancelFunc
+		ended := make(chan error, 2)
+		for i := range cancels {
+			var ctx context.Context
+			ctx, cancels[i] = context.WithCancel(t.Context())
+			defer cancels[i]()
+			go func() { ended <- p.Run(ctx) }()
+		}
 		testenv.Eventually(t, testenv.Patience, func() error { return p.Ready(t.Context()) })
-		if err := p.Run(ctx); err == nil || !strings.Contains(err.Error(), "running already") {
-			t.Errorf("round %d: a second Run: %v", round, err)
+		for i, cancel := range cancels {
+			if err := publish(t, p, message(t, "q")); err != nil {
+				t.Errorf("round %d, %d Runs ended: %v", round, i, err)
+			}
+			cancel()
+			if err := <-ended; err != nil {
+				t.Errorf("round %d: %v", round, err)
+			}
 		}
-		if err := publish(t, p, message(t, "q")); err != nil {
-			t.Errorf("round %d: after it: %v", round, err)
-		}
-		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("round %d: %v", round, err)
+		if p.Ready(t.Context()) == nil {
+			t.Errorf("round %d: ready after the last Run", round)
 		}
 	}
 }

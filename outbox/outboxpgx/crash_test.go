@@ -50,8 +50,8 @@ func crashRelay() int {
 	if err != nil {
 		return 1
 	}
-	relay, err := outbox.NewRelay(store, outbox.Transports{"": deadly{ledger}}, outbox.RelayConfig{
-		LeaseTTL: 3 * time.Second, PublishTimeout: time.Second, StoreTimeout: time.Second,
+	relay, err := outbox.NewRelay(store, deadly{ledger}, outbox.RelayConfig{
+		LeaseTTL: 3 * time.Second, PublishTimeout: time.Second,
 		ShutdownTimeout: 2 * time.Second, PollInterval: 20 * time.Millisecond, Logger: quiet,
 	})
 	if err != nil || relay.Run(ctx) != nil {

@@ -34,7 +34,7 @@ func withDeadLetters(t *testing.T) (*fixture, map[string]uuid.UUID) {
 		}
 		return &driver.PublishError{Class: class, Err: errors.New("no place for " + m.Name)}
 	})
-	relay := f.relay(t, publisher, outbox.RelayConfig{Policy: outbox.Policy{MaxAttempts: 1}})
+	relay := f.relay(t, publisher, outbox.RelayConfig{Retry: outbox.RetryPolicy{MaxAttempts: 1}})
 	ids := map[string]uuid.UUID{}
 	for _, name := range []string{"a", "b", "c"} {
 		f.write(t, outbox.Message{Name: name, Key: "k" + name, Body: []byte("1"), Headers: map[string]string{"h": name}})

@@ -71,7 +71,7 @@ func TestForeignRows(t *testing.T) {
 				}
 				return nil
 			})
-			relay := f.relay(t, publisher, outbox.RelayConfig{Policy: outbox.Policy{MaxAttempts: 1}})
+			relay := f.relay(t, publisher, outbox.RelayConfig{Retry: outbox.RetryPolicy{MaxAttempts: 1}})
 			_, err = relay.Drain(t.Context(), outbox.Bounds{})
 			must(t, err)
 			f.wantForeign(t, publisher.Received(), c.dead)
@@ -125,7 +125,7 @@ func (f *fixture) retryForeign(t *testing.T, letter outbox.DeadLetter) {
 	}
 	_, err := f.store.Depth(t.Context())
 	must(t, err)
-	_, err = f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{Policy: outbox.Policy{MaxAttempts: 1}}).Drain(t.Context(), outbox.Bounds{})
+	_, err = f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{Retry: outbox.RetryPolicy{MaxAttempts: 1}}).Drain(t.Context(), outbox.Bounds{})
 	must(t, err)
 	_, err = f.store.Prune(t.Context())
 	must(t, err)

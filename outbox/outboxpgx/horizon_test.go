@@ -95,7 +95,7 @@ func TestFloorsGoDownToParkedMessages(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
 	publisher := outboxtest.NewPublisher()
-	relay := f.relay(t, publisher, outbox.RelayConfig{Policy: outbox.Policy{RetryDelay: time.Second}, Rand: func() float64 { return 0.5 }})
+	relay := f.relay(t, publisher, outbox.RelayConfig{Retry: outbox.RetryPolicy{BaseDelay: time.Second}, Rand: func() float64 { return 0.5 }})
 	publisher.Script(errors.New("once"))
 	f.write(t, outbox.Message{Name: "first", Key: "k", Body: []byte("1")})
 	_, err := relay.Drain(t.Context(), outbox.Bounds{})

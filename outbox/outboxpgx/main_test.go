@@ -82,7 +82,7 @@ func (f *fixture) write(t testing.TB, msgs ...outbox.Message) {
 func (f *fixture) relay(t testing.TB, p driver.Publisher, cfg outbox.RelayConfig) *outbox.Relay {
 	t.Helper()
 	cfg.Logger = quiet
-	r, err := outbox.NewRelay(f.store, outbox.Transports{"": p}, cfg)
+	r, err := outbox.NewRelay(f.store, p, cfg)
 	must(t, err)
 	return r
 }

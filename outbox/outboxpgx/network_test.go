@@ -31,9 +31,9 @@ func TestNetworkFaults(t *testing.T) {
 	publisher.Latency(2 * time.Millisecond)
 	var relays []*outbox.Relay
 	for range 2 {
-		relay, err := outbox.NewRelay(far, outbox.Transports{"": publisher}, outbox.RelayConfig{
-			BatchSize: 40, PollInterval: 20 * time.Millisecond, StoreTimeout: 200 * time.Millisecond, PublishTimeout: 500 * time.Millisecond,
-			LeaseTTL: time.Second, ShutdownTimeout: 2 * time.Second, PauseDelay: 10 * time.Millisecond, MaxPauseDelay: 50 * time.Millisecond, Logger: quiet,
+		relay, err := outbox.NewRelay(far, publisher, outbox.RelayConfig{
+			BatchSize: 40, PollInterval: 20 * time.Millisecond, PublishTimeout: 500 * time.Millisecond,
+			LeaseTTL: time.Second, ShutdownTimeout: 2 * time.Second, Logger: quiet,
 		})
 		must(t, err)
 		relays = append(relays, relay)

@@ -99,8 +99,8 @@ func TestFourRelaysWithFailures(t *testing.T) {
 		return nil
 	})
 	cfg := outbox.RelayConfig{
-		BatchSize: 200, Policy: outbox.Policy{MaxAttempts: 100, RetryDelay: 10 * time.Millisecond, MaxRetryDelay: 50 * time.Millisecond},
-		PollInterval: 20 * time.Millisecond, PauseDelay: 5 * time.Millisecond, MaxPauseDelay: 20 * time.Millisecond,
+		BatchSize: 200, Retry: outbox.RetryPolicy{MaxAttempts: 100, BaseDelay: 10 * time.Millisecond, MaxDelay: 50 * time.Millisecond},
+		PollInterval: 20 * time.Millisecond,
 	}
 	var relays []*outbox.Relay
 	for range 4 {
@@ -229,8 +229,8 @@ func TestPostgresRestart(t *testing.T) {
 	publisher := outboxtest.NewPublisher()
 	publisher.Latency(5 * time.Millisecond)
 	relay := f.relay(t, publisher, outbox.RelayConfig{
-		BatchSize: 100, PollInterval: 50 * time.Millisecond, StoreTimeout: time.Second, PublishTimeout: time.Second,
-		LeaseTTL: 3 * time.Second, ShutdownTimeout: 5 * time.Second, MaxPauseDelay: 500 * time.Millisecond,
+		BatchSize: 100, PollInterval: 50 * time.Millisecond, PublishTimeout: time.Second,
+		LeaseTTL: 3 * time.Second, ShutdownTimeout: 5 * time.Second,
 	})
 	const keys, n = 50, 60
 	f.write(t, keyed(keys, n)...)

@@ -74,7 +74,7 @@ func TestPostgresRunsOut(t *testing.T) {
 				return nil
 			})
 			log := &screen{}
-			relay, err := outbox.NewRelay(f.store, outbox.Transports{"": publisher}, outbox.RelayConfig{
+			relay, err := outbox.NewRelay(f.store, publisher, outbox.RelayConfig{
 				PollInterval: 50 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(log, nil)),
 			})
 			must(t, err)

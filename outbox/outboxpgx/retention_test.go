@@ -30,7 +30,7 @@ func BenchmarkRetention(b *testing.B) {
 			store, err := outboxpgx.New(pool, outboxpgx.Config{Retention: tc.retention})
 			must(b, err)
 			must(b, store.Migrate(b.Context()))
-			relay, err := outbox.NewRelay(store, outbox.Transports{"": confirming{}}, outbox.RelayConfig{Logger: quiet})
+			relay, err := outbox.NewRelay(store, confirming{}, outbox.RelayConfig{Logger: quiet})
 			must(b, err)
 			insert := func(n int, published string) {
 				b.Helper()

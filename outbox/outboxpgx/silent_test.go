@@ -92,8 +92,8 @@ func TestSilentInTheMiddleOfARelay(t *testing.T) {
 					publisher.Latency(time.Second)
 				}
 				relay := fixtureOn(t, pool, outboxpgx.Config{}).relay(t, publisher, outbox.RelayConfig{
-					StoreTimeout: time.Second, PollInterval: 50 * time.Millisecond, LeaseTTL: 2 * time.Second, ShutdownTimeout: 3 * time.Second,
-					Policy: outbox.Policy{RetryDelay: 100 * time.Millisecond},
+					PollInterval: 50 * time.Millisecond, LeaseTTL: 2 * time.Second, ShutdownTimeout: 3 * time.Second,
+					Retry: outbox.RetryPolicy{BaseDelay: 100 * time.Millisecond},
 				})
 				near.write(t, keyed(8, 2)...)
 				proxy.SilenceOn(testenv.Silence{On: on, Deliver: deliver})

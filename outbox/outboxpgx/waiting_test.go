@@ -113,9 +113,9 @@ func TestWaitingMessagesKeepTheirOrder(t *testing.T) {
 		store, err := outboxpgx.New(f.pool, outboxpgx.Config{Logger: quiet})
 		must(t, err)
 		store.Claims(1+rand.IntN(8), 0)
-		relay, err := outbox.NewRelay(deadlockFree{store, t}, outbox.Transports{"": publisher}, outbox.RelayConfig{
-			BatchSize: 1 + rand.IntN(100), PollInterval: 20 * time.Millisecond, PauseDelay: 5 * time.Millisecond, MaxPauseDelay: 20 * time.Millisecond,
-			Policy: outbox.Policy{MaxAttempts: 4, RetryDelay: 5 * time.Millisecond, MaxRetryDelay: 50 * time.Millisecond}, Logger: quiet,
+		relay, err := outbox.NewRelay(deadlockFree{store, t}, publisher, outbox.RelayConfig{
+			BatchSize: 1 + rand.IntN(100), PollInterval: 20 * time.Millisecond,
+			Retry: outbox.RetryPolicy{MaxAttempts: 4, BaseDelay: 5 * time.Millisecond, MaxDelay: 50 * time.Millisecond}, Logger: quiet,
 		})
 		must(t, err)
 		relays = append(relays, relay)
@@ -254,7 +254,7 @@ func TestDrainTakesAllPortions(t *testing.T) {
 		}
 		return nil
 	}
-	relay := f.relay(t, publisher, outbox.RelayConfig{Policy: outbox.Policy{RetryDelay: time.Second}})
+	relay := f.relay(t, publisher, outbox.RelayConfig{Retry: outbox.RetryPolicy{BaseDelay: time.Second}})
 	const n = 40
 	f.write(t, keyed(1, n)...)
 	if report, err := relay.Drain(t.Context(), outbox.Bounds{}); err != nil || report.Failed != 1 || report.Published != 0 {

@@ -41,7 +41,7 @@ func ExampleStore_DeadLetters() {
 	ctx := context.Background()
 	manager, store, publisher := txretrytest.New(txretrytest.Config{}), outboxtest.New(), outboxtest.NewPublisher()
 	publisher.Script(errors.New("no such queue"))
-	relay, err := outbox.NewRelay(store, outbox.Transports{"": publisher}, outbox.RelayConfig{Policy: outbox.Policy{MaxAttempts: 1}})
+	relay, err := outbox.NewRelay(store, publisher, outbox.RelayConfig{Retry: outbox.RetryPolicy{MaxAttempts: 1}})
 	if err != nil {
 		fmt.Println(err)
 		return

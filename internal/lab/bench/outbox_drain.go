@@ -200,21 +200,39 @@ func (d *drain) relay(ctx context.Context, publisher driver.Publisher, n int, wa
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	published := 0
-	relay, err := outbox.NewRelay(d.store, outbox.Transports{"": publisher}, outbox.RelayConfig{
-		Logger: quiet, Hooks: outbox.Hooks{OnPublished: func(context.Context, driver.Message) {
-			published++
-			each(published)
-			if published == n {
-				watch.stop()
-				cancel()
-			}
-		}},
-	})
+	store := &settled{Store: d.store, each: func() {
+		published++
+		each(published)
+		if published == n {
+			watch.stop()
+			cancel()
+		}
+	}}
+	relay, err := outbox.NewRelay(store, publisher, outbox.RelayConfig{Logger: quiet})
 	if err != nil {
 		return err
 	}
 	watch.start()
 	return relay.Run(ctx)
+}
+
+// settled is a store that tells of each message that was settled, one at a time.
+type settled struct {
+	*outboxpgx.Store
+	each func()
+	mu   sync.Mutex
+}
+
+func (s *settled) Settle(ctx context.Context, b driver.Batch, settlements []driver.Settlement) ([]driver.Lease, error) {
+	stale, err := s.Store.Settle(ctx, b, settlements)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for range settlements {
+		if err == nil && len(stale) == 0 {
+			s.each()
+		}
+	}
+	return stale, err
 }
 
 // publisherAlone publishes without a database.

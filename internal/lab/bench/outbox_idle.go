@@ -68,7 +68,7 @@ func (d *drain) idleTrips(ctx context.Context, listen bool) (sample, error) {
 	if err != nil {
 		return nil, err
 	}
-	relay, err := outbox.NewRelay(store, outbox.Transports{"": promptPublisher{}}, outbox.RelayConfig{Logger: quiet})
+	relay, err := outbox.NewRelay(store, promptPublisher{}, outbox.RelayConfig{Logger: quiet})
 	if err != nil {
 		return nil, err
 	}

@@ -200,7 +200,7 @@ func (d *drain) commitSteadily(ctx context.Context, n int, every time.Duration, 
 
 // noting tells a journey of the confirms.
 type noting struct {
-	driver.Publisher
+	*outboxamqp.Publisher
 	journey *journey
 }
 
@@ -224,7 +224,7 @@ func (d *drain) startHoldfast(notify bool) startRelay {
 		if err != nil {
 			return nil, nil, err
 		}
-		relay, err := outbox.NewRelay(store, outbox.Transports{"": noting{publisher, j}}, outbox.RelayConfig{Logger: quiet})
+		relay, err := outbox.NewRelay(store, noting{publisher, j}, outbox.RelayConfig{Logger: quiet})
 		if err != nil {
 			return nil, nil, err
 		}
@@ -234,7 +234,7 @@ func (d *drain) startHoldfast(notify bool) startRelay {
 				return nil, nil, err
 			}
 		}
-		stop := beside(ctx, publisher.Run, relay.Run)
+		stop := beside(ctx, relay.Run)
 		untilReady(ctx, publisher.Ready)
 		untilReady(ctx, relay.Ready)
 		return writer.Write, stop, nil

@@ -53,7 +53,7 @@ func benchWrite(ctx context.Context, b *bench) error {
 		if !of.woken {
 			continue
 		}
-		relay, err := outbox.NewRelay(idleSource{store}, outbox.Transports{"": noPublisher{}}, outbox.RelayConfig{Logger: quiet})
+		relay, err := outbox.NewRelay(idleSource{store}, noPublisher{}, outbox.RelayConfig{Logger: quiet})
 		if err != nil {
 			return err
 		}

@@ -34,7 +34,7 @@ func TestOutboxBrokerFaults(t *testing.T) {
 	b.Server = testenv.Private(t, testenv.RabbitMQ)
 	s := newStore(t, pgtest.URL(t))
 	b.consumer = consume(t, b.URL(), b.ledger)
-	job := relayJob{Database: s.url, Broker: b.URL(), Patience: b.patience, MaxAttempts: 1_000_000, hooks: b.outcomes.hooks()}
+	job := relayJob{Database: s.url, Broker: b.URL(), Patience: b.patience, MaxAttempts: 1_000_000, outcomes: b.outcomes}
 	var ends []func()
 	for range brokerRelays {
 		ends = append(ends, job.start(t))

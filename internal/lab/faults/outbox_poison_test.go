@@ -87,10 +87,9 @@ func TestOutboxPoison(t *testing.T) {
 	c := consume(t, server.URL(), l)
 	direct, err := outboxamqp.NewPublisher(outboxamqp.Dial(c.url, amqp.Config{}), outboxamqp.Config{Logger: quiet})
 	must(t, err)
-	beside(t, direct.Run)
 	job := relayJob{
 		Database: s.url, Broker: c.url, Patience: 10 * time.Second, MaxAttempts: poisonAttempts,
-		transports: outbox.Transports{"panics": panics{}, "direct": direct},
+		transports: map[string]driver.Publisher{"panics": panics{}, "direct": direct},
 	}
 	end := job.start(t)
 	work, err := newLoad(s.pool, l, rng.Uint64(), 15*time.Millisecond)

@@ -28,9 +28,8 @@ func TestOutboxRecoversFromItsBroker(t *testing.T) {
 	must(t, err)
 	messages, err := outboxpgx.New(s.pool, outboxpgx.Config{Logger: quiet})
 	must(t, err)
-	relay, err := outbox.NewRelay(messages, outbox.Transports{"": publisher}, outbox.RelayConfig{Logger: quiet})
+	relay, err := outbox.NewRelay(messages, publisher, outbox.RelayConfig{Logger: quiet})
 	must(t, err)
-	beside(t, publisher.Run)
 	stopRelay := beside(t, relay.Run)
 	ready := func() error {
 		return errors.Join(publisher.Ready(t.Context()), relay.Ready(t.Context()))

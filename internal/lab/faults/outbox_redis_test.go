@@ -11,7 +11,6 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
-	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/outboxredis"
 )
 
@@ -86,7 +85,7 @@ func (j relayJob) startRedis(t *testing.T, s *store, client redis.UniversalClien
 	publisher, err := outboxredis.NewPublisher(client, outboxredis.Config{Timeout: j.Patience})
 	must(t, err)
 	return beside(t, func(ctx context.Context) error {
-		_, err := j.relay(ctx, s.pool, outbox.Transports{"": publisher}, func() {}, func(context.Context) error { return nil })
+		_, err := j.relay(ctx, s.pool, publisher, func() {})
 		return err
 	})
 }

@@ -218,12 +218,11 @@ func TestOutboxStreamsOfBadMessages(t *testing.T) {
 			must(t, err)
 			messages, err := outboxpgx.New(s.pool, outboxpgx.Config{Logger: quiet})
 			must(t, err)
-			relay, err := outbox.NewRelay(messages, outbox.Transports{"": publisher}, outbox.RelayConfig{
+			relay, err := outbox.NewRelay(messages, publisher, outbox.RelayConfig{
 				PollInterval: 20 * time.Millisecond, Logger: quiet,
-				Policy: outbox.Policy{MaxAttempts: poisonAttempts, RetryDelay: 200 * time.Millisecond},
+				Retry: outbox.RetryPolicy{MaxAttempts: poisonAttempts, BaseDelay: 200 * time.Millisecond},
 			})
 			must(t, err)
-			beside(t, publisher.Run)
 			stopRelay := beside(t, relay.Run)
 			beside(t, f.consume(b.URL, queue))
 			stopWriting := beside(t, f.run)

@@ -10,11 +10,11 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 )
 
-// outcomes is what the relays of this process tell of.
+// outcomes are the answers of the broker to the relays of this process, by message.
 type outcomes struct {
 	mu     sync.Mutex
 	now    string               // what happens
@@ -27,24 +27,31 @@ func newOutcomes() *outcomes {
 	return &outcomes{taken: map[uuid.UUID]string{}, failed: map[driver.Class]int{}, paused: map[driver.Class]int{}}
 }
 
-func (o *outcomes) hooks() outbox.Hooks {
-	return outbox.Hooks{
-		OnPublished: func(_ context.Context, m driver.Message) {
-			o.mu.Lock()
-			defer o.mu.Unlock()
-			o.taken[m.ID] = o.now
-		},
-		OnFailed: func(_ context.Context, _ driver.Message, f outbox.Failure) {
-			o.mu.Lock()
-			defer o.mu.Unlock()
-			o.failed[f.Class]++
-		},
-		OnPause: func(_ context.Context, _ string, err error) {
-			o.mu.Lock()
-			defer o.mu.Unlock()
-			o.paused[driver.ClassOf(err)]++
-		},
+// note takes the broker's answer to a message.
+func (o *outcomes) note(m driver.Message, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch class := driver.ClassOf(err); {
+	case err == nil:
+		o.taken[m.ID] = o.now
+	case class == driver.Unavailable || class == driver.Blocked:
+		o.paused[class]++
+	default:
+		o.failed[class]++
 	}
+}
+
+// watched is a publisher that tells of the answers.
+type watched struct {
+	*outboxamqp.Publisher
+	outcomes *outcomes
+}
+
+func (w watched) Publish(ctx context.Context, m driver.Message, done func(error)) {
+	w.Publisher.Publish(ctx, m, func(err error) {
+		w.outcomes.note(m, err)
+		done(err)
+	})
 }
 
 // during has later messages noted as published in the meantime of what.

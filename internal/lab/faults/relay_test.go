@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -15,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 )
@@ -37,8 +36,8 @@ type relayJob struct {
 	// MaxAttempts as in outbox.RelayConfig.
 	MaxAttempts int
 
-	hooks      outbox.Hooks
-	transports outbox.Transports // beside the broker, which is ""
+	outcomes   *outcomes                   // what is told of the broker's answers; nil: nothing is
+	transports map[string]driver.Publisher // beside the broker, which is ""
 }
 
 // shutdown is the relay's ShutdownTimeout.
@@ -55,9 +54,8 @@ func (j relayJob) config() outbox.RelayConfig {
 	}
 	return outbox.RelayConfig{
 		BatchSize: batch, PollInterval: 50 * time.Millisecond,
-		PublishTimeout: j.Patience, StoreTimeout: j.Patience / 2, LeaseTTL: 2 * j.Patience, ShutdownTimeout: j.shutdown(),
-		Policy:     outbox.Policy{MaxAttempts: j.MaxAttempts, RetryDelay: j.Patience / 10, MaxRetryDelay: j.Patience},
-		PauseDelay: 50 * time.Millisecond, MaxPauseDelay: 500 * time.Millisecond,
+		PublishTimeout: j.Patience, LeaseTTL: 2 * j.Patience, ShutdownTimeout: j.shutdown(),
+		Retry: outbox.RetryPolicy{MaxAttempts: j.MaxAttempts, BaseDelay: j.Patience / 10, MaxDelay: j.Patience},
 	}
 }
 
@@ -85,28 +83,25 @@ func (j relayJob) run(ctx context.Context, ready func()) (relayReport, error) {
 	if err != nil {
 		return relayReport{}, err
 	}
-	transports := outbox.Transports{"": publisher}
-	maps.Copy(transports, j.transports)
-	return j.relay(ctx, pool, transports, ready, publisher.Run)
+	if j.outcomes != nil {
+		return j.relay(ctx, pool, watched{publisher, j.outcomes}, ready)
+	}
+	return j.relay(ctx, pool, publisher, ready)
 }
 
-// relay runs beside what its publisher needs, which ends after it.
-func (j relayJob) relay(ctx context.Context, pool *pgxpool.Pool, transports outbox.Transports, ready func(), publish func(context.Context) error) (relayReport, error) {
+// relay runs a relay, and with it what its publisher needs.
+func (j relayJob) relay(ctx context.Context, pool *pgxpool.Pool, publisher driver.Publisher, ready func()) (relayReport, error) {
 	store, err := outboxpgx.New(pool, outboxpgx.Config{Logger: quiet})
 	if err != nil {
 		return relayReport{}, err
 	}
 	reader := metric.NewManualReader()
 	cfg := j.config()
-	cfg.Logger, cfg.Hooks, cfg.MeterProvider = quiet, j.hooks, metric.NewMeterProvider(metric.WithReader(reader))
-	relay, err := outbox.NewRelay(store, transports, cfg)
+	cfg.Logger, cfg.Transports, cfg.MeterProvider = quiet, j.transports, metric.NewMeterProvider(metric.WithReader(reader))
+	relay, err := outbox.NewRelay(store, publisher, cfg)
 	if err != nil {
 		return relayReport{}, err
 	}
-	publishing, end := context.WithCancel(context.WithoutCancel(ctx))
-	var running sync.WaitGroup
-	var failed error
-	running.Go(func() { failed = publish(publishing) })
 	asked := make(chan time.Time, 1)
 	context.AfterFunc(ctx, func() { asked <- time.Now() })
 	ready()
@@ -114,12 +109,10 @@ func (j relayJob) relay(ctx context.Context, pool *pgxpool.Pool, transports outb
 	if took := time.Since(<-asked); took > j.shutdown()+10*time.Second {
 		err = errors.Join(err, fmt.Errorf("the relay ended after %v, it has %v", took, j.shutdown()))
 	}
-	end()
-	running.Wait()
-	if err := errors.Join(err, failed); err != nil {
+	if err != nil {
 		return relayReport{}, err
 	}
-	return reportOf(publishing, reader)
+	return reportOf(ctx, reader)
 }
 
 func reportOf(ctx context.Context, reader *metric.ManualReader) (relayReport, error) {

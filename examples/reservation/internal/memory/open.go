@@ -58,7 +58,7 @@ func Open(cfg Config) (*Parts, error) {
 	p.Shop.once, errs[0] = idempotencytest.New(tx, idempotencypgx.Config{Gate: p.Keys, Logger: cfg.Logger})
 	p.Limiter, errs[1] = ratelimit.NewMemory(ratelimit.MemoryConfig{})
 	p.Consumer, errs[2] = newConsumer(tx, p, cfg)
-	p.Relay, errs[3] = outbox.NewRelay(p.Outbox, outbox.Transports{"": p.Broker},
+	p.Relay, errs[3] = outbox.NewRelay(p.Outbox, p.Broker,
 		outbox.RelayConfig{Logger: cfg.Logger, MeterProvider: cfg.MeterProvider})
 	p.Sweeper, errs[4] = newSweeper(p.Shop, cfg)
 	return p, errors.Join(errs[:]...)

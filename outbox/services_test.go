@@ -1,0 +1,282 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/check"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest"
+)
+
+// journal notes what happens, in order.
+type journal struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (j *journal) note(line string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.lines = append(j.lines, line)
+}
+
+func (j *journal) want(t *testing.T, want ...string) {
+	t.Helper()
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if !slices.Equal(j.lines, want) {
+		t.Errorf("%q, want %q", j.lines, want)
+	}
+}
+
+// serving is a Publisher with a Run.
+type serving struct {
+	*outboxtest.Publisher
+	*journal
+	ready error
+}
+
+func (s *serving) Run(ctx context.Context) error {
+	s.note("publisher runs")
+	<-ctx.Done()
+	s.note("publisher ends")
+	return nil
+}
+
+func (s *serving) Ready(context.Context) error { return s.ready }
+
+func (s *serving) Publish(ctx context.Context, m driver.Message, done func(error)) {
+	s.Publisher.Publish(ctx, m, func(err error) {
+		s.note("confirm")
+		done(err)
+	})
+}
+
+// background is a store that works beside its relay.
+type background struct {
+	driver.Source
+	*journal
+	wake   chan func() bool
+	linger time.Duration
+}
+
+func (b *background) Background(ctx context.Context, wake func() bool) {
+	b.note("store works")
+	b.wake <- wake
+	<-ctx.Done()
+	time.Sleep(b.linger)
+	b.note("store ends")
+}
+
+func (b *background) Prune(context.Context) (int, error) {
+	b.note("prune")
+	return 0, errors.New("silent")
+}
+
+func (b *bench) serving(linger time.Duration, cfg outbox.RelayConfig) (*serving, *background) {
+	b.Helper()
+	j := &journal{}
+	s := &serving{Publisher: b.publisher, journal: j}
+	source := &background{b.store, j, make(chan func() bool, 1), linger}
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	var err error
+	if b.relay, err = outbox.NewRelay(source, s, cfg); err != nil {
+		b.Fatal(err)
+	}
+	return s, source
+}
+
+// The publisher's connection ends after the last confirm, and Run after everything that it started.
+func TestRunOwnsPublishersAndBackground(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		s, _ := b.serving(5*time.Second, outbox.RelayConfig{})
+		b.publisher.Latency(2 * time.Second)
+		stop := b.start()
+		synctest.Wait()
+		b.write(message("k", 1))
+		time.Sleep(1500 * time.Millisecond) // the poll found it
+		stop()
+		if len(s.lines) < 2 {
+			b.Fatal(s.lines)
+		}
+		slices.Sort(s.lines[:2]) // they begin together
+		s.want(b.T, "publisher runs", "store works", "confirm", "store ends", "publisher ends")
+	})
+}
+
+// A wake-up that was accepted is honoured by one last claim, and none is accepted afterwards.
+func TestLastWakeUp(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		_, source := b.serving(0, outbox.RelayConfig{PollInterval: time.Hour})
+		ctx, cancel := context.WithCancel(b.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- b.relay.Run(ctx) }()
+		wake := <-source.wake
+		synctest.Wait()
+		b.write(message("k", 1))
+		if !wake() {
+			b.Error("not woken")
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			b.Error(err)
+		}
+		b.wantReceived("1")
+		if wake() {
+			b.Error("woken after the end of Run")
+		}
+	})
+}
+
+// A relay that cannot do anything lets another one be woken.
+func TestWakeIsRefused(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		_, source := b.serving(0, outbox.RelayConfig{})
+		b.relay.SetPauses(time.Minute, time.Minute)
+		defer b.start()()
+		wake := <-source.wake
+		synctest.Wait()
+		if !wake() {
+			b.Error("refused while all is well")
+		}
+		b.publisher.Respond(func(driver.Message) error { return failure(driver.Unavailable) })
+		b.write(message("k", 1))
+		time.Sleep(2 * time.Second)
+		if wake() {
+			b.Error("accepted while the default transport is paused")
+		}
+		b.publisher.Respond(nil)
+		time.Sleep(2 * time.Minute)
+		if !wake() {
+			b.Error("refused after the pause")
+		}
+	})
+}
+
+func TestWakeIsRefusedWithoutAStore(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		f := &faulty{Source: b.store}
+		source := &background{f, &journal{}, make(chan func() bool, 1), 0}
+		b.over(source, outbox.RelayConfig{})
+		b.relay.SetPauses(time.Minute, time.Minute)
+		defer b.start()()
+		wake := <-source.wake
+		f.set(errors.New("down"), nil)
+		time.Sleep(5 * time.Second)
+		if wake() {
+			b.Error("accepted while the store is paused")
+		}
+		f.set(nil, nil)
+		time.Sleep(2 * time.Minute)
+		if !wake() {
+			b.Error("refused after the pause")
+		}
+	})
+}
+
+// A Drain keeps the connection as well, and ends with a pass of pruning, whose failure is no failure.
+func TestDrainRunsPublishersAndPrunes(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		s, _ := b.serving(0, outbox.RelayConfig{})
+		b.write(message("k", 1))
+		b.drain(outbox.Bounds{TimeLimit: time.Second})
+		slices.Sort(s.lines[:2]) // they begin together
+		s.want(b.T, "confirm", "publisher runs", "prune", "publisher ends")
+	})
+}
+
+// A publisher that ends by itself is a fault of its own: it is logged, and Run goes on.
+func TestPublisherThatEnds(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		var text syncBuffer
+		relay, err := outbox.NewRelay(b.store, ending{b.publisher}, outbox.RelayConfig{Logger: slog.New(slog.NewTextHandler(&text, nil))})
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.relay = relay
+		stop := b.start()
+		synctest.Wait()
+		b.write(message("k", 1))
+		time.Sleep(time.Minute)
+		stop()
+		b.wantReceived("1")
+		if !strings.Contains(text.String(), "ended before its relay") {
+			b.Errorf("logged %s", text.String())
+		}
+	})
+}
+
+type ending struct{ *outboxtest.Publisher }
+
+func (ending) Run(context.Context) error { return errors.New("a wrong password") }
+
+func (ending) Ready(context.Context) error { return nil }
+
+func TestReadyAsksThePublisher(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		s, _ := b.serving(0, outbox.RelayConfig{})
+		defer b.start()()
+		synctest.Wait()
+		if err := b.relay.Ready(b.Context()); err != nil {
+			b.Error(err)
+		}
+		s.ready = errors.New("no connection")
+		if err := b.relay.Ready(b.Context()); !errors.Is(err, s.ready) {
+			b.Errorf("ready without a connection: %v", err)
+		}
+	})
+}
+
+// checkedStore and checkedPublisher find what they are told.
+type checkedStore struct {
+	driver.Source
+	found error
+}
+
+func (c checkedStore) Check(context.Context) error { return c.found }
+
+type checkedPublisher struct {
+	*outboxtest.Publisher
+	found error
+}
+
+func (c checkedPublisher) Check(context.Context) error { return c.found }
+
+func TestCheckJoinsTheFindings(t *testing.T) {
+	t.Parallel()
+	two := check.Findings{Component: "store"}
+	two.Add("call Migrate", "no table")
+	two.Add("call Migrate", "no index")
+	away := errors.New("publisher: check: no connection")
+	for _, tc := range []struct {
+		store, publisher error
+		want             int
+	}{{nil, nil, 0}, {two.Err(), nil, 2}, {two.Err(), away, 3}, {nil, away, 1}} {
+		relay, err := outbox.NewRelay(checkedStore{outboxtest.New(), tc.store}, checkedPublisher{outboxtest.NewPublisher(), tc.publisher},
+			outbox.RelayConfig{Transports: map[string]driver.Publisher{"plain": outboxtest.NewPublisher()}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var single []error
+		if err := relay.Check(t.Context()); err != nil {
+			single = err.(interface{ Unwrap() []error }).Unwrap()
+		}
+		if len(single) != tc.want {
+			t.Errorf("found %v, want %d", single, tc.want)
+		}
+		for _, err := range single {
+			if _, ok := err.(interface{ Mend() string }); ok == errors.Is(err, away) {
+				t.Errorf("%v: a finding is %t", err, ok)
+			}
+		}
+	}
+}
