@@ -35,10 +35,10 @@
 //
 // A handler's error decides by its marker:
 //
-//   - none: RetryPolicy, by default 5 retries after 1, 2, 4, 8 and 16 seconds, ±20 %;
+//   - none: RetryPolicy, by default 6 attempts, the retries after 1, 2, 4, 8 and 16 seconds, ±20 %;
 //     then the dead-letter queue failed.default;
 //   - Recoverable and RetryAfter: retried until older than RetryPolicy.MaxAge, without using
-//     up the retries of the others;
+//     up the attempts of the others;
 //   - Unrecoverable: failed.unrecoverable at once;
 //   - Invalid: failed.validation at once. A missing or wrong id, an unknown name and an
 //     undecodable body are this, too: such messages are never passed over silently. Another
@@ -54,8 +54,9 @@
 // The policy counts the attempts that the message carries, which is as sure as its
 // transport: a crash between the retry and the acknowledgement of the original leaves two of
 // them, and a handler that ends the process (out of memory, a panic in a goroutine of its
-// own) is never counted. A Ledger makes good for both: it knows leftovers, and gives up a
-// message (failed.quarantined) during which the process has ended several times.
+// own) is never counted. A processor with a ledger, as inboxpgx is, covers both: it knows
+// leftovers, and gives up a message (failed.quarantined) during which the process has ended
+// several times.
 //
 // A message may come again for as long as its retries take, the time it lies in the dead
 // letters, and its replay take. What a consumer remembers must outlast that; see Replay.

@@ -139,9 +139,9 @@ func (t *batch) guarded(ctx context.Context, tx pgx.Tx, from, to int) error {
 	return &containedError{err}
 }
 
-// left looks at the state in which a handler has left the transaction: the next one must
-// find it open.
-func left(tx pgx.Tx) error {
+// checkOpen returns an error if a handler has ended or broken the transaction: the next one
+// needs it open.
+func checkOpen(tx pgx.Tx) error {
 	conn := tx.Conn()
 	if conn == nil { // a fake
 		return nil
@@ -172,13 +172,13 @@ func (t *batch) call(ctx context.Context, tx pgx.Tx, from, to int) (err error) {
 	if b.work.many == nil {
 		ctx, cancel := withTimeout(within{b.ctx, ctx}, b.work.timeout)
 		defer cancel()
-		return cmp.Or(b.work.one(ctx, tx), left(tx))
+		return cmp.Or(b.work.one(ctx, tx), checkOpen(tx))
 	}
 	items := make([]any, 0, to-from)
 	for _, b := range t.members[from:to] {
 		items = append(items, b.work.item)
 	}
-	return cmp.Or(b.work.many.run(ctx, tx, items), left(tx))
+	return cmp.Or(b.work.many.run(ctx, tx, items), checkOpen(tx))
 }
 
 // within is the context of a message, in which the batch's transaction is found, too.

@@ -1,10 +1,15 @@
 // Package inboxpgx makes the effect of a message happen once: the message's id is recorded
 // in the handler's own Postgres transaction.
 //
-//	p, err := inboxpgx.NewProcessor(manager, inboxpgx.Config{Consumer: "billing"})
-//	err = inboxpgx.Handle(p, "order.placed", func(ctx context.Context, tx pgx.Tx, o OrderPlaced) error { … }, inboxpgx.HandlerConfig{})
+//	books, err := inboxpgx.New(manager, "billing", inboxpgx.Config{})
+//	err = inboxpgx.Handle(books, "order.placed", func(ctx context.Context, tx pgx.Tx, o OrderPlaced) error { … })
 //
-// For each message the Processor begins a transaction through a txretry.Transactor, runs
+// A Store is the inbox.Processor of one consumer. It owns two tables, which Migrate creates: the
+// entries, and the ledger, in which the consumer notes what became of messages that did not go
+// through at their first delivery. While the consumer runs, what is older than the retention is
+// deleted.
+//
+// For each message the Store begins a transaction through a txretry.Transactor, runs
 //
 //	INSERT INTO holdfast_inbox … ON CONFLICT DO NOTHING
 //
@@ -15,7 +20,7 @@
 // # Guarantees
 //
 //   - What the handler writes through tx takes effect once per consumer and message id,
-//     for as long as the entry is kept (8 days, see Prune), whatever crashes when and
+//     for as long as the entry is kept (Config.Retention, 8 days), whatever crashes when and
 //     however many copies arrive at once. That covers messages written to an outbox in tx.
 //   - Two copies at the same time: the second one waits for the first. At SERIALIZABLE it
 //     then fails with 40001, is tried again and finds the entry. No read precedes the
@@ -30,7 +35,7 @@
 //
 // # Batches
 //
-// Given several messages (inboxamqp.Config.Batch) the Processor records them all by one
+// Given several messages (inbox.ConsumerConfig.Batch) the Store records them all by one
 // INSERT and runs their handlers one after the other in one transaction: one COMMIT, and one
 // round trip for each statement of a handler, instead of three for each message. HandleBatch
 // registers a handler that takes them all in one call. A message still succeeds or fails
@@ -39,20 +44,20 @@
 // deferred constraint, conflicts without end), each half gets one of its own, down to single
 // messages. Middleware, Waiter and Prepare step run for each message on a goroutine of its
 // own, before the transaction, which waits for all: a middleware must not let one message
-// wait for the end of another, as a mutex does. Locks and conflicts concern the whole transaction: handlers
-// that contend for the same rows want small batches.
+// wait for the end of another, as a mutex does. Locks and conflicts concern the whole
+// transaction: handlers that contend for the same rows want small batches.
 //
 // # Whose failure it is
 //
 // A database that cannot be reached, that breaks off the connection, refuses new ones, is
 // read-only or out of resources fails no message: the error is inbox.Unavailable. So is an
 // unknown outcome of COMMIT. Waiting in vain, up to a deadline, for a connection or for a copy
-// that is being processed elsewhere is inbox.Postpone. A *txretry.LockTimeoutError of the handler's own locks is
-// inbox.Recoverable, so that it neither costs the message its retries nor stops the others.
+// that is being processed elsewhere is inbox.Postpone. A *txretry.LockTimeoutError of the
+// handler's own locks is inbox.Recoverable, so that it neither costs the message its retries nor stops the others.
 // All other errors are the handler's and keep their markers: also where it ended the
 // transaction itself, or kept it open for longer than the server's timeouts allow.
 //
-// A handler whose statement makes the server break off the connection every time, or that
-// breaks it off itself, by a shorter context of its own whose error it hides, is told apart
-// from a server that goes down by the consumer: see "Faults" in the comment of inboxamqp.
+// The consumer distinguishes an outage from a handler that breaks its connection every time, by a
+// statement or by a shorter context of its own whose error it hides: see "Faults" in the comment
+// of inboxamqp.
 package inboxpgx

@@ -36,29 +36,29 @@ type member struct {
 	outcome chan error // one place
 }
 
-type seatKey struct{}
+type placeKey struct{}
 
-// seat is a message's place in a batch: its handler takes it, or leaves it empty.
-type seat struct {
+// place is where a message's handler joins the batch, or says that it will not.
+type place struct {
 	index    int
 	taken    atomic.Bool
-	arrivals chan<- *member // has a place for every seat
+	arrivals chan<- *member // buffered for all messages
 }
 
 // join waits for the outcome of the batch's transaction. Once more within one delivery, as
 // middleware may, a handler works alone.
-func (s *seat) join(ctx context.Context, m *inbox.Message, w work) (outcome error, joined bool) {
-	if !s.taken.CompareAndSwap(false, true) {
+func (p *place) join(ctx context.Context, m *inbox.Message, w work) (outcome error, joined bool) {
+	if !p.taken.CompareAndSwap(false, true) {
 		return nil, false
 	}
-	b := &member{ctx: ctx, index: s.index, m: m, work: w, outcome: make(chan error, 1)}
-	s.arrivals <- b
+	b := &member{ctx: ctx, index: p.index, m: m, work: w, outcome: make(chan error, 1)}
+	p.arrivals <- b
 	return <-b.outcome, true
 }
 
-func (s *seat) leave() {
-	if s.taken.CompareAndSwap(false, true) {
-		s.arrivals <- nil
+func (p *place) leave() {
+	if p.taken.CompareAndSwap(false, true) {
+		p.arrivals <- nil
 	}
 }
 
@@ -71,10 +71,10 @@ func (s *Store) batch(ctx context.Context, msgs []*inbox.Message) []error {
 	var all sync.WaitGroup
 	for i := range msgs {
 		results[i] = errNoOutcome
-		place := &seat{index: i, arrivals: arrivals}
+		own := &place{index: i, arrivals: arrivals}
 		all.Go(func() {
-			defer place.leave()
-			results[i] = s.mux.Process(context.WithValue(ctx, seatKey{}, place), msgs[i:i+1])[0]
+			defer own.leave()
+			results[i] = s.mux.Process(context.WithValue(ctx, placeKey{}, own), msgs[i:i+1])[0]
 		})
 	}
 	var members []*member

@@ -111,9 +111,9 @@ func register[T any](s *Store, name string, begin func(ctx context.Context, m *i
 		if err != nil {
 			return err
 		}
-		if place, ok := ctx.Value(seatKey{}).(*seat); ok {
+		if own, ok := ctx.Value(placeKey{}).(*place); ok {
 			w.timeout = cfg.Timeout
-			if outcome, joined := place.join(ctx, m, w); joined {
+			if outcome, joined := own.join(ctx, m, w); joined {
 				return outcome
 			}
 		}

@@ -1,0 +1,124 @@
+package inbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/inbox/inboxredis"
+	"github.com/holdfast-go/holdfast/txretry"
+)
+
+// The code of README.md. The functions are compiled, not called.
+var (
+	_ = guideConsumer
+	_ = guideBatch
+	_ = guidePrepared
+	_ = guideErrors
+	_ = guideRedis
+	_ = guideOperator
+	_ = guideLimited
+)
+
+type invoice struct {
+	Order string `json:"order"`
+	Cents int    `json:"cents"`
+}
+
+func guideConsumer(ctx context.Context, manager *txretry.Manager, dial func(context.Context) (*amqp.Connection, error)) error {
+	books, err := inboxpgx.New(manager, "billing", inboxpgx.Config{})
+	if err != nil {
+		return err
+	}
+	err = inboxpgx.Handle(books, "order.placed", func(ctx context.Context, tx pgx.Tx, o invoice) error {
+		_, err := tx.Exec(ctx, "INSERT INTO invoices (order_id, cents) VALUES ($1, $2)", o.Order, o.Cents)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	consumer, err := inboxamqp.NewConsumer(dial, "billing", books, inboxamqp.Config{
+		Bindings: []inboxamqp.Binding{{Exchange: "shop", Key: "order.*"}},
+	})
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(books.Migrate(ctx), consumer.Setup(ctx)); err != nil { // safe in many processes at once
+		return err
+	}
+	return consumer.Run(ctx)
+}
+
+func guideBatch(books *inboxpgx.Store) error {
+	return inboxpgx.HandleBatch(books, "order.placed", func(ctx context.Context, tx pgx.Tx, items []inboxpgx.Item[invoice]) error {
+		rows := make([][]any, len(items))
+		for i, item := range items {
+			rows[i] = []any{item.Value.Order, item.Value.Cents}
+		}
+		_, err := tx.CopyFrom(ctx, pgx.Identifier{"invoices"}, []string{"order_id", "cents"}, pgx.CopyFromRows(rows))
+		return err
+	})
+}
+
+func rateOf(context.Context) (float64, error) { return 1, nil }
+
+func guidePrepared(books *inboxpgx.Store) error {
+	prepare := func(ctx context.Context, o invoice) (rate float64, err error) {
+		return rateOf(ctx) // a call to another system, while no connection is held
+	}
+	return inboxpgx.HandlePrepared(books, "order.placed", prepare, func(ctx context.Context, tx pgx.Tx, o invoice, rate float64) error {
+		_, err := tx.Exec(ctx, "INSERT INTO invoices (order_id, euros) VALUES ($1, $2)", o.Order, float64(o.Cents)*rate)
+		return err
+	})
+}
+
+func guideErrors(resp *http.Response) error {
+	switch resp.StatusCode {
+	case http.StatusOK:
+		return nil
+	case http.StatusTooManyRequests:
+		seconds, _ := strconv.Atoi(resp.Header.Get("Retry-After"))
+		return inbox.RetryAfter(errors.New("gateway is busy"), time.Duration(seconds)*time.Second)
+	case http.StatusPaymentRequired:
+		return inbox.Classed(inbox.Unrecoverable(errors.New("card declined")), "payment")
+	}
+	return fmt.Errorf("gateway: %s", resp.Status) // retried after 1, 2, 4, 8 and 16 s
+}
+
+func guideRedis(client redis.UniversalClient, mux *inbox.Mux, books *inboxpgx.Store) (alone, before inbox.Processor, err error) {
+	alone, err = inboxredis.NewProcessor(client, mux, inboxredis.ProcessorConfig{Namespace: "mailer"})
+	if err != nil {
+		return nil, nil, err
+	}
+	before, err = inboxredis.NewProcessor(client, books, inboxredis.ProcessorConfig{Namespace: "billing"})
+	return alone, before, err
+}
+
+func guideOperator(ctx context.Context, consumer *inboxamqp.Consumer) error {
+	letters := consumer.DeadLetters()
+	failed := inbox.Filter{Class: "payment", FailedBefore: time.Now()}
+	n, err := letters.Count(ctx, failed)
+	if err != nil {
+		return err
+	}
+	fmt.Println(n, "to return")
+	done, err := letters.Replay(ctx, failed, inbox.Replay{By: "ann", Reason: "the gateway is back", PerSecond: 20})
+	fmt.Printf("%+v\n", done)
+	return err
+}
+
+func guideLimited(manager *txretry.Manager, limit inbox.Waiter) (*inboxpgx.Store, error) {
+	return inboxpgx.New(manager, "mailer", inboxpgx.Config{ByName: map[string]inboxpgx.HandlerConfig{
+		"order.placed": {Waiter: limit, Timeout: 10 * time.Second},
+	}})
+}
