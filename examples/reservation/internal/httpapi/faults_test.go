@@ -71,7 +71,7 @@ func TestReplyOfCommitLost(t *testing.T) {
 				if applied := fault == txretrytest.ReplyLostApplied; applied {
 					first.wants(http.StatusCreated, "")
 				} else {
-					first.wants(http.StatusServiceUnavailable, "UNAVAILABLE")
+					first.wants(http.StatusServiceUnavailable, "NOT_COMMITTED")
 				}
 				again := s.do(r).wants(http.StatusCreated, "")
 				if first.Code == http.StatusCreated && again.Body.String() != first.Body.String() {
