@@ -1,0 +1,83 @@
+package main
+
+import (
+	"context"
+	"net/http"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+)
+
+// app is the service without any server.
+type app struct {
+	handler  http.Handler
+	relay    *outbox.Relay
+	consumer *inboxtest.Consumer
+	data     *memory
+}
+
+// newApp makes the same shop, relay and consumer on fakes. Tests give it faults.
+func newApp(cfg inboxtest.Config, faults ...txretrytest.Fault) app {
+	manager := txretrytest.New(txretrytest.Config{Script: faults})
+	store, broker := outboxtest.New(), inboxtest.NewBroker()
+	once := must(idempotencytest.New(manager, idempotencypgx.Config{})) // a real store, its records in memory
+	books := must(inboxtest.New(manager, "billing", inboxpgx.Config{})) // a real store, its entries in memory
+	data := &memory{orders: map[string]int{}, invoices: map[string]int{}}
+	s := shop{data.addOrder, data.addInvoice, store}
+	check(inboxpgx.Handle(books, "order.placed", s.bill))
+	relay := must(outbox.NewRelay(store, broker, outbox.RelayConfig{}))
+	consumer := must(inboxtest.NewConsumer(broker, "billing", books, cfg))
+	return app{s.handler(once), relay, consumer, data}
+}
+
+func inMemory(ctx context.Context) error {
+	a := newApp(inboxtest.Config{Names: []string{"order.*"}})
+	return serve(ctx, a.handler, a.consumer.Run, a.relay.Run)
+}
+
+// memory takes the place of two tables: how often each order was placed and billed.
+type memory struct {
+	mu               sync.Mutex
+	orders, invoices map[string]int
+}
+
+func (m *memory) addOrder(_ context.Context, tx pgx.Tx, o order) error {
+	return m.add(tx, m.orders, o)
+}
+
+func (m *memory) addInvoice(_ context.Context, tx pgx.Tx, o order) error {
+	return m.add(tx, m.invoices, o)
+}
+
+// add is one statement: its effect goes if the transaction is rolled back.
+func (m *memory) add(tx pgx.Tx, table map[string]int, o order) error {
+	change := func(by int) func() {
+		return func() {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			table[o.ID] += by
+		}
+	}
+	return txretrytest.Effect(tx, change(1), change(-1))
+}
+
+// counts returns how many orders and invoices there are.
+func (m *memory) counts() (orders, invoices int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, n := range m.orders {
+		orders += n
+	}
+	for _, n := range m.invoices {
+		invoices += n
+	}
+	return orders, invoices
+}

@@ -1,0 +1,182 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// soon is within what time an order is billed, on a calm machine.
+const soon = 100 * time.Millisecond
+
+// The program starts on an empty schema and an empty virtual host, takes orders, and
+// bills each of them within moments. On a machine that is busy with other tests the
+// median may be ten times what it is on a calm one.
+func TestFromEmptyServers(t *testing.T) {
+	const orders = 21
+	database, broker := pgtest.URL(t), amqptest.New(t)
+	p := start(t, append(os.Environ(), "DATABASE_URL="+database, "AMQP_URL="+broker.URL), "-backend=services")
+	conn, err := pgx.Connect(t.Context(), database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.WithoutCancel(t.Context()))
+	var took []time.Duration
+	for range orders {
+		id, sent := p.order(t), time.Now()
+		for !billed(t, conn, id) {
+			if time.Since(sent) > testenv.Patience {
+				t.Fatalf("order %s is not billed", id)
+			}
+			time.Sleep(time.Millisecond)
+		}
+		took = append(took, time.Since(sent))
+	}
+	slices.Sort(took)
+	median := took[orders/2]
+	t.Logf("from the answer to the invoice: median %v, worst %v", median, took[orders-1])
+	if median > 10*soon {
+		t.Errorf("the median is %v, on a calm machine it is at most %v", median, soon)
+	}
+	p.stop(t)
+	var invoices int
+	if err := conn.QueryRow(t.Context(), "SELECT count(*) FROM invoices").Scan(&invoices); err != nil || invoices != orders {
+		t.Errorf("%d invoices of %d orders, %v", invoices, orders, err)
+	}
+}
+
+func billed(t *testing.T, conn *pgx.Conn, id string) bool {
+	t.Helper()
+	var n int
+	if err := conn.QueryRow(t.Context(), "SELECT count(*) FROM invoices WHERE order_id = $1", id).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n > 0
+}
+
+// The line that the program prints is one that works.
+func TestInMemory(t *testing.T) {
+	p := start(t, os.Environ())
+	curl, err := exec.LookPath("curl")
+	if err != nil {
+		p.order(t)
+		p.stop(t)
+		return
+	}
+	args := regexp.MustCompile(`'[^']*'|\S+`).FindAllString(p.curl, -1)
+	for i, arg := range args {
+		args[i] = strings.Trim(arg, "'")
+	}
+	out, err := exec.CommandContext(t.Context(), curl, append(args[1:], "-s")...).Output()
+	if err != nil || !strings.Contains(string(out), "201 Created") || !strings.Contains(string(out), `"cents":4200`) {
+		t.Errorf("%s: %v\n%s", p.curl, err, out)
+	}
+	p.stop(t)
+}
+
+// program is a running quickstart.
+type program struct {
+	cmd   *exec.Cmd
+	curl  string // the line it prints
+	url   string
+	ended chan struct{} // closed when it has
+	err   error         // of its end
+}
+
+var curlLine = regexp.MustCompile(`^curl .*(http://[^/]+/orders)`)
+
+// start builds and runs the program on a free port, and waits until it listens.
+func start(t *testing.T, env []string, args ...string) *program {
+	t.Helper()
+	binary := filepath.Join(t.TempDir(), "quickstart")
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-o", binary, ".").CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	p := &program{cmd: exec.Command(binary, append(args, "-addr=127.0.0.1:0")...), ended: make(chan struct{})}
+	p.cmd.Env = env
+	said, err := p.cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill() // it may have ended
+		<-p.ended
+	})
+	listening := make(chan struct{})
+	go func() {
+		defer close(p.ended)
+		for lines := bufio.NewScanner(said); lines.Scan(); {
+			t.Log(lines.Text())
+			if found := curlLine.FindStringSubmatch(lines.Text()); found != nil {
+				p.curl, p.url = lines.Text(), found[1]
+				close(listening)
+			}
+		}
+		p.err = p.cmd.Wait()
+	}()
+	select {
+	case <-listening:
+	case <-p.ended:
+		t.Fatalf("it ended before it listened: %v", p.err)
+	case <-time.After(testenv.Patience):
+		t.Fatal("it does not listen")
+	}
+	return p
+}
+
+// order posts one and returns its id.
+func (p *program) order(t *testing.T) string {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, p.url, strings.NewReader(`{"cents": 4200}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set(idempotency.Header, string(idempotency.NewKey()))
+	r.Header.Set("X-User-Id", "me")
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	var o order
+	if err := json.NewDecoder(answer.Body).Decode(&o); err != nil || answer.StatusCode != http.StatusCreated || o.ID == "" {
+		t.Fatalf("%s, %v: %+v", answer.Status, err, o)
+	}
+	return o.ID
+}
+
+// stop ends the program by a signal. It drains, and exits with 0.
+func (p *program) stop(t *testing.T) {
+	t.Helper()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-p.ended:
+		if p.err != nil {
+			t.Errorf("after SIGTERM: %v", p.err)
+		}
+	case <-time.After(testenv.Patience):
+		t.Errorf("still there after %v", testenv.Patience)
+	}
+}
