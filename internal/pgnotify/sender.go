@@ -2,6 +2,7 @@ package pgnotify
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -110,6 +111,9 @@ func (s *Sender) complain(err error) {
 	}
 }
 
-// isClosed recognises the error of a pool that was closed. The package that makes
-// it is no dependency of ours.
-func isClosed(err error) bool { return strings.Contains(err.Error(), "closed pool") }
+// isClosed recognises the errors of a pool that was closed: before the call, from a
+// package that is no dependency of ours, or while it connected. The call's own context
+// is never cancelled.
+func isClosed(err error) bool {
+	return errors.Is(err, context.Canceled) || strings.Contains(err.Error(), "closed pool")
+}
