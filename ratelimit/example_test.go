@@ -2,6 +2,7 @@ package ratelimit_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -86,4 +87,58 @@ func ExampleNewWaiter() {
 	fmt.Println("the third waited:", time.Since(start) > 500*time.Millisecond)
 	// Output:
 	// the third waited: true
+}
+
+// Tokens are taken now, and the call is made when they are there.
+func ExampleWaiter_Reserve() {
+	limiter, err := ratelimit.NewMemory(ratelimit.MemoryConfig{})
+	if err != nil {
+		panic(err)
+	}
+	calls := ratelimit.Limit{Name: "calls", Max: 1, Algorithm: ratelimit.TokenBucket} // one a minute
+	waiter, err := ratelimit.NewWaiter(limiter, []ratelimit.Charge{{Limit: calls}}, ratelimit.WaiterConfig{})
+	if err != nil {
+		panic(err)
+	}
+	for range 2 {
+		r, err := waiter.Reserve(context.Background(), 5*time.Minute)
+		if err != nil {
+			panic(err)
+		}
+		fmt.Println("after", r.Delay.Round(time.Minute))
+	}
+	_, err = waiter.Reserve(context.Background(), time.Second)
+	fmt.Println(errors.Is(err, ratelimit.ErrWaitTooLong))
+	// Output:
+	// after 0s
+	// after 1m0s
+	// true
+}
+
+// A denial is an error that carries what a client is told.
+func ExampleDecision_Err() {
+	limiter, err := ratelimit.NewMemory(ratelimit.MemoryConfig{})
+	if err != nil {
+		panic(err)
+	}
+	exports := ratelimit.Charge{Limit: ratelimit.Limit{Name: "exports", Max: 1, Window: 24 * time.Hour}, Key: "acme"}
+	for range 2 {
+		d, err := limiter.Allow(context.Background(), exports)
+		if err != nil {
+			panic(err)
+		}
+		err = d.Err()
+		if coded, ok := errors.AsType[interface {
+			error
+			Code() string
+			HTTPStatus() int
+		}](err); ok {
+			fmt.Println(coded.HTTPStatus(), coded.Code())
+		} else {
+			fmt.Println(err)
+		}
+	}
+	// Output:
+	// <nil>
+	// 429 RATE_LIMITED
 }
