@@ -16,13 +16,14 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
 // The code of examples/guides, so that the compiler reads it too.
 
-var _ = []any{newPool, newRedis, behindPooler, doctor, placeOrder, billing, markers}
+var _ = []any{newPool, newRedis, behindPooler, doctor, placeOrder, relaying, billing, markers}
 
 func newPool(ctx context.Context, url, name string, conns int32) (*pgxpool.Pool, error) {
 	cfg, err := pgxpool.ParseConfig(url)
@@ -78,6 +79,14 @@ func placeOrder(ctx context.Context, manager *txretry.Manager, store *outboxpgx.
 		m.NotBefore = time.Now().Add(time.Minute) // a delay, if it is to have one
 		return store.Write(ctx, tx, m)
 	})
+}
+
+func relaying(ctx context.Context, store *outboxpgx.Store, publisher *outboxamqp.Publisher) error {
+	relay, err := outbox.NewRelay(store, publisher, outbox.RelayConfig{})
+	if err != nil {
+		return err
+	}
+	return relay.Run(ctx) // publishes, listens, prunes, keeps the broker's connection; until ctx ends
 }
 
 func billing(dial func(context.Context) (*amqp.Connection, error), manager *txretry.Manager) (*inboxamqp.Consumer, error) {
