@@ -241,8 +241,7 @@ func TestReplayIsBoundedAndResumes(t *testing.T) {
 func TestListedTwiceInARow(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
-	b.Queue(t, "failed.default", amqp.Table{"x-queue-type": "quorum", "x-delivery-limit": int32(-1)})
-	letters := newDeadLetters(t, b, config{})
+	letters := afterSetup(t, b, config{}).DeadLetters() // quorum queues without a limit on deliveries
 	const count = 2
 	for range count {
 		b.Publish(t, "", "failed.default", order())

@@ -105,12 +105,11 @@ func (s *scan) queue(ctx context.Context, name, class string, filled int) (err e
 	return nil
 }
 
-// A quorum queue takes a while to have messages again that were returned: milliseconds, and more than
-// a second on a busy machine. Others may take them meanwhile, so the waits are bounded.
+// A quorum queue takes a while to have messages again that were returned. Others may take them
+// meanwhile, so the waits are bounded.
 const (
-	emptyPatience  = time.Second      // for a message of a queue that counts none
-	countPatience  = 10 * time.Second // for one of a queue that counts some
-	returnPatience = 5 * time.Second  // until the count of a queue is as before
+	returnPatience = time.Second // while the queue counts none
+	countPatience  = 10 * time.Second
 	returnPoll     = 5 * time.Millisecond
 )
 
@@ -125,7 +124,7 @@ func (s *scan) awaitNext(ctx context.Context, ch *amqp.Channel, name, class stri
 		}
 		ready, err := depth(s.conn, name)
 		waited := time.Since(start)
-		if err != nil || waited > countPatience || ready == 0 && waited > emptyPatience {
+		if err != nil || waited > countPatience || ready == 0 && waited > returnPatience {
 			return false, err
 		}
 		if err := runloop.Sleep(ctx, returnPoll); err != nil {
