@@ -7,8 +7,6 @@ import (
 	"io"
 	"strings"
 	"time"
-
-	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 )
 
 const doctorTimeout = 30 * time.Second
@@ -65,26 +63,9 @@ func (p *parts) examinations() []examination {
 			p.transactor.Check, p.messages.Check, p.once.Check, p.sweeper.Check,
 		}},
 		{"Redis", p.servers.pingRedis, []check{p.gate.Check, p.limiter.Check}},
-		{"RabbitMQ", p.servers.pingRabbitMQ, []check{listed(p.publisher.Check), p.consumer.Check}},
+		{"RabbitMQ", p.servers.pingRabbitMQ, []check{p.publisher.Check, p.consumer.Check}},
 	}
 }
-
-// listed makes a check of one that returns a list.
-func listed(look func(context.Context) ([]outboxamqp.Finding, error)) check {
-	return func(ctx context.Context) error {
-		found, err := look(ctx)
-		errs := []error{err}
-		for _, f := range found {
-			errs = append(errs, listedFinding{f.String(), f.Mend})
-		}
-		return errors.Join(errs...)
-	}
-}
-
-type listedFinding struct{ text, mend string }
-
-func (f listedFinding) Error() string { return f.text }
-func (f listedFinding) Mend() string  { return f.mend }
 
 // run asks every check; a server that cannot be reached is one error, not one for each.
 func (e examination) run(ctx context.Context) (found []finding, err error) {

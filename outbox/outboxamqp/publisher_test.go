@@ -260,7 +260,7 @@ func TestErrorsUnwrap(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.Check(t.Context()); !errors.Is(err, refused) {
+	if err := p.Check(t.Context()); !errors.Is(err, refused) {
 		t.Errorf("Check: %v", err)
 	}
 	if err := p.Setup(t.Context()); err == nil {

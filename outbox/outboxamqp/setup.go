@@ -15,9 +15,6 @@ import (
 	"github.com/holdfast-go/holdfast/outbox"
 )
 
-// Finding is one thing that Check found amiss.
-type Finding = check.Finding
-
 // Setup declares what is missing of the exchanges that Check asks for, durable and
 // of type topic, on a connection of its own. Those that exist are used as they are.
 func (p *Publisher) Setup(ctx context.Context) error {
@@ -56,20 +53,20 @@ func declare(conn *amqpconn.Conn, name string) error {
 // lead to: Config.Exchange and, if it is an outbox.Routes, what the Router names. Where a name of
 // Routes.ByName goes by the default exchange, its queue must exist. Other routing keys without a
 // binding cannot be found in this way: AMQP tells of bindings only by returning a message, and Check
-// publishes none. Such messages fail as driver.Unroutable. The error means that it could not look.
-func (p *Publisher) Check(ctx context.Context) ([]Finding, error) {
-	var findings []Finding
-	add := func(mend, format string, args ...any) {
-		findings = append(findings, Finding{Component: "outboxamqp", Problem: fmt.Sprintf(format, args...), Mend: mend})
-	}
-	err := p.use(ctx, "check", func(conn *amqpconn.Conn) error {
+// publishes none. Such messages fail as driver.Unroutable.
+//
+// nil: there is nothing to mend. Else the error joins the findings, each with a method Mend() string,
+// and the failures to look.
+func (p *Publisher) Check(ctx context.Context) error {
+	found := check.Findings{Component: "outboxamqp"}
+	found.Join(p.use(ctx, "check", func(conn *amqpconn.Conn) error {
 		for _, name := range p.exchanges() {
 			exists, err := conn.ExchangeExists(name)
 			if err != nil {
 				return err
 			}
 			if !exists {
-				add("declare it, or call Publisher.Setup", "exchange %q does not exist", name)
+				found.Add("declare it, or call Publisher.Setup", "exchange %q does not exist", name)
 			}
 		}
 		for _, d := range p.direct() {
@@ -78,13 +75,13 @@ func (p *Publisher) Check(ctx context.Context) ([]Finding, error) {
 				return err
 			}
 			if !exists {
-				add("declare the queue, or name an exchange for the message",
+				found.Add("declare the queue, or name an exchange for the message",
 					"queue %q does not exist, to which messages %q go by the default exchange", d.queue, d.name)
 			}
 		}
 		return nil
-	})
-	return findings, err
+	}))
+	return found.Err()
 }
 
 // exchanges returns the exchanges known before the first message, sorted, without the default one.

@@ -11,9 +11,6 @@ import (
 	"github.com/holdfast-go/holdfast/outbox"
 )
 
-// Finding is one thing that is missing or mis-set on the server.
-type Finding = check.Finding
-
 // Ready returns nil if Redis answers within Config.Timeout.
 func (p *Publisher) Ready(ctx context.Context) error {
 	_, err := within(ctx, p.cfg.Timeout, func(ctx context.Context) (string, error) { return p.client.Ping(ctx).Result() })
@@ -27,37 +24,30 @@ func (p *Publisher) Ready(ctx context.Context) error {
 func (p *Publisher) Window() (used, size int) { return len(p.room), cap(p.room) }
 
 // Check looks at the streams that Config.Stream and, if it is an outbox.Routes, the Router name, and
-// at the eviction policy, where the server tells it. No findings means that all is well; an error,
-// that it could not look.
-func (p *Publisher) Check(ctx context.Context) ([]Finding, error) {
-	var findings []Finding
+// at the eviction policy, where the server tells it. nil: there is nothing to mend. Else the error joins
+// the findings, each with a method Mend() string, and the failures to look.
+func (p *Publisher) Check(ctx context.Context) error {
+	found := check.Findings{Component: "outboxredis"}
 	for _, stream := range p.streams() {
 		kind, err := within(ctx, p.cfg.Timeout, func(ctx context.Context) (string, error) { return p.client.Type(ctx, stream).Result() })
 		if err != nil {
-			return nil, fmt.Errorf("outboxredis: check: %w", err)
+			found.Join(fmt.Errorf("outboxredis: check: %w", err))
+			return found.Err()
 		}
 		if kind != "stream" && kind != "none" {
-			findings = append(findings, Finding{
-				Component: "outboxredis",
-				Problem:   fmt.Sprintf("key %q is a %s, not a stream", stream, kind),
-				Mend:      "configure another stream, or remove the key",
-			})
+			found.Add("configure another stream, or remove the key", "key %q is a %s, not a stream", stream, kind)
 		}
 	}
 	config, err := within(ctx, p.cfg.Timeout, func(ctx context.Context) (map[string]string, error) {
 		return p.client.ConfigGet(ctx, "maxmemory-policy").Result()
 	})
 	if err != nil {
-		return findings, nil // managed servers hide their configuration
+		return found.Err() // managed servers hide their configuration
 	}
 	if policy := config["maxmemory-policy"]; strings.HasPrefix(policy, "allkeys-") {
-		findings = append(findings, Finding{
-			Component: "outboxredis",
-			Problem:   fmt.Sprintf("maxmemory-policy %s may evict whole streams", policy),
-			Mend:      "CONFIG SET maxmemory-policy noeviction",
-		})
+		found.Add("CONFIG SET maxmemory-policy noeviction", "maxmemory-policy %s may evict whole streams", policy)
 	}
-	return findings, nil
+	return found.Err()
 }
 
 // streams are those known before the first message, sorted.
