@@ -15,7 +15,8 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// Claim implements driver.Source. It writes the lanes, and the messages that wait or begin to.
+// Claim implements driver.Source. Of the messages it writes only those that are held or released: see
+// waiting.go. A claim that finds nothing releases what has become due meanwhile, and looks once more.
 func (s *Store) Claim(ctx context.Context, req driver.Claim) (driver.Batch, error) {
 	if req.Limit < 1 || req.Lease < time.Microsecond {
 		return driver.Batch{}, fmt.Errorf("outboxpgx: claim of %d messages for %v", req.Limit, req.Lease)
@@ -28,13 +29,13 @@ func (s *Store) Claim(ctx context.Context, req driver.Claim) (driver.Batch, erro
 	if s.horizon.below() {
 		err = s.lower(ctx)
 	}
-	if err == nil && s.alarm.rings() {
+	if err == nil && s.nextDue.passed() {
 		err = s.release(ctx)
 	}
 	if err == nil {
 		err = s.take(ctx, &c)
 	}
-	if err == nil && len(c.batch.Leases) == 0 && !c.batch.More && s.alarm.rings() {
+	if err == nil && len(c.batch.Leases) == 0 && !c.batch.More && s.nextDue.passed() {
 		if err = s.release(ctx); err == nil {
 			err = s.take(ctx, &c)
 		}
@@ -46,25 +47,24 @@ func (s *Store) Claim(ctx context.Context, req driver.Claim) (driver.Batch, erro
 	return c.batch, nil
 }
 
-// claim is what one claim asks and reads.
+// claim is what one claim asks for and has read.
 type claim struct {
 	req   driver.Claim
 	token int64
 
 	batch  driver.Batch
-	era    int64 // of the lanes
-	seen   int64 // the highest sequence number
-	single bool  // of a lane that gives one message at a time
-	behind bool  // rows were met behind a waiting one
-	waits  bool
-	due    time.Duration // of the first that waits; it may be over
+	era    int64         // of the lanes
+	seen   int64         // the highest sequence number
+	single bool          // a lane under suspicion gives one message at a time
+	behind bool          // ready rows were met behind a waiting one of their key
+	waits  bool          // a row waits
+	due    time.Duration // until the first waiting row is due; 0 or less: it is
 }
 
-// overdueDelay is when to ask again for rows that are due, and could not be released yet.
+// overdueDelay is when to ask again for rows that are due and whose lanes are busy.
 const overdueDelay = 10 * time.Millisecond
 
-// take leases lanes and reads their messages. A claim whose end is not known is given back by the
-// next.
+// take leases lanes and reads their messages. If its end is not known, the next claim gives the lanes back.
 func (s *Store) take(ctx context.Context, c *claim) error {
 	*c = claim{req: c.req, token: newToken()}
 	lost := s.lost.tokens()
@@ -87,10 +87,10 @@ func (s *Store) take(ctx context.Context, c *claim) error {
 		s.horizon.saw(c.era, c.seen)
 	}
 	if !c.waits {
-		s.alarm.set(time.Time{})
+		s.nextDue.set(time.Time{})
 		return nil
 	}
-	s.alarm.set(time.Now().Add(c.due))
+	s.nextDue.set(time.Now().Add(c.due))
 	c.batch.Due = c.due
 	if c.due <= 0 {
 		c.batch.Due = overdueDelay
@@ -101,10 +101,10 @@ func (s *Store) take(ctx context.Context, c *claim) error {
 func (s *Store) claim(c *claim, lost []int64) *pgx.Batch {
 	queue := &pgx.Batch{}
 	queue.Queue(beginSQL)
-	queue.Queue(s.sql.setup)
-	queue.Queue(s.sql.hurry)
+	queue.Queue(settingsSQL)
+	queue.Queue(asyncCommitSQL)
 	if len(lost) > 0 {
-		queue.Queue(s.sql.free, lost)
+		queue.Queue(s.sql.giveBack, lost)
 	}
 	queue.Queue(s.sql.lease, c.token, c.req.Lease.Microseconds(), s.lanesPerClaim, c.req.Skip, c.req.Limit, c.req.Alone).Query(func(rows pgx.Rows) error {
 		err := c.leases(rows)
@@ -112,7 +112,7 @@ func (s *Store) claim(c *claim, lost []int64) *pgx.Batch {
 		return err
 	})
 	queue.Queue(s.sql.read, c.token, c.req.Limit, c.req.Skip, s.maxBatchBytes).Query(c.messages)
-	queue.Queue(s.sql.due).Query(func(rows pgx.Rows) error {
+	queue.Queue(s.sql.firstDue).Query(func(rows pgx.Rows) error {
 		us, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 		if len(us) > 0 {
 			c.waits, c.due = true, time.Duration(us[0])*time.Microsecond
@@ -170,20 +170,20 @@ func (c *claim) unreadable(err error) {
 // countLosses returns how many claims of this one message alone were lost.
 func (s *Store) countLosses(ctx context.Context, c *claim) (losses int, err error) {
 	err = s.use(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
-		return conn.QueryRow(ctx, s.sql.alone, c.token, c.seen).Scan(&losses)
+		return conn.QueryRow(ctx, s.sql.countLosses, c.token, c.seen).Scan(&losses)
 	})
 	return losses, err
 }
 
-// newToken returns a number that no other claim has, of whatever process or time.
+// newToken returns a number that no other claim has, in any process at any time.
 func newToken() int64 {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // it never fails
 	return int64(binary.BigEndian.Uint64(b[:]))
 }
 
-// lostClaims are those of this Store whose end is not known: they may hold lanes, and publish
-// nothing. Each is remembered until its lease is over, since its COMMIT may still be on its way.
+// lostClaims are the claims of this Store whose end is not known. They may hold lanes and publish nothing.
+// Each is remembered until its lease is over, since its COMMIT may still be on its way.
 type lostClaims struct {
 	mu   sync.Mutex
 	list []lostClaim

@@ -18,20 +18,18 @@
 // random number, so that a claim that a crash of the database undid is fenced off
 // like any other; a settlement is as durable as every commit.
 //
-// A message that waits, for its time or its next attempt, leaves the index of
-// ready rows, and so do those behind it in its key once a claim has met them. When
-// it is due they come back in portions, as fast as a key can be published. Claims
-// walk none of them meanwhile, however many there are.
+// A message that waits for its time or its next attempt leaves the index of ready
+// rows. So do the messages behind it in its key, once a claim has met them. When it
+// is due they come back in portions, as fast as a key can be published. Meanwhile
+// claims walk over none of them, however many there are.
 //
-// Each lane has a floor, the sequence number below which nothing is ready, so
-// that a claim does not read again the index entries of rows long gone, which
-// Postgres must keep while any other session holds an old snapshot. A floor rises
-// only past numbers whose transactions have all ended, so a transaction that
-// commits late is found at once and in its place; and it goes down to a message
-// that comes back from its wait. Every 5 s a claim looks below the floors all the
-// same: a floor that is wrong, as after a restore of one table without the other,
-// delays messages and loses none. That look may take 250 ms, so that an old
-// snapshot, behind which a million rows have gone, holds up no claim by more.
+// Each lane has a floor: the sequence number below which nothing is ready. It spares
+// claims the index entries of rows long gone, which Postgres must keep while any
+// session holds an old snapshot. A floor rises only past numbers whose transactions
+// have all ended, so a transaction that commits late is found at once and in its
+// place. It is lowered to a message that comes back from its wait. Every 5 s a claim
+// looks below the floors for 250 ms at most. So a floor that is wrong, as after a
+// restore of one table without the other, delays messages and loses none.
 //
 // # Retention
 //

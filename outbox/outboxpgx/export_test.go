@@ -29,9 +29,9 @@ func Statement(name string) string {
 	}
 	s := t.statements()
 	return map[string]string{
-		"setup": s.setup, "lower": s.lower, "lease": s.lease, "read": s.read, "due": s.due, "alone": s.alone, "free": s.free,
-		"overdue": s.overdue, "hold due": s.holdDue, "hold": s.hold, "release": s.release,
-		"published": s.published, "kept": s.kept, "failed": s.failed, "dead": s.dead, "close": s.close, "prune": t.fill(pruneSQL),
+		"setup": settingsSQL, "lower": s.lower, "lease": s.lease, "read": s.read, "due": s.firstDue, "alone": s.countLosses, "free": s.giveBack,
+		"overdue": s.lockDue, "hold due": s.holdDue, "hold": s.holdReady, "release": s.release,
+		"published": s.delete, "kept": s.keep, "failed": s.fail, "dead": s.bury, "close": s.close, "prune": t.fill(pruneSQL),
 		"stats": t.fill(statsSQL),
 	}[name]
 }

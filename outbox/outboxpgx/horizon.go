@@ -12,40 +12,46 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// horizon finds out up to which sequence number no transaction is open any more, so that the floors
-// of the lanes may rise to there. A row that is not yet committed has a sequence number at or below
-// one that was seen only if its transaction holds a lock on the table: an INSERT takes the lock
-// before the number. So the horizon asks who holds such locks; when all of these have ended, nothing
-// can appear at or below what was seen before it asked.
+// horizon finds the highest sequence number that the floors of the lanes may rise to: the one at or below
+// which no row can appear any more.
 //
-// What it knows is void when the numbers begin anew, by TRUNCATE … RESTART IDENTITY or a failover that
-// lost some: messages lie below the floors then. The first look that finds one there begins a new era
-// in all lanes, by which every relay learns of it.
+// A row that appears late has a number that others have passed already, because its transaction took the
+// number long before it commits. Such a transaction holds a lock on the table, since an INSERT takes the
+// lock before the number. So the horizon works in rounds:
+//
+//  1. A claim has read the numbers up to n (seen).
+//  2. A settlement asks which transactions hold a lock on the table (question, answer).
+//  3. When all of these have ended, nothing can appear at or below n: it is safe.
+//
+// All of that is void when the numbers begin anew, by TRUNCATE … RESTART IDENTITY or by a failover that
+// lost some. Messages lie below the floors then. The first look that finds one begins a new era in all
+// lanes, and the other relays learn of it from the era of the lanes they claim.
 type horizon struct {
-	mu     sync.Mutex
-	era    int64
-	seen   int64 // the highest number that was read
-	safe   int64 // nothing new appears at or below it
-	asking int   // the question that is open; 0: none. One at a time: answers must come in order
-	asked  time.Time
-	count  int // of questions
+	mu   sync.Mutex
+	era  int64
+	seen int64 // the highest number that a claim has read
+	safe int64 // no row can appear at or below it
 
 	pending int64    // becomes safe
-	writers []string // when these have ended
+	writers []string // when these transactions have ended
+
+	count  int // of questions
+	asking int // the question that is open, 0: none. There is one at a time, so answers come in order
+	asked  time.Time
 
 	looked time.Time // below the floors
 }
 
-// askInterval is the time between two questions. The floors lag twice as far behind, and under an old
-// snapshot claims walk over all that was published in that time: at 120,000 messages per second, 50 ms
-// cost them a fifth of their pace, and 10 ms a twentieth.
+// askInterval is the time between two questions. The floors lag behind by twice this. Under an old snapshot
+// claims walk over all that was published in that time: at 120,000 messages per second an interval of 50 ms
+// costs them a fifth of their rate, and one of 10 ms a twentieth.
 const askInterval = 10 * time.Millisecond
 
 // lookInterval is the time between two looks below the floors. Nothing lies there, unless somebody
 // changed the tables by hand or restored one without the other.
 const lookInterval = 5 * time.Second
 
-// saw takes the highest number that a claim has read, in an era.
+// saw notes the highest number that a claim has read, and the era of its lanes.
 func (h *horizon) saw(era, seq int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -68,7 +74,7 @@ func (h *horizon) below() bool {
 	return true
 }
 
-// question has what had been read when it was asked who writes. number 0: nothing is asked.
+// question remembers what had been read when the transactions were asked for. number 0: nothing is asked.
 type question struct {
 	number int
 	seen   int64
@@ -86,7 +92,7 @@ func (h *horizon) question() question {
 	return question{h.count, h.seen}
 }
 
-// answer takes who writes.
+// answer takes the transactions that hold a lock on the table.
 func (h *horizon) answer(q question, writers []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -101,14 +107,14 @@ func (h *horizon) answer(q question, writers []string) {
 	}
 }
 
-// lower looks below the floors, in a transaction of its own. The look ends early where the entries of
-// rows long gone are very many, which an old snapshot keeps: these are what the floors are there for.
+// lower looks below the floors, in a transaction of its own. The look ends early where an old snapshot keeps
+// very many entries of rows long gone: sparing claims these entries is what the floors are there for.
 func (s *Store) lower(ctx context.Context) error {
 	queue := &pgx.Batch{}
 	queue.Queue(beginSQL)
-	queue.Queue(s.sql.setup)
-	queue.Queue(s.sql.hurry)
-	queue.Queue(briefSQL)
+	queue.Queue(settingsSQL)
+	queue.Queue(asyncCommitSQL)
+	queue.Queue(lookTimeoutSQL)
 	queue.Queue(s.sql.lower)
 	queue.Queue(commitSQL)
 	return s.use(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
@@ -135,7 +141,7 @@ func (h *horizon) reset() {
 	h.seen, h.safe, h.pending, h.writers, h.asking = 0, 0, 0, nil, 0
 }
 
-// limit is the number that no floor may be above, in an era.
+// limit returns the number that no floor may be above, and the era in which that holds.
 func (h *horizon) limit() (seq, era int64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

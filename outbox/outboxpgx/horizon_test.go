@@ -95,7 +95,7 @@ func TestFloorsGoDownToParkedMessages(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
 	publisher := outboxtest.NewPublisher()
-	relay := f.relay(t, publisher, outbox.RelayConfig{Retry: outbox.RetryPolicy{BaseDelay: time.Second}, Rand: func() float64 { return 0.5 }})
+	relay := f.relay(t, publisher, outbox.RelayConfig{Retry: outbox.RetryPolicy{BaseDelay: time.Hour, MaxDelay: time.Hour}})
 	publisher.Script(errors.New("once"))
 	f.write(t, outbox.Message{Name: "first", Key: "k", Body: []byte("1")})
 	_, err := relay.Drain(t.Context(), outbox.Bounds{})
@@ -106,6 +106,8 @@ func TestFloorsGoDownToParkedMessages(t *testing.T) {
 	if _, high := f.floors(t); high < 2 {
 		t.Fatalf("the floors did not rise")
 	}
+	_, err = f.pool.Exec(t.Context(), `UPDATE holdfast_outbox SET due_at = now() WHERE name = 'first'`)
+	must(t, err)
 	before := len(publisher.Received())
 	begin := time.Now()
 	report, err := relay.Drain(t.Context(), outbox.Bounds{Limit: 2, TimeLimit: testenv.Patience})

@@ -19,8 +19,8 @@ func (s *Store) Renew(ctx context.Context, leases []driver.Lease, ttl time.Durat
 	held := heldLanes{}
 	queue := &pgx.Batch{}
 	queue.Queue(beginSQL)
-	queue.Queue(s.sql.setup)
-	queue.Queue(s.sql.hurry)
+	queue.Queue(settingsSQL)
+	queue.Queue(asyncCommitSQL)
 	queue.Queue(s.sql.lock, lanes, tokens).Query(held.read)
 	queue.Queue(s.sql.renew, lanes, tokens, ttl.Microseconds())
 	queue.Queue(commitSQL)

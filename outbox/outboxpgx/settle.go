@@ -19,7 +19,7 @@ func (s *Store) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Se
 	held := heldLanes{}
 	queue := &pgx.Batch{}
 	queue.Queue(beginSQL)
-	queue.Queue(s.sql.setup)
+	queue.Queue(settingsSQL)
 	queue.Queue(s.sql.lock, lanes, tokens).Query(held.read)
 	s.settlement(queue, lanes, tokens, outcomes)
 	limit, era := s.horizon.limit()
@@ -53,17 +53,17 @@ func (s *Store) settlement(queue *pgx.Batch, lanes []int16, tokens []int64, outc
 		}
 	}
 	if c := by[driver.Published]; len(c.ids) > 0 {
-		sql := s.sql.published
+		sql := s.sql.delete
 		if s.cfg.Retention > 0 {
-			sql = s.sql.kept
+			sql = s.sql.keep
 		}
 		queue.Queue(sql, lanes, tokens, c.ids)
 	}
 	if c := by[driver.Failed]; len(c.ids) > 0 {
-		queue.Queue(s.sql.failed, lanes, tokens, c.ids, c.delays, c.classes, c.errors)
+		queue.Queue(s.sql.fail, lanes, tokens, c.ids, c.delays, c.classes, c.errors)
 	}
 	if c := by[driver.Dead]; len(c.ids) > 0 {
-		queue.Queue(s.sql.dead, lanes, tokens, c.ids, c.classes, c.errors)
+		queue.Queue(s.sql.bury, lanes, tokens, c.ids, c.classes, c.errors)
 	}
 }
 

@@ -35,7 +35,7 @@ func (s *Store) Depth(ctx context.Context) (driver.Depth, error) {
 	var oldest *int64
 	queue := &pgx.Batch{}
 	queue.Queue(beginSQL)
-	queue.Queue(s.sql.setup)
+	queue.Queue(settingsSQL)
 	queue.Queue(s.t.fill(statsSQL), driver.StatsLimit).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&stats.Ready, &stats.Parked, &stats.Dead, &oldest)
 	})

@@ -58,7 +58,7 @@ type Store struct {
 	lanesPerClaim int
 	maxBatchBytes int64
 	horizon       horizon
-	alarm         alarm
+	nextDue       nextDue
 	lost          lostClaims
 
 	pruner      *pgprune.Pruner
