@@ -1,14 +1,15 @@
 -- Claims the key, or tells who has it.
 -- KEYS: record, lock. ARGV: token, fingerprint version, fingerprint, lease (ms), now (ms).
-local rec = redis.call('HMGET', KEYS[1], 'status', 'fpv', 'fp', 'code', 'hdr', 'body', 'token')
+local rec = redis.call('HMGET', KEYS[1], 'status', 'fpv', 'fp', 'code', 'token')
 if rec[1] == 'completed' then
-  rec[7] = not rec[4] and redis.call('HGET', KEYS[1], 'response') -- by another system
-  for i = 4, 7 do
-    if rec[i] and #rec[i] > 67108864 then -- 64 MiB: no client is made to read that
+  local other = not rec[4] -- written by another system
+  for _, field in ipairs({'code', 'hdr', 'body', other and 'response' or 'code'}) do
+    if redis.call('HSTRLEN', KEYS[1], field) > 67108864 then -- 64 MiB: nobody is made to read that
       return {'completed', rec[2], rec[3]}
     end
   end
-  return rec
+  local kept = redis.call('HMGET', KEYS[1], 'hdr', 'body')
+  return {rec[1], rec[2], rec[3], rec[4], kept[1], kept[2], other and redis.call('HGET', KEYS[1], 'response')}
 end
 if rec[1] and rec[1] ~= 'processing' then -- by another system, or a later version: it may mean "done"
   return {'unknown'}
@@ -32,7 +33,7 @@ if left < 0 then -- a lock without an end would hold the key for ever
   redis.call('PEXPIRE', KEYS[2], ARGV[4])
   left = ARGV[4]
 end
-if rec[7] ~= holder then -- the record is an older claim's
+if rec[5] ~= holder then -- the record is an older claim's
   rec[2], rec[3] = false, false
 end
 return {'processing', rec[2], rec[3], tostring(left)}
