@@ -273,6 +273,26 @@ func TestListeningIsTakenOver(t *testing.T) {
 	})
 }
 
+// A deadline that every sweeper finds in time by itself is not announced to others, an
+// unknown one is.
+func TestFarDeadlinesAreNotAnnounced(t *testing.T) {
+	t.Parallel()
+	b := newBackend(t)
+	_, times := woken(t, b, expirypgx.Config{})
+	next(t, times, time.Time{}) // it listens
+	other := elsewhere(t, b)
+	near := time.Now().Add(12 * time.Minute).Truncate(time.Microsecond)
+	other.Wake(near.Add(2 * time.Minute))
+	other.Wake(near)
+	if at := <-times; !at.Equal(near) {
+		t.Errorf("heard %v, want %v", at, near)
+	}
+	other.Wake(time.Time{})
+	if at := <-times; !at.IsZero() {
+		t.Errorf("heard %v, want an unknown time", at)
+	}
+}
+
 // With PollOnly nobody listens, nothing is sent, and sweepers of the same store know
 // all the same.
 func TestPollOnly(t *testing.T) {

@@ -1,0 +1,58 @@
+package archtest
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+const (
+	quickstart = "../../examples/quickstart/main.go"
+	// maxQuickstart is how many lines main and serve may have together.
+	maxQuickstart = 45
+)
+
+// TestQuickstartIsShort counts the lines of a complete service: what makes its parts and runs them.
+func TestQuickstartIsShort(t *testing.T) {
+	t.Parallel()
+	fset := token.NewFileSet()
+	file, err := parser.ParseFile(fset, quickstart, nil, parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines, found := 0, 0
+	for _, decl := range file.Decls {
+		if fn, ok := decl.(*ast.FuncDecl); ok && (fn.Name.Name == "main" || fn.Name.Name == "serve") {
+			found++
+			lines += fset.Position(fn.End()).Line - fset.Position(fn.Pos()).Line + 1
+		}
+	}
+	t.Logf("main and serve have %d lines", lines)
+	if found != 2 || lines > maxQuickstart {
+		t.Errorf("%d functions of %d lines, want main and serve with at most %d", found, lines, maxQuickstart)
+	}
+}
+
+var mainBlock = regexp.MustCompile("(?s)```go\n([^`]*func main\\(\\).*?)```")
+
+// TestReadmeShowsTheQuickstart: where README.md has a program, it is a piece of the quickstart with main and serve.
+func TestReadmeShowsTheQuickstart(t *testing.T) {
+	t.Parallel()
+	readme, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := os.ReadFile(quickstart)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, block := range mainBlock.FindAllStringSubmatch(string(readme), -1) {
+		if !strings.Contains(string(program), block[1]) || !strings.Contains(block[1], "\nfunc serve(") {
+			t.Errorf("this program of README.md is not the one of examples/quickstart:\n%s", block[1])
+		}
+	}
+}
