@@ -2,6 +2,7 @@ package amqpconn
 
 import (
 	"context"
+	"maps"
 	"net"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -12,7 +13,8 @@ import (
 func DialURL(url string, cfg amqp.Config) Dial {
 	return func(ctx context.Context) (*amqp.Connection, error) {
 		cfg := cfg
-		cfg.TLSClientConfig = cfg.TLSClientConfig.Clone() // the client writes to it
+		cfg.TLSClientConfig = cfg.TLSClientConfig.Clone() // the client writes to it,
+		cfg.Properties = maps.Clone(cfg.Properties)       // and to them
 		connect := cfg.Dial
 		if connect == nil {
 			connect = connectWithin(ctx)
