@@ -41,18 +41,3 @@ func (f *Findings) Join(err error) {
 // Err returns what was added as one error, whose Unwrap() []error gives each singly. It returns nil
 // if nothing was added.
 func (f *Findings) Err() error { return errors.Join(f.all...) }
-
-// Finding is the older form of what New returns. It goes with the last Check that returns a list.
-type Finding struct {
-	// Component names the package that looked, such as "outboxpgx".
-	Component string
-	// Problem says what is missing or mis-set.
-	Problem string
-	// Mend says how to put it right: a statement, a setting or a command.
-	Mend string
-}
-
-// String is one line for a terminal.
-func (f Finding) String() string {
-	return f.Component + ": " + f.Problem + "; " + f.Mend
-}
