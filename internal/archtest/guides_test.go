@@ -21,6 +21,10 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
+type order struct {
+	ID string `json:"id"`
+}
+
 // The code of examples/guides, so that the compiler reads it too.
 
 var _ = []any{newPool, newRedis, behindPooler, doctor, placeOrder, relaying, billing, markers}
