@@ -33,34 +33,6 @@ func TestDocs(t *testing.T) {
 	}
 }
 
-// TestReadmeShowsTheQuickstart: the README has the whole program, but for its imports.
-func TestReadmeShowsTheQuickstart(t *testing.T) {
-	t.Parallel()
-	_, program, found := strings.Cut(read(t, "../../examples/quickstart/main.go"), "\n)\n\n")
-	if !found || !strings.Contains(read(t, "../../README.md"), "```go\n"+program+"```\n") {
-		t.Error("the README does not show what follows the imports of examples/quickstart/main.go")
-	}
-}
-
-// TestQuickstartIsShort: a service is put together and served in 45 lines.
-func TestQuickstartIsShort(t *testing.T) {
-	t.Parallel()
-	const limit = 45
-	lines := 0
-	for _, name := range []string{"main", "serve"} {
-		_, rest, found := strings.Cut(read(t, "../../examples/quickstart/main.go"), "\nfunc "+name+"(")
-		body, _, ended := strings.Cut(rest, "\n}\n")
-		if !found || !ended {
-			t.Fatalf("examples/quickstart/main.go has no %s", name)
-		}
-		lines += strings.Count(body, "\n") + 1
-	}
-	if lines > limit {
-		t.Errorf("main and serve have %d lines, want at most %d", lines, limit)
-	}
-	t.Logf("main and serve have %d lines", lines)
-}
-
 // files returns the repository's files with this ending.
 func files(t *testing.T, ending string) []string {
 	t.Helper()
