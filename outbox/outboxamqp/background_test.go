@@ -33,7 +33,11 @@ func TestRunOnBackground(t *testing.T) {
 		t.Fatal(err)
 	}
 	var running sync.WaitGroup
-	running.Go(func() { t.Errorf("Run returned %v", p.Run(context.Background())) })
+	running.Go(func() {
+		if err := p.Run(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
 	testenv.Eventually(t, testenv.Patience, func() error { return publish(t, p, message(t, "q")) })
 	if err := p.Ready(t.Context()); err != nil {
 		t.Error(err)

@@ -140,7 +140,10 @@ type connection struct {
 // goes on trying.
 func (p *Publisher) Run(ctx context.Context) error {
 	c := p.join(context.WithoutCancel(ctx))
-	<-ctx.Done()
+	select {
+	case <-ctx.Done():
+	case <-c.ended:
+	}
 	if p.leave() {
 		c.stop()
 		<-c.ended
