@@ -52,8 +52,9 @@ func (r Report) ExitCode() int {
 	return 0
 }
 
-// Drain publishes what is ready until a bound is reached or ctx ends, and then has the store delete
-// what is due. It is the form for cron; it keeps the publishers' connections while it works.
+// Drain publishes what is ready until a bound is reached or ctx ends. Unless ctx has ended, it then
+// has the store delete what is due, for ShutdownTimeout at most, if the store prunes by itself. Drain
+// is the form for cron; it keeps the publishers' connections while it works.
 // The Report is valid also with an error: the store could not be reached, or a transport was
 // unavailable to the end. Messages that wait for their next attempt are not waited for, unless it is
 // due within 200 ms.
@@ -75,7 +76,7 @@ func (r *Relay) Drain(ctx context.Context, b Bounds) (Report, error) {
 	defer wait()
 	ended, err := d.drain(ctx, b)
 	wait()
-	r.prune(d.spans.work)
+	r.prune(parent)
 	if err := cmp.Or(err, d.err); err != nil {
 		return d.report, fmt.Errorf("outbox: drain: %w", err)
 	}

@@ -82,15 +82,16 @@ func (r *Relay) setLooking(looking bool) {
 	r.looking = looking
 }
 
-// prune has the store delete what is due. A Drain ends with it, for systems without a running relay.
+// prune has the store delete what is due, for ShutdownTimeout at most: what is left is for the next
+// Drain. Drain ends with it, for systems without a running relay.
 func (r *Relay) prune(ctx context.Context) {
 	source, ok := r.source.(driver.Pruner)
 	if !ok || ctx.Err() != nil {
 		return
 	}
-	if _, err := source.Prune(ctx); err != nil && ctx.Err() == nil {
-		r.log(ctx, slog.LevelWarn, "outbox: pruning failed", "", slog.Any("error", err))
-	}
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.ShutdownTimeout)
+	defer cancel()
+	source.PrunePass(ctx)
 }
 
 // Check looks at the servers of the store and of every publisher. nil: there is nothing to mend.

@@ -77,9 +77,11 @@ func (b *background) Background(ctx context.Context, wake func() bool) {
 	b.note("store ends")
 }
 
-func (b *background) Prune(context.Context) (int, error) {
+func (b *background) PrunePass(ctx context.Context) {
 	b.note("prune")
-	return 0, errors.New("silent")
+	if deadline, ok := ctx.Deadline(); !ok || time.Until(deadline) > 15*time.Second {
+		b.note("for ever")
+	}
 }
 
 func (b *bench) serving(linger time.Duration, cfg outbox.RelayConfig) (*serving, *background) {
@@ -183,7 +185,7 @@ func TestWakeIsRefusedWithoutAStore(t *testing.T) {
 	})
 }
 
-// A Drain keeps the connection as well, and ends with a pass of pruning, whose failure is no failure.
+// A Drain keeps the connection as well, and ends with a pass of pruning that has a bound.
 func TestDrainRunsPublishersAndPrunes(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		s, _ := b.serving(0, outbox.RelayConfig{})
@@ -191,6 +193,19 @@ func TestDrainRunsPublishersAndPrunes(t *testing.T) {
 		b.drain(outbox.Bounds{TimeLimit: time.Second})
 		slices.Sort(s.lines[:2]) // they begin together
 		s.want(b.T, "confirm", "publisher runs", "prune", "publisher ends")
+	})
+}
+
+// A Drain that is told to end deletes nothing any more: whoever ends it waits.
+func TestCancelledDrainDoesNotPrune(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		s, _ := b.serving(0, outbox.RelayConfig{})
+		ctx, cancel := context.WithCancel(b.Context())
+		time.AfterFunc(time.Second, cancel)
+		if _, err := b.relay.Drain(ctx, outbox.Bounds{TimeLimit: time.Hour}); err != nil {
+			b.Error(err)
+		}
+		s.want(b.T, "publisher runs", "publisher ends")
 	})
 }
 

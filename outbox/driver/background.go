@@ -34,7 +34,8 @@ type Checked interface {
 
 // Pruner is an optional interface of a Source whose store grows.
 type Pruner interface {
-	// Prune deletes what is due in small steps and returns how many rows that were. It ends when
-	// nothing is due any more, when another process prunes, or when ctx ends.
-	Prune(ctx context.Context) (int, error)
+	// PrunePass deletes what is due in small steps, unless the Source is set not to prune by itself.
+	// Relay.Drain ends with it. It ends when nothing is due any more, when another process prunes, or
+	// when ctx ends. A fault is logged.
+	PrunePass(ctx context.Context)
 }

@@ -30,3 +30,6 @@ func (s *Store) newPruner() (*pgprune.Pruner, error) {
 // A relay on the Store does it by itself every Config.PruneInterval. It works in small transactions
 // and may be cut short by ctx at any time.
 func (s *Store) Prune(ctx context.Context) (int, error) { return s.pruner.Prune(ctx) }
+
+// PrunePass implements driver.Pruner: it does nothing where Config.PruneInterval is negative.
+func (s *Store) PrunePass(ctx context.Context) { s.pruner.Pass(ctx) }

@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
@@ -346,6 +347,25 @@ func TestRelaysPrune(t *testing.T) {
 			}
 			return nil
 		})
+	}
+}
+
+// A Drain prunes as Run does: not at all where PruneInterval turns it off.
+func TestDrainPrunesUnlessItIsOff(t *testing.T) {
+	t.Parallel()
+	for interval, left := range map[time.Duration]int{0: 0, -1: 1} {
+		f := setup(t, outboxpgx.Config{DedupRetention: time.Millisecond, PruneInterval: interval})
+		must(t, f.manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+			return second2(f.store.WriteOnce(ctx, tx, "once", outbox.Message{Name: "a", Body: []byte("1")}))
+		}))
+		must(t, runloop.Sleep(t.Context(), 5*time.Millisecond))
+		_, err := f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{}).Drain(t.Context(), outbox.Bounds{})
+		must(t, err)
+		var keys int
+		must(t, f.pool.QueryRow(t.Context(), `SELECT count(*) FROM holdfast_outbox_dedup`).Scan(&keys))
+		if keys != left {
+			t.Errorf("PruneInterval %v: %d keys after Drain, want %d", interval, keys, left)
+		}
 	}
 }
 
