@@ -72,7 +72,7 @@ func (r *Relay) Drain(ctx context.Context, b Bounds) (Report, error) {
 	defer r.watchPublishers()()
 	d, wait, end := r.dispatch(ctx, b.Limit)
 	defer end()
-	defer r.runPublishers(d.spans.confirm)()
+	defer r.runPublishers(d.spans)()
 	defer wait()
 	ended, err := d.drain(ctx, b)
 	wait()

@@ -29,9 +29,9 @@ func (r *Relay) watchPublishers() (stop func()) {
 }
 
 // runPublishers keeps the publishers' connections until stop is called, which waits for their end.
-// They end by themselves at the end of life: then no confirm is waited for any more.
-func (r *Relay) runPublishers(life context.Context) (stop func()) {
-	ctx, cancel := context.WithCancel(life)
+// They end by themselves when no confirm is waited for any more.
+func (r *Relay) runPublishers(life spans) (stop func()) {
+	ctx, cancel := context.WithCancel(life.confirm)
 	var running sync.WaitGroup
 	for name, t := range r.transports {
 		service, ok := t.publisher.(driver.Service)
@@ -47,20 +47,37 @@ func (r *Relay) runPublishers(life context.Context) (stop func()) {
 	}
 	return func() {
 		cancel()
-		running.Wait()
+		r.await(life.work, &running, "publishers")
 	}
 }
 
 // runBackground has the store do its own work beside the relay until ctx ends. wait returns after
 // the end of that work.
-func (r *Relay) runBackground(ctx context.Context) (wait func()) {
+func (r *Relay) runBackground(life spans) (wait func()) {
 	source, ok := r.source.(driver.Background)
 	if !ok {
 		return func() {}
 	}
 	var running sync.WaitGroup
-	running.Go(func() { source.Background(ctx, r.look) })
-	return running.Wait
+	running.Go(func() { source.Background(life.life, r.look) })
+	return func() { r.await(life.work, &running, "store") }
+}
+
+// await waits for what is running and was told to end, until the end of work and for ShutdownTimeout
+// at most: a server that does not answer holds up no shutdown.
+func (r *Relay) await(work context.Context, running *sync.WaitGroup, what string) {
+	ctx, cancel := context.WithTimeout(work, r.cfg.ShutdownTimeout)
+	defer cancel()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		running.Wait()
+	}()
+	select {
+	case <-ended:
+	case <-ctx.Done():
+		r.log(ctx, slog.LevelWarn, "outbox: ShutdownTimeout is over, what does not end is left behind", what, slog.String("what", what))
+	}
 }
 
 // look is the wake function of the store's Background: it makes the relay look for messages now, or

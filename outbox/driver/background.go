@@ -5,8 +5,9 @@ import "context"
 // Background is an optional interface of a Source with work of its own beside a relay: hearing of
 // commits in other processes, pruning.
 type Background interface {
-	// Background works until ctx ends. Relay.Run calls it once, and returns only after its end. A
-	// fault is logged and tried again, and ends nothing. Several relays may run on one Source at once.
+	// Background works until ctx ends. Relay.Run calls it once, and waits for its end within
+	// RelayConfig.ShutdownTimeout. A fault is logged and tried again, and ends nothing. Several relays
+	// may run on one Source at once.
 	//
 	// wake makes the relay look for messages now. It never blocks. False means that this relay does
 	// not look: it is ending, or its store or its default transport is paused. The Source may then
@@ -17,8 +18,8 @@ type Background interface {
 // Service is an optional interface of a Publisher that keeps a connection.
 type Service interface {
 	// Run keeps the connection until ctx ends, waits for the confirms still open and returns.
-	// Relay.Run calls it before the first message and ends it after its last confirm. Several relays
-	// may call it at once: the connection lives while any Run does. A fault is logged and tried again,
+	// Relay.Run calls it before the first message, ends it after its last confirm, and waits for its
+	// end within RelayConfig.ShutdownTimeout. Several relays may call it at once: the connection lives while any Run does. A fault is logged and tried again,
 	// and ends nothing.
 	Run(ctx context.Context) error
 	// Ready returns nil while the Publisher can send.

@@ -84,7 +84,7 @@ func TestClasses(t *testing.T) {
 	full := amqp.Table{"x-max-length": int32(1), "x-overflow": "reject-publish"}
 	b.Queue(t, "full", full)
 	p := running(t, b.Dial, outboxamqp.Config{Exchange: "events", MaxBodyBytes: 100, Router: outbox.Routes{
-		ByName: map[string]outbox.Route{"to.missing": {Exchange: "missing"}},
+		ByName: map[string]outbox.Route{"to.missing": {Exchange: "missing"}, "too.long": {RoutingKey: strings.Repeat("k", 256)}},
 	}})
 	direct := running(t, b.Dial, outboxamqp.Config{})
 	if err := publish(t, direct, message(t, "full")); err != nil {
@@ -103,7 +103,7 @@ func TestClasses(t *testing.T) {
 		"body too large":       {p, large, driver.Permanent},
 		"id of version 4":      {p, nameless, driver.Permanent},
 		"queue full":           {direct, message(t, "full"), driver.Retryable},
-		"routing key too long": {direct, message(t, strings.Repeat("k", 256)), driver.Permanent},
+		"routing key too long": {p, message(t, "too.long"), driver.Permanent},
 	} {
 		if got := driver.ClassOf(publish(t, tt.p, tt.m)); got != tt.want {
 			t.Errorf("%s: class %s, want %s", name, got, tt.want)

@@ -1,0 +1,64 @@
+package outboxamqp_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+)
+
+// A broker that falls silent with messages on their way does not hold up the end of a relay.
+func TestRelayEndsInTimeWithoutAnswers(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Queue(t, "q", nil)
+	proxy := testenv.NewProxy(t, b.URL)
+	quiet := slog.New(slog.DiscardHandler)
+	p, err := outboxamqp.NewPublisher(func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) },
+		outboxamqp.Config{Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := outboxtest.New()
+	const limit = 3 * time.Second
+	relay, err := outbox.NewRelay(store, p, outbox.RelayConfig{ShutdownTimeout: limit, Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- relay.Run(ctx) }()
+	testenv.Eventually(t, testenv.Patience, func() error { return relay.Ready(t.Context()) })
+	proxy.Pause()
+	if err := txretrytest.New(txretrytest.Config{}).Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+		return store.Write(ctx, tx, outbox.Message{Name: "q", Body: []byte("1")})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, testenv.Patience, func() error {
+		if used, _ := p.Window(); used == 0 {
+			return errors.New("nothing is on its way")
+		}
+		return nil
+	})
+	start := time.Now()
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(start); took > limit+2500*time.Millisecond {
+		t.Errorf("Run took %v to end, %v are allowed", took, limit)
+	}
+}
