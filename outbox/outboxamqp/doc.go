@@ -1,12 +1,11 @@
 // Package outboxamqp publishes outbox messages to RabbitMQ.
 //
-// A Publisher is a driver.Publisher for outbox.NewRelay. Its Run method keeps
-// the connection, so run it beside the relay's:
+// A Publisher is a driver.Publisher for outbox.NewRelay. The relay calls its Run,
+// which keeps the connection:
 //
 //	dial := outboxamqp.Dial("amqp://localhost/", amqp.Config{})
 //	publisher, err := outboxamqp.NewPublisher(dial, outboxamqp.Config{Exchange: "events"})
 //	relay, err := outbox.NewRelay(source, publisher, outbox.RelayConfig{})
-//	go publisher.Run(ctx)
 //	err = relay.Run(ctx)
 //
 // # What it promises
