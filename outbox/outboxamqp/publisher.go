@@ -135,8 +135,8 @@ type connection struct {
 }
 
 // Run implements driver.Service; a relay calls it. It keeps a connection open until ctx ends. The last
-// of several Runs then refuses further messages as unavailable, and waits up to Config.Timeout for the
-// confirms still open. It returns nil. The broker may be down when it starts, or go down later: Run
+// of several Runs then refuses further messages as unavailable, and waits up to
+// Config.ShutdownTimeout for the confirms still open. It returns nil. The broker may be down when it starts, or go down later: Run
 // goes on trying.
 func (p *Publisher) Run(ctx context.Context) error {
 	c := p.join(context.WithoutCancel(ctx))

@@ -56,7 +56,7 @@
 //
 // # Silent connections
 //
-// No call waits for ever for a server that is silent: those of a relay have its StoreTimeout, the others
+// No call waits for ever for a server that is silent: those of a relay have 5 s at most, the others
 // bounds of their own, and the next one gets another connection. The idle connections of the pool are
 // looked at then, so that each silent one costs no wait of its own. A pool that txretry.PreparePool has
 // prepared gets over the loss of all its connections sooner.
