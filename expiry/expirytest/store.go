@@ -69,7 +69,8 @@ func New(t txretry.Transactor, cfg Config) (*Store, error) {
 }
 
 // Put writes a row as part of the transaction, whether it was there or not. A row in
-// the state "held" expires at its deadline, and is "expired" then.
+// the state "held" expires at its deadline, and is "expired" then. It has no Values:
+// where Emit reads some, set Config.Active and Config.Expire.
 func (s *Store) Put(tx pgx.Tx, id string, deadline time.Time, state string) error {
 	return s.table.put(tx, id, tableRow{deadline, state})
 }
