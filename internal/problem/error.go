@@ -38,17 +38,14 @@ type coded interface {
 }
 
 // Of returns the problem of the first error in err's tree that has the methods Code
-// and HTTPStatus; RetryAfter and Detail count if it has them. false: there is none,
-// and the problem is that of an internal error.
+// and HTTPStatus; RetryAfter and Detail count if it has them. false: there is none, or
+// its status is not one of an error, and the problem is that of an internal error.
 func Of(err error) (Problem, bool) {
 	known, ok := errors.AsType[coded](err)
-	if !ok {
+	if !ok || known.HTTPStatus() < 400 || known.HTTPStatus() > 599 {
 		return Problem{Status: http.StatusInternalServerError, Code: "INTERNAL"}, false
 	}
 	p := Problem{Status: known.HTTPStatus(), Code: known.Code()}
-	if p.Status < 200 || p.Status > 999 { // net/http panics on what is no status
-		p.Status = http.StatusInternalServerError
-	}
 	if waits, ok := known.(interface{ RetryAfter() time.Duration }); ok {
 		p.RetryAfter = waits.RetryAfter()
 	}

@@ -26,7 +26,8 @@ func TestOf(t *testing.T) {
 	}{
 		"ours":         {fmt.Errorf("x: %w", ours), ours.Problem, true},
 		"a user's":     {errors.Join(errors.New("x"), soldOut{http.StatusConflict}), problem.Problem{Status: 409, Code: "SOLD_OUT"}, true},
-		"no status":    {soldOut{0}, problem.Problem{Status: 500, Code: "SOLD_OUT"}, true},
+		"no status":    {soldOut{0}, problem.Problem{Status: 500, Code: "INTERNAL"}, false},
+		"a success":    {soldOut{http.StatusNoContent}, problem.Problem{Status: 500, Code: "INTERNAL"}, false},
 		"without code": {errors.New("x"), problem.Problem{Status: 500, Code: "INTERNAL"}, false},
 	} {
 		got, known := problem.Of(tt.err)
