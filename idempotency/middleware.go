@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/idempotency/driver"
+	"github.com/holdfast-go/holdfast/idempotency/internal/inctx"
 	"github.com/holdfast-go/holdfast/idempotency/internal/sum"
 	"github.com/holdfast-go/holdfast/internal/telemetry"
 )
@@ -44,6 +45,7 @@ func NewMiddleware(store driver.Store, scope func(*http.Request) (string, error)
 	seldom := &telemetry.SeldomEach{}
 	return func(next http.Handler) http.Handler {
 		m := &middleware{store: store, scope: scope, cfg: cfg, meter: meter, seldom: seldom, next: next}
+		m.passed = inctx.Passed{MaxRequestBytes: cfg.MaxRequestBytes, Keep: cfg.Keep}
 		m.onLost = m.lost
 		return m
 	}, nil
@@ -57,11 +59,13 @@ type middleware struct {
 	seldom *telemetry.SeldomEach // a line of log a while for each kind of fault
 	next   http.Handler
 	onLost func(*run) // lost, made once for all requests
+	passed inctx.Passed
 }
 
 func (m *middleware) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !m.cfg.needsKey(r) {
-		m.next.ServeHTTP(w, r)
+		ctx := context.WithValue(r.Context(), inctx.PassedKey{}, &m.passed)
+		m.next.ServeHTTP(w, r.WithContext(ctx))
 		return
 	}
 	x := &exchange{m: m, w: w, r: r, came: time.Now(), result: resultInvalid}

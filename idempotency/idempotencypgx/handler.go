@@ -12,6 +12,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
+	"github.com/holdfast-go/holdfast/idempotency/internal/inctx"
 	"github.com/holdfast-go/holdfast/internal/problem"
 )
 
@@ -28,18 +29,20 @@ var ErrNotCommitted error = &problem.Error{
 }
 
 // Handler returns the handler of requests whose work is one transaction: Do, and the
-// answer to the client. Put it behind the middleware of this store.
+// answer to the client. Put it behind the middleware of this store: without it every
+// request gets 500.
 //
 // work may run several times; r is then a fresh one each time, with the body from its
 // start. An error that has the methods Code() string and HTTPStatus() int (and, if
 // waiting helps, RetryAfter() time.Duration) is answered with them, any other with a
 // 500 and a line in the log. In both cases the transaction is rolled back.
 //
-// A request without a key that the middleware lets pass is one transaction and leaves
-// no record.
+// A request that the middleware lets pass, since it has no key or its method needs none,
+// is one transaction and leaves no record. The middleware's MaxRequestBytes and Keep hold
+// for it, too: a response that would not be kept rolls the transaction back.
 func (s *Store) Handler(work func(ctx context.Context, tx pgx.Tx, r *http.Request) (idempotency.Response, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		resp, err := s.answer(r, work)
+		resp, err := s.answer(w, r, work)
 		if err != nil {
 			s.fail(w, r, err)
 			return
@@ -48,7 +51,16 @@ func (s *Store) Handler(work func(ctx context.Context, tx pgx.Tx, r *http.Reques
 	})
 }
 
-func (s *Store) answer(r *http.Request, work func(context.Context, pgx.Tx, *http.Request) (idempotency.Response, error)) (idempotency.Response, error) {
+func (s *Store) answer(w http.ResponseWriter, r *http.Request, work func(context.Context, pgx.Tx, *http.Request) (idempotency.Response, error)) (idempotency.Response, error) {
+	_, claimed := driver.ClaimFrom(r.Context())
+	passed, _ := r.Context().Value(inctx.PassedKey{}).(*inctx.Passed)
+	switch {
+	case claimed: // the middleware has read the body
+	case passed == nil:
+		return idempotency.Response{}, idempotency.ErrNoClaim
+	case r.Body != nil && r.Body != http.NoBody:
+		r.Body = http.MaxBytesReader(w, r.Body, passed.MaxRequestBytes)
+	}
 	body, err := readBody(r)
 	if err != nil {
 		return idempotency.Response{}, err
@@ -58,22 +70,33 @@ func (s *Store) answer(r *http.Request, work func(context.Context, pgx.Tx, *http
 		fresh.Body = io.NopCloser(bytes.NewReader(body))
 		return work(ctx, tx, fresh)
 	}
-	if _, claimed := driver.ClaimFrom(r.Context()); !claimed && len(r.Header[idempotency.Header]) == 0 {
-		return s.unprotected(r.Context(), run)
+	if !claimed {
+		return s.unprotected(r.Context(), passed.Keep, run)
 	}
 	return s.Do(r.Context(), run)
 }
 
 // unprotected is a transaction without a key.
-func (s *Store) unprotected(ctx context.Context, fn func(context.Context, pgx.Tx) (idempotency.Response, error)) (resp idempotency.Response, err error) {
-	err = s.tx.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		resp, err = fn(ctx, tx)
-		return err
+func (s *Store) unprotected(ctx context.Context, keep func(status int) bool, fn func(context.Context, pgx.Tx) (idempotency.Response, error)) (resp idempotency.Response, err error) {
+	err = s.tx.Do(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
+		if resp, err = fn(ctx, tx); err != nil {
+			return err
+		}
+		if err := checkStatus(resp); err != nil {
+			return err
+		}
+		if !keep(resp.Status) {
+			return errNotKept
+		}
+		return nil
 	})
+	if errors.Is(err, errNotKept) {
+		err = nil
+	}
 	return resp, err
 }
 
-// readBody reads what the middleware has bounded and holds in memory.
+// readBody reads what the middleware has bounded.
 func readBody(r *http.Request) ([]byte, error) {
 	if r.Body == nil || r.Body == http.NoBody {
 		return nil, nil

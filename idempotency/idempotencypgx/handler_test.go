@@ -17,6 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
+	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
@@ -100,7 +101,7 @@ func TestHandlerAnswersErrors(t *testing.T) {
 	}
 }
 
-// A key that no middleware has claimed is not run unprotected.
+// Nothing runs unprotected because the middleware was forgotten.
 func TestHandlerWithoutMiddleware(t *testing.T) {
 	t.Parallel()
 	store, err := idempotencytest.New(txretrytest.New(txretrytest.Config{}), idempotencypgx.Config{Logger: slog.New(slog.DiscardHandler)})
@@ -111,7 +112,72 @@ func TestHandlerWithoutMiddleware(t *testing.T) {
 		t.Error("it ran")
 		return idempotency.Response{Status: 200}, nil
 	})}
-	if rec := h.post(goodKey, ""); rec.Code != http.StatusInternalServerError {
-		t.Errorf("%d %s", rec.Code, rec.Body)
+	for _, key := range []string{goodKey, ""} {
+		if rec := h.post(key, ""); rec.Code != http.StatusInternalServerError {
+			t.Errorf("key %q: %d %s", key, rec.Code, rec.Body)
+		}
+	}
+}
+
+// What the middleware lets pass is bounded, and rolled back, like what it claims.
+func TestHandlerWithoutClaim(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		method, key string
+		bytes       int
+		answer      int
+		want        int
+		committed   bool
+	}{
+		"without a key":       {"POST", "", 10, 201, 201, true},
+		"a method without":    {"DELETE", goodKey, 10, 200, 200, true},
+		"a large body":        {"POST", "", 1<<20 + 1, 201, 413, false},
+		"a body at the limit": {"POST", "", 1 << 20, 201, 201, true},
+		"not final":           {"POST", "", 10, 503, 503, false},
+		"no status":           {"POST", "", 10, 0, 500, false},
+	} {
+		committed := false
+		h := handle(t, nil, func(_ context.Context, tx pgx.Tx, _ *http.Request) (idempotency.Response, error) {
+			txretry.AfterCommit(tx, func() { committed = true })
+			return idempotency.Response{Status: tt.answer}, nil
+		})
+		r := httptest.NewRequest(tt.method, "/", strings.NewReader(strings.Repeat("x", tt.bytes)))
+		if tt.key != "" {
+			r.Header.Set(idempotency.Header, tt.key)
+		}
+		rec := httptest.NewRecorder()
+		h.ServeHTTP(rec, r)
+		if rec.Code != tt.want || committed != tt.committed {
+			t.Errorf("%s: %d %s, committed %v; want %d", name, rec.Code, rec.Body, committed, tt.want)
+		}
+	}
+}
+
+// An answer that commits with an outer transaction would be given before it is certain.
+func TestDoRefusesSavepoints(t *testing.T) {
+	t.Parallel()
+	manager := txretrytest.New(txretrytest.Config{})
+	store, err := idempotencytest.New(manager, idempotencypgx.Config{Gate: idempotencytest.NewStore()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lost := errors.New("the outer transaction fails")
+	call := func(runs *int) error {
+		_, _, err := idempotency.Do(t.Context(), store, goodKey, nil, func(ctx context.Context) (int, error) {
+			return 1, manager.Do(ctx, func(ctx context.Context, _ pgx.Tx) error {
+				_, err := store.DoWith(ctx, txretry.Options{Savepoint: true}, func(context.Context, pgx.Tx) (idempotency.Response, error) {
+					*runs++
+					return idempotency.Response{Status: 200}, nil
+				})
+				return errors.Join(lost, err)
+			})
+		})
+		return err
+	}
+	for range 2 {
+		runs := 0
+		if err := call(&runs); !errors.Is(err, lost) || runs > 0 {
+			t.Errorf("%d runs, error %v", runs, err)
+		}
 	}
 }

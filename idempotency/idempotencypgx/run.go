@@ -53,7 +53,13 @@ func (s *Store) Do(ctx context.Context, fn func(ctx context.Context, tx pgx.Tx) 
 	return s.DoWith(ctx, txretry.Options{}, fn)
 }
 
-// DoWith is Do with options for the transaction.
+// errSavepoint refuses what would answer before the outer transaction commits, which may
+// yet be rolled back.
+var errSavepoint = errors.New("idempotencypgx: Options.Savepoint: the answer needs a transaction of its own")
+
+// DoWith is Do with options for the transaction. With AtBegin the key is not claimed
+// together with BEGIN: of two requests at once both run, and one commits. Savepoint is
+// refused.
 func (s *Store) DoWith(ctx context.Context, o txretry.Options, fn func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error)) (idempotency.Response, error) {
 	resp, _, err := s.do(ctx, o, fn)
 	return resp, err
@@ -64,6 +70,9 @@ func (s *Store) do(ctx context.Context, o txretry.Options, fn func(context.Conte
 	claim, ok := driver.ClaimFrom(ctx)
 	if !ok {
 		return idempotency.Response{}, false, idempotency.ErrNoClaim
+	}
+	if o.Savepoint {
+		return idempotency.Response{}, false, errSavepoint
 	}
 	o, held := s.claiming(claim.Key, o)
 	var rec pgxdriver.Record
@@ -77,8 +86,8 @@ func (s *Store) do(ctx context.Context, o txretry.Options, fn func(context.Conte
 		if errors.Is(context.Cause(ctx), driver.ErrLeaseLost) {
 			return driver.ErrLeaseLost // COMMIT itself is not interrupted
 		}
-		if driver.Response(resp).Unavailable() {
-			return fmt.Errorf("idempotencypgx: response has status %d", resp.Status)
+		if err := checkStatus(resp); err != nil {
+			return err
 		}
 		rec = pgxdriver.Record{Key: claim.Key, Token: claim.Token, Fingerprint: claim.Fingerprint}
 		if rec.Response, final = claim.Keeps(driver.Response(resp)); !final {
@@ -92,6 +101,14 @@ func (s *Store) do(ctx context.Context, o txretry.Options, fn func(context.Conte
 	settle(claim, rec)
 	s.written()
 	return resp, true, nil
+}
+
+// checkStatus refuses what would be a tombstone, which fn never means.
+func checkStatus(resp idempotency.Response) error {
+	if driver.Response(resp).Unavailable() {
+		return fmt.Errorf("idempotencypgx: response has status %d", resp.Status)
+	}
+	return nil
 }
 
 // claiming has the transaction claim the key together with BEGIN, where nothing in

@@ -1,6 +1,16 @@
-// Package inctx has the key under which a context carries the holder of a claim. The
-// core looks it up by itself, which spares a context in each request.
+// Package inctx has the keys under which a context carries what the middleware says of a
+// request. The core looks Holder up by itself, which spares a context in each request.
 package inctx
 
-// Holder is the key.
+// Holder is the key of the holder of a claim.
 type Holder struct{}
+
+// PassedKey is the key of a *Passed.
+type PassedKey struct{}
+
+// Passed says that the middleware has let a request pass without a claim, and has the
+// middleware's settings for it.
+type Passed struct {
+	MaxRequestBytes int64
+	Keep            func(status int) bool
+}
