@@ -14,21 +14,10 @@ const doctorTimeout = 30 * time.Second
 // findingsAlike is how many findings with the same mend are printed one by one.
 const findingsAlike = 2
 
-// check is a Check method: nil, or an error that joins findings and failures to look.
-type check = func(context.Context) error
-
 // finding is one thing to mend, as the Check methods return it.
 type finding interface {
 	error
 	Mend() string
-}
-
-// examination is what doctor looks at on one server.
-type examination struct {
-	server string
-	// reach tells whether the server can be asked at all.
-	reach  func(context.Context) error
-	checks []check
 }
 
 // runDoctor prints what the packages find amiss; it changes nothing.
@@ -38,45 +27,24 @@ func runDoctor(ctx context.Context, c *commandContext, args []string) (int, erro
 	}
 	ctx, cancel := context.WithTimeout(ctx, doctorTimeout)
 	defer cancel()
-	var errs []error
-	found := 0
-	for _, e := range c.parts.examinations() {
-		findings, err := e.run(ctx)
-		errs = append(errs, err)
-		found += len(findings)
-		printFindings(c.stdout, findings)
+	if err := c.parts.servers.reach(ctx); err != nil {
+		return exitFailed, err // one for each server, not one for each check
 	}
-	if err := errors.Join(errs...); err != nil {
+	var found []finding
+	var failed []error
+	for _, check := range c.parts.checks() {
+		found, failed = sortOut(check(ctx), found, failed)
+	}
+	printFindings(c.stdout, found)
+	if err := errors.Join(failed...); err != nil {
 		return exitFailed, err
 	}
-	if found > 0 {
-		fmt.Fprintf(c.stdout, "findings: %d; the command migrate creates what does not exist\n", found)
+	if len(found) > 0 {
+		fmt.Fprintf(c.stdout, "findings: %d; the command migrate creates what does not exist\n", len(found))
 		return exitFailed, nil
 	}
 	fmt.Fprintln(c.stdout, "all is well")
 	return exitOK, nil
-}
-
-func (p *parts) examinations() []examination {
-	return []examination{
-		{"Postgres", p.servers.workers.Ping, []check{
-			p.transactor.Check, p.messages.Check, p.once.Check, p.sweeper.Check,
-		}},
-		{"Redis", p.servers.pingRedis, []check{p.gate.Check, p.limiter.Check}},
-		{"RabbitMQ", p.servers.pingRabbitMQ, []check{p.publisher.Check, p.consumer.Check}},
-	}
-}
-
-// run asks every check; a server that cannot be reached is one error, not one for each.
-func (e examination) run(ctx context.Context) (found []finding, err error) {
-	if err := e.reach(ctx); err != nil {
-		return nil, fmt.Errorf("%s cannot be asked: %w", e.server, err)
-	}
-	var failed []error
-	for _, look := range e.checks {
-		found, failed = sortOut(look(ctx), found, failed)
-	}
-	return found, errors.Join(failed...)
 }
 
 // sortOut appends the findings that err joins, and the errors that are none.

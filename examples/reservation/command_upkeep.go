@@ -72,7 +72,7 @@ func runMigrate(ctx context.Context, c *commandContext, args []string) (int, err
 	if err := parseFlags(c, newFlagSet("migrate"), args); err != nil {
 		return exitUsage, err
 	}
-	if err := c.parts.prepare(ctx, c.log); err != nil {
+	if err := c.parts.prepare(ctx); err != nil {
 		return exitFailed, err
 	}
 	fmt.Fprintln(c.stdout, "tables, exchange and queues are up to date")

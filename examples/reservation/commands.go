@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"log/slog"
 	"slices"
 	"strings"
 
@@ -23,7 +22,6 @@ type command struct {
 // commandContext is what a command works with.
 type commandContext struct {
 	parts  *parts
-	log    *slog.Logger
 	stdout io.Writer
 }
 
@@ -47,8 +45,8 @@ func (e *usageError) Unwrap() error { return e.err }
 func usagef(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
 
 // runCommand runs a subcommand and returns the exit code.
-func runCommand(ctx context.Context, cfg config, log *slog.Logger, stdout, stderr io.Writer) int {
-	code, err := doCommand(ctx, cfg, log, stdout)
+func runCommand(ctx context.Context, cfg config, stdout, stderr io.Writer) int {
+	code, err := doCommand(ctx, cfg, stdout)
 	if errors.Is(err, flag.ErrHelp) {
 		return exitOK
 	}
@@ -69,7 +67,7 @@ func hint(err error) string {
 	return ""
 }
 
-func doCommand(ctx context.Context, cfg config, log *slog.Logger, stdout io.Writer) (int, error) {
+func doCommand(ctx context.Context, cfg config, stdout io.Writer) (int, error) {
 	name, args := cfg.command[0], cfg.command[1:]
 	all := commands()
 	i := slices.IndexFunc(all, func(c command) bool { return c.name == name })
@@ -79,21 +77,12 @@ func doCommand(ctx context.Context, cfg config, log *slog.Logger, stdout io.Writ
 	if cfg.backend == backendContainers {
 		return exitUsage, usagef("-backend=containers would start empty servers: a command needs -backend=services")
 	}
-	metrics, err := newMetrics()
-	if err != nil {
-		return exitFailed, err
-	}
-	defer metrics.close()
 	servers, err := newServers(cfg)
 	if err != nil {
 		return exitFailed, err
 	}
 	defer servers.close()
-	parts, err := newParts(cfg, servers, metrics, log)
-	if err != nil {
-		return exitFailed, err
-	}
-	return all[i].run(ctx, &commandContext{parts, log, stdout}, args)
+	return all[i].run(ctx, &commandContext{newParts(cfg, servers), stdout}, args)
 }
 
 // parseFlags parses the flags of a command, which takes no other arguments.

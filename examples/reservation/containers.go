@@ -23,7 +23,7 @@ const containersTimeout = 5 * time.Minute // images may have to be pulled first
 type containers []testcontainers.Container
 
 // startContainers starts a server of each kind and puts the addresses into cfg.
-func startContainers(ctx context.Context, cfg *config, log *slog.Logger) (_ containers, err error) {
+func startContainers(ctx context.Context, cfg *config) (_ containers, err error) {
 	ctx, cancel := context.WithTimeout(ctx, containersTimeout)
 	defer cancel()
 	if err := dockerAnswers(ctx); err != nil {
@@ -36,7 +36,7 @@ func startContainers(ctx context.Context, cfg *config, log *slog.Logger) (_ cont
 		}
 	}()
 	start := func(name, port, url string, request testcontainers.ContainerRequest) (string, error) {
-		log.InfoContext(ctx, "starting container", slog.String("image", request.Image))
+		slog.InfoContext(ctx, "starting container", slog.String("image", request.Image))
 		request.ExposedPorts = []string{port}
 		c, err := testcontainers.GenericContainer(ctx, testcontainers.GenericContainerRequest{
 			ContainerRequest: request, Started: true,

@@ -19,7 +19,6 @@ import (
 // front is where a process listens: on one address, or on a second one for operators alone.
 type front struct {
 	doors []door
-	log   *slog.Logger
 }
 
 // door is one address and what it serves.
@@ -29,26 +28,26 @@ type door struct {
 }
 
 // newFront listens. Nobody is served yet.
-func newFront(ctx context.Context, cfg config, b *backend, metrics *metrics, log *slog.Logger) (*front, error) {
-	api, err := newAPI(cfg, b, metrics, log)
+func newFront(ctx context.Context, cfg config, b *backend, metrics http.Handler) (*front, error) {
+	api, err := newAPI(cfg, b)
 	if err != nil {
 		return nil, err
 	}
 	checks := b.checks
 	for _, s := range b.services {
-		checks = append(checks, httpapi.Check{Name: s.name, Ready: s.ready})
+		checks = append(checks, httpapi.Check{Name: s.name, Ready: s.Ready})
 	}
-	f := &front{log: log}
+	f := &front{}
 	if cfg.opsAddr == "" {
-		return f, f.open(ctx, "-addr", cfg.addr, httpapi.Ops(checks, metrics.handler, api, log))
+		return f, f.open(ctx, "-addr", cfg.addr, httpapi.Ops(checks, metrics, api, slog.Default()))
 	}
 	return f, errors.Join(
 		f.open(ctx, "-addr", cfg.addr, api),
-		f.open(ctx, "-ops-addr", cfg.opsAddr, httpapi.Ops(checks, metrics.handler, nil, log)))
+		f.open(ctx, "-ops-addr", cfg.opsAddr, httpapi.Ops(checks, metrics, nil, slog.Default())))
 }
 
 // newAPI returns what customers see, nil in roles that have nothing for them.
-func newAPI(cfg config, b *backend, metrics *metrics, log *slog.Logger) (http.Handler, error) {
+func newAPI(cfg config, b *backend) (http.Handler, error) {
 	if !cfg.hasAPI() {
 		return nil, nil
 	}
@@ -58,8 +57,6 @@ func newAPI(cfg config, b *backend, metrics *metrics, log *slog.Logger) (http.Ha
 		Keys:      b.keys,
 		Limiter:   b.limiter,
 		UserLimit: cfg.userLimit, GlobalLimit: cfg.globalLimit,
-		MeterProvider: metrics.provider,
-		Logger:        log,
 	})
 }
 
@@ -88,14 +85,14 @@ func (f *front) announce(w io.Writer, cfg config) {
 func (f *front) serve(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, d := range f.doors {
-		group.Go(func() error { return serveHTTP(ctx, d.listener, newServer(d.handler, f.log), f.log) })
+		group.Go(func() error { return serveHTTP(ctx, d.listener, newServer(d.handler)) })
 	}
 	return group.Wait()
 }
 
 // newServer bounds what a client can keep a connection for. An answer may take the body's time and a minute to be
 // found; it is short, so that only a client that does not read needs the rest of WriteTimeout.
-func newServer(handler http.Handler, log *slog.Logger) *http.Server {
+func newServer(handler http.Handler) *http.Server {
 	return &http.Server{
 		Handler:           handler,
 		ReadHeaderTimeout: 10 * time.Second,
@@ -103,11 +100,11 @@ func newServer(handler http.Handler, log *slog.Logger) *http.Server {
 		WriteTimeout:      2 * time.Minute,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
-		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		ErrorLog:          slog.NewLogLogger(slog.Default().Handler(), slog.LevelWarn),
 	}
 }
 
-func serveHTTP(ctx context.Context, listener net.Listener, server *http.Server, log *slog.Logger) error {
+func serveHTTP(ctx context.Context, listener net.Listener, server *http.Server) error {
 	drained := make(chan error, 1)
 	stop := context.AfterFunc(ctx, func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
@@ -119,7 +116,7 @@ func serveHTTP(ctx context.Context, listener net.Listener, server *http.Server, 
 		return err
 	}
 	if err := <-drained; err != nil {
-		log.WarnContext(ctx, "requests were cut off", slog.Any("error", err))
+		slog.WarnContext(ctx, "requests were cut off", slog.Any("error", err))
 		return server.Close()
 	}
 	return nil

@@ -40,13 +40,21 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 		fmt.Fprintln(stderr, "reservation: "+oneLine(err))
 		return exitUsage
 	}
-	log := slog.New(slog.NewTextHandler(stderr, nil))
+	slog.SetDefault(slog.New(slog.NewTextHandler(stderr, nil)))
 	if len(cfg.command) > 0 {
-		return runCommand(ctx, cfg, log, stdout, stderr)
+		return runCommand(ctx, cfg, stdout, stderr)
 	}
-	if err := serve(ctx, cfg, log, stdout); err != nil {
+	if err := serve(ctx, cfg, stdout); err != nil {
 		fmt.Fprintln(stderr, "reservation: "+oneLine(err))
 		return exitFailed
 	}
 	return exitOK
+}
+
+// must returns what a constructor made. It fails for a wrong Config only, which is a mistake in this program.
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
 }

@@ -2,22 +2,21 @@ package main
 
 import (
 	"context"
-	"log/slog"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/memory"
 )
 
 // open makes the back end that was asked for, ready to run.
-func open(ctx context.Context, cfg config, m *metrics, log *slog.Logger) (*backend, error) {
+func open(ctx context.Context, cfg config) (*backend, error) {
 	switch cfg.backend {
 	case backendMemory:
-		return openMemory(cfg, m, log)
+		return openMemory(cfg)
 	case backendContainers:
-		containers, err := startContainers(ctx, &cfg, log)
+		containers, err := startContainers(ctx, &cfg)
 		if err != nil {
 			return nil, err
 		}
-		b, err := openServices(ctx, cfg, m, log)
+		b, err := openServices(ctx, cfg)
 		if err != nil {
 			containers.stop()
 			return nil, err
@@ -29,22 +28,18 @@ func open(ctx context.Context, cfg config, m *metrics, log *slog.Logger) (*backe
 		}
 		return b, nil
 	default:
-		return openServices(ctx, cfg, m, log)
+		return openServices(ctx, cfg)
 	}
 }
 
-func openMemory(cfg config, m *metrics, log *slog.Logger) (*backend, error) {
-	parts, err := memory.Open(memory.Config{Schedule: cfg.sweep, Logger: log, MeterProvider: m.provider})
+func openMemory(cfg config) (*backend, error) {
+	parts, err := memory.Open(memory.Config{Schedule: cfg.sweep})
 	if err != nil {
 		return nil, err
 	}
 	return &backend{
 		shop: parts.Shop, keys: parts.Keys, limiter: parts.Limiter,
-		services: []service{
-			{roleSweeper, parts.Sweeper.Run, parts.Sweeper.Ready},
-			{roleRelay, parts.Relay.Run, parts.Relay.Ready},
-			{roleConsumer, parts.Consumer.Run, parts.Consumer.Ready},
-		},
-		close: func() {},
+		services: []service{{roleSweeper, parts.Sweeper}, {roleRelay, parts.Relay}, {roleConsumer, parts.Consumer}},
+		close:    func() {},
 	}, nil
 }

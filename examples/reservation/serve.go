@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log/slog"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -25,9 +24,13 @@ const (
 
 // service is a part of the process that runs until it is told to stop.
 type service struct {
-	name  string
-	run   func(ctx context.Context) error
-	ready func(ctx context.Context) error
+	name string
+	runner
+}
+
+type runner interface {
+	Run(ctx context.Context) error
+	Ready(ctx context.Context) error
 }
 
 // backend is the shop on one kind of servers, or on none.
@@ -43,13 +46,13 @@ type backend struct {
 }
 
 // serve runs the shop in its role until ctx ends.
-func serve(ctx context.Context, cfg config, log *slog.Logger, stdout io.Writer) error {
-	metrics, err := newMetrics()
+func serve(ctx context.Context, cfg config, stdout io.Writer) error {
+	metrics, stop, err := serveMetrics()
 	if err != nil {
 		return err
 	}
-	defer metrics.close()
-	b, err := open(ctx, cfg, metrics, log)
+	defer stop()
+	b, err := open(ctx, cfg)
 	if ctx.Err() != nil && err != nil {
 		return nil // stopped before it had begun
 	}
@@ -62,7 +65,7 @@ func serve(ctx context.Context, cfg config, log *slog.Logger, stdout io.Writer) 
 		return runAll(ctx, b.services, nil)
 	}
 
-	front, err := newFront(ctx, cfg, b, metrics, log)
+	front, err := newFront(ctx, cfg, b, metrics)
 	if err != nil {
 		return err
 	}
@@ -79,7 +82,7 @@ func runAll(ctx context.Context, services []service, front func(context.Context)
 	group, ctx := errgroup.WithContext(ctx)
 	for _, s := range services {
 		group.Go(func() error {
-			if err := s.run(behind); err != nil {
+			if err := s.Run(behind); err != nil {
 				return fmt.Errorf("%s: %w", s.name, err)
 			}
 			return nil

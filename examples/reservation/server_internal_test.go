@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"sync"
@@ -63,8 +62,7 @@ func TestClientsThatDoNotReadOrWrite(t *testing.T) {
 				listener.conns <- conn
 				ctx, cancel := context.WithCancel(t.Context())
 				ended := make(chan error)
-				log := slog.New(slog.DiscardHandler)
-				go func() { ended <- serveHTTP(ctx, listener, newServer(handler, log), log) }()
+				go func() { ended <- serveHTTP(ctx, listener, newServer(handler)) }()
 				if _, err := fmt.Fprint(client, sends); err != nil {
 					t.Fatal(err)
 				}

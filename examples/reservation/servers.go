@@ -2,9 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"sync"
 	"time"
 
@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
+	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
@@ -21,7 +22,8 @@ const (
 	shopConns   = 16 // for requests
 	workerConns = 10 // for relay, consumer and sweeper
 	redisConns  = 64
-	dialTimeout = 10 * time.Second
+	// reachTimeout leaves doctor the time to ask each server.
+	reachTimeout = doctorTimeout / 3
 	// heartbeat bounds how long the broker keeps messages for a consumer that has vanished: three of them at most.
 	heartbeat = 3 * time.Second
 )
@@ -31,10 +33,17 @@ type servers struct {
 	// shop serves requests, workers everything behind them: neither takes the other's connections.
 	shop, workers *pgxpool.Pool
 	redis         *redis.Client
-	amqpURL, name string
+	dial          func(ctx context.Context) (*amqp.Connection, error) // RabbitMQ
 }
 
 func newServers(cfg config) (*servers, error) {
+	options, err := redis.ParseURL(cfg.redisURL)
+	if err != nil {
+		return nil, fmt.Errorf("REDIS_URL: %w", err)
+	}
+	logging.Disable() // of go-redis, in a form of its own: every error comes back to the caller, too
+	options.PoolSize = redisConns
+	options.ContextTimeoutEnabled = true // a server that hangs is waited for as long as the caller says, not longer
 	shop, err := newPool(cfg.databaseURL, shopConns, map[string]string{
 		// A sequential scan, which the planner prefers on small tables, takes a predicate lock on the
 		// whole table: at SERIALIZABLE any two holds would then conflict, of whatever seats and events.
@@ -48,18 +57,11 @@ func newServers(cfg config) (*servers, error) {
 		shop.Close()
 		return nil, err
 	}
-	options, err := redis.ParseURL(cfg.redisURL)
-	if err != nil {
-		shop.Close()
-		workers.Close()
-		return nil, fmt.Errorf("REDIS_URL: %w", err)
-	}
-	logging.Disable() // of go-redis, in a form of its own: every error comes back to the caller, too
-	options.PoolSize = redisConns
-	options.ContextTimeoutEnabled = true // a server that hangs is waited for as long as the caller says, not longer
+	properties := amqp.NewConnectionProperties()
+	properties.SetClientConnectionName("reservation " + cfg.role)
 	return &servers{
 		shop: shop, workers: workers, redis: redis.NewClient(options),
-		amqpURL: cfg.amqpURL, name: "reservation " + cfg.role,
+		dial: outboxamqp.Dial(cfg.amqpURL, amqp.Config{Heartbeat: heartbeat, Properties: properties}),
 	}, nil
 }
 
@@ -74,28 +76,6 @@ func newPool(url string, conns int32, settings map[string]string) (*pgxpool.Pool
 	}
 	txretry.PreparePool(cfg)
 	return pgxpool.NewWithConfig(context.Background(), cfg)
-}
-
-// dial opens a connection to RabbitMQ.
-func (s *servers) dial(ctx context.Context) (*amqp.Connection, error) {
-	properties := amqp.NewConnectionProperties()
-	properties.SetClientConnectionName(s.name)
-	deadline := time.Now().Add(dialTimeout)
-	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
-		deadline = d
-	}
-	return amqp.DialConfig(s.amqpURL, amqp.Config{
-		Properties: properties,
-		Heartbeat:  heartbeat,
-		Dial: func(network, addr string) (net.Conn, error) {
-			conn, err := (&net.Dialer{Deadline: deadline}).DialContext(ctx, network, addr)
-			if err != nil {
-				return nil, err
-			}
-			// Until heartbeats begin nothing else ends a handshake with a server that is stuck.
-			return conn, conn.SetDeadline(deadline)
-		},
-	})
 }
 
 // checks ask the servers that a role cannot work without. None asks the broker: the relay and the consumer know best
@@ -121,7 +101,23 @@ func (s *servers) pingRabbitMQ(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return conn.CloseDeadline(time.Now().Add(dialTimeout))
+	return conn.CloseDeadline(time.Now().Add(closeTimeout))
+}
+
+// reach returns an error for each server that does not answer within reachTimeout.
+func (s *servers) reach(ctx context.Context) error {
+	var errs []error
+	for _, server := range []struct {
+		name string
+		ping func(context.Context) error
+	}{{"Postgres", s.workers.Ping}, {"Redis", s.pingRedis}, {"RabbitMQ", s.pingRabbitMQ}} {
+		ctx, cancel := context.WithTimeout(ctx, reachTimeout)
+		if err := server.ping(ctx); err != nil {
+			errs = append(errs, fmt.Errorf("%s cannot be asked: %w", server.name, err))
+		}
+		cancel()
+	}
+	return errors.Join(errs...)
 }
 
 // close ends all connections, but waits for servers that do not answer no longer than closeTimeout.
@@ -144,20 +140,24 @@ func (s *servers) close() {
 // startTimeout is how long a process waits for servers that are starting, too.
 const startTimeout = 60 * time.Second
 
-// patiently tries a step of the start again until it succeeds or startTimeout is over.
-func patiently(ctx context.Context, log *slog.Logger, what string, step func(context.Context) error) error {
+// patiently tries the steps, one after the other, until all have succeeded or startTimeout is over.
+func patiently(ctx context.Context, what string, steps ...func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
-		err := step(ctx)
+	pause := 100 * time.Millisecond
+	for len(steps) > 0 {
+		err := steps[0](ctx)
 		if err == nil {
-			return nil
+			steps = steps[1:]
+			continue
 		}
-		log.WarnContext(ctx, "start: trying again", slog.String("step", what), slog.Any("error", err))
+		slog.WarnContext(ctx, "start: trying again", slog.String("step", what), slog.Any("error", err))
 		select {
 		case <-time.After(pause):
+			pause = min(2*pause, 5*time.Second)
 		case <-ctx.Done():
 			return fmt.Errorf("%s: %w", what, err)
 		}
 	}
+	return nil
 }

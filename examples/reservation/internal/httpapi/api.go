@@ -6,8 +6,6 @@ import (
 	"net/http"
 	"time"
 
-	"go.opentelemetry.io/otel/metric"
-
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
@@ -33,8 +31,7 @@ type Config struct {
 	// Limiter counts POSTs: UserLimit per minute and user, at least 1; GlobalLimit per minute for all, 0 for none.
 	Limiter                ratelimit.Limiter
 	UserLimit, GlobalLimit int
-	MeterProvider          metric.MeterProvider // nil means the global one
-	Logger                 *slog.Logger         // nil means slog.Default()
+	Logger                 *slog.Logger // nil means slog.Default()
 }
 
 type api struct {

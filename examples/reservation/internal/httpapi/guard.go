@@ -34,7 +34,6 @@ func newGuard(cfg Config, log *seldom) (func(http.Handler) http.Handler, error) 
 		Keep:             func(status int) bool { return !slices.Contains(releasing, status) },
 		MaxRequestBytes:  maxBodyBytes,
 		OnReplay:         func(r *http.Request) { refund(r.Context(), log) },
-		MeterProvider:    cfg.MeterProvider,
 		Logger:           cfg.Logger,
 	})
 	if err != nil {

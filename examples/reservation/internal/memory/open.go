@@ -4,8 +4,6 @@ import (
 	"errors"
 	"log/slog"
 
-	"go.opentelemetry.io/otel/metric"
-
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/messages"
 	"github.com/holdfast-go/holdfast/expiry"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
@@ -22,9 +20,8 @@ import (
 
 // Config configures Open. The zero value works.
 type Config struct {
-	Schedule      string               // of the sweeper; empty means every half hour
-	Logger        *slog.Logger         // nil means slog.Default()
-	MeterProvider metric.MeterProvider // nil means the global one
+	Schedule string       // of the sweeper; empty means every half hour
+	Logger   *slog.Logger // nil means slog.Default()
 	// Faults are those of the transactions, in their order, for tests.
 	Faults []txretrytest.Fault
 }
@@ -47,25 +44,21 @@ type Parts struct {
 func Open(cfg Config) (*Parts, error) {
 	tx := txretrytest.New(txretrytest.Config{
 		Script: cfg.Faults,
-		Retry:  txretry.Config{Logger: cfg.Logger, MeterProvider: cfg.MeterProvider},
+		Retry:  txretry.Config{Logger: cfg.Logger},
 	})
 	p := &Parts{Keys: idempotencytest.NewStore(), Outbox: outboxtest.New(), Broker: inboxtest.NewBroker()}
-	p.Shop = &Shop{
-		Store: newStore(tx), outbox: p.Outbox,
-		onCommit: func() { p.Relay.Wake() },
-	}
+	p.Shop = &Shop{Store: newStore(tx), outbox: p.Outbox}
 	var errs [5]error
 	p.Shop.once, errs[0] = idempotencytest.New(tx, idempotencypgx.Config{Gate: p.Keys, Logger: cfg.Logger})
 	p.Limiter, errs[1] = ratelimit.NewMemory(ratelimit.MemoryConfig{})
 	p.Consumer, errs[2] = newConsumer(tx, p, cfg)
-	p.Relay, errs[3] = outbox.NewRelay(p.Outbox, p.Broker,
-		outbox.RelayConfig{Logger: cfg.Logger, MeterProvider: cfg.MeterProvider})
+	p.Relay, errs[3] = outbox.NewRelay(p.Outbox, p.Broker, outbox.RelayConfig{Logger: cfg.Logger})
 	p.Sweeper, errs[4] = newSweeper(p.Shop, cfg)
 	return p, errors.Join(errs[:]...)
 }
 
 func newConsumer(tx txretry.Transactor, p *Parts, cfg Config) (*inboxtest.Consumer, error) {
-	processor, err := inboxtest.New(tx, "stats", inboxpgx.Config{MeterProvider: cfg.MeterProvider})
+	processor, err := inboxtest.New(tx, "stats", inboxpgx.Config{})
 	if err != nil {
 		return nil, err
 	}
@@ -73,7 +66,7 @@ func newConsumer(tx txretry.Transactor, p *Parts, cfg Config) (*inboxtest.Consum
 		return nil, err
 	}
 	return inboxtest.NewConsumer(p.Broker, messages.Queue, processor, inboxtest.Config{
-		ConsumerConfig: inbox.ConsumerConfig{Logger: cfg.Logger, MeterProvider: cfg.MeterProvider},
+		ConsumerConfig: inbox.ConsumerConfig{Logger: cfg.Logger},
 	})
 }
 
@@ -81,7 +74,5 @@ func newSweeper(shop *Shop, cfg Config) (*expiry.Sweeper, error) {
 	if err := shop.addHolds(); err != nil {
 		return nil, err
 	}
-	return expiry.NewSweeper(shop.holds, expiry.SweeperConfig{
-		Schedule: cfg.Schedule, Logger: cfg.Logger, MeterProvider: cfg.MeterProvider,
-	})
+	return expiry.NewSweeper(shop.holds, expiry.SweeperConfig{Schedule: cfg.Schedule, Logger: cfg.Logger})
 }

@@ -15,10 +15,9 @@ import (
 // Shop is the shop in memory. It meets httpapi.Backend.
 type Shop struct {
 	*Store
-	once     *idempotencypgx.Store
-	outbox   Outbox
-	onCommit func()
-	holds    *expirytest.Store
+	once   *idempotencypgx.Store
+	outbox Outbox
+	holds  *expirytest.Store
 }
 
 // Once meets httpapi.Backend. All transactions wait for each other here, whatever their event.
@@ -31,6 +30,5 @@ func (s *Shop) Once(ctx context.Context, _ string,
 }
 
 func (s *Shop) work(tx pgx.Tx) *work {
-	txretry.AfterCommit(tx, s.onCommit)
 	return &work{Store: s.Store, tx: tx, outbox: s.outbox, holds: s.holds, now: clock()}
 }

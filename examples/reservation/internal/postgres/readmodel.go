@@ -7,7 +7,18 @@ import (
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/messages"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/txretry"
 )
+
+// NewInbox returns the inbox whose handlers keep the read model.
+func NewInbox(t txretry.Transactor) (*inboxpgx.Store, error) {
+	store, err := inboxpgx.New(t, "stats", inboxpgx.Config{})
+	if err != nil {
+		return nil, err
+	}
+	return store, messages.Listen(store, learn)
+}
 
 // The higher rank wins, so the order in which consumers hear of a reservation does not matter.
 const learnSQL = `

@@ -7,10 +7,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
-	"github.com/holdfast-go/holdfast/examples/reservation/internal/messages"
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
-	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
@@ -40,6 +38,3 @@ func (s *Shop) Once(ctx context.Context, eventID string,
 		return fn(ctx, &work{tx: tx, outbox: s.outbox, holds: s.holds})
 	})
 }
-
-// Listen makes the consumer keep the read model.
-func Listen(p *inboxpgx.Store) error { return messages.Listen(p, learn) }

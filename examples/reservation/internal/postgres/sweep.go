@@ -19,8 +19,13 @@ update seats set state = 'free', reservation_id = null, held_until = null
 from reservations r
 where r.id = any($1) and seats.event_id = r.event_id and seats.number = any(r.seats) and seats.reservation_id = r.id`
 
-// Swept frees the seats of reservations that a sweep has expired and announces it, in the sweep's transaction.
-func Swept(ctx context.Context, tx pgx.Tx, out Outbox, rows []expiry.Row) error {
+// Swept returns what frees the seats of reservations that a sweep has expired and announces it, in the
+// sweep's transaction.
+func Swept(out Outbox) func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
+	return func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error { return swept(ctx, tx, out, rows) }
+}
+
+func swept(ctx context.Context, tx pgx.Tx, out Outbox, rows []expiry.Row) error {
 	ids := make([]string, len(rows))
 	for i, row := range rows {
 		ids[i] = row.ID
