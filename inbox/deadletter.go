@@ -55,7 +55,7 @@ type DeadLetter struct {
 
 // Filter selects dead letters: those that match all its fields. The zero value selects all.
 type Filter struct {
-	// IDs are the message ids wanted. Optional.
+	// IDs are the message ids wanted; those that are no dead letters are passed over. Optional.
 	IDs []uuid.UUID
 	// Class is the class wanted. Optional.
 	Class string

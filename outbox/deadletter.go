@@ -54,7 +54,7 @@ type DeadLetter struct {
 
 // Filter selects dead letters: those that match every field that is set. The zero Filter selects all.
 type Filter struct {
-	// IDs selects by id, at most 10,000. Optional.
+	// IDs selects by id, at most 10,000; those that are no dead letters are passed over. Optional.
 	IDs []uuid.UUID
 	// Class, Name and Key select what equals them. Optional.
 	Class, Name, Key string

@@ -42,7 +42,8 @@ type Consumer struct {
 //
 // A processor with deduplication, such as *inboxpgx.Store, brings its ledger and its retention
 // along, and Run prunes it. With a bare inbox.NewMux() a Consumer that never runs serves
-// operators: Setup, Check and DeadLetters.
+// operators: Setup, Check and DeadLetters. Its Replay then takes for granted that processed
+// messages are remembered for 8 days.
 //
 // The error names every violation in cfg. Nothing is asked of a server yet.
 func NewConsumer(dial func(ctx context.Context) (*amqp.Connection, error), queue string, processor inbox.Processor, cfg Config) (*Consumer, error) {
