@@ -34,8 +34,9 @@ func NewMux() *Mux {
 
 // Handle registers fn for the messages of a name, their JSON bodies decoded into T: exactly one
 // JSON value, not null, of at most 16 MiB; members that T does not know are passed over. Anything
-// else makes the message a dead letter of class validation. The same type may be registered under several names. The middleware wraps this handler only, the
-// first one outermost. It returns the errors of Register.
+// else makes the message a dead letter of class validation. The same type may be registered under
+// several names. The middleware wraps this handler only, the first one outermost. It returns the
+// errors of Register.
 func Handle[T any](m *Mux, name string, fn func(ctx context.Context, v T) error, wrap ...Middleware) error {
 	if fn == nil {
 		return fmt.Errorf("inbox: handler of %q is nil", name)

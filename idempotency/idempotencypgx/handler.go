@@ -33,9 +33,9 @@ var ErrNotCommitted error = &problem.Error{
 // request gets 500.
 //
 // work may run several times; r is then a fresh one each time, with the body from its
-// start. An error that has the methods Code() string and HTTPStatus() int (and, if
-// waiting helps, RetryAfter() time.Duration) is answered with them, any other with a
-// 500 and a line in the log. In both cases the transaction is rolled back.
+// start. An error that has the methods Code() string and HTTPStatus() int, 400 to 599
+// (and, if waiting helps, RetryAfter() time.Duration), is answered with them, any other
+// with a 500 and a line in the log. In both cases the transaction is rolled back.
 //
 // A request that the middleware lets pass, since it has no key or its method needs none,
 // is one transaction and leaves no record. The middleware's MaxRequestBytes and Keep hold
