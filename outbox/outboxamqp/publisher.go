@@ -135,9 +135,9 @@ type connection struct {
 }
 
 // Run implements driver.Service; a relay calls it. It keeps a connection open until ctx ends. The last
-// of several Runs then refuses further messages as unavailable, and waits up to
-// Config.ShutdownTimeout for the confirms still open. It returns nil. The broker may be down when it starts, or go down later: Run
-// goes on trying.
+// of several Runs then refuses further messages as unavailable, and waits up to Config.ShutdownTimeout
+// for the confirms still open. It returns nil. The broker may be down when it starts, or go down
+// later: Run goes on trying.
 func (p *Publisher) Run(ctx context.Context) error {
 	c := p.join(context.WithoutCancel(ctx))
 	select {
@@ -214,10 +214,10 @@ func (p *Publisher) up() {
 // end of a connection all count as answered.
 func (p *Publisher) Window() (used, size int) { return p.out.Window() }
 
-// Publish meets driver.Publisher. Its failures are of class Permanent for a
+// Publish implements driver.Publisher. Its failures are of class Permanent for a
 // message that cannot be sent at all, Unroutable when no queue or no exchange takes
-// it or this user may not publish there, Retryable when the broker refused it, Blocked during a resource alarm, and
-// else Unavailable. Without a connection it fails at once, except that the first
+// it or this user may not publish there, Retryable when the broker refused it,
+// Blocked during a resource alarm, and else Unavailable. Without a connection it fails at once, except that the first
 // attempt of Run to connect is waited for, up to CallTimeout.
 func (p *Publisher) Publish(ctx context.Context, m driver.Message, done func(error)) {
 	out, err := p.encode(m)

@@ -80,7 +80,7 @@ func NewPublisher(client redis.UniversalClient, cfg Config) (*Publisher, error) 
 	return &Publisher{client: client, cfg: cfg, room: make(chan struct{}, cfg.Window)}, nil
 }
 
-// Publish meets driver.Publisher.
+// Publish implements driver.Publisher.
 func (p *Publisher) Publish(ctx context.Context, m driver.Message, done func(error)) {
 	args, err := p.entry(m)
 	if err != nil {
