@@ -14,3 +14,6 @@ func (r *Relay) SetPauses(base, longest time.Duration) {
 
 // Logger returns the relay's logger.
 func (r *Relay) Logger() *slog.Logger { return r.cfg.Logger }
+
+// Wake makes an idle relay look for messages at once.
+func (r *Relay) Wake() { r.signal() }

@@ -133,9 +133,6 @@ func (r *Relay) lastCall(d *dispatcher, wait func()) {
 // pauseDelay is how long something unavailable is left alone after its failure number n, from 1.
 func (r *Relay) pauseDelay(n int) time.Duration { return r.pauses.Delay(n-1, r.cfg.Rand()) }
 
-// Wake makes an idle relay look for messages at once.
-func (r *Relay) Wake() { r.signal() }
-
 // signal makes an idle relay look for messages at once. It never blocks, and many calls cost one look.
 func (r *Relay) signal() {
 	select {

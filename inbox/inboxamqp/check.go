@@ -34,24 +34,44 @@ func (c *Consumer) Check(ctx context.Context) error {
 
 func (c *Consumer) checkTopology(ctx context.Context, found *check.Findings) error {
 	err := amqpconn.Use(ctx, c.dial, c.cfg.Timeout, func(conn *amqpconn.Conn) error {
+		var missing []string
 		for _, spec := range c.cfg.queues() {
-			if err := checkQueue(conn, spec, found); err != nil {
-				return err
-			}
-		}
-		for _, b := range c.cfg.Bindings {
-			exists, err := conn.ExchangeExists(b.Exchange)
+			exists, err := conn.QueueExists(spec.name)
 			if err != nil {
 				return err
 			}
 			if !exists {
-				found.Add("declare it, or call Consumer.Setup", "exchange %q does not exist", b.Exchange)
+				missing = append(missing, spec.name)
+			} else if err := checkQueue(conn, spec, found); err != nil {
+				return err
 			}
 		}
-		return nil
+		if len(missing) > 0 { // one finding, since one call mends it
+			found.Add("declare them, or call Consumer.Setup", "%d queues do not exist: %s", len(missing), strings.Join(missing, ", "))
+		}
+		return checkExchanges(conn, c.cfg.Bindings, found)
 	})
 	if err != nil {
 		return fmt.Errorf("inboxamqp: check: %w", err)
+	}
+	return nil
+}
+
+// checkExchanges names each missing exchange once, however many bindings it has.
+func checkExchanges(conn *amqpconn.Conn, bindings []Binding, found *check.Findings) error {
+	looked := map[string]bool{}
+	for _, b := range bindings {
+		if looked[b.Exchange] {
+			continue
+		}
+		looked[b.Exchange] = true
+		exists, err := conn.ExchangeExists(b.Exchange)
+		if err != nil {
+			return err
+		}
+		if !exists {
+			found.Add("declare it, or call Consumer.Setup", "exchange %q does not exist", b.Exchange)
+		}
 	}
 	return nil
 }
@@ -72,18 +92,10 @@ func (s *settings) checkTimes(found *check.Findings) {
 	}
 }
 
-// checkQueue asks for a queue. Of a queue that holds messages for a time it compares the
+// checkQueue looks at a queue that exists. Of one that holds messages for a time it compares the
 // arguments that decide when and whereto they leave, by declaring it again as it should be:
 // the broker refuses that when they differ, and changes nothing when they do not.
 func checkQueue(conn *amqpconn.Conn, spec queueSpec, found *check.Findings) error {
-	exists, err := conn.QueueExists(spec.name)
-	if err != nil {
-		return err
-	}
-	if !exists {
-		found.Add("declare it, or call Consumer.Setup", "queue %q does not exist", spec.name)
-		return nil
-	}
 	if spec.args["x-message-ttl"] == nil {
 		return nil
 	}

@@ -184,12 +184,13 @@ func TestSetupAndCheck(t *testing.T) {
 	b := amqptest.New(t)
 	c := newConsumer(t, b.Dial, &recorder{}, config{
 		Queue: "orders", Retry: quick,
-		Bindings: []inboxamqp.Binding{{Exchange: "events", Key: "order.*"}},
+		Bindings: []inboxamqp.Binding{{Exchange: "events", Key: "order.*"}, {Exchange: "events", Key: "parcel.*"}},
 	})
-	// The queue, three steps of three with one shared bound, four classes, one exchange.
+	// The queue, three steps of three with one shared bound and four classes; one exchange.
+	queues := 1 + len(driver.Steps(quick)) + 4
 	found := findings(t, c)
-	if want := 1 + len(driver.Steps(quick)) + 4 + 1; len(found) != want {
-		t.Fatalf("%d findings, want %d: %v", len(found), want, found)
+	if len(found) != 2 || !strings.Contains(found[0].Error(), fmt.Sprintf("%d queues do not exist: orders, orders.retry.", queues)) {
+		t.Fatalf("want %d queues and an exchange: %v", queues, found)
 	}
 	for range 2 {
 		if err := c.Setup(t.Context()); err != nil {

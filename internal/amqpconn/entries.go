@@ -126,7 +126,7 @@ func (w *window) markReturned(r amqp.Return) {
 	defer w.mu.Unlock()
 	for _, e := range w.queue {
 		if e.returned == "" && e.out.Message.MessageId == r.MessageId && e.out.Exchange == r.Exchange && e.out.Key == r.RoutingKey {
-			e.returned = fmt.Sprintf("%s (%d)", r.ReplyText, r.ReplyCode)
+			e.returned = fmt.Sprintf("%s (%d) from exchange %q with routing key %q", r.ReplyText, r.ReplyCode, r.Exchange, r.RoutingKey)
 			return
 		}
 	}

@@ -11,7 +11,7 @@ var (
 	ErrInvalid = errors.New("not a valid message")
 	// ErrUnroutable means no queue is bound for the message, or its exchange does not exist,
 	// or this user may not publish there.
-	ErrUnroutable = errors.New("unroutable")
+	ErrUnroutable = errors.New("no queue takes it")
 	// ErrNacked means the broker did not take responsibility for the message, without a reason that
 	// says whether it ever will.
 	ErrNacked = errors.New("nacked")
