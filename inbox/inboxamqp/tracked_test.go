@@ -126,6 +126,9 @@ func TestQuarantine(t *testing.T) {
 	b.Queue(t, "orders", nil)
 	b.Publish(t, "", "orders", killer)
 	deliverInVain(t, b)
+	for _, p := range []amqp.Publishing{order(), neighbour, order(), suspect, order(), order(), order()} {
+		b.Publish(t, "", "orders", p)
+	}
 	var running, most atomic.Int64
 	var beside sync.Map
 	r := consume(t, b, processorFunc(func(_ context.Context, m *inbox.Message) error {
@@ -136,9 +139,6 @@ func TestQuarantine(t *testing.T) {
 		beside.Store(m.ID.String(), max(n, running.Load()))
 		return nil
 	}), config{Queue: "orders", Retry: quick, Ledger: ledger, MaxCrashes: 3, Concurrency: 4})
-	for _, p := range []amqp.Publishing{order(), neighbour, order(), suspect, order(), order(), order()} {
-		b.Publish(t, "", "orders", p)
-	}
 	dead := b.Take(t, "failed.quarantined", 1, patience)[0]
 	if dead.MessageId != killer.MessageId || dead.Headers["holdfast-attempt"] != "2" {
 		t.Errorf("quarantined %+v", dead)
