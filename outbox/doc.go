@@ -39,7 +39,7 @@
 // after the last. A Permanent failure makes it a dead letter at once. Unavailable
 // and Blocked say something about the transport, not the message: everything
 // that is not confirmed is given back, and the transport is left alone for a
-// while, beside the others that go on. [RelayConfig].ByName has a [Policy] of its
+// while, beside the others that go on. [RelayConfig].ByName has a [RetryPolicy] of its
 // own for the messages of a name.
 //
 // # What a relay tells

@@ -67,8 +67,8 @@ func ExampleRegister() {
 		return
 	}
 	fmt.Println(m.Name, string(m.Body))
-	fmt.Println(outbox.Routes{}.Route(m).Exchange, outbox.Routes{}.Route(m).RoutingKey)
+	fmt.Println(m.Route.Exchange)
 	// Output:
 	// order.placed {"order":"A-1"}
-	// orders order.placed
+	// orders
 }

@@ -32,7 +32,8 @@ type Message struct {
 	Key string
 	// Transport names the relay's publisher for this message. Empty means the default one.
 	Transport string
-	// Route overrides the convention where it is not empty.
+	// Route is where the message goes, unless the Config of its publisher says something else.
+	// Optional.
 	Route Route
 	// NotBefore is the earliest time to publish, by the store's clock. Zero, and a time in the past,
 	// mean at once. Later messages of the same Key wait with it, earlier ones do not. A relay that
@@ -40,8 +41,8 @@ type Message struct {
 	NotBefore time.Time
 }
 
-// Route is where a message goes on a broker that routes. Empty fields leave the choice to the next
-// rule: see Routes for their order.
+// Route is where a message goes on a broker that routes. Empty fields leave the choice to the
+// publisher: its Config says how.
 type Route struct {
 	// Exchange is the exchange, or whatever the transport calls its destination; at most 127 bytes.
 	Exchange string

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -129,32 +128,6 @@ func FuzzCheckName(f *testing.F) {
 			t.Errorf("%q has an empty word", name)
 		}
 	})
-}
-
-func TestRoutesPrecedence(t *testing.T) {
-	t.Parallel()
-	routes := outbox.Routes{Exchange: "default", ByName: map[string]outbox.Route{
-		"a": {RoutingKey: "config", Headers: map[string]string{"h": "config", "c": "1"}},
-	}}
-	for name, tc := range map[string]struct {
-		m    outbox.Message
-		want outbox.Route
-	}{
-		"convention": {outbox.Message{Name: "b"}, outbox.Route{Exchange: "default", RoutingKey: "b"}},
-		"message":    {outbox.Message{Name: "b", Route: outbox.Route{Exchange: "own"}}, outbox.Route{Exchange: "own", RoutingKey: "b"}},
-		"configuration wins": {
-			outbox.Message{Name: "a", Route: outbox.Route{Exchange: "own", RoutingKey: "own", Headers: map[string]string{"h": "own", "o": "1"}}},
-			outbox.Route{Exchange: "own", RoutingKey: "config", Headers: map[string]string{"h": "config", "c": "1", "o": "1"}},
-		},
-	} {
-		got := routes.Route(tc.m)
-		if got.Exchange != tc.want.Exchange || got.RoutingKey != tc.want.RoutingKey || !maps.Equal(got.Headers, tc.want.Headers) {
-			t.Errorf("%s: %+v, want %+v", name, got, tc.want)
-		}
-	}
-	if got := (outbox.Routes{}).Route(outbox.Message{Name: "x.y"}); got.Exchange != "" || got.RoutingKey != "x.y" {
-		t.Errorf("the zero Routes: %+v", got)
-	}
 }
 
 type placed struct {

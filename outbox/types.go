@@ -3,6 +3,7 @@ package outbox
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"sync"
 
@@ -64,6 +65,7 @@ func (t *Types) NewMessage(v any) (Message, error) {
 		return Message{}, fmt.Errorf("outbox: type %T is not registered", v)
 	}
 	m, err := NewMessage(r.name, v)
-	m.Route = Route{}.overlay(r.route)
+	m.Route = r.route
+	m.Route.Headers = maps.Clone(r.route.Headers)
 	return m, err
 }

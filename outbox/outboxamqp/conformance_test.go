@@ -24,8 +24,13 @@ func TestConformance(t *testing.T) {
 		b.Queue(t, "order.placed", amqp.Table{"x-queue-type": "quorum"})
 		proxy := testenv.NewProxy(t, b.URL)
 		dial := func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) }
+		p, err := outboxamqp.NewPublisherWithWindow(dial, outboxamqp.Config{Logger: slog.New(slog.DiscardHandler)}, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		run(t, p)
 		return conformance.PublisherCase{
-			Publisher:  running(t, dial, outboxamqp.Config{Window: 64}),
+			Publisher:  p,
 			Received:   receiver(t, b, "order.placed"),
 			Unroutable: message(t, "nowhere"),
 			Break:      proxy.Cut,
@@ -42,6 +47,13 @@ func running(t testing.TB, dial func(context.Context) (*amqp.Connection, error),
 	if err != nil {
 		t.Fatal(err)
 	}
+	run(t, p)
+	return p
+}
+
+// run has p run until the end of the test.
+func run(t testing.TB, p *outboxamqp.Publisher) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	var run sync.WaitGroup
 	run.Go(func() {
@@ -53,7 +65,6 @@ func running(t testing.TB, dial func(context.Context) (*amqp.Connection, error),
 		cancel()
 		run.Wait()
 	})
-	return p
 }
 
 // receiver takes from the queue and returns all it has taken so far.

@@ -12,7 +12,7 @@
 //
 // A message counts as published when the broker has confirmed it and a queue
 // took it: messages are mandatory and persistent, and a returned one is a
-// failure. Many messages are in flight at once (Config.Window), so the round trip
+// failure. Many messages are in flight at once, so the round trip
 // to the broker does not limit the rate. Dial opens connections that put many
 // messages into one write, which saves a third of the processor time of publishing;
 // any other function that opens connections will do.
@@ -24,7 +24,7 @@
 // more for each MiB on its way), whether or not a message waits for it.
 // The client's own connection recovery must be off. While the broker blocks
 // publishers (a memory or disk alarm), messages fail as blocked, within
-// Config.ConfirmTimeout.
+// one and a half Config.Timeout.
 //
 // A message that the broker refuses fails alone: its exchange is missing or
 // closed to this user, or its topic is, or it is too large. The broker closes

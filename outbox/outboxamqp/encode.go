@@ -13,7 +13,6 @@ import (
 	"github.com/holdfast-go/holdfast/internal/wire"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
-	"github.com/holdfast-go/holdfast/outbox/internal/stored"
 )
 
 // encode returns the message as it goes over the wire.
@@ -21,16 +20,15 @@ func (p *Publisher) encode(m driver.Message) (amqpconn.Out, error) {
 	if err := ids.Check(m.ID); err != nil {
 		return amqpconn.Out{}, &driver.PublishError{Class: driver.Permanent, Err: err}
 	}
-	if len(m.Body) > p.cfg.MaxBodyBytes {
-		err := fmt.Errorf("body of %d bytes, at most %d are allowed", len(m.Body), p.cfg.MaxBodyBytes)
+	if len(m.Body) > maxBody {
+		err := fmt.Errorf("body of %d bytes, at most %d are allowed", len(m.Body), maxBody)
 		return amqpconn.Out{}, &driver.PublishError{Class: driver.Permanent, Err: err}
 	}
-	route := p.cfg.Router.Route(stored.Message(m))
-	exchange, key := p.destination(route, m.Name)
+	route := p.rules.Route(m)
 	return amqpconn.Out{
 		Stripe:   stripe(m),
-		Exchange: exchange,
-		Key:      key,
+		Exchange: route.Exchange,
+		Key:      route.RoutingKey,
 		Message: amqp.Publishing{
 			MessageId:    m.ID.String(),
 			Type:         m.Name,
@@ -41,10 +39,6 @@ func (p *Publisher) encode(m driver.Message) (amqpconn.Out, error) {
 			Body:         m.Body,
 		},
 	}, nil
-}
-
-func (p *Publisher) destination(route outbox.Route, name string) (exchange, key string) {
-	return cmp.Or(route.Exchange, p.cfg.Exchange), cmp.Or(route.RoutingKey, name)
 }
 
 // stripe is the same for all messages of a key, and any number for the others.

@@ -15,9 +15,9 @@ func ExampleNewPublisher() {
 	dial := outboxamqp.Dial("amqp://localhost/", amqp.Config{})
 	publisher, err := outboxamqp.NewPublisher(dial, outboxamqp.Config{
 		Exchange: "events",
-		Router: outbox.Routes{ByName: map[string]outbox.Route{
+		Routes: map[string]outbox.Route{
 			"invoice.sent": {RoutingKey: "billing.invoice.sent"},
-		}},
+		},
 	})
 	if err != nil {
 		fmt.Println(err)

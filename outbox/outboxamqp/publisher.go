@@ -16,6 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/telemetry"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/internal/stored"
 )
 
 const scope = "github.com/holdfast-go/holdfast/outbox/outboxamqp"
@@ -25,75 +26,60 @@ const scope = "github.com/holdfast-go/holdfast/outbox/outboxamqp"
 // several connections do.
 const channels = 4
 
-// Config configures a Publisher. The zero value publishes to the default
-// exchange, where the routing key names the queue.
+// window is how many messages may await their confirm: two batches of a relay. A window that is
+// always full gains a twelfth on a quorum queue.
+const window = 1000
+
+// maxBody is the largest body that is sent. It is RabbitMQ's own limit since 4.0: a larger message
+// would cost the channel, with all that is on its way there.
+const maxBody = 16 << 20
+
+// Config configures a Publisher. The zero value works: it publishes to the default exchange, where
+// the routing key names the queue.
 type Config struct {
-	// Exchange is used for messages that the Router sends to none.
+	// Exchange takes the messages for which neither Routes nor Router, nor else the message itself,
+	// name one. Default: the broker's default exchange.
 	Exchange string
-	// Router chooses exchange, routing key and further headers. Nil means outbox.Routes{}:
-	// the routing key is the message's name.
-	Router outbox.Router
-	// Compat adds the headers that Symfony Messenger reads.
+	// Routes are the exchange, the routing key and further headers by name of a message. What is
+	// empty in a route is left to Router. Optional.
+	Routes map[string]outbox.Route
+	// Router returns the route of a message, in place of its own, Message.Route, which it sees.
+	// Where the exchange is empty Config.Exchange takes the message, and where the routing key is
+	// empty it is the message's name. Several goroutines call it at once. Default: Message.Route.
+	Router func(outbox.Message) outbox.Route
+	// Compat adds the headers that Symfony Messenger reads. Default: it does not.
 	Compat bool
-
-	// Window is how many messages may await their confirm, at most 65535. 0 means 1000,
-	// two batches of a relay: a window that is always full gains a twelfth on a quorum queue.
-	Window int
-	// MaxBodyBytes refuses larger bodies as permanent failures, at most 128 MiB. 0 means
-	// 16 MiB, the broker's own limit since RabbitMQ 4.0.
-	MaxBodyBytes int
-	// CallTimeout bounds the dial and every call to the broker. 0 means 10 s.
-	CallTimeout time.Duration
-	// ConfirmTimeout bounds the wait for a confirm. When it passes, the connection is
-	// replaced. 0 means 15 s.
-	ConfirmTimeout time.Duration
-	// ShutdownTimeout is how long Run waits for open confirms when its context is
-	// cancelled. 0 means 10 s.
-	ShutdownTimeout time.Duration
-
-	// Logger is told of lost connections. Nil means slog.Default().
+	// Timeout bounds the dial and every call to the broker, and the wait for the confirms still open
+	// when Run ends. A message has half as long again for its confirm; then the connection is
+	// replaced. Default: 10 s.
+	Timeout time.Duration
+	// Logger is told of lost connections. Default: slog.Default().
 	Logger *slog.Logger
-	// MeterProvider counts lost connections. Nil means the global one.
+	// MeterProvider counts lost connections. Default: the global one.
 	MeterProvider metric.MeterProvider
 }
 
 func (c Config) withDefaults() Config {
-	c.Window = cmp.Or(c.Window, 1000)
-	c.MaxBodyBytes = cmp.Or(c.MaxBodyBytes, 16<<20)
-	c.CallTimeout = cmp.Or(c.CallTimeout, 10*time.Second)
-	c.ConfirmTimeout = cmp.Or(c.ConfirmTimeout, 15*time.Second)
-	c.ShutdownTimeout = cmp.Or(c.ShutdownTimeout, 10*time.Second)
+	c.Timeout = cmp.Or(c.Timeout, 10*time.Second)
 	c.Logger = cmp.Or(c.Logger, slog.Default())
-	if c.Router == nil {
-		c.Router = outbox.Routes{}
-	}
 	return c
 }
 
-func (c Config) validate() error {
-	var problems []error
-	if c.Window < 1 || c.Window > 65535 {
-		problems = append(problems, fmt.Errorf("outboxamqp: Config.Window %d is not from 1 to 65535", c.Window))
-	}
-	if c.MaxBodyBytes < 1 || c.MaxBodyBytes > amqpconn.MaxBody {
-		problems = append(problems, fmt.Errorf("outboxamqp: Config.MaxBodyBytes %d is not from 1 to %d", c.MaxBodyBytes, amqpconn.MaxBody))
-	}
-	for _, d := range [...]struct {
-		name  string
-		value time.Duration
-	}{{"CallTimeout", c.CallTimeout}, {"ConfirmTimeout", c.ConfirmTimeout}, {"ShutdownTimeout", c.ShutdownTimeout}} {
-		if d.value < 0 {
-			problems = append(problems, fmt.Errorf("outboxamqp: Config.%s %v is negative", d.name, d.value))
-		}
-	}
-	return errors.Join(problems...)
+// confirmTimeout is longer than Timeout, by what a quorum queue needs to elect a leader: that is
+// slow, and no reason for another connection.
+func (c Config) confirmTimeout() time.Duration { return c.Timeout + c.Timeout/2 }
+
+// rules choose the route of a message.
+func (c Config) rules() stored.Rules {
+	return stored.Rules{ByName: c.Routes, Router: c.Router, Exchange: c.Exchange}
 }
 
 // Publisher is a driver.Publisher. Its methods may be called from any goroutine.
 type Publisher struct {
-	cfg  Config
-	dial amqpconn.Dial
-	out  *amqpconn.Publisher
+	cfg   Config
+	rules stored.Rules
+	dial  amqpconn.Dial
+	out   *amqpconn.Publisher
 
 	mu        sync.Mutex
 	runs      int         // calls of Run
@@ -104,12 +90,19 @@ type Publisher struct {
 // NewPublisher returns a publisher that connects by dial once Run is called.
 // Every call of dial must open a new connection, without the client's own recovery.
 func NewPublisher(dial func(ctx context.Context) (*amqp.Connection, error), cfg Config) (*Publisher, error) {
+	return newPublisher(dial, cfg, window)
+}
+
+func newPublisher(dial amqpconn.Dial, cfg Config, window int) (*Publisher, error) {
 	cfg = cfg.withDefaults()
-	err := cfg.validate()
+	var errs []error
 	if dial == nil {
-		err = errors.Join(errors.New("outboxamqp: dial is nil"), err)
+		errs = append(errs, errors.New("outboxamqp: dial is nil"))
 	}
-	if err != nil {
+	if cfg.Timeout < 0 {
+		errs = append(errs, fmt.Errorf("outboxamqp: Config.Timeout is %v, want more than 0", cfg.Timeout))
+	}
+	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
 	kit := telemetry.New(scope, nil, cfg.MeterProvider)
@@ -118,10 +111,10 @@ func NewPublisher(dial func(ctx context.Context) (*amqp.Connection, error), cfg 
 	if err != nil {
 		return nil, fmt.Errorf("outboxamqp: %w", err)
 	}
-	p := &Publisher{cfg: cfg, dial: dial, listeners: map[*func()]bool{}}
+	p := &Publisher{cfg: cfg, rules: cfg.rules(), dial: dial, listeners: map[*func()]bool{}}
 	p.out = amqpconn.NewPublisher(amqpconn.PublisherConfig{
-		Dial: dial, Timeout: cfg.CallTimeout, Logger: cfg.Logger.With(slog.String("component", "outboxamqp")),
-		Window: cfg.Window, Channels: channels, ConfirmTimeout: cfg.ConfirmTimeout, ShutdownTimeout: cfg.ShutdownTimeout,
+		Dial: dial, Timeout: cfg.Timeout, Logger: cfg.Logger.With(slog.String("component", "outboxamqp")),
+		Window: window, Channels: channels, ConfirmTimeout: cfg.confirmTimeout(), ShutdownTimeout: cfg.Timeout,
 		Down: func(error) { lost.Add(context.Background(), 1) },
 		Up:   p.up,
 	})
@@ -135,8 +128,8 @@ type connection struct {
 }
 
 // Run implements driver.Service; a relay calls it. It keeps a connection open until ctx ends. The last
-// of several Runs then refuses further messages as unavailable, and waits up to Config.ShutdownTimeout
-// for the confirms still open. It returns nil. The broker may be down when it starts, or go down
+// of several Runs then refuses further messages as unavailable, and waits up to Config.Timeout for
+// the confirms still open. It returns nil. The broker may be down when it starts, or go down
 // later: Run goes on trying.
 func (p *Publisher) Run(ctx context.Context) error {
 	c := p.join(context.WithoutCancel(ctx))
@@ -217,8 +210,8 @@ func (p *Publisher) Window() (used, size int) { return p.out.Window() }
 // Publish implements driver.Publisher. Its failures are of class Permanent for a
 // message that cannot be sent at all, Unroutable when no queue or no exchange takes
 // it or this user may not publish there, Retryable when the broker refused it,
-// Blocked during a resource alarm, and else Unavailable. Without a connection it fails at once, except that the first
-// attempt of Run to connect is waited for, up to CallTimeout.
+// Blocked during a resource alarm, and else Unavailable. Without a connection it fails at once,
+// except that the first attempt of Run to connect is waited for, up to Config.Timeout.
 func (p *Publisher) Publish(ctx context.Context, m driver.Message, done func(error)) {
 	out, err := p.encode(m)
 	if err != nil {

@@ -52,7 +52,9 @@ func TestWireFormat(t *testing.T) {
 	m.RouteHeaders = map[string]string{"region": "us"}
 	m.CreatedAt = time.Unix(1_700_000_000, 0)
 	plain := running(t, b.Dial, outboxamqp.Config{Exchange: "events"})
-	compat := running(t, b.Dial, outboxamqp.Config{Router: outbox.Routes{Exchange: "events"}, Compat: true})
+	compat := running(t, b.Dial, outboxamqp.Config{Exchange: "elsewhere", Compat: true, Router: func(m outbox.Message) outbox.Route {
+		return outbox.Route{Exchange: "events", Headers: m.Route.Headers}
+	}})
 	for _, p := range []*outboxamqp.Publisher{plain, compat} {
 		if err := publish(t, p, m); err != nil {
 			t.Fatal(err)
@@ -83,15 +85,15 @@ func TestClasses(t *testing.T) {
 	b.Exchange(t, "events", "topic")
 	full := amqp.Table{"x-max-length": int32(1), "x-overflow": "reject-publish"}
 	b.Queue(t, "full", full)
-	p := running(t, b.Dial, outboxamqp.Config{Exchange: "events", MaxBodyBytes: 100, Router: outbox.Routes{
-		ByName: map[string]outbox.Route{"to.missing": {Exchange: "missing"}, "too.long": {RoutingKey: strings.Repeat("k", 256)}},
+	p := running(t, b.Dial, outboxamqp.Config{Exchange: "events", Routes: map[string]outbox.Route{
+		"to.missing": {Exchange: "missing"}, "too.long": {RoutingKey: strings.Repeat("k", 256)},
 	}})
 	direct := running(t, b.Dial, outboxamqp.Config{})
 	if err := publish(t, direct, message(t, "full")); err != nil {
 		t.Fatal(err)
 	}
 	large, nameless := message(t, "order.placed"), message(t, "order.placed")
-	large.Body = []byte(`"` + strings.Repeat("x", 100) + `"`)
+	large.Body = make([]byte, 16<<20+1)
 	nameless.ID = uuid.New()
 	for name, tt := range map[string]struct {
 		p    *outboxamqp.Publisher
@@ -113,8 +115,8 @@ func TestClasses(t *testing.T) {
 
 func TestConfig(t *testing.T) {
 	t.Parallel()
-	_, err := outboxamqp.NewPublisher(nil, outboxamqp.Config{Window: -1, MaxBodyBytes: -1, ConfirmTimeout: -1})
-	for _, want := range []string{"dial", "Window", "MaxBodyBytes", "ConfirmTimeout"} {
+	_, err := outboxamqp.NewPublisher(nil, outboxamqp.Config{Timeout: -1})
+	for _, want := range []string{"dial", "Timeout"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v does not name %s", err, want)
 		}
@@ -229,7 +231,12 @@ func TestWindow(t *testing.T) {
 	b := amqptest.New(t)
 	b.Queue(t, "q", nil)
 	proxy := testenv.NewProxy(t, b.URL)
-	p := running(t, func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) }, outboxamqp.Config{Window: 7})
+	dial := func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) }
+	p, err := outboxamqp.NewPublisherWithWindow(dial, outboxamqp.Config{Logger: slog.New(slog.DiscardHandler)}, 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, p)
 	wants := func(want int) {
 		t.Helper()
 		if used, size := p.Window(); used != want || size != 7 {

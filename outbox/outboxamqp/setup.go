@@ -1,7 +1,6 @@
 package outboxamqp
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,7 +11,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 	"github.com/holdfast-go/holdfast/internal/check"
-	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // Setup declares what is missing of the exchanges that Check asks for, durable and
@@ -49,11 +48,11 @@ func declare(conn *amqpconn.Conn, name string) error {
 	return err
 }
 
-// Check looks, on a connection of its own, whether the exchanges exist that the configuration can
-// lead to: Config.Exchange and, if it is an outbox.Routes, what the Router names. Where a name of
-// Routes.ByName goes by the default exchange, its queue must exist. Other routing keys without a
-// binding cannot be found in this way: AMQP tells of bindings only by returning a message, and Check
-// publishes none. Such messages fail as driver.Unroutable.
+// Check looks, on a connection of its own, whether the exchanges exist that Config.Exchange and
+// Config.Routes name. Where a name in Routes goes by the default exchange, its queue must exist. What
+// a Router chooses is not known before the first message. Nor can other routing keys without a binding
+// be found in this way: AMQP tells of bindings only by returning a message, and Check publishes none.
+// Such messages fail as driver.Unroutable.
 //
 // nil: there is nothing to mend. Else the error joins the findings, each with a method Mend() string,
 // and the failures to look.
@@ -86,9 +85,8 @@ func (p *Publisher) Check(ctx context.Context) error {
 
 // exchanges returns the exchanges known before the first message, sorted, without the default one.
 func (p *Publisher) exchanges() []string {
-	routes, _ := p.cfg.Router.(outbox.Routes)
-	names := []string{cmp.Or(routes.Exchange, p.cfg.Exchange)}
-	for _, route := range routes.ByName {
+	names := []string{p.cfg.Exchange}
+	for _, route := range p.cfg.Routes {
 		names = append(names, route.Exchange)
 	}
 	slices.Sort(names)
@@ -99,19 +97,20 @@ func (p *Publisher) exchanges() []string {
 type direct struct{ name, queue string }
 
 func (p *Publisher) direct() []direct {
-	routes, _ := p.cfg.Router.(outbox.Routes)
+	if p.cfg.Router != nil {
+		return nil // it may choose an exchange
+	}
 	var all []direct
-	for _, name := range slices.Sorted(maps.Keys(routes.ByName)) {
-		exchange, key := p.destination(routes.Route(outbox.Message{Name: name}), name)
-		if exchange == "" {
-			all = append(all, direct{name, key})
+	for _, name := range slices.Sorted(maps.Keys(p.cfg.Routes)) {
+		if route := p.rules.Route(driver.Message{Name: name}); route.Exchange == "" {
+			all = append(all, direct{name, route.RoutingKey})
 		}
 	}
 	return all
 }
 
 func (p *Publisher) use(ctx context.Context, what string, do func(*amqpconn.Conn) error) error {
-	if err := amqpconn.Use(ctx, p.dial, p.cfg.CallTimeout, do); err != nil {
+	if err := amqpconn.Use(ctx, p.dial, p.cfg.Timeout, do); err != nil {
 		return fmt.Errorf("outboxamqp: %s: %w", what, err)
 	}
 	return nil

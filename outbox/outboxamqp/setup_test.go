@@ -32,21 +32,28 @@ func TestSetupAndCheck(t *testing.T) {
 	}
 }
 
-// Check finds what the router can lead to, and nothing that it cannot.
-func TestCheckFollowsTheRouter(t *testing.T) {
+// Check finds what Exchange and Routes lead to, and nothing that a Router may choose.
+func TestCheckFollowsTheRoutes(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
 	b.Exchange(t, "default", "topic")
 	b.Queue(t, "there", nil)
-	p, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Exchange: "never.reached", Router: outbox.Routes{
-		Exchange: "default", ByName: map[string]outbox.Route{"a": {Exchange: "missing"}, "b": {RoutingKey: "x"}},
+	p, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Exchange: "default", Routes: map[string]outbox.Route{
+		"a": {Exchange: "missing"}, "b": {RoutingKey: "x"},
 	}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	direct, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Router: outbox.Routes{
-		ByName: map[string]outbox.Route{"there": {}, "x": {RoutingKey: "there"}, "y": {RoutingKey: "nowhere"}, "z": {}},
+	direct, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Routes: map[string]outbox.Route{
+		"there": {}, "x": {RoutingKey: "there"}, "y": {RoutingKey: "nowhere"}, "z": {},
 	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	routed, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{
+		Routes: map[string]outbox.Route{"a": {Exchange: "missing"}, "z": {}},
+		Router: func(outbox.Message) outbox.Route { return outbox.Route{Exchange: "default"} },
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,6 +62,7 @@ func TestCheckFollowsTheRouter(t *testing.T) {
 		want []string
 	}{
 		{p, []string{`exchange "missing" does not exist`}},
+		{routed, []string{`exchange "missing" does not exist`}},
 		{direct, []string{
 			`queue "nowhere" does not exist, to which messages "y" go by the default exchange`,
 			`queue "z" does not exist, to which messages "z" go by the default exchange`,

@@ -1,14 +1,12 @@
 package outboxredis
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/holdfast-go/holdfast/internal/check"
-	"github.com/holdfast-go/holdfast/outbox"
 )
 
 // Ready returns nil if Redis answers within Config.Timeout.
@@ -23,8 +21,8 @@ func (p *Publisher) Ready(ctx context.Context) error {
 // Window returns how many messages await their answer, and how many may: driver.Windowed.
 func (p *Publisher) Window() (used, size int) { return len(p.room), cap(p.room) }
 
-// Check looks at the streams that Config.Stream and, if it is an outbox.Routes, the Router name, and
-// at the eviction policy, where the server tells it. nil: there is nothing to mend. Else the error joins
+// Check looks at the streams that Config.Stream and Config.Routes name, and at the eviction policy,
+// where the server tells it. nil: there is nothing to mend. Else the error joins
 // the findings, each with a method Mend() string, and the failures to look.
 func (p *Publisher) Check(ctx context.Context) error {
 	found := check.Findings{Component: "outboxredis"}
@@ -52,9 +50,8 @@ func (p *Publisher) Check(ctx context.Context) error {
 
 // streams are those known before the first message, sorted.
 func (p *Publisher) streams() []string {
-	routes, _ := p.cfg.Router.(outbox.Routes)
-	names := []string{cmp.Or(routes.Exchange, p.cfg.Stream)}
-	for _, route := range routes.ByName {
+	names := []string{p.cfg.Stream}
+	for _, route := range p.cfg.Routes {
 		if route.Exchange != "" {
 			names = append(names, route.Exchange)
 		}

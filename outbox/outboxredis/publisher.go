@@ -1,6 +1,7 @@
 package outboxredis
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,22 +17,27 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/internal/stored"
 )
 
-// DefaultStream is the stream where none is configured.
-const DefaultStream = "outbox"
+// defaultStream is the stream where none is configured.
+const defaultStream = "outbox"
+
+// window is the most messages not answered yet: two batches of a relay. Publish waits for room.
+const window = 1000
 
 // Config tunes a Publisher. The zero value works.
 type Config struct {
-	// Stream takes the messages whose route names no exchange. Default DefaultStream.
+	// Stream takes the messages whose route names no exchange. Default: "outbox".
 	Stream string
-	// Router chooses the stream: Route.Exchange, or Stream where that is empty. Its headers are
-	// added to the message's; a routing key means nothing to Redis. Nil means outbox.Routes{}.
-	Router outbox.Router
-	// MaxLen is about how many entries a stream keeps (MAXLEN ~). 0 means all.
+	// Routes are the stream (Route.Exchange) and further headers by name of a message. What is empty
+	// in a route is left to Router; a routing key means nothing to Redis. Optional.
+	Routes map[string]outbox.Route
+	// Router returns the route of a message, in place of its own, Message.Route, which it sees.
+	// Several goroutines call it at once. Default: Message.Route.
+	Router func(outbox.Message) outbox.Route
+	// MaxLen is about how many entries a stream keeps (MAXLEN ~); the oldest go, read or not.
+	// Default: all are kept.
 	MaxLen int64
-	// Window is the most messages not answered yet; Publish waits for room. Default 1000.
-	Window int
 	// Timeout bounds one pipeline, and each call of Ready and Check. A client without the option
-	// ContextTimeoutEnabled is left behind then, and ends by its own timeouts. Default 5 s.
+	// ContextTimeoutEnabled is left behind then, and ends by its own timeouts. Default: 5 s.
 	Timeout time.Duration
 }
 
@@ -40,6 +46,7 @@ type Config struct {
 type Publisher struct {
 	client redis.UniversalClient
 	cfg    Config
+	rules  stored.Rules
 	room   chan struct{} // one slot per message on its way
 
 	mu      sync.Mutex
@@ -49,18 +56,8 @@ type Publisher struct {
 
 // NewPublisher returns a Publisher that uses client.
 func NewPublisher(client redis.UniversalClient, cfg Config) (*Publisher, error) {
-	if cfg.Stream == "" {
-		cfg.Stream = DefaultStream
-	}
-	if cfg.Router == nil {
-		cfg.Router = outbox.Routes{}
-	}
-	if cfg.Window == 0 {
-		cfg.Window = 1000
-	}
-	if cfg.Timeout == 0 {
-		cfg.Timeout = 5 * time.Second
-	}
+	cfg.Stream = cmp.Or(cfg.Stream, defaultStream)
+	cfg.Timeout = cmp.Or(cfg.Timeout, 5*time.Second)
 	var errs []error
 	if client == nil {
 		errs = append(errs, errors.New("outboxredis: NewPublisher needs a client"))
@@ -68,16 +65,14 @@ func NewPublisher(client redis.UniversalClient, cfg Config) (*Publisher, error) 
 	if cfg.MaxLen < 0 {
 		errs = append(errs, fmt.Errorf("outboxredis: Config.MaxLen is %d, want 0 or more", cfg.MaxLen))
 	}
-	if cfg.Window < 0 {
-		errs = append(errs, fmt.Errorf("outboxredis: Config.Window is %d, want more than 0", cfg.Window))
-	}
 	if cfg.Timeout < 0 {
 		errs = append(errs, fmt.Errorf("outboxredis: Config.Timeout is %v, want more than 0", cfg.Timeout))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	return &Publisher{client: client, cfg: cfg, room: make(chan struct{}, cfg.Window)}, nil
+	rules := stored.Rules{ByName: cfg.Routes, Router: cfg.Router, Exchange: cfg.Stream}
+	return &Publisher{client: client, cfg: cfg, rules: rules, room: make(chan struct{}, window)}, nil
 }
 
 // Publish implements driver.Publisher.
@@ -103,11 +98,7 @@ func (p *Publisher) Publish(ctx context.Context, m driver.Message, done func(err
 }
 
 func (p *Publisher) entry(m driver.Message) (*redis.XAddArgs, error) {
-	route := p.cfg.Router.Route(stored.Message(m))
-	stream := p.cfg.Stream
-	if route.Exchange != "" {
-		stream = route.Exchange
-	}
+	route := p.rules.Route(m)
 	headers := make(map[string]string, len(m.Headers)+len(route.Headers))
 	maps.Copy(headers, m.Headers)
 	maps.Copy(headers, route.Headers)
@@ -115,7 +106,7 @@ func (p *Publisher) entry(m driver.Message) (*redis.XAddArgs, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode headers: %w", err)
 	}
-	return &redis.XAddArgs{Stream: stream, MaxLen: p.cfg.MaxLen, Approx: p.cfg.MaxLen > 0, Values: []any{
+	return &redis.XAddArgs{Stream: route.Exchange, MaxLen: p.cfg.MaxLen, Approx: p.cfg.MaxLen > 0, Values: []any{
 		"id", m.ID.String(), "name", m.Name, "content-type", m.ContentType, "key", m.Key,
 		"created-at", m.CreatedAt.UTC().Format(time.RFC3339Nano), "headers", text, "body", m.Body,
 	}}, nil

@@ -37,7 +37,7 @@ func TestConformance(t *testing.T) {
 		return conformance.PublisherCase{
 			Publisher: p,
 			Received: func(ctx context.Context) ([]driver.Message, error) {
-				return received(ctx, direct, outboxredis.DefaultStream)
+				return received(ctx, direct, "outbox")
 			},
 			Unroutable: lost,
 			Break:      proxy.Cut,
@@ -87,8 +87,8 @@ func publish(t *testing.T, p *outboxredis.Publisher, m driver.Message) error {
 func TestRouteChoosesTheStream(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
-	p := newPublisher(t, client, outboxredis.Config{Stream: "shop", Router: outbox.Routes{
-		ByName: map[string]outbox.Route{"audit.done": {Exchange: "audit", Headers: map[string]string{"h": "v"}}},
+	p := newPublisher(t, client, outboxredis.Config{Stream: "shop", Routes: map[string]outbox.Route{
+		"audit.done": {Exchange: "audit", Headers: map[string]string{"h": "v"}},
 	}})
 	for _, name := range []string{"order.placed", "audit.done"} {
 		if err := publish(t, p, conformance.NewMessage(t, name, 1)); err != nil {
@@ -119,7 +119,7 @@ func TestMaxLen(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := client.XLen(t.Context(), outboxredis.DefaultStream).Val(); n < 10 || n > 300 {
+	if n := client.XLen(t.Context(), "outbox").Val(); n < 10 || n > 300 {
 		t.Errorf("%d entries are kept", n) // whole nodes of about 100 entries are dropped
 	}
 }
@@ -179,14 +179,14 @@ func TestCheckAndReady(t *testing.T) {
 		t.Error(err)
 	}
 	for name, tt := range map[string]struct {
-		routes outbox.Routes
-		want   int
+		cfg  outboxredis.Config
+		want int
 	}{
-		"by name":    {outbox.Routes{ByName: map[string]outbox.Route{"a": {Exchange: "s"}}}, 1},
-		"by default": {outbox.Routes{Exchange: "s", ByName: map[string]outbox.Route{"a": {RoutingKey: "x"}}}, 1},
-		"elsewhere":  {outbox.Routes{Exchange: "t"}, 0},
+		"by name":    {outboxredis.Config{Stream: "u", Routes: map[string]outbox.Route{"a": {Exchange: "s"}}}, 1},
+		"by default": {outboxredis.Config{Stream: "s", Routes: map[string]outbox.Route{"a": {RoutingKey: "x"}}}, 1},
+		"elsewhere":  {outboxredis.Config{Stream: "u", Routes: map[string]outbox.Route{"a": {Exchange: "t"}}}, 0},
 	} {
-		p := newPublisher(t, client, outboxredis.Config{Stream: "u", Router: tt.routes})
+		p := newPublisher(t, client, tt.cfg)
 		if err := p.Check(t.Context()); mends(err) != tt.want {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -212,9 +212,9 @@ func mends(err error) (n int) {
 
 func TestNewPublisherRefuses(t *testing.T) {
 	t.Parallel()
-	_, err := outboxredis.NewPublisher(nil, outboxredis.Config{MaxLen: -1, Window: -1, Timeout: -1})
+	_, err := outboxredis.NewPublisher(nil, outboxredis.Config{MaxLen: -1, Timeout: -1})
 	var joined interface{ Unwrap() []error }
-	if !errors.As(err, &joined) || len(joined.Unwrap()) != 4 {
+	if !errors.As(err, &joined) || len(joined.Unwrap()) != 3 {
 		t.Errorf("refused with %v", err)
 	}
 }

@@ -44,7 +44,7 @@ type load struct {
 
 func newLoad(pool *pgxpool.Pool, l *ledger, seed uint64, pause time.Duration) (*load, error) {
 	manager, err1 := txretry.New(pool, txretry.Config{Logger: quiet})
-	writer, err2 := outboxpgx.New(pool, outboxpgx.Config{PollOnly: true, Logger: quiet})
+	writer, err2 := outboxpgx.New(pool, outboxpgx.Config{PollOnly: true, MaxBodyBytes: maxBody + 1, Logger: quiet})
 	return &load{pool, manager, writer, l, seed, pause}, errors.Join(err1, err2)
 }
 

@@ -95,7 +95,7 @@ func untilLonger(t *testing.T, client *redis.Client, n int64) {
 	t.Helper()
 	before := int64(-1)
 	testenv.Eventually(t, patience, func() error {
-		length, err := client.XLen(t.Context(), outboxredis.DefaultStream).Result()
+		length, err := client.XLen(t.Context(), "outbox").Result()
 		if before < 0 && err == nil {
 			before = length
 		}
@@ -111,7 +111,7 @@ func readStream(t *testing.T, client *redis.Client, l *ledger) {
 	t.Helper()
 	const page = 10_000
 	for from := "-"; ; {
-		entries, err := client.XRangeN(t.Context(), outboxredis.DefaultStream, from, "+", page).Result()
+		entries, err := client.XRangeN(t.Context(), "outbox", from, "+", page).Result()
 		must(t, err)
 		for _, entry := range entries {
 			id, err := uuid.Parse(fmt.Sprint(entry.Values["id"]))

@@ -214,7 +214,7 @@ func TestOutboxStreamsOfBadMessages(t *testing.T) {
 			})
 			s := newStore(t, pgtest.URL(t))
 			f := newFlow(t, s)
-			publisher, err := outboxamqp.NewPublisher(outboxamqp.Dial(user.URL, amqp.Config{}), outboxamqp.Config{MaxBodyBytes: maxBody, Logger: quiet})
+			publisher, err := outboxamqp.NewPublisher(outboxamqp.Dial(user.URL, amqp.Config{}), outboxamqp.Config{Logger: quiet})
 			must(t, err)
 			messages, err := outboxpgx.New(s.pool, outboxpgx.Config{Logger: quiet})
 			must(t, err)

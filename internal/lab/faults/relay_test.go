@@ -24,7 +24,7 @@ const (
 	// inFlight is how many messages of one relay are claimed and not settled, at most.
 	inFlight = 3 * batch
 	// maxBody is the largest body the publisher sends.
-	maxBody = 100_000
+	maxBody = 16 << 20
 )
 
 // relayJob is a relay between a database and a broker.
@@ -78,7 +78,8 @@ func (j relayJob) run(ctx context.Context, ready func()) (relayReport, error) {
 	}
 	defer pool.Close()
 	publisher, err := outboxamqp.NewPublisher(outboxamqp.Dial(j.Broker, amqp.Config{}), outboxamqp.Config{
-		Exchange: exchange, MaxBodyBytes: maxBody, CallTimeout: 2 * j.Patience, ConfirmTimeout: 2 * j.Patience, ShutdownTimeout: j.Patience, Logger: quiet,
+		Exchange: exchange, Logger: quiet,
+		Timeout: j.Patience * 4 / 3, // a confirm has half as long again: as long as a lease
 	})
 	if err != nil {
 		return relayReport{}, err

@@ -1,0 +1,4 @@
+package outboxamqp
+
+// NewPublisherWithWindow is NewPublisher with another window.
+var NewPublisherWithWindow = newPublisher
