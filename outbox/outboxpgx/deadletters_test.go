@@ -197,6 +197,13 @@ func TestRetentionAndPrune(t *testing.T) {
 	if stats.Ready != 1 || stats.OldestAge <= 0 || stats.OldestAge > time.Minute {
 		t.Errorf("%+v", stats)
 	}
+	forgetful, err := outboxpgx.New(f.pool, outboxpgx.Config{})
+	must(t, err)
+	n, err = forgetful.Prune(t.Context())
+	must(t, err)
+	if n != 150 || kept() != 0 {
+		t.Errorf("without a retention any more: %d pruned, %d kept", n, kept())
+	}
 }
 
 func TestBatchIsBoundedInBytes(t *testing.T) {

@@ -15,9 +15,8 @@ func (s *Store) newPruner() (*pgprune.Pruner, error) {
 	statements := []pgprune.Statement{
 		{SQL: s.sql.forget},
 		{SQL: s.t.fill(auditPruneSQL), Args: []any{auditRetention.Microseconds()}},
-	}
-	if s.cfg.Retention > 0 {
-		statements = append(statements, pgprune.Statement{SQL: s.t.fill(pruneSQL), Args: []any{s.cfg.Retention.Microseconds()}})
+		// Also without a Retention: rows may remain of a time with one.
+		{SQL: s.t.fill(pruneSQL), Args: []any{s.cfg.Retention.Microseconds()}},
 	}
 	return pgprune.New(pgprune.Config{
 		Pool: s.pool, Table: s.t.outbox, Core: "outbox", Statements: statements, Interval: s.cfg.PruneInterval,
@@ -25,7 +24,7 @@ func (s *Store) newPruner() (*pgprune.Pruner, error) {
 	})
 }
 
-// Prune deletes published messages older than Config.Retention, the keys of WriteOnce that have run
+// Prune deletes published messages older than Config.Retention (all of them where it is 0), the keys of WriteOnce that have run
 // out, and what is older than a year of Audit, and returns how many rows that was, also with an error.
 // A relay on the Store does it by itself every Config.PruneInterval. It works in small transactions
 // and may be cut short by ctx at any time.

@@ -29,8 +29,9 @@ type Config struct {
 	MaxBodyBytes int
 	// DedupRetention is for how long WriteOnce remembers a key, at least 1 ms. Default: 24 h.
 	DedupRetention time.Duration
-	// Retention is for how long published messages are kept, with published_at. Default: they are
-	// deleted as soon as they are confirmed.
+	// Retention is for how long published messages are kept, with published_at. All Stores that
+	// relay or prune must agree on it. Default: they are deleted as soon as they are confirmed, and
+	// those kept before are pruned.
 	Retention time.Duration
 	// PruneInterval is the pause between two rounds in which a relay on this Store deletes what is
 	// older than DedupRetention, Retention, and a year of the audit. Negative: it deletes nothing;
