@@ -19,8 +19,8 @@ type Background interface {
 type Service interface {
 	// Run keeps the connection until ctx ends, waits for the confirms still open and returns.
 	// Relay.Run calls it before the first message, ends it after its last confirm, and waits for its
-	// end within RelayConfig.ShutdownTimeout. Several relays may call it at once: the connection lives while any Run does. A fault is logged and tried again,
-	// and ends nothing.
+	// end within RelayConfig.ShutdownTimeout. Several relays may call it at once: the connection lives
+	// while any Run does. A fault is logged and tried again, and ends nothing.
 	Run(ctx context.Context) error
 	// Ready returns nil while the Publisher can send.
 	Ready(ctx context.Context) error

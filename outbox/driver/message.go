@@ -21,7 +21,7 @@ type Message struct {
 	// Transport names the relay's publisher for this message. Empty means the default one.
 	Transport string
 	// Exchange, RoutingKey and RouteHeaders are the message's own route. What is empty is left to the
-	// publisher.
+	// Publisher.
 	Exchange, RoutingKey string
 	RouteHeaders         map[string]string
 	// NotBefore is the earliest time to publish. It is for the writer; a message that was claimed no

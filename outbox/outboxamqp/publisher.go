@@ -65,8 +65,8 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// confirmTimeout is longer than Timeout, by what a quorum queue needs to elect a leader: that is
-// slow, and no reason for another connection.
+// confirmTimeout is longer than Timeout: when it passes, the connection is replaced with all that is
+// on its way there.
 func (c Config) confirmTimeout() time.Duration { return c.Timeout + c.Timeout/2 }
 
 // rules choose the route of a message.
