@@ -242,6 +242,13 @@ func (s *Server) Control(ctx context.Context, args ...string) error {
 	return nil
 }
 
+// WriteDefinitions has a RabbitMQ write to its disk which queues and users there are. It confirms a
+// definition before that: when it is killed then, a quorum queue can come back without its log and never
+// confirm a message again, and a server that is new can come back without its user.
+func (s *Server) WriteDefinitions(ctx context.Context) error {
+	return s.Control(ctx, "eval", "[dets:sync(T) || T <- dets:all()], catch mnesia:sync_log().")
+}
+
 // Close kills the server and removes its folder. It may be called more than once.
 func (s *Server) Close() error {
 	s.mu.Lock()

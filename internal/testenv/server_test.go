@@ -93,6 +93,9 @@ func TestServer(t *testing.T) {
 			// RabbitMQ confirms a message before the definition of its queue has reached the disk.
 			testenv.Eventually(t, testenv.Patience, func() error {
 				must(t, p.write(ctx, address))
+				if p.kind == testenv.RabbitMQ {
+					must(t, s.WriteDefinitions(ctx))
+				}
 				must(t, s.Kill())
 				if err := p.read(ctx, address); err == nil {
 					t.Fatal("a killed server answers")

@@ -148,7 +148,7 @@ func TestTimeoutBoundsAPipeline(t *testing.T) {
 	opts.ContextTimeoutEnabled, opts.ReadTimeout = true, time.Hour
 	client := redis.NewClient(opts)
 	defer client.Close()
-	p := newPublisher(t, client, outboxredis.Config{Timeout: 200 * time.Millisecond})
+	p := newPublisher(t, client, outboxredis.Config{Timeout: 2 * time.Second})
 	if err := publish(t, p, driver.Message{Name: "a"}); err != nil {
 		t.Fatal(err)
 	}

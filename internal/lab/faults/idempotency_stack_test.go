@@ -220,8 +220,12 @@ func (s *stack) post(key idempotency.Key) *httptest.ResponseRecorder {
 // warm has both clients learn what they send, so that the steps of the next request are those of
 // any request.
 func (s *stack) warm() error {
-	for range 2 {
-		if rec := s.post(idempotency.NewKey()); rec.Code != http.StatusCreated {
+	deadline := time.Now().Add(patience)
+	for warmed := 0; warmed < 2; {
+		switch rec := s.post(idempotency.NewKey()); {
+		case rec.Code == http.StatusCreated:
+			warmed++
+		case rec.Code != http.StatusServiceUnavailable || time.Now().After(deadline):
 			return fmt.Errorf("warm-up: %d %s", rec.Code, rec.Body)
 		}
 	}

@@ -45,7 +45,7 @@ func TestInboxBrokerFaults(t *testing.T) {
 	rng := seeded(t)
 	server := testenv.Private(t, testenv.RabbitMQ)
 	i := newIntake(t, inboxJob{Database: pgtest.URL(t), Broker: server.URL(), Concurrency: 4, Batch: 5})
-	writeDefinitions(t, server)
+	must(t, server.WriteDefinitions(t.Context()))
 	soon := func() { time.Sleep(time.Duration(rng.IntN(200)) * time.Millisecond) }
 	i.suffer(rng, []fault{
 		{"restarted", func() {
@@ -77,17 +77,9 @@ func TestInboxBrokerFaults(t *testing.T) {
 			// counts messages as delivered that it never sends.
 			time.Sleep(2 * time.Second)
 			must(t, i.setup(t.Context()))
-			writeDefinitions(t, server)
+			must(t, server.WriteDefinitions(t.Context()))
 		}},
 	})
-}
-
-// writeDefinitions has a RabbitMQ write to its disk which queues there are. It confirms a definition
-// before that, and when it is killed then a quorum queue can come back without its log: it never
-// confirms a message again, and whoever declared it must do so anew.
-func writeDefinitions(t testing.TB, server *testenv.Server) {
-	t.Helper()
-	must(t, server.Control(t.Context(), "eval", "[dets:sync(T) || T <- dets:all()], catch mnesia:sync_log()."))
 }
 
 // Whatever happens to the database, too.
