@@ -95,8 +95,10 @@ func TestInboxStreamsOfBadMessages(t *testing.T) {
 				s := newStream(t, kind, queueType)
 				second := time.Duration(scaled(t, 10)) * 100 * time.Millisecond
 				phases := []*phase{
-					{name: "before", took: 2 * second}, {name: "2/s", bad: 2, took: 4 * second},
-					{name: "100/s", bad: 100, took: 4 * second}, {name: "after", took: 4 * second},
+					{name: "before", took: 2 * second},
+					{name: "2/s", bad: 2, took: 4 * second},
+					{name: "100/s", bad: 100, took: 4 * second},
+					{name: "after", took: 4 * second},
 				}
 				for _, p := range phases {
 					s.send(t, p)

@@ -66,6 +66,7 @@ func newCustomers(t testing.TB, s *reservationShop) *customers {
 
 // visit holds a seat, and perhaps confirms or cancels it.
 func (c *customers) visit(ctx context.Context, t testing.TB, i int) {
+	t.Helper()
 	body, err := c.insist(ctx, i, "/api/reservations", holdOne(c.events[i%len(c.events)]), http.StatusCreated)
 	if err != nil {
 		if ctx.Err() == nil {

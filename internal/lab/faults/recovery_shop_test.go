@@ -28,6 +28,7 @@ type links struct{ database, redis, broker *testenv.Proxy }
 
 // shopRoles are the processes of a shop. The short form does with one consumer and one sweeper.
 func shopRoles(t testing.TB) []string {
+	t.Helper()
 	roles := []string{"api", "api", "relay", "relay", "consumer", "sweeper"}
 	if long(t) {
 		roles = append(roles, "consumer", "sweeper")

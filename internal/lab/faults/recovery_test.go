@@ -23,15 +23,21 @@ func TestRecoveryFromLostProcesses(t *testing.T) {
 	for _, name := range []string{"api", "relay", "consumer", "sweeper"} {
 		victims := s.named(name)
 		faults = append(faults,
-			mishap{name: name + " killed",
+			mishap{
+				name:  name + " killed",
 				begin: func(*testing.T) { victims[0].kill() },
-				end:   func(*testing.T) { replace(victims[:1]) }},
-			mishap{name: "every " + name + " killed", longOnly: true,
+				end:   func(*testing.T) { replace(victims[:1]) },
+			},
+			mishap{
+				name: "every " + name + " killed", longOnly: true,
 				begin: func(*testing.T) { killAll(victims) }, lasts: outage(t),
-				end: func(*testing.T) { replace(victims) }},
-			mishap{name: name + " stopped", longOnly: name == "consumer" || name == "sweeper",
+				end: func(*testing.T) { replace(victims) },
+			},
+			mishap{
+				name: name + " stopped", longOnly: name == "consumer" || name == "sweeper",
 				begin: func(*testing.T) { victims[0].signal(syscall.SIGSTOP) }, lasts: outage(t),
-				end: func(*testing.T) { victims[0].signal(syscall.SIGCONT) }},
+				end: func(*testing.T) { victims[0].signal(syscall.SIGCONT) },
+			},
 		)
 	}
 	s.sufferAll(append(faults, s.killedInTheMiddle()...)...)
@@ -103,6 +109,7 @@ func TestRecoveryFromRabbitMQ(t *testing.T) {
 
 // outage is how long a fault lasts that has an end.
 func outage(t testing.TB) time.Duration {
+	t.Helper()
 	if long(t) {
 		return 23 * time.Second
 	}
