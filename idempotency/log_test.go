@@ -26,7 +26,8 @@ func TestLogOfAnOutage(t *testing.T) {
 	}{
 		"begin": {&faulty{begin: down}, idempotency.MiddlewareConfig{}, []string{"store is unavailable"}},
 		"fallback": {
-			twoTiers{&faulty{begin: down}, &faulty{begin: down}}, idempotency.MiddlewareConfig{},
+			twoTiers{&faulty{begin: down}, &faulty{begin: down}},
+			idempotency.MiddlewareConfig{},
 			[]string{"store is unavailable", "fallback is unavailable"},
 		},
 		"complete": {&faulty{Store: idempotencytest.NewStore(), complete: down}, idempotency.MiddlewareConfig{}, []string{"result could not be stored"}},

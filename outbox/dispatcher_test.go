@@ -77,8 +77,9 @@ func TestSilentTransportLeavesRoomForOthers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		manager, store, good := txretrytest.New(txretrytest.Config{}), outboxtest.New(), outboxtest.NewPublisher()
-		relay, err := outbox.NewRelay(store, good, outbox.RelayConfig{Transports: map[string]driver.Publisher{"silent": silent{}},
-			BatchSize: 4, Logger: slog.New(slog.DiscardHandler),
+		relay, err := outbox.NewRelay(store, good, outbox.RelayConfig{
+			Transports: map[string]driver.Publisher{"silent": silent{}},
+			BatchSize:  4, Logger: slog.New(slog.DiscardHandler),
 		})
 		if err != nil {
 			t.Fatal(err)

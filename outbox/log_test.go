@@ -19,8 +19,9 @@ func TestLogOfAStream(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		var text bytes.Buffer
 		var err error
-		b.relay, err = outbox.NewRelay(b.store, b.publisher, outbox.RelayConfig{Transports: map[string]driver.Publisher{"other": outboxtest.NewPublisher()},
-			Retry: outbox.RetryPolicy{MaxAttempts: 2}, Logger: slog.New(slog.NewTextHandler(&text, nil)),
+		b.relay, err = outbox.NewRelay(b.store, b.publisher, outbox.RelayConfig{
+			Transports: map[string]driver.Publisher{"other": outboxtest.NewPublisher()},
+			Retry:      outbox.RetryPolicy{MaxAttempts: 2}, Logger: slog.New(slog.NewTextHandler(&text, nil)),
 		})
 		if err != nil {
 			b.Fatal(err)

@@ -56,8 +56,9 @@ func (c *connected) listening() int {
 func (b *bench) reconnecting(source driver.Source) *connected {
 	b.Helper()
 	c := &connected{Publisher: b.publisher, listeners: map[*func()]bool{}}
-	relay, err := outbox.NewRelay(source, c, outbox.RelayConfig{Transports: map[string]driver.Publisher{"other": outboxtest.NewPublisher()},
-		Logger: slog.New(slog.DiscardHandler),
+	relay, err := outbox.NewRelay(source, c, outbox.RelayConfig{
+		Transports: map[string]driver.Publisher{"other": outboxtest.NewPublisher()},
+		Logger:     slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		b.Fatal(err)

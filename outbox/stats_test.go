@@ -33,8 +33,9 @@ func measured(t *testing.T, source func(*outboxtest.Store) driver.Source, fn fun
 		r := &metrictest.Recorder{}
 		var err error
 		b.relay, err = outbox.NewRelay(source(b.store), b.publisher,
-			outbox.RelayConfig{Transports: map[string]driver.Publisher{"w": halfFull{outboxtest.NewPublisher()}},
-				Logger: slog.New(slog.DiscardHandler), MeterProvider: r, PollInterval: time.Hour,
+			outbox.RelayConfig{
+				Transports: map[string]driver.Publisher{"w": halfFull{outboxtest.NewPublisher()}},
+				Logger:     slog.New(slog.DiscardHandler), MeterProvider: r, PollInterval: time.Hour,
 				Rand:  half,
 				Retry: outbox.RetryPolicy{BaseDelay: time.Hour, MaxDelay: time.Hour},
 			})

@@ -49,6 +49,7 @@ type backend struct {
 }
 
 func lossyBackend(t *testing.T, network *losses) backend {
+	t.Helper()
 	b, pool := newBackendOn(t)
 	cfg := pool.Config()
 	cfg.ConnConfig.DialFunc = network.dial
@@ -145,7 +146,7 @@ func (s *sequence) run(ctx context.Context) {
 		s.note("counter %d, error %s", n, verdict(err))
 	}
 	if len(s.handles) > 0 {
-		s.step(ctx, maxNesting) // with a stale handle
+		_ = s.step(ctx, maxNesting) // with a stale handle
 	}
 }
 

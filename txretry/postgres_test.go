@@ -24,6 +24,7 @@ func TestConformance(t *testing.T) {
 }
 
 func newBackend(t *testing.T) conformance.Backend {
+	t.Helper()
 	b, _ := newBackendOn(t)
 	return b
 }

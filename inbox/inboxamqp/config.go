@@ -17,8 +17,6 @@ const (
 )
 
 const (
-	// maxPrefetch is the largest prefetch of a quorum queue.
-	maxPrefetch = 2000
 	// maxShort is the length of AMQP's short strings, such as queue names.
 	maxShort = 255
 	// brokerPatience is RabbitMQ's default consumer_timeout, after which it takes unsettled

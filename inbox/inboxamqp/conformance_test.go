@@ -20,6 +20,7 @@ func TestConsumer(t *testing.T) {
 }
 
 func newConsumerFixture(t *testing.T) conformance.ConsumerFixture {
+	t.Helper()
 	b := amqptest.New(t)
 	b.Queue(t, "orders", nil)
 	letters := newDeadLetters(t, b, config{})

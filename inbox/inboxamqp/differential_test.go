@@ -171,6 +171,7 @@ func (p *play) perform(t *testing.T, a *actor, d deadLetters, publish func(i int
 
 // act does one thing with some dead letters.
 func (p *play) act(t *testing.T, d deadLetters, work string, random *rand.Rand) string {
+	t.Helper()
 	f := inbox.Filter{Class: []string{"", "default", "payment", "other", "validation"}[random.IntN(5)]}
 	if random.IntN(3) == 0 {
 		f.Name = []string{"even", "odd"}[random.IntN(2)]
@@ -197,6 +198,7 @@ func (p *play) act(t *testing.T, d deadLetters, work string, random *rand.Rand) 
 
 // state is all that can be seen: the runs of each message, and the dead letters.
 func state(t *testing.T, a *actor, d deadLetters) string {
+	t.Helper()
 	found, err := d.List(t.Context(), inbox.Filter{})
 	var texts []string
 	for _, l := range found {
@@ -221,6 +223,7 @@ func (p *play) name(i int) string { return []string{"even", "odd"}[i%2] }
 func (p *play) body(i int) []byte { return fmt.Appendf(nil, `{"n":%d}`, i) }
 
 func (p *play) onFake(t *testing.T) []string {
+	t.Helper()
 	a := &actor{p: p, runs: make([][]string, len(p.scripts))}
 	broker := inboxtest.NewBroker()
 	consumer, err := inboxtest.NewConsumer(broker, "orders", a, inboxtest.Config{ConsumerConfig: inbox.ConsumerConfig{
@@ -254,6 +257,7 @@ func (p *play) onFake(t *testing.T) []string {
 
 // onRabbitMQ is done with a step when things are like the fake's, and with the last one when they stay so.
 func (p *play) onRabbitMQ(t *testing.T, b *amqptest.Broker, queue string, fake []string) []string {
+	t.Helper()
 	a := &actor{p: p, runs: make([][]string, len(p.scripts))}
 	r := consume(t, b, a, config{
 		Queue: queue, Classic: true, Retry: differentialRetry, Batch: p.batch, Concurrency: p.workers,

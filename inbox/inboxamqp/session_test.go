@@ -12,6 +12,7 @@ import (
 
 // listening is a session on a channel to nowhere.
 func listening(t *testing.T, ch *channel) *session {
+	t.Helper()
 	cfg := &settings{Config: Config{ConsumerConfig: inbox.ConsumerConfig{Batch: 1}}}
 	return newSession(&run{cfg: cfg, life: newLifetime(t.Context(), 0), quota: &quota{cfg: cfg}, workers: &workers{}}, ch)
 }

@@ -215,6 +215,7 @@ func TestConsumerSettings(t *testing.T) {
 }
 
 func canceled(t *testing.T) context.Context {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	return ctx

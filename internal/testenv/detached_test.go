@@ -74,6 +74,7 @@ func TestDetached(t *testing.T) {
 
 // printDetached prints the address and waits to be killed.
 func printDetached(t *testing.T) {
+	t.Helper()
 	url, err := testenv.Detached(context.WithoutCancel(t.Context()))
 	if errors.Is(err, testenv.ErrNotInstalled) {
 		_, _ = os.Stdout.WriteString("missing\n")

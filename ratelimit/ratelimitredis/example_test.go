@@ -3,7 +3,6 @@ package ratelimitredis_test
 import (
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 
 	"github.com/redis/go-redis/v9"
@@ -18,7 +17,7 @@ func ExampleNew() {
 	defer func() { _ = client.Close() }()
 	limiter, err := ratelimitredis.New(client, ratelimitredis.Config{
 		Replicas: 4,
-		Logger:   slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Logger:   slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		panic(err)

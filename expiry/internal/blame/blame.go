@@ -55,10 +55,10 @@ func (a Attempt) named(err error) string {
 // of a callback's own or of its statements, bad data, a constraint, a trigger, but
 // not what would hit any row.
 func (a Attempt) causedByRow(err error) bool {
-	switch code := sqlState(err); {
-	case code == "":
+	switch code := sqlState(err); code {
+	case "":
 		return a.Own != nil && errors.Is(err, a.Own)
-	case code == statementTimeout || code == transactionFailed:
+	case statementTimeout, transactionFailed:
 		return true
 	default:
 		return !slices.Contains(noRowsFault, code[:min(2, len(code))])
