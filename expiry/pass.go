@@ -42,7 +42,7 @@ func (p *pass) sweep(ctx context.Context) error {
 
 // crowded reports whether so many rows are set aside that the search for the ones at
 // fault comes first.
-func (p *pass) crowded() bool { return p.s.suspects.waiting() >= p.s.tuning.maxQuarantine }
+func (p *pass) crowded() bool { return p.s.suspects.crowded() }
 
 // drain runs batches until one is short, or until so many rows are set aside
 // that they come first. It begins where the last sweep was stopped, so that bad
@@ -93,7 +93,7 @@ func (p *pass) passBy(ctx context.Context, err error) error {
 		return p.isolate(ctx, blamed)
 	}
 	p.left.cursor = blamed.Last
-	if blamed.Doubtful && !p.s.suspects.makeRoom(p.s.tuning.maxQuarantine) {
+	if blamed.Doubtful && p.s.suspects.full() {
 		return err // an outage: enough of its rows are set aside
 	}
 	p.s.suspects.setAside(blamed.Rows)

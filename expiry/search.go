@@ -37,13 +37,12 @@ func (p *pass) search(ctx context.Context) error {
 		works := p.left.works || again
 		_, err := p.batch(ctx, driver.Request{Limit: len(rows), Only: rows})
 		if err == nil {
-			suspects.take(len(rows))
+			suspects.clear(rows)
 			doubtful = 0
 			continue
 		}
 		blamed := blame(ctx, err)
 		if blamed == nil || len(blamed.Rows) == 1 && innocent(err, works) {
-			suspects.take(len(rows))
 			suspects.setAside(rows) // the others first, next time
 			p.rest()
 			return err
@@ -86,20 +85,15 @@ func (p *pass) rest() {
 // divide isolates the row at fault among those that were tried, or has them
 // tried again in two halves. Rows that the batch did not get are in other hands.
 func (p *pass) divide(ctx context.Context, tried []string, blamed *driver.BatchError) error {
-	suspects := p.s.suspects
-	if len(blamed.Rows) == 1 {
-		if err := p.isolate(ctx, blamed); err != nil {
-			return err
-		}
-		rest := slices.DeleteFunc(slices.Clone(tried), func(id string) bool { return id == blamed.Rows[0] })
-		suspects.take(len(tried))
-		suspects.setAside(rest)
+	if len(blamed.Rows) > 1 {
+		p.s.suspects.divide(tried, blamed.Rows)
 		return nil
 	}
-	half := len(blamed.Rows) / 2
-	suspects.take(len(tried))
-	suspects.setAside(blamed.Rows[:half])
-	suspects.setAside(blamed.Rows[half:])
+	if err := p.isolate(ctx, blamed); err != nil {
+		return err
+	}
+	rest := slices.DeleteFunc(slices.Clone(tried), func(id string) bool { return id == blamed.Rows[0] })
+	p.s.suspects.setAside(rest)
 	return nil
 }
 

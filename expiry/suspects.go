@@ -1,9 +1,11 @@
 package expiry
 
 import (
-	"slices"
+	"maps"
 	"sync"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/isolate"
 )
 
 // suspects are the rows that a sweep passes by: those set aside because one of
@@ -13,15 +15,10 @@ type suspects struct {
 	limit  int           // of rows in quarantine
 
 	mu    sync.Mutex
-	aside []group   // each the rows of a failed batch
-	bad   []badRow  // the next to be released first
-	until time.Time // when to try again what is set aside
-}
-
-// group is rows of which one may be at fault.
-type group struct {
-	rows []string
-	bad  bool // one row that was in quarantine before
+	aside *isolate.Search[string]
+	again map[string]bool // rows set aside that were in quarantine before
+	bad   []badRow        // the next to be released first
+	until time.Time       // when to try again what is set aside
 }
 
 type badRow struct {
@@ -29,18 +26,20 @@ type badRow struct {
 	until time.Time
 }
 
+// newSuspects returns none. limit bounds the rows set aside, too: beyond it those that wait by
+// themselves are forgotten, since all that tells them from others that are due is that the search
+// for them is over.
 func newSuspects(period time.Duration, limit int) *suspects {
-	return &suspects{period: period, limit: limit}
+	aside := isolate.New[string](isolate.Halves)
+	aside.Most = limit
+	return &suspects{period: period, limit: limit, aside: aside, again: map[string]bool{}}
 }
 
 // skip are the ids of all suspects.
 func (s *suspects) skip() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var ids []string
-	for _, g := range s.aside {
-		ids = append(ids, g.rows...)
-	}
+	ids := s.aside.Rest()
 	for _, row := range s.bad {
 		ids = append(ids, row.id)
 	}
@@ -51,75 +50,53 @@ func (s *suspects) skip() []string {
 func (s *suspects) setAside(rows []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(rows) > 0 {
-		s.aside = append(s.aside, group{rows: rows})
+	s.forget(rows)
+	s.aside.Add(rows...)
+}
+
+// clear has rows no longer wait.
+func (s *suspects) clear(rows []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.forget(rows)
+}
+
+func (s *suspects) forget(rows []string) {
+	s.aside.Clear(rows...)
+	for _, id := range rows {
+		delete(s.again, id)
 	}
 }
 
-// waiting counts the rows set aside.
-func (s *suspects) waiting() (rows int) {
+// divide has those to blame for a failed batch wait in halves.
+func (s *suspects) divide(tried, blamed []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, g := range s.aside {
-		rows += len(g.rows)
-	}
-	return rows
+	s.forget(tried)
+	s.aside.Failed(blamed...)
 }
 
-// makeRoom reports whether fewer than limit rows wait, for which it forgets rows
-// that wait by themselves: all that tells them from others that are due is that
-// the search for them is over.
-func (s *suspects) makeRoom(limit int) bool {
+// crowded reports whether as many rows are set aside as may be.
+func (s *suspects) crowded() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	rows := 0
-	for _, g := range s.aside {
-		rows += len(g.rows)
-	}
-	s.aside = slices.DeleteFunc(s.aside, func(g group) bool {
-		forget := rows >= limit && len(g.rows) == 1
-		if forget {
-			rows--
-		}
-		return forget
-	})
-	return rows < limit
+	return len(s.aside.Rest()) >= s.limit
+}
+
+// full reports whether that is so although rows that wait by themselves are forgotten.
+func (s *suspects) full() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.aside.Full()
 }
 
 // next are the rows to be tried next, at most n of them, and whether it is one that
-// was in quarantine before. They stay set aside until take.
-func (s *suspects) next(n int) (rows []string, bad bool) {
+// was in quarantine before. They stay set aside.
+func (s *suspects) next(n int) (rows []string, again bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.aside) == 0 {
-		return nil, false
-	}
-	g := s.aside[s.largest()]
-	return g.rows[:min(n, len(g.rows))], g.bad
-}
-
-// take removes the n rows that next returned.
-func (s *suspects) take(n int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	at := s.largest()
-	if g := &s.aside[at]; n < len(g.rows) {
-		g.rows = g.rows[n:]
-		return
-	}
-	s.aside = slices.Delete(s.aside, at, at+1)
-}
-
-// largest is the place of the group to be tried next: of those with the most rows,
-// and so with the most that are not at fault, the one that has waited longest.
-func (s *suspects) largest() int {
-	at := 0
-	for i, g := range s.aside {
-		if len(g.rows) > len(s.aside[at].rows) {
-			at = i
-		}
-	}
-	return at
+	rows = s.aside.Next(n)
+	return rows, len(rows) == 1 && s.again[rows[0]]
 }
 
 // rest has what is set aside wait until then.
@@ -140,6 +117,7 @@ func (s *suspects) resting(now time.Time) bool {
 func (s *suspects) isolate(id string, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.forget([]string{id})
 	if len(s.bad) >= s.limit {
 		s.bad = s.bad[1:]
 	}
@@ -152,9 +130,11 @@ func (s *suspects) release(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for len(s.bad) > 0 && !s.bad[0].until.After(now) {
-		s.aside = append(s.aside, group{rows: []string{s.bad[0].id}, bad: true})
+		s.aside.Add(s.bad[0].id)
+		s.again[s.bad[0].id] = true
 		s.bad = s.bad[1:]
 	}
+	maps.DeleteFunc(s.again, func(id string, _ bool) bool { return !s.aside.Has(id) })
 }
 
 // due returns how long from now there is something to try again, and false if
@@ -163,7 +143,7 @@ func (s *suspects) due(now time.Time) (time.Duration, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case len(s.aside) > 0:
+	case s.aside.Next(1) != nil:
 		return max(0, s.until.Sub(now)), true
 	case len(s.bad) > 0:
 		return s.bad[0].until.Sub(now), true

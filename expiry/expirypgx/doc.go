@@ -1,5 +1,5 @@
 // Package expirypgx expires rows of a Postgres table of yours. Its [Store] is what
-// expiry.NewSweeper takes, and what the code that makes such rows tells of them.
+// expiry.NewSweeper takes; the code that makes such rows announces them to it.
 //
 //	holds, err := expirypgx.New(manager, "holds", expirypgx.Config{
 //		Columns: []string{"seat"},

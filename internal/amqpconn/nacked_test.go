@@ -9,6 +9,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // A full queue refuses at once, a quorum queue confirms later and several messages with one answer.
@@ -43,4 +44,21 @@ func TestNackedBehindOthers(t *testing.T) {
 	if lost > 0 {
 		t.Errorf("%d of %d messages that the broker refused count as confirmed", lost, n/2)
 	}
+}
+
+// A quorum queue that is no longer full takes messages again from those whom it has refused some.
+func TestFullNoLonger(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Queue(t, "full", amqp.Table{"x-queue-type": "quorum"})
+	empty := b.Full(t, "full")
+	p := start(t, amqpconn.PublisherConfig{Dial: b.Dial})
+	testenv.Eventually(t, testenv.Patience, func() error {
+		if err := p.Confirmed(t.Context(), out("", "full", "1")); !errors.Is(err, amqpconn.ErrNacked) {
+			return fmt.Errorf("full: %w", err)
+		}
+		return nil
+	})
+	empty()
+	testenv.Eventually(t, testenv.Patience, func() error { return p.Confirmed(t.Context(), out("", "full", "2")) })
 }

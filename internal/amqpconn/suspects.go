@@ -1,6 +1,10 @@
 package amqpconn
 
-import "sync"
+import (
+	"sync"
+
+	"github.com/holdfast-go/holdfast/internal/isolate"
+)
 
 // maxSuspects bounds what is remembered: messages that never come again are never cleared.
 const maxSuspects = 10_000
@@ -11,29 +15,32 @@ const maxSuspects = 10_000
 type suspects struct {
 	turn chan struct{} // has room for the one who collects all places
 
-	mu  sync.RWMutex
-	ids map[string]bool // of the messages; those without an id are not known again
+	mu     sync.RWMutex
+	search *isolate.Search[string] // by id; messages without one are not known again
 }
 
-func newSuspects() *suspects { return &suspects{turn: make(chan struct{}, 1), ids: map[string]bool{}} }
+func newSuspects() *suspects {
+	search := isolate.New[string](isolate.Singles)
+	search.Most = maxSuspects
+	return &suspects{turn: make(chan struct{}, 1), search: search}
+}
 
 func (s *suspects) has(out Out) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return s.ids[out.Message.MessageId]
+	return s.search.Has(out.Message.MessageId)
 }
 
 func (s *suspects) add(entries []*entry) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.ids) > maxSuspects {
-		clear(s.ids)
-	}
+	var ids []string
 	for _, e := range entries {
 		if id := e.out.Message.MessageId; id != "" {
-			s.ids[id] = true
+			ids = append(ids, id)
 		}
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.search.Failed(ids...)
 }
 
 func (s *suspects) clear(out Out) {
@@ -42,5 +49,5 @@ func (s *suspects) clear(out Out) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.ids, out.Message.MessageId)
+	s.search.Clear(out.Message.MessageId)
 }

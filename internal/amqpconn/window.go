@@ -32,6 +32,8 @@ type window struct {
 	broken   chan struct{} // closed when the writer has failed
 	dead     chan struct{} // closed when the window has ended
 	replaced chan struct{} // closed when another window has taken its place
+	opened   time.Time
+	nacked   bool // a queue has refused a message; of the goroutine that listens
 
 	mu      sync.Mutex
 	queue   []*entry
@@ -66,6 +68,7 @@ func openWindow(s *session) (*window, error) {
 		broken:   make(chan struct{}),
 		dead:     make(chan struct{}),
 		replaced: make(chan struct{}),
+		opened:   time.Now(),
 	}, nil
 }
 
@@ -147,6 +150,9 @@ func (w *window) listen(ctx context.Context, stop func()) error {
 			if err := w.expire(now); err != nil {
 				return err
 			}
+			if w.outdated(now) {
+				return errRefused
+			}
 		case <-cancelled:
 			cancelled, stopping = nil, true
 			stop()
@@ -157,6 +163,16 @@ func (w *window) listen(ctx context.Context, stop func()) error {
 			return errors.New("confirms missing at shutdown")
 		}
 	}
+}
+
+// nackedFor is how long a window lives that a queue has refused a message in.
+const nackedFor = 15 * time.Second
+
+// outdated reports whether another window may fare better: RabbitMQ tells the publishers of a quorum
+// queue that it is full, but not that its limit was removed since, and goes on refusing for them what it
+// takes from others. Nothing is on its way that would be lost.
+func (w *window) outdated(now time.Time) bool {
+	return w.nacked && len(w.slots) == 0 && now.Sub(w.opened) > nackedFor
 }
 
 // drainConfirms takes what the broker confirmed before the session ended.
@@ -208,6 +224,7 @@ func (w *window) confirmed() {
 	case e.returned != "":
 		answer(fmt.Errorf("%w: %s", ErrUnroutable, e.returned))
 	case !ack:
+		w.nacked = true
 		answer(ErrNacked)
 	default:
 		answer(nil)
