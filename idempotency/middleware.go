@@ -19,11 +19,11 @@ const Header = "Idempotency-Key"
 
 // NewMiddleware returns the middleware that lets each key reach the handler
 // once. Put authentication, RequireKey and rate limits before it, in this order,
-// and panic recovery and compression around it. How it answers is told in the
-// package's story.
+// and panic recovery and compression around it. The package's doc says how it
+// answers.
 //
 // scope returns the part of the world in which the request's key is unique: the
-// tenant, the user, the API client. A key of one scope never meets the same key of
+// tenant, the user, the API client. A key of one scope is never confused with the same key of
 // another. An empty scope without an error is refused, since it is most often a
 // user that was not authenticated; see GlobalScope. It may read the body.
 func NewMiddleware(store driver.Store, scope func(*http.Request) (string, error), cfg MiddlewareConfig) (func(http.Handler) http.Handler, error) {

@@ -15,7 +15,7 @@ import (
 
 // recorder holds a handler's response back until it is stored. A response that
 // cannot be held (too large, flushed, hijacked) goes straight to the client
-// from then on, after the keeper was told. The header is the one of the
+// from then on, after spills was called. The header is the one of the
 // underlying writer, so that the handler sees what was set before it.
 //
 // It has no Unwrap on purpose: what it does not know http.ResponseController
@@ -55,7 +55,7 @@ func cloneHeader(h http.Header) http.Header {
 func (rec *recorder) Header() http.Header { return rec.w.Header() }
 
 // WriteHeader drops informational responses: nothing may leave before the
-// result is stored. Like that of net/http it panics on what is no status.
+// result is stored. It panics on an invalid status, as that of net/http does.
 func (rec *recorder) WriteHeader(status int) {
 	if rec.status != 0 || rec.hijacked() {
 		return
@@ -70,7 +70,7 @@ func (rec *recorder) WriteHeader(status int) {
 	rec.length = declaredLength(rec.sent)
 }
 
-// declaredLength is what net/http takes for it: -1 for what is no length.
+// declaredLength reads the Content-Length as net/http does: -1 if it is invalid.
 func declaredLength(h http.Header) int64 {
 	if len(h["Content-Length"]) == 0 {
 		return -1
@@ -124,7 +124,7 @@ func (rec *recorder) FlushError() error {
 	return http.NewResponseController(rec.w).Flush()
 }
 
-// canFlush asks as http.ResponseController does, without flushing.
+// canFlush looks for a Flusher as http.ResponseController does, without flushing.
 func canFlush(w http.ResponseWriter) bool {
 	for {
 		switch t := w.(type) {
@@ -148,8 +148,8 @@ func (rec *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return conn, rw, err
 }
 
-// SetReadDeadline, SetWriteDeadline and EnableFullDuplex are of the connection;
-// they change nothing of the response.
+// SetReadDeadline, SetWriteDeadline and EnableFullDuplex configure the connection;
+// they do not change the response.
 func (rec *recorder) SetReadDeadline(t time.Time) error {
 	return http.NewResponseController(rec.w).SetReadDeadline(t)
 }
@@ -189,7 +189,7 @@ func (rec *recorder) send() {
 	maps.Copy(header, late)
 }
 
-// rewind takes the handler's headers back.
+// rewind removes the handler's headers.
 func (rec *recorder) rewind() { replaceHeader(rec.w.Header(), rec.outer) }
 
 func replaceHeader(h, by http.Header) {
@@ -198,7 +198,7 @@ func replaceHeader(h, by http.Header) {
 }
 
 // response is the part of it that is kept; a tombstone if that is too large, or if
-// the body is shorter than declared: the client is told that it broke off.
+// the body is shorter than declared: the client sees that it broke off.
 func (rec *recorder) response(headers []string) driver.Response {
 	rec.WriteHeader(http.StatusOK)
 	resp := driver.Response{Status: rec.status, Header: keepHeader(rec.sent, headers), Body: rec.body}

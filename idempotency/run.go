@@ -65,8 +65,8 @@ const (
 )
 
 // abandon frees what a Begin without an answer may have taken. A server that hangs
-// carries it out when it goes on, although nobody waits for it any more, so the
-// release is repeated until it is answered. If it never is, the lease ends by itself.
+// carries it out when it goes on, although the caller has given up. The release is
+// therefore repeated until it is answered. If it never is, the lease runs out.
 func abandon(ctx context.Context, store driver.Store, claim driver.Claim) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abandonFor)
 	defer cancel()
@@ -184,8 +184,7 @@ func (r *run) Keeps(resp driver.Response) (kept driver.Response, final bool) {
 	return kept, r.keep(resp.Status)
 }
 
-// fallBack has what stands behind the store decide from now on. false: there is
-// nothing.
+// fallBack has the store's fallback decide from now on. It is false if there is none.
 func (r *run) fallBack() bool {
 	tiered, ok := r.store.(driver.Tiered)
 	if !ok {
@@ -205,7 +204,7 @@ func (r *run) end() {
 	r.work.end(nil)
 }
 
-// unkept is how a run ends that has no response to keep: nil frees the key.
+// unkept ends a run that has no response to keep: nil frees the key.
 func (r *run) unkept() *driver.Response {
 	if r.effect.Load() {
 		return &driver.Response{}

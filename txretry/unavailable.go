@@ -67,7 +67,7 @@ func (c *call) explain(res result) error {
 	return &UnavailableError{Name: c.opts.Name, Phase: res.phase, Err: res.err, retryAfter: c.m.retryAfter()}
 }
 
-// outOfOrder reports whether err tells of a database that cannot work. What another manager has
+// outOfOrder reports whether err shows a database that cannot work. What another manager has
 // said about its own is not repeated.
 func outOfOrder(err error) bool {
 	var locked *LockTimeoutError

@@ -52,7 +52,7 @@ func (s *Store) carry(ctx context.Context, c *call) error {
 	return err
 }
 
-// within returns when ctx ends, also if the client does not mind that.
+// within returns when ctx ends, also if the client ignores that.
 func within[T any](ctx context.Context, ask func(ctx context.Context) (T, error)) (T, error) {
 	type result struct {
 		value T

@@ -152,10 +152,12 @@ func TestUseKeepsItsPlace(t *testing.T) {
 	served := make(chan string, 2)
 	var waiting sync.WaitGroup
 	waiting.Go(func() {
-		if err := pgcall.Use(ctx, pool, one); err != nil {
+		if err := pgcall.Use(ctx, pool, func(ctx context.Context, conn *pgxpool.Conn) error {
+			served <- "first" // while it keeps the second waiting
+			return one(ctx, conn)
+		}); err != nil {
 			t.Error(err)
 		}
-		served <- "first"
 	})
 	testenv.Eventually(t, time.Minute, func() error {
 		if pool.Stat().CanceledAcquireCount() == 0 {

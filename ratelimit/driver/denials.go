@@ -41,7 +41,7 @@ const (
 	// longestDenial bounds how long a denial is remembered. Units that were taken for a moment only,
 	// such as those of replays, may come back in any process.
 	longestDenial = time.Second
-	// mostFound is how many denials one decision tells of.
+	// mostFound is how many denials one decision reports.
 	mostFound = 3
 )
 

@@ -42,7 +42,7 @@ type Config struct {
 	// Default: none is.
 	Replicas int
 
-	// Logger is told when an outage begins to decide and when it ends. Default: slog.Default().
+	// Logger receives the beginning and the end of an outage that decides. Default: slog.Default().
 	Logger *slog.Logger
 	// MeterProvider is for the metrics holdfast.ratelimit.*. Default: the global one.
 	MeterProvider metric.MeterProvider

@@ -20,7 +20,7 @@ type Config struct {
 	Retry txretry.Config
 }
 
-// Manager runs functions in fake transactions, one at a time. It meets
+// Manager runs functions in fake transactions, one at a time. It implements
 // txretry.Transactor and is safe for concurrent use.
 type Manager struct {
 	db    *database

@@ -1,5 +1,5 @@
 // Package driver is what a table of records needs that is not idempotencypgx's own.
-// The suite in idempotencytest/conformance says what it must do besides.
+// The suite in idempotencytest/conformance says what else it must do.
 package driver
 
 import (
