@@ -34,6 +34,13 @@ const (
 	HeaderClass = "holdfast-failure-class"
 	// HeaderError is the last error of a dead letter, cut short.
 	HeaderError = "holdfast-error"
+	// HeaderErrorType and HeaderSQLState are the last error's Go type and SQLSTATE.
+	HeaderErrorType = "holdfast-error-type"
+	HeaderSQLState  = "holdfast-sqlstate"
+	// HeaderFingerprint is the same for failures of one kind.
+	HeaderFingerprint = "holdfast-fingerprint"
+	// HeaderHistory has the failures so far, as package inbox/driver encodes them.
+	HeaderHistory = "holdfast-history"
 	// HeaderFirstFailed and HeaderLastFailed are times in RFC 3339.
 	HeaderFirstFailed = "holdfast-first-failed-at"
 	HeaderLastFailed  = "holdfast-last-failed-at"
@@ -47,13 +54,16 @@ const (
 	HeaderOriginKey      = "holdfast-origin-routing-key"
 	// HeaderReplays counts how often a dead letter was replayed.
 	HeaderReplays = "holdfast-replays"
+	// HeaderKey is the sender's ordering key. Messages without one have no such header.
+	HeaderKey = "holdfast-key"
 )
 
 // Own reports whether a header is one of ours. A name that only resembles ours is a sender's.
 func Own(name string) bool {
 	switch name {
 	case HeaderAttempt, HeaderRecovered, HeaderWait, HeaderClass, HeaderError, HeaderFirstFailed, HeaderLastFailed,
-		HeaderConsumer, HeaderOrigin, HeaderOriginExchange, HeaderOriginKey, HeaderReplays:
+		HeaderConsumer, HeaderOrigin, HeaderOriginExchange, HeaderOriginKey, HeaderReplays,
+		HeaderErrorType, HeaderSQLState, HeaderFingerprint, HeaderHistory, HeaderKey:
 		return true
 	}
 	return false
