@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"log/slog"
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/runloop"
@@ -15,18 +16,29 @@ const maxRounds = 3
 // dispatcher claims batches and has a few of them published and settled at once. Its methods belong
 // to one goroutine.
 type dispatcher struct {
-	relay *Relay
-	spans spans
-	limit int // the most messages to publish or fail; 0: no limit
+	rounds *rounds
+	wake   bell
+	spans  spans
+	limit  int // the most messages to publish or fail; 0: no limit
 
 	ended   chan round
-	rounds  int // in flight
+	running int // rounds in flight
 	claimed int // their messages
 	report  Report
 	err     error         // of a round that could not be settled
 	due     time.Duration // until a parked message is ready, as the store said last; 0: none is
 	woken   bool          // nothing was claimed since the last wake-up
 	alone   bool          // nothing begins until all rounds have ended: messages are under suspicion
+}
+
+// bell makes an idle relay look for messages at once. It never blocks, and many calls cost one look.
+type bell chan struct{}
+
+func (b bell) ring() {
+	select {
+	case b <- struct{}{}:
+	default:
+	}
 }
 
 // spans are for how long the parts of a relay's work go on. Each context outlives the one before it.
@@ -40,15 +52,55 @@ type spans struct {
 func (r *Relay) dispatch(ctx context.Context, limit int) (d *dispatcher, wait func(), end func()) {
 	confirm, cancelConfirm := runloop.Detach(ctx, r.cfg.ShutdownTimeout-r.cfg.storeTimeout())
 	work, cancelWork := runloop.Detach(ctx, r.cfg.ShutdownTimeout)
-	d = &dispatcher{relay: r, spans: spans{ctx, confirm, work}, limit: limit, ended: make(chan round, maxRounds)}
+	d = &dispatcher{rounds: r.rounds, wake: r.wake, spans: spans{ctx, confirm, work}, limit: limit, ended: make(chan round, maxRounds)}
 	wait = func() {
-		for d.rounds > 0 {
+		for d.running > 0 {
 			d.take(<-d.ended)
 		}
 	}
 	return d, wait, func() {
 		cancelConfirm()
 		cancelWork()
+	}
+}
+
+// serve claims and publishes until ctx ends.
+func (d *dispatcher) serve(ctx context.Context, pauseDelay func(failures int) time.Duration) {
+	health, log := d.rounds.health, d.rounds.log
+	failures := 0
+	for ctx.Err() == nil {
+		health.setLooking(true)
+		found, err := d.next(ctx)
+		switch {
+		case err != nil:
+			health.setLooking(false)
+			failures++
+			log(ctx, slog.LevelWarn, "outbox: store unavailable", "", slog.Int("failures", failures), slog.Any("error", err))
+			_ = runloop.Sleep(ctx, pauseDelay(failures))
+		case !found:
+			failures = 0
+			d.idle(ctx)
+		default:
+			failures = 0
+		}
+	}
+}
+
+// lastCall honours a wake-up that came before the end of Run: whoever woke this relay has told no
+// other. What it claims has half of the time that is left for confirms.
+func (d *dispatcher) lastCall(wait func()) {
+	select {
+	case <-d.wake:
+	default:
+		if !d.woken {
+			return
+		}
+	}
+	ctx, cancel := context.WithTimeout(d.spans.confirm, (d.rounds.cfg.ShutdownTimeout-d.rounds.cfg.storeTimeout())/2)
+	defer cancel()
+	defer wait()
+	if _, err := d.next(ctx); err != nil {
+		d.rounds.log(ctx, slog.LevelWarn, "outbox: store unavailable", "", slog.Any("error", err))
 	}
 }
 
@@ -61,14 +113,14 @@ func (d *dispatcher) next(ctx context.Context) (bool, error) {
 		d.err = nil
 		return false, err
 	}
-	if d.size() == 0 || d.relay.transports.allPaused() > 0 {
+	if d.size() == 0 || d.rounds.transports.allPaused() > 0 {
 		d.due = 0 // nothing could be done with it
 		return false, nil
 	}
 	d.woken = false
 	begin := time.Now() // by our own clock, from before the lease began
-	alone := d.rounds == 0
-	batch, err := d.relay.claim(d.spans.work, d.size(), alone, begin)
+	alone := d.running == 0
+	batch, err := d.rounds.claim(d.spans.work, d.size(), alone, begin)
 	if err != nil {
 		return false, err
 	}
@@ -77,16 +129,16 @@ func (d *dispatcher) next(ctx context.Context) (bool, error) {
 	if len(batch.Leases) == 0 {
 		return batch.More || d.alone && !alone, nil
 	}
-	d.rounds++
+	d.running++
 	d.claimed += len(batch.Messages)
-	go func() { d.ended <- d.relay.round(ctx, d.spans, batch, begin) }()
+	go func() { d.ended <- d.rounds.run(ctx, d.spans, batch, begin) }()
 	return batch.More || d.alone || d.size() == 0, nil // in the end, what is given back is within the limit again
 }
 
 // makeRoom takes the rounds that have ended, and waits for one if no other may begin before.
 func (d *dispatcher) makeRoom() {
-	for d.rounds > 0 {
-		if d.rounds == maxRounds || d.alone || d.size() == 0 {
+	for d.running > 0 {
+		if d.running == maxRounds || d.alone || d.size() == 0 {
 			d.take(<-d.ended)
 			continue
 		}
@@ -101,7 +153,7 @@ func (d *dispatcher) makeRoom() {
 
 // size is how many messages the next batch may have.
 func (d *dispatcher) size() int {
-	size := d.relay.cfg.BatchSize
+	size := d.rounds.cfg.BatchSize
 	if d.limit > 0 {
 		size = min(size, d.limit-d.report.Published-d.report.Failed-d.claimed)
 	}
@@ -109,7 +161,7 @@ func (d *dispatcher) size() int {
 }
 
 func (d *dispatcher) take(r round) {
-	d.rounds--
+	d.running--
 	d.claimed -= r.claimed
 	d.report.Published += r.published
 	d.report.Failed += r.failed
@@ -122,8 +174,8 @@ func (d *dispatcher) take(r round) {
 // idle waits for the end of a round, which frees lanes, for a wake-up, or until a parked message is
 // due, a pause ends or the next poll.
 func (d *dispatcher) idle(ctx context.Context) {
-	wait := d.relay.cfg.PollInterval
-	for _, sooner := range []time.Duration{d.due, d.relay.transports.nextResume()} {
+	wait := d.rounds.cfg.PollInterval
+	for _, sooner := range []time.Duration{d.due, d.rounds.transports.nextResume()} {
 		if sooner > 0 {
 			wait = min(wait, sooner)
 		}
@@ -134,7 +186,7 @@ func (d *dispatcher) idle(ctx context.Context) {
 	case <-ctx.Done():
 	case r := <-d.ended:
 		d.take(r)
-	case <-d.relay.wake:
+	case <-d.wake:
 		d.woken = true
 	case <-timer.C:
 	}

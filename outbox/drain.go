@@ -69,14 +69,14 @@ func (r *Relay) Drain(ctx context.Context, b Bounds) (Report, error) {
 		ctx, cancel = context.WithTimeout(ctx, b.TimeLimit)
 		defer cancel()
 	}
-	defer r.watchPublishers()()
+	defer r.transports.watch(r.wake.ring)()
 	d, wait, end := r.dispatch(ctx, b.Limit)
 	defer end()
 	defer r.runPublishers(d.spans)()
 	defer wait()
 	ended, err := d.drain(ctx, b)
 	wait()
-	r.prune(parent)
+	prune(parent, r.source, r.cfg.ShutdownTimeout)
 	if err := cmp.Or(err, d.err); err != nil {
 		return d.report, fmt.Errorf("outbox: drain: %w", err)
 	}
@@ -104,10 +104,10 @@ func (d *dispatcher) drain(ctx context.Context, b Bounds) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		if d.size() == 0 && d.rounds == 0 {
+		if d.size() == 0 && d.running == 0 {
 			return endedLimit, nil
 		}
-		begun := d.rounds > 0 || d.report != (Report{})
+		begun := d.running > 0 || d.report != (Report{})
 		if begun && b.MemoryLimit > 0 && runloop.MemoryInUse() > b.MemoryLimit {
 			return endedMemory, nil
 		}
@@ -115,11 +115,11 @@ func (d *dispatcher) drain(ctx context.Context, b Bounds) (string, error) {
 			continue
 		}
 		quiet++
-		if d.rounds > 0 {
+		if d.running > 0 {
 			quiet = 0
 		}
 		soon := d.due > 0 && d.due <= portionDelay && quiet <= maxQuiet
-		if d.rounds == 0 && b.TimeLimit == 0 && !soon {
+		if d.running == 0 && b.TimeLimit == 0 && !soon {
 			return endedEmpty, nil
 		}
 		d.idle(ctx)

@@ -16,4 +16,4 @@ func (r *Relay) SetPauses(base, longest time.Duration) {
 func (r *Relay) Logger() *slog.Logger { return r.cfg.Logger }
 
 // Wake makes an idle relay look for messages at once.
-func (r *Relay) Wake() { r.signal() }
+func (r *Relay) Wake() { r.wake.ring() }

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// gaugeInterval is for how long what the store has told is told again.
+	// gaugeInterval is for how long the store's last answer is reported again.
 	gaugeInterval = 5 * time.Second
 	// gaugeTimeout bounds the question to the store, and with it the collection of all metrics.
 	gaugeTimeout = 2 * time.Second
@@ -74,7 +74,7 @@ func (r *Relay) observe(ctx context.Context) (stop func()) {
 
 func (g *gauges) collect(ctx context.Context, o metric.Observer) error {
 	set := g.relay.telemetry.gauges
-	for name, t := range g.relay.transportStats() {
+	for name, t := range g.relay.transports.stats() {
 		transport := attribute.String("transport", name)
 		for _, state := range []string{stateClosed, statePaused, stateProbing} {
 			var is int64

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,8 +13,7 @@ import (
 )
 
 // pipeline publishes one batch. All unkeyed messages and the first of each key are in
-// flight at once; the next of a key is released by the confirm of the one before it. Each
-// transport has a goroutine of its own, so that one that blocks holds up no other.
+// flight at once; the next of a key is released by the confirm of the one before it.
 type pipeline struct {
 	transports transports
 	messages   []driver.Message
@@ -24,22 +22,13 @@ type pipeline struct {
 	send       context.Context // within life; when it ends, nothing more is sent
 	wait       context.Context // when it ends, nothing more is waited for
 
-	confirmed func(m driver.Message, begin time.Time)         // observes a confirm
-	panicked  func(m driver.Message, value any, stack []byte) // observes a panic of a publisher
+	confirmed func(m driver.Message, begin time.Time) // observes a confirm
 
-	queues  map[string]*queue // by transport
-	senders sync.WaitGroup
+	senders map[string]*sender // by transport
+	sending sync.WaitGroup
 	results chan result      // has room for every message, so that no done ever blocks
 	behind  map[string][]int // by key: what waits for the message in flight
 	open    int              // queued or in flight, over all transports
-}
-
-// queue is what one transport has to send.
-type queue struct {
-	publisher driver.Publisher // nil: nobody has registered the transport
-	indexes   chan int
-	open      int         // queued or in flight
-	down      atomic.Bool // the transport is unavailable: give everything else back
 }
 
 var errUnconfirmed = errors.New("no confirm within PublishTimeout")
@@ -71,15 +60,15 @@ func (p *pipeline) run() ([]outcome, map[string]outage) {
 			p.unconfirmed(outcomes, down)
 		}
 	}
-	for _, q := range p.queues {
-		close(q.indexes)
+	for _, s := range p.senders {
+		close(s.queue)
 	}
-	p.senders.Wait()
+	p.sending.Wait()
 	return outcomes, down
 }
 
 func (p *pipeline) start() {
-	p.queues = map[string]*queue{}
+	p.senders = map[string]*sender{}
 	p.results = make(chan result, len(p.messages))
 	p.behind = map[string][]int{}
 	inFlight := map[string]bool{}
@@ -95,59 +84,34 @@ func (p *pipeline) start() {
 
 func (p *pipeline) release(i int) {
 	name := p.messages[i].Transport
-	q, ok := p.queues[name]
+	s, ok := p.senders[name]
 	if !ok {
-		q = &queue{indexes: make(chan int, len(p.messages))}
-		if t, known := p.transports[name]; known {
-			q.publisher = t.publisher
-		}
-		p.queues[name] = q
-		p.senders.Go(func() { p.sender(q) })
+		s = &sender{transport: p.transports.named(name), queue: make(chan int, len(p.messages))}
+		p.senders[name] = s
+		p.sending.Go(func() { s.run(p) })
 	}
 	p.open++
-	q.open++
-	q.indexes <- i
+	s.open++
+	s.queue <- i
 }
 
-func (p *pipeline) sender(q *queue) {
-	for i := range q.indexes {
-		if q.down.Load() || p.send.Err() != nil || p.wait.Err() != nil {
-			p.results <- result{index: i, unsent: true}
-			continue
-		}
-		p.publish(q, i)
-	}
-}
-
-func (p *pipeline) publish(q *queue, i int) {
+// done returns the function that takes the outcome of a message which is sent now. Only its first
+// call counts.
+func (p *pipeline) done(i int) func(error) {
 	begin := time.Now()
 	var called atomic.Bool
-	done := func(err error) {
-		if called.CompareAndSwap(false, true) {
-			r := result{index: i, err: err}
-			if err == nil {
-				p.confirmed(p.messages[i], begin)
-			} else {
-				r.at = time.Now()
-			}
-			p.results <- r
+	return func(err error) {
+		if !called.CompareAndSwap(false, true) {
+			return
 		}
-	}
-	if err := p.unfit(i); err != nil {
-		done(&driver.PublishError{Class: driver.Permanent, Err: fmt.Errorf("what is stored is no message: %w", err)})
-		return
-	}
-	if q.publisher == nil {
-		done(&driver.PublishError{Class: driver.Retryable, Err: fmt.Errorf("the relay has no transport %q", p.messages[i].Transport)})
-		return
-	}
-	defer func() {
-		if v := recover(); v != nil {
-			p.panicked(p.messages[i], v, debug.Stack())
-			done(&driver.PublishError{Class: driver.Retryable, Err: fmt.Errorf("the publisher panicked: %v", v)})
+		r := result{index: i, err: err}
+		if err == nil {
+			p.confirmed(p.messages[i], begin)
+		} else {
+			r.at = time.Now()
 		}
-	}()
-	q.publisher.Publish(p.wait, p.messages[i], done)
+		p.results <- r
+	}
 }
 
 // unfit is why a message cannot be published. Others than our writers may have stored it: what they must
@@ -168,7 +132,7 @@ func (p *pipeline) unfit(i int) error {
 func (p *pipeline) take(r result, outcomes []outcome, down map[string]outage) {
 	m := p.messages[r.index]
 	p.open--
-	p.queues[m.Transport].open--
+	p.senders[m.Transport].open--
 	switch {
 	case r.unsent:
 	case r.err == nil:
@@ -194,8 +158,8 @@ func (p *pipeline) unconfirmed(outcomes []outcome, down map[string]outage) {
 	if p.life.Err() != nil {
 		return // shutting down: it says nothing about the transports
 	}
-	for name, q := range p.queues {
-		if q.open > 0 {
+	for name, s := range p.senders {
+		if s.open > 0 {
 			p.setDown(name, outage{&driver.PublishError{Class: driver.Unavailable, Err: errUnconfirmed}, time.Now()}, down)
 		}
 	}
@@ -205,5 +169,5 @@ func (p *pipeline) setDown(transport string, why outage, down map[string]outage)
 	if _, known := down[transport]; !known {
 		down[transport] = why
 	}
-	p.queues[transport].down.Store(true)
+	p.senders[transport].down.Store(true)
 }

@@ -5,45 +5,18 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
-
-// watchPublishers ends the pause of a transport when its publisher is ready again, until stop is
-// called.
-func (r *Relay) watchPublishers() (stop func()) {
-	var stops []func()
-	for _, t := range r.transports {
-		if p, ok := t.publisher.(driver.Reconnecting); ok {
-			stops = append(stops, p.OnReady(func() {
-				t.reconnected()
-				r.signal()
-			}))
-		}
-	}
-	return func() {
-		for _, stop := range stops {
-			stop()
-		}
-	}
-}
 
 // runPublishers keeps the publishers' connections until stop is called, which waits for their end.
 // They end by themselves when no confirm is waited for any more.
 func (r *Relay) runPublishers(life spans) (stop func()) {
 	ctx, cancel := context.WithCancel(life.confirm)
 	var running sync.WaitGroup
-	for name, t := range r.transports {
-		service, ok := t.publisher.(driver.Service)
-		if !ok {
-			continue
-		}
-		running.Go(func() {
-			if err := service.Run(ctx); err != nil || ctx.Err() == nil {
-				r.log(ctx, slog.LevelError, "outbox: a publisher ended before its relay", name,
-					slog.String("transport", name), slog.Any("error", err))
-			}
-		})
+	for _, t := range r.transports {
+		running.Go(func() { t.run(ctx) })
 	}
 	return func() {
 		cancel()
@@ -83,32 +56,19 @@ func (r *Relay) await(work context.Context, running *sync.WaitGroup, what string
 // look is the wake function of the store's Background: it makes the relay look for messages now, or
 // reports that it does not.
 func (r *Relay) look() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if !r.looking || r.transports[""].leftAlone() {
-		return false
-	}
-	r.signal()
-	return true
+	return !r.transports[""].breaker.leftAlone() && r.health.whileLooking(r.wake.ring)
 }
 
-// setLooking says whether the relay looks for messages when it is woken.
-func (r *Relay) setLooking(looking bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.looking = looking
-}
-
-// prune has the store delete what is due, for ShutdownTimeout at most: what is left is for the next
-// Drain. Drain ends with it, for systems without a running relay.
-func (r *Relay) prune(ctx context.Context) {
-	source, ok := r.source.(driver.Pruner)
+// prune has the store delete what is due, for a while at most: what is left is for the next Drain,
+// which ends with it, for systems without a running relay.
+func prune(ctx context.Context, source driver.Source, atMost time.Duration) {
+	pruner, ok := source.(driver.Pruner)
 	if !ok || ctx.Err() != nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.ShutdownTimeout)
+	ctx, cancel := context.WithTimeout(ctx, atMost)
 	defer cancel()
-	source.PrunePass(ctx)
+	pruner.PrunePass(ctx)
 }
 
 // Check looks at the servers of the store and of every publisher. nil: there is nothing to mend.

@@ -49,7 +49,7 @@ const (
 func (r *Relay) Stats(ctx context.Context) (Stats, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.storeTimeout())
 	defer cancel()
-	stats := Stats{Transports: r.transportStats()}
+	stats := Stats{Transports: r.transports.stats()}
 	source, ok := r.source.(driver.Measured)
 	if !ok {
 		return stats, nil
@@ -60,12 +60,4 @@ func (r *Relay) Stats(ctx context.Context) (Stats, error) {
 	}
 	stats.Ready, stats.Parked, stats.Dead, stats.OldestAge = store.Ready, store.Parked, store.Dead, store.OldestAge
 	return stats, nil
-}
-
-func (r *Relay) transportStats() map[string]TransportStats {
-	all := make(map[string]TransportStats, len(r.transports))
-	for name, t := range r.transports {
-		all[name] = t.stats()
-	}
-	return all
 }

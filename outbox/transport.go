@@ -1,168 +1,154 @@
 package outbox
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"sync"
+	"log/slog"
+	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// transport is one publisher and the circuit breaker before it. A pause leaves the publisher alone
-// for a while. After its end one batch tries the publisher, and the others leave it alone until that
-// batch has ended. A reconnect ends a pause early.
-//
-// Its methods may be called from any goroutine.
+// transport is one publisher: its connection, the breaker before it, and the sending of a batch's
+// messages. Its methods may be called from any goroutine.
 type transport struct {
 	name      string
 	publisher driver.Publisher
-	delay     func(failures int) time.Duration // the length of a pause
-
-	mu    sync.Mutex
-	pause *pause    // nil: messages flow
-	ready time.Time // when the publisher was last ready again
+	breaker   breaker
+	log       journal
 }
 
-// pause is what is known of a publisher that failed.
-type pause struct {
-	failures int // in a row
-	since    time.Time
-	until    time.Time
-	trying   bool
-	err      error
-}
-
-// outage is why a publisher failed a batch, and when.
-type outage struct {
-	err error
-	at  time.Time
-}
-
-// leftAlone reports whether a batch that begins now must not use the transport.
-func (t *transport) leftAlone() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.pause != nil && (t.pause.trying || time.Now().Before(t.pause.until))
-}
-
-// resumesIn returns the time until the pause ends; 0: there is none, or it has ended.
-func (t *transport) resumesIn() time.Duration {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.pause == nil {
-		return 0
+// run keeps the publisher's connection until ctx ends, where it has one.
+func (t *transport) run(ctx context.Context) {
+	service, ok := t.publisher.(driver.Service)
+	if !ok {
+		return
 	}
-	return max(0, time.Until(t.pause.until))
-}
-
-// try notes that a batch that began at begin has messages of the transport.
-func (t *transport) try(begin time.Time) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.pause != nil && !t.pause.since.After(begin) {
-		t.pause.trying = true
+	if err := service.Run(ctx); err != nil || ctx.Err() == nil {
+		t.log(ctx, slog.LevelError, "outbox: a publisher ended before its relay", t.name,
+			slog.String("transport", t.name), slog.Any("error", err))
 	}
 }
 
-// fail pauses the transport after it failed a batch that began at begin. What began before the pause
-// that it has says nothing new, and a failure from before the publisher's reconnect asks for none.
-func (t *transport) fail(down outage, begin time.Time) (failures int, length time.Duration, paused bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.pause != nil {
-		if t.pause.since.After(begin) {
-			return 0, 0, false
-		}
-		failures = t.pause.failures
+// watch ends a pause when the publisher is ready again, and calls signal, until stop is called.
+func (t *transport) watch(signal func()) (stop func()) {
+	p, ok := t.publisher.(driver.Reconnecting)
+	if !ok {
+		return func() {}
 	}
-	failures++
-	length = t.delay(failures)
-	if t.ready.After(down.at) {
-		length = 0
-	}
-	now := time.Now()
-	t.pause = &pause{failures: failures, since: now, until: now.Add(length), err: down.err}
-	return failures, length, true
+	return p.OnReady(func() {
+		t.breaker.reconnected()
+		signal()
+	})
 }
 
-// end is called when a batch that began at begin has ended. Where the transport answered, its pause
-// is over, and failures says how many there were.
-func (t *transport) end(begin time.Time, answered bool) (failures int, resumed bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.pause == nil || t.pause.since.After(begin) {
-		return 0, false
+// usable returns nil while the transport is not paused and its publisher has its connection.
+func (t *transport) usable(ctx context.Context) error {
+	err := t.paused()
+	if service, ok := t.publisher.(driver.Service); ok {
+		err = errors.Join(err, service.Ready(ctx))
 	}
-	if !answered {
-		t.pause.trying = false
-		return 0, false
-	}
-	failures = t.pause.failures
-	t.pause = nil
-	return failures, true
+	return err
 }
 
-// forget drops a pause that is over. It is called when no message is left to try the transport with.
-func (t *transport) forget() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.pause != nil && !t.pause.trying && !time.Now().Before(t.pause.until) {
-		t.pause = nil
+// paused is an error while the transport is paused.
+func (t *transport) paused() error {
+	if err := t.breaker.paused(); err != nil {
+		return fmt.Errorf("outbox: transport %q is %w", t.name, err)
 	}
-}
-
-// reconnected ends the pause, and explains the failures until now.
-func (t *transport) reconnected() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.ready = time.Now()
-	if t.pause != nil && t.ready.Before(t.pause.until) {
-		t.pause.until = t.ready
-	}
+	return nil
 }
 
 // stats is the state of the breaker, and how full the publisher's window is.
 func (t *transport) stats() TransportStats {
-	s := TransportStats{State: stateClosed}
+	s := t.breaker.state()
 	if w, ok := t.publisher.(driver.Windowed); ok {
 		if used, size := w.Window(); size > 0 {
 			s.Window = float64(used) / float64(size)
 		}
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.pause == nil {
-		return s
-	}
-	s.State, s.Failures, s.Err = stateProbing, t.pause.failures, t.pause.err
-	if time.Now().Before(t.pause.until) {
-		s.State = statePaused
-	}
 	return s
 }
 
-// paused is an error while the transport is paused.
-func (t *transport) paused() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.pause == nil {
-		return nil
-	}
-	return fmt.Errorf("outbox: transport %q is paused after %d failures: %w", t.name, t.pause.failures, t.pause.err)
+// publish gives a message to the publisher, whose panic is a failure of the message. Done may be
+// called several times.
+func (t *transport) publish(ctx context.Context, m driver.Message, done func(error)) {
+	defer func() {
+		if v := recover(); v != nil {
+			t.log(ctx, slog.LevelError, "outbox: publisher panicked", t.name,
+				slog.Any("id", m.ID), slog.Any("panic", v), slog.String("stack", string(debug.Stack())))
+			done(&driver.PublishError{Class: driver.Retryable, Err: fmt.Errorf("the publisher panicked: %v", v)})
+		}
+	}()
+	t.publisher.Publish(ctx, m, done)
 }
 
-// pauses reports whether a failure says something about the transport rather than the message.
-func pauses(c driver.Class) bool { return c == driver.Unavailable || c == driver.Blocked }
+// conclude tells the breaker how a batch that began at begin has done: down is why it found the
+// transport unavailable, if it did, and answered says that some message has an outcome.
+func (t *transport) conclude(ctx context.Context, begin time.Time, answered bool, down *outage) {
+	if down == nil {
+		if failures, resumed := t.breaker.end(begin, answered); resumed {
+			t.log(ctx, slog.LevelInfo, "outbox: transport resumed", t.name, slog.String("transport", t.name), slog.Int("failures", failures))
+		}
+		return
+	}
+	if failures, length, paused := t.breaker.fail(*down, begin); paused {
+		t.log(ctx, slog.LevelWarn, "outbox: transport paused", t.name, slog.String("transport", t.name),
+			slog.Int("failures", failures), slog.Duration("pause", length), slog.Any("error", down.err))
+	}
+}
+
+// sender publishes what a batch has for one transport, on a goroutine of its own: one that blocks
+// holds up no other.
+type sender struct {
+	transport *transport
+	queue     chan int    // indexes of messages; it has room for all
+	open      int         // queued or in flight, as the pipeline knows
+	down      atomic.Bool // the transport is unavailable: give everything else back
+}
+
+// run ends when the queue is closed.
+func (s *sender) run(p *pipeline) {
+	for i := range s.queue {
+		if s.down.Load() || p.send.Err() != nil || p.wait.Err() != nil {
+			p.results <- result{index: i, unsent: true}
+			continue
+		}
+		done := p.done(i)
+		if err := p.unfit(i); err != nil {
+			done(&driver.PublishError{Class: driver.Permanent, Err: fmt.Errorf("what is stored is no message: %w", err)})
+			continue
+		}
+		s.transport.publish(p.wait, p.messages[i], done)
+	}
+}
+
+// missing stands for a publisher that nobody has registered.
+type missing struct{}
+
+func (missing) Publish(_ context.Context, m driver.Message, done func(error)) {
+	done(&driver.PublishError{Class: driver.Retryable, Err: fmt.Errorf("the relay has no transport %q", m.Transport)})
+}
 
 // transports are by name. The name "" is the default one.
 type transports map[string]*transport
+
+// named returns the transport of a name, one that refuses every message where there is none.
+func (ts transports) named(name string) *transport {
+	if t, ok := ts[name]; ok {
+		return t
+	}
+	return &transport{name: name, publisher: missing{}}
+}
 
 // leftAlone returns the names of those that a batch that begins now must not use.
 func (ts transports) leftAlone() []string {
 	var names []string
 	for name, t := range ts {
-		if t.leftAlone() {
+		if t.breaker.leftAlone() {
 			names = append(names, name)
 		}
 	}
@@ -173,7 +159,7 @@ func (ts transports) leftAlone() []string {
 func (ts transports) nextResume() time.Duration {
 	var next time.Duration
 	for _, t := range ts {
-		if d := t.resumesIn(); d > 0 && (next == 0 || d < next) {
+		if d := t.breaker.resumesIn(); d > 0 && (next == 0 || d < next) {
 			next = d
 		}
 	}
@@ -188,15 +174,56 @@ func (ts transports) allPaused() time.Duration {
 	return ts.nextResume()
 }
 
-// try notes which transports have messages in a batch that began at begin.
-func (ts transports) try(messages []driver.Message, begin time.Time) {
+// begin tells the breakers of the transports that have messages in a batch that began at begin.
+func (ts transports) begin(messages []driver.Message, begin time.Time) {
 	tried := map[string]bool{}
 	for _, m := range messages {
 		if t, ok := ts[m.Transport]; ok && !tried[m.Transport] {
 			tried[m.Transport] = true
-			t.try(begin)
+			t.breaker.try(begin)
 		}
 	}
+}
+
+// end tells each transport of a batch that began at begin how it has done.
+func (ts transports) end(ctx context.Context, begin time.Time, batch driver.Batch, outcomes []outcome, down map[string]outage) {
+	answered := map[string]bool{}
+	for i, o := range outcomes {
+		name := batch.Messages[i].Transport
+		answered[name] = answered[name] || o.done && batch.Unreadable[i] == nil
+	}
+	for name, ok := range answered {
+		t, known := ts[name]
+		if !known {
+			continue
+		}
+		if why, isDown := down[name]; isDown {
+			t.conclude(ctx, begin, ok, &why)
+		} else {
+			t.conclude(ctx, begin, ok, nil)
+		}
+	}
+}
+
+// watch calls signal when a publisher is ready again, until stop is called.
+func (ts transports) watch(signal func()) (stop func()) {
+	var stops []func()
+	for _, t := range ts {
+		stops = append(stops, t.watch(signal))
+	}
+	return func() {
+		for _, stop := range stops {
+			stop()
+		}
+	}
+}
+
+func (ts transports) stats() map[string]TransportStats {
+	all := make(map[string]TransportStats, len(ts))
+	for name, t := range ts {
+		all[name] = t.stats()
+	}
+	return all
 }
 
 // paused joins an error for each transport that is paused.
@@ -207,3 +234,6 @@ func (ts transports) paused() error {
 	}
 	return errors.Join(errs...)
 }
+
+// pauses reports whether a failure says something about the transport rather than the message.
+func pauses(c driver.Class) bool { return c == driver.Unavailable || c == driver.Blocked }

@@ -8,7 +8,7 @@ import (
 // StatsLimit is where the counts of Depth stop: a count of StatsLimit means as many or more.
 const StatsLimit = 100_000
 
-// Measured is what a Source may be besides: it tells how much lies in its store.
+// Measured is an optional interface of a Source that reports its backlog.
 type Measured interface {
 	// Depth looks at the store. Its cost is bounded, whatever the store holds.
 	Depth(ctx context.Context) (Depth, error)
@@ -29,7 +29,7 @@ type Depth struct {
 	OldestAge time.Duration
 }
 
-// Windowed is what a Publisher may be besides: it tells how full its window is.
+// Windowed is an optional interface of a Publisher that reports how full its window is.
 type Windowed interface {
 	// Window returns how many messages await their confirm, and how many may at once.
 	Window() (used, size int)

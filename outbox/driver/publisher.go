@@ -8,7 +8,7 @@ import (
 // Publisher sends messages to one broker. The package outbox/outboxtest/conformance
 // has the suite that an implementation must pass.
 type Publisher interface {
-	// Publish sends m and returns; the outcome is told later through done, so that many
+	// Publish sends m and returns; it reports the outcome later through done, so that many
 	// messages can be in flight at once. The rules:
 	//
 	//   - done is called exactly once for every call of Publish, from any goroutine, before or

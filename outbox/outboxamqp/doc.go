@@ -35,7 +35,8 @@
 // # The form on the wire
 //
 // Properties: message_id is the id, type the name, content_type, timestamp (in
-// seconds), delivery mode persistent. Headers are text. With Config.Compat the
+// seconds), delivery mode persistent. Headers are text; the ordering key, where there is one, is in
+// holdfast-key. With Config.Compat the
 // headers "type" and "X-Message-Stamp-MessageIdStamp" carry name and id once
 // more, as Symfony Messenger reads them.
 //

@@ -52,15 +52,18 @@ func stripe(m driver.Message) uint32 {
 }
 
 func (p *Publisher) headers(m driver.Message, route outbox.Route) amqp.Table {
-	if len(m.Headers)+len(route.Headers) == 0 && !p.cfg.Compat {
+	if len(m.Headers)+len(route.Headers) == 0 && m.Key == "" && !p.cfg.Compat {
 		return nil
 	}
-	table := make(amqp.Table, len(m.Headers)+len(route.Headers)+2)
+	table := make(amqp.Table, len(m.Headers)+len(route.Headers)+3)
 	for name, value := range m.Headers {
 		table[name] = value
 	}
 	for name, value := range route.Headers {
 		table[name] = value
+	}
+	if m.Key != "" {
+		table[wire.HeaderKey] = m.Key
 	}
 	if p.cfg.Compat {
 		table[wire.HeaderType] = m.Name

@@ -53,7 +53,7 @@ type Config struct {
 	// when Run ends. A message has half as long again for its confirm; then the connection is
 	// replaced. Default: 10 s.
 	Timeout time.Duration
-	// Logger is told of lost connections. Default: slog.Default().
+	// Logger receives lost connections. Default: slog.Default().
 	Logger *slog.Logger
 	// MeterProvider counts lost connections. Default: the global one.
 	MeterProvider metric.MeterProvider

@@ -68,7 +68,7 @@ func tablesOf(schema, table string) (tables, error) {
 	return tables{names[0], names[1], names[2], names[3], names[4]}, nil
 }
 
-// explain tells of tables that were never created.
+// explain names tables that were never created.
 func (t tables) explain(err error) error { return t.missing().Explain(err) }
 
 func (t tables) missing() migrate.Missing {

@@ -14,7 +14,7 @@ import (
 // How messages wait. A row is ready (no due_at) or waiting (a due_at). A waiting row holds back the later
 // rows of its key, which pass through these states:
 //
-//   - ready: a claim meets them and leaves them out. Order needs nothing more.
+//   - ready: a claim finds them and leaves them out. Order needs nothing more.
 //   - held: the claim that met them gives them a far due_at. They leave the index that claims walk, so
 //     each is paid for once.
 //   - ready again: when the first waiting row of the key is released, some of those held behind it come

@@ -7,11 +7,12 @@ import (
 	"strings"
 
 	"github.com/holdfast-go/holdfast/internal/check"
+	"github.com/holdfast-go/holdfast/internal/redisconn"
 )
 
 // Ready returns nil if Redis answers within Config.Timeout.
 func (p *Publisher) Ready(ctx context.Context) error {
-	_, err := within(ctx, p.cfg.Timeout, func(ctx context.Context) (string, error) { return p.client.Ping(ctx).Result() })
+	_, err := redisconn.Within(ctx, p.cfg.Timeout, func(ctx context.Context) (string, error) { return p.client.Ping(ctx).Result() })
 	if err != nil {
 		return fmt.Errorf("outboxredis: %w", err)
 	}
@@ -27,7 +28,7 @@ func (p *Publisher) Window() (used, size int) { return len(p.room), cap(p.room) 
 func (p *Publisher) Check(ctx context.Context) error {
 	found := check.Findings{Component: "outboxredis"}
 	for _, stream := range p.streams() {
-		kind, err := within(ctx, p.cfg.Timeout, func(ctx context.Context) (string, error) { return p.client.Type(ctx, stream).Result() })
+		kind, err := redisconn.Within(ctx, p.cfg.Timeout, func(ctx context.Context) (string, error) { return p.client.Type(ctx, stream).Result() })
 		if err != nil {
 			found.Join(fmt.Errorf("outboxredis: check: %w", err))
 			return found.Err()
@@ -36,7 +37,7 @@ func (p *Publisher) Check(ctx context.Context) error {
 			found.Add("configure another stream, or remove the key", "key %q is a %s, not a stream", stream, kind)
 		}
 	}
-	config, err := within(ctx, p.cfg.Timeout, func(ctx context.Context) (map[string]string, error) {
+	config, err := redisconn.Within(ctx, p.cfg.Timeout, func(ctx context.Context) (map[string]string, error) {
 		return p.client.ConfigGet(ctx, "maxmemory-policy").Result()
 	})
 	if err != nil {

@@ -3,10 +3,10 @@ package outboxredis
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/holdfast-go/holdfast/internal/redisconn"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
@@ -105,7 +105,7 @@ func (p *Publisher) exec(items []item) []error {
 		}
 	}
 	// The error is that of a command, or of all of them.
-	_, late := within(context.WithoutCancel(items[0].ctx), p.cfg.Timeout, func(ctx context.Context) (struct{}, error) {
+	_, late := redisconn.Within(context.WithoutCancel(items[0].ctx), p.cfg.Timeout, func(ctx context.Context) (struct{}, error) {
 		_, _ = pipe.Exec(ctx)
 		return struct{}{}, nil
 	})
@@ -119,34 +119,4 @@ func (p *Publisher) exec(items []item) []error {
 		}
 	}
 	return errs
-}
-
-// grace is how long a client may take to notice that its context has ended.
-const grace = time.Second
-
-// within bounds a call of a client that may not mind the end of its context.
-func within[T any](ctx context.Context, timeout time.Duration, call func(context.Context) (T, error)) (T, error) {
-	type result struct {
-		value T
-		err   error
-	}
-	bounded, cancel := context.WithTimeout(ctx, timeout)
-	results := make(chan result, 1)
-	go func() {
-		defer cancel()
-		value, err := call(bounded)
-		results <- result{value, err}
-	}()
-	select {
-	case r := <-results:
-		return r.value, r.err
-	case <-bounded.Done():
-	}
-	select {
-	case r := <-results:
-		return r.value, r.err
-	case <-time.After(grace):
-		var none T
-		return none, fmt.Errorf("no answer within %v: %w", timeout, bounded.Err())
-	}
 }

@@ -44,7 +44,7 @@ func (p *Publisher) Script(errs ...error) {
 }
 
 // Latency is the time between Publish and its outcome. Zero, the default,
-// means that the outcome is told before Publish returns.
+// means that Publish calls done before it returns.
 func (p *Publisher) Latency(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
