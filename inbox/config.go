@@ -34,6 +34,20 @@ type ConsumerConfig struct {
 	// counted: nothing was noted yet. From the second time on the message runs alone.
 	// It needs a processor that keeps a ledger, as inboxpgx does. Default: 5.
 	MaxCrashes int
+	// Ordered has messages of one ordering key processed one at a time, in the order in which they
+	// arrive, retries included: while a failed message waits, it keeps its place and its key waits
+	// behind it, and other keys go on. When it becomes a dead letter its key goes on. It needs a
+	// source that is served to one process at a time; see the transport's doc. Messages without a
+	// key have no order. Default: no order.
+	Ordered bool
+	// ParkKeys has a key wait when its message becomes a dead letter, and go on when that is replayed
+	// or removed by DeadLetters: then the messages that have come in between are processed in their
+	// order, and those that come later after them. Until then they are kept, with the dead letter, by
+	// the processor; inboxpgx has a table for them. It needs Ordered. Switched off while keys wait,
+	// it leaves them there: replay or remove their dead letters before. Default: keys go on.
+	ParkKeys bool
+	// Key returns the ordering key of a message, for senders that set none. Default: Message.Key.
+	Key func(m *Message) string
 	// DeriveID is called for messages whose id is missing or not a UUID v7, for senders that
 	// set none, and returns the id to use: the same for every copy of a message. uuid.Nil
 	// or a panic refuses the message. Optional; without it all such messages are refused.

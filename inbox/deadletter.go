@@ -20,12 +20,16 @@ var ErrOutlived = errors.New("inbox: dead letters are older than what processed 
 // returns them. It may be used from many goroutines.
 type DeadLetters interface {
 	// List returns the dead letters that the filter selects, bodies included, and leaves them
-	// where they are. Filter.Limit bounds the memory it takes.
+	// where they are. Filter.Limit bounds the memory it takes; 0 means 100.
 	List(ctx context.Context, f Filter) ([]DeadLetter, error)
 	// Show returns the dead letter with the message id, or ErrNotFound.
 	Show(ctx context.Context, id uuid.UUID) (DeadLetter, error)
 	// Count returns how many dead letters the filter selects.
 	Count(ctx context.Context, f Filter) (int, error)
+	// Groups counts the selected dead letters by their fingerprints, the largest group first. At
+	// most 1000 kinds are told apart: the others are one group more, without a fingerprint.
+	// Filter.Limit bounds the groups.
+	Groups(ctx context.Context, f Filter) ([]Group, error)
 	// Replay returns the selected dead letters to the queues they came from, as messages that
 	// were never tried. It goes no further than what is there when it begins. Those refused for
 	// their age stay, and the error is ErrOutlived. What fails once more is a dead letter
@@ -43,14 +47,36 @@ type DeadLetter struct {
 	Message Message
 	// Class is the class of the last failure; it selects the dead-letter queue.
 	Class string
-	// Error is the text of the last failure, at most 1024 bytes of valid UTF-8.
+	// Error is the text of the last failure, at most 1024 bytes of valid UTF-8. The failures before
+	// are in Message.History.
 	Error string
+	// ErrorType is the Go type of the last failure, such as *pgconn.PgError: the first in its chain
+	// that is no wrapper of packages fmt, errors and inbox. SQLState is its SQLSTATE. Both are empty
+	// when there is none, or it is not known.
+	ErrorType, SQLState string
+	// Fingerprint is the same for failures of one kind, in all processes and versions of a program:
+	// 16 digits of what Class, ErrorType and SQLState are, with the function that panicked, else the
+	// message's name. Where the type tells nothing, as that of errors.New, the error's text counts
+	// too, without quotations and what has a digit in it.
+	Fingerprint string
 	// Attempts is how often the message was tried, the last time included.
 	Attempts int
 	// FirstFailedAt and FailedAt are the consumer's times of the first and the last failure.
 	FirstFailedAt, FailedAt time.Time
 	// Consumer names who gave the message up.
 	Consumer string
+}
+
+// Group are dead letters of one kind.
+type Group struct {
+	// Fingerprint is that of all of them; Filter.Fingerprint selects them.
+	Fingerprint string
+	// Count is how many there are.
+	Count int
+	// First and Last are the earliest and the latest of their last failures.
+	First, Last time.Time
+	// Sample is the latest of them, without the body and the headers of its message.
+	Sample DeadLetter
 }
 
 // Filter selects dead letters: those that match all its fields. The zero value selects all.
@@ -61,12 +87,14 @@ type Filter struct {
 	Class string
 	// Name is the message name wanted. Optional.
 	Name string
+	// Fingerprint is the kind of failure wanted. Optional.
+	Fingerprint string
 	// ErrorContains is a text that the error has in it, letter case aside. Optional.
 	ErrorContains string
 	// FailedAfter and FailedBefore bound the last failure: after ≤ time < before. Optional.
 	FailedAfter, FailedBefore time.Time
 	// Limit bounds how many are listed, removed or returned; those that a replay leaves where
-	// they are do not count. Default: all.
+	// they are do not count. Default: 100 for List, none for the others.
 	Limit int
 }
 
@@ -88,6 +116,7 @@ func (f Filter) LogValue() slog.Value {
 	}
 	text("class", f.Class)
 	text("name", f.Name)
+	text("fingerprint", f.Fingerprint)
 	moment("failed_after", f.FailedAfter)
 	moment("failed_before", f.FailedBefore)
 	text("error_contains", f.ErrorContains)

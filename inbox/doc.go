@@ -4,7 +4,7 @@
 // # The parts
 //
 // A Message is what arrived. A Processor does the work of messages and says for each one
-// whether it is done. A consumer (package inboxamqp, or inboxtest in tests) receives
+// whether it is done. A consumer (package inboxamqp, inboxredis for Redis Streams, or inboxtest in tests) receives
 // messages, hands them to the processor and settles them by its answer: a message is
 // acknowledged only after its effect is durable.
 //
@@ -47,7 +47,20 @@
 //   - Postpone and Unavailable: not the message's failure; it comes again, uncounted.
 //
 // A panic counts as an unmarked error. While a message waits for its retry the messages
-// behind it go on, so retries change the order of messages.
+// behind it go on, so retries change the order of messages, unless they are ordered.
+//
+// # Order
+//
+// With ConsumerConfig.Ordered the messages of one ordering key are processed one at a time and in
+// order, retries included: the key waits behind its failing message, others go on. When that
+// becomes a dead letter its key goes on, or, with ConsumerConfig.ParkKeys, is parked: what arrives
+// for it is kept in the processor's store, and the broker's queue stays short. Once the dead letter
+// is replayed or removed by DeadLetters the key resumes, within a few seconds: first the message
+// itself, if it was replayed, then those that were kept, in their order, then what the queue has.
+//
+// A process that loses its queue while it gives a message up may park a key although the queue's
+// next owner gets the message through. No message is out of order by that; the key waits until the
+// letter is replayed, which changes nothing, or removed.
 //
 // # Limits
 //

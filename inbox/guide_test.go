@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"strconv"
 	"time"
@@ -16,6 +17,8 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxredis"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
@@ -26,8 +29,14 @@ var (
 	_ = guidePrepared
 	_ = guideErrors
 	_ = guideRedis
+	_ = guideStreams
 	_ = guideOperator
+	_ = guideGroups
+	_ = guideOrder
 	_ = guideLimited
+	_ = timed
+	_ = guideScarce
+	_ = guideSlow
 )
 
 type invoice struct {
@@ -117,8 +126,77 @@ func guideOperator(ctx context.Context, consumer *inboxamqp.Consumer) error {
 	return err
 }
 
+func guideOrder(dial func(context.Context) (*amqp.Connection, error), books *inboxpgx.Store) (*inboxamqp.Consumer, error) {
+	return inboxamqp.NewConsumer(dial, "billing", books, inboxamqp.Config{ConsumerConfig: inbox.ConsumerConfig{
+		Ordered:  true, // of one key one at a time, in order, also through retries
+		ParkKeys: true, // a key waits behind its dead letter until that is replayed or removed
+	}})
+}
+
+func guideGroups(ctx context.Context, letters inbox.DeadLetters) error {
+	kinds, err := letters.Groups(ctx, inbox.Filter{FailedAfter: time.Now().Add(-time.Hour)})
+	if err != nil || len(kinds) == 0 {
+		return err
+	}
+	worst := kinds[0] // of which there are most
+	fmt.Println(worst.Count, worst.Sample.ErrorType, worst.Sample.Error)
+	_, err = letters.Remove(ctx, inbox.Filter{Fingerprint: worst.Fingerprint}, "ann", "test data")
+	return err
+}
+
+func guideScarce(manager *txretry.Manager) (*inboxpgx.Store, error) {
+	return inboxpgx.New(manager, "billing", inboxpgx.Config{ByName: map[string]inboxpgx.HandlerConfig{
+		"report.requested": {Concurrency: 2},
+	}})
+}
+
+func guideSlow(dial func(context.Context) (*amqp.Connection, error), books *inboxpgx.Store, store *outboxpgx.Store) (quick, slow *inboxamqp.Consumer, err error) {
+	err = inboxpgx.Handle(books, "order.placed", func(ctx context.Context, tx pgx.Tx, o invoice) error {
+		m, err := outbox.NewMessage("report.requested", o) // what takes long is a message of its own
+		if err != nil {
+			return err
+		}
+		return store.Write(ctx, tx, m)
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	quick, err = inboxamqp.NewConsumer(dial, "billing", books, inboxamqp.Config{
+		Bindings: []inboxamqp.Binding{{Exchange: "shop", Key: "order.*"}},
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	slow, err = inboxamqp.NewConsumer(dial, "billing.reports", books, inboxamqp.Config{
+		ConsumerConfig: inbox.ConsumerConfig{Concurrency: 2, Prefetch: 2, HandlerTimeout: 10 * time.Minute},
+		Bindings:       []inboxamqp.Binding{{Exchange: "shop", Key: "report.*"}},
+	})
+	return quick, slow, err
+}
+
+func timed(log *slog.Logger) inbox.Middleware {
+	return func(ctx context.Context, m *inbox.Message) (context.Context, func(result error) error, error) {
+		begun := time.Now()
+		return ctx, func(result error) error {
+			log.InfoContext(ctx, "processed", slog.String("name", m.Name), slog.Duration("took", time.Since(begun)), slog.Any("error", result))
+			return result
+		}, nil
+	}
+}
+
 func guideLimited(manager *txretry.Manager, limit inbox.Waiter) (*inboxpgx.Store, error) {
 	return inboxpgx.New(manager, "mailer", inboxpgx.Config{ByName: map[string]inboxpgx.HandlerConfig{
 		"order.placed": {Waiter: limit, Timeout: 10 * time.Second},
 	}})
+}
+
+func guideStreams(ctx context.Context, client *redis.Client, books *inboxpgx.Store) error {
+	consumer, err := inboxredis.NewConsumer(client, "orders", books, inboxredis.Config{Group: "billing"})
+	if err != nil {
+		return err
+	}
+	if err := consumer.Setup(ctx); err != nil { // the stream and its group
+		return err
+	}
+	return consumer.Run(ctx)
 }

@@ -23,6 +23,8 @@ type Message struct {
 	Body []byte
 	// ContentType is the media type of Body; empty counts as JSON.
 	ContentType string
+	// Key is the sender's ordering key; empty when none came. See ConsumerConfig.Ordered.
+	Key string
 	// Headers are the transport's headers that have a sensible text; nil when there are none.
 	Headers map[string]string
 	// Attempt is 1 at the first delivery and grows by one with every counted failure.
@@ -42,6 +44,19 @@ type Message struct {
 	PublishedAt time.Time
 	// FirstFailedAt is the time of the first counted failure; zero when there was none.
 	FirstFailedAt time.Time
+	// History are the counted failures so far, oldest first, as far as the transport kept them: at
+	// most the first five and the last five.
+	History []FailedAttempt
+}
+
+// FailedAttempt is one counted failure of a message.
+type FailedAttempt struct {
+	// At is the time of the consumer's clock.
+	At time.Time
+	// Error is the beginning of the error's text.
+	Error string
+	// Consumer names the consumer that tried it.
+	Consumer string
 }
 
 // Validate returns an error of class validation, all violations in one, when the

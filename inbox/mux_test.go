@@ -3,6 +3,7 @@ package inbox_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -87,16 +88,14 @@ func TestMuxMiddlewareOrder(t *testing.T) {
 	t.Parallel()
 	var trail []string
 	step := func(name string) inbox.Middleware {
-		return func(next inbox.Handler) inbox.Handler {
-			return func(ctx context.Context, m *inbox.Message) error {
-				trail = append(trail, name)
-				return next(ctx, m)
-			}
+		return func(context.Context, *inbox.Message) (context.Context, func(error) error, error) {
+			trail = append(trail, name)
+			return nil, func(result error) error { trail = append(trail, "end of "+name); return result }, nil
 		}
 	}
 	mux := inbox.NewMux()
 	mux.Use(step("all 1"), step("all 2"))
-	err := inbox.Handle(mux, "a", func(context.Context, order) error { return nil }, step("own 1"), step("own 2"))
+	err := inbox.Handle(mux, "a", func(context.Context, order) error { trail = append(trail, "work"); return nil }, step("own 1"), step("own 2"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,12 +103,121 @@ func TestMuxMiddlewareOrder(t *testing.T) {
 	if err := process(t, mux, message("a", `{}`)); err != nil {
 		t.Fatal(err)
 	}
+	want := "all 1, all 2, all 3, own 1, own 2, work, end of own 2, end of own 1, end of all 3, end of all 2, end of all 1"
+	if got := strings.Join(trail, ", "); got != want {
+		t.Errorf("trail = %s, want %s", got, want)
+	}
+	trail = nil
 	if err := process(t, mux, message("unknown", `{}`)); err == nil {
 		t.Error("an unknown name was accepted")
 	}
-	want := []string{"all 1", "all 2", "all 3", "own 1", "own 2", "all 1", "all 2", "all 3"}
-	if !slices.Equal(trail, want) {
-		t.Errorf("trail = %q, want %q", trail, want)
+	if got := strings.Join(trail, ", "); got != "all 1, all 2, all 3, end of all 3, end of all 2, end of all 1" {
+		t.Errorf("trail = %s", got)
+	}
+}
+
+type valueKey struct{}
+
+// What middleware does to a message: it adds to the context, ends it early, and changes the result.
+func TestMuxMiddlewareDecides(t *testing.T) {
+	t.Parallel()
+	boom, skip, late := errors.New("boom"), errors.New("skip"), errors.New("late")
+	var ends []error
+	outer := func(context.Context, *inbox.Message) (context.Context, func(error) error, error) {
+		return nil, func(result error) error { ends = append(ends, result); return result }, nil
+	}
+	for name, tt := range map[string]struct {
+		middle inbox.Middleware
+		ran    bool
+		want   error
+	}{
+		"adds to the context": {ran: true, middle: func(ctx context.Context, _ *inbox.Message) (context.Context, func(error) error, error) {
+			return context.WithValue(ctx, valueKey{}, 1), nil, nil
+		}},
+		"refuses": {want: boom, middle: func(context.Context, *inbox.Message) (context.Context, func(error) error, error) {
+			return nil, nil, boom
+		}},
+		"passes over": {middle: func(context.Context, *inbox.Message) (context.Context, func(error) error, error) {
+			return nil, func(error) error { return nil }, skip
+		}},
+		"fails at the end": {ran: true, want: late, middle: func(context.Context, *inbox.Message) (context.Context, func(error) error, error) {
+			return nil, func(error) error { return late }, nil
+		}},
+		"panics": {want: boom, middle: func(context.Context, *inbox.Message) (context.Context, func(error) error, error) { panic(boom) }},
+		"panics at the end": {ran: true, want: boom, middle: func(context.Context, *inbox.Message) (context.Context, func(error) error, error) {
+			return nil, func(error) error { panic(boom) }, nil
+		}},
+	} {
+		ends = nil
+		ran := false
+		mux := inbox.NewMux()
+		mux.Use(outer, tt.middle)
+		err := inbox.Handle(mux, "a", func(ctx context.Context, _ order) error {
+			if ran = true; name == "adds to the context" && ctx.Value(valueKey{}) != 1 {
+				t.Errorf("%s: nothing is added", name)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = process(t, mux, message("a", `{}`))
+		if !errors.Is(err, tt.want) || ran != tt.ran || len(ends) != 1 || !errors.Is(ends[0], tt.want) {
+			t.Errorf("%s: ran %v, result %v, outer middleware saw %v", name, ran, err, ends)
+		}
+	}
+}
+
+// A handler that exits its goroutine ends its middleware, too.
+func TestMuxGoexit(t *testing.T) {
+	t.Parallel()
+	var seen error
+	mux := inbox.NewMux()
+	mux.Use(func(context.Context, *inbox.Message) (context.Context, func(error) error, error) {
+		return nil, func(result error) error { seen = result; return result }, nil
+	})
+	if err := inbox.Handle(mux, "a", func(context.Context, order) error { runtime.Goexit(); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		mux.Process(t.Context(), []*inbox.Message{message("a", `{}`)})
+	}()
+	if <-ended; seen == nil {
+		t.Error("the middleware has not heard of it")
+	}
+}
+
+// A processor that does the work itself finds what Route was given.
+func TestDecode(t *testing.T) {
+	t.Parallel()
+	mux := inbox.NewMux()
+	boom := errors.New("boom")
+	err := mux.Route("a", func(m *inbox.Message) (any, error) {
+		switch string(m.Body) {
+		case "bad":
+			return "no work", boom
+		case "panic":
+			panic(boom)
+		}
+		return "work on " + string(m.Body), nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := mux.Decode([]*inbox.Message{message("a", "1"), message("a", "bad"), message("a", "panic"), message("b", "2")})
+	for i, want := range []any{"work on 1", nil, nil, nil} {
+		_, err := calls[i].Begin(t.Context())
+		if calls[i].Work != want || (err == nil) != (want != nil) {
+			t.Errorf("%d: work %v, error %v", i, calls[i].Work, err)
+		}
+		if end := calls[i].End(err); !errors.Is(end, err) {
+			t.Errorf("%d: %v became %v", i, err, end)
+		}
+	}
+	if err := process(t, mux, message("a", "1")); err == nil || !strings.Contains(err.Error(), "another processor") {
+		t.Errorf("the work of another processor: %v", err)
 	}
 }
 
@@ -157,21 +265,17 @@ func (w waiter) Wait(context.Context) error { return w.err }
 
 func TestBlocking(t *testing.T) {
 	t.Parallel()
-	ran := false
-	next := func(context.Context, *inbox.Message) error { ran = true; return nil }
-	if err := inbox.Blocking(waiter{})(next)(t.Context(), nil); err != nil || !ran {
-		t.Errorf("error %v, ran %v", err, ran)
-	}
-	ran = false
-	if err := inbox.Blocking(nil)(next)(t.Context(), nil); err != nil || !ran {
-		t.Errorf("no waiter: error %v, ran %v", err, ran)
-	}
-	ran = false
 	down := errors.New("limiter is down")
-	err := inbox.Blocking(waiter{down})(next)(t.Context(), nil)
-	if !errors.Is(err, down) || ran {
-		t.Errorf("error %v, ran %v", err, ran)
+	for name, tt := range map[string]struct {
+		waiter inbox.Waiter
+		want   error
+	}{"leave": {waiter: waiter{}}, "no waiter": {}, "down": {waiter{down}, down}} {
+		inner, end, err := inbox.Blocking(tt.waiter)(t.Context(), nil)
+		if !errors.Is(err, tt.want) || inner != nil || end != nil {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
+	_, _, err := inbox.Blocking(waiter{down})(t.Context(), nil)
 	if f := driver.Classify(err); f.Action != driver.ActionRetry || f.Counted || !f.Unlimited {
 		t.Errorf("a limiter that is down costs the message an attempt: %+v", f)
 	}
@@ -197,6 +301,21 @@ func TestMessageValidate(t *testing.T) {
 	}
 	if err := (&inbox.Message{}).Validate(); !strings.Contains(err.Error(), "id") || !strings.Contains(err.Error(), "name") {
 		t.Errorf("not all violations in %v", err)
+	}
+}
+
+func TestSetLimit(t *testing.T) {
+	t.Parallel()
+	mux := inbox.NewMux()
+	if err := mux.SetLimit("a", 3); err != nil {
+		t.Fatal(err)
+	}
+	if err := mux.SetLimit("a", -1); err == nil {
+		t.Error("a negative limit was accepted")
+	}
+	var limiter driver.Limiter = mux
+	if a, b := limiter.Limit("a"), limiter.Limit("b"); a != 3 || b != 0 {
+		t.Errorf("limits %d and %d", a, b)
 	}
 }
 

@@ -28,7 +28,7 @@ func post(handler http.Handler, key idempotency.Key) *httptest.ResponseRecorder 
 // reply is lost.
 func TestAnOrderIsBilledOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a := newApp(inboxtest.Config{DeliverTwice: true},
+		a := newApp(inboxtest.Config{Fault: inboxtest.DeliverTwice},
 			txretrytest.Fault{Point: txretrytest.AtCommit, SQLSTATE: "40001"},
 			txretrytest.Fault{Point: txretrytest.ReplyLostApplied})
 		ctx, stop := context.WithCancel(t.Context())

@@ -17,11 +17,12 @@ import (
 
 // deadFilter is what the flags of dead choose.
 type deadFilter struct {
-	from, name, class string
-	ids               []uuid.UUID
-	limit             int
-	all, force        bool
-	by, reason        string // who changes them, and why
+	from, name, class  string
+	group              string // a fingerprint, which only the inbox has
+	ids                []uuid.UUID
+	limit              int
+	all, force, dryRun bool
+	by, reason         string // who changes them, and why
 }
 
 // deadStores are the two places where messages end that were given up.
@@ -34,11 +35,11 @@ type deadStores struct {
 // runDead lists, shows, retries and removes dead letters of the outbox (not published) and of the inbox (not consumed).
 func runDead(ctx context.Context, c *commandContext, args []string) (int, error) {
 	if len(args) == 0 {
-		return exitUsage, usagef("dead: say list, show, retry, remove or audit")
+		return exitUsage, usagef("dead: say list, groups, show, retry, remove or audit")
 	}
 	verb := args[0]
 	if verb == "-h" || verb == "-help" || verb == "--help" {
-		fmt.Fprintln(c.stdout, "Usage: reservation dead list|show|retry|remove|audit [flags]; dead list -h and so on tell the flags")
+		fmt.Fprintln(c.stdout, "Usage: reservation dead list|groups|show|retry|remove|audit [flags]; dead list -h and so on tell the flags")
 		return exitOK, nil
 	}
 	if verb == "audit" {
@@ -54,14 +55,10 @@ func runDead(ctx context.Context, c *commandContext, args []string) (int, error)
 		err = stores.list(ctx, c.stdout, f, false)
 	case "show":
 		err = stores.list(ctx, c.stdout, f, true)
+	case "groups":
+		err = stores.groups(ctx, c.stdout, f)
 	case "retry":
-		err = stores.change(ctx, c.stdout, f, "retried", func(ctx context.Context, filter outbox.Filter) (int, error) {
-			replayed, err := stores.outbox.Replay(ctx, filter, outbox.Replay{By: f.by, Reason: f.reason, Force: f.force})
-			return replayed.Returned, err
-		}, stores.recorded(f, verb, func(ctx context.Context, filter inbox.Filter) (int, error) {
-			replayed, err := stores.inbox.Replay(ctx, filter, inbox.Replay{By: f.by, Reason: f.reason, Force: f.force})
-			return replayed.Returned, err
-		}))
+		err = stores.retry(ctx, c.stdout, f)
 	case "remove":
 		err = stores.change(ctx, c.stdout, f, "removed", func(ctx context.Context, filter outbox.Filter) (int, error) {
 			return stores.outbox.Remove(ctx, filter, f.by, f.reason)
@@ -75,17 +72,38 @@ func runDead(ctx context.Context, c *commandContext, args []string) (int, error)
 	return exitOK, nil
 }
 
+// retry sends messages again, or tells how many it would.
+func (s deadStores) retry(ctx context.Context, w io.Writer, f deadFilter) error {
+	inInbox := func(ctx context.Context, filter inbox.Filter) (int, error) {
+		replayed, err := s.inbox.Replay(ctx, filter, inbox.Replay{By: f.by, Reason: f.reason, Force: f.force, DryRun: f.dryRun})
+		return replayed.Returned, err
+	}
+	done := "would be retried"
+	if !f.dryRun {
+		done, inInbox = "retried", s.recorded(f, "retry", inInbox)
+	}
+	return s.change(ctx, w, f, done, func(ctx context.Context, filter outbox.Filter) (int, error) {
+		replayed, err := s.outbox.Replay(ctx, filter, outbox.Replay{By: f.by, Reason: f.reason, Force: f.force, DryRun: f.dryRun})
+		return replayed.Returned, err
+	}, inInbox)
+}
+
 func parseDeadFilter(c *commandContext, verb string, args []string) (deadFilter, error) {
 	var f deadFilter
 	changes := verb == "retry" || verb == "remove"
-	if !changes && verb != "list" && verb != "show" {
-		return f, usagef("dead: %.40q is not list, show, retry, remove or audit", verb)
+	if !changes && verb != "list" && verb != "groups" && verb != "show" {
+		return f, usagef("dead: %.40q is not list, groups, show, retry, remove or audit", verb)
 	}
 	flags := newFlagSet("dead " + verb)
-	flags.StringVar(&f.from, "from", "all", "outbox, inbox or all")
+	if verb == "groups" {
+		f.from = "inbox"
+	} else {
+		flags.StringVar(&f.from, "from", "all", "outbox, inbox or all")
+		flags.StringVar(&f.group, "group", "", "only failures of this `kind`, as dead groups prints it; in the inbox")
+	}
 	flags.StringVar(&f.name, "name", "", "only messages of this `name`")
 	flags.StringVar(&f.class, "class", "", "only failures of this `class`")
-	flags.IntVar(&f.limit, "limit", 0, "at most so many of each (0: 100 for list and show, else all)")
+	flags.IntVar(&f.limit, "limit", 0, "at most so many of each (0: 100, but all for retry and remove)")
 	addID := func(text string) error {
 		id, err := uuid.Parse(text)
 		f.ids = append(f.ids, id)
@@ -94,6 +112,7 @@ func parseDeadFilter(c *commandContext, verb string, args []string) (deadFilter,
 	flags.Func("id", "only the message of this `id`, also without the flag's name; may be repeated", addID)
 	if verb == "retry" {
 		flags.BoolVar(&f.force, "force", false, "also those that are older than the consumers' memory of what was processed")
+		flags.BoolVar(&f.dryRun, "dry-run", false, "only tell how many there are")
 	}
 	if changes {
 		flags.StringVar(&f.by, "by", osUser(), "`who` changes them; kept for dead audit")
@@ -109,18 +128,23 @@ func parseDeadFilter(c *commandContext, verb string, args []string) (deadFilter,
 	if err != nil {
 		return f, err
 	}
-	chosen := f.name != "" || f.class != "" || len(f.ids) > 0 || f.limit > 0
+	chosen := f.name != "" || f.group != "" || f.class != "" || len(f.ids) > 0 || f.limit > 0
 	switch {
 	case f.from != "all" && f.from != "outbox" && f.from != "inbox":
 		return f, usagef("dead: --from must be outbox, inbox or all")
+	case f.group != "" && f.from == "outbox":
+		return f, usagef("dead: --group chooses in the inbox")
 	case f.limit < 0:
 		return f, usagef("dead: --limit must not be negative")
 	case verb == "show" && len(f.ids) == 0:
 		return f, usagef("dead show: say the id, as in dead show ID")
 	case changes && !chosen && !f.all:
-		return f, usagef("dead %s: choose by ID, --name, --class or --limit, or say --all", verb)
+		return f, usagef("dead %s: choose by ID, --name, --class, --group or --limit, or say --all", verb)
 	case changes && f.by == "":
 		return f, usagef("dead %s: say --by", verb)
+	}
+	if f.group != "" {
+		f.from = "inbox"
 	}
 	if !changes && f.limit == 0 {
 		f.limit = 100
@@ -129,13 +153,13 @@ func parseDeadFilter(c *commandContext, verb string, args []string) (deadFilter,
 }
 
 func newDeadStores(c *commandContext) deadStores {
-	return deadStores{c.parts.messages.DeadLetters(), c.parts.consumer.DeadLetters(), c.parts.servers.workers}
+	return deadStores{c.parts.messages.DeadLetters(), c.parts.broker.consumer.DeadLetters(), c.parts.servers.workers}
 }
 
 // recorded lets who changes dead letters of the inbox be found by dead audit.
 func (s deadStores) recorded(f deadFilter, action string, change func(context.Context, inbox.Filter) (int, error)) func(context.Context, inbox.Filter) (int, error) {
 	return func(ctx context.Context, filter inbox.Filter) (int, error) {
-		entry := postgres.DeadChange{Action: action, By: f.by, Reason: f.reason, Chosen: chosenBy(f.outbox())}
+		entry := postgres.DeadChange{Action: action, By: f.by, Reason: f.reason, Chosen: f.chosen()}
 		return postgres.RecordDeadChange(ctx, s.pool, entry, func() (int, error) { return change(ctx, filter) })
 	}
 }
@@ -145,7 +169,15 @@ func (f deadFilter) outbox() outbox.Filter {
 }
 
 func (f deadFilter) inbox() inbox.Filter {
-	return inbox.Filter{IDs: f.ids, Name: f.name, Class: f.class, Limit: f.limit}
+	return inbox.Filter{IDs: f.ids, Name: f.name, Class: f.class, Fingerprint: f.group, Limit: f.limit}
+}
+
+func (f deadFilter) chosen() string {
+	text := chosenBy(f.outbox())
+	if f.group != "" {
+		text += fmt.Sprintf(" group=%q", f.group)
+	}
+	return text
 }
 
 // list prints one line per dead letter; whole adds headers and body.
@@ -172,6 +204,7 @@ func (s deadStores) list(ctx context.Context, w io.Writer, f deadFilter, whole b
 		for _, d := range letters {
 			printDead(w, "inbox", d.Message.ID, d.Message.Name, d.Class, d.Attempts, d.FailedAt, d.Error)
 			if whole {
+				printOrigin(w, d)
 				printContent(w, d.Message.Headers, d.Message.Body)
 			}
 		}

@@ -75,6 +75,6 @@ func runMigrate(ctx context.Context, c *commandContext, args []string) (int, err
 	if err := c.parts.prepare(ctx); err != nil {
 		return exitFailed, err
 	}
-	fmt.Fprintln(c.stdout, "tables, exchange and queues are up to date")
+	fmt.Fprintln(c.stdout, "tables and broker are up to date")
 	return exitOK, nil
 }

@@ -31,7 +31,7 @@ func commands() []command {
 		{"dead", "dead letters: list, show, retry, remove, audit", runDead},
 		{"sweep", "expire what is overdue, once", runSweep},
 		{"prune", "delete records that are older than their retention", runPrune},
-		{"migrate", "create or update tables, exchange and queues", runMigrate},
+		{"migrate", "create or update tables and what the broker needs", runMigrate},
 		{"doctor", "look for what is missing or mis-set on the servers", runDoctor},
 	}
 }

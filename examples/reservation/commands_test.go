@@ -4,12 +4,14 @@ import (
 	"fmt"
 	"net"
 	"os/user"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/google/uuid"
 	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
@@ -56,6 +58,8 @@ func TestUsage(t *testing.T) {
 		{"relay", "--time-limit=-1s"},
 		{"relay", "--time-limit=99999999999"},
 		{"dead", "list", "--from=x"},
+		{"dead", "groups", "--from=outbox"},
+		{"dead", "remove", "--from=outbox", "--group=0123456789abcdef"},
 		{"sweep", "--now"},
 		{"-backend=containers", "sweep"},
 	} {
@@ -68,7 +72,7 @@ func TestUsage(t *testing.T) {
 		t.Errorf("-h exits with %d: %s", code, out)
 	}
 	for part, args := range map[string][]string{
-		"-time-limit": {"relay", "-h"}, "list|show": {"dead", "-h"}, "-class": {"dead", "retry", "--help"},
+		"-time-limit": {"relay", "-h"}, "list|groups": {"dead", "-h"}, "-class": {"dead", "retry", "--help"},
 	} {
 		if code, out, _ := command(t, nil, args...); code != 0 || !strings.Contains(out, part) {
 			t.Errorf("%q exits with %d: %s", args, code, out)
@@ -154,20 +158,29 @@ func TestDoctorSaysOnceWhatItCannotReach(t *testing.T) {
 }
 
 // TestDeadLetters sends what no consumer can read.
-func TestDeadLetters(t *testing.T) {
-	t.Parallel()
+func TestDeadLetters(t *testing.T) { brokers(t, testDeadLetters) }
+
+func testDeadLetters(t *testing.T, flags ...string) {
 	broker := amqptest.New(t)
 	s := services{pgtest.URL(t), redistest.URL(t), broker.URL}
-	consumer := start(t, s.env(), "-backend=services", "-role=consumer")
+	asConsumer := slices.Concat(flags, []string{"-backend=services", "-role=consumer"})
+	consumer := start(t, s.env(), asConsumer...)
 	ids := []string{uuid.Must(uuid.NewV7()).String(), uuid.Must(uuid.NewV7()).String()}
 	for i, body := range []string{`{"reservation_id":7}`, `{"reservation_id":"x","event_id":"y"}`} {
-		broker.Publish(t, "reservation", "reservation.held", amqp.Publishing{
-			MessageId: ids[i], Type: "reservation.held", ContentType: "application/json", Body: []byte(body),
-		})
+		if len(flags) == 0 {
+			broker.Publish(t, "reservation", "reservation.held", amqp.Publishing{
+				MessageId: ids[i], Type: "reservation.held", ContentType: "application/json", Body: []byte(body),
+			})
+			continue
+		}
+		entry := &redis.XAddArgs{Stream: "reservation", Values: []string{"id", ids[i], "name", "reservation.held", "body", body}}
+		if err := redistest.Client(t, s.redisURL).XAdd(t.Context(), entry).Err(); err != nil {
+			t.Fatal(err)
+		}
 	}
 	dead := func(args ...string) string {
 		t.Helper()
-		code, out, errs := command(t, s.env(), append([]string{"dead"}, args...)...)
+		code, out, errs := command(t, s.env(), slices.Concat(flags, []string{"dead"}, args)...)
 		if code != 0 {
 			t.Fatalf("dead %q exits with %d: %s", args, code, errs)
 		}
@@ -189,8 +202,25 @@ func TestDeadLetters(t *testing.T) {
 	if out := dead("list", "--class=validation", "--limit=1"); !strings.HasPrefix(out, "inbox\t") || strings.Count(out, "\n") != 1 {
 		t.Errorf("list prints %q", out)
 	}
-	if out := dead("show", ids[0]); !strings.Contains(out, ids[0]) || !strings.Contains(out, `{"reservation_id":7}`) {
+	if out := dead("show", ids[0]); !strings.Contains(out, ids[0]) || !strings.Contains(out, `{"reservation_id":7}`) ||
+		!strings.Contains(out, "\ttype: *") || !strings.Contains(out, "consumer: ") {
 		t.Errorf("show prints %q", out)
+	}
+	kinds := strings.Split(dead("groups"), "\n")
+	if len(kinds) != 3 || !strings.Contains(kinds[0], "\tvalidation\treservation.held\t1\t") {
+		t.Fatalf("groups prints %q", kinds)
+	}
+	for _, kind := range kinds[:2] {
+		fingerprint, _, _ := strings.Cut(kind, "\t")
+		if out := dead("list", "--group="+fingerprint); strings.Count(out, "\n") != 1 {
+			t.Errorf("of kind %q are %q", fingerprint, out)
+		}
+		if out := dead("retry", "--group="+fingerprint, "--dry-run"); out != "would be retried: outbox 0, inbox 1\n" {
+			t.Errorf("a dry run prints %q", out)
+		}
+	}
+	if out := dead("audit"); out != "" {
+		t.Errorf("after dry runs audit prints %q", out)
 	}
 	if out := dead("remove", ids[0], "--by=ada", "--reason=useless"); out != "removed: outbox 0, inbox 1\n" {
 		t.Errorf("remove prints %q", out)
@@ -201,13 +231,17 @@ func TestDeadLetters(t *testing.T) {
 		t.Errorf("audit prints %q", out)
 	}
 	consumer.stop()
-	if out := dead("retry", "--all"); out != "retried: outbox 0, inbox 1\n" {
+	fingerprint, _, _ := strings.Cut(dead("groups"), "\t")
+	if out := dead("retry", "--group="+fingerprint); out != "retried: outbox 0, inbox 1\n" {
 		t.Errorf("retry prints %q", out)
 	}
+	if out := dead("audit", "--limit=1"); !strings.Contains(out, "retry\t1\t") || !strings.Contains(out, "group="+strconv.Quote(fingerprint)) {
+		t.Errorf("audit prints %q", out)
+	}
 	wantsLetters(0)
-	start(t, s.env(), "-backend=services", "-role=consumer") // it reads no better now
+	start(t, s.env(), asConsumer...) // it reads no better now
 	wantsLetters(1)
-	if code, _, _ := command(t, s.env(), "dead", "show", "--id="+ids[0]); code != 1 {
+	if code, _, _ := command(t, s.env(), slices.Concat(flags, []string{"dead", "show", "--id=" + ids[0]})...); code != 1 {
 		t.Errorf("show of a removed letter exits with %d, want 1", code)
 	}
 }

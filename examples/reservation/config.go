@@ -37,7 +37,7 @@ const maxLimit = 1_000_000_000
 
 // config is everything that can be set, by flags and by the environment.
 type config struct {
-	backend string
+	backend, broker string
 	// addr is where to listen, "" for nowhere.
 	addr string
 	// opsAddr is where operators look, "" for addr.
@@ -60,6 +60,7 @@ func parseConfig(args []string, getenv func(string) string, usage io.Writer) (co
 	var c config
 	flags := newFlagSet("reservation")
 	flags.StringVar(&c.backend, "backend", "", "memory, services or containers (default memory; services for a subcommand)")
+	flags.StringVar(&c.broker, "broker", brokerRabbitMQ, "what carries messages: rabbitmq, or redis for Redis Streams")
 	flags.StringVar(&c.addr, "addr", "127.0.0.1:8080", "`address` to listen on; roles other than all and api listen only where it is given")
 	flags.StringVar(&c.opsAddr, "ops-addr", "", "`address` of /healthz, /readyz and /metrics, which -addr then does not serve (default -addr)")
 	flags.StringVar(&c.role, "role", roleAll, "all, api, relay, consumer or sweeper")
@@ -94,6 +95,9 @@ func (c config) validate() error {
 	report := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if !slices.Contains([]string{backendMemory, backendServices, backendContainers}, c.backend) {
 		report("-backend is %q, must be memory, services or containers", c.backend)
+	}
+	if !slices.Contains([]string{brokerRabbitMQ, brokerRedis}, c.broker) {
+		report("-broker is %q, must be rabbitmq or redis", c.broker)
 	}
 	if !slices.Contains([]string{roleAll, roleAPI, roleRelay, roleConsumer, roleSweeper}, c.role) {
 		report("-role is %q, must be all, api, relay, consumer or sweeper", c.role)
@@ -131,8 +135,10 @@ func (c config) validate() error {
 	if c.backend == backendServices {
 		errs = append(errs,
 			checkURL("DATABASE_URL", c.databaseURL, "postgres", "postgresql"),
-			checkURL("REDIS_URL", c.redisURL, "redis", "rediss"),
-			checkURL("AMQP_URL", c.amqpURL, "amqp", "amqps"))
+			checkURL("REDIS_URL", c.redisURL, "redis", "rediss"))
+		if c.broker == brokerRabbitMQ {
+			errs = append(errs, checkURL("AMQP_URL", c.amqpURL, "amqp", "amqps"))
+		}
 	}
 	return errors.Join(errs...)
 }

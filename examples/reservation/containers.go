@@ -22,7 +22,7 @@ const containersTimeout = 5 * time.Minute // images may have to be pulled first
 // containers are the servers that this process has started for itself.
 type containers []testcontainers.Container
 
-// startContainers starts a server of each kind and puts the addresses into cfg.
+// startContainers starts a server of each kind that is wanted and puts the addresses into cfg.
 func startContainers(ctx context.Context, cfg *config) (_ containers, err error) {
 	ctx, cancel := context.WithTimeout(ctx, containersTimeout)
 	defer cancel()
@@ -67,8 +67,8 @@ func startContainers(ctx context.Context, cfg *config) (_ containers, err error)
 	cfg.redisURL, err = start("Redis", "6379/tcp", "redis://%s/0", testcontainers.ContainerRequest{
 		Image: redisImage, WaitingFor: wait.ForLog("Ready to accept connections"),
 	})
-	if err != nil {
-		return nil, err
+	if err != nil || cfg.broker != brokerRabbitMQ {
+		return started, err
 	}
 	cfg.amqpURL, err = start("RabbitMQ", "5672/tcp", "amqp://guest:guest@%s/", testcontainers.ContainerRequest{
 		Image: rabbitImage, WaitingFor: wait.ForLog("Server startup complete"),

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -13,18 +14,22 @@ import (
 
 // TestKilledRelaysAndConsumers kills every relay and every consumer in the middle
 // of the work, twice, and wants each message to arrive and to count once.
-func TestKilledRelaysAndConsumers(t *testing.T) {
-	t.Parallel()
+func TestKilledRelaysAndConsumers(t *testing.T) { brokers(t, testKilledRelaysAndConsumers) }
+
+func testKilledRelaysAndConsumers(t *testing.T, flags ...string) {
 	const (
 		reservations = 2000
 		buyers       = 16
 	)
 	s := newServices(t)
-	api := start(t, s.env(), "-backend=services", "-role=api", "-global-limit=0", "-user-limit=1000000")
+	shop := func(args ...string) *process {
+		return start(t, s.env(), slices.Concat(flags, []string{"-backend=services"}, args)...)
+	}
+	api := shop("-role=api", "-global-limit=0", "-user-limit=1000000")
 	behind := func() []*process {
 		var all []*process
 		for _, role := range []string{"relay", "relay", "consumer", "consumer"} {
-			all = append(all, start(t, s.env(), "-backend=services", "-role="+role))
+			all = append(all, shop("-role="+role))
 		}
 		return all
 	}

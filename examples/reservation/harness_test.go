@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -60,6 +61,17 @@ type services struct{ databaseURL, redisURL, amqpURL string }
 func newServices(t testing.TB) services {
 	t.Helper()
 	return services{pgtest.URL(t), redistest.URL(t), amqptest.New(t).URL}
+}
+
+// brokers runs a test on each broker; flags choose it.
+func brokers(t *testing.T, test func(t *testing.T, flags ...string)) {
+	t.Parallel()
+	for name, flags := range map[string][]string{"RabbitMQ": nil, "Redis Streams": {"-broker=redis"}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, flags...)
+		})
+	}
 }
 
 func (s services) env() []string {
@@ -167,9 +179,9 @@ func command(t testing.TB, env []string, args ...string) (code int, stdout, stde
 }
 
 // healthy runs doctor, which must find nothing but what only the owner of a shared server can set.
-func healthy(t testing.TB, env []string) {
+func healthy(t testing.TB, env []string, flags ...string) {
 	t.Helper()
-	code, out, errs := command(t, env, "doctor")
+	code, out, errs := command(t, env, slices.Concat(flags, []string{"doctor"})...)
 	onlyLocks := strings.Contains(out, "findings: 1;") && strings.Contains(out, "max_pred_locks_per_transaction")
 	if code != 0 && !onlyLocks {
 		t.Errorf("doctor exits with %d: %s%s", code, out, errs)

@@ -3,6 +3,7 @@ package main_test
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -14,12 +15,18 @@ import (
 
 // TestServersComeAndGo takes each server away under load, first as a crash does, then as a cable that was
 // pulled. Clients that send the same key again until they are answered get what they asked for, once.
-func TestServersComeAndGo(t *testing.T) {
-	t.Parallel()
+func TestServersComeAndGo(t *testing.T) { brokers(t, testServersComeAndGo) }
+
+func testServersComeAndGo(t *testing.T, flags ...string) {
 	direct := newServices(t)
 	postgres, redis, rabbit := testenv.NewProxy(t, direct.databaseURL), testenv.NewProxy(t, direct.redisURL), testenv.NewProxy(t, direct.amqpURL)
 	s := services{postgres.URL(), redis.URL(), rabbit.URL()}
-	shop := start(t, s.env(), "-backend=services", "-global-limit=0", "-user-limit=1000000")
+	shop := start(t, s.env(), slices.Concat(flags, []string{"-backend=services", "-global-limit=0", "-user-limit=1000000"})...)
+	all := []*testenv.Proxy{postgres, redis, rabbit}
+	if len(flags) > 0 { // nothing needs RabbitMQ
+		all = all[:2]
+		rabbit.Cut()
+	}
 	c := newClient(t, shop.url)
 	event := c.newEvent(`{"name":"Stadium","seats":10000}`)
 
@@ -59,7 +66,7 @@ func TestServersComeAndGo(t *testing.T) {
 			return nil
 		})
 	}
-	for _, server := range []*testenv.Proxy{postgres, redis, rabbit} {
+	for _, server := range all {
 		for _, fault := range []struct{ begin, end func() }{
 			{server.Cut, server.Heal}, {server.DropReplies, server.Heal}, {server.Pause, server.Resume},
 		} {

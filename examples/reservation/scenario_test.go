@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -23,13 +24,15 @@ func TestScenarioInMemory(t *testing.T) {
 	shop.stop()
 }
 
-func TestScenarioOnServers(t *testing.T) {
-	t.Parallel()
+func TestScenarioOnServers(t *testing.T) { brokers(t, testScenarioOnServers) }
+
+func testScenarioOnServers(t *testing.T, flags ...string) {
 	s := newServices(t)
 	var all []*process
 	run := func(role string, n int) {
 		for range n {
-			all = append(all, start(t, s.env(), "-backend=services", "-role="+role, scenarioHold, "-sweep=@every 1s"))
+			args := []string{"-backend=services", "-role=" + role, scenarioHold, "-sweep=@every 1s"}
+			all = append(all, start(t, s.env(), slices.Concat(flags, args)...))
 		}
 	}
 	run("api", 1)
@@ -40,7 +43,7 @@ func TestScenarioOnServers(t *testing.T) {
 		awaitReady(t, p.url)
 	}
 	scenario(t, newClient(t, all[0].url), func(t *testing.T, c *client) { inFlightByLock(t, c, s) })
-	healthy(t, s.env())
+	healthy(t, s.env(), flags...)
 	for _, p := range all {
 		p.stop()
 	}

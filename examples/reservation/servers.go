@@ -34,6 +34,7 @@ type servers struct {
 	shop, workers *pgxpool.Pool
 	redis         *redis.Client
 	dial          func(ctx context.Context) (*amqp.Connection, error) // RabbitMQ
+	broker        string
 }
 
 func newServers(cfg config) (*servers, error) {
@@ -60,7 +61,7 @@ func newServers(cfg config) (*servers, error) {
 	properties := amqp.NewConnectionProperties()
 	properties.SetClientConnectionName("reservation " + cfg.role)
 	return &servers{
-		shop: shop, workers: workers, redis: redis.NewClient(options),
+		shop: shop, workers: workers, redis: redis.NewClient(options), broker: cfg.broker,
 		dial: outboxamqp.Dial(cfg.amqpURL, amqp.Config{Heartbeat: heartbeat, Properties: properties}),
 	}, nil
 }
@@ -106,11 +107,16 @@ func (s *servers) pingRabbitMQ(ctx context.Context) error {
 
 // reach returns an error for each server that does not answer within reachTimeout.
 func (s *servers) reach(ctx context.Context) error {
-	var errs []error
-	for _, server := range []struct {
+	type server struct {
 		name string
 		ping func(context.Context) error
-	}{{"Postgres", s.workers.Ping}, {"Redis", s.pingRedis}, {"RabbitMQ", s.pingRabbitMQ}} {
+	}
+	all := []server{{"Postgres", s.workers.Ping}, {"Redis", s.pingRedis}}
+	if s.broker == brokerRabbitMQ {
+		all = append(all, server{"RabbitMQ", s.pingRabbitMQ})
+	}
+	var errs []error
+	for _, server := range all {
 		ctx, cancel := context.WithTimeout(ctx, reachTimeout)
 		if err := server.ping(ctx); err != nil {
 			errs = append(errs, fmt.Errorf("%s cannot be asked: %w", server.name, err))

@@ -5,17 +5,13 @@ import (
 	"slices"
 	"time"
 
-	"github.com/holdfast-go/holdfast/examples/reservation/internal/messages"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/postgres"
 	"github.com/holdfast-go/holdfast/expiry"
 	"github.com/holdfast-go/holdfast/expiry/expirypgx"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
-	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/outbox"
-	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
 	"github.com/holdfast-go/holdfast/txretry"
@@ -29,10 +25,9 @@ type parts struct {
 	once       *idempotencypgx.Store
 	limiter    *ratelimitredis.Limiter
 	messages   *outboxpgx.Store
-	publisher  *outboxamqp.Publisher
+	broker     broker
 	relay      *outbox.Relay
 	inbox      *inboxpgx.Store
-	consumer   *inboxamqp.Consumer
 	holds      *expirypgx.Store
 	sweeper    *expiry.Sweeper
 }
@@ -55,35 +50,30 @@ func newParts(cfg config, s *servers) *parts {
 	}))
 
 	p.messages = must(outboxpgx.New(s.workers, outboxpgx.Config{}))
-	p.publisher = must(outboxamqp.NewPublisher(s.dial, outboxamqp.Config{Exchange: messages.Exchange}))
-	p.relay = must(outbox.NewRelay(p.messages, p.publisher, outbox.RelayConfig{}))
-
 	p.inbox = must(postgres.NewInbox(workers))
-	p.consumer = must(inboxamqp.NewConsumer(s.dial, messages.Queue, p.inbox, inboxamqp.Config{
-		ConsumerConfig: inbox.ConsumerConfig{Batch: 50, ShutdownTimeout: stopTimeout - closeTimeout},
-		Bindings:       []inboxamqp.Binding{{Exchange: messages.Exchange, Key: messages.Binding}},
-	}))
+	p.broker = newBroker(cfg, s, p.inbox)
+	p.relay = must(outbox.NewRelay(p.messages, p.broker.publisher, outbox.RelayConfig{}))
 
 	p.holds = must(expirypgx.New(workers, "reservations", expirypgx.Config{Emit: postgres.Swept(p.messages)}))
 	p.sweeper = must(expiry.NewSweeper(p.holds, expiry.SweeperConfig{Schedule: cfg.sweep}))
 	return p
 }
 
-// prepare creates the tables and declares the topology. Many processes may do so at once.
+// prepare creates the tables and what the broker needs. Many processes may do so at once.
 func (p *parts) prepare(ctx context.Context) error {
 	shop := func(ctx context.Context) error { return postgres.Migrate(ctx, p.servers.workers) }
 	err := patiently(ctx, "migrate the database", p.messages.Migrate, p.inbox.Migrate, p.once.Migrate, shop)
 	if err != nil {
 		return err
 	}
-	return patiently(ctx, "declare exchange and queues", p.publisher.Setup, p.consumer.Setup)
+	return patiently(ctx, "set up the broker", p.broker.setup...)
 }
 
 // checks look for what an operator should mend, those of relay, consumer and sweeper on all they stand on.
 func (p *parts) checks() []func(context.Context) error {
 	return []func(context.Context) error{
 		p.transactor.Check, p.once.Check, p.gate.Check, p.limiter.Check,
-		p.relay.Check, p.consumer.Check, p.sweeper.Check,
+		p.relay.Check, p.broker.consumer.Check, p.sweeper.Check,
 	}
 }
 
@@ -98,7 +88,7 @@ func openServices(ctx context.Context, cfg config) (*backend, error) {
 		s.close()
 		return nil, err
 	}
-	services := []service{{roleSweeper, p.sweeper}, {roleRelay, p.relay}, {roleConsumer, p.consumer}}
+	services := []service{{roleSweeper, p.sweeper}, {roleRelay, p.relay}, {roleConsumer, p.broker.consumer}}
 	return &backend{
 		shop: postgres.NewShop(s.shop, p.once, p.messages, p.holds), keys: p.once, limiter: p.limiter,
 		services: slices.DeleteFunc(services, func(s service) bool { return cfg.role != roleAll && cfg.role != s.name }),

@@ -38,6 +38,20 @@ func ConsumerDefaults(c inbox.ConsumerConfig, queue string) inbox.ConsumerConfig
 	return c
 }
 
+// CallTimeout returns how long the processor may take for n messages together: n times
+// HandlerTimeout, but no more than a third of what a broker allows for which hold is the time that a
+// delivery may stay unsettled. A hold of 0 is for ever.
+func CallTimeout(c inbox.ConsumerConfig, hold time.Duration, n int) time.Duration {
+	if hold == 0 {
+		return time.Duration(n) * c.HandlerTimeout
+	}
+	most := max(c.HandlerTimeout, hold/3)
+	if c.HandlerTimeout > most/time.Duration(n) {
+		return most
+	}
+	return time.Duration(n) * c.HandlerTimeout
+}
+
 // CheckConsumer returns every violation of a config that has its defaults in one error, naming
 // the fields.
 func CheckConsumer(c inbox.ConsumerConfig) error {

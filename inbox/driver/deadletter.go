@@ -26,39 +26,48 @@ func NewDeadLetter(m *inbox.Message, f Failure, consumer string, now time.Time) 
 	if first.IsZero() {
 		first = now
 	}
-	var text string
-	if f.Err != nil {
-		text = truncate(f.Err.Error(), MaxErrorBytes)
-	}
-	return inbox.DeadLetter{
+	from := originOf(f.Err)
+	d := inbox.DeadLetter{
 		Message:       *m,
 		Class:         f.Class,
-		Error:         text,
+		Error:         errorText(f, MaxErrorBytes),
+		ErrorType:     from.goType,
+		SQLState:      from.sqlState,
 		Attempts:      max(m.Attempt, 1),
 		FirstFailedAt: first,
 		FailedAt:      now,
 		Consumer:      consumer,
 	}
+	d.Fingerprint = fingerprint(d, from.where)
+	return d
+}
+
+func errorText(f Failure, most int) string {
+	if f.Err == nil {
+		return ""
+	}
+	return truncate(f.Err.Error(), most)
 }
 
 // DeadLetterQueue returns the name of the queue that holds a class, such as
 // failed.validation; prefix is put before it as it is, and is usually empty.
 func DeadLetterQueue(prefix, class string) string { return prefix + "failed." + class }
 
-// CheckFilter returns an error for a negative Limit, which must not count as none.
-func CheckFilter(f inbox.Filter) error {
+// checkFilter returns an error for a negative Limit, which must not count as none.
+func checkFilter(f inbox.Filter) error {
 	if f.Limit < 0 {
 		return fmt.Errorf("inbox: Filter.Limit %d is negative", f.Limit)
 	}
 	return nil
 }
 
-// Match reports whether the filter, its Limit aside, selects a dead letter.
-func Match(f inbox.Filter, d inbox.DeadLetter) bool {
+// match reports whether the filter, its Limit aside, selects a dead letter.
+func match(f inbox.Filter, d inbox.DeadLetter) bool {
 	switch {
 	case len(f.IDs) > 0 && !slices.Contains(f.IDs, d.Message.ID),
 		f.Class != "" && f.Class != d.Class,
 		f.Name != "" && f.Name != d.Message.Name,
+		f.Fingerprint != "" && f.Fingerprint != d.Fingerprint,
 		!f.FailedAfter.IsZero() && d.FailedAt.Before(f.FailedAfter),
 		!f.FailedBefore.IsZero() && !d.FailedAt.Before(f.FailedBefore),
 		f.ErrorContains != "" && !strings.Contains(strings.ToLower(d.Error), strings.ToLower(f.ErrorContains)):
@@ -67,8 +76,8 @@ func Match(f inbox.Filter, d inbox.DeadLetter) bool {
 	return true
 }
 
-// CheckReplay returns every violation in one error, naming the fields.
-func CheckReplay(r inbox.Replay) error {
+// checkReplay returns every violation in one error, naming the fields.
+func checkReplay(r inbox.Replay) error {
 	var problems []error
 	if !r.DryRun {
 		problems = append(problems, checkActor("Replay.By", "Replay.Reason", r.By, r.Reason))
@@ -78,9 +87,6 @@ func CheckReplay(r inbox.Replay) error {
 	}
 	return errors.Join(problems...)
 }
-
-// CheckRemoval checks who removes dead letters, and why, as inbox.DeadLetters.Remove says.
-func CheckRemoval(by, reason string) error { return checkActor("by", "reason", by, reason) }
 
 func checkActor(byName, reasonName, by, reason string) error {
 	var problems []error
@@ -97,10 +103,10 @@ func plainText(s string) bool {
 	return utf8.ValidString(s) && !strings.ContainsFunc(s, unicode.IsControl)
 }
 
-// Outlived reports whether a dead letter is too old to be returned now: what was processed is
+// outlived reports whether a dead letter is too old to be returned now: what was processed is
 // remembered for retention only. A letter whose own id is no UUID v7, since its consumer
 // derives one, is as old as its first failure.
-func Outlived(r inbox.Replay, d inbox.DeadLetter, retention time.Duration, now time.Time) bool {
+func outlived(r inbox.Replay, d inbox.DeadLetter, retention time.Duration, now time.Time) bool {
 	born := d.FirstFailedAt
 	if ids.Check(d.Message.ID) == nil {
 		born = time.UnixMilli(int64(binary.BigEndian.Uint64(d.Message.ID[:8]) >> 16))
@@ -111,8 +117,8 @@ func Outlived(r inbox.Replay, d inbox.DeadLetter, retention time.Duration, now t
 	return now.Sub(born) > retention
 }
 
-// Pause is the time from one returned message to the next.
-func Pause(r inbox.Replay) time.Duration {
+// pause is the time from one returned message to the next.
+func pause(r inbox.Replay) time.Duration {
 	if r.PerSecond == 0 {
 		return 0
 	}

@@ -28,3 +28,11 @@ type Deduplicator interface {
 	// Retention is how long processed messages are remembered.
 	Retention() time.Duration
 }
+
+// Limiter is an optional interface of an inbox.Processor whose handlers have limits of their own.
+type Limiter interface {
+	// Limit returns how many messages of a name may be processed at once, together with others of
+	// that name in one batch counted once; 0: any number. It is called for every message, from many
+	// goroutines, and neither blocks nor changes its answer.
+	Limit(name string) int
+}

@@ -126,17 +126,16 @@ func Steps(p inbox.RetryPolicy) []time.Duration {
 	return slices.Compact(steps)
 }
 
-// Cover returns the step that a broker with only these fixed delays waits for a delay of
-// d: the shortest one of at least d, or the longest there is, with what is left to wait
-// after it.
+// Cover returns the step that a broker with only these fixed delays waits for a delay of d, and what
+// is left to wait after it: the shortest step of at least d or, where that would come more than 1.2
+// times d and 1.5 s late, or there is none, the longest one below d.
 func Cover(p inbox.RetryPolicy, d time.Duration) (step, rest time.Duration) {
 	steps := Steps(p)
 	i, _ := slices.BinarySearch(steps, d)
-	if i < len(steps) {
+	if i == 0 || i < len(steps) && steps[i] <= d+d/5+1500*time.Millisecond {
 		return steps[i], 0
 	}
-	longest := steps[len(steps)-1]
-	return longest, d - longest
+	return steps[i-1], d - steps[i-1]
 }
 
 // delayOf is the delay before retry n = 1, 2, …, without jitter:

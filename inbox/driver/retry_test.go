@@ -163,6 +163,7 @@ func TestCover(t *testing.T) {
 		{time.Second, time.Second, 0},
 		{time.Second + 1, 1200 * ms, 0},
 		{time.Minute, time.Minute, 0},
+		{38_500 * ms, 38_400 * ms, 100 * ms}, // the next one is 48 s
 		{150 * time.Second, time.Minute, 90 * time.Second},
 	} {
 		step, rest := driver.Cover(inbox.RetryPolicy{}, tt.d)

@@ -32,8 +32,8 @@ func TestAudit(t *testing.T) {
 		t.Fatal(n, err)
 	}
 	for _, want := range []string{
-		`msg="dead letters returned" component=inboxamqp queue=orders by=ann reason=mended prefix="" filter.limit=1 returned=1 outlived=0 failed=0`,
-		`msg="dead letters removed" component=inboxamqp queue=orders by=bob reason="" prefix="" filter.class=default removed=2`,
+		`msg="dead letters returned" component=inboxamqp queue=orders prefix="" by=ann reason=mended filter.limit=1 returned=1 outlived=0 failed=0`,
+		`msg="dead letters removed" component=inboxamqp queue=orders prefix="" by=bob reason="" filter.class=default removed=2`,
 	} {
 		if !strings.Contains(log.String(), want) {
 			t.Errorf("no %s in\n%s", want, log.String())

@@ -33,7 +33,7 @@ func (c *Consumer) Check(ctx context.Context) error {
 }
 
 func (c *Consumer) checkTopology(ctx context.Context, found *check.Findings) error {
-	err := amqpconn.Use(ctx, c.dial, c.cfg.Timeout, func(conn *amqpconn.Conn) error {
+	err := amqpconn.Use(ctx, c.source.dial, c.cfg.Timeout, func(conn *amqpconn.Conn) error {
 		var missing []string
 		for _, spec := range c.cfg.queues() {
 			exists, err := conn.QueueExists(spec.name)
@@ -82,24 +82,49 @@ func (s *settings) checkTimes(found *check.Findings) {
 		found.Add("lengthen the Retention of the processor, or shorten Config.Retry.MaxAge",
 			"a message may be retried for %v, and is remembered for %v: after that it takes effect again", window, s.retention)
 	}
+	if s.Ordered && !s.ledger {
+		found.Add("use a processor that keeps a ledger, such as *inboxpgx.Store",
+			"a message of an ordered consumer whose session is lost begins its attempts anew: the processor keeps no ledger")
+	}
 	// The last message of the prefetch waits for all that are before it on its worker.
 	together := s.Concurrency * s.Batch
 	rounds := (s.Prefetch + together - 1) / together
-	if limit := s.limit(s.Batch); limit >= s.brokerPatience/time.Duration(rounds) {
+	if limit := driver.CallTimeout(s.ConsumerConfig, hold, s.Batch); limit >= hold/time.Duration(rounds) {
 		found.Add("lower Config.Prefetch or Config.HandlerTimeout",
 			"%d prefetched messages, %d at once in up to %v, may take longer than the %v after which the broker takes them back",
-			s.Prefetch, together, limit, s.brokerPatience)
+			s.Prefetch, together, limit, hold)
 	}
 }
 
-// checkQueue looks at a queue that exists. Of one that holds messages for a time it compares the
-// arguments that decide when and whereto they leave, by declaring it again as it should be:
-// the broker refuses that when they differ, and changes nothing when they do not.
+// checkQueue looks at a queue that exists. Of one that holds messages for a time, and of an ordered
+// consumer's own, it compares the arguments by declaring it again as it should be: the broker refuses
+// that when they differ, and changes nothing when they do not.
 func checkQueue(conn *amqpconn.Conn, spec queueSpec, found *check.Findings) error {
-	if spec.args["x-message-ttl"] == nil {
+	held, ordered := spec.args["x-message-ttl"] != nil, spec.args[singleActive] != nil
+	if !held && !ordered {
 		return nil
 	}
-	differs := &amqp.Error{Reason: "it is of another type"}
+	differs, err := difference(conn, spec)
+	switch {
+	case err != nil || differs == "":
+		return err
+	case held:
+		found.Add("delete the queue when it is empty and call Consumer.Setup; leave it if a policy sets the same",
+			"retry queue %q differs from what this consumer needs: %s", spec.name, differs)
+	case strings.Contains(differs, singleActive):
+		found.Add("stop its consumers, move its messages elsewhere, delete it and call Consumer.Setup",
+			"queue %q serves several consumers at once, so messages of one key may overtake each other: %s", spec.name, differs)
+	default:
+		found.Add("see that it was declared with "+singleActive+"; leave it if it was",
+			"queue %q was not declared by Consumer.Setup, and may serve several consumers at once: %s", spec.name, differs)
+	}
+	return nil
+}
+
+// difference is why the broker does not take a queue for the one that Setup declares, of either type; ""
+// if it does.
+func difference(conn *amqpconn.Conn, spec queueSpec) (string, error) {
+	differs := "it is of another type"
 	for _, kind := range []string{quorum, classic} {
 		args := maps.Clone(spec.args)
 		if kind == classic {
@@ -113,15 +138,13 @@ func checkQueue(conn *amqpconn.Conn, spec queueSpec, found *check.Findings) erro
 		reply, refused := errors.AsType[*amqp.Error](err)
 		switch {
 		case err == nil:
-			return nil
+			return "", nil
 		case !refused || reply.Code != amqp.PreconditionFailed:
-			return err
+			return "", err
 		}
 		if !strings.Contains(reply.Reason, "x-queue-type") { // of the queue's own type
-			differs = reply
+			differs = reply.Reason
 		}
 	}
-	found.Add("delete the queue when it is empty and call Consumer.Setup; leave it if a policy sets the same",
-		"retry queue %q differs from what this consumer needs: %s", spec.name, differs.Reason)
-	return nil
+	return differs, nil
 }

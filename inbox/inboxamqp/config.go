@@ -9,19 +9,16 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/internal/amqpconn"
 )
 
-const (
-	component = "inboxamqp"
-	scope     = "github.com/holdfast-go/holdfast/inbox/inboxamqp"
-)
+const component = "inboxamqp"
 
 const (
 	// maxShort is the length of AMQP's short strings, such as queue names.
 	maxShort = 255
-	// brokerPatience is RabbitMQ's default consumer_timeout, after which it takes unsettled
-	// messages back.
-	brokerPatience = 30 * time.Minute
+	// hold is RabbitMQ's default consumer_timeout, after which it takes unsettled messages back.
+	hold = 30 * time.Minute
 	// confirmRounds is how many times Config.Timeout a confirm may take: unlike the answer to a
 	// call it may wait for several disks.
 	confirmRounds = 3
@@ -49,43 +46,36 @@ type Config struct {
 	Timeout time.Duration
 }
 
+// tuning is what only tests set; zero fields change nothing.
+type tuning struct {
+	maxBodyBytes   int
+	confirmTimeout time.Duration
+	copies         amqpconn.Dial // of the connection for copies
+}
+
 // settings are a Config with its defaults, and what else a consumer goes by.
 type settings struct {
 	Config
 	queue          string
-	maxBodyBytes   int
 	confirmTimeout time.Duration
-	brokerPatience time.Duration
-
-	ledger     driver.Ledger     // of the processor; nil: none
-	remembers  bool              // the processor remembers what it has processed,
-	retention  time.Duration     // and for how long
-	background driver.Background // of the processor; nil: none
+	copies         amqpconn.Dial // nil: as for the others
+	remembers      bool          // the processor remembers what it has processed,
+	retention      time.Duration // and for how long;
+	ledger         bool          // it keeps a ledger, too
 }
 
-func newSettings(queue string, p inbox.Processor, cfg Config) settings {
+func newSettings(queue string, p inbox.Processor, cfg Config, t tuning) *settings {
 	cfg.ConsumerConfig = driver.ConsumerDefaults(cfg.ConsumerConfig, queue)
 	cfg.Timeout = cmp.Or(cfg.Timeout, 5*time.Second)
 	cfg.Logger = cfg.Logger.With(slog.String("component", component), slog.String("queue", queue))
-	s := settings{
-		Config: cfg, queue: queue,
-		maxBodyBytes: driver.MaxBodyBytes, confirmTimeout: confirmRounds * cfg.Timeout,
-		brokerPatience: brokerPatience, retention: driver.DefaultRetention,
+	s := &settings{
+		Config: cfg, queue: queue, retention: driver.DefaultRetention,
+		confirmTimeout: cmp.Or(t.confirmTimeout, confirmRounds*cfg.Timeout), copies: t.copies,
 	}
 	if d, ok := p.(driver.Deduplicator); ok {
-		s.remembers, s.ledger, s.retention = true, d.Ledger(), d.Retention()
+		s.remembers, s.retention, s.ledger = true, d.Retention(), d.Ledger() != nil
 	}
-	s.background, _ = p.(driver.Background)
 	return s
-}
-
-// limit is how long the processor may take for n messages together.
-func (s *settings) limit(n int) time.Duration {
-	most := max(s.HandlerTimeout, s.brokerPatience/3)
-	if s.HandlerTimeout > most/time.Duration(n) {
-		return most
-	}
-	return time.Duration(n) * s.HandlerTimeout
 }
 
 // deadLetterQueue is the queue of a class, or that of the default class where it has none.
@@ -98,6 +88,7 @@ func (s *settings) deadLetterQueue(class string) string {
 	return driver.DeadLetterQueue(s.DeadLetterPrefix, driver.ClassDefault)
 }
 
+// validate returns every violation of what is RabbitMQ's own.
 func (s *settings) validate() error {
 	var problems []error
 	fail := func(format string, args ...any) {
@@ -106,13 +97,10 @@ func (s *settings) validate() error {
 	if longest := retryQueue(s.queue, s.Retry.MaxDelay); s.queue == "" || len(longest) > maxShort {
 		fail("the queue is empty, or so long that %d bytes do not hold the names of its retry queues", maxShort)
 	}
-	if s.Timeout < 0 {
-		fail("Config.Timeout %v is negative", s.Timeout)
-	}
 	for i, b := range s.Bindings {
 		if b.Exchange == "" || len(b.Exchange) > maxShort || len(b.Key) > maxShort {
 			fail("Config.Bindings[%d] names no exchange, or has a name of more than %d bytes", i, maxShort)
 		}
 	}
-	return errors.Join(errors.Join(problems...), driver.CheckConsumer(s.ConsumerConfig))
+	return errors.Join(problems...)
 }

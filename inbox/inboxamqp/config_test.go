@@ -31,7 +31,7 @@ type config struct {
 	DeadLetterPrefix                   string
 	Classes                            []string
 	Bindings                           []inboxamqp.Binding
-	Classic                            bool
+	Classic, Ordered                   bool
 	Logger                             *slog.Logger
 
 	Ledger    driver.Ledger // of the processor
@@ -39,6 +39,7 @@ type config struct {
 
 	MaxBodyBytes   int
 	ConfirmTimeout time.Duration
+	Copies         func(context.Context) (*amqp.Connection, error) // dials the connection for copies
 }
 
 func (c config) public() inboxamqp.Config {
@@ -47,7 +48,7 @@ func (c config) public() inboxamqp.Config {
 			Name: c.Name, Concurrency: c.Concurrency, Batch: c.Batch, Prefetch: c.Prefetch, HandlerTimeout: c.HandlerTimeout,
 			MaxCrashes: c.MaxCrashes, DeriveID: c.DeriveID, Retry: c.Retry, DeadLetterPrefix: c.DeadLetterPrefix, Classes: c.Classes,
 			TimeLimit: c.TimeLimit, MessageLimit: c.MessageLimit, MemoryLimit: c.MemoryLimit, ShutdownTimeout: c.ShutdownTimeout,
-			Logger: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)),
+			Logger: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), Ordered: c.Ordered,
 		},
 		Bindings: c.Bindings, Classic: c.Classic, Timeout: c.Timeout,
 	}
@@ -68,10 +69,10 @@ func newConsumer(t *testing.T, dial func(context.Context) (*amqp.Connection, err
 	if cfg.Ledger != nil || cfg.Retention != 0 {
 		p = remembering{p, cfg.Ledger, cmp.Or(cfg.Retention, driver.DefaultRetention)}
 	}
-	c, err := inboxamqp.NewConsumer(dial, cmp.Or(cfg.Queue, "orders"), p, cfg.public())
+	c, err := inboxamqp.NewTuned(dial, cmp.Or(cfg.Queue, "orders"), p, cfg.public(),
+		inboxamqp.Tuning{MaxBodyBytes: cfg.MaxBodyBytes, ConfirmTimeout: cfg.ConfirmTimeout, Copies: cfg.Copies})
 	if err != nil {
 		t.Fatal(err)
 	}
-	inboxamqp.Tune(c, inboxamqp.Tuning{MaxBodyBytes: cfg.MaxBodyBytes, ConfirmTimeout: cfg.ConfirmTimeout})
 	return c
 }

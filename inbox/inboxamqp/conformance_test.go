@@ -4,57 +4,107 @@ import (
 	"context"
 	"testing"
 
-	"github.com/google/uuid"
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
+func TestSource(t *testing.T) {
+	t.Parallel()
+	testenv.AMQPURL(t) // skips before there are subtests
+	for name, cfg := range map[string]config{
+		"quorum":          {},
+		"classic":         {Classic: true},
+		"ordered":         {Ordered: true},
+		"ordered classic": {Ordered: true, Classic: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			conformance.TestSource(t, conformance.SourceBackend{New: func(t *testing.T) conformance.SourceFixture {
+				f, _ := newSourceFixture(t, cfg)
+				return f
+			}})
+		})
+	}
+}
+
 func TestConsumer(t *testing.T) {
 	t.Parallel()
 	testenv.AMQPURL(t) // skips before there are subtests
-	conformance.TestConsumer(t, conformance.ConsumerBackend{New: newConsumerFixture})
+	for name, cfg := range map[string]config{"quorum": {}, "classic": {Classic: true}, "ordered": {Ordered: true}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			conformance.TestConsumer(t, conformance.ConsumerBackend{
+				Ordered: cfg.Ordered, New: func(t *testing.T) conformance.ConsumerFixture { return newConsumerFixture(t, cfg) },
+			})
+		})
+	}
 }
 
-func newConsumerFixture(t *testing.T) conformance.ConsumerFixture {
+func newConsumerFixture(t *testing.T, base config) conformance.ConsumerFixture {
 	t.Helper()
-	b := amqptest.New(t)
-	b.Queue(t, "orders", nil)
-	letters := newDeadLetters(t, b, config{})
+	sources, dial := newSourceFixture(t, base)
 	return conformance.ConsumerFixture{
-		Start: func(t *testing.T, p inbox.Processor, cfg conformance.ConsumerConfig) func() {
-			c := newConsumer(t, b.Dial, p, config{
-				Queue: "orders", Concurrency: cfg.Concurrency, MaxBodyBytes: cfg.MaxBodyBytes, Retry: cfg.Retry, ShutdownTimeout: cfg.ShutdownTimeout,
-			})
-			if err := c.Setup(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-			ended := make(chan error, 1)
-			go func() { ended <- c.Run(ctx) }()
-			return func() {
-				cancel()
-				if err := <-ended; err != nil {
-					t.Error(err)
-				}
-			}
-		},
-		Publish: func(t *testing.T, m *inbox.Message) {
-			p := amqp.Publishing{Type: m.Name, ContentType: m.ContentType, DeliveryMode: amqp.Persistent, Body: m.Body}
-			if m.ID != uuid.Nil {
-				p.MessageId = m.ID.String()
-			}
-			b.Publish(t, "", "orders", p)
-		},
-		Letters: func(t *testing.T) []inbox.DeadLetter {
-			found, err := letters.List(t.Context(), inbox.Filter{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			return found
+		SourceFixture: sources,
+		Consumer: func(t *testing.T, p inbox.Processor, cfg conformance.ConsumerConfig) conformance.Consumer {
+			c, err := inboxamqp.NewTuned(dial, "orders", p, inboxamqp.Config{ConsumerConfig: cfg.ConsumerConfig, Classic: base.Classic},
+				inboxamqp.Tuning{MaxBodyBytes: cfg.MaxBodyBytes})
+			must(t, err, c.Setup(t.Context()))
+			return c
 		},
 	}
+}
+
+func newSourceFixture(t *testing.T, cfg config) (f conformance.SourceFixture, dial func(context.Context) (*amqp.Connection, error)) {
+	t.Helper()
+	b := amqptest.New(t)
+	proxy := testenv.NewProxy(t, b.URL)
+	cfg.Retry, cfg.Classes = quick, []string{conformance.OwnClass}
+	direct := newConsumer(t, b.Dial, &recorder{}, cfg)
+	setup := func() { must(t, direct.Setup(t.Context())) }
+	setup()
+	ch := b.Channel(t)
+	must(t, ch.Confirm(false))
+	dial = hasty(proxy.URL())
+	return conformance.SourceFixture{
+		New: func(t *testing.T) driver.Source {
+			return inboxamqp.SourceOf(newConsumer(t, dial, &recorder{}, cfg))
+		},
+		Letters: func(*testing.T) driver.Letters { return inboxamqp.LettersOf(direct) },
+		Publish: func(t *testing.T, msgs ...*inbox.Message) {
+			var last *amqp.DeferredConfirmation
+			for _, m := range msgs {
+				p := amqp.Publishing{
+					MessageId: m.ID.String(), Type: m.Name, ContentType: m.ContentType, DeliveryMode: amqp.Persistent,
+					Timestamp: m.PublishedAt, Headers: amqp.Table{}, Body: m.Body,
+				}
+				for name, value := range m.Headers {
+					p.Headers[name] = value
+				}
+				if m.Key != "" {
+					p.Headers["holdfast-key"] = m.Key
+				}
+				var err error
+				last, err = ch.PublishWithDeferredConfirm("", "orders", true, false, p)
+				must(t, err)
+			}
+			if ok, err := last.WaitContext(t.Context()); err != nil || !ok {
+				t.Fatalf("not confirmed: %v", err)
+			}
+		},
+		Network: proxy,
+		Delete: func(t *testing.T) func() {
+			must(t, deleteQueue(t, b, "orders"))
+			return setup
+		},
+		Refuse: func(t *testing.T, class string) func() {
+			must(t, deleteQueue(t, b, "failed."+class))
+			return setup
+		},
+	}, dial
 }

@@ -3,37 +3,22 @@ package inboxamqp
 import (
 	"context"
 	"errors"
-	"fmt"
-	"sync/atomic"
-	"time"
+	"log/slog"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/internal/amqpconn"
-)
-
-// The reasons why a consumer is not ready.
-var (
-	errNotRunning = errors.New("inboxamqp: not running")
-	errPaused     = errors.New("inboxamqp: paused")
-	errNoSession  = errors.New("inboxamqp: no session with RabbitMQ")
-	errDraining   = errors.New("inboxamqp: draining")
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/engine"
 )
 
 // Consumer hands the messages of one queue to a Processor and settles them by its
 // answers. Its methods may be called from any goroutine.
 type Consumer struct {
 	cfg       *settings
-	dial      amqpconn.Dial
+	source    *source
 	processor inbox.Processor
-	signals   *signals
-
-	running  atomic.Bool
-	notReady atomic.Pointer[error] // nil while consuming
-	copies   atomic.Pointer[amqpconn.Publisher]
-	refusals refusals
-	stuck    atomic.Int64 // handlers that ignore the end of their time
+	engine    *engine.Consumer
 }
 
 // NewConsumer returns a consumer of a queue that connects by dial once Run is called, over two
@@ -47,23 +32,23 @@ type Consumer struct {
 //
 // The error names every violation in cfg. Nothing is asked of a server yet.
 func NewConsumer(dial func(ctx context.Context) (*amqp.Connection, error), queue string, processor inbox.Processor, cfg Config) (*Consumer, error) {
-	s := newSettings(queue, processor, cfg)
+	return newConsumer(dial, queue, processor, cfg, tuning{})
+}
+
+func newConsumer(dial func(context.Context) (*amqp.Connection, error), queue string, p inbox.Processor, cfg Config, t tuning) (*Consumer, error) {
+	s := newSettings(queue, p, cfg, t)
 	err := s.validate()
-	if processor == nil {
-		err = errors.Join(errors.New("inboxamqp: processor is nil"), err)
-	}
 	if dial == nil {
 		err = errors.Join(errors.New("inboxamqp: dial is nil"), err)
 	}
-	if err != nil {
+	c := &Consumer{cfg: s, source: newSource(dial, s), processor: p}
+	var wrong error
+	c.engine, wrong = engine.New(c.source, p, engine.Config{
+		ConsumerConfig: cfg.ConsumerConfig, Queue: queue, Package: component, Timeout: cfg.Timeout, MaxBodyBytes: t.maxBodyBytes,
+	})
+	if err := errors.Join(err, wrong); err != nil {
 		return nil, err
 	}
-	signals, err := newSignals(&s)
-	if err != nil {
-		return nil, fmt.Errorf("inboxamqp: %w", err)
-	}
-	c := &Consumer{cfg: &s, dial: dial, processor: processor, signals: signals}
-	c.setReady(errNotRunning)
 	return c, nil
 }
 
@@ -71,47 +56,23 @@ func NewConsumer(dial func(ctx context.Context) (*amqp.Connection, error), queue
 // more messages, gives those back that are not begun, lets the others finish, settles them and
 // returns nil, after ShutdownTimeout at the latest. The broker may be down when it starts, or
 // go down later: Run goes on trying. Calling it while it runs is an error.
-func (c *Consumer) Run(ctx context.Context) error {
-	if !c.running.CompareAndSwap(false, true) {
-		return errors.New("inboxamqp: Run is running already")
-	}
-	defer c.running.Store(false)
-	defer c.setReady(errNotRunning)
-	c.setReady(errNoSession)
-
-	r := c.newRun(ctx)
-	r.serve(func() {
-		amqpconn.Loop(r.life.stop, amqpconn.LoopConfig{
-			Dial: c.dial, Timeout: c.cfg.Timeout, Logger: c.cfg.Logger,
-			Down: func(err error) {
-				c.signals.lost(ctx)
-				c.setReady(fmt.Errorf("%w: %w", errNoSession, err))
-			},
-		}, r.session)
-	})
-	return nil
-}
+func (c *Consumer) Run(ctx context.Context) error { return c.engine.Run(ctx) }
 
 // Ready returns nil while messages are being received, failed ones have a place to go, and handlers
 // return in time. The error says what is not so: why there is no session, which queue has refused a
 // failed message within about a minute, or how many handlers overrun their time.
-func (c *Consumer) Ready(context.Context) error {
-	if err := c.notReady.Load(); err != nil {
-		return *err
-	}
-	if n := c.stuck.Load(); n > 0 {
-		return fmt.Errorf("inboxamqp: %d handlers do not return although their time is over", n)
-	}
-	if err := c.copies.Load().Ready(); err != nil {
-		return fmt.Errorf("inboxamqp: publishing copies: %w", err)
-	}
-	return c.refusals.err(time.Now())
-}
+func (c *Consumer) Ready(ctx context.Context) error { return c.engine.Ready(ctx) }
 
-func (c *Consumer) setReady(err error) {
-	if err == nil {
-		c.notReady.Store(nil)
-		return
-	}
-	c.notReady.Store(&err)
+// DeadLetters returns the dead letters in the queues of Config.DeadLetterPrefix and
+// Config.Classes, those of other consumers with the same queues included, and with Config.ParkKeys
+// those that have stopped their keys. Each call of its methods opens connections of its own, whether Run is at work or not.
+//
+// While a call works on a queue it holds the messages there that it has looked at, so a second call
+// at the same time sees only the others. A replay that ended early, by its context or a lost
+// connection, is resumed by calling Replay again. One that takes longer than the broker's
+// consumer_timeout, 30 minutes, is ended by it. Replay and Remove write to the log who called
+// them, and why.
+func (c *Consumer) DeadLetters() inbox.DeadLetters {
+	all := driver.WithParked(c.source.Letters(), driver.ParkingOf(c.processor, c.cfg.ConsumerConfig))
+	return driver.NewDeadLetters(all, c.cfg.retention, c.cfg.Logger.With(slog.String("prefix", c.cfg.DeadLetterPrefix)))
 }

@@ -3,7 +3,6 @@ package inboxamqp_test
 import (
 	"context"
 	"fmt"
-	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -134,51 +133,6 @@ func TestPoison(t *testing.T) {
 	awaitDepth(t, b, "orders", 0)
 }
 
-func TestOwnClasses(t *testing.T) {
-	t.Parallel()
-	b := amqptest.New(t)
-	var got recorder
-	got.fail = func(m *inbox.Message) error { return inbox.Classed(inbox.Unrecoverable(errBroken), m.Name) }
-	consume(t, b, &got, config{Queue: "orders", Retry: quick, Classes: []string{"payment"}})
-	for _, class := range []string{"payment", "elsewhere"} {
-		p := order()
-		p.Type = class
-		b.Publish(t, "", "orders", p)
-	}
-	b.Take(t, "failed.payment", 1, patience)
-	if d := b.Take(t, "failed.default", 1, patience)[0]; d.Headers["holdfast-failure-class"] != "elsewhere" {
-		t.Errorf("headers %v", d.Headers)
-	}
-}
-
-func TestPanic(t *testing.T) {
-	t.Parallel()
-	b := amqptest.New(t)
-	r := consume(t, b, processorFunc(func(context.Context, *inbox.Message) error { panic("lost") }),
-		config{Queue: "orders", Retry: inbox.RetryPolicy{MaxAttempts: 1}})
-	b.Publish(t, "", "orders", order())
-	b.Take(t, "failed.default", 1, patience)
-	if err := r.Ready(t.Context()); err != nil {
-		t.Error(err)
-	}
-}
-
-// A handler that exits its goroutine fails its message and leaves the only worker alive.
-func TestGoexit(t *testing.T) {
-	t.Parallel()
-	b := amqptest.New(t)
-	r := consume(t, b, processorFunc(func(context.Context, *inbox.Message) error { runtime.Goexit(); return nil }),
-		config{Queue: "orders", Concurrency: 1, Retry: inbox.RetryPolicy{MaxAttempts: 1}})
-	b.Publish(t, "", "orders", order())
-	b.Publish(t, "", "orders", order())
-	for _, letter := range b.Take(t, "failed.default", 2, patience) {
-		if text, _ := letter.Headers["holdfast-error"].(string); !strings.Contains(text, "exited its goroutine") {
-			t.Errorf("error %q", text)
-		}
-	}
-	r.stop(t)
-}
-
 func TestSetupAndCheck(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)
@@ -248,4 +202,19 @@ func TestConfig(t *testing.T) {
 			t.Errorf("error %v does not name %s", err, want)
 		}
 	}
+}
+
+func TestDial(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	var got recorder
+	c := newConsumer(t, inboxamqp.Dial(b.URL, amqp.Config{}), &got, config{})
+	if err := c.Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, c)
+	publishAll(t, b, "orders", "order.placed", 100)
+	got.distinct(t, 100)
+	r.stop(t)
+	awaitDepth(t, b, "orders", 0)
 }

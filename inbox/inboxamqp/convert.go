@@ -2,8 +2,6 @@ package inboxamqp
 
 import (
 	"cmp"
-	"log/slog"
-	"runtime/debug"
 	"strconv"
 	"strings"
 	"time"
@@ -12,7 +10,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
@@ -22,31 +20,15 @@ const maxAttempt = 1_000_000
 // headerContentType is where a Symfony producer says what the body is.
 const headerContentType = "Content-Type"
 
-// receive is convert for the consumer. A dead letter that somebody moved back by other means
-// than DeadLetters, such as a shovel, counts as a replay. The id is derived if need be.
-func receive(d amqp.Delivery, cfg *settings) *inbox.Message {
-	m := convert(d, cfg.queue)
+// arrived is convert for a consumer. A dead letter that somebody moved back by other means than
+// DeadLetters, such as a shovel, counts as a replay.
+func arrived(d amqp.Delivery, queue string) *inbox.Message {
+	m := convert(d, queue)
 	if isDead(d) {
 		m.Replays++
-		m.Attempt, m.Recovered, m.FirstFailedAt = 1, 0, time.Time{}
-	}
-	if m.FirstFailedAt.After(time.Now()) { // a sender's, or another clock's: its age would never end the retries
-		m.FirstFailedAt = time.Time{}
-	}
-	if cfg.DeriveID != nil && ids.Check(m.ID) != nil {
-		m.ID = derived(m, cfg)
+		m.Attempt, m.Recovered, m.FirstFailedAt, m.History = 1, 0, time.Time{}, nil
 	}
 	return m
-}
-
-// derived is the id by Config.DeriveID; a message at which that panics has none, and is refused.
-func derived(m *inbox.Message, cfg *settings) (id uuid.UUID) {
-	defer func() {
-		if v := recover(); v != nil {
-			cfg.Logger.Error("Config.DeriveID panicked", slog.Any("panic", v), slog.String("stack", string(debug.Stack())))
-		}
-	}()
-	return cfg.DeriveID(m)
 }
 
 // isDead reports whether deadCopy has made a message.
@@ -60,6 +42,7 @@ func convert(d amqp.Delivery, queue string) *inbox.Message {
 		Name:          cmp.Or(d.Type, header(d, wire.HeaderType)),
 		Body:          d.Body,
 		ContentType:   contentType(d),
+		Key:           header(d, wire.HeaderKey),
 		Headers:       textHeaders(d.Headers),
 		Attempt:       attempt(d),
 		Recovered:     min(max(intHeader(d, wire.HeaderRecovered), 0), attempt(d)-1),
@@ -68,6 +51,7 @@ func convert(d amqp.Delivery, queue string) *inbox.Message {
 		Queue:         queue,
 		PublishedAt:   d.Timestamp,
 		FirstFailedAt: timeHeader(d, wire.HeaderFirstFailed),
+		History:       driver.DecodeHistory(header(d, wire.HeaderHistory)),
 	}
 }
 

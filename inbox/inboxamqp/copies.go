@@ -18,7 +18,7 @@ import (
 func duplicate(d amqp.Delivery) amqp.Publishing {
 	headers := make(amqp.Table, len(d.Headers)+8)
 	for name, value := range d.Headers {
-		if !brokerHeader(name) && (!wire.Own(name) || credible(value)) {
+		if !brokerHeader(name) && (!wire.Own(name) || credible(name, value)) {
 			headers[name] = value
 		}
 	}
@@ -43,37 +43,66 @@ func duplicate(d amqp.Delivery) amqp.Publishing {
 
 // credible reports whether a header of ours can have been written by us, and not by a sender
 // whose value would fill the copy.
-func credible(value any) bool {
+func credible(name string, value any) bool {
+	most := driver.MaxErrorBytes // the error is the longest but for the history
+	if name == wire.HeaderHistory {
+		most = driver.MaxHistoryBytes
+	}
 	text, ok := wire.HeaderString(value)
-	return ok && len(text) <= driver.MaxErrorBytes // the error is the longest
+	return ok && len(text) <= most
 }
 
-// retryCopy is the next attempt of a message.
-func retryCopy(d amqp.Delivery, m *inbox.Message, decision driver.Decision, now time.Time) amqp.Publishing {
+// nextCopy is a message with what is known of its attempts.
+func nextCopy(d amqp.Delivery, m *inbox.Message, next driver.Progress) amqp.Publishing {
 	p := duplicate(d)
 	if isDead(d) { // one that came back is none any more
 		revive(p.Headers, m.Replays)
 	}
-	if decision.Counted {
-		p.Headers[wire.HeaderAttempt] = strconv.Itoa(m.Attempt + 1)
-		if m.FirstFailedAt.IsZero() {
-			p.Headers[wire.HeaderFirstFailed] = timeText(now)
-		}
-	}
-	if decision.Recovered {
-		p.Headers[wire.HeaderRecovered] = strconv.Itoa(m.Recovered + 1)
-	}
+	set(p.Headers, wire.HeaderAttempt, strconv.Itoa(next.Attempt), next.Attempt > 1)
+	set(p.Headers, wire.HeaderRecovered, strconv.Itoa(next.Recovered), next.Recovered > 0)
+	set(p.Headers, wire.HeaderFirstFailed, timeText(next.FirstFailedAt), !next.FirstFailedAt.IsZero())
+	history := driver.EncodeHistory(next.History)
+	set(p.Headers, wire.HeaderHistory, history, history != "")
 	return p
+}
+
+// set gives a header a value, or takes it away.
+func set(headers amqp.Table, name, value string, there bool) {
+	if there {
+		headers[name] = value
+	} else {
+		delete(headers, name)
+	}
+}
+
+// cuts make room where the headers do not fit in a frame, the least important ones first.
+var cuts = [...]func(headers amqp.Table){
+	func(headers amqp.Table) {
+		identity := [...]string{wire.HeaderType, stampHeader(headers), headerContentType}
+		for name, value := range headers {
+			_, readable := wire.HeaderString(value)
+			if !wire.Own(name) && (!readable || !slices.Contains(identity[:], name)) {
+				delete(headers, name)
+			}
+		}
+	},
+	func(headers amqp.Table) { delete(headers, wire.HeaderHistory) },
+	func(headers amqp.Table) { delete(headers, wire.HeaderError) },
 }
 
 // revive removes from the headers what a dead letter, or any failure, has left there.
 func revive(headers amqp.Table, replays int) {
 	for name := range headers {
-		if wire.Own(name) && name != wire.HeaderOriginExchange && name != wire.HeaderOriginKey {
+		if wire.Own(name) && !ofSender(name) {
 			delete(headers, name)
 		}
 	}
 	headers[wire.HeaderReplays] = strconv.Itoa(replays)
+}
+
+// ofSender reports whether a header of ours says something of the message, and not of its failures.
+func ofSender(name string) bool {
+	return name == wire.HeaderKey || name == wire.HeaderOriginExchange || name == wire.HeaderOriginKey
 }
 
 // setWait records what remains of a delay that no retry queue is long enough for.
@@ -95,6 +124,11 @@ func deadCopy(d amqp.Delivery, dead inbox.DeadLetter) amqp.Publishing {
 	}
 	p.Headers[wire.HeaderClass] = dead.Class
 	p.Headers[wire.HeaderError] = dead.Error
+	set(p.Headers, wire.HeaderErrorType, dead.ErrorType, dead.ErrorType != "")
+	set(p.Headers, wire.HeaderSQLState, dead.SQLState, dead.SQLState != "")
+	set(p.Headers, wire.HeaderFingerprint, dead.Fingerprint, dead.Fingerprint != "")
+	history := driver.EncodeHistory(dead.Message.History)
+	set(p.Headers, wire.HeaderHistory, history, history != "")
 	p.Headers[wire.HeaderFirstFailed] = timeText(dead.FirstFailedAt)
 	p.Headers[wire.HeaderLastFailed] = timeText(dead.FailedAt)
 	p.Headers[wire.HeaderConsumer] = dead.Consumer
@@ -106,21 +140,6 @@ func deadCopy(d amqp.Delivery, dead inbox.DeadLetter) amqp.Publishing {
 func replayCopy(d amqp.Delivery) amqp.Publishing {
 	p := duplicate(d)
 	revive(p.Headers, max(intHeader(d, wire.HeaderReplays), 0)+1)
-	return p
-}
-
-// withoutForeignHeaders makes room where the sender's headers fill the frame. It keeps ours and
-// those that say which message this is, each of them readable and therefore short.
-func withoutForeignHeaders(p amqp.Publishing) amqp.Publishing {
-	headers := amqp.Table{}
-	identity := [...]string{wire.HeaderType, stampHeader(p.Headers), headerContentType}
-	for name, value := range p.Headers {
-		_, readable := wire.HeaderString(value)
-		if wire.Own(name) || readable && slices.Contains(identity[:], name) {
-			headers[name] = value
-		}
-	}
-	p.Headers = headers
 	return p
 }
 
@@ -137,6 +156,9 @@ func readDead(d amqp.Delivery, class string) inbox.DeadLetter {
 		FirstFailedAt: m.FirstFailedAt,
 		FailedAt:      timeHeader(d, wire.HeaderLastFailed),
 		Error:         header(d, wire.HeaderError),
+		ErrorType:     header(d, wire.HeaderErrorType),
+		SQLState:      header(d, wire.HeaderSQLState),
+		Fingerprint:   header(d, wire.HeaderFingerprint),
 		Consumer:      header(d, wire.HeaderConsumer),
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
@@ -25,8 +24,7 @@ func TestCopiesUnavailable(t *testing.T) {
 	var down atomic.Bool
 	var refused atomic.Int64
 	dial := func(ctx context.Context) (*amqp.Connection, error) {
-		// Run's context has a deadline below; only the copies, which outlive it, dial without.
-		if deadline, _ := ctx.Deadline(); down.Load() && time.Until(deadline) > 30*time.Minute {
+		if down.Load() {
 			refused.Add(1)
 			return nil, errBroken
 		}
@@ -39,14 +37,12 @@ func TestCopiesUnavailable(t *testing.T) {
 		}
 		return nil
 	}
-	c := newConsumer(t, dial, &got, config{Queue: "orders", Retry: quick, Concurrency: 2, Timeout: time.Hour})
+	c := newConsumer(t, b.Dial, &got, config{Queue: "orders", Retry: quick, Concurrency: 2, Copies: dial})
 	if err := c.Setup(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	down.Store(true)
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
-	defer cancel()
-	r := startWith(ctx, t, c)
+	r := start(t, c)
 	bad := order()
 	bad.Type = "bad"
 	b.Publish(t, "", "orders", bad)
@@ -95,20 +91,5 @@ func TestSymfonyProducerWithFullHeaders(t *testing.T) {
 		if m.ID.String() != id || m.Name != "order.placed" || m.ContentType != "application/json" || m.Headers["big"] != "" || m.Attempt != 2 {
 			t.Errorf("%s: second attempt %+v", stamp, m)
 		}
-	}
-}
-
-// An answer that gives a message back without a drain is no hot loop.
-func TestGivenBackForNoReason(t *testing.T) {
-	t.Parallel()
-	b := amqptest.New(t)
-	var got recorder
-	got.fail = func(*inbox.Message) error { return inbox.ErrDraining }
-	consume(t, b, &got, config{Queue: "orders", Retry: quick})
-	began := time.Now()
-	b.Publish(t, "", "orders", order())
-	got.await(t, 3)
-	if took := time.Since(began); took < 2*time.Second {
-		t.Errorf("three deliveries within %v", took)
 	}
 }

@@ -3,6 +3,8 @@ package inboxamqp
 import (
 	"context"
 	"errors"
+	"fmt"
+	"sync"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -13,95 +15,125 @@ import (
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
-// fate is what a visit makes of a dead letter. One that is passed over does not count towards
-// Filter.Limit: it lies at the head of its queue the next time, too.
-type fate int
-
-const (
-	passOver fate = iota
-	keep
-	remove
-)
-
-// visit is called for a selected dead letter.
-type visit func(raw amqp.Delivery, dead inbox.DeadLetter) (fate, error)
-
-// each visits the dead letters that the filter selects, and returns how many were deleted.
-func (l *deadLetters) each(ctx context.Context, filter inbox.Filter, fn visit) (removed int, err error) {
-	if err := driver.CheckFilter(filter); err != nil {
-		return 0, err
-	}
-	err = amqpconn.Use(ctx, l.dial, l.timeout, func(conn *amqpconn.Conn) error {
-		s := scan{conn: conn, filter: filter, visit: fn}
-		defer func() { removed = s.removed }()
-		// All are counted first: what is returned from one queue may end in a later one.
-		depths := make([]int, len(l.classes))
-		for i, class := range l.classes {
-			if depths[i], err = depth(conn, driver.DeadLetterQueue(l.prefix, class)); err != nil {
-				return err
-			}
-		}
-		for i, class := range l.classes {
-			if err := s.queue(ctx, driver.DeadLetterQueue(l.prefix, class), class, depths[i]); err != nil {
-				return err
-			}
-		}
-		return nil
+// Scan implements driver.Letters. A letter that returns leaves its queue once the broker has
+// confirmed it in the other.
+func (l *letters) Scan(
+	ctx context.Context, class string, visit func(inbox.DeadLetter) (driver.Fate, error), failed func(inbox.DeadLetter, error),
+) error {
+	copies, end := l.publisher(ctx)
+	defer end()
+	return amqpconn.Use(ctx, l.dial, l.timeout, func(conn *amqpconn.Conn) error {
+		s := scan{conn: conn, name: l.queue(class), class: class, copies: copies, visit: visit, failed: failed}
+		return s.run(ctx)
 	})
-	return removed, err
 }
 
-// scan goes through the dead-letter queues. It receives without acknowledging, so that
-// every message comes once, and gives everything back that it does not delete.
+// scanWindow is how many letters a scan is sent before it has looked at them: they are in memory.
+const scanWindow = 50
+
+// scan goes through a dead-letter queue. It receives without acknowledging, so that every message
+// comes once, and gives everything back that it does not delete. It consumes, for closing the channel
+// then returns what is left in its order; a quorum queue does not do that for basic.get.
 type scan struct {
-	conn    *amqpconn.Conn
-	filter  inbox.Filter
-	visit   visit
-	taken   int // towards the limit
-	removed int
+	conn        *amqpconn.Conn
+	name, class string
+	copies      func() *amqpconn.Publisher
+	visit       func(inbox.DeadLetter) (driver.Fate, error)
+	failed      func(inbox.DeadLetter, error)
+	removed     int
+
+	ch         *amqp.Channel
+	tag        string
+	deliveries <-chan amqp.Delivery
+	window     int // of the consumer: letters that it may still be sent
 }
 
-func (s *scan) full() bool { return s.filter.Limit > 0 && s.taken >= s.filter.Limit }
-
-// depth is how many messages a queue holds. A missing queue is empty.
-func depth(conn *amqpconn.Conn, name string) (n int, err error) {
-	err = conn.Try(func(ch *amqp.Channel) error {
-		q, err := ch.QueueDeclarePassive(name, true, false, false, false, nil)
-		n = q.Messages
-		return err
-	})
-	if amqpconn.IsNotFound(err) {
-		return 0, nil
-	}
-	return n, err
-}
-
-// queue scans one queue, as far as it was filled at the beginning.
-func (s *scan) queue(ctx context.Context, name, class string, filled int) (err error) {
-	if s.full() || filled == 0 {
-		return nil
-	}
-	ch, err := s.conn.Channel()
-	if err != nil {
+// run visits the queue as far as it is filled at the beginning.
+func (s *scan) run(ctx context.Context) (err error) {
+	filled, err := depth(s.conn, s.name)
+	if err != nil || filled == 0 {
 		return err
 	}
-	before := s.removed
+	if s.ch, err = s.conn.Channel(); err != nil {
+		return err
+	}
 	defer func() {
 		// Closing the channel returns what is not acknowledged, and waits until the
 		// broker has read the acknowledgements.
-		if closeErr := s.conn.Within(ch.Close); err == nil {
+		if closeErr := s.conn.Within(s.ch.Close); err == nil {
 			err = closeErr
 		}
 		if err == nil {
-			err = s.awaitReturned(ctx, name, filled-(s.removed-before))
+			err = s.awaitReturned(ctx, filled-s.removed)
 		}
 	}()
-	for seen := 0; seen < filled && !s.full(); seen++ {
-		found, err := s.awaitNext(ctx, ch, name, class)
+	for n := range filled {
+		raw, found, err := s.next(ctx, n, filled-n)
 		if err != nil || !found {
 			return err
 		}
+		if err := s.look(ctx, raw); err != nil {
+			if errors.Is(err, driver.ErrDone) {
+				return nil
+			}
+			return err
+		}
 	}
+	return nil
+}
+
+// next takes the next message. When the window is used up another consumer has a new one. A quorum
+// queue takes back the messages of several in the order of their tags.
+func (s *scan) next(ctx context.Context, n, left int) (raw amqp.Delivery, found bool, err error) {
+	if s.window == 0 {
+		if err := s.consume(fmt.Sprintf("scan-%08d", n), min(left, scanWindow)); err != nil {
+			return raw, false, err
+		}
+	}
+	raw, found, err = s.await(ctx)
+	if found {
+		s.window--
+	}
+	return raw, found, err
+}
+
+func (s *scan) consume(tag string, window int) error {
+	return s.conn.Within(func() (err error) {
+		if s.tag != "" {
+			if err := s.ch.Cancel(s.tag, false); err != nil {
+				return err
+			}
+		}
+		if err := s.ch.Qos(window, 0, false); err != nil {
+			return err
+		}
+		s.tag, s.window = tag, window
+		s.deliveries, err = s.ch.Consume(s.name, tag, false, false, false, false, nil)
+		return err
+	})
+}
+
+// look visits one message and does what is said.
+func (s *scan) look(ctx context.Context, raw amqp.Delivery) error {
+	dead := readDead(raw, s.class)
+	fate, err := s.visit(dead)
+	if err != nil || fate == driver.Keep {
+		return err
+	}
+	if fate == driver.Return {
+		if err := s.giveBack(ctx, raw, dead); err != nil {
+			s.failed(dead, err)
+			if unavailable(err) {
+				return err
+			}
+			return nil
+		}
+	}
+	if err := raw.Ack(false); err != nil {
+		return errors.Join(errors.New("a message was not deleted"), err)
+	}
+	s.removed++
+	s.window++ // the broker sends another one instead
 	return nil
 }
 
@@ -111,33 +143,48 @@ const (
 	returnPatience = time.Second // while the queue counts none
 	countPatience  = 10 * time.Second
 	returnPoll     = 5 * time.Millisecond
+	deliveryPoll   = 100 * time.Millisecond
 )
 
-// awaitNext looks at the next message. It is false where others have taken what was counted.
-// RabbitMQ 4 counts what was returned before it delivers it, so a queue that counts messages is
-// asked longer.
-func (s *scan) awaitNext(ctx context.Context, ch *amqp.Channel, name, class string) (bool, error) {
+// await waits for a message. It is false where others have taken what was counted. RabbitMQ 4
+// counts what was returned before it delivers it, so a queue that counts messages is waited for longer.
+func (s *scan) await(ctx context.Context) (raw amqp.Delivery, found bool, err error) {
+	select { // as a rule it is there
+	case raw, found = <-s.deliveries:
+		return raw, found, s.lost(found)
+	default:
+	}
+	poll := time.NewTicker(deliveryPoll)
+	defer poll.Stop()
 	for start := time.Now(); ; {
-		found, err := s.next(ctx, ch, name, class)
-		if found || err != nil {
-			return found, err
+		select {
+		case raw, found = <-s.deliveries:
+			return raw, found, s.lost(found)
+		case <-ctx.Done():
+			return raw, false, ctx.Err()
+		case <-poll.C:
 		}
-		ready, err := depth(s.conn, name)
+		ready, err := depth(s.conn, s.name)
 		waited := time.Since(start)
 		if err != nil || waited > countPatience || ready == 0 && waited > returnPatience {
-			return false, err
-		}
-		if err := runloop.Sleep(ctx, returnPoll); err != nil {
-			return false, err
+			return raw, false, err
 		}
 	}
 }
 
-// awaitReturned waits until a queue counts so many messages again, or who looks right after this
-// scan would miss them. RabbitMQ 4 counts them too early: there awaitNext waits.
-func (s *scan) awaitReturned(ctx context.Context, name string, want int) error {
+// lost is why the deliveries have ended.
+func (s *scan) lost(found bool) error {
+	if found {
+		return nil
+	}
+	return fmt.Errorf("queue %q: the broker sends no more letters: %w", s.name, amqp.ErrClosed)
+}
+
+// awaitReturned waits until the queue counts so many messages again, or who looks right after this
+// scan would miss them. RabbitMQ 4 counts them too early: there await waits.
+func (s *scan) awaitReturned(ctx context.Context, want int) error {
 	for end := time.Now().Add(returnPatience); ; {
-		n, err := depth(s.conn, name)
+		n, err := depth(s.conn, s.name)
 		if err != nil || n >= want || time.Now().After(end) {
 			return err
 		}
@@ -147,35 +194,22 @@ func (s *scan) awaitReturned(ctx context.Context, name string, want int) error {
 	}
 }
 
-// next looks at one message. It is false where the queue has none to give.
-func (s *scan) next(ctx context.Context, ch *amqp.Channel, name, class string) (found bool, err error) {
-	if err := ctx.Err(); err != nil {
-		return false, err
+// giveBack puts a message into the queue it came from.
+func (s *scan) giveBack(ctx context.Context, raw amqp.Delivery, dead inbox.DeadLetter) error {
+	return s.copies().Confirmed(ctx, amqpconn.Out{Key: dead.Message.Queue, Message: replayCopy(raw)})
+}
+
+// publisher returns what publishes copies, from the first one on, and ends it.
+func (l *letters) publisher(ctx context.Context) (copies func() *amqpconn.Publisher, end func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	copies = sync.OnceValue(func() *amqpconn.Publisher {
+		p := amqpconn.NewPublisher(amqpconn.PublisherConfig{Dial: l.dial, Timeout: l.timeout, Logger: l.logger})
+		running.Go(func() { p.Run(ctx) })
+		return p
+	})
+	return copies, func() {
+		cancel()
+		running.Wait()
 	}
-	var raw amqp.Delivery
-	if err := s.conn.Within(func() (err error) {
-		raw, found, err = ch.Get(name, false)
-		return err
-	}); err != nil || !found {
-		return false, err
-	}
-	dead := readDead(raw, class)
-	if !driver.Match(s.filter, dead) {
-		return true, nil
-	}
-	what, err := s.visit(raw, dead)
-	if err != nil {
-		return false, err
-	}
-	if what != passOver {
-		s.taken++
-	}
-	if what != remove {
-		return true, nil
-	}
-	if err := raw.Ack(false); err != nil {
-		return false, errors.Join(errors.New("a message was not deleted"), err)
-	}
-	s.removed++
-	return true, nil
 }

@@ -8,11 +8,10 @@ import (
 // What zero means is a promise: nothing else would show that one of these has changed.
 func TestDefaults(t *testing.T) {
 	t.Parallel()
-	c := newSettings("orders", nil, Config{})
+	c := newSettings("orders", nil, Config{}, tuning{})
 	for name, value := range map[string][2]any{
 		"Concurrency":     {c.Concurrency, 8},
 		"Prefetch":        {c.Prefetch, 16},
-		"brokerPatience":  {c.brokerPatience, 30 * time.Minute},
 		"Timeout":         {c.Timeout, 5 * time.Second},
 		"confirmTimeout":  {c.confirmTimeout, 15 * time.Second},
 		"HandlerTimeout":  {c.HandlerTimeout, time.Minute},

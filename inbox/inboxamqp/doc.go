@@ -40,6 +40,31 @@
 // dead_letter_worker_publisher_confirm_timeout (advanced.config, application rabbit, in
 // milliseconds) shortens that.
 //
+// # Order
+//
+// With Config.Ordered the messages of one key are processed in the order in which the queue delivers
+// them, one at a time, retries included: a failed message keeps its place in this process, and only
+// its key waits. The key is the header holdfast-key, which outboxamqp sends of messages with one;
+// Config.Key reads it from elsewhere.
+//
+// Setup then declares the queue with a single active consumer (x-single-active-consumer, an argument
+// that an existing queue cannot be given): the broker serves one process, and the others stand by. When
+// that one ends, dies or loses its connection, the next gets what is unsettled first, in its order. An
+// ordered consumer therefore never cancels itself and gives nothing back by itself: it closes its
+// channel. Every process needs the same Config.Prefetch, since a quorum queue that takes back more than
+// the next one may hold loses the order when that one ends as well. Check names a queue that was not
+// declared so.
+//
+// What this promises: nobody begins a message before the one before it of its key is done in the same
+// process. While two processes overlap, because one was frozen or cut off and works on what it has, it
+// is the deduplication in the handler's transaction (inboxpgx) that keeps the effects in order: the new
+// one runs the same messages, in order, and each takes effect once. Handlers without it see an order
+// that may begin again a few messages back when a process is lost. A dead letter that a process stores
+// just as it is lost may be followed by the same message, processed by the next.
+//
+// One process does all the work of such a queue. For more, use several queues, and have the routing key
+// choose among them by the ordering key: all messages of a key must take the same one.
+//
 // # Batches
 //
 // With Config.Batch the processor gets several messages in one call: those that have
@@ -62,9 +87,9 @@
 // # Dead letters
 //
 // They lie in <prefix>failed.<class> with their envelope and headers, and in
-// headers of ours the class, the error, the attempts, the times of the first and
-// the last failure, the consumer, and the queue, exchange and routing key they came
-// from. Left out of every copy are the broker's own x- headers, CC, BCC, the
+// headers of ours the class, the error with its Go type and SQLSTATE, the fingerprint, the attempts
+// and their history, the times of the first and the last failure, the consumer, and the queue, exchange
+// and routing key they came from. Left out of every copy are the broker's own x- headers, CC, BCC, the
 // expiration and the user id. Of more than 64 KiB of headers only ours and those that
 // name the message are kept. Consumer.DeadLetters lists, counts, returns and removes them.
 //

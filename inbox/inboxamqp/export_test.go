@@ -1,19 +1,29 @@
 package inboxamqp
 
-import "time"
+import (
+	"context"
+	"time"
 
-// Tuning is what only tests set.
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+)
+
+// Tuning is what only tests set; zero fields change nothing.
 type Tuning struct {
 	MaxBodyBytes   int
 	ConfirmTimeout time.Duration
+	Copies         func(context.Context) (*amqp.Connection, error) // dials the connection for copies
 }
 
-// Tune changes a consumer that does not run yet; zero fields change nothing.
-func Tune(c *Consumer, t Tuning) {
-	if t.MaxBodyBytes > 0 {
-		c.cfg.maxBodyBytes = t.MaxBodyBytes
-	}
-	if t.ConfirmTimeout > 0 {
-		c.cfg.confirmTimeout = t.ConfirmTimeout
-	}
+// NewTuned is NewConsumer with a Tuning.
+func NewTuned(dial func(context.Context) (*amqp.Connection, error), queue string, p inbox.Processor, cfg Config, t Tuning) (*Consumer, error) {
+	return newConsumer(dial, queue, p, cfg, tuning{t.MaxBodyBytes, t.ConfirmTimeout, t.Copies})
 }
+
+// SourceOf is a source of the queue of a consumer.
+func SourceOf(c *Consumer) driver.Source { return newSource(c.source.dial, c.cfg) }
+
+// LettersOf are the dead letters of a consumer as its transport keeps them.
+func LettersOf(c *Consumer) driver.Letters { return c.source.Letters() }

@@ -3,8 +3,11 @@ package inboxamqp_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -20,7 +23,13 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
+// The tests wait for servers that are silent more than they compute, so eight run at once.
+func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		panic(err)
+	}
+	os.Exit(testenv.Run(m))
+}
 
 const patience = testenv.Patience
 
@@ -195,3 +204,32 @@ func depthIs(t *testing.T, b *amqptest.Broker, queue string, want int) error {
 }
 
 var errBroken = errors.New("broken")
+
+// attempt is an order that was tried before.
+func attempt(n int) amqp.Publishing {
+	p := order()
+	p.Headers = amqp.Table{"holdfast-attempt": strconv.Itoa(n), "holdfast-first-failed-at": time.Now().UTC().Format(time.RFC3339Nano)}
+	return p
+}
+
+func asMessage(p amqp.Publishing, attempt int) *inbox.Message {
+	return &inbox.Message{ID: uuid.MustParse(p.MessageId), Name: p.Type, Attempt: attempt}
+}
+
+// logBuffer keeps a log.
+type logBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *logBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *logBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}

@@ -18,13 +18,13 @@ import (
 // queue, let the good ones pass. They end where they belong as soon as they can.
 func TestDeadLetterQueueTakesNone(t *testing.T) {
 	t.Parallel()
-	for name, tt := range map[string]func(t *testing.T, b *amqptest.Broker) (mend func()){
-		"full": func(t *testing.T, b *amqptest.Broker) func() {
-			b.Queue(t, "failed.validation", nil)
+	for name, tt := range map[string]func(t *testing.T, b *amqptest.Broker, kind amqp.Table) (mend func()){
+		"full": func(t *testing.T, b *amqptest.Broker, kind amqp.Table) func() {
+			b.Queue(t, "failed.validation", kind)
 			return b.Full(t, "failed.validation")
 		},
-		"missing": func(t *testing.T, b *amqptest.Broker) func() {
-			return func() { b.Queue(t, "failed.validation", nil) }
+		"missing": func(t *testing.T, b *amqptest.Broker, kind amqp.Table) func() {
+			return func() { b.Queue(t, "failed.validation", kind) }
 		},
 	} {
 		for _, kind := range []string{"classic", "quorum"} {
@@ -33,7 +33,7 @@ func TestDeadLetterQueueTakesNone(t *testing.T) {
 					t.Parallel()
 					b := amqptest.New(t)
 					b.Queue(t, "orders", amqp.Table{"x-queue-type": kind})
-					mend := tt(t, b)
+					mend := tt(t, b, amqp.Table{"x-queue-type": kind})
 					var got recorder
 					c := newConsumer(t, b.Dial, processorFunc(func(ctx context.Context, m *inbox.Message) error {
 						if m.Name == "bad" {

@@ -10,6 +10,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/internal/memory"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 )
 
@@ -59,32 +60,6 @@ func TestRetries(t *testing.T) {
 	awaitDepth(t, b, "orders", 0)
 }
 
-// A delay beyond the longest retry queue passes through it several times.
-func TestLongDelay(t *testing.T) {
-	t.Parallel()
-	b := amqptest.New(t)
-	var first atomic.Int64
-	var got recorder
-	got.fail = func(m *inbox.Message) error {
-		if m.Attempt == 1 {
-			first.Store(time.Now().UnixNano())
-			return inbox.RetryAfter(errBroken, 1200*time.Millisecond)
-		}
-		return nil
-	}
-	r := consume(t, b, &got, config{Queue: "orders", Retry: quick})
-	b.Publish(t, "", "orders", order())
-	seen := got.await(t, 2)
-	if waited := time.Since(time.Unix(0, first.Load())); waited < 1200*time.Millisecond {
-		t.Errorf("came back after %v", waited)
-	}
-	if len(seen) != 2 || seen[1].Attempt != 2 {
-		t.Errorf("messages %+v", seen)
-	}
-	r.stop(t)
-	awaitDepth(t, b, "orders", 0)
-}
-
 // Without its retry queue a message comes again, uncounted.
 func TestRetryQueueMissing(t *testing.T) {
 	t.Parallel()
@@ -105,4 +80,31 @@ func TestRetryQueueMissing(t *testing.T) {
 	if n := len(got.messages()); n > 5 {
 		t.Errorf("%d deliveries: a hot loop", n)
 	}
+}
+
+// Dead letters that were moved back by other means than DeadLetters begin anew.
+func TestShovelledBack(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	ledger := memory.NewLedger()
+	var failing atomic.Bool
+	failing.Store(true)
+	got := recorder{fail: failWhile(&failing, errBroken)}
+	r := consume(t, b, &got, config{Queue: "orders", Retry: inbox.RetryPolicy{MaxAttempts: 2, BaseDelay: 50 * time.Millisecond}, Ledger: ledger})
+	b.Publish(t, "", "orders", order())
+	dead := b.Take(t, "failed.default", 1, patience)[0]
+	before := len(got.messages())
+	b.Publish(t, "", "orders", amqp.Publishing{
+		Headers: dead.Headers, MessageId: dead.MessageId, Type: dead.Type, ContentType: dead.ContentType, DeliveryMode: 2, Body: dead.Body,
+	})
+	for i, m := range got.await(t, before+2)[before:] {
+		if m.Attempt != i+1 || m.Replays != 1 {
+			t.Errorf("delivery %d: attempt %d, replays %d", i, m.Attempt, m.Replays)
+		}
+	}
+	again := b.Take(t, "failed.default", 1, patience)[0]
+	if again.Headers["holdfast-attempt"] != "2" || again.Headers["holdfast-replays"] != "1" {
+		t.Errorf("headers %v", again.Headers)
+	}
+	r.stop(t)
 }

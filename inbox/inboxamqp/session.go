@@ -1,132 +1,159 @@
 package inboxamqp
 
 import (
-	"cmp"
+	"context"
 	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/internal/amqpconn"
 )
 
-// Why a session stops consuming, besides the end of its channel.
-var (
-	errPause   = errors.New("a server that processing needs is unavailable")
-	errCrowded = errors.New("failed messages that wait hold half of the prefetch")
-	errStop    = errors.New("stop")
-)
-
-// session is one connection and channel. It consumes in epochs: one ends with a pause, or when too
-// many failed messages wait.
+// session is one channel on a connection of its own. It is thrown away when anything about it
+// breaks, and a delivery knows its session, so nothing is settled on a later one.
 type session struct {
-	cfg      *settings
-	run      *run
-	ch       *channel
-	evidence *evidence
-	epoch    int64
-	received bool // anything at all
+	src    *source
+	conn   *amqpconn.Conn
+	ch     *amqp.Channel
+	intake intake
+
+	tags    tags
+	passing atomic.Int64  // messages in hand that only pass through
+	most    atomic.Int64  // how many of them may wait
+	crowded chan struct{} // tells the receiver that there are more
+
+	mu   sync.Mutex // held while something is settled
+	over bool
 }
 
-func newSession(r *run, ch *channel) *session {
-	return &session{cfg: r.cfg, run: r, ch: ch, evidence: newEvidence(r.cfg.Prefetch, r.mover, r.workers)}
+// delivery is one hand-out of a message.
+type delivery struct {
+	session *session
+	raw     amqp.Delivery
+	msg     *inbox.Message
+	wait    time.Duration // what remains of a long delay; the message only passes through
 }
 
-// consume hands deliveries to the workers until told to stop or to pause. It has then
-// cancelled the consumer and given back what is not begun.
-func (s *session) consume() error {
-	if s.run.life.stop.Err() != nil {
-		return errStop
+// Message implements driver.Delivery.
+func (d *delivery) Message() *inbox.Message { return d.msg }
+
+func newSession(src *source, conn *amqpconn.Conn, ch *amqp.Channel) *session {
+	s := &session{src: src, conn: conn, ch: ch, crowded: make(chan struct{}, 1)}
+	s.intake = intake{
+		session: s, src: src, conn: conn, ch: ch,
+		closes:  ch.NotifyClose(make(chan *amqp.Error, 1)),
+		cancels: ch.NotifyCancel(make(chan string, 1)),
 	}
-	s.epoch++
-	s.evidence.begin(s.epoch)
-	deliveries, err := s.ch.subscribe(s.cfg.queue, s.cfg.Name, s.cfg.Prefetch)
-	if err != nil {
+	return s
+}
+
+// Start implements driver.Session. What an earlier consumer of this channel was given does not count
+// towards the window.
+func (s *session) Start(ctx context.Context, window int) error {
+	defer bound(ctx, s.conn)()
+	if err := s.intake.unsubscribe(); err != nil {
 		return err
 	}
-	s.run.setReady(nil)
-	left, why := s.dispatch(deliveries)
-	if errors.Is(why, errStop) || errors.Is(why, errCrowded) || errors.Is(why, errPause) {
-		return cmp.Or(s.leave(deliveries, left), why)
-	}
-	for _, d := range left {
-		d.leaveIt()
-	}
-	return why
+	s.intake.renewals, s.intake.stopped = 0, false
+	return s.intake.subscribe(window)
 }
 
-// dispatch returns the deliveries no worker has taken yet, and why it ended. They gather
-// while all workers are busy: what they can take together is a batch.
-func (s *session) dispatch(deliveries <-chan amqp.Delivery) (left []*delivery, why error) {
-	var overdue <-chan time.Time
-	for {
-		in, jobs := deliveries, s.run.workers.jobs
-		if len(left) == 0 {
-			jobs = nil
-		}
-		if len(left) >= min(s.cfg.Batch, s.run.quota.left()) {
-			in = nil
-		}
-		select {
-		case raw, open := <-in:
-			if !open {
-				return left, s.ch.cause()
-			}
-			left = append(left, s.accept(raw))
-		case jobs <- left:
-			s.run.quota.count(left)
-			left = nil
-		case <-s.run.life.stop.Done():
-			return left, errStop
-		case request := <-s.evidence.pauses:
-			if request.epoch == s.epoch || s.evidence.trial.waited() > 0 { // whose own request may have found no room
-				return left, request.why
-			}
-		case <-s.evidence.doubts:
-			if overdue == nil {
-				overdue = time.After(controlPatience)
-			}
-		case <-overdue:
-			overdue = nil
-			if s.evidence.judge() {
-				return left, errPause
-			}
-			if waited := s.evidence.trial.waited(); waited > 0 { // the one that it began with has been judged
-				overdue = time.After(max(controlPatience-waited, 0))
-			}
-		case _, open := <-s.ch.cancels:
-			if !open {
-				return left, s.ch.cause()
-			}
-			return left, errCancelled
-		case err := <-s.ch.closes:
-			return left, closed(err)
-		case <-s.ch.conn.Done():
-			return left, s.ch.conn.Err()
+// Receive implements driver.Session.
+func (s *session) Receive(ctx context.Context, most int) ([]driver.Delivery, error) {
+	for len(s.intake.kept) == 0 || s.intake.stopped {
+		if err := s.intake.await(ctx); err != nil {
+			return nil, err
 		}
 	}
+	s.intake.gather(most)
+	return s.intake.take(most), nil
 }
 
-// accept makes a delivery of what arrived.
-func (s *session) accept(raw amqp.Delivery) *delivery {
-	s.received = true
-	s.ch.took(raw)
-	s.run.silence.received(len(raw.Body))
-	return &delivery{
-		raw: raw, msg: receive(raw, s.cfg), wait: waitHeader(raw, s.cfg.Retry.MaxAge),
-		ch: s.ch, evidence: s.evidence, epoch: s.epoch,
+// Stop implements driver.Session. An ordered consumer stays one, and what has arrived stays unsettled
+// until the next Start or Close: cancelled, a quorum queue with a single active consumer would call in
+// the next one, and take back out of order what is on its way.
+func (s *session) Stop(ctx context.Context) error {
+	s.intake.stopped = true
+	if s.src.cfg.Ordered {
+		return nil
 	}
-}
-
-// leave cancels the consumer and then gives back what was delivered and not begun, left
-// first: before, the broker would hand it out here once more.
-func (s *session) leave(deliveries <-chan amqp.Delivery, left []*delivery) error {
-	if err := s.ch.unsubscribe(); err != nil {
+	defer bound(ctx, s.conn)()
+	if err := s.intake.unsubscribe(); err != nil {
 		return err
 	}
-	for _, d := range left {
-		d.giveBack()
+	kept := s.intake.take(len(s.intake.kept))
+	if len(kept) == 0 {
+		return nil
 	}
-	for raw := range deliveries {
-		s.accept(raw).giveBack()
+	return s.GiveBack(ctx, kept)
+}
+
+// Ack implements driver.Session, with as few writes as is safe.
+func (s *session) Ack(_ context.Context, ds []driver.Delivery) error {
+	return s.settle(ds, func(tags []uint64) error { return s.tags.acknowledge(tags, s.ch.Ack) })
+}
+
+// GiveBack implements driver.Session.
+func (s *session) GiveBack(_ context.Context, ds []driver.Delivery) error {
+	return s.settle(ds, func(tags []uint64) (err error) {
+		for _, tag := range tags {
+			err = errors.Join(err, s.ch.Nack(tag, false, true))
+			s.tags.settle(tag)
+		}
+		return err
+	})
+}
+
+// settle writes what becomes of deliveries of this session. It fails as a whole once the session has
+// ended, and a write that fails has no effect: the broker delivers all of them again.
+func (s *session) settle(ds []driver.Delivery, write func(tags []uint64) error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	tags := make([]uint64, 0, len(ds))
+	for _, d := range ds {
+		if own, ok := d.(*delivery); ok && own.session == s {
+			tags = append(tags, own.raw.DeliveryTag)
+		}
+	}
+	if s.over {
+		return driver.ErrStale
+	}
+	if err := s.conn.Within(func() error { return write(tags) }); err != nil {
+		return fmt.Errorf("%w: %w", driver.ErrStale, err)
+	}
+	if len(tags) < len(ds) {
+		return fmt.Errorf("%w: %d of %d messages", driver.ErrStale, len(ds)-len(tags), len(ds))
 	}
 	return nil
+}
+
+// gone reports whether the broker delivers again what is not settled.
+func (s *session) gone() bool {
+	select {
+	case <-s.conn.Done():
+		return true
+	default:
+		return s.ch.IsClosed()
+	}
+}
+
+// Close implements driver.Session: it closes the channel without cancelling the consumer. A quorum
+// queue then takes back what is unsettled in one step and in its order, before another consumer gets
+// anything; a cancelled one would let the next consumer begin before.
+func (s *session) Close(ctx context.Context) error {
+	defer bound(ctx, s.conn)()
+	s.mu.Lock()
+	s.over = true
+	s.mu.Unlock()
+	// The answer shows that the broker has read the acknowledgements.
+	err := s.conn.Within(s.ch.Close)
+	s.conn.Close()
+	s.src.silence.note(s.conn.Silent() && !s.intake.received)
+	return err
 }

@@ -5,15 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -162,58 +159,4 @@ func TestShutdownWhileSilent(t *testing.T) {
 			}
 		})
 	}
-}
-
-// What the caller gave may ignore its context: Run ends all the same.
-func TestShutdownWhileOthersHang(t *testing.T) {
-	t.Parallel()
-	hang := make(chan struct{})
-	t.Cleanup(func() { close(hang) })
-	var hung atomic.Int64
-	wait := func() {
-		hung.Add(1)
-		<-hang
-	}
-	for name, cfg := range map[string]config{
-		"ledger": {Ledger: hangingLedger{wait: wait}},
-		"id":     {DeriveID: func(*inbox.Message) uuid.UUID { wait(); return uuid.Nil }},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := amqptest.New(t)
-			cfg.Queue, cfg.Retry, cfg.ShutdownTimeout = "orders", quick, 3*time.Second
-			c := newConsumer(t, b.Dial, &recorder{}, cfg)
-			if err := c.Setup(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			p := attempt(2)
-			if cfg.DeriveID != nil {
-				p.MessageId = ""
-			}
-			b.Publish(t, "", "orders", p)
-			before := hung.Load()
-			r := start(t, c)
-			testenv.Eventually(t, testenv.Patience, func() error {
-				if hung.Load() == before {
-					return errors.New("not asked")
-				}
-				return nil
-			})
-			began := time.Now()
-			r.stop(t)
-			if took := time.Since(began); took > 3*time.Second+testenv.Patience/10 {
-				t.Errorf("Run took %v to end", took)
-			}
-		})
-	}
-}
-
-// hangingLedger answers nothing.
-type hangingLedger struct {
-	driver.Ledger
-	wait func()
-}
-
-func (l hangingLedger) Look(context.Context, uuid.UUID) (driver.LedgerEntry, error) {
-	l.wait()
-	return driver.LedgerEntry{}, errBroken
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -43,21 +42,18 @@ func noCopies(t *testing.T, b *amqptest.Broker, p inbox.Processor, cfg config) (
 	t.Helper()
 	var down atomic.Bool
 	dial := func(ctx context.Context) (*amqp.Connection, error) {
-		// Run's context has a deadline below; only the copies, which outlive it, dial without.
-		if deadline, _ := ctx.Deadline(); down.Load() && time.Until(deadline) > 30*time.Minute {
+		if down.Load() {
 			return nil, errBroken
 		}
 		return b.Dial(ctx)
 	}
-	cfg.Queue, cfg.Retry, cfg.Timeout = "orders", quick, time.Hour
-	c := newConsumer(t, dial, p, cfg)
+	cfg.Queue, cfg.Retry, cfg.Copies = "orders", quick, dial
+	c := newConsumer(t, b.Dial, p, cfg)
 	if err := c.Setup(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	down.Store(true)
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
-	t.Cleanup(cancel)
-	return startWith(ctx, t, c), func() { down.Store(false) }
+	return start(t, c), func() { down.Store(false) }
 }
 
 // A message that ran alone, and then waits for its copy to be published, stops no other.

@@ -18,6 +18,9 @@ const (
 	classic = "classic"
 )
 
+// singleActive is the argument of a queue that serves one consumer at a time.
+const singleActive = "x-single-active-consumer"
+
 // retryQueue is the name of the queue that holds messages of a queue for a delay.
 func retryQueue(queue string, delay time.Duration) string {
 	return queue + ".retry." + strconv.FormatInt(delay.Milliseconds(), 10)
@@ -39,7 +42,11 @@ func (s *settings) queueType() string {
 
 // queues returns all queues the consumer needs, its own first.
 func (s *settings) queues() []queueSpec {
-	specs := []queueSpec{{s.queue, amqp.Table{}}}
+	own := amqp.Table{}
+	if s.Ordered {
+		own[singleActive] = true
+	}
+	specs := []queueSpec{{s.queue, own}}
 	for _, delay := range driver.Steps(s.Retry) {
 		args := amqp.Table{
 			"x-message-ttl":             delay.Milliseconds(),
@@ -75,7 +82,7 @@ func queueArgs(conn *amqpconn.Conn, kind string, args amqp.Table) amqp.Table {
 // topic. What exists is used as it is. Setup may be called any number of times, by many processes
 // at once, before or after the Setup of a publisher to the same exchange.
 func (c *Consumer) Setup(ctx context.Context) error {
-	err := amqpconn.Use(ctx, c.dial, c.cfg.Timeout, func(conn *amqpconn.Conn) error {
+	err := amqpconn.Use(ctx, c.source.dial, c.cfg.Timeout, func(conn *amqpconn.Conn) error {
 		for _, spec := range c.cfg.queues() {
 			if err := declareQueue(conn, spec, c.cfg.queueType()); err != nil {
 				return fmt.Errorf("queue %q: %w", spec.name, err)

@@ -5,26 +5,40 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/internal/base"
+	"github.com/holdfast-go/holdfast/internal/isolate"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// together processes members with different ids in one transaction. The first try has no
-// savepoints, since they cost two round trips each; when a handler fails there is a second
+// together processes members with different ids in one transaction, and ends them. The first try has
+// no savepoints, since they cost two round trips each; when a handler fails there is a second
 // one, with a savepoint around each. When the transaction fails as a whole each half gets
 // one of its own, so that in the end the message at fault is alone.
 func (s *Store) together(ctx context.Context, members []*member) {
+	search := isolate.New(isolate.Halves, members...)
+	search.InOrder = true
+	for group := search.Next(len(members)); group != nil; group = search.Next(len(members)) {
+		if s.settled(ctx, group) {
+			search.Clear(group...)
+		} else {
+			search.Failed(group...)
+		}
+	}
+}
+
+// settled runs the transaction of some members. It is false when they are better divided.
+func (s *Store) settled(ctx context.Context, members []*member) bool {
 	if len(members) == 1 {
 		b := members[0]
-		b.settle(s.alone(b.ctx, b.m, b.work))
-		return
+		bounded, cancel := withTimeout(b.ctx, b.work.timeout)
+		defer cancel()
+		s.alone(bounded, b)
+		return true
 	}
 	t := &batch{s: s, members: members}
 	err := t.run(ctx)
@@ -38,13 +52,12 @@ func (s *Store) together(ctx context.Context, members []*member) {
 	case t.hopeless(ctx, err):
 		t.settleAll(ctx, err)
 	default:
-		half := len(members) / 2
-		s.together(ctx, members[:half])
-		s.together(ctx, members[half:])
+		return false
 	}
+	return true
 }
 
-// batch is a transaction of several messages, with what its last attempt came to.
+// batch is a transaction of several messages.
 type batch struct {
 	s       *Store
 	members []*member
@@ -52,66 +65,79 @@ type batch struct {
 
 	handled bool // the entries were made, in some attempt
 	lost    bool // the connection was lost under a handler, before the context ended
-	first   []bool
-	failed  []error // by member
 }
 
 func (t *batch) run(ctx context.Context) error {
 	return t.s.transactor.DoWith(ctx, txretry.Options{Name: "inbox batch", Isolation: t.s.cfg.Isolation}, t.attempt)
 }
 
-func (t *batch) attempt(ctx context.Context, tx pgx.Tx) (err error) {
-	msgs := make([]*inbox.Message, len(t.members))
-	for i, b := range t.members {
-		msgs[i] = b.m
-	}
-	t.lost, t.failed = false, make([]error, len(msgs))
-	if t.first, err = t.s.entries.RecordAll(ctx, tx, t.s.consumer, msgs); err != nil {
+func (t *batch) attempt(ctx context.Context, tx pgx.Tx) error {
+	t.lost = false
+	if err := t.record(ctx, tx); err != nil {
 		return err
 	}
 	t.handled = true
-	for from := 0; from < len(msgs); {
-		to := t.stretch(from)
-		if t.first[from] {
-			if err := t.handle(ctx, tx, from, to); err != nil {
-				t.lost = connectionLost(ctx, tx)
-				return &handlerError{err}
-			}
+	for _, some := range t.neighbours() {
+		if err := t.handle(ctx, tx, some); err != nil {
+			t.lost = connectionLost(ctx, tx)
+			return &handlerError{err}
 		}
-		from = to
 	}
 	return t.forget(ctx, tx)
 }
 
-// stretch returns where the neighbours end that are handled by one call.
-func (t *batch) stretch(from int) (to int) {
-	to = from + 1
-	many := t.members[from].work.many
-	for many != nil && t.first[from] && to < len(t.members) && t.first[to] && t.members[to].work.many == many {
-		to++
+// record makes the entries.
+func (t *batch) record(ctx context.Context, tx pgx.Tx) error {
+	msgs := make([]*inbox.Message, len(t.members))
+	for i, b := range t.members {
+		msgs[i] = b.message()
 	}
-	return to
+	first, err := t.s.entries.RecordAll(ctx, tx, t.s.consumer, msgs)
+	if err != nil {
+		return err
+	}
+	for i, b := range t.members {
+		b.first, b.failed = first[i], nil
+	}
+	return nil
 }
 
-// handle runs the handler of the members from up to to. A returned error ends the attempt.
-func (t *batch) handle(ctx context.Context, tx pgx.Tx, from, to int) error {
+// neighbours are the members that are no duplicates, those together that one call handles.
+func (t *batch) neighbours() (all [][]*member) {
+	var many *batchHandler // of the last ones
+	for _, b := range t.members {
+		switch {
+		case !b.first:
+			many = nil
+		case many != nil && b.work.many == many:
+			all[len(all)-1] = append(all[len(all)-1], b)
+		default:
+			all, many = append(all, []*member{b}), b.work.many
+		}
+	}
+	return all
+}
+
+// handle runs the handler of some neighbours. A returned error ends the attempt.
+func (t *batch) handle(ctx context.Context, tx pgx.Tx, some []*member) error {
 	if !t.careful {
-		return t.call(ctx, tx, from, to)
+		return call(ctx, tx, some)
 	}
-	err := t.guarded(ctx, tx, from, to)
-	failure, contained := errors.AsType[*containedError](err)
-	switch {
-	case !contained:
-		return err
-	case to-from == 1:
-		t.failed[from] = failure.err
-		return nil
+	search := isolate.New(isolate.Halves, some...)
+	search.InOrder = true
+	for group := search.Next(len(some)); group != nil; group = search.Next(len(some)) {
+		err := guarded(ctx, tx, group)
+		failure, contained := errors.AsType[*containedError](err)
+		switch {
+		case err == nil:
+			search.Clear(group...)
+		case !contained:
+			return err
+		case search.Failed(group...):
+			group[0].failed = failure.err
+		}
 	}
-	half := (from + to) / 2
-	if err := t.handle(ctx, tx, from, half); err != nil {
-		return err
-	}
-	return t.handle(ctx, tx, half, to)
+	return nil
 }
 
 // containedError is a handler's failure that the rollback to its savepoint has undone.
@@ -121,12 +147,12 @@ func (e *containedError) Error() string { return e.err.Error() }
 func (e *containedError) Unwrap() error { return e.err }
 
 // guarded calls the handler in a savepoint. Conflicts concern the whole transaction.
-func (t *batch) guarded(ctx context.Context, tx pgx.Tx, from, to int) error {
+func guarded(ctx context.Context, tx pgx.Tx, some []*member) error {
 	sp, err := tx.Begin(ctx)
 	if err != nil {
 		return err
 	}
-	err = t.call(ctx, sp, from, to)
+	err = call(ctx, sp, some)
 	if err == nil {
 		return sp.Commit(ctx)
 	}
@@ -161,45 +187,43 @@ func isConflict(err error) bool {
 	return ok && (answer.Code == "40001" || answer.Code == "40P01" || answer.Code == "55P03")
 }
 
-// call runs the handler itself. Its panic is an error, so that the others can go on.
-func (t *batch) call(ctx context.Context, tx pgx.Tx, from, to int) (err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = &base.Panic{Value: v, Stack: debug.Stack()}
+// call runs the handler itself.
+func call(ctx context.Context, tx pgx.Tx, some []*member) error {
+	return safely(func() error {
+		b := some[0]
+		if b.work.many == nil {
+			ctx, cancel := withTimeout(inTransaction{b.ctx, ctx}, b.work.timeout)
+			defer cancel()
+			return cmp.Or(b.work.one(ctx, tx), checkOpen(tx))
 		}
-	}()
-	b := t.members[from]
-	if b.work.many == nil {
-		ctx, cancel := withTimeout(within{b.ctx, ctx}, b.work.timeout)
-		defer cancel()
-		return cmp.Or(b.work.one(ctx, tx), checkOpen(tx))
-	}
-	items := make([]any, 0, to-from)
-	for _, b := range t.members[from:to] {
-		items = append(items, b.work.item)
-	}
-	return cmp.Or(b.work.many.run(ctx, tx, items), checkOpen(tx))
+		items := make([]any, len(some))
+		for i, b := range some {
+			items[i] = b.work.item
+		}
+		return cmp.Or(b.work.many.run(ctx, tx, items), checkOpen(tx))
+	})
 }
 
-// within is the context of a message, in which the batch's transaction is found, too.
-type within struct {
+// inTransaction is a message's context, in which the running transaction is found, too: a handler
+// that begins another one is told so. What middleware adds is older than the transaction.
+type inTransaction struct {
 	context.Context
 	tx context.Context
 }
 
-func (w within) Value(key any) any {
-	if v := w.Context.Value(key); v != nil {
+func (c inTransaction) Value(key any) any {
+	if v := c.Context.Value(key); v != nil {
 		return v
 	}
-	return w.tx.Value(key)
+	return c.tx.Value(key)
 }
 
 // forget takes back the entries of those that failed.
 func (t *batch) forget(ctx context.Context, tx pgx.Tx) error {
 	var failed []uuid.UUID
-	for i, err := range t.failed {
-		if err != nil {
-			failed = append(failed, t.members[i].m.ID)
+	for _, b := range t.members {
+		if b.failed != nil {
+			failed = append(failed, b.message().ID)
 		}
 	}
 	if len(failed) == 0 {
@@ -230,16 +254,15 @@ func (t *batch) hopeless(ctx context.Context, err error) bool {
 	return !handlers && !commitRefused(t.handled, err)
 }
 
-// settle tells the members what the committed transaction came to.
+// settle ends the members as the committed transaction left them.
 func (t *batch) settle(ctx context.Context) {
-	for i, b := range t.members {
-		duplicate, err := !t.first[i], t.failed[i]
-		t.s.count.add(ctx, b.m.Name, duplicate, err)
-		b.settle(err)
+	for _, b := range t.members {
+		t.s.count.add(ctx, b.message().Name, !b.first, b.failed)
+		b.end(b.failed)
 	}
 }
 
-// settleAll tells the members of a fault that is none of theirs.
+// settleAll ends the members by a fault that is none of theirs.
 func (t *batch) settleAll(ctx context.Context, err error) {
 	switch {
 	case noChance(ctx, t.handled):
@@ -248,7 +271,7 @@ func (t *batch) settleAll(ctx context.Context, err error) {
 		err = inbox.Unavailable(fmt.Errorf("inboxpgx: transaction of a batch: %w", err))
 	}
 	for _, b := range t.members {
-		t.s.count.add(ctx, b.m.Name, false, err)
-		b.settle(err)
+		t.s.count.add(ctx, b.message().Name, false, err)
+		b.end(err)
 	}
 }

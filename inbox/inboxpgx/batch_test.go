@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -18,9 +19,11 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
+	"github.com/holdfast-go/holdfast/inbox/internal/memory"
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/metrictest"
 	"github.com/holdfast-go/holdfast/txretry"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
 func events(n int) []*inbox.Message {
@@ -198,27 +201,27 @@ func TestBatchStorm(t *testing.T) {
 func TestBatchMiddleware(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		p, _ := fakeStoreWith(t, inboxpgx.HandlerConfig{Timeout: 90 * time.Second})
+		p, _ := fakeStoreWith(t, inboxpgx.HandlerConfig{Timeout: 90 * time.Second, Waiter: waiter(func(context.Context) error {
+			time.Sleep(time.Minute)
+			return nil
+		})})
 		boom := errors.New("boom")
-		var mu sync.Mutex
+		var trail []string
 		seen := map[int]error{}
-		again := 0
-		p.Use(func(next inbox.Handler) inbox.Handler {
-			return func(ctx context.Context, m *inbox.Message) error {
-				v, err := driver.Decode[conformance.Event](m)
-				if err != nil {
-					return err
-				}
-				err = next(ctx, m)
-				if v.Number == 2 && err == nil { // a second time it runs alone, and finds the entry
-					err = next(ctx, m)
-					again++
-				}
-				mu.Lock()
-				defer mu.Unlock()
-				seen[v.Number] = err
-				return err
+		p.Use(func(ctx context.Context, m *inbox.Message) (context.Context, func(error) error, error) {
+			v, err := driver.Decode[conformance.Event](m)
+			if err != nil {
+				return nil, nil, err
 			}
+			trail = append(trail, fmt.Sprintf("begin %d", v.Number))
+			return context.WithValue(ctx, traceKey{}, v.Number), func(result error) error {
+				trail = append(trail, fmt.Sprintf("end %d", v.Number))
+				seen[v.Number] = result
+				if v.Number == 3 {
+					return errLate
+				}
+				return result
+			}, nil
 		})
 		err := inboxpgx.HandlePrepared(p, conformance.Name,
 			func(ctx context.Context, e conformance.Event) (int, error) {
@@ -230,8 +233,8 @@ func TestBatchMiddleware(t *testing.T) {
 			},
 			func(ctx context.Context, _ pgx.Tx, e conformance.Event, prepared int) error {
 				m, ok := inbox.FromContext(ctx)
-				if !ok || string(m.Body) != fmt.Sprintf(`{"number":%d}`, e.Number) || prepared != 10*e.Number {
-					return fmt.Errorf("message %v, prepared %d", m, prepared)
+				if !ok || string(m.Body) != fmt.Sprintf(`{"number":%d}`, e.Number) || prepared != 10*e.Number || ctx.Value(traceKey{}) != e.Number {
+					return fmt.Errorf("message %v, prepared %d, trace %v", m, prepared, ctx.Value(traceKey{}))
 				}
 				return nil
 			})
@@ -240,14 +243,77 @@ func TestBatchMiddleware(t *testing.T) {
 		}
 		start := time.Now()
 		results := p.Process(t.Context(), events(4))
-		if took := time.Since(start); took != 2*time.Minute { // one of them goes twice
-			t.Errorf("took %v: Prepare steps do not run at once", took)
+		if took := time.Since(start); took != 2*time.Minute {
+			t.Errorf("took %v: Waiters and Prepare steps do not run at once", took)
 		}
-		if got := failedOnes(results); !slices.Equal(got, []int{1}) || !errors.Is(results[1], boom) || again != 1 {
+		if got := failedOnes(results); !slices.Equal(got, []int{1, 3}) || !errors.Is(results[1], boom) || !errors.Is(results[3], errLate) {
 			t.Errorf("results %v", results)
 		}
-		if len(seen) != 4 || seen[0] != nil || !errors.Is(seen[1], boom) {
+		if len(seen) != 4 || seen[0] != nil || !errors.Is(seen[1], boom) || seen[3] != nil {
 			t.Errorf("middleware saw %v", seen)
 		}
+		if got, want := strings.Join(trail, ", "), "begin 0, begin 1, begin 2, begin 3, end 0, end 1, end 2, end 3"; got != want {
+			t.Errorf("trail %s, want %s", got, want)
+		}
 	})
+}
+
+type traceKey struct{}
+
+var errLate = errors.New("too late")
+
+// A handler of a batch that begins another transaction is told so, as one alone is: it would wait for
+// a connection that this one holds.
+func TestBatchNestedTransaction(t *testing.T) {
+	t.Parallel()
+	manager := txretrytest.New(txretrytest.Config{})
+	p := newStore(t, manager, "a", inboxpgx.Config{Entries: memory.NewEntries(time.Hour)})
+	handle(t, p, func(ctx context.Context, _ pgx.Tx, e conformance.Event) error {
+		if e.Number != 1 {
+			return nil
+		}
+		return manager.Do(ctx, func(context.Context, pgx.Tx) error { return nil })
+	})
+	results := p.Process(t.Context(), events(3))
+	if got := failedOnes(results); !slices.Equal(got, []int{1}) || !errors.Is(results[1], txretry.ErrNested) {
+		t.Errorf("results %v", results)
+	}
+}
+
+// The Waiter of a name and the Fallback are for their messages only, and the middleware sees all.
+func TestBatchWaiterAndFallback(t *testing.T) {
+	t.Parallel()
+	full := errors.New("limiter is full")
+	msgs := events(6)
+	var waits atomic.Int64
+	p, entries := fakeStoreWith(t, inboxpgx.HandlerConfig{Waiter: waiter(func(ctx context.Context) error {
+		waits.Add(1)
+		if m, _ := inbox.FromContext(ctx); m == msgs[2] {
+			return full
+		}
+		return nil
+	})})
+	handle(t, p, noEffect)
+	passed := 0
+	p.Fallback(func(context.Context, *inbox.Message) error {
+		if passed++; passed == 2 {
+			panic("no")
+		}
+		return nil
+	})
+	ends := 0
+	p.Use(func(context.Context, *inbox.Message) (context.Context, func(error) error, error) {
+		return nil, func(result error) error { ends++; return result }, nil
+	})
+	msgs[0].Name, msgs[5].Body = "unknown", []byte("{")
+	results := p.Process(t.Context(), msgs)
+	if got := failedOnes(results); !slices.Equal(got, []int{2, 5}) || driver.Classify(results[2]).Counted || driver.Classify(results[5]).Class != driver.ClassValidation {
+		t.Errorf("results %v", results)
+	}
+	if entries.Seen("a", msgs[0].ID) || !entries.Seen("a", msgs[1].ID) || entries.Seen("a", msgs[2].ID) || ends != 6 || waits.Load() != 4 {
+		t.Errorf("entries of the wrong messages, or %d ends, %d waits", ends, waits.Load())
+	}
+	if err := process(t, p, msgs[0]); err == nil || driver.Classify(err).Action != driver.ActionRetry {
+		t.Errorf("a panic of the fallback: %v", err)
+	}
 }

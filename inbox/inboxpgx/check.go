@@ -82,6 +82,13 @@ func (s *Store) look(ctx context.Context, conn *pgxpool.Conn, found *check.Findi
 	if noLedger {
 		found.Add("call Store.Migrate", "table %s of the ledger does not exist", names.bare+attemptsSuffix)
 	}
+	var noParked bool
+	if err := conn.QueryRow(ctx, `SELECT to_regclass($1) IS NULL`, names.parked).Scan(&noParked); err != nil {
+		return err
+	}
+	if noParked {
+		found.Add("call Store.Migrate", "table %s of ordering keys that wait does not exist", names.bare+parkedSuffix)
+	}
 	return s.lookForUnpruned(ctx, conn, found)
 }
 

@@ -26,8 +26,8 @@ const (
 type Config struct {
 	// Schema holds the tables. Default: the connection's search_path decides.
 	Schema string
-	// Table is the name of the table of entries; that of the ledger is <Table>_attempts.
-	// Default: holdfast_inbox.
+	// Table is the name of the table of entries; that of the ledger is <Table>_attempts, and that
+	// of messages whose ordering keys wait <Table>_parked. Default: holdfast_inbox.
 	Table string
 	// ByName configures the handlers of single message names. Optional.
 	ByName map[string]HandlerConfig
@@ -61,6 +61,10 @@ type HandlerConfig struct {
 	// When it ends before the handler could begin, for want of a connection, the message is
 	// postponed, uncounted. Default: no bound but the context's.
 	Timeout time.Duration
+	// Concurrency bounds how many messages of the name, or batches with some of them, a consumer in
+	// this process works on at once, for a handler that needs something scarce; the other messages
+	// of its queue go on. Default: no bound but ConsumerConfig.Concurrency.
+	Concurrency int
 }
 
 func (c Config) withDefaults() Config {
@@ -82,6 +86,9 @@ func (c Config) validate() error {
 	for name, h := range c.ByName {
 		if h.Timeout < 0 {
 			problems = append(problems, fmt.Errorf("inboxpgx: Config.ByName[%q].Timeout %v is negative", name, h.Timeout))
+		}
+		if h.Concurrency < 0 {
+			problems = append(problems, fmt.Errorf("inboxpgx: Config.ByName[%q].Concurrency %d is negative", name, h.Concurrency))
 		}
 	}
 	return errors.Join(problems...)

@@ -172,3 +172,20 @@ func TestLedgerOnFake(t *testing.T) {
 	t.Parallel()
 	conformance.TestLedger(t, func(*testing.T) func(string) driver.Ledger { return memory.NewEntries(time.Hour).Ledger })
 }
+
+func TestParkingOnPostgres(t *testing.T) {
+	t.Parallel()
+	conformance.TestParking(t, func(t *testing.T) func(string) driver.Parking {
+		manager := newManager(t, newPool(t))
+		return func(consumer string) driver.Parking {
+			return newStore(t, manager, consumer, inboxpgx.Config{}).Parking()
+		}
+	})
+}
+
+func TestParkingOnFake(t *testing.T) {
+	t.Parallel()
+	conformance.TestParking(t, func(*testing.T) func(string) driver.Parking {
+		return memory.NewEntries(time.Hour).Parking
+	})
+}

@@ -4,10 +4,11 @@
 //	books, err := inboxpgx.New(manager, "billing", inboxpgx.Config{})
 //	err = inboxpgx.Handle(books, "order.placed", func(ctx context.Context, tx pgx.Tx, o OrderPlaced) error { … })
 //
-// A Store is the inbox.Processor of one consumer. It owns two tables, which Migrate creates: the
-// entries, and the ledger, in which the consumer notes what became of messages that did not go
-// through at their first delivery. While the consumer runs, what is older than the retention is
-// deleted.
+// A Store is the inbox.Processor of one consumer. It owns three tables, which Migrate creates: the
+// entries; the ledger, in which the consumer notes what became of messages that did not go
+// through at their first delivery; and the messages whose ordering keys wait behind a dead letter
+// (inbox.ConsumerConfig.ParkKeys). While the consumer runs, entries and notes that are older than
+// the retention are deleted; what waits is kept.
 //
 // For each message the Store begins a transaction through a txretry.Transactor, runs
 //
@@ -42,9 +43,8 @@
 // alone: when a handler fails, the transaction is run again with a savepoint around each
 // one, and what fails there is rolled back to it. When it is the transaction that fails (a
 // deferred constraint, conflicts without end), each half gets one of its own, down to single
-// messages. Middleware, Waiter and Prepare step run for each message on a goroutine of its
-// own, before the transaction, which waits for all: a middleware must not let one message
-// wait for the end of another, as a mutex does. Locks and conflicts concern the whole
+// messages. Middleware begins for all messages, in their order, then their Waiters and Prepare
+// steps run at once, and then the transaction begins; see inbox.Middleware. Locks and conflicts concern the whole
 // transaction: handlers that contend for the same rows want small batches.
 //
 // # Whose failure it is

@@ -22,6 +22,17 @@ func withTimeout(ctx context.Context, timeout time.Duration) (context.Context, c
 	return context.WithTimeoutCause(ctx, timeout, errTimeout)
 }
 
+// work is what a handler wants done about one message.
+type work struct {
+	wait    inbox.Middleware                           // for leave to start; nil: at once
+	timeout time.Duration                              // 0 means none
+	prepare func(ctx context.Context) error            // before the transaction; nil: nothing
+	one     func(ctx context.Context, tx pgx.Tx) error // nil: nothing
+
+	many *batchHandler // does the same for neighbours of its kind; nil for the other handlers
+	item any           // this message, as many takes it
+}
+
 // Handle registers fn for the messages of a name. The body is decoded by driver.Decode; the
 // same type may be registered under several names. fn must have no effects but through tx
 // and txretry.AfterCommit, and must not change v: it may run more than once. It is an error
@@ -30,8 +41,8 @@ func Handle[T any](s *Store, name string, fn func(ctx context.Context, tx pgx.Tx
 	if fn == nil {
 		return fmt.Errorf("inboxpgx: handler of %q is nil", name)
 	}
-	return register(s, name, func(_ context.Context, _ *inbox.Message, v T) (work, error) {
-		return work{one: func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, tx, v) }}, nil
+	return register(s, name, func(_ *inbox.Message, v T) *work {
+		return &work{one: func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, tx, v) }}
 	})
 }
 
@@ -46,15 +57,15 @@ func HandlePrepared[T, P any](s *Store, name string, prepare func(ctx context.Co
 	if prepare == nil || fn == nil {
 		return fmt.Errorf("inboxpgx: handler of %q is nil", name)
 	}
-	return register(s, name, func(ctx context.Context, _ *inbox.Message, v T) (work, error) {
-		prepared, err := prepare(ctx, v)
-		if err != nil {
-			return work{}, err
+	return register(s, name, func(_ *inbox.Message, v T) *work {
+		var prepared P
+		return &work{
+			prepare: func(ctx context.Context) (err error) {
+				prepared, err = prepare(ctx, v)
+				return err
+			},
+			one: func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, tx, v, prepared) },
 		}
-		if ctx.Err() != nil { // else it would count as if there had been no connection
-			return work{}, fmt.Errorf("inboxpgx: the Prepare step took all the time: %w", context.Cause(ctx))
-		}
-		return work{one: func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, tx, v, prepared) }}, nil
 	})
 }
 
@@ -83,12 +94,12 @@ func HandleBatch[T any](s *Store, name string, fn func(ctx context.Context, tx p
 		}
 		return fn(ctx, tx, typed)
 	}}
-	return register(s, name, func(_ context.Context, m *inbox.Message, v T) (work, error) {
+	return register(s, name, func(m *inbox.Message, v T) *work {
 		item := Item[T]{m, v}
-		return work{
+		return &work{
 			one:  func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, tx, []Item[T]{item}) },
 			many: many, item: item,
-		}, nil
+		}
 	})
 }
 
@@ -97,29 +108,22 @@ type batchHandler struct {
 	run func(ctx context.Context, tx pgx.Tx, items []any) error
 }
 
-// register adds a handler that begin turns into work for the transaction.
-func register[T any](s *Store, name string, begin func(ctx context.Context, m *inbox.Message, v T) (work, error)) error {
+// register adds a handler that begin turns into work on a message.
+func register[T any](s *Store, name string, begin func(m *inbox.Message, v T) *work) error {
 	cfg := s.cfg.ByName[name]
-	err := s.mux.Register(name, func(ctx context.Context, m *inbox.Message) error {
+	var wait inbox.Middleware
+	if cfg.Waiter != nil {
+		wait = inbox.Blocking(cfg.Waiter)
+	}
+	err := s.mux.Route(name, func(m *inbox.Message) (any, error) {
 		v, err := driver.Decode[T](m)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		bounded, cancel := withTimeout(ctx, cfg.Timeout)
-		defer cancel()
-		w, err := begin(bounded, m, v)
-		if err != nil {
-			return err
-		}
-		if own, ok := ctx.Value(placeKey{}).(*place); ok {
-			w.timeout = cfg.Timeout
-			if outcome, joined := own.join(ctx, m, w); joined {
-				return outcome
-			}
-		}
-		w.timeout = 0 // bounded has it
-		return s.alone(bounded, m, w)
-	}, inbox.Blocking(cfg.Waiter))
+		w := begin(m, v)
+		w.wait, w.timeout = wait, cfg.Timeout
+		return w, nil
+	})
 	if err == nil {
 		s.handled[name] = true
 	}

@@ -31,20 +31,21 @@ type handlerError struct{ err error }
 func (e *handlerError) Error() string { return e.err.Error() }
 func (e *handlerError) Unwrap() error { return e.err }
 
-// alone does the work and records the message in one transaction, unless it was recorded before.
-func (s *Store) alone(ctx context.Context, m *inbox.Message, w work) error {
-	ctx, cancel := withTimeout(ctx, w.timeout)
-	defer cancel()
-	d := &delivery{s: s, m: m, fn: w.one}
-	opts := txretry.Options{Name: "inbox " + m.Name, Isolation: s.cfg.Isolation}
-	if s.table != nil {
-		opts.AtBegin = s.table.atBegin(s.consumer, m)
-		opts.AtBegin.Done = func(tag pgconn.CommandTag) { d.recorded = &tag }
-	}
-	err := s.transactor.DoWith(ctx, opts, d.attempt)
-	err = d.verdict(ctx, err)
-	s.count.add(ctx, m.Name, d.duplicate, err)
-	return err
+// alone does the work and records the message in one transaction, unless it was recorded before. It
+// ends the member.
+func (s *Store) alone(ctx context.Context, b *member) {
+	m := b.message()
+	b.end(safely(func() error {
+		d := &delivery{s: s, m: m, fn: b.work.one}
+		opts := txretry.Options{Name: "inbox " + m.Name, Isolation: s.cfg.Isolation}
+		if s.table != nil {
+			opts.AtBegin = s.table.atBegin(s.consumer, m)
+			opts.AtBegin.Done = func(tag pgconn.CommandTag) { d.recorded = &tag }
+		}
+		err := d.verdict(ctx, s.transactor.DoWith(ctx, opts, d.attempt))
+		s.count.add(ctx, m.Name, d.duplicate, err)
+		return err
+	}))
 }
 
 func (d *delivery) attempt(ctx context.Context, tx pgx.Tx) error {

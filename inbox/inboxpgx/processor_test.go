@@ -48,9 +48,9 @@ func noEffect(context.Context, pgx.Tx, conformance.Event) error { return nil }
 func TestNewRefuses(t *testing.T) {
 	t.Parallel()
 	_, err := inboxpgx.New(nil, "", inboxpgx.Config{
-		Table: "a b", Isolation: "sloppy", Retention: -1, ByName: map[string]inboxpgx.HandlerConfig{"x": {Timeout: -1}},
+		Table: "a b", Isolation: "sloppy", Retention: -1, ByName: map[string]inboxpgx.HandlerConfig{"x": {Timeout: -1, Concurrency: -1}},
 	})
-	for _, part := range []string{"Transactor", "consumer", "table", "Config.Isolation", "Config.Retention", `Config.ByName["x"].Timeout`} {
+	for _, part := range []string{"Transactor", "consumer", "table", "Config.Isolation", "Config.Retention", `Config.ByName["x"].Timeout`, `Config.ByName["x"].Concurrency`} {
 		if err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("%s is not named in %v", part, err)
 		}
@@ -66,6 +66,15 @@ func TestNewNeedsAPool(t *testing.T) {
 	t.Parallel()
 	if _, err := inboxpgx.New(txretrytest.New(txretrytest.Config{}), "a", inboxpgx.Config{}); err == nil || !strings.Contains(err.Error(), "inboxtest.New") {
 		t.Errorf("error = %v", err)
+	}
+}
+
+func TestLimit(t *testing.T) {
+	t.Parallel()
+	p, _ := fakeStoreWith(t, inboxpgx.HandlerConfig{Concurrency: 2})
+	var limiter driver.Limiter = p
+	if own, other := limiter.Limit(conformance.Name), limiter.Limit("other"); own != 2 || other != 0 {
+		t.Errorf("limits %d and %d", own, other)
 	}
 }
 
@@ -247,12 +256,8 @@ func TestUse(t *testing.T) {
 	p, _ := fakeStore(t)
 	handle(t, p, noEffect)
 	var seen []error
-	p.Use(func(next inbox.Handler) inbox.Handler {
-		return func(ctx context.Context, m *inbox.Message) error {
-			err := next(ctx, m)
-			seen = append(seen, err)
-			return err
-		}
+	p.Use(func(context.Context, *inbox.Message) (context.Context, func(error) error, error) {
+		return nil, func(result error) error { seen = append(seen, result); return result }, nil
 	})
 	if err := process(t, p, event()); err != nil {
 		t.Fatal(err)

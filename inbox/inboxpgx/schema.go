@@ -17,31 +17,35 @@ var migrations embed.FS
 // attemptsSuffix makes the name of the ledger's table out of that of the entries.
 const attemptsSuffix = "_attempts"
 
+// parkedSuffix makes that of the messages of keys that wait.
+const parkedSuffix = "_parked"
+
 // tables are the quoted names of a Store's tables.
 type tables struct {
-	schema, bare      string // as configured
-	entries, attempts string // qualified and quoted
+	schema, bare              string // as configured
+	entries, attempts, parked string // qualified and quoted
 }
 
 func newTables(schema, table string) (tables, error) {
 	entries, err1 := sqlident.Qualify(schema, table)
 	attempts, err2 := sqlident.Qualify(schema, table+attemptsSuffix)
-	if err := errors.Join(err1, err2); err != nil {
+	parked, err3 := sqlident.Qualify(schema, table+parkedSuffix)
+	if err := errors.Join(err1, err2, err3); err != nil {
 		return tables{}, fmt.Errorf("inboxpgx: table name: %w", err)
 	}
-	return tables{schema, table, entries, attempts}, nil
+	return tables{schema, table, entries, attempts, parked}, nil
 }
 
 // missing explains the errors of a database without the tables.
 func (t tables) missing() migrate.Missing {
-	return migrate.Missing{Call: "Store.Migrate of inboxpgx", Tables: []string{t.entries, t.attempts}}
+	return migrate.Missing{Call: "Store.Migrate of inboxpgx", Tables: []string{t.entries, t.attempts, t.parked}}
 }
 
 func (t tables) set() (migrate.Set, error) {
 	files, err := fs.Sub(migrations, "migrations")
 	return migrate.Set{
 		Component: "inbox", Files: files, Schema: t.schema,
-		Names: map[string]string{"table": t.bare, "attempts": t.bare + attemptsSuffix},
+		Names: map[string]string{"table": t.bare, "attempts": t.bare + attemptsSuffix, "parked": t.bare + parkedSuffix},
 	}, err
 }
 

@@ -1,7 +1,6 @@
 package inboxpgx
 
 import (
-	"context"
 	"errors"
 	"time"
 
@@ -16,7 +15,7 @@ import (
 )
 
 // Store is an inbox.Processor whose handlers run in a transaction together with the message's
-// entry. It owns the tables of entries and of the ledger. Register all handlers first; then it
+// entry. It owns the tables of entries, of the ledger and of parked messages. Register all handlers first; then it
 // is safe for concurrent use.
 type Store struct {
 	transactor txretry.Transactor
@@ -28,6 +27,7 @@ type Store struct {
 
 	entries driver.Entries
 	ledger  inboxdriver.Ledger
+	parking inboxdriver.Parking
 
 	// nil where Config.Entries keeps the entries:
 	pool   *pgxpool.Pool
@@ -57,7 +57,7 @@ func New(t txretry.Transactor, consumer string, cfg Config) (*Store, error) {
 	if err := errors.Join(problems...); err != nil {
 		return nil, err
 	}
-	s.ledger = s.entries.Ledger(consumer)
+	s.ledger, s.parking = s.entries.Ledger(consumer), s.entries.Parking(consumer)
 	return s, nil
 }
 
@@ -89,17 +89,14 @@ func (s *Store) Use(wrap ...inbox.Middleware) { s.mux.Use(wrap...) }
 // none; see inbox.Mux.Fallback.
 func (s *Store) Fallback(h inbox.Handler) { s.mux.Fallback(h) }
 
-// Process implements inbox.Processor: one transaction for all messages, as the package
-// comment describes. Consumers make the batches (inbox.ConsumerConfig.Batch).
-func (s *Store) Process(ctx context.Context, msgs []*inbox.Message) []error {
-	if len(msgs) < 2 {
-		return s.mux.Process(ctx, msgs)
-	}
-	return s.batch(ctx, msgs)
-}
-
 // Ledger implements driver.Deduplicator of inbox.
 func (s *Store) Ledger() inboxdriver.Ledger { return s.ledger }
+
+// Limit implements driver.Limiter of inbox, by Config.ByName.
+func (s *Store) Limit(name string) int { return s.cfg.ByName[name].Concurrency }
+
+// Parking implements driver.Parker of inbox.
+func (s *Store) Parking() inboxdriver.Parking { return s.parking }
 
 // Retention implements driver.Deduplicator of inbox.
 func (s *Store) Retention() time.Duration { return s.cfg.Retention }

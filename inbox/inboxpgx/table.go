@@ -51,6 +51,11 @@ func (t *table) Ledger(consumer string) inboxdriver.Ledger {
 	return newLedger(t.pool, t.names, consumer)
 }
 
+// Parking implements driver.Entries.
+func (t *table) Parking(consumer string) inboxdriver.Parking {
+	return newParking(t.pool, t.names, consumer)
+}
+
 // Record implements driver.Entries. For people who look at the table it notes the name of the
 // message in ctx, too.
 func (t *table) Record(ctx context.Context, tx pgx.Tx, consumer string, id uuid.UUID) (first bool, err error) {

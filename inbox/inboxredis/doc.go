@@ -1,9 +1,61 @@
-// Package inboxredis keeps copies of a message apart by a claim in Redis, around any
-// inbox.Processor:
+// Package inboxredis consumes messages from Redis Streams, and keeps copies of a message apart by a
+// claim in Redis. Each works without the other:
 //
-//	p, err := inboxredis.NewProcessor(client, mux, inboxredis.ProcessorConfig{Namespace: "billing"})
+//	consumer, err := inboxredis.NewConsumer(client, "orders", processor, inboxredis.Config{Group: "billing"})
+//	err = consumer.Setup(ctx) // only where this process owns the group
+//	err = consumer.Run(ctx)
 //
-// # How it works
+//	processor, err := inboxredis.NewProcessor(client, mux, inboxredis.ProcessorConfig{Namespace: "billing"})
+//
+// # Consuming a stream
+//
+// Each group of a stream gets all its messages. A Consumer reads what package outboxredis writes
+// (the fields id, name, content-type, key, created-at, headers and body), and what Symfony's Redis
+// transport writes (the field message, with its default serializer or none). What it cannot read is
+// a dead letter of class validation with its fields as they are. It needs Redis 7.0.
+//
+// Besides the stream it uses keys that begin with {<stream>}:<group>:, or, where the stream's name has
+// a hash tag such as {shop}orders, with <stream>::<group>:. A colon of the group's name is %3A there.
+// All are in one slot of a Cluster:
+//
+//	retries         a stream of the retries that are due; no other group sees them
+//	later           the retries that wait, by the time when they are due
+//	failed.<class>  the dead letters, a stream for each class, <prefix> before its name
+//	owner           the lease of ordered consumers
+//	probe           is written by Ready
+//
+// A message stays pending in its group until it was processed, or until its copy is stored elsewhere,
+// which is one step with its end. Every 2 seconds a consumer tells Redis what it is at; what nobody
+// has told of for 8 seconds, since its process died, goes to another consumer of the group. Delays
+// go by the clock of Redis, and end up to a second late.
+//
+// Entries that all groups have processed are removed every 10 seconds, as far as Redis frees whole
+// nodes of the stream (XTRIM ~), unless Config.KeepProcessed is set. A group that nobody reads keeps
+// the stream from being trimmed: Check names it. A limit on the stream's length, such as
+// outboxredis.Config.MaxLen or Symfony's stream_max_entries, drops what is not read yet, and
+// Symfony's delete_after_ack takes from the other groups what one of them has processed. What was
+// deleted while it was in work is still retried when it fails, but lost when its process dies; the
+// log tells how much of that was found.
+//
+// # Order
+//
+// With ConsumerConfig.Ordered one process of the group is served at a time: it holds a lease of 8
+// seconds, which every script looks at. When it dies another one takes over, and first takes all that
+// is pending, in order. For more processes than one at work use several streams, by the hash of the
+// key. A process that was stopped for longer than its lease may still finish what it has begun, beside
+// the new owner: its handlers' effects need a processor that deduplicates, and dead letters and
+// retries of it are refused.
+//
+// # What may be lost
+//
+// Redis confirms before a replica has the message, and before it is on the disk: use appendonly, and
+// min-replicas-to-write, which Check asks for. After a failover acknowledgements may be undone, and
+// those messages come again, not marked as redelivered; deduplicate them. When the stream or the group
+// is gone, as after FLUSHALL, Ready and the log say so, and Setup makes it again: Run never does.
+// Without memory (maxmemory with noeviction) retries and dead letters wait in their consumers, and
+// the others are processed.
+//
+// # How the claim of a message works
 //
 // The key of a message is outbox:processed:<message id>, or
 // outbox:processed:<namespace>:<message id> when there is a namespace. Consumers that share a

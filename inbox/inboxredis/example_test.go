@@ -35,3 +35,36 @@ func ExampleNewProcessor() {
 	fmt.Println("ready")
 	// Output: ready
 }
+
+func ExampleNewConsumer() {
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379", ContextTimeoutEnabled: true})
+	defer client.Close()
+
+	mux := inbox.NewMux()
+	err := inbox.Handle(mux, "order.placed", func(_ context.Context, o struct {
+		Order string `json:"order"`
+	},
+	) error {
+		fmt.Println("mail about", o.Order)
+		return nil
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	consumer, err := inboxredis.NewConsumer(client, "orders", mux, inboxredis.Config{
+		ConsumerConfig: inbox.ConsumerConfig{Name: "mailer", Concurrency: 16},
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	stop() // a program ends it by a signal
+	if err := consumer.Run(ctx); err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("stopped")
+	// Output: stopped
+}

@@ -1,8 +1,59 @@
 package inboxredis
 
-import "time"
+import (
+	"context"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+)
 
 var ErrInProgress = errInProgress
 
 // SetTimeout sets how long the shortcut waits for Redis.
 func (p *Processor) SetTimeout(d time.Duration) { p.shortcut.timeout = d }
+
+// NewSource returns the source of a consumer.
+func NewSource(client redis.UniversalClient, stream string, cfg Config) (driver.Source, driver.Letters, error) {
+	s, err := newSettings(stream, inbox.NewMux(), cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	source := newSource(client, s)
+	return source, source.Letters(), nil
+}
+
+// Setup creates what a consumer needs.
+func Setup(ctx context.Context, client redis.UniversalClient, stream string, cfg Config) error {
+	s, err := newSettings(stream, inbox.NewMux(), cfg)
+	if err != nil {
+		return err
+	}
+	return newSource(client, s).group.setup(ctx)
+}
+
+// NewLimitedConsumer is NewConsumer with a largest body.
+func NewLimitedConsumer(client redis.UniversalClient, stream string, p inbox.Processor, cfg Config, maxBodyBytes int) (*Consumer, error) {
+	s, err := newSettings(stream, p, cfg)
+	if err != nil {
+		return nil, err
+	}
+	s.maxBodyBytes = maxBodyBytes
+	return newConsumer(client, s, p)
+}
+
+// Keys returns all keys of a group.
+func Keys(stream, group string) ([]string, error) {
+	k, err := newKeys(stream, group)
+	return append(k.read(), k.later(), k.probe(), k.dead("", driver.ClassDefault)), err
+}
+
+// Trim trims the streams of a source.
+func Trim(ctx context.Context, s driver.Source) error { return s.(*source).chores.trim(ctx) }
+
+// Forget removes the names of consumers that have been idle for longer.
+func Forget(ctx context.Context, s driver.Source, idle time.Duration) error {
+	return s.(*source).chores.forgetIdle(ctx, idle)
+}

@@ -128,6 +128,14 @@ func (p *Processor) Ledger() driver.Ledger {
 	return nil
 }
 
+// Parking implements driver.Parker: it is that of the next processor, if it has one.
+func (p *Processor) Parking() driver.Parking {
+	if d, ok := p.next.(driver.Parker); ok {
+		return d.Parking()
+	}
+	return nil
+}
+
 // Retention implements driver.Deduplicator: where the next processor deduplicates, its retention
 // counts.
 func (p *Processor) Retention() time.Duration {
@@ -135,6 +143,14 @@ func (p *Processor) Retention() time.Duration {
 		return d.Retention()
 	}
 	return p.cfg.Retention
+}
+
+// Limit implements driver.Limiter: it is that of the next processor, if it has one.
+func (p *Processor) Limit(name string) int {
+	if l, ok := p.next.(driver.Limiter); ok {
+		return l.Limit(name)
+	}
+	return 0
 }
 
 // Background implements driver.Background: it runs that of the next processor.

@@ -196,4 +196,15 @@ func TestPassesOn(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	before.(driver.Background).Background(ctx) // returns
+	mux := inbox.NewMux()
+	if err := mux.SetLimit("a", 3); err != nil {
+		t.Fatal(err)
+	}
+	limited, err := inboxredis.NewProcessor(client, mux, inboxredis.ProcessorConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if limit, none := limited.Limit("a"), before.(driver.Limiter).Limit("a"); limit != 3 || none != 0 {
+		t.Errorf("limits %d and %d", limit, none)
+	}
 }

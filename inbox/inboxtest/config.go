@@ -2,55 +2,41 @@ package inboxtest
 
 import (
 	"errors"
-	"log/slog"
-	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
-	"github.com/holdfast-go/holdfast/inbox/driver"
-)
-
-// pauseTime is how long nothing is delivered after a processor was inbox.Unavailable.
-const pauseTime = time.Second
-
-// CrashPoint is a place in a delivery where Config.Crash may end it.
-type CrashPoint int
-
-const (
-	// BeforeProcess is when the message has been taken from the queue.
-	BeforeProcess CrashPoint = iota + 1
-	// BeforeSettle is when the processor has answered, but the broker does not know yet:
-	// the effect of a processed message is durable, its acknowledgement is lost.
-	BeforeSettle
+	"github.com/holdfast-go/holdfast/inbox/internal/memqueue"
 )
 
 // Config configures a Consumer. The zero value works.
 type Config struct {
-	// ConsumerConfig is as for every consumer. Prefetch, MaxCrashes, DeadLetterPrefix, Classes and
-	// the providers of telemetry change nothing in memory.
+	// ConsumerConfig is as for every consumer. A queue with an Ordered consumer serves one consumer
+	// at a time. DeadLetterPrefix changes nothing in memory.
 	inbox.ConsumerConfig
 	// Names are the names of the messages that come to the queue, or patterns such as order.*,
 	// where * stands for one word between dots and # for any number. Default: all.
 	Names []string
-	// DeliverTwice delivers every message once more after it was acknowledged.
-	DeliverTwice bool
-	// Crash is asked at each point of each delivery; true loses the delivery there, so that the
-	// message comes again, redelivered and uncounted. It is called from many goroutines. Optional.
-	Crash func(at CrashPoint, m *inbox.Message) bool
+	// Fault is asked what becomes of each step, and must not block; m is nil where the step is none
+	// of a message's. It is called from many goroutines. DeliverTwice is one. Optional.
+	Fault func(at Step, m *inbox.Message) Outcome
 }
 
-func (c Config) withDefaults(queue string) Config {
-	c.ConsumerConfig = driver.ConsumerDefaults(c.ConsumerConfig, queue)
-	c.Logger = c.Logger.With(slog.String("component", "inboxtest"), slog.String("queue", queue))
+func (c Config) withDefaults() Config {
 	if len(c.Names) == 0 {
 		c.Names = []string{"#"}
-	}
-	if c.Crash == nil {
-		c.Crash = func(CrashPoint, *inbox.Message) bool { return false }
 	}
 	return c
 }
 
-func (c Config) validate(b *Broker, queue string, p inbox.Processor) error {
+func (c Config) fault() memqueue.Fault {
+	if c.Fault == nil {
+		return nil
+	}
+	return func(at memqueue.Step, m *inbox.Message) memqueue.Outcome {
+		return memqueue.Outcome(c.Fault(Step(at), m))
+	}
+}
+
+func check(b *Broker, queue string) error {
 	var problems []error
 	if b == nil {
 		problems = append(problems, errors.New("inboxtest: Broker is nil"))
@@ -58,8 +44,5 @@ func (c Config) validate(b *Broker, queue string, p inbox.Processor) error {
 	if queue == "" {
 		problems = append(problems, errors.New("inboxtest: the queue is empty"))
 	}
-	if p == nil {
-		problems = append(problems, errors.New("inboxtest: Processor is nil"))
-	}
-	return errors.Join(errors.Join(problems...), driver.CheckConsumer(c.ConsumerConfig))
+	return errors.Join(problems...)
 }

@@ -1,49 +1,77 @@
 package inboxtest_test
 
 import (
-	"context"
-	"log/slog"
+	"cmp"
+	"sync/atomic"
 	"testing"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
+	"github.com/holdfast-go/holdfast/inbox/internal/memqueue"
 )
 
 func TestConsumer(t *testing.T) {
 	t.Parallel()
-	conformance.TestConsumer(t, conformance.ConsumerBackend{Bubble: true, New: func(t *testing.T) conformance.ConsumerFixture {
-		broker := inboxtest.NewBroker()
-		newConsumer := func(p inbox.Processor, cfg conformance.ConsumerConfig) *inboxtest.Consumer {
-			c, err := inboxtest.NewConsumer(broker, "inbox", p, inboxtest.Config{ConsumerConfig: inbox.ConsumerConfig{
-				Concurrency: cfg.Concurrency, Retry: cfg.Retry, ShutdownTimeout: cfg.ShutdownTimeout, Logger: slog.New(slog.DiscardHandler),
-			}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			c.SetMaxBody(cfg.MaxBodyBytes)
-			return c
-		}
-		operator := newConsumer(inbox.NewMux(), conformance.ConsumerConfig{}) // declares the queue, and never runs
-		return conformance.ConsumerFixture{
-			Start: func(t *testing.T, p inbox.Processor, cfg conformance.ConsumerConfig) func() {
-				ctx, cancel := context.WithCancel(t.Context())
-				ended := make(chan error, 1)
-				consumer := newConsumer(p, cfg)
-				go func() { ended <- consumer.Run(ctx) }()
-				return func() {
-					cancel()
-					if err := <-ended; err != nil {
-						t.Error(err)
+	for name, ordered := range map[string]bool{"shared": false, "ordered": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			conformance.TestConsumer(t, conformance.ConsumerBackend{
+				Bubble: true, Ordered: ordered, New: func(*testing.T) conformance.ConsumerFixture { return newFixture(ordered) },
+			})
+		})
+	}
+}
+
+// network breaks the calls of all consumers of a queue, and of nobody else.
+type network struct {
+	queue   *memqueue.Queue
+	outcome atomic.Int64
+}
+
+func (n *network) CutConnections() { n.queue.Cut() }
+func (n *network) Pause()          { n.outcome.Store(int64(inboxtest.Hang)) }
+func (n *network) DropReplies()    { n.outcome.Store(int64(inboxtest.FailAfter)) }
+func (n *network) Heal()           { n.outcome.Store(int64(inboxtest.OK)) }
+
+func newFixture(ordered bool) conformance.ConsumerFixture {
+	broker := inboxtest.NewBroker()
+	queue := broker.Queue("orders", conformance.OwnClass)
+	source := func(*testing.T) driver.Source { return queue.Source(memqueue.Options{Exclusive: ordered}) }
+	n := &network{queue: queue}
+	return conformance.ConsumerFixture{
+		SourceFixture: conformance.SourceFixture{
+			New:     source,
+			Letters: func(*testing.T) driver.Letters { return queue.Source(memqueue.Options{}).Letters() },
+			Publish: func(t *testing.T, msgs ...*inbox.Message) {
+				for _, m := range msgs {
+					if err := queue.Put(m); err != nil {
+						t.Fatal(err)
 					}
 				}
 			},
-			Publish: func(t *testing.T, m *inbox.Message) {
-				if err := broker.Send(t.Context(), m); err != nil {
-					t.Fatal(err)
-				}
+			Network:  n,
+			InMemory: true,
+			Delete: func(*testing.T) func() {
+				queue.Delete()
+				return queue.Declare
 			},
-			Letters: func(t *testing.T) []inbox.DeadLetter { return letters(t, rig{broker, operator}, inbox.Filter{}) },
-		}
-	}})
+			Refuse: func(_ *testing.T, class string) func() {
+				queue.Refuse(class, true)
+				return func() { queue.Refuse(class, false) }
+			},
+		},
+		Consumer: func(t *testing.T, p inbox.Processor, cfg conformance.ConsumerConfig) conformance.Consumer {
+			cfg.Name = cmp.Or(cfg.Name, "suite")
+			c, err := inboxtest.NewConsumerOf(broker, "orders", p, inboxtest.Config{
+				ConsumerConfig: cfg.ConsumerConfig,
+				Fault:          func(inboxtest.Step, *inbox.Message) inboxtest.Outcome { return inboxtest.Outcome(n.outcome.Load()) },
+			}, cfg.MaxBodyBytes)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return c
+		},
+	}
 }

@@ -1,18 +1,18 @@
 // Package inboxtest has the fakes of an inbox: Broker, queues in memory with redelivery, retry
-// delays and dead letters; Consumer, which drives any inbox.Processor on one of them; and New, an
-// inboxpgx.Store with its entries in memory. With them the handlers and the relay of production
-// run without any server, in a test or in a demonstration.
+// delays and dead letters; Consumer, which is the consumer of production on one of them, for any
+// inbox.Processor; and New, an inboxpgx.Store with its entries in memory. With them the handlers and
+// the relay of production run without any server, in a test or in a demonstration.
 //
 //	manager := txretrytest.New(txretrytest.Config{})
 //	books, err := inboxtest.New(manager, "billing", inboxpgx.Config{})
 //	…
 //	broker := inboxtest.NewBroker()
-//	consumer, err := inboxtest.NewConsumer(broker, "billing", books, inboxtest.Config{DeliverTwice: true})
+//	consumer, err := inboxtest.NewConsumer(broker, "billing", books, inboxtest.Config{Fault: inboxtest.DeliverTwice})
 //	relay, err := outbox.NewRelay(store, broker, outbox.RelayConfig{})
 //
-// Deliveries that end badly are scripted: DeliverTwice repeats every message, and Crash
-// makes the consumer "die" before a message was processed or before it was acknowledged.
-// A handler that is right under both is idempotent.
+// What goes wrong between a consumer and its broker is scripted: Config.Fault is asked at every step
+// whether it works, fails before or after it took effect, hangs, or loses the session. DeliverTwice
+// repeats every message. A handler that is right under it is idempotent.
 //
 // All waiting is done by package time, so tests run in a testing/synctest bubble without
 // waiting in fact.

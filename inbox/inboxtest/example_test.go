@@ -39,7 +39,7 @@ func Example() {
 	consumer, err := inboxtest.NewConsumer(broker, "billing", books, inboxtest.Config{
 		ConsumerConfig: inbox.ConsumerConfig{Logger: slog.New(slog.DiscardHandler)},
 		Names:          []string{"order.*"},
-		DeliverTwice:   true,
+		Fault:          inboxtest.DeliverTwice,
 	})
 	if err != nil {
 		fmt.Println(err)

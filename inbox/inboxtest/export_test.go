@@ -1,8 +1,11 @@
 package inboxtest
 
-// SetMaxBody sets the largest body that is processed, unless n is 0.
-func (c *Consumer) SetMaxBody(n int) {
-	if n > 0 {
-		c.maxBody = n
-	}
+import "github.com/holdfast-go/holdfast/inbox/internal/memqueue"
+
+// NewConsumerOf is NewConsumer with the largest body that is processed, unless that is 0.
+var NewConsumerOf = newConsumer
+
+// Queue returns the queue of a name as a transport sees it.
+func (b *Broker) Queue(name string, classes ...string) *memqueue.Queue {
+	return b.queues.Queue(name, classes...)
 }

@@ -45,7 +45,7 @@ type floor struct {
 
 // ground are the internal packages that know no client.
 var ground = []string{
-	"internal/backoff", "internal/breaker", "internal/check", "internal/ids", "internal/lanes", "internal/problem", "internal/runloop",
+	"internal/backoff", "internal/breaker", "internal/check", "internal/ids", "internal/isolate", "internal/lanes", "internal/problem", "internal/runloop",
 	"internal/sqlident", "internal/telemetry", "internal/tries", "internal/wire",
 }
 
@@ -114,6 +114,10 @@ func core(name string, adapters ...string) []floor {
 		{pkg: name + "/internal/...", clients: parser, on: own, noTesting: true},
 		{pkg: driver, on: underDriver, noTesting: true},
 		{pkg: driver + "/conformance", clients: parser, on: own},
+	}
+	if name == "inbox" { // the transports stand on the engine
+		all = append(all, floor{pkg: "inbox/engine", on: own, noTesting: true})
+		own = with(own, "inbox/engine")
 	}
 	onPostgres := []string{
 		"txretry", "txretry/driver", name + "/" + name + "pgx/driver",

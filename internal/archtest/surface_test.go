@@ -15,8 +15,8 @@ import (
 // The limits of the public surface. What a user must learn grows with each name and each field, so a
 // change that needs more says so here.
 const (
-	maxNames  = 202
-	maxFields = 160
+	maxNames  = 224 // 16 of them are steps and outcomes of inboxtest's scripts
+	maxFields = 167
 )
 
 // surface is what one package shows to its users.
@@ -30,7 +30,7 @@ type surface struct {
 func forUsers(pkg string) bool {
 	parts := strings.Split(pkg, "/")
 	return parts[0] != "examples" && !slices.ContainsFunc(parts, func(part string) bool {
-		return part == "internal" || part == "driver" || part == "conformance"
+		return part == "internal" || part == "driver" || part == "engine" || part == "conformance"
 	})
 }
 

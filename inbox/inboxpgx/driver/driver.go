@@ -26,4 +26,6 @@ type Entries interface {
 	Forget(ctx context.Context, tx pgx.Tx, consumer string, ids []uuid.UUID) error
 	// Ledger returns the ledger of a consumer.
 	Ledger(consumer string) driver.Ledger
+	// Parking returns where the ordering keys of a consumer wait.
+	Parking(consumer string) driver.Parking
 }

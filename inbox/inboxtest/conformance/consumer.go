@@ -1,10 +1,12 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"strings"
+	"log/slog"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -17,40 +19,44 @@ import (
 	"github.com/holdfast-go/holdfast/internal/ids"
 )
 
-// ConsumerConfig is what the suite sets of a consumer.
-type ConsumerConfig struct {
-	Concurrency, MaxBodyBytes int // 0 means the consumer's own default
-	Retry                     inbox.RetryPolicy
-	ShutdownTimeout           time.Duration
+// Consumer is what the suite uses of a consumer.
+type Consumer interface {
+	Run(ctx context.Context) error
+	Ready(ctx context.Context) error
+	DeadLetters() inbox.DeadLetters
 }
 
-// ConsumerFixture is one empty queue with its dead letters.
+// ConsumerConfig is what the suite sets of a consumer.
+type ConsumerConfig struct {
+	inbox.ConsumerConfig
+	// MaxBodyBytes is the largest body that is processed. 0 means the consumer's own default.
+	MaxBodyBytes int
+}
+
+// ConsumerFixture is one empty queue with its sources and its consumers.
 type ConsumerFixture struct {
-	// Start runs a consumer of the queue until stop is called, which waits for its end.
-	Start func(t *testing.T, p inbox.Processor, cfg ConsumerConfig) (stop func())
-	// Publish puts a message into the queue: its ID, Name, Body and ContentType.
-	Publish func(t *testing.T, m *inbox.Message)
-	// Letters returns the dead letters.
-	Letters func(t *testing.T) []inbox.DeadLetter
+	SourceFixture
+	// Consumer returns a consumer of the queue, set up. It is Ordered only where the sources are exclusive.
+	Consumer func(t *testing.T, p inbox.Processor, cfg ConsumerConfig) Consumer
 }
 
 // ConsumerBackend is where TestConsumer runs.
 type ConsumerBackend struct {
 	// Bubble runs each test in a testing/synctest bubble.
 	Bubble bool
+	// Ordered says that the fixtures' sources are exclusive: the tests of order run, and no others.
+	Ordered bool
 	// New returns a fresh fixture.
 	New func(t *testing.T) ConsumerFixture
 }
 
 // TestConsumer holds a consumer to what every one promises, whatever its broker.
 func TestConsumer(t *testing.T, b ConsumerBackend) {
-	for name, test := range map[string]func(*testing.T, ConsumerFixture){
-		"retries, then a dead letter": testConsumerRetries,
-		"refused messages":            testConsumerRefuses,
-		"poison like an outage":       testConsumerPoison,
-		"an outage costs nothing":     testConsumerOutage,
-		"its own end costs nothing":   testConsumerEnd,
-	} {
+	tests := consumerTests
+	if b.Ordered {
+		tests = orderTests
+	}
+	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			if b.Bubble {
@@ -62,23 +68,99 @@ func TestConsumer(t *testing.T, b ConsumerBackend) {
 	}
 }
 
+var consumerTests = map[string]func(*testing.T, ConsumerFixture){
+	"retries, then a dead letter":         testConsumerRetries,
+	"recoverable failures are spared":     testConsumerRecoverable,
+	"a delay that was asked for":          testConsumerRetryAfter,
+	"postponed":                           testConsumerPostpone,
+	"given back for no reason":            testConsumerGivenBack,
+	"refused messages":                    testConsumerRefuses,
+	"derived ids":                         testConsumerDerivesID,
+	"own classes":                         testConsumerClasses,
+	"panics":                              testConsumerPanics,
+	"exits its goroutine":                 testConsumerGoexit(ConsumerConfig{}),
+	"exits its goroutine, batches":        testConsumerGoexit(ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Batch: 5}}),
+	"exits its goroutine, noted":          testConsumerGoexitNoted,
+	"workers stay as many":                testConsumerWorkers,
+	"handler timeout":                     testConsumerTimeout,
+	"processor's own work":                testConsumerBackground,
+	"batches":                             testConsumerBatch,
+	"history of failures":                 testConsumerHistory,
+	"limit of a handler":                  testConsumerHandlerLimit,
+	"dead letters by an operator":         testConsumerDeadLetters,
+	"limit of messages":                   testConsumerMessageLimit,
+	"limit of messages, batches":          testConsumerBatchLimit,
+	"limit of messages, delays":           testConsumerLimitWithDelays,
+	"limit of time":                       testConsumerTimeLimit,
+	"limit of memory":                     testConsumerMemoryLimit,
+	"its own end costs nothing":           testConsumerEnd,
+	"drain":                               testConsumerDrain,
+	"drain leaves handlers behind":        testConsumerLeavesBehind,
+	"drain ends although others hang":     testConsumerOthersHang,
+	"context without an end":              testConsumerOnBackground,
+	"poison like an outage":               testConsumerPoison(ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 2}}),
+	"poison like an outage, batches":      testConsumerPoison(ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 2, Batch: 10}}),
+	"many poisons like an outage":         testConsumerManyPoisons,
+	"an outage costs nothing":             testConsumerOutage,
+	"an outage with invalid messages":     testConsumerOutageInvalid,
+	"a pause while another runs":          testConsumerPauseWhileRunning,
+	"leftover of an attempt":              testConsumerLeftover,
+	"retries are noted":                   testConsumerNotesRetries,
+	"quarantine":                          testConsumerQuarantine,
+	"open runs of other copies":           testConsumerOtherCopies,
+	"no answer from the ledger":           testConsumerLedgerDown,
+	"drain closes runs":                   testConsumerDrainClosesRuns,
+	"connections are cut":                 testConsumerCut(ConsumerConfig{}),
+	"connections are cut, batches":        testConsumerCut(ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 3, Batch: 20}}),
+	"cut off while it runs":               testConsumerTwin,
+	"place of dead letters takes none":    testConsumerNoPlace,
+	"queue is deleted":                    testConsumerQueueDeleted,
+	"queue comes later":                   testConsumerQueueLater,
+	"second Run":                          testConsumerRunsOnce,
+	"consumers share a queue":             testConsumerShares,
+	"silence":                             testConsumerSilence,
+	"end while the network is silent":     testConsumerEndsInSilence,
+	"a crowd of failed messages at start": testConsumerManyRetries,
+}
+
+var orderTests = map[string]func(*testing.T, ConsumerFixture){
+	"one key in order":                  testOrderOfKeys(ConsumerConfig{}),
+	"one key in order, batches":         testOrderOfKeys(ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Batch: 10}}),
+	"a failed message holds its key":    testOrderHolds,
+	"an outage keeps the order":         testOrderOutage,
+	"order when connections are cut":    testOrderCut,
+	"order over several consumers":      testOrderOverConsumers,
+	"key by a function":                 testOrderKeyFunction,
+	"order over the end of a consumer":  testOrderOverEnd,
+	"a crash suspect keeps the order":   testOrderSuspect,
+	"order with the limit of a handler": testOrderHandlerLimit,
+	"a parked key":                      testOrderParked,
+	"parked keys over consumers":        testOrderParkedOften,
+	"parked keys and cut connections":   testOrderParkedThroughCuts,
+}
+
 // soon is a policy of two retries soon after one another.
 var soon = inbox.RetryPolicy{MaxAttempts: 3, BaseDelay: 50 * time.Millisecond, MaxDelay: 100 * time.Millisecond}
 
+var errBoom = errors.New("boom")
+
 // runs is a Processor that notes what it was given, one message after the other.
 type runs struct {
-	do func(ctx context.Context, m *inbox.Message) error
+	do func(ctx context.Context, m *inbox.Message) error // nil: nothing
 
-	mu   sync.Mutex
-	seen map[uuid.UUID][]int // the attempts of each message
-	done map[uuid.UUID]bool
+	mu    sync.Mutex
+	begun []inbox.Message
+	done  map[uuid.UUID]bool
 }
 
 func (r *runs) Process(ctx context.Context, msgs []*inbox.Message) []error {
 	results := make([]error, len(msgs))
 	for i, m := range msgs {
 		r.note(m, false)
-		if results[i] = r.do(ctx, m); results[i] == nil {
+		if r.do != nil {
+			results[i] = r.do(ctx, m)
+		}
+		if results[i] == nil {
 			r.note(m, true)
 		}
 	}
@@ -88,21 +170,34 @@ func (r *runs) Process(ctx context.Context, msgs []*inbox.Message) []error {
 func (r *runs) note(m *inbox.Message, done bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.seen == nil {
-		r.seen, r.done = map[uuid.UUID][]int{}, map[uuid.UUID]bool{}
-	}
-	if done {
-		r.done[m.ID] = true
+	if !done {
+		r.begun = append(r.begun, *m)
 		return
 	}
-	r.seen[m.ID] = append(r.seen[m.ID], max(m.Attempt, 1))
+	if r.done == nil {
+		r.done = map[uuid.UUID]bool{}
+	}
+	r.done[m.ID] = true
 }
 
-func (r *runs) of(id uuid.UUID) []int {
+// messages returns all that was begun, in that order.
+func (r *runs) messages() []inbox.Message {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return append([]int(nil), r.seen[id]...)
+	return slices.Clone(r.begun)
 }
+
+// attempts returns the attempts of a message that were begun.
+func (r *runs) attempts(id uuid.UUID) (all []int) {
+	for _, m := range r.messages() {
+		if m.ID == id {
+			all = append(all, m.Attempt)
+		}
+	}
+	return all
+}
+
+func (r *runs) count() int { return len(r.messages()) }
 
 // finished reports how many messages went through.
 func (r *runs) finished() int {
@@ -111,13 +206,177 @@ func (r *runs) finished() int {
 	return len(r.done)
 }
 
-func (r *runs) begun() (n int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, attempts := range r.seen {
-		n += len(attempts)
+// wantFirst fails the test for each message that was begun as a later attempt than its first.
+func (r *runs) wantFirst(t *testing.T, of func(inbox.Message) bool) {
+	t.Helper()
+	for _, m := range r.messages() {
+		if of(m) && m.Attempt != 1 {
+			t.Errorf("%s was begun as attempt %d", m.Name, m.Attempt)
+		}
 	}
-	return n
+}
+
+func anyMessage(inbox.Message) bool { return true }
+
+func isGood(m inbox.Message) bool { return m.Name != "bad" }
+
+// remembering is a processor with a ledger.
+type remembering struct {
+	inbox.Processor
+	ledger driver.Ledger
+}
+
+func (r remembering) Ledger() driver.Ledger    { return r.ledger }
+func (r remembering) Retention() time.Duration { return driver.DefaultRetention }
+
+// work is a consumer at work.
+type work struct {
+	Consumer
+	t      *testing.T
+	cancel context.CancelFunc
+	ended  chan struct{}
+	once   sync.Once
+	err    error
+}
+
+// consume starts a consumer and waits until it is ready.
+func consume(t *testing.T, f ConsumerFixture, p inbox.Processor, cfg ConsumerConfig) *work {
+	t.Helper()
+	w := launch(t, f, p, cfg)
+	await(t, func() error { return w.Ready(t.Context()) })
+	return w
+}
+
+// launch starts a consumer, after what is to be done between its setup and its start. It ends with the
+// test at the latest.
+func launch(t *testing.T, f ConsumerFixture, p inbox.Processor, cfg ConsumerConfig, before ...func()) *work {
+	t.Helper()
+	cfg.Logger = cmp.Or(cfg.Logger, slog.New(slog.DiscardHandler))
+	if cfg.Retry == (inbox.RetryPolicy{}) {
+		cfg.Retry = soon
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	w := &work{Consumer: f.Consumer(t, p, cfg), t: t, cancel: cancel, ended: make(chan struct{})}
+	for _, do := range before {
+		do()
+	}
+	go func() {
+		defer close(w.ended)
+		w.err = w.Run(ctx)
+	}()
+	t.Cleanup(w.stop)
+	return w
+}
+
+// stop ends Run and waits for it.
+func (w *work) stop() {
+	w.t.Helper()
+	w.cancel()
+	w.wait()
+}
+
+// wait returns when Run has ended.
+func (w *work) wait() {
+	w.t.Helper()
+	select {
+	case <-w.ended:
+	case <-time.After(patience):
+		w.t.Error("Run does not end")
+		return
+	}
+	w.once.Do(func() {
+		if w.err != nil {
+			w.t.Errorf("Run: %v", w.err)
+		}
+	})
+}
+
+// awaitReady waits until the consumer is ready, or is not.
+func (w *work) awaitReady(want bool) {
+	w.t.Helper()
+	await(w.t, func() error {
+		if err := w.Ready(w.t.Context()); (err == nil) != want {
+			return fmt.Errorf("ready: %w", cmp.Or(err, errors.New("yes")))
+		}
+		return nil
+	})
+}
+
+// rest takes what is in the queue, which no consumer reads any more.
+func rest(t *testing.T, f ConsumerFixture) (left []inbox.Message) {
+	t.Helper()
+	s := begin(t, running(t, f.SourceFixture), 100)
+	for {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*quiet)
+		ds, err := s.Receive(ctx, 100)
+		cancel()
+		if errors.Is(err, context.DeadlineExceeded) {
+			ended(t, s)
+			return left
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range ds {
+			left = append(left, *d.Message())
+		}
+		acked(t, s, ds...)
+	}
+}
+
+// wantRest ends the consumer's part: so many messages are left in the queue.
+func wantRest(t *testing.T, f ConsumerFixture, want int) {
+	t.Helper()
+	if left := rest(t, f); len(left) != want {
+		t.Errorf("%d messages are left in the queue, want %d", len(left), want)
+	}
+}
+
+// inVain has the first messages of the queue delivered to somebody who settles none.
+func inVain(t *testing.T, f ConsumerFixture, n int) {
+	t.Helper()
+	s := begin(t, running(t, f.SourceFixture), n)
+	take(t, s, n)
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// failedOnce publishes messages as their second attempts.
+func failedOnce(t *testing.T, f ConsumerFixture, msgs ...*inbox.Message) {
+	t.Helper()
+	f.Publish(t, msgs...)
+	source := running(t, f.SourceFixture)
+	s := begin(t, source, len(msgs))
+	next := driver.Progress{Attempt: 2, FirstFailedAt: time.Now()}
+	for _, d := range take(t, s, len(msgs)) { // all at once: a retry may come before what is new
+		moved(t, source, s, later(d, 0, next))
+	}
+	ended(t, s)
+}
+
+// dead returns the dead letters of all classes.
+func dead(t *testing.T, f ConsumerFixture) (all []inbox.DeadLetter) {
+	t.Helper()
+	for _, class := range driver.AllClasses([]string{OwnClass}) {
+		all = append(all, scan(t, f.SourceFixture, class)...)
+	}
+	return all
+}
+
+func awaitDead(t *testing.T, f ConsumerFixture, want int) []inbox.DeadLetter {
+	t.Helper()
+	var all []inbox.DeadLetter
+	await(t, func() error {
+		if all = dead(t, f); len(all) < want {
+			return fmt.Errorf("%d of %d dead letters", len(all), want)
+		}
+		return nil
+	})
+	if len(all) > want {
+		t.Errorf("%d dead letters, want %d", len(all), want)
+	}
+	return all
 }
 
 const patience = 2 * time.Minute
@@ -156,146 +415,11 @@ func named(name string) *inbox.Message {
 // publishMany publishes n messages of a name and returns their ids.
 func publishMany(t *testing.T, f ConsumerFixture, name string, n int) (all []uuid.UUID) {
 	t.Helper()
-	for range n {
-		m := named(name)
-		f.Publish(t, m)
-		all = append(all, m.ID)
+	msgs := make([]*inbox.Message, n)
+	for i := range msgs {
+		msgs[i] = named(name)
+		all = append(all, msgs[i].ID)
 	}
+	f.Publish(t, msgs...)
 	return all
-}
-
-func testConsumerRetries(t *testing.T, f ConsumerFixture) {
-	boom := errors.New("boom")
-	r := &runs{do: func(_ context.Context, m *inbox.Message) error {
-		switch {
-		case m.Name == "always", m.Name == "once" && m.Attempt < 2:
-			return boom
-		}
-		return nil
-	}}
-	always, once := publishMany(t, f, "always", 1)[0], publishMany(t, f, "once", 1)[0]
-	defer f.Start(t, r, ConsumerConfig{Retry: soon})()
-	awaitCount(t, "dead letters", 1, func() int { return len(f.Letters(t)) })
-	awaitCount(t, "messages done", 1, r.finished)
-	letter := f.Letters(t)[0]
-	if letter.Message.ID != always || letter.Class != driver.ClassDefault || letter.Attempts != 3 || letter.Error != "boom" {
-		t.Errorf("dead letter %+v", letter)
-	}
-	if a, o := fmt.Sprint(r.of(always)), fmt.Sprint(r.of(once)); a != "[1 2 3]" || o != "[1 2]" {
-		t.Errorf("attempts %s and %s", a, o)
-	}
-}
-
-// What no consumer can give to a handler is a dead letter, and reaches no processor.
-func testConsumerRefuses(t *testing.T, f ConsumerFixture) {
-	r := &runs{do: func(context.Context, *inbox.Message) error { return nil }}
-	spoilt := map[string]func(m *inbox.Message){
-		"no id":      func(m *inbox.Message) { m.ID = uuid.Nil },
-		"an id of 4": func(m *inbox.Message) { m.ID = uuid.New() },
-		"no name":    func(m *inbox.Message) { m.Name = "" },
-		"too large":  func(m *inbox.Message) { m.Body = []byte(`"` + strings.Repeat("x", 2000) + `"`) },
-	}
-	for _, spoil := range spoilt {
-		m := named("event")
-		spoil(m)
-		f.Publish(t, m)
-	}
-	good := publishMany(t, f, "event", 1)[0]
-	defer f.Start(t, r, ConsumerConfig{Retry: soon, MaxBodyBytes: 1000})()
-	awaitCount(t, "dead letters", len(spoilt), func() int { return len(f.Letters(t)) })
-	awaitCount(t, "messages done", 1, r.finished)
-	for _, letter := range f.Letters(t) {
-		if letter.Class != driver.ClassValidation || letter.Attempts != 1 {
-			t.Errorf("dead letter of %d bytes: class %s after %d attempts: %s", len(letter.Message.Body), letter.Class, letter.Attempts, letter.Error)
-		}
-	}
-	if n := r.begun(); n != 1 || len(r.of(good)) != 1 {
-		t.Errorf("%d messages reached the processor", n)
-	}
-}
-
-// A message that always fails for want of a server stops no other, and is given up in the end.
-func testConsumerPoison(t *testing.T, f ConsumerFixture) {
-	down := inbox.Unavailable(errors.New("down"))
-	r := &runs{do: func(_ context.Context, m *inbox.Message) error {
-		if m.Name == "bad" {
-			return down
-		}
-		return nil
-	}}
-	bad := publishMany(t, f, "bad", 2)
-	good := publishMany(t, f, "good", 5)
-	defer f.Start(t, r, ConsumerConfig{Retry: soon, Concurrency: 2})()
-	awaitCount(t, "good messages", len(good), r.finished)
-	await(t, func() error { // it is found out by others that go through
-		good = append(good, publishMany(t, f, "good", 1)...)
-		if n := len(f.Letters(t)); n < len(bad) {
-			return fmt.Errorf("%d of %d dead letters", n, len(bad))
-		}
-		return nil
-	})
-	for _, letter := range f.Letters(t) {
-		if letter.Message.Name != "bad" || letter.Class != driver.ClassDefault || letter.Attempts != 3 {
-			t.Errorf("dead letter %s: %s after %d attempts", letter.Message.Name, letter.Class, letter.Attempts)
-		}
-	}
-	awaitCount(t, "good messages", len(good), r.finished)
-	for _, id := range good {
-		if fmt.Sprint(r.of(id)) != "[1]" {
-			t.Errorf("a good message ran as attempts %v", r.of(id))
-		}
-	}
-}
-
-func testConsumerOutage(t *testing.T, f ConsumerFixture) {
-	var mu sync.Mutex
-	down := true
-	r := &runs{do: func(context.Context, *inbox.Message) error {
-		mu.Lock()
-		defer mu.Unlock()
-		if down {
-			return inbox.Unavailable(errors.New("down"))
-		}
-		return nil
-	}}
-	all := publishMany(t, f, "event", 5)
-	defer f.Start(t, r, ConsumerConfig{Retry: soon, Concurrency: 2})()
-	awaitCount(t, "failures", 8, r.begun)
-	mu.Lock()
-	down = false
-	mu.Unlock()
-	awaitCount(t, "messages done", len(all), r.finished)
-	for _, id := range all {
-		for _, attempt := range r.of(id) {
-			if attempt != 1 {
-				t.Errorf("an outage cost an attempt: %v", r.of(id))
-			}
-		}
-	}
-	if letters := f.Letters(t); len(letters) != 0 {
-		t.Errorf("dead letters %+v", letters)
-	}
-}
-
-// What a handler returns when a consumer that ends has cancelled its context counts for nothing.
-func testConsumerEnd(t *testing.T, f ConsumerFixture) {
-	started := make(chan struct{}, 1)
-	r := &runs{do: func(ctx context.Context, _ *inbox.Message) error {
-		started <- struct{}{}
-		<-ctx.Done()
-		return inbox.Unrecoverable(ctx.Err())
-	}}
-	m := publishMany(t, f, "event", 1)[0]
-	stop := f.Start(t, r, ConsumerConfig{Retry: soon, ShutdownTimeout: time.Second})
-	<-started
-	stop()
-	if letters := f.Letters(t); len(letters) != 0 {
-		t.Errorf("dead letters %+v", letters)
-	}
-	again := &runs{do: func(context.Context, *inbox.Message) error { return nil }}
-	defer f.Start(t, again, ConsumerConfig{Retry: soon})()
-	awaitCount(t, "messages done", 1, again.finished)
-	if got := fmt.Sprint(again.of(m)); got != "[1]" {
-		t.Errorf("attempts %s", got)
-	}
 }

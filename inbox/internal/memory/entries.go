@@ -20,6 +20,7 @@ type Entries struct {
 
 	mu      sync.Mutex
 	ledgers map[string]*Ledger
+	parked  map[string]*Parking
 	since   map[entry]time.Time
 	order   []entry // oldest first
 }
@@ -31,7 +32,7 @@ type entry struct {
 
 // NewEntries returns an Entries without any.
 func NewEntries(retention time.Duration) *Entries {
-	return &Entries{retention: retention, ledgers: map[string]*Ledger{}, since: map[entry]time.Time{}}
+	return &Entries{retention: retention, ledgers: map[string]*Ledger{}, parked: map[string]*Parking{}, since: map[entry]time.Time{}}
 }
 
 // Record implements driver.Entries. It fails when tx is not an open transaction of txretrytest.
@@ -75,6 +76,16 @@ func (e *Entries) Ledger(consumer string) driver.Ledger {
 		e.ledgers[consumer] = NewLedger()
 	}
 	return e.ledgers[consumer]
+}
+
+// Parking implements driver.Entries.
+func (e *Entries) Parking(consumer string) driver.Parking {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.parked[consumer] == nil {
+		e.parked[consumer] = NewParking()
+	}
+	return e.parked[consumer]
 }
 
 // Seen reports whether the consumer has recorded the id.

@@ -11,6 +11,7 @@ func inboxWorkload() workload {
 		{"8", func(ctx context.Context, b *bench) error { return benchInboxSingle(ctx, b, 8, 8) }},
 		{"32", func(ctx context.Context, b *bench) error { return benchInboxSingle(ctx, b, 32, 6) }},
 		{"batch", benchInboxBatch},
+		{"streams", benchInboxStreams},
 	}}
 }
 
@@ -24,6 +25,10 @@ const (
 	inboxNoDedup   = "holdfast, no dedup"
 	inboxSavepoint = "holdfast, batches of 200, a handler per message"
 	inboxMany      = "holdfast, batches of 200, a batch handler"
+	inboxManyTwo   = inboxMany + ", 2 workers"
+
+	inboxSavepointFour = inboxSavepoint + ", 4 workers"
+
 	watermillInbox = "watermill router, dedup insert"
 )
 
@@ -71,9 +76,9 @@ func benchInboxBatch(ctx context.Context, b *bench) error {
 		contenders: []contender{
 			i.contender(rawBatch, 1, i.rawBatch(200)),
 			i.contender(inboxMany, 1, i.holdfast(1, 200, i.batchHandler)),
-			i.contender(inboxMany+", 2 workers", 1, i.holdfast(2, 200, i.batchHandler)),
+			i.contender(inboxManyTwo, 1, i.holdfast(2, 200, i.batchHandler)),
 			i.contender(inboxSavepoint, 3, i.holdfast(1, 200, i.perMessage)),
-			i.contender(inboxSavepoint+", 4 workers", 2, i.holdfast(4, 200, i.perMessage)),
+			i.contender(inboxSavepointFour, 2, i.holdfast(4, 200, i.perMessage)),
 			i.contender(inboxFew, 8, i.holdfast(4, 1, i.perMessage)),
 			i.contender(inboxSingle, 6, i.holdfast(most, 1, i.perMessage)),
 			i.contender(watermillInbox, 6, i.watermill(most)),
@@ -84,8 +89,10 @@ func benchInboxBatch(ctx context.Context, b *bench) error {
 	}
 	b.atLeast(0.85, r.ratio(inboxMany, rawBatch), "of the raw batch consumer, a batch handler")
 	b.atLeast(5, r.ratio(inboxMany, watermillInbox), fmt.Sprintf("x watermill with %d handlers, a batch handler", most))
+	b.atLeast(0.95, r.ratio(inboxManyTwo, inboxMany), "x one worker, a batch handler, 2 workers")
+	b.atLeast(0.95, r.ratio(inboxSavepointFour, inboxSavepoint), "x one worker, a handler per message in batches, 4 workers")
 	for _, single := range []string{inboxFew, inboxSingle} {
-		b.atLeast(2, r.ratio(inboxSavepoint+", 4 workers", single), "x "+single+", a handler per message in batches, 4 workers")
+		b.atLeast(2, r.ratio(inboxSavepointFour, single), "x "+single+", a handler per message in batches, 4 workers")
 	}
 	return nil
 }

@@ -118,17 +118,27 @@ func (i *intake) rawBatch(size int) intakeRun {
 }
 
 func (i *intake) rawMany(ctx context.Context, deliveries <-chan amqp.Delivery, n int) error {
-	keys, bodies := make([]string, n), make([]string, n)
-	var last amqp.Delivery
-	for k := range n {
-		last = <-deliveries
-		keys[k] = last.MessageId
-		if err := json.Unmarshal(last.Body, &bodies[k]); err != nil {
+	all := make([]amqp.Delivery, n)
+	for k := range all {
+		all[k] = <-deliveries
+	}
+	if err := i.rawTogether(ctx, all); err != nil {
+		return err
+	}
+	return all[n-1].Ack(true)
+}
+
+// rawTogether is one transaction for all.
+func (i *intake) rawTogether(ctx context.Context, all []amqp.Delivery) error {
+	keys, bodies := make([]string, len(all)), make([]string, len(all))
+	for k, d := range all {
+		keys[k] = d.MessageId
+		if err := json.Unmarshal(d.Body, &bodies[k]); err != nil {
 			return err
 		}
 	}
-	err := pgx.BeginTxFunc(ctx, i.pool, pgx.TxOptions{BeginQuery: rawBegin}, func(tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, rawDedupMany, "raw", keys, last.Type)
+	return pgx.BeginTxFunc(ctx, i.pool, pgx.TxOptions{BeginQuery: rawBegin}, func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, rawDedupMany, "raw", keys, all[0].Type)
 		if err != nil {
 			return err
 		}
@@ -136,16 +146,12 @@ func (i *intake) rawMany(ctx context.Context, deliveries <-chan amqp.Delivery, n
 		if err != nil {
 			return err
 		}
-		if len(first) != n {
+		if len(first) != len(all) {
 			return errDuplicate
 		}
 		_, err = tx.Exec(ctx, insertEvents, bodies)
 		return err
 	})
-	if err != nil {
-		return err
-	}
-	return last.Ack(true)
 }
 
 // consume opens a connection, and measures what do does with the deliveries until the broker

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -18,7 +19,6 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
-	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
@@ -45,7 +45,7 @@ func newIntake(t testing.TB, job inboxJob) *intake {
 	store, err := inboxpgx.New(manager, "faults", inboxpgx.Config{})
 	must(t, err)
 	must(t, store.Migrate(t.Context()))
-	_, err = i.pool.Exec(t.Context(), `CREATE TABLE inbox_effects (message_id uuid NOT NULL)`) // not unique: two effects must show
+	_, err = i.pool.Exec(t.Context(), `CREATE TABLE inbox_effects (message_id uuid NOT NULL, key text NOT NULL, n int NOT NULL, place bigserial)`) // not unique: two effects must show
 	must(t, err)
 	must(t, i.setup(t.Context()))
 	return i
@@ -53,13 +53,13 @@ func newIntake(t testing.TB, job inboxJob) *intake {
 
 // setup bears a broker that is slow, as a consumer with its short heartbeats need not.
 func (i *intake) setup(ctx context.Context) error {
-	cfg := i.job.config()
-	cfg.Timeout = patience
-	dial := func(context.Context) (*amqp.Connection, error) { return amqp.Dial(i.job.Broker) }
-	c, err := inboxamqp.NewConsumer(dial, inboxQueue, inbox.NewMux(), cfg)
+	job := i.job
+	job.Heartbeat = patience
+	c, closeClient, err := job.consumer(inbox.NewMux(), patience)
 	if err != nil {
 		return err
 	}
+	defer closeClient()
 	return c.Setup(ctx)
 }
 
@@ -95,6 +95,9 @@ func (i *intake) send(kinds ...string) error {
 }
 
 func (i *intake) publish(ctx context.Context, msgs []amqp.Publishing) error {
+	if i.job.onRedis() {
+		return i.addAll(ctx, msgs)
+	}
 	return onBroker(ctx, i.job.Broker, func(ch *amqp.Channel) error {
 		if err := ch.Confirm(false); err != nil {
 			return err
@@ -178,6 +181,9 @@ func (i *intake) settle() {
 
 // left counts what is ready in the queue and its retry queues.
 func (i *intake) left() (n int, err error) {
+	if i.job.onRedis() {
+		return i.leftOnRedis(i.t.Context())
+	}
 	queues := []string{inboxQueue}
 	for _, step := range driver.Steps(i.job.config().Retry) {
 		queues = append(queues, fmt.Sprintf("%s.retry.%d", inboxQueue, step.Milliseconds()))
@@ -225,9 +231,10 @@ func (i *intake) audit() {
 // dead lists the dead letters by message id.
 func (i *intake) dead() map[uuid.UUID][]inbox.DeadLetter {
 	i.t.Helper()
-	c, err := inboxamqp.NewConsumer(i.job.dial, inboxQueue, inbox.NewMux(), i.job.config())
+	c, closeClient, err := i.job.consumer(inbox.NewMux(), 5*time.Second)
 	must(i.t, err)
-	all, err := c.DeadLetters().List(i.t.Context(), inbox.Filter{})
+	defer closeClient()
+	all, err := c.DeadLetters().List(i.t.Context(), inbox.Filter{Limit: math.MaxInt})
 	must(i.t, err)
 	byID := map[uuid.UUID][]inbox.DeadLetter{}
 	for _, d := range all {

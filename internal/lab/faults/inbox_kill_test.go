@@ -10,58 +10,54 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox/driver"
-	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 )
 
 // The consumer dies wherever it is: at chosen points of a message's way, between COMMIT and
 // acknowledgement among them, and at any moment from outside.
 func TestInboxConsumerKilled(t *testing.T) {
-	t.Parallel()
-	for name, batch := range map[string]int{"one by one": 1, "batches": 20} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			rng := seeded(t)
-			i := newIntake(t, inboxJob{
-				Database: pgtest.URL(t), Broker: amqptest.New(t).URL, Concurrency: 4, Batch: batch,
-				MaxCrashes: 20, // so many kills, and always at the first messages, meet the same one three times by chance
-			})
-			inside, outside := 0, 0
-			for range scaled(t, 10) {
-				must(t, i.send(mix(60, rng)...))
-				job := i.job
-				choice := rng.IntN(len(crashPoints) + 2)
-				if choice < len(crashPoints) {
-					job.Crash, job.After = crashPoints[choice], int64(1+rng.IntN(10))
-				}
-				c := spawn(t, "inbox", job)
-				c.awaitReady()
-				select {
-				case <-c.ended:
-					if status, ok := c.cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
-						t.Fatalf("the child ended by itself: %v\n%s", c.err, c.errors.String())
-					}
-					inside++
-				case <-time.After(time.Duration(50+rng.IntN(600)) * time.Millisecond):
-					outside++
-				}
-				c.kill()
-			}
-			stop := i.start()
-			i.settle()
-			stop()
-			t.Logf("killed %d times from inside, %d from outside; %d messages", inside, outside, len(i.sent))
-			i.audit()
-			i.noneDead()
+	inboxBrokers(t, func(t *testing.T, b inboxBroker, batch int) {
+		rng := seeded(t)
+		i := newIntake(t, inboxJob{
+			Database: pgtest.URL(t), Broker: b.url, Concurrency: 4, Batch: batch,
+			MaxCrashes: 20, // so many kills, and always at the first messages, meet the same one three times by chance
 		})
-	}
+		inside, outside := 0, 0
+		for range scaled(t, 10) {
+			must(t, i.send(mix(60, rng)...))
+			job := i.job
+			choice := rng.IntN(len(crashPoints) + 2)
+			if choice < len(crashPoints) {
+				job.Crash, job.After = crashPoints[choice], int64(1+rng.IntN(10))
+			}
+			c := spawn(t, "inbox", job)
+			c.awaitReady()
+			select {
+			case <-c.ended:
+				if status, ok := c.cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
+					t.Fatalf("the child ended by itself: %v\n%s", c.err, c.errors.String())
+				}
+				inside++
+			case <-time.After(time.Duration(50+rng.IntN(600)) * time.Millisecond):
+				outside++
+			}
+			c.kill()
+		}
+		stop := i.start()
+		i.settle()
+		stop()
+		t.Logf("killed %d times from inside, %d from outside; %d messages", inside, outside, len(i.sent))
+		i.audit()
+		i.noneDead()
+	})
 }
 
 // A message that ends the process is given up in the end; what was processed beside it is not.
-func TestInboxKillerIsQuarantined(t *testing.T) {
-	t.Parallel()
+func TestInboxKillerIsQuarantined(t *testing.T) { inboxBrokers(t, testInboxKillerIsQuarantined) }
+
+func testInboxKillerIsQuarantined(t *testing.T, b inboxBroker, batch int) {
 	rng := seeded(t)
-	i := newIntake(t, inboxJob{Database: pgtest.URL(t), Broker: amqptest.New(t).URL, Concurrency: 4, Batch: 10})
+	i := newIntake(t, inboxJob{Database: pgtest.URL(t), Broker: b.url, Concurrency: 4, Batch: batch})
 	kinds := mix(100, rng)
 	kinds[40] = doKill
 	must(t, i.send(kinds...))
@@ -100,10 +96,11 @@ func TestInboxKillerIsQuarantined(t *testing.T) {
 }
 
 // Ten copies of each message, for two processes with several workers each.
-func TestInboxDuplicateStorm(t *testing.T) {
-	t.Parallel()
+func TestInboxDuplicateStorm(t *testing.T) { inboxBrokers(t, testInboxDuplicateStorm) }
+
+func testInboxDuplicateStorm(t *testing.T, b inboxBroker, batch int) {
 	rng := seeded(t)
-	i := newIntake(t, inboxJob{Database: pgtest.URL(t), Broker: amqptest.New(t).URL, Concurrency: 4, Batch: 10})
+	i := newIntake(t, inboxJob{Database: pgtest.URL(t), Broker: b.url, Concurrency: 4, Batch: batch})
 	var copies []amqp.Publishing
 	for _, do := range mix(scaled(t, 100), rng) {
 		m := i.event(do)
@@ -117,13 +114,8 @@ func TestInboxDuplicateStorm(t *testing.T) {
 	must(t, i.publish(context.WithoutCancel(t.Context()), copies))
 	i.settle()
 	untilTrue(t, "the queue is empty", func() bool {
-		return onBroker(t.Context(), i.job.Broker, func(ch *amqp.Channel) error {
-			q, err := ch.QueueDeclarePassive(inboxQueue, true, false, false, false, nil)
-			if err == nil && q.Messages > 0 {
-				err = errEnded
-			}
-			return err
-		}) == nil
+		left, err := i.left()
+		return err == nil && left == 0
 	})
 	for _, c := range children {
 		c.end(&struct{}{})

@@ -16,8 +16,11 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// backWithin is how long after the end of a fault a consumer on a calm machine is ready and has caught up.
-const backWithin = 10 * time.Second
+const (
+	// backWithin is how long after the end of a fault a consumer on a calm machine is ready and has caught up.
+	backWithin    = 10 * time.Second
+	recoveryQueue = "recovery"
+)
 
 // However long a fault has lasted, and whatever pauses have grown meanwhile, the consumer is back soon
 // after its end.
@@ -96,11 +99,11 @@ func newComeback(t *testing.T) *comeback {
 	cfg := inboxamqp.Config{Classic: true, ConsumerConfig: inbox.ConsumerConfig{
 		Logger: quiet, Retry: inbox.RetryPolicy{BaseDelay: 500 * time.Millisecond, MaxDelay: time.Second},
 	}}
-	direct, err := inboxamqp.NewConsumer(func(context.Context) (*amqp.Connection, error) { return amqp.Dial(b.URL) }, streamQueue, mux, cfg)
+	direct, err := inboxamqp.NewConsumer(func(context.Context) (*amqp.Connection, error) { return amqp.Dial(b.URL) }, recoveryQueue, mux, cfg)
 	must(t, err)
 	r.setup = func() error { return direct.Setup(t.Context()) }
 	must(t, r.setup())
-	c, err := inboxamqp.NewConsumer(func(context.Context) (*amqp.Connection, error) { return amqp.Dial(r.proxy.URL()) }, streamQueue, mux, cfg)
+	c, err := inboxamqp.NewConsumer(func(context.Context) (*amqp.Connection, error) { return amqp.Dial(r.proxy.URL()) }, recoveryQueue, mux, cfg)
 	must(t, err)
 	r.ready = func() error { return c.Ready(t.Context()) }
 	beside(t, c.Run)
@@ -112,7 +115,7 @@ func (r *comeback) send(n int) {
 	r.t.Helper()
 	for range n {
 		err := onBroker(r.t.Context(), r.b.URL, func(ch *amqp.Channel) error {
-			return ch.Publish("", streamQueue, false, false, amqp.Publishing{
+			return ch.Publish("", recoveryQueue, false, false, amqp.Publishing{
 				MessageId: ids.New().String(), Type: "good", DeliveryMode: amqp.Persistent, Body: []byte("{}"),
 			})
 		})
@@ -126,7 +129,7 @@ func (r *comeback) caughtUp() bool { return r.done.Load() >= r.sent.Load() }
 // deleteQueues takes the messages along that are there.
 func (r *comeback) deleteQueues() {
 	must(r.t, onBroker(r.t.Context(), r.b.URL, func(ch *amqp.Channel) error {
-		_, err := ch.QueueDelete(streamQueue, false, false, false)
+		_, err := ch.QueueDelete(recoveryQueue, false, false, false)
 		return err
 	}))
 	r.sent.Add(-20) // those that are sent now reach no queue

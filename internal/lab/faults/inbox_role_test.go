@@ -29,6 +29,9 @@ const (
 // inboxEvent is the body of a message, and says how its handler behaves.
 type inboxEvent struct {
 	Do string `json:"do"`
+	// Key is the message's ordering key, and N its number among those of the key.
+	Key string `json:"key,omitempty"`
+	N   int    `json:"n,omitempty"`
 	// Pad makes the body as large as usual.
 	Pad string `json:"pad"`
 }
@@ -48,11 +51,14 @@ const (
 type inboxJob struct {
 	Database, Broker   string
 	Concurrency, Batch int
+	Ordered            bool
 	// Crash is the place where the process ends, at the After'th time it comes by.
 	Crash string
 	After int64
 	// MaxCrashes is the consumer's; 0 means maxCrashes.
 	MaxCrashes int
+	// Heartbeat is that of the connections to RabbitMQ; 0 means 2 s.
+	Heartbeat time.Duration
 }
 
 // crashPoints are the places, in the order of a message's way.
@@ -67,14 +73,14 @@ const (
 
 func (j inboxJob) config() inboxamqp.Config {
 	return inboxamqp.Config{Timeout: 5 * time.Second, ConsumerConfig: inbox.ConsumerConfig{
-		Concurrency: j.Concurrency, Batch: j.Batch, MaxCrashes: cmp.Or(j.MaxCrashes, maxCrashes),
+		Concurrency: j.Concurrency, Batch: j.Batch, Ordered: j.Ordered, MaxCrashes: cmp.Or(j.MaxCrashes, maxCrashes),
 		Retry:  inbox.RetryPolicy{MaxAttempts: inboxRetries + 1, BaseDelay: 50 * time.Millisecond, MaxDelay: 200 * time.Millisecond},
 		Logger: quiet,
 	}}
 }
 
 func (j inboxJob) dial(context.Context) (*amqp.Connection, error) {
-	return amqp.DialConfig(j.Broker, amqp.Config{Heartbeat: 2 * time.Second})
+	return amqp.DialConfig(j.Broker, amqp.Config{Heartbeat: cmp.Or(j.Heartbeat, 2*time.Second)})
 }
 
 func inboxRole(ctx context.Context, job []byte, ready func()) (any, error) {
@@ -112,10 +118,11 @@ func (j inboxJob) run(ctx context.Context, ready func()) error {
 	if err := inboxpgx.Handle(processor, inboxName, c.handle); err != nil {
 		return err
 	}
-	consumer, err := inboxamqp.NewConsumer(j.dial, inboxQueue, &crashProcessor{processor, &crashLedger{processor.Ledger(), c}, c}, j.config())
+	consumer, closeClient, err := j.consumer(&crashProcessor{processor, &crashLedger{processor.Ledger(), c}, c}, 5*time.Second)
 	if err != nil {
 		return err
 	}
+	defer closeClient()
 	ready()
 	return consumer.Run(ctx)
 }
@@ -142,7 +149,7 @@ var errFaults = errors.New("as the message wants it")
 func (c *crash) handle(ctx context.Context, tx pgx.Tx, e inboxEvent) error {
 	c.pass("handler begun")
 	m, _ := inbox.FromContext(ctx)
-	if _, err := tx.Exec(ctx, `INSERT INTO inbox_effects (message_id) VALUES ($1)`, m.ID); err != nil {
+	if _, err := tx.Exec(ctx, `INSERT INTO inbox_effects (message_id, key, n) VALUES ($1, $2, $3)`, m.ID, e.Key, e.N); err != nil {
 		return err
 	}
 	c.pass("effect written")

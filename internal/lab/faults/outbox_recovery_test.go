@@ -46,9 +46,11 @@ func TestOutboxRecoversFromItsBroker(t *testing.T) {
 		{"killed", func() { must(t, server.Kill()) }, func() { must(t, server.Start(t.Context())) }},
 	} {
 		stop := beside(t, f.run)
-		f.during(t, "before "+fault.name, time.Second)
+		f.enter("before " + fault.name)
+		time.Sleep(time.Second)
 		fault.do()
-		f.during(t, fault.name, outage)
+		f.enter(fault.name)
+		time.Sleep(outage)
 		stop()
 		fault.heal()
 		began := time.Now()

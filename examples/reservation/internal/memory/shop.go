@@ -12,7 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// Shop is the shop in memory. It meets httpapi.Backend.
+// Shop is the shop in memory. It implements httpapi.Backend.
 type Shop struct {
 	*Store
 	once   *idempotencypgx.Store
@@ -20,7 +20,7 @@ type Shop struct {
 	holds  *expirytest.Store
 }
 
-// Once meets httpapi.Backend. All transactions wait for each other here, whatever their event.
+// Once implements httpapi.Backend. All transactions wait for each other here, whatever their event.
 func (s *Shop) Once(ctx context.Context, _ string,
 	fn func(ctx context.Context, w booking.Work) (idempotency.Response, error),
 ) (idempotency.Response, error) {

@@ -45,7 +45,7 @@ func newStore(tx *txretrytest.Manager) *Store {
 
 var _ booking.Reader = (*Store)(nil)
 
-// Events meets booking.Reader.
+// Events implements booking.Reader.
 func (s *Store) Events(ctx context.Context, after string, limit int) ([]booking.Event, error) {
 	var found []booking.Event
 	err := s.read(ctx, func() error {
@@ -62,7 +62,7 @@ func (s *Store) Events(ctx context.Context, after string, limit int) ([]booking.
 	return found, err
 }
 
-// EventMap meets booking.Reader.
+// EventMap implements booking.Reader.
 func (s *Store) EventMap(ctx context.Context, id string) (booking.EventMap, error) {
 	var m booking.EventMap
 	err := s.read(ctx, func() error {
@@ -79,7 +79,7 @@ func (s *Store) EventMap(ctx context.Context, id string) (booking.EventMap, erro
 	return m, err
 }
 
-// Reservation meets booking.Reader.
+// Reservation implements booking.Reader.
 func (s *Store) Reservation(ctx context.Context, id string) (booking.Reservation, error) {
 	var r booking.Reservation
 	err := s.read(ctx, func() error {
@@ -93,7 +93,7 @@ func (s *Store) Reservation(ctx context.Context, id string) (booking.Reservation
 	return r, err
 }
 
-// Stats meets booking.Reader.
+// Stats implements booking.Reader.
 func (s *Store) Stats(ctx context.Context, eventID string) (booking.Stats, error) {
 	var counts map[booking.Status]int
 	err := s.read(ctx, func() error {

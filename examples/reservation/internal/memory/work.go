@@ -14,7 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// Outbox stores messages in the transaction of the change they announce; *outboxtest.Store meets it.
+// Outbox stores messages in the transaction of the change they announce; *outboxtest.Store implements it.
 type Outbox interface {
 	Write(ctx context.Context, tx pgx.Tx, msgs ...outbox.Message) error
 }
@@ -28,10 +28,10 @@ type work struct {
 	now    time.Time
 }
 
-// Now meets booking.Work.
+// Now implements booking.Work.
 func (w *work) Now(context.Context) (time.Time, error) { return w.now, nil }
 
-// AddEvent meets booking.EventBook.
+// AddEvent implements booking.EventBook.
 func (w *work) AddEvent(_ context.Context, e booking.Event) error {
 	seats := make([]booking.Seat, e.Seats)
 	for i := range seats {
@@ -40,7 +40,7 @@ func (w *work) AddEvent(_ context.Context, e booking.Event) error {
 	return put(w.tx, w.events, e.ID, &event{e, seats})
 }
 
-// Event meets booking.EventBook.
+// Event implements booking.EventBook.
 func (w *work) Event(_ context.Context, id string) (booking.Event, error) {
 	e, ok := w.events[id]
 	if !ok {
@@ -49,7 +49,7 @@ func (w *work) Event(_ context.Context, id string) (booking.Event, error) {
 	return e.Event, nil
 }
 
-// LockAnyFree meets booking.SeatBook.
+// LockAnyFree implements booking.SeatBook.
 func (w *work) LockAnyFree(_ context.Context, eventID string, n int) ([]int, error) {
 	var numbers []int
 	for _, seat := range w.events[eventID].seats {
@@ -63,7 +63,7 @@ func (w *work) LockAnyFree(_ context.Context, eventID string, n int) ([]int, err
 	return nil, nil
 }
 
-// OpenSeats meets booking.SeatBook.
+// OpenSeats implements booking.SeatBook.
 func (w *work) OpenSeats(_ context.Context, eventID string, n int) ([]booking.Seat, error) {
 	var open []booking.Seat
 	for _, seat := range w.events[eventID].seats {
@@ -74,7 +74,7 @@ func (w *work) OpenSeats(_ context.Context, eventID string, n int) ([]booking.Se
 	return open, nil
 }
 
-// Seats meets booking.SeatBook.
+// Seats implements booking.SeatBook.
 func (w *work) Seats(_ context.Context, eventID string, numbers []int) ([]booking.Seat, error) {
 	seats := make([]booking.Seat, len(numbers))
 	for i, number := range numbers {
@@ -83,7 +83,7 @@ func (w *work) Seats(_ context.Context, eventID string, numbers []int) ([]bookin
 	return seats, nil
 }
 
-// LockFree meets booking.SeatBook.
+// LockFree implements booking.SeatBook.
 func (w *work) LockFree(_ context.Context, eventID string, numbers []int) ([]int, error) {
 	var free []int
 	for _, number := range numbers {
@@ -94,7 +94,7 @@ func (w *work) LockFree(_ context.Context, eventID string, numbers []int) ([]int
 	return free, nil
 }
 
-// AddReservation meets booking.ReservationBook.
+// AddReservation implements booking.ReservationBook.
 func (w *work) AddReservation(ctx context.Context, r booking.Reservation) error {
 	for _, number := range r.Seats {
 		held := booking.Seat{Number: number, State: booking.SeatHeld, ReservationID: r.ID, HeldUntil: r.ExpiresAt}
@@ -106,7 +106,7 @@ func (w *work) AddReservation(ctx context.Context, r booking.Reservation) error 
 	return w.write(ctx, r)
 }
 
-// LockReservation meets booking.ReservationBook.
+// LockReservation implements booking.ReservationBook.
 func (w *work) LockReservation(_ context.Context, id string) (booking.Reservation, error) {
 	r, ok := w.reservations[id]
 	if !ok {
@@ -115,7 +115,7 @@ func (w *work) LockReservation(_ context.Context, id string) (booking.Reservatio
 	return r, nil
 }
 
-// Settle meets booking.ReservationBook.
+// Settle implements booking.ReservationBook.
 func (w *work) Settle(ctx context.Context, r booking.Reservation) error {
 	for _, number := range r.Seats {
 		seat := booking.Seat{Number: number, State: booking.SeatFree}

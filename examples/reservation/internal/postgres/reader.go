@@ -19,7 +19,7 @@ var _ booking.Reader = Reader{}
 // NewReader reads through pool.
 func NewReader(pool *pgxpool.Pool) Reader { return Reader{pool} }
 
-// Events meets booking.Reader.
+// Events implements booking.Reader.
 func (r Reader) Events(ctx context.Context, after string, limit int) ([]booking.Event, error) {
 	if after == "" {
 		after = uuid.Nil.String()
@@ -36,7 +36,7 @@ select number, case when held_until <= now() then 'free' else state end,
        coalesce(reservation_id::text, ''), coalesce(held_until, 'epoch')
 from seats where event_id = $1 order by number`
 
-// EventMap meets booking.Reader.
+// EventMap implements booking.Reader.
 func (r Reader) EventMap(ctx context.Context, id string) (booking.EventMap, error) {
 	e, err := r.event(ctx, id)
 	if err != nil {
@@ -63,7 +63,7 @@ select id::text, event_id::text, user_id, seats,
        case when status = 'held' and expires_at <= now() then 'expired' else status end, expires_at
 from reservations where id = $1`
 
-// Reservation meets booking.Reader.
+// Reservation implements booking.Reader.
 func (r Reader) Reservation(ctx context.Context, id string) (booking.Reservation, error) {
 	if !validID(id) {
 		return booking.Reservation{}, booking.NotFound("reservation")
@@ -76,7 +76,7 @@ select count(*) filter (where status = 'held'), count(*) filter (where status = 
        count(*) filter (where status = 'cancelled'), count(*) filter (where status = 'expired')
 from reservation_states where event_id = $1`
 
-// Stats meets booking.Reader.
+// Stats implements booking.Reader.
 func (r Reader) Stats(ctx context.Context, eventID string) (booking.Stats, error) {
 	if _, err := r.event(ctx, eventID); err != nil {
 		return booking.Stats{}, err

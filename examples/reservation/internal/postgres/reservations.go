@@ -34,7 +34,7 @@ const addReservationSQL = `
 insert into reservations (id, event_id, user_id, seats, status, expires_at)
 values ($1, $2, $3, $4, $5, $6)`
 
-// AddReservation meets booking.ReservationBook.
+// AddReservation implements booking.ReservationBook.
 func (w *work) AddReservation(ctx context.Context, r booking.Reservation) error {
 	var b pgx.Batch
 	b.Queue(takeSeatsSQL, r.EventID, r.Seats, r.ID, r.ExpiresAt).Exec(affects(len(r.Seats)))
@@ -50,7 +50,7 @@ const reservationColumns = "id::text, event_id::text, user_id, seats, status, ex
 
 const lockReservationSQL = "select " + reservationColumns + " from reservations where id = $1 for update"
 
-// LockReservation meets booking.ReservationBook. The clock is read again behind the lock: the hold may have run out
+// LockReservation implements booking.ReservationBook. The clock is read again behind the lock: the hold may have run out
 // while it was waited for.
 func (w *work) LockReservation(ctx context.Context, id string) (booking.Reservation, error) {
 	if !validID(id) {
@@ -77,7 +77,7 @@ const confirmSeatsSQL = `
 update seats set state = 'confirmed', held_until = null
 where event_id = $1 and number = any($2) and reservation_id = $3`
 
-// Settle meets booking.ReservationBook.
+// Settle implements booking.ReservationBook.
 func (w *work) Settle(ctx context.Context, r booking.Reservation) error {
 	seatsSQL := freeSeatsSQL
 	if r.Status == booking.StatusConfirmed {

@@ -14,7 +14,7 @@ where event_id = $1 and state = 'free'
 order by number limit $2
 for update skip locked`
 
-// LockAnyFree meets booking.SeatBook. Too few are let go again by the savepoint:
+// LockAnyFree implements booking.SeatBook. Too few are let go again by the savepoint:
 // two transactions that keep some and wait for more would wait for each other.
 func (w *work) LockAnyFree(ctx context.Context, eventID string, n int) ([]int, error) {
 	var numbers []int
@@ -36,7 +36,7 @@ select number, state, coalesce(reservation_id::text, ''), coalesce(held_until, '
 where event_id = $1 and (state = 'free' or held_until <= now())
 order by number limit $2`
 
-// OpenSeats meets booking.SeatBook.
+// OpenSeats implements booking.SeatBook.
 func (w *work) OpenSeats(ctx context.Context, eventID string, n int) ([]booking.Seat, error) {
 	return collectSeats(w.tx.Query(ctx, openSeatsSQL, eventID, n))
 }
@@ -46,7 +46,7 @@ select number, state, coalesce(reservation_id::text, ''), coalesce(held_until, '
 where event_id = $1 and number = any($2)
 order by number`
 
-// Seats meets booking.SeatBook.
+// Seats implements booking.SeatBook.
 func (w *work) Seats(ctx context.Context, eventID string, numbers []int) ([]booking.Seat, error) {
 	return collectSeats(w.tx.Query(ctx, seatsSQL, eventID, numbers))
 }
@@ -57,7 +57,7 @@ where event_id = $1 and number = any($2) and state = 'free'
 order by number
 for update`
 
-// LockFree meets booking.SeatBook. A seat that somebody changes meanwhile
+// LockFree implements booking.SeatBook. A seat that somebody changes meanwhile
 // fails the transaction with a serialization error.
 func (w *work) LockFree(ctx context.Context, eventID string, numbers []int) ([]int, error) {
 	rows, err := w.tx.Query(ctx, lockFreeSQL, eventID, numbers)

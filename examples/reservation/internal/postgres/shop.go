@@ -12,7 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// Shop is the shop in Postgres. It meets httpapi.Backend.
+// Shop is the shop in Postgres. It implements httpapi.Backend.
 type Shop struct {
 	Reader
 	once   *idempotencypgx.Store
@@ -26,7 +26,7 @@ func NewShop(pool *pgxpool.Pool, once *idempotencypgx.Store, outbox Outbox, hold
 	return &Shop{Reader: NewReader(pool), once: once, outbox: outbox, holds: holds}
 }
 
-// Once meets httpapi.Backend.
+// Once implements httpapi.Backend.
 func (s *Shop) Once(ctx context.Context, eventID string,
 	fn func(ctx context.Context, w booking.Work) (idempotency.Response, error),
 ) (idempotency.Response, error) {

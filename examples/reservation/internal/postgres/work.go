@@ -29,7 +29,7 @@ func (w *work) Now(ctx context.Context) (time.Time, error) {
 	return w.now, err
 }
 
-// AddEvent meets booking.EventBook.
+// AddEvent implements booking.EventBook.
 func (w *work) AddEvent(ctx context.Context, e booking.Event) error {
 	var b pgx.Batch
 	b.Queue("insert into events (id, name, seats) values ($1, $2, $3)", e.ID, e.Name, e.Seats)
@@ -37,7 +37,7 @@ func (w *work) AddEvent(ctx context.Context, e booking.Event) error {
 	return w.tx.SendBatch(ctx, &b).Close()
 }
 
-// Event meets booking.EventBook.
+// Event implements booking.EventBook.
 func (w *work) Event(ctx context.Context, id string) (booking.Event, error) {
 	if !validID(id) {
 		return booking.Event{}, booking.NotFound("event")

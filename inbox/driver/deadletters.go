@@ -1,0 +1,237 @@
+package driver
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/runloop"
+)
+
+// defaultListed is how many dead letters List returns where nothing else is asked for, as in outbox.
+const defaultListed = 100
+
+// NewDeadLetters makes the dead letters that users work with of those that a transport keeps.
+// Retention is how long the consumer remembers what it has processed; replays of what is older are
+// refused. Who has changed dead letters, and why, goes to the logger.
+func NewDeadLetters(letters Letters, retention time.Duration, logger *slog.Logger) inbox.DeadLetters {
+	return &deadLetters{letters, retention, logger}
+}
+
+// deadLetters implements inbox.DeadLetters.
+type deadLetters struct {
+	letters   Letters
+	retention time.Duration
+	logger    *slog.Logger
+}
+
+// List implements inbox.DeadLetters.
+func (l *deadLetters) List(ctx context.Context, filter inbox.Filter) ([]inbox.DeadLetter, error) {
+	if filter.Limit == 0 {
+		filter.Limit = defaultListed
+	}
+	var found []inbox.DeadLetter
+	err := l.look(ctx, filter, func(dead inbox.DeadLetter) { found = append(found, dead) })
+	return found, wrap("list", err)
+}
+
+// Show implements inbox.DeadLetters. Of several with one id it returns the latest.
+func (l *deadLetters) Show(ctx context.Context, id uuid.UUID) (inbox.DeadLetter, error) {
+	var latest *inbox.DeadLetter
+	err := l.look(ctx, inbox.Filter{IDs: []uuid.UUID{id}}, func(dead inbox.DeadLetter) {
+		if latest == nil || dead.FailedAt.After(latest.FailedAt) {
+			latest = &dead
+		}
+	})
+	switch {
+	case err != nil:
+		return inbox.DeadLetter{}, wrap("show", err)
+	case latest == nil:
+		return inbox.DeadLetter{}, inbox.ErrNotFound
+	}
+	return *latest, nil
+}
+
+// Count implements inbox.DeadLetters.
+func (l *deadLetters) Count(ctx context.Context, filter inbox.Filter) (n int, err error) {
+	err = l.look(ctx, filter, func(inbox.DeadLetter) { n++ })
+	return n, wrap("count", err)
+}
+
+// Groups implements inbox.DeadLetters.
+func (l *deadLetters) Groups(ctx context.Context, filter inbox.Filter) ([]inbox.Group, error) {
+	if err := checkFilter(filter); err != nil {
+		return nil, wrap("group", err)
+	}
+	most := filter.Limit
+	filter.Limit = 0 // it is one of groups
+	var g groups
+	err := l.look(ctx, filter, g.add)
+	return g.largest(most), wrap("group", err)
+}
+
+// Remove implements inbox.DeadLetters.
+func (l *deadLetters) Remove(ctx context.Context, filter inbox.Filter, by, reason string) (n int, err error) {
+	if err := checkActor("by", "reason", by, reason); err != nil {
+		return 0, wrap("remove", err)
+	}
+	var refused error
+	err = l.each(ctx, &walk{
+		filter: filter,
+		visit: func(inbox.DeadLetter) (Fate, bool, error) {
+			n++
+			return Drop, true, nil
+		},
+		failed: func(_ inbox.DeadLetter, why error) {
+			n--
+			refused = cmp.Or(refused, why)
+		},
+	})
+	err = errors.Join(err, refused)
+	l.audit(ctx, "dead letters removed", by, reason, filter, err, slog.Int("removed", n))
+	return n, wrap("remove", err)
+}
+
+// Replay implements inbox.DeadLetters. The error names the first that could not be returned, and
+// counts those too old for it.
+func (l *deadLetters) Replay(ctx context.Context, filter inbox.Filter, how inbox.Replay) (inbox.Replayed, error) {
+	if err := checkReplay(how); err != nil {
+		return inbox.Replayed{}, wrap("replay", err)
+	}
+	r := replay{how: how, retention: l.retention}
+	err := l.each(ctx, &walk{
+		filter: filter,
+		visit:  func(dead inbox.DeadLetter) (Fate, bool, error) { return r.visit(ctx, dead) },
+		failed: r.failed,
+	})
+	if r.done.Outlived > 0 {
+		r.refused = errors.Join(r.refused, fmt.Errorf("%d messages: %w", r.done.Outlived, inbox.ErrOutlived))
+	}
+	err = errors.Join(err, r.refused)
+	if !how.DryRun {
+		l.audit(ctx, "dead letters returned", how.By, how.Reason, filter, err,
+			slog.Int("returned", r.done.Returned), slog.Int("outlived", r.done.Outlived), slog.Int("failed", r.done.Failed))
+	}
+	return r.done, wrap("replay", err)
+}
+
+// audit leaves a record of a change, also of one that was made in part.
+func (l *deadLetters) audit(ctx context.Context, what, by, reason string, filter inbox.Filter, err error, counts ...slog.Attr) {
+	attrs := append([]slog.Attr{slog.String("by", by), slog.String("reason", reason), slog.Any("filter", filter)}, counts...)
+	if err != nil {
+		attrs = append(attrs, slog.Any("error", err))
+	}
+	l.logger.LogAttrs(ctx, slog.LevelInfo, what, attrs...)
+}
+
+func wrap(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("inbox: %s dead letters: %w", what, err)
+}
+
+// replay is one call of Replay.
+type replay struct {
+	how       inbox.Replay
+	retention time.Duration
+	done      inbox.Replayed
+	refused   error // the first reason why a message stays
+}
+
+func (r *replay) visit(ctx context.Context, dead inbox.DeadLetter) (fate Fate, counts bool, err error) {
+	switch {
+	case outlived(r.how, dead, r.retention, time.Now()):
+		r.done.Outlived++
+		return Keep, false, nil
+	case dead.Message.Queue == "":
+		r.done.Failed++
+		r.refused = cmp.Or(r.refused, fmt.Errorf("message %s does not name the queue it came from", dead.Message.ID))
+		return Keep, false, nil
+	case r.how.DryRun:
+		r.done.Returned++
+		return Keep, true, nil
+	}
+	if between := pause(r.how); between > 0 && r.done.Returned > 0 {
+		if err := runloop.Sleep(ctx, between); err != nil {
+			return Keep, false, err
+		}
+	}
+	r.done.Returned++
+	return Return, true, nil
+}
+
+func (r *replay) failed(dead inbox.DeadLetter, why error) {
+	r.done.Returned--
+	r.done.Failed++
+	r.refused = cmp.Or(r.refused, fmt.Errorf("message %s to queue %q: %w", dead.Message.ID, dead.Message.Queue, why))
+}
+
+// look visits the dead letters that the filter selects, and leaves them where they are.
+func (l *deadLetters) look(ctx context.Context, filter inbox.Filter, see func(inbox.DeadLetter)) error {
+	return l.each(ctx, &walk{filter: filter, visit: func(dead inbox.DeadLetter) (Fate, bool, error) {
+		see(dead)
+		return Keep, true, nil
+	}})
+}
+
+// walk is one way through the dead letters.
+type walk struct {
+	filter inbox.Filter
+	// visit says what becomes of a letter, and whether it counts towards the filter's limit.
+	visit func(inbox.DeadLetter) (fate Fate, counts bool, err error)
+	// failed learns of letters that stay against visit's will.
+	failed func(inbox.DeadLetter, error)
+
+	left  int // letters of this class that were there when the walk began
+	taken int // towards the limit
+}
+
+// each goes through the dead letters of all classes. How many there are is asked first: what is
+// returned from one class may become a dead letter of a later one meanwhile.
+func (l *deadLetters) each(ctx context.Context, w *walk) error {
+	if err := checkFilter(w.filter); err != nil {
+		return err
+	}
+	depths, err := l.letters.Depths(ctx)
+	if err != nil {
+		return err
+	}
+	for _, depth := range depths {
+		if w.left = depth.Messages; w.over() {
+			continue
+		}
+		if err := l.letters.Scan(ctx, depth.Class, w.next, w.stays); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *walk) over() bool { return w.left <= 0 || w.filter.Limit > 0 && w.taken >= w.filter.Limit }
+
+func (w *walk) next(dead inbox.DeadLetter) (Fate, error) {
+	if w.over() {
+		return Keep, ErrDone
+	}
+	w.left--
+	if dead = completed(dead); !match(w.filter, dead) {
+		return Keep, nil
+	}
+	fate, counts, err := w.visit(dead)
+	if counts {
+		w.taken++
+	}
+	return fate, err
+}
+
+func (w *walk) stays(dead inbox.DeadLetter, why error) {
+	w.taken--
+	w.failed(dead, why)
+}

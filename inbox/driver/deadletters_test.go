@@ -1,0 +1,360 @@
+package driver_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/internal/ids"
+)
+
+// shelf is a driver.Letters in memory, for one goroutine.
+type shelf struct {
+	dead     []inbox.DeadLetter
+	returned []uuid.UUID
+	refuse   uuid.UUID // which cannot be returned or dropped
+	broken   error     // of Depths
+	onReturn func(inbox.DeadLetter)
+}
+
+var errShut = errors.New("shut")
+
+func (s *shelf) Depths(context.Context) ([]driver.Depth, error) {
+	count := map[string]int{}
+	for _, d := range s.dead {
+		count[d.Class]++
+	}
+	var depths []driver.Depth
+	for class, n := range count {
+		depths = append(depths, driver.Depth{Class: class, Messages: n})
+	}
+	slices.SortFunc(depths, func(a, b driver.Depth) int { return strings.Compare(a.Class, b.Class) })
+	return depths, s.broken
+}
+
+func (s *shelf) Scan(
+	ctx context.Context, class string, visit func(inbox.DeadLetter) (driver.Fate, error), failed func(inbox.DeadLetter, error),
+) error {
+	for _, d := range slices.Clone(s.dead) {
+		if d.Class != class {
+			continue
+		}
+		fate, err := visit(d)
+		if errors.Is(err, driver.ErrDone) {
+			return nil
+		}
+		if err := errors.Join(err, ctx.Err()); err != nil {
+			return err
+		}
+		if fate != driver.Keep && s.refuse != uuid.Nil && d.Message.ID == s.refuse {
+			failed(d, errShut)
+			continue
+		}
+		s.end(d, fate)
+	}
+	return nil
+}
+
+func (s *shelf) end(d inbox.DeadLetter, fate driver.Fate) {
+	if fate == driver.Keep {
+		return
+	}
+	s.dead = slices.DeleteFunc(s.dead, func(other inbox.DeadLetter) bool { return other.Message.ID == d.Message.ID })
+	if fate == driver.Return {
+		s.returned = append(s.returned, d.Message.ID)
+		if s.onReturn != nil {
+			s.onReturn(d)
+		}
+	}
+}
+
+// put adds a dead letter of the queue orders, which the change makes another one.
+func (s *shelf) put(change func(d *inbox.DeadLetter)) uuid.UUID {
+	now := time.Now()
+	d := inbox.DeadLetter{
+		Message: inbox.Message{ID: ids.Deterministic(now, fmt.Sprint(len(s.dead), len(s.returned))), Name: "order.placed", Queue: "orders"},
+		Class:   driver.ClassDefault, Error: "boom", FailedAt: now, FirstFailedAt: now,
+	}
+	change(&d)
+	s.dead = append(s.dead, d)
+	return d.Message.ID
+}
+
+func same(*inbox.DeadLetter) {}
+
+func access(s *shelf) inbox.DeadLetters {
+	return driver.NewDeadLetters(s, driver.DefaultRetention, slog.New(slog.DiscardHandler))
+}
+
+func TestFilter(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	var s shelf
+	id := s.put(func(d *inbox.DeadLetter) {
+		d.Message.Name, d.FailedAt, d.Error, d.Fingerprint = "a", now, "Connection refused", "0123456789abcdef"
+	})
+	for name, tt := range map[string]struct {
+		filter inbox.Filter
+		want   int
+	}{
+		"zero":              {inbox.Filter{}, 1},
+		"id":                {inbox.Filter{IDs: []uuid.UUID{ids.New(), id}}, 1},
+		"other id":          {inbox.Filter{IDs: []uuid.UUID{ids.New()}}, 0},
+		"class":             {inbox.Filter{Class: "default", Name: "a"}, 1},
+		"other class":       {inbox.Filter{Class: "validation"}, 0},
+		"other name":        {inbox.Filter{Name: "b"}, 0},
+		"from":              {inbox.Filter{FailedAfter: now}, 1},
+		"later":             {inbox.Filter{FailedAfter: now.Add(1)}, 0},
+		"until":             {inbox.Filter{FailedBefore: now}, 0},
+		"before":            {inbox.Filter{FailedBefore: now.Add(1)}, 1},
+		"error":             {inbox.Filter{ErrorContains: "connection R"}, 1},
+		"other error":       {inbox.Filter{ErrorContains: "timeout"}, 0},
+		"fingerprint":       {inbox.Filter{Fingerprint: "0123456789abcdef"}, 1},
+		"other fingerprint": {inbox.Filter{Fingerprint: "0123456789abcdee"}, 0},
+	} {
+		if n, err := access(&s).Count(t.Context(), tt.filter); n != tt.want || err != nil {
+			t.Errorf("%s: counted %d, error %v", name, n, err)
+		}
+	}
+}
+
+// A negative limit, as one that was computed and fell below zero, selects nothing at all.
+func TestLimit(t *testing.T) {
+	t.Parallel()
+	var s shelf
+	for i := range 5 {
+		s.put(func(d *inbox.DeadLetter) { d.Class = []string{"a", "b"}[i%2] })
+	}
+	l := access(&s)
+	if found, err := l.List(t.Context(), inbox.Filter{Limit: 4}); len(found) != 4 || err != nil {
+		t.Errorf("listed %d, error %v", len(found), err)
+	}
+	if n, err := l.Remove(t.Context(), inbox.Filter{Limit: 4}, "test", ""); n != 4 || err != nil || len(s.dead) != 1 {
+		t.Errorf("removed %d, error %v", n, err)
+	}
+	none := inbox.Filter{Limit: -1}
+	_, listing := l.List(t.Context(), none)
+	_, grouping := l.Groups(t.Context(), none)
+	_, removal := l.Remove(t.Context(), none, "test", "")
+	_, replay := l.Replay(t.Context(), none, inbox.Replay{By: "test"})
+	if listing == nil || grouping == nil || removal == nil || replay == nil || len(s.dead) != 1 {
+		t.Errorf("a negative limit: %v, %v, %v, %v, %d letters left", listing, grouping, removal, replay, len(s.dead))
+	}
+}
+
+func TestShow(t *testing.T) {
+	t.Parallel()
+	var s shelf
+	id := s.put(func(d *inbox.DeadLetter) { d.Error, d.FailedAt = "latest", time.Now().Add(time.Hour) })
+	s.put(func(d *inbox.DeadLetter) { d.Message.ID, d.Error = id, "earlier" })
+	if d, err := access(&s).Show(t.Context(), id); err != nil || d.Error != "latest" {
+		t.Errorf("%+v, error %v", d, err)
+	}
+	if _, err := access(&s).Show(t.Context(), ids.New()); !errors.Is(err, inbox.ErrNotFound) {
+		t.Errorf("an unknown id: %v", err)
+	}
+	s.broken = errShut
+	if _, err := access(&s).Show(t.Context(), id); !errors.Is(err, errShut) {
+		t.Errorf("error %v", err)
+	}
+}
+
+// Letters that stay count as failed, and not towards the limit.
+func TestReplayOfSomeThatStay(t *testing.T) {
+	t.Parallel()
+	var s shelf
+	s.put(func(d *inbox.DeadLetter) { d.Message.Queue = "" })
+	s.refuse = s.put(same)
+	s.put(same)
+	s.put(same)
+	filter := inbox.Filter{Limit: 2}
+	if got, err := access(&s).Replay(t.Context(), filter, inbox.Replay{DryRun: true}); got != (inbox.Replayed{Returned: 2, Failed: 1}) || err == nil {
+		t.Errorf("dry run: %+v, error %v", got, err)
+	}
+	got, err := access(&s).Replay(t.Context(), filter, inbox.Replay{By: "test"})
+	if got != (inbox.Replayed{Returned: 2, Failed: 2}) || err == nil || len(s.dead) != 2 || len(s.returned) != 2 {
+		t.Errorf("%+v, error %v, %d left", got, err, len(s.dead))
+	}
+	if n, err := access(&s).Remove(t.Context(), inbox.Filter{}, "test", ""); n != 1 || !errors.Is(err, errShut) {
+		t.Errorf("removed %d, error %v", n, err)
+	}
+}
+
+// What fails once more meanwhile is not returned again, though it is in a class that comes later.
+func TestReplayIsBounded(t *testing.T) {
+	t.Parallel()
+	var s shelf
+	s.put(same)
+	s.put(same)
+	s.put(func(d *inbox.DeadLetter) { d.Class = "payment" })
+	s.onReturn = func(d inbox.DeadLetter) {
+		d.Class = "payment"
+		s.dead = append(s.dead, d)
+	}
+	if got, err := access(&s).Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"}); got.Returned != 3 || err != nil || len(s.dead) != 3 {
+		t.Errorf("%+v, error %v, %d left", got, err, len(s.dead))
+	}
+}
+
+// A message whose id is derived by its consumer may have been processed as well as any other.
+func TestReplayRefuses(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	old := now.Add(-9 * 24 * time.Hour)
+	for name, tc := range map[string]struct {
+		id     uuid.UUID
+		failed time.Time
+		want   bool
+	}{
+		"fresh":                            {ids.Deterministic(now, "a"), now, false},
+		"old":                              {ids.Deterministic(old, "a"), now, true},
+		"no id, fresh":                     {uuid.Nil, now, false},
+		"no id, failed long ago":           {uuid.Nil, old, true},
+		"of version 4, failed long ago":    {uuid.MustParse("9d1a1a0e-3a68-4f8c-9a3e-0d1a3c0f6a11"), old, true},
+		"no id, and nobody knows how long": {uuid.Nil, time.Time{}, false},
+	} {
+		var s shelf
+		s.put(func(d *inbox.DeadLetter) { d.Message.ID, d.FirstFailedAt = tc.id, tc.failed })
+		got, err := access(&s).Replay(t.Context(), inbox.Filter{}, inbox.Replay{DryRun: true})
+		if errors.Is(err, inbox.ErrOutlived) != tc.want || got.Outlived == 1 != tc.want {
+			t.Errorf("%s: %+v, error %v", name, got, err)
+		}
+		if got, err := access(&s).Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test", Force: true}); got.Returned != 1 || err != nil {
+			t.Errorf("%s, by force: %+v, error %v", name, got, err)
+		}
+	}
+}
+
+func TestReplayPause(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var s shelf
+		for range 5 {
+			s.put(same)
+		}
+		begun := time.Now()
+		if got, err := access(&s).Replay(t.Context(), inbox.Filter{Limit: 3}, inbox.Replay{By: "test", PerSecond: 4}); got.Returned != 3 || err != nil {
+			t.Errorf("%+v, error %v", got, err)
+		}
+		if took := time.Since(begun); took != 500*time.Millisecond {
+			t.Errorf("3 at 4 per second took %v", took)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 24*time.Hour)
+		defer cancel()
+		if got, err := access(&s).Replay(ctx, inbox.Filter{}, inbox.Replay{By: "test", PerSecond: 1e-300, Force: true}); got.Returned != 1 || err == nil {
+			t.Errorf("next to nothing per second: %+v, error %v", got, err)
+		}
+		if len(s.dead) != 1 {
+			t.Errorf("%d letters left", len(s.dead))
+		}
+	})
+	if _, err := access(&shelf{}).Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test", PerSecond: -1}); err == nil {
+		t.Error("a negative rate was accepted")
+	}
+}
+
+func TestGroups(t *testing.T) {
+	t.Parallel()
+	begin := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	var s shelf
+	for i := range 7 {
+		s.put(func(d *inbox.DeadLetter) {
+			d.FailedAt = begin.Add(time.Duration(i%5) * time.Minute)
+			d.Error = fmt.Sprintf("seat %d is %s", i, []string{"taken", "gone"}[i%2])
+			d.Message.Body, d.Message.Headers = []byte("{}"), map[string]string{"tenant": "a"}
+		})
+	}
+	l := access(&s)
+	all, err := l.Groups(t.Context(), inbox.Filter{})
+	if err != nil || len(all) != 2 {
+		t.Fatalf("%d groups, error %v", len(all), err)
+	}
+	taken, gone := all[0], all[1]
+	if taken.Count != 4 || gone.Count != 3 || taken.Fingerprint == gone.Fingerprint || taken.Fingerprint == "" {
+		t.Errorf("groups %+v", all)
+	}
+	if !taken.First.Equal(begin) || !taken.Last.Equal(begin.Add(4*time.Minute)) || taken.Sample.Error != "seat 4 is taken" ||
+		taken.Sample.Fingerprint != taken.Fingerprint || taken.Sample.Message.Body != nil || taken.Sample.Message.Headers != nil {
+		t.Errorf("the larger group is %+v", taken)
+	}
+	if some, err := l.Groups(t.Context(), inbox.Filter{Limit: 1, ErrorContains: "gone"}); err != nil || len(some) != 1 || some[0].Count != 3 {
+		t.Errorf("of a filter: %+v, error %v", some, err)
+	}
+	of := inbox.Filter{Fingerprint: taken.Fingerprint}
+	if got, err := l.Replay(t.Context(), of, inbox.Replay{DryRun: true}); got.Returned != 4 || err != nil {
+		t.Errorf("dry run of a group: %+v, error %v", got, err)
+	}
+	if n, err := l.Remove(t.Context(), of, "test", ""); n != 4 || err != nil || len(s.dead) != 3 {
+		t.Errorf("removed %d of a group, error %v", n, err)
+	}
+}
+
+// Fingerprints come from outside.
+func TestGroupsAreBounded(t *testing.T) {
+	t.Parallel()
+	var s shelf
+	for i := range 1500 {
+		s.put(func(d *inbox.DeadLetter) { d.Fingerprint = fmt.Sprintf("%016x", i) })
+	}
+	s.put(func(d *inbox.DeadLetter) { d.Fingerprint = strings.Repeat("f", 1<<20) })
+	s.put(func(d *inbox.DeadLetter) { d.Fingerprint = fmt.Sprintf("%016X", 0xabc) })
+	all, err := access(&s).Groups(t.Context(), inbox.Filter{})
+	if err != nil || len(all) != 1001 || all[0].Count != 502 || all[0].Fingerprint != "" {
+		t.Fatalf("%d groups, the first %+v, error %v", len(all), all[0], err)
+	}
+}
+
+func TestChangesAreRecorded(t *testing.T) {
+	t.Parallel()
+	var s shelf
+	s.put(same)
+	s.put(same)
+	var log strings.Builder
+	l := driver.NewDeadLetters(&s, driver.DefaultRetention, slog.New(slog.NewTextHandler(&log, nil)))
+	if _, err := l.Replay(t.Context(), inbox.Filter{}, inbox.Replay{DryRun: true}); err != nil || log.String() != "" {
+		t.Fatalf("a dry run: %v, log %q", err, log.String())
+	}
+	if _, err := l.Replay(t.Context(), inbox.Filter{Limit: 1}, inbox.Replay{By: "ann", Reason: "mended"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Remove(t.Context(), inbox.Filter{Class: "default"}, "bob", ""); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		`msg="dead letters returned" by=ann reason=mended filter.limit=1 returned=1 outlived=0 failed=0`,
+		`msg="dead letters removed" by=bob reason="" filter.class=default removed=1`,
+	} {
+		if !strings.Contains(log.String(), want) {
+			t.Errorf("no %s in\n%s", want, log.String())
+		}
+	}
+	remove := func(by, reason string) error {
+		_, err := l.Remove(t.Context(), inbox.Filter{}, by, reason)
+		return err
+	}
+	replay := func(how inbox.Replay) error {
+		_, err := l.Replay(t.Context(), inbox.Filter{}, how)
+		return err
+	}
+	for name, err := range map[string]error{
+		"nobody removes":      remove("", ""),
+		"nobody returns":      replay(inbox.Replay{}),
+		"two lines":           remove("a\nb", ""),
+		"a very long reason":  replay(inbox.Replay{By: "a", Reason: strings.Repeat("r", 1001)}),
+		"a name of 129 bytes": remove(strings.Repeat("a", 129), ""),
+	} {
+		if err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}

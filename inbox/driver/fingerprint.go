@@ -1,0 +1,173 @@
+package driver
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/internal/base"
+)
+
+const (
+	maxTypeBytes     = 128 // of a Go type's name
+	sqlStateBytes    = 5
+	fingerprintBytes = 16
+	shapeWords       = 12 // of an error's text, that is: what follows is mostly details
+	ownModule        = "github.com/holdfast-go/holdfast/inbox"
+)
+
+// origin is what an error says about where it comes from.
+type origin struct {
+	goType, sqlState string
+	where            string // the function that panicked; "" without a panic
+}
+
+// originOf reads an error's chain. The methods of some errors panic: then it tells what it has.
+func originOf(err error) (o origin) {
+	if err == nil {
+		return origin{}
+	}
+	defer func() { _ = recover() }()
+	if p, ok := errors.AsType[*base.Panic](err); ok {
+		o.where = panicked(p.Stack)
+		o.goType = truncate(fmt.Sprintf("%T", p.Value), maxTypeBytes)
+	} else {
+		o.goType = truncate(typeOf(err), maxTypeBytes)
+	}
+	if coded, ok := errors.AsType[interface {
+		error
+		SQLState() string
+	}](err); ok && validSQLState(coded.SQLState()) {
+		o.sqlState = coded.SQLState()
+	}
+	return o
+}
+
+// typeOf is the type of the first error of a chain that is more than a wrapper, of joined errors
+// the first's. Where all are wrappers it is that of the last.
+func typeOf(err error) string {
+	for {
+		name := fmt.Sprintf("%T", err)
+		if !plainType(name) {
+			return name
+		}
+		var inner error
+		switch e := err.(type) {
+		case interface{ Unwrap() error }:
+			inner = e.Unwrap()
+		case interface{ Unwrap() []error }:
+			inner = errors.Join(e.Unwrap()...) // nil when there is none but nil
+			if joined, ok := inner.(interface{ Unwrap() []error }); ok {
+				inner = joined.Unwrap()[0]
+			}
+		}
+		if inner == nil {
+			return name
+		}
+		err = inner
+	}
+}
+
+// plainType reports whether a type of error says nothing about the failure.
+func plainType(name string) bool {
+	for _, prefix := range [...]string{"*fmt.", "*errors.", "*base.marked", "*inboxpgx.handlerError"} {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return name == "" || name == "string"
+}
+
+func validSQLState(s string) bool {
+	return len(s) == sqlStateBytes && strings.IndexFunc(s, func(r rune) bool {
+		return (r < '0' || r > '9') && (r < 'A' || r > 'Z')
+	}) < 0
+}
+
+// panicked is the function of the program in which a panic arose, by the stack that debug.Stack
+// gives where it is recovered. Line numbers would change with each release. A deferred function may
+// have panicked in turn: what panicked first stands last.
+func panicked(stack []byte) string {
+	text := string(stack)
+	_, text, found := strings.Cut(text[max(strings.LastIndex(text, "\npanic("), 0):], "\npanic(")
+	if !found {
+		return ""
+	}
+	var first string // where all seem to be the standard library's
+	for line := range strings.Lines(text) {
+		name, ok := frame(line)
+		switch {
+		case !ok:
+			continue
+		case strings.HasPrefix(name, ownModule) && !strings.Contains(name, "_test."): // what has called the handler
+			return truncate(cmp.Or(first, name), maxTypeBytes)
+		case ofProgram(name):
+			return truncate(name, maxTypeBytes)
+		}
+		first = cmp.Or(first, name)
+	}
+	return truncate(first, maxTypeBytes)
+}
+
+// frame takes a function's name from a line of a stack, without its arguments.
+func frame(line string) (name string, ok bool) {
+	end := strings.LastIndexByte(line, '(')
+	if end < 0 || strings.HasPrefix(line, "\t") || strings.HasPrefix(line, "{") ||
+		strings.HasPrefix(line, "runtime.") || strings.HasPrefix(line, "created by ") {
+		return "", false
+	}
+	return line[:end], true
+}
+
+// ofProgram reports whether a function is in package main or in a module with a domain, which the
+// standard library has not.
+func ofProgram(name string) bool {
+	module, _, nested := strings.Cut(name, "/")
+	return strings.HasPrefix(name, "main.") || nested && strings.Contains(module, ".")
+}
+
+// fingerprint groups failures. The error's text counts only where neither a type nor a function
+// tells failures apart.
+func fingerprint(d inbox.DeadLetter, where string) string {
+	var shape string
+	if where == "" {
+		where = d.Message.Name
+		if d.SQLState == "" && plainType(d.ErrorType) {
+			shape = shapeOf(d.Error)
+		}
+	}
+	sum := sha256.Sum256([]byte(strings.Join([]string{d.Class, d.ErrorType, d.SQLState, where, shape}, "\x00")))
+	return hex.EncodeToString(sum[:fingerprintBytes/2])
+}
+
+// quoted finds what differs from one message to the next by its quotation marks.
+var quoted = regexp.MustCompile("\"[^\"]*\"|`[^`]*`")
+
+// shapeOf is what the texts of one kind of failure have in common.
+func shapeOf(text string) string {
+	words := strings.Fields(quoted.ReplaceAllString(text, "0"))
+	for i, word := range words {
+		if strings.ContainsAny(word, "0123456789") {
+			words[i] = "0"
+		}
+	}
+	return strings.Join(words[:min(len(words), shapeWords)], " ")
+}
+
+// completed adds the fingerprint to a letter that has none: one of an older version, or made by hand.
+func completed(d inbox.DeadLetter) inbox.DeadLetter {
+	if !validFingerprint(d.Fingerprint) {
+		d.Fingerprint = fingerprint(d, "")
+	}
+	return d
+}
+
+func validFingerprint(s string) bool {
+	_, err := hex.DecodeString(s)
+	return err == nil && len(s) == fingerprintBytes && s == strings.ToLower(s)
+}

@@ -1,0 +1,276 @@
+package engine
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/ids"
+)
+
+type delivered struct{ m inbox.Message }
+
+func (d *delivered) Message() *inbox.Message { return &d.m }
+
+// limitSlow is the limit of the handler slow.
+type limitSlow int
+
+func (l limitSlow) Limit(name string) int {
+	if name == "slow" {
+		return int(l)
+	}
+	return 0
+}
+
+// handModel plays with a hand and knows what it must and must not do.
+type handModel struct {
+	t       *testing.T
+	cfg     *settings
+	hand    *hand
+	now     time.Time
+	session *session
+
+	lanes   map[string][]uuid.UUID // what is in hand of each key, in its order
+	items   map[uuid.UUID]bool     // what is in hand
+	running []*job
+	solo    *job
+	soloAt  time.Time
+	gone    map[uuid.UUID]bool
+}
+
+func newHandModel(t *testing.T, ordered bool, batch int) *handModel {
+	t.Helper()
+	cfg := &settings{Config: Config{ConsumerConfig: inbox.ConsumerConfig{
+		Ordered: ordered, Concurrency: 3, Batch: batch, Prefetch: 100,
+	}}, limiter: limitSlow(2)}
+	return &handModel{
+		t: t, cfg: cfg, hand: newHand(cfg), now: time.Unix(1_700_000_000, 0), session: &session{},
+		lanes: map[string][]uuid.UUID{}, items: map[uuid.UUID]bool{}, gone: map[uuid.UUID]bool{},
+	}
+}
+
+func (h *handModel) add(m inbox.Message, again bool) {
+	it := &item{d: &delivered{m}, session: h.session}
+	it.m = it.d.Message()
+	if h.cfg.Ordered {
+		it.key = m.Key
+	}
+	twinRuns := again && h.hand.orphans[it.twin()] != nil
+	h.hand.add(it, h.now)
+	if twinRuns {
+		return
+	}
+	h.items[m.ID] = true
+	if it.key != "" {
+		h.lanes[it.key] = append(h.lanes[it.key], m.ID)
+	}
+}
+
+// begin starts what may start, and checks that it may.
+func (h *handModel) begin(room int) {
+	for room > 0 {
+		j := h.hand.queues.next(h.now, room)
+		if j == nil {
+			return
+		}
+		room -= len(j.items)
+		h.check(j, room)
+		h.running = append(h.running, j)
+	}
+	if j := h.hand.queues.next(h.now, 0); j != nil {
+		h.t.Fatal("began with no room")
+	}
+}
+
+func (h *handModel) check(j *job, room int) {
+	if room < 0 || len(j.items) > h.cfg.Batch || len(h.running) >= h.cfg.Concurrency {
+		h.t.Fatalf("%d messages in a job, beside %d jobs, %d too many", len(j.items), len(h.running), -room)
+	}
+	if h.solo != nil && h.now.Before(h.soloAt.Add(soloPatience)) {
+		h.t.Fatal("something begins beside a suspect")
+	}
+	slow := 0
+	for _, other := range append([]*job{j}, h.running...) {
+		if !other.alone && slices.ContainsFunc(other.items, func(it *item) bool { return it.m.Name == "slow" }) {
+			slow++
+		}
+	}
+	if slow > 2 {
+		h.t.Fatalf("%d jobs of a handler with the limit 2", slow)
+	}
+	if j.alone {
+		for _, other := range h.running {
+			if h.now.Before(other.began.Add(soloPatience)) {
+				h.t.Fatal("a suspect begins beside others")
+			}
+		}
+		h.solo, h.soloAt = j, h.now
+	}
+	for _, it := range j.items {
+		if !h.items[it.m.ID] || it.state != running || it.single && len(j.items) > 1 {
+			h.t.Fatalf("%+v begins", it)
+		}
+		if it.key != "" && h.lanes[it.key][0] != it.m.ID {
+			h.t.Fatal("a message of a key overtakes another")
+		}
+	}
+}
+
+// end ends a job, each message as the outcome says.
+func (h *handModel) end(i, outcome int) {
+	j := h.running[i]
+	h.running = slices.Delete(h.running, i, i+1)
+	if h.solo == j {
+		h.solo = nil
+	}
+	h.hand.queues.ended(j, h.now)
+	for _, it := range j.items {
+		switch {
+		case it.orphan: // it comes again, if it has not yet
+			h.hand.gone(it)
+			h.leave(it)
+		case outcome == 1:
+			it.single = true
+			h.hand.crowd.add(it)
+			h.hand.hold(it, h.now.Add(7*time.Second))
+		case outcome == 2 && len(j.items) == 1 && !it.alone:
+			it.alone = true
+			h.hand.queues.ready(it)
+		default:
+			h.hand.gone(it)
+			if h.gone[it.m.ID] {
+				h.t.Fatal("a message ends twice")
+			}
+			h.gone[it.m.ID] = true
+			h.leave(it)
+		}
+	}
+	h.hand.queues.done(j)
+}
+
+func (h *handModel) leave(it *item) {
+	delete(h.items, it.m.ID)
+	h.lanes[it.key] = slices.DeleteFunc(h.lanes[it.key], func(id uuid.UUID) bool { return id == it.m.ID })
+}
+
+// cut ends the session; all that is unsettled comes again in its order, some of it after a while.
+func (h *handModel) cut() {
+	var again []inbox.Message
+	for it := h.hand.all.head; it != nil; it = it.next {
+		again = append(again, *it.d.Message())
+	}
+	h.hand.drop(h.now)
+	h.session = &session{}
+	for id := range h.items {
+		if !slices.ContainsFunc(h.running, func(j *job) bool {
+			return slices.ContainsFunc(j.items, func(it *item) bool { return it.m.ID == id })
+		}) {
+			delete(h.items, id)
+		}
+	}
+	for key, lane := range h.lanes {
+		h.lanes[key] = slices.DeleteFunc(lane, func(id uuid.UUID) bool { return !h.items[id] })
+	}
+	for _, m := range again {
+		h.add(m, true)
+	}
+}
+
+// finish lets all that is in hand end, with nothing but what wake tells.
+func (h *handModel) finish() {
+	for steps := 0; h.hand.all.n > 0; steps++ {
+		if steps > 10_000 {
+			h.t.Fatalf("%d items never end", h.hand.all.n)
+		}
+		h.hand.due(h.now)
+		h.begin(1 << 20)
+		if len(h.running) > 0 {
+			h.end(0, 0)
+			continue
+		}
+		at := earlier(h.hand.wake(), h.hand.queues.wake(h.now))
+		if at.IsZero() {
+			h.t.Fatalf("%d items wait for nothing", h.hand.all.n)
+		}
+		h.now = at
+	}
+	if c := h.hand.crowd; c.n != 0 || c.bytes != 0 || c.now != 0 || len(h.hand.keys) != 0 || len(h.hand.timed) != 0 {
+		h.t.Fatalf("an empty hand has %+v, %d keys, %d held", c, len(h.hand.keys), len(h.hand.timed))
+	}
+}
+
+func (h *handModel) play(script []byte) {
+	for _, b := range script {
+		n := int(b >> 3)
+		switch b & 7 {
+		case 0, 1, 2:
+			m := inbox.Message{ID: ids.New(), Name: "x", Attempt: 1 + n&1, Body: []byte("body")}
+			if n&2 != 0 {
+				m.Name = "slow"
+			}
+			if n&4 != 0 {
+				m.Key = fmt.Sprint("k", n>>3)
+			}
+			h.add(m, false)
+		case 3, 4:
+			h.begin(1 + n)
+		case 5, 6:
+			if len(h.running) > 0 {
+				h.end(n%len(h.running), n%4)
+			}
+		default:
+			if n == 0 {
+				h.cut()
+				break
+			}
+			h.now = h.now.Add(time.Duration(n) * time.Second)
+			h.hand.due(h.now)
+		}
+		h.count()
+	}
+	h.finish()
+}
+
+// count compares what the hand says with what is in it.
+func (h *handModel) count() {
+	begun, waiting := 0, 0
+	for it := h.hand.all.head; it != nil; it = it.next {
+		if it.state == running {
+			begun++
+		}
+		if it.waiting {
+			waiting++
+		}
+	}
+	want := 0
+	for _, j := range h.running {
+		want += len(j.items)
+	}
+	if begun != want || waiting != h.hand.crowd.n || len(h.hand.queues.limits.jobs) != len(h.running) {
+		h.t.Fatalf("%d of %d run, %d wait, %d by the count", begun, want, waiting, h.hand.crowd.n)
+	}
+}
+
+// TestHandModel plays with hands at random.
+func TestHandModel(t *testing.T) {
+	t.Parallel()
+	for range 3000 {
+		script := make([]byte, rand.N(200))
+		for i := range script {
+			script[i] = byte(rand.Uint32())
+		}
+		newHandModel(t, rand.N(2) == 0, []int{1, 4}[rand.N(2)]).play(script)
+	}
+}
+
+func FuzzHand(f *testing.F) {
+	f.Add(true, byte(4), []byte{0, 8, 32, 4, 5, 7})
+	f.Fuzz(func(t *testing.T, ordered bool, batch byte, script []byte) {
+		newHandModel(t, ordered, 1+int(batch%8)).play(script[:min(len(script), 1000)])
+	})
+}

@@ -1,0 +1,212 @@
+package engine
+
+import (
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/internal/backoff"
+)
+
+const (
+	// inPlacePause bounds how long a message waits unsettled for which not even a place for retries
+	// is left.
+	inPlacePause = 5 * time.Second
+
+	// attention is how long the mover may take before the others count as waiting.
+	attention = time.Second
+
+	// maxRemovals bounds how many calls of Move are under way: a message need not wait for the
+	// confirms of others.
+	maxRemovals = 4
+)
+
+// again are the waits before messages are moved again while nothing can be moved: 0.25 s growing to 5 s.
+var again = backoff.Policy{Base: 250 * time.Millisecond, Max: 5 * time.Second}
+
+// moves are the messages that go elsewhere, and what to do where that is refused. The loop alone uses
+// them.
+type moves struct {
+	cfg      *settings
+	hand     *hand
+	receipts *receipts
+	refusals refusals
+	draining bool
+
+	pending []*item
+	under   []*removal // given to the mover, the oldest first
+	tries   int        // in vain, since something was moved
+	at      time.Time  // when the next ones may be moved
+}
+
+// send has a message go elsewhere. An ordered one that comes again stays in hand, since others would
+// overtake it: its key waits.
+func (v *moves) send(it *item, o order, now time.Time) {
+	it.order, it.state = o, moving
+	if o.target == driver.ToDead {
+		it.order.target = v.hand.parked.target(it)
+	}
+	if v.cfg.Ordered && o.target == driver.ToLater {
+		if v.draining {
+			v.receipts.giveBack(it)
+			return
+		}
+		it.order.target, it.due = 0, now.Add(o.delay)
+		if !o.counted || v.cfg.ledger == nil {
+			v.again(it)
+			return
+		}
+	}
+	v.due(it)
+}
+
+// again has an ordered message wait in hand for its next attempt.
+func (v *moves) again(it *item) {
+	it.single, it.alone, it.looked = true, false, false
+	v.receipts.signals.count(it.order.outcome, it.class(), 1)
+	if it.order.counted {
+		it.m = advance(it.m, it.order.next)
+		it.tracked = v.cfg.tracks(it.m)
+	}
+	it.order, it.fate = order{}, nil
+	v.hand.crowd.add(it)
+	v.hand.hold(it, it.due)
+}
+
+// batch returns the next messages to be moved, of one session, or nil.
+func (v *moves) batch(now time.Time) *removal {
+	if len(v.pending) == 0 || len(v.under) == removals(v.cfg) || now.Before(v.at) {
+		return nil
+	}
+	n := min(len(v.pending), maxMoves)
+	return &removal{session: v.pending[0].session, items: v.pending[:n:n]}
+}
+
+// removals is how many calls may be under way: one for ordered consumers, whose parked messages keep
+// their order.
+func removals(cfg *settings) int {
+	if cfg.Ordered {
+		return 1
+	}
+	return maxRemovals
+}
+
+// taken notes that the mover has a batch.
+func (v *moves) taken(r *removal, now time.Time) {
+	r.began = now
+	v.pending, v.under = v.pending[len(r.items):], append(v.under, r)
+}
+
+// moved deals with what became of messages that were to go elsewhere.
+func (v *moves) moved(r *removal, now time.Time) {
+	v.under = slices.DeleteFunc(v.under, func(other *removal) bool { return other == r })
+	inVain := false
+	for i, it := range r.items {
+		err := r.errs[i]
+		switch {
+		case err == nil && it.order.target != 0:
+			v.tries = 0
+			v.refusals.clear(v.cfg.place(it.order, it.class()))
+			v.hand.parked.moved(it) // before the next of its key gets its turn
+			v.hand.gone(it)
+		case it.session.over.Load(), errors.Is(err, driver.ErrStale): // it comes again
+			v.lost(it)
+		case err == nil:
+			v.again(it)
+		case errors.Is(err, driver.ErrUnavailable):
+			inVain = true
+			v.wait(it, now)
+		default:
+			v.refused(it, err, now)
+		}
+	}
+	if inVain {
+		v.at = now.Add(again.Delay(v.tries, rand.Float64()))
+		v.tries++
+	}
+}
+
+// lost forgets a message that comes again, but how far it has got. Those of its key wait until it has.
+func (v *moves) lost(it *item) {
+	if it.order.target == 0 {
+		it.m = advance(it.m, it.order.next)
+	}
+	v.hand.lost(it)
+}
+
+// wait has a message be moved later, while none can be moved. Its handler would have to run again
+// for nothing; but the broker must not take it back.
+func (v *moves) wait(it *item, now time.Time) {
+	hold := v.cfg.traits.Hold
+	if v.draining || hold > 0 && !v.cfg.Ordered && now.Sub(it.arrived) > hold/2 {
+		v.receipts.giveBack(it)
+		return
+	}
+	v.hand.crowd.add(it)
+	v.pending = append(v.pending, it)
+}
+
+// refused deals with a message whose place does not take it: it goes behind the others. Given back
+// to some queues it would come first again, and as many as fill the window would stop the queue.
+func (v *moves) refused(it *item, err error, now time.Time) {
+	place := v.cfg.place(it.order, it.class())
+	if v.refusals.note(place, err, now) {
+		v.cfg.Logger.Error("a queue takes no failed messages: they go behind the others", slog.String("to", place), slog.Any("error", err))
+	}
+	pause := v.refusals.pause(now)
+	switch {
+	case v.cfg.Ordered && !v.draining: // the key waits
+		v.hand.crowd.add(it)
+		v.hand.hold(it, now.Add(pause))
+	case it.order.target == driver.ToDead && !v.cfg.Ordered:
+		v.send(it, away(it.m, pause), now)
+	case it.order.target == driver.ToLater && !v.draining:
+		it.order = away(it.m, 0)
+		it.order.target = driver.ToTail
+		v.hand.crowd.add(it)
+		v.hand.hold(it, now.Add(min(pause, inPlacePause)))
+	default:
+		v.receipts.giveBack(it)
+	}
+}
+
+// crowd counts the messages to be moved as waiting when that takes long.
+func (v *moves) crowd(now time.Time) {
+	if v.tries == 0 && (len(v.under) == 0 || now.Sub(v.under[0].began) < attention) {
+		return
+	}
+	for _, it := range v.pending {
+		v.hand.crowd.add(it)
+	}
+}
+
+// due has a message moved whose time has come.
+func (v *moves) due(it *item) {
+	it.state = moving
+	v.pending = append(v.pending, it)
+}
+
+// drop forgets what is not under way: its session has ended.
+func (v *moves) drop() {
+	for _, it := range v.pending {
+		it.state = held // so that the hand drops it, too
+	}
+	v.pending, v.at, v.tries = nil, time.Time{}, 0
+}
+
+// wake returns when something is due that no event tells of; zero: nothing is.
+func (v *moves) wake(now time.Time) (at time.Time) {
+	if len(v.pending) == 0 {
+		return time.Time{}
+	}
+	if len(v.under) > 0 {
+		at = later(v.under[0].began.Add(attention), now)
+	}
+	if len(v.under) < removals(v.cfg) {
+		at = earlier(at, later(v.at, now))
+	}
+	return at
+}

@@ -1,0 +1,250 @@
+package engine_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/engine"
+	"github.com/holdfast-go/holdfast/inbox/internal/memory"
+	"github.com/holdfast-go/holdfast/inbox/internal/memqueue"
+	"github.com/holdfast-go/holdfast/internal/ids"
+)
+
+// ledgerOfKeys is what handlers have done: effects by key, each once.
+type ledgerOfKeys struct {
+	mu      sync.Mutex
+	done    map[uuid.UUID]bool
+	running map[string]int
+	order   map[string][]int
+	number  map[uuid.UUID]int
+	wrong   []string
+}
+
+func newLedgerOfKeys() *ledgerOfKeys {
+	return &ledgerOfKeys{done: map[uuid.UUID]bool{}, running: map[string]int{}, order: map[string][]int{}, number: map[uuid.UUID]int{}}
+}
+
+func (l *ledgerOfKeys) put(t *testing.T, q *memqueue.Queue, keys, each int) {
+	t.Helper()
+	for n := range each {
+		for k := range keys {
+			m := &inbox.Message{ID: ids.New(), Name: "order", Key: fmt.Sprint("k", k), Body: []byte("{}")}
+			l.number[m.ID] = n
+			if err := q.Put(m); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// process is a handler with deduplication.
+func (l *ledgerOfKeys) process(m *inbox.Message, fails bool) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.done[m.ID]:
+		return nil
+	case fails:
+		return errBroken
+	}
+	l.done[m.ID] = true
+	l.order[m.Key] = append(l.order[m.Key], l.number[m.ID])
+	return nil
+}
+
+func (l *ledgerOfKeys) check(t *testing.T, keys, each int) {
+	t.Helper()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for k := range keys {
+		got := l.order[fmt.Sprint("k", k)]
+		if len(got) != each {
+			t.Errorf("key %d: %d of %d messages", k, len(got), each)
+		}
+		for i := 1; i < len(got); i++ {
+			if got[i] < got[i-1] {
+				t.Errorf("key %d out of order: %v", k, got)
+				break
+			}
+		}
+	}
+	for _, what := range l.wrong {
+		t.Error(what)
+	}
+}
+
+// Messages of a key are processed in order, retries included, through lost sessions, hand-overs and
+// batches.
+func TestOrdered(t *testing.T) {
+	t.Parallel()
+	for _, batch := range []int{1, 8} {
+		for _, noted := range []bool{false, true} {
+			t.Run(fmt.Sprintf("batch %d, ledger %v", batch, noted), func(t *testing.T) {
+				bubble(t, func(t *testing.T) {
+					const keys, each, processes = 16, 40, 4
+					broker := memqueue.NewBroker()
+					queue := broker.Queue("orders")
+					effects := newLedgerOfKeys()
+					effects.put(t, queue, keys, each)
+					ledger := memory.NewLedger()
+					p := processorFunc(func(_ context.Context, m *inbox.Message) error {
+						effects.mu.Lock()
+						effects.running[m.Key]++
+						effects.mu.Unlock()
+						time.Sleep(rand.N(20 * time.Millisecond))
+						err := effects.process(m, rand.N(10) == 0)
+						if err != nil && rand.N(5) == 0 {
+							err = inbox.Unavailable(err)
+						}
+						effects.mu.Lock()
+						effects.running[m.Key]--
+						effects.mu.Unlock()
+						return err
+					})
+					ctx, cancel := context.WithCancel(context.Background())
+					var all sync.WaitGroup
+					for range processes {
+						all.Go(func() {
+							for ctx.Err() == nil { // each lives for some seconds
+								var processor inbox.Processor = p
+								if noted {
+									processor = withLedger{p, ledger}
+								}
+								c := newConsumer(t, queue.Source(memqueue.Options{Exclusive: true}), processor, engine.Config{ConsumerConfig: inbox.ConsumerConfig{
+									Ordered: true, Concurrency: 4, Batch: batch, Prefetch: 50, TimeLimit: 3*time.Second + rand.N(3*time.Second),
+									Retry: inbox.RetryPolicy{MaxAttempts: 100, BaseDelay: 50 * time.Millisecond, MaxDelay: 200 * time.Millisecond},
+								}})
+								if err := c.Run(ctx); err != nil {
+									t.Error(err)
+								}
+							}
+						})
+					}
+					go func() {
+						for ctx.Err() == nil {
+							time.Sleep(rand.N(2 * time.Second))
+							queue.Cut()
+						}
+					}()
+					idle, end := context.WithTimeout(ctx, time.Hour)
+					defer end()
+					if err := broker.Idle(idle); err != nil {
+						t.Error(err)
+					}
+					cancel()
+					all.Wait()
+					time.Sleep(3 * time.Second)
+					effects.check(t, keys, each)
+				})
+			})
+		}
+	}
+}
+
+type processorFunc func(ctx context.Context, m *inbox.Message) error
+
+func (f processorFunc) Process(ctx context.Context, msgs []*inbox.Message) []error {
+	results := make([]error, len(msgs))
+	for i, m := range msgs {
+		results[i] = f(ctx, m)
+	}
+	return results
+}
+
+// A key waits behind its failing message, others go on; after a dead letter the key goes on.
+func TestOrderedRetries(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var seen []string
+		p := processorFunc(func(_ context.Context, m *inbox.Message) error {
+			mu.Lock()
+			defer mu.Unlock()
+			seen = append(seen, fmt.Sprint(m.Key, m.Name, m.Attempt))
+			if m.Name == "bad" {
+				return errBroken
+			}
+			return nil
+		})
+		b := newBench(t, p, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Ordered: true, Concurrency: 1, Prefetch: 10}}, memqueue.Options{Exclusive: true})
+		for _, m := range []inbox.Message{{Key: "a", Name: "bad"}, {Key: "a", Name: "x"}, {Key: "b", Name: "y"}, {Name: "z"}} {
+			m.ID = ids.New()
+			if err := b.queue.Put(&m); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.start()
+		b.idle()
+		b.stop()
+		if got := fmt.Sprint(seen); got != "[abad1 by1 z1 abad2 abad3 ax1]" {
+			t.Error(got)
+		}
+		letters := b.letters("default")
+		if len(letters) != 1 || letters[0].Attempts != 3 || len(letters[0].Message.History) == 0 {
+			t.Errorf("%+v", letters)
+		}
+	})
+}
+
+// An ordered retry that waits for longer than the broker does keeps its attempts, and its session
+// begins anew in time.
+func TestOrderedHold(t *testing.T) {
+	t.Parallel()
+	for _, noted := range []bool{false, true} {
+		t.Run(fmt.Sprintf("ledger %v", noted), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				var runs atomic.Int64
+				p := processorFunc(func(_ context.Context, m *inbox.Message) error {
+					if n := int(runs.Add(1)); m.Attempt != n {
+						t.Errorf("run %d is attempt %d", n, m.Attempt)
+					}
+					return inbox.RetryAfter(errBroken, 20*time.Minute)
+				})
+				var processor inbox.Processor = p
+				if noted {
+					processor = withLedger{p, memory.NewLedger()}
+				}
+				broker := memqueue.NewBroker()
+				queue := broker.Queue("orders")
+				var opened atomic.Int64
+				source := held{queue.Source(memqueue.Options{Exclusive: true, Fault: func(at memqueue.Step, _ *inbox.Message) memqueue.Outcome {
+					if at == memqueue.Open {
+						opened.Add(1)
+					}
+					return memqueue.OK
+				}})}
+				b := &bench{t: t, broker: broker, queue: queue, source: source.Source}
+				b.consumer = newConsumer(t, source, processor, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Ordered: true, Retry: inbox.RetryPolicy{MaxAge: 2 * time.Hour}}})
+				if err := queue.Put(&inbox.Message{ID: ids.New(), Name: "x", Key: "k"}); err != nil {
+					t.Fatal(err)
+				}
+				b.start()
+				b.idle()
+				b.stop()
+				if n := runs.Load(); n < 7 || n > 8 {
+					t.Errorf("%d runs in 2 hours", n)
+				}
+				if n := opened.Load(); n < 8 || n > 12 {
+					t.Errorf("%d sessions in 2 hours", n)
+				}
+			})
+		})
+	}
+}
+
+// held is a source whose broker takes unsettled messages back after half an hour.
+type held struct{ *memqueue.Source }
+
+func (s held) Traits() (t driver.Traits) {
+	t = s.Source.Traits()
+	t.Hold = 30 * time.Minute
+	return t
+}

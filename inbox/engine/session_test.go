@@ -1,0 +1,168 @@
+package engine_test
+
+import (
+	"context"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/engine"
+	"github.com/holdfast-go/holdfast/inbox/internal/memory"
+	"github.com/holdfast-go/holdfast/inbox/internal/memqueue"
+	"github.com/holdfast-go/holdfast/internal/ids"
+)
+
+// While a message is on its way elsewhere for longer than it may stay unsettled, the session is begun
+// anew once, not over and over.
+func TestRenewWhileAMoveHangs(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var opened atomic.Int64
+		var down atomic.Bool
+		down.Store(true)
+		queue := memqueue.NewBroker().Queue("orders")
+		source := heldSource{queue.Source(memqueue.Options{Exclusive: true, CallTimeout: 30 * time.Second, Fault: func(at memqueue.Step, _ *inbox.Message) memqueue.Outcome {
+			switch {
+			case at == memqueue.Open && opened.Add(1) > 1000: // so that time goes on
+				return memqueue.Hang
+			case at == memqueue.Move && down.Load():
+				return memqueue.Hang
+			}
+			return memqueue.OK
+		}}), 20 * time.Second}
+		got := &recorder{fail: func(context.Context, *inbox.Message) error { return inbox.Unrecoverable(errBroken) }}
+		c := newConsumer(t, source, got, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Ordered: true}})
+		b := &bench{t: t, queue: queue, source: source.Source, consumer: c}
+		b.start()
+		b.put("bad", 3)
+		time.Sleep(time.Minute)
+		if n := opened.Load(); n > 10 {
+			t.Errorf("%d sessions in a minute", n)
+		}
+		down.Store(false)
+		eventually(t, "all are dead", func() bool { return len(b.letters("unrecoverable")) == 3 })
+		b.stop()
+	})
+}
+
+// Messages without an id are not taken for each other after a lost session.
+func TestTwinsWithoutID(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		got := &recorder{fail: func(context.Context, *inbox.Message) error { time.Sleep(time.Second); return nil }}
+		b := newBench(t, got, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 1, Batch: 4, Prefetch: 4}}, memqueue.Options{})
+		b.start()
+		b.put("first", 1) // what comes now gathers
+		for _, text := range []string{"a", "b"} {
+			if err := b.queue.Put(&inbox.Message{ID: uuid.Nil, Name: "nameless", Body: []byte(text)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.put("second", 1)
+		time.Sleep(1500 * time.Millisecond)
+		b.queue.Cut()
+		b.idle()
+		b.stop()
+		bodies := map[string]bool{}
+		for _, d := range b.letters("validation") {
+			bodies[string(d.Message.Body)] = true
+		}
+		if !bodies["a"] || !bodies["b"] {
+			t.Errorf("letters of %v", bodies)
+		}
+	})
+}
+
+// The answer to a move was lost, and its repetition finds the message gone: its key goes on.
+func TestOrderedMoveWithoutAnswer(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var moves atomic.Int64
+		got := &recorder{fail: func(_ context.Context, m *inbox.Message) error {
+			if m.Name == "bad" {
+				return inbox.Unrecoverable(errBroken)
+			}
+			return nil
+		}}
+		b := newBench(t, got, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Ordered: true}}, memqueue.Options{Exclusive: true, Fault: func(at memqueue.Step, _ *inbox.Message) memqueue.Outcome {
+			if at == memqueue.Move && moves.Add(1) == 1 {
+				return memqueue.FailAfter
+			}
+			return memqueue.OK
+		}})
+		for _, name := range []string{"bad", "good"} {
+			if err := b.queue.Put(&inbox.Message{ID: ids.New(), Name: name, Key: "k"}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.start()
+		b.idle()
+		b.stop()
+		if n := len(b.letters("unrecoverable")); n != 1 {
+			t.Errorf("%d letters", n)
+		}
+	})
+}
+
+// Functions of the program that exit their goroutine or panic concern one message.
+func TestForeignFunctionsThatExit(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		exit := func() {
+			if time.Now().Nanosecond()%2 == 0 { // the clock of the bubble stands still
+				runtime.Goexit()
+			}
+			panic("oops")
+		}
+		got := &recorder{}
+		b := newBench(t, got, engine.Config{ConsumerConfig: inbox.ConsumerConfig{
+			Ordered:  true,
+			DeriveID: func(*inbox.Message) uuid.UUID { exit(); return ids.New() },
+			Key:      func(*inbox.Message) string { exit(); return "k" },
+		}}, memqueue.Options{Exclusive: true})
+		b.start()
+		for range 2 {
+			if err := b.queue.Put(&inbox.Message{Name: "nameless"}); err != nil {
+				t.Fatal(err)
+			}
+			b.put("good", 1)
+			b.idle()
+			time.Sleep(time.Nanosecond)
+		}
+		b.stop()
+		if n := len(b.letters("validation")); n != 2 || len(got.messages()) != 2 {
+			t.Errorf("%d letters, %d messages", n, len(got.messages()))
+		}
+	})
+}
+
+// Recoverable failures use up no attempts of an ordered message, also where its process has ended.
+func TestOrderedRecoveryOfAnotherProcess(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const recoverable = 10
+		var runs atomic.Int64
+		got := &recorder{fail: func(context.Context, *inbox.Message) error {
+			switch n := runs.Add(1); {
+			case n <= recoverable:
+				return inbox.Recoverable(errBroken)
+			case n == recoverable+1:
+				return errBroken
+			}
+			return nil
+		}}
+		p := withLedger{got, memory.NewLedger()}
+		cfg := engine.Config{ConsumerConfig: inbox.ConsumerConfig{Ordered: true}}
+		b := newBench(t, p, cfg, memqueue.Options{Exclusive: true})
+		b.put("unsteady", 1)
+		b.start()
+		eventually(t, "it has failed more often than a message may", func() bool { return runs.Load() >= int64(quick.MaxAttempts)+2 })
+		b.stop()
+		b.consumer = newConsumer(t, b.source, p, cfg)
+		b.start()
+		b.idle()
+		b.stop()
+		if n := len(b.letters("default")); n != 0 || runs.Load() != recoverable+2 {
+			t.Errorf("%d letters after %d runs", n, runs.Load())
+		}
+	})
+}

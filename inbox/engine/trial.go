@@ -1,0 +1,156 @@
+package engine
+
+import (
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/internal/isolate"
+)
+
+const (
+	// outage is how many messages fail for want of a server before the consumer pauses at once.
+	outage = 16
+
+	// controlPatience is how long one waits for another message to go through, before the
+	// consumer pauses.
+	controlPatience = 300 * time.Millisecond
+
+	// suspectPause is how long a suspect stays away while others go through, spread by half.
+	suspectPause = 2 * time.Second
+
+	// maxSuspects bounds what is remembered of messages that other consumers have finished.
+	maxSuspects = 4096
+
+	// maxTrial bounds how many messages are kept from being the next probe.
+	maxTrial = 256
+)
+
+// trial keeps the messages that could not be processed, for want of a server as it seems, until
+// others tell whose failure it was. It has no clock.
+type trial struct {
+	cfg    *settings
+	search *isolate.Search[uuid.UUID]
+	held   []*item
+}
+
+func newTrial(cfg *settings) *trial {
+	search := isolate.New[uuid.UUID](isolate.Singles)
+	search.Strikes, search.Control, search.Most = 2, true, maxSuspects
+	return &trial{cfg: cfg, search: search}
+}
+
+// suspect notes messages that failed together for want of a server. Each must fail alone.
+func (t *trial) suspect(items []*item) {
+	if len(items) == 1 { // the others of its batch went through
+		t.search.Add(items[0].m.ID)
+		return
+	}
+	ids := make([]uuid.UUID, len(items))
+	for i, it := range items {
+		ids[i] = it.m.ID
+	}
+	t.search.Failed(ids...)
+}
+
+// failed takes a message that could not be processed for want of a server. It returns one that has
+// to make room, or nil. Struck says that it has failed so before, while others went through.
+func (t *trial) failed(it *item, now time.Time) (oldest *item) {
+	it.since = now
+	t.search.Failed(it.m.ID)
+	t.held = append(t.held, it)
+	if !t.cfg.Ordered && len(t.held) > maxTrial {
+		oldest, t.held = t.held[0], t.held[1:]
+	}
+	return oldest
+}
+
+func (t *trial) has(it *item) bool { return t.search.Has(it.m.ID) }
+
+func (t *trial) struck(it *item) bool { return t.search.Struck(it.m.ID) }
+
+// passed notes a message that went through: the servers are there. So those that have failed before
+// it began have failed by themselves: twice and they are guilty, else they stay away for a moment.
+func (t *trial) passed(it *item) (guilty, spared []*item) {
+	t.search.Clear(it.m.ID)
+	if len(t.held) == 0 {
+		return nil, nil
+	}
+	guiltyIDs, sparedIDs := t.search.Controlled(it.began)
+	return t.take(guiltyIDs), t.take(sparedIDs)
+}
+
+// take removes messages from the trial.
+func (t *trial) take(ids []uuid.UUID) (taken []*item) {
+	if len(ids) == 0 {
+		return nil
+	}
+	t.held = slices.DeleteFunc(t.held, func(it *item) bool {
+		if slices.Contains(ids, it.m.ID) {
+			taken = append(taken, it)
+			return true
+		}
+		return false
+	})
+	return taken
+}
+
+// judge looks at what fails while no pause is on. It reports whether that is an outage; else it
+// returns messages that have failed so before, and are not blamed as long as none goes through.
+func (t *trial) judge(now time.Time) (isOutage bool, spared []*item) {
+	if len(t.held) == 0 {
+		return false, nil
+	}
+	fresh := 0
+	for _, it := range t.held {
+		if t.struck(it) {
+			continue
+		}
+		fresh++
+		if now.Sub(it.since) >= controlPatience {
+			return true, nil
+		}
+	}
+	if fresh >= min(outage, t.cfg.Prefetch) {
+		return true, nil
+	}
+	t.held = slices.DeleteFunc(t.held, func(it *item) bool {
+		if !t.struck(it) || now.Sub(it.since) < controlPatience {
+			return false
+		}
+		spared = append(spared, it)
+		return true
+	})
+	return false, spared
+}
+
+// release ends the trial, blaming none, and returns its messages.
+func (t *trial) release() (all []*item) {
+	t.search.Outage()
+	all, t.held = t.held, nil
+	return all
+}
+
+// wake returns when judge has something to say; zero: not before something happens.
+func (t *trial) wake() (at time.Time) {
+	for _, it := range t.held {
+		at = earlier(at, it.since.Add(controlPatience))
+	}
+	return at
+}
+
+// clear forgets a message that failed otherwise.
+func (t *trial) clear(it *item) { t.search.Clear(it.m.ID) }
+
+// begin notes when the messages of a job begin.
+func (t *trial) begin(j *job) {
+	for _, it := range j.items {
+		it.began = t.search.Mark()
+	}
+}
+
+// forget takes messages out that are no longer held.
+func (t *trial) forget(items []*item) {
+	t.held = slices.DeleteFunc(t.held, func(it *item) bool { return slices.Contains(items, it) })
+}

@@ -1,0 +1,124 @@
+package inboxamqp
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/internal/amqpconn"
+)
+
+// maxWindow is the largest prefetch that quorum queues allow.
+const maxWindow = 2000
+
+// source is a queue as driver.Source says. It receives on one connection for each session, and
+// publishes copies on another.
+type source struct {
+	cfg     *settings
+	dial    amqpconn.Dial
+	silence silence
+	copies  *copier
+	passing *passing
+}
+
+var (
+	_ driver.Source = (*source)(nil)
+	_ driver.Keeper = (*source)(nil)
+)
+
+func newSource(dial amqpconn.Dial, cfg *settings) *source {
+	copies := newCopier(dial, cfg)
+	return &source{cfg: cfg, dial: dial, copies: copies, passing: newPassing(copies)}
+}
+
+// Traits implements driver.Source.
+func (s *source) Traits() driver.Traits {
+	return driver.Traits{System: "rabbitmq", MaxWindow: maxWindow, Hold: hold, Exclusive: s.cfg.Ordered}
+}
+
+// Letters implements driver.Keeper.
+func (s *source) Letters() driver.Letters { return newLetters(s.dial, s.cfg) }
+
+// Open implements driver.Source: it dials, and looks whether the queue exists.
+func (s *source) Open(ctx context.Context) (driver.Session, error) {
+	conn, err := amqpconn.Open(ctx, s.dial, s.cfg.Timeout)
+	if err != nil {
+		return nil, err
+	}
+	release := bound(ctx, conn)
+	opened, err := s.begin(conn)
+	release()
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return opened, nil
+}
+
+// bound ends the connection, and with it the call under way, when ctx ends before the release.
+func bound(ctx context.Context, conn *amqpconn.Conn) (release func() bool) {
+	return context.AfterFunc(ctx, conn.Close)
+}
+
+func (s *source) begin(conn *amqpconn.Conn) (*session, error) {
+	ch, err := s.silence.open(conn)
+	if err != nil {
+		return nil, err
+	}
+	exists, err := conn.QueueExists(s.cfg.queue)
+	if err != nil {
+		return nil, fmt.Errorf("look for queue %q: %w", s.cfg.queue, err)
+	}
+	if !exists {
+		return nil, s.missing()
+	}
+	return newSession(s, conn, ch), nil
+}
+
+func (s *source) missing() error {
+	return fmt.Errorf("queue %q: declare it, or call Consumer.Setup: %w", s.cfg.queue, driver.ErrMissing)
+}
+
+// Run implements driver.Source: it keeps the connection for copies, and has messages wait on whose
+// delay is longer than any retry queue's.
+func (s *source) Run(ctx context.Context) {
+	var running sync.WaitGroup
+	running.Go(func() { s.passing.run(ctx) })
+	s.copies.publisher.Run(ctx)
+	running.Wait()
+}
+
+// Ready implements driver.Source.
+func (s *source) Ready(context.Context) error {
+	if err := s.copies.publisher.Ready(); err != nil {
+		return fmt.Errorf("publishing copies: %w", err)
+	}
+	return s.passing.refused(time.Now())
+}
+
+// Move implements driver.Source. The copies are published together; each is mandatory, persistent
+// and confirmed. Of a message whose session has ended no copy is made: it would be a second one,
+// since the broker delivers the original again.
+func (s *source) Move(ctx context.Context, moves []driver.Move) []error {
+	results := make([]error, len(moves))
+	outs := make([]*outgoing, 0, len(moves))
+	at := make([]int, 0, len(moves))
+	for i, m := range moves {
+		d, ok := m.Delivery.(*delivery)
+		if !ok || d.session.gone() {
+			results[i] = driver.ErrStale
+			continue
+		}
+		outs, at = append(outs, s.copies.outgoing(d, m)), append(at, i)
+	}
+	s.copies.publish(ctx, outs)
+	for k, out := range outs {
+		results[at[k]] = out.result()
+	}
+	return results
+}

@@ -1,0 +1,460 @@
+package inboxamqp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// newSource is a source that runs, of a queue that is set up.
+func newSource(t *testing.T, dial func(context.Context) (*amqp.Connection, error), cfg config) driver.Source {
+	t.Helper()
+	c := newConsumer(t, dial, &recorder{}, cfg)
+	if err := c.Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	src := inboxamqp.SourceOf(c)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		src.Run(ctx)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-ended
+	})
+	return src
+}
+
+// open begins a session that ends with the test.
+func open(t *testing.T, src driver.Source, window int) driver.Session {
+	t.Helper()
+	s, err := src.Open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close(context.Background()) }) // the test may have ended it
+	if err := s.Start(t.Context(), window); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// take receives n deliveries.
+func take(t *testing.T, s driver.Session, n int) (ds []driver.Delivery) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	for len(ds) < n {
+		more, err := s.Receive(ctx, n-len(ds))
+		if err != nil {
+			t.Fatalf("%d of %d messages: %v", len(ds), n, err)
+		}
+		ds = append(ds, more...)
+	}
+	return ds
+}
+
+// nothing expects that no more messages come for a moment.
+func nothing(t *testing.T, s driver.Session) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	if ds, err := s.Receive(ctx, 1); len(ds) > 0 || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("received %d messages, %v", len(ds), err)
+	}
+}
+
+func must(t *testing.T, errs ...error) {
+	t.Helper()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// numbered publishes messages with the numbers from first to last as bodies.
+func numbered(t *testing.T, b *amqptest.Broker, queue string, first, last int) {
+	t.Helper()
+	for n := first; n <= last; n++ {
+		p := order()
+		p.Body = fmt.Append(nil, n)
+		b.Publish(t, "", queue, p)
+	}
+}
+
+func bodies(ds []driver.Delivery) string {
+	var all []string
+	for _, d := range ds {
+		all = append(all, string(d.Message().Body))
+	}
+	return strings.Join(all, " ")
+}
+
+// later are moves to wait for a delay.
+func later(delay time.Duration, ds ...driver.Delivery) (moves []driver.Move) {
+	for _, d := range ds {
+		moves = append(moves, driver.Move{Delivery: d, Target: driver.ToLater, Delay: delay, Next: driver.Progress{Attempt: 2}})
+	}
+	return moves
+}
+
+func TestSourceWindow(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	src := newSource(t, b.Dial, config{})
+	numbered(t, b, "orders", 1, 6)
+	s := open(t, src, 2)
+	first := take(t, s, 2)
+	nothing(t, s)
+	must(t, s.Stop(t.Context()), s.Start(t.Context(), 3))
+	next := take(t, s, 3) // what is held from before does not count
+	nothing(t, s)
+	must(t, s.Ack(t.Context(), next), s.Ack(t.Context(), first))
+	must(t, s.Ack(t.Context(), take(t, s, 1)), s.Close(t.Context()))
+	awaitDepth(t, b, "orders", 0)
+	if got := bodies(append(first, next...)); got != "1 2 3 4 5" {
+		t.Errorf("received %s", got)
+	}
+}
+
+// What a stopped session has not returned goes back, what it has returned can be settled.
+func TestSourceStop(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	src := newSource(t, b.Dial, config{})
+	numbered(t, b, "orders", 1, 10)
+	s := open(t, src, 10)
+	held := take(t, s, 3)
+	must(t, s.Stop(t.Context()))
+	nothing(t, s)
+	awaitDepth(t, b, "orders", 7)
+	must(t, s.Ack(t.Context(), held[:1]), s.GiveBack(t.Context(), held[1:2]))
+	awaitDepth(t, b, "orders", 8)
+	must(t, s.Close(t.Context()))
+	awaitDepth(t, b, "orders", 9)
+	for _, d := range b.Take(t, "orders", 9, patience) {
+		if string(d.Body) == "1" {
+			t.Error("what was acknowledged came again")
+		}
+	}
+}
+
+// A session that has ended settles nothing, also when a new one was given the same tags.
+func TestSourceStale(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	src := newSource(t, b.Dial, config{})
+	numbered(t, b, "orders", 1, 2)
+	s := open(t, src, 10)
+	old := take(t, s, 2)
+	must(t, s.Close(t.Context()))
+	again := open(t, src, 10)
+	held := take(t, again, 2)
+	for name, err := range map[string]error{
+		"ack": s.Ack(t.Context(), old), "give back": s.GiveBack(t.Context(), old), "ack elsewhere": again.Ack(t.Context(), old),
+		"move": errors.Join(src.Move(t.Context(), later(time.Second, old...))...),
+	} {
+		if !errors.Is(err, driver.ErrStale) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	must(t, again.Ack(t.Context(), held), again.Close(t.Context()))
+	awaitDepth(t, b, "orders", 0)
+	awaitDepth(t, b, "orders.retry.1000", 0)
+}
+
+func TestSourceMissing(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	src := inboxamqp.SourceOf(newConsumer(t, b.Dial, &recorder{}, config{}))
+	if _, err := src.Open(t.Context()); !errors.Is(err, driver.ErrMissing) || !strings.Contains(err.Error(), "call Consumer.Setup") {
+		t.Errorf("open: %v", err)
+	}
+	b.Queue(t, "orders", nil)
+	s := open(t, src, 1)
+	ch := b.Channel(t)
+	if _, err := ch.QueueDelete("orders", false, false, false); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if _, err := s.Receive(ctx, 1); err == nil || ctx.Err() != nil {
+		t.Errorf("receive from a queue that was deleted: %v", err)
+	}
+}
+
+// Of a batch each copy fails for itself.
+func TestSourceMove(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	src := newSource(t, b.Dial, config{Retry: quick, Classes: []string{"full", "gone"}})
+	must(t, deleteQueue(t, b, "failed.gone"))
+	b.Full(t, "failed.full")
+	for n := range 5 {
+		p := order()
+		p.Body = fmt.Append(nil, n)
+		p.Headers = amqp.Table{"holdfast-key": "k7", "tenant": "acme", "holdfast-fake": strings.Repeat("x", 9<<10)}
+		b.Publish(t, "", "orders", p)
+	}
+	s := open(t, src, 10)
+	ds := take(t, s, 5)
+	failedAt := time.Now().UTC().Truncate(time.Millisecond)
+	letter := func(d driver.Delivery, class string) inbox.DeadLetter {
+		return inbox.DeadLetter{
+			Message: *d.Message(), Class: class, Error: "broken", Attempts: 3, FirstFailedAt: failedAt, FailedAt: failedAt, Consumer: "me",
+		}
+	}
+	errs := src.Move(t.Context(), []driver.Move{
+		{Delivery: ds[0], Target: driver.ToDead, Letter: letter(ds[0], "unknown")},
+		{Delivery: ds[1], Target: driver.ToDead, Letter: letter(ds[1], "full")},
+		{Delivery: ds[2], Target: driver.ToDead, Letter: letter(ds[2], "gone")},
+		{Delivery: ds[3], Target: driver.ToLater, Delay: 100 * time.Millisecond, Next: driver.Progress{Attempt: 3, Recovered: 1, FirstFailedAt: failedAt}},
+		{Delivery: ds[4], Target: driver.ToTail, Next: driver.Progress{Attempt: 1}},
+	})
+	for i, err := range errs {
+		if refused := errors.Is(err, driver.ErrRefused); refused != (i == 1 || i == 2) || !refused && err != nil {
+			t.Errorf("move %d: %v", i, err)
+		}
+	}
+	must(t, s.Ack(t.Context(), []driver.Delivery{ds[0], ds[3], ds[4]}), s.GiveBack(t.Context(), ds[1:3]))
+	for _, d := range take(t, s, 4) {
+		m := d.Message()
+		attempt, recovered, first := 1, 0, time.Time{}
+		if string(m.Body) == "3" {
+			attempt, recovered, first = 3, 1, failedAt
+		}
+		if m.Attempt != attempt || m.Recovered != recovered || !m.FirstFailedAt.Equal(first) ||
+			m.Key != "k7" || m.Headers["tenant"] != "acme" || m.ID == (inbox.Message{}).ID {
+			t.Errorf("came again as %+v", m)
+		}
+	}
+	dead := b.Take(t, "failed.default", 1, patience)[0]
+	if string(dead.Body) != "0" || dead.Headers["holdfast-failure-class"] != "unknown" || dead.Headers["tenant"] != "acme" {
+		t.Errorf("dead letter %s %v", dead.Body, dead.Headers)
+	}
+}
+
+func deleteQueue(t *testing.T, b *amqptest.Broker, name string) error {
+	t.Helper()
+	_, err := b.Channel(t).QueueDelete(name, false, false, false)
+	return err
+}
+
+// Where this user may not publish nothing is lost, the others of the batch pass, and the session goes
+// on.
+func TestSourceForbidden(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	newSource(t, b.Dial, config{})
+	user := b.User(t, "reader", amqptest.Rights{Read: ".*"})
+	src := inboxamqp.SourceOf(newConsumer(t, user.Dial, &recorder{}, config{}))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); src.Run(ctx) }()
+	defer func() { cancel(); <-ended }()
+	numbered(t, b, "orders", 1, 3)
+	s := open(t, src, 3)
+	ds := take(t, s, 3)
+	for _, err := range src.Move(t.Context(), later(time.Second, ds...)) {
+		if !errors.Is(err, driver.ErrRefused) {
+			t.Errorf("move: %v", err)
+		}
+	}
+	must(t, s.Ack(t.Context(), ds), s.Close(t.Context()))
+}
+
+// A copy whose headers do not fit in a frame goes without the sender's.
+func TestSourceTooLarge(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	small := func(ctx context.Context) (*amqp.Connection, error) {
+		return amqp.DialConfig(b.URL, amqp.Config{FrameSize: 8 << 10})
+	}
+	src := newSource(t, small, config{})
+	p := order()
+	p.Headers = amqp.Table{"holdfast-key": "k", "foreign": strings.Repeat("f", 7970)} // fits until we add ours
+	b.Publish(t, "", "orders", p)
+	s := open(t, src, 3)
+	ds := take(t, s, 1)
+	must(t, src.Move(t.Context(), later(0, ds...))...)
+	must(t, s.Ack(t.Context(), ds))
+	if m := take(t, s, 1)[0].Message(); m.Attempt != 2 || m.Key != "k" || m.Headers["foreign"] != "" {
+		t.Errorf("came again as %.200v", m)
+	}
+}
+
+// While there is no connection for copies they are unavailable, at once.
+func TestSourceUnavailable(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	proxy := testenv.NewProxy(t, b.URL)
+	src := newSource(t, hasty(proxy.URL()), config{})
+	numbered(t, b, "orders", 1, 1)
+	s := open(t, inboxamqp.SourceOf(newConsumer(t, b.Dial, &recorder{}, config{})), 1)
+	ds := take(t, s, 1)
+	proxy.Cut()
+	testenv.Eventually(t, patience, func() error {
+		err := errors.Join(src.Move(t.Context(), later(0, ds...))...)
+		if !errors.Is(err, driver.ErrUnavailable) {
+			return fmt.Errorf("move: %w", err)
+		}
+		if src.Ready(t.Context()) == nil {
+			return errors.New("ready")
+		}
+		return nil
+	})
+	proxy.Heal()
+	testenv.Eventually(t, patience, func() error { return src.Ready(t.Context()) })
+	must(t, src.Move(t.Context(), later(0, ds...))...)
+}
+
+// A long delay takes several steps, and nobody sees the message meanwhile.
+func TestSourceLongDelay(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	src := newSource(t, b.Dial, config{Retry: inbox.RetryPolicy{BaseDelay: 100 * time.Millisecond, MaxDelay: 200 * time.Millisecond, Jitter: -1}})
+	numbered(t, b, "orders", 1, 1)
+	s := open(t, src, 1)
+	ds := take(t, s, 1)
+	const delay = 1500 * time.Millisecond
+	began := time.Now()
+	must(t, src.Move(t.Context(), later(delay, ds...))...)
+	must(t, s.Ack(t.Context(), ds))
+	m := take(t, s, 1)[0].Message()
+	if waited := time.Since(began); waited < delay || m.Attempt != 2 || string(m.Body) != "1" {
+		t.Errorf("came after %v as %+v", waited, m)
+	}
+}
+
+// Messages that wait for the rest of a long delay and cannot, since the broker takes none, do not
+// keep the others out.
+func TestSourceLongDelayDuringAlarm(t *testing.T) {
+	t.Parallel()
+	server := testenv.Private(t, testenv.RabbitMQ)
+	b := amqptest.On(t, server.URL(), server.AdminURL())
+	src := newSource(t, b.Dial, config{ConfirmTimeout: 500 * time.Millisecond})
+	const window = 4
+	for range 2 * window {
+		p := order()
+		p.Headers = amqp.Table{"holdfast-wait": "100"}
+		b.Publish(t, "", "orders", p)
+	}
+	numbered(t, b, "orders", 1, window)
+	if err := server.Control(t.Context(), "set_vm_memory_high_watermark", "absolute", "10MB"); err != nil {
+		t.Fatal(err)
+	}
+	s := open(t, src, window)
+	if got := bodies(take(t, s, window)); got != "1 2 3 4" {
+		t.Errorf("received %s", got)
+	}
+}
+
+// Where a retry queue is missing, what waits for the rest of a long delay goes behind the others, and
+// Ready says so.
+func TestSourceLongDelayRefused(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	src := newSource(t, b.Dial, config{})
+	must(t, deleteQueue(t, b, "orders.retry.60000"))
+	for range 4 {
+		p := order()
+		p.Headers = amqp.Table{"holdfast-wait": "61000"}
+		b.Publish(t, "", "orders", p)
+	}
+	numbered(t, b, "orders", 1, 3)
+	s := open(t, src, 2)
+	for range 3 {
+		must(t, s.Ack(t.Context(), take(t, s, 1)))
+	}
+	if err := src.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "orders.retry.60000") {
+		t.Errorf("ready: %v", err)
+	}
+}
+
+// Of an ordered consumer's queue one session is served, and the next gets what the one before has not
+// settled, in order.
+func TestSourceHandsOverInOrder(t *testing.T) {
+	t.Parallel()
+	for name, classic := range map[string]bool{"quorum": false, "classic": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := amqptest.New(t)
+			cfg := config{Ordered: true, Classic: classic}
+			src := newSource(t, b.Dial, cfg)
+			if !src.Traits().Exclusive {
+				t.Error("not exclusive")
+			}
+			other := inboxamqp.SourceOf(newConsumer(t, b.Dial, &recorder{}, cfg))
+			const n, window = 15, 8
+			numbered(t, b, "orders", 1, n)
+			done := map[string]bool{}
+			first, second := open(t, src, window), driver.Session(nil)
+			for round := 0; len(done) < n; round++ {
+				second = open(t, other, window)
+				nothing(t, second)
+				ds := take(t, first, min(window, n-len(done)))
+				want := len(done) + 1
+				for i, d := range ds {
+					if got := string(d.Message().Body); got != fmt.Sprint(want+i) {
+						t.Fatalf("round %d: received %s, want %d first", round, bodies(ds), want)
+					}
+				}
+				acked := min(3, len(ds))
+				must(t, first.Ack(t.Context(), ds[:acked]))
+				for _, d := range ds[:acked] {
+					done[string(d.Message().Body)] = true
+				}
+				awaitSettled(t, b)
+				must(t, first.Close(t.Context()))
+				first, src, other = second, other, src
+			}
+			must(t, first.Close(t.Context()))
+		})
+	}
+}
+
+// awaitSettled gives a quorum queue the time to note acknowledgements: those that are on their way
+// when the channel closes may be lost (rabbitmq-server#10327).
+func awaitSettled(t *testing.T, b *amqptest.Broker) {
+	t.Helper()
+	time.Sleep(200 * time.Millisecond)
+	_ = b.Depth(t, "orders")
+}
+
+// A call whose context ends does not wait for a silent broker.
+func TestSourceSilentBroker(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	proxy := testenv.NewProxy(t, b.URL)
+	src := newSource(t, hasty(proxy.URL()), config{Timeout: time.Hour})
+	numbered(t, b, "orders", 1, 1)
+	s := open(t, src, 1)
+	ds := take(t, s, 1)
+	proxy.SilenceConnections()
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	_ = s.Ack(ctx, ds) // written, or stale
+	_ = s.Close(ctx)   // cannot be in good order
+	if took := time.Since(began); took > patience/2 {
+		t.Errorf("took %v", took)
+	}
+	proxy.Heal() // the broker, too, learns by heartbeats only
+	if err := s.Ack(t.Context(), ds); !errors.Is(err, driver.ErrStale) {
+		t.Errorf("ack of an ended session: %v", err)
+	}
+}

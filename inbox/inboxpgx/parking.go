@@ -1,0 +1,260 @@
+package inboxpgx
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	inboxdriver "github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/internal/migrate"
+	"github.com/holdfast-go/holdfast/internal/pgcall"
+)
+
+const (
+	// parkingTimeout bounds one call: a body may have 16 MiB.
+	parkingTimeout = 20 * time.Second
+
+	// scanPage is how many dead letters a scan reads at once, which bounds its memory.
+	scanPage = 10
+)
+
+// parking is a driver.Parking in Postgres. Its statements stand alone: the order of a key's messages
+// is the order in which its consumer, one process, stores them.
+type parking struct {
+	pool     *pgxpool.Pool
+	consumer string
+	missing  migrate.Missing
+
+	stop, add, heads, first, done          string
+	depths, newest, page, giveBack, remove string
+}
+
+func newParking(pool *pgxpool.Pool, names tables, consumer string) *parking {
+	name := names.parked
+	insert := `INSERT INTO ` + name + ` AS p (consumer, key, message_id, replays, class, failed_at, name, envelope, body)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (consumer, message_id) DO `
+	const letter = ` WHERE consumer = $1 AND message_id = $2 AND class IS NOT NULL AND failed_at = $3`
+	head := func(after string) string {
+		return `(SELECT key, class IS NOT NULL AS stopped FROM ` + name + ` WHERE consumer = $1 AND key COLLATE "C" > ` + after +
+			` ORDER BY key COLLATE "C", seq LIMIT 1)`
+	}
+	return &parking{
+		pool: pool, consumer: consumer, missing: names.missing(),
+		stop: insert + `UPDATE SET replays = excluded.replays, class = excluded.class, failed_at = excluded.failed_at, envelope = excluded.envelope
+			WHERE p.class IS NULL AND p.replays <= excluded.replays`,
+		add: insert + `NOTHING`,
+		// One step of the index per key, however many messages each has.
+		heads: `WITH RECURSIVE heads AS (` + head("$2") + ` UNION ALL
+			SELECT next.* FROM heads CROSS JOIN LATERAL ` + head("heads.key") + ` AS next) SELECT key, stopped FROM heads LIMIT $3`,
+		first: `SELECT class IS NOT NULL, envelope, body FROM ` + name + ` WHERE consumer = $1 AND key COLLATE "C" = $2 ORDER BY seq LIMIT 1`,
+		done:  `DELETE FROM ` + name + ` WHERE consumer = $1 AND message_id = $2 AND replays <= $3`,
+		depths: `SELECT class, count(*), min(failed_at) FROM ` + name + ` WHERE consumer = $1 AND class IS NOT NULL
+			GROUP BY class ORDER BY class COLLATE "C"`,
+		newest: `SELECT coalesce(max(seq), 0) FROM ` + name + ` WHERE consumer = $1 AND class COLLATE "C" = $2`,
+		page: `SELECT seq, envelope, body FROM ` + name + ` WHERE consumer = $1 AND class COLLATE "C" = $2 AND seq > $3 AND seq <= $4
+			ORDER BY seq LIMIT $5`,
+		giveBack: `UPDATE ` + name + ` SET class = NULL, failed_at = NULL, replays = $4, envelope = $5` + letter,
+		remove:   `DELETE FROM ` + name + letter,
+	}
+}
+
+// Stop implements driver.Parking.
+func (p *parking) Stop(ctx context.Context, key string, dead inbox.DeadLetter) error {
+	dead.FailedAt = dead.FailedAt.Truncate(time.Microsecond) // as Postgres keeps it
+	envelope, err := envelopeOf(dead)
+	if err != nil {
+		return err
+	}
+	m := &dead.Message
+	_, err = p.exec(ctx, p.stop, key, m.ID, m.Replays, dead.Class, dead.FailedAt, m.Name, envelope, bodyOf(m))
+	return err
+}
+
+// Append implements driver.Parking.
+func (p *parking) Append(ctx context.Context, key string, m *inbox.Message) error {
+	envelope, err := envelopeOf(inbox.DeadLetter{Message: *m})
+	if err != nil {
+		return err
+	}
+	_, err = p.exec(ctx, p.add, key, m.ID, m.Replays, nil, nil, m.Name, envelope, bodyOf(m))
+	return err
+}
+
+// Heads implements driver.Parking.
+func (p *parking) Heads(ctx context.Context, after string, most int) (heads []inboxdriver.Head, err error) {
+	err = p.read(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
+		rows, err := conn.Query(ctx, p.heads, p.consumer, after, most)
+		if err != nil {
+			return err
+		}
+		heads, err = pgx.CollectRows(rows, pgx.RowToStructByPos[inboxdriver.Head])
+		return err
+	})
+	return heads, err
+}
+
+// First implements driver.Parking.
+func (p *parking) First(ctx context.Context, key string) (m *inbox.Message, there bool, err error) {
+	var stopped bool
+	var envelope, body []byte
+	err = p.read(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, p.first, p.consumer, key).Scan(&stopped, &envelope, &body)
+	})
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return nil, false, nil
+	case err != nil || stopped:
+		return nil, err == nil, err
+	}
+	dead, err := letterOf(envelope, body)
+	return &dead.Message, true, err
+}
+
+// Done implements driver.Parking.
+func (p *parking) Done(ctx context.Context, m *inbox.Message) error {
+	_, err := p.exec(ctx, p.done, m.ID, m.Replays)
+	return err
+}
+
+// Depths implements driver.Letters.
+func (p *parking) Depths(ctx context.Context) (depths []inboxdriver.Depth, err error) {
+	err = p.read(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
+		rows, err := conn.Query(ctx, p.depths, p.consumer)
+		if err != nil {
+			return err
+		}
+		depths, err = pgx.CollectRows(rows, pgx.RowToStructByPos[inboxdriver.Depth])
+		return err
+	})
+	return depths, err
+}
+
+// Scan implements driver.Letters.
+func (p *parking) Scan(
+	ctx context.Context, class string, visit func(inbox.DeadLetter) (inboxdriver.Fate, error), failed func(inbox.DeadLetter, error),
+) error {
+	var last int64
+	if err := p.read(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, p.newest, p.consumer, class).Scan(&last)
+	}); err != nil {
+		return err
+	}
+	for after := int64(math.MinInt64); ; {
+		page, upTo, err := p.letters(ctx, class, after, last)
+		if err != nil || len(page) == 0 {
+			return err
+		}
+		after = upTo
+		for _, dead := range page {
+			fate, err := visit(dead)
+			if errors.Is(err, inboxdriver.ErrDone) {
+				return nil
+			}
+			if err := errors.Join(err, ctx.Err()); err != nil {
+				return err
+			}
+			if err := p.end(ctx, dead, fate); err != nil {
+				failed(dead, err)
+			}
+		}
+	}
+}
+
+// letters reads the next dead letters of a class, and the number of the last one.
+func (p *parking) letters(ctx context.Context, class string, after, last int64) (page []inbox.DeadLetter, upTo int64, err error) {
+	err = p.read(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
+		page = nil // it may be the second try
+		rows, err := conn.Query(ctx, p.page, p.consumer, class, after, last, scanPage)
+		if err != nil {
+			return err
+		}
+		var envelope, body []byte
+		_, err = pgx.ForEachRow(rows, []any{&upTo, &envelope, &body}, func() error {
+			dead, err := letterOf(envelope, body)
+			page = append(page, dead)
+			return err
+		})
+		return err
+	})
+	return page, upTo, err
+}
+
+// end does to a letter what the fate says, unless somebody else was faster.
+func (p *parking) end(ctx context.Context, dead inbox.DeadLetter, fate inboxdriver.Fate) error {
+	switch fate {
+	case inboxdriver.Drop:
+		_, err := p.exec(ctx, p.remove, dead.Message.ID, dead.FailedAt)
+		return err
+	case inboxdriver.Return:
+		m := dead.Message
+		m.Attempt, m.Recovered, m.FirstFailedAt, m.History = 1, 0, time.Time{}, nil
+		m.Replays++
+		envelope, err := envelopeOf(inbox.DeadLetter{Message: m})
+		if err == nil {
+			_, err = p.exec(ctx, p.giveBack, m.ID, dead.FailedAt, m.Replays, envelope)
+		}
+		return err
+	}
+	return nil
+}
+
+// envelopeOf is a message, or a dead letter, without its body.
+func envelopeOf(dead inbox.DeadLetter) ([]byte, error) {
+	m := &dead.Message
+	m.Body, m.PublishedAt, m.FirstFailedAt, dead.FirstFailedAt = nil, kept(m.PublishedAt), kept(m.FirstFailedAt), kept(dead.FirstFailedAt)
+	m.History = slices.Clone(m.History)
+	for i := range m.History {
+		m.History[i].At = kept(m.History[i].At)
+	}
+	text, err := json.Marshal(dead)
+	if err != nil {
+		return nil, fmt.Errorf("inboxpgx: parking: message %s: %w", dead.Message.ID, err)
+	}
+	return text, nil
+}
+
+// kept is a time as JSON can have it, zero for none: a sender's may be any, such as the year 55840 where
+// milliseconds are taken for seconds.
+func kept(t time.Time) time.Time {
+	if t = t.UTC(); t.Year() < 0 || t.Year() > 9999 {
+		return time.Time{}
+	}
+	return t
+}
+
+func letterOf(envelope, body []byte) (dead inbox.DeadLetter, err error) {
+	if err := json.Unmarshal(envelope, &dead); err != nil {
+		return dead, fmt.Errorf("inboxpgx: parking: %w", err)
+	}
+	dead.Message.Body = append([]byte(nil), body...) // the client uses its memory again
+	return dead, nil
+}
+
+// bodyOf is a message's body, which a column has that is never null.
+func bodyOf(m *inbox.Message) []byte { return append([]byte{}, m.Body...) }
+
+func (p *parking) read(ctx context.Context, fn func(context.Context, *pgxpool.Conn) error) error {
+	return p.wrap(pgcall.Twice(ctx, p.pool, parkingTimeout, fn))
+}
+
+func (p *parking) exec(ctx context.Context, sql string, args ...any) (int64, error) {
+	ctx, cancel := context.WithTimeout(ctx, parkingTimeout)
+	defer cancel()
+	n, err := pgcall.Exec(ctx, p.pool, sql, append([]any{p.consumer}, args...)...)
+	return n, p.wrap(err)
+}
+
+func (p *parking) wrap(err error) error {
+	if err != nil {
+		return fmt.Errorf("inboxpgx: parking: %w", p.missing.Explain(err))
+	}
+	return nil
+}

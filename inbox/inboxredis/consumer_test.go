@@ -1,0 +1,76 @@
+package inboxredis_test
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxredis"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
+	"github.com/holdfast-go/holdfast/internal/redistest"
+)
+
+func TestConsumer(t *testing.T) {
+	t.Parallel()
+	redistest.URL(t) // skips before there are subtests
+	for name, ordered := range map[string]bool{"shared": false, "ordered": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			conformance.TestConsumer(t, conformance.ConsumerBackend{Ordered: ordered, New: func(t *testing.T) conformance.ConsumerFixture {
+				return newConsumerFixture(t, ordered)
+			}})
+		})
+	}
+}
+
+func newConsumerFixture(t *testing.T, ordered bool) conformance.ConsumerFixture {
+	t.Helper()
+	f := newFixture(t, ordered)
+	return conformance.ConsumerFixture{
+		SourceFixture: f.source(),
+		Consumer: func(t *testing.T, p inbox.Processor, cfg conformance.ConsumerConfig) conformance.Consumer {
+			cfg.Name, cfg.Ordered = groupName, ordered
+			if len(cfg.Classes) == 0 {
+				cfg.Classes = []string{conformance.OwnClass}
+			}
+			c, err := inboxredis.NewLimitedConsumer(f.through, stream, p, inboxredis.Config{ConsumerConfig: cfg.ConsumerConfig}, cfg.MaxBodyBytes)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return c
+		},
+	}
+}
+
+// newConsumer returns a consumer of the stream, which is set up.
+func newConsumer(t *testing.T, client redis.UniversalClient, p inbox.Processor, cfg inboxredis.Config) *inboxredis.Consumer {
+	t.Helper()
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	c, err := inboxredis.NewConsumer(client, stream, p, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// start runs a consumer until stop is called, which waits for its end.
+func start(t *testing.T, c *inboxredis.Consumer) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx) }()
+	return func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -1,0 +1,127 @@
+package inboxredis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/internal/check"
+)
+
+const (
+	// minVersion is the first Redis that names entries deleted while they were pending.
+	minVersion = 7
+	// deserted is for how long nobody has asked for messages of a group that nobody reads.
+	deserted = time.Hour
+)
+
+// Check looks whether the stream and the group exist, whether another group that nobody reads keeps
+// the stream from being trimmed, whether Redis may lose or evict messages, and whether the times in
+// the Config fit together; then it asks the processor, if that has a Check of its own. Of a cluster
+// it asks one node about its settings.
+//
+// It returns nil when there is nothing to mend. Otherwise the error joins all findings, each with a
+// method Mend() string, and what it failed to look at.
+func (c *Consumer) Check(ctx context.Context) error {
+	found := check.Findings{Component: component}
+	c.cfg.checkTimes(&found)
+	checkClient(c.group.client, &found)
+	found.Join(errors.Join(c.group.checkServer(ctx, &found), c.group.checkStream(ctx, &found)))
+	if p, ok := c.processor.(interface{ Check(context.Context) error }); ok {
+		found.Join(p.Check(ctx))
+	}
+	return found.Err()
+}
+
+// checkTimes compares what the Config promises.
+func (s *settings) checkTimes(found *check.Findings) {
+	if window := driver.Horizon(s.Retry); s.remembers && s.retention > 0 && s.retention < window {
+		found.Add("lengthen the Retention of the processor, or shorten Config.Retry.MaxAge",
+			"a message may be retried for %v, and is remembered for %v: after that it takes effect again", window, s.retention)
+	}
+	if s.Ordered && !s.ledger {
+		found.Add("use a processor with a ledger, such as inboxpgx", "nothing remembers over the end of the process how often an ordered message has failed")
+	}
+}
+
+// checkServer looks at the server's settings, as far as it tells them.
+func (g *group) checkServer(ctx context.Context, found *check.Findings) error {
+	info, err := within(ctx, g, func(ctx context.Context) (string, error) { return g.client.Info(ctx).Result() })
+	if err != nil {
+		return fmt.Errorf("inboxredis: check: %w", err)
+	}
+	major, _, _ := strings.Cut(infoField(info, "redis_version"), ".")
+	if n, err := strconv.Atoi(major); err == nil && n < minVersion {
+		found.Add("upgrade Redis", "version %s is older than %d.0", infoField(info, "redis_version"), minVersion)
+	}
+	checkMemory(info, "whole streams", found)
+	if replicas := infoField(info, "connected_slaves"); replicas == "" || replicas == "0" {
+		return nil
+	}
+	config, err := within(ctx, g, func(ctx context.Context) (map[string]string, error) {
+		return g.client.ConfigGet(ctx, "min-replicas-to-write").Result()
+	})
+	if err == nil && config["min-replicas-to-write"] == "0" { // managed servers hide their configuration
+		found.Add("CONFIG SET min-replicas-to-write 1", "Redis takes messages that no replica has: a failover loses them")
+	}
+	return nil
+}
+
+// checkStream looks for the group in both streams, and for groups that nobody reads.
+func (g *group) checkStream(ctx context.Context, found *check.Findings) error {
+	for stream, key := range g.keys.read()[:2] {
+		groups, err := within(ctx, g, func(ctx context.Context) ([]redis.XInfoGroup, error) {
+			return g.client.XInfoGroups(ctx, key).Result()
+		})
+		if err != nil && !redis.HasErrorPrefix(err, "no such key") {
+			return fmt.Errorf("inboxredis: check: stream %q: %w", key, err)
+		}
+		there := false
+		for _, other := range groups {
+			if other.Name == g.cfg.Group {
+				there = true
+				continue
+			}
+			if stream == 0 && !g.cfg.KeepProcessed {
+				if err := g.checkGroup(ctx, other, found); err != nil {
+					return err
+				}
+			}
+		}
+		if !there {
+			found.Add("call Consumer.Setup", "stream %q has no group %q", key, g.cfg.Group)
+		}
+	}
+	return nil
+}
+
+// checkGroup looks whether somebody reads a group that is behind.
+func (g *group) checkGroup(ctx context.Context, other redis.XInfoGroup, found *check.Findings) error {
+	if other.Lag == 0 && other.Pending == 0 {
+		return nil
+	}
+	consumers, err := within(ctx, g, func(ctx context.Context) ([]redis.XInfoConsumer, error) {
+		return g.client.XInfoConsumers(ctx, g.keys.stream, other.Name).Result()
+	})
+	if err != nil {
+		return fmt.Errorf("inboxredis: check: group %q: %w", other.Name, err)
+	}
+	for _, consumer := range consumers {
+		if consumer.Idle < deserted {
+			return nil
+		}
+	}
+	behind := "messages"
+	if other.Lag >= 0 { // else Redis cannot tell
+		behind = fmt.Sprintf("%d messages", other.Lag+other.Pending)
+	}
+	found.Add(fmt.Sprintf("run its consumers, or XGROUP DESTROY %s %s", g.keys.stream, other.Name),
+		"nobody reads the group %q, which is %s behind: the stream is not trimmed", other.Name, behind)
+	return nil
+}

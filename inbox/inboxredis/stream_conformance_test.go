@@ -1,0 +1,134 @@
+package inboxredis_test
+
+import (
+	"fmt"
+	"log/slog"
+	"sync"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/inboxredis"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
+	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	outbox "github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/outboxredis"
+)
+
+const stream = "orders"
+
+func TestSource(t *testing.T) {
+	t.Parallel()
+	for name, ordered := range map[string]bool{"shared": false, "ordered": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			conformance.TestSource(t, conformance.SourceBackend{New: func(t *testing.T) conformance.SourceFixture {
+				return newFixture(t, ordered).source()
+			}})
+		})
+	}
+}
+
+// name is that of the consumers and their group.
+const groupName = "billing"
+
+// fixture is a stream with a group.
+type fixture struct {
+	ordered         bool
+	network         *testenv.Proxy
+	direct, through *redis.Client // through the network
+}
+
+func newFixture(t *testing.T, ordered bool) *fixture {
+	t.Helper()
+	url := redistest.URL(t)
+	proxy := testenv.NewProxy(t, url)
+	f := &fixture{ordered: ordered, network: proxy, direct: redistest.Client(t, url), through: redistest.Client(t, proxy.URL())}
+	setup(t, f.direct, groupName)
+	return f
+}
+
+func (f *fixture) open(t *testing.T, client redis.UniversalClient, group string) (driver.Source, driver.Letters) {
+	t.Helper()
+	s, l, err := inboxredis.NewSource(client, stream, inboxredis.Config{Group: group, ConsumerConfig: inbox.ConsumerConfig{
+		Name: groupName, Ordered: f.ordered, Classes: []string{conformance.OwnClass}, Logger: slog.New(slog.DiscardHandler),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, l
+}
+
+// source is what the suites use.
+func (f *fixture) source() conformance.SourceFixture {
+	return conformance.SourceFixture{
+		New: func(t *testing.T) driver.Source {
+			s, _ := f.open(t, f.through, groupName)
+			return s
+		},
+		Letters: func(t *testing.T) driver.Letters {
+			_, l := f.open(t, f.direct, groupName)
+			return l
+		},
+		Publish: func(t *testing.T, msgs ...*inbox.Message) { publish(t, f.direct, msgs...) },
+		Network: f.network,
+		Delete: func(t *testing.T) func() {
+			if err := f.direct.FlushDB(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+			return func() { setup(t, f.direct, groupName) }
+		},
+		Refuse: func(t *testing.T, class string) func() {
+			key := "{" + stream + "}:" + groupName + ":failed." + class
+			if err := f.direct.Set(t.Context(), key, "", 0).Err(); err != nil {
+				t.Fatal(err)
+			}
+			return func() {
+				if err := f.direct.Del(t.Context(), key).Err(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		},
+		Another: func(t *testing.T) driver.Source {
+			setup(t, f.direct, "mailing")
+			s, _ := f.open(t, f.direct, "mailing")
+			return s
+		},
+	}
+}
+
+func setup(t *testing.T, client redis.UniversalClient, group string) {
+	t.Helper()
+	if err := inboxredis.Setup(t.Context(), client, stream, inboxredis.Config{Group: group}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// publish puts messages into the stream as a relay does.
+func publish(t *testing.T, client redis.UniversalClient, msgs ...*inbox.Message) {
+	t.Helper()
+	p, err := outboxredis.NewPublisher(client, outboxredis.Config{Stream: stream})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all sync.WaitGroup
+	errs := make([]error, len(msgs))
+	for i, m := range msgs {
+		all.Add(1)
+		p.Publish(t.Context(), outbox.Message{
+			ID: m.ID, Name: m.Name, Body: m.Body, ContentType: m.ContentType, Key: m.Key, Headers: m.Headers, CreatedAt: m.PublishedAt,
+		}, func(err error) {
+			errs[i] = err
+			all.Done()
+		})
+	}
+	all.Wait()
+	for _, err := range errs {
+		if err != nil {
+			t.Fatal(fmt.Errorf("publish: %w", err))
+		}
+	}
+}

@@ -1,0 +1,200 @@
+package inboxredis
+
+import (
+	"cmp"
+	"encoding/json"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/internal/wire"
+)
+
+// The fields of an entry, as package outboxredis writes them.
+const (
+	fieldID          = "id"
+	fieldName        = "name"
+	fieldContentType = "content-type"
+	fieldKey         = "key"
+	fieldCreatedAt   = "created-at"
+	fieldHeaders     = "headers"
+	fieldBody        = "body"
+
+	// fieldSymfony is the only field of Symfony's transport: body and headers in JSON.
+	fieldSymfony = "message"
+	// fieldPacked has, in JSON, the fields of an entry that has more than scripts can take.
+	fieldPacked = "holdfast-fields"
+)
+
+const (
+	// maxHeaderBytes bounds the headers that are decoded.
+	maxHeaderBytes = 1 << 20
+	// maxEnvelopeBytes bounds Symfony's field: JSON may need six bytes for one of the body.
+	maxEnvelopeBytes = 6*driver.MaxBodyBytes + maxHeaderBytes
+	// maxAttempt bounds the counts read from fields.
+	maxAttempt = 1_000_000
+	// maxFields is how many fields a copy has. Lua's stack has room for 8000 values.
+	maxFields = 1000
+)
+
+// message returns what an entry says. What cannot be read stays empty, for inbox.Message.Validate to
+// find. A dead letter that somebody put back by other means than DeadLetters counts as a replay.
+func message(e entry, stream string) *inbox.Message {
+	m := read(e.fields)
+	m.Queue, m.Redelivered = stream, e.redelivered
+	if e.fields[wire.HeaderClass] != nil {
+		m.Replays++
+		m.Attempt, m.Recovered, m.FirstFailedAt, m.History = 1, 0, time.Time{}, nil
+	}
+	return m
+}
+
+// read returns the message in the fields of an entry.
+func read(fields map[string]any) *inbox.Message {
+	fields = unpacked(fields)
+	body, headers := text(fields[fieldBody]), decodeHeaders([]byte(text(fields[fieldHeaders])))
+	if envelope := text(fields[fieldSymfony]); envelope != "" {
+		body, headers = symfony(envelope)
+	}
+	attempt := min(max(number(fields[wire.HeaderAttempt]), 1), maxAttempt)
+	return &inbox.Message{
+		ID:            messageID(text(fields[fieldID]), headers),
+		Name:          cmp.Or(text(fields[fieldName]), headers[wire.HeaderType]),
+		Body:          []byte(body),
+		ContentType:   cmp.Or(text(fields[fieldContentType]), headers["Content-Type"]),
+		Key:           text(fields[fieldKey]),
+		Headers:       headers,
+		Attempt:       attempt,
+		Recovered:     min(max(number(fields[wire.HeaderRecovered]), 0), attempt-1),
+		Replays:       min(max(number(fields[wire.HeaderReplays]), 0), maxAttempt),
+		PublishedAt:   moment(fields[fieldCreatedAt]),
+		FirstFailedAt: moment(fields[wire.HeaderFirstFailed]),
+		History:       driver.DecodeHistory(text(fields[wire.HeaderHistory])),
+	}
+}
+
+// symfony reads what Symfony's transport writes: {"body": "…", "headers": {…}}, which PHP's client
+// by default serializes once more, with its length: s:12:"…";.
+func symfony(envelope string) (body string, headers map[string]string) {
+	if rest, serialized := strings.CutPrefix(envelope, "s:"); serialized {
+		length, rest, _ := strings.Cut(rest, `:"`)
+		if inner, ends := strings.CutSuffix(rest, `";`); ends && length == strconv.Itoa(len(inner)) {
+			envelope = inner
+		}
+	}
+	if len(envelope) > maxEnvelopeBytes {
+		return "", nil
+	}
+	var parts struct {
+		Body    string          `json:"body"`
+		Headers json.RawMessage `json:"headers"`
+	}
+	if err := json.Unmarshal([]byte(envelope), &parts); err != nil {
+		return "", nil
+	}
+	return parts.Body, decodeHeaders(parts.Headers)
+}
+
+// decodeHeaders reads a JSON object. PHP writes an empty one as an array. A value that is no string
+// is left out.
+func decodeHeaders(data []byte) map[string]string {
+	if len(data) <= len("{}") || len(data) > maxHeaderBytes {
+		return nil
+	}
+	var values map[string]any
+	if err := json.Unmarshal(data, &values); err != nil {
+		return nil
+	}
+	headers := make(map[string]string, len(values))
+	for name, value := range values {
+		if s, ok := value.(string); ok {
+			headers[name] = s
+		}
+	}
+	return headers
+}
+
+// messageID reads the field and then Symfony's stamp, whichever is a UUID first.
+func messageID(field string, headers map[string]string) uuid.UUID {
+	if id, ok := parseID(field); ok {
+		return id
+	}
+	first := ""
+	for name := range headers { // the stamp's class, mostly with a namespace
+		ends := strings.HasSuffix(name, `\MessageIdStamp`) || name == wire.HeaderStamp
+		if ends && strings.HasPrefix(name, "X-Message-Stamp-") && (first == "" || name < first) { // of several the same each time
+			first = name
+		}
+	}
+	stamp, _ := wire.DecodeStamp(headers[first])
+	id, _ := parseID(stamp)
+	return id
+}
+
+// parseID takes the canonical form only.
+func parseID(text string) (uuid.UUID, bool) {
+	if len(text) != 36 {
+		return uuid.Nil, false
+	}
+	id, err := uuid.Parse(text)
+	return id, err == nil
+}
+
+// number returns 0 for what is no number.
+func number(value any) int {
+	n, err := strconv.Atoi(text(value))
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// moment returns the zero time for what is no time.
+func moment(value any) time.Time {
+	t, err := time.Parse(time.RFC3339Nano, text(value))
+	if err != nil {
+		return time.Time{}
+	}
+	return t
+}
+
+// packed returns fields that scripts can take.
+func packed(fields map[string]any) map[string]any {
+	if len(fields) <= maxFields {
+		return fields
+	}
+	raw := make(map[string][]byte, len(fields)) // bytes survive JSON, texts that are no UTF-8 do not
+	for name, value := range fields {
+		raw[strconv.QuoteToASCII(name)] = []byte(text(value))
+	}
+	data, _ := json.Marshal(raw) // strings and bytes can always be encoded
+	return map[string]any{fieldPacked: string(data)}
+}
+
+// unpacked returns the fields that packed has made short.
+func unpacked(fields map[string]any) map[string]any {
+	data := text(fields[fieldPacked])
+	if data == "" {
+		return fields
+	}
+	var raw map[string][]byte
+	if err := json.Unmarshal([]byte(data), &raw); err != nil {
+		return fields
+	}
+	all := make(map[string]any, len(raw)+len(fields))
+	for name, value := range raw {
+		if plain, err := strconv.Unquote(name); err == nil {
+			all[plain] = string(value)
+		}
+	}
+	for name, value := range fields {
+		if wire.Own(name) {
+			all[name] = value
+		}
+	}
+	return all
+}

@@ -1,0 +1,192 @@
+package inboxredis_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/inboxredis"
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// symfony is an entry as Symfony's transport writes it; php says that PHP's client serializes it.
+func symfony(t *testing.T, body string, headers any, php bool) map[string]any {
+	t.Helper()
+	text, err := json.Marshal(map[string]any{"body": body, "headers": headers})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if php {
+		text = fmt.Appendf(nil, `s:%d:"%s";`, len(text), text)
+	}
+	return map[string]any{"message": string(text)}
+}
+
+func TestForms(t *testing.T) {
+	t.Parallel()
+	id := uuid.MustParse("0190a2c4-7c1e-7a39-8d47-1f0a7e9b6c11")
+	stamp := `[{"messageId":"` + id.String() + `"}]`
+	headers := map[string]string{
+		"type": `App\Order\Placed`, "Content-Type": "application/json", `X-Message-Stamp-App\Messenger\MessageIdStamp`: stamp, "X-Empty": "",
+	}
+	body := `{"order":"ü\"s:1:"}`
+	ofSymfony := inbox.Message{ID: id, Name: `App\Order\Placed`, Body: []byte(body), ContentType: "application/json", Headers: headers}
+	direct := map[string]any{"body": body, "headers": must(json.Marshal(headers))}
+	long := strings.Repeat("x", 2<<20)
+	for name, tt := range map[string]struct {
+		fields map[string]any
+		want   inbox.Message
+	}{
+		"Symfony":                  {symfony(t, body, headers, false), ofSymfony},
+		"Symfony, serialized":      {symfony(t, body, headers, true), ofSymfony},
+		"Symfony, no headers":      {symfony(t, body, []string{}, true), inbox.Message{Body: []byte(body)}},
+		"direct fields":            {direct, ofSymfony},
+		"stamp without namespace":  {map[string]any{"headers": `{"X-Message-Stamp-MessageIdStamp":` + string(must(json.Marshal(stamp))) + `}`, "name": "a"}, inbox.Message{ID: id, Name: "a", Headers: map[string]string{"X-Message-Stamp-MessageIdStamp": stamp}}},
+		"ours, a field before":     {map[string]any{"id": id.String(), "name": "a", "body": "b", "key": "k", "headers": `{"type":"other"}`}, inbox.Message{ID: id, Name: "a", Body: []byte("b"), Key: "k", Headers: map[string]string{"type": "other"}}},
+		"a time":                   {map[string]any{"created-at": "2026-01-02T03:04:05.000006Z"}, inbox.Message{PublishedAt: time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC)}},
+		"no JSON":                  {map[string]any{"message": "{", "body": "b"}, inbox.Message{}},
+		"wrong length":             {map[string]any{"message": `s:3:"{"body":"b"}";`}, inbox.Message{}},
+		"headers that are no JSON": {map[string]any{"headers": "{", "body": "b"}, inbox.Message{Body: []byte("b")}},
+		"headers of other types":   {map[string]any{"headers": `{"n":1,"s":"x","o":{}}`}, inbox.Message{Headers: map[string]string{"s": "x"}}},
+		"too many headers":         {map[string]any{"headers": `{"s":"` + long + `"}`, "body": "b"}, inbox.Message{Body: []byte("b")}},
+		"no uuid":                  {map[string]any{"id": "{" + id.String() + "}", "name": "a"}, inbox.Message{Name: "a"}},
+		"something else":           {map[string]any{"temperature": "21"}, inbox.Message{}},
+		"counts that are none":     {map[string]any{"holdfast-attempt": "-7", "holdfast-replays": "99999999999", "holdfast-recovered": "x"}, inbox.Message{Replays: 0}},
+		"dead letter moved back":   {map[string]any{"holdfast-failure-class": "default", "holdfast-attempt": "5", "holdfast-replays": "1"}, inbox.Message{Replays: 2}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, false)
+			add(t, f.direct, tt.fields)
+			source, _ := f.open(t, f.direct, groupName)
+			got := *receive(t, open(t, source, 1), 1)[0].Message()
+			if got.Queue != stream || got.Attempt != 1 {
+				t.Errorf("queue %q, attempt %d", got.Queue, got.Attempt)
+			}
+			want := tt.want
+			if got.ID != want.ID || got.Name != want.Name || string(got.Body) != string(want.Body) || got.ContentType != want.ContentType ||
+				got.Key != want.Key || !maps.Equal(got.Headers, want.Headers) || !got.PublishedAt.Equal(want.PublishedAt) || name != "counts that are none" && got.Replays != want.Replays {
+				t.Errorf("message %+v, want %+v", got, want)
+			}
+		})
+	}
+}
+
+func must[T any](value T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return value
+}
+
+func add(t *testing.T, client redis.UniversalClient, fields map[string]any) {
+	t.Helper()
+	if err := client.XAdd(t.Context(), &redis.XAddArgs{Stream: stream, Values: fields}).Err(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What cannot be read, or has more fields than a script can take, is a dead letter with all that it
+// has; what only its handler refused comes again as it was.
+func TestPoison(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, false)
+	many := map[string]any{"\xff\x00": "\xfe\x01"}
+	for i := range 5000 {
+		many[fmt.Sprint("field ", i)] = strings.Repeat("v", i%7)
+	}
+	m := &inbox.Message{ID: ids.New(), Name: "order.placed", Body: []byte(`{"n":1}`)}
+	wide := maps.Clone(many)
+	maps.Copy(wide, map[string]any{"id": m.ID.String(), "name": m.Name, "body": string(m.Body)})
+	fields := []map[string]any{{"temperature": "21\x00\xff"}, many, {"message": "{"}, wide}
+	for _, of := range fields {
+		add(t, f.direct, of)
+	}
+	for range 500 {
+		publish(t, f.direct, event())
+	}
+	done, mended := make(chan *inbox.Message, 1000), make(chan struct{})
+	mux := inbox.NewMux()
+	handle(t, mux, event().Name, func(ctx context.Context) error { return nil })
+	handle(t, mux, m.Name, func(ctx context.Context) error {
+		select {
+		case <-mended:
+			m, _ := inbox.FromContext(ctx)
+			done <- m
+			return nil
+		default:
+			return inbox.Unrecoverable(errors.New("broken"))
+		}
+	})
+	c := newConsumer(t, f.direct, mux, inboxredis.Config{Group: groupName})
+	stop := start(t, c)
+	defer stop()
+	testenv.Eventually(t, testenv.Patience, func() error {
+		letters, err := c.DeadLetters().List(t.Context(), inbox.Filter{})
+		if err == nil && len(letters) != 4 {
+			err = fmt.Errorf("%d of 4 dead letters", len(letters))
+		}
+		return err
+	})
+	dead := f.direct.XRange(t.Context(), "{"+stream+"}:"+groupName+":failed."+driver.ClassValidation, "-", "+").Val()
+	has := func(field string, value any) bool { // in whatever order they were given up
+		return slices.ContainsFunc(dead, func(m redis.XMessage) bool { return m.Values[field] == value })
+	}
+	if len(dead) != 3 || !has("temperature", fields[0]["temperature"]) || !has("message", "{") {
+		t.Errorf("dead letters of class validation: %.500q", fmt.Sprint(dead))
+	}
+	close(mended)
+	if _, err := c.DeadLetters().Replay(t.Context(), inbox.Filter{Class: driver.ClassUnrecoverable}, inbox.Replay{By: "test"}); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case got := <-done:
+		if got.ID != m.ID || string(got.Body) != string(m.Body) || got.Replays != 1 || got.Attempt != 1 {
+			t.Errorf("replayed %+v", got)
+		}
+	case <-time.After(testenv.Patience):
+		t.Fatal("the replayed message does not come")
+	}
+	// All fields are there, on their way back to the letters.
+	if _, err := c.DeadLetters().Replay(t.Context(), inbox.Filter{Class: driver.ClassValidation}, inbox.Replay{By: "test", Force: true}); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, testenv.Patience, func() error {
+		n, err := c.DeadLetters().Count(t.Context(), inbox.Filter{Class: driver.ClassValidation})
+		if err == nil && n != 3 {
+			err = fmt.Errorf("%d of 3 dead letters", n)
+		}
+		return err
+	})
+	for _, again := range f.direct.XRange(t.Context(), "{"+stream+"}:"+groupName+":failed."+driver.ClassValidation, "-", "+").Val() {
+		packed, _ := again.Values["holdfast-fields"].(string)
+		if packed == "" {
+			continue
+		}
+		var raw map[string][]byte
+		if err := json.Unmarshal([]byte(packed), &raw); err != nil || len(raw) != len(many) || string(raw[`"\xff\x00"`]) != "\xfe\x01" {
+			t.Errorf("%d of %d fields, %v", len(raw), len(many), err)
+		}
+		return
+	}
+	t.Error("the letter of many fields is gone")
+}
+
+func handle(t *testing.T, mux *inbox.Mux, name string, h func(context.Context) error) {
+	t.Helper()
+	if err := inbox.Handle(mux, name, func(ctx context.Context, _ map[string]any) error { return h(ctx) }); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,227 @@
+package inboxredis_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/inboxredis"
+	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// A session that could not settle messages ends: else they would stay in its hand for ever, with
+// their places in the window.
+func TestSettlingFails(t *testing.T) {
+	t.Parallel()
+	for what, settle := range map[string]func(driver.Session, []driver.Delivery) error{
+		"ack":       func(s driver.Session, ds []driver.Delivery) error { return s.Ack(t.Context(), ds) },
+		"give back": func(s driver.Session, ds []driver.Delivery) error { return s.GiveBack(t.Context(), ds) },
+	} {
+		for _, ordered := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, ordered %v", what, ordered), func(t *testing.T) {
+				t.Parallel()
+				f := newFixture(t, ordered)
+				publish(t, f.direct, event(), event(), event())
+				source := newSource(t, f.through, inboxredis.Config{Timeout: time.Second, ConsumerConfig: inbox.ConsumerConfig{Ordered: ordered}})
+				s := open(t, running(t, source), 2)
+				ds := receive(t, s, 2) // nothing is read meanwhile: the window is full
+				f.network.Pause()
+				if err := settle(s, ds); err == nil {
+					t.Error("no error without a server")
+				}
+				f.network.Heal()
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				if more, err := s.Receive(ctx, 2); len(more) == 0 && ctx.Err() != nil {
+					t.Errorf("neither a message nor an end: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// lateAnswers has those to give-backs come late.
+type lateAnswers struct{ by time.Duration }
+
+func (lateAnswers) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (lateAnswers) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (l lateAnswers) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if strings.Contains(fmt.Sprint(cmd.Args()...), "holdfast:returned") {
+			time.Sleep(l.by)
+		}
+		return err
+	}
+}
+
+// A message comes again soon also when its session finds it before it knows that it was given back.
+func TestGiveBackMeetsClaim(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, false)
+	publish(t, f.direct, event())
+	f.through.AddHook(lateAnswers{2500 * time.Millisecond}) // at least one look at what is nobody's
+	source, _ := f.open(t, f.through, groupName)
+	s := open(t, running(t, source), 2)
+	ds := receive(t, s, 1)
+	given := make(chan error, 1)
+	go func() { given <- s.GiveBack(t.Context(), ds) }()
+	began := time.Now()
+	receive(t, s, 1)
+	if took := time.Since(began); took > 7*time.Second { // after 8 s it is anybody's
+		t.Errorf("it came again after %v", took)
+	}
+	if err := <-given; err != nil {
+		t.Error(err)
+	}
+}
+
+// What was deleted from the stream while it was in work is moved all the same.
+func TestDeletedInWork(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, false)
+	publish(t, f.direct, event(), event())
+	source, letters := f.open(t, f.direct, groupName)
+	s := open(t, running(t, source), 2)
+	ds := receive(t, s, 2)
+	if err := f.direct.XTrimMaxLen(t.Context(), stream, 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	testenv.Eventually(t, testenv.Patience, func() error { // Redis drops them when they are renewed
+		pending, err := f.direct.XPending(t.Context(), stream, groupName).Result()
+		if err == nil && pending.Count > 0 {
+			err = fmt.Errorf("%d pending", pending.Count)
+		}
+		return err
+	})
+	letter := driver.NewDeadLetter(ds[0].Message(), driver.Failure{Class: driver.ClassDefault}, "test", time.Now())
+	moves := []driver.Move{{Delivery: ds[0], Target: driver.ToDead, Letter: letter}, {Delivery: ds[1], Target: driver.ToLater}}
+	if err := errors.Join(source.Move(t.Context(), moves)...); err != nil {
+		t.Fatal(err)
+	}
+	dead := 0
+	depths, err := letters.Depths(t.Context())
+	for _, d := range depths {
+		dead += d.Messages
+	}
+	if err != nil || dead != 1 {
+		t.Errorf("%d dead letters, %v", dead, err)
+	}
+	if got := receive(t, s, 1)[0].Message().ID; got != ds[1].Message().ID {
+		t.Errorf("message %v is retried", got)
+	}
+}
+
+// Moves to a silent server take one timeout, however many pipelines they are.
+func TestSilentMoves(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, false)
+	const n = 10
+	for range n {
+		m := event()
+		m.Body = []byte(`"` + strings.Repeat("x", 4<<20) + `"`)
+		publish(t, f.direct, m)
+	}
+	source := newSource(t, f.through, inboxredis.Config{Timeout: 2 * time.Second})
+	var moves []driver.Move
+	for _, d := range receive(t, open(t, running(t, source), n), n) {
+		moves = append(moves, driver.Move{Delivery: d, Target: driver.ToLater})
+	}
+	f.network.Pause()
+	began := time.Now()
+	for _, err := range source.Move(t.Context(), moves) {
+		if !errors.Is(err, driver.ErrUnavailable) {
+			t.Error(err)
+		}
+	}
+	if took := time.Since(began); took > 15*time.Second {
+		t.Errorf("%v", took)
+	}
+	f.network.Heal()
+}
+
+// What is at the key of the retries and is none comes as a message that nobody can read, and keeps
+// no retry from its time.
+func TestForeignRetry(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, false)
+	// Text; lists of four texts, of a text and two lists, and with nothing and true in them.
+	members := []string{"junk", "\x94\xa1a\xa1b\xa1c\xa1d", "\x93\xa1a\x90\x90", "\x93\xa1a\xc0\xa1b", "\x93\xa1a\xc3\xa1b", "\x91\xa1a"}
+	for i, member := range members {
+		if err := f.direct.ZAdd(t.Context(), "{"+stream+"}:"+groupName+":later", redis.Z{Score: float64(i), Member: member}).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	source, _ := f.open(t, f.direct, groupName)
+	for i, d := range receive(t, open(t, running(t, source), 10), len(members)) {
+		if string(d.Message().Body) != members[i] {
+			t.Errorf("%q", d.Message().Body)
+		}
+	}
+}
+
+// Without memory an ordered consumer still takes over, and gets the retries that are due: else
+// nothing would ever make room.
+func TestLeaseWithoutMemory(t *testing.T) {
+	t.Parallel()
+	server := testenv.Private(t, testenv.Redis, "--maxmemory-policy", "noeviction")
+	client := redistest.Client(t, server.URL())
+	setup(t, client, groupName)
+	publish(t, client, event(), event())
+	source := newSource(t, client, inboxredis.Config{ConsumerConfig: inbox.ConsumerConfig{Ordered: true}})
+	running(t, source)
+	s := open(t, source, 2)
+	if err := source.Move(t.Context(), []driver.Move{{Delivery: receive(t, s, 2)[0], Target: driver.ToLater, Delay: time.Second}})[0]; err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.ConfigSet(t.Context(), "maxmemory", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	receive(t, open(t, source, 2), 2)
+}
+
+// A blocked read that is ended from outside, as by a failover, does not say that the group is gone.
+func TestUnblocked(t *testing.T) {
+	t.Parallel()
+	server := testenv.Private(t, testenv.Redis)
+	client := redistest.Client(t, server.URL())
+	setup(t, client, groupName)
+	s := open(t, newSource(t, client, inboxredis.Config{}), 1)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := s.Receive(t.Context(), 1)
+		ended <- err
+	}()
+	testenv.Eventually(t, testenv.Patience, func() error {
+		for line := range strings.Lines(client.ClientList(t.Context()).Val()) {
+			if strings.Contains(line, "cmd=xreadgroup") {
+				id, _, _ := strings.Cut(strings.TrimPrefix(line, "id="), " ")
+				client.Do(t.Context(), "CLIENT", "UNBLOCK", id, "ERROR")
+			}
+		}
+		select {
+		case err := <-ended:
+			if !strings.Contains(fmt.Sprint(err), "UNBLOCKED") || errors.Is(err, driver.ErrMissing) {
+				t.Error(err)
+			}
+			return nil
+		default:
+			return errors.New("the read is still blocked")
+		}
+	})
+}

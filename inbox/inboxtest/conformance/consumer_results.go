@@ -1,0 +1,492 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/internal/memory"
+	"github.com/holdfast-go/holdfast/internal/ids"
+)
+
+func testConsumerRetries(t *testing.T, f ConsumerFixture) {
+	var mu sync.Mutex
+	tries := map[uuid.UUID][]time.Time{}
+	r := &runs{do: func(_ context.Context, m *inbox.Message) error {
+		mu.Lock()
+		defer mu.Unlock()
+		tries[m.ID] = append(tries[m.ID], time.Now())
+		if m.Name == "always" || m.Name == "once" && m.Attempt < 2 {
+			return errBoom
+		}
+		return nil
+	}}
+	always, once := publishMany(t, f, "always", 1)[0], publishMany(t, f, "once", 1)[0]
+	policy := inbox.RetryPolicy{MaxAttempts: 3, BaseDelay: 200 * time.Millisecond, MaxDelay: time.Second}
+	w := consume(t, f, r, ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Retry: policy, Name: "billing"}})
+	letter := awaitDead(t, f, 1)[0]
+	awaitCount(t, "messages done", 1, r.finished)
+	if letter.Message.ID != always || letter.Class != driver.ClassDefault || letter.Attempts != 3 || letter.Error != "boom" ||
+		letter.Consumer != "billing" || !letter.FailedAt.After(letter.FirstFailedAt) {
+		t.Errorf("dead letter %+v", letter)
+	}
+	if a, o := fmt.Sprint(r.attempts(always)), fmt.Sprint(r.attempts(once)); a != "[1 2 3]" || o != "[1 2]" {
+		t.Errorf("attempts %s and %s", a, o)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	for i, at := range tries[always][1:] {
+		if waited, least := at.Sub(tries[always][i]), 160*time.Millisecond<<i; waited < least { // the jitter takes a fifth at most
+			t.Errorf("attempt %d began after %v, before %v", i+2, waited, least)
+		}
+	}
+	w.stop()
+	wantRest(t, f, 0)
+}
+
+// Recoverable failures do not use up the retries of the others.
+func testConsumerRecoverable(t *testing.T, f ConsumerFixture) {
+	r := &runs{do: func(_ context.Context, m *inbox.Message) error {
+		if m.Attempt <= 4 {
+			return inbox.Recoverable(errBoom)
+		}
+		return errBoom
+	}}
+	consume(t, f, r, ConsumerConfig{})
+	publishMany(t, f, "event", 1)
+	if letter := awaitDead(t, f, 1)[0]; letter.Attempts != 7 {
+		t.Errorf("dead at attempt %d, want the 7th: 4 recoverable ones, then 1 and 2 retries", letter.Attempts)
+	}
+}
+
+// A delay beyond the policy's is kept.
+func testConsumerRetryAfter(t *testing.T, f ConsumerFixture) {
+	var first atomic.Int64
+	r := &runs{do: func(_ context.Context, m *inbox.Message) error {
+		if m.Attempt == 1 {
+			first.Store(time.Now().UnixNano())
+			return inbox.RetryAfter(errBoom, 1200*time.Millisecond)
+		}
+		if waited := time.Since(time.Unix(0, first.Load())); waited < 1200*time.Millisecond {
+			t.Errorf("came back after %v", waited)
+		}
+		return nil
+	}}
+	w := consume(t, f, r, ConsumerConfig{})
+	id := publishMany(t, f, "event", 1)[0]
+	awaitCount(t, "messages done", 1, r.finished)
+	if got := r.messages()[1]; got.Attempt != 2 || got.Recovered != 1 || got.ID != id {
+		t.Errorf("second attempt %+v", got)
+	}
+	w.stop()
+	wantRest(t, f, 0)
+}
+
+// What is postponed comes again uncounted, as often as it takes.
+func testConsumerPostpone(t *testing.T, f ConsumerFixture) {
+	var n atomic.Int64
+	r := &runs{do: func(context.Context, *inbox.Message) error {
+		if n.Add(1) < 6 {
+			return inbox.Postpone(errBoom, 100*time.Millisecond)
+		}
+		return nil
+	}}
+	consume(t, f, r, ConsumerConfig{})
+	publishMany(t, f, "event", 1)
+	awaitCount(t, "messages done", 1, r.finished)
+	for _, m := range r.messages() {
+		if m.Attempt != 1 || !m.FirstFailedAt.IsZero() || len(m.History) != 0 {
+			t.Errorf("postponed %+v", m)
+		}
+	}
+	if left := dead(t, f); len(left) != 0 {
+		t.Errorf("dead letters %+v", left)
+	}
+}
+
+// An answer that gives a message back without a drain is no hot loop.
+func testConsumerGivenBack(t *testing.T, f ConsumerFixture) {
+	r := &runs{do: func(context.Context, *inbox.Message) error { return inbox.ErrDraining }}
+	w := consume(t, f, r, ConsumerConfig{})
+	began := time.Now()
+	publishMany(t, f, "event", 1)
+	awaitCount(t, "deliveries", 3, r.count)
+	if took := time.Since(began); took < time.Second {
+		t.Errorf("three deliveries within %v", took)
+	}
+	r.wantFirst(t, anyMessage)
+	w.stop()
+}
+
+// What no consumer can give to a handler is a dead letter, and reaches no processor; nor what the mux
+// cannot decode a handler.
+func testConsumerRefuses(t *testing.T, f ConsumerFixture) {
+	mux := inbox.NewMux()
+	var good atomic.Int64
+	if err := inbox.Handle(mux, "event", func(context.Context, Event) error { good.Add(1); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	spoilt := []func(m *inbox.Message){
+		func(m *inbox.Message) { m.ID = uuid.Nil },
+		func(m *inbox.Message) { m.ID = uuid.New() }, // of version 4
+		func(m *inbox.Message) { m.Name = "" },
+		func(m *inbox.Message) { m.Name = "unknown" },
+		func(m *inbox.Message) { m.Body = []byte("{") },
+		func(m *inbox.Message) { m.Body = []byte(`"` + strings.Repeat("x", 2000) + `"`) },
+	}
+	consume(t, f, mux, ConsumerConfig{MaxBodyBytes: 1000})
+	for _, spoil := range spoilt {
+		m := named("event")
+		spoil(m)
+		f.Publish(t, m)
+		publishMany(t, f, "event", 1)
+	}
+	for _, letter := range awaitDead(t, f, len(spoilt)) {
+		if letter.Class != driver.ClassValidation || letter.Attempts != 1 || letter.Error == "" {
+			t.Errorf("dead letter of %d bytes: class %s after %d attempts: %s", len(letter.Message.Body), letter.Class, letter.Attempts, letter.Error)
+		}
+	}
+	awaitCount(t, "good messages", len(spoilt), func() int { return int(good.Load()) })
+}
+
+func testConsumerDerivesID(t *testing.T, f ConsumerFixture) {
+	derived := ids.Deterministic(time.Unix(1_700_000_000, 0), "order", "1")
+	r := &runs{}
+	consume(t, f, r, ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{DeriveID: func(m *inbox.Message) uuid.UUID {
+		switch m.Name {
+		case "stranger":
+			return uuid.Nil
+		case "monster":
+			panic("no such sender")
+		}
+		return derived
+	}}})
+	for _, name := range []string{"monster", "event", "stranger"} {
+		m := named(name)
+		m.ID = uuid.Nil
+		f.Publish(t, m)
+	}
+	for _, letter := range awaitDead(t, f, 2) {
+		if letter.Class != driver.ClassValidation {
+			t.Errorf("class %s", letter.Class)
+		}
+	}
+	awaitCount(t, "messages done", 1, r.finished)
+	if m := r.messages()[0]; m.ID != derived {
+		t.Errorf("id %v", m.ID)
+	}
+}
+
+// A class that has a place of its own goes there, and any other to the place of default.
+func testConsumerClasses(t *testing.T, f ConsumerFixture) {
+	r := &runs{do: func(_ context.Context, m *inbox.Message) error {
+		return inbox.Classed(inbox.Unrecoverable(errBoom), m.Name)
+	}}
+	consume(t, f, r, ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Classes: []string{OwnClass}}})
+	publishMany(t, f, OwnClass, 1)
+	publishMany(t, f, "elsewhere", 1)
+	awaitDead(t, f, 2)
+	for place, class := range map[string]string{OwnClass: OwnClass, driver.ClassDefault: "elsewhere"} {
+		if found := scan(t, f.SourceFixture, place); len(found) != 1 || found[0].Class != class || found[0].Attempts != 1 {
+			t.Errorf("place %s: %+v", place, found)
+		}
+	}
+}
+
+func testConsumerPanics(t *testing.T, f ConsumerFixture) {
+	r := &runs{do: func(context.Context, *inbox.Message) error { panic("lost") }}
+	w := consume(t, f, r, ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 1}})
+	publishMany(t, f, "event", 2)
+	for _, letter := range awaitDead(t, f, 2) {
+		if letter.Class != driver.ClassDefault || letter.Attempts != 3 || !strings.Contains(letter.Error, "lost") {
+			t.Errorf("dead letter %+v", letter)
+		}
+	}
+	w.awaitReady(true)
+}
+
+// Handlers that exit their goroutines fail their messages, and the only worker goes on.
+func testConsumerGoexit(cfg ConsumerConfig) func(*testing.T, ConsumerFixture) {
+	return func(t *testing.T, f ConsumerFixture) { goexit(t, f, cfg, nil) }
+}
+
+func testConsumerGoexitNoted(t *testing.T, f ConsumerFixture) {
+	goexit(t, f, ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Batch: 5, MaxCrashes: 1}}, memory.NewLedger())
+}
+
+func goexit(t *testing.T, f ConsumerFixture, cfg ConsumerConfig, ledger driver.Ledger) {
+	const n = 12
+	var p inbox.Processor = &runs{do: func(context.Context, *inbox.Message) error { runtime.Goexit(); return nil }}
+	if ledger != nil {
+		p = remembering{p, ledger}
+	}
+	cfg.Concurrency = 1
+	w := consume(t, f, p, cfg)
+	publishMany(t, f, "event", n)
+	for _, letter := range awaitDead(t, f, n) {
+		if letter.Attempts != 3 || !strings.Contains(letter.Error, "exited its goroutine") {
+			t.Errorf("dead letter %+v", letter)
+		}
+	}
+	w.stop()
+	wantRest(t, f, 0)
+}
+
+// However many workers have been replaced there are as many as before, and a drain does not wait for
+// one whose handler exits meanwhile.
+func testConsumerWorkers(t *testing.T, f ConsumerFixture) {
+	const workers, gone = 3, 20
+	release := make(chan struct{})
+	var begun atomic.Int64
+	r := &runs{do: func(_ context.Context, m *inbox.Message) error {
+		if m.Name != "gone" {
+			begun.Add(1)
+			<-release
+		}
+		runtime.Goexit()
+		return nil
+	}}
+	w := consume(t, f, r, ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Concurrency: workers, Retry: inbox.RetryPolicy{MaxAttempts: 1}}})
+	publishMany(t, f, "gone", gone)
+	awaitDead(t, f, gone)
+	publishMany(t, f, "event", 2*workers)
+	awaitCount(t, "messages begun", workers, func() int { return int(begun.Load()) })
+	time.Sleep(quiet)
+	w.cancel()
+	time.Sleep(quiet)
+	close(release)
+	w.wait()
+	if n := begun.Load(); n != workers {
+		t.Errorf("%d messages at once, want %d", n, workers)
+	}
+	awaitDead(t, f, gone+workers)
+	wantRest(t, f, workers)
+}
+
+// A handler gets a deadline; one that does not mind it is reported.
+func testConsumerTimeout(t *testing.T, f ConsumerFixture) {
+	release := make(chan struct{})
+	var deaf atomic.Bool
+	r := &runs{do: func(ctx context.Context, m *inbox.Message) error {
+		<-ctx.Done()
+		if m.Name == "deaf" {
+			deaf.Store(true)
+			<-release
+		}
+		return context.Cause(ctx)
+	}}
+	var log logText
+	w := consume(t, f, r, ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{
+		Retry: inbox.RetryPolicy{MaxAttempts: 1}, HandlerTimeout: 50 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+	}})
+	publishMany(t, f, "event", 1)
+	if letter := awaitDead(t, f, 1)[0]; !strings.Contains(letter.Error, "HandlerTimeout") {
+		t.Errorf("dead letter %+v", letter)
+	}
+	publishMany(t, f, "deaf", 1)
+	await(t, func() error {
+		if !deaf.Load() || !strings.Contains(log.String(), "stuck") {
+			return errors.New("not reported")
+		}
+		if err := w.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "do not return") {
+			return fmt.Errorf("ready: %w", err)
+		}
+		return nil
+	})
+	close(release)
+	awaitDead(t, f, 2)
+	w.awaitReady(true)
+}
+
+// logText is a log that can be read.
+type logText struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *logText) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *logText) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
+
+// tidy is a processor with work of its own, which takes a while to end.
+type tidy struct {
+	*runs
+	begun, ended atomic.Int64
+}
+
+func (p *tidy) Background(ctx context.Context) {
+	p.begun.Add(1)
+	<-ctx.Done()
+	time.Sleep(200 * time.Millisecond)
+	p.ended.Add(1)
+}
+
+// The processor's own work lasts as long as Run, and Run waits for its end.
+func testConsumerBackground(t *testing.T, f ConsumerFixture) {
+	p := &tidy{runs: &runs{}}
+	w := consume(t, f, p, ConsumerConfig{})
+	publishMany(t, f, "event", 1)
+	awaitCount(t, "messages done", 1, p.finished)
+	if p.begun.Load() != 1 || p.ended.Load() != 0 {
+		t.Errorf("begun %d times, ended %d times while Run is at work", p.begun.Load(), p.ended.Load())
+	}
+	w.stop()
+	if p.begun.Load() != 1 || p.ended.Load() != 1 {
+		t.Errorf("begun %d times, ended %d times after Run", p.begun.Load(), p.ended.Load())
+	}
+}
+
+// batches notes the sizes in which messages come, and takes its time.
+type batches struct {
+	*runs
+	mu    sync.Mutex
+	sizes []int
+}
+
+func (b *batches) Process(ctx context.Context, msgs []*inbox.Message) []error {
+	b.mu.Lock()
+	b.sizes = append(b.sizes, len(msgs))
+	b.mu.Unlock()
+	time.Sleep(20 * time.Millisecond)
+	return b.runs.Process(ctx, msgs)
+}
+
+func (b *batches) largest() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Max(append(b.sizes, 0))
+}
+
+// What gathers while the workers are busy comes as a batch; each message ends for itself.
+func testConsumerBatch(t *testing.T, f ConsumerFixture) {
+	const n = 300
+	p := &batches{runs: &runs{do: func(_ context.Context, m *inbox.Message) error {
+		switch {
+		case m.Name == "bad" && m.Attempt < 3:
+			return errBoom
+		case m.Name == "dead":
+			return inbox.Unrecoverable(errBoom)
+		}
+		return nil
+	}}}
+	var all []*inbox.Message
+	for i := range n {
+		m := named("event")
+		switch i % 50 {
+		case 7:
+			m.Name = "bad"
+		case 8:
+			m.Name = "dead"
+		case 9:
+			m.ID = uuid.Nil
+		}
+		all = append(all, m)
+	}
+	w := consume(t, f, p, ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 2, Batch: 25}})
+	f.Publish(t, all...)
+	classes := map[string]int{}
+	for _, letter := range awaitDead(t, f, 12) {
+		classes[letter.Class]++
+	}
+	if classes[driver.ClassUnrecoverable] != 6 || classes[driver.ClassValidation] != 6 {
+		t.Errorf("dead letters %v", classes)
+	}
+	awaitCount(t, "messages done", n-12, p.finished)
+	w.stop()
+	wantRest(t, f, 0)
+	if got := p.count(); got != n-6+2*6 {
+		t.Errorf("%d messages processed", got)
+	}
+	if largest := p.largest(); largest < 5 || largest > 25 {
+		t.Errorf("the largest batch had %d messages", largest)
+	}
+}
+
+// Each attempt and the dead letter know what failed before.
+func testConsumerHistory(t *testing.T, f ConsumerFixture) {
+	r := &runs{do: func(_ context.Context, m *inbox.Message) error { return fmt.Errorf("boom %d", m.Attempt) }}
+	consume(t, f, r, ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Name: "billing"}})
+	publishMany(t, f, "event", 1)
+	letter := awaitDead(t, f, 1)[0]
+	for i, m := range r.messages() {
+		if len(m.History) != i {
+			t.Errorf("attempt %d knows of %+v", m.Attempt, m.History)
+		}
+	}
+	for i, h := range letter.Message.History {
+		if h.Error != fmt.Sprintf("boom %d", i+1) || h.Consumer != "billing" || h.At.IsZero() {
+			t.Errorf("failure %d: %+v", i+1, h)
+		}
+	}
+	if len(letter.Message.History) != 2 || letter.Error != "boom 3" || letter.Fingerprint == "" {
+		t.Errorf("dead letter %+v", letter)
+	}
+}
+
+// An operator sees, counts, returns and removes dead letters.
+func testConsumerDeadLetters(t *testing.T, f ConsumerFixture) {
+	var mended atomic.Bool
+	r := &runs{do: func(_ context.Context, m *inbox.Message) error {
+		if mended.Load() {
+			return nil
+		}
+		return inbox.Unrecoverable(errors.New("no " + m.Name))
+	}}
+	w := consume(t, f, r, ConsumerConfig{})
+	a, b := publishMany(t, f, "a", 3), publishMany(t, f, "b", 2)
+	awaitDead(t, f, 5)
+	l := w.DeadLetters()
+	if n, err := l.Count(t.Context(), inbox.Filter{Name: "a"}); n != 3 || err != nil {
+		t.Errorf("%d dead letters named a, error %v", n, err)
+	}
+	if found, err := l.List(t.Context(), inbox.Filter{Limit: 4}); len(found) != 4 || err != nil {
+		t.Errorf("%d dead letters listed, error %v", len(found), err)
+	}
+	if d, err := l.Show(t.Context(), b[1]); err != nil || d.Error != "no b" || d.Class != driver.ClassUnrecoverable {
+		t.Errorf("%+v, error %v", d, err)
+	}
+	if _, err := l.Show(t.Context(), ids.New()); !errors.Is(err, inbox.ErrNotFound) {
+		t.Errorf("an unknown id: %v", err)
+	}
+	if n, err := l.Remove(t.Context(), inbox.Filter{IDs: b[:1]}, "suite", ""); n != 1 || err != nil {
+		t.Errorf("removed %d, error %v", n, err)
+	}
+	if n, err := l.Replay(t.Context(), inbox.Filter{Name: "a"}, inbox.Replay{DryRun: true}); n.Returned != 3 || err != nil {
+		t.Errorf("dry run %+v, error %v", n, err)
+	}
+	mended.Store(true)
+	if n, err := l.Replay(t.Context(), inbox.Filter{Name: "a"}, inbox.Replay{By: "suite"}); n != (inbox.Replayed{Returned: 3}) || err != nil {
+		t.Errorf("returned %+v, error %v", n, err)
+	}
+	awaitCount(t, "messages done", 3, r.finished)
+	for _, m := range r.messages()[5:] {
+		if m.Attempt != 1 || m.Replays != 1 || !slices.Contains(a, m.ID) {
+			t.Errorf("returned message %+v", m)
+		}
+	}
+	if left := awaitDead(t, f, 1); left[0].Message.ID != b[1] {
+		t.Errorf("left %+v", left)
+	}
+	w.stop()
+	wantRest(t, f, 0)
+}

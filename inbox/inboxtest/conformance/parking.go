@@ -1,0 +1,390 @@
+package conformance
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+)
+
+// TestParking holds a driver.Parking to what it promises. newParkings returns one per consumer, all
+// in the same place, without messages.
+func TestParking(t *testing.T, newParkings func(t *testing.T) func(consumer string) driver.Parking) {
+	for name, test := range map[string]func(*testing.T, parkingTester){
+		"order":            testParkingOrder,
+		"keeps all":        testParkingKeepsAll,
+		"stopped again":    testParkingStopsAgain,
+		"a follower stops": testParkingStopsFollower,
+		"late copies":      testParkingLateCopies,
+		"drop":             testParkingDrop,
+		"heads":            testParkingHeads,
+		"letters":          testParkingLetters,
+		"replays at once":  testParkingReplaysAtOnce,
+		"odd time stamps":  testParkingOddTimes,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			parkings := newParkings(t)
+			test(t, parkingTester{parkings("a"), parkings("b")})
+		})
+	}
+}
+
+type parkingTester struct {
+	driver.Parking
+	other driver.Parking // of another consumer
+}
+
+// queued is a message of the suite that has come from a queue.
+func queued(number int) *inbox.Message {
+	m := event(number)
+	m.Queue = "orders"
+	return m
+}
+
+func (p parkingTester) stop(t *testing.T, key string, m *inbox.Message, err error) inbox.DeadLetter {
+	t.Helper()
+	dead := driver.NewDeadLetter(m, driver.Classify(err), "suite", time.Now().Truncate(time.Microsecond))
+	if err := p.Stop(t.Context(), key, dead); err != nil {
+		t.Fatalf("Stop: %v", err)
+	}
+	return dead
+}
+
+func (p parkingTester) add(t *testing.T, key string, msgs ...*inbox.Message) {
+	t.Helper()
+	for _, m := range msgs {
+		if err := p.Append(t.Context(), key, m); err != nil {
+			t.Fatalf("Append: %v", err)
+		}
+	}
+}
+
+func (p parkingTester) done(t *testing.T, m *inbox.Message) {
+	t.Helper()
+	if err := p.Done(t.Context(), m); err != nil {
+		t.Fatalf("Done: %v", err)
+	}
+}
+
+// returned is a message that was returned so often.
+func returned(m *inbox.Message, replays int) *inbox.Message {
+	again := *m
+	again.Replays = replays
+	return &again
+}
+
+// letters are the dead letters as users work with them.
+func (p parkingTester) letters() inbox.DeadLetters {
+	return driver.NewDeadLetters(p, driver.DefaultRetention, slog.New(slog.DiscardHandler))
+}
+
+func (p parkingTester) replay(t *testing.T, f inbox.Filter, want int) {
+	t.Helper()
+	if got, err := p.letters().Replay(t.Context(), f, inbox.Replay{By: "suite"}); got.Returned != want || err != nil {
+		t.Fatalf("Replay: %+v, error %v, want %d", got, err, want)
+	}
+}
+
+// wantFirst wants the next message of a key; nil for none.
+func (p parkingTester) wantFirst(t *testing.T, key string, want *inbox.Message) {
+	t.Helper()
+	got, there, err := p.First(t.Context(), key)
+	switch {
+	case err != nil || got != nil && !there:
+		t.Fatalf("First: %v, %v, %v", got, there, err)
+	case got == nil && want == nil:
+	case got == nil || want == nil:
+		t.Fatalf("First is %+v, want %+v", got, want)
+	case got.ID != want.ID:
+		t.Fatalf("First is another message than wanted")
+	}
+}
+
+func (p parkingTester) wantHeads(t *testing.T, want ...driver.Head) {
+	t.Helper()
+	got, err := p.Heads(t.Context(), "", 100)
+	if err != nil || !slices.Equal(got, want) {
+		t.Fatalf("Heads: %v, error %v, want %v", got, err, want)
+	}
+}
+
+var errNo = errors.New("no")
+
+// What comes behind a dead letter waits in its order, each message once.
+func testParkingOrder(t *testing.T, p parkingTester) {
+	first, second, third, apart := queued(1), queued(2), queued(3), queued(4)
+	p.wantHeads(t)
+	p.wantFirst(t, "k", nil)
+	p.stop(t, "k", first, errNo)
+	p.add(t, "k", first, second, third, second)
+	p.stop(t, "l", apart, errNo)
+	p.wantHeads(t, driver.Head{Key: "k", Stopped: true}, driver.Head{Key: "l", Stopped: true})
+	p.wantFirst(t, "k", nil)
+	parkingTester{Parking: p.other}.wantHeads(t)
+	p.replay(t, inbox.Filter{Name: Name, Limit: 1}, 1)
+	p.wantHeads(t, driver.Head{Key: "k"}, driver.Head{Key: "l", Stopped: true})
+	for _, m := range []*inbox.Message{returned(first, 1), second, third} {
+		p.wantFirst(t, "k", m)
+		p.wantFirst(t, "k", m)
+		p.done(t, m)
+		p.done(t, m)
+	}
+	p.wantFirst(t, "k", nil)
+	p.wantHeads(t, driver.Head{Key: "l", Stopped: true})
+	for key, want := range map[string]bool{"k": false, "l": true} {
+		if _, there, err := p.First(t.Context(), key); there != want || err != nil {
+			t.Errorf("key %s: there %v, error %v", key, there, err)
+		}
+	}
+}
+
+// Messages and dead letters come back as they were; what was returned was never tried.
+func testParkingKeepsAll(t *testing.T, p parkingTester) {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 678000, time.UTC)
+	m := queued(1)
+	m.Key, m.PublishedAt, m.ContentType = "\x7fkey \"ä\"", at, "application/x+json"
+	m.Headers = map[string]string{"tenant": "a\u0000b", "ä": ""}
+	m.Body = []byte("\x00\xff")
+	follower := *queued(2)
+	follower.Body, follower.Headers = nil, nil
+	failed := *m
+	failed.Attempt, failed.Recovered, failed.Replays, failed.FirstFailedAt = 6, 2, 3, at
+	failed.History = []inbox.FailedAttempt{{At: at, Error: "at first", Consumer: "suite"}}
+	want := p.stop(t, m.Key, &failed, fmt.Errorf("open: %w", errNo))
+	p.add(t, m.Key, &follower)
+	got, err := p.letters().Show(t.Context(), m.ID)
+	if err != nil || !reflect.DeepEqual(utc(got), utc(want)) {
+		t.Fatalf("the dead letter is\n%+v, error %v, want\n%+v", got, err, want)
+	}
+	p.replay(t, inbox.Filter{}, 1)
+	m.Replays = 4
+	for _, want := range []*inbox.Message{m, &follower} {
+		got, _, err := p.First(t.Context(), m.Key)
+		if err != nil || got == nil {
+			t.Fatalf("First: %v, error %v", got, err)
+		}
+		if len(got.Body) == 0 {
+			got.Body = want.Body
+		}
+		back, sent := utc(inbox.DeadLetter{Message: *got}), utc(inbox.DeadLetter{Message: *want})
+		if !reflect.DeepEqual(back, sent) {
+			t.Errorf("the message is\n%+v, want\n%+v", back.Message, sent.Message)
+		}
+		p.done(t, want)
+	}
+}
+
+// utc has times in one zone, so that they can be compared.
+func utc(d inbox.DeadLetter) inbox.DeadLetter {
+	d.FirstFailedAt, d.FailedAt = d.FirstFailedAt.UTC(), d.FailedAt.UTC()
+	d.Message.FirstFailedAt, d.Message.PublishedAt = d.Message.FirstFailedAt.UTC(), d.Message.PublishedAt.UTC()
+	d.Message.History = slices.Clone(d.Message.History)
+	for i := range d.Message.History {
+		d.Message.History[i].At = d.Message.History[i].At.UTC()
+	}
+	return d
+}
+
+// Senders set their own time stamps: milliseconds where seconds are meant are the year 55840. What a
+// Parking cannot keep of them it leaves out, but it takes the message.
+func testParkingOddTimes(t *testing.T, p parkingTester) {
+	first, second := queued(1), queued(2)
+	first.PublishedAt = time.Unix(1_700_000_000_000, 0)
+	second.PublishedAt = time.Date(2026, 1, 2, 3, 4, 5, 0, time.FixedZone("", 24*60*60))
+	first.FirstFailedAt = first.PublishedAt
+	first.History = []inbox.FailedAttempt{{At: first.PublishedAt, Error: "at first", Consumer: "suite"}}
+	p.stop(t, "k", first, errNo)
+	p.add(t, "k", second)
+	p.replay(t, inbox.Filter{}, 1)
+	p.wantFirst(t, "k", first)
+	p.done(t, returned(first, 1))
+	p.wantFirst(t, "k", second)
+}
+
+// A message that fails once more stops its key in its place.
+func testParkingStopsAgain(t *testing.T, p parkingTester) {
+	first, second := queued(1), queued(2)
+	p.stop(t, "k", first, errNo)
+	p.add(t, "k", second)
+	for round := 1; round <= 3; round++ {
+		p.replay(t, inbox.Filter{}, 1)
+		m, _, err := p.First(t.Context(), "k")
+		if err != nil || m == nil || m.ID != first.ID || m.Replays != round || m.Attempt != 1 {
+			t.Fatalf("round %d: %+v, error %v", round, m, err)
+		}
+		p.stop(t, "k", m, fmt.Errorf("again"))
+		p.wantHeads(t, driver.Head{Key: "k", Stopped: true})
+		p.wantFirst(t, "k", nil)
+	}
+	p.replay(t, inbox.Filter{ErrorContains: "again"}, 1)
+	p.done(t, returned(first, 4))
+	p.wantFirst(t, "k", second)
+}
+
+// So does one that came behind.
+func testParkingStopsFollower(t *testing.T, p parkingTester) {
+	first, second, third := queued(1), queued(2), queued(3)
+	p.stop(t, "k", first, errNo)
+	p.add(t, "k", second, third)
+	p.replay(t, inbox.Filter{}, 1)
+	p.done(t, returned(first, 1))
+	p.stop(t, "k", second, inbox.Classed(errNo, "payment"))
+	p.wantHeads(t, driver.Head{Key: "k", Stopped: true})
+	if n, err := p.letters().Count(t.Context(), inbox.Filter{Class: "payment"}); n != 1 || err != nil {
+		t.Fatalf("%d dead letters of class payment, error %v", n, err)
+	}
+	p.replay(t, inbox.Filter{Class: "payment"}, 1)
+	p.wantFirst(t, "k", second)
+	p.done(t, returned(second, 1))
+	p.wantFirst(t, "k", third)
+}
+
+// Copies from before a replay, of a consumer that was slow, change nothing.
+func testParkingLateCopies(t *testing.T, p parkingTester) {
+	first := queued(1)
+	p.stop(t, "k", first, errNo)
+	p.replay(t, inbox.Filter{}, 1)
+	p.stop(t, "k", first, errNo)
+	p.add(t, "k", first)
+	p.done(t, first)
+	if m, _, err := p.First(t.Context(), "k"); err != nil || m == nil || m.Replays != 1 {
+		t.Fatalf("%+v, error %v", m, err)
+	}
+	dead := p.stop(t, "k", returned(first, 1), fmt.Errorf("again"))
+	p.done(t, first)
+	late := dead
+	late.Error = "too late"
+	if err := p.Stop(t.Context(), "k", late); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := p.letters().Show(t.Context(), first.ID); err != nil || got.Error != "again" {
+		t.Errorf("%+v, error %v", got, err)
+	}
+}
+
+func testParkingDrop(t *testing.T, p parkingTester) {
+	first, second := queued(1), queued(2)
+	p.stop(t, "k", first, errNo)
+	p.add(t, "k", second)
+	if n, err := p.letters().Remove(t.Context(), inbox.Filter{}, "suite", ""); n != 1 || err != nil {
+		t.Fatalf("removed %d, error %v", n, err)
+	}
+	p.wantHeads(t, driver.Head{Key: "k"})
+	p.wantFirst(t, "k", second)
+	if n, err := p.letters().Count(t.Context(), inbox.Filter{}); n != 0 || err != nil {
+		t.Errorf("%d dead letters, error %v", n, err)
+	}
+}
+
+// Heads come in pages, however the keys are spelt.
+func testParkingHeads(t *testing.T, p parkingTester) {
+	want := []driver.Head{{Key: " "}, {Key: "A"}, {Key: "B"}, {Key: "a"}, {Key: "a b", Stopped: true}, {Key: "ab"}, {Key: "ä"}, {Key: "𝄞", Stopped: true}}
+	for i, head := range slices.Backward(want) {
+		for n := range 3 {
+			m := queued(10*i + n)
+			if head.Stopped && n == 0 {
+				p.stop(t, head.Key, m, errNo)
+			} else {
+				p.add(t, head.Key, m)
+			}
+		}
+	}
+	p.wantHeads(t, want...)
+	var all []driver.Head
+	for after := ""; ; {
+		page, err := p.Heads(t.Context(), after, 3)
+		if err != nil || len(page) > 3 {
+			t.Fatalf("%d heads of 3, error %v", len(page), err)
+		}
+		if len(page) == 0 {
+			break
+		}
+		all, after = append(all, page...), page[len(page)-1].Key
+	}
+	if !slices.Equal(all, want) {
+		t.Errorf("in pages %v, want %v", all, want)
+	}
+}
+
+// Letters are counted and visited by class, the oldest first, and only those that have stopped a key.
+func testParkingLetters(t *testing.T, p parkingTester) {
+	const n = 25
+	var want []*inbox.Message
+	for i := range n {
+		m := queued(i)
+		p.stop(t, fmt.Sprint("k", i), m, inbox.Classed(errNo, "payment"))
+		p.add(t, fmt.Sprint("k", i), queued(100+i))
+		want = append(want, m)
+	}
+	p.stop(t, "other", queued(n), errNo)
+	depths, err := p.Depths(t.Context())
+	if err != nil || len(depths) != 2 || depths[0].Class != driver.ClassDefault || depths[1].Class != "payment" || depths[1].Messages != n ||
+		depths[1].Oldest.IsZero() || depths[1].Oldest.After(depths[0].Oldest) {
+		t.Fatalf("depths %+v, error %v", depths, err)
+	}
+	visited := 0
+	if err := p.Scan(t.Context(), "payment", func(dead inbox.DeadLetter) (driver.Fate, error) {
+		if visited == n {
+			t.Fatal("more than were there")
+		}
+		if dead.Message.ID != want[visited].ID {
+			t.Errorf("letter %d is another one", visited)
+		}
+		visited++
+		late := queued(1000 + visited)
+		p.stop(t, fmt.Sprint("late", visited), late, inbox.Classed(errNo, "payment"))
+		return []driver.Fate{driver.Keep, driver.Drop, driver.Return}[visited%3], nil
+	}, func(_ inbox.DeadLetter, err error) { t.Error(err) }); err != nil || visited != n {
+		t.Fatalf("visited %d, error %v", visited, err)
+	}
+	if found, err := p.letters().Count(t.Context(), inbox.Filter{Class: "payment"}); found != n/3+n || err != nil {
+		t.Errorf("%d letters afterwards, error %v", found, err)
+	}
+	enough := 0
+	if err := p.Scan(t.Context(), "payment", func(inbox.DeadLetter) (driver.Fate, error) {
+		enough++
+		return driver.Drop, driver.ErrDone
+	}, func(_ inbox.DeadLetter, err error) { t.Error(err) }); err != nil || enough != 1 {
+		t.Errorf("visited %d, error %v", enough, err)
+	}
+	if err := p.Scan(t.Context(), "payment", func(inbox.DeadLetter) (driver.Fate, error) { return driver.Drop, errNo },
+		func(_ inbox.DeadLetter, err error) { t.Error(err) }); !errors.Is(err, errNo) {
+		t.Errorf("error %v", err)
+	}
+	if found, err := p.letters().Count(t.Context(), inbox.Filter{Class: "payment"}); found != n/3+n || err != nil {
+		t.Errorf("%d letters in the end, error %v", found, err)
+	}
+	if err := p.Scan(t.Context(), "", func(inbox.DeadLetter) (driver.Fate, error) { return driver.Drop, nil }, nil); err != nil {
+		t.Error(err)
+	}
+}
+
+// However many return a letter, it is returned once.
+func testParkingReplaysAtOnce(t *testing.T, p parkingTester) {
+	const n = 12
+	for i := range n {
+		p.stop(t, fmt.Sprint("k", i), queued(i), errNo)
+	}
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			if _, err := p.letters().Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "suite"}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	for i := range n {
+		if m, _, err := p.First(t.Context(), fmt.Sprint("k", i)); err != nil || m == nil || m.Replays != 1 {
+			t.Errorf("%+v, error %v", m, err)
+		}
+	}
+}

@@ -1,0 +1,176 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/inbox/driver"
+)
+
+// calls are those of a session, and Move, each for the first half of what is in hand where it settles.
+var calls = map[string]func(ctx context.Context, source driver.Source, s driver.Session, half []driver.Delivery) error{
+	"Start": func(ctx context.Context, _ driver.Source, s driver.Session, _ []driver.Delivery) error {
+		return errors.Join(s.Stop(ctx), s.Start(ctx, 5))
+	},
+	"Receive": func(ctx context.Context, _ driver.Source, s driver.Session, _ []driver.Delivery) error {
+		short, cancel := context.WithTimeout(ctx, 3*time.Second) // a source may go on over another connection
+		defer cancel()
+		_, err := s.Receive(short, 10)
+		return err
+	},
+	"Ack": func(ctx context.Context, _ driver.Source, s driver.Session, half []driver.Delivery) error {
+		return s.Ack(ctx, half)
+	},
+	"GiveBack": func(ctx context.Context, _ driver.Source, s driver.Session, half []driver.Delivery) error {
+		return s.GiveBack(ctx, half)
+	},
+	"Stop": func(ctx context.Context, _ driver.Source, s driver.Session, _ []driver.Delivery) error {
+		return s.Stop(ctx)
+	},
+	"Close": func(ctx context.Context, _ driver.Source, s driver.Session, _ []driver.Delivery) error {
+		return s.Close(ctx)
+	},
+	"Move to later": func(ctx context.Context, source driver.Source, s driver.Session, half []driver.Delivery) error {
+		return moveAll(ctx, source, s, half, func(d driver.Delivery) driver.Move { return later(d, 0, driver.Progress{Attempt: 2}) })
+	},
+	"Move to dead": func(ctx context.Context, source driver.Source, s driver.Session, half []driver.Delivery) error {
+		return moveAll(ctx, source, s, half, func(d driver.Delivery) driver.Move {
+			letter := driver.NewDeadLetter(d.Message(), driver.Failure{Class: OwnClass, Err: errBoom}, "suite", time.Now())
+			return driver.Move{Delivery: d, Target: driver.ToDead, Letter: letter}
+		})
+	},
+}
+
+// moveAll moves deliveries, and settles those originals whose copies are stored.
+func moveAll(ctx context.Context, source driver.Source, s driver.Session, ds []driver.Delivery, to func(driver.Delivery) driver.Move) error {
+	var moves []driver.Move
+	for _, d := range ds {
+		moves = append(moves, to(d))
+	}
+	results := source.Move(ctx, moves)
+	for i, err := range results {
+		if err == nil && !source.Traits().MoveSettles {
+			results[i] = s.Ack(ctx, ds[i:i+1])
+		}
+	}
+	return errors.Join(results...)
+}
+
+// Whichever call meets a lost connection, or loses its answer: what it was not about comes again, and
+// what it was about is where the call has taken it, or comes again.
+func testSourceCalls(t *testing.T, f SourceFixture) {
+	if f.Network == nil {
+		t.Skip("there is no network to break")
+	}
+	source := running(t, f)
+	for name, call := range calls {
+		for fault, begin := range map[string]func(){"cut before": f.Network.CutConnections, "answer lost": f.Network.DropReplies} {
+			t.Logf("%s, %s", name, fault)
+			faultyCall(t, f, source, name, call, begin)
+			if t.Failed() {
+				t.Fatalf("%s, %s", name, fault)
+			}
+		}
+	}
+}
+
+func faultyCall(
+	t *testing.T, f SourceFixture, source driver.Source, name string,
+	call func(context.Context, driver.Source, driver.Session, []driver.Delivery) error, begin func(),
+) {
+	t.Helper()
+	const n = 6
+	all := numbered(t, f, n)
+	await(t, func() error { return source.Ready(t.Context()) })
+	s, ds := inHand(t, source, n)
+	begin()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	err := call(ctx, source, s, ds[:n/2])
+	if ctx.Err() != nil {
+		t.Errorf("%s does not return: %v", name, err)
+	}
+	f.Network.CutConnections()
+	f.Network.Heal()
+	_ = s.Close(t.Context()) // it is lost
+	missing := map[uuid.UUID]bool{}
+	for _, m := range all {
+		missing[m.ID] = true
+	}
+	for _, d := range ds[:n/2] {
+		if name == "Ack" {
+			delete(missing, d.Message().ID) // it may be gone
+		}
+	}
+	await(t, func() error {
+		again := consumeUntil(t, source, missing)
+		for _, d := range scan(t, f, OwnClass) {
+			delete(missing, d.Message.ID)
+		}
+		if len(missing) > 0 {
+			return fmt.Errorf("%d messages are lost, the call said %w, a session %w", len(missing), err, again)
+		}
+		return nil
+	})
+}
+
+// inHand takes n messages; some may be copies of before.
+func inHand(t *testing.T, source driver.Source, n int) (s driver.Session, ds []driver.Delivery) {
+	t.Helper()
+	await(t, func() error {
+		session, err := source.Open(t.Context())
+		if err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		ds = nil
+		if err = session.Start(ctx, n); err == nil {
+			for len(ds) < n && err == nil {
+				var more []driver.Delivery
+				more, err = session.Receive(ctx, n-len(ds))
+				ds = append(ds, more...)
+			}
+		}
+		if err != nil {
+			_ = session.Close(t.Context()) // the next try begins anew
+			return err
+		}
+		s = session
+		return nil
+	})
+	return s, ds
+}
+
+// consumeUntil acknowledges what comes, until nothing is missing or nothing comes.
+func consumeUntil(t *testing.T, source driver.Source, missing map[uuid.UUID]bool) error {
+	t.Helper()
+	s, err := source.Open(t.Context())
+	if err != nil {
+		return err
+	}
+	defer func() { _ = s.Close(context.WithoutCancel(t.Context())) }()
+	if err := s.Start(t.Context(), 50); err != nil {
+		return err
+	}
+	for len(missing) > 0 {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*quiet)
+		ds, err := s.Receive(ctx, 50)
+		cancel()
+		if err != nil {
+			return err
+		}
+		for _, d := range ds {
+			delete(missing, d.Message().ID)
+		}
+		if err := s.Ack(t.Context(), ds); err != nil {
+			return err
+		}
+	}
+	return nil
+}

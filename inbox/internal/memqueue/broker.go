@@ -1,0 +1,253 @@
+package memqueue
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+)
+
+// What brokers refuse: RabbitMQ's frame bounds the headers, and its short strings the names.
+const (
+	maxBodyBytes   = driver.MaxBodyBytes
+	maxNameBytes   = 255
+	maxHeaderBytes = 128 << 10
+)
+
+// Broker is a set of queues. It is safe for concurrent use.
+type Broker struct {
+	mu      sync.Mutex
+	queues  []*Queue
+	changed chan struct{} // closed at the next change of any queue; nil while nobody waits
+}
+
+// NewBroker returns a Broker without queues.
+func NewBroker() *Broker { return &Broker{} }
+
+// Queue is one queue with the copies that wait for a retry and the dead letters of its consumer.
+// The broker's lock guards it.
+type Queue struct {
+	broker  *Broker
+	name    string
+	classes []string // with a place of their own
+
+	missing   bool
+	exclusive bool
+	hands     []*hand  // of the sessions that were started, in that order
+	last      int64    // the place of the latest message
+	ready     []*entry // by their places
+	waiting   int      // for a retry
+	unsettled int
+	dead      map[string][]*letter // by class, oldest first
+	refused   map[string]bool      // classes whose place takes none
+}
+
+// entry is one copy of a message in a queue. Its place keeps the order when it goes back.
+type entry struct {
+	place int64
+	msg   *inbox.Message
+}
+
+// Queue returns the queue of a name, which is made at the first call, with dead letters of its own
+// for these classes and the usual ones.
+func (b *Broker) Queue(name string, classes ...string) *Queue {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	all := driver.AllClasses(classes)
+	for _, q := range b.queues {
+		if q.name == name {
+			q.classes = driver.AllClasses(append(all, q.classes...))
+			return q
+		}
+	}
+	q := &Queue{broker: b, name: name, classes: all, dead: map[string][]*letter{}, refused: map[string]bool{}}
+	b.queues = append(b.queues, q)
+	return q
+}
+
+// Idle waits until no message is in any queue, waiting for a retry or unsettled. It returns ctx's
+// error when that ends first.
+func (b *Broker) Idle(ctx context.Context) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for slices.ContainsFunc(b.queues, busy) {
+		if err := b.wait(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func busy(q *Queue) bool { return len(q.ready)+q.waiting+q.unsettled > 0 }
+
+// wait releases the lock until something changes or ctx ends.
+func (b *Broker) wait(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if b.changed == nil {
+		b.changed = make(chan struct{}) // here and not earlier: it is of the waiting one's bubble
+	}
+	changed := b.changed
+	b.mu.Unlock()
+	defer b.mu.Lock()
+	select {
+	case <-changed:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// change wakes everybody who waits. The lock is held.
+func (b *Broker) change() {
+	if b.changed != nil {
+		close(b.changed)
+		b.changed = nil
+	}
+}
+
+// Put puts a copy of a message at the end of the queue, as one that was never tried. It refuses
+// what brokers refuse: a body over 16 MiB, a name over 255 bytes and headers over 128 KiB.
+func (q *Queue) Put(m *inbox.Message) error {
+	if err := refuse(m); err != nil {
+		return err
+	}
+	q.broker.mu.Lock()
+	defer q.broker.mu.Unlock()
+	if q.missing {
+		return fmt.Errorf("queue %s: %w", q.name, driver.ErrMissing)
+	}
+	q.append(q.fresh(m))
+	return nil
+}
+
+func refuse(m *inbox.Message) error {
+	headers := 0
+	for name, value := range m.Headers {
+		headers += len(name) + len(value)
+	}
+	switch {
+	case len(m.Body) > maxBodyBytes:
+		return fmt.Errorf("a body of %d bytes, at most %d are taken", len(m.Body), maxBodyBytes)
+	case len(m.Name) > maxNameBytes:
+		return fmt.Errorf("a name of %d bytes, at most %d are taken", len(m.Name), maxNameBytes)
+	case headers > maxHeaderBytes:
+		return fmt.Errorf("headers of %d bytes, at most %d are taken", headers, maxHeaderBytes)
+	}
+	return nil
+}
+
+// fresh returns a copy of a message as one that was never tried.
+func (q *Queue) fresh(m *inbox.Message) *inbox.Message {
+	c := clone(m)
+	c.Queue, c.Attempt, c.Recovered, c.Redelivered = q.name, 1, 0, false
+	c.FirstFailedAt, c.History = time.Time{}, nil
+	return c
+}
+
+func clone(m *inbox.Message) *inbox.Message {
+	c := *m
+	c.Body, c.Headers, c.History = bytes.Clone(m.Body), maps.Clone(m.Headers), slices.Clone(m.History)
+	return &c
+}
+
+// append puts a message at the end. The lock is held.
+func (q *Queue) append(m *inbox.Message) {
+	q.last++
+	q.ready = append(q.ready, &entry{place: q.last, msg: m})
+	q.broker.change()
+}
+
+// back puts an entry that was handed out where it was. The lock is held.
+func (q *Queue) back(e *entry) {
+	e.msg.Redelivered = true
+	at, _ := slices.BinarySearchFunc(q.ready, e.place, func(other *entry, place int64) int {
+		return int(other.place - place)
+	})
+	q.ready = slices.Insert(q.ready, at, e)
+	q.broker.change()
+}
+
+// later puts a message at the end after a delay. The lock is held.
+func (q *Queue) later(m *inbox.Message, delay time.Duration) {
+	if delay <= 0 {
+		q.append(m)
+		return
+	}
+	q.waiting++
+	time.AfterFunc(delay, func() {
+		q.broker.mu.Lock()
+		defer q.broker.mu.Unlock()
+		if q.missing {
+			return
+		}
+		q.waiting--
+		q.append(m)
+	})
+}
+
+// bury adds a dead letter. The lock is held.
+func (q *Queue) bury(dead inbox.DeadLetter) error {
+	class := q.place(dead.Class)
+	if q.refused[class] {
+		return fmt.Errorf("class %s: %w", class, driver.ErrRefused)
+	}
+	dead.Message = *clone(&dead.Message)
+	q.dead[class] = append(q.dead[class], &letter{DeadLetter: dead})
+	q.broker.change()
+	return nil
+}
+
+// place is the class whose place takes the letters of a class.
+func (q *Queue) place(class string) string {
+	if slices.Contains(q.classes, class) {
+		return class
+	}
+	return driver.ClassDefault
+}
+
+// Refuse has the place of a class of dead letters take none, or take them again.
+func (q *Queue) Refuse(class string, on bool) {
+	q.broker.mu.Lock()
+	defer q.broker.mu.Unlock()
+	q.refused[q.place(class)] = on
+}
+
+var errCut = errors.New("the connection was cut")
+
+// Cut ends all sessions of the queue, as a lost connection does: what was unsettled comes again.
+func (q *Queue) Cut() {
+	q.broker.mu.Lock()
+	defer q.broker.mu.Unlock()
+	cut(q, errCut)
+}
+
+func cut(q *Queue, err error) {
+	for _, h := range slices.Clone(q.hands) {
+		h.lose(err)
+	}
+}
+
+// Delete ends all sessions and deletes the queue with its messages, not its dead letters.
+func (q *Queue) Delete() {
+	q.broker.mu.Lock()
+	defer q.broker.mu.Unlock()
+	cut(q, fmt.Errorf("queue %s: %w", q.name, driver.ErrMissing))
+	q.missing, q.ready, q.waiting = true, nil, 0
+	q.broker.change()
+}
+
+// Declare makes a deleted queue anew. Copies that waited for a retry at its end are lost.
+func (q *Queue) Declare() {
+	q.broker.mu.Lock()
+	defer q.broker.mu.Unlock()
+	q.missing = false
+}

@@ -1,0 +1,112 @@
+package memqueue
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+)
+
+// letter is one dead letter.
+type letter struct {
+	inbox.DeadLetter
+	gone bool
+}
+
+// letters is a driver.Letters.
+type letters struct{ source *Source }
+
+// Letters returns the dead letters of the queue. The source's script is asked at their Returns.
+func (s *Source) Letters() driver.Letters { return &letters{s} }
+
+// Depths implements driver.Letters.
+func (l *letters) Depths(ctx context.Context) ([]driver.Depth, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	q := l.source.queue
+	q.broker.mu.Lock()
+	classes := slices.Clone(q.classes)
+	q.broker.mu.Unlock()
+	depths := make([]driver.Depth, len(classes))
+	for i, class := range classes {
+		all := l.all(class)
+		depths[i] = driver.Depth{Class: class, Messages: len(all)}
+		if len(all) > 0 {
+			depths[i].Oldest = all[0].FailedAt
+		}
+	}
+	return depths, nil
+}
+
+// Scan implements driver.Letters.
+func (l *letters) Scan(
+	ctx context.Context, class string, visit func(inbox.DeadLetter) (driver.Fate, error), failed func(inbox.DeadLetter, error),
+) error {
+	for _, one := range l.all(class) {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		dead, there := l.show(one)
+		if !there {
+			continue // somebody else was faster
+		}
+		fate, err := visit(dead)
+		if errors.Is(err, driver.ErrDone) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := l.end(ctx, one, fate); err != nil {
+			failed(dead, err)
+		}
+	}
+	return nil
+}
+
+func (l *letters) all(class string) []*letter {
+	q := l.source.queue
+	q.broker.mu.Lock()
+	defer q.broker.mu.Unlock()
+	q.dead[class] = slices.DeleteFunc(q.dead[class], func(one *letter) bool { return one.gone })
+	return slices.Clone(q.dead[class])
+}
+
+func (l *letters) show(one *letter) (dead inbox.DeadLetter, there bool) {
+	l.source.queue.broker.mu.Lock()
+	defer l.source.queue.broker.mu.Unlock()
+	dead = one.DeadLetter
+	dead.Message = *clone(&one.Message)
+	return dead, !one.gone
+}
+
+// end does to a letter what the fate says, unless somebody else was faster.
+func (l *letters) end(ctx context.Context, one *letter, fate driver.Fate) error {
+	if fate == driver.Keep {
+		return nil
+	}
+	what, err := l.source.at(ctx, Scan, &one.Message)
+	if what == FailBefore {
+		return err
+	}
+	q := l.source.queue
+	q.broker.mu.Lock()
+	defer q.broker.mu.Unlock()
+	if one.gone {
+		return nil
+	}
+	if fate == driver.Return {
+		if q.missing {
+			return driver.ErrMissing
+		}
+		m := q.fresh(&one.Message)
+		m.Replays++
+		q.append(m)
+	}
+	one.gone = true
+	q.broker.change()
+	return err
+}
