@@ -2,6 +2,7 @@ package memqueue
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -194,14 +195,18 @@ func (q *Queue) later(m *inbox.Message, delay time.Duration) {
 	})
 }
 
-// bury adds a dead letter. The lock is held.
-func (q *Queue) bury(dead inbox.DeadLetter) error {
+// bury adds a dead letter of a message that had a place. Those that failed at the same time keep the
+// order of their places, whichever is moved first. The lock is held.
+func (q *Queue) bury(dead inbox.DeadLetter, place int64) error {
 	class := q.place(dead.Class)
 	if q.refused[class] {
 		return fmt.Errorf("class %s: %w", class, driver.ErrRefused)
 	}
 	dead.Message = *clone(&dead.Message)
-	q.dead[class] = append(q.dead[class], &letter{DeadLetter: dead})
+	at, _ := slices.BinarySearchFunc(q.dead[class], place, func(other *letter, place int64) int {
+		return cmp.Or(other.FailedAt.Compare(dead.FailedAt), cmp.Compare(other.place, place))
+	})
+	q.dead[class] = slices.Insert(q.dead[class], at, &letter{DeadLetter: dead, place: place})
 	q.broker.change()
 	return nil
 }

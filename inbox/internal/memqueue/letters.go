@@ -12,7 +12,8 @@ import (
 // letter is one dead letter.
 type letter struct {
 	inbox.DeadLetter
-	gone bool
+	place int64 // of the message in its queue
+	gone  bool
 }
 
 // letters is a driver.Letters.
