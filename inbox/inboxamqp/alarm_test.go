@@ -29,7 +29,8 @@ func TestMemoryAlarm(t *testing.T) {
 		done.Add(1)
 		return nil
 	}}
-	c := newConsumer(t, b.Dial, &got, config{Queue: "orders", Retry: quick})
+	// The alarm must not outlast the wait for a confirm: the copy would be published once more.
+	c := newConsumer(t, b.Dial, &got, config{Queue: "orders", Retry: quick, ConfirmTimeout: patience})
 	if err := c.Setup(t.Context()); err != nil {
 		t.Fatal(err)
 	}

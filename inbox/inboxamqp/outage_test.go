@@ -2,6 +2,7 @@ package inboxamqp_test
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"testing"
 
@@ -9,6 +10,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // A pause does not break the channel of a queue with a single active consumer, which refuses
@@ -23,7 +25,14 @@ func TestOutageWithSingleActiveConsumer(t *testing.T) {
 		return b.Dial(ctx)
 	}
 	b.Queue(t, "orders", amqp.Table{"x-queue-type": "quorum", "x-single-active-consumer": true})
-	got := recorder{fail: failWhile(&down, inbox.Unavailable(errBroken))}
+	var handled atomic.Int64
+	got := recorder{fail: func(*inbox.Message) error {
+		if down.Load() {
+			return inbox.Unavailable(errBroken)
+		}
+		handled.Add(1)
+		return nil
+	}}
 	c := newConsumer(t, dial, &got, config{Queue: "orders", Concurrency: 2, Retry: quick})
 	if err := c.Setup(t.Context()); err != nil {
 		t.Fatal(err)
@@ -37,7 +46,12 @@ func TestOutageWithSingleActiveConsumer(t *testing.T) {
 	awaitPaused(t, r)
 	got.await(t, 6)
 	down.Store(false)
-	awaitDepth(t, b, "orders", 0)
+	testenv.Eventually(t, patience, func() error {
+		if got := handled.Load(); got < n {
+			return fmt.Errorf("%d of %d messages handled", got, n)
+		}
+		return nil
+	})
 	ready(t, r)
 	r.stop(t)
 	awaitDepth(t, b, "orders", 0)
