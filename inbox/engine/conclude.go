@@ -49,7 +49,7 @@ func (c *concluder) conclude(j *job, now time.Time) {
 	}
 	c.hand.queues.done(j)
 	if over {
-		c.reopen()
+		c.reopen(now)
 	}
 }
 
@@ -62,6 +62,10 @@ func (c *concluder) passed(it *item, now time.Time) {
 		c.receipts.ack(it, false)
 	}
 	for _, other := range guilty {
+		if other.fate == nil { // a copy of it has failed, and this one was set aside
+			spared = append(spared, other)
+			continue
+		}
 		other.fate = own(c.cfg, other.m, other.fate, now)
 		logFailure(c.cfg.Logger, other.m, other.fate)
 		c.moves.send(other, send(c.cfg, other.m, other.fate), now)
@@ -101,8 +105,21 @@ func (c *concluder) unavailable(it *item, now time.Time) {
 	if c.trial.struck(it) {
 		c.hand.crowd.add(it)
 	}
-	if oldest := c.trial.failed(it, now); oldest != nil {
-		c.spare([]*item{oldest}, now) // given back to some queues it would come first again
+	c.crowdOut(c.trial.failed(it, now), now)
+}
+
+// setAside keeps a message from being a probe. A probe of one that has failed while others went through
+// shows nothing, and the queue may have many of those at its head.
+func (c *concluder) setAside(it *item, now time.Time) {
+	c.pause.aside++
+	c.hand.crowd.add(it)
+	c.crowdOut(c.trial.keep(it, now), now)
+}
+
+// crowdOut has the oldest on trial make room. Given back it would come first again from some queues.
+func (c *concluder) crowdOut(oldest *item, now time.Time) {
+	if oldest != nil {
+		c.spare([]*item{oldest}, now)
 	}
 }
 
@@ -153,7 +170,7 @@ func (c *concluder) probe(now time.Time) {
 	case stillDown:
 		c.shut(now)
 	case nothingDown:
-		c.reopen()
+		c.reopen(now)
 	case noOther:
 		c.pause.inPlace = true
 		c.pause.listen(now, probeGap)
@@ -166,9 +183,11 @@ func (c *concluder) shut(now time.Time) {
 	c.cfg.Logger.Warn("paused", slog.String("why", "a server that processing needs is unavailable"), slog.Duration("again_in", delay))
 }
 
-// reopen ends a pause.
-func (c *concluder) reopen() {
+// reopen ends a pause. Those that have failed before come again later: at once they would look like the
+// next outage.
+func (c *concluder) reopen(now time.Time) {
 	c.pause.reopen()
+	c.spare(c.trial.takeStruck(), now)
 	c.release()
 }
 

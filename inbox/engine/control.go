@@ -46,7 +46,7 @@ func (c *control) steer(now time.Time) {
 	case c.pause.gate == shut:
 		c.wants(stop, 0, c.serial)
 	case c.pause.gate == probing:
-		c.wants(listen, c.pause.most, -c.pause.round)
+		c.wants(listen, c.pause.window(), -c.pause.round)
 	default:
 		if c.crowded() && !c.full() {
 			c.serial++

@@ -59,9 +59,13 @@ func (h *hand) add(it *item, now time.Time) {
 }
 
 // enter has an item be begun, or stored because its key is parked, or wait where it had got further
-// on a session before.
+// on a session before, or until a pause is over.
 func (h *hand) enter(it *item) {
 	if h.parked.takes(it) {
+		return
+	}
+	if it.aside {
+		it.state = held
 		return
 	}
 	if len(h.memory) > 0 {

@@ -40,6 +40,7 @@ type item struct {
 	batched bool // it ran together with others
 	orphan  bool // its session has ended while it runs
 	waiting bool // counted as waiting without a worker
+	aside   bool // it is not to be a probe: it has failed while others went through
 
 	probe int       // the number of the probe that it is; 0: of none
 	began uint64    // the search's mark when it was begun

@@ -132,7 +132,11 @@ func (l *loop) arrived(ev event, now time.Time) {
 	for i := range ev.items {
 		it := &ev.items[i]
 		it.single = l.trial.has(it)
+		it.aside = l.pause.gate == probing && !l.cfg.Ordered && !l.control.full() && l.trial.struck(it)
 		l.hand.add(it, now)
+		if it.aside && it.state == held {
+			l.concluder.setAside(it, now)
+		}
 	}
 	l.pause.listen(now, probeGap)
 }

@@ -39,6 +39,7 @@ type pause struct {
 	round   int       // the probe's number
 	begun   int
 	ended   int
+	aside   int  // messages that arrived and would show nothing
 	down    bool // one of them could not be processed
 	inPlace bool // the trial's own messages are the probe
 }
@@ -94,8 +95,12 @@ func (p *pause) shut(now time.Time, random float64) time.Duration {
 func (p *pause) probe(left int) {
 	p.gate, p.at, p.round = probing, time.Time{}, p.round+1
 	p.most = max(min(1<<min(p.n, 10), p.cfg.Concurrency, left), 1)
-	p.begun, p.ended, p.down, p.inPlace = 0, 0, false, false
+	p.begun, p.ended, p.aside, p.down, p.inPlace = 0, 0, 0, false, false
 }
+
+// window is how many messages a probe may hold. It grows with those set aside, which may be all that the
+// queue has at its head.
+func (p *pause) window() int { return min(p.most+4*p.aside, max(p.most, maxTrial)) }
 
 // listen notes that a probe's messages may arrive, or have.
 func (p *pause) listen(now time.Time, patience time.Duration) {

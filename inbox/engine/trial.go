@@ -55,10 +55,15 @@ func (t *trial) suspect(items []*item) {
 }
 
 // failed takes a message that could not be processed for want of a server. It returns one that has
-// to make room, or nil. Struck says that it has failed so before, while others went through.
+// to make room, or nil.
 func (t *trial) failed(it *item, now time.Time) (oldest *item) {
-	it.since = now
 	t.search.Failed(it.m.ID)
+	return t.keep(it, now)
+}
+
+// keep holds a message until the trial ends. It returns one that has to make room, or nil.
+func (t *trial) keep(it *item, now time.Time) (oldest *item) {
+	it.since = now
 	t.held = append(t.held, it)
 	if !t.cfg.Ordered && len(t.held) > maxTrial {
 		oldest, t.held = t.held[0], t.held[1:]
@@ -68,6 +73,7 @@ func (t *trial) failed(it *item, now time.Time) (oldest *item) {
 
 func (t *trial) has(it *item) bool { return t.search.Has(it.m.ID) }
 
+// struck reports whether a message has failed so before, while others went through.
 func (t *trial) struck(it *item) bool { return t.search.Struck(it.m.ID) }
 
 // passed notes a message that went through: the servers are there. So those that have failed before
@@ -123,6 +129,18 @@ func (t *trial) judge(now time.Time) (isOutage bool, spared []*item) {
 		return true
 	})
 	return false, spared
+}
+
+// takeStruck removes those that have failed before, while others went through.
+func (t *trial) takeStruck() (struck []*item) {
+	t.held = slices.DeleteFunc(t.held, func(it *item) bool {
+		if t.struck(it) {
+			struck = append(struck, it)
+			return true
+		}
+		return false
+	})
+	return struck
 }
 
 // release ends the trial, blaming none, and returns its messages.

@@ -36,3 +36,40 @@ func TestManyMessagesLackTheirServer(t *testing.T) {
 		}
 	})
 }
+
+// Messages that have failed by themselves fill the head of the queue when an outage ends: the probes
+// pass them by, and the pause ends soon after the outage.
+func TestProbesPassByWhatFailsByItself(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const bad, good = 200, 50
+		var down atomic.Bool
+		var passed atomic.Int32
+		p := processorFunc(func(_ context.Context, m *inbox.Message) error {
+			if m.Name == "bad" || down.Load() {
+				return inbox.Unavailable(errBroken)
+			}
+			passed.Add(1)
+			return nil
+		})
+		retry := inbox.RetryPolicy{MaxAttempts: 1000, BaseDelay: time.Second, MaxDelay: 2 * time.Second}
+		b := newBench(t, p, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Retry: retry}}, memqueue.Options{})
+		b.put("bad", bad)
+		b.start()
+		for range 100 { // each bad one fails while others go through
+			b.put("good", 10)
+			time.Sleep(100 * time.Millisecond)
+		}
+		eventually(t, "the good ones pass", func() bool { return passed.Load() == 1000 })
+		down.Store(true)
+		b.put("good", 20)
+		time.Sleep(10 * time.Second) // the bad ones are due again, and in the queue
+		b.put("good", good)
+		down.Store(false)
+		began := time.Now()
+		eventually(t, "the good ones pass after the outage", func() bool { return passed.Load() == 1000+20+good })
+		if took := time.Since(began); took > 6*time.Second {
+			t.Errorf("%v after the outage", took)
+		}
+		b.stop()
+	})
+}
