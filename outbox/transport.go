@@ -126,7 +126,7 @@ func (s *sender) run(p *pipeline) {
 	}
 }
 
-// missing stands for a publisher that nobody has registered.
+// missing stands for a publisher that is not registered.
 type missing struct{}
 
 func (missing) Publish(_ context.Context, m driver.Message, done func(error)) {

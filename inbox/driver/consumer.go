@@ -40,7 +40,7 @@ func ConsumerDefaults(c inbox.ConsumerConfig, queue string) inbox.ConsumerConfig
 
 // CallTimeout returns how long the processor may take for n messages together: n times
 // HandlerTimeout, but no more than a third of what a broker allows for which hold is the time that a
-// delivery may stay unsettled. A hold of 0 is for ever.
+// delivery may stay unsettled. A hold of 0 has no end.
 func CallTimeout(c inbox.ConsumerConfig, hold time.Duration, n int) time.Duration {
 	if hold == 0 {
 		return time.Duration(n) * c.HandlerTimeout

@@ -104,7 +104,7 @@ type Traits struct {
 	System string
 	// MaxWindow is the largest window that Start takes.
 	MaxWindow int
-	// Hold is how long a delivery may stay unsettled before the broker takes it back; 0: for ever.
+	// Hold is how long a delivery may stay unsettled before the broker takes it back; 0: it never does.
 	Hold time.Duration
 	// MoveSettles says that Move also ends the original, atomically.
 	MoveSettles bool

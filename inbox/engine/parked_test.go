@@ -245,7 +245,7 @@ func TestParkedKeyOfAQuietQueue(t *testing.T) {
 	})
 }
 
-// Messages that nobody can name are not parked, nor do they stop their keys.
+// Messages without a name are not parked, nor do they stop their keys.
 func TestParkedKeyAndInvalidMessages(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		y := newYard(t)

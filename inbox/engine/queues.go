@@ -135,7 +135,7 @@ func (q *queues) job(now time.Time) *job {
 	return j
 }
 
-// done takes back a job that nobody needs any more.
+// done takes back a job that is no longer needed.
 func (q *queues) done(j *job) {
 	clear(j.items)
 	*j = job{items: j.items[:0], errs: j.errs[:0], names: j.names[:0]}

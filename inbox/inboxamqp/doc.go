@@ -55,7 +55,7 @@
 // the next one may hold loses the order when that one ends as well. Check names a queue that was not
 // declared so.
 //
-// What this promises: nobody begins a message before the one before it of its key is done in the same
+// What this promises: no message begins before the one before it of its key is done in the same
 // process. While two processes overlap, because one was frozen or cut off and works on what it has, it
 // is the deduplication in the handler's transaction (inboxpgx) that keeps the effects in order: the new
 // one runs the same messages, in order, and each takes effect once. Handlers without it see an order

@@ -25,7 +25,7 @@ const (
 )
 
 // passing are the messages of all sessions that wait longer than any retry queue does. They go from
-// one to the next, and nobody but the transport sees them.
+// one to the next, and only the transport sees them.
 type passing struct {
 	copies  *copier
 	wake    chan struct{}

@@ -322,7 +322,7 @@ func TestSourceUnavailable(t *testing.T) {
 	must(t, src.Move(t.Context(), later(0, ds...))...)
 }
 
-// A long delay takes several steps, and nobody sees the message meanwhile.
+// A long delay takes several steps, and no handler sees the message meanwhile.
 func TestSourceLongDelay(t *testing.T) {
 	t.Parallel()
 	b := amqptest.New(t)

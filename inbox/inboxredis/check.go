@@ -36,7 +36,7 @@ func (p *Processor) Check(ctx context.Context) error {
 	return found.Err()
 }
 
-// checkClient looks for a client that waits for ever.
+// checkClient looks for a client that waits without end.
 func checkClient(client redis.UniversalClient, found *check.Findings) {
 	if heedsDeadlines, bounded := redisconn.Timeouts(client); !heedsDeadlines && !bounded {
 		found.Add("set ContextTimeoutEnabled of the client's options, or a ReadTimeout",

@@ -17,11 +17,11 @@ import (
 const (
 	// minVersion is the first Redis that names entries deleted while they were pending.
 	minVersion = 7
-	// deserted is for how long nobody has asked for messages of a group that nobody reads.
+	// deserted is for how long no consumer has asked for messages of a group that is not read.
 	deserted = time.Hour
 )
 
-// Check looks whether the stream and the group exist, whether another group that nobody reads keeps
+// Check looks whether the stream and the group exist, whether another group that is not read keeps
 // the stream from being trimmed, whether Redis may lose or evict messages, and whether the times in
 // the Config fit together; then it asks the processor, if that has a Check of its own. Of a cluster
 // it asks one node about its settings.
@@ -73,7 +73,7 @@ func (g *group) checkServer(ctx context.Context, found *check.Findings) error {
 	return nil
 }
 
-// checkStream looks for the group in both streams, and for groups that nobody reads.
+// checkStream looks for the group in both streams, and for groups that are not read.
 func (g *group) checkStream(ctx context.Context, found *check.Findings) error {
 	for stream, key := range g.keys.read()[:2] {
 		groups, err := within(ctx, g, func(ctx context.Context) ([]redis.XInfoGroup, error) {

@@ -30,7 +30,7 @@
 // go by the clock of Redis, and end up to a second late.
 //
 // Entries that all groups have processed are removed every 10 seconds, as far as Redis frees whole
-// nodes of the stream (XTRIM ~), unless Config.KeepProcessed is set. A group that nobody reads keeps
+// nodes of the stream (XTRIM ~), unless Config.KeepProcessed is set. A group that is not read keeps
 // the stream from being trimmed: Check names it. A limit on the stream's length, such as
 // outboxredis.Config.MaxLen or Symfony's stream_max_entries, drops what is not read yet, and
 // Symfony's delete_after_ack takes from the other groups what one of them has processed. What was

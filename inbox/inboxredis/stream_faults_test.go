@@ -85,7 +85,7 @@ func TestLease(t *testing.T) {
 	publish(t, f.direct, want[:6]...)
 	stopped, _ := f.open(t, f.direct, groupName)
 	before := open(t, stopped, 3)
-	ds := receive(t, before, 3) // nobody prolongs its lease
+	ds := receive(t, before, 3) // its lease is not prolonged
 	next, _ := f.open(t, f.direct, groupName)
 	s := open(t, running(t, next), 10)
 	publish(t, f.direct, want[6:]...)

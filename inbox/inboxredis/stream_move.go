@@ -95,7 +95,7 @@ func (g *group) move(ctx context.Context, orders []*order) error {
 	return nil
 }
 
-// moved returns the result. An entry that is nobody's was moved before: the client has repeated
+// moved returns the result. An entry without an owner was moved before: the client has repeated
 // itself.
 func (o *order) moved(answer int64, err error) error {
 	if err != nil {

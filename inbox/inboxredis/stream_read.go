@@ -15,11 +15,11 @@ import (
 const (
 	// block is how long a read waits on the server. Receive ends within a second.
 	block = 900 * time.Millisecond
-	// claimEvery is how often a session looks for what is nobody's, and for a lease that is over.
+	// claimEvery is how often a session looks for what has no owner, and for a lease that is over.
 	claimEvery = time.Second
 )
 
-// turn says when to look for what is nobody's.
+// turn says when to look for what has no owner.
 type turn struct {
 	last atomic.Pointer[time.Time] // nil: never. A clock that is set back does not hold it up
 }
@@ -52,7 +52,7 @@ func (r *groupReader) renews(held int) bool { return held > 0 }
 // renewed implements reader.
 func (r *groupReader) renewed(time.Time) {}
 
-// read implements reader. What is nobody's comes first.
+// read implements reader. What has no owner comes first.
 func (r *groupReader) read(ctx context.Context, most int) ([]entry, error) {
 	if r.due() { // from the beginning also where the last look has not come to the end: something was given back
 		r.from = fromBegin
@@ -146,7 +146,7 @@ func (r *ownerReader) read(ctx context.Context, most int) ([]entry, error) {
 	return found.entries, err
 }
 
-// acquire takes the lease if it is nobody's, else it waits.
+// acquire takes the lease if it has no owner, else it waits.
 func (r *ownerReader) acquire(ctx context.Context) error {
 	began := time.Now()
 	got, err := r.group.script(context.WithoutCancel(ctx), ownScript, []string{r.group.keys.owner()}, r.name, claimIdle.Milliseconds())

@@ -152,7 +152,7 @@ func (s *session) pass(ctx context.Context, timeout time.Duration, ds []*deliver
 	return answer == 1, err
 }
 
-// GiveBack implements driver.Session. Whoever looks next for what is nobody's takes it.
+// GiveBack implements driver.Session. The next to look for what has no owner takes it.
 func (s *session) GiveBack(ctx context.Context, ds []driver.Delivery) error {
 	held := s.hand.have(ds)
 	if err := s.giveBack(ctx, held); err != nil {
@@ -202,7 +202,7 @@ func (s *session) Ack(ctx context.Context, ds []driver.Delivery) error {
 }
 
 // failed ends the session: what was not settled would stay in its hand and be renewed, and its place
-// in the window be taken, for ever.
+// in the window be taken for good.
 func (s *session) failed(what string, err error) error {
 	err = s.group.fault(what, err)
 	s.hand.lose(err)

@@ -17,7 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// A session that could not settle messages ends: else they would stay in its hand for ever, with
+// A session that could not settle messages ends: else they would stay in its hand for good, with
 // their places in the window.
 func TestSettlingFails(t *testing.T) {
 	t.Parallel()
@@ -72,7 +72,7 @@ func TestGiveBackMeetsClaim(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, false)
 	publish(t, f.direct, event())
-	f.through.AddHook(lateAnswers{2500 * time.Millisecond}) // at least one look at what is nobody's
+	f.through.AddHook(lateAnswers{2500 * time.Millisecond}) // at least one look at what has no owner
 	source, _ := f.open(t, f.through, groupName)
 	s := open(t, running(t, source), 2)
 	ds := receive(t, s, 1)
@@ -152,7 +152,7 @@ func TestSilentMoves(t *testing.T) {
 	f.network.Heal()
 }
 
-// What is at the key of the retries and is none comes as a message that nobody can read, and keeps
+// What is at the key of the retries and is none comes as a message that cannot be read, and keeps
 // no retry from its time.
 func TestForeignRetry(t *testing.T) {
 	t.Parallel()

@@ -111,7 +111,7 @@ func TestTrimKeepsUp(t *testing.T) {
 	}
 }
 
-// The stream is kept for others where the Config says so; the retries are nobody else's.
+// The stream is kept for others where the Config says so; the retries belong to one group.
 func TestKeepProcessed(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, false)

@@ -123,7 +123,7 @@ func TestConsumerDeliversAgain(t *testing.T) {
 	bubble(t, p, cfg, func(t *testing.T, b rig, _ func()) {
 		publish(t, b, "a")
 		idle(t, b)
-		if want := []bool{true, true}; !slices.Equal(deliveries, want) { // the first one reached nobody
+		if want := []bool{true, true}; !slices.Equal(deliveries, want) { // the first one reached no queue
 			t.Errorf("redelivered = %v, want %v", deliveries, want)
 		}
 	})

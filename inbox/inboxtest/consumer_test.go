@@ -24,7 +24,7 @@ func TestConsumer(t *testing.T) {
 	}
 }
 
-// network breaks the calls of all consumers of a queue, and of nobody else.
+// network breaks the calls of all consumers of one queue only.
 type network struct {
 	queue   *memqueue.Queue
 	outcome atomic.Int64

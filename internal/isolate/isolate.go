@@ -160,7 +160,7 @@ func (s *Search[K]) Outage() {
 	s.onTrial = nil
 }
 
-// Clear has keys leave the search: they went well, or nobody is interested in them any more.
+// Clear has keys leave the search: they went well, or are of no interest any more.
 func (s *Search[K]) Clear(keys ...K) {
 	for _, k := range keys {
 		if !s.groups.remove(k) {

@@ -37,7 +37,7 @@ func numbers(r *rand.Rand, n, guilty int) (keys []int, bad map[int]bool) {
 	return keys, bad
 }
 
-// Each key at fault is found by few trials, and nobody else.
+// Each key at fault is found by few trials, and no other key.
 func TestFindsEachAtFault(t *testing.T) {
 	each(t, func(t *testing.T, r *rand.Rand) {
 		n, most := 1+r.IntN(300), 1+r.IntN(300)

@@ -61,7 +61,7 @@ func moveAll(ctx context.Context, source driver.Source, s driver.Session, ds []d
 	return errors.Join(results...)
 }
 
-// Whichever call meets a lost connection, or loses its answer: what it was not about comes again, and
+// Whichever call loses its connection, or its answer: what it was not about comes again, and
 // what it was about is where the call has taken it, or comes again.
 func testSourceCalls(t *testing.T, f SourceFixture) {
 	if f.Network == nil {

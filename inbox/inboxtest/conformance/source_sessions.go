@@ -283,7 +283,7 @@ func testSourceStop(t *testing.T, f SourceFixture) {
 	ended(t, s)
 }
 
-// Four processes take turns: none meets a message of a key before those that came earlier are
+// Four processes take turns: none gets a message of a key before those that came earlier are
 // settled.
 func testSourceHandOver(t *testing.T, f SourceFixture) {
 	if !f.New(t).Traits().Exclusive {

@@ -26,7 +26,7 @@ const (
 type Broker struct {
 	mu      sync.Mutex
 	queues  []*Queue
-	changed chan struct{} // closed at the next change of any queue; nil while nobody waits
+	changed chan struct{} // closed at the next change of any queue; nil while none waits
 }
 
 // NewBroker returns a Broker without queues.

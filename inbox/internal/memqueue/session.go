@@ -55,7 +55,7 @@ func (s *session) Receive(ctx context.Context, most int) (ds []driver.Delivery, 
 		}
 		what, err := s.source.at(ctx, Receive, d.msg)
 		switch {
-		case err != nil: // with effect or without: it is unsettled, and nobody has it
+		case err != nil: // with effect or without: it is unsettled, and no session has it
 			s.lose(err)
 			if len(ds) > 0 {
 				return ds, nil // the next call tells

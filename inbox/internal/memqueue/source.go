@@ -57,7 +57,7 @@ func (s *Source) Open(ctx context.Context) (driver.Session, error) {
 	if err == nil {
 		err = ctx.Err()
 	}
-	if err != nil { // also where it took effect: a session that nobody knows holds nothing
+	if err != nil { // also where it took effect: a session without an owner holds nothing
 		return nil, err
 	}
 	s.queue.broker.mu.Lock()
