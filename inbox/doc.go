@@ -58,6 +58,13 @@
 // is replayed or removed by DeadLetters the key resumes, within a few seconds: first the message
 // itself, if it was replayed, then those that were kept, in their order, then what the queue has.
 //
+// A process that runs a kept message has claimed it for 30 s, by the clock of the store, and renews
+// that while it has it: no other process runs it meanwhile, however long it takes. When the process
+// dies another one goes on with the key within 45 s. A process that cannot renew its claim ends the
+// handler's context 5 s before another one may begin, and what it still does then changes nothing
+// of the key. A handler that ignores its context may run beside its successor; its effect is still
+// once, with deduplication.
+//
 // A process that loses its queue while it gives a message up may park a key although the queue's
 // next owner gets the message through. No message is out of order by that; the key waits until the
 // letter is replayed, which changes nothing, or removed.

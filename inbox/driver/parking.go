@@ -3,6 +3,9 @@ package driver
 import (
 	"context"
 	"errors"
+	"time"
+
+	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/inbox"
 )
@@ -20,18 +23,38 @@ type Parking interface {
 	// in its place, with Attempt 1 and Replays one higher.
 	Letters
 	// Stop keeps a dead letter, which stops its key: at the key's end, or in its message's place
-	// where that is here already. A copy from before a Return changes nothing.
+	// where that is here already and nobody has it. A copy from before a Return changes nothing.
 	Stop(ctx context.Context, key string, dead inbox.DeadLetter) error
 	// Append keeps a message at the end of its key, unless its id is here already.
 	Append(ctx context.Context, key string, m *inbox.Message) error
 	// Heads returns the keys that have messages here, in the order of their bytes: those after a
 	// key, at most so many.
 	Heads(ctx context.Context, after string, most int) ([]Head, error)
-	// First returns the first message of a key, nil for a dead letter, and whether there is one.
-	First(ctx context.Context, key string) (m *inbox.Message, there bool, err error)
-	// Done deletes a message that has taken effect, or that is a leftover. A copy from before a Return
-	// changes nothing.
-	Done(ctx context.Context, m *inbox.Message) error
+	// Count returns how many messages are here, dead letters included; it counts to most at most.
+	Count(ctx context.Context, most int) (int, error)
+
+	// Claim leases the first message of a key to an owner and returns it: nil for a dead letter, and
+	// for what another owner has. There says whether the key has any. An owner may claim again what it
+	// has. The lease is by the clock of the place, from a moment of the call on.
+	Claim(ctx context.Context, key string, l Lease) (m *inbox.Message, there bool, err error)
+	// Renew prolongs an owner's leases of messages, also those that are over, unless another owner has
+	// claimed them since. It returns which are the owner's. A Lease.For of zero gives them up.
+	Renew(ctx context.Context, l Lease, messages []uuid.UUID) (kept []uuid.UUID, err error)
+	// Fail makes a message that the owner has claimed the dead letter that stops its key. It returns
+	// ErrStale, and changes nothing, where the message is not the owner's any more.
+	Fail(ctx context.Context, owner uuid.UUID, dead inbox.DeadLetter) error
+	// Done deletes a message that the owner has claimed and that has taken effect, or is a leftover.
+	// A copy from before a Return, and one that is not the owner's any more, change nothing.
+	Done(ctx context.Context, owner uuid.UUID, m *inbox.Message) error
+}
+
+// Lease says who may process messages of a Parking, and for how long. One that is over is still the
+// owner's until another one claims the message.
+type Lease struct {
+	// Owner is one run of a consumer.
+	Owner uuid.UUID
+	// For is how long nobody else may claim the message.
+	For time.Duration
 }
 
 // Head is a key that has messages in a Parking.
@@ -43,17 +66,23 @@ type Head struct {
 
 // Parker is an optional interface of an inbox.Processor that can keep ordering keys that wait.
 type Parker interface {
-	// Parking is where they are; nil when there is none.
-	Parking() Parking
+	// Parking is where they are; nil when there is none. Used says whether a consumer of the processor
+	// parks keys: those that were parked before are left behind where none does.
+	Parking(used bool) Parking
 }
 
 // ParkingOf returns the Parking of a processor where ConsumerConfig.ParkKeys asks for it; nil where
 // there is none.
 func ParkingOf(p inbox.Processor, cfg inbox.ConsumerConfig) Parking {
-	if parker, ok := p.(Parker); ok && cfg.ParkKeys {
-		return parker.Parking()
+	parker, ok := p.(Parker)
+	if !ok {
+		return nil
 	}
-	return nil
+	place := parker.Parking(cfg.ParkKeys)
+	if !cfg.ParkKeys {
+		return nil
+	}
+	return place
 }
 
 // WithParked adds the dead letters of a Parking, which may be nil, to those of a transport.

@@ -86,6 +86,8 @@ func (c *concluder) failed(it *item, f *fate, now time.Time) {
 	switch {
 	case f.kind == leftover:
 		c.receipts.ack(it, true)
+	case f.kind == elsewhere:
+		c.hand.lost(it)
 	case f.kind == suspect:
 		it.alone, it.looked = true, true
 		c.hand.queues.ready(it)

@@ -27,6 +27,7 @@ const (
 	hasFailed fateKind = iota + 1
 	leftover           // a leftover: its retry was on its way already
 	suspect            // it may have ended the process: it must run alone, and has not run yet
+	elsewhere          // another process has claimed it
 )
 
 // order is where a message goes.

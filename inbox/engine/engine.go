@@ -143,7 +143,11 @@ func newRun(ctx context.Context, c *Consumer) *run {
 	l.overruns = &overruns{cfg: cfg, signals: c.signals, limits: &l.hand.queues.limits}
 	if cfg.parking != nil {
 		r.keeper = newKeeper(cfg, post)
-		l.hand.parked = &parked{hand: l.hand, keeper: r.keeper, most: cfg.Prefetch, keys: map[string]*parkedKey{}}
+		r.mover.keeper, r.receiver.owner = r.keeper, r.keeper.owner
+		l.hand.parked = &parked{
+			hand: l.hand, keeper: r.keeper, claims: &claims{hand: l.hand, keeper: r.keeper},
+			most: cfg.Prefetch, keys: map[string]*parkedKey{},
+		}
 	}
 	l.receipts = &receipts{cfg: cfg, hand: l.hand, signals: c.signals, next: &settlement{}, spare: &settlement{}}
 	l.moves = &moves{cfg: cfg, hand: l.hand, receipts: l.receipts}
@@ -193,6 +197,7 @@ func (r *run) start() {
 	})
 	if r.keeper != nil {
 		r.others.Go(func() { r.keeper.run(r.stop) })
+		r.others.Go(func() { r.keeper.renew(r.finished) })
 	}
 	if r.cfg.background != nil {
 		r.others.Go(func() { r.cfg.background.Background(r.stop) })
@@ -216,6 +221,9 @@ func (r *run) finish() {
 		r.workers.running.Wait()
 	}
 	r.settling.Wait()
+	if r.keeper != nil && !r.loop.drain.abandoned {
+		r.keeper.giveUp(r.finished, r.loop.hand.parked.left)
+	}
 	r.end()
 	r.abort(nil)
 	r.others.Wait()

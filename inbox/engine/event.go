@@ -16,6 +16,7 @@ type event struct {
 	heads      []driver.Head // looked: the parked keys
 	served     bool          // looked: the session has had messages
 	answer     answer        // answered
+	renewal    renewal       // renewed
 }
 
 type kind uint8
@@ -33,4 +34,5 @@ const (
 	halted                   // the run is to end
 	looked                   // at the parked keys
 	answered                 // what the first message of a parked key is
+	renewed                  // claims of such messages
 )

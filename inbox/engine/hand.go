@@ -44,6 +44,9 @@ func (h *hand) add(it *item, now time.Time) {
 			delete(h.orphans, it.twin())
 			h.all.remove(old)
 			old.d, old.session, old.arrived, old.epoch, old.orphan = it.d, it.session, now, h.crowd.epoch, false
+			if old.claim != nil {
+				old.claim.until, old.claim.taken = it.claim.until, false
+			}
 			h.all.add(old)
 			return
 		}
@@ -131,6 +134,9 @@ func (h *hand) drop(now time.Time) (dropped int) {
 			if it.m != it.d.Message() {
 				h.remember(it)
 			}
+			if it.stored != "" {
+				h.parked.forsake(it)
+			}
 			h.crowd.remove(it)
 			h.all.remove(it)
 			dropped++
@@ -153,15 +159,18 @@ func (h *hand) remember(it *item) {
 }
 
 // lost ends an item that comes again. An ordered one keeps its place until the loop knows of the end
-// of its session, so that none of its key goes before it.
+// of its session, so that none of its key goes before it. One that is stored is asked for again.
 func (h *hand) lost(it *item) {
-	if h.cfg.Ordered && !it.session.ended {
+	if h.cfg.Ordered && !it.session.ended && it.stored == "" {
 		it.state = held
 		h.stale = h.stale || !it.session.over.Load()
 		return
 	}
 	if it.m != it.d.Message() {
 		h.remember(it)
+	}
+	if it.stored != "" {
+		h.parked.forsake(it)
 	}
 	h.gone(it)
 }

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"time"
 
 	"github.com/google/uuid"
@@ -29,6 +30,7 @@ type item struct {
 	session *session
 	key     string // of ordered consumption; empty: none
 	stored  string // the parked key as whose first message it comes; empty: none
+	claim   *claim // of one that is stored
 	arrived time.Time
 	epoch   int // of the window that it counts in
 
@@ -78,7 +80,8 @@ type job struct {
 	fates []*fate // nil: it went through
 	names []string
 
-	tracked, looked, alone bool // of its only item
+	tracked, looked, alone bool            // of its only item
+	claim                  context.Context // ends with the claim of its only item; nil: it has none
 
 	began time.Time
 	limit time.Time // after which it is stuck

@@ -6,8 +6,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/telemetry"
 )
 
@@ -20,6 +23,9 @@ type keeper struct {
 	post   func(event)
 	wake   chan struct{} // one place
 	seldom telemetry.Seldom
+	owner  uuid.UUID // of what it claims
+
+	renewals chan []uuid.UUID // one place
 
 	mu      sync.Mutex
 	session *session // nil: there is nothing to read for
@@ -35,13 +41,14 @@ type question struct {
 // answer is the answer to a question.
 type answer struct {
 	question
-	message *inbox.Message // nil: none, or a dead letter
+	message *inbox.Message // nil: none, or it is not for this process
+	until   time.Time      // it is claimed
 	there   bool
 	err     error
 }
 
 func newKeeper(cfg *settings, post func(event)) *keeper {
-	return &keeper{cfg: cfg, post: post, wake: make(chan struct{}, 1)}
+	return &keeper{cfg: cfg, post: post, owner: ids.New(), wake: make(chan struct{}, 1), renewals: make(chan []uuid.UUID, 1)}
 }
 
 // serve has the keeper read for a session, or for none.
@@ -88,7 +95,8 @@ func (k *keeper) answer(ctx context.Context) {
 			return
 		}
 		a := answer{question: q}
-		a.message, a.there, a.err = k.cfg.parking.First(ctx, q.name)
+		a.until = claimedUntil(time.Now())
+		a.message, a.there, a.err = k.cfg.parking.Claim(ctx, q.name, k.lease(claimTime))
 		k.complain(a.err)
 		if a.message != nil {
 			a.message.Redelivered = true // it may have run before, and ended the process
@@ -111,23 +119,54 @@ func (k *keeper) look(ctx context.Context) {
 	}
 }
 
+// renew renews claims until ctx ends.
+func (k *keeper) renew(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case messages := <-k.renewals:
+			r := renewal{messages: messages, sent: time.Now()}
+			bounded, cancel := context.WithTimeout(ctx, claimPatience)
+			r.kept, r.err = k.cfg.parking.Renew(bounded, k.lease(claimTime), messages)
+			cancel()
+			k.complain(r.err)
+			k.post(event{kind: renewed, renewal: r})
+		}
+	}
+}
+
+// giveUp ends claims, so that another process need not wait.
+func (k *keeper) giveUp(ctx context.Context, messages []uuid.UUID) {
+	if len(messages) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, k.cfg.Timeout)
+	defer cancel()
+	_, err := k.cfg.parking.Renew(ctx, k.lease(0), messages)
+	k.complain(err)
+}
+
+func (k *keeper) lease(d time.Duration) driver.Lease { return driver.Lease{Owner: k.owner, For: d} }
+
 func (k *keeper) complain(err error) {
 	if err == nil {
 		return
 	}
 	if repeats, ok := k.seldom.Due(); ok {
-		k.cfg.Logger.Warn("parked keys not read", slog.Any("error", err), slog.Int("repeats", repeats))
+		k.cfg.Logger.Warn("parked keys not read or claimed", slog.Any("error", err), slog.Int("repeats", repeats))
 	}
 }
 
 // park stores a message of a parked key, or the dead letter that stops it.
-func park(ctx context.Context, p driver.Parking, it *item, consumer string) error {
+func (k *keeper) park(ctx context.Context, it *item) error {
+	p := k.cfg.parking
 	if it.order.target == toPark {
 		return p.Append(ctx, it.key, it.m)
 	}
-	key := it.stored
-	if key == "" {
-		key = it.key
+	dead := driver.NewDeadLetter(it.m, it.fate.failure, k.cfg.Name, it.fate.at)
+	if it.stored != "" {
+		return p.Fail(ctx, k.owner, dead)
 	}
-	return p.Stop(ctx, key, driver.NewDeadLetter(it.m, it.fate.failure, consumer, it.fate.at))
+	return p.Stop(ctx, it.key, dead)
 }

@@ -125,6 +125,8 @@ func (l *loop) apply(ev event, now time.Time) {
 		l.hand.parked.look(ev, now)
 	case answered:
 		l.hand.parked.first(ev, now)
+	case renewed:
+		l.hand.parked.claims.renewed(ev.renewal, now)
 	}
 }
 
@@ -177,9 +179,10 @@ func (l *loop) tick(now time.Time) {
 	l.moves.crowd(now)
 	if p := l.hand.parked; p != nil {
 		for _, it := range p.arrivals {
-			l.moves.send(it, order{target: toPark, outcome: stored}, now)
+			l.moves.send(it, it.order, now)
 		}
 		p.arrivals = p.arrivals[:0]
+		p.claims.tend(now)
 	}
 	if l.drain.on {
 		return
@@ -232,6 +235,9 @@ func (l *loop) finish(now time.Time, limit string) {
 func (l *loop) arm(now time.Time) {
 	at := earlier(l.overruns.next, earlier(l.drain.at, l.moves.wake(now)))
 	at = earlier(at, l.receipts.wake(now))
+	if p := l.hand.parked; p != nil {
+		at = earlier(at, p.claims.at)
+	}
 	if !l.drain.on {
 		at = earlier(at, earlier(l.hand.wake(), l.pause.wake()))
 		at = earlier(at, later(l.hand.renewAt(), now))

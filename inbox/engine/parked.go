@@ -7,6 +7,8 @@ import (
 	"errors"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/internal/base"
@@ -46,15 +48,17 @@ func parkedName(key string) string {
 type parked struct {
 	hand     *hand
 	keeper   *keeper
+	claims   *claims
 	session  *session // nil: none
 	most     int      // stored messages in hand, and asked for
 	keys     map[string]*parkedKey
 	inHand   int
-	asking   int       // questions of the keeper
-	wanted   []string  // keys to be asked about when there is room
-	arrivals []*item   // to be stored
-	served   bool      // the source serves this process
-	now      time.Time // of the last look
+	asking   int         // questions of the keeper
+	wanted   []string    // keys to be asked about when there is room
+	arrivals []*item     // to be stored
+	left     []uuid.UUID // claimed for the session that has ended last, and not processed
+	served   bool        // the source serves this process
+	now      time.Time   // of the last look
 }
 
 // parkedKey is one key.
@@ -63,7 +67,7 @@ type parkedKey struct {
 	busy    bool      // its first message is in hand
 	asked   bool      // its first message is asked for, or will be
 	stored  int       // grows with each message that is stored
-	since   time.Time // when it was seen first that its first message may be processed
+	since   time.Time // when it was seen that its first message may be processed, or that another process does
 }
 
 // takes reports whether an item that has arrived must be stored, and takes it.
@@ -71,7 +75,7 @@ func (p *parked) takes(it *item) bool {
 	if p == nil || it.key == "" || p.keys[it.key] == nil || it.m.Validate() != nil {
 		return false
 	}
-	it.state = moving
+	it.state, it.order = moving, order{target: toPark, outcome: stored}
 	p.arrivals = append(p.arrivals, it)
 	return true
 }
@@ -88,6 +92,7 @@ func (p *parked) target(it *item) driver.Target {
 func (p *parked) moved(it *item) {
 	switch {
 	case p == nil:
+	case it.stored != "" && it.session != p.session: // the key may be in hand for this one
 	case it.order.target == toStop && it.stored != "":
 		p.release(it.stored).stopped = true
 	case it.order.target == toStop:
@@ -118,13 +123,23 @@ func (p *parked) release(name string) *parkedKey {
 	return k
 }
 
+// forsake notes that a stored message leaves the hand as it is. It may be asked for again.
+func (p *parked) forsake(it *item) {
+	if !it.claim.taken {
+		p.left = append(p.left, it.m.ID)
+	}
+	if it.session == p.session {
+		p.release(it.stored)
+	}
+}
+
 // settled goes on with the keys whose first messages are done.
 func (p *parked) settled(done []driver.Delivery) {
 	if p == nil {
 		return
 	}
 	for _, d := range done {
-		if stored, ok := d.(*storedDelivery); ok && p.keys[stored.key] != nil {
+		if stored, ok := d.(*storedDelivery); ok && stored.session == p.session && p.keys[stored.key] != nil {
 			p.release(stored.key)
 			p.ask(stored.key)
 		}
@@ -137,7 +152,7 @@ func (p *parked) ask(name string) {
 	switch {
 	case p.session == nil: // the next one looks at all keys
 		return
-	case k == nil || k.stopped || k.busy || k.asked:
+	case k == nil || k.stopped || k.busy || k.asked || p.direct(name):
 		return
 	case !p.served && (k.since.IsZero() || p.now.Sub(k.since) < parkedPatience):
 		return
@@ -145,6 +160,13 @@ func (p *parked) ask(name string) {
 	k.asked = true
 	p.wanted = append(p.wanted, name)
 	p.fill()
+}
+
+// direct reports whether a message of a key is processed that has come before the key was known to be
+// parked. It may be stored, too: another process had it before.
+func (p *parked) direct(name string) bool {
+	l := p.hand.keys[name]
+	return l != nil && !l.first.order.parks()
 }
 
 // fill has first messages read as long as there is room for them. Each may be large.
@@ -185,6 +207,9 @@ func (p *parked) look(ev event, now time.Time) {
 func (p *parked) first(ev event, now time.Time) {
 	a := ev.answer
 	k := p.keys[a.name]
+	if ev.session != p.session && a.message != nil {
+		p.left = append(p.left, a.message.ID)
+	}
 	if k == nil || ev.session != p.session {
 		return
 	}
@@ -196,9 +221,13 @@ func (p *parked) first(ev event, now time.Time) {
 	case a.message != nil:
 		k.busy = true
 		p.inHand++
-		p.hand.add(&item{d: &storedDelivery{a.name, a.message}, m: a.message, session: ev.session, stored: a.name, single: true}, now)
-	case a.there:
-		k.stopped = true
+		p.claims.add(now)
+		p.hand.add(&item{
+			d: &storedDelivery{a.name, a.message, ev.session}, m: a.message, session: ev.session,
+			stored: a.name, claim: &claim{until: a.until}, single: true,
+		}, now)
+	case a.there: // another process has it, or it is a dead letter: the next look tells
+		k.stopped, k.since = true, now
 	case k.stored != a.stored: // one was stored meanwhile
 		p.ask(a.name)
 	default: // one that is being stored brings the key back
@@ -216,9 +245,13 @@ func (p *parked) count() int {
 
 // serve begins with a session, of which nothing is known yet.
 func (p *parked) serve(s *session) {
-	if p != nil {
-		p.session = s
-		p.keeper.serve(s)
+	if p == nil {
+		return
+	}
+	p.session = s
+	p.keeper.serve(s)
+	if s != nil {
+		p.left = nil
 	}
 }
 
@@ -238,6 +271,7 @@ func (p *parked) reset() {
 type storedDelivery struct {
 	key     string
 	message *inbox.Message
+	session *session
 }
 
 // Message implements driver.Delivery.
@@ -247,6 +281,7 @@ func (d *storedDelivery) Message() *inbox.Message { return d.message }
 type parkingSession struct {
 	driver.Session
 	parking driver.Parking
+	owner   uuid.UUID
 }
 
 // Ack implements driver.Session.
@@ -257,7 +292,7 @@ func (s parkingSession) Ack(ctx context.Context, ds []driver.Delivery) error {
 		errs = append(errs, s.Session.Ack(ctx, own))
 	}
 	for _, d := range stored {
-		errs = append(errs, s.parking.Done(ctx, d.message))
+		errs = append(errs, s.parking.Done(ctx, s.owner, d.message))
 	}
 	return errors.Join(errs...)
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/engine"
@@ -20,17 +22,17 @@ type countingParking struct {
 	out, most *atomic.Int32
 }
 
-func (p countingParking) First(ctx context.Context, key string) (*inbox.Message, bool, error) {
-	m, there, err := p.Parking.First(ctx, key)
+func (p countingParking) Claim(ctx context.Context, key string, l driver.Lease) (*inbox.Message, bool, error) {
+	m, there, err := p.Parking.Claim(ctx, key, l)
 	if m != nil {
 		p.most.Store(max(p.out.Add(1), p.most.Load()))
 	}
 	return m, there, err
 }
 
-func (p countingParking) Done(ctx context.Context, m *inbox.Message) error {
+func (p countingParking) Done(ctx context.Context, owner uuid.UUID, m *inbox.Message) error {
 	p.out.Add(-1)
-	return p.Parking.Done(ctx, m)
+	return p.Parking.Done(ctx, owner, m)
 }
 
 // However many keys go on at once, no more of their messages are in memory than the prefetch, and all

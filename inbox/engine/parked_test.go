@@ -28,7 +28,7 @@ type withParking struct {
 	parking driver.Parking
 }
 
-func (p withParking) Parking() driver.Parking { return p.parking }
+func (p withParking) Parking(bool) driver.Parking { return p.parking }
 
 // yard is a queue with consumers that park keys, and what their handlers have done.
 type yard struct {
@@ -270,8 +270,8 @@ type slowAnswers struct {
 	meanwhile func()
 }
 
-func (s slowAnswers) First(ctx context.Context, key string) (*inbox.Message, bool, error) {
-	m, there, err := s.Parking.First(ctx, key)
+func (s slowAnswers) Claim(ctx context.Context, key string, l driver.Lease) (*inbox.Message, bool, error) {
+	m, there, err := s.Parking.Claim(ctx, key, l)
 	if !there {
 		s.meanwhile()
 	}
@@ -357,16 +357,28 @@ func (f flaky) Heads(ctx context.Context, after string, most int) (heads []drive
 	return heads, err
 }
 
-func (f flaky) First(ctx context.Context, key string) (m *inbox.Message, there bool, err error) {
+func (f flaky) Claim(ctx context.Context, key string, l driver.Lease) (m *inbox.Message, there bool, err error) {
 	err = f.do(func() error {
-		m, there, err = f.Parking.First(ctx, key)
+		m, there, err = f.Parking.Claim(ctx, key, l)
 		return err
 	})
 	return m, there, err
 }
 
-func (f flaky) Done(ctx context.Context, m *inbox.Message) error {
-	return f.do(func() error { return f.Parking.Done(ctx, m) })
+func (f flaky) Renew(ctx context.Context, l driver.Lease, messages []uuid.UUID) (kept []uuid.UUID, err error) {
+	err = f.do(func() error {
+		kept, err = f.Parking.Renew(ctx, l, messages)
+		return err
+	})
+	return kept, err
+}
+
+func (f flaky) Fail(ctx context.Context, owner uuid.UUID, dead inbox.DeadLetter) error {
+	return f.do(func() error { return f.Parking.Fail(ctx, owner, dead) })
+}
+
+func (f flaky) Done(ctx context.Context, owner uuid.UUID, m *inbox.Message) error {
+	return f.do(func() error { return f.Parking.Done(ctx, owner, m) })
 }
 
 // Keys are parked and resumed while processes come and go, sessions are lost, calls fail before or

@@ -112,6 +112,9 @@ func (q *queues) begin(j *job) {
 	q.limits.begin(j)
 	first := j.items[0]
 	j.tracked, j.looked, j.alone = first.tracked, first.looked, first.alone
+	if first.claim != nil {
+		j.claim = first.claim.begun(j.began)
+	}
 	if j.asks() {
 		q.asking++
 	}

@@ -64,6 +64,7 @@ type receiver struct {
 	wishes  chan wish
 	post    func(event)
 	ctx     context.Context // ends with the run
+	owner   uuid.UUID       // of parked messages
 	seldom  telemetry.Seldom
 	failed  int
 }
@@ -94,7 +95,7 @@ func (r *receiver) session(w wish) wish {
 	}
 	s := &session{Session: opened, began: time.Now()}
 	if r.cfg.parking != nil {
-		s.Session = parkingSession{opened, r.cfg.parking}
+		s.Session = parkingSession{opened, r.cfg.parking, r.owner}
 	}
 	r.post(event{kind: begun, session: s})
 	listening := false

@@ -76,6 +76,7 @@ type mover struct {
 	source  driver.Source
 	signals *signals
 	tracker *tracker
+	keeper  *keeper         // nil: keys are not parked
 	ctx     context.Context // not cancelled with the handlers: a message that failed in the drain is still moved
 	work    chan *removal
 	post    func(event)
@@ -127,9 +128,9 @@ func (m *mover) park(it *item) error {
 	if it.order.target == toStop && it.stored == "" && m.signals.parked.Load() >= maxParked {
 		return fmt.Errorf("%w: %w", driver.ErrRefused, errTooManyParked)
 	}
-	err := park(m.ctx, m.cfg.parking, it, m.cfg.Name)
-	if err == nil {
-		return nil
+	err := m.keeper.park(m.ctx, it)
+	if err == nil || errors.Is(err, driver.ErrStale) {
+		return err
 	}
 	if repeats, ok := m.seldom.Due(); ok {
 		m.cfg.Logger.Error("a message is not stored with its parked key: it is tried again",

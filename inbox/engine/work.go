@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -61,8 +62,14 @@ func (w *workers) run(j *job) {
 		w.judge(j)
 		w.post(event{kind: finished, job: j})
 	}()
+	ctx, end := w.context(j)
+	defer end()
+	if err := context.Cause(ctx); j.claim != nil && err != nil {
+		j.errs[0] = err
+		return
+	}
 	if !j.tracked {
-		w.process(j.msgs, j.errs)
+		w.process(ctx, j.msgs, j.errs)
 		return
 	}
 	if !j.looked {
@@ -73,17 +80,34 @@ func (w *workers) run(j *job) {
 			return
 		}
 	}
-	w.tracked(j.msgs[0], j.errs)
+	w.tracked(ctx, j.msgs[0], j.errs)
+}
+
+// context is that of a job. It ends with the claim of a stored message, too.
+func (w *workers) context(j *job) (ctx context.Context, end func()) {
+	claim := j.claim
+	if claim == nil {
+		return w.ctx, func() {}
+	}
+	ctx, cancel := context.WithCancelCause(w.ctx)
+	if claim.Err() != nil {
+		cancel(context.Cause(claim))
+	}
+	stop := context.AfterFunc(claim, func() { cancel(context.Cause(claim)) })
+	return ctx, func() {
+		stop()
+		cancel(nil)
+	}
 }
 
 // tracked has a message processed, its beginning and its end noted.
-func (w *workers) tracked(m *inbox.Message, errs []error) {
+func (w *workers) tracked(ctx context.Context, m *inbox.Message, errs []error) {
 	if err := w.tracker.start(m); err != nil {
 		errs[0] = err
 		return
 	}
 	defer func() { w.tracker.end(m, errs[0] == nil) }()
-	w.process([]*inbox.Message{m}, errs)
+	w.process(ctx, []*inbox.Message{m}, errs)
 }
 
 // judge reads what the messages of a job have failed with.
@@ -95,13 +119,30 @@ func (w *workers) judge(j *job) {
 		if j.fates == nil {
 			j.fates = make([]*fate, len(j.errs))
 		}
+		if j.claim != nil && j.claim.Err() != nil {
+			if err = w.unclaimed(j, err); err == nil {
+				continue
+			}
+		}
 		j.fates[i] = judge(w.cfg, j.msgs[i], err, time.Now())
 		logFailure(w.cfg.Logger, j.msgs[i], j.fates[i])
 	}
 }
 
+// unclaimed is the failure of a stored message whose claim has ended: for want of a server, or none
+// where another process has it.
+func (w *workers) unclaimed(j *job, err error) error {
+	cause := context.Cause(j.claim)
+	if errors.Is(cause, errTaken) {
+		j.fates[0] = &fate{kind: elsewhere}
+		w.cfg.Logger.Info("a parked message is left to another process", slog.Any("message_id", j.msgs[0].ID))
+		return nil
+	}
+	return inbox.Unavailable(errors.Join(cause, err))
+}
+
 // process runs the processor on those messages that it can be given, and fills in the results.
-func (w *workers) process(all []*inbox.Message, results []error) {
+func (w *workers) process(ctx context.Context, all []*inbox.Message, results []error) {
 	refused := 0
 	for i, m := range all {
 		if results[i] = w.acceptable(m); results[i] != nil {
@@ -127,7 +168,7 @@ func (w *workers) process(all []*inbox.Message, results []error) {
 	for i := range answers {
 		answers[i] = w.exited
 	}
-	ctx, end := w.signals.span(w.ctx, msgs)
+	ctx, end := w.signals.span(ctx, msgs)
 	defer func() {
 		draining := errors.Is(context.Cause(w.ctx), inbox.ErrDraining)
 		for i, err := range answers {

@@ -178,7 +178,7 @@ func TestParkingOnPostgres(t *testing.T) {
 	conformance.TestParking(t, func(t *testing.T) func(string) driver.Parking {
 		manager := newManager(t, newPool(t))
 		return func(consumer string) driver.Parking {
-			return newStore(t, manager, consumer, inboxpgx.Config{}).Parking()
+			return newStore(t, manager, consumer, inboxpgx.Config{}).Parking(true)
 		}
 	})
 }

@@ -7,7 +7,8 @@
 // A Store is the inbox.Processor of one consumer. It owns three tables, which Migrate creates: the
 // entries; the ledger, in which the consumer notes what became of messages that did not go
 // through at their first delivery; and the messages whose ordering keys wait behind a dead letter
-// (inbox.ConsumerConfig.ParkKeys). While the consumer runs, entries and notes that are older than
+// (inbox.ConsumerConfig.ParkKeys). A row of these is claimed by one run of a consumer at a time, by
+// the clock of the database, and only the one that has it ends it. While the consumer runs, entries and notes that are older than
 // the retention are deleted; what waits is kept.
 //
 // For each message the Store begins a transaction through a txretry.Transactor, runs

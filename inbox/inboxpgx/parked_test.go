@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -62,7 +63,9 @@ type mortalStore struct {
 	process *mortal
 }
 
-func (s mortalStore) Parking() driver.Parking { return mortalParking{s.Store.Parking(), s.process} }
+func (s mortalStore) Parking(used bool) driver.Parking {
+	return mortalParking{s.Store.Parking(used), s.process}
+}
 
 // Process implements inbox.Processor: the handler's transaction is a step.
 func (s mortalStore) Process(ctx context.Context, msgs []*inbox.Message) (results []error) {
@@ -96,9 +99,9 @@ func (p mortalParking) Append(ctx context.Context, key string, m *inbox.Message)
 	return p.process.step(func() error { return p.Parking.Append(ctx, key, m) })
 }
 
-func (p mortalParking) First(ctx context.Context, key string) (m *inbox.Message, there bool, err error) {
+func (p mortalParking) Claim(ctx context.Context, key string, l driver.Lease) (m *inbox.Message, there bool, err error) {
 	err = p.process.step(func() error {
-		m, there, err = p.Parking.First(ctx, key)
+		m, there, err = p.Parking.Claim(ctx, key, l)
 		return err
 	})
 	if err != nil {
@@ -107,8 +110,20 @@ func (p mortalParking) First(ctx context.Context, key string) (m *inbox.Message,
 	return m, there, nil
 }
 
-func (p mortalParking) Done(ctx context.Context, m *inbox.Message) error {
-	return p.process.step(func() error { return p.Parking.Done(ctx, m) })
+func (p mortalParking) Fail(ctx context.Context, owner uuid.UUID, dead inbox.DeadLetter) error {
+	return p.process.step(func() error { return p.Parking.Fail(ctx, owner, dead) })
+}
+
+func (p mortalParking) Done(ctx context.Context, owner uuid.UUID, m *inbox.Message) error {
+	return p.process.step(func() error { return p.Parking.Done(ctx, owner, m) })
+}
+
+// Renew implements driver.Parking. It is no step: when it is called depends on the time.
+func (p mortalParking) Renew(ctx context.Context, l driver.Lease, messages []uuid.UUID) ([]uuid.UUID, error) {
+	if p.process.dead.Load() {
+		return nil, errCrashed
+	}
+	return p.Parking.Renew(ctx, l, messages)
 }
 
 // siding is a queue of one key and a consumer on Postgres. The first message fails until it is mended.
@@ -187,6 +202,13 @@ func (s *siding) effects() ([]int, error) {
 	return pgx.CollectRows(rows, pgx.RowTo[int])
 }
 
+// outlive ends the claims of the dead, as time does.
+func (s *siding) outlive() {
+	if _, err := s.pool.Exec(s.t.Context(), `UPDATE holdfast_inbox_parked SET claimed_until = now() WHERE claimed_until > now()`); err != nil {
+		s.t.Error(err)
+	}
+}
+
 func (s *siding) parked() (n int, err error) {
 	err = s.pool.QueryRow(s.t.Context(), `SELECT count(*) FROM holdfast_inbox_parked`).Scan(&n)
 	return n, err
@@ -218,6 +240,7 @@ func parkedKeyThroughCrash(t *testing.T, process *mortal) {
 		if process.dead.Load() {
 			stop()
 			process = &mortal{}
+			s.outlive()
 			letters, stop = s.start(process)
 			s.put("other", 0) // so that it knows that it is served
 		}

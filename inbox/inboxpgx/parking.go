@@ -33,14 +33,15 @@ type parking struct {
 	consumer string
 	missing  migrate.Missing
 
-	stop, add, heads, first, done          string
-	depths, newest, page, giveBack, remove string
+	stop, add, heads, count, claim, renew, fail, done string
+	depths, newest, page, giveBack, remove            string
 }
 
 func newParking(pool *pgxpool.Pool, names tables, consumer string) *parking {
 	name := names.parked
-	insert := `INSERT INTO ` + name + ` AS p (consumer, key, message_id, replays, class, failed_at, name, envelope, body)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (consumer, message_id) DO `
+	insert := `INSERT INTO ` + name + ` AS p (consumer, key, message_id, replays, class, failed_at, stopped_at, name, envelope, body)
+		VALUES ($1, $2, $3, $4, $5, $6, CASE WHEN $5::text IS NOT NULL THEN now() END, $7, $8, $9) ON CONFLICT (consumer, message_id) DO `
+	const free = `(p.claimed_until IS NULL OR p.claimed_until <= clock_timestamp())`
 	const letter = ` WHERE consumer = $1 AND message_id = $2 AND class IS NOT NULL AND failed_at = $3`
 	head := func(after string) string {
 		return `(SELECT key, class IS NOT NULL AS stopped FROM ` + name + ` WHERE consumer = $1 AND key COLLATE "C" > ` + after +
@@ -48,21 +49,32 @@ func newParking(pool *pgxpool.Pool, names tables, consumer string) *parking {
 	}
 	return &parking{
 		pool: pool, consumer: consumer, missing: names.missing(),
-		stop: insert + `UPDATE SET replays = excluded.replays, class = excluded.class, failed_at = excluded.failed_at, envelope = excluded.envelope
-			WHERE p.class IS NULL AND p.replays <= excluded.replays`,
+		stop: insert + `UPDATE SET replays = excluded.replays, class = excluded.class, failed_at = excluded.failed_at,
+			stopped_at = excluded.stopped_at, envelope = excluded.envelope, claimed_by = NULL, claimed_until = NULL
+			WHERE p.class IS NULL AND p.replays <= excluded.replays AND ` + free,
 		add: insert + `NOTHING`,
 		// One step of the index per key, however many messages each has.
 		heads: `WITH RECURSIVE heads AS (` + head("$2") + ` UNION ALL
 			SELECT next.* FROM heads CROSS JOIN LATERAL ` + head("heads.key") + ` AS next) SELECT key, stopped FROM heads LIMIT $3`,
-		first: `SELECT class IS NOT NULL, envelope, body FROM ` + name + ` WHERE consumer = $1 AND key COLLATE "C" = $2 ORDER BY seq LIMIT 1`,
-		done:  `DELETE FROM ` + name + ` WHERE consumer = $1 AND message_id = $2 AND replays <= $3`,
+		count: `SELECT count(*) FROM (SELECT FROM ` + name + ` WHERE consumer = $1 LIMIT $2) AS counted`,
+		claim: `WITH head AS (SELECT seq FROM ` + name + ` WHERE consumer = $1 AND key COLLATE "C" = $2 ORDER BY seq LIMIT 1),
+			mine AS (UPDATE ` + name + ` AS p SET claimed_by = $3, claimed_until = clock_timestamp() + $4::interval FROM head
+				WHERE p.consumer = $1 AND p.key COLLATE "C" = $2 AND p.seq = head.seq AND p.class IS NULL AND (p.claimed_by = $3 OR ` + free + `)
+				RETURNING envelope, body)
+			SELECT envelope, body FROM head LEFT JOIN mine ON true`,
+		renew: `UPDATE ` + name + ` SET claimed_until = clock_timestamp() + $3::interval
+			WHERE consumer = $1 AND message_id = ANY($4::uuid[]) AND claimed_by = $2 RETURNING message_id`,
+		fail: `UPDATE ` + name + ` SET class = $5, failed_at = $6, stopped_at = now(), envelope = $7
+			WHERE consumer = $1 AND message_id = $2 AND replays = $3 AND claimed_by = $4`,
+		done: `DELETE FROM ` + name + ` WHERE consumer = $1 AND message_id = $2 AND replays <= $3 AND claimed_by = $4`,
 		depths: `SELECT class, count(*), min(failed_at) FROM ` + name + ` WHERE consumer = $1 AND class IS NOT NULL
 			GROUP BY class ORDER BY class COLLATE "C"`,
 		newest: `SELECT coalesce(max(seq), 0) FROM ` + name + ` WHERE consumer = $1 AND class COLLATE "C" = $2`,
 		page: `SELECT seq, envelope, body FROM ` + name + ` WHERE consumer = $1 AND class COLLATE "C" = $2 AND seq > $3 AND seq <= $4
 			ORDER BY seq LIMIT $5`,
-		giveBack: `UPDATE ` + name + ` SET class = NULL, failed_at = NULL, replays = $4, envelope = $5` + letter,
-		remove:   `DELETE FROM ` + name + letter,
+		giveBack: `UPDATE ` + name + ` SET class = NULL, failed_at = NULL, stopped_at = NULL, claimed_by = NULL, claimed_until = NULL,
+			replays = $4, envelope = $5` + letter,
+		remove: `DELETE FROM ` + name + letter,
 	}
 }
 
@@ -99,29 +111,6 @@ func (p *parking) Heads(ctx context.Context, after string, most int) (heads []in
 		return err
 	})
 	return heads, err
-}
-
-// First implements driver.Parking.
-func (p *parking) First(ctx context.Context, key string) (m *inbox.Message, there bool, err error) {
-	var stopped bool
-	var envelope, body []byte
-	err = p.read(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
-		return conn.QueryRow(ctx, p.first, p.consumer, key).Scan(&stopped, &envelope, &body)
-	})
-	switch {
-	case errors.Is(err, pgx.ErrNoRows):
-		return nil, false, nil
-	case err != nil || stopped:
-		return nil, err == nil, err
-	}
-	dead, err := letterOf(envelope, body)
-	return &dead.Message, true, err
-}
-
-// Done implements driver.Parking.
-func (p *parking) Done(ctx context.Context, m *inbox.Message) error {
-	_, err := p.exec(ctx, p.done, m.ID, m.Replays)
-	return err
 }
 
 // Depths implements driver.Letters.

@@ -2,6 +2,7 @@ package inboxpgx
 
 import (
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -28,6 +29,8 @@ type Store struct {
 	entries driver.Entries
 	ledger  inboxdriver.Ledger
 	parking inboxdriver.Parking
+
+	parks, parksNot atomic.Bool // a consumer of this Store parks keys; one does not
 
 	// nil where Config.Entries keeps the entries:
 	pool   *pgxpool.Pool
@@ -95,8 +98,15 @@ func (s *Store) Ledger() inboxdriver.Ledger { return s.ledger }
 // Limit implements driver.Limiter of inbox, by Config.ByName.
 func (s *Store) Limit(name string) int { return s.cfg.ByName[name].Concurrency }
 
-// Parking implements driver.Parker of inbox.
-func (s *Store) Parking() inboxdriver.Parking { return s.parking }
+// Parking implements driver.Parker of inbox. Check goes by whether a consumer uses it.
+func (s *Store) Parking(used bool) inboxdriver.Parking {
+	if used {
+		s.parks.Store(true)
+	} else {
+		s.parksNot.Store(true)
+	}
+	return s.parking
+}
 
 // Retention implements driver.Deduplicator of inbox.
 func (s *Store) Retention() time.Duration { return s.cfg.Retention }

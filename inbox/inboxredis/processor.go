@@ -129,9 +129,9 @@ func (p *Processor) Ledger() driver.Ledger {
 }
 
 // Parking implements driver.Parker: it is that of the next processor, if it has one.
-func (p *Processor) Parking() driver.Parking {
+func (p *Processor) Parking(used bool) driver.Parking {
 	if d, ok := p.next.(driver.Parker); ok {
-		return d.Parking()
+		return d.Parking(used)
 	}
 	return nil
 }

@@ -93,9 +93,9 @@ type keeper struct {
 	parking driver.Parking
 }
 
-func (k keeper) Ledger() driver.Ledger    { return k.ledger }
-func (k keeper) Retention() time.Duration { return driver.DefaultRetention }
-func (k keeper) Parking() driver.Parking  { return k.parking }
+func (k keeper) Ledger() driver.Ledger       { return k.ledger }
+func (k keeper) Retention() time.Duration    { return driver.DefaultRetention }
+func (k keeper) Parking(bool) driver.Parking { return k.parking }
 
 // Several consumers that end and begin again, calls that fail in every way, and handlers that fail:
 // no message is lost, and of ordered ones no key is ever out of order.

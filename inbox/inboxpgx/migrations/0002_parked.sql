@@ -1,5 +1,6 @@
 -- Ordering keys that wait: the dead letter that has stopped a key, which alone has a class, and the
--- messages of the key behind it, in the order of seq. Envelope is JSON, all but the body.
+-- messages of the key behind it, in the order of seq. Envelope is JSON, all but the body. The first
+-- message of a key that goes on is claimed by the run of a consumer that processes it.
 CREATE TABLE {{parked}} (
     consumer   text        NOT NULL,
     key        text        NOT NULL,
@@ -8,10 +9,13 @@ CREATE TABLE {{parked}} (
     replays    integer     NOT NULL,
     class      text,
     failed_at  timestamptz,
+    stopped_at timestamptz,
     name       text        NOT NULL,
     envelope   bytea       NOT NULL,
     body       bytea       NOT NULL,
     parked_at  timestamptz NOT NULL DEFAULT now(),
+    claimed_by    uuid,
+    claimed_until timestamptz,
     PRIMARY KEY (consumer, message_id)
 );
 

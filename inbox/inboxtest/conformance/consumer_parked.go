@@ -23,7 +23,7 @@ type parker struct {
 }
 
 // Parking implements driver.Parker.
-func (p parker) Parking() driver.Parking { return p.parking }
+func (p parker) Parking(bool) driver.Parking { return p.parking }
 
 func parked(s *sequence) parker {
 	return parker{remembering{s, memory.NewLedger()}, memory.NewParking()}

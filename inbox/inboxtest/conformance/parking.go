@@ -10,8 +10,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/internal/ids"
 )
 
 // TestParking holds a driver.Parking to what it promises. newParkings returns one per consumer, all
@@ -28,11 +31,16 @@ func TestParking(t *testing.T, newParkings func(t *testing.T) func(consumer stri
 		"letters":          testParkingLetters,
 		"replays at once":  testParkingReplaysAtOnce,
 		"odd time stamps":  testParkingOddTimes,
+		"claims":           testParkingClaims,
+		"claims that end":  testParkingClaimsThatEnd,
+		"late owners":      testParkingLateOwners,
+		"claims at once":   testParkingClaimsAtOnce,
+		"count":            testParkingCount,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			parkings := newParkings(t)
-			test(t, parkingTester{parkings("a"), parkings("b")})
+			test(t, parkingTester{parkings("a"), parkings("b"), ids.New()})
 		})
 	}
 }
@@ -40,6 +48,17 @@ func TestParking(t *testing.T, newParkings func(t *testing.T) func(consumer stri
 type parkingTester struct {
 	driver.Parking
 	other driver.Parking // of another consumer
+	owner uuid.UUID      // of what is claimed, where a test names none
+}
+
+// claim claims for long what is first of a key.
+func (p parkingTester) claim(t *testing.T, key string) (m *inbox.Message, there bool) {
+	t.Helper()
+	m, there, err := p.Claim(t.Context(), key, driver.Lease{Owner: p.owner, For: time.Hour})
+	if err != nil || m != nil && !there {
+		t.Fatalf("Claim: %v, %v, %v", m, there, err)
+	}
+	return m, there
 }
 
 // queued is a message of the suite that has come from a queue.
@@ -58,6 +77,15 @@ func (p parkingTester) stop(t *testing.T, key string, m *inbox.Message, err erro
 	return dead
 }
 
+func (p parkingTester) fail(t *testing.T, m *inbox.Message, err error) inbox.DeadLetter {
+	t.Helper()
+	dead := driver.NewDeadLetter(m, driver.Classify(err), "suite", time.Now().Truncate(time.Microsecond))
+	if err := p.Fail(t.Context(), p.owner, dead); err != nil {
+		t.Fatalf("Fail: %v", err)
+	}
+	return dead
+}
+
 func (p parkingTester) add(t *testing.T, key string, msgs ...*inbox.Message) {
 	t.Helper()
 	for _, m := range msgs {
@@ -69,7 +97,7 @@ func (p parkingTester) add(t *testing.T, key string, msgs ...*inbox.Message) {
 
 func (p parkingTester) done(t *testing.T, m *inbox.Message) {
 	t.Helper()
-	if err := p.Done(t.Context(), m); err != nil {
+	if err := p.Done(t.Context(), p.owner, m); err != nil {
 		t.Fatalf("Done: %v", err)
 	}
 }
@@ -96,15 +124,13 @@ func (p parkingTester) replay(t *testing.T, f inbox.Filter, want int) {
 // wantFirst wants the next message of a key; nil for none.
 func (p parkingTester) wantFirst(t *testing.T, key string, want *inbox.Message) {
 	t.Helper()
-	got, there, err := p.First(t.Context(), key)
+	got, _ := p.claim(t, key)
 	switch {
-	case err != nil || got != nil && !there:
-		t.Fatalf("First: %v, %v, %v", got, there, err)
 	case got == nil && want == nil:
 	case got == nil || want == nil:
-		t.Fatalf("First is %+v, want %+v", got, want)
+		t.Fatalf("first is %+v, want %+v", got, want)
 	case got.ID != want.ID:
-		t.Fatalf("First is another message than wanted")
+		t.Fatalf("first is another message than wanted")
 	}
 }
 
@@ -140,8 +166,8 @@ func testParkingOrder(t *testing.T, p parkingTester) {
 	p.wantFirst(t, "k", nil)
 	p.wantHeads(t, driver.Head{Key: "l", Stopped: true})
 	for key, want := range map[string]bool{"k": false, "l": true} {
-		if _, there, err := p.First(t.Context(), key); there != want || err != nil {
-			t.Errorf("key %s: there %v, error %v", key, there, err)
+		if _, there := p.claim(t, key); there != want {
+			t.Errorf("key %s: there %v", key, there)
 		}
 	}
 }
@@ -167,9 +193,9 @@ func testParkingKeepsAll(t *testing.T, p parkingTester) {
 	p.replay(t, inbox.Filter{}, 1)
 	m.Replays = 4
 	for _, want := range []*inbox.Message{m, &follower} {
-		got, _, err := p.First(t.Context(), m.Key)
-		if err != nil || got == nil {
-			t.Fatalf("First: %v, error %v", got, err)
+		got, _ := p.claim(t, m.Key)
+		if got == nil {
+			t.Fatal("nothing is first")
 		}
 		if len(got.Body) == 0 {
 			got.Body = want.Body
@@ -216,15 +242,16 @@ func testParkingStopsAgain(t *testing.T, p parkingTester) {
 	p.add(t, "k", second)
 	for round := 1; round <= 3; round++ {
 		p.replay(t, inbox.Filter{}, 1)
-		m, _, err := p.First(t.Context(), "k")
-		if err != nil || m == nil || m.ID != first.ID || m.Replays != round || m.Attempt != 1 {
-			t.Fatalf("round %d: %+v, error %v", round, m, err)
+		m, _ := p.claim(t, "k")
+		if m == nil || m.ID != first.ID || m.Replays != round || m.Attempt != 1 {
+			t.Fatalf("round %d: %+v", round, m)
 		}
-		p.stop(t, "k", m, fmt.Errorf("again"))
+		p.fail(t, m, fmt.Errorf("again"))
 		p.wantHeads(t, driver.Head{Key: "k", Stopped: true})
 		p.wantFirst(t, "k", nil)
 	}
 	p.replay(t, inbox.Filter{ErrorContains: "again"}, 1)
+	p.wantFirst(t, "k", first)
 	p.done(t, returned(first, 4))
 	p.wantFirst(t, "k", second)
 }
@@ -235,6 +262,7 @@ func testParkingStopsFollower(t *testing.T, p parkingTester) {
 	p.stop(t, "k", first, errNo)
 	p.add(t, "k", second, third)
 	p.replay(t, inbox.Filter{}, 1)
+	p.wantFirst(t, "k", first)
 	p.done(t, returned(first, 1))
 	p.stop(t, "k", second, inbox.Classed(errNo, "payment"))
 	p.wantHeads(t, driver.Head{Key: "k", Stopped: true})
@@ -255,11 +283,11 @@ func testParkingLateCopies(t *testing.T, p parkingTester) {
 	p.stop(t, "k", first, errNo)
 	p.add(t, "k", first)
 	p.done(t, first)
-	if m, _, err := p.First(t.Context(), "k"); err != nil || m == nil || m.Replays != 1 {
-		t.Fatalf("%+v, error %v", m, err)
+	if m, _ := p.claim(t, "k"); m == nil || m.Replays != 1 {
+		t.Fatalf("%+v", m)
 	}
-	dead := p.stop(t, "k", returned(first, 1), fmt.Errorf("again"))
 	p.done(t, first)
+	dead := p.fail(t, returned(first, 1), fmt.Errorf("again"))
 	late := dead
 	late.Error = "too late"
 	if err := p.Stop(t.Context(), "k", late); err != nil {
@@ -383,8 +411,8 @@ func testParkingReplaysAtOnce(t *testing.T, p parkingTester) {
 	}
 	all.Wait()
 	for i := range n {
-		if m, _, err := p.First(t.Context(), fmt.Sprint("k", i)); err != nil || m == nil || m.Replays != 1 {
-			t.Errorf("%+v, error %v", m, err)
+		if m, _ := p.claim(t, fmt.Sprint("k", i)); m == nil || m.Replays != 1 {
+			t.Errorf("%+v", m)
 		}
 	}
 }

@@ -26,7 +26,12 @@ type Parking struct {
 type parked struct {
 	key string
 	inbox.DeadLetter
+	owner uuid.UUID
+	until time.Time // of the owner's lease; zero: there is none
 }
+
+// free reports whether anybody may claim it.
+func (p *parked) free() bool { return !time.Now().Before(p.until) }
 
 // NewParking returns a Parking without messages.
 func NewParking() *Parking { return &Parking{} }
@@ -51,9 +56,9 @@ func (p *Parking) put(ctx context.Context, key string, dead inbox.DeadLetter) er
 	known := p.find(dead.Message.ID)
 	switch {
 	case known == nil:
-		p.parked = append(p.parked, &parked{key, dead})
-	case dead.Class != "" && known.Class == "" && known.Message.Replays <= dead.Message.Replays:
-		known.DeadLetter = dead
+		p.parked = append(p.parked, &parked{key: key, DeadLetter: dead})
+	case dead.Class != "" && known.Class == "" && known.Message.Replays <= dead.Message.Replays && known.free():
+		*known = parked{key: known.key, DeadLetter: dead}
 	}
 	return nil
 }
@@ -84,34 +89,6 @@ func (p *Parking) Heads(ctx context.Context, after string, most int) ([]driver.H
 		heads = append(heads, driver.Head{Key: key, Stopped: stopped[key]})
 	}
 	return heads, ctx.Err()
-}
-
-// First implements driver.Parking.
-func (p *Parking) First(ctx context.Context, key string) (*inbox.Message, bool, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, one := range p.parked {
-		if one.key != key {
-			continue
-		}
-		if one.Class != "" {
-			return nil, true, ctx.Err()
-		}
-		m := copyOf(one.Message)
-		return &m, true, ctx.Err()
-	}
-	return nil, false, ctx.Err()
-}
-
-// Done implements driver.Parking.
-func (p *Parking) Done(ctx context.Context, m *inbox.Message) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.parked = slices.DeleteFunc(p.parked, func(one *parked) bool { return one.Message.ID == m.ID && one.Message.Replays <= m.Replays })
-	return nil
 }
 
 // Depths implements driver.Letters.
@@ -177,7 +154,7 @@ func (p *Parking) end(dead inbox.DeadLetter, fate driver.Fate) {
 		m := one.Message
 		m.Attempt, m.Recovered, m.FirstFailedAt, m.History = 1, 0, time.Time{}, nil
 		m.Replays++
-		one.DeadLetter = inbox.DeadLetter{Message: m}
+		*one = parked{key: one.key, DeadLetter: inbox.DeadLetter{Message: m}}
 	}
 }
 

@@ -1,0 +1,173 @@
+package engine_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/engine"
+	"github.com/holdfast-go/holdfast/inbox/internal/memqueue"
+	"github.com/holdfast-go/holdfast/internal/ids"
+)
+
+// left puts messages of a key into the Parking, as a process leaves them there that has ended.
+func (y *yard) left(key string, numbers ...int) {
+	y.t.Helper()
+	for _, n := range numbers {
+		m := &inbox.Message{ID: ids.New(), Name: "order", Key: key, Attempt: 1}
+		y.number[m.ID] = n
+		if err := y.parking.Append(y.t.Context(), key, m); err != nil {
+			y.t.Fatal(err)
+		}
+	}
+}
+
+// crowdOf has the yard count how many handlers run at once, each for a time.
+func (y *yard) crowdOf(takes time.Duration) (most *atomic.Int32) {
+	var now atomic.Int32
+	most = new(atomic.Int32)
+	y.fail = func(*inbox.Message) error {
+		most.Store(max(now.Add(1), most.Load()))
+		time.Sleep(takes)
+		now.Add(-1)
+		return nil
+	}
+	return most
+}
+
+func patient(cfg *engine.Config) { cfg.HandlerTimeout, cfg.Prefetch = 10*time.Minute, 50 }
+
+// However long a handler runs, a standby does not run the message beside it.
+func TestParkedMessageOfASlowOwner(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		y := newYard(t)
+		most := y.crowdOf(2 * time.Minute)
+		y.left("a", 1, 2, 3)
+		for range 3 {
+			run(t, y.consumer(patient, memqueue.Options{}))
+		}
+		time.Sleep(20 * time.Minute)
+		if got := y.orderOf("a"); !slices.Equal(got, []int{1, 2, 3}) || len(y.parked()) > 0 {
+			t.Errorf("done %v, parked %v", got, y.parked())
+		}
+		if n := most.Load(); n != 1 {
+			t.Errorf("%d handlers ran at once", n)
+		}
+	})
+}
+
+// severed is a Parking that a process does not reach any more.
+type severed struct {
+	driver.Parking
+	cut *atomic.Bool
+}
+
+var errSevered = errors.New("no route")
+
+func (s severed) Renew(ctx context.Context, l driver.Lease, messages []uuid.UUID) ([]uuid.UUID, error) {
+	if s.cut.Load() {
+		return nil, errSevered
+	}
+	return s.Parking.Renew(ctx, l, messages)
+}
+
+func (s severed) Claim(ctx context.Context, key string, l driver.Lease) (*inbox.Message, bool, error) {
+	if s.cut.Load() {
+		return nil, false, errSevered
+	}
+	return s.Parking.Claim(ctx, key, l)
+}
+
+// An owner that does not reach the place ends its handler before another process goes on with the key,
+// within 45 s. What the late one does then ends nothing.
+func TestParkedMessageOfALostOwner(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		y := newYard(t)
+		y.left("a", 1, 2)
+		parking := y.parking
+		var cut atomic.Bool
+		ended, begun := make(chan time.Time, 1), make(chan time.Time, 1)
+		let := make(chan struct{})
+		late := processorFunc(func(ctx context.Context, _ *inbox.Message) error {
+			<-ctx.Done()
+			ended <- time.Now()
+			<-let
+			return inbox.Unrecoverable(errBroken)
+		})
+		cfg := engine.Config{ConsumerConfig: inbox.ConsumerConfig{Ordered: true, ParkKeys: true, HandlerTimeout: time.Hour}}
+		run(t, newConsumer(t, y.queue.Source(memqueue.Options{Exclusive: true}), withParking{withLedger{late, y.ledger}, severed{parking, &cut}}, cfg))
+		time.Sleep(10 * time.Minute) // the claim is renewed
+		y.fail = func(m *inbox.Message) error {
+			if y.number[m.ID] == 1 {
+				begun <- time.Now()
+				time.Sleep(time.Minute)
+			}
+			return nil
+		}
+		run(t, y.consumer(patient, memqueue.Options{}))
+		time.Sleep(time.Minute)
+		if len(begun) > 0 || len(ended) > 0 {
+			t.Fatal("the claim has not held")
+		}
+		cut.Store(true)
+		at := time.Now()
+		first, second := <-ended, <-begun
+		if second.Sub(first) < time.Second || second.Sub(at) > 45*time.Second {
+			t.Errorf("the first handler has ended after %v, the other one has begun after %v", first.Sub(at), second.Sub(at))
+		}
+		close(let)
+		cut.Store(false)
+		time.Sleep(10 * time.Minute)
+		if got := y.orderOf("a"); !slices.Equal(got, []int{1, 2}) || len(y.parked()) > 0 || y.count() > 0 {
+			t.Errorf("done %v, parked %v, %d dead letters", got, y.parked(), y.count())
+		}
+	})
+}
+
+// A process that ends in good order leaves no claims: the next one need not wait for their end.
+func TestParkedMessageOfAnOwnerThatEnds(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		y := newYard(t)
+		y.left("a", 1)
+		y.fail = func(*inbox.Message) error { return errBroken }
+		stop := run(t, y.consumer(func(cfg *engine.Config) {
+			cfg.Retry = inbox.RetryPolicy{BaseDelay: time.Hour, MaxDelay: time.Hour}
+		}, memqueue.Options{}))
+		time.Sleep(time.Minute)
+		stop()
+		y.fail = func(*inbox.Message) error { return nil }
+		run(t, y.consumer(func(*engine.Config) {}, memqueue.Options{}))
+		y.put("b", 1)
+		time.Sleep(5 * time.Second)
+		if got := y.orderOf("a"); !slices.Equal(got, []int{1}) {
+			t.Errorf("done %v", got)
+		}
+	})
+}
+
+// Another process may store a message while this one processes it: it is not run beside itself.
+func TestParkedMessageThatRunsAlready(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		y := newYard(t)
+		most := y.crowdOf(2 * time.Minute)
+		run(t, y.consumer(patient, memqueue.Options{}))
+		id := y.put("a", 1)
+		time.Sleep(time.Second)
+		if err := y.parking.Append(t.Context(), "a", &inbox.Message{ID: id, Name: "order", Key: "a", Attempt: 1}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		y.put("a", 2)
+		time.Sleep(10 * time.Minute)
+		if got := y.orderOf("a"); !slices.Equal(got, []int{1, 2}) || most.Load() != 1 || len(y.parked()) > 0 {
+			t.Errorf("done %v, %d at once, parked %v", got, most.Load(), y.parked())
+		}
+	})
+}

@@ -1,0 +1,85 @@
+package inboxpgx
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	inboxdriver "github.com/holdfast-go/holdfast/inbox/driver"
+)
+
+// Claim implements driver.Parking. Two that claim a message at once wait for each other at its row.
+func (p *parking) Claim(ctx context.Context, key string, l inboxdriver.Lease) (m *inbox.Message, there bool, err error) {
+	var envelope, body []byte
+	err = p.read(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, p.claim, p.consumer, key, uuidOf(l.Owner), l.For).Scan(&envelope, &body)
+	})
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return nil, false, nil
+	case err != nil || envelope == nil:
+		return nil, err == nil, err
+	}
+	dead, err := letterOf(envelope, body)
+	if err != nil {
+		return nil, true, err
+	}
+	return &dead.Message, true, nil
+}
+
+// Renew implements driver.Parking.
+func (p *parking) Renew(ctx context.Context, l inboxdriver.Lease, messages []uuid.UUID) (kept []uuid.UUID, err error) {
+	ids := make(uuids, len(messages))
+	for i, id := range messages {
+		ids[i] = uuidOf(id)
+	}
+	err = p.read(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
+		kept = nil // it may be the second try
+		rows, err := conn.Query(ctx, p.renew, p.consumer, uuidOf(l.Owner), l.For, ids)
+		if err != nil {
+			return err
+		}
+		var id pgtype.UUID
+		_, err = pgx.ForEachRow(rows, []any{&id}, func() error {
+			kept = append(kept, id.Bytes)
+			return nil
+		})
+		return err
+	})
+	return kept, err
+}
+
+// Fail implements driver.Parking.
+func (p *parking) Fail(ctx context.Context, owner uuid.UUID, dead inbox.DeadLetter) error {
+	dead.FailedAt = dead.FailedAt.Truncate(time.Microsecond) // as Postgres keeps it
+	envelope, err := envelopeOf(dead)
+	if err != nil {
+		return err
+	}
+	m := &dead.Message
+	n, err := p.exec(ctx, p.fail, m.ID, m.Replays, uuidOf(owner), dead.Class, dead.FailedAt, envelope)
+	if err == nil && n == 0 {
+		return p.wrap(inboxdriver.ErrStale)
+	}
+	return err
+}
+
+// Done implements driver.Parking.
+func (p *parking) Done(ctx context.Context, owner uuid.UUID, m *inbox.Message) error {
+	_, err := p.exec(ctx, p.done, m.ID, m.Replays, uuidOf(owner))
+	return err
+}
+
+// Count implements driver.Parking.
+func (p *parking) Count(ctx context.Context, most int) (n int, err error) {
+	err = p.read(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, p.count, p.consumer, most).Scan(&n)
+	})
+	return n, err
+}
