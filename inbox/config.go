@@ -44,7 +44,8 @@ type ConsumerConfig struct {
 	// or removed by DeadLetters: then the messages that have come in between are processed in their
 	// order, and those that come later after them. Until then they are kept, with the dead letter, by
 	// the processor; inboxpgx has a table for them. It needs Ordered. Switched off while keys wait,
-	// it leaves them there: replay or remove their dead letters before. Default: keys go on.
+	// it leaves them there, which Check of inboxpgx finds: replay or remove their dead letters before.
+	// Default: keys go on.
 	ParkKeys bool
 	// Key returns the ordering key of a message, for senders that set none. Default: Message.Key.
 	Key func(m *Message) string

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -26,7 +25,9 @@ const checkTimeout = 10 * time.Second
 const pruneGrace = 24 * time.Hour
 
 // Check looks for what is missing or mis-set: tables, the key, the right to insert, entries that
-// should long have been pruned, and names in Config.ByName that have no handler. It returns nil
+// should long have been pruned, ordering keys that have been stopped for more than 24 hours, parked
+// messages where ParkKeys has been switched off for the consumers built on this Store, and names in
+// Config.ByName that have no handler. It returns nil
 // when all is well, else the findings, or why it could not look, which it finds out within 20
 // seconds.
 func (s *Store) Check(ctx context.Context) error {
@@ -88,6 +89,8 @@ func (s *Store) look(ctx context.Context, conn *pgxpool.Conn, found *check.Findi
 	}
 	if noParked {
 		found.Add("call Store.Migrate", "table %s of ordering keys that wait does not exist", names.bare+parkedSuffix)
+	} else if err := s.lookForParked(ctx, conn, found); err != nil {
+		return err
 	}
 	return s.lookForUnpruned(ctx, conn, found)
 }
@@ -112,8 +115,7 @@ func (s *Store) lookForUnpruned(ctx context.Context, conn *pgxpool.Conn, found *
 		return err
 	}
 	for _, consumer := range consumers {
-		quoted := "'" + strings.ReplaceAll(consumer, "'", "''") + "'"
-		found.Add("run the consumer without a negative PruneInterval, or call Store.Prune; if the consumer is gone for good, DELETE FROM "+name+" WHERE consumer = "+quoted,
+		found.Add("run the consumer without a negative PruneInterval, or call Store.Prune; if the consumer is gone for good, DELETE FROM "+name+" WHERE consumer = "+quoted(consumer),
 			"entries of consumer %q are more than a day older than the retention of %v", consumer, s.cfg.Retention)
 	}
 	return nil

@@ -1,0 +1,136 @@
+package inboxpgx_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/internal/ids"
+)
+
+// parkAt parks a dead letter and a message behind it, stopped since a time.
+func parkAt(t *testing.T, pool *pgxpool.Pool, consumer, key string, ago time.Duration) {
+	t.Helper()
+	p := newStore(t, newManager(t, pool), consumer, inboxpgx.Config{}).Parking(true)
+	m := event()
+	m.Queue = "orders"
+	dead := driver.NewDeadLetter(m, driver.Classify(errors.New("the password is secret")), consumer, time.Now())
+	if err := errors.Join(p.Stop(t.Context(), key, dead), p.Append(t.Context(), key, event())); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(t.Context(), `UPDATE holdfast_inbox_parked SET stopped_at = stopped_at - $1::interval WHERE message_id = $2`, ago, m.ID); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Keys that were forgotten are found, of every consumer, with an example that is bounded.
+func TestCheckFindsKeysStoppedForLong(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	parkAt(t, pool, "a", "recent", 23*time.Hour)
+	store := newStore(t, newManager(t, pool), "a", inboxpgx.Config{})
+	if err := store.Check(t.Context()); err != nil {
+		t.Errorf("before the time: %v", err)
+	}
+	parkAt(t, pool, "a", "old", 25*time.Hour)
+	parkAt(t, pool, "a", "oldest\x1b"+strings.Repeat("x", 100), 72*time.Hour)
+	parkAt(t, pool, "it's", "other", 30*time.Hour)
+	err := store.Check(t.Context())
+	if err == nil {
+		t.Fatal("nothing is found")
+	}
+	for _, want := range []string{
+		`2 ordering keys of consumer "a" have been stopped for more than 24h0m0s; the longest is "oldest\x1b` + strings.Repeat("x", 57) + `", for 72h0m0s;`,
+		`1 ordering keys of consumer "it's"`, `WHERE consumer = 'it''s'`,
+	} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%q is missing in %v", want, err)
+		}
+	}
+	if strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "recent") {
+		t.Errorf("the findings show too much: %v", err)
+	}
+	letters := driver.NewDeadLetters(store.Parking(true), driver.DefaultRetention, slog.New(slog.DiscardHandler))
+	if done, err := letters.Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"}); done.Returned != 3 || err != nil {
+		t.Fatalf("%+v, error %v", done, err)
+	}
+	if err := store.Check(t.Context()); err == nil || strings.Contains(err.Error(), `consumer "a"`) {
+		t.Errorf("after the replay: %v", err)
+	}
+}
+
+// Parked messages are found where no consumer of the Store parks any more.
+func TestCheckFindsMessagesLeftParked(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	parkAt(t, pool, "a", "k", 0)
+	parkAt(t, pool, "a", "l", 0)
+	parkAt(t, pool, "b", "k", 0)
+	parks := inbox.ConsumerConfig{Ordered: true, ParkKeys: true}
+	for name, test := range map[string]struct {
+		consumers []inbox.ConsumerConfig
+		found     bool
+	}{
+		"no consumer":  {nil, false},
+		"it parks":     {[]inbox.ConsumerConfig{parks}, false},
+		"one parks":    {[]inbox.ConsumerConfig{{}, parks}, false},
+		"it parks not": {[]inbox.ConsumerConfig{{Ordered: true}}, true},
+	} {
+		store := newStore(t, newManager(t, pool), "a", inboxpgx.Config{})
+		for _, cfg := range test.consumers {
+			driver.ParkingOf(store, cfg)
+		}
+		err := store.Check(t.Context())
+		if found := err != nil && strings.Contains(err.Error(), `4 messages of 2 ordering keys of consumer "a"`); found != test.found {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	gone := newStore(t, newManager(t, pool), "c", inboxpgx.Config{})
+	driver.ParkingOf(gone, inbox.ConsumerConfig{})
+	if err := gone.Check(t.Context()); err != nil {
+		t.Errorf("a consumer without parked messages: %v", err)
+	}
+}
+
+// A role that may not read the table is told nothing of what is in it.
+func TestCheckWithoutTheRightToSeeParked(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	parkAt(t, pool, "a", "k", 48*time.Hour)
+	clerk := pgx.Identifier{"clerk_" + strings.ReplaceAll(ids.New().String(), "-", "")}.Sanitize()
+	exec := func(sql string) {
+		t.Helper()
+		if _, err := pool.Exec(context.Background(), sql); err != nil {
+			t.Error(err)
+		}
+	}
+	exec(`CREATE ROLE ` + clerk)
+	t.Cleanup(func() { exec(`DROP OWNED BY ` + clerk + `; DROP ROLE ` + clerk) })
+	var schema string
+	if err := pool.QueryRow(t.Context(), `SELECT quote_ident(current_schema())`).Scan(&schema); err != nil {
+		t.Fatal(err)
+	}
+	exec(`GRANT USAGE ON SCHEMA ` + schema + ` TO ` + clerk + `; GRANT INSERT ON holdfast_inbox TO ` + clerk)
+	cfg := pool.Config()
+	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, `SET ROLE `+clerk)
+		return err
+	}
+	own, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer own.Close()
+	if err := newStore(t, newManager(t, own), "a", inboxpgx.Config{}).Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
