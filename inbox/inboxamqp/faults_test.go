@@ -77,6 +77,7 @@ func TestBrokerRestarts(t *testing.T) {
 		}
 		return nil
 	})
+	awaitDepth(t, b, "orders", 0) // what a lost acknowledgement brings again is handled, too
 	r.stop(t)
 	awaitDepth(t, b, "orders", 0)
 }
