@@ -47,6 +47,12 @@ type ConsumerConfig struct {
 	// it leaves them there, which Check of inboxpgx finds: replay or remove their dead letters before.
 	// Default: keys go on.
 	ParkKeys bool
+	// MaxParked is about how many messages may wait with ParkKeys, dead letters included. When there are
+	// so many, what else arrives for a key that waits stays with the broker: it fills the window, then
+	// the consumer takes no more messages of any key, and Ready says so, until dead letters are replayed
+	// or removed. A dead letter is stored all the same. It bounds the processor's store: 100,000
+	// messages of 10 kB are 1 GB. Default: 100,000.
+	MaxParked int
 	// Key returns the ordering key of a message, for senders that set none. Default: Message.Key.
 	Key func(m *Message) string
 	// DeriveID is called for messages whose id is missing or not a UUID v7, for senders that

@@ -58,6 +58,9 @@
 // is replayed or removed by DeadLetters the key resumes, within a few seconds: first the message
 // itself, if it was replayed, then those that were kept, in their order, then what the queue has.
 //
+// With ConsumerConfig.MaxParked messages the place is full: what else arrives for keys that wait
+// stays in hand until it fills the window, and the consumer pauses rather than lose or reorder it.
+//
 // A process that runs a kept message has claimed it for 30 s, by the clock of the store, and renews
 // that while it has it: no other process runs it meanwhile, however long it takes. When the process
 // dies another one goes on with the key within 45 s. A process that cannot renew its claim ends the

@@ -29,6 +29,7 @@ func ConsumerDefaults(c inbox.ConsumerConfig, queue string) inbox.ConsumerConfig
 	c.Prefetch = cmp.Or(c.Prefetch, min(2*c.Concurrency*c.Batch, maxPrefetch))
 	c.HandlerTimeout = cmp.Or(c.HandlerTimeout, 60*time.Second)
 	c.MaxCrashes = cmp.Or(c.MaxCrashes, 5)
+	c.MaxParked = cmp.Or(c.MaxParked, 100_000)
 	c.Retry = RetryDefaults(c.Retry)
 	c.ShutdownTimeout = cmp.Or(c.ShutdownTimeout, 60*time.Second)
 	if c.Rand == nil {
@@ -73,6 +74,9 @@ func CheckConsumer(c inbox.ConsumerConfig) error {
 	}
 	if c.MaxCrashes < 1 {
 		fail("MaxCrashes %d is negative", c.MaxCrashes)
+	}
+	if c.MaxParked < 1 {
+		fail("MaxParked %d is negative", c.MaxParked)
 	}
 	if c.MessageLimit < 0 {
 		fail("MessageLimit %d is negative", c.MessageLimit)

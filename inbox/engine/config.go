@@ -99,8 +99,11 @@ func (s *settings) tracks(m *inbox.Message) bool {
 
 // place names where failed messages go, for logs and Ready.
 func (s *settings) place(o order, class string) string {
-	if o.parks() {
-		return "the parked keys"
+	switch o.target {
+	case toStop:
+		return "the store of parked keys"
+	case toPark:
+		return "the store of messages behind parked keys"
 	}
 	if o.target != driver.ToDead {
 		return "the retries of " + s.Queue

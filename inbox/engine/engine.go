@@ -142,7 +142,7 @@ func newRun(ctx context.Context, c *Consumer) *run {
 	l.timer.Stop()
 	l.overruns = &overruns{cfg: cfg, signals: c.signals, limits: &l.hand.queues.limits}
 	if cfg.parking != nil {
-		r.keeper = newKeeper(cfg, post)
+		r.keeper = newKeeper(cfg, c.signals, post)
 		r.mover.keeper, r.receiver.owner = r.keeper, r.keeper.owner
 		l.hand.parked = &parked{
 			hand: l.hand, keeper: r.keeper, claims: &claims{hand: l.hand, keeper: r.keeper},

@@ -232,7 +232,7 @@ func TestRefused(t *testing.T) {
 			return n == len(good)
 		})
 		time.Sleep(time.Second)
-		if err := ready(b); err == nil || !strings.Contains(err.Error(), "takes no failed messages") {
+		if err := ready(b); err == nil || !strings.Contains(err.Error(), "takes no messages") {
 			t.Errorf("ready: %v", err)
 		}
 		full.Store(false)

@@ -17,15 +17,20 @@ import (
 // parkedPoll is how often all parked keys are looked at: so late does one go on after a replay.
 const parkedPoll = 2 * time.Second
 
+// parkedCount is how often what waits is counted. In between, what is stored is added.
+const parkedCount = 10 * time.Second
+
 // keeper reads parked keys for the loop.
 type keeper struct {
-	cfg    *settings
-	post   func(event)
-	wake   chan struct{} // one place
-	seldom telemetry.Seldom
-	owner  uuid.UUID // of what it claims
+	cfg     *settings
+	signals *signals
+	post    func(event)
+	wake    chan struct{} // one place
+	seldom  telemetry.Seldom
+	owner   uuid.UUID // of what it claims
 
 	renewals chan []uuid.UUID // one place
+	counted  time.Time        // run's own: when what waits was counted
 
 	mu      sync.Mutex
 	session *session // nil: there is nothing to read for
@@ -47,8 +52,8 @@ type answer struct {
 	err     error
 }
 
-func newKeeper(cfg *settings, post func(event)) *keeper {
-	return &keeper{cfg: cfg, post: post, owner: ids.New(), wake: make(chan struct{}, 1), renewals: make(chan []uuid.UUID, 1)}
+func newKeeper(cfg *settings, signals *signals, post func(event)) *keeper {
+	return &keeper{cfg: cfg, signals: signals, post: post, owner: ids.New(), wake: make(chan struct{}, 1), renewals: make(chan []uuid.UUID, 1)}
 }
 
 // serve has the keeper read for a session, or for none.
@@ -116,7 +121,24 @@ func (k *keeper) look(ctx context.Context) {
 	k.complain(err)
 	if err == nil {
 		k.post(event{kind: looked, session: s, heads: heads})
+		k.complain(k.count(ctx, len(heads)))
 	}
+}
+
+// count counts what waits, at times, but nothing where no key does.
+func (k *keeper) count(ctx context.Context, keys int) (err error) {
+	n := 0
+	if keys > 0 {
+		if time.Since(k.counted) < parkedCount {
+			return nil
+		}
+		if n, err = k.cfg.parking.Count(ctx, k.cfg.MaxParked); err != nil {
+			return err
+		}
+		k.counted = time.Now()
+	}
+	k.signals.waits.Store(int64(n))
+	return nil
 }
 
 // renew renews claims until ctx ends.
@@ -158,15 +180,35 @@ func (k *keeper) complain(err error) {
 	}
 }
 
+// full returns why a message may not be stored; nil: it may.
+func (k *keeper) full(it *item) error {
+	switch {
+	case it.order.target == toPark && k.signals.waits.Load() >= int64(k.cfg.MaxParked):
+		return errParkedFull
+	case it.order.target == toStop && it.stored == "" && k.signals.parked.Load() >= maxParked:
+		return errTooManyParked
+	}
+	return nil
+}
+
 // park stores a message of a parked key, or the dead letter that stops it.
 func (k *keeper) park(ctx context.Context, it *item) error {
 	p := k.cfg.parking
-	if it.order.target == toPark {
-		return p.Append(ctx, it.key, it.m)
-	}
-	dead := driver.NewDeadLetter(it.m, it.fate.failure, k.cfg.Name, it.fate.at)
 	if it.stored != "" {
-		return p.Fail(ctx, k.owner, dead)
+		return p.Fail(ctx, k.owner, k.letter(it))
 	}
-	return p.Stop(ctx, it.key, dead)
+	var err error
+	if it.order.target == toPark {
+		err = p.Append(ctx, it.key, it.m)
+	} else {
+		err = p.Stop(ctx, it.key, k.letter(it))
+	}
+	if err == nil {
+		k.signals.waits.Add(1)
+	}
+	return err
+}
+
+func (k *keeper) letter(it *item) inbox.DeadLetter {
+	return driver.NewDeadLetter(it.m, it.fate.failure, k.cfg.Name, it.fate.at)
 }

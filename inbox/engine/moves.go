@@ -154,7 +154,7 @@ func (v *moves) wait(it *item, now time.Time) {
 func (v *moves) refused(it *item, err error, now time.Time) {
 	place := v.cfg.place(it.order, it.class())
 	if v.refusals.note(place, err, now) {
-		v.cfg.Logger.Error("a queue takes no failed messages: they go behind the others", slog.String("to", place), slog.Any("error", err))
+		v.cfg.Logger.Error("a place takes no messages: "+instead(v.cfg), slog.String("to", place), slog.Any("error", err))
 	}
 	pause := v.refusals.pause(now)
 	switch {
@@ -171,6 +171,14 @@ func (v *moves) refused(it *item, err error, now time.Time) {
 	default:
 		v.receipts.giveBack(it)
 	}
+}
+
+// instead says what becomes of messages that are refused.
+func instead(cfg *settings) string {
+	if cfg.Ordered {
+		return "their keys wait"
+	}
+	return "they go behind the others"
 }
 
 // crowd counts the messages to be moved as waiting when that takes long.

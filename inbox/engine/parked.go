@@ -32,7 +32,10 @@ const (
 	parkedPatience = 10 * time.Second
 )
 
-var errTooManyParked = errors.New("too many ordering keys are parked")
+var (
+	errTooManyParked = errors.New("too many ordering keys are parked")
+	errParkedFull    = errors.New("MaxParked messages wait with their keys: replay or remove dead letters")
+)
 
 // parkedName is the name of an ordering key in a driver.Parking.
 func parkedName(key string) string {

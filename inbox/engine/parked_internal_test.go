@@ -16,7 +16,7 @@ func TestParkedKeyAndAnEarlierSession(t *testing.T) {
 	cfg := &settings{Config: Config{ConsumerConfig: inbox.ConsumerConfig{Ordered: true, Prefetch: 10, Logger: slog.New(slog.DiscardHandler)}}}
 	earlier, session := &session{}, &session{}
 	h := newHand(cfg)
-	k := newKeeper(cfg, func(event) {})
+	k := newKeeper(cfg, &signals{}, func(event) {})
 	p := &parked{hand: h, keeper: k, claims: &claims{hand: h, keeper: k}, most: 10, keys: map[string]*parkedKey{}}
 	h.parked = p
 	p.serve(session)

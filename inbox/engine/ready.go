@@ -49,11 +49,13 @@ func (s *status) show(c condition, session, refused error) {
 		r.err = s.cfg.errorf("paused: a server that processing needs is unavailable")
 	case c.stuck > 0:
 		r.err = s.cfg.errorf("%d handlers do not return although their time is over", c.stuck)
+	case c.full && c.place != "":
+		r.err = s.cfg.errorf("messages that wait fill the window: %s takes none: %w", c.place, refused)
 	case c.full:
 		r.err = s.cfg.errorf("failed messages that wait fill the window")
 	}
 	if c.place != "" {
-		r.refused, r.until = s.cfg.errorf("%s takes no failed messages: %w", c.place, refused), c.until
+		r.refused, r.until = s.cfg.errorf("%s takes no messages: %w", c.place, refused), c.until
 	}
 	s.shown.Store(r)
 }

@@ -125,8 +125,8 @@ func (m *mover) move(r *removal) {
 
 // park stores a message with its parked key. What keeps it from that keeps all others from it, too.
 func (m *mover) park(it *item) error {
-	if it.order.target == toStop && it.stored == "" && m.signals.parked.Load() >= maxParked {
-		return fmt.Errorf("%w: %w", driver.ErrRefused, errTooManyParked)
+	if err := m.keeper.full(it); err != nil {
+		return fmt.Errorf("%w: %w", driver.ErrRefused, err)
 	}
 	err := m.keeper.park(m.ctx, it)
 	if err == nil || errors.Is(err, driver.ErrStale) {

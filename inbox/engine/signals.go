@@ -44,9 +44,10 @@ type signals struct {
 	hand     metric.Int64ObservableGauge
 	held     metric.Int64ObservableGauge
 	keys     metric.Int64ObservableGauge
+	kept     metric.Int64ObservableGauge
 	depths   *depths
 
-	inHand, waiting, parked atomic.Int64
+	inHand, waiting, parked, waits atomic.Int64
 
 	mu     sync.Mutex
 	labels map[label]metric.MeasurementOption // made once: they are counted with every message
@@ -71,13 +72,15 @@ func newSignals(cfg *settings, source driver.Source) (*signals, error) {
 		metric.WithDescription("Messages in hand that wait for a retry or for a place to go"))
 	keys, err7 := kit.Meter.Int64ObservableGauge(cfg.metric("parked_keys"),
 		metric.WithDescription("Ordering keys that wait for their dead letters, as far as this process knows"))
+	kept, err8 := kit.Meter.Int64ObservableGauge(cfg.metric("parked_messages"),
+		metric.WithDescription("Messages that wait with their ordering keys, dead letters included, at most MaxParked; counted about every 10 s"))
 	depths, err6 := newDepths(cfg, source, kit.Meter)
 	s := &signals{
-		cfg: cfg, kit: kit, settled: settled, sessions: sessions, hanging: hanging, hand: hand, held: held, keys: keys, depths: depths,
+		cfg: cfg, kit: kit, settled: settled, sessions: sessions, hanging: hanging, hand: hand, held: held, keys: keys, kept: kept, depths: depths,
 		queue:  metric.WithAttributes(attribute.String("queue", cfg.Queue)),
 		labels: map[label]metric.MeasurementOption{},
 	}
-	return s, errors.Join(err1, err2, err3, err4, err5, err6, err7)
+	return s, errors.Join(err1, err2, err3, err4, err5, err6, err7, err8)
 }
 
 // observe reports the gauges until the returned function is called.
@@ -87,10 +90,11 @@ func (s *signals) observe() (stop func()) {
 		o.ObserveInt64(s.held, s.waiting.Load(), s.queue)
 		if s.cfg.parking != nil {
 			o.ObserveInt64(s.keys, s.parked.Load(), s.queue)
+			o.ObserveInt64(s.kept, s.waits.Load(), s.queue)
 		}
 		s.depths.observe(o)
 		return nil
-	}, s.hand, s.held, s.keys, s.depths.gauge)
+	}, s.hand, s.held, s.keys, s.kept, s.depths.gauge)
 	if err != nil {
 		return func() {}
 	}
