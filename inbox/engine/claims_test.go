@@ -171,3 +171,44 @@ func TestParkedMessageThatRunsAlready(t *testing.T) {
 		}
 	})
 }
+
+// A claim that could not be renewed for a while costs its message nothing, although others go through.
+func TestParkedMessageWhoseClaimIsNotRenewed(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		y := newYard(t)
+		y.left("a", 1, 2)
+		var cut atomic.Bool
+		y.parking = severed{y.parking, &cut}
+		var calls atomic.Int32
+		quick := processorFunc(func(ctx context.Context, m *inbox.Message) error {
+			if m.Key != "a" {
+				return nil
+			}
+			if m.Attempt != 1 {
+				t.Errorf("attempt %d", m.Attempt)
+			}
+			calls.Add(1)
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(time.Minute):
+				return y.process(m)
+			}
+		})
+		y.fail = func(*inbox.Message) error { return nil }
+		cfg := engine.Config{ConsumerConfig: inbox.ConsumerConfig{Ordered: true, ParkKeys: true, HandlerTimeout: time.Hour}}
+		run(t, newConsumer(t, y.queue.Source(memqueue.Options{Exclusive: true}), withParking{withLedger{quick, y.ledger}, y.parking}, cfg))
+		for n := range 300 {
+			y.put("b", n)
+			time.Sleep(time.Second)
+			cut.Store(n%100 < 40)
+		}
+		time.Sleep(10 * time.Minute)
+		if got := y.orderOf("a"); !slices.Equal(got, []int{1, 2}) || y.count() > 0 || len(y.parked()) > 0 {
+			t.Errorf("done %v, %d dead letters, parked %v", got, y.count(), y.parked())
+		}
+		if calls.Load() < 3 {
+			t.Errorf("%d calls: no claim has ended", calls.Load())
+		}
+	})
+}

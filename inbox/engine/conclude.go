@@ -30,7 +30,7 @@ func (c *concluder) conclude(j *job, now time.Time) {
 			f = j.fates[i]
 		}
 		it.fate = f
-		down := f != nil && f.kind == hasFailed && f.failure.Unavailable
+		down := f != nil && (f.kind == hasFailed && f.failure.Unavailable || f.kind == unclaimed)
 		over = c.pause.probed(it, down, f == nil) || over
 		switch {
 		case f == nil:
@@ -86,7 +86,7 @@ func (c *concluder) failed(it *item, f *fate, now time.Time) {
 	switch {
 	case f.kind == leftover:
 		c.receipts.ack(it, true)
-	case f.kind == elsewhere:
+	case f.kind == elsewhere || f.kind == unclaimed: // it is asked for again
 		c.hand.lost(it)
 	case f.kind == suspect:
 		it.alone, it.looked = true, true

@@ -28,6 +28,7 @@ const (
 	leftover           // a leftover: its retry was on its way already
 	suspect            // it may have ended the process: it must run alone, and has not run yet
 	elsewhere          // another process has claimed it
+	unclaimed          // its claim could not be renewed
 )
 
 // order is where a message goes.

@@ -120,25 +120,22 @@ func (w *workers) judge(j *job) {
 			j.fates = make([]*fate, len(j.errs))
 		}
 		if j.claim != nil && j.claim.Err() != nil {
-			if err = w.unclaimed(j, err); err == nil {
-				continue
-			}
+			j.fates[i] = w.unclaimed(j)
+			continue
 		}
 		j.fates[i] = judge(w.cfg, j.msgs[i], err, time.Now())
 		logFailure(w.cfg.Logger, j.msgs[i], j.fates[i])
 	}
 }
 
-// unclaimed is the failure of a stored message whose claim has ended: for want of a server, or none
-// where another process has it.
-func (w *workers) unclaimed(j *job, err error) error {
+// unclaimed is what became of a stored message whose claim has ended. It is no failure of the message.
+func (w *workers) unclaimed(j *job) *fate {
 	cause := context.Cause(j.claim)
+	w.cfg.Logger.Warn("parked message given up", slog.Any("message_id", j.msgs[0].ID), slog.Any("error", cause))
 	if errors.Is(cause, errTaken) {
-		j.fates[0] = &fate{kind: elsewhere}
-		w.cfg.Logger.Info("a parked message is left to another process", slog.Any("message_id", j.msgs[0].ID))
-		return nil
+		return &fate{kind: elsewhere}
 	}
-	return inbox.Unavailable(errors.Join(cause, err))
+	return &fate{kind: unclaimed}
 }
 
 // process runs the processor on those messages that it can be given, and fills in the results.

@@ -218,7 +218,7 @@ func (s *siding) parked() (n int, err error) {
 // once, in the order of the key.
 func TestParkedKeyThroughCrashes(t *testing.T) {
 	t.Parallel()
-	for step := range int64(22) {
+	for step := range int64(28) {
 		t.Run(fmt.Sprint("step ", step), func(t *testing.T) {
 			t.Parallel()
 			process := &mortal{}
