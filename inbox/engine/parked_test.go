@@ -381,6 +381,46 @@ func (f flaky) Done(ctx context.Context, owner uuid.UUID, m *inbox.Message) erro
 	return f.do(func() error { return f.Parking.Done(ctx, owner, m) })
 }
 
+// watched is a Parking that sees to it that one claimed message of a key runs at a time.
+type watched struct {
+	driver.Parking
+	t *testing.T
+
+	mu      sync.Mutex
+	claimed map[*inbox.Message]bool
+	runs    map[string]bool // by key
+	n       int
+}
+
+func (w *watched) Claim(ctx context.Context, key string, l driver.Lease) (*inbox.Message, bool, error) {
+	m, there, err := w.Parking.Claim(ctx, key, l)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if m != nil {
+		w.claimed[m] = true
+	}
+	return m, there, err
+}
+
+// begin notes that a handler runs, until the returned function is called.
+func (w *watched) begin(m *inbox.Message) (end func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.claimed[m] {
+		return func() {}
+	}
+	if w.runs[m.Key] {
+		w.t.Errorf("two parked messages of key %s run at once", m.Key)
+	}
+	w.runs[m.Key] = true
+	w.n++
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.runs[m.Key] = false
+	}
+}
+
 // Keys are parked and resumed while processes come and go, sessions are lost, calls fail before or
 // after they took effect, and operators replay and remove: every message takes effect once or is
 // removed, and no key is out of order.
@@ -399,8 +439,13 @@ func parkedKeysThroughFaults(t *testing.T, batch int) {
 	y := newYard(t)
 	var rate atomic.Int32
 	rate.Store(60)
-	y.parking = flaky{y.parking, &rate}
-	y.fail = func(*inbox.Message) error {
+	watch := &watched{Parking: flaky{y.parking, &rate}, t: t, claimed: map[*inbox.Message]bool{}, runs: map[string]bool{}}
+	y.parking = watch
+	y.fail = func(m *inbox.Message) error {
+		defer watch.begin(m)()
+		if rand.N(200) == 0 {
+			time.Sleep(45 * time.Second)
+		}
 		time.Sleep(rand.N(20 * time.Millisecond))
 		switch n := rand.Int32N(1000); {
 		case n < rate.Load():
@@ -422,7 +467,7 @@ func parkedKeysThroughFaults(t *testing.T, batch int) {
 		all.Go(func() {
 			for ctx.Err() == nil { // each lives for some seconds
 				c := y.consumer(func(cfg *engine.Config) {
-					cfg.Concurrency, cfg.Batch, cfg.Prefetch = 4, batch, 50
+					cfg.Concurrency, cfg.Batch, cfg.Prefetch, cfg.MaxParked = 4, batch, 50, 20+rand.IntN(200)
 					cfg.TimeLimit = 3*time.Second + rand.N(20*time.Second)
 					cfg.Retry = inbox.RetryPolicy{MaxAttempts: 3, BaseDelay: 50 * time.Millisecond, MaxDelay: 200 * time.Millisecond}
 				}, memqueue.Options{Fault: fault})
@@ -464,7 +509,10 @@ func parkedKeysThroughFaults(t *testing.T, batch int) {
 			t.Errorf("message %d is lost", n)
 		}
 	}
-	t.Logf("%d of %d messages were removed", len(y.removed), len(y.number))
+	if watch.n == 0 {
+		t.Error("no parked message has run")
+	}
+	t.Logf("%d of %d messages were removed, %d runs of parked ones", len(y.removed), len(y.number), watch.n)
 }
 
 // operate replays what is dead, or removes one letter.
