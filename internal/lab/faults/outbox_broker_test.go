@@ -30,7 +30,7 @@ type broker struct {
 // attempt, and the relays go on by themselves.
 func TestOutboxBrokerFaults(t *testing.T) {
 	t.Parallel()
-	b := &broker{t: t, rng: seeded(t), ledger: newLedger(), outcomes: newOutcomes(), patience: time.Second}
+	b := &broker{t: t, rng: seeded(t), ledger: newLedger(), outcomes: newOutcomes(), patience: 3 * time.Second}
 	b.Server = testenv.Private(t, testenv.RabbitMQ)
 	s := newStore(t, pgtest.URL(t))
 	b.consumer = consume(t, b.URL(), b.ledger)
