@@ -195,20 +195,16 @@ func (k *keeper) full(it *item) error {
 func (k *keeper) park(ctx context.Context, it *item) error {
 	p := k.cfg.parking
 	if it.stored != "" {
-		return p.Fail(ctx, k.owner, k.letter(it))
+		return p.Fail(ctx, k.owner, it.letter(k.cfg.Name))
 	}
 	var err error
 	if it.order.target == toPark {
 		err = p.Append(ctx, it.key, it.m)
 	} else {
-		err = p.Stop(ctx, it.key, k.letter(it))
+		err = p.Stop(ctx, it.key, it.letter(k.cfg.Name))
 	}
 	if err == nil {
 		k.signals.waits.Add(1)
 	}
 	return err
-}
-
-func (k *keeper) letter(it *item) inbox.DeadLetter {
-	return driver.NewDeadLetter(it.m, it.fate.failure, k.cfg.Name, it.fate.at)
 }

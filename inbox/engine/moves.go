@@ -47,7 +47,7 @@ type moves struct {
 func (v *moves) send(it *item, o order, now time.Time) {
 	it.order, it.state = o, moving
 	if o.target == driver.ToDead {
-		it.order.target = v.hand.parked.target(it)
+		it.order.target = deadTarget(v.hand.parked, it)
 	}
 	if v.cfg.Ordered && o.target == driver.ToLater {
 		if v.draining {

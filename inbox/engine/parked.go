@@ -9,7 +9,6 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/internal/base"
 )
@@ -83,8 +82,8 @@ func (p *parked) takes(it *item) bool {
 	return true
 }
 
-// target is where a message really goes that is to go to the dead letters.
-func (p *parked) target(it *item) driver.Target {
+// deadTarget is where a message really goes that is to go to the dead letters.
+func deadTarget(p *parked, it *item) driver.Target {
 	if p == nil || it.key == "" && it.stored == "" || it.m.Validate() != nil {
 		return driver.ToDead
 	}
@@ -155,7 +154,7 @@ func (p *parked) ask(name string) {
 	switch {
 	case p.session == nil: // the next one looks at all keys
 		return
-	case k == nil || k.stopped || k.busy || k.asked || p.direct(name):
+	case k == nil || k.stopped || k.busy || k.asked || p.hand.keys.direct(name):
 		return
 	case !p.served && (k.since.IsZero() || p.now.Sub(k.since) < parkedPatience):
 		return
@@ -163,13 +162,6 @@ func (p *parked) ask(name string) {
 	k.asked = true
 	p.wanted = append(p.wanted, name)
 	p.fill()
-}
-
-// direct reports whether a message of a key is processed that has come before the key was known to be
-// parked. It may be stored, too: another process had it before.
-func (p *parked) direct(name string) bool {
-	l := p.hand.keys[name]
-	return l != nil && !l.first.order.parks()
 }
 
 // fill has first messages read as long as there is room for them. Each may be large.
@@ -238,14 +230,6 @@ func (p *parked) first(ev event, now time.Time) {
 	}
 }
 
-// count is how many keys there are.
-func (p *parked) count() int {
-	if p == nil {
-		return 0
-	}
-	return len(p.keys)
-}
-
 // serve begins with a session, of which nothing is known yet.
 func (p *parked) serve(s *session) {
 	if p == nil {
@@ -268,56 +252,6 @@ func (p *parked) reset() {
 	}
 	p.keys, p.inHand, p.asking, p.wanted, p.arrivals, p.served = map[string]*parkedKey{}, 0, 0, nil, nil, false
 	p.serve(nil)
-}
-
-// storedDelivery is a message of a parked key whose turn has come. Its acknowledgement deletes it.
-type storedDelivery struct {
-	key     string
-	message *inbox.Message
-	session *session
-}
-
-// Message implements driver.Delivery.
-func (d *storedDelivery) Message() *inbox.Message { return d.message }
-
-// parkingSession settles what a Parking has stored there, and the rest on the session itself.
-type parkingSession struct {
-	driver.Session
-	parking driver.Parking
-	owner   uuid.UUID
-}
-
-// Ack implements driver.Session.
-func (s parkingSession) Ack(ctx context.Context, ds []driver.Delivery) error {
-	own, stored := split(ds)
-	var errs []error
-	if len(own) > 0 {
-		errs = append(errs, s.Session.Ack(ctx, own))
-	}
-	for _, d := range stored {
-		errs = append(errs, s.parking.Done(ctx, s.owner, d.message))
-	}
-	return errors.Join(errs...)
-}
-
-// GiveBack implements driver.Session. What is stored stays where it is.
-func (s parkingSession) GiveBack(ctx context.Context, ds []driver.Delivery) error {
-	own, _ := split(ds)
-	if len(own) == 0 {
-		return nil
-	}
-	return s.Session.GiveBack(ctx, own)
-}
-
-func split(ds []driver.Delivery) (own []driver.Delivery, stored []*storedDelivery) {
-	for _, d := range ds {
-		if s, ok := d.(*storedDelivery); ok {
-			stored = append(stored, s)
-		} else {
-			own = append(own, d)
-		}
-	}
-	return own, stored
 }
 
 // parkedHeads reads all keys.

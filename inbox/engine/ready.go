@@ -71,7 +71,9 @@ func (s *status) look(l *loop) {
 	s.show(c, l.control.err, err)
 	l.signals.inHand.Store(int64(l.hand.all.n))
 	l.signals.waiting.Store(int64(l.hand.crowd.n))
-	l.signals.parked.Store(int64(l.hand.parked.count()))
+	if p := l.hand.parked; p != nil {
+		l.signals.parked.Store(int64(len(p.keys)))
+	}
 }
 
 // ready returns why a consumer is not ready.

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/telemetry"
 )
@@ -143,7 +144,7 @@ func (m *mover) park(it *item) error {
 func (m *mover) of(it *item) driver.Move {
 	move := driver.Move{Delivery: it.d, Target: it.order.target, Delay: it.order.delay, Next: it.order.next}
 	if it.order.target == driver.ToDead {
-		move.Letter = driver.NewDeadLetter(it.m, it.fate.failure, m.cfg.Name, it.fate.at)
+		move.Letter = it.letter(m.cfg.Name)
 	}
 	return move
 }
@@ -192,6 +193,11 @@ func (m *mover) leaves(it *item) bool {
 		return it.stored == "" // else it is where it was
 	}
 	return it.order.target != 0 && !m.cfg.traits.MoveSettles
+}
+
+// letter is the message as a dead letter of a consumer.
+func (it *item) letter(consumer string) inbox.DeadLetter {
+	return driver.NewDeadLetter(it.m, it.fate.failure, consumer, it.fate.at)
 }
 
 // class is that of the message's failure.

@@ -29,10 +29,7 @@ const (
 // parking is a driver.Parking in Postgres. Its statements stand alone: the order of a key's messages
 // is the order in which its consumer, one process, stores them.
 type parking struct {
-	pool     *pgxpool.Pool
-	consumer string
-	missing  migrate.Missing
-
+	parkedRows
 	stop, add, heads, count, claim, renew, fail, done string
 	depths, newest, page, giveBack, remove            string
 }
@@ -48,7 +45,7 @@ func newParking(pool *pgxpool.Pool, names tables, consumer string) *parking {
 			` ORDER BY key COLLATE "C", seq LIMIT 1)`
 	}
 	return &parking{
-		pool: pool, consumer: consumer, missing: names.missing(),
+		parkedRows: parkedRows{pool, consumer, names.missing()},
 		stop: insert + `UPDATE SET replays = excluded.replays, class = excluded.class, failed_at = excluded.failed_at,
 			stopped_at = excluded.stopped_at, envelope = excluded.envelope, claimed_by = NULL, claimed_until = NULL
 			WHERE p.class IS NULL AND p.replays <= excluded.replays AND ` + free,
@@ -230,18 +227,25 @@ func letterOf(envelope, body []byte) (dead inbox.DeadLetter, err error) {
 // bodyOf is a message's body, which a column has that is never null.
 func bodyOf(m *inbox.Message) []byte { return append([]byte{}, m.Body...) }
 
-func (p *parking) read(ctx context.Context, fn func(context.Context, *pgxpool.Conn) error) error {
+// parkedRows calls the database for a consumer's rows.
+type parkedRows struct {
+	pool     *pgxpool.Pool
+	consumer string
+	missing  migrate.Missing
+}
+
+func (p parkedRows) read(ctx context.Context, fn func(context.Context, *pgxpool.Conn) error) error {
 	return p.wrap(pgcall.Twice(ctx, p.pool, parkingTimeout, fn))
 }
 
-func (p *parking) exec(ctx context.Context, sql string, args ...any) (int64, error) {
+func (p parkedRows) exec(ctx context.Context, sql string, args ...any) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, parkingTimeout)
 	defer cancel()
 	n, err := pgcall.Exec(ctx, p.pool, sql, append([]any{p.consumer}, args...)...)
 	return n, p.wrap(err)
 }
 
-func (p *parking) wrap(err error) error {
+func (p parkedRows) wrap(err error) error {
 	if err != nil {
 		return fmt.Errorf("inboxpgx: parking: %w", p.missing.Explain(err))
 	}
