@@ -1,8 +1,6 @@
 package engine
 
 import (
-	"log/slog"
-	"math/rand/v2"
 	"time"
 
 	"github.com/holdfast-go/holdfast/inbox/driver"
@@ -14,6 +12,7 @@ type concluder struct {
 	hand     *hand
 	trial    *trial
 	pause    *pause
+	outages  *outages
 	receipts *receipts
 	moves    *moves
 }
@@ -49,7 +48,7 @@ func (c *concluder) conclude(j *job, now time.Time) {
 	}
 	c.hand.queues.done(j)
 	if over {
-		c.reopen(now)
+		c.outages.reopen(now)
 	}
 }
 
@@ -70,7 +69,7 @@ func (c *concluder) passed(it *item, now time.Time) {
 		logFailure(c.cfg.Logger, other.m, other.fate)
 		c.moves.send(other, send(c.cfg, other.m, other.fate), now)
 	}
-	c.spare(spared, now)
+	c.outages.spare(spared, now)
 }
 
 // remember notes how far an ordered message has got whose session has ended.
@@ -94,34 +93,10 @@ func (c *concluder) failed(it *item, f *fate, now time.Time) {
 	case c.moves.draining && f.decision.Action == driver.ActionReturn:
 		c.receipts.giveBack(it)
 	case f.failure.Unavailable:
-		c.unavailable(it, now)
+		c.outages.keep(it, now)
 	default:
 		c.trial.clear(it)
 		c.moves.send(it, send(c.cfg, it.m, f), now)
-	}
-}
-
-// unavailable keeps a message that could not be processed for want of a server.
-func (c *concluder) unavailable(it *item, now time.Time) {
-	it.state = held
-	if c.trial.struck(it) {
-		c.hand.crowd.add(it)
-	}
-	c.crowdOut(c.trial.failed(it, now), now)
-}
-
-// setAside keeps a message from being a probe. A probe of one that has failed while others went through
-// shows nothing, and the queue may have many of those at its head.
-func (c *concluder) setAside(it *item, now time.Time) {
-	c.pause.aside++
-	c.hand.crowd.add(it)
-	c.crowdOut(c.trial.keep(it, now), now)
-}
-
-// crowdOut has the oldest on trial make room. Given back it would come first again from some queues.
-func (c *concluder) crowdOut(oldest *item, now time.Time) {
-	if oldest != nil {
-		c.spare([]*item{oldest}, now)
 	}
 }
 
@@ -134,70 +109,6 @@ func (c *concluder) together(items []*item) {
 			continue
 		}
 		it.single = true
-		c.hand.queues.ready(it)
-	}
-}
-
-// spare has messages come again after the others, blaming none.
-func (c *concluder) spare(items []*item, now time.Time) {
-	for _, it := range items {
-		c.moves.send(it, away(it.m, suspectPause/2+rand.N(suspectPause)), now)
-	}
-}
-
-// judge looks at what fails, and moves a pause on.
-func (c *concluder) judge(now time.Time) {
-	switch c.pause.gate {
-	case open:
-		outage, spared := c.trial.judge(now)
-		c.spare(spared, now)
-		if outage {
-			c.shut(now)
-		}
-	case shut:
-		if now.Before(c.pause.at) {
-			return
-		}
-		c.pause.probe(c.hand.queues.left())
-		if c.cfg.Ordered { // what is in hand are the probes
-			c.pause.listen(now, probeGap)
-		}
-	case probing:
-		c.probe(now)
-	}
-}
-
-func (c *concluder) probe(now time.Time) {
-	switch c.pause.verdict(now, len(c.trial.held)) {
-	case stillDown:
-		c.shut(now)
-	case nothingDown:
-		c.reopen(now)
-	case noOther:
-		c.pause.inPlace = true
-		c.pause.listen(now, probeGap)
-		c.release()
-	}
-}
-
-func (c *concluder) shut(now time.Time) {
-	delay := c.pause.shut(now, c.cfg.Rand())
-	c.cfg.Logger.Warn("paused", slog.String("why", "a server that processing needs is unavailable"), slog.Duration("again_in", delay))
-}
-
-// reopen ends a pause. Those that have failed before come again later: at once they would look like the
-// next outage.
-func (c *concluder) reopen(now time.Time) {
-	c.pause.reopen()
-	c.spare(c.trial.takeStruck(), now)
-	c.release()
-}
-
-// release has the messages on trial be tried again.
-func (c *concluder) release() {
-	for _, it := range c.trial.release() {
-		c.hand.crowd.remove(it)
-		it.alone, it.looked = false, false
 		c.hand.queues.ready(it)
 	}
 }

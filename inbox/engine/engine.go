@@ -151,7 +151,10 @@ func newRun(ctx context.Context, c *Consumer) *run {
 	}
 	l.receipts = &receipts{cfg: cfg, hand: l.hand, signals: c.signals, next: &settlement{}, spare: &settlement{}}
 	l.moves = &moves{cfg: cfg, hand: l.hand, receipts: l.receipts}
-	l.concluder = &concluder{cfg: cfg, hand: l.hand, trial: l.trial, pause: l.pause, receipts: l.receipts, moves: l.moves}
+	l.outages = &outages{cfg: cfg, hand: l.hand, trial: l.trial, pause: l.pause, moves: l.moves}
+	l.concluder = &concluder{
+		cfg: cfg, hand: l.hand, trial: l.trial, pause: l.pause, outages: l.outages, receipts: l.receipts, moves: l.moves,
+	}
 	l.control = &control{cfg: cfg, hand: l.hand, pause: l.pause, drain: l.drain, receipts: l.receipts, moves: l.moves, ctx: r.finished, wishes: wishes}
 	r.loop = l
 	return r

@@ -102,9 +102,6 @@ func (l *limits) maySolo(now time.Time) bool {
 	return !l.patientTo.After(now)
 }
 
-// solo notes that a suspect begins.
-func (l *limits) solo(j *job, now time.Time) { l.suspect, l.openAt = j, now.Add(soloPatience) }
-
 // shut reports whether a suspect runs that nothing may run beside.
 func (l *limits) shut(now time.Time) bool { return l.suspect != nil && now.Before(l.openAt) }
 

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"log/slog"
+	"slices"
 	"time"
 )
 
@@ -14,6 +15,7 @@ type loop struct {
 	pause     *pause
 	receipts  *receipts
 	moves     *moves
+	outages   *outages
 	concluder *concluder
 	control   *control
 	drain     *drain
@@ -137,7 +139,7 @@ func (l *loop) arrived(ev event, now time.Time) {
 		it.aside = l.pause.gate == probing && !l.cfg.Ordered && !l.control.full() && l.trial.struck(it)
 		l.hand.add(it, now)
 		if it.aside && it.state == held {
-			l.concluder.setAside(it, now)
+			l.outages.setAside(it, now)
 		}
 	}
 	l.pause.listen(now, probeGap)
@@ -188,10 +190,10 @@ func (l *loop) tick(now time.Time) {
 		return
 	}
 	if back := l.hand.outstayed(now); len(back) > 0 {
-		l.trial.forget(back)
+		l.trial.take(func(it *item) bool { return slices.Contains(back, it) })
 		l.receipts.giveBack(back...)
 	}
-	l.concluder.judge(now)
+	l.outages.judge(now)
 }
 
 // handOut gives jobs to the workers.

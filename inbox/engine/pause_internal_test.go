@@ -90,7 +90,7 @@ func TestPauseModel(t *testing.T) {
 			over := p.probed(it, down || bad, !down && !bad)
 			if down || bad {
 				it.fate = &fate{kind: hasFailed, failure: driver.Failure{Err: errTest}}
-				tr.forget([]*item{it})
+				tr.take(func(other *item) bool { return other == it })
 				tr.failed(it, now)
 				failedAt[it] = events
 				continue

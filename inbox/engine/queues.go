@@ -46,7 +46,7 @@ func (q *queues) next(now time.Time, room int) *job {
 			j := q.job(now)
 			j.items = append(j.items, q.alone.pop())
 			q.begin(j)
-			q.limits.solo(j, now)
+			q.limits.suspect, q.limits.openAt = j, now.Add(soloPatience)
 			return j
 		}
 		if q.limits.shut(now) {

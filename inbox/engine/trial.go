@@ -84,16 +84,19 @@ func (t *trial) passed(it *item) (guilty, spared []*item) {
 		return nil, nil
 	}
 	guiltyIDs, sparedIDs := t.search.Controlled(it.began)
-	return t.take(guiltyIDs), t.take(sparedIDs)
+	among := func(ids []uuid.UUID) []*item {
+		if len(ids) == 0 {
+			return nil
+		}
+		return t.take(func(it *item) bool { return slices.Contains(ids, it.m.ID) })
+	}
+	return among(guiltyIDs), among(sparedIDs)
 }
 
 // take removes messages from the trial.
-func (t *trial) take(ids []uuid.UUID) (taken []*item) {
-	if len(ids) == 0 {
-		return nil
-	}
+func (t *trial) take(which func(*item) bool) (taken []*item) {
 	t.held = slices.DeleteFunc(t.held, func(it *item) bool {
-		if slices.Contains(ids, it.m.ID) {
+		if which(it) {
 			taken = append(taken, it)
 			return true
 		}
@@ -121,26 +124,8 @@ func (t *trial) judge(now time.Time) (isOutage bool, spared []*item) {
 	if fresh >= min(outage, t.cfg.Prefetch) {
 		return true, nil
 	}
-	t.held = slices.DeleteFunc(t.held, func(it *item) bool {
-		if !t.struck(it) || now.Sub(it.since) < controlPatience {
-			return false
-		}
-		spared = append(spared, it)
-		return true
-	})
+	spared = t.take(func(it *item) bool { return t.struck(it) && now.Sub(it.since) >= controlPatience })
 	return false, spared
-}
-
-// takeStruck removes those that have failed before, while others went through.
-func (t *trial) takeStruck() (struck []*item) {
-	t.held = slices.DeleteFunc(t.held, func(it *item) bool {
-		if t.struck(it) {
-			struck = append(struck, it)
-			return true
-		}
-		return false
-	})
-	return struck
 }
 
 // release ends the trial, blaming none, and returns its messages.
@@ -166,9 +151,4 @@ func (t *trial) begin(j *job) {
 	for _, it := range j.items {
 		it.began = t.search.Mark()
 	}
-}
-
-// forget takes messages out that are no longer held.
-func (t *trial) forget(items []*item) {
-	t.held = slices.DeleteFunc(t.held, func(it *item) bool { return slices.Contains(items, it) })
 }
