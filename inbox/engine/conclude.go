@@ -66,7 +66,7 @@ func (c *concluder) passed(it *item, now time.Time) {
 			continue
 		}
 		other.fate = own(c.cfg, other.m, other.fate, now)
-		logFailure(c.cfg.Logger, other.m, other.fate)
+		logFailure(c.cfg, other.m, other.fate)
 		c.moves.send(other, send(c.cfg, other.m, other.fate), now)
 	}
 	c.outages.spare(spared, now)

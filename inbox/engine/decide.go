@@ -89,10 +89,13 @@ func advance(m *inbox.Message, next driver.Progress) *inbox.Message {
 	return &later
 }
 
-func logFailure(logger *slog.Logger, m *inbox.Message, f *fate) {
+func logFailure(cfg *settings, m *inbox.Message, f *fate) {
 	attrs := []any{
 		"message_id", m.ID, "name", m.Name, "attempt", m.Attempt,
 		"class", f.failure.Class, "action", f.decision.Action.String(), "error", f.failure.Err,
+	}
+	if m.Queue != cfg.Queue {
+		attrs = append(attrs, slog.String("partition", m.Queue))
 	}
 	if f.decision.Action == driver.ActionRetry {
 		attrs = append(attrs, "delay", f.decision.Delay)
@@ -100,5 +103,5 @@ func logFailure(logger *slog.Logger, m *inbox.Message, f *fate) {
 	if panicked, ok := errors.AsType[*base.Panic](f.failure.Err); ok {
 		attrs = append(attrs, slog.String("stack", string(panicked.Stack)))
 	}
-	logger.Warn("message not processed", attrs...)
+	cfg.Logger.Warn("message not processed", attrs...)
 }

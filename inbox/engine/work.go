@@ -124,7 +124,7 @@ func (w *workers) judge(j *job) {
 			continue
 		}
 		j.fates[i] = judge(w.cfg, j.msgs[i], err, time.Now())
-		logFailure(w.cfg.Logger, j.msgs[i], j.fates[i])
+		logFailure(w.cfg, j.msgs[i], j.fates[i])
 	}
 }
 
