@@ -33,6 +33,7 @@ var (
 	_ = guideOperator
 	_ = guideGroups
 	_ = guideOrder
+	_ = guidePartitions
 	_ = guideLimited
 	_ = timed
 	_ = guideScarce
@@ -131,6 +132,14 @@ func guideOrder(dial func(context.Context) (*amqp.Connection, error), books *inb
 		Ordered:  true, // of one key one at a time, in order, also through retries
 		ParkKeys: true, // a key waits behind its dead letter until that is replayed or removed
 	}})
+}
+
+func guidePartitions(dial func(context.Context) (*amqp.Connection, error), books *inboxpgx.Store) (*inboxamqp.Consumer, error) {
+	return inboxamqp.NewConsumer(dial, "orders", books, inboxamqp.Config{
+		ConsumerConfig: inbox.ConsumerConfig{Ordered: true},
+		Partitions:     4, // the queues orders.0 to orders.3; all messages of a key are in one of them
+		Bindings:       []inboxamqp.Binding{{Exchange: "shop", Key: "order.*"}},
+	})
 }
 
 func guideGroups(ctx context.Context, letters inbox.DeadLetters) error {

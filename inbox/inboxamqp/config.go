@@ -41,6 +41,14 @@ type Config struct {
 	// Classic has Setup declare classic queues, which are faster and live on one node.
 	// Default: quorum queues.
 	Classic bool
+	// Partitions spreads an ordered consumer over several queues, so that several processes work at
+	// once: messages of one key go to the same queue, and each queue serves one process at a time. The
+	// queue "orders" is then an exchange, which needs the broker's plugin rabbitmq_consistent_hash_exchange,
+	// and its partitions are the queues "orders.0" to "orders.3"; see the package's doc. Every process
+	// needs the same number; at most 64. It needs Ordered, and goes neither with Key, which the broker
+	// does not know, nor with ParkKeys. The other settings are of all partitions together. Default, and
+	// 1: one queue.
+	Partitions int
 	// Timeout bounds the dial, every call to the broker and every note in the processor's ledger;
 	// the confirm of a failed message's copy gets three times as long. Default: 5 s.
 	Timeout time.Duration
@@ -51,6 +59,7 @@ type tuning struct {
 	maxBodyBytes   int
 	confirmTimeout time.Duration
 	copies         amqpconn.Dial // of the connection for copies
+	leveling       time.Duration
 }
 
 // settings are a Config with its defaults, and what else a consumer goes by.
@@ -59,6 +68,7 @@ type settings struct {
 	queue          string
 	confirmTimeout time.Duration
 	copies         amqpconn.Dial // nil: as for the others
+	leveling       time.Duration // between two looks at what other processes take
 	remembers      bool          // the processor remembers what it has processed,
 	retention      time.Duration // and for how long;
 	ledger         bool          // it keeps a ledger, too
@@ -71,6 +81,7 @@ func newSettings(queue string, p inbox.Processor, cfg Config, t tuning) *setting
 	s := &settings{
 		Config: cfg, queue: queue, retention: driver.DefaultRetention,
 		confirmTimeout: cmp.Or(t.confirmTimeout, confirmRounds*cfg.Timeout), copies: t.copies,
+		leveling: cmp.Or(t.leveling, leveling),
 	}
 	if d, ok := p.(driver.Deduplicator); ok {
 		s.remembers, s.retention, s.ledger = true, d.Retention(), d.Ledger() != nil
@@ -97,6 +108,7 @@ func (s *settings) validate() error {
 	if longest := retryQueue(s.queue, s.Retry.MaxDelay); s.queue == "" || len(longest) > maxShort {
 		fail("the queue is empty, or so long that %d bytes do not hold the names of its retry queues", maxShort)
 	}
+	s.validatePartitions(fail)
 	for i, b := range s.Bindings {
 		if b.Exchange == "" || len(b.Exchange) > maxShort || len(b.Key) > maxShort {
 			fail("Config.Bindings[%d] names no exchange, or has a name of more than %d bytes", i, maxShort)

@@ -32,6 +32,7 @@ type config struct {
 	Classes                            []string
 	Bindings                           []inboxamqp.Binding
 	Classic, Ordered                   bool
+	Partitions                         int
 	Logger                             *slog.Logger
 
 	Ledger    driver.Ledger // of the processor
@@ -40,6 +41,7 @@ type config struct {
 	MaxBodyBytes   int
 	ConfirmTimeout time.Duration
 	Copies         func(context.Context) (*amqp.Connection, error) // dials the connection for copies
+	Leveling       time.Duration
 }
 
 func (c config) public() inboxamqp.Config {
@@ -50,7 +52,7 @@ func (c config) public() inboxamqp.Config {
 			TimeLimit: c.TimeLimit, MessageLimit: c.MessageLimit, MemoryLimit: c.MemoryLimit, ShutdownTimeout: c.ShutdownTimeout,
 			Logger: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), Ordered: c.Ordered,
 		},
-		Bindings: c.Bindings, Classic: c.Classic, Timeout: c.Timeout,
+		Bindings: c.Bindings, Classic: c.Classic, Partitions: c.Partitions, Timeout: c.Timeout,
 	}
 }
 
@@ -70,7 +72,7 @@ func newConsumer(t *testing.T, dial func(context.Context) (*amqp.Connection, err
 		p = remembering{p, cfg.Ledger, cmp.Or(cfg.Retention, driver.DefaultRetention)}
 	}
 	c, err := inboxamqp.NewTuned(dial, cmp.Or(cfg.Queue, "orders"), p, cfg.public(),
-		inboxamqp.Tuning{MaxBodyBytes: cfg.MaxBodyBytes, ConfirmTimeout: cfg.ConfirmTimeout, Copies: cfg.Copies})
+		inboxamqp.Tuning{MaxBodyBytes: cfg.MaxBodyBytes, ConfirmTimeout: cfg.ConfirmTimeout, Copies: cfg.Copies, Leveling: cfg.Leveling})
 	if err != nil {
 		t.Fatal(err)
 	}

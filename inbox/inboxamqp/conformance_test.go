@@ -26,7 +26,7 @@ func TestSource(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			conformance.TestSource(t, conformance.SourceBackend{New: func(t *testing.T) conformance.SourceFixture {
-				f, _ := newSourceFixture(t, cfg)
+				f, _ := newSourceFixture(t, amqptest.New(t), cfg)
 				return f
 			}})
 		})
@@ -48,7 +48,7 @@ func TestConsumer(t *testing.T) {
 
 func newConsumerFixture(t *testing.T, base config) conformance.ConsumerFixture {
 	t.Helper()
-	sources, dial := newSourceFixture(t, base)
+	sources, dial := newSourceFixture(t, amqptest.New(t), base)
 	return conformance.ConsumerFixture{
 		SourceFixture: sources,
 		Consumer: func(t *testing.T, p inbox.Processor, cfg conformance.ConsumerConfig) conformance.Consumer {
@@ -60,9 +60,8 @@ func newConsumerFixture(t *testing.T, base config) conformance.ConsumerFixture {
 	}
 }
 
-func newSourceFixture(t *testing.T, cfg config) (f conformance.SourceFixture, dial func(context.Context) (*amqp.Connection, error)) {
+func newSourceFixture(t *testing.T, b *amqptest.Broker, cfg config) (f conformance.SourceFixture, dial func(context.Context) (*amqp.Connection, error)) {
 	t.Helper()
-	b := amqptest.New(t)
 	proxy := testenv.NewProxy(t, b.URL)
 	cfg.Retry, cfg.Classes = quick, []string{conformance.OwnClass}
 	direct := newConsumer(t, b.Dial, &recorder{}, cfg)
@@ -71,6 +70,10 @@ func newSourceFixture(t *testing.T, cfg config) (f conformance.SourceFixture, di
 	ch := b.Channel(t)
 	must(t, ch.Confirm(false))
 	dial = hasty(proxy.URL())
+	exchange, key, queue := "", "orders", "orders"
+	if cfg.Partitions > 1 {
+		exchange, key, queue = "orders", "", "orders.0"
+	}
 	return conformance.SourceFixture{
 		New: func(t *testing.T) driver.Source {
 			return inboxamqp.SourceOf(newConsumer(t, dial, &recorder{}, cfg))
@@ -90,7 +93,7 @@ func newSourceFixture(t *testing.T, cfg config) (f conformance.SourceFixture, di
 					p.Headers["holdfast-key"] = m.Key
 				}
 				var err error
-				last, err = ch.PublishWithDeferredConfirm("", "orders", true, false, p)
+				last, err = ch.PublishWithDeferredConfirm(exchange, key, true, false, p)
 				must(t, err)
 			}
 			if ok, err := last.WaitContext(t.Context()); err != nil || !ok {
@@ -99,7 +102,7 @@ func newSourceFixture(t *testing.T, cfg config) (f conformance.SourceFixture, di
 		},
 		Network: proxy,
 		Delete: func(t *testing.T) func() {
-			must(t, deleteQueue(t, b, "orders"))
+			must(t, deleteQueue(t, b, queue))
 			return setup
 		},
 		Refuse: func(t *testing.T, class string) func() {

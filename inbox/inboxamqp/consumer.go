@@ -43,7 +43,7 @@ func newConsumer(dial func(context.Context) (*amqp.Connection, error), queue str
 	}
 	c := &Consumer{cfg: s, source: newSource(dial, s), processor: p}
 	var wrong error
-	c.engine, wrong = engine.New(c.source, p, engine.Config{
+	c.engine, wrong = engine.New(c.source.whole(), p, engine.Config{
 		ConsumerConfig: cfg.ConsumerConfig, Queue: queue, Package: component, Timeout: cfg.Timeout, MaxBodyBytes: t.maxBodyBytes,
 	})
 	if err := errors.Join(err, wrong); err != nil {

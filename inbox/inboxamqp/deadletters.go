@@ -18,10 +18,11 @@ type letters struct {
 	logger  *slog.Logger
 	prefix  string
 	classes []string
+	home    func(queue string) (exchange, key string) // of a letter's queue
 }
 
 func newLetters(dial amqpconn.Dial, cfg *settings) *letters {
-	return &letters{dial: dial, timeout: cfg.Timeout, logger: cfg.Logger, prefix: cfg.DeadLetterPrefix, classes: driver.AllClasses(cfg.Classes)}
+	return &letters{dial: dial, timeout: cfg.Timeout, logger: cfg.Logger, prefix: cfg.DeadLetterPrefix, classes: driver.AllClasses(cfg.Classes), home: cfg.homeOf}
 }
 
 // Depths implements driver.Letters.

@@ -23,7 +23,7 @@ func (l *letters) Scan(
 	copies, end := l.publisher(ctx)
 	defer end()
 	return amqpconn.Use(ctx, l.dial, l.timeout, func(conn *amqpconn.Conn) error {
-		s := scan{conn: conn, name: l.queue(class), class: class, copies: copies, visit: visit, failed: failed}
+		s := scan{conn: conn, name: l.queue(class), class: class, home: l.home, copies: copies, visit: visit, failed: failed}
 		return s.run(ctx)
 	})
 }
@@ -37,6 +37,7 @@ const scanWindow = 50
 type scan struct {
 	conn        *amqpconn.Conn
 	name, class string
+	home        func(queue string) (exchange, key string)
 	copies      func() *amqpconn.Publisher
 	visit       func(inbox.DeadLetter) (driver.Fate, error)
 	failed      func(inbox.DeadLetter, error)
@@ -196,7 +197,8 @@ func (s *scan) awaitReturned(ctx context.Context, want int) error {
 
 // giveBack puts a message into the queue it came from.
 func (s *scan) giveBack(ctx context.Context, raw amqp.Delivery, dead inbox.DeadLetter) error {
-	return s.copies().Confirmed(ctx, amqpconn.Out{Key: dead.Message.Queue, Message: replayCopy(raw)})
+	exchange, key := s.home(dead.Message.Queue)
+	return s.copies().Confirmed(ctx, amqpconn.Out{Exchange: exchange, Key: key, Message: replayCopy(raw)})
 }
 
 // publisher returns what publishes copies, from the first one on, and ends it.

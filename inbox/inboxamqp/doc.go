@@ -45,7 +45,7 @@
 // With Config.Ordered the messages of one key are processed in the order in which the queue delivers
 // them, one at a time, retries included: a failed message keeps its place in this process, and only
 // its key waits. The key is the header holdfast-key, which outboxamqp sends of messages with one;
-// Config.Key reads it from elsewhere.
+// Config.Key reads it from elsewhere, but not for partitions.
 //
 // Setup then declares the queue with a single active consumer (x-single-active-consumer, an argument
 // that an existing queue cannot be given): the broker serves one process, and the others stand by. When
@@ -62,8 +62,36 @@
 // that may begin again a few messages back when a process is lost. A dead letter that a process stores
 // just as it is lost may be followed by the same message, processed by the next.
 //
-// One process does all the work of such a queue. For more, use several queues, and have the routing key
-// choose among them by the ordering key: all messages of a key must take the same one.
+// One process does all the work of such a queue. Config.Partitions has several of them share it.
+//
+// # Partitions
+//
+// With Config.Partitions of 4 the consumer of "orders" reads the queues "orders.0" to "orders.3", each
+// with a single active consumer. Setup makes "orders" an exchange of type x-consistent-hash, which goes
+// by the header holdfast-key, binds it to the exchanges of Config.Bindings, and binds the partitions to
+// it with equal weight. All messages of a key are in one partition. Those without a key are all in one,
+// too, which is always the same. The broker needs the plugin rabbitmq_consistent_hash_exchange: without
+// it Setup fails with ErrNoHashExchange, and Check says so.
+//
+// Run reads all partitions, over one connection, with the same workers, limits and window; it waits for
+// all of them while one is missing. The Queue of a message, the attribute partition in logs and the
+// origin of a dead letter name the partition. Replay gives a dead letter to the exchange, and so to the
+// partition of its key.
+//
+// Of each partition the broker serves the process that subscribed first. So about every 10 seconds a
+// process that gets messages of more partitions than its share, their number divided by that of the
+// processes and rounded up, lines up again behind the others at those above it. It does so once no
+// message of the partition is in its hand, or not at all if that takes 5 seconds, as when one waits for
+// a retry. No message is processed twice for it. Partitions without messages do not count. The processes
+// are counted by the queue "orders.members", which each consumes and which stays empty. When a process
+// ends or dies, its partitions go to the others at once.
+//
+// The order of a key holds as long as the exchange sends it to the same partition. The exchange forgets
+// which when the only node of a broker, or all nodes at once, start anew: RabbitMQ 3.10 then sends most
+// keys elsewhere, and the later messages of a key may overtake those that were queued before. Before such
+// a restart stop the publishers, a relay for example, until the partitions are empty. Another number of
+// partitions needs the same, and the old queues deleted: Setup refuses and Check names what is left. The
+// guide examples/guides/production.md has the steps. Nothing else may be bound to the exchange.
 //
 // # Batches
 //

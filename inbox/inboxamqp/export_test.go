@@ -15,15 +15,16 @@ type Tuning struct {
 	MaxBodyBytes   int
 	ConfirmTimeout time.Duration
 	Copies         func(context.Context) (*amqp.Connection, error) // dials the connection for copies
+	Leveling       time.Duration
 }
 
 // NewTuned is NewConsumer with a Tuning.
 func NewTuned(dial func(context.Context) (*amqp.Connection, error), queue string, p inbox.Processor, cfg Config, t Tuning) (*Consumer, error) {
-	return newConsumer(dial, queue, p, cfg, tuning{t.MaxBodyBytes, t.ConfirmTimeout, t.Copies})
+	return newConsumer(dial, queue, p, cfg, tuning{t.MaxBodyBytes, t.ConfirmTimeout, t.Copies, t.Leveling})
 }
 
 // SourceOf is a source of the queue of a consumer.
-func SourceOf(c *Consumer) driver.Source { return newSource(c.source.dial, c.cfg) }
+func SourceOf(c *Consumer) driver.Source { return newSource(c.source.dial, c.cfg).whole() }
 
 // LettersOf are the dead letters of a consumer as its transport keeps them.
 func LettersOf(c *Consumer) driver.Letters { return c.source.Letters() }

@@ -50,14 +50,14 @@ func (i *intake) subscribe(window int) error {
 	tag := i.src.cfg.Name + "-" + uuid.NewString()
 	var deliveries <-chan amqp.Delivery
 	err := i.conn.Within(func() (err error) {
-		deliveries, err = i.ch.Consume(i.src.cfg.queue, tag, false, false, false, false, nil)
+		deliveries, err = i.ch.Consume(i.src.queue, tag, false, false, false, false, nil)
 		return err
 	})
 	if amqpconn.IsNotFound(err) {
 		return i.src.missing()
 	}
 	if err != nil {
-		return fmt.Errorf("consume %q: %w", i.src.cfg.queue, err)
+		return fmt.Errorf("consume %q: %w", i.src.queue, err)
 	}
 	i.tag, i.window, i.deliveries = tag, window, deliveries
 	i.session.most.Store(i.session.passing.Load() + int64(window+1)/2)
@@ -125,7 +125,7 @@ func (i *intake) accept(raw amqp.Delivery) {
 		i.src.passing.add(d)
 		return
 	}
-	d.msg = arrived(raw, i.src.cfg.queue)
+	d.msg = arrived(raw, i.src.queue)
 	i.kept = append(i.kept, d)
 }
 

@@ -55,7 +55,7 @@ func (c *copier) outgoing(d *delivery, m driver.Move) *outgoing {
 		copied := nextCopy(d.raw, d.msg, m.Next)
 		return &outgoing{queue: c.toWait(copied, m.Delay), copied: copied}
 	default:
-		return &outgoing{queue: c.cfg.queue, copied: nextCopy(d.raw, d.msg, m.Next)}
+		return &outgoing{queue: d.session.src.queue, copied: nextCopy(d.raw, d.msg, m.Next)}
 	}
 }
 

@@ -152,7 +152,7 @@ func (p *passing) detour(ctx context.Context, d *delivery, why error) {
 		p.copies.cfg.Logger.ErrorContext(ctx, "a retry queue takes no messages: they go behind the others", slog.Any("error", why), slog.Int("repeats", repeats))
 	}
 	_ = runloop.Sleep(ctx, refusedPause) // the end of ctx shows in what follows
-	out := &outgoing{queue: p.copies.cfg.queue, copied: duplicate(d.raw)}
+	out := &outgoing{queue: d.session.src.queue, copied: duplicate(d.raw)}
 	p.copies.publish(ctx, []*outgoing{out})
 	if out.err == nil {
 		p.passed(ctx, d)

@@ -15,11 +15,12 @@ import (
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 )
 
-// session is one channel on a connection of its own. It is thrown away when anything about it
+// session is one channel, on a connection of its own unless its queue is a partition. It is thrown away when anything about it
 // breaks, and a delivery knows its session, so nothing is settled on a later one.
 type session struct {
 	src    *source
 	conn   *amqpconn.Conn
+	shared bool // the connection is not the session's own
 	ch     *amqp.Channel
 	intake intake
 
@@ -153,6 +154,9 @@ func (s *session) Close(ctx context.Context) error {
 	s.mu.Unlock()
 	// The answer shows that the broker has read the acknowledgements.
 	err := s.conn.Within(s.ch.Close)
+	if s.shared {
+		return err
+	}
 	s.conn.Close()
 	s.src.silence.note(s.conn.Silent() && !s.intake.received)
 	return err

@@ -1,13 +1,9 @@
 package inboxamqp
 
 import (
-	"fmt"
 	"sync/atomic"
 
-	amqp "github.com/rabbitmq/amqp091-go"
-
 	"github.com/holdfast-go/holdfast/inbox/driver"
-	"github.com/holdfast-go/holdfast/internal/amqpconn"
 )
 
 // maxSlack bounds by how many bytes silent connections prolong the patience with further ones.
@@ -17,18 +13,6 @@ const maxSlack = 128 << 20
 type silence struct {
 	largest atomic.Int64 // body that was received, in bytes
 	slack   atomic.Int64 // more bytes that may be on their way
-}
-
-// open opens the channel on a connection that is watched.
-func (s *silence) open(conn *amqpconn.Conn) (*amqp.Channel, error) {
-	if err := conn.Watch(s.pending); err != nil {
-		return nil, err
-	}
-	ch, err := conn.Channel()
-	if err != nil {
-		return nil, fmt.Errorf("open channel: %w", err)
-	}
-	return ch, nil
 }
 
 // pending is how much may be on its way from the broker before it answers a question.

@@ -17,8 +17,9 @@ const maxWindow = 2000
 // publishes copies on another.
 type source struct {
 	cfg     *settings
+	queue   string // that it reads
 	dial    amqpconn.Dial
-	silence silence
+	silence *silence
 	copies  *copier
 	passing *passing
 }
@@ -30,7 +31,14 @@ var (
 
 func newSource(dial amqpconn.Dial, cfg *settings) *source {
 	copies := newCopier(dial, cfg)
-	return &source{cfg: cfg, dial: dial, copies: copies, passing: newPassing(copies)}
+	return &source{cfg: cfg, queue: cfg.queue, dial: dial, silence: &silence{}, copies: copies, passing: newPassing(copies)}
+}
+
+// of is a source of another queue whose copies go the same ways.
+func (s *source) of(queue string) *source {
+	other := *s
+	other.queue = queue
+	return &other
 }
 
 // Traits implements driver.Source.
@@ -66,13 +74,21 @@ func bound(ctx context.Context, conn *amqpconn.Conn) (release func() bool) {
 }
 
 func (s *source) begin(conn *amqpconn.Conn) (*session, error) {
-	ch, err := s.silence.open(conn)
-	if err != nil {
+	if err := conn.Watch(s.silence.pending); err != nil {
 		return nil, err
 	}
-	exists, err := conn.QueueExists(s.cfg.queue)
+	return s.attach(conn)
+}
+
+// attach begins a session on a connection that is watched.
+func (s *source) attach(conn *amqpconn.Conn) (*session, error) {
+	ch, err := conn.Channel()
 	if err != nil {
-		return nil, fmt.Errorf("look for queue %q: %w", s.cfg.queue, err)
+		return nil, fmt.Errorf("open channel: %w", err)
+	}
+	exists, err := conn.QueueExists(s.queue)
+	if err != nil {
+		return nil, fmt.Errorf("look for queue %q: %w", s.queue, err)
 	}
 	if !exists {
 		return nil, s.missing()
@@ -81,7 +97,7 @@ func (s *source) begin(conn *amqpconn.Conn) (*session, error) {
 }
 
 func (s *source) missing() error {
-	return fmt.Errorf("queue %q: declare it, or call Consumer.Setup: %w", s.cfg.queue, driver.ErrMissing)
+	return fmt.Errorf("queue %q: declare it, or call Consumer.Setup: %w", s.queue, driver.ErrMissing)
 }
 
 // Run implements driver.Source: it keeps the connection for copies, and has messages wait on whose

@@ -65,6 +65,18 @@ func (t *tags) acknowledge(done []uint64, ack func(tag uint64, multiple bool) er
 	return err
 }
 
+// open returns how many deliveries are not settled.
+func (t *tags) open() (n int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, state := range t.states {
+		if state == tagOpen {
+			n++
+		}
+	}
+	return n
+}
+
 func (t *tags) set(tag uint64, state tagState) {
 	if i := tag - t.first; tag >= t.first && i < uint64(len(t.states)) {
 		t.states[i] = state

@@ -42,16 +42,13 @@ func (s *settings) queueType() string {
 
 // queues returns all queues the consumer needs, its own first.
 func (s *settings) queues() []queueSpec {
-	own := amqp.Table{}
-	if s.Ordered {
-		own[singleActive] = true
-	}
-	specs := []queueSpec{{s.queue, own}}
+	specs := s.ownQueues()
+	exchange, key := s.home()
 	for _, delay := range driver.Steps(s.Retry) {
 		args := amqp.Table{
 			"x-message-ttl":             delay.Milliseconds(),
-			"x-dead-letter-exchange":    "",
-			"x-dead-letter-routing-key": s.queue,
+			"x-dead-letter-exchange":    exchange,
+			"x-dead-letter-routing-key": key,
 		}
 		if !s.Classic {
 			// The message stays here until the queue it returns to has taken it.
@@ -66,6 +63,29 @@ func (s *settings) queues() []queueSpec {
 	return specs
 }
 
+// ownQueues are those that the consumer reads.
+func (s *settings) ownQueues() (specs []queueSpec) {
+	if s.partitioned() {
+		for _, name := range s.partitions() {
+			specs = append(specs, queueSpec{name, amqp.Table{singleActive: true}})
+		}
+		return append(specs, queueSpec{s.members(), amqp.Table{}})
+	}
+	own := amqp.Table{}
+	if s.Ordered {
+		own[singleActive] = true
+	}
+	return []queueSpec{{s.queue, own}}
+}
+
+// home is where a message is published to that is for this consumer alone.
+func (s *settings) home() (exchange, key string) {
+	if s.partitioned() {
+		return s.queue, ""
+	}
+	return "", s.queue
+}
+
 // queueArgs completes the arguments of a queue of that type for the broker's version.
 func queueArgs(conn *amqpconn.Conn, kind string, args amqp.Table) amqp.Table {
 	args["x-queue-type"] = kind
@@ -77,24 +97,35 @@ func queueArgs(conn *amqpconn.Conn, kind string, args amqp.Table) amqp.Table {
 	return args
 }
 
-// Setup declares what is missing of the queue, its retry queues, the dead-letter queues and the
-// exchanges of Config.Bindings, and makes the bindings. All are durable; the exchanges are of type
-// topic. What exists is used as it is. Setup may be called any number of times, by many processes
-// at once, before or after the Setup of a publisher to the same exchange.
+// Setup declares what is missing of the queue or its partitions, its retry queues, the dead-letter
+// queues and the exchanges of Config.Bindings, and makes the bindings. All are durable; the exchanges
+// are of type topic. What exists is used as it is. Setup may be called any number of times, by many
+// processes at once, before or after the Setup of a publisher to the same exchange.
+//
+// With Config.Partitions it fails with ErrNoHashExchange where the broker lacks the plugin, and where
+// the queue without partitions, or a higher partition than asked for, still exists: both would go on
+// taking messages. See "Partitions" in the package's doc.
 func (c *Consumer) Setup(ctx context.Context) error {
+	if err := c.cfg.checkPlugin(ctx, c.source.dial); err != nil {
+		return fmt.Errorf("inboxamqp: setup: %w", err)
+	}
 	err := amqpconn.Use(ctx, c.source.dial, c.cfg.Timeout, func(conn *amqpconn.Conn) error {
+		if err := c.cfg.declareHash(conn); err != nil {
+			return err
+		}
 		for _, spec := range c.cfg.queues() {
 			if err := declareQueue(conn, spec, c.cfg.queueType()); err != nil {
 				return fmt.Errorf("queue %q: %w", spec.name, err)
 			}
 		}
+		if err := c.cfg.bindPartitions(conn); err != nil {
+			return err
+		}
 		for _, b := range c.cfg.Bindings {
 			if err := declareExchange(conn, b.Exchange); err != nil {
 				return fmt.Errorf("exchange %q: %w", b.Exchange, err)
 			}
-			if err := conn.Try(func(ch *amqp.Channel) error {
-				return ch.QueueBind(c.cfg.queue, b.Key, b.Exchange, false, nil)
-			}); err != nil {
+			if err := c.cfg.bind(conn, b); err != nil {
 				return fmt.Errorf("binding to exchange %q by %q: %w", b.Exchange, b.Key, err)
 			}
 		}
