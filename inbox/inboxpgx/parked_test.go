@@ -228,13 +228,47 @@ func TestParkedKeyThroughCrashes(t *testing.T) {
 	}
 }
 
-func parkedKeyThroughCrash(t *testing.T, process *mortal) {
+// What a process has claimed that has died is another one's when the claim is over, and not before.
+func TestParkedKeyOfADeadOwner(t *testing.T) {
+	t.Parallel()
+	s := newSiding(t)
+	s.mended.Store(true)
+	parking := newStore(t, newManager(t, s.pool), "a", inboxpgx.Config{}).Parking(true)
+	m := &inbox.Message{ID: ids.New(), Name: conformance.Name, Key: "k", Attempt: 1, Body: []byte(`{"number":1}`)}
+	if err := parking.Append(t.Context(), "k", m); err != nil {
+		t.Fatal(err)
+	}
+	process := &mortal{}
+	process.at.Store(1) // it claims the message and dies: it has nothing else to do
+	_, stop := s.start(process)
+	s.await("the first process is dead", func() (bool, error) { return process.dead.Load(), nil })
+	began := time.Now()
+	stop()
+	_, stop = s.start(&mortal{})
+	defer stop()
+	s.put("other", 0)
+	s.await("the other one goes on", func() (bool, error) {
+		got, err := s.effects()
+		return len(got) == 1, err
+	})
+	if took := time.Since(began); took < 25*time.Second {
+		t.Errorf("the claim was over after %v", took)
+	}
+}
+
+func newSiding(t *testing.T) *siding {
 	t.Helper()
 	s := &siding{t: t, pool: pgtest.New(t), broker: inboxtest.NewBroker()}
 	createTables(t, s.pool)
 	if _, err := s.pool.Exec(t.Context(), `CREATE TABLE effects_in_order (seq bigint GENERATED ALWAYS AS IDENTITY, number int)`); err != nil {
 		t.Fatal(err)
 	}
+	return s
+}
+
+func parkedKeyThroughCrash(t *testing.T, process *mortal) {
+	t.Helper()
+	s := newSiding(t)
 	letters, stop := s.start(process)
 	revive := func() { // another process takes the place of a dead one
 		if process.dead.Load() {
