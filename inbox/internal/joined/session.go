@@ -12,8 +12,8 @@ import (
 
 var errClosed = errors.New("the session is closed")
 
-// session is a driver.Session of one session of each part. For each part a goroutine receives, as
-// far ahead as its share of the window.
+// session is a driver.Session of one session of each part. While the context of a Receive lasts
+// a goroutine receives for each part, as far ahead as its share of the window.
 type session struct {
 	source  *Source
 	settles bool // Move ends the original
@@ -21,7 +21,8 @@ type session struct {
 	change  chan struct{} // something has come, there is room, or a part has ended
 
 	pumping sync.WaitGroup
-	end     context.CancelFunc // of the pumps; nil: none run
+	pumps   context.Context // of the goroutines; nil: there are none
+	end     context.CancelFunc
 
 	mu     sync.Mutex
 	window int // 0: stopped
@@ -65,22 +66,33 @@ func (s *session) Start(ctx context.Context, window int) error {
 		return err
 	}
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.window, s.out, s.starts = window, 0, s.starts+1
-	s.mu.Unlock()
-	pumps, end := context.WithCancel(context.WithoutCancel(ctx))
-	s.end = end
-	for _, p := range s.parts {
-		s.pumping.Go(func() { s.pump(pumps, p, max(1, window/len(s.parts))) })
-	}
 	return nil
+}
+
+// flow has the pumps run until ctx ends, unless they run.
+func (s *session) flow(ctx context.Context) {
+	if s.pumps != nil && s.pumps.Err() == nil {
+		return
+	}
+	s.halt()
+	s.mu.Lock()
+	share := max(1, s.window/len(s.parts))
+	s.mu.Unlock()
+	pumps, end := context.WithCancel(ctx)
+	s.pumps, s.end = pumps, end
+	for _, p := range s.parts {
+		s.pumping.Go(func() { s.pump(pumps, p, share) })
+	}
 }
 
 // halt ends the pumps. What they have ahead stays there.
 func (s *session) halt() {
-	if s.end != nil {
+	if s.pumps != nil {
 		s.end()
 		s.pumping.Wait()
-		s.end = nil
+		s.pumps = nil
 	}
 }
 
@@ -110,15 +122,19 @@ func (s *session) pump(ctx context.Context, p *part, most int) {
 	}
 }
 
-// Receive implements driver.Session.
+// Receive implements driver.Session. The pumps end with ctx: a part that has nothing yet must not
+// take a partition for a consumer that is about to end.
 func (s *session) Receive(ctx context.Context, most int) ([]driver.Delivery, error) {
 	for {
+		s.flow(ctx)
 		if ds, err := s.next(most); len(ds) > 0 || err != nil {
 			return ds, err
 		}
 		select {
 		case <-ctx.Done():
+			s.halt()
 			return nil, ctx.Err()
+		case <-s.pumps.Done(): // they were an earlier call's
 		case <-s.change:
 		}
 	}
