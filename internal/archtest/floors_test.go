@@ -45,7 +45,7 @@ type floor struct {
 
 // ground are the internal packages that know no client.
 var ground = []string{
-	"internal/backoff", "internal/breaker", "internal/check", "internal/ids", "internal/isolate", "internal/lanes", "internal/problem", "internal/runloop",
+	"internal/backoff", "internal/breaker", "internal/check", "internal/ids", "internal/isolate", "internal/lanes", "internal/partition", "internal/problem", "internal/runloop",
 	"internal/sqlident", "internal/telemetry", "internal/tries", "internal/wire",
 }
 

@@ -3,10 +3,12 @@ package outboxredis
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	"github.com/holdfast-go/holdfast/internal/check"
+	"github.com/holdfast-go/holdfast/internal/partition"
 	"github.com/holdfast-go/holdfast/internal/redisconn"
 )
 
@@ -22,8 +24,8 @@ func (p *Publisher) Ready(ctx context.Context) error {
 // Window returns how many messages await their answer, and how many may: driver.Windowed.
 func (p *Publisher) Window() (used, size int) { return len(p.room), cap(p.room) }
 
-// Check looks at the streams that Config.Stream and Config.Routes name, and at the eviction policy,
-// where the server tells it. nil: there is nothing to mend. Else the error joins
+// Check looks at the streams that Config.Stream, Config.Routes and Config.Partitions name, and at the
+// eviction policy, where the server tells it. nil: there is nothing to mend. Else the error joins
 // the findings, each with a method Mend() string, and the failures to look.
 func (p *Publisher) Check(ctx context.Context) error {
 	found := check.Findings{Component: "outboxredis"}
@@ -49,7 +51,7 @@ func (p *Publisher) Check(ctx context.Context) error {
 	return found.Err()
 }
 
-// streams are those known before the first message, sorted.
+// streams are those known before the first message.
 func (p *Publisher) streams() []string {
 	names := []string{p.cfg.Stream}
 	for _, route := range p.cfg.Routes {
@@ -57,6 +59,11 @@ func (p *Publisher) streams() []string {
 			names = append(names, route.Exchange)
 		}
 	}
+	names = slices.AppendSeq(names, maps.Keys(p.cfg.Partitions))
 	slices.Sort(names)
-	return slices.Compact(names)
+	var all []string
+	for _, name := range slices.Compact(names) {
+		all = append(all, partition.Names(name, p.cfg.Partitions[name])...)
+	}
+	return all
 }

@@ -15,6 +15,9 @@
 // the oldest entries, read or not. Entries of one ordering key keep their order,
 // since a relay sends the next one only after the answer to the one before.
 //
+// Config.Partitions splits a stream for ordered consumers in several processes, by the ordering key;
+// package inboxredis has the rule, and the steps to another number.
+//
 // A client that retries (MaxRetries, on by default) may append a message twice
 // when an answer is lost. Give it ContextTimeoutEnabled: otherwise a call to a
 // server that hangs is left behind after Timeout, with its connection, until the

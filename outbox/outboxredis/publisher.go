@@ -7,11 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/holdfast-go/holdfast/internal/partition"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/internal/stored"
@@ -33,8 +35,13 @@ type Config struct {
 	// Router returns the route of a message, in place of its own, Message.Route, which it sees.
 	// Several goroutines call it at once. Default: Message.Route.
 	Router func(outbox.Message) outbox.Route
-	// MaxLen is about how many entries a stream keeps (MAXLEN ~); the oldest go, read or not.
-	// Default: all are kept.
+	// Partitions is into how many streams a stream is split, by its name, at most 64: those of orders
+	// are orders.0, orders.1 and so on. A message is in the one of its key, CRC-32 (IEEE) modulo their
+	// number; without a key in that of its id. Their consumers need the same number,
+	// inboxredis.Config.Partitions. Default, and 1: a stream is not split.
+	Partitions map[string]int
+	// MaxLen is about how many entries a stream, or each partition, keeps (MAXLEN ~); the oldest go,
+	// read or not. Default: all are kept.
 	MaxLen int64
 	// Timeout bounds one pipeline, and each call of Ready and Check. A client without the option
 	// ContextTimeoutEnabled is left behind then, and ends by its own timeouts. Default: 5 s.
@@ -58,12 +65,18 @@ type Publisher struct {
 func NewPublisher(client redis.UniversalClient, cfg Config) (*Publisher, error) {
 	cfg.Stream = cmp.Or(cfg.Stream, defaultStream)
 	cfg.Timeout = cmp.Or(cfg.Timeout, 5*time.Second)
+	cfg.Partitions = maps.Clone(cfg.Partitions) // read while messages are sent
 	var errs []error
 	if client == nil {
 		errs = append(errs, errors.New("outboxredis: NewPublisher needs a client"))
 	}
 	if cfg.MaxLen < 0 {
 		errs = append(errs, fmt.Errorf("outboxredis: Config.MaxLen is %d, want 0 or more", cfg.MaxLen))
+	}
+	for _, stream := range slices.Sorted(maps.Keys(cfg.Partitions)) {
+		if err := partition.Check(cfg.Partitions[stream]); err != nil {
+			errs = append(errs, fmt.Errorf("outboxredis: Config.Partitions of %q: %w", stream, err))
+		}
 	}
 	if cfg.Timeout < 0 {
 		errs = append(errs, fmt.Errorf("outboxredis: Config.Timeout is %v, want more than 0", cfg.Timeout))
@@ -106,8 +119,12 @@ func (p *Publisher) entry(m driver.Message) (*redis.XAddArgs, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode headers: %w", err)
 	}
-	return &redis.XAddArgs{Stream: route.Exchange, MaxLen: p.cfg.MaxLen, Approx: p.cfg.MaxLen > 0, Values: []any{
-		"id", m.ID.String(), "name", m.Name, "content-type", m.ContentType, "key", m.Key,
+	stream, id := route.Exchange, m.ID.String()
+	if n := p.cfg.Partitions[stream]; n > 1 {
+		stream = partition.Name(stream, partition.Of(m.Key, id, n))
+	}
+	return &redis.XAddArgs{Stream: stream, MaxLen: p.cfg.MaxLen, Approx: p.cfg.MaxLen > 0, Values: []any{
+		"id", id, "name", m.Name, "content-type", m.ContentType, "key", m.Key,
 		"created-at", m.CreatedAt.UTC().Format(time.RFC3339Nano), "headers", text, "body", m.Body,
 	}}, nil
 }
