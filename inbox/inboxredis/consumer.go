@@ -9,13 +9,14 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/engine"
+	"github.com/holdfast-go/holdfast/inbox/internal/joined"
 )
 
-// Consumer hands the messages of one stream to a Processor and settles them by its answers. Its
-// methods may be called from any goroutine.
+// Consumer hands the messages of one stream, or of its partitions, to a Processor and settles them by
+// its answers. Its methods may be called from any goroutine.
 type Consumer struct {
 	cfg       *settings
-	group     *group
+	groups    []*group // one for each partition
 	processor inbox.Processor
 	engine    *engine.Consumer
 }
@@ -42,11 +43,28 @@ func NewConsumer(client redis.UniversalClient, stream string, processor inbox.Pr
 }
 
 func newConsumer(client redis.UniversalClient, s *settings, processor inbox.Processor) (*Consumer, error) {
-	source := newSource(client, s)
+	source, groups := newSources(client, s)
 	consumer, err := engine.New(source, processor, engine.Config{
-		ConsumerConfig: s.ConsumerConfig, Queue: s.keys.stream, Package: component, Timeout: s.Timeout, MaxBodyBytes: s.maxBodyBytes,
+		ConsumerConfig: s.ConsumerConfig, Queue: s.stream, Package: component, Timeout: s.Timeout, MaxBodyBytes: s.maxBodyBytes,
 	})
-	return &Consumer{cfg: s, group: source.group, processor: processor, engine: consumer}, err
+	return &Consumer{cfg: s, groups: groups, processor: processor, engine: consumer}, err
+}
+
+// newSources returns the source of all partitions, and the group of each.
+func newSources(client redis.UniversalClient, s *settings) (driver.Source, []*group) {
+	var groups []*group
+	for _, k := range s.partitions {
+		groups = append(groups, newGroup(client, s, k))
+	}
+	if len(groups) == 1 {
+		return newSource(groups[0], nil), groups
+	}
+	share := newShare(groups)
+	sources := make([]driver.Source, len(groups))
+	for i, g := range groups {
+		sources[i] = newSource(g, share)
+	}
+	return joined.New(sources...), groups
 }
 
 // Run consumes until ctx is cancelled or a limit of the Config is reached. Then it takes no
@@ -64,6 +82,10 @@ func (c *Consumer) Ready(ctx context.Context) error { return c.engine.Ready(ctx)
 // page by page; of two at the same time both may count what one of them has returned or removed.
 // Replay and Remove write to the log who called them, and why.
 func (c *Consumer) DeadLetters() inbox.DeadLetters {
-	all := driver.WithParked(&letters{c.group}, driver.ParkingOf(c.processor, c.cfg.ConsumerConfig))
+	var parts []driver.Letters
+	for _, g := range c.groups {
+		parts = append(parts, &letters{g})
+	}
+	all := driver.WithParked(joined.Letters(parts...), driver.ParkingOf(c.processor, c.cfg.ConsumerConfig))
 	return driver.NewDeadLetters(all, c.cfg.retention, c.cfg.Logger)
 }

@@ -16,27 +16,33 @@ import (
 func TestConsumer(t *testing.T) {
 	t.Parallel()
 	redistest.URL(t) // skips before there are subtests
-	for name, ordered := range map[string]bool{"shared": false, "ordered": true} {
+	for name, cfg := range map[string]inboxredis.Config{"shared": {}, "ordered": orderedBy(1), "partitioned": orderedBy(4)} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			conformance.TestConsumer(t, conformance.ConsumerBackend{Ordered: ordered, New: func(t *testing.T) conformance.ConsumerFixture {
-				return newConsumerFixture(t, ordered)
-			}})
+			conformance.TestConsumer(t, conformance.ConsumerBackend{
+				Ordered: cfg.Ordered, Partitioned: cfg.Partitions > 1,
+				New: func(t *testing.T) conformance.ConsumerFixture { return newConsumerFixture(t, cfg) },
+			})
 		})
 	}
 }
 
-func newConsumerFixture(t *testing.T, ordered bool) conformance.ConsumerFixture {
+// orderedBy has messages ordered, in so many partitions.
+func orderedBy(partitions int) inboxredis.Config {
+	return inboxredis.Config{Partitions: partitions, ConsumerConfig: inbox.ConsumerConfig{Ordered: true}}
+}
+
+func newConsumerFixture(t *testing.T, own inboxredis.Config) conformance.ConsumerFixture {
 	t.Helper()
-	f := newFixture(t, ordered)
+	f := newPartitions(t, own.Ordered, own.Partitions)
 	return conformance.ConsumerFixture{
 		SourceFixture: f.source(),
 		Consumer: func(t *testing.T, p inbox.Processor, cfg conformance.ConsumerConfig) conformance.Consumer {
-			cfg.Name, cfg.Ordered = groupName, ordered
+			cfg.Name, cfg.Ordered = groupName, own.Ordered
 			if len(cfg.Classes) == 0 {
 				cfg.Classes = []string{conformance.OwnClass}
 			}
-			c, err := inboxredis.NewLimitedConsumer(f.through, stream, p, inboxredis.Config{ConsumerConfig: cfg.ConsumerConfig}, cfg.MaxBodyBytes)
+			c, err := inboxredis.NewLimitedConsumer(f.through, stream, p, inboxredis.Config{Partitions: own.Partitions, ConsumerConfig: cfg.ConsumerConfig}, cfg.MaxBodyBytes)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -12,31 +12,69 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/check"
+	"github.com/holdfast-go/holdfast/internal/partition"
 )
 
 const (
 	// minVersion is the first Redis that names entries deleted while they were pending.
 	minVersion = 7
+	// spareConns are the connections that a consumer needs besides those that wait for messages.
+	spareConns = 4
 	// deserted is for how long no consumer has asked for messages of a group that is not read.
 	deserted = time.Hour
 )
 
-// Check looks whether the stream and the group exist, whether another group that is not read keeps
-// the stream from being trimmed, whether Redis may lose or evict messages, and whether the times in
-// the Config fit together; then it asks the processor, if that has a Check of its own. Of a cluster
-// it asks one node about its settings.
+// Check looks whether the stream, or each partition, and the group exist, whether there are partitions
+// beyond Config.Partitions or too few connections in the client's pool for them, whether another group
+// that is not read keeps a stream from being trimmed, whether Redis may lose or evict messages, and
+// whether the times in the Config fit together; then it asks the processor, if that has a Check of its
+// own. Of a cluster it asks one node about its settings.
 //
 // It returns nil when there is nothing to mend. Otherwise the error joins all findings, each with a
 // method Mend() string, and what it failed to look at.
 func (c *Consumer) Check(ctx context.Context) error {
 	found := check.Findings{Component: component}
 	c.cfg.checkTimes(&found)
-	checkClient(c.group.client, &found)
-	found.Join(errors.Join(c.group.checkServer(ctx, &found), c.group.checkStream(ctx, &found)))
+	checkClient(c.groups[0].client, &found)
+	found.Join(c.checkRedis(ctx, &found))
 	if p, ok := c.processor.(interface{ Check(context.Context) error }); ok {
 		found.Join(p.Check(ctx))
 	}
 	return found.Err()
+}
+
+// checkRedis asks the server, until it does not answer.
+func (c *Consumer) checkRedis(ctx context.Context, found *check.Findings) error {
+	err := c.groups[0].checkServer(ctx, found)
+	for _, g := range c.groups {
+		err = errors.Join(err, g.checkStream(ctx, found))
+		if err != nil && len(c.groups) > 1 { // each more might wait as long
+			return err
+		}
+	}
+	return errors.Join(err, c.checkPartitions(ctx, found))
+}
+
+// checkPartitions looks whether the client has a connection for each partition, and for a partition after
+// the last one: a sender that knows of more writes what is not read.
+func (c *Consumer) checkPartitions(ctx context.Context, found *check.Findings) error {
+	if len(c.groups) == 1 {
+		return nil
+	}
+	if client, ok := c.groups[0].client.(*redis.Client); ok && client.Options().PoolSize < len(c.groups)+spareConns {
+		found.Add(fmt.Sprintf("set PoolSize of the client's options to %d or more", len(c.groups)+spareConns),
+			"the client has %d connections, and each of %d partitions may wait on one", client.Options().PoolSize, len(c.groups))
+	}
+	g, next := c.groups[0], partition.Name(c.cfg.stream, len(c.groups))
+	there, err := within(ctx, g, func(ctx context.Context) (int64, error) { return g.client.Exists(ctx, next).Result() })
+	if err != nil {
+		return fmt.Errorf("inboxredis: check: %w", err)
+	}
+	if there > 0 {
+		found.Add("give senders and consumers one number of partitions, and delete those beyond it when they are read",
+			"there is a stream %q, and Config.Partitions is %d", next, len(c.groups))
+	}
+	return nil
 }
 
 // checkTimes compares what the Config promises.

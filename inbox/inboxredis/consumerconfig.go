@@ -10,6 +10,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/internal/partition"
 )
 
 const component = "inboxredis"
@@ -21,6 +22,11 @@ type Config struct {
 	// Group is the consumer group. Each group of a stream gets all its messages, and shares them
 	// among its consumers. Default: ConsumerConfig.Name, which is the stream's name by default.
 	Group string
+	// Partitions is how many streams the stream is split into, at most 64, so that several processes
+	// share an Ordered one: those of orders are orders.0, orders.1 and so on. The senders need the same
+	// number, outboxredis.Config.Partitions. More than one needs Ordered, and excludes ParkKeys. The
+	// other settings are of all partitions together. Default, and 1: the stream is not split.
+	Partitions int
 	// KeepProcessed leaves entries in the stream that all its groups have processed, for readers
 	// without a group; somebody else must trim the stream then.
 	KeepProcessed bool
@@ -33,7 +39,8 @@ type Config struct {
 // settings are a Config with its defaults. The engine checks what is its own.
 type settings struct {
 	Config
-	keys         keys
+	stream       string
+	partitions   []keys // one, that of the stream, where it is not split
 	log          *slog.Logger
 	maxBodyBytes int // 0: the engine's own
 
@@ -48,19 +55,40 @@ func newSettings(stream string, p inbox.Processor, cfg Config) (*settings, error
 	cfg.Timeout = cmp.Or(cfg.Timeout, 5*time.Second)
 	cfg.Logger = cfg.Logger.With(slog.String("group", cfg.Group))
 	s := &settings{
-		Config: cfg, retention: driver.DefaultRetention,
-		log: cfg.Logger.With(slog.String("component", component), slog.String("queue", stream)),
+		Config: cfg, stream: stream, retention: driver.DefaultRetention,
+		log: cfg.Logger.With(slog.String("component", component)),
 	}
 	if d, ok := p.(driver.Deduplicator); ok {
 		s.remembers, s.retention, s.ledger = true, d.Retention(), d.Ledger() != nil
 	}
-	var problems []error
-	keys, err := newKeys(stream, cfg.Group)
-	if err != nil {
-		problems = append(problems, fmt.Errorf("inboxredis: %w", err))
+	problem := s.checkPartitions()
+	names := []string{stream}
+	if problem == nil {
+		names = partition.Names(stream, cfg.Partitions)
 	}
-	s.keys = keys
-	return s, errors.Join(problems...)
+	for _, name := range names {
+		keys, err := newKeys(name, cfg.Group)
+		s.partitions = append(s.partitions, keys)
+		if err != nil {
+			return s, errors.Join(problem, fmt.Errorf("inboxredis: %w", err))
+		}
+	}
+	return s, problem
+}
+
+// checkPartitions returns what is wrong with Partitions.
+func (s *settings) checkPartitions() error {
+	var problems []error
+	if err := partition.Check(s.Partitions); err != nil {
+		problems = append(problems, fmt.Errorf("inboxredis: Config.Partitions: %w", err))
+	}
+	if s.Partitions > 1 && !s.Ordered {
+		problems = append(problems, errors.New("inboxredis: Config.Partitions needs ConsumerConfig.Ordered: without it any number of processes share a stream"))
+	}
+	if s.Partitions > 1 && s.ParkKeys {
+		problems = append(problems, errors.New("inboxredis: Config.Partitions excludes ConsumerConfig.ParkKeys: the parked keys of all partitions are kept together"))
+	}
+	return errors.Join(problems...)
 }
 
 // place is the class whose dead letters those of a class are with: its own or the default.

@@ -23,6 +23,7 @@
 //	failed.<class>  the dead letters, a stream for each class, <prefix> before its name
 //	owner           the lease of ordered consumers
 //	probe           is written by Ready
+//	processes.<n>   who shares n partitions
 //
 // A message stays pending in its group until it was processed, or until its copy is stored elsewhere,
 // which is one step with its end. Every 2 seconds a consumer tells Redis what it is at; what nobody
@@ -41,10 +42,40 @@
 //
 // With ConsumerConfig.Ordered one process of the group is served at a time: it holds a lease of 8
 // seconds, which every script looks at. When it dies another one takes over, and first takes all that
-// is pending, in order. For more processes than one at work use several streams, by the hash of the
-// key. A process that was stopped for longer than its lease may still finish what it has begun, beside
+// is pending, in order. Config.Partitions has several processes at work. A process that was stopped for longer than its lease may still finish what it has begun, beside
 // the new owner: its handlers' effects need a processor that deduplicates, and dead letters and
 // retries of it are refused.
+//
+// # Partitions
+//
+// With Config.Partitions of 4 an ordered stream orders is the streams orders.0 to orders.3, each with
+// its group, lease, retries and dead letters: all that was said of a stream is true of each of them.
+// A message is in the partition CRC-32 modulo 4 of its key: the CRC-32 (IEEE) of zlib, unsigned, of the
+// key's UTF-8 bytes. Without a key it is that of the id as text, such as
+// 0198a7a4-0000-7000-8000-000000000001, so that those are spread. outboxredis does so where its Config
+// names the same number, and other senders must. The order is that of the key of the sender: keys by
+// ConsumerConfig.Key are in order only as far as they are in one partition.
+//
+// One Run serves what partitions it gets; its limits, Concurrency and Prefetch are of all of them. It
+// waits for messages with one connection for each: the client's pool must have these. An error of one
+// partition's session begins those of all anew.
+//
+// Processes note every 2 seconds that they take part (processes.<partitions>, among the keys of the
+// first partition). Each takes no more leases than partitions for each process, rounded up, and passes
+// on what it has above that: it reads no more of the partition for up to 2 seconds, and lets it go once
+// nothing of it is in hand. While a failed message waits there for longer, the partition stays. A process
+// that dies is counted for 8 seconds more. More processes than partitions are reserves.
+//
+// Another number of partitions has keys in other places. To change it:
+//
+//  1. Stop what writes: the relays. Their outbox keeps the messages.
+//  2. Replay or remove the dead letters where partitions become fewer: each returns to its own.
+//  3. Wait until the consumers have processed all: XINFO GROUPS tells lag 0 and pending 0 of each
+//     partition and its retries, and the keys later are gone. Stop them.
+//  4. Set the number in senders and consumers, call Setup, start the consumers, then the relays.
+//  5. Delete the streams that are not read any more, and Check is content.
+//
+// The stream without partitions is as another number: it keeps its plain name.
 //
 // # What may be lost
 //

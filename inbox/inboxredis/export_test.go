@@ -21,8 +21,8 @@ func NewSource(client redis.UniversalClient, stream string, cfg Config) (driver.
 	if err != nil {
 		return nil, nil, err
 	}
-	source := newSource(client, s)
-	return source, source.Letters(), nil
+	source, _ := newSources(client, s)
+	return source, source.(driver.Keeper).Letters(), nil
 }
 
 // Setup creates what a consumer needs.
@@ -31,7 +31,13 @@ func Setup(ctx context.Context, client redis.UniversalClient, stream string, cfg
 	if err != nil {
 		return err
 	}
-	return newSource(client, s).group.setup(ctx)
+	_, groups := newSources(client, s)
+	for _, g := range groups {
+		if err := g.setup(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // NewLimitedConsumer is NewConsumer with a largest body.

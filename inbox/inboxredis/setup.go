@@ -6,10 +6,17 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Setup creates what is missing of the stream and the consumer group. A new group begins with the
-// oldest entry that the stream still has. Setup may be called any number of times, by many processes
+// Setup creates what is missing of the stream, or of its partitions, and the consumer group. A new group
+// begins with the oldest entry that its stream still has. Setup may be called any number of times, by many processes
 // at once. Run never does it: where a group is lost, so is the knowledge of what was processed.
-func (c *Consumer) Setup(ctx context.Context) error { return c.group.setup(ctx) }
+func (c *Consumer) Setup(ctx context.Context) error {
+	for _, g := range c.groups {
+		if err := g.setup(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 func (g *group) setup(ctx context.Context) error {
 	for _, key := range g.keys.read()[:2] {

@@ -26,7 +26,8 @@ const (
 type chores struct {
 	group *group
 	renew func(context.Context) error
-	soon  chan struct{} // a retry may be due before the next look
+	soon  chan struct{}               // a retry may be due before the next look
+	count func(context.Context) error // of the processes; nil: it is done elsewhere
 }
 
 func (c *chores) run(ctx context.Context) {
@@ -35,6 +36,9 @@ func (c *chores) run(ctx context.Context) {
 	all.Go(func() { c.every(ctx, renewEvery, "tell Redis what is in work", c.renew) })
 	all.Go(func() { c.promote(ctx) })
 	all.Go(func() { c.every(ctx, forgetEvery, "remove names of consumers that are gone", c.forget) })
+	if c.count != nil {
+		all.Go(func() { c.every(ctx, renewEvery, "count the processes", c.count) })
+	}
 	all.Go(func() { c.every(ctx, trimEvery, "trim the stream", c.trim) })
 }
 
@@ -56,7 +60,7 @@ func (c *chores) every(ctx context.Context, interval time.Duration, what string,
 // report logs a failure that is new, and returns whether there is one.
 func (c *chores) report(ctx context.Context, failing bool, what string, err error) bool {
 	if err != nil && ctx.Err() == nil && !failing {
-		c.group.cfg.log.WarnContext(ctx, "inbox: not able to "+what, slog.Any("error", err))
+		c.group.log.WarnContext(ctx, "inbox: not able to "+what, slog.Any("error", err))
 	}
 	return err != nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxredis"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
+	"github.com/holdfast-go/holdfast/internal/partition"
 	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	outbox "github.com/holdfast-go/holdfast/outbox/driver"
@@ -38,22 +39,32 @@ const groupName = "billing"
 // fixture is a stream with a group.
 type fixture struct {
 	ordered         bool
+	partitions      int
 	network         *testenv.Proxy
 	direct, through *redis.Client // through the network
 }
 
-func newFixture(t *testing.T, ordered bool) *fixture {
+func newFixture(t *testing.T, ordered bool) *fixture { return newPartitions(t, ordered, 1) }
+
+func newPartitions(t *testing.T, ordered bool, partitions int) *fixture {
 	t.Helper()
 	url := redistest.URL(t)
 	proxy := testenv.NewProxy(t, url)
-	f := &fixture{ordered: ordered, network: proxy, direct: redistest.Client(t, url), through: redistest.Client(t, proxy.URL())}
-	setup(t, f.direct, groupName)
+	f := &fixture{ordered: ordered, partitions: partitions, network: proxy, direct: redistest.Client(t, url), through: redistest.Client(t, proxy.URL())}
+	f.setup(t, groupName)
 	return f
+}
+
+func (f *fixture) setup(t *testing.T, group string) {
+	t.Helper()
+	if err := inboxredis.Setup(t.Context(), f.direct, stream, inboxredis.Config{Group: group, Partitions: f.partitions, ConsumerConfig: inbox.ConsumerConfig{Ordered: f.ordered}}); err != nil {
+		t.Fatal(err)
+	}
 }
 
 func (f *fixture) open(t *testing.T, client redis.UniversalClient, group string) (driver.Source, driver.Letters) {
 	t.Helper()
-	s, l, err := inboxredis.NewSource(client, stream, inboxredis.Config{Group: group, ConsumerConfig: inbox.ConsumerConfig{
+	s, l, err := inboxredis.NewSource(client, stream, inboxredis.Config{Group: group, Partitions: f.partitions, ConsumerConfig: inbox.ConsumerConfig{
 		Name: groupName, Ordered: f.ordered, Classes: []string{conformance.OwnClass}, Logger: slog.New(slog.DiscardHandler),
 	}})
 	if err != nil {
@@ -73,27 +84,34 @@ func (f *fixture) source() conformance.SourceFixture {
 			_, l := f.open(t, f.direct, groupName)
 			return l
 		},
-		Publish: func(t *testing.T, msgs ...*inbox.Message) { publish(t, f.direct, msgs...) },
+		Publish: func(t *testing.T, msgs ...*inbox.Message) { publishTo(t, f.direct, f.partitions, msgs...) },
 		Network: f.network,
 		Delete: func(t *testing.T) func() {
 			if err := f.direct.FlushDB(t.Context()).Err(); err != nil {
 				t.Fatal(err)
 			}
-			return func() { setup(t, f.direct, groupName) }
+			return func() { f.setup(t, groupName) }
 		},
 		Refuse: func(t *testing.T, class string) func() {
-			key := "{" + stream + "}:" + groupName + ":failed." + class
-			if err := f.direct.Set(t.Context(), key, "", 0).Err(); err != nil {
-				t.Fatal(err)
+			var keys []string
+			for _, name := range partition.Names(stream, f.partitions) {
+				keys = append(keys, "{"+name+"}:"+groupName+":failed."+class)
+			}
+			for _, key := range keys {
+				if err := f.direct.Set(t.Context(), key, "", 0).Err(); err != nil {
+					t.Fatal(err)
+				}
 			}
 			return func() {
-				if err := f.direct.Del(t.Context(), key).Err(); err != nil {
-					t.Fatal(err)
+				for _, key := range keys {
+					if err := f.direct.Del(t.Context(), key).Err(); err != nil {
+						t.Fatal(err)
+					}
 				}
 			}
 		},
 		Another: func(t *testing.T) driver.Source {
-			setup(t, f.direct, "mailing")
+			f.setup(t, "mailing")
 			s, _ := f.open(t, f.direct, "mailing")
 			return s
 		},
@@ -110,7 +128,13 @@ func setup(t *testing.T, client redis.UniversalClient, group string) {
 // publish puts messages into the stream as a relay does.
 func publish(t *testing.T, client redis.UniversalClient, msgs ...*inbox.Message) {
 	t.Helper()
-	p, err := outboxredis.NewPublisher(client, outboxredis.Config{Stream: stream})
+	publishTo(t, client, 1, msgs...)
+}
+
+// publishTo puts messages into so many partitions.
+func publishTo(t *testing.T, client redis.UniversalClient, partitions int, msgs ...*inbox.Message) {
+	t.Helper()
+	p, err := outboxredis.NewPublisher(client, outboxredis.Config{Stream: stream, Partitions: map[string]int{stream: partitions}})
 	if err != nil {
 		t.Fatal(err)
 	}

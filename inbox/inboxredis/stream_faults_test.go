@@ -256,6 +256,7 @@ func TestCluster(t *testing.T) {
 			t.Errorf("stream %q is allowed", name)
 		}
 	}
+	t.Run("partitions", func(t *testing.T) { testPartitionsOnCluster(t, client) })
 	t.Run("consume", func(t *testing.T) { testOnCluster(t, client, servers) })
 }
 

@@ -24,8 +24,16 @@ type group struct {
 	cfg    *settings
 	client redis.UniversalClient
 	keys   keys
+	log    *slog.Logger
 	idle   *redisconn.Idle
 	pages  *pages
+}
+
+func newGroup(client redis.UniversalClient, cfg *settings, k keys) *group {
+	return &group{
+		cfg: cfg, client: client, keys: k, log: cfg.log.With(slog.String("queue", k.stream)),
+		pages: newPages(), idle: &redisconn.Idle{Client: client, Timeout: cfg.Timeout},
+	}
 }
 
 // within bounds a call. Where one connection has fallen silent there are often more, which are looked
@@ -87,6 +95,6 @@ func (g *group) fault(what string, err error) error {
 // deleted tells of messages that are lost: MAXLEN or XDEL took them while they were pending.
 func (g *group) deleted(ctx context.Context, n int) {
 	if n > 0 {
-		g.cfg.log.ErrorContext(ctx, "inbox: messages lost: they were deleted from the stream before they were settled", slog.Int("messages", n))
+		g.log.ErrorContext(ctx, "inbox: messages lost: they were deleted from the stream before they were settled", slog.Int("messages", n))
 	}
 }

@@ -2,6 +2,7 @@ package inboxredis
 
 import (
 	"errors"
+	"strconv"
 	"strings"
 
 	"github.com/holdfast-go/holdfast/inbox/driver"
@@ -48,6 +49,11 @@ func (k keys) owner() string { return k.own + "owner" }
 
 // probe is written to find out whether writes are taken.
 func (k keys) probe() string { return k.own + "probe" }
+
+// processes are those that share so many partitions, by when they were heard of; of the first partition.
+func (k keys) processes(partitions int) string {
+	return k.own + "processes." + strconv.Itoa(partitions)
+}
 
 // dead is the stream of the dead letters of a class.
 func (k keys) dead(prefix, class string) string { return k.own + driver.DeadLetterQueue(prefix, class) }

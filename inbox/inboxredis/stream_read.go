@@ -52,6 +52,9 @@ func (r *groupReader) renews(held int) bool { return held > 0 }
 // renewed implements reader.
 func (r *groupReader) renewed(time.Time) {}
 
+// over implements reader.
+func (r *groupReader) over() {}
+
 // read implements reader. What has no owner comes first.
 func (r *groupReader) read(ctx context.Context, most int) ([]entry, error) {
 	if r.due() { // from the beginning also where the last look has not come to the end: something was given back
@@ -88,6 +91,9 @@ type ownerReader struct {
 
 	group *group
 	name  string // and the token of the lease
+	share *share // of the partitions; nil: the stream is not split
+	hand  *hand
+	lease *sync.Mutex // of the session
 
 	mu    sync.Mutex
 	until time.Time // the lease lasts; zero: it is not this session's
@@ -96,6 +102,10 @@ type ownerReader struct {
 	from  cursors
 	ends  [2]string // after these ids there was nothing new
 	waits bool      // there was nothing
+
+	counted bool      // among the partitions of the share
+	since   time.Time // the partition is to be passed on; zero: it is not
+	notYet  time.Time // it is not tried again before
 }
 
 // renews implements reader.
@@ -128,6 +138,9 @@ func (r *ownerReader) read(ctx context.Context, most int) ([]entry, error) {
 	case !lasts:
 		return nil, errLease
 	}
+	if passing, err := r.passOn(ctx); passing || err != nil {
+		return nil, err
+	}
 	idle := claimIdle
 	r.all = r.all && r.from != cursors{}
 	switch {
@@ -148,17 +161,25 @@ func (r *ownerReader) read(ctx context.Context, most int) ([]entry, error) {
 
 // acquire takes the lease if it has no owner, else it waits.
 func (r *ownerReader) acquire(ctx context.Context) error {
+	if r.counted = r.share.enter(); !r.counted {
+		_ = runloop.Sleep(ctx, shareEvery)
+		return nil
+	}
 	began := time.Now()
 	got, err := r.group.script(context.WithoutCancel(ctx), ownScript, []string{r.group.keys.owner()}, r.name, claimIdle.Milliseconds())
 	if err != nil {
 		return r.group.fault("take the lease", err)
 	}
 	if got == 0 {
+		r.over()
 		_ = runloop.Sleep(ctx, claimEvery) // its end is looked for first
 		return nil
 	}
 	r.renewed(began)
 	r.all, r.from = true, fromBegin
+	if r.share != nil {
+		r.group.log.InfoContext(ctx, "inbox: partition taken")
+	}
 	return nil
 }
 

@@ -26,6 +26,8 @@ var (
 	forgetLua string
 	//go:embed stream_return.lua
 	returnLua string
+	//go:embed stream_share.lua
+	shareLua string
 
 	holdScript   = redis.NewScript(holdLua)
 	leaveScript  = redis.NewScript(leaveLua)
@@ -36,6 +38,7 @@ var (
 	trimScript   = redis.NewScript(trimLua)
 	forgetScript = redis.NewScript(forgetLua)
 	returnScript = redis.NewScript(returnLua)
+	shareScript  = redis.NewScript(shareLua)
 )
 
 // once is a command that the client must not repeat: the second one would find what the first has

@@ -13,7 +13,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/inbox/driver"
-	"github.com/holdfast-go/holdfast/internal/redisconn"
 )
 
 const (
@@ -32,6 +31,7 @@ type source struct {
 	group  *group
 	chores *chores
 	run    string // tells this consumer from others of its name
+	share  *share // of the partitions; nil: the stream is not split
 
 	running atomic.Bool
 
@@ -41,11 +41,30 @@ type source struct {
 	left     []string // names of sessions that may still hold entries
 }
 
-func newSource(client redis.UniversalClient, cfg *settings) *source {
-	g := &group{cfg: cfg, client: client, keys: cfg.keys, pages: newPages(), idle: &redisconn.Idle{Client: client, Timeout: cfg.Timeout}}
-	s := &source{group: g, run: rand.Text()[:runIDBytes]}
+func newSource(g *group, of *share) *source {
+	s := &source{group: g, run: rand.Text()[:runIDBytes], share: of}
 	s.chores = &chores{group: g, renew: s.renew, soon: make(chan struct{}, 1)}
+	if of != nil {
+		s.run = of.run // the same for all partitions
+	}
+	if s.counts() {
+		s.chores.count = s.count
+	}
 	return s
+}
+
+// counts reports whether this source counts the processes for those of all partitions.
+func (s *source) counts() bool { return s.share != nil && s.share.group == s.group }
+
+// count counts the processes while there is a session: without one this process needs no partition.
+func (s *source) count(ctx context.Context) error {
+	s.mu.Lock()
+	open := s.session != nil
+	s.mu.Unlock()
+	if !open {
+		return nil
+	}
+	return s.share.count(ctx)
 }
 
 // Traits implements driver.Source.
@@ -68,6 +87,11 @@ func (s *source) Open(ctx context.Context) (driver.Session, error) {
 			return s.group.client.XPending(ctx, key, s.group.cfg.Group).Result()
 		}); err != nil {
 			return nil, s.group.fault("open a session", err)
+		}
+	}
+	if s.counts() {
+		if err := s.share.count(ctx); err != nil {
+			return nil, err
 		}
 	}
 	opened := newSession(s, name)
@@ -111,6 +135,9 @@ func (s *source) Run(ctx context.Context) {
 	s.running.Store(true)
 	defer s.running.Store(false)
 	s.chores.run(ctx)
+	if s.counts() {
+		s.share.leave(ctx)
+	}
 }
 
 // renew tells the server what is in work here.

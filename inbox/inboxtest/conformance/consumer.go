@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"testing"
@@ -46,6 +47,9 @@ type ConsumerBackend struct {
 	Bubble bool
 	// Ordered says that the fixtures' sources are exclusive: the tests of order run, and no others.
 	Ordered bool
+	// Partitioned says that the fixtures' queue is split: the tests of parked keys, which it excludes,
+	// do not run.
+	Partitioned bool
 	// New returns a fresh fixture.
 	New func(t *testing.T) ConsumerFixture
 }
@@ -55,6 +59,10 @@ func TestConsumer(t *testing.T, b ConsumerBackend) {
 	tests := consumerTests
 	if b.Ordered {
 		tests = orderTests
+	}
+	if b.Ordered && !b.Partitioned {
+		tests = maps.Clone(tests)
+		maps.Copy(tests, parkedTests)
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -134,9 +142,12 @@ var orderTests = map[string]func(*testing.T, ConsumerFixture){
 	"order over the end of a consumer":  testOrderOverEnd,
 	"a crash suspect keeps the order":   testOrderSuspect,
 	"order with the limit of a handler": testOrderHandlerLimit,
-	"a parked key":                      testOrderParked,
-	"parked keys over consumers":        testOrderParkedOften,
-	"parked keys and cut connections":   testOrderParkedThroughCuts,
+}
+
+var parkedTests = map[string]func(*testing.T, ConsumerFixture){
+	"a parked key":                    testOrderParked,
+	"parked keys over consumers":      testOrderParkedOften,
+	"parked keys and cut connections": testOrderParkedThroughCuts,
 }
 
 // soon is a policy of two retries soon after one another.
