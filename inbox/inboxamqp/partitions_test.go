@@ -67,6 +67,12 @@ func TestPartitions(t *testing.T) {
 			test(t, amqptest.On(t, server.URL(), server.AdminURL()))
 		})
 	}
+	t.Run("consumer", func(t *testing.T) {
+		t.Parallel()
+		conformance.TestConsumer(t, conformance.ConsumerBackend{Ordered: true, New: func(t *testing.T) conformance.ConsumerFixture {
+			return newConsumerFixture(t, amqptest.On(t, server.URL(), server.AdminURL()), config{Ordered: true, Partitions: 3, Leveling: 300 * time.Millisecond})
+		}})
+	})
 	t.Run("source", func(t *testing.T) {
 		t.Parallel()
 		conformance.TestSource(t, conformance.SourceBackend{New: func(t *testing.T) conformance.SourceFixture {
