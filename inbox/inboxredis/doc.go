@@ -58,7 +58,8 @@
 //
 // One Run serves what partitions it gets; its limits, Concurrency and Prefetch are of all of them. It
 // waits for messages with one connection for each: the client's pool must have these. An error of one
-// partition's session begins those of all anew.
+// partition's session begins those of all anew, so while the node of one is down, in a Cluster, the
+// others wait with it.
 //
 // Processes note every 2 seconds that they take part (processes.<partitions>, among the keys of the
 // first partition). Each takes no more leases than partitions for each process, rounded up, and passes

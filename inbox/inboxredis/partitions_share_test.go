@@ -76,6 +76,37 @@ func TestPartitionsAreShared(t *testing.T) {
 	}
 }
 
+// What a process held that died goes to another one, which counts it until then.
+func TestPartitionsOfADeadProcess(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	next := partitioned(t, client, effectless)
+	first := "{" + partition.Name(stream, 0) + "}:" + groupName + ":"
+	now := client.Time(t.Context()).Val()
+	dead := redis.Z{Score: float64(now.UnixMilli()), Member: "dead"}
+	if err := client.ZAdd(t.Context(), first+fmt.Sprint("processes.", partitions), dead).Err(); err != nil {
+		t.Fatal(err)
+	}
+	for i := range partitions {
+		key := fmt.Sprintf("{%s}:%s:owner", partition.Name(stream, i), groupName)
+		if err := client.Set(t.Context(), key, "dead-1", 8*time.Second).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if held := owners(t, client); held != [partitions]string{"dead", "dead", "dead", "dead"} {
+		t.Fatalf("the partitions are held by %v", held)
+	}
+	end := start(t, next)
+	testenv.Eventually(t, testenv.Patience, func() error {
+		held := owners(t, client)
+		if slices.Contains(held[:], "dead") || slices.Contains(held[:], "") {
+			return fmt.Errorf("the partitions are held by %v", held)
+		}
+		return nil
+	})
+	end()
+}
+
 // A partition in which a message waits for its retry stays where it is, and others are passed on.
 func TestPartitionThatWaitsIsNotPassedOn(t *testing.T) {
 	t.Parallel()
