@@ -41,12 +41,12 @@ type claim struct {
 // begun returns a context for a job, which ends with the claim.
 func (c *claim) begun(now time.Time) context.Context {
 	c.run, c.end = context.WithCancelCause(context.Background())
-	c.look(now)
+	c.check(now)
 	return c.run
 }
 
-// look ends the job of a claim that does not hold.
-func (c *claim) look(now time.Time) {
+// check ends the job of a claim that does not hold.
+func (c *claim) check(now time.Time) {
 	switch {
 	case c.run == nil:
 	case c.taken:
@@ -89,7 +89,7 @@ func (c *claims) tend(now time.Time) {
 		if it.claim == nil || it.claim.taken {
 			continue
 		}
-		it.claim.look(now)
+		it.claim.check(now)
 		messages = append(messages, it.m.ID)
 		c.at = earlier(c.at, later(it.claim.until, now))
 	}
@@ -119,7 +119,7 @@ func (c *claims) renewed(r renewal, now time.Time) {
 		} else {
 			it.claim.taken = true
 		}
-		it.claim.look(now)
+		it.claim.check(now)
 	}
 }
 

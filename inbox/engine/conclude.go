@@ -88,7 +88,7 @@ func (c *concluder) failed(it *item, f *fate, now time.Time) {
 	case f.kind == elsewhere || f.kind == unclaimed: // it is asked for again
 		c.hand.lost(it)
 	case f.kind == suspect:
-		it.alone, it.looked = true, true
+		it.alone, it.asked = true, true
 		c.hand.queues.ready(it)
 	case c.moves.draining && f.decision.Action == driver.ActionReturn:
 		c.receipts.giveBack(it)

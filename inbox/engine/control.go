@@ -59,7 +59,7 @@ func (c *control) steer(now time.Time) {
 // that have to wait, or where it has taken one back: so they come again in their order.
 func (c *control) steerOrdered(now time.Time) {
 	at := c.hand.renewAt()
-	if c.session != nil && (c.last.wants == renew || c.hand.stale || !at.IsZero() && !now.Before(at)) {
+	if c.session != nil && (c.last.wants == renew || c.hand.broken || !at.IsZero() && !now.Before(at)) {
 		c.wants(renew, 0, c.serial)
 		return
 	}

@@ -11,15 +11,15 @@ import (
 // hand is what this process has received and not settled. It decides what is begun next, and knows
 // neither clock nor goroutine: the loop alone uses it.
 type hand struct {
-	cfg    *settings
-	parked *parked // nil: keys go on
-	all    all
-	keys   keys
-	queues queues
-	timed  timed // held until a time
-	crowd  crowd
-	look   time.Time // when outstayed looks; zero: never
-	stale  bool      // ordered: one is no longer the session's, which has not ended as far as is known
+	cfg     *settings
+	parked  *parked // nil: keys go on
+	all     all
+	keys    keys
+	queues  queues
+	timed   timed // held until a time
+	crowd   crowd
+	checkAt time.Time // when outstayed looks; zero: never
+	broken  bool      // ordered: one is no longer the session's, which has not ended as far as is known
 
 	orphans map[twin]*item // that run although their session has ended
 	memory  map[twin]note  // of ordered retries whose session has ended
@@ -40,7 +40,7 @@ func newHand(cfg *settings) *hand {
 func (h *hand) add(it *item, now time.Time) {
 	it.arrived, it.epoch, it.index = now, h.crowd.epoch, -1
 	if len(h.orphans) > 0 {
-		if old := h.orphans[it.twin()]; old != nil && old.stored == it.stored {
+		if old := h.orphans[it.twin()]; old != nil && old.parkedAs == it.parkedAs {
 			delete(h.orphans, it.twin())
 			h.all.remove(old)
 			old.d, old.session, old.arrived, old.epoch, old.orphan = it.d, it.session, now, h.crowd.epoch, false
@@ -134,7 +134,7 @@ func (h *hand) drop(now time.Time) (dropped int) {
 			if it.m != it.d.Message() {
 				h.remember(it)
 			}
-			if it.stored != "" {
+			if it.parkedAs != "" {
 				h.parked.forsake(it)
 			}
 			h.crowd.remove(it)
@@ -143,7 +143,7 @@ func (h *hand) drop(now time.Time) (dropped int) {
 		}
 	}
 	h.queues.empty()
-	h.timed, h.stale = nil, false
+	h.timed, h.broken = nil, false
 	h.keys.clear(func(it *item) bool { return it.state >= running && it.state != held })
 	h.crowd.renew()
 	return dropped
@@ -161,15 +161,15 @@ func (h *hand) remember(it *item) {
 // lost ends an item that comes again. An ordered one keeps its place until the loop knows of the end
 // of its session, so that none of its key goes before it. One that is stored is asked for again.
 func (h *hand) lost(it *item) {
-	if h.cfg.Ordered && !it.session.ended && it.stored == "" {
+	if h.cfg.Ordered && !it.session.ended && it.parkedAs == "" {
 		it.state = held
-		h.stale = h.stale || !it.session.over.Load()
+		h.broken = h.broken || !it.session.over.Load()
 		return
 	}
 	if it.m != it.d.Message() {
 		h.remember(it)
 	}
-	if it.stored != "" {
+	if it.parkedAs != "" {
 		h.parked.forsake(it)
 	}
 	h.gone(it)
@@ -195,10 +195,10 @@ func (h *hand) notBegun(heldToo bool) (back []*item) {
 // them back: for a time, for a verdict, or for their turn. It looks now and then. Ordered ones are given back together: see control.steerOrdered.
 func (h *hand) outstayed(now time.Time) (back []*item) {
 	hold := h.cfg.traits.Hold
-	if hold == 0 || h.cfg.Ordered || now.Before(h.look) {
+	if hold == 0 || h.cfg.Ordered || now.Before(h.checkAt) {
 		return nil
 	}
-	h.look = now.Add(hold / 16)
+	h.checkAt = now.Add(hold / 16)
 	since := now.Add(-hold / 2)
 	var left []*item // that may be begun
 	for it := h.all.head; it != nil; it = it.next {
@@ -228,9 +228,9 @@ func (h *hand) outstayed(now time.Time) (back []*item) {
 // wake returns when something is due that no event tells of; zero: nothing is.
 func (h *hand) wake() time.Time {
 	if len(h.timed) == 0 {
-		return h.look
+		return h.checkAt
 	}
-	return earlier(h.timed[0].due, h.look)
+	return earlier(h.timed[0].due, h.checkAt)
 }
 
 // renewAt is when an ordered session is to begin anew, before the broker takes its messages back;

@@ -25,19 +25,19 @@ const (
 // item is a delivery in hand. The receiver makes it. Then it belongs to the loop, but that a worker
 // reads the message of a running one and the mover all of a moving one.
 type item struct {
-	d       driver.Delivery
-	m       *inbox.Message // as it is to be processed: of ordered retries the next attempt
-	session *session
-	key     string // of ordered consumption; empty: none
-	stored  string // the parked key as whose first message it comes; empty: none
-	claim   *claim // of one that is stored
-	arrived time.Time
-	epoch   int // of the window that it counts in
+	d        driver.Delivery
+	m        *inbox.Message // as it is to be processed: of ordered retries the next attempt
+	session  *session
+	key      string // of ordered consumption; empty: none
+	parkedAs string // the parked key as whose first message it comes; empty: none
+	claim    *claim // of one that is stored
+	arrived  time.Time
+	epoch    int // of the window that it counts in
 
 	state   state
 	single  bool // never in a batch with others
 	tracked bool // its runs are noted in the ledger
-	looked  bool // the ledger has been asked
+	asked   bool // the ledger was, about this one
 	alone   bool // it may have ended the process: nothing runs beside it
 	batched bool // it ran together with others
 	orphan  bool // its session has ended while it runs
@@ -80,8 +80,8 @@ type job struct {
 	fates []*fate // nil: it went through
 	names []string
 
-	tracked, looked, alone bool            // of its only item
-	claim                  context.Context // ends with the claim of its only item; nil: it has none
+	tracked, asked, alone bool            // of its only item
+	claim                 context.Context // ends with the claim of its only item; nil: it has none
 
 	began time.Time
 	limit time.Time // after which it is stuck
@@ -90,7 +90,7 @@ type job struct {
 }
 
 // asks reports whether the worker asks the ledger before it has the message processed.
-func (j *job) asks() bool { return j.tracked && !j.looked }
+func (j *job) asks() bool { return j.tracked && !j.asked }
 
 // fifo is a queue of items. An item is in one at most.
 type fifo struct {

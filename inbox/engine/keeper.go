@@ -185,7 +185,7 @@ func (k *keeper) full(it *item) error {
 	switch {
 	case it.order.target == toPark && k.signals.waits.Load() >= int64(k.cfg.MaxParked):
 		return errParkedFull
-	case it.order.target == toStop && it.stored == "" && k.signals.parked.Load() >= maxParked:
+	case it.order.target == toStop && it.parkedAs == "" && k.signals.parked.Load() >= maxParked:
 		return errTooManyParked
 	}
 	return nil
@@ -194,7 +194,7 @@ func (k *keeper) full(it *item) error {
 // park stores a message of a parked key, or the dead letter that stops it.
 func (k *keeper) park(ctx context.Context, it *item) error {
 	p := k.cfg.parking
-	if it.stored != "" {
+	if it.parkedAs != "" {
 		return p.Fail(ctx, k.owner, it.letter(k.cfg.Name))
 	}
 	var err error

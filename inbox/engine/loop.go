@@ -43,7 +43,7 @@ func (l *loop) run() {
 		l.tick(now)
 		l.handOut(now)
 		l.control.steer(now)
-		l.status.look(l)
+		l.status.update(l)
 		if !l.passOn(now) && len(l.events) == 0 {
 			l.wait(now)
 		}
@@ -174,11 +174,11 @@ func (l *loop) ended(ev event, now time.Time) {
 // tick does what is due.
 func (l *loop) tick(now time.Time) {
 	l.drain.pass(now)
-	l.overruns.look(now)
+	l.overruns.check(now)
 	for _, it := range l.hand.due(now) {
 		l.moves.due(it)
 	}
-	l.moves.crowd(now)
+	l.moves.countWaiting(now)
 	if p := l.hand.parked; p != nil {
 		for _, it := range p.arrivals {
 			l.moves.send(it, it.order, now)

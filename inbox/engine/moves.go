@@ -65,7 +65,7 @@ func (v *moves) send(it *item, o order, now time.Time) {
 
 // again has an ordered message wait in hand for its next attempt.
 func (v *moves) again(it *item) {
-	it.single, it.alone, it.looked = true, false, false
+	it.single, it.alone, it.asked = true, false, false
 	v.receipts.signals.count(it.order.outcome, it.class(), 1)
 	if it.order.counted {
 		it.m = advance(it.m, it.order.next)
@@ -181,8 +181,8 @@ func instead(cfg *settings) string {
 	return "they go behind the others"
 }
 
-// crowd counts the messages to be moved as waiting when that takes long.
-func (v *moves) crowd(now time.Time) {
+// countWaiting counts the messages to be moved as waiting when that takes long.
+func (v *moves) countWaiting(now time.Time) {
 	if v.tries == 0 && (len(v.under) == 0 || now.Sub(v.under[0].began) < attention) {
 		return
 	}

@@ -99,7 +99,7 @@ func (o *outages) reopen(now time.Time) {
 func (o *outages) release() {
 	for _, it := range o.trial.release() {
 		o.hand.crowd.remove(it)
-		it.alone, it.looked = false, false
+		it.alone, it.asked = false, false
 		o.hand.queues.ready(it)
 	}
 }

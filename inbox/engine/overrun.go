@@ -31,8 +31,8 @@ func (o *overruns) end(j *job) {
 	}
 }
 
-// look reports jobs that are stuck.
-func (o *overruns) look(now time.Time) {
+// check reports jobs that are stuck.
+func (o *overruns) check(now time.Time) {
 	if o.next.IsZero() || now.Before(o.next) {
 		return
 	}

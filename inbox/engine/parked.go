@@ -84,7 +84,7 @@ func (p *parked) takes(it *item) bool {
 
 // deadTarget is where a message really goes that is to go to the dead letters.
 func deadTarget(p *parked, it *item) driver.Target {
-	if p == nil || it.key == "" && it.stored == "" || it.m.Validate() != nil {
+	if p == nil || it.key == "" && it.parkedAs == "" || it.m.Validate() != nil {
 		return driver.ToDead
 	}
 	return toStop
@@ -94,9 +94,9 @@ func deadTarget(p *parked, it *item) driver.Target {
 func (p *parked) moved(it *item) {
 	switch {
 	case p == nil:
-	case it.stored != "" && it.session != p.session: // the key may be in hand for this one
-	case it.order.target == toStop && it.stored != "":
-		p.release(it.stored).stopped = true
+	case it.parkedAs != "" && it.session != p.session: // the key may be in hand for this one
+	case it.order.target == toStop && it.parkedAs != "":
+		p.release(it.parkedAs).stopped = true
 	case it.order.target == toStop:
 		p.key(it.key).stopped = true
 	case it.order.target == toPark:
@@ -131,7 +131,7 @@ func (p *parked) forsake(it *item) {
 		p.left = append(p.left, it.m.ID)
 	}
 	if it.session == p.session {
-		p.release(it.stored)
+		p.release(it.parkedAs)
 	}
 }
 
@@ -219,7 +219,7 @@ func (p *parked) first(ev event, now time.Time) {
 		p.claims.add(now)
 		p.hand.add(&item{
 			d: &storedDelivery{a.name, a.message, ev.session}, m: a.message, session: ev.session,
-			stored: a.name, claim: &claim{until: a.until}, single: true,
+			parkedAs: a.name, claim: &claim{until: a.until}, single: true,
 		}, now)
 	case a.there: // another process has it, or it is a dead letter: the next look tells
 		k.stopped, k.since = true, now

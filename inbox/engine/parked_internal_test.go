@@ -28,7 +28,7 @@ func TestParkedKeyAndAnEarlierSession(t *testing.T) {
 		t.Fatal("the message is not in hand")
 	}
 	p.settled([]driver.Delivery{&storedDelivery{"k", m, earlier}})
-	p.moved(&item{session: earlier, stored: "k", m: m, order: order{target: toStop}})
+	p.moved(&item{session: earlier, parkedAs: "k", m: m, order: order{target: toStop}})
 	if got := p.keys["k"]; !got.busy || got.stopped || p.inHand != 1 {
 		t.Errorf("the key is %+v, %d in hand", got, p.inHand)
 	}

@@ -111,7 +111,7 @@ func (q *queues) begin(j *job) {
 	q.handed += len(j.items)
 	q.limits.begin(j)
 	first := j.items[0]
-	j.tracked, j.looked, j.alone = first.tracked, first.looked, first.alone
+	j.tracked, j.asked, j.alone = first.tracked, first.asked, first.alone
 	if first.claim != nil {
 		j.claim = first.claim.begun(j.began)
 	}

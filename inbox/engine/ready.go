@@ -60,8 +60,8 @@ func (s *status) show(c condition, session, refused error) {
 	s.shown.Store(r)
 }
 
-// look shows how a loop's things are.
-func (s *status) look(l *loop) {
+// update shows how a loop's things are.
+func (s *status) update(l *loop) {
 	c := condition{
 		paused: l.pause.gate != open, draining: l.drain.on, session: l.control.started, ends: l.control.ends,
 		stuck: l.overruns.stuck, full: l.control.full(),

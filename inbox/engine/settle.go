@@ -190,7 +190,7 @@ func (m *mover) end(r *removal) {
 // leaves reports whether a message that is stored elsewhere is still to be ended where it came from.
 func (m *mover) leaves(it *item) bool {
 	if it.order.parks() {
-		return it.stored == "" // else it is where it was
+		return it.parkedAs == "" // else it is where it was
 	}
 	return it.order.target != 0 && !m.cfg.traits.MoveSettles
 }

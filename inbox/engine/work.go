@@ -72,7 +72,7 @@ func (w *workers) run(j *job) {
 		w.process(ctx, j.msgs, j.errs)
 		return
 	}
-	if !j.looked {
+	if !j.asked {
 		var f *fate
 		var err error
 		if j.msgs[0], f, err = w.tracker.look(j.msgs[0], j.alone); f != nil || err != nil {
