@@ -44,7 +44,10 @@ type fixture struct {
 	direct, through *redis.Client // through the network
 }
 
-func newFixture(t *testing.T, ordered bool) *fixture { return newPartitions(t, ordered, 1) }
+func newFixture(t *testing.T, ordered bool) *fixture {
+	t.Helper()
+	return newPartitions(t, ordered, 1)
+}
 
 func newPartitions(t *testing.T, ordered bool, partitions int) *fixture {
 	t.Helper()
