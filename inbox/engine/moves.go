@@ -181,9 +181,20 @@ func instead(cfg *settings) string {
 	return "they go behind the others"
 }
 
-// countWaiting counts the messages to be moved as waiting when that takes long.
+// countWaiting counts the messages to be moved as waiting when that takes long, those that the mover
+// has included: a confirm that does not come must not keep the others out of the window.
 func (v *moves) countWaiting(now time.Time) {
-	if v.tries == 0 && (len(v.under) == 0 || now.Sub(v.under[0].began) < attention) {
+	slow := v.tries > 0
+	for _, r := range v.under {
+		if now.Sub(r.began) < attention {
+			break // the later ones are younger
+		}
+		slow = true
+		for _, it := range r.items {
+			v.hand.crowd.add(it)
+		}
+	}
+	if !slow {
 		return
 	}
 	for _, it := range v.pending {
@@ -207,13 +218,10 @@ func (v *moves) drop() {
 
 // wake returns when something is due that no event tells of; zero: nothing is.
 func (v *moves) wake(now time.Time) (at time.Time) {
-	if len(v.pending) == 0 {
-		return time.Time{}
+	for _, r := range v.under {
+		at = earlier(at, later(r.began.Add(attention), now))
 	}
-	if len(v.under) > 0 {
-		at = later(v.under[0].began.Add(attention), now)
-	}
-	if len(v.under) < removals(v.cfg) {
+	if len(v.pending) > 0 && len(v.under) < removals(v.cfg) {
 		at = earlier(at, later(v.at, now))
 	}
 	return at

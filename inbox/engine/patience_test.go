@@ -2,6 +2,7 @@ package engine_test
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -119,4 +120,45 @@ func (s *impatientSession) Ack(ctx context.Context, ds []driver.Delivery) error 
 func (s *impatientSession) GiveBack(ctx context.Context, ds []driver.Delivery) error {
 	s.settle(ds)
 	return s.Session.GiveBack(ctx, ds)
+}
+
+// slow is a source whose moves take long, as where confirms do not come.
+type slow struct{ driver.Source }
+
+func (s slow) Move(ctx context.Context, moves []driver.Move) []error {
+	time.Sleep(30 * time.Second)
+	return s.Source.Move(ctx, moves)
+}
+
+// Failed messages that are being moved, and fill the window, do not keep the good ones out.
+func TestSlowMovesLetOthersPass(t *testing.T) {
+	for _, batch := range []int{1, 8} {
+		t.Run(fmt.Sprint("batch of ", batch), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				const prefetch, good = 16, 40
+				var passed atomic.Int32
+				p := processorFunc(func(_ context.Context, m *inbox.Message) error {
+					if m.Name == "bad" {
+						return errBroken
+					}
+					passed.Add(1)
+					return nil
+				})
+				broker := memqueue.NewBroker()
+				b := &bench{t: t, broker: broker, queue: broker.Queue("orders")}
+				b.consumer = newConsumer(t, slow{b.queue.Source(memqueue.Options{})}, p,
+					engine.Config{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 8, Prefetch: prefetch, Batch: batch}})
+				b.put("bad", prefetch)
+				b.put("good", good)
+				b.start()
+				began := time.Now()
+				eventually(t, "the good ones pass", func() bool { return passed.Load() == good })
+				if took := time.Since(began); took > 5*time.Second {
+					t.Errorf("%v behind messages that are being moved", took)
+				}
+				b.idle()
+				b.stop()
+			})
+		})
+	}
 }
