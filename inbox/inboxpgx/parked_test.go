@@ -101,7 +101,8 @@ func (p mortalParking) Append(ctx context.Context, key string, m *inbox.Message)
 
 func (p mortalParking) Claim(ctx context.Context, key string, l driver.Lease) (m *inbox.Message, there bool, err error) {
 	err = p.process.step(func() error {
-		m, there, err = p.Parking.Claim(ctx, key, l)
+		// What is on its way when the process dies takes effect.
+		m, there, err = p.Parking.Claim(context.WithoutCancel(ctx), key, l)
 		return err
 	})
 	if err != nil {
