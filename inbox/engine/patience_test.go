@@ -132,6 +132,7 @@ func (s slow) Move(ctx context.Context, moves []driver.Move) []error {
 
 // Failed messages that are being moved, and fill the window, do not keep the good ones out.
 func TestSlowMovesLetOthersPass(t *testing.T) {
+	t.Parallel()
 	for _, batch := range []int{1, 8} {
 		t.Run(fmt.Sprint("batch of ", batch), func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
