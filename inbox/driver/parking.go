@@ -23,7 +23,7 @@ type Parking interface {
 	// in its place, with Attempt 1 and Replays one higher.
 	Letters
 	// Stop keeps a dead letter, which stops its key: at the key's end, or in its message's place
-	// where that is here already and nobody has it. A copy from before a Return changes nothing.
+	// where that is here already and has no owner. A copy from before a Return changes nothing.
 	Stop(ctx context.Context, key string, dead inbox.DeadLetter) error
 	// Append keeps a message at the end of its key, unless its id is here already.
 	Append(ctx context.Context, key string, m *inbox.Message) error
@@ -53,7 +53,7 @@ type Parking interface {
 type Lease struct {
 	// Owner is one run of a consumer.
 	Owner uuid.UUID
-	// For is how long nobody else may claim the message.
+	// For is how long no other owner may claim the message.
 	For time.Duration
 }
 
