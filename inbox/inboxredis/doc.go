@@ -26,7 +26,7 @@
 //	processes.<n>   who shares n partitions
 //
 // A message stays pending in its group until it was processed, or until its copy is stored elsewhere,
-// which is one step with its end. Every 2 seconds a consumer tells Redis what it is at; what nobody
+// which is one step with its end. Every 2 seconds a consumer tells Redis what it is at; what none
 // has told of for 8 seconds, since its process died, goes to another consumer of the group. Delays
 // go by the clock of Redis, and end up to a second late.
 //
