@@ -56,7 +56,6 @@ func TestPrepareRefuses(t *testing.T) {
 		"large headers":         {func(m *outbox.Message) { m.Headers = map[string]string{"a": strings.Repeat("v", 17<<10)} }, "Headers"},
 		"reserved type":         {func(m *outbox.Message) { m.Headers = map[string]string{"Type": "v"} }, "Headers"},
 		"reserved death":        {func(m *outbox.Message) { m.Headers = map[string]string{"x-death": "v"} }, "Headers"},
-		"reserved stamp":        {func(m *outbox.Message) { m.Headers = map[string]string{"X-Message-Stamp-BusStamp": "v"} }, "Headers"},
 		"reserved for holdfast": {func(m *outbox.Message) { m.Headers = map[string]string{"holdfast-attempt": "1"} }, "Headers"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -10,6 +10,8 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
+	"github.com/holdfast-go/holdfast/internal/wire"
+	"github.com/holdfast-go/holdfast/symfony"
 )
 
 const component = "inboxamqp"
@@ -36,6 +38,9 @@ type Binding struct {
 type Config struct {
 	inbox.ConsumerConfig
 
+	// Symfony is how messages of a Symfony application look: its classes by the names of messages, and
+	// its stamps. Senders of this module need the same one. Default: see symfony.Format.
+	Symfony symfony.Format
 	// Bindings are made by Setup, and by nothing else. Optional.
 	Bindings []Binding
 	// Classic has Setup declare classic queues, which are faster and live on one node.
@@ -66,6 +71,7 @@ type tuning struct {
 type settings struct {
 	Config
 	queue          string
+	symfony        *wire.Symfony
 	confirmTimeout time.Duration
 	copies         amqpconn.Dial // nil: as for the others
 	leveling       time.Duration // between two looks at what other processes take
@@ -78,8 +84,9 @@ func newSettings(queue string, p inbox.Processor, cfg Config, t tuning) *setting
 	cfg.ConsumerConfig = driver.ConsumerDefaults(cfg.ConsumerConfig, queue)
 	cfg.Timeout = cmp.Or(cfg.Timeout, 5*time.Second)
 	cfg.Logger = cfg.Logger.With(slog.String("component", component), slog.String("queue", queue))
+	names, _ := wire.NewSymfony(cfg.Symfony) // validate has the error
 	s := &settings{
-		Config: cfg, queue: queue, retention: driver.DefaultRetention,
+		Config: cfg, queue: queue, symfony: names, retention: driver.DefaultRetention,
 		confirmTimeout: cmp.Or(t.confirmTimeout, confirmRounds*cfg.Timeout), copies: t.copies,
 		leveling: cmp.Or(t.leveling, leveling),
 	}
@@ -109,6 +116,9 @@ func (s *settings) validate() error {
 		fail("the queue is empty, or so long that %d bytes do not hold the names of its retry queues", maxShort)
 	}
 	s.validatePartitions(fail)
+	if _, err := wire.NewSymfony(s.Symfony); err != nil {
+		fail("Config.Symfony: %w", err)
+	}
 	for i, b := range s.Bindings {
 		if b.Exchange == "" || len(b.Exchange) > maxShort || len(b.Key) > maxShort {
 			fail("Config.Bindings[%d] names no exchange, or has a name of more than %d bytes", i, maxShort)

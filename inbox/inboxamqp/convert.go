@@ -1,12 +1,10 @@
 package inboxamqp
 
 import (
-	"cmp"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/google/uuid"
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
@@ -20,10 +18,11 @@ const maxAttempt = 1_000_000
 // headerContentType is where a Symfony producer says what the body is.
 const headerContentType = "Content-Type"
 
-// arrived is convert for a consumer. A dead letter that somebody moved back by other means than
+// arrived is convert for a consumer, by its Config.Symfony. A dead letter that somebody moved back by other means than
 // DeadLetters, such as a shovel, counts as a replay.
-func arrived(d amqp.Delivery, queue string) *inbox.Message {
+func arrived(d amqp.Delivery, queue string, by *wire.Symfony) *inbox.Message {
 	m := convert(d, queue)
+	identify(m, d, by)
 	if isDead(d) {
 		m.Replays++
 		m.Attempt, m.Recovered, m.FirstFailedAt, m.History = 1, 0, time.Time{}, nil
@@ -34,16 +33,20 @@ func arrived(d amqp.Delivery, queue string) *inbox.Message {
 // isDead reports whether deadCopy has made a message.
 func isDead(d amqp.Delivery) bool { return d.Headers[wire.HeaderClass] != nil }
 
+// plain reads what any Symfony application may send.
+var plain wire.Symfony
+
 // convert returns the message in a delivery. What cannot be read stays empty, for
 // inbox.Message.Validate to find.
 func convert(d amqp.Delivery, queue string) *inbox.Message {
+	headers := textHeaders(d.Headers)
 	return &inbox.Message{
-		ID:            messageID(d),
-		Name:          cmp.Or(d.Type, header(d, wire.HeaderType)),
+		ID:            plain.ID(d.MessageId, headers),
+		Name:          plain.Name(d.Type, headers),
 		Body:          d.Body,
 		ContentType:   contentType(d),
 		Key:           header(d, wire.HeaderKey),
-		Headers:       textHeaders(d.Headers),
+		Headers:       headers,
 		Attempt:       attempt(d),
 		Recovered:     min(max(intHeader(d, wire.HeaderRecovered), 0), attempt(d)-1),
 		Replays:       min(max(intHeader(d, wire.HeaderReplays), 0), maxAttempt),
@@ -67,42 +70,23 @@ func contentType(d amqp.Delivery) string {
 	return d.ContentType
 }
 
-// messageID reads the property and then Symfony's stamp, whichever is a UUID first.
-func messageID(d amqp.Delivery) uuid.UUID {
-	if id, ok := parseID(d.MessageId); ok {
-		return id
+// identify reads id and name once more where Config.Symfony says more of them.
+func identify(m *inbox.Message, d amqp.Delivery, by *wire.Symfony) {
+	if by.On() {
+		m.ID, m.Name = by.ID(d.MessageId, m.Headers), by.Name(d.Type, m.Headers)
 	}
-	if text, ok := wire.DecodeStamp(header(d, stampHeader(d.Headers))); ok {
-		if id, ok := parseID(text); ok {
-			return id
-		}
-	}
-	return uuid.Nil
 }
 
-// stampHeader is the name of the header with the id. Messenger's own serializer writes the
-// stamp's class with its namespace, a serializer of one's own often without.
+// stampHeader is the name of a header with the id; there may be none.
 func stampHeader(headers amqp.Table) string {
-	if headers[wire.HeaderStamp] != nil {
-		return wire.HeaderStamp
-	}
 	first := ""
-	for name := range headers {
-		stamp := strings.HasPrefix(name, "X-Message-Stamp-") && strings.HasSuffix(name, `\MessageIdStamp`)
-		if stamp && (first == "" || name < first) { // of several the same at each delivery
+	for name, value := range headers {
+		text, _ := wire.HeaderString(value)
+		if wire.CarriesID(name, text) && (first == "" || name < first) { // of several the same at each delivery
 			first = name
 		}
 	}
-	return cmp.Or(first, wire.HeaderStamp)
-}
-
-// parseID takes the canonical form only.
-func parseID(text string) (uuid.UUID, bool) {
-	if len(text) != 36 {
-		return uuid.Nil, false
-	}
-	id, err := uuid.Parse(text)
-	return id, err == nil
+	return first
 }
 
 // textHeaders leaves out what belongs to the broker, our own bookkeeping and what has no text.

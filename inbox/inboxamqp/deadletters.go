@@ -9,6 +9,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
+	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
 // letters is a driver.Letters: one queue for each class.
@@ -19,10 +20,11 @@ type letters struct {
 	prefix  string
 	classes []string
 	home    func(queue string) (exchange, key string) // of a letter's queue
+	symfony *wire.Symfony
 }
 
 func newLetters(dial amqpconn.Dial, cfg *settings) *letters {
-	return &letters{dial: dial, timeout: cfg.Timeout, logger: cfg.Logger, prefix: cfg.DeadLetterPrefix, classes: driver.AllClasses(cfg.Classes), home: cfg.homeOf}
+	return &letters{dial: dial, timeout: cfg.Timeout, logger: cfg.Logger, prefix: cfg.DeadLetterPrefix, classes: driver.AllClasses(cfg.Classes), home: cfg.homeOf, symfony: cfg.symfony}
 }
 
 // Depths implements driver.Letters.

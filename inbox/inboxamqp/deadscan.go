@@ -13,6 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 	"github.com/holdfast-go/holdfast/internal/runloop"
+	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
 // Scan implements driver.Letters. A letter that returns leaves its queue once the broker has
@@ -23,7 +24,7 @@ func (l *letters) Scan(
 	copies, end := l.publisher(ctx)
 	defer end()
 	return amqpconn.Use(ctx, l.dial, l.timeout, func(conn *amqpconn.Conn) error {
-		s := scan{conn: conn, name: l.queue(class), class: class, home: l.home, copies: copies, visit: visit, failed: failed}
+		s := scan{conn: conn, name: l.queue(class), class: class, home: l.home, symfony: l.symfony, copies: copies, visit: visit, failed: failed}
 		return s.run(ctx)
 	})
 }
@@ -38,6 +39,7 @@ type scan struct {
 	conn        *amqpconn.Conn
 	name, class string
 	home        func(queue string) (exchange, key string)
+	symfony     *wire.Symfony
 	copies      func() *amqpconn.Publisher
 	visit       func(inbox.DeadLetter) (driver.Fate, error)
 	failed      func(inbox.DeadLetter, error)
@@ -117,6 +119,7 @@ func (s *scan) consume(tag string, window int) error {
 // look visits one message and does what is said.
 func (s *scan) look(ctx context.Context, raw amqp.Delivery) error {
 	dead := readDead(raw, s.class)
+	identify(&dead.Message, raw, s.symfony)
 	fate, err := s.visit(dead)
 	if err != nil || fate == driver.Keep {
 		return err

@@ -17,6 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
+	"github.com/holdfast-go/holdfast/symfony"
 )
 
 const symfonyID = "018f8fad-5bd9-7b46-8f16-570867728950"
@@ -153,9 +154,10 @@ func TestToSymfony(t *testing.T) {
 	b.Exchange(t, "events", "topic")
 	b.Queue(t, "php", nil)
 	b.Bind(t, "php", "order.*", "events")
+	format := symfony.Format{Classes: map[string]string{"order.placed": `App\OrderPlaced`}, IDStamp: `App\Uid`}
 	var got recorder
-	consume(t, b, &got, config{Queue: "go", Retry: quick, Bindings: []inboxamqp.Binding{{Exchange: "events", Key: "order.*"}}})
-	publisher, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Exchange: "events", Compat: true})
+	consume(t, b, &got, config{Queue: "go", Symfony: format, Retry: quick, Bindings: []inboxamqp.Binding{{Exchange: "events", Key: "order.*"}}})
+	publisher, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Exchange: "events", Symfony: format})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,10 +180,21 @@ func TestToSymfony(t *testing.T) {
 	}
 	raw := b.Take(t, "php", 1, patience)[0]
 	class, ids := symfonyReads(t, raw)
-	if class != "order.placed" || len(ids) != 1 || ids[0] != symfonyID || raw.ContentType != "application/json" {
+	if class != `App\OrderPlaced` || len(ids) != 1 || ids[0] != symfonyID || raw.ContentType != "application/json" {
 		t.Errorf("Symfony reads %s, %v: %+v", class, ids, raw)
 	}
 	if own := got.await(t, 1)[0]; own.ID != m.ID || own.Name != m.Name || string(own.Body) != string(m.Body) {
 		t.Errorf("we read %+v", own)
+	}
+	// One that PHP has sent has neither property.
+	b.Publish(t, "", "go", amqp.Publishing{Headers: raw.Headers, Body: raw.Body})
+	if own := got.await(t, 2)[1]; own.ID != m.ID || own.Name != m.Name {
+		t.Errorf("we read %+v", own)
+	}
+	// An operator finds the dead letters by the name.
+	b.Publish(t, "", "failed.validation", amqp.Publishing{Headers: raw.Headers, Body: raw.Body})
+	letters, err := newDeadLetters(t, b, config{Queue: "go", Symfony: format}).List(t.Context(), inbox.Filter{Name: m.Name})
+	if err != nil || len(letters) != 1 || letters[0].Message.ID != m.ID {
+		t.Errorf("dead letters %+v, %v", letters, err)
 	}
 }

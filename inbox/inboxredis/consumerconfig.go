@@ -11,6 +11,8 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/partition"
+	"github.com/holdfast-go/holdfast/internal/wire"
+	"github.com/holdfast-go/holdfast/symfony"
 )
 
 const component = "inboxredis"
@@ -22,6 +24,9 @@ type Config struct {
 	// Group is the consumer group. Each group of a stream gets all its messages, and shares them
 	// among its consumers. Default: ConsumerConfig.Name, which is the stream's name by default.
 	Group string
+	// Symfony is how messages of a Symfony application look: its classes by the names of messages, and
+	// its stamps. Senders of this module need the same one. Default: see symfony.Format.
+	Symfony symfony.Format
 	// Partitions is how many streams the stream is split into, at most 64, so that several processes
 	// share an Ordered one: those of orders are orders.0, orders.1 and so on. The senders need the same
 	// number, outboxredis.Config.Partitions. More than one needs Ordered, and excludes ParkKeys. The
@@ -40,6 +45,7 @@ type Config struct {
 type settings struct {
 	Config
 	stream       string
+	symfony      *wire.Symfony
 	partitions   []keys // one, that of the stream, where it is not split
 	log          *slog.Logger
 	maxBodyBytes int // 0: the engine's own
@@ -58,15 +64,21 @@ func newSettings(stream string, p inbox.Processor, cfg Config) (*settings, error
 		Config: cfg, stream: stream, retention: driver.DefaultRetention,
 		log: cfg.Logger.With(slog.String("component", component)),
 	}
+	names, misnamed := wire.NewSymfony(cfg.Symfony)
+	if misnamed != nil {
+		misnamed = fmt.Errorf("inboxredis: Config.Symfony: %w", misnamed)
+	}
+	s.symfony = names
 	if d, ok := p.(driver.Deduplicator); ok {
 		s.remembers, s.retention, s.ledger = true, d.Retention(), d.Ledger() != nil
 	}
 	problem := s.checkPartitions()
-	names := []string{stream}
+	streams := []string{stream}
 	if problem == nil {
-		names = partition.Names(stream, cfg.Partitions)
+		streams = partition.Names(stream, cfg.Partitions)
 	}
-	for _, name := range names {
+	problem = errors.Join(problem, misnamed)
+	for _, name := range streams {
 		keys, err := newKeys(name, cfg.Group)
 		s.partitions = append(s.partitions, keys)
 		if err != nil {

@@ -65,8 +65,8 @@ func replayCopy(fields map[string]any) []any {
 }
 
 // readDead reads back what deadCopy wrote.
-func readDead(fields map[string]any, stream, class string) inbox.DeadLetter {
-	m := read(fields)
+func readDead(fields map[string]any, stream, class string, by *wire.Symfony) inbox.DeadLetter {
+	m := read(fields, by)
 	m.Queue = stream
 	if named := text(fields[wire.HeaderClass]); named != "" {
 		class = named

@@ -7,8 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/google/uuid"
-
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/wire"
@@ -43,8 +41,8 @@ const (
 
 // message returns what an entry says. What cannot be read stays empty, for inbox.Message.Validate to
 // find. A dead letter that somebody put back by other means than DeadLetters counts as a replay.
-func message(e entry, stream string) *inbox.Message {
-	m := read(e.fields)
+func message(e entry, stream string, by *wire.Symfony) *inbox.Message {
+	m := read(e.fields, by)
 	m.Queue, m.Redelivered = stream, e.redelivered
 	if e.fields[wire.HeaderClass] != nil {
 		m.Replays++
@@ -54,16 +52,16 @@ func message(e entry, stream string) *inbox.Message {
 }
 
 // read returns the message in the fields of an entry.
-func read(fields map[string]any) *inbox.Message {
+func read(fields map[string]any, by *wire.Symfony) *inbox.Message {
 	fields = unpacked(fields)
 	body, headers := text(fields[fieldBody]), decodeHeaders([]byte(text(fields[fieldHeaders])))
 	if envelope := text(fields[fieldSymfony]); envelope != "" {
-		body, headers = symfony(envelope)
+		body, headers = ofTransport(envelope)
 	}
 	attempt := min(max(number(fields[wire.HeaderAttempt]), 1), maxAttempt)
 	return &inbox.Message{
-		ID:            messageID(text(fields[fieldID]), headers),
-		Name:          cmp.Or(text(fields[fieldName]), headers[wire.HeaderType]),
+		ID:            by.ID(text(fields[fieldID]), headers),
+		Name:          by.Name(text(fields[fieldName]), headers),
 		Body:          []byte(body),
 		ContentType:   cmp.Or(text(fields[fieldContentType]), headers["Content-Type"]),
 		Key:           text(fields[fieldKey]),
@@ -77,9 +75,9 @@ func read(fields map[string]any) *inbox.Message {
 	}
 }
 
-// symfony reads what Symfony's transport writes: {"body": "…", "headers": {…}}, which PHP's client
+// ofTransport reads what Symfony's transport writes: {"body": "…", "headers": {…}}, which PHP's client
 // by default serializes once more, with its length: s:12:"…";.
-func symfony(envelope string) (body string, headers map[string]string) {
+func ofTransport(envelope string) (body string, headers map[string]string) {
 	if rest, serialized := strings.CutPrefix(envelope, "s:"); serialized {
 		length, rest, _ := strings.Cut(rest, `:"`)
 		if inner, ends := strings.CutSuffix(rest, `";`); ends && length == strconv.Itoa(len(inner)) {
@@ -116,32 +114,6 @@ func decodeHeaders(data []byte) map[string]string {
 		}
 	}
 	return headers
-}
-
-// messageID reads the field and then Symfony's stamp, whichever is a UUID first.
-func messageID(field string, headers map[string]string) uuid.UUID {
-	if id, ok := parseID(field); ok {
-		return id
-	}
-	first := ""
-	for name := range headers { // the stamp's class, mostly with a namespace
-		ends := strings.HasSuffix(name, `\MessageIdStamp`) || name == wire.HeaderStamp
-		if ends && strings.HasPrefix(name, "X-Message-Stamp-") && (first == "" || name < first) { // of several the same each time
-			first = name
-		}
-	}
-	stamp, _ := wire.DecodeStamp(headers[first])
-	id, _ := parseID(stamp)
-	return id
-}
-
-// parseID takes the canonical form only.
-func parseID(text string) (uuid.UUID, bool) {
-	if len(text) != 36 {
-		return uuid.Nil, false
-	}
-	id, err := uuid.Parse(text)
-	return id, err == nil
 }
 
 // number returns 0 for what is no number.

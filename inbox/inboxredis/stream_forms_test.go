@@ -19,10 +19,13 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/inboxredis"
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/testenv"
+	outbox "github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/outboxredis"
+	"github.com/holdfast-go/holdfast/symfony"
 )
 
-// symfony is an entry as Symfony's transport writes it; php says that PHP's client serializes it.
-func symfony(t *testing.T, body string, headers any, php bool) map[string]any {
+// phpEntry is an entry as Symfony's transport writes it; php says that PHP's client serializes it.
+func phpEntry(t *testing.T, body string, headers any, php bool) map[string]any {
 	t.Helper()
 	text, err := json.Marshal(map[string]any{"body": body, "headers": headers})
 	if err != nil {
@@ -49,9 +52,9 @@ func TestForms(t *testing.T) {
 		fields map[string]any
 		want   inbox.Message
 	}{
-		"Symfony":                  {symfony(t, body, headers, false), ofSymfony},
-		"Symfony, serialized":      {symfony(t, body, headers, true), ofSymfony},
-		"Symfony, no headers":      {symfony(t, body, []string{}, true), inbox.Message{Body: []byte(body)}},
+		"Symfony":                  {phpEntry(t, body, headers, false), ofSymfony},
+		"Symfony, serialized":      {phpEntry(t, body, headers, true), ofSymfony},
+		"Symfony, no headers":      {phpEntry(t, body, []string{}, true), inbox.Message{Body: []byte(body)}},
 		"direct fields":            {direct, ofSymfony},
 		"stamp without namespace":  {map[string]any{"headers": `{"X-Message-Stamp-MessageIdStamp":` + string(must(json.Marshal(stamp))) + `}`, "name": "a"}, inbox.Message{ID: id, Name: "a", Headers: map[string]string{"X-Message-Stamp-MessageIdStamp": stamp}}},
 		"ours, a field before":     {map[string]any{"id": id.String(), "name": "a", "body": "b", "key": "k", "headers": `{"type":"other"}`}, inbox.Message{ID: id, Name: "a", Body: []byte("b"), Key: "k", Headers: map[string]string{"type": "other"}}},
@@ -81,6 +84,54 @@ func TestForms(t *testing.T) {
 				t.Errorf("message %+v, want %+v", got, want)
 			}
 		})
+	}
+}
+
+// What outboxredis writes for Symfony is one field to PHP, and a message to us: as it is, and as PHP
+// sends it again, without any field of ours.
+func TestSymfonyFormat(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, false)
+	format := symfony.Format{Classes: map[string]string{"order.placed": `App\OrderPlaced`}, IDStamp: `App\Uid`}
+	p := must(outboxredis.NewPublisher(f.direct, outboxredis.Config{Stream: stream, Symfony: format}))
+	m := outbox.Message{
+		ID: ids.New(), Name: "order.placed", Body: []byte(`{"order":"ü<"}`), ContentType: "application/json", Key: "k",
+		Headers: map[string]string{"tenant": "a", `X-Message-Stamp-App\Bus`: "[]"}, CreatedAt: time.Unix(1_700_000_000, 0),
+	}
+	done := make(chan error, 2)
+	p.Publish(t.Context(), m, func(err error) { done <- err })
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	sent := f.direct.XRange(t.Context(), stream, "-", "+").Val()[0].Values
+	var parts struct {
+		Body    string
+		Headers map[string]string
+	}
+	if err := json.Unmarshal([]byte(sent["message"].(string)), &parts); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{
+		"type": `App\OrderPlaced`, `X-Message-Stamp-App\Uid`: `[{"messageId":"` + m.ID.String() + `"}]`, "tenant": "a", `X-Message-Stamp-App\Bus`: "[]",
+	}
+	if parts.Body != string(m.Body) || !maps.Equal(parts.Headers, want) || sent["body"] != nil || sent["headers"] != nil {
+		t.Errorf("sent %+v", sent)
+	}
+	add(t, f.direct, map[string]any{"message": sent["message"]})
+	source := running(t, newSource(t, f.direct, inboxredis.Config{Symfony: format}))
+	for i, d := range receive(t, open(t, source, 2), 2) {
+		got := d.Message()
+		if got.ID != m.ID || got.Name != m.Name || string(got.Body) != string(m.Body) || got.Headers["tenant"] != "a" {
+			t.Errorf("message %d: %+v", i, got)
+		}
+		if own := i == 0; own != (got.Key == m.Key) || own != got.PublishedAt.Equal(m.CreatedAt) {
+			t.Errorf("message %d: %+v", i, got)
+		}
+	}
+	m.ID, m.Body = ids.New(), []byte{0xff}
+	p.Publish(t.Context(), m, func(err error) { done <- err })
+	if err := <-done; outbox.ClassOf(err) != outbox.Permanent {
+		t.Errorf("a body that is no UTF-8: %v", err)
 	}
 }
 

@@ -79,7 +79,7 @@ func (l *letters) Scan(ctx context.Context, class string, visit func(inbox.DeadL
 		}
 		bytes := 0
 		for _, m := range page {
-			letter := readDead(m.Values, l.group.keys.stream, class)
+			letter := readDead(m.Values, l.group.keys.stream, class, l.group.cfg.symfony)
 			bytes += len(letter.Message.Body)
 			fate, err := visit(letter)
 			switch {

@@ -1,24 +1,13 @@
 // Package wire is the form of a message on RabbitMQ that is not in the AMQP
-// properties: the names of the headers, shared by publisher and consumer. It
-// knows no client.
+// properties, and what Symfony Messenger has in headers on RabbitMQ and on Redis.
+// Publishers and consumers share it. It knows no client.
 package wire
 
 import (
-	"encoding/json"
 	"fmt"
 	"strconv"
 	"time"
 	"unicode/utf8"
-
-	"github.com/google/uuid"
-)
-
-// Headers that Symfony Messenger writes and reads (the compatibility form).
-const (
-	// HeaderType carries the message name.
-	HeaderType = "type"
-	// HeaderStamp carries the message id as a JSON array of one stamp.
-	HeaderStamp = "X-Message-Stamp-MessageIdStamp"
 )
 
 // Headers of our own. None begins with "x-": those belong to the broker, which
@@ -71,27 +60,6 @@ func Own(name string) bool {
 
 // maxHeader bounds a header value read from outside, in bytes.
 const maxHeader = 8 << 10
-
-// EncodeStamp returns the value of HeaderStamp for id.
-func EncodeStamp(id uuid.UUID) string {
-	return `[{"messageId":"` + id.String() + `"}]`
-}
-
-// DecodeStamp returns the message id in a value of HeaderStamp. Symfony writes
-// a JSON array of stamps; the last one counts. False: there is none.
-func DecodeStamp(value string) (string, bool) {
-	if len(value) > maxHeader {
-		return "", false
-	}
-	var stamps []struct {
-		MessageID string `json:"messageId"`
-	}
-	if err := json.Unmarshal([]byte(value), &stamps); err != nil || len(stamps) == 0 {
-		return "", false
-	}
-	id := stamps[len(stamps)-1].MessageID
-	return id, id != ""
-}
 
 // HeaderString returns an AMQP header value as text. False: the value has no
 // sensible text (a table, an array, bytes that are not UTF-8) or is too long.

@@ -6,36 +6,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/internal/wire"
 )
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
-
-func TestStamp(t *testing.T) {
-	t.Parallel()
-	id := ids.New()
-	if got, ok := wire.DecodeStamp(wire.EncodeStamp(id)); !ok || got != id.String() {
-		t.Fatalf("decoded %q, %v", got, ok)
-	}
-	for name, tt := range map[string]struct {
-		in, want string
-	}{
-		"last of two":  {`[{"messageId":"a"},{"messageId":"b"}]`, "b"},
-		"other fields": {`[{"messageId":"a","x":{"y":1}}]`, "a"},
-		"no array":     {`{"messageId":"a"}`, ""},
-		"empty array":  {`[]`, ""},
-		"no id":        {`[{}]`, ""},
-		"a number":     {`[{"messageId":7}]`, ""},
-		"not JSON":     {`O:8:"stdClass"`, ""},
-		"huge":         {`[{"messageId":"` + strings.Repeat("a", 1<<20) + `"}]`, ""},
-	} {
-		if got, ok := wire.DecodeStamp(tt.in); got != tt.want || ok != (tt.want != "") {
-			t.Errorf("%s: DecodeStamp = %.40q, %v; want %q", name, got, ok, tt.want)
-		}
-	}
-}
 
 func TestHeaderString(t *testing.T) {
 	t.Parallel()
@@ -61,14 +36,4 @@ func TestHeaderString(t *testing.T) {
 			t.Errorf("HeaderString(%.40v) = %.40q, %v; want %q, %v", tt.in, got, ok, tt.want, tt.ok)
 		}
 	}
-}
-
-func FuzzDecodeStamp(f *testing.F) {
-	f.Add(`[{"messageId":"019da3b2-7c4d-7e8f-a1b2-c3d4e5f60718"}]`)
-	f.Add(`[[]]`)
-	f.Fuzz(func(t *testing.T, value string) {
-		if id, ok := wire.DecodeStamp(value); ok && (id == "" || len(id) > len(value)) {
-			t.Errorf("DecodeStamp(%q) = %q", value, id)
-		}
-	})
 }

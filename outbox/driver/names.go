@@ -47,15 +47,15 @@ func CheckDedupKey(key string) error {
 
 // Reserved reports whether a header name belongs to the transports or to Holdfast, so that a
 // message may not carry it: "type", "CC" and "BCC" (RabbitMQ routes by them), and everything that
-// begins with "holdfast-", "x-death", "x-first-death-", "x-last-death-", "x-delivery-" or
-// "x-message-stamp-". Case does not matter.
+// begins with "holdfast-", "x-death", "x-first-death-", "x-last-death-" or "x-delivery-". Case does not
+// matter.
 func Reserved(name string) bool {
 	name = strings.ToLower(name)
 	switch name {
 	case "type", "cc", "bcc":
 		return true
 	}
-	for _, prefix := range []string{"holdfast-", "x-death", "x-first-death-", "x-last-death-", "x-delivery-", "x-message-stamp-"} {
+	for _, prefix := range []string{"holdfast-", "x-death", "x-first-death-", "x-last-death-", "x-delivery-"} {
 		if strings.HasPrefix(name, prefix) {
 			return true
 		}

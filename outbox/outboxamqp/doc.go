@@ -36,9 +36,9 @@
 //
 // Properties: message_id is the id, type the name, content_type, timestamp (in
 // seconds), delivery mode persistent. Headers are text; the ordering key, where there is one, is in
-// holdfast-key. With Config.Compat the
-// headers "type" and "X-Message-Stamp-MessageIdStamp" carry name and id once
-// more, as Symfony Messenger reads them.
+// holdfast-key. With Config.Symfony the
+// header "type" has the class that stands for the name, and headers of stamps have id and name once
+// more, as package symfony says. examples/guides/wire.md has all of it for other languages.
 //
 // # Limits
 //

@@ -52,7 +52,7 @@ func stripe(m driver.Message) uint32 {
 }
 
 func (p *Publisher) headers(m driver.Message, route outbox.Route) amqp.Table {
-	if len(m.Headers)+len(route.Headers) == 0 && m.Key == "" && !p.cfg.Compat {
+	if len(m.Headers)+len(route.Headers) == 0 && m.Key == "" && !p.symfony.On() {
 		return nil
 	}
 	table := make(amqp.Table, len(m.Headers)+len(route.Headers)+3)
@@ -65,9 +65,6 @@ func (p *Publisher) headers(m driver.Message, route outbox.Route) amqp.Table {
 	if m.Key != "" {
 		table[wire.HeaderKey] = m.Key
 	}
-	if p.cfg.Compat {
-		table[wire.HeaderType] = m.Name
-		table[wire.HeaderStamp] = wire.EncodeStamp(m.ID)
-	}
+	p.symfony.Headers(m.ID, m.Name, func(name, value string) { table[name] = value })
 	return table
 }

@@ -14,9 +14,11 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 	"github.com/holdfast-go/holdfast/internal/telemetry"
+	"github.com/holdfast-go/holdfast/internal/wire"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/internal/stored"
+	"github.com/holdfast-go/holdfast/symfony"
 )
 
 const scope = "github.com/holdfast-go/holdfast/outbox/outboxamqp"
@@ -47,8 +49,8 @@ type Config struct {
 	// Where the exchange is empty Config.Exchange takes the message, and where the routing key is
 	// empty it is the message's name. Several goroutines call it at once. Default: Message.Route.
 	Router func(outbox.Message) outbox.Route
-	// Compat adds the headers that Symfony Messenger reads. Default: it does not.
-	Compat bool
+	// Symfony adds the headers by which Symfony Messenger reads messages. Default: there are none.
+	Symfony symfony.Format
 	// Timeout bounds the dial and every call to the broker, and the wait for the confirms still open
 	// when Run ends. A message has half as long again for its confirm; then the connection is
 	// replaced. Default: 10 s.
@@ -76,10 +78,11 @@ func (c Config) rules() stored.Rules {
 
 // Publisher is a driver.Publisher. Its methods may be called from any goroutine.
 type Publisher struct {
-	cfg   Config
-	rules stored.Rules
-	dial  amqpconn.Dial
-	out   *amqpconn.Publisher
+	cfg     Config
+	rules   stored.Rules
+	symfony *wire.Symfony
+	dial    amqpconn.Dial
+	out     *amqpconn.Publisher
 
 	mu        sync.Mutex
 	runs      int         // calls of Run
@@ -102,6 +105,10 @@ func newPublisher(dial amqpconn.Dial, cfg Config, window int) (*Publisher, error
 	if cfg.Timeout < 0 {
 		errs = append(errs, fmt.Errorf("outboxamqp: Config.Timeout is %v, want more than 0", cfg.Timeout))
 	}
+	names, err := wire.NewSymfony(cfg.Symfony)
+	if err != nil {
+		errs = append(errs, fmt.Errorf("outboxamqp: Config.Symfony: %w", err))
+	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
@@ -111,7 +118,7 @@ func newPublisher(dial amqpconn.Dial, cfg Config, window int) (*Publisher, error
 	if err != nil {
 		return nil, fmt.Errorf("outboxamqp: %w", err)
 	}
-	p := &Publisher{cfg: cfg, rules: cfg.rules(), dial: dial, listeners: map[*func()]bool{}}
+	p := &Publisher{cfg: cfg, rules: cfg.rules(), symfony: names, dial: dial, listeners: map[*func()]bool{}}
 	p.out = amqpconn.NewPublisher(amqpconn.PublisherConfig{
 		Dial: dial, Timeout: cfg.Timeout, Logger: cfg.Logger.With(slog.String("component", "outboxamqp")),
 		Window: window, Channels: channels, ConfirmTimeout: cfg.confirmTimeout(), ShutdownTimeout: cfg.Timeout,

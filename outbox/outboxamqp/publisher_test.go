@@ -19,6 +19,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest/conformance"
+	"github.com/holdfast-go/holdfast/symfony"
 )
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
@@ -48,11 +49,12 @@ func TestWireFormat(t *testing.T) {
 	b.Queue(t, "q", nil)
 	b.Bind(t, "q", "order.#", "events")
 	m := message(t, "order.placed")
-	m.Headers = map[string]string{"tenant": "a", "region": "eu"}
+	m.Headers = map[string]string{"tenant": "a", "region": "eu", `X-Message-Stamp-App\Bus`: "[]"}
 	m.RouteHeaders = map[string]string{"region": "us"}
 	m.CreatedAt = time.Unix(1_700_000_000, 0)
 	plain := running(t, b.Dial, outboxamqp.Config{Exchange: "events"})
-	compat := running(t, b.Dial, outboxamqp.Config{Exchange: "elsewhere", Compat: true, Router: func(m outbox.Message) outbox.Route {
+	php := symfony.Format{Classes: map[string]string{"order.placed": `App\OrderPlaced`}, IDStamp: `App\MessageIdStamp`}
+	compat := running(t, b.Dial, outboxamqp.Config{Exchange: "elsewhere", Symfony: php, Router: func(m outbox.Message) outbox.Route {
 		return outbox.Route{Exchange: "events", Headers: m.Route.Headers}
 	}})
 	for _, p := range []*outboxamqp.Publisher{plain, compat} {
@@ -66,14 +68,14 @@ func TestWireFormat(t *testing.T) {
 			d.Exchange != "events" || d.RoutingKey != "order.placed" {
 			t.Errorf("message %d: %+v", i, d)
 		}
-		if d.Headers["tenant"] != "a" || d.Headers["region"] != "us" {
+		if d.Headers["tenant"] != "a" || d.Headers["region"] != "us" || d.Headers[`X-Message-Stamp-App\Bus`] != "[]" {
 			t.Errorf("headers %v", d.Headers)
 		}
 		var wantType, wantStamp any
 		if i == 1 {
-			wantType, wantStamp = "order.placed", `[{"messageId":"`+m.ID.String()+`"}]`
+			wantType, wantStamp = `App\OrderPlaced`, `[{"messageId":"`+m.ID.String()+`"}]`
 		}
-		if d.Headers["type"] != wantType || d.Headers["X-Message-Stamp-MessageIdStamp"] != wantStamp {
+		if d.Headers["type"] != wantType || d.Headers[`X-Message-Stamp-App\MessageIdStamp`] != wantStamp || d.Headers["X-Message-Stamp-MessageIdStamp"] != nil {
 			t.Errorf("message %d: headers %v", i, d.Headers)
 		}
 	}
@@ -115,8 +117,8 @@ func TestClasses(t *testing.T) {
 
 func TestConfig(t *testing.T) {
 	t.Parallel()
-	_, err := outboxamqp.NewPublisher(nil, outboxamqp.Config{Timeout: -1})
-	for _, want := range []string{"dial", "Timeout"} {
+	_, err := outboxamqp.NewPublisher(nil, outboxamqp.Config{Timeout: -1, Symfony: symfony.Format{IDStamp: "no class"}})
+	for _, want := range []string{"dial", "Timeout", "Symfony"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v does not name %s", err, want)
 		}

@@ -10,13 +10,16 @@ import (
 	"slices"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/internal/partition"
+	"github.com/holdfast-go/holdfast/internal/wire"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/internal/stored"
+	"github.com/holdfast-go/holdfast/symfony"
 )
 
 // defaultStream is the stream where none is configured.
@@ -35,6 +38,9 @@ type Config struct {
 	// Router returns the route of a message, in place of its own, Message.Route, which it sees.
 	// Several goroutines call it at once. Default: Message.Route.
 	Router func(outbox.Message) outbox.Route
+	// Symfony puts body and headers of a message into the field of Symfony Messenger's transport, in its
+	// form, in place of the fields body and headers. Such a body is UTF-8. Default: it does not.
+	Symfony symfony.Format
 	// Partitions is into how many streams a stream is split, by its name, at most 64: those of orders
 	// are orders.0, orders.1 and so on. A message is in the one of its key, CRC-32 (IEEE) modulo their
 	// number; without a key in that of its id. Their consumers need the same number,
@@ -51,10 +57,11 @@ type Config struct {
 // Publisher is a driver.Publisher on Redis Streams. It is safe for concurrent use and needs no
 // closing; a goroutine runs only while messages are on their way. The client stays the caller's.
 type Publisher struct {
-	client redis.UniversalClient
-	cfg    Config
-	rules  stored.Rules
-	room   chan struct{} // one slot per message on its way
+	client  redis.UniversalClient
+	cfg     Config
+	rules   stored.Rules
+	symfony *wire.Symfony
+	room    chan struct{} // one slot per message on its way
 
 	mu      sync.Mutex
 	queue   []item
@@ -78,6 +85,10 @@ func NewPublisher(client redis.UniversalClient, cfg Config) (*Publisher, error) 
 			errs = append(errs, fmt.Errorf("outboxredis: Config.Partitions of %q: %w", stream, err))
 		}
 	}
+	names, err := wire.NewSymfony(cfg.Symfony)
+	if err != nil {
+		errs = append(errs, fmt.Errorf("outboxredis: Config.Symfony: %w", err))
+	}
 	if cfg.Timeout < 0 {
 		errs = append(errs, fmt.Errorf("outboxredis: Config.Timeout is %v, want more than 0", cfg.Timeout))
 	}
@@ -85,7 +96,7 @@ func NewPublisher(client redis.UniversalClient, cfg Config) (*Publisher, error) 
 		return nil, err
 	}
 	rules := stored.Rules{ByName: cfg.Routes, Router: cfg.Router, Exchange: cfg.Stream}
-	return &Publisher{client: client, cfg: cfg, rules: rules, room: make(chan struct{}, window)}, nil
+	return &Publisher{client: client, cfg: cfg, rules: rules, symfony: names, room: make(chan struct{}, window)}, nil
 }
 
 // Publish implements driver.Publisher.
@@ -115,16 +126,36 @@ func (p *Publisher) entry(m driver.Message) (*redis.XAddArgs, error) {
 	headers := make(map[string]string, len(m.Headers)+len(route.Headers))
 	maps.Copy(headers, m.Headers)
 	maps.Copy(headers, route.Headers)
-	text, err := json.Marshal(headers)
+	content, err := p.content(m, headers)
 	if err != nil {
-		return nil, fmt.Errorf("encode headers: %w", err)
+		return nil, err
 	}
 	stream, id := route.Exchange, m.ID.String()
 	if n := p.cfg.Partitions[stream]; n > 1 {
 		stream = partition.Name(stream, partition.Of(m.Key, id, n))
 	}
-	return &redis.XAddArgs{Stream: stream, MaxLen: p.cfg.MaxLen, Approx: p.cfg.MaxLen > 0, Values: []any{
+	return &redis.XAddArgs{Stream: stream, MaxLen: p.cfg.MaxLen, Approx: p.cfg.MaxLen > 0, Values: append([]any{
 		"id", id, "name", m.Name, "content-type", m.ContentType, "key", m.Key,
-		"created-at", m.CreatedAt.UTC().Format(time.RFC3339Nano), "headers", text, "body", m.Body,
-	}}, nil
+		"created-at", m.CreatedAt.UTC().Format(time.RFC3339Nano),
+	}, content...)}, nil
+}
+
+// content are the fields with headers and body.
+func (p *Publisher) content(m driver.Message, headers map[string]string) ([]any, error) {
+	if !p.symfony.On() {
+		text, err := json.Marshal(headers)
+		if err != nil {
+			return nil, fmt.Errorf("encode headers: %w", err)
+		}
+		return []any{"headers", text, "body", m.Body}, nil
+	}
+	if !utf8.Valid(m.Body) {
+		return nil, errors.New("the body is not UTF-8: Symfony's transport has it in JSON")
+	}
+	p.symfony.Headers(m.ID, m.Name, func(name, value string) { headers[name] = value })
+	text, err := json.Marshal(map[string]any{"body": string(m.Body), "headers": headers})
+	if err != nil {
+		return nil, fmt.Errorf("encode message: %w", err)
+	}
+	return []any{"message", text}, nil
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxredis"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest/conformance"
+	"github.com/holdfast-go/holdfast/symfony"
 )
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
@@ -212,9 +213,9 @@ func mends(err error) (n int) {
 
 func TestNewPublisherRefuses(t *testing.T) {
 	t.Parallel()
-	_, err := outboxredis.NewPublisher(nil, outboxredis.Config{MaxLen: -1, Timeout: -1})
+	_, err := outboxredis.NewPublisher(nil, outboxredis.Config{MaxLen: -1, Timeout: -1, Symfony: symfony.Format{IDStamp: "no class"}})
 	var joined interface{ Unwrap() []error }
-	if !errors.As(err, &joined) || len(joined.Unwrap()) != 3 {
+	if !errors.As(err, &joined) || len(joined.Unwrap()) != 4 {
 		t.Errorf("refused with %v", err)
 	}
 }
