@@ -33,11 +33,6 @@ func (c *Consumer) Check(ctx context.Context) error {
 }
 
 func (c *Consumer) checkTopology(ctx context.Context, found *check.Findings) error {
-	if err := c.cfg.checkPlugin(ctx, c.source.dial); errors.Is(err, ErrNoHashExchange) {
-		found.Add("rabbitmq-plugins enable "+hashPlugin+" on every node", "the broker has no exchanges of type %s", hashKind)
-	} else if err != nil {
-		return fmt.Errorf("inboxamqp: check: %w", err)
-	}
 	err := amqpconn.Use(ctx, c.source.dial, c.cfg.Timeout, func(conn *amqpconn.Conn) error {
 		var missing []string
 		for _, spec := range c.cfg.queues() {
@@ -54,7 +49,7 @@ func (c *Consumer) checkTopology(ctx context.Context, found *check.Findings) err
 		if len(missing) > 0 { // one finding, since one call mends it
 			found.Add("declare them, or call Consumer.Setup", "%d queues do not exist: %s", len(missing), strings.Join(missing, ", "))
 		}
-		if err := c.cfg.checkHash(conn, found); err != nil {
+		if err := c.cfg.checkSlots(conn, found); err != nil {
 			return err
 		}
 		return checkExchanges(conn, c.cfg.Bindings, found)

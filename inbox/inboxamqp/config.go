@@ -48,11 +48,9 @@ type Config struct {
 	Classic bool
 	// Partitions spreads an ordered consumer over several queues, so that several processes work at
 	// once: messages of one key go to the same queue, and each queue serves one process at a time. The
-	// queue "orders" is then an exchange, which needs the broker's plugin rabbitmq_consistent_hash_exchange,
-	// and its partitions are the queues "orders.0" to "orders.3"; see the package's doc. Every process
-	// needs the same number; at most 64. It needs Ordered, and goes neither with Key, which the broker
-	// does not know, nor with ParkKeys. The other settings are of all partitions together. Default, and
-	// 1: one queue.
+	// queue "orders" is then an exchange, and its partitions are the queues "orders.0" to "orders.3"; see
+	// the package's doc. Every process needs the same number; at most 64, and a power of two spreads keys
+	// best. It needs Ordered, and excludes Key and ParkKeys. The other settings are of all partitions together. Default, and 1: one queue.
 	Partitions int
 	// Timeout bounds the dial, every call to the broker and every note in the processor's ledger;
 	// the confirm of a failed message's copy gets three times as long. Default: 5 s.

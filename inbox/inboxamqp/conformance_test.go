@@ -11,6 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/partition"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -52,9 +53,6 @@ func newConsumerFixture(t *testing.T, b *amqptest.Broker, base config) conforman
 	return conformance.ConsumerFixture{
 		SourceFixture: sources,
 		Consumer: func(t *testing.T, p inbox.Processor, cfg conformance.ConsumerConfig) conformance.Consumer {
-			if base.Partitions > 1 && (cfg.ParkKeys || cfg.Key != nil) {
-				t.Skip("partitions do not go with it")
-			}
 			c, err := inboxamqp.NewTuned(dial, "orders", p, inboxamqp.Config{ConsumerConfig: cfg.ConsumerConfig, Classic: base.Classic, Partitions: base.Partitions},
 				inboxamqp.Tuning{MaxBodyBytes: cfg.MaxBodyBytes, Leveling: base.Leveling})
 			must(t, err, c.Setup(t.Context()))
@@ -93,7 +91,7 @@ func newSourceFixture(t *testing.T, b *amqptest.Broker, cfg config) (f conforman
 					p.Headers[name] = value
 				}
 				if m.Key != "" {
-					p.Headers["holdfast-key"] = m.Key
+					p.Headers["holdfast-key"], p.Headers["CC"] = m.Key, []any{partition.Slot(m.Key)}
 				}
 				var err error
 				last, err = ch.PublishWithDeferredConfirm(exchange, key, true, false, p)

@@ -13,14 +13,17 @@ import (
 )
 
 // duplicate returns the envelope and body of a delivery for publishing them again. Left out
-// are the broker's own headers, which would be mistaken for the client's; the expiration,
-// which would lose the copy; and the user id, which the broker only takes from that user.
+// are the broker's own headers but for the slot, since they would be mistaken for the client's; the
+// expiration, which would lose the copy; and the user id, which the broker only takes from that user.
 func duplicate(d amqp.Delivery) amqp.Publishing {
 	headers := make(amqp.Table, len(d.Headers)+8)
 	for name, value := range d.Headers {
 		if !brokerHeader(name) && (!wire.Own(name) || credible(name, value)) {
 			headers[name] = value
 		}
+	}
+	if slot := slotOf(d.Headers); slot != "" {
+		headers[wire.HeaderRoutes] = []any{slot}
 	}
 	if _, copied := headers[wire.HeaderOriginKey]; !copied {
 		headers[wire.HeaderOriginExchange], headers[wire.HeaderOriginKey] = d.Exchange, d.RoutingKey
@@ -81,7 +84,7 @@ var cuts = [...]func(headers amqp.Table){
 		identity := [...]string{wire.HeaderType, stampHeader(headers), headerContentType}
 		for name, value := range headers {
 			_, readable := wire.HeaderString(value)
-			if !wire.Own(name) && (!readable || !slices.Contains(identity[:], name)) {
+			if !wire.Own(name) && name != wire.HeaderRoutes && (!readable || !slices.Contains(identity[:], name)) {
 				delete(headers, name)
 			}
 		}

@@ -67,16 +67,18 @@
 // # Partitions
 //
 // With Config.Partitions of 4 the consumer of "orders" reads the queues "orders.0" to "orders.3", each
-// with a single active consumer. Setup makes "orders" an exchange of type x-consistent-hash, which goes
-// by the header holdfast-key, binds it to the exchanges of Config.Bindings, and binds the partitions to
-// it with equal weight. All messages of a key are in one partition. Those without a key are all in one,
-// too, which is always the same. The broker needs the plugin rabbitmq_consistent_hash_exchange: without
-// it Setup fails with ErrNoHashExchange, and Check says so.
+// with a single active consumer. The sender says which key is in which: outboxamqp adds a second routing
+// key to messages with an ordering key, holdfast.slot.<n> in the header CC, where n is the CRC-32 of the
+// key modulo 64. Setup makes "orders" a direct exchange, binds it to the exchanges of Config.Bindings, and
+// binds to it each slot's partition, which is n modulo the number of partitions. So all messages of a key
+// are in one partition, whatever happens to the broker, and senders need not know the number. Messages
+// without a slot, which have no key or are of other senders, are all in the first partition: they come
+// there by the exchange "orders.slotless.4". A sender of another kind adds the header by itself.
 //
 // Run reads all partitions, over one connection, with the same workers, limits and window; it waits for
 // all of them while one is missing. The Queue of a message, the attribute partition in logs and the
 // origin of a dead letter name the partition. Replay gives a dead letter to the exchange, and so to the
-// partition of its key.
+// partition of its slot.
 //
 // Of each partition the broker serves the process that subscribed first. So about every 10 seconds a
 // process that gets messages of more partitions than its share, their number divided by that of the
@@ -86,12 +88,10 @@
 // are counted by the queue "orders.members", which each consumes and which stays empty. When a process
 // ends or dies, its partitions go to the others at once.
 //
-// The order of a key holds as long as the exchange sends it to the same partition. The exchange forgets
-// which when the only node of a broker, or all nodes at once, start anew: RabbitMQ 3.10 then sends most
-// keys elsewhere, and the later messages of a key may overtake those that were queued before. Before such
-// a restart stop the publishers, a relay for example, until the partitions are empty. Another number of
-// partitions needs the same, and the old queues deleted: Setup refuses and Check names what is left. The
-// guide examples/guides/production.md has the steps. Nothing else may be bound to the exchange.
+// Another number of partitions sends keys elsewhere, and later messages of a key may overtake those that
+// are queued. So stop the publishers, a relay for example, until the partitions are empty, and delete the
+// exchange and the old queues: Setup refuses and Check names what is left. The guide
+// examples/guides/production.md has the steps. Nothing else may be bound to the exchange.
 //
 // # Batches
 //
@@ -117,8 +117,8 @@
 // They lie in <prefix>failed.<class> with their envelope and headers, and in
 // headers of ours the class, the error with its Go type and SQLSTATE, the fingerprint, the attempts
 // and their history, the times of the first and the last failure, the consumer, and the queue, exchange
-// and routing key they came from. Left out of every copy are the broker's own x- headers, CC, BCC, the
-// expiration and the user id. Of more than 64 KiB of headers only ours and those that
+// and routing key they came from. Left out of every copy are the broker's own x- headers, BCC, what is not
+// the slot in CC, the expiration and the user id. Of more than 64 KiB of headers only ours and those that
 // name the message are kept. Consumer.DeadLetters lists, counts, returns and removes them.
 //
 // # Faults

@@ -20,6 +20,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/inbox/internal/memory"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/partition"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -27,11 +28,11 @@ func TestPartitionsConfig(t *testing.T) {
 	t.Parallel()
 	key := func(*inbox.Message) string { return "" }
 	for want, cfg := range map[string]inboxamqp.Config{
-		"needs Ordered":       {Partitions: 2},
-		"from 0 to 64":        {Partitions: 65, ConsumerConfig: inbox.ConsumerConfig{Ordered: true}},
-		"Partitions -1":       {Partitions: -1, ConsumerConfig: inbox.ConsumerConfig{Ordered: true}},
-		"not by Config.Key":   {Partitions: 2, ConsumerConfig: inbox.ConsumerConfig{Ordered: true, Key: key}},
-		"not go with ParkKey": {Partitions: 2, ConsumerConfig: inbox.ConsumerConfig{Ordered: true, ParkKeys: true}},
+		"needs Ordered":        {Partitions: 2},
+		"65 is not from 0 to":  {Partitions: 65, ConsumerConfig: inbox.ConsumerConfig{Ordered: true}},
+		"-1 is not from 0 to":  {Partitions: -1, ConsumerConfig: inbox.ConsumerConfig{Ordered: true}},
+		"excludes Config.Key":  {Partitions: 2, ConsumerConfig: inbox.ConsumerConfig{Ordered: true, Key: key}},
+		"excludes Config.Park": {Partitions: 2, ConsumerConfig: inbox.ConsumerConfig{Ordered: true, ParkKeys: true}},
 	} {
 		_, err := inboxamqp.NewConsumer(inboxamqp.Dial("amqp://127.0.0.1:1", amqp.Config{}), "orders", &recorder{}, cfg)
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -45,17 +46,18 @@ func TestPartitionsConfig(t *testing.T) {
 	}
 }
 
-// The tests share a broker of their own, which has the plugin.
+// The tests share a broker of their own.
 func TestPartitions(t *testing.T) {
 	t.Parallel()
 	server := testenv.Private(t, testenv.RabbitMQ)
-	t.Run("no plugin", func(t *testing.T) { testPartitionsPlugin(t, server) }) // before the others: it is the whole broker's
+	t.Run("restart", func(t *testing.T) { testPartitionsRestart(t, server) }) // before the others: it is the whole broker's
 	for name, test := range map[string]func(*testing.T, *amqptest.Broker){
 		"setup":        testPartitionsSetup,
 		"leftovers":    testPartitionsLeftovers,
 		"order":        testPartitionsOrder,
 		"share":        testPartitionsShare,
-		"without keys": testPartitionsKeyless,
+		"slots":        testPartitionsSlots,
+		"long waits":   testPartitionsWait,
 		"dead letters": testPartitionsDeadLetters,
 		"limit":        testPartitionsLimit,
 		"network":      testPartitionsNetwork,
@@ -69,7 +71,7 @@ func TestPartitions(t *testing.T) {
 	}
 	t.Run("consumer", func(t *testing.T) {
 		t.Parallel()
-		conformance.TestConsumer(t, conformance.ConsumerBackend{Ordered: true, New: func(t *testing.T) conformance.ConsumerFixture {
+		conformance.TestConsumer(t, conformance.ConsumerBackend{Ordered: true, Partitioned: true, New: func(t *testing.T) conformance.ConsumerFixture {
 			return newConsumerFixture(t, amqptest.On(t, server.URL(), server.AdminURL()), config{Ordered: true, Partitions: 3, Leveling: 300 * time.Millisecond})
 		}})
 	})
@@ -90,25 +92,35 @@ func partitioned() config {
 	}
 }
 
+// keyed is a message of a key, as outboxamqp sends it.
 func keyed(key string) amqp.Publishing {
 	p := order()
-	p.Headers = amqp.Table{"holdfast-key": key}
+	p.Headers = amqp.Table{"holdfast-key": key, "CC": []any{partition.Slot(key)}}
 	return p
 }
 
-func testPartitionsPlugin(t *testing.T, server *testenv.Server) {
+// A key has its partition for good: an exchange that goes by a ring of hashes makes a new one when its
+// broker starts again, and later messages of a key overtake those that are queued.
+func testPartitionsRestart(t *testing.T, server *testenv.Server) {
+	const keys = 64
 	b := amqptest.On(t, server.URL(), server.AdminURL())
-	c := newConsumer(t, b.Dial, &recorder{}, partitioned())
-	must(t, server.Control(t.Context(), "eval", `rabbit_registry:unregister(exchange, <<"x-consistent-hash">>).`))
-	defer func() {
-		must(t, server.Control(t.Context(), "eval", `rabbit_registry:register(exchange, <<"x-consistent-hash">>, rabbit_exchange_type_consistent_hash).`))
-		must(t, c.Setup(t.Context()))
-	}()
-	if err := c.Setup(t.Context()); !errors.Is(err, inboxamqp.ErrNoHashExchange) || !strings.Contains(err.Error(), "rabbitmq-plugins enable rabbitmq_consistent_hash_exchange") {
-		t.Errorf("Setup: %v", err)
+	cfg := partitioned()
+	cfg.Partitions = 12 // with those of more than one digit the broker's order is not that of the numbers
+	afterSetup(t, b, cfg)
+	publish(t, b, keys, 0, 1)
+	must(t, server.Restart(t.Context()))
+	publish(t, b, keys, 1, 1)
+	got := &recorder{}
+	start(t, newConsumer(t, b.Dial, got, cfg))
+	was := map[string]string{}
+	for _, m := range got.await(t, 2*keys) {
+		if was[m.Key] == "" {
+			was[m.Key] = m.Queue
+		}
+		if m.Queue != was[m.Key] {
+			t.Errorf("a message of %s is in %s, and one after the restart in %s", m.Key, was[m.Key], m.Queue)
+		}
 	}
-	wantFinding(t, c, "no exchanges of type x-consistent-hash")
-	wantFinding(t, c, "orders.3") // nothing was declared
 }
 
 func wantFinding(t *testing.T, c *inboxamqp.Consumer, text string) {
@@ -125,7 +137,7 @@ func wantFinding(t *testing.T, c *inboxamqp.Consumer, text string) {
 func testPartitionsSetup(t *testing.T, b *amqptest.Broker) {
 	c := newConsumer(t, b.Dial, &recorder{}, partitioned())
 	b.Exchange(t, "orders", "topic")
-	wantFinding(t, c, "not one of type x-consistent-hash")
+	wantFinding(t, c, "is not that of 4 partitions")
 	if err := c.Setup(t.Context()); err == nil || !strings.Contains(err.Error(), `exchange "orders"`) {
 		t.Errorf("Setup over an exchange of another type: %v", err)
 	}
@@ -143,6 +155,8 @@ func testPartitionsSetup(t *testing.T, b *amqptest.Broker) {
 	if found := findings(t, c); found != nil {
 		t.Error(found)
 	}
+	must(t, b.Channel(t).ExchangeDelete("orders.slotless.4", false, false))
+	wantFinding(t, c, `exchange "orders.slotless.4" does not exist`)
 	must(t, b.Channel(t).ExchangeDelete("orders", false, false))
 	wantFinding(t, c, `exchange "orders" does not exist`)
 }
@@ -158,6 +172,13 @@ func testPartitionsLeftovers(t *testing.T, b *amqptest.Broker) {
 	fewer := partitioned()
 	fewer.Partitions = 2
 	wantLeftover(t, newConsumer(t, b.Dial, &recorder{}, fewer), "orders.2")
+	more := partitioned()
+	more.Partitions = 8
+	eight := newConsumer(t, b.Dial, &recorder{}, more)
+	if err := eight.Setup(t.Context()); err == nil || !strings.Contains(err.Error(), `exchange "orders"`) {
+		t.Errorf("Setup of more partitions: %v", err)
+	}
+	wantFinding(t, eight, "orders.7") // nothing was declared
 	wantFinding(t, newConsumer(t, b.Dial, &recorder{}, one), `queue "orders.0"`)
 }
 
@@ -351,23 +372,52 @@ func testPartitionsShare(t *testing.T, b *amqptest.Broker) {
 	s.check(t, keys, sent)
 }
 
-func testPartitionsKeyless(t *testing.T, b *amqptest.Broker) {
+// A slot says which partition. Whatever has none is in the first one.
+func testPartitionsSlots(t *testing.T, b *amqptest.Broker) {
 	got := &recorder{}
 	consume(t, b, got, partitioned())
-	for range 8 {
-		b.Publish(t, "shop", "order.placed", order())
+	want := map[string]string{}
+	for name, slot := range map[string]any{
+		"orders.0": "holdfast.slot.0", "orders.1": "holdfast.slot.17", "orders.2": "holdfast.slot.62", "orders.3": "holdfast.slot.63",
+	} {
+		p := order()
+		p.Headers = amqp.Table{"CC": []any{"order.other", slot}}
+		b.Publish(t, "shop", "order.placed", p)
+		want[p.MessageId] = name
 	}
-	b.Publish(t, "shop", "order.placed", amqp.Publishing{MessageId: order().MessageId, Type: "order.placed", Headers: amqp.Table{"other": "header"}, Body: []byte("{}")})
-	queues := map[string]bool{}
-	for _, m := range got.await(t, 9) {
-		queues[m.Queue] = true
+	for _, headers := range []amqp.Table{nil, {"other": "header"}, {"holdfast-key": "of another sender"}, {"CC": []any{}}, {"CC": []any{"holdfast.slot.64", "orders.2"}}} {
+		p := order()
+		p.Headers = headers
+		b.Publish(t, "shop", "order.placed", p)
+		want[p.MessageId] = "orders.0"
 	}
-	if len(queues) != 1 {
-		t.Errorf("messages without a key are in %v", queues)
+	for _, m := range got.await(t, len(want)) {
+		if queue := want[m.ID.String()]; m.Queue != queue {
+			t.Errorf("a message is in %s, not in %s", m.Queue, queue)
+		}
 	}
 }
 
-// A dead letter returns to its partition, or to that of its key where the number is another one now.
+// Messages that are to wait for long leave their partition, and come back to it.
+func testPartitionsWait(t *testing.T, b *amqptest.Broker) {
+	cfg := partitioned()
+	afterSetup(t, b, cfg)
+	const keys = 8
+	for k := range keys {
+		p := keyed(fmt.Sprint("k", k))
+		p.Headers["holdfast-wait"] = "600" // more than any retry queue holds
+		b.Publish(t, "", "orders.retry.100", p)
+	}
+	got := &recorder{}
+	start(t, newConsumer(t, b.Dial, got, cfg))
+	for _, m := range got.await(t, keys) {
+		if want := fmt.Sprint("orders.", partition.Of(m.Key, "", partition.Slots)%cfg.Partitions); m.Queue != want {
+			t.Errorf("a message of %s came back to %s, not to %s", m.Key, m.Queue, want)
+		}
+	}
+}
+
+// A dead letter returns to its partition, or to that of its slot where the number is another one now.
 func testPartitionsDeadLetters(t *testing.T, b *amqptest.Broker) {
 	got := &recorder{fail: func(m *inbox.Message) error {
 		if m.Replays == 0 {
@@ -424,13 +474,16 @@ func testPartitionsLimit(t *testing.T, b *amqptest.Broker) {
 	if n := len(got.messages()); n != 10 {
 		t.Errorf("%d messages", n)
 	}
-	left := 0
-	for i := range 4 {
-		left += b.Depth(t, fmt.Sprint("orders.", i))
-	}
-	if left != 22 {
-		t.Errorf("%d messages are left", left)
-	}
+	testenv.Eventually(t, patience, func() error { // the broker takes a while to count what was returned
+		left := 0
+		for i := range 4 {
+			left += b.Depth(t, fmt.Sprint("orders.", i))
+		}
+		if left != 22 {
+			return fmt.Errorf("%d messages are left", left)
+		}
+		return nil
+	})
 }
 
 // Lost connections, while partitions change hands, cost neither messages nor the order of effects.

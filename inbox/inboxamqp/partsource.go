@@ -7,6 +7,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/internal/joined"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
+	"github.com/holdfast-go/holdfast/internal/partition"
 )
 
 // partitions is the source of a partitioned consumer. Its sessions have one of each partition, on one
@@ -26,7 +27,7 @@ var (
 func newPartitions(base *source) *partitions {
 	p := &partitions{base: base}
 	var all []driver.Source
-	for _, queue := range base.cfg.partitions() {
+	for _, queue := range partition.Names(base.cfg.queue, base.cfg.Partitions) {
 		one := &part{source: base.of(queue), whole: p}
 		p.parts, all = append(p.parts, one), append(all, one)
 	}

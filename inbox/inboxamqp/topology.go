@@ -10,6 +10,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
+	"github.com/holdfast-go/holdfast/internal/partition"
 )
 
 // The types of queues, as the argument x-queue-type names them.
@@ -43,13 +44,9 @@ func (s *settings) queueType() string {
 // queues returns all queues the consumer needs, its own first.
 func (s *settings) queues() []queueSpec {
 	specs := s.ownQueues()
-	exchange, key := s.home()
 	for _, delay := range driver.Steps(s.Retry) {
-		args := amqp.Table{
-			"x-message-ttl":             delay.Milliseconds(),
-			"x-dead-letter-exchange":    exchange,
-			"x-dead-letter-routing-key": key,
-		}
+		args := s.back()
+		args["x-message-ttl"] = delay.Milliseconds()
 		if !s.Classic {
 			// The message stays here until the queue it returns to has taken it.
 			args["x-dead-letter-strategy"] = "at-least-once"
@@ -66,7 +63,7 @@ func (s *settings) queues() []queueSpec {
 // ownQueues are those that the consumer reads.
 func (s *settings) ownQueues() (specs []queueSpec) {
 	if s.partitioned() {
-		for _, name := range s.partitions() {
+		for _, name := range partition.Names(s.queue, s.Partitions) {
 			specs = append(specs, queueSpec{name, amqp.Table{singleActive: true}})
 		}
 		return append(specs, queueSpec{s.members(), amqp.Table{}})
@@ -78,12 +75,12 @@ func (s *settings) ownQueues() (specs []queueSpec) {
 	return []queueSpec{{s.queue, own}}
 }
 
-// home is where a message is published to that is for this consumer alone.
-func (s *settings) home() (exchange, key string) {
+// back has a retry queue return its messages. Those of a partition keep their routes, and so their slot.
+func (s *settings) back() amqp.Table {
 	if s.partitioned() {
-		return s.queue, ""
+		return amqp.Table{"x-dead-letter-exchange": s.queue}
 	}
-	return "", s.queue
+	return amqp.Table{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": s.queue}
 }
 
 // queueArgs completes the arguments of a queue of that type for the broker's version.
@@ -102,15 +99,11 @@ func queueArgs(conn *amqpconn.Conn, kind string, args amqp.Table) amqp.Table {
 // are of type topic. What exists is used as it is. Setup may be called any number of times, by many
 // processes at once, before or after the Setup of a publisher to the same exchange.
 //
-// With Config.Partitions it fails with ErrNoHashExchange where the broker lacks the plugin, and where
-// the queue without partitions, or a higher partition than asked for, still exists: both would go on
-// taking messages. See "Partitions" in the package's doc.
+// With Config.Partitions it fails where queues or exchanges of another number of partitions exist: they
+// would go on taking messages. See "Partitions" in the package's doc.
 func (c *Consumer) Setup(ctx context.Context) error {
-	if err := c.cfg.checkPlugin(ctx, c.source.dial); err != nil {
-		return fmt.Errorf("inboxamqp: setup: %w", err)
-	}
 	err := amqpconn.Use(ctx, c.source.dial, c.cfg.Timeout, func(conn *amqpconn.Conn) error {
-		if err := c.cfg.declareHash(conn); err != nil {
+		if err := c.cfg.declareSlots(conn); err != nil {
 			return err
 		}
 		for _, spec := range c.cfg.queues() {

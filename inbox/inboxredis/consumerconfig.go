@@ -29,8 +29,8 @@ type Config struct {
 	Symfony symfony.Format
 	// Partitions is how many streams the stream is split into, at most 64, so that several processes
 	// share an Ordered one: those of orders are orders.0, orders.1 and so on. The senders need the same
-	// number, outboxredis.Config.Partitions. More than one needs Ordered, and excludes ParkKeys. The
-	// other settings are of all partitions together. Default, and 1: the stream is not split.
+	// number, outboxredis.Config.Partitions. More than one needs Ordered, and excludes Key
+	// and ParkKeys. The other settings are of all partitions together. Default, and 1: the stream is not split.
 	Partitions int
 	// KeepProcessed leaves entries in the stream that all its groups have processed, for readers
 	// without a group; somebody else must trim the stream then.
@@ -96,6 +96,9 @@ func (s *settings) checkPartitions() error {
 	}
 	if s.Partitions > 1 && !s.Ordered {
 		problems = append(problems, errors.New("inboxredis: Config.Partitions needs ConsumerConfig.Ordered: without it any number of processes share a stream"))
+	}
+	if s.Partitions > 1 && s.Key != nil {
+		problems = append(problems, errors.New("inboxredis: Config.Partitions excludes ConsumerConfig.Key: the sender's key says which partition a message is in"))
 	}
 	if s.Partitions > 1 && s.ParkKeys {
 		problems = append(problems, errors.New("inboxredis: Config.Partitions excludes ConsumerConfig.ParkKeys: the parked keys of all partitions are kept together"))

@@ -53,8 +53,7 @@
 // A message is in the partition CRC-32 modulo 4 of its key: the CRC-32 (IEEE) of zlib, unsigned, of the
 // key's UTF-8 bytes. Without a key it is that of the id as text, such as
 // 0198a7a4-0000-7000-8000-000000000001, so that those are spread. outboxredis does so where its Config
-// names the same number, and other senders must. The order is that of the key of the sender: keys by
-// ConsumerConfig.Key are in order only as far as they are in one partition.
+// names the same number, and other senders must.
 //
 // One Run serves what partitions it gets; its limits, Concurrency and Prefetch are of all of them. It
 // waits for messages with one connection for each: the client's pool must have these. An error of one

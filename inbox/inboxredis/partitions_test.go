@@ -73,6 +73,7 @@ func TestPartitionsRefused(t *testing.T) {
 		want   string // none: it is not refused
 	}{
 		"not ordered": {stream, inboxredis.Config{Partitions: 2}, "needs ConsumerConfig.Ordered"},
+		"own keys":    {stream, inboxredis.Config{Partitions: 2, ConsumerConfig: inbox.ConsumerConfig{Ordered: true, Key: func(*inbox.Message) string { return "" }}}, "excludes ConsumerConfig.Key"},
 		"parked keys": {stream, inboxredis.Config{Partitions: 2, ConsumerConfig: inbox.ConsumerConfig{Ordered: true, ParkKeys: true}}, "excludes ConsumerConfig.ParkKeys"},
 		"too many":    {stream, orderedBy(65), "65 is not from 0 to 64"},
 		"negative":    {stream, orderedBy(-1), "-1 is not from 0 to 64"},

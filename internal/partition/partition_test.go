@@ -58,3 +58,22 @@ func TestNames(t *testing.T) {
 		}
 	}
 }
+
+func TestSlot(t *testing.T) {
+	t.Parallel()
+	for key, want := range map[string]string{"customer-7": "holdfast.slot.8", "Zürich": "holdfast.slot.62", "": "holdfast.slot.0"} {
+		if got := partition.Slot(key); got != want {
+			t.Errorf("the slot of %q is %s, want %s", key, got, want)
+		}
+	}
+	for slot := range partition.Slots {
+		if !partition.IsSlot(partition.SlotName(slot)) {
+			t.Errorf("%s is none", partition.SlotName(slot))
+		}
+	}
+	for _, name := range []string{"", "orders", "holdfast.slot.", "holdfast.slot.64", "holdfast.slot.07", "holdfast.slot.-1"} {
+		if partition.IsSlot(name) {
+			t.Errorf("%q is one", name)
+		}
+	}
+}

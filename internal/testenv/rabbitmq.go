@@ -16,7 +16,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
-// rabbitmq is a one-node RabbitMQ with the plugins for management and for consistent-hash exchanges. It shares nothing
+// rabbitmq is a one-node RabbitMQ with the management plugin. It shares nothing
 // with other nodes of the machine: folders, cookie, ports and the port mapper
 // (epmd), which is a process of its own and lives as long as the Server.
 type rabbitmq struct {
@@ -53,7 +53,7 @@ func (r *rabbitmq) prepare(ctx context.Context, dir string) error {
 		"rabbitmq.conf":   r.config(),
 		"advanced.config": advanced,
 		"env.conf":        "",
-		"enabled_plugins": "[rabbitmq_management, rabbitmq_consistent_hash_exchange].\n",
+		"enabled_plugins": "[rabbitmq_management].\n",
 	}
 	for name, text := range files {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {

@@ -47,6 +47,10 @@ const (
 	HeaderKey = "holdfast-key"
 )
 
+// HeaderRoutes is RabbitMQ's own header with an array of further routing keys. Messages with an
+// ordering key have the name of its slot there, as package partition computes it.
+const HeaderRoutes = "CC"
+
 // Own reports whether a header is one of ours. A name that only resembles ours is a sender's.
 func Own(name string) bool {
 	switch name {

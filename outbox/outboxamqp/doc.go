@@ -36,7 +36,11 @@
 //
 // Properties: message_id is the id, type the name, content_type, timestamp (in
 // seconds), delivery mode persistent. Headers are text; the ordering key, where there is one, is in
-// holdfast-key. With Config.Symfony the
+// holdfast-key. Such a message has a second routing key, which the broker reads in the header CC:
+// holdfast.slot.<n>, where n is the CRC-32 (IEEE) of the key modulo 64. By it package inboxamqp splits a
+// queue into partitions, however many; only bindings that take three words of any kind see it otherwise.
+// A user whose topics are restricted, on RabbitMQ 4, needs to be allowed that key, too. Headers named CC
+// are replaced. With Config.Symfony the
 // header "type" has the class that stands for the name, and headers of stamps have id and name once
 // more, as package symfony says. examples/guides/wire.md has all of it for other languages.
 //

@@ -10,6 +10,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/partition"
 	"github.com/holdfast-go/holdfast/internal/wire"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
@@ -55,7 +56,7 @@ func (p *Publisher) headers(m driver.Message, route outbox.Route) amqp.Table {
 	if len(m.Headers)+len(route.Headers) == 0 && m.Key == "" && !p.symfony.On() {
 		return nil
 	}
-	table := make(amqp.Table, len(m.Headers)+len(route.Headers)+3)
+	table := make(amqp.Table, len(m.Headers)+len(route.Headers)+4)
 	for name, value := range m.Headers {
 		table[name] = value
 	}
@@ -64,6 +65,7 @@ func (p *Publisher) headers(m driver.Message, route outbox.Route) amqp.Table {
 	}
 	if m.Key != "" {
 		table[wire.HeaderKey] = m.Key
+		table[wire.HeaderRoutes] = []any{partition.Slot(m.Key)}
 	}
 	p.symfony.Headers(m.ID, m.Name, func(name, value string) { table[name] = value })
 	return table

@@ -68,7 +68,7 @@ func TestWireFormat(t *testing.T) {
 			d.Exchange != "events" || d.RoutingKey != "order.placed" {
 			t.Errorf("message %d: %+v", i, d)
 		}
-		if d.Headers["tenant"] != "a" || d.Headers["region"] != "us" || d.Headers[`X-Message-Stamp-App\Bus`] != "[]" {
+		if d.Headers["tenant"] != "a" || d.Headers["region"] != "us" || d.Headers[`X-Message-Stamp-App\Bus`] != "[]" || d.Headers["CC"] != nil {
 			t.Errorf("headers %v", d.Headers)
 		}
 		var wantType, wantStamp any
@@ -78,6 +78,30 @@ func TestWireFormat(t *testing.T) {
 		if d.Headers["type"] != wantType || d.Headers[`X-Message-Stamp-App\MessageIdStamp`] != wantStamp || d.Headers["X-Message-Stamp-MessageIdStamp"] != nil {
 			t.Errorf("message %d: headers %v", i, d.Headers)
 		}
+	}
+}
+
+// A message with a key is routed by the slot of the key, too, whatever its route is.
+func TestSlot(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	b.Exchange(t, "events", "topic")
+	b.Queue(t, "q", nil)
+	b.Bind(t, "q", "holdfast.slot.8", "events")
+	p := running(t, b.Dial, outboxamqp.Config{Exchange: "events"})
+	for key, routed := range map[string]bool{"customer-7": true, "customer-8": false, "": false} {
+		m := message(t, "order.placed")
+		m.Key = key
+		m.Headers = map[string]string{"CC": "of the sender"}
+		if key == "" {
+			m.Headers = nil
+		}
+		if err := publish(t, p, m); (err == nil) != routed {
+			t.Errorf("key %q: %v", key, err)
+		}
+	}
+	if d := b.Take(t, "q", 1, testenv.Patience)[0]; d.RoutingKey != "order.placed" || d.Headers["holdfast-key"] != "customer-7" {
+		t.Errorf("%+v", d)
 	}
 }
 

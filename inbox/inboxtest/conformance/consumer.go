@@ -47,8 +47,8 @@ type ConsumerBackend struct {
 	Bubble bool
 	// Ordered says that the fixtures' sources are exclusive: the tests of order run, and no others.
 	Ordered bool
-	// Partitioned says that the fixtures' queue is split: the tests of parked keys, which it excludes,
-	// do not run.
+	// Partitioned says that the fixtures' queue is split: the tests of parked keys and of keys by a
+	// function, which that excludes, do not run.
 	Partitioned bool
 	// New returns a fresh fixture.
 	New func(t *testing.T) ConsumerFixture
@@ -62,7 +62,7 @@ func TestConsumer(t *testing.T, b ConsumerBackend) {
 	}
 	if b.Ordered && !b.Partitioned {
 		tests = maps.Clone(tests)
-		maps.Copy(tests, parkedTests)
+		maps.Copy(tests, wholeTests)
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -138,13 +138,14 @@ var orderTests = map[string]func(*testing.T, ConsumerFixture){
 	"an outage keeps the order":         testOrderOutage,
 	"order when connections are cut":    testOrderCut,
 	"order over several consumers":      testOrderOverConsumers,
-	"key by a function":                 testOrderKeyFunction,
 	"order over the end of a consumer":  testOrderOverEnd,
 	"a crash suspect keeps the order":   testOrderSuspect,
 	"order with the limit of a handler": testOrderHandlerLimit,
 }
 
-var parkedTests = map[string]func(*testing.T, ConsumerFixture){
+// wholeTests are those of a queue that is not split.
+var wholeTests = map[string]func(*testing.T, ConsumerFixture){
+	"key by a function":               testOrderKeyFunction,
 	"a parked key":                    testOrderParked,
 	"parked keys over consumers":      testOrderParkedOften,
 	"parked keys and cut connections": testOrderParkedThroughCuts,
