@@ -29,6 +29,10 @@ type MiddlewareConfig struct {
 	// Optional lets requests without a key pass untouched. Default: they are refused
 	// with 400.
 	Optional bool
+	// ParseKey reads the header Idempotency-Key: ParseKey, ParseUUID, ParseOpaque, or a
+	// function that returns what one of them returns, such as for UUIDs of version 7 alone.
+	// Default: ParseKey.
+	ParseKey func(header string) (Key, error)
 	// FingerprintParts adds to the fingerprint, such as the user in a global scope. All
 	// callers without a user are one caller. It may read the body. Optional.
 	FingerprintParts func(r *http.Request) []string
@@ -72,6 +76,9 @@ const defaultMaxBytes = 1 << 20
 func (c MiddlewareConfig) withDefaults() MiddlewareConfig {
 	if c.Methods == nil {
 		c.Methods = []string{http.MethodPost, http.MethodPut, http.MethodPatch}
+	}
+	if c.ParseKey == nil {
+		c.ParseKey = ParseKey
 	}
 	if c.FailOpen == nil {
 		c.FailOpen = func(*http.Request) bool { return false }

@@ -15,8 +15,14 @@
 //
 // # Keys
 //
-// A key is a UUID v4 in 32 lowercase hex digits. A UUID as uuidgen prints it, with
-// hyphens, is refused: `uuidgen | tr -d - | tr A-F a-f` prints a key, and so does
+// A key is a UUID v4 in 32 lowercase hex digits, quoted or not. A UUID as uuidgen prints it,
+// with hyphens, is refused, unless MiddlewareConfig.ParseKey is another grammar:
+//
+//	ParseKey     the default
+//	ParseUUID    a UUID of any version in any usual form; all forms of one are one key
+//	ParseOpaque  1 to 255 visible characters, quoted or not, kept as their hash
+//
+// `uuidgen | tr -d - | tr A-F a-f` prints a key for each of them, and so does
 // [NewKey]. [RequireKey] in front of a rate limit refuses a malformed key before the
 // request is charged.
 //
@@ -35,7 +41,7 @@
 // # Answers of the middleware
 //
 //	400 IDEMPOTENCY_KEY_REQUIRED        the request needs a key, there is none
-//	400 IDEMPOTENCY_KEY_INVALID         not a key (see ParseKey), or several
+//	400 IDEMPOTENCY_KEY_INVALID         not a key (see MiddlewareConfig.ParseKey), or several
 //	409 IDEMPOTENCY_KEY_IN_USE          in progress; Retry-After is the lease left
 //	409 IDEMPOTENCY_RESULT_UNAVAILABLE  it ran, its response could not be kept
 //	413 REQUEST_TOO_LARGE               the body is above the limit

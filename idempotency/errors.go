@@ -10,9 +10,6 @@ import (
 	"github.com/holdfast-go/holdfast/internal/problem"
 )
 
-// aKey says what a key is to those who have sent none.
-const aKey = "a UUID v4 in lowercase and without hyphens, such as a0eebc999c0b4ef8bb6d6bb9bd380a11."
-
 // The errors that reach clients have the methods Code and HTTPStatus, and RetryAfter.
 var (
 	// ErrKeyInvalid says that a text is not an idempotency key:
@@ -91,13 +88,6 @@ func (e *inUseError) Is(target error) bool { return target == ErrKeyInUse }
 
 // Refusals of the middleware that no caller of this package sees.
 var (
-	errKeyRequired error = &problem.Error{
-		Text: "idempotency: no key",
-		Problem: problem.Problem{
-			Status: http.StatusBadRequest, Code: "IDEMPOTENCY_KEY_REQUIRED",
-			Detail: "This request needs the header Idempotency-Key: " + aKey,
-		},
-	}
 	errBodyTooLarge error = &problem.Error{
 		Text:    "idempotency: request body is too large",
 		Problem: problem.Problem{Status: http.StatusRequestEntityTooLarge, Code: "REQUEST_TOO_LARGE"},

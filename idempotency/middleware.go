@@ -44,7 +44,7 @@ func NewMiddleware(store driver.Store, scope func(*http.Request) (string, error)
 	}
 	seldom := &telemetry.SeldomEach{}
 	return func(next http.Handler) http.Handler {
-		m := &middleware{store: store, scope: scope, cfg: cfg, meter: meter, seldom: seldom, next: next}
+		m := &middleware{store: store, scope: scope, cfg: cfg, keys: newKeyReader(cfg.ParseKey), meter: meter, seldom: seldom, next: next}
 		m.passed = inctx.Passed{MaxRequestBytes: cfg.MaxRequestBytes, Keep: cfg.Keep}
 		m.onLost = m.lost
 		return m
@@ -55,6 +55,7 @@ type middleware struct {
 	store  driver.Store
 	scope  func(*http.Request) (string, error)
 	cfg    MiddlewareConfig
+	keys   keyReader
 	meter  *meter
 	seldom *telemetry.SeldomEach // a line of log a while for each kind of fault
 	next   http.Handler
@@ -89,7 +90,7 @@ func (m *middleware) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // read takes the claim from the request, whose body stays readable: Scope and
 // FingerprintParts may read it, too, as http.Request.FormValue does.
 func (x *exchange) read() error {
-	key, err := keyFrom(x.r.Header)
+	key, err := x.m.keys.read(x.r.Header[Header])
 	if err != nil {
 		return err
 	}
@@ -118,18 +119,6 @@ func (x *exchange) read() error {
 	version, digits := sum.OfRequest(x.r, data, parts, cfg.CanonicalJSON)
 	x.claim = driver.NewClaim(driver.Key(key), driver.Fingerprint{Version: version, Sum: digits})
 	return nil
-}
-
-// keyFrom refuses a header that is there twice: two readers of the request
-// might take two different keys from it.
-func keyFrom(h http.Header) (Key, error) {
-	switch values := h[Header]; len(values) {
-	case 0:
-		return "", errKeyRequired
-	case 1:
-		return ParseKey(values[0])
-	}
-	return "", ErrKeyInvalid
 }
 
 // ask begins the claim, in the store or in what stands behind it.

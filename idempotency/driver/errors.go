@@ -14,11 +14,10 @@ const CodeStoreUnavailable = "IDEMPOTENCY_STORE_UNAVAILABLE"
 var (
 	// ErrKeyInvalid is idempotency.ErrKeyInvalid.
 	ErrKeyInvalid error = &problem.Error{
-		Text: "idempotency: key is not a UUID v4 in 32 lowercase hex digits, without hyphens",
+		Text: "idempotency: key is invalid",
 		Problem: problem.Problem{
 			Status: http.StatusBadRequest, Code: "IDEMPOTENCY_KEY_INVALID",
-			Detail: "The header Idempotency-Key must be there once: " +
-				"a UUID v4 in lowercase and without hyphens, such as a0eebc999c0b4ef8bb6d6bb9bd380a11.",
+			Detail: "The header Idempotency-Key must be there once, in the form that this service asks for.",
 		},
 	}
 	// ErrLeaseLost is idempotency.ErrLeaseLost: the token does not hold the key.

@@ -6,8 +6,7 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/internal/keys"
 )
 
-// Key is an idempotency.Key: 32 hex digits, alone or below a scope. It logs as a
-// short hash.
+// Key is an idempotency.Key, which is at most 195 bytes long. It logs as a short hash.
 type Key string
 
 // Validate returns ErrKeyInvalid unless k is safe in the name of a record.

@@ -7,8 +7,8 @@
 //
 // The braces stand for the key here; they are written literally only where a
 // cluster needs them as a hash tag (see Config.HashTag). A key of
-// idempotency.GlobalScope is its 32 hex digits, one of another scope has the
-// form @scope:digits.
+// idempotency.GlobalScope is its 32 hex digits, or ~ and a SHA-256 for an opaque
+// one; one of another scope has that after @scope: instead.
 //
 // The lock is set only where there is none, for 30 s, together with a hash whose
 // status is processing and which ends with it. In the step that deletes the lock

@@ -218,7 +218,10 @@ func testRetention(t *testing.T, store driver.Store, retention time.Duration) {
 
 func testScopes(t *testing.T, store driver.Store) {
 	key := idempotency.NewKey()
+	opaque, err := idempotency.ParseOpaque(`{lock}:@a\"` + string(key))
+	must(t, "ParseOpaque", err)
 	for _, k := range []idempotency.Key{
+		opaque, opaque.In("a"),
 		key, key.In("a"), key.In("b"), key.In("lock"), key.In("a:b"), key.In("{a}"), key.In("\x00 ü%41"),
 		key.In(string(bytes.Repeat([]byte("long"), 1000))),
 	} {
@@ -227,7 +230,7 @@ func testScopes(t *testing.T, store driver.Store) {
 }
 
 func testMalformedKey(t *testing.T, store driver.Store) {
-	for _, key := range []idempotency.Key{"", "x", "{}", "@a:b", "A0EEBC999C0B4EF8BB6D6BB9BD380A11"} {
+	for _, key := range []idempotency.Key{"", "x", "{}", "@a:b", "@a", "@a:", "~", "~b", "@{:a0eebc999c0b4ef8bb6d6bb9bd380a11", "A0EEBC999C0B4EF8BB6D6BB9BD380A11"} {
 		_, err := store.Begin(t.Context(), driver.NewClaim(driver.Key(key), driver.FingerprintOf()))
 		if !errors.Is(err, idempotency.ErrKeyInvalid) {
 			t.Errorf("Begin(%q) = %v; want ErrKeyInvalid", key, err)

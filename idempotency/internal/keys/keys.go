@@ -1,4 +1,4 @@
-// Package keys knows the grammar of idempotency keys.
+// Package keys knows the grammars of idempotency keys, and the form in which they are kept.
 package keys
 
 import (
@@ -9,41 +9,30 @@ import (
 )
 
 const (
-	// Length is that of a key without a scope.
+	// Length is that of a UUID as it is kept.
 	Length = 32
 	// maxScopeLength bounds the readable form of a scope; longer ones are hashed.
 	maxScopeLength = 128
 )
 
-// Is reports whether s is a key without a scope.
-func Is(s string) bool {
-	if len(s) != Length || s[12] != '4' || strings.IndexByte("89ab", s[16]) < 0 {
-		return false
-	}
-	for i := range len(s) {
-		if c := s[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
-			return false
-		}
-	}
-	return true
-}
+// Is reports whether s is a UUID v4 in the form in which it is kept.
+func Is(s string) bool { return digits(s) && s[12] == '4' }
 
-// Valid reports whether key is one, alone or below a scope.
+// Valid reports whether key is in the form in which keys are kept, alone or below a scope.
 func Valid(key string) bool {
-	if !Is(bare(key)) {
+	scope, rest := cut(key)
+	if !digits(rest) && !isHash(rest) {
 		return false
 	}
-	scope := strings.TrimSuffix(key, bare(key))
-	if scope == "" {
-		return true
-	}
-	inner, ok := strings.CutPrefix(scope, "@")
-	inner, ok2 := strings.CutSuffix(inner, ":")
-	return ok && ok2 && len(inner) <= maxScopeLength && !strings.ContainsFunc(inner, notInScope)
+	inner, scoped := strings.CutPrefix(scope, "@")
+	return !scoped || len(inner) <= maxScopeLength && !strings.ContainsFunc(inner, notInScope)
 }
 
 // In returns the key below a scope. A key that is in one already is moved.
-func In(key, scope string) string { return "@" + encodeScope(scope) + ":" + bare(key) }
+func In(key, scope string) string {
+	_, rest := cut(key)
+	return "@" + encodeScope(scope) + ":" + rest
+}
 
 // Hash returns what a log shows of a key.
 func Hash(key string) string {
@@ -59,11 +48,13 @@ func Child(key, name string) string {
 	return hex.EncodeToString(id)
 }
 
-func bare(key string) string {
-	if len(key) <= Length {
-		return key
+// cut returns the scope with its mark, or nothing, and the rest of the key.
+func cut(key string) (scope, rest string) {
+	if !strings.HasPrefix(key, "@") {
+		return "", key
 	}
-	return key[len(key)-Length:]
+	scope, rest, _ = strings.Cut(key, ":")
+	return scope, rest
 }
 
 func encodeScope(scope string) string {
