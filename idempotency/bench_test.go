@@ -39,7 +39,7 @@ func newBench(t testing.TB, protected bool) *bench {
 		_, _ = w.Write(answer)
 	})
 	if protected {
-		protect, err := idempotency.NewMiddleware(idempotencytest.NewStore(), idempotency.GlobalScope, idempotency.MiddlewareConfig{
+		protect, err := idempotency.NewMiddleware(idempotencytest.NewStore(), idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{
 			Logger: slog.New(slog.DiscardHandler),
 		})
 		if err != nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"reflect"
 	"slices"
 
 	"go.opentelemetry.io/otel/metric"
@@ -12,14 +13,33 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/internal/headers"
 )
 
-// errGlobal is how GlobalScope answers; no other scope can be taken for it.
-var errGlobal = errors.New("idempotency: scope is global")
+// How the global scopes answer; no other scope can be taken for one.
+var (
+	errGlobal       = errors.New("idempotency: scope is global")
+	errGlobalUnsafe = errors.New("idempotency: scope is global, whoever calls")
+)
 
 // GlobalScope is the scope of a service whose keys are unique among all its
 // callers: stores then see the literal key. Two callers who send the same key
-// would share its answer, so put the caller into MiddlewareConfig.FingerprintParts:
-// the second one is then refused with 422.
+// would share its answer, so MiddlewareConfig.FingerprintParts must hold the caller:
+// the second one is then refused with 422. Without FingerprintParts it is refused
+// by NewMiddleware.
 func GlobalScope(*http.Request) (string, error) { return "", errGlobal }
+
+// UnsafeGlobalScope is GlobalScope with or without FingerprintParts: whoever sends a
+// key of somebody else, with the same request, gets that answer. It is right where
+// there is one caller alone.
+func UnsafeGlobalScope(*http.Request) (string, error) { return "", errGlobalUnsafe }
+
+// errUnsafe refuses a GlobalScope that shares answers among callers.
+var errUnsafe = errors.New("idempotency: GlobalScope needs FingerprintParts with the caller in them: " +
+	"without, whoever sends a key of somebody else gets that answer (UnsafeGlobalScope, where this is right)")
+
+// isGlobalScope knows GlobalScope itself; a function that calls it is found out by
+// what it returns.
+func isGlobalScope(scope func(*http.Request) (string, error)) bool {
+	return reflect.ValueOf(scope).Pointer() == reflect.ValueOf(GlobalScope).Pointer()
+}
 
 // MiddlewareConfig configures NewMiddleware. The zero value is usable.
 type MiddlewareConfig struct {
@@ -82,9 +102,6 @@ func (c MiddlewareConfig) withDefaults() MiddlewareConfig {
 	}
 	if c.FailOpen == nil {
 		c.FailOpen = func(*http.Request) bool { return false }
-	}
-	if c.FingerprintParts == nil {
-		c.FingerprintParts = func(*http.Request) []string { return nil }
 	}
 	if c.Keep == nil {
 		c.Keep = defaultKeep

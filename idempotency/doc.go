@@ -7,7 +7,8 @@
 //
 // The scope (caller) keeps the keys of one caller apart from those of another. With
 // [GlobalScope] the caller must be in FingerprintParts: without either, whoever
-// sends a key of somebody else gets that answer.
+// sends a key of somebody else gets that answer, so NewMiddleware refuses it
+// ([UnsafeGlobalScope] where there is one caller alone).
 //
 // Work that does not come over HTTP calls [Do]. The store is Postgres, alone or behind
 // Redis (idempotencypgx), Redis (idempotencyredis) or memory (idempotencytest). Who

@@ -41,7 +41,7 @@ func TestLogOfAnOutage(t *testing.T) {
 			var out bytes.Buffer
 			cfg := tt.cfg
 			cfg.Logger = slog.New(slog.NewTextHandler(&out, nil))
-			scope := idempotency.GlobalScope
+			scope := idempotency.UnsafeGlobalScope
 			if name == "scope" {
 				scope = func(*http.Request) (string, error) { return "", errors.New("no user") }
 			}

@@ -25,12 +25,16 @@ const Header = "Idempotency-Key"
 // scope returns the part of the world in which the request's key is unique: the
 // tenant, the user, the API client. A key of one scope is never confused with the same key of
 // another. An empty scope without an error is refused, since it is most often a
-// user that was not authenticated; see GlobalScope. It may read the body.
+// user that was not authenticated; see GlobalScope,
+// which needs FingerprintParts. It may read the body.
 func NewMiddleware(store driver.Store, scope func(*http.Request) (string, error), cfg MiddlewareConfig) (func(http.Handler) http.Handler, error) {
 	cfg = cfg.withDefaults()
 	err := cfg.validate()
-	if scope == nil {
+	switch {
+	case scope == nil:
 		err = errors.Join(errors.New("idempotency: scope is nil: GlobalScope or a function of the request is needed"), err)
+	case isGlobalScope(scope) && cfg.FingerprintParts == nil:
+		err = errors.Join(errUnsafe, err)
 	}
 	if store == nil {
 		err = errors.Join(errors.New("idempotency: store is nil"), err)
@@ -106,6 +110,9 @@ func (x *exchange) read() error {
 	scope, err := x.m.scope(x.r)
 	x.body.Reset(data)
 	switch {
+	case errors.Is(err, errGlobalUnsafe):
+	case errors.Is(err, errGlobal) && cfg.FingerprintParts == nil:
+		return fmt.Errorf("%w: %w", errScope, errUnsafe)
 	case errors.Is(err, errGlobal):
 	case err != nil:
 		return fmt.Errorf("%w: %w", errScope, err)
@@ -114,8 +121,11 @@ func (x *exchange) read() error {
 	default:
 		key = key.In(scope)
 	}
-	parts := cfg.FingerprintParts(x.r)
-	x.body.Reset(data)
+	var parts []string
+	if cfg.FingerprintParts != nil {
+		parts = cfg.FingerprintParts(x.r)
+		x.body.Reset(data)
+	}
 	version, digits := sum.OfRequest(x.r, data, parts, cfg.CanonicalJSON)
 	x.claim = driver.NewClaim(driver.Key(key), driver.Fingerprint{Version: version, Sum: digits})
 	return nil

@@ -20,7 +20,7 @@ import (
 
 func protect(t *testing.T, store driver.Store, cfg idempotency.MiddlewareConfig, fn http.HandlerFunc) http.Handler {
 	t.Helper()
-	return protectIn(t, idempotency.GlobalScope, store, cfg, fn)
+	return protectIn(t, idempotency.UnsafeGlobalScope, store, cfg, fn)
 }
 
 func protectIn(t *testing.T, scope func(*http.Request) (string, error), store driver.Store, cfg idempotency.MiddlewareConfig, fn http.HandlerFunc) http.Handler {

@@ -196,7 +196,7 @@ func TestLeaseLostIsLogged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
 		store := &faulty{Store: idempotencytest.NewStore(), extend: func() error { return idempotency.ErrLeaseLost }}
-		protect, err := idempotency.NewMiddleware(store, idempotency.GlobalScope, idempotency.MiddlewareConfig{
+		protect, err := idempotency.NewMiddleware(store, idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{
 			Logger: slog.New(slog.NewTextHandler(&out, nil)),
 		})
 		if err != nil {

@@ -20,7 +20,7 @@ import (
 func TestAloneInUse(t *testing.T) {
 	t.Parallel()
 	store := newAlone(t, newPool(t), idempotencypgx.Config{})
-	protect, err := idempotency.NewMiddleware(store, idempotency.GlobalScope, idempotency.MiddlewareConfig{})
+	protect, err := idempotency.NewMiddleware(store, idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}

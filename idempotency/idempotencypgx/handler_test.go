@@ -34,7 +34,7 @@ func handle(t *testing.T, faults []txretrytest.Fault, work func(context.Context,
 	if err != nil {
 		t.Fatal(err)
 	}
-	protect, err := idempotency.NewMiddleware(store, idempotency.GlobalScope, idempotency.MiddlewareConfig{Optional: true, Logger: logger})
+	protect, err := idempotency.NewMiddleware(store, idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{Optional: true, Logger: logger})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -100,7 +100,7 @@ func TestHungServer(t *testing.T) {
 	opts.ContextTimeoutEnabled = true
 	client := redis.NewClient(opts)
 	defer func() { _ = client.Close() }()
-	protect, err := idempotency.NewMiddleware(newStore(t, client, idempotencyredis.Config{}), idempotency.GlobalScope, idempotency.MiddlewareConfig{
+	protect, err := idempotency.NewMiddleware(newStore(t, client, idempotencyredis.Config{}), idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{
 		Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {

@@ -20,7 +20,7 @@ type service struct {
 
 func newService(t *testing.T, store driver.Store, cfg idempotency.MiddlewareConfig, fn http.HandlerFunc) *service {
 	t.Helper()
-	protect, err := idempotency.NewMiddleware(store, idempotency.GlobalScope, cfg)
+	protect, err := idempotency.NewMiddleware(store, idempotency.UnsafeGlobalScope, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -62,7 +62,7 @@ var reply http.Handler = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Re
 })
 
 func behind(store driver.Store, next http.Handler) (http.Handler, error) {
-	protect, err := idempotency.NewMiddleware(store, idempotency.GlobalScope, idempotency.MiddlewareConfig{
+	protect, err := idempotency.NewMiddleware(store, idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{
 		Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {

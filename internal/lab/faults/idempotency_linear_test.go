@@ -170,7 +170,7 @@ func plain(t *testing.T, store driver.Store) http.Handler {
 
 func guarded(t *testing.T, store driver.Store, fn http.HandlerFunc) http.Handler {
 	t.Helper()
-	protect, err := idempotency.NewMiddleware(store, idempotency.GlobalScope, idempotency.MiddlewareConfig{Logger: quiet})
+	protect, err := idempotency.NewMiddleware(store, idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{Logger: quiet})
 	must(t, err)
 	return protect(fn)
 }

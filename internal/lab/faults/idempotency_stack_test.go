@@ -184,7 +184,7 @@ func (downGate) Begin(context.Context, driver.Claim) (driver.BeginResult, error)
 }
 
 func (s *stack) serve(store *idempotencypgx.Store) error {
-	protect, err := idempotency.NewMiddleware(store, idempotency.GlobalScope, idempotency.MiddlewareConfig{Logger: quiet})
+	protect, err := idempotency.NewMiddleware(store, idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{Logger: quiet})
 	if err != nil {
 		return err
 	}
