@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"reflect"
 	"slices"
+	"strings"
 
 	"go.opentelemetry.io/otel/metric"
 
@@ -84,6 +86,9 @@ type MiddlewareConfig struct {
 	// caller's unit of a rate limit back. A replay is work, too: what is given back must
 	// have a bound, as ratelimit.RefundFrom has. Optional.
 	OnReplay func(r *http.Request)
+	// Documentation is the URL of the document that problems link to in their member type,
+	// each at the heading that is its code, in lower case. Default: that of this project.
+	Documentation string
 	// Logger. Default: slog.Default().
 	Logger *slog.Logger
 	// MeterProvider. Default: the global one.
@@ -136,6 +141,9 @@ func (c MiddlewareConfig) validate() error {
 		if headers.Denied(name) {
 			errs = append(errs, fmt.Errorf("idempotency: KeepHeaders: %s must never be replayed", name))
 		}
+	}
+	if u, err := url.Parse(c.Documentation); err != nil || c.Documentation != "" && (u.Host == "" || strings.Contains(c.Documentation, "#")) {
+		errs = append(errs, errors.New("idempotency: Documentation is no absolute URL without a fragment"))
 	}
 	if c.MaxRequestBytes < 0 {
 		errs = append(errs, errors.New("idempotency: MaxRequestBytes is negative"))

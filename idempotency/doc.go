@@ -51,8 +51,8 @@
 //	400 INVALID_REQUEST                 the body broke off
 //	500 INTERNAL                        the scope failed; the log says why
 //
-// They are application/problem+json with these words in the member code; the errors of
-// this package carry the same code and status.
+// They are application/problem+json with these words in the member code, and a link to
+// what they mean in type (MiddlewareConfig.Documentation); the errors of this package carry the same code and status.
 //
 // A request is the same request when its fingerprint is: method, path as the client sent
 // it, sorted query, media type, what FingerprintParts adds, and the body. The host is no

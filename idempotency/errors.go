@@ -103,10 +103,11 @@ var (
 )
 
 // refuse answers a request that goes no further.
-func refuse(w http.ResponseWriter, err error) {
+func (c *MiddlewareConfig) refuse(w http.ResponseWriter, err error) {
 	p, _ := problem.Of(err)
 	if errors.Is(err, ErrStoreUnavailable) { // whatever the store's own error says
 		p, _ = problem.Of(ErrStoreUnavailable)
 	}
+	p.Document(c.Documentation)
 	problem.Write(w, p)
 }

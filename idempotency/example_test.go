@@ -41,7 +41,7 @@ func ExampleNewMiddleware() {
 	// Output:
 	// 201 replayed="" payment 1
 	// 201 replayed="true" payment 1
-	// 422 replayed="" {"code":"IDEMPOTENCY_KEY_REUSED","detail":"This Idempotency-Key was used for another request. Use a new key.","status":422,"title":"Unprocessable Entity","type":"about:blank"}
+	// 422 replayed="" {"code":"IDEMPOTENCY_KEY_REUSED","detail":"This Idempotency-Key was used for another request. Use a new key.","status":422,"title":"Unprocessable Entity","type":"https://github.com/holdfast-go/holdfast/blob/main/examples/guides/problems.md#idempotency_key_reused"}
 }
 
 // Work that does not come over HTTP.

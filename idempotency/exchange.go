@@ -95,7 +95,7 @@ func (x *exchange) sendSettled(s *settlement) {
 		x.rec.rewind()
 		x.answer(s.record)
 	case s.record.Response.Unavailable() && x.rec.status == 0: // it was left to the middleware, which does not have it
-		refuse(x.w, ErrResultUnavailable)
+		x.m.cfg.refuse(x.w, ErrResultUnavailable)
 	case s.record.Response.Unavailable():
 		x.rec.send()
 	default:
@@ -126,5 +126,5 @@ func (x *exchange) refuse(err error) {
 		x.log("idempotency: scope failed", err)
 	}
 	x.result, x.err = resultOf(err), err
-	refuse(x.w, err)
+	x.m.cfg.refuse(x.w, err)
 }

@@ -49,7 +49,7 @@ func NewMiddleware(store driver.Store, scope func(*http.Request) (string, error)
 	seldom := &telemetry.SeldomEach{}
 	return func(next http.Handler) http.Handler {
 		m := &middleware{store: store, scope: scope, cfg: cfg, keys: newKeyReader(cfg.ParseKey), meter: meter, seldom: seldom, next: next}
-		m.passed = inctx.Passed{MaxRequestBytes: cfg.MaxRequestBytes, Keep: cfg.Keep}
+		m.passed = inctx.Passed{MaxRequestBytes: cfg.MaxRequestBytes, Keep: cfg.Keep, Documentation: cfg.Documentation}
 		m.onLost = m.lost
 		return m
 	}, nil
@@ -75,6 +75,7 @@ func (m *middleware) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	x := &exchange{m: m, w: w, r: r, came: time.Now(), result: resultInvalid}
 	x.store, x.keep, x.maxBytes, x.onLost = m.store, m.cfg.Keep, m.cfg.MaxResponseBytes, m.onLost
+	x.docs = m.cfg.Documentation
 	defer x.done()
 	if err := x.read(); err != nil {
 		x.refuse(err)

@@ -229,12 +229,12 @@ func TestMiddlewareConfig(t *testing.T) {
 	t.Parallel()
 	_, err := idempotency.NewMiddleware(nil, nil, idempotency.MiddlewareConfig{
 		KeepHeaders:     []string{"Set-Cookie"},
-		MaxRequestBytes: -1, MaxResponseBytes: -1,
+		MaxRequestBytes: -1, MaxResponseBytes: -1, Documentation: "/docs",
 	})
 	if err == nil {
 		t.Fatal("no error")
 	}
-	for _, field := range []string{"store", "scope", "KeepHeaders", "MaxRequestBytes", "MaxResponseBytes"} {
+	for _, field := range []string{"store", "scope", "KeepHeaders", "MaxRequestBytes", "MaxResponseBytes", "Documentation"} {
 		if !strings.Contains(err.Error(), field) {
 			t.Errorf("error does not name %s: %v", field, err)
 		}

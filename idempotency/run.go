@@ -21,6 +21,7 @@ type run struct {
 	maxBytes int                   // of a kept response
 	lease    time.Duration
 	onLost   func(*run) // optional
+	docs     string     // what problems link to; empty: that of this project
 
 	work    lazyContext // of the work
 	first   lazyContext // of Begin
@@ -161,6 +162,9 @@ type settlement struct {
 	record   driver.BeginResult
 	replayed bool
 }
+
+// Documentation is for inctx.Documentation.
+func (r *run) Documentation() string { return r.docs }
 
 // Claim implements driver.Holder.
 func (r *run) Claim() driver.Claim { return r.claim }

@@ -148,8 +148,8 @@ func (h *handler) undecided(w http.ResponseWriter, r *http.Request, err error) {
 
 func writeDenied(w http.ResponseWriter, d Decision) {
 	p, _ := problem.Of(d.Err())
-	p.Title = "Too many requests."
-	p.Extra = map[string]any{"type": quotaExceeded, "violated-policies": d.violated()}
+	p.Type, p.Title = quotaExceeded, "Too many requests."
+	p.Extra = map[string]any{"violated-policies": d.violated()}
 	problem.Write(w, p)
 }
 

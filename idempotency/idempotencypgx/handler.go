@@ -117,5 +117,6 @@ func (s *Store) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if !known && r.Context().Err() == nil { // else the client has gone, which is no fault
 		s.log(r.Context(), "idempotencypgx: request failed", err)
 	}
+	p.Document(inctx.Documentation(r.Context()))
 	problem.Write(w, p)
 }

@@ -101,6 +101,33 @@ func TestHandlerAnswersErrors(t *testing.T) {
 	}
 }
 
+// The problems of the handler link to the document of the middleware.
+func TestHandlerLinksToDocumentation(t *testing.T) {
+	t.Parallel()
+	store, err := idempotencytest.New(txretrytest.New(txretrytest.Config{}), idempotencypgx.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for document, want := range map[string]string{
+		"":                         "https://github.com/holdfast-go/holdfast/blob/main/examples/guides/problems.md#not_committed",
+		"https://example.com/docs": "https://example.com/docs#not_committed",
+	} {
+		cfg := idempotency.MiddlewareConfig{Optional: true, Documentation: document}
+		protect, err := idempotency.NewMiddleware(store, idempotency.UnsafeGlobalScope, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := handled{Handler: protect(store.Handler(func(context.Context, pgx.Tx, *http.Request) (idempotency.Response, error) {
+			return idempotency.Response{}, idempotencypgx.ErrNotCommitted
+		}))}
+		for _, key := range []string{goodKey, ""} {
+			if rec := h.post(key, ""); !strings.Contains(rec.Body.String(), `"type":"`+want+`"`) {
+				t.Errorf("key %q: %s; want type %s", key, rec.Body, want)
+			}
+		}
+	}
+}
+
 // Nothing runs unprotected because the middleware was forgotten.
 func TestHandlerWithoutMiddleware(t *testing.T) {
 	t.Parallel()

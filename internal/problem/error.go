@@ -30,6 +30,10 @@ func (e *Error) RetryAfter() time.Duration { return e.Problem.RetryAfter }
 // Detail says what to do.
 func (e *Error) Detail() string { return e.Problem.Detail }
 
+// documented is met by Error alone, and by what embeds it: the codes of others are not in
+// the documentation of this project.
+func (e *Error) documented() {}
+
 // coded is an error with a code: ours, or one of a user.
 type coded interface {
 	error
@@ -38,7 +42,8 @@ type coded interface {
 }
 
 // Of returns the problem of the first error in err's tree that has the methods Code
-// and HTTPStatus; RetryAfter and Detail count if it has them. false: there is none, or
+// and HTTPStatus; RetryAfter and Detail count if it has them. Of an [Error], and of what embeds
+// one, the type links to its documentation. false: there is none, or
 // its status is not one of an error, and the problem is that of an internal error.
 func Of(err error) (Problem, bool) {
 	known, ok := errors.AsType[coded](err)
@@ -48,6 +53,9 @@ func Of(err error) (Problem, bool) {
 	p := Problem{Status: known.HTTPStatus(), Code: known.Code()}
 	if waits, ok := known.(interface{ RetryAfter() time.Duration }); ok {
 		p.RetryAfter = waits.RetryAfter()
+	}
+	if _, ours := known.(interface{ documented() }); ours {
+		p.Type = Link(documentation, p.Code)
 	}
 	if told, ok := known.(interface{ Detail() string }); ok {
 		p.Detail = told.Detail()

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -13,6 +14,8 @@ import (
 type Problem struct {
 	// Status is the HTTP status.
 	Status int
+	// Type is the URI that names this kind of problem. Empty: about:blank.
+	Type string
 	// Code is the stable word that programs compare, such as RATE_LIMITED.
 	Code string
 	// Title is one sentence for people. Empty means the status's own text.
@@ -26,12 +29,30 @@ type Problem struct {
 	Extra map[string]any
 }
 
+// documentation has a heading for each code.
+const documentation = "https://github.com/holdfast-go/holdfast/blob/main/examples/guides/problems.md"
+
+// Link returns the place in a document whose heading is the code, as Markdown renderers
+// write it.
+func Link(document, code string) string { return document + "#" + strings.ToLower(code) }
+
+// Document has the type of a problem of this project be in another document. Empty: it
+// stays.
+func (p *Problem) Document(document string) {
+	if document != "" && strings.HasPrefix(p.Type, documentation) {
+		p.Type = Link(document, p.Code)
+	}
+}
+
 // Write sends p as application/problem+json.
 func Write(w http.ResponseWriter, p Problem) {
 	if p.RetryAfter > 0 {
 		w.Header().Set("Retry-After", RetryAfterSeconds(p.RetryAfter))
 	}
 	members := map[string]any{"type": "about:blank", "status": p.Status, "title": p.Title, "code": p.Code}
+	if p.Type != "" {
+		members["type"] = p.Type
+	}
 	if p.Title == "" {
 		members["title"] = http.StatusText(p.Status)
 	}

@@ -36,6 +36,16 @@ func TestWrite(t *testing.T) {
 	}
 }
 
+func TestWriteType(t *testing.T) {
+	t.Parallel()
+	rec := httptest.NewRecorder()
+	problem.Write(rec, problem.Problem{Status: 409, Code: "BUSY", Type: problem.Link("https://example.com/docs", "STILL_BUSY")})
+	var got map[string]any
+	if err := json.Unmarshal(rec.Body.Bytes(), &got); err != nil || got["type"] != "https://example.com/docs#still_busy" {
+		t.Errorf("%s, %v", rec.Body, err)
+	}
+}
+
 func TestWriteSurvivesWhatJSONCannotHold(t *testing.T) {
 	t.Parallel()
 	rec := httptest.NewRecorder()
