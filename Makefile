@@ -9,7 +9,7 @@ VULN     := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 MODULES  := . examples/quickstart examples/reservation internal/lab
 
 .DEFAULT_GOAL := help
-.PHONY: help test chaos differential cover fuzz lint vuln tidy example
+.PHONY: help test chaos differential interop cover fuzz lint vuln tidy example
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ chaos: ## the fault tests in their long form, ROUNDS (200) kills and as much of 
 differential: ## the tests that compare fakes with servers in their long form, SEQUENCES (40000) random ones each
 	HOLDFAST_FUZZ_SEQUENCES=$(SEQUENCES) $(GO) run ./internal/lab/servers -- $(GO) test -v -count=1 -run='^TestDifferential' -timeout=60m \
 		$$(grep -rl --include='*_test.go' '^func TestDifferential' . | xargs -n1 dirname | sort -u)
+
+interop: ## Symfony Messenger, pika and amqplib against ours, both ways; as root on Debian it installs them. RECORD=1 renews the fixtures
+	@$(GO) run ./internal/lab/interop $(if $(RECORD),-record)
 
 cover: ## test coverage of the packages of the root module, in cover.out
 	$(GO) run ./internal/lab/servers -- $(GO) test -timeout=30m -coverpkg=./... -coverprofile=cover.out ./...

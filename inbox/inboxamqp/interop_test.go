@@ -198,3 +198,53 @@ func TestToSymfony(t *testing.T) {
 		t.Errorf("dead letters %+v, %v", letters, err)
 	}
 }
+
+// recorded is a message of a real Symfony Messenger, as `make interop RECORD=1` has seen it.
+type recorded struct {
+	About      string
+	Properties struct {
+		MessageID   string `json:"message_id"`
+		Type        string
+		ContentType string `json:"content_type"`
+		Timestamp   int64
+	}
+	Headers map[string]any
+	Body    string
+	Want    struct {
+		ID          uuid.UUID
+		Name, Body  string
+		ContentType string `json:"content_type"`
+	}
+}
+
+// What a real Symfony has sent, put back or given up is a message to us: with its class, with the name and
+// the stamps of freyr/message-broker, after its retries and from its failure transport.
+func TestRecorded(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	var got recorder
+	format := symfony.Format{Classes: map[string]string{"order.placed": `App\Message\OrderPlaced`}, IDStamp: `App\Messenger\MessageIdStamp`}
+	consume(t, b, &got, config{Queue: "orders", Symfony: format})
+	paths, err := filepath.Glob("testdata/recorded/*.json")
+	if err != nil || len(paths) < 6 {
+		t.Fatalf("fixtures %v, error %v", paths, err)
+	}
+	for i, path := range paths {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var r recorded
+		if err := json.Unmarshal(text, &r); err != nil {
+			t.Fatalf("%s: %v", path, err)
+		}
+		b.Publish(t, "", "orders", amqp.Publishing{
+			MessageId: r.Properties.MessageID, Type: r.Properties.Type, ContentType: r.Properties.ContentType,
+			Timestamp: time.Unix(r.Properties.Timestamp, 0), Headers: amqpTable(r.Headers), Body: []byte(r.Body),
+		})
+		m := got.await(t, i+1)[i]
+		if m.ID != r.Want.ID || m.Name != r.Want.Name || string(m.Body) != r.Want.Body || m.ContentType != r.Want.ContentType {
+			t.Errorf("%s: %s: received %+v", path, r.About, m)
+		}
+	}
+}

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -132,6 +134,38 @@ func TestSymfonyFormat(t *testing.T) {
 	p.Publish(t.Context(), m, func(err error) { done <- err })
 	if err := <-done; outbox.ClassOf(err) != outbox.Permanent {
 		t.Errorf("a body that is no UTF-8: %v", err)
+	}
+}
+
+// What a real Symfony has sent, put back or given up is a message to us, as `make interop RECORD=1` has
+// seen it.
+func TestRecorded(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t, false)
+	format := symfony.Format{Classes: map[string]string{"order.placed": `App\Message\OrderPlaced`}, IDStamp: `App\Messenger\MessageIdStamp`}
+	paths := must(filepath.Glob("testdata/recorded/*.json"))
+	if len(paths) < 5 {
+		t.Fatalf("fixtures %v", paths)
+	}
+	session := open(t, running(t, newSource(t, f.direct, inboxredis.Config{Symfony: format})), len(paths))
+	for _, path := range paths {
+		var r struct {
+			About  string
+			Fields map[string]any
+			Want   struct {
+				ID          uuid.UUID
+				Name, Body  string
+				ContentType string `json:"content_type"`
+			}
+		}
+		if err := json.Unmarshal(must(os.ReadFile(path)), &r); err != nil {
+			t.Fatalf("%s: %v", path, err)
+		}
+		add(t, f.direct, r.Fields)
+		m := receive(t, session, 1)[0].Message()
+		if m.ID != r.Want.ID || m.Name != r.Want.Name || string(m.Body) != r.Want.Body || m.ContentType != r.Want.ContentType {
+			t.Errorf("%s: %s: received %+v", path, r.About, m)
+		}
 	}
 }
 

@@ -1,0 +1,197 @@
+//go:build interop
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/symfony"
+)
+
+// each runs a test on each broker.
+func each(t *testing.T, run func(t *testing.T, b broker)) {
+	t.Run("RabbitMQ", func(t *testing.T) { run(t, newRabbit(t)) })
+	t.Run("Redis", func(t *testing.T) { run(t, newRedis(t)) })
+}
+
+// Symfony handles what we publish: with its class alone, with a stamp of the application, and with the
+// names and stamps of the library. A header of the user's is there.
+func TestGoToSymfony(t *testing.T) {
+	each(t, func(t *testing.T, b broker) {
+		for name, format := range map[string]symfony.Format{"stock": symfony.Stock(classes), "stamp": stamped(), "library": symfony.Freyr02()} {
+			t.Run(name, func(t *testing.T) {
+				seen := b.tap(t, "orders")
+				m := order("A-1")
+				b.publish(t, format, m)
+				serializer := "json"
+				if name == "library" {
+					serializer = "names"
+				}
+				events := php(t, b, task{"action": "consume", "serializer": serializer, "limit": 1, "seconds": 30})
+				if len(of(events, "handled", "A-1")) != 1 {
+					t.Fatalf("not handled: %+v", events)
+				}
+				got := of(events, "handling", "A-1")[0]
+				if got.Class != classes[m.Name] || got.Total != 4200 {
+					t.Errorf("handled %+v", got)
+				}
+				if b.kind() == "amqp" && (got.MessageID != m.ID.String() || got.Type != m.Name || got.Tenant != "go") {
+					t.Errorf("properties %+v", got)
+				}
+				if (got.Stamp == m.ID.String()) != (format.IDStamp != "") || (got.Name == m.Name) != (format.NameStamp != "") {
+					t.Errorf("stamps %+v", got)
+				}
+				seen()[0].keep(t, b, "outbox", name, "what we publish, and Symfony handled: "+name, want{m.ID, m.Name, string(m.Body), m.ContentType})
+			})
+		}
+	})
+}
+
+// A handler of Symfony fails: its own retries, after their delays, have the message with its id, and so
+// has its failure transport, from where Symfony retries it and where we can read it.
+func TestSymfonyFails(t *testing.T) {
+	each(t, func(t *testing.T, b broker) {
+		again, hopeless := order("fail-1"), order("fail-9")
+		b.publish(t, stamped(), again, hopeless)
+		failed := make(received, 10)
+		b.consume(t, "orders.failed", stamped(), failed.handle)
+		seen := b.tap(t, "orders.failed")
+		events := php(t, b, task{"action": "consume", "serializer": "json", "limit": 2, "seconds": 60})
+		for id, times := range map[string]int{"fail-1": 2, "fail-9": 3} {
+			handling := of(events, "handling", id)
+			if len(handling) != times {
+				t.Errorf("%s was tried %d times, want %d", id, len(handling), times)
+			}
+			for i, e := range handling {
+				m := again
+				if id == "fail-9" {
+					m = hopeless
+				}
+				if e.Retry != i || e.Stamp != m.ID.String() || b.kind() == "amqp" && (e.MessageID != m.ID.String() || e.Tenant != "go") {
+					t.Errorf("attempt %d: %+v", i, e)
+				}
+			}
+		}
+		if len(of(events, "handled", "fail-1")) != 1 || len(of(events, "failed", "fail-9")) != 1 {
+			t.Errorf("ends %+v", events)
+		}
+		if m := failed.next(t); m.ID != hopeless.ID || m.Name != hopeless.Name || string(m.Body) != string(hopeless.Body) {
+			t.Errorf("in the failure transport: %+v", m)
+		}
+		seen()[0].keep(t, b, "inbox", "failed", "in Symfony's failure transport, after its retries",
+			want{hopeless.ID, hopeless.Name, string(hopeless.Body), hopeless.ContentType})
+		events = php(t, b, task{"action": "consume", "from": "orders.failed", "serializer": "json", "limit": 1, "seconds": 30}, "MENDED=1")
+		if len(of(events, "handled", "fail-9")) != 1 {
+			t.Errorf("from the failure transport: %+v", events)
+		}
+	})
+}
+
+// We handle what Symfony sends, also with a delay, and what it sends again after a failure.
+func TestSymfonyToGo(t *testing.T) {
+	for name, tt := range map[string]struct {
+		serializer, stamp string
+		delay             time.Duration
+		amqpOnly          bool // an entry of Symfony's on Redis has no properties
+	}{
+		"stamp":    {serializer: "json", stamp: appStamp},
+		"library":  {serializer: "names", stamp: libraryStamp},
+		"delayed":  {serializer: "json", stamp: appStamp, delay: time.Second},
+		"property": {serializer: "json", amqpOnly: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			each(t, func(t *testing.T, b broker) {
+				if tt.amqpOnly && b.kind() != "amqp" {
+					return
+				}
+				got := make(received, 10)
+				b.consume(t, "orders", stamped(), got.handle)
+				seen := b.tap(t, "orders")
+				id := uuid.Must(uuid.NewV7())
+				message := task{"orderId": name, "total": 4200, "id": id}
+				if tt.stamp != "" {
+					message["stamp"] = tt.stamp
+				}
+				if tt.delay > 0 {
+					message["delay"] = tt.delay.Milliseconds()
+				}
+				begin := time.Now()
+				php(t, b, task{"action": "send", "serializer": tt.serializer, "messages": []task{message}})
+				if b.kind() == "redis" && tt.delay > 0 { // workers of PHP move what is due
+					php(t, b, task{"action": "consume", "serializer": tt.serializer, "limit": 1, "seconds": 30})
+				}
+				m := got.next(t)
+				body := `{"orderId":"` + name + `","total":4200}`
+				if m.ID != id || m.Name != "order.placed" || string(m.Body) != body || m.ContentType != "application/json" {
+					t.Errorf("received %+v", m)
+				}
+				if waited := time.Since(begin); waited < tt.delay {
+					t.Errorf("after %v", waited)
+				}
+				seen()[0].keep(t, b, "inbox", name, "from Symfony: "+name, want{id, "order.placed", body, "application/json"})
+			})
+		})
+	}
+}
+
+// A message that Symfony has put back for a retry is the same to us.
+func TestSymfonyRetryToGo(t *testing.T) {
+	each(t, func(t *testing.T, b broker) {
+		m := order("fail-1")
+		b.publish(t, stamped(), m)
+		php(t, b, task{"action": "consume", "serializer": "json", "limit": 1, "seconds": 30, "once": true})
+		time.Sleep(500 * time.Millisecond) // the retry's delay of 200 ms
+		if b.kind() == "redis" {           // workers of PHP move what is due, and then handle it
+			php(t, b, task{"action": "consume", "serializer": "json", "limit": 1, "seconds": 30})
+		}
+		waiting := b.waiting(t)
+		if len(waiting) == 0 {
+			t.Fatal("there is no retry")
+		}
+		f := waiting[len(waiting)-1]
+		text, _ := json.Marshal(f)
+		if !strings.Contains(string(text), "RedeliveryStamp") {
+			t.Fatalf("the retry is %s", text)
+		}
+		f.keep(t, b, "inbox", "retried", "Symfony sends a failed message again", want{m.ID, m.Name, string(m.Body), m.ContentType})
+		if b.kind() == "redis" {
+			got := make(received, 10)
+			b.consume(t, "orders", stamped(), got.handle)
+			for range 2 {
+				if r := got.next(t); r.ID != m.ID || r.Name != m.Name || string(r.Body) != string(m.Body) {
+					t.Errorf("received %+v", r)
+				}
+			}
+		}
+	})
+}
+
+// Our dead letters are messages that Symfony can read.
+func TestDeadLetterToSymfony(t *testing.T) {
+	each(t, func(t *testing.T, b broker) {
+		var tries atomic.Int64
+		b.consume(t, "orders", stamped(), func(m *inbox.Message) error {
+			if tries.Add(1) < 2 {
+				return errors.New("broken for now")
+			}
+			return inbox.Unrecoverable(errors.New("broken"))
+		})
+		m := order("A-1")
+		b.publish(t, stamped(), m)
+		events := php(t, b, task{"action": "consume", "from": b.dead(), "serializer": "json", "limit": 1, "seconds": 30})
+		if got := of(events, "handling", "A-1"); len(got) != 1 || got[0].Stamp != m.ID.String() || got[0].Class != classes[m.Name] {
+			t.Errorf("PHP reads %+v", events)
+		}
+		if tries.Load() != 2 {
+			t.Errorf("%d attempts", tries.Load())
+		}
+	})
+}
