@@ -23,7 +23,7 @@ type ConsumerConfig struct {
 	// Prefetch is how many messages the broker hands out before they are settled: from
 	// Concurrency to 2000. Default: twice Concurrency times Batch, at most 2000.
 	Prefetch int
-	// HandlerTimeout bounds the work on one message, waiting for a rate limit included. A batch
+	// HandlerTimeout bounds the work on one message, with the wait for a rate limit, which has half of it. A batch
 	// of n messages gets n times as long, together, but no more than a third of the time for
 	// which the broker waits for acknowledgements. The context then ends, and the message has
 	// failed. A handler that has not returned 5 seconds later is reported by the log and by

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -279,6 +281,31 @@ func TestBlocking(t *testing.T) {
 	if f := driver.Classify(err); f.Action != driver.ActionRetry || f.Counted || !f.Unlimited {
 		t.Errorf("a limiter that is down costs the message an attempt: %+v", f)
 	}
+}
+
+// patientWaiter waits for as long as it may.
+type patientWaiter struct{}
+
+func (patientWaiter) Wait(ctx context.Context) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// A wait leaves half of the time to the handler, and its end costs the message nothing.
+func TestBlockingLeavesTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		start := time.Now()
+		_, _, err := inbox.Blocking(patientWaiter{})(ctx, nil)
+		if waited := time.Since(start); waited != 30*time.Second {
+			t.Errorf("waited %v of the minute, want half of it", waited)
+		}
+		if f := driver.Classify(err); f.Action != driver.ActionRetry || f.Counted || !f.Unlimited {
+			t.Errorf("a wait that takes too long costs the message an attempt: %+v", f)
+		}
+	})
 }
 
 func TestMessageValidate(t *testing.T) {

@@ -54,7 +54,8 @@ type Config struct {
 // HandlerConfig configures one handler. The zero value works.
 type HandlerConfig struct {
 	// Waiter blocks the worker before each message, ahead of the Prepare step and of the
-	// transaction. When it fails the message is postponed, uncounted. Optional.
+	// transaction, for at most half of ConsumerConfig.HandlerTimeout; see inbox.Blocking. When it fails
+	// the message is postponed, uncounted. Optional.
 	Waiter inbox.Waiter
 	// Timeout bounds the work on one delivery: the Prepare step and the transaction with
 	// its retries, not the Waiter; in a batch, the Prepare step and each call of the handler.

@@ -48,21 +48,22 @@ func TestProcesses(t *testing.T) {
 		processes, length = 50, 20*time.Second
 	}
 	server := testenv.Private(t, testenv.Redis)
-	tallies := runProcesses(t, processes, server.URL(), length)
+	tallies := runProcesses(t, processes, "TestProcessOfMany", childURL+"="+server.URL(), childLength+"="+length.String())
 	for _, limit := range []ratelimit.Limit{contended, perDay, smooth} {
 		checkTally(t, limit, tallies[limit.Name])
 	}
 }
 
-func runProcesses(t *testing.T, processes int, url string, length time.Duration) map[string]map[int64]tally {
+// runProcesses runs a test of this binary in many processes, with these variables, and adds up their tallies.
+func runProcesses(t *testing.T, processes int, test string, env ...string) map[string]map[int64]tally {
 	t.Helper()
 	var mu sync.Mutex
 	all := map[string]map[int64]tally{}
 	var wg sync.WaitGroup
 	for id := range processes {
 		wg.Go(func() {
-			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestProcessOfMany$", "-test.count=1")
-			cmd.Env = append(os.Environ(), childURL+"="+url, childLength+"="+length.String(), childID+"="+strconv.Itoa(id))
+			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+test+"$", "-test.count=1")
+			cmd.Env = append(append(os.Environ(), env...), childID+"="+strconv.Itoa(id))
 			cmd.Stderr = os.Stderr
 			out, err := cmd.StdoutPipe()
 			if err == nil {
@@ -183,6 +184,12 @@ func TestProcessOfMany(t *testing.T) {
 		})
 	}
 	wg.Wait()
+	write(t, counts)
+}
+
+// write is for read.
+func write(t *testing.T, counts map[string]map[int64]tally) {
+	t.Helper()
 	w := bufio.NewWriter(os.Stdout)
 	for name, byTime := range counts {
 		for at, n := range byTime {
