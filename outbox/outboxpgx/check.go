@@ -15,7 +15,7 @@ import (
 
 const mendMigrate = "call Migrate, or apply the files of Schema"
 
-// Check compares the server with what the outbox needs: tables, columns, indexes and lanes;
+// Check compares the server with what the outbox needs: tables, columns, indexes, lanes and the function;
 // autovacuum, and nothing that keeps it from its work for more than 10 minutes; a clock that agrees
 // with this host's to a second; and, unless Config.PollOnly is set, notifications that arrive. It
 // returns nil where nothing is to be mended. Else Unwrap() []error of the error gives each finding,
@@ -46,6 +46,9 @@ func (s *Store) check(ctx context.Context, conn *pgxpool.Conn, found *check.Find
 	if err := s.checkLanes(ctx, conn, found); err != nil {
 		return err
 	}
+	if err := s.checkFunction(ctx, conn, found); err != nil {
+		return err
+	}
 	if err := s.checkServer(ctx, conn, found); err != nil {
 		return err
 	}
@@ -63,6 +66,15 @@ func (s *Store) checkLanes(ctx context.Context, conn *pgxpool.Conn, found *check
 			"table %s has %d of %d lanes; messages of the others are never published", s.t.lanes, lanes, driver.Lanes)
 	}
 	return nil
+}
+
+func (s *Store) checkFunction(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) error {
+	var exists bool
+	err := conn.QueryRow(ctx, `SELECT to_regproc($1) IS NOT NULL`, s.t.write).Scan(&exists)
+	if err == nil && !exists {
+		found.Add(mendMigrate, "function %s does not exist, by which programs in other languages write", s.t.write)
+	}
+	return err
 }
 
 // checkColumns returns whether all are there.

@@ -54,6 +54,12 @@
 //
 // Nothing is heard of the commit of a raw pgx.Tx or a *sql.Tx: call Store.Wake after it.
 //
+// # Other languages
+//
+// Migrate makes a function holdfast_outbox_write, called after the table, by which programs in any
+// language write messages with the same checks, in a transaction of theirs. Relays find those when they
+// poll. examples/guides/wire.md has its arguments.
+//
 // # Silent connections
 //
 // No call waits for ever for a server that is silent: those of a relay have 5 s at most, the others

@@ -39,7 +39,7 @@ func migrations(schema, table string) (migrate.Set, fs.FS, error) {
 	}
 	set := migrate.Set{
 		Component: "outbox", Files: embedded, Schema: schema,
-		Names: map[string]string{"table": table, "lanes": table + "_lanes", "dead": table + "_dead", "audit": table + "_audit", "dedup": table + "_dedup"},
+		Names: map[string]string{"table": table, "lanes": table + "_lanes", "dead": table + "_dead", "audit": table + "_audit", "dedup": table + "_dedup", "write": table + "_write"},
 	}
 	exported, err := migrate.Export(set)
 	if err != nil {
@@ -48,24 +48,24 @@ func migrations(schema, table string) (migrate.Set, fs.FS, error) {
 	return set, exported, nil
 }
 
-// tables are the qualified and quoted names.
+// tables are the qualified and quoted names, that of the function for other programs among them.
 type tables struct {
-	outbox, lanes, dead, audit, dedup string
+	outbox, lanes, dead, audit, dedup, write string
 }
 
 func tablesOf(schema, table string) (tables, error) {
 	if len(table) > maxTable {
 		return tables{}, fmt.Errorf("outboxpgx: Config.Table: %q is longer than %d characters", table, maxTable)
 	}
-	var names [5]string
-	for i, suffix := range []string{"", "_lanes", "_dead", "_audit", "_dedup"} {
+	var names [6]string
+	for i, suffix := range []string{"", "_lanes", "_dead", "_audit", "_dedup", "_write"} {
 		name, err := sqlident.Qualify(schema, table+suffix)
 		if err != nil {
 			return tables{}, fmt.Errorf("outboxpgx: Config.Schema and Config.Table: %w", err)
 		}
 		names[i] = name
 	}
-	return tables{names[0], names[1], names[2], names[3], names[4]}, nil
+	return tables{names[0], names[1], names[2], names[3], names[4], names[5]}, nil
 }
 
 // explain names tables that were never created.

@@ -62,10 +62,11 @@ func TestCaseOfNames(t *testing.T) {
 func TestCheckFindsWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct{ sql, want string }{
-		"table":  {`DROP TABLE holdfast_outbox_dead`, `"holdfast_outbox_dead" does not exist`},
-		"column": {`ALTER TABLE holdfast_outbox DROP COLUMN last_error`, "last_error"},
-		"index":  {`DROP INDEX holdfast_outbox_held`, "holdfast_outbox_held is missing"},
-		"lanes":  {`DELETE FROM holdfast_outbox_lanes WHERE lane = 3`, "15 of 16 lanes"},
+		"table":    {`DROP TABLE holdfast_outbox_dead`, `"holdfast_outbox_dead" does not exist`},
+		"column":   {`ALTER TABLE holdfast_outbox DROP COLUMN last_error`, "last_error"},
+		"index":    {`DROP INDEX holdfast_outbox_held`, "holdfast_outbox_held is missing"},
+		"function": {`DROP FUNCTION holdfast_outbox_write`, "holdfast_outbox_write\" does not exist"},
+		"lanes":    {`DELETE FROM holdfast_outbox_lanes WHERE lane = 3`, "15 of 16 lanes"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
