@@ -75,16 +75,18 @@ func (s *settings) bindPartitions(conn *amqpconn.Conn) error {
 	if !s.partitioned() {
 		return nil
 	}
-	err := conn.Try(func(ch *amqp.Channel) error {
-		for slot := range partition.Slots {
-			if err := ch.QueueBind(s.partition(slot%s.Partitions), partition.SlotName(slot), s.queue, false, nil); err != nil {
-				return err
-			}
+	for slot := range partition.Slots {
+		if err := bindQueue(conn, s.partition(slot%s.Partitions), partition.SlotName(slot), s.queue); err != nil {
+			return err
 		}
-		return ch.QueueBind(s.partition(0), "", s.slotless(), false, nil)
-	})
+	}
+	return bindQueue(conn, s.partition(0), "", s.slotless())
+}
+
+func bindQueue(conn *amqpconn.Conn, queue, key, exchange string) error {
+	err := conn.Try(func(ch *amqp.Channel) error { return ch.QueueBind(queue, key, exchange, false, nil) })
 	if err != nil {
-		return fmt.Errorf("bindings of the partitions: %w", err)
+		return fmt.Errorf("binding of queue %q to exchange %q: %w", queue, exchange, err)
 	}
 	return nil
 }
