@@ -60,6 +60,7 @@ func TestGoToSymfony(t *testing.T) {
 func TestSymfonyFails(t *testing.T) {
 	each(t, func(t *testing.T, b broker) {
 		again, hopeless := order("fail-1"), order("fail-9")
+		again.Key = "customer-7" // with a key there is a list among the headers
 		b.publish(t, stamped(), again, hopeless)
 		failed := make(received, 10)
 		b.consume(t, "orders.failed", stamped(), failed.handle)

@@ -1,0 +1,140 @@
+//go:build interop
+
+package main
+
+import (
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+	"github.com/holdfast-go/holdfast/symfony"
+)
+
+// languages are those of the peers beside PHP, with Debian's Python.
+var languages = map[string][]string{"python": {"/usr/bin/python3", "python.py"}, "node": {"node", "node.js"}}
+
+// inEach runs a test for each language.
+func inEach(t *testing.T, run func(t *testing.T, name string, program []string)) {
+	for name, program := range languages {
+		t.Run(name, func(t *testing.T) { run(t, name, program) })
+	}
+}
+
+// We handle what others send as examples/guides/wire.md says, with a key also from the partition of its
+// slot.
+func TestLanguagesToGo(t *testing.T) {
+	inEach(t, func(t *testing.T, name string, program []string) {
+		b := newRabbit(t)
+		got := make(received, 100)
+		cfg := consumerConfig()
+		cfg.Ordered = true
+		c, err := inboxamqp.NewConsumer(b.Dial, "partitioned", processor(got.handle), inboxamqp.Config{
+			ConsumerConfig: cfg, Bindings: []inboxamqp.Binding{{Exchange: "orders", Key: "order.*"}}, Classic: true, Partitions: 4,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		start(t, c)
+		var messages []task
+		for _, key := range []string{"", "customer-1", "customer-2", "Kunde Ü", "customer-4"} {
+			m := task{"orderId": "A-" + key, "total": 4200}
+			if key != "" {
+				m["key"] = key
+			}
+			messages = append(messages, m)
+		}
+		plain := make(received, 100)
+		b.consume(t, "orders", symfony.Format{}, plain.handle)
+		events := peer(t, program, task{"action": "send", "dsn": b.URL, "messages": messages})
+		sent := map[string]event{}
+		for _, e := range events {
+			sent[e.MessageID] = e
+		}
+		check := func(m *inbox.Message) {
+			e, known := sent[m.ID.String()]
+			if !known || m.Name != "order.placed" || m.ContentType != "application/json" || m.Headers["tenant"] != name || m.Headers["number"] != "7" ||
+				m.Key != strings.TrimPrefix(e.OrderID, "A-") || !strings.Contains(string(m.Body), `"total":`) {
+				t.Errorf("received %+v of %+v", m, e)
+			}
+		}
+		for range messages {
+			check(plain.next(t))
+		}
+		for range messages { // each once: it is in one partition
+			check(got.next(t))
+		}
+		if len(got) > 0 {
+			t.Errorf("%d too many", len(got))
+		}
+	})
+}
+
+// Others read what we publish.
+func TestGoToLanguages(t *testing.T) {
+	inEach(t, func(t *testing.T, name string, program []string) {
+		b := newRabbit(t)
+		m := order("A-1")
+		m.Key = "customer-7"
+		b.publish(t, symfony.Format{}, m)
+		events := peer(t, program, task{"action": "receive", "dsn": b.URL, "from": "orders.php", "limit": 1})
+		if len(events) != 1 {
+			t.Fatalf("received %+v", events)
+		}
+		e := events[0]
+		if e.MessageID != m.ID.String() || e.Type != m.Name || e.Body != string(m.Body) || e.Headers["tenant"] != "go" || e.Headers["holdfast-key"] != m.Key {
+			t.Errorf("received %+v", e)
+		}
+	})
+}
+
+// What others write into the outbox by the function of the schema a relay of ours publishes, and the
+// others read it; what is wrong is refused where it is written.
+func TestLanguagesWrite(t *testing.T) {
+	inEach(t, func(t *testing.T, name string, program []string) {
+		b := newRabbit(t)
+		pool, schema := pgtest.NewSchema(t)
+		store, err := outboxpgx.New(pool, outboxpgx.Config{Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := store.Migrate(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		written := peer(t, program, task{"action": "write", "postgres": testenv.PostgresURL(t), "schema": schema, "messages": []task{
+			{"name": "order.placed", "orderId": "A-1", "key": "Kunde Ü"}, {"name": "Order.Placed", "orderId": "A-2"}, {"name": "order.placed", "orderId": "A-3"},
+		}})
+		if len(of(written, "written", "A-1"))+len(of(written, "written", "A-3")) != 2 {
+			t.Fatalf("written %+v", written)
+		}
+		if refused := of(written, "refused", "A-2"); len(refused) != 1 || !strings.HasPrefix(refused[0].Error, "22023 outbox: Name") {
+			t.Errorf("refused %+v", refused)
+		}
+		publisher, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Exchange: "orders"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		relay, err := outbox.NewRelay(store, publisher, outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if report, err := relay.Drain(t.Context(), outbox.Bounds{}); err != nil || report.Published != 2 {
+			t.Fatalf("published %+v, %v", report, err)
+		}
+		ids := map[string]event{}
+		for _, e := range peer(t, program, task{"action": "receive", "dsn": b.URL, "from": "orders.php", "limit": 2}) {
+			ids[e.MessageID] = e
+		}
+		for _, e := range written {
+			if got, ok := ids[e.MessageID]; e.Event == "written" && (!ok || got.Type != "order.placed" || got.Headers["tenant"] != name || !strings.Contains(got.Body, e.OrderID)) {
+				t.Errorf("of %+v came %+v", e, got)
+			}
+		}
+	})
+}
