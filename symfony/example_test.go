@@ -18,8 +18,8 @@ func Example() {
 	format := symfony.Stock(map[string]string{"order.placed": `App\Message\OrderPlaced`})
 	format.IDStamp = `App\Messenger\MessageIdStamp` // optional on RabbitMQ, needed on Redis
 
-	sends := outboxamqp.Config{Exchange: "shop", Symfony: format}
-	receives := inboxamqp.Config{Symfony: format}
-	fmt.Println(sends.Symfony.Classes["order.placed"], receives.Symfony.IDStamp)
-	// Output: App\Message\OrderPlaced App\Messenger\MessageIdStamp
+	sends := outboxamqp.Config{Exchange: "shop", Format: format}
+	receives := inboxamqp.Config{Format: format}
+	fmt.Println(sends.Format.Form(), receives.Format.Form())
+	// Output: symfony symfony
 }

@@ -1,10 +1,10 @@
-// Package symfony says how messages look to Symfony Messenger. A [Format] is a setting of the
-// publishers (outboxamqp, outboxredis) and of the consumers (inboxamqp, inboxredis): one value for both
-// sides of a program.
+// Package symfony says how messages look to Symfony Messenger. A [Format] is a value of the setting
+// Config.Format of the publishers (outboxamqp, outboxredis) and of the consumers (inboxamqp, inboxredis):
+// one for both sides of a program.
 //
 //	format := symfony.Stock(map[string]string{"order.placed": `App\Message\OrderPlaced`})
-//	publisher, err := outboxamqp.NewPublisher(dial, outboxamqp.Config{Exchange: "shop", Symfony: format})
-//	consumer, err := inboxamqp.NewConsumer(dial, "billing", books, inboxamqp.Config{Symfony: format})
+//	publisher, err := outboxamqp.NewPublisher(dial, outboxamqp.Config{Exchange: "shop", Format: format})
+//	consumer, err := inboxamqp.NewConsumer(dial, "billing", books, inboxamqp.Config{Format: format})
 //
 // PHP decodes a header for each stamp and refuses the whole message when it does not know the class of
 // one, so no stamp is sent that the Format does not name. What all of it looks like on the wire, and
@@ -43,3 +43,6 @@ func Freyr02() Format {
 func Freyr03() Format {
 	return Format{IDStamp: `Freyr\MessageBroker\Contracts\MessageIdStamp`, NameStamp: `Freyr\MessageBroker\Contracts\MessageNameStamp`}
 }
+
+// Form implements format.Format.
+func (Format) Form() string { return "symfony" }

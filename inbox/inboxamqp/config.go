@@ -7,11 +7,11 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/holdfast-go/holdfast/format"
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 	"github.com/holdfast-go/holdfast/internal/wire"
-	"github.com/holdfast-go/holdfast/symfony"
 )
 
 const component = "inboxamqp"
@@ -38,9 +38,10 @@ type Binding struct {
 type Config struct {
 	inbox.ConsumerConfig
 
-	// Symfony is how messages of a Symfony application look: its classes by the names of messages, and
-	// its stamps. Senders of this module need the same one. Default: see symfony.Format.
-	Symfony symfony.Format
+	// Format is how messages look: a symfony.Format has the classes of a Symfony application by the names
+	// of messages, and its stamps. Senders of this module need the same one. Default: this module's own
+	// form, with what the zero symfony.Format reads.
+	Format format.Format
 	// Bindings are made by Setup, and by nothing else. Optional.
 	Bindings []Binding
 	// Classic has Setup declare classic queues, which are faster and live on one node.
@@ -82,7 +83,7 @@ func newSettings(queue string, p inbox.Processor, cfg Config, t tuning) *setting
 	cfg.ConsumerConfig = driver.ConsumerDefaults(cfg.ConsumerConfig, queue)
 	cfg.Timeout = cmp.Or(cfg.Timeout, 5*time.Second)
 	cfg.Logger = cfg.Logger.With(slog.String("component", component), slog.String("queue", queue))
-	names, _ := wire.NewSymfony(cfg.Symfony) // validate has the error
+	names, _ := wire.NewForm(cfg.Format) // validate has the error
 	s := &settings{
 		Config: cfg, queue: queue, symfony: names, retention: driver.DefaultRetention,
 		confirmTimeout: cmp.Or(t.confirmTimeout, confirmRounds*cfg.Timeout), copies: t.copies,
@@ -114,8 +115,8 @@ func (s *settings) validate() error {
 		fail("the queue is empty, or so long that %d bytes do not hold the names of its retry queues", maxShort)
 	}
 	s.validatePartitions(fail)
-	if _, err := wire.NewSymfony(s.Symfony); err != nil {
-		fail("Config.Symfony: %w", err)
+	if _, err := wire.NewForm(s.Format); err != nil {
+		fail("Config.Format: %w", err)
 	}
 	for i, b := range s.Bindings {
 		if b.Exchange == "" || len(b.Exchange) > maxShort || len(b.Key) > maxShort {

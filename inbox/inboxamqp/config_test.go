@@ -10,10 +10,10 @@ import (
 	"github.com/google/uuid"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/holdfast-go/holdfast/format"
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
-	"github.com/holdfast-go/holdfast/symfony"
 )
 
 // config is all that tests set of a consumer, flat: its queue, its Config, what its processor tells
@@ -34,7 +34,7 @@ type config struct {
 	Bindings                           []inboxamqp.Binding
 	Classic, Ordered                   bool
 	Partitions                         int
-	Symfony                            symfony.Format
+	Format                             format.Format
 	Logger                             *slog.Logger
 
 	Ledger    driver.Ledger // of the processor
@@ -54,7 +54,7 @@ func (c config) public() inboxamqp.Config {
 			TimeLimit: c.TimeLimit, MessageLimit: c.MessageLimit, MemoryLimit: c.MemoryLimit, ShutdownTimeout: c.ShutdownTimeout,
 			Logger: cmp.Or(c.Logger, slog.New(slog.DiscardHandler)), Ordered: c.Ordered,
 		},
-		Bindings: c.Bindings, Classic: c.Classic, Partitions: c.Partitions, Symfony: c.Symfony, Timeout: c.Timeout,
+		Bindings: c.Bindings, Classic: c.Classic, Partitions: c.Partitions, Format: c.Format, Timeout: c.Timeout,
 	}
 }
 

@@ -18,7 +18,7 @@ const maxAttempt = 1_000_000
 // headerContentType is where a Symfony producer says what the body is.
 const headerContentType = "Content-Type"
 
-// arrived is convert for a consumer, by its Config.Symfony. A dead letter that somebody moved back by other means than
+// arrived is convert for a consumer, by its Config.Format. A dead letter that somebody moved back by other means than
 // DeadLetters, such as a shovel, counts as a replay.
 func arrived(d amqp.Delivery, queue string, by *wire.Symfony) *inbox.Message {
 	m := convert(d, queue)
@@ -70,7 +70,7 @@ func contentType(d amqp.Delivery) string {
 	return d.ContentType
 }
 
-// identify reads id and name once more where Config.Symfony says more of them.
+// identify reads id and name once more where Config.Format says more of them.
 func identify(m *inbox.Message, d amqp.Delivery, by *wire.Symfony) {
 	if by.On() {
 		m.ID, m.Name = by.ID(d.MessageId, m.Headers), by.Name(d.Type, m.Headers)

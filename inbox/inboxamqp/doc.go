@@ -153,7 +153,7 @@
 // # Names and limits
 //
 // The name of a message is the property type, else that of a stamp MessageNameStamp of Symfony
-// Messenger, else the header type, and Config.Symfony has names for PHP's classes; its id is the property
+// Messenger, else the header type, and Config.Format has names for PHP's classes; its id is the property
 // message_id, else that of a stamp MessageIdStamp. A body of more than 16 MiB is a dead letter of class validation. Dead letters that
 // were moved back by other means than Replay, a shovel for example, begin anew. Queues are
 // declared by Setup and by nothing else, and those that exist are used as they are. On RabbitMQ 4

@@ -156,8 +156,8 @@ func TestToSymfony(t *testing.T) {
 	b.Bind(t, "php", "order.*", "events")
 	format := symfony.Format{Classes: map[string]string{"order.placed": `App\OrderPlaced`}, IDStamp: `App\Uid`}
 	var got recorder
-	consume(t, b, &got, config{Queue: "go", Symfony: format, Retry: quick, Bindings: []inboxamqp.Binding{{Exchange: "events", Key: "order.*"}}})
-	publisher, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Exchange: "events", Symfony: format})
+	consume(t, b, &got, config{Queue: "go", Format: format, Retry: quick, Bindings: []inboxamqp.Binding{{Exchange: "events", Key: "order.*"}}})
+	publisher, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Exchange: "events", Format: format})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -193,7 +193,7 @@ func TestToSymfony(t *testing.T) {
 	}
 	// An operator finds the dead letters by the name.
 	b.Publish(t, "", "failed.validation", amqp.Publishing{Headers: raw.Headers, Body: raw.Body})
-	letters, err := newDeadLetters(t, b, config{Queue: "go", Symfony: format}).List(t.Context(), inbox.Filter{Name: m.Name})
+	letters, err := newDeadLetters(t, b, config{Queue: "go", Format: format}).List(t.Context(), inbox.Filter{Name: m.Name})
 	if err != nil || len(letters) != 1 || letters[0].Message.ID != m.ID {
 		t.Errorf("dead letters %+v, %v", letters, err)
 	}
@@ -224,7 +224,7 @@ func TestRecorded(t *testing.T) {
 	b := amqptest.New(t)
 	var got recorder
 	format := symfony.Format{Classes: map[string]string{"order.placed": `App\Message\OrderPlaced`}, IDStamp: `App\Messenger\MessageIdStamp`}
-	consume(t, b, &got, config{Queue: "orders", Symfony: format})
+	consume(t, b, &got, config{Queue: "orders", Format: format})
 	paths, err := filepath.Glob("testdata/recorded/*.json")
 	if err != nil || len(paths) < 6 {
 		t.Fatalf("fixtures %v, error %v", paths, err)

@@ -95,7 +95,7 @@ func TestSymfonyFormat(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, false)
 	format := symfony.Format{Classes: map[string]string{"order.placed": `App\OrderPlaced`}, IDStamp: `App\Uid`}
-	p := must(outboxredis.NewPublisher(f.direct, outboxredis.Config{Stream: stream, Symfony: format}))
+	p := must(outboxredis.NewPublisher(f.direct, outboxredis.Config{Stream: stream, Format: format}))
 	m := outbox.Message{
 		ID: ids.New(), Name: "order.placed", Body: []byte(`{"order":"ü<"}`), ContentType: "application/json", Key: "k",
 		Headers: map[string]string{"tenant": "a", `X-Message-Stamp-App\Bus`: "[]"}, CreatedAt: time.Unix(1_700_000_000, 0),
@@ -120,7 +120,7 @@ func TestSymfonyFormat(t *testing.T) {
 		t.Errorf("sent %+v", sent)
 	}
 	add(t, f.direct, map[string]any{"message": sent["message"]})
-	source := running(t, newSource(t, f.direct, inboxredis.Config{Symfony: format}))
+	source := running(t, newSource(t, f.direct, inboxredis.Config{Format: format}))
 	for i, d := range receive(t, open(t, source, 2), 2) {
 		got := d.Message()
 		if got.ID != m.ID || got.Name != m.Name || string(got.Body) != string(m.Body) || got.Headers["tenant"] != "a" {
@@ -147,7 +147,7 @@ func TestRecorded(t *testing.T) {
 	if len(paths) < 5 {
 		t.Fatalf("fixtures %v", paths)
 	}
-	session := open(t, running(t, newSource(t, f.direct, inboxredis.Config{Symfony: format})), len(paths))
+	session := open(t, running(t, newSource(t, f.direct, inboxredis.Config{Format: format})), len(paths))
 	for _, path := range paths {
 		var r struct {
 			About  string

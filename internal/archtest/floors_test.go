@@ -43,9 +43,9 @@ type floor struct {
 	publicOnly bool
 }
 
-// ground are the packages that know no client: internal ones, and a setting that transports share.
+// ground are the packages that know no client: internal ones, and the settings that transports share.
 var ground = []string{
-	"symfony",
+	"format", "symfony",
 	"internal/backoff", "internal/breaker", "internal/check", "internal/ids", "internal/isolate", "internal/lanes", "internal/partition", "internal/problem", "internal/runloop",
 	"internal/sqlident", "internal/telemetry", "internal/tries", "internal/wire",
 }

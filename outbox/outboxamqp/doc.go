@@ -40,7 +40,7 @@
 // holdfast.slot.<n>, where n is the CRC-32 (IEEE) of the key modulo 64. By it package inboxamqp splits a
 // queue into partitions, however many; only bindings that take three words of any kind see it otherwise.
 // A user whose topics are restricted, on RabbitMQ 4, needs to be allowed that key, too. Headers named CC
-// are replaced. With Config.Symfony the
+// are replaced. With Config.Format the
 // header "type" has the class that stands for the name, and headers of stamps have id and name once
 // more, as package symfony says. examples/guides/wire.md has all of it for other languages.
 //

@@ -12,13 +12,13 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/holdfast-go/holdfast/format"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 	"github.com/holdfast-go/holdfast/internal/telemetry"
 	"github.com/holdfast-go/holdfast/internal/wire"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/internal/stored"
-	"github.com/holdfast-go/holdfast/symfony"
 )
 
 const scope = "github.com/holdfast-go/holdfast/outbox/outboxamqp"
@@ -49,8 +49,9 @@ type Config struct {
 	// Where the exchange is empty Config.Exchange takes the message, and where the routing key is
 	// empty it is the message's name. Several goroutines call it at once. Default: Message.Route.
 	Router func(outbox.Message) outbox.Route
-	// Symfony adds the headers by which Symfony Messenger reads messages. Default: there are none.
-	Symfony symfony.Format
+	// Format is how messages look: a symfony.Format adds the headers by which Symfony Messenger reads
+	// them. Default: this module's own form.
+	Format format.Format
 	// Timeout bounds the dial and every call to the broker, and the wait for the confirms still open
 	// when Run ends. A message has half as long again for its confirm; then the connection is
 	// replaced. Default: 10 s.
@@ -105,9 +106,9 @@ func newPublisher(dial amqpconn.Dial, cfg Config, window int) (*Publisher, error
 	if cfg.Timeout < 0 {
 		errs = append(errs, fmt.Errorf("outboxamqp: Config.Timeout is %v, want more than 0", cfg.Timeout))
 	}
-	names, err := wire.NewSymfony(cfg.Symfony)
+	names, err := wire.NewForm(cfg.Format)
 	if err != nil {
-		errs = append(errs, fmt.Errorf("outboxamqp: Config.Symfony: %w", err))
+		errs = append(errs, fmt.Errorf("outboxamqp: Config.Format: %w", err))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err

@@ -54,7 +54,7 @@ func TestWireFormat(t *testing.T) {
 	m.CreatedAt = time.Unix(1_700_000_000, 0)
 	plain := running(t, b.Dial, outboxamqp.Config{Exchange: "events"})
 	php := symfony.Format{Classes: map[string]string{"order.placed": `App\OrderPlaced`}, IDStamp: `App\MessageIdStamp`}
-	compat := running(t, b.Dial, outboxamqp.Config{Exchange: "elsewhere", Symfony: php, Router: func(m outbox.Message) outbox.Route {
+	compat := running(t, b.Dial, outboxamqp.Config{Exchange: "elsewhere", Format: php, Router: func(m outbox.Message) outbox.Route {
 		return outbox.Route{Exchange: "events", Headers: m.Route.Headers}
 	}})
 	for _, p := range []*outboxamqp.Publisher{plain, compat} {
@@ -141,7 +141,7 @@ func TestClasses(t *testing.T) {
 
 func TestConfig(t *testing.T) {
 	t.Parallel()
-	_, err := outboxamqp.NewPublisher(nil, outboxamqp.Config{Timeout: -1, Symfony: symfony.Format{IDStamp: "no class"}})
+	_, err := outboxamqp.NewPublisher(nil, outboxamqp.Config{Timeout: -1, Format: symfony.Format{IDStamp: "no class"}})
 	for _, want := range []string{"dial", "Timeout", "Symfony"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v does not name %s", err, want)

@@ -44,7 +44,7 @@ func TestRecorded(t *testing.T) {
 		if err := json.Unmarshal(text, &want); err != nil {
 			t.Fatal(err)
 		}
-		p := running(t, b.Dial, outboxamqp.Config{Symfony: format})
+		p := running(t, b.Dial, outboxamqp.Config{Format: format})
 		err = publish(t, p, driver.Message{
 			ID: uuid.MustParse(want.Properties.MessageID), Name: "order.placed", Body: []byte(want.Body), ContentType: "application/json",
 			Headers: map[string]string{"tenant": "go"}, CreatedAt: time.Unix(want.Properties.Timestamp, 0),

@@ -14,12 +14,12 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/holdfast-go/holdfast/format"
 	"github.com/holdfast-go/holdfast/internal/partition"
 	"github.com/holdfast-go/holdfast/internal/wire"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/internal/stored"
-	"github.com/holdfast-go/holdfast/symfony"
 )
 
 // defaultStream is the stream where none is configured.
@@ -38,9 +38,10 @@ type Config struct {
 	// Router returns the route of a message, in place of its own, Message.Route, which it sees.
 	// Several goroutines call it at once. Default: Message.Route.
 	Router func(outbox.Message) outbox.Route
-	// Symfony puts body and headers of a message into the field of Symfony Messenger's transport, in its
-	// form, in place of the fields body and headers. Such a body is UTF-8. Default: it does not.
-	Symfony symfony.Format
+	// Format is how messages look: a symfony.Format puts body and headers of a message into the field of
+	// Symfony Messenger's transport, in its form, in place of the fields body and headers. Such a body is
+	// UTF-8. Default: this module's own form.
+	Format format.Format
 	// Partitions is into how many streams a stream is split, by its name, at most 64: those of orders
 	// are orders.0, orders.1 and so on. A message is in the one of its key, CRC-32 (IEEE) modulo their
 	// number; without a key in that of its id. Their consumers need the same number,
@@ -85,9 +86,9 @@ func NewPublisher(client redis.UniversalClient, cfg Config) (*Publisher, error) 
 			errs = append(errs, fmt.Errorf("outboxredis: Config.Partitions of %q: %w", stream, err))
 		}
 	}
-	names, err := wire.NewSymfony(cfg.Symfony)
+	names, err := wire.NewForm(cfg.Format)
 	if err != nil {
-		errs = append(errs, fmt.Errorf("outboxredis: Config.Symfony: %w", err))
+		errs = append(errs, fmt.Errorf("outboxredis: Config.Format: %w", err))
 	}
 	if cfg.Timeout < 0 {
 		errs = append(errs, fmt.Errorf("outboxredis: Config.Timeout is %v, want more than 0", cfg.Timeout))

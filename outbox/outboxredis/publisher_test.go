@@ -213,7 +213,7 @@ func mends(err error) (n int) {
 
 func TestNewPublisherRefuses(t *testing.T) {
 	t.Parallel()
-	_, err := outboxredis.NewPublisher(nil, outboxredis.Config{MaxLen: -1, Timeout: -1, Symfony: symfony.Format{IDStamp: "no class"}})
+	_, err := outboxredis.NewPublisher(nil, outboxredis.Config{MaxLen: -1, Timeout: -1, Format: symfony.Format{IDStamp: "no class"}})
 	var joined interface{ Unwrap() []error }
 	if !errors.As(err, &joined) || len(joined.Unwrap()) != 4 {
 		t.Errorf("refused with %v", err)

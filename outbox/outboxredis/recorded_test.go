@@ -40,7 +40,7 @@ func TestRecorded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := newPublisher(t, client, outboxredis.Config{Stream: name, Symfony: format})
+		p := newPublisher(t, client, outboxredis.Config{Stream: name, Format: format})
 		err = publish(t, p, driver.Message{
 			ID: uuid.MustParse(field("id")), Name: field("name"), Body: []byte(want.Want.Body), ContentType: field("content-type"),
 			Headers: map[string]string{"tenant": "go"}, CreatedAt: created,

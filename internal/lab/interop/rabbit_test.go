@@ -41,7 +41,7 @@ func (b *rabbit) dead() string { return "failed.unrecoverable" }
 
 func (b *rabbit) publish(t *testing.T, format symfony.Format, msgs ...outbox.Message) {
 	t.Helper()
-	p, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Exchange: "orders", Symfony: format})
+	p, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Exchange: "orders", Format: format})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func (b *rabbit) publish(t *testing.T, format symfony.Format, msgs ...outbox.Mes
 func (b *rabbit) consume(t *testing.T, place string, format symfony.Format, handle func(*inbox.Message) error) {
 	t.Helper()
 	c, err := inboxamqp.NewConsumer(b.Dial, place+".go", processor(handle), inboxamqp.Config{
-		ConsumerConfig: consumerConfig(), Bindings: []inboxamqp.Binding{{Exchange: place, Key: "#"}}, Classic: true, Symfony: format,
+		ConsumerConfig: consumerConfig(), Bindings: []inboxamqp.Binding{{Exchange: place, Key: "#"}}, Classic: true, Format: format,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -35,7 +35,7 @@ func (b *redisServer) dead() string { return "{orders}:go:failed.unrecoverable" 
 
 func (b *redisServer) publish(t *testing.T, format symfony.Format, msgs ...outbox.Message) {
 	t.Helper()
-	p, err := outboxredis.NewPublisher(b.client, outboxredis.Config{Stream: "orders", Symfony: format})
+	p, err := outboxredis.NewPublisher(b.client, outboxredis.Config{Stream: "orders", Format: format})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func (b *redisServer) publish(t *testing.T, format symfony.Format, msgs ...outbo
 func (b *redisServer) consume(t *testing.T, place string, format symfony.Format, handle func(*inbox.Message) error) {
 	t.Helper()
 	c, err := inboxredis.NewConsumer(b.client, place, processor(handle), inboxredis.Config{
-		ConsumerConfig: consumerConfig(), KeepProcessed: true, Symfony: format,
+		ConsumerConfig: consumerConfig(), KeepProcessed: true, Format: format,
 	})
 	if err != nil {
 		t.Fatal(err)
