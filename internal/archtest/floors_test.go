@@ -17,10 +17,14 @@ const (
 	openTelemetry = "go.opentelemetry.io/otel"
 	telemetrySDK  = "go.opentelemetry.io/otel/sdk"
 	uuid          = "github.com/google/uuid"
+	grpc          = "google.golang.org/grpc"
+	connect       = "connectrpc.com/connect"
+	protobuf      = "google.golang.org/protobuf"
+	statusProto   = "google.golang.org/genproto/googleapis/rpc"
 )
 
 // heavy are the modules whose presence below a package is checked through all floors.
-var heavy = []string{pgx, redis, amqp, cron, containers, telemetrySDK}
+var heavy = []string{pgx, redis, amqp, cron, containers, telemetrySDK, grpc, connect}
 
 // light are the modules any package may import.
 var light = []string{openTelemetry, uuid}
@@ -78,16 +82,35 @@ var floors = slices.Concat(
 		// For users' tests. The servers that it can start bring the clients that ask them whether they answer.
 		{pkg: "txretry/pgtest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv", "internal/pgtest"}},
 
+		{pkg: "rpc/internal/...", clients: []string{protobuf, statusProto}, on: with(ground, "idempotency/...", "ratelimit/...", "rpc/internal/..."), noTesting: true},
+		{pkg: "rpc/internal/suite/...", clients: heavy, on: []string{"..."}, anyModule: true},
+		{pkg: "rpc/internal/shopv1/...", clients: []string{grpc, connect, protobuf}, on: []string{"rpc/internal/shopv1"}},
+
 		{pkg: "examples/quickstart", clients: []string{pgx, amqp, cron}, on: []string{"..."}, anyModule: true, publicOnly: true},
 		{pkg: "examples/reservation/internal/booking", stdOnly: true},
 		{pkg: "examples/reservation/...", clients: heavy, on: []string{"..."}, anyModule: true, publicOnly: true},
 	},
+	protocols("grpc", grpc),
+	protocols("connect", connect),
 	core("idempotency", "pgx", "redis"),
 	core("outbox", "pgx", "amqp", "redis"),
 	core("inbox", "pgx", "redis", "amqp"),
 	core("ratelimit", "redis"),
 	core("expiry", "pgx"),
 )
+
+// protocols returns the floors of the interceptors for one protocol, in the module rpc.
+func protocols(name, client string) []floor {
+	clients := []string{client, protobuf, statusProto}
+	shared := []string{"rpc/internal/exchange", "rpc/internal/" + name + "form"}
+	once := with(ground, with(shared, "idempotency", "idempotency/driver", "idempotency/internal/...", "rpc/internal/answer", "rpc/internal/once")...)
+	limits := with(ground, with(shared, "ratelimit", "ratelimit/internal/...", "rpc/internal/limit")...)
+	return []floor{
+		{pkg: "rpc/idempotency" + name, clients: clients, on: once, noTesting: true},
+		{pkg: "rpc/ratelimit" + name, clients: clients, on: limits, noTesting: true},
+		{pkg: "rpc/internal/" + name + "form", clients: clients, on: with(ground, shared...), noTesting: true},
+	}
+}
 
 func groundFloor() []floor {
 	var all []floor

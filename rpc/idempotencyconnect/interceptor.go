@@ -1,0 +1,112 @@
+package idempotencyconnect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/dynamicpb"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
+	"github.com/holdfast-go/holdfast/rpc/internal/connectform"
+	"github.com/holdfast-go/holdfast/rpc/internal/once"
+)
+
+// New returns an interceptor that lets each key reach a handler once. scope and cfg are those
+// of idempotency.NewMiddleware; Methods and CanonicalJSON of cfg must be zero, and
+// MaxRequestBytes is the handler's own limit by default. needs says whether calls of a
+// procedure (/package.Service/Method) need a key; others pass untouched. nil: all do but
+// those whose idempotency_level is NO_SIDE_EFFECTS. For procedures whose clients may send
+// none, add a second one with Optional.
+func New(store driver.Store, scope func(*http.Request) (string, error), needs func(procedure string) bool, cfg idempotency.MiddlewareConfig) (connect.Interceptor, error) {
+	guard, err := once.New(store, scope, needs, cfg)
+	if err != nil {
+		return nil, fmt.Errorf("idempotencyconnect: %w", err)
+	}
+	return &interceptor{guard: guard, bySpec: needs == nil}, nil
+}
+
+type interceptor struct {
+	guard  *once.Guard
+	bySpec bool // handlers say which procedures have no side effects
+}
+
+// WrapUnary implements connect.Interceptor.
+func (i *interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+		if req.Spec().IsClient || !i.needs(req.Spec()) {
+			return next(ctx, req)
+		}
+		message, ok := req.Any().(proto.Message)
+		if !ok {
+			return nil, connect.NewError(connect.CodeInternal, fmt.Errorf("idempotencyconnect: a %T is no protobuf message", req.Any()))
+		}
+		var resp connect.AnyResponse
+		var failure error
+		about := connectform.About(req.Spec(), req.Peer(), req.Header())
+		a, fresh := i.guard.Do(ctx, about, message, func(ctx context.Context) once.Answer {
+			resp, failure = next(ctx, req)
+			return answerOf(resp, failure)
+		})
+		switch {
+		case a.Status != nil:
+			return nil, keep(failure, a, fresh)
+		case fresh:
+			connectform.Add(resp.Header(), a.Header)
+			return resp, nil
+		}
+		return replay(a)
+	}
+}
+
+func (i *interceptor) needs(spec connect.Spec) bool {
+	return i.guard.Needs(spec.Procedure) && !(i.bySpec && spec.IdempotencyLevel == connect.IdempotencyNoSideEffects)
+}
+
+func answerOf(resp connect.AnyResponse, failure error) once.Answer {
+	if failure == nil {
+		m, _ := resp.Any().(proto.Message) // anything else cannot be kept
+		return once.Answer{Message: m, Header: resp.Header(), Trailer: resp.Trailer()}
+	}
+	a := once.Answer{Status: connectform.StatusOf(failure)}
+	if own, ok := errors.AsType[*connect.Error](failure); ok {
+		a.Header = own.Meta()
+	}
+	return a
+}
+
+// keep returns the handler's own error if that is what the client gets.
+func keep(failure error, a once.Answer, fresh bool) error {
+	if own, ok := errors.AsType[*connect.Error](failure); fresh && ok && own.Code() == connect.Code(a.Status.GetCode()) {
+		connectform.Add(own.Meta(), a.Header)
+		return failure
+	}
+	err := connectform.Error(a.Status, a.Header)
+	connectform.Add(err.Meta(), a.Trailer)
+	return err
+}
+
+// replay returns a kept message. Its type is known at run time alone, so it is a dynamic
+// message, which every codec for protobuf takes.
+func replay(a once.Answer) (connect.AnyResponse, error) {
+	m := dynamicpb.NewMessage(a.Message.ProtoReflect().Descriptor())
+	proto.Merge(m, a.Message)
+	resp := connect.NewResponse(m)
+	connectform.Add(resp.Header(), a.Header)
+	connectform.Add(resp.Trailer(), a.Trailer)
+	return resp, nil
+}
+
+// WrapStreamingHandler implements connect.Interceptor.
+func (i *interceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return next
+}
+
+// WrapStreamingClient implements connect.Interceptor.
+func (i *interceptor) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return next
+}

@@ -1,0 +1,27 @@
+package idempotencyconnect_test
+
+import (
+	"testing"
+
+	"connectrpc.com/connect"
+
+	"github.com/holdfast-go/holdfast/idempotency/driver"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
+	"github.com/holdfast-go/holdfast/rpc/internal/suite"
+	"github.com/holdfast-go/holdfast/rpc/internal/suite/connectserver"
+)
+
+func TestOnce(t *testing.T) {
+	t.Parallel()
+	for name, options := range map[string][]connect.ClientOption{
+		"Connect":       nil,
+		"Connect, JSON": {connect.WithProtoJSON()},
+		"gRPC":          {connect.WithGRPC()},
+		"gRPC-Web":      {connect.WithGRPCWeb()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			suite.TestOnce(t, connectserver.Start(options...), func(*testing.T) driver.Store { return idempotencytest.NewStore() })
+		})
+	}
+}

@@ -1,0 +1,26 @@
+package idempotencygrpc_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	"github.com/holdfast-go/holdfast/rpc/idempotencygrpc"
+	"github.com/holdfast-go/holdfast/rpc/internal/shopv1"
+	"github.com/holdfast-go/holdfast/rpc/internal/suite"
+	"github.com/holdfast-go/holdfast/rpc/internal/suite/grpcserver"
+)
+
+func TestTransaction(t *testing.T) {
+	t.Parallel()
+	suite.TestTransaction(t, grpcserver.Start, func(ctx context.Context, store *idempotencypgx.Store, work func(context.Context, pgx.Tx) (*shopv1.Order, error)) (*shopv1.Order, error) {
+		kept, err := store.Do(ctx, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
+			order, err := work(ctx, tx)
+			return idempotencygrpc.Record(order, grpcserver.Error(err))
+		})
+		return idempotencygrpc.Reply[*shopv1.Order](kept, err)
+	})
+}

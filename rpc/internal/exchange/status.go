@@ -1,0 +1,148 @@
+package exchange
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strconv"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/code"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	spb "google.golang.org/genproto/googleapis/rpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/holdfast-go/holdfast/internal/problem"
+)
+
+// Domain is the domain of every ErrorInfo.
+const Domain = "github.com/holdfast-go/holdfast"
+
+// httpOf is the HTTP status of an answer with a code. Those that a repetition may change are
+// statuses that are not kept by default.
+var httpOf = map[code.Code]int{
+	code.Code_OK:                  http.StatusOK,
+	code.Code_CANCELLED:           http.StatusServiceUnavailable,
+	code.Code_UNKNOWN:             http.StatusInternalServerError,
+	code.Code_INVALID_ARGUMENT:    http.StatusBadRequest,
+	code.Code_DEADLINE_EXCEEDED:   http.StatusGatewayTimeout,
+	code.Code_NOT_FOUND:           http.StatusNotFound,
+	code.Code_ALREADY_EXISTS:      http.StatusConflict,
+	code.Code_PERMISSION_DENIED:   http.StatusForbidden,
+	code.Code_RESOURCE_EXHAUSTED:  http.StatusTooManyRequests,
+	code.Code_FAILED_PRECONDITION: http.StatusPreconditionFailed,
+	code.Code_ABORTED:             http.StatusServiceUnavailable,
+	code.Code_OUT_OF_RANGE:        http.StatusRequestedRangeNotSatisfiable,
+	code.Code_UNIMPLEMENTED:       http.StatusNotImplemented,
+	code.Code_INTERNAL:            http.StatusInternalServerError,
+	code.Code_UNAVAILABLE:         http.StatusServiceUnavailable,
+	code.Code_DATA_LOSS:           http.StatusInternalServerError,
+	code.Code_UNAUTHENTICATED:     http.StatusUnauthorized,
+}
+
+// HTTPStatus is the HTTP status that stands for a code.
+func HTTPStatus(c int32) int {
+	if status, ok := httpOf[code.Code(c)]; ok {
+		return status
+	}
+	return http.StatusInternalServerError
+}
+
+// byReason are the codes of problems whose HTTP status says less than their word.
+var byReason = map[string]code.Code{
+	"IDEMPOTENCY_KEY_IN_USE":         code.Code_ABORTED,
+	"IDEMPOTENCY_KEY_REUSED":         code.Code_FAILED_PRECONDITION,
+	"IDEMPOTENCY_RESULT_UNAVAILABLE": code.Code_ALREADY_EXISTS,
+}
+
+// byStatus are the codes of all other problems.
+var byStatus = map[int]code.Code{
+	http.StatusBadRequest:            code.Code_INVALID_ARGUMENT,
+	http.StatusUnauthorized:          code.Code_UNAUTHENTICATED,
+	http.StatusForbidden:             code.Code_PERMISSION_DENIED,
+	http.StatusNotFound:              code.Code_NOT_FOUND,
+	http.StatusConflict:              code.Code_ABORTED,
+	http.StatusPreconditionFailed:    code.Code_FAILED_PRECONDITION,
+	http.StatusRequestEntityTooLarge: code.Code_RESOURCE_EXHAUSTED,
+	http.StatusUnprocessableEntity:   code.Code_INVALID_ARGUMENT,
+	http.StatusTooManyRequests:       code.Code_RESOURCE_EXHAUSTED,
+	http.StatusNotImplemented:        code.Code_UNIMPLEMENTED,
+	http.StatusServiceUnavailable:    code.Code_UNAVAILABLE,
+	http.StatusGatewayTimeout:        code.Code_DEADLINE_EXCEEDED,
+}
+
+func codeOf(status int, reason string) code.Code {
+	if known, ok := byReason[reason]; ok {
+		return known
+	}
+	if known, ok := byStatus[status]; ok {
+		return known
+	}
+	if status < http.StatusInternalServerError {
+		return code.Code_FAILED_PRECONDITION
+	}
+	return code.Code_INTERNAL
+}
+
+// Refusal returns what a middleware has answered by itself, and nil if it has not.
+func (w *Writer) Refusal() *spb.Status {
+	if w.Head.Get("Content-Type") != "application/problem+json" {
+		return nil
+	}
+	var told struct {
+		Type, Title, Detail, Code string
+		Policies                  []string `json:"violated-policies"`
+	}
+	if err := json.Unmarshal(w.Body, &told); err != nil {
+		return &spb.Status{Code: int32(code.Code_INTERNAL), Message: "the refusal is unreadable"}
+	}
+	seconds, _ := strconv.ParseInt(w.Head.Get("Retry-After"), 10, 64) // there may be none
+	p := problem.Problem{Type: told.Type, Status: w.Status, Code: told.Code, Title: told.Title, Detail: told.Detail, RetryAfter: time.Duration(seconds) * time.Second}
+	return statusOf(p, told.Policies)
+}
+
+// StatusOf returns the status of an error that has a code and an HTTP status of its own, and
+// nil for every other one.
+func StatusOf(err error) *spb.Status {
+	p, known := problem.Of(err)
+	if !known {
+		return nil
+	}
+	return statusOf(p, nil)
+}
+
+func statusOf(p problem.Problem, violated []string) *spb.Status {
+	s := &spb.Status{Code: int32(codeOf(p.Status, p.Code)), Message: p.Detail}
+	if s.Message == "" {
+		s.Message = p.Title
+	}
+	if s.Message == "" {
+		s.Message = http.StatusText(p.Status)
+	}
+	details := []proto.Message{&errdetails.ErrorInfo{Reason: p.Code, Domain: Domain}}
+	if p.RetryAfter > 0 {
+		details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(p.RetryAfter)})
+	}
+	if len(violated) > 0 {
+		quota := &errdetails.QuotaFailure{}
+		for _, limit := range violated {
+			quota.Violations = append(quota.Violations, &errdetails.QuotaFailure_Violation{Subject: limit, Description: "This limit is used up."})
+		}
+		details = append(details, quota)
+	}
+	if p.Type != "" && p.Type != "about:blank" {
+		details = append(details, &errdetails.Help{Links: []*errdetails.Help_Link{{Description: "What " + p.Code + " means", Url: p.Type}}})
+	}
+	var errs []error
+	for _, d := range details {
+		packed, err := anypb.New(d)
+		errs = append(errs, err)
+		s.Details = append(s.Details, packed)
+	}
+	if err := errors.Join(errs...); err != nil { // only a text that is not UTF-8
+		return &spb.Status{Code: s.Code, Message: http.StatusText(p.Status)}
+	}
+	return s
+}

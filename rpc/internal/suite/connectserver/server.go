@@ -1,0 +1,141 @@
+// Package connectserver runs the suites over Connect.
+package connectserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"connectrpc.com/connect"
+	spb "google.golang.org/genproto/googleapis/rpc/status"
+
+	"github.com/holdfast-go/holdfast/rpc/idempotencyconnect"
+	"github.com/holdfast-go/holdfast/rpc/internal/connectform"
+	"github.com/holdfast-go/holdfast/rpc/internal/shopv1"
+	"github.com/holdfast-go/holdfast/rpc/internal/shopv1/shopv1connect"
+	"github.com/holdfast-go/holdfast/rpc/internal/suite"
+	"github.com/holdfast-go/holdfast/rpc/ratelimitconnect"
+)
+
+// Start is a suite.Protocol whose clients have options, such as that of another wire format.
+func Start(options ...connect.ClientOption) suite.Protocol {
+	return func(t *testing.T, s suite.Setup) suite.Client {
+		t.Helper()
+		var interceptors []connect.Interceptor
+		if s.Limiter != nil {
+			limits, err := ratelimitconnect.New(s.Limiter, s.Charges, s.Limits)
+			if err != nil {
+				t.Fatal(err)
+			}
+			interceptors = append(interceptors, limits)
+		}
+		if s.Store != nil {
+			once, err := idempotencyconnect.New(s.Store, suite.User, s.Needs, s.Once)
+			if err != nil {
+				t.Fatal(err)
+			}
+			interceptors = append(interceptors, once)
+		}
+		recovering := connect.WithRecover(func(_ context.Context, _ connect.Spec, _ http.Header, p any) error {
+			return connect.NewError(connect.CodeInternal, fmt.Errorf("%v", p))
+		})
+		mux := http.NewServeMux()
+		mux.Handle(shopv1connect.NewShopHandler(&shop{setup: s}, recovering, connect.WithInterceptors(interceptors...)))
+		server := httptest.NewUnstartedServer(mux)
+		server.Config.Protocols = protocols()
+		server.Start()
+		transport := &http.Transport{Protocols: protocols()}
+		t.Cleanup(func() {
+			transport.CloseIdleConnections()
+			server.Close()
+		})
+		return client{shopv1connect.NewShopClient(&http.Client{Transport: transport}, server.URL, options...)}
+	}
+}
+
+// protocols are what gRPC over net/http needs without TLS.
+func protocols() *http.Protocols {
+	p := &http.Protocols{}
+	p.SetUnencryptedHTTP2(true)
+	return p
+}
+
+type shop struct{ setup suite.Setup }
+
+func (s *shop) PlaceOrder(ctx context.Context, req *connect.Request[shopv1.PlaceOrderRequest]) (*connect.Response[shopv1.Order], error) {
+	header, trailer := http.Header{}, http.Header{}
+	order, err := s.setup.Place(ctx, req.Msg, func(h, tr http.Header) {
+		maps.Copy(header, h)
+		maps.Copy(trailer, tr)
+	})
+	if err != nil {
+		return nil, Error(err, header)
+	}
+	resp := connect.NewResponse(order)
+	connectform.Add(resp.Header(), header)
+	connectform.Add(resp.Trailer(), trailer)
+	return resp, nil
+}
+
+// Error returns a failure of the suite as Connect writes it, and every other error as it is.
+func Error(err error, meta http.Header) error {
+	if failed, ok := errors.AsType[*suite.Failure](err); ok {
+		return connectform.Error(failed.Status, meta)
+	}
+	return err
+}
+
+func (s *shop) GetOrder(context.Context, *connect.Request[shopv1.GetOrderRequest]) (*connect.Response[shopv1.Order], error) {
+	return connect.NewResponse(&shopv1.Order{}), nil
+}
+
+func (s *shop) WatchOrders(_ context.Context, _ *connect.Request[shopv1.WatchOrdersRequest], stream *connect.ServerStream[shopv1.Order]) error {
+	return stream.Send(&shopv1.Order{})
+}
+
+type client struct{ shopv1connect.ShopClient }
+
+func asking[M any](m *M, a suite.Ask) *connect.Request[M] {
+	req := connect.NewRequest(m)
+	connectform.Add(req.Header(), a.Header())
+	return req
+}
+
+func (c client) Place(ctx context.Context, a suite.Ask) suite.Reply {
+	return reply(c.PlaceOrder(ctx, asking(&shopv1.PlaceOrderRequest{Cents: a.Cents, Labels: a.Labels}, a)))
+}
+
+func (c client) Get(ctx context.Context, a suite.Ask) suite.Reply {
+	return reply(c.GetOrder(ctx, asking(&shopv1.GetOrderRequest{}, a)))
+}
+
+func (c client) Watch(ctx context.Context, a suite.Ask) suite.Reply {
+	stream, err := c.WatchOrders(ctx, asking(&shopv1.WatchOrdersRequest{}, a))
+	if err != nil {
+		return failed(err)
+	}
+	received := stream.Receive()
+	if err := errors.Join(stream.Err(), stream.Close()); err != nil || !received {
+		return failed(stream.Err())
+	}
+	return suite.Reply{Header: stream.ResponseHeader(), Trailer: stream.ResponseTrailer()}
+}
+
+func reply(resp *connect.Response[shopv1.Order], err error) suite.Reply {
+	if err != nil {
+		return failed(err)
+	}
+	return suite.Reply{Order: resp.Msg, Header: resp.Header(), Trailer: resp.Trailer()}
+}
+
+func failed(err error) suite.Reply {
+	r := suite.Reply{Status: &spb.Status{Code: int32(connect.CodeOf(err)), Message: err.Error()}}
+	if own, ok := errors.AsType[*connect.Error](err); ok {
+		r.Status, r.Header, r.Trailer = connectform.StatusOf(own), own.Meta(), own.Meta()
+	}
+	return r
+}

@@ -1,0 +1,429 @@
+package suite
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
+	"github.com/holdfast-go/holdfast/rpc/internal/shopv1"
+)
+
+// TestOnce tests idempotency on stores that newStore makes. The cases are those of the suite
+// of the HTTP middleware, and what is RPC's own.
+func TestOnce(t *testing.T, start Protocol, newStore func(t *testing.T) driver.Store) {
+	for name, test := range map[string]func(t *testing.T, o once){
+		"a repetition gets the first answer": testReplay,
+		"a call in flight":                   testInFlight,
+		"a key of another call":              testReused,
+		"a key of another caller":            testScope,
+		"a code that is not final":           testNotKept,
+		"a failure that is final":            testFailureKept,
+		"a panic frees the key":              testPanic,
+		"a result that cannot be kept":       testUnkeepable,
+		"a lost lease cancels the handler":   testLeaseLost,
+		"a client that went away":            testClientGone,
+		"an effect that stays":               testEffect,
+		"an error with a code of its own":    testCoded,
+		"32 calls with one key, 20 times":    testStampede,
+		"no key, a wrong one, two":           testKeys,
+		"procedures that need no key":        testNeeds,
+		"a store that is down":               testStoreDown,
+		"a scope that fails":                 testScopeFails,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, once{start, newStore(t)})
+		})
+	}
+}
+
+type once struct {
+	start Protocol
+	store driver.Store
+}
+
+type place = func(ctx context.Context, req *shopv1.PlaceOrderRequest, set Set) (*shopv1.Order, error)
+
+func (o once) serve(t *testing.T, cfg idempotency.MiddlewareConfig, fn place) Client {
+	t.Helper()
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	return o.start(t, Setup{Store: o.store, Once: cfg, Place: fn})
+}
+
+func newKey() []string { return []string{string(idempotency.NewKey())} }
+
+// counted sells, and counts how often.
+func counted(runs *atomic.Int64) place {
+	return func(_ context.Context, req *shopv1.PlaceOrderRequest, _ Set) (*shopv1.Order, error) {
+		return &shopv1.Order{Id: fmt.Sprint("order ", runs.Add(1)), Cents: req.GetCents()}, nil
+	}
+}
+
+func testReplay(t *testing.T, o once) {
+	var runs, refunds atomic.Int64
+	cfg := idempotency.MiddlewareConfig{
+		KeepHeaders: []string{"X-Version", "Location"},
+		OnReplay: func(r *http.Request) {
+			if r.URL.Path != shopv1.Shop_PlaceOrder_FullMethodName || r.Header.Get("X-User") != "ann" {
+				t.Errorf("OnReplay of %s %v", r.URL, r.Header)
+			}
+			refunds.Add(1)
+		},
+	}
+	c := o.serve(t, cfg, func(ctx context.Context, req *shopv1.PlaceOrderRequest, set Set) (*shopv1.Order, error) {
+		set(http.Header{"X-Version": {"1", "2"}, "X-Request-Id": {"7"}, "Set-Cookie": {"secret"}}, http.Header{"X-Version": {"3"}, "X-Cost": {"4"}})
+		return counted(&runs)(ctx, req, set)
+	})
+	ask := Ask{Keys: newKey(), Cents: 42, Labels: map[string]string{}}
+	for n := range 20 {
+		ask.Labels[fmt.Sprint("label ", n)] = "x"
+	}
+	first := c.Place(t.Context(), ask)
+	if first.is(t, codes.OK, ""); first.replayed() || first.Header.Get("X-Request-Id") != "7" || first.Trailer.Get("X-Cost") != "4" || len(first.Header["X-Version"]) != 2 {
+		t.Errorf("first answer has %v and %v", first.Header, first.Trailer)
+	}
+	quoted := ask
+	quoted.Keys = []string{`"` + ask.Keys[0] + `"`}
+	for _, a := range []Ask{ask, quoted} {
+		again := c.Place(t.Context(), a)
+		if again.is(t, codes.OK, ""); !proto.Equal(again.Order, first.Order) || !again.replayed() {
+			t.Errorf("repetition %v %v; want %v and marked", again.Order, again.Header, first.Order)
+		}
+		if got := strings.Join(again.Header["X-Version"], " ") + " " + again.Trailer.Get("X-Version"); got != "1 2 3" {
+			t.Errorf("repetition has %v and %v", again.Header, again.Trailer)
+		}
+		if again.Header.Get("X-Request-Id")+again.Header.Get("Set-Cookie")+again.Trailer.Get("X-Cost") != "" {
+			t.Errorf("repetition has metadata of the first: %v and %v", again.Header, again.Trailer)
+		}
+	}
+	if runs.Load() != 1 || refunds.Load() != 2 {
+		t.Errorf("%d runs, %d refunds; want 1 and 2", runs.Load(), refunds.Load())
+	}
+}
+
+func testInFlight(t *testing.T, o once) {
+	var runs atomic.Int64
+	entered, leave := make(chan struct{}), make(chan struct{})
+	c := o.serve(t, idempotency.MiddlewareConfig{}, func(ctx context.Context, req *shopv1.PlaceOrderRequest, set Set) (*shopv1.Order, error) {
+		close(entered)
+		<-leave
+		return counted(&runs)(ctx, req, set)
+	})
+	ask := Ask{Keys: newKey()}
+	done := make(chan Reply)
+	go func() { done <- c.Place(context.WithoutCancel(t.Context()), ask) }()
+	<-entered
+	busy := c.Place(t.Context(), ask)
+	close(leave)
+	busy.is(t, codes.Aborted, "IDEMPOTENCY_KEY_IN_USE")
+	busy.waits(t)
+	first := <-done
+	first.is(t, codes.OK, "")
+	if again := c.Place(t.Context(), ask); !proto.Equal(again.Order, first.Order) || !again.replayed() {
+		t.Errorf("after the end: %v", again)
+	}
+}
+
+func testReused(t *testing.T, o once) {
+	var runs atomic.Int64
+	all := func(string) bool { return true }
+	c := o.start(t, Setup{Store: o.store, Needs: all, Place: counted(&runs)})
+	ask := Ask{Keys: newKey(), Cents: 1}
+	c.Place(t.Context(), ask).is(t, codes.OK, "")
+	for _, other := range []Ask{{Cents: 2}, {Cents: 1, Labels: map[string]string{"a": "b"}}} {
+		other.Keys = ask.Keys
+		c.Place(t.Context(), other).is(t, codes.FailedPrecondition, "IDEMPOTENCY_KEY_REUSED")
+	}
+	c.Get(t.Context(), ask).is(t, codes.FailedPrecondition, "IDEMPOTENCY_KEY_REUSED")
+}
+
+func testScope(t *testing.T, o once) {
+	var runs atomic.Int64
+	c := o.serve(t, idempotency.MiddlewareConfig{}, counted(&runs))
+	key := newKey()
+	for n, user := range []string{"ann", "bob"} {
+		if r := c.Place(t.Context(), Ask{Keys: key, User: user}); r.Order.GetId() != fmt.Sprint("order ", n+1) || r.replayed() {
+			t.Errorf("%s got %v", user, r)
+		}
+	}
+}
+
+func testNotKept(t *testing.T, o once) {
+	for _, code := range []codes.Code{
+		codes.Canceled, codes.Unknown, codes.DeadlineExceeded, codes.ResourceExhausted, codes.Aborted, codes.Unimplemented,
+		codes.Internal, codes.Unavailable, codes.DataLoss, codes.Unauthenticated,
+	} {
+		var runs atomic.Int64
+		c := o.serve(t, idempotency.MiddlewareConfig{}, func(context.Context, *shopv1.PlaceOrderRequest, Set) (*shopv1.Order, error) {
+			if runs.Add(1) == 1 {
+				return nil, Fail(code, "not now")
+			}
+			return &shopv1.Order{}, nil
+		})
+		ask := Ask{Keys: newKey()}
+		c.Place(t.Context(), ask).is(t, code, "")
+		again := c.Place(t.Context(), ask)
+		if again.is(t, codes.OK, ""); again.replayed() {
+			t.Errorf("after %v: marked as replayed", code)
+		}
+		if c.Place(t.Context(), ask).is(t, codes.OK, ""); runs.Load() != 2 {
+			t.Errorf("after %v: %d runs, want 2", code, runs.Load())
+		}
+	}
+}
+
+func testFailureKept(t *testing.T, o once) {
+	for _, code := range []codes.Code{
+		codes.InvalidArgument, codes.NotFound, codes.AlreadyExists, codes.PermissionDenied, codes.FailedPrecondition, codes.OutOfRange,
+	} {
+		var runs atomic.Int64
+		cfg := idempotency.MiddlewareConfig{KeepHeaders: []string{"X-Version"}}
+		c := o.serve(t, cfg, func(_ context.Context, _ *shopv1.PlaceOrderRequest, set Set) (*shopv1.Order, error) {
+			set(http.Header{"X-Version": {"1"}}, nil)
+			return nil, Fail(code, fmt.Sprint("no: ", runs.Add(1)), &errdetails.ErrorInfo{Reason: "NO_FUNDS", Domain: "shop"})
+		})
+		ask := Ask{Keys: newKey()}
+		first, again := c.Place(t.Context(), ask), c.Place(t.Context(), ask)
+		first.is(t, code, "")
+		if !proto.Equal(first.Status, again.Status) || runs.Load() != 1 || first.replayed() || !again.replayed() {
+			t.Errorf("%v %v, then %v %v after %d runs", first.Status, first.Header, again.Status, again.Header, runs.Load())
+		}
+		if info, _ := detail[*errdetails.ErrorInfo](again); info.GetReason() != "NO_FUNDS" || again.Status.GetMessage() != "no: 1" || again.Header.Get("X-Version") != "1" {
+			t.Errorf("again %v %v", again.Status, again.Header)
+		}
+	}
+}
+
+func testPanic(t *testing.T, o once) {
+	var runs atomic.Int64
+	c := o.serve(t, idempotency.MiddlewareConfig{}, func(ctx context.Context, req *shopv1.PlaceOrderRequest, set Set) (*shopv1.Order, error) {
+		if order, err := counted(&runs)(ctx, req, set); runs.Load() > 1 {
+			return order, err
+		}
+		panic("boom")
+	})
+	ask := Ask{Keys: newKey()}
+	c.Place(t.Context(), ask).is(t, codes.Internal, "")
+	if r := c.Place(t.Context(), ask); r.Order.GetId() != "order 2" {
+		t.Errorf("after a panic: %v", r)
+	}
+}
+
+func testUnkeepable(t *testing.T, o once) {
+	var runs atomic.Int64
+	cfg := idempotency.MiddlewareConfig{MaxResponseBytes: 100}
+	c := o.serve(t, cfg, func(context.Context, *shopv1.PlaceOrderRequest, Set) (*shopv1.Order, error) {
+		runs.Add(1)
+		return &shopv1.Order{Id: strings.Repeat("x", 200)}, nil
+	})
+	ask := Ask{Keys: newKey()}
+	if first := c.Place(t.Context(), ask); len(first.Order.GetId()) != 200 {
+		t.Errorf("client got %v", first)
+	}
+	if c.Place(t.Context(), ask).is(t, codes.AlreadyExists, "IDEMPOTENCY_RESULT_UNAVAILABLE"); runs.Load() != 1 {
+		t.Errorf("%d runs", runs.Load())
+	}
+}
+
+// losing is a store that loses every claim at once.
+type losing struct{ driver.Store }
+
+func (s losing) Begin(ctx context.Context, claim driver.Claim) (driver.BeginResult, error) {
+	out, err := s.Store.Begin(ctx, claim)
+	out.Lease = min(out.Lease, 30*time.Millisecond)
+	return out, err
+}
+
+func (losing) Extend(context.Context, driver.Claim) error { return driver.ErrLeaseLost }
+
+func (losing) Release(context.Context, driver.Claim) error { return driver.ErrLeaseLost }
+
+func testLeaseLost(t *testing.T, o once) {
+	o.store = losing{o.store}
+	c := o.serve(t, idempotency.MiddlewareConfig{}, func(ctx context.Context, _ *shopv1.PlaceOrderRequest, _ Set) (*shopv1.Order, error) {
+		select {
+		case <-ctx.Done():
+			if cause := context.Cause(ctx); !errors.Is(cause, idempotency.ErrLeaseLost) {
+				t.Errorf("cause %v; want ErrLeaseLost", cause)
+			}
+		case <-time.After(Patience):
+			t.Error("handler not cancelled")
+		}
+		return nil, ctx.Err()
+	})
+	r := c.Place(t.Context(), Ask{Keys: newKey()})
+	r.is(t, codes.Unavailable, "IDEMPOTENCY_STORE_UNAVAILABLE")
+	r.waits(t)
+}
+
+func testClientGone(t *testing.T, o once) {
+	var runs atomic.Int64
+	ctx, hangUp := context.WithCancel(t.Context())
+	gone := make(chan struct{})
+	c := o.serve(t, idempotency.MiddlewareConfig{}, func(ctx context.Context, req *shopv1.PlaceOrderRequest, set Set) (*shopv1.Order, error) {
+		hangUp()
+		<-ctx.Done()
+		defer close(gone)
+		return counted(&runs)(ctx, req, set)
+	})
+	ask := Ask{Keys: newKey()}
+	c.Place(ctx, ask).is(t, codes.Canceled, "")
+	<-gone
+	deadline := time.Now().Add(Patience)
+	for {
+		again := c.Place(t.Context(), ask)
+		if again.code() == codes.OK {
+			if again.Order.GetId() != "order 1" || !again.replayed() {
+				t.Errorf("after the client hung up: %v", again)
+			}
+			return
+		}
+		if again.is(t, codes.Aborted, "IDEMPOTENCY_KEY_IN_USE"); time.Now().After(deadline) || t.Failed() {
+			t.Fatal("the answer was not kept")
+		}
+	}
+}
+
+func testEffect(t *testing.T, o once) {
+	var runs atomic.Int64
+	c := o.serve(t, idempotency.MiddlewareConfig{}, func(ctx context.Context, _ *shopv1.PlaceOrderRequest, _ Set) (*shopv1.Order, error) {
+		runs.Add(1)
+		idempotency.MarkEffect(ctx)
+		return nil, Fail(codes.Unavailable, "the provider does not answer")
+	})
+	ask := Ask{Keys: newKey()}
+	first, again := c.Place(t.Context(), ask), c.Place(t.Context(), ask)
+	if first.is(t, codes.Unavailable, ""); !proto.Equal(first.Status, again.Status) || !again.replayed() || runs.Load() != 1 {
+		t.Errorf("%v, then %v after %d runs", first, again, runs.Load())
+	}
+}
+
+// soldOut is a user's own error.
+type soldOut struct{}
+
+func (soldOut) Error() string             { return "secret" }
+func (soldOut) Code() string              { return "SOLD_OUT" }
+func (soldOut) HTTPStatus() int           { return http.StatusServiceUnavailable }
+func (soldOut) RetryAfter() time.Duration { return time.Minute }
+
+func testCoded(t *testing.T, o once) {
+	c := o.serve(t, idempotency.MiddlewareConfig{}, func(context.Context, *shopv1.PlaceOrderRequest, Set) (*shopv1.Order, error) {
+		return nil, fmt.Errorf("place: %w", soldOut{})
+	})
+	r := c.Place(t.Context(), Ask{Keys: newKey()})
+	r.is(t, codes.Unavailable, "")
+	info, _ := detail[*errdetails.ErrorInfo](r)
+	if r.waits(t); info.GetReason() != "SOLD_OUT" || strings.Contains(r.Status.String(), "secret") {
+		t.Errorf("got %v", r.Status)
+	}
+}
+
+func testStampede(t *testing.T, o once) {
+	const keys, clients = 20, 32
+	var runs atomic.Int64
+	c := o.serve(t, idempotency.MiddlewareConfig{}, counted(&runs))
+	for n := range keys {
+		ask := Ask{Keys: newKey()}
+		var fresh atomic.Int64
+		var wg sync.WaitGroup
+		for range clients {
+			wg.Go(func() {
+				r := c.Place(t.Context(), ask)
+				switch {
+				case r.code() == codes.Aborted:
+				case r.Order.GetId() != fmt.Sprint("order ", n+1):
+					t.Errorf("got %v", r)
+				case !r.replayed():
+					fresh.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+		if runs.Load() != int64(n+1) || fresh.Load() != 1 {
+			t.Fatalf("after %d keys %d runs, %d fresh answers", n+1, runs.Load(), fresh.Load())
+		}
+	}
+}
+
+func testKeys(t *testing.T, o once) {
+	var runs atomic.Int64
+	key := newKey()
+	for name, tt := range map[string]struct {
+		cfg    idempotency.MiddlewareConfig
+		keys   []string
+		code   codes.Code
+		reason string
+	}{
+		"none":              {code: codes.InvalidArgument, reason: "IDEMPOTENCY_KEY_REQUIRED"},
+		"none, optional":    {cfg: idempotency.MiddlewareConfig{Optional: true}},
+		"wrong":             {keys: []string{"order-42"}, code: codes.InvalidArgument, reason: "IDEMPOTENCY_KEY_INVALID"},
+		"wrong, optional":   {cfg: idempotency.MiddlewareConfig{Optional: true}, keys: []string{"x"}, code: codes.InvalidArgument, reason: "IDEMPOTENCY_KEY_INVALID"},
+		"right for another": {cfg: idempotency.MiddlewareConfig{ParseKey: idempotency.ParseOpaque}, keys: []string{"order-42"}},
+		"two":               {keys: append(newKey(), newKey()...), code: codes.InvalidArgument, reason: "IDEMPOTENCY_KEY_INVALID"},
+		"right":             {keys: key},
+	} {
+		before := runs.Load()
+		r := o.serve(t, tt.cfg, counted(&runs)).Place(t.Context(), Ask{Keys: tt.keys})
+		if r.is(t, tt.code, tt.reason); runs.Load()-before != map[bool]int64{true: 1}[tt.code == codes.OK] {
+			t.Errorf("%s: %d runs", name, runs.Load()-before)
+		}
+	}
+}
+
+func testNeeds(t *testing.T, o once) {
+	var runs atomic.Int64
+	c := o.serve(t, idempotency.MiddlewareConfig{}, counted(&runs))
+	c.Get(t.Context(), Ask{}).is(t, codes.OK, "") // has no side effects
+	c.Get(t.Context(), Ask{Keys: []string{"malformed"}}).is(t, codes.OK, "")
+	c.Watch(t.Context(), Ask{}).is(t, codes.OK, "") // a stream
+	c.Place(t.Context(), Ask{}).is(t, codes.InvalidArgument, "IDEMPOTENCY_KEY_REQUIRED")
+
+	only := o.start(t, Setup{Store: o.store, Place: counted(&runs), Needs: func(procedure string) bool {
+		return procedure == shopv1.Shop_GetOrder_FullMethodName
+	}})
+	only.Place(t.Context(), Ask{}).is(t, codes.OK, "")
+	only.Get(t.Context(), Ask{}).is(t, codes.InvalidArgument, "IDEMPOTENCY_KEY_REQUIRED")
+}
+
+// down is a store that does not answer.
+type down struct{ driver.Store }
+
+func (down) Begin(context.Context, driver.Claim) (driver.BeginResult, error) {
+	return driver.BeginResult{}, errors.New("connection refused")
+}
+
+func testStoreDown(t *testing.T, o once) {
+	var runs atomic.Int64
+	o.store = down{o.store}
+	r := o.serve(t, idempotency.MiddlewareConfig{}, counted(&runs)).Place(t.Context(), Ask{Keys: newKey()})
+	r.is(t, codes.Unavailable, "IDEMPOTENCY_STORE_UNAVAILABLE")
+	if r.waits(t); runs.Load() != 0 || strings.Contains(r.Status.String(), "refused") {
+		t.Errorf("%v after %d runs", r.Status, runs.Load())
+	}
+	open := idempotency.MiddlewareConfig{FailOpen: func(r *http.Request) bool { return r.URL.Path == shopv1.Shop_PlaceOrder_FullMethodName }}
+	r = o.serve(t, open, counted(&runs)).Place(t.Context(), Ask{Keys: newKey()})
+	if r.is(t, codes.OK, ""); r.Header.Get("Idempotency-Bypassed") != "true" || runs.Load() != 1 {
+		t.Errorf("%v after %d runs", r, runs.Load())
+	}
+}
+
+func testScopeFails(t *testing.T, o once) {
+	c := o.serve(t, idempotency.MiddlewareConfig{}, func(context.Context, *shopv1.PlaceOrderRequest, Set) (*shopv1.Order, error) {
+		t.Error("the handler ran")
+		return nil, nil
+	})
+	c.Place(t.Context(), Ask{Keys: newKey(), User: "nobody"}).is(t, codes.Internal, "INTERNAL")
+}
