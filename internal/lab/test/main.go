@@ -124,7 +124,7 @@ func becomeTests(parent int) error {
 	if err != nil {
 		return err
 	}
-	args := []string{servers, "--", goTool, "test", "-shuffle=on", "-timeout=30m", fmt.Sprintf("-p=%d", max(atOnce, runtime.NumCPU()))}
+	args := []string{servers, "--", goTool, "test", "-shuffle=on", "-timeout=75m", fmt.Sprintf("-p=%d", max(atOnce, runtime.NumCPU()))}
 	if raceDetector() {
 		args = append(args, "-race")
 	}
