@@ -117,7 +117,9 @@
 // each, on average, beside one that is open for long: raise it. [Manager.Check]
 // looks at it, and at what else is mis-set on the server and the pool.
 //
-// PgBouncer in transaction mode works with every pgx.QueryExecMode but the
-// default one, whose prepared statements need PgBouncer 1.21 (else 42P05). A hot
-// standby takes only ReadOnly calls up to REPEATABLE READ, else [ErrStandby].
+// PgBouncer in transaction mode works with every pgx.QueryExecMode but two: the
+// default one, whose prepared statements need PgBouncer 1.21 and its setting for
+// them (else 42P05 or 26000), and DescribeExec, for what runs outside of
+// transactions (26000). A hot standby takes only ReadOnly calls up to REPEATABLE
+// READ, else [ErrStandby].
 package txretry

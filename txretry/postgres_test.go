@@ -23,6 +23,15 @@ func TestConformance(t *testing.T) {
 	conformance.Run(t, newBackend)
 }
 
+func TestConformanceBehindPgBouncer(t *testing.T) {
+	t.Parallel()
+	conformance.Run(t, func(t *testing.T) conformance.Backend {
+		t.Helper()
+		direct := newCounter(t)
+		return backendOn(t, pgtest.Behind(t, direct.Config().ConnString(), pgx.QueryExecModeExec))
+	})
+}
+
 func newBackend(t *testing.T) conformance.Backend {
 	t.Helper()
 	b, _ := newBackendOn(t)
@@ -32,6 +41,12 @@ func newBackend(t *testing.T) conformance.Backend {
 func newBackendOn(t *testing.T) (conformance.Backend, *pgxpool.Pool) {
 	t.Helper()
 	pool := newCounter(t)
+	return backendOn(t, pool), pool
+}
+
+// backendOn wants a pool on a table of counters.
+func backendOn(t *testing.T, pool *pgxpool.Pool) conformance.Backend {
+	t.Helper()
 	exec(t, pool, deferredFailure)
 	return conformance.Backend{
 		New:          func(cfg txretry.Config) txretry.Transactor { return newManager(t, pool, cfg) },
@@ -39,7 +54,7 @@ func newBackendOn(t *testing.T) (conformance.Backend, *pgxpool.Pool) {
 		Read:         func(ctx context.Context) (int, error) { return read(ctx, pool) },
 		Fail:         fail,
 		FailAtCommit: failAtCommit,
-	}, pool
+	}
 }
 
 // deferredFailure makes COMMIT fail with the SQLSTATE that was inserted.

@@ -37,7 +37,12 @@ type backend struct {
 
 func newBackend(t *testing.T) *backend {
 	t.Helper()
-	b := &backend{pool: pgtest.New(t)}
+	return backendOn(t, pgtest.New(t))
+}
+
+func backendOn(t *testing.T, pool *pgxpool.Pool) *backend {
+	t.Helper()
+	b := &backend{pool: pool}
 	b.exec(t, schema)
 	return b
 }
@@ -109,6 +114,11 @@ func plain(t *testing.T, body func(t *testing.T)) { body(t) }
 func TestConformance(t *testing.T) {
 	t.Parallel()
 	conformance.Test(t, func(t *testing.T) conformance.Backend { return newBackend(t) }, plain)
+}
+
+func TestConformanceBehindPgBouncer(t *testing.T) {
+	t.Parallel()
+	conformance.Test(t, func(t *testing.T) conformance.Backend { return backendOn(t, pgtest.NewPooled(t)) }, plain)
 }
 
 func TestConformanceSerializable(t *testing.T) {

@@ -141,3 +141,16 @@ func TestCheckMendsMissingDeadlines(t *testing.T) {
 		t.Errorf("found %v after %q", err, mend)
 	}
 }
+
+// PgBouncer in transaction mode gives every statement another connection, so nobody listens.
+func TestCheckFindsAPoolerThatSwallowsNotifications(t *testing.T) {
+	t.Parallel()
+	b := backendOn(t, pgtest.NewPooled(t))
+	found := findings(t, b.store(t, expirypgx.Config{}).Check(t.Context()))
+	if len(found) != 1 || !strings.Contains(found[0].Error(), "notifications do not arrive") || !strings.Contains(found[0].Mend(), "PollOnly") {
+		t.Errorf("found %v, want that notifications do not arrive", found)
+	}
+	if err := b.store(t, expirypgx.Config{PollOnly: true}).Check(t.Context()); err != nil {
+		t.Errorf("found %v with PollOnly", err)
+	}
+}

@@ -15,7 +15,17 @@ import (
 // newPool returns a pool on a schema that has the table.
 func newPool(t *testing.T) *pgxpool.Pool {
 	t.Helper()
-	pool := pgtest.New(t)
+	return migrated(t, pgtest.New(t))
+}
+
+// pooled is newPool behind a PgBouncer.
+func pooled(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	return migrated(t, pgtest.NewPooled(t))
+}
+
+func migrated(t *testing.T, pool *pgxpool.Pool) *pgxpool.Pool {
+	t.Helper()
 	if err := newStore(t, pool, idempotencypgx.Config{}).Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -24,7 +34,7 @@ func newPool(t *testing.T) *pgxpool.Pool {
 
 // backend gives each subtest one of two tables: keys are random. The tests that
 // wait for leases do not share a pool with those that crowd it.
-func backend(t *testing.T) conformance.Backend {
+func backend(t *testing.T, newPool func(*testing.T) *pgxpool.Pool) conformance.Backend {
 	t.Helper()
 	stores := func(cfg idempotencypgx.Config) func(*testing.T) driver.Store {
 		pool := newPool(t)
@@ -42,10 +52,15 @@ func backend(t *testing.T) conformance.Backend {
 
 func TestStore(t *testing.T) {
 	t.Parallel()
-	conformance.TestStore(t, backend(t))
+	conformance.TestStore(t, backend(t, newPool))
+}
+
+func TestStoreBehindPgBouncer(t *testing.T) {
+	t.Parallel()
+	conformance.TestStore(t, backend(t, pooled))
 }
 
 func TestMiddleware(t *testing.T) {
 	t.Parallel()
-	conformance.TestMiddleware(t, backend(t))
+	conformance.TestMiddleware(t, backend(t, newPool))
 }

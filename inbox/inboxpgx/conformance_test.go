@@ -25,9 +25,14 @@ func TestProcessorOnPostgres(t *testing.T) {
 	for _, isolation := range []pgx.TxIsoLevel{"", pgx.ReadCommitted} {
 		t.Run("isolation "+string(isolation), func(t *testing.T) {
 			t.Parallel()
-			conformance.TestProcessor(t, conformance.Backend{New: func(t *testing.T) conformance.Fixture { return postgres(t, isolation) }})
+			conformance.TestProcessor(t, conformance.Backend{New: func(t *testing.T) conformance.Fixture { return postgres(t, newPool(t), isolation) }})
 		})
 	}
+}
+
+func TestProcessorBehindPgBouncer(t *testing.T) {
+	t.Parallel()
+	conformance.TestProcessor(t, conformance.Backend{New: func(t *testing.T) conformance.Fixture { return postgres(t, newPooled(t), "") }})
 }
 
 func TestProcessorOnFake(t *testing.T) {
@@ -54,6 +59,14 @@ func TestEntriesOnFake(t *testing.T) {
 func newPool(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	pool := pgtest.New(t)
+	createTables(t, pool)
+	return pool
+}
+
+// newPooled is newPool behind a PgBouncer.
+func newPooled(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	pool := pgtest.NewPooled(t)
 	createTables(t, pool)
 	return pool
 }
@@ -100,9 +113,8 @@ func insertEffect(ctx context.Context, tx pgx.Tx, consumer string, number int) e
 	return err
 }
 
-func postgres(t *testing.T, isolation pgx.TxIsoLevel) conformance.Fixture {
+func postgres(t *testing.T, pool *pgxpool.Pool, isolation pgx.TxIsoLevel) conformance.Fixture {
 	t.Helper()
-	pool := newPool(t)
 	manager := newManager(t, pool)
 	return conformance.Fixture{
 		Processor: func(t *testing.T, consumer string, h conformance.Handler) inbox.Processor {
@@ -165,6 +177,24 @@ func TestLedgerOnPostgres(t *testing.T) {
 	conformance.TestLedger(t, func(t *testing.T) func(string) driver.Ledger {
 		manager := newManager(t, newPool(t))
 		return func(consumer string) driver.Ledger { return newStore(t, manager, consumer, inboxpgx.Config{}).Ledger() }
+	})
+}
+
+func TestEntriesAndLedgerBehindPgBouncer(t *testing.T) {
+	t.Parallel()
+	t.Run("entries", func(t *testing.T) {
+		t.Parallel()
+		conformance.TestEntries(t, conformance.EntriesBackend{New: func(t *testing.T) (txretry.Transactor, pgdriver.Entries) {
+			manager := newManager(t, newPooled(t))
+			return manager, newStore(t, manager, "a", inboxpgx.Config{}).Entries()
+		}})
+	})
+	t.Run("ledger", func(t *testing.T) {
+		t.Parallel()
+		conformance.TestLedger(t, func(t *testing.T) func(string) driver.Ledger {
+			manager := newManager(t, newPooled(t))
+			return func(consumer string) driver.Ledger { return newStore(t, manager, consumer, inboxpgx.Config{}).Ledger() }
+		})
 	})
 }
 

@@ -26,6 +26,21 @@ func findPostgres() (string, error) {
 	return "", fmt.Errorf("%w: PostgreSQL (initdb, postgres)", ErrNotInstalled)
 }
 
+// PgBouncerInstalled reports whether this machine has a PgBouncer for Private.
+func PgBouncerInstalled() bool {
+	_, err := findPgBouncer()
+	return err == nil
+}
+
+func findPgBouncer() (string, error) {
+	for _, name := range []string{"pgbouncer", "/usr/sbin/pgbouncer", "/opt/homebrew/bin/pgbouncer", "/usr/local/bin/pgbouncer"} {
+		if path, err := exec.LookPath(name); err == nil {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("%w: PgBouncer (pgbouncer)", ErrNotInstalled)
+}
+
 func findRedis() (string, error) {
 	for _, name := range []string{"redis-server", "valkey-server"} {
 		if path, err := exec.LookPath(name); err == nil {

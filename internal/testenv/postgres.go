@@ -36,9 +36,9 @@ func newPostgres(extra []string) (engine, error) {
 	return &postgres{bin: bin, port: port, extra: extra}, nil
 }
 
-func (p *postgres) prepare(ctx context.Context, dir string) error {
+func (p *postgres) prepare(ctx context.Context, dir string) (err error) {
 	p.dir = dir
-	if err := p.dropPrivileges(); err != nil {
+	if p.attr, err = unprivileged(dir); err != nil {
 		return err
 	}
 	cmd := exec.CommandContext(ctx, filepath.Join(p.bin, "initdb"), "--pgdata", p.data(),
@@ -50,25 +50,26 @@ func (p *postgres) prepare(ctx context.Context, dir string) error {
 	return nil
 }
 
-// dropPrivileges gives the folder to a user who is not root, if this process is.
-func (p *postgres) dropPrivileges() error {
+// unprivileged gives the folder to a user who is not root, if this process is, and returns how a
+// process runs as that one.
+func unprivileged(dir string) (*syscall.SysProcAttr, error) {
 	if os.Geteuid() != 0 {
-		return nil
+		return nil, nil
 	}
 	account, err := user.Lookup("postgres")
 	if err != nil {
 		account, err = user.Lookup("nobody")
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	uid, err1 := strconv.Atoi(account.Uid)
 	gid, err2 := strconv.Atoi(account.Gid)
 	if err := errors.Join(err1, err2); err != nil {
-		return err
+		return nil, err
 	}
-	p.attr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
-	return os.Chown(p.dir, uid, gid)
+	attr := &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
+	return attr, os.Chown(dir, uid, gid)
 }
 
 func (p *postgres) command() *exec.Cmd {

@@ -24,6 +24,9 @@ const (
 	Postgres Kind = "postgres"
 	Redis    Kind = "redis"
 	RabbitMQ Kind = "rabbitmq"
+
+	// PgBouncer pools the connections of another server.
+	PgBouncer Kind = "pgbouncer"
 )
 
 const (
@@ -59,7 +62,8 @@ type Server struct {
 
 // Launch starts a private server and returns when it answers. The caller must Close it.
 // Extra are further command-line arguments for Postgres ("-c", "max_connections=5") and
-// Redis ("--appendonly", "yes"), and lines of rabbitmq.conf for RabbitMQ.
+// Redis ("--appendonly", "yes"), lines of rabbitmq.conf for RabbitMQ, and for PgBouncer the
+// address of its Postgres, then lines of pgbouncer.ini.
 // The error is ErrNotInstalled when there are no binaries.
 func Launch(ctx context.Context, kind Kind, extra ...string) (*Server, error) {
 	const attempts = 3 // another process may take a port between finding and using it
@@ -108,6 +112,8 @@ func newEngine(kind Kind, extra []string) (engine, error) {
 		return newRedis(extra)
 	case RabbitMQ:
 		return newRabbitMQ(extra)
+	case PgBouncer:
+		return newPgBouncer(extra)
 	default:
 		return nil, fmt.Errorf("testenv: unknown kind %q", kind)
 	}
@@ -116,7 +122,7 @@ func newEngine(kind Kind, extra []string) (engine, error) {
 // Ping returns nil when a server answers its clients: at url, and for RabbitMQ its management API at adminURL.
 func Ping(ctx context.Context, kind Kind, url, adminURL string) error {
 	switch kind {
-	case Postgres:
+	case Postgres, PgBouncer:
 		return pingPostgres(ctx, url)
 	case Redis:
 		return pingRedis(ctx, url)

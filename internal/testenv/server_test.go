@@ -129,10 +129,14 @@ func TestServer(t *testing.T) {
 
 func TestClose(t *testing.T) {
 	t.Parallel()
-	for _, kind := range []testenv.Kind{testenv.Postgres, testenv.Redis, testenv.RabbitMQ} {
+	for _, kind := range []testenv.Kind{testenv.Postgres, testenv.Redis, testenv.RabbitMQ, testenv.PgBouncer} {
 		t.Run(string(kind), func(t *testing.T) {
 			t.Parallel()
-			s := testenv.Private(t, kind)
+			var extra []string
+			if kind == testenv.PgBouncer {
+				extra = []string{testenv.PostgresURL(t)}
+			}
+			s := testenv.Private(t, kind, extra...)
 			must(t, s.Pause()) // a paused server is ended, too
 			must(t, s.Close())
 			must(t, s.Close())
@@ -162,6 +166,28 @@ func TestLaunchUnknownKind(t *testing.T) {
 	t.Parallel()
 	if _, err := testenv.Launch(t.Context(), "oracle"); err == nil {
 		t.Fatal("no error")
+	}
+}
+
+// A session's parameters of the address are set by the pooler, which takes none from clients.
+func TestPgBouncerSetsParameters(t *testing.T) {
+	t.Parallel()
+	address, err := url.Parse(testenv.PostgresURL(t))
+	must(t, err)
+	query := address.Query()
+	query.Set("search_path", `"it's", public`)
+	address.RawQuery = query.Encode()
+	s := testenv.Private(t, testenv.PgBouncer, address.String())
+	must(t, withPostgres(t.Context(), s.URL(), func(conn *pgx.Conn) error {
+		var got string
+		err := conn.QueryRow(t.Context(), "SHOW search_path", pgx.QueryExecModeExec).Scan(&got)
+		if err == nil && !strings.Contains(got, "it's") {
+			err = fmt.Errorf("search_path is %s", got)
+		}
+		return err
+	}))
+	if _, err := testenv.Launch(t.Context(), testenv.PgBouncer); err == nil {
+		t.Error("it starts without a Postgres")
 	}
 }
 

@@ -45,6 +45,16 @@ func TestConformance(t *testing.T) {
 	}
 }
 
+func TestConformanceBehindPgBouncer(t *testing.T) {
+	t.Parallel()
+	backend := conformance.Backend{Open: func(t *testing.T) conformance.Store {
+		f := setupOn(t, pgtest.NewPooled(t), outboxpgx.Config{PollOnly: true})
+		return f.backend(func(ctx context.Context, fn func(write) error) error { return inManaged(f, ctx, fn) })
+	}}
+	t.Run("writer", func(t *testing.T) { t.Parallel(); conformance.TestWriter(t, backend) })
+	t.Run("source", func(t *testing.T) { t.Parallel(); conformance.TestSource(t, backend) })
+}
+
 func TestManagedWriter(t *testing.T) {
 	t.Parallel()
 	pgtest.New(t) // skips before there are subtests

@@ -239,7 +239,7 @@ func TestSwallowedNotificationsAreReported(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
 	wantFinding(t, f.store, "", "")
-	swallowing := pgtest.Pool(t, swallow(t, f.pool.Config().ConnString()), 5)
+	swallowing := pgtest.Behind(t, f.pool.Config().ConnString(), pgx.QueryExecModeExec)
 	warned := make(signal, 100)
 	store, err := outboxpgx.New(swallowing, outboxpgx.Config{Logger: slog.New(slog.NewTextHandler(warned, nil))})
 	must(t, err)

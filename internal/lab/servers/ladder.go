@@ -61,6 +61,9 @@ func (c *closers) close() error {
 func startServers(ctx context.Context) (env []string, closeAll func() error, err error) {
 	var started closers
 	missing := slices.DeleteFunc(slices.Clone(needs), given)
+	if !given(needs[0]) { // whoever gives a Postgres cares for its machine, too
+		getPooler(ctx)
+	}
 	for _, rung := range []rung{fromBinaries, fromContainers, fromPackages} {
 		if len(missing) == 0 {
 			break

@@ -9,6 +9,7 @@
 //   - a container, where Docker answers,
 //   - as root on Debian or Ubuntu, packages installed by apt-get, their daemons not started,
 //
+// gets PgBouncer in the last of these ways, for the tests that start one before that Postgres,
 // sets those variables for the command, and exits with its code. The servers end with it,
 // also on SIGINT and SIGTERM. Without servers it says in one line what to install and exits 2.
 package main

@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // policyFile is asked by Debian's package scripts whether they may start a daemon.
@@ -29,6 +31,19 @@ func fromPackages(ctx context.Context, needs []need, started *closers) ([]string
 		return nil, needs, err
 	}
 	return fromBinaries(ctx, needs, started)
+}
+
+// getPooler installs the PgBouncer that tests start by themselves. Without it they are skipped, or fail
+// where no server may be missing, so what goes wrong is no more than said.
+func getPooler(ctx context.Context) {
+	apt, err := exec.LookPath("apt-get")
+	if err != nil || os.Geteuid() != 0 || testenv.PgBouncerInstalled() {
+		return
+	}
+	fmt.Fprintln(os.Stderr, "servers: apt-get installs pgbouncer")
+	if err := install(ctx, apt, policyFile, []string{"pgbouncer"}); err != nil {
+		fmt.Fprintln(os.Stderr, "servers: no PgBouncer:", err)
+	}
 }
 
 func install(ctx context.Context, apt, policy string, packages []string) (err error) {
