@@ -7,8 +7,8 @@ import (
 	"log/slog"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/holdfast-go/holdfast/internal/sqlstate"
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
@@ -101,7 +101,11 @@ func (c *call) end(ctx context.Context, s driver.Session, committed bool) {
 // server's word decides.
 func (c *call) failedFn(t *transaction, err error) result {
 	res := c.failedIn(phaseFn, onStandby(t.session, err))
-	if res.again || t.failure == nil || !isMute(err) {
+	if res.again || !isMute(err) {
+		return res
+	}
+	if t.failure == nil { // a statement that did not run on the handle
+		res.outOfOrder = t.lost() && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded)
 		return res
 	}
 	server := c.failedIn(phaseFn, t.failure)
@@ -150,8 +154,7 @@ func endedByFn(err error) error {
 
 // onStandby says so if a statement failed because the server is a hot standby.
 func onStandby(s driver.Session, err error) error {
-	var answer *pgconn.PgError
-	if errors.As(err, &answer) && (answer.Code == "25006" || answer.Code == "0A000") && s.Standby() {
+	if code := sqlstate.Of(err); (code == "25006" || code == "0A000") && s.Standby() {
 		return fmt.Errorf("%w: %w", ErrStandby, err)
 	}
 	return err

@@ -1,10 +1,6 @@
 package txretry
 
-import (
-	"errors"
-
-	"github.com/jackc/pgx/v5/pgconn"
-)
+import "github.com/holdfast-go/holdfast/internal/sqlstate"
 
 // abortedTransaction is the SQLSTATE of every statement after the one that
 // failed: it says nothing about the reason.
@@ -35,9 +31,9 @@ func (o *Options) retries(sqlstate string) bool {
 // gave up is not tried again.
 func (o *Options) transient(err error) string {
 	switch e := err.(type) {
-	case *pgconn.PgError:
-		if o.retries(e.Code) {
-			return e.Code
+	case sqlstate.Reporter:
+		if code := e.SQLState(); o.retries(code) {
+			return code
 		}
 		return ""
 	case *LockTimeoutError, *CommitUnknownError:
@@ -57,6 +53,6 @@ func (o *Options) transient(err error) string {
 // isMute reports whether err does not tell what the server said: it carries no
 // SQLSTATE, or only that the transaction had failed before.
 func isMute(err error) bool {
-	var pgErr *pgconn.PgError
-	return !errors.As(err, &pgErr) || pgErr.Code == abortedTransaction
+	code := sqlstate.Of(err)
+	return code == "" || code == abortedTransaction
 }

@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/internal/sqlstate"
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
@@ -100,15 +100,7 @@ func (p poolSource) sweep(patience time.Duration) {
 	}
 }
 
-// askFate also ends the transaction if the server still waits for its client, which has gone. A
-// transaction that is committing goes on.
-const askFate = `select pg_xact_status(x), (
-		select bool_or(pg_terminate_backend(pid)) from pg_stat_activity
-		where backend_xid = x::xid and state like 'idle in transaction%' and usename = current_user
-	) from (select $1::text::xid8) as asked(x)`
-
-// Fate reads pg_xact_status, which does not know an id of the future, as after a failover (22023), or
-// one whose log is gone (NULL).
+// Fate implements driver.Source.
 func (p poolSource) Fate(ctx context.Context, limits driver.Limits, xid string) (driver.Outcome, error) {
 	conn, err := p.acquire(ctx, limits)
 	if err != nil {
@@ -118,17 +110,6 @@ func (p poolSource) Fate(ctx context.Context, limits driver.Limits, xid string) 
 	defer func() { p.put(conn, g.silent) }()
 	g.expect(limits.Begin)
 	var status *string
-	err = g.answered(ctx, g.conn.QueryRow(ctx, askFate, pgx.QueryExecModeExec, xid).Scan(&status, nil))
-	var refused *pgconn.PgError
-	switch {
-	case errors.As(err, &refused) && refused.Code == "22023", err == nil && status == nil:
-		return driver.Unknown, driver.ErrForgotten
-	case err != nil:
-		return driver.Unknown, err
-	case *status == "committed":
-		return driver.Committed, nil
-	case *status == "aborted":
-		return driver.RolledBack, nil
-	}
-	return driver.Unknown, nil
+	err = g.answered(ctx, g.conn.QueryRow(ctx, driver.AskFate, pgx.QueryExecModeExec, xid).Scan(&status, nil))
+	return driver.FateOf(status, sqlstate.Of(err), err)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/holdfast-go/holdfast/internal/sqlstate"
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
@@ -79,9 +80,8 @@ func outOfOrder(err error) bool {
 	if errors.Is(err, driver.ErrSilent) || errors.Is(err, driver.ErrNotBegun) {
 		return true
 	}
-	var answer *pgconn.PgError
-	return errors.As(err, &answer) &&
-		(strings.HasPrefix(answer.Code, "08") || strings.HasPrefix(answer.Code, "53") || strings.HasPrefix(answer.Code, "57P"))
+	code := sqlstate.Of(err)
+	return strings.HasPrefix(code, "08") || strings.HasPrefix(code, "53") || strings.HasPrefix(code, "57P")
 }
 
 // lost reports whether the connection of the transaction was lost, and not closed because a

@@ -51,7 +51,7 @@ type floor struct {
 var ground = []string{
 	"format", "symfony",
 	"internal/backoff", "internal/breaker", "internal/check", "internal/ids", "internal/isolate", "internal/lanes", "internal/partition", "internal/problem", "internal/runloop",
-	"internal/sqlident", "internal/telemetry", "internal/tries", "internal/wire",
+	"internal/sqlident", "internal/sqlstate", "internal/telemetry", "internal/tries", "internal/wire",
 }
 
 var floors = slices.Concat(
@@ -77,6 +77,7 @@ var floors = slices.Concat(
 		// Transactions are Postgres: this core is pgx and is not split.
 		{pkg: "txretry", clients: []string{pgx}, on: with(ground, "txretry/driver"), noTesting: true},
 		{pkg: "txretry/driver", clients: []string{pgx}, on: []string{"txretry/driver"}, noTesting: true},
+		{pkg: "txretry/txretrysql", clients: []string{pgx}, on: with(ground, "txretry", "txretry/driver"), noTesting: true},
 		{pkg: "txretry/txretrytest", clients: []string{pgx}, on: with(ground, "txretry/..."), noTesting: true},
 		{pkg: "txretry/txretrytest/conformance", clients: []string{pgx}, on: with(ground, "txretry/...")},
 		// For users' tests. The servers that it can start bring the clients that ask them whether they answer.

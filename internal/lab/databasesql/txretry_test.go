@@ -1,0 +1,306 @@
+package databasesql
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/sqlstate"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/txretry"
+	"github.com/holdfast-go/holdfast/txretry/txretrysql"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest/conformance"
+)
+
+// tables has a counter, and a table that makes COMMIT fail with the SQLSTATE that was inserted.
+const tables = `
+	create table counter (id int primary key, n int not null);
+	insert into counter values (1, 0);
+	create table failure (sqlstate text);
+	create function fail() returns trigger language plpgsql as $$ begin raise exception 'test' using errcode = new.sqlstate; end $$;
+	create constraint trigger fail after insert on failure deferrable initially deferred for each row execute function fail()`
+
+// TestConformance: what a manager promises it promises over database/sql.
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	pgtest.New(t) // skips before there are subtests
+	for name := range drivers {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			conformance.Run(t, func(t *testing.T) conformance.Backend {
+				f := setup(t, name)
+				f.exec(t, tables)
+				return conformance.Backend{
+					New: func(cfg txretry.Config) txretry.Transactor { return f.manager(t, cfg) },
+					Read: func(ctx context.Context) (n int, err error) {
+						err = f.pool.QueryRow(ctx, "select n from counter where id = 1").Scan(&n)
+						return n, err
+					},
+					Add: func(ctx context.Context, tx pgx.Tx, delta int) error {
+						_, err := tx.Exec(ctx, "update counter set n = n + $1 where id = 1", delta)
+						return err
+					},
+					Fail: func(ctx context.Context, tx pgx.Tx, sqlstate string) error {
+						_, err := tx.Exec(ctx, raise(sqlstate))
+						return err
+					},
+					FailAtCommit: func(ctx context.Context, tx pgx.Tx, sqlstate string) error {
+						_, err := tx.Exec(ctx, "insert into failure values ($1)", sqlstate)
+						return err
+					},
+				}
+			})
+		})
+	}
+}
+
+func raise(sqlstate string) string {
+	return fmt.Sprintf("do $$ begin raise exception 'test' using errcode = '%s'; end $$", sqlstate)
+}
+
+func add(ctx context.Context, tx *sql.Tx) error {
+	_, err := tx.ExecContext(ctx, "update counter set n = n + 1 where id = 1")
+	return err
+}
+
+// What fails on the *sql.Tx itself is told by the error of fn.
+func TestErrorsOfTheTx(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		fail   func(ctx context.Context, tx *sql.Tx, attempt int) error
+		calls  int
+		state  string // in the error of Do
+		is     error
+		commit bool
+	}{
+		"a conflict": {func(ctx context.Context, tx *sql.Tx, attempt int) error {
+			if attempt > 1 {
+				return nil
+			}
+			_, err := tx.ExecContext(ctx, raise("40001"))
+			return fmt.Errorf("wrapped: %w", err)
+		}, 2, "", nil, true},
+		"a conflict at COMMIT": {func(ctx context.Context, tx *sql.Tx, attempt int) error {
+			if attempt > 1 {
+				return nil
+			}
+			_, err := tx.ExecContext(ctx, "insert into failure values ('40001')")
+			return err
+		}, 2, "", nil, true},
+		"no conflict": {func(ctx context.Context, tx *sql.Tx, _ int) error {
+			_, err := tx.ExecContext(ctx, raise("23505"))
+			return err
+		}, 1, "23505", nil, false},
+		"ignored": {func(ctx context.Context, tx *sql.Tx, _ int) error {
+			_, _ = tx.ExecContext(ctx, raise("40001"))
+			return nil
+		}, 1, "", pgx.ErrTxCommitRollback, false},
+		"rows left open, which database/sql closes": {func(ctx context.Context, tx *sql.Tx, _ int) error {
+			rows, err := tx.QueryContext(ctx, "select generate_series(1, 100000)")
+			if err == nil {
+				rows.Next()
+			}
+			return err
+		}, 1, "", nil, true},
+		"rows left open, with an error to come": {func(ctx context.Context, tx *sql.Tx, _ int) error {
+			_, err := tx.QueryContext(ctx, "select 1 / (100000 - i) from generate_series(1, 100000) i")
+			return err
+		}, 1, "", nil, false},
+		"ended by fn": {func(_ context.Context, tx *sql.Tx, _ int) error { return tx.Rollback() }, 1, "", txretry.ErrManaged, false},
+		"ended by fn, which fails": {func(_ context.Context, tx *sql.Tx, _ int) error {
+			return errors.Join(tx.Rollback(), conflict{})
+		}, 1, "", txretry.ErrManaged, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			onEach(t, func(t *testing.T, f *fixture) {
+				f.exec(t, tables)
+				calls, committed := 0, false
+				err := f.manager(t, txretry.Config{}).Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+					calls++
+					txretry.AfterCommit(tx, func() { committed = true })
+					must(t, add(ctx, txretrysql.Tx(tx)))
+					return test.fail(ctx, txretrysql.Tx(tx), calls)
+				})
+				if calls != test.calls || committed != test.commit || (err == nil) != test.commit {
+					t.Errorf("%d calls, committed %v, error %v", calls, committed, err)
+				}
+				if test.state != "" && sqlstate.Of(err) != test.state || test.is != nil && !errors.Is(err, test.is) {
+					t.Errorf("error %v", err)
+				}
+				want := 0
+				if test.commit {
+					want = 1
+				}
+				if n := f.count(t, "select n from counter"); n != want {
+					t.Errorf("the counter is %d", n)
+				}
+			})
+		})
+	}
+}
+
+type conflict struct{}
+
+func (conflict) Error() string    { return "conflict" }
+func (conflict) SQLState() string { return "40001" }
+
+func TestTx(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, f *fixture) {
+		var stale pgx.Tx
+		must(t, f.manager(t, txretry.Config{}).Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+			stale = tx
+			sp, err := tx.Begin(ctx)
+			must(t, err)
+			if own := txretrysql.Tx(tx); own == nil || txretrysql.Tx(sp) != own {
+				t.Error("a savepoint has another transaction below it")
+			}
+			var level string
+			must(t, txretrysql.Tx(sp).QueryRowContext(ctx, "select current_setting('transaction_isolation') || current_setting('lock_timeout')").Scan(&level))
+			if level != "serializable8s" {
+				t.Errorf("the settings are %s", level)
+			}
+			return sp.Commit(ctx)
+		}))
+		if txretrysql.Tx(stale) != nil {
+			t.Error("a handle that is over has a transaction")
+		}
+		must(t, pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
+			if txretrysql.Tx(tx) != nil {
+				t.Error("a pgx transaction has one of database/sql")
+			}
+			return nil
+		}))
+	})
+}
+
+// A COMMIT whose answer is lost is unknown, or asked for, and never repeated.
+func TestCommitReplyLost(t *testing.T) {
+	t.Parallel()
+	for _, asked := range []bool{false, true} {
+		t.Run(fmt.Sprintf("asked %v", asked), func(t *testing.T) {
+			t.Parallel()
+			onEach(t, func(t *testing.T, f *fixture) {
+				f.exec(t, tables)
+				proxy := testenv.NewProxy(t, f.pool.Config().ConnString())
+				m := f.through(t, proxy.URL()).manager(t, txretry.Config{XactStatus: asked, CommitTimeout: time.Minute})
+				calls, committed := 0, false
+				healed := make(chan struct{})
+				err := m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+					calls++
+					txretry.AfterCommit(tx, func() { committed = true })
+					defer proxy.DropReplies()
+					go func() {
+						defer close(healed)
+						testenv.Eventually(t, testenv.Patience, func() error {
+							if f.count(t, "select n from counter") != 1 {
+								return errors.New("not committed")
+							}
+							return nil
+						})
+						proxy.Heal() // resets the connection that has lost an answer
+					}()
+					return add(ctx, txretrysql.Tx(tx))
+				})
+				<-healed
+				_, unknown := errors.AsType[*txretry.CommitUnknownError](err)
+				if calls != 1 || committed != asked || unknown == asked || (err == nil) != asked {
+					t.Errorf("%d calls, committed %v, error %v", calls, committed, err)
+				}
+			})
+		})
+	}
+}
+
+// A server that is silent is given up where the driver ends with its context.
+func TestSilence(t *testing.T) {
+	t.Parallel()
+	f := setup(t, "pgx stdlib")
+	f.exec(t, tables)
+	proxy := testenv.NewProxy(t, f.pool.Config().ConnString())
+	m := f.through(t, proxy.URL()).manager(t, txretry.Config{StatementTimeout: time.Second, CommitTimeout: time.Second, MaxAttempts: 1})
+	for name, test := range map[string]struct {
+		fn   func(ctx context.Context, tx pgx.Tx) error
+		want func(err error) bool
+	}{
+		"at a statement": {func(ctx context.Context, tx pgx.Tx) error {
+			proxy.Pause()
+			_, err := tx.Exec(ctx, "select 1")
+			return err
+		}, func(err error) bool { _, ok := errors.AsType[*txretry.UnavailableError](err); return ok }},
+		"at COMMIT": {func(ctx context.Context, tx pgx.Tx) error {
+			err := add(ctx, txretrysql.Tx(tx))
+			proxy.Pause()
+			return err
+		}, func(err error) bool { _, ok := errors.AsType[*txretry.CommitUnknownError](err); return ok }},
+	} {
+		if err := m.Do(t.Context(), test.fn); !test.want(err) {
+			t.Errorf("%s: error %v", name, err)
+		}
+		proxy.Resume()
+	}
+}
+
+func TestConnectionLost(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, f *fixture) {
+		m := f.manager(t, txretry.Config{MaxAttempts: 1})
+		for name, end := range map[string]func(ctx context.Context, tx pgx.Tx, pid int) error{
+			"by the handle": func(ctx context.Context, tx pgx.Tx, _ int) error {
+				_, err := tx.Exec(ctx, "select 1")
+				return err
+			},
+			"by the sql.Tx": func(ctx context.Context, tx pgx.Tx, _ int) error {
+				_, err := txretrysql.Tx(tx).ExecContext(ctx, "select 1")
+				return err
+			},
+		} {
+			err := m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+				var pid int
+				must(t, txretrysql.Tx(tx).QueryRowContext(ctx, "select pg_backend_pid()").Scan(&pid))
+				f.exec(t, "select pg_terminate_backend($1, 5000)", pid)
+				return end(ctx, tx, pid)
+			})
+			if _, ok := errors.AsType[*txretry.UnavailableError](err); !ok {
+				t.Errorf("%s: error %v, want *UnavailableError", name, err)
+			}
+			must(t, m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error { return nil }))
+		}
+	})
+}
+
+// The documentation says how many round trips things take.
+func TestRoundTrips(t *testing.T) {
+	t.Parallel()
+	want := map[string][2]int64{"pgx stdlib": {3, 4}, "lib pq": {3, 5}}
+	for name := range drivers {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setup(t, name)
+			f.db.SetMaxOpenConns(1)
+			store, m := f.outbox(t), f.manager(t, txretry.Config{})
+			for i, fn := range []func(ctx context.Context, tx pgx.Tx) error{
+				func(context.Context, pgx.Tx) error { return nil },
+				func(ctx context.Context, tx pgx.Tx) error {
+					return store.Write(ctx, tx, outbox.Message{Name: "a", Body: []byte("1")})
+				},
+			} {
+				must(t, m.Do(t.Context(), fn)) // connects, and prepares statements
+				must(t, m.Do(t.Context(), fn)) // pings, before the connection is used again
+				f.sent.Store(0)
+				must(t, m.Do(t.Context(), fn))
+				if got := f.sent.Load(); got != want[name][i] {
+					t.Errorf("transaction %d takes %d round trips, want %d", i, got, want[name][i])
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,264 @@
+package txretrysql
+
+import (
+	"context"
+	"database/sql"
+	sqldriver "database/sql/driver"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/holdfast-go/holdfast/internal/sqlstate"
+	"github.com/holdfast-go/holdfast/txretry"
+	"github.com/holdfast-go/holdfast/txretry/driver"
+)
+
+// session runs one transaction on a connection of a *sql.DB.
+type session struct {
+	conn   *sql.Conn
+	limits driver.Limits
+	bridge bridge
+	cancel context.CancelFunc // interrupts what database/sql does on behalf of the transaction
+	xid    string
+
+	failed bool      // a statement failed, in the words of a driver that does not tell the state
+	broken bool      // the connection must not be used again
+	since  time.Time // the last answer that was seen
+}
+
+// Begin sends BEGIN and the settings, which database/sql has no place for, in two messages.
+func (s *session) Begin(ctx context.Context, spec *driver.Spec, first *driver.Statement) (tag pgconn.CommandTag, err error) {
+	if err = s.open(ctx, spec.ReadOnly); err == nil {
+		err = s.set(ctx, spec)
+	}
+	if err != nil {
+		if sqlstate.Of(err) == "" && ctx.Err() == nil {
+			s.broken = true
+			err = fmt.Errorf("%w: %w", driver.ErrNotBegun, err)
+		}
+		return tag, err
+	}
+	if first != nil {
+		tag, err = s.bridge.Exec(ctx, first.SQL, first.Args...)
+	}
+	return tag, err
+}
+
+// open begins the transaction. Its context stays that of COMMIT and ROLLBACK, so ctx ends it only until then.
+func (s *session) open(ctx context.Context, readOnly bool) error {
+	lasting, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	s.cancel = cancel
+	stop := context.AfterFunc(ctx, cancel)
+	timer := time.AfterFunc(s.limits.Begin, cancel)
+	tx, err := s.conn.BeginTx(lasting, &sql.TxOptions{ReadOnly: readOnly})
+	if intime := timer.Stop(); !stop() {
+		err = errors.Join(ctx.Err(), err)
+	} else if !intime {
+		err = errors.Join(driver.ErrSilent, err)
+	}
+	if tx != nil {
+		s.bridge = bridge{tx: tx, patience: s.limits.Begin, s: s}
+	}
+	return s.note(err)
+}
+
+// set runs the rest of the begin message.
+func (s *session) set(ctx context.Context, spec *driver.Spec) error {
+	parts := spec.Parts
+	if spec.WantsXID {
+		parts = parts[:len(parts)-1]
+	}
+	_, err := s.bridge.Exec(ctx, "set transaction"+strings.TrimPrefix(strings.Join(parts, "; "), "begin"))
+	if err == nil && spec.WantsXID {
+		err = s.bridge.QueryRow(ctx, "select pg_current_xact_id()::text").Scan(&s.xid)
+	}
+	s.bridge.patience = s.limits.Statement
+	return err
+}
+
+func (s *session) Tx() pgx.Tx { return &s.bridge }
+
+func (s *session) XID() string { return s.xid }
+
+func (s *session) Standby() bool {
+	conn, _ := s.below()
+	return conn != nil && conn.PgConn().ParameterStatus("in_hot_standby") == "on"
+}
+
+// State asks the connection below database/sql, if the driver is pgx's. Of others it is known whether the
+// connection is lost (driver.Validator), and what statements on the handle came to. Rows that are still open
+// are closed by database/sql before COMMIT.
+func (s *session) State() driver.State {
+	conn, valid := s.below()
+	switch {
+	case !valid:
+		return driver.Lost
+	case s.over():
+		return driver.Idle
+	case conn == nil && s.failed:
+		return driver.Failed
+	case conn == nil:
+		return driver.Open
+	}
+	switch conn.PgConn().TxStatus() {
+	case 'T':
+		return driver.Open
+	case 'E':
+		return driver.Failed
+	}
+	return driver.Idle
+}
+
+// over reports whether the transaction was ended by its own methods. database/sql says so before it looks at
+// the statement, and else refuses one that is not of its database: nothing is sent.
+func (s *session) over() bool {
+	return s.bridge.tx == nil || errors.Is(s.bridge.tx.StmtContext(context.Background(), new(sql.Stmt)).Close(), sql.ErrTxDone)
+}
+
+// below returns pgx's connection, if there is one, and whether the connection still serves.
+func (s *session) below() (conn *pgx.Conn, valid bool) {
+	valid = !s.broken
+	err := s.conn.Raw(func(raw any) error {
+		switch raw := raw.(type) {
+		case interface{ Conn() *pgx.Conn }:
+			conn = raw.Conn()
+			valid = valid && !conn.IsClosed()
+		case sqldriver.Validator:
+			valid = valid && raw.IsValid()
+		}
+		return nil
+	})
+	return conn, valid && err == nil
+}
+
+// note remembers what an error tells of the transaction, and makes it one of pgx's.
+func (s *session) note(err error) error {
+	s.since = time.Now()
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, sqldriver.ErrBadConn) || errors.Is(err, sql.ErrConnDone) {
+		s.broken = true
+	}
+	if sqlstate.Of(err) != "" {
+		s.failed = true
+	}
+	_, valid := s.below()
+	return answerOf(err, !valid)
+}
+
+func (s *session) Savepoint(ctx context.Context, id int) error {
+	_, err := s.bridge.Exec(ctx, "savepoint "+savepointName(id))
+	return err
+}
+
+func (s *session) Release(ctx context.Context, id int) error {
+	_, err := s.bridge.Exec(ctx, "release savepoint "+savepointName(id))
+	return err
+}
+
+func (s *session) RollbackTo(ctx context.Context, id int) error {
+	name := savepointName(id)
+	_, err := s.bridge.Exec(ctx, "rollback to savepoint "+name+"; release savepoint "+name)
+	if err == nil {
+		s.failed = false
+	}
+	return err
+}
+
+func savepointName(id int) string { return "holdfast_" + strconv.Itoa(id) }
+
+// maxSilence is how long a transaction may send nothing before COMMIT is preceded by a ping: see txretry.
+const maxSilence = time.Second
+
+// Commit runs the last statements, and then COMMIT.
+func (s *session) Commit(ctx context.Context, timeout time.Duration, last []driver.Statement) (driver.Outcome, error) {
+	defer time.AfterFunc(timeout, s.cancel).Stop()
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	if err := s.before(ctx, last); err != nil {
+		return driver.RolledBack, err
+	}
+	if s.over() || s.State() == driver.Idle {
+		return driver.Unknown, errEnded
+	}
+	err := s.bridge.tx.Commit()
+	switch {
+	case err == nil:
+		return driver.Committed, nil
+	case errors.Is(err, pgx.ErrTxCommitRollback):
+		return driver.RolledBack, err
+	}
+	err = s.note(err)
+	if answer, ok := errors.AsType[*pgconn.PgError](err); ok {
+		if driver.Refuses(answer) && !strings.HasPrefix(answer.Code, "57P") {
+			return driver.RolledBack, err
+		}
+		return driver.Unknown, err
+	}
+	if s.alive(ctx) {
+		// The driver is in step with the server, which has refused nothing: it did not send COMMIT because a
+		// statement had failed, as lib/pq does.
+		return driver.RolledBack, fmt.Errorf("%w: %w", pgx.ErrTxCommitRollback, err)
+	}
+	return driver.Unknown, err
+}
+
+var errEnded = fmt.Errorf("a statement of AtCommit ended the transaction: %w", txretry.ErrManaged)
+
+// before does what comes before COMMIT. Until that is sent nothing can have committed.
+func (s *session) before(ctx context.Context, last []driver.Statement) error {
+	if len(last) == 0 && time.Since(s.since) > maxSilence && !s.alive(ctx) {
+		return driver.ErrNotSent
+	}
+	for _, st := range last {
+		_, err := s.bridge.Exec(ctx, st.SQL, st.Args...)
+		if err == nil {
+			continue
+		}
+		if s.State() == driver.Lost && sqlstate.Of(err) == "" {
+			err = fmt.Errorf("%w: %w", driver.ErrNotSent, err)
+		}
+		if st.Explain != nil {
+			err = st.Explain(err)
+		}
+		return err
+	}
+	return nil
+}
+
+// alive asks the server.
+func (s *session) alive(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, s.limits.Begin)
+	defer cancel()
+	return s.conn.PingContext(ctx) == nil
+}
+
+func (s *session) Rollback(ctx context.Context) error {
+	if s.bridge.tx == nil {
+		return nil
+	}
+	defer context.AfterFunc(ctx, s.cancel)()
+	err := s.bridge.tx.Rollback()
+	if errors.Is(err, sql.ErrTxDone) {
+		return nil
+	}
+	s.broken = s.broken || err != nil
+	return err
+}
+
+// Close gives the connection back, or closes one that is broken.
+func (s *session) Close() {
+	if s.broken {
+		_ = s.conn.Raw(func(any) error { return sqldriver.ErrBadConn })
+	}
+	_ = s.conn.Close() // it only says that the connection is closed already
+	if s.cancel != nil {
+		s.cancel()
+	}
+}
