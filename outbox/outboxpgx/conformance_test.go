@@ -11,6 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest/conformance"
+	"github.com/holdfast-go/holdfast/txretry/txretrysql"
 )
 
 type write = func(...outbox.Message) error
@@ -91,7 +92,7 @@ func inSQL(f *fixture, ctx context.Context, fn func(write) error) error {
 		return err
 	}
 	defer tx.Rollback()
-	if err := fn(func(msgs ...outbox.Message) error { return f.store.WriteSQL(ctx, tx, msgs...) }); err != nil {
+	if err := fn(func(msgs ...outbox.Message) error { return f.store.Write(ctx, txretrysql.Wrap(tx), msgs...) }); err != nil {
 		return err
 	}
 	return tx.Commit()

@@ -52,7 +52,7 @@
 // and Store.Check say so, and relays find messages when they poll. Config.PollOnly turns off both
 // telling and listening.
 //
-// Nothing is heard of the commit of a raw pgx.Tx or a *sql.Tx: call Store.Wake after it.
+// Nothing is heard of the commit of a raw pgx.Tx or of txretrysql.Wrap: call Store.Wake after it.
 //
 // # Other languages
 //

@@ -17,6 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+	"github.com/holdfast-go/holdfast/txretry/txretrysql"
 )
 
 // Whoever forgets Migrate is told so by whatever is called first, also where the INSERT fails at COMMIT.
@@ -64,7 +65,7 @@ func (f *fixture) callAll(ctx context.Context) map[string]error {
 	db := stdlib.OpenDBFromPool(f.pool)
 	defer db.Close()
 	if tx, err := db.BeginTx(ctx, nil); err == nil {
-		all["write with database/sql"] = f.store.WriteSQL(ctx, tx, m)
+		all["write with database/sql"] = f.store.Write(ctx, txretrysql.Wrap(tx), m)
 		_ = tx.Rollback()
 	}
 	return all

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/holdfast-go/holdfast/outbox/driver"
@@ -60,36 +59,6 @@ func insertArgs(msgs []driver.Message) ([]any, error) {
 		notBefores[i] = r.notBefore
 	}
 	return []any{ids, lanes, names, bodies, types, headers, keys, transports, exchanges, routingKeys, routeHeaders, notBefores}, nil
-}
-
-// insertJSON is the same as one JSON array, with the names of the columns.
-func insertJSON(msgs []driver.Message) (string, error) {
-	type object struct {
-		ID           uuid.UUID         `json:"id"`
-		Lane         int               `json:"lane"`
-		Name         string            `json:"name"`
-		Body         []byte            `json:"body"`
-		ContentType  string            `json:"content_type"`
-		Headers      map[string]string `json:"headers"`
-		Key          *string           `json:"ordering_key"`
-		Transport    string            `json:"transport_name"`
-		Exchange     string            `json:"exchange"`
-		RoutingKey   string            `json:"routing_key"`
-		RouteHeaders map[string]string `json:"route_headers"`
-		NotBefore    time.Time         `json:"not_before,omitzero"`
-	}
-	rows := make([]object, len(msgs))
-	for i, m := range msgs {
-		rows[i] = object{
-			m.ID, driver.LaneOf(m), m.Name, append([]byte{}, m.Body...), m.ContentType, m.Headers,
-			nullable(m.Key), m.Transport, m.Exchange, m.RoutingKey, m.RouteHeaders, m.NotBefore,
-		}
-	}
-	text, err := json.Marshal(rows)
-	if err != nil {
-		return "", fmt.Errorf("outboxpgx: encode: %w", err)
-	}
-	return string(text), nil
 }
 
 func encodeHeaders(headers map[string]string) (*string, error) {

@@ -4,7 +4,7 @@ import "strings"
 
 // statements are the SQL of writing and of relays, with the names of the tables filled in.
 type statements struct {
-	insertOne, insert, insertJSON                string
+	insertOne, insert                            string
 	remember, recall, forget                     string
 	giveBack, lease, read, firstDue, countLosses string
 	lower, writers                               string
@@ -17,7 +17,7 @@ func (t tables) statements() statements {
 		"{fits}", strings.ReplaceAll(fits, "{max}", "$4::bigint"), "{record}", recordColumns)
 	fill := func(sql string) string { return t.fill(parts.Replace(sql)) } // a part may name a table
 	return statements{
-		insertOne: fill(insertOneSQL), insert: fill(insertSQL), insertJSON: fill(insertJSONSQL),
+		insertOne: fill(insertOneSQL), insert: fill(insertSQL),
 		remember: fill(rememberSQL), recall: fill(recallSQL), forget: fill(forgetSQL),
 		giveBack: fill(giveBackSQL), lease: fill(leaseSQL), read: fill(readSQL), firstDue: fill(firstDueSQL), countLosses: fill(countLossesSQL),
 		lower: fill(lowerSQL), writers: writersSQL,

@@ -19,16 +19,6 @@ FROM unnest($1::uuid[], $2::smallint[], $3::text[], $4::bytea[], $5::text[], $6:
      WITH ORDINALITY AS m(id, lane, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers, not_before, n)
 ORDER BY n`
 
-// insertJSONSQL stores messages from one text argument, which every database/sql driver can pass.
-const insertJSONSQL = `
-INSERT INTO {outbox} ({columns}, due_at)
-SELECT id, lane, name, decode(body, 'base64'), content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers,
-       CASE WHEN not_before > now() THEN not_before END
-FROM ROWS FROM (json_to_recordset($1::json) AS (id uuid, lane smallint, name text, body text, content_type text, headers jsonb,
-       ordering_key text, transport_name text, exchange text, routing_key text, route_headers jsonb, not_before timestamptz))
-     WITH ORDINALITY AS m(id, lane, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers, not_before, n)
-ORDER BY n`
-
 // rememberSQL stores a key of WriteOnce. No row is changed where the key is remembered already. A key that
 // has expired is taken over. $1 key, $2 id, $3 microseconds until it expires.
 const rememberSQL = `

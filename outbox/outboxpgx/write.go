@@ -2,7 +2,6 @@ package outboxpgx
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 
@@ -15,7 +14,7 @@ import (
 
 // Write stores messages as part of tx, in their order, with one statement. On a handle of txretry
 // the statement runs together with COMMIT and its error comes out of Do; on any other transaction
-// it runs at once.
+// it runs at once. For a *sql.Tx see package txretrysql.
 //
 // What outbox.Prepare refuses is refused here, as joined *outbox.MessageError, before anything is
 // sent, and the transaction stays usable. A message id that is in the table already is the unique
@@ -53,29 +52,6 @@ func (s *Store) put(ctx context.Context, tx pgx.Tx, prepared []driver.Message) e
 		}
 	}
 	txretry.AfterCommit(tx, s.afterCommit)
-	return nil
-}
-
-// WriteSQL is Write for a transaction of database/sql, with any driver for Postgres. Call Wake after
-// its commit, or relays find the messages when they poll.
-func (s *Store) WriteSQL(ctx context.Context, tx *sql.Tx, msgs ...outbox.Message) error {
-	if tx == nil {
-		return errors.New("outboxpgx: WriteSQL needs a transaction")
-	}
-	if len(msgs) == 0 {
-		return nil
-	}
-	prepared, err := outbox.Prepare(ctx, msgs, s.cfg.MaxBodyBytes)
-	if err != nil {
-		return err
-	}
-	arg, err := insertJSON(prepared)
-	if err != nil {
-		return err
-	}
-	if _, err := tx.ExecContext(ctx, s.sql.insertJSON, arg); err != nil {
-		return fmt.Errorf("outboxpgx: write: %w", s.t.explain(err))
-	}
 	return nil
 }
 
