@@ -39,12 +39,12 @@ var plain wire.Symfony
 // convert returns the message in a delivery. What cannot be read stays empty, for
 // inbox.Message.Validate to find.
 func convert(d amqp.Delivery, queue string) *inbox.Message {
-	headers := textHeaders(d.Headers)
+	headers, body, media := wire.Opened(textHeaders(d.Headers), d.Body, contentType(d))
 	return &inbox.Message{
 		ID:            plain.ID(d.MessageId, headers),
 		Name:          plain.Name(d.Type, headers),
-		Body:          d.Body,
-		ContentType:   contentType(d),
+		Body:          body,
+		ContentType:   media,
 		Key:           header(d, wire.HeaderKey),
 		Headers:       headers,
 		Attempt:       attempt(d),

@@ -54,16 +54,17 @@ func message(e entry, stream string, by *wire.Symfony) *inbox.Message {
 // read returns the message in the fields of an entry.
 func read(fields map[string]any, by *wire.Symfony) *inbox.Message {
 	fields = unpacked(fields)
-	body, headers := text(fields[fieldBody]), decodeHeaders([]byte(text(fields[fieldHeaders])))
+	sent, named := text(fields[fieldBody]), decodeHeaders([]byte(text(fields[fieldHeaders])))
 	if envelope := text(fields[fieldSymfony]); envelope != "" {
-		body, headers = ofTransport(envelope)
+		sent, named = ofTransport(envelope)
 	}
+	headers, body, media := wire.Opened(named, []byte(sent), cmp.Or(text(fields[fieldContentType]), named["Content-Type"]))
 	attempt := min(max(number(fields[wire.HeaderAttempt]), 1), maxAttempt)
 	return &inbox.Message{
 		ID:            by.ID(text(fields[fieldID]), headers),
 		Name:          by.Name(text(fields[fieldName]), headers),
-		Body:          []byte(body),
-		ContentType:   cmp.Or(text(fields[fieldContentType]), headers["Content-Type"]),
+		Body:          body,
+		ContentType:   media,
 		Key:           text(fields[fieldKey]),
 		Headers:       headers,
 		Attempt:       attempt,

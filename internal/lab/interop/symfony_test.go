@@ -107,6 +107,8 @@ func TestSymfonyToGo(t *testing.T) {
 		"library":  {serializer: "names", stamp: libraryStamp},
 		"delayed":  {serializer: "json", stamp: appStamp, delay: time.Second},
 		"property": {serializer: "json", amqpOnly: true},
+		"php":      {serializer: "php", stamp: appStamp},
+		"php-late": {serializer: "php", stamp: appStamp, delay: time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			each(t, func(t *testing.T, b broker) {

@@ -1,0 +1,94 @@
+package wire_test
+
+import (
+	"encoding/json"
+	"maps"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/internal/wire"
+	"github.com/holdfast-go/holdfast/symfony"
+)
+
+// envelope is what PhpSerializer of Symfony 5.4 writes for a message Msg with one property, a.
+func envelope(value string) string {
+	return `O:36:\"Symfony\\Component\\Messenger\\Envelope\":2:{s:44:\"\0Symfony\\Component\\Messenger\\Envelope\0stamps\";a:0:{}s:45:\"\0Symfony\\Component\\Messenger\\Envelope\0message\";O:3:\"Msg\":1:{s:1:\"a\";` + value + `}}`
+}
+
+// base64Envelope is the same with a text that is not UTF-8.
+const base64Envelope = `TzozNjpcIlN5bWZvbnlcXENvbXBvbmVudFxcTWVzc2VuZ2VyXFxFbnZlbG9wZVwiOjI6e3M6NDQ6XCJcMFN5bWZvbnlcXENvbXBvbmVudFxcTWVzc2VuZ2VyXFxFbnZlbG9wZVwwc3RhbXBzXCI7YTowOnt9czo0NTpcIlwwU3ltZm9ueVxcQ29tcG9uZW50XFxNZXNzZW5nZXJcXEVudmVsb3BlXDBtZXNzYWdlXCI7TzozOlwiTXNnXCI6MTp7czoxOlwiYVwiO3M6NjpcImJ5dGVz/1wiO319`
+
+// What PHP's own serializer writes becomes what Symfony's other one would have sent.
+func TestFromPHP(t *testing.T) {
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		body string
+		want string // of the property; "": it is not taken
+	}{
+		"integer":    {envelope(`i:1;`), `1`},
+		"negative":   {envelope(`i:-7;`), `-7`},
+		"float":      {envelope(`d:0.5;`), `0.5`},
+		"huge":       {envelope(`d:1.0E+100;`), `1.0E+100`},
+		"minus zero": {envelope(`d:-0;`), `-0`},
+		"true":       {envelope(`b:1;`), `true`},
+		"false":      {envelope(`b:0;`), `false`},
+		"null":       {envelope(`N;`), `null`},
+		"text":       {envelope(`s:7:\"x\"y\\z\0n\";`), `"x\"y\\z\u0000n"`},
+		"unicode":    {envelope(`s:5:\"ü€\";`), `"ü€"`},
+		"map":        {envelope(`a:2:{s:1:\"k\";i:1;i:3;s:1:\"x\";}`), `{"k":1,"3":"x"}`},
+		"empty":      {envelope(`a:0:{}`), `[]`},
+		"lists":      {envelope(`a:2:{i:0;a:1:{i:0;i:1;}i:1;a:1:{s:1:\"a\";a:0:{}}}`), `[[1],{"a":[]}]`},
+		"object":     {envelope(`O:5:\"Inner\":3:{s:8:\"\0Inner\0p\";i:1;s:4:\"\0*\0q\";a:2:{i:0;i:1;i:1;a:1:{i:0;i:2;}}s:1:\"r\";N;}`), `{"p":1,"q":[1,[2]],"r":null}`},
+		"enum":       {envelope(`E:11:\"Status:Open\";`), `"Open"`},
+		"from one":   {envelope(`a:2:{i:1;s:1:\"a\";i:2;s:1:\"b\";}`), `{"1":"a","2":"b"}`},
+		"bytes":      {base64Envelope, ``},
+		"infinite":   {envelope(`d:INF;`), ``},
+		"reference":  {envelope(`a:2:{i:0;O:5:\"Inner\":3:{s:8:\"\0Inner\0p\";i:1;s:4:\"\0*\0q\";a:2:{i:0;i:1;i:1;a:1:{i:0;i:2;}}s:1:\"r\";N;}i:1;r:5;}`), ``},
+
+		"a list that goes on as a map": {envelope(`a:3:{i:0;a:1:{i:0;i:7;}i:1;s:1:\"x\";s:1:\"k\";N;}`), `{"0":[7],"1":"x","k":null}`},
+		"a list with a gap":            {envelope(`a:2:{i:0;i:1;i:2;i:3;}`), `{"0":1,"2":3}`},
+		"a number that is none":        {envelope(`i:"7";`), ``},
+		"a length beyond the end":      {envelope(`s:99999999999999999999:\"x\";`), ``},
+		"a wrong length":               {envelope(`s:2:\"x\";`), ``},
+		"more elements than there are": {envelope(`a:1000000000:{}`), ``},
+		"nested too deep":              {envelope(strings.Repeat("a:1:{i:0;", 100) + "N;" + strings.Repeat("}", 100)), ``},
+		"something behind it":          {envelope(`N;`) + "x", ``},
+		"an object with code":          {envelope(`C:1:\"X\":0:{}`), ``},
+		"no envelope":                  {`O:3:\"Msg\":0:{}`, ``},
+		"JSON":                         {`{"a":1}`, ``},
+		"cut short":                    {strings.TrimSuffix(envelope(`N;`), `}}`), ``},
+	} {
+		headers, body, ok := wire.FromPHP([]byte(tt.body))
+		if ok != (tt.want != "") {
+			t.Errorf("%s: taken %v: %s", name, ok, body)
+			continue
+		}
+		if ok && (string(body) != `{"a":`+tt.want+`}` || !json.Valid(body) || !maps.Equal(headers, map[string]string{"type": "Msg"})) {
+			t.Errorf("%s: %s with %v, want %s", name, body, headers, tt.want)
+		}
+	}
+}
+
+func TestFromPHPStamps(t *testing.T) {
+	t.Parallel()
+	body := strings.Replace(envelope(`N;`), `a:0:{}`, `a:1:{s:28:\"App\\Messenger\\MessageIdStamp\";a:1:{i:0;O:28:\"App\\Messenger\\MessageIdStamp\":1:{s:9:\"messageId\";s:36:\"`+a+`\";}}}`, 1)
+	headers, _, ok := wire.FromPHP([]byte(body))
+	s := newSymfony(t, symfony.Stock(map[string]string{"msg.sent": "Msg"}))
+	if !ok || s.ID("", headers) != uuid.MustParse(a) || s.Name("", headers) != "msg.sent" {
+		t.Errorf("headers %v, %v", headers, ok)
+	}
+}
+
+// Whatever comes, what is taken is JSON, and not much longer.
+func FuzzFromPHP(f *testing.F) {
+	f.Add([]byte(envelope(`a:3:{i:0;a:1:{i:0;i:7;}i:1;s:1:\"x\";s:1:\"k\";N;}`)))
+	f.Add([]byte(base64Envelope))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		_, properties, ok := wire.FromPHP(body)
+		if ok && (!json.Valid(properties) || len(properties) > 8*len(body)) {
+			t.Errorf("%q became %q", body, properties)
+		}
+	})
+}
