@@ -82,6 +82,7 @@ func checkBuild() error {
 	}
 	for _, step := range []struct{ env, args string }{
 		{args: "vet work"},
+		{args: "vet -tags=interop ./internal/lab/interop"}, // these run by make interop alone
 		{env: "GOWORK=off", args: "vet ./..."},
 		{env: "GOWORK=off", args: "build ./..."},
 		{args: "list -m all"}, // as editors do
