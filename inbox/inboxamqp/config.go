@@ -83,9 +83,9 @@ func newSettings(queue string, p inbox.Processor, cfg Config, t tuning) *setting
 	cfg.ConsumerConfig = driver.ConsumerDefaults(cfg.ConsumerConfig, queue)
 	cfg.Timeout = cmp.Or(cfg.Timeout, 5*time.Second)
 	cfg.Logger = cfg.Logger.With(slog.String("component", component), slog.String("queue", queue))
-	names, _ := wire.NewForm(cfg.Format) // validate has the error
+	form, _ := wire.NewForm(cfg.Format) // validate has the error
 	s := &settings{
-		Config: cfg, queue: queue, symfony: names, retention: driver.DefaultRetention,
+		Config: cfg, queue: queue, symfony: form.Symfony, retention: driver.DefaultRetention,
 		confirmTimeout: cmp.Or(t.confirmTimeout, confirmRounds*cfg.Timeout), copies: t.copies,
 		leveling: cmp.Or(t.leveling, leveling),
 	}

@@ -1,6 +1,7 @@
 package inboxamqp
 
 import (
+	"cmp"
 	"strconv"
 	"strings"
 	"time"
@@ -21,8 +22,7 @@ const headerContentType = "Content-Type"
 // arrived is convert for a consumer, by its Config.Format. A dead letter that somebody moved back by other means than
 // DeadLetters, such as a shovel, counts as a replay.
 func arrived(d amqp.Delivery, queue string, by *wire.Symfony) *inbox.Message {
-	m := convert(d, queue)
-	identify(m, d, by)
+	m := convert(d, queue, by)
 	if isDead(d) {
 		m.Replays++
 		m.Attempt, m.Recovered, m.FirstFailedAt, m.History = 1, 0, time.Time{}, nil
@@ -33,19 +33,16 @@ func arrived(d amqp.Delivery, queue string, by *wire.Symfony) *inbox.Message {
 // isDead reports whether deadCopy has made a message.
 func isDead(d amqp.Delivery) bool { return d.Headers[wire.HeaderClass] != nil }
 
-// plain reads what any Symfony application may send.
-var plain wire.Symfony
-
 // convert returns the message in a delivery. What cannot be read stays empty, for
 // inbox.Message.Validate to find.
-func convert(d amqp.Delivery, queue string) *inbox.Message {
-	headers, body, media := wire.Opened(textHeaders(d.Headers), d.Body, contentType(d))
-	return &inbox.Message{
-		ID:            plain.ID(d.MessageId, headers),
-		Name:          plain.Name(d.Type, headers),
+func convert(d amqp.Delivery, queue string, by *wire.Symfony) *inbox.Message {
+	headers, body, media, readable := wire.Opened(textHeaders(d.Headers), d.Body, contentType(d))
+	m := &inbox.Message{
+		ID:            by.ID(d.MessageId, headers),
+		Name:          by.Name(d.Type, headers),
 		Body:          body,
 		ContentType:   media,
-		Key:           header(d, wire.HeaderKey),
+		Key:           cmp.Or(header(d, wire.HeaderKey), wire.EventAttribute(headers, "partitionkey")),
 		Headers:       headers,
 		Attempt:       attempt(d),
 		Recovered:     min(max(intHeader(d, wire.HeaderRecovered), 0), attempt(d)-1),
@@ -56,6 +53,13 @@ func convert(d amqp.Delivery, queue string) *inbox.Message {
 		FirstFailedAt: timeHeader(d, wire.HeaderFirstFailed),
 		History:       driver.DecodeHistory(header(d, wire.HeaderHistory)),
 	}
+	if m.PublishedAt.IsZero() {
+		m.PublishedAt = wire.EventTime(headers)
+	}
+	if !readable { // no handler must take the envelope for its own JSON
+		m.Name = ""
+	}
+	return m
 }
 
 // contentType is that of the body. PHP's client puts text/plain on whatever has none, and a
@@ -68,13 +72,6 @@ func contentType(d amqp.Delivery) string {
 		return ""
 	}
 	return d.ContentType
-}
-
-// identify reads id and name once more where Config.Format says more of them.
-func identify(m *inbox.Message, d amqp.Delivery, by *wire.Symfony) {
-	if by.On() {
-		m.ID, m.Name = by.ID(d.MessageId, m.Headers), by.Name(d.Type, m.Headers)
-	}
 }
 
 // stampHeader is the name of a header with the id; there may be none.

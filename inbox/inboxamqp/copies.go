@@ -84,7 +84,7 @@ var cuts = [...]func(headers amqp.Table){
 		identity := [...]string{wire.HeaderType, stampHeader(headers), headerContentType}
 		for name, value := range headers {
 			_, readable := wire.HeaderString(value)
-			if !wire.Own(name) && name != wire.HeaderRoutes && (!readable || !slices.Contains(identity[:], name)) {
+			if !wire.Own(name) && name != wire.HeaderRoutes && !(readable && wire.Identifies(name)) && (!readable || !slices.Contains(identity[:], name)) {
 				delete(headers, name)
 			}
 		}
@@ -147,8 +147,8 @@ func replayCopy(d amqp.Delivery) amqp.Publishing {
 }
 
 // readDead reads back what deadCopy wrote.
-func readDead(d amqp.Delivery, class string) inbox.DeadLetter {
-	m := convert(d, header(d, wire.HeaderOrigin))
+func readDead(d amqp.Delivery, class string, by *wire.Symfony) inbox.DeadLetter {
+	m := convert(d, header(d, wire.HeaderOrigin), by)
 	if named := header(d, wire.HeaderClass); named != "" {
 		class = named
 	}

@@ -118,8 +118,7 @@ func (s *scan) consume(tag string, window int) error {
 
 // look visits one message and does what is said.
 func (s *scan) look(ctx context.Context, raw amqp.Delivery) error {
-	dead := readDead(raw, s.class)
-	identify(&dead.Message, raw, s.symfony)
+	dead := readDead(raw, s.class, s.symfony)
 	fate, err := s.visit(dead)
 	if err != nil || fate == driver.Keep {
 		return err

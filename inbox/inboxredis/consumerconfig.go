@@ -65,11 +65,11 @@ func newSettings(stream string, p inbox.Processor, cfg Config) (*settings, error
 		Config: cfg, stream: stream, retention: driver.DefaultRetention,
 		log: cfg.Logger.With(slog.String("component", component)),
 	}
-	names, misnamed := wire.NewForm(cfg.Format)
+	form, misnamed := wire.NewForm(cfg.Format)
 	if misnamed != nil {
 		misnamed = fmt.Errorf("inboxredis: Config.Format: %w", misnamed)
 	}
-	s.symfony = names
+	s.symfony = form.Symfony
 	if d, ok := p.(driver.Deduplicator); ok {
 		s.remembers, s.retention, s.ledger = true, d.Retention(), d.Ledger() != nil
 	}

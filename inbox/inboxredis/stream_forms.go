@@ -58,14 +58,15 @@ func read(fields map[string]any, by *wire.Symfony) *inbox.Message {
 	if envelope := text(fields[fieldSymfony]); envelope != "" {
 		sent, named = ofTransport(envelope)
 	}
-	headers, body, media := wire.Opened(named, []byte(sent), cmp.Or(text(fields[fieldContentType]), named["Content-Type"]))
+	media := cmp.Or(text(fields[fieldContentType]), named["Content-Type"])
+	headers, body, media, readable := wire.Opened(withAttributes(named, fields), []byte(sent), media)
 	attempt := min(max(number(fields[wire.HeaderAttempt]), 1), maxAttempt)
-	return &inbox.Message{
+	m := &inbox.Message{
 		ID:            by.ID(text(fields[fieldID]), headers),
 		Name:          by.Name(text(fields[fieldName]), headers),
 		Body:          body,
 		ContentType:   media,
-		Key:           text(fields[fieldKey]),
+		Key:           cmp.Or(text(fields[fieldKey]), wire.EventAttribute(headers, "partitionkey")),
 		Headers:       headers,
 		Attempt:       attempt,
 		Recovered:     min(max(number(fields[wire.HeaderRecovered]), 0), attempt-1),
@@ -74,6 +75,28 @@ func read(fields map[string]any, by *wire.Symfony) *inbox.Message {
 		FirstFailedAt: moment(fields[wire.HeaderFirstFailed]),
 		History:       driver.DecodeHistory(text(fields[wire.HeaderHistory])),
 	}
+	if m.PublishedAt.IsZero() {
+		m.PublishedAt = wire.EventTime(headers)
+	}
+	if !readable { // no handler must take the envelope for its own JSON
+		m.Name = ""
+	}
+	return m
+}
+
+// withAttributes adds the fields of a CloudEvent to the headers.
+func withAttributes(headers map[string]string, fields map[string]any) map[string]string {
+	for name, value := range fields {
+		attribute, ok := strings.CutPrefix(name, wire.EventFieldPrefix)
+		if !ok {
+			continue
+		}
+		if headers == nil {
+			headers = make(map[string]string, len(fields))
+		}
+		headers[wire.EventPrefix+attribute] = text(value)
+	}
+	return headers
 }
 
 // ofTransport reads what Symfony's transport writes: {"body": "…", "headers": {…}}, which PHP's client

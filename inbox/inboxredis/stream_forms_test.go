@@ -16,6 +16,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/holdfast-go/holdfast/cloudevents"
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxredis"
@@ -58,6 +59,7 @@ func TestForms(t *testing.T) {
 		"Symfony, serialized":      {phpEntry(t, body, headers, true), ofSymfony},
 		"Symfony, no headers":      {phpEntry(t, body, []string{}, true), inbox.Message{Body: []byte(body)}},
 		"direct fields":            {direct, ofSymfony},
+		"event of another version": {map[string]any{"id": id.String(), "name": "n", "content-type": "application/cloudevents+json", "body": `{"specversion":"0.3"}`}, inbox.Message{ID: id, Body: []byte(`{"specversion":"0.3"}`), ContentType: "application/cloudevents+json"}},
 		"stamp without namespace":  {map[string]any{"headers": `{"X-Message-Stamp-MessageIdStamp":` + string(must(json.Marshal(stamp))) + `}`, "name": "a"}, inbox.Message{ID: id, Name: "a", Headers: map[string]string{"X-Message-Stamp-MessageIdStamp": stamp}}},
 		"ours, a field before":     {map[string]any{"id": id.String(), "name": "a", "body": "b", "key": "k", "headers": `{"type":"other"}`}, inbox.Message{ID: id, Name: "a", Body: []byte("b"), Key: "k", Headers: map[string]string{"type": "other"}}},
 		"a time":                   {map[string]any{"created-at": "2026-01-02T03:04:05.000006Z"}, inbox.Message{PublishedAt: time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC)}},
@@ -134,6 +136,43 @@ func TestSymfonyFormat(t *testing.T) {
 	p.Publish(t.Context(), m, func(err error) { done <- err })
 	if err := <-done; outbox.ClassOf(err) != outbox.Permanent {
 		t.Errorf("a body that is no UTF-8: %v", err)
+	}
+}
+
+// Events in both modes are messages to us without any setting, with our own fields and without.
+func TestCloudEvents(t *testing.T) {
+	t.Parallel()
+	for _, structured := range []bool{false, true} {
+		f := newFixture(t, false)
+		format := cloudevents.Format{Source: "/shop", Structured: structured}
+		p := must(outboxredis.NewPublisher(f.direct, outboxredis.Config{Stream: stream, Format: format}))
+		m := outbox.Message{
+			ID: ids.New(), Name: "order.placed", Body: []byte(`{"cents": 4200}`), ContentType: "application/json", Key: "A-1",
+			Headers: map[string]string{"cloudEvents:subject": "orders/1"}, CreatedAt: time.Unix(1_700_000_000, 0),
+		}
+		done := make(chan error, 1)
+		p.Publish(t.Context(), m, func(err error) { done <- err })
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		sent := f.direct.XRange(t.Context(), stream, "-", "+").Val()[0].Values
+		if structured != (sent["content-type"] == "application/cloudevents+json; charset=utf-8") || structured == (sent["ce_source"] == "/shop") || sent["name"] != m.Name {
+			t.Errorf("structured %v: sent %v", structured, sent)
+		}
+		theirs := map[string]any{"content-type": sent["content-type"], "body": sent["body"]}
+		for name, value := range sent {
+			if strings.HasPrefix(name, "ce_") {
+				theirs[name] = value
+			}
+		}
+		add(t, f.direct, theirs)
+		for i, d := range receive(t, open(t, running(t, newSource(t, f.direct, inboxredis.Config{})), 2), 2) {
+			got := d.Message()
+			if got.ID != m.ID || got.Name != m.Name || got.Key != m.Key || string(got.Body) != string(m.Body) || got.ContentType != m.ContentType ||
+				!got.PublishedAt.Equal(m.CreatedAt) || got.Headers["cloudEvents:subject"] != "orders/1" || got.Headers["cloudEvents:source"] != "/shop" {
+				t.Errorf("structured %v, message %d: %+v", structured, i, got)
+			}
+		}
 	}
 }
 

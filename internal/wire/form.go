@@ -3,18 +3,29 @@ package wire
 import (
 	"fmt"
 
+	"github.com/holdfast-go/holdfast/cloudevents"
 	"github.com/holdfast-go/holdfast/format"
 	"github.com/holdfast-go/holdfast/symfony"
 )
 
+// Form is what goes by a format.
+type Form struct {
+	Symfony *Symfony
+	Events  *Events // nil: messages are not sent as events
+}
+
 // NewForm returns what goes by a format, or every violation in it.
-func NewForm(f format.Format) (*Symfony, error) {
+func NewForm(f format.Format) (Form, error) {
+	plain, _ := NewSymfony(symfony.Format{}) // nothing in it can be wrong
 	switch f := f.(type) {
 	case nil:
-		return NewSymfony(symfony.Format{})
+		return Form{Symfony: plain}, nil
 	case symfony.Format:
-		return NewSymfony(f)
+		s, err := NewSymfony(f)
+		return Form{Symfony: s}, err
+	case cloudevents.Format:
+		e, err := newEvents(f)
+		return Form{Symfony: plain, Events: e}, err
 	}
-	none, _ := NewSymfony(symfony.Format{}) // nothing in it can be wrong
-	return none, fmt.Errorf("%T is none of this module", f)
+	return Form{Symfony: plain}, fmt.Errorf("%T is none of this module", f)
 }

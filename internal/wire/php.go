@@ -5,7 +5,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
-	"maps"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -46,17 +45,6 @@ func FromPHP(body []byte) (headers map[string]string, properties []byte, ok bool
 		return nil, nil, false
 	}
 	return headers, properties, true
-}
-
-// Opened returns headers, body and content type as they are, or as Symfony's other serializer would have
-// sent what FromPHP reads.
-func Opened(headers map[string]string, body []byte, contentType string) (map[string]string, []byte, string) {
-	fromPHP, properties, ok := FromPHP(body)
-	if !ok {
-		return headers, body, contentType
-	}
-	maps.Copy(fromPHP, headers)
-	return fromPHP, properties, "application/json"
 }
 
 // unslash is PHP's stripslashes.

@@ -93,18 +93,22 @@ func (s *Symfony) Headers(id uuid.UUID, name string, set func(name, value string
 	}
 }
 
-// ID returns a message's id: that of the transport, else that of a stamp, whichever is a UUID in its
-// canonical form first. There may be none.
+// ID returns a message's id: that of the transport, else that of a stamp, else that of a CloudEvent,
+// whichever is a UUID in its canonical form first. There may be none.
 func (s *Symfony) ID(property string, headers map[string]string) uuid.UUID {
 	if id, ok := parseID(property); ok {
 		return id
 	}
 	last, _ := decodeStamp(stampOf(headers, s.format.IDStamp, idStamp))
-	id, _ := parseID(last.MessageID)
+	if id, ok := parseID(last.MessageID); ok {
+		return id
+	}
+	id, _ := parseID(EventAttribute(headers, "id"))
 	return id
 }
 
-// Name returns a message's name: that of the transport, else that of a stamp, else the header type. A
+// Name returns a message's name: that of the transport, else that of a stamp, else the header type, else
+// the type of a CloudEvent. A
 // class that is known becomes its name.
 func (s *Symfony) Name(property string, headers map[string]string) string {
 	name := property
@@ -114,6 +118,9 @@ func (s *Symfony) Name(property string, headers map[string]string) string {
 	}
 	if name == "" {
 		name = headers[HeaderType]
+	}
+	if name == "" {
+		name = EventAttribute(headers, "type")
 	}
 	if known, ok := s.names[name]; ok {
 		return known

@@ -26,6 +26,13 @@ func (p *Publisher) encode(m driver.Message) (amqpconn.Out, error) {
 		return amqpconn.Out{}, &driver.PublishError{Class: driver.Permanent, Err: err}
 	}
 	route := p.rules.Route(m)
+	headers, body, typ := p.headers(m, route), m.Body, cmp.Or(m.ContentType, "application/json")
+	if p.form.Events != nil {
+		var err error
+		if headers, body, typ, err = p.event(m, headers, typ); err != nil {
+			return amqpconn.Out{}, &driver.PublishError{Class: driver.Permanent, Err: err}
+		}
+	}
 	return amqpconn.Out{
 		Stripe:   stripe(m),
 		Exchange: route.Exchange,
@@ -33,11 +40,11 @@ func (p *Publisher) encode(m driver.Message) (amqpconn.Out, error) {
 		Message: amqp.Publishing{
 			MessageId:    m.ID.String(),
 			Type:         m.Name,
-			ContentType:  cmp.Or(m.ContentType, "application/json"),
+			ContentType:  typ,
 			DeliveryMode: amqp.Persistent,
 			Timestamp:    m.CreatedAt,
-			Headers:      p.headers(m, route),
-			Body:         m.Body,
+			Headers:      headers,
+			Body:         body,
 		},
 	}, nil
 }
@@ -53,7 +60,7 @@ func stripe(m driver.Message) uint32 {
 }
 
 func (p *Publisher) headers(m driver.Message, route outbox.Route) amqp.Table {
-	if len(m.Headers)+len(route.Headers) == 0 && m.Key == "" && !p.symfony.On() {
+	if len(m.Headers)+len(route.Headers) == 0 && m.Key == "" && !p.form.Symfony.On() {
 		return nil
 	}
 	table := make(amqp.Table, len(m.Headers)+len(route.Headers)+4)
@@ -67,6 +74,32 @@ func (p *Publisher) headers(m driver.Message, route outbox.Route) amqp.Table {
 		table[wire.HeaderKey] = m.Key
 		table[wire.HeaderRoutes] = []any{partition.Slot(m.Key)}
 	}
-	p.symfony.Headers(m.ID, m.Name, func(name, value string) { table[name] = value })
+	p.form.Symfony.Headers(m.ID, m.Name, func(name, value string) { table[name] = value })
 	return table
+}
+
+// event makes a CloudEvent of headers, body and content type.
+func (p *Publisher) event(m driver.Message, headers amqp.Table, typ string) (amqp.Table, []byte, string, error) {
+	texts := make(map[string]string, len(headers))
+	for name, value := range headers {
+		if text, ok := value.(string); ok {
+			texts[name] = text
+		}
+	}
+	e := wire.Event{ID: m.ID, Name: m.Name, Key: m.Key, Time: m.CreatedAt}
+	attributes := p.form.Events.Attributes(e, texts)
+	if !p.form.Events.Structured() {
+		if headers == nil {
+			headers = make(amqp.Table, len(attributes))
+		}
+		for name, value := range attributes {
+			headers[wire.EventPrefix+name] = value
+		}
+		return headers, m.Body, typ, nil
+	}
+	body, structured, err := wire.Envelope(attributes, typ, m.Body)
+	if err == nil && len(body) > maxBody {
+		err = fmt.Errorf("event of %d bytes, at most %d are allowed", len(body), maxBody)
+	}
+	return headers, body, structured, err
 }

@@ -50,7 +50,7 @@ type Config struct {
 	// empty it is the message's name. Several goroutines call it at once. Default: Message.Route.
 	Router func(outbox.Message) outbox.Route
 	// Format is how messages look: a symfony.Format adds the headers by which Symfony Messenger reads
-	// them. Default: this module's own form.
+	// them, a cloudevents.Format makes CloudEvents of them. Default: this module's own form.
 	Format format.Format
 	// Timeout bounds the dial and every call to the broker, and the wait for the confirms still open
 	// when Run ends. A message has half as long again for its confirm; then the connection is
@@ -79,11 +79,11 @@ func (c Config) rules() stored.Rules {
 
 // Publisher is a driver.Publisher. Its methods may be called from any goroutine.
 type Publisher struct {
-	cfg     Config
-	rules   stored.Rules
-	symfony *wire.Symfony
-	dial    amqpconn.Dial
-	out     *amqpconn.Publisher
+	cfg   Config
+	rules stored.Rules
+	form  wire.Form
+	dial  amqpconn.Dial
+	out   *amqpconn.Publisher
 
 	mu        sync.Mutex
 	runs      int         // calls of Run
@@ -106,7 +106,7 @@ func newPublisher(dial amqpconn.Dial, cfg Config, window int) (*Publisher, error
 	if cfg.Timeout < 0 {
 		errs = append(errs, fmt.Errorf("outboxamqp: Config.Timeout is %v, want more than 0", cfg.Timeout))
 	}
-	names, err := wire.NewForm(cfg.Format)
+	form, err := wire.NewForm(cfg.Format)
 	if err != nil {
 		errs = append(errs, fmt.Errorf("outboxamqp: Config.Format: %w", err))
 	}
@@ -119,7 +119,7 @@ func newPublisher(dial amqpconn.Dial, cfg Config, window int) (*Publisher, error
 	if err != nil {
 		return nil, fmt.Errorf("outboxamqp: %w", err)
 	}
-	p := &Publisher{cfg: cfg, rules: cfg.rules(), symfony: names, dial: dial, listeners: map[*func()]bool{}}
+	p := &Publisher{cfg: cfg, rules: cfg.rules(), form: form, dial: dial, listeners: map[*func()]bool{}}
 	p.out = amqpconn.NewPublisher(amqpconn.PublisherConfig{
 		Dial: dial, Timeout: cfg.Timeout, Logger: cfg.Logger.With(slog.String("component", "outboxamqp")),
 		Window: window, Channels: channels, ConfirmTimeout: cfg.confirmTimeout(), ShutdownTimeout: cfg.Timeout,

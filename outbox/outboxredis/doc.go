@@ -3,7 +3,8 @@
 // Every message is one XADD with the fields id, name, content-type, key,
 // created-at (RFC 3339), headers (a JSON object) and body. Consumers tell
 // duplicates by the field id, not by the id of the stream entry. With
-// Config.Format the field message has headers and body, for Symfony Messenger.
+// Config.Format the field message has headers and body, for Symfony Messenger, or
+// messages are CloudEvents, as package cloudevents says.
 //
 // [Publisher] gathers what arrives while a pipeline is on its way into the next
 // pipeline, so it is fast for many messages and prompt for one.

@@ -40,7 +40,7 @@ type Config struct {
 	Router func(outbox.Message) outbox.Route
 	// Format is how messages look: a symfony.Format puts body and headers of a message into the field of
 	// Symfony Messenger's transport, in its form, in place of the fields body and headers. Such a body is
-	// UTF-8. Default: this module's own form.
+	// UTF-8. A cloudevents.Format makes CloudEvents of them. Default: this module's own form.
 	Format format.Format
 	// Partitions is into how many streams a stream is split, by its name, at most 64: those of orders
 	// are orders.0, orders.1 and so on. A message is in the one of its key, CRC-32 (IEEE) modulo their
@@ -58,11 +58,11 @@ type Config struct {
 // Publisher is a driver.Publisher on Redis Streams. It is safe for concurrent use and needs no
 // closing; a goroutine runs only while messages are on their way. The client stays the caller's.
 type Publisher struct {
-	client  redis.UniversalClient
-	cfg     Config
-	rules   stored.Rules
-	symfony *wire.Symfony
-	room    chan struct{} // one slot per message on its way
+	client redis.UniversalClient
+	cfg    Config
+	rules  stored.Rules
+	form   wire.Form
+	room   chan struct{} // one slot per message on its way
 
 	mu      sync.Mutex
 	queue   []item
@@ -86,7 +86,7 @@ func NewPublisher(client redis.UniversalClient, cfg Config) (*Publisher, error) 
 			errs = append(errs, fmt.Errorf("outboxredis: Config.Partitions of %q: %w", stream, err))
 		}
 	}
-	names, err := wire.NewForm(cfg.Format)
+	form, err := wire.NewForm(cfg.Format)
 	if err != nil {
 		errs = append(errs, fmt.Errorf("outboxredis: Config.Format: %w", err))
 	}
@@ -97,7 +97,7 @@ func NewPublisher(client redis.UniversalClient, cfg Config) (*Publisher, error) 
 		return nil, err
 	}
 	rules := stored.Rules{ByName: cfg.Routes, Router: cfg.Router, Exchange: cfg.Stream}
-	return &Publisher{client: client, cfg: cfg, rules: rules, symfony: names, room: make(chan struct{}, window)}, nil
+	return &Publisher{client: client, cfg: cfg, rules: rules, form: form, room: make(chan struct{}, window)}, nil
 }
 
 // Publish implements driver.Publisher.
@@ -136,27 +136,43 @@ func (p *Publisher) entry(m driver.Message) (*redis.XAddArgs, error) {
 		stream = partition.Name(stream, partition.Of(m.Key, id, n))
 	}
 	return &redis.XAddArgs{Stream: stream, MaxLen: p.cfg.MaxLen, Approx: p.cfg.MaxLen > 0, Values: append([]any{
-		"id", id, "name", m.Name, "content-type", m.ContentType, "key", m.Key,
+		"id", id, "name", m.Name, "key", m.Key,
 		"created-at", m.CreatedAt.UTC().Format(time.RFC3339Nano),
 	}, content...)}, nil
 }
 
 // content are the fields with headers and body.
 func (p *Publisher) content(m driver.Message, headers map[string]string) ([]any, error) {
-	if !p.symfony.On() {
+	if !p.form.Symfony.On() {
 		text, err := json.Marshal(headers)
 		if err != nil {
 			return nil, fmt.Errorf("encode headers: %w", err)
 		}
-		return []any{"headers", text, "body", m.Body}, nil
+		return p.event(m, headers, []any{"headers", text})
 	}
 	if !utf8.Valid(m.Body) {
 		return nil, errors.New("the body is not UTF-8: Symfony's transport has it in JSON")
 	}
-	p.symfony.Headers(m.ID, m.Name, func(name, value string) { headers[name] = value })
+	p.form.Symfony.Headers(m.ID, m.Name, func(name, value string) { headers[name] = value })
 	text, err := json.Marshal(map[string]any{"body": string(m.Body), "headers": headers})
 	if err != nil {
 		return nil, fmt.Errorf("encode message: %w", err)
 	}
-	return []any{"message", text}, nil
+	return []any{"content-type", m.ContentType, "message", text}, nil
+}
+
+// event adds content type and body to the fields, or makes a CloudEvent of them.
+func (p *Publisher) event(m driver.Message, headers map[string]string, fields []any) ([]any, error) {
+	if p.form.Events == nil {
+		return append(fields, "content-type", m.ContentType, "body", m.Body), nil
+	}
+	attributes := p.form.Events.Attributes(wire.Event{ID: m.ID, Name: m.Name, Key: m.Key, Time: m.CreatedAt}, headers)
+	if p.form.Events.Structured() {
+		body, structured, err := wire.Envelope(attributes, m.ContentType, m.Body)
+		return append(fields, "content-type", structured, "body", body), err
+	}
+	for _, name := range slices.Sorted(maps.Keys(attributes)) {
+		fields = append(fields, wire.EventFieldPrefix+name, attributes[name])
+	}
+	return append(fields, "content-type", m.ContentType, "body", m.Body), nil
 }

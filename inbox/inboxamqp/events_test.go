@@ -1,0 +1,145 @@
+package inboxamqp_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/cloudevents"
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
+)
+
+// Events in both modes are what the AMQP binding wants to others, and messages to us without any setting:
+// at first, at a retry, as a dead letter, and when another sender has set no property of AMQP.
+func TestCloudEvents(t *testing.T) {
+	t.Parallel()
+	for name, structured := range map[string]bool{"binary": false, "structured": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := amqptest.New(t)
+			b.Queue(t, "others", nil)
+			format := cloudevents.Format{Source: "/shop", Structured: structured}
+			p, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Format: format, Timeout: patience})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- p.Run(ctx) }()
+			defer func() {
+				cancel()
+				if err := <-ended; err != nil {
+					t.Error(err)
+				}
+			}()
+			m := driver.Message{
+				ID: ids.New(), Name: "order.placed", Body: []byte(`{"cents": 4200}`), ContentType: "application/json", Key: "A-1",
+				Headers: map[string]string{"cloudEvents:subject": "orders/1", "tenant": "a"}, RoutingKey: "others", CreatedAt: time.Unix(1_700_000_000, 0),
+			}
+			published := make(chan error, 1)
+			p.Publish(ctx, m, func(err error) { published <- err })
+			if err := <-published; err != nil {
+				t.Fatal(err)
+			}
+			raw := b.Take(t, "others", 1, patience)[0]
+			checkEvent(t, raw, m, structured)
+
+			var first sync.Once
+			got := recorder{fail: func(*inbox.Message) (err error) {
+				first.Do(func() { err = errors.New("not yet") })
+				return err
+			}}
+			consume(t, b, &got, config{Queue: "own", Retry: quick})
+			b.Publish(t, "", "own", amqp.Publishing{ContentType: raw.ContentType, Headers: withoutOwn(raw.Headers), Body: raw.Body})
+			for i, own := range got.await(t, 2) {
+				if own.ID != m.ID || own.Name != m.Name || own.Key != m.Key || string(own.Body) != string(m.Body) || own.ContentType != m.ContentType ||
+					own.Headers["cloudEvents:subject"] != "orders/1" || own.Headers["cloudEvents:source"] != "/shop" || own.Headers["tenant"] != "a" ||
+					!own.PublishedAt.Equal(m.CreatedAt) || own.Attempt != i+1 {
+					t.Errorf("attempt %d: %+v", i+1, own)
+				}
+			}
+			b.Publish(t, "", "failed.validation", amqp.Publishing{ContentType: raw.ContentType, Headers: withoutOwn(raw.Headers), Body: raw.Body})
+			letters, err := newDeadLetters(t, b, config{Queue: "own"}).List(t.Context(), inbox.Filter{Name: m.Name})
+			if err != nil || len(letters) != 1 || letters[0].Message.ID != m.ID {
+				t.Errorf("dead letters %+v, %v", letters, err)
+			}
+		})
+	}
+}
+
+// checkEvent reads an event as anybody does who has the specification only.
+func checkEvent(t *testing.T, raw amqp.Delivery, m driver.Message, structured bool) {
+	t.Helper()
+	want := map[string]string{
+		"specversion": "1.0", "id": m.ID.String(), "source": "/shop", "type": "order.placed", "subject": "orders/1",
+		"partitionkey": "A-1", "time": "2023-11-14T22:13:20Z",
+	}
+	if !structured {
+		for name, value := range want {
+			if raw.Headers["cloudEvents:"+name] != value {
+				t.Errorf("%s is %v, want %s", name, raw.Headers["cloudEvents:"+name], value)
+			}
+		}
+		if raw.ContentType != m.ContentType || string(raw.Body) != string(m.Body) || raw.Headers["cloudEvents:datacontenttype"] != nil {
+			t.Errorf("%+v", raw)
+		}
+		return
+	}
+	var event map[string]json.RawMessage
+	if err := json.Unmarshal(raw.Body, &event); err != nil {
+		t.Fatal(err)
+	}
+	want["datacontenttype"] = m.ContentType
+	for name, value := range want {
+		if string(event[name]) != `"`+value+`"` {
+			t.Errorf("%s is %s, want %q", name, event[name], value)
+		}
+	}
+	if raw.ContentType != "application/cloudevents+json; charset=utf-8" || string(event["data"]) != string(m.Body) {
+		t.Errorf("%+v", raw)
+	}
+}
+
+// withoutOwn leaves out what only we send.
+func withoutOwn(headers amqp.Table) amqp.Table {
+	others := amqp.Table{}
+	for name, value := range headers {
+		if name != "holdfast-key" && name != "CC" {
+			others[name] = value
+		}
+	}
+	return others
+}
+
+// An envelope that cannot be read never reaches a handler, which might take it for its own JSON, whatever
+// the properties say; and it is a dead letter as it came.
+func TestCloudEventsThatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	var got recorder
+	consume(t, b, &got, config{Queue: "own"})
+	for typ, body := range map[string]string{
+		"application/cloudevents+json":       `{"specversion":"0.3","id":"1","source":"/s","type":"order.placed","data":{}}`,
+		"application/cloudevents-batch+json": `[]`,
+	} {
+		b.Publish(t, "", "own", amqp.Publishing{MessageId: ids.New().String(), Type: "order.placed", ContentType: typ, Body: []byte(body)})
+		dead := b.Take(t, "failed.validation", 1, patience)[0]
+		if string(dead.Body) != body || dead.ContentType != typ {
+			t.Errorf("dead letter %+v", dead)
+		}
+	}
+	b.Publish(t, "", "own", amqp.Publishing{MessageId: ids.New().String(), Type: "order.placed", ContentType: "application/json", Body: []byte("{}")})
+	if all := got.await(t, 1); len(all) != 1 || all[0].ID == uuid.Nil {
+		t.Errorf("processed %+v", all)
+	}
+}

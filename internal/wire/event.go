@@ -1,0 +1,220 @@
+package wire
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"mime"
+	"net/url"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/cloudevents"
+)
+
+const (
+	// EventPrefix begins the header of an attribute of a CloudEvent; its name follows.
+	EventPrefix = "cloudEvents:"
+	// eventPrefixJMS is the other one of the AMQP binding, which is for clients that cannot have a colon.
+	eventPrefixJMS = "cloudEvents_"
+	// EventFieldPrefix begins the field of an attribute on Redis.
+	EventFieldPrefix = "ce_"
+
+	eventVersion = "1.0"
+	// eventMedia begins every content type of events in structured mode.
+	eventMedia     = "application/cloudevents"
+	structuredType = "application/cloudevents+json; charset=utf-8"
+
+	maxSource = 1024
+)
+
+// Event is what of a message becomes attributes.
+type Event struct {
+	ID        uuid.UUID
+	Name, Key string
+	Time      time.Time
+}
+
+// Events writes CloudEvents; nil writes none.
+type Events struct{ format cloudevents.Format }
+
+func newEvents(f cloudevents.Format) (*Events, error) {
+	_, err := url.Parse(f.Source)
+	if f.Source == "" || len(f.Source) > maxSource || !utf8.ValidString(f.Source) || err != nil {
+		return nil, fmt.Errorf("Source: %.100q is no URI reference of 1 to %d bytes", f.Source, maxSource)
+	}
+	return &Events{f}, nil
+}
+
+// Attributes are those of an event but for the content type. The headers are those of the message.
+func (w *Events) Attributes(e Event, headers map[string]string) map[string]string {
+	all := make(map[string]string, 8)
+	all["source"] = w.format.Source
+	if !e.Time.IsZero() {
+		all["time"] = e.Time.UTC().Format(time.RFC3339Nano)
+	}
+	if e.Key != "" {
+		all["partitionkey"] = e.Key
+	}
+	for name, value := range headers {
+		if name, attribute := strings.CutPrefix(name, EventPrefix); attribute && attributeName(name) {
+			all[name] = value
+		}
+	}
+	delete(all, "datacontenttype") // it has a place of its own
+	delete(all, "data")
+	all["specversion"], all["id"], all["type"] = eventVersion, e.ID.String(), e.Name
+	return all
+}
+
+// Structured reports whether whole events are in the body.
+func (w *Events) Structured() bool { return w.format.Structured }
+
+// Envelope returns an event in JSON, and its content type.
+func Envelope(attributes map[string]string, contentType string, body []byte) (envelope []byte, structured string, err error) {
+	attributes = maps.Clone(attributes)
+	attributes["datacontenttype"] = contentType
+	head, err := json.Marshal(attributes)
+	if err != nil {
+		return nil, "", fmt.Errorf("encode attributes: %w", err)
+	}
+	data := body
+	member := `,"data":`
+	switch {
+	case !isJSON(contentType):
+		member = `,"data_base64":`
+		data, _ = json.Marshal(body) // bytes can always be encoded
+	case !json.Valid(body):
+		return nil, "", errors.New("the body is not the JSON that its content type says")
+	}
+	envelope = append(envelope, head[:len(head)-1]...)
+	envelope = append(envelope, member...)
+	envelope = append(envelope, data...)
+	return append(envelope, '}'), structuredType, nil
+}
+
+// isEnvelope reports whether a body has whole events in a form that could be taken for a handler's JSON.
+func isEnvelope(contentType string) bool {
+	return len(contentType) >= len(eventMedia) && strings.EqualFold(contentType[:len(eventMedia)], eventMedia) && isJSON(contentType)
+}
+
+// open returns what Envelope was given, the attributes as headers beside those that are given. False: it is
+// no single event of version 1.0.
+func open(envelope []byte, contentType string, headers map[string]string) (all map[string]string, body []byte, dataType string, ok bool) {
+	if media, _, err := mime.ParseMediaType(contentType); err != nil || media != eventMedia+"+json" {
+		return nil, nil, "", false
+	}
+	var members map[string]json.RawMessage
+	if err := json.Unmarshal(envelope, &members); err != nil {
+		return nil, nil, "", false
+	}
+	all = make(map[string]string, len(headers)+len(members))
+	maps.Copy(all, headers)
+	for name, raw := range members {
+		if value, ok := attributeValue(raw); ok && attributeName(name) && name != "data" && name != "datacontenttype" {
+			all[EventPrefix+name] = value
+		}
+	}
+	dataType, _ = attributeValue(members["datacontenttype"])
+	body, err := dataOf(members, dataType)
+	if err != nil || !isEvent(all) {
+		return nil, nil, "", false
+	}
+	if dataType == "" {
+		dataType = "application/json" // as the JSON format has it
+	}
+	return all, body, dataType, true
+}
+
+func dataOf(members map[string]json.RawMessage, dataType string) ([]byte, error) {
+	var text string
+	if raw, binary := members["data_base64"]; binary {
+		if err := json.Unmarshal(raw, &text); err != nil {
+			return nil, err
+		}
+		return base64.StdEncoding.DecodeString(text)
+	}
+	raw := members["data"]
+	if dataType != "" && !isJSON(dataType) && json.Unmarshal(raw, &text) == nil {
+		return []byte(text), nil
+	}
+	return raw, nil
+}
+
+// attributeValue returns a text, a number or a truth value as text.
+func attributeValue(raw json.RawMessage) (string, bool) {
+	var v any
+	if len(raw) == 0 || len(raw) > maxHeader || json.Unmarshal(raw, &v) != nil {
+		return "", false
+	}
+	switch v := v.(type) {
+	case string:
+		return v, true
+	case float64, bool:
+		return string(raw), true
+	}
+	return "", false
+}
+
+// attributeName reports whether a text can be the name of an attribute.
+func attributeName(s string) bool {
+	for i := range len(s) {
+		if (s[i] < 'a' || s[i] > 'z') && (s[i] < '0' || s[i] > '9') {
+			return false
+		}
+	}
+	return s != ""
+}
+
+// isEvent reports whether headers have what every event has.
+func isEvent(headers map[string]string) bool {
+	return attributeOf(headers, "specversion") == eventVersion && attributeOf(headers, "id") != "" &&
+		attributeOf(headers, "source") != "" && attributeOf(headers, "type") != ""
+}
+
+// EventAttribute returns an attribute from the headers of an event. It is empty for what is no event.
+func EventAttribute(headers map[string]string, name string) string {
+	if len(headers) == 0 || !isEvent(headers) {
+		return ""
+	}
+	return attributeOf(headers, name)
+}
+
+// EventTime is the time of an event; zero where there is none.
+func EventTime(headers map[string]string) time.Time {
+	t, err := time.Parse(time.RFC3339Nano, EventAttribute(headers, "time"))
+	if err != nil {
+		return time.Time{}
+	}
+	return t
+}
+
+// Identifies reports whether a header says which event a message is.
+func Identifies(name string) bool {
+	for _, prefix := range [...]string{EventPrefix, eventPrefixJMS} {
+		if attribute, ok := strings.CutPrefix(name, prefix); ok {
+			switch attribute {
+			case "specversion", "id", "source", "type", "partitionkey":
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func attributeOf(headers map[string]string, name string) string {
+	if value, ok := headers[EventPrefix+name]; ok {
+		return value
+	}
+	return headers[eventPrefixJMS+name]
+}
+
+func isJSON(contentType string) bool {
+	media, _, err := mime.ParseMediaType(contentType)
+	return err == nil && (media == "application/json" || strings.HasSuffix(media, "+json"))
+}

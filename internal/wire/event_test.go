@@ -1,0 +1,144 @@
+package wire_test
+
+import (
+	"encoding/json"
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/cloudevents"
+	"github.com/holdfast-go/holdfast/internal/wire"
+)
+
+const eventType = "application/cloudevents+json; charset=utf-8"
+
+func events(t *testing.T, f cloudevents.Format) *wire.Events {
+	t.Helper()
+	form, err := wire.NewForm(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return form.Events
+}
+
+func TestEventAttributes(t *testing.T) {
+	t.Parallel()
+	id := uuid.MustParse("0190a2c4-7c1e-7a39-8d47-1f0a7e9b6c11")
+	e := wire.Event{ID: id, Name: "order.placed", Key: "A-1", Time: time.Unix(1_700_000_000, 0)}
+	headers := map[string]string{
+		"cloudEvents:subject": "orders/1", "cloudEvents:source": "/other", "cloudEvents:id": "mine", "cloudEvents:Not-A-Name": "x",
+		"cloudEvents:datacontenttype": "x/y", "tenant": "a",
+	}
+	want := map[string]string{
+		"specversion": "1.0", "id": id.String(), "type": "order.placed", "source": "/other", "subject": "orders/1",
+		"time": "2023-11-14T22:13:20Z", "partitionkey": "A-1",
+	}
+	if got := events(t, cloudevents.Format{Source: "/shop"}).Attributes(e, headers); !maps.Equal(got, want) {
+		t.Errorf("attributes %v, want %v", got, want)
+	}
+}
+
+func TestEventSource(t *testing.T) {
+	t.Parallel()
+	for _, source := range []string{"", ":", strings.Repeat("x", 1025), "\xff"} {
+		if _, err := wire.NewForm(cloudevents.Format{Source: source}); err == nil {
+			t.Errorf("the source %.20q was taken", source)
+		}
+	}
+}
+
+// What goes into an envelope comes out of it, byte by byte, and the envelope is what the JSON format of
+// CloudEvents wants.
+func TestEnvelope(t *testing.T) {
+	t.Parallel()
+	attributes := map[string]string{"specversion": "1.0", "id": "1", "source": "/shop", "type": "order.placed", "subject": "ü"}
+	for _, tt := range []struct{ typ, body, member string }{
+		{"application/json", `{"a": 1.0,  "b":"<"}`, "data"},
+		{"application/vnd.shop+json; v=1", `[1]`, "data"},
+		{"application/octet-stream", "\x00\xff", "data_base64"},
+		{"text/plain", "", "data_base64"},
+	} {
+		envelope, typ, err := wire.Envelope(attributes, tt.typ, []byte(tt.body))
+		if err != nil || typ != eventType {
+			t.Fatalf("%s: %s, %v", tt.typ, typ, err)
+		}
+		var members map[string]any
+		if err := json.Unmarshal(envelope, &members); err != nil || members[tt.member] == nil || members["datacontenttype"] != tt.typ || members["id"] != "1" {
+			t.Errorf("%s: envelope %s, %v", tt.typ, envelope, err)
+		}
+		headers, body, dataType, ok := wire.Opened(map[string]string{"tenant": "a"}, envelope, typ)
+		want := map[string]string{"tenant": "a"}
+		for name, value := range attributes {
+			want["cloudEvents:"+name] = value
+		}
+		if !ok || string(body) != tt.body || dataType != tt.typ || !maps.Equal(headers, want) {
+			t.Errorf("%s: %q of %s, %v, %v", tt.typ, body, dataType, headers, ok)
+		}
+	}
+	if _, _, err := wire.Envelope(attributes, "application/json", []byte(`{},"id":"2"`)); err == nil {
+		t.Error("a body that is no JSON was taken for data")
+	}
+}
+
+// What others send: data of other kinds, and what is no event of version 1.0.
+func TestOpen(t *testing.T) {
+	t.Parallel()
+	const head = `"specversion":"1.0","id":"1","source":"/s","type":"t"`
+	for envelope, want := range map[string]string{
+		`{` + head + `,"data":{"a":1}}`: `{"a":1} application/json`,
+		`{` + head + `}`:                ` application/json`,
+		`{` + head + `,"datacontenttype":"text/plain","data":"hi"}`:           `hi text/plain`,
+		`{` + head + `,"datacontenttype":"application/json","data":"hi"}`:     `"hi" application/json`,
+		`{` + head + `,"datacontenttype":"image/png","data_base64":"AP8="}`:   "\x00\xff image/png",
+		`{` + head + `,"flag":true,"n":7,"odd":{},"Upper":"x","data":[true]}`: `[true] application/json`,
+	} {
+		headers, body, typ, ok := wire.Opened(nil, []byte(envelope), eventType)
+		if got := string(body) + " " + typ; !ok || got != want || wire.EventAttribute(headers, "id") != "1" {
+			t.Errorf("%s: %q, %v", envelope, got, ok)
+		}
+		if strings.Contains(envelope, "flag") && (headers["cloudEvents:flag"] != "true" || headers["cloudEvents:n"] != "7" || len(headers) != 6) {
+			t.Errorf("headers %v", headers)
+		}
+	}
+	for _, envelope := range []string{
+		``, `[]`, `null`, `{`, `{"specversion":"0.3","id":"1","source":"/s","type":"t"}`, `{"specversion":"1.0","id":"","source":"/s","type":"t"}`,
+		`{"specversion":"1.0","id":"1","type":"t"}`, `{` + head + `,"data_base64":"?"}`, `{` + head + `,"data_base64":1}`,
+	} {
+		headers, body, typ, ok := wire.Opened(map[string]string{"a": "b"}, []byte(envelope), eventType)
+		if ok || len(headers) != 1 || string(body) != envelope || typ != eventType {
+			t.Errorf("%s was taken for an event: %v", envelope, headers)
+		}
+	}
+	for typ, readable := range map[string]bool{
+		"Application/CloudEvents-batch+json": false, "application/json": true, "application/cloudevents+avro": true, "": true,
+	} {
+		body := `{` + head + `}`
+		headers, got, gotType, ok := wire.Opened(nil, []byte(body), typ)
+		if ok != readable || headers != nil || string(got) != body || gotType != typ {
+			t.Errorf("%s: readable %v, %s", typ, ok, got)
+		}
+	}
+}
+
+// Names and ids of events fill what the transport leaves empty, and nothing else does.
+func TestEventIdentity(t *testing.T) {
+	t.Parallel()
+	const id = "0190a2c4-7c1e-7a39-8d47-1f0a7e9b6c11"
+	var s wire.Symfony
+	for _, prefix := range []string{"cloudEvents:", "cloudEvents_"} {
+		headers := map[string]string{prefix + "specversion": "1.0", prefix + "id": id, prefix + "source": "/s", prefix + "type": "t", prefix + "time": "2023-11-14T22:13:20Z"}
+		if s.ID("", headers).String() != id || s.Name("", headers) != "t" || s.Name("own", headers) != "own" || wire.EventTime(headers).Unix() != 1_700_000_000 {
+			t.Errorf("%s: %v, %s", prefix, s.ID("", headers), s.Name("", headers))
+		}
+		if !wire.Identifies(prefix+"id") || wire.Identifies(prefix+"subject") || wire.Identifies("id") {
+			t.Errorf("%s: not what identifies an event", prefix)
+		}
+		delete(headers, prefix+"source")
+		if s.ID("", headers) != uuid.Nil || s.Name("", headers) != "" || !wire.EventTime(headers).IsZero() {
+			t.Errorf("%s: taken for an event without a source", prefix)
+		}
+	}
+}
