@@ -70,7 +70,7 @@ func contained(ctx context.Context, missing error) (*exec.Cmd, string, error) {
 	if exec.CommandContext(asked, docker, "info").Run() != nil {
 		return nil, "", missing
 	}
-	port, err := freePort()
+	port, err := FreePort()
 	if err != nil {
 		return nil, "", err
 	}

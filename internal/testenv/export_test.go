@@ -7,10 +7,7 @@ import (
 	"strings"
 )
 
-var (
-	FreePort = freePort
-	Reserve  = reserve
-)
+var Reserve = reserve
 
 // Dir returns the server's folder.
 func Dir(s *Server) string { return s.dir }

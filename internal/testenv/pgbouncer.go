@@ -40,7 +40,7 @@ func newPgBouncer(extra []string) (engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("testenv: %s: %w", PgBouncer, err)
 	}
-	port, err := freePort()
+	port, err := FreePort()
 	if err != nil {
 		return nil, err
 	}

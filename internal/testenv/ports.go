@@ -23,8 +23,8 @@ var reserved = struct {
 	ports map[int]net.Listener // kept open: nil where the system has none
 }{ports: map[int]net.Listener{}}
 
-// freePort returns a loopback port nobody listens on, and never the same one twice.
-func freePort() (int, error) {
+// FreePort returns a loopback port nobody listens on, and never the same one twice.
+func FreePort() (int, error) {
 	for range 1000 {
 		port := firstPort + rand.IntN(lastPort-firstPort)
 		if !reserve(port) {

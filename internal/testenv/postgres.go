@@ -29,7 +29,7 @@ func newPostgres(extra []string) (engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	port, err := freePort()
+	port, err := FreePort()
 	if err != nil {
 		return nil, err
 	}

@@ -53,7 +53,7 @@ func NewProxy(t testing.TB, rawURL string) *Proxy {
 	if err != nil {
 		t.Fatal(err)
 	}
-	port, err := freePort()
+	port, err := FreePort()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -36,7 +36,7 @@ func newRabbitMQ(extra []string) (engine, error) {
 	}
 	r := &rabbitmq{script: script, epmd: epmd, extra: extra}
 	for _, port := range []*int{&r.port, &r.adminPort, &r.distPort, &r.epmdPort} {
-		if *port, err = freePort(); err != nil {
+		if *port, err = FreePort(); err != nil {
 			return nil, err
 		}
 	}

@@ -24,7 +24,7 @@ func newRedis(extra []string) (engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	port, err := freePort()
+	port, err := FreePort()
 	if err != nil {
 		return nil, err
 	}
