@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"os"
 	"os/exec"
@@ -135,6 +136,27 @@ type fixture struct {
 	Fields map[string]any `json:"fields,omitempty"`
 	// What it is to us.
 	Want want `json:"want"`
+}
+
+// first waits for the first of what comes to a place.
+func first(t *testing.T, seen func() []fixture) fixture { t.Helper(); return some(t, seen)[0] }
+
+// last is first for the last.
+func last(t *testing.T, seen func() []fixture) fixture {
+	t.Helper()
+	all := some(t, seen)
+	return all[len(all)-1]
+}
+
+func some(t *testing.T, seen func() []fixture) (all []fixture) {
+	t.Helper()
+	testenv.Eventually(t, testenv.Patience, func() error {
+		if all = seen(); len(all) == 0 {
+			return errors.New("nothing is there")
+		}
+		return nil
+	})
+	return all
 }
 
 // want is what a consumer makes of a fixture.

@@ -49,7 +49,7 @@ func TestGoToSymfony(t *testing.T) {
 				if (got.Stamp == m.ID.String()) != (format.IDStamp != "") || (got.Name == m.Name) != (format.NameStamp != "") {
 					t.Errorf("stamps %+v", got)
 				}
-				seen()[0].keep(t, b, "outbox", name, "what we publish, and Symfony handled: "+name, want{m.ID, m.Name, string(m.Body), m.ContentType})
+				first(t, seen).keep(t, b, "outbox", name, "what we publish, and Symfony handled: "+name, want{m.ID, m.Name, string(m.Body), m.ContentType})
 			})
 		}
 	})
@@ -87,7 +87,7 @@ func TestSymfonyFails(t *testing.T) {
 		if m := failed.next(t); m.ID != hopeless.ID || m.Name != hopeless.Name || string(m.Body) != string(hopeless.Body) {
 			t.Errorf("in the failure transport: %+v", m)
 		}
-		seen()[0].keep(t, b, "inbox", "failed", "in Symfony's failure transport, after its retries",
+		first(t, seen).keep(t, b, "inbox", "failed", "in Symfony's failure transport, after its retries",
 			want{hopeless.ID, hopeless.Name, string(hopeless.Body), hopeless.ContentType})
 		events = php(t, b, task{"action": "consume", "from": "orders.failed", "serializer": "json", "limit": 1, "seconds": 30}, "MENDED=1")
 		if len(of(events, "handled", "fail-9")) != 1 {
@@ -139,7 +139,7 @@ func TestSymfonyToGo(t *testing.T) {
 				if waited := time.Since(begin); waited < tt.delay {
 					t.Errorf("after %v", waited)
 				}
-				seen()[0].keep(t, b, "inbox", name, "from Symfony: "+name, want{id, "order.placed", body, "application/json"})
+				first(t, seen).keep(t, b, "inbox", name, "from Symfony: "+name, want{id, "order.placed", body, "application/json"})
 			})
 		})
 	}
@@ -151,18 +151,13 @@ func TestSymfonyRetryToGo(t *testing.T) {
 		m := order("fail-1")
 		b.publish(t, stamped(), m)
 		php(t, b, task{"action": "consume", "serializer": "json", "limit": 1, "seconds": 30, "once": true})
-		time.Sleep(500 * time.Millisecond) // the retry's delay of 200 ms
-		if b.kind() == "redis" {           // workers of PHP move what is due, and then handle it
+		if b.kind() == "redis" { // workers of PHP move what is due, and then handle it
 			php(t, b, task{"action": "consume", "serializer": "json", "limit": 1, "seconds": 30})
 		}
-		waiting := b.waiting(t)
-		if len(waiting) == 0 {
-			t.Fatal("there is no retry")
-		}
-		f := waiting[len(waiting)-1]
-		text, _ := json.Marshal(f)
-		if !strings.Contains(string(text), "RedeliveryStamp") {
-			t.Fatalf("the retry is %s", text)
+		f := last(t, func() []fixture { return b.waiting(t) })
+		text, err := json.Marshal(f)
+		if err != nil || !strings.Contains(string(text), "RedeliveryStamp") {
+			t.Fatalf("the retry is %s, %v", text, err)
 		}
 		f.keep(t, b, "inbox", "retried", "Symfony sends a failed message again", want{m.ID, m.Name, string(m.Body), m.ContentType})
 		if b.kind() == "redis" {
