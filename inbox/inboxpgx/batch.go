@@ -8,11 +8,12 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/internal/isolate"
+	"github.com/holdfast-go/holdfast/internal/sqlstate"
 	"github.com/holdfast-go/holdfast/txretry"
+	txdriver "github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // together processes members with different ids in one transaction, and ends them. The first try has
@@ -168,14 +169,19 @@ func guarded(ctx context.Context, tx pgx.Tx, some []*member) error {
 // checkOpen returns an error if a handler has ended or broken the transaction: the next one
 // needs it open.
 func checkOpen(tx pgx.Tx) error {
-	conn := tx.Conn()
-	if conn == nil { // a fake
-		return nil
+	state := txdriver.StateOf(tx)
+	if conn := tx.Conn(); conn != nil {
+		switch conn.PgConn().TxStatus() {
+		case 'I':
+			state = txdriver.Idle
+		case 'E':
+			state = txdriver.Failed
+		}
 	}
-	switch conn.PgConn().TxStatus() {
-	case 'I':
+	switch state {
+	case txdriver.Idle:
 		return fmt.Errorf("inboxpgx: the handler ended the transaction: %w", txretry.ErrManaged)
-	case 'E':
+	case txdriver.Failed:
 		return fmt.Errorf("inboxpgx: the handler ignored a failed statement: %w", pgx.ErrTxCommitRollback)
 	}
 	return nil
@@ -183,8 +189,8 @@ func checkOpen(tx pgx.Tx) error {
 
 // isConflict reports whether a new attempt of the transaction may go better.
 func isConflict(err error) bool {
-	answer, ok := errors.AsType[*pgconn.PgError](err)
-	return ok && (answer.Code == "40001" || answer.Code == "40P01" || answer.Code == "55P03")
+	code := sqlstate.Of(err)
+	return code == "40001" || code == "40P01" || code == "55P03"
 }
 
 // call runs the handler itself.

@@ -10,7 +10,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/sqlstate"
 	"github.com/holdfast-go/holdfast/txretry"
+	txdriver "github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // delivery is the transaction of one delivery, with what its last attempt came to.
@@ -77,8 +79,13 @@ func (d *delivery) record(ctx context.Context, tx pgx.Tx) (first bool, err error
 }
 
 func connectionLost(ctx context.Context, tx pgx.Tx) bool {
-	conn := tx.Conn()
-	return conn != nil && conn.IsClosed() && ctx.Err() == nil
+	if ctx.Err() != nil {
+		return false
+	}
+	if conn := tx.Conn(); conn != nil {
+		return conn.IsClosed()
+	}
+	return txdriver.StateOf(tx) == txdriver.Lost
 }
 
 // verdict says whose failure an error of the transaction is: see the package comment.
@@ -131,8 +138,8 @@ func endedByHandler(err error) bool {
 	if errors.Is(err, txretry.ErrNested) || errors.Is(err, txretry.ErrManaged) {
 		return true
 	}
-	answer, ok := errors.AsType[*pgconn.PgError](err)
-	return ok && (answer.Code == "25P03" || answer.Code == "25P04")
+	code := sqlstate.Of(err)
+	return code == "25P03" || code == "25P04"
 }
 
 // contextEnded reports whether a context of the handler's own ended during a statement:
@@ -158,14 +165,13 @@ func commitRefused(handled bool, err error) bool {
 	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
 		return false
 	}
-	_, refused := errors.AsType[*pgconn.PgError](err)
-	return refused || errors.Is(err, pgx.ErrTxCommitRollback)
+	return sqlstate.Of(err) != "" || errors.Is(err, pgx.ErrTxCommitRollback)
 }
 
 // outOfService reports whether the server says that it cannot work at present: class 08
 // (connection), 53 (resources), 57P0x (shutdown, start-up), 25006 (read only, as a standby is).
 func outOfService(err error) bool {
-	answer, ok := errors.AsType[*pgconn.PgError](err)
-	return ok && (strings.HasPrefix(answer.Code, "08") || strings.HasPrefix(answer.Code, "53") ||
-		strings.HasPrefix(answer.Code, "57P0") || answer.Code == "25006")
+	code := sqlstate.Of(err)
+	return strings.HasPrefix(code, "08") || strings.HasPrefix(code, "53") ||
+		strings.HasPrefix(code, "57P0") || code == "25006"
 }
