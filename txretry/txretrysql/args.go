@@ -34,9 +34,11 @@ func plainArgs(args []any) ([]any, error) {
 }
 
 func isPlain(arg any) bool {
-	switch arg.(type) {
-	case nil, string, *string, []byte, bool, time.Time, *time.Time, sqldriver.Valuer:
+	switch arg := arg.(type) {
+	case nil, string, *string, bool, time.Time, *time.Time, sqldriver.Valuer:
 		return true
+	case []byte: // some drivers take nil for an empty one
+		return arg != nil
 	case time.Duration, *time.Duration: // an interval, and no number
 		return false
 	}

@@ -28,6 +28,8 @@
 //	                                     pgx   stdlib   lib/pq
 //	an empty transaction                   2        3        3
 //	with a message for the outbox          2        4        5
+//	with an inbox entry                    2        4        5
+//	with an idempotency record             2        5        7
 //
 // pgx's stdlib also pings a connection that was idle for a second.
 //

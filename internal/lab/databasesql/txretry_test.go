@@ -10,6 +10,11 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	inboxconformance "github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/sqlstate"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -280,23 +285,39 @@ func TestConnectionLost(t *testing.T) {
 // The documentation says how many round trips things take.
 func TestRoundTrips(t *testing.T) {
 	t.Parallel()
-	want := map[string][2]int64{"pgx stdlib": {3, 4}, "lib pq": {3, 5}}
+	want := map[string][4]int64{"pgx stdlib": {3, 4, 4, 5}, "lib pq": {3, 5, 5, 7}}
 	for name := range drivers {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := setup(t, name)
 			f.db.SetMaxOpenConns(1)
 			store, m := f.outbox(t), f.manager(t, txretry.Config{})
-			for i, fn := range []func(ctx context.Context, tx pgx.Tx) error{
-				func(context.Context, pgx.Tx) error { return nil },
-				func(ctx context.Context, tx pgx.Tx) error {
-					return store.Write(ctx, tx, outbox.Message{Name: "a", Body: []byte("1")})
+			books, err := inboxpgx.New(m, "a", inboxpgx.Config{})
+			must(t, err)
+			must(t, books.Migrate(t.Context()))
+			must(t, inboxpgx.Handle(books, inboxconformance.Name, func(context.Context, pgx.Tx, inboxconformance.Event) error { return nil }))
+			once := f.idempotency(t, idempotencypgx.Config{})
+			for i, do := range []func() error{
+				func() error {
+					return m.Do(t.Context(), func(context.Context, pgx.Tx) error { return nil })
+				},
+				func() error {
+					return m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+						return store.Write(ctx, tx, outbox.Message{Name: "a", Body: []byte("1")})
+					})
+				},
+				func() error { return books.Process(t.Context(), []*inbox.Message{event("1")})[0] },
+				func() error {
+					_, _, err := once.DoKey(t.Context(), idempotency.NewKey(), nil, func(context.Context, pgx.Tx) (idempotency.Response, error) {
+						return idempotency.Response{Status: 200}, nil
+					})
+					return err
 				},
 			} {
-				must(t, m.Do(t.Context(), fn)) // connects, and prepares statements
-				must(t, m.Do(t.Context(), fn)) // pings, before the connection is used again
+				must(t, do()) // connects, and prepares statements
+				must(t, do()) // pings, before the connection is used again
 				f.sent.Store(0)
-				must(t, m.Do(t.Context(), fn))
+				must(t, do())
 				if got := f.sent.Load(); got != want[name][i] {
 					t.Errorf("transaction %d takes %d round trips, want %d", i, got, want[name][i])
 				}
