@@ -122,6 +122,9 @@ func (s *settings) validate() error {
 		if b.Exchange == "" || len(b.Exchange) > maxShort || len(b.Key) > maxShort {
 			fail("Config.Bindings[%d] names no exchange, or has a name of more than %d bytes", i, maxShort)
 		}
+		if s.partitioned() && b.Exchange == s.queue {
+			fail("Config.Bindings[%d] names exchange %q, which Config.Partitions puts before the queues", i, b.Exchange)
+		}
 	}
 	return errors.Join(problems...)
 }

@@ -19,12 +19,13 @@ type letters struct {
 	logger  *slog.Logger
 	prefix  string
 	classes []string
-	home    func(queue string) (exchange, key string) // of a letter's queue
-	symfony *wire.Symfony
+	// returned is a letter of a queue on its way back.
+	returned func(raw amqp.Delivery, queue string) amqpconn.Out
+	symfony  *wire.Symfony
 }
 
 func newLetters(dial amqpconn.Dial, cfg *settings) *letters {
-	return &letters{dial: dial, timeout: cfg.Timeout, logger: cfg.Logger, prefix: cfg.DeadLetterPrefix, classes: driver.AllClasses(cfg.Classes), home: cfg.homeOf, symfony: cfg.symfony}
+	return &letters{dial: dial, timeout: cfg.Timeout, logger: cfg.Logger, prefix: cfg.DeadLetterPrefix, classes: driver.AllClasses(cfg.Classes), returned: cfg.returned, symfony: cfg.symfony}
 }
 
 // Depths implements driver.Letters.

@@ -24,7 +24,7 @@ func (l *letters) Scan(
 	copies, end := l.publisher(ctx)
 	defer end()
 	return amqpconn.Use(ctx, l.dial, l.timeout, func(conn *amqpconn.Conn) error {
-		s := scan{conn: conn, name: l.queue(class), class: class, home: l.home, symfony: l.symfony, copies: copies, visit: visit, failed: failed}
+		s := scan{conn: conn, name: l.queue(class), class: class, returned: l.returned, symfony: l.symfony, copies: copies, visit: visit, failed: failed}
 		return s.run(ctx)
 	})
 }
@@ -38,7 +38,7 @@ const scanWindow = 50
 type scan struct {
 	conn        *amqpconn.Conn
 	name, class string
-	home        func(queue string) (exchange, key string)
+	returned    func(raw amqp.Delivery, queue string) amqpconn.Out
 	symfony     *wire.Symfony
 	copies      func() *amqpconn.Publisher
 	visit       func(inbox.DeadLetter) (driver.Fate, error)
@@ -199,8 +199,7 @@ func (s *scan) awaitReturned(ctx context.Context, want int) error {
 
 // giveBack puts a message into the queue it came from.
 func (s *scan) giveBack(ctx context.Context, raw amqp.Delivery, dead inbox.DeadLetter) error {
-	exchange, key := s.home(dead.Message.Queue)
-	return s.copies().Confirmed(ctx, amqpconn.Out{Exchange: exchange, Key: key, Message: replayCopy(raw)})
+	return s.copies().Confirmed(ctx, s.returned(raw, dead.Message.Queue))
 }
 
 // publisher returns what publishes copies, from the first one on, and ends it.

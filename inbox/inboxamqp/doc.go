@@ -71,9 +71,11 @@
 // key to messages with an ordering key, holdfast.slot.<n> in the header CC, where n is the CRC-32 of the
 // key modulo 64. Setup makes "orders" a direct exchange, binds it to the exchanges of Config.Bindings, and
 // binds to it each slot's partition, which is n modulo the number of partitions. So all messages of a key
-// are in one partition, whatever happens to the broker, and senders need not know the number. Messages
-// without a slot, which have no key or are of other senders, are all in the first partition: they come
-// there by the exchange "orders.slotless.4". A sender of another kind adds the header by itself.
+// are in one partition, also when brokers restart, and senders need not know the number. While a partition
+// is missing its keys have no route. Messages without a slot, which have no key or are of other senders,
+// are all in the first partition: they come there by the exchange "orders.slotless.4". A sender of another
+// kind adds the header by itself. Whoever publishes to the queue "orders" by the default exchange must
+// publish to the exchange "orders" instead.
 //
 // Run reads all partitions, over one connection, with the same workers, limits and window; it waits for
 // all of them while one is missing. The Queue of a message, the attribute partition in logs and the
@@ -90,8 +92,9 @@
 //
 // Another number of partitions sends keys elsewhere, and later messages of a key may overtake those that
 // are queued. So stop the publishers, a relay for example, until the partitions are empty, and delete the
-// exchange and the old queues: Setup refuses and Check names what is left. The guide
-// examples/guides/production.md has the steps. Nothing else may be bound to the exchange.
+// exchange and the old queues: Setup refuses and Check names what is left, and Run and Ready say so of a
+// process with another number. The guide examples/guides/production.md has the steps. No other queue may be
+// bound to the exchange. Replay needs the permission to write to it.
 //
 // # Batches
 //

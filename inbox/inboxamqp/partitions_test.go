@@ -29,6 +29,7 @@ func TestPartitionsConfig(t *testing.T) {
 	key := func(*inbox.Message) string { return "" }
 	for want, cfg := range map[string]inboxamqp.Config{
 		"needs Ordered":        {Partitions: 2},
+		"puts before":          {Partitions: 2, ConsumerConfig: inbox.ConsumerConfig{Ordered: true}, Bindings: []inboxamqp.Binding{{Exchange: "orders", Key: "#"}}},
 		"65 is not from 0 to":  {Partitions: 65, ConsumerConfig: inbox.ConsumerConfig{Ordered: true}},
 		"-1 is not from 0 to":  {Partitions: -1, ConsumerConfig: inbox.ConsumerConfig{Ordered: true}},
 		"excludes Config.Key":  {Partitions: 2, ConsumerConfig: inbox.ConsumerConfig{Ordered: true, Key: key}},
@@ -62,6 +63,8 @@ func TestPartitions(t *testing.T) {
 		"limit":        testPartitionsLimit,
 		"network":      testPartitionsNetwork,
 		"missing":      testPartitionsMissing,
+		"number":       testPartitionsNumber,
+		"split":        testPartitionsSplit,
 		"logged":       testPartitionsLogged,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -179,7 +182,9 @@ func testPartitionsLeftovers(t *testing.T, b *amqptest.Broker) {
 		t.Errorf("Setup of more partitions: %v", err)
 	}
 	wantFinding(t, eight, "orders.7") // nothing was declared
-	wantFinding(t, newConsumer(t, b.Dial, &recorder{}, one), `queue "orders.0"`)
+	wantLeftover(t, newConsumer(t, b.Dial, &recorder{}, one), "orders.members")
+	must(t, deleteQueue(t, b, "orders.2")) // that is not all
+	wantLeftover(t, newConsumer(t, b.Dial, &recorder{}, fewer), "orders.3")
 }
 
 func wantLeftover(t *testing.T, c *inboxamqp.Consumer, queue string) {
@@ -513,16 +518,63 @@ func testPartitionsMissing(t *testing.T, b *amqptest.Broker) {
 	got := &recorder{}
 	c := consume(t, b, got, partitioned())
 	must(t, deleteQueue(t, b, "orders.2"))
-	testenv.Eventually(t, patience, func() error {
-		if err := c.Ready(t.Context()); !errors.Is(err, driver.ErrMissing) || !strings.Contains(err.Error(), "orders.2") {
-			return fmt.Errorf("ready: %w", err)
+	awaitMissing(t, c, "orders.2")
+	ch := b.Channel(t)
+	returned := ch.NotifyReturn(make(chan amqp.Return, 1))
+	lost := keyed("k4") // it is in orders.2
+	must(t, ch.Publish("shop", "order.placed", true, false, lost))
+	select {
+	case r := <-returned: // and not into the first partition
+		if r.MessageId != lost.MessageId {
+			t.Errorf("returned: %+v", r)
 		}
-		return nil
-	})
+	case <-time.After(patience):
+		t.Error("a message of a partition that is missing has a route")
+	}
 	must(t, c.Setup(t.Context()))
 	ready(t, c)
 	publish(t, b, 16, 0, 1)
 	got.distinct(t, 16)
+}
+
+func awaitMissing(t *testing.T, c *running, name string) {
+	t.Helper()
+	testenv.Eventually(t, patience, func() error {
+		if err := c.Ready(t.Context()); !errors.Is(err, driver.ErrMissing) || !strings.Contains(err.Error(), name) {
+			return fmt.Errorf("ready: %w", err)
+		}
+		return nil
+	})
+}
+
+// A process with another number of partitions says so, and takes no messages.
+func testPartitionsNumber(t *testing.T, b *amqptest.Broker) {
+	afterSetup(t, b, partitioned())
+	fewer := partitioned()
+	fewer.Partitions = 2
+	awaitMissing(t, start(t, newConsumer(t, b.Dial, &recorder{}, fewer)), "orders.slotless.2")
+}
+
+// Dead letters of the queue before it was split return to the partitions of their keys.
+func testPartitionsSplit(t *testing.T, b *amqptest.Broker) {
+	got := &recorder{}
+	c := consume(t, b, got, partitioned())
+	for k := range 8 {
+		p := keyed(fmt.Sprint("k", k))
+		p.Headers["holdfast-origin-queue"], p.Headers["holdfast-failure-class"] = "orders", "validation"
+		if k%2 == 0 {
+			delete(p.Headers, "CC") // of another sender
+		}
+		b.Publish(t, "", "failed.validation", p)
+	}
+	if n, err := c.DeadLetters().Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"}); n.Returned != 8 || err != nil {
+		t.Fatalf("%+v, %v", n, err)
+	}
+	for _, m := range got.await(t, 8) {
+		if want := fmt.Sprint("orders.", partition.Of(m.Key, "", partition.Slots)%4); m.Queue != want {
+			t.Errorf("a letter of %s came back in %s, not in %s", m.Key, m.Queue, want)
+		}
+	}
 }
 
 // Logs of failures and of what is given up say which partition.

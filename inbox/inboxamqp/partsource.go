@@ -71,6 +71,9 @@ func (p *partitions) begin(ctx context.Context, conn *amqpconn.Conn) (driver.Ses
 	if err := conn.Watch(p.base.silence.pending); err != nil {
 		return nil, err
 	}
+	if err := p.base.cfg.missingExchange(conn); err != nil {
+		return nil, err
+	}
 	if err := p.enlist(conn); err != nil {
 		return nil, err
 	}

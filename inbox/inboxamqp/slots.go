@@ -3,11 +3,12 @@ package inboxamqp
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
-	"strings"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 	"github.com/holdfast-go/holdfast/internal/check"
 	"github.com/holdfast-go/holdfast/internal/partition"
@@ -17,6 +18,10 @@ import (
 // In front of the partitions are two exchanges. The first has the consumer's name and type direct: it
 // knows the slots of keys, which senders write into the header CC, and has each slot bound to a
 // partition. What comes without a slot goes on to the second, and from there to the first partition.
+//
+// The first exchange has all slots bound to itself, too. A key whose partition is missing then has no
+// route, as without partitions, and does not pass for one without a slot: it would be in two partitions
+// when its own is there again.
 
 // slotless is the name of the second exchange. It has the number of partitions in it: the broker compares
 // it when the first one is declared, and so refuses another number.
@@ -26,9 +31,6 @@ var errLeftover = errors.New("it is of another number of partitions, and goes on
 
 // declareSlots declares both exchanges, unless a queue of another number of partitions exists.
 func (s *settings) declareSlots(conn *amqpconn.Conn) error {
-	if !s.partitioned() {
-		return nil
-	}
 	for _, name := range s.leftovers() {
 		exists, err := conn.QueueExists(name)
 		if err != nil {
@@ -38,8 +40,19 @@ func (s *settings) declareSlots(conn *amqpconn.Conn) error {
 			return fmt.Errorf("queue %q: %w", name, errLeftover)
 		}
 	}
+	if !s.partitioned() {
+		return nil
+	}
 	if err := s.slotExchange(conn); err != nil {
 		return fmt.Errorf("exchange %q: %w", s.queue, err)
+	}
+	for slot := range partition.Slots {
+		err := conn.Try(func(ch *amqp.Channel) error {
+			return ch.ExchangeBind(s.queue, partition.SlotName(slot), s.queue, false, nil)
+		})
+		if err != nil {
+			return fmt.Errorf("binding of exchange %q to itself: %w", s.queue, err)
+		}
 	}
 	err := conn.Try(func(ch *amqp.Channel) error {
 		return ch.ExchangeDeclare(s.slotless(), amqp.ExchangeFanout, true, false, false, false, nil)
@@ -59,15 +72,17 @@ func (s *settings) slotExchange(conn *amqpconn.Conn) error {
 }
 
 // leftovers are the queues that exist if the number of partitions was another one: the queue without
-// them, and the next one.
+// them and all higher ones; without partitions that by which processes were counted, since a queue with
+// a number may be of another consumer.
 func (s *settings) leftovers() []string {
-	switch {
-	case s.partitioned():
-		return []string{s.queue, s.partition(s.Partitions)}
-	case s.Ordered:
-		return []string{s.partition(0)}
+	if !s.partitioned() {
+		return []string{s.members()}
 	}
-	return nil
+	names := []string{s.queue}
+	for i := s.Partitions; i < partition.Max; i++ {
+		names = append(names, s.partition(i))
+	}
+	return names
 }
 
 // bindPartitions binds each slot to its partition, and the first partition to the second exchange.
@@ -109,7 +124,7 @@ func (s *settings) checkSlots(conn *amqpconn.Conn, found *check.Findings) error 
 			return err
 		}
 		if exists {
-			found.Add("work it off with the number of partitions that it belongs to, and delete it", "queue %q: %v", name, errLeftover)
+			found.Add("work all partitions off with the number that they belong to, and delete all of them", "queue %q: %v", name, errLeftover)
 		}
 	}
 	if !s.partitioned() {
@@ -135,22 +150,37 @@ func (s *settings) checkSlotExchange(conn *amqpconn.Conn, found *check.Findings)
 	err := s.slotExchange(conn)
 	reply, refused := errors.AsType[*amqp.Error](err)
 	if refused && reply.Code == amqp.PreconditionFailed {
-		found.Add("when all partitions are empty delete the exchange and call Consumer.Setup, or give the consumer another queue",
+		found.Add("change the number as \"Partitions\" in the package's doc says, or give the consumer another queue",
 			"exchange %q is not that of %d partitions: %s", s.queue, s.Partitions, reply.Reason)
 		return nil
 	}
 	return err
 }
 
-// homeOf is where a dead letter returns to. That of a partition goes to the partition of its slot,
-// whatever the number of partitions was.
-func (s *settings) homeOf(queue string) (exchange, key string) {
-	if number, ours := strings.CutPrefix(queue, s.queue+"."); ours && s.partitioned() {
-		if _, err := strconv.ParseUint(number, 10, 8); err == nil {
-			return s.queue, ""
-		}
+// returned is a dead letter on its way back. One of a partition, or of the queue before it was split, goes
+// to the partition of its slot, whatever the number of partitions was.
+func (s *settings) returned(raw amqp.Delivery, queue string) amqpconn.Out {
+	out := amqpconn.Out{Key: queue, Message: replayCopy(raw)}
+	if !s.partitioned() || queue != s.queue && !slices.Contains(partition.Names(s.queue, partition.Max), queue) {
+		return out
 	}
-	return "", queue
+	if key := header(raw, wire.HeaderKey); queue == s.queue && key != "" && slotOf(raw.Headers) == "" {
+		out.Message.Headers[wire.HeaderRoutes] = []any{partition.Slot(key)}
+	}
+	out.Exchange, out.Key = s.queue, ""
+	return out
+}
+
+// missingExchange returns driver.ErrMissing where the exchange for this number of partitions is missing.
+func (s *settings) missingExchange(conn *amqpconn.Conn) error {
+	exists, err := conn.ExchangeExists(s.slotless())
+	if err != nil {
+		return fmt.Errorf("look for exchange %q: %w", s.slotless(), err)
+	}
+	if !exists {
+		return fmt.Errorf("exchange %q, of %d partitions: declare it, or call Consumer.Setup: %w", s.slotless(), s.Partitions, driver.ErrMissing)
+	}
+	return nil
 }
 
 // slotOf is the slot in a message's routes, empty where there is none. Other routes of a sender count

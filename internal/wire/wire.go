@@ -35,10 +35,10 @@ const (
 	HeaderLastFailed  = "holdfast-last-failed-at"
 	// HeaderConsumer names the consumer that gave up.
 	HeaderConsumer = "holdfast-consumer"
-	// HeaderOrigin is the queue a dead letter came from and is replayed to.
+	// HeaderOrigin is the queue a dead letter came from.
 	HeaderOrigin = "holdfast-origin-queue"
 	// HeaderOriginExchange and HeaderOriginKey are where the sender published the
-	// message. Every copy goes through the default exchange.
+	// message. A copy is published elsewhere.
 	HeaderOriginExchange = "holdfast-origin-exchange"
 	HeaderOriginKey      = "holdfast-origin-routing-key"
 	// HeaderReplays counts how often a dead letter was replayed.

@@ -38,8 +38,8 @@
 // seconds), delivery mode persistent. Headers are text; the ordering key, where there is one, is in
 // holdfast-key. Such a message has a second routing key, which the broker reads in the header CC:
 // holdfast.slot.<n>, where n is the CRC-32 (IEEE) of the key modulo 64. By it package inboxamqp splits a
-// queue into partitions, however many; only bindings that take three words of any kind see it otherwise.
-// A user whose topics are restricted, on RabbitMQ 4, needs to be allowed that key, too. Headers named CC
+// queue into partitions, however many. A binding such as *.*.* or *.*.# takes every message with a key for
+// it. On RabbitMQ 4 a user whose topics are restricted needs to be allowed that key, too. Headers named CC
 // are replaced. With Config.Format the
 // header "type" has the class that stands for the name, and headers of stamps have id and name once
 // more, as package symfony says, or messages are CloudEvents, as package cloudevents says. examples/guides/wire.md has all of it for other languages.

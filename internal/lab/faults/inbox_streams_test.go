@@ -264,7 +264,7 @@ func (s *stream) capacity(t *testing.T, headers amqp.Table) int {
 		return nil
 	}))
 	s.all(t)
-	return max(10, int(burst/time.Since(began).Seconds()))
+	return max(100, int(burst/time.Since(began).Seconds()))
 }
 
 // next is a good message of a phase.
