@@ -90,6 +90,16 @@ func (b *Broker) User(t testing.TB, name string, rights Rights) *Broker {
 	return &Broker{URL: u.String(), VHost: b.VHost, admin: b.admin}
 }
 
+// SetPassword changes the password of the user that URL names. Connections stay open.
+func (b *Broker) SetPassword(t testing.TB, password string) {
+	t.Helper()
+	u, err := url.Parse(b.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.mustCall(t, http.MethodPut, "/api/users/"+url.PathEscape(u.User.Username()), map[string]string{"password": password, "tags": ""}, nil)
+}
+
 // Dial opens a connection, as the AMQP adapters want it. The caller closes it.
 func (b *Broker) Dial(ctx context.Context) (*amqp.Connection, error) {
 	if err := ctx.Err(); err != nil {

@@ -36,6 +36,8 @@ func newPool(ctx context.Context, url, name string, conns int32) (*pgxpool.Pool,
 	}
 	cfg.MaxConns = conns
 	cfg.ConnConfig.RuntimeParams["application_name"] = name // who is who in pg_stat_activity
+	cfg.MaxConnLifetime = 30 * time.Minute                  // servers that were added or replaced get their share
+	cfg.MaxConnLifetimeJitter = 5 * time.Minute             // and not all at once
 	txretry.PreparePool(cfg)                                // bounds what pgxpool leaves without
 	return pgxpool.NewWithConfig(ctx, cfg)
 }
