@@ -85,6 +85,7 @@ var floors = slices.Concat(
 
 		{pkg: "rpc/internal/...", clients: []string{protobuf, statusProto}, on: with(ground, "idempotency/...", "ratelimit/...", "rpc/internal/..."), noTesting: true},
 		{pkg: "rpc/internal/suite/...", clients: heavy, on: []string{"..."}, anyModule: true},
+		{pkg: "rpc/example", clients: heavy, on: []string{"..."}, anyModule: true, publicOnly: true, noTesting: true},
 		{pkg: "rpc/internal/shopv1/...", clients: []string{grpc, connect, protobuf}, on: []string{"rpc/internal/shopv1"}},
 
 		{pkg: "examples/quickstart", clients: []string{pgx, amqp, cron}, on: []string{"..."}, anyModule: true, publicOnly: true},

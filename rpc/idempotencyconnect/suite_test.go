@@ -5,8 +5,6 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/holdfast-go/holdfast/idempotency/driver"
-	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 	"github.com/holdfast-go/holdfast/rpc/internal/suite"
 	"github.com/holdfast-go/holdfast/rpc/internal/suite/connectserver"
 )
@@ -21,7 +19,12 @@ func TestOnce(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			suite.TestOnce(t, connectserver.Start(options...), func(*testing.T) driver.Store { return idempotencytest.NewStore() })
+			suite.TestOnce(t, connectserver.Start(options...))
 		})
 	}
+}
+
+func TestTakeover(t *testing.T) {
+	t.Parallel()
+	suite.TestTakeover(t, connectserver.Start())
 }

@@ -7,7 +7,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/idempotency"
-	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 	"github.com/holdfast-go/holdfast/rpc/idempotencyconnect"
@@ -35,5 +34,5 @@ func TestTransaction(t *testing.T) {
 // A key that came by one protocol is replayed by the other.
 func TestAcrossProtocols(t *testing.T) {
 	t.Parallel()
-	suite.TestAcross(t, []suite.Protocol{grpcserver.Start, connectserver.Start()}, func(*testing.T) driver.Store { return idempotencytest.NewStore() })
+	suite.TestAcross(t, [2]suite.Protocol{grpcserver.Start, connectserver.Start()}, idempotencytest.NewStore())
 }

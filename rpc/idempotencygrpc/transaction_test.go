@@ -16,10 +16,14 @@ import (
 
 func TestTransaction(t *testing.T) {
 	t.Parallel()
-	suite.TestTransaction(t, grpcserver.Start, func(ctx context.Context, store *idempotencypgx.Store, work func(context.Context, pgx.Tx) (*shopv1.Order, error)) (*shopv1.Order, error) {
+	suite.TestTransaction(t, grpcserver.Start, func(ctx context.Context, store *idempotencypgx.Store, place func(context.Context, pgx.Tx) (*shopv1.Order, error)) (*shopv1.Order, error) {
+		work := func(ctx context.Context, tx pgx.Tx) (*shopv1.Order, error) {
+			order, err := place(ctx, tx)
+			return order, grpcserver.Error(err)
+		}
 		kept, err := store.Do(ctx, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
 			order, err := work(ctx, tx)
-			return idempotencygrpc.Record(order, grpcserver.Error(err))
+			return idempotencygrpc.Record(order, err)
 		})
 		return idempotencygrpc.Reply[*shopv1.Order](kept, err)
 	})

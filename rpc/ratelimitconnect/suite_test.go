@@ -5,19 +5,9 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/holdfast-go/holdfast/ratelimit"
 	"github.com/holdfast-go/holdfast/rpc/internal/suite"
 	"github.com/holdfast-go/holdfast/rpc/internal/suite/connectserver"
 )
-
-func newMemory(t *testing.T) ratelimit.Limiter {
-	t.Helper()
-	l, err := ratelimit.NewMemory(ratelimit.MemoryConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
-}
 
 func TestLimits(t *testing.T) {
 	t.Parallel()
@@ -29,7 +19,7 @@ func TestLimits(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			suite.TestLimits(t, connectserver.Start(options...), newMemory)
+			suite.TestLimits(t, connectserver.Start(options...))
 		})
 	}
 }

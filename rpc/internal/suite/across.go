@@ -14,9 +14,8 @@ import (
 	"github.com/holdfast-go/holdfast/rpc/internal/shopv1"
 )
 
-// TestAcross tests that servers of several protocols on one store are one service.
-func TestAcross(t *testing.T, protocols []Protocol, newStore func(t *testing.T) driver.Store) {
-	store := newStore(t)
+// TestAcross tests that servers of two protocols on one store are one service.
+func TestAcross(t *testing.T, protocols [2]Protocol, store driver.Store) {
 	var runs atomic.Int64
 	var clients []Client
 	for _, start := range protocols {

@@ -3,6 +3,7 @@ package suite
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -14,14 +15,30 @@ import (
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
+	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/ratelimit"
+	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimittest"
 	"github.com/holdfast-go/holdfast/rpc/internal/shopv1"
 )
 
-// TestLimits tests rate limits on limiters that newLimiter makes. The cases are those of the
-// HTTP middleware, and what is RPC's own.
-func TestLimits(t *testing.T, start Protocol, newLimiter func(t *testing.T) ratelimit.Limiter) {
+// TestLimits tests rate limits, in memory and on Redis. The cases are those of the HTTP
+// middleware, and what is RPC's own.
+func TestLimits(t *testing.T, start Protocol) {
+	inMemory := func() (ratelimit.Limiter, error) { return ratelimit.NewMemory(ratelimit.MemoryConfig{}) }
+	client, prefixes := redistest.New(t), atomic.Int64{}
+	onRedis := func() (ratelimit.Limiter, error) {
+		return ratelimitredis.New(client, ratelimitredis.Config{Prefix: fmt.Sprint("test", prefixes.Add(1))})
+	}
+	for name, newLimiter := range map[string]func() (ratelimit.Limiter, error){"memory": inMemory, "Redis": onRedis} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testLimits(t, start, newLimiter)
+		})
+	}
+}
+
+func testLimits(t *testing.T, start Protocol, newLimiter func() (ratelimit.Limiter, error)) {
 	for name, test := range map[string]func(t *testing.T, l limits){
 		"unary calls":               testUnary,
 		"streams at their start":    testStream,
@@ -38,7 +55,11 @@ func TestLimits(t *testing.T, start Protocol, newLimiter func(t *testing.T) rate
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			test(t, limits{start, newLimiter(t)})
+			limiter, err := newLimiter()
+			if err != nil {
+				t.Fatal(err)
+			}
+			test(t, limits{start, limiter})
 		})
 	}
 }

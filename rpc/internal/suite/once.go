@@ -21,9 +21,18 @@ import (
 	"github.com/holdfast-go/holdfast/rpc/internal/shopv1"
 )
 
-// TestOnce tests idempotency on stores that newStore makes. The cases are those of the suite
+// TestOnce tests idempotency on every store. The cases are those of the suite
 // of the HTTP middleware, and what is RPC's own.
-func TestOnce(t *testing.T, start Protocol, newStore func(t *testing.T) driver.Store) {
+func TestOnce(t *testing.T, start Protocol) {
+	for name, store := range Stores(t, 30*time.Second) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testOnce(t, once{start, store})
+		})
+	}
+}
+
+func testOnce(t *testing.T, o once) {
 	for name, test := range map[string]func(t *testing.T, o once){
 		"a repetition gets the first answer": testReplay,
 		"a call in flight":                   testInFlight,
@@ -45,7 +54,7 @@ func TestOnce(t *testing.T, start Protocol, newStore func(t *testing.T) driver.S
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			test(t, once{start, newStore(t)})
+			test(t, o)
 		})
 	}
 }
@@ -426,4 +435,39 @@ func testScopeFails(t *testing.T, o once) {
 		return nil, nil
 	})
 	c.Place(t.Context(), Ask{Keys: newKey(), User: "nobody"}).is(t, codes.Internal, "INTERNAL")
+}
+
+// TestTakeover tests what becomes of the key of a process that died.
+func TestTakeover(t *testing.T, start Protocol) {
+	const lease = 2 * time.Second
+	for name, store := range Stores(t, lease) {
+		if name == "memory" { // which dies with its process
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var runs atomic.Int64
+			c := start(t, Setup{Store: store, Place: counted(&runs)})
+			ask, begun := Ask{Keys: newKey()}, time.Now()
+			claim := driver.NewClaim(driver.Key(idempotency.Key(ask.Keys[0]).In("ann")), driver.Fingerprint{})
+			if out, err := store.Begin(t.Context(), claim); err != nil || out.State != driver.Acquired {
+				t.Fatal(out, err)
+			}
+			busy := c.Place(t.Context(), ask)
+			if time.Since(begun) < lease {
+				busy.is(t, codes.Aborted, "IDEMPOTENCY_KEY_IN_USE")
+			}
+			for busy.code() == codes.Aborted && time.Since(begun) < Patience {
+				retry, _ := detail[*errdetails.RetryInfo](busy)
+				time.Sleep(min(retry.GetRetryDelay().AsDuration(), lease))
+				busy = c.Place(t.Context(), ask)
+			}
+			if busy.Order.GetId() != "order 1" || busy.replayed() {
+				t.Errorf("after %v: %v", time.Since(begun), busy)
+			}
+			if again := c.Place(t.Context(), ask); again.Order.GetId() != "order 1" || !again.replayed() {
+				t.Errorf("again: %v", again)
+			}
+		})
+	}
 }
