@@ -12,9 +12,7 @@
 // call when procedure and message are: the message counts in its deterministic form.
 //
 // Codes, details, what is kept, and that records are shared with gRPC stand in package
-// idempotencygrpc. Replays carry Idempotency-Replayed: true, failures in their metadata. Of
-// the metadata of an answer KeepHeaders decides what is kept; what a handler sets in the
-// call info of its context is not seen.
+// idempotencygrpc. Replays carry Idempotency-Replayed: true, failures in their metadata.
 //
 // A handler that is one transaction keeps its answer there: see [Record] and [Reply].
 //

@@ -50,16 +50,16 @@ func (i *interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 		about := connectform.About(req.Spec(), req.Peer(), req.Header())
 		a, fresh := i.guard.Do(ctx, about, message, func(ctx context.Context) once.Answer {
 			resp, failure = next(ctx, req)
-			return answerOf(resp, failure)
+			return answerOf(ctx, resp, failure)
 		})
+		connectform.Send(ctx, a.Header, a.Trailer)
 		switch {
 		case a.Status != nil:
 			return nil, keep(failure, a, fresh)
 		case fresh:
-			connectform.Add(resp.Header(), a.Header)
 			return resp, nil
 		}
-		return replay(a)
+		return replay(a.Message), nil
 	}
 }
 
@@ -67,38 +67,30 @@ func (i *interceptor) needs(spec connect.Spec) bool {
 	return i.guard.Needs(spec.Procedure) && !(i.bySpec && spec.IdempotencyLevel == connect.IdempotencyNoSideEffects)
 }
 
-func answerOf(resp connect.AnyResponse, failure error) once.Answer {
-	if failure == nil {
-		m, _ := resp.Any().(proto.Message) // anything else cannot be kept
-		return once.Answer{Message: m, Header: resp.Header(), Trailer: resp.Trailer()}
+func answerOf(ctx context.Context, resp connect.AnyResponse, failure error) (a once.Answer) {
+	a.Header, a.Trailer = connectform.Sent(ctx, resp, failure)
+	if failure != nil {
+		a.Status = connectform.StatusOf(failure)
+		return a
 	}
-	a := once.Answer{Status: connectform.StatusOf(failure)}
-	if own, ok := errors.AsType[*connect.Error](failure); ok {
-		a.Header = own.Meta()
-	}
+	a.Message, _ = resp.Any().(proto.Message) // anything else cannot be kept
 	return a
 }
 
 // keep returns the handler's own error if that is what the client gets.
 func keep(failure error, a once.Answer, fresh bool) error {
 	if own, ok := errors.AsType[*connect.Error](failure); fresh && ok && own.Code() == connect.Code(a.Status.GetCode()) {
-		connectform.Add(own.Meta(), a.Header)
 		return failure
 	}
-	err := connectform.Error(a.Status, a.Header)
-	connectform.Add(err.Meta(), a.Trailer)
-	return err
+	return connectform.Error(a.Status)
 }
 
 // replay returns a kept message. Its type is known at run time alone, so it is a dynamic
 // message, which every codec for protobuf takes.
-func replay(a once.Answer) (connect.AnyResponse, error) {
-	m := dynamicpb.NewMessage(a.Message.ProtoReflect().Descriptor())
-	proto.Merge(m, a.Message)
-	resp := connect.NewResponse(m)
-	connectform.Add(resp.Header(), a.Header)
-	connectform.Add(resp.Trailer(), a.Trailer)
-	return resp, nil
+func replay(kept proto.Message) connect.AnyResponse {
+	m := dynamicpb.NewMessage(kept.ProtoReflect().Descriptor())
+	proto.Merge(m, kept)
+	return connect.NewResponse(m)
 }
 
 // WrapStreamingHandler implements connect.Interceptor.

@@ -51,7 +51,7 @@ func Reply[M any](kept idempotency.Response, err error) (*connect.Response[M], e
 	case err != nil:
 		return nil, fmt.Errorf("idempotencyconnect: %w", err)
 	case failed != nil:
-		return nil, connectform.Error(failed, nil)
+		return nil, connectform.Error(failed)
 	}
 	return resp, nil
 }

@@ -2,8 +2,8 @@ package ratelimitconnect
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 
 	"connectrpc.com/connect"
@@ -33,14 +33,9 @@ func (i *interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 		}
 		about := connectform.About(req.Spec(), req.Peer(), req.Header())
 		header, refused := i.guard.Do(ctx, about, func(ctx context.Context, _ http.Header) { resp, err = next(ctx, req) })
+		connectform.Send(ctx, header, nil)
 		if refused != nil {
-			return nil, connectform.Error(refused, header)
-		}
-		if resp != nil {
-			connectform.Add(resp.Header(), header)
-		}
-		if own, ok := errors.AsType[*connect.Error](err); ok {
-			connectform.Add(own.Meta(), header)
+			return nil, connectform.Error(refused)
 		}
 		return resp, err
 	}
@@ -51,11 +46,12 @@ func (i *interceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) co
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) (err error) {
 		about := connectform.About(conn.Spec(), conn.Peer(), conn.RequestHeader())
 		header, refused := i.guard.Do(ctx, about, func(ctx context.Context, header http.Header) {
-			connectform.Add(conn.ResponseHeader(), header)
+			maps.Copy(conn.ResponseHeader(), header)
 			err = next(ctx, conn)
 		})
 		if refused != nil {
-			return connectform.Error(refused, header)
+			maps.Copy(conn.ResponseHeader(), header)
+			return connectform.Error(refused)
 		}
 		return err
 	}

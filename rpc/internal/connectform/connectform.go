@@ -4,6 +4,7 @@ package connectform
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/http"
 
 	"connectrpc.com/connect"
@@ -48,21 +49,39 @@ func codeOf(err error) connect.Code {
 	return connect.CodeUnknown
 }
 
-// Error returns a status as an error, with the header as its metadata.
-func Error(s *spb.Status, header http.Header) *connect.Error {
+// Error returns a status as an error.
+func Error(s *spb.Status) *connect.Error {
 	err := connect.NewError(connect.Code(s.GetCode()), errors.New(s.GetMessage()))
 	for _, packed := range s.GetDetails() {
 		if d, detailErr := connect.NewErrorDetail(packed); detailErr == nil {
 			err.AddDetail(d)
 		}
 	}
-	Add(err.Meta(), header)
 	return err
 }
 
-// Add sets each value of more in h.
-func Add(h, more http.Header) {
-	for name, values := range more {
-		h[name] = values
+// Send adds metadata to the answer of the call of ctx, whether it fails or not. An error is
+// not changed: it may be one that a handler returns to many.
+func Send(ctx context.Context, header, trailer http.Header) {
+	if info, ok := connect.CallInfoForHandlerContext(ctx); ok {
+		maps.Copy(info.ResponseHeader(), header)
+		maps.Copy(info.ResponseTrailer(), trailer)
 	}
+}
+
+// Sent returns the metadata of an answer: that of the call of ctx, and that of its response
+// or error.
+func Sent(ctx context.Context, resp connect.AnyResponse, failure error) (header, trailer http.Header) {
+	header, trailer = http.Header{}, http.Header{}
+	if info, ok := connect.CallInfoForHandlerContext(ctx); ok {
+		maps.Copy(header, info.ResponseHeader())
+		maps.Copy(trailer, info.ResponseTrailer())
+	}
+	if own, ok := errors.AsType[*connect.Error](failure); ok {
+		maps.Copy(header, own.Meta())
+	} else if resp != nil && failure == nil {
+		maps.Copy(header, resp.Header())
+		maps.Copy(trailer, resp.Trailer())
+	}
+	return header, trailer
 }

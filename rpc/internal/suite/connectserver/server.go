@@ -76,15 +76,17 @@ func (s *shop) PlaceOrder(ctx context.Context, req *connect.Request[shopv1.Place
 		return nil, Error(err, header)
 	}
 	resp := connect.NewResponse(order)
-	connectform.Add(resp.Header(), header)
-	connectform.Add(resp.Trailer(), trailer)
+	maps.Copy(resp.Header(), header)
+	maps.Copy(resp.Trailer(), trailer)
 	return resp, nil
 }
 
 // Error returns a failure of the suite as Connect writes it, and every other error as it is.
 func Error(err error, meta http.Header) error {
 	if failed, ok := errors.AsType[*suite.Failure](err); ok {
-		return connectform.Error(failed.Status, meta)
+		err := connectform.Error(failed.Status)
+		maps.Copy(err.Meta(), meta)
+		return err
 	}
 	return err
 }
@@ -101,7 +103,7 @@ type client struct{ shopv1connect.ShopClient }
 
 func asking[M any](m *M, a suite.Ask) *connect.Request[M] {
 	req := connect.NewRequest(m)
-	connectform.Add(req.Header(), a.Header())
+	maps.Copy(req.Header(), a.Header())
 	return req
 }
 
