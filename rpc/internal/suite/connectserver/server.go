@@ -67,17 +67,16 @@ func protocols() *http.Protocols {
 type shop struct{ setup suite.Setup }
 
 func (s *shop) PlaceOrder(ctx context.Context, req *connect.Request[shopv1.PlaceOrderRequest]) (*connect.Response[shopv1.Order], error) {
-	header, trailer := http.Header{}, http.Header{}
-	order, err := s.setup.Place(ctx, req.Msg, func(h, tr http.Header) {
+	header := http.Header{} // by the response or the error, and the trailer by the call
+	order, err := s.setup.Place(ctx, req.Msg, func(h, trailer http.Header) {
 		maps.Copy(header, h)
-		maps.Copy(trailer, tr)
+		connectform.Send(ctx, nil, trailer)
 	})
 	if err != nil {
 		return nil, Error(err, header)
 	}
 	resp := connect.NewResponse(order)
 	maps.Copy(resp.Header(), header)
-	maps.Copy(resp.Trailer(), trailer)
 	return resp, nil
 }
 
