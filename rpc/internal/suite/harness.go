@@ -24,6 +24,7 @@ import (
 // idempotency, if it has a store.
 type Setup struct {
 	Place func(ctx context.Context, req *shopv1.PlaceOrderRequest, set Set) (*shopv1.Order, error)
+	Watch func(ctx context.Context) error // before the stream's message; optional
 
 	Store driver.Store
 	Needs func(procedure string) bool
@@ -32,6 +33,14 @@ type Setup struct {
 	Limiter ratelimit.Limiter
 	Charges func(*http.Request) ([]ratelimit.Charge, error)
 	Limits  ratelimit.MiddlewareConfig
+}
+
+// Watching calls Watch, if there is one.
+func (s Setup) Watching(ctx context.Context) error {
+	if s.Watch == nil {
+		return nil
+	}
+	return s.Watch(ctx)
 }
 
 // User is the scope of every server: who calls. Nobody is an empty one.

@@ -42,6 +42,7 @@ func testLimits(t *testing.T, start Protocol, newLimiter func() (ratelimit.Limit
 	for name, test := range map[string]func(t *testing.T, l limits){
 		"unary calls":               testUnary,
 		"streams at their start":    testStream,
+		"a stream that is free":     testStreamRefund,
 		"limits of a procedure":     testPerProcedure,
 		"every violated limit":      testViolated,
 		"a cost that never fits":    testNever,
@@ -122,6 +123,16 @@ func testStream(t *testing.T, l limits) {
 		}
 	}
 	denied(t, c.Watch(t.Context(), Ask{}), "user")
+}
+
+// testStreamRefund: a stream that turns out to be free gives its unit back.
+func testStreamRefund(t *testing.T, l limits) {
+	c := l.start(t, Setup{Limiter: l.limiter, Charges: byUser, Watch: ratelimit.RefundFrom})
+	for n := range 5 {
+		if r := c.Watch(t.Context(), Ask{}); r.code() != codes.OK {
+			t.Errorf("stream %d: %v", n, r)
+		}
+	}
 }
 
 func testPerProcedure(t *testing.T, l limits) {

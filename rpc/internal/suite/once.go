@@ -42,6 +42,7 @@ func testOnce(t *testing.T, o once) {
 		"a failure that is final":            testFailureKept,
 		"a panic frees the key":              testPanic,
 		"a result that cannot be kept":       testUnkeepable,
+		"a result that cannot be encoded":    testUnencodable,
 		"a lost lease cancels the handler":   testLeaseLost,
 		"a client that went away":            testClientGone,
 		"an effect that stays":               testEffect,
@@ -244,6 +245,24 @@ func testUnkeepable(t *testing.T, o once) {
 	}
 	if c.Place(t.Context(), ask).is(t, codes.AlreadyExists, "IDEMPOTENCY_RESULT_UNAVAILABLE"); runs.Load() != 1 {
 		t.Errorf("%d runs", runs.Load())
+	}
+}
+
+// testUnencodable: what was done is not done again, though nobody can be told of it.
+func testUnencodable(t *testing.T, o once) {
+	var runs atomic.Int64
+	c := o.serve(t, idempotency.MiddlewareConfig{}, func(context.Context, *shopv1.PlaceOrderRequest, Set) (*shopv1.Order, error) {
+		runs.Add(1)
+		return &shopv1.Order{Id: "\xff is no text"}, nil
+	})
+	ask := Ask{Keys: newKey()}
+	c.Place(t.Context(), ask).is(t, codes.Internal, "")
+	if c.Place(t.Context(), ask).is(t, codes.AlreadyExists, "IDEMPOTENCY_RESULT_UNAVAILABLE"); runs.Load() != 1 {
+		t.Errorf("%d runs", runs.Load())
+	}
+	claim := driver.NewClaim(driver.Key(idempotency.Key(ask.Keys[0]).In("ann")), driver.Fingerprint{})
+	if out, err := o.store.Begin(t.Context(), claim); err != nil || out.State != driver.Completed || !out.Response.Unavailable() {
+		t.Errorf("the record is %+v, %v; want a tombstone", out, err)
 	}
 }
 

@@ -94,7 +94,10 @@ func (s *shop) GetOrder(context.Context, *connect.Request[shopv1.GetOrderRequest
 	return connect.NewResponse(&shopv1.Order{}), nil
 }
 
-func (s *shop) WatchOrders(_ context.Context, _ *connect.Request[shopv1.WatchOrdersRequest], stream *connect.ServerStream[shopv1.Order]) error {
+func (s *shop) WatchOrders(ctx context.Context, _ *connect.Request[shopv1.WatchOrdersRequest], stream *connect.ServerStream[shopv1.Order]) error {
+	if err := s.setup.Watching(ctx); err != nil {
+		return err
+	}
 	return stream.Send(&shopv1.Order{})
 }
 

@@ -103,6 +103,9 @@ func (s *shop) GetOrder(context.Context, *shopv1.GetOrderRequest) (*shopv1.Order
 }
 
 func (s *shop) WatchOrders(_ *shopv1.WatchOrdersRequest, stream grpc.ServerStreamingServer[shopv1.Order]) error {
+	if err := s.setup.Watching(stream.Context()); err != nil {
+		return err
+	}
 	return stream.Send(&shopv1.Order{})
 }
 
