@@ -18,6 +18,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
+	"github.com/holdfast-go/holdfast/rpc/internal/answer"
 	"github.com/holdfast-go/holdfast/rpc/internal/shopv1"
 )
 
@@ -43,6 +44,7 @@ func testOnce(t *testing.T, o once) {
 		"a panic frees the key":              testPanic,
 		"a result that cannot be kept":       testUnkeepable,
 		"a result that cannot be encoded":    testUnencodable,
+		"a settled claim":                    testSettled,
 		"a lost lease cancels the handler":   testLeaseLost,
 		"a client that went away":            testClientGone,
 		"an effect that stays":               testEffect,
@@ -263,6 +265,27 @@ func testUnencodable(t *testing.T, o once) {
 	claim := driver.NewClaim(driver.Key(idempotency.Key(ask.Keys[0]).In("ann")), driver.Fingerprint{})
 	if out, err := o.store.Begin(t.Context(), claim); err != nil || out.State != driver.Completed || !out.Response.Unavailable() {
 		t.Errorf("the record is %+v, %v; want a tombstone", out, err)
+	}
+}
+
+// testSettled: what a handler has settled is the answer, whatever it says.
+func testSettled(t *testing.T, o once) {
+	kept, err := answer.OfMessage(&shopv1.Order{Id: "kept"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, earlier := range []bool{false, true} { // the record is that of an earlier run
+		c := o.serve(t, idempotency.MiddlewareConfig{}, func(ctx context.Context, _ *shopv1.PlaceOrderRequest, _ Set) (*shopv1.Order, error) {
+			claim, _ := driver.ClaimFrom(ctx)
+			claim.Settle(driver.BeginResult{State: driver.Completed, Fingerprint: claim.Fingerprint, Response: driver.Response(kept)}, earlier)
+			return nil, Fail(codes.Unavailable, "not the record")
+		})
+		ask := Ask{Keys: newKey()}
+		for n := range 2 {
+			if r := c.Place(t.Context(), ask); r.Order.GetId() != "kept" || r.replayed() != (earlier || n > 0) {
+				t.Errorf("earlier %v, call %d: %v", earlier, n, r)
+			}
+		}
 	}
 }
 
