@@ -20,11 +20,12 @@ const (
 	grpc          = "google.golang.org/grpc"
 	connect       = "connectrpc.com/connect"
 	protobuf      = "google.golang.org/protobuf"
+	watermill     = "github.com/ThreeDotsLabs/watermill"
 	statusProto   = "google.golang.org/genproto/googleapis/rpc"
 )
 
 // heavy are the modules whose presence below a package is checked through all floors.
-var heavy = []string{pgx, redis, amqp, cron, containers, telemetrySDK, grpc, connect}
+var heavy = []string{pgx, redis, amqp, cron, containers, telemetrySDK, grpc, connect, watermill}
 
 // light are the modules any package may import.
 var light = []string{openTelemetry, uuid}
@@ -87,6 +88,8 @@ var floors = slices.Concat(
 		{pkg: "rpc/internal/suite/...", clients: heavy, on: []string{"..."}, anyModule: true},
 		{pkg: "rpc/example", clients: heavy, on: []string{"..."}, anyModule: true, publicOnly: true, noTesting: true},
 		{pkg: "rpc/internal/shopv1/...", clients: []string{grpc, connect, protobuf}, on: []string{"rpc/internal/shopv1"}},
+
+		{pkg: "watermillbridge", clients: []string{watermill}, on: with(ground, "inbox", "inbox/internal/...", "outbox", "outbox/driver", "outbox/internal/..."), noTesting: true},
 
 		{pkg: "examples/quickstart", clients: []string{pgx, amqp, cron}, on: []string{"..."}, anyModule: true, publicOnly: true},
 		{pkg: "examples/reservation/internal/booking", stdOnly: true},

@@ -1,0 +1,90 @@
+package watermillbridge
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
+)
+
+const (
+	// MetadataKey is the metadata with the ordering key: the messages of one key stay in order.
+	MetadataKey = "ordering-key"
+
+	// headerUUID has the UUID of a message whose id is another one.
+	headerUUID = "watermill-uuid"
+	// metadataType is where Watermill's users put a content type.
+	metadataType = "Content-Type"
+)
+
+// Publisher is a message.Publisher of Watermill. Its methods may be called from any goroutine, if its
+// function may.
+type Publisher struct {
+	send func(ctx context.Context, m outbox.Message) error
+}
+
+// NewPublisher returns a Publisher that hands each message to send, with the message's own context. Send
+// returns once the message is where it belongs.
+func NewPublisher(send func(ctx context.Context, m outbox.Message) error) *Publisher {
+	return &Publisher{send}
+}
+
+// Direct returns a function for NewPublisher that sends past any outbox, such as by an outboxredis.Publisher
+// or an outboxamqp.Publisher whose Run is at work, and returns with the broker's confirm.
+func Direct(to driver.Publisher) func(ctx context.Context, m outbox.Message) error {
+	return func(ctx context.Context, m outbox.Message) error {
+		prepared, err := outbox.Prepare(ctx, []outbox.Message{m}, 0)
+		if err != nil {
+			return err
+		}
+		outcome := make(chan error, 1)
+		to.Publish(ctx, prepared[0], func(err error) { outcome <- err })
+		return <-outcome
+	}
+}
+
+// Publish sends the messages one after the other. What comes after one that fails is not sent.
+func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
+	if p.send == nil {
+		return errors.New("watermillbridge: NewPublisher was given no function")
+	}
+	for _, m := range messages {
+		if err := p.send(m.Context(), outgoing(topic, m)); err != nil {
+			return fmt.Errorf("watermillbridge: publish to %s: %w", topic, err)
+		}
+	}
+	return nil
+}
+
+// Close does nothing: Publish has returned with everything sent, and what sends is the caller's.
+func (p *Publisher) Close() error { return nil }
+
+// outgoing is a message of Watermill as one of ours.
+func outgoing(topic string, m *message.Message) outbox.Message {
+	headers := make(map[string]string, len(m.Metadata)+1)
+	maps.Copy(headers, m.Metadata)
+	out := outbox.Message{Name: topic, Body: m.Payload, ContentType: headers[metadataType], Key: headers[MetadataKey], Headers: headers}
+	delete(headers, metadataType)
+	delete(headers, MetadataKey)
+	if id, err := ids.Parse(m.UUID); err == nil {
+		out.ID = id
+	} else {
+		out.ID = uuid.Must(uuid.NewV7())
+		headers[headerUUID] = m.UUID
+	}
+	if out.ContentType == "" {
+		out.ContentType = "application/octet-stream"
+		if json.Valid(m.Payload) {
+			out.ContentType = "application/json"
+		}
+	}
+	return out
+}

@@ -1,0 +1,202 @@
+package watermillbridge
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/holdfast-go/holdfast/inbox"
+)
+
+var (
+	errClosed = errors.New("watermillbridge: the subscriber is closed")
+	errNacked = errors.New("watermillbridge: nacked")
+	errUnread = errors.New("watermillbridge: nobody took the message from the channel")
+)
+
+// Consumer is what a Subscriber needs of a consumer; those of inboxamqp and inboxredis have it.
+type Consumer interface {
+	// Setup creates the queue, or the stream and its group.
+	Setup(ctx context.Context) error
+	// Run consumes until ctx ends.
+	Run(ctx context.Context) error
+}
+
+// Subscriber is a message.Subscriber and message.SubscribeInitializer of Watermill. Make it with
+// NewSubscriber. Its methods may be called from any goroutine.
+type Subscriber struct {
+	open    func(topic string, p inbox.Processor) (Consumer, error)
+	running sync.WaitGroup
+
+	mu     sync.Mutex
+	closed bool
+	ends   map[*subscription]context.CancelFunc
+	failed error // of Run
+}
+
+// NewSubscriber returns a Subscriber that calls open for each subscription, and again for
+// SubscribeInitialize: it returns a new consumer of the topic's queue, for the processor given.
+func NewSubscriber(open func(topic string, p inbox.Processor) (Consumer, error)) *Subscriber {
+	return &Subscriber{open: open, ends: map[*subscription]context.CancelFunc{}}
+}
+
+// SubscribeInitialize creates what the topic's messages need to wait for a subscription.
+func (s *Subscriber) SubscribeInitialize(topic string) error {
+	c, err := s.consumer(topic, inbox.NewMux())
+	if err != nil {
+		return err
+	}
+	return setUp(context.Background(), c, topic)
+}
+
+// Subscribe creates the topic's queue if there is none, and returns a channel with its messages, until ctx
+// ends or Close is called. Then the channel is closed. Read it: what is not read within HandlerTimeout goes
+// back. It fails on a Subscriber that is closed.
+func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
+	out := &subscription{
+		child:    func() (context.Context, context.CancelFunc) { return context.WithCancel(ctx) },
+		messages: make(chan *message.Message), closing: make(chan struct{}),
+	}
+	c, err := s.consumer(topic, out)
+	if err != nil {
+		return nil, err
+	}
+	if err := setUp(ctx, c, topic); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, errClosed
+	}
+	run, end := context.WithCancel(ctx)
+	context.AfterFunc(run, func() { close(out.closing) })
+	s.ends[out] = end
+	s.running.Go(func() {
+		err := c.Run(run)
+		end() // also where Run has ended by itself
+		out.end()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.ends, out)
+		s.failed = errors.Join(s.failed, err)
+	})
+	return out.messages, nil
+}
+
+// Close ends all subscriptions and waits until their channels are closed. Messages that are out and not
+// answered go back. It returns the errors with which consumers have ended.
+func (s *Subscriber) Close() error {
+	s.mu.Lock()
+	s.closed = true
+	for _, end := range s.ends {
+		end()
+	}
+	s.mu.Unlock()
+	s.running.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.failed
+}
+
+func (s *Subscriber) consumer(topic string, p inbox.Processor) (Consumer, error) {
+	c, err := s.open(topic, p)
+	if err != nil {
+		return nil, fmt.Errorf("watermillbridge: consumer of %s: %w", topic, err)
+	}
+	return c, nil
+}
+
+func setUp(ctx context.Context, c Consumer, topic string) error {
+	if err := c.Setup(ctx); err != nil {
+		return fmt.Errorf("watermillbridge: set up %s: %w", topic, err)
+	}
+	return nil
+}
+
+// subscription is the inbox.Processor of one subscription.
+type subscription struct {
+	child    func() (context.Context, context.CancelFunc) // of the context of Subscribe, for a message
+	messages chan *message.Message
+	closing  chan struct{}
+	out      sync.WaitGroup // calls of Process
+}
+
+// end closes the channel. No more calls of Process begin, but a late one may still run.
+func (s *subscription) end() {
+	s.out.Wait()
+	close(s.messages)
+}
+
+// Process implements inbox.Processor.
+func (s *subscription) Process(ctx context.Context, msgs []*inbox.Message) []error {
+	s.out.Add(1)
+	defer s.out.Done()
+	results := make([]error, len(msgs))
+	for i, m := range msgs {
+		results[i] = s.one(ctx, m)
+	}
+	return results
+}
+
+// one hands out a message and waits for the answer.
+func (s *subscription) one(ctx context.Context, m *inbox.Message) error {
+	own, cancel := s.child()
+	defer cancel()
+	in := incoming(m)
+	in.SetContext(own)
+	select {
+	case <-s.closing:
+		return inbox.ErrDraining
+	default:
+	}
+	select {
+	case s.messages <- in:
+	case <-s.closing:
+		return inbox.ErrDraining
+	case <-ctx.Done():
+		return inbox.Postpone(errUnread, 0)
+	}
+	select {
+	case <-in.Acked():
+		return nil
+	case <-in.Nacked():
+		return inbox.Postpone(errNacked, 0)
+	case <-s.closing:
+		return answered(in)
+	case <-ctx.Done():
+		return fmt.Errorf("watermillbridge: neither acked nor nacked: %w", context.Cause(ctx))
+	}
+}
+
+// answered is the result of a message at the end: an answer that has come counts.
+func answered(m *message.Message) error {
+	select {
+	case <-m.Acked():
+		return nil
+	default:
+		return inbox.ErrDraining
+	}
+}
+
+// incoming is a message of ours as one of Watermill.
+func incoming(m *inbox.Message) *message.Message {
+	id, named := m.Headers[headerUUID]
+	if !named {
+		id = m.ID.String()
+	}
+	in := message.NewMessage(id, m.Body)
+	maps.Copy(in.Metadata, m.Headers)
+	delete(in.Metadata, headerUUID)
+	if m.ContentType != "" {
+		in.Metadata[metadataType] = m.ContentType
+	}
+	if m.Key != "" {
+		in.Metadata[MetadataKey] = m.Key
+	}
+	return in
+}
