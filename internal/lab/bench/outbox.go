@@ -13,6 +13,7 @@ func outboxWorkload() workload {
 		{"quorum", benchQuorum},
 		{"latency", benchLatency},
 		{"write", benchWrite},
+		{"database-sql", benchDatabaseSQL},
 		{"wire", benchWire},
 		{"idle", benchIdle},
 		{"snapshot", benchSnapshot},
