@@ -184,7 +184,7 @@ func (s *session) Commit(ctx context.Context, timeout time.Duration, last []driv
 	if err := s.before(ctx, last); err != nil {
 		return driver.RolledBack, err
 	}
-	if s.over() || s.State() == driver.Idle {
+	if s.State() == driver.Idle {
 		return driver.Unknown, errEnded
 	}
 	err := s.bridge.tx.Commit()

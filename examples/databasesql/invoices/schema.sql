@@ -1,0 +1,4 @@
+CREATE TABLE invoices (
+    order_id text   NOT NULL,
+    cents    bigint NOT NULL
+);
