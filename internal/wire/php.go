@@ -20,18 +20,22 @@ const (
 	envelopeStart64 = "TzozNjpcIlN5bWZvbnlcXENvbXBvbmVudFxcTWVzc2VuZ2VyXFxFbnZlbG9wZVwi"
 	// maxNesting bounds the nesting of values.
 	maxNesting = 64
+	// maxBody bounds what is read and what becomes of it: no consumer takes more (inbox/driver.MaxBodyBytes).
+	maxBody = 16 << 20
 )
 
 var errPHP = errors.New("not what Symfony's PhpSerializer writes")
 
 // FromPHP reads the body of a message of Symfony's PhpSerializer: it returns what its other serializer has
 // in headers, class and stamps, and the message's properties as JSON. False: the body is something else,
-// or has what JSON has not, such as a reference.
+// has what JSON has not, such as a reference, or is over 16 MiB, as it is or as JSON.
 func FromPHP(body []byte) (headers map[string]string, properties []byte, ok bool) {
 	switch {
+	case len(body) > maxBody:
+		return nil, nil, false
 	case bytes.HasPrefix(body, []byte(envelopeStart)):
 	case bytes.HasPrefix(body, []byte(envelopeStart64)):
-		plain, err := base64.StdEncoding.DecodeString(string(body))
+		plain, err := base64.StdEncoding.AppendDecode(nil, body)
 		if err != nil {
 			return nil, nil, false
 		}
@@ -66,7 +70,7 @@ func unslash(body []byte) []byte {
 // php reads serialized values and writes them as JSON.
 type php struct {
 	in    []byte // what is left
-	out   bytes.Buffer
+	out   []byte
 	depth int
 }
 
@@ -82,19 +86,20 @@ func (p *php) envelope() (headers map[string]string, properties []byte, err erro
 		if err != nil {
 			return nil, nil, err
 		}
-		p.out.Reset()
+		p.out = nil
 		if name == "message" {
+			p.out = make([]byte, 0, len(p.in)) // JSON of the usual is shorter
 			if headers[HeaderType], err = p.message(); err != nil {
 				return nil, nil, err
 			}
-			properties = bytes.Clone(p.out.Bytes())
+			properties = p.out
 			continue
 		}
 		if err := p.value(); err != nil {
 			return nil, nil, err
 		}
 		var stamps map[string]json.RawMessage // an empty list where there are none
-		if name == "stamps" && json.Unmarshal(p.out.Bytes(), &stamps) == nil {
+		if name == "stamps" && json.Unmarshal(p.out, &stamps) == nil {
 			for class, of := range stamps {
 				headers[StampPrefix+class] = string(of)
 			}
@@ -123,15 +128,16 @@ func (p *php) value() error {
 	defer func() { p.depth-- }()
 	switch p.in[0] {
 	case 'N':
-		p.out.WriteString("null")
+		if err := p.write("null"); err != nil {
+			return err
+		}
 		return p.expect("N;")
 	case 'b':
 		text, err := p.scalar("b:")
 		if err != nil || text != "0" && text != "1" {
 			return errPHP
 		}
-		p.out.WriteString(strconv.FormatBool(text == "1"))
-		return nil
+		return p.write(strconv.FormatBool(text == "1"))
 	case 'i', 'd':
 		return p.number()
 	case 's':
@@ -139,7 +145,9 @@ func (p *php) value() error {
 		if err != nil {
 			return err
 		}
-		p.quote(text)
+		if err := p.quote(text); err != nil {
+			return err
+		}
 		return p.expect(";")
 	case 'E': // an enumeration: class and case
 		class, err := p.quoted("E:")
@@ -147,7 +155,9 @@ func (p *php) value() error {
 			return err
 		}
 		_, of, _ := strings.Cut(class, ":")
-		p.quote(of)
+		if err := p.quote(of); err != nil {
+			return err
+		}
 		return p.expect(";")
 	case 'O':
 		_, err := p.message()
@@ -166,8 +176,7 @@ func (p *php) number() error {
 	if text[0] != '-' && (text[0] < '0' || text[0] > '9') {
 		return errPHP
 	}
-	p.out.WriteString(text)
-	return nil
+	return p.write(text)
 }
 
 // array reads a list, whose keys count from 0, or a map.
@@ -190,51 +199,65 @@ func (p *php) array() error {
 
 // list reads values whose keys count from 0. Where that ends it is a map after all.
 func (p *php) list(n int) error {
-	open := p.out.Len()
+	open := len(p.out)
 	var starts []int // of the values
-	p.out.WriteByte('[')
+	if err := p.write("["); err != nil {
+		return err
+	}
 	for i := range n {
 		if !bytes.HasPrefix(p.in, []byte("i:"+strconv.Itoa(i)+";")) {
-			p.giveKeys(open, starts)
+			if err := p.giveKeys(open, starts); err != nil {
+				return err
+			}
 			return p.rest(i, n)
 		}
 		if _, err := p.scalar("i:"); err != nil {
 			return err
 		}
-		if i > 0 {
-			p.out.WriteByte(',')
+		if err := p.comma(i); err != nil {
+			return err
 		}
-		starts = append(starts, p.out.Len())
+		starts = append(starts, len(p.out))
 		if err := p.value(); err != nil {
 			return err
 		}
 	}
-	p.out.WriteByte(']')
+	if err := p.write("]"); err != nil {
+		return err
+	}
 	return p.expect("}")
 }
 
-// giveKeys makes the beginning of a map of that of a list.
-func (p *php) giveKeys(open int, starts []int) {
-	values := bytes.Clone(p.out.Bytes()[open:])
-	p.out.Truncate(open)
-	p.out.WriteByte('{')
-	for i, start := range starts {
-		end := len(values)
-		if i+1 < len(starts) {
-			end = starts[i+1] - 1 - open // before the comma
-		}
-		if i > 0 {
-			p.out.WriteByte(',')
-		}
-		p.quote(strconv.Itoa(i))
-		p.out.WriteByte(':')
-		p.out.Write(values[start-open : end])
+// giveKeys makes the beginning of a map of that of a list, in place and from its end, since a copy at each
+// level of nesting would be many times the body.
+func (p *php) giveKeys(open int, starts []int) error {
+	room, end := 0, len(p.out)
+	for i := range starts {
+		room += len(listKey(i))
 	}
+	if end+room > maxBody {
+		return errPHP
+	}
+	p.out = append(p.out, make([]byte, room)...)
+	for i := len(starts) - 1; i >= 0; i-- {
+		copy(p.out[starts[i]+room:], p.out[starts[i]:end])
+		key := listKey(i)
+		room -= len(key)
+		copy(p.out[starts[i]+room:], key)
+		end = starts[i] - 1 // before the comma, or the bracket
+		p.out[end+room] = ','
+	}
+	p.out[open] = '{'
+	return nil
 }
+
+func listKey(i int) string { return `"` + strconv.Itoa(i) + `":` }
 
 // properties reads names with values up to the closing brace.
 func (p *php) properties(n int) error {
-	p.out.WriteByte('{')
+	if err := p.write("{"); err != nil {
+		return err
+	}
 	return p.rest(0, n)
 }
 
@@ -245,16 +268,13 @@ func (p *php) rest(i, n int) error {
 		if err != nil {
 			return err
 		}
-		if i > 0 {
-			p.out.WriteByte(',')
-		}
-		p.quote(name)
-		p.out.WriteByte(':')
-		if err := p.value(); err != nil {
-			return err
+		if p.comma(i) != nil || p.quote(name) != nil || p.write(":") != nil || p.value() != nil {
+			return errPHP
 		}
 	}
-	p.out.WriteByte('}')
+	if err := p.write("}"); err != nil {
+		return err
+	}
 	return p.expect("}")
 }
 
@@ -342,7 +362,37 @@ func (p *php) expect(text string) error {
 	return nil
 }
 
-func (p *php) quote(text string) {
-	quoted, _ := json.Marshal(text) // a string can always be encoded
-	p.out.Write(quoted)
+// quote writes a text in pieces, since each byte may become six.
+func (p *php) quote(text string) error {
+	if err := p.write(`"`); err != nil {
+		return err
+	}
+	for len(text) > 0 {
+		n := min(len(text), 64<<10)
+		for n < len(text) && !utf8.RuneStart(text[n]) {
+			n--
+		}
+		quoted, _ := json.Marshal(text[:n]) // a string can always be encoded
+		if err := p.write(string(quoted[1 : len(quoted)-1])); err != nil {
+			return err
+		}
+		text = text[n:]
+	}
+	return p.write(`"`)
+}
+
+// comma writes one before all but the first.
+func (p *php) comma(i int) error {
+	if i == 0 {
+		return nil
+	}
+	return p.write(",")
+}
+
+func (p *php) write(text string) error {
+	if len(p.out)+len(text) > maxBody {
+		return errPHP
+	}
+	p.out = append(p.out, text...)
+	return nil
 }

@@ -2,7 +2,9 @@ package wire_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -78,6 +80,35 @@ func TestFromPHPStamps(t *testing.T) {
 	s := newSymfony(t, symfony.Stock(map[string]string{"msg.sent": "Msg"}))
 	if !ok || s.ID("", headers) != uuid.MustParse(a) || s.Name("", headers) != "msg.sent" {
 		t.Errorf("headers %v, %v", headers, ok)
+	}
+}
+
+// What a body becomes is bounded while it is written, whatever its bytes take as JSON.
+func TestFromPHPBounded(t *testing.T) {
+	const mib = 1 << 20
+	text := func(of string, n int) string { return fmt.Sprintf(`s:%d:\"%s\";`, n*len(of), strings.Repeat(of, n)) }
+	late := strings.Repeat(`a:2:{i:0;`, 60) + text("x", 15*mib) + strings.Repeat(`s:1:\"k\";N;}`, 60) // each a map after all
+	for name, tt := range map[string]struct {
+		value string
+		taken bool
+	}{
+		"letters":             {text("x", 15*mib), true},
+		"control characters":  {text("\x01", 15*mib), false},
+		"a long list":         {`a:1:{i:0;` + text("\x01", 15*mib) + `}`, false},
+		"lists that are maps": {late, true},
+		"too long as it is":   {text("x", 16*mib), false},
+	} {
+		body := []byte(envelope(tt.value))
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, properties, ok := wire.FromPHP(body)
+		runtime.ReadMemStats(&after)
+		if ok != tt.taken || ok && !json.Valid(properties) {
+			t.Errorf("%s: taken %v", name, ok)
+		}
+		if used := (after.TotalAlloc - before.TotalAlloc) / mib; used > 160 {
+			t.Errorf("%s: %d MiB were allocated", name, used)
+		}
 	}
 }
 
