@@ -142,7 +142,7 @@ func TestClasses(t *testing.T) {
 func TestConfig(t *testing.T) {
 	t.Parallel()
 	_, err := outboxamqp.NewPublisher(nil, outboxamqp.Config{Timeout: -1, Format: symfony.Format{IDStamp: "no class"}})
-	for _, want := range []string{"dial", "Timeout", "Symfony"} {
+	for _, want := range []string{"dial", "Timeout", "Format"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v does not name %s", err, want)
 		}
