@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"mime"
 	"net/http"
+	"strings"
+	"unicode/utf8"
 
 	spb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/protobuf/proto"
@@ -26,8 +28,12 @@ func OfMessage(m proto.Message) (idempotency.Response, error) {
 	return encode(http.StatusOK, m)
 }
 
-// OfStatus returns the status of a failure as it is kept.
+// OfStatus returns the status of a failure as it is kept. Of a message that is not UTF-8,
+// such as the name of a file, what is none is replaced.
 func OfStatus(s *spb.Status) (idempotency.Response, error) {
+	if !utf8.ValidString(s.GetMessage()) {
+		s = &spb.Status{Code: s.GetCode(), Message: strings.ToValidUTF8(s.GetMessage(), "\uFFFD"), Details: s.GetDetails()}
+	}
 	return encode(exchange.HTTPStatus(s.GetCode()), s)
 }
 

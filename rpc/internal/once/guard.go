@@ -152,8 +152,11 @@ func serve(w http.ResponseWriter, r *http.Request) {
 		c.got.Status = exchange.StatusOf(idempotency.ErrLeaseLost) // whatever a cancelled handler says
 	}
 	resp, err := c.got.record()
-	if err != nil { // what was done cannot be kept
+	if err != nil { // what was said cannot be kept
 		c.lost = true
+		if c.got.Status != nil { // nor does it have to be where it is not final
+			w.WriteHeader(exchange.HTTPStatus(c.got.Status.GetCode()))
+		}
 		_ = http.NewResponseController(w).Flush()
 		return
 	}

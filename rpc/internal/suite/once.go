@@ -13,8 +13,10 @@ import (
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	spb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
@@ -44,6 +46,8 @@ func testOnce(t *testing.T, o once) {
 		"a panic frees the key":              testPanic,
 		"a result that cannot be kept":       testUnkeepable,
 		"a result that cannot be encoded":    testUnencodable,
+		"a failure that is not UTF-8":        testNotUTF8,
+		"a failure that cannot be encoded":   testFailureUnencodable,
 		"a settled claim":                    testSettled,
 		"a lost lease cancels the handler":   testLeaseLost,
 		"a client that went away":            testClientGone,
@@ -265,6 +269,60 @@ func testUnencodable(t *testing.T, o once) {
 	claim := driver.NewClaim(driver.Key(idempotency.Key(ask.Keys[0]).In("ann")), driver.Fingerprint{})
 	if out, err := o.store.Begin(t.Context(), claim); err != nil || out.State != driver.Completed || !out.Response.Unavailable() {
 		t.Errorf("the record is %+v, %v; want a tombstone", out, err)
+	}
+}
+
+// testNotUTF8: what a failure says does not decide whether it is final.
+func testNotUTF8(t *testing.T, o once) {
+	for name, tt := range map[string]struct {
+		err  error
+		code codes.Code
+		runs int64
+	}{
+		"no code":   {errors.New("file \xff is busy"), codes.Unknown, 2},
+		"not final": {Fail(codes.Unavailable, "peer said \xff"), codes.Unavailable, 2},
+		"final":     {Fail(codes.NotFound, "no file \xff"), codes.NotFound, 1},
+	} {
+		var runs atomic.Int64
+		c := o.serve(t, idempotency.MiddlewareConfig{}, func(context.Context, *shopv1.PlaceOrderRequest, Set) (*shopv1.Order, error) {
+			runs.Add(1)
+			return nil, tt.err
+		})
+		ask := Ask{Keys: newKey()}
+		c.Place(t.Context(), ask).is(t, tt.code, "")
+		again := c.Place(t.Context(), ask)
+		if again.is(t, tt.code, ""); runs.Load() != tt.runs || again.replayed() != (tt.runs == 1) {
+			t.Errorf("%s: %v after %d runs", name, again.Status, runs.Load())
+		}
+		if want := strings.ToValidUTF8(tt.err.Error(), "\uFFFD"); tt.runs == 1 && again.Status.GetMessage() != want {
+			t.Errorf("%s: %q, want %q", name, again.Status.GetMessage(), want)
+		}
+	}
+}
+
+// testFailureUnencodable: a failure of which nobody can be told frees the key as its code does.
+func testFailureUnencodable(t *testing.T, o once) {
+	for code, kept := range map[codes.Code]bool{codes.Unavailable: false, codes.NotFound: true} {
+		var runs atomic.Int64
+		c := o.serve(t, idempotency.MiddlewareConfig{}, func(context.Context, *shopv1.PlaceOrderRequest, Set) (*shopv1.Order, error) {
+			if runs.Add(1) > 1 {
+				return &shopv1.Order{}, nil
+			}
+			return nil, &Failure{Status: &spb.Status{Code: int32(code), Message: "no", Details: []*anypb.Any{{TypeUrl: "type.googleapis.com/\xff"}}}}
+		})
+		ask := Ask{Keys: newKey()}
+		if first := c.Place(t.Context(), ask); first.code() == codes.OK {
+			t.Errorf("%v: the client got %v", code, first)
+		}
+		again := c.Place(t.Context(), ask)
+		if kept {
+			again.is(t, codes.AlreadyExists, "IDEMPOTENCY_RESULT_UNAVAILABLE")
+		} else {
+			again.is(t, codes.OK, "")
+		}
+		if want := map[bool]int64{true: 1, false: 2}[kept]; runs.Load() != want {
+			t.Errorf("%v: %d runs, want %d", code, runs.Load(), want)
+		}
 	}
 }
 
