@@ -57,16 +57,19 @@ var byReason = map[string]code.Code{
 	"IDEMPOTENCY_RESULT_UNAVAILABLE": code.Code_ALREADY_EXISTS,
 }
 
-// byStatus are the codes of all other problems.
+// byStatus are the codes of the other problems whose status says one. Each code is as final as
+// its status is by default, so that an error is kept over both doors or over none: a conflict
+// of a user is no ABORTED, which asks to try again.
 var byStatus = map[int]code.Code{
 	http.StatusBadRequest:            code.Code_INVALID_ARGUMENT,
 	http.StatusUnauthorized:          code.Code_UNAUTHENTICATED,
 	http.StatusForbidden:             code.Code_PERMISSION_DENIED,
 	http.StatusNotFound:              code.Code_NOT_FOUND,
-	http.StatusConflict:              code.Code_ABORTED,
 	http.StatusPreconditionFailed:    code.Code_FAILED_PRECONDITION,
-	http.StatusRequestEntityTooLarge: code.Code_RESOURCE_EXHAUSTED,
+	http.StatusRequestTimeout:        code.Code_DEADLINE_EXCEEDED,
+	http.StatusRequestEntityTooLarge: code.Code_INVALID_ARGUMENT,
 	http.StatusUnprocessableEntity:   code.Code_INVALID_ARGUMENT,
+	http.StatusTooEarly:              code.Code_UNAVAILABLE,
 	http.StatusTooManyRequests:       code.Code_RESOURCE_EXHAUSTED,
 	http.StatusNotImplemented:        code.Code_UNIMPLEMENTED,
 	http.StatusServiceUnavailable:    code.Code_UNAVAILABLE,

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -53,6 +54,7 @@ func testOnce(t *testing.T, o once) {
 		"a client that went away":            testClientGone,
 		"an effect that stays":               testEffect,
 		"an error with a code of its own":    testCoded,
+		"an error through both doors":        testBothDoors,
 		"32 calls with one key, 20 times":    testStampede,
 		"no key, a wrong one, two":           testKeys,
 		"procedures that need no key":        testNeeds,
@@ -437,6 +439,44 @@ func testCoded(t *testing.T, o once) {
 	info, _ := detail[*errdetails.ErrorInfo](r)
 	if r.waits(t); info.GetReason() != "SOLD_OUT" || strings.Contains(r.Status.String(), "secret") {
 		t.Errorf("got %v", r.Status)
+	}
+}
+
+// domainError is a user's own error with any status.
+type domainError int
+
+func (domainError) Error() string     { return "domain" }
+func (domainError) Code() string      { return "DOMAIN" }
+func (e domainError) HTTPStatus() int { return int(e) }
+
+// testBothDoors: an error is as final over RPC as over HTTP.
+func testBothDoors(t *testing.T, o once) {
+	for _, status := range []int{400, 401, 403, 404, 405, 408, 409, 410, 412, 413, 415, 416, 422, 423, 425, 428, 429, 451, 500, 501, 502, 503, 504, 507} {
+		failure, runs := domainError(status), 0
+		protect, err := idempotency.NewMiddleware(o.store, User, idempotency.MiddlewareConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		web := protect(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			runs++
+			http.Error(w, failure.Code(), failure.HTTPStatus())
+		}))
+		ask := Ask{Keys: newKey()}
+		for range 2 {
+			r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/orders", http.NoBody)
+			r.Header = ask.Header()
+			web.ServeHTTP(httptest.NewRecorder(), r)
+		}
+		var calls atomic.Int64
+		c := o.serve(t, idempotency.MiddlewareConfig{}, func(context.Context, *shopv1.PlaceOrderRequest, Set) (*shopv1.Order, error) {
+			calls.Add(1)
+			return nil, failure
+		})
+		ask.Keys = newKey()
+		first, again := c.Place(t.Context(), ask), c.Place(t.Context(), ask)
+		if calls.Load() != int64(runs) || first.code() == codes.OK || again.code() != first.code() {
+			t.Errorf("%d: %d runs over HTTP, %d over RPC: %v, then %v", status, runs, calls.Load(), first.Status, again.Status)
+		}
 	}
 }
 
