@@ -2,8 +2,11 @@ package idempotencyconnect_test
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
+	"sync"
 	"testing"
 
 	"connectrpc.com/connect"
@@ -12,7 +15,9 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 	"github.com/holdfast-go/holdfast/rpc/idempotencyconnect"
+	"github.com/holdfast-go/holdfast/rpc/internal/shopv1"
 	"github.com/holdfast-go/holdfast/rpc/internal/suite"
+	"github.com/holdfast-go/holdfast/rpc/internal/suite/connectserver"
 )
 
 // A handler that was made by hand says itself whether it has side effects.
@@ -38,6 +43,29 @@ func TestNeedsBySpec(t *testing.T) {
 		if got := connect.CodeOf(err); err == nil && want != 0 || err != nil && got != want {
 			t.Errorf("%v: %v, want %v", level, err, want)
 		}
+	}
+}
+
+// A handler may return one error to many calls at once: nothing is written into it.
+func TestSharedError(t *testing.T) {
+	t.Parallel()
+	shared := connect.NewError(connect.CodeNotFound, errors.New("no such thing"))
+	c := connectserver.Start()(t, suite.Setup{
+		Store: idempotencytest.NewStore(),
+		Place: func(context.Context, *shopv1.PlaceOrderRequest, suite.Set) (*shopv1.Order, error) { return nil, shared },
+	})
+	before := *shared
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if r := c.Place(t.Context(), suite.Ask{Keys: []string{string(idempotency.NewKey())}}); r.Status.GetMessage() != "no such thing" {
+				t.Errorf("got %v", r.Status)
+			}
+		})
+	}
+	wg.Wait()
+	if !reflect.DeepEqual(*shared, before) {
+		t.Errorf("the error was written into: %#v", shared)
 	}
 }
 

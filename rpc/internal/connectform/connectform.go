@@ -78,7 +78,8 @@ func Sent(ctx context.Context, resp connect.AnyResponse, failure error) (header,
 		maps.Copy(trailer, info.ResponseTrailer())
 	}
 	if own, ok := errors.AsType[*connect.Error](failure); ok {
-		maps.Copy(header, own.Meta())
+		lent := *own // Meta writes into an error that many calls may share
+		maps.Copy(header, lent.Meta())
 	} else if resp != nil && failure == nil {
 		maps.Copy(header, resp.Header())
 		maps.Copy(trailer, resp.Trailer())
