@@ -9,8 +9,10 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest"
@@ -174,10 +176,32 @@ func TestFunctionArguments(t *testing.T) {
 		`'a', '1', not_before => '0044-03-15 BC'`:                 "NotBefore",
 		`'A', '1', key => E'\x01'`:                                "Name wants lower-case words joined by dots, at most 128 bytes; Key",
 		`NULL, '1'`:                                               "Name",
+		`'a', repeat('1', 1048577), max_body_bytes => NULL`:       "at most 1048576 are",
+		`'a', repeat('1', 1048577), max_body_bytes => 0`:          "at most 1048576 are",
+		`'a', repeat('1', 16777217), max_body_bytes => 20000000`:  "at most 16777216 are",
+		`'a', repeat('[', 100000) || repeat(']', 100000)`:         "54001",
 	} {
 		_, err := f.pool.Exec(t.Context(), `SELECT holdfast_outbox_write(`+call+`)`)
 		if (err == nil) != (refused == "") || err != nil && !strings.Contains(err.Error(), refused) {
 			t.Errorf("%s: %v", call, err)
 		}
+	}
+}
+
+// The function writes into its own table, whatever the caller's search path, and whatever temporary table
+// of that name there is.
+func TestFunctionKnowsItsTable(t *testing.T) {
+	t.Parallel()
+	pool, schema := pgtest.NewSchema(t)
+	f := setupOn(t, pool, outboxpgx.Config{})
+	must(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), `CREATE TEMP TABLE holdfast_outbox (LIKE holdfast_outbox INCLUDING ALL) ON COMMIT DROP;
+			SELECT holdfast_outbox_write('a', '1'); SET LOCAL search_path = pg_catalog; SELECT `+pgx.Identifier{schema}.Sanitize()+`.holdfast_outbox_write('a', '2')`)
+		return err
+	}))
+	publisher := outboxtest.NewPublisher()
+	drain(t, f.relay(t, publisher, outbox.RelayConfig{}), 2)
+	if got := len(publisher.Received()); got != 2 {
+		t.Errorf("%d messages are in the table", got)
 	}
 }

@@ -1,6 +1,6 @@
 -- Writes a message as part of the caller's transaction, for programs in any language, and returns its id. It
 -- refuses what the Go writer refuses: with SQLSTATE 22023 and all that is wrong in one text, but a body that
--- is no JSON with 22P02, and one that is not UTF-8 with 22021. The body is a text, or bytes in body_bytes.
+-- is no JSON with 22P02, one that nests deeper than the server parses with 54001, and one that is not UTF-8 with 22021. The body is a text, or bytes in body_bytes.
 -- Without a relay that is told, the message is found when one polls.
 CREATE FUNCTION {{write}}(
     name           text,
@@ -25,6 +25,7 @@ DECLARE
     media_type text    := coalesce(nullif(content_type, ''), 'application/json');
     media      text    := lower(btrim(split_part(media_type, ';', 1), E' \t'));
     is_json    boolean := media = 'application/json' OR right(media, 5) = '+json';
+    most       integer := least(coalesce(nullif(greatest(max_body_bytes, 0), 0), 1048576), 16777216); -- publishers take no more
     problems   text[]  := '{}';
     control    CONSTANT text := '[\u0001-\u001F\u007F-\u009F]'; -- of Unicode; a text of Postgres has no NUL
     field      text;
@@ -42,8 +43,8 @@ BEGIN
     END IF;
     IF (body IS NULL) = (body_bytes IS NULL) THEN
         problems := problems || 'Body wants either body or body_bytes'::text;
-    ELSIF octet_length(sent) > max_body_bytes THEN
-        problems := problems || format('Body has %s bytes, at most %s are allowed', octet_length(sent), max_body_bytes);
+    ELSIF octet_length(sent) > most THEN
+        problems := problems || format('Body has %s bytes, at most %s are allowed', octet_length(sent), most);
     END IF;
     IF octet_length(media_type) > 127 OR media_type COLLATE "C" !~
         '^[ \t]*[!#$%&''*+.^_`|~0-9A-Za-z-]+/[!#$%&''*+.^_`|~0-9A-Za-z-]+[ ]*(;[ ]*[!#$%&''+.^_`|~0-9A-Za-z-]+=([!#$%&''*+.^_`|~0-9A-Za-z-]+|"[ !#-\[\]-~]*")[ ]*)*;?[ ]*$'
@@ -108,3 +109,12 @@ BEGIN
     RETURN message_id;
 END
 $write$;
+
+-- The names in the function are those of here, whatever the caller's search_path: a temporary table of the name
+-- would swallow the message.
+DO $pin$
+BEGIN
+    EXECUTE format('ALTER FUNCTION %s SET search_path = pg_catalog, %s, pg_temp', '{{write}}'::regproc,
+        (SELECT relnamespace::regnamespace FROM pg_class WHERE oid = '{{table}}'::regclass));
+END
+$pin$;
