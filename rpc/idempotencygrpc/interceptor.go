@@ -45,14 +45,17 @@ func (i *Interceptor) Unary(ctx context.Context, req any, info *grpc.UnaryServer
 	}
 	var resp any
 	var failure error
+	seen := &observed{ServerTransportStream: grpc.ServerTransportStreamFromContext(ctx)}
 	a, fresh := i.guard.Do(ctx, grpcform.About(ctx, info.FullMethod), message, func(ctx context.Context) once.Answer {
-		seen := &observed{ServerTransportStream: grpc.ServerTransportStreamFromContext(ctx)}
 		if seen.ServerTransportStream != nil {
 			ctx = grpc.NewContextWithServerTransportStream(ctx, seen)
 		}
 		resp, failure = handler(ctx, req)
 		return seen.answer(resp, failure)
 	})
+	if fresh {
+		seen.pass()
+	}
 	send(ctx, a)
 	switch {
 	case a.Status != nil:
@@ -81,35 +84,49 @@ func send(ctx context.Context, a once.Answer) {
 	}
 }
 
-// observed knows what a handler has added to its answer.
+// observed holds back what a handler adds to its answer: it may not be the one that counts.
 type observed struct {
 	grpc.ServerTransportStream
 	mu              sync.Mutex
+	sent            bool
 	header, trailer metadata.MD
 }
 
 // SetHeader implements grpc.ServerTransportStream.
-func (o *observed) SetHeader(md metadata.MD) error {
-	o.mu.Lock()
-	o.header = metadata.Join(o.header, md)
-	o.mu.Unlock()
-	return o.ServerTransportStream.SetHeader(md)
-}
+func (o *observed) SetHeader(md metadata.MD) error { return o.add(md, false) }
 
-// SendHeader implements grpc.ServerTransportStream.
-func (o *observed) SendHeader(md metadata.MD) error {
+// SendHeader implements grpc.ServerTransportStream. The header leaves with the answer: nothing
+// may be seen before that is stored.
+func (o *observed) SendHeader(md metadata.MD) error { return o.add(md, true) }
+
+func (o *observed) add(md metadata.MD, last bool) error {
 	o.mu.Lock()
-	o.header = metadata.Join(o.header, md)
-	o.mu.Unlock()
-	return o.ServerTransportStream.SendHeader(md)
+	defer o.mu.Unlock()
+	if o.sent {
+		return status.Error(codes.Internal, "idempotencygrpc: the header is sent")
+	}
+	o.header, o.sent = metadata.Join(o.header, md), last
+	return nil
 }
 
 // SetTrailer implements grpc.ServerTransportStream.
 func (o *observed) SetTrailer(md metadata.MD) error {
 	o.mu.Lock()
+	defer o.mu.Unlock()
 	o.trailer = metadata.Join(o.trailer, md)
-	o.mu.Unlock()
-	return o.ServerTransportStream.SetTrailer(md)
+	return nil
+}
+
+// pass adds to the answer what the handler has.
+func (o *observed) pass() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.header) > 0 {
+		_ = o.ServerTransportStream.SetHeader(o.header)
+	}
+	if len(o.trailer) > 0 {
+		_ = o.ServerTransportStream.SetTrailer(o.trailer)
+	}
 }
 
 func (o *observed) answer(resp any, failure error) once.Answer {

@@ -3,13 +3,13 @@
 package once
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"math"
 	"net/http"
 	"strings"
+	"sync/atomic"
 
 	"google.golang.org/genproto/googleapis/rpc/code"
 	spb "google.golang.org/genproto/googleapis/rpc/status"
@@ -92,21 +92,40 @@ func withTrailers(names []string) []string {
 type callKey struct{}
 
 type call struct {
-	run  func(context.Context) Answer
-	ran  bool
-	got  Answer
-	kept []byte // got as it is kept
-	lost bool   // it cannot be kept
+	run     func(context.Context) Answer
+	ran     bool
+	got     Answer
+	lost    bool // it cannot be kept
+	settled atomic.Bool
 }
 
 // stands reports whether the middleware answers with what the handler said: a record that
 // the handler has settled may say something else.
-func (c *call) stands(w *exchange.Writer) bool {
-	return c.ran && w.Head.Get(idempotency.ReplayedHeader) == "" && (c.lost || bytes.Equal(c.kept, w.Body))
+func (c *call) stands() bool { return c.ran && (c.lost || !c.settled.Load()) }
+
+// holder knows whether a claim was settled.
+type holder struct {
+	claim driver.Claim
+	call  *call
 }
 
+// Claim implements driver.Holder.
+func (h holder) Claim() driver.Claim { return h.claim }
+
+// Settle implements driver.Holder.
+func (h holder) Settle(record driver.BeginResult, replayed bool) {
+	h.call.settled.Store(true)
+	h.claim.Settle(record, replayed)
+}
+
+// MarkEffect implements driver.Holder.
+func (h holder) MarkEffect() { h.claim.MarkEffect() }
+
+// Keeps implements driver.Holder.
+func (h holder) Keeps(resp driver.Response) (driver.Response, bool) { return h.claim.Keeps(resp) }
+
 // Do runs a call whose procedure needs a key. fresh says that the answer is that of run,
-// which was called once and may have changed the metadata of the call itself; else run was
+// which was called once, and the header what is to be added to its metadata; else run was
 // not called, or its answer does not count.
 func (g *Guard) Do(ctx context.Context, about exchange.Call, request proto.Message, run func(context.Context) Answer) (a Answer, fresh bool) {
 	body, err := proto.MarshalOptions{Deterministic: true}.Marshal(request)
@@ -117,7 +136,7 @@ func (g *Guard) Do(ctx context.Context, about exchange.Call, request proto.Messa
 	c := &call{run: run}
 	w := exchange.NewWriter()
 	g.handler.ServeHTTP(w, about.Request(context.WithValue(ctx, callKey{}, c)))
-	if c.stands(w) {
+	if c.stands() {
 		return Answer{Message: c.got.Message, Status: c.got.Status, Header: bypassed(w.Head)}, true
 	}
 	a.Header, a.Trailer = split(w.Head)
@@ -147,7 +166,11 @@ func serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	c.ran = true
-	c.got = c.run(ctx)
+	work := ctx
+	if claim, ok := driver.ClaimFrom(ctx); ok {
+		work = driver.NewContext(ctx, holder{claim, c})
+	}
+	c.got = c.run(work)
 	if c.got.Status != nil && errors.Is(context.Cause(ctx), idempotency.ErrLeaseLost) {
 		c.got.Status = exchange.StatusOf(idempotency.ErrLeaseLost) // whatever a cancelled handler says
 	}
@@ -160,7 +183,6 @@ func serve(w http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(w).Flush()
 		return
 	}
-	c.kept = resp.Body
 	for name, values := range c.got.Header {
 		w.Header()[http.CanonicalHeaderKey(name)] = values
 	}

@@ -41,6 +41,8 @@ func testOnce(t *testing.T, o once) {
 		"a repetition gets the first answer": testReplay,
 		"a call in flight":                   testInFlight,
 		"a key of another call":              testReused,
+		"metadata of the first answer":       testFirstMetadata,
+		"a settled claim with metadata":      testSettledMetadata,
 		"a key of another caller":            testScope,
 		"a code that is not final":           testNotKept,
 		"a failure that is final":            testFailureKept,
@@ -166,6 +168,37 @@ func testReused(t *testing.T, o once) {
 		c.Place(t.Context(), other).is(t, codes.FailedPrecondition, "IDEMPOTENCY_KEY_REUSED")
 	}
 	c.Get(t.Context(), ask).is(t, codes.FailedPrecondition, "IDEMPOTENCY_KEY_REUSED")
+}
+
+// testFirstMetadata: the first answer has the handler's metadata once, and is that of the
+// handler even if it says, for another server, that it is a replay.
+func testFirstMetadata(t *testing.T, o once) {
+	c := o.serve(t, idempotency.MiddlewareConfig{KeepHeaders: []string{"X-Version"}}, func(_ context.Context, _ *shopv1.PlaceOrderRequest, set Set) (*shopv1.Order, error) {
+		set(http.Header{"X-Version": {"1"}, idempotency.ReplayedHeader: {"true"}, "X-Request-Id": {"7"}}, http.Header{"X-Version": {"2"}})
+		return &shopv1.Order{Id: "1"}, nil
+	})
+	first := c.Place(t.Context(), Ask{Keys: newKey()})
+	if first.is(t, codes.OK, ""); len(first.Header["X-Version"]) != 1 || len(first.Header["X-Request-Id"]) != 1 || len(first.Trailer["X-Version"]) != 1 || len(first.Header[idempotency.ReplayedHeader]) != 1 {
+		t.Errorf("first answer has %v and %v", first.Header, first.Trailer)
+	}
+}
+
+// testSettledMetadata: the metadata of an answer that does not count is sent once, or not at all.
+func testSettledMetadata(t *testing.T, o once) {
+	kept, err := answer.OfMessage(&shopv1.Order{Id: "kept"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := o.serve(t, idempotency.MiddlewareConfig{}, func(ctx context.Context, _ *shopv1.PlaceOrderRequest, set Set) (*shopv1.Order, error) {
+		set(http.Header{"X-Version": {"1"}}, http.Header{"X-Cost": {"2"}})
+		claim, _ := driver.ClaimFrom(ctx)
+		claim.Settle(driver.BeginResult{State: driver.Completed, Fingerprint: claim.Fingerprint, Response: driver.Response(kept)}, false)
+		return &shopv1.Order{Id: "not the record"}, nil
+	})
+	r := c.Place(t.Context(), Ask{Keys: newKey()})
+	if r.Order.GetId() != "kept" || len(r.Header["X-Version"]) > 1 || len(r.Trailer["X-Cost"]) > 1 {
+		t.Errorf("got %v with %v and %v", r.Order, r.Header, r.Trailer)
+	}
 }
 
 func testScope(t *testing.T, o once) {
