@@ -10,7 +10,11 @@
 // the wire (POST, the path /package.Service/Method, the metadata as header, the address of
 // the peer, and the context of the call), so one scope serves HTTP and gRPC. The key's life,
 // its leases, the settings, the logs and the metrics are the same. Two calls are the same
-// call when procedure and message are: the message counts in its deterministic form.
+// call when procedure and message are: the message counts in its deterministic form, without
+// fields that the server does not know. That form may change with the schema or the protobuf
+// library: while servers are replaced by ones that know more fields, a repetition that sends
+// such a field may be refused as IDEMPOTENCY_KEY_REUSED, and is not done twice. Let servers
+// know a field before clients send it.
 //
 // # What a client gets
 //

@@ -128,7 +128,7 @@ func (h holder) Keeps(resp driver.Response) (driver.Response, bool) { return h.c
 // which was called once, and the header what is to be added to its metadata; else run was
 // not called, or its answer does not count.
 func (g *Guard) Do(ctx context.Context, about exchange.Call, request proto.Message, run func(context.Context) Answer) (a Answer, fresh bool) {
-	body, err := proto.MarshalOptions{Deterministic: true}.Marshal(request)
+	body, err := canonical(request)
 	if err != nil {
 		return Answer{Status: &spb.Status{Code: int32(code.Code_INVALID_ARGUMENT), Message: "the message cannot be encoded"}}, false
 	}
@@ -148,6 +148,21 @@ func (g *Guard) Do(ctx context.Context, about exchange.Call, request proto.Messa
 		a.Message, a.Status = nil, unreadable(err)
 	}
 	return a, false
+}
+
+// canonical returns a message as calls are compared: what is unknown counts for nothing, since
+// it comes in the order of the wire, in which equal messages differ.
+func canonical(m proto.Message) ([]byte, error) {
+	deterministic := proto.MarshalOptions{Deterministic: true}
+	all, err := deterministic.Marshal(m)
+	if err != nil {
+		return nil, err
+	}
+	known := m.ProtoReflect().New().Interface()
+	if err := (proto.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(all, known); err != nil {
+		return nil, err
+	}
+	return deterministic.Marshal(known)
 }
 
 // unreadable is the answer where a record cannot be read: the work was done.

@@ -79,6 +79,15 @@ type Ask struct {
 	User   string   // empty: ann
 	Cents  int64
 	Labels map[string]string
+	// Unknown are fields that the server does not know, as they are on the wire.
+	Unknown []byte
+}
+
+// Order returns the message of a call that places an order.
+func (a Ask) Order() *shopv1.PlaceOrderRequest {
+	m := &shopv1.PlaceOrderRequest{Cents: a.Cents, Labels: a.Labels}
+	m.ProtoReflect().SetUnknown(a.Unknown)
+	return m
 }
 
 // Header returns the metadata of an Ask.

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,6 +17,7 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	spb "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
@@ -41,6 +43,7 @@ func testOnce(t *testing.T, o once) {
 		"a repetition gets the first answer": testReplay,
 		"a call in flight":                   testInFlight,
 		"a key of another call":              testReused,
+		"fields that are unknown":            testUnknownFields,
 		"metadata of the first answer":       testFirstMetadata,
 		"a settled claim with metadata":      testSettledMetadata,
 		"a key of another caller":            testScope,
@@ -168,6 +171,21 @@ func testReused(t *testing.T, o once) {
 		c.Place(t.Context(), other).is(t, codes.FailedPrecondition, "IDEMPOTENCY_KEY_REUSED")
 	}
 	c.Get(t.Context(), ask).is(t, codes.FailedPrecondition, "IDEMPOTENCY_KEY_REUSED")
+}
+
+// testUnknownFields: what a server does not know comes in the order of the wire.
+func testUnknownFields(t *testing.T, o once) {
+	var runs atomic.Int64
+	c := o.serve(t, idempotency.MiddlewareConfig{}, counted(&runs))
+	ten := protowire.AppendVarint(protowire.AppendTag(nil, 10, protowire.VarintType), 1)
+	eleven := protowire.AppendVarint(protowire.AppendTag(nil, 11, protowire.VarintType), 2)
+	ask := Ask{Keys: newKey(), Cents: 1, Unknown: slices.Concat(ten, eleven)}
+	c.Place(t.Context(), ask).is(t, codes.OK, "")
+	ask.Unknown = slices.Concat(eleven, ten)
+	again := c.Place(t.Context(), ask)
+	if again.is(t, codes.OK, ""); !again.replayed() || runs.Load() != 1 {
+		t.Errorf("again %v after %d runs", again, runs.Load())
+	}
 }
 
 // testFirstMetadata: the first answer has the handler's metadata once, and is that of the

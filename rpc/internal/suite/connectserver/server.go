@@ -110,7 +110,7 @@ func asking[M any](m *M, a suite.Ask) *connect.Request[M] {
 }
 
 func (c client) Place(ctx context.Context, a suite.Ask) suite.Reply {
-	return reply(c.PlaceOrder(ctx, asking(&shopv1.PlaceOrderRequest{Cents: a.Cents, Labels: a.Labels}, a)))
+	return reply(c.PlaceOrder(ctx, asking(a.Order(), a)))
 }
 
 func (c client) Get(ctx context.Context, a suite.Ask) suite.Reply {

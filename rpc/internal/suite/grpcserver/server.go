@@ -117,7 +117,7 @@ func outgoing(ctx context.Context, a suite.Ask) context.Context {
 
 func (c client) Place(ctx context.Context, a suite.Ask) suite.Reply {
 	var header, trailer metadata.MD
-	order, err := c.PlaceOrder(outgoing(ctx, a), &shopv1.PlaceOrderRequest{Cents: a.Cents, Labels: a.Labels}, grpc.Header(&header), grpc.Trailer(&trailer))
+	order, err := c.PlaceOrder(outgoing(ctx, a), a.Order(), grpc.Header(&header), grpc.Trailer(&trailer))
 	return reply(order, err, header, trailer)
 }
 
