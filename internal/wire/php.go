@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -20,6 +21,10 @@ const (
 	envelopeStart64 = "TzozNjpcIlN5bWZvbnlcXENvbXBvbmVudFxcTWVzc2VuZ2VyXFxFbnZlbG9wZVwi"
 	// maxNesting bounds the nesting of values.
 	maxNesting = 64
+	// maxStamps bounds the classes of stamps that are taken.
+	maxStamps = 64
+	// maxProperties bounds those of an object with a class of its own.
+	maxProperties = 1000
 	// maxBody bounds what is read and what becomes of it: no consumer takes more (inbox/driver.MaxBodyBytes).
 	maxBody = 16 << 20
 )
@@ -27,7 +32,8 @@ const (
 var errPHP = errors.New("not what Symfony's PhpSerializer writes")
 
 // FromPHP reads the body of a message of Symfony's PhpSerializer: it returns what its other serializer has
-// in headers, class and stamps, and the message's properties as JSON. False: the body is something else,
+// in headers, class and stamps, and the message's properties as JSON. Stamps that are over 8 KiB, or of what is
+// no class, are left out, and what JSON has not in others is replaced. False: the body is something else, the message
 // has what JSON has not, such as a reference, or is over 16 MiB, as it is or as JSON.
 func FromPHP(body []byte) (headers map[string]string, properties []byte, ok bool) {
 	switch {
@@ -72,6 +78,9 @@ type php struct {
 	in    []byte // what is left
 	out   []byte
 	depth int
+	// stamps: what is read are stamps, which must not keep their message from anybody: what JSON has not is
+	// replaced, and of what is over maxHeader the rest is not written.
+	stamps bool
 }
 
 // envelope reads the stamps by their classes, and the message.
@@ -86,8 +95,14 @@ func (p *php) envelope() (headers map[string]string, properties []byte, err erro
 		if err != nil {
 			return nil, nil, err
 		}
+		if name == "stamps" {
+			if err := p.allStamps(headers); err != nil {
+				return nil, nil, err
+			}
+			continue
+		}
 		p.out = nil
-		if name == "message" {
+		if name == "message" && properties == nil {
 			p.out = make([]byte, 0, len(p.in)) // JSON of the usual is shorter
 			if headers[HeaderType], err = p.message(); err != nil {
 				return nil, nil, err
@@ -98,17 +113,69 @@ func (p *php) envelope() (headers map[string]string, properties []byte, err erro
 		if err := p.value(); err != nil {
 			return nil, nil, err
 		}
-		var stamps map[string]json.RawMessage // an empty list where there are none
-		if name == "stamps" && json.Unmarshal(p.out, &stamps) == nil {
-			for class, of := range stamps {
-				headers[StampPrefix+class] = string(of)
-			}
-		}
 	}
-	if properties == nil {
+	if properties == nil || len(headers[HeaderType]) > maxHeader {
 		return nil, nil, errPHP
 	}
 	return headers, properties, p.expect("}")
+}
+
+// allStamps reads lists of stamps by their classes, and takes as headers those that could be some.
+func (p *php) allStamps(headers map[string]string) error {
+	p.stamps = true
+	defer func() { p.stamps = false }()
+	n, err := p.open()
+	if err != nil {
+		return err
+	}
+	taken := 0
+	for range n {
+		name, err := p.key()
+		if err != nil {
+			return err
+		}
+		p.out = nil
+		if err := p.stampsOf(); err != nil {
+			return err
+		}
+		if taken == maxStamps || p.full() || len(name) > maxClass || !class.MatchString(name) {
+			continue
+		}
+		headers[StampPrefix+name] = string(p.out)
+		taken++
+	}
+	return p.expect("}")
+}
+
+// stampsOf reads the stamps of one class. A reference is one that is in the list already.
+func (p *php) stampsOf() error {
+	n, err := p.open()
+	if err != nil {
+		return err
+	}
+	if err := p.write("["); err != nil {
+		return err
+	}
+	read := 0
+	for range n {
+		if _, err := p.key(); err != nil {
+			return err
+		}
+		if bytes.HasPrefix(p.in, []byte("r:")) {
+			if _, err := p.scalar("r:"); err != nil {
+				return err
+			}
+			continue
+		}
+		if p.comma(read) != nil || p.value() != nil {
+			return errPHP
+		}
+		read++
+	}
+	if err := p.write("]"); err != nil {
+		return err
+	}
+	return p.expect("}")
 }
 
 // message reads an object and returns its class.
@@ -117,7 +184,71 @@ func (p *php) message() (class string, err error) {
 	if err != nil {
 		return "", err
 	}
-	return class, p.properties(n)
+	return class, p.members(class, n)
+}
+
+// member is a property as it is written, with the comma before it.
+type member struct {
+	start, end int
+	hidden     bool // it is private to a class above
+}
+
+// members writes the properties of an object up to the closing brace. Classes above may have private ones
+// of the same name: the object's own wins, and where only those above have it nothing tells whose counts.
+func (p *php) members(class string, n int) error {
+	if class != "stdClass" && n > maxProperties {
+		return errPHP
+	}
+	open := len(p.out)
+	if err := p.write("{"); err != nil {
+		return err
+	}
+	seen := map[string]member{}
+	for range n {
+		name, err := p.key()
+		if err != nil {
+			return err
+		}
+		now := member{start: len(p.out)}
+		if i := strings.LastIndexByte(name, 0); i >= 0 {
+			owner := strings.TrimPrefix(name[:i], "\x00")
+			name, now.hidden = name[i+1:], owner != "*" && owner != class
+		}
+		other, twice := seen[name]
+		if p.write(",") != nil || p.quote(name) != nil || p.write(":") != nil || p.value() != nil || twice && other.hidden == now.hidden {
+			return errPHP
+		}
+		now.end = len(p.out)
+		switch {
+		case twice && now.hidden:
+			p.out = p.out[:now.start]
+			continue
+		case twice:
+			p.out = slices.Delete(p.out, other.start, other.end)
+			shift(seen, other)
+			now.start, now.end = now.start-(other.end-other.start), len(p.out)
+		}
+		if class != "stdClass" { // whose properties are all its own, and may be many
+			seen[name] = now
+		}
+	}
+	if n > 0 && !p.full() {
+		p.out = slices.Delete(p.out, open+1, open+2) // the first comma
+	}
+	if err := p.write("}"); err != nil {
+		return err
+	}
+	return p.expect("}")
+}
+
+// shift moves the members behind one that is deleted.
+func shift(seen map[string]member, gone member) {
+	for name, m := range seen {
+		if m.start >= gone.end {
+			m.start, m.end = m.start-(gone.end-gone.start), m.end-(gone.end-gone.start)
+			seen[name] = m
+		}
+	}
 }
 
 // value reads one value.
@@ -164,12 +295,20 @@ func (p *php) value() error {
 		return err
 	case 'a':
 		return p.array()
+	case 'r', 'R': // to a value that was there before
+		if _, err := p.scalar(string(p.in[:1]) + ":"); err != nil || !p.stamps {
+			return errPHP
+		}
+		return p.write("null")
 	}
 	return errPHP
 }
 
 func (p *php) number() error {
 	text, err := p.scalar(string(p.in[:1]) + ":")
+	if p.stamps && (text == "INF" || text == "-INF" || text == "NAN") {
+		return p.write("null")
+	}
 	if err != nil || !json.Valid([]byte(text)) { // INF and NAN are not, nor is a text
 		return errPHP
 	}
@@ -181,20 +320,25 @@ func (p *php) number() error {
 
 // array reads a list, whose keys count from 0, or a map.
 func (p *php) array() error {
-	if err := p.expect("a:"); err != nil {
-		return err
-	}
-	n, err := p.count()
+	n, err := p.open()
 	if err != nil {
-		return err
-	}
-	if err := p.expect(":{"); err != nil {
 		return err
 	}
 	if n == 0 || bytes.HasPrefix(p.in, []byte("i:0;")) {
 		return p.list(n)
 	}
 	return p.properties(n)
+}
+
+// open reads the beginning of an array, as far as its keys.
+func (p *php) open() (n int, err error) {
+	if err = p.expect("a:"); err != nil {
+		return 0, err
+	}
+	if n, err = p.count(); err != nil {
+		return 0, err
+	}
+	return n, p.expect(":{")
 }
 
 // list reads values whose keys count from 0. Where that ends it is a map after all.
@@ -231,6 +375,9 @@ func (p *php) list(n int) error {
 // giveKeys makes the beginning of a map of that of a list, in place and from its end, since a copy at each
 // level of nesting would be many times the body.
 func (p *php) giveKeys(open int, starts []int) error {
+	if p.full() {
+		return nil
+	}
 	room, end := 0, len(p.out)
 	for i := range starts {
 		room += len(listKey(i))
@@ -264,7 +411,7 @@ func (p *php) properties(n int) error {
 // rest reads the properties from the i-th on.
 func (p *php) rest(i, n int) error {
 	for ; i < n; i++ {
-		name, err := p.property()
+		name, err := p.key()
 		if err != nil {
 			return err
 		}
@@ -292,8 +439,14 @@ func (p *php) object() (class string, n int, err error) {
 	return class, n, p.expect(":{")
 }
 
-// property reads a name: of a property without what tells who may see it, or a key.
+// property reads a name without what tells who may see it.
 func (p *php) property() (string, error) {
+	name, err := p.key()
+	return name[strings.LastIndexByte(name, 0)+1:], err
+}
+
+// key reads a number or a text.
+func (p *php) key() (string, error) {
 	if bytes.HasPrefix(p.in, []byte("i:")) {
 		return p.scalar("i:")
 	}
@@ -301,7 +454,7 @@ func (p *php) property() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return name[strings.LastIndexByte(name, 0)+1:], p.expect(";")
+	return name, p.expect(";")
 }
 
 func (p *php) text() (string, error) { return p.quoted("s:") }
@@ -318,10 +471,10 @@ func (p *php) quoted(kind string) (string, error) {
 	if err := p.expect(`:"`); err != nil {
 		return "", err
 	}
-	if n > len(p.in) || !utf8.Valid(p.in[:n]) {
+	if n > len(p.in) || !p.stamps && !utf8.Valid(p.in[:n]) {
 		return "", errPHP
 	}
-	text := string(p.in[:n])
+	text := strings.ToValidUTF8(string(p.in[:n]), "\uFFFD")
 	p.in = p.in[n:]
 	return text, p.expect(`"`)
 }
@@ -389,7 +542,13 @@ func (p *php) comma(i int) error {
 	return p.write(",")
 }
 
+// full reports whether stamps are too long for a header, and no more of them is written.
+func (p *php) full() bool { return p.stamps && len(p.out) > maxHeader }
+
 func (p *php) write(text string) error {
+	if p.full() {
+		return nil
+	}
 	if len(p.out)+len(text) > maxBody {
 		return errPHP
 	}

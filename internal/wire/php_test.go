@@ -1,6 +1,7 @@
 package wire_test
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -108,6 +109,71 @@ func TestFromPHPBounded(t *testing.T) {
 		}
 		if used := (after.TotalAlloc - before.TotalAlloc) / mib; used > 160 {
 			t.Errorf("%s: %d MiB were allocated", name, used)
+		}
+	}
+}
+
+// withStamps is an envelope with stamps, serialized as PHP has them before it puts slashes.
+func withStamps(stamps string) string {
+	slashed := strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\x00", `\0`).Replace(stamps)
+	return strings.Replace(envelope(`N;`), `a:0:{}`, slashed, 1)
+}
+
+// Whatever is in the stamps, the message is taken, and of them what can be headers.
+func TestFromPHPForeignStamps(t *testing.T) {
+	t.Parallel()
+	one := func(class, value string) string {
+		return fmt.Sprintf(`s:%d:"%s";a:1:{i:0;O:1:"X":1:{s:1:"v";%s}}`, len(class), class, value)
+	}
+	var many strings.Builder
+	for i := range 100 {
+		many.WriteString(one(fmt.Sprint("S", i), "N;"))
+	}
+	long := fmt.Sprintf(`s:10000:"%s";`, strings.Repeat("x", 10000))
+	for name, tt := range map[string]struct {
+		stamps string
+		want   string // of the header of class Z; "": there is none
+		count  int
+	}{
+		"Latin-1":          {`a:1:{` + one("Z", "s:2:\"f\xfc\";") + `}`, `[{"v":"f` + "\uFFFD" + `"}]`, 1},
+		"infinite":         {`a:1:{` + one("Z", "d:-INF;") + `}`, `[{"v":null}]`, 1},
+		"a reference":      {`a:2:{` + one("A", "N;") + one("Z", "r:3;") + `}`, `[{"v":null}]`, 2},
+		"one twice":        {`a:1:{s:1:"Z";a:2:{i:0;O:1:"X":1:{s:1:"v";i:1;}i:1;r:4;}}`, `[{"v":1}]`, 1},
+		"a long one":       {`a:2:{` + one("A", long) + one("Z", "i:1;") + `}`, `[{"v":1}]`, 1},
+		"a long list":      {`a:2:{` + one("A", `a:3:{i:0;`+long+`i:1;i:2;s:1:"k";N;}`) + one("Z", "i:1;") + `}`, `[{"v":1}]`, 1},
+		"no class":         {`a:3:{` + one("a b", "N;") + one(strings.Repeat("x", 300), "N;") + one("Z", "i:1;") + `}`, `[{"v":1}]`, 1},
+		"a hundred":        {`a:101:{` + one("Z", "i:1;") + many.String() + `}`, `[{"v":1}]`, 64},
+		"a class of bytes": {`a:2:{` + one("\xff", "N;") + one("Z", "i:1;") + `}`, `[{"v":1}]`, 1},
+	} {
+		headers, body, ok := wire.FromPHP([]byte(withStamps(tt.stamps)))
+		if !ok || string(body) != `{"a":null}` || headers["X-Message-Stamp-Z"] != tt.want || len(headers) != tt.count+1 {
+			t.Errorf("%s: %v, %s with %.500v", name, ok, body, headers)
+		}
+	}
+	encoded := base64.StdEncoding.EncodeToString([]byte(withStamps(`a:1:{` + one("Z", "s:1:\"\xfc\";") + `}`)))
+	if headers, body, ok := wire.FromPHP([]byte(encoded)); !ok || string(body) != `{"a":null}` || headers["X-Message-Stamp-Z"] == "" {
+		t.Errorf("in base64: %v, %s with %v", ok, body, headers)
+	}
+}
+
+// Of private properties of one name that of the object's own class is taken, in whichever order PHP
+// writes them.
+func TestFromPHPPrivate(t *testing.T) {
+	t.Parallel()
+	object := func(properties string) string { return envelope(`O:5:\"Child\":3:{` + properties + `}`) }
+	above, other, own, seen := `s:6:\"\0Top\0p\";i:1;`, `s:6:\"\0Mid\0p\";i:2;`, `s:8:\"\0Child\0p\";i:3;`, `s:4:\"\0*\0q\";i:4;`
+	for body, want := range map[string]string{
+		object(above + own + seen):                         `{"p":3,"q":4}`,
+		object(own + above + seen):                         `{"p":3,"q":4}`,
+		object(seen + above + own):                         `{"q":4,"p":3}`,
+		object(above + seen + own):                         `{"q":4,"p":3}`,
+		object(above + seen + `s:1:\"p\";i:5;`):            `{"q":4,"p":5}`,
+		object(above + other + seen):                       ``,
+		envelope(`O:5:\"Child\":2:{` + above + seen + `}`): `{"p":1,"q":4}`,
+	} {
+		_, properties, ok := wire.FromPHP([]byte(body))
+		if ok != (want != "") || ok && string(properties) != `{"a":`+want+`}` {
+			t.Errorf("%s: %v, %s, want %s", body, ok, properties, want)
 		}
 	}
 }
