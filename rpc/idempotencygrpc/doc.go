@@ -24,6 +24,11 @@
 //	FAILED_PRECONDITION  IDEMPOTENCY_KEY_REUSED          the key belongs to another call
 //	ALREADY_EXISTS       IDEMPOTENCY_RESULT_UNAVAILABLE  it ran, its answer could not be kept
 //	UNAVAILABLE          IDEMPOTENCY_STORE_UNAVAILABLE   the store is down, or the lease was lost
+//	INVALID_ARGUMENT     REQUEST_TOO_LARGE               the message is above MaxRequestBytes
+//	UNAVAILABLE          NOT_COMMITTED                   the transaction left nothing; try again
+//	UNAVAILABLE          DATABASE_UNAVAILABLE            of txretry: nothing was done
+//	UNAVAILABLE          LOCK_TIMEOUT                    of txretry: nothing was done
+//	INTERNAL             COMMIT_UNKNOWN                  of txretry: it may be done; idempotencypgx finds out
 //	INTERNAL             INTERNAL                        the scope failed; the log says why
 //
 // The words are the reason of an ErrorInfo of the domain github.com/holdfast-go/holdfast. RetryInfo
@@ -42,6 +47,10 @@
 // came by one protocol is replayed by the other.
 //
 // A handler that is one transaction keeps its answer there: see [Record] and [Reply].
+//
+// Metadata of a handler, that of grpc.SendHeader too, leaves with the answer, after it is
+// stored. grpc.SetSendCompressor and grpc.ClientSupportedCompressors, which want the stream of
+// the transport, return an error in handlers behind Unary: set compression before it.
 //
 // Streams pass untouched.
 package idempotencygrpc
