@@ -7,9 +7,10 @@ SEQUENCES ?= 40000
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 VULN     := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 MODULES  := . examples/databasesql examples/quickstart examples/reservation internal/lab rpc watermillbridge
+NESTED   := rpc watermillbridge
 
 .DEFAULT_GOAL := help
-.PHONY: help test chaos differential interop cover fuzz lint vuln tidy example
+.PHONY: help test chaos differential interop cover fuzz lint vuln tidy example release
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,3 +50,7 @@ tidy: ## fail if a go.mod or go.sum is not tidy
 
 example: ## the ticket shop on the in-memory back end
 	$(GO) run ./examples/reservation
+
+release: ## have the NESTED modules require VERSION of the root, before they are tagged: see CONTRIBUTING.md
+	@test -n "$(VERSION)" || { echo "make release VERSION=v1.2.3"; exit 1; }
+	@for dir in $(NESTED); do (cd "$$dir" && GOWORK=off $(GO) mod edit -require=github.com/holdfast-go/holdfast@$(VERSION)) || exit 1; done
