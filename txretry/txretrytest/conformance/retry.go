@@ -287,7 +287,7 @@ func testCause(f *fixture) {
 	}
 	var timeout *txretry.LockTimeoutError
 
-	ctx, cancel := context.WithTimeoutCause(f.Context(), 50*time.Millisecond, reason)
+	ctx, cancel := context.WithTimeoutCause(f.Context(), 500*time.Millisecond, reason)
 	defer cancel()
 	err := m.Do(ctx, conflict)
 	f.is(err, context.DeadlineExceeded)
