@@ -1,10 +1,12 @@
 package wire
 
 import (
+	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"mime"
 	"net/url"
@@ -31,7 +33,13 @@ const (
 	structuredType = "application/cloudevents+json; charset=utf-8"
 
 	maxSource = 1024
+	// maxMembers bounds those of an event in structured mode, attributes and data.
+	maxMembers = 256
+	// maxEnvelope bounds an event in structured mode: the largest body in base64, and its attributes.
+	maxEnvelope = maxBody/3*4 + 1<<20
 )
+
+var errEnvelope = errors.New("no event in JSON")
 
 // Event is what of a message becomes attributes.
 type Event struct {
@@ -109,8 +117,8 @@ func open(envelope []byte, contentType string, headers map[string]string) (all m
 	if media, _, err := mime.ParseMediaType(contentType); err != nil || media != eventMedia+"+json" {
 		return nil, nil, "", false
 	}
-	var members map[string]json.RawMessage
-	if err := json.Unmarshal(envelope, &members); err != nil {
+	members, err := membersOf(envelope)
+	if err != nil {
 		return nil, nil, "", false
 	}
 	all = make(map[string]string, len(headers)+len(members))
@@ -121,7 +129,7 @@ func open(envelope []byte, contentType string, headers map[string]string) (all m
 		}
 	}
 	dataType, _ = attributeValue(members["datacontenttype"])
-	body, err := dataOf(members, dataType)
+	body, err = dataOf(members, dataType)
 	if err != nil || !isEvent(all) {
 		return nil, nil, "", false
 	}
@@ -129,6 +137,38 @@ func open(envelope []byte, contentType string, headers map[string]string) (all m
 		dataType = "application/json" // as the JSON format has it
 	}
 	return all, body, dataType, true
+}
+
+// membersOf reads one object and nothing behind it. It stops at the first member too many: a map of all that
+// could be in an envelope would be a hundred times as large.
+func membersOf(envelope []byte) (map[string]json.RawMessage, error) {
+	if len(envelope) > maxEnvelope {
+		return nil, errEnvelope
+	}
+	d := json.NewDecoder(bytes.NewReader(envelope))
+	if open, err := d.Token(); err != nil || open != json.Delim('{') {
+		return nil, errEnvelope
+	}
+	members := make(map[string]json.RawMessage, 16)
+	for d.More() {
+		token, err := d.Token()
+		name, named := token.(string)
+		if err != nil || !named || len(members) == maxMembers {
+			return nil, errEnvelope
+		}
+		var value json.RawMessage
+		if err := d.Decode(&value); err != nil {
+			return nil, err
+		}
+		members[name] = value
+	}
+	if _, err := d.Token(); err != nil {
+		return nil, err
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return nil, errEnvelope
+	}
+	return members, nil
 }
 
 func dataOf(members map[string]json.RawMessage, dataType string) ([]byte, error) {

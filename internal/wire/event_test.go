@@ -2,7 +2,9 @@ package wire_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -119,6 +121,36 @@ func TestOpen(t *testing.T) {
 		headers, got, gotType, ok := wire.Opened(nil, []byte(body), typ)
 		if ok != readable || headers != nil || string(got) != body || gotType != typ {
 			t.Errorf("%s: readable %v, %s", typ, ok, got)
+		}
+	}
+}
+
+// An envelope of millions of members, or with something behind it, costs no more than itself; one with the
+// largest body in base64 is taken.
+func TestEventBounds(t *testing.T) {
+	const head = `{"specversion":"1.0","id":"1","source":"/s","type":"t"`
+	var many strings.Builder
+	many.WriteString(head)
+	for i := range 1_000_000 {
+		fmt.Fprintf(&many, `,"a%d":1`, i)
+	}
+	many.WriteString("}")
+	largest := head + `,"datacontenttype":"image/png","data_base64":"` + strings.Repeat("AAAA", 16<<20/4*4/3) + `"}`
+	for name, tt := range map[string]struct {
+		envelope string
+		taken    bool
+	}{
+		"members": {many.String(), false},
+		"largest": {largest, true},
+		"larger":  {head + `,"data":"` + strings.Repeat("a", 24<<20) + `"}`, false},
+		"behind":  {head + `}{}`, false},
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, _, _, ok := wire.Opened(nil, []byte(tt.envelope), eventType)
+		runtime.ReadMemStats(&after)
+		if took := after.TotalAlloc - before.TotalAlloc; ok != tt.taken || took > 200<<20 {
+			t.Errorf("%s: taken %v, %d MiB", name, ok, took>>20)
 		}
 	}
 }
