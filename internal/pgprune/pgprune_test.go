@@ -231,9 +231,6 @@ func TestFailure(t *testing.T) {
 // A step of 1,000 rows that takes longer than its bound is repeated with 100.
 func TestSlowStep(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("takes as long as a step may")
-	}
 	pool := pgtest.New(t)
 	cfg := table(t, pool, 250, 250)
 	cfg.Statements[0] = pgprune.Statement{SQL: `DELETE FROM old WHERE n = ANY(ARRAY(
