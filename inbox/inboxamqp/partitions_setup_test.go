@@ -1,0 +1,170 @@
+package inboxamqp_test
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/partition"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+func wantFinding(t *testing.T, c *inboxamqp.Consumer, text string) {
+	t.Helper()
+	all := findings(t, c)
+	for _, found := range all {
+		if strings.Contains(found.Error(), text) {
+			return
+		}
+	}
+	t.Errorf("no finding about %q: %v", text, all)
+}
+
+func testPartitionsSetup(t *testing.T, b *amqptest.Broker) {
+	c := newConsumer(t, b.Dial, &recorder{}, partitioned())
+	b.Exchange(t, "orders", "topic")
+	wantFinding(t, c, "is not that of 4 partitions")
+	if err := c.Setup(t.Context()); err == nil || !strings.Contains(err.Error(), `exchange "orders"`) {
+		t.Errorf("Setup over an exchange of another type: %v", err)
+	}
+	wantFinding(t, c, "orders.3") // nothing was declared
+	must(t, b.Channel(t).ExchangeDelete("orders", false, false))
+	var all sync.WaitGroup
+	for range 3 {
+		all.Go(func() {
+			if err := c.Setup(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if found := findings(t, c); found != nil {
+		t.Error(found)
+	}
+	must(t, b.Channel(t).ExchangeDelete("orders.slotless.4", false, false))
+	wantFinding(t, c, `exchange "orders.slotless.4" does not exist`)
+	must(t, b.Channel(t).ExchangeDelete("orders", false, false))
+	wantFinding(t, c, `exchange "orders" does not exist`)
+}
+
+// Queues of another number of partitions are found, and Setup leaves all as it is.
+func testPartitionsLeftovers(t *testing.T, b *amqptest.Broker) {
+	one := partitioned()
+	one.Partitions = 0
+	afterSetup(t, b, one)
+	four := newConsumer(t, b.Dial, &recorder{}, partitioned())
+	wantLeftover(t, four, "orders")
+	must(t, deleteQueue(t, b, "orders"), four.Setup(t.Context()))
+	fewer := partitioned()
+	fewer.Partitions = 2
+	wantLeftover(t, newConsumer(t, b.Dial, &recorder{}, fewer), "orders.2")
+	more := partitioned()
+	more.Partitions = 8
+	eight := newConsumer(t, b.Dial, &recorder{}, more)
+	if err := eight.Setup(t.Context()); err == nil || !strings.Contains(err.Error(), `exchange "orders"`) {
+		t.Errorf("Setup of more partitions: %v", err)
+	}
+	wantFinding(t, eight, "orders.7") // nothing was declared
+	wantLeftover(t, newConsumer(t, b.Dial, &recorder{}, one), "orders.members")
+	must(t, deleteQueue(t, b, "orders.2")) // that is not all
+	wantLeftover(t, newConsumer(t, b.Dial, &recorder{}, fewer), "orders.3")
+}
+
+func wantLeftover(t *testing.T, c *inboxamqp.Consumer, queue string) {
+	t.Helper()
+	if err := c.Setup(t.Context()); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%q", queue)) {
+		t.Errorf("Setup: %v", err)
+	}
+	wantFinding(t, c, fmt.Sprintf("queue %q", queue))
+}
+
+// A partition that is missing is named, and all goes on when it is there again.
+func testPartitionsMissing(t *testing.T, b *amqptest.Broker) {
+	got := &recorder{}
+	c := consume(t, b, got, partitioned())
+	must(t, deleteQueue(t, b, "orders.2"))
+	awaitMissing(t, c, "orders.2")
+	ch := b.Channel(t)
+	returned := ch.NotifyReturn(make(chan amqp.Return, 1))
+	lost := keyed("k4") // it is in orders.2
+	must(t, ch.Publish("shop", "order.placed", true, false, lost))
+	select {
+	case r := <-returned: // and not into the first partition
+		if r.MessageId != lost.MessageId {
+			t.Errorf("returned: %+v", r)
+		}
+	case <-time.After(patience):
+		t.Error("a message of a partition that is missing has a route")
+	}
+	must(t, c.Setup(t.Context()))
+	ready(t, c)
+	publish(t, b, 16, 0, 1)
+	got.distinct(t, 16)
+}
+
+func awaitMissing(t *testing.T, c *running, name string) {
+	t.Helper()
+	testenv.Eventually(t, patience, func() error {
+		if err := c.Ready(t.Context()); !errors.Is(err, driver.ErrMissing) || !strings.Contains(err.Error(), name) {
+			return fmt.Errorf("ready: %w", err)
+		}
+		return nil
+	})
+}
+
+// A process with another number of partitions says so, and takes no messages.
+func testPartitionsNumber(t *testing.T, b *amqptest.Broker) {
+	afterSetup(t, b, partitioned())
+	fewer := partitioned()
+	fewer.Partitions = 2
+	awaitMissing(t, start(t, newConsumer(t, b.Dial, &recorder{}, fewer)), "orders.slotless.2")
+}
+
+// Dead letters of the queue before it was split return to the partitions of their keys.
+func testPartitionsSplit(t *testing.T, b *amqptest.Broker) {
+	got := &recorder{}
+	c := consume(t, b, got, partitioned())
+	for k := range 8 {
+		p := keyed(fmt.Sprint("k", k))
+		p.Headers["holdfast-origin-queue"], p.Headers["holdfast-failure-class"] = "orders", "validation"
+		if k%2 == 0 {
+			delete(p.Headers, "CC") // of another sender
+		}
+		b.Publish(t, "", "failed.validation", p)
+	}
+	if n, err := c.DeadLetters().Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"}); n.Returned != 8 || err != nil {
+		t.Fatalf("%+v, %v", n, err)
+	}
+	for _, m := range got.await(t, 8) {
+		if want := fmt.Sprint("orders.", partition.Of(m.Key, "", partition.Slots)%4); m.Queue != want {
+			t.Errorf("a letter of %s came back in %s, not in %s", m.Key, m.Queue, want)
+		}
+	}
+}
+
+// Logs of failures and of what is given up say which partition.
+func testPartitionsLogged(t *testing.T, b *amqptest.Broker) {
+	var log logBuffer
+	cfg := partitioned()
+	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	got := &recorder{fail: func(*inbox.Message) error { return inbox.Invalid(errBroken) }}
+	consume(t, b, got, cfg)
+	b.Publish(t, "shop", "order.placed", keyed("a"))
+	m := got.await(t, 1)[0]
+	testenv.Eventually(t, patience, func() error {
+		if text := log.String(); !strings.Contains(text, "message not processed") || !strings.Contains(text, "partition="+m.Queue) {
+			return fmt.Errorf("log: %s", text)
+		}
+		return nil
+	})
+}
