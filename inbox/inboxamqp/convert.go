@@ -19,7 +19,7 @@ const maxAttempt = 1_000_000
 // headerContentType is where a Symfony producer says what the body is.
 const headerContentType = "Content-Type"
 
-// arrived is convert for a consumer, by its Config.Format. A dead letter that somebody moved back by other means than
+// arrived is convert for a consumer, by its Config.Format. A dead letter that came back by other means than
 // DeadLetters, such as a shovel, counts as a replay.
 func arrived(d amqp.Delivery, queue string, by *wire.Symfony) *inbox.Message {
 	m := convert(d, queue, by)

@@ -5,10 +5,8 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
-	"slices"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 )
 
 // Symfony's PhpSerializer, its default, puts message and stamps into the body, in PHP's own format, with
@@ -32,9 +30,10 @@ const (
 var errPHP = errors.New("not what Symfony's PhpSerializer writes")
 
 // FromPHP reads the body of a message of Symfony's PhpSerializer: it returns what its other serializer has
-// in headers, class and stamps, and the message's properties as JSON. Stamps that are over 8 KiB, or of what is
-// no class, are left out, and what JSON has not in others is replaced. False: the body is something else, the message
-// has what JSON has not, such as a reference, or is over 16 MiB, as it is or as JSON.
+// in headers, class and stamps, and the message's properties as JSON. Stamps over 8 KiB, and those of what is
+// no class, are left out. In the others null or a question mark replaces what JSON has no form for. False: the
+// body is something else, its message has what JSON has no form for, such as a reference, or it is over 16 MiB,
+// as it is or as JSON.
 func FromPHP(body []byte) (headers map[string]string, properties []byte, ok bool) {
 	switch {
 	case len(body) > maxBody:
@@ -78,8 +77,8 @@ type php struct {
 	in    []byte // what is left
 	out   []byte
 	depth int
-	// stamps: what is read are stamps, which must not keep their message from anybody: what JSON has not is
-	// replaced, and of what is over maxHeader the rest is not written.
+	// stamps tells that stamps are read, which must not keep their message from its handler: what JSON has
+	// no form for is replaced, and what is over maxHeader is not written.
 	stamps bool
 }
 
@@ -187,70 +186,6 @@ func (p *php) message() (class string, err error) {
 	return class, p.members(class, n)
 }
 
-// member is a property as it is written, with the comma before it.
-type member struct {
-	start, end int
-	hidden     bool // it is private to a class above
-}
-
-// members writes the properties of an object up to the closing brace. Classes above may have private ones
-// of the same name: the object's own wins, and where only those above have it nothing tells whose counts.
-func (p *php) members(class string, n int) error {
-	if class != "stdClass" && n > maxProperties {
-		return errPHP
-	}
-	open := len(p.out)
-	if err := p.write("{"); err != nil {
-		return err
-	}
-	seen := map[string]member{}
-	for range n {
-		name, err := p.key()
-		if err != nil {
-			return err
-		}
-		now := member{start: len(p.out)}
-		if i := strings.LastIndexByte(name, 0); i >= 0 {
-			owner := strings.TrimPrefix(name[:i], "\x00")
-			name, now.hidden = name[i+1:], owner != "*" && owner != class
-		}
-		other, twice := seen[name]
-		if p.write(",") != nil || p.quote(name) != nil || p.write(":") != nil || p.value() != nil || twice && other.hidden == now.hidden {
-			return errPHP
-		}
-		now.end = len(p.out)
-		switch {
-		case twice && now.hidden:
-			p.out = p.out[:now.start]
-			continue
-		case twice:
-			p.out = slices.Delete(p.out, other.start, other.end)
-			shift(seen, other)
-			now.start, now.end = now.start-(other.end-other.start), len(p.out)
-		}
-		if class != "stdClass" { // whose properties are all its own, and may be many
-			seen[name] = now
-		}
-	}
-	if n > 0 && !p.full() {
-		p.out = slices.Delete(p.out, open+1, open+2) // the first comma
-	}
-	if err := p.write("}"); err != nil {
-		return err
-	}
-	return p.expect("}")
-}
-
-// shift moves the members behind one that is deleted.
-func shift(seen map[string]member, gone member) {
-	for name, m := range seen {
-		if m.start >= gone.end {
-			m.start, m.end = m.start-(gone.end-gone.start), m.end-(gone.end-gone.start)
-			seen[name] = m
-		}
-	}
-}
-
 // value reads one value.
 func (p *php) value() error {
 	if p.depth++; p.depth > maxNesting || len(p.in) < 2 {
@@ -328,230 +263,4 @@ func (p *php) array() error {
 		return p.list(n)
 	}
 	return p.properties(n)
-}
-
-// open reads the beginning of an array, as far as its keys.
-func (p *php) open() (n int, err error) {
-	if err = p.expect("a:"); err != nil {
-		return 0, err
-	}
-	if n, err = p.count(); err != nil {
-		return 0, err
-	}
-	return n, p.expect(":{")
-}
-
-// list reads values whose keys count from 0. Where that ends it is a map after all.
-func (p *php) list(n int) error {
-	open := len(p.out)
-	var starts []int // of the values
-	if err := p.write("["); err != nil {
-		return err
-	}
-	for i := range n {
-		if !bytes.HasPrefix(p.in, []byte("i:"+strconv.Itoa(i)+";")) {
-			if err := p.giveKeys(open, starts); err != nil {
-				return err
-			}
-			return p.rest(i, n)
-		}
-		if _, err := p.scalar("i:"); err != nil {
-			return err
-		}
-		if err := p.comma(i); err != nil {
-			return err
-		}
-		starts = append(starts, len(p.out))
-		if err := p.value(); err != nil {
-			return err
-		}
-	}
-	if err := p.write("]"); err != nil {
-		return err
-	}
-	return p.expect("}")
-}
-
-// giveKeys makes the beginning of a map of that of a list, in place and from its end, since a copy at each
-// level of nesting would be many times the body.
-func (p *php) giveKeys(open int, starts []int) error {
-	if p.full() {
-		return nil
-	}
-	room, end := 0, len(p.out)
-	for i := range starts {
-		room += len(listKey(i))
-	}
-	if end+room > maxBody {
-		return errPHP
-	}
-	p.out = append(p.out, make([]byte, room)...)
-	for i := len(starts) - 1; i >= 0; i-- {
-		copy(p.out[starts[i]+room:], p.out[starts[i]:end])
-		key := listKey(i)
-		room -= len(key)
-		copy(p.out[starts[i]+room:], key)
-		end = starts[i] - 1 // before the comma, or the bracket
-		p.out[end+room] = ','
-	}
-	p.out[open] = '{'
-	return nil
-}
-
-func listKey(i int) string { return `"` + strconv.Itoa(i) + `":` }
-
-// properties reads names with values up to the closing brace.
-func (p *php) properties(n int) error {
-	if err := p.write("{"); err != nil {
-		return err
-	}
-	return p.rest(0, n)
-}
-
-// rest reads the properties from the i-th on.
-func (p *php) rest(i, n int) error {
-	for ; i < n; i++ {
-		name, err := p.key()
-		if err != nil {
-			return err
-		}
-		if p.comma(i) != nil || p.quote(name) != nil || p.write(":") != nil || p.value() != nil {
-			return errPHP
-		}
-	}
-	if err := p.write("}"); err != nil {
-		return err
-	}
-	return p.expect("}")
-}
-
-// object reads the beginning of an object, as far as its properties.
-func (p *php) object() (class string, n int, err error) {
-	if class, err = p.quoted("O:"); err != nil {
-		return "", 0, err
-	}
-	if err = p.expect(":"); err != nil {
-		return "", 0, err
-	}
-	if n, err = p.count(); err != nil {
-		return "", 0, err
-	}
-	return class, n, p.expect(":{")
-}
-
-// property reads a name without what tells who may see it.
-func (p *php) property() (string, error) {
-	name, err := p.key()
-	return name[strings.LastIndexByte(name, 0)+1:], err
-}
-
-// key reads a number or a text.
-func (p *php) key() (string, error) {
-	if bytes.HasPrefix(p.in, []byte("i:")) {
-		return p.scalar("i:")
-	}
-	name, err := p.text()
-	if err != nil {
-		return "", err
-	}
-	return name, p.expect(";")
-}
-
-func (p *php) text() (string, error) { return p.quoted("s:") }
-
-// quoted reads a length and so many bytes in quotation marks.
-func (p *php) quoted(kind string) (string, error) {
-	if err := p.expect(kind); err != nil {
-		return "", err
-	}
-	n, err := p.count()
-	if err != nil {
-		return "", err
-	}
-	if err := p.expect(`:"`); err != nil {
-		return "", err
-	}
-	if n > len(p.in) || !p.stamps && !utf8.Valid(p.in[:n]) {
-		return "", errPHP
-	}
-	text := strings.ToValidUTF8(string(p.in[:n]), "\uFFFD")
-	p.in = p.in[n:]
-	return text, p.expect(`"`)
-}
-
-// count reads a length, which is never more than what is left.
-func (p *php) count() (int, error) {
-	digits := 0
-	for digits < len(p.in) && p.in[digits] >= '0' && p.in[digits] <= '9' {
-		digits++
-	}
-	n, err := strconv.Atoi(string(p.in[:digits]))
-	if err != nil || n > len(p.in) {
-		return 0, errPHP
-	}
-	p.in = p.in[digits:]
-	return n, nil
-}
-
-// scalar reads what is between a kind and the semicolon.
-func (p *php) scalar(kind string) (string, error) {
-	if err := p.expect(kind); err != nil {
-		return "", err
-	}
-	end := bytes.IndexByte(p.in[:min(len(p.in), 64)], ';')
-	if end < 1 {
-		return "", errPHP
-	}
-	text := string(p.in[:end])
-	p.in = p.in[end+1:]
-	return text, nil
-}
-
-func (p *php) expect(text string) error {
-	if !bytes.HasPrefix(p.in, []byte(text)) {
-		return errPHP
-	}
-	p.in = p.in[len(text):]
-	return nil
-}
-
-// quote writes a text in pieces, since each byte may become six.
-func (p *php) quote(text string) error {
-	if err := p.write(`"`); err != nil {
-		return err
-	}
-	for len(text) > 0 {
-		n := min(len(text), 64<<10)
-		for n < len(text) && !utf8.RuneStart(text[n]) {
-			n--
-		}
-		quoted, _ := json.Marshal(text[:n]) // a string can always be encoded
-		if err := p.write(string(quoted[1 : len(quoted)-1])); err != nil {
-			return err
-		}
-		text = text[n:]
-	}
-	return p.write(`"`)
-}
-
-// comma writes one before all but the first.
-func (p *php) comma(i int) error {
-	if i == 0 {
-		return nil
-	}
-	return p.write(",")
-}
-
-// full reports whether stamps are too long for a header, and no more of them is written.
-func (p *php) full() bool { return p.stamps && len(p.out) > maxHeader }
-
-func (p *php) write(text string) error {
-	if p.full() {
-		return nil
-	}
-	if len(p.out)+len(text) > maxBody {
-		return errPHP
-	}
-	p.out = append(p.out, text...)
-	return nil
 }

@@ -108,8 +108,7 @@ func (s *Symfony) ID(property string, headers map[string]string) uuid.UUID {
 }
 
 // Name returns a message's name: that of the transport, else that of a stamp, else the header type, else
-// the type of a CloudEvent. A
-// class that is known becomes its name.
+// the type of a CloudEvent. A known class becomes its name.
 func (s *Symfony) Name(property string, headers map[string]string) string {
 	name := property
 	if name == "" {
