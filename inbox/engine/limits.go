@@ -44,6 +44,16 @@ func newLimits(cfg *settings) limits { return limits{cfg: cfg, names: map[string
 // free reports whether there is a worker for one more job.
 func (l *limits) free() bool { return len(l.jobs) < l.cfg.Concurrency }
 
+// newest returns when the last of the jobs that run began; zero: none runs.
+func (l *limits) newest() (at time.Time) {
+	for _, j := range l.jobs {
+		if j.began.After(at) {
+			at = j.began
+		}
+	}
+	return at
+}
+
 // begin takes the place of a job.
 func (l *limits) begin(j *job) {
 	j.index = len(l.jobs)

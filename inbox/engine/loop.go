@@ -243,8 +243,8 @@ func (l *loop) arm(now time.Time) {
 	if !l.drain.on {
 		at = earlier(at, earlier(l.hand.wake(), l.pause.wake()))
 		at = earlier(at, later(l.hand.renewAt(), now))
-		if l.pause.gate == open {
-			at = earlier(at, l.trial.wake())
+		if l.pause.gate == open && len(l.trial.held) > 0 {
+			at = earlier(at, l.trial.wake(l.hand.queues.limits.newest()))
 		}
 		if l.pause.room(l.hand.queues.left()) > 0 {
 			at = earlier(at, l.hand.queues.wake(now))

@@ -51,7 +51,10 @@ func (o *outages) spare(items []*item, now time.Time) {
 func (o *outages) judge(now time.Time) {
 	switch o.pause.gate {
 	case open:
-		outage, spared := o.trial.judge(now)
+		if len(o.trial.held) == 0 {
+			return
+		}
+		outage, spared := o.trial.judge(now, o.hand.queues.limits.newest())
 		o.spare(spared, now)
 		if outage {
 			o.shut(now)

@@ -36,7 +36,7 @@ func TestPauseModel(t *testing.T) {
 			}
 			switch p.gate {
 			case open:
-				if outage, spared := tr.judge(now); outage {
+				if outage, spared := tr.judge(now, time.Time{}); outage {
 					p.shut(now, 0.5)
 				} else {
 					for _, it := range spared {

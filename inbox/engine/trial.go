@@ -13,9 +13,10 @@ const (
 	// outage is how many messages fail for want of a server before the consumer pauses at once.
 	outage = 16
 
-	// controlPatience is how long one waits for another message to go through, before the
-	// consumer pauses.
+	// controlPatience is how long one waits for another message to begin, before the consumer
+	// pauses; and controlLimit for one that has begun to go through, which may take its time.
 	controlPatience = 300 * time.Millisecond
+	controlLimit    = 5 * time.Second
 
 	// suspectPause is how long a suspect stays away while others go through, spread by half.
 	suspectPause = 2 * time.Second
@@ -105,27 +106,33 @@ func (t *trial) take(which func(*item) bool) (taken []*item) {
 	return taken
 }
 
-// judge looks at what fails while no pause is on. It reports whether that is an outage; else it
-// returns messages that have failed so before, and are not blamed as long as none goes through.
-func (t *trial) judge(now time.Time) (isOutage bool, spared []*item) {
-	if len(t.held) == 0 {
-		return false, nil
-	}
+// judge looks at what fails while no pause is on. Newest is when the last of the messages that run
+// began. It reports whether that is an outage; else it returns messages that have failed so before,
+// and are not blamed as long as none goes through.
+func (t *trial) judge(now, newest time.Time) (isOutage bool, spared []*item) {
 	fresh := 0
 	for _, it := range t.held {
 		if t.struck(it) {
 			continue
 		}
 		fresh++
-		if now.Sub(it.since) >= controlPatience {
+		if !now.Before(patienceWith(it, newest)) {
 			return true, nil
 		}
 	}
 	if fresh >= min(outage, t.cfg.Prefetch) {
 		return true, nil
 	}
-	spared = t.take(func(it *item) bool { return t.struck(it) && now.Sub(it.since) >= controlPatience })
+	spared = t.take(func(it *item) bool { return t.struck(it) && !now.Before(patienceWith(it, newest)) })
 	return false, spared
+}
+
+// patienceWith returns until when a message waits for others to tell.
+func patienceWith(it *item, newest time.Time) time.Time {
+	if !newest.Before(it.since) { // what begins in the same moment begins after it
+		return it.since.Add(controlLimit)
+	}
+	return it.since.Add(controlPatience)
 }
 
 // release ends the trial, blaming none, and returns its messages.
@@ -136,9 +143,9 @@ func (t *trial) release() (all []*item) {
 }
 
 // wake returns when judge has something to say; zero: not before something happens.
-func (t *trial) wake() (at time.Time) {
+func (t *trial) wake(newest time.Time) (at time.Time) {
 	for _, it := range t.held {
-		at = earlier(at, it.since.Add(controlPatience))
+		at = earlier(at, patienceWith(it, newest))
 	}
 	return at
 }

@@ -73,3 +73,33 @@ func TestProbesPassByWhatFailsByItself(t *testing.T) {
 		b.stop()
 	})
 }
+
+// Handlers take longer than a message that lacks its server waits for another one: one that has begun is
+// awaited, so that a stream of such messages does not pause the consumer.
+func TestSlowHandlersTellWhatIsDown(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const good, takes = 200, 400 * time.Millisecond
+		var passed atomic.Int32
+		p := processorFunc(func(_ context.Context, m *inbox.Message) error {
+			if m.Name == "bad" {
+				return inbox.Unavailable(errBroken)
+			}
+			time.Sleep(takes)
+			passed.Add(1)
+			return nil
+		})
+		retry := inbox.RetryPolicy{MaxAttempts: 3, BaseDelay: time.Second, MaxDelay: 2 * time.Second}
+		b := newBench(t, p, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 8, Retry: retry}}, memqueue.Options{})
+		for range good / 20 {
+			b.put("bad", 1)
+			b.put("good", 20)
+		}
+		began := time.Now()
+		b.start()
+		eventually(t, "the good ones pass", func() bool { return passed.Load() == good })
+		if took, alone := time.Since(began), good/8*takes; took > alone*3/2 {
+			t.Errorf("%v, and %v without the bad ones", took, alone)
+		}
+		b.stop()
+	})
+}
