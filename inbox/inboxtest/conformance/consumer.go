@@ -361,7 +361,11 @@ func failedOnce(t *testing.T, f ConsumerFixture, msgs ...*inbox.Message) {
 	source := running(t, f.SourceFixture)
 	s := begin(t, source, len(msgs))
 	next := driver.Progress{Attempt: 2, FirstFailedAt: time.Now()}
-	for _, d := range take(t, s, len(msgs)) { // all at once: a retry may come before what is new
+	all := take(t, s, len(msgs))                // all at once: a retry may come before what is new
+	if err := s.Stop(t.Context()); err != nil { // or a retry comes here, and goes back as delivered before
+		t.Fatal(err)
+	}
+	for _, d := range all {
 		moved(t, source, s, later(d, 0, next))
 	}
 	ended(t, s)
