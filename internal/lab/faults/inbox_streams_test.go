@@ -104,7 +104,7 @@ func TestInboxStreamsOfBadMessages(t *testing.T) {
 // many as leave the machine room for the good ones: a bad one costs several times as much.
 func inPhases(t *testing.T, control, s *stream) {
 	t.Helper()
-	second := time.Duration(scaled(t, 10)) * 100 * time.Millisecond
+	second := time.Duration(scaled(t, 10)) * 60 * time.Millisecond
 	fast := min(100, control.capacity(t, s.bad().Headers)/5)
 	phases := []*phase{
 		{name: "before", took: 2 * second},

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,6 +29,9 @@ const (
 	writers = 6
 	// maxPerTx is how many messages a transaction writes at most.
 	maxPerTx = 10
+	// mostWaiting is how many messages wait in the outbox when the writers stop for a while: a machine
+	// that relays more slowly than they write would never be done otherwise.
+	mostWaiting = 5000
 	// name is what all good messages are called.
 	name = "faults.done"
 )
@@ -40,12 +44,13 @@ type load struct {
 	ledger  *ledger
 	seed    uint64
 	pause   time.Duration // of a writer between two transactions, at most
+	full    atomic.Bool   // mostWaiting is reached
 }
 
 func newLoad(pool *pgxpool.Pool, l *ledger, seed uint64, pause time.Duration) (*load, error) {
 	manager, err1 := txretry.New(pool, txretry.Config{Logger: quiet})
 	writer, err2 := outboxpgx.New(pool, outboxpgx.Config{PollOnly: true, MaxBodyBytes: maxBody + 1, Logger: quiet})
-	return &load{pool, manager, writer, l, seed, pause}, errors.Join(err1, err2)
+	return &load{pool: pool, manager: manager, writer: writer, ledger: l, seed: seed, pause: pause}, errors.Join(err1, err2)
 }
 
 // startLoad has writers at work on the store until stop is called.
@@ -53,7 +58,28 @@ func (s *store) startLoad(l *ledger, rng *rand.Rand, pause time.Duration) (stop 
 	s.t.Helper()
 	w, err := newLoad(s.pool, l, rng.Uint64(), pause)
 	must(s.t, err)
-	return beside(s.t, w.run)
+	stopCount := beside(s.t, func(ctx context.Context) error {
+		for runloop.Sleep(ctx, 200*time.Millisecond) == nil {
+			w.count(ctx)
+		}
+		return nil
+	})
+	stopWriters := beside(s.t, w.run)
+	return func() {
+		stopWriters()
+		stopCount()
+	}
+}
+
+// count finds out whether mostWaiting is reached. A database that fails leaves what was known.
+func (w *load) count(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	var n int
+	err := w.pool.QueryRow(ctx, `SELECT count(*) FROM (SELECT FROM holdfast_outbox LIMIT $1) m`, mostWaiting).Scan(&n)
+	if err == nil {
+		w.full.Store(n == mostWaiting)
+	}
 }
 
 // run commits and rolls back until ctx ends, and finishes what it has begun. A database that fails
@@ -64,7 +90,9 @@ func (w *load) run(ctx context.Context) error {
 		running.Go(func() {
 			rng := rand.New(rand.NewPCG(w.seed, uint64(i)))
 			for runloop.Sleep(ctx, time.Duration(rng.Int64N(int64(w.pause)))) == nil {
-				w.transact(context.WithoutCancel(ctx), rng)
+				if !w.full.Load() {
+					w.transact(context.WithoutCancel(ctx), rng)
+				}
 			}
 		})
 	}
