@@ -128,13 +128,13 @@ func TestDeletedInWork(t *testing.T) {
 func TestSilentMoves(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, false)
-	const n = 10
+	const n = 5
 	for range n {
 		m := event()
 		m.Body = []byte(`"` + strings.Repeat("x", 4<<20) + `"`)
 		publish(t, f.direct, m)
 	}
-	source := newSource(t, f.through, inboxredis.Config{Timeout: 2 * time.Second})
+	source := newSource(t, f.through, inboxredis.Config{Timeout: 5 * time.Second})
 	var moves []driver.Move
 	for _, d := range receive(t, open(t, running(t, source), n), n) {
 		moves = append(moves, driver.Move{Delivery: d, Target: driver.ToLater})

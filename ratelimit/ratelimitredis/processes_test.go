@@ -32,9 +32,9 @@ const (
 )
 
 var (
-	contended = ratelimit.Limit{Name: "contended", Max: 1000, Window: 2 * time.Second}
-	perDay    = ratelimit.Limit{Name: "day", Max: 1000, Window: day}
-	smooth    = ratelimit.Limit{Name: "smooth", Max: 1000, Window: 2 * time.Second, Algorithm: ratelimit.TokenBucket, Burst: 50}
+	contended = ratelimit.Limit{Name: "contended", Max: 100, Window: 2 * time.Second}
+	perDay    = ratelimit.Limit{Name: "day", Max: 100, Window: day}
+	smooth    = ratelimit.Limit{Name: "smooth", Max: 100, Window: 2 * time.Second, Algorithm: ratelimit.TokenBucket, Burst: 20}
 )
 
 // tally is what one limit did in one millisecond of the server's time.
