@@ -31,7 +31,7 @@ func TestInboxOrder(t *testing.T) {
 			o.children = append(o.children, o.spawn())
 		}
 		faults := map[string]int{}
-		for range scaled(t, 10) {
+		for range scaled(t, 6) {
 			o.send(keys, 10)
 			time.Sleep(time.Duration(rng.IntN(800)) * time.Millisecond)
 			faults[o.disturb()]++
