@@ -134,7 +134,7 @@ func TestSilentMoves(t *testing.T) {
 		m.Body = []byte(`"` + strings.Repeat("x", 4<<20) + `"`)
 		publish(t, f.direct, m)
 	}
-	source := newSource(t, f.through, inboxredis.Config{Timeout: 5 * time.Second})
+	source := newSource(t, f.through, inboxredis.Config{Timeout: 2 * time.Second})
 	var moves []driver.Move
 	for _, d := range receive(t, open(t, running(t, source), n), n) {
 		moves = append(moves, driver.Move{Delivery: d, Target: driver.ToLater})

@@ -53,7 +53,7 @@ func TestChecksThenTests(t *testing.T) {
 	if code != 7 {
 		t.Errorf("exit code %d, want that of the tests", code)
 	}
-	if want := fmt.Sprintf("go test -shuffle=on -timeout=75m -p=%d -race ./internal/lab/faults work\n", max(4, runtime.NumCPU())); !strings.HasSuffix(output, want) {
+	if want := fmt.Sprintf("go test -shuffle=on -timeout=75m -p=%d -race ./internal/lab/faults work\n", max(3, runtime.NumCPU())); !strings.HasSuffix(output, want) {
 		t.Errorf("the output does not end in %q:\n%s", want, output)
 	}
 	calls, err := os.ReadFile(filepath.Join(dir, "calls"))
