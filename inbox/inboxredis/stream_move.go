@@ -92,6 +92,9 @@ func (g *group) move(ctx context.Context, orders []*order) error {
 		last = failed
 	}
 	g.test(ctx, last) // a connection that falls silent answers none after that
+	if first := answers[0].Err(); isTimeout(first) {
+		return first // answers come in order, so there was none within the client's own timeout
+	}
 	return nil
 }
 

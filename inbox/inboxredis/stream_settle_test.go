@@ -124,7 +124,8 @@ func TestDeletedInWork(t *testing.T) {
 	}
 }
 
-// Moves to a silent server take one timeout, however many pipelines they are.
+// Moves to a silent server take one timeout, however many pipelines they are, also where the client has a
+// shorter one of its own.
 func TestSilentMoves(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t, false)
@@ -134,7 +135,7 @@ func TestSilentMoves(t *testing.T) {
 		m.Body = []byte(`"` + strings.Repeat("x", 4<<20) + `"`)
 		publish(t, f.direct, m)
 	}
-	source := newSource(t, f.through, inboxredis.Config{Timeout: 2 * time.Second})
+	source := newSource(t, f.through, inboxredis.Config{Timeout: 5 * time.Second})
 	var moves []driver.Move
 	for _, d := range receive(t, open(t, running(t, source), n), n) {
 		moves = append(moves, driver.Move{Delivery: d, Target: driver.ToLater})
