@@ -87,6 +87,15 @@ func TestPoison(t *testing.T) {
 			p.Headers = amqp.Table{"type": amqp.Table{"a": []any{int64(1)}}}
 		},
 		"full headers": func(p *amqp.Publishing) { p.Body = nil; p.Headers = amqp.Table{"big": strings.Repeat("h", 100<<10)} },
+		"full attributes of an event": func(p *amqp.Publishing) {
+			p.Body = nil
+			p.Headers = amqp.Table{}
+			for _, prefix := range []string{"cloudEvents:", "cloudEvents_"} {
+				for _, name := range []string{"specversion", "id", "source", "type", "partitionkey"} {
+					p.Headers[prefix+name] = strings.Repeat("h", 8000)
+				}
+			}
+		},
 		"a header like ours": func(p *amqp.Publishing) {
 			p.Body = nil
 			p.Headers = amqp.Table{"holdfast-junk": strings.Repeat("h", 100<<10)}

@@ -91,6 +91,13 @@ var cuts = [...]func(headers amqp.Table){
 	},
 	func(headers amqp.Table) { delete(headers, wire.HeaderHistory) },
 	func(headers amqp.Table) { delete(headers, wire.HeaderError) },
+	func(headers amqp.Table) { // what is left of the sender's is still too much, and a copy without it is better than none
+		for name := range headers {
+			if !wire.Own(name) && name != wire.HeaderRoutes {
+				delete(headers, name)
+			}
+		}
+	},
 }
 
 // revive removes from the headers what a dead letter, or any failure, has left there.
