@@ -86,15 +86,15 @@ func read(fields map[string]any, by *wire.Symfony) *inbox.Message {
 
 // withAttributes adds the fields of a CloudEvent to the headers.
 func withAttributes(headers map[string]string, fields map[string]any) map[string]string {
-	for name, value := range fields {
-		attribute, ok := strings.CutPrefix(name, wire.EventFieldPrefix)
+	for field, value := range fields {
+		name, text, ok := wire.EventField(field, value)
 		if !ok {
 			continue
 		}
 		if headers == nil {
 			headers = make(map[string]string, len(fields))
 		}
-		headers[wire.EventPrefix+attribute] = text(value)
+		headers[name] = text
 	}
 	return headers
 }
@@ -121,8 +121,8 @@ func ofTransport(envelope string) (body string, headers map[string]string) {
 	return parts.Body, decodeHeaders(parts.Headers)
 }
 
-// decodeHeaders reads a JSON object. PHP writes an empty one as an array. A value that is no string
-// is left out.
+// decodeHeaders reads a JSON object. PHP writes an empty one as an array. A value that is no string, or
+// too long a one, is left out.
 func decodeHeaders(data []byte) map[string]string {
 	if len(data) <= len("{}") || len(data) > maxHeaderBytes {
 		return nil
@@ -133,7 +133,10 @@ func decodeHeaders(data []byte) map[string]string {
 	}
 	headers := make(map[string]string, len(values))
 	for name, value := range values {
-		if s, ok := value.(string); ok {
+		if _, ok := value.(string); !ok {
+			continue
+		}
+		if s, ok := wire.HeaderString(value); ok {
 			headers[name] = s
 		}
 	}

@@ -70,7 +70,7 @@ func (w *Events) Attributes(e Event, headers map[string]string) map[string]strin
 		all["partitionkey"] = e.Key
 	}
 	for name, value := range headers {
-		if name, attribute := strings.CutPrefix(name, EventPrefix); attribute && attributeName(name) {
+		if name, attribute := strings.CutPrefix(name, EventPrefix); attribute && attributeName(name) && allowed(name, value) {
 			all[name] = value
 		}
 	}
@@ -78,6 +78,16 @@ func (w *Events) Attributes(e Event, headers map[string]string) map[string]strin
 	delete(all, "data")
 	all["specversion"], all["id"], all["type"] = eventVersion, e.ID.String(), e.Name
 	return all
+}
+
+// allowed reports whether a header may be an attribute: an event with an empty one, or with what is no time,
+// would be none.
+func allowed(name, value string) bool {
+	if name == "time" {
+		_, err := time.Parse(time.RFC3339Nano, value)
+		return err == nil
+	}
+	return value != ""
 }
 
 // Structured reports whether whole events are in the body.
@@ -106,13 +116,16 @@ func Envelope(attributes map[string]string, contentType string, body []byte) (en
 	return append(envelope, '}'), structuredType, nil
 }
 
-// isEnvelope reports whether a body has whole events in a form that could be taken for a handler's JSON.
+// isEnvelope reports whether a body has whole events in a form that could be taken for a handler's JSON,
+// also where the parameters of its content type cannot be parsed.
 func isEnvelope(contentType string) bool {
-	return len(contentType) >= len(eventMedia) && strings.EqualFold(contentType[:len(eventMedia)], eventMedia) && isJSON(contentType)
+	media, _, _ := strings.Cut(contentType, ";")
+	media = strings.ToLower(strings.TrimSpace(media))
+	return strings.HasPrefix(media, eventMedia) && strings.HasSuffix(media, "+json")
 }
 
-// open returns what Envelope was given, the attributes as headers beside those that are given. False: it is
-// no single event of version 1.0.
+// open returns what Envelope was given, the attributes as headers beside those that are given, of which none
+// counts as an attribute. False: it is no single event of version 1.0.
 func open(envelope []byte, contentType string, headers map[string]string) (all map[string]string, body []byte, dataType string, ok bool) {
 	if media, _, err := mime.ParseMediaType(contentType); err != nil || media != eventMedia+"+json" {
 		return nil, nil, "", false
@@ -122,7 +135,11 @@ func open(envelope []byte, contentType string, headers map[string]string) (all m
 		return nil, nil, "", false
 	}
 	all = make(map[string]string, len(headers)+len(members))
-	maps.Copy(all, headers)
+	for name, value := range headers {
+		if !strings.HasPrefix(name, EventPrefix) && !strings.HasPrefix(name, eventPrefixJMS) {
+			all[name] = value
+		}
+	}
 	for name, raw := range members {
 		if value, ok := attributeValue(raw); ok && attributeName(name) && name != "data" && name != "datacontenttype" {
 			all[EventPrefix+name] = value
@@ -173,7 +190,10 @@ func membersOf(envelope []byte) (map[string]json.RawMessage, error) {
 
 func dataOf(members map[string]json.RawMessage, dataType string) ([]byte, error) {
 	var text string
-	if raw, binary := members["data_base64"]; binary {
+	if raw, binary := given(members, "data_base64"); binary {
+		if _, both := given(members, "data"); both {
+			return nil, errEnvelope
+		}
 		if err := json.Unmarshal(raw, &text); err != nil {
 			return nil, err
 		}
@@ -184,6 +204,12 @@ func dataOf(members map[string]json.RawMessage, dataType string) ([]byte, error)
 		return []byte(text), nil
 	}
 	return raw, nil
+}
+
+// given returns a member that is there and not null, as which some write what is absent.
+func given(members map[string]json.RawMessage, name string) (json.RawMessage, bool) {
+	raw, there := members[name]
+	return raw, there && string(raw) != "null"
 }
 
 // attributeValue returns a text, a number or a truth value as text.
@@ -199,6 +225,17 @@ func attributeValue(raw json.RawMessage) (string, bool) {
 		return string(raw), true
 	}
 	return "", false
+}
+
+// EventField returns the header for a field of an entry on Redis. False: it is no attribute, or longer or of
+// other bytes than a header may be.
+func EventField(field string, value any) (name, text string, ok bool) {
+	attribute, ok := strings.CutPrefix(field, EventFieldPrefix)
+	if !ok || !attributeName(attribute) {
+		return "", "", false
+	}
+	text, ok = HeaderString(value)
+	return EventPrefix + attribute, text, ok
 }
 
 // attributeName reports whether a text can be the name of an attribute.

@@ -32,7 +32,7 @@ func TestEventAttributes(t *testing.T) {
 	e := wire.Event{ID: id, Name: "order.placed", Key: "A-1", Time: time.Unix(1_700_000_000, 0)}
 	headers := map[string]string{
 		"cloudEvents:subject": "orders/1", "cloudEvents:source": "/other", "cloudEvents:id": "mine", "cloudEvents:Not-A-Name": "x",
-		"cloudEvents:datacontenttype": "x/y", "tenant": "a",
+		"cloudEvents:datacontenttype": "x/y", "cloudEvents:time": "yesterday", "cloudEvents:empty": "", "tenant": "a",
 	}
 	want := map[string]string{
 		"specversion": "1.0", "id": id.String(), "type": "order.placed", "source": "/other", "subject": "orders/1",
@@ -90,8 +90,10 @@ func TestOpen(t *testing.T) {
 	t.Parallel()
 	const head = `"specversion":"1.0","id":"1","source":"/s","type":"t"`
 	for envelope, want := range map[string]string{
-		`{` + head + `,"data":{"a":1}}`: `{"a":1} application/json`,
-		`{` + head + `}`:                ` application/json`,
+		`{` + head + `,"data":{"a":1}}`:                                       `{"a":1} application/json`,
+		`{` + head + `}`:                                                      ` application/json`,
+		`{` + head + `,"data":{"a":1},"data_base64":null}`:                    `{"a":1} application/json`,
+		`{` + head + `,"data":null,"data_base64":"AP8="}`:                     "\x00\xff application/json",
 		`{` + head + `,"datacontenttype":"text/plain","data":"hi"}`:           `hi text/plain`,
 		`{` + head + `,"datacontenttype":"application/json","data":"hi"}`:     `"hi" application/json`,
 		`{` + head + `,"datacontenttype":"image/png","data_base64":"AP8="}`:   "\x00\xff image/png",
@@ -108,6 +110,7 @@ func TestOpen(t *testing.T) {
 	for _, envelope := range []string{
 		``, `[]`, `null`, `{`, `{"specversion":"0.3","id":"1","source":"/s","type":"t"}`, `{"specversion":"1.0","id":"","source":"/s","type":"t"}`,
 		`{"specversion":"1.0","id":"1","type":"t"}`, `{` + head + `,"data_base64":"?"}`, `{` + head + `,"data_base64":1}`,
+		`{` + head + `,"data":1,"data_base64":"AA=="}`,
 	} {
 		headers, body, typ, ok := wire.Opened(map[string]string{"a": "b"}, []byte(envelope), eventType)
 		if ok || len(headers) != 1 || string(body) != envelope || typ != eventType {
@@ -116,6 +119,7 @@ func TestOpen(t *testing.T) {
 	}
 	for typ, readable := range map[string]bool{
 		"Application/CloudEvents-batch+json": false, "application/json": true, "application/cloudevents+avro": true, "": true,
+		"application/cloudevents+json; charset": false,
 	} {
 		body := `{` + head + `}`
 		headers, got, gotType, ok := wire.Opened(nil, []byte(body), typ)
@@ -152,6 +156,30 @@ func TestEventBounds(t *testing.T) {
 		if took := after.TotalAlloc - before.TotalAlloc; ok != tt.taken || took > 200<<20 {
 			t.Errorf("%s: taken %v, %d MiB", name, ok, took>>20)
 		}
+	}
+}
+
+// What an event leaves out is not there, whatever the headers beside it say.
+func TestOpenBesideAttributes(t *testing.T) {
+	t.Parallel()
+	beside := map[string]string{"cloudEvents:partitionkey": "foreign", "cloudEvents_time": "2000-01-01T00:00:00Z", "tenant": "a"}
+	headers, _, _, ok := wire.Opened(beside, []byte(`{"specversion":"1.0","id":"1","source":"/s","type":"t"}`), eventType)
+	if !ok || wire.EventAttribute(headers, "partitionkey") != "" || !wire.EventTime(headers).IsZero() || headers["tenant"] != "a" || len(beside) != 3 {
+		t.Errorf("headers %v", headers)
+	}
+}
+
+func TestEventField(t *testing.T) {
+	t.Parallel()
+	for field, value := range map[string]any{
+		"id": "1", "ce_": "1", "ce_Bad Name": "1", "ce_long": strings.Repeat("x", 8193), "ce_bytes": "\xff", "ce_list": []any{"1"},
+	} {
+		if name, _, ok := wire.EventField(field, value); ok {
+			t.Errorf("%s became %s", field, name)
+		}
+	}
+	if name, text, ok := wire.EventField("ce_subject", "orders/1"); !ok || name != "cloudEvents:subject" || text != "orders/1" {
+		t.Errorf("%s %s %v", name, text, ok)
 	}
 }
 
