@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/google/uuid"
@@ -38,13 +39,15 @@ func NewPublisher(send func(ctx context.Context, m outbox.Message) error) *Publi
 }
 
 // Direct returns a function for NewPublisher that sends past any outbox, such as by an outboxredis.Publisher
-// or an outboxamqp.Publisher whose Run is at work, and returns with the broker's confirm.
+// or an outboxamqp.Publisher whose Run is at work, and returns with the broker's confirm. A payload of over
+// 1 MiB is refused.
 func Direct(to driver.Publisher) func(ctx context.Context, m outbox.Message) error {
 	return func(ctx context.Context, m outbox.Message) error {
 		prepared, err := outbox.Prepare(ctx, []outbox.Message{m}, 0)
 		if err != nil {
 			return err
 		}
+		prepared[0].CreatedAt = time.Now() // a store sets it otherwise
 		outcome := make(chan error, 1)
 		to.Publish(ctx, prepared[0], func(err error) { outcome <- err })
 		return <-outcome
