@@ -31,7 +31,7 @@ var errPHP = errors.New("not what Symfony's PhpSerializer writes")
 
 // FromPHP reads the body of a message of Symfony's PhpSerializer: it returns what its other serializer has
 // in headers, class and stamps, and the message's properties as JSON. Stamps over 8 KiB, and those of what is
-// no class, are left out. In the others null or a question mark replaces what JSON has no form for. False: the
+// no class, are left out. In the others null or U+FFFD replaces what JSON has no form for. False: the
 // body is something else, its message has what JSON has no form for, such as a reference, or it is over 16 MiB,
 // as it is or as JSON.
 func FromPHP(body []byte) (headers map[string]string, properties []byte, ok bool) {

@@ -100,7 +100,7 @@ func testUnkeepable(t *testing.T, o once) {
 	}
 }
 
-// testUnencodable: what was done is not done again, though nobody can be told of it.
+// An answer that cannot be encoded is not given, and what was done is not done again.
 func testUnencodable(t *testing.T, o once) {
 	var runs atomic.Int64
 	c := o.serve(t, idempotency.MiddlewareConfig{}, func(context.Context, *shopv1.PlaceOrderRequest, Set) (*shopv1.Order, error) {
@@ -146,7 +146,7 @@ func testNotUTF8(t *testing.T, o once) {
 	}
 }
 
-// testFailureUnencodable: a failure of which nobody can be told frees the key as its code does.
+// A failure that cannot be encoded frees the key as its code does.
 func testFailureUnencodable(t *testing.T, o once) {
 	for code, kept := range map[codes.Code]bool{codes.Unavailable: false, codes.NotFound: true} {
 		var runs atomic.Int64
