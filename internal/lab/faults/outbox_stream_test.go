@@ -214,8 +214,7 @@ func TestOutboxStreamsOfBadMessages(t *testing.T) {
 	t.Parallel()
 	server := testenv.Private(t, testenv.RabbitMQ, "max_message_size = "+strconv.Itoa(maxSize))
 	for _, kind := range []string{"classic", "quorum"} {
-		t.Run(kind, func(t *testing.T) {
-			t.Parallel()
+		t.Run(kind, func(t *testing.T) { // one after the other: each ends connections of the same broker all the time
 			b := amqptest.On(t, server.URL(), server.AdminURL())
 			b.Exchange(t, exchange, "topic")
 			b.Exchange(t, "closed", "topic")
