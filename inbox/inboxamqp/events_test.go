@@ -44,7 +44,7 @@ func TestCloudEvents(t *testing.T) {
 			}()
 			m := driver.Message{
 				ID: ids.New(), Name: "order.placed", Body: []byte(`{"cents": 4200}`), ContentType: "application/json", Key: "A-1",
-				Headers: map[string]string{"cloudEvents:subject": "orders/1", "tenant": "a"}, RoutingKey: "others", CreatedAt: time.Unix(1_700_000_000, 0),
+				Headers: map[string]string{"cloudEvents:subject": "orders/1", "cloudEvents:datacontenttype": "x/y", "tenant": "a"}, RoutingKey: "others", CreatedAt: time.Unix(1_700_000_000, 0),
 			}
 			published := make(chan error, 1)
 			p.Publish(ctx, m, func(err error) { published <- err })
@@ -53,6 +53,9 @@ func TestCloudEvents(t *testing.T) {
 			}
 			raw := b.Take(t, "others", 1, patience)[0]
 			checkEvent(t, raw, m, structured)
+			if foreign, there := raw.Headers["cloudEvents:datacontenttype"]; there {
+				t.Errorf("the header of a user says that the content is %v", foreign)
+			}
 
 			var first sync.Once
 			got := recorder{fail: func(*inbox.Message) (err error) {

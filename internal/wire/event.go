@@ -136,7 +136,7 @@ func open(envelope []byte, contentType string, headers map[string]string) (all m
 	}
 	all = make(map[string]string, len(headers)+len(members))
 	for name, value := range headers {
-		if !strings.HasPrefix(name, EventPrefix) && !strings.HasPrefix(name, eventPrefixJMS) {
+		if !NamesAttribute(name) {
 			all[name] = value
 		}
 	}
@@ -269,6 +269,11 @@ func EventTime(headers map[string]string) time.Time {
 		return time.Time{}
 	}
 	return t
+}
+
+// NamesAttribute reports whether a header is read as an attribute of an event.
+func NamesAttribute(header string) bool {
+	return strings.HasPrefix(header, EventPrefix) || strings.HasPrefix(header, eventPrefixJMS)
 }
 
 // Identifies reports whether a header says which event a message is.

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/fnv"
+	"maps"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
@@ -88,6 +89,7 @@ func (p *Publisher) event(m driver.Message, headers amqp.Table, typ string) (amq
 	}
 	e := wire.Event{ID: m.ID, Name: m.Name, Key: m.Key, Time: m.CreatedAt}
 	attributes := p.form.Events.Attributes(e, texts)
+	maps.DeleteFunc(headers, func(name string, _ any) bool { return wire.NamesAttribute(name) })
 	if !p.form.Events.Structured() {
 		if headers == nil {
 			headers = make(amqp.Table, len(attributes))
