@@ -123,6 +123,7 @@ func (p *Publisher) Publish(ctx context.Context, m driver.Message, done func(err
 }
 
 func (p *Publisher) entry(m driver.Message) (*redis.XAddArgs, error) {
+	m.ContentType = cmp.Or(m.ContentType, "application/json")
 	route := p.rules.Route(m)
 	headers := make(map[string]string, len(m.Headers)+len(route.Headers))
 	maps.Copy(headers, m.Headers)
