@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -64,7 +65,7 @@ func sent(t *testing.T, topic string, m *message.Message) outbox.Message {
 func TestThereAndBack(t *testing.T) {
 	t.Parallel()
 	v7 := uuid.Must(uuid.NewV7()).String()
-	for _, id := range []string{v7, uuid.NewString(), "mine", ""} {
+	for _, id := range []string{v7, strings.ToUpper(v7), uuid.NewString(), "mine", ""} {
 		for payload, typ := range map[string]string{`{"a":1}`: "application/json", "x": "application/octet-stream", "": "application/octet-stream"} {
 			m := message.NewMessage(id, message.Payload(payload))
 			m.Metadata = message.Metadata{"tenant": "a", watermillbridge.MetadataKey: "A-1"}

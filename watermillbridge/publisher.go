@@ -77,7 +77,7 @@ func outgoing(topic string, m *message.Message) outbox.Message {
 	out := outbox.Message{Name: topic, Body: m.Payload, ContentType: headers[metadataType], Key: headers[MetadataKey], Headers: headers}
 	delete(headers, metadataType)
 	delete(headers, MetadataKey)
-	if id, err := ids.Parse(m.UUID); err == nil {
+	if id, err := ids.Parse(m.UUID); err == nil && id.String() == m.UUID {
 		out.ID = id
 	} else {
 		out.ID = uuid.Must(uuid.NewV7())

@@ -95,7 +95,7 @@ func TestRabbitMQ(t *testing.T) {
 	open := func(t *testing.T) (message.Publisher, message.Subscriber) {
 		t.Helper()
 		return bridge(t, to, func(topic string, p inbox.Processor) (watermillbridge.Consumer, error) {
-			return inboxamqp.NewConsumer(b.Dial, topic, p, inboxamqp.Config{ConsumerConfig: oneByOne, Classic: true, Timeout: testenv.Patience})
+			return inboxamqp.NewConsumer(b.Dial, topic, p, inboxamqp.Config{ConsumerConfig: oneByOne, Timeout: testenv.Patience})
 		})
 	}
 	features := tests.Features{GuaranteedOrder: true, GuaranteedOrderWithSingleSubscriber: true, Persistent: true}

@@ -167,19 +167,19 @@ func (s *subscription) one(ctx context.Context, m *inbox.Message) error {
 	case <-in.Nacked():
 		return inbox.Postpone(errNacked, 0)
 	case <-s.closing:
-		return answered(in)
+		return answered(in, inbox.ErrDraining)
 	case <-ctx.Done():
-		return fmt.Errorf("watermillbridge: neither acked nor nacked: %w", context.Cause(ctx))
+		return answered(in, fmt.Errorf("watermillbridge: neither acked nor nacked: %w", context.Cause(ctx)))
 	}
 }
 
-// answered is the result of a message at the end: an answer that has come counts.
-func answered(m *message.Message) error {
+// answered is the result of a message at the end: an ack that has come counts, else it is open.
+func answered(m *message.Message, open error) error {
 	select {
 	case <-m.Acked():
 		return nil
 	default:
-		return inbox.ErrDraining
+		return open
 	}
 }
 
