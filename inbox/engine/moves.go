@@ -154,7 +154,7 @@ func (v *moves) wait(it *item, now time.Time) {
 func (v *moves) refused(it *item, err error, now time.Time) {
 	place := v.cfg.place(it.order, it.class())
 	if v.refusals.note(place, err, now) {
-		v.cfg.Logger.Error("a place takes no messages", slog.String("to", place), slog.String("so", instead(v.cfg)), slog.Any("error", err))
+		v.cfg.Logger.Error("a place refused a message", slog.String("to", place), slog.String("so", instead(v.cfg)), slog.Any("error", err))
 	}
 	pause := v.refusals.pause(now)
 	switch {
