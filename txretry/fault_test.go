@@ -101,7 +101,7 @@ func TestCommitReplyLost(t *testing.T) {
 			direct := newCounter(t)
 			proxy := testenv.NewProxy(t, direct.Config().ConnString())
 			pool := pgtest.Pool(t, proxy.URL(), 2)
-			cfg := txretry.Config{CommitTimeout: 300 * time.Millisecond}
+			cfg := txretry.Config{CommitTimeout: 3 * time.Second} // also of the first round
 			if test.reset {
 				cfg.CommitTimeout = time.Minute
 			}

@@ -115,18 +115,18 @@ func refusesBad(t *testing.T, s Store) {
 func waitsUntilNotBefore(t *testing.T, s Store) {
 	begin := time.Now()
 	later, past := message("k", "2"), message("", "4")
-	later.NotBefore = begin.Add(time.Second)
+	later.NotBefore = begin.Add(pause)
 	past.NotBefore = begin.Add(-time.Hour)
 	s.write(t, message("k", "1"), later, message("k", "3"), past)
 	s.write(t, message("j", "5"))
 	s.wantReady(t, quoted("1", "4", "5")...)
 	first := s.claim(t, driver.Claim{})
-	if first.Due <= 0 || first.Due > time.Second {
-		t.Errorf("the next message is due in %v, want at most 1 s", first.Due)
+	if first.Due <= 0 || first.Due > pause {
+		t.Errorf("the next message is due in %v, want at most %v", first.Due, pause)
 	}
 	s.settle(t, first)
 	alone := message("", "6")
-	alone.NotBefore = begin.Add(time.Second)
+	alone.NotBefore = begin.Add(pause)
 	s.write(t, alone) // one by one, as many in one call
 	var got []string
 	eventually(t, func() string {
@@ -141,7 +141,7 @@ func waitsUntilNotBefore(t *testing.T, s Store) {
 		if slices.Contains(got, `"2"`) && slices.Contains(got, `"6"`) {
 			return ""
 		}
-		if time.Since(begin) < 900*time.Millisecond && (slices.Contains(got, `"2"`) || slices.Contains(got, `"3"`) || slices.Contains(got, `"6"`)) {
+		if time.Since(begin) < pause-100*time.Millisecond && (slices.Contains(got, `"2"`) || slices.Contains(got, `"3"`) || slices.Contains(got, `"6"`)) {
 			t.Fatalf("claimed %v after %v", got, time.Since(begin))
 		}
 		return "the messages of later do not come"
