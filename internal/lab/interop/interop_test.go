@@ -48,6 +48,10 @@ type event struct {
 	Type      string
 	Tenant    string
 	Error     string
+	Key       string
+	Content   string `json:"content_type"`
+	CreatedAt string `json:"created_at"`
+	Pending   int
 	Headers   map[string]any
 	Body      string
 }

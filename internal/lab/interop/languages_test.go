@@ -3,9 +3,11 @@
 package main
 
 import (
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
@@ -92,6 +94,44 @@ func TestGoToLanguages(t *testing.T) {
 			t.Errorf("received %+v", e)
 		}
 	})
+}
+
+// On Redis Streams Python adds entries by hand, with as few fields as wire.md allows and with all that a
+// sender may set, and reads what we publish.
+func TestStreamsWithPython(t *testing.T) {
+	b := newRedis(t)
+	program := languages["python"]
+	options := b.client.Options()
+	url := fmt.Sprintf("redis://%s/%d", options.Addr, options.DB)
+	got := make(received, 10)
+	b.consume(t, "orders", symfony.Format{}, got.handle)
+	events := peer(t, program, task{"action": "send", "redis": url, "stream": "orders", "messages": []task{
+		{"orderId": "A-1", "total": 4200}, {"orderId": "A-2", "total": 4200, "key": "Kunde Ü"},
+	}})
+	for i, wants := range []struct{ key, tenant, content string }{{}, {"Kunde Ü", "python", "application/json"}} {
+		m := got.next(t)
+		if m.ID.String() != events[i].MessageID || m.Name != "order.placed" || m.ContentType != wants.content || m.Key != wants.key ||
+			m.Headers["tenant"] != wants.tenant || !strings.Contains(string(m.Body), events[i].OrderID) {
+			t.Errorf("received %+v of %+v", m, events[i])
+		}
+	}
+
+	m := order("A-3")
+	m.Key = "customer-7"
+	other := newRedis(t)
+	other.publish(t, symfony.Format{}, m)
+	options = other.client.Options()
+	events = peer(t, program, task{"action": "receive", "redis": fmt.Sprintf("redis://%s/%d", options.Addr, options.DB), "stream": "orders"})
+	if len(events) != 2 || events[1].Pending != 0 {
+		t.Fatalf("received %+v", events)
+	}
+	e := events[0]
+	if _, err := time.Parse(time.RFC3339, e.CreatedAt); err != nil {
+		t.Error(err)
+	}
+	if e.MessageID != m.ID.String() || e.Type != m.Name || e.Key != m.Key || e.Content != m.ContentType || e.Body != string(m.Body) || e.Headers["tenant"] != "go" {
+		t.Errorf("received %+v", e)
+	}
 }
 
 // What others write into the outbox by the function of the schema a relay of ours publishes, and the

@@ -3,7 +3,7 @@
 //
 //	go run ./internal/lab/interop [-record]
 //
-// They are Symfony Messenger on PHP, pika on Python and amqplib on Node.js. As root on Debian and Ubuntu
+// They are Symfony Messenger on PHP, pika and redis-py on Python, and amqplib on Node.js. As root on Debian and Ubuntu
 // it installs what is missing of them; elsewhere it says what to install and exits with 2. The
 // servers come from internal/lab/servers. With -record what went over the wire is written to the
 // fixtures of the suites. It prints what each of them said, and exits with the code of the tests.
@@ -27,7 +27,7 @@ const peersVar = "HOLDFAST_INTEROP_PEERS"
 // packages are Debian's.
 var packages = strings.Fields("php-cli php-amqp php-redis php-symfony-messenger php-symfony-amqp-messenger php-symfony-redis-messenger " +
 	"php-symfony-serializer php-symfony-property-access php-symfony-property-info php-symfony-event-dispatcher php-symfony-error-handler " +
-	"python3-pika python3-psycopg2 nodejs")
+	"python3-pika python3-psycopg2 python3-redis nodejs")
 
 func main() {
 	record := flag.Bool("record", false, "write what was seen into the fixtures of the suites")

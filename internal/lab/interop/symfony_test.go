@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	outbox "github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/symfony"
 )
 
@@ -55,45 +56,74 @@ func TestGoToSymfony(t *testing.T) {
 	})
 }
 
+// serializers are Symfony's; what is in PHP's own form only PHP can write.
+var serializers = []string{"json", "php"}
+
+// send has orders be written in a serializer's form, and returns them as they are to us.
+func send(t *testing.T, b broker, serializer string, orders ...string) (sent []outbox.Message) {
+	t.Helper()
+	var tasks []task
+	for _, id := range orders {
+		m := order(id)
+		sent = append(sent, m)
+		tasks = append(tasks, task{"orderId": id, "total": 4200, "id": m.ID, "stamp": appStamp})
+	}
+	if serializer == "php" {
+		php(t, b, task{"action": "send", "serializer": serializer, "messages": tasks})
+		return sent
+	}
+	sent[0].Key = "customer-7" // with a key there is a list among the headers
+	b.publish(t, stamped(), sent...)
+	return sent
+}
+
 // A handler of Symfony fails: its own retries, after their delays, have the message with its id, and so
 // has its failure transport, from where Symfony retries it and where we can read it.
 func TestSymfonyFails(t *testing.T) {
-	each(t, func(t *testing.T, b broker) {
-		again, hopeless := order("fail-1"), order("fail-9")
-		again.Key = "customer-7" // with a key there is a list among the headers
-		b.publish(t, stamped(), again, hopeless)
-		failed := make(received, 10)
-		b.consume(t, "orders.failed", stamped(), failed.handle)
-		seen := b.tap(t, "orders.failed")
-		events := php(t, b, task{"action": "consume", "serializer": "json", "limit": 2, "seconds": 60})
-		for id, times := range map[string]int{"fail-1": 2, "fail-9": 3} {
-			handling := of(events, "handling", id)
-			if len(handling) != times {
-				t.Errorf("%s was tried %d times, want %d", id, len(handling), times)
+	for _, serializer := range serializers {
+		t.Run(serializer, func(t *testing.T) { each(t, func(t *testing.T, b broker) { symfonyFails(t, b, serializer) }) })
+	}
+}
+
+func symfonyFails(t *testing.T, b broker, serializer string) {
+	sent := send(t, b, serializer, "fail-1", "fail-9")
+	failed := make(received, 10)
+	b.consume(t, "orders.failed", stamped(), failed.handle)
+	seen := b.tap(t, "orders.failed")
+	events := php(t, b, task{"action": "consume", "serializer": serializer, "limit": 2, "seconds": 60})
+	for at, times := range []int{2, 3} {
+		m, id := sent[at], []string{"fail-1", "fail-9"}[at]
+		handling := of(events, "handling", id)
+		if len(handling) != times {
+			t.Errorf("%s was tried %d times, want %d", id, len(handling), times)
+		}
+		for i, e := range handling {
+			if e.Retry != i || e.Stamp != m.ID.String() || b.kind() == "amqp" && serializer == "json" && (e.MessageID != m.ID.String() || e.Tenant != "go") {
+				t.Errorf("attempt %d: %+v", i, e)
 			}
-			for i, e := range handling {
-				m := again
-				if id == "fail-9" {
-					m = hopeless
-				}
-				if e.Retry != i || e.Stamp != m.ID.String() || b.kind() == "amqp" && (e.MessageID != m.ID.String() || e.Tenant != "go") {
-					t.Errorf("attempt %d: %+v", i, e)
-				}
-			}
 		}
-		if len(of(events, "handled", "fail-1")) != 1 || len(of(events, "failed", "fail-9")) != 1 {
-			t.Errorf("ends %+v", events)
-		}
-		if m := failed.next(t); m.ID != hopeless.ID || m.Name != hopeless.Name || string(m.Body) != string(hopeless.Body) {
-			t.Errorf("in the failure transport: %+v", m)
-		}
-		first(t, seen).keep(t, b, "inbox", "failed", "in Symfony's failure transport, after its retries",
-			want{hopeless.ID, hopeless.Name, string(hopeless.Body), hopeless.ContentType})
-		events = php(t, b, task{"action": "consume", "from": "orders.failed", "serializer": "json", "limit": 1, "seconds": 30}, "MENDED=1")
-		if len(of(events, "handled", "fail-9")) != 1 {
-			t.Errorf("from the failure transport: %+v", events)
-		}
-	})
+	}
+	if len(of(events, "handled", "fail-1")) != 1 || len(of(events, "failed", "fail-9")) != 1 {
+		t.Errorf("ends %+v", events)
+	}
+	hopeless := sent[1]
+	if m := failed.next(t); m.ID != hopeless.ID || m.Name != hopeless.Name || string(m.Body) != string(hopeless.Body) {
+		t.Errorf("in the failure transport: %+v", m)
+	}
+	first(t, seen).keep(t, b, "inbox", named("failed", serializer), "in Symfony's failure transport, after its retries: "+serializer,
+		want{hopeless.ID, hopeless.Name, string(hopeless.Body), hopeless.ContentType})
+	events = php(t, b, task{"action": "consume", "from": "orders.failed", "serializer": serializer, "limit": 1, "seconds": 30}, "MENDED=1")
+	if len(of(events, "handled", "fail-9")) != 1 {
+		t.Errorf("from the failure transport: %+v", events)
+	}
+}
+
+// named is the name of a fixture, of which the one in JSON is the plain one.
+func named(name, serializer string) string {
+	if serializer == "json" {
+		return name
+	}
+	return name + "-" + serializer
 }
 
 // We handle what Symfony sends, also with a delay, and what it sends again after a failure.
@@ -147,29 +177,33 @@ func TestSymfonyToGo(t *testing.T) {
 
 // A message that Symfony has put back for a retry is the same to us.
 func TestSymfonyRetryToGo(t *testing.T) {
-	each(t, func(t *testing.T, b broker) {
-		m := order("fail-1")
-		b.publish(t, stamped(), m)
-		php(t, b, task{"action": "consume", "serializer": "json", "limit": 1, "seconds": 30, "once": true})
-		if b.kind() == "redis" { // workers of PHP move what is due, and then handle it
-			php(t, b, task{"action": "consume", "serializer": "json", "limit": 1, "seconds": 30})
-		}
-		f := last(t, func() []fixture { return b.waiting(t) })
-		text, err := json.Marshal(f)
-		if err != nil || !strings.Contains(string(text), "RedeliveryStamp") {
-			t.Fatalf("the retry is %s, %v", text, err)
-		}
-		f.keep(t, b, "inbox", "retried", "Symfony sends a failed message again", want{m.ID, m.Name, string(m.Body), m.ContentType})
-		if b.kind() == "redis" {
-			got := make(received, 10)
-			b.consume(t, "orders", stamped(), got.handle)
-			for range 2 {
-				if r := got.next(t); r.ID != m.ID || r.Name != m.Name || string(r.Body) != string(m.Body) {
-					t.Errorf("received %+v", r)
-				}
+	for _, serializer := range serializers {
+		t.Run(serializer, func(t *testing.T) { each(t, func(t *testing.T, b broker) { symfonyRetries(t, b, serializer) }) })
+	}
+}
+
+func symfonyRetries(t *testing.T, b broker, serializer string) {
+	m := send(t, b, serializer, "fail-1")[0]
+	php(t, b, task{"action": "consume", "serializer": serializer, "limit": 1, "seconds": 30, "once": true})
+	if b.kind() == "redis" { // workers of PHP move what is due, and then handle it
+		php(t, b, task{"action": "consume", "serializer": serializer, "limit": 1, "seconds": 30})
+	}
+	f := last(t, func() []fixture { return b.waiting(t) })
+	text, err := json.Marshal(f)
+	if err != nil || !strings.Contains(string(text), "RedeliveryStamp") {
+		t.Fatalf("the retry is %s, %v", text, err)
+	}
+	f.keep(t, b, "inbox", named("retried", serializer), "Symfony sends a failed message again: "+serializer,
+		want{m.ID, m.Name, string(m.Body), m.ContentType})
+	if b.kind() == "redis" {
+		got := make(received, 10)
+		b.consume(t, "orders", stamped(), got.handle)
+		for range 2 {
+			if r := got.next(t); r.ID != m.ID || r.Name != m.Name || string(r.Body) != string(m.Body) {
+				t.Errorf("received %+v", r)
 			}
 		}
-	})
+	}
 }
 
 // Our dead letters are messages that Symfony can read.

@@ -1,4 +1,4 @@
-"""Messages in Python, with pika and psycopg2. The first argument says in JSON what to do; each thing that
+"""Messages in Python, with pika, redis and psycopg2. The first argument says in JSON what to do; each thing that
 happens is a line of JSON."""
 
 import json
@@ -10,6 +10,7 @@ import zlib
 
 import pika
 import psycopg2
+import redis
 
 
 def tell(event, **more):
@@ -49,6 +50,25 @@ def receive(do, channel):
             break
 
 
+def add(do, client):
+    for m in do["messages"]:
+        entry = {"id": uuid7(), "name": "order.placed", "body": json.dumps(m)}
+        if "key" in m:
+            entry |= {"key": m["key"], "content-type": "application/json", "headers": json.dumps({"tenant": "python"})}
+        client.xadd(do["stream"], entry)
+        tell("sent", orderId=m["orderId"], message_id=entry["id"])
+
+
+def read(do, client):
+    client.xgroup_create(do["stream"], "python", id="0", mkstream=True)
+    for _, entries in client.xreadgroup("python", "c", {do["stream"]: ">"}, count=10, block=30000):
+        for number, e in entries:
+            tell("received", message_id=e["id"], type=e["name"], key=e["key"], content_type=e["content-type"],
+                 created_at=e["created-at"], headers=json.loads(e["headers"]), body=e["body"])
+            client.xack(do["stream"], "python", number)
+    tell("left", pending=client.xpending(do["stream"], "python")["pending"])
+
+
 def write(do):
     connection = psycopg2.connect(do["postgres"])
     cursor = connection.cursor()
@@ -68,6 +88,8 @@ def write(do):
 do = json.loads(sys.argv[1])
 if do["action"] == "write":
     write(do)
+elif "redis" in do:
+    {"send": add, "receive": read}[do["action"]](do, redis.Redis.from_url(do["redis"], decode_responses=True))
 else:
     connection = pika.BlockingConnection(pika.URLParameters(do["dsn"]))
     {"send": send, "receive": receive}[do["action"]](do, connection.channel())
