@@ -17,6 +17,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 )
@@ -55,10 +56,14 @@ func run() error {
 	if err := download(); err != nil {
 		return err
 	}
-	if err := checkBuild(); err != nil {
+	var race []string
+	if raceDetector() {
+		race = []string{"-race"}
+	}
+	if err := checkBuild(race); err != nil {
 		return err
 	}
-	return becomeTests(parent)
+	return becomeTests(parent, race)
 }
 
 // repository returns the folder of the go.work that this program was started with.
@@ -74,22 +79,25 @@ func repository() (string, error) {
 	return filepath.Dir(work), nil
 }
 
-// checkBuild vets and builds everything as the workspace, and the root module as its users get it.
-func checkBuild() error {
+// checkBuild vets and builds everything as the workspace, and the root module as its users get it: for the
+// race detector if the tests are, since what is compiled then serves both.
+func checkBuild(race []string) error {
 	before, err := sums(".")
 	if err != nil {
 		return err
 	}
-	for _, step := range []struct{ env, args string }{
-		{args: "vet work"},
-		{args: "vet -tags=interop ./internal/lab/interop"}, // these run by make interop alone
-		{env: "GOWORK=off", args: "vet ./..."},
-		{env: "GOWORK=off", args: "build ./..."},
-		{args: "list -m all"}, // as editors do
+	for _, step := range []struct{ env, verb, args string }{
+		{verb: "vet", args: "work"},
+		{verb: "vet", args: "-tags=interop ./internal/lab/interop"}, // these run by make interop alone
+		{env: "GOWORK=off", verb: "vet", args: "./..."},
+		{env: "GOWORK=off", verb: "build", args: "./..."},
 	} {
-		if err := goCommand(step.env, strings.Fields(step.args)...); err != nil {
+		if err := goCommand(step.env, slices.Concat([]string{step.verb}, race, strings.Fields(step.args))...); err != nil {
 			return err
 		}
+	}
+	if err := goCommand("", "list", "-m", "all"); err != nil { // as editors do
+		return err
 	}
 	after, err := sums(".")
 	if err != nil {
@@ -116,7 +124,7 @@ func goCommand(env string, args ...string) error {
 
 // becomeTests replaces this process by the tests: the servers' command watches the go command that
 // started it, and takes the signals.
-func becomeTests(parent int) error {
+func becomeTests(parent int, race []string) error {
 	servers := filepath.Join("bin", "servers")
 	if err := goCommand("", "build", "-buildvcs=false", "-o", servers, "./internal/lab/servers"); err != nil {
 		return err
@@ -125,14 +133,11 @@ func becomeTests(parent int) error {
 	if err != nil {
 		return err
 	}
-	args := []string{servers, "--", goTool, "test", "-shuffle=on", "-timeout=75m", fmt.Sprintf("-p=%d", max(atOnce, runtime.NumCPU()))}
-	if raceDetector() {
-		args = append(args, "-race")
-	}
+	args := []string{servers, "--", goTool, "test", "-vet=off", "-shuffle=on", "-timeout=75m", fmt.Sprintf("-p=%d", max(atOnce, runtime.NumCPU()))}
 	if os.Getppid() != parent { // it was ended, and could not say so
 		return errors.New("the go command that ran this is gone")
 	}
-	return syscall.Exec(servers, append(args, longest, "work"), os.Environ())
+	return syscall.Exec(servers, append(append(args, race...), longest, "work"), os.Environ())
 }
 
 const (

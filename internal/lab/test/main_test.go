@@ -53,14 +53,14 @@ func TestChecksThenTests(t *testing.T) {
 	if code != 7 {
 		t.Errorf("exit code %d, want that of the tests", code)
 	}
-	if want := fmt.Sprintf("go test -shuffle=on -timeout=75m -p=%d -race ./internal/lab/faults work\n", max(3, runtime.NumCPU())); !strings.HasSuffix(output, want) {
+	if want := fmt.Sprintf("go test -vet=off -shuffle=on -timeout=75m -p=%d -race ./internal/lab/faults work\n", max(3, runtime.NumCPU())); !strings.HasSuffix(output, want) {
 		t.Errorf("the output does not end in %q:\n%s", want, output)
 	}
 	calls, err := os.ReadFile(filepath.Join(dir, "calls"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{" vet work\n", "off vet ./...\n", "off build ./...\n"} {
+	for _, want := range []string{" vet -race work\n", "off vet -race ./...\n", "off build -race ./...\n", " list -m all\n"} {
 		if !strings.Contains(string(calls), want) {
 			t.Errorf("no %q among the calls:\n%s", want, calls)
 		}
@@ -83,7 +83,7 @@ func TestFailures(t *testing.T) {
 	for _, tc := range []struct {
 		name, does, file, want string
 	}{
-		{name: "vet", does: `[ "$1" != vet ] || exit 3`, want: "test: go vet work: exit status 3\n"},
+		{name: "vet", does: `[ "$1" != vet ] || exit 3`, want: "test: go vet -race work: exit status 3\n"},
 		{name: "format", file: "package  main\n", want: "not formatted by gofmt: main.go\n"},
 		{name: "syntax", file: "package\n", want: "main.go:"},
 		{name: "changed file", does: `[ "$1" != vet ] || echo more >> "$REPOSITORY/go.work.sum"`, want: "changed what is to be committed: go.work.sum\n"},
