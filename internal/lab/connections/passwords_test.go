@@ -17,6 +17,8 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
@@ -160,31 +162,53 @@ func setCredentials(options *redis.Options, password func(context.Context) (stri
 
 func TestPasswordRotatesOnRabbitMQ(t *testing.T) {
 	t.Parallel()
-	broker := amqptest.New(t).User(t, user, amqptest.Rights{Read: ".*", Write: ".*"})
+	owner := amqptest.New(t)
+	broker := owner.User(t, user, amqptest.Rights{Read: ".*", Write: ".*"})
 	secret := newPasswords("password") // what amqptest gives
 	address, err := url.Parse(broker.URL)
 	must(t, err)
-	publisher, err := outboxamqp.NewPublisher(dialWith(address, secret.read), outboxamqp.Config{Logger: quiet})
+	dial := dialWith(address, secret.read)
+	publisher, err := outboxamqp.NewPublisher(dial, outboxamqp.Config{Logger: quiet})
 	must(t, err)
+	consumer := newConsumer(t, owner, dial)
+	runBeside(t, publisher.Run)
+	runBeside(t, consumer.Run)
+	rotates(t, secret, func(ctx context.Context) error {
+		if err := publisher.Check(ctx); err != nil { // over a connection of its own
+			return err
+		}
+		return errors.Join(publisher.Ready(ctx), consumer.Ready(ctx))
+	}, func(password string) {
+		broker.SetPassword(t, password)
+		broker.CloseConnections(t)
+	}, "username or password not allowed")
+}
+
+// newConsumer has a queue that the owner of the virtual host makes: who consumes may not.
+func newConsumer(t *testing.T, owner *amqptest.Broker, dial func(context.Context) (*amqp.Connection, error)) *inboxamqp.Consumer {
+	t.Helper()
+	processor, cfg := inbox.NewMux(), inboxamqp.Config{}
+	cfg.Logger = quiet
+	maker, err := inboxamqp.NewConsumer(owner.Dial, "orders", processor, cfg)
+	must(t, err)
+	must(t, maker.Setup(t.Context()))
+	consumer, err := inboxamqp.NewConsumer(dial, "orders", processor, cfg)
+	must(t, err)
+	return consumer
+}
+
+// runBeside has run work until the test ends.
+func runBeside(t *testing.T, run func(context.Context) error) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- publisher.Run(ctx) }()
+	go func() { ended <- run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
 	})
-	testenv.Eventually(t, testenv.Patience, func() error { return publisher.Ready(t.Context()) })
-	rotates(t, secret, func(ctx context.Context) error {
-		if err := publisher.Check(ctx); err != nil { // over a connection of its own
-			return err
-		}
-		return publisher.Ready(ctx)
-	}, func(password string) {
-		broker.SetPassword(t, password)
-		broker.CloseConnections(t)
-	}, "username or password not allowed")
 }
 
 func dialWith(broker *url.URL, password func(context.Context) (string, error)) func(context.Context) (*amqp.Connection, error) {
