@@ -26,7 +26,7 @@ const (
 	// keys is how many ordering keys the writers use.
 	keys = 50
 	// writers is how many transactions are open at once.
-	writers = 6
+	writers = 3
 	// maxPerTx is how many messages a transaction writes at most.
 	maxPerTx = 10
 	// mostWaiting is how many messages wait in the outbox when the writers stop for a while: a machine

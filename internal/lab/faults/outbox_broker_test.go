@@ -39,7 +39,7 @@ func TestOutboxBrokerFaults(t *testing.T) {
 	for range brokerRelays {
 		ends = append(ends, job.start(t))
 	}
-	stop := s.startLoad(b.ledger, b.rng, 60*time.Millisecond)
+	stop := s.startLoad(b.ledger, b.rng, 120*time.Millisecond)
 
 	faults := []struct {
 		name string

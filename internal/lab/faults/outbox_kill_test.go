@@ -18,7 +18,7 @@ func TestOutboxRelayKilled(t *testing.T) {
 	c := consume(t, amqptest.New(t).URL, l)
 	job := relayJob{Database: s.url, Broker: c.url, Patience: time.Second, MaxAttempts: 10}
 	relays := []*child{spawn(t, "relay", job), spawn(t, "relay", job)}
-	stop := s.startLoad(l, rng, 20*time.Millisecond)
+	stop := s.startLoad(l, rng, 40*time.Millisecond)
 
 	kills := scaled(t, 10)
 	for range kills {

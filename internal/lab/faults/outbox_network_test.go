@@ -26,7 +26,7 @@ func TestOutboxNetworkFaults(t *testing.T) {
 	for range relays {
 		ends = append(ends, job.start(t))
 	}
-	stop := s.startLoad(l, rng, 60*time.Millisecond)
+	stop := s.startLoad(l, rng, 120*time.Millisecond)
 
 	both := func(do func(*testenv.Proxy)) func() {
 		return func() {

@@ -33,7 +33,7 @@ func TestOutboxPostgresFaults(t *testing.T) {
 	for range relays {
 		ends = append(ends, job.start(t))
 	}
-	stop := d.startLoad(l, rng, 60*time.Millisecond)
+	stop := d.startLoad(l, rng, 120*time.Millisecond)
 
 	faults := []struct {
 		name string

@@ -29,7 +29,7 @@ func TestOutboxRedisFaults(t *testing.T) {
 		ends = append(ends, job.startRedis(t, s, client))
 	}
 	l := newLedger()
-	stop := s.startLoad(l, rng, 60*time.Millisecond)
+	stop := s.startLoad(l, rng, 120*time.Millisecond)
 
 	faults := []struct {
 		name     string

@@ -27,7 +27,7 @@ func TestOutboxRelayStopped(t *testing.T) {
 	c := consume(t, amqptest.New(t).URL, l)
 	job := relayJob{Database: s.url, Broker: c.url, Patience: time.Second, MaxAttempts: 10}
 	relays := []*child{spawn(t, "relay", job), spawn(t, "relay", job)}
-	stop := s.startLoad(l, rng, 20*time.Millisecond)
+	stop := s.startLoad(l, rng, 40*time.Millisecond)
 	for _, r := range relays {
 		r.awaitReady()
 	}

@@ -270,7 +270,7 @@ func (s *store) flow(t *testing.T, b *amqptest.Broker, url, queue, kind string) 
 	messages, err := outboxpgx.New(s.pool, outboxpgx.Config{Logger: quiet})
 	must(t, err)
 	relay, err := outbox.NewRelay(messages, publisher, outbox.RelayConfig{
-		PollInterval: 20 * time.Millisecond, Logger: quiet,
+		PollInterval: 100 * time.Millisecond, Logger: quiet,
 		Retry: outbox.RetryPolicy{MaxAttempts: poisonAttempts, BaseDelay: 200 * time.Millisecond},
 	})
 	must(t, err)

@@ -84,7 +84,7 @@ func (c *customers) visit(ctx context.Context, t testing.TB, i int) {
 	if err != nil && ctx.Err() == nil {
 		t.Error(err)
 	}
-	pause(ctx, time.Duration(rand.IntN(100))*time.Millisecond)
+	pause(ctx, time.Duration(rand.IntN(400))*time.Millisecond)
 }
 
 // insist sends a request again, with the same key and through any api process, until it is answered as wanted.

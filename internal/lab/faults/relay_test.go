@@ -53,7 +53,7 @@ func (j relayJob) config() outbox.RelayConfig {
 		return outbox.RelayConfig{}
 	}
 	return outbox.RelayConfig{
-		BatchSize: batch, PollInterval: 50 * time.Millisecond,
+		BatchSize: batch, PollInterval: 200 * time.Millisecond,
 		PublishTimeout: j.Patience, LeaseTTL: 2 * j.Patience, ShutdownTimeout: j.shutdown(),
 		Retry: outbox.RetryPolicy{MaxAttempts: j.MaxAttempts, BaseDelay: j.Patience / 10, MaxDelay: j.Patience},
 	}
