@@ -8,12 +8,13 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
 	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // A server that does not know the scripts is taught, in pipelines as well.
 func TestScriptsAreTaught(t *testing.T) {
 	t.Parallel()
-	client := redistest.Client(t, redistest.URL(t))
+	client := redistest.Client(t, testenv.Private(t, testenv.Redis).URL()) // other tests need their scripts
 	s := newStore(t, client, idempotencyredis.Config{})
 	for range 10 {
 		var wg sync.WaitGroup

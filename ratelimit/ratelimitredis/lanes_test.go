@@ -23,7 +23,7 @@ func TestCallersShareRoundTrips(t *testing.T) {
 	for _, heeds := range []bool{false, true} {
 		t.Run(fmt.Sprint("heeds deadlines=", heeds), func(t *testing.T) {
 			t.Parallel()
-			testShared(t, clientOf(t, redistest.URL(t), heeds))
+			testShared(t, clientOf(t, testenv.Private(t, testenv.Redis).URL(), heeds)) // others need their scripts
 		})
 	}
 }
