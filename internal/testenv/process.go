@@ -68,17 +68,22 @@ func (p *process) verdict() string {
 	return p.err.Error()
 }
 
-// terminate asks the process to end and kills its tree when it has not done so in time.
+// terminate asks the process to end, kills its tree when it has not done so in time, and returns when
+// its helpers are gone too: those of RabbitMQ outlive it by a moment.
 func (p *process) terminate(sig syscall.Signal, patience time.Duration) error {
 	if p.ended() {
 		return nil
+	}
+	helpers, err := tree(p.pid)
+	if err != nil {
+		return err
 	}
 	if err := syscall.Kill(p.pid, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return err
 	}
 	select {
 	case <-p.done:
-		return nil
+		return waitGone(helpers, Patience)
 	case <-time.After(patience):
 		return p.kill()
 	}
