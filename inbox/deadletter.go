@@ -87,6 +87,8 @@ type Filter struct {
 	Class string
 	// Name is the message name wanted. Optional.
 	Name string
+	// Key is the ordering key wanted. Optional.
+	Key string
 	// Fingerprint is the kind of failure wanted. Optional.
 	Fingerprint string
 	// ErrorContains is a text that the error has in it, letter case aside. Optional.
@@ -116,6 +118,7 @@ func (f Filter) LogValue() slog.Value {
 	}
 	text("class", f.Class)
 	text("name", f.Name)
+	text("key", f.Key)
 	text("fingerprint", f.Fingerprint)
 	moment("failed_after", f.FailedAfter)
 	moment("failed_before", f.FailedBefore)

@@ -67,6 +67,7 @@ func match(f inbox.Filter, d inbox.DeadLetter) bool {
 	case len(f.IDs) > 0 && !slices.Contains(f.IDs, d.Message.ID),
 		f.Class != "" && f.Class != d.Class,
 		f.Name != "" && f.Name != d.Message.Name,
+		f.Key != "" && f.Key != d.Message.Key,
 		f.Fingerprint != "" && f.Fingerprint != d.Fingerprint,
 		!f.FailedAfter.IsZero() && d.FailedAt.Before(f.FailedAfter),
 		!f.FailedBefore.IsZero() && !d.FailedAt.Before(f.FailedBefore),

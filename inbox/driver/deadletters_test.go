@@ -101,7 +101,7 @@ func TestFilter(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	var s shelf
 	id := s.put(func(d *inbox.DeadLetter) {
-		d.Message.Name, d.FailedAt, d.Error, d.Fingerprint = "a", now, "Connection refused", "0123456789abcdef"
+		d.Message.Name, d.Message.Key, d.FailedAt, d.Error, d.Fingerprint = "a", "ada", now, "Connection refused", "0123456789abcdef"
 	})
 	for name, tt := range map[string]struct {
 		filter inbox.Filter
@@ -113,6 +113,8 @@ func TestFilter(t *testing.T) {
 		"class":             {inbox.Filter{Class: "default", Name: "a"}, 1},
 		"other class":       {inbox.Filter{Class: "validation"}, 0},
 		"other name":        {inbox.Filter{Name: "b"}, 0},
+		"key":               {inbox.Filter{Key: "ada"}, 1},
+		"other key":         {inbox.Filter{Key: "ad"}, 0},
 		"from":              {inbox.Filter{FailedAfter: now}, 1},
 		"later":             {inbox.Filter{FailedAfter: now.Add(1)}, 0},
 		"until":             {inbox.Filter{FailedBefore: now}, 0},
