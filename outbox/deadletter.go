@@ -25,6 +25,9 @@ type DeadLetters interface {
 	Show(ctx context.Context, id uuid.UUID) (DeadLetter, error)
 	// Count returns how many dead letters f selects.
 	Count(ctx context.Context, f Filter) (int, error)
+	// Groups counts the selected dead letters by their fingerprints, the largest group first.
+	// Filter.Limit bounds the groups; 0 means 1,000.
+	Groups(ctx context.Context, f Filter) ([]Group, error)
 	// Replay moves dead letters back into the outbox with their attempts forgotten. They keep the
 	// order in which they were stored, behind all messages that the outbox holds at that time. When
 	// the server does not answer, it is not known whether they moved: calling again does no harm.
@@ -41,6 +44,9 @@ type DeadLetter struct {
 	Class string
 	// Error is the text of the last failure, at most 1,000 bytes.
 	Error string
+	// Fingerprint is the same for failures of one kind: 16 digits of what Class, Transport, the
+	// message's name and Error are, the error without quotations and what has a digit in it.
+	Fingerprint string
 	// Attempts counts the attempts to publish that failed.
 	Attempts int
 	// CreatedAt is when the message was stored, and FailedAt when it became a dead letter. Both are
@@ -52,18 +58,33 @@ type DeadLetter struct {
 	Unreadable error
 }
 
+// Group are dead letters of one kind.
+type Group struct {
+	// Fingerprint is that of all of them; Filter.Fingerprint selects them.
+	Fingerprint string
+	// Count is how many there are.
+	Count int
+	// First and Last are the earliest and the latest of their failures.
+	First, Last time.Time
+	// Sample is the latest of them, without its body and its headers.
+	Sample DeadLetter
+}
+
 // Filter selects dead letters: those that match every field that is set. The zero Filter selects all.
 type Filter struct {
 	// IDs selects by id, at most 10,000; those that are no dead letters are passed over. Optional.
 	IDs []uuid.UUID
 	// Class, Name and Key select what equals them. Optional.
 	Class, Name, Key string
+	// Fingerprint selects failures of one kind. Optional.
+	Fingerprint string
 	// ErrorContains selects by a part of the error's text. Case matters. At most 1,000 bytes. Optional.
 	ErrorContains string
 	// FailedAfter and FailedBefore bound when the message became a dead letter. FailedAfter is
 	// included, FailedBefore is not. Optional.
 	FailedAfter, FailedBefore time.Time
-	// Limit is the most dead letters, the oldest first. Default: 100 for List, none for the others.
+	// Limit is the most dead letters, the oldest first. Default: 100 for List, 1,000 for
+	// Groups, none for the others.
 	Limit int
 }
 

@@ -84,6 +84,7 @@ type storedFilter struct {
 	Class         string      `json:"class,omitempty"`
 	Name          string      `json:"name,omitempty"`
 	Key           string      `json:"key,omitempty"`
+	Fingerprint   string      `json:"fingerprint,omitempty"`
 	ErrorContains string      `json:"error_contains,omitempty"`
 	FailedAfter   time.Time   `json:"failed_after,omitzero"`
 	FailedBefore  time.Time   `json:"failed_before,omitzero"`

@@ -105,7 +105,7 @@ var wanted = map[string][]string{
 	"_lanes": {"lane", "token", "lease_until", "floor", "batch", "suspect", "alone", "losses", "era"},
 	"_dead": {
 		"id", "seq", "lane", "name", "body", "content_type", "headers", "ordering_key", "transport_name", "exchange", "routing_key",
-		"route_headers", "created_at", "attempts", "error_class", "last_error", "died_at",
+		"route_headers", "created_at", "attempts", "error_class", "last_error", "died_at", "fingerprint",
 	},
 	"_audit": {"id", "at", "actor", "reason", "action", "count", "filter"},
 	"_dedup": {"key", "id", "expires_at"},

@@ -60,7 +60,7 @@ func (d *deadLetters) List(ctx context.Context, f outbox.Filter) ([]outbox.DeadL
 
 func scanDeadLetter(row pgx.CollectableRow) (d outbox.DeadLetter, err error) {
 	var r record
-	if err := row.Scan(r.dest(&d.Class, &d.Error, &d.FailedAt)...); err != nil {
+	if err := row.Scan(r.dest(&d.Class, &d.Error, &d.FailedAt, &d.Fingerprint)...); err != nil {
 		return d, err
 	}
 	m, unreadable := r.message()
@@ -109,7 +109,7 @@ func filterArgs(f outbox.Filter) ([]any, error) {
 	}
 	return []any{
 		ids, nullable(f.Class), nullable(f.Name), nullable(f.Key), optional(f.FailedAfter), optional(f.FailedBefore),
-		optional(f.Limit), nullable(f.ErrorContains),
+		optional(f.Limit), nullable(f.ErrorContains), nullable(f.Fingerprint),
 	}, nil
 }
 

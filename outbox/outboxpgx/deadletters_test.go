@@ -96,6 +96,76 @@ func TestDeadLetterFilters(t *testing.T) {
 	}
 }
 
+func TestDeadLetterGroups(t *testing.T) {
+	t.Parallel()
+	f, ids := withDeadLetters(t)
+	again := outboxtest.NewPublisher()
+	again.Respond(func(m driver.Message) error {
+		return &driver.PublishError{Class: driver.Permanent, Err: fmt.Errorf("no place for %s", m.Name)}
+	})
+	relay := f.relay(t, again, outbox.RelayConfig{Retry: outbox.RetryPolicy{MaxAttempts: 1}})
+	f.write(t, outbox.Message{Name: "a", Body: []byte("2"), Headers: map[string]string{"h": "x"}})
+	_, err := relay.Drain(t.Context(), outbox.Bounds{})
+	must(t, err)
+
+	groups, err := f.dead.Groups(t.Context(), outbox.Filter{})
+	must(t, err)
+	if len(groups) != 3 {
+		t.Fatalf("%d groups, want 3: %+v", len(groups), groups)
+	}
+	g := groups[0]
+	if s := g.Sample; g.Count != 2 || s.Name != "a" || s.ID == ids["a"] || s.Class != string(driver.Permanent) || s.Attempts != 1 ||
+		s.Error != "outbox: publish: permanent: no place for a" || s.Body != nil || s.Headers != nil || s.CreatedAt.IsZero() {
+		t.Errorf("the largest group is %+v", g)
+	}
+	if len(g.Fingerprint) != 16 || !g.First.Before(g.Last) || !g.Last.Equal(g.Sample.FailedAt) {
+		t.Errorf("of kind %q from %v to %v", g.Fingerprint, g.First, g.Last)
+	}
+	if groups, err = f.dead.Groups(t.Context(), outbox.Filter{Limit: 1}); err != nil || len(groups) != 1 || groups[0].Count != 2 {
+		t.Errorf("the first group: %+v, %v", groups, err)
+	}
+	if groups, err = f.dead.Groups(t.Context(), outbox.Filter{Name: "b"}); err != nil || len(groups) != 1 || groups[0].Sample.ID != ids["b"] {
+		t.Errorf("the group of b: %+v, %v", groups, err)
+	}
+	if _, err := f.dead.Groups(t.Context(), outbox.Filter{Limit: -1}); err == nil {
+		t.Error("a negative limit was accepted")
+	}
+	letters, err := f.dead.List(t.Context(), outbox.Filter{Fingerprint: g.Fingerprint})
+	must(t, err)
+	if len(letters) != 2 || letters[0].ID != ids["a"] || letters[1].Fingerprint != g.Fingerprint {
+		t.Errorf("of the largest group are %+v", letters)
+	}
+	n, err := f.dead.Remove(t.Context(), outbox.Filter{Fingerprint: g.Fingerprint}, "ada", "")
+	must(t, err)
+	if n != 2 {
+		t.Errorf("removed %d of the largest group", n)
+	}
+}
+
+// What changes from failure to failure makes no other kind: quotations, and words with digits.
+func TestDeadLetterFingerprints(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	publisher := outboxtest.NewPublisher()
+	publisher.Respond(func(m driver.Message) error {
+		return &driver.PublishError{Class: driver.Permanent, Err: errors.New(string(m.Body))}
+	})
+	relay := f.relay(t, publisher, outbox.RelayConfig{Retry: outbox.RetryPolicy{MaxAttempts: 1}})
+	for _, text := range []string{
+		`order 17 of "Ada" refused by 'x' at 10:20`, "order 4711 of \"Grace\" refused by 'y' at 10:21", // one kind
+		`order 17 of "Ada" refused by x at 10:20`, `order lost`,
+	} {
+		f.write(t, outbox.Message{Name: "a", ContentType: "text/plain", Body: []byte(text)})
+	}
+	_, err := relay.Drain(t.Context(), outbox.Bounds{})
+	must(t, err)
+	groups, err := f.dead.Groups(t.Context(), outbox.Filter{})
+	must(t, err)
+	if len(groups) != 3 || groups[0].Count != 2 {
+		t.Errorf("%+v", groups)
+	}
+}
+
 func TestDeadLetterShow(t *testing.T) {
 	t.Parallel()
 	f, ids := withDeadLetters(t)

@@ -4,45 +4,57 @@ import "strings"
 
 // deadStatements are the SQL of deadLetters, with the table names filled in.
 type deadStatements struct {
-	list, count, trial, replay, remove, audit string
+	list, count, groups, trial, replay, remove, audit string
 }
 
 func (t tables) deadStatements() deadStatements {
-	parts := strings.NewReplacer("{where}", deadWhere, "{replayed}", deadReplayed, "{fits}", strings.ReplaceAll(fits, "{max}", "$9::bigint"),
+	parts := strings.NewReplacer("{where}", deadWhere, "{replayed}", deadReplayed, "{fits}", strings.ReplaceAll(fits, "{max}", "$10::bigint"),
 		"{record}", recordColumns)
 	fill := func(sql string) string { return t.fill(parts.Replace(parts.Replace(sql))) }
 	return deadStatements{
-		list: fill(deadListSQL), count: fill(deadCountSQL),
+		list: fill(deadListSQL), count: fill(deadCountSQL), groups: fill(deadGroupsSQL),
 		trial: fill(deadTrialSQL), replay: fill(deadReplaySQL), remove: fill(deadRemoveSQL), audit: fill(auditSQL),
 	}
 }
 
 // deadWhere is the filter of dead letters: an argument that is null does not filter. $1 ids, $2 class,
-// $3 name, $4 key, $5 and $6 the times between which they failed, $7 limit, $8 a part of the error.
+// $3 name, $4 key, $5 and $6 the times between which they failed, $7 limit, $8 a part of the error, $9 fingerprint.
 const deadWhere = `
   ($1::uuid[] IS NULL OR id = ANY($1)) AND ($2::text IS NULL OR error_class = $2) AND ($3::text IS NULL OR name = $3)
   AND ($4::text IS NULL OR ordering_key = $4) AND ($5::timestamptz IS NULL OR died_at >= $5) AND ($6::timestamptz IS NULL OR died_at < $6)
-  AND ($8::text IS NULL OR position($8 IN last_error) > 0)
+  AND ($8::text IS NULL OR position($8 IN last_error) > 0) AND ($9::text IS NULL OR fingerprint = $9)
 ORDER BY died_at, seq LIMIT $7`
 
-// $9 bytes of all bodies.
+// $10 bytes of all bodies.
 const deadListSQL = `
-SELECT {record}, left(error_class, 100), left(last_error, 1000), died_at
-FROM (SELECT d.*, fits AS texts, fits AND sum(octet_length(body)) FILTER (WHERE fits) OVER (ORDER BY died_at, seq) <= $9 AS whole
+SELECT {record}, left(error_class, 100), left(last_error, 1000), died_at, fingerprint
+FROM (SELECT d.*, fits AS texts, fits AND sum(octet_length(body)) FILTER (WHERE fits) OVER (ORDER BY died_at, seq) <= $10 AS whole
       FROM (SELECT o.*, {fits} AS fits FROM {dead} o WHERE {where}) d) d
 ORDER BY died_at, seq`
 
 const deadCountSQL = `SELECT count(*) FROM (SELECT FROM {dead} WHERE {where}) d`
 
-// deadReplayed are what becomes of the letters d: outlived stay because they were stored more than $9
-// microseconds ago, unless $10 forces them; again, because the outbox holds their id; the others go.
+// $10 groups. The sample is the latest of its kind.
+const deadGroupsSQL = `
+WITH chosen AS MATERIALIZED (SELECT id, seq, died_at, fingerprint FROM {dead} WHERE {where}),
+     kinds AS (
+       SELECT fingerprint, count(*) AS n, min(died_at) AS first, max(died_at) AS last FROM chosen
+       GROUP BY fingerprint ORDER BY n DESC, fingerprint LIMIT $10),
+     latest AS (SELECT DISTINCT ON (fingerprint) fingerprint, id FROM chosen ORDER BY fingerprint, died_at DESC, seq DESC)
+SELECT k.n, k.first, k.last, d.id, left(d.name, 128), left(d.ordering_key, 1000), left(d.transport_name, 128), d.created_at, d.attempts,
+  left(d.error_class, 100), left(d.last_error, 1000), d.died_at, d.fingerprint
+FROM kinds k JOIN latest USING (fingerprint) JOIN {dead} d ON d.id = latest.id
+ORDER BY k.n DESC, k.fingerprint`
+
+// deadReplayed are what becomes of the letters d: outlived stay because they were stored more than $10
+// microseconds ago, unless $11 forces them; again, because the outbox holds their id; the others go.
 const deadReplayed = `
-     outlived AS MATERIALIZED (SELECT FROM {dead} d WHERE NOT $10::boolean AND created_at < now() - $9::bigint * interval '1 microsecond' AND {where}),
+     outlived AS MATERIALIZED (SELECT FROM {dead} d WHERE NOT $11::boolean AND created_at < now() - $10::bigint * interval '1 microsecond' AND {where}),
      again AS MATERIALIZED (
-       SELECT FROM {dead} d WHERE ($10 OR created_at >= now() - $9 * interval '1 microsecond')
+       SELECT FROM {dead} d WHERE ($11 OR created_at >= now() - $10 * interval '1 microsecond')
          AND EXISTS (SELECT FROM {outbox} o WHERE o.id = d.id) AND {where}),
      chosen AS MATERIALIZED (
-       SELECT id FROM {dead} d WHERE ($10 OR created_at >= now() - $9 * interval '1 microsecond')
+       SELECT id FROM {dead} d WHERE ($11 OR created_at >= now() - $10 * interval '1 microsecond')
          AND NOT EXISTS (SELECT FROM {outbox} o WHERE o.id = d.id) AND {where}`
 
 const deadTrialSQL = `
@@ -50,29 +62,29 @@ WITH {replayed})
 SELECT (SELECT count(*) FROM chosen), (SELECT count(*) FROM outlived), (SELECT count(*) FROM again)`
 
 // Locked before they are deleted, so that two at once do not return one letter twice. Who did it is
-// noted only if something was changed. $11 microseconds between two, $12 who, $13 why, $14 the filter.
+// noted only if something was changed. $12 microseconds between two, $13 who, $14 why, $15 the filter.
 const deadReplaySQL = `
 WITH {replayed} FOR UPDATE OF d SKIP LOCKED),
      gone AS (DELETE FROM {dead} d USING chosen c WHERE d.id = c.id RETURNING d.*),
      back AS (
        INSERT INTO {outbox} ({columns}, created_at, due_at)
        SELECT id, lane, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers, created_at,
-              CASE WHEN $11::bigint > 0 THEN now() + (row_number() OVER (ORDER BY seq) - 1) * $11::bigint * interval '1 microsecond' END
+              CASE WHEN $12::bigint > 0 THEN now() + (row_number() OVER (ORDER BY seq) - 1) * $12::bigint * interval '1 microsecond' END
        FROM gone ORDER BY seq RETURNING 1),
      changed AS (SELECT count(*) AS n FROM back),
      noted AS (
        INSERT INTO {audit} (actor, reason, action, count, filter)
-       SELECT $12::text, $13::text, 'replay', n, $14::text::jsonb FROM changed WHERE n > 0)
+       SELECT $13::text, $14::text, 'replay', n, $15::text::jsonb FROM changed WHERE n > 0)
 SELECT n, (SELECT count(*) FROM outlived), (SELECT count(*) FROM again) FROM changed`
 
-// $9 who, $10 why, $11 the filter.
+// $10 who, $11 why, $12 the filter.
 const deadRemoveSQL = `
 WITH chosen AS MATERIALIZED (SELECT id FROM {dead} WHERE {where} FOR UPDATE SKIP LOCKED),
      gone AS (DELETE FROM {dead} d USING chosen c WHERE d.id = c.id RETURNING 1),
      changed AS (SELECT count(*) AS n FROM gone),
      noted AS (
        INSERT INTO {audit} (actor, reason, action, count, filter)
-       SELECT $9::text, $10::text, 'remove', n, $11::text::jsonb FROM changed WHERE n > 0)
+       SELECT $10::text, $11::text, 'remove', n, $12::text::jsonb FROM changed WHERE n > 0)
 SELECT n FROM changed`
 
 const auditSQL = `SELECT at, actor, reason, action, count, filter FROM {audit} ORDER BY id DESC LIMIT $1`

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -208,9 +209,17 @@ func (s *script) replayDead(ctx context.Context) {
 	slices.SortFunc(letters, func(a, b outbox.DeadLetter) int { return slices.Compare(a.ID[:], b.ID[:]) })
 	s.note("%d dead letters: %s", len(letters), kind(err))
 	for _, l := range letters {
-		l.CreatedAt, l.FailedAt = time.Time{}, time.Time{}
+		l.CreatedAt, l.FailedAt, l.Fingerprint = time.Time{}, time.Time{}, ""
 		s.note("  %+v", l)
 	}
+	groups, err := s.dead.Groups(ctx, outbox.Filter{})
+	s.note("in groups: %s", kind(err))
+	var kinds []string
+	for _, g := range groups {
+		kinds = append(kinds, fmt.Sprintf("  %d of %s, as %q for %s", g.Count, g.Sample.Class, g.Sample.Error, g.Sample.Name))
+	}
+	slices.Sort(kinds)
+	s.note("%s", strings.Join(kinds, "\n"))
 	id := uuid.UUID{1}
 	if len(letters) > 0 {
 		id = letters[int(pick)%len(letters)].ID

@@ -1,7 +1,9 @@
 package outboxtest
 
 import (
+	"cmp"
 	"context"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -26,8 +28,12 @@ type dead struct {
 func (d dead) letter() outbox.DeadLetter {
 	return outbox.DeadLetter{
 		Message: stored.Message(clone(d.Message)), Class: string(d.class), Error: d.err,
-		Attempts: d.Attempts, CreatedAt: d.CreatedAt, FailedAt: d.failedAt,
+		Attempts: d.Attempts, CreatedAt: d.CreatedAt, FailedAt: d.failedAt, Fingerprint: d.fingerprint(),
 	}
+}
+
+func (d dead) fingerprint() string {
+	return deadletter.Fingerprint(string(d.class), d.Transport, d.Name, d.err)
 }
 
 // outlived says whether consumers may have forgotten that they have processed it.
@@ -53,6 +59,7 @@ func (d deadLetters) selected(f outbox.Filter, also func(dead) bool) []dead {
 func matches(f outbox.Filter, d dead) bool {
 	return (f.IDs == nil || slices.Contains(f.IDs, d.ID)) &&
 		(f.Class == "" || f.Class == string(d.class)) && (f.Name == "" || f.Name == d.Name) && (f.Key == "" || f.Key == d.Key) &&
+		(f.Fingerprint == "" || f.Fingerprint == d.fingerprint()) &&
 		strings.Contains(d.err, f.ErrorContains) &&
 		(f.FailedAfter.IsZero() || !d.failedAt.Before(f.FailedAfter)) && (f.FailedBefore.IsZero() || d.failedAt.Before(f.FailedBefore))
 }
@@ -104,6 +111,36 @@ func (d deadLetters) Count(ctx context.Context, f outbox.Filter) (int, error) {
 	d.s.mu.Lock()
 	defer d.s.mu.Unlock()
 	return len(d.selected(f, all)), nil
+}
+
+// Groups implements outbox.DeadLetters.
+func (d deadLetters) Groups(ctx context.Context, f outbox.Filter) ([]outbox.Group, error) {
+	if err := d.check(ctx, f); err != nil {
+		return nil, err
+	}
+	limit := cmp.Or(f.Limit, deadletter.GroupsLimit)
+	f.Limit = 0
+	d.s.mu.Lock()
+	defer d.s.mu.Unlock()
+	kinds := map[string]*outbox.Group{}
+	for _, l := range d.selected(f, all) { // the oldest first
+		letter := l.letter()
+		letter.Body, letter.Headers = nil, nil
+		g := kinds[letter.Fingerprint]
+		if g == nil {
+			g = &outbox.Group{Fingerprint: letter.Fingerprint, First: letter.FailedAt}
+			kinds[letter.Fingerprint] = g
+		}
+		g.Count, g.Last, g.Sample = g.Count+1, letter.FailedAt, letter
+	}
+	groups := slices.SortedFunc(maps.Values(kinds), func(a, b *outbox.Group) int {
+		return cmp.Or(b.Count-a.Count, strings.Compare(a.Fingerprint, b.Fingerprint))
+	})
+	var found []outbox.Group
+	for _, g := range groups[:min(limit, len(groups))] {
+		found = append(found, *g)
+	}
+	return found, nil
 }
 
 // Replay implements outbox.DeadLetters.

@@ -15,6 +15,8 @@ import (
 const (
 	// ListLimit is how many letters a List without a limit returns.
 	ListLimit = 100
+	// GroupsLimit is how many groups a Groups without a limit returns.
+	GroupsLimit = 1000
 	// Retention is for how long consumers remember what they have processed, by default.
 	Retention = 8 * 24 * time.Hour
 
@@ -33,7 +35,7 @@ func CheckFilter(f outbox.Filter) error {
 	if len(f.IDs) > maxIDs {
 		errs = append(errs, fmt.Errorf("outbox: Filter.IDs has %d entries, at most %d are allowed", len(f.IDs), maxIDs))
 	}
-	if max(len(f.Class), len(f.Name), len(f.Key), len(f.ErrorContains)) > maxText {
+	if max(len(f.Class), len(f.Name), len(f.Key), len(f.Fingerprint), len(f.ErrorContains)) > maxText {
 		errs = append(errs, fmt.Errorf("outbox: Filter has a text of more than %d bytes", maxText))
 	}
 	return errors.Join(errs...)

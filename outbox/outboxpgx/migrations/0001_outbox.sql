@@ -51,7 +51,8 @@ CREATE TABLE {{lanes}} (
 
 INSERT INTO {{lanes}} (lane) SELECT generate_series(0, 15);
 
--- Messages that were given up. seq is the stored order that they had.
+-- Messages that were given up. seq is the stored order that they had. The fingerprint is the same for failures of
+-- one kind: what quotations and digits say is left out of the error.
 CREATE TABLE {{dead}} (
     id             uuid        NOT NULL,
     seq            bigint      NOT NULL,
@@ -70,6 +71,8 @@ CREATE TABLE {{dead}} (
     error_class    text        NOT NULL,
     last_error     text        NOT NULL,
     died_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+    fingerprint    text        GENERATED ALWAYS AS (lpad(to_hex(hashtextextended(error_class || E'\n' || transport_name || E'\n' || name || E'\n' ||
+        regexp_replace(left(last_error, 1000), '"[^"]*"|''[^'']*''|`[^`]*`|\S*[0-9]\S*', '#', 'g'), 0)), 16, '0')) STORED,
     CONSTRAINT "{{raw.dead}}_pkey" PRIMARY KEY (id)
 );
 
