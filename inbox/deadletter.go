@@ -137,6 +137,9 @@ type Replay struct {
 	PerSecond float64
 	// DryRun counts and returns nothing. It does not see that a queue is gone.
 	DryRun bool
+	// Progress is called after each message, with what became of all until then, by the goroutine that
+	// called Replay. Optional.
+	Progress func(Replayed)
 	// Force returns those, too, whose id is older than what the consumer remembers. Such a
 	// message may have been processed after all, its acknowledgement lost on the way, and would
 	// then take effect again.

@@ -107,7 +107,10 @@ func (l *deadLetters) Replay(ctx context.Context, filter inbox.Filter, how inbox
 	r := replay{how: how, retention: l.retention}
 	err := l.each(ctx, &walk{
 		filter: filter,
-		visit:  func(dead inbox.DeadLetter) (Fate, bool, error) { return r.visit(ctx, dead) },
+		visit: func(dead inbox.DeadLetter) (Fate, bool, error) {
+			defer r.progress()
+			return r.visit(ctx, dead)
+		},
 		failed: r.failed,
 	})
 	if r.done.Outlived > 0 {
@@ -165,6 +168,12 @@ func (r *replay) visit(ctx context.Context, dead inbox.DeadLetter) (fate Fate, c
 	}
 	r.done.Returned++
 	return Return, true, nil
+}
+
+func (r *replay) progress() {
+	if r.how.Progress != nil {
+		r.how.Progress(r.done)
+	}
 }
 
 func (r *replay) failed(dead inbox.DeadLetter, why error) {

@@ -265,6 +265,23 @@ func TestReplayPause(t *testing.T) {
 	}
 }
 
+func TestReplayTellsItsProgress(t *testing.T) {
+	t.Parallel()
+	var s shelf
+	for range 2 {
+		s.put(same)
+	}
+	s.put(func(d *inbox.DeadLetter) { d.Message.Queue = "" })
+	var told []inbox.Replayed
+	how := inbox.Replay{By: "test", Progress: func(r inbox.Replayed) { told = append(told, r) }}
+	if _, err := access(&s).Replay(t.Context(), inbox.Filter{}, how); err == nil {
+		t.Error("a message without a queue: no error")
+	}
+	if want := []inbox.Replayed{{Returned: 1}, {Returned: 2}, {Returned: 2, Failed: 1}}; !slices.Equal(told, want) {
+		t.Errorf("told %+v, want %+v", told, want)
+	}
+}
+
 func TestGroups(t *testing.T) {
 	t.Parallel()
 	begin := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
