@@ -130,6 +130,15 @@ var (
 	ErrDone = errors.New("enough")
 )
 
+// Measured is an optional interface of a Source that counts its messages.
+type Measured interface {
+	// Backlog counts the messages that no consumer has. It looks at none of them.
+	Backlog(ctx context.Context) (Backlog, error)
+}
+
+// Backlog is what inbox.Stats says of messages that are no dead letters.
+type Backlog struct{ Waiting, Retrying int }
+
 // Keeper is an optional interface of a Source that can reach its consumer's dead letters. The engine
 // counts them for a gauge.
 type Keeper interface {

@@ -57,5 +57,8 @@ func (c *Consumer) Run(ctx context.Context) error { return c.engine.Run(ctx) }
 // Ready returns nil while Run is at work.
 func (c *Consumer) Ready(ctx context.Context) error { return c.engine.Ready(ctx) }
 
+// Stats counts the messages of the queue, whether Run is at work or not.
+func (c *Consumer) Stats(ctx context.Context) (inbox.Stats, error) { return c.engine.Stats(ctx) }
+
 // DeadLetters returns the dead letters of the queue.
 func (c *Consumer) DeadLetters() inbox.DeadLetters { return c.letters }

@@ -24,6 +24,10 @@ func TestDeadLetters(t *testing.T) {
 		published := publish(t, b, "a", "b", "b", "c")
 		idle(t, b)
 		dead := b.DeadLetters()
+		stats, err := b.Stats(t.Context())
+		if err != nil || stats.Waiting+stats.Retrying != 0 || stats.Dead["default"] != 4 || stats.Dead["validation"] != 0 {
+			t.Errorf("Stats = %+v, %v; want 4 dead", stats, err)
+		}
 		if got := letters(t, b, inbox.Filter{Class: "class-b", Limit: 1}); len(got) != 1 || got[0].Message.ID != published[1] {
 			t.Errorf("first of class b = %+v", got)
 		}

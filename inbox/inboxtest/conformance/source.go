@@ -74,6 +74,7 @@ func TestSource(t *testing.T, b SourceBackend) {
 		"handed over":                   testSourceHandOver,
 		"no queue":                      testSourceMissing,
 		"run and ready":                 testSourceRun,
+		"backlog":                       testSourceBacklog,
 
 		"moved to later":        testMoveLater,
 		"moved as it is":        testMoveKeepsAll,
