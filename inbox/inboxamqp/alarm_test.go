@@ -31,9 +31,7 @@ func TestMemoryAlarm(t *testing.T) {
 	}}
 	// The alarm must not outlast the wait for a confirm: the copy would be published once more.
 	c := newConsumer(t, b.Dial, &got, config{Queue: "orders", Retry: quick, ConfirmTimeout: patience})
-	if err := c.Setup(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	setUp(t, c)
 	const bad, good = 60, 200
 	publishAll(t, b, "orders", "bad", bad)
 	publishAll(t, b, "orders", "order.placed", good)

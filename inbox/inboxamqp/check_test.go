@@ -46,9 +46,7 @@ func findings(t *testing.T, c *inboxamqp.Consumer) (all []mendable) {
 func afterSetup(t *testing.T, b *amqptest.Broker, cfg config) *inboxamqp.Consumer {
 	t.Helper()
 	c := newConsumer(t, b.Dial, &recorder{}, cfg)
-	if err := c.Setup(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	setUp(t, c)
 	return c
 }
 

@@ -156,9 +156,7 @@ func TestSetupAndCheck(t *testing.T) {
 		t.Fatalf("want %d queues and an exchange: %v", queues, found)
 	}
 	for range 2 {
-		if err := c.Setup(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		setUp(t, c)
 	}
 	if found := findings(t, c); len(found) != 0 {
 		t.Errorf("after Setup: %v", found)
@@ -173,9 +171,7 @@ func TestSetupKeepsExchanges(t *testing.T) {
 	b := amqptest.New(t)
 	b.Exchange(t, "events", "direct")
 	c := newConsumer(t, b.Dial, &recorder{}, config{Bindings: []inboxamqp.Binding{{Exchange: "events", Key: "order.*"}}})
-	if err := c.Setup(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	setUp(t, c)
 	b.Publish(t, "events", "order.*", order())
 	awaitDepth(t, b, "orders", 1)
 }
@@ -218,9 +214,7 @@ func TestDial(t *testing.T) {
 	b := amqptest.New(t)
 	var got recorder
 	c := newConsumer(t, inboxamqp.Dial(b.URL, amqp.Config{}), &got, config{})
-	if err := c.Setup(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	setUp(t, c)
 	r := start(t, c)
 	publishAll(t, b, "orders", "order.placed", 100)
 	got.distinct(t, 100)

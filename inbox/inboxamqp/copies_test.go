@@ -38,9 +38,7 @@ func TestCopiesUnavailable(t *testing.T) {
 		return nil
 	}
 	c := newConsumer(t, b.Dial, &got, config{Queue: "orders", Retry: quick, Concurrency: 2, Copies: dial})
-	if err := c.Setup(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	setUp(t, c)
 	down.Store(true)
 	r := start(t, c)
 	bad := order()

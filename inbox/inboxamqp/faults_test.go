@@ -46,9 +46,7 @@ func TestBrokerRestarts(t *testing.T) {
 		return nil
 	})
 	proxy.Heal()
-	if err := c.Setup(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	setUp(t, c)
 	ready(t, r)
 	b := amqptest.On(t, server.URL(), server.AdminURL())
 	b.URL = server.URL() // the default virtual host, where the queue is

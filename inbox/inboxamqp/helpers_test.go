@@ -159,9 +159,7 @@ func startWith(ctx context.Context, t *testing.T, c *inboxamqp.Consumer) *runnin
 func consume(t *testing.T, b *amqptest.Broker, p inbox.Processor, cfg config) *running {
 	t.Helper()
 	c := newConsumer(t, b.Dial, p, cfg)
-	if err := c.Setup(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	setUp(t, c)
 	r := start(t, c)
 	ready(t, r)
 	return r
@@ -232,4 +230,10 @@ func (b *logBuffer) String() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.text.String()
+}
+
+// setUp has a consumer declare its queues. A busy machine may need more than one call's time.
+func setUp(t testing.TB, c *inboxamqp.Consumer) {
+	t.Helper()
+	testenv.Eventually(t, testenv.Patience, func() error { return c.Setup(t.Context()) })
 }

@@ -20,9 +20,7 @@ func TestRetryFindsNoQueue(t *testing.T) {
 	c := newConsumer(t, dial, &got, config{Queue: "orders", Retry: quick})
 	setup := func() {
 		t.Helper()
-		if err := c.Setup(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		setUp(t, c)
 	}
 	setup()
 	conn, err := dial(t.Context())

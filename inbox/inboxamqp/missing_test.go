@@ -29,9 +29,7 @@ func TestMissingQueue(t *testing.T) {
 		}
 		return nil
 	})
-	if err := c.Setup(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	setUp(t, c)
 	b.Publish(t, "", "orders", order())
 	got.await(t, 1)
 	ready(t, r)

@@ -34,9 +34,7 @@ func TestOutageWithSingleActiveConsumer(t *testing.T) {
 		return nil
 	}}
 	c := newConsumer(t, dial, &got, config{Queue: "orders", Concurrency: 2, Retry: quick})
-	if err := c.Setup(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	setUp(t, c)
 	dialled.Store(0)
 	r := start(t, c)
 	ready(t, r)

@@ -58,9 +58,7 @@ func TestSilentConnection(t *testing.T) {
 				done.Store(m.ID, true)
 				return nil
 			})
-			if err := newConsumer(t, b.Dial, processor, config{Queue: "orders", Retry: quick}).Setup(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			setUp(t, newConsumer(t, b.Dial, processor, config{Queue: "orders", Retry: quick}))
 			const n = 20
 			publishAll(t, b, "orders", "order.placed", n)
 			publishAll(t, b, "orders", "flaky", n)
@@ -95,9 +93,7 @@ func TestSilentWhileIdle(t *testing.T) {
 	b := amqptest.New(t)
 	proxy := testenv.NewProxy(t, b.URL)
 	c := newConsumer(t, hasty(proxy.URL()), &recorder{}, config{Queue: "orders", Retry: quick})
-	if err := c.Setup(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	setUp(t, c)
 	r := start(t, c)
 	ready(t, r)
 	proxy.SilenceConnections()
@@ -140,9 +136,7 @@ func TestShutdownWhileSilent(t *testing.T) {
 				}
 				return nil
 			}), config{Queue: "orders", Retry: quick, ShutdownTimeout: shutdown, ConfirmTimeout: 10 * time.Minute})
-			if err := c.Setup(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			setUp(t, c)
 			publishAll(t, b, "orders", "bad", 1)
 			publishAll(t, b, "orders", "order.placed", 1)
 			r := start(t, c)

@@ -21,9 +21,7 @@ import (
 func newSource(t *testing.T, dial func(context.Context) (*amqp.Connection, error), cfg config) driver.Source {
 	t.Helper()
 	c := newConsumer(t, dial, &recorder{}, cfg)
-	if err := c.Setup(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	setUp(t, c)
 	src := inboxamqp.SourceOf(c)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})

@@ -49,9 +49,7 @@ func noCopies(t *testing.T, b *amqptest.Broker, p inbox.Processor, cfg config) (
 	}
 	cfg.Queue, cfg.Retry, cfg.Copies = "orders", quick, dial
 	c := newConsumer(t, b.Dial, p, cfg)
-	if err := c.Setup(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	setUp(t, c)
 	down.Store(true)
 	return start(t, c), func() { down.Store(false) }
 }
