@@ -165,15 +165,19 @@ func (i *intake) missing() (n int, err error) {
 	return n, err
 }
 
-// settle waits until nothing is missing. When the broker ends while it returns a message from
-// a retry queue, it tries again: after three minutes, or as soon as testenv has set it.
+// settle waits until nothing is missing and nothing is left: what a process had when it was killed is
+// left until another one claims it. When the broker ends while it returns a message from a retry queue,
+// it tries again: after three minutes, or as soon as testenv has set it.
 func (i *intake) settle() {
 	i.t.Helper()
 	testenv.Eventually(i.t, 4*time.Minute, func() error {
 		n, err := i.missing()
-		if err == nil && n > 0 {
-			left, err := i.left()
-			return fmt.Errorf("%d messages have not taken effect, %d are in the queues, %w", n, left, err)
+		if err != nil {
+			return err
+		}
+		left, err := i.left()
+		if err == nil && n+left > 0 {
+			err = fmt.Errorf("%d messages have not taken effect, %d are in the queues", n, left)
 		}
 		return err
 	})
@@ -201,6 +205,12 @@ func (i *intake) left() (n int, err error) {
 	return n, err
 }
 
+// empty reports whether nothing is left in the queues.
+func (i *intake) empty() bool {
+	left, err := i.left()
+	return err == nil && left == 0
+}
+
 // audit fails the test unless each message took effect as often as it should, and nothing is
 // left in the queues. The consumers have ended.
 func (i *intake) audit() {
@@ -222,10 +232,7 @@ func (i *intake) audit() {
 	if wrong > 0 || len(found) > 0 || len(i.sent) == 0 {
 		i.t.Errorf("of %d messages %d took effect wrongly, %d effects are of no message", len(i.sent), wrong, len(found))
 	}
-	untilTrue(i.t, "the queues are empty", func() bool {
-		left, err := i.left()
-		return err == nil && left == 0
-	})
+	untilTrue(i.t, "the queues are empty", i.empty)
 }
 
 // dead lists the dead letters by message id.
