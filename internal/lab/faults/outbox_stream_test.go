@@ -219,7 +219,7 @@ func TestOutboxStreamsOfBadMessages(t *testing.T) {
 			b.Exchange(t, exchange, "topic")
 			b.Exchange(t, "closed", "topic")
 			user := b.User(t, "relay", amqptest.Rights{
-				Write: "^(" + exchange + "|amq.default|amq.rabbitmq.trace)$", Topics: map[string]string{exchange: `^(faults|open)\.`},
+				Write: "^(" + exchange + "|amq.default|amq.rabbitmq.trace)$", Topics: map[string]string{exchange: `^(faults|open|holdfast\.slot)\.`},
 			})
 			s := newStore(t, pgtest.URL(t))
 			f, stop := s.flow(t, b, user.URL, queue, kind)
