@@ -6,7 +6,7 @@ ROUNDS   ?= 200
 SEQUENCES ?= 40000
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 VULN     := golang.org/x/vuln/cmd/govulncheck@v1.9.0
-MODULES  := . examples/databasesql examples/quickstart examples/reservation internal/lab rpc watermillbridge
+MODULES  := . examples/databasesql examples/operator examples/quickstart examples/reservation internal/lab rpc watermillbridge
 NESTED   := rpc watermillbridge
 
 .DEFAULT_GOAL := help

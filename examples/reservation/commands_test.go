@@ -3,9 +3,7 @@ package main_test
 import (
 	"fmt"
 	"net"
-	"os/user"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -48,18 +46,8 @@ func TestUsage(t *testing.T) {
 		{"relay", "x"},
 		{"relay", "--limit=0"},
 		{"relay", "--limit=x"},
-		{"dead"},
-		{"dead", "raise"},
-		{"dead", "show"},
-		{"dead", "retry"},
-		{"dead", "remove"},
-		{"dead", "list", "--id=x"},
-		{"dead", "show", "x"},
 		{"relay", "--time-limit=-1s"},
 		{"relay", "--time-limit=99999999999"},
-		{"dead", "list", "--from=x"},
-		{"dead", "groups", "--from=outbox"},
-		{"dead", "remove", "--from=outbox", "--group=0123456789abcdef"},
 		{"sweep", "--now"},
 		{"-backend=containers", "sweep"},
 	} {
@@ -68,11 +56,8 @@ func TestUsage(t *testing.T) {
 			t.Errorf("%q exits with %d, prints %q and %q; want 2 and one line", args, code, out, errs)
 		}
 	}
-	if code, out, _ := command(t, nil, "-h"); code != 0 || !strings.Contains(out, "doctor") {
-		t.Errorf("-h exits with %d: %s", code, out)
-	}
 	for part, args := range map[string][]string{
-		"-time-limit": {"relay", "-h"}, "list|groups": {"dead", "-h"}, "-class": {"dead", "retry", "--help"},
+		"reservation help": {"-h"}, "doctor": {"help"}, "--time-limit": {"relay", "-h"}, "--class": {"help", "retry"},
 	} {
 		if code, out, _ := command(t, nil, args...); code != 0 || !strings.Contains(out, part) {
 			t.Errorf("%q exits with %d: %s", args, code, out)
@@ -106,23 +91,25 @@ func TestOperatorCommands(t *testing.T) {
 			t.Errorf("%q exits with %d, want %d; prints %q, want %q\n%s", args, code, want, out, part, errs)
 		}
 	}
-	wants(1, "the command migrate creates", "doctor")
-	if _, out, _ := command(t, s.env(), "doctor"); strings.Count(out, "\n") > 30 || !strings.Contains(out, "more\n") {
+	wants(1, "the command setup creates", "doctor")
+	if _, out, _ := command(t, s.env(), "doctor"); strings.Count(out, "\n") > 40 || !strings.Contains(out, "more\n") {
 		t.Errorf("on empty servers doctor prints %d lines: %s", strings.Count(out, "\n"), out)
 	}
-	for want, args := range map[int][]string{2: {"relay"}, 1: {"dead", "list"}} {
+	for want, args := range map[int][]string{2: {"relay"}, 1: {"outbox", "dead"}} {
 		code, _, errs := command(t, s.env(), args...)
-		if code != want || !strings.HasSuffix(errs, "run `reservation migrate` first\n") || strings.Count(errs, "reservation: ") != 1 {
-			t.Errorf("%q before migrate exits with %d: %s", args, code, errs)
+		if code != want || !strings.HasSuffix(errs, "run `reservation setup` first\n") || strings.Count(errs, "reservation: ") != 1 {
+			t.Errorf("%q before setup exits with %d: %s", args, code, errs)
 		}
 	}
-	wants(0, "up to date", "migrate")
-	wants(0, "up to date", "migrate")
+	wants(0, "shop: tables", "setup")
+	wants(0, "reservation.stats: broker", "setup")
 	healthy(t, s.env())
 	wants(0, "published 0, failed 0", "relay")
 	wants(0, "expired 0", "sweep")
-	wants(0, "outbox 0, inbox 0, idempotency 0", "prune")
-	wants(0, "", "dead", "list")
+	wants(0, "idempotency        0", "prune")
+	wants(0, "", "outbox", "dead")
+	wants(0, "reservation.stats", "status")
+	wants(0, "user", "limits", "show", "ada")
 
 	api := start(t, s.env(), "-backend=services", "-role=api")
 	c := newClient(t, api.url)
@@ -157,7 +144,7 @@ func TestDoctorSaysOnceWhatItCannotReach(t *testing.T) {
 	}
 }
 
-// TestDeadLetters sends what no consumer can read.
+// TestDeadLetters sends what no consumer can read, and has an operator look at it and drop it.
 func TestDeadLetters(t *testing.T) { brokers(t, testDeadLetters) }
 
 func testDeadLetters(t *testing.T, flags ...string) {
@@ -165,131 +152,52 @@ func testDeadLetters(t *testing.T, flags ...string) {
 	s := services{pgtest.URL(t), redistest.URL(t), broker.URL}
 	asConsumer := slices.Concat(flags, []string{"-backend=services", "-role=consumer"})
 	consumer := start(t, s.env(), asConsumer...)
-	ids := []string{uuid.Must(uuid.NewV7()).String(), uuid.Must(uuid.NewV7()).String()}
-	for i, body := range []string{`{"reservation_id":7}`, `{"reservation_id":"x","event_id":"y"}`} {
-		if len(flags) == 0 {
-			broker.Publish(t, "reservation", "reservation.held", amqp.Publishing{
-				MessageId: ids[i], Type: "reservation.held", ContentType: "application/json", Body: []byte(body),
-			})
-			continue
-		}
-		entry := &redis.XAddArgs{Stream: "reservation", Values: []string{"id", ids[i], "name", "reservation.held", "body", body}}
+	id := uuid.Must(uuid.NewV7()).String()
+	body := `{"reservation_id":7}`
+	if len(flags) == 0 {
+		broker.Publish(t, "reservation", "reservation.held", amqp.Publishing{
+			MessageId: id, Type: "reservation.held", ContentType: "application/json", Body: []byte(body),
+		})
+	} else {
+		entry := &redis.XAddArgs{Stream: "reservation", Values: []string{"id", id, "name", "reservation.held", "body", body}}
 		if err := redistest.Client(t, s.redisURL).XAdd(t.Context(), entry).Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	dead := func(args ...string) string {
+	operate := func(args ...string) string {
 		t.Helper()
-		code, out, errs := command(t, s.env(), slices.Concat(flags, []string{"dead"}, args)...)
+		code, out, errs := command(t, s.env(), slices.Concat(flags, args)...)
 		if code != 0 {
-			t.Fatalf("dead %q exits with %d: %s", args, code, errs)
+			t.Fatalf("%q exits with %d: %s", args, code, errs)
 		}
 		return out
 	}
-	wantsLetters := func(want int) {
+	wantsStatus := func(want string) {
 		t.Helper()
 		testenv.Eventually(t, patience, func() error {
-			if out := dead("list"); strings.Count(out, "\n") != want {
-				return fmt.Errorf("dead letters are %q, want %d", out, want)
+			if out := operate("status"); !strings.Contains(out, want) {
+				return fmt.Errorf("status prints %q, want %q", out, want)
 			}
 			return nil
 		})
 	}
-	wantsLetters(2)
-	if out := dead("list", "--class=validation"); strings.Count(out, "\n") != 2 {
-		t.Errorf("of class validation are %q, want both", out)
-	}
-	if out := dead("list", "--class=validation", "--limit=1"); !strings.HasPrefix(out, "inbox\t") || strings.Count(out, "\n") != 1 {
-		t.Errorf("list prints %q", out)
-	}
-	if out := dead("show", ids[0]); !strings.Contains(out, ids[0]) || !strings.Contains(out, `{"reservation_id":7}`) ||
-		!strings.Contains(out, "\ttype: *") || !strings.Contains(out, "consumer: ") {
+	wantsStatus("validation 1")
+	consumer.stop()
+	if out := operate("show", id); !strings.Contains(out, body) || !strings.Contains(out, "validation") {
 		t.Errorf("show prints %q", out)
 	}
-	kinds := strings.Split(dead("groups"), "\n")
-	if len(kinds) != 3 || !strings.Contains(kinds[0], "\tvalidation\treservation.held\t1\t") {
-		t.Fatalf("groups prints %q", kinds)
-	}
-	for _, kind := range kinds[:2] {
-		fingerprint, _, _ := strings.Cut(kind, "\t")
-		if out := dead("list", "--group="+fingerprint); strings.Count(out, "\n") != 1 {
-			t.Errorf("of kind %q are %q", fingerprint, out)
-		}
-		if out := dead("retry", "--group="+fingerprint, "--dry-run"); out != "would be retried: outbox 0, inbox 1\n" {
-			t.Errorf("a dry run prints %q", out)
-		}
-	}
-	if out := dead("audit"); out != "" {
-		t.Errorf("after dry runs audit prints %q", out)
-	}
-	if out := dead("remove", ids[0], "--by=ada", "--reason=useless"); out != "removed: outbox 0, inbox 1\n" {
-		t.Errorf("remove prints %q", out)
-	}
-	wantsLetters(1)
-	if out := dead("audit"); strings.Count(out, "\n") != 1 || !strings.HasPrefix(out, "inbox\t") ||
-		!strings.Contains(out, "remove\t1\tby=\"ada\"\treason=\"useless\"\tids=["+ids[0]) {
-		t.Errorf("audit prints %q", out)
-	}
-	consumer.stop()
-	fingerprint, _, _ := strings.Cut(dead("groups"), "\t")
-	if out := dead("retry", "--group="+fingerprint); out != "retried: outbox 0, inbox 1\n" {
+	if out := operate("retry", "--class=validation", "--by=ada", "--reason=mended"); out != "outbox: 0 retried\nreservation.stats: 1 retried\n" {
 		t.Errorf("retry prints %q", out)
 	}
-	if out := dead("audit", "--limit=1"); !strings.Contains(out, "retry\t1\t") || !strings.Contains(out, "group="+strconv.Quote(fingerprint)) {
-		t.Errorf("audit prints %q", out)
+	consumer = start(t, s.env(), asConsumer...) // it reads no better now
+	wantsStatus("validation 1")
+	consumer.stop()
+	if out := operate("drop", id, "--by=ada"); out != "outbox: 0 dropped\nreservation.stats: 1 dropped\n" {
+		t.Errorf("drop prints %q", out)
 	}
-	wantsLetters(0)
-	start(t, s.env(), asConsumer...) // it reads no better now
-	wantsLetters(1)
-	if code, _, _ := command(t, s.env(), slices.Concat(flags, []string{"dead", "show", "--id=" + ids[0]})...); code != 1 {
-		t.Errorf("show of a removed letter exits with %d, want 1", code)
-	}
-}
-
-// TestDeadLettersOfTheOutbox has a message given up whose broker refuses it, and shows who did what with it.
-func TestDeadLettersOfTheOutbox(t *testing.T) {
-	t.Parallel()
-	s := newServices(t)
-	if code, _, errs := command(t, s.env(), "migrate"); code != 0 {
-		t.Fatal(errs)
-	}
-	pool := pgtest.Pool(t, s.databaseURL, 2)
-	ids := make([]string, 2)
-	for i := range ids {
-		ids[i] = uuid.Must(uuid.NewV7()).String()
-		if _, err := pool.Exec(t.Context(), `
-			INSERT INTO holdfast_outbox_dead (id, seq, lane, name, body, content_type, transport_name, exchange, routing_key, created_at, attempts, error_class, last_error)
-			VALUES ($1, $2, 0, 'reservation.held', '{}', 'application/json', '', '', '', now(), 10, 'unroutable', 'no queue')`, ids[i], i); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, tc := range []struct {
-		want string
-		args []string
-	}{
-		{"retried: outbox 1, inbox 0\n", []string{"retry", "--id=" + ids[0], "--by=ada", "--reason=the queue is back"}},
-		{"removed: outbox 1, inbox 0\n", []string{"remove", "--all", "--from=outbox"}},
-	} {
-		code, out, errs := command(t, s.env(), append([]string{"dead"}, tc.args...)...)
-		if code != 0 || out != tc.want {
-			t.Errorf("dead %q exits with %d: %q, %s", tc.args, code, out, errs)
-		}
-	}
-	me, err := user.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, out, _ := command(t, s.env(), "dead", "audit")
-	lines := strings.Split(out, "\n")
-	if len(lines) != 3 || !strings.Contains(lines[0], "remove\t1\tby="+strconv.Quote(me.Username)) ||
-		!strings.Contains(lines[1], `by="ada"	reason="the queue is back"	ids=[`+ids[0]) {
-		t.Errorf("audit prints %q", out)
-	}
-	if code, out, _ := command(t, s.env(), "dead", "remove", "--all", "--by=a\nb"); code != 1 || out != "removed: outbox 0, inbox 0\n" {
-		t.Errorf("a name with a line break exits with %d and prints %q", code, out)
-	}
-	if code, _, _ := command(t, s.env(), "dead", "remove", "--all", "--by="); code != 2 {
-		t.Errorf("no name exits with %d", code)
+	log := operate("log")
+	if !strings.Contains(log, "mended") || strings.Count(log, "ada") != 2 || strings.Index(log, "drop") > strings.Index(log, "retry") {
+		t.Errorf("log prints %s", log)
 	}
 }
 

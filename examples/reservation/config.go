@@ -70,7 +70,10 @@ func parseConfig(args []string, getenv func(string) string, usage io.Writer) (co
 	flags.IntVar(&c.globalLimit, "global-limit", 1000, "POSTs per minute, 0 for no limit")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
-			writeUsage(usage, flags)
+			fmt.Fprintln(usage, "Usage: reservation [flags] [command]\n\nWithout a command the shop runs. Flags:")
+			flags.SetOutput(usage)
+			flags.PrintDefaults()
+			fmt.Fprintln(usage, "\nCommands, on the servers of DATABASE_URL, REDIS_URL and AMQP_URL, are those of an operator: reservation help")
 		}
 		return config{}, err
 	}
@@ -116,6 +119,9 @@ func (c config) validate() error {
 	}
 	if c.backend == backendMemory && c.role != roleAll {
 		report("-backend=memory lives in one process: it has no -role but all")
+	}
+	if c.backend == backendContainers && len(c.command) > 0 {
+		report("-backend=containers would start empty servers: a command needs -backend=services")
 	}
 	if c.backend == backendMemory && len(c.command) > 0 {
 		report("-backend=memory lives in one process: a command such as %q finds nothing there", c.command[0])

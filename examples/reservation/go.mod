@@ -15,8 +15,15 @@ require (
 )
 
 require (
+	github.com/inconshreveable/mousetrap v1.1.0 // indirect
+	github.com/mitchellh/colorstring v0.0.0-20190213212951-d06e56a500db // indirect
 	github.com/netresearch/go-cron v0.15.0 // indirect
+	github.com/rivo/uniseg v0.4.7 // indirect
+	github.com/schollz/progressbar/v3 v3.19.1 // indirect
+	github.com/spf13/cobra v1.10.2 // indirect
+	github.com/spf13/pflag v1.0.9 // indirect
 	go.opentelemetry.io/otel/sdk v1.47.0 // indirect
+	golang.org/x/term v0.45.0 // indirect
 )
 
 require (
@@ -41,6 +48,7 @@ require (
 	github.com/go-ole/go-ole v1.3.0 // indirect
 	github.com/google/uuid v1.6.0
 	github.com/holdfast-go/holdfast v0.0.0
+	github.com/holdfast-go/holdfast/examples/operator v0.0.0
 	github.com/jackc/pgpassfile v1.0.0 // indirect
 	github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761 // indirect
 	github.com/jackc/puddle/v2 v2.2.3 // indirect
@@ -83,4 +91,7 @@ require (
 	google.golang.org/protobuf v1.36.12 // indirect
 )
 
-replace github.com/holdfast-go/holdfast => ../..
+replace (
+	github.com/holdfast-go/holdfast => ../..
+	github.com/holdfast-go/holdfast/examples/operator => ../operator
+)

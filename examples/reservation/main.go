@@ -16,7 +16,7 @@ import (
 	"syscall"
 )
 
-// The exit codes. A bounded relay also exits with 1 when a message failed, and with 2 when it could not run.
+// The exit codes of the shop; package operator says what those of commands mean.
 const (
 	exitOK     = 0
 	exitFailed = 1
@@ -42,7 +42,7 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 	}
 	slog.SetDefault(slog.New(slog.NewTextHandler(stderr, nil)))
 	if len(cfg.command) > 0 {
-		return runCommand(ctx, cfg, stdout, stderr)
+		return operate(ctx, cfg, stdout, stderr)
 	}
 	if err := serve(ctx, cfg, stdout); err != nil {
 		fmt.Fprintln(stderr, "reservation: "+oneLine(err))

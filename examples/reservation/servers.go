@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -13,6 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
 
+	"github.com/holdfast-go/holdfast/examples/operator"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 	"github.com/holdfast-go/holdfast/txretry"
@@ -22,8 +22,6 @@ const (
 	shopConns   = 16 // for requests
 	workerConns = 10 // for relay, consumer and sweeper
 	redisConns  = 64
-	// reachTimeout leaves doctor the time to ask each server.
-	reachTimeout = doctorTimeout / 3
 	// heartbeat bounds how long the broker keeps messages for a consumer that has vanished: three of them at most.
 	heartbeat = 3 * time.Second
 )
@@ -105,25 +103,13 @@ func (s *servers) pingRabbitMQ(ctx context.Context) error {
 	return conn.CloseDeadline(time.Now().Add(closeTimeout))
 }
 
-// reach returns an error for each server that does not answer within reachTimeout.
-func (s *servers) reach(ctx context.Context) error {
-	type server struct {
-		name string
-		ping func(context.Context) error
-	}
-	all := []server{{"Postgres", s.workers.Ping}, {"Redis", s.pingRedis}}
+// pings ask each server whether it answers.
+func (s *servers) pings() []operator.Server {
+	all := []operator.Server{{Name: "Postgres", Ping: s.workers.Ping}, {Name: "Redis", Ping: s.pingRedis}}
 	if s.broker == brokerRabbitMQ {
-		all = append(all, server{"RabbitMQ", s.pingRabbitMQ})
+		all = append(all, operator.Server{Name: "RabbitMQ", Ping: s.pingRabbitMQ})
 	}
-	var errs []error
-	for _, server := range all {
-		ctx, cancel := context.WithTimeout(ctx, reachTimeout)
-		if err := server.ping(ctx); err != nil {
-			errs = append(errs, fmt.Errorf("%s cannot be asked: %w", server.name, err))
-		}
-		cancel()
-	}
-	return errors.Join(errs...)
+	return all
 }
 
 // close ends all connections, but waits for servers that do not answer no longer than closeTimeout.

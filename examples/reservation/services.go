@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/holdfast-go/holdfast/examples/operator"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/postgres"
 	"github.com/holdfast-go/holdfast/expiry"
 	"github.com/holdfast-go/holdfast/expiry/expirypgx"
@@ -30,6 +31,7 @@ type parts struct {
 	inbox      *inboxpgx.Store
 	holds      *expirypgx.Store
 	sweeper    *expiry.Sweeper
+	log        *operator.PostgresLog // of what operators do
 }
 
 // newParts puts the parts together. Nothing is asked of a server yet. Each part has the logger and the
@@ -55,26 +57,18 @@ func newParts(cfg config, s *servers) *parts {
 	p.relay = must(outbox.NewRelay(p.messages, p.broker.publisher, outbox.RelayConfig{}))
 
 	p.holds = must(expirypgx.New(workers, "reservations", expirypgx.Config{Emit: postgres.Swept(p.messages)}))
+	p.log = must(operator.NewPostgresLog(s.workers))
 	p.sweeper = must(expiry.NewSweeper(p.holds, expiry.SweeperConfig{Schedule: cfg.sweep}))
 	return p
 }
 
 // prepare creates the tables and what the broker needs. Many processes may do so at once.
 func (p *parts) prepare(ctx context.Context) error {
-	shop := func(ctx context.Context) error { return postgres.Migrate(ctx, p.servers.workers) }
-	err := patiently(ctx, "migrate the database", p.messages.Migrate, p.inbox.Migrate, p.once.Migrate, shop)
+	err := patiently(ctx, "migrate the database", p.messages.Migrate, p.inbox.Migrate, p.once.Migrate, p.log.Migrate, shopTables{p}.Migrate)
 	if err != nil {
 		return err
 	}
 	return patiently(ctx, "set up the broker", p.broker.setup...)
-}
-
-// checks look for what an operator should mend, those of relay, consumer and sweeper on all they stand on.
-func (p *parts) checks() []func(context.Context) error {
-	return []func(context.Context) error{
-		p.transactor.Check, p.once.Check, p.gate.Check, p.limiter.Check,
-		p.relay.Check, p.broker.consumer.Check, p.sweeper.Check,
-	}
 }
 
 // openServices is the back end on real servers, with the services of the role.

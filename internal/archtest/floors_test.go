@@ -92,6 +92,7 @@ var floors = slices.Concat(
 		{pkg: "watermillbridge", clients: []string{watermill}, on: with(ground, "inbox", "inbox/internal/...", "outbox", "outbox/driver", "outbox/internal/..."), noTesting: true},
 
 		{pkg: "examples/databasesql/...", clients: []string{pgx}, on: []string{"..."}, anyModule: true, publicOnly: true},
+		{pkg: "examples/operator/...", clients: heavy, on: []string{"..."}, anyModule: true, publicOnly: true},
 		{pkg: "examples/quickstart", clients: []string{pgx, amqp, cron}, on: []string{"..."}, anyModule: true, publicOnly: true},
 		{pkg: "examples/reservation/internal/booking", stdOnly: true},
 		{pkg: "examples/reservation/...", clients: heavy, on: []string{"..."}, anyModule: true, publicOnly: true},

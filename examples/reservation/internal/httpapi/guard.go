@@ -42,10 +42,14 @@ func newGuard(cfg Config, log *seldom) (func(http.Handler) http.Handler, error) 
 	return func(next http.Handler) http.Handler { return requireUser(limited(once(next))) }, nil
 }
 
+// Limits are that of each user and that for all of them together.
+func Limits(userLimit, globalLimit int) (user, global ratelimit.Limit) {
+	return ratelimit.Limit{Name: "user", Max: int64(userLimit)}, ratelimit.Limit{Name: "global", Max: int64(globalLimit)}
+}
+
 // charges is one unit of the user's limit and, if there is one, of the limit for all.
 func charges(userLimit, globalLimit int) func(*http.Request) ([]ratelimit.Charge, error) {
-	user := ratelimit.Limit{Name: "user", Max: int64(userLimit)}
-	global := ratelimit.Limit{Name: "global", Max: int64(globalLimit)}
+	user, global := Limits(userLimit, globalLimit)
 	return func(r *http.Request) ([]ratelimit.Charge, error) {
 		list := []ratelimit.Charge{{Limit: user, Key: userOf(r.Context())}}
 		if globalLimit > 0 {

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// maxFile bounds the file: whatever is named by mistake is not read whole.
+const maxFile = 1 << 20
+
+// file is what a service has. Every field has the default of its package.
+type file struct {
+	Outboxes    []outboxEntry      `yaml:"outboxes"`
+	Consumers   []consumerEntry    `yaml:"consumers"`
+	Idempotency []idempotencyEntry `yaml:"idempotency"`
+	Limits      []limitEntry       `yaml:"limits"`
+	Sweeps      []sweepEntry       `yaml:"sweeps"`
+}
+
+type outboxEntry struct {
+	Name   string `yaml:"name"`
+	Schema string `yaml:"schema"`
+	Table  string `yaml:"table"`
+	// Exchange is on RabbitMQ, Stream on Redis: one of them, or none, which leaves out relay.
+	Exchange string `yaml:"exchange"`
+	Stream   string `yaml:"stream"`
+}
+
+type consumerEntry struct {
+	Name string `yaml:"name"`
+	// Queue is on RabbitMQ, Stream on Redis: one of them.
+	Queue      string         `yaml:"queue"`
+	Stream     string         `yaml:"stream"`
+	Group      string         `yaml:"group"`
+	Classic    bool           `yaml:"classic"`
+	Partitions int            `yaml:"partitions"`
+	Ordered    bool           `yaml:"ordered"`
+	ParkKeys   bool           `yaml:"park_keys"`
+	Classes    []string       `yaml:"classes"`
+	Bindings   []bindingEntry `yaml:"bindings"`
+	// Consumer is the name in the table of processed messages. Default: Name.
+	Consumer string `yaml:"consumer"`
+	Schema   string `yaml:"schema"`
+	Table    string `yaml:"table"`
+}
+
+type bindingEntry struct {
+	Exchange string `yaml:"exchange"`
+	Key      string `yaml:"key"`
+}
+
+type idempotencyEntry struct {
+	Name   string `yaml:"name"`
+	Schema string `yaml:"schema"`
+	Table  string `yaml:"table"`
+}
+
+type limitEntry struct {
+	Name      string        `yaml:"name"`
+	Max       int64         `yaml:"max"`
+	Window    time.Duration `yaml:"window"`
+	Algorithm string        `yaml:"algorithm"` // sliding, bucket or fixed
+	Burst     int64         `yaml:"burst"`
+}
+
+type sweepEntry struct {
+	Name     string `yaml:"name"`
+	Schema   string `yaml:"schema"`
+	Table    string `yaml:"table"`
+	ID       string `yaml:"id"`
+	Deadline string `yaml:"deadline"`
+	Status   string `yaml:"status"`
+	Active   string `yaml:"active"`
+	Expired  string `yaml:"expired"`
+	Where    string `yaml:"where"`
+}
+
+// readFile reads the file of that path, or the default one if there is one.
+func readFile(path string) (file, error) {
+	var f file
+	named := path != ""
+	if !named {
+		path = defaultConfig
+	}
+	opened, err := os.Open(path)
+	if !named && errors.Is(err, fs.ErrNotExist) {
+		return f, nil
+	}
+	if err != nil {
+		return f, err
+	}
+	defer func() { _ = opened.Close() }() // it was only read
+	text, err := io.ReadAll(io.LimitReader(opened, maxFile+1))
+	if err != nil {
+		return f, err
+	}
+	if len(text) > maxFile {
+		return f, fmt.Errorf("%s: more than %d bytes", path, maxFile)
+	}
+	decoder := yaml.NewDecoder(bytes.NewReader(text))
+	decoder.KnownFields(true)
+	if err := decoder.Decode(&f); err != nil && !errors.Is(err, io.EOF) {
+		return f, fmt.Errorf("%s: %w", path, err)
+	}
+	return f, nil
+}

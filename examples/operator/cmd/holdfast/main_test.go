@@ -1,0 +1,192 @@
+package main_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+)
+
+func TestMain(m *testing.M) {
+	code := testenv.Run(m)
+	if dir := filepath.Dir(builtAt); builtAt != "" {
+		_ = os.RemoveAll(dir) // whatever is left is in a folder for temporary files
+	}
+	os.Exit(code)
+}
+
+var (
+	builtAt string
+	build   = sync.OnceValue(func() error {
+		dir, err := os.MkdirTemp("", "holdfast-")
+		if err != nil {
+			return err
+		}
+		builtAt = filepath.Join(dir, "holdfast")
+		out, err := exec.Command("go", "build", "-buildvcs=false", "-o", builtAt, ".").CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	})
+)
+
+// run runs the program in a folder.
+func run(t *testing.T, dir string, env []string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	must(t, build())
+	var out, errs bytes.Buffer
+	cmd := exec.CommandContext(t.Context(), builtAt, args...)
+	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = dir, env, &out, &errs
+	err := cmd.Run()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		return exit.ExitCode(), out.String(), errs.String()
+	}
+	must(t, err)
+	return 0, out.String(), errs.String()
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// inTheReadme is the file that the README shows.
+func inTheReadme(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile("../../README.md")
+	must(t, err)
+	_, after, _ := strings.Cut(string(text), "```yaml\n")
+	yaml, _, found := strings.Cut(after, "```")
+	if !found {
+		t.Fatal("the README shows no file")
+	}
+	return yaml
+}
+
+// The file of the README operates a service on real servers, with the commands of a cron relay.
+func TestProgram(t *testing.T) {
+	t.Parallel()
+	dir, database, broker := t.TempDir(), pgtest.URL(t), amqptest.New(t)
+	must(t, os.WriteFile(filepath.Join(dir, "holdfast.yaml"), []byte(inTheReadme(t)), 0o600))
+	env := []string{"DATABASE_URL=" + database, "REDIS_URL=" + redistest.URL(t), "AMQP_URL=" + broker.URL}
+	wants := func(want int, part string, args ...string) {
+		t.Helper()
+		code, out, errs := run(t, dir, env, args...)
+		if code != want || !strings.Contains(out+errs, part) {
+			t.Errorf("%q exits with %d, want %d and %q: %s%s", args, code, want, part, out, errs)
+		}
+	}
+	pool := pgtest.Pool(t, database, 2)
+	_, err := pool.Exec(t.Context(), `CREATE TABLE reservations (id bigint PRIMARY KEY, status text NOT NULL, expires_at timestamptz NOT NULL);
+		CREATE INDEX ON reservations (expires_at, id) WHERE status = 'held'; INSERT INTO reservations VALUES (1, 'held', now() - interval '1 hour')`)
+	must(t, err)
+
+	wants(1, "the command setup creates", "doctor")
+	wants(1, "run `holdfast setup` first", "outbox", "dead")
+	wants(2, "run `holdfast setup` first", "relay")
+	wants(0, "billing: broker", "setup")
+	wants(0, "billing", "status")
+	wants(0, "holds  1", "expiry", "due")
+	wants(0, "100", "limits", "show", "ada")
+	wants(2, "there is no sweeper", "sweep")
+
+	store, err := outboxpgx.New(pool, outboxpgx.Config{})
+	must(t, err)
+	send := func(names ...string) {
+		t.Helper()
+		must(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+			for _, name := range names {
+				m, err := outbox.NewMessage(name, map[string]string{})
+				if err == nil {
+					err = store.Write(t.Context(), tx, m)
+				}
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+	}
+	send("order.placed", "order.paid")
+	wants(0, "published 2, failed 0, dead 0\n", "relay", "--limit=1000", "--time-limit=1")
+	if n := broker.Depth(t, "billing"); n != 2 {
+		t.Errorf("%d messages in the queue", n)
+	}
+	wants(0, "published 0, failed 0, dead 0\n", "relay", "--limit=1000")
+	send("nobody.listens") // no binding takes it
+	wants(1, "published 0, failed 1", "relay", "--limit=1000", "--time-limit=0")
+	wants(2, "must be at least 1", "--config="+filepath.Join(dir, "holdfast.yaml"), "relay", "--limit=0")
+
+	broker.Publish(t, "", "failed.validation", amqp.Publishing{Body: []byte("{}")})
+	wants(0, "validation 1", "status")
+}
+
+func TestMistakes(t *testing.T) {
+	t.Parallel()
+	for text, part := range map[string]string{
+		"outboxes: [{nome: x}]":                            "nome",
+		"outboxes: {":                                      "yaml",
+		"outboxes: [{exchange: a, stream: b}]":             "both set",
+		"consumers: [{name: x}]":                           "say queue",
+		"consumers: [{name: x y, queue: x}]":               "a name is",
+		"limits: [{name: user, max: 1, algorithm: magic}]": "none of sliding",
+		"limits: [{name: user}]":                           "Max",
+		"sweeps: [{name: x, table: 'a\"b'}]":               "sweep",
+		"idempotency: [{table: t}, {table: t}]":            "taken",
+	} {
+		dir := t.TempDir()
+		must(t, os.WriteFile(filepath.Join(dir, "holdfast.yaml"), []byte(text), 0o600))
+		env := []string{"DATABASE_URL=postgres://x@127.0.0.1:1/x", "REDIS_URL=redis://127.0.0.1:1", "AMQP_URL=amqp://127.0.0.1:1"}
+		if code, out, errs := run(t, dir, env, "status"); code != 2 || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, part) {
+			t.Errorf("%s exits with %d: %s%s", text, code, out, errs)
+		}
+	}
+	dir := t.TempDir()
+	if code, _, errs := run(t, dir, nil, "--config", "none.yaml", "status"); code != 2 || !strings.Contains(errs, "none.yaml") {
+		t.Errorf("without the file it exits with %d: %s", code, errs)
+	}
+	must(t, os.WriteFile(filepath.Join(dir, "other.yaml"), []byte("outboxes: [{}]"), 0o600))
+	for _, env := range [][]string{{"HOLDFAST_CONFIG=other.yaml"}, {"HOLDFAST_CONFIG=other.yaml", "DATABASE_URL=mysql://root:secret@localhost/x"}} {
+		code, _, errs := run(t, dir, env, "status")
+		if code != 2 || !strings.Contains(errs, "DATABASE_URL is not") || strings.Contains(errs, "secret") {
+			t.Errorf("with %q it exits with %d: %s", env, code, errs)
+		}
+	}
+	if code, out, errs := run(t, dir, nil, "help"); code != 0 || !strings.Contains(out, "doctor") {
+		t.Errorf("help without a file exits with %d: %s%s", code, out, errs)
+	}
+}
+
+// A server that is down is said once, and ends no command later than doctor's limit.
+func TestServersThatAreDown(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(dir, "holdfast.yaml"), []byte("outboxes: [{exchange: shop}]\nconsumers: [{name: billing, queue: billing}]"), 0o600))
+	env := []string{"DATABASE_URL=postgres://x@127.0.0.1:1/x", "AMQP_URL=amqp://127.0.0.1:1"}
+	code, _, errs := run(t, dir, env, "doctor")
+	if code != 1 || strings.Count(errs, "\n") != 1 || strings.Count(errs, "Postgres cannot be asked") != 1 || strings.Count(errs, "RabbitMQ cannot be asked") != 1 {
+		t.Errorf("doctor exits with %d: %s", code, errs)
+	}
+	code, out, errs := run(t, dir, env, "status")
+	if code != 1 || !strings.Contains(out, "billing") || strings.Count(errs, "\n") != 1 {
+		t.Errorf("status exits with %d: %s%s", code, out, errs)
+	}
+}

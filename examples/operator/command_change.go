@@ -1,0 +1,138 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+)
+
+// retry sends dead letters again.
+func (o *Operator) retry() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "retry [ID...]", Short: "Send dead letters again",
+		Long: "Send dead letters again: those of an outbox to be published, those of a consumer to be processed, with their\n" +
+			"attempts forgotten. Mend first what made them fail.",
+	}
+	from, selected, changed := o.addFrom(cmd), addSelectFlags(cmd), addChangeFlags(cmd)
+	all := addAll(cmd)
+	cmd.Flags().Float64Var(&changed.c.PerSecond, "rate", 0, "at most so many a second (0: as fast as it goes)")
+	cmd.Flags().BoolVar(&changed.c.Force, "force", false, "also those that are older than the consumers' memory of what was processed: they may take effect twice")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return o.change(cmd, "retry", from, selected, changed, *all, args)
+	}
+	return cmd
+}
+
+// drop removes dead letters.
+func (o *Operator) drop() *cobra.Command {
+	cmd := &cobra.Command{Use: "drop [ID...]", Short: "Remove dead letters for ever"}
+	from, selected, changed := o.addFrom(cmd), addSelectFlags(cmd), addChangeFlags(cmd)
+	all := addAll(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return o.change(cmd, "drop", from, selected, changed, *all, args)
+	}
+	return cmd
+}
+
+func addAll(cmd *cobra.Command) *bool {
+	return cmd.Flags().Bool("all", false, "really all of them, where nothing else chooses")
+}
+
+// changed is what a command has changed in one place.
+type changed struct {
+	From string `json:"from"`
+	replayed
+	DryRun bool `json:"dry_run,omitempty"`
+}
+
+func (o *Operator) change(cmd *cobra.Command, what string, from *placeFlag, selected *selectFlags, flags *changeFlags, all bool, ids []string) error {
+	s, err := selected.selection(ids)
+	if err != nil {
+		return err
+	}
+	c, err := flags.change()
+	if err != nil {
+		return err
+	}
+	if !s.chooses() && !all {
+		return usagef("%s: choose by id, --name, --key, --class, --group, --error, --since, --until or --limit, or say --all", what)
+	}
+	places, err := o.chosen(from)
+	if err != nil {
+		return err
+	}
+	done, failed := eachPlace(cmd.Context(), places, func(ctx context.Context, p place) ([]changed, error) {
+		c, finish := withProgress(ctx, cmd, p, s, c)
+		defer finish()
+		r, err := o.apply(ctx, what, p, s, c)
+		return []changed{{p.name, r, c.DryRun}}, err
+	})
+	return errors.Join(printChanged(cmd, what, done), failed)
+}
+
+// apply changes what is chosen of one place and has it noted, by the place itself or in the log.
+func (o *Operator) apply(ctx context.Context, what string, p place, s selection, c change) (replayed, error) {
+	do := func() (replayed, error) {
+		switch {
+		case what == "retry":
+			return p.replay(ctx, s, c)
+		case c.DryRun:
+			n, err := p.count(ctx, s)
+			return replayed{Returned: n}, err
+		}
+		n, err := p.remove(ctx, s, c)
+		return replayed{Returned: n}, err
+	}
+	if c.DryRun || p.keepsLog() {
+		return do()
+	}
+	var r replayed
+	err := o.noted(ctx, Action{What: what, On: p.name, Chosen: s.String(), By: c.By, Reason: c.Reason}, func() (int, error) {
+		var err error
+		r, err = do()
+		return r.Returned, err
+	})
+	return r, err
+}
+
+// noted does something and keeps in the log that it was done. What cannot be noted is not begun.
+func (o *Operator) noted(ctx context.Context, a Action, do func() (int, error)) error {
+	if o.cfg.Log == nil {
+		_, err := do()
+		return err
+	}
+	number, err := o.cfg.Log.Begin(ctx, a)
+	if err != nil {
+		return err
+	}
+	n, err := do()
+	failure := ""
+	if err != nil {
+		failure = short(oneLine(err), 1000)
+	}
+	return errors.Join(err, o.cfg.Log.End(context.WithoutCancel(ctx), number, n, failure))
+}
+
+func printChanged(cmd *cobra.Command, what string, done []changed) error {
+	if wantsJSON(cmd) {
+		return printJSON(cmd, done)
+	}
+	verb := map[string]string{"retry": "retried", "drop": "dropped"}[what]
+	for _, c := range done {
+		v := verb
+		if c.DryRun {
+			v = "would be " + verb
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "%s: %d %s", c.From, c.Returned, v)
+		if c.Outlived > 0 {
+			fmt.Fprintf(cmd.OutOrStdout(), ", %d too old (--force)", c.Outlived)
+		}
+		if c.Failed > 0 {
+			fmt.Fprintf(cmd.OutOrStdout(), ", %d could not be", c.Failed)
+		}
+		fmt.Fprintln(cmd.OutOrStdout())
+	}
+	return nil
+}

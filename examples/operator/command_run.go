@@ -1,0 +1,107 @@
+package operator
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+// relay publishes what is in the outboxes, and ends: a relay for cron.
+func (o *Operator) relay() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "relay", Short: "Publish what is in the outbox, and end", Args: noArguments,
+		Long: "Publish what is in the outbox, and end. It exits with 0 when all went, 1 when a message failed, and 2 when it could not run.",
+	}
+	limit := cmd.Flags().Int("limit", 1000, "end after so many messages")
+	var timeLimit seconds
+	cmd.Flags().Var(&timeLimit, "time-limit", "wait for new messages until so much `time` has passed, such as 55 or 55s (0: end when the outbox is empty)")
+	from := cmd.Flags().String("from", "", "the `outbox`, where there are several")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if *limit < 1 {
+			return usagef("relay: --limit must be at least 1")
+		}
+		relay, err := o.relayOf(*from)
+		if err != nil {
+			return err
+		}
+		report, err := relay.Drain(cmd.Context(), outbox.Bounds{Limit: *limit, TimeLimit: time.Duration(timeLimit)})
+		if wantsJSON(cmd) {
+			err = errors.Join(err, printJSON(cmd, map[string]int{"published": report.Published, "failed": report.Failed, "dead": report.Dead}))
+		} else {
+			fmt.Fprintf(cmd.OutOrStdout(), "published %d, failed %d, dead %d\n", report.Published, report.Failed, report.Dead)
+		}
+		if err != nil {
+			return &exitError{exitUsage, err}
+		}
+		if code := report.ExitCode(); code != exitOK {
+			return &exitError{code: code}
+		}
+		return nil
+	}
+	return cmd
+}
+
+func (o *Operator) relayOf(name string) (*outbox.Relay, error) {
+	var found []*outbox.Relay
+	for _, b := range o.cfg.Outboxes {
+		if b.Relay != nil && (name == "" || name == b.Name) {
+			found = append(found, b.Relay)
+		}
+	}
+	switch {
+	case len(found) == 0 && name != "":
+		return nil, usagef("relay: --from: there is no relay for %.40q", name)
+	case len(found) == 0:
+		return nil, usagef("relay: there is no relay")
+	case len(found) > 1:
+		return nil, usagef("relay: there are several outboxes: say --from")
+	}
+	return found[0], nil
+}
+
+// sweep expires what is overdue, once.
+func (o *Operator) sweep() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "sweep", Short: "Expire what is overdue, once", Args: noArguments,
+		Long: "Expire what is overdue, once. It exits with 1 when rows fail by themselves: they are poisoned.",
+	}
+	from := cmd.Flags().String("from", "", "the `sweep`, where there are several (default: all)")
+	dry := cmd.Flags().Bool("dry-run", false, "only tell how much is overdue")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if *dry {
+			return o.expiryDue(cmd)
+		}
+		var total expiry.Report
+		var failed []error
+		found := false
+		for _, w := range o.cfg.Sweeps {
+			if w.Sweeper == nil || *from != "" && *from != w.Name {
+				continue
+			}
+			found = true
+			r, err := w.Sweeper.Sweep(cmd.Context())
+			total.Expired, total.Raced, total.Poisoned = total.Expired+r.Expired, total.Raced+r.Raced, total.Poisoned+r.Poisoned
+			if err != nil {
+				failed = append(failed, fmt.Errorf("%s: %w", w.Name, err))
+			}
+		}
+		if !found {
+			return usagef("sweep: there is no sweeper %.40q", *from)
+		}
+		if wantsJSON(cmd) {
+			failed = append(failed, printJSON(cmd, map[string]int{"expired": total.Expired, "poisoned": total.Poisoned}))
+		} else {
+			fmt.Fprintf(cmd.OutOrStdout(), "expired %d, poisoned %d\n", total.Expired, total.Poisoned)
+		}
+		if err := errors.Join(failed...); err != nil || total.Poisoned > 0 {
+			return &exitError{exitFailed, err}
+		}
+		return nil
+	}
+	return cmd
+}

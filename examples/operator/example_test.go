@@ -1,0 +1,45 @@
+package operator_test
+
+import (
+	"context"
+	"log/slog"
+	"os"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/examples/operator"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+)
+
+// What a service has already.
+var (
+	pool     *pgxpool.Pool
+	store    *outboxpgx.Store
+	relay    *outbox.Relay
+	consumer *inboxamqp.Consumer
+	books    *inboxpgx.Store
+)
+
+// A service mounts the commands in its own binary.
+func Example() {
+	ctx := context.Background()
+	log, err := operator.NewPostgresLog(pool)
+	if err != nil {
+		slog.Error(err.Error())
+		os.Exit(1)
+	}
+
+	o, err := operator.New(operator.Config{
+		Outboxes:  []operator.Outbox{{Store: store, Relay: relay}},
+		Consumers: []operator.Consumer{{Name: "billing", Consumer: consumer, Inbox: books}},
+		Log:       log,
+	})
+	if err != nil {
+		slog.Error(err.Error())
+		os.Exit(1)
+	}
+	os.Exit(o.Run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}

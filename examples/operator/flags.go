@@ -1,0 +1,200 @@
+package operator
+
+import (
+	"fmt"
+	"os/user"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/spf13/cobra"
+)
+
+// listed is how many letters are listed where nothing else is asked for.
+const listed = 100
+
+// selectFlags are those that choose dead letters.
+type selectFlags struct {
+	s            selection
+	since, until string
+}
+
+func addSelectFlags(cmd *cobra.Command) *selectFlags {
+	f := &selectFlags{}
+	flags := cmd.Flags()
+	flags.StringVar(&f.s.Name, "name", "", "only messages of this `name`")
+	flags.StringVar(&f.s.Key, "key", "", "only messages of this ordering `key`")
+	flags.StringVar(&f.s.Class, "class", "", "only failures of this `class`")
+	flags.StringVar(&f.s.Group, "group", "", "only failures of this `kind`, as groups prints it")
+	flags.StringVar(&f.s.ErrorContains, "error", "", "only failures with this `text` in the error")
+	flags.StringVar(&f.since, "since", "", "only failures since this `time`: 2h for two hours ago, or 2026-01-02T15:04:05Z")
+	flags.StringVar(&f.until, "until", "", "only failures before this `time`")
+	flags.IntVar(&f.s.Limit, "limit", 0, "at most so many of each place, the oldest first")
+	return f
+}
+
+// selection is what the flags and the ids choose.
+func (f *selectFlags) selection(ids []string) (s selection, err error) {
+	s = f.s
+	for _, text := range ids {
+		id, err := uuid.Parse(text)
+		if err != nil {
+			return s, usagef("%.40q is not an id", text)
+		}
+		s.IDs = append(s.IDs, id)
+	}
+	if s.Limit < 0 {
+		return s, usagef("--limit must not be negative")
+	}
+	if s.After, err = parseMoment(f.since); err != nil {
+		return s, usagef("--since: %w", err)
+	}
+	if s.Before, err = parseMoment(f.until); err != nil {
+		return s, usagef("--until: %w", err)
+	}
+	return s, nil
+}
+
+// parseMoment reads a time, or how long ago it was.
+func parseMoment(text string) (time.Time, error) {
+	if text == "" {
+		return time.Time{}, nil
+	}
+	if ago, err := time.ParseDuration(text); err == nil && ago >= 0 {
+		return time.Now().Add(-ago), nil
+	}
+	at, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		return at, fmt.Errorf("%.40q is neither a duration such as 2h nor a time such as 2026-01-02T15:04:05Z", text)
+	}
+	return at, nil
+}
+
+// String is the selection in the words of the flags.
+func (s selection) String() string {
+	var words []string
+	add := func(flag, value string) {
+		if value != "" {
+			words = append(words, fmt.Sprintf("--%s=%s", flag, strconv.Quote(value)))
+		}
+	}
+	if n := len(s.IDs); n > 3 {
+		words = append(words, fmt.Sprintf("%d ids, the first %s", n, s.IDs[0]))
+	} else {
+		for _, id := range s.IDs {
+			words = append(words, id.String())
+		}
+	}
+	add("name", s.Name)
+	add("key", s.Key)
+	add("class", s.Class)
+	add("group", s.Group)
+	add("error", s.ErrorContains)
+	if !s.After.IsZero() {
+		add("since", moment(s.After))
+	}
+	if !s.Before.IsZero() {
+		add("until", moment(s.Before))
+	}
+	if s.Limit > 0 {
+		words = append(words, fmt.Sprintf("--limit=%d", s.Limit))
+	}
+	if len(words) == 0 {
+		return "--all"
+	}
+	return strings.Join(words, " ")
+}
+
+// chooses reports whether anything is chosen: nothing is all.
+func (s selection) chooses() bool { return s.String() != "--all" }
+
+// placeFlag is --from.
+type placeFlag struct{ names []string }
+
+func (o *Operator) addFrom(cmd *cobra.Command) *placeFlag {
+	f := &placeFlag{}
+	var known []string
+	for _, p := range o.places() {
+		known = append(known, p.name)
+	}
+	cmd.Flags().StringSliceVar(&f.names, "from", nil, "only of this `place`: "+strings.Join(known, ", ")+", or all outboxes (outbox) or consumers (inbox)")
+	_ = cmd.RegisterFlagCompletionFunc("from", cobra.FixedCompletions(append(known, kindOutbox, kindInbox), cobra.ShellCompDirectiveNoFileComp))
+	return f
+}
+
+// chosen are the places that the flag names, or all.
+func (o *Operator) chosen(f *placeFlag) ([]place, error) {
+	all := o.places()
+	if len(f.names) == 0 {
+		return all, nil
+	}
+	var found []place
+	for _, wanted := range f.names {
+		n := len(found)
+		for _, p := range all {
+			if p.name == wanted || p.kind == wanted {
+				found = append(found, p)
+			}
+		}
+		if len(found) == n {
+			return nil, usagef("--from: there is no %.40q", wanted)
+		}
+	}
+	return found, nil
+}
+
+// changeFlags say who changes something, and how.
+type changeFlags struct{ c change }
+
+func addChangeFlags(cmd *cobra.Command) *changeFlags {
+	f := &changeFlags{}
+	flags := cmd.Flags()
+	flags.StringVar(&f.c.By, "by", osUser(), "`who` does it; kept in the log")
+	flags.StringVar(&f.c.Reason, "reason", "", "`why`; kept, too")
+	flags.BoolVar(&f.c.DryRun, "dry-run", false, "only tell what would be done")
+	return f
+}
+
+// change is what the flags say.
+func (f *changeFlags) change() (change, error) {
+	switch {
+	case f.c.By == "" && !f.c.DryRun:
+		return f.c, usagef("say --by")
+	case len(f.c.By) > 128 || plain(f.c.By) != f.c.By:
+		return f.c, usagef("--by must be at most 128 bytes without control characters")
+	case len(f.c.Reason) > 1000 || plain(f.c.Reason) != f.c.Reason:
+		return f.c, usagef("--reason must be at most 1,000 bytes without control characters")
+	case !(f.c.PerSecond >= 0):
+		return f.c, usagef("--rate must not be negative")
+	}
+	return f.c, nil
+}
+
+// osUser is who runs the program; empty: that is not known.
+func osUser() string {
+	u, err := user.Current()
+	if err != nil {
+		return ""
+	}
+	return u.Username
+}
+
+// seconds is a duration whose bare numbers are seconds.
+type seconds time.Duration
+
+func (s *seconds) String() string { return time.Duration(*s).String() }
+func (s *seconds) Type() string   { return "time" }
+
+func (s *seconds) Set(text string) error {
+	if n, err := strconv.ParseUint(text, 10, 31); err == nil {
+		*s = seconds(time.Duration(n) * time.Second)
+		return nil
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d < 0 {
+		return fmt.Errorf("want seconds or a duration such as 55s, not negative")
+	}
+	*s = seconds(d)
+	return nil
+}

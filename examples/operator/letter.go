@@ -1,0 +1,117 @@
+package operator
+
+import (
+	"context"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// letter is a dead letter, of an outbox or of a consumer. Its JSON is what --json prints.
+type letter struct {
+	From        string            `json:"from"`
+	ID          uuid.UUID         `json:"id"`
+	Name        string            `json:"name"`
+	Key         string            `json:"key,omitempty"`
+	Class       string            `json:"class"`
+	Error       string            `json:"error"`
+	ErrorType   string            `json:"error_type,omitempty"`
+	SQLState    string            `json:"sqlstate,omitempty"`
+	Fingerprint string            `json:"group"`
+	Attempts    int               `json:"attempts"`
+	Replays     int               `json:"replays,omitempty"`
+	Queue       string            `json:"queue,omitempty"`
+	Consumer    string            `json:"consumer,omitempty"`
+	Transport   string            `json:"transport,omitempty"`
+	CreatedAt   time.Time         `json:"created_at,omitzero"`
+	FirstFailed time.Time         `json:"first_failed_at,omitzero"`
+	FailedAt    time.Time         `json:"failed_at"`
+	History     []failure         `json:"history,omitempty"`
+	Headers     map[string]string `json:"headers,omitempty"`
+	ContentType string            `json:"content_type,omitempty"`
+	Body        string            `json:"body,omitempty"`
+	// Unreadable says why the message is not complete.
+	Unreadable string `json:"unreadable,omitempty"`
+}
+
+// failure is one failed attempt before the last.
+type failure struct {
+	At       time.Time `json:"at"`
+	Consumer string    `json:"consumer"`
+	Error    string    `json:"error"`
+}
+
+// group are dead letters of one kind.
+type group struct {
+	From   string    `json:"from"`
+	ID     string    `json:"group"`
+	Count  int       `json:"count"`
+	First  time.Time `json:"first"`
+	Last   time.Time `json:"last"`
+	Sample letter    `json:"sample"`
+}
+
+// selection chooses dead letters: those that match all that is set.
+type selection struct {
+	IDs           []uuid.UUID
+	Name, Key     string
+	Class, Group  string
+	ErrorContains string
+	After, Before time.Time
+	Limit         int
+}
+
+// change is who changes dead letters, and how.
+type change struct {
+	By, Reason string
+	PerSecond  float64
+	DryRun     bool
+	Force      bool
+	// Progress is told how many are done; nil: nobody asks.
+	Progress func(done int)
+}
+
+// replayed is what became of letters that were to be tried again.
+type replayed struct {
+	Returned int `json:"returned"`
+	Outlived int `json:"outlived"`
+	Failed   int `json:"failed"`
+}
+
+// shelf is where dead letters are: an outbox or a consumer.
+type shelf interface {
+	// list leaves bodies and headers out unless they are wanted whole.
+	list(ctx context.Context, s selection, whole bool) ([]letter, error)
+	count(ctx context.Context, s selection) (int, error)
+	groups(ctx context.Context, s selection) ([]group, error)
+	replay(ctx context.Context, s selection, c change) (replayed, error)
+	remove(ctx context.Context, s selection, c change) (int, error)
+	// keepsLog says that the place itself keeps who has changed what.
+	keepsLog() bool
+}
+
+// place is a shelf and its name.
+type place struct {
+	name string
+	kind string // "outbox" or "inbox"
+	shelf
+}
+
+// The kinds of places.
+const (
+	kindOutbox = "outbox"
+	kindInbox  = "inbox"
+)
+
+// places are all of them, those of outboxes first.
+func (o *Operator) places() []place {
+	var all []place
+	for _, b := range o.cfg.Outboxes {
+		_, audits := b.Store.(auditor)
+		all = append(all, place{b.Name, kindOutbox, outboxShelf{b.Name, b.Store.DeadLetters(), audits}})
+	}
+	for _, c := range o.cfg.Consumers {
+		all = append(all, place{c.Name, kindInbox, inboxShelf{c.Name, c.Consumer.DeadLetters()}})
+	}
+	return all
+}

@@ -1,0 +1,73 @@
+package operator
+
+import (
+	"context"
+
+	"github.com/holdfast-go/holdfast/inbox"
+)
+
+// inboxShelf has the messages that a consumer has given up.
+type inboxShelf struct {
+	name    string
+	letters inbox.DeadLetters
+}
+
+func (i inboxShelf) keepsLog() bool { return false }
+
+func (i inboxShelf) list(ctx context.Context, s selection, whole bool) ([]letter, error) {
+	found, err := i.letters.List(ctx, inboxFilter(s))
+	letters := make([]letter, len(found))
+	for n, d := range found {
+		letters[n] = i.letter(d, whole)
+	}
+	return letters, err
+}
+
+func (i inboxShelf) letter(d inbox.DeadLetter, whole bool) letter {
+	m := d.Message
+	l := letter{
+		From: i.name, ID: m.ID, Name: m.Name, Key: m.Key, Class: d.Class, Error: d.Error, ErrorType: d.ErrorType, SQLState: d.SQLState,
+		Fingerprint: d.Fingerprint, Attempts: d.Attempts, Replays: m.Replays, Queue: m.Queue, Consumer: d.Consumer,
+		CreatedAt: m.PublishedAt, FirstFailed: d.FirstFailedAt, FailedAt: d.FailedAt, ContentType: m.ContentType,
+	}
+	for _, a := range m.History {
+		l.History = append(l.History, failure{a.At, a.Consumer, a.Error})
+	}
+	if whole {
+		l.Headers, l.Body = m.Headers, string(m.Body)
+	}
+	return l
+}
+
+func (i inboxShelf) count(ctx context.Context, s selection) (int, error) {
+	return i.letters.Count(ctx, inboxFilter(s))
+}
+
+func (i inboxShelf) groups(ctx context.Context, s selection) ([]group, error) {
+	found, err := i.letters.Groups(ctx, inboxFilter(s))
+	groups := make([]group, len(found))
+	for n, g := range found {
+		groups[n] = group{i.name, g.Fingerprint, g.Count, g.First, g.Last, i.letter(g.Sample, false)}
+	}
+	return groups, err
+}
+
+func (i inboxShelf) replay(ctx context.Context, s selection, c change) (replayed, error) {
+	how := inbox.Replay{By: c.By, Reason: c.Reason, PerSecond: c.PerSecond, DryRun: c.DryRun, Force: c.Force}
+	if c.Progress != nil {
+		how.Progress = func(r inbox.Replayed) { c.Progress(r.Returned + r.Outlived + r.Failed) }
+	}
+	r, err := i.letters.Replay(ctx, inboxFilter(s), how)
+	return replayed(r), err
+}
+
+func (i inboxShelf) remove(ctx context.Context, s selection, c change) (int, error) {
+	return i.letters.Remove(ctx, inboxFilter(s), c.By, c.Reason)
+}
+
+func inboxFilter(s selection) inbox.Filter {
+	return inbox.Filter{
+		IDs: s.IDs, Name: s.Name, Key: s.Key, Class: s.Class, Fingerprint: s.Group, ErrorContains: s.ErrorContains,
+		FailedAfter: s.After, FailedBefore: s.Before, Limit: s.Limit,
+	}
+}

@@ -1,0 +1,74 @@
+package operator
+
+import (
+	"context"
+
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+// outboxShelf has the messages that could not be published.
+type outboxShelf struct {
+	name    string
+	letters outbox.DeadLetters
+	audits  bool
+}
+
+func (o outboxShelf) keepsLog() bool { return o.audits }
+
+func (o outboxShelf) list(ctx context.Context, s selection, whole bool) ([]letter, error) {
+	found, err := o.letters.List(ctx, outboxFilter(s))
+	letters := make([]letter, len(found))
+	for i, d := range found {
+		letters[i] = o.letter(d, whole)
+	}
+	return letters, err
+}
+
+func (o outboxShelf) letter(d outbox.DeadLetter, whole bool) letter {
+	l := letter{
+		From: o.name, ID: d.ID, Name: d.Name, Key: d.Key, Class: d.Class, Error: d.Error, Fingerprint: d.Fingerprint,
+		Attempts: d.Attempts, Transport: d.Transport, CreatedAt: d.CreatedAt, FailedAt: d.FailedAt, ContentType: d.ContentType,
+	}
+	if d.Unreadable != nil {
+		l.Unreadable = d.Unreadable.Error()
+	}
+	if whole {
+		l.Headers, l.Body = d.Headers, string(d.Body)
+	}
+	return l
+}
+
+func (o outboxShelf) count(ctx context.Context, s selection) (int, error) {
+	return o.letters.Count(ctx, outboxFilter(s))
+}
+
+func (o outboxShelf) groups(ctx context.Context, s selection) ([]group, error) {
+	found, err := o.letters.Groups(ctx, outboxFilter(s))
+	groups := make([]group, len(found))
+	for i, g := range found {
+		groups[i] = group{o.name, g.Fingerprint, g.Count, g.First, g.Last, o.letter(g.Sample, false)}
+	}
+	return groups, err
+}
+
+// replay is one statement: its progress is all or nothing.
+func (o outboxShelf) replay(ctx context.Context, s selection, c change) (replayed, error) {
+	r, err := o.letters.Replay(ctx, outboxFilter(s), outbox.Replay{
+		By: c.By, Reason: c.Reason, PerSecond: c.PerSecond, DryRun: c.DryRun, Force: c.Force,
+	})
+	if c.Progress != nil {
+		c.Progress(r.Returned + r.Outlived + r.Failed)
+	}
+	return replayed(r), err
+}
+
+func (o outboxShelf) remove(ctx context.Context, s selection, c change) (int, error) {
+	return o.letters.Remove(ctx, outboxFilter(s), c.By, c.Reason)
+}
+
+func outboxFilter(s selection) outbox.Filter {
+	return outbox.Filter{
+		IDs: s.IDs, Name: s.Name, Key: s.Key, Class: s.Class, Fingerprint: s.Group, ErrorContains: s.ErrorContains,
+		FailedAfter: s.After, FailedBefore: s.Before, Limit: s.Limit,
+	}
+}

@@ -1,0 +1,120 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// logTimeout bounds each statement of a PostgresLog.
+const logTimeout = 10 * time.Second
+
+// logTable is where a PostgresLog keeps actions, in the schema that the search path decides.
+const logTable = "holdfast_operator_log"
+
+const createLogSQL = `
+CREATE TABLE IF NOT EXISTS ` + logTable + ` (
+    id      bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    what    text        NOT NULL,
+    part    text        NOT NULL,
+    chosen  text        NOT NULL,
+    actor   text        NOT NULL,
+    reason  text        NOT NULL,
+    count   integer,
+    failure text        NOT NULL DEFAULT ''
+)`
+
+// PostgresLog keeps actions in a table, for a year. It is safe for concurrent use.
+type PostgresLog struct {
+	pool *pgxpool.Pool
+}
+
+// NewPostgresLog returns a log on the pool. Migrate makes its table.
+func NewPostgresLog(pool *pgxpool.Pool) (*PostgresLog, error) {
+	if pool == nil {
+		return nil, errors.New("operator: the pool of the log is nil")
+	}
+	return &PostgresLog{pool}, nil
+}
+
+// migrateLock makes those wait that create the table at the same time.
+const migrateLock = 7_204_118_332
+
+// Migrate creates the table if there is none. Several processes may do so at once.
+func (l *PostgresLog) Migrate(ctx context.Context) error {
+	return l.within(ctx, "migrate", func(ctx context.Context) error {
+		return pgx.BeginFunc(ctx, l.pool, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock($1)", int64(migrateLock)); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, createLogSQL)
+			return err
+		})
+	})
+}
+
+// Check returns what keeps actions from being noted, or nil.
+func (l *PostgresLog) Check(ctx context.Context) error {
+	_, err := l.List(ctx, 1)
+	if failed, ok := errors.AsType[*pgconn.PgError](err); ok && failed.Code == missingTable {
+		return missingLog{}
+	}
+	return err
+}
+
+// missingLog is a finding of Check.
+type missingLog struct{}
+
+func (missingLog) Error() string { return "operator: the table " + logTable + " is missing" }
+
+// Mend says what to do.
+func (missingLog) Mend() string { return "call PostgresLog.Migrate, or the command setup" }
+
+// Begin implements Log.
+func (l *PostgresLog) Begin(ctx context.Context, a Action) (number int64, err error) {
+	err = l.within(ctx, "begin", func(ctx context.Context) error {
+		return l.pool.QueryRow(ctx, `
+			WITH old AS (DELETE FROM `+logTable+` WHERE at < now() - interval '1 year')
+			INSERT INTO `+logTable+` (what, part, chosen, actor, reason) VALUES ($1, $2, $3, $4, $5) RETURNING id`,
+			a.What, a.On, a.Chosen, a.By, a.Reason).Scan(&number)
+	})
+	return number, err
+}
+
+// End implements Log.
+func (l *PostgresLog) End(ctx context.Context, number int64, count int, failure string) error {
+	return l.within(ctx, "end", func(ctx context.Context) error {
+		_, err := l.pool.Exec(ctx, `UPDATE `+logTable+` SET count = $2, failure = $3 WHERE id = $1`, number, count, failure)
+		return err
+	})
+}
+
+// List implements Log.
+func (l *PostgresLog) List(ctx context.Context, limit int) (actions []Action, err error) {
+	err = l.within(ctx, "list", func(ctx context.Context) error {
+		rows, err := l.pool.Query(ctx, `SELECT at, what, part, chosen, actor, reason, count, failure FROM `+logTable+` ORDER BY id DESC LIMIT $1`, limit)
+		if err != nil {
+			return err
+		}
+		actions, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (a Action, err error) {
+			return a, row.Scan(&a.At, &a.What, &a.On, &a.Chosen, &a.By, &a.Reason, &a.Count, &a.Failure)
+		})
+		return err
+	})
+	return actions, err
+}
+
+func (l *PostgresLog) within(ctx context.Context, what string, do func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, logTimeout)
+	defer cancel()
+	if err := do(ctx); err != nil {
+		return fmt.Errorf("operator: log: %s: %w", what, err)
+	}
+	return nil
+}

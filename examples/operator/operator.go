@@ -1,0 +1,148 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/spf13/cobra"
+)
+
+// The exit codes.
+const (
+	exitOK     = 0
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+// Operator is the operator's side of one service. Make it with New. It is safe for concurrent use.
+type Operator struct {
+	cfg Config
+}
+
+// New returns an Operator. The error names every violation in cfg. Nothing is asked of a server yet.
+func New(cfg Config) (*Operator, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	return &Operator{cfg}, nil
+}
+
+// Run runs the command that the arguments say and returns the exit code of the process. An error is
+// one line on stderr.
+func (o *Operator) Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	cmd := o.Command()
+	cmd.SetArgs(args)
+	cmd.SetOut(stdout)
+	cmd.SetErr(stderr)
+	err := cmd.ExecuteContext(ctx)
+	if err != nil && err.Error() != "" {
+		fmt.Fprintf(stderr, "%s: %s%s\n", o.cfg.Program, oneLine(err), o.hint(err))
+	}
+	return ExitCode(err)
+}
+
+// Command returns the commands, for a program that has others too. Their errors are not printed;
+// ExitCode says what the process ends with. A command writes to what cobra calls its output.
+func (o *Operator) Command() *cobra.Command {
+	root := &cobra.Command{
+		Use: o.cfg.Program, Short: "See the state of a service and mend it",
+		SilenceUsage: true, SilenceErrors: true,
+		Args: noArguments, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.PersistentFlags().Bool("json", false, "print JSON")
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitError{exitUsage, err} })
+	root.AddCommand(
+		o.status(), o.outbox(), o.inbox(), o.groups(), o.show(), o.retry(), o.drop(), o.log(),
+		o.limits(), o.expiry(), o.relay(), o.sweep(), o.prune(), o.setup(), o.doctor(),
+	)
+	return root
+}
+
+// ExitCode is the exit code for the error of a command: 0 for nil.
+func ExitCode(err error) int {
+	if err == nil {
+		return exitOK
+	}
+	if exit, ok := errors.AsType[*exitError](err); ok {
+		return exit.code
+	}
+	if strings.HasPrefix(err.Error(), "unknown command ") { // of cobra, which has no type for it
+		return exitUsage
+	}
+	return exitFailed
+}
+
+// missingTable is the SQLSTATE of a table that does not exist.
+const missingTable = "42P01"
+
+// hint names the command that mends an error.
+func (o *Operator) hint(err error) string {
+	if missing, ok := errors.AsType[*pgconn.PgError](err); ok && missing.Code == missingTable {
+		return fmt.Sprintf("; run `%s setup` first", o.cfg.Program)
+	}
+	return ""
+}
+
+// exitError ends the process with a code. Without err nothing more is to be said.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e *exitError) Error() string {
+	if e.err == nil {
+		return ""
+	}
+	return e.err.Error()
+}
+
+func (e *exitError) Unwrap() error { return e.err }
+
+// usagef is a mistake in the command line.
+func usagef(format string, args ...any) error {
+	return &exitError{exitUsage, fmt.Errorf(format, args...)}
+}
+
+// parent is a command that needs one of others behind it.
+func parent(use, short string, children ...*cobra.Command) *cobra.Command {
+	names := make([]string, len(children))
+	for i, c := range children {
+		names[i] = c.Name()
+	}
+	cmd := &cobra.Command{Use: use, Short: short, Args: cobra.ArbitraryArgs}
+	cmd.RunE = func(_ *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return usagef("%s: %.40q is none of %s", use, args[0], strings.Join(names, ", "))
+		}
+		return usagef("%s: say %s", use, strings.Join(names, " or "))
+	}
+	cmd.AddCommand(children...)
+	return cmd
+}
+
+// noArguments refuses arguments as a mistake in the command line.
+func noArguments(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usagef("%s: unexpected argument %.40q", cmd.CommandPath(), args[0])
+	}
+	return nil
+}
+
+// oneLine is an error on one line, however many are joined in it.
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+
+// isTerminal reports whether w is a terminal, where lines may be drawn again.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}

@@ -1,0 +1,93 @@
+package operator
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+// wantsJSON reports whether --json was given.
+func wantsJSON(cmd *cobra.Command) bool {
+	yes, err := cmd.Flags().GetBool("json")
+	return err == nil && yes
+}
+
+// printJSON prints one value, indented.
+func printJSON(cmd *cobra.Command, v any) error { return printJSONTo(cmd.OutOrStdout(), v) }
+
+func printJSONTo(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+// table prints rows below their heads, in columns. Nothing is printed where there are no rows.
+type table struct {
+	w    *tabwriter.Writer
+	head []string
+}
+
+func newTable(w io.Writer, head ...string) *table {
+	return &table{tabwriter.NewWriter(w, 0, 0, 2, ' ', 0), head}
+}
+
+func (t *table) row(cells ...any) {
+	if t.head != nil {
+		fmt.Fprintln(t.w, strings.Join(t.head, "\t"))
+		t.head = nil
+	}
+	texts := make([]string, len(cells))
+	for i, cell := range cells {
+		texts[i] = plain(fmt.Sprint(cell))
+	}
+	fmt.Fprintln(t.w, strings.Join(texts, "\t"))
+}
+
+func (t *table) flush() error { return t.w.Flush() }
+
+// plain is a text that keeps a terminal as it is: control characters, of a message's name for example,
+// are shown as spaces.
+func plain(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r >= 0x7f && r < 0xa0 || r == '\u202e' || r == '\u2028' || r == '\u2029' {
+			return ' '
+		}
+		return r
+	}, text)
+}
+
+// short cuts a text for a column.
+func short(text string, limit int) string {
+	runes := []rune(text)
+	if len(runes) <= limit {
+		return text
+	}
+	return string(runes[:limit-1]) + "…"
+}
+
+// moment is a time in a column: in UTC, to the second.
+func moment(at time.Time) string {
+	if at.IsZero() {
+		return "-"
+	}
+	return at.UTC().Format(time.RFC3339)
+}
+
+// span is a duration in a column.
+func span(d time.Duration) string {
+	switch {
+	case d <= 0:
+		return "0s"
+	case d < time.Second:
+		return d.Round(time.Millisecond).String()
+	case d < time.Hour:
+		return d.Round(time.Second).String()
+	}
+	return fmt.Sprintf("%dh%02dm", int(d.Hours()), int(d.Minutes())%60)
+}

@@ -1,0 +1,28 @@
+package operator
+
+import (
+	"context"
+
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+)
+
+// manyLetters is how many letters are worth a bar.
+const manyLetters = 100
+
+// withProgress has a change draw a bar on a terminal's error output, where it takes long: there are many
+// letters, or they are paced.
+func withProgress(ctx context.Context, cmd *cobra.Command, p place, s selection, c change) (change, func()) {
+	nothing := func() {}
+	if c.DryRun || !isTerminal(cmd.ErrOrStderr()) {
+		return c, nothing
+	}
+	n, err := p.count(ctx, s)
+	if err != nil || n < manyLetters && c.PerSecond == 0 {
+		return c, nothing // the change itself will say what is wrong
+	}
+	bar := progressbar.NewOptions(n, progressbar.OptionSetWriter(cmd.ErrOrStderr()), progressbar.OptionSetDescription(p.name),
+		progressbar.OptionShowCount(), progressbar.OptionSetPredictTime(true), progressbar.OptionClearOnFinish())
+	c.Progress = func(done int) { _ = bar.Set(min(done, n)) } // a bar that cannot be drawn is no failure
+	return c, func() { _ = bar.Finish() }
+}

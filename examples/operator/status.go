@@ -1,0 +1,138 @@
+package operator
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
+)
+
+// statusTimeout bounds what is asked of one part: a server that hangs must not keep the others from telling.
+const statusTimeout = 10 * time.Second
+
+// status is the state of all parts. Its JSON is what status --json prints.
+type status struct {
+	At        time.Time        `json:"at"`
+	Outboxes  []outboxStatus   `json:"outboxes"`
+	Consumers []consumerStatus `json:"consumers"`
+	Sweeps    []sweepStatus    `json:"sweeps"`
+}
+
+// outboxStatus is the state of an outbox. No count goes above 100,000: that means as many or more.
+type outboxStatus struct {
+	Name      string  `json:"name"`
+	Ready     int     `json:"ready"`
+	Parked    int     `json:"parked"`
+	Dead      int     `json:"dead"`
+	OldestAge float64 `json:"oldest_age_seconds"`
+	Error     string  `json:"error,omitempty"`
+}
+
+type consumerStatus struct {
+	Name     string         `json:"name"`
+	Waiting  int            `json:"waiting"`
+	Retrying int            `json:"retrying"`
+	Dead     map[string]int `json:"dead"` // by class
+	Error    string         `json:"error,omitempty"`
+}
+
+type sweepStatus struct {
+	Name    string  `json:"name"`
+	Overdue int     `json:"overdue"` // 10,000 means as many or more
+	Lag     float64 `json:"lag_seconds"`
+	// Next is in how many seconds the next row falls due; null: none will.
+	Next    *float64 `json:"next_seconds"`
+	Undated int      `json:"undated"`
+	Error   string   `json:"error,omitempty"`
+}
+
+// measured is a consumer that can count its messages.
+type measured interface {
+	Stats(ctx context.Context) (inbox.Stats, error)
+}
+
+// look asks all parts, at the same time.
+func (o *Operator) look(ctx context.Context) status {
+	s := status{
+		At: time.Now(), Outboxes: make([]outboxStatus, len(o.cfg.Outboxes)), Consumers: make([]consumerStatus, len(o.cfg.Consumers)),
+		Sweeps: make([]sweepStatus, len(o.cfg.Sweeps)),
+	}
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	var asking sync.WaitGroup
+	for i, b := range o.cfg.Outboxes {
+		asking.Go(func() { s.Outboxes[i] = lookAtOutbox(ctx, b) })
+	}
+	for i, c := range o.cfg.Consumers {
+		asking.Go(func() { s.Consumers[i] = lookAtConsumer(ctx, c) })
+	}
+	for i, w := range o.cfg.Sweeps {
+		asking.Go(func() { s.Sweeps[i] = lookAtSweep(ctx, w) })
+	}
+	asking.Wait()
+	return s
+}
+
+func lookAtOutbox(ctx context.Context, b Outbox) outboxStatus {
+	s := outboxStatus{Name: b.Name}
+	store, ok := b.Store.(driver.Measured)
+	if !ok {
+		s.Error = "the store does not tell"
+		return s
+	}
+	depth, err := store.Depth(ctx)
+	s.Ready, s.Parked, s.Dead, s.OldestAge, s.Error = depth.Ready, depth.Parked, depth.Dead, depth.OldestAge.Seconds(), textOf(err)
+	return s
+}
+
+func lookAtConsumer(ctx context.Context, c Consumer) consumerStatus {
+	s := consumerStatus{Name: c.Name}
+	consumer, ok := c.Consumer.(measured)
+	if !ok {
+		s.Error = "the consumer does not tell"
+		return s
+	}
+	stats, err := consumer.Stats(ctx)
+	s.Waiting, s.Retrying, s.Dead, s.Error = stats.Waiting, stats.Retrying, stats.Dead, textOf(err)
+	return s
+}
+
+func lookAtSweep(ctx context.Context, w Sweep) sweepStatus {
+	s := sweepStatus{Name: w.Name}
+	outlook, err := w.Store.Look(ctx, nil)
+	s.Overdue, s.Lag, s.Undated, s.Error = outlook.Overdue, outlook.Lag.Seconds(), outlook.Undated, textOf(err)
+	if outlook.Pending {
+		next := max(0, outlook.Due.Seconds())
+		s.Next = &next
+	}
+	return s
+}
+
+func textOf(err error) string {
+	if err == nil {
+		return ""
+	}
+	return oneLine(err)
+}
+
+// failed are the parts that could not be asked.
+func (s status) failed() []string {
+	var failed []string
+	note := func(name, text string) {
+		if text != "" {
+			failed = append(failed, name+": "+text)
+		}
+	}
+	for _, b := range s.Outboxes {
+		note(b.Name, b.Error)
+	}
+	for _, c := range s.Consumers {
+		note(c.Name, c.Error)
+	}
+	for _, w := range s.Sweeps {
+		note(w.Name, w.Error)
+	}
+	return failed
+}

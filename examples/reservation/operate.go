@@ -1,0 +1,50 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/holdfast-go/holdfast/examples/operator"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/messages"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/postgres"
+	"github.com/holdfast-go/holdfast/ratelimit"
+)
+
+// operate runs a command of an operator and returns the exit code.
+func operate(ctx context.Context, cfg config, stdout, stderr io.Writer) int {
+	servers, err := newServers(cfg)
+	if err != nil {
+		fmt.Fprintln(stderr, "reservation: "+oneLine(err))
+		return exitFailed
+	}
+	defer servers.close()
+	return newParts(cfg, servers).operator(cfg).Run(ctx, cfg.command, stdout, stderr)
+}
+
+// operator lists all parts of the shop, for whoever operates it.
+func (p *parts) operator(cfg config) *operator.Operator {
+	user, _ := httpapi.Limits(cfg.userLimit, cfg.globalLimit)
+	return must(operator.New(operator.Config{
+		Program:   "reservation",
+		Outboxes:  []operator.Outbox{{Store: p.messages, Relay: p.relay}},
+		Consumers: []operator.Consumer{{Name: messages.Queue, Consumer: p.broker.consumer, Inbox: p.inbox}},
+		Sweeps:    []operator.Sweep{{Name: "holds", Store: p.holds, Sweeper: p.sweeper}},
+		Limiters:  []operator.Limiter{{Name: "requests", Limiter: p.limiter, Limits: []ratelimit.Limit{user}}},
+		Parts: []operator.Part{
+			{Name: "shop", Part: shopTables{p}}, {Name: "transactions", Part: p.transactor},
+			{Name: "idempotency", Part: p.once}, {Name: "idempotency.gate", Part: p.gate}, {Name: "publisher", Part: p.broker.publisher},
+		},
+		Servers: p.servers.pings(),
+		Log:     p.log,
+	}))
+}
+
+// shopTables are those of the shop itself.
+type shopTables struct{ *parts }
+
+// Migrate creates them or brings them up to date.
+func (s shopTables) Migrate(ctx context.Context) error {
+	return postgres.Migrate(ctx, s.servers.workers)
+}
