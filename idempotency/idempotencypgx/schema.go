@@ -21,5 +21,7 @@ func (c Config) set() (migrate.Set, error) {
 	return migrate.Set{Component: component, Files: dir, Schema: c.Schema, Names: map[string]string{"table": c.Table}}, nil
 }
 
-// Schema returns what Migrate does as numbered SQL files, for a migration tool.
+// Schema returns the numbered SQL files that Migrate applies, and the .down.sql files that undo them,
+// for a migration tool. No other package has the same numbers. Each file notes that it was applied:
+// Migrate finds done what the tool has done.
 func (s *Store) Schema() fs.FS { return s.schema }

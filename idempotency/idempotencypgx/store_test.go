@@ -67,7 +67,7 @@ func newClaim() driver.Claim {
 func TestSchema(t *testing.T) {
 	t.Parallel()
 	store := newStore(t, pgtest.New(t), idempotencypgx.Config{Schema: "app"})
-	sql, err := fs.ReadFile(store.Schema(), "0001_create.sql")
+	sql, err := fs.ReadFile(store.Schema(), "0005_idempotency.sql")
 	if err != nil || !strings.Contains(string(sql), `CREATE TABLE "app"."holdfast_idempotency"`) {
 		t.Errorf("%s, %v", sql, err)
 	}

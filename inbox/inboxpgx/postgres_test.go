@@ -257,7 +257,7 @@ func TestMigrateOwnSchemaAndTable(t *testing.T) {
 	if err := p.Check(t.Context()); err != nil {
 		t.Errorf("Check: %v", err)
 	}
-	sql, err := fs.ReadFile(p.Schema(), "0001_inbox.sql")
+	sql, err := fs.ReadFile(p.Schema(), "0003_inbox.sql")
 	if err != nil || !strings.Contains(string(sql), `"Seen"`) {
 		t.Errorf("exported file: %v\n%s", err, sql)
 	}

@@ -62,8 +62,9 @@ func (s *Store) Migrate(ctx context.Context) error {
 	return migrate.Apply(ctx, s.pool, set)
 }
 
-// Schema returns the numbered SQL files that Migrate applies, for another migration tool. With
-// Config.Entries there are none.
+// Schema returns the numbered SQL files that Migrate applies, and the .down.sql files that undo them,
+// for a migration tool. No other package has the same numbers. Each file notes that it was applied:
+// Migrate finds done what the tool has done. With Config.Entries there are no files.
 func (s *Store) Schema() fs.FS {
 	if s.table == nil {
 		return embed.FS{}

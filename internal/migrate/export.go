@@ -6,16 +6,36 @@ import (
 	"io/fs"
 	"strings"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/sqlident"
 )
 
 // Export returns the rendered files, for a migration tool of the user's: flat, read only, and safe
-// for concurrent use.
+// for concurrent use. Each notes that it was applied, or undone, so that Apply finds done what the tool
+// has done.
 func Export(s Set) (fs.FS, error) {
 	files, err := s.render()
 	if err != nil {
 		return nil, fmt.Errorf("migrate %s: %w", s.Component, err)
 	}
+	versions, err := sqlident.Qualify(s.Schema, versionsTable)
+	if err != nil {
+		return nil, fmt.Errorf("migrate %s: %w", s.Component, err)
+	}
+	for i := range files {
+		files[i].sql += s.note(files[i], versions)
+	}
 	return folder(files), nil
+}
+
+// note is what a file says to Apply.
+func (s Set) note(f file, versions string) string {
+	key := strings.ReplaceAll(s.key(), "'", "''")
+	if f.down {
+		return fmt.Sprintf("\nDELETE FROM %s WHERE component = '%s' AND version = %d;\n", versions, key, f.version)
+	}
+	return fmt.Sprintf("\n-- Migrate finds this file applied.\n%s;\nINSERT INTO %s (component, version) VALUES ('%s', %d) ON CONFLICT DO NOTHING;\n",
+		createVersions(versions), versions, key, f.version)
 }
 
 const root = "."

@@ -30,8 +30,9 @@ const maxName = 48
 type Set struct {
 	// Component names the owner, such as "outbox".
 	Component string
-	// Files are the migrations, named 0001_what.sql, 0002_…; each is applied
-	// whole, in the order of its number. A file that was released never changes.
+	// Files are the migrations, named 0001_what.sql, 0007_…; each is applied
+	// whole, in the order of its number, which no other component has. 0001_what.down.sql
+	// undoes one; Apply never does. A file that was released never changes.
 	Files fs.FS
 	// Schema holds the tables. Empty: the search path decides.
 	Schema string
@@ -77,9 +78,7 @@ func (s Set) apply(ctx context.Context, tx pgx.Tx, versions string, files []file
 	if _, err := tx.Exec(ctx, `SELECT pg_advisory_xact_lock(hashtextextended($1, 0))`, versionsTable); err != nil {
 		return err
 	}
-	if _, err := tx.Exec(ctx, `CREATE TABLE IF NOT EXISTS `+versions+` (
-		component text NOT NULL, version integer NOT NULL, applied_at timestamptz NOT NULL DEFAULT now(),
-		PRIMARY KEY (component, version))`); err != nil {
+	if _, err := tx.Exec(ctx, createVersions(versions)); err != nil {
 		return err
 	}
 	var applied int
@@ -88,7 +87,7 @@ func (s Set) apply(ctx context.Context, tx pgx.Tx, versions string, files []file
 		return err
 	}
 	for _, f := range files {
-		if f.version <= applied {
+		if f.down || f.version <= applied {
 			continue
 		}
 		if _, err := tx.Exec(ctx, f.sql); err != nil {
@@ -101,6 +100,12 @@ func (s Set) apply(ctx context.Context, tx pgx.Tx, versions string, files []file
 	return nil
 }
 
+func createVersions(table string) string {
+	return `CREATE TABLE IF NOT EXISTS ` + table + ` (
+		component text NOT NULL, version integer NOT NULL, applied_at timestamptz NOT NULL DEFAULT now(),
+		PRIMARY KEY (component, version))`
+}
+
 // key tells two sets of one component apart, such as two outbox tables.
 func (s Set) key() string {
 	return s.Component + ":" + s.Names["table"]
@@ -109,11 +114,12 @@ func (s Set) key() string {
 type file struct {
 	name    string
 	version int
+	down    bool // it undoes the file of its version
 	sql     string
 }
 
 var (
-	fileName    = regexp.MustCompile(`^(\d{4})_[a-z0-9_]+\.sql$`)
+	fileName    = regexp.MustCompile(`^(\d{4})_[a-z0-9_]+(\.down)?\.sql$`)
 	placeholder = regexp.MustCompile(`\{\{[^}]*\}\}`)
 )
 
@@ -142,7 +148,7 @@ func (s Set) render() ([]file, error) {
 		if left := placeholder.FindString(sql); left != "" {
 			return nil, fmt.Errorf("file %s: unknown placeholder %s", name, left)
 		}
-		files = append(files, file{name: name, version: version, sql: sql})
+		files = append(files, file{name: name, version: version, down: match[2] != "", sql: sql})
 	}
 	return files, nil
 }

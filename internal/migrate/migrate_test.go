@@ -21,6 +21,9 @@ func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 var files = fstest.MapFS{
 	"0001_create.sql": {Data: []byte(`CREATE TABLE {{table}} (n int); CREATE INDEX {{raw.table}}_n ON {{table}} (n);`)},
 	"0002_fill.sql":   {Data: []byte(`INSERT INTO {{table}} VALUES (1);`)},
+
+	"0001_create.down.sql": {Data: []byte(`DROP TABLE {{table}};`)},
+	"0002_fill.down.sql":   {Data: []byte(`DELETE FROM {{table}};`)},
 }
 
 func set(table string, files fs.FS) migrate.Set {
@@ -95,9 +98,50 @@ func TestExport(t *testing.T) {
 		t.Fatal(err)
 	}
 	text, err := fs.ReadFile(out, "0001_create.sql")
-	if want := `CREATE TABLE "app"."orders" (n int); CREATE INDEX orders_n ON "app"."orders" (n);`; err != nil || string(text) != want {
+	want := `CREATE TABLE "app"."orders" (n int); CREATE INDEX orders_n ON "app"."orders" (n);`
+	if err != nil || !strings.HasPrefix(string(text), want) || !strings.Contains(string(text), `INSERT INTO "app"."holdfast_migrations"`) {
 		t.Errorf("exported %s, %v; want %s", text, err, want)
 	}
+}
+
+// What another tool has applied of the exported files, Apply does not apply again; what it has undone,
+// Apply does.
+func TestExportedFilesAreNoted(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	demo := set("demo", files)
+	out, err := migrate.Export(demo)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := func(names ...string) {
+		t.Helper()
+		for _, name := range names {
+			text, err := fs.ReadFile(out, name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := pool.Exec(t.Context(), string(text)); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+		}
+	}
+	wants := func(want int) {
+		t.Helper()
+		if err := migrate.Apply(t.Context(), pool, demo); err != nil {
+			t.Fatal(err)
+		}
+		var n int
+		if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM demo`).Scan(&n); err != nil || n != want {
+			t.Errorf("%d rows, %v; want %d", n, err, want)
+		}
+	}
+	run("0001_create.sql", "0002_fill.sql")
+	wants(1)
+	run("0002_fill.down.sql")
+	wants(1)
+	run("0002_fill.down.sql", "0001_create.down.sql", "0001_create.sql")
+	wants(1)
 }
 
 func TestExportIsAFileSystem(t *testing.T) {
@@ -106,7 +150,7 @@ func TestExportIsAFileSystem(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := fstest.TestFS(out, "0001_create.sql", "0002_fill.sql"); err != nil {
+	if err := fstest.TestFS(out, "0001_create.down.sql", "0001_create.sql", "0002_fill.down.sql", "0002_fill.sql"); err != nil {
 		t.Error(err)
 	}
 }

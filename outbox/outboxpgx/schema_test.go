@@ -3,6 +3,7 @@ package outboxpgx_test
 import (
 	"errors"
 	"io/fs"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -35,12 +36,30 @@ func TestExportedFilesAreEnough(t *testing.T) {
 	files := store.Schema()
 	names, err := fs.Glob(files, "*.sql")
 	must(t, err)
-	for _, name := range names {
-		text, err := fs.ReadFile(files, name)
-		must(t, err)
-		_, err = pool.Exec(t.Context(), string(text))
-		must(t, err)
+	run := func(down bool) {
+		t.Helper()
+		for _, name := range names {
+			if strings.HasSuffix(name, ".down.sql") != down {
+				continue
+			}
+			text, err := fs.ReadFile(files, name)
+			must(t, err)
+			_, err = pool.Exec(t.Context(), string(text))
+			must(t, err)
+		}
 	}
+	run(false)
+	must(t, store.Check(t.Context()))
+	must(t, store.Migrate(t.Context())) // finds all of it applied
+	slices.Reverse(names)
+	run(true)
+	var left int
+	must(t, pool.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM pg_class WHERE relnamespace = $1::regnamespace AND relname LIKE 'events%')
+		+ (SELECT count(*) FROM pg_proc WHERE pronamespace = $1::regnamespace)`, schema).Scan(&left))
+	if left > 0 {
+		t.Errorf("%d tables, indexes and functions are left", left)
+	}
+	must(t, store.Migrate(t.Context()))
 	must(t, store.Check(t.Context()))
 }
 

@@ -1,0 +1,1 @@
+DROP TABLE {{table}}, {{lanes}}, {{dead}}, {{audit}}, {{dedup}};
