@@ -2,7 +2,6 @@ package operator
 
 import (
 	"errors"
-	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -26,21 +25,5 @@ func (o *Operator) expiryDue(cmd *cobra.Command) error {
 	if wantsJSON(cmd) {
 		return errors.Join(printJSON(cmd, s.Sweeps), err)
 	}
-	return errors.Join(printSweeps(cmd.OutOrStdout(), "SWEEP", s.Sweeps), err)
-}
-
-func printSweeps(w io.Writer, head string, sweeps []sweepStatus) error {
-	t := newTable(w, head, "OVERDUE", "LAG", "NEXT", "UNDATED")
-	for _, e := range sweeps {
-		if e.Error != "" {
-			t.row(e.Name, "?", "?", "?", "?")
-			continue
-		}
-		next := "-"
-		if e.Next != nil {
-			next = "in " + age(*e.Next)
-		}
-		t.row(e.Name, e.Overdue, age(e.Lag), next, e.Undated)
-	}
-	return t.flush()
+	return errors.Join(sweepTable(cmd.OutOrStdout(), s.Sweeps).flush(), err)
 }

@@ -60,18 +60,33 @@ func (o *Operator) printStatus(cmd *cobra.Command, w io.Writer, s status) error 
 		return printJSONTo(w, s)
 	}
 	fmt.Fprintf(w, "%s  %s\n", o.cfg.Program, moment(s.At))
-	outboxes := newTable(w, "\nOUTBOX", "READY", "PARKED", "DEAD", "OLDEST")
-	for _, b := range s.Outboxes {
+	err := errors.Join(printOutboxes(w, s.Outboxes), printConsumers(w, s.Consumers), sweepTable(w, s.Sweeps).below(w))
+	if failed := s.failed(); len(failed) > 0 {
+		fmt.Fprintln(w)
+		for _, text := range failed {
+			fmt.Fprintf(w, "! %s\n", plain(text))
+		}
+	}
+	return err
+}
+
+func printOutboxes(w io.Writer, outboxes []outboxStatus) error {
+	t := newTable(w, "OUTBOX", "READY", "PARKED", "DEAD", "OLDEST")
+	for _, b := range outboxes {
 		if b.Error != "" {
-			outboxes.row(b.Name, "?", "?", "?", "?")
+			t.row(b.Name, "?", "?", "?", "?")
 			continue
 		}
-		outboxes.row(b.Name, b.Ready, b.Parked, b.Dead, age(b.OldestAge))
+		t.row(b.Name, b.Ready, b.Parked, b.Dead, age(b.OldestAge))
 	}
-	consumers := newTable(w, "\nCONSUMER", "WAITING", "RETRYING", "DEAD", "OF CLASS")
-	for _, c := range s.Consumers {
+	return t.below(w)
+}
+
+func printConsumers(w io.Writer, consumers []consumerStatus) error {
+	t := newTable(w, "CONSUMER", "WAITING", "RETRYING", "DEAD", "OF CLASS")
+	for _, c := range consumers {
 		if c.Error != "" {
-			consumers.row(c.Name, "?", "?", "?", "")
+			t.row(c.Name, "?", "?", "?", "")
 			continue
 		}
 		dead, classes := 0, []string(nil)
@@ -81,16 +96,25 @@ func (o *Operator) printStatus(cmd *cobra.Command, w io.Writer, s status) error 
 				classes = append(classes, fmt.Sprintf("%s %d", class, n))
 			}
 		}
-		consumers.row(c.Name, c.Waiting, c.Retrying, dead, strings.Join(classes, ", "))
+		t.row(c.Name, c.Waiting, c.Retrying, dead, strings.Join(classes, ", "))
 	}
-	err := errors.Join(outboxes.flush(), consumers.flush(), printSweeps(w, "\nSWEEP", s.Sweeps))
-	if failed := s.failed(); len(failed) > 0 {
-		fmt.Fprintln(w)
-		for _, text := range failed {
-			fmt.Fprintf(w, "! %s\n", plain(text))
+	return t.below(w)
+}
+
+func sweepTable(w io.Writer, sweeps []sweepStatus) *table {
+	t := newTable(w, "SWEEP", "OVERDUE", "LAG", "NEXT", "UNDATED")
+	for _, e := range sweeps {
+		if e.Error != "" {
+			t.row(e.Name, "?", "?", "?", "?")
+			continue
 		}
+		next := "-"
+		if e.Next != nil {
+			next = "in " + age(*e.Next)
+		}
+		t.row(e.Name, e.Overdue, age(e.Lag), next, e.Undated)
 	}
-	return err
+	return t
 }
 
 func age(seconds float64) string { return span(time.Duration(seconds * float64(time.Second))) }

@@ -14,8 +14,8 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
-// Config lists what the service has. Each part may also have the methods Migrate, Setup, Check and
-// Prune of its package: setup, doctor and prune use them.
+// Config lists what the service has. Each part may also have the methods Migrate, Setup, Check, Prune
+// and Schema of its package: setup, doctor, prune and schema use them.
 type Config struct {
 	// Program is the name of the command, as help and errors show it. Default: "holdfast".
 	Program string
@@ -91,7 +91,7 @@ type Limits interface {
 	Reset(ctx context.Context, charges ...ratelimit.Charge) error
 }
 
-// Part is anything with one of the methods Migrate, Setup, Check or Prune, such as an
+// Part is anything with one of the methods Migrate, Setup, Check, Prune or Schema, such as an
 // *idempotencypgx.Store.
 type Part struct {
 	Name string

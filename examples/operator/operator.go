@@ -59,7 +59,7 @@ func (o *Operator) Command() *cobra.Command {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitError{exitUsage, err} })
 	root.AddCommand(
 		o.status(), o.outbox(), o.inbox(), o.groups(), o.show(), o.retry(), o.drop(), o.log(),
-		o.limits(), o.expiry(), o.relay(), o.sweep(), o.prune(), o.setup(), o.doctor(),
+		o.limits(), o.expiry(), o.relay(), o.sweep(), o.prune(), o.setup(), o.doctor(), o.schema(),
 	)
 	return root
 }

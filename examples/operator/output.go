@@ -51,6 +51,15 @@ func (t *table) row(cells ...any) {
 
 func (t *table) flush() error { return t.w.Flush() }
 
+// below prints a table below others, after a line between. It is w's.
+func (t *table) below(w io.Writer) error {
+	if t.head != nil {
+		return nil // no rows
+	}
+	fmt.Fprintln(w)
+	return t.flush()
+}
+
 // plain is a text that keeps a terminal as it is: control characters, of a message's name for example,
 // are shown as spaces.
 func plain(text string) string {

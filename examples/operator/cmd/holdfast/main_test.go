@@ -139,6 +139,86 @@ func TestProgram(t *testing.T) {
 	wants(0, "validation 1", "status")
 }
 
+// A database that the printed SQL has made is one that setup finds done, and the SQL takes all of it away again.
+func TestSchemaPrint(t *testing.T) {
+	t.Parallel()
+	dir, database := t.TempDir(), pgtest.URL(t)
+	config := "outboxes: [{}]\nidempotency: [{}]\nconsumers: [{name: a, queue: a, table: holdfast_inbox}, {name: b, queue: b, table: holdfast_inbox}, {name: c, queue: c, table: other}]"
+	must(t, os.WriteFile(filepath.Join(dir, "holdfast.yaml"), []byte(config), 0o600))
+	env := []string{"DATABASE_URL=" + database, "AMQP_URL=" + testenv.AMQPURL(t)}
+	holdfast := func(args ...string) string {
+		t.Helper()
+		code, out, errs := run(t, dir, env, args...)
+		if code != 0 {
+			t.Fatalf("%q exits with %d: %s", args, code, errs)
+		}
+		return out
+	}
+	pool := pgtest.Pool(t, database, 1)
+	tables := func() (n int) {
+		t.Helper()
+		must(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relnamespace = current_schema()::regnamespace`).Scan(&n))
+		return n
+	}
+	up, down := holdfast("schema", "print"), holdfast("schema", "print", "--down")
+	_, err := pool.Exec(t.Context(), up)
+	must(t, err)
+	const own = 5 + 1 + 3 + 3 // of the outbox, of idempotency, of the inbox that a and b share, and of c's
+	if n := tables(); n != own+1 {
+		t.Errorf("%d tables, want %d and that of the migrations", n, own)
+	}
+	holdfast("setup") // finds them, and makes that of the log
+	_, err = pool.Exec(t.Context(), down)
+	must(t, err)
+	if n := tables(); n != 2 {
+		t.Errorf("%d tables are left, want those of the migrations and of the log", n)
+	}
+}
+
+func TestSchemaFiles(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(dir, "holdfast.yaml"), []byte("outboxes: [{}, {name: second, table: second}]"), 0o600))
+	env := []string{"DATABASE_URL=postgres://x@127.0.0.1:1/x"} // it is not asked
+	for tool, want := range map[string][]string{
+		"goose":          {"000100_holdfast_outbox.sql", "000101_holdfast_outbox_1.sql", "000200_holdfast_outbox_write.sql", "000201_holdfast_outbox_write_1.sql"},
+		"atlas":          {"000100_holdfast_outbox.sql", "000101_holdfast_outbox_1.sql", "000200_holdfast_outbox_write.sql", "000201_holdfast_outbox_write_1.sql"},
+		"golang-migrate": {"000100_holdfast_outbox.down.sql", "000100_holdfast_outbox.up.sql", "000101_holdfast_outbox_1.down.sql"},
+	} {
+		folder := filepath.Join(dir, tool)
+		must(t, os.Mkdir(folder, 0o755))
+		print := func(args ...string) (int, string, string) {
+			t.Helper()
+			return run(t, dir, env, append([]string{"schema", "print", "--format=" + tool, "--dir=" + folder}, args...)...)
+		}
+		code, planned, _ := print("--dry-run")
+		if left, err := os.ReadDir(folder); code != 0 || len(left) != 0 || err != nil {
+			t.Errorf("%s: a dry run exits with %d and leaves %v, %v", tool, code, left, err)
+		}
+		code, written, errs := print()
+		if code != 0 || written != planned || written == "" {
+			t.Errorf("%s exits with %d: wrote %q, planned %q: %s", tool, code, written, planned, errs)
+		}
+		for _, name := range want {
+			if !strings.Contains(written, filepath.Join(folder, name)+"\n") {
+				t.Errorf("%s: %s is not among %s", tool, name, written)
+			}
+		}
+		if code, again, _ := print(); code != 0 || again != "" {
+			t.Errorf("%s: the second time it exits with %d and writes %q", tool, code, again)
+		}
+		must(t, os.WriteFile(filepath.Join(folder, want[0]), []byte("SELECT 1"), 0o600))
+		if code, _, errs := print(); code != 1 || !strings.Contains(errs, "another content") {
+			t.Errorf("%s: over another file it exits with %d: %s", tool, code, errs)
+		}
+	}
+	for _, args := range [][]string{{"--format=magic"}, {"--format=goose"}, {"--dir=x"}, {"--dry-run"}, {"--format=goose", "--dir=x", "--down"}, {"x"}} {
+		if code, _, errs := run(t, dir, env, append([]string{"schema", "print"}, args...)...); code != 2 {
+			t.Errorf("%q exits with %d: %s", args, code, errs)
+		}
+	}
+}
+
 func TestMistakes(t *testing.T) {
 	t.Parallel()
 	for text, part := range map[string]string{

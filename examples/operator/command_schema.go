@@ -1,0 +1,115 @@
+package operator
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// schema prints the tables for a migration tool.
+func (o *Operator) schema() *cobra.Command {
+	return parent("schema", "The tables, for a migration tool", o.schemaPrint())
+}
+
+func (o *Operator) schemaPrint() *cobra.Command {
+	tools := slices.Sorted(maps.Keys(schemaTools))
+	cmd := &cobra.Command{
+		Use: "print", Short: "Print the tables as SQL, or write the files of a migration tool", Args: noArguments,
+		Long: "Print the tables as SQL, or write the files of a migration tool.\n\n" +
+			"Each file notes that it was applied: setup and a service's Migrate find done what the tool has done. Files that are there\n" +
+			"already are left as they are; one with another content is an error. For atlas run `atlas migrate hash` afterwards.",
+	}
+	tool := cmd.Flags().String("format", "sql", "sql, or files for `tool`: "+strings.Join(tools, ", "))
+	dir := cmd.Flags().String("dir", "", "the `folder` of the tool's files")
+	down := cmd.Flags().Bool("down", false, "print what removes the tables, and all that is in them")
+	dry := cmd.Flags().Bool("dry-run", false, "only tell which files would be written")
+	_ = cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(append(tools, "sql"), cobra.ShellCompDirectiveNoFileComp))
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		files := schemaTools[*tool]
+		switch {
+		case files == nil && *tool != "sql":
+			return usagef("schema print: --format must be sql, %s", strings.Join(tools, " or "))
+		case files == nil && (*dir != "" || *dry):
+			return usagef("schema print: --dir and --dry-run want the --format of a tool")
+		case files != nil && *dir == "":
+			return usagef("schema print: say --dir")
+		case files != nil && *down:
+			return usagef("schema print: --down is for the format sql: the files of a tool have it already, but for atlas")
+		}
+		all, err := o.migrations()
+		if err != nil {
+			return err
+		}
+		if files == nil {
+			return printSchema(cmd, all, *down)
+		}
+		return writeSchema(cmd, all, files, *dir, *dry)
+	}
+	return cmd
+}
+
+func printSchema(cmd *cobra.Command, all []migration, down bool) error {
+	if down {
+		all = slices.Clone(all)
+		slices.Reverse(all)
+	}
+	type step struct {
+		Name string `json:"name"`
+		SQL  string `json:"sql"`
+	}
+	steps := []step{}
+	for _, m := range all {
+		sql := m.up
+		if down {
+			sql = m.down
+		}
+		steps = append(steps, step{m.file(""), sql})
+	}
+	if wantsJSON(cmd) {
+		return printJSON(cmd, steps)
+	}
+	for _, s := range steps {
+		fmt.Fprintf(cmd.OutOrStdout(), "-- %s\n%s\n", s.Name, s.SQL)
+	}
+	return nil
+}
+
+// writeSchema writes the files that are missing.
+func writeSchema(cmd *cobra.Command, all []migration, files func(migration) map[string]string, dir string, dry bool) error {
+	written := []string{}
+	for _, m := range all {
+		texts := files(m)
+		for _, name := range slices.Sorted(maps.Keys(texts)) {
+			path := filepath.Join(dir, name)
+			there, err := os.ReadFile(path)
+			switch {
+			case err == nil && string(there) == texts[name]:
+				continue
+			case err == nil:
+				return fmt.Errorf("%s is there with another content", path)
+			case !errors.Is(err, fs.ErrNotExist):
+				return err
+			}
+			if !dry {
+				if err := os.WriteFile(path, []byte(texts[name]), 0o644); err != nil {
+					return err
+				}
+			}
+			written = append(written, path)
+		}
+	}
+	if wantsJSON(cmd) {
+		return printJSON(cmd, written)
+	}
+	for _, path := range written {
+		fmt.Fprintln(cmd.OutOrStdout(), path)
+	}
+	return nil
+}
