@@ -50,7 +50,7 @@ var badKinds = []badKind{
 	}},
 	{name: "unroutable", route: always(outbox.Route{Exchange: exchange, RoutingKey: "open.nowhere"})},
 	{name: "too large", route: always(outbox.Route{Exchange: exchange}), body: bytes.Repeat([]byte("1"), maxSize+1)},
-	{name: "unreadable", route: always(outbox.Route{Exchange: exchange}), spoil: `UPDATE holdfast_outbox SET headers = '[]' WHERE id = $1`},
+	{name: "unreadable", route: always(outbox.Route{Exchange: exchange}), spoil: `UPDATE holdfast_outbox SET headers = '[1]' WHERE id = $1`},
 	{name: "connection ended", route: always(outbox.Route{RoutingKey: breaking}), rate: 2}, // costs a handshake each time
 }
 
