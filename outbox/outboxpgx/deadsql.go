@@ -2,16 +2,23 @@ package outboxpgx
 
 import "strings"
 
-// deadStatements are the SQL of deadLetters, with the table names filled in.
+// deadStatements are the SQL of lists for operators, with the table names filled in.
 type deadStatements struct {
 	list, count, groups, trial, replay, remove, audit string
+
+	waitingReady, waitingParked string
 }
 
 func (t tables) deadStatements() deadStatements {
 	parts := strings.NewReplacer("{where}", deadWhere, "{replayed}", deadReplayed, "{fits}", strings.ReplaceAll(fits, "{max}", "$10::bigint"),
 		"{record}", recordColumns)
 	fill := func(sql string) string { return t.fill(parts.Replace(parts.Replace(sql))) }
+	waiting := func(rows string) string {
+		sql := strings.ReplaceAll(waitingListSQL, "{waitingRows}", rows)
+		return t.fill(strings.NewReplacer("{fits}", strings.ReplaceAll(fits, "{max}", "$4::bigint"), "{record}", recordColumns).Replace(sql))
+	}
 	return deadStatements{
+		waitingReady: waiting(waitingReadySQL), waitingParked: waiting(waitingParkedSQL),
 		list: fill(deadListSQL), count: fill(deadCountSQL), groups: fill(deadGroupsSQL),
 		trial: fill(deadTrialSQL), replay: fill(deadReplaySQL), remove: fill(deadRemoveSQL), audit: fill(auditSQL),
 	}

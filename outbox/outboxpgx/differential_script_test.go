@@ -234,6 +234,16 @@ func (s *script) replayDead(ctx context.Context) {
 func (s *script) measure(ctx context.Context) {
 	stats, err := s.source.Depth(ctx)
 	s.note("%d ready, %d parked, %d dead, aged %v: %s", stats.Ready, stats.Parked, stats.Dead, stats.OldestAge > 0, kind(err))
+	for _, f := range []outbox.WaitingFilter{{}, {Parked: true}, {Limit: 2}, {Name: "a"}, {Limit: -1}} {
+		found, err := s.source.Waiting(ctx, f)
+		s.note("%d waiting for %+v: %s", len(found), f, kind(err))
+		if f.Parked { // two that are due at one time come in any order
+			slices.SortFunc(found, func(a, b outbox.Waiting) int { return slices.Compare(a.ID[:], b.ID[:]) })
+		}
+		for _, w := range found {
+			s.note("  %s %s %q, %d attempts, due %t", w.ID, w.Name, w.Body, w.Attempts, !w.DueAt.IsZero())
+		}
+	}
 }
 
 // kind is what two errors must have in common.

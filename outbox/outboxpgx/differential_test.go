@@ -60,6 +60,7 @@ type side struct {
 	source interface {
 		driver.Source
 		driver.Measured
+		Waiting(ctx context.Context, f outbox.WaitingFilter) ([]outbox.Waiting, error)
 	}
 	fail func(ctx context.Context, tx pgx.Tx) error
 	dead outbox.DeadLetters
