@@ -14,7 +14,10 @@ import (
 
 // outbox lists what is in outboxes.
 func (o *Operator) outbox() *cobra.Command {
-	return parent("outbox", "Messages that could not be published", o.dead(kindOutbox, "dead", "List messages that could not be published"))
+	return parent("outbox", "Messages that wait to be published, or could not be",
+		o.waiting("pending", "List messages that are ready to be published, and those behind a parked one of their key", false),
+		o.waiting("parked", "List messages that wait for their first or their next attempt", true),
+		o.dead(kindOutbox, "dead", "List messages that could not be published"))
 }
 
 // inbox lists what consumers have given up.

@@ -7,17 +7,18 @@ import (
 	"github.com/google/uuid"
 )
 
-// letter is a dead letter, of an outbox or of a consumer. Its JSON is what --json prints.
+// letter is a dead letter, of an outbox or of a consumer, or a message that an outbox holds. Its JSON is
+// what --json prints.
 type letter struct {
 	From        string            `json:"from"`
 	ID          uuid.UUID         `json:"id"`
 	Name        string            `json:"name"`
 	Key         string            `json:"key,omitempty"`
-	Class       string            `json:"class"`
-	Error       string            `json:"error"`
+	Class       string            `json:"class,omitempty"`
+	Error       string            `json:"error,omitempty"`
 	ErrorType   string            `json:"error_type,omitempty"`
 	SQLState    string            `json:"sqlstate,omitempty"`
-	Fingerprint string            `json:"group"`
+	Fingerprint string            `json:"group,omitempty"`
 	Attempts    int               `json:"attempts"`
 	Replays     int               `json:"replays,omitempty"`
 	Queue       string            `json:"queue,omitempty"`
@@ -25,7 +26,8 @@ type letter struct {
 	Transport   string            `json:"transport,omitempty"`
 	CreatedAt   time.Time         `json:"created_at,omitzero"`
 	FirstFailed time.Time         `json:"first_failed_at,omitzero"`
-	FailedAt    time.Time         `json:"failed_at"`
+	FailedAt    time.Time         `json:"failed_at,omitzero"`
+	DueAt       time.Time         `json:"due_at,omitzero"` // of one that waits for its next attempt
 	History     []failure         `json:"history,omitempty"`
 	Headers     map[string]string `json:"headers,omitempty"`
 	ContentType string            `json:"content_type,omitempty"`

@@ -187,6 +187,15 @@ func TestDeadLetters(t *testing.T) {
 	if out := r.wants(t, 0, []string{"inbox", "dead", "--since=1h", "--json", "--limit=1"}); strings.Count(out, `"id"`) != 1 {
 		t.Errorf("the first one: %q", out)
 	}
+	r.wants(t, 0, []string{"retry", "--from=outbox", "--all", "--rate=0.01"})
+	r.wants(t, 0, []string{"outbox", "pending"}, r.ids["a"].String(), "key a")
+	if out := r.wants(t, 0, []string{"outbox", "parked", "--json"}, r.ids["b"].String(), "due_at"); strings.Contains(out, r.ids["a"].String()) {
+		t.Errorf("parked are %s", out)
+	}
+	if out := r.wants(t, 0, []string{"outbox", "pending", "--key=key b"}); out != "" {
+		t.Errorf("of the key b are %s", out)
+	}
+	r = newRig(t)
 	r.wants(t, 0, []string{"show", r.ids["a"].String()}, "no exchange a", "tenant=x", `"secret":"a"`)
 	out := r.wants(t, 0, []string{"show", r.ids["b"].String()}, "clears the screen: [2J")
 	if strings.Contains(out, "\x1b") {
@@ -314,7 +323,7 @@ func TestMistakesInTheCommandLine(t *testing.T) {
 	r := newRig(t)
 	for _, args := range [][]string{
 		{"nonsense"}, {"status", "x"}, {"status", "--watch=x"}, {"--nonsense"},
-		{"outbox"}, {"outbox", "raise"}, {"outbox", "dead", "--limit=-1"}, {"inbox", "dead", "--since=yesterday"}, {"inbox", "dead", "--from=x"},
+		{"outbox"}, {"outbox", "raise"}, {"outbox", "pending", "--limit=0"}, {"outbox", "dead", "--limit=-1"}, {"inbox", "dead", "--since=yesterday"}, {"inbox", "dead", "--from=x"},
 		{"groups", "--limit=x"}, {"show"}, {"show", "x"}, {"show", uuid.NewString(), uuid.NewString()},
 		{"retry"}, {"drop"}, {"retry", "x"}, {"retry", "--all", "--by="}, {"retry", "--all", "--by=a\nb"}, {"retry", "--all", "--rate=-1"},
 		{"retry", "--all", "--rate=NaN"}, {"drop", "--all", "--reason=" + strings.Repeat("x", 1001)},

@@ -1,0 +1,68 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+// lister is a store that shows the messages that are not published.
+type lister interface {
+	Waiting(ctx context.Context, f outbox.WaitingFilter) ([]outbox.Waiting, error)
+}
+
+// waiting lists messages that are not published.
+func (o *Operator) waiting(use, short string, parked bool) *cobra.Command {
+	cmd := &cobra.Command{Use: use, Short: short, Args: noArguments}
+	from := o.addFrom(cmd)
+	f := outbox.WaitingFilter{Parked: parked}
+	cmd.Flags().StringVar(&f.Name, "name", "", "only messages of this `name`")
+	cmd.Flags().StringVar(&f.Key, "key", "", "only messages of this ordering `key`")
+	cmd.Flags().IntVar(&f.Limit, "limit", listed, "at most so many of each outbox")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if f.Limit < 1 {
+			return usagef("%s: --limit must be at least 1", cmd.CommandPath())
+		}
+		places, err := o.chosen(from)
+		if err != nil {
+			return err
+		}
+		places = slices.DeleteFunc(places, func(p place) bool { return p.kind != kindOutbox })
+		letters, failed := eachPlace(cmd.Context(), places, func(ctx context.Context, p place) ([]letter, error) { return o.waitingAt(ctx, p.name, f) })
+		return errors.Join(printWaiting(cmd, letters), failed)
+	}
+	return cmd
+}
+
+// waitingAt asks the outbox of a name.
+func (o *Operator) waitingAt(ctx context.Context, name string, f outbox.WaitingFilter) ([]letter, error) {
+	i := slices.IndexFunc(o.cfg.Outboxes, func(b Outbox) bool { return b.Name == name })
+	store, ok := o.cfg.Outboxes[i].Store.(lister)
+	if !ok {
+		return nil, errors.New("the store does not tell")
+	}
+	found, err := store.Waiting(ctx, f)
+	letters := make([]letter, len(found))
+	for i, w := range found {
+		letters[i] = letter{
+			From: name, ID: w.ID, Name: w.Name, Key: w.Key, Class: w.Class, Error: w.Error, Attempts: w.Attempts,
+			Transport: w.Transport, CreatedAt: w.CreatedAt, DueAt: w.DueAt, Unreadable: textOf(w.Unreadable),
+		}
+	}
+	return letters, err
+}
+
+func printWaiting(cmd *cobra.Command, letters []letter) error {
+	if wantsJSON(cmd) {
+		return printJSON(cmd, letters)
+	}
+	t := newTable(cmd.OutOrStdout(), "FROM", "ID", "NAME", "KEY", "STORED", "DUE", "ATTEMPTS", "ERROR")
+	for _, l := range letters {
+		t.row(l.From, l.ID, l.Name, short(l.Key, 24), moment(l.CreatedAt), moment(l.DueAt), l.Attempts, short(l.Error, 80))
+	}
+	return t.flush()
+}
