@@ -43,15 +43,12 @@ func (g *group) waiting(ctx context.Context, stream string) (int, error) {
 		if info.Name != g.cfg.Group {
 			continue
 		}
-		lag := info.Lag
-		if lag < 0 {
-			lag, err = within(ctx, g, func(ctx context.Context) (int64, error) { return g.client.XLen(ctx, stream).Result() })
-			if err != nil {
-				return 0, err
-			}
+		if info.Lag < 0 { // the server cannot tell
+			n, err := within(ctx, g, func(ctx context.Context) (int64, error) { return g.client.XLen(ctx, stream).Result() })
+			return int(n), err
 		}
 		given, err := g.givenBack(ctx, stream)
-		return int(lag) + given, err
+		return int(info.Lag) + given, err
 	}
 	return 0, nil
 }
