@@ -40,15 +40,18 @@ func addAll(cmd *cobra.Command) *bool {
 	return cmd.Flags().Bool("all", false, "really all of them, where nothing else chooses")
 }
 
-// changed is what a command has changed in one place.
+// changed is what a command has changed in one place. Count are those that it has, Outlived those that
+// are too old to be tried again, and Failed those that could not be.
 type changed struct {
-	From string `json:"from"`
-	replayed
-	DryRun bool `json:"dry_run,omitempty"`
+	From     string `json:"from"`
+	Count    int    `json:"count"`
+	Outlived int    `json:"outlived,omitempty"`
+	Failed   int    `json:"failed,omitempty"`
+	DryRun   bool   `json:"dry_run,omitempty"`
 }
 
 func (o *Operator) change(cmd *cobra.Command, what string, from *placeFlag, selected *selectFlags, flags *changeFlags, all bool, ids []string) error {
-	s, err := selected.selection(ids)
+	s, err := selected.selection(cmd, ids)
 	if err != nil {
 		return err
 	}
@@ -59,7 +62,7 @@ func (o *Operator) change(cmd *cobra.Command, what string, from *placeFlag, sele
 	if !s.chooses() && !all {
 		return usagef("%s: choose by id, --name, --key, --class, --group, --error, --since, --until or --limit, or say --all", what)
 	}
-	places, err := o.chosen(from)
+	places, err := o.chosen(from, "")
 	if err != nil {
 		return err
 	}
@@ -67,7 +70,10 @@ func (o *Operator) change(cmd *cobra.Command, what string, from *placeFlag, sele
 		c, finish := withProgress(ctx, cmd, p, s, c)
 		defer finish()
 		r, err := o.apply(ctx, what, p, s, c)
-		return []changed{{p.name, r, c.DryRun}}, err
+		if err == nil && r.Failed > 0 {
+			err = fmt.Errorf("%d could not be", r.Failed)
+		}
+		return []changed{{p.name, r.Returned, r.Outlived, r.Failed, c.DryRun}}, err
 	})
 	return errors.Join(printChanged(cmd, what, done), failed)
 }
@@ -125,7 +131,7 @@ func printChanged(cmd *cobra.Command, what string, done []changed) error {
 		if c.DryRun {
 			v = "would be " + verb
 		}
-		fmt.Fprintf(cmd.OutOrStdout(), "%s: %d %s", c.From, c.Returned, v)
+		fmt.Fprintf(cmd.OutOrStdout(), "%s: %d %s", c.From, c.Count, v)
 		if c.Outlived > 0 {
 			fmt.Fprintf(cmd.OutOrStdout(), ", %d too old (--force)", c.Outlived)
 		}

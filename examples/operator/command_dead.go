@@ -29,15 +29,14 @@ func (o *Operator) dead(kind, use, short string) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short, Args: noArguments}
 	from, selected := o.addFrom(cmd), addSelectFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		s, err := selected.selection(nil)
+		s, err := selected.selection(cmd, nil)
 		if err != nil {
 			return err
 		}
-		places, err := o.chosen(from)
+		places, err := o.chosen(from, kind)
 		if err != nil {
 			return err
 		}
-		places = slices.DeleteFunc(places, func(p place) bool { return p.kind != kind })
 		if s.Limit == 0 {
 			s.Limit = listed
 		}
@@ -82,11 +81,11 @@ func (o *Operator) groups() *cobra.Command {
 	}
 	from, selected := o.addFrom(cmd), addSelectFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		s, err := selected.selection(nil)
+		s, err := selected.selection(cmd, nil)
 		if err != nil {
 			return err
 		}
-		places, err := o.chosen(from)
+		places, err := o.chosen(from, "")
 		if err != nil {
 			return err
 		}
@@ -129,14 +128,17 @@ func (o *Operator) show() *cobra.Command {
 		if err != nil {
 			return usagef("%.40q is not an id", args[0])
 		}
-		places, err := o.chosen(from)
+		places, err := o.chosen(from, "")
 		if err != nil {
 			return err
 		}
 		one := selection{IDs: []uuid.UUID{id}}
 		letters, failed := eachPlace(cmd.Context(), places, func(ctx context.Context, p place) ([]letter, error) { return p.list(ctx, one, true) })
 		if len(letters) == 0 {
-			return errors.Join(fmt.Errorf("there is no dead letter %s", id), failed)
+			if failed != nil {
+				return failed
+			}
+			return fmt.Errorf("there is no dead letter %s", id)
 		}
 		if wantsJSON(cmd) {
 			return errors.Join(printJSON(cmd, letters), failed)
@@ -161,6 +163,8 @@ func printLetter(w io.Writer, l letter) {
 	line("key", l.Key)
 	line("queue", l.Queue)
 	line("transport", l.Transport)
+	line("exchange", l.Exchange)
+	line("routing key", l.RoutingKey)
 	line("sent", moment(l.CreatedAt))
 	line("class", l.Class)
 	line("error", l.Error)
@@ -182,6 +186,10 @@ func printLetter(w io.Writer, l letter) {
 	}
 	line("content type", l.ContentType)
 	line("unreadable", l.Unreadable)
+	if l.BodyBase64 != "" {
+		line("body, base64", l.BodyBase64)
+		return
+	}
 	fmt.Fprintln(w, "body:")
 	for text := range strings.Lines(l.Body) {
 		fmt.Fprintf(w, "  %s\n", plain(strings.TrimSuffix(text, "\n")))

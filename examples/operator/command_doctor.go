@@ -35,19 +35,14 @@ func (o *Operator) doctor() *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		ctx, cancel := context.WithTimeout(cmd.Context(), doctorTimeout)
 		defer cancel()
-		if err := o.reach(ctx); err != nil {
-			return err // one for each server, not one for each check
-		}
 		var found []finding
 		var failed []error
-		for _, p := range o.cfg.parts() {
-			if c, ok := p.Part.(interface{ Check(context.Context) error }); ok {
-				found, failed = sortOut(c.Check(ctx), found, failed)
-			}
+		if err := o.reach(ctx); err != nil {
+			failed = append(failed, err) // one for each server, not one for each check
+		} else {
+			found, failed = o.check(ctx)
 		}
-		found, failed = once(found), once(failed) // a relay's check is its outbox's, too
-		failed = append(failed, printFindings(cmd, found))
-		if err := errors.Join(failed...); err != nil {
+		if err := errors.Join(append(failed, printFindings(cmd, found, len(failed) == 0))...); err != nil {
 			return err
 		}
 		if len(found) > 0 {
@@ -56,6 +51,22 @@ func (o *Operator) doctor() *cobra.Command {
 		return nil
 	}
 	return cmd
+}
+
+// check asks all parts. A relay's check is its outbox's, too: what is said twice is kept once.
+func (o *Operator) check(ctx context.Context) (found []finding, failed []error) {
+	for _, p := range o.cfg.parts() {
+		c, ok := p.Part.(interface{ Check(context.Context) error })
+		if !ok {
+			continue
+		}
+		findings, errs := sortOut(c.Check(ctx), nil, nil)
+		found = append(found, findings...)
+		for _, err := range errs {
+			failed = append(failed, fmt.Errorf("%s: %w", p.Name, err))
+		}
+	}
+	return once(found), once(failed)
 }
 
 // reach returns an error for each server that does not answer.
@@ -86,6 +97,9 @@ func sortOut(err error, found []finding, failed []error) ([]finding, []error) {
 			found, failed = sortOut(single, found, failed)
 		}
 	default:
+		if one, ok := errors.AsType[finding](err); ok {
+			return append(found, one), failed
+		}
 		failed = append(failed, err)
 	}
 	return found, failed
@@ -104,7 +118,8 @@ func once[E error](all []E) []E {
 	return left
 }
 
-func printFindings(cmd *cobra.Command, findings []finding) error {
+// printFindings prints what was found; whole says that nothing kept from looking.
+func printFindings(cmd *cobra.Command, findings []finding, whole bool) error {
 	if wantsJSON(cmd) {
 		type one struct {
 			Problem string `json:"problem"`
@@ -117,7 +132,9 @@ func printFindings(cmd *cobra.Command, findings []finding) error {
 		return printJSON(cmd, all)
 	}
 	if len(findings) == 0 {
-		fmt.Fprintln(cmd.OutOrStdout(), "all is well")
+		if whole {
+			fmt.Fprintln(cmd.OutOrStdout(), "all is well")
+		}
 		return nil
 	}
 	printAlike(cmd.OutOrStdout(), findings)

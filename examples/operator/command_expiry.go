@@ -11,13 +11,13 @@ import (
 func (o *Operator) expiry() *cobra.Command {
 	return parent("expiry", "Rows that fall due", &cobra.Command{
 		Use: "due", Short: "Show how much is overdue and what falls due next", Args: noArguments,
-		RunE: func(cmd *cobra.Command, _ []string) error { return o.expiryDue(cmd) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return printDue(cmd, o.cfg.Sweeps) },
 	})
 }
 
-func (o *Operator) expiryDue(cmd *cobra.Command) error {
-	sweepsAlone := Operator{Config{Sweeps: o.cfg.Sweeps}}
-	s := sweepsAlone.look(cmd.Context())
+func printDue(cmd *cobra.Command, sweeps []Sweep) error {
+	alone := Operator{Config{Sweeps: sweeps}}
+	s := alone.look(cmd.Context())
 	var err error
 	if failed := s.failed(); len(failed) > 0 {
 		err = errors.New(strings.Join(failed, "; "))

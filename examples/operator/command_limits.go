@@ -2,6 +2,7 @@ package operator
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 
@@ -77,21 +78,51 @@ func (o *Operator) limitsReset() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return o.eachLimit(*only, func(l Limiter, limit ratelimit.Limit) error {
-			if c.DryRun {
-				fmt.Fprintf(cmd.OutOrStdout(), "%s: %s would be reset\n", l.Name, limit.Name)
-				return nil
+		done := []limitReset{}
+		err = o.eachLimit(*only, func(l Limiter, limit ratelimit.Limit) error {
+			if !c.DryRun {
+				if err := o.resetLimit(cmd.Context(), l, limit, args[0], c); err != nil {
+					return err
+				}
 			}
-			err := o.noted(cmd.Context(), Action{What: "limits reset", On: l.Name, Chosen: limit.Name, By: c.By, Reason: c.Reason}, func() (int, error) {
-				return 1, l.Limiter.Reset(cmd.Context(), ratelimit.Charge{Limit: limit, Key: args[0]})
-			})
-			if err == nil {
-				fmt.Fprintf(cmd.OutOrStdout(), "%s: %s is reset\n", l.Name, limit.Name)
-			}
-			return err
+			done = append(done, limitReset{l.Name, limit.Name, args[0], c.DryRun})
+			return nil
 		})
+		return errors.Join(printResets(cmd, done), err)
 	}
 	return cmd
+}
+
+// limitReset is one limit of one caller whose use was forgotten.
+type limitReset struct {
+	Limiter string `json:"limiter"`
+	Limit   string `json:"limit"`
+	Key     string `json:"key"`
+	DryRun  bool   `json:"dry_run,omitempty"`
+}
+
+func (o *Operator) resetLimit(ctx context.Context, l Limiter, limit ratelimit.Limit, key string, c change) error {
+	a := Action{What: "limits reset", On: l.Name, Chosen: fmt.Sprintf("--limit=%s %s", limit.Name, key), By: c.By, Reason: c.Reason}
+	return o.noted(ctx, a, func() (int, error) {
+		if err := l.Limiter.Reset(ctx, ratelimit.Charge{Limit: limit, Key: key}); err != nil {
+			return 0, err
+		}
+		return 1, nil
+	})
+}
+
+func printResets(cmd *cobra.Command, done []limitReset) error {
+	if wantsJSON(cmd) {
+		return printJSON(cmd, done)
+	}
+	for _, r := range done {
+		verb := "is reset"
+		if r.DryRun {
+			verb = "would be reset"
+		}
+		fmt.Fprintf(cmd.OutOrStdout(), "%s: %s %s\n", r.Limiter, r.Limit, verb)
+	}
+	return nil
 }
 
 func oneKey(cmd *cobra.Command, args []string) error {

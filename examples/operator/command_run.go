@@ -73,25 +73,26 @@ func (o *Operator) sweep() *cobra.Command {
 	from := cmd.Flags().String("from", "", "the `sweep`, where there are several (default: all)")
 	dry := cmd.Flags().Bool("dry-run", false, "only tell how much is overdue")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		var chosen []Sweep
+		for _, w := range o.cfg.Sweeps {
+			if w.Sweeper != nil && (*from == "" || *from == w.Name) {
+				chosen = append(chosen, w)
+			}
+		}
+		if len(chosen) == 0 {
+			return usagef("sweep: there is no sweeper %.40q", *from)
+		}
 		if *dry {
-			return o.expiryDue(cmd)
+			return printDue(cmd, chosen)
 		}
 		var total expiry.Report
 		var failed []error
-		found := false
-		for _, w := range o.cfg.Sweeps {
-			if w.Sweeper == nil || *from != "" && *from != w.Name {
-				continue
-			}
-			found = true
+		for _, w := range chosen {
 			r, err := w.Sweeper.Sweep(cmd.Context())
-			total.Expired, total.Raced, total.Poisoned = total.Expired+r.Expired, total.Raced+r.Raced, total.Poisoned+r.Poisoned
+			total.Expired, total.Poisoned = total.Expired+r.Expired, total.Poisoned+r.Poisoned
 			if err != nil {
 				failed = append(failed, fmt.Errorf("%s: %w", w.Name, err))
 			}
-		}
-		if !found {
-			return usagef("sweep: there is no sweeper %.40q", *from)
 		}
 		if wantsJSON(cmd) {
 			failed = append(failed, printJSON(cmd, map[string]int{"expired": total.Expired, "poisoned": total.Poisoned}))

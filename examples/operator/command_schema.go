@@ -24,7 +24,9 @@ func (o *Operator) schemaPrint() *cobra.Command {
 		Use: "print", Short: "Print the tables as SQL, or write the files of a migration tool", Args: noArguments,
 		Long: "Print the tables as SQL, or write the files of a migration tool.\n\n" +
 			"Each file notes that it was applied: setup and a service's Migrate find done what the tool has done. Files that are there\n" +
-			"already are left as they are; one with another content is an error. For atlas run `atlas migrate hash` afterwards.",
+			"already are left as they are; one with another content is an error. For atlas run `atlas migrate hash` afterwards.\n\n" +
+			"Numbers are from 000100 to 090099, the same in every project: a tool that only goes forward does not apply them behind\n" +
+			"migrations with higher ones. Give Holdfast a folder and a table of versions of its own there.",
 	}
 	tool := cmd.Flags().String("format", "sql", "sql, or files for `tool`: "+strings.Join(tools, ", "))
 	dir := cmd.Flags().String("dir", "", "the `folder` of the tool's files")
@@ -83,26 +85,18 @@ func printSchema(cmd *cobra.Command, all []migration, down bool) error {
 
 // writeSchema writes the files that are missing.
 func writeSchema(cmd *cobra.Command, all []migration, files func(migration) map[string]string, dir string, dry bool) error {
-	written := []string{}
-	for _, m := range all {
-		texts := files(m)
-		for _, name := range slices.Sorted(maps.Keys(texts)) {
-			path := filepath.Join(dir, name)
-			there, err := os.ReadFile(path)
-			switch {
-			case err == nil && string(there) == texts[name]:
-				continue
-			case err == nil:
-				return fmt.Errorf("%s is there with another content", path)
-			case !errors.Is(err, fs.ErrNotExist):
-				return err
-			}
-			if !dry {
-				if err := os.WriteFile(path, []byte(texts[name]), 0o644); err != nil {
-					return err
-				}
-			}
-			written = append(written, path)
+	texts, err := missingFiles(all, files, dir)
+	if err != nil {
+		return err
+	}
+	written := slices.AppendSeq([]string{}, maps.Keys(texts)) // not null in JSON
+	slices.Sort(written)
+	for _, path := range written {
+		if dry {
+			break
+		}
+		if err := os.WriteFile(path, []byte(texts[path]), 0o644); err != nil {
+			return err
 		}
 	}
 	if wantsJSON(cmd) {
@@ -112,4 +106,25 @@ func writeSchema(cmd *cobra.Command, all []migration, files func(migration) map[
 		fmt.Fprintln(cmd.OutOrStdout(), path)
 	}
 	return nil
+}
+
+// missingFiles are the texts of files that are not there, by their paths. All are compared before any is
+// written.
+func missingFiles(all []migration, files func(migration) map[string]string, dir string) (map[string]string, error) {
+	missing := map[string]string{}
+	for _, m := range all {
+		for name, text := range files(m) {
+			path := filepath.Join(dir, name)
+			there, err := os.ReadFile(path)
+			switch {
+			case errors.Is(err, fs.ErrNotExist):
+				missing[path] = text
+			case err != nil:
+				return nil, err
+			case string(there) != text:
+				return nil, fmt.Errorf("%s is there with another content", path)
+			}
+		}
+	}
+	return missing, nil
 }

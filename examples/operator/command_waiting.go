@@ -27,11 +27,10 @@ func (o *Operator) waiting(use, short string, parked bool) *cobra.Command {
 		if f.Limit < 1 {
 			return usagef("%s: --limit must be at least 1", cmd.CommandPath())
 		}
-		places, err := o.chosen(from)
+		places, err := o.chosen(from, kindOutbox)
 		if err != nil {
 			return err
 		}
-		places = slices.DeleteFunc(places, func(p place) bool { return p.kind != kindOutbox })
 		letters, failed := eachPlace(cmd.Context(), places, func(ctx context.Context, p place) ([]letter, error) { return o.waitingAt(ctx, p.name, f) })
 		return errors.Join(printWaiting(cmd, letters), failed)
 	}

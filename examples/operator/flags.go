@@ -3,12 +3,14 @@ package operator
 import (
 	"fmt"
 	"os/user"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // listed is how many letters are listed where nothing else is asked for.
@@ -30,12 +32,21 @@ func addSelectFlags(cmd *cobra.Command) *selectFlags {
 	flags.StringVar(&f.s.ErrorContains, "error", "", "only failures with this `text` in the error")
 	flags.StringVar(&f.since, "since", "", "only failures since this `time`: 2h for two hours ago, or 2026-01-02T15:04:05Z")
 	flags.StringVar(&f.until, "until", "", "only failures before this `time`")
-	flags.IntVar(&f.s.Limit, "limit", 0, "at most so many of each place, the oldest first")
+	flags.IntVar(&f.s.Limit, "limit", 0, "at most so many of each place (of groups: so many groups)")
 	return f
 }
 
-// selection is what the flags and the ids choose.
-func (f *selectFlags) selection(ids []string) (s selection, err error) {
+// selection is what the flags and the ids choose. A flag without a value, of a variable that is not set
+// for example, is a mistake: it would choose more than was meant.
+func (f *selectFlags) selection(cmd *cobra.Command, ids []string) (s selection, err error) {
+	cmd.Flags().Visit(func(flag *pflag.Flag) {
+		if flag.Value.Type() == "string" && flag.Value.String() == "" && flag.Name != "reason" && flag.Name != "by" {
+			err = usagef("--%s has no value", flag.Name)
+		}
+	})
+	if err != nil {
+		return s, err
+	}
 	s = f.s
 	for _, text := range ids {
 		id, err := uuid.Parse(text)
@@ -123,25 +134,30 @@ func (o *Operator) addFrom(cmd *cobra.Command) *placeFlag {
 	return f
 }
 
-// chosen are the places that the flag names, or all.
-func (o *Operator) chosen(f *placeFlag) ([]place, error) {
-	all := o.places()
+// chosen are the places that the flag names, each once, or all: those of one kind, where only they can
+// do what is asked. A place that has the name of a kind is meant before the kind.
+func (o *Operator) chosen(f *placeFlag, kind string) ([]place, error) {
+	all := slices.DeleteFunc(o.places(), func(p place) bool { return kind != "" && p.kind != kind })
 	if len(f.names) == 0 {
 		return all, nil
 	}
-	var found []place
-	for _, wanted := range f.names {
-		n := len(found)
+	wanted := map[string]bool{}
+	for _, name := range f.names {
+		named := func(p place) bool { return p.name == name }
+		if !slices.ContainsFunc(all, named) {
+			named = func(p place) bool { return p.kind == name }
+		}
+		found := false
 		for _, p := range all {
-			if p.name == wanted || p.kind == wanted {
-				found = append(found, p)
+			if named(p) {
+				wanted[p.name], found = true, true
 			}
 		}
-		if len(found) == n {
-			return nil, usagef("--from: there is no %.40q", wanted)
+		if !found {
+			return nil, usagef("--from: there is no %.40q here", name)
 		}
 	}
-	return found, nil
+	return slices.DeleteFunc(all, func(p place) bool { return !wanted[p.name] }), nil
 }
 
 // changeFlags say who changes something, and how.

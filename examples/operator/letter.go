@@ -2,7 +2,9 @@ package operator
 
 import (
 	"context"
+	"encoding/base64"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/uuid"
 )
@@ -24,6 +26,8 @@ type letter struct {
 	Queue       string            `json:"queue,omitempty"`
 	Consumer    string            `json:"consumer,omitempty"`
 	Transport   string            `json:"transport,omitempty"`
+	Exchange    string            `json:"exchange,omitempty"`
+	RoutingKey  string            `json:"routing_key,omitempty"`
 	CreatedAt   time.Time         `json:"created_at,omitzero"`
 	FirstFailed time.Time         `json:"first_failed_at,omitzero"`
 	FailedAt    time.Time         `json:"failed_at,omitzero"`
@@ -32,8 +36,19 @@ type letter struct {
 	Headers     map[string]string `json:"headers,omitempty"`
 	ContentType string            `json:"content_type,omitempty"`
 	Body        string            `json:"body,omitempty"`
+	BodyBase64  string            `json:"body_base64,omitempty"` // of a body that is no text
 	// Unreadable says why the message is not complete.
 	Unreadable string `json:"unreadable,omitempty"`
+}
+
+// fill adds what is shown of a letter alone.
+func (l *letter) fill(headers map[string]string, body []byte) {
+	l.Headers = headers
+	if utf8.Valid(body) {
+		l.Body = string(body)
+	} else {
+		l.BodyBase64 = base64.StdEncoding.EncodeToString(body)
+	}
 }
 
 // failure is one failed attempt before the last.
@@ -74,11 +89,7 @@ type change struct {
 }
 
 // replayed is what became of letters that were to be tried again.
-type replayed struct {
-	Returned int `json:"returned"`
-	Outlived int `json:"outlived"`
-	Failed   int `json:"failed"`
-}
+type replayed struct{ Returned, Outlived, Failed int }
 
 // shelf is where dead letters are: an outbox or a consumer.
 type shelf interface {

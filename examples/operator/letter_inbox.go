@@ -34,7 +34,7 @@ func (i inboxShelf) letter(d inbox.DeadLetter, whole bool) letter {
 		l.History = append(l.History, failure{a.At, a.Consumer, a.Error})
 	}
 	if whole {
-		l.Headers, l.Body = m.Headers, string(m.Body)
+		l.fill(m.Headers, m.Body)
 	}
 	return l
 }

@@ -28,12 +28,13 @@ func (o outboxShelf) letter(d outbox.DeadLetter, whole bool) letter {
 	l := letter{
 		From: o.name, ID: d.ID, Name: d.Name, Key: d.Key, Class: d.Class, Error: d.Error, Fingerprint: d.Fingerprint,
 		Attempts: d.Attempts, Transport: d.Transport, CreatedAt: d.CreatedAt, FailedAt: d.FailedAt, ContentType: d.ContentType,
+		Exchange: d.Route.Exchange, RoutingKey: d.Route.RoutingKey,
 	}
 	if d.Unreadable != nil {
 		l.Unreadable = d.Unreadable.Error()
 	}
 	if whole {
-		l.Headers, l.Body = d.Headers, string(d.Body)
+		l.fill(d.Headers, d.Body)
 	}
 	return l
 }

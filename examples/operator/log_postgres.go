@@ -2,8 +2,10 @@ package operator
 
 import (
 	"context"
+	"embed"
 	"errors"
 	"fmt"
+	"io/fs"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -17,18 +19,11 @@ const logTimeout = 10 * time.Second
 // logTable is where a PostgresLog keeps actions, in the schema that the search path decides.
 const logTable = "holdfast_operator_log"
 
-const createLogSQL = `
-CREATE TABLE IF NOT EXISTS ` + logTable + ` (
-    id      bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    at      timestamptz NOT NULL DEFAULT clock_timestamp(),
-    what    text        NOT NULL,
-    part    text        NOT NULL,
-    chosen  text        NOT NULL,
-    actor   text        NOT NULL,
-    reason  text        NOT NULL,
-    count   integer,
-    failure text        NOT NULL DEFAULT ''
-)`
+//go:embed migrations/*.sql
+var logFiles embed.FS
+
+//go:embed migrations/0900_operator_log.sql
+var createLogSQL string
 
 // PostgresLog keeps actions in a table, for a year. It is safe for concurrent use.
 type PostgresLog struct {
@@ -57,6 +52,16 @@ func (l *PostgresLog) Migrate(ctx context.Context) error {
 			return err
 		})
 	})
+}
+
+// Schema returns the SQL file that Migrate applies, and the one that undoes it, as the packages of
+// Holdfast do.
+func (l *PostgresLog) Schema() fs.FS {
+	files, err := fs.Sub(logFiles, "migrations")
+	if err != nil {
+		return embed.FS{} // the folder is there: it is compiled in
+	}
+	return files
 }
 
 // Check returns what keeps actions from being noted, or nil.

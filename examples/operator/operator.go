@@ -36,32 +36,44 @@ func New(cfg Config) (*Operator, error) {
 // Run runs the command that the arguments say and returns the exit code of the process. An error is
 // one line on stderr.
 func (o *Operator) Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	cmd := o.Command()
-	cmd.SetArgs(args)
-	cmd.SetOut(stdout)
-	cmd.SetErr(stderr)
-	err := cmd.ExecuteContext(ctx)
+	return Execute(ctx, o.Command(), args, stdout, stderr)
+}
+
+// Execute is Run for a command that Command is, or is one of.
+func Execute(ctx context.Context, root *cobra.Command, args []string, stdout, stderr io.Writer) int {
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
 	if err != nil && err.Error() != "" {
-		fmt.Fprintf(stderr, "%s: %s%s\n", o.cfg.Program, oneLine(err), o.hint(err))
+		fmt.Fprintf(stderr, "%s: %s%s\n", root.Name(), plain(oneLine(err)), hint(root, err))
 	}
 	return ExitCode(err)
 }
 
-// Command returns the commands, for a program that has others too. Their errors are not printed;
-// ExitCode says what the process ends with. A command writes to what cobra calls its output.
+// Command returns the commands, for a program that has others too: run its root by Execute. The commands
+// do not print their errors, and write to what cobra calls their output.
 func (o *Operator) Command() *cobra.Command {
 	root := &cobra.Command{
 		Use: o.cfg.Program, Short: "See the state of a service and mend it",
-		SilenceUsage: true, SilenceErrors: true,
 		Args: noArguments, RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.PersistentFlags().Bool("json", false, "print JSON")
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitError{exitUsage, err} })
 	root.AddCommand(
 		o.status(), o.outbox(), o.inbox(), o.groups(), o.show(), o.retry(), o.drop(), o.log(),
 		o.limits(), o.expiry(), o.relay(), o.sweep(), o.prune(), o.setup(), o.doctor(), o.schema(),
 	)
+	quiet(root)
 	return root
+}
+
+// quiet keeps cobra from printing errors and usage, also below the root of another program.
+func quiet(cmd *cobra.Command) {
+	cmd.SilenceUsage, cmd.SilenceErrors = true, true
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitError{exitUsage, err} })
+	for _, child := range cmd.Commands() {
+		quiet(child)
+	}
 }
 
 // ExitCode is the exit code for the error of a command: 0 for nil.
@@ -82,9 +94,9 @@ func ExitCode(err error) int {
 const missingTable = "42P01"
 
 // hint names the command that mends an error.
-func (o *Operator) hint(err error) string {
+func hint(root *cobra.Command, err error) string {
 	if missing, ok := errors.AsType[*pgconn.PgError](err); ok && missing.Code == missingTable {
-		return fmt.Sprintf("; run `%s setup` first", o.cfg.Program)
+		return fmt.Sprintf("; run `%s setup` first", root.Name())
 	}
 	return ""
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
 
 	"github.com/holdfast-go/holdfast/examples/operator"
 	"github.com/holdfast-go/holdfast/expiry"
@@ -325,7 +326,7 @@ func TestMistakesInTheCommandLine(t *testing.T) {
 		{"nonsense"}, {"status", "x"}, {"status", "--watch=x"}, {"--nonsense"},
 		{"outbox"}, {"outbox", "raise"}, {"outbox", "pending", "--limit=0"}, {"outbox", "dead", "--limit=-1"}, {"inbox", "dead", "--since=yesterday"}, {"inbox", "dead", "--from=x"},
 		{"groups", "--limit=x"}, {"show"}, {"show", "x"}, {"show", uuid.NewString(), uuid.NewString()},
-		{"retry"}, {"drop"}, {"retry", "x"}, {"retry", "--all", "--by="}, {"retry", "--all", "--by=a\nb"}, {"retry", "--all", "--rate=-1"},
+		{"retry"}, {"drop"}, {"retry", "x"}, {"drop", "--class=unrecoverable", "--key="}, {"outbox", "dead", "--from=billing"}, {"sweep", "--dry-run", "--from=x"}, {"retry", "--all", "--by="}, {"retry", "--all", "--by=a\nb"}, {"retry", "--all", "--rate=-1"},
 		{"retry", "--all", "--rate=NaN"}, {"drop", "--all", "--reason=" + strings.Repeat("x", 1001)},
 		{"log", "--limit=0"}, {"limits"}, {"limits", "show"}, {"limits", "show", "ada", "--limit=x"},
 		{"relay", "--limit=0"}, {"relay", "--limit=x"}, {"relay", "--time-limit=-1s"}, {"relay", "--time-limit=99999999999"}, {"relay", "--from=x"},
@@ -360,6 +361,9 @@ func TestPartsThatCannotBeAsked(t *testing.T) {
 			t.Errorf("%q exits with %d: %q %q", args, code, out, errs)
 		}
 	}
+	if code, out, _ := r.run(t, "doctor", "--json"); code != 1 || out != "[]\n" {
+		t.Errorf("doctor --json exits with %d: %q", code, out)
+	}
 	code, out, errs := r.run(t, "doctor")
 	if code != 1 || out != "" || errs != "holdfast: RabbitMQ cannot be asked: nobody is there\n" {
 		t.Errorf("doctor exits with %d: %q %q", code, out, errs)
@@ -378,6 +382,36 @@ type noLetters struct{ inbox.DeadLetters }
 
 func (noLetters) List(context.Context, inbox.Filter) ([]inbox.DeadLetter, error) { return nil, errGone }
 func (noLetters) Groups(context.Context, inbox.Filter) ([]inbox.Group, error)    { return nil, errGone }
+
+// A place that is named twice, or by its kind too, is one place; one whose name is that of a kind is
+// meant before the others of the kind.
+func TestFrom(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	second := newRig(t)
+	r.cfg.Outboxes = append(r.cfg.Outboxes, operator.Outbox{Name: "second", Store: second.cfg.Outboxes[0].Store})
+	r.Operator = must(operator.New(r.cfg))(t)
+	for from, want := range map[string]string{
+		"outbox": "outbox: 2 would be dropped\n", "second": "second: 2 would be dropped\n", "inbox,billing,billing": "billing: 3 would be dropped\n",
+	} {
+		if out := r.wants(t, 0, []string{"drop", "--all", "--dry-run", "--from=" + from}); out != want {
+			t.Errorf("--from=%s: %q", from, out)
+		}
+	}
+}
+
+// Below the root of another program, errors are that program's to print.
+func TestCommandOfAnotherProgram(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	root := &cobra.Command{Use: "shop"}
+	root.AddCommand(r.Command())
+	var out, errs bytes.Buffer
+	code := operator.Execute(t.Context(), root, []string{"holdfast", "limits", "show"}, &out, &errs)
+	if code != 2 || out.Len() > 0 || errs.String() != "shop: shop holdfast limits show: say the key of one caller\n" {
+		t.Errorf("exits with %d: %q %q", code, out.String(), errs.String())
+	}
+}
 
 func TestConfig(t *testing.T) {
 	t.Parallel()

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 )
@@ -61,10 +62,10 @@ func (t *table) below(w io.Writer) error {
 }
 
 // plain is a text that keeps a terminal as it is: control characters, of a message's name for example,
-// are shown as spaces.
+// and those that turn the direction of a line are shown as spaces.
 func plain(text string) string {
 	return strings.Map(func(r rune) rune {
-		if r < ' ' || r >= 0x7f && r < 0xa0 || r == '\u202e' || r == '\u2028' || r == '\u2029' {
+		if unicode.IsControl(r) || r >= '\u2028' && r <= '\u202e' || r >= '\u2066' && r <= '\u2069' {
 			return ' '
 		}
 		return r

@@ -36,19 +36,31 @@ type outboxEntry struct {
 type consumerEntry struct {
 	Name string `yaml:"name"`
 	// Queue is on RabbitMQ, Stream on Redis: one of them.
-	Queue      string         `yaml:"queue"`
-	Stream     string         `yaml:"stream"`
-	Group      string         `yaml:"group"`
-	Classic    bool           `yaml:"classic"`
-	Partitions int            `yaml:"partitions"`
-	Ordered    bool           `yaml:"ordered"`
-	ParkKeys   bool           `yaml:"park_keys"`
-	Classes    []string       `yaml:"classes"`
-	Bindings   []bindingEntry `yaml:"bindings"`
+	Queue      string   `yaml:"queue"`
+	Stream     string   `yaml:"stream"`
+	Group      string   `yaml:"group"`
+	Classic    bool     `yaml:"classic"`
+	Partitions int      `yaml:"partitions"`
+	Ordered    bool     `yaml:"ordered"`
+	ParkKeys   bool     `yaml:"park_keys"`
+	Classes    []string `yaml:"classes"`
+	// DeadLetterPrefix is that of the consumer's own settings.
+	DeadLetterPrefix string `yaml:"dead_letter_prefix"`
+	// Retry is what the consumer's own settings say: retry queues are named by it.
+	Retry    retryEntry     `yaml:"retry"`
+	Bindings []bindingEntry `yaml:"bindings"`
 	// Consumer is the name in the table of processed messages. Default: Name.
 	Consumer string `yaml:"consumer"`
 	Schema   string `yaml:"schema"`
 	Table    string `yaml:"table"`
+}
+
+type retryEntry struct {
+	MaxAttempts int           `yaml:"max_attempts"`
+	BaseDelay   time.Duration `yaml:"base_delay"`
+	MaxDelay    time.Duration `yaml:"max_delay"`
+	Multiplier  float64       `yaml:"multiplier"`
+	Jitter      float64       `yaml:"jitter"`
 }
 
 type bindingEntry struct {
@@ -82,16 +94,12 @@ type sweepEntry struct {
 	Where    string `yaml:"where"`
 }
 
-// readFile reads the file of that path, or the default one if there is one.
+// readFile reads the file of that path.
 func readFile(path string) (file, error) {
 	var f file
-	named := path != ""
-	if !named {
-		path = defaultConfig
-	}
 	opened, err := os.Open(path)
-	if !named && errors.Is(err, fs.ErrNotExist) {
-		return f, nil
+	if errors.Is(err, fs.ErrNotExist) {
+		return f, fmt.Errorf("there is no %s: say --config", path)
 	}
 	if err != nil {
 		return f, err

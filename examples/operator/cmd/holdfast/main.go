@@ -3,12 +3,15 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -36,13 +39,9 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 		return exitUsage
 	}
 	slog.SetDefault(slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))) // the commands say the rest
-	path, args := configPath(args, getenv)
-	f, err := readFile(path)
-	if err != nil {
-		return fail(err)
-	}
-	service, closeAll, err := open(f, getenv)
-	if err != nil {
+	help := asksForHelp(args)
+	service, closeAll, err := load(args, getenv)
+	if err != nil && !help {
 		return fail(err)
 	}
 	defer closeAll()
@@ -50,27 +49,53 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 	if err != nil {
 		return fail(err)
 	}
-	return o.Run(ctx, args, stdout, stderr)
+	root := o.Command()
+	root.PersistentFlags().String("config", "", "the `file` of what the service has (default: HOLDFAST_CONFIG, or "+defaultConfig+")")
+	return operator.Execute(ctx, root, args, stdout, stderr)
 }
 
-// defaultConfig is read where no file is named, if it exists.
+// load opens what the file has that the arguments name.
+func load(args []string, getenv func(string) string) (operator.Config, func(), error) {
+	nothing, noClose := operator.Config{Program: program}, func() {}
+	path, err := configPath(args, getenv)
+	if err != nil {
+		return nothing, noClose, err
+	}
+	f, err := readFile(path)
+	if err != nil {
+		return nothing, noClose, err
+	}
+	service, closeAll, err := open(f, getenv)
+	if err != nil {
+		return nothing, noClose, err
+	}
+	return service, closeAll, nil
+}
+
+// asksForHelp reports whether the arguments ask for what needs no service.
+func asksForHelp(args []string) bool {
+	if len(args) == 0 || slices.Contains(args, "--help") || slices.Contains(args, "-h") {
+		return true
+	}
+	return slices.Contains([]string{"help", "completion", "__complete", "__completeNoDesc"}, args[0])
+}
+
+// defaultConfig is read where no file is named.
 const defaultConfig = "holdfast.yaml"
 
-// configPath takes --config out of the arguments: what commands there are does not depend on it, but
-// what they work on does.
-func configPath(args []string, getenv func(string) string) (path string, rest []string) {
+// configPath is what --config says, before the commands are there: what they work on depends on it. A name
+// that is empty is that of a variable which is not set, and not the default.
+func configPath(args []string, getenv func(string) string) (string, error) {
 	flags := pflag.NewFlagSet(program, pflag.ContinueOnError)
 	flags.ParseErrorsAllowlist.UnknownFlags = true
 	flags.Usage = func() {}
-	flags.StringVar(&path, "config", getenv("HOLDFAST_CONFIG"), "")
-	_ = flags.Parse(args) // what is wrong with other flags is their command's to say
-	for i := 0; i < len(args); i++ {
-		switch {
-		case args[i] == "--config":
-			i++
-		case !strings.HasPrefix(args[i], "--config="):
-			rest = append(rest, args[i])
-		}
+	flags.SetOutput(io.Discard)
+	path := flags.String("config", "", "")
+	if err := flags.Parse(args); err != nil && strings.Contains(err.Error(), "config") {
+		return "", err // what is wrong with other flags is their command's to say
 	}
-	return path, rest
+	if flags.Changed("config") && *path == "" {
+		return "", errors.New("--config has no value")
+	}
+	return cmp.Or(*path, getenv("HOLDFAST_CONFIG"), defaultConfig), nil
 }

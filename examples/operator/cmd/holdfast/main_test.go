@@ -135,7 +135,7 @@ func TestProgram(t *testing.T) {
 	wants(1, "published 0, failed 1", "relay", "--limit=1000", "--time-limit=0")
 	wants(2, "must be at least 1", "--config="+filepath.Join(dir, "holdfast.yaml"), "relay", "--limit=0")
 
-	broker.Publish(t, "", "failed.validation", amqp.Publishing{Body: []byte("{}")})
+	broker.Publish(t, "", "billing.failed.validation", amqp.Publishing{Body: []byte("{}")})
 	wants(0, "validation 1", "status")
 }
 
@@ -163,15 +163,15 @@ func TestSchemaPrint(t *testing.T) {
 	up, down := holdfast("schema", "print"), holdfast("schema", "print", "--down")
 	_, err := pool.Exec(t.Context(), up)
 	must(t, err)
-	const own = 5 + 1 + 3 + 3 // of the outbox, of idempotency, of the inbox that a and b share, and of c's
+	const own = 5 + 1 + 3 + 3 + 1 // of the outbox, of idempotency, of the inbox that a and b share, of c's, and the log
 	if n := tables(); n != own+1 {
 		t.Errorf("%d tables, want %d and that of the migrations", n, own)
 	}
-	holdfast("setup") // finds them, and makes that of the log
+	holdfast("setup") // finds them
 	_, err = pool.Exec(t.Context(), down)
 	must(t, err)
-	if n := tables(); n != 2 {
-		t.Errorf("%d tables are left, want those of the migrations and of the log", n)
+	if n := tables(); n != 1 {
+		t.Errorf("%d tables are left, want that of the migrations", n)
 	}
 }
 
@@ -240,8 +240,13 @@ func TestMistakes(t *testing.T) {
 		}
 	}
 	dir := t.TempDir()
-	if code, _, errs := run(t, dir, nil, "--config", "none.yaml", "status"); code != 2 || !strings.Contains(errs, "none.yaml") {
-		t.Errorf("without the file it exits with %d: %s", code, errs)
+	for part, args := range map[string][]string{
+		"there is no none.yaml": {"--config", "none.yaml", "status"}, "there is no holdfast.yaml": {"doctor"},
+		"--config has no value": {"status", "--config="}, "config": {"status", "--config"},
+	} {
+		if code, _, errs := run(t, dir, nil, args...); code != 2 || !strings.Contains(errs, part) {
+			t.Errorf("%q exits with %d: %s", args, code, errs)
+		}
 	}
 	must(t, os.WriteFile(filepath.Join(dir, "other.yaml"), []byte("outboxes: [{}]"), 0o600))
 	for _, env := range [][]string{{"HOLDFAST_CONFIG=other.yaml"}, {"HOLDFAST_CONFIG=other.yaml", "DATABASE_URL=mysql://root:secret@localhost/x"}} {
@@ -250,8 +255,12 @@ func TestMistakes(t *testing.T) {
 			t.Errorf("with %q it exits with %d: %s", env, code, errs)
 		}
 	}
-	if code, out, errs := run(t, dir, nil, "help"); code != 0 || !strings.Contains(out, "doctor") {
-		t.Errorf("help without a file exits with %d: %s%s", code, out, errs)
+	for _, config := range []string{"none.yaml", "other.yaml"} {
+		for part, args := range map[string][]string{"doctor": {"help"}, "--config": {"retry", "--help"}, "__start_holdfast": {"completion", "bash"}} {
+			if code, out, errs := run(t, dir, []string{"HOLDFAST_CONFIG=" + config}, args...); code != 0 || !strings.Contains(out, part) {
+				t.Errorf("%q with %s exits with %d: %.300s%s", args, config, code, out, errs)
+			}
+		}
 	}
 }
 

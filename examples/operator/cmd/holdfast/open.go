@@ -61,7 +61,7 @@ func open(f file, getenv func(string) string) (operator.Config, func(), error) {
 		s.sweep(e)
 	}
 	s.limits(f.Limits)
-	if s.pool != nil {
+	if getenv("DATABASE_URL") != "" && s.postgres("log", "log") {
 		log, err := operator.NewPostgresLog(s.pool)
 		s.note("log", "", err)
 		s.cfg.Log = log
@@ -134,7 +134,11 @@ func (s *service) consumer(e consumerEntry) {
 		}
 		processor, entry.Inbox = store, store
 	}
-	common := inbox.ConsumerConfig{Name: e.Name, Ordered: e.Ordered, ParkKeys: e.ParkKeys, Classes: e.Classes}
+	common := inbox.ConsumerConfig{Name: e.Name, Ordered: e.Ordered, ParkKeys: e.ParkKeys, Classes: e.Classes,
+		DeadLetterPrefix: e.DeadLetterPrefix, Retry: inbox.RetryPolicy{
+			MaxAttempts: e.Retry.MaxAttempts, BaseDelay: e.Retry.BaseDelay, MaxDelay: e.Retry.MaxDelay, Multiplier: e.Retry.Multiplier, Jitter: e.Retry.Jitter,
+		},
+	}
 	var err error
 	switch {
 	case (e.Queue == "") == (e.Stream == ""):
