@@ -1,0 +1,84 @@
+package main
+
+import (
+	"encoding/json"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/examples/operator"
+)
+
+// deployed matches the program's arguments: behind its name in a crontab, a unit or a configuration, and
+// as a list in a manifest or an image.
+var (
+	deployed = regexp.MustCompile(`(?m)^[^#;\n]*[ /=]reservation((?: [-a-z][^\n]*)?)$`)
+	listed   = regexp.MustCompile(`(?:args: |CMD )(\[[^\]]*\])`)
+)
+
+// What the files of deploy run is what the program takes.
+func TestDeployedFlags(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("deploy/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	runs := map[string]int{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all [][]string
+		for _, match := range deployed.FindAllStringSubmatch(string(text), -1) {
+			all = append(all, strings.Fields(match[1]))
+		}
+		for _, match := range listed.FindAllStringSubmatch(string(text), -1) {
+			var args []string
+			if err := json.Unmarshal([]byte(match[1]), &args); err != nil {
+				t.Errorf("%s: %s: %v", file, match[1], err)
+			}
+			all = append(all, args)
+		}
+		for _, args := range all {
+			if len(args) > 0 {
+				runs[filepath.Base(file)]++
+				checkArgs(t, file, args)
+			}
+		}
+	}
+	for file, want := range map[string]int{"crontab": 3, "reservation@.service": 2, "supervisor.conf": 3, "Dockerfile": 1, "kubernetes.yaml": 5} {
+		if runs[file] != want {
+			t.Errorf("%s runs the program %d times, want %d", file, runs[file], want)
+		}
+	}
+}
+
+func checkArgs(t *testing.T, file string, args []string) {
+	t.Helper()
+	for i := range args {
+		args[i] = strings.ReplaceAll(args[i], "=%i", "=relay") // systemd's instance
+	}
+	cfg, err := parseConfig(args, func(string) string { return "" }, io.Discard)
+	if err != nil {
+		t.Errorf("%s: %q: %v", file, args, err)
+		return
+	}
+	if len(cfg.command) == 0 {
+		return
+	}
+	o, err := operator.New(operator.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd, rest, err := o.Command().Find(cfg.command)
+	if err == nil {
+		err = cmd.ParseFlags(rest)
+	}
+	if err != nil {
+		t.Errorf("%s: %q: %v", file, args, err)
+	}
+}
