@@ -136,6 +136,7 @@ func (tw *twins) look(t *testing.T) {
 		t.Fatalf("look: %v, %v", fakeErr, realErr)
 	}
 	tw.note("look without %v: %+v", skip, fake)
+	tw.overdue(t, 1+len(skip))
 	if fake.Pending != real.Pending || fake.Overdue != real.Overdue || fake.Undated != real.Undated || (fake.Due <= 0) != (real.Due <= 0) {
 		t.Errorf("look without %v: the fake says %+v, Postgres %+v", skip, fake, real)
 	}
@@ -180,6 +181,22 @@ func (tw *twins) check(t *testing.T) {
 	fake, real := findings(t, tw.fake.Check(t.Context())), findings(t, tw.real.Check(t.Context()))
 	if len(fake) != len(real) {
 		t.Errorf("the fake finds %v, Postgres %v", fake, real)
+	}
+}
+
+// overdue lists what is overdue in both.
+func (tw *twins) overdue(t *testing.T, limit int) {
+	t.Helper()
+	fake, fakeErr := tw.fake.Overdue(t.Context(), 0, limit)
+	real, realErr := tw.real.Overdue(t.Context(), 0, limit)
+	ids := func(rows []expiry.Row) (all []string) {
+		for _, r := range rows {
+			all = append(all, r.ID)
+		}
+		return all
+	}
+	if fakeErr != nil || realErr != nil || !slices.Equal(ids(fake), ids(real)) {
+		t.Fatalf("overdue, at most %d: the fake has %v, %v; the store %v, %v", limit, ids(fake), fakeErr, ids(real), realErr)
 	}
 }
 

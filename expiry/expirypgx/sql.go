@@ -16,6 +16,7 @@ type statements struct {
 	claimOnly  string   // $1 the only ids
 	expire     string   // $1 ids
 	look       string   // $1 ids to leave alone
+	overdue    string   // $1 for how many microseconds at least, $2 limit
 	plans      []string // what claim reads, without its locks: all active rows, and those that meet Where
 	fits       string   // fails if the column cannot hold either status
 	nulls      string   // how many active rows can never expire, and one of them
@@ -71,6 +72,8 @@ func newStatements(name string, c Config) (statements, error) {
 		look: "SELECT clock_timestamp(), " + earliest + "), " + earliest + " AND " + id + " <> ALL($1)), " +
 			"(SELECT count(*) FROM (SELECT FROM " + table + " WHERE " + due + " LIMIT " + most + ") overdue), " +
 			"(SELECT count(*) FROM (SELECT " + undated + " LIMIT " + most + ") undated)",
+		overdue: "SELECT " + columns + " FROM " + table + " WHERE " + active + " AND " + deadline +
+			" <= now() - $1::bigint * interval '1 microsecond'" + order + " LIMIT $2",
 		plans:   []string{explain(held), explain(active)},
 		fits:    "EXPLAIN " + update + " WHERE false AND " + held,
 		nulls:   "SELECT count(*), coalesce(min(id::text), '') FROM (SELECT " + id + " AS id " + undated + " LIMIT " + most + ") undated",

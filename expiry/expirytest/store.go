@@ -172,6 +172,23 @@ func guarded(call func() error) (err error) {
 	return call()
 }
 
+// Overdue lists rows that have been due for at least so long, the longest overdue first. The limit must be at
+// least 1.
+func (s *Store) Overdue(ctx context.Context, by time.Duration, limit int) (rows []expiry.Row, err error) {
+	if by < 0 || limit < 1 {
+		return nil, errors.New("expirytest: overdue: by must not be negative, and the limit at least 1")
+	}
+	opts := txretry.Options{Name: "expiry.overdue", ReadOnly: true}
+	err = s.transactor.DoWith(ctx, opts, func(context.Context, pgx.Tx) error {
+		rows = s.due(time.Now().Add(-by), driver.Request{Limit: limit})
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("expirytest: %w", err)
+	}
+	return rows, nil
+}
+
 // Look implements expiry/driver.Store.
 func (s *Store) Look(ctx context.Context, skip []string) (driver.Outlook, error) {
 	var o driver.Outlook
