@@ -12,7 +12,7 @@ func (o *Operator) expiry() *cobra.Command {
 	return parent("expiry", "Rows that fall due", &cobra.Command{
 		Use: "due", Short: "Show how much is overdue and what falls due next", Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error { return printDue(cmd, o.cfg.Sweeps) },
-	})
+	}, o.stuck())
 }
 
 func printDue(cmd *cobra.Command, sweeps []Sweep) error {

@@ -287,6 +287,9 @@ func TestRelayAndSweep(t *testing.T) {
 		t.Errorf("a time limit of 1 is over after %v", took)
 	}
 	r.wants(t, 0, []string{"expiry", "due"}, "holds", "2")
+	r.wants(t, 1, []string{"expiry", "stuck", "--after=30"}, "holds", "SWEEP")
+	r.wants(t, 1, []string{"expiry", "stuck", "--after=0s", "--limit=1", "--json"}, `"id": "0"`)
+	r.wants(t, 0, []string{"expiry", "stuck", "--after=2h"})
 	r.wants(t, 0, []string{"sweep", "--dry-run"}, "2")
 	r.wants(t, 0, []string{"sweep"}, "expired 2, poisoned 0")
 	r.wants(t, 0, []string{"sweep"}, "expired 0")
@@ -330,7 +333,7 @@ func TestMistakesInTheCommandLine(t *testing.T) {
 		{"retry", "--all", "--rate=NaN"}, {"drop", "--all", "--reason=" + strings.Repeat("x", 1001)},
 		{"log", "--limit=0"}, {"limits"}, {"limits", "show"}, {"limits", "show", "ada", "--limit=x"},
 		{"relay", "--limit=0"}, {"relay", "--limit=x"}, {"relay", "--time-limit=-1s"}, {"relay", "--time-limit=99999999999"}, {"relay", "--from=x"},
-		{"sweep", "--from=x"}, {"sweep", "--now"}, {"prune", "x"}, {"setup", "x"}, {"doctor", "x"},
+		{"expiry"}, {"expiry", "stuck", "--limit=0"}, {"expiry", "stuck", "--after=-1s"}, {"sweep", "--from=x"}, {"sweep", "--now"}, {"prune", "x"}, {"setup", "x"}, {"doctor", "x"},
 	} {
 		code, out, errs := r.run(t, args...)
 		if code != 2 || out != "" || strings.Count(errs, "\n") != 1 || !strings.HasPrefix(errs, "holdfast: ") {

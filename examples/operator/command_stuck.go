@@ -1,0 +1,84 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/holdfast-go/holdfast/expiry"
+)
+
+// stuckAfter is for how long a row is overdue at least that counts as stuck: sweepers look sooner.
+const stuckAfter = time.Minute
+
+// overdue is a store that lists what is overdue.
+type overdue interface {
+	Overdue(ctx context.Context, by time.Duration, limit int) ([]expiry.Row, error)
+}
+
+// stuckRow is a row that should have been expired.
+type stuckRow struct {
+	Sweep    string            `json:"sweep"`
+	ID       string            `json:"id"`
+	Deadline time.Time         `json:"deadline,omitzero"`
+	Values   map[string]string `json:"values,omitempty"`
+}
+
+// stuck lists rows that no sweeper has expired.
+func (o *Operator) stuck() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "stuck", Short: "List rows that are long overdue", Args: noArguments,
+		Long: "List rows that are long overdue: they fail by themselves, a transaction holds them, or nobody sweeps. It exits with 1 when there are any.",
+	}
+	after := seconds(stuckAfter)
+	cmd.Flags().Var(&after, "after", "overdue for at least so much `time`")
+	limit := cmd.Flags().Int("limit", listed, "at most so many of each sweep")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if *limit < 1 {
+			return usagef("expiry stuck: --limit must be at least 1")
+		}
+		rows, err := o.stuckRows(cmd.Context(), time.Duration(after), *limit)
+		if err := errors.Join(err, printStuck(cmd, rows)); err != nil {
+			return err
+		}
+		if len(rows) > 0 {
+			return &exitError{code: exitFailed}
+		}
+		return nil
+	}
+	return cmd
+}
+
+func (o *Operator) stuckRows(ctx context.Context, after time.Duration, limit int) ([]stuckRow, error) {
+	all := []stuckRow{} // not null in JSON
+	var failed []error
+	for _, w := range o.cfg.Sweeps {
+		store, ok := w.Store.(overdue)
+		if !ok {
+			failed = append(failed, fmt.Errorf("%s: the store does not tell", w.Name))
+			continue
+		}
+		rows, err := store.Overdue(ctx, after, limit)
+		if err != nil {
+			failed = append(failed, fmt.Errorf("%s: %w", w.Name, err))
+		}
+		for _, r := range rows {
+			all = append(all, stuckRow{w.Name, r.ID, r.Deadline, r.Values})
+		}
+	}
+	return all, errors.Join(failed...)
+}
+
+func printStuck(cmd *cobra.Command, rows []stuckRow) error {
+	if wantsJSON(cmd) {
+		return printJSON(cmd, rows)
+	}
+	t := newTable(cmd.OutOrStdout(), "SWEEP", "ID", "DEADLINE")
+	for _, r := range rows {
+		t.row(r.Sweep, r.ID, moment(r.Deadline))
+	}
+	return t.flush()
+}
