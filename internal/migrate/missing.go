@@ -25,10 +25,13 @@ func (m Missing) Explain(err error) error {
 		return err
 	}
 	for _, table := range m.Tables {
-		for name := range strings.SplitSeq(table, ".") {
-			if strings.Contains(answer.Message, strings.Trim(name, `"`)) {
-				return fmt.Errorf("call %s first: %w", m.Call, err)
-			}
+		// The message names the schema, too: of another table in it only the schema is the same.
+		name := table[strings.LastIndexByte(table, '.')+1:]
+		if answer.Code == undefinedSchema {
+			name, _, _ = strings.Cut(table, ".")
+		}
+		if strings.Contains(answer.Message, strings.Trim(name, `"`)) {
+			return fmt.Errorf("call %s first: %w", m.Call, err)
 		}
 	}
 	return err
