@@ -105,7 +105,7 @@ func TestParkedMessageOfALostOwner(t *testing.T) {
 		run(t, newConsumer(t, y.queue.Source(memqueue.Options{Exclusive: true}), withParking{withLedger{late, y.ledger}, severed{parking, &cut}}, cfg))
 		time.Sleep(10 * time.Minute) // the claim is renewed
 		y.fail = func(m *inbox.Message) error {
-			if y.number[m.ID] == 1 {
+			if y.numberOf(m) == 1 {
 				begun <- time.Now()
 				time.Sleep(time.Minute)
 			}

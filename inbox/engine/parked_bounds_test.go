@@ -97,7 +97,7 @@ func TestParkedMessagesAreBounded(t *testing.T) {
 		const most, window, each = 15, 10, 40
 		y := newYard(t)
 		y.fail = func(m *inbox.Message) error {
-			if y.number[m.ID] == 1 && m.Key == "a" {
+			if y.numberOf(m) == 1 && m.Key == "a" {
 				return inbox.Unrecoverable(errBroken)
 			}
 			return nil

@@ -91,6 +91,13 @@ func (y *yard) process(m *inbox.Message) error {
 	return nil
 }
 
+// numberOf is the number that a message was put with.
+func (y *yard) numberOf(m *inbox.Message) int {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	return y.number[m.ID]
+}
+
 func (y *yard) consumer(change func(*engine.Config), o memqueue.Options) *engine.Consumer {
 	y.t.Helper()
 	p := withParking{withLedger{processorFunc(func(_ context.Context, m *inbox.Message) error { return y.process(m) }), y.ledger}, y.parking}
@@ -173,9 +180,7 @@ func TestParkedKey(t *testing.T) {
 				y := newYard(t)
 				var mended atomic.Bool
 				y.fail = func(m *inbox.Message) error {
-					y.mu.Lock()
-					defer y.mu.Unlock()
-					if m.Key == "a" && y.number[m.ID] == 2 && !mended.Load() {
+					if m.Key == "a" && y.numberOf(m) == 2 && !mended.Load() {
 						return inbox.Unrecoverable(errBroken)
 					}
 					return nil
