@@ -8,9 +8,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/holdfast-go/holdfast/internal/pgcall"
 	"github.com/holdfast-go/holdfast/outbox"
 )
 
@@ -51,16 +49,7 @@ func (s *Store) Audit(ctx context.Context, limit int) ([]AuditEntry, error) {
 	if limit == 0 {
 		limit = auditLimit
 	}
-	var entries []AuditEntry
-	err := pgcall.Twice(ctx, s.pool, s.dead.readTimeout, func(ctx context.Context, conn *pgxpool.Conn) (err error) {
-		rows, _ := conn.Query(ctx, s.dead.sql.audit, limit) // CollectRows returns its error
-		entries, err = pgx.CollectRows(rows, scanAudit)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("outboxpgx: audit: %w", s.t.explain(err))
-	}
-	return entries, nil
+	return collect(ctx, s.dead, "audit", scanAudit, s.dead.sql.audit, limit)
 }
 
 func scanAudit(row pgx.CollectableRow) (AuditEntry, error) {

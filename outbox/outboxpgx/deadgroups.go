@@ -3,13 +3,10 @@ package outboxpgx
 import (
 	"cmp"
 	"context"
-	"fmt"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
-	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/holdfast-go/holdfast/internal/pgcall"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/internal/deadletter"
 )
@@ -22,16 +19,7 @@ func (d *deadLetters) Groups(ctx context.Context, f outbox.Filter) ([]outbox.Gro
 	if err != nil {
 		return nil, err
 	}
-	var groups []outbox.Group
-	err = pgcall.Twice(ctx, d.pool, d.readTimeout, func(ctx context.Context, conn *pgxpool.Conn) (err error) {
-		rows, _ := conn.Query(ctx, d.sql.groups, append(args, limit)...) // CollectRows returns its error
-		groups, err = pgx.CollectRows(rows, scanGroup)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("outboxpgx: group dead letters: %w", d.t.explain(err))
-	}
-	return groups, nil
+	return collect(ctx, d, "group dead letters", scanGroup, d.sql.groups, append(args, limit)...)
 }
 
 func scanGroup(row pgx.CollectableRow) (g outbox.Group, err error) {

@@ -46,16 +46,22 @@ func (d *deadLetters) List(ctx context.Context, f outbox.Filter) ([]outbox.DeadL
 	if err != nil {
 		return nil, err
 	}
-	var letters []outbox.DeadLetter
-	err = pgcall.Twice(ctx, d.pool, d.readTimeout, func(ctx context.Context, conn *pgxpool.Conn) (err error) {
-		rows, _ := conn.Query(ctx, d.sql.list, append(args, listBytes)...) // CollectRows returns its error
-		letters, err = pgx.CollectRows(rows, scanDeadLetter)
+	return collect(ctx, d, "list dead letters", scanDeadLetter, d.sql.list, append(args, listBytes)...)
+}
+
+// collect reads the rows of a query for operators, on another connection where the server is silent on
+// the first.
+func collect[T any](ctx context.Context, d *deadLetters, what string, scan pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
+	var found []T
+	err := pgcall.Twice(ctx, d.pool, d.readTimeout, func(ctx context.Context, conn *pgxpool.Conn) (err error) {
+		rows, _ := conn.Query(ctx, sql, args...) // CollectRows returns its error
+		found, err = pgx.CollectRows(rows, scan)
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("outboxpgx: list dead letters: %w", d.t.explain(err))
+		return nil, fmt.Errorf("outboxpgx: %s: %w", what, d.t.explain(err))
 	}
-	return letters, nil
+	return found, nil
 }
 
 func scanDeadLetter(row pgx.CollectableRow) (d outbox.DeadLetter, err error) {

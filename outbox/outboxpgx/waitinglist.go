@@ -3,13 +3,10 @@ package outboxpgx
 import (
 	"cmp"
 	"context"
-	"fmt"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
-	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/holdfast-go/holdfast/internal/pgcall"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/internal/deadletter"
 	"github.com/holdfast-go/holdfast/outbox/internal/stored"
@@ -56,16 +53,7 @@ func (s *Store) Waiting(ctx context.Context, f outbox.WaitingFilter) ([]outbox.W
 	if f.Parked {
 		sql = s.dead.sql.waitingParked
 	}
-	var found []outbox.Waiting
-	err := pgcall.Twice(ctx, s.pool, s.dead.readTimeout, func(ctx context.Context, conn *pgxpool.Conn) (err error) {
-		rows, _ := conn.Query(ctx, sql, nullable(f.Name), nullable(f.Key), limit, listBytes) // CollectRows returns its error
-		found, err = pgx.CollectRows(rows, scanWaiting)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("outboxpgx: list messages: %w", s.t.explain(err))
-	}
-	return found, nil
+	return collect(ctx, s.dead, "list messages", scanWaiting, sql, nullable(f.Name), nullable(f.Key), limit, listBytes)
 }
 
 func scanWaiting(row pgx.CollectableRow) (w outbox.Waiting, err error) {
