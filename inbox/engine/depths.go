@@ -75,6 +75,22 @@ func (d *depths) run(ctx context.Context) {
 	}
 }
 
+// byClass counts them now, by class. It is nil where the source tells of none.
+func (d *depths) byClass(ctx context.Context) (map[string]int, error) {
+	if d.letters == nil {
+		return nil, nil
+	}
+	counts, err := d.letters.Depths(ctx)
+	if err != nil {
+		return nil, err
+	}
+	dead := map[string]int{}
+	for _, depth := range counts {
+		dead[depth.Class] += depth.Messages
+	}
+	return dead, nil
+}
+
 func (d *depths) count(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, depthTimeout)
 	defer cancel()

@@ -19,17 +19,10 @@ func (c *Consumer) Stats(ctx context.Context) (inbox.Stats, error) {
 		}
 		stats.Waiting, stats.Retrying = backlog.Waiting, backlog.Retrying
 	}
-	letters := c.signals.depths.letters
-	if letters == nil {
-		return stats, nil
-	}
-	depths, err := letters.Depths(ctx)
+	dead, err := c.signals.depths.byClass(ctx)
 	if err != nil {
 		return stats, fmt.Errorf("%s: stats: %w", c.cfg.Package, err)
 	}
-	stats.Dead = map[string]int{}
-	for _, d := range depths {
-		stats.Dead[d.Class] += d.Messages
-	}
+	stats.Dead = dead
 	return stats, nil
 }
