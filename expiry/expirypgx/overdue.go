@@ -13,9 +13,9 @@ import (
 	"github.com/holdfast-go/holdfast/internal/pgcall"
 )
 
-// Overdue lists rows that have been due for at least so long and are still active, the longest overdue
-// first: those in quarantine, those that a transaction holds, and those that nobody sweeps. The limit must
-// be at least 1. It changes nothing.
+// Overdue lists the active rows that have been due for at least the duration by, which may be 0, the
+// longest overdue first. Such rows are in quarantine, a transaction holds them, or nobody sweeps them. The
+// limit is at least 1. Overdue changes nothing.
 func (s *Store) Overdue(ctx context.Context, by time.Duration, limit int) ([]expiry.Row, error) {
 	if by < 0 || limit < 1 {
 		return nil, errors.New("expirypgx: overdue: by must not be negative, and the limit at least 1")

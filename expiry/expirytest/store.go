@@ -172,8 +172,8 @@ func guarded(call func() error) (err error) {
 	return call()
 }
 
-// Overdue lists rows that have been due for at least so long, the longest overdue first. The limit must be at
-// least 1.
+// Overdue lists the active rows that have been due for at least the duration by, the longest overdue first.
+// The limit is at least 1.
 func (s *Store) Overdue(ctx context.Context, by time.Duration, limit int) (rows []expiry.Row, err error) {
 	if by < 0 || limit < 1 {
 		return nil, errors.New("expirytest: overdue: by must not be negative, and the limit at least 1")
