@@ -44,9 +44,9 @@ func Execute(ctx context.Context, root *cobra.Command, args []string, stdout, st
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	err := root.ExecuteContext(ctx)
+	cmd, err := root.ExecuteContextC(ctx)
 	if err != nil && err.Error() != "" {
-		fmt.Fprintf(stderr, "%s: %s%s\n", root.Name(), plain(oneLine(err)), hint(root, err))
+		fmt.Fprintf(stderr, "%s: %s%s\n", root.Name(), plain(oneLine(err)), hint(cmd, err))
 	}
 	return ExitCode(err)
 }
@@ -93,10 +93,19 @@ func ExitCode(err error) int {
 // missingTable is the SQLSTATE of a table that does not exist.
 const missingTable = "42P01"
 
-// hint names the command that mends an error.
-func hint(root *cobra.Command, err error) string {
-	if missing, ok := errors.AsType[*pgconn.PgError](err); ok && missing.Code == missingTable {
-		return fmt.Sprintf("; run `%s setup` first", root.Name())
+// hint names the command that mends an error: setup is beside the command or above it, also below the
+// root of another program.
+func hint(cmd *cobra.Command, err error) string {
+	missing, ok := errors.AsType[*pgconn.PgError](err)
+	if !ok || missing.Code != missingTable {
+		return ""
+	}
+	for ; cmd != nil; cmd = cmd.Parent() {
+		for _, child := range cmd.Commands() {
+			if child.Name() == "setup" {
+				return fmt.Sprintf("; run `%s` first", child.CommandPath())
+			}
+		}
 	}
 	return ""
 }

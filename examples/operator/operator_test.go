@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
 
 	"github.com/holdfast-go/holdfast/examples/operator"
@@ -414,6 +415,26 @@ func TestCommandOfAnotherProgram(t *testing.T) {
 	if code != 2 || out.Len() > 0 || errs.String() != "shop: shop holdfast limits show: say the key of one caller\n" {
 		t.Errorf("exits with %d: %q %q", code, out.String(), errs.String())
 	}
+	out.Reset()
+	errs.Reset()
+	r.cfg.Consumers = []operator.Consumer{{Name: "new", Consumer: unmigrated{}}}
+	root = &cobra.Command{Use: "shop"}
+	root.AddCommand(must(operator.New(r.cfg))(t).Command())
+	code = operator.Execute(t.Context(), root, []string{"holdfast", "groups", "--from=new"}, &out, &errs)
+	if code != 1 || !strings.HasSuffix(errs.String(), "; run `shop holdfast setup` first\n") {
+		t.Errorf("without tables it exits with %d: %q", code, errs.String())
+	}
+}
+
+// unmigrated is a consumer without its tables.
+type unmigrated struct{}
+
+func (unmigrated) DeadLetters() inbox.DeadLetters { return noTables{} }
+
+type noTables struct{ inbox.DeadLetters }
+
+func (noTables) Groups(context.Context, inbox.Filter) ([]inbox.Group, error) {
+	return nil, &pgconn.PgError{Code: "42P01"}
 }
 
 func TestConfig(t *testing.T) {
