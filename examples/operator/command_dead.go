@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 
@@ -181,7 +182,7 @@ func printLetter(w io.Writer, l letter) {
 	for _, a := range l.History {
 		line("before", moment(a.At)+" "+a.Consumer+" "+a.Error)
 	}
-	for _, name := range sortedKeys(l.Headers) {
+	for _, name := range slices.Sorted(maps.Keys(l.Headers)) {
 		line("header", name+"="+l.Headers[name])
 	}
 	line("content type", l.ContentType)
@@ -194,13 +195,4 @@ func printLetter(w io.Writer, l letter) {
 	for text := range strings.Lines(l.Body) {
 		fmt.Fprintf(w, "  %s\n", plain(strings.TrimSuffix(text, "\n")))
 	}
-}
-
-func sortedKeys(m map[string]string) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }

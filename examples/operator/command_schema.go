@@ -23,7 +23,7 @@ func (o *Operator) schemaPrint() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "print", Short: "Print the tables as SQL, or write the files of a migration tool", Args: noArguments,
 		Long: "Print the tables as SQL, or write the files of a migration tool.\n\n" +
-			"Each file notes that it was applied: setup and a service's Migrate find done what the tool has done. Files that are there\n" +
+			"Setup and a service's Migrate find done what the tool has done. Files that are there\n" +
 			"already are left as they are; one with another content is an error. For atlas run `atlas migrate hash` afterwards.\n\n" +
 			"Numbers are from 000100 to 090099, the same in every project: a tool that only goes forward does not apply them behind\n" +
 			"migrations with higher ones. Give Holdfast a folder and a table of versions of its own there.",

@@ -96,13 +96,16 @@ type Limits interface {
 // Part is anything with one of the methods Migrate, Setup, Check, Prune or Schema, such as an
 // *idempotencypgx.Store.
 type Part struct {
+	// Name is what commands call it. Required, as Part is.
 	Name string
 	Part any
 }
 
 // Server is a server that the service stands on.
 type Server struct {
+	// Name is what errors call it. Required, as Ping is.
 	Name string
+	// Ping returns nil if the server answers. It has 10 s.
 	Ping func(ctx context.Context) error
 }
 

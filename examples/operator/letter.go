@@ -84,7 +84,7 @@ type change struct {
 	PerSecond  float64
 	DryRun     bool
 	Force      bool
-	// Progress is told how many are done; nil: nobody asks.
+	// Progress learns how many are done. Optional.
 	Progress func(done int)
 }
 
