@@ -45,14 +45,12 @@ func (o *Operator) waitingAt(ctx context.Context, name string, f outbox.WaitingF
 		return nil, errors.New("the store does not tell")
 	}
 	found, err := store.Waiting(ctx, f)
-	letters := make([]letter, len(found))
-	for i, w := range found {
-		letters[i] = letter{
+	return mapped(found, func(w outbox.Waiting) letter {
+		return letter{
 			From: name, ID: w.ID, Name: w.Name, Key: w.Key, Class: w.Class, Error: w.Error, Attempts: w.Attempts,
 			Transport: w.Transport, CreatedAt: w.CreatedAt, DueAt: w.DueAt, Unreadable: textOf(w.Unreadable),
 		}
-	}
-	return letters, err
+	}), err
 }
 
 func printWaiting(cmd *cobra.Command, letters []letter) error {

@@ -41,6 +41,15 @@ type letter struct {
 	Unreadable string `json:"unreadable,omitempty"`
 }
 
+// mapped is all in another form; empty, and not nil, where there is nothing.
+func mapped[A, B any](all []A, to func(A) B) []B {
+	others := make([]B, len(all))
+	for i, one := range all {
+		others[i] = to(one)
+	}
+	return others
+}
+
 // fill adds what is shown of a letter alone.
 func (l *letter) fill(headers map[string]string, body []byte) {
 	l.Headers = headers

@@ -16,11 +16,7 @@ func (i inboxShelf) keepsLog() bool { return false }
 
 func (i inboxShelf) list(ctx context.Context, s selection, whole bool) ([]letter, error) {
 	found, err := i.letters.List(ctx, inboxFilter(s))
-	letters := make([]letter, len(found))
-	for n, d := range found {
-		letters[n] = i.letter(d, whole)
-	}
-	return letters, err
+	return mapped(found, func(d inbox.DeadLetter) letter { return i.letter(d, whole) }), err
 }
 
 func (i inboxShelf) letter(d inbox.DeadLetter, whole bool) letter {
@@ -45,11 +41,9 @@ func (i inboxShelf) count(ctx context.Context, s selection) (int, error) {
 
 func (i inboxShelf) groups(ctx context.Context, s selection) ([]group, error) {
 	found, err := i.letters.Groups(ctx, inboxFilter(s))
-	groups := make([]group, len(found))
-	for n, g := range found {
-		groups[n] = group{i.name, g.Fingerprint, g.Count, g.First, g.Last, i.letter(g.Sample, false)}
-	}
-	return groups, err
+	return mapped(found, func(g inbox.Group) group {
+		return group{i.name, g.Fingerprint, g.Count, g.First, g.Last, i.letter(g.Sample, false)}
+	}), err
 }
 
 func (i inboxShelf) replay(ctx context.Context, s selection, c change) (replayed, error) {

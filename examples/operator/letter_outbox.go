@@ -17,11 +17,7 @@ func (o outboxShelf) keepsLog() bool { return o.audits }
 
 func (o outboxShelf) list(ctx context.Context, s selection, whole bool) ([]letter, error) {
 	found, err := o.letters.List(ctx, outboxFilter(s))
-	letters := make([]letter, len(found))
-	for i, d := range found {
-		letters[i] = o.letter(d, whole)
-	}
-	return letters, err
+	return mapped(found, func(d outbox.DeadLetter) letter { return o.letter(d, whole) }), err
 }
 
 func (o outboxShelf) letter(d outbox.DeadLetter, whole bool) letter {
@@ -45,11 +41,9 @@ func (o outboxShelf) count(ctx context.Context, s selection) (int, error) {
 
 func (o outboxShelf) groups(ctx context.Context, s selection) ([]group, error) {
 	found, err := o.letters.Groups(ctx, outboxFilter(s))
-	groups := make([]group, len(found))
-	for i, g := range found {
-		groups[i] = group{o.name, g.Fingerprint, g.Count, g.First, g.Last, o.letter(g.Sample, false)}
-	}
-	return groups, err
+	return mapped(found, func(g outbox.Group) group {
+		return group{o.name, g.Fingerprint, g.Count, g.First, g.Last, o.letter(g.Sample, false)}
+	}), err
 }
 
 // replay is one statement: its progress is all or nothing.
