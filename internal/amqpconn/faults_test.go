@@ -79,9 +79,7 @@ func silenced(t *testing.T, cfg amqpconn.PublisherConfig) (*amqpconn.Publisher, 
 	proxy := testenv.NewProxy(t, b.URL)
 	cfg.Dial = func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) }
 	p := start(t, cfg)
-	if err := p.Confirmed(t.Context(), out("", "q", "first")); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Eventually(t, testenv.Patience, func() error { return p.Confirmed(t.Context(), out("", "q", "first")) })
 	proxy.Pause()
 	return p, proxy
 }
@@ -136,6 +134,9 @@ func TestCallerLeavesSilentBroker(t *testing.T) {
 	p, _ := silenced(t, amqpconn.PublisherConfig{
 		Timeout: time.Second, ConfirmTimeout: time.Second, Window: 4, Down: func(error) { down <- struct{}{} },
 	})
+	for len(down) > 0 {
+		<-down
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	if err := p.Confirmed(ctx, out("", "q", "1")); !errors.Is(err, amqpconn.ErrUnavailable) {
