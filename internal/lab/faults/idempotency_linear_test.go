@@ -182,7 +182,7 @@ func twoTiers(t *testing.T, gate string) http.Handler {
 	s, err := openStack(t.Context(), job, nil)
 	must(t, err)
 	t.Cleanup(s.close)
-	store, err := s.store(gate)
+	store, err := s.store(gate, 30*time.Second) // no lease runs out while its owner lives
 	must(t, err)
 	return guarded(t, store, func(w http.ResponseWriter, r *http.Request) {
 		v := r.Context().Value(visitKey{}).(*visit)

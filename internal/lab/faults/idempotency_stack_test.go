@@ -137,7 +137,7 @@ func openStack(ctx context.Context, job stackJob, address func() string) (*stack
 	if s.pool, err = pgxpool.NewWithConfig(ctx, cfg); err != nil {
 		return nil, err
 	}
-	store, err := s.store(job.Gate)
+	store, err := s.store(job.Gate, stackLease)
 	if err != nil {
 		return nil, err
 	}
@@ -156,7 +156,7 @@ func (s *stack) dialRedis(ctx context.Context, network, addr string) (net.Conn, 
 	return s.dial(ctx, network, addr)
 }
 
-func (s *stack) store(gate string) (*idempotencypgx.Store, error) {
+func (s *stack) store(gate string, lease time.Duration) (*idempotencypgx.Store, error) {
 	manager, err := txretry.New(s.pool, txretry.Config{})
 	if err != nil {
 		return nil, err
@@ -165,9 +165,9 @@ func (s *stack) store(gate string) (*idempotencypgx.Store, error) {
 	case alone:
 		return idempotencypgx.New(manager, idempotencypgx.Config{})
 	case postgresGate:
-		return idempotencypgx.New(manager, idempotencypgx.Config{Lease: stackLease})
+		return idempotencypgx.New(manager, idempotencypgx.Config{Lease: lease})
 	}
-	front, err := idempotencyredis.New(s.client, idempotencyredis.Config{Lease: stackLease})
+	front, err := idempotencyredis.New(s.client, idempotencyredis.Config{Lease: lease})
 	if err != nil {
 		return nil, err
 	}
