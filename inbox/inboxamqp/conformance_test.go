@@ -55,7 +55,8 @@ func newConsumerFixture(t *testing.T, b *amqptest.Broker, base config) conforman
 		Consumer: func(t *testing.T, p inbox.Processor, cfg conformance.ConsumerConfig) conformance.Consumer {
 			c, err := inboxamqp.NewTuned(dial, "orders", p, inboxamqp.Config{ConsumerConfig: cfg.ConsumerConfig, Classic: base.Classic, Partitions: base.Partitions},
 				inboxamqp.Tuning{MaxBodyBytes: cfg.MaxBodyBytes, Leveling: base.Leveling})
-			must(t, err, c.Setup(t.Context()))
+			must(t, err)
+			setUp(t, c)
 			return c
 		},
 	}
@@ -66,7 +67,7 @@ func newSourceFixture(t *testing.T, b *amqptest.Broker, cfg config) (f conforman
 	proxy := testenv.NewProxy(t, b.URL)
 	cfg.Retry, cfg.Classes = quick, []string{conformance.OwnClass}
 	direct := newConsumer(t, b.Dial, &recorder{}, cfg)
-	setup := func() { must(t, direct.Setup(t.Context())) }
+	setup := func() { setUp(t, direct) }
 	setup()
 	ch := b.Channel(t)
 	must(t, ch.Confirm(false))
