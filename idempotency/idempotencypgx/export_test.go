@@ -10,3 +10,8 @@ import (
 func NewRecords(pool *pgxpool.Pool) pgxdriver.Records {
 	return newTable(pool, `"`+defaultTable+`"`, defaultRetention)
 }
+
+// PruneSQL deletes what is due from the default table. $1 limit.
+func PruneSQL() string {
+	return newTable(nil, `"`+defaultTable+`"`, defaultRetention).due().DeleteSQL()
+}

@@ -121,12 +121,18 @@ func (t *table) probe(ctx context.Context, key driver.Key) (free bool, err error
 func (t *table) newPruner(cfg Config) (*pgprune.Pruner, error) {
 	return pgprune.New(pgprune.Config{
 		Pool: t.asker.pool, Table: t.name, Core: "idempotency",
-		Statements: []pgprune.Statement{{SQL: `DELETE FROM ` + t.name + ` WHERE key IN (
-			SELECT key FROM ` + t.name + `
-			WHERE expires_at <= clock_timestamp() AND (lease_until IS NULL OR lease_until <= clock_timestamp())
-			ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED)`}},
-		Interval: cfg.PruneInterval, Explain: t.asker.missing.Explain, Logger: cfg.Logger,
+		Statements: []pgprune.Statement{t.due()},
+		Interval:   cfg.PruneInterval, Explain: t.asker.missing.Explain, Logger: cfg.Logger,
 	})
+}
+
+// due are those records and claims. An index serves now alone: clock_timestamp is volatile, and a scan with
+// it would look at every record.
+func (t *table) due() pgprune.Statement {
+	return pgprune.Statement{
+		Table: t.name, ID: "key",
+		Due: `expires_at <= now() AND (lease_until IS NULL OR lease_until <= now()) ORDER BY expires_at`,
+	}
 }
 
 // check reports a table that is not there, or is not as this version needs it.

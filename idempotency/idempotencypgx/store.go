@@ -109,6 +109,15 @@ func (s *Store) Prune(ctx context.Context) (int, error) {
 	return s.pruner.Prune(ctx)
 }
 
+// Prunable returns how many records Prune would delete by now: at most 100,000, which means as many or
+// more.
+func (s *Store) Prunable(ctx context.Context) (int, error) {
+	if s.pruner == nil {
+		return 0, nil
+	}
+	return s.pruner.Count(ctx)
+}
+
 // written follows a record that was stored.
 func (s *Store) written() {
 	if s.pruner != nil {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/idempotency"
@@ -105,6 +106,9 @@ func TestPrune(t *testing.T) {
 	}
 	store := newAlone(t, pool, idempotencypgx.Config{PruneInterval: -1})
 	for _, want := range []int{2501, 0} {
+		if n, err := store.Prunable(t.Context()); n != want || err != nil {
+			t.Errorf("Prunable = %d, %v; want %d", n, err, want)
+		}
 		if n, err := store.Prune(t.Context()); n != want || err != nil {
 			t.Errorf("Prune = %d, %v; want %d", n, err, want)
 		}
@@ -113,6 +117,31 @@ func TestPrune(t *testing.T) {
 	err = pool.QueryRow(t.Context(), `SELECT string_agg(key, ' ' ORDER BY key) FROM holdfast_idempotency`).Scan(&left)
 	if err != nil || left != "fresh running" {
 		t.Errorf("left %q, %v", left, err)
+	}
+}
+
+// A pass over records of which few are due reads those alone.
+func TestPruneReadsWhatIsDue(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	_, err := pool.Exec(t.Context(), `INSERT INTO holdfast_idempotency (key, fingerprint, fingerprint_version, status, token, expires_at)
+		SELECT n::text, '', 0, 'completed', '', now() + n * interval '1 minute' FROM generate_series(-4, 10000) n`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(t.Context(), `ANALYZE holdfast_idempotency`); err != nil {
+		t.Fatal(err)
+	}
+	rows, err := pool.Query(t.Context(), `EXPLAIN `+idempotencypgx.PruneSQL(), pgx.QueryExecModeExec, 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := strings.Join(plan, "\n"); !strings.Contains(text, "Index Cond: (expires_at <= now())") {
+		t.Errorf("the plan is\n%s", text)
 	}
 }
 

@@ -1,7 +1,6 @@
 package idempotencyredis
 
 import (
-	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -10,9 +9,9 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/internal/headers"
 )
 
-// decodeOutcome reads the reply of begin.lua: 1 when acquired, else a status and
+// decodeOutcome reads the reply of begin.lua, or of look.lua: 1 when acquired, else a status and
 // what is known.
-func decodeOutcome(reply any) (driver.BeginResult, error) {
+func decodeOutcome(step string, reply any) (driver.BeginResult, error) {
 	if reply == int64(1) {
 		return driver.BeginResult{State: driver.Acquired}, nil
 	}
@@ -31,7 +30,7 @@ func decodeOutcome(reply any) (driver.BeginResult, error) {
 		left, _ := field(3)
 		lease, err := milliseconds(left)
 		if err != nil {
-			return out, fmt.Errorf("idempotencyredis: begin: lease left: %w", err)
+			return out, fmt.Errorf("idempotencyredis: %s: lease left: %w", step, err)
 		}
 		out.State, out.Lease = driver.InProgress, lease
 		return out, nil
@@ -39,7 +38,7 @@ func decodeOutcome(reply any) (driver.BeginResult, error) {
 		out.State, out.Response = driver.Completed, decodeResponse(field)
 		return out, nil
 	}
-	return out, errors.New("idempotencyredis: begin: record has an unknown status")
+	return out, fmt.Errorf("idempotencyredis: %s: record has an unknown status", step)
 }
 
 func decodeFingerprint(field func(int) (string, bool)) driver.Fingerprint {

@@ -24,7 +24,7 @@ func FuzzDecodeOutcome(f *testing.F) {
 				reply[i] = nil
 			}
 		}
-		out, err := decodeOutcome(reply)
+		out, err := decodeOutcome("begin", reply)
 		if err != nil {
 			return
 		}

@@ -141,3 +141,26 @@ func TestCompletedByAnotherSystemMeanwhile(t *testing.T) {
 		t.Errorf("the record was changed from %v to %v", before, fields)
 	}
 }
+
+// A look tells of another system's records what is in them, and nothing of what may mean anything.
+func TestLookAtRecordsOfOtherSystems(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	s := newStore(t, client, idempotencyredis.Config{})
+	record, lock := "idempotency:"+string(key), "idempotency:lock:"+string(key)
+	client.Set(t.Context(), lock, "host:1:abc", time.Minute)
+	known, err := s.Look(t.Context(), key)
+	if err != nil || known.State != driver.InProgress || known.Left < 50*time.Second || !known.Since.IsZero() || known.Fingerprint.Sum != "" {
+		t.Errorf("a lock alone: %+v, %v", known, err)
+	}
+	client.Del(t.Context(), lock)
+	client.HSet(t.Context(), record, "status", "completed", "response", `{"id":1}`, "created", "yesterday")
+	known, err = s.Look(t.Context(), key)
+	if err != nil || known.State != driver.Completed || known.Left != 0 || !known.Since.IsZero() || string(known.Response.Body) != `{"id":1}` {
+		t.Errorf("a record without an end: %+v, %v", known, err)
+	}
+	client.HSet(t.Context(), record, "status", "archived")
+	if known, err := s.Look(t.Context(), key); err == nil || known.State != 0 {
+		t.Errorf("a record of another status: %+v, %v", known, err)
+	}
+}

@@ -128,7 +128,7 @@ func (s *Store) Begin(ctx context.Context, claim driver.Claim) (driver.BeginResu
 	if err != nil {
 		return driver.BeginResult{}, explain("begin", err)
 	}
-	out, err := decodeOutcome(reply)
+	out, err := decodeOutcome("begin", reply)
 	if err != nil {
 		return driver.BeginResult{}, err
 	}

@@ -26,6 +26,7 @@ type Store struct {
 
 type record struct {
 	token       string
+	since       time.Time
 	fingerprint driver.Fingerprint
 	completed   bool
 	response    driver.Response
@@ -61,7 +62,7 @@ func (s *Store) Begin(ctx context.Context, claim driver.Claim) (driver.BeginResu
 	}
 	s.sweep(now)
 	s.records[claim.Key] = &record{
-		token: claim.Token, fingerprint: claim.Fingerprint, expires: now.Add(lease),
+		token: claim.Token, since: now, fingerprint: claim.Fingerprint, expires: now.Add(lease),
 	}
 	return driver.BeginResult{State: driver.Acquired, Lease: lease}, nil
 }
@@ -94,6 +95,25 @@ func (s *Store) completedBy(claim driver.Claim) bool {
 // Release implements driver.Store.
 func (s *Store) Release(ctx context.Context, claim driver.Claim) error {
 	return s.change(ctx, claim, func(*record, time.Time) { delete(s.records, claim.Key) })
+}
+
+// Look implements driver.Looker.
+func (s *Store) Look(ctx context.Context, key driver.Key) (driver.Known, error) {
+	if err := errors.Join(ctx.Err(), key.Validate()); err != nil {
+		return driver.Known{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	rec := s.live(key, now)
+	if rec == nil {
+		return driver.Known{}, nil
+	}
+	known := driver.Known{State: driver.InProgress, Since: rec.since, Left: rec.expires.Sub(now), Fingerprint: rec.fingerprint}
+	if rec.completed {
+		known.State, known.Response = driver.Completed, rec.response.Clone()
+	}
+	return known, nil
 }
 
 // change applies fn to the record that claim holds.

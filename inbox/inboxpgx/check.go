@@ -58,7 +58,7 @@ func (s *Store) checkTables(ctx context.Context) error {
 func (s *Store) look(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) error {
 	names := s.table.names
 	var unique, insertable bool
-	err := conn.QueryRow(ctx, `SELECT has_table_privilege(to_regclass($1), 'INSERT'), EXISTS (
+	err := conn.QueryRow(ctx, `SELECT has_any_column_privilege(to_regclass($1), 'INSERT'), EXISTS (
 		SELECT FROM pg_index i WHERE i.indrelid = to_regclass($1) AND i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indnkeyatts = 2
 		AND ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = i.indrelid AND attnum = ANY(i.indkey) ORDER BY 1) = '{consumer,message_id}')
 		WHERE to_regclass($1) IS NOT NULL`, names.entries).Scan(&insertable, &unique)

@@ -107,7 +107,11 @@ func TestPruneLedger(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n, err := newStore(t, newManager(t, pool), "a", inboxpgx.Config{}).Prune(t.Context()); n != 8 || err != nil {
+	store := newStore(t, newManager(t, pool), "a", inboxpgx.Config{})
+	if n, err := store.Prunable(t.Context()); n != 8 || err != nil {
+		t.Errorf("Prunable = %d, %v", n, err)
+	}
+	if n, err := store.Prune(t.Context()); n != 8 || err != nil {
 		t.Errorf("pruned %d, error %v", n, err)
 	}
 	var left int

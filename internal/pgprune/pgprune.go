@@ -38,8 +38,7 @@ type Config struct {
 	Pool  *pgxpool.Pool
 	Table string // qualified and quoted; the lock belongs to it
 	Core  string // such as "outbox": names the counter, and with pgx behind it log lines and errors
-	// Statements delete what is due, one after the other. Each deletes the rows of one SELECT with
-	// FOR UPDATE SKIP LOCKED, by an index. The last parameter of its SQL is the LIMIT, behind Args.
+	// Statements say what is deleted, one after the other.
 	Statements []Statement
 	// Interval is the time between two passes. 0: 1 minute. Negative: no passes, Prune alone works.
 	Interval time.Duration
@@ -47,12 +46,6 @@ type Config struct {
 	Explain       func(error) error
 	Logger        *slog.Logger         // nil: slog.Default()
 	MeterProvider metric.MeterProvider // nil: the global one
-}
-
-// Statement is a DELETE with its parameters but for the last.
-type Statement struct {
-	SQL  string
-	Args []any
 }
 
 // Pruner prunes one table. It is safe for concurrent use.

@@ -24,7 +24,9 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-const deleteOld = `DELETE FROM old WHERE n = ANY(ARRAY(SELECT n FROM old WHERE n <= $1 ORDER BY n LIMIT $2 FOR UPDATE SKIP LOCKED))`
+func old(due int) []pgprune.Statement {
+	return []pgprune.Statement{{Table: "old", ID: "n", Due: "n <= $1 ORDER BY n", Args: []any{due}}}
+}
 
 // table makes a table with the rows 1 to n; those to due are due.
 func table(t *testing.T, pool *pgxpool.Pool, n, due int) pgprune.Config {
@@ -35,7 +37,7 @@ func table(t *testing.T, pool *pgxpool.Pool, n, due int) pgprune.Config {
 			t.Fatal(err)
 		}
 	}
-	return pgprune.Config{Pool: pool, Table: `"old"`, Core: "outbox", Statements: []pgprune.Statement{{SQL: deleteOld, Args: []any{due}}}}
+	return pgprune.Config{Pool: pool, Table: `"old"`, Core: "outbox", Statements: old(due)}
 }
 
 func newPruner(t *testing.T, cfg pgprune.Config) *pgprune.Pruner {
@@ -92,6 +94,30 @@ func TestPrune(t *testing.T) {
 	}
 	if counted := meter.Values("holdfast.outbox.pruned"); !slices.Equal(counted, []float64{5000}) {
 		t.Errorf("the counter says %v", counted)
+	}
+}
+
+// A count is what Prune deletes, and deletes nothing. What somebody has locked counts, too.
+func TestCount(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	p := newPruner(t, table(t, pool, 1500, 1200))
+	other, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Rollback(context.WithoutCancel(t.Context()))
+	if _, err := other.Exec(t.Context(), `SELECT FROM old WHERE n = 3 FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := p.Count(t.Context()); n != 1200 || err != nil || rows(t, pool) != 1500 {
+		t.Errorf("Count = %d, %v, and left %d rows", n, err, rows(t, pool))
+	}
+	if _, err := pool.Exec(t.Context(), `INSERT INTO old SELECT generate_series(-200000, 0)`); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := p.Count(t.Context()); n != pgprune.MaxCount || err != nil {
+		t.Errorf("Count = %d, %v, want the bound", n, err)
 	}
 }
 
@@ -206,7 +232,7 @@ func TestFailure(t *testing.T) {
 	pool := pgtest.New(t)
 	var log bytes.Buffer
 	cfg := pgprune.Config{
-		Pool: pool, Table: `"old"`, Core: "outbox", Statements: []pgprune.Statement{{SQL: deleteOld, Args: []any{10}}},
+		Pool: pool, Table: `"old"`, Core: "outbox", Statements: old(10),
 		Logger:  slog.New(slog.NewTextHandler(&log, nil)),
 		Explain: func(err error) error { return errors.Join(errors.New("call Migrate first"), err) },
 	}
@@ -233,8 +259,7 @@ func TestSlowStep(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
 	cfg := table(t, pool, 250, 250)
-	cfg.Statements[0] = pgprune.Statement{SQL: `DELETE FROM old WHERE n = ANY(ARRAY(
-		SELECT n FROM old, pg_sleep(CASE WHEN $1 > 100 THEN 60 ELSE 0 END) ORDER BY n LIMIT $1 FOR UPDATE OF old SKIP LOCKED))`}
+	cfg.Statements[0] = pgprune.Statement{Table: "old", ID: "n", Due: "pg_sleep(CASE WHEN $1 > 100 THEN 60 ELSE 0 END)::text = '' ORDER BY n"}
 	if n, err := newPruner(t, cfg).Prune(t.Context()); n != 250 || err != nil {
 		t.Errorf("Prune = %d, %v, want 250", n, err)
 	}

@@ -3,7 +3,6 @@ package pgprune
 import (
 	"context"
 	"errors"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -86,8 +85,7 @@ func (s *step) lock(ctx context.Context, conn *pgxpool.Conn) (locked bool, err e
 
 func (s *step) delete(ctx context.Context, conn *pgxpool.Conn) (n int, err error) {
 	queue := &pgx.Batch{}
-	args := append(slices.Clone(s.statement.Args), s.limit)
-	queue.Queue(s.statement.SQL, args...).Exec(func(tag pgconn.CommandTag) error {
+	queue.Queue(s.statement.DeleteSQL(), s.statement.args(s.limit)...).Exec(func(tag pgconn.CommandTag) error {
 		n = int(tag.RowsAffected())
 		return nil
 	})

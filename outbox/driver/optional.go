@@ -29,6 +29,12 @@ type Depth struct {
 	OldestAge time.Duration
 }
 
+// Identified is an optional interface of a Publisher that says what it sends to.
+type Identified interface {
+	// System returns the messaging.system of OpenTelemetry's semantic conventions, such as rabbitmq.
+	System() string
+}
+
 // Windowed is an optional interface of a Publisher that reports how full its window is.
 type Windowed interface {
 	// Window returns how many messages await their confirm, and how many may at once.

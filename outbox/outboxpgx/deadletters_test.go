@@ -257,6 +257,11 @@ func TestRetentionAndPrune(t *testing.T) {
 	_, err = f.pool.Exec(t.Context(), `UPDATE holdfast_outbox SET published_at = published_at - interval '2 hours' WHERE seq % 10 <> 0`)
 	must(t, err)
 	f.write(t, outbox.Message{Name: "new", Body: []byte("1")})
+	prunable, err := f.store.Prunable(t.Context())
+	must(t, err)
+	if prunable != 1350 || kept() != 1500 {
+		t.Errorf("%d are said to be prunable, and %d kept", prunable, kept())
+	}
 	n, err = f.store.Prune(t.Context())
 	must(t, err)
 	if n != 1350 || kept() != 150 {

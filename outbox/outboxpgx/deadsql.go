@@ -95,7 +95,3 @@ WITH chosen AS MATERIALIZED (SELECT id FROM {dead} WHERE {where} FOR UPDATE SKIP
 SELECT n FROM changed`
 
 const auditSQL = `SELECT at, actor, reason, action, count, filter FROM {audit} ORDER BY id DESC LIMIT $1`
-
-const auditPruneSQL = `
-DELETE FROM {audit} WHERE id = ANY(ARRAY(
-  SELECT id FROM {audit} WHERE at < now() - $1 * interval '1 microsecond' ORDER BY at LIMIT $2 FOR UPDATE SKIP LOCKED))`

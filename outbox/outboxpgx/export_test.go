@@ -31,7 +31,7 @@ func Statement(name string) string {
 	return map[string]string{
 		"setup": settingsSQL, "lower": s.lower, "lease": s.lease, "read": s.read, "due": s.firstDue, "alone": s.countLosses, "free": s.giveBack,
 		"overdue": s.lockDue, "hold due": s.holdDue, "hold": s.holdReady, "release": s.release,
-		"published": s.delete, "kept": s.keep, "failed": s.fail, "dead": s.bury, "close": s.close, "prune": t.fill(pruneSQL),
+		"published": s.delete, "kept": s.keep, "failed": s.fail, "dead": s.bury, "close": s.close, "prune": t.due(0)[2].DeleteSQL(),
 		"stats": t.fill(statsSQL),
 	}[name]
 }

@@ -5,7 +5,7 @@ import "strings"
 // statements are the SQL of writing and of relays, with the names of the tables filled in.
 type statements struct {
 	insertOne, insert                            string
-	remember, recall, forget                     string
+	remember, recall                             string
 	giveBack, lease, read, firstDue, countLosses string
 	lower, writers                               string
 	lockDue, holdDue, holdReady, release         string
@@ -18,7 +18,7 @@ func (t tables) statements() statements {
 	fill := func(sql string) string { return t.fill(parts.Replace(sql)) } // a part may name a table
 	return statements{
 		insertOne: fill(insertOneSQL), insert: fill(insertSQL),
-		remember: fill(rememberSQL), recall: fill(recallSQL), forget: fill(forgetSQL),
+		remember: fill(rememberSQL), recall: fill(recallSQL),
 		giveBack: fill(giveBackSQL), lease: fill(leaseSQL), read: fill(readSQL), firstDue: fill(firstDueSQL), countLosses: fill(countLossesSQL),
 		lower: fill(lowerSQL), writers: writersSQL,
 		lockDue: fill(lockDueSQL), holdDue: fill(holdDueSQL), holdReady: fill(holdReadySQL), release: fill(releaseSQL),

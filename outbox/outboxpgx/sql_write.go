@@ -27,8 +27,3 @@ ON CONFLICT (key) DO UPDATE SET id = EXCLUDED.id, expires_at = EXCLUDED.expires_
 
 // recallSQL returns the id of the message that was written with a key. $1 key.
 const recallSQL = `SELECT id FROM {dedup} WHERE key = $1`
-
-// forgetSQL deletes keys that have expired. $1 limit.
-const forgetSQL = `
-DELETE FROM {dedup} WHERE key = ANY(ARRAY(
-  SELECT key FROM {dedup} WHERE expires_at <= now() ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED))`

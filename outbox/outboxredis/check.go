@@ -24,6 +24,9 @@ func (p *Publisher) Ready(ctx context.Context) error {
 // Window returns how many messages await their answer, and how many may: driver.Windowed.
 func (p *Publisher) Window() (used, size int) { return len(p.room), cap(p.room) }
 
+// System implements driver.Identified.
+func (*Publisher) System() string { return "redis" }
+
 // Check looks at the streams that Config.Stream, Config.Routes and Config.Partitions name, and at the
 // eviction policy, where the server tells it. nil: there is nothing to mend. Else the error joins
 // the findings, each with a method Mend() string, and the failures to look.

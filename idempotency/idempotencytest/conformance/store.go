@@ -31,6 +31,10 @@ func TestStore(t *testing.T, b Backend) {
 	b.run(t, "scopes are apart", testScopes)
 	b.run(t, "malformed keys are refused", testMalformedKey)
 	b.run(t, "a cancelled context begins nothing", testCancelled)
+	b.run(t, "a look tells what is known", testLook)
+	b.runBrief(t, "a look at a key whose lease is over finds it free", testLookAtExpired)
+	b.runFading(t, "a look at a key whose record is over finds it free", testLookAtFaded)
+	b.run(t, "a look refuses malformed keys", testLookRefuses)
 	b.run(t, "many rivals, one winner", testRivals)
 	b.run(t, "two runs, in every order of their steps", testOrders)
 }

@@ -1,0 +1,47 @@
+package idempotencypgx_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+)
+
+// What a transaction has stored counts, also while the claim of the key, a row of its own, is still held.
+func TestLookFindsTheRecordOfATransaction(t *testing.T) {
+	t.Parallel()
+	fake, err := idempotencytest.New(txretrytest.New(txretrytest.Config{}), idempotencypgx.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := newPool(t)
+	for name, store := range map[string]*idempotencypgx.Store{
+		"alone": newAlone(t, pool, idempotencypgx.Config{}), "lease": newStore(t, pool, idempotencypgx.Config{}), "fake": fake,
+	} {
+		key := idempotency.NewKey()
+		var within driver.Known
+		_, _, err := store.DoKey(t.Context(), key, []string{"a request"}, func(ctx context.Context, _ pgx.Tx) (resp idempotency.Response, err error) {
+			within, err = store.Look(context.WithoutCancel(ctx), driver.Key(key))
+			return idempotency.Response{Status: 201, Body: []byte("made")}, err
+		})
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if within.State == driver.Completed {
+			t.Errorf("%s: before the commit the key is done", name)
+		}
+		known, err := store.Look(t.Context(), driver.Key(key))
+		if err != nil || known.State != driver.Completed || known.Response.Status != 201 || string(known.Response.Body) != "made" {
+			t.Errorf("%s: Look = %+v, %v", name, known, err)
+		}
+		if known.Fingerprint.Sum == "" || name != "fake" && (known.Left <= 0 || known.Since.IsZero()) {
+			t.Errorf("%s: Look does not tell whose it is, or since when: %+v", name, known)
+		}
+	}
+}

@@ -1,0 +1,27 @@
+-- Tells what is known of the key, and changes nothing: what begin.lua says of a key that is not free, when
+-- it was claimed (ms), and for how long that stands (ms).
+-- KEYS: record, lock.
+local rec = redis.call('HMGET', KEYS[1], 'status', 'fpv', 'fp', 'created', 'token', 'code')
+if rec[1] == 'completed' then
+  local other = not rec[6] -- written by another system
+  local ends = redis.call('PTTL', KEYS[1])
+  for _, field in ipairs({'code', 'hdr', 'body', other and 'response' or 'code'}) do
+    if redis.call('HSTRLEN', KEYS[1], field) > 67108864 then -- 64 MiB: nobody is made to read that
+      return {rec[1], rec[2], rec[3], false, false, false, false, rec[4], ends}
+    end
+  end
+  local kept = redis.call('HMGET', KEYS[1], 'hdr', 'body')
+  return {rec[1], rec[2], rec[3], rec[6], kept[1], kept[2], other and redis.call('HGET', KEYS[1], 'response'), rec[4], ends}
+end
+if rec[1] and rec[1] ~= 'processing' then -- by another system, or a later version: it may mean "done"
+  return {'unknown'}
+end
+local holder = redis.call('GET', KEYS[2])
+if not holder then
+  return {'free'}
+end
+if rec[5] ~= holder then -- the record is an older claim's
+  rec[2], rec[3], rec[4] = false, false, false
+end
+local ends = redis.call('PTTL', KEYS[2])
+return {'processing', rec[2], rec[3], tostring(ends), false, false, false, rec[4], ends}

@@ -1,0 +1,26 @@
+package inboxpgx
+
+import "github.com/holdfast-go/holdfast/internal/sqlident"
+
+// Grants returns what a role of the database needs for one job and no more, each the text between GRANT
+// and TO. The job "consume" is that of a consumer, beside what its handlers do; "operate" is Check,
+// Prune, and the dead letters of keys that wait. Of another job it is nil, and with Config.Entries too.
+func (s *Store) Grants(job string) []string {
+	if s.table == nil {
+		return nil
+	}
+	t := s.table.names
+	switch job {
+	case "consume":
+		return sqlident.Granted(t.schema,
+			`SELECT, INSERT (consumer, message_id, name), UPDATE (name), DELETE ON `+t.entries,
+			`SELECT, INSERT, UPDATE, DELETE ON `+t.attempts,
+			`SELECT, INSERT, UPDATE, DELETE ON `+t.parked)
+	case "operate":
+		return sqlident.Granted(t.schema,
+			`SELECT, UPDATE (name), DELETE ON `+t.entries,
+			`SELECT, UPDATE (name), DELETE ON `+t.attempts,
+			`SELECT, UPDATE, DELETE ON `+t.parked)
+	}
+	return nil
+}

@@ -1,0 +1,31 @@
+package pgprune
+
+import (
+	"fmt"
+	"slices"
+)
+
+// Statement says which rows of a table are due.
+type Statement struct {
+	// Table is qualified and quoted.
+	Table string
+	// ID is a column that tells rows apart: a key, or ctid.
+	ID string
+	// Due is a condition, by an index, and the order in which that has the rows: what follows WHERE.
+	Due string
+	// Args are the parameters of Due.
+	Args []any
+}
+
+// DeleteSQL deletes rows that nobody has locked. Behind Args comes the limit.
+func (s Statement) DeleteSQL() string {
+	return fmt.Sprintf(`DELETE FROM %[1]s WHERE %[2]s = ANY(ARRAY(SELECT %[2]s FROM %[1]s WHERE %[3]s LIMIT $%[4]d FOR UPDATE SKIP LOCKED))`,
+		s.Table, s.ID, s.Due, len(s.Args)+1)
+}
+
+// countSQL counts them, locked or not. Behind Args comes the limit.
+func (s Statement) countSQL() string {
+	return fmt.Sprintf(`SELECT count(*) FROM (SELECT FROM %s WHERE %s LIMIT $%d) due`, s.Table, s.Due, len(s.Args)+1)
+}
+
+func (s Statement) args(limit int) []any { return append(slices.Clone(s.Args), limit) }
