@@ -37,9 +37,9 @@ func newTelemetry(cfg SweeperConfig) (telemetry, error) {
 	t.raced, errs[2] = rows("raced", "Rows that were found due, and settled or locked by another transaction first.")
 	t.poisoned, errs[3] = rows("poisoned", "Rows put in quarantine because they made their batch fail.")
 	t.duration, errs[4] = k.Meter.Float64Histogram("holdfast.expiry.sweep.duration",
-		metric.WithDescription("Duration of a sweep."), metric.WithUnit("s"))
+		metric.WithDescription("Duration of a sweep."), metric.WithUnit("s"), kit.Seconds)
 	t.lag, errs[5] = k.Meter.Float64Histogram("holdfast.expiry.lag",
-		metric.WithDescription("How long the longest overdue row of a sweep had been due."), metric.WithUnit("s"))
+		metric.WithDescription("How long the longest overdue row of a sweep had been due."), metric.WithUnit("s"), kit.Seconds)
 	t.overdue, errs[6] = k.Meter.Int64Gauge("holdfast.expiry.overdue",
 		metric.WithDescription("Active rows past their deadline at the last look, up to 10,000."), metric.WithUnit("{row}"))
 	t.overdueAge, errs[7] = k.Meter.Float64Gauge("holdfast.expiry.overdue.age",

@@ -57,7 +57,7 @@ func newMeter(mp metric.MeterProvider) (*meter, error) {
 	m.active, errs[1] = api.Int64UpDownCounter("holdfast.idempotency.active",
 		metric.WithDescription("Handlers that are running under an acquired key."), metric.WithUnit("{request}"))
 	m.duration, errs[2] = api.Float64Histogram("holdfast.idempotency.duration",
-		metric.WithDescription("Duration of requests that need an idempotency key, by result."), metric.WithUnit("s"))
+		metric.WithDescription("Duration of requests that need an idempotency key, by result."), metric.WithUnit("s"), telemetry.Seconds)
 	m.fellBack, errs[3] = api.Int64Counter("holdfast.idempotency.fallbacks",
 		metric.WithDescription("Requests whose store could not be asked, so that what stands behind it decided."), metric.WithUnit("{request}"))
 	if err := errors.Join(errs[:]...); err != nil {

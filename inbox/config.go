@@ -86,7 +86,8 @@ type ConsumerConfig struct {
 	Rand func() float64
 	// Logger receives failed messages and lost connections. Default: slog.Default().
 	Logger *slog.Logger
-	// TracerProvider makes one span per message, linked to the sender's. Default: the global one.
+	// TracerProvider makes one span per message, in the sender's trace, or per batch, linked to the
+	// senders'. Default: the global one.
 	TracerProvider trace.TracerProvider
 	// MeterProvider counts outcomes. Default: the global one.
 	MeterProvider metric.MeterProvider

@@ -53,7 +53,7 @@ type gauges struct {
 func (r *Relay) observe(ctx context.Context) (stop func()) {
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx)) // it lasts until all confirms are in
 	g, set := &gauges{relay: r}, r.telemetry.gauges
-	registered, err := r.telemetry.meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
+	registered, err := r.telemetry.kit.Meter.RegisterCallback(func(ctx context.Context, o metric.Observer) error {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		defer context.AfterFunc(run, cancel)()

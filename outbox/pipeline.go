@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
@@ -22,6 +24,7 @@ type pipeline struct {
 	send       context.Context // within life; when it ends, nothing more is sent
 	wait       context.Context // when it ends, nothing more is waited for
 
+	startSend func(m driver.Message) trace.Span       // nil: nobody would see it
 	confirmed func(m driver.Message, begin time.Time) // observes a confirm
 
 	senders map[string]*sender // by transport
@@ -98,12 +101,13 @@ func (p *pipeline) release(i int) {
 // done returns the function that takes the outcome of a message which is sent now. Only its first
 // call counts.
 func (p *pipeline) done(i int) func(error) {
-	begin := time.Now()
+	begin, span := time.Now(), p.startSend(p.messages[i])
 	var called atomic.Bool
 	return func(err error) {
 		if !called.CompareAndSwap(false, true) {
 			return
 		}
+		endSend(span, err)
 		r := result{index: i, err: err}
 		if err == nil {
 			p.confirmed(p.messages[i], begin)

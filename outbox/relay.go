@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"slices"
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/backoff"
@@ -43,7 +42,7 @@ func NewRelay(store driver.Source, publisher driver.Publisher, cfg RelayConfig) 
 	publishers := map[string]driver.Publisher{}
 	maps.Copy(publishers, cfg.Transports)
 	publishers[""] = publisher
-	instruments, err := newInstruments(cfg, slices.Collect(maps.Keys(publishers)))
+	instruments, err := newInstruments(cfg, publishers)
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return nil, err
 	}

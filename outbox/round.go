@@ -111,6 +111,7 @@ func (rs *rounds) publish(ctx context.Context, life spans, held context.Context,
 	p := pipeline{
 		transports: rs.transports, messages: batch.Messages, unread: batch.Unreadable,
 		life: life.life, send: send, wait: wait,
+		startSend: func(m driver.Message) trace.Span { return rs.telemetry.startSend(wait, m) },
 		confirmed: func(m driver.Message, begin time.Time) { rs.telemetry.confirmed(wait, m, begin) },
 	}
 	return p.run()

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
@@ -20,7 +21,7 @@ const maxLinks = 64
 
 // instruments are the relay's metrics and its tracer.
 type instruments struct {
-	tracer    trace.Tracer
+	kit       telemetry.Kit
 	published metric.Int64Counter
 	failed    metric.Int64Counter
 	givenBack metric.Int64Counter
@@ -29,16 +30,12 @@ type instruments struct {
 	lag       metric.Float64Histogram
 	confirm   metric.Float64Histogram
 
-	meter  metric.Meter
 	gauges gaugeSet
 	by     map[string]metric.MeasurementOption // by transport
+	spans  map[string]trace.SpanStartOption    // what is said of each message that is sent, by transport
 }
 
-// seconds are the buckets of the histograms, from 1 ms to an hour.
-var seconds = metric.WithExplicitBucketBoundaries(
-	0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
-
-func newInstruments(cfg RelayConfig, names []string) (instruments, error) {
+func newInstruments(cfg RelayConfig, publishers map[string]driver.Publisher) (instruments, error) {
 	kit := telemetry.New(scope, cfg.TracerProvider, cfg.MeterProvider)
 	published, err1 := kit.Meter.Int64Counter("holdfast.outbox.published",
 		metric.WithDescription("Messages confirmed by their transport."), metric.WithUnit("{message}"))
@@ -49,21 +46,31 @@ func newInstruments(cfg RelayConfig, names []string) (instruments, error) {
 	stale, err4 := kit.Meter.Int64Counter("holdfast.outbox.stale_leases",
 		metric.WithDescription("Leases that ran out before they were settled; should stay 0."), metric.WithUnit("{lease}"))
 	duration, err5 := kit.Meter.Float64Histogram("holdfast.outbox.batch.duration",
-		metric.WithDescription("Publishing and settling of one batch."), metric.WithUnit("s"), seconds)
+		metric.WithDescription("Publishing and settling of one batch."), metric.WithUnit("s"), telemetry.Seconds)
 	lag, err6 := kit.Meter.Float64Histogram("holdfast.outbox.lag",
-		metric.WithDescription("Age of a message at its confirm: from its storing, by the store's clock, to now, by our own."), metric.WithUnit("s"), seconds)
+		metric.WithDescription("Age of a message at its confirm: from its storing, by the store's clock, to now, by our own."), metric.WithUnit("s"), telemetry.Seconds)
 	confirm, err7 := kit.Meter.Float64Histogram("holdfast.outbox.confirm.duration",
 		metric.WithDescription("Time from giving a message to its transport to the confirm, the wait for room in the window included."),
-		metric.WithUnit("s"), seconds)
+		metric.WithUnit("s"), telemetry.Seconds)
 	gauges, err8 := newGaugeSet(kit.Meter)
-	by := make(map[string]metric.MeasurementOption, len(names))
-	for _, name := range names {
+	by, spans := map[string]metric.MeasurementOption{}, map[string]trace.SpanStartOption{}
+	for name, publisher := range publishers {
 		by[name] = metric.WithAttributeSet(attribute.NewSet(attribute.String("transport", name)))
+		spans[name] = trace.WithAttributes(ofTransport(name, publisher)...)
 	}
 	return instruments{
-		tracer: kit.Tracer, published: published, failed: failed, givenBack: givenBack, stale: stale,
-		duration: duration, lag: lag, confirm: confirm, meter: kit.Meter, gauges: gauges, by: by,
+		kit: kit, published: published, failed: failed, givenBack: givenBack, stale: stale,
+		duration: duration, lag: lag, confirm: confirm, gauges: gauges, by: by, spans: spans,
 	}, errors.Join(err1, err2, err3, err4, err5, err6, err7, err8)
+}
+
+// ofTransport is what the span of each message says that is sent through a transport.
+func ofTransport(name string, publisher driver.Publisher) []attribute.KeyValue {
+	attrs := append(telemetry.Operation("send"), attribute.String("holdfast.transport", name))
+	if known, ok := publisher.(driver.Identified); ok {
+		attrs = append(attrs, attribute.String("messaging.system", known.System()))
+	}
+	return attrs
 }
 
 // confirmed measures a message that was given to its transport at begin.
@@ -78,18 +85,74 @@ func (t instruments) confirmed(ctx context.Context, m driver.Message, begin time
 // startRound begins the span of one batch, linked to the spans that wrote its messages.
 func (t instruments) startRound(ctx context.Context, b driver.Batch) (context.Context, func()) {
 	begin := time.Now()
+	took := func() { t.duration.Record(ctx, time.Since(begin).Seconds()) }
+	if t.kit.Silent() {
+		return ctx, took
+	}
 	var links []trace.Link
 	for _, m := range b.Messages[:min(len(b.Messages), maxLinks)] {
 		if sc := telemetry.Extract(ctx, m.Headers); sc.IsValid() {
 			links = append(links, trace.Link{SpanContext: sc})
 		}
 	}
-	ctx, span := t.tracer.Start(ctx, "outbox.publish", trace.WithSpanKind(trace.SpanKindProducer),
+	ctx, span := t.kit.Tracer.Start(ctx, "outbox.publish",
 		trace.WithLinks(links...), trace.WithAttributes(attribute.Int("messaging.batch.message_count", len(b.Messages))))
 	return ctx, func() {
 		span.End()
-		t.duration.Record(ctx, time.Since(begin).Seconds())
+		took()
 	}
+}
+
+// startSend begins the span of sending one message, below the one that created it and linked to the batch, of which
+// ctx is. It is nil where nobody would see it. The conventions want a producer to be what consumers go back to, which
+// is the creation, so this is the client of a broker.
+func (t instruments) startSend(ctx context.Context, m driver.Message) trace.Span {
+	if t.kit.Silent() {
+		return nil
+	}
+	writer := telemetry.Extract(ctx, m.Headers)
+	if !writer.IsValid() {
+		return nil
+	}
+	opts := []trace.SpanStartOption{
+		trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(messageID(m)),
+		trace.WithLinks(trace.Link{SpanContext: writer}, trace.LinkFromContext(ctx)),
+	}
+	if known := t.spans[m.Transport]; known != nil {
+		opts = append(opts, known)
+	}
+	_, span := t.kit.Tracer.Start(trace.ContextWithRemoteSpanContext(ctx, writer), "send "+m.Name, opts...)
+	return span
+}
+
+// endSend ends the span of a message that was confirmed or failed.
+func endSend(span trace.Span, err error) {
+	if span == nil {
+		return
+	}
+	if err != nil {
+		class := string(driver.ClassOf(err))
+		span.SetAttributes(attribute.String("error.type", class))
+		span.SetStatus(codes.Error, class)
+	}
+	span.End()
+}
+
+// create leaves a span of the creation of a message in a trace that is recorded. What is done for the message later, in
+// other processes, is below it.
+func create(ctx context.Context, m *driver.Message) context.Context {
+	writer := trace.SpanFromContext(ctx)
+	if !writer.IsRecording() {
+		return ctx
+	}
+	ctx, span := writer.TracerProvider().Tracer(scope).Start(ctx, "create "+m.Name,
+		trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(messageID(*m)), trace.WithAttributes(telemetry.Operation("create")...))
+	span.End()
+	return ctx
+}
+
+func messageID(m driver.Message) attribute.KeyValue {
+	return attribute.String("messaging.message.id", m.ID.String())
 }
 
 func (t instruments) countFailure(ctx context.Context, f failure) {

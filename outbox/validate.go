@@ -71,13 +71,17 @@ func Prepare(ctx context.Context, msgs []Message, maxBodyBytes int) ([]driver.Me
 		seen[m.ID] = true
 		m.validate(maxBodyBytes, report)
 		prepared[i] = driver.Message{
-			ID: m.ID, Name: m.Name, Body: m.Body, ContentType: m.ContentType, Headers: telemetry.Inject(ctx, m.Headers),
+			ID: m.ID, Name: m.Name, Body: m.Body, ContentType: m.ContentType, Headers: m.Headers,
 			Key: m.Key, Transport: m.Transport, NotBefore: m.NotBefore,
 			Exchange: m.Route.Exchange, RoutingKey: m.Route.RoutingKey, RouteHeaders: m.Route.Headers,
 		}
 	}
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
+	}
+	for i := range prepared {
+		m := &prepared[i]
+		m.Headers = telemetry.Inject(create(ctx, m), m.Headers)
 	}
 	return prepared, nil
 }

@@ -44,7 +44,7 @@ func (c *call) run(ctx context.Context) error {
 	for {
 		c.attempts++
 		start := time.Now()
-		res := c.attempt(ctx)
+		res := c.traced(ctx)
 		if res.lost != nil {
 			res = c.resolve(ctx, res)
 		}
@@ -59,6 +59,16 @@ func (c *call) run(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// traced makes an attempt under a span of its own.
+func (c *call) traced(ctx context.Context) (res result) {
+	ctx, span := c.m.telemetry.startAttempt(ctx, c.attempts)
+	returned := false
+	defer func() { endAttempt(span, returned, &res) }()
+	res = c.attempt(ctx)
+	returned = true
+	return res
 }
 
 // final is the error of an attempt that is not followed by another one.

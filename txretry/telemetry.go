@@ -17,7 +17,8 @@ import (
 
 const scope = "github.com/holdfast-go/holdfast/txretry"
 
-// telemetry reports every call of Do as a span "txretry.Do" and in metrics by
+// telemetry reports every call of Do as a span "txretry.Do" with one for each
+// attempt below it, and in metrics by
 // operation: "holdfast.txretry.duration" (s) and "holdfast.txretry.attempts" by
 // outcome, "holdfast.txretry.phase.duration" (s) by phase, and
 // "holdfast.txretry.failures", the attempts that failed for a transient reason,
@@ -34,7 +35,7 @@ func newTelemetry(cfg Config) (t telemetry, err error) {
 	kit := base.New(scope, cfg.TracerProvider, cfg.MeterProvider)
 	t.kit = kit
 	if t.duration, err = kit.Meter.Float64Histogram("holdfast.txretry.duration",
-		metric.WithUnit("s"), metric.WithDescription("Duration of transactions, retries and delays included.")); err != nil {
+		metric.WithUnit("s"), base.Seconds, metric.WithDescription("Duration of transactions, retries and delays included.")); err != nil {
 		return t, fmt.Errorf("txretry: %w", err)
 	}
 	if t.attempts, err = kit.Meter.Int64Counter("holdfast.txretry.attempts",
@@ -42,7 +43,7 @@ func newTelemetry(cfg Config) (t telemetry, err error) {
 		return t, fmt.Errorf("txretry: %w", err)
 	}
 	if t.phases, err = kit.Meter.Float64Histogram("holdfast.txretry.phase.duration",
-		metric.WithUnit("s"), metric.WithDescription("Time that transactions spent in each phase.")); err != nil {
+		metric.WithUnit("s"), base.Seconds, metric.WithDescription("Time that transactions spent in each phase.")); err != nil {
 		return t, fmt.Errorf("txretry: %w", err)
 	}
 	if t.failures, err = kit.Meter.Int64Counter("holdfast.txretry.failures",
@@ -62,6 +63,29 @@ func (t *telemetry) start(ctx context.Context, name string) (context.Context, tr
 		span.SetAttributes(attribute.String("holdfast.operation", name))
 	}
 	return ctx, span
+}
+
+// startAttempt begins the span of an attempt of a call that is recorded; it is nil otherwise.
+func (t *telemetry) startAttempt(ctx context.Context, n int) (context.Context, trace.Span) {
+	if t.kit.Silent() || !trace.SpanFromContext(ctx).IsRecording() {
+		return ctx, nil
+	}
+	return t.kit.Tracer.Start(ctx, "txretry.attempt", trace.WithAttributes(attribute.Int("holdfast.attempt", n)))
+}
+
+// endAttempt ends the span of an attempt, also of one whose fn did not return.
+func endAttempt(span trace.Span, returned bool, res *result) {
+	if span == nil {
+		return
+	}
+	switch {
+	case !returned:
+		span.SetStatus(codes.Error, errNoReturn.Error())
+	case res.err != nil:
+		span.SetAttributes(attribute.String("holdfast.phase", res.phase), attribute.String("holdfast.sqlstate", res.sqlstate))
+		span.SetStatus(codes.Error, "not committed")
+	}
+	span.End()
 }
 
 // end reports a call that took this long and returns err.

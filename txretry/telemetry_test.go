@@ -24,6 +24,8 @@ type seen struct {
 	span   map[string]string
 	events []string
 	ended  int
+
+	attempts []*seen
 }
 
 type tracerProvider struct {
@@ -38,7 +40,14 @@ type tracer struct {
 	s *seen
 }
 
-func (t tracer) Start(ctx context.Context, name string, _ ...trace.SpanStartOption) (context.Context, trace.Span) {
+func (t tracer) Start(ctx context.Context, name string, opts ...trace.SpanStartOption) (context.Context, trace.Span) {
+	if name == "txretry.attempt" {
+		attempt := span{s: &seen{span: map[string]string{}}}
+		cfg := trace.NewSpanStartConfig(opts...)
+		attempt.SetAttributes(cfg.Attributes()...)
+		t.s.attempts = append(t.s.attempts, attempt.s)
+		return trace.ContextWithSpan(ctx, attempt), attempt
+	}
 	t.s.span = map[string]string{"name": name}
 	span := span{s: t.s}
 	return trace.ContextWithSpan(ctx, span), span
@@ -90,6 +99,15 @@ func TestTelemetry(t *testing.T) {
 		}
 		if want := []string{"holdfast.phase=commit,holdfast.sqlstate=40001"}; !slices.Equal(s.events, want) {
 			t.Errorf("events %v, want %v", s.events, want)
+		}
+		wantAttempts := []map[string]string{{"attempt": "1", "phase": "commit", "sqlstate": "40001"}, {"attempt": "2"}}
+		for i, attempt := range s.attempts {
+			if i >= len(wantAttempts) || !maps.Equal(attempt.span, wantAttempts[i]) || attempt.ended != 1 {
+				t.Errorf("attempt %d has the span %v, ended %d times", i+1, attempt.span, attempt.ended)
+			}
+		}
+		if len(s.attempts) != len(wantAttempts) {
+			t.Errorf("%d attempts have spans, want %d", len(s.attempts), len(wantAttempts))
 		}
 		if err := m.DoWith(t.Context(), txretry.Options{Name: "op"}, work); err == nil {
 			t.Error("no error")

@@ -2,6 +2,7 @@ package engine_test
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -81,7 +82,7 @@ func TestConfigPanics(t *testing.T) {
 	})
 }
 
-// What is settled is counted by outcome and class, and what is in hand is shown.
+// What is settled is counted by outcome and class, what is in hand is shown, and every attempt is measured.
 func TestMetrics(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		meter := &metrictest.Recorder{}
@@ -116,6 +117,10 @@ func TestMetrics(t *testing.T) {
 			if values := meter.Values(key); len(values) != 1 || values[0] != n {
 				t.Errorf("%s is %v, want %v", key, values, n)
 			}
+		}
+		took := meter.Values("holdfast.inbox.test.process.duration{queue=orders}")
+		if len(took) != 11 || slices.Max(took) != 60 || slices.Min(took) != 0 {
+			t.Errorf("attempts took %v, want 11, all but the slow one no time", took)
 		}
 		b.stop()
 	})

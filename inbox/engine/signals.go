@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -41,6 +42,7 @@ type signals struct {
 	settled  metric.Int64Counter
 	sessions metric.Int64Counter
 	hanging  metric.Int64Counter
+	duration metric.Float64Histogram
 	hand     metric.Int64ObservableGauge
 	held     metric.Int64ObservableGauge
 	keys     metric.Int64ObservableGauge
@@ -75,12 +77,15 @@ func newSignals(cfg *settings, source driver.Source) (*signals, error) {
 	kept, err8 := kit.Meter.Int64ObservableGauge(cfg.metric("parked_messages"),
 		metric.WithDescription("Messages that wait with their ordering keys, dead letters included, at most MaxParked; counted about every 10 s"))
 	depths, err6 := newDepths(cfg, source, kit.Meter)
+	duration, err9 := kit.Meter.Float64Histogram(cfg.metric("process.duration"),
+		metric.WithDescription("Duration of one attempt of the processor at a message or a batch"), metric.WithUnit("s"), telemetry.Seconds)
 	s := &signals{
-		cfg: cfg, kit: kit, settled: settled, sessions: sessions, hanging: hanging, hand: hand, held: held, keys: keys, kept: kept, depths: depths,
+		cfg: cfg, kit: kit, settled: settled, sessions: sessions, hanging: hanging, duration: duration,
+		hand: hand, held: held, keys: keys, kept: kept, depths: depths,
 		queue:  metric.WithAttributes(attribute.String("queue", cfg.Queue)),
 		labels: map[label]metric.MeasurementOption{},
 	}
-	return s, errors.Join(err1, err2, err3, err4, err5, err6, err7, err8)
+	return s, errors.Join(err1, err2, err3, err4, err5, err6, err7, err8, err9)
 }
 
 // observe reports the gauges until the returned function is called.
@@ -130,7 +135,17 @@ func (s *signals) stuck() { s.hanging.Add(context.Background(), 1, s.queue) }
 
 func (s *signals) lost() { s.sessions.Add(context.Background(), 1, s.queue) }
 
-// span begins the processing of messages; the returned function ends it.
+// clock measures an attempt until the returned function is called.
+func (s *signals) clock(ctx context.Context) (stop func()) {
+	if !s.duration.Enabled(ctx) {
+		return func() {}
+	}
+	begin := time.Now()
+	return func() { s.duration.Record(ctx, time.Since(begin).Seconds(), s.queue) }
+}
+
+// span begins the processing of messages; the returned function ends it. It is linked to what has sent
+// them, and that of a single message is a part of the sender's trace.
 func (s *signals) span(ctx context.Context, msgs []*inbox.Message) (context.Context, func([]error)) {
 	if s.kit.Silent() {
 		return ctx, func([]error) {}
@@ -146,6 +161,10 @@ func (s *signals) span(ctx context.Context, msgs []*inbox.Message) (context.Cont
 		attribute.String("messaging.destination.name", msgs[0].Queue),
 	}
 	if len(msgs) == 1 {
+		if len(links) == 1 {
+			ctx = trace.ContextWithRemoteSpanContext(ctx, links[0].SpanContext)
+		}
+		attrs = append(attrs, telemetry.Operation("process")...)
 		attrs = append(attrs, attribute.String("messaging.message.id", msgs[0].ID.String()), attribute.Int("holdfast.attempt", msgs[0].Attempt))
 	} else {
 		attrs = append(attrs, attribute.Int("messaging.batch.message_count", len(msgs)))
@@ -155,7 +174,9 @@ func (s *signals) span(ctx context.Context, msgs []*inbox.Message) (context.Cont
 	return ctx, func(results []error) {
 		for _, err := range results {
 			if err != nil {
-				span.SetStatus(codes.Error, driver.Classify(err).Class)
+				class := driver.Classify(err).Class
+				span.SetAttributes(attribute.String("error.type", class))
+				span.SetStatus(codes.Error, class)
 				break
 			}
 		}

@@ -166,7 +166,9 @@ func (w *workers) process(ctx context.Context, all []*inbox.Message, results []e
 		answers[i] = w.exited
 	}
 	ctx, end := w.signals.span(ctx, msgs)
+	stop := w.signals.clock(ctx)
 	defer func() {
+		stop()
 		draining := errors.Is(context.Cause(w.ctx), inbox.ErrDraining)
 		for i, err := range answers {
 			if err != nil && draining {

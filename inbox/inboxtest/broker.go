@@ -44,6 +44,9 @@ func (b *Broker) bind(queue *memqueue.Queue, patterns []string) {
 	b.bindings = append(b.bindings, binding{queue, patterns})
 }
 
+// System implements driver.Identified of outbox.
+func (*Broker) System() string { return "memory" }
+
 // Publish implements driver.Publisher of outbox: it puts a copy of the message into every queue
 // whose consumer wants messages of its name. Without any the message is unroutable.
 func (b *Broker) Publish(ctx context.Context, m driver.Message, done func(error)) {

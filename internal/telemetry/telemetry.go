@@ -14,6 +14,10 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 )
 
+// Seconds are the buckets of durations, from 1 ms to an hour. Those of OpenTelemetry are made for milliseconds.
+var Seconds = metric.WithExplicitBucketBoundaries(
+	0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
+
 // Kit is the tracer and the meter of one package.
 type Kit struct {
 	Tracer trace.Tracer
@@ -63,9 +67,8 @@ func Inject(ctx context.Context, headers map[string]string) map[string]string {
 	return carrier
 }
 
-// Extract returns the span context that Inject wrote, for a link to it. It is
-// invalid where there is none. A message may come from anywhere, so it is
-// never used as a parent.
+// Extract returns the span context that Inject wrote, for a link to it, and for a
+// parent of what is done for this one message. It is invalid where there is none.
 func Extract(ctx context.Context, headers map[string]string) trace.SpanContext {
 	ctx = propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier(headers))
 	return trace.SpanContextFromContext(ctx)

@@ -215,6 +215,9 @@ func (p *Publisher) up() {
 // end of a connection all count as answered.
 func (p *Publisher) Window() (used, size int) { return p.out.Window() }
 
+// System implements driver.Identified.
+func (*Publisher) System() string { return "rabbitmq" }
+
 // Publish implements driver.Publisher. Its failures are of class Permanent for a
 // message that cannot be sent at all, Unroutable when no queue or no exchange takes
 // it or this user may not publish there, Retryable when the broker refused it,

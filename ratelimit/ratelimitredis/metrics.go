@@ -50,7 +50,7 @@ func newMeters(provider metric.MeterProvider) (*meters, error) {
 	m.decisions, errs[0] = meter.Int64Counter("holdfast.ratelimit.decisions",
 		metric.WithDescription("Decisions by outcome, by who decided, and by the limit that was nearest to its end."), metric.WithUnit("{decision}"))
 	m.duration, errs[1] = meter.Float64Histogram("holdfast.ratelimit.duration",
-		metric.WithDescription("Duration of a decision that was not remembered, or of the attempt."), metric.WithUnit("s"))
+		metric.WithDescription("Duration of a decision that was not remembered, or of the attempt."), metric.WithUnit("s"), telemetry.Seconds)
 	m.remaining, errs[2] = meter.Float64Histogram("holdfast.ratelimit.remaining",
 		metric.WithDescription("Share that is left of the limit that was nearest to its end."), metric.WithUnit("1"),
 		metric.WithExplicitBucketBoundaries(0, 0.05, 0.1, 0.2, 0.5, 0.8))
