@@ -41,6 +41,23 @@ func findPgBouncer() (string, error) {
 	return "", fmt.Errorf("%w: PgBouncer (pgbouncer)", ErrNotInstalled)
 }
 
+// PrometheusInstalled reports whether this machine has a Prometheus for Private, and promtool.
+func PrometheusInstalled() bool {
+	_, err := findPrometheus()
+	return err == nil
+}
+
+func findPrometheus() (string, error) {
+	path, err := exec.LookPath("prometheus")
+	if err == nil {
+		_, err = exec.LookPath("promtool")
+	}
+	if err != nil {
+		return "", fmt.Errorf("%w: Prometheus (prometheus, promtool)", ErrNotInstalled)
+	}
+	return path, nil
+}
+
 func findRedis() (string, error) {
 	for _, name := range []string{"redis-server", "valkey-server"} {
 		if path, err := exec.LookPath(name); err == nil {

@@ -18,7 +18,7 @@
 // # Private servers
 //
 // Private starts an instance of an installed binary for one test, on free
-// loopback ports and in a temporary folder; PgBouncer is there in this way only. Server has the faults: Kill,
+// loopback ports and in a temporary folder; PgBouncer and Prometheus are there in this way only. Server has the faults: Kill,
 // Pause, Resume, Restart. Proxy adds those of the network between.
 //
 // # Nothing left behind

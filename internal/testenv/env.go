@@ -14,6 +14,9 @@ const (
 	AMQPVar      = "HOLDFAST_TEST_AMQP_URL"
 	AMQPAdminVar = "HOLDFAST_TEST_AMQP_ADMIN_URL"
 
+	// ChromiumVar is the path of a Chromium.
+	ChromiumVar = "HOLDFAST_TEST_CHROMIUM"
+
 	// RequireVar, set to 1, makes a missing server fail the test instead of skipping it.
 	RequireVar = "HOLDFAST_REQUIRE_SERVERS"
 
@@ -73,6 +76,12 @@ func AMQPURL(t testing.TB) string {
 func AMQPAdminURL(t testing.TB) string {
 	t.Helper()
 	return shared(t, AMQPAdminVar)
+}
+
+// Chromium returns the path of the browser.
+func Chromium(t testing.TB) string {
+	t.Helper()
+	return shared(t, ChromiumVar)
 }
 
 func shared(t testing.TB, variable string) string {

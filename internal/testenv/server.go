@@ -27,6 +27,9 @@ const (
 
 	// PgBouncer pools the connections of another server.
 	PgBouncer Kind = "pgbouncer"
+
+	// Prometheus scrapes and evaluates.
+	Prometheus Kind = "prometheus"
 )
 
 const (
@@ -62,8 +65,8 @@ type Server struct {
 
 // Launch starts a private server and returns when it answers. The caller must Close it.
 // Extra are further command-line arguments for Postgres ("-c", "max_connections=5") and
-// Redis ("--appendonly", "yes"), lines of rabbitmq.conf for RabbitMQ, and for PgBouncer the
-// address of its Postgres, then lines of pgbouncer.ini.
+// Redis ("--appendonly", "yes"), lines of rabbitmq.conf for RabbitMQ, for PgBouncer the
+// address of its Postgres, then lines of pgbouncer.ini, and for Prometheus the lines of prometheus.yml.
 // The error is ErrNotInstalled when there are no binaries.
 func Launch(ctx context.Context, kind Kind, extra ...string) (*Server, error) {
 	const attempts = 3 // another process may take a port between finding and using it
@@ -114,6 +117,8 @@ func newEngine(kind Kind, extra []string) (engine, error) {
 		return newRabbitMQ(extra)
 	case PgBouncer:
 		return newPgBouncer(extra)
+	case Prometheus:
+		return newPrometheus(extra)
 	default:
 		return nil, fmt.Errorf("testenv: unknown kind %q", kind)
 	}
@@ -128,6 +133,8 @@ func Ping(ctx context.Context, kind Kind, url, adminURL string) error {
 		return pingRedis(ctx, url)
 	case RabbitMQ:
 		return errors.Join(pingRabbitMQ(ctx, url), pingManagement(ctx, adminURL))
+	case Prometheus:
+		return pingPrometheus(ctx, url)
 	default:
 		return fmt.Errorf("testenv: unknown kind %q", kind)
 	}

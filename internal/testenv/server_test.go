@@ -129,7 +129,7 @@ func TestServer(t *testing.T) {
 
 func TestClose(t *testing.T) {
 	t.Parallel()
-	for _, kind := range []testenv.Kind{testenv.Postgres, testenv.Redis, testenv.RabbitMQ, testenv.PgBouncer} {
+	for _, kind := range []testenv.Kind{testenv.Postgres, testenv.Redis, testenv.RabbitMQ, testenv.PgBouncer, testenv.Prometheus} {
 		t.Run(string(kind), func(t *testing.T) {
 			t.Parallel()
 			var extra []string

@@ -62,8 +62,9 @@ func startServers(ctx context.Context) (env []string, closeAll func() error, err
 	var started closers
 	missing := slices.DeleteFunc(slices.Clone(needs), given)
 	if !given(needs[0]) { // whoever gives a Postgres cares for its machine, too
-		getPooler(ctx)
+		getTools(ctx)
 	}
+	env = browserEnv()
 	for _, rung := range []rung{fromBinaries, fromContainers, fromPackages} {
 		if len(missing) == 0 {
 			break

@@ -9,8 +9,8 @@
 //   - a container, where Docker answers,
 //   - as root on Debian or Ubuntu, packages installed by apt-get, their daemons not started,
 //
-// gets PgBouncer in the last of these ways, for the tests that start one before that Postgres,
-// sets those variables for the command, and exits with its code. The servers end with it,
+// gets PgBouncer, Prometheus and Chromium in the last of these ways, for the tests that start them,
+// sets those variables, and HOLDFAST_TEST_CHROMIUM, for the command, and exits with its code. The servers end with it,
 // also on SIGINT and SIGTERM. Without servers it says in one line what to install and exits 2.
 package main
 

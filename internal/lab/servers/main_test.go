@@ -39,12 +39,18 @@ func TestCommandSeesServersAndItsCodeIsKept(t *testing.T) {
 	t.Parallel()
 	cmd, temp := program(t, "sh", "-c", "env; cat; exit 7")
 	cmd.Stdin = strings.NewReader("from stdin")
+	bin := t.TempDir()
+	write(t, filepath.Join(bin, "chromium"), "#!/bin/sh\n")
+	cmd.Env = append(cmd.Env, "PATH="+bin+":"+os.Getenv("PATH"), testenv.ChromiumVar+"=")
 	out, err := cmd.Output()
 	ended := new(exec.ExitError)
 	if !errors.As(err, &ended) || ended.ExitCode() != 7 {
 		t.Errorf("ended with %v, want code 7", err)
 	}
-	for _, want := range []string{testenv.PostgresVar + "=postgres://given\n", testenv.RedisVar + "=redis://127.0.0.1:", "from stdin"} {
+	for _, want := range []string{
+		testenv.PostgresVar + "=postgres://given\n", testenv.RedisVar + "=redis://127.0.0.1:",
+		testenv.ChromiumVar + "=" + bin + "/chromium\n", "from stdin",
+	} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("the command did not see %q", want)
 		}
@@ -84,6 +90,25 @@ func TestNothingIsLeftAfterASignal(t *testing.T) {
 			wantGone(t, sleep)
 			wantEmpty(t, temp)
 		})
+	}
+}
+
+func TestBrowserThatIsInstalledIsNamed(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "chromium"), "#!/bin/sh\n")
+	t.Setenv("PATH", dir)
+	t.Setenv(testenv.ChromiumVar, "")
+	if env := browserEnv(); len(env) != 1 || env[0] != testenv.ChromiumVar+"="+filepath.Join(dir, "chromium") {
+		t.Errorf("environment %q", env)
+	}
+	t.Setenv(testenv.ChromiumVar, "/given")
+	if env := browserEnv(); env != nil {
+		t.Errorf("environment %q beside what was given", env)
+	}
+	t.Setenv(testenv.ChromiumVar, "")
+	t.Setenv("PATH", t.TempDir())
+	if env := browserEnv(); env != nil {
+		t.Errorf("environment %q without a browser", env)
 	}
 }
 

@@ -33,17 +33,54 @@ func fromPackages(ctx context.Context, needs []need, started *closers) ([]string
 	return fromBinaries(ctx, needs, started)
 }
 
-// getPooler installs the PgBouncer that tests start by themselves. Without it they are skipped, or fail
-// where no server may be missing, so what goes wrong is no more than said.
-func getPooler(ctx context.Context) {
+// tools are what tests start by themselves, by their Debian packages.
+var tools = []struct {
+	aptPackage string
+	installed  func() bool
+}{
+	{"pgbouncer", testenv.PgBouncerInstalled},
+	{"prometheus", testenv.PrometheusInstalled},
+	{"chromium", func() bool { return browser() != "" }},
+}
+
+// getTools installs the tools that are missing. Tests without theirs are skipped, or fail where no server may be
+// missing, so what goes wrong is no more than said.
+func getTools(ctx context.Context) {
 	apt, err := exec.LookPath("apt-get")
-	if err != nil || os.Geteuid() != 0 || testenv.PgBouncerInstalled() {
+	if err != nil || os.Geteuid() != 0 {
 		return
 	}
-	fmt.Fprintln(os.Stderr, "servers: apt-get installs pgbouncer")
-	if err := install(ctx, apt, policyFile, []string{"pgbouncer"}); err != nil {
-		fmt.Fprintln(os.Stderr, "servers: no PgBouncer:", err)
+	for _, tool := range tools {
+		if tool.installed() {
+			continue
+		}
+		fmt.Fprintln(os.Stderr, "servers: apt-get installs", tool.aptPackage)
+		if err := install(ctx, apt, policyFile, []string{tool.aptPackage}); err != nil {
+			fmt.Fprintf(os.Stderr, "servers: no %s: %v\n", tool.aptPackage, err)
+		}
 	}
+}
+
+// browsers are the names under which a Chromium is installed.
+var browsers = []string{"chromium", "google-chrome"}
+
+// browser returns the path of an installed Chromium, or nothing.
+func browser() string {
+	for _, name := range browsers {
+		if path, err := exec.LookPath(name); err == nil {
+			return path
+		}
+	}
+	return ""
+}
+
+// browserEnv is the environment that names the Chromium, where there is one and nobody has named another.
+func browserEnv() []string {
+	path := browser()
+	if path == "" || os.Getenv(testenv.ChromiumVar) != "" {
+		return nil
+	}
+	return []string{testenv.ChromiumVar + "=" + path}
 }
 
 func install(ctx context.Context, apt, policy string, packages []string) (err error) {
