@@ -7,7 +7,6 @@ import (
 	"io"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
@@ -187,12 +186,5 @@ func printLetter(w io.Writer, l letter) {
 	}
 	line("content type", l.ContentType)
 	line("unreadable", l.Unreadable)
-	if l.BodyBase64 != "" {
-		line("body, base64", l.BodyBase64)
-		return
-	}
-	fmt.Fprintln(w, "body:")
-	for text := range strings.Lines(l.Body) {
-		fmt.Fprintf(w, "  %s\n", plain(strings.TrimSuffix(text, "\n")))
-	}
+	printBody(w, "body", l.Body, l.BodyBase64)
 }

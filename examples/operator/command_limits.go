@@ -31,31 +31,41 @@ func (o *Operator) limitsShow() *cobra.Command {
 	cmd := &cobra.Command{Use: "show KEY", Short: "Show what the caller of a key has left", Args: oneKey}
 	only := cmd.Flags().String("limit", "", "only the limit of this `name`")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		states := []limitState{}
-		var failed []error
-		err := o.eachLimit(*only, func(l Limiter, limit ratelimit.Limit) error {
-			d, err := l.Limiter.Peek(cmd.Context(), ratelimit.Charge{Limit: limit, Key: args[0]})
-			if err == nil && d.Fallback {
-				err = errors.New("the store could not be asked")
-			}
-			if err != nil {
-				failed = append(failed, fmt.Errorf("%s: %s: %w", l.Name, limit.Name, err))
-				return nil
-			}
-			for _, s := range d.Limits() {
-				if d.Allowed {
-					s.Remaining++ // a look is answered as if its unit had been taken
-				}
-				states = append(states, limitState{l.Name, s.Name, args[0], s.Max, s.Window.Seconds(), s.Remaining, s.Reset.Seconds()})
-			}
-			return nil
-		})
-		if err != nil {
+		states, err := o.limitStates(cmd.Context(), *only, args[0])
+		if states == nil {
 			return err
 		}
-		return errors.Join(printLimits(cmd, states), errors.Join(failed...))
+		return errors.Join(printLimits(cmd, states), err)
 	}
 	return cmd
+}
+
+// limitStates are what the caller of a key has left of the limits of a name, or of all. They are nil for
+// a name that there is not.
+func (o *Operator) limitStates(ctx context.Context, only, key string) ([]limitState, error) {
+	states := []limitState{}
+	var failed []error
+	err := o.eachLimit(only, func(l Limiter, limit ratelimit.Limit) error {
+		d, err := l.Limiter.Peek(ctx, ratelimit.Charge{Limit: limit, Key: key})
+		if err == nil && d.Fallback {
+			err = errors.New("the store could not be asked")
+		}
+		if err != nil {
+			failed = append(failed, fmt.Errorf("%s: %s: %w", l.Name, limit.Name, err))
+			return nil
+		}
+		for _, s := range d.Limits() {
+			if d.Allowed {
+				s.Remaining++ // a look is answered as if its unit had been taken
+			}
+			states = append(states, limitState{l.Name, s.Name, key, s.Max, s.Window.Seconds(), s.Remaining, s.Reset.Seconds()})
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return states, errors.Join(failed...)
 }
 
 func printLimits(cmd *cobra.Command, states []limitState) error {
@@ -78,16 +88,7 @@ func (o *Operator) limitsReset() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		done := []limitReset{}
-		err = o.eachLimit(*only, func(l Limiter, limit ratelimit.Limit) error {
-			if !c.DryRun {
-				if err := o.resetLimit(cmd.Context(), l, limit, args[0], c); err != nil {
-					return err
-				}
-			}
-			done = append(done, limitReset{l.Name, limit.Name, args[0], c.DryRun})
-			return nil
-		})
+		done, err := o.resetLimits(cmd.Context(), *only, args[0], c)
 		return errors.Join(printResets(cmd, done), err)
 	}
 	return cmd
@@ -99,6 +100,21 @@ type limitReset struct {
 	Limit   string `json:"limit"`
 	Key     string `json:"key"`
 	DryRun  bool   `json:"dry_run,omitempty"`
+}
+
+// resetLimits forgets what the caller of a key has used of the limits of a name, or of all.
+func (o *Operator) resetLimits(ctx context.Context, only, key string, c change) ([]limitReset, error) {
+	done := []limitReset{}
+	err := o.eachLimit(only, func(l Limiter, limit ratelimit.Limit) error {
+		if !c.DryRun {
+			if err := o.resetLimit(ctx, l, limit, key, c); err != nil {
+				return err
+			}
+		}
+		done = append(done, limitReset{l.Name, limit.Name, key, c.DryRun})
+		return nil
+	})
+	return done, err
 }
 
 func (o *Operator) resetLimit(ctx context.Context, l Limiter, limit ratelimit.Limit, key string, c change) error {

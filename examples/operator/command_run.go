@@ -20,16 +20,22 @@ func (o *Operator) relay() *cobra.Command {
 	limit := cmd.Flags().Int("limit", 1000, "end after so many messages")
 	var timeLimit seconds
 	cmd.Flags().Var(&timeLimit, "time-limit", "wait for new messages until so much `time` has passed, such as 55 or 55s (0: end when the outbox is empty)")
+	var memory size
+	cmd.Flags().Var(&memory, "memory-limit", "end when the process holds more `bytes`, such as 256M (0: never)")
 	from := cmd.Flags().String("from", "", "the `outbox`, where there are several")
+	dry := cmd.Flags().Bool("dry-run", false, "only tell how many messages are ready; 100,000 are counted at most")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if *limit < 1 {
 			return usagef("relay: --limit must be at least 1")
 		}
-		relay, err := o.relayOf(*from)
+		b, err := o.relayed(*from)
 		if err != nil {
 			return err
 		}
-		report, err := relay.Drain(cmd.Context(), outbox.Bounds{Limit: *limit, TimeLimit: time.Duration(timeLimit)})
+		if *dry {
+			return printReady(cmd, b)
+		}
+		report, err := b.Relay.Drain(cmd.Context(), outbox.Bounds{Limit: *limit, TimeLimit: time.Duration(timeLimit), MemoryLimit: uint64(memory)})
 		if wantsJSON(cmd) {
 			err = errors.Join(err, printJSON(cmd, map[string]int{"published": report.Published, "failed": report.Failed, "dead": report.Dead}))
 		} else {
@@ -46,20 +52,34 @@ func (o *Operator) relay() *cobra.Command {
 	return cmd
 }
 
-func (o *Operator) relayOf(name string) (*outbox.Relay, error) {
-	var found []*outbox.Relay
+// printReady tells what a relay would take now.
+func printReady(cmd *cobra.Command, b Outbox) error {
+	s := lookAtOutbox(cmd.Context(), b)
+	switch {
+	case s.Error != "":
+		return &exitError{exitUsage, errors.New(s.Name + ": " + s.Error)}
+	case wantsJSON(cmd):
+		return printJSON(cmd, map[string]any{"ready": s.Ready, "dry_run": true})
+	}
+	fmt.Fprintf(cmd.OutOrStdout(), "%s: %d ready to be published\n", s.Name, s.Ready)
+	return nil
+}
+
+// relayed is the outbox of a name that has a relay.
+func (o *Operator) relayed(name string) (Outbox, error) {
+	var found []Outbox
 	for _, b := range o.cfg.Outboxes {
 		if b.Relay != nil && (name == "" || name == b.Name) {
-			found = append(found, b.Relay)
+			found = append(found, b)
 		}
 	}
 	switch {
 	case len(found) == 0 && name != "":
-		return nil, usagef("relay: --from: there is no relay for %.40q", name)
+		return Outbox{}, usagef("relay: --from: there is no relay for %.40q", name)
 	case len(found) == 0:
-		return nil, usagef("relay: there is no relay")
+		return Outbox{}, usagef("relay: there is no relay")
 	case len(found) > 1:
-		return nil, usagef("relay: there are several outboxes: say --from")
+		return Outbox{}, usagef("relay: there are several outboxes: say --from")
 	}
 	return found[0], nil
 }

@@ -15,7 +15,7 @@ import (
 
 // schema prints the tables for a migration tool.
 func (o *Operator) schema() *cobra.Command {
-	return parent("schema", "The tables, for a migration tool", o.schemaPrint())
+	return parent("schema", "The tables, for a migration tool, and who may do what with them", o.schemaPrint(), o.schemaGrants())
 }
 
 func (o *Operator) schemaPrint() *cobra.Command {

@@ -2,49 +2,10 @@ package operator
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
 )
-
-// prune deletes what is older than its retention.
-func (o *Operator) prune() *cobra.Command {
-	cmd := &cobra.Command{
-		Use: "prune", Short: "Delete records that are older than their retention", Args: noArguments,
-		Long: "Delete records that are older than their retention, as running services do by themselves.",
-	}
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		type pruned struct {
-			Name  string `json:"name"`
-			Count int    `json:"count"`
-		}
-		all := []pruned{}
-		var failed []error
-		for _, p := range o.cfg.parts() {
-			pruner, ok := p.Part.(interface {
-				Prune(ctx context.Context) (int, error)
-			})
-			if !ok {
-				continue
-			}
-			n, err := pruner.Prune(cmd.Context())
-			if err != nil {
-				failed = append(failed, fmt.Errorf("%s: %w", p.Name, err))
-			}
-			all = append(all, pruned{p.Name, n})
-		}
-		if wantsJSON(cmd) {
-			return errors.Join(printJSON(cmd, all), errors.Join(failed...))
-		}
-		t := newTable(cmd.OutOrStdout(), "PART", "DELETED")
-		for _, p := range all {
-			t.row(p.Name, p.Count)
-		}
-		return errors.Join(t.flush(), errors.Join(failed...))
-	}
-	return cmd
-}
 
 // setup creates or updates tables, queues and streams.
 func (o *Operator) setup() *cobra.Command {

@@ -24,8 +24,8 @@ type Config struct {
 	Consumers []Consumer
 	Sweeps    []Sweep
 	Limiters  []Limiter
-	// Parts are further parts: idempotency stores, transaction managers, and what the service itself
-	// brings.
+	// Parts are further parts: idempotency stores, which the command idempotency asks, transaction
+	// managers, and what the service itself brings.
 	Parts []Part
 	// Servers are asked by doctor before everything else, so that one that is down is named once.
 	// Optional.

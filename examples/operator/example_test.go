@@ -3,6 +3,7 @@ package operator_test
 import (
 	"context"
 	"log/slog"
+	"net/http"
 	"os"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -42,4 +43,35 @@ func Example() {
 		os.Exit(1)
 	}
 	os.Exit(o.Run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+type person struct {
+	Name              string
+	Support, Operator bool
+}
+
+// What the service knows of its visitors and its messages.
+var (
+	o            *operator.Operator
+	mux          *http.ServeMux
+	server       *http.Server
+	whoIs        func(*http.Request) (person, error)
+	withoutNames func(body []byte) []byte
+)
+
+// A service mounts the page beside its own addresses.
+func ExampleOperator_Handler() {
+	page, err := o.Handler(operator.PageConfig{
+		Authorize: func(r *http.Request) (operator.Access, error) {
+			user, err := whoIs(r)
+			return operator.Access{By: user.Name, Bodies: user.Support, Change: user.Operator}, err
+		},
+		Mask: func(m operator.MaskedMessage) []byte { return withoutNames(m.Body) },
+	})
+	if err != nil {
+		slog.Error(err.Error())
+		os.Exit(1)
+	}
+	mux.Handle("/operator/", http.StripPrefix("/operator", page))
+	server.RegisterOnShutdown(page.Close)
 }

@@ -174,15 +174,11 @@ func addChangeFlags(cmd *cobra.Command) *changeFlags {
 
 // change is what the flags say.
 func (f *changeFlags) change() (change, error) {
-	switch {
-	case f.c.By == "" && !f.c.DryRun:
+	if f.c.By == "" && !f.c.DryRun {
 		return f.c, usagef("say --by")
-	case len(f.c.By) > 128 || plain(f.c.By) != f.c.By:
-		return f.c, usagef("--by must be at most 128 bytes without control characters")
-	case len(f.c.Reason) > 1000 || plain(f.c.Reason) != f.c.Reason:
-		return f.c, usagef("--reason must be at most 1,000 bytes without control characters")
-	case !(f.c.PerSecond >= 0):
-		return f.c, usagef("--rate must not be negative")
+	}
+	if err := f.c.validate(); err != nil {
+		return f.c, usagef("--%w", err)
 	}
 	return f.c, nil
 }
@@ -212,5 +208,27 @@ func (s *seconds) Set(text string) error {
 		return fmt.Errorf("want seconds or a duration such as 55s, not negative")
 	}
 	*s = seconds(d)
+	return nil
+}
+
+// size is a number of bytes, with K, M or G behind it or nothing.
+type size uint64
+
+func (s *size) String() string { return strconv.FormatUint(uint64(*s), 10) }
+func (s *size) Type() string   { return "bytes" }
+
+func (s *size) Set(text string) error {
+	shift := 0
+	for suffix, n := range map[string]int{"K": 10, "M": 20, "G": 30} {
+		if number, ok := strings.CutSuffix(text, suffix); ok {
+			text, shift = number, n
+			break
+		}
+	}
+	n, err := strconv.ParseUint(text, 10, 32)
+	if err != nil {
+		return fmt.Errorf("want bytes, or a number with K, M or G behind it")
+	}
+	*s = size(n << shift)
 	return nil
 }

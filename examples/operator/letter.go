@@ -3,6 +3,7 @@ package operator
 import (
 	"context"
 	"encoding/base64"
+	"errors"
 	"time"
 	"unicode/utf8"
 
@@ -60,6 +61,15 @@ func (l *letter) fill(headers map[string]string, body []byte) {
 	}
 }
 
+// bytes is the body that fill was given.
+func (l *letter) bytes() []byte {
+	if l.BodyBase64 == "" {
+		return []byte(l.Body)
+	}
+	body, _ := base64.StdEncoding.DecodeString(l.BodyBase64) // of fill
+	return body
+}
+
 // failure is one failed attempt before the last.
 type failure struct {
 	At       time.Time `json:"at"`
@@ -95,6 +105,19 @@ type change struct {
 	Force      bool
 	// Progress learns how many are done. Optional.
 	Progress func(done int)
+}
+
+// validate refuses what the log could not keep.
+func (c change) validate() error {
+	switch {
+	case len(c.By) > 128 || plain(c.By) != c.By:
+		return errors.New("by must be at most 128 bytes without control characters")
+	case len(c.Reason) > 1000 || plain(c.Reason) != c.Reason:
+		return errors.New("reason must be at most 1,000 bytes without control characters")
+	case !(c.PerSecond >= 0):
+		return errors.New("rate must not be negative")
+	}
+	return nil
 }
 
 // replayed is what became of letters that were to be tried again.

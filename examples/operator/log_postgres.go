@@ -115,6 +115,14 @@ func (l *PostgresLog) List(ctx context.Context, limit int) (actions []Action, er
 	return actions, err
 }
 
+// Grants returns what the role of an operator needs, as the packages of Holdfast do.
+func (l *PostgresLog) Grants(job string) []string {
+	if job != "operate" {
+		return nil
+	}
+	return []string{"SELECT, INSERT (what, part, chosen, actor, reason), UPDATE (count, failure), DELETE ON " + logTable}
+}
+
 func (l *PostgresLog) within(ctx context.Context, what string, do func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, logTimeout)
 	defer cancel()

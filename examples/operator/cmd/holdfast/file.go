@@ -72,6 +72,8 @@ type idempotencyEntry struct {
 	Name   string `yaml:"name"`
 	Schema string `yaml:"schema"`
 	Table  string `yaml:"table"`
+	// Prefix begins the keys on Redis, where the store is there and not in a table.
+	Prefix string `yaml:"prefix"`
 }
 
 type limitEntry struct {

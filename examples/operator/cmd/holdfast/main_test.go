@@ -106,6 +106,7 @@ func TestProgram(t *testing.T) {
 	wants(0, "billing", "status")
 	wants(0, "holds  1", "expiry", "due")
 	wants(0, "100", "limits", "show", "ada")
+	wants(0, "gate         free", "idempotency", "show", "order-1", "--scope=ada")
 	wants(2, "there is no sweeper", "sweep")
 
 	store, err := outboxpgx.New(pool, outboxpgx.Config{})
@@ -230,6 +231,7 @@ func TestMistakes(t *testing.T) {
 		"limits: [{name: user, max: 1, algorithm: magic}]": "none of sliding",
 		"limits: [{name: user}]":                           "Max",
 		"sweeps: [{name: x, table: 'a\"b'}]":               "sweep",
+		"idempotency: [{prefix: p, table: t}]":             "two stores",
 		"idempotency: [{table: t}, {table: t}]":            "taken",
 	} {
 		dir := t.TempDir()

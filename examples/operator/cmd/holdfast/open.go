@@ -17,6 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast/examples/operator"
 	"github.com/holdfast-go/holdfast/expiry/expirypgx"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
@@ -163,10 +164,28 @@ func (s *service) consumer(e consumerEntry) {
 
 func (s *service) idempotency(e idempotencyEntry) {
 	const kind = "idempotency"
+	if e.Prefix != "" {
+		s.idempotencyOnRedis(kind, e)
+		return
+	}
 	if !s.postgres(kind, e.Name) {
 		return
 	}
 	store, err := idempotencypgx.New(s.manager, idempotencypgx.Config{Schema: e.Schema, Table: e.Table})
+	if s.note(kind, e.Name, err) {
+		s.cfg.Parts = append(s.cfg.Parts, operator.Part{Name: cmp.Or(e.Name, kind), Part: store})
+	}
+}
+
+func (s *service) idempotencyOnRedis(kind string, e idempotencyEntry) {
+	if e.Table != "" || e.Schema != "" {
+		s.note(kind, e.Name, errors.New("prefix, on Redis, and table, on Postgres, are two stores: name each"))
+		return
+	}
+	if !s.redisClient(kind, e.Name) {
+		return
+	}
+	store, err := idempotencyredis.New(s.redis, idempotencyredis.Config{Prefix: e.Prefix})
 	if s.note(kind, e.Name, err) {
 		s.cfg.Parts = append(s.cfg.Parts, operator.Part{Name: cmp.Or(e.Name, kind), Part: store})
 	}

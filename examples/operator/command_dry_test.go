@@ -1,0 +1,106 @@
+package operator_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/holdfast-go/holdfast/examples/operator"
+)
+
+// looks are the commands that change nothing by themselves. schema print writes files, with some of its flags.
+var looks = map[string]bool{
+	"status": true, "outbox pending": true, "outbox parked": true, "outbox dead": true, "inbox dead": true, "groups": true, "show": true,
+	"log": true, "page": true, "limits show": true, "idempotency show": true, "expiry due": true, "expiry stuck": true, "schema grants": true, "doctor": true,
+}
+
+// Every command that changes something has a flag that keeps it from that, and no other has.
+func TestWhatChangesHasADryRun(t *testing.T) {
+	t.Parallel()
+	changing := 0
+	var visit func(cmd *cobra.Command)
+	visit = func(cmd *cobra.Command) {
+		for _, child := range cmd.Commands() {
+			visit(child)
+		}
+		if cmd.HasSubCommands() {
+			return
+		}
+		path := strings.TrimPrefix(cmd.CommandPath(), "holdfast ")
+		has := cmd.Flags().Lookup("dry-run") != nil
+		if has == looks[path] {
+			t.Errorf("%s has the flag --dry-run: %v", path, has)
+		}
+		if has {
+			changing++
+		}
+	}
+	visit(newRig(t).Command())
+	if changing == 0 {
+		t.Error("no command changes anything")
+	}
+}
+
+// aged has records that are too old.
+type aged struct{ records int }
+
+func (a *aged) Prunable(context.Context) (int, error) { return a.records, nil }
+func (a *aged) Prune(context.Context) (int, error) {
+	n := a.records
+	a.records = 0
+	return n, nil
+}
+
+// silent prunes, and does not tell how much that will be.
+type silent struct{ pruned bool }
+
+func (s *silent) Prune(context.Context) (int, error) {
+	s.pruned = true
+	return 7, nil
+}
+
+func TestPruneDryRun(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	quiet := &silent{}
+	r.cfg.Parts = []operator.Part{{Name: "aged", Part: &aged{3}}, {Name: "silent", Part: quiet}}
+	r.Operator = must(operator.New(r.cfg))(t)
+	for range 2 {
+		r.wants(t, 0, []string{"prune", "--dry-run"}, "WOULD BE", "aged    3\n", "silent  it does not tell\n")
+		r.wants(t, 0, []string{"prune", "--dry-run", "--json"}, `"count": 3`, `"count": null`)
+	}
+	if quiet.pruned {
+		t.Error("a dry run prunes")
+	}
+	r.wants(t, 0, []string{"prune"}, "DELETED", "aged    3\n", "silent  7\n")
+	r.wants(t, 0, []string{"prune", "--dry-run"}, "aged    0\n")
+}
+
+func TestRelayDryRun(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.mended = true
+	r.wants(t, 0, []string{"retry", "--from=outbox", "--all"})
+	r.wants(t, 0, []string{"relay", "--dry-run"}, "outbox: 2 ready to be published\n")
+	r.wants(t, 0, []string{"relay", "--dry-run", "--json"}, `"ready": 2`)
+	r.wants(t, 2, []string{"relay", "--dry-run", "--from=none"})
+	r.wants(t, 0, []string{"relay"}, "published 2")
+	r.wants(t, 0, []string{"relay", "--dry-run"}, "outbox: 0 ready to be published\n")
+}
+
+func TestRelayMemoryLimit(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.mended = true
+	began := time.Now()
+	r.wants(t, 0, []string{"retry", "--from=outbox", "--all"})
+	r.wants(t, 0, []string{"relay", "--time-limit=10m", "--memory-limit=1K"}, "published 2")
+	if took := time.Since(began); took > 5*time.Minute {
+		t.Errorf("at a limit of 1 KiB it ends after %v", took)
+	}
+	r.wants(t, 2, []string{"relay", "--memory-limit=much"})
+	r.wants(t, 2, []string{"relay", "--memory-limit=-1"})
+}

@@ -1,0 +1,167 @@
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+// part is what a change is about in one place.
+type part struct {
+	place place
+	s     selection
+}
+
+// plan is a change that was asked for and is not begun.
+type plan struct {
+	query
+	What   string // "retry" or "drop"
+	Rate   string // as it was typed
+	Force  bool
+	Reason string
+	change change
+}
+
+// parsePlan reads what a form asks for.
+func (p *Page) parsePlan(v visit) (plan, error) {
+	if err := v.ParseForm(); err != nil {
+		return plan{}, errors.New("the form cannot be read")
+	}
+	q, err := p.o.parseQuery(v.Form, "")
+	if err != nil {
+		return plan{}, err
+	}
+	l := plan{query: q, What: v.Form.Get("what"), Rate: v.Form.Get("rate"), Force: v.Form.Get("force") != "", Reason: v.Form.Get("reason")}
+	if v.Form.Get("chosen") != "" && q.ids == nil {
+		return l, errors.New("no message is marked")
+	}
+	if l.What != "retry" && l.What != "drop" {
+		return l, fmt.Errorf("%.40q is neither retry nor drop", l.What)
+	}
+	l.change = change{By: v.access.By, Reason: l.Reason, Force: l.Force}
+	if l.Rate != "" {
+		if l.change.PerSecond, err = strconv.ParseFloat(l.Rate, 64); err != nil {
+			return l, fmt.Errorf("%.40q is no number of messages a second", l.Rate)
+		}
+	}
+	return l, l.change.validate()
+}
+
+// previewed is what a change would do in one place.
+type previewed struct {
+	From string
+	replayed
+	Error string
+}
+
+// previewView is what is shown before a change begins.
+type previewView struct {
+	plan
+	Parts            []previewed
+	Count, Outlived  int
+	Fields           url.Values // of the form that begins it
+	Chosen, AllOfAll bool
+}
+
+// preview shows what a change would do, and asks for why.
+func (p *Page) preview(v visit) {
+	l, err := p.parsePlan(v)
+	if err != nil {
+		p.fail(v.w, http.StatusBadRequest, oneLine(err))
+		return
+	}
+	if l.ids == nil && l.s.Before.IsZero() {
+		// What fails from now on was not looked at.
+		l.s.Before = time.Now().Truncate(time.Second).Add(time.Second)
+		l.Values.Set("until", l.s.Before.UTC().Format(time.RFC3339))
+	}
+	ctx, cancel := context.WithTimeout(v.Context(), readTimeout)
+	defer cancel()
+	shown := previewView{plan: l, Fields: l.Values, Chosen: l.ids != nil}
+	for _, at := range l.places {
+		r, err := p.o.preview(ctx, l, at)
+		shown.Parts = append(shown.Parts, previewed{at.name, r, textOf(err)})
+		shown.Count, shown.Outlived = shown.Count+r.Returned, shown.Outlived+r.Outlived
+	}
+	p.render(v, "preview", "Before it begins", shown, nil)
+}
+
+func (o *Operator) preview(ctx context.Context, l plan, at place) (replayed, error) {
+	c := l.change
+	c.DryRun = true
+	r, err := o.apply(ctx, l.What, at, l.at(at), c)
+	if errors.Is(err, inbox.ErrOutlived) || errors.Is(err, outbox.ErrOutlived) {
+		err = nil // they are counted
+	}
+	return r, err
+}
+
+// apply begins a change and leads to its progress.
+func (p *Page) apply(v visit) {
+	l, err := p.parsePlan(v)
+	if err != nil {
+		p.fail(v.w, http.StatusBadRequest, oneLine(err))
+		return
+	}
+	total, _ := strconv.Atoi(v.Form.Get("count")) // for the bar alone
+	state := jobState{What: l.What, By: l.change.By, Reason: l.change.Reason, Total: max(0, total)}
+	var parts []part
+	for _, at := range l.places {
+		parts = append(parts, part{at, l.at(at)})
+		state.Parts = append(state.Parts, jobPart{From: at.name, Chosen: l.at(at).String()})
+	}
+	id, err := p.jobs.begin(state, func(j *job) { p.o.changeParts(p.ended, j, l.What, parts, l.change) })
+	if err != nil {
+		p.fail(v.w, http.StatusTooManyRequests, oneLine(err))
+		return
+	}
+	seeOther(v, "job?id="+strconv.Itoa(id))
+}
+
+// changeParts does what a job is about, one place after the other. What one place refuses does not keep
+// the others from it.
+func (o *Operator) changeParts(ctx context.Context, j *job, what string, parts []part, c change) {
+	for i, p := range parts {
+		if ctx.Err() != nil {
+			j.update(func(s *jobState) { s.Parts[i].Error = "not begun: the process ends" })
+			continue
+		}
+		c.Progress = func(done int) { j.update(func(s *jobState) { s.Parts[i].Done = done }) }
+		r, err := o.apply(ctx, what, p.place, p.s, c)
+		j.update(func(s *jobState) {
+			s.Parts[i].Done = max(s.Parts[i].Done, r.Returned)
+			s.Parts[i].Result = &changed{From: p.place.name, Count: r.Returned, Outlived: r.Outlived, Failed: r.Failed}
+			s.Parts[i].Error = textOf(err)
+		})
+	}
+}
+
+// reset forgets what the caller of a key has used.
+func (p *Page) reset(v visit) {
+	key := v.PostFormValue("key")
+	c := change{By: v.access.By, Reason: v.PostFormValue("reason")}
+	if err := c.validate(); err != nil || key == "" {
+		p.fail(v.w, http.StatusBadRequest, "Say the key, and a reason of at most 1,000 bytes.")
+		return
+	}
+	ctx, cancel := context.WithTimeout(v.Context(), readTimeout)
+	defer cancel()
+	if _, err := p.o.resetLimits(ctx, v.PostFormValue("limit"), key, c); err != nil {
+		p.fail(v.w, http.StatusBadGateway, oneLine(err))
+		return
+	}
+	seeOther(v, "limits?done=1&key="+url.QueryEscape(key))
+}
+
+// seeOther leads to another address of the page. It is relative, and so right below any prefix.
+func seeOther(v visit, address string) {
+	v.w.Header().Set("Location", address)
+	v.w.WriteHeader(http.StatusSeeOther)
+}

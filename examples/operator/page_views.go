@@ -1,0 +1,220 @@
+package operator
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"unicode/utf8"
+
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+func (p *Page) showStatus(v visit) {
+	p.render(v, "status", "Status", p.samples.sample(v.Context()), nil)
+}
+
+// asked is a view of what a query chooses.
+type asked struct {
+	Query  query
+	Places []string // all that can be chosen
+	Found  any
+	// More says that there may be more than what was found.
+	More bool
+}
+
+// ask answers with what the query of a request finds.
+func (p *Page) ask(v visit, name, heading, kind string, find func(context.Context, *query) (any, bool, error)) {
+	if err := v.ParseForm(); err != nil {
+		p.fail(v.w, http.StatusBadRequest, "The address cannot be read.")
+		return
+	}
+	q, err := p.o.parseQuery(v.Form, kind)
+	if err != nil {
+		p.fail(v.w, http.StatusBadRequest, oneLine(err))
+		return
+	}
+	ctx, cancel := context.WithTimeout(v.Context(), readTimeout)
+	defer cancel()
+	found, more, err := find(ctx, &q)
+	if refused, ok := errors.AsType[refusal](err); ok {
+		p.fail(v.w, refused.code, refused.text)
+		return
+	}
+	p.render(v, name, heading, asked{q, p.o.placeNames(kind), found, more}, err)
+}
+
+// refusal is an error that is the whole answer.
+type refusal struct {
+	code int
+	text string
+}
+
+func (r refusal) Error() string { return r.text }
+
+// placeNames are those of a kind, or all.
+func (o *Operator) placeNames(kind string) []string {
+	var names []string
+	for _, p := range o.places() {
+		if kind == "" || p.kind == kind {
+			names = append(names, p.name)
+		}
+	}
+	return names
+}
+
+func (p *Page) showGroups(v visit) {
+	p.ask(v, "groups", "Dead letters by kind", "", func(ctx context.Context, q *query) (any, bool, error) {
+		all, err := eachPlace(ctx, q.places, func(ctx context.Context, at place) ([]group, error) { return at.groups(ctx, q.s) })
+		slices.SortStableFunc(all, func(a, b group) int { return cmp.Compare(b.Count, a.Count) })
+		return all, false, err
+	})
+}
+
+func (p *Page) showLetters(v visit) {
+	p.ask(v, "letters", "Dead letters", "", func(ctx context.Context, q *query) (any, bool, error) {
+		q.s.Limit = cmp.Or(q.s.Limit, listed)
+		all, err := eachPlace(ctx, q.places, func(ctx context.Context, at place) ([]letter, error) { return at.list(ctx, q.at(at), false) })
+		slices.SortStableFunc(all, func(a, b letter) int { return a.FailedAt.Compare(b.FailedAt) })
+		more := len(all) >= q.s.Limit
+		return all[:min(len(all), q.s.Limit)], more, err
+	})
+}
+
+func (p *Page) showWaiting(v visit) {
+	parked := v.FormValue("parked") != ""
+	p.ask(v, "waiting", "Messages to be published", kindOutbox, func(ctx context.Context, q *query) (any, bool, error) {
+		f := outbox.WaitingFilter{Parked: parked, Name: q.s.Name, Key: q.s.Key, Limit: cmp.Or(q.s.Limit, listed)}
+		all, err := eachPlace(ctx, q.places, func(ctx context.Context, at place) ([]letter, error) { return p.o.waitingAt(ctx, at.name, f) })
+		return struct {
+			Parked  bool
+			Letters []letter
+		}{parked, all}, len(all) >= f.Limit, err
+	})
+}
+
+// oneLetter is a letter with what stands around it.
+type oneLetter struct {
+	letter
+	Trace string
+	// Body says what may be seen of the body: it is nil where it was not asked for.
+	Body     *string
+	Editable bool
+	// Behind are messages of the same key that wait in the outbox.
+	Behind []letter
+}
+
+func (p *Page) showLetter(v visit) {
+	p.ask(v, "letter", "One dead letter", "", func(ctx context.Context, q *query) (any, bool, error) {
+		at, s, err := q.one()
+		if err != nil {
+			return nil, false, err
+		}
+		found, err := at.list(ctx, s, true)
+		if err != nil {
+			return nil, false, err
+		}
+		if len(found) == 0 {
+			return nil, false, refusal{http.StatusNotFound, "There is no such dead letter. It was retried or dropped."}
+		}
+		one := oneLetter{letter: found[0], Trace: traceID(found[0].Headers["traceparent"])}
+		if v.access.Bodies && v.FormValue("body") != "" {
+			p.uncover(&one)
+		} else {
+			one.Headers = nil
+		}
+		if at.kind == kindOutbox && one.Key != "" {
+			one.Behind, err = p.o.waitingAt(ctx, at.name, outbox.WaitingFilter{Key: one.Key})
+		}
+		return one, false, err
+	})
+}
+
+// uncover adds the body, as far as the service lets it be seen.
+func (p *Page) uncover(one *oneLetter) {
+	body := one.bytes()
+	shown := body
+	if p.cfg.Mask != nil {
+		shown = p.cfg.Mask(MaskedMessage{one.From, one.Name, one.ContentType, slices.Clone(body)})
+	}
+	one.Editable = bytes.Equal(shown, body) && utf8.Valid(body)
+	text := string(shown)
+	var indented bytes.Buffer
+	switch {
+	case shown == nil && len(body) > 0:
+		text = "hidden by the service"
+	case !utf8.Valid(shown):
+		text = fmt.Sprintf("%d bytes that are no text, in base64:\n%s", len(shown), base64.StdEncoding.EncodeToString(shown))
+	case json.Indent(&indented, shown, "", "  ") == nil:
+		text = indented.String()
+	}
+	one.Body = &text
+}
+
+// traceID is that of a W3C traceparent: https://www.w3.org/TR/trace-context/#traceparent-header.
+func traceID(traceparent string) string {
+	const from, to = len("00-"), len("00-") + 32
+	if len(traceparent) < to {
+		return ""
+	}
+	return traceparent[from:to]
+}
+
+func (p *Page) showLog(v visit) {
+	actions, err := p.o.actions(v.Context(), listed)
+	p.render(v, "log", "What operators did", struct {
+		Jobs    []jobState
+		Actions []Action
+	}{p.jobs.list(), actions}, err)
+}
+
+func (p *Page) showJob(v visit) {
+	if j := p.jobOf(v); j != nil {
+		s := j.snapshot()
+		p.render(v, "job", "A change", s, nil)
+	}
+}
+
+func (p *Page) progress(v visit) {
+	if j := p.jobOf(v); j != nil {
+		p.stream(v, progressEvery, func() (string, bool) {
+			s := j.snapshot()
+			return p.fragment("job", "progress", s), !s.Running()
+		})
+	}
+}
+
+// jobOf is the job that a request names; where there is none, it is answered.
+func (p *Page) jobOf(v visit) *job {
+	id, err := strconv.Atoi(v.FormValue("id"))
+	if j := p.jobs.find(id); err == nil && j != nil {
+		return j
+	}
+	p.fail(v.w, http.StatusNotFound, "This process knows no such change; see the log.")
+	return nil
+}
+
+// limitsView is what the callers of a key have left.
+type limitsView struct {
+	Key    string
+	States []limitState
+	Done   bool // they were just reset
+}
+
+func (p *Page) showLimits(v visit) {
+	key := v.FormValue("key")
+	data := limitsView{Key: key, Done: v.FormValue("done") != ""}
+	var err error
+	if key != "" {
+		ctx, cancel := context.WithTimeout(v.Context(), readTimeout)
+		defer cancel()
+		data.States, err = p.o.limitStates(ctx, "", key)
+	}
+	p.render(v, "limits", "Rate limits", data, err)
+}
