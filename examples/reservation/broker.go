@@ -34,13 +34,13 @@ type broker struct {
 }
 
 // newBroker puts the parts of a broker together. On Redis the messages are in a stream, which one
-// consumer group reads.
-func newBroker(cfg config, s *servers, p inbox.Processor) broker {
+// consumer group reads. h counts the messages.
+func newBroker(cfg config, s *servers, p inbox.Processor, h *handled) broker {
 	common := inbox.ConsumerConfig{Name: messages.Queue, Batch: 50, ShutdownTimeout: stopTimeout - closeTimeout}
 	if cfg.broker == brokerRedis {
 		consumer := must(inboxredis.NewConsumer(s.redis, messages.Exchange, p, inboxredis.Config{ConsumerConfig: common}))
 		return broker{
-			publisher: must(outboxredis.NewPublisher(s.redis, outboxredis.Config{Stream: messages.Exchange})),
+			publisher: countedRedis{must(outboxredis.NewPublisher(s.redis, outboxredis.Config{Stream: messages.Exchange})), h},
 			consumer:  consumer, setup: []func(context.Context) error{consumer.Setup},
 		}
 	}
@@ -49,5 +49,5 @@ func newBroker(cfg config, s *servers, p inbox.Processor) broker {
 		ConsumerConfig: common,
 		Bindings:       []inboxamqp.Binding{{Exchange: messages.Exchange, Key: messages.Binding}},
 	}))
-	return broker{publisher: publisher, consumer: consumer, setup: []func(context.Context) error{publisher.Setup, consumer.Setup}}
+	return broker{publisher: countedAMQP{publisher, h}, consumer: consumer, setup: []func(context.Context) error{publisher.Setup, consumer.Setup}}
 }

@@ -47,8 +47,17 @@ type config struct {
 	sweep       string // when the sweeper sweeps, due or not
 	userLimit   int
 	globalLimit int
+	page        bool // whether the shop has a page
+
+	// limits are those of the process.
+	limits limits
 
 	databaseURL, redisURL, amqpURL string
+	// operatorPassword opens the operator's page; "": it is there on the memory back end only, for everybody.
+	operatorPassword string
+
+	// traces says that spans are exported.
+	traces bool
 
 	// command is the subcommand and its arguments; nil runs the shop.
 	command []string
@@ -68,6 +77,10 @@ func parseConfig(args []string, getenv func(string) string, usage io.Writer) (co
 	flags.StringVar(&c.sweep, "sweep", "*/30 * * * *", "`schedule` of the sweeper: cron in UTC, or @every 1s")
 	flags.IntVar(&c.userLimit, "user-limit", 10, "POSTs per user and minute")
 	flags.IntVar(&c.globalLimit, "global-limit", 1000, "POSTs per minute, 0 for no limit")
+	flags.DurationVar(&c.limits.time, "time-limit", 0, "end after so long, for a supervisor to start anew (0: never)")
+	flags.Int64Var(&c.limits.messages, "message-limit", 0, "end after so many messages were published or processed, or a few more (0: never)")
+	flags.Var(&c.limits.memory, "memory-limit", "end when the process holds more `bytes`, such as 256M (0: never)")
+	flags.BoolVar(&c.page, "page", false, "show the shop's own page to browsers that ask for / (default true with -backend=memory)")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			fmt.Fprintln(usage, "Usage: reservation [flags] [command]\n\nWithout a command the shop runs. Flags:")
@@ -84,13 +97,19 @@ func parseConfig(args []string, getenv func(string) string, usage io.Writer) (co
 			c.backend = backendServices
 		}
 	}
+	if !isSet(flags, "page") {
+		c.page = c.backend == backendMemory
+	}
 	if !c.hasAPI() && !isSet(flags, "addr") {
 		c.addr = ""
 	}
 	c.databaseURL = orDefault(getenv("DATABASE_URL"), "postgres://postgres:postgres@127.0.0.1:5432/postgres?sslmode=disable")
 	c.redisURL = orDefault(getenv("REDIS_URL"), "redis://127.0.0.1:6379/0")
+	c.operatorPassword = getenv("OPERATOR_PASSWORD")
 	c.amqpURL = orDefault(getenv("AMQP_URL"), "amqp://guest:guest@127.0.0.1:5672/")
-	return c, c.validate()
+	traces, err := tracesWanted(getenv)
+	c.traces = traces
+	return c, errors.Join(err, c.validate())
 }
 
 func (c config) validate() error {
@@ -117,6 +136,9 @@ func (c config) validate() error {
 	if c.opsAddr != "" && !c.hasAPI() {
 		report("-ops-addr: -role=%s serves operators alone, at -addr", c.role)
 	}
+	if c.page && !c.hasAPI() {
+		report("-page: -role=%s has nothing to buy", c.role)
+	}
 	if c.backend == backendMemory && c.role != roleAll {
 		report("-backend=memory lives in one process: it has no -role but all")
 	}
@@ -137,6 +159,12 @@ func (c config) validate() error {
 	}
 	if c.globalLimit < 0 || c.globalLimit > maxLimit {
 		report("-global-limit is %d, must be from 0 to %d", c.globalLimit, maxLimit)
+	}
+	if c.limits.time < 0 || c.limits.messages < 0 {
+		report("-time-limit and -message-limit must not be negative")
+	}
+	if c.limits.messages > 0 && (c.backend == backendMemory || c.role == roleAPI || c.role == roleSweeper) {
+		report("-message-limit: -backend=%s -role=%s counts no messages", c.backend, c.role)
 	}
 	if c.backend == backendServices {
 		errs = append(errs,

@@ -12,13 +12,19 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/holdfast-go/holdfast/examples/operator"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/web"
 )
 
 // front is where a process listens: on one address, or on a second one for operators alone.
 type front struct {
 	doors []door
+	// page is the operator's; nil: none.
+	page *operator.Page
+	// shopPage is the shop's own page; nil: none.
+	shopPage *web.Page
 }
 
 // door is one address and what it serves.
@@ -37,13 +43,14 @@ func newFront(ctx context.Context, cfg config, b *backend, metrics http.Handler)
 	for _, s := range b.services {
 		checks = append(checks, httpapi.Check{Name: s.name, Ready: s.Ready})
 	}
-	f := &front{}
+	f := &front{page: newPage(cfg, b.operator)}
+	api = f.withShopPage(cfg, b, api)
 	if cfg.opsAddr == "" {
-		return f, f.open(ctx, "-addr", cfg.addr, httpapi.Ops(checks, metrics, api, slog.Default()))
+		return f, f.open(ctx, "-addr", cfg.addr, f.withPage(cfg, httpapi.Ops(checks, metrics, api, slog.Default())))
 	}
 	return f, errors.Join(
 		f.open(ctx, "-addr", cfg.addr, api),
-		f.open(ctx, "-ops-addr", cfg.opsAddr, httpapi.Ops(checks, metrics, nil, slog.Default())))
+		f.open(ctx, "-ops-addr", cfg.opsAddr, f.withPage(cfg, httpapi.Ops(checks, metrics, nil, slog.Default()))))
 }
 
 // newAPI returns what customers see, nil in roles that have nothing for them.
@@ -51,13 +58,17 @@ func newAPI(cfg config, b *backend) (http.Handler, error) {
 	if !cfg.hasAPI() {
 		return nil, nil
 	}
-	return httpapi.New(httpapi.Config{
+	api := httpapi.Config{
 		Shop:      booking.Shop{Hold: cfg.hold, NewID: newID},
 		Backend:   b.shop,
 		Keys:      b.keys,
 		Limiter:   b.limiter,
 		UserLimit: cfg.userLimit, GlobalLimit: cfg.globalLimit,
-	})
+	}
+	if cfg.traces {
+		api.Trace = traced
+	}
+	return httpapi.New(api)
 }
 
 func (f *front) open(ctx context.Context, flag, addr string, handler http.Handler) error {
@@ -76,6 +87,12 @@ func (f *front) announce(w io.Writer, cfg config) {
 	if len(f.doors) > 1 {
 		fmt.Fprintf(w, "reservation: operators see http://%s\n", f.doors[1].listener.Addr())
 	}
+	if f.page != nil {
+		fmt.Fprintf(w, "reservation: the operator's page is http://%s%s\n", f.doors[len(f.doors)-1].listener.Addr(), pagePath)
+	}
+	if f.shopPage != nil {
+		fmt.Fprintf(w, "reservation: the shop's page is %s/\n", url)
+	}
 	if cfg.hasAPI() {
 		printTrial(w, url)
 	}
@@ -85,7 +102,14 @@ func (f *front) announce(w io.Writer, cfg config) {
 func (f *front) serve(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, d := range f.doors {
-		group.Go(func() error { return serveHTTP(ctx, d.listener, newServer(d.handler)) })
+		server := newServer(d.handler)
+		if f.page != nil {
+			server.RegisterOnShutdown(f.page.Close)
+		}
+		if f.shopPage != nil {
+			server.RegisterOnShutdown(f.shopPage.Close)
+		}
+		group.Go(func() error { return serveHTTP(ctx, d.listener, server) })
 	}
 	return group.Wait()
 }

@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/flow"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/memory"
 )
 
@@ -33,13 +35,21 @@ func open(ctx context.Context, cfg config) (*backend, error) {
 }
 
 func openMemory(cfg config) (*backend, error) {
-	parts, err := memory.Open(memory.Config{Schedule: cfg.sweep})
+	tracker := flow.New()
+	parts, err := memory.Open(memory.Config{Schedule: cfg.sweep, Flow: tracker})
 	if err != nil {
 		return nil, err
+	}
+	var checks []httpapi.Check
+	for _, server := range parts.Demo.Servers() {
+		if server != parts.Demo.RabbitMQ { // requests are served without the broker
+			checks = append(checks, httpapi.Check{Name: server.Name(), Ready: server.Ready})
+		}
 	}
 	return &backend{
 		shop: parts.Shop, keys: parts.Keys, limiter: parts.Limiter,
 		services: []service{{roleSweeper, parts.Sweeper}, {roleRelay, parts.Relay}, {roleConsumer, parts.Consumer}},
-		close:    func() {},
+		checks:   checks, operator: memoryOperator(cfg, parts), handled: &handled{},
+		flow: tracker, demo: parts.Demo, close: func() {},
 	}, nil
 }

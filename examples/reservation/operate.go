@@ -7,6 +7,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/examples/operator"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/memory"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/messages"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/postgres"
 	"github.com/holdfast-go/holdfast/ratelimit"
@@ -38,6 +39,20 @@ func (p *parts) operator(cfg config) *operator.Operator {
 		},
 		Servers: p.servers.pings(),
 		Log:     p.log,
+	}))
+}
+
+// memoryOperator lists the parts of a shop in memory.
+func memoryOperator(cfg config, p *memory.Parts) *operator.Operator {
+	user, _ := httpapi.Limits(cfg.userLimit, cfg.globalLimit)
+	return must(operator.New(operator.Config{
+		Program:   "reservation",
+		Outboxes:  []operator.Outbox{{Store: p.Outbox, Relay: p.Relay}},
+		Consumers: []operator.Consumer{{Name: messages.Queue, Consumer: p.Consumer}},
+		Sweeps:    []operator.Sweep{{Name: "holds", Store: p.Holds, Sweeper: p.Sweeper}},
+		Limiters:  []operator.Limiter{{Name: "requests", Limiter: p.Limiter, Limits: []ratelimit.Limit{user}}},
+		Parts:     []operator.Part{{Name: "idempotency", Part: p.Keys}},
+		Log:       &operator.MemoryLog{},
 	}))
 }
 

@@ -8,7 +8,11 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/holdfast-go/holdfast/examples/operator"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/flow"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/memory"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/web"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
@@ -37,21 +41,40 @@ type runner interface {
 type backend struct {
 	shop    httpapi.Backend
 	keys    driver.Store
-	limiter ratelimit.Limiter
+	limiter limiter
 	// services are those of the role.
 	services []service
+	// handled counts the messages of the services.
+	handled *handled
 	// checks ask the servers.
 	checks []httpapi.Check
-	close  func()
+	// operator knows all parts.
+	operator *operator.Operator
+	// flow counts what the shop's page shows.
+	flow *flow.Tracker
+	// demo breaks the shop; nil on real servers.
+	demo  *memory.Demo
+	close func()
 }
 
-// serve runs the shop in its role until ctx ends.
+// limiter decides, and can be looked at.
+type limiter interface {
+	ratelimit.Limiter
+	web.Peeker
+}
+
+// serve runs the shop in its role until ctx ends, or a limit of the process is reached.
 func serve(ctx context.Context, cfg config, stdout io.Writer) error {
 	metrics, stop, err := serveMetrics()
 	if err != nil {
 		return err
 	}
 	defer stop()
+	flush, err := exportTraces(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer flush()
 	b, err := open(ctx, cfg)
 	if ctx.Err() != nil && err != nil {
 		return nil // stopped before it had begun
@@ -60,6 +83,8 @@ func serve(ctx context.Context, cfg config, stdout io.Writer) error {
 		return err
 	}
 	defer b.close()
+	ctx, end := cfg.limits.within(ctx, b.handled)
+	defer end()
 	if cfg.addr == "" {
 		fmt.Fprintf(stdout, "reservation: running (backend %s, role %s)\n", cfg.backend, cfg.role)
 		return runAll(ctx, b.services, nil)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/examples/operator"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/flow"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/postgres"
 	"github.com/holdfast-go/holdfast/expiry"
 	"github.com/holdfast-go/holdfast/expiry/expirypgx"
@@ -26,6 +27,7 @@ type parts struct {
 	once       *idempotencypgx.Store
 	limiter    *ratelimitredis.Limiter
 	messages   *outboxpgx.Store
+	handled    *handled
 	broker     broker
 	relay      *outbox.Relay
 	inbox      *inboxpgx.Store
@@ -41,7 +43,7 @@ func newParts(cfg config, s *servers) *parts {
 	// vanished in the middle of one keeps its locks for this long.
 	transactions := txretry.Config{IdleTimeout: 5 * time.Second}
 	workers := must(txretry.New(s.workers, transactions))
-	p := &parts{servers: s, transactor: must(txretry.New(s.shop, transactions))}
+	p := &parts{servers: s, handled: &handled{}, transactor: must(txretry.New(s.shop, transactions))}
 
 	p.gate = must(idempotencyredis.New(s.redis, idempotencyredis.Config{}))
 	p.once = must(idempotencypgx.New(p.transactor, idempotencypgx.Config{Gate: p.gate}))
@@ -53,7 +55,7 @@ func newParts(cfg config, s *servers) *parts {
 
 	p.messages = must(outboxpgx.New(s.workers, outboxpgx.Config{}))
 	p.inbox = must(postgres.NewInbox(workers))
-	p.broker = newBroker(cfg, s, p.inbox)
+	p.broker = newBroker(cfg, s, countedInbox{p.inbox, p.handled}, p.handled)
 	p.relay = must(outbox.NewRelay(p.messages, p.broker.publisher, outbox.RelayConfig{}))
 
 	p.holds = must(expirypgx.New(workers, "reservations", expirypgx.Config{Emit: postgres.Swept(p.messages)}))
@@ -86,6 +88,7 @@ func openServices(ctx context.Context, cfg config) (*backend, error) {
 	return &backend{
 		shop: postgres.NewShop(s.shop, p.once, p.messages, p.holds), keys: p.once, limiter: p.limiter,
 		services: slices.DeleteFunc(services, func(s service) bool { return cfg.role != roleAll && cfg.role != s.name }),
-		checks:   s.checks(cfg.role), close: s.close,
+		checks:   s.checks(cfg.role), operator: p.operator(cfg), handled: p.handled,
+		flow: flow.New(), close: s.close,
 	}, nil
 }

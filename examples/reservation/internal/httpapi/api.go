@@ -32,6 +32,8 @@ type Config struct {
 	Limiter                ratelimit.Limiter
 	UserLimit, GlobalLimit int
 	Logger                 *slog.Logger // nil means slog.Default()
+	// Trace stands around the routes, so that it learns which one a request took. Optional.
+	Trace func(http.Handler) http.Handler
 }
 
 type api struct {
@@ -63,7 +65,11 @@ func New(cfg Config) (http.Handler, error) {
 	mux.Handle("/api/reservations/{id}/confirm", methods{"POST": post(a.confirm)})
 	mux.Handle("/api/reservations/{id}/cancel", methods{"POST": post(a.cancel)})
 	mux.HandleFunc("/", notFound)
-	return recovered(log, exactPaths(timeLimited(mux))), nil
+	var routes http.Handler = mux
+	if cfg.Trace != nil {
+		routes = cfg.Trace(mux)
+	}
+	return recovered(log, exactPaths(timeLimited(routes))), nil
 }
 
 // requestTimeout ends requests whose server hangs. A transaction that waits for locks in all its

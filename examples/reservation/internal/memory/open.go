@@ -4,8 +4,10 @@ import (
 	"errors"
 	"log/slog"
 
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/flow"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/messages"
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/expirytest"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 	"github.com/holdfast-go/holdfast/inbox"
@@ -24,14 +26,18 @@ type Config struct {
 	Logger   *slog.Logger // nil means slog.Default()
 	// Faults are those of the transactions, in their order, for tests.
 	Faults []txretrytest.Fault
+	// Flow counts what goes through the shop; nil for nobody.
+	Flow *flow.Tracker
 }
 
 // Parts is everything that the shop consists of in one process.
 type Parts struct {
 	Shop    *Shop
-	Keys    *idempotencytest.Store
-	Limiter *ratelimit.Memory
+	Keys    *Keys
+	Limiter *Limiter
 	Outbox  *outboxtest.Store
+	Holds   *expirytest.Store
+	Demo    *Demo
 
 	// These have to be run, but for the broker.
 	Relay    *outbox.Relay
@@ -42,31 +48,43 @@ type Parts struct {
 
 // Open puts the parts together.
 func Open(cfg Config) (*Parts, error) {
-	tx := txretrytest.New(txretrytest.Config{
+	d := &Demo{
+		Postgres: &Server{name: "postgres"}, Redis: &Server{name: "redis"}, RabbitMQ: &Server{name: "rabbitmq"},
+		broker: inboxtest.NewBroker(), outbox: outboxtest.New(),
+	}
+	tx := transactor{txretrytest.New(txretrytest.Config{
 		Script: cfg.Faults,
 		Retry:  txretry.Config{Logger: cfg.Logger},
-	})
-	p := &Parts{Keys: idempotencytest.NewStore(), Outbox: outboxtest.New(), Broker: inboxtest.NewBroker()}
-	p.Shop = &Shop{Store: newStore(tx), outbox: p.Outbox}
-	var errs [5]error
-	p.Shop.once, errs[0] = idempotencytest.New(tx, idempotencypgx.Config{Gate: p.Keys, Logger: cfg.Logger})
-	p.Limiter, errs[1] = ratelimit.NewMemory(ratelimit.MemoryConfig{})
+	}), d.Postgres}
+	counters, err := ratelimit.NewMemory(ratelimit.MemoryConfig{})
+	p := &Parts{
+		Keys:    &Keys{idempotencytest.NewStore(), d.Redis},
+		Limiter: &Limiter{counters, d.Redis},
+		Outbox:  d.outbox, Broker: d.broker, Demo: d,
+	}
+	p.Shop = &Shop{Store: newStore(tx, cfg.Flow), outbox: p.Outbox}
+	errs := [5]error{err}
+	p.Shop.once, errs[1] = idempotencytest.New(tx, idempotencypgx.Config{Gate: p.Keys, Logger: cfg.Logger})
 	p.Consumer, errs[2] = newConsumer(tx, p, cfg)
-	p.Relay, errs[3] = outbox.NewRelay(p.Outbox, p.Broker, outbox.RelayConfig{Logger: cfg.Logger})
+	d.consumer = p.Consumer
+	p.Relay, errs[3] = outbox.NewRelay(source{p.Outbox, d.Postgres}, publisher{p.Broker, d.RabbitMQ, cfg.Flow},
+		outbox.RelayConfig{Logger: cfg.Logger})
 	p.Sweeper, errs[4] = newSweeper(p.Shop, cfg)
+	p.Holds = p.Shop.holds
 	return p, errors.Join(errs[:]...)
 }
 
 func newConsumer(tx txretry.Transactor, p *Parts, cfg Config) (*inboxtest.Consumer, error) {
-	processor, err := inboxtest.New(tx, "stats", inboxpgx.Config{})
+	store, err := inboxtest.New(tx, "stats", inboxpgx.Config{})
 	if err != nil {
 		return nil, err
 	}
-	if err := messages.Listen(processor, p.Shop.learn); err != nil {
+	if err := messages.Listen(store, p.Shop.learn); err != nil {
 		return nil, err
 	}
-	return inboxtest.NewConsumer(p.Broker, messages.Queue, processor, inboxtest.Config{
+	return inboxtest.NewConsumer(p.Broker, messages.Queue, &processor{store, p.Demo, cfg.Flow}, inboxtest.Config{
 		ConsumerConfig: inbox.ConsumerConfig{Logger: cfg.Logger},
+		Fault:          p.Demo.RabbitMQ.fault,
 	})
 }
 

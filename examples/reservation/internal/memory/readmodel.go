@@ -6,7 +6,9 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/flow"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/messages"
+	"github.com/holdfast-go/holdfast/txretry"
 )
 
 // learn writes into the read model what a message says of a reservation. The
@@ -15,5 +17,6 @@ func (s *Store) learn(_ context.Context, tx pgx.Tx, status booking.Status, m mes
 	if known, ok := s.heard[m.ReservationID]; ok && known.status.Rank() >= status.Rank() {
 		return nil
 	}
+	txretry.AfterCommit(tx, func() { s.flow.Note(flow.Updated, string(status)) })
 	return put(tx, s.heard, m.ReservationID, heard{m.EventID, status})
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/flow"
 	"github.com/holdfast-go/holdfast/expiry/expirytest"
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
@@ -25,6 +26,7 @@ func (s *Shop) Once(ctx context.Context, _ string,
 	fn func(ctx context.Context, w booking.Work) (idempotency.Response, error),
 ) (idempotency.Response, error) {
 	return s.once.DoWith(ctx, txretry.Options{Name: "shop"}, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
+		txretry.AfterCommit(tx, func() { s.flow.Note(flow.Transaction, "committed") })
 		return fn(ctx, s.work(tx))
 	})
 }

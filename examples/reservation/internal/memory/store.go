@@ -9,14 +9,15 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/flow"
 	"github.com/holdfast-go/holdfast/txretry"
-	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
 // Store is what tables would hold. It has no lock of its own: all access, reading
 // too, is inside a transaction of one txretrytest.Manager, and those run one at a time.
 type Store struct {
 	tx           txretry.Transactor
+	flow         *flow.Tracker
 	events       map[string]*event
 	reservations map[string]booking.Reservation
 	heard        map[string]heard
@@ -34,9 +35,10 @@ type heard struct {
 }
 
 // newStore returns an empty store that is used within transactions of tx.
-func newStore(tx *txretrytest.Manager) *Store {
+func newStore(tx txretry.Transactor, tracker *flow.Tracker) *Store {
 	return &Store{
 		tx:           tx,
+		flow:         tracker,
 		events:       map[string]*event{},
 		reservations: map[string]booking.Reservation{},
 		heard:        map[string]heard{},

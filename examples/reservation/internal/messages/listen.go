@@ -5,11 +5,14 @@ import (
 	"errors"
 
 	"github.com/jackc/pgx/v5"
+	"go.opentelemetry.io/otel"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 )
+
+const scope = "github.com/holdfast-go/holdfast/examples/reservation"
 
 // Learn takes in, as part of a transaction, what a message says of a reservation.
 type Learn func(ctx context.Context, tx pgx.Tx, status booking.Status, r Reservation) error
@@ -25,6 +28,8 @@ func Listen(p *inboxpgx.Store, learn Learn) error {
 				if err := r.check(); err != nil {
 					return inbox.Invalid(err) // no retry makes it better
 				}
+				ctx, span := otel.Tracer(scope).Start(ctx, "read model")
+				defer span.End()
 				return learn(ctx, tx, status, r)
 			}))
 	}

@@ -1,0 +1,113 @@
+package memory
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/flow"
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest"
+)
+
+// slowness is how long a slow consumer takes for a message.
+const slowness = 2 * time.Second
+
+// Demo breaks the shop on purpose and shows what becomes of it. It is safe for concurrent use.
+type Demo struct {
+	// Postgres, Redis and RabbitMQ are what the fakes stand for.
+	Postgres, Redis, RabbitMQ *Server
+
+	slow     atomic.Bool
+	inHand   atomic.Int64 // messages that are being processed
+	broker   *inboxtest.Broker
+	outbox   *outboxtest.Store
+	consumer *inboxtest.Consumer
+}
+
+// Servers lists them.
+func (d *Demo) Servers() []*Server { return []*Server{d.Postgres, d.Redis, d.RabbitMQ} }
+
+// SlowDown has the consumer take two seconds for a message, or no longer than it needs.
+func (d *Demo) SlowDown(on bool) { d.slow.Store(on) }
+
+// Slow tells whether the consumer is slow.
+func (d *Demo) Slow() bool { return d.slow.Load() }
+
+// maxDead is how many dead letters there may be before no more poison is sent: memory is all they have.
+const maxDead = 1000
+
+// Poison sends the consumer a message that no attempt can process.
+func (d *Demo) Poison(ctx context.Context) error {
+	if err := d.RabbitMQ.Ready(ctx); err != nil {
+		return err
+	}
+	backlog, err := d.Backlog(ctx)
+	if err != nil {
+		return err
+	}
+	if backlog.Queue+backlog.Dead >= maxDead {
+		return fmt.Errorf("memory: %d messages wait or are dead, which is enough", backlog.Queue+backlog.Dead)
+	}
+	return d.broker.Send(ctx, &inbox.Message{
+		ID: uuid.Must(uuid.NewV7()), Name: booking.MessageHeld, Body: []byte(`{"reservation_id":"poison"}`),
+	})
+}
+
+// Backlog is what is on its way, and what has left it.
+type Backlog struct {
+	Outbox int `json:"outbox"` // not published yet
+	Queue  int `json:"queue"`  // published, and not processed yet
+	Dead   int `json:"dead"`   // given up, in the outbox and in the queue
+}
+
+// Backlog looks at the outbox and the queue, whether they are switched off or not.
+func (d *Demo) Backlog(ctx context.Context) (Backlog, error) {
+	depth, err := d.outbox.Depth(ctx)
+	if err != nil {
+		return Backlog{}, err
+	}
+	queue, err := d.consumer.Stats(ctx)
+	if err != nil {
+		return Backlog{}, err
+	}
+	b := Backlog{Outbox: depth.Ready + depth.Parked, Queue: queue.Waiting + queue.Retrying + int(d.inHand.Load()), Dead: depth.Dead}
+	for _, n := range queue.Dead {
+		b.Dead += n
+	}
+	return b, nil
+}
+
+// processor is the consumer's, watched and slowed down.
+type processor struct {
+	*inboxpgx.Store
+	demo *Demo
+	flow *flow.Tracker
+}
+
+// Process implements inbox.Processor. The wait is outside of the transaction, as that of a slow network would be.
+func (p *processor) Process(ctx context.Context, msgs []*inbox.Message) []error {
+	p.demo.inHand.Add(int64(len(msgs)))
+	defer p.demo.inHand.Add(-int64(len(msgs)))
+	if p.demo.Slow() {
+		select {
+		case <-ctx.Done(): // the store gives the messages back
+		case <-time.After(slowness):
+		}
+	}
+	results := p.Store.Process(ctx, msgs)
+	for i, err := range results {
+		if err == nil {
+			p.flow.Note(flow.Processed, msgs[i].Name)
+		} else {
+			p.flow.Note(flow.Failed, fmt.Sprintf("%s, attempt %d", msgs[i].Name, max(1, msgs[i].Attempt)))
+		}
+	}
+	return results
+}

@@ -1,0 +1,165 @@
+package web_test
+
+import (
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+)
+
+func (s *shop) pressed(path string, fields url.Values) {
+	s.t.Helper()
+	if a := s.press(path, fields); a.StatusCode != http.StatusNoContent {
+		s.t.Fatalf("%s %v: %d %s", path, fields, a.StatusCode, a.body)
+	}
+}
+
+func (s *shop) outage(server string, on string) {
+	s.t.Helper()
+	s.pressed("/shop/outage", url.Values{"server": {server}, "on": {on}})
+}
+
+// TestOutages takes each server away and gives it back: what was refused is done then, and what was taken arrives.
+func TestOutages(t *testing.T) {
+	t.Parallel()
+	for server, refusal := range map[string]string{"postgres": "DATABASE_UNAVAILABLE", "redis": "RATE_LIMIT_UNAVAILABLE", "rabbitmq": ""} {
+		t.Run(server, func(t *testing.T) {
+			t.Parallel()
+			s := newShop(t)
+			event := s.newEvent()
+			s.outage(server, "true")
+			s.await("the outage", func(st state) bool { return st.Demo.Off[server] })
+			a := s.hold(event)
+			switch {
+			case refusal == "" && a.StatusCode != http.StatusCreated:
+				t.Fatalf("without %s: %d %s", server, a.StatusCode, a.body)
+			case refusal != "" && (a.StatusCode != http.StatusServiceUnavailable || !strings.Contains(a.body, refusal) || a.Header.Get("Retry-After") == ""):
+				t.Fatalf("without %s: %d %v %s", server, a.StatusCode, a.Header, a.body)
+			}
+			if refusal == "" {
+				s.await("the message waits", func(st state) bool { return st.Demo.Outbox == 1 && st.Counts["published"] == 0 })
+			}
+			s.outage(server, "false")
+			if refusal != "" {
+				if a := s.hold(event); a.StatusCode != http.StatusCreated {
+					t.Fatalf("with %s again: %d %s", server, a.StatusCode, a.body)
+				}
+			}
+			s.await("the message has arrived", func(st state) bool {
+				return st.Counts["updated"] == 1 && st.Demo.Outbox == 0 && !st.Demo.Off[server]
+			})
+		})
+	}
+}
+
+// TestWorkersOutliveOutages has messages on their way while the servers go.
+func TestWorkersOutliveOutages(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	event := s.newEvent()
+	const holds = 20
+	servers := []string{"postgres", "rabbitmq"}
+	for i := range holds {
+		if a := s.hold(event); a.StatusCode != http.StatusCreated {
+			t.Fatalf("%d: %s", a.StatusCode, a.body)
+		}
+		s.outage(servers[i%2], "true")
+		s.outage(servers[i%2], "false")
+	}
+	s.await("all have arrived", func(st state) bool {
+		return st.Counts["updated"] == holds && st.Demo.Outbox == 0 && st.Demo.Queue == 0 && st.Demo.Dead == 0
+	})
+}
+
+func TestPoisonIsADeadLetterAndTheRestGoesOn(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	event := s.newEvent()
+	s.pressed("/shop/poison", nil)
+	s.hold(event)
+	s.await("one letter, one update", func(st state) bool {
+		return st.Demo.Dead == 1 && st.Counts["failed"] == 1 && st.Counts["updated"] == 1
+	})
+	s.outage("rabbitmq", "true")
+	if a := s.press("/shop/poison", nil); a.StatusCode != http.StatusServiceUnavailable {
+		t.Errorf("without a broker: %d", a.StatusCode)
+	}
+}
+
+// TestSlowConsumer sees messages wait while requests are answered, and all of them arrive.
+func TestSlowConsumer(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	event := s.newEvent()
+	s.pressed("/shop/slow", url.Values{"on": {"true"}})
+	const holds = 30
+	for range holds {
+		s.hold(event)
+	}
+	s.await("a queue", func(st state) bool { return st.Demo.Slow && st.Counts["request"] == holds+1 && st.Demo.Queue > 0 })
+	s.pressed("/shop/slow", url.Values{"on": {"false"}})
+	s.await("no queue", func(st state) bool { return !st.Demo.Slow && st.Counts["updated"] == holds && st.Demo.Queue == 0 })
+}
+
+func TestPoisonIsBounded(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	for range 1000 {
+		s.pressed("/shop/poison", nil)
+	}
+	s.await("all are dead", func(st state) bool { return st.Demo.Dead == 1000 })
+	if a := s.press("/shop/poison", nil); a.StatusCode != http.StatusServiceUnavailable {
+		t.Errorf("one more: %d", a.StatusCode)
+	}
+}
+
+func TestOtherSitesBreakNothing(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	fields := url.Values{"server": {"redis"}, "on": {"true"}}.Encode()
+	a := s.do(http.MethodPost, "/shop/outage", fields, "Content-Type", "application/x-www-form-urlencoded", "Sec-Fetch-Site", "cross-site")
+	if a.StatusCode != http.StatusForbidden || s.demo.Redis.Off() {
+		t.Errorf("%d, off %v", a.StatusCode, s.demo.Redis.Off())
+	}
+}
+
+func TestWrongSwitches(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	for name, fields := range map[string]url.Values{
+		"unknown server": {"server": {"disk"}, "on": {"true"}}, "no server": {"on": {"true"}}, "no switch": {"server": {"redis"}},
+		"too much": {"server": {"redis"}, "on": {strings.Repeat("1", 5000)}},
+	} {
+		if a := s.press("/shop/outage", fields); a.StatusCode != http.StatusBadRequest {
+			t.Errorf("%s: %d", name, a.StatusCode)
+		}
+	}
+	if a := s.press("/shop/slow", nil); a.StatusCode != http.StatusBadRequest {
+		t.Errorf("slow: %d", a.StatusCode)
+	}
+	for _, server := range s.demo.Servers() {
+		if err := server.Ready(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestReplayIsSeen sends a request twice with one key.
+func TestReplayIsSeen(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	body := `{"event_id":"` + s.newEvent() + `","quantity":1}`
+	header := []string{"X-Mock-User-Id", "ada", "Idempotency-Key", "0123456789ab4def8123456789abcdef", "Content-Type", "application/json"}
+	first := s.do(http.MethodPost, "/api/reservations", body, header...)
+	second := s.do(http.MethodPost, "/api/reservations", body, header...)
+	if first.StatusCode != http.StatusCreated || second.body != first.body {
+		t.Fatalf("%d %s, then %d %s", first.StatusCode, first.body, second.StatusCode, second.body)
+	}
+	s.await("the replay", func(st state) bool {
+		replayed := false
+		for _, step := range st.Steps {
+			replayed = replayed || step.Text == "POST /api/reservations: 201, replayed"
+		}
+		return replayed && st.Counts["transaction"] == 2 && st.Counts["updated"] == 1
+	})
+}

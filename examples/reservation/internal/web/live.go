@@ -1,0 +1,113 @@
+package web
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"regexp"
+	"time"
+
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/flow"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/memory"
+)
+
+const (
+	// liveEvery is how often a live page is brought up to date.
+	liveEvery = 500 * time.Millisecond
+	// streamTime is after how long a stream ends, and the browser begins another.
+	streamTime = time.Minute
+	// writeTimeout bounds each event, for a viewer who has vanished.
+	writeTimeout = 10 * time.Second
+	// lookTimeout bounds the look at what an event tells.
+	lookTimeout = time.Second
+)
+
+var userPattern = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
+
+// state is what a live page is told.
+type state struct {
+	Counts map[flow.Stage]int64 `json:"counts"`
+	Steps  []flow.Step          `json:"steps"`
+	Limits []gauge              `json:"limits"`
+	Demo   *demoState           `json:"demo,omitempty"`
+}
+
+// demoState is what is known of the parts in this process.
+type demoState struct {
+	memory.Backlog
+	Slow bool `json:"slow"`
+	// Off tells of each server whether it is switched off.
+	Off map[string]bool `json:"off"`
+}
+
+// live sends the state again and again until the viewer leaves, the stream's time is over or the page is closed.
+func (p *Page) live(w http.ResponseWriter, r *http.Request) {
+	user := r.URL.Query().Get("user")
+	if !userPattern.MatchString(user) {
+		http.Error(w, "say which user's limits to show", http.StatusBadRequest)
+		return
+	}
+	select {
+	case p.streams <- struct{}{}:
+		defer func() { <-p.streams }()
+	default:
+		http.Error(w, "too many pages are live", http.StatusServiceUnavailable)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), streamTime)
+	defer cancel()
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("X-Accel-Buffering", "no")
+	tick := time.NewTicker(liveEvery)
+	defer tick.Stop()
+	if _, err := fmt.Fprintf(w, "retry: %d\n", liveEvery.Milliseconds()); err != nil {
+		return
+	}
+	for {
+		if err := send(w, p.look(ctx, user)); err != nil {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.ended:
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func (p *Page) look(ctx context.Context, user string) state {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	s := state{Limits: p.cfg.Limits.look(ctx, user)}
+	s.Counts, s.Steps = p.cfg.Flow.Look()
+	demo := p.cfg.Demo
+	if demo == nil {
+		return s
+	}
+	backlog, err := demo.Backlog(ctx)
+	if err != nil {
+		return s // the page keeps what it had
+	}
+	s.Demo = &demoState{Backlog: backlog, Slow: demo.Slow(), Off: map[string]bool{}}
+	for _, server := range demo.Servers() {
+		s.Demo.Off[server.Name()] = server.Off()
+	}
+	return s
+}
+
+// send writes one event.
+func send(w http.ResponseWriter, s state) error {
+	data, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	control := http.NewResponseController(w)
+	_ = control.SetWriteDeadline(time.Now().Add(writeTimeout)) // where there is none, the server's own counts
+	if _, err := fmt.Fprintf(w, "data: %s\n\n", data); err != nil {
+		return err
+	}
+	return control.Flush()
+}

@@ -1,0 +1,124 @@
+package web_test
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// state is what the stream tells.
+type state struct {
+	Counts map[string]int
+	Steps  []struct{ Stage, Text string }
+	Limits []struct {
+		Name      string
+		Left, Max int
+	}
+	Demo struct {
+		Outbox, Queue, Dead int
+		Slow                bool
+		Off                 map[string]bool
+	}
+}
+
+// follow begins a stream for ada, and returns its events until the test or the stream ends.
+func (s *shop) follow() <-chan state {
+	s.t.Helper()
+	req, err := http.NewRequestWithContext(s.t.Context(), http.MethodGet, s.url+"/shop/live?user=ada", nil)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if kind := resp.Header.Get("Content-Type"); kind != "text/event-stream" {
+		text, _ := io.ReadAll(resp.Body)
+		s.t.Fatalf("%d %s: %s", resp.StatusCode, kind, text)
+	}
+	states := make(chan state)
+	go func() {
+		defer close(states)
+		defer func() { _ = resp.Body.Close() }()
+		lines := bufio.NewScanner(resp.Body)
+		for lines.Scan() {
+			data, ok := strings.CutPrefix(lines.Text(), "data: ")
+			if !ok {
+				continue
+			}
+			var st state
+			if err := json.Unmarshal([]byte(data), &st); err != nil {
+				s.t.Error(err)
+			}
+			select {
+			case states <- st:
+			case <-s.t.Context().Done():
+				return
+			}
+		}
+	}()
+	return states
+}
+
+// await reads the stream until it tells what is wanted.
+func (s *shop) await(what string, ok func(state) bool) {
+	s.t.Helper()
+	states := s.follow()
+	var last state
+	testenv.Eventually(s.t, testenv.Patience, func() error {
+		if last = <-states; !ok(last) {
+			return fmt.Errorf("%s: the stream tells %+v", what, last)
+		}
+		return nil
+	})
+}
+
+func TestStreamTellsTheWayOfARequest(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	s.hold(s.newEvent())
+	s.await("one reservation", func(st state) bool {
+		return st.Counts["request"] == 2 && st.Counts["transaction"] == 2 && st.Counts["published"] == 1 &&
+			st.Counts["processed"] == 1 && st.Counts["updated"] == 1 && st.Demo.Outbox == 0 && st.Demo.Queue == 0
+	})
+	s.await("steps and limits", func(st state) bool {
+		return len(st.Steps) == 7 && st.Steps[0].Stage == "transaction" && st.Steps[1].Text == "POST /api/events: 201" &&
+			len(st.Limits) == 1 && st.Limits[0].Left == userLimit-2 && st.Limits[0].Max == userLimit
+	})
+}
+
+func TestStreamsAreBounded(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	for range 100 {
+		<-s.follow()
+	}
+	if a := s.do(http.MethodGet, "/shop/live?user=ada", ""); a.StatusCode != http.StatusServiceUnavailable {
+		t.Errorf("stream 101 is answered %d", a.StatusCode)
+	}
+	for _, user := range []string{"", "a+b", strings.Repeat("a", 65)} {
+		if a := s.do(http.MethodGet, "/shop/live?user="+user, ""); a.StatusCode != http.StatusBadRequest {
+			t.Errorf("user %q is answered %d", user, a.StatusCode)
+		}
+	}
+}
+
+func TestCloseEndsStreams(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	states := s.follow()
+	<-states
+	s.page.Close()
+	testenv.Eventually(t, testenv.Patience, func() error {
+		if _, open := <-states; open {
+			return fmt.Errorf("the stream goes on")
+		}
+		return nil
+	})
+}

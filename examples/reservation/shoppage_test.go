@@ -1,0 +1,92 @@
+package main_test
+
+import (
+	"bufio"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+)
+
+func acceptsHTML(t *testing.T, address string) (status int, body string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, address+"/", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Accept", "text/html")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(text)
+}
+
+// TestShopPage wants the page in memory unless it is switched off, and a stream that does not hold up the end.
+func TestShopPage(t *testing.T) {
+	t.Parallel()
+	shop := start(t, nil)
+	if status, body := acceptsHTML(t, shop.url); status != http.StatusOK || !strings.Contains(body, "Postgres off") || !strings.Contains(body, `href="/operator/"`) {
+		t.Errorf("the page: %d %s", status, body)
+	}
+	awaitReady(t, shop.url)
+	for _, on := range []string{"true", "false"} {
+		resp, err := http.PostForm(shop.url+"/shop/outage", url.Values{"server": {"redis"}, "on": {on}})
+		if err != nil || resp.StatusCode != http.StatusNoContent {
+			t.Fatalf("outage %s: %v, %v", on, resp, err)
+		}
+		_ = resp.Body.Close()
+		if on == "true" {
+			awaitUnready(t, newClient(t, shop.url))
+		}
+	}
+	awaitReady(t, shop.url)
+	resp, err := http.Get(shop.url + "/shop/live?user=ada")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if line := "the shop's page is " + shop.url + "/\n"; !strings.Contains(shop.stdout.String(), line) {
+		t.Errorf("it says %q", shop.stdout)
+	}
+	shop.stop()
+	if strings.Contains(shop.stderr.String(), "cut off") {
+		t.Errorf("the stream held up the end: %s", shop.stderr)
+	}
+
+	bare := start(t, nil, "-page=false")
+	if status, _ := acceptsHTML(t, bare.url); status != http.StatusNotFound {
+		t.Errorf("without the page: %d", status)
+	}
+}
+
+// TestShopPageOnServers wants nothing there that breaks servers, and the limits as Redis has them.
+func TestShopPageOnServers(t *testing.T) {
+	t.Parallel()
+	shop := start(t, newServices(t).env(), "-backend=services", "-page")
+	awaitReady(t, shop.url)
+	if status, body := acceptsHTML(t, shop.url); status != http.StatusOK || strings.Contains(body, "Postgres off") || strings.Contains(body, "/operator/") {
+		t.Errorf("the page: %d %s", status, body)
+	}
+	newClient(t, shop.url).newEvent(`{"name":"Concert","seats":50}`)
+	resp, err := http.Get(shop.url + "/shop/live?user=nobody")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
+			if !strings.Contains(data, `"name":"user","left":10`) || !strings.Contains(data, `"name":"global","left":999`) || strings.Contains(data, "demo") {
+				t.Errorf("the stream tells %s", data)
+			}
+			break
+		}
+	}
+	shop.stop()
+}

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+
+	"github.com/google/uuid"
+	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
+	metricnoop "go.opentelemetry.io/otel/metric/noop"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+)
+
+// tracesWanted reads the variables of OpenTelemetry that say whether there are traces; the exporter reads where to.
+func tracesWanted(getenv func(string) string) (bool, error) {
+	switch exporter := getenv("OTEL_TRACES_EXPORTER"); exporter {
+	case "otlp":
+		return true, nil
+	case "none":
+		return false, nil
+	case "":
+		return getenv("OTEL_EXPORTER_OTLP_ENDPOINT") != "" || getenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") != "", nil
+	default:
+		return false, fmt.Errorf("OTEL_TRACES_EXPORTER is %q, must be otlp or none", exporter)
+	}
+}
+
+// exportTraces has all components of the process send their spans by OTLP over HTTP, and returns what sends the last of them.
+func exportTraces(ctx context.Context, cfg config) (stop func(), _ error) {
+	if !cfg.traces {
+		return func() {}, nil
+	}
+	exporter, err := otlptracehttp.New(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("traces: %w", err)
+	}
+	// What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say wins.
+	process, err := resource.New(ctx, resource.WithTelemetrySDK(), resource.WithProcessPID(), resource.WithAttributes(
+		attribute.String("service.name", "reservation"),
+		attribute.String("service.instance.id", uuid.NewString()),
+		attribute.String("reservation.role", cfg.role),
+	), resource.WithFromEnv())
+	if err != nil && !errors.Is(err, resource.ErrPartialResource) {
+		return nil, fmt.Errorf("traces: %w", err)
+	}
+	provider := sdk.NewTracerProvider(sdk.WithBatcher(exporter), sdk.WithResource(process))
+	otel.SetTracerProvider(provider)
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
+		slog.Warn("telemetry", slog.Any("error", err))
+	}))
+	return func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		defer cancel()
+		if err := provider.Shutdown(ctx); err != nil {
+			slog.WarnContext(ctx, "the last spans are lost", slog.Any("error", err))
+		}
+	}, nil
+}
+
+// traced gives each request a span, in the trace of its traceparent if it has one.
+func traced(routes http.Handler) http.Handler {
+	return otelhttp.NewHandler(routes, "request",
+		otelhttp.WithPropagators(propagation.TraceContext{}), otelhttp.WithMeterProvider(metricnoop.NewMeterProvider()))
+}
