@@ -21,11 +21,12 @@ const (
 	connect       = "connectrpc.com/connect"
 	protobuf      = "google.golang.org/protobuf"
 	watermill     = "github.com/ThreeDotsLabs/watermill"
+	chromedp      = "github.com/chromedp/chromedp"
 	statusProto   = "google.golang.org/genproto/googleapis/rpc"
 )
 
 // heavy are the modules whose presence below a package is checked through all floors.
-var heavy = []string{pgx, redis, amqp, cron, containers, telemetrySDK, grpc, connect, watermill}
+var heavy = []string{pgx, redis, amqp, cron, containers, telemetrySDK, grpc, connect, watermill, chromedp}
 
 // light are the modules any package may import.
 var light = []string{openTelemetry, uuid}

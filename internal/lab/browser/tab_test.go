@@ -1,0 +1,191 @@
+package browser_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// tab is a page in a browser of its own.
+type tab struct {
+	t   testing.TB
+	ctx context.Context
+
+	mu       sync.Mutex
+	problems []string // that the browser reported
+}
+
+// newTab starts a browser with an empty profile, until the test ends.
+func newTab(t testing.TB) *tab {
+	t.Helper()
+	options := []chromedp.ExecAllocatorOption{
+		chromedp.ExecPath(testenv.Chromium(t)), chromedp.Headless, chromedp.NoSandbox, chromedp.DisableGPU, chromedp.NoFirstRun,
+		chromedp.Flag("disable-quic", true), chromedp.Flag("disable-background-networking", true),
+		chromedp.Flag("disable-component-update", true), chromedp.Flag("disable-sync", true),
+		chromedp.Flag("disable-dev-shm-usage", true), // it is small in containers
+		chromedp.WindowSize(1280, 1400),
+	}
+	allocator, stop := chromedp.NewExecAllocator(context.Background(), options...)
+	p := &tab{t: t}
+	ctx, closeTab := chromedp.NewContext(allocator)
+	p.ctx = ctx
+	t.Cleanup(func() {
+		p.report()
+		farewell, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		if err := chromedp.Cancel(farewell); err != nil {
+			t.Logf("the browser does not end well: %v", err)
+		}
+		closeTab()
+		stop()
+	})
+	if err := chromedp.Listen(ctx, p.listen); err != nil {
+		t.Fatal(err)
+	}
+	_, err1 := chromedp.Call(ctx, log.Enable, cdp.Empty{})
+	_, err2 := chromedp.Call(ctx, runtime.Enable, cdp.Empty{})
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// openShop shows the page of a shop with the flags, and waits for its seats.
+func openShop(t testing.TB, flags ...string) (p *tab, url string) {
+	t.Helper()
+	_ = testenv.Chromium(t) // for the skip, before anything is built
+	url = startShop(t, flags...)
+	p = newTab(t)
+	p.open(url + "/")
+	p.await("seats", `document.querySelectorAll("#map button").length === 50`)
+	p.await("the stream", `document.getElementById("connection").textContent === "Live."`)
+	return p, url
+}
+
+// listen notes scripts that fail, and what the page's policy forbids. That the shop refuses a request is no problem.
+func (p *tab) listen(event any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch e := event.(type) {
+	case *runtime.EventExceptionThrown:
+		p.problems = append(p.problems, e.ExceptionDetails.Text)
+		if thrown := e.ExceptionDetails.Exception; thrown != nil {
+			p.problems = append(p.problems, thrown.Description)
+		}
+	case *log.EventEntryAdded:
+		if e.Entry.Level == log.EntryLevelError && e.Entry.Source != log.EntrySourceNetwork {
+			p.problems = append(p.problems, e.Entry.Text)
+		}
+	}
+}
+
+// report fails the test for what was noted, and keeps what the page of a failed test looks like.
+func (p *tab) report() {
+	p.mu.Lock()
+	problems := p.problems
+	p.mu.Unlock()
+	for _, problem := range problems {
+		p.t.Errorf("the browser reports: %s", problem)
+	}
+	if !p.t.Failed() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(p.ctx, 10*time.Second)
+	defer cancel()
+	text, err1 := chromedp.Run(ctx, chromedp.Evaluate[string]("document.body.innerText"))
+	picture, err2 := chromedp.Run(ctx, chromedp.FullScreenshot(100))
+	if err := errors.Join(err1, err2); err != nil {
+		p.t.Logf("the page cannot be looked at: %v", err)
+		return
+	}
+	p.t.Logf("the page said:\n%s", text)
+	path := filepath.Join(p.t.ArtifactDir(), "page.png")
+	if err := os.WriteFile(path, picture, 0o644); err != nil {
+		p.t.Log(err)
+	}
+}
+
+func (p *tab) run(what string, actions ...chromedp.Action[chromedp.Void]) {
+	p.t.Helper()
+	ask(p, what, chromedp.Steps(actions...))
+}
+
+// ask runs one action and returns what it tells.
+func ask[T any](p *tab, what string, action chromedp.Action[T]) T {
+	p.t.Helper()
+	ctx, cancel := context.WithTimeout(p.ctx, testenv.Patience)
+	defer cancel()
+	value, err := chromedp.Run(ctx, action)
+	if err != nil {
+		p.t.Fatalf("%s: %v", what, err)
+	}
+	return value
+}
+
+func (p *tab) open(url string) {
+	p.t.Helper()
+	p.run("open "+url, chromedp.Navigate(url))
+}
+
+// await waits until the expression is true.
+func (p *tab) await(what, expression string) {
+	p.t.Helper()
+	testenv.Eventually(p.t, testenv.Patience, func() error {
+		if !ask(p, what, chromedp.Evaluate[bool]("Boolean("+expression+")")) {
+			return fmt.Errorf("%s: %s is not so", what, expression)
+		}
+		return nil
+	})
+}
+
+// awaitText waits until an element shows a text.
+func (p *tab) awaitText(selector, text string) {
+	p.t.Helper()
+	p.await(fmt.Sprintf("%s shows %q", selector, text), fmt.Sprintf("document.querySelector(%q)?.textContent.includes(%q)", selector, text))
+}
+
+// click clicks with the mouse.
+func (p *tab) click(selector string) {
+	p.t.Helper()
+	p.run("click "+selector, chromedp.Click(chromedp.CSS(selector), chromedp.NodeVisible))
+}
+
+// scheme has the visitor like light or dark pages.
+func (p *tab) scheme(name string) {
+	p.t.Helper()
+	features := []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: name}}
+	if _, err := chromedp.Call(p.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: features}); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// seat selects the button of a seat.
+func seat(name, state string) string {
+	return fmt.Sprintf(`#map button[aria-label^="Seat %s, %s"]`, name, state)
+}
+
+// awaitSeat waits until a seat is in a state.
+func (p *tab) awaitSeat(name, state string) {
+	p.t.Helper()
+	p.await(fmt.Sprintf("%s is %s", name, state), fmt.Sprintf("document.querySelector(%q)", seat(name, state)))
+}
+
+// hold holds a free seat and waits for the answer.
+func (p *tab) hold(name string) {
+	p.t.Helper()
+	p.click(seat(name, "free"))
+	p.awaitSeat(name, "held, yours")
+}

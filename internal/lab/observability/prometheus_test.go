@@ -1,0 +1,163 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// A real Prometheus scrapes the shop under load, takes the rules, and has data for every panel of what is well.
+func TestPrometheus(t *testing.T) {
+	t.Parallel()
+	t.Run("in memory", func(t *testing.T) {
+		t.Parallel()
+		api := observe(t, startShop(t, nil).url, func(q query) bool { return !q.rare && !q.servers })
+		for _, a := range alerts {
+			testenv.Eventually(t, testenv.Patience, func() error {
+				results, err := api.evaluate(a.expr)
+				if err == nil && results > 0 {
+					err = fmt.Errorf("%s is about to fire in a shop that is well", a.name)
+				}
+				return err
+			})
+		}
+	})
+	t.Run("on servers", func(t *testing.T) {
+		t.Parallel()
+		env := []string{"DATABASE_URL=" + pgtest.URL(t), "REDIS_URL=" + redistest.URL(t), "AMQP_URL=" + amqptest.New(t).URL}
+		observe(t, startShop(t, env, "-backend=services").url, func(q query) bool { return !q.rare })
+	})
+}
+
+// observe has a Prometheus scrape a shop under load until it has data for the queries that must have some, and has
+// evaluated each rule.
+func observe(t *testing.T, address string, must func(query) bool) prometheusAPI {
+	t.Helper()
+	api := scrape(t, address)
+	go load(t.Context(), address)
+	for _, r := range rows {
+		for _, panel := range r.panels {
+			for _, q := range panel.queries {
+				testenv.Eventually(t, testenv.Patience, func() error {
+					results, err := api.evaluate(q.forGrafana())
+					if err == nil && results == 0 && must(q) {
+						err = fmt.Errorf("%s, %s: no data for %s", r.title, panel.title, q.forGrafana())
+					}
+					return err
+				})
+			}
+		}
+	}
+	for _, a := range alerts { // what is wrong with an expression may show only where there is data
+		if _, err := api.evaluate(a.expr); err != nil {
+			t.Errorf("alert %s: %v", a.name, err)
+		}
+	}
+	testenv.Eventually(t, testenv.Patience, api.rulesAreWell)
+	return api
+}
+
+// scrape starts a Prometheus with our rules that scrapes a shop.
+func scrape(t *testing.T, address string) prometheusAPI {
+	t.Helper()
+	rules, err := filepath.Abs(filepath.Join(folder, "rules.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := testenv.Private(t, testenv.Prometheus,
+		"global: {scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 1s}",
+		fmt.Sprintf("rule_files: [%q]", rules),
+		"scrape_configs:",
+		fmt.Sprintf("  - {job_name: shop, static_configs: [{targets: [%q]}]}", strings.TrimPrefix(address, "http://")))
+	return prometheusAPI{t, p.URL()}
+}
+
+// prometheusAPI is the HTTP API of a Prometheus.
+type prometheusAPI struct {
+	t   *testing.T
+	url string
+}
+
+// query evaluates an expression now, and returns how many series come of it.
+func (p prometheusAPI) query(expr string) (results int, err error) {
+	p.t.Helper()
+	var data struct{ Result []json.RawMessage }
+	if err := p.get("/api/v1/query?query="+url.QueryEscape(expr), &data); err != nil {
+		return 0, fmt.Errorf("%w in %s", err, expr)
+	}
+	return len(data.Result), nil
+}
+
+// evaluate is query for an expression of the dashboard. Its rates look back over the whole test, however long the
+// machine takes for it.
+func (p prometheusAPI) evaluate(expr string) (results int, err error) {
+	p.t.Helper()
+	return p.query(strings.NewReplacer("$job", ".*", "$instance", ".*", "$__rate_interval", "10m").Replace(expr))
+}
+
+// rulesAreWell reports an error until Prometheus has evaluated all rules.
+func (p prometheusAPI) rulesAreWell() error {
+	p.t.Helper()
+	var data struct {
+		Groups []struct {
+			Rules []struct{ Name, Health, LastError string }
+		}
+	}
+	if err := p.get("/api/v1/rules", &data); err != nil {
+		return err
+	}
+	loaded := 0
+	for _, g := range data.Groups {
+		for _, r := range g.Rules {
+			if loaded++; r.Health != "ok" {
+				return fmt.Errorf("rule %s is %s: %s", r.Name, r.Health, r.LastError)
+			}
+		}
+	}
+	if loaded != len(alerts) {
+		return fmt.Errorf("Prometheus has %d rules, want %d", loaded, len(alerts))
+	}
+	return nil
+}
+
+func (p prometheusAPI) get(path string, data any) error {
+	p.t.Helper()
+	req, err := http.NewRequestWithContext(p.t.Context(), http.MethodGet, p.url+path, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	answer := struct {
+		Error string
+		Data  any
+	}{Data: data}
+	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&answer); err != nil {
+		return err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", resp.Status, answer.Error)
+	}
+	return nil
+}
+
+func writeFile(t *testing.T, path string, text []byte) {
+	t.Helper()
+	if err := os.WriteFile(path, text, 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
