@@ -140,6 +140,13 @@ type Replay struct {
 	// Progress is called after each message, with what became of all until then, by the goroutine that
 	// called Replay. Optional.
 	Progress func(Replayed)
+	// Edit returns the body with which a message goes back, or an error: it stays and counts as failed. A
+	// DryRun asks it, too. It must not change what it is given. Optional.
+	//
+	// A message keeps its id, so that one that was processed after all is not processed again. The bodies
+	// of structured CloudEvents, and of what Symfony has wrapped for a Redis stream, cannot be replaced:
+	// such messages stay.
+	Edit func(Message) ([]byte, error)
 	// Force returns those, too, whose id is older than what the consumer remembers. Such a
 	// message may have been processed after all, its acknowledgement lost on the way, and would
 	// then take effect again.
@@ -152,6 +159,6 @@ type Replayed struct {
 	Returned int
 	// Outlived were refused for their age, and stay.
 	Outlived int
-	// Failed could not be put into their queue, and stay.
+	// Failed could not be edited or put into their queue, and stay.
 	Failed int
 }

@@ -84,7 +84,7 @@ func (l *deadLetters) Remove(ctx context.Context, filter inbox.Filter, by, reaso
 	var refused error
 	err = l.each(ctx, &walk{
 		filter: filter,
-		visit: func(inbox.DeadLetter) (Fate, bool, error) {
+		visit: func(*inbox.DeadLetter) (Fate, bool, error) {
 			n++
 			return Drop, true, nil
 		},
@@ -107,7 +107,7 @@ func (l *deadLetters) Replay(ctx context.Context, filter inbox.Filter, how inbox
 	r := replay{how: how, retention: l.retention}
 	err := l.each(ctx, &walk{
 		filter: filter,
-		visit: func(dead inbox.DeadLetter) (Fate, bool, error) {
+		visit: func(dead *inbox.DeadLetter) (Fate, bool, error) {
 			defer r.progress()
 			return r.visit(ctx, dead)
 		},
@@ -118,7 +118,11 @@ func (l *deadLetters) Replay(ctx context.Context, filter inbox.Filter, how inbox
 	}
 	err = errors.Join(err, r.refused)
 	if !how.DryRun {
-		l.audit(ctx, "dead letters returned", how.By, how.Reason, filter, err,
+		what := "dead letters returned"
+		if how.Edit != nil {
+			what = "dead letters edited and returned"
+		}
+		l.audit(ctx, what, how.By, how.Reason, filter, err,
 			slog.Int("returned", r.done.Returned), slog.Int("outlived", r.done.Outlived), slog.Int("failed", r.done.Failed))
 	}
 	return r.done, wrap("replay", err)
@@ -148,16 +152,22 @@ type replay struct {
 	refused   error // the first reason why a message stays
 }
 
-func (r *replay) visit(ctx context.Context, dead inbox.DeadLetter) (fate Fate, counts bool, err error) {
+func (r *replay) visit(ctx context.Context, dead *inbox.DeadLetter) (fate Fate, counts bool, err error) {
 	switch {
-	case outlived(r.how, dead, r.retention, time.Now()):
+	case outlived(r.how, *dead, r.retention, time.Now()):
 		r.done.Outlived++
 		return Keep, false, nil
 	case dead.Message.Queue == "":
 		r.done.Failed++
 		r.refused = cmp.Or(r.refused, fmt.Errorf("message %s does not name the queue it came from", dead.Message.ID))
 		return Keep, false, nil
-	case r.how.DryRun:
+	}
+	if err := r.edit(&dead.Message); err != nil {
+		r.done.Failed++
+		r.refused = cmp.Or(r.refused, fmt.Errorf("message %s cannot be edited: %w", dead.Message.ID, err))
+		return Keep, false, nil
+	}
+	if r.how.DryRun {
 		r.done.Returned++
 		return Keep, true, nil
 	}
@@ -168,6 +178,15 @@ func (r *replay) visit(ctx context.Context, dead inbox.DeadLetter) (fate Fate, c
 	}
 	r.done.Returned++
 	return Return, true, nil
+}
+
+// edit replaces the body of a message that is to return.
+func (r *replay) edit(m *inbox.Message) (err error) {
+	if r.how.Edit == nil {
+		return nil
+	}
+	m.Body, err = r.how.Edit(*m)
+	return err
 }
 
 func (r *replay) progress() {
@@ -184,8 +203,8 @@ func (r *replay) failed(dead inbox.DeadLetter, why error) {
 
 // look visits the dead letters that the filter selects, and leaves them where they are.
 func (l *deadLetters) look(ctx context.Context, filter inbox.Filter, see func(inbox.DeadLetter)) error {
-	return l.each(ctx, &walk{filter: filter, visit: func(dead inbox.DeadLetter) (Fate, bool, error) {
-		see(dead)
+	return l.each(ctx, &walk{filter: filter, visit: func(dead *inbox.DeadLetter) (Fate, bool, error) {
+		see(*dead)
 		return Keep, true, nil
 	}})
 }
@@ -194,7 +213,7 @@ func (l *deadLetters) look(ctx context.Context, filter inbox.Filter, see func(in
 type walk struct {
 	filter inbox.Filter
 	// visit says what becomes of a letter, and whether it counts towards the filter's limit.
-	visit func(inbox.DeadLetter) (fate Fate, counts bool, err error)
+	visit func(*inbox.DeadLetter) (fate Fate, counts bool, err error)
 	// failed learns of letters that stay against visit's will.
 	failed func(inbox.DeadLetter, error)
 
@@ -225,15 +244,17 @@ func (l *deadLetters) each(ctx context.Context, w *walk) error {
 
 func (w *walk) over() bool { return w.left <= 0 || w.filter.Limit > 0 && w.taken >= w.filter.Limit }
 
-func (w *walk) next(dead inbox.DeadLetter) (Fate, error) {
+func (w *walk) next(letter *inbox.DeadLetter) (Fate, error) {
 	if w.over() {
 		return Keep, ErrDone
 	}
 	w.left--
-	if dead = completed(dead); !match(w.filter, dead) {
+	dead := completed(*letter)
+	if !match(w.filter, dead) {
 		return Keep, nil
 	}
-	fate, counts, err := w.visit(dead)
+	fate, counts, err := w.visit(&dead)
+	letter.Message.Body = dead.Message.Body
 	if counts {
 		w.taken++
 	}

@@ -43,13 +43,13 @@ func (s *shelf) Depths(context.Context) ([]driver.Depth, error) {
 }
 
 func (s *shelf) Scan(
-	ctx context.Context, class string, visit func(inbox.DeadLetter) (driver.Fate, error), failed func(inbox.DeadLetter, error),
+	ctx context.Context, class string, visit func(*inbox.DeadLetter) (driver.Fate, error), failed func(inbox.DeadLetter, error),
 ) error {
 	for _, d := range slices.Clone(s.dead) {
 		if d.Class != class {
 			continue
 		}
-		fate, err := visit(d)
+		fate, err := visit(&d)
 		if errors.Is(err, driver.ErrDone) {
 			return nil
 		}

@@ -134,10 +134,10 @@ func sum(a, b Depth) Depth {
 
 // Scan implements Letters.
 func (b bothLetters) Scan(
-	ctx context.Context, class string, visit func(inbox.DeadLetter) (Fate, error), failed func(inbox.DeadLetter, error),
+	ctx context.Context, class string, visit func(*inbox.DeadLetter) (Fate, error), failed func(inbox.DeadLetter, error),
 ) error {
 	done := false
-	noting := func(dead inbox.DeadLetter) (Fate, error) {
+	noting := func(dead *inbox.DeadLetter) (Fate, error) {
 		fate, err := visit(dead)
 		done = errors.Is(err, ErrDone)
 		return fate, err

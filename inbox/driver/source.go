@@ -126,6 +126,8 @@ var (
 	ErrStale = errors.New("the session of the delivery is over")
 	// ErrMissing is returned where the queue, stream or group does not exist.
 	ErrMissing = errors.New("the queue does not exist: call Setup")
+	// ErrNotEditable is what a letter fails with whose body is only a part of what was sent.
+	ErrNotEditable = errors.New("the body of the message cannot be replaced")
 	// ErrDone ends a scan of Letters without an error.
 	ErrDone = errors.New("enough")
 )
@@ -177,6 +179,7 @@ type Letters interface {
 	// what visit says before it visits the next one. Two scans at once return nothing twice. It ends
 	// with visit's first error, of which the letter is kept, or with its own; visit returns ErrDone
 	// to end it without one. A Return or Drop that fails concerns its letter: it is kept, and failed
-	// is called. One that would fail for all ends the scan as well.
-	Scan(ctx context.Context, class string, visit func(inbox.DeadLetter) (Fate, error), failed func(inbox.DeadLetter, error)) error
+	// is called. One that would fail for all ends the scan as well. The body of a letter that returns
+	// may be replaced by visit; a transport that cannot send it so calls failed with ErrNotEditable.
+	Scan(ctx context.Context, class string, visit func(*inbox.DeadLetter) (Fate, error), failed func(inbox.DeadLetter, error)) error
 }

@@ -95,7 +95,7 @@ func (s brokenLetters) Letters() driver.Letters { return s }
 
 func (brokenLetters) Depths(context.Context) ([]driver.Depth, error) { return nil, errUncounted }
 
-func (brokenLetters) Scan(context.Context, string, func(inbox.DeadLetter) (driver.Fate, error), func(inbox.DeadLetter, error)) error {
+func (brokenLetters) Scan(context.Context, string, func(*inbox.DeadLetter) (driver.Fate, error), func(inbox.DeadLetter, error)) error {
 	return errUncounted
 }
 

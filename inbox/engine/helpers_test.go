@@ -156,8 +156,8 @@ func (b *bench) idle() {
 // letters are the dead letters of a class.
 func (b *bench) letters(class string) (all []inbox.DeadLetter) {
 	b.t.Helper()
-	err := b.source.Letters().Scan(context.Background(), class, func(d inbox.DeadLetter) (driver.Fate, error) {
-		all = append(all, d)
+	err := b.source.Letters().Scan(context.Background(), class, func(d *inbox.DeadLetter) (driver.Fate, error) {
+		all = append(all, *d)
 		return driver.Keep, nil
 	}, func(inbox.DeadLetter, error) {})
 	if err != nil {

@@ -1,6 +1,7 @@
 package inboxamqp
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -19,7 +20,7 @@ import (
 // Scan implements driver.Letters. A letter that returns leaves its queue once the broker has
 // confirmed it in the other.
 func (l *letters) Scan(
-	ctx context.Context, class string, visit func(inbox.DeadLetter) (driver.Fate, error), failed func(inbox.DeadLetter, error),
+	ctx context.Context, class string, visit func(*inbox.DeadLetter) (driver.Fate, error), failed func(inbox.DeadLetter, error),
 ) error {
 	copies, end := l.publisher(ctx)
 	defer end()
@@ -41,7 +42,7 @@ type scan struct {
 	returned    func(raw amqp.Delivery, queue string) amqpconn.Out
 	symfony     *wire.Symfony
 	copies      func() *amqpconn.Publisher
-	visit       func(inbox.DeadLetter) (driver.Fate, error)
+	visit       func(*inbox.DeadLetter) (driver.Fate, error)
 	failed      func(inbox.DeadLetter, error)
 	removed     int
 
@@ -119,12 +120,13 @@ func (s *scan) consume(tag string, window int) error {
 // look visits one message and does what is said.
 func (s *scan) look(ctx context.Context, raw amqp.Delivery) error {
 	dead := readDead(raw, s.class, s.symfony)
-	fate, err := s.visit(dead)
+	body := dead.Message.Body
+	fate, err := s.visit(&dead)
 	if err != nil || fate == driver.Keep {
 		return err
 	}
 	if fate == driver.Return {
-		if err := s.giveBack(ctx, raw, dead); err != nil {
+		if err := s.giveBack(ctx, raw, dead, body); err != nil {
 			s.failed(dead, err)
 			if unavailable(err) {
 				return err
@@ -197,8 +199,14 @@ func (s *scan) awaitReturned(ctx context.Context, want int) error {
 	}
 }
 
-// giveBack puts a message into the queue it came from.
-func (s *scan) giveBack(ctx context.Context, raw amqp.Delivery, dead inbox.DeadLetter) error {
+// giveBack puts a message into the queue it came from. Its body was another before it was edited.
+func (s *scan) giveBack(ctx context.Context, raw amqp.Delivery, dead inbox.DeadLetter, was []byte) error {
+	if is := dead.Message.Body; !bytes.Equal(was, is) {
+		if !bytes.Equal(raw.Body, was) { // the body is a part of what was sent
+			return driver.ErrNotEditable
+		}
+		raw.Body = is
+	}
 	return s.copies().Confirmed(ctx, s.returned(raw, dead.Message.Queue))
 }
 

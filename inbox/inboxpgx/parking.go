@@ -70,7 +70,7 @@ func newParking(pool *pgxpool.Pool, names tables, consumer string) *parking {
 		page: `SELECT seq, envelope, body FROM ` + name + ` WHERE consumer = $1 AND class COLLATE "C" = $2 AND seq > $3 AND seq <= $4
 			ORDER BY seq LIMIT $5`,
 		giveBack: `UPDATE ` + name + ` SET class = NULL, failed_at = NULL, stopped_at = NULL, claimed_by = NULL, claimed_until = NULL,
-			replays = $4, envelope = $5` + letter,
+			replays = $4, envelope = $5, body = $6` + letter,
 		remove: `DELETE FROM ` + name + letter,
 	}
 }
@@ -125,7 +125,7 @@ func (p *parking) Depths(ctx context.Context) (depths []inboxdriver.Depth, err e
 
 // Scan implements driver.Letters.
 func (p *parking) Scan(
-	ctx context.Context, class string, visit func(inbox.DeadLetter) (inboxdriver.Fate, error), failed func(inbox.DeadLetter, error),
+	ctx context.Context, class string, visit func(*inbox.DeadLetter) (inboxdriver.Fate, error), failed func(inbox.DeadLetter, error),
 ) error {
 	var last int64
 	if err := p.read(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
@@ -140,7 +140,7 @@ func (p *parking) Scan(
 		}
 		after = upTo
 		for _, dead := range page {
-			fate, err := visit(dead)
+			fate, err := visit(&dead)
 			if errors.Is(err, inboxdriver.ErrDone) {
 				return nil
 			}
@@ -185,7 +185,7 @@ func (p *parking) end(ctx context.Context, dead inbox.DeadLetter, fate inboxdriv
 		m.Replays++
 		envelope, err := envelopeOf(inbox.DeadLetter{Message: m})
 		if err == nil {
-			_, err = p.exec(ctx, p.giveBack, m.ID, dead.FailedAt, m.Replays, envelope)
+			_, err = p.exec(ctx, p.giveBack, m.ID, dead.FailedAt, m.Replays, envelope, bodyOf(&m))
 		}
 		return err
 	}

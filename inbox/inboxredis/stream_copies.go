@@ -1,6 +1,8 @@
 package inboxredis
 
 import (
+	"bytes"
+	"maps"
 	"strconv"
 	"time"
 
@@ -62,6 +64,17 @@ func deadCopy(d *delivery, letter inbox.DeadLetter) []any {
 func replayCopy(fields map[string]any) []any {
 	replays := min(max(number(fields[wire.HeaderReplays]), 0), maxAttempt)
 	return copied(fields, map[string]string{wire.HeaderReplays: strconv.Itoa(replays + 1)})
+}
+
+// edited returns the fields with another body, where the body is all that they hold of it.
+func edited(fields map[string]any, was, is []byte) (map[string]any, error) {
+	all := maps.Clone(unpacked(fields))
+	if all[fieldSymfony] != nil || !bytes.Equal([]byte(text(all[fieldBody])), was) {
+		return nil, driver.ErrNotEditable
+	}
+	delete(all, fieldPacked)
+	all[fieldBody] = string(is)
+	return all, nil
 }
 
 // readDead reads back what deadCopy wrote.

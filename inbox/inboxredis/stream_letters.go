@@ -1,6 +1,7 @@
 package inboxredis
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"strconv"
@@ -61,7 +62,7 @@ func timeOf(id string) time.Time {
 }
 
 // Scan implements driver.Letters.
-func (l *letters) Scan(ctx context.Context, class string, visit func(inbox.DeadLetter) (driver.Fate, error), failed func(inbox.DeadLetter, error)) error {
+func (l *letters) Scan(ctx context.Context, class string, visit func(*inbox.DeadLetter) (driver.Fate, error), failed func(inbox.DeadLetter, error)) error {
 	key := l.group.keys.dead(l.group.cfg.DeadLetterPrefix, class)
 	last, err := within(ctx, l.group, func(ctx context.Context) ([]redis.XMessage, error) {
 		return l.group.client.XRevRangeN(ctx, key, "+", "-", 1).Result()
@@ -81,14 +82,15 @@ func (l *letters) Scan(ctx context.Context, class string, visit func(inbox.DeadL
 		for _, m := range page {
 			letter := readDead(m.Values, l.group.keys.stream, class, l.group.cfg.symfony)
 			bytes += len(letter.Message.Body)
-			fate, err := visit(letter)
+			body := letter.Message.Body
+			fate, err := visit(&letter)
 			switch {
 			case errors.Is(err, driver.ErrDone):
 				return nil
 			case err != nil:
 				return err
 			}
-			switch err := l.settle(ctx, key, m, fate); {
+			switch err := l.settle(ctx, key, m, fate, body, letter.Message.Body); {
 			case errors.Is(err, driver.ErrUnavailable):
 				failed(letter, err)
 				return err
@@ -101,16 +103,24 @@ func (l *letters) Scan(ctx context.Context, class string, visit func(inbox.DeadL
 	}
 }
 
-// settle does what was decided of a letter. One that is gone was returned or deleted by somebody else.
-func (l *letters) settle(ctx context.Context, key string, m redis.XMessage, fate driver.Fate) error {
+// settle does what was decided of a letter, whose body was one and is another. A letter that is gone was
+// returned or deleted by somebody else.
+func (l *letters) settle(ctx context.Context, key string, m redis.XMessage, fate driver.Fate, was, is []byte) error {
 	if fate == driver.Keep {
 		return nil
+	}
+	fields := m.Values
+	if fate == driver.Return && !bytes.Equal(was, is) {
+		var err error
+		if fields, err = edited(fields, was, is); err != nil {
+			return err
+		}
 	}
 	_, err := within(ctx, l.group, func(ctx context.Context) (any, error) {
 		if fate == driver.Drop {
 			return doOnce(ctx, l.group.client, "xdel", key, m.ID)
 		}
-		return runOnce(ctx, l.group.client, returnScript, []string{key, l.group.keys.retries()}, append([]any{m.ID}, replayCopy(m.Values)...)...)
+		return runOnce(ctx, l.group.client, returnScript, []string{key, l.group.keys.retries()}, append([]any{m.ID}, replayCopy(fields)...)...)
 	})
 	if err != nil {
 		return classify(err)

@@ -30,6 +30,7 @@ func TestParking(t *testing.T, newParkings func(t *testing.T) func(consumer stri
 		"heads":            testParkingHeads,
 		"letters":          testParkingLetters,
 		"replays at once":  testParkingReplaysAtOnce,
+		"edited":           testParkingEdited,
 		"odd time stamps":  testParkingOddTimes,
 		"claims":           testParkingClaims,
 		"claims that end":  testParkingClaimsThatEnd,
@@ -359,7 +360,7 @@ func testParkingLetters(t *testing.T, p parkingTester) {
 		t.Fatalf("depths %+v, error %v", depths, err)
 	}
 	visited := 0
-	if err := p.Scan(t.Context(), "payment", func(dead inbox.DeadLetter) (driver.Fate, error) {
+	if err := p.Scan(t.Context(), "payment", func(dead *inbox.DeadLetter) (driver.Fate, error) {
 		if visited == n {
 			t.Fatal("more than were there")
 		}
@@ -377,21 +378,44 @@ func testParkingLetters(t *testing.T, p parkingTester) {
 		t.Errorf("%d letters afterwards, error %v", found, err)
 	}
 	enough := 0
-	if err := p.Scan(t.Context(), "payment", func(inbox.DeadLetter) (driver.Fate, error) {
+	if err := p.Scan(t.Context(), "payment", func(*inbox.DeadLetter) (driver.Fate, error) {
 		enough++
 		return driver.Drop, driver.ErrDone
 	}, func(_ inbox.DeadLetter, err error) { t.Error(err) }); err != nil || enough != 1 {
 		t.Errorf("visited %d, error %v", enough, err)
 	}
-	if err := p.Scan(t.Context(), "payment", func(inbox.DeadLetter) (driver.Fate, error) { return driver.Drop, errNo },
+	if err := p.Scan(t.Context(), "payment", func(*inbox.DeadLetter) (driver.Fate, error) { return driver.Drop, errNo },
 		func(_ inbox.DeadLetter, err error) { t.Error(err) }); !errors.Is(err, errNo) {
 		t.Errorf("error %v", err)
 	}
 	if found, err := p.letters().Count(t.Context(), inbox.Filter{Class: "payment"}); found != n/3+n || err != nil {
 		t.Errorf("%d letters in the end, error %v", found, err)
 	}
-	if err := p.Scan(t.Context(), "", func(inbox.DeadLetter) (driver.Fate, error) { return driver.Drop, nil }, nil); err != nil {
+	if err := p.Scan(t.Context(), "", func(*inbox.DeadLetter) (driver.Fate, error) { return driver.Drop, nil }, nil); err != nil {
 		t.Error(err)
+	}
+}
+
+// A letter that returns has the body that it was given; one that cannot be edited stays.
+func testParkingEdited(t *testing.T, p parkingTester) {
+	const body = `{"edited":true}`
+	stays := p.stop(t, "a", queued(1), errNo).Message.ID
+	p.stop(t, "b", queued(2), errNo)
+	edit := func(m inbox.Message) ([]byte, error) {
+		if m.ID == stays {
+			return nil, errNo
+		}
+		return []byte(body), nil
+	}
+	got, err := p.letters().Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "suite", Edit: edit})
+	if got != (inbox.Replayed{Returned: 1, Failed: 1}) || !errors.Is(err, errNo) {
+		t.Errorf("replayed %+v, error %v", got, err)
+	}
+	if m, _ := p.claim(t, "b"); m == nil || string(m.Body) != body {
+		t.Errorf("claimed %+v", m)
+	}
+	if left, err := p.letters().List(t.Context(), inbox.Filter{}); err != nil || len(left) != 1 || left[0].Message.ID != stays {
+		t.Errorf("left %+v, error %v", left, err)
 	}
 }
 

@@ -32,7 +32,7 @@ func testScan(t *testing.T, f SourceFixture) {
 	wantDepth(t, l, OwnClass, n)
 	wantDepth(t, l, driver.ClassDefault, 0)
 	visited := 0
-	if err := l.Scan(t.Context(), OwnClass, func(inbox.DeadLetter) (driver.Fate, error) {
+	if err := l.Scan(t.Context(), OwnClass, func(*inbox.DeadLetter) (driver.Fate, error) {
 		visited++
 		return []driver.Fate{driver.Keep, driver.Drop}[visited%2], nil
 	}, never(t)); err != nil {
@@ -75,23 +75,29 @@ func compare(a, b string) int {
 	return 1
 }
 
-// What a scan returns is in the queue again as if it had never been tried.
+// What a scan returns is in the queue again as if it had never been tried, with the body that it was given.
 func testScanReturns(t *testing.T, f SourceFixture) {
 	want := full()
 	f.Publish(t, want)
 	source := running(t, f)
 	s := begin(t, source, 10)
 	l := f.Letters(t)
-	for round := 1; round <= 2; round++ {
+	bodies := [][]byte{want.Body, []byte(`{"edited":true}`), {}}
+	for round, body := range bodies {
+		round++
 		d := take(t, s, 1)[0]
 		letter := driver.NewDeadLetter(d.Message(), driver.Failure{Class: "unheard-of", Err: errors.New("broken")}, "suite", time.Now())
 		letter.Attempts = 6
 		letter.Message.History = []inbox.FailedAttempt{{At: time.Now(), Error: "broken", Consumer: "suite"}}
 		moved(t, source, s, driver.Move{Delivery: d, Target: driver.ToDead, Letter: letter})
 		wantDepth(t, l, driver.ClassDefault, 1)
-		if err := l.Scan(t.Context(), driver.ClassDefault, func(inbox.DeadLetter) (driver.Fate, error) { return driver.Return, nil }, never(t)); err != nil {
+		if err := l.Scan(t.Context(), driver.ClassDefault, func(dead *inbox.DeadLetter) (driver.Fate, error) {
+			dead.Message.Body = body
+			return driver.Return, nil
+		}, never(t)); err != nil {
 			t.Fatal(err)
 		}
+		want.Body = body
 		wantDepth(t, l, driver.ClassDefault, 0)
 		d = take(t, s, 1)[0]
 		m := d.Message()
@@ -122,7 +128,7 @@ func testScanEnds(t *testing.T, f SourceFixture) {
 	left := n
 	for _, end := range []error{boom, driver.ErrDone} {
 		visited := 0
-		err := l.Scan(t.Context(), driver.ClassDefault, func(inbox.DeadLetter) (driver.Fate, error) {
+		err := l.Scan(t.Context(), driver.ClassDefault, func(*inbox.DeadLetter) (driver.Fate, error) {
 			if visited++; visited == 3 {
 				return driver.Drop, end
 			}
@@ -139,7 +145,7 @@ func testScanEnds(t *testing.T, f SourceFixture) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	drop := func(inbox.DeadLetter) (driver.Fate, error) { return driver.Drop, nil }
+	drop := func(*inbox.DeadLetter) (driver.Fate, error) { return driver.Drop, nil }
 	if err := l.Scan(ctx, driver.ClassDefault, drop, never(t)); !errors.Is(err, context.Canceled) {
 		t.Errorf("with a context that has ended: %v", err)
 	}
@@ -154,7 +160,7 @@ func testScansAtOnce(t *testing.T, f SourceFixture) {
 	const n = 120
 	letters(t, f, driver.ClassDefault, n)
 	var scans sync.WaitGroup
-	slow := func(inbox.DeadLetter) (driver.Fate, error) {
+	slow := func(*inbox.DeadLetter) (driver.Fate, error) {
 		time.Sleep(time.Millisecond)
 		return driver.Return, nil
 	}
@@ -170,7 +176,7 @@ func testScansAtOnce(t *testing.T, f SourceFixture) {
 	// What one of them held while another one looked is for a later scan.
 	l := f.Letters(t)
 	await(t, func() error {
-		if err := l.Scan(t.Context(), driver.ClassDefault, func(inbox.DeadLetter) (driver.Fate, error) { return driver.Return, nil }, never(t)); err != nil {
+		if err := l.Scan(t.Context(), driver.ClassDefault, func(*inbox.DeadLetter) (driver.Fate, error) { return driver.Return, nil }, never(t)); err != nil {
 			return err
 		}
 		depths, err := l.Depths(t.Context())
@@ -203,7 +209,7 @@ func testScanFaults(t *testing.T, f SourceFixture) {
 	all := letters(t, f, driver.ClassDefault, n)
 	l := f.Letters(t)
 	visited := 0
-	visit := func(inbox.DeadLetter) (driver.Fate, error) {
+	visit := func(*inbox.DeadLetter) (driver.Fate, error) {
 		if visited++; visited%40 == 0 {
 			f.Network.CutConnections()
 		}

@@ -254,8 +254,8 @@ func testMoveForOneConsumer(t *testing.T, f SourceFixture) {
 // scan returns the dead letters of a class and leaves them.
 func scan(t *testing.T, f SourceFixture, class string) (all []inbox.DeadLetter) {
 	t.Helper()
-	keep := func(d inbox.DeadLetter) (driver.Fate, error) {
-		all = append(all, d)
+	keep := func(d *inbox.DeadLetter) (driver.Fate, error) {
+		all = append(all, *d)
 		return driver.Keep, nil
 	}
 	await(t, func() error { // a server that is slow to answer is not what is tested

@@ -319,7 +319,7 @@ func TestLetters(t *testing.T) {
 			}
 		}
 		var seen []string
-		err = letters.Scan(t.Context(), conformance.OwnClass, func(dead inbox.DeadLetter) (driver.Fate, error) {
+		err = letters.Scan(t.Context(), conformance.OwnClass, func(dead *inbox.DeadLetter) (driver.Fate, error) {
 			if seen = append(seen, dead.Message.Name); len(seen) == 2 {
 				return driver.Return, driver.ErrDone
 			}

@@ -42,10 +42,10 @@ func (l letters) Depths(ctx context.Context) ([]driver.Depth, error) {
 
 // Scan implements driver.Letters.
 func (l letters) Scan(
-	ctx context.Context, class string, visit func(inbox.DeadLetter) (driver.Fate, error), failed func(inbox.DeadLetter, error),
+	ctx context.Context, class string, visit func(*inbox.DeadLetter) (driver.Fate, error), failed func(inbox.DeadLetter, error),
 ) error {
 	done := false
-	noting := func(dead inbox.DeadLetter) (driver.Fate, error) {
+	noting := func(dead *inbox.DeadLetter) (driver.Fate, error) {
 		fate, err := visit(dead)
 		done = errors.Is(err, driver.ErrDone)
 		return fate, err

@@ -111,10 +111,10 @@ func (p *Parking) Depths(ctx context.Context) ([]driver.Depth, error) {
 
 // Scan implements driver.Letters.
 func (p *Parking) Scan(
-	ctx context.Context, class string, visit func(inbox.DeadLetter) (driver.Fate, error), _ func(inbox.DeadLetter, error),
+	ctx context.Context, class string, visit func(*inbox.DeadLetter) (driver.Fate, error), _ func(inbox.DeadLetter, error),
 ) error {
 	for _, dead := range p.letters(class) {
-		fate, err := visit(dead)
+		fate, err := visit(&dead)
 		if errors.Is(err, driver.ErrDone) {
 			return nil
 		}
@@ -152,6 +152,7 @@ func (p *Parking) end(dead inbox.DeadLetter, fate driver.Fate) {
 		p.parked = slices.DeleteFunc(p.parked, func(other *parked) bool { return other == one })
 	case driver.Return:
 		m := one.Message
+		m.Body = dead.Message.Body
 		m.Attempt, m.Recovered, m.FirstFailedAt, m.History = 1, 0, time.Time{}, nil
 		m.Replays++
 		*one = parked{key: one.key, DeadLetter: inbox.DeadLetter{Message: m}}

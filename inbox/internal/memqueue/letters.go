@@ -1,6 +1,7 @@
 package memqueue
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"slices"
@@ -44,7 +45,7 @@ func (l *letters) Depths(ctx context.Context) ([]driver.Depth, error) {
 
 // Scan implements driver.Letters.
 func (l *letters) Scan(
-	ctx context.Context, class string, visit func(inbox.DeadLetter) (driver.Fate, error), failed func(inbox.DeadLetter, error),
+	ctx context.Context, class string, visit func(*inbox.DeadLetter) (driver.Fate, error), failed func(inbox.DeadLetter, error),
 ) error {
 	for _, one := range l.all(class) {
 		if err := ctx.Err(); err != nil {
@@ -54,14 +55,14 @@ func (l *letters) Scan(
 		if !there {
 			continue // somebody else was faster
 		}
-		fate, err := visit(dead)
+		fate, err := visit(&dead)
 		if errors.Is(err, driver.ErrDone) {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		if err := l.end(ctx, one, fate); err != nil {
+		if err := l.end(ctx, one, fate, dead.Message.Body); err != nil {
 			failed(dead, err)
 		}
 	}
@@ -84,8 +85,9 @@ func (l *letters) show(one *letter) (dead inbox.DeadLetter, there bool) {
 	return dead, !one.gone
 }
 
-// end does to a letter what the fate says, unless somebody else was faster.
-func (l *letters) end(ctx context.Context, one *letter, fate driver.Fate) error {
+// end does to a letter what the fate says, unless somebody else was faster. Body is that of a message
+// that returns.
+func (l *letters) end(ctx context.Context, one *letter, fate driver.Fate, body []byte) error {
 	if fate == driver.Keep {
 		return nil
 	}
@@ -105,6 +107,7 @@ func (l *letters) end(ctx context.Context, one *letter, fate driver.Fate) error 
 		}
 		m := q.fresh(&one.Message)
 		m.Replays++
+		m.Body = bytes.Clone(body)
 		q.append(m)
 	}
 	one.gone = true
