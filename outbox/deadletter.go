@@ -96,6 +96,10 @@ type Replay struct {
 	PerSecond float64
 	// DryRun counts and moves nothing.
 	DryRun bool
+	// Edit returns the body with which a message goes back, or an error: it stays and counts as failed. A
+	// DryRun asks it, too. It must not change what it is given. Messages keep their ids. With it they
+	// move a few at a time, not all or none. Optional.
+	Edit func(Message) ([]byte, error)
 	// Force returns those, too, that were stored more than 8 days ago. Such a message may have been
 	// published after all, its confirm lost on the way, and its consumers remember no longer whether
 	// they have processed it.
@@ -108,6 +112,6 @@ type Replayed struct {
 	Returned int
 	// Outlived were refused for their age, and stay. The error of Replay is then ErrOutlived.
 	Outlived int
-	// Failed could not be returned, since the outbox holds their id again. They stay.
+	// Failed could not be edited, or the outbox holds their id again. They stay.
 	Failed int
 }

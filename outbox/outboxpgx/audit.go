@@ -30,7 +30,7 @@ type AuditEntry struct {
 	At time.Time
 	// By and Reason are as the caller gave them.
 	By, Reason string
-	// Action is "replay" or "remove".
+	// Action is "replay", "edit" for a replay that replaced bodies, or "remove".
 	Action string
 	// Count is how many dead letters it changed.
 	Count int

@@ -14,21 +14,29 @@ import (
 )
 
 // Replay implements outbox.DeadLetters. All letters move or none, but for those whose id the outbox
-// holds again and those that are too old: they stay.
+// holds again and those that are too old: they stay. With an Edit that is so for 20 at a time.
 func (d *deadLetters) Replay(ctx context.Context, f outbox.Filter, r outbox.Replay) (outbox.Replayed, error) {
 	if err := deadletter.CheckReplay(r); err != nil {
 		return outbox.Replayed{}, err
 	}
+	if r.Edit != nil {
+		return d.replayEdited(ctx, f, r)
+	}
 	if r.DryRun {
 		return d.tryReplay(ctx, f, r)
 	}
+	return d.move(ctx, f, r, 0, bodies{})
+}
+
+// move brings letters back, edited or not, behind the before that the same call has brought already.
+func (d *deadLetters) move(ctx context.Context, f outbox.Filter, r outbox.Replay, before int, edited bodies) (outbox.Replayed, error) {
 	var between int64 // microseconds
 	if r.PerSecond > 0 {
 		between = int64(min(float64(time.Second/time.Microsecond)/r.PerSecond, float64(365*24*time.Hour/time.Microsecond)))
 	}
 	var replayed outbox.Replayed
 	err := d.change(ctx, actionReplay, d.sql.replay, f, r.By, r.Reason,
-		[]any{deadletter.Retention.Microseconds(), r.Force, between}, &replayed.Returned, &replayed.Outlived, &replayed.Failed)
+		[]any{deadletter.Retention.Microseconds(), r.Force, between, before, edited.raw, edited.each}, &replayed.Returned, &replayed.Outlived, &replayed.Failed)
 	if err != nil {
 		return outbox.Replayed{}, err
 	}

@@ -4,7 +4,7 @@ import "strings"
 
 // deadStatements are the SQL of lists for operators, with the table names filled in.
 type deadStatements struct {
-	list, count, groups, trial, replay, remove, audit string
+	list, count, chosen, groups, trial, replay, remove, audit string
 
 	waitingReady, waitingParked string
 }
@@ -19,7 +19,7 @@ func (t tables) deadStatements() deadStatements {
 	}
 	return deadStatements{
 		waitingReady: waiting(waitingReadySQL), waitingParked: waiting(waitingParkedSQL),
-		list: fill(deadListSQL), count: fill(deadCountSQL), groups: fill(deadGroupsSQL),
+		list: fill(deadListSQL), count: fill(deadCountSQL), chosen: fill(deadChosenSQL), groups: fill(deadGroupsSQL),
 		trial: fill(deadTrialSQL), replay: fill(deadReplaySQL), remove: fill(deadRemoveSQL), audit: fill(auditSQL),
 	}
 }
@@ -38,6 +38,8 @@ SELECT {record}, left(error_class, 100), left(last_error, 1000), died_at, finger
 FROM (SELECT d.*, fits AS texts, fits AND sum(octet_length(body)) FILTER (WHERE fits) OVER (ORDER BY died_at, seq) <= $10 AS whole
       FROM (SELECT o.*, {fits} AS fits FROM {dead} o WHERE {where}) d) d
 ORDER BY died_at, seq`
+
+const deadChosenSQL = `WITH {replayed}) SELECT id FROM chosen`
 
 const deadCountSQL = `SELECT count(*) FROM (SELECT FROM {dead} WHERE {where}) d`
 
@@ -69,19 +71,21 @@ WITH {replayed})
 SELECT (SELECT count(*) FROM chosen), (SELECT count(*) FROM outlived), (SELECT count(*) FROM again)`
 
 // Locked before they are deleted, so that two at once do not return one letter twice. Who did it is
-// noted only if something was changed. $12 microseconds between two, $13 who, $14 why, $15 the filter.
+// noted only if something was changed. $12 microseconds between two, $13 how many were returned before,
+// $14 and $15 the bodies of those that were edited, $16 who, $17 why, $18 the filter.
 const deadReplaySQL = `
 WITH {replayed} FOR UPDATE OF d SKIP LOCKED),
      gone AS (DELETE FROM {dead} d USING chosen c WHERE d.id = c.id RETURNING d.*),
      back AS (
        INSERT INTO {outbox} ({columns}, created_at, due_at)
-       SELECT id, lane, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers, created_at,
-              CASE WHEN $12::bigint > 0 THEN now() + (row_number() OVER (ORDER BY seq) - 1) * $12::bigint * interval '1 microsecond' END
-       FROM gone ORDER BY seq RETURNING 1),
+       SELECT id, lane, name, coalesce(edited_body, body), content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers,
+              created_at, CASE WHEN $12::bigint > 0 THEN now() + ($13::bigint + row_number() OVER (ORDER BY seq) - 1) * $12::bigint * interval '1 microsecond' END
+       FROM gone LEFT JOIN unnest($14::uuid[], $15::bytea[]) AS edited (edited_id, edited_body) ON edited_id = id
+       ORDER BY seq RETURNING 1),
      changed AS (SELECT count(*) AS n FROM back),
      noted AS (
        INSERT INTO {audit} (actor, reason, action, count, filter)
-       SELECT $13::text, $14::text, 'replay', n, $15::text::jsonb FROM changed WHERE n > 0)
+       SELECT $16::text, $17::text, CASE WHEN $14::uuid[] IS NULL THEN 'replay' ELSE 'edit' END, n, $18::text::jsonb FROM changed WHERE n > 0)
 SELECT n, (SELECT count(*) FROM outlived), (SELECT count(*) FROM again) FROM changed`
 
 // $10 who, $11 why, $12 the filter.

@@ -227,7 +227,16 @@ func (s *script) replayDead(ctx context.Context) {
 	one := outbox.Filter{IDs: []uuid.UUID{id}}
 	n, err := s.dead.Count(ctx, one)
 	s.note("%d of them: %s", n, kind(err))
-	replayed, err := s.dead.Replay(ctx, one, outbox.Replay{By: "me", DryRun: pick%3 == 0})
+	how := outbox.Replay{By: "me", DryRun: pick%3 == 0}
+	if pick%5 < 2 {
+		how.Edit = func(m outbox.Message) ([]byte, error) {
+			if pick%5 == 0 {
+				return nil, errOnPurpose
+			}
+			return append([]byte("edited "), m.Body...), nil
+		}
+	}
+	replayed, err := s.dead.Replay(ctx, one, how)
 	s.note("%+v: %s", replayed, kind(err))
 }
 

@@ -3,6 +3,8 @@ package outboxtest
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -160,10 +162,33 @@ func (d deadLetters) Replay(ctx context.Context, f outbox.Filter, r outbox.Repla
 		Returned: len(chosen), Outlived: len(d.selected(f, refused)),
 		Failed: len(d.selected(f, func(l dead) bool { return !refused(l) && again(l) })),
 	}
+	chosen, refusal := edited(chosen, r.Edit)
+	replayed.Failed += replayed.Returned - len(chosen)
+	replayed.Returned = len(chosen)
 	if !r.DryRun {
 		d.bringBack(chosen, r.PerSecond)
 	}
-	return replayed, deadletter.Outlived(replayed.Outlived)
+	return replayed, errors.Join(refusal, deadletter.Outlived(replayed.Outlived))
+}
+
+// edited are letters with the bodies that edit gives them, but for those that it refuses: the error is of
+// the first.
+func edited(letters []dead, edit func(outbox.Message) ([]byte, error)) (all []dead, refused error) {
+	if edit == nil {
+		return letters, nil
+	}
+	for _, l := range letters {
+		body, err := edit(stored.Message(clone(l.Message)))
+		if err != nil {
+			if refused == nil {
+				refused = fmt.Errorf("outbox: message %s cannot be edited: %w", l.ID, err)
+			}
+			continue
+		}
+		l.Body = slices.Clone(body)
+		all = append(all, l)
+	}
+	return all, refused
 }
 
 // bringBack makes messages of dead letters, in stored order and behind all others. The caller holds
