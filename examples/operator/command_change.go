@@ -8,18 +8,28 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// editAndRetry is what the log calls a retry that replaced bodies.
+const editAndRetry = "edit and retry"
+
 // retry sends dead letters again.
 func (o *Operator) retry() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "retry [ID...]", Short: "Send dead letters again",
 		Long: "Send dead letters again: those of an outbox to be published, those of a consumer to be processed, with their\n" +
-			"attempts forgotten. Mend first what made them fail.",
+			"attempts forgotten. Mend first what made them fail. --body and --patch replace their bodies on the way; their ids stay,\n" +
+			"so that what was processed after all is not processed again.",
 	}
 	from, selected, changed := o.addFrom(cmd), addSelectFlags(cmd), addChangeFlags(cmd)
 	all := addAll(cmd)
 	cmd.Flags().Float64Var(&changed.c.PerSecond, "rate", 0, "at most so many a second (0: as fast as it goes)")
 	cmd.Flags().BoolVar(&changed.c.Force, "force", false, "also those that are older than the consumers' memory of what was processed: they may take effect twice")
+	edited := addEditFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		e, err := edited.edit(cmd, args)
+		if err != nil {
+			return err
+		}
+		changed.c.Edit = e.function(nil)
 		return o.change(cmd, "retry", from, selected, changed, *all, args)
 	}
 	return cmd
@@ -84,6 +94,8 @@ func (o *Operator) apply(ctx context.Context, what string, p place, s selection,
 		switch {
 		case what == "retry":
 			return p.replay(ctx, s, c)
+		case what != "drop":
+			return replayed{}, fmt.Errorf("%.40q is no change", what)
 		case c.DryRun:
 			n, err := p.count(ctx, s)
 			return replayed{Returned: n}, err
@@ -95,7 +107,11 @@ func (o *Operator) apply(ctx context.Context, what string, p place, s selection,
 		return do()
 	}
 	var r replayed
-	err := o.noted(ctx, Action{What: what, On: p.name, Chosen: s.String(), By: c.By, Reason: c.Reason}, func() (int, error) {
+	noted := what
+	if c.Edit != nil {
+		noted = editAndRetry
+	}
+	err := o.noted(ctx, Action{What: noted, On: p.name, Chosen: s.String(), By: c.By, Reason: c.Reason}, func() (int, error) {
 		var err error
 		r, err = do()
 		return r.Returned, err

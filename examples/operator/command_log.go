@@ -55,7 +55,7 @@ func (o *Operator) actions(ctx context.Context, limit int) ([]Action, error) {
 }
 
 func auditAction(name string, e outboxpgx.AuditEntry) Action {
-	what := map[string]string{"replay": "retry", "remove": "drop"}[e.Action]
+	what := map[string]string{"replay": "retry", "edit": editAndRetry, "remove": "drop"}[e.Action]
 	if what == "" {
 		what = e.Action
 	}

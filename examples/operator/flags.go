@@ -2,6 +2,8 @@ package operator
 
 import (
 	"fmt"
+	"io"
+	"os"
 	"os/user"
 	"slices"
 	"strconv"
@@ -170,6 +172,47 @@ func addChangeFlags(cmd *cobra.Command) *changeFlags {
 	flags.StringVar(&f.c.Reason, "reason", "", "`why`; kept, too")
 	flags.BoolVar(&f.c.DryRun, "dry-run", false, "only tell what would be done")
 	return f
+}
+
+// editFlags replace bodies.
+type editFlags struct{ file, patch string }
+
+func addEditFlags(cmd *cobra.Command) *editFlags {
+	f := &editFlags{}
+	cmd.Flags().StringVar(&f.file, "body", "", "the one message gets the content of this `file` as its body (-: of the standard input)")
+	cmd.Flags().StringVar(&f.patch, "patch", "", "the bodies are changed by this JSON merge `patch` (RFC 7396), such as '{\"currency\":\"EUR\",\"total\":null}'")
+	return f
+}
+
+// edit is what the flags say of the messages that are named.
+func (f *editFlags) edit(cmd *cobra.Command, ids []string) (e edit, err error) {
+	e.Patch = f.patch
+	if f.file != "" {
+		if len(ids) != 1 {
+			return e, usagef("--body: name the one message that gets it")
+		}
+		if e.Body, err = readFile(cmd, f.file); err != nil {
+			return e, usagef("--body: %w", err)
+		}
+	}
+	if err := e.validate(); err != nil {
+		return e, usagef("%w", err)
+	}
+	return e, nil
+}
+
+// readFile reads what a body may have, and a byte more.
+func readFile(cmd *cobra.Command, name string) ([]byte, error) {
+	in := cmd.InOrStdin()
+	if name != "-" {
+		file, err := os.Open(name)
+		if err != nil {
+			return nil, err
+		}
+		defer file.Close()
+		in = file
+	}
+	return io.ReadAll(io.LimitReader(in, maxEdit+1))
 }
 
 // change is what the flags say.

@@ -103,6 +103,8 @@ type change struct {
 	PerSecond  float64
 	DryRun     bool
 	Force      bool
+	// Edit returns the body that a message gets which is tried again. Optional.
+	Edit func(MaskedMessage) ([]byte, error)
 	// Progress learns how many are done. Optional.
 	Progress func(done int)
 }

@@ -51,6 +51,11 @@ func (i inboxShelf) replay(ctx context.Context, s selection, c change) (replayed
 	if c.Progress != nil {
 		how.Progress = func(r inbox.Replayed) { c.Progress(r.Returned + r.Outlived + r.Failed) }
 	}
+	if c.Edit != nil {
+		how.Edit = func(m inbox.Message) ([]byte, error) {
+			return c.Edit(MaskedMessage{i.name, m.Name, m.ContentType, m.Body})
+		}
+	}
 	r, err := i.letters.Replay(ctx, inboxFilter(s), how)
 	return replayed(r), err
 }

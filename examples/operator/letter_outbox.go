@@ -48,9 +48,13 @@ func (o outboxShelf) groups(ctx context.Context, s selection) ([]group, error) {
 
 // replay is one statement: its progress is all or nothing.
 func (o outboxShelf) replay(ctx context.Context, s selection, c change) (replayed, error) {
-	r, err := o.letters.Replay(ctx, outboxFilter(s), outbox.Replay{
-		By: c.By, Reason: c.Reason, PerSecond: c.PerSecond, DryRun: c.DryRun, Force: c.Force,
-	})
+	how := outbox.Replay{By: c.By, Reason: c.Reason, PerSecond: c.PerSecond, DryRun: c.DryRun, Force: c.Force}
+	if c.Edit != nil {
+		how.Edit = func(m outbox.Message) ([]byte, error) {
+			return c.Edit(MaskedMessage{o.name, m.Name, m.ContentType, m.Body})
+		}
+	}
+	r, err := o.letters.Replay(ctx, outboxFilter(s), how)
 	if c.Progress != nil {
 		c.Progress(r.Returned + r.Outlived + r.Failed)
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -42,21 +43,34 @@ type rig struct {
 	cfg     operator.Config
 	ids     map[string]uuid.UUID // of a, b and d
 	limiter *ratelimit.Memory
+	relay   *outbox.Relay
+	sent    map[string]string // bodies of what was published, by name
 	mended  bool
+}
+
+// published mends what fails, publishes what waits and returns the body of a message.
+func (r *rig) published(t *testing.T, name string) string {
+	t.Helper()
+	r.mended = true
+	_, err := r.relay.Drain(t.Context(), outbox.Bounds{})
+	check(t, err)
+	return r.sent[name]
 }
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	r := &rig{ids: map[string]uuid.UUID{}}
+	r := &rig{ids: map[string]uuid.UUID{}, sent: map[string]string{}}
 	manager := txretrytest.New(txretrytest.Config{})
 	store, publisher, broker := outboxtest.New(), outboxtest.NewPublisher(), inboxtest.NewBroker()
 	publisher.Respond(func(m driver.Message) error {
 		if r.mended {
+			r.sent[m.Name] = string(m.Body)
 			return nil
 		}
 		return &driver.PublishError{Class: driver.Permanent, Err: fmt.Errorf("no exchange %s", m.Name)}
 	})
 	relay := must(outbox.NewRelay(store, publisher, outbox.RelayConfig{Retry: outbox.RetryPolicy{MaxAttempts: 1}, Logger: quiet}))(t)
+	r.relay = relay
 	write := func(name string) {
 		t.Helper()
 		m := must(outbox.NewMessage(name, map[string]string{"secret": name}))(t)
@@ -480,5 +494,24 @@ func TestMemoryLogIsBounded(t *testing.T) {
 	all := must(log.List(t.Context(), 2000))(t)
 	if len(all) != 1000 || all[0].What != "999" || *all[0].Count != 999 || slices.ContainsFunc(all, func(a operator.Action) bool { return a.What == "first" }) {
 		t.Errorf("%d actions, the newest %+v", len(all), all[0])
+	}
+}
+
+// A body is replaced on the way back, by a file or by a patch; the log says so.
+func TestEdit(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	file := filepath.Join(t.TempDir(), "body")
+	check(t, os.WriteFile(file, []byte("mended"), 0o600))
+	r.wants(t, 0, []string{"retry", "--from=outbox", "--body=" + file, "--dry-run", r.ids["b"].String()}, "outbox: 1 would be retried")
+	r.wants(t, 0, []string{"retry", "--from=outbox", "--body=" + file, r.ids["b"].String()}, "outbox: 1 retried")
+	r.wants(t, 0, []string{"retry", "--from=outbox", "--name=a", `--patch={"secret":null,"n":1}`, "--by=ada"}, "outbox: 1 retried")
+	if a, b := r.published(t, "a"), r.published(t, "b"); a != `{"n":1}` || b != "mended" {
+		t.Errorf("published %s and %s", a, b)
+	}
+	r.wants(t, 0, []string{"log"}, "edit and retry", "ada")
+	for _, args := range [][]string{{"--all", "--body=" + file}, {"--all", "--patch=[]"}, {"--all", "--patch={"}, {r.ids["d"].String(), "--body=/nowhere"},
+		{r.ids["d"].String(), "--body=" + file, `--patch={"a":1}`}} {
+		r.wants(t, 2, append([]string{"retry"}, args...))
 	}
 }

@@ -110,6 +110,7 @@ func (p *Page) mux() *http.ServeMux {
 	mux.Handle("GET /job", p.reader(p.showJob))
 	mux.Handle("GET /progress", p.reader(p.progress))
 	mux.Handle("GET /preview", p.changer(p.preview))
+	mux.Handle("POST /preview", p.changer(p.preview)) // a body is too long for an address
 	mux.Handle("POST /apply", p.changer(p.apply))
 	mux.Handle("POST /reset", p.changer(p.reset))
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {

@@ -1,12 +1,16 @@
 package operator
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
@@ -26,6 +30,9 @@ type plan struct {
 	Rate   string // as it was typed
 	Force  bool
 	Reason string
+	// Edited is the body of the one message that is retried, as it was typed, and Patch one for all.
+	Edited *string
+	Patch  string
 	change change
 }
 
@@ -46,12 +53,63 @@ func (p *Page) parsePlan(v visit) (plan, error) {
 		return l, fmt.Errorf("%.40q is neither retry nor drop", l.What)
 	}
 	l.change = change{By: v.access.By, Reason: l.Reason, Force: l.Force}
+	if err := p.parseEdit(v, &l); err != nil {
+		return l, err
+	}
 	if l.Rate != "" {
 		if l.change.PerSecond, err = strconv.ParseFloat(l.Rate, 64); err != nil {
 			return l, fmt.Errorf("%.40q is no number of messages a second", l.Rate)
 		}
 	}
 	return l, l.change.validate()
+}
+
+// parseEdit reads what becomes of bodies.
+func (p *Page) parseEdit(v visit, l *plan) error {
+	var e edit
+	if v.Form.Has("edited") {
+		text := unixLines(v.Form.Get("edited"))
+		l.Edited, e.Body = &text, compact([]byte(text))
+	}
+	l.Patch = unixLines(v.Form.Get("patch"))
+	e.Patch = l.Patch
+	switch {
+	case e.none():
+		return nil
+	case !v.access.Bodies:
+		return errors.New("you may not see bodies, and so not edit them")
+	case l.What != "retry":
+		return errors.New("a message that is dropped cannot be edited")
+	case e.Body != nil && len(l.ids) != 1:
+		return errors.New("one message alone gets a body")
+	}
+	l.change.Edit = e.function(p.mayEdit)
+	return e.validate()
+}
+
+// mayEdit refuses a message of which something is hidden.
+func (p *Page) mayEdit(m MaskedMessage) error {
+	if p.cfg.Mask == nil {
+		return nil
+	}
+	shown := m
+	shown.Body = slices.Clone(m.Body)
+	if !bytes.Equal(p.cfg.Mask(shown), m.Body) {
+		return errors.New("the service hides a part of the body")
+	}
+	return nil
+}
+
+// unixLines undoes what forms do to the ends of lines.
+func unixLines(text string) string { return strings.ReplaceAll(text, "\r\n", "\n") }
+
+// compact undoes what the page does to JSON for the eye.
+func compact(body []byte) []byte {
+	var short bytes.Buffer
+	if json.Compact(&short, body) != nil {
+		return body
+	}
+	return append([]byte{}, short.Bytes()...)
 }
 
 // previewed is what a change would do in one place.
@@ -64,10 +122,12 @@ type previewed struct {
 // previewView is what is shown before a change begins.
 type previewView struct {
 	plan
-	Parts            []previewed
-	Count, Outlived  int
-	Fields           url.Values // of the form that begins it
-	Chosen, AllOfAll bool
+	Parts           []previewed
+	Count, Outlived int
+	Fields          url.Values // of the form that begins it
+	Chosen          bool
+	// Sample is the first body as it would be, where bodies are edited.
+	Sample *string
 }
 
 // preview shows what a change would do, and asks for why.
@@ -85,6 +145,15 @@ func (p *Page) preview(v visit) {
 	ctx, cancel := context.WithTimeout(v.Context(), readTimeout)
 	defer cancel()
 	shown := previewView{plan: l, Fields: l.Values, Chosen: l.ids != nil}
+	if edit := l.change.Edit; edit != nil {
+		l.change.Edit = func(m MaskedMessage) ([]byte, error) {
+			body, err := edit(m)
+			if shown.Sample == nil && err == nil {
+				shown.Sample = readable(body)
+			}
+			return body, err
+		}
+	}
 	for _, at := range l.places {
 		r, err := p.o.preview(ctx, l, at)
 		shown.Parts = append(shown.Parts, previewed{at.name, r, textOf(err)})
@@ -97,7 +166,7 @@ func (o *Operator) preview(ctx context.Context, l plan, at place) (replayed, err
 	c := l.change
 	c.DryRun = true
 	r, err := o.apply(ctx, l.What, at, l.at(at), c)
-	if errors.Is(err, inbox.ErrOutlived) || errors.Is(err, outbox.ErrOutlived) {
+	if r.Failed == 0 && (errors.Is(err, inbox.ErrOutlived) || errors.Is(err, outbox.ErrOutlived)) {
 		err = nil // they are counted
 	}
 	return r, err
@@ -111,7 +180,7 @@ func (p *Page) apply(v visit) {
 		return
 	}
 	total, _ := strconv.Atoi(v.Form.Get("count")) // for the bar alone
-	state := jobState{What: l.What, By: l.change.By, Reason: l.change.Reason, Total: max(0, total)}
+	state := jobState{What: l.What, Edited: l.change.Edit != nil, By: l.change.By, Reason: l.change.Reason, Total: max(0, total)}
 	var parts []part
 	for _, at := range l.places {
 		parts = append(parts, part{at, l.at(at)})

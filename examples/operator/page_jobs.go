@@ -33,6 +33,7 @@ type job struct {
 type jobState struct {
 	ID           int
 	What         string
+	Edited       bool // with other bodies
 	By, Reason   string
 	Began, Ended time.Time
 	// Total is how many it is about, as the preview counted them.

@@ -143,18 +143,27 @@ func (p *Page) uncover(one *oneLetter) {
 	if p.cfg.Mask != nil {
 		shown = p.cfg.Mask(MaskedMessage{one.From, one.Name, one.ContentType, slices.Clone(body)})
 	}
-	one.Editable = bytes.Equal(shown, body) && utf8.Valid(body)
-	text := string(shown)
+	// Forms change the ends of lines that are not those of Unix.
+	one.Editable = bytes.Equal(shown, body) && utf8.Valid(body) && !bytes.Contains(body, []byte("\r")) && len(body) <= maxEdit
+	if shown == nil && len(body) > 0 {
+		hidden := "hidden by the service"
+		one.Body = &hidden
+		return
+	}
+	one.Body = readable(shown)
+}
+
+// readable is a body for the eye.
+func readable(body []byte) *string {
+	text := string(body)
 	var indented bytes.Buffer
 	switch {
-	case shown == nil && len(body) > 0:
-		text = "hidden by the service"
-	case !utf8.Valid(shown):
-		text = fmt.Sprintf("%d bytes that are no text, in base64:\n%s", len(shown), base64.StdEncoding.EncodeToString(shown))
-	case json.Indent(&indented, shown, "", "  ") == nil:
+	case !utf8.Valid(body):
+		text = fmt.Sprintf("%d bytes that are no text, in base64:\n%s", len(body), base64.StdEncoding.EncodeToString(body))
+	case json.Indent(&indented, body, "", "  ") == nil:
 		text = indented.String()
 	}
-	one.Body = &text
+	return &text
 }
 
 // traceID is that of a W3C traceparent: https://www.w3.org/TR/trace-context/#traceparent-header.

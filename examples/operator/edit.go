@@ -1,0 +1,60 @@
+package operator
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	jsonpatch "github.com/evanphx/json-patch/v5"
+)
+
+// maxEdit bounds a body or a patch that is typed or read.
+const maxEdit = 1 << 20
+
+// edit replaces the bodies of messages that are sent again. The zero value leaves them as they are.
+type edit struct {
+	Body  []byte // of the one message that is chosen; nil: not this
+	Patch string // a JSON merge patch of each: https://www.rfc-editor.org/rfc/rfc7396
+}
+
+func (e edit) none() bool { return e.Body == nil && e.Patch == "" }
+
+func (e edit) validate() error {
+	var object map[string]json.RawMessage
+	switch {
+	case e.Body != nil && e.Patch != "":
+		return errors.New("a body and a patch exclude each other")
+	case max(len(e.Body), len(e.Patch)) > maxEdit:
+		return fmt.Errorf("a body or a patch has at most %d bytes", maxEdit)
+	case e.Patch != "" && (json.Unmarshal([]byte(e.Patch), &object) != nil || object == nil):
+		return errors.New("a patch is a JSON object: what it names is replaced, what is null in it removed (RFC 7396)")
+	}
+	return nil
+}
+
+// apply is the body that a message gets.
+func (e edit) apply(body []byte) ([]byte, error) {
+	if e.Body != nil {
+		return e.Body, nil
+	}
+	if !bytes.HasPrefix(bytes.TrimLeft(body, " \t\r\n"), []byte("{")) {
+		return nil, errors.New("the body is no JSON object")
+	}
+	return jsonpatch.MergePatch(body, []byte(e.Patch))
+}
+
+// function asks may for each message first. It is nil where nothing is edited.
+func (e edit) function(may func(MaskedMessage) error) func(MaskedMessage) ([]byte, error) {
+	if e.none() {
+		return nil
+	}
+	return func(m MaskedMessage) ([]byte, error) {
+		if may != nil {
+			if err := may(m); err != nil {
+				return nil, err
+			}
+		}
+		return e.apply(m.Body)
+	}
+}
