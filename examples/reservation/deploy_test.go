@@ -1,10 +1,13 @@
 package main_test
 
 import (
+	"fmt"
 	"os"
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // The metric by which relays are scaled, and the paths that are probed, are what the shop serves.
@@ -16,11 +19,13 @@ func TestDeployedProbes(t *testing.T) {
 	}
 	shop := start(t, nil)
 	c := newClient(t, shop.url)
-	metrics := string(c.get("/metrics").wants(200, "").body)
 	for _, match := range regexp.MustCompile(`metric: \{name: ([a-z_]+)\}`).FindAllStringSubmatch(string(text), -1) {
-		if !strings.Contains(metrics, "\n"+match[1]) {
-			t.Errorf("/metrics has no %s", match[1])
-		}
+		testenv.Eventually(t, testenv.Patience, func() error { // once the relay has looked
+			if metrics := string(c.get("/metrics").wants(200, "").body); !strings.Contains(metrics, "\n"+match[1]) {
+				return fmt.Errorf("/metrics has no %s", match[1])
+			}
+			return nil
+		})
 	}
 	probed := regexp.MustCompile(`httpGet: \{path: (/[a-z]+)`).FindAllStringSubmatch(string(text), -1)
 	for _, match := range probed {
