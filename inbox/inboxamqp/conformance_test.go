@@ -102,7 +102,8 @@ func newSourceFixture(t *testing.T, b *amqptest.Broker, cfg config) (f conforman
 				t.Fatalf("not confirmed: %v", err)
 			}
 		},
-		Network: proxy,
+		Network:   proxy,
+		Forgetful: !cfg.Classic, // rabbitmq-server#10327
 		Delete: func(t *testing.T) func() {
 			must(t, deleteQueue(t, b, queue))
 			return setup

@@ -30,6 +30,8 @@ type SourceFixture struct {
 	Network Network
 	// InMemory says that there is no server that could fall silent.
 	InMemory bool
+	// Forgetful says that the queue may forget acknowledgements that are on their way when a session ends.
+	Forgetful bool
 	// Delete deletes the queue; declare makes it again, empty. Optional.
 	Delete func(t *testing.T) (declare func())
 	// Refuse has the place of a class of dead letters take nothing until mend is called: it is
@@ -187,7 +189,7 @@ func ended(t *testing.T, s driver.Session) {
 	if err := s.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(quiet) // a quorum queue may ignore acknowledgements right before the end of a channel
+	time.Sleep(quiet) // a forgetful queue notes the acknowledgements meanwhile
 	if err := s.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
