@@ -13,8 +13,10 @@ import (
 
 	"github.com/holdfast-go/holdfast/cloudevents"
 	"github.com/holdfast-go/holdfast/inbox"
+	inboxdriver "github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/wire"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 )
@@ -71,10 +73,18 @@ func TestCloudEvents(t *testing.T) {
 					t.Errorf("attempt %d: %+v", i+1, own)
 				}
 			}
-			b.Publish(t, "", "failed.validation", amqp.Publishing{ContentType: raw.ContentType, Headers: withoutOwn(raw.Headers), Body: raw.Body})
-			letters, err := newDeadLetters(t, b, config{Queue: "own"}).List(t.Context(), inbox.Filter{Name: m.Name})
-			if err != nil || len(letters) != 1 || letters[0].Message.ID != m.ID {
-				t.Errorf("dead letters %+v, %v", letters, err)
+			dead := withoutOwn(raw.Headers)
+			dead[wire.HeaderOrigin] = "own"
+			b.Publish(t, "", "failed.validation", amqp.Publishing{ContentType: raw.ContentType, Headers: dead, Body: raw.Body})
+			letters := newDeadLetters(t, b, config{Queue: "own"})
+			list, err := letters.List(t.Context(), inbox.Filter{Name: m.Name})
+			if err != nil || len(list) != 1 || list[0].Message.ID != m.ID {
+				t.Errorf("dead letters %+v, %v", list, err)
+			}
+			edit := func(inbox.Message) ([]byte, error) { return []byte("{}"), nil }
+			edited, err := letters.Replay(t.Context(), inbox.Filter{Name: m.Name}, inbox.Replay{By: "test", Force: true, Edit: edit})
+			if refused := edited.Failed == 1 && errors.Is(err, inboxdriver.ErrNotEditable); refused != structured || edited.Returned+edited.Failed != 1 {
+				t.Errorf("edited: %+v, %v", edited, err)
 			}
 		})
 	}

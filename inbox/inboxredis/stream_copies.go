@@ -69,10 +69,10 @@ func replayCopy(fields map[string]any) []any {
 // edited returns the fields with another body, where the body is all that they hold of it.
 func edited(fields map[string]any, was, is []byte) (map[string]any, error) {
 	all := maps.Clone(unpacked(fields))
-	if all[fieldSymfony] != nil || !bytes.Equal([]byte(text(all[fieldBody])), was) {
+	unreadable := all[fieldPacked] != nil
+	if unreadable || text(all[fieldSymfony]) != "" || !bytes.Equal([]byte(text(all[fieldBody])), was) {
 		return nil, driver.ErrNotEditable
 	}
-	delete(all, fieldPacked)
 	all[fieldBody] = string(is)
 	return all, nil
 }

@@ -308,6 +308,35 @@ func TestPoison(t *testing.T) {
 	t.Error("the letter of many fields is gone")
 }
 
+// The fields of a letter are kept where its body is only a part of them.
+func TestLettersThatCannotBeEdited(t *testing.T) {
+	t.Parallel()
+	for name, fields := range map[string]map[string]any{
+		"Symfony":          phpEntry(t, "{}", map[string]string{"type": "a"}, false),
+		"structured event": {"content-type": "application/cloudevents+json", "body": `{"specversion":"1.0","id":"1","source":"/s","type":"a","data":{}}`},
+		"corrupt":          {"holdfast-fields": "{", "body": "{}"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t, false)
+			failed := "{" + stream + "}:" + groupName + ":failed." + driver.ClassValidation
+			if err := f.direct.XAdd(t.Context(), &redis.XAddArgs{Stream: failed, Values: fields}).Err(); err != nil {
+				t.Fatal(err)
+			}
+			letters := newConsumer(t, f.direct, inbox.NewMux(), inboxredis.Config{Group: groupName}).DeadLetters()
+			edit := func(inbox.Message) ([]byte, error) { return []byte("edited"), nil }
+			done, err := letters.Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test", Force: true, Edit: edit})
+			if done.Failed != 1 || !errors.Is(err, driver.ErrNotEditable) {
+				t.Errorf("%+v, %v", done, err)
+			}
+			kept := f.direct.XRange(t.Context(), failed, "-", "+").Val()
+			if len(kept) != 1 || !maps.Equal(kept[0].Values, fields) {
+				t.Errorf("letters %v, want %v", kept, fields)
+			}
+		})
+	}
+}
+
 func handle(t *testing.T, mux *inbox.Mux, name string, h func(context.Context) error) {
 	t.Helper()
 	if err := inbox.Handle(mux, name, func(ctx context.Context, _ map[string]any) error { return h(ctx) }); err != nil {
