@@ -272,7 +272,8 @@ func TestGrantsOperate(t *testing.T) {
 	o.wants(t, 0, []string{"groups"}, "no exchange")
 	o.wants(t, 0, []string{"outbox", "dead"}, "no exchange")
 	o.wants(t, 0, []string{"drop", "--from=outbox", "--name=c", "--by=ada"}, "1 dropped")
-	o.wants(t, 0, []string{"retry", "--from=outbox", "--all", "--by=ada"}, "2 retried")
+	o.wants(t, 0, []string{"retry", "--from=outbox", "--name=a", `--patch={"mended":true}`, "--by=ada"}, "1 retried")
+	o.wants(t, 0, []string{"retry", "--from=outbox", "--all", "--by=ada"}, "1 retried")
 	owner.park(t, "ada", "bob")
 	o.wants(t, 0, []string{"inbox", "dead"}, "ada", "bob")
 	o.wants(t, 0, []string{"retry", "--from=inbox", "--key=ada", "--by=ada"}, "billing: 1 retried")
@@ -281,7 +282,7 @@ func TestGrantsOperate(t *testing.T) {
 	o.wants(t, 1, []string{"expiry", "stuck"}, "holds")
 	o.wants(t, 0, []string{"idempotency", "show", "a"}, "free")
 	o.wants(t, 0, []string{"prune"}, "billing      1", "idempotency  1")
-	if log := o.wants(t, 0, []string{"log"}, "ada"); strings.Count(log, "\n") != 5 {
+	if log := o.wants(t, 0, []string{"log"}, "ada"); strings.Count(log, "\n") != 6 {
 		t.Errorf("the log has %s", log)
 	}
 	p.refused(t, allOf(toOutbox[1:], onHolds[:1], []string{

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -494,24 +493,5 @@ func TestMemoryLogIsBounded(t *testing.T) {
 	all := must(log.List(t.Context(), 2000))(t)
 	if len(all) != 1000 || all[0].What != "999" || *all[0].Count != 999 || slices.ContainsFunc(all, func(a operator.Action) bool { return a.What == "first" }) {
 		t.Errorf("%d actions, the newest %+v", len(all), all[0])
-	}
-}
-
-// A body is replaced on the way back, by a file or by a patch; the log says so.
-func TestEdit(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	file := filepath.Join(t.TempDir(), "body")
-	check(t, os.WriteFile(file, []byte("mended"), 0o600))
-	r.wants(t, 0, []string{"retry", "--from=outbox", "--body=" + file, "--dry-run", r.ids["b"].String()}, "outbox: 1 would be retried")
-	r.wants(t, 0, []string{"retry", "--from=outbox", "--body=" + file, r.ids["b"].String()}, "outbox: 1 retried")
-	r.wants(t, 0, []string{"retry", "--from=outbox", "--name=a", `--patch={"secret":null,"n":1}`, "--by=ada"}, "outbox: 1 retried")
-	if a, b := r.published(t, "a"), r.published(t, "b"); a != `{"n":1}` || b != "mended" {
-		t.Errorf("published %s and %s", a, b)
-	}
-	r.wants(t, 0, []string{"log"}, "edit and retry", "ada")
-	for _, args := range [][]string{{"--all", "--body=" + file}, {"--all", "--patch=[]"}, {"--all", "--patch={"}, {r.ids["d"].String(), "--body=/nowhere"},
-		{r.ids["d"].String(), "--body=" + file, `--patch={"a":1}`}} {
-		r.wants(t, 2, append([]string{"retry"}, args...))
 	}
 }

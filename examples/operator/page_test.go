@@ -24,7 +24,7 @@ func everything(*http.Request) (operator.Access, error) {
 	return operator.Access{By: "ada", Bodies: true, Change: true}, nil
 }
 
-// site is a page below a prefix, as a browser without scripts meets it.
+// site visits a page below a prefix as a browser without scripts does.
 type site struct {
 	*rig
 	page *operator.Page
@@ -203,48 +203,6 @@ func TestPageChanges(t *testing.T) {
 	s.get(t, "letters", 200, "There is none.")
 	s.get(t, "waiting?from=outbox", 200, "key b")
 	s.get(t, "log", 200, "handler deployed", "retry", "drop", "ada", "Begun on this page")
-}
-
-// A body is edited as a whole or by a patch, shown before it is sent, and kept from those who may not see it.
-func TestPageEdits(t *testing.T) {
-	t.Parallel()
-	s := newSite(t, operator.PageConfig{Authorize: everything, Mask: func(m operator.MaskedMessage) []byte {
-		if m.Name == "d" {
-			return nil
-		}
-		return m.Body
-	}})
-	one := "outbox/" + s.ids["a"].String()
-	s.get(t, "letter?from=outbox&body=1&id="+one, 200, "Retry it with another body", `name="edited"`)
-	s.get(t, "letter?from=billing&body=1&id=billing/"+s.ids["d"].String(), 200, "hidden by the service")
-	form := url.Values{"what": {"retry"}, "id": {one}, "edited": {"{\r\n  \"secret\": \"z\"\r\n}"}}
-	s.post(t, "preview", form, 200, "1 would be sent again", `"secret": "z"`)
-	s.job(t, form, "with other bodies")
-	if body := s.published(t, "a"); body != `{"secret":"z"}` {
-		t.Errorf("the body is %s", body)
-	}
-	s.get(t, "log", 200, "edit and retry")
-
-	all := url.Values{"what": {"retry"}, "from": {"billing"}, "patch": {`{"secret":null,"mended":true}`}}
-	s.post(t, "preview", all, 200, "2 would be sent again", ", 1 cannot be", "the service hides a part of the body", `"mended": true`)
-	for _, wrong := range []url.Values{
-		{"what": {"drop"}, "patch": {`{"a":1}`}}, {"what": {"retry"}, "patch": {`[1]`}}, {"what": {"retry"}, "patch": {`{`}},
-		{"what": {"retry"}, "from": {"billing"}, "edited": {"1"}}, {"what": {"retry"}, "id": {one}, "edited": {"1"}, "patch": {`{"a":1}`}},
-		{"what": {"retry"}, "id": {one}, "edited": {strings.Repeat("x", 1<<20+1)}},
-	} {
-		s.post(t, "preview", wrong, 400)
-		s.post(t, "apply", wrong, 400)
-	}
-}
-
-// Who may change something, and see no bodies, edits none.
-func TestPageEditsNothingUnseen(t *testing.T) {
-	t.Parallel()
-	s := newSite(t, operator.PageConfig{Authorize: func(*http.Request) (operator.Access, error) { return operator.Access{By: "ada", Change: true}, nil }})
-	if body := s.get(t, "preview?what=retry", 200); strings.Contains(body, "patch") {
-		t.Errorf("a patch is asked for: %s", body)
-	}
-	s.post(t, "apply", url.Values{"what": {"retry"}, "patch": {`{"a":1}`}}, 400, "may not see bodies")
 }
 
 func TestPageLimits(t *testing.T) {
