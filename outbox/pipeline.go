@@ -24,7 +24,7 @@ type pipeline struct {
 	send       context.Context // within life; when it ends, nothing more is sent
 	wait       context.Context // when it ends, nothing more is waited for
 
-	startSend func(m driver.Message) trace.Span       // nil: nobody would see it
+	startSend func(m driver.Message) trace.Span       // nil: no span is recorded
 	confirmed func(m driver.Message, begin time.Time) // observes a confirm
 
 	senders map[string]*sender // by transport

@@ -103,9 +103,9 @@ func (t instruments) startRound(ctx context.Context, b driver.Batch) (context.Co
 	}
 }
 
-// startSend begins the span of sending one message, below the one that created it and linked to the batch, of which
-// ctx is. It is nil where nobody would see it. The conventions want a producer to be what consumers go back to, which
-// is the creation, so this is the client of a broker.
+// startSend begins the span of sending one message. Its parent is the span that created the message, and it links to
+// the span of the batch in ctx. It returns nil where no span is recorded. Its kind is client: the conventions keep the
+// kind producer for the span that consumers link to, which is the creation.
 func (t instruments) startSend(ctx context.Context, m driver.Message) trace.Span {
 	if t.kit.Silent() {
 		return nil

@@ -119,7 +119,7 @@ func (p *Page) mux() *http.ServeMux {
 	return mux
 }
 
-// policy lets the page load nothing but its own files, and nobody frame it.
+// policy lets the page load nothing but its own files, and no other site show it in a frame.
 const policy = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; " +
 	"base-uri 'none'; frame-ancestors 'none'"
 

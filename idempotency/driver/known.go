@@ -19,8 +19,8 @@ type Known struct {
 	// Since is when the key was claimed, or when the record of what is completed was stored, whichever
 	// the store keeps. Zero: it keeps neither.
 	Since time.Time
-	// Left is how long the claim lasts if nobody renews it, or the record of what is completed. 0:
-	// the store does not tell, or the record may go at any time.
+	// Left is the time until the claim ends without a renewal, or the record of a completed run expires.
+	// 0: the store does not tell, or the record may go at any time.
 	Left time.Duration
 	// Fingerprint is the stored one. It is zero where there is none.
 	Fingerprint Fingerprint

@@ -17,7 +17,7 @@ type Statement struct {
 	Args []any
 }
 
-// DeleteSQL deletes rows that nobody has locked. Behind Args comes the limit.
+// DeleteSQL deletes rows and skips those that are locked. The limit is the parameter after Args.
 func (s Statement) DeleteSQL() string {
 	return fmt.Sprintf(`DELETE FROM %[1]s WHERE %[2]s = ANY(ARRAY(SELECT %[2]s FROM %[1]s WHERE %[3]s LIMIT $%[4]d FOR UPDATE SKIP LOCKED))`,
 		s.Table, s.ID, s.Due, len(s.Args)+1)

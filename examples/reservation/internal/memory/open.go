@@ -26,7 +26,7 @@ type Config struct {
 	Logger   *slog.Logger // nil means slog.Default()
 	// Faults are those of the transactions, in their order, for tests.
 	Faults []txretrytest.Fault
-	// Flow counts what goes through the shop; nil for nobody.
+	// Flow counts what goes through the shop. Optional.
 	Flow *flow.Tracker
 }
 

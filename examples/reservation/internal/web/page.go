@@ -20,7 +20,7 @@ type Config struct {
 	API http.Handler
 	// Flow counts what goes through the shop. Required.
 	Flow *flow.Tracker
-	// Demo breaks the shop; nil, as on real servers: nobody does.
+	// Demo breaks the shop. Optional: real servers have none.
 	Demo *memory.Demo
 	// Limits tells what a user has left of the limits. Required.
 	Limits Limits
@@ -118,7 +118,7 @@ func (p *Page) homeOr(api http.Handler) http.Handler {
 	})
 }
 
-// policy lets the page load nothing but its own files, and nobody frame it.
+// policy lets the page load nothing but its own files, and no other site show it in a frame.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; form-action 'self'; " +
 	"base-uri 'none'; frame-ancestors 'none'"
 
