@@ -14,7 +14,7 @@ import (
 // looks are the commands that change nothing by themselves. schema print writes files, with some of its flags.
 var looks = map[string]bool{
 	"status": true, "outbox pending": true, "outbox parked": true, "outbox dead": true, "inbox dead": true, "groups": true, "show": true,
-	"log": true, "page": true, "limits show": true, "idempotency show": true, "expiry due": true, "expiry stuck": true, "schema grants": true, "doctor": true,
+	"log": true, "page": true, "mcp": true, "limits show": true, "idempotency show": true, "expiry due": true, "expiry stuck": true, "schema grants": true, "doctor": true,
 }
 
 // Every command that changes something has a flag that keeps it from that, and no other has.

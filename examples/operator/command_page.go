@@ -24,15 +24,12 @@ func (o *Operator) page() *cobra.Command {
 			"leave it at one of this machine, or mount the page in a program that asks who its visitors are.",
 	}
 	addr := cmd.Flags().String("addr", "127.0.0.1:8970", "`address` to listen on")
-	var access Access
-	cmd.Flags().BoolVar(&access.Bodies, "bodies", false, "allow to look at the bodies and the headers of messages")
-	cmd.Flags().BoolVar(&access.Change, "change", false, "allow to retry and drop dead letters and to reset limits")
-	cmd.Flags().StringVar(&access.By, "by", osUser(), "`who` does it; kept in the log")
+	access := addAccessFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := (change{By: access.By}).validate(); err != nil || access.Change && access.By == "" {
 			return usagef("page: --by must be 1 to 128 bytes without control characters")
 		}
-		page, err := o.Handler(PageConfig{Authorize: func(r *http.Request) (Access, error) { return access, direct(r) }})
+		page, err := o.Handler(PageConfig{Authorize: func(r *http.Request) (Access, error) { return *access, direct(r) }})
 		if err != nil {
 			return err
 		}

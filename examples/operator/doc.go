@@ -10,8 +10,8 @@
 //	})
 //	os.Exit(o.Run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 //
-// [Operator.Handler] is the same as a web page, and [Operator.Command] for a program that has commands of its
-// own. Package cmd/holdfast is a program of its own, which reads what the service has from a file.
+// [Operator.Handler] is the same as a web page, [Operator.MCP] for agents, and [Operator.Command] for a program that has
+// commands of its own. Package cmd/holdfast is a program of its own, which reads what the service has from a file.
 //
 // # Exit codes
 //

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	jsonpatch "github.com/evanphx/json-patch/v5"
 )
@@ -56,5 +57,20 @@ func (e edit) function(may func(MaskedMessage) error) func(MaskedMessage) ([]byt
 			}
 		}
 		return e.apply(m.Body)
+	}
+}
+
+// mayEdit refuses a message of which a mask hides something. It is nil where there is none.
+func mayEdit(mask func(MaskedMessage) []byte) func(MaskedMessage) error {
+	if mask == nil {
+		return nil
+	}
+	return func(m MaskedMessage) error {
+		shown := m
+		shown.Body = slices.Clone(m.Body)
+		if !bytes.Equal(mask(shown), m.Body) {
+			return errors.New("the service hides a part of the body")
+		}
+		return nil
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
+	"slices"
 	"time"
 	"unicode/utf8"
 
@@ -68,6 +69,18 @@ func (l *letter) bytes() []byte {
 	}
 	body, _ := base64.StdEncoding.DecodeString(l.BodyBase64) // of fill
 	return body
+}
+
+// hiddenByService is told in place of a body that a mask hides.
+const hiddenByService = "hidden by the service"
+
+// masked is what may be seen of the body. Nil: nothing, though there is one.
+func (l *letter) masked(mask func(MaskedMessage) []byte) []byte {
+	body := l.bytes()
+	if mask == nil || len(body) == 0 {
+		return body
+	}
+	return mask(MaskedMessage{l.From, l.Name, l.ContentType, slices.Clone(body)})
 }
 
 // failure is one failed attempt before the last.

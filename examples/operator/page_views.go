@@ -139,14 +139,11 @@ func (p *Page) showLetter(v visit) {
 // uncover adds the body, as far as the service lets it be seen.
 func (p *Page) uncover(one *oneLetter) {
 	body := one.bytes()
-	shown := body
-	if p.cfg.Mask != nil {
-		shown = p.cfg.Mask(MaskedMessage{one.From, one.Name, one.ContentType, slices.Clone(body)})
-	}
+	shown := one.masked(p.cfg.Mask)
 	// Forms change the ends of lines that are not those of Unix.
 	one.Editable = bytes.Equal(shown, body) && utf8.Valid(body) && !bytes.Contains(body, []byte("\r")) && len(body) <= maxEdit
-	if shown == nil && len(body) > 0 {
-		hidden := "hidden by the service"
+	if shown == nil {
+		hidden := hiddenByService
 		one.Body = &hidden
 		return
 	}
