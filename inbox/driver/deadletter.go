@@ -8,16 +8,11 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
 	"unicode/utf8"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/actor"
 	"github.com/holdfast-go/holdfast/internal/ids"
-)
-
-const (
-	maxByBytes     = 128
-	maxReasonBytes = 1000
 )
 
 // NewDeadLetter makes the dead letter of a message that failed at the time now.
@@ -81,27 +76,12 @@ func match(f inbox.Filter, d inbox.DeadLetter) bool {
 func checkReplay(r inbox.Replay) error {
 	var problems []error
 	if !r.DryRun {
-		problems = append(problems, checkActor("Replay.By", "Replay.Reason", r.By, r.Reason))
+		problems = append(problems, actor.Check("inbox: Replay.By", "inbox: Replay.Reason", r.By, r.Reason))
 	}
 	if !(r.PerSecond >= 0) || math.IsInf(r.PerSecond, 0) {
 		problems = append(problems, fmt.Errorf("inbox: Replay.PerSecond %v is not a number of at least 0", r.PerSecond))
 	}
 	return errors.Join(problems...)
-}
-
-func checkActor(byName, reasonName, by, reason string) error {
-	var problems []error
-	if by == "" || len(by) > maxByBytes || !plainText(by) {
-		problems = append(problems, fmt.Errorf("inbox: %s wants 1 to %d bytes of UTF-8 without control characters", byName, maxByBytes))
-	}
-	if len(reason) > maxReasonBytes || !plainText(reason) {
-		problems = append(problems, fmt.Errorf("inbox: %s wants at most %d bytes of UTF-8 without control characters", reasonName, maxReasonBytes))
-	}
-	return errors.Join(problems...)
-}
-
-func plainText(s string) bool {
-	return utf8.ValidString(s) && !strings.ContainsFunc(s, unicode.IsControl)
 }
 
 // outlived reports whether a dead letter is too old to be returned now: what was processed is

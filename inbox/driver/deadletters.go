@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/actor"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
@@ -78,7 +79,7 @@ func (l *deadLetters) Groups(ctx context.Context, filter inbox.Filter) ([]inbox.
 
 // Remove implements inbox.DeadLetters.
 func (l *deadLetters) Remove(ctx context.Context, filter inbox.Filter, by, reason string) (n int, err error) {
-	if err := checkActor("by", "reason", by, reason); err != nil {
+	if err := actor.Check("inbox: by", "inbox: reason", by, reason); err != nil {
 		return 0, wrap("remove", err)
 	}
 	var refused error

@@ -4,11 +4,9 @@ package deadletter
 import (
 	"errors"
 	"fmt"
-	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
+	"github.com/holdfast-go/holdfast/internal/actor"
 	"github.com/holdfast-go/holdfast/outbox"
 )
 
@@ -20,10 +18,8 @@ const (
 	// Retention is for how long consumers remember what they have processed, by default.
 	Retention = 8 * 24 * time.Hour
 
-	maxIDs    = 10_000
-	maxText   = 1000
-	maxBy     = 128
-	maxReason = 1000
+	maxIDs  = 10_000
+	maxText = 1000
 )
 
 // CheckFilter refuses a Filter that no store takes.
@@ -55,18 +51,7 @@ func CheckReplay(r outbox.Replay) error {
 
 // CheckActor refuses who changes dead letters, and why, where an audit could not keep it.
 func CheckActor(by, reason string) error {
-	var errs []error
-	if by == "" || len(by) > maxBy || !plain(by) {
-		errs = append(errs, fmt.Errorf("outbox: by wants 1 to %d bytes of UTF-8 without control characters", maxBy))
-	}
-	if len(reason) > maxReason || !plain(reason) {
-		errs = append(errs, fmt.Errorf("outbox: reason wants at most %d bytes of UTF-8 without control characters", maxReason))
-	}
-	return errors.Join(errs...)
-}
-
-func plain(s string) bool {
-	return utf8.ValidString(s) && !strings.ContainsFunc(s, unicode.IsControl)
+	return actor.Check("outbox: by", "outbox: reason", by, reason)
 }
 
 // Outlived is the error of a replay that refused letters for their age, nil if there are none.
