@@ -62,6 +62,7 @@ var floors = slices.Concat(
 		{pkg: "internal/migrate", clients: []string{pgx}, on: with(ground, "internal/pgcall")},
 		{pkg: "internal/pgcall", clients: []string{pgx}, noTesting: true},
 		{pkg: "internal/pgnotify", clients: []string{pgx}, on: with(ground, "internal/pgcall"), noTesting: true},
+		{pkg: "internal/pgpause", clients: []string{pgx}, on: with(ground, "internal/pgcall", "internal/migrate"), noTesting: true},
 		{pkg: "internal/pgprune", clients: []string{pgx}, on: with(ground, "internal/pgcall"), noTesting: true},
 		{pkg: "internal/amqpconn", clients: []string{amqp}, on: ground},
 		{pkg: "internal/redisconn", clients: []string{redis}, noTesting: true},
@@ -153,7 +154,7 @@ func core(name string, adapters ...string) []floor {
 	}
 	onPostgres := []string{
 		"txretry", "txretry/driver", name + "/" + name + "pgx/driver",
-		"internal/migrate", "internal/pgcall", "internal/pgnotify", "internal/pgprune",
+		"internal/migrate", "internal/pgcall", "internal/pgnotify", "internal/pgpause", "internal/pgprune",
 	}
 	for _, adapter := range adapters {
 		pkg := name + "/" + name + adapter

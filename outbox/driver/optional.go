@@ -29,6 +29,24 @@ type Depth struct {
 	OldestAge time.Duration
 }
 
+// Pausable is an optional interface of a Source that operators can pause.
+type Pausable interface {
+	// Pause keeps all relays, in all processes, from claiming anything until Resume. What they have in hand is
+	// published and settled. By is who pauses, 1 to 128 bytes, and reason why, 1,000 at most; neither has control
+	// characters. A pause that is there gets both, and keeps its begin.
+	Pause(ctx context.Context, by, reason string) error
+	// Resume ends the pause. It is no error that there is none.
+	Resume(ctx context.Context) error
+	// Paused returns the pause.
+	Paused(ctx context.Context) (Pause, error)
+}
+
+// Pause says who has paused something, why and when. The zero value: it is not paused.
+type Pause struct {
+	By, Reason string
+	Since      time.Time
+}
+
 // Identified is an optional interface of a Publisher that says what it sends to.
 type Identified interface {
 	// System returns the messaging.system of OpenTelemetry's semantic conventions, such as rabbitmq.

@@ -8,7 +8,7 @@ import (
 
 // Grants returns what a role of the database needs for one job and no more, each the text between GRANT
 // and TO. The jobs are "write" (Write, WriteOnce and the function that writes), "relay" (a relay and what
-// it prunes) and "operate" (DeadLetters, Waiting, Depth, Audit and Prune). Of another job it is nil.
+// it prunes) and "operate" (DeadLetters, Waiting, Depth, Pause, Audit and Prune). Of another job it is nil.
 //
 // A row is locked by whoever may change a column of it: where a job locks rows that it must not change,
 // it may change a column that nothing reads, or that the server fills.
@@ -32,12 +32,14 @@ func (s *Store) Grants(job string) []string {
 		return sqlident.Granted(s.cfg.Schema, append(prunes,
 			`SELECT, UPDATE (published_at, due_at, held, attempts, error_class, last_error), DELETE ON `+t.outbox,
 			`SELECT, UPDATE (token, lease_until, floor, batch, suspect, alone, losses, era) ON `+t.lanes,
+			`SELECT ON `+t.pause,
 			`SELECT, INSERT (`+letter+`), UPDATE (`+again+`) ON `+t.dead)...)
 	case "operate":
 		return sqlident.Granted(s.cfg.Schema, append(prunes,
 			`SELECT, INSERT (`+columns+`, created_at, due_at), UPDATE (held), DELETE ON `+t.outbox,
 			`SELECT ON `+t.lanes,
 			`SELECT, UPDATE (fingerprint), DELETE ON `+t.dead,
+			`SELECT, INSERT (part, actor, reason), UPDATE (actor, reason), DELETE ON `+t.pause,
 			`SELECT, INSERT (actor, reason, action, count, filter) ON `+t.audit)...)
 	}
 	return nil

@@ -41,7 +41,7 @@ func migrations(schema, table string) (migrate.Set, fs.FS, error) {
 	}
 	set := migrate.Set{
 		Component: "outbox", Files: embedded, Schema: schema,
-		Names: map[string]string{"table": table, "lanes": table + "_lanes", "dead": table + "_dead", "audit": table + "_audit", "dedup": table + "_dedup", "write": table + "_write"},
+		Names: map[string]string{"table": table, "lanes": table + "_lanes", "dead": table + "_dead", "audit": table + "_audit", "pause": table + "_pause", "dedup": table + "_dedup", "write": table + "_write"},
 	}
 	exported, err := migrate.Export(set)
 	if err != nil {
@@ -52,33 +52,33 @@ func migrations(schema, table string) (migrate.Set, fs.FS, error) {
 
 // tables are the qualified and quoted names, that of the function for other programs among them.
 type tables struct {
-	outbox, lanes, dead, audit, dedup, write string
+	outbox, lanes, dead, audit, pause, dedup, write string
 }
 
 func tablesOf(schema, table string) (tables, error) {
 	if len(table) > maxTable {
 		return tables{}, fmt.Errorf("outboxpgx: Config.Table: %q is longer than %d characters", table, maxTable)
 	}
-	var names [6]string
-	for i, suffix := range []string{"", "_lanes", "_dead", "_audit", "_dedup", "_write"} {
+	var names [7]string
+	for i, suffix := range []string{"", "_lanes", "_dead", "_audit", "_pause", "_dedup", "_write"} {
 		name, err := sqlident.Qualify(schema, table+suffix)
 		if err != nil {
 			return tables{}, fmt.Errorf("outboxpgx: Config.Schema and Config.Table: %w", err)
 		}
 		names[i] = name
 	}
-	return tables{names[0], names[1], names[2], names[3], names[4], names[5]}, nil
+	return tables{names[0], names[1], names[2], names[3], names[4], names[5], names[6]}, nil
 }
 
 // explain names tables that were never created.
 func (t tables) explain(err error) error { return t.missing().Explain(err) }
 
 func (t tables) missing() migrate.Missing {
-	return migrate.Missing{Call: "Store.Migrate", Tables: []string{t.outbox, t.lanes, t.dead, t.audit, t.dedup}}
+	return migrate.Missing{Call: "Store.Migrate", Tables: []string{t.outbox, t.lanes, t.dead, t.audit, t.pause, t.dedup}}
 }
 
 // fill puts the names into a statement.
 func (t tables) fill(sql string) string {
 	return strings.NewReplacer("{outbox}", t.outbox, "{lanes}", t.lanes, "{dead}", t.dead,
-		"{audit}", t.audit, "{dedup}", t.dedup, "{columns}", columns).Replace(sql)
+		"{audit}", t.audit, "{pause}", t.pause, "{dedup}", t.dedup, "{columns}", columns).Replace(sql)
 }

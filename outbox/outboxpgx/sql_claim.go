@@ -2,7 +2,7 @@ package outboxpgx
 
 // leaseSQL leases lanes that nobody holds and that have something ready, those first that were leased
 // longest ago. A lane without a token is free whatever its lease_until says: the clock may have been set
-// back.
+// back. A pause leaves all lanes alone.
 //
 // A lane is doubtful when its last claim was lost, or when messages of that claim are still under
 // suspicion. Doubtful lanes are leased singly, to a relay that has no other batch in hand. To other relays
@@ -14,7 +14,7 @@ package outboxpgx
 const leaseSQL = `
 WITH able AS MATERIALIZED (
   SELECT l.lane, l.lease_until, l.token IS NOT NULL OR l.suspect IS NOT NULL AS doubtful FROM {lanes} l
-  WHERE (l.token IS NULL OR l.lease_until <= now())
+  WHERE (l.token IS NULL OR l.lease_until <= now()) AND NOT EXISTS (SELECT FROM {pause})
     AND (SELECT true FROM {outbox} o WHERE o.lane = l.lane AND o.seq >= l.floor AND {ready}
            AND o.transport_name <> ALL($4::text[]) ORDER BY o.seq LIMIT 1)),
 kind AS MATERIALIZED (SELECT doubtful FROM able WHERE $6::boolean OR NOT doubtful ORDER BY lease_until LIMIT 1),

@@ -23,7 +23,7 @@ type Config struct {
 	// Schema holds the tables. Default: the search path decides.
 	Schema string
 	// Table is the name of the table of messages, at most 40 characters; the others are named after
-	// it, with _lanes, _dead, _audit and _dedup behind. Default: holdfast_outbox.
+	// it, with _lanes, _dead, _audit, _pause and _dedup behind. Default: holdfast_outbox.
 	Table string
 	// MaxBodyBytes is the largest body that Write takes. Default: 1 MiB.
 	MaxBodyBytes int

@@ -27,6 +27,9 @@ func (s *Store) Claim(ctx context.Context, req driver.Claim) (driver.Batch, erro
 	defer s.mu.Unlock()
 	now := time.Now()
 	batch := driver.Batch{Due: s.promote(now)}
+	if !s.pause.Since.IsZero() {
+		return batch, nil
+	}
 	ready := s.ready(req.Skip)
 	sizes := map[int]int{} // what is left of each lane's share
 	for _, n := range s.choose(ready, req.Alone, &batch, now) {

@@ -1,1 +1,1 @@
-DROP TABLE {{table}}, {{lanes}}, {{dead}}, {{audit}}, {{dedup}};
+DROP TABLE {{table}}, {{lanes}}, {{dead}}, {{audit}}, {{pause}}, {{dedup}};

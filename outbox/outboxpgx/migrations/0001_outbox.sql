@@ -92,6 +92,15 @@ CREATE TABLE {{audit}} (
 
 CREATE INDEX "{{raw.audit}}_at" ON {{audit}} (at);
 
+-- A row pauses all relays.
+CREATE TABLE {{pause}} (
+    part   text        NOT NULL,
+    actor  text        NOT NULL,
+    reason text        NOT NULL,
+    since  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    CONSTRAINT "{{raw.pause}}_pkey" PRIMARY KEY (part)
+);
+
 -- The keys of messages that may be written once, until they run out.
 CREATE TABLE {{dedup}} (
     key        text        NOT NULL,

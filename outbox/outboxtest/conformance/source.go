@@ -36,6 +36,7 @@ func TestSource(t *testing.T, b Backend) {
 		"bad requests are refused":            refusesBadRequests,
 		"what lies in the store is measured":  measures,
 		"what is held behind it is old":       measuresHeldMessages,
+		"a pause leaves all where it is":      pauses,
 	} {
 		each(t, b.Bubble, name, func(t *testing.T) { fn(t, b.Open(t)) })
 	}

@@ -1,0 +1,65 @@
+// Package pgpause keeps in Postgres that a part is paused, by whom and why: a row says so, and none that it
+// works.
+package pgpause
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/internal/actor"
+	"github.com/holdfast-go/holdfast/internal/migrate"
+	"github.com/holdfast-go/holdfast/internal/pgcall"
+)
+
+// timeout bounds each try of a look. One that was not answered is made again on another connection.
+const timeout = 4 * time.Second
+
+// Switch is the pause of one part. It is safe for concurrent use.
+type Switch struct {
+	Pool *pgxpool.Pool
+	// Table is the quoted name of the table, and Part the row in it.
+	Table, Part string
+	Missing     migrate.Missing
+}
+
+// State is a pause. The zero value: there is none.
+type State struct {
+	By, Reason string
+	Since      time.Time // by the database's clock
+}
+
+// Set pauses the part. A pause that is there keeps its begin.
+func (s Switch) Set(ctx context.Context, by, reason string) error {
+	if err := actor.Check("by", "reason", by, reason); err != nil {
+		return err
+	}
+	return s.change(ctx, `INSERT INTO `+s.Table+` (part, actor, reason) VALUES ($1, $2, $3)
+		ON CONFLICT (part) DO UPDATE SET actor = excluded.actor, reason = excluded.reason`, s.Part, by, reason)
+}
+
+// Clear ends the pause, if there is one.
+func (s Switch) Clear(ctx context.Context) error {
+	return s.change(ctx, `DELETE FROM `+s.Table+` WHERE part = $1`, s.Part)
+}
+
+func (s Switch) change(ctx context.Context, sql string, args ...any) error {
+	_, err := pgcall.Exec(ctx, s.Pool, sql, args...)
+	return s.Missing.Explain(err)
+}
+
+// Get returns the pause.
+func (s Switch) Get(ctx context.Context) (state State, err error) {
+	err = pgcall.Twice(ctx, s.Pool, timeout, func(ctx context.Context, conn *pgxpool.Conn) error {
+		state = State{}
+		err := conn.QueryRow(ctx, `SELECT actor, reason, since FROM `+s.Table+` WHERE part = $1`, s.Part).Scan(&state.By, &state.Reason, &state.Since)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil
+		}
+		return err
+	})
+	return state, s.Missing.Explain(err)
+}
