@@ -34,6 +34,7 @@ type settings struct {
 	ledger     driver.Ledger     // of the processor; nil: none
 	limiter    driver.Limiter    // of the processor; nil: none
 	background driver.Background // of the processor; nil: none
+	pausable   driver.Pausable   // the processor; nil: it is not
 	parking    driver.Parking    // of the processor, where keys are to be parked; nil: they go on
 	classes    map[string]bool   // with a place of their own
 }
@@ -52,6 +53,7 @@ func newSettings(source driver.Source, p inbox.Processor, cfg Config) *settings 
 	}
 	s.limiter, _ = p.(driver.Limiter)
 	s.background, _ = p.(driver.Background)
+	s.pausable, _ = p.(driver.Pausable)
 	s.parking = driver.ParkingOf(p, cfg.ConsumerConfig)
 	for _, class := range driver.AllClasses(cfg.Classes) {
 		s.classes[class] = true

@@ -43,7 +43,7 @@ func (c *control) steer(now time.Time) {
 		c.steerDrain()
 	case c.cfg.Ordered:
 		c.steerOrdered(now)
-	case c.pause.gate == shut:
+	case c.pause.halted || c.pause.gate == shut:
 		c.wants(stop, 0, c.serial)
 	case c.pause.gate == probing:
 		c.wants(listen, c.pause.window(), -c.pause.round)

@@ -135,7 +135,7 @@ func newRun(ctx context.Context, c *Consumer) *run {
 	r.receiver = &receiver{cfg: cfg, source: c.source, signals: c.signals, wishes: wishes, post: post, ctx: r.finished}
 
 	l := &loop{
-		cfg: cfg, signals: c.signals, status: &status{cfg: cfg}, hand: newHand(cfg), trial: newTrial(cfg), pause: &pause{cfg: cfg},
+		cfg: cfg, signals: c.signals, status: &status{cfg: cfg}, hand: newHand(cfg), trial: newTrial(cfg), pause: &pause{cfg: cfg, halted: cfg.pausable != nil},
 		drain:  &drain{halt: r.halt, abort: r.abort, abandon: r.abandon},
 		events: events, jobs: jobs, acks: acks, removals: removals, timer: time.NewTimer(time.Hour),
 	}
@@ -201,6 +201,11 @@ func (r *run) start() {
 	if r.keeper != nil {
 		r.others.Go(func() { r.keeper.run(r.stop) })
 		r.others.Go(func() { r.keeper.renew(r.finished) })
+	}
+	if r.cfg.pausable != nil {
+		r.others.Go(func() {
+			r.cfg.pausable.WatchPause(r.stop, func(p driver.Pause) { r.workers.post(event{kind: switched, by: p}) })
+		})
 	}
 	if r.cfg.background != nil {
 		r.others.Go(func() { r.cfg.background.Background(r.stop) })

@@ -13,6 +13,7 @@ type event struct {
 	removal    *removal      // moved
 	err        error         // ended: why; nil where that was wished
 	limit      string        // halted: by which limit; empty: by the caller
+	by         driver.Pause  // switched: an operator's pause; zero: none
 	heads      []driver.Head // looked: the parked keys
 	served     bool          // looked: the session has had messages
 	answer     answer        // answered
@@ -32,6 +33,7 @@ const (
 	settled                  // acknowledgements
 	moved                    // messages
 	halted                   // the run is to end
+	switched                 // by an operator
 	looked                   // at the parked keys
 	answered                 // what the first message of a parked key is
 	renewed                  // claims of such messages

@@ -4,6 +4,8 @@ import (
 	"log/slog"
 	"slices"
 	"time"
+
+	"github.com/holdfast-go/holdfast/inbox/driver"
 )
 
 // loop owns all state of a run and decides. It does no I/O and never blocks but in its select.
@@ -123,6 +125,8 @@ func (l *loop) apply(ev event, now time.Time) {
 		l.moves.moved(ev.removal, now)
 	case halted:
 		l.finish(now, ev.limit)
+	case switched:
+		l.switched(ev.by)
 	case looked:
 		l.hand.parked.look(ev, now)
 	case answered:
@@ -143,6 +147,18 @@ func (l *loop) arrived(ev event, now time.Time) {
 		}
 	}
 	l.pause.listen(now, probeGap)
+}
+
+// switched begins or ends the pause of an operator.
+func (l *loop) switched(by driver.Pause) {
+	halted := !by.Since.IsZero()
+	switch {
+	case halted:
+		l.cfg.Logger.Info("paused by an operator", slog.String("by", by.By), slog.String("reason", by.Reason), slog.Time("since", by.Since))
+	case l.pause.told: // the first word is no news
+		l.cfg.Logger.Info("resumed by an operator")
+	}
+	l.pause.halted, l.pause.told = halted, true
 }
 
 // stopped gives back what is not begun: before, it would have been handed out here once more.
@@ -243,7 +259,7 @@ func (l *loop) arm(now time.Time) {
 	if !l.drain.on {
 		at = earlier(at, earlier(l.hand.wake(), l.pause.wake()))
 		at = earlier(at, later(l.hand.renewAt(), now))
-		if l.pause.gate == open && len(l.trial.held) > 0 {
+		if !l.pause.halted && l.pause.gate == open && len(l.trial.held) > 0 {
 			at = earlier(at, l.trial.wake(l.hand.queues.limits.newest()))
 		}
 		if l.pause.room(l.hand.queues.left()) > 0 {

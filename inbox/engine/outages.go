@@ -49,6 +49,9 @@ func (o *outages) spare(items []*item, now time.Time) {
 
 // judge looks at what fails, and moves a pause on.
 func (o *outages) judge(now time.Time) {
+	if o.pause.halted {
+		return
+	}
 	switch o.pause.gate {
 	case open:
 		if len(o.trial.held) == 0 {

@@ -32,6 +32,8 @@ const (
 // server is down that processing needs. It has no clock.
 type pause struct {
 	cfg     *settings
+	halted  bool // by an operator, or that is not known yet: nothing begins, and the gate stays as it is
+	told    bool // it is known whether an operator has paused it
 	gate    gate
 	n       int       // probes so far
 	at      time.Time // shut: when the next probe begins; probing: how long it waits for messages, zero: it has not begun to
@@ -46,10 +48,10 @@ type pause struct {
 
 // room is how many messages may begin now, together. Probes are tried one by one.
 func (p *pause) room(all int) int {
-	switch p.gate {
-	case shut:
+	switch {
+	case p.halted || p.gate == shut:
 		return 0
-	case probing:
+	case p.gate == probing:
 		return min(p.most-p.begun, all, 1)
 	}
 	return all
@@ -138,7 +140,7 @@ func (p *pause) reopen() { p.gate, p.at = open, time.Time{} }
 
 // wake returns when something is due that no event tells of; zero: nothing is.
 func (p *pause) wake() time.Time {
-	if p.gate == open || p.gate == probing && p.ended < p.begun {
+	if p.halted || p.gate == open || p.gate == probing && p.ended < p.begun {
 		return time.Time{}
 	}
 	return p.at

@@ -9,6 +9,7 @@ import (
 // condition is what readiness goes by. The loop compares it in every turn.
 type condition struct {
 	paused, draining, session bool
+	halted                    bool
 	ends                      int // of sessions
 	stuck                     int // handlers that ignore the end of their time
 	full                      bool
@@ -41,6 +42,7 @@ func (s *status) show(c condition, session, refused error) {
 	switch {
 	case c.draining:
 		r.err = s.cfg.errorf("draining")
+	case c.halted: // by an operator, who knows: it could work
 	case !c.session && session != nil:
 		r.err = s.cfg.errorf("no session with the broker: %w", session)
 	case !c.session:
@@ -64,7 +66,8 @@ func (s *status) show(c condition, session, refused error) {
 func (s *status) update(l *loop) {
 	c := condition{
 		paused: l.pause.gate != open, draining: l.drain.on, session: l.control.started, ends: l.control.ends,
-		stuck: l.overruns.stuck, full: l.control.full(),
+		halted: l.pause.halted && l.pause.told,
+		stuck:  l.overruns.stuck, full: l.control.full(),
 	}
 	var err error
 	c.place, c.until, err = l.moves.refusals.latest()

@@ -4,12 +4,13 @@
 //	books, err := inboxpgx.New(manager, "billing", inboxpgx.Config{})
 //	err = inboxpgx.Handle(books, "order.placed", func(ctx context.Context, tx pgx.Tx, o OrderPlaced) error { … })
 //
-// A Store is the inbox.Processor of one consumer. It owns three tables, which Migrate creates: the
+// A Store is the inbox.Processor of one consumer. It owns four tables, which Migrate creates: the
 // entries; the ledger, in which the consumer notes what became of messages that did not go
-// through at their first delivery; and the messages whose ordering keys wait behind a dead letter
-// (inbox.ConsumerConfig.ParkKeys). A row of these is claimed by one run of a consumer at a time, by
-// the clock of the database, and only the one that has it ends it. While the consumer runs, entries and notes that are older than
-// the retention are deleted; what waits is kept.
+// through at their first delivery; the messages whose ordering keys wait behind a dead letter
+// (inbox.ConsumerConfig.ParkKeys); and the consumers that operators have paused. One run of a
+// consumer at a time claims a message that waits, by the clock of the database, and only the one
+// that has it ends it. While the consumer runs, entries and notes that are older than the retention
+// are deleted; what waits is kept.
 //
 // For each message the Store begins a transaction through a txretry.Transactor, runs
 //

@@ -4,7 +4,7 @@ import "github.com/holdfast-go/holdfast/internal/sqlident"
 
 // Grants returns what a role of the database needs for one job and no more, each the text between GRANT
 // and TO. The job "consume" is that of a consumer, beside what its handlers do; "operate" is Check,
-// Prune, and the dead letters of keys that wait. Of another job it is nil, and with Config.Entries too.
+// Prune, Pause, and the dead letters of keys that wait. Of another job it is nil, and with Config.Entries too.
 func (s *Store) Grants(job string) []string {
 	if s.table == nil {
 		return nil
@@ -15,12 +15,14 @@ func (s *Store) Grants(job string) []string {
 		return sqlident.Granted(t.schema,
 			`SELECT, INSERT (consumer, message_id, name), UPDATE (name), DELETE ON `+t.entries,
 			`SELECT, INSERT, UPDATE, DELETE ON `+t.attempts,
-			`SELECT, INSERT, UPDATE, DELETE ON `+t.parked)
+			`SELECT, INSERT, UPDATE, DELETE ON `+t.parked,
+			`SELECT ON `+t.pause)
 	case "operate":
 		return sqlident.Granted(t.schema,
 			`SELECT, UPDATE (name), DELETE ON `+t.entries,
 			`SELECT, UPDATE (name), DELETE ON `+t.attempts,
-			`SELECT, UPDATE, DELETE ON `+t.parked)
+			`SELECT, UPDATE, DELETE ON `+t.parked,
+			`SELECT, INSERT (part, actor, reason), UPDATE (actor, reason), DELETE ON `+t.pause)
 	}
 	return nil
 }

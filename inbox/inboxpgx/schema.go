@@ -20,32 +20,36 @@ const attemptsSuffix = "_attempts"
 // parkedSuffix makes that of the messages of keys that wait.
 const parkedSuffix = "_parked"
 
+// pauseSuffix makes that of the consumers that are paused.
+const pauseSuffix = "_pause"
+
 // tables are the quoted names of a Store's tables.
 type tables struct {
-	schema, bare              string // as configured
-	entries, attempts, parked string // qualified and quoted
+	schema, bare                     string // as configured
+	entries, attempts, parked, pause string // qualified and quoted
 }
 
 func newTables(schema, table string) (tables, error) {
 	entries, err1 := sqlident.Qualify(schema, table)
 	attempts, err2 := sqlident.Qualify(schema, table+attemptsSuffix)
 	parked, err3 := sqlident.Qualify(schema, table+parkedSuffix)
-	if err := errors.Join(err1, err2, err3); err != nil {
+	pause, err4 := sqlident.Qualify(schema, table+pauseSuffix)
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
 		return tables{}, fmt.Errorf("inboxpgx: table name: %w", err)
 	}
-	return tables{schema, table, entries, attempts, parked}, nil
+	return tables{schema, table, entries, attempts, parked, pause}, nil
 }
 
 // missing explains the errors of a database without the tables.
 func (t tables) missing() migrate.Missing {
-	return migrate.Missing{Call: "Store.Migrate of inboxpgx", Tables: []string{t.entries, t.attempts, t.parked}}
+	return migrate.Missing{Call: "Store.Migrate of inboxpgx", Tables: []string{t.entries, t.attempts, t.parked, t.pause}}
 }
 
 func (t tables) set() (migrate.Set, error) {
 	files, err := fs.Sub(migrations, "migrations")
 	return migrate.Set{
 		Component: "inbox", Files: files, Schema: t.schema,
-		Names: map[string]string{"table": t.bare, "attempts": t.bare + attemptsSuffix, "parked": t.bare + parkedSuffix},
+		Names: map[string]string{"table": t.bare, "attempts": t.bare + attemptsSuffix, "parked": t.bare + parkedSuffix, "pause": t.bare + pauseSuffix},
 	}, err
 }
 

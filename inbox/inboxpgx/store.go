@@ -16,7 +16,7 @@ import (
 )
 
 // Store is an inbox.Processor whose handlers run in a transaction together with the message's
-// entry. It owns the tables of entries, of the ledger and of parked messages. Register all handlers first; then it
+// entry. It owns the tables of entries, of the ledger, of parked messages and of pauses. Register all handlers first; then it
 // is safe for concurrent use.
 type Store struct {
 	transactor txretry.Transactor
@@ -31,6 +31,7 @@ type Store struct {
 	parking inboxdriver.Parking
 
 	parks, parksNot atomic.Bool // a consumer of this Store parks keys; one does not
+	pausing         pausing
 
 	// nil where Config.Entries keeps the entries:
 	pool   *pgxpool.Pool

@@ -1,1 +1,1 @@
-DROP TABLE {{table}}, {{attempts}};
+DROP TABLE {{table}}, {{attempts}}, {{pause}};

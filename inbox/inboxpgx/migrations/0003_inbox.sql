@@ -22,3 +22,12 @@ CREATE TABLE {{attempts}} (
     updated_at timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (consumer, message_id)
 );
+
+-- A row pauses a consumer.
+CREATE TABLE {{pause}} (
+    part   text        NOT NULL,
+    actor  text        NOT NULL,
+    reason text        NOT NULL,
+    since  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (part)
+);

@@ -129,10 +129,13 @@ var consumerTests = map[string]func(*testing.T, ConsumerFixture){
 	"silence":                             testConsumerSilence,
 	"end while the network is silent":     testConsumerEndsInSilence,
 	"a crowd of failed messages at start": testConsumerManyRetries,
+	"paused by an operator":               testConsumerPaused(ConsumerConfig{}),
+	"paused by an operator, batches":      testConsumerPaused(ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Batch: 10}}),
 }
 
 var orderTests = map[string]func(*testing.T, ConsumerFixture){
 	"one key in order":                  testOrderOfKeys(ConsumerConfig{}),
+	"paused by an operator":             testConsumerPaused(ordered(ConsumerConfig{})),
 	"one key in order, batches":         testOrderOfKeys(ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Batch: 10}}),
 	"a failed message holds its key":    testOrderHolds,
 	"an outage keeps the order":         testOrderOutage,
