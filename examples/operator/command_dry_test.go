@@ -69,14 +69,14 @@ func TestPruneDryRun(t *testing.T) {
 	r.cfg.Parts = []operator.Part{{Name: "aged", Part: &aged{3}}, {Name: "silent", Part: quiet}}
 	r.Operator = must(operator.New(r.cfg))(t)
 	for range 2 {
-		r.wants(t, 0, []string{"prune", "--dry-run"}, "WOULD BE", "aged    3\n", "silent  it does not tell\n")
+		r.wants(t, 0, []string{"prune", "--dry-run"}, "WOULD BE", "aged     3\n", "silent   it does not tell\n")
 		r.wants(t, 0, []string{"prune", "--dry-run", "--json"}, `"count": 3`, `"count": null`)
 	}
 	if quiet.pruned {
 		t.Error("a dry run prunes")
 	}
-	r.wants(t, 0, []string{"prune"}, "DELETED", "aged    3\n", "silent  7\n")
-	r.wants(t, 0, []string{"prune", "--dry-run"}, "aged    0\n")
+	r.wants(t, 0, []string{"prune"}, "DELETED", "aged     3\n", "silent   7\n")
+	r.wants(t, 0, []string{"prune", "--dry-run"}, "aged     0\n")
 }
 
 func TestRelayDryRun(t *testing.T) {

@@ -61,6 +61,14 @@ func (o *Operator) printStatus(cmd *cobra.Command, w io.Writer, s status) error 
 	}
 	fmt.Fprintf(w, "%s  %s\n", o.cfg.Program, moment(s.At))
 	err := errors.Join(printOutboxes(w, s.Outboxes), printConsumers(w, s.Consumers), sweepTable(w, s.Sweeps).below(w))
+	paused := s.paused()
+	if len(paused) > 0 {
+		fmt.Fprintln(w)
+	}
+	for _, name := range slices.Sorted(maps.Keys(paused)) {
+		p := paused[name]
+		fmt.Fprintf(w, "%s is paused by %s since %s: %s\n", name, plain(p.By), moment(p.Since), plain(p.Reason))
+	}
 	if failed := s.failed(); len(failed) > 0 {
 		fmt.Fprintln(w)
 		for _, text := range failed {

@@ -30,6 +30,7 @@ var (
 	onOutbox = []string{
 		"SELECT body FROM holdfast_outbox", "UPDATE holdfast_outbox SET due_at = now()", "DELETE FROM holdfast_outbox", "SELECT FROM holdfast_outbox_lanes FOR UPDATE",
 		"SELECT body FROM holdfast_outbox_dead", "DELETE FROM holdfast_outbox_dead", "SELECT actor FROM holdfast_outbox_audit", "DELETE FROM holdfast_outbox_audit", "DELETE FROM holdfast_outbox_dedup",
+		"DELETE FROM holdfast_outbox_pause", "INSERT INTO holdfast_outbox_pause (part, actor, reason) VALUES ('', '', '')",
 	}
 	toOutbox = []string{
 		"INSERT INTO holdfast_outbox (id, lane, name, body, content_type) VALUES (gen_random_uuid(), 0, 'a', '', '')", "INSERT INTO holdfast_outbox_dedup VALUES ('a', gen_random_uuid(), now())",
@@ -37,6 +38,7 @@ var (
 	onInbox = []string{
 		"SELECT FROM holdfast_inbox", "INSERT INTO holdfast_inbox (consumer, message_id) VALUES ('a', gen_random_uuid())", "DELETE FROM holdfast_inbox",
 		"SELECT FROM holdfast_inbox_attempts", "SELECT body FROM holdfast_inbox_parked", "DELETE FROM holdfast_inbox_parked",
+		"DELETE FROM holdfast_inbox_pause", "INSERT INTO holdfast_inbox_pause (part, actor, reason) VALUES ('billing', '', '')",
 	}
 	onKeys = []string{
 		"SELECT body FROM holdfast_idempotency", "DELETE FROM holdfast_idempotency", "UPDATE holdfast_idempotency SET body = ''",
@@ -274,6 +276,9 @@ func TestGrantsOperate(t *testing.T) {
 	o.wants(t, 0, []string{"drop", "--from=outbox", "--name=c", "--by=ada"}, "1 dropped")
 	o.wants(t, 0, []string{"retry", "--from=outbox", "--name=a", `--patch={"mended":true}`, "--by=ada"}, "1 retried")
 	o.wants(t, 0, []string{"retry", "--from=outbox", "--all", "--by=ada"}, "1 retried")
+	o.wants(t, 0, []string{"pause", "outbox", "billing", "--by=ada", "--reason=a test"}, "outbox is paused", "billing is paused")
+	o.wants(t, 0, []string{"status"}, "outbox is paused by ada since", "billing is paused by ada since")
+	o.wants(t, 0, []string{"resume", "outbox", "billing", "--by=ada"}, "outbox is resumed", "billing is resumed")
 	owner.park(t, "ada", "bob")
 	o.wants(t, 0, []string{"inbox", "dead"}, "ada", "bob")
 	o.wants(t, 0, []string{"retry", "--from=inbox", "--key=ada", "--by=ada"}, "billing: 1 retried")
@@ -282,7 +287,7 @@ func TestGrantsOperate(t *testing.T) {
 	o.wants(t, 1, []string{"expiry", "stuck"}, "holds")
 	o.wants(t, 0, []string{"idempotency", "show", "a"}, "free")
 	o.wants(t, 0, []string{"prune"}, "billing      1", "idempotency  1")
-	if log := o.wants(t, 0, []string{"log"}, "ada"); strings.Count(log, "\n") != 6 {
+	if log := o.wants(t, 0, []string{"log"}, "ada"); strings.Count(log, "\n") != 10 {
 		t.Errorf("the log has %s", log)
 	}
 	p.refused(t, allOf(toOutbox[1:], onHolds[:1], []string{

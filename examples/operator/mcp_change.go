@@ -17,6 +17,33 @@ func (a *agents) addChangers(s *mcp.Server) {
 		Name: "drop", Annotations: &mcp.ToolAnnotations{OpenWorldHint: new(false)},
 		Description: "Remove dead letters for ever. First ask with dry_run how many they are.",
 	}, a.drop)
+	addTool(s, &mcp.Tool{
+		Name: pausing, Annotations: &mcp.ToolAnnotations{IdempotentHint: true, OpenWorldHint: new(false)},
+		Description: "Have all relays of an outbox, or all processes of a consumer, begin nothing more until resume. What comes waits.",
+	}, a.turn(pausing))
+	addTool(s, &mcp.Tool{
+		Name: resuming, Annotations: &mcp.ToolAnnotations{IdempotentHint: true, OpenWorldHint: new(false)}, Description: "End the pause of an outbox or a consumer.",
+	}, a.turn(resuming))
+}
+
+// asksTurn names a part that is paused or resumed.
+type asksTurn struct {
+	Part   string `json:"part" jsonschema:"the outbox or the consumer, by the name that status tells"`
+	Reason string `json:"reason" jsonschema:"why, for the log"`
+}
+
+func (a *agents) turn(what string) func(context.Context, asksTurn) (turned, error) {
+	return func(ctx context.Context, in asksTurn) (turned, error) {
+		p, err := a.o.pausableNamed(in.Part)
+		if err != nil {
+			return turned{}, err
+		}
+		c := change{By: a.cfg.Access.By, Reason: in.Reason}
+		if err := c.validate(); err != nil {
+			return turned{}, err
+		}
+		return turned{Part: p.name, Paused: what == pausing}, a.o.turn(ctx, what, p, c)
+	}
 }
 
 // asksDrop chooses dead letters that are to go.

@@ -132,7 +132,7 @@ func TestMCPChanges(t *testing.T) {
 		}
 		return m.Body
 	}})
-	if got := tools(t, a.ClientSession); !slices.Equal(got, slices.Sorted(slices.Values(append([]string{"retry!", "drop!"}, readers...)))) {
+	if got := tools(t, a.ClientSession); !slices.Equal(got, slices.Sorted(slices.Values(append([]string{"retry!", "drop!", "pause!", "resume!"}, readers...)))) {
 		t.Errorf("the tools are %q", got)
 	}
 	a.tells(t, "explain", map[string]any{"id": a.ids["a"], "body": true}, `secret`, `"tenant":"x"`)
@@ -153,6 +153,11 @@ func TestMCPChanges(t *testing.T) {
 	a.tells(t, "retry", map[string]any{"from": []string{"billing"}, "name": "d", "patch": `{"a":1}`, "reason": "x"}, `"count":0,"failed":1`, "hides a part")
 	a.tells(t, "drop", map[string]any{"from": []string{"billing"}, "all": true, "reason": "a test"}, `"count":3`)
 	a.tells(t, "letters", map[string]any{"from": []string{"billing"}}, `"found":[]`)
+	a.tells(t, "pause", map[string]any{"part": "outbox", "reason": "the broker moves"}, `"paused":true`)
+	a.tells(t, "status", nil, `"by":"agent of ada","reason":"the broker moves"`)
+	a.tells(t, "resume", map[string]any{"part": "outbox", "reason": "it has"}, `"paused":false`)
+	a.tells(t, "status", nil, "!the broker moves")
+	a.refuses(t, "pause", map[string]any{"part": "holds", "reason": "x"}, "no outbox")
 	a.tells(t, "log", nil, "edit and retry", "agent of ada", "the exchange is there", `"drop"`)
 }
 

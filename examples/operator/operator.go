@@ -60,7 +60,7 @@ func (o *Operator) Command() *cobra.Command {
 	}
 	root.PersistentFlags().Bool("json", false, "print JSON")
 	root.AddCommand(
-		o.status(), o.outbox(), o.inbox(), o.groups(), o.show(), o.retry(), o.drop(), o.log(),
+		o.status(), o.outbox(), o.inbox(), o.groups(), o.show(), o.retry(), o.drop(), o.pause(), o.resume(), o.log(),
 		o.limits(), o.idempotency(), o.expiry(), o.relay(), o.sweep(), o.prune(), o.setup(), o.doctor(), o.schema(), o.page(), o.mcp(),
 	)
 	quiet(root)

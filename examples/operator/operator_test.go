@@ -22,6 +22,7 @@ import (
 	"github.com/holdfast-go/holdfast/expiry"
 	"github.com/holdfast-go/holdfast/expiry/expirytest"
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
@@ -117,7 +118,7 @@ func newRig(t *testing.T) *rig {
 	r.limiter = must(ratelimit.NewMemory(ratelimit.MemoryConfig{}))(t)
 	r.cfg = operator.Config{
 		Outboxes:  []operator.Outbox{{Store: store, Relay: relay}},
-		Consumers: []operator.Consumer{{Name: "billing", Consumer: consumer}},
+		Consumers: []operator.Consumer{{Name: "billing", Consumer: consumer, Inbox: must(inboxtest.New(manager, "billing", inboxpgx.Config{}))(t)}},
 		Sweeps:    []operator.Sweep{{Name: "holds", Store: holds, Sweeper: must(expiry.NewSweeper(holds, expiry.SweeperConfig{Logger: quiet}))(t)}},
 		Limiters:  []operator.Limiter{{Name: "requests", Limiter: r.limiter, Limits: []ratelimit.Limit{{Name: "user", Max: 10}}}},
 		Log:       &operator.MemoryLog{},

@@ -30,7 +30,8 @@ type Access struct {
 	By string
 	// Bodies allows to look at the bodies and the headers of messages.
 	Bodies bool
-	// Change allows to retry and drop dead letters and to reset limits; with Bodies also to edit.
+	// Change allows to retry and drop dead letters, to pause and resume, and to reset limits; with Bodies also to
+	// edit.
 	Change bool
 }
 
@@ -113,6 +114,7 @@ func (p *Page) mux() *http.ServeMux {
 	mux.Handle("POST /preview", p.changer(p.preview)) // a body is too long for an address
 	mux.Handle("POST /apply", p.changer(p.apply))
 	mux.Handle("POST /reset", p.changer(p.reset))
+	mux.Handle("POST /pause", p.changer(p.pause))
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		p.fail(w, http.StatusNotFound, "There is no such page.")
 	})

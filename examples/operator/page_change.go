@@ -215,6 +215,28 @@ func (p *Page) reset(v visit) {
 	seeOther(v, "limits?done=1&key="+url.QueryEscape(key))
 }
 
+// pause pauses or resumes a part.
+func (p *Page) pause(v visit) {
+	what := v.PostFormValue("what")
+	part, err := p.o.pausableNamed(v.PostFormValue("part"))
+	c := change{By: v.access.By, Reason: v.PostFormValue("reason")}
+	if what != pausing && what != resuming {
+		err = fmt.Errorf("%.40q is neither pause nor resume", what)
+	}
+	if err := errors.Join(err, c.validate()); err != nil {
+		p.fail(v.w, http.StatusBadRequest, oneLine(err))
+		return
+	}
+	ctx, cancel := context.WithTimeout(v.Context(), readTimeout)
+	defer cancel()
+	if err := p.o.turn(ctx, what, part, c); err != nil {
+		p.fail(v.w, http.StatusBadGateway, oneLine(err))
+		return
+	}
+	p.samples.forget()
+	seeOther(v, "./")
+}
+
 // seeOther leads to another address of the page. It is relative, and so right below any prefix.
 func seeOther(v visit, address string) {
 	v.w.Header().Set("Location", address)

@@ -36,6 +36,13 @@ func (s *sampler) sample(ctx context.Context) status {
 	return s.last
 }
 
+// forget has the next look be a new one.
+func (s *sampler) forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last = status{}
+}
+
 // live sends the state of everything again and again.
 func (p *Page) live(v visit) {
 	p.stream(v, liveEvery, func() (string, bool) {

@@ -128,6 +128,7 @@ func TestPageReadOnly(t *testing.T) {
 	s.get(t, "preview?what=drop", 403)
 	s.post(t, "apply", url.Values{"what": {"drop"}}, 403)
 	s.post(t, "reset", url.Values{"key": {"ada"}}, 403)
+	s.post(t, "pause", url.Values{"what": {"pause"}, "part": {"outbox"}}, 403)
 	s.wants(t, 0, []string{"outbox", "dead"}, "no exchange a")
 }
 
@@ -227,7 +228,7 @@ func TestPageLinks(t *testing.T) {
 		body := s.get(t, address, 200)
 		for _, link := range links.FindAllStringSubmatch(body, -1) {
 			to := strings.TrimPrefix(html.UnescapeString(link[1]), "./")
-			if strings.ContainsAny(to, "#") || strings.HasPrefix(to, "?") || to == "live" || to == "apply" || to == "reset" || seen[to] {
+			if strings.ContainsAny(to, "#") || strings.HasPrefix(to, "?") || to == "live" || to == "apply" || to == "reset" || to == "pause" || seen[to] {
 				continue
 			}
 			if strings.Contains(to, ":") || strings.HasPrefix(to, "/") {

@@ -2,6 +2,7 @@ package operator
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -27,7 +28,10 @@ type outboxStatus struct {
 	Parked    int     `json:"parked"`
 	Dead      int     `json:"dead"`
 	OldestAge float64 `json:"oldest_age_seconds"`
-	Error     string  `json:"error,omitempty"`
+	// Paused is nil where it works.
+	Paused   *pauseState `json:"paused,omitempty"`
+	Pausable bool        `json:"-"`
+	Error    string      `json:"error,omitempty"`
 }
 
 type consumerStatus struct {
@@ -35,6 +39,8 @@ type consumerStatus struct {
 	Waiting  int            `json:"waiting"`
 	Retrying int            `json:"retrying"`
 	Dead     map[string]int `json:"dead"` // by class
+	Paused   *pauseState    `json:"paused,omitempty"`
+	Pausable bool           `json:"-"`
 	Error    string         `json:"error,omitempty"`
 }
 
@@ -83,7 +89,8 @@ func lookAtOutbox(ctx context.Context, b Outbox) outboxStatus {
 		return s
 	}
 	depth, err := store.Depth(ctx)
-	s.Ready, s.Parked, s.Dead, s.OldestAge, s.Error = depth.Ready, depth.Parked, depth.Dead, depth.OldestAge.Seconds(), textOf(err)
+	s.Ready, s.Parked, s.Dead, s.OldestAge = depth.Ready, depth.Parked, depth.Dead, depth.OldestAge.Seconds()
+	s.Paused, s.Pausable, s.Error = lookAtPause(ctx, b.Name, b.Store, err)
 	return s
 }
 
@@ -95,8 +102,18 @@ func lookAtConsumer(ctx context.Context, c Consumer) consumerStatus {
 		return s
 	}
 	stats, err := consumer.Stats(ctx)
-	s.Waiting, s.Retrying, s.Dead, s.Error = stats.Waiting, stats.Retrying, stats.Dead, textOf(err)
+	s.Waiting, s.Retrying, s.Dead = stats.Waiting, stats.Retrying, stats.Dead
+	s.Paused, s.Pausable, s.Error = lookAtPause(ctx, c.Name, c.Inbox, err)
 	return s
+}
+
+// lookAtPause asks for the pause of a part, unless the part has failed to answer.
+func lookAtPause(ctx context.Context, name string, store any, err error) (state *pauseState, pausable bool, failure string) {
+	p := pausableOf(name, store)
+	if err == nil {
+		state, err = p.state(ctx)
+	}
+	return state, p != nil, textOf(err)
 }
 
 func lookAtSweep(ctx context.Context, w Sweep) sweepStatus {
@@ -115,6 +132,28 @@ func textOf(err error) string {
 		return ""
 	}
 	return oneLine(err)
+}
+
+// CanPause says that there is a part that can be paused.
+func (s status) CanPause() bool {
+	return slices.ContainsFunc(s.Outboxes, func(b outboxStatus) bool { return b.Pausable }) ||
+		slices.ContainsFunc(s.Consumers, func(c consumerStatus) bool { return c.Pausable })
+}
+
+// paused are the parts that are paused, by name.
+func (s status) paused() map[string]pauseState {
+	paused := map[string]pauseState{}
+	for _, b := range s.Outboxes {
+		if b.Paused != nil {
+			paused[b.Name] = *b.Paused
+		}
+	}
+	for _, c := range s.Consumers {
+		if c.Paused != nil {
+			paused[c.Name] = *c.Paused
+		}
+	}
+	return paused
 }
 
 // failed are the parts that could not be asked.
