@@ -48,6 +48,7 @@ type config struct {
 	userLimit   int
 	globalLimit int
 	page        bool // whether the shop has a page
+	without     layers
 
 	// limits are those of the process.
 	limits limits
@@ -81,6 +82,7 @@ func parseConfig(args []string, getenv func(string) string, usage io.Writer) (co
 	flags.Int64Var(&c.limits.messages, "message-limit", 0, "end after so many messages were published or processed, or a few more (0: never)")
 	flags.Var(&c.limits.memory, "memory-limit", "end when the process holds more `bytes`, such as 256M (0: never)")
 	flags.BoolVar(&c.page, "page", false, "show the shop's own page to browsers that ask for / (default true with -backend=memory)")
+	flags.Var(&c.without, "without", "`layers` to leave out, to see what they cost: limits, keys, messages (default none)")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			fmt.Fprintln(usage, "Usage: reservation [flags] [command]\n\nWithout a command the shop runs. Flags:")
@@ -138,6 +140,9 @@ func (c config) validate() error {
 	}
 	if c.page && !c.hasAPI() {
 		report("-page: -role=%s has nothing to buy", c.role)
+	}
+	if len(c.without) > 0 && (c.backend == backendMemory || c.page) {
+		report("-without: the shop in memory and the page show all layers")
 	}
 	if c.backend == backendMemory && c.role != roleAll {
 		report("-backend=memory lives in one process: it has no -role but all")

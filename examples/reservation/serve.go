@@ -40,8 +40,8 @@ type runner interface {
 // backend is the shop on one kind of servers, or on none.
 type backend struct {
 	shop    httpapi.Backend
-	keys    driver.Store
-	limiter limiter
+	keys    driver.Store // nil: left out
+	limiter limiter      // nil: left out
 	// services are those of the role.
 	services []service
 	// handled counts the messages of the services.

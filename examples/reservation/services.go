@@ -27,6 +27,7 @@ type parts struct {
 	once       *idempotencypgx.Store
 	limiter    *ratelimitredis.Limiter
 	messages   *outboxpgx.Store
+	outbox     postgres.Outbox // where changes are announced: messages, if they are not left out
 	handled    *handled
 	broker     broker
 	relay      *outbox.Relay
@@ -54,11 +55,15 @@ func newParts(cfg config, s *servers) *parts {
 	}))
 
 	p.messages = must(outboxpgx.New(s.workers, outboxpgx.Config{}))
+	p.outbox = p.messages
+	if cfg.without.has(layerMessages) {
+		p.outbox = silent{}
+	}
 	p.inbox = must(postgres.NewInbox(workers))
 	p.broker = newBroker(cfg, s, countedInbox{p.inbox, p.handled}, p.handled)
 	p.relay = must(outbox.NewRelay(p.messages, p.broker.publisher, outbox.RelayConfig{}))
 
-	p.holds = must(expirypgx.New(workers, "reservations", expirypgx.Config{Emit: postgres.Swept(p.messages)}))
+	p.holds = must(expirypgx.New(workers, "reservations", expirypgx.Config{Emit: postgres.Swept(p.outbox)}))
 	p.log = must(operator.NewPostgresLog(s.workers))
 	p.sweeper = must(expiry.NewSweeper(p.holds, expiry.SweeperConfig{Schedule: cfg.sweep}))
 	return p
@@ -85,10 +90,17 @@ func openServices(ctx context.Context, cfg config) (*backend, error) {
 		return nil, err
 	}
 	services := []service{{roleSweeper, p.sweeper}, {roleRelay, p.relay}, {roleConsumer, p.broker.consumer}}
-	return &backend{
-		shop: postgres.NewShop(s.shop, p.once, p.messages, p.holds), keys: p.once, limiter: p.limiter,
+	b := &backend{
+		shop: postgres.NewShop(s.shop, p.once, p.outbox, p.holds), keys: p.once, limiter: p.limiter,
 		services: slices.DeleteFunc(services, func(s service) bool { return cfg.role != roleAll && cfg.role != s.name }),
 		checks:   s.checks(cfg.role), operator: p.operator(cfg), handled: p.handled,
 		flow: flow.New(), close: s.close,
-	}, nil
+	}
+	if cfg.without.has(layerLimits) {
+		b.limiter = nil
+	}
+	if cfg.without.has(layerKeys) {
+		b.keys, b.shop = nil, postgres.NewShop(s.shop, keyless{p.transactor}, p.outbox, p.holds)
+	}
+	return b, nil
 }

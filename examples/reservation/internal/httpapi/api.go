@@ -22,13 +22,14 @@ type Backend interface {
 		fn func(ctx context.Context, w booking.Work) (idempotency.Response, error)) (idempotency.Response, error)
 }
 
-// Config says what the API stands on. The fields without a default are required.
+// Config says what the API stands on. Shop and Backend are required.
 type Config struct {
 	Shop    booking.Shop
 	Backend Backend
-	// Keys is the store that every POST passes with its idempotency key.
+	// Keys is the store that every POST passes with its idempotency key. nil: none is asked for.
 	Keys driver.Store
 	// Limiter counts POSTs: UserLimit per minute and user, at least 1; GlobalLimit per minute for all, 0 for none.
+	// nil: nobody is limited.
 	Limiter                ratelimit.Limiter
 	UserLimit, GlobalLimit int
 	Logger                 *slog.Logger // nil means slog.Default()

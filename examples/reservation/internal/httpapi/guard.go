@@ -23,23 +23,40 @@ func newGuard(cfg Config, log *seldom) (func(http.Handler) http.Handler, error) 
 	if cfg.UserLimit < 1 || cfg.GlobalLimit < 0 {
 		return nil, fmt.Errorf("httpapi: UserLimit is %d and GlobalLimit %d, want at least 1 and 0", cfg.UserLimit, cfg.GlobalLimit)
 	}
-	limited, err := ratelimit.NewMiddleware(cfg.Limiter, charges(cfg.UserLimit, cfg.GlobalLimit), ratelimit.MiddlewareConfig{
-		Logger: cfg.Logger,
-	})
+	limited, err := newLimited(cfg)
 	if err != nil {
 		return nil, err
 	}
-	once, err := idempotency.NewMiddleware(cfg.Keys, idempotency.GlobalScope, idempotency.MiddlewareConfig{
+	once, err := newOnce(cfg, log)
+	if err != nil {
+		return nil, err
+	}
+	return func(next http.Handler) http.Handler { return requireUser(limited(once(next))) }, nil
+}
+
+// leftOut is a layer that is not there.
+func leftOut(next http.Handler) http.Handler { return next }
+
+func newLimited(cfg Config) (func(http.Handler) http.Handler, error) {
+	if cfg.Limiter == nil {
+		return leftOut, nil
+	}
+	return ratelimit.NewMiddleware(cfg.Limiter, charges(cfg.UserLimit, cfg.GlobalLimit), ratelimit.MiddlewareConfig{
+		Logger: cfg.Logger,
+	})
+}
+
+func newOnce(cfg Config, log *seldom) (func(http.Handler) http.Handler, error) {
+	if cfg.Keys == nil {
+		return leftOut, nil
+	}
+	return idempotency.NewMiddleware(cfg.Keys, idempotency.GlobalScope, idempotency.MiddlewareConfig{
 		FingerprintParts: func(r *http.Request) []string { return []string{userOf(r.Context())} },
 		Keep:             func(status int) bool { return !slices.Contains(releasing, status) },
 		MaxRequestBytes:  maxBodyBytes,
 		OnReplay:         func(r *http.Request) { refund(r.Context(), log) },
 		Logger:           cfg.Logger,
 	})
-	if err != nil {
-		return nil, err
-	}
-	return func(next http.Handler) http.Handler { return requireUser(limited(once(next))) }, nil
 }
 
 // Limits are that of each user and that for all of them together.

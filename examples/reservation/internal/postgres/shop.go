@@ -8,21 +8,26 @@ import (
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
 	"github.com/holdfast-go/holdfast/idempotency"
-	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	"github.com/holdfast-go/holdfast/txretry"
 )
+
+// Once runs fn in a transaction and stores its response there; *idempotencypgx.Store implements it.
+type Once interface {
+	DoWith(ctx context.Context, o txretry.Options,
+		fn func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error)) (idempotency.Response, error)
+}
 
 // Shop is the shop in Postgres. It implements httpapi.Backend.
 type Shop struct {
 	Reader
-	once   *idempotencypgx.Store
+	once   Once
 	outbox Outbox
 	holds  Holds
 }
 
 // NewShop returns a shop that reads through pool and writes in transactions of
 // once.
-func NewShop(pool *pgxpool.Pool, once *idempotencypgx.Store, outbox Outbox, holds Holds) *Shop {
+func NewShop(pool *pgxpool.Pool, once Once, outbox Outbox, holds Holds) *Shop {
 	return &Shop{Reader: NewReader(pool), once: once, outbox: outbox, holds: holds}
 }
 
