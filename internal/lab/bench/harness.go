@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -27,6 +28,7 @@ type bench struct {
 
 	goals   []goal
 	servers servers
+	shops   *shopPlace // once it is asked for
 }
 
 // table compares contenders that do the same work in ways of their own.
@@ -186,9 +188,17 @@ func (r results) printRow(w io.Writer, name string) {
 		if c.most {
 			figure = s.most
 		}
-		fmt.Fprintf(w, "%.*f\t", c.decimals, figure)
+		fmt.Fprintf(w, "%s\t", written(figure, c.decimals))
 	}
 	fmt.Fprintln(w)
+}
+
+// written shows a figure that there is not, which is NaN, as a dash.
+func written(figure float64, decimals int) string {
+	if math.IsNaN(figure) {
+		return "-"
+	}
+	return strconv.FormatFloat(figure, 'f', decimals, 64)
 }
 
 // goal is a figure and the bound it is held against.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -32,7 +33,7 @@ func TestSpread(t *testing.T) {
 func scripted(name string, log *[]string, figures ...float64) contender {
 	return contender{name, func(context.Context, time.Duration) (sample, error) {
 		*log = append(*log, name)
-		s := sample{figures[0], 0.5 * figures[0]}
+		s := sample{figures[0], 0.5 * figures[0], math.NaN()}
 		figures = figures[1:]
 		return s, nil
 	}}
@@ -45,7 +46,7 @@ func TestMeasureAlternatesAndPrints(t *testing.T) {
 	b := &bench{out: &out, length: time.Millisecond, rounds: 3}
 	r, err := b.measure(t.Context(), table{
 		title:   "a table",
-		columns: []column{{name: "tx/s"}, {name: "worst ms", decimals: 1, most: true}},
+		columns: []column{{name: "tx/s"}, {name: "worst ms", decimals: 1, most: true}, {name: "none"}},
 		prepare: func(context.Context) error {
 			log = append(log, "-")
 			return nil
@@ -64,9 +65,9 @@ func TestMeasureAlternatesAndPrints(t *testing.T) {
 	}
 	want := `
 a table
-        tx/s  [min .. max]  x raw  worst ms
-  raw    200  [100 .. 400]   1.00     200.0
-  ours   180   [50 .. 200]   0.50     100.0
+        tx/s  [min .. max]  x raw  worst ms  none
+  raw    200  [100 .. 400]   1.00     200.0     -
+  ours   180   [50 .. 200]   0.50     100.0     -
 `
 	if got := out.String(); got != want {
 		t.Errorf("printed\n%s\nwant\n%s", got, want)

@@ -1,0 +1,172 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+)
+
+func shopWorkload() workload {
+	return workload{"shop", []part{
+		{"1", benchShop(1)},
+		{"50", benchShop(50)},
+		{"500", benchShop(500)},
+	}}
+}
+
+// wholeShop is the contender that the others are divided by.
+const wholeShop = "all layers"
+
+// Columns of a shop's table.
+const (
+	colRequests = iota
+	colAnswer50
+	colAnswer99
+	colErrors
+	colOversold
+	colLearnt50
+	colLearnt99
+)
+
+var shopColumns = []column{
+	colRequests: {name: "requests/s"},
+	colAnswer50: {name: "p50 ms", decimals: 1},
+	colAnswer99: {name: "p99 ms", decimals: 1},
+	colErrors:   {name: "errors", most: true},
+	colOversold: {name: "oversold", most: true},
+	colLearnt50: {name: "read model p50 ms", decimals: 1},
+	colLearnt99: {name: "p99 ms", decimals: 1},
+}
+
+// shopWarmUp is how long a run uses its new processes and connections before it measures them.
+const shopWarmUp = time.Second
+
+// shop is the example in one composition.
+type shop struct {
+	name  string
+	roles []string
+	flags []string
+	// silent says that the read model hears of nothing.
+	silent bool
+	// told is what clients were answered in all runs.
+	told answers
+}
+
+func shops() []*shop {
+	all := []string{"api", "relay", "consumer", "sweeper"}
+	return []*shop{
+		{name: wholeShop, roles: all},
+		{name: "without limits", roles: all, flags: []string{"-without=limits"}},
+		{name: "without keys", roles: all, flags: []string{"-without=keys"}},
+		{name: "without messages", roles: all, flags: []string{"-without=messages"}, silent: true},
+		{name: "without any of these", roles: all, flags: []string{"-without=limits,keys,messages"}, silent: true},
+		{name: "all layers, only the api runs", roles: []string{"api"}, silent: true},
+		{name: "all layers, Redis Streams", roles: all, flags: []string{"-broker=redis"}},
+	}
+}
+
+// benchShop has clients hold seats in examples/reservation over HTTP: in the whole shop, and with layers or
+// processes left out. A seat that is sold twice fails it.
+func benchShop(clients int) func(context.Context, *bench) error {
+	return func(ctx context.Context, b *bench) error {
+		place, err := b.shopPlace(ctx)
+		if err != nil {
+			return err
+		}
+		t := table{
+			title:   fmt.Sprintf("shop, clients: %d", clients),
+			columns: shopColumns, yardsticks: []string{wholeShop},
+		}
+		all := shops()
+		for _, s := range all {
+			s.told = answers{}
+			t.contenders = append(t.contenders, contender{s.name, func(ctx context.Context, length time.Duration) (sample, error) {
+				if length < b.length { // each run warms up the processes it starts
+					return make(sample, len(shopColumns)), nil
+				}
+				return place.run(ctx, s, clients, length)
+			}})
+		}
+		r, err := b.measure(ctx, t)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintln(b.out)
+		for _, s := range all {
+			fmt.Fprintf(b.out, "answers, %s: %s\n", s.name, s.told)
+			if sold := r.column(s.name, colOversold).most; sold > 0 {
+				err = errors.Join(err, fmt.Errorf("%s: %.0f seats are sold twice", s.name, sold))
+			}
+		}
+		b.atMost(0, r.column(wholeShop, colErrors), fmt.Sprintf("errors of the shop with %s, clients: %d", wholeShop, clients))
+		return err
+	}
+}
+
+// run starts a shop on servers without data, and ends it.
+func (p *shopPlace) run(ctx context.Context, s *shop, clients int, length time.Duration) (_ sample, err error) {
+	data, err := p.newData(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, data.drop()) }()
+	var all processes
+	defer func() { err = errors.Join(err, all.stop()) }()
+	for _, role := range s.roles {
+		args := append([]string{"-backend=services", "-role=" + role}, s.flags...)
+		process, err := p.start(ctx, data, args...)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, process)
+	}
+	hall, err := openHall(ctx, all[slices.Index(s.roles, "api")].url, clients, shopWarmUp+length)
+	if err != nil {
+		return nil, err
+	}
+	defer hall.close()
+	return s.measure(ctx, hall, data, clients, length)
+}
+
+func (s *shop) measure(ctx context.Context, h *hall, data *shopData, clients int, length time.Duration) (sample, error) {
+	rush := func(length time.Duration) (load, answers, error) {
+		l, err := drive(ctx, clients, length, h.hold)
+		if err == nil && !s.silent {
+			err = data.untilLearnt(ctx)
+		}
+		return l, h.takeAnswers(), err
+	}
+	if err := data.vacuum(ctx); err != nil {
+		return nil, err
+	}
+	_, warm, err := rush(shopWarmUp)
+	if err != nil {
+		return nil, err
+	}
+	began, err := data.now(ctx)
+	if err != nil {
+		return nil, err
+	}
+	l, told, err := rush(length)
+	if err != nil {
+		return nil, err
+	}
+	s.told.add(told)
+	oversold, err := data.audit(ctx, warm[held]+told[held])
+	if err != nil {
+		return nil, err
+	}
+	learnt := [2]float64{math.NaN(), math.NaN()}
+	if !s.silent {
+		learnt, err = data.learnt(ctx, began)
+	}
+	return sample{
+		colRequests: l.rate,
+		colAnswer50: milliseconds(l.percentile(0.5)), colAnswer99: milliseconds(l.percentile(0.99)),
+		colErrors: float64(told.errors()), colOversold: float64(oversold),
+		colLearnt50: learnt[0], colLearnt99: learnt[1],
+	}, err
+}
