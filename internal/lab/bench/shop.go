@@ -69,7 +69,9 @@ func shops() []*shop {
 }
 
 // benchShop has clients hold seats in examples/reservation over HTTP: in the whole shop, and with layers or
-// processes left out. A seat that is sold twice fails it.
+// processes left out. Each sends its next request when it has an answer. A rate is that of clients who got
+// their seat or learnt that it is taken. Clients, processes and servers share the machine. A seat that is
+// sold twice fails the benchmark.
 func benchShop(clients int) func(context.Context, *bench) error {
 	return func(ctx context.Context, b *bench) error {
 		place, err := b.shopPlace(ctx)
@@ -155,7 +157,7 @@ func (s *shop) measure(ctx context.Context, h *hall, data *shopData, clients int
 		return nil, err
 	}
 	s.told.add(told)
-	oversold, err := data.audit(ctx, warm[held]+told[held])
+	oversold, err := data.audit(ctx, warm[answerHeld]+told[answerHeld])
 	if err != nil {
 		return nil, err
 	}

@@ -29,10 +29,10 @@ const (
 	answerTimeout = 70 * time.Second
 )
 
-// held is the answer to a client that has its seat, taken to one that came too late for it.
+// What clients hear who have their seat, and who came too late for it.
 const (
-	held  = "201"
-	taken = "409 SEATS_UNAVAILABLE"
+	answerHeld  = "201"
+	answerTaken = "409 SEATS_UNAVAILABLE"
 )
 
 // answers counts what clients were told, by status and code.
@@ -104,7 +104,10 @@ func (h *hall) newEvent(ctx context.Context, seats int) (hallEvent, error) {
 		ID  string
 		Map []struct{ Seat string }
 	}
-	_, err := h.post(ctx, "owner", "/api/events", fmt.Appendf(nil, `{"name":"Concert","seats":%d}`, seats), &e)
+	kind, err := h.post(ctx, "owner", "/api/events", fmt.Appendf(nil, `{"name":"Concert","seats":%d}`, seats), &e)
+	if err == nil && kind != "201" {
+		err = fmt.Errorf("an event with %d seats: %s", seats, kind)
+	}
 	if err != nil {
 		return hallEvent{}, err
 	}
@@ -138,7 +141,7 @@ func (h *hall) hold(ctx context.Context, client int) error {
 	h.mu.Lock()
 	h.told[kind]++
 	h.mu.Unlock()
-	if kind != held && kind != taken {
+	if kind != answerHeld && kind != answerTaken {
 		return errGaveUp
 	}
 	return nil

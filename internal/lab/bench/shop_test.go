@@ -28,6 +28,7 @@ type fakeShop struct {
 
 func (f *fakeShop) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path != "/api/reservations" {
+		w.WriteHeader(map[string]int{http.MethodGet: http.StatusOK, http.MethodPost: http.StatusCreated}[r.Method])
 		fmt.Fprint(w, `{"id":"e","map":[{"seat":"A1"},{"seat":"A2"}]}`)
 		return
 	}
