@@ -27,6 +27,12 @@ type Depth struct {
 	// failure; 0: there is none. A store with very many waiting messages may look at those only
 	// that are due first.
 	OldestAge time.Duration
+	// Stored counts the messages ever stored, those sent again included, or a few more: two looks tell how
+	// many there are a second. 0: the store does not tell.
+	Stored int64
+	// Leased lanes are those that relays hold now, and Doubtful ones those whose last claim was lost, or has
+	// messages under suspicion of it.
+	Leased, Doubtful int
 }
 
 // Pausable is an optional interface of a Source that operators can pause.

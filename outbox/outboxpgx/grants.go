@@ -38,6 +38,7 @@ func (s *Store) Grants(job string) []string {
 		return sqlident.Granted(s.cfg.Schema, append(prunes,
 			`SELECT, INSERT (`+columns+`, created_at, due_at), UPDATE (held), DELETE ON `+t.outbox,
 			`SELECT ON `+t.lanes,
+			`SELECT ON SEQUENCE `+t.sequence,
 			`SELECT, UPDATE (fingerprint), DELETE ON `+t.dead,
 			`SELECT, INSERT (part, actor, reason), UPDATE (actor, reason), DELETE ON `+t.pause,
 			`SELECT, INSERT (actor, reason, action, count, filter) ON `+t.audit)...)

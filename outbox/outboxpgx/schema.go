@@ -50,24 +50,25 @@ func migrations(schema, table string) (migrate.Set, fs.FS, error) {
 	return set, exported, nil
 }
 
-// tables are the qualified and quoted names, that of the function for other programs among them.
+// tables are the qualified and quoted names, those of the function for other programs and of the identity
+// column's sequence among them.
 type tables struct {
-	outbox, lanes, dead, audit, pause, dedup, write string
+	outbox, lanes, dead, audit, pause, dedup, write, sequence string
 }
 
 func tablesOf(schema, table string) (tables, error) {
 	if len(table) > maxTable {
 		return tables{}, fmt.Errorf("outboxpgx: Config.Table: %q is longer than %d characters", table, maxTable)
 	}
-	var names [7]string
-	for i, suffix := range []string{"", "_lanes", "_dead", "_audit", "_pause", "_dedup", "_write"} {
+	var names [8]string
+	for i, suffix := range []string{"", "_lanes", "_dead", "_audit", "_pause", "_dedup", "_write", "_seq_seq"} {
 		name, err := sqlident.Qualify(schema, table+suffix)
 		if err != nil {
 			return tables{}, fmt.Errorf("outboxpgx: Config.Schema and Config.Table: %w", err)
 		}
 		names[i] = name
 	}
-	return tables{names[0], names[1], names[2], names[3], names[4], names[5], names[6]}, nil
+	return tables{names[0], names[1], names[2], names[3], names[4], names[5], names[6], names[7]}, nil
 }
 
 // explain names tables that were never created.
@@ -80,5 +81,5 @@ func (t tables) missing() migrate.Missing {
 // fill puts the names into a statement.
 func (t tables) fill(sql string) string {
 	return strings.NewReplacer("{outbox}", t.outbox, "{lanes}", t.lanes, "{dead}", t.dead,
-		"{audit}", t.audit, "{pause}", t.pause, "{dedup}", t.dedup, "{columns}", columns).Replace(sql)
+		"{audit}", t.audit, "{pause}", t.pause, "{sequence}", t.sequence, "{dedup}", t.dedup, "{columns}", columns).Replace(sql)
 }

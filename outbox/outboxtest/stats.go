@@ -15,7 +15,17 @@ func (s *Store) Depth(ctx context.Context) (driver.Depth, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	stats := driver.Depth{Dead: len(s.dead)}
+	stats := driver.Depth{Dead: len(s.dead), Stored: int64(s.seq)}
+	for i := range s.lanes {
+		l := &s.lanes[i]
+		leased := now.Before(l.until)
+		if leased {
+			stats.Leased++
+		}
+		if len(l.suspect) > 0 || l.lost() && !leased {
+			stats.Doubtful++
+		}
+	}
 	for _, e := range s.entries {
 		if !e.committed {
 			continue

@@ -35,6 +35,9 @@ func measures(t *testing.T, s Store) {
 	wants("written", 3, 1, 0, true)
 	claimed := s.claim(t, driver.Claim{})
 	wants("claimed", 3, 1, 0, true)
+	if got, err := source.Depth(t.Context()); err != nil || got.Stored < 4 || got.Leased != len(claimed.Leases) || got.Doubtful != 0 {
+		t.Errorf("%+v, %v, want at least 4 stored and %d lanes leased", got, err, len(claimed.Leases))
+	}
 	first := claimed.Messages[0]
 	failed := outcomes(driver.Failed, first)
 	failed[0].Delay = time.Minute
