@@ -46,26 +46,35 @@ func (o *Operator) limitStates(ctx context.Context, only, key string) ([]limitSt
 	states := []limitState{}
 	var failed []error
 	err := o.eachLimit(only, func(l Limiter, limit ratelimit.Limit) error {
-		d, err := l.Limiter.Peek(ctx, ratelimit.Charge{Limit: limit, Key: key})
-		if err == nil && d.Fallback {
-			err = errors.New("the store could not be asked")
-		}
+		found, err := peek(ctx, l, limit, key)
 		if err != nil {
-			failed = append(failed, fmt.Errorf("%s: %s: %w", l.Name, limit.Name, err))
-			return nil
+			failed = append(failed, err)
 		}
-		for _, s := range d.Limits() {
-			if d.Allowed {
-				s.Remaining++ // a look is answered as if its unit had been taken
-			}
-			states = append(states, limitState{l.Name, s.Name, key, s.Max, s.Window.Seconds(), s.Remaining, s.Reset.Seconds()})
-		}
+		states = append(states, found...)
 		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
 	return states, errors.Join(failed...)
+}
+
+// peek is what the caller of a key has left of one limit.
+func peek(ctx context.Context, l Limiter, limit ratelimit.Limit, key string) (states []limitState, err error) {
+	d, err := l.Limiter.Peek(ctx, ratelimit.Charge{Limit: limit, Key: key})
+	if err == nil && d.Fallback {
+		err = errors.New("the store could not be asked")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %s: %w", l.Name, limit.Name, err)
+	}
+	for _, s := range d.Limits() {
+		if d.Allowed {
+			s.Remaining++ // a look is answered as if its unit had been taken
+		}
+		states = append(states, limitState{l.Name, s.Name, key, s.Max, s.Window.Seconds(), s.Remaining, s.Reset.Seconds()})
+	}
+	return states, nil
 }
 
 func printLimits(cmd *cobra.Command, states []limitState) error {

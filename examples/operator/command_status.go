@@ -2,6 +2,7 @@ package operator
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -24,8 +25,11 @@ func (o *Operator) status() *cobra.Command {
 	cmd.Flags().Lookup("watch").NoOptDefVal = "2s"
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		ctx, out := cmd.Context(), cmd.OutOrStdout()
+		var last status
 		for {
 			s := o.look(ctx)
+			s.addRates(last)
+			last = s
 			if ctx.Err() != nil && every > 0 {
 				return nil
 			}
@@ -60,7 +64,8 @@ func (o *Operator) printStatus(cmd *cobra.Command, w io.Writer, s status) error 
 		return printJSONTo(w, s)
 	}
 	fmt.Fprintf(w, "%s  %s\n", o.cfg.Program, moment(s.At))
-	err := errors.Join(printOutboxes(w, s.Outboxes), printConsumers(w, s.Consumers), sweepTable(w, s.Sweeps).below(w))
+	err := errors.Join(printOutboxes(w, s.Outboxes), printConsumers(w, s.Consumers), sweepTable(w, s.Sweeps).below(w),
+		printWatched(w, s))
 	paused := s.paused()
 	if len(paused) > 0 {
 		fmt.Fprintln(w)
@@ -107,6 +112,25 @@ func printConsumers(w io.Writer, consumers []consumerStatus) error {
 		t.row(c.Name, c.Waiting, c.Retrying, dead, strings.Join(classes, ", "))
 	}
 	return t.below(w)
+}
+
+// printWatched prints the limits, claims and connections that the service wants shown.
+func printWatched(w io.Writer, s status) error {
+	limits, claims, connections := newTable(w, "LIMIT", "KEY", "MAX", "PER", "REMAINING"), newTable(w, "KEYS", "IN FLIGHT"), newTable(w, "SERVER", "ROLE", "PROGRAM", "CONNECTIONS")
+	for _, l := range s.Limits {
+		limits.row(l.Limit, cmp.Or(l.Key, "all callers"), l.Max, age(l.Window), l.Remaining)
+	}
+	for _, c := range s.Claims {
+		if c.Error == "" {
+			claims.row(c.Part, c.InFlight)
+		}
+	}
+	for _, c := range s.Connections {
+		for _, r := range c.Roles {
+			connections.row(c.Server, r.Role, r.Program, sumUp(r))
+		}
+	}
+	return errors.Join(limits.below(w), claims.below(w), connections.below(w))
 }
 
 func sweepTable(w io.Writer, sweeps []sweepStatus) *table {

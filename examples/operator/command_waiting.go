@@ -53,6 +53,28 @@ func (o *Operator) waitingAt(ctx context.Context, name string, f outbox.WaitingF
 	}), err
 }
 
+// parker is an inbox that counts the messages behind a dead letter.
+type parker interface {
+	Behind(ctx context.Context, key string) (int, error)
+}
+
+// behind are the messages of a key that wait behind a dead letter: those of an outbox, and the number of those of a
+// consumer.
+func (o *Operator) behind(ctx context.Context, at place, key string) (waiting []letter, parked int, err error) {
+	if key == "" {
+		return nil, 0, nil
+	}
+	if at.kind == kindOutbox {
+		waiting, err = o.waitingAt(ctx, at.name, outbox.WaitingFilter{Key: key})
+		return waiting, 0, err
+	}
+	i := slices.IndexFunc(o.cfg.Consumers, func(c Consumer) bool { return c.Name == at.name })
+	if inbox, ok := o.cfg.Consumers[i].Inbox.(parker); ok {
+		parked, err = inbox.Behind(ctx, key)
+	}
+	return nil, parked, err
+}
+
 func printWaiting(cmd *cobra.Command, letters []letter) error {
 	if wantsJSON(cmd) {
 		return printJSON(cmd, letters)

@@ -85,6 +85,8 @@ type Limiter struct {
 	Limiter Limits
 	// Limits are those that can be shown and reset.
 	Limits []ratelimit.Limit
+	// Keys are the callers whose limits the status shows, such as "" for a limit of all callers together.
+	Keys []string
 }
 
 // Limits is what is asked of a limiter.
@@ -107,6 +109,8 @@ type Server struct {
 	Name string
 	// Ping returns nil if the server answers. It has 10 s.
 	Ping func(ctx context.Context) error
+	// Connections tells who is connected, for the status. Optional.
+	Connections Connected
 }
 
 // name is what a part may be called: it stands in flags and addresses.

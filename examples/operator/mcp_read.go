@@ -133,8 +133,9 @@ type explained struct {
 	Meaning string `json:"meaning,omitempty"`
 	// Alike is how many dead letters of the place have failed in its way.
 	Alike int `json:"alike"`
-	// Behind are messages of the same key that wait in the outbox.
+	// Behind are messages of the same key that wait in the outbox, and Parked how many wait for a consumer.
 	Behind []letter `json:"waiting_behind,omitempty"`
+	Parked int      `json:"parked_behind,omitempty"`
 	// Hidden says why the body is not shown.
 	Hidden string `json:"hidden,omitempty"`
 }
@@ -173,9 +174,7 @@ func (a *agents) explainAt(ctx context.Context, p place, id uuid.UUID, body bool
 			return []explained{e}, err
 		}
 	}
-	if p.kind == kindOutbox && e.Key != "" {
-		e.Behind, err = a.o.waitingAt(ctx, p.name, outbox.WaitingFilter{Key: e.Key, Limit: mostForAgents})
-	}
+	e.Behind, e.Parked, err = a.o.behind(ctx, p, e.Key)
 	return []explained{e}, err
 }
 

@@ -31,7 +31,9 @@ func (s *sampler) sample(ctx context.Context) status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if time.Since(s.last.At) >= liveEvery {
-		s.last = s.look(context.WithoutCancel(ctx)) // the next in the line gets it, too
+		now := s.look(context.WithoutCancel(ctx)) // the next in the line gets it, too
+		now.addRates(s.last)
+		s.last = now
 	}
 	return s.last
 }

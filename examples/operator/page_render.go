@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"html/template"
 	"log/slog"
+	"math"
 	"net/http"
+	"strconv"
 	"strings"
 )
 
@@ -14,6 +16,8 @@ var templates = parseTemplates()
 func parseTemplates() map[string]*template.Template {
 	layout := template.Must(template.New("layout.html").Funcs(template.FuncMap{
 		"moment": moment, "age": age, "short": short, "plain": plain,
+		"rate":    func(perSecond *float64) string { return strconv.FormatFloat(*perSecond, 'f', 1, 64) },
+		"percent": func(part float64) string { return strconv.Itoa(int(math.Round(part*100))) + " %" },
 		"letters": func(found []letter, mark bool) letterTable { return letterTable{found, mark} },
 	}).ParseFS(pageFiles, "page/layout.html", "page/parts.html"))
 	all := map[string]*template.Template{}

@@ -33,7 +33,13 @@ type site struct {
 
 func newSite(t *testing.T, cfg operator.PageConfig) *site {
 	t.Helper()
-	s := &site{rig: newRig(t)}
+	return serve(t, newRig(t), cfg)
+}
+
+// serve shows a page of a rig.
+func serve(t *testing.T, r *rig, cfg operator.PageConfig) *site {
+	t.Helper()
+	s := &site{rig: r}
 	s.page = must(s.Handler(cfg))(t)
 	mux := http.NewServeMux()
 	mux.Handle("/at/operator/", http.StripPrefix("/at/operator", s.page))

@@ -106,8 +106,9 @@ type oneLetter struct {
 	// Body says what may be seen of the body: it is nil where it was not asked for.
 	Body     *string
 	Editable bool
-	// Behind are messages of the same key that wait in the outbox.
+	// Behind are messages of the same key that wait in the outbox, and Parked how many wait for a consumer.
 	Behind []letter
+	Parked int
 }
 
 func (p *Page) showLetter(v visit) {
@@ -129,9 +130,7 @@ func (p *Page) showLetter(v visit) {
 		} else {
 			one.Headers = nil
 		}
-		if at.kind == kindOutbox && one.Key != "" {
-			one.Behind, err = p.o.waitingAt(ctx, at.name, outbox.WaitingFilter{Key: one.Key})
-		}
+		one.Behind, one.Parked, err = p.o.behind(ctx, at, one.Key)
 		return one, false, err
 	})
 }

@@ -19,6 +19,12 @@ type status struct {
 	Outboxes  []outboxStatus   `json:"outboxes"`
 	Consumers []consumerStatus `json:"consumers"`
 	Sweeps    []sweepStatus    `json:"sweeps"`
+	// Limits are those of Limiter.Keys, those first that have least left.
+	Limits      []limitState        `json:"limits"`
+	Claims      []claimsStatus      `json:"claims"`
+	Connections []connectionsStatus `json:"connections"`
+	// Failed says which limits could not be asked.
+	Failed []string `json:"failed,omitempty"`
 }
 
 // outboxStatus is the state of an outbox. No count goes above 100,000: that means as many or more.
@@ -28,6 +34,17 @@ type outboxStatus struct {
 	Parked    int     `json:"parked"`
 	Dead      int     `json:"dead"`
 	OldestAge float64 `json:"oldest_age_seconds"`
+	// Lanes of the outbox that relays hold now, and that were lost by one.
+	Leased   int `json:"lanes_leased"`
+	Doubtful int `json:"lanes_doubtful"`
+	// Stored is how many messages were ever stored; 0: the store does not tell.
+	Stored int64 `json:"stored"`
+	// StoredRate and LeftRate are how many a second were stored, and published or given up, since the look before.
+	// Nil: there was none, or they cannot be told.
+	StoredRate *float64 `json:"stored_per_second,omitempty"`
+	LeftRate   *float64 `json:"left_per_second,omitempty"`
+	// Transports are those of a relay of this process.
+	Transports []transportStatus `json:"transports,omitempty"`
 	// Paused is nil where it works.
 	Paused   *pauseState `json:"paused,omitempty"`
 	Pausable bool        `json:"-"`
@@ -39,9 +56,11 @@ type consumerStatus struct {
 	Waiting  int            `json:"waiting"`
 	Retrying int            `json:"retrying"`
 	Dead     map[string]int `json:"dead"` // by class
-	Paused   *pauseState    `json:"paused,omitempty"`
-	Pausable bool           `json:"-"`
-	Error    string         `json:"error,omitempty"`
+	// Rate is how many a second were processed in the last 10 s. Nil: the consumer does not tell.
+	Rate     *float64    `json:"processed_per_second,omitempty"`
+	Paused   *pauseState `json:"paused,omitempty"`
+	Pausable bool        `json:"-"`
+	Error    string      `json:"error,omitempty"`
 }
 
 type sweepStatus struct {
@@ -65,6 +84,8 @@ func (o *Operator) look(ctx context.Context) status {
 		At: time.Now(), Outboxes: make([]outboxStatus, len(o.cfg.Outboxes)), Consumers: make([]consumerStatus, len(o.cfg.Consumers)),
 		Sweeps: make([]sweepStatus, len(o.cfg.Sweeps)),
 	}
+	counters, connected := o.counters(), o.connected()
+	s.Claims, s.Connections = make([]claimsStatus, len(counters)), make([]connectionsStatus, len(connected))
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
 	var asking sync.WaitGroup
@@ -77,6 +98,13 @@ func (o *Operator) look(ctx context.Context) status {
 	for i, w := range o.cfg.Sweeps {
 		asking.Go(func() { s.Sweeps[i] = lookAtSweep(ctx, w) })
 	}
+	for i, p := range counters {
+		asking.Go(func() { s.Claims[i] = lookAtClaims(ctx, p) })
+	}
+	for i, c := range connected {
+		asking.Go(func() { s.Connections[i] = lookAtConnections(ctx, c) })
+	}
+	asking.Go(func() { s.Limits, s.Failed = o.lookAtLimits(ctx) })
 	asking.Wait()
 	return s
 }
@@ -90,6 +118,8 @@ func lookAtOutbox(ctx context.Context, b Outbox) outboxStatus {
 	}
 	depth, err := store.Depth(ctx)
 	s.Ready, s.Parked, s.Dead, s.OldestAge = depth.Ready, depth.Parked, depth.Dead, depth.OldestAge.Seconds()
+	s.Leased, s.Doubtful, s.Stored = depth.Leased, depth.Doubtful, depth.Stored
+	s.Transports = transportsOf(ctx, b.Relay)
 	s.Paused, s.Pausable, s.Error = lookAtPause(ctx, b.Name, b.Store, err)
 	return s
 }
@@ -103,6 +133,12 @@ func lookAtConsumer(ctx context.Context, c Consumer) consumerStatus {
 	}
 	stats, err := consumer.Stats(ctx)
 	s.Waiting, s.Retrying, s.Dead = stats.Waiting, stats.Retrying, stats.Dead
+	if p, ok := c.Inbox.(processor); ok && err == nil {
+		var n int
+		n, err = p.Processed(ctx, rateWindow)
+		rate := float64(n) / rateWindow.Seconds()
+		s.Rate = &rate
+	}
 	s.Paused, s.Pausable, s.Error = lookAtPause(ctx, c.Name, c.Inbox, err)
 	return s
 }
@@ -173,5 +209,11 @@ func (s status) failed() []string {
 	for _, w := range s.Sweeps {
 		note(w.Name, w.Error)
 	}
-	return failed
+	for _, c := range s.Claims {
+		note(c.Part, c.Error)
+	}
+	for _, c := range s.Connections {
+		note(c.Server, c.Error)
+	}
+	return append(failed, s.Failed...)
 }

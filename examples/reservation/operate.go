@@ -26,13 +26,12 @@ func operate(ctx context.Context, cfg config, stdout, stderr io.Writer) int {
 
 // operator lists all parts of the shop, for whoever operates it.
 func (p *parts) operator(cfg config) *operator.Operator {
-	user, _ := httpapi.Limits(cfg.userLimit, cfg.globalLimit)
 	return must(operator.New(operator.Config{
 		Program:   "reservation",
 		Outboxes:  []operator.Outbox{{Store: p.messages, Relay: p.relay}},
 		Consumers: []operator.Consumer{{Name: messages.Queue, Consumer: p.broker.consumer, Inbox: p.inbox}},
 		Sweeps:    []operator.Sweep{{Name: "holds", Store: p.holds, Sweeper: p.sweeper}},
-		Limiters:  []operator.Limiter{{Name: "requests", Limiter: p.limiter, Limits: []ratelimit.Limit{user}}},
+		Limiters:  limiters(cfg, p.limiter),
 		Parts: []operator.Part{
 			{Name: "shop", Part: shopTables{p}}, {Name: "transactions", Part: p.transactor},
 			{Name: "idempotency", Part: p.once}, {Name: "idempotency.gate", Part: p.gate}, {Name: "publisher", Part: p.broker.publisher},
@@ -44,16 +43,25 @@ func (p *parts) operator(cfg config) *operator.Operator {
 
 // memoryOperator lists the parts of a shop in memory.
 func memoryOperator(cfg config, p *memory.Parts) *operator.Operator {
-	user, _ := httpapi.Limits(cfg.userLimit, cfg.globalLimit)
 	return must(operator.New(operator.Config{
 		Program:   "reservation",
 		Outboxes:  []operator.Outbox{{Store: p.Outbox, Relay: p.Relay}},
 		Consumers: []operator.Consumer{{Name: messages.Queue, Consumer: p.Consumer}},
 		Sweeps:    []operator.Sweep{{Name: "holds", Store: p.Holds, Sweeper: p.Sweeper}},
-		Limiters:  []operator.Limiter{{Name: "requests", Limiter: p.Limiter, Limits: []ratelimit.Limit{user}}},
+		Limiters:  limiters(cfg, p.Limiter),
 		Parts:     []operator.Part{{Name: "idempotency", Part: p.Keys}},
 		Log:       &operator.MemoryLog{},
 	}))
+}
+
+// limiters are those of each user, and that of all together, if there is one.
+func limiters(cfg config, l operator.Limits) []operator.Limiter {
+	user, global := httpapi.Limits(cfg.userLimit, cfg.globalLimit)
+	all := []operator.Limiter{{Name: "requests", Limiter: l, Limits: []ratelimit.Limit{user}}}
+	if cfg.globalLimit > 0 {
+		all = append(all, operator.Limiter{Name: "requests.global", Limiter: l, Limits: []ratelimit.Limit{global}, Keys: []string{""}})
+	}
+	return all
 }
 
 // shopTables are those of the shop itself.

@@ -105,7 +105,7 @@ func (s *servers) pingRabbitMQ(ctx context.Context) error {
 
 // pings ask each server whether it answers.
 func (s *servers) pings() []operator.Server {
-	all := []operator.Server{{Name: "Postgres", Ping: s.workers.Ping}, {Name: "Redis", Ping: s.pingRedis}}
+	all := []operator.Server{{Name: "Postgres", Ping: s.workers.Ping, Connections: operator.PostgresConnections(s.workers)}, {Name: "Redis", Ping: s.pingRedis}}
 	if s.broker == brokerRabbitMQ {
 		all = append(all, operator.Server{Name: "RabbitMQ", Ping: s.pingRabbitMQ})
 	}

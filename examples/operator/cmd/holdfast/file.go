@@ -82,6 +82,8 @@ type limitEntry struct {
 	Window    time.Duration `yaml:"window"`
 	Algorithm string        `yaml:"algorithm"` // sliding, bucket or fixed
 	Burst     int64         `yaml:"burst"`
+	// Keys are the callers that the status shows; "" is that of a limit of all together.
+	Keys []string `yaml:"keys"`
 }
 
 type sweepEntry struct {

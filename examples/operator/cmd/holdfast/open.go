@@ -226,6 +226,10 @@ func (s *service) limits(entries []limitEntry) {
 		}
 		limit := ratelimit.Limit{Name: e.Name, Max: e.Max, Window: e.Window, Algorithm: algorithm, Burst: e.Burst}
 		s.note(kind, e.Name, limit.Validate())
+		if len(e.Keys) > 0 {
+			s.cfg.Limiters = append(s.cfg.Limiters, operator.Limiter{Name: "limits." + e.Name, Limiter: limiter, Limits: []ratelimit.Limit{limit}, Keys: e.Keys})
+			continue
+		}
 		all.Limits = append(all.Limits, limit)
 	}
 	s.cfg.Limiters = append(s.cfg.Limiters, all)
@@ -271,7 +275,7 @@ func (s *service) postgres(kind, name string) bool {
 		return false
 	}
 	s.pool, s.manager = pool, manager
-	s.cfg.Servers = append(s.cfg.Servers, operator.Server{Name: "Postgres", Ping: pool.Ping})
+	s.cfg.Servers = append(s.cfg.Servers, operator.Server{Name: "Postgres", Ping: pool.Ping, Connections: operator.PostgresConnections(pool)})
 	s.cfg.Parts = append(s.cfg.Parts, operator.Part{Name: "transactions", Part: manager})
 	return true
 }

@@ -1,0 +1,115 @@
+package operator
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// near is the part of a limit that is left where it counts as near its edge.
+const near = 0.1
+
+// Near says that little is left of the limit.
+func (l limitState) Near() bool { return float64(l.Remaining) <= near*float64(l.Max) }
+
+// claimsStatus are the idempotency keys that are in flight.
+type claimsStatus struct {
+	Part     string `json:"part"`
+	InFlight int    `json:"in_flight"`
+	Error    string `json:"error,omitempty"`
+}
+
+// Connections are those to a server of one role and program.
+type Connections struct {
+	// Role is the user of the server, and Program what the client says that it is.
+	Role    string `json:"role"`
+	Program string `json:"program"`
+	// Active run a statement, Waiting are idle in a transaction, and Idle do nothing.
+	Active  int `json:"active"`
+	Waiting int `json:"waiting"`
+	Idle    int `json:"idle"`
+}
+
+// connectionsStatus are the connections to a server.
+type connectionsStatus struct {
+	Server string        `json:"server"`
+	Most   int           `json:"most"` // that the server takes; 0: it does not tell
+	Open   int           `json:"open"`
+	Roles  []Connections `json:"roles"`
+	Error  string        `json:"error,omitempty"`
+}
+
+// Connected tells the connections to a server, and how many it takes. A Connected is safe for concurrent use.
+type Connected func(ctx context.Context) (roles []Connections, most int, err error)
+
+// PostgresConnections returns the Connected of the database of a pool. Without the rights of pg_read_all_stats it tells
+// programs and states of the own role only.
+func PostgresConnections(pool *pgxpool.Pool) Connected {
+	const sql = `SELECT coalesce(usename, ''), coalesce(application_name, ''), count(*) FILTER (WHERE state = 'active'),
+		count(*) FILTER (WHERE state LIKE 'idle in transaction%'), count(*) FILTER (WHERE state = 'idle' OR state IS NULL)
+		FROM pg_stat_activity WHERE datname = current_database() GROUP BY 1, 2 ORDER BY count(*) DESC, 1, 2 LIMIT 100`
+	return func(ctx context.Context) (roles []Connections, most int, err error) {
+		rows, _ := pool.Query(ctx, sql) // CollectRows returns its error
+		if roles, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Connections]); err != nil {
+			return nil, 0, err
+		}
+		err = pool.QueryRow(ctx, `SELECT current_setting('max_connections')::int`).Scan(&most)
+		return roles, most, err
+	}
+}
+
+// counting is a part that tells how many claims are in flight.
+type counting interface {
+	InFlight(ctx context.Context) (int, error)
+}
+
+// lookAtLimits asks for the callers that the status shows, those first that have least left.
+func (o *Operator) lookAtLimits(ctx context.Context) (states []limitState, failed []string) {
+	states = []limitState{} // not null in JSON
+	for _, l := range o.cfg.Limiters {
+		for _, limit := range l.Limits {
+			for _, key := range l.Keys {
+				found, err := peek(ctx, l, limit, key)
+				if err != nil {
+					failed = append(failed, oneLine(err))
+				}
+				states = append(states, found...)
+			}
+		}
+	}
+	left := func(l limitState) float64 { return float64(l.Remaining) / float64(l.Max) }
+	slices.SortStableFunc(states, func(a, b limitState) int { return cmp.Compare(left(a), left(b)) })
+	return states, failed
+}
+
+func lookAtClaims(ctx context.Context, p Part) claimsStatus {
+	n, err := p.Part.(counting).InFlight(ctx)
+	return claimsStatus{p.Name, n, textOf(err)}
+}
+
+func lookAtConnections(ctx context.Context, s Server) connectionsStatus {
+	roles, most, err := s.Connections(ctx)
+	c := connectionsStatus{Server: s.Name, Most: most, Roles: roles, Error: textOf(err)}
+	for _, r := range roles {
+		c.Open += r.Active + r.Waiting + r.Idle
+	}
+	return c
+}
+
+// counters are the parts that count claims.
+func (o *Operator) counters() []Part {
+	return slices.DeleteFunc(o.cfg.parts(), func(p Part) bool { _, ok := p.Part.(counting); return !ok })
+}
+
+// connected are the servers that tell their connections.
+func (o *Operator) connected() []Server {
+	return slices.DeleteFunc(slices.Clone(o.cfg.Servers), func(s Server) bool { return s.Connections == nil })
+}
+
+func sumUp(c Connections) string {
+	return fmt.Sprintf("%d active, %d in a transaction, %d idle", c.Active, c.Waiting, c.Idle)
+}

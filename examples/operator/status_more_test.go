@@ -1,0 +1,64 @@
+package operator_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/examples/operator"
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/ratelimit"
+)
+
+// The status shows the limits that are near their edge first, claims in flight, and who is connected.
+func TestStatusOfLimitsClaimsAndConnections(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.cfg.Limiters[0].Keys = []string{"", "grace"}
+	_, err := r.limiter.Allow(t.Context(), ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: 10}, Key: "grace", Cost: 9})
+	check(t, err)
+	keys := idempotencytest.NewStore()
+	must(keys.Begin(t.Context(), driver.NewClaim(driver.Key(idempotency.NewKey()), driver.FingerprintOf("a"))))(t)
+	r.cfg.Parts = append(r.cfg.Parts, operator.Part{Name: "keys", Part: keys})
+	down := errors.New("it is down")
+	ping := func(context.Context) error { return nil }
+	r.cfg.Servers = []operator.Server{
+		{Name: "Postgres", Ping: ping, Connections: func(context.Context) ([]operator.Connections, int, error) {
+			return []operator.Connections{{Role: "relay", Program: "shop\x1b[2J", Active: 1, Waiting: 2, Idle: 3}}, 100, nil
+		}},
+		{Name: "Standby", Ping: ping, Connections: func(context.Context) ([]operator.Connections, int, error) { return nil, 0, down }},
+	}
+	r.Operator = must(operator.New(r.cfg))(t)
+	r.wants(t, 1, []string{"status"}, "user   grace        10   1m0s  1\nuser   all callers  10   1m0s  10\n", "keys  1\n", "relay  shop [2J  1 active, 2 in a transaction, 3 idle", "! Standby: it is down")
+	r.wants(t, 1, []string{"status", "--json"}, `"in_flight": 1`, `"waiting": 2`)
+	s := serve(t, r, operator.PageConfig{})
+	s.get(t, "", 200, "1 of 10 in 1m0s, near its edge", "all callers", "keys1", "relayshop [2J123", "6 of 100 to this database", "Standbyit is down")
+}
+
+// The page tells how many messages a second come and go, once it has looked twice.
+func TestPageRates(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, operator.PageConfig{})
+	s.get(t, "", 200, "–, – /s", "0 held", "default closed")
+	testenv.Eventually(t, testenv.Patience, func() error {
+		time.Sleep(100 * time.Millisecond)
+		if body := s.get(t, "", 200); !strings.Contains(body, "0.0, 0.0 /s") {
+			return errors.New("no rate is shown")
+		}
+		return nil
+	})
+}
+
+func TestPostgresConnections(t *testing.T) {
+	t.Parallel()
+	d := newDatabase(t)
+	roles, most, err := operator.PostgresConnections(d.owner)(t.Context())
+	if err != nil || most < 1 || len(roles) == 0 || roles[0].Active+roles[0].Waiting+roles[0].Idle == 0 || roles[0].Role == "" {
+		t.Errorf("%+v, %d, %v", roles, most, err)
+	}
+}
