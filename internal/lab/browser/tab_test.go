@@ -16,6 +16,7 @@ import (
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 
+	"github.com/holdfast-go/holdfast/internal/lab/shop"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -67,7 +68,7 @@ func newTab(t testing.TB) *tab {
 func openShop(t testing.TB, flags ...string) (p *tab, url string) {
 	t.Helper()
 	_ = testenv.Chromium(t) // for the skip, before anything is built
-	url = startShop(t, flags...)
+	url = shop.Start(t, nil, flags...).URL
 	p = newTab(t)
 	p.open(url + "/")
 	p.await("seats", `document.querySelectorAll("#map button").length === 50`)

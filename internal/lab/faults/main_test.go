@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/holdfast-go/holdfast/internal/lab/shop"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -18,7 +19,7 @@ func TestMain(m *testing.M) {
 		os.Exit(runChild(role))
 	}
 	code := testenv.Run(m)
-	_ = os.RemoveAll(shopDir) // nothing is there if no test wanted the shop
+	shop.Remove()
 	os.Exit(code)
 }
 

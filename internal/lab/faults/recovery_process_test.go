@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"net/http"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -14,22 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/holdfast-go/holdfast/internal/lab/shop"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
-
-const shopPackage = "github.com/holdfast-go/holdfast/examples/reservation"
-
-// shopDir holds the binary of the reservation example; TestMain removes it.
-var shopDir = filepath.Join(os.TempDir(), fmt.Sprintf("recovery-%d", os.Getpid()))
-
-// shopBinary builds the reservation example, once.
-var shopBinary = sync.OnceValues(func() (string, error) {
-	path := filepath.Join(shopDir, "reservation")
-	if out, err := exec.Command("go", "build", "-o", path, shopPackage).CombinedOutput(); err != nil {
-		return "", fmt.Errorf("go build: %w\n%s", err, out)
-	}
-	return path, nil
-})
 
 // role is one process of the shop, which a test may kill, stop and replace.
 type role struct {
@@ -64,7 +49,7 @@ func startRole(t testing.TB, env []string, name string, args ...string) *role {
 // start runs the program, as a supervisor does after it has ended.
 func (r *role) start() {
 	r.t.Helper()
-	path, err := shopBinary()
+	path, err := shop.Binary()
 	must(r.t, err)
 	cmd := exec.Command(path, r.args...)
 	log := &roleLog{listening: make(chan string, 1)}

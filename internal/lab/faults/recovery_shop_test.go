@@ -8,20 +8,10 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/lab/shop"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
-	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
-
-// shopServers are the addresses of what a shop stands on.
-type shopServers struct{ database, redis, broker string }
-
-// sharedServers are corners of the shared servers.
-func sharedServers(t testing.TB) shopServers {
-	t.Helper()
-	return shopServers{pgtest.URL(t), redistest.URL(t), amqptest.New(t).URL}
-}
 
 // links are one role's ways to the servers.
 type links struct{ database, redis, broker *testenv.Proxy }
@@ -46,17 +36,17 @@ type reservationShop struct {
 }
 
 // openShop starts all roles and the customers.
-func openShop(t *testing.T, servers shopServers) *reservationShop {
+func openShop(t *testing.T, servers shop.Servers) *reservationShop {
 	t.Helper()
-	s := &reservationShop{t: t, links: map[string]links{}, db: pgtest.Pool(t, servers.database, 4)}
+	s := &reservationShop{t: t, links: map[string]links{}, db: pgtest.Pool(t, servers.Database, 4)}
 	for _, name := range shopRoles(t) {
 		if _, ok := s.links[name]; !ok {
 			s.links[name] = links{
-				testenv.NewProxy(t, servers.database), testenv.NewProxy(t, servers.redis), testenv.NewProxy(t, servers.broker),
+				testenv.NewProxy(t, servers.Database), testenv.NewProxy(t, servers.Redis), testenv.NewProxy(t, servers.Broker),
 			}
 		}
 		l := s.links[name]
-		env := append(os.Environ(), "DATABASE_URL="+l.database.URL(), "REDIS_URL="+l.redis.URL(), "AMQP_URL="+l.broker.URL())
+		env := append(os.Environ(), shop.Servers{Database: l.database.URL(), Redis: l.redis.URL(), Broker: l.broker.URL()}.Env()...)
 		s.roles = append(s.roles, startRole(t, env, name,
 			"-hold=2s", "-user-limit=1000000000", "-global-limit=0"))
 	}

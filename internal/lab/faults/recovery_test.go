@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/lab/shop"
 	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -18,7 +19,7 @@ import (
 
 func TestRecoveryFromLostProcesses(t *testing.T) {
 	t.Parallel()
-	s := openShop(t, sharedServers(t))
+	s := openShop(t, shop.Shared(t))
 	var faults []mishap
 	for _, name := range []string{"api", "relay", "consumer", "sweeper"} {
 		victims := s.named(name)
@@ -81,7 +82,7 @@ func (s *reservationShop) killedInTheMiddle() []mishap {
 func TestRecoveryFromPostgres(t *testing.T) {
 	t.Parallel()
 	server := testenv.Private(t, testenv.Postgres)
-	s := openShop(t, shopServers{server.URL(), redistest.URL(t), amqptest.New(t).URL})
+	s := openShop(t, shop.Servers{Database: server.URL(), Redis: redistest.URL(t), Broker: amqptest.New(t).URL})
 	faults := s.serverFaults(server, func(l links) *testenv.Proxy { return l.database }, "api", "relay", "consumer", "sweeper")
 	s.sufferAll(append(faults, s.tableLocks("reservations"), s.tableLocks("holdfast_outbox"), s.diskFull())...)
 }
@@ -89,8 +90,8 @@ func TestRecoveryFromPostgres(t *testing.T) {
 func TestRecoveryFromRedis(t *testing.T) {
 	t.Parallel()
 	server := testenv.Private(t, testenv.Redis)
-	servers := sharedServers(t)
-	servers.redis = server.URL()
+	servers := shop.Shared(t)
+	servers.Redis = server.URL()
 	s := openShop(t, servers)
 	flushed := mishap{name: "redis flushed", begin: func(t *testing.T) {
 		must(t, redistest.Client(t, server.URL()).FlushAll(t.Context()).Err())
@@ -101,8 +102,8 @@ func TestRecoveryFromRedis(t *testing.T) {
 func TestRecoveryFromRabbitMQ(t *testing.T) {
 	t.Parallel()
 	server := testenv.Private(t, testenv.RabbitMQ)
-	servers := sharedServers(t)
-	servers.broker = server.URL()
+	servers := shop.Shared(t)
+	servers.Broker = server.URL()
 	s := openShop(t, servers)
 	s.sufferAll(s.serverFaults(server, func(l links) *testenv.Proxy { return l.broker }, "relay", "consumer")...)
 }

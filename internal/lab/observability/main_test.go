@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,21 +10,14 @@ import (
 
 	"github.com/redis/go-redis/v9/logging"
 
+	"github.com/holdfast-go/holdfast/internal/lab/shop"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// buildDir holds the shop's binary while the tests run.
-var buildDir string
-
 func TestMain(m *testing.M) {
 	logging.Disable() // of go-redis, whose server is away in the exercises
-	var err error
-	if buildDir, err = os.MkdirTemp("", "observability"); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
 	code := testenv.Run(m)
-	_ = os.RemoveAll(buildDir)
+	shop.Remove()
 	os.Exit(code)
 }
 

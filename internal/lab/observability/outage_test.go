@@ -5,9 +5,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/holdfast-go/holdfast/internal/amqptest"
-	"github.com/holdfast-go/holdfast/internal/pgtest"
-	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/lab/shop"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -15,12 +13,11 @@ import (
 // are pending, since none of the outages lasts as long as they wait.
 func TestOutages(t *testing.T) {
 	t.Parallel()
-	database, redis := testenv.NewProxy(t, pgtest.URL(t)), testenv.NewProxy(t, redistest.URL(t))
-	broker := testenv.NewProxy(t, amqptest.New(t).URL)
-	env := []string{"DATABASE_URL=" + database.URL(), "REDIS_URL=" + redis.URL(), "AMQP_URL=" + broker.URL()}
-	s := startShop(t, env, "-backend=services")
-	api := scrape(t, s.url)
-	go load(t.Context(), s.url)
+	servers := shop.Shared(t)
+	database, redis, broker := testenv.NewProxy(t, servers.Database), testenv.NewProxy(t, servers.Redis), testenv.NewProxy(t, servers.Broker)
+	s := startShop(t, shop.Servers{Database: database.URL(), Redis: redis.URL(), Broker: broker.URL()}.Env(), "-backend=services")
+	api := scrape(t, s.URL)
+	go load(t.Context(), s.URL)
 	testenv.Eventually(t, testenv.Patience, func() error {
 		flowing, err := api.query(`holdfast_outbox_published_total > 0 and on () holdfast_inbox_amqp_settled_total > 0`)
 		if err == nil && flowing == 0 {
@@ -43,7 +40,7 @@ func TestOutages(t *testing.T) {
 	database.Heal()
 	api.over("HoldfastRelayAbsent")
 
-	s.kill()
+	s.Kill()
 	api.raised("HoldfastTargetDown", "HoldfastRelayAbsent", "HoldfastConsumerAbsent", "HoldfastSweeperAbsent")
 }
 

@@ -11,9 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/holdfast-go/holdfast/internal/amqptest"
-	"github.com/holdfast-go/holdfast/internal/pgtest"
-	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/lab/shop"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -22,7 +20,7 @@ func TestPrometheus(t *testing.T) {
 	t.Parallel()
 	t.Run("in memory", func(t *testing.T) {
 		t.Parallel()
-		api := observe(t, startShop(t, nil).url, func(q query) bool { return !q.rare && !q.servers })
+		api := observe(t, startShop(t, nil).URL, func(q query) bool { return !q.rare && !q.servers })
 		for _, a := range alerts {
 			testenv.Eventually(t, testenv.Patience, func() error {
 				results, err := api.evaluate(a.expr)
@@ -35,8 +33,7 @@ func TestPrometheus(t *testing.T) {
 	})
 	t.Run("on servers", func(t *testing.T) {
 		t.Parallel()
-		env := []string{"DATABASE_URL=" + pgtest.URL(t), "REDIS_URL=" + redistest.URL(t), "AMQP_URL=" + amqptest.New(t).URL}
-		observe(t, startShop(t, env, "-backend=services").url, func(q query) bool { return !q.rare })
+		observe(t, startShop(t, shop.Shared(t).Env(), "-backend=services").URL, func(q query) bool { return !q.rare })
 	})
 }
 

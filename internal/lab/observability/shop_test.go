@@ -1,78 +1,23 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/internal/lab/shop"
 )
 
-// shopBinary builds the shop, once.
-var shopBinary = sync.OnceValues(func() (string, error) {
-	path := filepath.Join(buildDir, "reservation")
-	build := exec.Command("go", "build", "-buildvcs=false", "-o", path, ".")
-	build.Dir = "../../../examples/reservation"
-	if out, err := build.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("go build: %w\n%s", err, out)
-	}
-	return path, nil
-})
-
-// shop is the example as a process.
-type shop struct {
-	url  string
-	kill func()
-}
-
-// startShop runs the shop until the test ends.
-func startShop(t *testing.T, env []string, args ...string) shop {
+// startShop runs a shop in which holds soon expire.
+func startShop(t *testing.T, env []string, flags ...string) *shop.Process {
 	t.Helper()
-	binary, err := shopBinary()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var said bytes.Buffer
-	cmd := exec.Command(binary, append([]string{"-addr=127.0.0.1:0", "-hold=1s", "-sweep=@every 1s", "-user-limit=20"}, args...)...)
-	cmd.Env, cmd.Stderr = append(os.Environ(), env...), &said
-	stdout, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	kill := sync.OnceFunc(func() {
-		_ = cmd.Process.Kill() // it may have ended
-		_ = cmd.Wait()
-	})
-	t.Cleanup(func() {
-		kill()
-		if t.Failed() {
-			t.Logf("the shop said:\n%s", &said)
-		}
-	})
-	lines := bufio.NewScanner(stdout)
-	for lines.Scan() {
-		if _, after, ok := strings.Cut(lines.Text(), "listening on "); ok {
-			address, _, _ := strings.Cut(after, " ")
-			go func() { _, _ = io.Copy(io.Discard, stdout) }()
-			return shop{address, kill}
-		}
-	}
-	t.Fatal("the shop does not listen")
-	return shop{}
+	return shop.Start(t, env, append([]string{"-hold=1s", "-sweep=@every 1s", "-user-limit=20"}, flags...)...)
 }
 
 // load has users hold seats, each request twice, until ctx ends. What they do not confirm expires.
