@@ -16,7 +16,6 @@ import (
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 
-	"github.com/holdfast-go/holdfast/internal/lab/shop"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -62,18 +61,6 @@ func newTab(t testing.TB) *tab {
 		t.Fatal(err)
 	}
 	return p
-}
-
-// openShop shows the page of a shop with the flags, and waits for its seats.
-func openShop(t testing.TB, flags ...string) (p *tab, url string) {
-	t.Helper()
-	_ = testenv.Chromium(t) // for the skip, before anything is built
-	url = shop.Start(t, nil, flags...).URL
-	p = newTab(t)
-	p.open(url + "/")
-	p.await("seats", `document.querySelectorAll("#map button").length === 50`)
-	p.await("the stream", `document.getElementById("connection").textContent === "Live."`)
-	return p, url
 }
 
 // listen notes scripts that fail, and what the page's policy forbids. That the shop refuses a request is no problem.
@@ -171,22 +158,4 @@ func (p *tab) scheme(name string) {
 	if _, err := chromedp.Call(p.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: features}); err != nil {
 		p.t.Fatal(err)
 	}
-}
-
-// seat selects the button of a seat.
-func seat(name, state string) string {
-	return fmt.Sprintf(`#map button[aria-label^="Seat %s, %s"]`, name, state)
-}
-
-// awaitSeat waits until a seat is in a state.
-func (p *tab) awaitSeat(name, state string) {
-	p.t.Helper()
-	p.await(fmt.Sprintf("%s is %s", name, state), fmt.Sprintf("document.querySelector(%q)", seat(name, state)))
-}
-
-// hold holds a free seat and waits for the answer.
-func (p *tab) hold(name string) {
-	p.t.Helper()
-	p.click(seat(name, "free"))
-	p.awaitSeat(name, "held, yours")
 }
