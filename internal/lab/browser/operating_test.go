@@ -1,7 +1,6 @@
 package browser_test
 
 import (
-	"context"
 	"fmt"
 	"testing"
 
@@ -9,7 +8,6 @@ import (
 	"github.com/chromedp/chromedp/kb"
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
-	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // Reservations of which messages tell after they were mended.
@@ -109,34 +107,4 @@ func (v *visit) operator() string {
 		return "visitor"
 	}
 	return "ada"
-}
-
-// follow follows a link or submits a form by keyboard, and waits for the view it leads to.
-func (v *visit) follow(selector, heading string) {
-	v.t.Helper()
-	v.run("mark the view", chromedp.Evaluate[chromedp.Void](`document.body.dataset.left = ""`))
-	v.press(selector, kb.Enter)
-	arrived := fmt.Sprintf(`document.readyState === "complete" && !("left" in document.body.dataset) && document.querySelector("h1").textContent === %q`, heading)
-	testenv.Eventually(v.t, testenv.Patience, func() error {
-		ctx, cancel := context.WithTimeout(v.ctx, testenv.Patience)
-		defer cancel()
-		there, err := chromedp.Run(ctx, chromedp.Evaluate[bool](arrived))
-		if err == nil && !there {
-			err = fmt.Errorf("%s does not lead to %q", selector, heading)
-		}
-		return err // also where there is no document between two views
-	})
-}
-
-// fill types a text in the place of what a field has.
-func (v *visit) fill(selector, text string) {
-	v.t.Helper()
-	v.run("fill "+selector, chromedp.Focus(chromedp.CSS(selector)),
-		chromedp.Evaluate[chromedp.Void]("document.activeElement.select()"), chromedp.KeyEvent(text))
-}
-
-// awaitRows waits until a table has so many rows.
-func (v *visit) awaitRows(count int) {
-	v.t.Helper()
-	v.await(fmt.Sprintf("%d rows", count), fmt.Sprintf(`document.querySelectorAll("tbody tr").length === %d`, count))
 }

@@ -5,8 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/chromedp/chromedp"
-
 	"github.com/holdfast-go/holdfast/internal/lab/shop"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -99,10 +97,4 @@ func (v *visit) hold(name string) {
 	v.t.Helper()
 	v.click(seat(name, "free"))
 	v.awaitSeat(name, "held, yours")
-}
-
-// press presses a key on what a selector finds.
-func (v *visit) press(selector, key string) {
-	v.t.Helper()
-	v.run("press on "+selector, chromedp.Focus(chromedp.CSS(selector)), chromedp.KeyEvent(key))
 }

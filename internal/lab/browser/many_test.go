@@ -1,0 +1,100 @@
+package browser_test
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/examples/operator"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// TestProgressOfManyIsShown has 10,000 dead letters retried, and looks at the bar while half of them are.
+func TestProgressOfManyIsShown(t *testing.T) {
+	t.Parallel()
+	const letters = 10_000
+	t.Run("memory", func(t *testing.T) {
+		t.Parallel()
+		_ = testenv.Chromium(t)
+		showsProgress(t, memoryConsumer(t, letters), letters)
+	})
+	t.Run("servers", func(t *testing.T) {
+		t.Parallel()
+		_ = testenv.Chromium(t)
+		showsProgress(t, rabbitConsumer(t, letters, 1), letters)
+	})
+}
+
+func showsProgress(t *testing.T, c consumer, letters int) {
+	t.Helper()
+	g := newGated(t, c, letters/2)
+	p := newTab(t)
+	p.open(site(t, operator.Config{Consumers: []operator.Consumer{{Name: "billing", Consumer: g}}}) + "groups")
+	p.awaitText(".cards .count", fmt.Sprint(letters))
+	p.follow(`.cards a[href*="what=retry"]`, "Before it begins")
+	p.awaitText(".headline", fmt.Sprint(letters, " would be sent again"))
+	p.follow(".actions button", "A change")
+	p.awaitText("#live", fmt.Sprintf("%d of %d", letters/2, letters))
+	p.await("the bar is half full", `document.querySelector("progress").position === 0.5`)
+	g.goOn()
+	p.awaitText("#live", "Ended")
+	p.awaitText("#live", fmt.Sprint(letters, " retried"))
+	p.await("the bar is full", `document.querySelector("progress").position === 1`)
+	p.follow(`a[href="groups"]`, "Dead letters by kind")
+	p.awaitText("main", "There is none.")
+	stats, err := c.Stats(t.Context())
+	if err != nil || stats.Waiting != letters {
+		t.Errorf("%+v, %v: want %d to be processed", stats, err, letters)
+	}
+}
+
+// TestHundredThousandDeadLetters asks for each view of the page where an outbox and a consumer have so many, and logs
+// how long each takes.
+func TestHundredThousandDeadLetters(t *testing.T) {
+	t.Parallel()
+	const letters = 100_000
+	t.Run("outbox", func(t *testing.T) {
+		t.Parallel()
+		url := site(t, operator.Config{Outboxes: []operator.Outbox{{Store: postgresOutbox(t, letters, kindsSeeded)}}})
+		wantViews(t, url, ">100000<")
+		wantView(t, url+"letters?error=order+99999", "1 in all")
+		wantView(t, url+"preview?what=drop&name=order.kind-1", ">5000<")
+	})
+	t.Run("consumer", func(t *testing.T) {
+		t.Parallel()
+		url := site(t, operator.Config{Consumers: []operator.Consumer{{Name: "billing", Consumer: rabbitConsumer(t, letters, kindsSeeded)}}})
+		wantViews(t, url, "unrecoverable 100000<")
+		wantView(t, url+"letters?name=order.kind-1", "The oldest 100.")
+	})
+}
+
+// wantViews wants what is the same of an outbox and a consumer with 100,000 dead letters of kindsSeeded kinds.
+func wantViews(t *testing.T, url, status string) {
+	t.Helper()
+	wantView(t, url, status)
+	wantView(t, url+"groups", `<span class="count">5000</span>`)
+	wantView(t, url+"letters", "The oldest 100.")
+	wantView(t, url+"letters?limit=1000", "The oldest 1000.")
+	wantView(t, url+"preview?what=retry", `<span class="count">100000</span>`)
+}
+
+// wantView wants a view to be answered without a problem, such as that the page has waited for a minute, in at most a
+// megabyte.
+func wantView(t *testing.T, url, part string) {
+	t.Helper()
+	const most = 1 << 20
+	began := time.Now()
+	resp, err := http.Get(url)
+	check(t, err)
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, most+1))
+	check(t, err)
+	t.Logf("%5.2f s %7d bytes %s", time.Since(began).Seconds(), len(body), resp.Request.URL.RequestURI())
+	text := string(body)
+	if resp.StatusCode != http.StatusOK || len(body) > most || strings.Contains(text, `class="problem"`) || !strings.Contains(text, part) {
+		t.Errorf("%s: %s, %d bytes, want %s in it: %.4000s", url, resp.Status, len(body), part, text)
+	}
+}

@@ -1,0 +1,99 @@
+package browser_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest"
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+)
+
+var quiet = inbox.ConsumerConfig{Logger: slog.New(slog.DiscardHandler)}
+
+// kindsSeeded is of how many kinds the seeded letters are.
+const kindsSeeded = 20
+
+// memoryConsumer has so many dead letters in memory, and does not run any more.
+func memoryConsumer(t *testing.T, letters int) consumer {
+	t.Helper()
+	broker, mux := inboxtest.NewBroker(), inbox.NewMux()
+	mux.Fallback(func(_ context.Context, m *inbox.Message) error {
+		return inbox.Unrecoverable(errors.New("no handler for " + m.Name))
+	})
+	c, err := inboxtest.NewConsumer(broker, "billing", mux, inboxtest.Config{ConsumerConfig: quiet})
+	check(t, err)
+	for range letters {
+		check(t, broker.Send(t.Context(), &inbox.Message{ID: ids.New(), Name: "order.placed", Body: []byte("{}")}))
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- c.Run(ctx) }()
+	err = broker.Idle(t.Context())
+	stop()
+	check(t, errors.Join(err, <-ended))
+	return c
+}
+
+// rabbitConsumer has so many dead letters of some kinds on RabbitMQ, and does not run.
+func rabbitConsumer(t *testing.T, letters, kinds int) consumer {
+	t.Helper()
+	const queue = "failed.unrecoverable"
+	broker := amqptest.New(t)
+	c, err := inboxamqp.NewConsumer(broker.Dial, "billing", inbox.NewMux(), inboxamqp.Config{ConsumerConfig: quiet})
+	check(t, err)
+	check(t, c.Setup(t.Context()))
+	ch := broker.Channel(t)
+	for n := range letters {
+		check(t, ch.PublishWithContext(t.Context(), "", queue, false, false, rabbitLetter(n, kinds)))
+	}
+	testenv.Eventually(t, testenv.Patience, func() error {
+		if got := broker.Depth(t, queue); got != letters {
+			return fmt.Errorf("%d of %d letters are there", got, letters)
+		}
+		return nil
+	})
+	return c
+}
+
+// rabbitLetter is a dead letter as a consumer publishes it.
+func rabbitLetter(n, kinds int) amqp.Publishing {
+	kind, failed := n%kinds, time.Now().UTC().Add(-time.Minute).Format(time.RFC3339Nano)
+	return amqp.Publishing{
+		MessageId: ids.New().String(), Type: fmt.Sprintf("order.kind-%d", kind), ContentType: "application/json", DeliveryMode: amqp.Persistent,
+		Timestamp: time.Now(), Body: []byte(`{"order":` + strconv.Itoa(n) + `}`),
+		Headers: amqp.Table{
+			"holdfast-attempt": "1", "holdfast-failure-class": "unrecoverable", "holdfast-error": "no handler", "holdfast-error-type": "*errors.errorString",
+			"holdfast-fingerprint": fmt.Sprintf("%016d", kind), "holdfast-first-failed-at": failed, "holdfast-last-failed-at": failed,
+			"holdfast-consumer": "billing", "holdfast-origin-queue": "billing",
+		},
+	}
+}
+
+// postgresOutbox has so many dead letters of some kinds.
+func postgresOutbox(t *testing.T, letters, kinds int) *outboxpgx.Store {
+	t.Helper()
+	pool, schema := pgtest.NewSchema(t)
+	store, err := outboxpgx.New(pool, outboxpgx.Config{Schema: schema, Logger: quiet.Logger})
+	check(t, err)
+	check(t, store.Migrate(t.Context()))
+	_, err = pool.Exec(t.Context(), `
+		INSERT INTO holdfast_outbox_dead (id, seq, lane, name, body, content_type, ordering_key, transport_name, exchange, routing_key, created_at, attempts, error_class, last_error)
+		SELECT encode(set_bit(set_bit(set_byte(uuid_send(gen_random_uuid()), 6, 112), 0, 0), 1, 0), 'hex')::uuid, n, n % 16, 'order.kind-' || n % $2,
+		  convert_to('{"order":' || n || '}', 'UTF8'), 'application/json', 'customer ' || n % 1000, '', '', '', now(), 5, 'permanent', 'no exchange for order ' || n
+		FROM generate_series(1, $1::int) n`, letters, kinds)
+	check(t, err)
+	return store
+}
