@@ -65,7 +65,11 @@ func (p *Page) live(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	for {
-		if err := send(w, p.look(ctx, user)); err != nil {
+		seen := p.look(ctx, user)
+		if ctx.Err() != nil { // what it has seen may lack what there was no time for
+			return
+		}
+		if err := send(w, seen); err != nil {
 			return
 		}
 		select {
