@@ -46,11 +46,17 @@ func (o outboxShelf) groups(ctx context.Context, s selection) ([]group, error) {
 	}), err
 }
 
-// replay is one statement: its progress is all or nothing.
+// replay is one statement, whose progress is all or nothing. Where bodies are edited it is many, and the letters whose
+// bodies were asked for are its progress.
 func (o outboxShelf) replay(ctx context.Context, s selection, c change) (replayed, error) {
 	how := outbox.Replay{By: c.By, Reason: c.Reason, PerSecond: c.PerSecond, DryRun: c.DryRun, Force: c.Force}
 	if c.Edit != nil {
+		edited := 0
 		how.Edit = func(m outbox.Message) ([]byte, error) {
+			if c.Progress != nil {
+				c.Progress(edited)
+			}
+			edited++
 			return c.Edit(MaskedMessage{o.name, m.Name, m.ContentType, m.Body})
 		}
 	}

@@ -23,8 +23,8 @@ import (
 
 var quiet = inbox.ConsumerConfig{Logger: slog.New(slog.DiscardHandler)}
 
-// kindsSeeded is of how many kinds the seeded letters are.
-const kindsSeeded = 20
+// kinds are those of the letters, but for those in memory.
+const kinds = 20
 
 // memoryConsumer has so many dead letters in memory, and does not run any more.
 func memoryConsumer(t *testing.T, letters int) consumer {
@@ -47,8 +47,8 @@ func memoryConsumer(t *testing.T, letters int) consumer {
 	return c
 }
 
-// rabbitConsumer has so many dead letters of some kinds on RabbitMQ, and does not run.
-func rabbitConsumer(t *testing.T, letters, kinds int) consumer {
+// rabbitConsumer has so many dead letters of all kinds on RabbitMQ, and does not run.
+func rabbitConsumer(t *testing.T, letters int) consumer {
 	t.Helper()
 	const queue = "failed.unrecoverable"
 	broker := amqptest.New(t)
@@ -57,7 +57,7 @@ func rabbitConsumer(t *testing.T, letters, kinds int) consumer {
 	check(t, c.Setup(t.Context()))
 	ch := broker.Channel(t)
 	for n := range letters {
-		check(t, ch.PublishWithContext(t.Context(), "", queue, false, false, rabbitLetter(n, kinds)))
+		check(t, ch.PublishWithContext(t.Context(), "", queue, false, false, rabbitLetter(n)))
 	}
 	testenv.Eventually(t, testenv.Patience, func() error {
 		if got := broker.Depth(t, queue); got != letters {
@@ -69,7 +69,7 @@ func rabbitConsumer(t *testing.T, letters, kinds int) consumer {
 }
 
 // rabbitLetter is a dead letter as a consumer publishes it.
-func rabbitLetter(n, kinds int) amqp.Publishing {
+func rabbitLetter(n int) amqp.Publishing {
 	kind, failed := n%kinds, time.Now().UTC().Add(-time.Minute).Format(time.RFC3339Nano)
 	return amqp.Publishing{
 		MessageId: ids.New().String(), Type: fmt.Sprintf("order.kind-%d", kind), ContentType: "application/json", DeliveryMode: amqp.Persistent,
@@ -82,8 +82,8 @@ func rabbitLetter(n, kinds int) amqp.Publishing {
 	}
 }
 
-// postgresOutbox has so many dead letters of some kinds.
-func postgresOutbox(t *testing.T, letters, kinds int) *outboxpgx.Store {
+// postgresOutbox has so many dead letters of all kinds.
+func postgresOutbox(t *testing.T, letters int) *outboxpgx.Store {
 	t.Helper()
 	pool, schema := pgtest.NewSchema(t)
 	store, err := outboxpgx.New(pool, outboxpgx.Config{Schema: schema, Logger: quiet.Logger})
