@@ -62,6 +62,7 @@ func (v *visit) mendOne(body string) {
 	v.await("headers", `[...document.querySelectorAll("h2")].some((h) => h.textContent === "Headers")`)
 
 	v.press("summary", kb.Enter)
+	v.wantAccessible("a letter with its body")
 	v.fill(`textarea[name="edited"]`, body)
 	v.follow("details button", "Before it begins")
 	v.awaitText(".headline", "1 would be sent again")
@@ -69,6 +70,7 @@ func (v *visit) mendOne(body string) {
 	v.fill(`input[name="reason"]`, "one by hand")
 	v.follow(".actions button", "A change")
 	v.awaitText("#live", "1 retried")
+	v.wantAccessible("a change that has ended")
 }
 
 // mendAll gives the letters of the preview that is shown a patch, and retries them.
@@ -79,6 +81,7 @@ func (v *visit) mendAll(patch string, count int) {
 	v.fill(`textarea[name="patch"]`, patch)
 	v.follow(`button[formaction="preview"]`, "Before it begins")
 	v.awaitText("pre", allID)
+	v.wantAccessible("a preview with a patch")
 	v.fill(`input[name="reason"]`, "the others by a patch")
 	v.follow(".actions button", "A change")
 	v.awaitText("#live", fmt.Sprintf("%d retried", count))
