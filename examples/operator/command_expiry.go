@@ -16,7 +16,7 @@ func (o *Operator) expiry() *cobra.Command {
 }
 
 func printDue(cmd *cobra.Command, sweeps []Sweep) error {
-	alone := Operator{Config{Sweeps: sweeps}}
+	alone := Operator{cfg: Config{Sweeps: sweeps}}
 	s := alone.look(cmd.Context())
 	var err error
 	if failed := s.failed(); len(failed) > 0 {

@@ -171,7 +171,7 @@ func (o *Operator) places() []place {
 		all = append(all, place{b.Name, kindOutbox, outboxShelf{b.Name, b.Store.DeadLetters(), audits}})
 	}
 	for _, c := range o.cfg.Consumers {
-		all = append(all, place{c.Name, kindInbox, inboxShelf{c.Name, c.Consumer.DeadLetters()}})
+		all = append(all, place{c.Name, kindInbox, inboxShelf{c.Name, inTurns{c.Consumer.DeadLetters(), o.turns[c.Name]}}})
 	}
 	return all
 }

@@ -22,6 +22,8 @@ const (
 // Operator is the operator's side of one service. Make it with New. It is safe for concurrent use.
 type Operator struct {
 	cfg Config
+	// turns are those of who looks at the dead letters of a consumer, by its name.
+	turns map[string]turn
 }
 
 // New returns an Operator. The error names every violation in cfg. Nothing is asked of a server yet.
@@ -30,7 +32,11 @@ func New(cfg Config) (*Operator, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	return &Operator{cfg}, nil
+	o := &Operator{cfg, map[string]turn{}}
+	for _, c := range cfg.Consumers {
+		o.turns[c.Name] = make(turn, 1)
+	}
+	return o, nil
 }
 
 // Run runs the command that the arguments say and returns the exit code of the process. An error is
