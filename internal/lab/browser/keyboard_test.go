@@ -13,7 +13,14 @@ import (
 // press presses a key on what a selector finds.
 func (p *tab) press(selector, key string) {
 	p.t.Helper()
-	p.run("press on "+selector, chromedp.Focus(chromedp.CSS(selector)), chromedp.KeyEvent(key))
+	p.focus(selector)
+	p.run("press on "+selector, chromedp.KeyEvent(key))
+}
+
+// focus is one step in the page: a live part of it is replaced again and again, and hands the focus on.
+func (p *tab) focus(selector string) {
+	p.t.Helper()
+	p.await(selector+" has the focus", fmt.Sprintf(`((e) => e && (e.focus(), document.activeElement === e))(document.querySelector(%q))`, selector))
 }
 
 // follow follows a link or submits a form by keyboard, and waits for the view it leads to.
@@ -36,8 +43,8 @@ func (p *tab) follow(selector, heading string) {
 // fill types a text in the place of what a field has.
 func (p *tab) fill(selector, text string) {
 	p.t.Helper()
-	p.run("fill "+selector, chromedp.Focus(chromedp.CSS(selector)),
-		chromedp.Evaluate[chromedp.Void]("document.activeElement.select()"), chromedp.KeyEvent(text))
+	p.focus(selector)
+	p.run("fill "+selector, chromedp.Evaluate[chromedp.Void]("document.activeElement.select()"), chromedp.KeyEvent(text))
 }
 
 // awaitRows waits until a table has so many rows.
