@@ -29,7 +29,7 @@ func TestPictures(t *testing.T) {
 	v.click("#duplicates")
 	v.awaitText("#effects", "reservations made: 1")
 	v.awaitText("#stats", "2 held, 1 confirmed")
-	v.click(`[data-server="rabbitmq"]`)
+	v.turn(`[data-server="rabbitmq"]`)
 	v.hold("C5")
 	v.awaitText("#count-outbox", "1")
 	for _, scheme := range schemes {

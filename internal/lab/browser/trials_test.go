@@ -1,6 +1,9 @@
 package browser_test
 
-import "testing"
+import (
+	"fmt"
+	"testing"
+)
 
 func TestCrowdIsSoldEverySeatOnce(t *testing.T) {
 	t.Parallel()
@@ -46,7 +49,7 @@ func TestOutageOfEachServer(t *testing.T) {
 	v.awaitText("#stats", "2 held")
 
 	// The shop sells without the broker, and what it has to tell waits.
-	v.click(`[data-server="rabbitmq"]`)
+	v.turn(`[data-server="rabbitmq"]`)
 	v.hold("A3")
 	v.awaitText("#count-outbox", "1")
 	v.awaitText("#stats", "2 held")
@@ -68,8 +71,7 @@ func TestPoisonMessage(t *testing.T) {
 func TestSlowConsumer(t *testing.T) {
 	t.Parallel()
 	v := openShop(t)
-	v.click("#slow")
-	v.await("it is slow", `document.getElementById("slow").getAttribute("aria-pressed") === "true"`)
+	v.turn("#slow")
 	v.click("#burst")
 	v.await("messages wait", `Number(document.getElementById("count-queue").textContent) > 0`)
 	v.click("#slow")
@@ -77,4 +79,11 @@ func TestSlowConsumer(t *testing.T) {
 	v.awaitText("#count-updated", "50")
 	v.awaitText("#count-queue", "0")
 	v.awaitText("#stats", "50 held")
+}
+
+// turn clicks a button that breaks something, and waits until it is broken.
+func (v *visit) turn(selector string) {
+	v.t.Helper()
+	v.click(selector)
+	v.await(selector+" is on", fmt.Sprintf(`document.querySelector(%q).getAttribute("aria-pressed") === "true"`, selector))
 }
