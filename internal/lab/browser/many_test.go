@@ -65,8 +65,8 @@ func showsProgress(t *testing.T, cfg operator.Config, g *gate, patch string) {
 	p.awaitText("main", "There is none.")
 }
 
-// TestHundredThousandDeadLetters asks for each view of the page where an outbox and a consumer have so many, and logs
-// how long each takes.
+// TestHundredThousandDeadLetters asks for the views of the page where an outbox and a consumer have so many, and logs how
+// long each takes. Kinds on RabbitMQ take longest: all letters are read, as for a preview, which is left out there.
 func TestHundredThousandDeadLetters(t *testing.T) {
 	t.Parallel()
 	const letters = 100_000
@@ -75,6 +75,7 @@ func TestHundredThousandDeadLetters(t *testing.T) {
 		url := site(t, operator.Config{Outboxes: []operator.Outbox{{Store: postgresOutbox(t, letters)}}})
 		wantViews(t, url, ">100000<")
 		wantView(t, url+"letters?error=order+99999", "1 in all")
+		wantView(t, url+"preview?what=retry", `<span class="count">100000</span>`)
 		wantView(t, url+"preview?what=drop&name=order.kind-1", ">5000<")
 	})
 	t.Run("consumer", func(t *testing.T) {
@@ -92,17 +93,16 @@ func wantViews(t *testing.T, url, status string) {
 	wantView(t, url+"letters", "The oldest 100.")
 	wantView(t, url+"letters?limit=1000", "The oldest 1000.")
 	wantView(t, url+"groups", `<span class="count">5000</span>`)
-	wantView(t, url+"preview?what=retry", `<span class="count">100000</span>`)
 }
 
 // TestViewersSeeAllLetters has some look at the same letters at the same time, which a queue hands out once.
 func TestViewersSeeAllLetters(t *testing.T) {
 	t.Parallel()
-	url := site(t, operator.Config{Consumers: []operator.Consumer{{Name: "billing", Consumer: rabbitConsumer(t, 2000)}}})
+	url := site(t, operator.Config{Consumers: []operator.Consumer{{Name: "billing", Consumer: rabbitConsumer(t, 1000)}}})
 	var viewers sync.WaitGroup
-	for range 3 {
-		viewers.Go(func() { wantView(t, url+"groups", `<span class="count">100</span>`) })
-		viewers.Go(func() { wantView(t, url+"preview?what=retry", `<span class="count">2000</span>`) })
+	for range 2 {
+		viewers.Go(func() { wantView(t, url+"groups", `<span class="count">50</span>`) })
+		viewers.Go(func() { wantView(t, url+"preview?what=retry", `<span class="count">1000</span>`) })
 	}
 	viewers.Wait()
 }
