@@ -1,11 +1,13 @@
 package inboxpgx_test
 
 import (
-	"context"
+	"errors"
 	"testing"
 	"time"
 
+	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 )
 
 // The counts are those of one consumer, of a time and of a key.
@@ -27,12 +29,12 @@ func TestCounts(t *testing.T) {
 		}
 	}
 	fake, _ := fakeStore(t)
-	for _, count := range []func(context.Context) (int, error){
-		func(ctx context.Context) (int, error) { return fake.Processed(ctx, time.Minute) },
-		func(ctx context.Context) (int, error) { return fake.Behind(ctx, "ada") },
-	} {
-		if n, err := count(t.Context()); n != 0 || err != nil {
-			t.Errorf("without tables: %d, %v", n, err)
-		}
+	noError(t, inboxpgx.Handle(fake, conformance.Name, noEffect))
+	noError(t, errors.Join(fake.Process(t.Context(), []*inbox.Message{event(), event()})...))
+	if n, err := fake.Processed(t.Context(), time.Minute); n != 2 || err != nil {
+		t.Errorf("in memory %d processed in a minute, %v, want 2", n, err)
+	}
+	if n, err := fake.Behind(t.Context(), "ada"); n != 0 || err != nil {
+		t.Errorf("in memory %d behind a letter, %v", n, err)
 	}
 }

@@ -4,6 +4,7 @@ package driver
 
 import (
 	"context"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -24,6 +25,9 @@ type Entries interface {
 	// Forget takes back, within the same transaction, what Record or RecordAll has
 	// recorded there for the first time.
 	Forget(ctx context.Context, tx pgx.Tx, consumer string, ids []uuid.UUID) error
+	// Processed returns how many ids the consumer has recorded in the last d: at most 100,000, which means as many
+	// or more.
+	Processed(ctx context.Context, consumer string, d time.Duration) (int, error)
 	// Ledger returns the ledger of a consumer.
 	Ledger(consumer string) driver.Ledger
 	// Parking returns where the ordering keys of a consumer wait.

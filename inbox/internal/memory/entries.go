@@ -25,6 +25,9 @@ type Entries struct {
 	order   []entry // oldest first
 }
 
+// countLimit is where Processed stops.
+const countLimit = 100_000
+
 type entry struct {
 	consumer string
 	id       uuid.UUID
@@ -66,6 +69,19 @@ func (e *Entries) Forget(_ context.Context, tx pgx.Tx, consumer string, ids []uu
 		}
 	}
 	return nil
+}
+
+// Processed implements driver.Entries.
+func (e *Entries) Processed(_ context.Context, consumer string, d time.Duration) (n int, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	since := time.Now().Add(-d)
+	for key, at := range e.since {
+		if key.consumer == consumer && at.After(since) {
+			n++
+		}
+	}
+	return min(n, countLimit), nil
 }
 
 // Ledger implements driver.Entries.
