@@ -46,7 +46,7 @@ func memoryOperator(cfg config, p *memory.Parts) *operator.Operator {
 	return must(operator.New(operator.Config{
 		Program:   "reservation",
 		Outboxes:  []operator.Outbox{{Store: p.Outbox, Relay: p.Relay}},
-		Consumers: []operator.Consumer{{Name: messages.Queue, Consumer: p.Consumer}},
+		Consumers: []operator.Consumer{{Name: messages.Queue, Consumer: p.Consumer, Inbox: p.Inbox}},
 		Sweeps:    []operator.Sweep{{Name: "holds", Store: p.Holds, Sweeper: p.Sweeper}},
 		Limiters:  limiters(cfg, p.Limiter),
 		Parts:     []operator.Part{{Name: "idempotency", Part: p.Keys}},

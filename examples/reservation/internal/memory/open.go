@@ -37,6 +37,7 @@ type Parts struct {
 	Limiter *Limiter
 	Outbox  *outboxtest.Store
 	Holds   *expirytest.Store
+	Inbox   *inboxpgx.Store
 	Demo    *Demo
 
 	// These have to be run, but for the broker.
@@ -82,6 +83,7 @@ func newConsumer(tx txretry.Transactor, p *Parts, cfg Config) (*inboxtest.Consum
 	if err := messages.Listen(store, p.Shop.learn); err != nil {
 		return nil, err
 	}
+	p.Inbox = store
 	return inboxtest.NewConsumer(p.Broker, messages.Queue, &processor{store, p.Demo, cfg.Flow}, inboxtest.Config{
 		ConsumerConfig: inbox.ConsumerConfig{Logger: cfg.Logger},
 		Fault:          p.Demo.RabbitMQ.fault,
