@@ -81,7 +81,7 @@ type ConsumerConfig struct {
 	// 6 s, is left to settle them. Default: 60 s.
 	ShutdownTimeout time.Duration
 
-	// Rand returns numbers from 0 up to 1 that select the jitter of retries. It is called from
+	// Rand returns numbers from 0 up to 1 that spread retries and pauses. It is called from
 	// many goroutines. Default: math/rand/v2.
 	Rand func() float64
 	// Logger receives failed messages and lost connections. Default: slog.Default().

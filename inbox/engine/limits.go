@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"math/rand/v2"
 	"slices"
 	"time"
 )
@@ -166,7 +165,7 @@ func (l *limits) away(it *item, now time.Time) time.Duration {
 	if latest := now.Add(l.cfg.Retry.MaxDelay); n.turn.After(latest) {
 		n.turn = latest
 	}
-	return max(time.Duration(rand.Float64()*float64(n.turn.Sub(now))), l.cfg.Retry.BaseDelay)
+	return max(time.Duration(l.cfg.Rand()*float64(n.turn.Sub(now))), l.cfg.Retry.BaseDelay)
 }
 
 // empty forgets what waits.

@@ -3,7 +3,6 @@ package engine
 import (
 	"errors"
 	"log/slog"
-	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -124,7 +123,7 @@ func (v *moves) moved(r *removal, now time.Time) {
 		}
 	}
 	if inVain {
-		v.at = now.Add(again.Delay(v.tries, rand.Float64()))
+		v.at = now.Add(again.Delay(v.tries, v.cfg.Rand()))
 		v.tries++
 	}
 }

@@ -3,6 +3,7 @@ package engine
 import (
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -40,7 +41,7 @@ func TestRefusals(t *testing.T) {
 // TestRefusedGoesOn follows a message whose places refuse it one after the other.
 func TestRefusedGoesOn(t *testing.T) {
 	t.Parallel()
-	cfg := &settings{Config: Config{Queue: "q", ConsumerConfig: inbox.ConsumerConfig{Concurrency: 1, Prefetch: 10, Batch: 1, Logger: slog.New(slog.DiscardHandler)}}}
+	cfg := &settings{Config: Config{Queue: "q", ConsumerConfig: inbox.ConsumerConfig{Concurrency: 1, Prefetch: 10, Batch: 1, Rand: rand.Float64, Logger: slog.New(slog.DiscardHandler)}}}
 	signals, err := newSignals(cfg, nil)
 	if err != nil {
 		t.Fatal(err)

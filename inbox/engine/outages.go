@@ -2,7 +2,6 @@ package engine
 
 import (
 	"log/slog"
-	"math/rand/v2"
 	"time"
 )
 
@@ -43,7 +42,7 @@ func (o *outages) crowdOut(oldest *item, now time.Time) {
 // spare has messages come again after the others, blaming none.
 func (o *outages) spare(items []*item, now time.Time) {
 	for _, it := range items {
-		o.moves.send(it, away(it.m, suspectPause/2+rand.N(suspectPause)), now)
+		o.moves.send(it, away(it.m, suspectPause/2+time.Duration(o.cfg.Rand()*float64(suspectPause))), now)
 	}
 }
 

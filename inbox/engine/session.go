@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"runtime/debug"
 	"sync/atomic"
 	"time"
@@ -229,7 +228,7 @@ func (r *receiver) lost(w wish, s *session, err error) {
 	} else {
 		r.post(event{kind: ended, err: err})
 	}
-	pause := pauses.Delay(r.failed, rand.Float64())
+	pause := pauses.Delay(r.failed, r.cfg.Rand())
 	r.failed++
 	if repeats, ok := r.seldom.Due(); ok {
 		r.cfg.Logger.WarnContext(r.ctx, "no session with the broker", slog.Any("error", err),
