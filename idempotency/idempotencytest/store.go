@@ -116,6 +116,13 @@ func (s *Store) Look(ctx context.Context, key driver.Key) (driver.Known, error) 
 	return known, nil
 }
 
+// Flush forgets everything, as a Redis does that is flushed: claims in use are lost.
+func (s *Store) Flush() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	clear(s.records)
+}
+
 // change applies fn to the record that claim holds.
 func (s *Store) change(ctx context.Context, claim driver.Claim, fn func(rec *record, now time.Time)) error {
 	if err := ctx.Err(); err != nil {

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"log/slog"
 
+	"github.com/google/uuid"
+
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/flow"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/messages"
 	"github.com/holdfast-go/holdfast/expiry"
@@ -26,8 +28,22 @@ type Config struct {
 	Logger   *slog.Logger // nil means slog.Default()
 	// Faults are those of the transactions, in their order, for tests.
 	Faults []txretrytest.Fault
+	// Wire leads to the servers. nil means the switches of Demo.
+	Wire Wire
 	// Flow counts what goes through the shop. Optional.
 	Flow *flow.Tracker
+	// Observe is told of what has committed, in that order. Optional.
+	Observe Observer
+	// Rand is the Rand of all parts. Optional.
+	Rand func() float64
+}
+
+// Observer is told of commits, and of what the broker took. Its functions are optional, must not block, and are
+// called also where the reply is lost.
+type Observer struct {
+	Wrote     func(m outbox.Message)            // a message was stored with its change
+	Published func(id uuid.UUID)                // the broker took a message, perhaps once more
+	Learned   func(id uuid.UUID, status string) // the read model took in a message
 }
 
 // Parts is everything that the shop consists of in one process.
@@ -45,54 +61,68 @@ type Parts struct {
 	Consumer *inboxtest.Consumer
 	Sweeper  *expiry.Sweeper
 	Broker   *inboxtest.Broker // between relay and consumer
+
+	cfg Config
 }
 
 // Open puts the parts together.
 func Open(cfg Config) (*Parts, error) {
 	d := &Demo{
-		Postgres: &Server{name: "postgres"}, Redis: &Server{name: "redis"}, RabbitMQ: &Server{name: "rabbitmq"},
+		Postgres: &Server{name: PostgresServer}, Redis: &Server{name: RedisServer}, RabbitMQ: &Server{name: RabbitMQServer},
 		broker: inboxtest.NewBroker(), outbox: outboxtest.New(),
+	}
+	if cfg.Wire == nil {
+		cfg.Wire = d
 	}
 	tx := transactor{txretrytest.New(txretrytest.Config{
 		Script: cfg.Faults,
-		Retry:  txretry.Config{Logger: cfg.Logger},
-	}), d.Postgres}
+		Retry:  txretry.Config{Logger: cfg.Logger, Rand: cfg.Rand},
+	}), cfg.Wire}
 	counters, err := ratelimit.NewMemory(ratelimit.MemoryConfig{})
 	p := &Parts{
-		Keys:    &Keys{idempotencytest.NewStore(), d.Redis},
-		Limiter: &Limiter{counters, d.Redis},
-		Outbox:  d.outbox, Broker: d.broker, Demo: d,
+		Keys:    &Keys{idempotencytest.NewStore(), cfg.Wire},
+		Limiter: &Limiter{counters, cfg.Wire},
+		Outbox:  d.outbox, Broker: d.broker, Demo: d, cfg: cfg,
 	}
-	p.Shop = &Shop{Store: newStore(tx, cfg.Flow), outbox: p.Outbox}
-	errs := [5]error{err}
+	p.Shop = &Shop{Store: newStore(tx, cfg), outbox: observed{p.Outbox, cfg.Observe.Wrote}}
+	errs := [7]error{err}
 	p.Shop.once, errs[1] = idempotencytest.New(tx, idempotencypgx.Config{Gate: p.Keys, Logger: cfg.Logger})
-	p.Consumer, errs[2] = newConsumer(tx, p, cfg)
-	d.consumer = p.Consumer
-	p.Relay, errs[3] = outbox.NewRelay(source{p.Outbox, d.Postgres}, publisher{p.Broker, d.RabbitMQ, cfg.Flow},
-		outbox.RelayConfig{Logger: cfg.Logger})
-	p.Sweeper, errs[4] = newSweeper(p.Shop, cfg)
+	p.Inbox, errs[2] = newInbox(tx, p.Shop.Store)
+	errs[3] = p.Shop.addHolds()
 	p.Holds = p.Shop.holds
+	if err := errors.Join(errs[:]...); err != nil {
+		return nil, err
+	}
+	p.Consumer, errs[4] = p.NewConsumer(d.RabbitMQ.fault)
+	d.consumer = p.Consumer
+	p.Relay, errs[5] = p.NewRelay()
+	p.Sweeper, errs[6] = p.NewSweeper()
 	return p, errors.Join(errs[:]...)
 }
 
-func newConsumer(tx txretry.Transactor, p *Parts, cfg Config) (*inboxtest.Consumer, error) {
-	store, err := inboxtest.New(tx, "stats", inboxpgx.Config{})
+func newInbox(tx txretry.Transactor, store *Store) (*inboxpgx.Store, error) {
+	inbox, err := inboxtest.New(tx, "stats", inboxpgx.Config{})
 	if err != nil {
 		return nil, err
 	}
-	if err := messages.Listen(store, p.Shop.learn); err != nil {
-		return nil, err
-	}
-	p.Inbox = store
-	return inboxtest.NewConsumer(p.Broker, messages.Queue, &processor{store, p.Demo, cfg.Flow}, inboxtest.Config{
-		ConsumerConfig: inbox.ConsumerConfig{Logger: cfg.Logger},
-		Fault:          p.Demo.RabbitMQ.fault,
+	return inbox, messages.Listen(inbox, store.learn)
+}
+
+// NewRelay returns a relay beside that of the Parts, as one more process has it.
+func (p *Parts) NewRelay() (*outbox.Relay, error) {
+	return outbox.NewRelay(source{p.Outbox, p.cfg.Wire}, publisher{p.Broker, p.cfg},
+		outbox.RelayConfig{Logger: p.cfg.Logger, Rand: p.cfg.Rand})
+}
+
+// NewConsumer returns a consumer beside that of the Parts, as one more process has it, whose steps meet the fault.
+func (p *Parts) NewConsumer(fault func(inboxtest.Step, *inbox.Message) inboxtest.Outcome) (*inboxtest.Consumer, error) {
+	return inboxtest.NewConsumer(p.Broker, messages.Queue, &processor{p.Inbox, p.Demo, p.cfg.Flow}, inboxtest.Config{
+		ConsumerConfig: inbox.ConsumerConfig{Logger: p.cfg.Logger, Rand: p.cfg.Rand},
+		Fault:          fault,
 	})
 }
 
-func newSweeper(shop *Shop, cfg Config) (*expiry.Sweeper, error) {
-	if err := shop.addHolds(); err != nil {
-		return nil, err
-	}
-	return expiry.NewSweeper(shop.holds, expiry.SweeperConfig{Schedule: cfg.Schedule, Logger: cfg.Logger})
+// NewSweeper returns a sweeper beside that of the Parts, as one more process has it.
+func (p *Parts) NewSweeper() (*expiry.Sweeper, error) {
+	return expiry.NewSweeper(p.Holds, expiry.SweeperConfig{Schedule: p.cfg.Schedule, Logger: p.cfg.Logger, Rand: p.cfg.Rand})
 }

@@ -2,6 +2,7 @@ package memory
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -12,10 +13,10 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// transactor runs no transaction while Postgres is off.
+// transactor has transactions pass the wire.
 type transactor struct {
 	txretry.Transactor
-	postgres *Server
+	wire Wire
 }
 
 // Do implements txretry.Transactor.
@@ -23,42 +24,64 @@ func (t transactor) Do(ctx context.Context, fn func(ctx context.Context, tx pgx.
 	return t.DoWith(ctx, txretry.Options{}, fn)
 }
 
-// DoWith implements txretry.Transactor. Switched off, the server answers every transaction that it is shut down.
+// DoWith implements txretry.Transactor.
 func (t transactor) DoWith(ctx context.Context, opts txretry.Options, fn func(ctx context.Context, tx pgx.Tx) error) error {
-	return t.Transactor.DoWith(ctx, opts, func(ctx context.Context, tx pgx.Tx) error {
-		if err := t.postgres.Ready(ctx); err != nil {
-			return &pgconn.PgError{Severity: "FATAL", Code: "57P01", Message: err.Error()}
-		}
-		return fn(ctx, tx)
+	return t.wire.Call(ctx, PostgresServer, StepTransaction, func() error {
+		return t.Transactor.DoWith(ctx, opts, func(ctx context.Context, tx pgx.Tx) error {
+			if err := t.within(ctx, StepBegin); err != nil {
+				return err
+			}
+			if err := fn(ctx, tx); err != nil {
+				return err
+			}
+			return t.within(ctx, StepEnd)
+		})
 	})
+}
+
+// within is a step inside of a transaction. A server that is not reached is one that shuts down.
+func (t transactor) within(ctx context.Context, step string) error {
+	err := t.wire.Call(ctx, PostgresServer, step, func() error { return nil })
+	if _, said := errors.AsType[*pgconn.PgError](err); err == nil || said {
+		return err
+	}
+	return &pgconn.PgError{Severity: "FATAL", Code: "57P01", Message: err.Error()}
 }
 
 // source is the outbox as the relay reads it, from a table in Postgres.
 type source struct {
 	*outboxtest.Store
-	postgres *Server
+	wire Wire
 }
 
 // Claim implements driver.Source.
-func (s source) Claim(ctx context.Context, req driver.Claim) (driver.Batch, error) {
-	if err := s.postgres.Ready(ctx); err != nil {
+func (s source) Claim(ctx context.Context, req driver.Claim) (b driver.Batch, err error) {
+	req.Lease = s.wire.Lease(ctx, req.Lease)
+	err = s.wire.Call(ctx, PostgresServer, StepClaim, func() (err error) {
+		b, err = s.Store.Claim(ctx, req)
+		return err
+	})
+	if err != nil {
 		return driver.Batch{}, err
 	}
-	return s.Store.Claim(ctx, req)
+	return b, nil
 }
 
 // Renew implements driver.Source.
 func (s source) Renew(ctx context.Context, leases []driver.Lease, ttl time.Duration) (stale []driver.Lease, err error) {
-	if err := s.postgres.Ready(ctx); err != nil {
-		return nil, err
-	}
-	return s.Store.Renew(ctx, leases, ttl)
+	ttl = s.wire.Lease(ctx, ttl)
+	err = s.wire.Call(ctx, PostgresServer, StepRenew, func() (err error) {
+		stale, err = s.Store.Renew(ctx, leases, ttl)
+		return err
+	})
+	return stale, err
 }
 
 // Settle implements driver.Source.
-func (s source) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Settlement) ([]driver.Lease, error) {
-	if err := s.postgres.Ready(ctx); err != nil {
-		return nil, err
-	}
-	return s.Store.Settle(ctx, b, outcomes)
+func (s source) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Settlement) (stale []driver.Lease, err error) {
+	err = s.wire.Call(ctx, PostgresServer, StepSettle, func() (err error) {
+		stale, err = s.Store.Settle(ctx, b, outcomes)
+		return err
+	})
+	return stale, err
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
@@ -18,6 +19,7 @@ import (
 type Store struct {
 	tx           txretry.Transactor
 	flow         *flow.Tracker
+	learned      func(id uuid.UUID, status string) // optional
 	events       map[string]*event
 	reservations map[string]booking.Reservation
 	heard        map[string]heard
@@ -35,10 +37,11 @@ type heard struct {
 }
 
 // newStore returns an empty store that is used within transactions of tx.
-func newStore(tx txretry.Transactor, tracker *flow.Tracker) *Store {
+func newStore(tx txretry.Transactor, cfg Config) *Store {
 	return &Store{
 		tx:           tx,
-		flow:         tracker,
+		flow:         cfg.Flow,
+		learned:      cfg.Observe.Learned,
 		events:       map[string]*event{},
 		reservations: map[string]booking.Reservation{},
 		heard:        map[string]heard{},

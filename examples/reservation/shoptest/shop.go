@@ -1,0 +1,136 @@
+package shoptest
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/memory"
+	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/inboxtest"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+)
+
+// Wire is what lies between the shop and its servers.
+type Wire = memory.Wire
+
+// Observer is told of what has committed.
+type Observer = memory.Observer
+
+// The servers and the steps of a Wire.
+const (
+	Postgres = memory.PostgresServer
+	Redis    = memory.RedisServer
+	RabbitMQ = memory.RabbitMQServer
+
+	StepTransaction = memory.StepTransaction
+	StepBegin       = memory.StepBegin
+	StepEnd         = memory.StepEnd
+	StepClaim       = memory.StepClaim
+	StepRenew       = memory.StepRenew
+	StepSettle      = memory.StepSettle
+	StepKey         = memory.StepKey
+	StepKeyExtend   = memory.StepKeyExtend
+	StepKeyComplete = memory.StepKeyComplete
+	StepKeyRelease  = memory.StepKeyRelease
+	StepLimit       = memory.StepLimit
+	StepRefund      = memory.StepRefund
+	StepPublish     = memory.StepPublish
+)
+
+// Config configures Open. Hold and UserLimit are required.
+type Config struct {
+	// Hold is how long a reservation is held.
+	Hold time.Duration
+	// UserLimit and GlobalLimit are for POSTs per minute; a GlobalLimit of 0 is none.
+	UserLimit, GlobalLimit int
+	// Faults are those of the transactions' attempts, in their order. Optional.
+	Faults []txretrytest.Fault
+	// Wire leads to the servers. Default: it works.
+	Wire Wire
+	// Observe is told of commits. Optional.
+	Observe Observer
+	// NewID makes the ids of events and reservations, lowercase UUIDs. Default: at random.
+	NewID func() string
+	// Rand is the Rand of all parts. Default: math/rand/v2.
+	Rand func() float64
+	// Logger is that of all parts. Default: slog.Default().
+	Logger *slog.Logger
+}
+
+// Shop is the shop in memory. Its methods may be called from any goroutine.
+type Shop struct {
+	parts *memory.Parts
+	api   http.Handler
+}
+
+// Open puts a shop together. Nothing of it runs yet.
+func Open(cfg Config) (*Shop, error) {
+	parts, err := memory.Open(memory.Config{
+		Faults: cfg.Faults, Wire: cfg.Wire, Observe: cfg.Observe, Rand: cfg.Rand, Logger: cfg.Logger,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if cfg.NewID == nil {
+		cfg.NewID = uuid.NewString
+	}
+	api, err := httpapi.New(httpapi.Config{
+		Shop: booking.Shop{Hold: cfg.Hold, NewID: cfg.NewID}, Backend: parts.Shop, Keys: parts.Keys, Limiter: parts.Limiter,
+		UserLimit: cfg.UserLimit, GlobalLimit: cfg.GlobalLimit, Logger: cfg.Logger,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &Shop{parts, api}, nil
+}
+
+// API serves the shop's requests. What a request asks of servers has the request's context.
+func (s *Shop) API() http.Handler { return s.api }
+
+// Relay returns one more relay.
+func (s *Shop) Relay() (*outbox.Relay, error) { return s.parts.NewRelay() }
+
+// Consumer returns one more consumer, whose steps meet the fault.
+func (s *Shop) Consumer(fault func(inboxtest.Step, *inbox.Message) inboxtest.Outcome) (*inboxtest.Consumer, error) {
+	return s.parts.NewConsumer(fault)
+}
+
+// Sweeper returns one more sweeper.
+func (s *Shop) Sweeper() (*expiry.Sweeper, error) { return s.parts.NewSweeper() }
+
+// ForgetKeys has Redis forget all idempotency keys.
+func (s *Shop) ForgetKeys() { s.parts.Keys.Flush() }
+
+// DeadLetters are those of the consumers.
+func (s *Shop) DeadLetters() inbox.DeadLetters { return s.parts.Consumer.DeadLetters() }
+
+// State is all that the shop has stored.
+func (s *Shop) State(ctx context.Context) (State, error) {
+	rows, err := s.parts.Shop.Dump(ctx)
+	if err != nil {
+		return State{}, err
+	}
+	depth, err := s.parts.Outbox.Depth(ctx)
+	if err != nil {
+		return State{}, err
+	}
+	queue, err := s.parts.Consumer.Stats(ctx)
+	if err != nil {
+		return State{}, err
+	}
+	claims, err := s.parts.Keys.InFlight(ctx)
+	state := State{Outbox: depth.Ready + depth.Parked, Queue: queue.Waiting + queue.Retrying, Dead: depth.Dead, Claims: claims}
+	for _, n := range queue.Dead {
+		state.Dead += n
+	}
+	state.fill(rows)
+	return state, err
+}
