@@ -1,0 +1,283 @@
+package sim
+
+import (
+	"bytes"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// request is one wish of a client. The same request may be sent several times.
+type request struct {
+	method, path, body string
+	user, key          string // no key: a GET
+}
+
+// answer is what a client heard.
+type answer struct {
+	status int // 0: nothing
+	code   string
+	body   string
+	after  time.Duration // Retry-After
+}
+
+// final reports whether asking again would not change the answer.
+func (a answer) final() bool {
+	switch a.status {
+	case 0, http.StatusServiceUnavailable, http.StatusTooManyRequests:
+		return false
+	}
+	return a.code != "IDEMPOTENCY_KEY_IN_USE"
+}
+
+// client buys seats as people do: it holds some, makes up its mind, asks again when nobody answers, or gives up.
+type client struct {
+	world *world
+	rand  *rand.Rand
+	user  string
+	mine  []string // reservations
+}
+
+func (w *world) newClient(number int) *client {
+	name := fmt.Sprintf("client-%d", number)
+	return &client{world: w, rand: w.dice.rand(name), user: name}
+}
+
+// run makes the client's wishes, spread over the time in which faults happen.
+func (c *client) run(events []string) {
+	pause := 2 * float64(c.world.plan.faulty) / float64(c.world.plan.wishes)
+	for range c.world.plan.wishes {
+		time.Sleep(time.Duration(c.rand.Float64() * pause))
+		c.wish(events[c.rand.IntN(len(events))])
+	}
+}
+
+// wish makes one request, or one that stands for several.
+func (c *client) wish(event string) {
+	switch n := c.rand.IntN(20); {
+	case n < 8 || len(c.mine) == 0:
+		c.hold(c.holdRequest(event))
+	case n < 12:
+		c.settle("confirm")
+	case n < 15:
+		c.settle("cancel")
+	case n < 17:
+		c.holdAtOnce(event)
+	case n < 18:
+		c.misuse(event)
+	default:
+		c.look(event)
+	}
+}
+
+func (c *client) key() string {
+	var b [16]byte
+	for i := range b {
+		b[i] = byte(c.rand.Uint32())
+	}
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return hex.EncodeToString(b[:])
+}
+
+func (c *client) holdRequest(event string) request {
+	wish := `"quantity":` + strconv.Itoa(1+c.rand.IntN(2))
+	if c.rand.IntN(2) == 0 {
+		wish = `"seats":["A` + strconv.Itoa(1+c.rand.IntN(min(10, c.world.plan.seats))) + `"]`
+	}
+	return request{http.MethodPost, "/api/reservations", `{"event_id":"` + event + `",` + wish + `}`, c.user, c.key()}
+}
+
+func (c *client) hold(q request) {
+	if a := c.ask(q, c.rand); a.status == http.StatusCreated {
+		c.mine = append(c.mine, a.id())
+	}
+}
+
+// id is that of what an answer shows.
+func (a answer) id() string {
+	var shown struct{ ID string }
+	_ = json.Unmarshal([]byte(a.body), &shown) // an answer without one is found by the checks
+	return shown.ID
+}
+
+func (c *client) settle(how string) {
+	id := c.mine[c.rand.IntN(len(c.mine))]
+	c.ask(request{http.MethodPost, "/api/reservations/" + id + "/" + how, "", c.user, c.key()}, c.rand)
+}
+
+// holdAtOnce sends the same request from two places.
+func (c *client) holdAtOnce(event string) {
+	q := c.holdRequest(event)
+	var both sync.WaitGroup
+	var answers [2]answer
+	for i := range answers {
+		r := rand.New(rand.NewPCG(c.rand.Uint64(), uint64(i)))
+		both.Go(func() { answers[i] = c.ask(q, r) })
+	}
+	both.Wait()
+	for _, a := range answers {
+		if a.status == http.StatusCreated {
+			c.mine = append(c.mine, a.id())
+			return
+		}
+	}
+}
+
+// misuse sends another request with a key that has its answer.
+func (c *client) misuse(event string) {
+	q := c.holdRequest(event)
+	if a := c.ask(q, c.rand); a.status == 0 {
+		return
+	} else if a.status == http.StatusCreated {
+		c.mine = append(c.mine, a.id())
+	}
+	q.body = `{"event_id":"` + event + `","quantity":3}`
+	if a := c.again(q, c.rand); a.status != 0 && a.code != "IDEMPOTENCY_KEY_REUSED" {
+		c.world.found("another request with the key %s is answered %d %s", q.key, a.status, a.body)
+	}
+}
+
+func (c *client) look(event string) {
+	path := "/api/events/" + event
+	switch c.rand.IntN(3) {
+	case 0:
+		path += "/stats"
+	case 1:
+		path = "/api/reservations/" + c.mine[c.rand.IntN(len(c.mine))]
+	}
+	if a := c.again(request{method: http.MethodGet, path: path}, c.rand); a.status != 0 && a.status != http.StatusOK {
+		c.world.found("GET %s is answered %d %s", path, a.status, a.body)
+	}
+}
+
+// ask sends a request until it has its final answer, which it compares with others to the same key. It
+// returns the zero answer when the client gives up.
+func (c *client) ask(q request, r *rand.Rand) answer {
+	c.world.history.sent(q)
+	a := c.again(q, r)
+	if a.status == 0 {
+		return a
+	}
+	if first := c.world.history.heard(q, a); first.status != a.status || first.body != a.body {
+		c.world.found("key %s is answered %d %s and %d %s", q.key, first.status, first.body, a.status, a.body)
+	}
+	if !fits(q, a) {
+		c.world.found("%s %s %s is answered %d %s", q.method, q.path, q.body, a.status, a.body)
+	}
+	return a
+}
+
+// fits reports whether an answer is one that the request may get.
+func fits(q request, a answer) bool {
+	switch {
+	case q.path == "/api/events" || q.path == "/api/reservations":
+		return a.status == http.StatusCreated || a.code == "SEATS_UNAVAILABLE"
+	default:
+		return a.status == http.StatusOK || a.code == "RESERVATION_NOT_HELD" || a.code == "RESERVATION_EXPIRED"
+	}
+}
+
+// again sends a request until its answer is final. In the time of faults clients may give up.
+func (c *client) again(q request, r *rand.Rand) answer {
+	for {
+		a := c.world.send(q, r)
+		if a.final() {
+			return a
+		}
+		if c.world.isFaulty() && r.IntN(20) == 0 {
+			return answer{}
+		}
+		if c.world.ctx.Err() != nil { // the schedule is over, which the checks find
+			return answer{}
+		}
+		time.Sleep(max(a.after, time.Duration(r.Float64()*float64(2*time.Second))) + time.Duration(r.IntN(1e6)))
+	}
+}
+
+// patience is how long a client waits for an answer.
+const patience = 12 * time.Second
+
+// send has one of the processes serve the request, and returns what arrives.
+func (w *world) send(q request, r *rand.Rand) answer {
+	choice := r.IntN(processes)
+	p := w.api(choice)
+	if p == nil {
+		return answer{}
+	}
+	ctx, hangUp := context.WithTimeout(p.alive, patience)
+	defer hangUp()
+	arrives := make(chan answer, 1)
+	go func() {
+		defer p.requests.Done()
+		arrives <- w.serve(ctx, q)
+	}()
+	select {
+	case a := <-arrives:
+		if p.dead.Load() {
+			return answer{}
+		}
+		return a
+	case <-ctx.Done():
+		return answer{}
+	}
+}
+
+// serve calls the shop's handler.
+func (w *world) serve(ctx context.Context, q request) answer {
+	r := (&http.Request{
+		Method: q.method, URL: &url.URL{Path: q.path}, Host: "shop", Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: http.Header{}, Body: io.NopCloser(strings.NewReader(q.body)), ContentLength: int64(len(q.body)),
+	}).WithContext(ctx)
+	if q.key != "" {
+		r.Header["Idempotency-Key"] = []string{q.key}
+		r.Header["X-Mock-User-Id"] = []string{q.user}
+		if q.body != "" {
+			r.Header["Content-Type"] = []string{"application/json"}
+		}
+	}
+	rec := &recorder{header: http.Header{}}
+	w.shop.API().ServeHTTP(rec, r)
+	return rec.answer()
+}
+
+// recorder is a ResponseWriter.
+type recorder struct {
+	header http.Header
+	status int
+	body   bytes.Buffer
+}
+
+func (r *recorder) Header() http.Header { return r.header }
+
+func (r *recorder) WriteHeader(status int) {
+	if r.status == 0 {
+		r.status = status
+	}
+}
+
+func (r *recorder) Write(b []byte) (int, error) {
+	r.WriteHeader(http.StatusOK)
+	return r.body.Write(b)
+}
+
+func (r *recorder) answer() answer {
+	a := answer{status: max(r.status, http.StatusOK), body: r.body.String()}
+	if seconds, err := strconv.Atoi(r.header.Get("Retry-After")); err == nil {
+		a.after = time.Duration(seconds) * time.Second
+	}
+	if a.status >= 400 {
+		var problem struct{ Code string }
+		_ = json.Unmarshal(r.body.Bytes(), &problem)
+		a.code = problem.Code
+	}
+	return a
+}

@@ -1,0 +1,170 @@
+package sim
+
+import (
+	"slices"
+	"time"
+
+	"github.com/holdfast-go/holdfast/examples/reservation/shoptest"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+)
+
+// kind is what goes wrong at a step.
+type kind string
+
+// The kinds of faults at a step of a process.
+const (
+	refused      kind = "refused"       // the server says no; nothing has happened
+	lost         kind = "reply lost"    // it has happened; the process is told of a failure
+	hung         kind = "hung"          // no answer for seconds; nothing has happened
+	late         kind = "late"          // it has happened; the answer takes seconds
+	twice        kind = "twice"         // it happens two times
+	killedBefore kind = "killed before" // the process is gone, and nothing has happened
+	killedAfter  kind = "killed after"  // the process is gone, and it has happened
+	frozenBefore kind = "frozen before" // the process stands still for seconds, then asks
+	frozenAfter  kind = "frozen after"  // it has happened, then the process stands still
+	ended        kind = "session ended" // of a consumer: it has happened, and the session is over
+	vanished     kind = "vanished"      // of a consumer: it seems to have happened, and has not
+	unwanted     kind = "unwanted"      // of a consumer: a copy is refused
+	shortLease   kind = "short lease"   // the server's clock jumps: a lease has run out as soon as it begins
+)
+
+// The faults that are no step's.
+const (
+	conflicts kind = "conflicts"      // of transactions: serialization failures, deadlocks, lost COMMITs
+	stopped   kind = "stopped"        // a process is told to end, as a deploy does
+	away      kind = "server away"    // a server is not there for seconds
+	flushed   kind = "keys forgotten" // Redis forgets all idempotency keys
+	fastClock kind = "fast clock"     // servers' clocks run up to three times as fast as a process's
+	slowWire  kind = "slow wire"      // every way takes up to 100 ms
+)
+
+var kinds = []kind{
+	refused, lost, hung, late, twice, killedBefore, killedAfter, frozenBefore, frozenAfter,
+	ended, vanished, unwanted, shortLease, conflicts, stopped, away, flushed, fastClock, slowWire,
+}
+
+// common are the faults that every step of a process to a server may have.
+var common = []kind{refused, lost, hung, late, killedBefore, killedAfter, frozenBefore, frozenAfter}
+
+// possible are the faults of each step.
+var possible = map[string][]kind{
+	shoptest.StepTransaction: {killedBefore, killedAfter, frozenBefore, frozenAfter},
+	shoptest.StepBegin:       {refused, hung, killedBefore, frozenBefore},
+	shoptest.StepEnd:         {refused, hung, killedBefore, frozenBefore},
+	shoptest.StepPublish:     append(slices.Clone(common), twice),
+	stepLease:                {shortLease},
+	"open":                   {refused, lost, hung, ended, killedBefore},
+	"start":                  {refused, lost, hung, ended, killedBefore},
+	"receive":                {refused, lost, hung, ended, vanished, killedBefore, killedAfter},
+	"ack":                    {refused, lost, hung, ended, vanished, killedBefore, killedAfter},
+	"give back":              {refused, lost, hung, ended, killedBefore},
+	"move":                   {refused, lost, hung, ended, unwanted, killedBefore, killedAfter},
+	"stop":                   {refused, lost, hung, ended, killedBefore},
+	"close":                  {refused, lost, hung, killedBefore},
+}
+
+// stepLease is the step at which a server takes the time of a lease.
+const stepLease = "lease"
+
+func faultsOf(step string) []kind {
+	if some, ok := possible[step]; ok {
+		return some
+	}
+	return common
+}
+
+// plan is what a seed decides before a schedule begins.
+type plan struct {
+	rates   map[kind]float64 // of the kinds that happen, per step
+	faulty  time.Duration    // when faults end
+	clients int
+	wishes  int // requests of each client, at least
+	events  int
+	seats   int // of each event
+	hold    time.Duration
+	script  []txretrytest.Fault
+	away    []outage
+	flushes []time.Duration
+}
+
+// outage is a time in which a server is not there.
+type outage struct {
+	server    string
+	from, end time.Duration
+}
+
+const (
+	processes = 2 // of each role
+	requests  = 36
+	attempts  = 400 // of transactions that the script covers
+)
+
+// newPlan draws the plan. Each schedule has some kinds of faults and not others, so that a rare
+// fault is not always hidden behind frequent ones.
+func newPlan(d dice) plan {
+	r := d.rand("plan")
+	p := plan{
+		rates:   map[kind]float64{},
+		faulty:  time.Duration(20+r.IntN(60)) * time.Second,
+		clients: 3 + r.IntN(6),
+		events:  1 + r.IntN(2),
+		seats:   3 + r.IntN(10),
+		hold:    time.Duration(5+r.IntN(60)) * time.Second,
+	}
+	p.wishes = (requests + p.clients - 1) / p.clients
+	rate := []float64{0.003, 0.01, 0.03}[r.IntN(3)]
+	for _, k := range kinds {
+		if r.IntN(2) == 0 {
+			p.rates[k] = rate
+		}
+	}
+	if p.has(conflicts) {
+		p.script = script(d, rate*4)
+	}
+	if p.has(away) {
+		for range 1 + r.IntN(3) {
+			from := time.Duration(r.Float64() * float64(p.faulty))
+			server := []string{shoptest.Postgres, shoptest.Redis, shoptest.RabbitMQ}[r.IntN(3)]
+			p.away = append(p.away, outage{server, from, min(p.faulty, from+time.Duration(1+r.IntN(15))*time.Second)})
+		}
+	}
+	if p.has(flushed) {
+		for range 1 + r.IntN(3) {
+			p.flushes = append(p.flushes, time.Duration(r.Float64()*float64(p.faulty)))
+		}
+	}
+	return p
+}
+
+func (p *plan) has(k kind) bool { return p.rates[k] > 0 }
+
+// script draws what befalls the attempts of transactions.
+func script(d dice, rate float64) []txretrytest.Fault {
+	faults := make([]txretrytest.Fault, attempts)
+	for i := range faults {
+		if r := d.roll("transaction", uint64(i)); r.float() < rate {
+			faults[i] = transactionFault(r.next())
+		}
+	}
+	return faults
+}
+
+func transactionFault(r roll) txretrytest.Fault {
+	state := []string{"40001", "40P01", "55P03", "57P01", "53300"}[r.next().below(5)]
+	switch r.below(7) {
+	case 0:
+		return txretrytest.Fault{Point: txretrytest.AtBegin, SQLSTATE: state}
+	case 1:
+		return txretrytest.Fault{Point: txretrytest.AtStatement, Statement: 1 + r.next().next().below(6), SQLSTATE: state}
+	case 2:
+		return txretrytest.Fault{Point: txretrytest.AtEnd, SQLSTATE: state}
+	case 3:
+		return txretrytest.Fault{Point: txretrytest.AtCommit, SQLSTATE: "40001"}
+	case 4:
+		return txretrytest.Fault{Point: txretrytest.AtCommit, SQLSTATE: "08006"}
+	case 5:
+		return txretrytest.Fault{Point: txretrytest.ReplyLostApplied}
+	default:
+		return txretrytest.Fault{Point: txretrytest.ReplyLostNotApplied}
+	}
+}

@@ -1,0 +1,188 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/examples/reservation/shoptest"
+)
+
+// Result is what a schedule has shown.
+type Result struct {
+	Seed     uint64
+	Findings []string // what is wrong; nothing where all is well
+	Fired    []string // the faults that have happened, sorted
+	Requests int
+	Lasted   time.Duration // on the schedule's own clock
+}
+
+// Run runs the schedule of a seed. Keep says which of its faults happen, by their names in Fired; nil: all. The
+// faults of transactions and of clocks are no single ones: they are the seed's.
+func Run(t *testing.T, seed uint64, keep func(fault string) bool) (result Result) {
+	result.Seed = seed
+	defer func() {
+		if p := recover(); p != nil { // a deadlock: something waits for what never comes
+			result.Findings = append(result.Findings, fmt.Sprint(p))
+		}
+	}()
+	synctest.Test(t, func(*testing.T) {
+		w, err := newWorld(seed, keep)
+		if err != nil {
+			result.Findings = []string{err.Error()}
+			return
+		}
+		w.run()
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		result.Findings, result.Fired = w.findings, slices.Sorted(maps.Keys(w.fired))
+		result.Requests, result.Lasted = len(w.history.answers), w.now()
+	})
+	return result
+}
+
+func newWorld(seed uint64, keep func(string) bool) (*world, error) {
+	d := dice{seed}
+	w := &world{dice: d, plan: newPlan(d), keep: keep, began: time.Now(), history: newHistory(), fired: map[string]bool{}}
+	w.ctx, w.end = context.WithCancel(context.Background())
+	ids, jitter := d.rand("ids"), d.rand("jitter")
+	var mu sync.Mutex
+	shop, err := shoptest.Open(shoptest.Config{
+		Hold: w.plan.hold, UserLimit: 20, Faults: w.plan.script, Wire: w,
+		Observe: shoptest.Observer{Wrote: w.history.wrote, Published: w.history.took, Learned: w.history.effect},
+		NewID: func() string {
+			mu.Lock()
+			defer mu.Unlock()
+			var id uuid.UUID
+			for i := range id {
+				id[i] = byte(ids.Uint32())
+			}
+			return id.String()
+		},
+		Rand: func() float64 {
+			mu.Lock()
+			defer mu.Unlock()
+			return jitter.Float64()
+		},
+		Logger: slog.New(slog.DiscardHandler),
+	})
+	w.shop = shop
+	return w, err
+}
+
+// run plays the schedule: faults and clients first, then time for everything to come right, then the end.
+func (w *world) run() {
+	var supervisors sync.WaitGroup
+	for i := range processes {
+		supervisors.Go(func() { w.supervise("api", i, w.beginAPI(i)) })
+		supervisors.Go(func() { w.supervise("relay", i, w.beginRelay) })
+		supervisors.Go(func() { w.supervise("consumer", i, w.beginConsumer) })
+		supervisors.Go(func() { w.supervise("sweeper", i, w.beginSweeper) })
+	}
+	for _, at := range w.plan.flushes {
+		time.AfterFunc(at, func() {
+			if w.fires(flushed, at.String()) {
+				w.shop.ForgetKeys()
+			}
+		})
+	}
+	var clients sync.WaitGroup
+	clients.Go(w.open)
+	clients.Wait()
+	for i := range w.plan.clients {
+		clients.Go(func() { w.newClient(i).run(w.history.events()) })
+	}
+	time.Sleep(w.plan.faulty - w.now())
+	clients.Wait()
+	state := w.settle()
+	w.end()
+	supervisors.Wait()
+	w.remains.Wait()
+	w.findings = append(w.findings, check(&w.history, state)...)
+}
+
+// open creates the events.
+func (w *world) open() {
+	c := w.newClient(-1)
+	for range w.plan.events {
+		for {
+			q := request{"POST", "/api/events", fmt.Sprintf(`{"name":"x","seats":%d}`, w.plan.seats), c.user, c.key()}
+			if a := c.ask(q, c.rand); a.status != 0 {
+				break
+			}
+		}
+	}
+}
+
+// settleTime is how long everything may take to come right after the last fault.
+const settleTime = 3 * time.Minute
+
+// settle waits until nothing is on its way any more, or for settleTime, and returns what is stored then.
+func (w *world) settle() (state shoptest.State) {
+	for end := w.now() + w.plan.hold + settleTime; ; time.Sleep(time.Second) {
+		var err error
+		state, err = w.shop.State(w.ctx)
+		if w.now() > end {
+			if err != nil {
+				w.found("the end: %v", err)
+			}
+			return state
+		}
+		if err == nil && settled(state) {
+			return state
+		}
+	}
+}
+
+func settled(s shoptest.State) bool {
+	for _, r := range s.Reservations {
+		if r.Status == "held" || r.Learned != r.Status {
+			return false
+		}
+	}
+	return s.Outbox == 0 && s.Queue == 0 && s.Claims == 0
+}
+
+func (w *world) beginAPI(number int) func(p *process) func() error {
+	return func(p *process) func() error {
+		w.setAPI(number, p)
+		return func() error {
+			<-p.ctx.Done()
+			w.setAPI(number, nil)
+			p.requests.Wait()
+			return nil
+		}
+	}
+}
+
+func (w *world) beginRelay(p *process) func() error {
+	relay, err := w.shop.Relay()
+	if err != nil {
+		return func() error { return err }
+	}
+	return func() error { return relay.Run(p.ctx) }
+}
+
+func (w *world) beginConsumer(p *process) func() error {
+	consumer, err := w.shop.Consumer(p.atQueue)
+	if err != nil {
+		return func() error { return err }
+	}
+	return func() error { return consumer.Run(p.ctx) }
+}
+
+func (w *world) beginSweeper(p *process) func() error {
+	sweeper, err := w.shop.Sweeper()
+	if err != nil {
+		return func() error { return err }
+	}
+	return func() error { return sweeper.Run(p.ctx) }
+}

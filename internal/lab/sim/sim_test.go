@@ -1,0 +1,179 @@
+package sim_test
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/lab/sim"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+var (
+	seeds = flag.Int("seeds", 1000, "how many schedules TestSchedules runs")
+	first = flag.Uint64("first", 1, "the seed of the first")
+	seed  = flag.Uint64("seed", 0, "the seed that TestSeed runs; 0: none")
+)
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	os.Exit(testenv.Run(m))
+}
+
+// maxFindings is how many bad schedules end a run.
+const maxFindings = 5
+
+// TestSchedules runs schedules in one child process for each processor. On one processor a schedule comes
+// the same nearly every time, and a child that crashes tells of its seed.
+func TestSchedules(t *testing.T) {
+	if os.Getenv(childEnv) != "" {
+		t.Skip("this is a child")
+	}
+	began := time.Now()
+	var sum summary
+	var children sync.WaitGroup
+	for i := range runtime.NumCPU() {
+		children.Go(func() { sum.run(t, i, runtime.NumCPU()) })
+	}
+	children.Wait()
+	sum.report(t, time.Since(began))
+}
+
+// childEnv has a process be a child: its number and how many there are.
+const childEnv = "HOLDFAST_SIM_CHILD"
+
+// line is what a child says: that a schedule begins, or has ended.
+type line struct {
+	Begins uint64      `json:",omitempty"`
+	Ended  *sim.Result `json:",omitempty"`
+}
+
+func TestChild(t *testing.T) {
+	var number, all int
+	if _, err := fmt.Sscan(os.Getenv(childEnv), &number, &all); err != nil {
+		return // it is none
+	}
+	out := json.NewEncoder(os.Stdout)
+	for i := number; i < *seeds; i += all {
+		if err := out.Encode(line{Begins: *first + uint64(i)}); err != nil {
+			t.Fatal(err)
+		}
+		r := sim.Run(t, *first+uint64(i), nil)
+		if err := out.Encode(line{Ended: &r}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// summary is what all children have said.
+type summary struct {
+	mu        sync.Mutex
+	schedules int
+	requests  int
+	lasted    time.Duration
+	kinds     map[string]int
+	bad       []sim.Result
+}
+
+// run runs a child to its end.
+func (s *summary) run(t *testing.T, number, all int) {
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestChild$", "-test.timeout=0",
+		fmt.Sprintf("-seeds=%d", *seeds), fmt.Sprintf("-first=%d", *first))
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d", childEnv, number, all), "GOMAXPROCS=1", "GOGC=400")
+	var complaints strings.Builder
+	cmd.Stderr = &complaints
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	var running uint64
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		var l line
+		if json.Unmarshal(lines.Bytes(), &l) != nil {
+			fmt.Fprintln(&complaints, lines.Text())
+			continue
+		}
+		running = l.Begins
+		if l.Ended != nil && s.add(*l.Ended) {
+			_ = cmd.Process.Kill()
+			break
+		}
+	}
+	if err := cmd.Wait(); err != nil && running != 0 {
+		s.add(sim.Result{Seed: running, Findings: []string{err.Error(), complaints.String()}})
+	} else if ended := new(exec.ExitError); err != nil && !errors.As(err, &ended) {
+		t.Error(err)
+	}
+}
+
+// add counts a result, and reports whether there are enough bad ones.
+func (s *summary) add(r sim.Result) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.schedules++
+	s.requests += r.Requests
+	s.lasted += r.Lasted
+	if s.kinds == nil {
+		s.kinds = map[string]int{}
+	}
+	for _, fault := range r.Fired {
+		kind, _, _ := strings.Cut(fault, ":")
+		s.kinds[kind]++
+	}
+	if len(r.Findings) > 0 {
+		s.bad = append(s.bad, r)
+	}
+	return len(s.bad) >= maxFindings
+}
+
+func (s *summary) report(t *testing.T, took time.Duration) {
+	t.Logf("%d schedules of %v each, %d requests in %v: %.0f schedules a minute", s.schedules,
+		(s.lasted / time.Duration(max(1, s.schedules))).Round(time.Second), s.requests, took.Round(time.Second/10), float64(s.schedules)/took.Minutes())
+	for _, kind := range slices.Sorted(maps.Keys(s.kinds)) {
+		t.Logf("%6d × %s", s.kinds[kind], kind)
+	}
+	slices.SortFunc(s.bad, func(a, b sim.Result) int { return int(int64(a.Seed - b.Seed)) })
+	for _, r := range s.bad {
+		t.Errorf("seed %d, found after %d schedules; go test ./internal/lab/sim -run=TestSeed -seed=%d -v shrinks it\n%s", r.Seed, s.schedules, r.Seed, list(r.Findings))
+	}
+	if len(s.bad) == 0 && s.schedules != *seeds {
+		t.Errorf("%d schedules were run, want %d", s.schedules, *seeds)
+	}
+}
+
+func list(lines []string) string { return "\t" + strings.Join(lines, "\n\t") }
+
+// tries is how often TestSeed runs its schedule, which may come out in different ways.
+const tries = 10
+
+// TestSeed runs one schedule, and looks for the faults that matter if it goes wrong.
+func TestSeed(t *testing.T) {
+	if *seed == 0 {
+		return
+	}
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	for range tries {
+		r := sim.Run(t, *seed, nil)
+		if len(r.Findings) == 0 {
+			continue
+		}
+		t.Logf("seed %d with %d faults:\n%s", r.Seed, len(r.Fired), list(r.Findings))
+		r = sim.Shrink(t, r)
+		t.Fatalf("with these %d faults alone:\n%s\nit finds:\n%s", len(r.Fired), list(r.Fired), list(r.Findings))
+	}
+}
