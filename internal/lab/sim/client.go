@@ -196,7 +196,8 @@ func (c *client) again(q request, r *rand.Rand) answer {
 		if c.world.isFaulty() && r.IntN(20) == 0 {
 			return answer{}
 		}
-		if c.world.ctx.Err() != nil { // the schedule is over, which the checks find
+		if c.world.now() > c.world.plan.faulty+settleTime {
+			c.world.found("%s %s is still answered %d %s", q.method, q.path, a.status, a.body)
 			return answer{}
 		}
 		time.Sleep(max(a.after, time.Duration(r.Float64()*float64(2*time.Second))) + time.Duration(r.IntN(1e6)))
@@ -216,10 +217,10 @@ func (w *world) send(q request, r *rand.Rand) answer {
 	ctx, hangUp := context.WithTimeout(p.alive, patience)
 	defer hangUp()
 	arrives := make(chan answer, 1)
-	go func() {
+	w.servants.run(func() {
 		defer p.requests.Done()
 		arrives <- w.serve(ctx, q)
-	}()
+	})
 	select {
 	case a := <-arrives:
 		if p.dead.Load() {

@@ -10,8 +10,11 @@ import (
 type dice struct{ seed uint64 }
 
 // roll returns a number for the n-th time under a label.
-func (d dice) roll(label string, n uint64) roll {
-	x := d.seed ^ hash(label) ^ n*0x9e3779b97f4a7c15
+func (d dice) roll(label string, n uint64) roll { return d.rollFor(label, "", n) }
+
+// rollFor is roll for a label of two parts.
+func (d dice) rollFor(label, part string, n uint64) roll {
+	x := d.seed ^ hash(label) ^ mix(hash(part)) ^ n*0x9e3779b97f4a7c15
 	return roll(mix(mix(x) + n))
 }
 

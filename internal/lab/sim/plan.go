@@ -18,6 +18,7 @@ const (
 	hung         kind = "hung"          // no answer for seconds; nothing has happened
 	late         kind = "late"          // it has happened; the answer takes seconds
 	twice        kind = "twice"         // it happens two times
+	nacked       kind = "nacked"        // of a publish: the broker does not take this one message
 	killedBefore kind = "killed before" // the process is gone, and nothing has happened
 	killedAfter  kind = "killed after"  // the process is gone, and it has happened
 	frozenBefore kind = "frozen before" // the process stands still for seconds, then asks
@@ -39,7 +40,7 @@ const (
 )
 
 var kinds = []kind{
-	refused, lost, hung, late, twice, killedBefore, killedAfter, frozenBefore, frozenAfter,
+	refused, lost, hung, late, twice, nacked, killedBefore, killedAfter, frozenBefore, frozenAfter,
 	ended, vanished, unwanted, shortLease, conflicts, stopped, away, flushed, fastClock, slowWire,
 }
 
@@ -51,7 +52,7 @@ var possible = map[string][]kind{
 	shoptest.StepTransaction: {killedBefore, killedAfter, frozenBefore, frozenAfter},
 	shoptest.StepBegin:       {refused, hung, killedBefore, frozenBefore},
 	shoptest.StepEnd:         {refused, hung, killedBefore, frozenBefore},
-	shoptest.StepPublish:     append(slices.Clone(common), twice),
+	shoptest.StepPublish:     append(slices.Clone(common), twice, nacked),
 	stepLease:                {shortLease},
 	"open":                   {refused, lost, hung, ended, killedBefore},
 	"start":                  {refused, lost, hung, ended, killedBefore},
@@ -105,11 +106,11 @@ func newPlan(d dice) plan {
 	r := d.rand("plan")
 	p := plan{
 		rates:   map[kind]float64{},
-		faulty:  time.Duration(20+r.IntN(60)) * time.Second,
+		faulty:  time.Duration(15+r.IntN(45)) * time.Second,
 		clients: 3 + r.IntN(6),
 		events:  1 + r.IntN(2),
 		seats:   3 + r.IntN(10),
-		hold:    time.Duration(5+r.IntN(60)) * time.Second,
+		hold:    time.Duration(5+r.IntN(30)) * time.Second,
 	}
 	p.wishes = (requests + p.clients - 1) / p.clients
 	rate := []float64{0.003, 0.01, 0.03}[r.IntN(3)]

@@ -106,6 +106,7 @@ func (w *world) run() {
 	w.end()
 	supervisors.Wait()
 	w.remains.Wait()
+	w.servants.end()
 	w.findings = append(w.findings, check(&w.history, state)...)
 }
 
@@ -127,7 +128,7 @@ const settleTime = 3 * time.Minute
 
 // settle waits until nothing is on its way any more, or for settleTime, and returns what is stored then.
 func (w *world) settle() (state shoptest.State) {
-	for end := w.now() + w.plan.hold + settleTime; ; time.Sleep(time.Second) {
+	for end := w.now() + w.plan.hold + settleTime; ; time.Sleep(2 * time.Second) {
 		var err error
 		state, err = w.shop.State(w.ctx)
 		if w.now() > end {

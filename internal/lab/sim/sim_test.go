@@ -24,15 +24,13 @@ var (
 	seeds = flag.Int("seeds", 1000, "how many schedules TestSchedules runs")
 	first = flag.Uint64("first", 1, "the seed of the first")
 	seed  = flag.Uint64("seed", 0, "the seed that TestSeed runs; 0: none")
+	most  = flag.Int("most", 5, "how many bad schedules end TestSchedules")
 )
 
 func TestMain(m *testing.M) {
 	flag.Parse()
 	os.Exit(testenv.Run(m))
 }
-
-// maxFindings is how many bad schedules end a run.
-const maxFindings = 5
 
 // TestSchedules runs schedules in one child process for each processor. On one processor a schedule comes
 // the same nearly every time, and a child that crashes tells of its seed.
@@ -83,7 +81,13 @@ type summary struct {
 	requests  int
 	lasted    time.Duration
 	kinds     map[string]int
-	bad       []sim.Result
+	bad       []bad
+}
+
+// bad is a schedule that went wrong, and the how-manieth it was.
+type bad struct {
+	sim.Result
+	after int
 }
 
 // run runs a child to its end.
@@ -136,9 +140,9 @@ func (s *summary) add(r sim.Result) bool {
 		s.kinds[kind]++
 	}
 	if len(r.Findings) > 0 {
-		s.bad = append(s.bad, r)
+		s.bad = append(s.bad, bad{r, s.schedules})
 	}
-	return len(s.bad) >= maxFindings
+	return len(s.bad) >= *most
 }
 
 func (s *summary) report(t *testing.T, took time.Duration) {
@@ -147,9 +151,8 @@ func (s *summary) report(t *testing.T, took time.Duration) {
 	for _, kind := range slices.Sorted(maps.Keys(s.kinds)) {
 		t.Logf("%6d × %s", s.kinds[kind], kind)
 	}
-	slices.SortFunc(s.bad, func(a, b sim.Result) int { return int(int64(a.Seed - b.Seed)) })
 	for _, r := range s.bad {
-		t.Errorf("seed %d, found after %d schedules; go test ./internal/lab/sim -run=TestSeed -seed=%d -v shrinks it\n%s", r.Seed, s.schedules, r.Seed, list(r.Findings))
+		t.Errorf("seed %d, found after %d schedules; go test ./internal/lab/sim -run=TestSeed -seed=%d -v shrinks it\n%s", r.Seed, r.after, r.Seed, list(r.Findings))
 	}
 	if len(s.bad) == 0 && s.schedules != *seeds {
 		t.Errorf("%d schedules were run, want %d", s.schedules, *seeds)

@@ -11,6 +11,7 @@ import (
 	"github.com/holdfast-go/holdfast/examples/reservation/shoptest"
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 var (
@@ -45,6 +46,8 @@ func (p *process) faulty(ctx context.Context, step string, n uint64, do func() e
 			return said([]string{"40001", "40P01", "55P03"}[r.below(3)])
 		}
 		return errFail
+	case nacked:
+		return &driver.PublishError{Class: driver.Retryable, Err: errFail}
 	case hung:
 		p.wait(ctx, r.between(time.Second, 9*time.Second))
 		return errFail
@@ -92,7 +95,7 @@ func (p *process) travel(ctx context.Context, step string, n uint64) error {
 	if p.world.plan.has(slowWire) {
 		longest = 100 * time.Millisecond
 	}
-	r := p.world.dice.roll(p.name+step, n)
+	r := p.world.dice.rollFor(p.name, step, n)
 	f := r.float()
 	time.Sleep(20*time.Microsecond + time.Duration(f*f*f*float64(longest)))
 	p.thawed()
@@ -160,7 +163,7 @@ func (w *world) fault(name, step string, n uint64) (kind, roll) {
 	if !w.isFaulty() {
 		return "", 0
 	}
-	r := w.dice.roll(name+" "+step, n)
+	r := w.dice.rollFor(name, step, n+1<<33)
 	x := r.float()
 	for _, k := range faultsOf(step) {
 		if x -= w.plan.rates[k]; x < 0 {

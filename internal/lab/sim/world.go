@@ -22,6 +22,8 @@ type world struct {
 	history history
 	remains sync.WaitGroup // of killed processes
 
+	servants servants
+
 	mu       sync.Mutex
 	apis     [processes]*process // nil while one is down
 	fired    map[string]bool

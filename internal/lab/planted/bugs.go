@@ -1,0 +1,183 @@
+package main
+
+// bug is a fault that somebody could have made.
+type bug struct {
+	name string
+	file string
+	old  string // occurs once in the file
+	new  string
+	by   check
+}
+
+// check is what must find it.
+type check struct {
+	pkg, run string // of go test; empty: the simulation
+}
+
+var simulation = check{}
+
+func suite(pkg, run string) check { return check{"./" + pkg, run} }
+
+// bugs that the simulation must catch come first.
+var bugs = []bug{
+	{
+		"a message is published before the broker confirms", "outbox/pipeline.go",
+		"\t\tr := result{index: i, err: err}\n", "\t\tr := result{index: i}\n", simulation,
+	},
+	{
+		"what was not sent counts as published", "outbox/pipeline.go",
+		"\tcase r.unsent:\n", "\tcase r.unsent:\n\t\toutcomes[r.index] = outcome{done: true}\n", simulation,
+	},
+	{
+		"what was not confirmed in time counts as published", "outbox/pipeline.go",
+		"\tp.open = 0\n\tif p.life", "\tp.open = 0\n\tfor i := range outcomes {\n\t\toutcomes[i].done = true\n\t}\n\tif p.life", simulation,
+	},
+	{
+		"the next of a key is sent before the confirm", "outbox/pipeline.go",
+		"if m.Key != \"\" && inFlight[m.Key] {", "if false {", simulation,
+	},
+	{
+		"a failed message does not hold back its key", "outbox/outboxtest/source.go",
+		"held[e.Key] = e.Key != \"\"", "held[e.Key] = false", simulation,
+	},
+	{
+		"a failed message is published", "outbox/round.go",
+		"\t\tcase o.err == nil:\n", "\t\tcase o.err == nil || rs.failure(m, o.err).class == driver.Retryable:\n", simulation,
+	},
+	{
+		"a relay looks only when it is woken", "outbox/dispatcher.go",
+		"\tcase <-timer.C:\n\t}", "\tcase <-ctx.Done():\n\t}", simulation,
+	},
+	{
+		"a pause of a transport has no end", "outbox/breaker.go",
+		"\tif !answered {\n\t\tb.pause.trying = false\n", "\tif !answered {\n", simulation,
+	},
+	{
+		"dedup in a transaction of its own", "inbox/internal/memory/entries.go",
+		"\t\tif first {\n\t\t\te.remove(key)\n\t\t}\n", "", simulation,
+	},
+	{
+		"a duplicate is handled", "inbox/inboxpgx/once.go",
+		"\tif !first {\n\t\treturn nil\n\t}\n", "", simulation,
+	},
+	{
+		"a failed message is acknowledged", "inbox/engine/conclude.go",
+		"\t\tcase f == nil:\n\t\t\tc.passed(it, now)\n", "\t\tcase f == nil || f.kind == hasFailed:\n\t\t\tc.passed(it, now)\n", simulation,
+	},
+	{
+		"a message is acknowledged before its transaction", "inbox/inboxpgx/once.go",
+		"\t\terr := d.verdict(ctx, s.transactor.DoWith(ctx, opts, d.attempt))\n",
+		"\t\tgo s.transactor.DoWith(context.WithoutCancel(ctx), opts, d.attempt)\n\t\tvar err error\n", simulation,
+	},
+	{
+		"messages of a lost session are not delivered again", "inbox/internal/memqueue/hand.go",
+		"\t\th.giveBack(d)\n", "\t\th.settle(d)\n", simulation,
+	},
+	{
+		"a refused COMMIT is taken for success", "txretry/attempt.go",
+		"\tcase driver.RolledBack:\n\t\tc.outcome = driver.RolledBack\n", "\tcase driver.RolledBack:\n\t\treturn result{}\n", simulation,
+	},
+	{
+		"an unanswered COMMIT is taken for success", "txretry/attempt.go",
+		"\treturn result{err: &CommitUnknownError{Name: c.opts.Name, Err: err}, phase: phaseCommit, lost: err, xid: t.session.XID()}\n",
+		"\treturn result{}\n", simulation,
+	},
+	{
+		"statements for COMMIT are lost when an attempt is repeated", "txretry/attempt.go",
+		"\toutcome, err := t.session.Commit((*detached)(&t.ctx), c.opts.CommitTimeout, t.atCommit)\n",
+		"\tif c.attempts > 1 {\n\t\tt.atCommit = nil\n\t}\n\toutcome, err := t.session.Commit((*detached)(&t.ctx), c.opts.CommitTimeout, t.atCommit)\n", simulation,
+	},
+	{
+		"the answer is not stored with its effect", "idempotency/idempotencypgx/run.go",
+		"\t\treturn s.records.Insert(ctx, tx, rec)\n", "\t\treturn nil\n", simulation,
+	},
+	{
+		"the answer is given to the gate before COMMIT", "idempotency/idempotencypgx/run.go",
+		"\t\treturn s.records.Insert(ctx, tx, rec)\n", "\t\tsettle(claim, rec)\n\t\treturn s.records.Insert(ctx, tx, rec)\n", simulation,
+	},
+	{
+		"a failure is believed without a look for the record", "idempotency/idempotencypgx/run.go",
+		"\trec, found, err := find(ctx, claim.Key)\n", "\trec, found, err := find(ctx, claim.Key)\n\tfound = false\n", simulation,
+	},
+	{
+		"another request with the same key gets the answer", "idempotency/driver/fingerprint.go",
+		"f.Version == other.Version && body != otherBody", "false && body != otherBody", simulation,
+	},
+	{
+		"a replay answers with status 200", "idempotency/exchange.go",
+		"\tx.w.Header().Set(ReplayedHeader, \"true\")\n", "\tx.w.Header().Set(ReplayedHeader, \"true\")\n\tout.Response.Status = 200\n", simulation,
+	},
+	{
+		"a sweeper expires what is not due", "expiry/expirytest/store.go",
+		"r.Deadline.IsZero() || r.Deadline.After(now) ||", "r.Deadline.IsZero() || r.Deadline.After(now.Add(2*time.Second)) ||", simulation,
+	},
+	{
+		"a sweeper that failed once does not sweep again", "expiry/sweeper.go",
+		"\t\tfailures++\n", "\t\tfailures++\n\t\t<-ctx.Done()\n", simulation,
+	},
+	{
+		"a sweeper does not look when the next hold is due", "expiry/waiter.go",
+		"\tif pending && due <= w.s.cfg.PollInterval {\n", "\tif pending && due < 0 {\n\t\tw.look = now.Add(time.Hour)\n", simulation,
+	},
+	{
+		"a sweeper's helper outlives it", "expiry/sweeper.go",
+		"\t\tcancel()\n\t\t<-ended\n", "\t\tgo func() { select {} }()\n\t\tcancel()\n\t\t<-ended\n", simulation,
+	},
+	{
+		"a seat is taken that somebody holds", "examples/reservation/internal/booking/hold.go",
+		"\tif seat.StateAt(now) != SeatFree {\n", "\tif seat.State == SeatConfirmed {\n", simulation,
+	},
+
+	{
+		"a settlement does not check the fencing token", "outbox/outboxpgx/sql_settle.go",
+		"ON l.lane = b.lane AND l.token = b.token))`", "ON l.lane = b.lane))`", suite("outbox/outboxpgx", "^TestConformance$"),
+	},
+	{
+		"a floor rises above an open transaction", "outbox/outboxpgx/horizon.go",
+		"\tif len(h.writers) == 0 {\n", "\tif true {\n", suite("outbox/outboxpgx", "^TestFloorsWaitForOpenTransactions$"),
+	},
+	{
+		"leases are not renewed", "outbox/lease.go",
+		"\tfirst := begin.Add(rs.cfg.LeaseTTL / renewalsPerLease)\n", "\tfirst := begin.Add(rs.cfg.LeaseTTL * 1000)\n", suite("outbox", "^TestSlowBatchKeepsItsLanes$"),
+	},
+	{
+		"an unknown COMMIT is tried again", "txretry/attempt.go",
+		"phase: phaseCommit, lost: err, xid: t.session.XID()}", "phase: phaseCommit, again: true}", suite("txretry", "^TestCommitReplyLost$"),
+	},
+	{
+		"effects after a commit run after a rollback, too", "txretry/aftercommit.go",
+		"if c.last == nil || c.outcome != driver.Committed {", "if c.last == nil {", suite("txretry", "^TestConformance$"),
+	},
+	{
+		"the lock timeout is not set", "txretry/begin.go",
+		"\tparts = appendTimeout(parts, \"lock_timeout\", k.lockTimeout)\n", "", suite("txretry", "^TestBeginMessage$"),
+	},
+	{
+		"an entry that is there counts as new", "inbox/inboxpgx/once.go",
+		"return tag.RowsAffected() == 1, nil", "return true, nil", suite("inbox/inboxpgx", "^TestProcessorOnPostgres$"),
+	},
+	{
+		"a sweep does not look at the status again", "expiry/expirypgx/sql.go",
+		"\" WHERE \" + id + \" = ANY($1) AND \" + due,", "\" WHERE \" + id + \" = ANY($1)\",", suite("expiry/expirypgx", "^TestOnlyDueVersionsOfARowChange$"),
+	},
+	{
+		"a key is released by whoever asks", "idempotency/idempotencyredis/release.lua",
+		"if redis.call('GET', KEYS[2]) ~= ARGV[1] then", "if false then", suite("idempotency/idempotencyredis", "^TestStore$"),
+	},
+	{
+		"the lease of a key is not renewed", "idempotency/run.go",
+		"r.lease/3-took, r.renew)", "r.lease*100, r.renew)", suite("idempotency", "^TestRenewals$"),
+	},
+	{
+		"a unit is given back twice", "ratelimit/taken.go",
+		"\tt.done = true\n", "", suite("ratelimit", "^TestReplayIsRefunded$"),
+	},
+	{
+		"limits are charged one by one", "ratelimit/ratelimitredis/decide.lua",
+		"if ok == 1 and take == 1 then", "if take == 1 then", suite("ratelimit/ratelimitredis", "^TestConformance$"),
+	},
+	{
+		"a refused message counts as confirmed", "internal/amqpconn/window.go",
+		"\tcase !ack:\n", "\tcase false:\n", suite("internal/amqpconn", "^TestNackedBehindOthers$"),
+	},
+}

@@ -1,0 +1,162 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+)
+
+var (
+	only   = flag.String("only", "", "plant the bugs alone whose names contain this `text`")
+	seeds  = flag.Int("seeds", 5000, "how many schedules the simulation has to find a bug")
+	report = flag.String("report", "", "write the table to this `file`, too")
+)
+
+func main() {
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "planted:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context) error {
+	root, err := repository()
+	if err != nil {
+		return err
+	}
+	table := []string{"| bug | in | caught by | after |", "|---|---|---|---|"}
+	var escaped []string
+	for _, b := range bugs {
+		if !strings.Contains(b.name, *only) {
+			continue
+		}
+		fmt.Fprintln(os.Stderr, "planted:", b.name)
+		after, err := b.plant(ctx, root)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			escaped = append(escaped, fmt.Sprintf("%s: %v", b.name, err))
+			after = "NOT CAUGHT"
+		}
+		table = append(table, fmt.Sprintf("| %s | %s | %s | %s |", b.name, b.file, b.by, after))
+		fmt.Println(table[len(table)-1])
+	}
+	if *report != "" {
+		if err := os.WriteFile(*report, []byte(strings.Join(table, "\n")+"\n"), 0o644); err != nil {
+			return err
+		}
+	}
+	if len(escaped) > 0 {
+		return fmt.Errorf("%d of %d bugs got away:\n%s", len(escaped), len(table)-2, strings.Join(escaped, "\n"))
+	}
+	return nil
+}
+
+// repository is the folder of the go.work.
+func repository() (string, error) {
+	out, err := exec.Command("go", "env", "GOWORK").Output()
+	if err != nil {
+		return "", fmt.Errorf("go env: %w", err)
+	}
+	return filepath.Dir(strings.TrimSpace(string(out))), nil
+}
+
+// plant runs the check on a build with the bug, and says after how much the check has found it.
+func (b bug) plant(ctx context.Context, root string) (after string, err error) {
+	folder, err := os.MkdirTemp("", "planted")
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(folder)) }()
+	overlay, err := b.overlay(root, folder)
+	if err != nil {
+		return "", err
+	}
+	began := time.Now()
+	out, err := b.by.test(ctx, root, overlay)
+	took := time.Since(began).Round(time.Second)
+	switch {
+	case err == nil:
+		return "", errors.New("the check passes")
+	case !bytes.Contains(out, []byte("--- FAIL")) && !bytes.Contains(out, []byte("panic: test timed out")):
+		return "", fmt.Errorf("the check did not run: %w\n%s", err, out)
+	case b.by == simulation:
+		return schedules(out)
+	}
+	return fmt.Sprintf("%v, with its build", took), nil
+}
+
+var found = regexp.MustCompile(`seed \d+, found after (\d+) schedules`)
+
+func schedules(out []byte) (string, error) {
+	n := found.FindSubmatch(out)
+	if n == nil {
+		return "", fmt.Errorf("the simulation failed without a finding:\n%s", out)
+	}
+	return string(n[1]) + " schedules", nil
+}
+
+// overlay writes the changed file into the folder, and what tells the go command of it.
+func (b bug) overlay(root, folder string) (string, error) {
+	text, err := b.changed(root)
+	if err != nil {
+		return "", err
+	}
+	changed := filepath.Join(folder, "changed"+filepath.Ext(b.file))
+	if err := os.WriteFile(changed, text, 0o644); err != nil {
+		return "", err
+	}
+	replace := map[string]map[string]string{"Replace": {filepath.Join(root, b.file): changed}}
+	list, err := json.Marshal(replace)
+	if err != nil {
+		return "", err
+	}
+	overlay := filepath.Join(folder, "overlay.json")
+	return overlay, os.WriteFile(overlay, list, 0o644)
+}
+
+// changed is the file with the bug.
+func (b bug) changed(root string) ([]byte, error) {
+	text, err := os.ReadFile(filepath.Join(root, b.file))
+	if err != nil {
+		return nil, err
+	}
+	if n := bytes.Count(text, []byte(b.old)); n != 1 {
+		return nil, fmt.Errorf("%s has %d places like %q, want 1", b.file, n, b.old)
+	}
+	return bytes.Replace(text, []byte(b.old), []byte(b.new), 1), nil
+}
+
+func (c check) test(ctx context.Context, root, overlay string) ([]byte, error) {
+	args := []string{"test", "-overlay=" + overlay, "-vet=off", "-count=1", "-timeout=10m"}
+	if c == simulation {
+		args = append(args, "./internal/lab/sim", "-run=^TestSchedules$", fmt.Sprintf("-seeds=%d", *seeds), "-most=1")
+	} else {
+		args = append(args, c.pkg, "-run="+c.run)
+	}
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir = root
+	cmd.Env = append(os.Environ(), "HOLDFAST_REQUIRE_SERVERS=1")
+	return cmd.CombinedOutput()
+}
+
+func (c check) String() string {
+	if c == simulation {
+		return "simulation"
+	}
+	return strings.TrimPrefix(c.pkg, "./") + ", " + strings.Trim(c.run, "^$")
+}
