@@ -37,6 +37,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	sound := map[check]error{} // how each check ends without a bug
 	table := []string{"| bug | in | caught by | after |", "|---|---|---|---|"}
 	var escaped []string
 	for _, b := range bugs {
@@ -44,7 +45,13 @@ func run(ctx context.Context) error {
 			continue
 		}
 		fmt.Fprintln(os.Stderr, "planted:", b.name)
-		after, err := b.plant(ctx, root)
+		if _, known := sound[b.by]; !known {
+			sound[b.by] = b.by.passes(ctx, root)
+		}
+		after, err := "", sound[b.by]
+		if err == nil {
+			after, err = b.plant(ctx, root)
+		}
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -87,7 +94,7 @@ func (b bug) plant(ctx context.Context, root string) (after string, err error) {
 		return "", err
 	}
 	began := time.Now()
-	out, err := b.by.test(ctx, root, overlay)
+	out, err := b.by.test(ctx, root, "-overlay="+overlay)
 	took := time.Since(began).Round(time.Second)
 	switch {
 	case err == nil:
@@ -108,6 +115,14 @@ func schedules(out []byte) (string, error) {
 		return "", fmt.Errorf("the simulation failed without a finding:\n%s", out)
 	}
 	return string(n[1]) + " schedules", nil
+}
+
+// passes fails where the check finds something without a bug: then it proves nothing.
+func (c check) passes(ctx context.Context, root string) error {
+	if out, err := c.test(ctx, root); err != nil {
+		return fmt.Errorf("the check fails without the bug: %w\n%s", err, out)
+	}
+	return nil
 }
 
 // overlay writes the changed file into the folder, and what tells the go command of it.
@@ -141,8 +156,9 @@ func (b bug) changed(root string) ([]byte, error) {
 	return bytes.Replace(text, []byte(b.old), []byte(b.new), 1), nil
 }
 
-func (c check) test(ctx context.Context, root, overlay string) ([]byte, error) {
-	args := []string{"test", "-overlay=" + overlay, "-vet=off", "-count=1", "-timeout=10m"}
+// test runs the check, with further arguments for the go command.
+func (c check) test(ctx context.Context, root string, more ...string) ([]byte, error) {
+	args := append([]string{"test", "-vet=off", "-count=1", "-timeout=10m"}, more...)
 	if c == simulation {
 		args = append(args, "./internal/lab/sim", "-run=^TestSchedules$", fmt.Sprintf("-seeds=%d", *seeds), "-most=1")
 	} else {

@@ -41,6 +41,7 @@ var tools = []struct {
 	{"pgbouncer", testenv.PgBouncerInstalled},
 	{"prometheus", testenv.PrometheusInstalled},
 	{"chromium", func() bool { return browser() != "" }},
+	{"curl", func() bool { _, err := exec.LookPath("curl"); return err == nil }},
 }
 
 // getTools installs the tools that are missing. Tests without theirs are skipped, or fail where no server may be
