@@ -117,7 +117,7 @@ var bugs = []bug{
 	},
 	{
 		"a sweeper does not look when the next hold is due", "expiry/waiter.go",
-		"\tif pending && due <= w.s.cfg.PollInterval {\n", "\tif pending && due < 0 {\n\t\tw.look = now.Add(time.Hour)\n", simulation,
+		"\tif pending && due <= w.s.cfg.PollInterval {\n", "\tw.look = now.Add(time.Hour)\n\tif pending && due < 0 {\n", simulation,
 	},
 	{
 		"a sweeper's helper outlives it", "expiry/sweeper.go",

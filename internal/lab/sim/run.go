@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -31,7 +33,7 @@ func Run(t *testing.T, seed uint64, keep func(fault string) bool) (result Result
 	result.Seed = seed
 	defer func() {
 		if p := recover(); p != nil { // a deadlock: something waits for what never comes
-			result.Findings = append(result.Findings, fmt.Sprint(p))
+			result.Findings = append(result.Findings, fmt.Sprint(p), remaining())
 		}
 	}()
 	synctest.Test(t, func(*testing.T) {
@@ -47,6 +49,18 @@ func Run(t *testing.T, seed uint64, keep func(fault string) bool) (result Result
 		result.Requests, result.Lasted = len(w.history.answers), w.now()
 	})
 	return result
+}
+
+// remaining are the stacks of the goroutines that are left in bubbles.
+func remaining() string {
+	all := make([]byte, 1<<20)
+	var left []string
+	for one := range strings.SplitSeq(string(all[:runtime.Stack(all, true)]), "\n\n") {
+		if strings.Contains(one, "synctest bubble") {
+			left = append(left, one)
+		}
+	}
+	return strings.Join(left, "\n\n")
 }
 
 func newWorld(seed uint64, keep func(string) bool) (*world, error) {
@@ -107,8 +121,13 @@ func (w *world) run() {
 	supervisors.Wait()
 	w.remains.Wait()
 	w.servants.end()
+	time.Sleep(lastCalls)
 	w.findings = append(w.findings, check(&w.history, state)...)
 }
+
+// lastCalls is how long what a request leaves behind may go on: a key that may have been taken is
+// released for a minute.
+const lastCalls = 70 * time.Second
 
 // open creates the events.
 func (w *world) open() {
