@@ -4,19 +4,27 @@ GO       ?= go
 FUZZTIME ?= 10s
 ROUNDS   ?= 200
 SEQUENCES ?= 40000
+SCHEDULES ?= 100000
+SEED      ?= 0
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 VULN     := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 MODULES  := . examples/databasesql examples/operator examples/quickstart examples/reservation internal/lab rpc watermillbridge
 NESTED   := rpc watermillbridge
 
 .DEFAULT_GOAL := help
-.PHONY: help test chaos differential interop cover fuzz lint vuln tidy example release
+.PHONY: help test sim planted chaos differential interop cover fuzz lint vuln tidy example release
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 test: ## all checks and all tests, on real servers it gets by itself
 	@$(GO) run ./internal/lab/test
+
+sim: ## the whole shop on the fakes under SCHEDULES (100000) seeded schedules of faults; SEED=n plays one and shrinks it
+	$(GO) test -v -count=1 -timeout=120m ./internal/lab/sim $(if $(filter-out 0,$(SEED)),-run='^TestSeed$$' -seed=$(SEED),-run='^TestSchedules$$' -seeds=$(SCHEDULES) -report=report.md)
+
+planted: ## known bugs, one after the other, each of which the simulation or a suite must find; about half an hour
+	$(GO) run ./internal/lab/servers -- $(GO) run ./internal/lab/planted -report=internal/lab/planted/report.md
 
 chaos: ## the fault tests in their long form, ROUNDS (200) kills and as much of the other faults; most of an hour
 	HOLDFAST_CHAOS_ROUNDS=$(ROUNDS) $(GO) run ./internal/lab/servers -- $(GO) test -v -count=1 -parallel=1 -timeout=60m ./internal/lab/faults ./expiry/expirypgx

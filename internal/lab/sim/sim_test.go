@@ -24,6 +24,7 @@ var (
 	seeds = flag.Int("seeds", 1000, "how many schedules TestSchedules runs")
 	first = flag.Uint64("first", 1, "the seed of the first")
 	seed  = flag.Uint64("seed", 0, "the seed that TestSeed runs; 0: none")
+	to    = flag.String("report", "", "a file for the report of TestSchedules, as Markdown")
 	most  = flag.Int("most", 5, "how many bad schedules end TestSchedules")
 )
 
@@ -146,10 +147,12 @@ func (s *summary) add(r sim.Result) bool {
 }
 
 func (s *summary) report(t *testing.T, took time.Duration) {
-	t.Logf("%d schedules of %v each, %d requests in %v: %.0f schedules a minute", s.schedules,
-		(s.lasted / time.Duration(max(1, s.schedules))).Round(time.Second), s.requests, took.Round(time.Second/10), float64(s.schedules)/took.Minutes())
-	for _, kind := range slices.Sorted(maps.Keys(s.kinds)) {
-		t.Logf("%6d × %s", s.kinds[kind], kind)
+	text := s.text(took)
+	t.Log(text)
+	if *to != "" {
+		if err := os.WriteFile(*to, []byte(text), 0o644); err != nil {
+			t.Error(err)
+		}
 	}
 	for _, r := range s.bad {
 		t.Errorf("seed %d, found after %d schedules; go test ./internal/lab/sim -run=TestSeed -seed=%d -v shrinks it\n%s", r.Seed, r.after, r.Seed, list(r.Findings))
@@ -157,6 +160,20 @@ func (s *summary) report(t *testing.T, took time.Duration) {
 	if len(s.bad) == 0 && s.schedules != *seeds {
 		t.Errorf("%d schedules were run, want %d", s.schedules, *seeds)
 	}
+}
+
+// text is the report as Markdown.
+func (s *summary) text(took time.Duration) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "# Simulation\n\nSeeds %d to %d: %d schedules, %d bad. Two processes of each role, %d requests with a key; a schedule lasts %v on its own clock.\n",
+		*first, *first+uint64(*seeds)-1, s.schedules, len(s.bad), s.requests, (s.lasted / time.Duration(max(1, s.schedules))).Round(time.Second))
+	fmt.Fprintf(&b, "%.0f schedules a minute on %d processors, in %v.\n\n| fault | times |\n|---|---|\n",
+		float64(s.schedules)/took.Minutes(), runtime.NumCPU(), took.Round(time.Second))
+	for _, kind := range slices.Sorted(maps.Keys(s.kinds)) {
+		fmt.Fprintf(&b, "| %s | %d |\n", kind, s.kinds[kind])
+	}
+	b.WriteString("\nThe kinds that are no single steps' (conflicts of transactions, fast clocks, slow wires) are in about half of the schedules each.\n")
+	return b.String()
 }
 
 func list(lines []string) string { return "\t" + strings.Join(lines, "\n\t") }
