@@ -95,8 +95,8 @@ type outage struct {
 }
 
 const (
-	processes = 2 // of each role
-	requests  = 36
+	processes = 2   // of each role
+	requests  = 30  // of all clients, at least
 	attempts  = 400 // of transactions that the script covers
 )
 
