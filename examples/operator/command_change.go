@@ -61,7 +61,7 @@ type changed struct {
 }
 
 func (o *Operator) change(cmd *cobra.Command, what string, from *placeFlag, selected *selectFlags, flags *changeFlags, all bool, ids []string) error {
-	s, err := selected.selection(cmd, ids)
+	s, err := selected.selection(ids)
 	if err != nil {
 		return err
 	}

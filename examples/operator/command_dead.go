@@ -29,7 +29,7 @@ func (o *Operator) dead(kind, use, short string) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short, Args: noArguments}
 	from, selected := o.addFrom(cmd), addSelectFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		s, err := selected.selection(cmd, nil)
+		s, err := selected.selection(nil)
 		if err != nil {
 			return err
 		}
@@ -81,7 +81,7 @@ func (o *Operator) groups() *cobra.Command {
 	}
 	from, selected := o.addFrom(cmd), addSelectFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		s, err := selected.selection(cmd, nil)
+		s, err := selected.selection(nil)
 		if err != nil {
 			return err
 		}

@@ -53,10 +53,7 @@ func (o *Operator) idempotencyShow() *cobra.Command {
 		if err != nil {
 			return usagef("idempotency show: that is not a key: want 1 to 255 visible characters")
 		}
-		if cmd.Flags().Changed("scope") {
-			if *scope == "" {
-				return usagef("--scope has no value")
-			}
+		if *scope != "" {
 			key = key.In(*scope)
 		}
 		found, failed := o.lookAtKey(cmd.Context(), driver.Key(key), *body)

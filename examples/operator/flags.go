@@ -12,7 +12,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 )
 
 // listed is how many letters are listed where nothing else is asked for.
@@ -38,17 +37,8 @@ func addSelectFlags(cmd *cobra.Command) *selectFlags {
 	return f
 }
 
-// selection is what the flags and the ids choose. A flag without a value, of a variable that is not set
-// for example, is a mistake: it would choose more than was meant.
-func (f *selectFlags) selection(cmd *cobra.Command, ids []string) (s selection, err error) {
-	cmd.Flags().Visit(func(flag *pflag.Flag) {
-		if flag.Value.Type() == "string" && flag.Value.String() == "" && flag.Name != "reason" && flag.Name != "by" {
-			err = usagef("--%s has no value", flag.Name)
-		}
-	})
-	if err != nil {
-		return s, err
-	}
+// selection is what the flags and the ids choose.
+func (f *selectFlags) selection(ids []string) (s selection, err error) {
 	s = f.s
 	for _, text := range ids {
 		id, err := uuid.Parse(text)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // The exit codes.
@@ -70,6 +71,7 @@ func (o *Operator) Command() *cobra.Command {
 		o.limits(), o.idempotency(), o.expiry(), o.relay(), o.sweep(), o.prune(), o.setup(), o.doctor(), o.schema(), o.page(), o.mcp(),
 	)
 	quiet(root)
+	strict(root)
 	return root
 }
 
@@ -80,6 +82,31 @@ func quiet(cmd *cobra.Command) {
 	for _, child := range cmd.Commands() {
 		quiet(child)
 	}
+}
+
+// strict refuses a flag without a value, of a variable that is not set for example: it would choose more than was meant.
+// Who does it and why may be empty, where a command allows that.
+func strict(cmd *cobra.Command) {
+	for _, child := range cmd.Commands() {
+		strict(child)
+	}
+	run := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
+		cmd.LocalNonPersistentFlags().VisitAll(func(flag *pflag.Flag) {
+			if flag.Changed && empty(flag.Value) && flag.Name != "reason" && flag.Name != "by" {
+				err = usagef("--%s has no value", flag.Name)
+			}
+		})
+		if err != nil {
+			return err
+		}
+		return run(cmd, args)
+	}
+}
+
+func empty(value pflag.Value) bool {
+	several, ok := value.(pflag.SliceValue)
+	return value.Type() == "string" && value.String() == "" || ok && len(several.GetSlice()) == 0
 }
 
 // ExitCode is the exit code for the error of a command: 0 for nil.

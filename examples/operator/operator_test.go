@@ -357,11 +357,12 @@ func TestMistakesInTheCommandLine(t *testing.T) {
 		{"nonsense"}, {"status", "x"}, {"status", "--watch=x"}, {"--nonsense"},
 		{"outbox"}, {"outbox", "raise"}, {"outbox", "pending", "--limit=0"}, {"outbox", "dead", "--limit=-1"}, {"inbox", "dead", "--since=yesterday"}, {"inbox", "dead", "--from=x"},
 		{"groups", "--limit=x"}, {"show"}, {"show", "x"}, {"show", uuid.NewString(), uuid.NewString()},
-		{"retry"}, {"drop"}, {"retry", "x"}, {"drop", "--class=unrecoverable", "--key="}, {"outbox", "dead", "--from=billing"}, {"sweep", "--dry-run", "--from=x"}, {"retry", "--all", "--by="}, {"retry", "--all", "--by=a\nb"}, {"retry", "--all", "--rate=-1"},
+		{"retry"}, {"drop"}, {"retry", "x"}, {"drop", "--class=unrecoverable", "--key="}, {"drop", "--all", "--from="}, {"outbox", "parked", "--name="}, {"outbox", "dead", "--from=billing"}, {"sweep", "--dry-run", "--from=x"}, {"retry", "--all", "--by="}, {"retry", "--all", "--by=a\nb"}, {"retry", "--all", "--rate=-1"},
 		{"retry", "--all", "--rate=NaN"}, {"drop", "--all", "--reason=" + strings.Repeat("x", 1001)},
 		{"log", "--limit=0"}, {"limits"}, {"limits", "show"}, {"limits", "show", "ada", "--limit=x"},
-		{"relay", "--limit=0"}, {"relay", "--limit=x"}, {"relay", "--time-limit=-1s"}, {"relay", "--time-limit=99999999999"}, {"relay", "--from=x"},
-		{"expiry"}, {"expiry", "stuck", "--limit=0"}, {"expiry", "stuck", "--after=-1s"}, {"sweep", "--from=x"}, {"sweep", "--now"}, {"prune", "x"}, {"setup", "x"}, {"doctor", "x"},
+		{"relay", "--limit=0"}, {"relay", "--limit=x"}, {"relay", "--time-limit=-1s"}, {"relay", "--time-limit=99999999999"}, {"relay", "--from=x"}, {"relay", "--from="},
+		{"limits", "reset", "ada", "--limit="}, {"page", "--addr="}, {"idempotency", "show", "k", "--scope="},
+		{"expiry"}, {"expiry", "stuck", "--limit=0"}, {"expiry", "stuck", "--after=-1s"}, {"sweep", "--from=x"}, {"sweep", "--from="}, {"sweep", "--now"}, {"prune", "x"}, {"setup", "x"}, {"doctor", "x"},
 	} {
 		code, out, errs := r.run(t, args...)
 		if code != 2 || out != "" || strings.Count(errs, "\n") != 1 || !strings.HasPrefix(errs, "holdfast: ") {
