@@ -50,6 +50,7 @@ func servePage(ctx context.Context, listener net.Listener, page *Page) error {
 		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 128 << 10, ErrorLog: slog.NewLogLogger(slog.Default().Handler(), slog.LevelWarn),
 	}
 	server.RegisterOnShutdown(page.Close)
+	defer page.Close() // what it has begun is noted before the process ends
 	ended := make(chan error, 1)
 	stop := context.AfterFunc(ctx, func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pageShutdown)

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
+	"runtime/debug"
 	"slices"
 
 	jsonpatch "github.com/evanphx/json-patch/v5"
@@ -57,6 +59,23 @@ func (e edit) function(may func(MaskedMessage) error) func(MaskedMessage) ([]byt
 			}
 		}
 		return e.apply(m.Body)
+	}
+}
+
+// masking is a mask that hides a body where it panics. It also runs where nobody else would catch that, and the service
+// would end.
+func masking(mask func(MaskedMessage) []byte) func(MaskedMessage) []byte {
+	if mask == nil {
+		return nil
+	}
+	return func(m MaskedMessage) (shown []byte) {
+		defer func() {
+			if failure := recover(); failure != nil {
+				slog.Error("operator: the mask panics", slog.String("from", m.From), slog.Any("panic", failure), slog.String("stack", string(debug.Stack())))
+				shown = nil
+			}
+		}()
+		return mask(m)
 	}
 }
 

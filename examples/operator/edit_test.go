@@ -62,6 +62,18 @@ func TestPageEdits(t *testing.T) {
 	}
 }
 
+// A mask that panics hides the body, also in a change, where nobody else would catch it.
+func TestMaskPanics(t *testing.T) {
+	t.Parallel()
+	mask := func(operator.MaskedMessage) []byte { panic("no such field") }
+	s := newSite(t, operator.PageConfig{Authorize: everything, Mask: mask})
+	s.get(t, "letter?from=outbox&body=1&id=outbox/"+s.ids["a"].String(), 200, "hidden by the service")
+	s.job(t, url.Values{"what": {"retry"}, "from": {"billing"}, "patch": {`{"a":1}`}})
+	s.get(t, "letters?from=billing", 200, "3 in all")
+	a := newAgent(t, operator.MCPConfig{Access: operator.Access{Bodies: true}, Mask: mask})
+	a.tells(t, "explain", map[string]any{"id": a.ids["a"], "body": true}, "hidden by the service", "!secret")
+}
+
 // Who may change something, and see no bodies, edits none.
 func TestPageEditsNothingUnseen(t *testing.T) {
 	t.Parallel()

@@ -35,6 +35,7 @@ func (o *Operator) MCP(cfg MCPConfig) (*mcp.Server, error) {
 	if err := (change{By: cfg.Access.By}).validate(); err != nil || cfg.Access.Change && cfg.Access.By == "" {
 		return nil, errors.New("operator: who changes something must have a name of 1 to 128 bytes without control characters")
 	}
+	cfg.Mask = masking(cfg.Mask)
 	a := &agents{o, cfg}
 	s := mcp.NewServer(&mcp.Implementation{Name: o.cfg.Program, Version: version()}, &mcp.ServerOptions{
 		Instructions: instructions, Capabilities: &mcp.ServerCapabilities{},

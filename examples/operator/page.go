@@ -17,7 +17,7 @@ type PageConfig struct {
 	// Default: everybody who reaches the page may read it, bodies excepted, and change nothing.
 	Authorize func(r *http.Request) (Access, error)
 	// Mask returns what is shown of a body: all of it, less, or nil for nothing. Default: all of it. A
-	// message of which it hides anything cannot be edited.
+	// message of which it hides anything cannot be edited. A Mask that panics hides all.
 	Mask func(m MaskedMessage) []byte
 	// Title is the name of the service. Default: Config.Program.
 	Title string
@@ -71,6 +71,7 @@ func (o *Operator) Handler(cfg PageConfig) (*Page, error) {
 	if !utf8.ValidString(cfg.Title) || len(cfg.Title) > 100 {
 		return nil, errors.New("operator: the title of the page is no text of at most 100 bytes")
 	}
+	cfg.Mask = masking(cfg.Mask)
 	p := &Page{o: o, cfg: cfg, streams: make(chan struct{}, maxStreams)}
 	p.samples.look = o.look
 	p.ended, p.end = context.WithCancel(context.Background())
@@ -79,8 +80,15 @@ func (o *Operator) Handler(cfg PageConfig) (*Page, error) {
 }
 
 // Close ends what the page does for its viewers and what they have begun: changes stop after what they are
-// at. Give it to http.Server.RegisterOnShutdown, so that a live page does not hold up the shutdown.
-func (p *Page) Close() { p.end() }
+// at, and it waits for them, 15 s at most. Give it to http.Server.RegisterOnShutdown, so that a live page does not hold up
+// the shutdown, and call it once more before what the changes use is closed.
+func (p *Page) Close() {
+	p.end()
+	p.jobs.end(closeTimeout)
+}
+
+// closeTimeout is for how long Close waits for changes: the last of a change is a note in the log, which has 10 s.
+const closeTimeout = 15 * time.Second
 
 // ServeHTTP implements http.Handler.
 func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.routes.ServeHTTP(w, r) }

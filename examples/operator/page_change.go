@@ -40,6 +40,9 @@ func (p *Page) parsePlan(v visit) (plan, error) {
 	if err := v.ParseForm(); err != nil {
 		return plan{}, errors.New("the form cannot be read")
 	}
+	if v.Form.Get("matching") != "" {
+		v.Form.Del("id") // what is marked is not asked for
+	}
 	q, err := p.o.parseQuery(v.Form, "")
 	if err != nil {
 		return plan{}, err
@@ -174,7 +177,11 @@ func (p *Page) apply(v visit) {
 	}
 	id, err := p.jobs.begin(state, func(j *job) { p.o.changeParts(p.ended, j, l.What, parts, l.change) })
 	if err != nil {
-		p.fail(v.w, http.StatusTooManyRequests, oneLine(err))
+		code := http.StatusTooManyRequests
+		if errors.Is(err, errEnding) {
+			code = http.StatusServiceUnavailable
+		}
+		p.fail(v.w, code, oneLine(err))
 		return
 	}
 	seeOther(v, "job?id="+strconv.Itoa(id))

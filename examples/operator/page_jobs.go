@@ -16,11 +16,16 @@ const (
 // errBusy is returned where maxRunning changes run.
 var errBusy = errors.New("four changes are running: wait until one has ended")
 
+// errEnding is returned while the page is closed.
+var errEnding = errors.New("the process ends: nothing is begun any more")
+
 // jobs are the changes that a page has begun in this process.
 type jobs struct {
-	mu   sync.Mutex
-	last int
-	all  []*job // the newest last
+	mu      sync.Mutex
+	last    int
+	all     []*job    // the newest last
+	ending  time.Time // until when it is waited for those that run; zero: more may begin
+	running sync.WaitGroup
 }
 
 // job is a change, and how far it is.
@@ -65,6 +70,9 @@ func (s jobState) Done() int {
 func (j *jobs) begin(state jobState, run func(*job)) (int, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	if !j.ending.IsZero() {
+		return 0, errEnding
+	}
 	running := 0
 	for _, other := range j.all {
 		if other.snapshot().Running() {
@@ -81,11 +89,30 @@ func (j *jobs) begin(state jobState, run func(*job)) (int, error) {
 	state.ID, state.Began = j.last, time.Now()
 	started := &job{state: state}
 	j.all = append(j.all, started)
-	go func() {
+	j.running.Go(func() {
 		run(started)
 		started.update(func(s *jobState) { s.Ended = time.Now() })
-	}()
+	})
 	return state.ID, nil
+}
+
+// end has no more begin, and waits until those that run have ended, or so much time has passed since it was called first.
+func (j *jobs) end(within time.Duration) {
+	j.mu.Lock()
+	if j.ending.IsZero() {
+		j.ending = time.Now().Add(within)
+	}
+	left := time.Until(j.ending)
+	j.mu.Unlock()
+	ended := make(chan struct{})
+	go func() {
+		j.running.Wait()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(left):
+	}
 }
 
 // find returns a job that is still known, or nil.

@@ -25,15 +25,16 @@ type sampler struct {
 	look func(context.Context) status
 	mu   sync.Mutex
 	last status
+	at   time.Time // when the last look ended
 }
 
 func (s *sampler) sample(ctx context.Context) status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if time.Since(s.last.At) >= liveEvery {
+	if time.Since(s.at) >= liveEvery { // a look may take long: those who have waited for it want no other
 		now := s.look(context.WithoutCancel(ctx)) // the next in the line gets it, too
 		now.addRates(s.last)
-		s.last = now
+		s.last, s.at = now, time.Now()
 	}
 	return s.last
 }
@@ -42,7 +43,7 @@ func (s *sampler) sample(ctx context.Context) status {
 func (s *sampler) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.last = status{}
+	s.at = time.Time{}
 }
 
 // live sends the state of everything again and again.

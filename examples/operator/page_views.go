@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/holdfast-go/holdfast/outbox"
@@ -139,8 +140,8 @@ func (p *Page) showLetter(v visit) {
 func (p *Page) uncover(one *oneLetter) {
 	body := one.bytes()
 	shown := one.masked(p.cfg.Mask)
-	// Forms change the ends of lines that are not those of Unix.
-	one.Editable = bytes.Equal(shown, body) && utf8.Valid(body) && !bytes.Contains(body, []byte("\r")) && len(body) <= maxEdit
+	// Forms change the ends of lines that are not those of Unix, and no page can have a NUL.
+	one.Editable = bytes.Equal(shown, body) && utf8.Valid(body) && !bytes.ContainsAny(body, "\r\x00") && len(body) <= maxEdit
 	if shown == nil {
 		hidden := hiddenByService
 		one.Body = &hidden
@@ -149,17 +150,41 @@ func (p *Page) uncover(one *oneLetter) {
 	one.Body = readable(shown)
 }
 
-// readable is a body for the eye.
+// readable is a body for the eye. It is not much longer than the body, whoever has sent that.
 func readable(body []byte) *string {
 	text := string(body)
 	var indented bytes.Buffer
 	switch {
 	case !utf8.Valid(body):
 		text = fmt.Sprintf("%d bytes that are no text, in base64:\n%s", len(body), base64.StdEncoding.EncodeToString(body))
-	case json.Indent(&indented, body, "", "  ") == nil:
+	case !nestsDeep(body) && json.Indent(&indented, body, "", "  ") == nil && indented.Len() <= maxShown:
 		text = indented.String()
 	}
+	if len(text) > maxShown {
+		text = fmt.Sprintf("%s\n… the first %d bytes; `show` of the terminal prints all %d of the body", strings.ToValidUTF8(text[:maxShown], ""), maxShown, len(body))
+	}
 	return &text
+}
+
+// maxShown bounds what is shown of a body, in bytes. What may be edited is shown whole.
+const maxShown = maxEdit
+
+// nestsDeep reports whether JSON may nest so deep that its indents are longer than all else.
+func nestsDeep(body []byte) bool {
+	const deep = 50
+	depth := 0
+	for _, c := range body {
+		switch c {
+		case '[', '{':
+			depth++
+		case ']', '}':
+			depth--
+		}
+		if depth > deep {
+			return true
+		}
+	}
+	return false
 }
 
 // traceID is that of a W3C traceparent: https://www.w3.org/TR/trace-context/#traceparent-header.

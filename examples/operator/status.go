@@ -2,6 +2,7 @@ package operator
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -61,6 +62,13 @@ type consumerStatus struct {
 	Paused   *pauseState `json:"paused,omitempty"`
 	Pausable bool        `json:"-"`
 	Error    string      `json:"error,omitempty"`
+}
+
+// Letters are the classes of Dead that have any.
+func (c consumerStatus) Letters() map[string]int {
+	some := maps.Clone(c.Dead)
+	maps.DeleteFunc(some, func(_ string, n int) bool { return n == 0 })
+	return some
 }
 
 type sweepStatus struct {

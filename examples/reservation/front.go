@@ -111,7 +111,11 @@ func (f *front) serve(ctx context.Context) error {
 		}
 		group.Go(func() error { return serveHTTP(ctx, d.listener, server) })
 	}
-	return group.Wait()
+	err := group.Wait()
+	if f.page != nil {
+		f.page.Close() // what it has begun is noted before the servers are left
+	}
+	return err
 }
 
 // newServer bounds what a client can keep a connection for. An answer may take the body's time and a minute to be
