@@ -50,7 +50,7 @@ type DeadLetter struct {
 	// Attempts counts the attempts to publish that failed.
 	Attempts int
 	// CreatedAt is when the message was stored, and FailedAt when it became a dead letter. Both are
-	// times of the store's clock.
+	// times of the store's clock, and zero where another program has made them infinite.
 	CreatedAt, FailedAt time.Time
 	// Unreadable says why the Message is not complete: another program stored what is no message, or
 	// the bodies of one List are more than 32 MiB together. Nil: it is complete. Replay moves what is

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/holdfast-go/holdfast/outbox"
 )
@@ -55,9 +56,11 @@ func (s *Store) Audit(ctx context.Context, limit int) ([]AuditEntry, error) {
 func scanAudit(row pgx.CollectableRow) (AuditEntry, error) {
 	var e AuditEntry
 	var chosenBy []byte
-	if err := row.Scan(&e.At, &e.By, &e.Reason, &e.Action, &e.Count, &chosenBy); err != nil {
+	var at pgtype.Timestamptz // infinite, of another program: the zero time
+	if err := row.Scan(&at, &e.By, &e.Reason, &e.Action, &e.Count, &chosenBy); err != nil {
 		return e, err
 	}
+	e.At = at.Time
 	var filter storedFilter
 	if err := json.Unmarshal(chosenBy, &filter); err != nil {
 		e.Unreadable = fmt.Errorf("filter: %w", err)

@@ -26,9 +26,10 @@ func scanGroup(row pgx.CollectableRow) (g outbox.Group, err error) {
 	s := &g.Sample
 	var id [16]byte
 	var key pgtype.Text
-	var created pgtype.Timestamptz
-	err = row.Scan(&g.Count, &g.First, &g.Last, &id, &s.Name, &key, &s.Transport, &created, &s.Attempts,
-		&s.Class, &s.Error, &s.FailedAt, &s.Fingerprint)
-	s.ID, s.Key, s.CreatedAt, g.Fingerprint = id, key.String, created.Time, s.Fingerprint
+	var first, last, created, failed pgtype.Timestamptz // each may be infinite, which is the zero time
+	err = row.Scan(&g.Count, &first, &last, &id, &s.Name, &key, &s.Transport, &created, &s.Attempts,
+		&s.Class, &s.Error, &failed, &s.Fingerprint)
+	g.First, g.Last, g.Fingerprint = first.Time, last.Time, s.Fingerprint
+	s.ID, s.Key, s.CreatedAt, s.FailedAt = id, key.String, created.Time, failed.Time
 	return g, err
 }

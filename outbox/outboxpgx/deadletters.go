@@ -66,11 +66,12 @@ func collect[T any](ctx context.Context, d *deadLetters, what string, scan pgx.R
 
 func scanDeadLetter(row pgx.CollectableRow) (d outbox.DeadLetter, err error) {
 	var r record
-	if err := row.Scan(r.dest(&d.Class, &d.Error, &d.FailedAt, &d.Fingerprint)...); err != nil {
+	var failed pgtype.Timestamptz // infinite, of another program: the zero time
+	if err := row.Scan(r.dest(&d.Class, &d.Error, &failed, &d.Fingerprint)...); err != nil {
 		return d, err
 	}
 	m, unreadable := r.message()
-	d.Message, d.Attempts, d.CreatedAt, d.Unreadable = stored.Message(m), m.Attempts, m.CreatedAt, unreadable
+	d.Message, d.Attempts, d.CreatedAt, d.FailedAt, d.Unreadable = stored.Message(m), m.Attempts, m.CreatedAt, failed.Time, unreadable
 	return d, nil
 }
 

@@ -43,13 +43,13 @@ const deadChosenSQL = `WITH {replayed}) SELECT id FROM chosen`
 
 const deadCountSQL = `SELECT count(*) FROM (SELECT FROM {dead} WHERE {where}) d`
 
-// $10 groups. The sample is the latest of its kind.
+// $10 groups. The sample is the latest of its kind. Times that another program has made infinite do not count.
 const deadGroupsSQL = `
 WITH chosen AS MATERIALIZED (SELECT id, seq, died_at, fingerprint FROM {dead} WHERE {where}),
      kinds AS (
-       SELECT fingerprint, count(*) AS n, min(died_at) AS first, max(died_at) AS last FROM chosen
+       SELECT fingerprint, count(*) AS n, min(died_at) FILTER (WHERE isfinite(died_at)) AS first, max(died_at) FILTER (WHERE isfinite(died_at)) AS last FROM chosen
        GROUP BY fingerprint ORDER BY n DESC, fingerprint LIMIT $10),
-     latest AS (SELECT DISTINCT ON (fingerprint) fingerprint, id FROM chosen ORDER BY fingerprint, died_at DESC, seq DESC)
+     latest AS (SELECT DISTINCT ON (fingerprint) fingerprint, id FROM chosen ORDER BY fingerprint, isfinite(died_at) DESC, died_at DESC, seq DESC)
 SELECT k.n, k.first, k.last, d.id, left(d.name, 128), left(d.ordering_key, 1000), left(d.transport_name, 128), d.created_at, d.attempts,
   left(d.error_class, 100), left(d.last_error, 1000), d.died_at, d.fingerprint
 FROM kinds k JOIN latest USING (fingerprint) JOIN {dead} d ON d.id = latest.id

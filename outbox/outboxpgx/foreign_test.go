@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
@@ -158,6 +159,38 @@ func TestForeignTimes(t *testing.T) {
 	must(t, err)
 	if len(batch.Messages) > 0 || batch.Due < time.Hour {
 		t.Errorf("claimed %d, the next is due in %v", len(batch.Messages), batch.Due)
+	}
+}
+
+// Letters and entries whose time is infinite do not keep anybody from the others.
+func TestForeignDeaths(t *testing.T) {
+	t.Parallel()
+	f, ids := withDeadLetters(t)
+	_, err := f.pool.Exec(t.Context(), `UPDATE holdfast_outbox_dead SET died_at = CASE name WHEN 'a' THEN 'infinity' ELSE '-infinity' END::timestamptz, name = 'x',
+		last_error = 'no' WHERE name <> 'b'; UPDATE holdfast_outbox_dead SET name = 'x', last_error = 'no', error_class = 'permanent'`)
+	must(t, err)
+	letters, err := f.dead.List(t.Context(), outbox.Filter{})
+	must(t, err)
+	if len(letters) != 3 || letters[0].ID != ids["c"] || letters[1].FailedAt.IsZero() || !letters[2].FailedAt.IsZero() || letters[2].Unreadable != nil {
+		t.Errorf("the letters are %+v", letters)
+	}
+	groups, err := f.dead.Groups(t.Context(), outbox.Filter{})
+	must(t, err)
+	if len(groups) != 1 || groups[0].Count != 3 || groups[0].Sample.ID != ids["b"] || !groups[0].First.Equal(letters[1].FailedAt) || !groups[0].Last.Equal(groups[0].First) {
+		t.Errorf("the groups are %+v", groups)
+	}
+	groups, err = f.dead.Groups(t.Context(), outbox.Filter{IDs: []uuid.UUID{ids["a"]}})
+	must(t, err)
+	if len(groups) != 1 || !groups[0].Last.IsZero() || !groups[0].Sample.FailedAt.IsZero() {
+		t.Errorf("of the infinite one: %+v", groups)
+	}
+	_, err = f.dead.Remove(t.Context(), outbox.Filter{}, "ada", "")
+	must(t, err)
+	_, err = f.pool.Exec(t.Context(), `UPDATE holdfast_outbox_audit SET at = 'infinity'`)
+	must(t, err)
+	entries, err := f.store.Audit(t.Context(), 0)
+	if err != nil || len(entries) != 1 || entries[0].Count != 3 || !entries[0].At.IsZero() {
+		t.Errorf("the entries are %+v, %v", entries, err)
 	}
 }
 
