@@ -48,7 +48,7 @@ func (o *Operator) waitingAt(ctx context.Context, name string, f outbox.WaitingF
 	return mapped(found, func(w outbox.Waiting) letter {
 		return letter{
 			From: name, ID: w.ID, Name: w.Name, Key: w.Key, Class: w.Class, Error: w.Error, Attempts: w.Attempts,
-			Transport: w.Transport, CreatedAt: w.CreatedAt, DueAt: w.DueAt, Unreadable: textOf(w.Unreadable),
+			Transport: w.Transport, CreatedAt: told(w.CreatedAt), DueAt: told(w.DueAt), Unreadable: textOf(w.Unreadable),
 		}
 	}), err
 }

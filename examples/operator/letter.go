@@ -43,6 +43,15 @@ type letter struct {
 	Unreadable string `json:"unreadable,omitempty"`
 }
 
+// told is a time as JSON can tell it: another program may have written one that is beyond the year 9999, such as milliseconds
+// in place of seconds, and one such letter would hide all others.
+func told(at time.Time) time.Time {
+	if year := at.UTC().Year(); year < 0 || year > 9999 {
+		return time.Time{}
+	}
+	return at
+}
+
 // mapped is all in another form; empty, and not nil, where there is nothing.
 func mapped[A, B any](all []A, to func(A) B) []B {
 	others := make([]B, len(all))

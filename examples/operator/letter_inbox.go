@@ -24,10 +24,10 @@ func (i inboxShelf) letter(d inbox.DeadLetter, whole bool) letter {
 	l := letter{
 		From: i.name, ID: m.ID, Name: m.Name, Key: m.Key, Class: d.Class, Error: d.Error, ErrorType: d.ErrorType, SQLState: d.SQLState,
 		Fingerprint: d.Fingerprint, Attempts: d.Attempts, Replays: m.Replays, Queue: m.Queue, Consumer: d.Consumer,
-		CreatedAt: m.PublishedAt, FirstFailed: d.FirstFailedAt, FailedAt: d.FailedAt, ContentType: m.ContentType,
+		CreatedAt: told(m.PublishedAt), FirstFailed: told(d.FirstFailedAt), FailedAt: told(d.FailedAt), ContentType: m.ContentType,
 	}
 	for _, a := range m.History {
-		l.History = append(l.History, failure{a.At, a.Consumer, a.Error})
+		l.History = append(l.History, failure{told(a.At), a.Consumer, a.Error})
 	}
 	if whole {
 		l.fill(m.Headers, m.Body)
@@ -42,7 +42,7 @@ func (i inboxShelf) count(ctx context.Context, s selection) (int, error) {
 func (i inboxShelf) groups(ctx context.Context, s selection) ([]group, error) {
 	found, err := i.letters.Groups(ctx, inboxFilter(s))
 	return mapped(found, func(g inbox.Group) group {
-		return group{i.name, g.Fingerprint, g.Count, g.First, g.Last, i.letter(g.Sample, false)}
+		return group{i.name, g.Fingerprint, g.Count, told(g.First), told(g.Last), i.letter(g.Sample, false)}
 	}), err
 }
 

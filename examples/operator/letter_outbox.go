@@ -23,7 +23,7 @@ func (o outboxShelf) list(ctx context.Context, s selection, whole bool) ([]lette
 func (o outboxShelf) letter(d outbox.DeadLetter, whole bool) letter {
 	l := letter{
 		From: o.name, ID: d.ID, Name: d.Name, Key: d.Key, Class: d.Class, Error: d.Error, Fingerprint: d.Fingerprint,
-		Attempts: d.Attempts, Transport: d.Transport, CreatedAt: d.CreatedAt, FailedAt: d.FailedAt, ContentType: d.ContentType,
+		Attempts: d.Attempts, Transport: d.Transport, CreatedAt: told(d.CreatedAt), FailedAt: told(d.FailedAt), ContentType: d.ContentType,
 		Exchange: d.Route.Exchange, RoutingKey: d.Route.RoutingKey,
 	}
 	if d.Unreadable != nil {
@@ -42,7 +42,7 @@ func (o outboxShelf) count(ctx context.Context, s selection) (int, error) {
 func (o outboxShelf) groups(ctx context.Context, s selection) ([]group, error) {
 	found, err := o.letters.Groups(ctx, outboxFilter(s))
 	return mapped(found, func(g outbox.Group) group {
-		return group{o.name, g.Fingerprint, g.Count, g.First, g.Last, o.letter(g.Sample, false)}
+		return group{o.name, g.Fingerprint, g.Count, told(g.First), told(g.Last), o.letter(g.Sample, false)}
 	}), err
 }
 

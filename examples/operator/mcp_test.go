@@ -18,9 +18,13 @@ type agent struct {
 	*mcp.ClientSession
 }
 
-func newAgent(t *testing.T, cfg operator.MCPConfig) *agent {
+func newAgent(t *testing.T, cfg operator.MCPConfig, other ...func(*operator.Config)) *agent {
 	t.Helper()
 	r := newRig(t)
+	for _, change := range other {
+		change(&r.cfg)
+	}
+	r.Operator = must(operator.New(r.cfg))(t)
 	server := must(r.MCP(cfg))(t)
 	here, there := mcp.NewInMemoryTransports()
 	served := must(server.Connect(t.Context(), there, nil))(t)
