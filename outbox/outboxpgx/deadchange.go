@@ -25,21 +25,30 @@ func (d *deadLetters) Replay(ctx context.Context, f outbox.Filter, r outbox.Repl
 	if r.DryRun {
 		return d.tryReplay(ctx, f, r)
 	}
-	return d.move(ctx, f, r, 0, bodies{})
+	return d.move(ctx, f, r, &steps{chosenBy: f}, bodies{})
 }
 
-// move brings letters back, edited or not, behind the before that the same call has brought already.
-func (d *deadLetters) move(ctx context.Context, f outbox.Filter, r outbox.Replay, before int, edited bodies) (outbox.Replayed, error) {
+// steps are those of a replay that has several, as far as they are.
+type steps struct {
+	chosenBy outbox.Filter // of the whole replay
+	returned int
+	note     int // of the audit; 0: none yet
+}
+
+// move brings letters back, edited or not, behind those that the steps before have brought.
+func (d *deadLetters) move(ctx context.Context, f outbox.Filter, r outbox.Replay, s *steps, edited bodies) (outbox.Replayed, error) {
 	var between int64 // microseconds
 	if r.PerSecond > 0 {
 		between = int64(min(float64(time.Second/time.Microsecond)/r.PerSecond, float64(365*24*time.Hour/time.Microsecond)))
 	}
 	var replayed outbox.Replayed
-	err := d.change(ctx, actionReplay, d.sql.replay, f, r.By, r.Reason,
-		[]any{deadletter.Retention.Microseconds(), r.Force, between, before, edited.raw, edited.each}, &replayed.Returned, &replayed.Outlived, &replayed.Failed)
+	note := audited{actionReplay, r.By, r.Reason, s.chosenBy}
+	err := d.change(ctx, note, d.sql.replay, f, []any{deadletter.Retention.Microseconds(), r.Force, between, s.returned, edited.raw, edited.each, s.note},
+		&replayed.Returned, &replayed.Outlived, &replayed.Failed, &s.note)
 	if err != nil {
 		return outbox.Replayed{}, err
 	}
+	s.returned += replayed.Returned
 	return replayed, deadletter.Outlived(replayed.Outlived)
 }
 
@@ -64,23 +73,29 @@ func (d *deadLetters) Remove(ctx context.Context, f outbox.Filter, by, reason st
 	if err := deadletter.CheckActor(by, reason); err != nil {
 		return 0, err
 	}
-	err = d.change(ctx, actionRemove, d.sql.remove, f, by, reason, nil, &n)
+	err = d.change(ctx, audited{actionRemove, by, reason, f}, d.sql.remove, f, nil, &n)
 	return n, err
+}
+
+// audited is what the audit keeps of a change, beside its count.
+type audited struct {
+	action, by, reason string
+	chosenBy           outbox.Filter
 }
 
 // change runs a statement that changes dead letters and notes who did so, in one round trip, so that
 // no lock outlives a connection that falls silent. It scans the statement's one row into counts, which
 // stay as they are on an error.
-func (d *deadLetters) change(ctx context.Context, action, sql string, f outbox.Filter, by, reason string, more []any, counts ...*int) error {
+func (d *deadLetters) change(ctx context.Context, note audited, sql string, f outbox.Filter, more []any, counts ...*int) error {
 	args, err := filterArgs(f)
 	if err != nil {
 		return err
 	}
-	chosenBy, err := encodeFilter(f)
+	chosenBy, err := encodeFilter(note.chosenBy)
 	if err != nil {
 		return err
 	}
-	args = append(append(args, more...), by, reason, chosenBy)
+	args = append(append(args, more...), note.by, note.reason, chosenBy)
 	got, dest := make([]int, len(counts)), make([]any, len(counts))
 	for i := range got {
 		dest[i] = &got[i]
@@ -93,7 +108,7 @@ func (d *deadLetters) change(ctx context.Context, action, sql string, f outbox.F
 		return conn.SendBatch(ctx, queue).Close()
 	})
 	if err != nil {
-		return fmt.Errorf("outboxpgx: %s dead letters: %w", action, d.t.explain(err))
+		return fmt.Errorf("outboxpgx: %s dead letters: %w", note.action, d.t.explain(err))
 	}
 	for i, count := range counts {
 		*count = got[i]

@@ -28,6 +28,7 @@ func (d *deadLetters) replayEdited(ctx context.Context, f outbox.Filter, r outbo
 		return outbox.Replayed{}, err
 	}
 	total.Returned = 0
+	done := &steps{chosenBy: f}
 	var refused error
 	for page := range slices.Chunk(ids, editedAtOnce) {
 		edited, why, err := d.edit(ctx, page, r.Edit)
@@ -36,7 +37,7 @@ func (d *deadLetters) replayEdited(ctx context.Context, f outbox.Filter, r outbo
 		}
 		refused = firstOf(refused, why)
 		total.Failed += len(page) - len(edited.ids)
-		moved, err := d.replayPage(ctx, edited, total.Returned, r)
+		moved, err := d.replayPage(ctx, edited, done, r)
 		total.Returned, total.Failed = total.Returned+moved.Returned, total.Failed+moved.Failed
 		if err != nil {
 			return total, err
@@ -96,8 +97,8 @@ func (d *deadLetters) edit(ctx context.Context, page []uuid.UUID, ask func(outbo
 	return all, why, nil
 }
 
-// replayPage moves letters whose bodies are edited, behind the before that were moved already.
-func (d *deadLetters) replayPage(ctx context.Context, edited bodies, before int, r outbox.Replay) (outbox.Replayed, error) {
+// replayPage moves letters whose bodies are edited, as one step of a replay.
+func (d *deadLetters) replayPage(ctx context.Context, edited bodies, done *steps, r outbox.Replay) (outbox.Replayed, error) {
 	if len(edited.ids) == 0 {
 		return outbox.Replayed{}, nil
 	}
@@ -106,7 +107,7 @@ func (d *deadLetters) replayPage(ctx context.Context, edited bodies, before int,
 	if r.DryRun {
 		return d.tryReplay(ctx, f, r)
 	}
-	return d.move(ctx, f, r, before, edited)
+	return d.move(ctx, f, r, done, edited)
 }
 
 // firstOf is the first error that is one.

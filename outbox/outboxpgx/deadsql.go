@@ -71,8 +71,9 @@ WITH {replayed})
 SELECT (SELECT count(*) FROM chosen), (SELECT count(*) FROM outlived), (SELECT count(*) FROM again)`
 
 // Locked before they are deleted, so that two at once do not return one letter twice. Who did it is
-// noted only if something was changed. $12 microseconds between two, $13 how many were returned before,
-// $14 and $15 the bodies of those that were edited, $16 who, $17 why, $18 the filter.
+// noted only if something was changed, once for a replay of many steps. $12 microseconds between two, $13 how many were
+// returned before, $14 and $15 the bodies of those that were edited, $16 the note of the steps before, $17 who, $18 why,
+// $19 the filter.
 const deadReplaySQL = `
 WITH {replayed} FOR UPDATE OF d SKIP LOCKED),
      gone AS (DELETE FROM {dead} d USING chosen c WHERE d.id = c.id RETURNING d.*),
@@ -83,10 +84,12 @@ WITH {replayed} FOR UPDATE OF d SKIP LOCKED),
        FROM gone LEFT JOIN unnest($14::uuid[], $15::bytea[]) AS edited (edited_id, edited_body) ON edited_id = id
        ORDER BY seq RETURNING 1),
      changed AS (SELECT count(*) AS n FROM back),
+     counted AS (UPDATE {audit} a SET count = a.count + n FROM changed WHERE a.id = $16::bigint RETURNING a.id),
      noted AS (
        INSERT INTO {audit} (actor, reason, action, count, filter)
-       SELECT $16::text, $17::text, CASE WHEN $14::uuid[] IS NULL THEN 'replay' ELSE 'edit' END, n, $18::text::jsonb FROM changed WHERE n > 0)
-SELECT n, (SELECT count(*) FROM outlived), (SELECT count(*) FROM again) FROM changed`
+       SELECT $17::text, $18::text, CASE WHEN $14::uuid[] IS NULL THEN 'replay' ELSE 'edit' END, n, $19::text::jsonb FROM changed
+       WHERE n > 0 AND NOT EXISTS (SELECT FROM counted) RETURNING id)
+SELECT n, (SELECT count(*) FROM outlived), (SELECT count(*) FROM again), coalesce((SELECT id FROM counted), (SELECT id FROM noted), 0) FROM changed`
 
 // $10 who, $11 why, $12 the filter.
 const deadRemoveSQL = `

@@ -41,7 +41,7 @@ func (s *Store) Grants(job string) []string {
 			`SELECT ON SEQUENCE `+t.sequence,
 			`SELECT, UPDATE (fingerprint), DELETE ON `+t.dead,
 			`SELECT, INSERT (part, actor, reason), UPDATE (actor, reason), DELETE ON `+t.pause,
-			`SELECT, INSERT (actor, reason, action, count, filter) ON `+t.audit)...)
+			`SELECT, INSERT (actor, reason, action, count, filter), UPDATE (count) ON `+t.audit)...)
 	}
 	return nil
 }
