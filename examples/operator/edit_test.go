@@ -24,8 +24,13 @@ func TestEdit(t *testing.T) {
 		t.Errorf("published %s and %s", a, b)
 	}
 	r.wants(t, 0, []string{"log"}, "edit and retry", "ada")
-	for _, args := range [][]string{{"--all", "--body=" + file}, {"--all", "--patch=[]"}, {"--all", "--patch={"}, {r.ids["d"].String(), "--body=/nowhere"},
-		{r.ids["d"].String(), "--body=" + file, `--patch={"a":1}`}} {
+	for _, args := range [][]string{
+		{"--all", "--body=" + file},
+		{"--all", "--patch=[]"},
+		{"--all", "--patch={"},
+		{r.ids["d"].String(), "--body=/nowhere"},
+		{r.ids["d"].String(), "--body=" + file, `--patch={"a":1}`},
+	} {
 		r.wants(t, 2, append([]string{"retry"}, args...))
 	}
 }
@@ -53,8 +58,11 @@ func TestPageEdits(t *testing.T) {
 	all := url.Values{"what": {"retry"}, "from": {"billing"}, "patch": {`{"secret":null,"mended":true}`}}
 	s.post(t, "preview", all, 200, "2 would be sent again", ", 1 cannot be", "the service hides a part of the body", `"mended": true`)
 	for _, wrong := range []url.Values{
-		{"what": {"drop"}, "patch": {`{"a":1}`}}, {"what": {"retry"}, "patch": {`[1]`}}, {"what": {"retry"}, "patch": {`{`}},
-		{"what": {"retry"}, "from": {"billing"}, "edited": {"1"}}, {"what": {"retry"}, "id": {one}, "edited": {"1"}, "patch": {`{"a":1}`}},
+		{"what": {"drop"}, "patch": {`{"a":1}`}},
+		{"what": {"retry"}, "patch": {`[1]`}},
+		{"what": {"retry"}, "patch": {`{`}},
+		{"what": {"retry"}, "from": {"billing"}, "edited": {"1"}},
+		{"what": {"retry"}, "id": {one}, "edited": {"1"}, "patch": {`{"a":1}`}},
 		{"what": {"retry"}, "id": {one}, "edited": {strings.Repeat("x", 1<<20+1)}},
 	} {
 		s.post(t, "preview", wrong, 400)

@@ -29,7 +29,7 @@ func Example() {
 	ctx := context.Background()
 	log, err := operator.NewPostgresLog(pool)
 	if err != nil {
-		slog.Error(err.Error())
+		slog.Error("no operator", slog.Any("error", err))
 		os.Exit(1)
 	}
 
@@ -39,7 +39,7 @@ func Example() {
 		Log:       log,
 	})
 	if err != nil {
-		slog.Error(err.Error())
+		slog.Error("no operator", slog.Any("error", err))
 		os.Exit(1)
 	}
 	os.Exit(o.Run(ctx, os.Args[1:], os.Stdout, os.Stderr))
@@ -69,7 +69,7 @@ func ExampleOperator_Handler() {
 		Mask: func(m operator.MaskedMessage) []byte { return withoutNames(m.Body) },
 	})
 	if err != nil {
-		slog.Error(err.Error())
+		slog.Error("no operator", slog.Any("error", err))
 		os.Exit(1)
 	}
 	mux.Handle("/operator/", http.StripPrefix("/operator", page))

@@ -1,12 +1,12 @@
 package operator
 
 import (
-	"context"
 	"embed"
 	"errors"
 	"net/http"
 	"net/url"
 	"strings"
+	"sync"
 	"time"
 	"unicode/utf8"
 )
@@ -55,8 +55,8 @@ type Page struct {
 	routes  http.Handler
 	samples sampler
 	jobs    jobs
-	ended   context.Context
-	end     context.CancelFunc
+	ended   chan struct{} // closed by end
+	end     func()
 	streams chan struct{} // one for each live page that may be open
 }
 
@@ -74,7 +74,8 @@ func (o *Operator) Handler(cfg PageConfig) (*Page, error) {
 	cfg.Mask = masking(cfg.Mask)
 	p := &Page{o: o, cfg: cfg, streams: make(chan struct{}, maxStreams)}
 	p.samples.look = o.look
-	p.ended, p.end = context.WithCancel(context.Background())
+	p.ended = make(chan struct{})
+	p.end = sync.OnceFunc(func() { close(p.ended) })
 	p.routes = p.guarded(p.mux())
 	return p, nil
 }

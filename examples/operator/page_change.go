@@ -175,7 +175,7 @@ func (p *Page) apply(v visit) {
 		parts = append(parts, part{at, l.at(at)})
 		state.Parts = append(state.Parts, jobPart{From: at.name, Chosen: l.at(at).String()})
 	}
-	id, err := p.jobs.begin(state, func(j *job) { p.o.changeParts(p.ended, j, l.What, parts, l.change) })
+	id, err := p.jobs.begin(state, func(ctx context.Context, j *job) { p.o.changeParts(ctx, j, l.What, parts, l.change) })
 	if err != nil {
 		code := http.StatusTooManyRequests
 		if errors.Is(err, errEnding) {

@@ -1,7 +1,9 @@
 package operator
 
 import (
+	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 )
@@ -30,6 +32,8 @@ type jobs struct {
 
 // job is a change, and how far it is.
 type job struct {
+	cancel context.CancelFunc
+
 	mu    sync.Mutex
 	state jobState
 }
@@ -66,8 +70,8 @@ func (s jobState) Done() int {
 	return min(done, s.Total)
 }
 
-// begin runs a job in the background, unless too many run.
-func (j *jobs) begin(state jobState, run func(*job)) (int, error) {
+// begin runs a job in the background, unless too many run. Its context ends with the page.
+func (j *jobs) begin(state jobState, run func(context.Context, *job)) (int, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if !j.ending.IsZero() {
@@ -83,26 +87,33 @@ func (j *jobs) begin(state jobState, run func(*job)) (int, error) {
 		return 0, errBusy
 	}
 	if len(j.all) >= jobsKept {
-		j.all = append(j.all[:0:0], j.all[1:]...) // what still runs is among the newest, and is not lost but to the page
+		oldest := slices.IndexFunc(j.all, func(other *job) bool { return !other.snapshot().Running() })
+		j.all = slices.Concat(j.all[:oldest], j.all[oldest+1:]) // few run
 	}
 	j.last++
 	state.ID, state.Began = j.last, time.Now()
-	started := &job{state: state}
+	ctx, cancel := context.WithCancel(context.Background())
+	started := &job{cancel: cancel, state: state}
 	j.all = append(j.all, started)
 	j.running.Go(func() {
-		run(started)
+		defer cancel()
+		run(ctx, started)
 		started.update(func(s *jobState) { s.Ended = time.Now() })
 	})
 	return state.ID, nil
 }
 
-// end has no more begin, and waits until those that run have ended, or so much time has passed since it was called first.
+// end has no more begin, cancels those that run, and waits until they have ended, or so much time has passed since it was
+// called first.
 func (j *jobs) end(within time.Duration) {
 	j.mu.Lock()
 	if j.ending.IsZero() {
 		j.ending = time.Now().Add(within)
 	}
 	left := time.Until(j.ending)
+	for _, one := range j.all {
+		one.cancel()
+	}
 	j.mu.Unlock()
 	ended := make(chan struct{})
 	go func() {

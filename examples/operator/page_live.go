@@ -65,7 +65,6 @@ func (p *Page) stream(v visit, every time.Duration, next func() (html string, la
 	}
 	ctx, cancel := context.WithTimeout(v.Context(), streamTime)
 	defer cancel()
-	defer context.AfterFunc(p.ended, cancel)()
 	v.w.Header().Set("Content-Type", "text/event-stream")
 	v.w.Header().Set("X-Accel-Buffering", "no")
 	tick := time.NewTicker(every)
@@ -77,6 +76,8 @@ func (p *Page) stream(v visit, every time.Duration, next func() (html string, la
 		}
 		select {
 		case <-ctx.Done():
+			return
+		case <-p.ended:
 			return
 		case <-tick.C:
 		}

@@ -13,10 +13,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/holdfast-go/holdfast/examples/operator"
-	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
@@ -147,9 +145,11 @@ func TestPageRefuses(t *testing.T) {
 		}
 		return operator.Access{Change: true}, errors.New("wrong key")
 	}})
-	for _, address := range []string{"letters?from=nobody", "letters?since=soon", "letters?limit=0", "letters?limit=1001", "letters?id=outbox/1",
+	for _, address := range []string{
+		"letters?from=nobody", "letters?since=soon", "letters?limit=0", "letters?limit=1001", "letters?id=outbox/1",
 		"letters?id=nobody/" + s.ids["a"].String(), "preview?what=burn", "preview?what=retry&rate=fast", "preview?what=retry&rate=-1",
-		"preview?what=retry&rate=NaN", "preview?what=retry&chosen=1", "preview?what=drop&reason=" + strings.Repeat("x", 1001)} {
+		"preview?what=retry&rate=NaN", "preview?what=retry&chosen=1", "preview?what=drop&reason=" + strings.Repeat("x", 1001),
+	} {
 		s.get(t, address, 400)
 	}
 	s.get(t, "letter?from=outbox", 400)
@@ -166,104 +166,6 @@ func TestPageRefuses(t *testing.T) {
 	r.Header.Set("X-Key", "wrong")
 	s.shows(t, r, 403)
 	s.wants(t, 0, []string{"outbox", "dead"}, "no exchange a")
-}
-
-var hidden = regexp.MustCompile(`<input type="hidden" name="([^"]*)" value="([^"]*)">`)
-
-// applied previews a change, begins it as the preview's form does, and waits for its end.
-func (s *site) applied(t *testing.T, address string, more url.Values, parts ...string) {
-	t.Helper()
-	form := url.Values{}
-	for _, field := range hidden.FindAllStringSubmatch(s.get(t, address, 200, parts...), -1) {
-		form.Add(field[1], html.UnescapeString(field[2]))
-	}
-	for field, values := range more {
-		form[field] = values
-	}
-	s.job(t, form)
-}
-
-// job begins a change and waits until it has ended.
-func (s *site) job(t *testing.T, form url.Values, parts ...string) {
-	t.Helper()
-	body := s.post(t, "apply", form, 200, append(parts, "begun by ada")...)
-	id := regexp.MustCompile(`progress\?id=(\d+)`).FindStringSubmatch(body)
-	for deadline := time.Now().Add(time.Minute); id != nil && !strings.Contains(body, "Ended"); {
-		if time.Now().After(deadline) {
-			t.Fatalf("the change does not end: %s", body)
-		}
-		body = s.get(t, "job?id="+id[1], 200)
-	}
-}
-
-func TestPageChanges(t *testing.T) {
-	t.Parallel()
-	s := newSite(t, operator.PageConfig{Authorize: everything})
-	group := regexp.MustCompile(`preview\?([^"]*group=[^"]*what=retry)`).FindStringSubmatch(s.get(t, "groups?name=c", 200))
-	if group == nil {
-		t.Fatal("a group cannot be retried")
-	}
-	s.applied(t, "preview?"+html.UnescapeString(group[1]), url.Values{"reason": {"handler deployed"}}, "2 would be sent again", "billing: 2")
-	s.get(t, "groups?name=c", 200, "There is none.")
-	s.applied(t, "preview?what=drop&chosen=1&id=outbox/"+s.ids["a"].String()+"&id=billing/"+s.ids["d"].String(), nil, "2 would be deleted for ever")
-	s.get(t, "letters", 200, "no exchange b", "1 in all")
-	s.applied(t, "preview?what=retry&matching=1", url.Values{"rate": {"50"}}, "1 would be sent again")
-	s.get(t, "letters", 200, "There is none.")
-	s.get(t, "waiting?from=outbox", 200, "key b")
-	s.get(t, "log", 200, "handler deployed", "retry", "drop", "ada", "Begun on this page")
-}
-
-// The letters that are marked may be too many for an address, and count only where they are meant.
-func TestPageMarks(t *testing.T) {
-	t.Parallel()
-	s := newSite(t, operator.PageConfig{Authorize: everything})
-	s.get(t, "letters", 200, `<form method="post" action="preview">`)
-	marked := url.Values{"what": {"retry"}, "id": {"outbox/" + s.ids["a"].String(), "outbox/" + s.ids["b"].String()}}
-	marked.Set("chosen", "1")
-	s.post(t, "preview", marked, 200, "2 would be sent again")
-	marked.Del("chosen")
-	marked.Set("matching", "1")
-	s.post(t, "preview", marked, 200, "5 would be sent again")
-}
-
-// A page that is closed has stopped what it has begun, and the log tells how far that came.
-func TestPageCloseWaits(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	slow := slowConsumer{r.cfg.Consumers[0].Consumer, make(chan struct{})}
-	r.cfg.Consumers = []operator.Consumer{{Name: "billing", Consumer: slow}}
-	r.Operator = must(operator.New(r.cfg))(t)
-	s := serve(t, r, operator.PageConfig{Authorize: everything})
-	s.post(t, "apply", url.Values{"what": {"retry"}, "from": {"billing"}}, 200, "begun by ada")
-	<-slow.begun
-	s.page.Close()
-	actions := must(r.cfg.Log.List(t.Context(), 1))(t)
-	if len(actions) != 1 || actions[0].Count == nil || *actions[0].Count != 1 || actions[0].Failure == "" {
-		t.Errorf("%+v", actions)
-	}
-	s.post(t, "apply", url.Values{"what": {"retry"}}, 503, "the process ends")
-}
-
-// slowConsumer has letters that are retried until that is cancelled, and a little longer.
-type slowConsumer struct {
-	operator.DeadLetterer
-	begun chan struct{}
-}
-
-func (c slowConsumer) DeadLetters() inbox.DeadLetters {
-	return slowLetters{c.DeadLetterer.DeadLetters(), c.begun}
-}
-
-type slowLetters struct {
-	inbox.DeadLetters
-	begun chan struct{}
-}
-
-func (l slowLetters) Replay(ctx context.Context, _ inbox.Filter, _ inbox.Replay) (inbox.Replayed, error) {
-	close(l.begun)
-	<-ctx.Done()
-	time.Sleep(100 * time.Millisecond)
-	return inbox.Replayed{Returned: 1}, ctx.Err()
 }
 
 func TestPageLimits(t *testing.T) {

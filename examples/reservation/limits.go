@@ -33,7 +33,7 @@ func (l limits) within(ctx context.Context, h *handled) (context.Context, func()
 		defer looks.Stop()
 		for {
 			if reached := l.reached(time.Since(began), h.Load(), memoryInUse()); reached != "" {
-				slog.Info("reservation: a limit is reached, the process ends", slog.String("limit", reached))
+				slog.InfoContext(ctx, "reservation: a limit is reached, the process ends", slog.String("limit", reached))
 				stop()
 			}
 			select {

@@ -33,8 +33,11 @@ func (p *parts) operator(cfg config) *operator.Operator {
 		Sweeps:    []operator.Sweep{{Name: "holds", Store: p.holds, Sweeper: p.sweeper}},
 		Limiters:  limiters(cfg, p.limiter),
 		Parts: []operator.Part{
-			{Name: "shop", Part: shopTables{p}}, {Name: "transactions", Part: p.transactor},
-			{Name: "idempotency", Part: p.once}, {Name: "idempotency.gate", Part: p.gate}, {Name: "publisher", Part: p.broker.publisher},
+			{Name: "shop", Part: shopTables{p}},
+			{Name: "transactions", Part: p.transactor},
+			{Name: "idempotency", Part: p.once},
+			{Name: "idempotency.gate", Part: p.gate},
+			{Name: "publisher", Part: p.broker.publisher},
 		},
 		Servers: p.servers.pings(),
 		Log:     p.log,

@@ -53,7 +53,7 @@ func exportTraces(ctx context.Context, cfg config) (stop func(), _ error) {
 	provider := sdk.NewTracerProvider(sdk.WithBatcher(exporter), sdk.WithResource(process))
 	otel.SetTracerProvider(provider)
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
-		slog.Warn("telemetry", slog.Any("error", err))
+		slog.WarnContext(ctx, "telemetry", slog.Any("error", err))
 	}))
 	return func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)

@@ -1,0 +1,48 @@
+package operator_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/examples/operator"
+)
+
+// unwritable is a log that cannot be written.
+type unwritable struct{ operator.MemoryLog }
+
+func (*unwritable) Begin(context.Context, operator.Action) (int64, error) {
+	return 0, errors.New("the disk is full")
+}
+
+func TestWhatCannotBeNotedIsNotDone(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.cfg.Log = &unwritable{}
+	r.Operator = must(operator.New(r.cfg))(t)
+	code, _, errs := r.run(t, "drop", "--all", "--by=ada")
+	if code != 1 || !strings.Contains(errs, "the disk is full") {
+		t.Errorf("exits with %d: %s", code, errs)
+	}
+	if left := r.groups(t); len(left) != 4 {
+		t.Errorf("left are %+v", left)
+	}
+}
+
+func TestMemoryLogIsBounded(t *testing.T) {
+	t.Parallel()
+	var log operator.MemoryLog
+	first := must(log.Begin(t.Context(), operator.Action{What: "first"}))(t)
+	for i := range 1000 {
+		n := must(log.Begin(t.Context(), operator.Action{What: fmt.Sprint(i)}))(t)
+		check(t, log.End(t.Context(), n, i, ""))
+	}
+	check(t, log.End(t.Context(), first, 1, "")) // long forgotten
+	all := must(log.List(t.Context(), 2000))(t)
+	if len(all) != 1000 || all[0].What != "999" || *all[0].Count != 999 || slices.ContainsFunc(all, func(a operator.Action) bool { return a.What == "first" }) {
+		t.Errorf("%d actions, the newest %+v", len(all), all[0])
+	}
+}
