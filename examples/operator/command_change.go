@@ -132,7 +132,7 @@ func (o *Operator) noted(ctx context.Context, a Action, do func() (int, error)) 
 	n, err := do()
 	failure := ""
 	if err != nil {
-		failure = short(oneLine(err), 1000)
+		failure = short(plain(oneLine(err)), 1000) // a NUL could not be kept
 	}
 	return errors.Join(err, o.cfg.Log.End(context.WithoutCancel(ctx), number, n, failure))
 }

@@ -47,17 +47,22 @@ func (e edit) apply(body []byte) ([]byte, error) {
 	return jsonpatch.MergePatch(body, []byte(e.Patch))
 }
 
-// function asks may for each message first. It is nil where nothing is edited.
+// function is for one change, and asks may for each message first. It is nil where nothing is edited.
 func (e edit) function(may func(MaskedMessage) error) func(MaskedMessage) ([]byte, error) {
 	if e.none() {
 		return nil
 	}
+	given := map[string]bool{} // the places of which a message got the body
 	return func(m MaskedMessage) ([]byte, error) {
+		if e.Body != nil && given[m.From] {
+			return nil, errors.New("another message with the same id got the body, which is for one alone")
+		}
 		if may != nil {
 			if err := may(m); err != nil {
 				return nil, err
 			}
 		}
+		given[m.From] = true
 		return e.apply(m.Body)
 	}
 }

@@ -8,7 +8,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/uuid"
+
 	"github.com/holdfast-go/holdfast/examples/operator"
+	"github.com/holdfast-go/holdfast/inbox"
 )
 
 // A body is replaced on the way back, by a file or by a patch; the log says so.
@@ -32,6 +35,26 @@ func TestEdit(t *testing.T) {
 		{r.ids["d"].String(), "--body=" + file, `--patch={"a":1}`},
 	} {
 		r.wants(t, 2, append([]string{"retry"}, args...))
+	}
+}
+
+// Messages without an id are different ones, though they count as one: only one gets the body.
+func TestEditWithoutID(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for _, body := range []string{"first", "second"} {
+		check(t, r.broker.Send(t.Context(), &inbox.Message{Name: "e", ContentType: "text/plain", Body: []byte(body)}))
+	}
+	r.take(t)
+	file := filepath.Join(t.TempDir(), "body")
+	check(t, os.WriteFile(file, []byte("mended"), 0o600))
+	code, out, errs := r.run(t, "retry", "--from=billing", "--body="+file, uuid.Nil.String())
+	if code != 1 || out != "billing: 1 retried, 1 could not be\n" || !strings.Contains(errs, "the same id") {
+		t.Errorf("exits with %d: %s%s", code, out, errs)
+	}
+	r.take(t)
+	if left := r.wants(t, 0, []string{"show", uuid.Nil.String()}); strings.Contains(left, "first") == strings.Contains(left, "second") || strings.Count(left, "mended") != 1 {
+		t.Errorf("the letters are %s", left)
 	}
 }
 

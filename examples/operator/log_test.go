@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/examples/operator"
+	"github.com/holdfast-go/holdfast/inbox"
 )
 
 // unwritable is a log that cannot be written.
@@ -45,4 +46,27 @@ func TestMemoryLogIsBounded(t *testing.T) {
 	if len(all) != 1000 || all[0].What != "999" || *all[0].Count != 999 || slices.ContainsFunc(all, func(a operator.Action) bool { return a.What == "first" }) {
 		t.Errorf("%d actions, the newest %+v", len(all), all[0])
 	}
+}
+
+// What a server says of a failure may hold what Postgres keeps in no text.
+func TestFailureIsKept(t *testing.T) {
+	t.Parallel()
+	d := newDatabase(t)
+	r := newRig(t)
+	log := must(operator.NewPostgresLog(d.owner))(t)
+	r.cfg.Log, r.cfg.Consumers = log, []operator.Consumer{{Name: "odd", Consumer: odd{}}}
+	r.Operator = must(operator.New(r.cfg))(t)
+	r.wants(t, 1, []string{"drop", "--all", "--from=odd", "--by=ada"})
+	r.wants(t, 0, []string{"log"}, "refused:  \ufffd!", "ada")
+}
+
+// odd is a consumer whose broker answers oddly.
+type odd struct{}
+
+func (odd) DeadLetters() inbox.DeadLetters { return oddLetters{} }
+
+type oddLetters struct{ inbox.DeadLetters }
+
+func (oddLetters) Remove(context.Context, inbox.Filter, string, string) (int, error) {
+	return 0, errors.New("refused: \x00\xff!")
 }

@@ -173,7 +173,8 @@ func (p *Page) apply(v visit) {
 	var parts []part
 	for _, at := range l.places {
 		parts = append(parts, part{at, l.at(at)})
-		state.Parts = append(state.Parts, jobPart{From: at.name, Chosen: l.at(at).String()})
+		silent := l.What == "drop" || at.kind == kindOutbox && l.change.Edit == nil
+		state.Parts = append(state.Parts, jobPart{From: at.name, Chosen: l.at(at).String(), Silent: silent})
 	}
 	id, err := p.jobs.begin(state, func(ctx context.Context, j *job) { p.o.changeParts(ctx, j, l.What, parts, l.change) })
 	if err != nil {

@@ -75,21 +75,24 @@ func TestPageMarks(t *testing.T) {
 func TestPageCloseWaits(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	slow := slowConsumer{r.cfg.Consumers[0].Consumer, make(chan struct{})}
+	slow := slowConsumer{r.cfg.Consumers[0].Consumer, make(chan struct{}, 2)}
 	r.cfg.Consumers = []operator.Consumer{{Name: "billing", Consumer: slow}}
 	r.Operator = must(operator.New(r.cfg))(t)
 	s := serve(t, r, operator.PageConfig{Authorize: everything})
-	s.post(t, "apply", url.Values{"what": {"retry"}, "from": {"billing"}}, 200, "begun by ada")
+	s.post(t, "apply", url.Values{"what": {"retry"}, "from": {"billing"}}, 200, "begun by ada", "billing: 0 so far")
+	s.post(t, "apply", url.Values{"what": {"drop"}, "from": {"billing"}}, 200, "begun by ada", "billing: under way")
+	<-slow.begun
 	<-slow.begun
 	s.page.Close()
-	actions := must(r.cfg.Log.List(t.Context(), 1))(t)
-	if len(actions) != 1 || actions[0].Count == nil || *actions[0].Count != 1 || actions[0].Failure == "" {
-		t.Errorf("%+v", actions)
+	for _, a := range must(r.cfg.Log.List(t.Context(), 2))(t) {
+		if a.Count == nil || *a.Count != 1 || a.Failure == "" {
+			t.Errorf("%+v", a)
+		}
 	}
 	s.post(t, "apply", url.Values{"what": {"retry"}}, 503, "the process ends")
 }
 
-// slowConsumer has letters that are retried until that is cancelled, and a little longer.
+// slowConsumer has letters whose changes last until they are cancelled, and a little longer.
 type slowConsumer struct {
 	operator.DeadLetterer
 	begun chan struct{}
@@ -105,8 +108,16 @@ type slowLetters struct {
 }
 
 func (l slowLetters) Replay(ctx context.Context, _ inbox.Filter, _ inbox.Replay) (inbox.Replayed, error) {
-	close(l.begun)
+	return inbox.Replayed{Returned: 1}, l.last(ctx)
+}
+
+func (l slowLetters) Remove(ctx context.Context, _ inbox.Filter, _, _ string) (int, error) {
+	return 1, l.last(ctx)
+}
+
+func (l slowLetters) last(ctx context.Context) error {
+	l.begun <- struct{}{}
 	<-ctx.Done()
 	time.Sleep(100 * time.Millisecond)
-	return inbox.Replayed{Returned: 1}, ctx.Err()
+	return ctx.Err()
 }

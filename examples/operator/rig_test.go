@@ -40,6 +40,8 @@ type rig struct {
 	ids     map[string]uuid.UUID // of a, b and d
 	limiter *ratelimit.Memory
 	relay   *outbox.Relay
+	broker  *inboxtest.Broker
+	take    func(*testing.T)  // has the consumer take what the broker holds
 	sent    map[string]string // bodies of what was published, by name
 	mended  bool
 }
@@ -95,12 +97,16 @@ func newRig(t *testing.T) *rig {
 		r.ids[name] = id
 		check(t, broker.Send(t.Context(), &inbox.Message{ID: id, Name: name, Body: []byte("{}")}))
 	}
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error)
-	go func() { ended <- consumer.Run(ctx) }()
-	check(t, broker.Idle(t.Context()))
-	stop()
-	check(t, <-ended)
+	r.broker, r.take = broker, func(t *testing.T) {
+		t.Helper()
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- consumer.Run(ctx) }()
+		check(t, broker.Idle(t.Context()))
+		stop()
+		check(t, <-ended)
+	}
+	r.take(t)
 
 	holds := must(expirytest.New(manager, expirytest.Config{}))(t)
 	check(t, manager.Do(t.Context(), func(_ context.Context, tx pgx.Tx) error {
