@@ -171,8 +171,12 @@ func (o *Operator) eachLimit(name string, visit func(Limiter, ratelimit.Limit) e
 			}
 		}
 	}
-	if !found {
+	switch {
+	case found:
+		return nil
+	case name == "":
+		return usagef("there are no limits here")
+	default:
 		return usagef("there is no limit %.40q", name)
 	}
-	return nil
 }

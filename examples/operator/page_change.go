@@ -128,8 +128,8 @@ func (p *Page) preview(v visit) {
 	}
 	if l.ids == nil && l.s.Before.IsZero() {
 		// What fails from now on was not looked at.
-		l.s.Before = time.Now().Truncate(time.Second).Add(time.Second)
-		l.Values.Set("until", l.s.Before.UTC().Format(time.RFC3339))
+		l.s.Before = time.Now().UTC().Truncate(time.Microsecond)
+		l.Values.Set("until", l.s.Before.Format(time.RFC3339Nano))
 	}
 	ctx, cancel := context.WithTimeout(v.Context(), readTimeout)
 	defer cancel()
@@ -216,7 +216,7 @@ func (p *Page) reset(v visit) {
 	}
 	ctx, cancel := context.WithTimeout(v.Context(), readTimeout)
 	defer cancel()
-	if _, err := p.o.resetLimits(ctx, v.PostFormValue("limit"), key, c); err != nil {
+	if _, err := p.o.resetLimits(ctx, "", key, c); err != nil {
 		p.fail(v.w, http.StatusBadGateway, oneLine(err))
 		return
 	}

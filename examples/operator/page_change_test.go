@@ -52,6 +52,10 @@ func TestPageChanges(t *testing.T) {
 	s.get(t, "groups?name=c", 200, "There is none.")
 	s.applied(t, "preview?what=drop&chosen=1&id=outbox/"+s.ids["a"].String()+"&id=billing/"+s.ids["d"].String(), nil, "2 would be deleted for ever")
 	s.get(t, "letters", 200, "no exchange b", "1 in all")
+	until := regexp.MustCompile(`name="until" value="([^"]*)"`).FindStringSubmatch(s.get(t, "preview?what=retry", 200))
+	if at := must(time.Parse(time.RFC3339, until[1]))(t); at.After(time.Now()) {
+		t.Errorf("what fails until %v, which is to come, would be retried unseen", at)
+	}
 	s.applied(t, "preview?what=retry&matching=1", url.Values{"rate": {"50"}}, "1 would be sent again")
 	s.get(t, "letters", 200, "There is none.")
 	s.get(t, "waiting?from=outbox", 200, "key b")
