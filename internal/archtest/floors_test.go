@@ -67,6 +67,9 @@ var floors = slices.Concat(
 		{pkg: "internal/amqpconn", clients: []string{amqp}, on: ground},
 		{pkg: "internal/redisconn", clients: []string{redis}, noTesting: true},
 
+		// What the Prove functions of the fakes are made of.
+		{pkg: "internal/pgfault", clients: []string{pgx}, noTesting: true},
+
 		// Tools of tests: nothing above stands on them, for no rule grants them.
 		{pkg: "internal/archtest", stdOnly: true},
 		{pkg: "internal/testenv", clients: []string{pgx, redis, amqp}},
