@@ -84,7 +84,7 @@
 //
 //   - It may run several times: no effects but through tx, [AtCommit] and
 //     [AfterCommit], and captured variables are set anew each time.
-//     (txretrytest.Rehearse finds where that is forgotten.)
+//     (txretrytest.Prove finds where that is forgotten.)
 //   - It does not end the transaction: Commit and Rollback on tx return
 //     [ErrManaged]. tx.Begin starts a savepoint, whose handle has both; what is
 //     registered while it is open is dropped when it rolls back.

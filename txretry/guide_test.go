@@ -17,7 +17,7 @@ import (
 
 // The code of README.md, so that the compiler reads it too.
 
-var _ = []any{guideNew, guideTransfer, guideEffects, guideSerial, guideSavepoint, guideWitness, guideErrors, guideRehearse}
+var _ = []any{guideNew, guideTransfer, guideEffects, guideSerial, guideSavepoint, guideWitness, guideErrors, guideProve}
 
 func guideNew(ctx context.Context) (*txretry.Manager, error) {
 	cfg, err := pgxpool.ParseConfig(os.Getenv("DATABASE_URL"))
@@ -93,9 +93,17 @@ func guideErrors(w http.ResponseWriter, err error) {
 	}
 }
 
-func guideRehearse(t *testing.T, manager *txretry.Manager, work func(txretry.Transactor) error) {
-	// every function runs three times; only the last run commits
-	if err := work(txretrytest.Rehearse(manager, 3)); err != nil {
-		t.Error(err)
-	}
+func guideProve(t *testing.T, pool *pgxpool.Pool) {
+	proof := txretrytest.Proof{Pool: pool, Reset: "TRUNCATE orders", Rows: []string{"SELECT id, cents FROM orders"}}
+	txretrytest.Prove(t, proof, func(pool *pgxpool.Pool) (run func(ctx context.Context) error, err error) {
+		manager, err := txretry.New(pool, txretry.Config{})
+		return func(ctx context.Context) error { return placeOrder(ctx, manager) }, err
+	})
+}
+
+func placeOrder(ctx context.Context, manager *txretry.Manager) error {
+	return manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, "INSERT INTO orders (id, cents) VALUES ('o1', 4200)")
+		return err
+	})
 }

@@ -69,6 +69,8 @@ var floors = slices.Concat(
 
 		// What the Prove functions of the fakes are made of.
 		{pkg: "internal/pgfault", clients: []string{pgx}, noTesting: true},
+		{pkg: "internal/prove", clients: []string{pgx}, on: with(ground, "internal/pgfault", "txretry", "txretry/driver"), noTesting: true},
+		{pkg: "internal/prove/provetest", clients: []string{pgx}, on: with(ground, "internal/pgfault", "internal/prove", "txretry", "txretry/driver")},
 
 		// Tools of tests: nothing above stands on them, for no rule grants them.
 		{pkg: "internal/archtest", stdOnly: true},
@@ -84,8 +86,8 @@ var floors = slices.Concat(
 		{pkg: "txretry", clients: []string{pgx}, on: with(ground, "txretry/driver"), noTesting: true},
 		{pkg: "txretry/driver", clients: []string{pgx}, on: []string{"txretry/driver"}, noTesting: true},
 		{pkg: "txretry/txretrysql", clients: []string{pgx}, on: with(ground, "txretry", "txretry/driver"), noTesting: true},
-		{pkg: "txretry/txretrytest", clients: []string{pgx}, on: with(ground, "txretry/..."), noTesting: true},
-		{pkg: "txretry/txretrytest/conformance", clients: []string{pgx}, on: with(ground, "txretry/...")},
+		{pkg: "txretry/txretrytest", clients: []string{pgx}, on: with(ground, "txretry/...", "internal/prove", "internal/pgfault"), noTesting: true},
+		{pkg: "txretry/txretrytest/conformance", clients: []string{pgx}, on: with(ground, "txretry/...", "internal/prove", "internal/pgfault")},
 		// For users' tests. The servers that it can start bring the clients that ask them whether they answer.
 		{pkg: "txretry/pgtest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv", "internal/pgtest"}},
 
@@ -177,7 +179,7 @@ func core(name string, adapters ...string) []floor {
 	fake := name + "/" + name + "test"
 	onFake, fakeClients := with(own, fake), parser
 	if slices.Contains(adapters, "pgx") {
-		onFake = with(onFake, with(onPostgres, "txretry/txretrytest", name+"/"+name+"pgx")...)
+		onFake = with(onFake, with(onPostgres, "txretry/txretrytest", name+"/"+name+"pgx", "internal/prove", "internal/pgfault")...)
 		fakeClients = with(parser, pgx)
 	}
 	if name == "inbox" {

@@ -5,9 +5,9 @@ import (
 	"errors"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
@@ -112,6 +112,7 @@ func (m *memory) Write(_ context.Context, tx pgx.Tx, messages ...outbox.Message)
 func TestSellSurvivesConflicts(t *testing.T) {
 	for name, fault := range map[string]txretrytest.Fault{
 		"a conflict at the first statement": {Point: txretrytest.AtStatement, Statement: 1, SQLSTATE: "40001"},
+		"a conflict when all is done":       {Point: txretrytest.AtEnd, SQLSTATE: "40001"},
 		"a conflict at COMMIT":              {Point: txretrytest.AtCommit, SQLSTATE: "40001"},
 		"a lock that is not free":           {Point: txretrytest.AtStatement, Statement: 2, SQLSTATE: "55P03"},
 	} {
@@ -140,19 +141,43 @@ func TestSellWithoutAnAnswer(t *testing.T) {
 	}
 }
 
-// snippet: rehearsal
+// snippet: proof
 
-func TestSellCanBeRepeated(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		data := &memory{stock: 1}
-		start := time.Now()
-		manager := txretrytest.Rehearse(txretrytest.New(txretrytest.Config{}), 3)
-		if err := (shop{manager, data.take, data}).sell(t.Context(), order{ID: "o1"}); err != nil {
-			t.Error(err)
-		}
-		if data.stock != 0 || len(data.messages) != 1 {
-			t.Errorf("%d left, %d messages", data.stock, len(data.messages))
-		}
-		t.Logf("two delays of the bubble's clock: %v", time.Since(start))
+func TestSellIsProven(t *testing.T) {
+	proof := txretrytest.Proof{
+		Pool:  newSchema(t), // its tables are there, and empty
+		Reset: "TRUNCATE stock, holdfast_outbox; INSERT INTO stock VALUES (1)",
+		Rows:  []string{"TABLE stock", "SELECT name, convert_from(body, 'UTF8') FROM holdfast_outbox"},
+	}
+	txretrytest.Prove(t, proof, func(pool *pgxpool.Pool) (func(context.Context) error, error) {
+		s, err := newShop(pool) // as main does
+		return func(ctx context.Context) error { return s.sell(ctx, order{ID: "o1"}) }, err
 	})
+}
+
+// snippet: end
+
+func newShop(pool *pgxpool.Pool) (shop, error) {
+	manager, err := txretry.New(pool, txretry.Config{})
+	if err != nil {
+		return shop{}, err
+	}
+	store, err := outboxpgx.New(pool, outboxpgx.Config{})
+	return shop{manager, take, store}, err
+}
+
+func newSchema(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	pool := pgtest.New(t)
+	store, err := outboxpgx.New(pool, outboxpgx.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(t.Context(), "CREATE TABLE stock (n int NOT NULL)"); err != nil {
+		t.Fatal(err)
+	}
+	return pool
 }

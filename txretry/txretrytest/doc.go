@@ -15,9 +15,11 @@
 //	}
 //
 // A script of [Fault] makes attempts fail as a database would: at the
-// beginning, at any statement, at the end of fn, at COMMIT, or with the reply of
-// COMMIT lost. [Rehearse] runs every fn several times, here or on a real
-// database, so that effects outside the transaction show.
+// beginning, at any statement, at the end of fn, so that all of it runs again, at
+// COMMIT, or with the reply of COMMIT lost.
+//
+// On a real database [Prove] runs your code once for each place at which it can
+// be interrupted; see [Proof].
 //
 // # Limits
 //

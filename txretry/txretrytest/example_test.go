@@ -11,19 +11,19 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// The closure collects into a variable that it does not reset. One run hides
-// the mistake, a rehearsal shows it.
-func ExampleRehearse() {
-	manager := txretrytest.New(txretrytest.Config{Retry: txretry.Config{BaseDelay: time.Millisecond}})
-	seats := func(t txretry.Transactor) (held []string) {
-		_ = t.Do(context.Background(), func(context.Context, pgx.Tx) error {
+// The closure collects into a variable that it does not reset. One run hides the mistake; a conflict at
+// the end of the first run shows it.
+func ExampleFault() {
+	seats := func(script ...txretrytest.Fault) (held []string) {
+		manager := txretrytest.New(txretrytest.Config{Script: script, Retry: txretry.Config{BaseDelay: time.Millisecond}})
+		_ = manager.Do(context.Background(), func(context.Context, pgx.Tx) error {
 			held = append(held, "B1", "B2")
 			return nil
 		})
 		return held
 	}
-	fmt.Println(seats(manager))
-	fmt.Println(seats(txretrytest.Rehearse(manager, 2)))
+	fmt.Println(seats())
+	fmt.Println(seats(txretrytest.Fault{Point: txretrytest.AtEnd, SQLSTATE: "40001"}))
 	// Output:
 	// [B1 B2]
 	// [B1 B2 B1 B2]

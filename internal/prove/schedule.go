@@ -1,0 +1,204 @@
+package prove
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/internal/pgfault"
+)
+
+// begin resets the database and starts a process.
+func (r *runner) begin(title string, fault pgfault.Fault, at int) (*schedule, error) {
+	before, err := r.reset()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", title, err)
+	}
+	first, err := r.start(fault, at)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", title, err)
+	}
+	ended := make(chan struct{})
+	close(ended)
+	ctx, cancel := context.WithCancel(r.ctx)
+	return &schedule{r: r, title: title, ctx: ctx, cancel: cancel, first: first, all: []*process{first}, effects: before, ended: ended}, nil
+}
+
+// schedule is one that is going on.
+type schedule struct {
+	r       *runner
+	title   string
+	ctx     context.Context
+	cancel  context.CancelFunc
+	first   *process   // the one with the fault
+	all     []*process // with those that came after it
+	effects int        // at its beginning
+	ended   chan struct{}
+}
+
+// strikes has the first process do the work beside this goroutine. It reports whether the fault struck
+// before the work was done.
+func (s *schedule) strikes() bool {
+	ended := make(chan struct{})
+	s.ended = ended
+	go func() {
+		defer close(ended)
+		s.first.run(s.ctx)
+	}()
+	select {
+	case <-s.first.line.Struck():
+		return true
+	case <-ended:
+		return false
+	}
+}
+
+// await waits until the first process is through.
+func (s *schedule) await() error {
+	select {
+	case <-s.ended:
+		return s.settled(s.first)
+	case <-s.ctx.Done():
+		return fmt.Errorf("%s: it did not end within %v", s.title, patience)
+	}
+}
+
+// other has another process do the work.
+func (s *schedule) other() error {
+	p, err := s.r.start(pgfault.None, 0)
+	if err != nil {
+		return fmt.Errorf("%s: %w", s.title, err)
+	}
+	s.all = append(s.all, p)
+	p.run(s.ctx)
+	return s.settled(p)
+}
+
+// beside has another process do the work while the first one is held, which then goes on.
+func (s *schedule) beside() error {
+	p, err := s.r.start(pgfault.None, 0)
+	if err != nil {
+		return fmt.Errorf("%s: %w", s.title, err)
+	}
+	s.all = append(s.all, p)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		p.run(s.ctx)
+	}()
+	s.untilStuck(p, ended)
+	s.first.line.Release()
+	<-ended
+	return s.settled(p)
+}
+
+// untilStuck waits until a process is through, has failed for the first time or waits for a lock.
+func (s *schedule) untilStuck(p *process, ended <-chan struct{}) {
+	enough := time.After(overlap)
+	for p.firstError() == nil && !s.r.waiting(p.line.Backends()) {
+		select {
+		case <-ended:
+			return
+		case <-enough:
+			return
+		case <-time.After(firstPause):
+		}
+	}
+}
+
+// waiting reports whether a process of the server waits for another one. Not knowing counts as no.
+func (r *runner) waiting(pids []uint32) bool {
+	for _, pid := range pids {
+		var blocked bool
+		err := r.Pool.QueryRow(r.ctx, "SELECT cardinality(pg_blocking_pids($1)) > 0", pgx.QueryExecModeSimpleProtocol, int32(pid)).Scan(&blocked)
+		if err == nil && blocked {
+			return true
+		}
+	}
+	return false
+}
+
+// settled returns why a process did not get the work done.
+func (s *schedule) settled(p *process) error {
+	last, _ := p.outcome()
+	switch {
+	case last.Err == nil, errors.Is(last.Err, errUnkeyed):
+		return nil
+	case last.GivenUp:
+		return fmt.Errorf("%s: it is given up for good: %w%s", s.title, last.Err, mendGivenUp)
+	}
+	return fmt.Errorf("%s: it is not done within %v: %w", s.title, patience, last.Err)
+}
+
+// end closes the processes.
+func (s *schedule) end(err error) error {
+	s.cancel()
+	s.first.line.Release()
+	<-s.ended
+	for _, p := range s.all {
+		if left := p.close(); err == nil && left != nil {
+			err = fmt.Errorf("%s: %w", s.title, left)
+		}
+	}
+	return err
+}
+
+// compare looks at everything that must be as after an undisturbed run.
+func (s *schedule) compare(mend string) error {
+	now, err := s.r.readSettled()
+	if err != nil {
+		return err
+	}
+	if !now.equal(s.r.clean) {
+		return s.wrong(now, mend)
+	}
+	if did := s.r.count() - s.effects; did != s.r.effects {
+		return fmt.Errorf("%s: Proof.Effects counts %d, %d after an undisturbed run%s", s.title, did, s.r.effects, mendEffects(did > s.r.effects))
+	}
+	return s.sameAnswers()
+}
+
+// readSettled waits a little for what a sweep has left to the next one.
+func (r *runner) readSettled() (rows, error) {
+	now, err := r.read()
+	for pause := firstPause; err == nil && r.work.Sweeps && !now.equal(r.clean) && pause <= longestWait; pause *= 2 {
+		p, failed := r.start(pgfault.None, 0)
+		if failed != nil {
+			return nil, failed
+		}
+		time.Sleep(pause)
+		p.run(r.ctx)
+		if failed := p.close(); failed != nil {
+			return nil, failed
+		}
+		now, err = r.read()
+	}
+	return now, err
+}
+
+func (s *schedule) sameAnswers() error {
+	var all []string
+	for _, p := range s.all {
+		_, answers := p.outcome()
+		all = append(all, answers...)
+	}
+	for _, answer := range all {
+		if answer != all[0] {
+			return fmt.Errorf("%s: two callers got different answers\n      - %s\n      + %s%s", s.title, all[0], answer, mendAnswers)
+		}
+	}
+	return nil
+}
+
+// wrong tells how rows differ from those of an undisturbed run.
+func (s *schedule) wrong(now rows, mend string) error {
+	return fmt.Errorf("%s: the rows differ from those of an undisturbed run (+ too many, - missing):%s%s", s.title, now.differences(s.r.clean), mend)
+}
+
+// torn tells of rows that are there in part.
+func (s *schedule) torn(now rows, mend string) error {
+	return fmt.Errorf("%s: before it is done again, there is a part of its effect (+ against the rows before):%s%s", s.title, now.differences(s.r.before), mend)
+}
