@@ -14,6 +14,9 @@
 // whether it works, fails before or after it took effect, hangs, or loses the session. DeliverTwice
 // repeats every message. A handler that is right under it is idempotent.
 //
+// Prove runs a handler of yours on a real Postgres instead, once for each place at which it can be
+// interrupted.
+//
 // All waiting is done by package time, so tests run in a testing/synctest bubble without
 // waiting in fact.
 //

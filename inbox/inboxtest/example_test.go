@@ -4,14 +4,18 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"testing"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/txretry"
+	"github.com/holdfast-go/holdfast/txretry/pgtest"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
@@ -61,4 +65,33 @@ func Example() {
 	// published: <nil>
 	// invoice for A-1
 	// stopped: <nil>
+}
+
+// A test of the handler on Postgres. Beside the invoices, Reset deletes the entry that says that the
+// message is processed.
+func ExampleProve() {
+	var t *testing.T // that of your test
+
+	pool := pgtest.New(t)
+	// … Migrate, CREATE TABLE invoices …
+	proof := txretrytest.Proof{
+		Pool:  pool,
+		Reset: "TRUNCATE invoices, holdfast_inbox",
+		Rows:  []string{"SELECT order_id FROM invoices"},
+	}
+	m := inbox.Message{Name: "order.placed", Body: []byte(`{"order":"A-1"}`)}
+	inboxtest.Prove(t, proof, m, func(pool *pgxpool.Pool) (inbox.Processor, error) {
+		manager, err := txretry.New(pool, txretry.Config{})
+		if err != nil {
+			return nil, err
+		}
+		books, err := inboxpgx.New(manager, "billing", inboxpgx.Config{})
+		if err != nil {
+			return nil, err
+		}
+		return books, inboxpgx.Handle(books, "order.placed", func(ctx context.Context, tx pgx.Tx, o orderPlaced) error {
+			_, err := tx.Exec(ctx, "INSERT INTO invoices (order_id) VALUES ($1)", o.Order)
+			return err
+		})
+	})
 }

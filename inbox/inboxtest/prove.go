@@ -1,0 +1,43 @@
+package inboxtest
+
+import (
+	"context"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/internal/prove"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+)
+
+// handlerTime is how long one delivery may take.
+const handlerTime = 30 * time.Second
+
+// Prove runs the handler of a message on a real database under faults, as txretrytest.Proof describes.
+// start makes a process as your program does: on the pool that it is given, it makes the inboxpgx.Store
+// and registers the handlers. Each attempt is one delivery of the message, which comes again until it is
+// processed, or until its error makes it a dead letter, which is a failure. The message needs a Name and
+// a Body; an ID that it lacks is made up, one for all schedules.
+func Prove(t txretrytest.TB, p txretrytest.Proof, m inbox.Message, start func(pool *pgxpool.Pool) (inbox.Processor, error)) {
+	t.Helper()
+	if m.ID == uuid.Nil {
+		m.ID = uuid.Must(uuid.NewV7())
+	}
+	prove.Run(t, prove.Proof(p), prove.Work{
+		Name: "inboxtest.Prove", Keyed: true,
+		Start: func(_ context.Context, pool *pgxpool.Pool) (func(ctx context.Context) prove.Outcome, error) {
+			processor, err := start(pool)
+			return func(ctx context.Context) prove.Outcome { return deliver(ctx, processor, m) }, err
+		},
+	})
+}
+
+func deliver(ctx context.Context, p inbox.Processor, m inbox.Message) prove.Outcome {
+	ctx, cancel := context.WithTimeout(ctx, handlerTime)
+	defer cancel()
+	err := p.Process(ctx, []*inbox.Message{&m})[0]
+	return prove.Outcome{Err: err, GivenUp: driver.Classify(err).Action == driver.ActionDead}
+}
