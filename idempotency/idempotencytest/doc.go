@@ -5,6 +5,9 @@
 // transactions of txretrytest and are undone with them. [NewStore] returns the gate
 // (what Redis is in production).
 //
-// Both keep the promises of the real ones: the suites in package conformance
+// [Prove] runs a request of yours on a real Postgres instead, once for each place at
+// which it can be interrupted.
+//
+// Both stores keep the promises of the real ones: the suites in package conformance
 // run on all of them.
 package idempotencytest

@@ -4,12 +4,16 @@ import (
 	"context"
 	"fmt"
 	"log"
+	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
+	"github.com/holdfast-go/holdfast/txretry"
+	"github.com/holdfast-go/holdfast/txretry/pgtest"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
@@ -47,4 +51,36 @@ func ExampleNewStore() {
 	// Output:
 	// hello false <nil>
 	// hello true <nil>
+}
+
+// A test of a function with a key on Postgres. Its answer has an id that is another one in each attempt,
+// so that is not among the rows, but whoever asks again must get the same answer.
+func ExampleProve() {
+	var t *testing.T // that of your test
+
+	pool := pgtest.New(t)
+	// … Migrate, CREATE TABLE charges (id bigserial, cents int) …
+	proof := txretrytest.Proof{
+		Pool:  pool,
+		Reset: "TRUNCATE charges, holdfast_idempotency",
+		Rows:  []string{"SELECT cents FROM charges"},
+	}
+	type request = func(ctx context.Context, key idempotency.Key) (idempotency.Response, error)
+	idempotencytest.Prove(t, proof, func(pool *pgxpool.Pool) (request, error) {
+		manager, err := txretry.New(pool, txretry.Config{})
+		if err != nil {
+			return nil, err
+		}
+		store, err := idempotencypgx.New(manager, idempotencypgx.Config{})
+		return func(ctx context.Context, key idempotency.Key) (idempotency.Response, error) {
+			resp, _, err := store.DoKey(ctx, key, nil, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
+				var id int64
+				if err := tx.QueryRow(ctx, "INSERT INTO charges (cents) VALUES (4200) RETURNING id").Scan(&id); err != nil {
+					return idempotency.Response{}, err
+				}
+				return idempotency.JSON(201, id)
+			})
+			return resp, err
+		}, err
+	})
 }
