@@ -3,12 +3,17 @@ package expirytest_test
 import (
 	"context"
 	"fmt"
+	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/expiry"
+	"github.com/holdfast-go/holdfast/expiry/expirypgx"
 	"github.com/holdfast-go/holdfast/expiry/expirytest"
+	"github.com/holdfast-go/holdfast/txretry"
+	"github.com/holdfast-go/holdfast/txretry/pgtest"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
@@ -65,4 +70,32 @@ func ExampleStore_Put() {
 	_, state, _ := holds.Get("seat A1")
 	fmt.Println(state)
 	// Output: expired
+}
+
+// A test of a sweep and its Emit on Postgres.
+func ExampleProve() {
+	var t *testing.T // that of your test
+
+	pool := pgtest.New(t)
+	// … CREATE TABLE holds, with its index, and freed …
+	proof := txretrytest.Proof{
+		Pool:  pool,
+		Reset: "TRUNCATE holds, freed; INSERT INTO holds (id, expires_at, status) VALUES ('A1', '2026-01-01', 'held')",
+		Rows:  []string{"SELECT id, status FROM holds", "TABLE freed"},
+	}
+	emit := func(ctx context.Context, tx pgx.Tx, rows []expiry.Row) error {
+		for _, row := range rows {
+			if _, err := tx.Exec(ctx, "INSERT INTO freed (seat) VALUES ($1)", row.ID); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	expirytest.Prove(t, proof, func(pool *pgxpool.Pool) (*expirypgx.Store, error) {
+		manager, err := txretry.New(pool, txretry.Config{})
+		if err != nil {
+			return nil, err
+		}
+		return expirypgx.New(manager, "holds", expirypgx.Config{Emit: emit})
+	})
 }
