@@ -18,8 +18,8 @@
 // beginning, at any statement, at the end of fn, so that all of it runs again, at
 // COMMIT, or with the reply of COMMIT lost.
 //
-// On a real database [Prove] runs your code once for each place at which it can
-// be interrupted; see [Proof].
+// On a real database [Prove], and its like in the other fakes, run your code once
+// for each place at which it can be interrupted; see [Proof].
 //
 // # Limits
 //

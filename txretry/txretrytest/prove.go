@@ -16,7 +16,9 @@ type TB interface {
 	Errorf(format string, args ...any)
 }
 
-// Proof says on which database a Prove function runs code, and what it compares.
+// Proof says on which database a Prove function runs code, and what it compares. [Prove] is for a
+// transaction, inboxtest.Prove for a handler, idempotencytest.Prove for what has an idempotency key,
+// expirytest.Prove for a sweep.
 //
 // A Prove function first runs the code undisturbed, twice, and counts the statements. Then, for each
 // statement, BEGIN and COMMIT included, it starts the code anew on connections of its own and
