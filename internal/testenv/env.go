@@ -107,7 +107,7 @@ func Private(t testing.TB, kind Kind, extra ...string) *Server {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the log of %s ends in\n%s", kind, s.logTail())
+			t.Logf("the log of %s ends in\n%s", kind, s.Log())
 		}
 		if err := s.Close(); err != nil {
 			t.Error(err)

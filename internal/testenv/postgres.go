@@ -21,10 +21,12 @@ type postgres struct {
 	dir   string
 	port  int
 	extra []string
-	attr  *syscall.SysProcAttr // PostgreSQL refuses to run as root
+	// follows is the address of the primary of a standby.
+	follows string
+	attr    *syscall.SysProcAttr // PostgreSQL refuses to run as root
 }
 
-func newPostgres(extra []string) (engine, error) {
+func newPostgres(extra []string, follows string) (engine, error) {
 	bin, err := findPostgres()
 	if err != nil {
 		return nil, err
@@ -33,7 +35,7 @@ func newPostgres(extra []string) (engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &postgres{bin: bin, port: port, extra: extra}, nil
+	return &postgres{bin: bin, port: port, extra: extra, follows: follows}, nil
 }
 
 func (p *postgres) prepare(ctx context.Context, dir string) (err error) {
@@ -41,11 +43,18 @@ func (p *postgres) prepare(ctx context.Context, dir string) (err error) {
 	if p.attr, err = unprivileged(dir); err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, filepath.Join(p.bin, "initdb"), "--pgdata", p.data(),
-		"--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync")
+	name, args := "initdb", []string{
+		"--pgdata", p.data(), "--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync",
+	}
+	if p.follows != "" {
+		name, args = "pg_basebackup", []string{
+			"--pgdata", p.data(), "--dbname", p.follows, "--write-recovery-conf", "--checkpoint=fast", "--no-sync",
+		}
+	}
+	cmd := exec.CommandContext(ctx, filepath.Join(p.bin, name), args...)
 	cmd.Dir, cmd.SysProcAttr = dir, p.attr
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("initdb: %w\n%s", err, out)
+		return fmt.Errorf("%s: %w\n%s", name, err, out)
 	}
 	return nil
 }

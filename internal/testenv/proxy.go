@@ -1,7 +1,6 @@
 package testenv
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -14,12 +13,13 @@ import (
 // Proxy is a TCP relay between a client and a server that can fail as a
 // network does. It starts out forwarding. Its methods may be called from any goroutine.
 type Proxy struct {
-	t      testing.TB
+	report func(error)
 	rawURL *url.URL
-	target string
 	addr   string
 
 	mu       sync.Mutex
+	target   string
+	delay    time.Duration
 	changed  *sync.Cond // of mode, or of a link's closed
 	mode     proxyMode
 	listener net.Listener // nil while cut
@@ -38,33 +38,58 @@ const (
 	cut
 )
 
-// link is one client's connection and its other half.
-type link struct {
-	client, server net.Conn
-	lossy          bool // it loses what the server sends: its stream makes no sense any more
-	silent         bool // it loses everything, the end of either side included
-	closed         bool
-}
-
 // NewProxy starts a relay to the host of a server's URL. It ends with the test.
 func NewProxy(t testing.TB, rawURL string) *Proxy {
 	t.Helper()
-	u, err := url.Parse(rawURL)
+	p, err := OpenProxy(rawURL, func(err error) { t.Error(err) })
 	if err != nil {
 		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	return p
+}
+
+// OpenProxy is NewProxy where there is no test: the relay ends with Close, and report learns what goes
+// wrong in it that is no fault of its making. It may be called from any goroutine.
+func OpenProxy(rawURL string, report func(error)) (*Proxy, error) {
+	u, err := url.Parse(rawURL)
+	if err != nil {
+		return nil, err
 	}
 	port, err := FreePort()
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	p := &Proxy{t: t, rawURL: u, target: hostPort(u), addr: fmt.Sprintf("127.0.0.1:%d", port), mode: cut, links: map[*link]bool{}}
+	p := &Proxy{report: report, rawURL: u, target: hostPort(u), addr: fmt.Sprintf("127.0.0.1:%d", port), mode: cut, links: map[*link]bool{}}
 	p.changed = sync.NewCond(&p.mu)
 	p.Heal()
-	t.Cleanup(func() {
-		p.Cut()
-		p.wg.Wait()
-	})
-	return p
+	return p, nil
+}
+
+// Close resets every connection and returns when nothing of the relay is left.
+func (p *Proxy) Close() {
+	p.Cut()
+	p.wg.Wait()
+}
+
+// Retarget has new connections go to the host of another URL, as an address that moves to another
+// server does. Those of now stay: CutConnections ends them.
+func (p *Proxy) Retarget(rawURL string) error {
+	u, err := url.Parse(rawURL)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.target = hostPort(u)
+	return nil
+}
+
+// Delay has every read of either side forwarded so much later; 0 ends that. What comes behind waits, too.
+func (p *Proxy) Delay(d time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.delay = d
 }
 
 func hostPort(u *url.URL) string {
@@ -85,7 +110,7 @@ func (p *Proxy) URL() string { return p.Rewrite(p.rawURL.String()) }
 func (p *Proxy) Rewrite(rawURL string) string {
 	u, err := url.Parse(rawURL)
 	if err != nil {
-		p.t.Errorf("testenv: proxy: %v", err)
+		p.report(fmt.Errorf("testenv: proxy: %w", err))
 		return ""
 	}
 	u.Host = p.addr
@@ -96,7 +121,7 @@ func (p *Proxy) Rewrite(rawURL string) string {
 func (p *Proxy) Cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.mode, p.silence = cut, Silence{}
+	p.mode, p.silence, p.delay = cut, Silence{}, 0
 	if p.listener != nil {
 		_ = p.listener.Close()
 		p.listener = nil
@@ -132,7 +157,7 @@ func (p *Proxy) set(mode proxyMode) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.mode == cut {
-		p.t.Errorf("testenv: proxy: cut, Heal it first")
+		p.report(errors.New("testenv: proxy: cut, Heal it first"))
 		return
 	}
 	p.mode = mode
@@ -146,7 +171,7 @@ func (p *Proxy) Heal() {
 	if p.listener == nil {
 		listener, err := net.Listen("tcp", p.addr)
 		if err != nil {
-			p.t.Errorf("testenv: proxy: %v", err)
+			p.report(fmt.Errorf("testenv: proxy: %w", err))
 			return
 		}
 		p.listener = listener
@@ -157,7 +182,7 @@ func (p *Proxy) Heal() {
 			p.close(l, true)
 		}
 	}
-	p.mode, p.silence = forwarding, Silence{}
+	p.mode, p.silence, p.delay = forwarding, Silence{}, 0
 	p.changed.Broadcast()
 }
 
@@ -168,97 +193,9 @@ func (p *Proxy) accept(listener net.Listener) {
 			return
 		}
 		if err != nil {
-			p.t.Errorf("testenv: proxy: %v", err)
+			p.report(fmt.Errorf("testenv: proxy: %w", err))
 			return
 		}
 		p.wg.Go(func() { p.serve(client) })
-	}
-}
-
-func (p *Proxy) serve(client net.Conn) {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	server, err := (&net.Dialer{}).DialContext(ctx, "tcp", p.target)
-	cancel()
-	if err != nil {
-		_ = client.Close()
-		return
-	}
-	l := &link{client: client, server: server}
-	p.mu.Lock()
-	p.links[l] = true
-	if p.mode == cut {
-		p.close(l, true)
-	}
-	p.mu.Unlock()
-
-	var both sync.WaitGroup
-	both.Go(func() { p.pump(l, server, client, false) })
-	both.Go(func() { p.pump(l, client, server, true) })
-	both.Wait()
-
-	p.mu.Lock()
-	delete(p.links, l)
-	p.mu.Unlock()
-}
-
-// pump moves bytes one way until either side ends.
-func (p *Proxy) pump(l *link, to, from net.Conn, replies bool) {
-	buf := make([]byte, 32<<10)
-	for {
-		n, err := from.Read(buf)
-		if n > 0 && p.pass(l, buf[:n], replies) {
-			if _, werr := to.Write(buf[:n]); werr != nil {
-				err = werr
-			}
-		}
-		if err != nil {
-			p.end(l, from)
-			return
-		}
-	}
-}
-
-// end tells the other side that one side has ended, unless the link is silent.
-func (p *Proxy) end(l *link, side net.Conn) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if l.silent && !l.closed {
-		_ = side.Close() // the other half stays open until the link is reset
-		return
-	}
-	p.close(l, false)
-	p.changed.Broadcast()
-}
-
-// pass waits while data is held and reports whether to forward it.
-func (p *Proxy) pass(l *link, data []byte, replies bool) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for p.mode == holding && !l.closed && !l.silent {
-		p.changed.Wait()
-	}
-	if l.closed || l.silent {
-		return false
-	}
-	if p.mode == droppingReplies && replies {
-		l.lossy = true
-	}
-	if p.silences(l, data, replies) {
-		return p.silence.Deliver
-	}
-	return !l.lossy || !replies
-}
-
-// close ends a link, so that both peers see a reset or an ordinary end; p.mu is held.
-func (p *Proxy) close(l *link, reset bool) {
-	if l.closed {
-		return
-	}
-	l.closed = true
-	for _, conn := range []net.Conn{l.client, l.server} {
-		if tcp, ok := conn.(*net.TCPConn); ok && reset {
-			_ = tcp.SetLinger(0)
-		}
-		_ = conn.Close()
 	}
 }

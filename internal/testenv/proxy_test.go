@@ -258,3 +258,35 @@ func TestProxySilenceKeepsServerSide(t *testing.T) {
 	p.Heal()
 	server.wantReset()
 }
+
+func TestProxyRetarget(t *testing.T) {
+	t.Parallel()
+	first, firstLines := echo(t)
+	second, secondLines := echo(t)
+	p := testenv.NewProxy(t, first)
+	old := dial(t, p)
+	must(t, p.Retarget(second))
+	dial(t, p).send("new")
+	if got := <-secondLines; got != "new" {
+		t.Errorf("the second server got %q", got)
+	}
+	old.send("old")
+	if got := <-firstLines; got != "old" {
+		t.Errorf("the first server got %q", got)
+	}
+}
+
+func TestProxyDelay(t *testing.T) {
+	t.Parallel()
+	const delay = 200 * time.Millisecond
+	server, lines := echo(t)
+	p := testenv.NewProxy(t, server)
+	c := dial(t, p)
+	p.Delay(delay)
+	began := time.Now()
+	c.send("late")
+	<-lines
+	if took := time.Since(began); took < delay {
+		t.Errorf("it took %v, want at least %v", took, delay)
+	}
+}

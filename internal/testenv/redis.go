@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"os/exec"
 	"strconv"
 	"syscall"
@@ -17,9 +18,11 @@ type redis struct {
 	dir   string
 	port  int
 	extra []string
+	// follows is the address of the primary of a replica.
+	follows string
 }
 
-func newRedis(extra []string) (engine, error) {
+func newRedis(extra []string, follows string) (engine, error) {
 	bin, err := findRedis()
 	if err != nil {
 		return nil, err
@@ -28,7 +31,7 @@ func newRedis(extra []string) (engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &redis{bin: bin, port: port, extra: extra}, nil
+	return &redis{bin: bin, port: port, extra: extra, follows: follows}, nil
 }
 
 func (r *redis) prepare(_ context.Context, dir string) error {
@@ -37,14 +40,18 @@ func (r *redis) prepare(_ context.Context, dir string) error {
 }
 
 func (r *redis) command() *exec.Cmd {
-	cmd := exec.Command(r.bin, append([]string{
+	args := []string{
 		"--bind", "127.0.0.1",
 		"--port", strconv.Itoa(r.port),
 		"--dir", r.dir,
 		"--databases", "4096",
 		"--save", "",
 		"--appendonly", "no",
-	}, r.extra...)...)
+	}
+	if primary, err := url.Parse(r.follows); err == nil && r.follows != "" {
+		args = append(args, "--replicaof", primary.Hostname(), primary.Port())
+	}
+	cmd := exec.Command(r.bin, append(args, r.extra...)...)
 	cmd.Dir = r.dir
 	return cmd
 }

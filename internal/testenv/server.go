@@ -56,72 +56,12 @@ type engine interface {
 type Server struct {
 	kind   Kind
 	dir    string
+	env    []string
 	engine engine
 
 	mu     sync.Mutex
 	proc   *process // nil while stopped
 	closed bool
-}
-
-// Launch starts a private server and returns when it answers. The caller must Close it.
-// Extra are further command-line arguments for Postgres ("-c", "max_connections=5") and
-// Redis ("--appendonly", "yes"), lines of rabbitmq.conf for RabbitMQ, for PgBouncer the
-// address of its Postgres, then lines of pgbouncer.ini, and for Prometheus the lines of prometheus.yml.
-// The error is ErrNotInstalled when there are no binaries.
-func Launch(ctx context.Context, kind Kind, extra ...string) (*Server, error) {
-	const attempts = 3 // another process may take a port between finding and using it
-	var err error
-	for range attempts {
-		var s *Server
-		if s, err = launch(ctx, kind, extra); err == nil {
-			return s, nil
-		}
-		if !portTaken(err) {
-			break
-		}
-	}
-	return nil, err
-}
-
-func launch(ctx context.Context, kind Kind, extra []string) (_ *Server, err error) {
-	e, err := newEngine(kind, extra)
-	if err != nil {
-		return nil, err
-	}
-	dir, err := os.MkdirTemp("", "holdfast-")
-	if err != nil {
-		return nil, fmt.Errorf("testenv: %s: %w", kind, err)
-	}
-	s := &Server{kind: kind, dir: dir, engine: e}
-	if !live.add(s) {
-		return nil, errors.Join(fmt.Errorf("testenv: %s: the process is ending", kind), os.RemoveAll(dir))
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, s.Close())
-		}
-	}()
-	if err := e.prepare(ctx, dir); err != nil {
-		return nil, fmt.Errorf("testenv: prepare %s: %w", kind, err)
-	}
-	return s, s.Start(ctx)
-}
-
-func newEngine(kind Kind, extra []string) (engine, error) {
-	switch kind {
-	case Postgres:
-		return newPostgres(extra)
-	case Redis:
-		return newRedis(extra)
-	case RabbitMQ:
-		return newRabbitMQ(extra)
-	case PgBouncer:
-		return newPgBouncer(extra)
-	case Prometheus:
-		return newPrometheus(extra)
-	default:
-		return nil, fmt.Errorf("testenv: unknown kind %q", kind)
-	}
 }
 
 // Ping returns nil when a server answers its clients: at url, and for RabbitMQ its management API at adminURL.
@@ -170,6 +110,9 @@ func (s *Server) start(ctx context.Context) error {
 	defer log.Close()
 	cmd := s.engine.command()
 	cmd.Stdout, cmd.Stderr = log, log
+	if len(s.env) > 0 {
+		cmd.Env = append(cmd.Environ(), s.env...)
+	}
 	if s.proc, err = startProcess(cmd); err != nil {
 		return fmt.Errorf("testenv: start %s: %w", s.kind, err)
 	}
@@ -188,9 +131,9 @@ func (s *Server) awaitReady(ctx context.Context) error {
 		}
 		select {
 		case <-s.proc.done:
-			return fmt.Errorf("testenv: %s ended at start (%s); its log:\n%s", s.kind, s.proc.verdict(), s.logTail())
+			return fmt.Errorf("testenv: %s ended at start (%s); its log:\n%s", s.kind, s.proc.verdict(), s.Log())
 		case <-ctx.Done():
-			return fmt.Errorf("testenv: %s does not answer: %w; its log:\n%s", s.kind, err, s.logTail())
+			return fmt.Errorf("testenv: %s does not answer: %w; its log:\n%s", s.kind, err, s.Log())
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
@@ -288,7 +231,8 @@ func (s *Server) wrap(what string, err error) error {
 
 func (s *Server) logPath() string { return filepath.Join(s.dir, "server.log") }
 
-func (s *Server) logTail() string {
+// Log is the end of what the server has logged.
+func (s *Server) Log() string {
 	const most = 30
 	text, err := os.ReadFile(s.logPath())
 	if err != nil {

@@ -30,7 +30,7 @@ var products = []product{
 		kind: testenv.Postgres,
 		write: func(ctx context.Context, url string) error {
 			return withPostgres(ctx, url, func(conn *pgx.Conn) error {
-				_, err := conn.Exec(ctx, "CREATE TABLE kept AS SELECT 42 AS answer")
+				_, err := conn.Exec(ctx, "DROP TABLE IF EXISTS kept; CREATE TABLE kept AS SELECT 42 AS answer")
 				return err
 			})
 		},
