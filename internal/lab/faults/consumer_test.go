@@ -1,17 +1,13 @@
 package faults_test
 
 import (
-	"context"
 	"errors"
-	"net"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/holdfast-go/holdfast/internal/runloop"
+	"github.com/holdfast-go/holdfast/internal/lab/ledger"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -22,20 +18,18 @@ const (
 	prefetch = 100
 )
 
-// consumer writes all that a queue holds into a ledger, over any number of connections.
+// consumer writes all that the queue holds into a ledger, until stop.
 type consumer struct {
-	url    string
-	ledger *ledger
-	lost   atomic.Int64 // sessions that ended in another way than by stop
-	stop   func()
+	ledger.Consumer
+	stop func()
 }
 
 // consume declares exchange and queue and starts a consumer.
-func consume(t testing.TB, url string, l *ledger) *consumer {
+func consume(t testing.TB, url string, l *ledger.Ledger) *consumer {
 	t.Helper()
-	must(t, onBroker(t.Context(), url, declare))
-	c := &consumer{url: url, ledger: l}
-	c.stop = beside(t, c.run)
+	must(t, ledger.OnBroker(t.Context(), url, declare))
+	c := &consumer{Consumer: ledger.Consumer{URL: url, Queue: queue, Prefetch: prefetch, Ledger: l}}
+	c.stop = beside(t, c.Run)
 	return c
 }
 
@@ -50,77 +44,16 @@ func declare(ch *amqp.Channel) error {
 	return ch.QueueBind(queue, "faults.#", exchange, false, nil)
 }
 
-func (c *consumer) run(ctx context.Context) error {
-	for ctx.Err() == nil {
-		if err := onBroker(ctx, c.url, func(ch *amqp.Channel) error { return c.session(ctx, ch) }); err != nil && ctx.Err() == nil {
-			c.lost.Add(1)
-			_ = runloop.Sleep(ctx, 50*time.Millisecond)
-		}
-	}
-	return nil
-}
-
-var errEnded = errors.New("the broker ended the session")
-
-func (c *consumer) session(ctx context.Context, ch *amqp.Channel) error {
-	if err := ch.Qos(prefetch, 0, false); err != nil {
-		return err
-	}
-	deliveries, err := ch.Consume(queue, "", false, false, false, false, nil)
-	if err != nil {
-		return err
-	}
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case d, open := <-deliveries:
-			if !open {
-				return errEnded
-			}
-			id, err := uuid.Parse(d.MessageId)
-			if err != nil {
-				return err
-			}
-			c.ledger.deliver(id, d.Redelivered)
-			if err := d.Ack(false); err != nil {
-				return err
-			}
-		}
-	}
-}
-
-// onBroker runs do on a channel of its own. It bears a broker that is slow; one that is silent ends it
-// after the 15 seconds that the client's heartbeats allow.
-func onBroker(ctx context.Context, url string, do func(*amqp.Channel) error) error {
-	conn, err := amqp.DialConfig(url, amqp.Config{Dial: func(network, addr string) (net.Conn, error) {
-		conn, err := (&net.Dialer{}).DialContext(ctx, network, addr)
-		if err == nil {
-			err = conn.SetDeadline(time.Now().Add(patience)) // of the handshake; the client removes it
-		}
-		return conn, err
-	}})
-	if err != nil {
-		return err
-	}
-	defer func() { _ = conn.CloseDeadline(time.Now().Add(2 * time.Second)) }() // late or not, it is closed
-	ch, err := conn.Channel()
-	if err != nil {
-		return err
-	}
-	return do(ch)
-}
-
 // untilDrained waits until the queue is empty and nothing has arrived for a while: repeats too.
 func (c *consumer) untilDrained(t testing.TB) {
 	t.Helper()
 	seen := -1
 	testenv.Eventually(t, patience, func() error {
 		time.Sleep(200 * time.Millisecond)
-		n := c.ledger.delivered()
+		n := c.Ledger.Delivered()
 		still := n == seen
 		seen = n
-		return onBroker(t.Context(), c.url, func(ch *amqp.Channel) error {
+		return ledger.OnBroker(t.Context(), c.URL, func(ch *amqp.Channel) error {
 			q, err := ch.QueueDeclarePassive(queue, true, false, false, false, nil)
 			if err == nil && (!still || q.Messages > 0) {
 				err = errors.New("messages keep arriving")

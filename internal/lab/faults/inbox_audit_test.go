@@ -21,6 +21,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/lab/ledger"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
@@ -98,7 +99,7 @@ func (i *intake) publish(ctx context.Context, msgs []amqp.Publishing) error {
 	if i.job.onRedis() {
 		return i.addAll(ctx, msgs)
 	}
-	return onBroker(ctx, i.job.Broker, func(ch *amqp.Channel) error {
+	return ledger.OnBroker(ctx, i.job.Broker, func(ch *amqp.Channel) error {
 		if err := ch.Confirm(false); err != nil {
 			return err
 		}
@@ -192,7 +193,7 @@ func (i *intake) left() (n int, err error) {
 	for _, step := range driver.Steps(i.job.config().Retry) {
 		queues = append(queues, fmt.Sprintf("%s.retry.%d", inboxQueue, step.Milliseconds()))
 	}
-	err = onBroker(i.t.Context(), i.job.Broker, func(ch *amqp.Channel) error {
+	err = ledger.OnBroker(i.t.Context(), i.job.Broker, func(ch *amqp.Channel) error {
 		for _, name := range queues {
 			q, err := ch.QueueDeclarePassive(name, true, false, false, false, nil)
 			if err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/lab/ledger"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -114,7 +115,7 @@ func newComeback(t *testing.T) *comeback {
 func (r *comeback) send(n int) {
 	r.t.Helper()
 	for range n {
-		err := onBroker(r.t.Context(), r.b.URL, func(ch *amqp.Channel) error {
+		err := ledger.OnBroker(r.t.Context(), r.b.URL, func(ch *amqp.Channel) error {
 			return ch.Publish("", recoveryQueue, false, false, amqp.Publishing{
 				MessageId: ids.New().String(), Type: "good", DeliveryMode: amqp.Persistent, Body: []byte("{}"),
 			})
@@ -128,7 +129,7 @@ func (r *comeback) caughtUp() bool { return r.done.Load() >= r.sent.Load() }
 
 // deleteQueues takes the messages along that are there.
 func (r *comeback) deleteQueues() {
-	must(r.t, onBroker(r.t.Context(), r.b.URL, func(ch *amqp.Channel) error {
+	must(r.t, ledger.OnBroker(r.t.Context(), r.b.URL, func(ch *amqp.Channel) error {
 		_, err := ch.QueueDelete(recoveryQueue, false, false, false)
 		return err
 	}))

@@ -9,6 +9,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/lab/ledger"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -69,7 +70,7 @@ func TestInboxBrokerFaults(t *testing.T) {
 		}},
 		{"queue deleted", func() {
 			i.settle() // a deleted queue takes its messages along
-			must(t, onBroker(t.Context(), i.job.Broker, func(ch *amqp.Channel) error {
+			must(t, ledger.OnBroker(t.Context(), i.job.Broker, func(ch *amqp.Channel) error {
 				_, err := ch.QueueDelete(inboxQueue, false, false, false)
 				return err
 			}))

@@ -17,6 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/lab/ledger"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -35,7 +36,7 @@ var badStreams = map[string]badStream{
 		return b
 	}},
 	"dead-letter queue missing": {fail: inbox.Unrecoverable(errStream), spoilQueue: func(t *testing.T, b *amqptest.Broker) *amqptest.Broker {
-		must(t, onBroker(t.Context(), b.URL, func(ch *amqp.Channel) error {
+		must(t, ledger.OnBroker(t.Context(), b.URL, func(ch *amqp.Channel) error {
 			_, err := ch.QueueDelete("failed.unrecoverable", false, false, false)
 			return err
 		}))
@@ -183,7 +184,7 @@ func (s *stream) mux(t *testing.T) *inbox.Mux {
 // confirmedBy publishes to a queue of RabbitMQ.
 func confirmedBy(url, queue string) func(context.Context, func(func(amqp.Publishing) error) error) error {
 	return func(ctx context.Context, do func(func(amqp.Publishing) error) error) error {
-		return onBroker(ctx, url, func(ch *amqp.Channel) error {
+		return ledger.OnBroker(ctx, url, func(ch *amqp.Channel) error {
 			if err := ch.Confirm(false); err != nil {
 				return err
 			}

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/lab/ledger"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
@@ -41,20 +42,20 @@ type load struct {
 	pool    *pgxpool.Pool
 	manager *txretry.Manager
 	writer  *outboxpgx.Store
-	ledger  *ledger
+	ledger  *ledger.Ledger
 	seed    uint64
 	pause   time.Duration // of a writer between two transactions, at most
 	full    atomic.Bool   // mostWaiting is reached
 }
 
-func newLoad(pool *pgxpool.Pool, l *ledger, seed uint64, pause time.Duration) (*load, error) {
+func newLoad(pool *pgxpool.Pool, l *ledger.Ledger, seed uint64, pause time.Duration) (*load, error) {
 	manager, err1 := txretry.New(pool, txretry.Config{Logger: quiet})
 	writer, err2 := outboxpgx.New(pool, outboxpgx.Config{PollOnly: true, MaxBodyBytes: maxBody + 1, Logger: quiet})
 	return &load{pool: pool, manager: manager, writer: writer, ledger: l, seed: seed, pause: pause}, errors.Join(err1, err2)
 }
 
 // startLoad has writers at work on the store until stop is called.
-func (s *store) startLoad(l *ledger, rng *rand.Rand, pause time.Duration) (stop func()) {
+func (s *store) startLoad(l *ledger.Ledger, rng *rand.Rand, pause time.Duration) (stop func()) {
 	s.t.Helper()
 	w, err := newLoad(s.pool, l, rng.Uint64(), pause)
 	must(s.t, err)
@@ -114,7 +115,7 @@ func (w *load) transact(ctx context.Context, rng *rand.Rand) {
 		err = w.manager.Do(ctx, func(ctx context.Context, tx pgx.Tx) error { return d.write(ctx, tx, w.writer) })
 	}
 	if committed := err == nil; committed || errors.Is(err, errOnPurpose) {
-		w.ledger.note(committed, d.ids)
+		w.ledger.Note(committed, d.ids)
 	}
 }
 
@@ -190,8 +191,8 @@ func (d deal) holdOpen(ctx context.Context, w *load) error {
 }
 
 // untilMore waits until n more messages have arrived.
-func (l *ledger) untilMore(t testing.TB, n int) {
+func untilMore(t testing.TB, l *ledger.Ledger, n int) {
 	t.Helper()
-	before := l.delivered()
-	untilTrue(t, "messages arrive", func() bool { return l.delivered() >= before+n })
+	before := l.Delivered()
+	untilTrue(t, "messages arrive", func() bool { return l.Delivered() >= before+n })
 }

@@ -7,6 +7,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/holdfast-go/holdfast/internal/lab/ledger"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox/driver"
@@ -20,7 +21,7 @@ type broker struct {
 	*testenv.Server
 	t        testing.TB
 	rng      *rand.Rand
-	ledger   *ledger
+	ledger   *ledger.Ledger
 	consumer *consumer
 	outcomes *outcomes
 	patience time.Duration // of the relays
@@ -30,7 +31,7 @@ type broker struct {
 // attempt, and the relays go on by themselves.
 func TestOutboxBrokerFaults(t *testing.T) {
 	t.Parallel()
-	b := &broker{t: t, rng: seeded(t), ledger: newLedger(), outcomes: newOutcomes(), patience: 3 * time.Second}
+	b := &broker{t: t, rng: seeded(t), ledger: ledger.New(), outcomes: newOutcomes(), patience: 3 * time.Second}
 	b.Server = testenv.Private(t, testenv.RabbitMQ)
 	s := newStore(t, pgtest.URL(t))
 	b.consumer = consume(t, b.URL(), b.ledger)
@@ -56,18 +57,18 @@ func TestOutboxBrokerFaults(t *testing.T) {
 	for range scaled(t, 1) {
 		b.rng.Shuffle(len(faults), func(i, k int) { faults[i], faults[k] = faults[k], faults[i] })
 		for _, fault := range faults {
-			b.ledger.untilMore(t, 100)
-			repeats := b.ledger.repeats()
+			untilMore(t, b.ledger, 100)
+			repeats := b.ledger.Repeats()
 			began := time.Now()
 			b.outcomes.during(fault.name)
 			fault.do()
 			b.outcomes.during("")
-			b.ledger.untilMore(t, 100)
-			t.Logf("%-18s %5.1f s, %d repeats", fault.name, time.Since(began).Seconds(), b.ledger.repeats()-repeats)
+			untilMore(t, b.ledger, 100)
+			t.Logf("%-18s %5.1f s, %d repeats", fault.name, time.Since(began).Seconds(), b.ledger.Repeats()-repeats)
 			total.duplicates += brokerRelays*inFlight + prefetch
 			if fault.name == "queue deleted" {
 				total.excused += brokerRelays * inFlight
-				b.ledger.excuse(b.outcomes.published(fault.name)...)
+				b.ledger.Excuse(b.outcomes.published(fault.name)...)
 			}
 		}
 	}
@@ -77,7 +78,7 @@ func TestOutboxBrokerFaults(t *testing.T) {
 		end()
 	}
 	b.consumer.untilDrained(t)
-	b.outcomes.tell(t, b.ledger.missing(deeds))
+	b.outcomes.tell(t, b.ledger.Missing(deeds))
 	judge(t, b.ledger, deeds, total)
 	s.noDeadLetters()
 }
@@ -88,7 +89,7 @@ func (b *broker) killed() {
 	must(b.t, b.Kill())
 	time.Sleep(time.Duration(b.rng.IntN(1000)) * time.Millisecond)
 	must(b.t, b.Start(b.t.Context()))
-	must(b.t, onBroker(b.t.Context(), b.URL(), declare))
+	must(b.t, ledger.OnBroker(b.t.Context(), b.URL(), declare))
 }
 
 // frozen: for longer than the relays wait for a confirm.
@@ -109,20 +110,20 @@ func (b *broker) alarm() {
 // what the relays are told was published in this time may be missing, and is excused.
 func (b *broker) queueDeleted() {
 	untilTrue(b.t, "the queue is empty for a moment, and deleted", func() bool {
-		return onBroker(b.t.Context(), b.URL(), func(ch *amqp.Channel) error {
+		return ledger.OnBroker(b.t.Context(), b.URL(), func(ch *amqp.Channel) error {
 			_, err := ch.QueueDelete(queue, false, true, false)
 			return err
 		}) == nil
 	})
 	b.untilRefused()
 	time.Sleep(2 * b.patience) // until what the relays had in hand when the queue went is told of
-	must(b.t, onBroker(b.t.Context(), b.URL(), declare))
+	must(b.t, ledger.OnBroker(b.t.Context(), b.URL(), declare))
 }
 
 func (b *broker) exchangeDeleted() {
-	must(b.t, onBroker(b.t.Context(), b.URL(), func(ch *amqp.Channel) error { return ch.ExchangeDelete(exchange, false, false) }))
+	must(b.t, ledger.OnBroker(b.t.Context(), b.URL(), func(ch *amqp.Channel) error { return ch.ExchangeDelete(exchange, false, false) }))
 	b.untilRefused()
-	must(b.t, onBroker(b.t.Context(), b.URL(), declare))
+	must(b.t, ledger.OnBroker(b.t.Context(), b.URL(), declare))
 }
 
 // untilRefused waits until messages were found unroutable.
@@ -133,9 +134,9 @@ func (b *broker) untilRefused() {
 
 // connectionsClosed: all of them, by an operator.
 func (b *broker) connectionsClosed() {
-	before := b.consumer.lost.Load()
+	before := b.consumer.Lost()
 	untilTrue(b.t, "the consumer's connection is among those closed", func() bool {
 		closeConnections(b.t, b.AdminURL())
-		return b.consumer.lost.Load() > before
+		return b.consumer.Lost() > before
 	})
 }

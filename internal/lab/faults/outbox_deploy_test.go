@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/lab/ledger"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 )
 
@@ -35,7 +36,7 @@ func deployRole(ctx context.Context, job []byte, ready func()) (any, error) {
 		return nil, err
 	}
 	defer pool.Close()
-	l := newLedger()
+	l := ledger.New()
 	work, err := newLoad(pool, l, j.Seed, 10*time.Millisecond)
 	if err != nil {
 		return nil, err
@@ -47,7 +48,7 @@ func deployRole(ctx context.Context, job []byte, ready func()) (any, error) {
 	if failed != nil {
 		err = failed
 	}
-	return deployReport{report, len(l.committed)}, err
+	return deployReport{report, l.Committed()}, err
 }
 
 // A new version of a service replaces the old one, time and again, under load. Nobody dies, so
@@ -56,10 +57,10 @@ func TestOutboxRollingDeploy(t *testing.T) {
 	t.Parallel()
 	rng := seeded(t)
 	s := newStore(t, pgtest.URL(t))
-	l := newLedger()
+	l := ledger.New()
 	c := consume(t, amqptest.New(t).URL, l)
 	// The patience is that of production: a machine that is busy is no fault.
-	job := deployJob{Relay: relayJob{Database: s.url, Broker: c.url, Patience: 10 * time.Second, MaxAttempts: 10}}
+	job := deployJob{Relay: relayJob{Database: s.url, Broker: c.URL, Patience: 10 * time.Second, MaxAttempts: 10}}
 	deploy := func() *child {
 		job.Seed = rng.Uint64()
 		next := spawn(t, "deploy", job)
@@ -78,7 +79,7 @@ func TestOutboxRollingDeploy(t *testing.T) {
 	replaced := scaled(t, 4)
 	services := []*child{deploy(), deploy()}
 	for range replaced {
-		l.untilMore(t, 1)
+		untilMore(t, l, 1)
 		next := deploy() // both are there for a while
 		time.Sleep(time.Duration(rng.IntN(500)) * time.Millisecond)
 		i := rng.IntN(len(services))

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/lab/ledger"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -14,9 +15,9 @@ func TestOutboxRelayKilled(t *testing.T) {
 	t.Parallel()
 	rng := seeded(t)
 	s := newStore(t, pgtest.URL(t))
-	l := newLedger()
+	l := ledger.New()
 	c := consume(t, amqptest.New(t).URL, l)
-	job := relayJob{Database: s.url, Broker: c.url, Patience: time.Second, MaxAttempts: 10}
+	job := relayJob{Database: s.url, Broker: c.URL, Patience: time.Second, MaxAttempts: 10}
 	relays := []*child{spawn(t, "relay", job), spawn(t, "relay", job)}
 	stop := s.startLoad(l, rng, 40*time.Millisecond)
 
@@ -25,7 +26,7 @@ func TestOutboxRelayKilled(t *testing.T) {
 		i := rng.IntN(len(relays))
 		if rng.IntN(4) > 0 { // else it may be killed at its start
 			relays[i].awaitReady()
-			l.untilMore(t, 1)
+			untilMore(t, l, 1)
 		}
 		time.Sleep(time.Duration(rng.IntN(500)) * time.Millisecond)
 		relays[i].kill()
@@ -50,9 +51,9 @@ const takeover = 10.0
 func TestOutboxKilledRelayIsReplaced(t *testing.T) {
 	t.Parallel()
 	s := newStore(t, pgtest.URL(t))
-	l := newLedger()
+	l := ledger.New()
 	c := consume(t, amqptest.New(t).URL, l)
-	silent := testenv.NewProxy(t, c.url)
+	silent := testenv.NewProxy(t, c.URL)
 	first := spawn(t, "relay", relayJob{Database: s.url, Broker: silent.URL()})
 	first.awaitReady()
 	s.fill(64)
@@ -62,7 +63,7 @@ func TestOutboxKilledRelayIsReplaced(t *testing.T) {
 	untilTrue(t, "the relay holds lanes", func() bool { return len(s.lanes()) > 0 })
 	held := len(s.lanes())
 	first.kill()
-	second := spawn(t, "relay", relayJob{Database: s.url, Broker: c.url})
+	second := spawn(t, "relay", relayJob{Database: s.url, Broker: c.URL})
 	second.awaitReady()
 	began := time.Now()
 	s.untilEmpty(patience)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/lab/ledger"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -17,9 +18,9 @@ func TestOutboxNetworkFaults(t *testing.T) {
 	t.Parallel()
 	rng := seeded(t)
 	s := newStore(t, pgtest.URL(t))
-	l := newLedger()
+	l := ledger.New()
 	c := consume(t, amqptest.New(t).URL, l)
-	database, broker := testenv.NewProxy(t, s.url), testenv.NewProxy(t, c.url)
+	database, broker := testenv.NewProxy(t, s.url), testenv.NewProxy(t, c.URL)
 	job := relayJob{Database: database.URL(), Broker: broker.URL(), Patience: time.Second, MaxAttempts: 10}
 	const relays = 2
 	var ends []func()
@@ -53,8 +54,8 @@ func TestOutboxNetworkFaults(t *testing.T) {
 	for range scaled(t, 1) {
 		rng.Shuffle(len(faults), func(i, k int) { faults[i], faults[k] = faults[k], faults[i] })
 		for _, fault := range faults {
-			l.untilMore(t, 100)
-			repeats := l.repeats()
+			untilMore(t, l, 100)
+			repeats := l.Repeats()
 			began := time.Now()
 			fault.do()
 			time.Sleep(time.Duration(rng.IntN(2000)) * time.Millisecond)
@@ -69,8 +70,8 @@ func TestOutboxNetworkFaults(t *testing.T) {
 			if i < relays {
 				ends[i] = job.start(t)
 			}
-			l.untilMore(t, 100)
-			t.Logf("%-18s %5.1f s, %d repeats", fault.name, time.Since(began).Seconds(), l.repeats()-repeats)
+			untilMore(t, l, 100)
+			t.Logf("%-18s %5.1f s, %d repeats", fault.name, time.Since(began).Seconds(), l.Repeats()-repeats)
 			outages++
 		}
 	}

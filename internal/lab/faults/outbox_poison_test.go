@@ -15,6 +15,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/lab/ledger"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
@@ -83,12 +84,12 @@ func TestOutboxPoison(t *testing.T) {
 	rng := seeded(t)
 	server := testenv.Private(t, testenv.RabbitMQ, "max_message_size = "+strconv.Itoa(maxSize))
 	s := newStore(t, pgtest.URL(t))
-	l := newLedger()
+	l := ledger.New()
 	c := consume(t, server.URL(), l)
-	direct, err := outboxamqp.NewPublisher(outboxamqp.Dial(c.url, amqp.Config{}), outboxamqp.Config{Logger: quiet})
+	direct, err := outboxamqp.NewPublisher(outboxamqp.Dial(c.URL, amqp.Config{}), outboxamqp.Config{Logger: quiet})
 	must(t, err)
 	job := relayJob{
-		Database: s.url, Broker: c.url, Patience: 10 * time.Second, MaxAttempts: poisonAttempts,
+		Database: s.url, Broker: c.URL, Patience: 10 * time.Second, MaxAttempts: poisonAttempts,
 		transports: map[string]driver.Publisher{"panics": panics{}, "direct": direct},
 	}
 	end := job.start(t)
@@ -102,7 +103,7 @@ func TestOutboxPoison(t *testing.T) {
 	for range rounds {
 		for kind, p := range poison {
 			id := s.writeDeed(work.writer, "key "+strconv.Itoa(rng.IntN(keys)), p.message)
-			l.excuse(id)
+			l.Excuse(id)
 			want[id], kinds[id] = p.classes, kind
 		}
 		for _, m := range odd {
@@ -110,7 +111,7 @@ func TestOutboxPoison(t *testing.T) {
 		}
 		// Without a key: order holds within a transport, and this one is paused by its poison.
 		s.writeDeed(work.writer, "", outbox.Message{Transport: "direct", Route: outbox.Route{RoutingKey: queue}})
-		l.untilMore(t, 100)
+		untilMore(t, l, 100)
 	}
 	stop()
 	deeds := s.settle(l)
@@ -120,8 +121,8 @@ func TestOutboxPoison(t *testing.T) {
 	// each attempt to publish to an exchange of its own, and once more than that over the one it breaks over.
 	sessions := rounds * (1 + poisonAttempts + 1 + poisonAttempts)
 	v := judge(t, l, deeds, bounds{duplicates: sessions * inFlight, depth: batch, excused: len(want)})
-	if v.excused != len(want) {
-		t.Errorf("%d of %d poison messages arrived", len(want)-v.excused, len(want))
+	if v.Excused != len(want) {
+		t.Errorf("%d of %d poison messages arrived", len(want)-v.Excused, len(want))
 	}
 
 	messages, err := outboxpgx.New(s.pool, outboxpgx.Config{})

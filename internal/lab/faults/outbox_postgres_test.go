@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/lab/ledger"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -25,9 +26,9 @@ func TestOutboxPostgresFaults(t *testing.T) {
 	rng := seeded(t)
 	server := testenv.Private(t, testenv.Postgres)
 	d := &database{server, newStore(t, server.URL()), rng}
-	l := newLedger()
+	l := ledger.New()
 	c := consume(t, amqptest.New(t).URL, l)
-	job := relayJob{Database: d.url, Broker: c.url, Patience: time.Second, MaxAttempts: 10}
+	job := relayJob{Database: d.url, Broker: c.URL, Patience: time.Second, MaxAttempts: 10}
 	const relays = 2
 	var ends []func()
 	for range relays {
@@ -49,11 +50,11 @@ func TestOutboxPostgresFaults(t *testing.T) {
 	for range scaled(t, 1) {
 		rng.Shuffle(len(faults), func(i, k int) { faults[i], faults[k] = faults[k], faults[i] })
 		for _, fault := range faults {
-			l.untilMore(t, 100)
-			began, repeats := time.Now(), l.repeats()
+			untilMore(t, l, 100)
+			began, repeats := time.Now(), l.Repeats()
 			fault.do()
-			l.untilMore(t, 100)
-			t.Logf("%-15s %5.1f s, %d repeats", fault.name, time.Since(began).Seconds(), l.repeats()-repeats)
+			untilMore(t, l, 100)
+			t.Logf("%-15s %5.1f s, %d repeats", fault.name, time.Since(began).Seconds(), l.Repeats()-repeats)
 			done++
 		}
 	}

@@ -7,6 +7,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/holdfast-go/holdfast/internal/lab/ledger"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
@@ -20,7 +21,7 @@ func TestOutboxRecoversFromItsBroker(t *testing.T) {
 	t.Parallel()
 	const outage, most = 15 * time.Second, 30 * time.Second
 	server := testenv.Private(t, testenv.RabbitMQ)
-	must(t, onBroker(t.Context(), server.URL(), declare))
+	must(t, ledger.OnBroker(t.Context(), server.URL(), declare))
 	s := newStore(t, pgtest.URL(t))
 	f := newFlow(t, s)
 	proxy := testenv.NewProxy(t, server.URL())

@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/holdfast-go/holdfast/internal/lab/ledger"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox/outboxredis"
@@ -28,7 +29,7 @@ func TestOutboxRedisFaults(t *testing.T) {
 	for range relays {
 		ends = append(ends, job.startRedis(t, s, client))
 	}
-	l := newLedger()
+	l := ledger.New()
 	stop := s.startLoad(l, rng, 120*time.Millisecond)
 
 	faults := []struct {
@@ -107,7 +108,7 @@ func untilLonger(t *testing.T, client *redis.Client, n int64) {
 }
 
 // readStream delivers all entries to the ledger.
-func readStream(t *testing.T, client *redis.Client, l *ledger) {
+func readStream(t *testing.T, client *redis.Client, l *ledger.Ledger) {
 	t.Helper()
 	const page = 10_000
 	for from := "-"; ; {
@@ -116,7 +117,7 @@ func readStream(t *testing.T, client *redis.Client, l *ledger) {
 		for _, entry := range entries {
 			id, err := uuid.Parse(fmt.Sprint(entry.Values["id"]))
 			must(t, err)
-			l.deliver(id, false)
+			l.Deliver(id, false)
 		}
 		if len(entries) < page {
 			return

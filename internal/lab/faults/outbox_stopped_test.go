@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/lab/ledger"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 )
 
@@ -23,9 +24,9 @@ func TestOutboxRelayStopped(t *testing.T) {
 	t.Parallel()
 	rng := seeded(t)
 	s := newStore(t, pgtest.URL(t))
-	l := newLedger()
+	l := ledger.New()
 	c := consume(t, amqptest.New(t).URL, l)
-	job := relayJob{Database: s.url, Broker: c.url, Patience: time.Second, MaxAttempts: 10}
+	job := relayJob{Database: s.url, Broker: c.URL, Patience: time.Second, MaxAttempts: 10}
 	relays := []*child{spawn(t, "relay", job), spawn(t, "relay", job)}
 	stop := s.startLoad(l, rng, 40*time.Millisecond)
 	for _, r := range relays {
@@ -34,7 +35,7 @@ func TestOutboxRelayStopped(t *testing.T) {
 
 	freezes, lanes := scaled(t, 2), 0
 	for range freezes {
-		l.untilMore(t, 1)
+		untilMore(t, l, 1)
 		i := rng.IntN(len(relays))
 		frozen := s.freeze(relays[i])
 		untilTrue(t, "the other relay has the lanes of the frozen one", func() bool {
@@ -59,7 +60,7 @@ func TestOutboxRelayStopped(t *testing.T) {
 	if stale < lanes/2 {
 		t.Errorf("%d leases were found stale of %d that were", stale, lanes)
 	}
-	if v.duplicates == 0 && long(t) {
+	if v.Duplicates == 0 && long(t) {
 		t.Error("no duplicate: the relays were never frozen between a publish and its record")
 	}
 	s.noDeadLetters()

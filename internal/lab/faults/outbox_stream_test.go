@@ -17,6 +17,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/lab/ledger"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -136,7 +137,7 @@ func (f *flow) enter(phase string) {
 // consume notes when each message arrives first.
 func (f *flow) consume(url, queue string) func(ctx context.Context) error {
 	return func(ctx context.Context) error {
-		return onBroker(ctx, url, func(ch *amqp.Channel) error {
+		return ledger.OnBroker(ctx, url, func(ch *amqp.Channel) error {
 			deliveries, err := ch.Consume(queue, "", true, false, false, false, nil)
 			if err != nil {
 				return err
@@ -147,7 +148,7 @@ func (f *flow) consume(url, queue string) func(ctx context.Context) error {
 					return nil
 				case d, open := <-deliveries:
 					if !open {
-						return errEnded
+						return ledger.ErrEnded
 					}
 					f.mu.Lock()
 					if id, err := uuid.Parse(d.MessageId); err == nil && f.arrived[id].IsZero() {

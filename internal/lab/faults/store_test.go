@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/internal/lab/ledger"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
@@ -41,11 +42,11 @@ func newStore(t testing.TB, url string) *store {
 }
 
 // deeds are what has committed.
-func (s *store) deeds() []deed {
+func (s *store) deeds() []ledger.Deed {
 	s.t.Helper()
 	rows, _ := s.pool.Query(s.t.Context(), `SELECT id, key, n FROM deeds`) // CollectRows returns its error
-	deeds, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (d deed, err error) {
-		return d, row.Scan(&d.id, &d.key, &d.n)
+	deeds, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (d ledger.Deed, err error) {
+		return d, row.Scan(&d.ID, &d.Key, &d.N)
 	})
 	must(s.t, err)
 	return deeds
@@ -88,35 +89,35 @@ const patience = testenv.Patience
 
 // settle waits until all that committed has left the outbox and has arrived, or does not. The
 // writers have ended.
-func (s *store) settle(l *ledger) []deed {
+func (s *store) settle(l *ledger.Ledger) []ledger.Deed {
 	s.t.Helper()
 	s.untilEmpty(patience)
 	deeds := s.deeds()
-	for began := time.Now(); len(l.missing(deeds)) > 0 && time.Since(began) < patience; {
+	for began := time.Now(); len(l.Missing(deeds)) > 0 && time.Since(began) < patience; {
 		time.Sleep(50 * time.Millisecond)
 	}
 	return deeds
 }
 
 // judge fails the test over whatever the ledger holds against it.
-func judge(t testing.TB, l *ledger, deeds []deed, b bounds) verdict {
+func judge(t testing.TB, l *ledger.Ledger, deeds []ledger.Deed, b bounds) ledger.Verdict {
 	t.Helper()
-	v := l.audit(deeds)
+	v := l.Audit(deeds)
 	t.Log(v)
 	if len(deeds) == 0 {
 		t.Error("nothing was written: the test shows nothing")
 	}
-	for _, fault := range v.faults {
+	for _, fault := range v.Faults {
 		t.Error(fault)
 	}
-	if v.duplicates > b.duplicates {
-		t.Errorf("%d duplicates, the faults explain %d", v.duplicates, b.duplicates)
+	if v.Duplicates > b.duplicates {
+		t.Errorf("%d duplicates, the faults explain %d", v.Duplicates, b.duplicates)
 	}
-	if v.depth > b.depth {
-		t.Errorf("a repeat came %d behind, the faults explain %d", v.depth, b.depth)
+	if v.Depth > b.depth {
+		t.Errorf("a repeat came %d behind, the faults explain %d", v.Depth, b.depth)
 	}
-	if v.excused > b.excused {
-		t.Errorf("%d messages were excused, the faults explain %d", v.excused, b.excused)
+	if v.Excused > b.excused {
+		t.Errorf("%d messages were excused, the faults explain %d", v.Excused, b.excused)
 	}
 	return v
 }

@@ -1,4 +1,4 @@
-package faults_test
+package ledger_test
 
 import (
 	"slices"
@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/internal/lab/ledger"
 )
 
 // A ledger that overlooks something would make every other test here worthless.
@@ -15,7 +17,7 @@ func TestLedgerTells(t *testing.T) {
 	for i := range ids {
 		ids[i] = uuid.New()
 	}
-	deeds := []deed{{ids[0], "a", 1}, {ids[1], "a", 2}, {ids[2], "a", 3}, {ids[3], "", 0}}
+	deeds := []ledger.Deed{{ids[0], "a", 1}, {ids[1], "a", 2}, {ids[2], "a", 3}, {ids[3], "", 0}}
 	for name, c := range map[string]struct {
 		arrive            []int
 		excuse            []int
@@ -34,24 +36,24 @@ func TestLedgerTells(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := newLedger()
+			l := ledger.New()
 			for _, i := range c.arrive {
-				l.deliver(ids[i], false)
+				l.Deliver(ids[i], false)
 			}
 			for _, i := range c.excuse {
-				l.excuse(ids[i])
+				l.Excuse(ids[i])
 			}
-			l.note(false, ids[4:])
+			l.Note(false, ids[4:])
 			for _, i := range c.told {
-				l.note(true, ids[i:i+1])
-				l.note(false, ids[:1])
+				l.Note(true, ids[i:i+1])
+				l.Note(false, ids[:1])
 			}
-			v := l.audit(deeds)
-			if v.duplicates != c.duplicates || v.depth != c.depth {
+			v := l.Audit(deeds)
+			if v.Duplicates != c.duplicates || v.Depth != c.depth {
 				t.Errorf("%v, want %d duplicates at most %d behind", v, c.duplicates, c.depth)
 			}
-			if !slices.EqualFunc(v.faults, c.faults, strings.HasPrefix) {
-				t.Errorf("%q, want %q", v.faults, c.faults)
+			if !slices.EqualFunc(v.Faults, c.faults, strings.HasPrefix) {
+				t.Errorf("%q, want %q", v.Faults, c.faults)
 			}
 		})
 	}
