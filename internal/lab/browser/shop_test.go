@@ -37,7 +37,7 @@ func onBoth(t *testing.T, walk func(*visit), flags ...string) {
 func openShop(t testing.TB, flags ...string) *visit {
 	t.Helper()
 	_ = testenv.Chromium(t) // for the skip, before anything is built
-	v := &visit{url: shop.Start(t, nil, flags...).URL, tab: newTab(t)}
+	v := &visit{url: shop.Start(t, nil, flags...).URL(), tab: newTab(t)}
 	v.enter()
 	return v
 }
@@ -48,7 +48,7 @@ func openShopOn(t testing.TB, servers shop.Servers, flags ...string) *visit {
 	_ = testenv.Chromium(t)
 	env := append(servers.Env(), "OPERATOR_PASSWORD="+password)
 	process := shop.Start(t, env, append([]string{"-backend=services", "-page"}, flags...)...)
-	v := &visit{url: process.URL, tab: newTab(t), servers: &servers}
+	v := &visit{url: process.URL(), tab: newTab(t), servers: &servers}
 	v.enter()
 	return v
 }

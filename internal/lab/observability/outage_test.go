@@ -16,8 +16,8 @@ func TestOutages(t *testing.T) {
 	servers := shop.Shared(t)
 	database, redis, broker := testenv.NewProxy(t, servers.Database), testenv.NewProxy(t, servers.Redis), testenv.NewProxy(t, servers.Broker)
 	s := startShop(t, shop.Servers{Database: database.URL(), Redis: redis.URL(), Broker: broker.URL()}.Env(), "-backend=services")
-	api := scrape(t, s.URL)
-	go load(t.Context(), s.URL)
+	api := scrape(t, s.URL())
+	go load(t.Context(), s.URL())
 	testenv.Eventually(t, testenv.Patience, func() error {
 		flowing, err := api.query(`holdfast_outbox_published_total > 0 and on () holdfast_inbox_amqp_settled_total > 0`)
 		if err == nil && flowing == 0 {

@@ -20,7 +20,7 @@ func TestPrometheus(t *testing.T) {
 	t.Parallel()
 	t.Run("in memory", func(t *testing.T) {
 		t.Parallel()
-		api := observe(t, startShop(t, nil).URL, func(q query) bool { return !q.rare && !q.servers })
+		api := observe(t, startShop(t, nil).URL(), func(q query) bool { return !q.rare && !q.servers })
 		for _, a := range alerts {
 			testenv.Eventually(t, testenv.Patience, func() error {
 				results, err := api.evaluate(a.expr)
@@ -33,7 +33,7 @@ func TestPrometheus(t *testing.T) {
 	})
 	t.Run("on servers", func(t *testing.T) {
 		t.Parallel()
-		observe(t, startShop(t, shop.Shared(t).Env(), "-backend=services").URL, func(q query) bool { return !q.rare })
+		observe(t, startShop(t, shop.Shared(t).Env(), "-backend=services").URL(), func(q query) bool { return !q.rare })
 	})
 }
 

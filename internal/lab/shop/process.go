@@ -1,13 +1,13 @@
 package shop
 
 import (
-	"bufio"
-	"bytes"
-	"io"
+	"errors"
+	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"runtime"
-	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -15,84 +15,177 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// Process is a shop that runs.
+// ErrEnded is what AwaitListening returns when the process ended instead.
+var ErrEnded = errors.New("the shop ended before it listened")
+
+// Process is a shop in a process of its own, which may be killed, stopped and started again. Its methods may be
+// called from any goroutine, Start, Kill and Terminate from one at a time.
 type Process struct {
-	// URL is where it listens.
-	URL   string
-	cmd   *exec.Cmd
-	ended chan struct{}
+	// Name is how the process is called in errors.
+	Name string
+	args []string
+	env  []string
+
+	mu  sync.Mutex
+	run *run // the newest; nil before the first Start
+	log log  // of all runs
 }
 
-// Start runs a shop until the test ends, and returns when it listens. Env is added to the environment.
-func Start(t testing.TB, env []string, flags ...string) *Process {
+// run is one life of a process.
+type run struct {
+	cmd       *exec.Cmd
+	url       string
+	listening chan struct{} // closed when url is set
+	ended     chan struct{} // closed when the process was waited for
+	err       error         // what Wait said
+}
+
+// New returns a shop that Start starts. Env is added to the environment of this process.
+func New(name string, env []string, args ...string) *Process {
+	return &Process{Name: name, env: env, args: append([]string{"-addr=127.0.0.1:0"}, args...)}
+}
+
+// Start runs a shop until the test ends, and returns when it listens.
+func Start(t testing.TB, env []string, args ...string) *Process {
 	t.Helper()
 	path, err := Binary()
 	if err != nil {
 		t.Fatal(err)
 	}
-	stdout, said, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	var log bytes.Buffer
-	cmd := exec.Command(path, append([]string{"-addr=127.0.0.1:0"}, flags...)...)
-	cmd.Env, cmd.Stdout, cmd.Stderr = append(os.Environ(), env...), said, &log
-	p := &Process{cmd: cmd, ended: make(chan struct{})}
-	err = p.start()
-	_ = said.Close() // the process has its own
-	if err != nil {
-		_ = stdout.Close()
+	p := New("the shop", env, args...)
+	if err := p.Start(path); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		p.Kill()
 		if t.Failed() {
-			t.Logf("the shop said:\n%s", &log)
+			t.Logf("the shop said:\n%s", p.Log())
 		}
 	})
-	listening := make(chan string, 1)
-	go listen(stdout, listening)
-	select {
-	case p.URL = <-listening:
-	case <-p.ended:
-		t.Fatal("the shop ended before it listened")
-	case <-time.After(testenv.Patience):
-		t.Fatal("the shop does not listen")
+	if err := p.AwaitListening(testenv.Patience); err != nil {
+		t.Fatal(err)
 	}
 	return p
 }
 
-// start starts the process. It dies with the thread that started it, which is kept for as long.
-func (p *Process) start() error {
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{}
-	testenv.DieWithParent(p.cmd.SysProcAttr)
+// Start runs the binary at path, as a supervisor does when the process before has ended.
+func (p *Process) Start(path string) error {
+	r := &run{cmd: exec.Command(path, p.args...), listening: make(chan struct{}), ended: make(chan struct{})}
+	r.cmd.Env, r.cmd.Stderr = append(os.Environ(), p.env...), &p.log
+	r.cmd.Stdout = &announcement{found: func(url string) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		r.url = url
+		close(r.listening)
+	}}
+	r.cmd.SysProcAttr = &syscall.SysProcAttr{}
+	testenv.DieWithParent(r.cmd.SysProcAttr)
 	started := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread()
+		runtime.LockOSThread() // the child dies with this thread
 		defer runtime.UnlockOSThread()
-		err := p.cmd.Start()
+		err := r.cmd.Start()
 		started <- err
 		if err == nil {
-			_ = p.cmd.Wait() // it is killed
-			close(p.ended)
+			r.err = r.cmd.Wait()
+			close(r.ended)
 		}
 	}()
-	return <-started
+	if err := <-started; err != nil {
+		return fmt.Errorf("%s: %w", p.Name, err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.run = r
+	return nil
 }
 
-// listen reads what the process says to its end, and tells where it listens.
-func listen(stdout io.ReadCloser, listening chan<- string) {
-	defer func() { _ = stdout.Close() }()
-	for lines := bufio.NewScanner(stdout); lines.Scan(); {
-		if _, after, ok := strings.Cut(lines.Text(), "listening on "); ok {
-			address, _, _ := strings.Cut(after, " ")
-			listening <- address
-		}
+func (p *Process) newest() *run {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.run
+}
+
+// AwaitListening returns when the process listens. It fails with ErrEnded, or when patience is over.
+func (p *Process) AwaitListening(patience time.Duration) error {
+	r := p.newest()
+	select {
+	case <-r.listening:
+		return nil
+	case <-r.ended:
+		return fmt.Errorf("%s: %w", p.Name, ErrEnded)
+	case <-time.After(patience):
+		return fmt.Errorf("%s does not listen", p.Name)
 	}
 }
 
+// URL is where the process listens, "" while it starts.
+func (p *Process) URL() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.run.url
+}
+
+// Ended reports whether the process has ended.
+func (p *Process) Ended() bool {
+	select {
+	case <-p.newest().ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// Signal sends a signal to the process.
+func (p *Process) Signal(sig syscall.Signal) error { return p.newest().cmd.Process.Signal(sig) }
+
 // Kill ends the process as a power cut would.
 func (p *Process) Kill() {
-	_ = p.cmd.Process.Kill() // it may have ended
-	<-p.ended
+	r := p.newest()
+	if r == nil {
+		return
+	}
+	_ = r.cmd.Process.Kill() // it may have ended
+	<-r.ended
 }
+
+// Terminate asks the process to end and returns how long that took. It fails when the process takes longer than
+// patience or its exit code is not 0.
+func (p *Process) Terminate(patience time.Duration) (time.Duration, error) {
+	r, began := p.newest(), time.Now()
+	if err := r.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		return 0, fmt.Errorf("%s: %w", p.Name, err)
+	}
+	select {
+	case <-r.ended:
+	case <-time.After(patience):
+		return patience, fmt.Errorf("%s is still there %v after SIGTERM", p.Name, patience)
+	}
+	if r.err != nil {
+		return time.Since(began), fmt.Errorf("%s after SIGTERM: %w", p.Name, r.err)
+	}
+	return time.Since(began), nil
+}
+
+// Ready asks /readyz, for as long as the client's timeout.
+func (p *Process) Ready(client *http.Client) error {
+	url := p.URL()
+	if url == "" {
+		return fmt.Errorf("%s does not listen", p.Name)
+	}
+	resp, err := client.Get(url + "/readyz")
+	if err != nil {
+		return fmt.Errorf("%s: %w", p.Name, err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", p.Name, resp.Status)
+	}
+	return nil
+}
+
+// Log is the end of what the process and those before it have logged.
+func (p *Process) Log() string { return p.log.String() }
+
+// Complaints counts the warnings and errors that the process and those before it have logged.
+func (p *Process) Complaints() int { return p.log.count() }
