@@ -86,6 +86,21 @@ func findRabbitMQ() (script, epmd string, err error) {
 	return scripts[0], mappers[0], nil
 }
 
+// ServersMissing returns the Debian packages of the servers that this machine lacks: Postgres, Redis and RabbitMQ.
+func ServersMissing() []string {
+	var packages []string
+	if _, err := findPostgres(); err != nil {
+		packages = append(packages, "postgresql")
+	}
+	if _, err := findRedis(); err != nil {
+		packages = append(packages, "redis-server")
+	}
+	if _, _, err := findRabbitMQ(); err != nil {
+		packages = append(packages, "rabbitmq-server")
+	}
+	return packages
+}
+
 // newestFirst returns the files matching the patterns, the highest version in the path first.
 func newestFirst(patterns ...string) []string {
 	var found []string

@@ -8,22 +8,15 @@
 // rolled back on purpose, some that take a low sequence number and commit late.
 // Each message leaves a deed in a table of the same transaction, so that the
 // database says in the end what committed, also where a writer never heard. A
-// ledger holds what the writers were told and what a consumer received, in order,
+// ledger (package ledger) holds what the writers were told and what a consumer received, in order,
 // and its audit compares the three: everything that committed was delivered,
 // nothing that rolled back was, and the first deliveries of each key came in the
 // order of the commits. Repeats are counted, with how far back they went, and each
 // test says how many its faults explain.
 //
-// # How soon all is well again
-//
-// The tests of the files recovery_*_test.go run the reservation example as processes, let each kind
-// of fault happen under load, and print a table: how long after the fault's end every process is
-// ready, every api answers, and all that had happened is published, consumed and, where it was due,
-// expired. The goal is 10 s. A test fails at three times that, for the machine may be busy.
-//
 // # Short and long
 //
-// go test runs a short form of every test. HOLDFAST_CHAOS_ROUNDS=200 (make chaos)
+// go test runs a short form of every test. HOLDFAST_CHAOS_ROUNDS=200 (make faults)
 // runs twenty times as many faults; 10 is the short form. A failure prints its
 // HOLDFAST_CHAOS_SEED, which chooses the same faults and transactions again, though
 // never the same moments.

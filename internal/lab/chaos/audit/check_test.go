@@ -1,0 +1,203 @@
+package audit_test
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/internal/lab/chaos/audit"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
+
+// sound is a history without fault: one reservation was confirmed, one cancelled, and one of the same seat expired.
+type sound struct{ audit.History }
+
+func newSound() *sound {
+	h := &sound{audit.History{Events: []string{"e"}}}
+	h.answer("e", "key-e", 201, "e", "", "", nil)
+	h.hold("r1", 1)
+	h.answer("read", "", 200, "e", "r1", audit.Held, []int{1})
+	h.settle("r1", 1, audit.Confirmed)
+	h.answer("confirm", "key-r1-c", 200, "e", "r1", audit.Confirmed, []int{1})
+	h.answer("read", "", 200, "e", "r1", audit.Confirmed, []int{1})
+	h.Seats = append(h.Seats, audit.Seat{Event: "e", State: audit.Confirmed, Reservation: "r1", Number: 1})
+	h.hold("r2", 2)
+	h.settle("r2", 2, audit.Cancelled)
+	h.answer("cancel", "key-r2-c", 200, "e", "r2", audit.Cancelled, []int{2})
+	h.hold("r3", 2)
+	h.settle("r3", 2, audit.Expired)
+	h.answer("confirm", "key-r3-c", 409, "e", "r3", "", nil)
+	h.Answers[0].Op = audit.OpEvent
+	return h
+}
+
+func (h *sound) answer(op, key string, status int, event, reservation, state string, seats []int) {
+	body := fmt.Sprint(status, reservation, state)
+	h.Answers = append(h.Answers, audit.Answer{Op: op, Key: key, Status: status, Event: event, Reservation: reservation, State: state, Seats: seats, Body: body})
+}
+
+func (h *sound) change(c audit.Change) {
+	c.ID, c.Token, c.Event = int64(len(h.Changes)+1), uuid.New(), "e"
+	h.Changes = append(h.Changes, c)
+}
+
+func (h *sound) hold(id string, seat int) {
+	h.answer("hold", "key-"+id, 503, "e", "", "", nil)
+	h.answer("hold", "key-"+id, 201, "e", id, audit.Held, []int{seat})
+	h.change(audit.Change{What: audit.OfSeat, Seat: seat, Status: audit.Held, Reservation: id})
+	h.change(audit.Change{What: audit.OfReservation, Reservation: id, Status: audit.Held, User: "key-" + id, Seats: []int{seat}})
+	h.tell(id)
+	h.Reservations = append(h.Reservations, audit.Reservation{ID: id, Event: "e", User: "key-" + id, Seats: []int{seat}})
+}
+
+func (h *sound) settle(id string, seat int, status string) {
+	to := audit.Change{What: audit.OfSeat, Seat: seat, Status: "free"}
+	if status == audit.Confirmed {
+		to.Status, to.Reservation = audit.Confirmed, id
+	}
+	h.change(audit.Change{What: audit.OfReservation, Reservation: id, Status: status, User: "key-" + id})
+	h.change(to)
+	h.tell(id)
+	r := &h.Reservations[len(h.Reservations)-1]
+	r.Status, r.Known, r.Messages = status, status, 2
+}
+
+// tell writes a message and has it take effect.
+func (h *sound) tell(id string) {
+	message := uuid.New()
+	h.change(audit.Change{What: audit.OfMessage, Message: message, Reservation: id})
+	h.change(audit.Change{What: audit.OfTaken, Message: message})
+	h.change(audit.Change{What: audit.OfEffect, Reservation: id})
+}
+
+// without removes the last change of a kind about a reservation, and returns it.
+func (h *sound) without(what, id string) audit.Change {
+	for i, c := range slices.Backward(h.Changes) {
+		if c.What == what && (c.Reservation == id || c.Message == h.message(id)) {
+			h.Changes = slices.Delete(h.Changes, i, i+1)
+			return c
+		}
+	}
+	panic(what)
+}
+
+// message is the last one of a reservation.
+func (h *sound) message(id string) uuid.UUID {
+	for _, c := range slices.Backward(h.Changes) {
+		if c.What == audit.OfMessage && c.Reservation == id {
+			return c.Message
+		}
+	}
+	return uuid.UUID{}
+}
+
+func (h *sound) row(id string) *audit.Reservation {
+	return &h.Reservations[slices.IndexFunc(h.Reservations, func(r audit.Reservation) bool { return r.ID == id })]
+}
+
+func (h *sound) told(op, id string) *audit.Answer {
+	return &h.Answers[slices.IndexFunc(h.Answers, func(a audit.Answer) bool { return a.Op == op && a.Reservation == id })]
+}
+
+func TestSound(t *testing.T) {
+	t.Parallel()
+	if r := audit.Check(newSound().History); len(r.Findings) > 0 {
+		t.Errorf("%+v", r.Findings)
+	}
+}
+
+// A check that overlooks something would make every run worthless.
+func TestCheckTells(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		sabotage func(h *sound)
+		want     []string
+	}{
+		"a doubled holder": {func(h *sound) {
+			h.row("r2").Status, h.row("r2").Seats = audit.Confirmed, []int{1}
+		}, []string{audit.SoldTwice, audit.NotDurable, audit.TwoEffects, audit.WrongModel, audit.Unexplained}},
+		"a seat that went from hand to hand": {func(h *sound) {
+			h.change(audit.Change{What: audit.OfSeat, Seat: 1, Status: audit.Held, Reservation: "r9"})
+		}, []string{audit.SoldTwice}},
+		"a seat confirmed to two": {func(h *sound) {
+			h.answer("confirm", "key-r9", 200, "e", "r9", audit.Confirmed, []int{1})
+		}, []string{audit.SoldTwice, audit.NotDurable}},
+		"a seat without its reservation": {func(h *sound) { h.Seats = nil }, []string{audit.SoldTwice}},
+		"a lost hold": {func(h *sound) {
+			h.Reservations = slices.DeleteFunc(h.Reservations, func(r audit.Reservation) bool { return r.ID == "r3" })
+		}, []string{audit.NotDurable}},
+		"a lost event":        {func(h *sound) { h.Events = nil }, []string{audit.NotDurable}},
+		"a lost confirmation": {func(h *sound) { h.row("r1").Status = audit.Expired }, []string{audit.NotDurable, audit.SoldTwice, audit.TwoEffects, audit.WrongModel}},
+		"a second answer": {func(h *sound) {
+			h.answer("hold", "key-r2", 201, "e", "r2", audit.Held, []int{3})
+			h.Answers[len(h.Answers)-1].Body = "another"
+		}, []string{audit.TwoAnswers, audit.NotDurable}},
+		"a refusal after the answer": {func(h *sound) { h.answer("hold", "key-r2", 409, "e", "", "", nil) },
+			[]string{audit.TwoAnswers, audit.Unexplained}},
+		"a second effect": {func(h *sound) { h.row("r3").User = "key-r2" }, []string{audit.TwoEffects, audit.NotDurable}},
+		"a second end": {func(h *sound) {
+			h.change(audit.Change{What: audit.OfReservation, Reservation: "r3", Status: audit.Cancelled})
+			h.tell("r3")
+			*h.row("r3") = audit.Reservation{ID: "r3", Event: "e", User: "key-r3", Status: audit.Cancelled, Known: audit.Cancelled, Seats: []int{2}, Messages: 3}
+		}, []string{audit.TwoEffects, audit.Unexplained}},
+		"confirmed and cancelled": {func(h *sound) { h.answer("cancel", "key-x", 200, "e", "r1", audit.Cancelled, nil) },
+			[]string{audit.Contradicts, audit.NotDurable}},
+		"confirmed for nobody": {func(h *sound) {
+			*h.told("confirm", "r1") = audit.Answer{Op: "confirm", Key: "key-r1-c", Status: 409, Event: "e", Reservation: "r1"}
+		}, []string{audit.Unexplained}},
+		"a read that goes back": {func(h *sound) { h.answer("read", "", 200, "e", "r1", audit.Held, nil) }, []string{audit.Contradicts}},
+		"a read of nothing":     {func(h *sound) { h.answer("read", "", 404, "e", "r2", "", nil) }, []string{audit.Contradicts}},
+		"a server error":        {func(h *sound) { h.answer("hold", "key-x", 500, "e", "", "", nil) }, []string{audit.Refused}},
+		"a message not written": {func(h *sound) {
+			h.without(audit.OfTaken, "r2")
+			h.without(audit.OfMessage, "r2")
+		}, []string{audit.NotAnnounced}},
+		"a message not delivered": {func(h *sound) {
+			h.without(audit.OfTaken, "r2")
+			h.without(audit.OfEffect, "r2")
+			h.row("r2").Known, h.row("r2").Messages = audit.Held, 1
+		}, []string{audit.NotDelivered, audit.WrongModel}},
+		"a message taken twice": {func(h *sound) {
+			h.change(audit.Change{What: audit.OfTaken, Message: h.message("r2")})
+			h.change(audit.Change{What: audit.OfEffect, Reservation: "r2"})
+			h.row("r2").Messages = 3
+		}, []string{audit.EffectTwice}},
+		"a message of nobody":  {func(h *sound) { h.change(audit.Change{What: audit.OfTaken, Message: uuid.New()}) }, []string{audit.WrongModel}},
+		"a hold that is due":   {func(h *sound) { h.Left.Due = 1 }, []string{audit.Stuck}},
+		"a dead letter":        {func(h *sound) { h.Left.DeadInbox = 1 }, []string{audit.Stuck}},
+		"a message left over":  {func(h *sound) { h.Left.Outbox = 1 }, []string{audit.Stuck}},
+		"a key behind letters": {func(h *sound) { h.Left.Parked = 1 }, []string{audit.Stuck}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newSound()
+			c.sabotage(h)
+			r := audit.Check(h.History)
+			slices.Sort(c.want)
+			if found := slices.Sorted(maps.Keys(r.Counts)); !slices.Equal(found, c.want) {
+				t.Errorf("found %v, want %v: %+v", found, c.want, r.Findings)
+			}
+		})
+	}
+}
+
+// What a failover has lost explains what concerns it, and nothing else.
+func TestLostIsExcused(t *testing.T) {
+	t.Parallel()
+	h := newSound()
+	h.Reservations = slices.DeleteFunc(h.Reservations, func(r audit.Reservation) bool { return r.ID == "r3" })
+	h.Lost = []audit.Change{{What: audit.OfReservation, Reservation: "r3", Status: audit.Held}}
+	if r := audit.Check(h.History); len(r.Findings) > 0 || r.Excused[audit.NotDurable] != 1 {
+		t.Errorf("%+v", r)
+	}
+	h.row("r2").Status = audit.Expired
+	if r := audit.Check(h.History); r.Counts[audit.NotDurable] != 1 {
+		t.Errorf("%+v", r)
+	}
+}

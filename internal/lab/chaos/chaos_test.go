@@ -1,0 +1,159 @@
+package main
+
+import (
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/internal/lab/chaos/audit"
+	"github.com/holdfast-go/holdfast/internal/lab/shop"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+func TestMain(m *testing.M) {
+	code := testenv.Run(m)
+	shop.Remove()
+	os.Exit(code)
+}
+
+// shortKinds are those of which the short seed has one fault each.
+const shortKinds = "kill,restart,failover,cut,half-open,lost-bytes,memory-alarm,flush"
+
+// One seed, of a few faults. The command runs all of them.
+func TestOneSeed(t *testing.T) {
+	t.Parallel()
+	if missing := testenv.ServersMissing(); len(missing) > 0 {
+		testenv.Missing(t, "not installed: "+strings.Join(missing, ", "))
+	}
+	chosen, err := kindsNamed(shortKinds)
+	if err != nil {
+		t.Fatal(err)
+	}
+	binary, err := shop.Binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seed := rand.Uint64()
+	if text := os.Getenv("HOLDFAST_CHAOS_SEED"); text != "" {
+		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	report, h, err := play(t.Context(), seed, options{kinds: chosen, short: true, binary: binary, log: t.Output(), out: t.ArtifactDir()})
+	if err != nil {
+		t.Errorf("HOLDFAST_CHAOS_SEED=%d: %v", seed, err)
+	}
+	for _, o := range report.Outcomes {
+		if len(o.Findings) > 0 {
+			t.Errorf("HOLDFAST_CHAOS_SEED=%d: %v\n%s", seed, o, o.Explanation)
+		}
+		// A busy machine may take longer, but not three times: what waits for a timer that is too long takes longer.
+		if slow := 3 * recoveryGoal.Seconds(); o.Recovery > slow {
+			t.Errorf("HOLDFAST_CHAOS_SEED=%d: %v", seed, o)
+		}
+	}
+	if !t.Failed() {
+		sabotage(t, h)
+	}
+}
+
+// sabotage wants lies about a history to be found that has none.
+func sabotage(t *testing.T, h audit.History) {
+	t.Helper()
+	told := slices.IndexFunc(h.Answers, func(a audit.Answer) bool { return a.Op == audit.OpConfirm && a.Status == 200 })
+	taken := slices.IndexFunc(h.Changes, func(c audit.Change) bool { return c.What == audit.OfTaken })
+	if told < 0 || taken < 0 {
+		t.Fatal("nothing was confirmed: the seed shows nothing")
+	}
+	for want, lie := range map[string]func(h *audit.History){
+		audit.SoldTwice: func(h *audit.History) {
+			twin := h.Reservations[slices.IndexFunc(h.Reservations, func(r audit.Reservation) bool { return r.Status == audit.Confirmed })]
+			twin.ID, twin.User = "twin", "twin"
+			h.Reservations = append(h.Reservations, twin)
+		},
+		audit.NotDurable: func(h *audit.History) {
+			h.Reservations = slices.DeleteFunc(h.Reservations, func(r audit.Reservation) bool { return r.ID == h.Answers[told].Reservation })
+		},
+		audit.TwoAnswers: func(h *audit.History) {
+			another := h.Answers[told]
+			another.Body = "another"
+			h.Answers = append(h.Answers, another)
+		},
+		audit.EffectTwice:  func(h *audit.History) { h.Changes = append(h.Changes, h.Changes[taken]) },
+		audit.NotDelivered: func(h *audit.History) { h.Changes = slices.Delete(h.Changes, taken, taken+1) },
+	} {
+		lied := h
+		lied.Answers, lied.Changes, lied.Reservations = slices.Clone(h.Answers), slices.Clone(h.Changes), slices.Clone(h.Reservations)
+		lie(&lied)
+		if audit.Check(lied).Counts[want] == 0 {
+			t.Errorf("nobody finds %s", want)
+		}
+	}
+}
+
+// A seed has the same faults in the same order each time.
+func TestSeedRepeats(t *testing.T) {
+	t.Parallel()
+	deal := func(seed uint64) []string {
+		s := &system{db: &pair{spec: testenv.Spec{Kind: testenv.Postgres}}, redis: &pair{spec: testenv.Spec{Kind: testenv.Redis}}}
+		for i, role := range roles {
+			s.processes = append(s.processes, &process{Process: shop.New(role+" "+strconv.Itoa(i), nil), role: role})
+		}
+		d := &dealer{s: s, rng: rand.New(rand.NewPCG(seed, 1)), previous: "somewhere"}
+		var names []string
+		for _, f := range d.dealAll(kinds()) {
+			names = append(names, f.kind+" "+f.target+" "+f.lasts.String())
+		}
+		return names
+	}
+	first := deal(7)
+	if again := deal(7); !slices.Equal(first, again) {
+		t.Errorf("%v\nand then\n%v", first, again)
+	}
+	if other := deal(8); slices.Equal(first, other) {
+		t.Error("another seed has the same faults")
+	}
+	t.Logf("%d faults:\n%s", len(first), strings.Join(first, "\n"))
+}
+
+func TestKindsNamed(t *testing.T) {
+	t.Parallel()
+	if all, err := kindsNamed(""); err != nil || len(all) != len(kinds()) {
+		t.Errorf("%d kinds, %v", len(all), err)
+	}
+	some, err := kindsNamed("clock,kill")
+	if err != nil || len(some) != 2 || some[0].name != "clock" {
+		t.Errorf("%v %v", some, err)
+	}
+	if _, err := kindsNamed("kill,nothing"); err == nil {
+		t.Error("an unknown kind is taken")
+	}
+}
+
+// The report says what was found, how long the way back was, and what was lost.
+func TestReport(t *testing.T) {
+	t.Parallel()
+	r := Report{Commit: "abc", Missing: map[string]string{"clock": "no library"}, Seeds: []SeedReport{{Seed: 4, Outcomes: []Outcome{
+		{Kind: "kill", Target: "relay 1 killed", Recovery: 2.5, Last: "outbox"},
+		{Kind: "kill", Target: "api 2 killed", Recovery: 12.5, Last: "ready", Findings: []audit.Finding{{Kind: audit.SoldTwice, Detail: "seat 1"}}},
+		{Kind: "failover-async", Target: "postgres, asynchronous", Lost: 9, Excused: map[string]int{audit.NotDurable: 3}},
+	}}}}
+	if !r.failed() {
+		t.Error("it has not failed")
+	}
+	text := r.markdown()
+	for _, want := range []string{
+		"Left out: clock, for no library.", "started again | 2 | 12.5 | 12.5 | api 2 killed | ready |", "seed 4, kill, api 2 killed: a seat sold twice: seat 1",
+		"seed 4: 9 changes of rows; a 2xx that is not durable: 3",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("it does not say %q:\n%s", want, text)
+		}
+	}
+	if (Report{}).failed() {
+		t.Error("an empty report has failed")
+	}
+}

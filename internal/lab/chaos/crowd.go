@@ -1,0 +1,158 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/lab/chaos/audit"
+	"github.com/holdfast-go/holdfast/internal/runloop"
+)
+
+const (
+	clientCount = 8
+	largeEvents = 3
+	largeSeats  = 10000
+	// smallSeats is how many seats those events have that are fought for. Every client opens one now and then.
+	smallSeats = 30
+	// answerPatience is how long a client insists on an answer. It is longer than any fault and its recovery.
+	answerPatience = 3 * time.Minute
+)
+
+// crowd are the clients of the shop, and all that they were told.
+type crowd struct {
+	s    *system
+	http *http.Client
+	rngs []*rand.Rand // one for each client
+
+	holds   atomic.Int64 // of which the clients were told
+	slowest atomic.Int64 // answer since the last reset, in nanoseconds
+
+	mu      sync.Mutex
+	answers []audit.Answer
+	large   []string
+	small   []string
+	unmet   []string // requests that got no final answer in time
+	stop    func()   // nil while nobody is there
+}
+
+// newCrowd opens the large events. The seed chooses what the clients do.
+func newCrowd(ctx context.Context, s *system, seed uint64) (*crowd, error) {
+	c := &crowd{s: s, http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 100}, Timeout: answerTimeout}}
+	for i := range uint64(clientCount) {
+		c.rngs = append(c.rngs, rand.New(rand.NewPCG(seed, 100+i)))
+	}
+	for i := range largeEvents {
+		event := c.newEvent(ctx, 0, largeSeats)
+		if event == "" {
+			return nil, fmt.Errorf("event %d was not made", i)
+		}
+		c.large = append(c.large, event)
+	}
+	c.small = append(c.small, c.newEvent(ctx, 0, smallSeats))
+	return c, nil
+}
+
+// come lets the clients in, until leave.
+func (c *crowd) come(ctx context.Context) {
+	stopped := make(chan struct{})
+	var all sync.WaitGroup
+	for i := range clientCount {
+		all.Go(func() {
+			for ctx.Err() == nil {
+				select {
+				case <-stopped:
+					return
+				default:
+					c.visit(ctx, i)
+				}
+			}
+		})
+	}
+	c.stop = func() {
+		close(stopped)
+		all.Wait()
+	}
+}
+
+// leave returns when every client has got the answers that it waits for.
+func (c *crowd) leave() {
+	if c.stop != nil {
+		c.stop()
+	}
+	c.stop = nil
+}
+
+// visit is what a client does in one go.
+func (c *crowd) visit(ctx context.Context, client int) {
+	rng := c.rngs[client]
+	_ = runloop.Sleep(ctx, time.Duration(rng.IntN(250))*time.Millisecond)
+	if rng.IntN(40) == 0 {
+		if event := c.newEvent(ctx, client, smallSeats); event != "" {
+			c.mu.Lock()
+			c.small = append(c.small, event)
+			c.mu.Unlock()
+		}
+	}
+	wish := c.drawHold(rng)
+	held := c.insist(ctx, client, wish, rng)
+	if held.Status != http.StatusCreated {
+		return
+	}
+	c.holds.Add(1)
+	if rng.IntN(3) == 0 {
+		c.read(ctx, client, held)
+	}
+	c.settle(ctx, client, held, rng)
+	if rng.IntN(3) == 0 {
+		c.read(ctx, client, held)
+	}
+	if rng.IntN(4) == 0 { // the answer must still be the same
+		c.insist(ctx, client, wish, rng)
+	}
+}
+
+// drawHold wishes for any seats, or for certain ones that others want, too.
+func (c *crowd) drawHold(rng *rand.Rand) request {
+	c.mu.Lock()
+	large, newest := c.large[rng.IntN(len(c.large))], c.small[max(0, len(c.small)-1-rng.IntN(2))]
+	c.mu.Unlock()
+	wish := fmt.Sprintf(`"quantity":%d`, 1+rng.IntN(3))
+	event := newest
+	switch rng.IntN(4) {
+	case 0, 1:
+		event = large
+	case 2:
+		first := 1 + rng.IntN(smallSeats-1)
+		wish = fmt.Sprintf(`"seats":[%q,%q]`, audit.SeatName(first), audit.SeatName(first+1))
+	}
+	return holdRequest(newKey(), event, wish)
+}
+
+// settle confirms or cancels what is held, or both at once, or lets it expire.
+func (c *crowd) settle(ctx context.Context, client int, held audit.Answer, rng *rand.Rand) {
+	user := held.Key
+	ask := func(op string) { c.insist(ctx, client, settleRequest(op, newKey(), user, held), nil) }
+	switch rng.IntN(8) {
+	case 0, 1, 2:
+		c.insist(ctx, client, settleRequest(audit.OpConfirm, newKey(), user, held), rng)
+	case 3, 4:
+		c.insist(ctx, client, settleRequest(audit.OpCancel, newKey(), user, held), rng)
+	case 5:
+		var both sync.WaitGroup
+		both.Go(func() { ask(audit.OpConfirm) })
+		both.Go(func() { ask(audit.OpCancel) })
+		both.Wait()
+	}
+}
+
+// told returns a copy of all answers, and what never got one.
+func (c *crowd) told() (answers []audit.Answer, unmet []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return append([]audit.Answer(nil), c.answers...), append([]string(nil), c.unmet...)
+}

@@ -1,0 +1,169 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/internal/runloop"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// eachServer returns a fault for each server: the primary of the time it happens.
+func (d *dealer) eachServer(what string, begin, end func(ctx context.Context, s *testenv.Server) error) []fault {
+	var all []fault
+	for _, kind := range []testenv.Kind{testenv.Postgres, testenv.Redis, testenv.RabbitMQ} {
+		all = append(all, d.fault(string(kind)+what,
+			func(ctx context.Context) error { return begin(ctx, d.s.server(kind)) },
+			func(ctx context.Context) error { return end(ctx, d.s.server(kind)) }))
+	}
+	return all
+}
+
+func (s *system) server(kind testenv.Kind) *testenv.Server {
+	switch kind {
+	case testenv.Postgres:
+		return s.db.server()
+	case testenv.Redis:
+		return s.redis.server()
+	default:
+		return s.broker
+	}
+}
+
+func (d *dealer) serverKills() []fault {
+	return d.eachServer(" killed",
+		func(_ context.Context, s *testenv.Server) error { return s.Kill() },
+		func(ctx context.Context, s *testenv.Server) error { return s.Start(ctx) })
+}
+
+func (d *dealer) serverStops() []fault {
+	return d.eachServer(" stopped",
+		func(_ context.Context, s *testenv.Server) error { return s.Pause() },
+		func(_ context.Context, s *testenv.Server) error { return s.Resume() })
+}
+
+func (d *dealer) kills() []fault {
+	return slices.Concat(d.processKills(), d.killedInHand(), d.serverKills())
+}
+
+func (d *dealer) stops() []fault { return slices.Concat(d.processStops(), d.serverStops()) }
+
+func (d *dealer) restarts() []fault {
+	servers := d.eachServer(" restarted",
+		func(_ context.Context, s *testenv.Server) error { return s.Stop() },
+		func(ctx context.Context, s *testenv.Server) error { return s.Start(ctx) })
+	for i := range servers {
+		servers[i].lasts = 0
+	}
+	return slices.Concat(d.processRestarts(), servers, d.endingWithout())
+}
+
+// endingWithout asks all processes to end while a server says nothing.
+func (d *dealer) endingWithout() []fault {
+	kind := pick(d.rng, []testenv.Kind{testenv.Postgres, testenv.Redis, testenv.RabbitMQ})
+	return []fault{{
+		target: "every process restarted while " + string(kind) + " is stopped",
+		begin: func(context.Context) error {
+			if err := d.s.server(kind).Pause(); err != nil {
+				return err
+			}
+			return d.s.terminate(d.s.processes...)
+		},
+		end: func(context.Context) error {
+			return errors.Join(d.s.server(kind).Resume(), d.s.replace(d.s.processes...))
+		},
+	}}
+}
+
+// memoryAlarms has RabbitMQ believe that it has no memory left.
+func (d *dealer) memoryAlarms() []fault {
+	limit := func(bytes string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			return d.s.broker.Control(ctx, "set_vm_memory_high_watermark", "absolute", bytes)
+		}
+	}
+	return []fault{d.fault("rabbitmq", limit("1"), limit("1GB"))}
+}
+
+// fullDisks leaves no room on the disk of Postgres, and has RabbitMQ believe that it has none.
+func (d *dealer) fullDisks() []fault {
+	limit := func(bytes string) func(context.Context) error {
+		return func(ctx context.Context) error { return d.s.broker.Control(ctx, "set_disk_free_limit", bytes) }
+	}
+	all := []fault{d.fault("rabbitmq", limit("1000TB"), limit("50MB"))}
+	if canMount() {
+		all = append(all, d.fault("postgres",
+			func(context.Context) error { return fill(d.s.db.disk) },
+			func(ctx context.Context) error {
+				return errors.Join(relieve(d.s.db.disk), d.s.db.server().Start(ctx)) // it may have given up
+			}))
+	}
+	return all
+}
+
+func (d *dealer) flushes() []fault {
+	return []fault{{target: "redis", begin: func(ctx context.Context) error {
+		opts, err := goredis.ParseURL(d.s.redis.server().URL())
+		if err != nil {
+			return err
+		}
+		client := goredis.NewClient(opts)
+		return errors.Join(client.FlushAll(ctx).Err(), client.Close())
+	}}}
+}
+
+// locks has another session lock a table that everybody writes.
+func (d *dealer) locks() []fault {
+	var all []fault
+	for _, table := range []string{"reservations", "holdfast_outbox"} {
+		release := func(context.Context) error { return nil }
+		all = append(all, d.fault(table,
+			func(ctx context.Context) error {
+				tx, err := d.s.pool.Begin(ctx)
+				if err != nil {
+					return err
+				}
+				release = tx.Rollback
+				_, err = tx.Exec(ctx, "lock table "+table+" in access exclusive mode")
+				return err
+			},
+			func(ctx context.Context) error { return release(ctx) }))
+	}
+	return all
+}
+
+func noClocks() string {
+	if fakeTime() == "" {
+		return "libfaketime is not installed (Debian's package libfaketime)"
+	}
+	return ""
+}
+
+// clocks has the clock of a server jump, forth or back, and stay there; and then back to the right time.
+func (d *dealer) clocks() []fault {
+	var all []fault
+	for _, p := range []*pair{d.s.db, d.s.redis} {
+		for _, wrong := range []time.Duration{time.Duration(5+d.rng.IntN(60)) * time.Second, -time.Duration(3+d.rng.IntN(12)) * time.Second} {
+			all = append(all, fault{
+				target: fmt.Sprintf("%s %+.0f s, and right again", p.spec.Kind, wrong.Seconds()),
+				begin:  func(ctx context.Context) error { return p.jump(ctx, wrong) },
+				lasts:  d.some(),
+				end:    func(ctx context.Context) error { return p.jump(ctx, 0) },
+			})
+		}
+	}
+	return all
+}
+
+// jump sets the clock and returns when the servers have seen it.
+func (p *pair) jump(ctx context.Context, wrong time.Duration) error {
+	if err := p.setClock(wrong); err != nil {
+		return err
+	}
+	return runloop.Sleep(ctx, 1200*time.Millisecond)
+}

@@ -1,0 +1,137 @@
+package main
+
+import (
+	"context"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/internal/lab/chaos/audit"
+	"github.com/holdfast-go/holdfast/internal/lab/ledger"
+)
+
+// historySQL has every change of the shop's tables noted in its own transaction.
+const historySQL = `
+create table chaos_history (
+	token uuid not null default gen_random_uuid(), id bigint generated always as identity, what text not null,
+	event uuid, reservation uuid, seat integer, seats integer[], status text, user_id text, message uuid);
+create index on chaos_history (id);
+create index on chaos_history (message) where message is not null;
+
+create function chaos_reservation() returns trigger language plpgsql as $$ begin
+	insert into chaos_history (what, event, reservation, seats, status, user_id)
+	values ('reservation', new.event_id, new.id, new.seats, new.status, new.user_id);
+	return null;
+end $$;
+create trigger chaos after insert or update on reservations for each row execute function chaos_reservation();
+
+create function chaos_seat() returns trigger language plpgsql as $$ begin
+	insert into chaos_history (what, event, reservation, seat, status)
+	values ('seat', new.event_id, new.reservation_id, new.number, new.state);
+	return null;
+end $$;
+create trigger chaos after update on seats for each row execute function chaos_seat();
+
+create function chaos_message() returns trigger language plpgsql as $$ begin
+	insert into chaos_history (what, reservation, status, message) values ('message', new.ordering_key::uuid, new.name, new.id);
+	return null;
+end $$;
+create trigger chaos after insert on holdfast_outbox for each row execute function chaos_message();
+
+create function chaos_taken() returns trigger language plpgsql as $$ begin
+	insert into chaos_history (what, message) values ('taken', new.message_id);
+	return null;
+end $$;
+create trigger chaos after insert on holdfast_inbox for each row execute function chaos_taken();
+
+create function chaos_effect() returns trigger language plpgsql as $$ begin
+	insert into chaos_history (what, event, reservation, status) values ('effect', new.event_id, new.reservation_id, new.status);
+	return null;
+end $$;
+create trigger chaos after insert or update on reservation_states for each row execute function chaos_effect();`
+
+const changesSQL = `select token, id, what, coalesce(event::text, ''), coalesce(reservation::text, ''), coalesce(seat, 0),
+	coalesce(seats, '{}'), coalesce(status, ''), coalesce(user_id, ''), coalesce(message, '00000000-0000-0000-0000-000000000000')
+from chaos_history order by id`
+
+// querier is a connection or a pool.
+type querier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+func readChanges(ctx context.Context, q querier) ([]audit.Change, error) {
+	rows, _ := q.Query(ctx, changesSQL) // CollectRows returns its error
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (c audit.Change, err error) {
+		return c, row.Scan(&c.Token, &c.ID, &c.What, &c.Event, &c.Reservation, &c.Seat, &c.Seats, &c.Status, &c.User, &c.Message)
+	})
+}
+
+// readHistory reads all that the database knows.
+func readHistory(ctx context.Context, q querier) (h audit.History, err error) {
+	if h.Changes, err = readChanges(ctx, q); err != nil {
+		return h, err
+	}
+	rows, _ := q.Query(ctx, "select id::text from events")
+	if h.Events, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
+		return h, err
+	}
+	rows, _ = q.Query(ctx, `select r.id::text, r.event_id::text, r.user_id, r.status, r.seats, coalesce(s.status, ''), coalesce(s.messages, 0)
+		from reservations r left join reservation_states s on s.reservation_id = r.id`)
+	h.Reservations, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (r audit.Reservation, err error) {
+		return r, row.Scan(&r.ID, &r.Event, &r.User, &r.Status, &r.Seats, &r.Known, &r.Messages)
+	})
+	if err != nil {
+		return h, err
+	}
+	rows, _ = q.Query(ctx, `select event_id::text, state, reservation_id::text, number from seats where state <> 'free'`)
+	h.Seats, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (s audit.Seat, err error) {
+		return s, row.Scan(&s.Event, &s.State, &s.Reservation, &s.Number)
+	})
+	if err != nil {
+		return h, err
+	}
+	return h, q.QueryRow(ctx, `select (select count(*) from holdfast_outbox), (select count(*) from holdfast_outbox_dead),
+		(select count(*) from holdfast_inbox_parked),
+		(select count(*) from reservations where status = 'held' and expires_at <= clock_timestamp())`).
+		Scan(&h.Left.Outbox, &h.Left.DeadOutbox, &h.Left.Parked, &h.Left.Due)
+}
+
+// deeds are the messages that must have reached the broker, in the order of their reservation.
+func deeds(changes []audit.Change) []ledger.Deed {
+	var all []ledger.Deed
+	places := map[string]int64{}
+	for _, c := range changes {
+		if c.What == audit.OfMessage {
+			places[c.Reservation]++
+			all = append(all, ledger.Deed{ID: c.Message, Key: c.Reservation, N: places[c.Reservation]})
+		}
+	}
+	return all
+}
+
+// lostBy are the changes that the one history has and the other lacks.
+func lostBy(old, now []audit.Change) []audit.Change {
+	kept := make(map[uuid.UUID]bool, len(now))
+	for _, c := range now {
+		kept[c.Token] = true
+	}
+	var lost []audit.Change
+	for _, c := range old {
+		if !kept[c.Token] {
+			lost = append(lost, c)
+		}
+	}
+	return lost
+}
+
+// messagesOf are the messages that changes wrote or took.
+func messagesOf(changes []audit.Change) []uuid.UUID {
+	var all []uuid.UUID
+	for _, c := range changes {
+		if c.What == audit.OfMessage || c.What == audit.OfTaken {
+			all = append(all, c.Message)
+		}
+	}
+	return all
+}

@@ -1,0 +1,132 @@
+// Command chaos breaks the ticket shop of examples/reservation in every way it knows, and looks whether it keeps its
+// promises:
+//
+//	go run ./internal/lab/chaos [-seeds N] [-seed S] [-minutes M] [-only kind,kind] [-out DIR]
+//
+// Each seed starts servers of its own, primaries and standbys, two processes of each role and some clients, and lets
+// every kind of fault happen, in an order, to victims and for times that the seed chooses: -seed S repeats these choices, though never
+// the same moments. After each fault it measures how long the way back takes, waits until nothing is under way, and
+// compares what the clients were told with what the database noted. A seed ends at its first finding. It
+// runs for an hour, or for N seeds. As root on Debian and Ubuntu it installs what it needs. With -out the report is written to
+// report.json and report.md, beside what the processes logged where something was found. It exits with 1 if anything was found.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/v9/logging"
+
+	"github.com/holdfast-go/holdfast/internal/lab/shop"
+)
+
+// The exit codes.
+const (
+	exitFound    = 1
+	exitUnusable = 2
+)
+
+type flags struct {
+	seeds             int
+	seed              uint64
+	minutes           float64
+	only, out, before string
+}
+
+func main() {
+	var f flags
+	flag.IntVar(&f.seeds, "seeds", 0, "how many `seeds` to run, whatever -minutes says")
+	flag.Uint64Var(&f.seed, "seed", 0, "the one seed to run, or the first of several (default by chance)")
+	flag.Float64Var(&f.minutes, "minutes", 60, "for how long to begin with further faults")
+	flag.StringVar(&f.only, "only", "", "the `kinds` of faults, separated by commas (default all)")
+	flag.StringVar(&f.out, "out", "", "a `folder` for the report and for logs")
+	flag.StringVar(&f.before, "previous", "HEAD~20", "the `commit` of the version that a rolling deploy comes from")
+	flag.Parse()
+	logging.Disable() // of go-redis: its errors come back to whoever asks, too
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	report, err := run(ctx, f)
+	stop()
+	shop.Remove()
+	switch {
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "chaos:", err)
+		os.Exit(exitUnusable)
+	case report.failed():
+		os.Exit(exitFound)
+	}
+}
+
+func run(ctx context.Context, f flags) (Report, error) {
+	chosen, err := kindsNamed(f.only)
+	if err != nil {
+		return Report{}, err
+	}
+	if err := getTools(ctx); err != nil {
+		return Report{}, err
+	}
+	o := options{kinds: chosen, log: os.Stdout}
+	if o.binary, err = shop.Binary(); err != nil {
+		return Report{}, err
+	}
+	r := Report{Commit: commit("HEAD"), Missing: map[string]string{}}
+	for _, k := range chosen {
+		if k.missing != nil && k.missing() != "" {
+			r.Missing[k.name] = k.missing()
+		}
+	}
+	remove := func() {}
+	if o.previous, remove, err = previous(ctx, f.before); err != nil {
+		r.Missing["deploy"] = err.Error()
+	} else {
+		r.Previous = commit(f.before)
+	}
+	defer remove()
+	return r, r.run(ctx, f, o)
+}
+
+// run runs seeds until there are enough, or time is up, and writes the report after each.
+func (r *Report) run(ctx context.Context, f flags, o options) error {
+	if f.seeds == 0 {
+		o.deadline = time.Now().Add(time.Duration(f.minutes * float64(time.Minute)))
+	}
+	seed := f.seed
+	for n := 0; ctx.Err() == nil; n++ {
+		if f.seeds > 0 && n >= f.seeds || f.seeds == 0 && time.Now().After(o.deadline) || f.seed != 0 && f.seeds == 0 && n > 0 {
+			break
+		}
+		if f.seed == 0 {
+			seed = uint64(rand.Uint32())
+		}
+		if f.out != "" {
+			o.out = filepath.Join(f.out, "seed-"+strconv.FormatUint(seed, 10))
+		}
+		fmt.Fprintf(o.log, "seed %d\n", seed)
+		s, _, err := play(ctx, seed, o)
+		if err != nil {
+			s.Error = err.Error()
+			fmt.Fprintln(o.log, "the lab itself:", err)
+		}
+		s.Seed = seed
+		r.Seeds = append(r.Seeds, s)
+		if f.out != "" {
+			if err := r.write(f.out); err != nil {
+				return err
+			}
+		}
+		seed++
+	}
+	fmt.Fprint(o.log, r.markdown())
+	if len(r.Seeds) == 0 {
+		return errors.New("no seed ran")
+	}
+	return nil
+}

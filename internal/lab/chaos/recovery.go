@@ -1,0 +1,217 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/internal/lab/chaos/audit"
+	"github.com/holdfast-go/holdfast/internal/runloop"
+)
+
+const (
+	// recoveryGoal is how soon after the end of any fault all should be well again.
+	recoveryGoal = 10 * time.Second
+	// recoveryPatience is how long it is waited for. What is not well then is stuck.
+	recoveryPatience = 90 * time.Second
+)
+
+// symptoms are what a recovery ends, in the order of tables.
+var symptoms = []string{"ready", "answers", "outbox", "read model", "due holds"}
+
+// recovery says when, after a fault's end, each symptom was seen for the last time.
+type recovery struct {
+	after map[string]time.Duration
+	// stuck says why a symptom was still there when patience was over.
+	stuck map[string]error
+	// ended are processes that ended by themselves.
+	ended []string
+}
+
+// total is when everything was well again, and what was last.
+func (r recovery) total() (longest time.Duration, last string) {
+	for _, name := range symptoms {
+		if r.after[name] >= longest {
+			longest, last = r.after[name], name
+		}
+	}
+	return longest, last
+}
+
+// mark is a moment up to which everything must be caught up with.
+type mark struct {
+	change int64     // the newest of the history
+	end    time.Time // by the database's clock
+}
+
+// recover measures how long it takes from now on until no symptom is left.
+func (d *director) recover(ctx context.Context) (recovery, error) {
+	r := recovery{after: map[string]time.Duration{}, stuck: map[string]error{}}
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, recoveryPatience)
+	defer cancel()
+	var m mark
+	err := poll(ctx, func() error {
+		return d.s.pool.QueryRow(ctx, "select (select last_value from chaos_history_id_seq), clock_timestamp()").Scan(&m.change, &m.end)
+	})
+	if err != nil {
+		return r, fmt.Errorf("postgres does not answer the lab: %w", err)
+	}
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	for symptom, look := range d.looks(m, &r) {
+		all.Go(func() {
+			took, err := untilWell(ctx, began, look)
+			mu.Lock()
+			defer mu.Unlock()
+			r.after[symptom] = took
+			if err != nil {
+				r.stuck[symptom] = err
+			}
+		})
+	}
+	all.Wait()
+	return r, nil
+}
+
+// untilWell asks until the answer is nil, and returns when it was asked that time.
+func untilWell(ctx context.Context, began time.Time, look func(context.Context) error) (time.Duration, error) {
+	for {
+		asked := time.Now()
+		err := look(ctx)
+		if err == nil {
+			return asked.Sub(began), nil
+		}
+		if runloop.Sleep(ctx, 100*time.Millisecond) != nil {
+			return time.Since(began), err
+		}
+	}
+}
+
+// poll calls f until it returns nil, and returns its last error when ctx ends.
+func poll(ctx context.Context, f func() error) error {
+	_, err := untilWell(ctx, time.Now(), func(context.Context) error { return f() })
+	return err
+}
+
+const outboxSQL = `select count(*) from holdfast_outbox o join chaos_history h on h.message = o.id where h.what = 'message' and h.id <= $1`
+
+const untakenSQL = `select count(*) from chaos_history m where m.id <= $1 and m.id > $2 and m.what = 'message' and m.message <> all ($3)
+	and not exists (select from chaos_history t where t.message = m.message and t.what = 'taken')`
+
+const dueSQL = `select count(*) from reservations where status = 'held' and expires_at <= $1`
+
+// looks are the questions after the symptoms of a fault.
+func (d *director) looks(m mark, r *recovery) map[string]func(context.Context) error {
+	none := func(sql string, args func() []any) func(context.Context) error {
+		return func(ctx context.Context) error {
+			ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+			defer cancel()
+			var n int
+			if err := d.s.pool.QueryRow(ctx, sql, args()...).Scan(&n); err != nil {
+				return err
+			}
+			if n > 0 {
+				return fmt.Errorf("%d left", n)
+			}
+			return nil
+		}
+	}
+	return map[string]func(context.Context) error{
+		"ready": func(context.Context) error {
+			ended, err := d.s.revive()
+			r.ended = append(r.ended, ended...)
+			if err != nil {
+				return err
+			}
+			return d.s.allReady()
+		},
+		"answers": d.crowd.allAnswer(),
+		"outbox":  none(outboxSQL, func() []any { return []any{m.change} }),
+		"read model": none(untakenSQL, func() []any {
+			return []any{m.change, d.settled, append([]uuid.UUID{}, messagesOf(d.s.losses())...)}
+		}),
+		"due holds": none(dueSQL, func() []any { return []any{m.end} }),
+	}
+}
+
+// readyClient gives a process as long for an answer as a load balancer would.
+var readyClient = &http.Client{Timeout: 3 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+
+func (s *system) allReady() error {
+	errs := make([]error, len(s.processes))
+	var all sync.WaitGroup
+	for i, p := range s.processes {
+		all.Go(func() { errs[i] = p.Ready(readyClient) })
+	}
+	all.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// prober is the client that asks whether the apis answer.
+const prober = -1
+
+// allAnswer wants a hold for every large event through every api, each answered promptly.
+func (c *crowd) allAnswer() func(context.Context) error {
+	const promptly = 2 * time.Second
+	type way struct {
+		api   int
+		event string
+	}
+	left := map[way]bool{}
+	for api := range c.s.named("api") {
+		for _, event := range c.large {
+			left[way{api, event}] = true
+		}
+	}
+	return func(ctx context.Context) error {
+		var mu sync.Mutex
+		var all sync.WaitGroup
+		for _, w := range slices.Collect(maps.Keys(left)) { // the goroutines delete from it
+			all.Go(func() {
+				ctx, cancel := context.WithTimeout(ctx, promptly)
+				defer cancel()
+				a := c.send(ctx, prober, w.api, holdRequest(newKey(), w.event, `"quantity":1`))
+				mu.Lock()
+				defer mu.Unlock()
+				if a.Status == http.StatusCreated {
+					delete(left, w)
+				}
+			})
+		}
+		all.Wait()
+		if len(left) > 0 {
+			return fmt.Errorf("%d of %d ways to hold a seat do not work", len(left), largeEvents*2)
+		}
+		return nil
+	}
+}
+
+// sessions tells what those of the database do.
+func (s *system) sessions(ctx context.Context) string {
+	rows, _ := s.pool.Query(ctx, `select format('%s %s, blocked by %s, since %s: %s', pid, state,
+		pg_blocking_pids(pid), state_change, left(query, 200)) from pg_stat_activity where state <> 'idle' order by state_change`)
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return err.Error()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// holdsLeft counts reservations that are held, due or not.
+func (s *system) holdsLeft(ctx context.Context) (n int, err error) {
+	return n, s.pool.QueryRow(ctx, "select count(*) from reservations where status = $1", audit.Held).Scan(&n)
+}

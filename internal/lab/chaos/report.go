@@ -1,0 +1,259 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/lab/chaos/audit"
+	"github.com/holdfast-go/holdfast/internal/lab/ledger"
+)
+
+// Report is what a run has shown.
+type Report struct {
+	// Commit is what ran, and Previous what it was deployed from.
+	Commit   string `json:"commit"`
+	Previous string `json:"previous,omitempty"`
+	// Missing says which kinds of faults the machine cannot have, and why.
+	Missing map[string]string `json:"missing,omitempty"`
+	Seeds   []SeedReport      `json:"seeds"`
+}
+
+// SeedReport is what one seed has shown. Times are in seconds.
+type SeedReport struct {
+	Seed uint64  `json:"seed"`
+	Took float64 `json:"took"`
+	// Cut says that time was up before all faults had happened.
+	Cut      bool      `json:"cut,omitempty"`
+	Outcomes []Outcome `json:"outcomes"`
+	// Answers counts what clients were told, by status; 0 is no answer. Keys is how many keys they used.
+	Answers map[int]int `json:"answers"`
+	Keys    int         `json:"keys"`
+	// Messages is how many committed, and Repeats how many the broker got again.
+	Messages int `json:"messages"`
+	Repeats  int `json:"repeats"`
+	// Error is the lab's own.
+	Error string `json:"error,omitempty"`
+}
+
+// Outcome is what came of one fault. Times are in seconds.
+type Outcome struct {
+	Kind   string  `json:"kind"`
+	Target string  `json:"target"`
+	Lasts  float64 `json:"lasts"`
+	// Recovery is the time from the end of the fault until all was well, and Last what was last; After has each symptom.
+	Recovery float64            `json:"recovery"`
+	Last     string             `json:"last"`
+	After    map[string]float64 `json:"after"`
+	// Slowest is the longest time that an answer took.
+	Slowest float64 `json:"slowest"`
+	// Complaints is how many warnings and errors all processes have logged.
+	Complaints int             `json:"complaints"`
+	Findings   []audit.Finding `json:"findings,omitempty"`
+	// Lost is how many changes a failover to an asynchronous standby has lost; Excused counts what broken promises all
+	// losses of the seed explain.
+	Lost        int            `json:"lost,omitempty"`
+	Excused     map[string]int `json:"excused,omitempty"`
+	Explanation string         `json:"explanation,omitempty"`
+}
+
+func (o *Outcome) find(kind string, details ...string) {
+	for _, detail := range details {
+		o.Findings = append(o.Findings, audit.Finding{Kind: kind, Detail: detail})
+	}
+}
+
+func (o *Outcome) recovered(r recovery) {
+	total, last := r.total()
+	o.Recovery, o.Last, o.After = round(total), last, map[string]float64{}
+	for name, took := range r.after {
+		o.After[name] = round(took)
+	}
+	for _, name := range sortedKeys(r.stuck) {
+		o.find(audit.Stuck, fmt.Sprintf("%s after %v: %v", name, recoveryPatience, r.stuck[name]))
+	}
+	for _, name := range r.ended {
+		o.find(audit.Stuck, name+" ended by itself")
+	}
+}
+
+func round(d time.Duration) float64 {
+	return float64(d.Round(100*time.Millisecond)) / float64(time.Second)
+}
+
+// String is one line of a run.
+func (o Outcome) String() string {
+	line := fmt.Sprintf("%-14s %-52s lasts %4.1f s, well again %4.1f s after it (%s), slowest answer %4.1f s, %d complaints",
+		o.Kind, o.Target, o.Lasts, o.Recovery, o.Last, o.Slowest, o.Complaints)
+	if o.Lost > 0 {
+		line += fmt.Sprintf(", %d changes lost", o.Lost)
+	}
+	for _, f := range o.Findings {
+		line += "\n    FOUND " + f.Kind + ": " + f.Detail
+	}
+	return line
+}
+
+// count sums a seed up.
+func (r *SeedReport) count(h audit.History, broker ledger.Verdict, took time.Duration) {
+	r.Took, r.Answers = round(took), map[int]int{}
+	keys := map[string]bool{}
+	for _, a := range h.Answers {
+		r.Answers[a.Status]++
+		keys[a.Key] = true
+	}
+	delete(keys, "")
+	r.Keys, r.Messages, r.Repeats = len(keys), broker.Committed, broker.Duplicates
+}
+
+// findings counts what a seed has found.
+func (r SeedReport) findings() int {
+	n := 0
+	for _, o := range r.Outcomes {
+		n += len(o.Findings)
+	}
+	return n
+}
+
+// failed reports whether anything was found, or the lab itself failed.
+func (r Report) failed() bool {
+	return slices.ContainsFunc(r.Seeds, func(s SeedReport) bool { return s.Error != "" || s.findings() > 0 })
+}
+
+// write writes report.json and report.md.
+func (r Report) write(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	text, err := json.MarshalIndent(r, "", "\t")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "report.json"), append(text, '\n'), 0o644); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "report.md"), []byte(r.markdown()), 0o644)
+}
+
+const preface = `# What the shop went through
+
+Written by ` + "`go run ./internal/lab/chaos -out DIR`" + ` (` + "`make chaos`" + `). Two api, two relays, two consumers and two sweepers of
+examples/reservation ran as processes, on a Postgres and a Redis with a standby each and on a RabbitMQ, while clients held, confirmed,
+cancelled and read, some of them with the same key twice. After each fault everything that the clients were told was compared
+with every change that the database had noted: no seat sold twice, every 2xx durable, one answer and one effect for each key, every committed
+message at the broker in the order of its reservation, taken once, and in the read model; every due hold expired, no dead letter,
+everybody ready.
+`
+
+const limitsOfIt = `
+## What this does not show
+
+- Clocks: libfaketime reaches Postgres and Redis. Processes of Go do not ask the C library for the time: theirs are the machine's.
+- Everything runs on one machine: a failover moves an address, as a virtual IP does, once the old primary is dead. There is no split brain.
+- RabbitMQ has one node; its full disk and memory are alarms that are set. Redis keeps nothing on a disk, so none of it can be full.
+- A disk of Postgres is memory: a power cut that loses what was not yet synced is not among the faults.
+`
+
+func (r Report) markdown() string {
+	var b strings.Builder
+	b.WriteString(preface)
+	fmt.Fprintf(&b, "\nCommit %s", r.Commit)
+	if r.Previous != "" {
+		fmt.Fprintf(&b, ", deployed from and back to %s", r.Previous)
+	}
+	b.WriteString(".\n")
+	for _, name := range sortedKeys(r.Missing) {
+		fmt.Fprintf(&b, "Left out: %s, for %s.\n", name, r.Missing[name])
+	}
+	b.WriteString("\n## Seeds\n\n| seed | faults | minutes | requests | keys | 2xx | no answer | messages | repeats at the broker | findings |\n|---|---|---|---|---|---|---|---|---|---|\n")
+	for _, s := range r.Seeds {
+		total, good := 0, 0
+		for status, n := range s.Answers {
+			total += n
+			if status == http.StatusOK || status == http.StatusCreated {
+				good += n
+			}
+		}
+		fmt.Fprintf(&b, "| %d | %d | %.0f | %d | %d | %d | %d | %d | %d | %d |\n", s.Seed, len(s.Outcomes), s.Took/60, total, s.Keys, good, s.Answers[0], s.Messages, s.Repeats, s.findings())
+	}
+	r.recoveries(&b)
+	r.found(&b)
+	r.lost(&b)
+	b.WriteString(limitsOfIt)
+	return b.String()
+}
+
+// recoveries is the table of how soon all was well again.
+func (r Report) recoveries(b *strings.Builder) {
+	all := map[string][]Outcome{}
+	for _, s := range r.Seeds {
+		for _, o := range s.Outcomes {
+			all[o.Kind] = append(all[o.Kind], o)
+		}
+	}
+	fmt.Fprintf(b, "\n## Recovery\n\nSeconds from the end of a fault until every process was ready, every api answered for every event, and all that had"+
+		" happened\nby then was published, taken, and expired where it was due. The goal is %.0f s.\n\n", recoveryGoal.Seconds())
+	b.WriteString("| fault | how often | median | longest | of | last to recover | slowest answer | findings |\n|---|---|---|---|---|---|---|---|\n")
+	for _, k := range kinds() {
+		outcomes := all[k.name]
+		if len(outcomes) == 0 {
+			continue
+		}
+		slices.SortFunc(outcomes, func(x, y Outcome) int { return cmp.Compare(x.Recovery, y.Recovery) })
+		worst := outcomes[len(outcomes)-1]
+		slowest, findings := 0.0, 0
+		for _, o := range outcomes {
+			slowest, findings = max(slowest, o.Slowest), findings+len(o.Findings)
+		}
+		fmt.Fprintf(b, "| %s: %s | %d | %.1f | %.1f | %s | %s | %.1f | %d |\n", k.name, k.what, len(outcomes), outcomes[len(outcomes)/2].Recovery,
+			worst.Recovery, worst.Target, worst.Last, slowest, findings)
+	}
+}
+
+// found quotes all findings.
+func (r Report) found(b *strings.Builder) {
+	b.WriteString("\n## Findings\n\n")
+	none := true
+	for _, s := range r.Seeds {
+		if s.Error != "" {
+			fmt.Fprintf(b, "- seed %d: the lab itself: %s\n", s.Seed, s.Error)
+			none = false
+		}
+		for _, o := range s.Outcomes {
+			for _, f := range o.Findings {
+				fmt.Fprintf(b, "- seed %d, %s, %s: %s: %s\n", s.Seed, o.Kind, o.Target, f.Kind, f.Detail)
+				none = false
+			}
+		}
+	}
+	if none {
+		b.WriteString("None.\n")
+	}
+}
+
+// lost says what asynchronous failovers have lost.
+func (r Report) lost(b *strings.Builder) {
+	b.WriteString("\n## Lost by asynchronous failover\n\nA standby that is behind when its primary dies lacks what had committed since: this was read from the old primary's disk afterwards.\n" +
+		"What clients were told of it does not hold; everything else does.\n\n")
+	for _, s := range r.Seeds {
+		for _, o := range s.Outcomes {
+			if o.Lost == 0 {
+				continue
+			}
+			fmt.Fprintf(b, "- seed %d: %d changes of rows", s.Seed, o.Lost)
+			for _, kind := range sortedKeys(o.Excused) {
+				fmt.Fprintf(b, "; %s: %d", kind, o.Excused[kind])
+			}
+			b.WriteString("\n")
+		}
+	}
+}
+
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
