@@ -6,13 +6,14 @@ ROUNDS   ?= 200
 SEQUENCES ?= 40000
 SCHEDULES ?= 100000
 SEED      ?= 0
+OUT      ?= chaos-report
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 VULN     := golang.org/x/vuln/cmd/govulncheck@v1.9.0
 MODULES  := . examples/databasesql examples/operator examples/quickstart examples/reservation internal/lab rpc watermillbridge
 NESTED   := rpc watermillbridge
 
 .DEFAULT_GOAL := help
-.PHONY: help test sim planted chaos differential interop cover fuzz lint vuln tidy example release
+.PHONY: help test sim planted faults chaos differential interop cover fuzz lint vuln tidy example release
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,8 +27,11 @@ sim: ## the whole shop on the fakes under SCHEDULES (100000) seeded schedules of
 planted: ## known bugs, one after the other, each of which the simulation or a suite must find; about half an hour
 	$(GO) run ./internal/lab/servers -- $(GO) run ./internal/lab/planted -report=internal/lab/planted/report.md
 
-chaos: ## the fault tests in their long form, ROUNDS (200) kills and as much of the other faults; most of an hour
+faults: ## the fault tests in their long form, ROUNDS (200) kills and as much of the other faults; most of an hour
 	HOLDFAST_CHAOS_ROUNDS=$(ROUNDS) $(GO) run ./internal/lab/servers -- $(GO) test -v -count=1 -parallel=1 -timeout=60m ./internal/lab/faults ./expiry/expirypgx
+
+chaos: ## the shop as processes, and every kind of fault: an hour, or SEEDS=3, or SEED=7 again, ONLY=kill,clock; the report is in OUT
+	@$(GO) run ./internal/lab/chaos $(if $(SEEDS),-seeds $(SEEDS)) -seed $(SEED) $(if $(MINUTES),-minutes $(MINUTES)) $(if $(ONLY),-only $(ONLY)) -out $(OUT)
 
 differential: ## the tests that compare fakes with servers in their long form, SEQUENCES (40000) random ones each
 	HOLDFAST_FUZZ_SEQUENCES=$(SEQUENCES) $(GO) run ./internal/lab/servers -- $(GO) test -v -count=1 -run='^TestDifferential' -timeout=60m \

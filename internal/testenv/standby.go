@@ -10,11 +10,15 @@ import (
 )
 
 // Promote makes a primary of a server that was started with Spec.Follows, and returns when it takes writes.
+// It stays a primary when it is started again.
 func (s *Server) Promote(ctx context.Context) error {
-	switch s.kind {
-	case Postgres:
+	switch e := s.engine.(type) {
+	case *postgres:
 		return s.wrap("promote", promotePostgres(ctx, s.URL()))
-	case Redis:
+	case *redis:
+		s.mu.Lock()
+		e.follows = "" // else it would follow again after a restart
+		s.mu.Unlock()
 		return s.wrap("promote", promoteRedis(ctx, s.URL()))
 	default:
 		return fmt.Errorf("testenv: promote %s: it follows nobody", s.kind)

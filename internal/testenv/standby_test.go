@@ -6,7 +6,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// What is written at the primary is at the other, which takes writes once it is promoted.
+// What is written at the primary is at the other, which takes writes once it is promoted, also after a restart.
 func TestPromote(t *testing.T) {
 	t.Parallel()
 	for _, p := range products {
@@ -23,6 +23,8 @@ func TestPromote(t *testing.T) {
 			testenv.Eventually(t, testenv.Patience, func() error { return p.read(t.Context(), standby.URL()) })
 			must(t, primary.Kill())
 			must(t, standby.Promote(t.Context()))
+			must(t, standby.Kill())
+			must(t, standby.Start(t.Context()))
 			must(t, p.write(t.Context(), standby.URL()))
 		})
 	}

@@ -20,7 +20,7 @@ const (
 	// smallSeats is how many seats those events have that are fought for. Every client opens one now and then.
 	smallSeats = 30
 	// answerPatience is how long a client insists on an answer. It is longer than any fault and its recovery.
-	answerPatience = 3 * time.Minute
+	answerPatience = 2 * time.Minute
 )
 
 // crowd are the clients of the shop, and all that they were told.

@@ -59,6 +59,7 @@ func kinds() []kind {
 		{name: "disk-full", what: "no room left: on Postgres' own disk, and RabbitMQ's alarm", deal: (*dealer).fullDisks},
 		{name: "memory-alarm", what: "RabbitMQ's alarm: publishers are blocked", deal: (*dealer).memoryAlarms},
 		{name: "flush", what: "FLUSHALL of Redis", deal: (*dealer).flushes},
+		{name: "read-only", what: "Redis a replica, as when an address moves too early; Postgres in read-only transactions", deal: (*dealer).readOnly},
 		{name: "locks", what: "a table locked by another session", deal: (*dealer).locks},
 		{name: "clock", what: "the clocks of Postgres or Redis jump", deal: (*dealer).clocks, missing: noClocks},
 		{name: "deploy", what: "a rolling deploy to the version before and back", deal: (*dealer).deploys},

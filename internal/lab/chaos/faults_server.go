@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/internal/runloop"
@@ -108,13 +109,50 @@ func (d *dealer) fullDisks() []fault {
 
 func (d *dealer) flushes() []fault {
 	return []fault{{target: "redis", begin: func(ctx context.Context) error {
-		opts, err := goredis.ParseURL(d.s.redis.server().URL())
-		if err != nil {
-			return err
-		}
-		client := goredis.NewClient(opts)
-		return errors.Join(client.FlushAll(ctx).Err(), client.Close())
+		return d.s.onRedis(ctx, func(c *goredis.Client) error { return c.FlushAll(ctx).Err() })
 	}}}
+}
+
+// readOnly has the primaries take no writes.
+func (d *dealer) readOnly() []fault {
+	follow := func(host, port string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			return d.s.onRedis(ctx, func(c *goredis.Client) error { return c.SlaveOf(ctx, host, port).Err() })
+		}
+	}
+	set := func(sql string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			return d.s.onPostgres(ctx, sql, "select pg_reload_conf()")
+		}
+	}
+	return []fault{
+		d.fault("redis", follow("127.0.0.1", "1"), follow("NO", "ONE")), // nobody listens there
+		d.fault("postgres", set("alter system set default_transaction_read_only = on"), set("alter system reset default_transaction_read_only")),
+	}
+}
+
+// onRedis does something to the primary.
+func (s *system) onRedis(ctx context.Context, do func(*goredis.Client) error) error {
+	opts, err := goredis.ParseURL(s.redis.server().URL())
+	if err != nil {
+		return err
+	}
+	client := goredis.NewClient(opts)
+	return errors.Join(do(client), client.Close())
+}
+
+// onPostgres runs statements on the primary, one after the other.
+func (s *system) onPostgres(ctx context.Context, statements ...string) error {
+	conn, err := pgx.Connect(ctx, s.db.server().URL())
+	if err != nil {
+		return err
+	}
+	for _, sql := range statements {
+		if _, err := conn.Exec(ctx, sql); err != nil {
+			return errors.Join(err, conn.Close(ctx))
+		}
+	}
+	return conn.Close(ctx)
 }
 
 // locks has another session lock a table that everybody writes.

@@ -18,6 +18,12 @@ create table chaos_history (
 create index on chaos_history (id);
 create index on chaos_history (message) where message is not null;
 
+create function chaos_event() returns trigger language plpgsql as $$ begin
+	insert into chaos_history (what, event) values ('event', new.id);
+	return null;
+end $$;
+create trigger chaos after insert on events for each row execute function chaos_event();
+
 create function chaos_reservation() returns trigger language plpgsql as $$ begin
 	insert into chaos_history (what, event, reservation, seats, status, user_id)
 	values ('reservation', new.event_id, new.id, new.seats, new.status, new.user_id);

@@ -49,37 +49,61 @@ func (r recovery) total() (longest time.Duration, last string) {
 // mark is a moment up to which everything must be caught up with.
 type mark struct {
 	change int64     // the newest of the history
-	end    time.Time // by the database's clock
+	end    time.Time // by the database's clock, when the holds of that moment are due
 }
 
-// recover measures how long it takes from now on until no symptom is left.
+// recover measures how long it takes from now on until no symptom is left. What must be published, taken and expired
+// includes the holds by which the apis have shown that they answer: a part that has not yet noticed that its
+// connection is dead has nothing else to do.
 func (d *director) recover(ctx context.Context) (recovery, error) {
 	r := recovery{after: map[string]time.Duration{}, stuck: map[string]error{}}
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, recoveryPatience)
 	defer cancel()
-	var m mark
-	err := poll(ctx, func() error {
-		return d.s.pool.QueryRow(ctx, "select (select last_value from chaos_history_id_seq), clock_timestamp()").Scan(&m.change, &m.end)
-	})
+	var mu sync.Mutex
+	await := func(symptom string, look func(context.Context) error) error {
+		took, err := untilWell(ctx, began, look)
+		mu.Lock()
+		defer mu.Unlock()
+		r.after[symptom] = took
+		if err != nil {
+			r.stuck[symptom] = err
+		}
+		return err
+	}
+	var all sync.WaitGroup
+	defer all.Wait()
+	all.Go(func() { _ = await("ready", d.ready(&r)) }) // what is stuck is in r
+	if await("answers", d.crowd.allAnswer()) != nil {
+		all.Wait()
+		return r, nil
+	}
+	m, err := d.mark(ctx)
 	if err != nil {
 		return r, fmt.Errorf("postgres does not answer the lab: %w", err)
 	}
-	var mu sync.Mutex
-	var all sync.WaitGroup
-	for symptom, look := range d.looks(m, &r) {
-		all.Go(func() {
-			took, err := untilWell(ctx, began, look)
-			mu.Lock()
-			defer mu.Unlock()
-			r.after[symptom] = took
-			if err != nil {
-				r.stuck[symptom] = err
-			}
-		})
-	}
+	all.Go(func() { _ = await("outbox", d.none(outboxSQL, func() []any { return []any{m.change} })) })
+	all.Go(func() {
+		_ = await("read model", d.none(untakenSQL, func() []any {
+			return []any{m.change, d.settled, append([]uuid.UUID{}, messagesOf(d.s.losses())...)}
+		}))
+	})
+	all.Go(func() {
+		_ = runloop.Sleep(ctx, hold) // nothing is due before
+		_ = await("due holds", d.none(dueSQL, func() []any { return []any{m.end} }))
+		mu.Lock()
+		defer mu.Unlock()
+		r.after["due holds"] = max(0, r.after["due holds"]-hold)
+	})
 	all.Wait()
 	return r, nil
+}
+
+func (d *director) mark(ctx context.Context) (m mark, err error) {
+	err = poll(ctx, func() error {
+		return d.s.pool.QueryRow(ctx, "select (select last_value from chaos_history_id_seq), clock_timestamp() + $1", hold).Scan(&m.change, &m.end)
+	})
+	return m, err
 }
 
 // untilWell asks until the answer is nil, and returns when it was asked that time.
@@ -109,37 +133,31 @@ const untakenSQL = `select count(*) from chaos_history m where m.id <= $1 and m.
 
 const dueSQL = `select count(*) from reservations where status = 'held' and expires_at <= $1`
 
-// looks are the questions after the symptoms of a fault.
-func (d *director) looks(m mark, r *recovery) map[string]func(context.Context) error {
-	none := func(sql string, args func() []any) func(context.Context) error {
-		return func(ctx context.Context) error {
-			ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-			defer cancel()
-			var n int
-			if err := d.s.pool.QueryRow(ctx, sql, args()...).Scan(&n); err != nil {
-				return err
-			}
-			if n > 0 {
-				return fmt.Errorf("%d left", n)
-			}
-			return nil
+// none wants a count of 0.
+func (d *director) none(sql string, args func() []any) func(context.Context) error {
+	return func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		var n int
+		if err := d.s.pool.QueryRow(ctx, sql, args()...).Scan(&n); err != nil {
+			return err
 		}
+		if n > 0 {
+			return fmt.Errorf("%d left", n)
+		}
+		return nil
 	}
-	return map[string]func(context.Context) error{
-		"ready": func(context.Context) error {
-			ended, err := d.s.revive()
-			r.ended = append(r.ended, ended...)
-			if err != nil {
-				return err
-			}
-			return d.s.allReady()
-		},
-		"answers": d.crowd.allAnswer(),
-		"outbox":  none(outboxSQL, func() []any { return []any{m.change} }),
-		"read model": none(untakenSQL, func() []any {
-			return []any{m.change, d.settled, append([]uuid.UUID{}, messagesOf(d.s.losses())...)}
-		}),
-		"due holds": none(dueSQL, func() []any { return []any{m.end} }),
+}
+
+// ready wants every process to be so, and starts those again that have ended by themselves.
+func (d *director) ready(r *recovery) func(context.Context) error {
+	return func(context.Context) error {
+		ended, err := d.s.revive()
+		r.ended = append(r.ended, ended...)
+		if err != nil {
+			return err
+		}
+		return d.s.allReady()
 	}
 }
 

@@ -21,7 +21,7 @@ import (
 var roles = []string{"api", "api", "relay", "relay", "consumer", "consumer", "sweeper", "sweeper"}
 
 // hold is how long the shop holds a seat.
-const hold = "2s"
+const hold = 2 * time.Second
 
 // startPatience is how long a process may take to listen, whatever the machine does besides.
 const startPatience = 2 * time.Minute
@@ -124,7 +124,7 @@ func (s *system) newProcess(role, name string) (*process, error) {
 	s.db.follow(p.links[testenv.Postgres])
 	s.redis.follow(p.links[testenv.Redis])
 	servers := shop.Servers{Database: p.links[testenv.Postgres].URL(), Redis: p.links[testenv.Redis].URL(), Broker: p.links[testenv.RabbitMQ].URL()}
-	p.Process = shop.New(name, servers.Env(), "-backend=services", "-role="+role, "-hold="+hold, "-user-limit=1000000000", "-global-limit=0")
+	p.Process = shop.New(name, servers.Env(), "-backend=services", "-role="+role, "-hold="+hold.String(), "-user-limit=1000000000", "-global-limit=0")
 	s.atEnd(func() error {
 		p.Kill()
 		return nil

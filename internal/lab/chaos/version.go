@@ -39,24 +39,16 @@ func buildAt(ctx context.Context, rev, dir, binary string) error {
 	if err != nil {
 		return fmt.Errorf("no git history: %w", err)
 	}
-	archive := exec.CommandContext(ctx, "git", "-C", strings.TrimSpace(string(root)), "archive", rev)
-	unpack := exec.CommandContext(ctx, "tar", "-x", "-C", dir)
-	var said bytes.Buffer
-	archive.Stderr, unpack.Stderr = &said, &said
-	if unpack.Stdin, err = archive.StdoutPipe(); err != nil {
-		return err
+	packed := dir + ".tar"
+	defer os.Remove(packed)
+	archive := exec.CommandContext(ctx, "git", "-C", strings.TrimSpace(string(root)), "archive", "-o", packed, rev)
+	if out, err := archive.CombinedOutput(); err != nil {
+		return fmt.Errorf("git archive: %s", bytes.TrimSpace(out))
 	}
-	if err := unpack.Start(); err != nil {
-		return err
+	if out, err := exec.CommandContext(ctx, "tar", "-x", "-C", dir, "-f", packed).CombinedOutput(); err != nil {
+		return fmt.Errorf("tar: %s", bytes.TrimSpace(out))
 	}
-	if err := archive.Run(); err != nil {
-		_ = unpack.Wait()
-		return fmt.Errorf("git archive %s: %w: %s", rev, err, bytes.TrimSpace(said.Bytes()))
-	}
-	if err := unpack.Wait(); err != nil {
-		return fmt.Errorf("tar: %w: %s", err, bytes.TrimSpace(said.Bytes()))
-	}
-	build := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", binary, "./examples/reservation")
+	build := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-trimpath", "-o", binary, "./examples/reservation")
 	build.Dir = dir
 	build.Env = append(os.Environ(), "GOWORK="+filepath.Join(dir, "go.work"))
 	if out, err := build.CombinedOutput(); err != nil {

@@ -10,7 +10,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/holdfast-go/holdfast/internal/lab/shop"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -18,9 +17,7 @@ func TestMain(m *testing.M) {
 	if role := os.Getenv(roleVar); role != "" {
 		os.Exit(runChild(role))
 	}
-	code := testenv.Run(m)
-	shop.Remove()
-	os.Exit(code)
+	os.Exit(testenv.Run(m))
 }
 
 var quiet = slog.New(slog.DiscardHandler)

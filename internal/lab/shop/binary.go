@@ -1,4 +1,5 @@
-// Package shop runs the reservation example as a process, for the tests of other packages. Their TestMain calls Remove.
+// Package shop runs the reservation example as processes, for tests and commands of other packages. They call Remove
+// at their end.
 package shop
 
 import (

@@ -16,7 +16,7 @@ type log struct {
 	complaints int
 }
 
-// Write takes whole lines, as package slog writes them.
+// Write takes what a process logs, mostly in whole lines: a complaint whose level is cut in two is not counted.
 func (l *log) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

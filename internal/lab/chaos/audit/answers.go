@@ -30,7 +30,7 @@ func (c *check) durable() {
 		switch a.Op {
 		case OpEvent:
 			if !events[a.Event] {
-				c.find(NotDurable, nil, "event %s is gone", a.Event)
+				c.find(NotDurable, about(a.Event), "event %s is gone", a.Event)
 			}
 		case OpHold:
 			if !found || r.User != a.Key || r.Event != a.Event || !slices.Equal(r.Seats, a.Seats) {

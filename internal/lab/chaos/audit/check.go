@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+
+	"github.com/google/uuid"
 )
 
 // The kinds of findings.
@@ -44,7 +46,7 @@ type check struct {
 	History
 	Report
 	reservations map[string]Reservation
-	lost         map[string]bool // reservations, and users
+	lost         map[string]bool // events, reservations, and users
 }
 
 // Check looks for every promise that the history breaks.
@@ -70,20 +72,23 @@ func Check(h History) Report {
 	return c.Report
 }
 
-// noteLost finds whom the losses concern: the reservations, and the users who made them.
+// noteLost finds whom the losses concern: the events, the reservations, and the users who made them.
 func (c *check) noteLost() {
-	messages := map[any]string{}
+	messages := map[uuid.UUID]string{}
 	for _, change := range slices.Concat(c.Changes, c.Lost) {
 		if change.What == OfMessage {
 			messages[change.Message] = change.Reservation
 		}
 	}
 	for _, change := range c.Lost {
-		reservation := change.Reservation
-		if change.What == OfTaken {
-			reservation = messages[change.Message]
+		name := change.Reservation
+		switch change.What {
+		case OfTaken:
+			name = messages[change.Message]
+		case OfEvent:
+			name = change.Event
 		}
-		for _, name := range []string{reservation, change.User} {
+		for _, name := range []string{name, change.User} {
 			if name != "" {
 				c.lost[name] = true
 			}
@@ -91,7 +96,7 @@ func (c *check) noteLost() {
 	}
 }
 
-// find notes a finding, unless the losses of a failover explain what happened to one of these reservations or users.
+// find notes a finding, unless the losses of a failover explain what happened to one of these.
 func (c *check) find(kind string, about []string, format string, args ...any) {
 	if slices.ContainsFunc(about, func(name string) bool { return c.lost[name] }) {
 		c.Excused[kind]++

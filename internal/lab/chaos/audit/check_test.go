@@ -196,6 +196,11 @@ func TestLostIsExcused(t *testing.T) {
 	if r := audit.Check(h.History); len(r.Findings) > 0 || r.Excused[audit.NotDurable] != 1 {
 		t.Errorf("%+v", r)
 	}
+	h.Events = nil
+	h.Lost = append(h.Lost, audit.Change{What: audit.OfEvent, Event: "e"})
+	if r := audit.Check(h.History); len(r.Findings) > 0 || r.Excused[audit.NotDurable] != 2 {
+		t.Errorf("%+v", r)
+	}
 	h.row("r2").Status = audit.Expired
 	if r := audit.Check(h.History); r.Counts[audit.NotDurable] != 1 {
 		t.Errorf("%+v", r)

@@ -41,6 +41,7 @@ type Answer struct {
 
 // What a Change is about.
 const (
+	OfEvent       = "event"       // it was made
 	OfReservation = "reservation" // it was made, or its status changed
 	OfSeat        = "seat"        // its state changed
 	OfMessage     = "message"     // one was written into the outbox
