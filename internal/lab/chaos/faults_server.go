@@ -96,7 +96,7 @@ func (d *dealer) fullDisks() []fault {
 	limit := func(bytes string) func(context.Context) error {
 		return func(ctx context.Context) error { return d.s.broker.Control(ctx, "set_disk_free_limit", bytes) }
 	}
-	all := []fault{d.fault("rabbitmq", limit("1000TB"), limit("50MB"))}
+	all := []fault{d.fault("rabbitmq", limit("900000GB"), limit("50MB"))}
 	if canMount() {
 		all = append(all, d.fault("postgres",
 			func(context.Context) error { return fill(d.s.db.disk) },

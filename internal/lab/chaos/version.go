@@ -48,7 +48,7 @@ func buildAt(ctx context.Context, rev, dir, binary string) error {
 	if out, err := exec.CommandContext(ctx, "tar", "-x", "-C", dir, "-f", packed).CombinedOutput(); err != nil {
 		return fmt.Errorf("tar: %s", bytes.TrimSpace(out))
 	}
-	build := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-trimpath", "-o", binary, "./examples/reservation")
+	build := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", binary, "./examples/reservation")
 	build.Dir = dir
 	build.Env = append(os.Environ(), "GOWORK="+filepath.Join(dir, "go.work"))
 	if out, err := build.CombinedOutput(); err != nil {
