@@ -13,6 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/expiry"
 	"github.com/holdfast-go/holdfast/expiry/driver"
 	"github.com/holdfast-go/holdfast/expiry/expirypgx"
+	"github.com/holdfast-go/holdfast/internal/lab/load"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 	"github.com/holdfast-go/holdfast/txretry"
@@ -108,8 +109,8 @@ func benchExpiryIdle(ctx context.Context, b *bench) error {
 
 func repeated(call func(context.Context) error) func(ctx context.Context, length time.Duration) (sample, error) {
 	return func(ctx context.Context, length time.Duration) (sample, error) {
-		l, err := drive(ctx, 1, length, func(ctx context.Context, _ int) error { return call(ctx) })
-		return sample{l.rate, milliseconds(l.percentile(0.5))}, err
+		l, err := load.Drive(ctx, 1, length, func(ctx context.Context, _ int) error { return call(ctx) })
+		return sample{l.Rate, milliseconds(l.Percentile(0.5))}, err
 	}
 }
 

@@ -15,6 +15,8 @@ import (
 	"strconv"
 	"text/tabwriter"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/lab/shop"
 )
 
 // bench runs tables and keeps their goals.
@@ -28,7 +30,7 @@ type bench struct {
 
 	goals   []goal
 	servers servers
-	shops   *shopPlace // once it is asked for
+	shops   *shop.Place // once it is asked for
 }
 
 // table compares contenders that do the same work in ways of their own.

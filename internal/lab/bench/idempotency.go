@@ -15,6 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
+	"github.com/holdfast-go/holdfast/internal/lab/load"
 )
 
 func idempotencyWorkload() workload {
@@ -121,9 +122,9 @@ func (k keeper) replays(clients int) contender {
 }
 
 func (k keeper) drive(ctx context.Context, clients int, length time.Duration, key func() idempotency.Key) (sample, error) {
-	before := cpuTime()
-	l, err := drive(ctx, clients, length, func(ctx context.Context, _ int) error { return k.once(ctx, key()) })
-	return sample{l.rate, (cpuTime() - before).Seconds() * 1e6 / float64(l.done)}, err
+	before := load.CPUTime()
+	l, err := load.Drive(ctx, clients, length, func(ctx context.Context, _ int) error { return k.once(ctx, key()) })
+	return sample{l.Rate, (load.CPUTime() - before).Seconds() * 1e6 / float64(l.Done)}, err
 }
 
 var requestColumns = []column{{name: "requests/s"}, {name: "client us/request", decimals: 1}}

@@ -15,6 +15,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/lab/load"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
@@ -81,8 +82,8 @@ type stopwatch struct {
 	took, ran time.Duration // ran: CPU time of this process
 }
 
-func (s *stopwatch) start() { s.began, s.cpu = time.Now(), cpuTime() }
-func (s *stopwatch) stop()  { s.took, s.ran = time.Since(s.began), cpuTime()-s.cpu }
+func (s *stopwatch) start() { s.began, s.cpu = time.Now(), load.CPUTime() }
+func (s *stopwatch) stop()  { s.took, s.ran = time.Since(s.began), load.CPUTime()-s.cpu }
 
 // drainRun prepares n messages, moves them between the start and the stop of the watch,
 // and returns how many of them must be in the queue now.

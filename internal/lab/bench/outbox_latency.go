@@ -13,6 +13,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/lab/load"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
@@ -110,12 +111,12 @@ func (j *journey) complete(n int) bool {
 
 // waits returns percentiles of the time between commit and at, in milliseconds.
 func (j *journey) waits(at map[uuid.UUID]time.Time) (p50, p99 float64) {
-	var l load
+	var l load.Load
 	for id, committed := range j.committed {
-		l.waits = append(l.waits, at[id].Sub(committed))
+		l.Waits = append(l.Waits, at[id].Sub(committed))
 	}
-	slices.Sort(l.waits)
-	return milliseconds(l.percentile(0.5)), milliseconds(l.percentile(0.99))
+	slices.Sort(l.Waits)
+	return milliseconds(l.Percentile(0.5)), milliseconds(l.Percentile(0.99))
 }
 
 // startRelay starts what carries the messages, and returns what stores one.

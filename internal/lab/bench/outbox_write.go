@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/lab/load"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
@@ -91,7 +92,7 @@ func benchWrite(ctx context.Context, b *bench) error {
 
 func priced(w way, store write, goroutines int) func(ctx context.Context, length time.Duration) (sample, error) {
 	return func(ctx context.Context, length time.Duration) (sample, error) {
-		l, err := drive(ctx, goroutines, length, func(ctx context.Context, worker int) error {
+		l, err := load.Drive(ctx, goroutines, length, func(ctx context.Context, worker int) error {
 			id := ownAccount(worker)
 			return w(ctx, id, func(ctx context.Context, tx pgx.Tx) error {
 				if err := addToAccount(ctx, tx, id); err != nil {
@@ -101,7 +102,7 @@ func priced(w way, store write, goroutines int) func(ctx context.Context, length
 				return store(ctx, tx, m)
 			})
 		})
-		return sample{l.rate, milliseconds(l.percentile(0.5))}, err
+		return sample{l.Rate, milliseconds(l.Percentile(0.5))}, err
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/ulule/limiter/v3"
 	ululeredis "github.com/ulule/limiter/v3/drivers/store/redis"
 
+	"github.com/holdfast-go/holdfast/internal/lab/load"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/ratelimit"
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
@@ -158,8 +159,8 @@ func rateLoad(d namedDecider, goroutines int, allowed bool) func(context.Context
 	}
 	return func(ctx context.Context, length time.Duration) (sample, error) {
 		next := make([]int, 8*goroutines) // far enough apart for a cache line each
-		before := cpuTime()
-		l, err := drive(ctx, goroutines, length, func(ctx context.Context, worker int) error {
+		before := load.CPUTime()
+		l, err := load.Drive(ctx, goroutines, length, func(ctx context.Context, worker int) error {
 			next[8*worker]++
 			ok, err := d.run(ctx, keys[(worker*37+next[8*worker])%rateUsers])
 			if err == nil && ok != allowed && !d.free {
@@ -170,7 +171,7 @@ func rateLoad(d namedDecider, goroutines int, allowed bool) func(context.Context
 		if err != nil {
 			return nil, err
 		}
-		return sample{l.rate, float64((cpuTime() - before).Microseconds()) / float64(max(1, l.done))}, nil
+		return sample{l.Rate, float64((load.CPUTime() - before).Microseconds()) / float64(max(1, l.Done))}, nil
 	}
 }
 

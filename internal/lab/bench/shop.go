@@ -7,6 +7,9 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/lab/load"
+	"github.com/holdfast-go/holdfast/internal/lab/shop"
 )
 
 func shopWorkload() workload {
@@ -44,20 +47,20 @@ var shopColumns = []column{
 // shopWarmUp is how long a run uses its new processes and connections before it measures them.
 const shopWarmUp = time.Second
 
-// shop is the example in one composition.
-type shop struct {
+// composition is the example with some of its layers and processes.
+type composition struct {
 	name  string
 	roles []string
 	flags []string
 	// silent says that the read model hears of nothing.
 	silent bool
 	// told is what clients were answered in all runs.
-	told answers
+	told shop.Answers
 }
 
-func shops() []*shop {
+func shops() []*composition {
 	all := []string{"api", "relay", "consumer", "sweeper"}
-	return []*shop{
+	return []*composition{
 		{name: wholeShop, roles: all},
 		{name: "without limits", roles: all, flags: []string{"-without=limits"}},
 		{name: "without keys", roles: all, flags: []string{"-without=keys"}},
@@ -84,12 +87,12 @@ func benchShop(clients int) func(context.Context, *bench) error {
 		}
 		all := shops()
 		for _, s := range all {
-			s.told = answers{}
+			s.told = shop.Answers{}
 			t.contenders = append(t.contenders, contender{s.name, func(ctx context.Context, length time.Duration) (sample, error) {
 				if length < b.length { // each run warms up the processes it starts
 					return make(sample, len(shopColumns)), nil
 				}
-				return place.run(ctx, s, clients, length)
+				return s.run(ctx, place, clients, length)
 			}})
 		}
 		r, err := b.measure(ctx, t)
@@ -108,47 +111,57 @@ func benchShop(clients int) func(context.Context, *bench) error {
 	}
 }
 
+// shopPlace starts the servers when it is first asked for.
+func (b *bench) shopPlace(ctx context.Context) (_ *shop.Place, err error) {
+	if b.shops == nil {
+		if b.shops, err = shop.Open(ctx); err != nil {
+			return nil, err
+		}
+		b.atEnd(b.shops.Close)
+	}
+	return b.shops, nil
+}
+
 // run starts a shop on servers without data, and ends it.
-func (p *shopPlace) run(ctx context.Context, s *shop, clients int, length time.Duration) (_ sample, err error) {
-	data, err := p.newData(ctx)
+func (s *composition) run(ctx context.Context, p *shop.Place, clients int, length time.Duration) (_ sample, err error) {
+	data, err := p.NewData(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, data.drop()) }()
-	var all processes
-	defer func() { err = errors.Join(err, all.stop()) }()
+	defer func() { err = errors.Join(err, data.Drop()) }()
+	var all shop.Roles
+	defer func() { err = errors.Join(err, all.Stop()) }()
 	for _, role := range s.roles {
-		args := append([]string{"-backend=services", "-role=" + role}, s.flags...)
-		process, err := p.start(ctx, data, args...)
+		process, err := data.Start(ctx, role, append(s.flags, "-time-limit=15m")...) // it ends by itself where nobody ends it
 		if err != nil {
 			return nil, err
 		}
 		all = append(all, process)
 	}
-	hall, err := openHall(ctx, all[slices.Index(s.roles, "api")].url, clients, shopWarmUp+length)
+	hall, err := shop.OpenHall(ctx, all[slices.Index(s.roles, "api")].URL, clients, shop.EnoughSeats(shopWarmUp+length))
 	if err != nil {
 		return nil, err
 	}
-	defer hall.close()
+	defer hall.Close()
 	return s.measure(ctx, hall, data, clients, length)
 }
 
-func (s *shop) measure(ctx context.Context, h *hall, data *shopData, clients int, length time.Duration) (sample, error) {
-	rush := func(length time.Duration) (load, answers, error) {
-		l, err := drive(ctx, clients, length, h.hold)
+func (s *composition) measure(ctx context.Context, h *shop.Hall, data *shop.Data, clients int, length time.Duration) (sample, error) {
+	rush := func(length time.Duration) (load.Load, shop.Answers, error) {
+		l, err := load.Drive(ctx, clients, length, h.Hold)
 		if err == nil && !s.silent {
-			err = data.untilLearnt(ctx)
+			err = data.UntilLearnt(ctx)
 		}
-		return l, h.takeAnswers(), err
+		return l, h.TakeAnswers(), err
 	}
-	if err := data.vacuum(ctx); err != nil {
+	if err := data.Vacuum(ctx); err != nil {
 		return nil, err
 	}
 	_, warm, err := rush(shopWarmUp)
 	if err != nil {
 		return nil, err
 	}
-	began, err := data.now(ctx)
+	began, err := data.Now(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -156,19 +169,19 @@ func (s *shop) measure(ctx context.Context, h *hall, data *shopData, clients int
 	if err != nil {
 		return nil, err
 	}
-	s.told.add(told)
-	oversold, err := data.audit(ctx, warm[answerHeld]+told[answerHeld])
+	s.told.Add(told)
+	oversold, err := data.Audit(ctx, warm[shop.AnswerHeld]+told[shop.AnswerHeld])
 	if err != nil {
 		return nil, err
 	}
 	learnt := [2]float64{math.NaN(), math.NaN()}
 	if !s.silent {
-		learnt, err = data.learnt(ctx, began)
+		learnt, err = data.Learnt(ctx, began)
 	}
 	return sample{
-		colRequests: l.rate,
-		colAnswer50: milliseconds(l.percentile(0.5)), colAnswer99: milliseconds(l.percentile(0.99)),
-		colErrors: float64(told.errors()), colOversold: float64(oversold),
+		colRequests: l.Rate,
+		colAnswer50: milliseconds(l.Percentile(0.5)), colAnswer99: milliseconds(l.Percentile(0.99)),
+		colErrors: float64(told.Errors()), colOversold: float64(oversold),
 		colLearnt50: learnt[0], colLearnt99: learnt[1],
 	}, err
 }

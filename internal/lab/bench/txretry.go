@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/internal/lab/load"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/txretry"
 )
@@ -140,7 +141,7 @@ func gaveUp(err error) error {
 	}
 	var exhausted *txretry.LockTimeoutError
 	if errors.As(err, &exhausted) {
-		return errGaveUp
+		return load.ErrGaveUp
 	}
 	return err
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/internal/lab/load"
 )
 
 const (
@@ -34,7 +36,7 @@ func benchContended(ctx context.Context, b *bench) error {
 		return err
 	}
 	for _, hot := range []int{1, 10} {
-		load := func(w way, goroutines int) func(context.Context, time.Duration) (sample, error) {
+		under := func(w way, goroutines int) func(context.Context, time.Duration) (sample, error) {
 			return func(ctx context.Context, length time.Duration) (sample, error) {
 				return contend(ctx, pool, w, goroutines, hot, length)
 			}
@@ -52,12 +54,12 @@ func benchContended(ctx context.Context, b *bench) error {
 			prepare:    func(ctx context.Context) error { return resetAccounts(ctx, pool) },
 			yardsticks: []string{sequential},
 			contenders: []contender{
-				{sequential, load(oneTrip(pool, nil), 1)},
-				{"plain loop, no wait", load(oneTrip(pool, nil), 32)},
-				{"plain loop, full jitter", load(oneTrip(pool, fullJitter), 32)},
-				{"one-trip begin, a mutex per row", load(oneAtATime(oneTrip(pool, nil), hot), 32)},
-				{ours, load(managed(manager), 32)},
-				{inTurn, load(managedInTurn(manager), 32)},
+				{sequential, under(oneTrip(pool, nil), 1)},
+				{"plain loop, no wait", under(oneTrip(pool, nil), 32)},
+				{"plain loop, full jitter", under(oneTrip(pool, fullJitter), 32)},
+				{"one-trip begin, a mutex per row", under(oneAtATime(oneTrip(pool, nil), hot), 32)},
+				{ours, under(managed(manager), 32)},
+				{inTurn, under(managedInTurn(manager), 32)},
 			},
 		})
 		if err != nil {
@@ -84,7 +86,7 @@ func oneAtATime(w way, hot int) way {
 func contend(ctx context.Context, pool *pgxpool.Pool, w way, goroutines, hot int, length time.Duration) (sample, error) {
 	queues := make([]queue, hot)
 	var attempts atomic.Int64
-	l, err := drive(ctx, goroutines, length, func(ctx context.Context, _ int) error {
+	l, err := load.Drive(ctx, goroutines, length, func(ctx context.Context, _ int) error {
 		account := rand.IntN(hot)
 		queues[account].join()
 		defer queues[account].leave()
@@ -100,17 +102,17 @@ func contend(ctx context.Context, pool *pgxpool.Pool, w way, goroutines, hot int
 	if err := pool.QueryRow(ctx, "SELECT sum(v) FROM account").Scan(&total); err != nil {
 		return nil, err
 	}
-	if total != l.done {
-		return nil, fmt.Errorf("%d commits, but %d updates in the table", l.done, total)
+	if total != l.Done {
+		return nil, fmt.Errorf("%d commits, but %d updates in the table", l.Done, total)
 	}
-	worst := l.percentile(1)
+	worst := l.Percentile(1)
 	return sample{
-		colRate:     l.rate,
-		colAttempts: float64(attempts.Load()) / float64(l.done),
-		colP99:      milliseconds(l.percentile(0.99)),
+		colRate:     l.Rate,
+		colAttempts: float64(attempts.Load()) / float64(l.Done),
+		colP99:      milliseconds(l.Percentile(0.99)),
 		colWorst:    milliseconds(worst),
-		colShare:    float64(worst) / float64(fairShare(l.waits, queues)),
-		colGaveUp:   float64(l.gaveUp),
+		colShare:    float64(worst) / float64(fairShare(l.Waits, queues)),
+		colGaveUp:   float64(l.GaveUp),
 	}, nil
 }
 

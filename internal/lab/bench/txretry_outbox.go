@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/internal/lab/load"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 	"github.com/holdfast-go/holdfast/txretry"
@@ -129,11 +130,11 @@ func insertAtCommit(_ context.Context, tx pgx.Tx, msgs ...outbox.Message) error 
 
 func writeLoad(w way, store write) func(ctx context.Context, length time.Duration) (sample, error) {
 	return func(ctx context.Context, length time.Duration) (sample, error) {
-		l, err := drive(ctx, 8, length, func(ctx context.Context, worker int) error {
+		l, err := load.Drive(ctx, 8, length, func(ctx context.Context, worker int) error {
 			id := ownAccount(worker)
 			return w(ctx, id, func(ctx context.Context, tx pgx.Tx) error { return changeAndTell(ctx, tx, id, store) })
 		})
-		return sample{l.rate, milliseconds(l.percentile(0.5))}, err
+		return sample{l.Rate, milliseconds(l.Percentile(0.5))}, err
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/internal/lab/load"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
@@ -58,12 +59,12 @@ func benchUpdate(ctx context.Context, b *bench) error {
 
 func driveUpdates(ctx context.Context, w way, goroutines int, length time.Duration) (sample, error) {
 	var attempts atomic.Int64
-	before := cpuTime()
-	l, err := drive(ctx, goroutines, length, func(ctx context.Context, worker int) error {
+	before := load.CPUTime()
+	l, err := load.Drive(ctx, goroutines, length, func(ctx context.Context, worker int) error {
 		return update(ctx, w, worker, &attempts)
 	})
-	perTx := 1 / float64(l.done)
-	return sample{l.rate, (cpuTime() - before).Seconds() * 1e6 * perTx, float64(attempts.Load()) * perTx}, err
+	perTx := 1 / float64(l.Done)
+	return sample{l.Rate, (load.CPUTime() - before).Seconds() * 1e6 * perTx, float64(attempts.Load()) * perTx}, err
 }
 
 func update(ctx context.Context, w way, worker int, attempts *atomic.Int64) error {

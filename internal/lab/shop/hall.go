@@ -1,4 +1,4 @@
-package main
+package shop
 
 import (
 	"bytes"
@@ -16,13 +16,14 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/internal/lab/load"
 )
 
 const (
 	// hallEvents is how many events the clients share. Holds of one event wait for each other.
 	hallEvents = 50
-	// hallSeats is how many seats there are for each second, more than any shop here can sell.
-	hallSeats = 5000
+	// seatsPerSecond is more than any shop here can sell.
+	seatsPerSecond = 5000
 	// longestAnswer is more than any answer of a shop.
 	longestAnswer = 1 << 20
 	// answerTimeout is above the time that a shop allows itself.
@@ -31,21 +32,22 @@ const (
 
 // What clients hear who have their seat, and who came too late for it.
 const (
-	answerHeld  = "201"
-	answerTaken = "409 SEATS_UNAVAILABLE"
+	AnswerHeld  = "201"
+	AnswerTaken = "409 SEATS_UNAVAILABLE"
 )
 
-// answers counts what clients were told, by status and code.
-type answers map[string]int
+// Answers counts what clients were told, by status and code.
+type Answers map[string]int
 
-func (a answers) add(more answers) {
+// Add counts those of more, too.
+func (a Answers) Add(more Answers) {
 	for kind, n := range more {
 		a[kind] += n
 	}
 }
 
-// errors counts what a shop must not answer.
-func (a answers) errors() (n int) {
+// Errors counts what a shop must not answer.
+func (a Answers) Errors() (n int) {
 	for kind, times := range a {
 		status, _, _ := strings.Cut(kind, " ")
 		if !strings.HasPrefix(status, "2") && !slices.Contains([]string{"409", "429", "503"}, status) {
@@ -55,7 +57,7 @@ func (a answers) errors() (n int) {
 	return n
 }
 
-func (a answers) String() string {
+func (a Answers) String() string {
 	var parts []string
 	for _, kind := range slices.Sorted(maps.Keys(a)) {
 		parts = append(parts, fmt.Sprintf("%d × %s", a[kind], kind))
@@ -63,15 +65,15 @@ func (a answers) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// hall is a shop with seats to hold, as its clients see it.
-type hall struct {
+// Hall is a shop with seats to hold, as its clients see it. Its methods may be called from many goroutines.
+type Hall struct {
 	url    string
 	http   *http.Client
 	events []hallEvent
 	next   atomic.Int64
 
 	mu   sync.Mutex
-	told answers
+	told Answers
 }
 
 type hallEvent struct {
@@ -79,17 +81,19 @@ type hallEvent struct {
 	seats []string
 }
 
-// openHall creates events with enough seats for so long.
-func openHall(ctx context.Context, url string, clients int, length time.Duration) (*hall, error) {
-	h := &hall{
-		url: url, told: answers{},
+// EnoughSeats returns how many seats no shop here sells in that time.
+func EnoughSeats(length time.Duration) int { return int(seatsPerSecond * length.Seconds()) }
+
+// OpenHall creates events with so many seats together, for so many clients at a time.
+func OpenHall(ctx context.Context, url string, clients, seats int) (*Hall, error) {
+	h := &Hall{
+		url: url, told: Answers{},
 		http: &http.Client{Timeout: answerTimeout, Transport: &http.Transport{MaxIdleConnsPerHost: clients}},
 	}
-	seats := max(1, int(hallSeats*length.Seconds()/hallEvents))
 	for range hallEvents {
-		e, err := h.newEvent(ctx, seats)
+		e, err := h.newEvent(ctx, max(1, seats/hallEvents))
 		if err != nil {
-			h.close()
+			h.Close()
 			return nil, err
 		}
 		h.events = append(h.events, e)
@@ -97,9 +101,10 @@ func openHall(ctx context.Context, url string, clients int, length time.Duration
 	return h, nil
 }
 
-func (h *hall) close() { h.http.CloseIdleConnections() }
+// Close drops the connections of the clients.
+func (h *Hall) Close() { h.http.CloseIdleConnections() }
 
-func (h *hall) newEvent(ctx context.Context, seats int) (hallEvent, error) {
+func (h *Hall) newEvent(ctx context.Context, seats int) (hallEvent, error) {
 	var e struct {
 		ID  string
 		Map []struct{ Seat string }
@@ -125,38 +130,73 @@ func (h *hall) newEvent(ctx context.Context, seats int) (hallEvent, error) {
 	return event, nil
 }
 
-// hold asks for a seat that is free, and each tenth time for the one that the client before asked for.
-func (h *hall) hold(ctx context.Context, client int) error {
-	n := int(h.next.Add(1))
-	n -= n / 10
-	event, place := h.events[n%hallEvents], n/hallEvents
+// Hold asks for a seat that is free, and each tenth time for the one that the client before asked for.
+func (h *Hall) Hold(ctx context.Context, client int) error {
+	event, place := h.turn()
 	if place >= len(event.seats) {
 		return fmt.Errorf("all %d seats are held", hallEvents*len(event.seats))
 	}
-	body := fmt.Appendf(nil, `{"event_id":%q,"seats":[%q]}`, event.id, event.seats[place])
-	kind, err := h.post(ctx, "client-"+strconv.Itoa(client), "/api/reservations", body, nil)
-	if err != nil {
-		kind = "no answer"
-	}
-	h.mu.Lock()
-	h.told[kind]++
-	h.mu.Unlock()
-	if kind != answerHeld && kind != answerTaken {
-		return errGaveUp
+	_, kind := h.hold(ctx, client, event, place)
+	if kind != AnswerHeld && kind != AnswerTaken {
+		return load.ErrGaveUp
 	}
 	return nil
 }
 
-// takeAnswers returns what clients were told since the last call.
-func (h *hall) takeAnswers() answers {
+// Visit is Hold in a hall whose seats come back: each fourth client cancels, and the holds of the others
+// expire. After the last seat comes the first.
+func (h *Hall) Visit(ctx context.Context, client int) error {
+	event, place := h.turn()
+	id, kind := h.hold(ctx, client, event, place%len(event.seats))
+	if kind == AnswerHeld && place%4 == 0 {
+		kind = h.count(h.post(ctx, userOf(client), "/api/reservations/"+id+"/cancel", []byte("{}"), nil))
+		if kind == "200" {
+			return nil
+		}
+	}
+	if kind != AnswerHeld && kind != AnswerTaken {
+		return load.ErrGaveUp
+	}
+	return nil
+}
+
+// turn chooses the event and the place of the next client.
+func (h *Hall) turn() (event hallEvent, place int) {
+	n := int(h.next.Add(1))
+	n -= n / 10
+	return h.events[n%hallEvents], n / hallEvents
+}
+
+func (h *Hall) hold(ctx context.Context, client int, event hallEvent, place int) (id, kind string) {
+	body := fmt.Appendf(nil, `{"event_id":%q,"seats":[%q]}`, event.id, event.seats[place])
+	var made struct{ ID string }
+	kind = h.count(h.post(ctx, userOf(client), "/api/reservations", body, &made))
+	return made.ID, kind
+}
+
+func userOf(client int) string { return "client-" + strconv.Itoa(client) }
+
+// count notes an answer, or that there was none.
+func (h *Hall) count(kind string, err error) string {
+	if err != nil {
+		kind = "no answer"
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.told[kind]++
+	return kind
+}
+
+// TakeAnswers returns what clients were told since the last call.
+func (h *Hall) TakeAnswers() Answers {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	told := h.told
-	h.told = answers{}
+	h.told = Answers{}
 	return told
 }
 
-func (h *hall) post(ctx context.Context, user, path string, body []byte, into any) (kind string, err error) {
+func (h *Hall) post(ctx context.Context, user, path string, body []byte, into any) (kind string, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, h.url+path, bytes.NewReader(body))
 	if err != nil {
 		return "", err
@@ -168,7 +208,7 @@ func (h *hall) post(ctx context.Context, user, path string, body []byte, into an
 }
 
 // send returns the status of the answer, and the code of a problem behind it. into gets what is no problem.
-func (h *hall) send(req *http.Request, into any) (kind string, err error) {
+func (h *Hall) send(req *http.Request, into any) (kind string, err error) {
 	resp, err := h.http.Do(req)
 	if err != nil {
 		return "", err

@@ -1,4 +1,4 @@
-package main
+package shop
 
 import (
 	"encoding/json"
@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/holdfast-go/holdfast/internal/lab/load"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -58,23 +59,23 @@ func TestHallCountsAnswers(t *testing.T) {
 	}}
 	server := httptest.NewServer(shop)
 	defer server.Close()
-	h, err := openHall(t.Context(), server.URL, 1, time.Second)
+	h, err := OpenHall(t.Context(), server.URL, 1, EnoughSeats(time.Second))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer h.close()
+	defer h.Close()
 	for i := range 8 {
-		if err, ended := h.hold(t.Context(), i), i < 2; (err == nil) != ended || err != nil && !errors.Is(err, errGaveUp) {
+		if err, ended := h.Hold(t.Context(), i), i < 2; (err == nil) != ended || err != nil && !errors.Is(err, load.ErrGaveUp) {
 			t.Errorf("hold %d: %v", i, err)
 		}
 	}
 	server.Close()
-	told := h.takeAnswers()
+	told := h.TakeAnswers()
 	want := "1 × 201, 1 × 404, 1 × 409 RESERVATION_NOT_HELD, 1 × 409 SEATS_UNAVAILABLE, 1 × 429 RATE_LIMITED, 1 × 500 INTERNAL, 1 × 503 LOCK_TIMEOUT, 1 × no answer"
-	if told.String() != want || told.errors() != 3 {
-		t.Errorf("%s with %d errors, want %s with 3", told, told.errors(), want)
+	if told.String() != want || told.Errors() != 3 {
+		t.Errorf("%s with %d errors, want %s with 3", told, told.Errors(), want)
 	}
-	if more := h.takeAnswers(); len(more) != 0 {
+	if more := h.TakeAnswers(); len(more) != 0 {
 		t.Errorf("%s are there twice", more)
 	}
 	if len(shop.keys) != 8 || len(shop.users) != 8 {
@@ -91,18 +92,18 @@ func TestHallSeats(t *testing.T) {
 	}
 	server := httptest.NewServer(shop)
 	defer server.Close()
-	h, err := openHall(t.Context(), server.URL, 1, time.Second)
+	h, err := OpenHall(t.Context(), server.URL, 1, EnoughSeats(time.Second))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer h.close()
+	defer h.Close()
 	for i := range h.events { // the seats that are asked for then say of which event
 		h.events[i].seats = []string{fmt.Sprint(i, "-A1"), fmt.Sprint(i, "-A2")}
 	}
 	for err == nil {
-		err = h.hold(t.Context(), 0)
+		err = h.Hold(t.Context(), 0)
 	}
-	if errors.Is(err, errGaveUp) {
+	if errors.Is(err, load.ErrGaveUp) {
 		t.Errorf("a hall without seats: %v, want an error that ends the load", err)
 	}
 	server.Close()
@@ -124,7 +125,7 @@ func TestShopAudit(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close(ctx)
-	data := &shopData{conn: conn}
+	data := &Data{Conn: conn}
 	exec := func(sql string) {
 		t.Helper()
 		if _, err := conn.Exec(ctx, sql); err != nil {
@@ -133,31 +134,31 @@ func TestShopAudit(t *testing.T) {
 	}
 	audit := func(told, want int) {
 		t.Helper()
-		if got, err := data.audit(ctx, told); got != want || err != nil {
+		if got, err := data.Audit(ctx, told); got != want || err != nil {
 			t.Errorf("%d seats sold twice (%v), want %d", got, err, want)
 		}
 	}
 	exec(`CREATE TABLE reservations (id int, event_id int, seats int[], status text, created_at timestamptz DEFAULT now())`)
 	exec(`CREATE TABLE reservation_states (reservation_id int)`)
-	began, err := data.now(ctx)
+	began, err := data.Now(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := data.learnt(ctx, began); err == nil {
+	if _, err := data.Learnt(ctx, began); err == nil {
 		t.Error("the read model of nothing has a latency")
 	}
 	exec(`INSERT INTO reservations VALUES (1, 1, '{1,2}', 'held'), (2, 1, '{3}', 'confirmed'), (3, 2, '{1}', 'held'), (4, 1, '{3}', 'expired')`)
 	audit(4, 0)
-	if _, err := data.audit(ctx, 5); err == nil {
+	if _, err := data.Audit(ctx, 5); err == nil {
 		t.Error("five clients were told of four reservations")
 	}
 
 	time.Sleep(20 * time.Millisecond)
 	exec(`INSERT INTO reservation_states VALUES (1), (2), (3), (4)`)
-	if err := data.untilLearnt(ctx); err != nil {
+	if err := data.UntilLearnt(ctx); err != nil {
 		t.Error(err)
 	}
-	learnt, err := data.learnt(ctx, began)
+	learnt, err := data.Learnt(ctx, began)
 	if err != nil || learnt[0] < 20 || learnt[1] != learnt[0] {
 		t.Errorf("learnt after %v ms (%v), want 20 at least", learnt, err)
 	}

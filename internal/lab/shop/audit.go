@@ -1,4 +1,4 @@
-package main
+package shop
 
 import (
 	"context"
@@ -11,11 +11,11 @@ import (
 // learnPatience is how long a read model may take for what was committed.
 const learnPatience = 2 * time.Minute
 
-// untilLearnt waits until the read model shows every reservation.
-func (d *shopData) untilLearnt(ctx context.Context) error {
+// UntilLearnt waits until the read model shows every reservation.
+func (d *Data) UntilLearnt(ctx context.Context) error {
 	for patience := time.Now().Add(learnPatience); ; {
 		var missing int
-		err := d.conn.QueryRow(ctx, "SELECT (SELECT count(*) FROM reservations) - (SELECT count(*) FROM reservation_states)").Scan(&missing)
+		err := d.Conn.QueryRow(ctx, "SELECT (SELECT count(*) FROM reservations) - (SELECT count(*) FROM reservation_states)").Scan(&missing)
 		if err != nil || missing == 0 {
 			return err
 		}
@@ -28,9 +28,9 @@ func (d *shopData) untilLearnt(ctx context.Context) error {
 	}
 }
 
-// now is the database's clock.
-func (d *shopData) now(ctx context.Context) (now time.Time, err error) {
-	err = d.conn.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&now)
+// Now is the database's clock.
+func (d *Data) Now(ctx context.Context) (now time.Time, err error) {
+	err = d.Conn.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&now)
 	return now, err
 }
 
@@ -39,11 +39,11 @@ SELECT count(*) FROM (
 	SELECT event_id, unnest(seats) FROM reservations WHERE status IN ('held', 'confirmed') GROUP BY 1, 2 HAVING count(*) > 1
 ) AS twice`
 
-// audit counts the seats that more than one reservation has. It is an error if fewer reservations are there
+// Audit counts the seats that more than one reservation has. It is an error if fewer reservations are there
 // than clients were told of.
-func (d *shopData) audit(ctx context.Context, told int) (oversold int, err error) {
+func (d *Data) Audit(ctx context.Context, told int) (oversold int, err error) {
 	var reservations int
-	err = d.conn.QueryRow(ctx, "SELECT ("+oversoldSQL+"), (SELECT count(*) FROM reservations)").Scan(&oversold, &reservations)
+	err = d.Conn.QueryRow(ctx, "SELECT ("+oversoldSQL+"), (SELECT count(*) FROM reservations)").Scan(&oversold, &reservations)
 	if err == nil && reservations < told {
 		err = fmt.Errorf("%d reservations, and %d clients were told that they have one", reservations, told)
 	}
@@ -57,11 +57,11 @@ SELECT percentile_disc(ARRAY[0.5, 0.99]) WITHIN GROUP (ORDER BY
 FROM reservations r JOIN reservation_states s ON s.reservation_id = r.id
 WHERE r.created_at >= $1`
 
-// learnt returns p50 and p99 of the milliseconds from the commit of a reservation to the commit that shows
+// Learnt returns p50 and p99 of the milliseconds from the commit of a reservation to the commit that shows
 // it in the read model, by the database's clock, of all reservations since then.
-func (d *shopData) learnt(ctx context.Context, since time.Time) ([2]float64, error) {
+func (d *Data) Learnt(ctx context.Context, since time.Time) ([2]float64, error) {
 	var waits []float64
-	err := d.conn.QueryRow(ctx, learntSQL, since).Scan(&waits)
+	err := d.Conn.QueryRow(ctx, learntSQL, since).Scan(&waits)
 	if err == nil && len(waits) != 2 {
 		err = fmt.Errorf("no reservation since %v", since)
 	}
