@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +14,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/lab/backlog"
 	"github.com/holdfast-go/holdfast/internal/lab/load"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/outbox"
@@ -23,8 +23,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 )
 
-// body is valid JSON of 512 bytes.
-var body = fmt.Appendf(nil, `"%s"`, bytes.Repeat([]byte("x"), 510))
+var body = backlog.Body(512)
 
 var quiet = slog.New(slog.DiscardHandler)
 
@@ -200,13 +199,18 @@ func (d *drain) holdfast(keys int) drainRun {
 func (d *drain) relay(ctx context.Context, publisher driver.Publisher, n int, watch *stopwatch, each func(published int)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	var mu sync.Mutex
 	published := 0
-	store := &settled{Store: d.store, each: func() {
-		published++
-		each(published)
-		if published == n {
-			watch.stop()
-			cancel()
+	store := backlog.Counting{Store: d.store, Published: func(more int) {
+		mu.Lock()
+		defer mu.Unlock()
+		for range more {
+			published++
+			each(published)
+			if published == n {
+				watch.stop()
+				cancel()
+			}
 		}
 	}}
 	relay, err := outbox.NewRelay(store, publisher, outbox.RelayConfig{Logger: quiet})
@@ -215,25 +219,6 @@ func (d *drain) relay(ctx context.Context, publisher driver.Publisher, n int, wa
 	}
 	watch.start()
 	return relay.Run(ctx)
-}
-
-// settled is a store that tells of each message that was settled, one at a time.
-type settled struct {
-	*outboxpgx.Store
-	each func()
-	mu   sync.Mutex
-}
-
-func (s *settled) Settle(ctx context.Context, b driver.Batch, settlements []driver.Settlement) ([]driver.Lease, error) {
-	stale, err := s.Store.Settle(ctx, b, settlements)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for range settlements {
-		if err == nil && len(stale) == 0 {
-			s.each()
-		}
-	}
-	return stale, err
 }
 
 // publisherAlone publishes without a database.

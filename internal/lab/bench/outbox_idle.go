@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/internal/lab/backlog"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 )
@@ -68,7 +69,7 @@ func (d *drain) idleTrips(ctx context.Context, listen bool) (sample, error) {
 	if err != nil {
 		return nil, err
 	}
-	relay, err := outbox.NewRelay(store, promptPublisher{}, outbox.RelayConfig{Logger: quiet})
+	relay, err := outbox.NewRelay(store, backlog.Confirms{}, outbox.RelayConfig{Logger: quiet})
 	if err != nil {
 		return nil, err
 	}

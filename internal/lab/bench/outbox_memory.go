@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"runtime"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/lab/backlog"
 )
 
 // memoryBacklog is how many times -messages the long backlog has.
@@ -49,7 +51,7 @@ func (d *drain) heapOver(ctx context.Context, n int) (sample, error) {
 	}
 	var heap []float64
 	every := max(1, n/100)
-	err := d.relay(ctx, promptPublisher{}, n, &stopwatch{}, func(published int) {
+	err := d.relay(ctx, backlog.Confirms{}, n, &stopwatch{}, func(published int) {
 		if published%every == 0 {
 			var now runtime.MemStats
 			runtime.GC()

@@ -7,16 +7,11 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/internal/lab/backlog"
 )
 
 // snapshotBacklog is how many times -messages a backlog has, so that dead rows pile up.
 const snapshotBacklog = 3
-
-// promptPublisher confirms at once.
-type promptPublisher struct{}
-
-func (promptPublisher) Publish(_ context.Context, _ driver.Message, done func(error)) { done(nil) }
 
 // benchSnapshot drains without a broker, beside a session that holds an old snapshot: until it ends
 // no row that was deleted can be cleaned up, and whoever reads from the start reads all of them
@@ -34,7 +29,7 @@ func benchSnapshot(ctx context.Context, b *bench) error {
 		{readAndDelete, d.fillRaw, d.rawClaimAll},
 		{claimAlone, d.fillUnkeyed, d.claimAll},
 		{unkeyed, d.fillUnkeyed, func(ctx context.Context, n int, watch *stopwatch) error {
-			return d.relay(ctx, promptPublisher{}, n, watch, func(int) {})
+			return d.relay(ctx, backlog.Confirms{}, n, watch, func(int) {})
 		}},
 	}
 	t := table{

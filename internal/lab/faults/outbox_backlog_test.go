@@ -1,26 +1,19 @@
 package faults_test
 
 import (
-	"bytes"
-	"fmt"
 	"slices"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/holdfast-go/holdfast/internal/lab/backlog"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
-
-// body is valid JSON of 512 bytes.
-var body = fmt.Appendf(nil, `"%s"`, bytes.Repeat([]byte("x"), 510))
 
 // fill writes a backlog of n messages.
 func (s *store) fill(n int64) {
 	s.t.Helper()
-	_, err := s.pool.Exec(s.t.Context(), backlogSQL, n, body)
-	must(s.t, err)
-	_, err = s.pool.Exec(s.t.Context(), `VACUUM (ANALYZE) holdfast_outbox`)
-	must(s.t, err)
+	must(s.t, backlog.Fill(s.t.Context(), s.pool, 1, n, backlog.Body(512)))
 }
 
 // However much lies in the table, a relay has no more of it in memory than its batches.
