@@ -53,3 +53,22 @@ func TestDriveEndsAtTheFirstError(t *testing.T) {
 		}
 	})
 }
+
+func TestPace(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		pace := load.NewPace(100)
+		l, err := load.Drive(t.Context(), 3, time.Second, func(ctx context.Context, worker int) error {
+			if err := pace.Wait(ctx); err != nil {
+				return err
+			}
+			if worker == 0 {
+				time.Sleep(200 * time.Millisecond) // the others do what this one does not
+			}
+			return nil
+		})
+		if err != nil || l.Rate < 95 || l.Rate > 101 {
+			t.Errorf("%v a second (%v), want 100", l.Rate, err)
+		}
+	})
+}
