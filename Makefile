@@ -3,6 +3,7 @@
 GO       ?= go
 FUZZTIME ?= 10s
 ROUNDS   ?= 200
+MINUTES  ?= 30
 SEQUENCES ?= 40000
 SCHEDULES ?= 100000
 SEED      ?= 0
@@ -13,7 +14,7 @@ MODULES  := . examples/databasesql examples/operator examples/quickstart example
 NESTED   := rpc watermillbridge
 
 .DEFAULT_GOAL := help
-.PHONY: help test sim planted faults chaos differential interop cover fuzz lint vuln tidy example release
+.PHONY: help test sim planted faults chaos soak differential interop cover fuzz lint vuln tidy example release
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +33,9 @@ faults: ## the fault tests in their long form, ROUNDS (200) kills and as much of
 
 chaos: ## the shop as processes, and every kind of fault: an hour, or SEEDS=3, or SEED=7 again, ONLY=kill,clock; the report is in OUT
 	@$(GO) run ./internal/lab/chaos $(if $(SEEDS),-seeds $(SEEDS)) -seed $(SEED) $(if $(MINUTES),-minutes $(MINUTES)) $(if $(ONLY),-only $(ONLY)) -out $(OUT)
+
+soak: ## the ticket shop for MINUTES (30) at half of its capacity, and whether memory, connections, tables and queues are flat
+	$(GO) run ./internal/lab/soak -minutes=$(MINUTES)
 
 differential: ## the tests that compare fakes with servers in their long form, SEQUENCES (40000) random ones each
 	HOLDFAST_FUZZ_SEQUENCES=$(SEQUENCES) $(GO) run ./internal/lab/servers -- $(GO) test -v -count=1 -run='^TestDifferential' -timeout=60m \

@@ -1,0 +1,211 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/internal/lab/shop"
+)
+
+const mib = 1 << 20
+
+// askWithin bounds the answer to a probe: a busy machine answers late.
+const askWithin = 30 * time.Second
+
+// ask gets a page.
+func ask(ctx context.Context, url string, read func(*http.Response) error) error {
+	ctx, cancel := context.WithTimeout(ctx, askWithin)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", req.URL.Path, resp.Status)
+	}
+	return read(resp)
+}
+
+// ofProcess are the metrics of a process that are sampled.
+var ofProcess = []struct {
+	metric, name string
+	scale        float64
+	kind
+}{
+	{"process_resident_memory_bytes", "resident memory", mib, kind{unit: "MiB", tolerance: 0.1, slack: 8}},
+	{"go_memstats_heap_alloc_bytes", "Go heap", mib, kind{unit: "MiB", tolerance: 0.1, slack: 4}},
+	{"go_goroutines", "goroutines", 1, kind{tolerance: 0.1, slack: 8}},
+	{"process_open_fds", "open files", 1, kind{tolerance: 0.1, slack: 8}},
+}
+
+// processProbe reads /metrics of a role.
+func processProbe(role *shop.Role) probe {
+	return func(ctx context.Context, note func(string, kind, float64)) error {
+		found := map[string]float64{}
+		err := ask(ctx, role.URL+"/metrics", func(resp *http.Response) error { return readMetrics(resp, found) })
+		for _, m := range ofProcess {
+			value, ok := found[m.metric]
+			if err == nil && !ok {
+				err = fmt.Errorf("%s has no metric %s", role.Name, m.metric)
+			}
+			note(role.Name+": "+m.name, m.kind, value/m.scale)
+		}
+		return err
+	}
+}
+
+// readMetrics takes the metrics without labels from Prometheus text.
+func readMetrics(resp *http.Response, into map[string]float64) error {
+	lines := bufio.NewScanner(resp.Body)
+	lines.Buffer(nil, mib)
+	for lines.Scan() {
+		name, text, ok := strings.Cut(lines.Text(), " ")
+		if value, err := strconv.ParseFloat(text, 64); ok && err == nil && !strings.HasPrefix(name, "#") {
+			into[name] = value
+		}
+	}
+	return lines.Err()
+}
+
+// connectionsProbe counts the connections to Postgres by role.
+func connectionsProbe(db *pgxpool.Pool, roles shop.Roles) probe {
+	const sql = `SELECT count(*) FROM pg_stat_activity WHERE application_name = $1`
+	return func(ctx context.Context, note func(string, kind, float64)) error {
+		for _, role := range roles {
+			var n float64
+			if err := db.QueryRow(ctx, sql, role.Name).Scan(&n); err != nil {
+				return err
+			}
+			note(role.Name+": connections to Postgres", kind{tolerance: 0.1, slack: 4}, n)
+		}
+		return nil
+	}
+}
+
+// grows are the tables that have a row for every request: the business's own, and entries that are kept for days.
+var grows = map[string]bool{"reservations": true, "reservation_states": true, "holdfast_inbox": true, "holdfast_idempotency": true}
+
+// tablesSQL returns every table with its size, its rows, and those of them that are dead.
+const tablesSQL = `
+SELECT c.relname, pg_table_size(c.oid), pg_indexes_size(c.oid), greatest(s.n_live_tup, 0), s.n_dead_tup
+FROM pg_class c JOIN pg_stat_user_tables s ON s.relid = c.oid WHERE c.relkind = 'r' ORDER BY c.relname`
+
+// vacuumed is for how many seconds rows may be dead, or their room unused: autovacuum looks at a table once a minute, and is late
+// on a busy machine.
+const vacuumed = 120
+
+// churn is what a row that is there for a moment may take in its table and in its indexes until then.
+const churn = 1 // KiB
+
+// tablesProbe samples the tables of a shop with so many requests a second.
+func tablesProbe(db *pgxpool.Pool, rate float64) probe {
+	return func(ctx context.Context, note func(string, kind, float64)) error {
+		rows, err := db.Query(ctx, tablesSQL)
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		for rows.Next() {
+			var name string
+			var table, indexes, live, dead float64
+			if err := rows.Scan(&name, &table, &indexes, &live, &dead); err != nil {
+				return err
+			}
+			noteTable(note, name, table, indexes, live, dead, rate)
+		}
+		return rows.Err()
+	}
+}
+
+// noteTable notes the size of a table that must stay as it is, and the size per row of one that grows by design.
+func noteTable(note func(string, kind, float64), name string, table, indexes, live, dead, rate float64) {
+	if !grows[name] {
+		note(name+": table", kind{unit: "KiB", tolerance: 0.1, slack: vacuumed * churn * rate}, table/1024)
+		note(name+": indexes", kind{unit: "KiB", tolerance: 0.1, slack: vacuumed * churn * rate}, indexes/1024)
+		note(name+": rows", kind{tolerance: 0.1, slack: backlogSeconds * rate}, live)
+		note(name+": dead rows", kind{tolerance: 0.1, slack: vacuumed * rate}, dead)
+		return
+	}
+	note(name+": rows", kind{grows: true}, live)
+	note(name+": table, per row", kind{unit: "B", tolerance: 0.1, slack: 8}, table/max(live, 1))
+	note(name+": indexes, per row", kind{unit: "B", tolerance: 0.15, slack: 8}, indexes/max(live, 1))
+	note(name+": dead rows, per row", kind{tolerance: 0.1, slack: 0.25}, dead/max(live, 1))
+}
+
+// queuesProbe samples what waits in the outbox, at the broker and to expire.
+func queuesProbe(db *pgxpool.Pool, adminURL string, rate float64, hold time.Duration) probe {
+	waits := kind{tolerance: 0.1, slack: backlogSeconds * rate}
+	return func(ctx context.Context, note func(string, kind, float64)) error {
+		var outbox, overdue float64
+		if err := db.QueryRow(ctx, "SELECT ("+waitingSQL+"), (SELECT count(*) FROM reservations WHERE status = 'held' AND created_at < now() - $1::interval)", hold).Scan(&outbox, &overdue); err != nil {
+			return err
+		}
+		note("outbox: messages that wait", waits, outbox)
+		note("holds that are overdue", waits, overdue)
+		var queues []struct{ Messages float64 }
+		err := ask(ctx, adminURL+"/api/queues", func(resp *http.Response) error { return json.NewDecoder(resp.Body).Decode(&queues) })
+		total := 0.0
+		for _, q := range queues {
+			total += q.Messages
+		}
+		note("RabbitMQ: messages in queues", waits, total)
+		return err
+	}
+}
+
+// brokerProbe samples what RabbitMQ says of itself.
+func brokerProbe(adminURL string) probe {
+	return func(ctx context.Context, note func(string, kind, float64)) error {
+		var nodes []struct {
+			Mem  float64 `json:"mem_used"`
+			Proc float64 `json:"proc_used"`
+		}
+		err := ask(ctx, adminURL+"/api/nodes", func(resp *http.Response) error { return json.NewDecoder(resp.Body).Decode(&nodes) })
+		if err == nil && len(nodes) != 1 {
+			err = fmt.Errorf("RabbitMQ has %d nodes", len(nodes))
+		}
+		if err != nil {
+			return err
+		}
+		note("RabbitMQ: memory", kind{unit: "MiB", tolerance: 0.1, slack: 32}, nodes[0].Mem/mib)
+		note("RabbitMQ: processes", kind{tolerance: 0.1, slack: 16}, nodes[0].Proc)
+		return nil
+	}
+}
+
+// redisProbe samples the memory of Redis, which holds a key for every request of the last day.
+func redisProbe(client *redis.Client) probe {
+	return func(ctx context.Context, note func(string, kind, float64)) error {
+		keys, err := client.DBSize(ctx).Result()
+		if err != nil {
+			return err
+		}
+		info, err := client.InfoMap(ctx, "memory", "clients").Result()
+		if err != nil {
+			return err
+		}
+		used, err := strconv.ParseFloat(info["Memory"]["used_memory"], 64)
+		if err != nil {
+			return err
+		}
+		clients, err := strconv.ParseFloat(info["Clients"]["connected_clients"], 64)
+		note("Redis: keys", kind{grows: true}, float64(keys))
+		note("Redis: memory, per key", kind{unit: "B", tolerance: 0.1, slack: 64}, used/float64(max(keys, 1)))
+		note("Redis: clients", kind{tolerance: 0.1, slack: 4}, clients)
+		return err
+	}
+}

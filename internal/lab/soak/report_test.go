@@ -1,0 +1,71 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+func sampleReport(part string, ok bool) *report {
+	r := &report{Part: part, Command: "soak -part " + part, Began: time.Unix(0, 0), Took: "1s", Machine: "2 cores"}
+	r.note("A note of %s.", part)
+	r.Tables = []table{{Title: "rates", Columns: []string{"", "messages/s"}}}
+	r.Tables[0].add("before", "100")
+	r.find(ok, "%s is flat", part)
+	return r
+}
+
+func TestReportForms(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	doc := filepath.Join(dir, "report.md")
+	for _, part := range []string{"shop", "waiting", "dedup", "waiting"} {
+		if err := sampleReport(part, part != "dedup").save(filepath.Join(dir, part+".json"), doc); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, err := os.ReadFile(doc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, once := range []string{"# Soak\n", "## shop\n", "## waiting\n", "## dedup\n", "| ok | shop is flat |", "| ok | waiting is flat |", "| NOT SO | dedup is flat |"} {
+		if n := strings.Count(string(text), once); n != 1 {
+			t.Errorf("%q is there %d times in\n%s", once, n, text)
+		}
+	}
+	if n := strings.Count(string(text), "| before | 100 |"); n != 3 {
+		t.Errorf("%d rows, want one for each part:\n%s", n, text)
+	}
+
+	var back report
+	stored, err := os.ReadFile(filepath.Join(dir, "dedup.json"))
+	if err == nil {
+		err = json.Unmarshal(stored, &back)
+	}
+	if err != nil || back.Tables[0].Rows[0][1] != "100" || back.Findings[0].OK {
+		t.Errorf("read back as %+v (%v)", back, err)
+	}
+	var out strings.Builder
+	if err := back.text(&out); err != nil || !strings.Contains(out.String(), "NOT SO  dedup is flat") || !strings.Contains(out.String(), "before  100") {
+		t.Errorf("as text (%v):\n%s", err, &out)
+	}
+}
+
+func TestReportVerdict(t *testing.T) {
+	t.Parallel()
+	if err := sampleReport("shop", true).verdict(); err != nil {
+		t.Error(err)
+	}
+	if err := sampleReport("shop", false).verdict(); err == nil || !strings.Contains(err.Error(), "shop is flat") {
+		t.Errorf("a report of what is not so: %v", err)
+	}
+	r := &report{}
+	r.atMost("cost", 10, 15, 1.5)
+	r.atMost("cost", 10, 16, 1.5)
+	if !r.Findings[0].OK || r.Findings[1].OK {
+		t.Errorf("at most half as much again: %v", r.Findings)
+	}
+}

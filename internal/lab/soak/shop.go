@@ -1,0 +1,242 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/internal/lab/load"
+	"github.com/holdfast-go/holdfast/internal/lab/shop"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+const (
+	// holdTime is how long seats are held: so many expire while the shop runs.
+	holdTime = 10 * time.Second
+	// samples is how often all is sampled, whatever the length.
+	samples = 180
+	// settledWithin is how long the shop may take, after the last request, for all that was left to do.
+	settledWithin = 2 * time.Minute
+)
+
+// soaking is a shop under load.
+type soaking struct {
+	sizes
+	place *shop.Place
+	data  *shop.Data
+	db    *pgxpool.Pool
+	redis *redis.Client
+	roles shop.Roles
+	hall  *shop.Hall
+}
+
+// soakShop measures what the shop can do, runs it at half of that, and judges what was sampled meanwhile.
+func soakShop(ctx context.Context, s sizes, r *report) (err error) {
+	k := &soaking{sizes: s}
+	defer func() { err = errors.Join(err, k.close()) }()
+	if err := k.open(ctx); err != nil {
+		return err
+	}
+	if err := k.openHall(ctx); err != nil {
+		return err
+	}
+	full, fullCosts, err := k.capacity(ctx)
+	if err != nil {
+		return err
+	}
+	rate := full.Rate / 2
+	r.note("%d clients who each wait for their answer reach %.0f requests a second for %.0f s: a hold, which one in four cancels and which expires after %v else. "+
+		"The soak has half of that, for %v.", s.clients, full.Rate, s.secs, holdTime, s.length())
+	m := newSampler(queuesProbe(k.db, k.place.RabbitMQ.AdminURL(), rate, holdTime), tablesProbe(k.db, rate),
+		connectionsProbe(k.db, k.roles), brokerProbe(k.place.RabbitMQ.AdminURL()), redisProbe(k.redis))
+	for _, role := range k.roles {
+		m.probes = append(m.probes, processProbe(role))
+	}
+	half, halfCosts, err := k.soak(ctx, m, rate)
+	if err != nil {
+		return err
+	}
+	r.note("%.0f requests a second were wanted and %.1f were answered; p50 %v, p99 %v.", rate, half.Rate,
+		half.Percentile(0.5).Round(time.Millisecond), half.Percentile(0.99).Round(time.Millisecond))
+	r.Tables = append(r.Tables, prices(full, half, fullCosts, halfCosts))
+	if err := m.conclude(r); err != nil {
+		return err
+	}
+	return k.audit(ctx, r)
+}
+
+func (k *soaking) open(ctx context.Context) (err error) {
+	if k.place, err = shop.Open(ctx); err != nil {
+		return err
+	}
+	if k.data, err = k.place.NewData(ctx); err != nil {
+		return err
+	}
+	if k.db, err = pgxpool.New(ctx, k.data.Servers.Database); err != nil {
+		return err
+	}
+	options, err := redis.ParseURL(k.data.Servers.Redis)
+	if err != nil {
+		return err
+	}
+	k.redis = redis.NewClient(options)
+	limit := fmt.Sprintf("-time-limit=%v", k.length()+time.Hour) // they end by themselves where nobody ends them
+	for _, name := range []string{"api", "relay", "consumer", "sweeper"} {
+		role, err := k.data.Start(ctx, name, "-addr=127.0.0.1:0", "-hold="+holdTime.String(), limit)
+		if err != nil {
+			return err
+		}
+		k.roles = append(k.roles, role)
+	}
+	return nil
+}
+
+func (k *soaking) close() error {
+	if k.hall != nil {
+		k.hall.Close()
+	}
+	err := k.roles.Stop()
+	if k.redis != nil {
+		err = errors.Join(err, k.redis.Close())
+	}
+	if k.db != nil {
+		k.db.Close()
+	}
+	if k.data != nil {
+		err = errors.Join(err, k.data.Drop())
+	}
+	if k.place != nil {
+		err = errors.Join(err, k.place.Close())
+	}
+	return err
+}
+
+// openHall opens one with seats enough that one is free again long before its next turn.
+func (k *soaking) openHall(ctx context.Context) (err error) {
+	k.hall, err = shop.OpenHall(ctx, k.roles[0].URL, k.clients, shop.EnoughSeats(3*holdTime))
+	return err
+}
+
+// capacity returns how many requests a second the clients get answered, and what they cost. A fourth of the time before
+// warms all up.
+func (k *soaking) capacity(ctx context.Context) (l load.Load, costs []namedCost, err error) {
+	if _, err := load.Drive(ctx, k.clients, k.stretch()/4, k.hall.Visit); err != nil {
+		return l, nil, err
+	}
+	l, costs, err = k.drive(ctx, k.stretch(), k.hall.Visit)
+	if err == nil && l.Rate < 1 {
+		err = fmt.Errorf("the shop answers nothing: %v", k.hall.TakeAnswers())
+	}
+	return l, costs, err
+}
+
+// drive has the clients repeat an operation for so long, and says what one costs.
+func (k *soaking) drive(ctx context.Context, length time.Duration, op func(ctx context.Context, client int) error) (l load.Load, costs []namedCost, err error) {
+	before, err := k.used()
+	if err != nil {
+		return l, nil, err
+	}
+	if l, err = load.Drive(ctx, k.clients, length, op); err != nil {
+		return l, nil, err
+	}
+	after, err := k.used()
+	for i := range after {
+		after[i].time -= before[i].time
+	}
+	return l, after, err
+}
+
+// soak has clients visit at an even pace, and samples.
+func (k *soaking) soak(ctx context.Context, m *sampler, rate float64) (load.Load, []namedCost, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var sampling sync.WaitGroup
+	sampling.Go(func() {
+		if err := m.run(ctx, k.length()*99/100, samples); err != nil {
+			cancel(err)
+		}
+	})
+	pace := load.NewPace(rate)
+	l, costs, err := k.drive(ctx, k.length(), func(ctx context.Context, client int) error {
+		if err := pace.Wait(ctx); err != nil {
+			return err
+		}
+		return k.hall.Visit(ctx, client)
+	})
+	sampling.Wait()
+	return l, costs, errors.Join(err, context.Cause(ctx))
+}
+
+// prices are what a request costs at the capacity and at half of it.
+func prices(full, half load.Load, fullCosts, halfCosts []namedCost) table {
+	t := table{Title: "Processor time of a request, in µs", Columns: []string{"", "at the capacity", "at half of it"}}
+	var all [2]time.Duration
+	for i, c := range fullCosts {
+		t.add(c.name, decimals(perOp(c.time, int64(full.Done)), 0), decimals(perOp(halfCosts[i].time, int64(half.Done)), 0))
+		all[0], all[1] = all[0]+c.time, all[1]+halfCosts[i].time
+	}
+	t.add("together", decimals(perOp(all[0], int64(full.Done)), 0), decimals(perOp(all[1], int64(half.Done)), 0))
+	return t
+}
+
+type namedCost struct {
+	name string
+	time time.Duration
+}
+
+// used are the processor times so far of all processes and servers, in one order.
+func (k *soaking) used() (all []namedCost, err error) {
+	for _, role := range k.roles {
+		used, err := testenv.CPUTime(role.PID())
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, namedCost{role.Name, used})
+	}
+	for _, s := range []*testenv.Server{k.place.Postgres, k.place.Redis, k.place.RabbitMQ} {
+		used, err := s.CPUTime()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, namedCost{string(s.Kind()), used})
+	}
+	return all, nil
+}
+
+// leftSQL counts what is left to do, and what is due.
+const leftSQL = `SELECT (` + waitingSQL + `) + (SELECT count(*) FROM reservations WHERE status = 'held')
+	+ (SELECT count(*) FROM reservations) - (SELECT count(*) FROM reservation_states)`
+
+// audit waits until nothing is left to do, and finds that nothing was sold twice, no answer was an error and
+// nothing is a dead letter.
+func (k *soaking) audit(ctx context.Context, r *report) error {
+	var left, dead int
+	for began := time.Now(); ; time.Sleep(100 * time.Millisecond) {
+		if err := k.db.QueryRow(ctx, leftSQL).Scan(&left); err != nil {
+			return err
+		}
+		if left == 0 || time.Since(began) > settledWithin {
+			break
+		}
+	}
+	told := k.hall.TakeAnswers()
+	oversold, err := k.data.Audit(ctx, told[shop.AnswerHeld])
+	if err != nil {
+		return err
+	}
+	if err := k.db.QueryRow(ctx, "SELECT (SELECT count(*) FROM holdfast_outbox_dead)").Scan(&dead); err != nil {
+		return err
+	}
+	r.note("Answers: %s.", strings.TrimSpace(told.String()))
+	r.find(told.Errors() == 0, "%d answers are errors", told.Errors())
+	r.find(oversold == 0, "%d seats are sold twice", oversold)
+	r.find(left == 0, "%d messages, holds and rows of the read model are left to do %v after the last request", left, settledWithin)
+	r.find(dead == 0, "%d messages are dead letters", dead)
+	return nil
+}

@@ -1,0 +1,103 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"slices"
+)
+
+const (
+	// warmUp is the part of a series that is not judged: pools fill, caches and heaps find their size.
+	warmUp = 1.0 / 3
+	// fewest is how many points a trend needs.
+	fewest = 12
+	// certain is the Mann-Kendall score from which points rise, and do not only scatter: by chance one series
+	// of 1,000 without a trend gets there.
+	certain = 3.1
+)
+
+// series is what was sampled of one thing.
+type series struct {
+	Name string
+	Unit string
+	// Tolerance is the growth, as a part of the level, that counts as flat.
+	Tolerance float64
+	// Slack is the growth, in the unit of the series, that counts as flat whatever the level.
+	Slack float64
+	// Grows says that the series grows by design: it is shown and not judged.
+	Grows  bool
+	Points []point
+}
+
+type point struct{ Second, Value float64 }
+
+// trend is what became of a series after its warm-up.
+type trend struct {
+	series
+	From, To float64 // of the line through the points, at the two ends of what is judged
+	Rises    bool    // the points rise, and do not only scatter
+	Flat     bool
+}
+
+// judge fits a line through the points after the warm-up: its slope is the median of those of all pairs, so that
+// some points far off, such as those before a collection, do not move it. The series is not flat if the line
+// gains more than both the tolerance and the slack, and the points rise with certainty.
+func judge(s series) (trend, error) {
+	t := trend{series: s}
+	judged := s.Points[int(math.Ceil(warmUp*float64(len(s.Points)))):]
+	if len(judged) < fewest {
+		return t, fmt.Errorf("%s: %d points after the warm-up, want %d at least", s.Name, len(judged), fewest)
+	}
+	slope := medianSlope(judged)
+	var levels []float64
+	for _, p := range judged {
+		levels = append(levels, p.Value-slope*p.Second)
+	}
+	level := median(levels)
+	t.From = level + slope*judged[0].Second
+	t.To = level + slope*judged[len(judged)-1].Second
+	t.Rises = mannKendall(judged) > certain
+	t.Flat = !t.Rises || t.To-t.From <= max(s.Tolerance*math.Abs(t.From), s.Slack)
+	return t, nil
+}
+
+func medianSlope(points []point) float64 {
+	var slopes []float64
+	for i, p := range points {
+		for _, q := range points[i+1:] {
+			slopes = append(slopes, (q.Value-p.Value)/(q.Second-p.Second))
+		}
+	}
+	return median(slopes)
+}
+
+// mannKendall returns how many standard deviations the pairs that rise outnumber those that fall by.
+func mannKendall(points []point) float64 {
+	score, ties := 0, map[float64]int{}
+	for i, p := range points {
+		ties[p.Value]++
+		for _, q := range points[i+1:] {
+			switch {
+			case q.Value > p.Value:
+				score++
+			case q.Value < p.Value:
+				score--
+			}
+		}
+	}
+	term := func(n int) float64 { return float64(n) * float64(n-1) * float64(2*n+5) }
+	variance := term(len(points))
+	for _, n := range ties {
+		variance -= term(n)
+	}
+	if variance <= 0 { // all points are the same
+		return 0
+	}
+	return float64(score) / math.Sqrt(variance/18)
+}
+
+func median(figures []float64) float64 {
+	s := slices.Sorted(slices.Values(figures))
+	n := len(s)
+	return (s[(n-1)/2] + s[n/2]) / 2
+}
