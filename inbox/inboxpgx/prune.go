@@ -13,8 +13,8 @@ import (
 func newPruner(pool *pgxpool.Pool, names tables, consumer string, cfg Config) (*pgprune.Pruner, error) {
 	// Tuple ids are safe here: the rows are locked when they are read.
 	older := func(table, column string) pgprune.Statement {
-		due := `consumer = $1 AND ` + column + ` < now() - $2::interval ORDER BY ` + column
-		return pgprune.Statement{Table: table, ID: "ctid", Due: due, Args: []any{consumer, cfg.Retention}}
+		due := `consumer = $1 AND ` + column + ` < now() - $2::interval`
+		return pgprune.Statement{Table: table, ID: "ctid", Also: due, Due: due + ` ORDER BY ` + column, Args: []any{consumer, cfg.Retention}}
 	}
 	return pgprune.New(pgprune.Config{
 		Pool: pool, Table: names.entries, Core: "inbox",

@@ -9,8 +9,11 @@ import (
 type Statement struct {
 	// Table is qualified and quoted.
 	Table string
-	// ID is a column that tells rows apart: a key, or ctid.
+	// ID is a column that tells rows apart: a key, or ctid, which does so in one partition only.
 	ID string
+	// Also is a condition, met by all that is due, of rows whose ID is that of a row that is due. ctid needs it, since a
+	// table may be partitioned. "" means none.
+	Also string
 	// Due is a condition, by an index, and the order in which that has the rows: what follows WHERE.
 	Due string
 	// Args are the parameters of Due.
@@ -19,8 +22,12 @@ type Statement struct {
 
 // DeleteSQL deletes rows and skips those that are locked. The limit is the parameter after Args.
 func (s Statement) DeleteSQL() string {
+	also := ""
+	if s.Also != "" {
+		also = " AND (" + s.Also + ") IS TRUE" // no index serves that, so the rows are looked up by their ID
+	}
 	return fmt.Sprintf(`DELETE FROM %[1]s WHERE %[2]s = ANY(ARRAY(SELECT %[2]s FROM %[1]s WHERE %[3]s LIMIT $%[4]d FOR UPDATE SKIP LOCKED))`,
-		s.Table, s.ID, s.Due, len(s.Args)+1)
+		s.Table, s.ID, s.Due, len(s.Args)+1) + also
 }
 
 // countSQL counts them, locked or not. Behind Args comes the limit.
