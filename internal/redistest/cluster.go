@@ -1,59 +1,98 @@
 package redistest
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
+// ClusterFlags are what a node of Join is started with. What a busy machine does is no failure.
+var ClusterFlags = []string{"--cluster-enabled", "yes", "--cluster-node-timeout", "10000"}
+
 // Cluster returns a client of a Redis Cluster of three private nodes without
 // replicas, and the nodes. All is gone when the test ends.
 func Cluster(t testing.TB) (*redis.ClusterClient, []*testenv.Server) {
 	t.Helper()
-	const nodes, slots = 3, 16384
 	var servers []*testenv.Server
-	var clients []*redis.Client
-	var addrs []string
-	for n := range nodes {
-		s := testenv.Private(t, testenv.Redis, "--cluster-enabled", "yes", "--cluster-node-timeout", "10000") // what a busy machine does is no failure
-		c := Client(t, s.URL())
-		if err := c.ClusterAddSlotsRange(t.Context(), n*slots/nodes, (n+1)*slots/nodes-1).Err(); err != nil {
-			t.Fatalf("redistest: cluster: %v", err)
-		}
-		servers, clients, addrs = append(servers, s), append(clients, c), append(addrs, c.Options().Addr)
+	for range 3 {
+		servers = append(servers, testenv.Private(t, testenv.Redis, ClusterFlags...))
 	}
-	for _, addr := range addrs[1:] {
-		host, port, err := net.SplitHostPort(addr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := clients[0].ClusterMeet(t.Context(), host, port).Err(); err != nil {
-			t.Fatalf("redistest: cluster: %v", err)
-		}
+	client, err := Join(t.Context(), servers)
+	if err != nil {
+		t.Fatalf("redistest: cluster: %v", err)
 	}
-	for _, c := range clients {
-		testenv.Eventually(t, testenv.Patience, func() error {
-			info, err := c.ClusterInfo(t.Context()).Result()
-			if err == nil && (!strings.Contains(info, "cluster_state:ok") || !strings.Contains(info, fmt.Sprintf("cluster_known_nodes:%d", nodes))) {
-				err = fmt.Errorf("cluster not ready: %s", info)
-			}
-			return err
-		})
-	}
-	client := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs})
 	t.Cleanup(func() {
 		if err := client.Close(); err != nil {
 			t.Errorf("redistest: %v", err)
 		}
 	})
 	return client, servers
+}
+
+// Join makes a Redis Cluster without replicas of servers that were started with ClusterFlags, and returns a client
+// of it, for the caller to close.
+func Join(ctx context.Context, servers []*testenv.Server) (_ *redis.ClusterClient, err error) {
+	const slots = 16384
+	var clients []*redis.Client
+	defer func() {
+		for _, c := range clients {
+			err = errors.Join(err, c.Close())
+		}
+	}()
+	var addrs []string
+	for n, s := range servers {
+		opts, err := redis.ParseURL(s.URL())
+		if err != nil {
+			return nil, err
+		}
+		c := redis.NewClient(opts)
+		clients, addrs = append(clients, c), append(addrs, opts.Addr)
+		if err := c.ClusterAddSlotsRange(ctx, n*slots/len(servers), (n+1)*slots/len(servers)-1).Err(); err != nil {
+			return nil, err
+		}
+	}
+	for _, addr := range addrs[1:] {
+		host, port, err := net.SplitHostPort(addr)
+		if err != nil {
+			return nil, err
+		}
+		if err := clients[0].ClusterMeet(ctx, host, port).Err(); err != nil {
+			return nil, err
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, testenv.Patience)
+	defer cancel()
+	for _, c := range clients {
+		if err := awaitNodes(ctx, c, len(servers)); err != nil {
+			return nil, err
+		}
+	}
+	return redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs}), nil
+}
+
+// awaitNodes waits until the node knows so many and serves all slots.
+func awaitNodes(ctx context.Context, c *redis.Client, nodes int) error {
+	for {
+		info, err := c.ClusterInfo(ctx).Result()
+		if err == nil && strings.Contains(info, "cluster_state:ok") && strings.Contains(info, fmt.Sprintf("cluster_known_nodes:%d", nodes)) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("cluster not ready: %w: %s", cmp.Or(err, ctx.Err()), info)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
 }
 
 // NodesInUse returns how many nodes of a cluster hold keys.

@@ -83,11 +83,11 @@ func (i *intake) contender(name string, part int, run intakeRun) contender {
 		if err := i.fill(ctx, n); err != nil {
 			return nil, err
 		}
-		var watch stopwatch
+		watch := stopwatch{bench: i.bench}
 		if err := run(ctx, n, &watch); err != nil {
 			return nil, err
 		}
-		return sample{float64(n) / watch.took.Seconds(), watch.ran.Seconds() * 1e6 / float64(n)}, i.expect(ctx, n)
+		return watch.sample(n), errors.Join(watch.err, i.expect(ctx, n))
 	}}
 }
 

@@ -75,11 +75,11 @@ func (s *streamIntake) contender(name string, part int, run intakeRun) contender
 		if err := s.fill(ctx, n); err != nil {
 			return nil, err
 		}
-		var watch stopwatch
+		watch := stopwatch{bench: s.bench}
 		if err := run(ctx, n, &watch); err != nil {
 			return nil, err
 		}
-		return sample{float64(n) / watch.took.Seconds(), watch.ran.Seconds() * 1e6 / float64(n)}, s.expect(ctx, n)
+		return watch.sample(n), errors.Join(watch.err, s.expect(ctx, n))
 	}}
 }
 

@@ -4,8 +4,8 @@
 //	go run ./internal/lab/bench txretry
 //
 // It uses the servers in HOLDFAST_TEST_POSTGRES_URL and its like, and starts
-// private ones of the installed binaries where those are not set; shop has
-// private ones always. The contenders of a table take turns, round after round,
+// private ones of the installed binaries where those are not set; shop and scale
+// have private ones always. The contenders of a table take turns, round after round,
 // so that what else the machine does hits all of them. Each figure is the median
 // [least .. most] of the rounds; a ratio is the median of the ratios within one
 // round. At the end stands which goals were met.
@@ -37,7 +37,7 @@ type part struct {
 }
 
 func workloads() []workload {
-	return []workload{txretryWorkload(), outboxWorkload(), inboxWorkload(), expiryWorkload(), idempotencyWorkload(), ratelimitWorkload(), shopWorkload()}
+	return []workload{txretryWorkload(), outboxWorkload(), inboxWorkload(), expiryWorkload(), idempotencyWorkload(), ratelimitWorkload(), shopWorkload(), scaleWorkload()}
 }
 
 func main() {

@@ -15,7 +15,6 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/lab/backlog"
-	"github.com/holdfast-go/holdfast/internal/lab/load"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
@@ -74,16 +73,6 @@ func newStore(ctx context.Context, b *bench) (*drain, error) {
 	return d, d.migrateRiver(ctx)
 }
 
-// stopwatch measures a stretch of a run, which the run itself delimits.
-type stopwatch struct {
-	began     time.Time
-	cpu       time.Duration
-	took, ran time.Duration // ran: CPU time of this process
-}
-
-func (s *stopwatch) start() { s.began, s.cpu = time.Now(), load.CPUTime() }
-func (s *stopwatch) stop()  { s.took, s.ran = time.Since(s.began), load.CPUTime()-s.cpu }
-
 // drainRun prepares n messages, moves them between the start and the stop of the watch,
 // and returns how many of them must be in the queue now.
 type drainRun func(ctx context.Context, n int, watch *stopwatch) (queued int, err error)
@@ -95,12 +84,12 @@ func (d *drain) contender(name string, part int, run drainRun) contender {
 		if err := d.reset(ctx); err != nil {
 			return nil, err
 		}
-		var watch stopwatch
+		watch := stopwatch{bench: d.bench}
 		want, err := run(ctx, n, &watch)
 		if err != nil {
 			return nil, err
 		}
-		return sample{float64(n) / watch.took.Seconds(), watch.ran.Seconds() * 1e6 / float64(n)}, d.expect(ctx, want)
+		return watch.sample(n), errors.Join(watch.err, d.expect(ctx, want))
 	}}
 }
 
@@ -160,11 +149,16 @@ func (d *drain) onBroker(do func(*amqp.Channel) error) error {
 
 // fill commits n messages, with so many keys.
 func (d *drain) fill(ctx context.Context, n, keys int) error {
+	return d.fillWith(ctx, n, keys, d.message())
+}
+
+// fillWith commits copies of m.
+func (d *drain) fillWith(ctx context.Context, n, keys int, m outbox.Message) error {
 	const atOnce = 1000
 	for first := 0; first < n; first += atOnce {
 		msgs := make([]outbox.Message, min(atOnce, n-first))
 		for i := range msgs {
-			msgs[i] = d.message()
+			msgs[i] = m
 			if keys > 0 {
 				msgs[i].Key = "key " + strconv.Itoa((first+i)%keys)
 			}

@@ -19,8 +19,9 @@ const maxConns = 40
 
 // servers are those that a workload asked for.
 type servers struct {
-	urls    map[testenv.Kind]string
-	endings []func() error
+	urls     map[testenv.Kind]string
+	launched []*testenv.Server // the private ones
+	endings  []func() error
 }
 
 // close ends what was started, the last one first.
@@ -43,19 +44,29 @@ func (b *bench) server(ctx context.Context, kind testenv.Kind, variable string) 
 	if url := b.servers.urls[kind]; url != "" {
 		return url, nil
 	}
-	s, err := testenv.Launch(ctx, kind)
+	s, err := b.launch(ctx, kind)
 	if errors.Is(err, testenv.ErrNotInstalled) {
 		return "", fmt.Errorf("%w: set %s, or put `go run ./internal/lab/servers --` before the command", err, variable)
 	}
 	if err != nil {
 		return "", err
 	}
-	b.atEnd(s.Close)
 	if b.servers.urls == nil {
 		b.servers.urls = map[testenv.Kind]string{}
 	}
 	b.servers.urls[kind] = s.URL()
 	return s.URL(), nil
+}
+
+// launch starts a private server, which ends with the command.
+func (b *bench) launch(ctx context.Context, kind testenv.Kind, extra ...string) (*testenv.Server, error) {
+	s, err := testenv.Launch(ctx, kind, extra...)
+	if err != nil {
+		return nil, err
+	}
+	b.atEnd(s.Close)
+	b.servers.launched = append(b.servers.launched, s)
+	return s, nil
 }
 
 // postgres returns a pool whose tables live in a schema of their own, for as
