@@ -31,6 +31,10 @@
 // looks below the floors for 250 ms at most. So a floor that is wrong, as after a
 // restore of one table without the other, delays messages and loses none.
 //
+// The old versions of the lanes' rows stay under an old snapshot, too, and each claim reads them all. The
+// longer a claim takes, the more messages wait for the next one: claims become fewer and larger, so the rate
+// stays, while a message costs Postgres up to three times as much. (go run ./internal/lab/soak -part snapshot)
+//
 // # Retention
 //
 // With Config.Retention published messages stay in the table until they are pruned. They are in none
