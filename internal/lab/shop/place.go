@@ -21,8 +21,9 @@ type Place struct {
 	runs                      int
 }
 
-// Open starts the servers and builds the program. The caller must Close the place.
-func Open(ctx context.Context) (_ *Place, err error) {
+// Open starts the servers and builds the program. The caller must Close the place. Broker are further lines of
+// rabbitmq.conf.
+func Open(ctx context.Context, broker ...string) (_ *Place, err error) {
 	p := &Place{}
 	defer func() {
 		if err != nil {
@@ -36,7 +37,7 @@ func Open(ctx context.Context) (_ *Place, err error) {
 	}{
 		{&p.Postgres, testenv.Postgres, []string{"-c", "track_commit_timestamp=on"}},
 		{&p.Redis, testenv.Redis, nil},
-		{&p.RabbitMQ, testenv.RabbitMQ, nil},
+		{&p.RabbitMQ, testenv.RabbitMQ, broker},
 	} {
 		if *server.into, err = testenv.Launch(ctx, server.kind, server.extra...); err != nil {
 			return nil, err

@@ -19,6 +19,9 @@ import (
 const (
 	// holdTime is how long seats are held: so many expire while the shop runs.
 	holdTime = 10 * time.Second
+	// brokerLog bounds the log of quorum queues. RabbitMQ holds in memory what is in it, and begins a new file at 512 MiB
+	// where nothing else is set: for hours its memory grows, and looks like a leak.
+	brokerLog = "raft.wal_max_size_bytes = 16777216"
 	// samples is how often all is sampled, whatever the length.
 	samples = 180
 	// settledWithin is how long the shop may take, after the last request, for all that was left to do.
@@ -72,7 +75,7 @@ func soakShop(ctx context.Context, s sizes, r *report) (err error) {
 }
 
 func (k *soaking) open(ctx context.Context) (err error) {
-	if k.place, err = shop.Open(ctx); err != nil {
+	if k.place, err = shop.Open(ctx, brokerLog); err != nil {
 		return err
 	}
 	if k.data, err = k.place.NewData(ctx); err != nil {
