@@ -3,7 +3,6 @@
 GO       ?= go
 FUZZTIME ?= 10s
 ROUNDS   ?= 200
-MINUTES  ?= 30
 SEQUENCES ?= 40000
 SCHEDULES ?= 100000
 SEED      ?= 0
@@ -35,7 +34,7 @@ chaos: ## the shop as processes, and every kind of fault: an hour, or SEEDS=3, o
 	@$(GO) run ./internal/lab/chaos $(if $(SEEDS),-seeds $(SEEDS)) -seed $(SEED) $(if $(MINUTES),-minutes $(MINUTES)) $(if $(ONLY),-only $(ONLY)) -out $(OUT)
 
 soak: ## the ticket shop for MINUTES (30) at half of its capacity, and whether memory, connections, tables and queues are flat
-	$(GO) run ./internal/lab/soak -minutes=$(MINUTES)
+	$(GO) run ./internal/lab/soak -minutes=$(or $(MINUTES),30)
 
 differential: ## the tests that compare fakes with servers in their long form, SEQUENCES (40000) random ones each
 	HOLDFAST_FUZZ_SEQUENCES=$(SEQUENCES) $(GO) run ./internal/lab/servers -- $(GO) test -v -count=1 -run='^TestDifferential' -timeout=60m \
