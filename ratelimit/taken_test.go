@@ -34,6 +34,33 @@ func TestReplayIsRefunded(t *testing.T) {
 	}
 }
 
+// A second refund of one request would be of a unit that another one was charged.
+func TestSecondRefundChangesNothing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		h := serve(t, newMemory(t), byUser, func(w http.ResponseWriter, r *http.Request) {
+			for n := 0; n < 2 && r.Method == http.MethodPut; n++ {
+				if err := ratelimit.RefundFrom(r.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+			w.WriteHeader(http.StatusNoContent)
+		})
+		for n := range perUser.Max + 1 {
+			if n == perUser.Max/2 {
+				call(h, http.MethodPut, "ann")
+			}
+			want := http.StatusNoContent
+			if n == perUser.Max {
+				want = http.StatusTooManyRequests
+			}
+			if w := call(h, http.MethodPost, "ann"); w.Code != want {
+				t.Errorf("request %d got %d, want %d", n+1, w.Code, want)
+			}
+		}
+	})
+}
+
 // Replays beyond what the limit admits are charged, so that they are limited too.
 func TestRefundsAreBounded(t *testing.T) {
 	t.Parallel()
