@@ -39,6 +39,8 @@ type director struct {
 	// settled is the newest change of the history when all was quiet for the last time.
 	settled int64
 	stop    func() // of the observer
+	// clockWentBack is set by the first fault of the clocks: each ends, or begins, by going back.
+	clockWentBack bool
 }
 
 // options are those of a run.
@@ -145,6 +147,7 @@ func (d *director) suffer(ctx context.Context, f fault) (Outcome, audit.History,
 		return o, audit.History{}, err
 	}
 	d.crowd.slowest.Store(0)
+	d.clockWentBack = d.clockWentBack || f.kind == "clock"
 	broken, err := d.happen(ctx, f)
 	o.find(audit.Stuck, broken...)
 	if err != nil {
@@ -268,7 +271,7 @@ func (d *director) history(ctx context.Context) (audit.History, error) {
 		return h, err
 	}
 	h.Answers, _ = d.crowd.told()
-	h.Lost = d.s.losses()
+	h.Lost, h.ClockWentBack = d.s.losses(), d.clockWentBack
 	h.Left.DeadInbox, err = d.s.deadLetters(ctx)
 	return h, err
 }

@@ -156,6 +156,7 @@ const limitsOfIt = `
 ## What this does not show
 
 - Clocks: libfaketime reaches Postgres and Redis. Processes of Go do not ask the C library for the time: theirs are the machine's.
+- Whether a hold has expired is what the clock of Postgres says: once that has gone back, a hold that was read as expired may still be confirmed.
 - Everything runs on one machine: a failover moves an address, as a virtual IP does, once the old primary is dead. There is no split brain.
 - RabbitMQ has one node; its full disk and memory are alarms that are set. Redis keeps nothing on a disk, so none of it can be full.
 - A disk of Postgres is memory: a power cut that loses what was not yet synced is not among the faults.

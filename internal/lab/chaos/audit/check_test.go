@@ -206,3 +206,18 @@ func TestLostIsExcused(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 }
+
+// A hold that was read as expired may be confirmed once the clock has gone back, and only then.
+func TestClockWentBack(t *testing.T) {
+	t.Parallel()
+	h := newSound()
+	at := slices.IndexFunc(h.Answers, func(a audit.Answer) bool { return a.Op == audit.OpRead })
+	h.Answers[at].State = audit.Expired
+	if r := audit.Check(h.History); r.Counts[audit.NotDurable] != 1 || r.Counts[audit.Contradicts] != 1 {
+		t.Errorf("%+v", r)
+	}
+	h.ClockWentBack = true
+	if r := audit.Check(h.History); len(r.Findings) > 0 {
+		t.Errorf("%+v", r)
+	}
+}

@@ -95,4 +95,6 @@ type History struct {
 	// Lost are changes that committed and that a failover to an asynchronous standby has lost. What they
 	// explain is excused, and counted.
 	Lost []Change
+	// ClockWentBack says that the database's clock did so at some time.
+	ClockWentBack bool
 }
