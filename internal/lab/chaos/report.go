@@ -184,6 +184,11 @@ func (r Report) markdown() string {
 		}
 		fmt.Fprintf(&b, "| %d | %d | %.0f | %d | %d | %d | %d | %d | %d | %d |\n", s.Seed, len(s.Outcomes), s.Took/60, total, s.Keys, good, s.Answers[0], s.Messages, s.Repeats, s.findings())
 	}
+	for _, s := range r.Seeds {
+		if s.Cut {
+			fmt.Fprintf(&b, "\nSeed %d has more faults: time was up.\n", s.Seed)
+		}
+	}
 	r.recoveries(&b)
 	r.found(&b)
 	r.lost(&b)
@@ -239,22 +244,26 @@ func (r Report) found(b *strings.Builder) {
 	}
 }
 
-// lost says what asynchronous failovers have lost.
+// lost says what asynchronous failovers have lost, if there were any.
 func (r Report) lost(b *strings.Builder) {
-	b.WriteString("\n## Lost by asynchronous failover\n\nA standby that is behind when its primary dies lacks what had committed since: this was read from the old primary's disk afterwards.\n" +
-		"What clients were told of it does not hold; everything else does.\n\n")
+	var lines strings.Builder
 	for _, s := range r.Seeds {
 		for _, o := range s.Outcomes {
 			if o.Lost == 0 {
 				continue
 			}
-			fmt.Fprintf(b, "- seed %d: %d changes of rows", s.Seed, o.Lost)
+			fmt.Fprintf(&lines, "- seed %d: %d changes of rows", s.Seed, o.Lost)
 			for _, kind := range sortedKeys(o.Excused) {
-				fmt.Fprintf(b, "; %s: %d", kind, o.Excused[kind])
+				fmt.Fprintf(&lines, "; %s: %d", kind, o.Excused[kind])
 			}
-			b.WriteString("\n")
+			lines.WriteString("\n")
 		}
 	}
+	if lines.Len() == 0 {
+		return
+	}
+	b.WriteString("\n## Lost by asynchronous failover\n\nA standby that is behind when its primary dies lacks what had committed since: this was read from the old primary's disk afterwards.\n" +
+		"What clients were told of it does not hold; everything else does.\n\n" + lines.String())
 }
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
