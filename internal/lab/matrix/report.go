@@ -1,0 +1,51 @@
+package main
+
+import (
+	"fmt"
+	"path"
+	"strings"
+)
+
+// render is the report.
+func render(all []outcome) string {
+	var text strings.Builder
+	text.WriteString("# Versions\n\nWritten by `make matrix`, which runs the suites of the adapters on servers of Debian's releases. A version is what the\n" +
+		"server itself answered; a number is how many tests passed. Suites of PostgreSQL run behind the PgBouncer named too.\n")
+	for _, product := range []string{"PostgreSQL", "Redis", "Valkey", "RabbitMQ"} {
+		table(&text, product, all)
+	}
+	return text.String()
+}
+
+// table has a row for each version of a product, and a column for each suite.
+func table(text *strings.Builder, product string, all []outcome) {
+	head := false
+	for _, o := range all {
+		if o.Product != product {
+			continue
+		}
+		if !head {
+			head = true
+			fmt.Fprintf(text, "\n## %s\n\n| version | release |", product)
+			for _, s := range o.Suites {
+				fmt.Fprintf(text, " %s |", path.Base(s.Package))
+			}
+			fmt.Fprintf(text, "\n|---|---|%s\n", strings.Repeat("---|", len(o.Suites)))
+		}
+		fmt.Fprintf(text, "| %s | %s |", o.Version, o.Release)
+		for _, s := range o.Suites {
+			fmt.Fprintf(text, " %s |", s)
+		}
+		text.WriteByte('\n')
+	}
+}
+
+func (s suite) String() string {
+	if len(s.Failed) > 0 {
+		return "failed: " + strings.Join(s.Failed, ", ")
+	}
+	if s.Skipped > 0 {
+		return fmt.Sprintf("%d passed, %d skipped", s.Passed, s.Skipped)
+	}
+	return fmt.Sprintf("%d passed", s.Passed)
+}
