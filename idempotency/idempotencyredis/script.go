@@ -8,6 +8,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/idempotency/driver"
+	"github.com/holdfast-go/holdfast/internal/redisconn"
 )
 
 // script is a script and its name on the server.
@@ -33,6 +34,7 @@ func (s *Store) run(ctx context.Context, guarded bool, script script, claim driv
 			reply, err = c.cmd.Result()
 		}
 		if err != nil && !answered(err) {
+			redisconn.Failed(ctx, s.client, err)
 			s.idle.Test(ctx, record)
 		}
 		return err

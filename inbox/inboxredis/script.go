@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/internal/redisconn"
 )
 
 const (
@@ -24,6 +26,7 @@ var errSilent = errors.New("inboxredis: Redis does not answer")
 func (c *claim) run(ctx context.Context, script *redis.Script, args ...any) (n int64, err error) {
 	for range tries {
 		n, err = c.once(ctx, script, args)
+		redisconn.Failed(ctx, c.p.client, err)
 		if !errors.Is(err, errSilent) {
 			break
 		}

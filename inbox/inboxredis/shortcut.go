@@ -11,6 +11,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/internal/breaker"
+	"github.com/holdfast-go/holdfast/internal/redisconn"
 )
 
 const (
@@ -143,6 +144,7 @@ func (s *shortcut) exec(ctx context.Context, pipe redis.Pipeliner, key string) e
 	if ctx.Err() == nil { // else nobody waited for the answer
 		s.breaker.Done(err == nil)
 		if err != nil {
+			redisconn.Failed(ctx, s.p.client, err)
 			s.p.idle.Test(ctx, key)
 		}
 	}

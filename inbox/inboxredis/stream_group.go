@@ -60,6 +60,7 @@ func patiently[T any](ctx context.Context, g *group, call func(context.Context) 
 // test looks for silent connections after a call that timed out. It leaves the tests the moment that
 // they need to take them, or the next call would.
 func (g *group) test(ctx context.Context, err error) {
+	redisconn.Failed(ctx, g.client, err)
 	if isTimeout(err) && ctx.Err() == nil {
 		g.idle.Test(ctx, g.keys.stream)
 		_ = runloop.Sleep(ctx, testPause)

@@ -107,3 +107,59 @@ func NodesInUse(ctx context.Context, client *redis.ClusterClient) (int64, error)
 	})
 	return used.Load(), err
 }
+
+// Failover returns a client of a Redis Cluster of one private node and its replica, and what kills
+// the node, has the replica take over and returns a client of that one. The cluster's client asks only when it must which node serves which
+// slot: not by itself, from time to time. All is gone when the test ends.
+func Failover(t testing.TB) (client *redis.ClusterClient, failOver func() *redis.Client) {
+	t.Helper()
+	var servers [2]*testenv.Server
+	var nodes [2]*redis.Client
+	for i := range servers {
+		servers[i] = testenv.Private(t, testenv.Redis, "--cluster-enabled", "yes", "--repl-diskless-sync-delay", "0")
+		nodes[i] = Client(t, servers[i].URL())
+	}
+	primary, replica := nodes[0], nodes[1]
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatalf("redistest: failover: %v", err)
+		}
+	}
+	must(primary.ClusterAddSlotsRange(t.Context(), 0, 16383).Err())
+	host, port, err := net.SplitHostPort(replica.Options().Addr)
+	must(err)
+	must(primary.ClusterMeet(t.Context(), host, port).Err())
+	id, err := primary.Do(t.Context(), "CLUSTER", "MYID").Text()
+	must(err)
+	testenv.Eventually(t, testenv.Patience, func() error { return replica.ClusterReplicate(t.Context(), id).Err() })
+	testenv.Eventually(t, testenv.Patience, func() error {
+		info, err := replica.Info(t.Context(), "replication").Result()
+		if err == nil && !strings.Contains(info, "master_link_status:up") {
+			err = fmt.Errorf("the replica has no data yet: %s", info)
+		}
+		return err
+	})
+	testenv.Eventually(t, testenv.Patience, func() error { // the client learns of the replica from the node
+		known, err := primary.ClusterSlots(t.Context()).Result()
+		if err == nil && (len(known) != 1 || len(known[0].Nodes) != len(nodes)) {
+			err = fmt.Errorf("the node does not know its replica yet: %v", known)
+		}
+		return err
+	})
+	client = redis.NewClusterClient(&redis.ClusterOptions{
+		Addrs: []string{primary.Options().Addr}, ClusterStateReloadInterval: 24 * time.Hour, DialerRetries: 1,
+	})
+	t.Cleanup(func() {
+		if err := client.Close(); err != nil {
+			t.Errorf("redistest: %v", err)
+		}
+	})
+	testenv.Eventually(t, testenv.Patience, func() error { return client.Exists(t.Context(), "key").Err() })
+	return client, func() *redis.Client {
+		t.Helper()
+		must(servers[0].Kill())
+		must(replica.Do(t.Context(), "CLUSTER", "FAILOVER", "TAKEOVER").Err())
+		return replica
+	}
+}

@@ -109,6 +109,7 @@ func (p *Publisher) exec(items []item) []error {
 		_, _ = pipe.Exec(ctx)
 		return struct{}{}, nil
 	})
+	redisconn.Failed(items[0].ctx, p.client, late)
 	for i, answer := range answers {
 		switch {
 		case answer == nil:
@@ -116,6 +117,7 @@ func (p *Publisher) exec(items []item) []error {
 			errs[i] = late
 		default:
 			errs[i] = answer.Err()
+			redisconn.Failed(items[i].ctx, p.client, errs[i])
 		}
 	}
 	return errs

@@ -228,6 +228,7 @@ func (l *Limiter) run(ctx context.Context, c *call) error {
 	l.breaker.Done(err == nil)
 	if err != nil {
 		if answered := redis.Error(nil); !errors.As(err, &answered) {
+			redisconn.Failed(ctx, l.client, err)
 			l.idle.Test(ctx, nameOf(c.base, c.charges[0]))
 		}
 		return fmt.Errorf("%w: %w", ratelimit.ErrUnavailable, err)
