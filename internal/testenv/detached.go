@@ -49,7 +49,7 @@ func Detached(ctx context.Context) (url string, err error) {
 
 // installed returns the command of an instance of the installed binary.
 func installed(ctx context.Context, dir string) (*exec.Cmd, string, error) {
-	e, err := newPostgres(nil, "")
+	e, err := newPostgres(Spec{})
 	if err != nil {
 		return nil, "", err
 	}

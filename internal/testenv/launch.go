@@ -29,6 +29,9 @@ type Spec struct {
 	// Env is added to the environment of the server's processes.
 	Env []string
 
+	// Host is where the server runs.
+	Host Host
+
 	// Follows is the address of another Postgres or Redis, whose standby or replica this one is until
 	// Promote. It may be that of a Proxy.
 	Follows string
@@ -59,7 +62,7 @@ func launch(ctx context.Context, spec Spec) (_ *Server, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("testenv: %s: %w", spec.Kind, err)
 	}
-	s := &Server{kind: spec.Kind, dir: dir, env: spec.Env, engine: e}
+	s := &Server{kind: spec.Kind, dir: dir, env: spec.Env, enter: spec.Host.Enter, engine: e}
 	if !live.add(s) {
 		return nil, errors.Join(fmt.Errorf("testenv: %s: the process is ending", spec.Kind), os.RemoveAll(dir))
 	}
@@ -77,13 +80,13 @@ func launch(ctx context.Context, spec Spec) (_ *Server, err error) {
 func newEngine(spec Spec) (engine, error) {
 	switch spec.Kind {
 	case Postgres:
-		return newPostgres(spec.Extra, spec.Follows)
+		return newPostgres(spec)
 	case Redis:
-		return newRedis(spec.Extra, spec.Follows)
+		return newRedis(spec)
 	case RabbitMQ:
-		return newRabbitMQ(spec.Extra)
+		return newRabbitMQ(spec)
 	case PgBouncer:
-		return newPgBouncer(spec.Extra)
+		return newPgBouncer(spec)
 	case Prometheus:
 		return newPrometheus(spec.Extra)
 	default:

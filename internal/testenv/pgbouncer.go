@@ -23,20 +23,21 @@ type pgbouncer struct {
 	dir    string
 	port   int
 	server *pgconn.Config
+	host   Host
 	extra  []string             // lines of its configuration, which win
 	attr   *syscall.SysProcAttr // PgBouncer refuses to run as root
 }
 
 // newPgBouncer takes the address of the Postgres, and lines of pgbouncer.ini.
-func newPgBouncer(extra []string) (engine, error) {
+func newPgBouncer(spec Spec) (engine, error) {
 	bin, err := findPgBouncer()
 	if err != nil {
 		return nil, err
 	}
-	if len(extra) == 0 {
+	if len(spec.Extra) == 0 {
 		return nil, fmt.Errorf("testenv: %s: the address of its Postgres is missing", PgBouncer)
 	}
-	server, err := pgconn.ParseConfig(extra[0])
+	server, err := pgconn.ParseConfig(spec.Extra[0])
 	if err != nil {
 		return nil, fmt.Errorf("testenv: %s: %w", PgBouncer, err)
 	}
@@ -44,7 +45,7 @@ func newPgBouncer(extra []string) (engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &pgbouncer{bin: bin, port: port, server: server, extra: extra[1:]}, nil
+	return &pgbouncer{bin: bin, port: port, server: server, host: spec.Host, extra: spec.Extra[1:]}, nil
 }
 
 func (p *pgbouncer) prepare(_ context.Context, dir string) (err error) {
@@ -60,7 +61,7 @@ func (p *pgbouncer) configuration() string {
 	lines := append([]string{
 		"[databases]", "* = " + p.database(),
 		"[pgbouncer]",
-		"listen_addr = 127.0.0.1", fmt.Sprint("listen_port = ", p.port), "unix_socket_dir =",
+		"listen_addr = " + p.host.address(), fmt.Sprint("listen_port = ", p.port), "unix_socket_dir =",
 		"auth_type = any",
 		"pool_mode = transaction", "server_round_robin = 1", "default_pool_size = 20", "max_client_conn = 1000",
 	}, p.extra...)
@@ -103,7 +104,7 @@ func (p *pgbouncer) command() *exec.Cmd {
 func (p *pgbouncer) stopSignal() syscall.Signal { return syscall.SIGQUIT }
 
 func (p *pgbouncer) url() string {
-	return fmt.Sprintf("postgres://%s@127.0.0.1:%d/%s?sslmode=disable", p.server.User, p.port, p.server.Database)
+	return fmt.Sprintf("postgres://%s@%s/%s?sslmode=disable", p.server.User, p.host.at(p.port), p.server.Database)
 }
 
 func (p *pgbouncer) adminURL() string { return "" }

@@ -17,16 +17,14 @@ import (
 // postgres is an instance of PostgreSQL. It keeps fsync and synchronous_commit
 // on: what a test sees committed must be as durable as in production.
 type postgres struct {
-	bin   string // folder of initdb and postgres
-	dir   string
-	port  int
-	extra []string
-	// follows is the address of the primary of a standby.
-	follows string
-	attr    *syscall.SysProcAttr // PostgreSQL refuses to run as root
+	bin  string // folder of initdb and postgres
+	dir  string
+	port int
+	spec Spec
+	attr *syscall.SysProcAttr // PostgreSQL refuses to run as root
 }
 
-func newPostgres(extra []string, follows string) (engine, error) {
+func newPostgres(spec Spec) (engine, error) {
 	bin, err := findPostgres()
 	if err != nil {
 		return nil, err
@@ -35,7 +33,10 @@ func newPostgres(extra []string, follows string) (engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &postgres{bin: bin, port: port, extra: extra, follows: follows}, nil
+	if spec.Host.apart() { // an address that moves to another host keeps its port
+		port = 5432
+	}
+	return &postgres{bin: bin, port: port, spec: spec}, nil
 }
 
 func (p *postgres) prepare(ctx context.Context, dir string) (err error) {
@@ -46,9 +47,9 @@ func (p *postgres) prepare(ctx context.Context, dir string) (err error) {
 	name, args := "initdb", []string{
 		"--pgdata", p.data(), "--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync",
 	}
-	if p.follows != "" {
+	if p.spec.Follows != "" {
 		name, args = "pg_basebackup", []string{
-			"--pgdata", p.data(), "--dbname", p.follows, "--write-recovery-conf", "--checkpoint=fast", "--no-sync",
+			"--pgdata", p.data(), "--dbname", p.spec.Follows, "--write-recovery-conf", "--checkpoint=fast", "--no-sync",
 		}
 	}
 	cmd := exec.CommandContext(ctx, filepath.Join(p.bin, name), args...)
@@ -56,7 +57,20 @@ func (p *postgres) prepare(ctx context.Context, dir string) (err error) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%s: %w\n%s", name, err, out)
 	}
+	if p.spec.Host.apart() && p.spec.Follows == "" {
+		return p.admitHosts()
+	}
 	return nil
+}
+
+// admitHosts lets other hosts in, as clients and as standbys.
+func (p *postgres) admitHosts() error {
+	rules, err := os.OpenFile(filepath.Join(p.data(), "pg_hba.conf"), os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = rules.WriteString("host all all all trust\nhost replication all all trust\n")
+	return errors.Join(err, rules.Close())
 }
 
 // unprivileged gives the folder to a user who is not root, if this process is, and returns how a
@@ -85,11 +99,11 @@ func (p *postgres) command() *exec.Cmd {
 	cmd := exec.Command(filepath.Join(p.bin, "postgres"), append([]string{
 		"-D", p.data(),
 		"-p", strconv.Itoa(p.port),
-		"-c", "listen_addresses=127.0.0.1",
+		"-c", "listen_addresses=" + p.spec.Host.address(),
 		"-c", "unix_socket_directories=" + p.dir,
 		"-c", "max_connections=300",
 		"-c", "max_pred_locks_per_transaction=256", // what txretry.Manager.Check wants
-	}, p.extra...)...)
+	}, p.spec.Extra...)...)
 	cmd.Dir = p.dir
 	if p.attr != nil {
 		attr := *p.attr
@@ -110,7 +124,7 @@ func pingPostgres(ctx context.Context, url string) error {
 func (p *postgres) stopSignal() syscall.Signal { return syscall.SIGINT }
 
 func (p *postgres) url() string {
-	return fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=disable", p.port)
+	return fmt.Sprintf("postgres://postgres@%s/postgres?sslmode=disable", p.spec.Host.at(p.port))
 }
 
 func (p *postgres) adminURL() string { return "" }

@@ -22,8 +22,8 @@ type process struct {
 
 // startProcess starts cmd so that it dies with this process where the system
 // can arrange that. Linux ties a child to the thread that forked it, so the
-// thread is kept until the child has ended.
-func startProcess(cmd *exec.Cmd) (*process, error) {
+// thread is kept until the child has ended. Enter, if any, is called on that thread first.
+func startProcess(cmd *exec.Cmd, enter func() error) (*process, error) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
@@ -34,8 +34,15 @@ func startProcess(cmd *exec.Cmd) (*process, error) {
 	started := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := cmd.Start()
+		var err error
+		if enter == nil {
+			defer runtime.UnlockOSThread()
+		} else {
+			err = enter() // the thread belongs to another network now, and ends with the goroutine
+		}
+		if err == nil {
+			err = cmd.Start()
+		}
 		if err == nil {
 			p.pid = cmd.Process.Pid
 		}

@@ -23,22 +23,26 @@ type rabbitmq struct {
 	script string
 	epmd   string
 	dir    string
+	host   Host
 	extra  []string
 	mapper *process
 
 	port, adminPort, distPort, epmdPort int
 }
 
-func newRabbitMQ(extra []string) (engine, error) {
+func newRabbitMQ(spec Spec) (engine, error) {
 	script, epmd, err := findRabbitMQ()
 	if err != nil {
 		return nil, err
 	}
-	r := &rabbitmq{script: script, epmd: epmd, extra: extra}
+	r := &rabbitmq{script: script, epmd: epmd, host: spec.Host, extra: spec.Extra}
 	for _, port := range []*int{&r.port, &r.adminPort, &r.distPort, &r.epmdPort} {
 		if *port, err = FreePort(); err != nil {
 			return nil, err
 		}
+	}
+	if r.host.apart() { // nodes of a cluster look for each other at one port
+		r.epmdPort = 4369
 	}
 	return r, nil
 }
@@ -60,19 +64,25 @@ func (r *rabbitmq) prepare(ctx context.Context, dir string) error {
 			return err
 		}
 	}
+	if r.host.apart() {
+		if err := os.WriteFile(filepath.Join(dir, ".erlang.cookie"), []byte("holdfast"), 0o400); err != nil { // one for all nodes
+			return err
+		}
+	}
 	return r.startMapper(ctx)
 }
 
 func (r *rabbitmq) config() string {
 	lines := append([]string{
-		fmt.Sprintf("listeners.tcp.1 = 127.0.0.1:%d", r.port),
-		"management.tcp.ip = 127.0.0.1",
+		"listeners.tcp.1 = " + r.host.at(r.port),
+		"management.tcp.ip = " + r.host.address(),
 		fmt.Sprintf("management.tcp.port = %d", r.adminPort),
 		"vm_memory_high_watermark.absolute = 1GB",
 		"disk_free_limit.absolute = 50MB",
 		"collect_statistics_interval = 1000",
 		"log.console = true",
 		"log.console.level = warning",
+		"loopback_users = none",
 	}, r.extra...)
 	return strings.Join(lines, "\n") + "\n"
 }
@@ -80,16 +90,16 @@ func (r *rabbitmq) config() string {
 // startMapper runs epmd in the foreground: the one a node starts by itself
 // detaches, and would outlive it.
 func (r *rabbitmq) startMapper(ctx context.Context) error {
-	cmd := exec.Command(r.epmd, "-address", "127.0.0.1", "-port", strconv.Itoa(r.epmdPort))
+	cmd := exec.Command(r.epmd, "-address", r.host.address(), "-port", strconv.Itoa(r.epmdPort))
 	cmd.Dir = r.dir
 	var err error
-	if r.mapper, err = startProcess(cmd); err != nil {
+	if r.mapper, err = startProcess(cmd, r.host.Enter); err != nil {
 		return fmt.Errorf("epmd: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	for {
-		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", fmt.Sprintf("127.0.0.1:%d", r.epmdPort))
+		conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", r.host.at(r.epmdPort))
 		if err == nil {
 			return conn.Close()
 		}
@@ -120,7 +130,8 @@ func (r *rabbitmq) environment() []string {
 	in := func(name string) string { return filepath.Join(r.dir, name) }
 	return append(environWithout("RABBITMQ_", "ERL_", "NOTIFY_SOCKET"),
 		"HOME="+r.dir,
-		"RABBITMQ_NODENAME=holdfast@localhost",
+		"RABBITMQ_NODENAME="+r.node(),
+		"RABBITMQ_USE_LONGNAME="+strconv.FormatBool(r.host.apart()),
 		"RABBITMQ_CONF_ENV_FILE="+in("env.conf"),
 		"RABBITMQ_CONFIG_FILE="+in("rabbitmq.conf"),
 		"RABBITMQ_ADVANCED_CONFIG_FILE="+in("advanced.config"),
@@ -132,12 +143,20 @@ func (r *rabbitmq) environment() []string {
 		"RABBITMQ_GENERATED_CONFIG_DIR="+in("generated"),
 		fmt.Sprintf("RABBITMQ_DIST_PORT=%d", r.distPort),
 		fmt.Sprintf("ERL_EPMD_PORT=%d", r.epmdPort),
-		"ERL_EPMD_ADDRESS=127.0.0.1",
+		"ERL_EPMD_ADDRESS="+r.host.address(),
 		// The node listens for others on the loopback only, and idle schedulers sleep instead of spinning.
-		"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=-kernel inet_dist_use_interface {127,0,0,1} +sbwt none +sbwtdcpu none +sbwtdio none",
+		"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS=-kernel inet_dist_use_interface "+r.host.tuple()+" +sbwt none +sbwtdcpu none +sbwtdio none",
 		// As under systemd, the script becomes the server instead of waiting beside it.
 		"RUNNING_UNDER_SYSTEMD=true",
 	)
+}
+
+// node is the name of the node. One of a cluster is called by its address.
+func (r *rabbitmq) node() string {
+	if r.host.apart() {
+		return "holdfast@" + r.host.address()
+	}
+	return "holdfast@localhost"
 }
 
 // environWithout returns this process's environment less the variables with these prefixes.
@@ -191,10 +210,10 @@ func pingManagement(ctx context.Context, adminURL string) error {
 
 func (r *rabbitmq) stopSignal() syscall.Signal { return syscall.SIGTERM }
 
-func (r *rabbitmq) url() string { return fmt.Sprintf("amqp://guest:guest@127.0.0.1:%d/", r.port) }
+func (r *rabbitmq) url() string { return fmt.Sprintf("amqp://guest:guest@%s/", r.host.at(r.port)) }
 
 func (r *rabbitmq) adminURL() string {
-	return fmt.Sprintf("http://guest:guest@127.0.0.1:%d", r.adminPort)
+	return fmt.Sprintf("http://guest:guest@%s", r.host.at(r.adminPort))
 }
 
 func (r *rabbitmq) close() error {

@@ -14,15 +14,13 @@ import (
 
 // redis is an instance of Redis that keeps nothing on disk unless its extra arguments say so.
 type redis struct {
-	bin   string
-	dir   string
-	port  int
-	extra []string
-	// follows is the address of the primary of a replica.
-	follows string
+	bin  string
+	dir  string
+	port int
+	spec Spec
 }
 
-func newRedis(extra []string, follows string) (engine, error) {
+func newRedis(spec Spec) (engine, error) {
 	bin, err := findRedis()
 	if err != nil {
 		return nil, err
@@ -31,7 +29,7 @@ func newRedis(extra []string, follows string) (engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &redis{bin: bin, port: port, extra: extra, follows: follows}, nil
+	return &redis{bin: bin, port: port, spec: spec}, nil
 }
 
 func (r *redis) prepare(_ context.Context, dir string) error {
@@ -41,17 +39,17 @@ func (r *redis) prepare(_ context.Context, dir string) error {
 
 func (r *redis) command() *exec.Cmd {
 	args := []string{
-		"--bind", "127.0.0.1",
+		"--bind", r.spec.Host.address(), "--protected-mode", "no",
 		"--port", strconv.Itoa(r.port),
 		"--dir", r.dir,
 		"--databases", "4096",
 		"--save", "",
 		"--appendonly", "no",
 	}
-	if primary, err := url.Parse(r.follows); err == nil && r.follows != "" {
+	if primary, err := url.Parse(r.spec.Follows); err == nil && r.spec.Follows != "" {
 		args = append(args, "--replicaof", primary.Hostname(), primary.Port())
 	}
-	cmd := exec.Command(r.bin, append(args, r.extra...)...)
+	cmd := exec.Command(r.bin, append(args, r.spec.Extra...)...)
 	cmd.Dir = r.dir
 	return cmd
 }
@@ -67,6 +65,6 @@ func pingRedis(ctx context.Context, url string) error {
 }
 
 func (r *redis) stopSignal() syscall.Signal { return syscall.SIGTERM }
-func (r *redis) url() string                { return fmt.Sprintf("redis://127.0.0.1:%d/0", r.port) }
+func (r *redis) url() string                { return fmt.Sprintf("redis://%s/0", r.spec.Host.at(r.port)) }
 func (r *redis) adminURL() string           { return "" }
 func (r *redis) close() error               { return nil }

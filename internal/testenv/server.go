@@ -57,6 +57,7 @@ type Server struct {
 	kind   Kind
 	dir    string
 	env    []string
+	enter  func() error // of its Host
 	engine engine
 
 	mu     sync.Mutex
@@ -113,7 +114,7 @@ func (s *Server) start(ctx context.Context) error {
 	if len(s.env) > 0 {
 		cmd.Env = append(cmd.Environ(), s.env...)
 	}
-	if s.proc, err = startProcess(cmd); err != nil {
+	if s.proc, err = startProcess(cmd, s.enter); err != nil {
 		return fmt.Errorf("testenv: start %s: %w", s.kind, err)
 	}
 	return s.awaitReady(ctx)
@@ -192,7 +193,7 @@ func (s *Server) Control(ctx context.Context, args ...string) error {
 	if !ok {
 		return fmt.Errorf("testenv: control %s: only RabbitMQ has rabbitmqctl", s.kind)
 	}
-	if out, err := r.control(ctx, args).CombinedOutput(); err != nil {
+	if out, err := r.host.run(r.control(ctx, args)); err != nil {
 		return fmt.Errorf("testenv: rabbitmqctl %s: %w\n%s", strings.Join(args, " "), err, out)
 	}
 	return nil

@@ -17,7 +17,7 @@ func (s *Server) Promote(ctx context.Context) error {
 		return s.wrap("promote", promotePostgres(ctx, s.URL()))
 	case *redis:
 		s.mu.Lock()
-		e.follows = "" // else it would follow again after a restart
+		e.spec.Follows = "" // else it would follow again after a restart
 		s.mu.Unlock()
 		return s.wrap("promote", promoteRedis(ctx, s.URL()))
 	default:
