@@ -176,7 +176,9 @@ func (c config) validate() error {
 			checkURL("DATABASE_URL", c.databaseURL, "postgres", "postgresql"),
 			checkURL("REDIS_URL", c.redisURL, "redis", "rediss"))
 		if c.broker == brokerRabbitMQ {
-			errs = append(errs, checkURL("AMQP_URL", c.amqpURL, "amqp", "amqps"))
+			for _, address := range strings.Split(c.amqpURL, ",") {
+				errs = append(errs, checkURL("AMQP_URL", address, "amqp", "amqps"))
+			}
 		}
 	}
 	return errors.Join(errs...)

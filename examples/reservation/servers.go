@@ -4,6 +4,9 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
+	"net/url"
+	"strings"
 	"sync"
 	"time"
 
@@ -30,19 +33,16 @@ const (
 type servers struct {
 	// shop serves requests, workers everything behind them: neither takes the other's connections.
 	shop, workers *pgxpool.Pool
-	redis         *redis.Client
+	redis         redis.UniversalClient
 	dial          func(ctx context.Context) (*amqp.Connection, error) // RabbitMQ
 	broker        string
 }
 
 func newServers(cfg config) (*servers, error) {
-	options, err := redis.ParseURL(cfg.redisURL)
+	redis, err := newRedis(cfg.redisURL)
 	if err != nil {
 		return nil, fmt.Errorf("REDIS_URL: %w", err)
 	}
-	logging.Disable() // of go-redis, in a form of its own: every error comes back to the caller, too
-	options.PoolSize = redisConns
-	options.ContextTimeoutEnabled = true // a server that hangs is waited for as long as the caller says, not longer
 	shop, err := newPool(cfg.databaseURL, shopConns, map[string]string{
 		// A sequential scan, which the planner prefers on small tables, takes a predicate lock on the
 		// whole table: at SERIALIZABLE any two holds would then conflict, of whatever seats and events.
@@ -59,9 +59,59 @@ func newServers(cfg config) (*servers, error) {
 	properties := amqp.NewConnectionProperties()
 	properties.SetClientConnectionName("reservation " + cfg.role)
 	return &servers{
-		shop: shop, workers: workers, redis: redis.NewClient(options), broker: cfg.broker,
-		dial: outboxamqp.Dial(cfg.amqpURL, amqp.Config{Heartbeat: heartbeat, Properties: properties}),
+		shop: shop, workers: workers, redis: redis, broker: cfg.broker,
+		dial: dialAny(strings.Split(cfg.amqpURL, ","), amqp.Config{Heartbeat: heartbeat, Properties: properties}),
 	}, nil
+}
+
+// newRedis is a client of one server, or of a Redis Cluster where the address names more nodes of it: redis://a:1?addr=b:1&addr=c:1.
+func newRedis(address string) (redis.UniversalClient, error) {
+	logging.Disable() // of go-redis, in a form of its own: every error comes back to the caller, too
+	if u, err := url.Parse(address); err == nil && u.Query().Has("addr") {
+		options, err := redis.ParseClusterURL(address)
+		if err != nil {
+			return nil, err
+		}
+		options.PoolSize, options.ContextTimeoutEnabled = redisConns, true
+		return redis.NewClusterClient(options), nil
+	}
+	options, err := redis.ParseURL(address)
+	if err != nil {
+		return nil, err
+	}
+	options.PoolSize = redisConns
+	options.ContextTimeoutEnabled = true // a server that hangs is waited for as long as the caller says, not longer
+	return redis.NewClient(options), nil
+}
+
+// dialAny connects to the first node of a cluster that answers, from one on that is chosen at random. Each gets its part of
+// the time that there is, so that a silent one leaves some for the others.
+func dialAny(addresses []string, cfg amqp.Config) func(ctx context.Context) (*amqp.Connection, error) {
+	dials := make([]func(context.Context) (*amqp.Connection, error), len(addresses))
+	for i, address := range addresses {
+		dials[i] = outboxamqp.Dial(address, cfg)
+	}
+	return func(ctx context.Context) (conn *amqp.Connection, err error) {
+		first := rand.IntN(len(dials))
+		for i := range dials {
+			attempt, cancel := partOf(ctx, len(dials)-i)
+			conn, err = dials[(first+i)%len(dials)](attempt)
+			cancel()
+			if err == nil {
+				return conn, nil
+			}
+		}
+		return nil, err
+	}
+}
+
+// partOf is a context with one of so many parts of the time that is left.
+func partOf(ctx context.Context, parts int) (context.Context, context.CancelFunc) {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, time.Until(deadline)/time.Duration(parts))
 }
 
 func newPool(url string, conns int32, settings map[string]string) (*pgxpool.Pool, error) {
