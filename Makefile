@@ -13,7 +13,7 @@ MODULES  := . examples/databasesql examples/operator examples/quickstart example
 NESTED   := rpc watermillbridge
 
 .DEFAULT_GOAL := help
-.PHONY: help test sim planted faults chaos soak differential interop cover fuzz lint vuln tidy example release
+.PHONY: help test sim planted faults chaos clusters matrix soak differential interop cover fuzz lint vuln tidy example release
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,12 @@ soak: ## the ticket shop for MINUTES (30) at half of its capacity, and whether m
 differential: ## the tests that compare fakes with servers in their long form, SEQUENCES (40000) random ones each
 	HOLDFAST_FUZZ_SEQUENCES=$(SEQUENCES) $(GO) run ./internal/lab/servers -- $(GO) test -v -count=1 -run='^TestDifferential' -timeout=60m \
 		$$(grep -rl --include='*_test.go' '^func TestDifferential' . | xargs -n1 dirname | sort -u)
+
+clusters: ## the shop on clusters of RabbitMQ, Redis and Postgres, whose nodes are killed and cut off; as root on Debian, a quarter of an hour
+	@$(GO) run ./internal/lab/clusters
+
+matrix: ## the adapters' suites on every version of the servers that Debian packages; as root on Debian, most of an hour
+	@$(GO) run ./internal/lab/matrix
 
 interop: ## Symfony Messenger, pika and amqplib against ours, both ways; as root on Debian it installs them. RECORD=1 renews the fixtures
 	@$(GO) run ./internal/lab/interop $(if $(RECORD),-record)

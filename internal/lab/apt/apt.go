@@ -10,6 +10,8 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 )
 
 // policyFile is asked by Debian's package scripts whether they may start a daemon.
@@ -23,10 +25,30 @@ func CanInstall() bool {
 
 // Install installs packages and what they depend on.
 func Install(ctx context.Context, packages ...string) error {
-	return install(ctx, "apt-get", policyFile, packages)
+	return install(ctx, []string{"apt-get"}, policyFile, packages)
 }
 
-func install(ctx context.Context, apt, policy string, packages []string) (err error) {
+// below runs a command in the system in a folder. Scripts of packages want /proc, which is mounted in a namespace
+// that ends with them.
+const below = `mount -t proc proc "$0/proc" && exec chroot "$0" "$@"`
+
+// InstallBelow installs into the system in the folder root, which needs the rights of root.
+func InstallBelow(ctx context.Context, root string, packages ...string) error {
+	return install(ctx, []string{"unshare", "--mount", "sh", "-c", below, root, "apt-get"}, filepath.Join(root, policyFile), packages)
+}
+
+// Missing returns those of the packages that are not installed here.
+func Missing(packages ...string) (missing []string) {
+	for _, name := range packages {
+		out, err := exec.Command("dpkg-query", "-W", "-f=${Status}", name).Output()
+		if err != nil || !bytes.HasSuffix(out, []byte(" installed")) {
+			missing = append(missing, name)
+		}
+	}
+	return missing
+}
+
+func install(ctx context.Context, apt []string, policy string, packages []string) (err error) {
 	restore, err := denyDaemons(policy)
 	if err != nil {
 		return err
@@ -36,7 +58,7 @@ func install(ctx context.Context, apt, policy string, packages []string) (err er
 		{"update", "-q"},
 		append([]string{"install", "-q", "-y", "--no-install-recommends"}, packages...),
 	} {
-		cmd := exec.CommandContext(ctx, apt, args...)
+		cmd := exec.CommandContext(ctx, apt[0], slices.Concat(apt[1:], args)...)
 		cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("apt-get %s: %w\n%s", args[0], err, bytes.TrimSpace(out))

@@ -36,7 +36,7 @@ func TestInstall(t *testing.T) {
 			if tc.before != "" {
 				write(t, policy, tc.before)
 			}
-			err := install(t.Context(), apt, policy, []string{"redis-server"})
+			err := install(t.Context(), []string{apt}, policy, []string{"redis-server"})
 			if (err != nil) != tc.fails {
 				t.Fatalf("install: %v", err)
 			}

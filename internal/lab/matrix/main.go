@@ -21,6 +21,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 )
 
@@ -70,14 +71,22 @@ func run(ctx context.Context, names []string) (int, error) {
 	if err != nil {
 		return exitUnusable, err
 	}
-	var all []outcome
-	for _, r := range chosen {
-		outcomes, err := here.runOn(ctx, r)
-		if err != nil {
+	roots := make([]string, len(chosen))
+	for i, r := range chosen { // one after the other: apt-get of this machine has one lock
+		if roots[i], err = r.prepare(ctx); err != nil {
 			return exitUnusable, fmt.Errorf("%s: %w", r.name, err)
 		}
-		all = append(all, outcomes...)
 	}
+	outcomes, errs := make([][]outcome, len(chosen)), make([]error, len(chosen))
+	var running sync.WaitGroup
+	for i, r := range chosen { // side by side: their tests often wait
+		running.Go(func() { outcomes[i], errs[i] = here.runOn(ctx, r, roots[i]) })
+	}
+	running.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return exitUnusable, err
+	}
+	all := slices.Concat(outcomes...)
 	text := render(all)
 	fmt.Print(text)
 	if len(names) == 0 {

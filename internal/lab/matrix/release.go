@@ -11,10 +11,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
-	"github.com/holdfast-go/holdfast/internal/lab/debian"
+	"github.com/holdfast-go/holdfast/internal/lab/apt"
 )
 
 const (
@@ -27,22 +28,24 @@ const (
 	stopPatience = time.Minute
 )
 
-// runOn runs the suites on the servers of a release.
-func (m machine) runOn(ctx context.Context, r release) ([]outcome, error) {
-	root, err := r.prepare(ctx)
-	if err != nil {
-		return nil, err
+// runOn runs the suites on the servers of a release, whose system is below root.
+func (m machine) runOn(ctx context.Context, r release, root string) ([]outcome, error) {
+	var all, more []outcome
+	var err, failed error
+	var running sync.WaitGroup
+	running.Go(func() { all, err = m.runIn(ctx, root, "", postgres, redis, rabbitmq) })
+	if slices.Contains(r.packages, "valkey-server") {
+		running.Go(func() { more, failed = m.runIn(ctx, root, valkeyFirst+":", redis) })
 	}
-	all, err := m.runIn(ctx, root, "", postgres, redis, rabbitmq)
-	if err == nil && slices.Contains(r.packages, "valkey-server") {
-		var more []outcome
-		more, err = m.runIn(ctx, root, valkeyFirst+":", redis)
-		all = append(all, more...)
+	running.Wait()
+	if err := errors.Join(err, failed); err != nil {
+		return nil, fmt.Errorf("%s: %w", r.name, err)
 	}
+	all = append(all, more...)
 	for i := range all {
 		all[i].Release = r.name
 	}
-	return all, err
+	return all, nil
 }
 
 // prepare makes the system of a release, or brings that of an earlier run up to date.
@@ -59,8 +62,12 @@ func (r release) prepare(ctx context.Context) (root string, err error) {
 	} else if err != nil {
 		return "", err
 	}
+	settings := filepath.Join(root, "etc/apt/apt.conf.d/late-mirror") // the lists of a release to come are valid for days only
+	if err := os.WriteFile(settings, []byte("Acquire::Check-Valid-Until \"false\";\n"), 0o644); err != nil {
+		return "", err
+	}
 	fmt.Fprintln(os.Stderr, "matrix:", r.name, "gets", strings.Join(r.packages, ", "))
-	if err := debian.Below(root).Install(ctx, r.packages...); err != nil {
+	if err := apt.InstallBelow(ctx, root, r.packages...); err != nil {
 		return "", err
 	}
 	if !slices.Contains(r.packages, "valkey-server") {
@@ -79,11 +86,10 @@ func (r release) prepare(ctx context.Context) (root string, err error) {
 // debootstrap makes a system in root, which appears when it is whole.
 func debootstrap(ctx context.Context, name, root string) error {
 	if _, err := exec.LookPath("debootstrap"); err != nil {
-		here, ok := debian.Here()
-		if !ok {
+		if !apt.CanInstall() {
 			return errors.New("install debootstrap, and run this as root")
 		}
-		if err := here.Install(ctx, "debootstrap"); err != nil {
+		if err := apt.Install(ctx, "debootstrap"); err != nil {
 			return err
 		}
 	}

@@ -1,0 +1,150 @@
+// Command clusters tries the ticket shop on clusters:
+//
+//	go run ./internal/lab/clusters [-run PATTERN]
+//
+// It makes hosts of network namespaces: on three of them a RabbitMQ of three nodes with quorum queues, a Redis Cluster
+// of six, and a Postgres with a synchronous standby; on two more each role of the shop, behind a PgBouncer each. First it measures
+// each role with 1, 2 and 4 processes. Then nodes are killed, cut off and promoted, and slots moved, while customers buy and a
+// stream of ordered messages flows; it says how soon all is well after each, and compares what everybody was told with what
+// there is. It writes internal/lab/clusters/report.md, and exits with 1 if something was lost, doubled, out of
+// order, or not well again. With -run it has only the faults happen whose name matches, and prints the report.
+//
+// It needs the rights of root on Debian or Ubuntu, where it installs what is missing. All of it is in a network namespace
+// of its own, and ends with it.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/lab/apt"
+	"github.com/holdfast-go/holdfast/internal/lab/shop"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// exitUnusable is the exit code when something is missing that the command cannot get.
+const exitUnusable = 2
+
+// reportFile is where the report is committed, in the repository.
+const reportFile = "internal/lab/clusters/report.md"
+
+// packages are Debian's.
+var packages = []string{"iproute2", "util-linux", "postgresql", "pgbouncer", "redis-server", "rabbitmq-server"}
+
+func main() {
+	runtime.LockOSThread() // the child dies with the thread that starts it; the main thread lasts
+	inside := flag.String("inside", "", "do it here, and write the report to this `file`")
+	pattern := flag.String("run", "", "only the faults whose name matches this regular `expression`")
+	flag.Parse()
+	chosen, err := regexp.Compile(*pattern)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "clusters:", err)
+		os.Exit(exitUnusable)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	code := 0
+	if *inside != "" {
+		code, err = try(ctx, chosen, *inside)
+	} else {
+		code, err = isolated(ctx, *pattern)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "clusters:", err)
+	}
+	os.Exit(code)
+}
+
+// isolated runs this command in a network namespace of its own.
+func isolated(ctx context.Context, pattern string) (int, error) {
+	out, err := exec.Command("go", "env", "GOWORK").Output()
+	if err != nil {
+		return exitUnusable, fmt.Errorf("go env: %w", err)
+	}
+	report := filepath.Join(filepath.Dir(strings.TrimSpace(string(out))), reportFile)
+	if missing := apt.Missing(packages...); len(missing) > 0 {
+		if !apt.CanInstall() {
+			return exitUnusable, fmt.Errorf("install %s, and run this as root", strings.Join(missing, ", "))
+		}
+		if err := apt.Install(ctx, missing...); err != nil {
+			return exitUnusable, err
+		}
+	}
+	if os.Geteuid() != 0 {
+		return exitUnusable, errors.New("run this as root: it makes network namespaces")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return exitUnusable, err
+	}
+	const names = `mkdir -p /run/netns; mount -t tmpfs tmpfs /run/netns; exec "$@"` // of namespaces, for this one alone
+	cmd := exec.Command("unshare", "--net", "--mount", "sh", "-ec", names, "sh", self, "-inside", report, "-run", pattern)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{}
+	testenv.DieWithParent(cmd.SysProcAttr)
+	if err := cmd.Start(); err != nil {
+		return exitUnusable, err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Signal(syscall.SIGTERM) })
+	defer stop()
+	err = cmd.Wait()
+	if ended := new(exec.ExitError); errors.As(err, &ended) {
+		return max(1, ended.ExitCode()), nil
+	}
+	return 0, err
+}
+
+// try does all of it, and writes the report; if faults are chosen, these alone.
+func try(ctx context.Context, chosen *regexp.Regexp, report string) (code int, err error) {
+	defer shop.Remove()
+	began := time.Now()
+	h, err := openHouse(ctx, 2)
+	defer func() { err = errors.Join(err, h.close()) }()
+	if err != nil {
+		return exitUnusable, err
+	}
+	servers, err := h.versions(ctx)
+	if err != nil {
+		return exitUnusable, err
+	}
+	var scale rates
+	if chosen.String() == "" {
+		if scale, err = measureScale(ctx, h); err != nil {
+			return exitUnusable, err
+		}
+	}
+	t, err := openTrial(ctx, h)
+	defer func() {
+		if closed := t.close(); closed != nil {
+			code, err = 1, errors.Join(err, closed)
+		}
+	}()
+	if err != nil {
+		t.tell()
+		return exitUnusable, err
+	}
+	v, err := t.run(ctx, chosen)
+	if err != nil {
+		return exitUnusable, err
+	}
+	text := render(servers, scale, v, time.Since(began))
+	fmt.Print(text)
+	if len(v.faults) > 0 {
+		code = 1
+	}
+	if chosen.String() != "" {
+		return code, nil
+	}
+	return code, os.WriteFile(report, []byte(text), 0o644)
+}
