@@ -59,6 +59,9 @@ type Config struct {
 	Observe Observer
 	// NewID makes the ids of events and reservations, lowercase UUIDs. Default: at random.
 	NewID func() string
+	// MaxCrashes is how many processes may die in a row over one message before it is a dead letter. Default: that
+	// of relays and consumers.
+	MaxCrashes int
 	// Rand is the Rand of all parts. Default: math/rand/v2.
 	Rand func() float64
 	// Logger is that of all parts. Default: slog.Default().
@@ -74,7 +77,7 @@ type Shop struct {
 // Open puts a shop together. Nothing of it runs yet.
 func Open(cfg Config) (*Shop, error) {
 	parts, err := memory.Open(memory.Config{
-		Faults: cfg.Faults, Wire: cfg.Wire, Observe: cfg.Observe, Rand: cfg.Rand, Logger: cfg.Logger,
+		Faults: cfg.Faults, Wire: cfg.Wire, Observe: cfg.Observe, Rand: cfg.Rand, MaxCrashes: cfg.MaxCrashes, Logger: cfg.Logger,
 	})
 	if err != nil {
 		return nil, err

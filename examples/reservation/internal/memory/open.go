@@ -36,6 +36,8 @@ type Config struct {
 	Observe Observer
 	// Rand is the Rand of all parts. Optional.
 	Rand func() float64
+	// MaxCrashes is that of relays and consumers. Optional.
+	MaxCrashes int
 }
 
 // Observer is told of commits, and of what the broker took. Its functions are optional, must not block, and are
@@ -111,13 +113,13 @@ func newInbox(tx txretry.Transactor, store *Store) (*inboxpgx.Store, error) {
 // NewRelay returns a relay beside that of the Parts, as one more process has it.
 func (p *Parts) NewRelay() (*outbox.Relay, error) {
 	return outbox.NewRelay(source{p.Outbox, p.cfg.Wire}, publisher{p.Broker, p.cfg},
-		outbox.RelayConfig{Logger: p.cfg.Logger, Rand: p.cfg.Rand})
+		outbox.RelayConfig{MaxCrashes: p.cfg.MaxCrashes, Logger: p.cfg.Logger, Rand: p.cfg.Rand})
 }
 
 // NewConsumer returns a consumer beside that of the Parts, as one more process has it, whose steps meet the fault.
 func (p *Parts) NewConsumer(fault func(inboxtest.Step, *inbox.Message) inboxtest.Outcome) (*inboxtest.Consumer, error) {
 	return inboxtest.NewConsumer(p.Broker, messages.Queue, &processor{p.Inbox, p.Demo, p.cfg.Flow}, inboxtest.Config{
-		ConsumerConfig: inbox.ConsumerConfig{Logger: p.cfg.Logger, Rand: p.cfg.Rand},
+		ConsumerConfig: inbox.ConsumerConfig{MaxCrashes: p.cfg.MaxCrashes, Logger: p.cfg.Logger, Rand: p.cfg.Rand},
 		Fault:          fault,
 	})
 }
