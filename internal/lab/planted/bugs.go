@@ -49,10 +49,6 @@ var bugs = []bug{
 		"\tcase <-timer.C:\n\t}", "\tcase <-ctx.Done():\n\t}", simulation,
 	},
 	{
-		"a pause of a transport has no end", "outbox/breaker.go",
-		"\tif !answered {\n\t\tb.pause.trying = false\n", "\tif !answered {\n", simulation,
-	},
-	{
 		"dedup in a transaction of its own", "inbox/internal/memory/entries.go",
 		"\t\tif first {\n\t\t\te.remove(key)\n\t\t}\n", "", simulation,
 	},
@@ -135,6 +131,10 @@ var bugs = []bug{
 	{
 		"a floor rises above an open transaction", "outbox/outboxpgx/horizon.go",
 		"return h.safe + 1, h.era", "return h.seen + 1, h.era", suite("outbox/outboxpgx", "^TestFloorsWaitForOpenTransactions$"),
+	},
+	{
+		"a pause of a transport has no end", "outbox/breaker.go",
+		"\tif !answered {\n\t\tb.pause.trying = false\n", "\tif !answered {\n", suite("outbox", "^TestTryThatAskedNothing$"),
 	},
 	{
 		"leases are not renewed", "outbox/lease.go",

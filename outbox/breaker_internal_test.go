@@ -1,0 +1,38 @@
+package outbox
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A batch that tries a transport after its pause may end without having asked it, since its leases ran out
+// for example. The next one then tries.
+func TestTryThatAskedNothing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := &breaker{delay: func(int) time.Duration { return time.Second }}
+		began := time.Now()
+		if _, _, paused := b.fail(outage{errors.New("down"), began}, began); !paused || !b.leftAlone() {
+			t.Fatal("a failure does not pause the transport")
+		}
+		time.Sleep(2 * time.Second)
+		for _, answered := range []bool{false, true} {
+			if b.leftAlone() {
+				t.Fatal("nobody may try after the pause")
+			}
+			begin := time.Now()
+			b.try(begin)
+			if !b.leftAlone() {
+				t.Error("a second batch may try beside the first")
+			}
+			if _, resumed := b.end(begin, answered); resumed != answered {
+				t.Errorf("answered: %v, resumed: %v", answered, resumed)
+			}
+		}
+		if b.paused() != nil {
+			t.Error("the pause has not ended")
+		}
+	})
+}
