@@ -211,7 +211,8 @@ func TestCommitReplyLost(t *testing.T) {
 							}
 							return nil
 						})
-						proxy.Heal() // resets the connection that has lost an answer
+						proxy.Cut() // what waits for an answer never gets one, on its way or not
+						proxy.Heal()
 					}()
 					return add(ctx, txretrysql.Tx(tx))
 				})

@@ -62,6 +62,9 @@ func run(ctx context.Context) error {
 		table = append(table, fmt.Sprintf("| %s | %s | %s | %s |", b.name, b.file, b.by, after))
 		fmt.Println(table[len(table)-1])
 	}
+	if len(table) == 2 {
+		return fmt.Errorf("no bug has a name with %q", *only)
+	}
 	if *report != "" {
 		if err := os.WriteFile(*report, []byte(strings.Join(table, "\n")+"\n"), 0o644); err != nil {
 			return err

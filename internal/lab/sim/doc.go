@@ -4,7 +4,7 @@
 // are told. Then faults end, everything has time to come right, and the checks compare what is stored with
 // what was told and committed:
 //
-//   - no seat is sold twice, and nothing expires early or is confirmed late;
+//   - no seat is sold twice, nothing expires early, and nothing is confirmed 15 s after its deadline;
 //   - every answer of success is durable, and one key has one effect and one answer;
 //   - every committed message is published, those of a key in their order, and takes effect once;
 //   - every hold ends, nothing is stuck, no process ends by itself, and no goroutine is left.
@@ -26,7 +26,9 @@
 // Fakes run one transaction at a time, so nothing that locks, isolation levels or SQL do is in it: rows
 // passed over by SKIP LOCKED, predicate locks, what a connection pool or PgBouncer does, and the statements
 // themselves. Nor is anything of wire protocols, of a broker's or Redis's own replication, or of data on disk.
-// All processes share one clock, so that clocks differ in the length of leases alone. What is asked of the
+// All processes share one clock, so that clocks differ in the length of relays' leases alone. A consumer that stands
+// still goes on receiving; its handlers stand still. Conflicts of transactions end after 400 attempts, not with the
+// other faults. Redis loses idempotency keys, and no counters of limits. What is asked of the
 // tables of idempotency records and of failed attempts of messages meets no fault by itself. For these the
 // tests on real servers are there: packages faults and chaos.
 package sim

@@ -60,8 +60,12 @@ func remaining() string {
 			left = append(left, one)
 		}
 	}
-	return strings.Join(left, "\n\n")
+	text := strings.Join(left, "\n\n")
+	return text[:min(len(text), maxRemaining)]
 }
+
+// maxRemaining bounds what a finding says of goroutines, which may be very many.
+const maxRemaining = 16 << 10
 
 // innocent is how many processes may die over a message: of so many kills, several in a row hit the same one
 // by chance.

@@ -3,7 +3,6 @@ package sim_test
 import (
 	"bufio"
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"maps"
@@ -38,6 +37,9 @@ func TestMain(m *testing.M) {
 func TestSchedules(t *testing.T) {
 	if os.Getenv(childEnv) != "" {
 		t.Skip("this is a child")
+	}
+	if *seeds < 1 {
+		t.Fatal("no schedule is to be run")
 	}
 	began := time.Now()
 	var sum summary
@@ -85,7 +87,7 @@ type summary struct {
 	bad       []bad
 }
 
-// bad is a schedule that went wrong, and the how-manieth it was.
+// bad is a schedule that went wrong, and how many had ended by then.
 type bad struct {
 	sim.Result
 	after int
@@ -96,7 +98,7 @@ func (s *summary) run(t *testing.T, number, all int) {
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestChild$", "-test.timeout=0",
 		fmt.Sprintf("-seeds=%d", *seeds), fmt.Sprintf("-first=%d", *first))
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d", childEnv, number, all), "GOMAXPROCS=1", "GOGC=400")
-	var complaints strings.Builder
+	var complaints, printed strings.Builder
 	cmd.Stderr = &complaints
 	out, err := cmd.StdoutPipe()
 	if err == nil {
@@ -107,22 +109,32 @@ func (s *summary) run(t *testing.T, number, all int) {
 		return
 	}
 	var running uint64
-	for lines := bufio.NewScanner(out); lines.Scan(); {
+	killed := false
+	lines := bufio.NewScanner(out)
+	for lines.Buffer(nil, 16<<20); lines.Scan(); {
 		var l line
 		if json.Unmarshal(lines.Bytes(), &l) != nil {
-			fmt.Fprintln(&complaints, lines.Text())
+			fmt.Fprintln(&printed, lines.Text())
 			continue
 		}
 		running = l.Begins
 		if l.Ended != nil && s.add(*l.Ended) {
+			killed = true
 			_ = cmd.Process.Kill()
 			break
 		}
 	}
-	if err := cmd.Wait(); err != nil && running != 0 {
-		s.add(sim.Result{Seed: running, Findings: []string{err.Error(), complaints.String()}})
-	} else if ended := new(exec.ExitError); err != nil && !errors.As(err, &ended) {
-		t.Error(err)
+	if lines.Err() != nil { // it would wait for a reader
+		t.Error(lines.Err())
+		_ = cmd.Process.Kill()
+	}
+	err = cmd.Wait()
+	switch said := complaints.String() + printed.String(); {
+	case err == nil || killed:
+	case running != 0:
+		s.add(sim.Result{Seed: running, Findings: []string{err.Error(), said}})
+	default:
+		t.Errorf("a child failed between two schedules: %v\n%s", err, said)
 	}
 }
 
