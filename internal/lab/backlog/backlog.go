@@ -19,8 +19,8 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 )
 
-// Name is that of every message.
-const Name = "backlog.done"
+// Name is that of every message, one that the consumers of package ledger ask for.
+const Name = "faults.done"
 
 // Body is valid JSON of so many bytes, at least 2.
 func Body(size int) []byte { return fmt.Appendf(nil, `"%s"`, bytes.Repeat([]byte("x"), size-2)) }
