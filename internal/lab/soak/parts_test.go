@@ -25,7 +25,7 @@ func TestPartsInSmall(t *testing.T) {
 			doc := filepath.Join(t.TempDir(), "report.md")
 			var out strings.Builder
 			err := run(t.Context(), []string{
-				"-part=" + part, "-messages=100000", "-rows=10000", "-clients=2", "-secs=3", "-minutes=0.05", "-markdown=" + doc,
+				"-part=" + part, "-messages=100000", "-rows=10000", "-clients=2", "-secs=3", "-minutes=0.25", "-markdown=" + doc,
 			}, &out)
 			if errors.Is(err, testenv.ErrNotInstalled) {
 				testenv.Missing(t, err.Error())
