@@ -102,6 +102,7 @@ func newWorld(seed uint64, keep func(string) bool) (*world, error) {
 
 // run plays the schedule: faults and clients first, then time for everything to come right, then the end.
 func (w *world) run() {
+	defer time.AfterFunc(time.Hour, func() { panic("sim: the schedule does not end") }).Stop()
 	var supervisors sync.WaitGroup
 	for i := range processes {
 		supervisors.Go(func() { w.supervise("api", i, w.beginAPI(i)) })
@@ -143,7 +144,7 @@ func (w *world) open() {
 	for range w.plan.events {
 		for {
 			q := request{"POST", "/api/events", fmt.Sprintf(`{"name":"x","seats":%d}`, w.plan.seats), c.user, c.key()}
-			if a := c.ask(q, c.rand); a.status != 0 {
+			if a := c.ask(q, c.rand); a.status != 0 || w.now() > w.plan.faulty+settleTime {
 				break
 			}
 		}
