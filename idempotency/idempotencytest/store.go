@@ -19,6 +19,10 @@ const (
 // records 48 h, on the clock of package time, so that testing/synctest can move it. It
 // is safe for concurrent use.
 type Store struct {
+	// Lease, where it is set, returns how long a lease lasts whose owner counts on d: less where the
+	// clock of the gate runs fast or jumps. Set it before the store is used.
+	Lease func(ctx context.Context, d time.Duration) time.Duration
+
 	mu      sync.Mutex
 	records map[driver.Key]*record
 	sweepAt int // number of records at which the expired ones are dropped
@@ -62,14 +66,21 @@ func (s *Store) Begin(ctx context.Context, claim driver.Claim) (driver.BeginResu
 	}
 	s.sweep(now)
 	s.records[claim.Key] = &record{
-		token: claim.Token, since: now, fingerprint: claim.Fingerprint, expires: now.Add(lease),
+		token: claim.Token, since: now, fingerprint: claim.Fingerprint, expires: now.Add(s.lease(ctx)),
 	}
 	return driver.BeginResult{State: driver.Acquired, Lease: lease}, nil
 }
 
 // Extend implements driver.Store.
 func (s *Store) Extend(ctx context.Context, claim driver.Claim) error {
-	return s.change(ctx, claim, func(rec *record, now time.Time) { rec.expires = now.Add(lease) })
+	return s.change(ctx, claim, func(rec *record, now time.Time) { rec.expires = now.Add(s.lease(ctx)) })
+}
+
+func (s *Store) lease(ctx context.Context) time.Duration {
+	if s.Lease == nil {
+		return lease
+	}
+	return s.Lease(ctx, lease)
 }
 
 // Complete implements driver.Store.

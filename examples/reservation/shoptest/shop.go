@@ -49,8 +49,8 @@ const (
 type Config struct {
 	// Hold is how long a reservation is held.
 	Hold time.Duration
-	// UserLimit and GlobalLimit are for POSTs per minute; a GlobalLimit of 0 is none.
-	UserLimit, GlobalLimit int
+	// UserLimit is for POSTs per minute.
+	UserLimit int
 	// Faults are those of the transactions' attempts, in their order. Optional.
 	Faults []txretrytest.Fault
 	// Wire leads to the servers. Default: it works.
@@ -87,7 +87,7 @@ func Open(cfg Config) (*Shop, error) {
 	}
 	api, err := httpapi.New(httpapi.Config{
 		Shop: booking.Shop{Hold: cfg.Hold, NewID: cfg.NewID}, Backend: parts.Shop, Keys: parts.Keys, Limiter: parts.Limiter,
-		UserLimit: cfg.UserLimit, GlobalLimit: cfg.GlobalLimit, Logger: cfg.Logger,
+		UserLimit: cfg.UserLimit, Logger: cfg.Logger,
 	})
 	if err != nil {
 		return nil, err
@@ -111,9 +111,6 @@ func (s *Shop) Sweeper() (*expiry.Sweeper, error) { return s.parts.NewSweeper() 
 
 // ForgetKeys has Redis forget all idempotency keys.
 func (s *Shop) ForgetKeys() { s.parts.Keys.Flush() }
-
-// DeadLetters are those of the consumers.
-func (s *Shop) DeadLetters() inbox.DeadLetters { return s.parts.Consumer.DeadLetters() }
 
 // State is all that the shop has stored.
 func (s *Shop) State(ctx context.Context) (State, error) {

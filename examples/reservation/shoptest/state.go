@@ -20,6 +20,7 @@ type State struct {
 // Reservation is a reservation as it is stored.
 type Reservation struct {
 	User      string
+	EventID   string
 	Status    string // held, confirmed, cancelled or expired
 	Learned   string // the status in the read model; empty: it has not heard of it
 	ExpiresAt time.Time
@@ -37,7 +38,7 @@ func (s *State) fill(rows memory.Rows) {
 	s.Reservations = make(map[string]Reservation, len(rows.Reservations))
 	for _, r := range rows.Reservations {
 		s.Reservations[r.ID] = Reservation{
-			User: r.User, Status: string(r.Status), Learned: string(rows.Heard[r.ID]), ExpiresAt: r.ExpiresAt,
+			User: r.User, EventID: r.EventID, Status: string(r.Status), Learned: string(rows.Heard[r.ID]), ExpiresAt: r.ExpiresAt,
 			Seats: booking.SeatNames(r.Seats),
 		}
 	}

@@ -123,6 +123,14 @@ var bugs = []bug{
 		"a seat is taken that somebody holds", "examples/reservation/internal/booking/hold.go",
 		"\t\tif seat.StateAt(now) != SeatFree {\n", "\t\tif seat.StateAt(now) == SeatConfirmed {\n", simulation,
 	},
+	{
+		"a hold is confirmed after its deadline", "examples/reservation/internal/booking/reservation.go",
+		"switch status := r.StatusAt(now); status {", "switch status := r.Status; status {", simulation,
+	},
+	{
+		"a sweeper takes a minute to end", "expiry/sweeper.go",
+		"\t\tcancel()\n\t\t<-ended\n", "\t\ttime.Sleep(time.Minute)\n\t\tcancel()\n\t\t<-ended\n", simulation,
+	},
 
 	{
 		"a settlement does not check the fencing token", "outbox/outboxpgx/sql_settle.go",

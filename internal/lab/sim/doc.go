@@ -4,10 +4,11 @@
 // are told. Then faults end, everything has time to come right, and the checks compare what is stored with
 // what was told and committed:
 //
-//   - no seat is sold twice, nothing expires early, and nothing is confirmed 15 s after its deadline;
+//   - no seat is sold twice, nothing expires early, and nothing is confirmed after its deadline;
 //   - every answer of success is durable, and one key has one effect and one answer;
 //   - every committed message is published, those of a key in their order, and takes effect once;
-//   - every hold ends, nothing is stuck, no process ends by itself, and no goroutine is left.
+//   - every hold ends, nothing is stuck, no process ends by itself or takes longer than 45 s to end when it is told
+//     to, and no goroutine is left.
 //
 // A fault happens at a step of a process to a server (see package shoptest): it may be refused, lose its
 // reply, hang, come late or twice; the process may be killed or stand still before or after it. Attempts of
@@ -26,8 +27,7 @@
 // Fakes run one transaction at a time, so nothing that locks, isolation levels or SQL do is in it: rows
 // passed over by SKIP LOCKED, predicate locks, what a connection pool or PgBouncer does, and the statements
 // themselves. Nor is anything of wire protocols, of a broker's or Redis's own replication, or of data on disk.
-// All processes share one clock, so that clocks differ in the length of relays' leases alone. A consumer that stands
-// still goes on receiving; its handlers stand still. Conflicts of transactions end after 400 attempts, not with the
+// All processes share one clock, so that clocks differ in the length of leases alone, those of relays and of idempotency keys. Conflicts of transactions end after 400 attempts, not with the
 // other faults. Redis loses idempotency keys, and no counters of limits. What is asked of the
 // tables of idempotency records and of failed attempts of messages meets no fault by itself. For these the
 // tests on real servers are there: packages faults and chaos.

@@ -26,7 +26,7 @@ type answered struct {
 	final answer // the first that was final; the zero answer: none was heard
 }
 
-// written is a message with the time of its commit.
+// written is a message with the time at which its transaction decided on it.
 type written struct {
 	outbox.Message
 	at time.Time
@@ -57,10 +57,10 @@ func (h *history) heard(q request, a answer) (first answer) {
 	return known.final
 }
 
-func (h *history) wrote(m outbox.Message) {
+func (h *history) wrote(m outbox.Message, at time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.written = append(h.written, written{m, time.Now()})
+	h.written = append(h.written, written{m, at})
 }
 
 func (h *history) took(id uuid.UUID) {
@@ -73,6 +73,18 @@ func (h *history) effect(id uuid.UUID, _ string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.learned[id]++
+}
+
+// outcomes counts what reservations have become.
+func (h *history) outcomes() map[string]int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	n := map[string]int{}
+	for _, m := range h.written {
+		status, _ := read(m)
+		n[status]++
+	}
+	return n
 }
 
 // events are those that clients have created.

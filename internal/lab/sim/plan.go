@@ -44,34 +44,47 @@ var kinds = []kind{
 	ended, vanished, unwanted, shortLease, conflicts, stopped, away, flushed, fastClock, slowWire,
 }
 
-// common are the faults that every step of a process to a server may have.
+// common are the faults that most steps of a process to a server may have.
 var common = []kind{refused, lost, hung, late, killedBefore, killedAfter, frozenBefore, frozenAfter}
 
 // possible are the faults of each step.
 var possible = map[string][]kind{
+	shoptest.StepClaim:       common,
+	shoptest.StepRenew:       common,
+	shoptest.StepSettle:      common,
+	shoptest.StepKey:         common,
+	shoptest.StepKeyExtend:   common,
+	shoptest.StepKeyComplete: common,
+	shoptest.StepKeyRelease:  common,
+	shoptest.StepLimit:       common,
+	shoptest.StepRefund:      common,
 	shoptest.StepTransaction: {killedBefore, killedAfter, frozenBefore, frozenAfter},
 	shoptest.StepBegin:       {refused, hung, killedBefore, frozenBefore},
 	shoptest.StepEnd:         {refused, hung, killedBefore, frozenBefore},
 	shoptest.StepPublish:     append(slices.Clone(common), twice, nacked),
 	stepLease:                {shortLease},
-	"open":                   {refused, lost, hung, ended, killedBefore},
-	"start":                  {refused, lost, hung, ended, killedBefore},
-	"receive":                {refused, lost, hung, ended, vanished, killedBefore, killedAfter},
-	"ack":                    {refused, lost, hung, ended, vanished, killedBefore, killedAfter},
-	"give back":              {refused, lost, hung, ended, killedBefore},
-	"move":                   {refused, lost, hung, ended, unwanted, killedBefore, killedAfter},
-	"stop":                   {refused, lost, hung, ended, killedBefore},
-	"close":                  {refused, lost, hung, killedBefore},
+	"open":                   {refused, lost, hung, ended, killedBefore, frozenBefore, frozenAfter},
+	"start":                  {refused, lost, hung, ended, killedBefore, frozenBefore, frozenAfter},
+	"receive":                {refused, lost, hung, ended, vanished, killedBefore, killedAfter, frozenBefore, frozenAfter},
+	"ack":                    {refused, lost, hung, ended, vanished, killedBefore, killedAfter, frozenBefore, frozenAfter},
+	"give back":              {refused, lost, hung, ended, killedBefore, frozenBefore, frozenAfter},
+	"move":                   {refused, lost, hung, ended, unwanted, killedBefore, killedAfter, frozenBefore, frozenAfter},
+	"stop":                   {refused, lost, hung, ended, killedBefore, frozenBefore, frozenAfter},
+	"close":                  {refused, lost, hung, killedBefore, frozenBefore, frozenAfter},
 }
 
 // stepLease is the step at which a server takes the time of a lease.
 const stepLease = "lease"
 
-func faultsOf(step string) []kind {
-	if some, ok := possible[step]; ok {
-		return some
+// Possible returns the faults of each step, as Result.Fired names both.
+func Possible() map[string][]string {
+	named := make(map[string][]string, len(possible))
+	for step, kinds := range possible {
+		for _, k := range kinds {
+			named[step] = append(named[step], string(k))
+		}
 	}
-	return common
+	return named
 }
 
 // plan is what a seed decides before a schedule begins.

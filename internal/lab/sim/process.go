@@ -25,6 +25,7 @@ type process struct {
 	requests sync.WaitGroup
 
 	mu    sync.Mutex
+	told  time.Duration     // when it was told to end; 0: it was not
 	steps map[string]uint64 // how often each was taken
 }
 
@@ -59,6 +60,26 @@ func (p *process) kill() {
 	p.bury()
 }
 
+// tell has the process end by itself, as SIGTERM does.
+func (p *process) tell() {
+	p.mu.Lock()
+	p.told = p.world.now()
+	p.mu.Unlock()
+	p.stop()
+}
+
+// tooLong reports how long a process took to end that was told to, if that is too long.
+func (p *process) tooLong() (took time.Duration, tooLong bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	took = p.world.now() - max(p.told, time.Duration(p.thaws.Load()))
+	return took, p.told != 0 && took > longestEnd
+}
+
+// longestEnd is how long a process may take to end: what it has begun, and what a server that
+// does not answer adds to that.
+const longestEnd = 45 * time.Second
+
 // freeze has the process stand still for a while.
 func (p *process) freeze(d time.Duration) { p.thaws.Store(int64(p.world.now() + d)) }
 
@@ -83,19 +104,31 @@ func (w *world) supervise(role string, number int, begin func(p *process) func()
 		ended := make(chan error, 1)
 		go func() { ended <- wait() }()
 		w.stopAt(p, life)
+		context.AfterFunc(w.ending, p.tell)
 		select {
 		case <-p.alive.Done():
 			w.unwind(ended)
 		case err := <-ended:
-			if err != nil && !p.dead.Load() {
-				w.found("%s ended: %v", p.name, err)
-			}
+			w.look(p, err)
 		}
 		p.bury()
-		if w.ctx.Err() != nil {
+		if w.ending.Err() != nil {
 			return
 		}
 		time.Sleep(w.dice.roll(label+" restart", uint64(life)).between(50*time.Millisecond, 3*time.Second))
+	}
+}
+
+// look notes what is wrong with the end of a process that was not killed.
+func (w *world) look(p *process, err error) {
+	if p.dead.Load() {
+		return
+	}
+	if err != nil {
+		w.found("%s ended: %v", p.name, err)
+	}
+	if took, tooLong := p.tooLong(); tooLong {
+		w.found("%s ended %v after it was told to", p.name, took)
 	}
 }
 
@@ -112,8 +145,12 @@ func (w *world) unwind(ended <-chan error) {
 func (w *world) stopAt(p *process, life int) {
 	r := w.dice.roll(p.name+" stopped", uint64(life))
 	after := r.next().between(time.Second, 40*time.Second)
-	if !w.plan.has(stopped) || w.now()+after > w.plan.faulty || r.float() < 0.5 || !w.fires(stopped, p.name) {
+	if !w.plan.has(stopped) || w.now()+after > w.plan.faulty || r.float() < 0.5 {
 		return
 	}
-	time.AfterFunc(after, p.stop)
+	time.AfterFunc(after, func() {
+		if p.alive.Err() == nil && w.fires(stopped, p.name) {
+			p.tell()
+		}
+	})
 }

@@ -24,7 +24,8 @@ type Result struct {
 	Findings []string // what is wrong; nothing where all is well
 	Fired    []string // the faults that have happened, sorted
 	Requests int
-	Lasted   time.Duration // on the schedule's own clock
+	Outcomes map[string]int // how many reservations became what: held, confirmed, cancelled, expired
+	Lasted   time.Duration  // on the schedule's own clock
 }
 
 // Run runs the schedule of a seed. Keep says which of its faults happen, by their names in Fired; nil: all. The
@@ -46,7 +47,7 @@ func Run(t *testing.T, seed uint64, keep func(fault string) bool) (result Result
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		result.Findings, result.Fired = w.findings, slices.Sorted(maps.Keys(w.fired))
-		result.Requests, result.Lasted = len(w.history.answers), w.now()
+		result.Requests, result.Outcomes, result.Lasted = len(w.history.answers), w.history.outcomes(), w.now()
 	})
 	return result
 }
@@ -75,6 +76,7 @@ func newWorld(seed uint64, keep func(string) bool) (*world, error) {
 	d := dice{seed}
 	w := &world{dice: d, plan: newPlan(d), keep: keep, began: time.Now(), history: newHistory(), fired: map[string]bool{}}
 	w.ctx, w.end = context.WithCancel(context.Background())
+	w.ending, w.tellAll = context.WithCancel(w.ctx)
 	ids, jitter := d.rand("ids"), d.rand("jitter")
 	var mu sync.Mutex
 	shop, err := shoptest.Open(shoptest.Config{
@@ -126,8 +128,9 @@ func (w *world) run() {
 	time.Sleep(w.plan.faulty - w.now())
 	clients.Wait()
 	state := w.settle()
-	w.end()
+	w.tellAll()
 	supervisors.Wait()
+	w.end()
 	w.remains.Wait()
 	w.servants.end()
 	time.Sleep(lastCalls)

@@ -80,8 +80,22 @@ type summary struct {
 	schedules int
 	requests  int
 	lasted    time.Duration
-	kinds     map[string]int
+	outcomes  map[string]int
+	fired     map[place]int
 	bad       []bad
+}
+
+// place is a kind of fault and the step at which it happened; no step: it is no step's.
+type place struct{ kind, step string }
+
+// placeOf reads a name of Result.Fired.
+func placeOf(fault string) place {
+	kind, where, _ := strings.Cut(fault, ": ")
+	_, at, _ := strings.Cut(where, ", ")
+	if end := strings.LastIndexByte(at, ' '); end > 0 {
+		return place{kind, at[:end]}
+	}
+	return place{kind: kind}
 }
 
 // bad is a schedule that went wrong, and how many had ended by then.
@@ -142,12 +156,14 @@ func (s *summary) add(r sim.Result) bool {
 	s.schedules++
 	s.requests += r.Requests
 	s.lasted += r.Lasted
-	if s.kinds == nil {
-		s.kinds = map[string]int{}
+	if s.fired == nil {
+		s.fired, s.outcomes = map[place]int{}, map[string]int{}
 	}
 	for _, fault := range r.Fired {
-		kind, _, _ := strings.Cut(fault, ":")
-		s.kinds[kind]++
+		s.fired[placeOf(fault)]++
+	}
+	for outcome, n := range r.Outcomes {
+		s.outcomes[outcome] += n
 	}
 	if len(r.Findings) > 0 {
 		s.bad = append(s.bad, bad{r, s.schedules})
@@ -169,20 +185,42 @@ func (s *summary) report(t *testing.T, took time.Duration) {
 	if len(s.bad) == 0 && s.schedules != *seeds {
 		t.Errorf("%d schedules were run, want %d", s.schedules, *seeds)
 	}
+	for _, outcome := range outcomes {
+		if s.outcomes[outcome] == 0 {
+			t.Errorf("no reservation was %s in %d schedules: nothing was tested", outcome, s.schedules)
+		}
+	}
 }
+
+// outcomes are what becomes of reservations.
+var outcomes = []string{"held", "confirmed", "cancelled", "expired"}
 
 // text is the report as Markdown.
 func (s *summary) text(took time.Duration) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Simulation\n\nSeeds %d to %d: %d schedules, %d bad. Two processes of each role, %d requests with a key; a schedule lasts %v on its own clock.\n",
 		*first, *first+uint64(*seeds)-1, s.schedules, len(s.bad), s.requests, (s.lasted / time.Duration(max(1, s.schedules))).Round(time.Second))
-	fmt.Fprintf(&b, "%.0f schedules a minute on %d processors, in %v.\n\n| fault | times |\n|---|---|\n",
-		float64(s.schedules)/took.Minutes(), runtime.NumCPU(), took.Round(time.Second))
-	for _, kind := range slices.Sorted(maps.Keys(s.kinds)) {
-		fmt.Fprintf(&b, "| %s | %d |\n", kind, s.kinds[kind])
+	fmt.Fprintf(&b, "%.0f schedules a minute on %d processors, in %v.\n\nReservations:", float64(s.schedules)/took.Minutes(), runtime.NumCPU(), took.Round(time.Second))
+	for i, outcome := range outcomes {
+		fmt.Fprintf(&b, "%s %d %s", []string{"", ","}[min(i, 1)], s.outcomes[outcome], outcome)
 	}
-	b.WriteString("\nThe kinds that are no single steps' (conflicts of transactions, fast clocks, slow wires) are in about half of the schedules each.\n")
+	b.WriteString(".\n\n| step | faults |\n|---|---|\n")
+	faults := sim.Possible()
+	for _, step := range slices.Sorted(maps.Keys(faults)) {
+		fmt.Fprintf(&b, "| %s | %s |\n", step, s.count(step, faults[step]))
+	}
+	fmt.Fprintf(&b, "| none | %s |\n", s.count("", []string{"stopped", "server away", "keys forgotten"}))
+	b.WriteString("\nConflicts of transactions, fast clocks and slow wires are in about half of the schedules each.\n")
 	return b.String()
+}
+
+// count says how often each kind of fault has happened at a step.
+func (s *summary) count(step string, kinds []string) string {
+	var counts []string
+	for _, kind := range kinds {
+		counts = append(counts, fmt.Sprintf("%s %d", kind, s.fired[place{kind, step}]))
+	}
+	return strings.Join(counts, ", ")
 }
 
 func list(lines []string) string { return "\t" + strings.Join(lines, "\n\t") }

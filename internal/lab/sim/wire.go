@@ -148,12 +148,19 @@ var outcomes = map[kind]inboxtest.Outcome{
 // atQueue is what becomes of a step between a consumer and its queue.
 func (p *process) atQueue(at inboxtest.Step, _ *inbox.Message) inboxtest.Outcome {
 	step := consumerSteps[at]
+	p.thawed()
 	if p.dead.Load() || p.world.isAway(shoptest.RabbitMQ) {
 		return inboxtest.FailBefore
 	}
-	k, _ := p.world.fault(p.name, step, p.count(step))
-	if k == killedBefore || k == killedAfter {
+	k, r := p.world.fault(p.name, step, p.count(step))
+	switch k {
+	case killedBefore, killedAfter:
 		p.kill()
+	case frozenBefore:
+		p.freeze(r.between(time.Second, 20*time.Second))
+		p.thawed()
+	case frozenAfter:
+		p.freeze(r.between(time.Second, 20*time.Second))
 	}
 	return outcomes[k]
 }
@@ -165,7 +172,7 @@ func (w *world) fault(name, step string, n uint64) (kind, roll) {
 	}
 	r := w.dice.rollFor(name, step, n+1<<33)
 	x := r.float()
-	for _, k := range faultsOf(step) {
+	for _, k := range possible[step] {
 		if x -= w.plan.rates[k]; x < 0 {
 			if w.fires(k, fmt.Sprintf("%s, %s %d", name, step, n)) {
 				return k, r.next()

@@ -18,6 +18,8 @@ type world struct {
 
 	ctx     context.Context // of all processes
 	end     context.CancelFunc
+	ending  context.Context // is over when all processes are told to end
+	tellAll context.CancelFunc
 	shop    *shoptest.Shop
 	history history
 	remains sync.WaitGroup // of killed processes

@@ -2,6 +2,7 @@ package memory
 
 import (
 	"context"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -13,7 +14,7 @@ import (
 // observed tells of the messages that were stored.
 type observed struct {
 	Outbox
-	wrote func(m outbox.Message)
+	wrote func(m outbox.Message, at time.Time)
 }
 
 // Write implements Outbox.
@@ -21,11 +22,12 @@ func (o observed) Write(ctx context.Context, tx pgx.Tx, msgs ...outbox.Message) 
 	if o.wrote == nil {
 		return o.Outbox.Write(ctx, tx, msgs...)
 	}
+	at := clock()
 	for i := range msgs {
 		if msgs[i].ID == uuid.Nil {
 			msgs[i].ID = uuid.Must(uuid.NewV7())
 		}
-		if err := atCommit(tx, func() { o.wrote(msgs[i]) }); err != nil {
+		if err := atCommit(tx, func() { o.wrote(msgs[i], at) }); err != nil {
 			return err
 		}
 	}

@@ -3,6 +3,7 @@ package memory
 import (
 	"errors"
 	"log/slog"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -43,9 +44,9 @@ type Config struct {
 // Observer is told of commits, and of what the broker took. Its functions are optional, must not block, and are
 // called also where the reply is lost.
 type Observer struct {
-	Wrote     func(m outbox.Message)            // a message was stored with its change
-	Published func(id uuid.UUID)                // the broker took a message, perhaps once more
-	Learned   func(id uuid.UUID, status string) // the read model took in a message
+	Wrote     func(m outbox.Message, at time.Time) // a message was stored with its change, which was made at that time
+	Published func(id uuid.UUID)                   // the broker took a message, perhaps once more
+	Learned   func(id uuid.UUID, status string)    // the read model took in a message
 }
 
 // Parts is everything that the shop consists of in one process.
@@ -82,7 +83,7 @@ func Open(cfg Config) (*Parts, error) {
 	}), cfg.Wire}
 	counters, err := ratelimit.NewMemory(ratelimit.MemoryConfig{})
 	p := &Parts{
-		Keys:    &Keys{idempotencytest.NewStore(), cfg.Wire},
+		Keys:    newKeys(cfg.Wire),
 		Limiter: &Limiter{counters, cfg.Wire},
 		Outbox:  d.outbox, Broker: d.broker, Demo: d, cfg: cfg,
 	}

@@ -16,6 +16,12 @@ type Keys struct {
 	wire Wire
 }
 
+func newKeys(wire Wire) *Keys {
+	store := idempotencytest.NewStore()
+	store.Lease = wire.Lease
+	return &Keys{store, wire}
+}
+
 // Begin implements driver.Store.
 func (k *Keys) Begin(ctx context.Context, claim driver.Claim) (result driver.BeginResult, err error) {
 	err = k.wire.Call(ctx, RedisServer, StepKey, func() (err error) {
