@@ -24,11 +24,12 @@
 //
 // # What it cannot show
 //
-// Fakes run one transaction at a time, so nothing that locks, isolation levels or SQL do is in it: rows
-// passed over by SKIP LOCKED, predicate locks, what a connection pool or PgBouncer does, and the statements
+// Fakes run one transaction at a time, so nothing that locks, isolation levels or SQL do is in it: rows passed
+// over by SKIP LOCKED, predicate locks, what a connection pool or PgBouncer does, and the statements
 // themselves. Nor is anything of wire protocols, of a broker's or Redis's own replication, or of data on disk.
-// All processes share one clock, so that clocks differ in the length of leases alone, those of relays and of idempotency keys. Conflicts of transactions end after 400 attempts, not with the
-// other faults. Redis loses idempotency keys, and no counters of limits. What is asked of the
-// tables of idempotency records and of failed attempts of messages meets no fault by itself. For these the
-// tests on real servers are there: packages faults and chaos.
+// All processes share one clock, so that clocks differ in the length of leases alone, those of relays and of
+// idempotency keys. Conflicts of transactions end after 400 attempts, not with the other faults. Redis loses
+// idempotency keys, and no counters of limits. What is asked of the tables of idempotency records and of
+// failed attempts of messages meets no fault by itself. For these the tests on real servers are there:
+// packages faults and chaos.
 package sim
