@@ -20,7 +20,10 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-const patience = 30 * time.Second
+const (
+	patience    = testenv.Patience
+	dialTimeout = 30 * time.Second
+)
 
 // Broker is a fresh virtual host.
 type Broker struct {
@@ -105,7 +108,7 @@ func (b *Broker) Dial(ctx context.Context) (*amqp.Connection, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	return amqp.DialConfig(b.URL, amqp.Config{Dial: amqp.DefaultDial(patience)})
+	return amqp.DialConfig(b.URL, amqp.Config{Dial: amqp.DefaultDial(dialTimeout)})
 }
 
 // Channel opens a connection and a channel on it, both closed when the test ends.
