@@ -22,8 +22,8 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// patience is for a machine that is busy with tests.
-const patience = 10 * time.Second
+// patience is for what must happen.
+const patience = testenv.Patience
 
 // behind is a processor that deduplicates by itself, on the fakes of inboxpgx.
 type behind struct {
