@@ -116,33 +116,44 @@ func rawPostgres(pool *pgxpool.Pool, look bool) func(ctx context.Context, key id
 	}
 }
 
-// benchTiers tells what exactly once costs beside the business transaction alone.
-func benchTiers(ctx context.Context, b *bench) error {
-	_, gate, err := b.redisKeys(ctx)
+// twoTiers is a business transaction, alone and under keys in Redis and Postgres.
+type twoTiers struct {
+	alone, ours http.Handler
+	redis       *redis.Client
+	statements  *statementCounter // of both
+}
+
+func (b *bench) twoTiers(ctx context.Context) (t twoTiers, err error) {
+	client, gate, err := b.redisKeys(ctx)
 	if err != nil {
-		return err
+		return t, err
 	}
 	pool, statements, err := b.tieredDatabase(ctx)
 	if err != nil {
-		return err
+		return t, err
 	}
 	manager, err := txretry.New(pool, txretry.Config{})
 	if err != nil {
-		return err
+		return t, err
 	}
 	store, err := idempotencypgx.New(manager, idempotencypgx.Config{Gate: gate})
 	if err != nil {
-		return err
+		return t, err
 	}
 	if err := store.Migrate(ctx); err != nil {
-		return err
+		return t, err
 	}
-	tiers, err := behind(store, tiersHandler(store))
+	ours, err := behind(store, tiersHandler(store))
+	return twoTiers{transactionHandler(manager), ours, client, statements}, err
+}
+
+// benchTiers tells what exactly once costs beside the business transaction alone.
+func benchTiers(ctx context.Context, b *bench) error {
+	t, err := b.twoTiers(ctx)
 	if err != nil {
 		return err
 	}
-	alone := over(transactionOnly, transactionHandler(manager))
-	ours := over(oursTwoTiers, tiers)
+	alone, ours := over(transactionOnly, t.alone), over(oursTwoTiers, t.ours)
 	for _, clients := range []int{1, 50} {
 		_, err := b.measure(ctx, table{
 			title:      "idempotency on two tiers, clients: " + map[int]string{1: "1", 50: "50"}[clients],
@@ -154,7 +165,7 @@ func benchTiers(ctx context.Context, b *bench) error {
 			return err
 		}
 	}
-	extra, err := statements.extra(ctx, alone, ours)
+	extra, err := t.statements.extra(ctx, alone, ours)
 	b.atMost(1, exactly(extra), "statements more in the business transaction, two tiers")
 	return err
 }

@@ -12,11 +12,9 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/idempotency"
-	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	"github.com/holdfast-go/holdfast/outbox/outboxredis"
 	"github.com/holdfast-go/holdfast/ratelimit"
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
-	"github.com/holdfast-go/holdfast/txretry"
 )
 
 // benchScaleMessages is what a message costs each server on its way: the write, the relay, the consumer.
@@ -74,30 +72,11 @@ func (d *drain) toStream(i *intake) drainRun {
 
 // benchScaleRequests is what a request costs each server: its key, its limits, and the transaction itself.
 func benchScaleRequests(ctx context.Context, b *bench) error {
-	client, gate, err := b.redisKeys(ctx)
+	t, err := b.twoTiers(ctx)
 	if err != nil {
 		return err
 	}
-	pool, _, err := b.tieredDatabase(ctx)
-	if err != nil {
-		return err
-	}
-	manager, err := txretry.New(pool, txretry.Config{})
-	if err != nil {
-		return err
-	}
-	store, err := idempotencypgx.New(manager, idempotencypgx.Config{Gate: gate})
-	if err != nil {
-		return err
-	}
-	if err := store.Migrate(ctx); err != nil {
-		return err
-	}
-	tiers, err := behind(store, tiersHandler(store))
-	if err != nil {
-		return err
-	}
-	limiter, err := scaleLimiters(client, "")
+	limiter, err := scaleLimiters(t.redis, "")
 	if err != nil {
 		return err
 	}
@@ -108,8 +87,8 @@ func benchScaleRequests(ctx context.Context, b *bench) error {
 		title:   "scale, what a request costs",
 		columns: sampleColumns[:5],
 		contenders: []contender{
-			b.driven("a transaction with one INSERT", over(transactionHandler(manager))),
-			b.driven("the same under a key, two tiers", over(tiers)),
+			b.driven("a transaction with one INSERT", over(t.alone)),
+			b.driven("the same under a key, two tiers", over(t.ours)),
 			b.driven("a limit for each user", limitUsers(limiter)),
 			b.driven("a limit for each user and one for all", limitUsers(limiter, ratelimit.Charge{Limit: everybody})),
 		},
