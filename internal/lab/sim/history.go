@@ -3,6 +3,7 @@ package sim
 import (
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -81,7 +82,7 @@ func (h *history) outcomes() map[string]int {
 	defer h.mu.Unlock()
 	n := map[string]int{}
 	for _, m := range h.written {
-		status, _ := read(m)
+		_, status, _ := strings.Cut(m.Name, ".")
 		n[status]++
 	}
 	return n
