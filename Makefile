@@ -13,7 +13,7 @@ MODULES  := . examples/databasesql examples/operator examples/quickstart example
 NESTED   := rpc watermillbridge
 
 .DEFAULT_GOAL := help
-.PHONY: help test sim planted faults chaos clusters matrix soak differential interop cover fuzz lint vuln tidy example release
+.PHONY: help test sim planted faults chaos clusters matrix soak bench differential interop cover fuzz lint vuln tidy example release
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ chaos: ## the shop as processes, and every kind of fault: an hour, or SEEDS=3, o
 
 soak: ## the ticket shop for MINUTES (30) at half of its capacity, and whether memory, connections, tables and queues are flat
 	$(GO) run ./internal/lab/soak -minutes=$(or $(MINUTES),30)
+
+bench: ## every workload beside its peers and the raw clients, five rounds; most of an hour. The report is internal/lab/performance.md
+	$(GO) run ./internal/lab/bench all -rounds=5 -report=internal/lab/performance
 
 differential: ## the tests that compare fakes with servers in their long form, SEQUENCES (40000) random ones each
 	HOLDFAST_FUZZ_SEQUENCES=$(SEQUENCES) $(GO) run ./internal/lab/servers -- $(GO) test -v -count=1 -run='^TestDifferential' -timeout=60m \

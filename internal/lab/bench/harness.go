@@ -28,9 +28,11 @@ type bench struct {
 	rows     int    // of a table in which a tenth is due
 	profiles string // folder for CPU profiles, "" for none
 
-	goals   []goal
-	servers servers
-	shops   *shop.Place // once it is asked for
+	workload string  // that runs
+	report   *report // nil: none is kept
+	goals    []goal
+	servers  servers
+	shops    *shop.Place // once it is asked for
 }
 
 // table compares contenders that do the same work in ways of their own.
@@ -85,6 +87,9 @@ func (b *bench) measure(ctx context.Context, t table) (results, error) {
 			}
 			r.runs[c.name] = append(r.runs[c.name], s)
 		}
+	}
+	if b.report != nil {
+		b.report.table(b.workload, r)
 	}
 	return r, r.print(b.out)
 }
@@ -144,10 +149,12 @@ func (r results) column(contender string, col int) spread {
 }
 
 // ratio compares the first column, round by round.
-func (r results) ratio(contender, yardstick string) spread {
+func (r results) ratio(contender, yardstick string) spread { return r.ratioOf(contender, yardstick, 0) }
+
+func (r results) ratioOf(contender, yardstick string, col int) spread {
 	var ratios []float64
 	for round, s := range r.runs[contender] {
-		ratios = append(ratios, s[0]/r.runs[yardstick][round][0])
+		ratios = append(ratios, s[col]/r.runs[yardstick][round][col])
 	}
 	return spreadOf(ratios)
 }
@@ -218,11 +225,18 @@ func (g goal) met() bool {
 
 // atLeast and atMost note a goal; its median decides.
 func (b *bench) atLeast(bound float64, got spread, text string) {
-	b.goals = append(b.goals, goal{text, got, bound, true})
+	b.hold(goal{text, got, bound, true})
 }
 
 func (b *bench) atMost(bound float64, got spread, text string) {
-	b.goals = append(b.goals, goal{text, got, bound, false})
+	b.hold(goal{text, got, bound, false})
+}
+
+func (b *bench) hold(g goal) {
+	b.goals = append(b.goals, g)
+	if b.report != nil {
+		b.report.goal(b.workload, g)
+	}
 }
 
 func (b *bench) printGoals() error {

@@ -111,7 +111,7 @@ func TestGoals(t *testing.T) {
 func TestArguments(t *testing.T) {
 	t.Parallel()
 	tests := []struct{ args, want string }{
-		{"", "name one workload of: txretry"},
+		{"", "name one workload of: all, txretry"},
 		{"txrety", "name one workload"},
 		{"txretry outbox", "name one workload"},
 		{"txretry -part x", "no part"},
@@ -119,6 +119,8 @@ func TestArguments(t *testing.T) {
 		{"-secs -1 txretry", "must be positive"},
 		{"outbox -messages 0", "must be positive"},
 		{"txretry -what", "not defined"},
+		{"all -part x", "has no parts"},
+		{"txretry -previous=/none.json", "none.json"},
 	}
 	for _, tt := range tests {
 		err := run(t.Context(), strings.Fields(tt.args), &bytes.Buffer{})

@@ -2,7 +2,9 @@
 // what the bare clients can do, on one machine and in one run:
 //
 //	go run ./internal/lab/bench txretry
+//	go run ./internal/lab/bench all -rounds=5 -report=internal/lab/performance
 //
+// The second runs every workload but scale and writes the report as Markdown, JSON and plots.
 // It uses the servers in HOLDFAST_TEST_POSTGRES_URL and its like, and starts
 // private ones of the installed binaries where those are not set; shop and scale
 // have private ones always. The contenders of a table take turns, round after round,
@@ -19,6 +21,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -52,7 +55,7 @@ func main() {
 
 func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	b := &bench{out: out}
-	var only string
+	var only, save, previous string
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	secs := flags.Float64("secs", 2, "length of one run in `seconds`")
@@ -60,6 +63,8 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	flags.IntVar(&b.messages, "messages", 100_000, "`number` of messages that one run drains, where it does so")
 	flags.IntVar(&b.rows, "rows", 2_000_000, "`number` of rows in a table of which a tenth is due, at least 2000")
 	flags.StringVar(&only, "part", "", "run only the part of that `name`")
+	flags.StringVar(&save, "report", "", "write what was measured into `file`.md, .json and -WORKLOAD.svg")
+	flags.StringVar(&previous, "previous", "", "compare the ratios with those of this report, a JSON `file`, and fail if some are worse")
 	flags.StringVar(&b.profiles, "profile", "", "write a CPU profile of every row's last run into this `folder`")
 
 	names, err := parse(flags, args)
@@ -78,13 +83,42 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, b.close()) }()
-	for _, p := range chosen {
-		if err := p.run(ctx, b); err != nil {
-			return fmt.Errorf("%s: %w", p.name, err)
+	var before report
+	if previous != "" {
+		if before, err = readReport(previous); err != nil {
+			return err
 		}
 	}
-	return b.printGoals()
+	b.report = &report{
+		Command: strings.Join(append([]string{"go run ./internal/lab/bench"}, args...), " "),
+		Commit:  commit(), Machine: machine(), Began: time.Now(), Rounds: b.rounds,
+	}
+	defer func() { err = errors.Join(err, b.close()) }()
+	for _, w := range chosen {
+		if err := b.runAll(ctx, w); err != nil {
+			return err
+		}
+	}
+	if err := b.printGoals(); err != nil {
+		return err
+	}
+	if save != "" {
+		err = b.report.save(save)
+	}
+	if previous != "" {
+		err = errors.Join(err, b.report.regressions(before, out))
+	}
+	return err
+}
+
+func (b *bench) runAll(ctx context.Context, w workload) error {
+	b.workload = w.name
+	for _, p := range w.parts {
+		if err := p.run(ctx, b); err != nil {
+			return fmt.Errorf("%s, %s: %w", w.name, p.name, err)
+		}
+	}
+	return nil
 }
 
 // parse takes flags before and after the names.
@@ -100,31 +134,45 @@ func parse(flags *flag.FlagSet, args []string) (names []string, err error) {
 	}
 }
 
-// choose returns the parts of one workload, or the one of them that is asked for.
-func choose(names []string, only string) ([]part, error) {
-	var known []string
-	for _, w := range workloads() {
+// everything is the name of all workloads that compare: scale only measures.
+const everything, scaleOnly = "all", "scale"
+
+// choose returns the workloads of that name with all their parts, or with the one that is asked for.
+func choose(names []string, only string) ([]workload, error) {
+	known, all := []string{everything}, workloads()
+	for _, w := range all {
 		known = append(known, w.name)
-		if len(names) != 1 || names[0] != w.name {
-			continue
+		if len(names) == 1 && names[0] == w.name {
+			return w.only(only)
 		}
-		if only == "" {
-			return w.parts, nil
-		}
-		var parts []string
-		for _, p := range w.parts {
-			if p.name == only {
-				return []part{p}, nil
-			}
-			parts = append(parts, p.name)
-		}
-		return nil, fmt.Errorf("no part %q, %s has: %s", only, w.name, strings.Join(parts, ", "))
 	}
-	return nil, fmt.Errorf("name one workload of: %s", strings.Join(known, ", "))
+	if len(names) != 1 || names[0] != everything {
+		return nil, fmt.Errorf("name one workload of: %s", strings.Join(known, ", "))
+	}
+	if only != "" {
+		return nil, fmt.Errorf("%s has no parts", everything)
+	}
+	return slices.DeleteFunc(all, func(w workload) bool { return w.name == scaleOnly }), nil
+}
+
+// only leaves the part of that name; "" means all.
+func (w workload) only(name string) ([]workload, error) {
+	var known []string
+	for _, p := range w.parts {
+		if p.name == name {
+			w.parts = []part{p}
+			return []workload{w}, nil
+		}
+		known = append(known, p.name)
+	}
+	if name != "" {
+		return nil, fmt.Errorf("no part %q, %s has: %s", name, w.name, strings.Join(known, ", "))
+	}
+	return []workload{w}, nil
 }
 
 func usage(flags *flag.FlagSet, out io.Writer) {
-	fmt.Fprintln(out, "usage: bench WORKLOAD [FLAG…]")
+	fmt.Fprintf(out, "usage: bench WORKLOAD [FLAG…]\n  %s\n", everything)
 	for _, w := range workloads() {
 		var parts []string
 		for _, p := range w.parts {

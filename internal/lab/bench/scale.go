@@ -11,7 +11,7 @@ import (
 )
 
 func scaleWorkload() workload {
-	return workload{"scale", []part{
+	return workload{scaleOnly, []part{
 		{"messages", alone(benchScaleMessages)},
 		{"requests", alone(benchScaleRequests)},
 		{"partitions", alone(benchScalePartitions)},

@@ -1,0 +1,226 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+)
+
+// report is what a run has measured. As JSON it is what -previous reads.
+type report struct {
+	Command string     `json:"command"`
+	Commit  string     `json:"commit"`
+	Machine string     `json:"machine"`
+	Began   time.Time  `json:"began"`
+	Rounds  int        `json:"rounds"`
+	Tables  []measured `json:"tables"`
+	Goals   []kept     `json:"goals"`
+}
+
+// measured is a table with its figures.
+type measured struct {
+	Workload   string       `json:"workload"`
+	Title      string       `json:"title"`
+	Columns    []string     `json:"columns"`
+	Yardsticks []string     `json:"yardsticks,omitempty"`
+	Rows       []contestant `json:"rows"`
+	Summary    standing     `json:"summary"`
+}
+
+// contestant is a contender with its figures, by column, and its ratios, by yardstick.
+type contestant struct {
+	Name    string   `json:"name"`
+	Figures []spread `json:"figures"`
+	Ratios  []spread `json:"ratios,omitempty"`
+}
+
+// standing compares the best of ours with the best of others by the first column. A name is empty where there is none.
+type standing struct {
+	Ours     string `json:"ours"`
+	Raw      string `json:"raw"`
+	Peer     string `json:"peer"`
+	OverRaw  spread `json:"overRaw"`
+	OverPeer spread `json:"overPeer"`
+}
+
+// kept is a goal with its verdict.
+type kept struct {
+	Workload string  `json:"workload"`
+	Text     string  `json:"text"`
+	Got      spread  `json:"got"`
+	Bound    float64 `json:"bound"`
+	AtLeast  bool    `json:"atLeast"`
+	Met      bool    `json:"met"`
+}
+
+// MarshalJSON writes the median and both ends; null where there is no figure.
+func (s spread) MarshalJSON() ([]byte, error) {
+	if math.IsNaN(s.median) || math.IsInf(s.median, 0) {
+		return []byte("null"), nil
+	}
+	return json.Marshal([]float64{s.median, s.least, s.most})
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (s *spread) UnmarshalJSON(text []byte) error {
+	var ends []float64
+	if err := json.Unmarshal(text, &ends); err != nil {
+		return err
+	}
+	switch len(ends) {
+	case 0:
+		*s = exactly(math.NaN())
+		return nil
+	case 3:
+		*s = spread{ends[0], ends[1], ends[2]}
+		return nil
+	}
+	return fmt.Errorf("a figure has %d parts, want a median and two ends", len(ends))
+}
+
+func (r *report) table(workload string, from results) {
+	m := measured{Workload: workload, Title: from.table.title, Yardsticks: from.table.yardsticks, Summary: from.standing()}
+	for _, c := range from.table.columns {
+		m.Columns = append(m.Columns, c.name)
+	}
+	for _, c := range from.table.contenders {
+		one := contestant{Name: c.name}
+		for col := range from.table.columns {
+			one.Figures = append(one.Figures, from.column(c.name, col))
+		}
+		for _, yardstick := range from.table.yardsticks {
+			one.Ratios = append(one.Ratios, from.ratio(c.name, yardstick))
+		}
+		m.Rows = append(m.Rows, one)
+	}
+	r.Tables = append(r.Tables, m)
+}
+
+func (r *report) goal(workload string, g goal) {
+	r.Goals = append(r.Goals, kept{workload, g.text, g.got, g.bound, g.atLeast, g.met()})
+}
+
+// The beginnings of contenders' names; all others are raw clients.
+var (
+	ourNames  = []string{"holdfast", "txretry", "outboxpgx"}
+	peerNames = []string{"river", "watermill", "crdbpgxv5", "redis_rate", "sethvargo", "ulule"}
+)
+
+func beginsWith(name string, beginnings []string) bool {
+	for _, b := range beginnings {
+		if strings.HasPrefix(name, b) {
+			return true
+		}
+	}
+	return false
+}
+
+// standing compares the best of each side.
+func (r results) standing() (s standing) {
+	for _, c := range r.table.contenders {
+		best := &s.Raw
+		switch {
+		case beginsWith(c.name, ourNames):
+			best = &s.Ours
+		case beginsWith(c.name, peerNames):
+			best = &s.Peer
+		}
+		if *best == "" || better(r.table.columns[0].name, r.column(c.name, 0).median, r.column(*best, 0).median) {
+			*best = c.name
+		}
+	}
+	s.OverRaw, s.OverPeer = r.between(s.Ours, s.Raw), r.between(s.Ours, s.Peer)
+	return s
+}
+
+func (r results) between(one, other string) spread {
+	if one == "" || other == "" {
+		return exactly(math.NaN())
+	}
+	return r.ratio(one, other)
+}
+
+// moreIsBetter tells rates from costs and times.
+func moreIsBetter(column string) bool { return strings.HasSuffix(column, "/s") }
+
+func better(column string, one, other float64) bool {
+	if moreIsBetter(column) {
+		return one > other
+	}
+	return one < other
+}
+
+// save writes the report as name.json and name.md, with a plot for each workload beside them.
+func (r *report) save(name string) error {
+	data, err := json.MarshalIndent(r, "", "\t")
+	if err != nil {
+		return err
+	}
+	errs := []error{
+		os.WriteFile(name+".json", append(data, '\n'), 0o644),
+		os.WriteFile(name+".md", []byte(r.markdown(filepath.Base(name))), 0o644),
+	}
+	for _, workload := range r.workloads() {
+		errs = append(errs, os.WriteFile(name+"-"+workload+".svg", []byte(r.plot(workload)), 0o644))
+	}
+	return errors.Join(errs...)
+}
+
+// workloads are those with a table, in their order.
+func (r *report) workloads() (names []string) {
+	for _, t := range r.Tables {
+		if len(names) == 0 || names[len(names)-1] != t.Workload {
+			names = append(names, t.Workload)
+		}
+	}
+	return names
+}
+
+func readReport(file string) (r report, err error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return r, err
+	}
+	if err := json.Unmarshal(data, &r); err != nil {
+		return r, fmt.Errorf("%s: %w", file, err)
+	}
+	return r, nil
+}
+
+// machine describes what this runs on.
+func machine() string {
+	text := fmt.Sprintf("%d cores, %s/%s, %s", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, runtime.Version())
+	if model := processor(); model != "" {
+		return model + ", " + text
+	}
+	return text
+}
+
+// processor is its model where Linux tells it.
+func processor() string {
+	data, _ := os.ReadFile("/proc/cpuinfo") // without it the model is not told
+	for lines := bufio.NewScanner(bytes.NewReader(data)); lines.Scan(); {
+		if name, value, _ := strings.Cut(lines.Text(), ":"); strings.TrimSpace(name) == "model name" {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// commit names the one that is checked out, "unknown" where there is no history.
+func commit() string {
+	out, err := exec.Command("git", "describe", "--always", "--dirty").Output()
+	if err != nil {
+		return "unknown"
+	}
+	return strings.TrimSpace(string(out))
+}

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// markdown shows the report, whose plots have names that begin with the given one.
+func (r *report) markdown(name string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "# Performance\n\n`%s`, commit %s, %s.\n", r.Command, r.Commit, r.Began.UTC().Format("2006-01-02"))
+	fmt.Fprintf(&b, "%s. Contenders took turns for %d rounds. A figure is the median [least .. most] of the rounds, a ratio the median of the ratios within a round: ratios count, absolute figures are the machine's.\n", r.Machine, r.Rounds)
+	r.standings(&b)
+	r.goals(&b)
+	for _, workload := range r.workloads() {
+		fmt.Fprintf(&b, "\n## %s\n\n![%s](%s-%s.svg)\n", workload, workload, name, workload)
+		for _, t := range r.Tables {
+			if t.Workload == workload {
+				t.markdown(&b)
+			}
+		}
+	}
+	return b.String()
+}
+
+func (r *report) standings(b *strings.Builder) {
+	b.WriteString("\n## Ours, the raw client, the best peer\n\nRates: more than 1.00 is better; times and costs: less.\n\n")
+	b.WriteString("| what | unit | ours | of raw | raw | of the peer | peer |\n|---|---|---|---|---|---|---|\n")
+	for _, t := range r.Tables {
+		s := t.Summary
+		if s.Ours == "" || s.Raw == "" && s.Peer == "" {
+			continue
+		}
+		fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s | %s |\n", t.Title, t.Columns[0], s.Ours, s.OverRaw, or(s.Raw), s.OverPeer, or(s.Peer))
+	}
+}
+
+func or(name string) string {
+	if name == "" {
+		return "-"
+	}
+	return name
+}
+
+func (r *report) goals(b *strings.Builder) {
+	met := 0
+	for _, g := range r.Goals {
+		if g.Met {
+			met++
+		}
+	}
+	fmt.Fprintf(b, "\n## Goals: %d of %d are met\n\n| | workload | goal | bound | got |\n|---|---|---|---|---|\n", met, len(r.Goals))
+	for _, g := range r.Goals {
+		verdict, sign := "missed", "≤"
+		if g.Met {
+			verdict = "met"
+		}
+		if g.AtLeast {
+			sign = "≥"
+		}
+		fmt.Fprintf(b, "| %s | %s | %s | %s %s | %s |\n", verdict, g.Workload, g.Text, sign, strconv.FormatFloat(g.Bound, 'f', -1, 64), g.Got)
+	}
+}
+
+func (t measured) markdown(b *strings.Builder) {
+	fmt.Fprintf(b, "\n%s\n\n| |", t.Title)
+	for _, name := range t.Columns {
+		fmt.Fprintf(b, " %s |", name)
+	}
+	for _, name := range t.Yardsticks {
+		fmt.Fprintf(b, " × %s |", name)
+	}
+	b.WriteString("\n|" + strings.Repeat("---|", 1+len(t.Columns)+len(t.Yardsticks)) + "\n")
+	for _, row := range t.Rows {
+		fmt.Fprintf(b, "| %s |", row.Name)
+		for _, figure := range row.Figures {
+			fmt.Fprintf(b, " %s |", figure)
+		}
+		for _, ratio := range row.Ratios {
+			fmt.Fprintf(b, " %s |", ratio)
+		}
+		b.WriteString("\n")
+	}
+}
+
+// String shows three digits or more, and the ends where they differ.
+func (s spread) String() string {
+	if math.IsNaN(s.median) {
+		return "-"
+	}
+	if s.least == s.most {
+		return short(s.median)
+	}
+	return fmt.Sprintf("%s [%s .. %s]", short(s.median), short(s.least), short(s.most))
+}
+
+func short(figure float64) string {
+	switch size := math.Abs(figure); {
+	case size >= 100 || figure == math.Trunc(figure):
+		return strconv.FormatFloat(figure, 'f', 0, 64)
+	case size >= 10:
+		return strconv.FormatFloat(figure, 'f', 1, 64)
+	default:
+		return strconv.FormatFloat(figure, 'f', 2, 64)
+	}
+}

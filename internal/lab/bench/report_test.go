@@ -1,0 +1,135 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"encoding/xml"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+// fixed returns a contender whose runs yield these first columns.
+func fixed(name string, figures ...float64) contender {
+	run := -1 // the first one warms up
+	return contender{name, func(context.Context, time.Duration) (sample, error) {
+		run++
+		return sample{figures[max(0, run-1)], math.NaN()}, nil
+	}}
+}
+
+// measuredReport is that of one table, in which ours has these figures.
+func measuredReport(t *testing.T, unit string, ours ...float64) *report {
+	t.Helper()
+	b := &bench{out: io.Discard, length: time.Millisecond, rounds: 3, workload: "outbox", report: &report{}}
+	r, err := b.measure(t.Context(), table{
+		title: "a table <of> figures", columns: []column{{name: unit}, {name: "none"}}, yardsticks: []string{"publish alone"},
+		contenders: []contender{
+			fixed("publish alone", 100, 100, 100), fixed("holdfast, slow", 1, 1, 1), fixed("holdfast", ours...), fixed("river", 40, 50, 60),
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.atLeast(0.85, r.ratio("holdfast", "publish alone"), "of publishing alone")
+	return b.report
+}
+
+func TestReportSurvivesJSON(t *testing.T) {
+	t.Parallel()
+	r := measuredReport(t, "messages/s", 80, 90, 85)
+	data, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var again report
+	if err := json.Unmarshal(data, &again); err != nil {
+		t.Fatal(err)
+	}
+	if !math.IsNaN(again.Tables[0].Rows[0].Figures[1].median) {
+		t.Errorf("a figure that there is not is %v", again.Tables[0].Rows[0].Figures[1])
+	}
+	if got, want := again.Tables[0].Rows[2].Ratios, r.Tables[0].Rows[2].Ratios; !reflect.DeepEqual(got, want) {
+		t.Errorf("ratios %v, want %v", got, want)
+	}
+}
+
+func TestStanding(t *testing.T) {
+	t.Parallel()
+	want := standing{Ours: "holdfast", Raw: "publish alone", Peer: "river", OverRaw: spread{0.85, 0.8, 0.9}, OverPeer: spread{1.8, 85.0 / 60, 2}}
+	if got := measuredReport(t, "messages/s", 80, 90, 85).Tables[0].Summary; got != want {
+		t.Errorf("by rates %+v, want %+v", got, want)
+	}
+	if got := measuredReport(t, "p50 ms", 80, 90, 85).Tables[0].Summary; got.Ours != "holdfast, slow" {
+		t.Errorf("by times the best of ours is %q", got.Ours)
+	}
+}
+
+func TestReportIsSaved(t *testing.T) {
+	t.Parallel()
+	name := filepath.Join(t.TempDir(), "performance")
+	if err := measuredReport(t, "messages/s", 80, 90, 85).save(name); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(name + ".md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"| a table <of> figures | messages/s | holdfast | 0.85 [0.80 .. 0.90] | publish alone | 1.80 [1.42 .. 2] | river |",
+		"| met | outbox | of publishing alone | ≥ 0.85 | 0.85 [0.80 .. 0.90] |",
+		"| holdfast | 85 [80 .. 90] | - | 0.85 [0.80 .. 0.90] |", "(performance-outbox.svg)",
+	} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	plot, err := os.ReadFile(name + "-outbox.svg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for d := xml.NewDecoder(bytes.NewReader(plot)); ; {
+		if _, err := d.Token(); err == io.EOF {
+			break
+		} else if err != nil {
+			t.Fatalf("%v in\n%s", err, plot)
+		}
+	}
+	if _, err := readReport(name + ".json"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestRegressions(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		column string
+		now    []float64
+		worse  bool
+	}{
+		"as before":             {"messages/s", []float64{80, 90, 85}, false},
+		"faster":                {"messages/s", []float64{160, 180, 170}, false},
+		"slower":                {"messages/s", []float64{60, 61, 62}, true},
+		"slower in some rounds": {"messages/s", []float64{60, 61, 85}, false},
+		"later":                 {"p50 ms", []float64{100, 101, 102}, true},
+		"sooner":                {"p50 ms", []float64{60, 61, 62}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var out bytes.Buffer
+			err := measuredReport(t, tc.column, tc.now...).regressions(*measuredReport(t, tc.column, 80, 90, 85), &out)
+			if (err != nil) != tc.worse || strings.Contains(out.String(), "worse  a table") != tc.worse {
+				t.Errorf("%v, want worse: %v\n%s", err, tc.worse, out.String())
+			}
+		})
+	}
+	if err := measuredReport(t, "messages/s", 1, 1, 1).regressions(report{}, io.Discard); err == nil {
+		t.Error("nothing compared is no error")
+	}
+}
