@@ -23,10 +23,13 @@ const (
 
 var errDuplicate = errors.New("a duplicate where there is none")
 
+// leastWindow is the least prefetch of the raw consumers: with less they wait for the broker.
+const leastWindow = 64
+
 // rawSingle is a consumer as one writes it by hand, with as many goroutines.
 func (i *intake) rawSingle(handlers int, transaction rawTransaction) intakeRun {
 	return func(ctx context.Context, n int, watch *stopwatch) error {
-		return i.consume(2*handlers, n, watch, func(deliveries <-chan amqp.Delivery) error {
+		return i.consume(max(leastWindow, 4*handlers), n, watch, func(deliveries <-chan amqp.Delivery) error {
 			work := make(chan amqp.Delivery)
 			errs := make([]error, handlers)
 			var running sync.WaitGroup
@@ -106,7 +109,7 @@ func (i *intake) rawFolded(ctx context.Context, d amqp.Delivery, v string) error
 // rawBatch is one goroutine with one transaction for so many messages.
 func (i *intake) rawBatch(size int) intakeRun {
 	return func(ctx context.Context, n int, watch *stopwatch) error {
-		return i.consume(2*size, n, watch, func(deliveries <-chan amqp.Delivery) error {
+		return i.consume(4*size, n, watch, func(deliveries <-chan amqp.Delivery) error {
 			for left := n; left > 0; left -= min(size, left) {
 				if err := i.rawMany(ctx, deliveries, min(size, left)); err != nil {
 					return err

@@ -49,6 +49,7 @@ func benchIdle(ctx context.Context, b *bench) error {
 		return err
 	}
 	b.atMost(1, r.column(idleRelay, 0), "round trips per second when idle, without the pool's pings, "+idleRelay)
+	b.atMost(0.5, r.column(idleListener, 0), "round trips per second when idle, without the pool's pings, "+idleListener)
 	return nil
 }
 

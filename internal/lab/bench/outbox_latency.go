@@ -76,12 +76,8 @@ func benchLatency(ctx context.Context, b *bench) error {
 			return err
 		}
 		for _, name := range []string{oursWake, oursNotify} {
-			if rate == 50 {
-				b.atMost(1, r.column(name, colConfirm50), "ms p50 commit to confirm at 50/s, "+name)
-				b.atMost(3, r.column(name, colConfirm99), "ms p99 commit to confirm at 50/s, "+name)
-			} else {
-				b.atMost(20, r.column(name, colConfirm99), "ms p99 commit to confirm at 1,000/s, "+name)
-			}
+			b.atMost(1.7, r.ratioOf(name, rawNotify, colConfirm50), fmt.Sprintf("x %s, p50 commit to confirm at %d/s, %s", rawNotify, rate, name))
+			b.atMost(2.5, r.ratioOf(name, rawNotify, colConfirm99), fmt.Sprintf("x %s, p99 commit to confirm at %d/s, %s", rawNotify, rate, name))
 		}
 	}
 	return nil

@@ -66,7 +66,7 @@ func benchContended(ctx context.Context, b *bench) error {
 			return err
 		}
 		b.atLeast(0.8, r.ratio(inTurn, sequential), fmt.Sprintf("of the sequential rate, SerialKey, %d rows", hot))
-		b.atMost(3, r.column(inTurn, colShare), fmt.Sprintf("worst wait / the queue's fair share, SerialKey, %d rows", hot))
+		b.atMost(2, r.column(inTurn, colShare), fmt.Sprintf("worst wait / the queue's fair share, SerialKey, %d rows", hot))
 		b.atMost(0, r.column(inTurn, colGaveUp), fmt.Sprintf("exhausted calls, SerialKey, %d rows", hot))
 	}
 	return nil
