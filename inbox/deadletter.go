@@ -35,10 +35,8 @@ type DeadLetters interface {
 	// their age stay, and the error is ErrOutlived. What fails once more is a dead letter
 	// again: exclude it from a second call with Filter.FailedBefore.
 	Replay(ctx context.Context, f Filter, how Replay) (Replayed, error)
-	// Remove deletes the selected dead letters and returns how many. By names who asks for it,
-	// and is required: 1 to 128 bytes. Reason is optional, at most 1,000 bytes. Both go to the
-	// log, and are UTF-8 without control characters.
-	Remove(ctx context.Context, f Filter, by, reason string) (int, error)
+	// Remove deletes the selected dead letters and returns how many, also with an error.
+	Remove(ctx context.Context, f Filter, r Removal) (int, error)
 }
 
 // DeadLetter is a message that was given up, with what is known about why.
@@ -131,7 +129,7 @@ func (f Filter) LogValue() slog.Value {
 
 // Replay says who returns dead letters to their queues, and how.
 type Replay struct {
-	// By and Reason are as in DeadLetters.Remove. A DryRun needs no By.
+	// By and Reason are as in Removal. A DryRun needs no By.
 	By, Reason string
 	// PerSecond bounds how many are returned each second. Default: no bound.
 	PerSecond float64
@@ -151,6 +149,16 @@ type Replay struct {
 	// message may have been processed after all, its acknowledgement lost on the way, and would
 	// then take effect again.
 	Force bool
+}
+
+// Removal says who deletes dead letters.
+type Removal struct {
+	// By names who asks for it and is required, 1 to 128 bytes; Reason is optional, at most 1,000 bytes.
+	// Both go to the log, and are UTF-8 without control characters.
+	By, Reason string
+	// Progress is called after each message, with how many are deleted until then, by the goroutine that
+	// called Remove. Optional.
+	Progress func(removed int)
 }
 
 // Replayed is what became of the dead letters that a replay selected.

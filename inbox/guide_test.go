@@ -149,7 +149,7 @@ func guideGroups(ctx context.Context, letters inbox.DeadLetters) error {
 	}
 	worst := kinds[0] // of which there are most
 	fmt.Println(worst.Count, worst.Sample.ErrorType, worst.Sample.Error)
-	_, err = letters.Remove(ctx, inbox.Filter{Fingerprint: worst.Fingerprint}, "ann", "test data")
+	_, err = letters.Remove(ctx, inbox.Filter{Fingerprint: worst.Fingerprint}, inbox.Removal{By: "ann", Reason: "test data"})
 	return err
 }
 

@@ -28,13 +28,16 @@ type DeadLetters interface {
 	// Groups counts the selected dead letters by their fingerprints, the largest group first.
 	// Filter.Limit bounds the groups; 0 means 1,000.
 	Groups(ctx context.Context, f Filter) ([]Group, error)
-	// Replay moves dead letters back into the outbox with their attempts forgotten. They keep the
-	// order in which they were stored, behind all messages that the outbox holds at that time. When
-	// the server does not answer, it is not known whether they moved: calling again does no harm.
+	// Replay moves dead letters back into the outbox with their attempts forgotten. It chooses them when
+	// it begins, and moves at most 500 in one transaction, so that others wait for none of it. They keep
+	// the order in which they were stored, behind all messages that the outbox holds at that time; what is
+	// written meanwhile may come between them. With an error it returns what became of those before.
+	// When the server does not answer, it is not known whether some more moved: calling again does no
+	// harm.
 	Replay(ctx context.Context, f Filter, r Replay) (Replayed, error)
-	// Remove deletes dead letters and returns how many. by names who asks for it and is required, 1 to
-	// 128 bytes; reason is optional, at most 1,000 bytes. Both are kept in an audit.
-	Remove(ctx context.Context, f Filter, by, reason string) (int, error)
+	// Remove deletes dead letters, the oldest first, and returns how many, also with an error. It chooses
+	// them when it begins, and deletes at most 500 in one transaction.
+	Remove(ctx context.Context, f Filter, r Removal) (int, error)
 }
 
 // DeadLetter is a message that a relay gave up.
@@ -90,20 +93,33 @@ type Filter struct {
 
 // Replay says who returns dead letters to the outbox, and how.
 type Replay struct {
-	// By and Reason are as in DeadLetters.Remove. A DryRun needs no By.
+	// By and Reason are as in Removal. A DryRun needs no By.
 	By, Reason string
 	// PerSecond bounds how many leave each second. Default: no bound.
 	PerSecond float64
 	// DryRun counts and moves nothing.
 	DryRun bool
+	// Progress is called after each step, with what became of all until then, by the goroutine that called
+	// Replay. A DryRun has steps where it edits. Optional.
+	Progress func(Replayed)
 	// Edit returns the body with which a message goes back, or an error: it stays and counts as failed. A
 	// DryRun asks it, too. It must not change what it is given. Messages keep their ids. With it they
-	// move a few at a time, not all or none. Optional.
+	// move 20 at a time. Optional.
 	Edit func(Message) ([]byte, error)
 	// Force returns those, too, that were stored more than 8 days ago. Such a message may have been
 	// published after all, its confirm lost on the way, and its consumers remember no longer whether
 	// they have processed it.
 	Force bool
+}
+
+// Removal says who deletes dead letters.
+type Removal struct {
+	// By names who asks for it and is required, 1 to 128 bytes; Reason is optional, at most 1,000 bytes.
+	// Both are UTF-8 without control characters, and kept in an audit.
+	By, Reason string
+	// Progress is called after each step, with how many are deleted until then, by the goroutine that
+	// called Remove. Optional.
+	Progress func(removed int)
 }
 
 // Replayed is what became of the dead letters that a replay selected.

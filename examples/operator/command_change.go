@@ -77,7 +77,7 @@ func (o *Operator) change(cmd *cobra.Command, what string, from *placeFlag, sele
 		return err
 	}
 	done, failed := eachPlace(cmd.Context(), places, func(ctx context.Context, p place) ([]changed, error) {
-		c, finish := withProgress(ctx, cmd, p, s, c)
+		c, finish := o.withProgress(ctx, cmd, what, p, s, c)
 		defer finish()
 		r, err := o.apply(ctx, what, p, s, c)
 		if err == nil && r.Failed > 0 {

@@ -127,7 +127,7 @@ type change struct {
 	Force      bool
 	// Edit returns the body that a message gets which is tried again. Optional.
 	Edit func(MaskedMessage) ([]byte, error)
-	// Progress learns how many are done. Optional.
+	// Progress learns how many are done, those that are too old left out. Optional.
 	Progress func(done int)
 }
 

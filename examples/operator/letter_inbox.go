@@ -49,7 +49,7 @@ func (i inboxShelf) groups(ctx context.Context, s selection) ([]group, error) {
 func (i inboxShelf) replay(ctx context.Context, s selection, c change) (replayed, error) {
 	how := inbox.Replay{By: c.By, Reason: c.Reason, PerSecond: c.PerSecond, DryRun: c.DryRun, Force: c.Force}
 	if c.Progress != nil {
-		how.Progress = func(r inbox.Replayed) { c.Progress(r.Returned + r.Outlived + r.Failed) }
+		how.Progress = func(r inbox.Replayed) { c.Progress(r.Returned + r.Failed) }
 	}
 	if c.Edit != nil {
 		how.Edit = func(m inbox.Message) ([]byte, error) {
@@ -61,7 +61,7 @@ func (i inboxShelf) replay(ctx context.Context, s selection, c change) (replayed
 }
 
 func (i inboxShelf) remove(ctx context.Context, s selection, c change) (int, error) {
-	return i.letters.Remove(ctx, inboxFilter(s), c.By, c.Reason)
+	return i.letters.Remove(ctx, inboxFilter(s), inbox.Removal{By: c.By, Reason: c.Reason, Progress: c.Progress})
 }
 
 func inboxFilter(s selection) inbox.Filter {

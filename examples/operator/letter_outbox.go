@@ -46,29 +46,22 @@ func (o outboxShelf) groups(ctx context.Context, s selection) ([]group, error) {
 	}), err
 }
 
-// replay is one statement, whose progress is all or nothing. Where bodies are edited it is many, and the letters whose
-// bodies were asked for are its progress.
 func (o outboxShelf) replay(ctx context.Context, s selection, c change) (replayed, error) {
 	how := outbox.Replay{By: c.By, Reason: c.Reason, PerSecond: c.PerSecond, DryRun: c.DryRun, Force: c.Force}
+	if c.Progress != nil {
+		how.Progress = func(r outbox.Replayed) { c.Progress(r.Returned + r.Failed) }
+	}
 	if c.Edit != nil {
-		edited := 0
 		how.Edit = func(m outbox.Message) ([]byte, error) {
-			if c.Progress != nil {
-				c.Progress(edited)
-			}
-			edited++
 			return c.Edit(MaskedMessage{o.name, m.Name, m.ContentType, m.Body})
 		}
 	}
 	r, err := o.letters.Replay(ctx, outboxFilter(s), how)
-	if c.Progress != nil {
-		c.Progress(r.Returned + r.Outlived + r.Failed)
-	}
 	return replayed(r), err
 }
 
 func (o outboxShelf) remove(ctx context.Context, s selection, c change) (int, error) {
-	return o.letters.Remove(ctx, outboxFilter(s), c.By, c.Reason)
+	return o.letters.Remove(ctx, outboxFilter(s), outbox.Removal{By: c.By, Reason: c.Reason, Progress: c.Progress})
 }
 
 func outboxFilter(s selection) outbox.Filter {

@@ -67,6 +67,6 @@ func (odd) DeadLetters() inbox.DeadLetters { return oddLetters{} }
 
 type oddLetters struct{ inbox.DeadLetters }
 
-func (oddLetters) Remove(context.Context, inbox.Filter, string, string) (int, error) {
+func (oddLetters) Remove(context.Context, inbox.Filter, inbox.Removal) (int, error) {
 	return 0, errors.New("refused: \x00\xff!")
 }

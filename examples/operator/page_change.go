@@ -173,8 +173,7 @@ func (p *Page) apply(v visit) {
 	var parts []part
 	for _, at := range l.places {
 		parts = append(parts, part{at, l.at(at)})
-		silent := l.What == "drop" || at.kind == kindOutbox && l.change.Edit == nil
-		state.Parts = append(state.Parts, jobPart{From: at.name, Chosen: l.at(at).String(), Silent: silent})
+		state.Parts = append(state.Parts, jobPart{From: at.name, Chosen: l.at(at).String()})
 	}
 	id, err := p.jobs.begin(state, func(ctx context.Context, j *job) { p.o.changeParts(ctx, j, l.What, parts, l.change) })
 	if err != nil {

@@ -84,7 +84,7 @@ func TestPageCloseWaits(t *testing.T) {
 	r.Operator = must(operator.New(r.cfg))(t)
 	s := serve(t, r, operator.PageConfig{Authorize: everything})
 	s.post(t, "apply", url.Values{"what": {"retry"}, "from": {"billing"}}, 200, "begun by ada", "billing: 0 so far")
-	s.post(t, "apply", url.Values{"what": {"drop"}, "from": {"billing"}}, 200, "begun by ada", "billing: under way")
+	s.post(t, "apply", url.Values{"what": {"drop"}, "from": {"billing"}}, 200, "begun by ada", "billing: 0 so far")
 	<-slow.begun
 	<-slow.begun
 	s.page.Close()
@@ -115,7 +115,7 @@ func (l slowLetters) Replay(ctx context.Context, _ inbox.Filter, _ inbox.Replay)
 	return inbox.Replayed{Returned: 1}, l.last(ctx)
 }
 
-func (l slowLetters) Remove(ctx context.Context, _ inbox.Filter, _, _ string) (int, error) {
+func (l slowLetters) Remove(ctx context.Context, _ inbox.Filter, _ inbox.Removal) (int, error) {
 	return 1, l.last(ctx)
 }
 

@@ -53,11 +53,9 @@ type jobState struct {
 // jobPart is what a job does in one place.
 type jobPart struct {
 	From, Chosen string
-	// Silent says that nothing is known of it before its end.
-	Silent bool
-	Done   int
-	Result *changed // nil: it has not ended
-	Error  string
+	Done         int
+	Result       *changed // nil: it has not ended
+	Error        string
 }
 
 // Running says that the job has not ended.

@@ -12,14 +12,17 @@ const manyLetters = 100
 
 // withProgress has a change draw a bar on a terminal's error output, where it takes long: there are many
 // letters, or they are paced.
-func withProgress(ctx context.Context, cmd *cobra.Command, p place, s selection, c change) (change, func()) {
+func (o *Operator) withProgress(ctx context.Context, cmd *cobra.Command, what string, p place, s selection, c change) (change, func()) {
 	nothing := func() {}
 	if c.DryRun || !isTerminal(cmd.ErrOrStderr()) {
 		return c, nothing
 	}
-	n, err := p.count(ctx, s)
-	if err != nil || n < manyLetters && c.PerSecond == 0 {
-		return c, nothing // the change itself will say what is wrong
+	dry := c
+	dry.DryRun, dry.Edit = true, nil
+	would, _ := o.apply(ctx, what, p, s, dry) // the change itself will say what is wrong
+	n := would.Returned + would.Failed
+	if n == 0 || n < manyLetters && c.PerSecond == 0 {
+		return c, nothing
 	}
 	bar := progressbar.NewOptions(n, progressbar.OptionSetWriter(cmd.ErrOrStderr()), progressbar.OptionSetDescription(p.name),
 		progressbar.OptionShowCount(), progressbar.OptionSetPredictTime(true), progressbar.OptionClearOnFinish())

@@ -78,8 +78,8 @@ func (l *deadLetters) Groups(ctx context.Context, filter inbox.Filter) ([]inbox.
 }
 
 // Remove implements inbox.DeadLetters.
-func (l *deadLetters) Remove(ctx context.Context, filter inbox.Filter, by, reason string) (n int, err error) {
-	if err := actor.Check("inbox: by", "inbox: reason", by, reason); err != nil {
+func (l *deadLetters) Remove(ctx context.Context, filter inbox.Filter, r inbox.Removal) (n int, err error) {
+	if err := actor.Check("inbox: Removal.By", "inbox: Removal.Reason", r.By, r.Reason); err != nil {
 		return 0, wrap("remove", err)
 	}
 	var refused error
@@ -87,6 +87,9 @@ func (l *deadLetters) Remove(ctx context.Context, filter inbox.Filter, by, reaso
 		filter: filter,
 		visit: func(*inbox.DeadLetter) (Fate, bool, error) {
 			n++
+			if r.Progress != nil {
+				r.Progress(n)
+			}
 			return Drop, true, nil
 		},
 		failed: func(_ inbox.DeadLetter, why error) {
@@ -95,7 +98,7 @@ func (l *deadLetters) Remove(ctx context.Context, filter inbox.Filter, by, reaso
 		},
 	})
 	err = errors.Join(err, refused)
-	l.audit(ctx, "dead letters removed", by, reason, filter, err, slog.Int("removed", n))
+	l.audit(ctx, "dead letters removed", r.By, r.Reason, filter, err, slog.Int("removed", n))
 	return n, wrap("remove", err)
 }
 

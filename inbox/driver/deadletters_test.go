@@ -141,13 +141,13 @@ func TestLimit(t *testing.T) {
 	if found, err := l.List(t.Context(), inbox.Filter{Limit: 4}); len(found) != 4 || err != nil {
 		t.Errorf("listed %d, error %v", len(found), err)
 	}
-	if n, err := l.Remove(t.Context(), inbox.Filter{Limit: 4}, "test", ""); n != 4 || err != nil || len(s.dead) != 1 {
+	if n, err := l.Remove(t.Context(), inbox.Filter{Limit: 4}, inbox.Removal{By: "test"}); n != 4 || err != nil || len(s.dead) != 1 {
 		t.Errorf("removed %d, error %v", n, err)
 	}
 	none := inbox.Filter{Limit: -1}
 	_, listing := l.List(t.Context(), none)
 	_, grouping := l.Groups(t.Context(), none)
-	_, removal := l.Remove(t.Context(), none, "test", "")
+	_, removal := l.Remove(t.Context(), none, inbox.Removal{By: "test"})
 	_, replay := l.Replay(t.Context(), none, inbox.Replay{By: "test"})
 	if listing == nil || grouping == nil || removal == nil || replay == nil || len(s.dead) != 1 {
 		t.Errorf("a negative limit: %v, %v, %v, %v, %d letters left", listing, grouping, removal, replay, len(s.dead))
@@ -187,7 +187,7 @@ func TestReplayOfSomeThatStay(t *testing.T) {
 	if got != (inbox.Replayed{Returned: 2, Failed: 2}) || err == nil || len(s.dead) != 2 || len(s.returned) != 2 {
 		t.Errorf("%+v, error %v, %d left", got, err, len(s.dead))
 	}
-	if n, err := access(&s).Remove(t.Context(), inbox.Filter{}, "test", ""); n != 1 || !errors.Is(err, errShut) {
+	if n, err := access(&s).Remove(t.Context(), inbox.Filter{}, inbox.Removal{By: "test"}); n != 1 || !errors.Is(err, errShut) {
 		t.Errorf("removed %d, error %v", n, err)
 	}
 }
@@ -313,7 +313,7 @@ func TestGroups(t *testing.T) {
 	if got, err := l.Replay(t.Context(), of, inbox.Replay{DryRun: true}); got.Returned != 4 || err != nil {
 		t.Errorf("dry run of a group: %+v, error %v", got, err)
 	}
-	if n, err := l.Remove(t.Context(), of, "test", ""); n != 4 || err != nil || len(s.dead) != 3 {
+	if n, err := l.Remove(t.Context(), of, inbox.Removal{By: "test"}); n != 4 || err != nil || len(s.dead) != 3 {
 		t.Errorf("removed %d of a group, error %v", n, err)
 	}
 }
@@ -346,7 +346,7 @@ func TestChangesAreRecorded(t *testing.T) {
 	if _, err := l.Replay(t.Context(), inbox.Filter{Limit: 1}, inbox.Replay{By: "ann", Reason: "mended"}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.Remove(t.Context(), inbox.Filter{Class: "default"}, "bob", ""); err != nil {
+	if _, err := l.Remove(t.Context(), inbox.Filter{Class: "default"}, inbox.Removal{By: "bob"}); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
@@ -358,7 +358,7 @@ func TestChangesAreRecorded(t *testing.T) {
 		}
 	}
 	remove := func(by, reason string) error {
-		_, err := l.Remove(t.Context(), inbox.Filter{}, by, reason)
+		_, err := l.Remove(t.Context(), inbox.Filter{}, inbox.Removal{By: by, Reason: reason})
 		return err
 	}
 	replay := func(how inbox.Replay) error {

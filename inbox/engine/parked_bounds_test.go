@@ -124,7 +124,7 @@ func TestParkedMessagesAreBounded(t *testing.T) {
 		if got := y.orderOf("b"); len(got) > 0 {
 			t.Errorf("b has done %v: the messages in hand are not bounded", got)
 		}
-		if n, err := y.letters().Remove(t.Context(), inbox.Filter{}, "test", ""); n != 1 || err != nil {
+		if n, err := y.letters().Remove(t.Context(), inbox.Filter{}, inbox.Removal{By: "test"}); n != 1 || err != nil {
 			t.Fatalf("removed %d, error %v", n, err)
 		}
 		time.Sleep(10 * time.Minute)

@@ -208,7 +208,7 @@ func TestParkedKey(t *testing.T) {
 				want := []int{1, 2, 3, 4, 5, 6, 7}
 				if removed {
 					want = slices.Delete(want, 1, 2)
-					if n, err := y.letters().Remove(context.Background(), inbox.Filter{}, "test", ""); n != 1 || err != nil {
+					if n, err := y.letters().Remove(context.Background(), inbox.Filter{}, inbox.Removal{By: "test"}); n != 1 || err != nil {
 						t.Fatalf("removed %d, error %v", n, err)
 					}
 				} else if n := y.replay(inbox.Filter{}); n != 1 {
@@ -536,5 +536,5 @@ func (y *yard) operate() {
 		y.removed[id] = true
 	}
 	y.mu.Unlock()
-	_, _ = y.letters().Remove(context.Background(), inbox.Filter{IDs: []uuid.UUID{id}}, "test", "")
+	_, _ = y.letters().Remove(context.Background(), inbox.Filter{IDs: []uuid.UUID{id}}, inbox.Removal{By: "test"})
 }

@@ -28,7 +28,7 @@ func TestAudit(t *testing.T) {
 	if _, err := letters.Replay(t.Context(), inbox.Filter{Limit: 1}, inbox.Replay{By: "ann", Reason: "mended"}); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := letters.Remove(t.Context(), inbox.Filter{Class: "default"}, "bob", ""); err != nil || n != 2 {
+	if n, err := letters.Remove(t.Context(), inbox.Filter{Class: "default"}, inbox.Removal{By: "bob"}); err != nil || n != 2 {
 		t.Fatal(n, err)
 	}
 	for _, want := range []string{
@@ -40,11 +40,11 @@ func TestAudit(t *testing.T) {
 		}
 	}
 	for name, err := range map[string]error{
-		"nobody removes":      second(letters.Remove(t.Context(), inbox.Filter{}, "", "")),
+		"nobody removes":      second(letters.Remove(t.Context(), inbox.Filter{}, inbox.Removal{})),
 		"nobody returns":      second(letters.Replay(t.Context(), inbox.Filter{}, inbox.Replay{})),
-		"two lines":           second(letters.Remove(t.Context(), inbox.Filter{}, "a\nb", "")),
+		"two lines":           second(letters.Remove(t.Context(), inbox.Filter{}, inbox.Removal{By: "a\nb"})),
 		"a very long reason":  second(letters.Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "a", Reason: strings.Repeat("r", 1001)})),
-		"a name of 129 bytes": second(letters.Remove(t.Context(), inbox.Filter{}, strings.Repeat("a", 129), "")),
+		"a name of 129 bytes": second(letters.Remove(t.Context(), inbox.Filter{}, inbox.Removal{By: strings.Repeat("a", 129)})),
 	} {
 		if err == nil {
 			t.Errorf("%s: no error", name)

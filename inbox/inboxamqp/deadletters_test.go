@@ -82,7 +82,7 @@ func TestDeadLetters(t *testing.T) {
 		t.Errorf("dead letter %+v, error %v", dead, err)
 	}
 
-	if n, err := letters.Remove(t.Context(), inbox.Filter{Class: driver.ClassValidation}, "test", ""); n != 1 || err != nil {
+	if n, err := letters.Remove(t.Context(), inbox.Filter{Class: driver.ClassValidation}, inbox.Removal{By: "test"}); n != 1 || err != nil {
 		t.Errorf("removed %d, error %v", n, err)
 	}
 	broken.Store(false)

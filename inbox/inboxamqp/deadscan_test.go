@@ -23,7 +23,7 @@ func TestRemoveSomeOfManyLetters(t *testing.T) {
 			}
 			awaitDepth(t, b, "failed.default", 2*each)
 			for _, filter := range []inbox.Filter{{Name: "even"}, {}} {
-				if n, err := letters.Remove(t.Context(), filter, "test", ""); n != each || err != nil {
+				if n, err := letters.Remove(t.Context(), filter, inbox.Removal{By: "test"}); n != each || err != nil {
 					t.Errorf("%+v: removed %d of %d, error %v", filter, n, each, err)
 				}
 			}

@@ -148,7 +148,7 @@ func (a *actor) log() (lines []string) {
 type deadLetters interface {
 	List(ctx context.Context, f inbox.Filter) ([]inbox.DeadLetter, error)
 	Replay(ctx context.Context, f inbox.Filter, how inbox.Replay) (inbox.Replayed, error)
-	Remove(ctx context.Context, f inbox.Filter, by, reason string) (int, error)
+	Remove(ctx context.Context, f inbox.Filter, r inbox.Removal) (int, error)
 }
 
 // perform publishes, works on the dead letters and returns what things are like after each step, as
@@ -188,7 +188,7 @@ func (p *play) act(t *testing.T, d deadLetters, work string, random *rand.Rand) 
 		found, err := d.List(t.Context(), f)
 		return what + fmt.Sprint(len(found), err)
 	case "remove":
-		n, err := d.Remove(t.Context(), f, "test", "")
+		n, err := d.Remove(t.Context(), f, inbox.Removal{By: "test"})
 		return what + fmt.Sprint(n, err)
 	default:
 		done, err := d.Replay(t.Context(), f, inbox.Replay{By: "test", DryRun: work == "dry run"})

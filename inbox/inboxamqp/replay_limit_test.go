@@ -42,7 +42,7 @@ func TestNegativeLimit(t *testing.T) {
 	b.Publish(t, "", "failed.default", deadOrder(0))
 	letters := newDeadLetters(t, b, config{})
 	filter := inbox.Filter{Limit: -1}
-	if n, err := letters.Remove(t.Context(), filter, "test", ""); n != 0 || err == nil {
+	if n, err := letters.Remove(t.Context(), filter, inbox.Removal{By: "test"}); n != 0 || err == nil {
 		t.Errorf("removed %d, error %v", n, err)
 	}
 	if n, err := letters.Replay(t.Context(), filter, inbox.Replay{By: "test"}); n.Returned != 0 || err == nil {

@@ -37,10 +37,10 @@ func TestDeadLetters(t *testing.T) {
 		if _, err := dead.Show(t.Context(), ids.New()); !errors.Is(err, inbox.ErrNotFound) {
 			t.Errorf("Show of an unknown id = %v", err)
 		}
-		if n, err := dead.Remove(t.Context(), inbox.Filter{Name: "c"}, "test", ""); n != 1 || err != nil {
+		if n, err := dead.Remove(t.Context(), inbox.Filter{Name: "c"}, inbox.Removal{By: "test"}); n != 1 || err != nil {
 			t.Errorf("Remove = %d, %v", n, err)
 		}
-		if n, err := dead.Remove(t.Context(), inbox.Filter{Limit: -1}, "test", ""); n != 0 || err == nil {
+		if n, err := dead.Remove(t.Context(), inbox.Filter{Limit: -1}, inbox.Removal{By: "test"}); n != 0 || err == nil {
 			t.Errorf("Remove with a negative limit = %d, %v", n, err)
 		}
 		mended = true

@@ -19,12 +19,6 @@ const auditRetention = 365 * 24 * time.Hour
 // auditLimit is how many entries an Audit without a limit returns.
 const auditLimit = 100
 
-// The actions as they are stored.
-const (
-	actionReplay = "replay"
-	actionRemove = "remove"
-)
-
 // AuditEntry is one Replay or Remove of dead letters that changed something.
 type AuditEntry struct {
 	// At is by the database's clock.
@@ -42,7 +36,7 @@ type AuditEntry struct {
 }
 
 // Audit returns the newest entries, the newest first. A limit of 0 means 100. An entry is written in
-// the transaction of the change, and kept for a year.
+// the transaction of the change's first step, counts the others in theirs, and is kept for a year.
 func (s *Store) Audit(ctx context.Context, limit int) ([]AuditEntry, error) {
 	if limit < 0 {
 		return nil, fmt.Errorf("outboxpgx: audit: the limit is %d, want 0 or more", limit)

@@ -26,9 +26,9 @@ func TestChangesOfDeadLettersAreAudited(t *testing.T) {
 	removed := outbox.Filter{Name: "b"}
 	n, err := f.dead.Replay(t.Context(), replayed, outbox.Replay{By: "ada", Reason: "the exchange is back"})
 	must(t, err)
-	m, err := f.dead.Remove(t.Context(), removed, "bob", "")
+	m, err := f.dead.Remove(t.Context(), removed, outbox.Removal{By: "bob"})
 	must(t, err)
-	nothing, err := f.dead.Remove(t.Context(), removed, "bob", "")
+	nothing, err := f.dead.Remove(t.Context(), removed, outbox.Removal{By: "bob"})
 	must(t, err)
 	if n.Returned != 1 || m != 1 || nothing != 0 {
 		t.Errorf("changed %+v, %d and %d", n, m, nothing)
@@ -72,7 +72,7 @@ func TestChangesNeedAnActor(t *testing.T) {
 		"long reason":  {By: "ada", Reason: strings.Repeat("x", 1001)},
 		"reason, ctrl": {By: "ada", Reason: "\x00"},
 	} {
-		if _, err := f.dead.Remove(t.Context(), outbox.Filter{}, o.By, o.Reason); err == nil {
+		if _, err := f.dead.Remove(t.Context(), outbox.Filter{}, outbox.Removal{By: o.By, Reason: o.Reason}); err == nil {
 			t.Errorf("%s: removed", name)
 		}
 		if _, err := f.dead.Replay(t.Context(), outbox.Filter{}, o); err == nil {
@@ -136,7 +136,7 @@ func TestPruneForgetsOldAuditEntries(t *testing.T) {
 	t.Parallel()
 	f, ids := withDeadLetters(t)
 	for _, name := range []string{"a", "b"} {
-		_, err := f.dead.Remove(t.Context(), outbox.Filter{IDs: []uuid.UUID{ids[name]}}, name, "")
+		_, err := f.dead.Remove(t.Context(), outbox.Filter{IDs: []uuid.UUID{ids[name]}}, outbox.Removal{By: name})
 		must(t, err)
 	}
 	_, err := f.pool.Exec(t.Context(), `UPDATE holdfast_outbox_audit SET at = at - CASE actor WHEN 'a' THEN interval '366 days' ELSE interval '364 days' END`)

@@ -38,10 +38,12 @@ func TestConformance(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			conformance.TestSource(t, conformance.Backend{Open: func(t *testing.T) conformance.Store {
+			backend := conformance.Backend{Open: func(t *testing.T) conformance.Store {
 				f := setup(t, cfg)
 				return f.backend(func(ctx context.Context, fn func(write) error) error { return inManaged(f, ctx, fn) })
-			}})
+			}}
+			conformance.TestSource(t, backend)
+			conformance.TestDeadLetters(t, backend)
 		})
 	}
 }
@@ -54,6 +56,7 @@ func TestConformanceBehindPgBouncer(t *testing.T) {
 	}}
 	t.Run("writer", func(t *testing.T) { t.Parallel(); conformance.TestWriter(t, backend) })
 	t.Run("source", func(t *testing.T) { t.Parallel(); conformance.TestSource(t, backend) })
+	t.Run("dead letters", func(t *testing.T) { t.Parallel(); conformance.TestDeadLetters(t, backend) })
 }
 
 func TestManagedWriter(t *testing.T) {

@@ -15,11 +15,10 @@ import (
 func (d *deadLetters) Groups(ctx context.Context, f outbox.Filter) ([]outbox.Group, error) {
 	limit := cmp.Or(f.Limit, deadletter.GroupsLimit)
 	f.Limit = min(f.Limit, 0) // it bounds the groups, not the letters; a negative one is refused
-	args, err := filterArgs(f)
-	if err != nil {
+	if err := deadletter.CheckFilter(f); err != nil {
 		return nil, err
 	}
-	return collect(ctx, d, "group dead letters", scanGroup, d.sql.groups, append(args, limit)...)
+	return collect(ctx, d, "group dead letters", scanGroup, d.sql.groups, append(filterArgs(f), limit)...)
 }
 
 func scanGroup(row pgx.CollectableRow) (g outbox.Group, err error) {

@@ -30,7 +30,7 @@ func newDeadLetters(pool *pgxpool.Pool, t tables) *deadLetters {
 }
 
 // DeadLetters returns the dead letters of the outbox. A read has 10 s, and 10 s more on another
-// connection where the server was silent on the first; a change has a minute. The error after that is
+// connection where the server was silent on the first; a step of a change has a minute. The error after that is
 // context.DeadlineExceeded. What was changed, by whom and why is kept: see Audit.
 func (s *Store) DeadLetters() outbox.DeadLetters { return s.dead }
 
@@ -42,11 +42,10 @@ func (d *deadLetters) List(ctx context.Context, f outbox.Filter) ([]outbox.DeadL
 	if f.Limit == 0 {
 		f.Limit = deadletter.ListLimit
 	}
-	args, err := filterArgs(f)
-	if err != nil {
+	if err := deadletter.CheckFilter(f); err != nil {
 		return nil, err
 	}
-	return collect(ctx, d, "list dead letters", scanDeadLetter, d.sql.list, append(args, listBytes)...)
+	return collect(ctx, d, "list dead letters", scanDeadLetter, d.sql.list, append(filterArgs(f), listBytes)...)
 }
 
 // collect reads the rows of a query for operators, on another connection where the server is silent on
@@ -89,12 +88,11 @@ func (d *deadLetters) Show(ctx context.Context, id uuid.UUID) (outbox.DeadLetter
 
 // Count implements outbox.DeadLetters.
 func (d *deadLetters) Count(ctx context.Context, f outbox.Filter) (n int, err error) {
-	args, err := filterArgs(f)
-	if err != nil {
+	if err := deadletter.CheckFilter(f); err != nil {
 		return 0, err
 	}
 	err = pgcall.Twice(ctx, d.pool, d.readTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
-		return conn.QueryRow(ctx, d.sql.count, args...).Scan(&n)
+		return conn.QueryRow(ctx, d.sql.count, filterArgs(f)...).Scan(&n)
 	})
 	if err != nil {
 		return 0, fmt.Errorf("outboxpgx: count dead letters: %w", d.t.explain(err))
@@ -103,10 +101,7 @@ func (d *deadLetters) Count(ctx context.Context, f outbox.Filter) (n int, err er
 }
 
 // filterArgs are the arguments of deadWhere.
-func filterArgs(f outbox.Filter) ([]any, error) {
-	if err := deadletter.CheckFilter(f); err != nil {
-		return nil, err
-	}
+func filterArgs(f outbox.Filter) []any {
 	var ids uuids // nil: any
 	if f.IDs != nil {
 		ids = make(uuids, len(f.IDs))
@@ -117,7 +112,7 @@ func filterArgs(f outbox.Filter) ([]any, error) {
 	return []any{
 		ids, nullable(f.Class), nullable(f.Name), nullable(f.Key), optional(f.FailedAfter), optional(f.FailedBefore),
 		optional(f.Limit), nullable(f.ErrorContains), nullable(f.Fingerprint),
-	}, nil
+	}
 }
 
 // optional is nil for the zero value.

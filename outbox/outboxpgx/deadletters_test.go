@@ -90,7 +90,7 @@ func TestDeadLetterFilters(t *testing.T) {
 		}
 	}
 	for _, bad := range []outbox.Filter{{Limit: -1}, {IDs: make([]uuid.UUID, 10_001)}, {ErrorContains: strings.Repeat("x", 1001)}} {
-		if _, err := f.dead.Remove(t.Context(), bad, "ada", ""); err == nil {
+		if _, err := f.dead.Remove(t.Context(), bad, outbox.Removal{By: "ada"}); err == nil {
 			t.Errorf("%.100v was accepted", bad)
 		}
 	}
@@ -135,7 +135,7 @@ func TestDeadLetterGroups(t *testing.T) {
 	if len(letters) != 2 || letters[0].ID != ids["a"] || letters[1].Fingerprint != g.Fingerprint {
 		t.Errorf("of the largest group are %+v", letters)
 	}
-	n, err := f.dead.Remove(t.Context(), outbox.Filter{Fingerprint: g.Fingerprint}, "ada", "")
+	n, err := f.dead.Remove(t.Context(), outbox.Filter{Fingerprint: g.Fingerprint}, outbox.Removal{By: "ada"})
 	must(t, err)
 	if n != 2 {
 		t.Errorf("removed %d of the largest group", n)
@@ -227,7 +227,7 @@ func TestDeadLetterReplayLeavesWhatIsThereAgain(t *testing.T) {
 func TestDeadLetterRemove(t *testing.T) {
 	t.Parallel()
 	f, ids := withDeadLetters(t)
-	n, err := f.dead.Remove(t.Context(), outbox.Filter{IDs: []uuid.UUID{ids["a"]}}, "ada", "")
+	n, err := f.dead.Remove(t.Context(), outbox.Filter{IDs: []uuid.UUID{ids["a"]}}, outbox.Removal{By: "ada"})
 	must(t, err)
 	stats, err := f.store.Depth(t.Context())
 	must(t, err)

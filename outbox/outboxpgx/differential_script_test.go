@@ -202,7 +202,7 @@ func (s *script) renew(ctx context.Context) {
 	s.note("renewed")
 }
 
-// replayDead lists the dead letters and replays one, or one that is none, or tries to.
+// replayDead lists the dead letters and replays or removes one, or one that is none, or all, or tries to.
 func (s *script) replayDead(ctx context.Context) {
 	pick := s.rng.Uint32()
 	letters, err := s.dead.List(ctx, outbox.Filter{})
@@ -227,7 +227,17 @@ func (s *script) replayDead(ctx context.Context) {
 	one := outbox.Filter{IDs: []uuid.UUID{id}}
 	n, err := s.dead.Count(ctx, one)
 	s.note("%d of them: %s", n, kind(err))
-	how := outbox.Replay{By: "me", DryRun: pick%3 == 0}
+	switch pick % 7 {
+	case 0:
+		s.removeDead(ctx, one)
+		return
+	case 1:
+		s.removeDead(ctx, outbox.Filter{Class: string(driver.Permanent)})
+		return
+	case 2, 3:
+		one = outbox.Filter{}
+	}
+	how := outbox.Replay{By: "me", DryRun: pick%3 == 0, Progress: func(r outbox.Replayed) { s.note("  %+v so far", r) }}
 	if pick%5 < 2 {
 		how.Edit = func(m outbox.Message) ([]byte, error) {
 			if pick%5 == 0 {
@@ -238,6 +248,11 @@ func (s *script) replayDead(ctx context.Context) {
 	}
 	replayed, err := s.dead.Replay(ctx, one, how)
 	s.note("%+v: %s", replayed, kind(err))
+}
+
+func (s *script) removeDead(ctx context.Context, f outbox.Filter) {
+	n, err := s.dead.Remove(ctx, f, outbox.Removal{By: "me", Progress: func(removed int) { s.note("  %d so far", removed) }})
+	s.note("%d removed: %s", n, kind(err))
 }
 
 func (s *script) measure(ctx context.Context) {

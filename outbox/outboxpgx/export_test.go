@@ -27,12 +27,12 @@ func Statement(name string) string {
 	if err != nil {
 		panic(err)
 	}
-	s := t.statements()
+	s, dead := t.statements(), t.deadStatements()
 	return map[string]string{
 		"setup": settingsSQL, "lower": s.lower, "lease": s.lease, "read": s.read, "due": s.firstDue, "alone": s.countLosses, "free": s.giveBack,
 		"overdue": s.lockDue, "hold due": s.holdDue, "hold": s.holdReady, "release": s.release,
 		"published": s.delete, "kept": s.keep, "failed": s.fail, "dead": s.bury, "close": s.close, "prune": t.due(0)[2].DeleteSQL(),
-		"stats": t.fill(statsSQL),
+		"stats": t.fill(statsSQL), "dead setup": deadPlansSQL, "dead choose": dead.returnable, "dead return": dead.replay, "dead remove": dead.remove,
 	}[name]
 }
 

@@ -184,7 +184,7 @@ func TestForeignDeaths(t *testing.T) {
 	if len(groups) != 1 || !groups[0].Last.IsZero() || !groups[0].Sample.FailedAt.IsZero() {
 		t.Errorf("of the infinite one: %+v", groups)
 	}
-	_, err = f.dead.Remove(t.Context(), outbox.Filter{}, "ada", "")
+	_, err = f.dead.Remove(t.Context(), outbox.Filter{}, outbox.Removal{By: "ada"})
 	must(t, err)
 	_, err = f.pool.Exec(t.Context(), `UPDATE holdfast_outbox_audit SET at = 'infinity'`)
 	must(t, err)

@@ -99,13 +99,6 @@ func (f *fixture) backend(inTx func(context.Context, func(func(...outbox.Message
 				})
 			})
 		},
-		Dead: func(ctx context.Context) ([]driver.Message, error) {
-			letters, err := f.dead.List(ctx, outbox.Filter{})
-			var msgs []driver.Message
-			for _, l := range letters {
-				msgs = append(msgs, driver.Message{ID: l.ID, Name: l.Name, Body: l.Body, Key: l.Key, Attempts: l.Attempts})
-			}
-			return msgs, err
-		},
+		DeadLetters: f.dead,
 	}
 }

@@ -52,7 +52,7 @@ func (f *fixture) callAll(ctx context.Context) map[string]error {
 		}),
 		"write on a raw transaction": pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error { return f.store.Write(ctx, tx, m, m) }),
 		"replay":                     second(f.dead.Replay(ctx, outbox.Filter{}, outbox.Replay{By: "me"})),
-		"remove":                     second(f.dead.Remove(ctx, outbox.Filter{}, "me", "")),
+		"remove":                     second(f.dead.Remove(ctx, outbox.Filter{}, outbox.Removal{By: "me"})),
 		"list":                       second(f.dead.List(ctx, outbox.Filter{})),
 		"show":                       second(f.dead.Show(ctx, uuid.New())),
 		"count":                      second(f.dead.Count(ctx, outbox.Filter{})),

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
@@ -46,11 +45,14 @@ func TestSilentInTheMiddleOfACall(t *testing.T) {
 		"check": {testenv.Silence{On: "SELECT clock_timestamp"}, func(ctx context.Context, far *fixture) error {
 			return far.store.Check(ctx)
 		}, false},
+		"choose": {testenv.Silence{On: "array_agg"}, func(ctx context.Context, far *fixture) error {
+			return second(far.dead.Replay(ctx, letter(t, direct, "chosen"), outbox.Replay{DryRun: true}))
+		}, false},
 		"replay": {testenv.Silence{On: "'replay'"}, func(ctx context.Context, far *fixture) error {
-			return second(far.dead.Replay(ctx, outbox.Filter{}, outbox.Replay{By: "me"}))
+			return second(far.dead.Replay(ctx, letter(t, direct, "returned"), outbox.Replay{By: "me"}))
 		}, true},
 		"remove": {testenv.Silence{On: "'remove'", Deliver: true}, func(ctx context.Context, far *fixture) error {
-			return second(far.dead.Remove(ctx, outbox.Filter{IDs: []uuid.UUID{{}}}, "me", ""))
+			return second(far.dead.Remove(ctx, letter(t, direct, "removed"), outbox.Removal{By: "me"}))
 		}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -70,6 +72,16 @@ func TestSilentInTheMiddleOfACall(t *testing.T) {
 			must(t, c.call(t.Context(), distant))
 		})
 	}
+}
+
+// letter adds a dead letter and returns what selects those of its name.
+func letter(t *testing.T, pool *pgxpool.Pool, name string) outbox.Filter {
+	t.Helper()
+	_, err := pool.Exec(t.Context(), `
+		INSERT INTO holdfast_outbox_dead (id, seq, lane, name, body, content_type, transport_name, exchange, routing_key, created_at, attempts, error_class, last_error)
+		VALUES (gen_random_uuid(), 1, 0, $1, '1', '', '', '', '', now(), 1, '', '')`, name)
+	must(t, err)
+	return outbox.Filter{Name: name}
 }
 
 // Each exchange of a relay may be the last of its connection: nothing waits for longer than

@@ -27,6 +27,7 @@ func TestStore(t *testing.T) {
 	backend := conformance.Backend{Bubble: true, Open: open}
 	t.Run("writer", func(t *testing.T) { conformance.TestWriter(t, backend) })
 	t.Run("source", func(t *testing.T) { conformance.TestSource(t, backend) })
+	t.Run("dead letters", func(t *testing.T) { conformance.TestDeadLetters(t, backend) })
 }
 
 func TestManagedWriter(t *testing.T) {
@@ -58,14 +59,7 @@ func over(manager *txretrytest.Manager, store *outboxtest.Store) conformance.Sto
 				return fn(func(key string, m outbox.Message) (uuid.UUID, bool, error) { return store.WriteOnce(ctx, tx, key, m) })
 			})
 		},
-		Dead: func(ctx context.Context) ([]driver.Message, error) {
-			var dead []driver.Message
-			letters, err := store.DeadLetters().List(ctx, outbox.Filter{})
-			for _, l := range letters {
-				dead = append(dead, driver.Message{ID: l.ID, Name: l.Name, Body: l.Body, Key: l.Key, Attempts: l.Attempts})
-			}
-			return dead, err
-		},
+		DeadLetters: store.DeadLetters(),
 	}
 }
 
@@ -170,10 +164,10 @@ func TestDeadLetters(t *testing.T) {
 			t.Errorf("Show of what is no letter any more: %v", err)
 		}
 		bury(t, store)
-		if _, err := dead.Remove(t.Context(), outbox.Filter{}, "", ""); err == nil {
+		if _, err := dead.Remove(t.Context(), outbox.Filter{}, outbox.Removal{}); err == nil {
 			t.Error("nobody removed something")
 		}
-		if n, err := dead.Remove(t.Context(), outbox.Filter{Limit: 1}, "me", ""); n != 1 || err != nil {
+		if n, err := dead.Remove(t.Context(), outbox.Filter{Limit: 1}, outbox.Removal{By: "me"}); n != 1 || err != nil {
 			t.Errorf("Remove = %d, %v", n, err)
 		}
 		if n, err := dead.Count(t.Context(), outbox.Filter{}); n != 1 || err != nil {

@@ -3,8 +3,6 @@ package outboxtest
 import (
 	"cmp"
 	"context"
-	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -49,18 +47,22 @@ func (s *Store) DeadLetters() outbox.DeadLetters { return deadLetters{s} }
 
 // selected returns those that f selects, the oldest first. The caller holds the lock.
 func (d deadLetters) selected(f outbox.Filter, also func(dead) bool) []dead {
+	ids := map[uuid.UUID]bool{}
+	for _, id := range f.IDs {
+		ids[id] = true
+	}
 	var chosen []dead
 	for _, l := range d.s.dead {
-		if matches(f, l) && also(l) && (f.Limit == 0 || len(chosen) < f.Limit) {
+		if (f.IDs == nil || ids[l.ID]) && matches(f, l) && also(l) && (f.Limit == 0 || len(chosen) < f.Limit) {
 			chosen = append(chosen, l)
 		}
 	}
 	return chosen
 }
 
+// matches leaves the ids out.
 func matches(f outbox.Filter, d dead) bool {
-	return (f.IDs == nil || slices.Contains(f.IDs, d.ID)) &&
-		(f.Class == "" || f.Class == string(d.class)) && (f.Name == "" || f.Name == d.Name) && (f.Key == "" || f.Key == d.Key) &&
+	return (f.Class == "" || f.Class == string(d.class)) && (f.Name == "" || f.Name == d.Name) && (f.Key == "" || f.Key == d.Key) &&
 		(f.Fingerprint == "" || f.Fingerprint == d.fingerprint()) &&
 		strings.Contains(d.err, f.ErrorContains) &&
 		(f.FailedAfter.IsZero() || !d.failedAt.Before(f.FailedAfter)) && (f.FailedBefore.IsZero() || d.failedAt.Before(f.FailedBefore))
@@ -147,78 +149,83 @@ func (d deadLetters) Groups(ctx context.Context, f outbox.Filter) ([]outbox.Grou
 
 // Replay implements outbox.DeadLetters.
 func (d deadLetters) Replay(ctx context.Context, f outbox.Filter, r outbox.Replay) (outbox.Replayed, error) {
-	if err := d.check(ctx, f); err != nil {
-		return outbox.Replayed{}, err
+	return deadletter.Replay(ctx, d, f, r)
+}
+
+// Remove implements outbox.DeadLetters.
+func (d deadLetters) Remove(ctx context.Context, f outbox.Filter, r outbox.Removal) (int, error) {
+	return deadletter.Remove(ctx, d, f, r)
+}
+
+// Selected implements deadletter.Store.
+func (d deadLetters) Selected(ctx context.Context, f outbox.Filter) ([]uuid.UUID, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
 	}
-	if err := deadletter.CheckReplay(r); err != nil {
-		return outbox.Replayed{}, err
+	d.s.mu.Lock()
+	defer d.s.mu.Unlock()
+	return idsOf(d.selected(f, all)), nil
+}
+
+// Returnable implements deadletter.Store.
+func (d deadLetters) Returnable(ctx context.Context, f outbox.Filter, r outbox.Replay) ([]uuid.UUID, outbox.Replayed, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, outbox.Replayed{}, err
 	}
 	d.s.mu.Lock()
 	defer d.s.mu.Unlock()
 	refused := func(l dead) bool { return !r.Force && l.outlived() }
-	again := func(l dead) bool { return d.s.byID[l.ID] != nil }
-	chosen := d.selected(f, func(l dead) bool { return !refused(l) && !again(l) })
-	replayed := outbox.Replayed{
-		Returned: len(chosen), Outlived: len(d.selected(f, refused)),
-		Failed: len(d.selected(f, func(l dead) bool { return !refused(l) && again(l) })),
-	}
-	chosen, refusal := edited(chosen, r.Edit)
-	replayed.Failed += replayed.Returned - len(chosen)
-	replayed.Returned = len(chosen)
-	if !r.DryRun {
-		d.bringBack(chosen, r.PerSecond)
-	}
-	return replayed, errors.Join(refusal, deadletter.Outlived(replayed.Outlived))
+	others := d.selected(f, func(l dead) bool { return !refused(l) && !d.again(l) })
+	slices.SortStableFunc(others, func(a, b dead) int { return a.seq - b.seq })
+	return idsOf(others), outbox.Replayed{
+		Outlived: len(d.selected(f, refused)), Failed: len(d.selected(f, func(l dead) bool { return !refused(l) && d.again(l) })),
+	}, nil
 }
 
-// edited are letters with the bodies that edit gives them, but for those that it refuses: the error is of
-// the first.
-func edited(letters []dead, edit func(outbox.Message) ([]byte, error)) (all []dead, refused error) {
-	if edit == nil {
-		return letters, nil
+// again says that the outbox holds the id of a letter. The caller holds the lock.
+func (d deadLetters) again(l dead) bool { return d.s.byID[l.ID] != nil }
+
+func idsOf(letters []dead) []uuid.UUID {
+	ids := make([]uuid.UUID, len(letters))
+	for i, l := range letters {
+		ids[i] = l.ID
 	}
-	for _, l := range letters {
-		body, err := edit(stored.Message(clone(l.Message)))
-		if err != nil {
-			if refused == nil {
-				refused = fmt.Errorf("outbox: message %s cannot be edited: %w", l.ID, err)
-			}
-			continue
-		}
-		l.Body = slices.Clone(body)
-		all = append(all, l)
-	}
-	return all, refused
+	return ids
 }
 
-// bringBack makes messages of dead letters, in stored order and behind all others. The caller holds
-// the lock.
-func (d deadLetters) bringBack(letters []dead, perSecond float64) {
+// Return implements deadletter.Store.
+func (d deadLetters) Return(ctx context.Context, s deadletter.Step, r outbox.Replay) (outbox.Replayed, error) {
+	if err := ctx.Err(); err != nil {
+		return outbox.Replayed{}, err
+	}
+	d.s.mu.Lock()
+	defer d.s.mu.Unlock()
+	letters := d.selected(s.Filter, func(l dead) bool { return !d.again(l) })
+	failed := len(d.selected(s.Filter, d.again))
+	edited := map[uuid.UUID][]byte{}
+	for i, body := range s.Bodies {
+		edited[s.Filter.IDs[i]] = body
+	}
 	slices.SortStableFunc(letters, func(a, b dead) int { return a.seq - b.seq })
 	now := time.Now()
 	for i, l := range letters {
 		l.Attempts = 0
+		if body, ok := edited[l.ID]; ok {
+			l.Body = body
+		}
 		e := &entry{Message: l.Message, committed: true}
-		if perSecond > 0 && i > 0 {
-			e.due = now.Add(time.Duration(float64(i) / perSecond * float64(time.Second)))
+		if before := s.Before + i; r.PerSecond > 0 && before > 0 {
+			e.due = now.Add(time.Duration(float64(before) / r.PerSecond * float64(time.Second)))
 		}
 		d.s.append(e)
 	}
 	d.drop(letters)
+	return outbox.Replayed{Returned: len(letters), Failed: failed}, nil
 }
 
-func (d deadLetters) drop(letters []dead) {
-	d.s.dead = slices.DeleteFunc(d.s.dead, func(l dead) bool {
-		return slices.ContainsFunc(letters, func(gone dead) bool { return gone.ID == l.ID })
-	})
-}
-
-// Remove implements outbox.DeadLetters.
-func (d deadLetters) Remove(ctx context.Context, f outbox.Filter, by, reason string) (int, error) {
-	if err := d.check(ctx, f); err != nil {
-		return 0, err
-	}
-	if err := deadletter.CheckActor(by, reason); err != nil {
+// Delete implements deadletter.Store.
+func (d deadLetters) Delete(ctx context.Context, f outbox.Filter, _ outbox.Removal) (int, error) {
+	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
 	d.s.mu.Lock()
@@ -226,4 +233,13 @@ func (d deadLetters) Remove(ctx context.Context, f outbox.Filter, by, reason str
 	gone := d.selected(f, all)
 	d.drop(gone)
 	return len(gone), nil
+}
+
+// drop takes letters out. The caller holds the lock.
+func (d deadLetters) drop(letters []dead) {
+	gone := map[uuid.UUID]bool{}
+	for _, l := range letters {
+		gone[l.ID] = true
+	}
+	d.s.dead = slices.DeleteFunc(d.s.dead, func(l dead) bool { return gone[l.ID] })
 }

@@ -66,7 +66,7 @@ func testOrderParked(t *testing.T, f ConsumerFixture) {
 	}
 	removed := found[0].Message
 	s.skip(removed.Key)
-	if n, err := l.Remove(t.Context(), inbox.Filter{IDs: []uuid.UUID{removed.ID}}, "suite", ""); n != 1 || err != nil {
+	if n, err := l.Remove(t.Context(), inbox.Filter{IDs: []uuid.UUID{removed.ID}}, inbox.Removal{By: "suite"}); n != 1 || err != nil {
 		t.Errorf("removed %d, error %v", n, err)
 	}
 	if n, err := l.Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "suite"}); n.Returned != 1 || err != nil {

@@ -468,7 +468,7 @@ func testConsumerDeadLetters(t *testing.T, f ConsumerFixture) {
 	if _, err := l.Show(t.Context(), ids.New()); !errors.Is(err, inbox.ErrNotFound) {
 		t.Errorf("an unknown id: %v", err)
 	}
-	if n, err := l.Remove(t.Context(), inbox.Filter{IDs: b[:1]}, "suite", ""); n != 1 || err != nil {
+	if n, err := l.Remove(t.Context(), inbox.Filter{IDs: b[:1]}, inbox.Removal{By: "suite"}); n != 1 || err != nil {
 		t.Errorf("removed %d, error %v", n, err)
 	}
 	if n, err := l.Replay(t.Context(), inbox.Filter{Name: "a"}, inbox.Replay{DryRun: true}); n.Returned != 3 || err != nil {

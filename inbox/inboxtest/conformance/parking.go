@@ -303,7 +303,7 @@ func testParkingDrop(t *testing.T, p parkingTester) {
 	first, second := queued(1), queued(2)
 	p.stop(t, "k", first, errNo)
 	p.add(t, "k", second)
-	if n, err := p.letters().Remove(t.Context(), inbox.Filter{}, "suite", ""); n != 1 || err != nil {
+	if n, err := p.letters().Remove(t.Context(), inbox.Filter{}, inbox.Removal{By: "suite"}); n != 1 || err != nil {
 		t.Fatalf("removed %d, error %v", n, err)
 	}
 	p.wantHeads(t, driver.Head{Key: "k"})

@@ -14,8 +14,8 @@ import (
 	"github.com/holdfast-go/holdfast/examples/operator"
 )
 
-// TestProgressOfManyIsShown has 10,000 dead letters retried, and looks at the bar while half of them are. Those of an
-// outbox are edited: it retries others in one statement, which has no middle.
+// TestProgressOfManyIsShown has 10,000 dead letters retried, edited or dropped, and looks at the bar while half of them
+// are.
 func TestProgressOfManyIsShown(t *testing.T) {
 	t.Parallel()
 	const letters = 10_000
@@ -23,31 +23,42 @@ func TestProgressOfManyIsShown(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c, g := newConsumer(t, letters), newGate(t, letters/2)
-			showsProgress(t, operator.Config{Consumers: []operator.Consumer{{Name: "billing", Consumer: gatedConsumer{c, g}}}}, g, "")
+			showsProgress(t, operator.Config{Consumers: []operator.Consumer{{Name: "billing", Consumer: gatedConsumer{c, g}}}}, g, "retry", "")
 			stats, err := c.Stats(t.Context())
 			if err != nil || stats.Waiting != letters {
 				t.Errorf("%+v, %v: want %d to be processed", stats, err, letters)
 			}
 		})
 	}
-	t.Run("outbox", func(t *testing.T) {
-		t.Parallel()
-		store, g := postgresOutbox(t, letters), newGate(t, letters/2)
-		showsProgress(t, operator.Config{Outboxes: []operator.Outbox{{Store: gatedOutbox{store, g}}}}, g, `{"mended":true}`)
-		depth, err := store.Depth(t.Context())
-		if err != nil || depth.Ready != letters {
-			t.Errorf("%+v, %v: want %d to be published", depth, err, letters)
-		}
-	})
+	for name, c := range map[string]struct {
+		what, patch string
+		ready       int
+	}{
+		"outbox":         {"retry", "", letters},
+		"outbox, edited": {"retry", `{"mended":true}`, letters},
+		"outbox, drop":   {"drop", "", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			store, g := postgresOutbox(t, letters), newGate(t, letters/2)
+			showsProgress(t, operator.Config{Outboxes: []operator.Outbox{{Store: gatedOutbox{store, g}}}}, g, c.what, c.patch)
+			depth, err := store.Depth(t.Context())
+			if err != nil || depth.Ready != c.ready || depth.Dead != 0 {
+				t.Errorf("%+v, %v: want %d to be published", depth, err, c.ready)
+			}
+		})
+	}
 }
 
-// showsProgress retries dead letters, twice as many as pass the gate at first, with a patch or as they are.
-func showsProgress(t *testing.T, cfg operator.Config, g *gate, patch string) {
+// showsProgress retries or drops dead letters, twice as many as pass the gate at first, with a patch or as they are.
+func showsProgress(t *testing.T, cfg operator.Config, g *gate, what, patch string) {
 	t.Helper()
 	letters := 2 * g.middle
+	would := map[string]string{"retry": " would be sent again", "drop": " would be deleted for ever"}[what]
+	did := map[string]string{"retry": " retried", "drop": " dropped"}[what]
 	p := newTab(t)
-	p.open(site(t, cfg) + "preview?what=retry")
-	p.awaitText(".headline", fmt.Sprint(letters, " would be sent again"))
+	p.open(site(t, cfg) + "preview?what=" + what)
+	p.awaitText(".headline", fmt.Sprint(letters, would))
 	if patch != "" {
 		p.press("summary", kb.Enter)
 		p.fill(`textarea[name="patch"]`, patch)
@@ -59,7 +70,7 @@ func showsProgress(t *testing.T, cfg operator.Config, g *gate, patch string) {
 	p.await("the bar is half full", `document.querySelector("progress").position === 0.5`)
 	g.goOn()
 	p.awaitText("#live", "Ended")
-	p.awaitText("#live", fmt.Sprint(letters, " retried"))
+	p.awaitText("#live", fmt.Sprint(letters, did))
 	p.await("the bar is full", `document.querySelector("progress").position === 1`)
 	p.follow(`a[href="groups"]`, "Dead letters by kind")
 	p.awaitText("main", "There is none.")

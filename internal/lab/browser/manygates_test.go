@@ -65,7 +65,7 @@ func (l consumerLetters) Replay(ctx context.Context, f inbox.Filter, how inbox.R
 	return l.DeadLetters.Replay(ctx, f, how)
 }
 
-// gatedOutbox is an outbox whose replays pass a gate where they edit.
+// gatedOutbox is an outbox whose changes pass a gate.
 type gatedOutbox struct {
 	*outboxpgx.Store
 	gate *gate
@@ -82,14 +82,21 @@ type outboxLetters struct {
 }
 
 func (l outboxLetters) Replay(ctx context.Context, f outbox.Filter, how outbox.Replay) (outbox.Replayed, error) {
-	if edit := how.Edit; edit != nil && !how.DryRun {
-		asked := 0
-		how.Edit = func(m outbox.Message) ([]byte, error) {
-			body, err := edit(m)
-			l.gate.pass(asked)
-			asked++
-			return body, err
+	if tell := how.Progress; tell != nil {
+		how.Progress = func(r outbox.Replayed) {
+			tell(r)
+			l.gate.pass(r.Returned)
 		}
 	}
 	return l.DeadLetters.Replay(ctx, f, how)
+}
+
+func (l outboxLetters) Remove(ctx context.Context, f outbox.Filter, how outbox.Removal) (int, error) {
+	if tell := how.Progress; tell != nil {
+		how.Progress = func(removed int) {
+			tell(removed)
+			l.gate.pass(removed)
+		}
+	}
+	return l.DeadLetters.Remove(ctx, f, how)
 }

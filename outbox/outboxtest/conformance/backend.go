@@ -29,8 +29,8 @@ type Store struct {
 	InTx func(ctx context.Context, fn func(write func(...outbox.Message) error) error) error
 	// OnceInTx is InTx for WriteOnce. Nil: the writer has none.
 	OnceInTx func(ctx context.Context, fn func(once Once) error) error
-	// Dead returns the dead letters, each with its attempts.
-	Dead func(ctx context.Context) ([]driver.Message, error)
+	// DeadLetters are those of the store.
+	DeadLetters outbox.DeadLetters
 }
 
 // Once is the WriteOnce of a writer, bound to a transaction.

@@ -5,6 +5,7 @@
 //	func TestSource(t *testing.T) {
 //		conformance.TestWriter(t, conformance.Backend{Open: open})
 //		conformance.TestSource(t, conformance.Backend{Open: open})
+//		conformance.TestDeadLetters(t, conformance.Backend{Open: open})
 //	}
 package conformance
 

@@ -196,7 +196,7 @@ func buriesDead(t *testing.T, s Store) {
 	b := s.claim(t, driver.Claim{})
 	s.settle(t, b, outcomes(driver.Dead, b.Messages[0])...)
 	s.wantReady(t, quoted("2")...)
-	dead, err := s.Dead(t.Context())
+	dead, err := s.DeadLetters.List(t.Context(), outbox.Filter{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +217,7 @@ func buriesAgain(t *testing.T, s Store) {
 		b := s.claim(t, driver.Claim{})
 		s.settle(t, b, outcomes(driver.Dead, b.Messages...)...)
 	}
-	dead, err := s.Dead(t.Context())
+	dead, err := s.DeadLetters.List(t.Context(), outbox.Filter{})
 	if err != nil {
 		t.Fatal(err)
 	}

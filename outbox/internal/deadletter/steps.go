@@ -1,0 +1,153 @@
+package deadletter
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/google/uuid"
+
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+const (
+	// stepSize is how many letters change at a time, so that no transaction is long.
+	stepSize = 500
+	// editedStepSize is how many are edited before they move: their bodies are in memory.
+	editedStepSize = 20
+)
+
+// Store is what a Replay or a Remove needs of dead letters. One is for one call.
+type Store interface {
+	// List and Show are those of outbox.DeadLetters.
+	List(ctx context.Context, f outbox.Filter) ([]outbox.DeadLetter, error)
+	Show(ctx context.Context, id uuid.UUID) (outbox.DeadLetter, error)
+	// Selected returns the ids of what f selects, the oldest first.
+	Selected(ctx context.Context, f outbox.Filter) ([]uuid.UUID, error)
+	// Returnable returns the ids of what a replay returns, in stored order, and counts what stays.
+	Returnable(ctx context.Context, f outbox.Filter, r outbox.Replay) ([]uuid.UUID, outbox.Replayed, error)
+	// Return brings letters back, however old, all of a step or none. What the outbox holds again stays
+	// and counts as failed.
+	Return(ctx context.Context, s Step, r outbox.Replay) (outbox.Replayed, error)
+	// Delete removes letters, all that f selects or none, and returns how many.
+	Delete(ctx context.Context, f outbox.Filter, r outbox.Removal) (int, error)
+}
+
+// Step is a part of a replay.
+type Step struct {
+	// Filter is that of the replay, with the ids of the step and no limit.
+	Filter outbox.Filter
+	// Bodies are the new ones of Filter.IDs, in their order. Nil: they stay as they are.
+	Bodies [][]byte
+	// Before is how many were returned by the steps before.
+	Before int
+}
+
+// Replay returns dead letters in steps. They are chosen at its beginning.
+func Replay(ctx context.Context, s Store, f outbox.Filter, r outbox.Replay) (outbox.Replayed, error) {
+	if err := errors.Join(CheckReplay(r), CheckFilter(f)); err != nil {
+		return outbox.Replayed{}, err
+	}
+	ids, total, err := s.Returnable(ctx, f, r)
+	if err != nil {
+		return outbox.Replayed{}, err
+	}
+	size := stepSize
+	switch {
+	case r.Edit != nil:
+		size = editedStepSize
+	case r.DryRun:
+		total.Returned = len(ids)
+		return total, Outlived(total.Outlived)
+	}
+	var refused error
+	for page := range slices.Chunk(ids, size) {
+		why, err := step(ctx, s, narrowed(f, page), r, &total)
+		refused = cmp.Or(refused, why)
+		if err != nil {
+			return total, err
+		}
+		if r.Progress != nil {
+			r.Progress(total)
+		}
+	}
+	return total, errors.Join(refused, Outlived(total.Outlived))
+}
+
+// step returns the letters that f selects, and adds to total what became of them. Why is the first reason
+// for which one is not edited.
+func step(ctx context.Context, s Store, f outbox.Filter, r outbox.Replay, total *outbox.Replayed) (why, err error) {
+	one := Step{Filter: f, Before: total.Returned}
+	if r.Edit != nil {
+		all, err := s.List(ctx, f)
+		if err != nil {
+			return nil, err
+		}
+		if why, err = one.edit(ctx, s, all, r.Edit); err != nil {
+			return why, err
+		}
+		total.Failed += len(all) - len(one.Bodies)
+	}
+	moved := outbox.Replayed{Returned: len(one.Filter.IDs)}
+	if !r.DryRun && moved.Returned > 0 {
+		moved, err = s.Return(ctx, one, r)
+	}
+	total.Returned, total.Failed = total.Returned+moved.Returned, total.Failed+moved.Failed
+	return why, err
+}
+
+// edit asks for the bodies of letters, and leaves those out of the step that are not edited.
+func (one *Step) edit(ctx context.Context, s Store, all []outbox.DeadLetter, ask func(outbox.Message) ([]byte, error)) (why, err error) {
+	one.Filter.IDs, one.Bodies = nil, nil
+	for _, letter := range all {
+		if letter.Unreadable != nil && len(all) > 1 { // all may be too large together, and not the letter
+			switch letter, err = s.Show(ctx, letter.ID); {
+			case errors.Is(err, outbox.ErrNotFound):
+				continue
+			case err != nil:
+				return why, err
+			}
+		}
+		body, refusal := []byte(nil), letter.Unreadable
+		if refusal == nil {
+			body, refusal = ask(letter.Message)
+		}
+		if refusal != nil {
+			why = cmp.Or(why, fmt.Errorf("outbox: message %s cannot be edited: %w", letter.ID, refusal))
+			continue
+		}
+		one.Filter.IDs = append(one.Filter.IDs, letter.ID)
+		one.Bodies = append(one.Bodies, append([]byte{}, body...)) // not nil
+	}
+	return why, nil
+}
+
+// Remove deletes dead letters in steps. They are chosen at its beginning.
+func Remove(ctx context.Context, s Store, f outbox.Filter, r outbox.Removal) (removed int, err error) {
+	if err := errors.Join(CheckActor(r.By, r.Reason), CheckFilter(f)); err != nil {
+		return 0, err
+	}
+	ids, err := s.Selected(ctx, f)
+	if err != nil {
+		return 0, err
+	}
+	for page := range slices.Chunk(ids, stepSize) {
+		n, err := s.Delete(ctx, narrowed(f, page), r)
+		removed += n
+		if err != nil {
+			return removed, err
+		}
+		if r.Progress != nil {
+			r.Progress(removed)
+		}
+	}
+	return removed, nil
+}
+
+// narrowed is f for some of what it has selected.
+func narrowed(f outbox.Filter, ids []uuid.UUID) outbox.Filter {
+	f.IDs, f.Limit = ids, 0
+	return f
+}

@@ -1,0 +1,192 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
+)
+
+// manyDead are more dead letters than go in two steps.
+const manyDead = 1101
+
+// TestDeadLetters checks what outbox.DeadLetters promises where many are changed.
+func TestDeadLetters(t *testing.T, b Backend) {
+	for name, fn := range map[string]func(*testing.T, Store){
+		"a replay of many tells how far it is":  replaysInSteps,
+		"a replay that is cancelled stops soon": cancelsReplay,
+		"two replays return each letter once":   replaysTwice,
+		"edited letters return as stored":       replaysEdited,
+		"a removal of many tells how far it is": removesInSteps,
+		"a removal that is cancelled stops":     cancelsRemoval,
+	} {
+		each(t, b.Bubble, name, func(t *testing.T) { fn(t, b.Open(t)) })
+	}
+}
+
+func replaysInSteps(t *testing.T, s Store) {
+	want := s.bury(t, manyDead)
+	var told []int
+	got, err := s.DeadLetters.Replay(t.Context(), outbox.Filter{}, outbox.Replay{By: "ada", Progress: func(r outbox.Replayed) { told = append(told, r.Returned) }})
+	if err != nil || got != (outbox.Replayed{Returned: manyDead}) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	wantSteps(t, told, manyDead)
+	s.wantOrder(t, want)
+}
+
+func cancelsReplay(t *testing.T, s Store) {
+	want := s.bury(t, manyDead)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	first, err := s.DeadLetters.Replay(ctx, outbox.Filter{}, outbox.Replay{By: "ada", Progress: func(outbox.Replayed) { cancel() }})
+	if !errors.Is(err, context.Canceled) || first.Returned == 0 || first.Returned == manyDead {
+		t.Errorf("cancelled after %+v: %v", first, err)
+	}
+	s.wantDead(t, manyDead-first.Returned)
+	second, err := s.DeadLetters.Replay(t.Context(), outbox.Filter{}, outbox.Replay{By: "ada"})
+	if err != nil || first.Returned+second.Returned != manyDead {
+		t.Errorf("%+v and then %+v, %v", first, second, err)
+	}
+	s.wantOrder(t, want)
+}
+
+func replaysTwice(t *testing.T, s Store) {
+	want := s.bury(t, manyDead)
+	var returned [2]int
+	var both sync.WaitGroup
+	for i := range returned {
+		both.Go(func() {
+			got, err := s.DeadLetters.Replay(t.Context(), outbox.Filter{}, outbox.Replay{By: "ada"})
+			if err != nil {
+				t.Error(err)
+			}
+			returned[i] = got.Returned
+		})
+	}
+	both.Wait()
+	if returned[0]+returned[1] != manyDead {
+		t.Errorf("returned %v, want %d together", returned, manyDead)
+	}
+	s.wantDead(t, 0)
+	s.wantOrder(t, want)
+}
+
+// Letters that died before those that were stored before them return behind these, and a limit chooses
+// those that died first.
+func replaysEdited(t *testing.T, s Store) {
+	const n = 60
+	var msgs []outbox.Message
+	for i := range n {
+		msgs = append(msgs, message("k", strconv.Itoa(i)))
+	}
+	s.write(t, msgs...)
+	for _, from := range []int{n / 2, 10, 0} {
+		b := s.claim(t, driver.Claim{})
+		s.settle(t, b, outcomes(driver.Dead, b.Messages[from:]...)...)
+	}
+	var told []int
+	edited, err := s.DeadLetters.Replay(t.Context(), outbox.Filter{Limit: n - 10}, outbox.Replay{
+		By:       "ada",
+		Edit:     func(m outbox.Message) ([]byte, error) { return append([]byte("1"), m.Body[1:len(m.Body)-1]...), nil },
+		Progress: func(r outbox.Replayed) { told = append(told, r.Returned) },
+	})
+	if err != nil || edited.Returned != n-10 {
+		t.Errorf("%+v, %v", edited, err)
+	}
+	wantSteps(t, told, n-10)
+	var want []string
+	for i := 10; i < n; i++ {
+		want = append(want, "1"+strconv.Itoa(i))
+	}
+	s.wantOrder(t, map[string][]string{"k": want})
+}
+
+func removesInSteps(t *testing.T, s Store) {
+	s.bury(t, manyDead)
+	before, err := s.DeadLetters.List(t.Context(), outbox.Filter{Limit: manyDead})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const gone = manyDead - 1
+	var told []int
+	n, err := s.DeadLetters.Remove(t.Context(), outbox.Filter{Limit: gone}, outbox.Removal{By: "ada", Progress: func(removed int) { told = append(told, removed) }})
+	if err != nil || n != gone {
+		t.Errorf("removed %d, %v", n, err)
+	}
+	wantSteps(t, told, gone)
+	left, err := s.DeadLetters.List(t.Context(), outbox.Filter{})
+	if err != nil || len(left) != 1 || left[0].ID != before[gone].ID {
+		t.Errorf("left %+v, %v, want the latest, %s", left, err, before[gone].ID)
+	}
+	s.wantOrder(t, map[string][]string{})
+}
+
+func cancelsRemoval(t *testing.T, s Store) {
+	s.bury(t, manyDead)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	n, err := s.DeadLetters.Remove(ctx, outbox.Filter{}, outbox.Removal{By: "ada", Progress: func(int) { cancel() }})
+	if !errors.Is(err, context.Canceled) || n == 0 || n == manyDead {
+		t.Errorf("cancelled after %d: %v", n, err)
+	}
+	s.wantDead(t, manyDead-n)
+}
+
+// bury writes messages of seven keys, makes dead letters of them, and returns the bodies of each key.
+func (s Store) bury(t *testing.T, n int) map[string][]string {
+	t.Helper()
+	bodies := map[string][]string{}
+	var msgs []outbox.Message
+	for i := range n {
+		m := message("k"+strconv.Itoa(i%7), strconv.Itoa(i))
+		bodies[m.Key] = append(bodies[m.Key], string(m.Body))
+		msgs = append(msgs, m)
+	}
+	s.write(t, msgs...)
+	for b := s.claim(t, driver.Claim{}); len(b.Messages) > 0; b = s.claim(t, driver.Claim{}) {
+		s.settle(t, b, outcomes(driver.Dead, b.Messages...)...)
+	}
+	s.wantDead(t, n)
+	return bodies
+}
+
+func (s Store) wantDead(t *testing.T, want int) {
+	t.Helper()
+	if n, err := s.DeadLetters.Count(t.Context(), outbox.Filter{}); err != nil || n != want {
+		t.Errorf("%d dead letters, %v, want %d", n, err, want)
+	}
+}
+
+// wantOrder claims everything, and compares the bodies of each key.
+func (s Store) wantOrder(t *testing.T, want map[string][]string) {
+	t.Helper()
+	got := map[string][]string{}
+	for b := s.claim(t, driver.Claim{}); len(b.Messages) > 0; b = s.claim(t, driver.Claim{}) {
+		for _, m := range b.Messages {
+			got[m.Key] = append(got[m.Key], string(m.Body))
+		}
+		s.settle(t, b, outcomes(driver.Published, b.Messages...)...)
+	}
+	for key, bodies := range want {
+		if !slices.Equal(got[key], bodies) {
+			t.Errorf("%s returned as %v, want %v", key, got[key], bodies)
+		}
+	}
+	if len(got) != len(want) {
+		t.Errorf("messages of %d keys, want %d", len(got), len(want))
+	}
+}
+
+// wantSteps wants more than one, each further than the one before, the last at the end.
+func wantSteps(t *testing.T, told []int, end int) {
+	t.Helper()
+	if len(told) < 2 || told[len(told)-1] != end || !slices.IsSorted(told) || len(slices.Compact(slices.Clone(told))) != len(told) {
+		t.Errorf("told %v, want steps to %d", told, end)
+	}
+}
