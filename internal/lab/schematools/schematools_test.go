@@ -1,0 +1,254 @@
+// Package schematools has the files that `schema print` writes applied and undone by the tools that they are for.
+package schematools
+
+import (
+	"bytes"
+	"context"
+	"database/sql"
+	"log/slog"
+	"net/url"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"ariga.io/atlas/sql/migrate"
+	"ariga.io/atlas/sql/postgres"
+	gomigrate "github.com/golang-migrate/migrate/v4"
+	gomigratepgx "github.com/golang-migrate/migrate/v4/database/pgx/v5"
+	_ "github.com/golang-migrate/migrate/v4/source/file"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/pressly/goose/v3"
+
+	"github.com/holdfast-go/holdfast/examples/operator"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+	"github.com/holdfast-go/holdfast/txretry"
+)
+
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
+
+// service is what has tables in a database, and its operator.
+type service struct {
+	db       *pgxpool.Pool
+	manager  *txretry.Manager
+	outbox   *outboxpgx.Store
+	operator *operator.Operator
+	dir      string // of the tool's files
+}
+
+// tool applies all files of a folder, and undoes them.
+type tool struct{ up, down func(*testing.T, *service) }
+
+// TestTools has each tool make the tables: doctor finds them complete, setup adopts them, and they work. Undone, nothing
+// of them is left, and they can be made again.
+func TestTools(t *testing.T) {
+	t.Parallel()
+	server := testenv.Private(t, testenv.Postgres)
+	for format, tool := range map[string]tool{"goose": {gooseUp, gooseDown}, "golang-migrate": {migrateUp, migrateDown}, "atlas": {atlasUp, plainDown}} {
+		t.Run(format, func(t *testing.T) {
+			s := newService(t, database(t, server.URL(), format))
+			s.run(t, 0, "schema", "print", "--format="+format, "--dir="+s.dir)
+			s.run(t, 1, "doctor")
+			for range 2 {
+				tool.up(t, s)
+				s.run(t, 0, "doctor")
+				made := s.applied(t)
+				s.run(t, 0, "setup")
+				if after := s.applied(t); strings.Count(made, ";") != 7 || after != made {
+					t.Errorf("setup has applied again what the tool has made: %s, before %s", after, made)
+				}
+				s.use(t)
+				tool.down(t, s)
+				s.wantNothing(t)
+			}
+		})
+	}
+}
+
+// database makes one and returns its address.
+func database(t *testing.T, server, name string) string {
+	t.Helper()
+	name = "of " + name
+	_, err := pgtest.Pool(t, server, 1).Exec(t.Context(), "CREATE DATABASE "+pgx.Identifier{name}.Sanitize())
+	must(t, err)
+	address, err := url.Parse(server)
+	must(t, err)
+	address.Path = "/" + name
+	return address.String()
+}
+
+func newService(t *testing.T, url string) *service {
+	t.Helper()
+	s := &service{db: pgtest.Pool(t, url, 4), dir: t.TempDir()}
+	quiet := slog.New(slog.DiscardHandler)
+	manager, err := txretry.New(s.db, txretry.Config{})
+	must(t, err)
+	store, err := outboxpgx.New(s.db, outboxpgx.Config{Logger: quiet})
+	must(t, err)
+	other, err := outboxpgx.New(s.db, outboxpgx.Config{Table: "audit_outbox", Logger: quiet})
+	must(t, err)
+	books, err := inboxpgx.New(manager, "billing", inboxpgx.Config{Logger: quiet})
+	must(t, err)
+	keys, err := idempotencypgx.New(manager, idempotencypgx.Config{Lease: time.Minute, Logger: quiet})
+	must(t, err)
+	log, err := operator.NewPostgresLog(s.db)
+	must(t, err)
+	s.manager, s.outbox = manager, store
+	s.operator, err = operator.New(operator.Config{
+		Outboxes: []operator.Outbox{{Store: store}, {Name: "audit", Store: other}},
+		Parts:    []operator.Part{{Name: "inbox", Part: books}, {Name: "idempotency", Part: keys}},
+		Log:      log,
+	})
+	must(t, err)
+	return s
+}
+
+// run wants a command to exit with a code, and returns what it prints.
+func (s *service) run(t *testing.T, code int, args ...string) string {
+	t.Helper()
+	var out, errs bytes.Buffer
+	if got := s.operator.Run(t.Context(), args, &out, &errs); got != code {
+		t.Fatalf("%v exits with %d: %s%s", args, got, out.String(), errs.String())
+	}
+	return out.String()
+}
+
+// applied tells what Migrate takes for applied, and since when.
+func (s *service) applied(t *testing.T) (all string) {
+	t.Helper()
+	must(t, s.db.QueryRow(t.Context(), `SELECT string_agg(component || version || ' ' || applied_at || ';', ' ' ORDER BY component, version) FROM holdfast_migrations`).Scan(&all))
+	return all
+}
+
+// use stores a message by the functions and in the tables that were made.
+func (s *service) use(t *testing.T) {
+	t.Helper()
+	must(t, s.manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+		_, _, err := s.outbox.WriteOnce(ctx, tx, "k", outbox.Message{Name: "order.placed", Key: "k", Body: []byte("1")})
+		if err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, `SELECT holdfast_outbox_write('order.placed', '2')`)
+		return err
+	}))
+	if depth, err := s.outbox.Depth(t.Context()); err != nil || depth.Ready != 2 {
+		t.Errorf("%+v, %v, want 2 messages", depth, err)
+	}
+}
+
+// wantNothing wants nothing to be left but what notes the versions, ours without any.
+func (s *service) wantNothing(t *testing.T) {
+	t.Helper()
+	rows, _ := s.db.Query(t.Context(), `
+		SELECT relname::text FROM pg_class WHERE relnamespace = current_schema()::regnamespace
+		UNION ALL SELECT proname::text FROM pg_proc WHERE pronamespace = current_schema()::regnamespace
+		UNION ALL SELECT typname::text FROM pg_type WHERE typnamespace = current_schema()::regnamespace
+		UNION ALL SELECT component || version FROM holdfast_migrations`)
+	left, err := pgx.CollectRows(rows, pgx.RowTo[string]) // the error of Query too
+	must(t, err)
+	for _, name := range left {
+		if !strings.Contains(name, "holdfast_migrations") && !strings.Contains(name, "goose_") && !strings.Contains(name, "schema_migrations") {
+			t.Errorf("left is %s", name)
+		}
+	}
+}
+
+func (s *service) sql(t *testing.T) *sql.DB {
+	t.Helper()
+	db := stdlib.OpenDBFromPool(s.db)
+	t.Cleanup(func() { must(t, db.Close()) })
+	return db
+}
+
+func (s *service) goose(t *testing.T) *goose.Provider {
+	t.Helper()
+	p, err := goose.NewProvider(goose.DialectPostgres, s.sql(t), os.DirFS(s.dir))
+	must(t, err)
+	return p
+}
+
+func gooseUp(t *testing.T, s *service) {
+	_, err := s.goose(t).Up(t.Context())
+	must(t, err)
+}
+
+func gooseDown(t *testing.T, s *service) {
+	_, err := s.goose(t).DownTo(t.Context(), 0)
+	must(t, err)
+}
+
+// migrating runs golang-migrate on a connection of its own, which it closes.
+func (s *service) migrating(t *testing.T, do func(*gomigrate.Migrate) error) {
+	t.Helper()
+	driver, err := gomigratepgx.WithInstance(stdlib.OpenDB(*s.db.Config().ConnConfig), &gomigratepgx.Config{})
+	must(t, err)
+	m, err := gomigrate.NewWithDatabaseInstance("file://"+s.dir, "pgx5", driver)
+	must(t, err)
+	must(t, do(m))
+	source, closed := m.Close()
+	must(t, source)
+	must(t, closed)
+}
+
+func migrateUp(t *testing.T, s *service) { s.migrating(t, (*gomigrate.Migrate).Up) }
+
+func migrateDown(t *testing.T, s *service) { s.migrating(t, (*gomigrate.Migrate).Down) }
+
+// atlasUp hashes the folder, as `atlas migrate hash` does, and applies it statement by statement.
+func atlasUp(t *testing.T, s *service) {
+	dir, err := migrate.NewLocalDir(s.dir)
+	must(t, err)
+	sum, err := dir.Checksum()
+	must(t, err)
+	must(t, migrate.WriteSumFile(dir, sum))
+	must(t, migrate.Validate(dir))
+	driver, err := postgres.Open(s.sql(t))
+	must(t, err)
+	executor, err := migrate.NewExecutor(driver, dir, revisions{}, migrate.WithAllowDirty(true)) // of holdfast_migrations, the second time
+	must(t, err)
+	must(t, executor.ExecuteN(t.Context(), 0))
+}
+
+// revisions are what atlas notes.
+type revisions map[string]*migrate.Revision
+
+func (r revisions) Ident() *migrate.TableIdent { return &migrate.TableIdent{Name: "atlas_revisions"} }
+
+func (r revisions) ReadRevisions(context.Context) ([]*migrate.Revision, error) { return nil, nil }
+
+func (r revisions) ReadRevision(_ context.Context, version string) (*migrate.Revision, error) {
+	if one, ok := r[version]; ok {
+		return one, nil
+	}
+	return nil, migrate.ErrRevisionNotExist
+}
+
+func (r revisions) WriteRevision(_ context.Context, one *migrate.Revision) error {
+	r[one.Version] = one
+	return nil
+}
+
+func (r revisions) DeleteRevision(_ context.Context, version string) error {
+	delete(r, version)
+	return nil
+}
+
+// plainDown runs what `schema print --down` prints: the files for atlas have nothing that undoes them.
+func plainDown(t *testing.T, s *service) {
+	_, err := s.db.Exec(t.Context(), s.run(t, 0, "schema", "print", "--down"))
+	must(t, err)
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
