@@ -122,6 +122,7 @@ func (p *Page) mux() *http.ServeMux {
 	mux.Handle("GET /preview", p.changer(p.preview))
 	mux.Handle("POST /preview", p.changer(p.preview)) // a body is too long for an address
 	mux.Handle("POST /apply", p.changer(p.apply))
+	mux.Handle("POST /stop", p.changer(p.stop))
 	mux.Handle("POST /reset", p.changer(p.reset))
 	mux.Handle("POST /pause", p.changer(p.pause))
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {

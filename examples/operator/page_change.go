@@ -192,7 +192,7 @@ func (p *Page) apply(v visit) {
 func (o *Operator) changeParts(ctx context.Context, j *job, what string, parts []part, c change) {
 	for i, p := range parts {
 		if ctx.Err() != nil {
-			j.update(func(s *jobState) { s.Parts[i].Error = "not begun: the process ends" })
+			j.update(func(s *jobState) { s.Parts[i].Error = "not begun" })
 			continue
 		}
 		c.Progress = func(done int) { j.update(func(s *jobState) { s.Parts[i].Done = done }) }
@@ -202,6 +202,14 @@ func (o *Operator) changeParts(ctx context.Context, j *job, what string, parts [
 			s.Parts[i].Result = &changed{From: p.place.name, Count: r.Returned, Outlived: r.Outlived, Failed: r.Failed}
 			s.Parts[i].Error = textOf(err)
 		})
+	}
+}
+
+// stop ends a change that runs. What it has done stays done.
+func (p *Page) stop(v visit) {
+	if j := p.jobOf(v); j != nil {
+		j.stop(v.access.By)
+		seeOther(v, "job?id="+strconv.Itoa(j.snapshot().ID))
 	}
 }
 

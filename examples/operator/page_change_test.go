@@ -2,7 +2,9 @@ package operator_test
 
 import (
 	"context"
+	"errors"
 	"html"
+	"net/http"
 	"net/url"
 	"regexp"
 	"strings"
@@ -11,6 +13,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/examples/operator"
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 var hidden = regexp.MustCompile(`<input type="hidden" name="([^"]*)" value="([^"]*)">`)
@@ -73,6 +76,34 @@ func TestPageMarks(t *testing.T) {
 	marked.Del("chosen")
 	marked.Set("matching", "1")
 	s.post(t, "preview", marked, 200, "5 would be sent again")
+}
+
+// A change that is stopped ends, and says who stopped it; only those may do so who may change something.
+func TestPageStops(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	slow := slowConsumer{r.cfg.Consumers[0].Consumer, make(chan struct{}, 1)}
+	r.cfg.Consumers = []operator.Consumer{{Name: "billing", Consumer: slow}}
+	r.Operator = must(operator.New(r.cfg))(t)
+	s := serve(t, r, operator.PageConfig{Authorize: func(r *http.Request) (operator.Access, error) {
+		return operator.Access{By: r.FormValue("as"), Change: r.FormValue("as") != ""}, nil
+	}})
+	s.post(t, "apply", url.Values{"what": {"drop"}, "from": {"billing"}, "as": {"ada"}}, 200, "begun by ada")
+	<-slow.begun
+	if body := s.get(t, "job?id=1", 200); strings.Contains(body, "Stop") {
+		t.Error("who may only look is offered to stop it")
+	}
+	s.post(t, "stop", url.Values{"id": {"1"}}, 403)
+	s.get(t, "job?id=1&as=bob", 200, `action="stop"`)
+	s.post(t, "stop", url.Values{"id": {"1"}, "as": {"bob"}}, 200, "stopped by bob")
+	testenv.Eventually(t, testenv.Patience, func() error {
+		if body := s.get(t, "job?id=1", 200); !strings.Contains(body, "Ended") {
+			return errors.New("it does not end")
+		}
+		return nil
+	})
+	s.get(t, "job?id=1", 200, "1 dropped", "stopped by bob")
+	s.post(t, "stop", url.Values{"id": {"2"}, "as": {"bob"}}, 404)
 }
 
 // A page that is closed has stopped what it has begun, and the log tells how far that came.

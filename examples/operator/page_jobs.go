@@ -45,6 +45,8 @@ type jobState struct {
 	Edited       bool // with other bodies
 	By, Reason   string
 	Began, Ended time.Time
+	// Stopped is who has asked for its end. Empty: nobody.
+	Stopped string
 	// Total is how many it is about, as the preview counted them.
 	Total int
 	Parts []jobPart
@@ -124,6 +126,16 @@ func (j *jobs) end(within time.Duration) {
 	case <-ended:
 	case <-time.After(left):
 	}
+}
+
+// stop ends a job after what it is at.
+func (j *job) stop(by string) {
+	j.update(func(s *jobState) {
+		if s.Running() && s.Stopped == "" {
+			s.Stopped = by
+		}
+	})
+	j.cancel()
 }
 
 // find returns a job that is still known, or nil.
