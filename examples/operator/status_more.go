@@ -28,7 +28,7 @@ type Connections struct {
 	// Role is the user of the server, and Program what the client says that it is.
 	Role    string `json:"role"`
 	Program string `json:"program"`
-	// Active run a statement, Waiting are idle in a transaction, and Idle do nothing.
+	// Active run a statement, Waiting are idle in a transaction, and Idle do nothing. See also RedisConnections.
 	Active  int `json:"active"`
 	Waiting int `json:"waiting"`
 	Idle    int `json:"idle"`
@@ -46,14 +46,17 @@ type connectionsStatus struct {
 // Connected tells the connections to a server, and how many it takes. A Connected is safe for concurrent use.
 type Connected func(ctx context.Context) (roles []Connections, most int, err error)
 
+// maxRoles is how many roles and programs of a server are told.
+const maxRoles = 100
+
 // PostgresConnections returns the Connected of the database of a pool. Without the rights of pg_read_all_stats it tells
 // programs and states of the own role only.
 func PostgresConnections(pool *pgxpool.Pool) Connected {
 	const sql = `SELECT coalesce(usename, ''), coalesce(application_name, ''), count(*) FILTER (WHERE state = 'active'),
 		count(*) FILTER (WHERE state LIKE 'idle in transaction%'), count(*) FILTER (WHERE state = 'idle' OR state IS NULL)
-		FROM pg_stat_activity WHERE datname = current_database() GROUP BY 1, 2 ORDER BY count(*) DESC, 1, 2 LIMIT 100`
+		FROM pg_stat_activity WHERE datname = current_database() GROUP BY 1, 2 ORDER BY count(*) DESC, 1, 2 LIMIT $1`
 	return func(ctx context.Context) (roles []Connections, most int, err error) {
-		rows, _ := pool.Query(ctx, sql) // CollectRows returns its error
+		rows, _ := pool.Query(ctx, sql, maxRoles) // CollectRows returns its error
 		if roles, err = pgx.CollectRows(rows, pgx.RowToStructByPos[Connections]); err != nil {
 			return nil, 0, err
 		}

@@ -3,6 +3,8 @@ package operator_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
+	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
@@ -37,7 +40,7 @@ func TestStatusOfLimitsClaimsAndConnections(t *testing.T) {
 	r.wants(t, 1, []string{"status"}, "user   grace        10   1m0s  1\nuser   all callers  10   1m0s  10\n", "keys  1\n", "relay  shop [2J  1 active, 2 in a transaction, 3 idle", "! Standby: it is down")
 	r.wants(t, 1, []string{"status", "--json"}, `"in_flight": 1`, `"waiting": 2`)
 	s := serve(t, r, operator.PageConfig{})
-	s.get(t, "", 200, "1 of 10 in 1m0s, near its edge", "all callers", "keys1", "relayshop [2J123", "6 of 100 to this database", "Standbyit is down")
+	s.get(t, "", 200, "1 of 10 in 1m0s, near its edge", "all callers", "keys1", "relayshop [2J123", "6 of 100 in all", "Standbyit is down")
 }
 
 // The page tells how many messages a second come and go, once it has looked twice.
@@ -52,6 +55,33 @@ func TestPageRates(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+func TestRedisConnections(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	check(t, client.Do(t.Context(), "CLIENT", "SETNAME", "relay").Err())
+	roles, _, err := operator.RedisConnections(func(ctx context.Context) (string, error) { return client.ClientList(ctx).Result() })(t.Context())
+	mine := slices.ContainsFunc(roles, func(c operator.Connections) bool { return c.Role == "default" && c.Program == "relay" && c.Idle >= 1 })
+	if err != nil || !mine {
+		t.Errorf("%+v, %v", roles, err)
+	}
+	const answer = "id=1 name= flags=b user=worker lib-name=go-redis cmd=xreadgroup\nid=2 name= flags=bN user=worker lib-name=go-redis\n" +
+		"id=3 name=shop flags=x user=api\nid=4 name=shop flags=N user=api\nid=5 flags=N\n"
+	for text, want := range map[string]string{
+		"":                "[{api shop 0 1 1} {worker go-redis 2 0 0} {  0 0 1}]",
+		"NOPERM no right": "[]",
+		"it is down":      "it is down",
+	} {
+		var failure error
+		if text != "" {
+			failure = errors.New(text)
+		}
+		roles, _, err := operator.RedisConnections(func(context.Context) (string, error) { return answer, failure })(t.Context())
+		if got := fmt.Sprint(roles); got != want && (err == nil || err.Error() != want) {
+			t.Errorf("%q: %s, %v, want %s", text, got, err, want)
+		}
+	}
 }
 
 func TestPostgresConnections(t *testing.T) {

@@ -145,6 +145,10 @@ func (s *servers) checks(role string) []httpapi.Check {
 
 func (s *servers) pingRedis(ctx context.Context) error { return s.redis.Ping(ctx).Err() }
 
+func (s *servers) redisClients(ctx context.Context) (string, error) {
+	return s.redis.ClientList(ctx).Result()
+}
+
 func (s *servers) pingRabbitMQ(ctx context.Context) error {
 	conn, err := s.dial(ctx)
 	if err != nil {
@@ -155,7 +159,10 @@ func (s *servers) pingRabbitMQ(ctx context.Context) error {
 
 // pings ask each server whether it answers.
 func (s *servers) pings() []operator.Server {
-	all := []operator.Server{{Name: "Postgres", Ping: s.workers.Ping, Connections: operator.PostgresConnections(s.workers)}, {Name: "Redis", Ping: s.pingRedis}}
+	all := []operator.Server{
+		{Name: "Postgres", Ping: s.workers.Ping, Connections: operator.PostgresConnections(s.workers)},
+		{Name: "Redis", Ping: s.pingRedis, Connections: operator.RedisConnections(s.redisClients)},
+	}
 	if s.broker == brokerRabbitMQ {
 		all = append(all, operator.Server{Name: "RabbitMQ", Ping: s.pingRabbitMQ})
 	}

@@ -296,7 +296,10 @@ func (s *service) redisClient(kind, name string) bool {
 	logging.Disable() // of go-redis, in a form of its own: every error comes back to the caller, too
 	options.ContextTimeoutEnabled = true
 	s.redis = redis.NewClient(options)
-	s.cfg.Servers = append(s.cfg.Servers, operator.Server{Name: "Redis", Ping: func(ctx context.Context) error { return s.redis.Ping(ctx).Err() }})
+	s.cfg.Servers = append(s.cfg.Servers, operator.Server{
+		Name: "Redis", Ping: func(ctx context.Context) error { return s.redis.Ping(ctx).Err() },
+		Connections: operator.RedisConnections(func(ctx context.Context) (string, error) { return s.redis.ClientList(ctx).Result() }),
+	})
 	return true
 }
 
