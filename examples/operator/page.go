@@ -54,6 +54,7 @@ type Page struct {
 	cfg     PageConfig
 	routes  http.Handler
 	samples sampler
+	known   known
 	jobs    jobs
 	ended   chan struct{} // closed by end
 	end     func()

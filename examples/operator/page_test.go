@@ -95,6 +95,7 @@ func TestPageShows(t *testing.T) {
 	s.get(t, "letters?error=nothing", 200, "There is none.")
 	s.get(t, "waiting", 200, "There is none.")
 	s.get(t, "waiting?parked=1&from=outbox", 200, "There is none.")
+	s.get(t, "letters?name=c", 200, `<option value="a"></option>`, `<option value="permanent"></option>`) // of what was shown before
 	s.get(t, "log", 200, "There is none.")
 	s.get(t, "limits?key=grace", 200, "user", "10")
 	if body := s.get(t, "letters?name=c&limit=1", 200, "Up to 1,000"); strings.Count(body, "checkbox") != 1 {

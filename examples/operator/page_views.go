@@ -25,7 +25,9 @@ func (p *Page) showStatus(v visit) {
 type asked struct {
 	Query  query
 	Places []string // all that can be chosen
-	Found  any
+	// Names and Classes are some that can be.
+	Names, Classes []string
+	Found          any
 	// More says that there may be more than what was found.
 	More bool
 }
@@ -48,7 +50,9 @@ func (p *Page) ask(v visit, name, heading, kind string, find func(context.Contex
 		p.fail(v.w, refused.code, refused.text)
 		return
 	}
-	p.render(v, name, heading, asked{q, p.o.placeNames(kind), found, more}, err)
+	p.known.learn(found)
+	names, classes := p.known.lists()
+	p.render(v, name, heading, asked{q, p.o.placeNames(kind), names, classes, found, more}, err)
 }
 
 // refusal is an error that is the whole answer.
@@ -93,11 +97,14 @@ func (p *Page) showWaiting(v visit) {
 	p.ask(v, "waiting", "Messages to be published", kindOutbox, func(ctx context.Context, q *query) (any, bool, error) {
 		f := outbox.WaitingFilter{Parked: parked, Name: q.s.Name, Key: q.s.Key, Limit: cmp.Or(q.s.Limit, listed)}
 		all, err := eachPlace(ctx, q.places, func(ctx context.Context, at place) ([]letter, error) { return p.o.waitingAt(ctx, at.name, f) })
-		return struct {
-			Parked  bool
-			Letters []letter
-		}{parked, all}, len(all) >= f.Limit, err
+		return waitingView{parked, all}, len(all) >= f.Limit, err
 	})
+}
+
+// waitingView are messages that an outbox holds.
+type waitingView struct {
+	Parked  bool
+	Letters []letter
 }
 
 // oneLetter is a letter with what stands around it.
