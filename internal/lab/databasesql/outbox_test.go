@@ -10,7 +10,6 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
-	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 	"github.com/holdfast-go/holdfast/outbox/outboxtest/conformance"
 	"github.com/holdfast-go/holdfast/txretry"
@@ -55,14 +54,7 @@ func backend(f *fixture, store *outboxpgx.Store, in inTx) conformance.Store {
 				return fn(func(key string, m outbox.Message) (uuid.UUID, bool, error) { return store.WriteOnce(ctx, tx, key, m) })
 			})
 		},
-		Dead: func(ctx context.Context) ([]driver.Message, error) {
-			var msgs []driver.Message
-			letters, err := store.DeadLetters().List(ctx, outbox.Filter{})
-			for _, l := range letters {
-				msgs = append(msgs, driver.Message{ID: l.ID, Name: l.Name, Body: l.Body, Key: l.Key, Attempts: l.Attempts})
-			}
-			return msgs, err
-		},
+		DeadLetters: store.DeadLetters(),
 	}
 }
 
