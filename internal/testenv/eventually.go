@@ -7,7 +7,7 @@ import (
 
 // Patience is how long a test waits for what must happen. It measures nothing: a calm machine
 // needs a small part of it, and a busy one must not fail the test.
-const Patience = 2 * time.Minute
+const Patience = 5 * time.Minute
 
 // Eventually calls check every 20 ms until it returns nil, and ends the test
 // with the last error when that takes longer than timeout.

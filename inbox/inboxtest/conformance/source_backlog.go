@@ -33,12 +33,15 @@ func testSourceBacklog(t *testing.T, f SourceFixture) {
 	ds := take(t, s, 3)
 	wants("3 taken", func(b driver.Backlog) bool { return b == driver.Backlog{Waiting: 1} })
 	moved(t, source, s, later(ds[0], time.Hour, driver.Progress{Attempt: 2}))
-	ds = append(ds, take(t, s, 1)...)
-	wants("1 moved, all others taken", func(b driver.Backlog) bool { return b == driver.Backlog{Retrying: 1} })
+	if err := s.Ack(t.Context(), ds[2:]); err != nil {
+		t.Fatal(err)
+	}
+	take(t, s, 1)
+	// A broker with shorter steps has the one that waits come back, and the session has room to send it on.
+	wants("1 moved, 1 done, the others taken", func(b driver.Backlog) bool { return b == driver.Backlog{Retrying: 1} })
 	if err := s.GiveBack(t.Context(), ds[1:2]); err != nil {
 		t.Fatal(err)
 	}
-	ended(t, s) // with two unsettled
-	// Without a session a broker with shorter steps has the one that waits come back too early.
-	wants("given back", func(b driver.Backlog) bool { return b.Waiting >= 3 && b.Waiting+b.Retrying == 4 })
+	ended(t, s) // with one unsettled
+	wants("given back", func(b driver.Backlog) bool { return b.Waiting >= 2 && b.Waiting+b.Retrying == 3 })
 }
