@@ -15,7 +15,7 @@ import (
 
 // The code of README.md.
 
-var _ = []any{limitedHandler, (*shop).charges, mailer, budget, trial}
+var _ = []any{limitedHandler, (*shop).charges, mailer, budget, trial, ahead}
 
 func limitedHandler(client redis.UniversalClient, orders http.Handler) (http.Handler, error) {
 	limiter, err := ratelimitredis.New(client, ratelimitredis.Config{})
@@ -88,4 +88,14 @@ func trial(limiter ratelimit.Limiter, charges func(*http.Request) ([]ratelimit.C
 			slog.InfoContext(r.Context(), "would be denied", "limit", d.Denied)
 		},
 	})
+}
+
+func ahead(ctx context.Context, limiter *ratelimitredis.Limiter, ended chan<- error) error {
+	leased, err := ratelimit.NewLeased(limiter, ratelimit.LeasedConfig{})
+	if err != nil {
+		return err
+	}
+	go func() { ended <- leased.Run(ctx) }() // gives back; all of it when ctx ends
+	_, err = leased.Allow(ctx, ratelimit.Charge{Limit: ratelimit.Limit{Name: "global", Max: 100_000}})
+	return err
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -110,11 +111,7 @@ func read(t *testing.T, out io.Reader, mu *sync.Mutex, all map[string]map[int64]
 // end of one must fit, and where something was denied not one unit more.
 func checkTally(t *testing.T, limit ratelimit.Limit, byTime map[int64]tally) {
 	t.Helper()
-	var times []int64
-	for at := range byTime {
-		times = append(times, at)
-	}
-	slices.Sort(times)
+	times := sortedTimes(byTime)
 	w := limit.Window.Milliseconds()
 	windows := map[int64]int64{}
 	missing, since := int64(0), int64(0)
@@ -143,6 +140,8 @@ func checkTally(t *testing.T, limit ratelimit.Limit, byTime map[int64]tally) {
 		t.Errorf("%s: %d admitted, %d denied", limit.Name, allowed, denied)
 	}
 }
+
+func sortedTimes(byTime map[int64]tally) []int64 { return slices.Sorted(maps.Keys(byTime)) }
 
 // TestProcessOfMany is one of the processes of TestProcesses.
 func TestProcessOfMany(t *testing.T) {

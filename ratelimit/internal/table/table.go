@@ -166,3 +166,20 @@ func (t *Table[V]) Len() int {
 	}
 	return n
 }
+
+// Each calls keep with every entry, its shard locked, and removes those for which it returns false. It
+// may see an entry twice.
+func (t *Table[V]) Each(keep func(key string, v *V) bool) {
+	for n := range t.shards {
+		s := &t.shards[n]
+		s.Lock()
+		for i := 0; i < len(s.Slots); {
+			if e := s.Slots[i].Entry; e != nil && !keep(e.Key, &e.Value) {
+				s.Remove(i) // another may have moved into the slot
+				continue
+			}
+			i++
+		}
+		s.Unlock()
+	}
+}
