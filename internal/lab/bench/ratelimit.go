@@ -6,6 +6,7 @@ func ratelimitWorkload() workload {
 		{"redis", benchRateRedis(true)},
 		{"denied", benchRateRedis(false)},
 		{"cached", benchRateCached},
+		{"leased", benchRateLeased},
 	}}
 }
 
