@@ -85,10 +85,11 @@ func TestClusterKeysShareOneSlot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var keys []any
+	var declared keys
 	for _, c := range charges {
-		keys = appendKeys(keys, nameOf(l.base, c), c.Limit, 100, 3)
+		declared.add(l.base, c, 100, 3)
 	}
+	keys := declared.appendTo(nil)[1:]
 	hashed := driver.EncodeKey("{other}")
 	want := []string{
 		"rate_limit:{rl}:user:" + hashed + ":99", "rate_limit:{rl}:user:" + hashed + ":100", "rate_limit:{rl}:user:" + hashed + ":101",

@@ -91,7 +91,7 @@ func (l *Limiter) Allow(ctx context.Context, charges ...ratelimit.Charge) (d rat
 		l.meters.decided(ctx, &d)
 		return d, nil
 	}
-	return l.observed(ctx, 0, slices.Clone(charges))
+	return l.observed(ctx, 0, charges)
 }
 
 // Reserve implements driver.Reserver.
@@ -229,7 +229,7 @@ func (l *Limiter) run(ctx context.Context, c *call) error {
 	if err != nil {
 		if answered := redis.Error(nil); !errors.As(err, &answered) {
 			redisconn.Failed(ctx, l.client, err)
-			l.idle.Test(ctx, nameOf(c.base, c.charges[0]))
+			l.idle.Test(ctx, string(appendName(nil, c.base, c.charges[0])))
 		}
 		return fmt.Errorf("%w: %w", ratelimit.ErrUnavailable, err)
 	}

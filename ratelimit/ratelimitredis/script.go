@@ -3,6 +3,7 @@ package ratelimitredis
 import (
 	_ "embed"
 	"encoding/binary"
+	"slices"
 	"strconv"
 	"time"
 
@@ -42,33 +43,69 @@ func window(limit ratelimit.Limit, now int64) int64 {
 	return (now - lag) / limit.Window.Milliseconds()
 }
 
-// appendKeys declares the keys of one counter, all of which begin with its name. A bucket's key tells
-// its window, since its value is in units of that.
-func appendKeys(args []any, name string, limit ratelimit.Limit, window, count int64) []any {
-	if limit.Algorithm == ratelimit.TokenBucket {
-		return append(args, name+"b"+strconv.FormatInt(limit.Window.Milliseconds(), 10))
+// keys are the keys of a command, in one text: a string for each would cost as much as all else that
+// is allocated for it.
+type keys struct {
+	text []byte
+	ends []int // of the keys in text
+}
+
+// add declares the keys of one counter. A bucket's key tells its window, since its value is in units of
+// that.
+func (k *keys) add(base string, c ratelimit.Charge, window, count int64) {
+	begin := len(k.text)
+	k.text = appendName(k.text, base, c)
+	if c.Limit.Algorithm == ratelimit.TokenBucket {
+		k.text = strconv.AppendInt(append(k.text, 'b'), c.Limit.Window.Milliseconds(), 10)
+		k.ends = append(k.ends, len(k.text))
+		return
 	}
-	var space [128]byte
-	begin := append(space[:0], name...)
+	named := len(k.text)
 	for m := window - 1; m < window-1+count; m++ {
-		args = append(args, string(strconv.AppendInt(begin, m, 10)))
+		if m >= window {
+			k.text = append(k.text, k.text[begin:named]...)
+		}
+		k.text = strconv.AppendInt(k.text, m, 10)
+		k.ends = append(k.ends, len(k.text))
+	}
+}
+
+// appendTo appends the number of the keys and the keys to the arguments of a command.
+func (k *keys) appendTo(args []any) []any {
+	args = append(args, len(k.ends))
+	text, begin := string(k.text), 0
+	for _, end := range k.ends {
+		args = append(args, text[begin:end])
+		begin = end
 	}
 	return args
 }
 
-// nameOf returns how the keys of a charge's counter begin.
-func nameOf(base string, c ratelimit.Charge) string {
+// appendName appends how the keys of a charge's counter begin.
+func appendName(name []byte, base string, c ratelimit.Charge) []byte {
+	name = append(append(append(name, base...), c.Limit.Name...), ':')
 	if c.Key == "" {
-		return base + c.Limit.Name + ":"
+		return name
 	}
-	return base + c.Limit.Name + ":" + driver.EncodeKey(c.Key) + ":"
+	return append(append(name, driver.EncodeKey(c.Key)...), ':')
 }
 
 // decideArgs returns a command: head, and the keys and arguments of decide.lua for several questions.
 func decideArgs(head []any, calls []*call, now int64) []any {
-	args := append(make([]any, 0, len(head)+2+4*len(calls)), head...)
-	b := bundle{now: now, calls: calls, args: append(args, 0), before: len(args)}
-	b.counters, b.asked = make([]counter, 0, 2*len(calls)), make([]part, 0, 2*len(calls))
+	charges := 0
+	for _, c := range calls {
+		charges += len(c.charges)
+	}
+	var space struct { // enough for one call, in one allocation
+		rules    [4]redisRule
+		counters [4]counter
+		asked    [4]part
+		text     [256]byte
+		ends     [12]int
+	}
+	b := bundle{now: now, calls: calls, rules: space.rules[:0]}
+	b.counters, b.asked = slices.Grow(space.counters[:0], charges), slices.Grow(space.asked[:0], charges)
+	b.keys = keys{slices.Grow(space.text[:0], 64*charges), slices.Grow(space.ends[:0], 3*charges)}
 	if len(calls) > 1 { // one has no counter twice
 		b.known = make(map[counterName]int, 2*len(calls))
 	}
@@ -78,23 +115,20 @@ func decideArgs(head []any, calls []*call, now int64) []any {
 			b.asked = append(b.asked, part{rule, b.counter(c.base, charge, rule)})
 		}
 	}
-	b.args[b.before] = b.keys()
-	return append(b.args, b.pack())
+	args := append(make([]any, 0, len(head)+2+len(b.keys.ends)), head...)
+	return append(b.keys.appendTo(args), b.pack())
 }
 
 // bundle gathers questions.
 type bundle struct {
 	now      int64
 	calls    []*call
-	args     []any // of the command: head, number of keys, keys
-	before   int   // the length of head
+	keys     keys
 	rules    []redisRule
 	counters []counter
 	asked    []part // of the charges of all calls
 	known    map[counterName]int
 }
-
-func (b *bundle) keys() int { return len(b.args) - b.before - 1 }
 
 type redisRule struct {
 	limit  ratelimit.Limit
@@ -139,9 +173,9 @@ func (b *bundle) counter(base string, c ratelimit.Charge, rule int) int {
 	if b.known != nil {
 		b.known[name] = at
 	}
-	b.counters = append(b.counters, counter{rule, b.keys() + 1})
+	b.counters = append(b.counters, counter{rule, len(b.keys.ends) + 1})
 	r := b.rules[rule]
-	b.args = appendKeys(b.args, nameOf(base, c), c.Limit, r.window, r.keys)
+	b.keys.add(base, c, r.window, r.keys)
 	return at
 }
 
@@ -209,13 +243,13 @@ func appendInts(out []byte, values ...int64) []byte {
 	return out
 }
 
-// refundArgs returns the keys and arguments of refund.lua and reset.lua.
-func refundArgs(c *call, now int64) []any {
-	args := make([]any, 1, 1+9*len(c.charges))
+// refundArgs returns a command: head, and the keys and arguments of refund.lua and reset.lua.
+func refundArgs(head []any, c *call, now int64) []any {
+	var k keys
 	for _, charge := range c.charges {
-		args = appendKeys(args, nameOf(c.base, charge), charge.Limit, window(charge.Limit, now), 3)
+		k.add(c.base, charge, window(charge.Limit, now), 3)
 	}
-	args[0] = len(args) - 1
+	args := k.appendTo(append(make([]any, 0, len(head)+1+9*len(c.charges)), head...))
 	for _, charge := range c.charges {
 		l := charge.Limit
 		cost := min(charge.Cost, max(l.Max, l.Burst))

@@ -129,7 +129,7 @@ func (e *eval) args(now int64) []any {
 	if e.calls[0].many {
 		return decideArgs(head, e.calls, now)
 	}
-	return append(head, refundArgs(e.calls[0], now)...)
+	return refundArgs(head, e.calls[0], now)
 }
 
 // again reports whether to send the run once more. If not, its calls have their outcome.
