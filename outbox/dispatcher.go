@@ -171,8 +171,8 @@ func (d *dispatcher) take(r round) {
 	}
 }
 
-// idle waits for the end of a round, which frees lanes, for a wake-up, or until a parked message is
-// due, a pause ends or the next poll.
+// idle waits for a wake-up, for the end of a round that leaves something to find, or until a parked message is due, a
+// lease or a pause ends, or the next poll.
 func (d *dispatcher) idle(ctx context.Context) {
 	wait := d.rounds.cfg.PollInterval
 	for _, sooner := range []time.Duration{d.due, d.rounds.transports.nextResume()} {
@@ -182,12 +182,20 @@ func (d *dispatcher) idle(ctx context.Context) {
 	}
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case r := <-d.ended:
-		d.take(r)
-	case <-d.wake:
-		d.woken = true
-	case <-timer.C:
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case r := <-d.ended:
+			d.take(r)
+			if r.more || d.limit > 0 { // a Drain ends with its last round
+				return
+			}
+		case <-d.wake:
+			d.woken = true
+			return
+		case <-timer.C:
+			return
+		}
 	}
 }

@@ -70,7 +70,9 @@
 // whole lanes for a batch; every lease has a fencing token, so that a relay that
 // slept through its lease can change nothing when it wakes up. See [driver.Source].
 // Leases are short, so that the lanes of a relay that was killed are free within
-// 10 s; a batch that takes long renews its own.
+// 10 s; a batch that takes long renews its own. A relay that finds lanes leased looks
+// again when the first lease ends. One that settles a batch looks again only if the
+// store tells of more in its lanes, or if the batch was not published whole.
 // Up to three batches of a relay, each with lanes of its own, are in hand at
 // once, so that the next is claimed and the last settled while one is published.
 //

@@ -114,7 +114,7 @@ func TestReconnectBeforeThePause(t *testing.T) {
 // slowToSettle takes two seconds for that.
 type slowToSettle struct{ driver.Source }
 
-func (s *slowToSettle) Settle(ctx context.Context, b driver.Batch, o []driver.Settlement) ([]driver.Lease, error) {
+func (s *slowToSettle) Settle(ctx context.Context, b driver.Batch, o []driver.Settlement) (driver.Settled, error) {
 	time.Sleep(2 * time.Second)
 	return s.Source.Settle(ctx, b, o)
 }

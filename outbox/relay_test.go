@@ -225,8 +225,8 @@ type settled struct {
 	body map[uuid.UUID]string
 }
 
-func (s *settled) Settle(ctx context.Context, b driver.Batch, settlements []driver.Settlement) ([]driver.Lease, error) {
-	stale, err := s.Source.Settle(ctx, b, settlements)
+func (s *settled) Settle(ctx context.Context, b driver.Batch, settlements []driver.Settlement) (driver.Settled, error) {
+	came, err := s.Source.Settle(ctx, b, settlements)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.body == nil {
@@ -238,7 +238,7 @@ func (s *settled) Settle(ctx context.Context, b driver.Batch, settlements []driv
 	if err == nil {
 		s.all = append(s.all, settlements...)
 	}
-	return stale, err
+	return came, err
 }
 
 // of returns the last settlement of the message with the body.

@@ -27,6 +27,7 @@ const (
 // round is what one batch came to. The error means that it could not be settled, or not whole.
 type round struct {
 	claimed, published, failed, dead int
+	more                             bool // another claim may find something because of this one
 	err                              error
 }
 
@@ -79,11 +80,13 @@ func (rs *rounds) run(send context.Context, life spans, batch driver.Batch, begi
 
 	rs.reports.Lock()
 	defer rs.reports.Unlock()
+	paused := rs.transports.paused() != nil
 	rs.transports.end(work, begin, batch, outcomes, down)
+	paused = paused || rs.transports.paused() != nil
 	if err != nil {
-		return round{claimed: len(batch.Messages), err: err}
+		return round{claimed: len(batch.Messages), more: true, err: err}
 	}
-	if n := len(settled.stale); n > 0 {
+	if n := len(settled.Stale); n > 0 {
 		rs.telemetry.stale.Add(work, int64(n))
 		rs.log(work, slog.LevelWarn, "outbox: leases ran out before they were settled; their messages are published again", "", slog.Int("lanes", n))
 	}
@@ -93,6 +96,8 @@ func (rs *rounds) run(send context.Context, life spans, batch driver.Batch, begi
 		}
 	}
 	res := rs.report(work, batch.Messages, outcomes, failures)
+	// What waits now, was given back, or was left to a transport that is back, the store's answer does not tell of.
+	res.more = settled.More || paused || len(settled.Stale) > 0 || res.published < res.claimed
 	res.err = settled.unrecorded
 	return res
 }
@@ -143,7 +148,7 @@ func (rs *rounds) judge(messages []driver.Message, outcomes []outcome) ([]driver
 
 // settlement is what the store took of a batch.
 type settlement struct {
-	stale      []driver.Lease
+	driver.Settled
 	unrecorded error // why the failures were left out: their messages were given back
 }
 
@@ -155,14 +160,14 @@ func (rs *rounds) settle(ctx context.Context, b driver.Batch, verdicts []driver.
 	end := time.Now().Add(settleTimeout)
 	sound := publishedOnly(verdicts)
 	for n := 1; ; n++ {
-		stale, err := rs.trySettle(ctx, b, verdicts)
+		settled, err := rs.trySettle(ctx, b, verdicts)
 		if err == nil {
-			return settlement{stale: stale}, nil
+			return settlement{Settled: settled}, nil
 		}
 		rs.health.saw(err)
 		if n >= wholeSettles && len(sound) < len(verdicts) {
-			if stale, refused := rs.trySettle(ctx, b, sound); refused == nil {
-				return settlement{stale, fmt.Errorf("record %d failures: %w", len(verdicts)-len(sound), err)}, nil
+			if settled, refused := rs.trySettle(ctx, b, sound); refused == nil {
+				return settlement{settled, fmt.Errorf("record %d failures: %w", len(verdicts)-len(sound), err)}, nil
 			}
 		}
 		delay := between.Delay(n-1, rs.cfg.Rand())
@@ -173,7 +178,7 @@ func (rs *rounds) settle(ctx context.Context, b driver.Batch, verdicts []driver.
 	}
 }
 
-func (rs *rounds) trySettle(ctx context.Context, b driver.Batch, verdicts []driver.Settlement) ([]driver.Lease, error) {
+func (rs *rounds) trySettle(ctx context.Context, b driver.Batch, verdicts []driver.Settlement) (driver.Settled, error) {
 	ctx, cancel := context.WithTimeout(ctx, rs.cfg.storeTimeout())
 	defer cancel()
 	return rs.source.Settle(ctx, b, verdicts)

@@ -28,10 +28,10 @@ func newFullDisk(source driver.Source) *fullDisk {
 
 var errDiskFull = errors.New("no space left on device")
 
-func (s *fullDisk) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Settlement) ([]driver.Lease, error) {
+func (s *fullDisk) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Settlement) (driver.Settled, error) {
 	failed := func(o driver.Settlement) bool { return o.Verdict != driver.Published }
 	if s.full.Load() && slices.ContainsFunc(outcomes, failed) {
-		return nil, errDiskFull
+		return driver.Settled{}, errDiskFull
 	}
 	return s.Source.Settle(ctx, b, outcomes)
 }
@@ -100,9 +100,9 @@ func (s *refusing) Claim(ctx context.Context, req driver.Claim) (driver.Batch, e
 	return b, err
 }
 
-func (s *refusing) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Settlement) ([]driver.Lease, error) {
+func (s *refusing) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Settlement) (driver.Settled, error) {
 	if len(outcomes) > 0 {
-		return nil, errDiskFull
+		return driver.Settled{}, errDiskFull
 	}
 	return s.Source.Settle(ctx, b, outcomes)
 }

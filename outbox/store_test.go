@@ -40,9 +40,9 @@ func (f *faulty) Claim(ctx context.Context, r driver.Claim) (driver.Batch, error
 	return f.Source.Claim(ctx, r)
 }
 
-func (f *faulty) Settle(ctx context.Context, b driver.Batch, o []driver.Settlement) ([]driver.Lease, error) {
+func (f *faulty) Settle(ctx context.Context, b driver.Batch, o []driver.Settlement) (driver.Settled, error) {
 	if _, err := f.errors(); err != nil {
-		return nil, err
+		return driver.Settled{}, err
 	}
 	return f.Source.Settle(ctx, b, o)
 }
@@ -133,9 +133,9 @@ func TestPausedRelayWakesUpFenced(t *testing.T) {
 		b.write(message("k", 4))
 		// It goes on with its batch: late, but nothing arrives first out of order, and nothing is
 		// lost.
-		stale, err := b.store.Settle(b.Context(), frozen, []driver.Settlement{{ID: frozen.Messages[0].ID, Verdict: driver.Dead}})
-		if err != nil || len(stale) != 1 {
-			b.Errorf("stale %v, %v", stale, err)
+		settled, err := b.store.Settle(b.Context(), frozen, []driver.Settlement{{ID: frozen.Messages[0].ID, Verdict: driver.Dead}})
+		if err != nil || len(settled.Stale) != 1 {
+			b.Errorf("stale %v, %v", settled.Stale, err)
 		}
 		b.drain(outbox.Bounds{})
 		b.wantReceived("0", "0", "1", "2", "3", "4")

@@ -9,19 +9,19 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Missing explains errors about tables that were never created.
+// Missing explains errors about tables and functions that were never created.
 type Missing struct {
 	// Call creates the tables, such as "outboxpgx.Migrate".
 	Call string
-	// Tables are the qualified and quoted names of sqlident. Other tables' absence has other reasons.
+	// Tables are the qualified and quoted names of sqlident, of functions too. The absence of others has other reasons.
 	Tables []string
 }
 
-// Explain puts Call into the text of an error that says that one of the tables does not exist. It
+// Explain puts Call into the text of an error that says that one of them does not exist. It
 // returns every other error, and nil, as it is.
 func (m Missing) Explain(err error) error {
 	answer, ok := errors.AsType[*pgconn.PgError](err)
-	if !ok || answer.Code != undefinedTable && answer.Code != undefinedSchema {
+	if !ok || answer.Code != undefinedTable && answer.Code != undefinedFunction && answer.Code != undefinedSchema {
 		return err
 	}
 	for _, table := range m.Tables {
@@ -38,8 +38,9 @@ func (m Missing) Explain(err error) error {
 }
 
 const (
-	undefinedTable  = "42P01"
-	undefinedSchema = "3F000"
+	undefinedTable    = "42P01"
+	undefinedFunction = "42883"
+	undefinedSchema   = "3F000"
 )
 
 // AtCommit is txretry.AtCommit, and the error of COMMIT is explained.

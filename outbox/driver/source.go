@@ -46,12 +46,21 @@ type Source interface {
 	// run out or not. Those that are no longer held are returned in stale.
 	Renew(ctx context.Context, leases []Lease, ttl time.Duration) (stale []Lease, err error)
 
-	// Settle records the settlements and releases the batch's leases, all in one transaction. A
-	// message without a settlement is given back as it was. A lease that is no longer held, because
-	// it ran out and another relay took the lane or because it was settled before, is returned in
-	// stale: nothing was changed for the messages of that lane. On an error nothing was changed at
-	// all, or it is not known whether it was; calling again is safe.
-	Settle(ctx context.Context, b Batch, settlements []Settlement) (stale []Lease, err error)
+	// Settle records the settlements and releases the batch's leases, all in one transaction, and looks at
+	// the lanes after that. A message without a settlement is given back as it was. A lease that is no longer
+	// held, because it ran out and another relay took the lane or because it was settled before, is stale:
+	// nothing was changed for the messages of that lane. On an error nothing was changed at all, or it is not
+	// known whether it was; calling again is safe.
+	Settle(ctx context.Context, b Batch, settlements []Settlement) (Settled, error)
+}
+
+// Settled is what came of a Settle.
+type Settled struct {
+	// Stale are the leases that were no longer held.
+	Stale []Lease
+	// More says that some message of the batch's lanes was ready after their release, or might have been. Where it is
+	// false, whoever commits one later and wakes a relay finds the lanes released.
+	More bool
 }
 
 // Claim says what a relay wants.
@@ -76,12 +85,13 @@ type Batch struct {
 	// Unreadable says of some of the Messages, by index, why they could not be decoded; they have their
 	// ID, and whatever else could be. They are not published, and fail as Permanent.
 	Unreadable map[int]error
-	// Due is the time until the next message that waits for an attempt is ready. 0: none
-	// waits. A store that brings messages back in portions leaves at most 200 ms between two.
+	// Due is the time until the next message that waits for an attempt is ready, or until the first lease
+	// of another claim ends, whichever is sooner. 0: there is neither. A store that brings messages back in
+	// portions leaves at most 200 ms between two.
 	Due time.Duration
 	// More says that another claim at once may find messages, in other lanes or because this one has
 	// put aside what was in the way. Where it is false, a relay claims again when a batch of its own
-	// has ended, or when it is woken.
+	// has ended that was not published whole, or left more, or when it is woken.
 	More bool
 	// Suspect says that the messages are under suspicion, and that nothing else should be published
 	// beside them; or, where the relay was not Alone, that there are such messages.

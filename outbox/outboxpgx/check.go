@@ -15,7 +15,7 @@ import (
 
 const mendMigrate = "call Migrate, or apply the files of Schema"
 
-// Check compares the server with what the outbox needs: tables, columns, indexes, lanes and the function;
+// Check compares the server with what the outbox needs: tables, columns, indexes, lanes and functions;
 // autovacuum, and nothing that keeps it from its work for more than 10 minutes; a clock that agrees
 // with this host's to a second; and, unless Config.PollOnly is set, notifications that arrive. It
 // returns nil where nothing is to be mended. Else Unwrap() []error of the error gives each finding,
@@ -46,7 +46,7 @@ func (s *Store) check(ctx context.Context, conn *pgxpool.Conn, found *check.Find
 	if err := s.checkLanes(ctx, conn, found); err != nil {
 		return err
 	}
-	if err := s.checkFunction(ctx, conn, found); err != nil {
+	if err := s.checkFunctions(ctx, conn, found); err != nil {
 		return err
 	}
 	if err := s.checkServer(ctx, conn, found); err != nil {
@@ -68,13 +68,17 @@ func (s *Store) checkLanes(ctx context.Context, conn *pgxpool.Conn, found *check
 	return nil
 }
 
-func (s *Store) checkFunction(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) error {
-	var exists bool
-	err := conn.QueryRow(ctx, `SELECT to_regproc($1) IS NOT NULL`, s.t.write).Scan(&exists)
-	if err == nil && !exists {
-		found.Add(mendMigrate, "function %s does not exist, by which programs in other languages write", s.t.write)
+func (s *Store) checkFunctions(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) error {
+	for _, function := range []string{s.t.write, s.t.claim, s.t.settle, s.t.look} {
+		var exists bool
+		if err := conn.QueryRow(ctx, `SELECT to_regproc($1) IS NOT NULL`, function).Scan(&exists); err != nil {
+			return err
+		}
+		if !exists {
+			found.Add(mendMigrate, "function %s does not exist", function)
+		}
 	}
-	return err
+	return nil
 }
 
 // checkColumns returns whether all are there.

@@ -4,12 +4,14 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/outbox/driver"
@@ -26,10 +28,7 @@ func (s *Store) Claim(ctx context.Context, req driver.Claim) (driver.Batch, erro
 	}
 	c := claim{req: req}
 	var err error
-	if s.horizon.below() {
-		err = s.lower(ctx)
-	}
-	if err == nil && s.nextDue.passed() {
+	if s.nextDue.passed() {
 		err = s.release(ctx)
 	}
 	if err == nil {
@@ -53,12 +52,12 @@ type claim struct {
 	token int64
 
 	batch  driver.Batch
-	era    int64         // of the lanes
-	seen   int64         // the highest sequence number
-	single bool          // a lane under suspicion gives one message at a time
-	behind bool          // ready rows were met behind a waiting one of their key
-	waits  bool          // a row waits
-	due    time.Duration // until the first waiting row is due; 0 or less: it is
+	era    int64  // of the lanes
+	seen   int64  // the highest sequence number
+	single bool   // a lane under suspicion gives one message at a time
+	behind bool   // ready rows were met behind a waiting one of their key
+	due    *int64 // microseconds until the first waiting row is due; 0 or less: it is; nil: none waits
+	ends   *int64 // microseconds until the first lease of another claim ends; nil: there is none
 }
 
 // overdueDelay is when to ask again for rows that are due and whose lanes are busy.
@@ -67,8 +66,7 @@ const overdueDelay = 10 * time.Millisecond
 // take leases lanes and reads their messages. If its end is not known, the next claim gives the lanes back.
 func (s *Store) take(ctx context.Context, c *claim) error {
 	*c = claim{req: c.req, token: newToken()}
-	lost := s.lost.tokens()
-	err := s.send(ctx, s.claim(c, lost))
+	err := s.sendClaim(ctx, c)
 	if err == nil && c.behind {
 		err = s.hold(ctx, c.batch, c.req.Skip)
 	}
@@ -86,48 +84,71 @@ func (s *Store) take(ctx context.Context, c *claim) error {
 	if len(c.batch.Leases) > 0 {
 		s.horizon.saw(c.era, c.seen)
 	}
-	if !c.waits {
-		s.nextDue.set(time.Time{})
-		return nil
-	}
-	s.nextDue.set(time.Now().Add(c.due))
-	c.batch.Due = c.due
-	if c.due <= 0 {
-		c.batch.Due = overdueDelay
-	}
+	s.expect(c)
 	return nil
 }
 
-func (s *Store) claim(c *claim, lost []int64) *pgx.Batch {
-	queue := &pgx.Batch{}
-	queue.Queue(beginSQL)
-	queue.Queue(settingsSQL)
-	queue.Queue(asyncCommitSQL)
-	if len(lost) > 0 {
-		queue.Queue(s.sql.giveBack, lost)
+// expect notes when there is something to do again.
+func (s *Store) expect(c *claim) {
+	var next time.Time
+	if c.due != nil {
+		due := time.Duration(*c.due) * time.Microsecond
+		next = time.Now().Add(due)
+		c.batch.Due = due
+		if due <= 0 {
+			c.batch.Due = overdueDelay
+		}
 	}
-	queue.Queue(s.sql.lease, c.token, c.req.Lease.Microseconds(), s.lanesPerClaim, c.req.Skip, c.req.Limit, c.req.Alone).Query(func(rows pgx.Rows) error {
+	s.nextDue.set(next)
+	if c.ends != nil {
+		ends := time.Duration(*c.ends) * time.Microsecond
+		if c.batch.Due == 0 || ends < c.batch.Due {
+			c.batch.Due = ends
+		}
+	}
+}
+
+// sendClaim sends a claim, with a look below the floors before it when it is time for one. The look ends early where an
+// old snapshot keeps very many entries of rows long gone, since sparing claims these entries is what the floors are
+// there for. The claim is then sent again without it.
+func (s *Store) sendClaim(ctx context.Context, c *claim) error {
+	queue := &pgx.Batch{}
+	below := s.horizon.below()
+	if below {
+		s.lower(queue)
+	}
+	s.claim(queue, c)
+	return s.use(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
+		err := conn.SendBatch(ctx, queue).Close()
+		if canceled, ok := errors.AsType[*pgconn.PgError](err); !ok || !below || canceled.Code != queryCanceled {
+			return err
+		}
+		if _, err := conn.Exec(ctx, "ROLLBACK"); err != nil {
+			return err
+		}
+		queue = &pgx.Batch{}
+		s.claim(queue, c)
+		return conn.SendBatch(ctx, queue).Close()
+	})
+}
+
+func (s *Store) claim(queue *pgx.Batch, c *claim) {
+	queue.Queue(beginSQL)
+	queue.Queue(s.sql.claim, c.token, c.req.Lease.Microseconds(), s.lanesPerClaim, c.req.Skip, c.req.Limit, c.req.Alone, s.lost.tokens()).Query(func(rows pgx.Rows) error {
 		err := c.leases(rows)
 		c.batch.More = len(c.batch.Leases) == s.lanesPerClaim
 		return err
 	})
 	queue.Queue(s.sql.read, c.token, c.req.Limit, c.req.Skip, s.maxBatchBytes).Query(c.messages)
-	queue.Queue(s.sql.firstDue).Query(func(rows pgx.Rows) error {
-		us, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-		if len(us) > 0 {
-			c.waits, c.due = true, time.Duration(us[0])*time.Microsecond
-		}
-		return err
-	})
 	queue.Queue(commitSQL)
-	return queue
 }
 
+// leases reads the lanes that were leased, and the last row, which has none.
 func (c *claim) leases(rows pgx.Rows) error {
 	var lane *int
 	var single, doubtful bool
 	var era int64
-	_, err := pgx.ForEachRow(rows, []any{&lane, &single, &doubtful, &era}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&lane, &single, &doubtful, &era, &c.due, &c.ends}, func() error {
 		c.batch.Suspect = c.batch.Suspect || doubtful
 		if lane != nil {
 			c.era = era
@@ -209,7 +230,7 @@ func (l *lostClaims) tokens() []int64 {
 	defer l.mu.Unlock()
 	now := time.Now()
 	l.list = slices.DeleteFunc(l.list, func(c lostClaim) bool { return now.After(c.until) })
-	var tokens []int64
+	tokens := []int64{}
 	for _, c := range l.list {
 		tokens = append(tokens, c.token)
 	}

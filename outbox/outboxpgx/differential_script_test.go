@@ -172,8 +172,8 @@ func (s *script) settle(ctx context.Context) {
 			}
 			outcomes = append(outcomes, o)
 		}
-		lost, err := s.source.Settle(ctx, b, outcomes)
-		if stale += len(lost); err != nil {
+		settled, err := s.source.Settle(ctx, b, outcomes)
+		if stale += len(settled.Stale); err != nil {
 			s.note("settle: %s", kind(err))
 		}
 	}
@@ -184,8 +184,8 @@ func (s *script) settle(ctx context.Context) {
 func (s *script) settleAgain(ctx context.Context) {
 	held, stale := 0, 0
 	for _, b := range s.old {
-		lost, err := s.source.Settle(ctx, b, nil)
-		if stale, held = stale+len(lost), held+len(b.Leases); err != nil {
+		settled, err := s.source.Settle(ctx, b, nil)
+		if stale, held = stale+len(settled.Stale), held+len(b.Leases); err != nil {
 			s.note("settle again: %s", kind(err))
 		}
 	}

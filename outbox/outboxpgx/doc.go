@@ -16,7 +16,17 @@
 //
 // A claim takes one round trip and does not wait for the disk. Its token is a
 // random number, so that a claim that a crash of the database undid is fenced off
-// like any other; a settlement is as durable as every commit.
+// like any other; a settlement is as durable as every commit. It takes one round trip,
+// too, and looks in the same one, after its commit, at what has come to its lanes
+// meanwhile. So a message that comes alone costs two round trips and four
+// statements: claim, read, settle, look. Three of them are functions that Migrate
+// makes, since the settings that keep the plans from following the statistics would be
+// a statement of each transaction otherwise.
+//
+// Lanes are leased for a batch and not kept. A relay that kept them would spare the two
+// updates of the lanes; but the commits of a process wake the relay of that process, which
+// would have to find and wake the keeper, and a relay that is idle would have to
+// renew.
 //
 // A message that waits for its time or its next attempt leaves the index of ready
 // rows. So do the messages behind it in its key, once a claim has met them. When it

@@ -62,7 +62,7 @@ func ExampleStore_Schema() {
 	}
 	names, err := fs.Glob(store.Schema(), "*.sql")
 	fmt.Println(names, err)
-	// Output: [0001_outbox.down.sql 0001_outbox.sql 0002_outbox_write.down.sql 0002_outbox_write.sql] <nil>
+	// Output: [0001_outbox.down.sql 0001_outbox.sql 0002_outbox_write.down.sql 0002_outbox_write.sql 0006_outbox_relay.down.sql 0006_outbox_relay.sql] <nil>
 }
 
 // What a doctor prints of each finding.

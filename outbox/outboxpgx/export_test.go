@@ -29,10 +29,10 @@ func Statement(name string) string {
 	}
 	s, dead := t.statements(), t.deadStatements()
 	return map[string]string{
-		"setup": settingsSQL, "lower": s.lower, "lease": s.lease, "read": s.read, "due": s.firstDue, "alone": s.countLosses, "free": s.giveBack,
+		"setup": settingsSQL, "lower": s.lower, "claim": s.claim, "read": s.read, "alone": s.countLosses,
 		"overdue": s.lockDue, "hold due": s.holdDue, "hold": s.holdReady, "release": s.release,
-		"published": s.delete, "kept": s.keep, "failed": s.fail, "dead": s.bury, "close": s.close, "prune": t.due(0)[2].DeleteSQL(),
-		"stats": t.fill(statsSQL), "dead setup": deadPlansSQL, "dead choose": dead.returnable, "dead return": dead.replay, "dead remove": dead.remove,
+		"settle": s.settle, "look": s.look, "prune": t.due(0)[2].DeleteSQL(), "stats": t.fill(statsSQL),
+		"dead setup": deadPlansSQL, "dead choose": dead.returnable, "dead return": dead.replay, "dead remove": dead.remove,
 	}[name]
 }
 

@@ -33,7 +33,8 @@ func (s *Store) Grants(job string) []string {
 			`SELECT, UPDATE (published_at, due_at, held, attempts, error_class, last_error), DELETE ON `+t.outbox,
 			`SELECT, UPDATE (token, lease_until, floor, batch, suspect, alone, losses, era) ON `+t.lanes,
 			`SELECT ON `+t.pause,
-			`SELECT, INSERT (`+letter+`), UPDATE (`+again+`) ON `+t.dead)...)
+			`SELECT, INSERT (`+letter+`), UPDATE (`+again+`) ON `+t.dead,
+			`EXECUTE ON FUNCTION `+t.claim+`, `+t.settle+`, `+t.look)...)
 	case "operate":
 		return sqlident.Granted(s.cfg.Schema, append(prunes,
 			`SELECT, INSERT (`+columns+`, created_at, due_at), UPDATE (held), DELETE ON `+t.outbox,

@@ -1,15 +1,11 @@
 package outboxpgx
 
 import (
-	"context"
-	"errors"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // horizon finds the highest sequence number that the floors of the lanes may rise to: the one at or below
@@ -42,10 +38,15 @@ type horizon struct {
 	looked time.Time // below the floors
 }
 
-// askInterval is the time between two questions. The floors lag behind by twice this. Under an old snapshot
-// claims walk over all that was published in that time: at 120,000 messages per second an interval of 50 ms
-// costs them a fifth of their rate, and one of 10 ms a twentieth.
-const askInterval = 10 * time.Millisecond
+const (
+	// askInterval is the time between two questions while askNumbers or more are not known to be safe. The floors lag
+	// behind by twice this. Under an old snapshot claims walk over all that was published in that time: at
+	// 120,000 messages per second an interval of 50 ms costs them a fifth of their rate, and one of 10 ms a twentieth.
+	askInterval = 10 * time.Millisecond
+	askNumbers  = 100
+	// slowInterval is the time while there are fewer: they are not worth a question with each message.
+	slowInterval = time.Second
+)
 
 // lookInterval is the time between two looks below the floors. Nothing lies there, unless somebody
 // changed the tables by hand or restored one without the other.
@@ -83,8 +84,11 @@ type question struct {
 func (h *horizon) question() question {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	now := time.Now()
-	if h.asking != 0 || h.seen <= h.safe || now.Sub(h.asked) < askInterval {
+	now, interval := time.Now(), askInterval
+	if h.seen < h.safe+askNumbers {
+		interval = slowInterval
+	}
+	if h.asking != 0 || h.seen <= h.safe || now.Sub(h.asked) < interval {
 		return question{}
 	}
 	h.count++
@@ -107,23 +111,14 @@ func (h *horizon) answer(q question, writers []string) {
 	}
 }
 
-// lower looks below the floors, in a transaction of its own. The look ends early where an old snapshot keeps
-// very many entries of rows long gone: sparing claims these entries is what the floors are there for.
-func (s *Store) lower(ctx context.Context) error {
-	queue := &pgx.Batch{}
+// lower looks below the floors, in a transaction of its own.
+func (s *Store) lower(queue *pgx.Batch) {
 	queue.Queue(beginSQL)
 	queue.Queue(settingsSQL)
 	queue.Queue(asyncCommitSQL)
 	queue.Queue(lookTimeoutSQL)
 	queue.Queue(s.sql.lower)
 	queue.Queue(commitSQL)
-	return s.use(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
-		err := conn.SendBatch(ctx, queue).Close()
-		if canceled, ok := errors.AsType[*pgconn.PgError](err); ok && canceled.Code == queryCanceled {
-			_, err = conn.Exec(ctx, "ROLLBACK") // so that the pool keeps the connection
-		}
-		return err
-	})
 }
 
 const queryCanceled = "57014"

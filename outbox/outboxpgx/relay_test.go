@@ -169,8 +169,8 @@ func TestKilledBetweenPublishAndSettle(t *testing.T) {
 	if got := checkLedger(t, publisher.Received(), 5, 10); got != len(batch.Messages)/2 {
 		t.Errorf("%d duplicates, want those published before the crash: %d", got, len(batch.Messages)/2)
 	}
-	if stale, err := f.store.Settle(t.Context(), batch, nil); err != nil || len(stale) != len(batch.Leases) {
-		t.Errorf("the relay that came back: %d of %d leases stale, %v", len(stale), len(batch.Leases), err)
+	if settled, err := f.store.Settle(t.Context(), batch, nil); err != nil || len(settled.Stale) != len(batch.Leases) {
+		t.Errorf("the relay that came back: %d of %d leases stale, %v", len(settled.Stale), len(batch.Leases), err)
 	}
 }
 
@@ -182,9 +182,7 @@ func TestVanishedHostFreesItsLanes(t *testing.T) {
 	vanished, err := f.pool.Begin(t.Context())
 	must(t, err)
 	defer vanished.Rollback(context.WithoutCancel(t.Context()))
-	_, err = vanished.Exec(t.Context(), outboxpgx.Statement("setup"))
-	must(t, err)
-	_, err = vanished.Exec(t.Context(), outboxpgx.Statement("lease"), int64(7), int64(1_000_000), driver.Lanes, []string{}, 500, true)
+	_, err = vanished.Exec(t.Context(), outboxpgx.Statement("claim"), int64(7), int64(1_000_000), driver.Lanes, []string{}, 500, true, []int64{})
 	must(t, err)
 	publisher := outboxtest.NewPublisher()
 	defer run(t, f.relay(t, publisher, outbox.RelayConfig{PollInterval: 50 * time.Millisecond}))()

@@ -42,6 +42,16 @@ func (h heldLanes) read(rows pgx.Rows) error {
 	return err
 }
 
+// readArray takes the result of settle.
+func (h heldLanes) readArray(row pgx.Row) error {
+	var lanes []int16
+	err := row.Scan(&lanes)
+	for _, lane := range lanes {
+		h[lane] = true
+	}
+	return err
+}
+
 func (h heldLanes) stale(leases []driver.Lease) (stale []driver.Lease) {
 	for _, l := range leases {
 		if !h[int16(l.Lane)] {

@@ -41,7 +41,10 @@ func migrations(schema, table string) (migrate.Set, fs.FS, error) {
 	}
 	set := migrate.Set{
 		Component: "outbox", Files: embedded, Schema: schema,
-		Names: map[string]string{"table": table, "lanes": table + "_lanes", "dead": table + "_dead", "audit": table + "_audit", "pause": table + "_pause", "dedup": table + "_dedup", "write": table + "_write"},
+		Names: map[string]string{
+			"table": table, "lanes": table + "_lanes", "dead": table + "_dead", "audit": table + "_audit", "pause": table + "_pause", "dedup": table + "_dedup",
+			"write": table + "_write", "claim": table + "_claim", "settle": table + "_settle", "look": table + "_look",
+		},
 	}
 	exported, err := migrate.Export(set)
 	if err != nil {
@@ -50,36 +53,40 @@ func migrations(schema, table string) (migrate.Set, fs.FS, error) {
 	return set, exported, nil
 }
 
-// tables are the qualified and quoted names, those of the function for other programs and of the identity
-// column's sequence among them.
+// tables are the qualified and quoted names, those of the functions and of the identity column's sequence
+// among them.
 type tables struct {
-	outbox, lanes, dead, audit, pause, dedup, write, sequence string
+	outbox, lanes, dead, audit, pause, dedup string
+	write, claim, settle, look, sequence     string
 }
 
 func tablesOf(schema, table string) (tables, error) {
 	if len(table) > maxTable {
 		return tables{}, fmt.Errorf("outboxpgx: Config.Table: %q is longer than %d characters", table, maxTable)
 	}
-	var names [8]string
-	for i, suffix := range []string{"", "_lanes", "_dead", "_audit", "_pause", "_dedup", "_write", "_seq_seq"} {
-		name, err := sqlident.Qualify(schema, table+suffix)
-		if err != nil {
+	var t tables
+	for suffix, name := range map[string]*string{
+		"": &t.outbox, "_lanes": &t.lanes, "_dead": &t.dead, "_audit": &t.audit, "_pause": &t.pause, "_dedup": &t.dedup,
+		"_write": &t.write, "_claim": &t.claim, "_settle": &t.settle, "_look": &t.look, "_seq_seq": &t.sequence,
+	} {
+		var err error
+		if *name, err = sqlident.Qualify(schema, table+suffix); err != nil {
 			return tables{}, fmt.Errorf("outboxpgx: Config.Schema and Config.Table: %w", err)
 		}
-		names[i] = name
 	}
-	return tables{names[0], names[1], names[2], names[3], names[4], names[5], names[6], names[7]}, nil
+	return t, nil
 }
 
-// explain names tables that were never created.
+// explain names tables and functions that were never created.
 func (t tables) explain(err error) error { return t.missing().Explain(err) }
 
 func (t tables) missing() migrate.Missing {
-	return migrate.Missing{Call: "Store.Migrate", Tables: []string{t.outbox, t.lanes, t.dead, t.audit, t.pause, t.dedup}}
+	return migrate.Missing{Call: "Store.Migrate", Tables: []string{t.outbox, t.lanes, t.dead, t.audit, t.pause, t.dedup, t.claim, t.settle, t.look}}
 }
 
 // fill puts the names into a statement.
 func (t tables) fill(sql string) string {
 	return strings.NewReplacer("{outbox}", t.outbox, "{lanes}", t.lanes, "{dead}", t.dead,
-		"{audit}", t.audit, "{pause}", t.pause, "{sequence}", t.sequence, "{dedup}", t.dedup, "{columns}", columns).Replace(sql)
+		"{audit}", t.audit, "{pause}", t.pause, "{sequence}", t.sequence, "{dedup}", t.dedup,
+		"{claim}", t.claim, "{settle}", t.settle, "{look}", t.look, "{columns}", columns).Replace(sql)
 }

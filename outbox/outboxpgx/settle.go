@@ -10,20 +10,18 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// Settle implements driver.Source.
-func (s *Store) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Settlement) ([]driver.Lease, error) {
+// Settle implements driver.Source. It takes one round trip, and looks at what is left after its commit: whoever was woken
+// for that before has found the lanes leased.
+func (s *Store) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Settlement) (driver.Settled, error) {
 	if len(b.Leases) == 0 {
-		return nil, nil
+		return driver.Settled{}, nil
 	}
 	lanes, tokens := columnsOfLeases(b.Leases)
 	held := heldLanes{}
+	var settled driver.Settled
 	queue := &pgx.Batch{}
 	queue.Queue(beginSQL)
-	queue.Queue(settingsSQL)
-	queue.Queue(s.sql.lock, lanes, tokens).Query(held.read)
-	s.settlement(queue, lanes, tokens, outcomes)
-	limit, era := s.horizon.limit()
-	queue.Queue(s.sql.close, lanes, tokens, limit, era)
+	queue.Queue(s.sql.settle, s.settlement(lanes, tokens, outcomes)...).QueryRow(held.readArray)
 	ask := s.horizon.question()
 	var writers []string
 	if ask.number != 0 {
@@ -32,38 +30,31 @@ func (s *Store) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Se
 			return err
 		})
 	}
+	queue.Queue(commitGoOnSQL)
+	queue.Queue(s.sql.look, lanes).QueryRow(func(row pgx.Row) error { return row.Scan(&settled.More) })
 	queue.Queue(commitSQL)
 	if err := s.send(ctx, queue); err != nil {
 		s.horizon.forget()
-		return nil, fmt.Errorf("outboxpgx: settle: %w", s.t.explain(err))
+		return driver.Settled{}, fmt.Errorf("outboxpgx: settle: %w", s.t.explain(err))
 	}
 	s.horizon.answer(ask, writers)
-	return held.stale(b.Leases), nil
+	settled.Stale = held.stale(b.Leases)
+	return settled, nil
 }
 
-// settlement queues one statement for each verdict that occurs.
-func (s *Store) settlement(queue *pgx.Batch, lanes []int16, tokens []int64, outcomes []driver.Settlement) {
-	by := map[driver.Verdict]*columnsOf{}
-	for _, v := range []driver.Verdict{driver.Published, driver.Failed, driver.Dead} {
-		by[v] = &columnsOf{}
-	}
+// settlement returns the arguments of settleSQL.
+func (s *Store) settlement(lanes []int16, tokens []int64, outcomes []driver.Settlement) []any {
+	published, failed, dead := newColumns(len(outcomes)), newColumns(0), newColumns(0)
+	by := map[driver.Verdict]*columnsOf{driver.Published: published, driver.Failed: failed, driver.Dead: dead}
 	for _, o := range outcomes {
 		if c := by[o.Verdict]; c != nil {
 			c.add(o)
 		}
 	}
-	if c := by[driver.Published]; len(c.ids) > 0 {
-		sql := s.sql.delete
-		if s.cfg.Retention > 0 {
-			sql = s.sql.keep
-		}
-		queue.Queue(sql, lanes, tokens, c.ids)
-	}
-	if c := by[driver.Failed]; len(c.ids) > 0 {
-		queue.Queue(s.sql.fail, lanes, tokens, c.ids, c.delays, c.classes, c.errors)
-	}
-	if c := by[driver.Dead]; len(c.ids) > 0 {
-		queue.Queue(s.sql.bury, lanes, tokens, c.ids, c.classes, c.errors)
+	limit, era := s.horizon.limit()
+	return []any{
+		lanes, tokens, published.ids, s.cfg.Retention > 0, failed.ids, failed.delays, failed.classes, failed.errors,
+		dead.ids, dead.classes, dead.errors, limit, era,
 	}
 }
 
@@ -77,6 +68,11 @@ type columnsOf struct {
 	delays  []int64 // microseconds
 	classes []string
 	errors  []string
+}
+
+// newColumns returns empty columns with room for so many ids. An empty array is not NULL.
+func newColumns(room int) *columnsOf {
+	return &columnsOf{ids: make(uuids, 0, room), delays: []int64{}, classes: []string{}, errors: []string{}}
 }
 
 func (c *columnsOf) add(o driver.Settlement) {

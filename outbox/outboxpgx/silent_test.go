@@ -90,7 +90,7 @@ func TestSilentInTheMiddleOfARelay(t *testing.T) {
 	t.Parallel()
 	pgtest.New(t) // skips before there are subtests
 	for name, on := range map[string]string{
-		"claim": "leased AS", "settle": "f.seq <= l.suspect", "look below": "statement_timeout", "release": "due_at <= now()", "renew": "lease_until = now() + $3",
+		"claim": "holdfast_outbox_claim", "settle": "holdfast_outbox_settle", "look below": "statement_timeout", "release": "due_at <= now()", "renew": "lease_until = now() + $3",
 	} {
 		for _, deliver := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, delivered %v", name, deliver), func(t *testing.T) {

@@ -4,40 +4,38 @@ import "strings"
 
 // statements are the SQL of writing and of relays, with the names of the tables filled in.
 type statements struct {
-	insertOne, insert                            string
-	remember, recall                             string
-	giveBack, lease, read, firstDue, countLosses string
-	lower, writers                               string
-	lockDue, holdDue, holdReady, release         string
-	lock, renew, delete, keep, fail, bury, close string
+	insertOne, insert                    string
+	remember, recall                     string
+	claim, read, countLosses             string
+	lower, writers                       string
+	lockDue, holdDue, holdReady, release string
+	settle, look, lock, renew            string
 }
 
 func (t tables) statements() statements {
-	parts := strings.NewReplacer("{ready}", ready, "{waiting}", waiting, "{before}", before, "{heldUntil}", heldUntil, "{ours}", ours,
+	parts := strings.NewReplacer("{ready}", ready, "{waiting}", waiting, "{before}", before, "{heldUntil}", heldUntil,
 		"{fits}", strings.ReplaceAll(fits, "{max}", "$4::bigint"), "{record}", recordColumns)
 	fill := func(sql string) string { return t.fill(parts.Replace(sql)) } // a part may name a table
 	return statements{
 		insertOne: fill(insertOneSQL), insert: fill(insertSQL),
 		remember: fill(rememberSQL), recall: fill(recallSQL),
-		giveBack: fill(giveBackSQL), lease: fill(leaseSQL), read: fill(readSQL), firstDue: fill(firstDueSQL), countLosses: fill(countLossesSQL),
+		claim: fill(claimSQL), read: fill(readSQL), countLosses: fill(countLossesSQL),
 		lower: fill(lowerSQL), writers: writersSQL,
 		lockDue: fill(lockDueSQL), holdDue: fill(holdDueSQL), holdReady: fill(holdReadySQL), release: fill(releaseSQL),
-		lock: fill(lockSQL), renew: fill(renewSQL), delete: fill(deleteSQL), keep: fill(keepSQL), fail: fill(failSQL), bury: fill(burySQL),
-		close: fill(closeSQL),
+		settle: fill(settleSQL), look: fill(lookSQL), lock: fill(lockSQL), renew: fill(renewSQL),
 	}
 }
 
 // A transaction of a relay is one round trip at READ COMMITTED. A queue at SERIALIZABLE would abort
 // itself, because rows that SKIP LOCKED passes over count as read.
 const (
-	beginSQL  = `BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE`
-	commitSQL = `COMMIT`
+	beginSQL      = `BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE`
+	commitSQL     = `COMMIT`
+	commitGoOnSQL = `COMMIT AND CHAIN` // begins another transaction like this one
 )
 
-// settingsSQL comes first in each transaction of a relay. The table is often empty when it is analysed
-// and full a moment later, so plans must not follow the statistics. They are not made anew each time
-// either: planning takes longer than the statement. The timeout releases the locks of a relay whose host
-// is gone, long before TCP notices.
+// settingsSQL comes first in each transaction of a relay that no function of the schema begins: see
+// migrations/0006_outbox_relay.sql, which has the same settings, and why.
 const settingsSQL = `
 SELECT set_config('idle_in_transaction_session_timeout', '5s', true), set_config('plan_cache_mode', 'force_generic_plan', true),
        set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_hashjoin', 'off', true),

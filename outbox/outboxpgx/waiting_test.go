@@ -85,10 +85,10 @@ func (s deadlockFree) Renew(ctx context.Context, l []driver.Lease, ttl time.Dura
 	return stale, err
 }
 
-func (s deadlockFree) Settle(ctx context.Context, b driver.Batch, o []driver.Settlement) ([]driver.Lease, error) {
-	stale, err := s.Store.Settle(ctx, b, o)
+func (s deadlockFree) Settle(ctx context.Context, b driver.Batch, o []driver.Settlement) (driver.Settled, error) {
+	settled, err := s.Store.Settle(ctx, b, o)
 	s.note(err)
-	return stale, err
+	return settled, err
 }
 
 // Random outcomes, times and relays: every key stays in order, nothing waits for ever, and the locks

@@ -26,7 +26,7 @@ func (s *Store) Claim(ctx context.Context, req driver.Claim) (driver.Batch, erro
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	batch := driver.Batch{Due: s.promote(now)}
+	batch := driver.Batch{Due: soonest(s.promote(now), s.leaseEnds(now))}
 	if !s.pause.Since.IsZero() {
 		return batch, nil
 	}
@@ -126,6 +126,22 @@ func (s *Store) promote(now time.Time) (next time.Duration) {
 	return next
 }
 
+// leaseEnds returns the time until the first lease ends; 0: there is none.
+func (s *Store) leaseEnds(now time.Time) (next time.Duration) {
+	for _, l := range s.lanes {
+		next = soonest(next, max(0, l.until.Sub(now)))
+	}
+	return next
+}
+
+// soonest returns the shorter of two times that are not 0.
+func soonest(a, b time.Duration) time.Duration {
+	if a == 0 || b != 0 && b < a {
+		return b
+	}
+	return a
+}
+
 // ready returns what could be claimed if all lanes were free.
 func (s *Store) ready(skip []string) []*entry {
 	held := map[string]bool{}
@@ -172,18 +188,18 @@ func (s *Store) holds(l driver.Lease) bool {
 }
 
 // Settle implements driver.Source.
-func (s *Store) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Settlement) ([]driver.Lease, error) {
+func (s *Store) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Settlement) (driver.Settled, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, err
+		return driver.Settled{}, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
 	held := map[int]bool{}
-	var stale []driver.Lease
+	var settled driver.Settled
 	for _, l := range b.Leases {
 		if !s.holds(l) {
-			stale = append(stale, l)
+			settled.Stale = append(settled.Stale, l)
 			continue
 		}
 		held[l.Lane] = true
@@ -198,7 +214,10 @@ func (s *Store) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Se
 	}
 	s.sweep()
 	s.acquit(held)
-	return stale, nil
+	settled.More = slices.ContainsFunc(s.ready(nil), func(e *entry) bool {
+		return slices.ContainsFunc(b.Leases, func(l driver.Lease) bool { return l.Lane == driver.LaneOf(e.Message) })
+	})
+	return settled, nil
 }
 
 // acquit ends the suspicion of messages that are gone or wait.

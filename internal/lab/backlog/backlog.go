@@ -60,12 +60,12 @@ type Counting struct {
 }
 
 // Settle implements driver.Source.
-func (c Counting) Settle(ctx context.Context, b driver.Batch, settlements []driver.Settlement) ([]driver.Lease, error) {
-	stale, err := c.Store.Settle(ctx, b, settlements)
-	if err == nil && len(stale) == 0 {
+func (c Counting) Settle(ctx context.Context, b driver.Batch, settlements []driver.Settlement) (driver.Settled, error) {
+	settled, err := c.Store.Settle(ctx, b, settlements)
+	if err == nil && len(settled.Stale) == 0 {
 		c.Published(len(settlements))
 	}
-	return stale, err
+	return settled, err
 }
 
 // Drain has a relay with the default settings publish n messages of the table, which has more or exactly

@@ -131,8 +131,8 @@ func (idleSource) Renew(context.Context, []driver.Lease, time.Duration) ([]drive
 	return nil, nil
 }
 
-func (idleSource) Settle(context.Context, driver.Batch, []driver.Settlement) ([]driver.Lease, error) {
-	return nil, nil
+func (idleSource) Settle(context.Context, driver.Batch, []driver.Settlement) (driver.Settled, error) {
+	return driver.Settled{}, nil
 }
 
 type noPublisher struct{}

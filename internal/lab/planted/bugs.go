@@ -46,7 +46,7 @@ var bugs = []bug{
 	},
 	{
 		"a relay looks only when it is woken", "outbox/dispatcher.go",
-		"\tcase <-timer.C:\n\t}", "\tcase <-ctx.Done():\n\t}", simulation,
+		"\t\tcase <-timer.C:\n", "\t\tcase <-make(chan int):\n", simulation,
 	},
 	{
 		"dedup in a transaction of its own", "inbox/internal/memory/entries.go",
@@ -133,8 +133,25 @@ var bugs = []bug{
 	},
 
 	{
-		"a settlement does not check the fencing token", "outbox/outboxpgx/sql_settle.go",
-		"ON l.lane = b.lane AND l.token = b.token))`", "ON l.lane = b.lane))`", suite("outbox/outboxpgx", "^TestConformance$"),
+		"a settlement does not check the fencing token", "outbox/outboxpgx/migrations/0006_outbox_relay.sql",
+		"ON l.lane = b.lane AND l.token = b.token\n", "ON l.lane = b.lane\n", suite("outbox/outboxpgx", "^TestConformance$"),
+	},
+	{
+		"a settlement changes messages of lanes that it does not hold", "outbox/outboxpgx/migrations/0006_outbox_relay.sql",
+		"DELETE FROM {{table}} o WHERE o.id = ANY(published) AND o.lane = ANY(ours);", "DELETE FROM {{table}} o WHERE o.id = ANY(published);",
+		suite("outbox/outboxpgx", "^TestConformance$"),
+	},
+	{
+		"a relay looks before its settlement is committed", "outbox/outboxpgx/settle.go",
+		"\tqueue.Queue(commitGoOnSQL)\n", "\tqueue.Queue(`SELECT`)\n", suite("outbox/outboxpgx", "^TestLookComesAfterTheRelease$"),
+	},
+	{
+		"what came while its lane was leased is left", "outbox/dispatcher.go",
+		"if r.more || d.limit > 0 {", "if d.limit > 0 {", suite("outbox", "^TestWhatComesMeanwhile$"),
+	},
+	{
+		"the lanes of a killed relay wait for a poll", "outbox/outboxtest/source.go",
+		"soonest(s.promote(now), s.leaseEnds(now))", "s.promote(now)", suite("outbox", "^TestLanesOfTheKilledAreTakenOver$"),
 	},
 	{
 		"a floor rises above an open transaction", "outbox/outboxpgx/horizon.go",

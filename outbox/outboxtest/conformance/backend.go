@@ -80,11 +80,11 @@ func (s Store) claimAlone(t *testing.T, req driver.Claim) driver.Batch {
 
 func (s Store) settle(t *testing.T, b driver.Batch, outcomes ...driver.Settlement) []driver.Lease {
 	t.Helper()
-	stale, err := s.Source.Settle(t.Context(), b, outcomes)
+	settled, err := s.Source.Settle(t.Context(), b, outcomes)
 	if err != nil {
 		t.Fatalf("Settle: %v", err)
 	}
-	return stale
+	return settled.Stale
 }
 
 // wantReady claims everything, compares the bodies in any order, and gives it back.

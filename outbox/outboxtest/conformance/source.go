@@ -26,6 +26,7 @@ func TestSource(t *testing.T, b Backend) {
 		"a message may die again":             buriesAgain,
 		"a skipped transport is left alone":   skipsTransports,
 		"a lease runs out and is fenced":      fencesStaleLease,
+		"half of a batch is fenced":           fencesHalfABatch,
 		"a lease is renewed":                  renewsLeases,
 		"what was taken is not renewed":       renewsNoStaleLease,
 		"lost claims put under suspicion":     suspectsTheLost,
@@ -33,6 +34,9 @@ func TestSource(t *testing.T, b Backend) {
 		"losses count in a row":               countsLossesInARow,
 		"a batch is settled once":             settlesOnce,
 		"foreign ids are ignored":             ignoresForeign,
+		"what came meanwhile is told of":      tellsOfMore,
+		"what another claim finds is told of": tellsOfOtherLanes,
+		"the end of a lease is told":          tellsLeaseEnd,
 		"bad requests are refused":            refusesBadRequests,
 		"what lies in the store is measured":  measures,
 		"what is held behind it is old":       measuresHeldMessages,
@@ -106,8 +110,8 @@ func claimsSideBySide(t *testing.T, s Store) {
 				}
 				done := len(seen) == n
 				mu.Unlock()
-				if stale, err := s.Source.Settle(t.Context(), b, outcomes(driver.Published, b.Messages...)); err != nil || len(stale) > 0 {
-					t.Errorf("Settle: stale %v, %v", stale, err)
+				if settled, err := s.Source.Settle(t.Context(), b, outcomes(driver.Published, b.Messages...)); err != nil || len(settled.Stale) > 0 {
+					t.Errorf("Settle: stale %v, %v", settled.Stale, err)
 					return
 				}
 				if done {
@@ -283,12 +287,85 @@ func ignoresForeign(t *testing.T, s Store) {
 	}
 	s.write(t, b)
 	other := s.claim(t, driver.Claim{})
-	s.settle(t, other)
 	s.write(t, a)
 	mine := s.claim(t, driver.Claim{})
-	if stray := outcomes(driver.Published, other.Messages...); len(mine.Messages) == 1 {
-		s.settle(t, mine, stray...)
-		s.wantReady(t, quoted("1", "2")...)
+	if got := bodies(mine); !slices.Equal(got, quoted("1")) {
+		t.Fatalf("claimed %v beside a lease of the other lane", got)
+	}
+	s.settle(t, mine, outcomes(driver.Published, other.Messages...)...)
+	s.settle(t, other)
+	s.wantReady(t, quoted("1", "2")...)
+}
+
+// Of two lanes another relay has taken one: the batch is settled in the other.
+func fencesHalfABatch(t *testing.T, s Store) {
+	s.write(t, message("a", "1"), message("b", "2")) // in different lanes
+	paused := s.claim(t, driver.Claim{Lease: 300 * time.Millisecond})
+	if len(paused.Leases) != 2 {
+		t.Fatalf("%d leases, want of both lanes", len(paused.Leases))
+	}
+	var second driver.Batch
+	eventually(t, func() string {
+		if second = s.claimAlone(t, driver.Claim{}); len(second.Messages) == 0 {
+			return "no lane of a relay that is gone is claimed"
+		}
+		return ""
+	})
+	if len(second.Messages) != 1 {
+		t.Fatalf("claimed %v of the lanes under suspicion", bodies(second))
+	}
+	stale := s.settle(t, paused, outcomes(driver.Published, paused.Messages...)...)
+	if len(stale) != 1 || stale[0].Lane != second.Leases[0].Lane {
+		t.Errorf("stale are %v, want the lane of %v", stale, second.Leases)
+	}
+	if stale := s.settle(t, second); len(stale) > 0 {
+		t.Errorf("the holder is stale: %v", stale)
+	}
+	s.wantReady(t, bodies(second)...)
+}
+
+// Whoever was woken for a message of a lane that is leased has not found it: its holder is told.
+func tellsOfMore(t *testing.T, s Store) {
+	settle := func(b driver.Batch, want bool) {
+		t.Helper()
+		settled, err := s.Source.Settle(t.Context(), b, outcomes(driver.Published, b.Messages...))
+		if err != nil || len(settled.Stale) > 0 || settled.More != want {
+			t.Errorf("Settle returns %+v, %v, want more: %v", settled, err, want)
+		}
+	}
+	s.write(t, message("k", "1"))
+	first := s.claim(t, driver.Claim{})
+	s.write(t, message("k", "2"))
+	settle(first, true)
+	settle(s.claim(t, driver.Claim{}), false)
+}
+
+// Nobody else tells a relay of messages in lanes that a claim has left.
+func tellsOfOtherLanes(t *testing.T, s Store) {
+	const n = 64
+	for i := range n {
+		s.write(t, message("k"+strconv.Itoa(i), "1"))
+	}
+	for claimed := 0; claimed < n; {
+		b, err := s.Source.Claim(t.Context(), driver.Claim{Limit: 1000, Lease: lease})
+		if err != nil {
+			t.Fatalf("Claim: %v", err)
+		}
+		if claimed += len(b.Messages); claimed < n && !b.More {
+			t.Fatalf("no more is told of after %d of %d", claimed, n)
+		}
+	}
+}
+
+// A relay that is killed holds up its lanes until then.
+func tellsLeaseEnd(t *testing.T, s Store) {
+	s.write(t, message("k", "1"))
+	const short = 3 * time.Second
+	if due := s.claim(t, driver.Claim{Lease: short}).Due; due != 0 {
+		t.Errorf("the claim itself is told of %v", due)
+	}
+	if due := s.claim(t, driver.Claim{}).Due; due <= 0 || due > short {
+		t.Errorf("the lease ends in %v, want up to %v", due, short)
 	}
 }
 

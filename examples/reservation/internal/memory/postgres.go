@@ -78,10 +78,10 @@ func (s source) Renew(ctx context.Context, leases []driver.Lease, ttl time.Durat
 }
 
 // Settle implements driver.Source.
-func (s source) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Settlement) (stale []driver.Lease, err error) {
+func (s source) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Settlement) (settled driver.Settled, err error) {
 	err = s.wire.Call(ctx, PostgresServer, StepSettle, func() (err error) {
-		stale, err = s.Store.Settle(ctx, b, outcomes)
+		settled, err = s.Store.Settle(ctx, b, outcomes)
 		return err
 	})
-	return stale, err
+	return settled, err
 }

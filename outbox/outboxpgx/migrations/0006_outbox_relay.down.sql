@@ -1,0 +1,1 @@
+DROP FUNCTION {{claim}}, {{settle}}, {{look}};

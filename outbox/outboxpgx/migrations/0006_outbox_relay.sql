@@ -1,0 +1,141 @@
+-- What relays ask for in each of their transactions, as functions, so that a message costs them few statements. A
+-- function takes a new snapshot for each of its statements at READ COMMITTED: what comes after a lock sees what was
+-- committed before it was granted.
+--
+-- Each begins with settings that last until the end of the transaction. The table is often empty when it is analysed and
+-- full a moment later, so plans must not follow the statistics. They are not made anew each time either: planning takes
+-- longer than the statement. The timeout releases the locks of a relay whose host is gone, long before TCP notices.
+
+-- Leases lanes that nobody holds and that have something ready, those first that were leased longest ago. A lane without a
+-- token is free whatever its lease_until says: the clock may have been set back. A pause leaves all lanes alone. It commits
+-- without waiting for the disk: a claim that a crash of the database undoes is noticed when it is settled, since no
+-- other claim has its token.
+--
+-- A lane is doubtful when its last claim was lost, or when messages of that claim are still under suspicion. Doubtful
+-- lanes are leased singly, to a relay that has no other batch in hand. Each lost claim makes the batches of its lane eight
+-- times smaller, until the last row that the claim can have held is settled.
+--
+-- Given are the new token, the microseconds of the lease, the most lanes, the transports to skip, the most messages, whether
+-- the relay has no other batch in hand, and the tokens of claims whose COMMIT may have been lost on its way: their
+-- leases end. The last row has no lane. It says whether there are doubtful lanes that this relay must not have, and the
+-- microseconds until the first waiting row is due and until the first lease of another claim ends, at most a year. NULL:
+-- there is none.
+CREATE FUNCTION {{claim}}(
+    claim_token bigint, lease_us bigint, most_lanes integer, skip text[], most integer, by_itself boolean, lost_tokens bigint[]
+) RETURNS TABLE (lane smallint, single boolean, doubtful boolean, era bigint, due_us bigint, ends_us bigint) LANGUAGE plpgsql AS $claim$
+#variable_conflict use_column
+BEGIN
+    PERFORM set_config('idle_in_transaction_session_timeout', '5s', true), set_config('plan_cache_mode', 'force_generic_plan', true),
+        set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+        set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true), set_config('synchronous_commit', 'off', true);
+    IF lost_tokens <> '{}' THEN
+        WITH mine AS MATERIALIZED (SELECT l.lane FROM {{lanes}} l WHERE l.token = ANY(lost_tokens) ORDER BY l.lane FOR UPDATE SKIP LOCKED)
+        UPDATE {{lanes}} l SET token = NULL FROM mine WHERE l.lane = mine.lane;
+    END IF;
+    RETURN QUERY
+    WITH able AS MATERIALIZED (
+        SELECT l.lane, l.lease_until, l.token IS NOT NULL OR l.suspect IS NOT NULL AS doubtful FROM {{lanes}} l
+        WHERE (l.token IS NULL OR l.lease_until <= now()) AND NOT EXISTS (SELECT FROM {{pause}} p)
+            AND (SELECT true FROM {{table}} o WHERE o.lane = l.lane AND o.seq >= l.floor AND o.published_at IS NULL AND o.due_at IS NULL
+                 AND o.transport_name <> ALL(skip) ORDER BY o.seq LIMIT 1)),
+    kind AS MATERIALIZED (SELECT a.doubtful FROM able a WHERE by_itself OR NOT a.doubtful ORDER BY a.lease_until LIMIT 1),
+    free AS MATERIALIZED (
+        SELECT l.lane FROM {{lanes}} l JOIN able a ON l.lane = a.lane
+        WHERE (l.token IS NULL OR l.lease_until <= now()) AND a.doubtful = (SELECT k.doubtful FROM kind k)
+        ORDER BY a.lease_until LIMIT (SELECT CASE WHEN k.doubtful THEN 1 ELSE most_lanes END FROM kind k) FOR UPDATE OF l SKIP LOCKED),
+    leased AS (
+        UPDATE {{lanes}} l SET token = claim_token, lease_until = now() + lease_us * interval '1 microsecond',
+            batch = CASE WHEN l.token IS NOT NULL THEN greatest(1, l.batch / 8) WHEN l.suspect IS NOT NULL THEN l.batch ELSE most END,
+            losses = CASE WHEN l.token IS NOT NULL AND l.batch = 1 THEN l.losses + 1 ELSE l.losses END,
+            suspect = CASE WHEN l.token IS NULL THEN l.suspect ELSE (
+                SELECT max(h.seq) FROM (
+                    SELECT o.seq FROM {{table}} o WHERE o.lane = l.lane AND o.seq >= l.floor AND o.published_at IS NULL AND o.due_at IS NULL
+                        AND o.transport_name <> ALL(skip) ORDER BY o.seq LIMIT l.batch) h) END
+        FROM free f WHERE l.lane = f.lane
+        RETURNING l.lane, l.suspect IS NOT NULL AND l.batch = 1 AS single, l.era)
+    SELECT l.lane, l.single, (SELECT k.doubtful FROM kind k), l.era, NULL::bigint, NULL::bigint FROM leased l
+    UNION ALL
+    SELECT NULL, false, EXISTS (SELECT FROM able a WHERE a.doubtful AND NOT by_itself), 0,
+        (SELECT CASE WHEN o.due_at > now() THEN ceil(extract(epoch FROM least(o.due_at, now() + interval '1 year') - now()) * 1000000)::bigint ELSE 0 END
+         FROM {{table}} o WHERE o.published_at IS NULL AND o.due_at IS NOT NULL ORDER BY o.due_at LIMIT 1),
+        (SELECT ceil(extract(epoch FROM min(least(l.lease_until, now() + interval '1 year')) - now()) * 1000000)::bigint
+         FROM {{lanes}} l WHERE l.token IS NOT NULL AND l.lease_until > now());
+END
+$claim$;
+
+-- Settles a batch, and returns the lanes whose token was still that of its lease. For the messages of others nothing is
+-- changed. Without its token a batch is settled once.
+--
+-- Published messages are deleted, or marked and kept until they are pruned. Failed ones count an attempt and wait. Dead
+-- ones move to the dead letters: a letter with the id may be there already, if the message was written again after
+-- it was given up, and the newer one replaces it.
+--
+-- Each floor rises to the first ready row, but not above the horizon, and not in another era than the horizon's. The
+-- suspicion of a lane whose floor is past it ends, and so does a row of losses.
+CREATE FUNCTION {{settle}}(
+    lanes smallint[], tokens bigint[], published uuid[], keep boolean,
+    failed uuid[], delays_us bigint[], failed_classes text[], failed_errors text[],
+    dead uuid[], dead_classes text[], dead_errors text[], horizon bigint, horizon_era bigint
+) RETURNS smallint[] LANGUAGE plpgsql AS $settle$
+#variable_conflict use_column
+DECLARE
+    ours smallint[];
+BEGIN
+    PERFORM set_config('idle_in_transaction_session_timeout', '5s', true), set_config('plan_cache_mode', 'force_generic_plan', true),
+        set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_hashjoin', 'off', true),
+        set_config('enable_mergejoin', 'off', true), set_config('jit', 'off', true);
+    ours := ARRAY(
+        SELECT l.lane FROM {{lanes}} l JOIN unnest(lanes, tokens) AS b(lane, token) ON l.lane = b.lane AND l.token = b.token
+        ORDER BY l.lane FOR UPDATE OF l);
+    IF ours = '{}' THEN
+        RETURN ours;
+    END IF;
+    IF published <> '{}' AND keep THEN
+        UPDATE {{table}} o SET published_at = now() WHERE o.id = ANY(published) AND o.lane = ANY(ours) AND o.published_at IS NULL;
+    ELSIF published <> '{}' THEN
+        DELETE FROM {{table}} o WHERE o.id = ANY(published) AND o.lane = ANY(ours);
+    END IF;
+    IF failed <> '{}' THEN
+        UPDATE {{table}} o SET attempts = least(o.attempts, 2147483646) + 1, held = false, due_at = now() + f.delay * interval '1 microsecond',
+            error_class = f.class, last_error = f.error
+        FROM unnest(failed, delays_us, failed_classes, failed_errors) AS f(id, delay, class, error)
+        WHERE o.id = f.id AND o.lane = ANY(ours);
+    END IF;
+    IF dead <> '{}' THEN
+        WITH gone AS (DELETE FROM {{table}} o WHERE o.id = ANY(dead) AND o.lane = ANY(ours) RETURNING o.*)
+        INSERT INTO {{dead}} AS d (id, lane, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers,
+            seq, created_at, attempts, error_class, last_error)
+        SELECT g.id, g.lane, g.name, g.body, g.content_type, g.headers, g.ordering_key, g.transport_name, g.exchange, g.routing_key, g.route_headers,
+            g.seq, g.created_at, least(g.attempts, 2147483646) + 1, f.class, f.error
+        FROM gone g JOIN unnest(dead, dead_classes, dead_errors) AS f(id, class, error) ON f.id = g.id
+        ORDER BY g.seq
+        ON CONFLICT (id) DO UPDATE SET (
+            lane, name, body, content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers,
+            seq, created_at, attempts, error_class, last_error, died_at) = (
+            EXCLUDED.lane, EXCLUDED.name, EXCLUDED.body, EXCLUDED.content_type, EXCLUDED.headers, EXCLUDED.ordering_key, EXCLUDED.transport_name,
+            EXCLUDED.exchange, EXCLUDED.routing_key, EXCLUDED.route_headers, EXCLUDED.seq, EXCLUDED.created_at, EXCLUDED.attempts,
+            EXCLUDED.error_class, EXCLUDED.last_error, EXCLUDED.died_at);
+    END IF;
+    UPDATE {{lanes}} l SET token = NULL, lease_until = now(), losses = 0,
+        floor = CASE WHEN l.era = horizon_era THEN greatest(l.floor, least(horizon, f.seq)) ELSE l.floor END,
+        suspect = CASE WHEN f.seq <= l.suspect THEN l.suspect END
+    FROM (SELECT h.lane, (SELECT o.seq FROM {{table}} o WHERE o.lane = h.lane AND o.seq >= h.floor AND o.published_at IS NULL AND o.due_at IS NULL
+                          ORDER BY o.seq LIMIT 1) AS seq
+          FROM {{lanes}} h WHERE h.lane = ANY(ours)) f
+    WHERE l.lane = f.lane;
+    RETURN ours;
+END
+$settle$;
+
+-- Says whether a row of the lanes is ready. A relay asks for it when it has released them, in a transaction after that one:
+-- whoever was woken for such a row before may have found the lane leased.
+CREATE FUNCTION {{look}}(released smallint[]) RETURNS boolean LANGUAGE plpgsql AS $look$
+BEGIN
+    PERFORM set_config('idle_in_transaction_session_timeout', '5s', true), set_config('plan_cache_mode', 'force_generic_plan', true),
+        set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('jit', 'off', true);
+    RETURN EXISTS (
+        SELECT FROM {{lanes}} l WHERE l.lane = ANY(released)
+            AND (SELECT true FROM {{table}} o WHERE o.lane = l.lane AND o.seq >= l.floor AND o.published_at IS NULL AND o.due_at IS NULL
+                 ORDER BY o.seq LIMIT 1));
+END
+$look$;

@@ -1,0 +1,68 @@
+package outboxpgx_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+)
+
+// A message that commits while a settlement does is found: the relay that was woken for it has found the lane leased, so
+// the one that settles is told.
+func TestLookComesAfterTheRelease(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	f.write(t, outbox.Message{Name: "first", Key: "k", Body: []byte("1")})
+	batch, err := f.store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute})
+	must(t, err)
+	goOn := f.holdUpCommits(t)
+	type result struct {
+		settled driver.Settled
+		err     error
+	}
+	results := make(chan result, 1)
+	go func() {
+		settled, err := f.store.Settle(t.Context(), batch, []driver.Settlement{{ID: batch.Messages[0].ID, Verdict: driver.Published}})
+		results <- result{settled, err}
+	}()
+	testenv.Eventually(t, testenv.Patience, func() error {
+		var waits bool
+		must(t, f.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = 'holdfast_outbox'::regclass AND NOT granted)`).Scan(&waits))
+		if !waits {
+			return errors.New("the settlement does not commit yet")
+		}
+		return nil
+	})
+	f.write(t, outbox.Message{Name: "second", Key: "k", Body: []byte("1")})
+	other, err := f.store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute})
+	must(t, err)
+	if len(other.Messages) > 0 {
+		t.Fatal("the lane is free before the commit")
+	}
+	goOn()
+	r := <-results
+	must(t, r.err)
+	if !r.settled.More || len(r.settled.Stale) > 0 {
+		t.Errorf("%+v, want to be told of more", r.settled)
+	}
+}
+
+// holdUpCommits has every transaction that deletes messages wait at its COMMIT, until goOn is called.
+func (f *fixture) holdUpCommits(t *testing.T) (goOn func()) {
+	t.Helper()
+	_, err := f.pool.Exec(t.Context(), `
+		CREATE FUNCTION hold_up() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock('holdfast_outbox'::regclass::oid::bigint); RETURN NULL; END $$;
+		CREATE CONSTRAINT TRIGGER hold_up AFTER DELETE ON holdfast_outbox DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION hold_up()`)
+	must(t, err)
+	tx, err := f.pool.Begin(t.Context())
+	must(t, err)
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	_, err = tx.Exec(t.Context(), `SELECT pg_advisory_xact_lock('holdfast_outbox'::regclass::oid::bigint)`)
+	must(t, err)
+	return func() { must(t, tx.Rollback(t.Context())) }
+}
