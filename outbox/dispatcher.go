@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/runloop"
+	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
 // maxRounds is how many batches are in flight at once: while one is published, the next is claimed
@@ -28,6 +29,8 @@ type dispatcher struct {
 	err     error         // of a round that could not be settled
 	due     time.Duration // until a parked message is ready, as the store said last; 0: none is
 	woken   bool          // nothing was claimed since the last wake-up
+	polled  bool          // nothing but the poll asked for the look that is next
+	untold  time.Time     // when a poll last found messages that nobody had told of
 	alone   bool          // nothing begins until all rounds have ended: messages are under suspicion
 }
 
@@ -126,6 +129,10 @@ func (d *dispatcher) next(ctx context.Context) (bool, error) {
 	}
 	d.due = batch.Due
 	d.alone = batch.Suspect
+	if d.polled && len(batch.Messages) > 0 {
+		d.untold = time.Now()
+	}
+	d.polled = false
 	if len(batch.Leases) == 0 {
 		return batch.More || d.alone && !alone, nil
 	}
@@ -174,7 +181,8 @@ func (d *dispatcher) take(r round) {
 // idle waits for a wake-up, for the end of a round that leaves something to find, or until a parked message is due, a
 // lease or a pause ends, or the next poll.
 func (d *dispatcher) idle(ctx context.Context) {
-	wait := d.rounds.cfg.PollInterval
+	poll := d.poll()
+	wait := poll
 	for _, sooner := range []time.Duration{d.due, d.rounds.transports.nextResume()} {
 		if sooner > 0 {
 			wait = min(wait, sooner)
@@ -195,7 +203,26 @@ func (d *dispatcher) idle(ctx context.Context) {
 			d.woken = true
 			return
 		case <-timer.C:
+			d.polled = wait == poll
 			return
 		}
 	}
+}
+
+const (
+	// heardPolls is how many PollIntervals are between two looks while the store reports commits.
+	heardPolls = 5
+	// untoldFor is for how long they are not, after a look found messages that nobody had told of.
+	untoldFor = time.Minute
+)
+
+// poll returns the time to the next look that nothing asks for. A Drain is not woken.
+func (d *dispatcher) poll() time.Duration {
+	poll := d.rounds.cfg.PollInterval
+	source, ok := d.rounds.source.(driver.Hearing)
+	told := d.untold.IsZero() || time.Since(d.untold) >= untoldFor
+	if ok && told && d.limit == 0 && source.Hears() {
+		poll *= heardPolls
+	}
+	return poll
 }

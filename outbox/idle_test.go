@@ -2,6 +2,7 @@ package outbox_test
 
 import (
 	"context"
+	"strconv"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -15,6 +16,7 @@ import (
 type watched struct {
 	driver.Source
 	claims atomic.Int64
+	hears  bool
 }
 
 func (w *watched) Claim(ctx context.Context, r driver.Claim) (driver.Batch, error) {
@@ -22,12 +24,63 @@ func (w *watched) Claim(ctx context.Context, r driver.Claim) (driver.Batch, erro
 	return w.Source.Claim(ctx, r)
 }
 
+func (w *watched) Hears() bool { return w.hears }
+
+// A relay that hears of commits looks seldom by itself.
+func TestIdleRelayLooksSeldom(t *testing.T) {
+	for hears, want := range map[bool]int64{false: 61, true: 13} {
+		t.Run(strconv.FormatBool(hears), func(t *testing.T) {
+			inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+				w := &watched{Source: b.store, hears: hears}
+				b.over(w, outbox.RelayConfig{})
+				defer b.start()()
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				if got := w.claims.Load(); got != want {
+					b.Errorf("%d looks in a minute, want %d", got, want)
+				}
+			})
+		})
+	}
+}
+
+// Messages that nobody tells of, such as those of other programs, have it look more often, until there are none for
+// a while.
+func TestUntoldMessagesAreLookedFor(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		b.over(&watched{Source: b.store, hears: true}, outbox.RelayConfig{})
+		defer b.start()()
+		late := func(n int) time.Duration {
+			b.write(message("k", n))
+			begin := time.Now()
+			for len(b.store.Pending()) > 0 {
+				time.Sleep(100 * time.Millisecond)
+				synctest.Wait()
+			}
+			return time.Since(begin)
+		}
+		time.Sleep(100 * time.Millisecond)
+		if took := late(1); took <= time.Second || took > 5*time.Second {
+			b.Errorf("the first took %v, want up to 5 s", took)
+		}
+		for n := range 100 {
+			if took := late(n); took > time.Second {
+				b.Errorf("one of many took %v, want up to a second", took)
+			}
+		}
+		time.Sleep(61 * time.Second)
+		if took := late(1); took <= time.Second || took > 5*time.Second {
+			b.Errorf("the first after a while took %v, want up to 5 s", took)
+		}
+	})
+}
+
 // What is committed while its lane is leased is published when the batch has been: whoever was woken for it has found
 // nothing. Where there is none, nobody looks.
 func TestWhatComesMeanwhile(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
-		w := &watched{Source: b.store}
-		b.over(w, outbox.RelayConfig{PollInterval: time.Hour})
+		w := &watched{Source: b.store, hears: true}
+		b.over(w, outbox.RelayConfig{})
 		b.publisher.Latency(100 * time.Millisecond)
 		b.write(message("k", 1))
 		defer b.start()()
@@ -51,7 +104,7 @@ func TestWhatComesMeanwhile(t *testing.T) {
 // The lanes of a relay that was killed are taken over when its lease ends, however seldom others look.
 func TestLanesOfTheKilledAreTakenOver(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
-		b.over(&watched{Source: b.store}, outbox.RelayConfig{PollInterval: time.Hour})
+		b.over(&watched{Source: b.store, hears: true}, outbox.RelayConfig{})
 		b.write(message("k", 1))
 		if _, err := b.store.Claim(b.Context(), driver.Claim{Limit: 1, Lease: 6 * time.Second}); err != nil {
 			b.Fatal(err)

@@ -37,7 +37,7 @@ type Listener struct {
 }
 
 var (
-	errNotListening = errors.New("the listener has not connected yet")
+	errNotListening = errors.New("the listener is not connected")
 
 	// ErrNoTable is what Probe returns where the table does not exist whose channel
 	// is listened to.
@@ -54,6 +54,7 @@ func NewListener(cfg ListenerConfig) *Listener {
 
 // Run listens until ctx is cancelled. It reconnects with growing pauses.
 func (l *Listener) Run(ctx context.Context) {
+	defer l.setState(errNotListening)
 	between := backoff.Policy{Base: 50 * time.Millisecond, Max: maxPause, Jitter: 0.5}
 	failures, told := 0, false
 	for ctx.Err() == nil {

@@ -8,6 +8,13 @@ import (
 // StatsLimit is where the counts of Depth stop: a count of StatsLimit means as many or more.
 const StatsLimit = 100_000
 
+// Hearing is an optional interface of a Source that hears of commits in all processes.
+type Hearing interface {
+	// Hears reports whether relays are woken for what is committed now, so that they need to look by
+	// themselves only for what nobody tells of.
+	Hears() bool
+}
+
 // Measured is an optional interface of a Source that reports its backlog.
 type Measured interface {
 	// Depth looks at the store. Its cost is bounded, whatever the store holds.

@@ -57,7 +57,7 @@
 //
 // # Wake-up
 //
-// A relay polls once per second. Nothing has to be wired for it to hear of messages sooner. After a
+// A relay polls once per second, and every 5 s while it hears of commits. Nothing has to be wired for that. After a
 // commit of txretry the Store asks the relays that run on it, in turn, until one will look. If none
 // will, it notifies those of other processes, with a statement of its own: a NOTIFY in the business
 // transaction would make Postgres serialise such commits. There is at most one notification per 2 ms,

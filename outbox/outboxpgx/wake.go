@@ -70,6 +70,9 @@ func (s *Store) Background(ctx context.Context, wake func() bool) {
 	<-ctx.Done()
 }
 
+// Hears implements driver.Hearing.
+func (s *Store) Hears() bool { return !s.cfg.PollOnly && s.listener.State() == nil }
+
 // checkWakeUps tests, with a connection of its own, whether notifications arrive.
 func (s *Store) checkWakeUps(ctx context.Context, found *check.Findings) error {
 	if s.cfg.PollOnly {

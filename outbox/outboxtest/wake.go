@@ -31,6 +31,9 @@ func (r *relays) change(fn func([]*relay) []*relay) {
 	r.list = fn(slices.Clone(r.list))
 }
 
+// Hears implements driver.Hearing: no commit goes unheard.
+func (s *Store) Hears() bool { return true }
+
 // Wake tells a relay that runs on the Store that messages were committed. Write does so by itself.
 func (s *Store) Wake() {
 	s.relays.mu.Lock()
