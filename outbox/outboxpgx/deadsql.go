@@ -99,7 +99,7 @@ WITH again AS MATERIALIZED (SELECT FROM {dead} d WHERE {again} AND {match}),
        INSERT INTO {outbox} ({columns}, created_at, due_at)
        SELECT id, lane, name, coalesce(edited_body, body), content_type, headers, ordering_key, transport_name, exchange, routing_key, route_headers,
               created_at, CASE WHEN $14::bigint > 0 THEN now() + ($15::bigint + row_number() OVER (ORDER BY seq) - 1) * $14::bigint * interval '1 microsecond' END
-       FROM gone LEFT JOIN unnest(CASE WHEN $16::bytea[] IS NOT NULL THEN $1::uuid[] END, $16) AS edited (edited_id, edited_body) ON edited_id = id
+       FROM gone LEFT JOIN unnest(CASE WHEN $16::bytea[] IS NOT NULL THEN $1::uuid[] END, $16::bytea[]) AS edited (edited_id, edited_body) ON edited_id = id
        ORDER BY seq RETURNING 1),
      changed AS (SELECT count(*) AS n FROM back),{replayNoted}
 SELECT n, (SELECT count(*) FROM again), (TABLE note) FROM changed`

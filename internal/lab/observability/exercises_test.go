@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -184,6 +185,23 @@ func (p parts) limits(exported) {
 		}
 		limited(http.NotFoundHandler()).ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, "/", nil))
 	}
+}
+
+// leases hold units of a busy limit.
+func (p parts) leases(known exported) {
+	leased, err := ratelimit.NewLeased(ratelimittest.New(), ratelimit.LeasedConfig{MeterProvider: p.meters})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	stop := p.background(leased.Run)
+	synctest.Wait()
+	for range 10 {
+		if _, err := leased.Allow(p.t.Context(), ratelimit.Charge{Limit: ratelimit.Limit{Name: "all", Max: 1000, Window: time.Minute}}); err != nil {
+			p.t.Fatal(err)
+		}
+	}
+	known.gather(p.t, p.registry)
+	stop()
 }
 
 // limiter asks a Redis that is away.

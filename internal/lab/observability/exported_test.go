@@ -43,7 +43,7 @@ func exercise(t *testing.T) exported {
 		}()
 		p := parts{t: t, registry: registry, meters: zeroed{provider}, log: slog.New(slog.DiscardHandler)}
 		for _, run := range []func(known exported){
-			p.transactions, p.relay, p.consumer, p.orderedConsumer, p.brokers, p.requests, p.limits, p.sweeps, p.upkeep,
+			p.transactions, p.relay, p.consumer, p.orderedConsumer, p.brokers, p.requests, p.limits, p.leases, p.sweeps, p.upkeep,
 		} {
 			run(known)
 			known.gather(t, registry)

@@ -120,6 +120,9 @@ var rows = []row{
 		{"Decision, 99th percentile", "", "s", []query{
 			{expr: `histogram_quantile(0.99, sum by (le) (rate(holdfast_ratelimit_duration_seconds_bucket{$s}[$r])))`, legend: "99 %", servers: true},
 		}},
+		{"Units taken ahead", "What leased limiters hold and have not spent: a process that dies strands its part until it lapses.", "short", []query{
+			{expr: `sum by (limit) (holdfast_ratelimit_leased{$s})`, legend: "{{limit}}", rare: true},
+		}},
 	}},
 	{"Expiry", []panel{
 		{"Expired", "Rows that sweeps expired, found settled by others, and put in quarantine.", "ops", []query{
