@@ -54,7 +54,8 @@
 // is never leased; the store is asked each time. So it is for a limit whose Max is below Share.
 //
 // The price is units that nobody can have for a while. Others are denied while a process holds the last
-// of a limit, for 200 ms at most, and for a second if they remember the denial. A process that dies
+// of a limit, for 200 ms at most, and for a second if they remember the denial. RetryAfter of such a
+// denial tells when the limit regains units, not when the others give theirs back. A process that dies
 // strands what it holds until that lapses, at the latest with the window after this one: of each limit
 // and key at most Max / Share, as much again in a trip under way, and what its calls were charged. So
 // does an answer or a refund that is lost. The gauge holdfast.ratelimit.leased tells what is held.

@@ -73,9 +73,10 @@ func NewLeased(store Limiter, cfg LeasedConfig) (*Leased, error) {
 	return &Leased{store: store, cfg: cfg, meter: meter, gauge: gauge, leases: table.New[lease](math.MaxInt)}, nil
 }
 
-// Run gives back what was not spent in time, and all that is left when ctx ends, within 5 s. While it
-// does not run every call asks the store and nothing is taken ahead. It returns nil, or an error if it
-// runs already.
+// Run gives back what was not spent in time, and all that is left when ctx ends, within 10 s: what the
+// store has not taken back by then stays charged until it lapses. While it does not run every call asks
+// the store and nothing is taken ahead. It returns nil, or an error if it runs already or if the meter
+// refuses the gauge.
 func (l *Leased) Run(ctx context.Context) error {
 	if !l.open.CompareAndSwap(false, true) {
 		return errors.New("ratelimit: Run of a Leased limiter is running already")

@@ -127,7 +127,12 @@ func (n *need) take(now time.Time, share int64) {
 
 // ask has the store decide about what is missing.
 func (l *Leased) ask(ctx context.Context, charges []Charge, needs []need) (Decision, error) {
-	asked := time.Now()
+	asked, returned := time.Now(), false
+	defer func() {
+		if !returned { // the store panicked: what was taken goes back, and others may take again
+			l.settle(ctx, Decision{}, asked, charges, needs)
+		}
+	}()
 	d, err := l.store.Allow(ctx, missing(charges, needs)...)
 	if err == nil && !d.Allowed && withoutAhead(d.Denied, charges, needs) {
 		asked = time.Now()
@@ -135,9 +140,11 @@ func (l *Leased) ask(ctx context.Context, charges []Charge, needs []need) (Decis
 	}
 	if err == nil && d.Allowed && !d.Fallback && crossed(d.At.UnixMilli(), charges, needs) {
 		l.giveBack(ctx, d.Charges())
+		returned = true
 		_ = l.settle(ctx, Decision{}, asked, charges, needs)
 		return l.store.Allow(ctx, charges...)
 	}
+	returned = true
 	return l.settle(ctx, d, asked, charges, needs), err
 }
 
@@ -217,7 +224,10 @@ func (l *Leased) release(back []Charge, charge Charge, n *need, answer *part, d 
 	e, at := &n.lease.Value, d.At.UnixMilli()
 	e.calls--
 	if n.taking {
-		e.taking, e.ahead = false, 0
+		e.taking = false
+		if !d.Cached { // a remembered denial tells nothing of what may be taken
+			e.ahead = 0
+		}
 	}
 	units, since := n.units, n.since
 	if d.Allowed {
@@ -245,7 +255,9 @@ func (l *Leased) release(back []Charge, charge Charge, n *need, answer *part, d 
 // part is the limit's part in the decision about all the charges.
 func (n *need) part(charge Charge, answer *part, d *Decision) part {
 	if n.lease == nil || answer != nil && !d.Allowed {
-		return *answer
+		asked := *answer
+		asked.cost = n.cost
+		return asked
 	}
 	e := &n.lease.Value
 	return part{rule: e.rule, key: charge.Key, cost: n.cost, counter: e.state(d.At.UnixMilli())}
@@ -256,6 +268,6 @@ func giveUp(back []Charge, c Charge, units, since int64) []Charge {
 	if units == 0 {
 		return back
 	}
-	c.Cost, c.At = units, time.UnixMilli(since)
+	c.Cost, c.At, c.Local = units, time.UnixMilli(since), false
 	return append(back, c)
 }
