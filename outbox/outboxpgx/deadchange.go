@@ -2,11 +2,13 @@ package outboxpgx
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgcall"
@@ -47,7 +49,7 @@ func (c *change) Returnable(ctx context.Context, f outbox.Filter, r outbox.Repla
 // ids reads a row that begins with ids.
 func (c *change) ids(ctx context.Context, sql string, args []any, more ...any) ([]uuid.UUID, error) {
 	var found uuids
-	err := pgcall.Twice(ctx, c.pool, c.readTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
+	err := pgcall.Within(ctx, c.pool, c.changeTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
 		return queryPlanned(ctx, conn, beginReadSQL, sql, args, append([]any{&found}, more...))
 	})
 	if err != nil {
@@ -60,13 +62,24 @@ func (c *change) ids(ctx context.Context, sql string, args []any, more ...any) (
 	return ids, nil
 }
 
-// Return implements deadletter.Store.
+const uniqueViolation = "23505"
+
+// Return implements deadletter.Store. A step that meets an id which has come to the outbox since it began is tried once more:
+// it then sees that one.
 func (c *change) Return(ctx context.Context, s deadletter.Step, r outbox.Replay) (moved outbox.Replayed, err error) {
 	var between int64 // microseconds
 	if r.PerSecond > 0 {
 		between = int64(min(float64(time.Second/time.Microsecond)/r.PerSecond, float64(365*24*time.Hour/time.Microsecond)))
 	}
-	err = c.step(ctx, c.sql.replay, s.Filter, []any{between, s.Before, s.Bodies}, &moved.Returned, &moved.Failed)
+	for range 2 {
+		err = c.step(ctx, c.sql.replay, s.Filter, []any{between, s.Before, s.Bodies}, &moved.Returned, &moved.Failed)
+		if known, ok := errors.AsType[*pgconn.PgError](err); !ok || known.Code != uniqueViolation {
+			break
+		}
+	}
+	if moved.Returned > 0 {
+		c.wake()
+	}
 	return moved, err
 }
 

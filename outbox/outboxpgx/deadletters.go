@@ -22,15 +22,17 @@ type deadLetters struct {
 	t    tables
 	sql  deadStatements
 
+	wake func() // a relay, for what was returned
+
 	readTimeout, changeTimeout time.Duration
 }
 
-func newDeadLetters(pool *pgxpool.Pool, t tables) *deadLetters {
-	return &deadLetters{pool: pool, t: t, sql: t.deadStatements(), readTimeout: 10 * time.Second, changeTimeout: time.Minute}
+func newDeadLetters(pool *pgxpool.Pool, t tables, wake func()) *deadLetters {
+	return &deadLetters{pool: pool, t: t, sql: t.deadStatements(), wake: wake, readTimeout: 10 * time.Second, changeTimeout: time.Minute}
 }
 
 // DeadLetters returns the dead letters of the outbox. A read has 10 s, and 10 s more on another
-// connection where the server was silent on the first; a step of a change has a minute. The error after that is
+// connection where the server was silent on the first; the choice of what is changed, and each step of the change, has a minute. The error after that is
 // context.DeadlineExceeded. What was changed, by whom and why is kept: see Audit.
 func (s *Store) DeadLetters() outbox.DeadLetters { return s.dead }
 

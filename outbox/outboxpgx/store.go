@@ -99,8 +99,8 @@ func New(pool *pgxpool.Pool, cfg Config) (*Store, error) {
 	s := &Store{
 		pool: pool, cfg: cfg, t: t, sql: t.statements(), set: set, schema: schema,
 		lanesPerClaim: defaultLanesPerClaim, maxBatchBytes: defaultMaxBatchBytes,
-		dead: newDeadLetters(pool, t),
 	}
+	s.dead = newDeadLetters(pool, t, s.Wake)
 	if s.pruner, err = s.newPruner(); err != nil {
 		return nil, err
 	}

@@ -64,7 +64,11 @@ func Replay(ctx context.Context, s Store, f outbox.Filter, r outbox.Replay) (out
 	}
 	var refused error
 	for page := range slices.Chunk(ids, size) {
-		why, err := step(ctx, s, narrowed(f, page), r, &total)
+		if err := ctx.Err(); err != nil {
+			return total, err
+		}
+		// A step that has begun ends: nobody could tell what one that is cut off has done.
+		why, err := step(context.WithoutCancel(ctx), s, narrowed(f, page), r, &total)
 		refused = cmp.Or(refused, why)
 		if err != nil {
 			return total, err
@@ -134,7 +138,10 @@ func Remove(ctx context.Context, s Store, f outbox.Filter, r outbox.Removal) (re
 		return 0, err
 	}
 	for page := range slices.Chunk(ids, stepSize) {
-		n, err := s.Delete(ctx, narrowed(f, page), r)
+		if err := ctx.Err(); err != nil {
+			return removed, err
+		}
+		n, err := s.Delete(context.WithoutCancel(ctx), narrowed(f, page), r)
 		removed += n
 		if err != nil {
 			return removed, err
