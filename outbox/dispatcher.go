@@ -29,7 +29,8 @@ type dispatcher struct {
 	err     error         // of a round that could not be settled
 	due     time.Duration // until a parked message is ready, as the store said last; 0: none is
 	woken   bool          // nothing was claimed since the last wake-up
-	polled  bool          // nothing but the poll asked for the look that is next
+	polled  bool          // nobody asked for the look that is next
+	left    bool          // a round has left something to find since the last claim
 	untold  time.Time     // when a poll last found messages that nobody had told of
 	alone   bool          // nothing begins until all rounds have ended: messages are under suspicion
 }
@@ -107,6 +108,13 @@ func (d *dispatcher) lastCall(wait func()) {
 	}
 }
 
+// handOver tells another relay of what this one has left.
+func (d *dispatcher) handOver() {
+	if source, ok := d.rounds.source.(driver.Waking); ok && d.left {
+		source.Wake()
+	}
+}
+
 // next claims one batch and sets it going, when there is room for one more. When ctx ends, the batch
 // sends nothing more. False: there is nothing more to do now. An error means that the store was not
 // reached.
@@ -120,7 +128,7 @@ func (d *dispatcher) next(ctx context.Context) (bool, error) {
 		d.due = 0 // nothing could be done with it
 		return false, nil
 	}
-	d.woken = false
+	d.woken, d.left = false, false
 	begin := time.Now() // by our own clock, from before the lease began
 	alone := d.running == 0
 	batch, err := d.rounds.claim(d.spans.work, d.size(), alone, begin)
@@ -173,6 +181,7 @@ func (d *dispatcher) take(r round) {
 	d.report.Published += r.published
 	d.report.Failed += r.failed
 	d.report.Dead += r.dead
+	d.left = d.left || r.more
 	if r.err != nil {
 		d.err = r.err
 	}
@@ -181,8 +190,7 @@ func (d *dispatcher) take(r round) {
 // idle waits for a wake-up, for the end of a round that leaves something to find, or until a parked message is due, a
 // lease or a pause ends, or the next poll.
 func (d *dispatcher) idle(ctx context.Context) {
-	poll := d.poll()
-	wait := poll
+	wait := d.poll()
 	for _, sooner := range []time.Duration{d.due, d.rounds.transports.nextResume()} {
 		if sooner > 0 {
 			wait = min(wait, sooner)
@@ -203,7 +211,7 @@ func (d *dispatcher) idle(ctx context.Context) {
 			d.woken = true
 			return
 		case <-timer.C:
-			d.polled = wait == poll
+			d.polled = wait >= d.rounds.cfg.PollInterval
 			return
 		}
 	}
@@ -216,13 +224,14 @@ const (
 	untoldFor = time.Minute
 )
 
-// poll returns the time to the next look that nothing asks for. A Drain is not woken.
+// poll returns the time to the next look that nothing asks for. A lease of a relay that was killed is seen before it ends,
+// and while a transport is paused wake-ups may have been refused for its sake. A Drain is not woken.
 func (d *dispatcher) poll() time.Duration {
 	poll := d.rounds.cfg.PollInterval
 	source, ok := d.rounds.source.(driver.Hearing)
 	told := d.untold.IsZero() || time.Since(d.untold) >= untoldFor
-	if ok && told && d.limit == 0 && source.Hears() {
-		poll *= heardPolls
+	if ok && told && d.limit == 0 && source.Hears() && d.rounds.transports.paused() == nil {
+		return max(poll, min(heardPolls*poll, d.rounds.cfg.LeaseTTL*5/6))
 	}
 	return poll
 }

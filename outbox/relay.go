@@ -71,6 +71,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	defer end()
 	defer r.runPublishers(d.spans)()
 	defer r.health.saw(errEnded)
+	defer d.handOver()
 	defer wait()
 	defer r.runBackground(d.spans)()
 	d.serve(ctx, r.pauseDelay)
@@ -83,8 +84,8 @@ func (r *Relay) Run(ctx context.Context) error {
 func (r *Relay) pauseDelay(n int) time.Duration { return r.pauses.Delay(n-1, r.cfg.Rand()) }
 
 // Ready returns nil while Run works: if the last look reached the store, no transport is paused and
-// every publisher with a connection has it. It asks no server: a running relay looks at least once in
-// five times PollInterval.
+// every publisher with a connection has it. It asks no server: a running relay with
+// nothing to do looks once in five times PollInterval at least.
 func (r *Relay) Ready(ctx context.Context) error {
 	errs := []error{r.health.err()}
 	for _, t := range r.transports {

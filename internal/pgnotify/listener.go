@@ -118,7 +118,7 @@ func (l *Listener) session(ctx context.Context, works func()) error {
 
 const (
 	// probeTimeout is how long a notification to oneself may take. A connection is found dead within
-	// this and ProbeInterval.
+	// this and twice ProbeInterval: one that has just heard something is not tested at once.
 	probeTimeout = 2500 * time.Millisecond
 	// probePrefix tells such a notification from a time.
 	probePrefix = "probe "

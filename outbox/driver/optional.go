@@ -15,6 +15,13 @@ type Hearing interface {
 	Hears() bool
 }
 
+// Waking is an optional interface of a Source that wakes relays.
+type Waking interface {
+	// Wake has a relay look for messages now: one of this process or, if none of them will, one of another.
+	// It does not block.
+	Wake()
+}
+
 // Measured is an optional interface of a Source that reports its backlog.
 type Measured interface {
 	// Depth looks at the store. Its cost is bounded, whatever the store holds.

@@ -113,14 +113,14 @@ func (s *Store) expect(c *claim) {
 // there for. The claim is then sent again without it.
 func (s *Store) sendClaim(ctx context.Context, c *claim) error {
 	queue := &pgx.Batch{}
-	below := s.horizon.below()
-	if below {
-		s.lower(queue)
+	looking := s.horizon.below()
+	if looking {
+		s.lower(queue, func() { looking = false })
 	}
 	s.claim(queue, c)
 	return s.use(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {
 		err := conn.SendBatch(ctx, queue).Close()
-		if canceled, ok := errors.AsType[*pgconn.PgError](err); !ok || !below || canceled.Code != queryCanceled {
+		if canceled, ok := errors.AsType[*pgconn.PgError](err); !ok || !looking || canceled.Code != queryCanceled {
 			return err
 		}
 		if _, err := conn.Exec(ctx, "ROLLBACK"); err != nil {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // horizon finds the highest sequence number that the floors of the lanes may rise to: the one at or below
@@ -111,13 +112,16 @@ func (h *horizon) answer(q question, writers []string) {
 	}
 }
 
-// lower looks below the floors, in a transaction of its own.
-func (s *Store) lower(queue *pgx.Batch) {
+// lower looks below the floors, in a transaction of its own. It calls looked when that look was answered.
+func (s *Store) lower(queue *pgx.Batch, looked func()) {
 	queue.Queue(beginSQL)
 	queue.Queue(settingsSQL)
 	queue.Queue(asyncCommitSQL)
 	queue.Queue(lookTimeoutSQL)
-	queue.Queue(s.sql.lower)
+	queue.Queue(s.sql.lower).Exec(func(pgconn.CommandTag) error {
+		looked()
+		return nil
+	})
 	queue.Queue(commitSQL)
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/holdfast-go/holdfast/outbox/driver"
@@ -30,10 +31,18 @@ func (s *Store) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Se
 			return err
 		})
 	}
-	queue.Queue(commitGoOnSQL)
+	committed := false
+	queue.Queue(commitGoOnSQL).Exec(func(pgconn.CommandTag) error {
+		committed = true
+		return nil
+	})
 	queue.Queue(s.sql.look, lanes).QueryRow(func(row pgx.Row) error { return row.Scan(&settled.More) })
 	queue.Queue(commitSQL)
-	if err := s.send(ctx, queue); err != nil {
+	err := s.send(ctx, queue)
+	if err != nil && committed { // the batch is settled: only the look at what is left has failed
+		settled.More, err = true, nil
+	}
+	if err != nil {
 		s.horizon.forget()
 		return driver.Settled{}, fmt.Errorf("outboxpgx: settle: %w", s.t.explain(err))
 	}

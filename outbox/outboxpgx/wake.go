@@ -21,7 +21,7 @@ const (
 	// sendFor is how long a notification that cannot be sent is tried again.
 	sendFor = 10 * time.Second
 	// probeInterval is the time between two tests of the listening connection. A dead one is replaced
-	// within this and 3 s.
+	// within twice this and 3 s.
 	probeInterval = 5 * time.Second
 )
 

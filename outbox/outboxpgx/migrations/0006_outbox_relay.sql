@@ -17,7 +17,7 @@
 --
 -- Given are the new token, the microseconds of the lease, the most lanes, the transports to skip, the most messages, whether
 -- the relay has no other batch in hand, and the tokens of claims whose COMMIT may have been lost on its way: their
--- leases end. The last row has no lane. It says whether there are doubtful lanes that this relay must not have, and the
+-- leases end. The last row has no lane. It says whether doubtful lanes were left, and the
 -- microseconds until the first waiting row is due and until the first lease of another claim ends, at most a year. NULL:
 -- there is none.
 CREATE FUNCTION {{claim}}(
@@ -55,7 +55,7 @@ BEGIN
         RETURNING l.lane, l.suspect IS NOT NULL AND l.batch = 1 AS single, l.era)
     SELECT l.lane, l.single, (SELECT k.doubtful FROM kind k), l.era, NULL::bigint, NULL::bigint FROM leased l
     UNION ALL
-    SELECT NULL, false, EXISTS (SELECT FROM able a WHERE a.doubtful AND NOT by_itself), 0,
+    SELECT NULL, false, EXISTS (SELECT FROM able a WHERE a.doubtful) AND NOT coalesce((SELECT k.doubtful FROM kind k), false), 0,
         (SELECT CASE WHEN o.due_at > now() THEN ceil(extract(epoch FROM least(o.due_at, now() + interval '1 year') - now()) * 1000000)::bigint ELSE 0 END
          FROM {{table}} o WHERE o.published_at IS NULL AND o.due_at IS NOT NULL ORDER BY o.due_at LIMIT 1),
         (SELECT ceil(extract(epoch FROM min(least(l.lease_until, now() + interval '1 year')) - now()) * 1000000)::bigint
