@@ -17,8 +17,8 @@ import (
 )
 
 // New returns an idempotencypgx.Store whose records are in memory, for the
-// transactions of txretrytest: like every effect there, an inserted record is seen
-// outside its transaction before the commit. cfg.Records and cfg.Lease must be zero.
+// transactions of txretrytest: as in Postgres, nobody sees a record before the
+// commit. cfg.Records and cfg.Lease must be zero.
 func New(t txretry.Transactor, cfg idempotencypgx.Config) (*idempotencypgx.Store, error) {
 	if cfg.Records != nil {
 		return nil, errors.New("idempotencytest: Records is set")
@@ -37,7 +37,8 @@ type records struct {
 
 	mu      sync.Mutex
 	records map[driver.Key]kept
-	sweepAt int // number of records at which the expired ones are dropped
+	pending map[driver.Key]bool // inserted by a COMMIT that is not through
+	sweepAt int                 // number of records at which the expired ones are dropped
 }
 
 type kept struct {
@@ -46,22 +47,17 @@ type kept struct {
 }
 
 func newRecords() *records {
-	return &records{retention: retention, records: map[driver.Key]kept{}, sweepAt: firstSweep}
+	return &records{retention: retention, records: map[driver.Key]kept{}, pending: map[driver.Key]bool{}, sweepAt: firstSweep}
 }
 
-// Insert implements pgxdriver.Records. A second record makes COMMIT fail as
-// Postgres does, with SQLSTATE 23505.
+// Insert implements pgxdriver.Records. It takes effect with COMMIT, as the real one does, and a second
+// record makes that fail as Postgres does, with SQLSTATE 23505.
 func (r *records) Insert(_ context.Context, tx pgx.Tx, rec pgxdriver.Record) error {
-	inserted := false
-	err := txretrytest.Effect(tx, func() { inserted = r.add(rec) }, func() {
-		if inserted {
-			r.remove(rec.Key)
-		}
-	})
-	if err != nil || inserted {
-		return err
-	}
-	return txretrytest.EffectAtCommit(tx, duplicate, nil, nil)
+	rec.Response = rec.Response.Clone()
+	return txretrytest.EffectAtCommit(tx,
+		func() error { return r.reserve(rec.Key) },
+		func() { r.free(rec.Key) },
+		func() { r.add(rec) })
 }
 
 func duplicate() error {
@@ -89,22 +85,28 @@ func (r *records) Resolve(ctx context.Context, key driver.Key) (pgxdriver.Record
 	return r.Lookup(ctx, key)
 }
 
-func (r *records) add(rec pgxdriver.Record) bool {
+func (r *records) reserve(key driver.Key) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, taken := r.live(rec.Key); taken {
-		return false
+	if _, taken := r.live(key); taken || r.pending[key] {
+		return duplicate()
 	}
-	r.sweep()
-	rec.Response = rec.Response.Clone()
-	r.records[rec.Key] = kept{rec, time.Now().Add(r.retention)}
-	return true
+	r.pending[key] = true
+	return nil
 }
 
-func (r *records) remove(key driver.Key) {
+func (r *records) free(key driver.Key) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.records, key)
+	delete(r.pending, key)
+}
+
+func (r *records) add(rec pgxdriver.Record) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sweep()
+	delete(r.pending, rec.Key)
+	r.records[rec.Key] = kept{rec, time.Now().Add(r.retention)}
 }
 
 // live returns the record unless its retention is over.

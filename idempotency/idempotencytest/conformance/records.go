@@ -56,6 +56,7 @@ func (b RecordsBackend) run(t *testing.T, name string, fn func(t *testing.T, db 
 // TestRecords tests a Records of idempotencypgx/driver.
 func TestRecords(t *testing.T, b RecordsBackend) {
 	b.run(t, "a committed record is found", testRecordFound)
+	b.run(t, "nobody sees a record before its commit", testRecordUnseen)
 	b.run(t, "a record is rolled back with its transaction", testRecordRolledBack)
 	b.run(t, "a second record stops its transaction", testSecondRecord)
 	b.run(t, "a second record stops its transaction, though its error is ignored", testSecondRecordIgnored)
@@ -111,6 +112,23 @@ func testRecordFound(t *testing.T, db Database) {
 		if lookup, resolve := db.find(t, rec); !lookup || !resolve {
 			t.Errorf("Lookup found it: %v, Resolve: %v", lookup, resolve)
 		}
+	}
+}
+
+func testRecordUnseen(t *testing.T, db Database) {
+	rec := newRecord()
+	must(t, "insert", db.Transactor.Do(background, func(ctx context.Context, tx pgx.Tx) error {
+		if err := db.Records.Insert(ctx, tx, rec); err != nil {
+			return err
+		}
+		_, found, err := db.Records.Lookup(background, rec.Key)
+		if err == nil && found {
+			t.Error("the record is found while its transaction is open")
+		}
+		return err
+	}))
+	if found, _ := db.find(t, rec); !found {
+		t.Error("the record is not found after the commit")
 	}
 }
 
