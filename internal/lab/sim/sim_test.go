@@ -108,7 +108,7 @@ type bad struct {
 func (s *summary) run(t *testing.T, number, all int) {
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestChild$", "-test.timeout=0",
 		fmt.Sprintf("-seeds=%d", *seeds), fmt.Sprintf("-first=%d", *first))
-	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d", childEnv, number, all), "GOMAXPROCS=1", "GOGC=400", "GODEBUG=gcshrinkstackoff=1") // stacks grow again at once
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d %d", childEnv, number, all), "GOMAXPROCS=1", "GOGC=400")
 	var complaints, printed strings.Builder
 	cmd.Stderr = &complaints
 	out, err := cmd.StdoutPipe()
