@@ -49,7 +49,7 @@ func (c *change) Returnable(ctx context.Context, f outbox.Filter, r outbox.Repla
 // ids reads a row that begins with ids.
 func (c *change) ids(ctx context.Context, sql string, args []any, more ...any) ([]uuid.UUID, error) {
 	var found uuids
-	err := pgcall.Within(ctx, c.pool, c.changeTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
+	err := pgcall.Twice(ctx, c.pool, c.changeTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
 		return queryPlanned(ctx, conn, beginReadSQL, sql, args, append([]any{&found}, more...))
 	})
 	if err != nil {

@@ -32,8 +32,8 @@ func newDeadLetters(pool *pgxpool.Pool, t tables, wake func()) *deadLetters {
 }
 
 // DeadLetters returns the dead letters of the outbox. A read has 10 s, and 10 s more on another
-// connection where the server was silent on the first; the choice of what is changed, and each step of the change, has a minute. The error after that is
-// context.DeadlineExceeded. What was changed, by whom and why is kept: see Audit.
+// connection where the server was silent on the first; the choice of what is changed has twice a minute, each step of the
+// change one. The error after that is context.DeadlineExceeded. What was changed, by whom and why is kept: see Audit.
 func (s *Store) DeadLetters() outbox.DeadLetters { return s.dead }
 
 // listBytes bounds the bodies of one List together.

@@ -66,3 +66,34 @@ func (f *fixture) holdUpCommits(t *testing.T) (goOn func()) {
 	must(t, err)
 	return func() { must(t, tx.Rollback(t.Context())) }
 }
+
+// A claim that leaves a doubtful lane behind, since a sound one has waited longer, says so: else the messages of a relay
+// that was killed wait for the next poll.
+func TestDoubtfulLaneThatIsLeft(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	f.write(t, outbox.Message{Name: "lost", Key: "a", Body: []byte("1")})
+	lost, err := f.store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: 100 * time.Millisecond, Alone: true})
+	must(t, err)
+	if len(lost.Messages) != 1 {
+		t.Fatalf("claimed %d messages, want 1", len(lost.Messages))
+	}
+	testenv.Eventually(t, testenv.Patience, func() error {
+		var over bool
+		must(t, f.pool.QueryRow(t.Context(), "SELECT bool_and(lease_until <= now()) FROM holdfast_outbox_lanes WHERE token IS NOT NULL").Scan(&over))
+		if !over {
+			return errors.New("the lease goes on")
+		}
+		return nil
+	})
+	sound := "b"
+	for driver.LaneOf(driver.Message{Key: sound}) == lost.Leases[0].Lane {
+		sound += "b"
+	}
+	f.write(t, outbox.Message{Name: "sound", Key: sound, Body: []byte("1")})
+	batch, err := f.store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute, Alone: true})
+	must(t, err)
+	if len(batch.Messages) != 1 || batch.Messages[0].Name != "sound" || !batch.Suspect {
+		t.Errorf("claimed %d messages, suspect: %v, want the sound one and to be told of the other lane", len(batch.Messages), batch.Suspect)
+	}
+}

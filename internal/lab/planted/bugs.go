@@ -143,7 +143,7 @@ var bugs = []bug{
 	},
 	{
 		"a relay looks before its settlement is committed", "outbox/outboxpgx/settle.go",
-		"\tqueue.Queue(commitGoOnSQL)\n", "\tqueue.Queue(`SELECT`)\n", suite("outbox/outboxpgx", "^TestLookComesAfterTheRelease$"),
+		"\tqueue.Queue(commitGoOnSQL).Exec(", "\tqueue.Queue(`SELECT`).Exec(", suite("outbox/outboxpgx", "^TestLookComesAfterTheRelease$"),
 	},
 	{
 		"what came while its lane was leased is left", "outbox/dispatcher.go",
