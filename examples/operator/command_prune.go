@@ -41,7 +41,9 @@ func (o *Operator) prune() *cobra.Command {
 			if !ok {
 				continue
 			}
+			done := atWork(cmd, part.Name)
 			one, err := pruneOne(cmd.Context(), part.Name, p, *dry)
+			done()
 			if err != nil {
 				failed = append(failed, fmt.Errorf("%s: %w", part.Name, err))
 			}

@@ -29,3 +29,15 @@ func (o *Operator) withProgress(ctx context.Context, cmd *cobra.Command, what st
 	c.Progress = func(done int) { _ = bar.Set(min(done, n)) } // a bar that cannot be drawn is no failure
 	return c, func() { _ = bar.Finish() }
 }
+
+// atWork shows on a terminal's error output what is worked on, where nobody knows how long that takes, until done is
+// called.
+func atWork(cmd *cobra.Command, what string) (done func()) {
+	if !isTerminal(cmd.ErrOrStderr()) {
+		return func() {}
+	}
+	bar := progressbar.NewOptions(-1, progressbar.OptionSetWriter(cmd.ErrOrStderr()), progressbar.OptionSetDescription(what),
+		progressbar.OptionSetElapsedTime(true), progressbar.OptionClearOnFinish())
+	_ = bar.RenderBlank() // a bar that cannot be drawn is no failure
+	return func() { _ = bar.Finish() }
+}
