@@ -102,9 +102,8 @@ func TestInboxStreamsOfBadMessages(t *testing.T) {
 }
 
 // inPhases sends good messages to both, and bad ones among them to the second. The fast ones are as
-// many as leave the machine room for the good ones: a bad one costs several times as much. The
-// machine may have less room a moment later, so what fails is tried again with half as many: a
-// failure that speaks for others shows at every rate.
+// many as leave the machine room for the good ones: a bad one costs several times as much. What fails
+// is tried again only where the machine is measured to have less room than before, with as many as fit.
 func inPhases(t *testing.T, control, s *stream) {
 	t.Helper()
 	const tries = 3
@@ -119,8 +118,12 @@ func inPhases(t *testing.T, control, s *stream) {
 		if try == tries {
 			t.Fatal(strings.Join(wrong, "\n"))
 		}
-		t.Logf("with %d bad ones a second: %s", fast, strings.Join(wrong, "; "))
-		fast = max(1, fast/2)
+		room := min(100, control.capacity(t, s.bad().Headers)/5)
+		if room >= fast {
+			t.Fatal(strings.Join(wrong, "\n"))
+		}
+		t.Logf("%d bad ones a second were too many, %d fit: %s", fast, room, strings.Join(wrong, "; "))
+		fast = room
 	}
 }
 
