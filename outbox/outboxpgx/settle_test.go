@@ -97,3 +97,25 @@ func TestDoubtfulLaneThatIsLeft(t *testing.T) {
 		t.Errorf("claimed %d messages, suspect: %v, want the sound one and to be told of the other lane", len(batch.Messages), batch.Suspect)
 	}
 }
+
+// A settlement that is committed counts as one although the look after it fails.
+func TestLookThatFailsAfterTheCommit(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	f.write(t, outbox.Message{Name: "first", Key: "k", Body: []byte("1")})
+	batch, err := f.store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute})
+	must(t, err)
+	_, err = f.pool.Exec(t.Context(), `DROP FUNCTION holdfast_outbox_look;
+		CREATE FUNCTION holdfast_outbox_look(smallint[]) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE query_canceled; END $$`)
+	must(t, err)
+	settled, err := f.store.Settle(t.Context(), batch, []driver.Settlement{{ID: batch.Messages[0].ID, Verdict: driver.Published}})
+	must(t, err)
+	if !settled.More || len(settled.Stale) > 0 {
+		t.Errorf("%+v, want another look and no stale lease", settled)
+	}
+	depth, err := f.store.Depth(t.Context())
+	must(t, err)
+	if depth.Ready != 0 {
+		t.Errorf("%d messages are left", depth.Ready)
+	}
+}
