@@ -29,9 +29,9 @@ type dispatcher struct {
 	err     error         // of a round that could not be settled
 	due     time.Duration // until a parked message is ready, as the store said last; 0: none is
 	woken   bool          // nothing was claimed since the last wake-up
-	polled  bool          // nobody asked for the look that is next
+	polled  bool          // no wake-up asked for the look that is next
 	left    bool          // a round has left something to find since the last claim
-	untold  time.Time     // when a poll last found messages that nobody had told of
+	untold  time.Time     // when a poll last found messages without a wake-up
 	alone   bool          // nothing begins until all rounds have ended: messages are under suspicion
 }
 
@@ -220,7 +220,7 @@ func (d *dispatcher) idle(ctx context.Context) {
 const (
 	// heardPolls is how many PollIntervals are between two looks while the store reports commits.
 	heardPolls = 5
-	// untoldFor is for how long they are not, after a look found messages that nobody had told of.
+	// untoldFor is for how long they are not, after a look found messages without a wake-up.
 	untoldFor = time.Minute
 )
 

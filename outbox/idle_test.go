@@ -44,7 +44,7 @@ func TestIdleRelayLooksSeldom(t *testing.T) {
 	}
 }
 
-// Messages that nobody tells of, such as those of other programs, have it look more often, until there are none for
+// Messages without a wake-up, such as those of other programs, have it look more often, until there are none for
 // a while.
 func TestUntoldMessagesAreLookedFor(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
@@ -76,7 +76,7 @@ func TestUntoldMessagesAreLookedFor(t *testing.T) {
 }
 
 // What is committed while its lane is leased is published when the batch has been: whoever was woken for it has found
-// nothing. Where there is none, nobody looks.
+// nothing. Without such a message there is no further claim.
 func TestWhatComesMeanwhile(t *testing.T) {
 	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
 		w := &watched{Source: b.store, hears: true}

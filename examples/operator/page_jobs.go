@@ -45,7 +45,7 @@ type jobState struct {
 	Edited       bool // with other bodies
 	By, Reason   string
 	Began, Ended time.Time
-	// Stopped is who has asked for its end. Empty: nobody.
+	// Stopped is who has asked for its end; empty while it goes on.
 	Stopped string
 	// Total is how many it is about, as the preview counted them.
 	Total int

@@ -30,8 +30,7 @@ func (o *Operator) withProgress(ctx context.Context, cmd *cobra.Command, what st
 	return c, func() { _ = bar.Finish() }
 }
 
-// atWork shows on a terminal's error output what is worked on, where nobody knows how long that takes, until done is
-// called.
+// atWork shows on a terminal's error output what is worked on until done is called, for work of unknown length.
 func atWork(cmd *cobra.Command, what string) (done func()) {
 	if !isTerminal(cmd.ErrOrStderr()) {
 		return func() {}

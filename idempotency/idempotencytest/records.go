@@ -17,8 +17,8 @@ import (
 )
 
 // New returns an idempotencypgx.Store whose records are in memory, for the
-// transactions of txretrytest: as in Postgres, nobody sees a record before the
-// commit. cfg.Records and cfg.Lease must be zero.
+// transactions of txretrytest: as in Postgres, a record is visible from its
+// commit on. cfg.Records and cfg.Lease must be zero.
 func New(t txretry.Transactor, cfg idempotencypgx.Config) (*idempotencypgx.Store, error) {
 	if cfg.Records != nil {
 		return nil, errors.New("idempotencytest: Records is set")

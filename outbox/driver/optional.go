@@ -11,7 +11,7 @@ const StatsLimit = 100_000
 // Hearing is an optional interface of a Source that hears of commits in all processes.
 type Hearing interface {
 	// Hears reports whether relays are woken for what is committed now, so that they need to look by
-	// themselves only for what nobody tells of.
+	// themselves only for messages without a wake-up.
 	Hears() bool
 }
 

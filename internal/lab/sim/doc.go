@@ -30,6 +30,5 @@
 // All processes share one clock, so that clocks differ in the length of leases alone, those of relays and of
 // idempotency keys. Conflicts of transactions end after 400 attempts, not with the other faults. Redis loses
 // idempotency keys, and no counters of limits. What is asked of the tables of idempotency records and of
-// failed attempts of messages meets no fault by itself. For these the tests on real servers are there:
-// packages faults and chaos.
+// failed attempts of messages meets no fault by itself. Packages faults and chaos test these on real servers.
 package sim

@@ -76,8 +76,8 @@ func (p *process) tooLong() (took time.Duration, tooLong bool) {
 	return took, p.told != 0 && took > longestEnd
 }
 
-// longestEnd is how long a process may take to end: what it has begun, and what a server that
-// does not answer adds to that.
+// longestEnd is how long a process may take to end: a call to each of three servers that hangs for 10 s, as
+// long as a fault lasts at most, and what it has begun.
 const longestEnd = 45 * time.Second
 
 // freeze has the process stand still for a while.

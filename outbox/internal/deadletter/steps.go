@@ -67,7 +67,7 @@ func Replay(ctx context.Context, s Store, f outbox.Filter, r outbox.Replay) (out
 		if err := ctx.Err(); err != nil {
 			return total, err
 		}
-		// A step that has begun ends: nobody could tell what one that is cut off has done.
+		// A step that has begun ends: the outcome of one that is cut off is unknown.
 		why, err := step(context.WithoutCancel(ctx), s, narrowed(f, page), r, &total)
 		refused = cmp.Or(refused, why)
 		if err != nil {
