@@ -24,8 +24,9 @@ type RelayConfig struct {
 	// Default: 500.
 	BatchSize int
 	// PollInterval is the pause after a look that found nothing. A commit that the store reports cuts
-	// it short. It is up to five times as long, and five sixths of LeaseTTL at most where that is longer, while
-	// the store hears of commits in all processes and no transport is paused, unless a look has found messages within the last minute that no wake-up announced. Default: 1 s.
+	// it short. It is five times as long, but no longer than five sixths of LeaseTTL, while the store hears
+	// of commits in all processes and no transport is paused, unless a look has found messages within
+	// the last minute that no wake-up announced. Default: 1 s.
 	PollInterval time.Duration
 	// LeaseTTL is how long lanes are leased; a batch that takes longer than a quarter of it renews its
 	// leases. It is also how long the messages of a relay that was killed wait for another one. A relay

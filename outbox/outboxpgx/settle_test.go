@@ -119,3 +119,23 @@ func TestLookThatFailsAfterTheCommit(t *testing.T) {
 		t.Errorf("%d messages are left", depth.Ready)
 	}
 }
+
+// A claim that is cancelled itself is not sent again: only a look below the floors is left out.
+func TestCancelledClaimIsSentOnce(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	_, err := f.pool.Exec(t.Context(), `DROP FUNCTION holdfast_outbox_claim;
+		CREATE SEQUENCE claims;
+		CREATE FUNCTION holdfast_outbox_claim(bigint, bigint, integer, text[], integer, boolean, bigint[])
+			RETURNS TABLE (lane smallint, single boolean, doubtful boolean, era bigint, due_us bigint, ends_us bigint)
+			LANGUAGE plpgsql AS $$ BEGIN PERFORM nextval('claims'); RAISE query_canceled; END $$`)
+	must(t, err)
+	if _, err := f.store.Claim(t.Context(), driver.Claim{Limit: 10, Lease: time.Minute}); err == nil {
+		t.Error("the claim has worked")
+	}
+	var claims int
+	must(t, f.pool.QueryRow(t.Context(), "SELECT last_value FROM claims").Scan(&claims))
+	if claims != 1 {
+		t.Errorf("%d claims were sent, want 1", claims)
+	}
+}
