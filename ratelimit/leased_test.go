@@ -571,3 +571,26 @@ func ExampleNewLeased() {
 	// Output:
 	// remaining: 99000
 }
+
+// A panic of the store leaves the limit as it was: units are taken ahead again.
+func TestLeasedOutlivesAPanic(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l, store, end := leasedOf(t, ratelimit.LeasedConfig{Share: 1})
+		defer end()
+		c := ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: 100, Window: time.Hour}}
+		mustAllow(t, l, store, 1, c)
+		store.before = func([]ratelimit.Charge) error { panic("a hook of the client") }
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("the panic did not reach the caller")
+				}
+			}()
+			_, _ = l.Allow(t.Context(), c)
+		}()
+		store.before = nil
+		mustAllow(t, l, store, 1, c) // takes one ahead
+		mustAllow(t, l, store, 0, c)
+	})
+}
