@@ -2,6 +2,7 @@ package outbox_test
 
 import (
 	"context"
+	"errors"
 	"strconv"
 	"sync/atomic"
 	"testing"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
 
 // watched is a Source that counts its claims. Nothing wakes its relay.
@@ -114,4 +116,58 @@ func TestLanesOfTheKilledAreTakenOver(t *testing.T) {
 		synctest.Wait()
 		b.wantReceived("1")
 	})
+}
+
+// Wake-ups may have been refused for the sake of a transport that is paused: then the relay looks as often as one that
+// hears of nothing.
+func TestPausedTransportIsNoReasonToLookSeldom(t *testing.T) {
+	inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+		down := outboxtest.NewPublisher()
+		down.Respond(func(driver.Message) error {
+			return &driver.PublishError{Class: driver.Unavailable, Err: errors.New("on purpose")}
+		})
+		b.over(&watched{Source: b.store, hears: true}, outbox.RelayConfig{Transports: map[string]driver.Publisher{"down": down}})
+		b.relay.SetPauses(time.Hour, time.Hour)
+		m := message("a", 1)
+		m.Transport = "down"
+		b.write(m)
+		defer b.start()()
+		time.Sleep(5100 * time.Millisecond) // a poll has just ended, and any longer one with it
+		b.write(message("b", 2))
+		time.Sleep(time.Second)
+		synctest.Wait()
+		b.wantReceived("2")
+	})
+}
+
+// waking is a watched Source that counts how often it is asked to wake a relay.
+type waking struct {
+	watched
+	wakes atomic.Int64
+}
+
+func (w *waking) Wake() { w.wakes.Add(1) }
+
+// A relay that ends tells another of what came to its lanes meanwhile: whoever was woken for it has found nothing.
+func TestRelayThatEndsWakesAnother(t *testing.T) {
+	for left, want := range map[bool]int64{false: 0, true: 1} {
+		t.Run(strconv.FormatBool(left), func(t *testing.T) {
+			inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+				w := &waking{watched: watched{Source: b.store, hears: true}}
+				b.over(w, outbox.RelayConfig{})
+				b.publisher.Latency(100 * time.Millisecond)
+				b.write(message("k", 1))
+				stop := b.start()
+				time.Sleep(50 * time.Millisecond)
+				if left {
+					b.write(message("k", 2))
+				}
+				stop()
+				b.wantReceived("1")
+				if got := w.wakes.Load(); got != want {
+					b.Errorf("another relay was woken %d times, want %d", got, want)
+				}
+			})
+		})
+	}
 }
