@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
@@ -221,6 +222,39 @@ func TestDeadLetterReplayLeavesWhatIsThereAgain(t *testing.T) {
 	must(t, err)
 	if want := (outbox.Replayed{Returned: 2, Failed: 1}); n != want || len(letters) != 1 || letters[0].ID != ids["b"] {
 		t.Errorf("%+v, left %+v", n, letters)
+	}
+}
+
+// So does one whose id is being written again: the step that met it is tried once more.
+func TestDeadLetterReplayMeetsAnIDOnItsWay(t *testing.T) {
+	t.Parallel()
+	f, ids := withDeadLetters(t)
+	type result struct {
+		n   outbox.Replayed
+		err error
+	}
+	writer, err := f.pool.Begin(t.Context())
+	must(t, err)
+	defer writer.Rollback(context.Background())
+	must(t, f.store.Write(t.Context(), writer, outbox.Message{ID: ids["b"], Name: "b", Body: []byte("1")}))
+	results := make(chan result, 1)
+	go func() {
+		n, err := f.dead.Replay(t.Context(), outbox.Filter{}, byAda)
+		results <- result{n, err}
+	}()
+	testenv.Eventually(t, 30*time.Second, func() error { // a step gives up after a minute
+		var waits bool
+		must(t, f.pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY(pg_blocking_pids(pid)))", writer.Conn().PgConn().PID()).Scan(&waits))
+		if !waits {
+			return errors.New("no step waits for the writer yet")
+		}
+		return nil
+	})
+	must(t, writer.Commit(t.Context()))
+	r := <-results
+	must(t, r.err)
+	if want := (outbox.Replayed{Returned: 2, Failed: 1}); r.n != want {
+		t.Errorf("%+v, want %+v", r.n, want)
 	}
 }
 
