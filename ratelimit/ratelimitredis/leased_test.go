@@ -4,7 +4,6 @@ import (
 	"context"
 	"os"
 	"strconv"
-	"sync"
 	"testing"
 	"time"
 
@@ -96,36 +95,7 @@ func TestLeasedProcessOfMany(t *testing.T) {
 	run, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- l.Run(run) }()
-	counts := map[string]map[int64]tally{}
-	for _, limit := range leasedLimits {
-		counts[limit.Name] = map[int64]tally{}
-	}
-	var mu sync.Mutex
-	var wg sync.WaitGroup
-	end := time.Now().Add(length)
-	for g := range 4 {
-		wg.Go(func() {
-			for n := g; time.Now().Before(end); n++ {
-				limit := leasedLimits[n%3]
-				d, err := l.Allow(t.Context(), ratelimit.Charge{Limit: limit})
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				mu.Lock()
-				sum := counts[limit.Name][d.At.UnixMilli()]
-				if d.Allowed {
-					sum.allowed++
-				} else {
-					sum.denied++
-				}
-				counts[limit.Name][d.At.UnixMilli()] = sum
-				mu.Unlock()
-			}
-		})
-	}
-	wg.Wait()
-	write(t, counts)
+	write(t, chargeInTurns(t, l, leasedLimits, length))
 	if id == 0 {
 		os.Exit(0) // with all that it holds
 	}

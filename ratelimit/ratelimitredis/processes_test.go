@@ -154,8 +154,14 @@ func TestProcessOfMany(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := open(t, redistest.Client(t, url), ratelimitredis.Config{DenyCache: -1, Timeout: patient})
+	write(t, chargeInTurns(t, l, []ratelimit.Limit{contended, perDay, smooth}, length))
+}
+
+// chargeInTurns charges the limits from some goroutines for so long.
+func chargeInTurns(t *testing.T, l ratelimit.Limiter, limits []ratelimit.Limit, length time.Duration) map[string]map[int64]tally {
+	t.Helper()
 	counts := map[string]map[int64]tally{}
-	for _, limit := range []ratelimit.Limit{contended, perDay, smooth} {
+	for _, limit := range limits {
 		counts[limit.Name] = map[int64]tally{}
 	}
 	var mu sync.Mutex
@@ -164,7 +170,7 @@ func TestProcessOfMany(t *testing.T) {
 	for g := range 4 {
 		wg.Go(func() {
 			for n := g; time.Now().Before(end); n++ {
-				limit := []ratelimit.Limit{contended, perDay, smooth}[n%3]
+				limit := limits[n%len(limits)]
 				d, err := l.Allow(t.Context(), ratelimit.Charge{Limit: limit})
 				if err != nil {
 					t.Error(err)
@@ -183,7 +189,7 @@ func TestProcessOfMany(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	write(t, counts)
+	return counts
 }
 
 // write is for read.
