@@ -126,14 +126,14 @@ func TestOperatorCommands(t *testing.T) {
 		t.Errorf("relay without a broker exits with %d and prints %q", code, out)
 	}
 	wants(0, "published 2, failed 0", "relay", "--limit", "2")
-	wants(0, "published 1, failed 0", "relay", "--limit=10", "--time-limit=1s")
+	wants(0, "published 1, failed 0", "relay", "--limit=1", "--time-limit=5m")
 
 	c.hold(newUser(), event, `"quantity":1`)
 	pool := pgtest.Pool(t, s.databaseURL, 1)
 	if _, err := pool.Exec(t.Context(), "update holdfast_outbox set exchange = 'nowhere'"); err != nil {
 		t.Fatal(err)
 	}
-	wants(1, "published 0, failed", "relay", "--limit=1000", "--time-limit=1")
+	wants(1, "published 0, failed", "relay", "--limit=1", "--time-limit=300")
 	api.stop()
 }
 
