@@ -25,7 +25,7 @@
 // in binary mode the body is the data, content_type its type, and each other attribute a header
 // cloudEvents:<attribute>; in structured mode content_type is application/cloudevents+json and the body the
 // event in JSON, whose data is the body if that is JSON, else data_base64. Consumers read headers that
-// begin with cloudEvents_ as well. The properties message_id, type and timestamp are set as ever.
+// begin with cloudEvents_ as well. The properties message_id, type and timestamp are set, too.
 //
 // # On Redis Streams
 //

@@ -40,7 +40,7 @@ type Message struct {
 	Redelivered bool
 	// Queue is where the message came from, and where a retry returns it to.
 	Queue string
-	// PublishedAt is the sender's time stamp; zero when none came.
+	// PublishedAt is the sender's time stamp, else the time in ID; zero when there is neither.
 	PublishedAt time.Time
 	// FirstFailedAt is the time of the first counted failure; zero when there was none.
 	FirstFailedAt time.Time

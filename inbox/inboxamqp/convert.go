@@ -49,29 +49,26 @@ func convert(d amqp.Delivery, queue string, by *wire.Symfony) *inbox.Message {
 		Replays:       min(max(intHeader(d, wire.HeaderReplays), 0), maxAttempt),
 		Redelivered:   d.Redelivered,
 		Queue:         queue,
-		PublishedAt:   d.Timestamp,
 		FirstFailedAt: timeHeader(d, wire.HeaderFirstFailed),
 		History:       driver.DecodeHistory(header(d, wire.HeaderHistory)),
 	}
-	if m.PublishedAt.IsZero() {
-		m.PublishedAt = wire.EventTime(headers)
-	}
+	m.PublishedAt = wire.PublishedAt(d.Timestamp, headers, m.ID)
 	if !readable { // no handler must take the envelope for its own JSON
 		m.Name = ""
 	}
 	return m
 }
 
-// contentType is that of the body. PHP's client puts text/plain on whatever has none, and a
-// Symfony producer the right one into a header; without one its messages are JSON.
+// contentType is that of the body; without one it is JSON. PHP's client puts text/plain on whatever has
+// none, and a Symfony producer the right one into a header.
 func contentType(d amqp.Delivery) string {
 	if named := header(d, headerContentType); named != "" {
 		return named
 	}
 	if d.ContentType == "text/plain" && header(d, wire.HeaderType) != "" {
-		return ""
+		return wire.JSON
 	}
-	return d.ContentType
+	return cmp.Or(d.ContentType, wire.JSON)
 }
 
 // stampHeader is the name of a header with the id; there may be none.

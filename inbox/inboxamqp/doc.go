@@ -157,7 +157,8 @@
 //
 // The name of a message is the property type, else that of a stamp MessageNameStamp of Symfony
 // Messenger, else the header type, and Config.Format has names for PHP's classes; its id is the property
-// message_id, else that of a stamp MessageIdStamp. CloudEvents are read as package cloudevents says. A body of more than 16 MiB is a dead letter of class validation. Dead letters that
+// message_id, else that of a stamp MessageIdStamp. Without content_type the body is JSON, and without timestamp the message
+// was written at the time in its id. CloudEvents are read as package cloudevents says. A body of more than 16 MiB is a dead letter of class validation. Dead letters that
 // were moved back by other means than Replay, a shovel for example, begin anew. Queues are
 // declared by Setup and by nothing else, and those that exist are used as they are. On RabbitMQ 4
 // and later a quorum queue that was not declared by Setup should have x-delivery-limit -1, or the

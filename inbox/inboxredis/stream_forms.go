@@ -71,13 +71,10 @@ func read(fields map[string]any, by *wire.Symfony) *inbox.Message {
 		Attempt:       attempt,
 		Recovered:     min(max(number(fields[wire.HeaderRecovered]), 0), attempt-1),
 		Replays:       min(max(number(fields[wire.HeaderReplays]), 0), maxAttempt),
-		PublishedAt:   moment(fields[fieldCreatedAt]),
 		FirstFailedAt: moment(fields[wire.HeaderFirstFailed]),
 		History:       driver.DecodeHistory(text(fields[wire.HeaderHistory])),
 	}
-	if m.PublishedAt.IsZero() {
-		m.PublishedAt = wire.EventTime(headers)
-	}
+	m.PublishedAt = wire.PublishedAt(moment(fields[fieldCreatedAt]), headers, m.ID)
 	if !readable { // no handler must take the envelope for its own JSON
 		m.Name = ""
 	}

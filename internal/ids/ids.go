@@ -28,6 +28,11 @@ func Check(id uuid.UUID) error {
 	return nil
 }
 
+// Time returns the milliseconds in an id of version 7. It means nothing for any other id.
+func Time(id uuid.UUID) time.Time {
+	return time.UnixMilli(int64(binary.BigEndian.Uint64(id[:8]) >> 16))
+}
+
 // canonicalLength is the length of 8-4-4-4-12 hexadecimal digits.
 const canonicalLength = 36
 

@@ -43,8 +43,8 @@ func TestDeterministic(t *testing.T) {
 	if err := ids.Check(id); err != nil {
 		t.Fatal(err)
 	}
-	if sec, nsec := id.Time().UnixTime(); !time.Unix(sec, nsec).Equal(at) {
-		t.Errorf("time of %s = %v, want %v", id, time.Unix(sec, nsec), at)
+	if got := ids.Time(id); !got.Equal(at) {
+		t.Errorf("time of %s = %v, want %v", id, got, at)
 	}
 	if again := ids.Deterministic(at, "reservation.expired", "42"); again != id {
 		t.Errorf("second call gave %s, first %s", again, id)

@@ -262,8 +262,8 @@ func EventAttribute(headers map[string]string, name string) string {
 	return attributeOf(headers, name)
 }
 
-// EventTime is the time of an event; zero where there is none.
-func EventTime(headers map[string]string) time.Time {
+// eventTime is the time of an event; zero where there is none.
+func eventTime(headers map[string]string) time.Time {
 	t, err := time.Parse(time.RFC3339Nano, EventAttribute(headers, "time"))
 	if err != nil {
 		return time.Time{}

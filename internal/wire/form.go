@@ -14,6 +14,9 @@ type Form struct {
 	Events  *Events // nil: messages are not sent as events
 }
 
+// Own reports whether messages have this module's own form, for which readers know what is left out.
+func (f Form) Own() bool { return f.Events == nil && !f.Symfony.On() }
+
 // NewForm returns what goes by a format, or every violation in it.
 func NewForm(f format.Format) (Form, error) {
 	plain, _ := NewSymfony(symfony.Format{}) // nothing in it can be wrong

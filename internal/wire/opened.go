@@ -17,5 +17,5 @@ func Opened(headers map[string]string, body []byte, contentType string) (map[str
 		return headers, body, contentType, true
 	}
 	maps.Copy(fromPHP, headers)
-	return fromPHP, properties, "application/json", true
+	return fromPHP, properties, JSON, true
 }

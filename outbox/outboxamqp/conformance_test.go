@@ -1,6 +1,7 @@
 package outboxamqp_test
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"sync"
@@ -81,7 +82,7 @@ func receiver(t testing.TB, b *amqptest.Broker, queue string) func(context.Conte
 			if err != nil {
 				return nil, err
 			}
-			m := driver.Message{ID: id, Name: d.Type, Body: d.Body, ContentType: d.ContentType, Headers: map[string]string{}}
+			m := driver.Message{ID: id, Name: d.Type, Body: d.Body, ContentType: cmp.Or(d.ContentType, "application/json"), Headers: map[string]string{}}
 			for name, value := range d.Headers {
 				m.Headers[name], _ = value.(string)
 			}

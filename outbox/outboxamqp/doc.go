@@ -34,8 +34,11 @@
 //
 // # The form on the wire
 //
-// Properties: message_id is the id, type the name, content_type, timestamp (in
-// seconds), delivery mode persistent. Headers are text; the ordering key, where there is one, is in
+// Properties: message_id is the id, type the name, delivery mode persistent. content_type is there unless it
+// is application/json, and timestamp (in seconds) where the time in the id is a second or more away from when
+// the message was stored; consumers know both without. So a message without a key and headers, whose name has
+// up to 23 bytes, has at most 64 bytes of properties: with more a classic queue takes an eighth fewer messages a
+// second. With Config.Format both are always there, for readers of other forms. Headers are text; the ordering key, where there is one, is in
 // holdfast-key. Such a message has a second routing key, which the broker reads in the header CC:
 // holdfast.slot.<n>, where n is the CRC-32 (IEEE) of the key modulo 64. By it package inboxamqp splits a
 // queue into partitions, however many. A binding such as *.*.* or *.*.# takes every message with a key for

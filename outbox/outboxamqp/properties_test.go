@@ -1,0 +1,138 @@
+package outboxamqp_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/cloudevents"
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
+	"github.com/holdfast-go/holdfast/symfony"
+)
+
+// swift is how many bytes of properties a classic queue takes without losing speed.
+const swift = 64
+
+// The properties on the wire are, to the byte, those that examples/guides/wire.md tells of. An ordinary
+// message has few enough of them.
+func TestProperties(t *testing.T) {
+	t.Parallel()
+	b := amqptest.New(t)
+	for _, queue := range []string{"order.placed", "reservation.was-expired"} {
+		b.Queue(t, queue, nil)
+	}
+	ordinary := driver.Message{
+		ID: uuid.MustParse("0198a7a4-0000-7000-8000-000000000001"), Name: "order.placed", ContentType: "application/json", Body: []byte("{}"),
+	}
+	ordinary.CreatedAt = ids.Time(ordinary.ID).Add(time.Millisecond)
+	// Flags: each property has a bit, from the highest one: content type, encoding, headers, delivery mode,
+	// priority, correlation id, reply to, expiration, message id, timestamp, type.
+	const id = "\x240198a7a4-0000-7000-8000-000000000001"
+	const stamp = "\x00\x00\x00\x00\x68\x9d\xe4\x40"
+	with := func(change func(*driver.Message)) driver.Message {
+		m := ordinary
+		change(&m)
+		return m
+	}
+	for name, tt := range map[string]struct {
+		cfg  outboxamqp.Config
+		m    driver.Message
+		want string // "": only what is compared below
+		fits bool
+	}{
+		"ordinary": {m: ordinary, want: "\x10\xa0\x02" + id + "\x0corder.placed", fits: true},
+		"the longest name that fits": {
+			m:    with(func(m *driver.Message) { m.Name = "reservation.was-expired" }),
+			want: "\x10\xa0\x02" + id + "\x17reservation.was-expired", fits: true,
+		},
+		"another content type": {
+			m:    with(func(m *driver.Message) { m.ContentType = "text/plain" }),
+			want: "\x90\xa0\x0atext/plain\x02" + id + "\x0corder.placed", fits: true,
+		},
+		"made long before": {
+			m:    with(func(m *driver.Message) { m.CreatedAt = time.Unix(0x689de440, 0) }),
+			want: "\x10\xe0\x02" + id + stamp + "\x0corder.placed", fits: true,
+		},
+		"headers": {
+			m:    with(func(m *driver.Message) { m.Headers = map[string]string{"a": "b"} }),
+			want: "\x30\xa0\x00\x00\x00\x08\x01aS\x00\x00\x00\x01b\x02" + id + "\x0corder.placed",
+		},
+		"for Symfony":     {cfg: outboxamqp.Config{Format: symfony.Stock(map[string]string{"order.placed": `App\OrderPlaced`})}, m: ordinary},
+		"as a CloudEvent": {cfg: outboxamqp.Config{Format: cloudevents.Format{Source: "/shop"}}, m: ordinary},
+		"a byte too long": {
+			m:    with(func(m *driver.Message) { m.RoutingKey, m.Name = "order.placed", "reservation.were-expired" }),
+			want: "\x10\xa0\x02" + id + "\x18reservation.were-expired",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var written tap
+			dial := func(context.Context) (*amqp.Connection, error) {
+				return amqp.DialConfig(b.URL, amqp.Config{Dial: written.dial})
+			}
+			if err := publish(t, running(t, dial, tt.cfg), tt.m); err != nil {
+				t.Fatal(err)
+			}
+			got := written.properties(t)
+			if tt.want != "" && string(got) != tt.want {
+				t.Errorf("properties %q, want %q", got, tt.want)
+			}
+			if fits := len(got) <= swift; fits != tt.fits {
+				t.Errorf("%d bytes of properties: %q", len(got), got)
+			}
+			if formed := tt.cfg.Format != nil; formed && (got[0]&0x80 == 0 || got[1]&0x40 == 0) {
+				t.Errorf("neither a content type nor a time is left out for others: %q", got)
+			}
+		})
+	}
+}
+
+// tap keeps what is written to a connection.
+type tap struct {
+	net.Conn
+	mu  sync.Mutex
+	all bytes.Buffer
+}
+
+func (t *tap) dial(network, addr string) (net.Conn, error) {
+	conn, err := amqp.DefaultDial(testenv.Patience)(network, addr)
+	t.Conn = conn
+	return t, err
+}
+
+func (t *tap) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	t.all.Write(p)
+	t.mu.Unlock()
+	return t.Conn.Write(p)
+}
+
+// properties returns those of the one message that was published: the content of its header frame, behind
+// class, weight and size of the body.
+func (t *tap) properties(tb testing.TB) []byte {
+	tb.Helper()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	rest := bytes.Clone(t.all.Bytes()[len("AMQP0091"):])
+	for len(rest) > 7 {
+		size := 7 + int(binary.BigEndian.Uint32(rest[3:]))
+		const header = 2
+		if rest[0] == header {
+			return rest[7+12 : size]
+		}
+		rest = rest[size+1:]
+	}
+	tb.Fatal("no message was written")
+	return nil
+}
