@@ -51,6 +51,7 @@ type event struct {
 	Key       string
 	Content   string `json:"content_type"`
 	CreatedAt string `json:"created_at"`
+	Written   int64
 	Pending   int
 	Headers   map[string]any
 	Body      string

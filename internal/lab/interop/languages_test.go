@@ -11,9 +11,11 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
+	outboxdriver "github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 	"github.com/holdfast-go/holdfast/symfony"
@@ -82,16 +84,23 @@ func TestLanguagesToGo(t *testing.T) {
 func TestGoToLanguages(t *testing.T) {
 	inEach(t, func(t *testing.T, name string, program []string) {
 		b := newRabbit(t)
-		m := order("A-1")
-		m.Key = "customer-7"
-		b.publish(t, symfony.Format{}, m)
-		events := peer(t, program, task{"action": "receive", "dsn": b.URL, "from": "orders.php", "limit": 1})
-		if len(events) != 1 {
+		light, full := order("A-1"), order("A-2")
+		light.Headers = nil
+		full.Key, full.ContentType, full.CreatedAt = "customer-7", "application/vnd.shop+json", time.Unix(1_700_000_000, 0)
+		b.publish(t, symfony.Format{}, light, full)
+		events := peer(t, program, task{"action": "receive", "dsn": b.URL, "from": "orders.php", "limit": 2})
+		if len(events) != 2 {
 			t.Fatalf("received %+v", events)
 		}
-		e := events[0]
-		if e.MessageID != m.ID.String() || e.Type != m.Name || e.Body != string(m.Body) || e.Headers["tenant"] != "go" || e.Headers["holdfast-key"] != m.Key {
-			t.Errorf("received %+v", e)
+		check := func(e event, m outboxdriver.Message, written int64) {
+			if e.MessageID != m.ID.String() || e.Type != m.Name || e.Body != string(m.Body) || e.Content != m.ContentType || e.Written != written {
+				t.Errorf("received %+v of %+v", e, m)
+			}
+		}
+		check(events[0], light, ids.Time(light.ID).Unix())
+		check(events[1], full, full.CreatedAt.Unix())
+		if h := events[1].Headers; h["tenant"] != "go" || h["holdfast-key"] != full.Key {
+			t.Errorf("headers %v", h)
 		}
 	})
 }

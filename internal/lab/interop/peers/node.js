@@ -43,13 +43,20 @@ async function send(todo, connection) {
   }
 }
 
+// What is not among the properties: the body is JSON, and the id begins with the milliseconds.
+const contentTypeOf = (properties) => properties.contentType || 'application/json'
+const writtenAt = ({ timestamp, messageId }) => timestamp || Math.floor(parseInt(messageId.replace(/-/g, '').slice(0, 12), 16) / 1000)
+
 async function receive(todo, connection) {
   const channel = await connection.createChannel()
   await new Promise((resolve) => {
     const end = setTimeout(resolve, 30000)
     channel.consume(todo.from, (message) => {
-      const { messageId, type, contentType, headers } = message.properties
-      tell('received', { message_id: messageId, type, content_type: contentType, headers, body: message.content.toString() })
+      const { messageId, type, headers } = message.properties
+      tell('received', {
+        message_id: messageId, type, content_type: contentTypeOf(message.properties), written: writtenAt(message.properties),
+        headers, body: message.content.toString(),
+      })
       channel.ack(message)
       if (--todo.limit === 0) {
         clearTimeout(end)

@@ -42,8 +42,8 @@ def receive(do, channel):
     for method, properties, body in channel.consume(do["from"], inactivity_timeout=30):
         if method is None:
             break
-        tell("received", message_id=properties.message_id, type=properties.type, content_type=properties.content_type,
-             headers=properties.headers, body=body.decode())
+        tell("received", message_id=properties.message_id, type=properties.type, content_type=properties.content_type or "application/json",
+             written=properties.timestamp or (uuid.UUID(properties.message_id).int >> 80) // 1000, headers=properties.headers or {}, body=body.decode())
         channel.basic_ack(method.delivery_tag)
         do["limit"] -= 1
         if not do["limit"]:
