@@ -68,7 +68,7 @@ func newStore(ctx context.Context, b *bench) (*drain, error) {
 	}
 	d := &drain{
 		bench: b, pool: pool, store: store,
-		queue: "holdfast_bench_" + strconv.FormatInt(time.Now().UnixNano(), 10),
+		queue: "bench." + strconv.FormatInt(time.Now().UnixNano(), 36), // as long as the name of a message is
 	}
 	return d, d.migrateRiver(ctx)
 }

@@ -25,11 +25,11 @@ func (d *drain) publishAlone(_ context.Context, n int, watch *stopwatch) (int, e
 	return d.publishRaw(n, watch, false, func(*amqp.Publishing) {})
 }
 
-// publishSame is its limit for what the relay sends: mandatory, with id, name and time, all
-// of which the broker has to handle.
+// publishSame is its limit for what the relay sends: mandatory, with id and name, and without a content
+// type.
 func (d *drain) publishSame(_ context.Context, n int, watch *stopwatch) (int, error) {
 	return d.publishRaw(n, watch, true, func(m *amqp.Publishing) {
-		m.MessageId, m.Type, m.Timestamp = ids.New().String(), d.queue, time.Now()
+		m.MessageId, m.Type, m.ContentType = ids.New().String(), d.queue, ""
 	})
 }
 

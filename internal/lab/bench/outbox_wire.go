@@ -21,6 +21,7 @@ func benchWire(ctx context.Context, b *bench) error {
 		}
 		id := func(m *amqp.Publishing) { m.MessageId = ids.New().String() }
 		name := func(m *amqp.Publishing) { m.Type = d.queue }
+		untyped := func(m *amqp.Publishing) { m.ContentType = "" }
 		now := func(m *amqp.Publishing) { m.Timestamp = time.Now() }
 		empty := func(m *amqp.Publishing) { m.Headers = amqp.Table{} }
 		header := func(m *amqp.Publishing) { m.Headers = amqp.Table{"name": "value"} }
@@ -45,9 +46,10 @@ func benchWire(ctx context.Context, b *bench) error {
 				row("and timestamp", false, now),
 				row("and an empty header table", false, empty),
 				row("and one header", false, header),
-				row("all that the relay sends", true, id, name, now),
-				row("all but mandatory", false, id, name, now),
-				row("all but timestamp", true, id, name),
+				row("all that the relay sends", true, untyped, id, name),
+				row("all but mandatory", false, untyped, id, name),
+				row("all, and the content type", true, id, name),
+				row("all, the content type and timestamp", true, id, name, now),
 			},
 		}); err != nil {
 			return err
