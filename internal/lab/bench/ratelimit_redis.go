@@ -21,10 +21,12 @@ import (
 // Names of contenders that goals refer to.
 const (
 	rawCounter   = "raw EVALSHA, one counter"
+	rawGathered  = "raw EVALSHA by AutoPipeline, one counter"
 	redisRateOne = "redis_rate"
 	redisRateTwo = "redis_rate, user, then global"
 	rateOne      = "holdfast, user"
 	rateBoth     = "holdfast, user and global"
+	rateEach     = "holdfast, user and global, a call each"
 	rateCached   = "holdfast, user and global, remembered"
 )
 
@@ -51,17 +53,17 @@ func benchRateRedisBy(ctx context.Context, b *bench, goroutines int, allowed boo
 	if allowed {
 		most, what = 100_000_000, "allowed"
 	}
-	deciders, err := rateDeciders(client, most)
+	deciders, err := rateDeciders(client, most, goroutines)
 	if err != nil {
 		return err
 	}
 	t := table{
 		title:      fmt.Sprintf("ratelimit on Redis, %d goroutines, %s", goroutines, what),
 		columns:    []column{{name: "decisions/s"}, {name: "client us/decision", decimals: 1}},
-		yardsticks: []string{rawCounter, redisRateOne, redisRateTwo},
+		yardsticks: []string{rawCounter, rawGathered, redisRateOne, redisRateTwo},
 	}
 	for _, d := range deciders {
-		if allowed && d.name == rateCached {
+		if allowed && d.name == rateCached || goroutines == 1 && d.name == rateEach { // of one goroutine all have one
 			continue
 		}
 		for user := range rateUsers { // uses up what is to be denied
@@ -79,6 +81,8 @@ func benchRateRedisBy(ctx context.Context, b *bench, goroutines int, allowed boo
 	b.atLeast(0.65, r.ratio(rateBoth, rawCounter), "of "+rawCounter+", "+rateBoth+at)
 	b.atLeast(1.4, r.ratio(rateBoth, redisRateTwo), "x "+redisRateTwo+", "+rateBoth+at)
 	if goroutines > 1 {
+		b.atLeast(0.6, r.ratio(rateEach, rawCounter), "of "+rawCounter+", "+rateEach+at)
+		b.atLeast(0.9, r.ratio(rateBoth, rawGathered), "of "+rawGathered+", "+rateBoth+at)
 		b.atLeast(2, r.ratio(rateBoth, redisRateOne), "x "+redisRateOne+", "+rateBoth+at)
 		b.atLeast(2, r.ratio(rateOne, redisRateOne), "x "+redisRateOne+", "+rateOne+at)
 	}
@@ -89,9 +93,19 @@ type namedDecider struct {
 	name string
 	run  decider
 	free bool // it denies nothing
+	// each has a decider for each goroutine, in place of run for all of them. Optional.
+	each []decider
 }
 
-func rateDeciders(client *redis.Client, most int64) ([]namedDecider, error) {
+// of is the decider of a goroutine.
+func (d namedDecider) of(worker int) decider {
+	if d.each == nil {
+		return d.run
+	}
+	return d.each[worker]
+}
+
+func rateDeciders(client *redis.Client, most int64, goroutines int) ([]namedDecider, error) {
 	const window = time.Hour
 	counter := redis.NewScript(`local n = redis.call('INCRBY', KEYS[1], ARGV[1])
 if n == tonumber(ARGV[1]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
@@ -112,6 +126,15 @@ return n`)
 	if err != nil {
 		return nil, err
 	}
+	gathered, err := client.AutoPipeline() // the client closes it
+	if err != nil {
+		return nil, err
+	}
+	evalsha := func(by redis.Scripter) decider {
+		return func(ctx context.Context, key string) (bool, error) {
+			return true, counter.EvalSha(ctx, by, []string{"bench:raw:" + key}, 1, window.Milliseconds()).Err()
+		}
+	}
 	user := ratelimit.Limit{Name: "user", Max: most, Window: window}
 	global := ratelimit.Limit{Name: "global", Max: 100_000_000, Window: window}
 	one := func(l *ratelimitredis.Limiter) decider {
@@ -126,29 +149,37 @@ return n`)
 			return d.Allowed, err
 		}
 	}
+	each := make([]decider, goroutines) // by a limiter each nothing travels together, as from so many processes
+	for i := range each {
+		own, err := ratelimitredis.New(client, ratelimitredis.Config{Prefix: "bench:each", DenyCache: -1, Timeout: 10 * time.Second})
+		if err != nil {
+			return nil, err
+		}
+		each[i] = both(own)
+	}
 	return []namedDecider{
-		{rawCounter, func(ctx context.Context, key string) (bool, error) {
-			return true, counter.EvalSha(ctx, client, []string{"bench:raw:" + key}, 1, window.Milliseconds()).Err()
-		}, true},
-		{redisRateOne, func(ctx context.Context, key string) (bool, error) {
+		{name: rawCounter, run: evalsha(client), free: true},
+		{name: rawGathered, run: evalsha(gathered), free: true},
+		{name: redisRateOne, run: func(ctx context.Context, key string) (bool, error) {
 			r, err := rates.Allow(ctx, "one:"+key, limit)
 			return err == nil && r.Allowed > 0, err
-		}, false},
-		{redisRateTwo, func(ctx context.Context, key string) (bool, error) {
+		}},
+		{name: redisRateTwo, run: func(ctx context.Context, key string) (bool, error) {
 			r, err := rates.Allow(ctx, "two:"+key, limit)
 			if err != nil || r.Allowed == 0 {
 				return false, err
 			}
 			r, err = rates.Allow(ctx, "global", wide)
 			return err == nil && r.Allowed > 0, err
-		}, false},
-		{"ulule/limiter", func(ctx context.Context, key string) (bool, error) {
+		}},
+		{name: "ulule/limiter", run: func(ctx context.Context, key string) (bool, error) {
 			c, err := ulule.Get(ctx, key)
 			return !c.Reached, err
-		}, false},
-		{rateOne, one(shared), false},
-		{rateBoth, both(shared), false},
-		{rateCached, both(cached), false},
+		}},
+		{name: rateOne, run: one(shared)},
+		{name: rateEach, run: each[0], each: each},
+		{name: rateBoth, run: both(shared)},
+		{name: rateCached, run: both(cached)},
 	}, counter.Load(context.Background(), client).Err()
 }
 
@@ -162,7 +193,7 @@ func rateLoad(d namedDecider, goroutines int, allowed bool) func(context.Context
 		before := load.CPUTime()
 		l, err := load.Drive(ctx, goroutines, length, func(ctx context.Context, worker int) error {
 			next[8*worker]++
-			ok, err := d.run(ctx, keys[(worker*37+next[8*worker])%rateUsers])
+			ok, err := d.of(worker)(ctx, keys[(worker*37+next[8*worker])%rateUsers])
 			if err == nil && ok != allowed && !d.free {
 				err = errWrongWay
 			}
@@ -181,7 +212,7 @@ func benchRateCached(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	deciders, err := rateDeciders(client, 1)
+	deciders, err := rateDeciders(client, 1, 1)
 	if err != nil {
 		return err
 	}
