@@ -24,7 +24,10 @@
 //   - Messages with the same Key are published in stored order: the next one
 //     leaves after the confirm of the one before. A failed message holds back its
 //     own key until its next attempt, and nothing else. A message that becomes a
-//     dead letter lets its key go on.
+//     dead letter lets its key go on. So a key has one message in flight, and its
+//     rate is that of round trips: a broker can refuse a message (a nack, a full
+//     queue, no route) after it has accepted the one behind it, and nothing takes
+//     that one back.
 //   - Messages without a Key have no order and are in flight all at once.
 //   - A broker or a database that is down costs no message an attempt. The relay
 //     pauses, with growing jittered delays of 2 s at most, and resumes by itself,
