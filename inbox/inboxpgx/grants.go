@@ -13,13 +13,13 @@ func (s *Store) Grants(job string) []string {
 	switch job {
 	case "consume":
 		return sqlident.Granted(t.schema,
-			`SELECT, INSERT (consumer, message_id, name), UPDATE (name), DELETE ON `+t.entries,
+			`SELECT, INSERT (consumer, message_id), UPDATE (processed_at), DELETE ON `+t.entries,
 			`SELECT, INSERT, UPDATE, DELETE ON `+t.attempts,
 			`SELECT, INSERT, UPDATE, DELETE ON `+t.parked,
 			`SELECT ON `+t.pause)
 	case "operate":
 		return sqlident.Granted(t.schema,
-			`SELECT, UPDATE (name), DELETE ON `+t.entries,
+			`SELECT, UPDATE (processed_at), DELETE ON `+t.entries,
 			`SELECT, UPDATE (name), DELETE ON `+t.attempts,
 			`SELECT, UPDATE, DELETE ON `+t.parked,
 			`SELECT, INSERT (part, actor, reason), UPDATE (actor, reason), DELETE ON `+t.pause)

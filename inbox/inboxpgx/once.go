@@ -41,7 +41,7 @@ func (s *Store) alone(ctx context.Context, b *member) {
 		d := &delivery{s: s, m: m, fn: b.work.one}
 		opts := txretry.Options{Name: "inbox " + m.Name, Isolation: s.cfg.Isolation}
 		if s.table != nil {
-			opts.AtBegin = s.table.atBegin(s.consumer, m)
+			opts.AtBegin = s.table.atBegin(s.consumer, m.ID)
 			opts.AtBegin.Done = func(tag pgconn.CommandTag) { d.recorded = &tag }
 		}
 		err := d.verdict(ctx, s.transactor.DoWith(ctx, opts, d.attempt))

@@ -222,20 +222,6 @@ func TestTableMissing(t *testing.T) {
 	}
 }
 
-func TestTableKeepsTheName(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t)
-	m := event()
-	if err := process(t, effectStore(t, newManager(t, pool)), m); err != nil {
-		t.Fatal(err)
-	}
-	var name string
-	err := pool.QueryRow(t.Context(), `SELECT name FROM holdfast_inbox WHERE consumer = 'a' AND message_id = $1 AND processed_at <= now()`, m.ID).Scan(&name)
-	if err != nil || name != conformance.Name {
-		t.Errorf("name = %q, %v", name, err)
-	}
-}
-
 func TestMigrateOwnSchemaAndTable(t *testing.T) {
 	t.Parallel()
 	pool, schema := pgtest.NewSchema(t)

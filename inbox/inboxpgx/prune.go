@@ -2,27 +2,33 @@ package inboxpgx
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgprune"
 )
 
+// rounding is how much later than its stored time an entry may have been made.
+const rounding = 500 * time.Millisecond
+
 // newPruner deletes the consumer's entries that are older than the retention on the database's
 // clock, and what its ledger has not noted anything of for as long.
 func newPruner(pool *pgxpool.Pool, names tables, consumer string, cfg Config) (*pgprune.Pruner, error) {
 	// Tuple ids are safe here: the rows are locked when they are read.
-	older := func(table, column string) pgprune.Statement {
+	older := func(table, column string, than time.Duration) pgprune.Statement {
 		due := `consumer = $1 AND ` + column + ` < now() - $2::interval`
-		return pgprune.Statement{Table: table, ID: "ctid", Also: due, Due: due + ` ORDER BY ` + column, Args: []any{consumer, cfg.Retention}}
+		return pgprune.Statement{Table: table, ID: "ctid", Also: due, Due: due + ` ORDER BY ` + column, Args: []any{consumer, than}}
 	}
 	return pgprune.New(pgprune.Config{
 		Pool: pool, Table: names.entries, Core: "inbox",
 		// The ledger's table is small, and needs no index for this.
-		Statements: []pgprune.Statement{older(names.entries, "processed_at"), older(names.attempts, "updated_at")},
-		Interval:   cfg.PruneInterval,
-		Explain:    names.missing().Explain,
-		Logger:     cfg.Logger, MeterProvider: cfg.MeterProvider,
+		Statements: []pgprune.Statement{
+			older(names.entries, "processed_at", cfg.Retention+rounding), older(names.attempts, "updated_at", cfg.Retention),
+		},
+		Interval: cfg.PruneInterval,
+		Explain:  names.missing().Explain,
+		Logger:   cfg.Logger, MeterProvider: cfg.MeterProvider,
 	})
 }
 

@@ -55,6 +55,43 @@ func pruneBySeveral(t *testing.T, pool *pgxpool.Pool) {
 	}
 }
 
+// The times of entries are rounded; none is pruned before it has outlived the retention.
+func TestPruneNoneTooYoung(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	exec(t, pool, `CREATE TABLE exact AS SELECT gen_random_uuid() AS id, now() - interval '8 days' + n * interval '10 milliseconds' AS made FROM generate_series(-200, 200) n`)
+	exec(t, pool, `INSERT INTO holdfast_inbox (consumer, message_id, processed_at) SELECT 'a', id, made FROM exact`)
+	if _, err := newStore(t, newManager(t, pool), "a", inboxpgx.Config{}).Prune(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var gone, young int
+	err := pool.QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE made > now() - interval '8 days')
+		FROM exact WHERE id NOT IN (SELECT message_id FROM holdfast_inbox)`).Scan(&gone, &young)
+	if err != nil || gone == 0 || young > 0 {
+		t.Errorf("%d entries are pruned, %d of them too early, error %v", gone, young, err)
+	}
+}
+
+// The index by time takes a few bytes of each entry, since many have the same second.
+func TestEntriesAreSmall(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	exec(t, pool, `INSERT INTO holdfast_inbox (consumer, message_id, processed_at)
+		SELECT 'billing', (lpad(to_hex(n), 12, '0') || '70008000000000000000')::uuid, now() + n * interval '10 milliseconds' FROM generate_series(1, 50000) n`)
+	var each float64
+	err := pool.QueryRow(t.Context(), `SELECT pg_total_relation_size('holdfast_inbox') / 50000.0`).Scan(&each)
+	if err != nil || each > 115 {
+		t.Errorf("an entry takes %.0f bytes with its indexes, error %v", each, err)
+	}
+}
+
+func exec(t *testing.T, pool *pgxpool.Pool, sql string) {
+	t.Helper()
+	if _, err := pool.Exec(t.Context(), sql); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestCheck(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)

@@ -38,10 +38,10 @@ func newTable(pool *pgxpool.Pool, names tables) (*table, error) {
 	}
 	return &table{
 		pool: pool, names: names, files: files, missing: names.missing(),
-		insert: `INSERT INTO ` + names.entries + ` (consumer, message_id, name) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING`,
+		insert: `INSERT INTO ` + names.entries + ` (consumer, message_id) VALUES ($1, $2) ON CONFLICT DO NOTHING`,
 		// In the order of the ids: two batches with the same copies must not deadlock.
-		insertAll: `INSERT INTO ` + names.entries + ` (consumer, message_id, name) SELECT $1, m.id, m.name
-			FROM unnest($2::uuid[], $3::text[]) AS m (id, name) ORDER BY m.id ON CONFLICT DO NOTHING RETURNING message_id`,
+		insertAll: `INSERT INTO ` + names.entries + ` (consumer, message_id) SELECT $1, m.id
+			FROM unnest($2::uuid[]) AS m (id) ORDER BY m.id ON CONFLICT DO NOTHING RETURNING message_id`,
 		forget: `DELETE FROM ` + names.entries + ` WHERE consumer = $1 AND message_id = ANY($2::uuid[])`,
 	}, nil
 }
@@ -56,14 +56,9 @@ func (t *table) Parking(consumer string) inboxdriver.Parking {
 	return newParking(t.pool, t.names, consumer)
 }
 
-// Record implements driver.Entries. For people who look at the table it notes the name of the
-// message in ctx, too.
+// Record implements driver.Entries.
 func (t *table) Record(ctx context.Context, tx pgx.Tx, consumer string, id uuid.UUID) (first bool, err error) {
-	var name string
-	if m, ok := inbox.FromContext(ctx); ok {
-		name = m.Name
-	}
-	tag, err := tx.Exec(ctx, t.insert, consumer, uuidOf(id), name)
+	tag, err := tx.Exec(ctx, t.insert, consumer, uuidOf(id))
 	if err != nil {
 		return false, fmt.Errorf("inboxpgx: record message: %w", t.missing.Explain(err))
 	}
@@ -71,18 +66,18 @@ func (t *table) Record(ctx context.Context, tx pgx.Tx, consumer string, id uuid.
 }
 
 // atBegin is Record as a statement that travels with BEGIN.
-func (t *table) atBegin(consumer string, m *inbox.Message) txdriver.Statement {
-	return txdriver.Statement{SQL: t.insert, Args: []any{consumer, uuidOf(m.ID), m.Name}}
+func (t *table) atBegin(consumer string, id uuid.UUID) txdriver.Statement {
+	return txdriver.Statement{SQL: t.insert, Args: []any{consumer, uuidOf(id)}}
 }
 
 // RecordAll implements driver.Entries.
 func (t *table) RecordAll(ctx context.Context, tx pgx.Tx, consumer string, msgs []*inbox.Message) (first []bool, err error) {
-	ids, names := make(uuids, len(msgs)), make([]string, len(msgs))
+	ids := make(uuids, len(msgs))
 	position := make(map[uuid.UUID]int, len(msgs))
 	for i, m := range msgs {
-		ids[i], names[i], position[m.ID] = uuidOf(m.ID), m.Name, i
+		ids[i], position[m.ID] = uuidOf(m.ID), i
 	}
-	rows, err := tx.Query(ctx, t.insertAll, consumer, ids, names)
+	rows, err := tx.Query(ctx, t.insertAll, consumer, ids)
 	if err != nil {
 		return nil, fmt.Errorf("inboxpgx: record messages: %w", t.missing.Explain(err))
 	}

@@ -1,9 +1,9 @@
--- One row for each message that a consumer has processed.
+-- One row for each message that a consumer has processed. Whole seconds suffice for pruning, and the
+-- index by time has one key for the entries of a second.
 CREATE TABLE {{table}} (
-    consumer     text        NOT NULL,
-    message_id   uuid        NOT NULL,
-    processed_at timestamptz NOT NULL DEFAULT now(),
-    name         text        NOT NULL DEFAULT '',
+    consumer     text           NOT NULL,
+    message_id   uuid           NOT NULL,
+    processed_at timestamptz(0) NOT NULL DEFAULT now(),
     PRIMARY KEY (consumer, message_id)
 );
 

@@ -57,7 +57,7 @@ func (i *intake) watermillOne(m *message.Message) error {
 		return err
 	}
 	return pgx.BeginTxFunc(ctx, i.pool, pgx.TxOptions{BeginQuery: rawBegin}, func(tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, rawDedup, "watermill", m.UUID, eventName)
+		tag, err := tx.Exec(ctx, rawDedup, "watermill", m.UUID)
 		if err != nil || tag.RowsAffected() == 0 {
 			return err
 		}

@@ -15,9 +15,9 @@ import (
 const (
 	rawLockTimeout = "set local lock_timeout = '8s'"
 	rawBegin       = "begin isolation level serializable; " + rawLockTimeout
-	rawDedup       = "INSERT INTO holdfast_inbox (consumer, message_id, name) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING"
-	rawDedupMany   = `INSERT INTO holdfast_inbox (consumer, message_id, name)
-		SELECT $1, id, $3 FROM unnest($2::uuid[]) AS id ON CONFLICT DO NOTHING RETURNING message_id`
+	rawDedup       = "INSERT INTO holdfast_inbox (consumer, message_id) VALUES ($1, $2) ON CONFLICT DO NOTHING"
+	rawDedupMany   = `INSERT INTO holdfast_inbox (consumer, message_id)
+		SELECT $1, id FROM unnest($2::uuid[]) AS id ON CONFLICT DO NOTHING RETURNING message_id`
 	insertEvents = "INSERT INTO bench_events (body) SELECT unnest($1::text[])"
 )
 
@@ -69,7 +69,7 @@ func rawOne(ctx context.Context, d amqp.Delivery, transaction rawTransaction) er
 // rawPlain is the transaction as one writes it by hand, of four round trips.
 func (i *intake) rawPlain(ctx context.Context, d amqp.Delivery, v string) error {
 	return pgx.BeginTxFunc(ctx, i.pool, pgx.TxOptions{BeginQuery: rawBegin}, func(tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, rawDedup, "raw", d.MessageId, d.Type)
+		tag, err := tx.Exec(ctx, rawDedup, "raw", d.MessageId)
 		if err != nil {
 			return err
 		}
@@ -87,7 +87,7 @@ func (i *intake) rawFolded(ctx context.Context, d amqp.Delivery, v string) error
 		var b pgx.Batch
 		b.BeginTx(pgx.TxOptions{IsoLevel: pgx.Serializable})
 		b.Queue(rawLockTimeout)
-		b.Queue(rawDedup, "raw", d.MessageId, d.Type).Exec(func(tag pgconn.CommandTag) error {
+		b.Queue(rawDedup, "raw", d.MessageId).Exec(func(tag pgconn.CommandTag) error {
 			if tag.RowsAffected() == 0 {
 				return errDuplicate
 			}
@@ -141,7 +141,7 @@ func (i *intake) rawTogether(ctx context.Context, all []amqp.Delivery) error {
 		}
 	}
 	return pgx.BeginTxFunc(ctx, i.pool, pgx.TxOptions{BeginQuery: rawBegin}, func(tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, rawDedupMany, "raw", keys, all[0].Type)
+		rows, err := tx.Query(ctx, rawDedupMany, "raw", keys)
 		if err != nil {
 			return err
 		}
