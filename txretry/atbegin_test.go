@@ -16,9 +16,88 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
-// atBegin adds 1 and counts for how many calls of fn that was told.
+// atBegin looks at the counter, adds 1 and counts for how many calls of fn that was told.
 func atBegin(told *int) driver.Statement {
-	return driver.Statement{SQL: addSQL, Args: []any{1}, Done: func(tag pgconn.CommandTag) { *told += int(tag.RowsAffected()) }}
+	n := 0
+	return driver.Statement{
+		SQL: addSQL, Args: []any{1}, Done: func(tag pgconn.CommandTag) { *told += int(tag.RowsAffected()) },
+		Look: lookAt(1, &n),
+	}
+}
+
+// lookAt leaves -1 in n if there is no such counter.
+func lookAt(id int, n *int) *driver.Look {
+	return &driver.Look{SQL: "select n from counter where id = $1", Args: []any{id}, Read: func(row pgx.Row) error {
+		err := row.Scan(n)
+		if errors.Is(err, pgx.ErrNoRows) {
+			*n, err = -1, nil
+		}
+		return err
+	}}
+}
+
+// A look sees what has committed, and is no read of the transaction.
+func TestAtBeginLooks(t *testing.T) {
+	t.Parallel()
+	inEveryMode(t, func(t *testing.T, m *txretry.Manager, pool *pgxpool.Pool) {
+		for _, m := range []*txretry.Manager{m, newManager(t, m.Pool(), txretry.Config{XactStatus: true})} {
+			if _, err := pool.Exec(t.Context(), "update counter set n = 7"); err != nil {
+				t.Fatal(err)
+			}
+			for id, want := range map[int]int{1: 7, 99: -1} {
+				seen, calls := 0, 0
+				opts := txretry.Options{AtBegin: driver.Statement{SQL: "select", Look: lookAt(id, &seen)}}
+				err := m.DoWith(t.Context(), opts, func(ctx context.Context, tx pgx.Tx) error {
+					if calls++; seen != want {
+						t.Errorf("counter %d: %d; want %d", id, seen, want)
+					}
+					seen = 0
+					if calls == 1 {
+						return &pgconn.PgError{Code: "40001"}
+					}
+					var level string
+					var reads int
+					err := tx.QueryRow(ctx, `select current_setting('transaction_isolation'),
+						(select count(*) from pg_locks where pid = pg_backend_pid() and mode = 'SIReadLock')`).Scan(&level, &reads)
+					if level != "serializable" || reads != 0 {
+						t.Errorf("%s, %d reads", level, reads)
+					}
+					return err
+				})
+				if err != nil || calls != 2 {
+					t.Errorf("counter %d: error %v after %d calls", id, err, calls)
+				}
+			}
+		}
+	})
+}
+
+// A look that fails is a BEGIN that fails, and leaves a sound connection.
+func TestAtBeginLookFails(t *testing.T) {
+	t.Parallel()
+	inEveryMode(t, func(t *testing.T, m *txretry.Manager, pool *pgxpool.Pool) {
+		boom := errors.New("boom")
+		for _, m := range []*txretry.Manager{m, newManager(t, m.Pool(), txretry.Config{XactStatus: true})} {
+			for name, look := range map[string]*driver.Look{
+				"refused": {SQL: "select 1", Read: func(row pgx.Row) error { return errors.Join(row.Scan(new(int)), boom) }},
+				"missing": {SQL: "select 1 from missing", Read: func(row pgx.Row) error { return row.Scan(new(int)) }},
+			} {
+				err := m.DoWith(t.Context(), txretry.Options{AtBegin: driver.Statement{SQL: addSQL, Args: []any{1}, Look: look}}, func(context.Context, pgx.Tx) error {
+					t.Error("fn ran")
+					return nil
+				})
+				if name == "missing" {
+					wantSQLSTATE(t, err, "42P01")
+				} else if !errors.Is(err, boom) {
+					t.Errorf("error %v", err)
+				}
+			}
+			if err := m.Do(t.Context(), addOne); err != nil {
+				t.Error(err)
+			}
+		}
+		wantCounter(t, pool, 2)
+	})
 }
 
 func TestAtBegin(t *testing.T) {
@@ -161,11 +240,13 @@ func TestAtBeginRefused(t *testing.T) {
 	t.Parallel()
 	m := newManager(t, newCounter(t), txretry.Config{})
 	fn := func(context.Context, pgx.Tx) error { return nil }
-	err := m.DoWith(t.Context(), txretry.Options{AtBegin: driver.Statement{Args: []any{1}}}, fn)
-	if err == nil || !strings.Contains(err.Error(), "AtBegin has no SQL") {
-		t.Errorf("without SQL: error %v", err)
+	for _, st := range []driver.Statement{{Args: []any{1}}, {Look: &driver.Look{}}} {
+		err := m.DoWith(t.Context(), txretry.Options{AtBegin: st}, fn)
+		if err == nil || !strings.Contains(err.Error(), "AtBegin has no SQL") {
+			t.Errorf("without SQL: error %v", err)
+		}
 	}
-	err = m.Do(t.Context(), func(ctx context.Context, _ pgx.Tx) error {
+	err := m.Do(t.Context(), func(ctx context.Context, _ pgx.Tx) error {
 		return m.DoWith(ctx, txretry.Options{Savepoint: true, AtBegin: driver.Statement{SQL: "select"}}, fn)
 	})
 	if err == nil || !strings.Contains(err.Error(), "no BEGIN") {

@@ -71,6 +71,7 @@ type Options struct {
 	// AtBegin is a statement that is run together with BEGIN, in one round trip,
 	// before fn, in every attempt. Its failure counts as one of BEGIN: fn is not
 	// called, and what is transient is retried. It must not end the transaction.
+	// Its Look, if there is one, runs ahead of BEGIN, outside of the transaction.
 	// Optional.
 	AtBegin driver.Statement
 }
@@ -119,7 +120,7 @@ func (o *Options) validate() error {
 }
 
 func (o *Options) checkAtBegin() error {
-	if o.AtBegin.SQL == "" && (o.AtBegin.Done != nil || len(o.AtBegin.Args) > 0) {
+	if o.AtBegin.SQL == "" && (o.AtBegin.Done != nil || o.AtBegin.Look != nil || len(o.AtBegin.Args) > 0) {
 		return errors.New("txretry: Options.AtBegin has no SQL")
 	}
 	return nil

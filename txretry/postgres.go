@@ -30,7 +30,13 @@ func (s *pgSession) Begin(ctx context.Context, spec *driver.Spec, first *driver.
 		tag, err = s.beginWith(ctx, spec, first)
 	} else {
 		s.expect(s.limits.Begin)
-		if err = s.begin(ctx, spec); err == nil && first != nil {
+		if first != nil && first.Look != nil {
+			err = first.Look.Read(s.conn.QueryRow(ctx, first.Look.SQL, first.Look.Args...))
+		}
+		if err == nil {
+			err = s.begin(ctx, spec)
+		}
+		if err == nil && first != nil {
 			s.hasBegun()
 			tag, err = s.conn.Exec(ctx, first.SQL, first.Args...)
 		}
@@ -52,10 +58,16 @@ func (s *pgSession) hasBegun() {
 // beginWith sends everything in one pipeline.
 func (s *pgSession) beginWith(ctx context.Context, spec *driver.Spec, first *driver.Statement) (tag pgconn.CommandTag, err error) {
 	var batch pgx.Batch
+	if first.Look != nil {
+		batch.Queue("begin isolation level read committed read only")
+		batch.Queue(first.Look.SQL, first.Look.Args...).QueryRow(first.Look.Read)
+		batch.Queue("commit")
+	}
+	begin := batch.Len()
 	for _, part := range spec.Parts {
 		batch.Queue(part)
 	}
-	batch.QueuedQueries[0].Exec(func(pgconn.CommandTag) error {
+	batch.QueuedQueries[begin].Exec(func(pgconn.CommandTag) error {
 		s.hasBegun()
 		return nil
 	})

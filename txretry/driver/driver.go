@@ -41,8 +41,8 @@ type Limits struct {
 // or Rollback, and always Close. It serves one goroutine.
 type Session interface {
 	// Begin starts the transaction and runs the first statement in it, if there is
-	// one, whose tag it returns. The error is ErrNotBegun where the connection was
-	// lost before BEGIN was answered.
+	// one, whose tag it returns. The statement's Look comes before. The error is
+	// ErrNotBegun where the connection was lost before BEGIN was answered.
 	Begin(ctx context.Context, spec *Spec, first *Statement) (pgconn.CommandTag, error)
 
 	// Tx runs the statements of the transaction. It is asked for nothing that
@@ -95,11 +95,25 @@ type Statement struct {
 	// Done receives what a statement that travels with BEGIN did, right before each call of fn. Optional.
 	Done func(tag pgconn.CommandTag)
 
+	// Look is a query that travels with BEGIN, ahead of it. Optional.
+	Look *Look
+
 	// Explain wraps the error of COMMIT that the statement may have caused. Optional.
 	Explain func(error) error
 
 	// Effect is what stands for a statement on the fake. Optional.
 	Effect *Effect
+}
+
+// Look is a query for at most one row that runs outside of the transaction. Inside, at SERIALIZABLE, it
+// would conflict with those who write beside what it reads.
+type Look struct {
+	SQL  string
+	Args []any // must not be changed before the call returns
+
+	// Read scans the row, or gets pgx.ErrNoRows from it. It runs again when BEGIN is sent again. Its error
+	// becomes that of BEGIN.
+	Read func(row pgx.Row) error
 }
 
 // Effect is a change of memory that belongs to COMMIT.

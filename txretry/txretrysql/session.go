@@ -33,7 +33,13 @@ type session struct {
 
 // Begin sends BEGIN and the settings, which database/sql has no place for, in two messages.
 func (s *session) Begin(ctx context.Context, spec *driver.Spec, first *driver.Statement) (tag pgconn.CommandTag, err error) {
-	if err = s.open(ctx, spec.ReadOnly); err == nil {
+	if first != nil && first.Look != nil {
+		err = s.look(ctx, first.Look)
+	}
+	if err == nil {
+		err = s.open(ctx, spec.ReadOnly)
+	}
+	if err == nil {
 		err = s.set(ctx, spec)
 	}
 	if err != nil {
@@ -47,6 +53,22 @@ func (s *session) Begin(ctx context.Context, spec *driver.Spec, first *driver.St
 		tag, err = s.bridge.Exec(ctx, first.SQL, first.Args...)
 	}
 	return tag, err
+}
+
+// look runs a query outside of the transaction.
+func (s *session) look(ctx context.Context, look *driver.Look) error {
+	args, err := plainArgs(look.Args)
+	if err != nil {
+		return err
+	}
+	b := &bridge{patience: s.limits.Begin, s: s}
+	ctx, cancel, answered := b.bounded(ctx)
+	found, err := s.conn.QueryContext(ctx, look.SQL, args...)
+	if err = answered(err); err != nil {
+		cancel()
+		return err
+	}
+	return look.Read(row{&rows{b: b, rows: found, cancel: cancel}})
 }
 
 // open begins the transaction. Its context stays that of COMMIT and ROLLBACK, so ctx ends it only until then.
