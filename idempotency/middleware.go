@@ -48,11 +48,19 @@ func NewMiddleware(store driver.Store, scope func(*http.Request) (string, error)
 	}
 	seldom := &telemetry.SeldomEach{}
 	return func(next http.Handler) http.Handler {
-		m := &middleware{store: store, scope: scope, cfg: cfg, keys: newKeyReader(cfg.ParseKey), meter: meter, seldom: seldom, next: next}
+		m := &middleware{store: storeFor(next, store), scope: scope, cfg: cfg, keys: newKeyReader(cfg.ParseKey), meter: meter, seldom: seldom, next: next}
 		m.passed = inctx.Passed{MaxRequestBytes: cfg.MaxRequestBytes, Keep: cfg.Keep, Documentation: cfg.Documentation}
 		m.onLost = m.lost
 		return m
 	}, nil
+}
+
+// storeFor lets a handler that asks for the key itself say so.
+func storeFor(next http.Handler, store driver.Store) driver.Store {
+	if claimer, ok := next.(driver.Claimer); ok {
+		return claimer.StoreFor(store)
+	}
+	return store
 }
 
 type middleware struct {

@@ -39,6 +39,13 @@ type Tiered interface {
 	Fallback() Store
 }
 
+// Claimer is an http.Handler whose work itself asks for the key, so that the middleware need not. The
+// interface is optional.
+type Claimer interface {
+	// StoreFor returns the store that the middleware of store asks on behalf of the handler.
+	StoreFor(store Store) Store
+}
+
 // State is what a store knows about a key.
 type State int
 

@@ -28,6 +28,37 @@ func (a alone) Begin(ctx context.Context, claim driver.Claim) (driver.BeginResul
 	return driver.BeginResult{State: driver.Acquired}, nil
 }
 
+// prompt is alone for work that goes straight into a transaction, which asks for the key
+// when it begins.
+type prompt struct{ alone }
+
+// prompt returns the store to ask for such work.
+func (s *Store) prompt() driver.Store {
+	if s.claimsAtBegin {
+		return prompt{alone{s}}
+	}
+	return s
+}
+
+// Begin asks nothing, unless the last request was a replay. Replays come in rows, when
+// clients repeat what was cut off, and each is one SELECT then, where a transaction that
+// finds a record has to be rolled back, too.
+func (p prompt) Begin(ctx context.Context, claim driver.Claim) (driver.BeginResult, error) {
+	if !p.s.replaying.Load() {
+		return driver.BeginResult{State: driver.Acquired}, nil
+	}
+	out, err := p.alone.Begin(ctx, claim)
+	p.s.foresee(out.State == driver.Completed)
+	return out, err
+}
+
+// foresee expects of the next request what became of the last.
+func (s *Store) foresee(replay bool) {
+	if s.replaying.Load() != replay {
+		s.replaying.Store(replay)
+	}
+}
+
 func (a alone) Extend(context.Context, driver.Claim) error { return nil }
 
 // Complete stores what was answered without Do, such as a refusal.

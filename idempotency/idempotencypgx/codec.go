@@ -1,7 +1,12 @@
 package idempotencypgx
 
 import (
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+
 	"github.com/holdfast-go/holdfast/idempotency/driver"
+	pgxdriver "github.com/holdfast-go/holdfast/idempotency/idempotencypgx/driver"
 	"github.com/holdfast-go/holdfast/idempotency/internal/headers"
 )
 
@@ -15,6 +20,19 @@ type row struct {
 	headers     string
 	body        []byte
 	token       string
+}
+
+// recordOf reads the record of key, if there is one.
+func recordOf(key driver.Key, found pgx.Row) (pgxdriver.Record, bool, error) {
+	var r row
+	err := found.Scan(r.fields()...)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return pgxdriver.Record{}, false, nil
+	case err != nil:
+		return pgxdriver.Record{}, false, err
+	}
+	return pgxdriver.Record{Key: key, Token: r.token, Fingerprint: r.fingerprint, Response: r.response()}, true, nil
 }
 
 // fields are the places for recordColumns, in their order.

@@ -25,7 +25,7 @@ type Config struct {
 	Gate driver.Store
 	// Lease is how long a claim lasts without renewal. With it claims are rows of the
 	// table, which also protect handlers that answer without Do, at two statements more
-	// for each request; at least 10 ms. Default: Do claims the key together with BEGIN.
+	// for each request; at least 10 ms. Default: the transaction claims the key when it begins.
 	// It must be 0 where there is a Gate, which has leases of its own.
 	Lease time.Duration
 	// Retention is how long a record lasts. Default: 48 h.

@@ -12,10 +12,14 @@
 //
 // # Three ways to keep requests apart
 //
-// The zero Config: Postgres alone. A new key costs one SELECT before the transaction,
-// and an advisory lock and an INSERT that travel with BEGIN and COMMIT. A request whose
-// key is in a transaction gets 409. Only the work in Do is protected: of two requests
-// whose handlers do something else, both run.
+// The zero Config: Postgres alone. A new key costs no further round trip: a SELECT and an
+// advisory lock travel with BEGIN, an INSERT with COMMIT. A request whose key is in a
+// transaction gets 409. One whose key has a record is rolled back and gets it; while
+// replays follow each other, each is one SELECT. Only the work in Do is protected: of two
+// requests whose handlers do something else, both run.
+//
+// That holds for DoKey, and for Handler right behind the middleware. A handler of your
+// own that calls Do may answer without it, so the middleware sends a SELECT before it.
 //
 // Config.Gate: a store in front, such as Redis. It keeps whole handlers apart and replays
 // without Postgres. While it cannot be asked, the records decide: a key that has one is
@@ -37,6 +41,9 @@
 //     If the record is there, it is the answer; else [ErrNotCommitted].
 //   - Two runs are in their transactions at once because the gate lost one: one
 //     commits, the other is rolled back and answers with the first one's record.
+//   - A record commits after the look for it and before the lock: the same.
+//   - A transaction is tried again (40001): each attempt looks and claims anew.
+//   - Two keys have the same lock, one pair of 2^64: one gets 409 while the other runs.
 //   - A response that is not kept (503, 429 …) rolls its transaction back.
 //   - The gate takes the key away from a run (its lease ran out): the run commits
 //     nothing any more.

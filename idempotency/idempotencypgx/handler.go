@@ -14,6 +14,7 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/internal/inctx"
 	"github.com/holdfast-go/holdfast/internal/problem"
+	"github.com/holdfast-go/holdfast/txretry"
 )
 
 // ErrNotCommitted says that the outcome of a COMMIT was unknown and is known
@@ -32,6 +33,9 @@ var ErrNotCommitted error = &problem.Error{
 // answer to the client. Put it behind the middleware of this store: without it every
 // request gets 500.
 //
+// Where Postgres alone decides, the transaction itself asks for the key. The middleware must
+// be right around this handler: with another one between them it asks first, by a SELECT.
+//
 // work may run several times; r is then a fresh one each time, with the body from its
 // start. An error that has the methods Code() string and HTTPStatus() int, 400 to 599
 // (and, if waiting helps, RetryAfter() time.Duration), is answered with them, any other
@@ -41,17 +45,32 @@ var ErrNotCommitted error = &problem.Error{
 // is one transaction and leaves no record. The middleware's MaxRequestBytes and Keep hold
 // for it, too: a response that would not be kept rolls the transaction back.
 func (s *Store) Handler(work func(ctx context.Context, tx pgx.Tx, r *http.Request) (idempotency.Response, error)) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		resp, err := s.answer(w, r, work)
-		if err != nil {
-			s.fail(w, r, err)
-			return
-		}
-		resp.Send(w)
-	})
+	return &handler{s, work}
 }
 
-func (s *Store) answer(w http.ResponseWriter, r *http.Request, work func(context.Context, pgx.Tx, *http.Request) (idempotency.Response, error)) (idempotency.Response, error) {
+type handler struct {
+	s    *Store
+	work func(context.Context, pgx.Tx, *http.Request) (idempotency.Response, error)
+}
+
+// StoreFor implements driver.Claimer: nothing happens before the transaction.
+func (h *handler) StoreFor(store driver.Store) driver.Store {
+	if store == driver.Store(h.s) {
+		return h.s.prompt()
+	}
+	return store
+}
+
+func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	resp, err := h.answer(w, r)
+	if err != nil {
+		h.s.fail(w, r, err)
+		return
+	}
+	resp.Send(w)
+}
+
+func (h *handler) answer(w http.ResponseWriter, r *http.Request) (idempotency.Response, error) {
 	_, claimed := driver.ClaimFrom(r.Context())
 	passed, _ := r.Context().Value(inctx.PassedKey{}).(*inctx.Passed)
 	switch {
@@ -68,12 +87,13 @@ func (s *Store) answer(w http.ResponseWriter, r *http.Request, work func(context
 	run := func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
 		fresh := r.WithContext(ctx)
 		fresh.Body = io.NopCloser(bytes.NewReader(body))
-		return work(ctx, tx, fresh)
+		return h.work(ctx, tx, fresh)
 	}
 	if !claimed {
-		return s.unprotected(r.Context(), passed.Keep, run)
+		return h.s.unprotected(r.Context(), passed.Keep, run)
 	}
-	return s.Do(r.Context(), run)
+	resp, _, err := h.s.do(r.Context(), txretry.Options{}, true, run)
+	return resp, err
 }
 
 // unprotected is a transaction without a key.

@@ -21,11 +21,15 @@ import (
 type table struct {
 	asker     *asker
 	name      string // qualified and quoted
+	find      string // the record of the key $1
 	retention time.Duration
 }
 
 func newTable(pool *pgxpool.Pool, name string, retention time.Duration) *table {
-	return &table{asker: newAsker(pool, name), name: name, retention: retention}
+	return &table{
+		asker: newAsker(pool, name), name: name, retention: retention,
+		find: `SELECT ` + recordColumns + ` FROM ` + name + ` WHERE key = $1 AND status = 'completed'`,
+	}
 }
 
 // Insert implements pgxdriver.Records: one statement, sent together with COMMIT when tx
@@ -62,19 +66,15 @@ func (t *table) insert(rec pgxdriver.Record) (sql string, args []any, err error)
 }
 
 // Lookup implements pgxdriver.Records.
-func (t *table) Lookup(ctx context.Context, key driver.Key) (pgxdriver.Record, bool, error) {
-	var r row
-	err := t.asker.ask(ctx, false, func(ctx context.Context, conn *pgxpool.Conn) error {
-		return conn.QueryRow(ctx, `SELECT `+recordColumns+` FROM `+t.name+`
-			WHERE key = $1 AND status = 'completed'`, string(key)).Scan(r.fields()...)
+func (t *table) Lookup(ctx context.Context, key driver.Key) (rec pgxdriver.Record, found bool, err error) {
+	err = t.asker.ask(ctx, false, func(ctx context.Context, conn *pgxpool.Conn) (err error) {
+		rec, found, err = recordOf(key, conn.QueryRow(ctx, t.find, string(key)))
+		return err
 	})
-	if errors.Is(err, pgx.ErrNoRows) {
-		return pgxdriver.Record{}, false, nil
-	}
 	if err != nil {
 		return pgxdriver.Record{}, false, fmt.Errorf("idempotencypgx: look up record: %w", err)
 	}
-	return pgxdriver.Record{Key: key, Token: r.token, Fingerprint: r.fingerprint, Response: r.response()}, true, nil
+	return rec, found, nil
 }
 
 // Resolve implements pgxdriver.Records. A SELECT would not do: it passes over the row of

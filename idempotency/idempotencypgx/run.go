@@ -7,20 +7,21 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 	pgxdriver "github.com/holdfast-go/holdfast/idempotency/idempotencypgx/driver"
 	"github.com/holdfast-go/holdfast/txretry"
-	txdriver "github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // errNotKept rolls back the transaction of a response that is not kept.
 var errNotKept = errors.New("idempotencypgx: response is not kept")
 
-// errTaken rolls back the transaction of a key that another one holds.
-var errTaken = errors.New("idempotencypgx: another transaction holds the key")
+// What rolls back a transaction whose key is not free.
+var (
+	errTaken = errors.New("idempotencypgx: another transaction holds the key")
+	errDone  = errors.New("idempotencypgx: the key has a record")
+)
 
 const (
 	// resolveTimeout bounds the search for the record after a failure, which goes on
@@ -61,12 +62,12 @@ var errSavepoint = errors.New("idempotencypgx: Options.Savepoint: the answer nee
 // together with BEGIN: of two requests at once both run, and one commits. Savepoint is
 // refused.
 func (s *Store) DoWith(ctx context.Context, o txretry.Options, fn func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error)) (idempotency.Response, error) {
-	resp, _, err := s.do(ctx, o, fn)
+	resp, _, err := s.do(ctx, o, false, fn)
 	return resp, err
 }
 
-// do also says whether the response is one that is kept.
-func (s *Store) do(ctx context.Context, o txretry.Options, fn func(context.Context, pgx.Tx) (idempotency.Response, error)) (resp idempotency.Response, final bool, err error) {
+// do also says whether the response is one that is kept. looks says that nobody has looked for a record.
+func (s *Store) do(ctx context.Context, o txretry.Options, looks bool, fn func(context.Context, pgx.Tx) (idempotency.Response, error)) (resp idempotency.Response, final bool, err error) {
 	claim, ok := driver.ClaimFrom(ctx)
 	if !ok {
 		return idempotency.Response{}, false, idempotency.ErrNoClaim
@@ -74,11 +75,11 @@ func (s *Store) do(ctx context.Context, o txretry.Options, fn func(context.Conte
 	if o.Savepoint {
 		return idempotency.Response{}, false, errSavepoint
 	}
-	o, held := s.claiming(claim.Key, o)
+	o, at := s.opening(claim.Key, o, looks)
 	var rec pgxdriver.Record
 	err = s.tx.DoWith(ctx, o, func(ctx context.Context, tx pgx.Tx) (err error) {
-		if !held() {
-			return errTaken
+		if err := at.refusal(); err != nil {
+			return err
 		}
 		if resp, err = fn(ctx, tx); err != nil {
 			return err
@@ -95,7 +96,12 @@ func (s *Store) do(ctx context.Context, o txretry.Options, fn func(context.Conte
 		}
 		return s.records.Insert(ctx, tx, rec)
 	})
-	if err != nil {
+	switch {
+	case at.found:
+		return known(claim, at.record)
+	case at.taken:
+		return idempotency.Response{}, false, inUse(claim)
+	case err != nil:
 		return s.resolve(ctx, claim, resp, withCause(ctx, err))
 	}
 	settle(claim, rec)
@@ -109,22 +115,6 @@ func checkStatus(resp idempotency.Response) error {
 		return fmt.Errorf("idempotencypgx: response has status %d", resp.Status)
 	}
 	return nil
-}
-
-// claiming has the transaction claim the key together with BEGIN, where nothing in
-// front of the records does: an advisory lock that ends with the transaction. Its loss
-// harms nothing, for the records' primary key stops a second effect.
-func (s *Store) claiming(key driver.Key, o txretry.Options) (with txretry.Options, held func() bool) {
-	if s.table == nil || s.front != driver.Store(alone{s}) || o.AtBegin.SQL != "" {
-		return o, func() bool { return true }
-	}
-	locked := false
-	o.AtBegin = txdriver.Statement{
-		SQL:  `SELECT WHERE pg_try_advisory_xact_lock(hashtextextended($1, 0))`,
-		Args: []any{"idempotencypgx " + s.table.name + " " + string(key)},
-		Done: func(tag pgconn.CommandTag) { locked = tag.RowsAffected() == 1 },
-	}
-	return o, func() bool { return locked }
 }
 
 // withCause says of a transaction that a lost lease has cancelled what cancelled
@@ -143,8 +133,8 @@ func withCause(ctx context.Context, err error) error {
 // response is an earlier run's. Errors are those of Do and of idempotency.Do.
 func (s *Store) DoKey(ctx context.Context, key idempotency.Key, request []string, fn func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error)) (resp idempotency.Response, replayed bool, err error) {
 	var released idempotency.Response
-	resp, replayed, err = idempotency.Do(ctx, s, key, request, func(ctx context.Context) (idempotency.Response, error) {
-		resp, final, err := s.do(ctx, txretry.Options{}, fn)
+	resp, replayed, err = idempotency.Do(ctx, s.prompt(), key, request, func(ctx context.Context) (idempotency.Response, error) {
+		resp, final, err := s.do(ctx, txretry.Options{}, true, fn)
 		if err == nil && !final {
 			released = resp
 			return resp, errNotKept
@@ -182,16 +172,25 @@ func (s *Store) resolve(ctx context.Context, claim driver.Claim, resp idempotenc
 		own := unknown && rec.Token == claim.Token
 		resp, err = stored(claim, rec, resp, own)
 		return resp, true, err
-	case errors.Is(failure, errTaken):
-		taken := driver.BeginResult{State: driver.InProgress, Lease: takenPause}
-		claim.Settle(taken, true) // the middleware answers
-		return none, false, fmt.Errorf("%w: %w", idempotency.ErrKeyInUse, errTaken)
 	case unknown:
 		return none, false, fmt.Errorf("%w: %v", ErrNotCommitted, failure)
 	case errors.Is(failure, errNotKept):
 		return resp, false, nil
 	}
 	return none, false, failure
+}
+
+// known answers from a record that was there before.
+func known(claim driver.Claim, rec pgxdriver.Record) (resp idempotency.Response, final bool, err error) {
+	settle(claim, rec)
+	resp, err = stored(claim, rec, idempotency.Response{}, false)
+	return resp, true, err
+}
+
+// inUse has the middleware answer that another transaction holds the key.
+func inUse(claim driver.Claim) error {
+	claim.Settle(driver.BeginResult{State: driver.InProgress, Lease: takenPause}, true)
+	return fmt.Errorf("%w: %w", idempotency.ErrKeyInUse, errTaken)
 }
 
 // stored returns the stored response. own says that rec was committed by the

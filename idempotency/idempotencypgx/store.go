@@ -4,6 +4,7 @@ import (
 	"context"
 	"io/fs"
 	"log/slog"
+	"sync/atomic"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -26,8 +27,11 @@ type Store struct {
 	behind  driver.Store // decides when front cannot be asked; nil: there is nothing
 	table   *table       // nil: the records are not in a table of ours
 	schema  fs.FS        // what Migrate does
-	pruner  *pgprune.Pruner
-	seldom  *telemetry.SeldomEach
+
+	claimsAtBegin bool        // transactions claim their keys
+	replaying     atomic.Bool // the last of them found a record
+	pruner        *pgprune.Pruner
+	seldom        *telemetry.SeldomEach
 }
 
 // New returns a Store whose records are in the database of t. The table must exist:
@@ -61,7 +65,7 @@ func New(t txretry.Transactor, cfg Config) (*Store, error) {
 	case cfg.Lease > 0:
 		s.front = &claims{table: s.table, lease: cfg.Lease, written: s.written}
 	default:
-		s.front = alone{s}
+		s.front, s.claimsAtBegin = alone{s}, s.table != nil
 	}
 	return s, nil
 }

@@ -21,7 +21,7 @@
 // # What it costs
 //
 // The settings of a transaction are a round trip of their own behind BEGIN, a statement of AtBegin is
-// one, and so is each of AtCommit (a message, an entry, a record), before COMMIT. On a pgxpool all of
+// one, its look another, and so is each of AtCommit (a message, an entry, a record), before COMMIT. On a pgxpool all of
 // them travel with BEGIN and COMMIT. lib/pq takes two round trips for each statement with arguments,
 // unless its binary_parameters=yes is set.
 //
@@ -29,7 +29,7 @@
 //	an empty transaction                   2        3        3
 //	with a message for the outbox          2        4        5
 //	with an inbox entry                    2        4        5
-//	with an idempotency record             2        5        7
+//	with an idempotency record             2        6        9
 //
 // pgx's stdlib also pings a connection that was idle for a second.
 //

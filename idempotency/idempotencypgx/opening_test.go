@@ -1,0 +1,351 @@
+package idempotencypgx_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	"github.com/holdfast-go/holdfast/txretry"
+)
+
+// trips counts the messages of a pool that wait for an answer, and calls before, if it is set, ahead of
+// a statement that contains the text.
+type trips struct {
+	n      atomic.Int32
+	text   string
+	before func()
+}
+
+func (c *trips) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	if strings.HasPrefix(q.SQL, "--") { // a ping of the pool
+		return ctx
+	}
+	c.n.Add(1)
+	if c.before != nil && strings.Contains(q.SQL, c.text) {
+		c.before()
+	}
+	return ctx
+}
+
+func (c *trips) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	c.n.Add(1)
+	return ctx
+}
+
+func (*trips) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+func (*trips) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {
+}
+func (*trips) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
+
+// traced returns a pool like direct, and what counts its trips.
+func traced(t *testing.T, direct *pgxpool.Pool) (*pgxpool.Pool, *trips) {
+	t.Helper()
+	counter, cfg := &trips{}, direct.Config()
+	cfg.ConnConfig.Tracer = counter
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool, counter
+}
+
+// effects returns a pool with the table of records and one of effects, and how many there are of a name.
+func effects(t *testing.T, pool *pgxpool.Pool) (*pgxpool.Pool, func(name string) int) {
+	t.Helper()
+	if _, err := pool.Exec(t.Context(), `CREATE TABLE effects (name text NOT NULL)`); err != nil {
+		t.Fatal(err)
+	}
+	return pool, func(name string) (n int) {
+		if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM effects WHERE name = $1`, name).Scan(&n); err != nil {
+			t.Error(err)
+		}
+		return n
+	}
+}
+
+// effect is work that answers with the number of its run.
+func effect(name string) func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
+	var runs atomic.Int32
+	return func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
+		if _, err := tx.Exec(ctx, `INSERT INTO effects VALUES ($1)`, name); err != nil {
+			return idempotency.Response{}, err
+		}
+		return idempotency.JSON(http.StatusCreated, fmt.Sprintf("run %d", runs.Add(1)))
+	}
+}
+
+// protected returns what sends a request with a key and a body to work behind the middleware.
+func protected(t *testing.T, store *idempotencypgx.Store, work func(context.Context, pgx.Tx, *http.Request) (idempotency.Response, error)) func(key idempotency.Key, body string) *httptest.ResponseRecorder {
+	t.Helper()
+	protect, err := idempotency.NewMiddleware(store, idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := protect(store.Handler(work))
+	return func(key idempotency.Key, body string) *httptest.ResponseRecorder {
+		r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(body))
+		r.Header.Set(idempotency.Header, string(key))
+		rec := httptest.NewRecorder()
+		h.ServeHTTP(rec, r)
+		return rec
+	}
+}
+
+// A first run takes no more round trips than its transaction does without a key. The first replay rolls
+// one back, those behind it are one SELECT each, and a first run behind them is one SELECT more.
+func TestRoundTrips(t *testing.T) {
+	t.Parallel()
+	direct, count := effects(t, newPool(t))
+	pool, counter := traced(t, direct)
+	manager, store := newManager(t, pool), newAlone(t, pool, idempotencypgx.Config{PruneInterval: -1})
+	work := effect("one")
+	post := protected(t, store, func(ctx context.Context, tx pgx.Tx, _ *http.Request) (idempotency.Response, error) {
+		return work(ctx, tx)
+	})
+	taken := func(what string, want int32, do func() error) {
+		t.Helper()
+		before := counter.n.Load()
+		if err := do(); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if n := counter.n.Load() - before; n != want {
+			t.Errorf("%s: %d round trips, want %d", what, n, want)
+		}
+	}
+	bare := func() error {
+		return manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+			_, err := work(ctx, tx)
+			return err
+		})
+	}
+	byKey := func(key idempotency.Key, replay bool) func() error {
+		return func() error {
+			_, replayed, err := store.DoKey(t.Context(), key, nil, work)
+			if err == nil && replayed != replay {
+				err = fmt.Errorf("replayed is %v", replayed)
+			}
+			return err
+		}
+	}
+	byHTTP := func(key idempotency.Key, replay bool) func() error {
+		return func() error {
+			rec := post(key, "")
+			if rec.Code != http.StatusCreated || (rec.Header().Get(idempotency.ReplayedHeader) == "true") != replay {
+				return fmt.Errorf("%d %s %v", rec.Code, rec.Body, rec.Header())
+			}
+			return nil
+		}
+	}
+	taken("the transaction alone", 3, bare)
+	for name, by := range map[string]func(idempotency.Key, bool) func() error{"DoKey": byKey, "Handler": byHTTP} {
+		key := idempotency.NewKey()
+		taken(name+", first run", 3, by(key, false))
+		taken(name+", first replay", 2, by(key, true))
+		taken(name+", next replay", 1, by(key, true))
+		taken(name+", first run after replays", 4, by(idempotency.NewKey(), false))
+		taken(name+", first run again", 3, by(idempotency.NewKey(), false))
+	}
+	if n := count("one"); n != 7 {
+		t.Errorf("%d effects, want 7", n)
+	}
+}
+
+// The work does not run again, and the transaction's own look answers as the middleware's does.
+func TestHandlerAnswersFromTheLook(t *testing.T) {
+	t.Parallel()
+	large := strings.Repeat("x", 1<<20)
+	for name, tt := range map[string]struct {
+		work       func() (idempotency.Response, error)
+		other      bool // another request
+		status     int
+		code       string
+		replayable bool
+	}{
+		"a replay":          {func() (idempotency.Response, error) { return idempotency.JSON(201, "done") }, false, 201, "done", true},
+		"another request":   {func() (idempotency.Response, error) { return idempotency.JSON(201, "done") }, true, 422, "IDEMPOTENCY_KEY_REUSED", false},
+		"too large":         {func() (idempotency.Response, error) { return idempotency.JSON(201, large) }, false, 409, "IDEMPOTENCY_RESULT_UNAVAILABLE", false},
+		"a refusal":         {func() (idempotency.Response, error) { return idempotency.Response{}, soldOut{} }, false, 409, "SOLD_OUT", true},
+		"a refusal, others": {func() (idempotency.Response, error) { return idempotency.Response{}, soldOut{} }, true, 422, "IDEMPOTENCY_KEY_REUSED", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool, runs, key := newPool(t), 0, idempotency.NewKey()
+			for i := range 3 { // with a store that expects no replay
+				post := protected(t, newAlone(t, pool, idempotencypgx.Config{}), func(context.Context, pgx.Tx, *http.Request) (idempotency.Response, error) {
+					runs++
+					return tt.work()
+				})
+				if i == 0 {
+					post(key, "")
+					continue
+				}
+				body := ""
+				if tt.other {
+					body = "other"
+				}
+				for range 2 { // and with one that does
+					rec := post(key, body)
+					if rec.Code != tt.status || !strings.Contains(rec.Body.String(), tt.code) || (rec.Header().Get(idempotency.ReplayedHeader) == "true") != tt.replayable {
+						t.Errorf("%d %.200s %v", rec.Code, rec.Body, rec.Header())
+					}
+				}
+			}
+			if runs != 1 {
+				t.Errorf("%d runs", runs)
+			}
+		})
+	}
+}
+
+// A record that commits after the transaction's snapshot was taken, and before its lock, is missed by the
+// look and by the lock. It is the answer all the same, and the second effect is rolled back.
+func TestRecordBetweenLookAndLock(t *testing.T) {
+	t.Parallel()
+	for _, level := range []pgx.TxIsoLevel{pgx.Serializable, pgx.ReadCommitted} {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			direct, count := effects(t, newPool(t))
+			pool, tracer := traced(t, direct)
+			// With XactStatus the look, BEGIN and the lock are messages of their own.
+			manager, err := txretry.New(pool, txretry.Config{XactStatus: true, Isolation: level})
+			if err != nil {
+				t.Fatal(err)
+			}
+			late, err := idempotencypgx.New(manager, idempotencypgx.Config{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			early, key := newAlone(t, direct, idempotencypgx.Config{}), idempotency.NewKey()
+			between := 0
+			tracer.text, tracer.before = "pg_try_advisory_xact_lock", func() {
+				between++
+				if _, replayed, err := early.DoKey(t.Context(), key, nil, effect(string(key))); replayed != (between > 1) || err != nil {
+					t.Errorf("in between: replayed %v, error %v", replayed, err)
+				}
+			}
+			runs := 0
+			resp, replayed, err := late.DoKey(t.Context(), key, nil, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
+				runs++
+				if _, err := tx.Exec(ctx, `INSERT INTO effects VALUES ($1)`, string(key)); err != nil {
+					return idempotency.Response{}, err
+				}
+				return idempotency.JSON(http.StatusCreated, "late")
+			})
+			if err != nil || !replayed || !strings.Contains(string(resp.Body), "run 1") || between == 0 || runs != 1 {
+				t.Errorf("%s, replayed %v, error %v; %d times in between, %d runs", resp.Body, replayed, err, between, runs)
+			}
+			if n := count(string(key)); n != 1 {
+				t.Errorf("%d effects", n)
+			}
+		})
+	}
+}
+
+// Every attempt looks and claims anew, and holds the key until its end.
+func TestAttemptsClaimAnew(t *testing.T) {
+	t.Parallel()
+	pool, count := effects(t, newPool(t))
+	store := newAlone(t, pool, idempotencypgx.Config{})
+	conflict := &pgconn.PgError{Code: "40001"}
+	other := func(key idempotency.Key) error {
+		_, _, err := store.DoKey(t.Context(), key, nil, effect(string(key)))
+		return err
+	}
+
+	key, runs := idempotency.NewKey(), 0
+	_, replayed, err := store.DoKey(t.Context(), key, nil, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
+		if err := other(key); !errors.Is(err, idempotency.ErrKeyInUse) {
+			t.Errorf("in attempt %d: %v; want that the key is in use", runs+1, err)
+		}
+		if runs++; runs < 3 {
+			return idempotency.Response{}, conflict
+		}
+		return effect(string(key))(ctx, tx)
+	})
+	if err != nil || replayed || runs != 3 || count(string(key)) != 1 {
+		t.Errorf("replayed %v, error %v, %d runs, %d effects", replayed, err, runs, count(string(key)))
+	}
+
+	key, runs = idempotency.NewKey(), 0
+	resp, replayed, err := store.DoKey(t.Context(), key, nil, func(ctx context.Context, _ pgx.Tx) (idempotency.Response, error) {
+		runs++
+		_, err := pool.Exec(ctx, `INSERT INTO holdfast_idempotency (key, fingerprint, fingerprint_version, status, code, token, expires_at)
+			VALUES ($1, '', 0, 'completed', 202, 'other', clock_timestamp() + interval '1 h')`, string(key)) // as another run would
+		return idempotency.Response{}, errors.Join(err, conflict)
+	})
+	if err != nil || !replayed || resp.Status != http.StatusAccepted || runs != 1 {
+		t.Errorf("%d, replayed %v, error %v, %d runs; want the other one's answer", resp.Status, replayed, err, runs)
+	}
+}
+
+// Of many requests at once, over HTTP and outside it, one takes effect; the others get its answer or
+// that the key is in use.
+func TestRivalsAlone(t *testing.T) {
+	t.Parallel()
+	for name, newPool := range map[string]func(*testing.T) *pgxpool.Pool{"direct": newPool, "PgBouncer": pooled} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool, count := effects(t, newPool(t))
+			stores := []*idempotencypgx.Store{newAlone(t, pool, idempotencypgx.Config{}), newAlone(t, pool, idempotencypgx.Config{})}
+			for range 25 {
+				key := idempotency.NewKey()
+				work := effect(string(key))
+				var all sync.WaitGroup
+				var firsts atomic.Int32
+				for i := range 8 {
+					store := stores[i%2]
+					post := protected(t, store, func(ctx context.Context, tx pgx.Tx, _ *http.Request) (idempotency.Response, error) {
+						return work(ctx, tx)
+					})
+					all.Go(func() {
+						rec := post(key, "")
+						switch {
+						case rec.Code == http.StatusConflict && strings.Contains(rec.Body.String(), "IDEMPOTENCY_KEY_IN_USE"):
+						case rec.Code != http.StatusCreated:
+							t.Errorf("%d %s", rec.Code, rec.Body)
+						case rec.Header().Get(idempotency.ReplayedHeader) == "":
+							firsts.Add(1)
+						}
+					})
+				}
+				all.Wait()
+				rec := protected(t, stores[0], nil)(key, "")
+				if n := count(string(key)); n != 1 || firsts.Load() != 1 || rec.Code != http.StatusCreated || rec.Header().Get(idempotency.ReplayedHeader) != "true" {
+					t.Errorf("%d effects, %d first answers; afterwards %d %s", n, firsts.Load(), rec.Code, rec.Body)
+				}
+			}
+		})
+	}
+}
+
+// The middleware asks as ever where the handler is another store's, or something keeps requests apart before it.
+func TestHandlerLeavesOtherStores(t *testing.T) {
+	t.Parallel()
+	store := newAlone(t, newPool(t), idempotencypgx.Config{})
+	h, ok := store.Handler(nil).(driver.Claimer)
+	if !ok {
+		t.Fatal("no driver.Claimer")
+	}
+	other := newAlone(t, newPool(t), idempotencypgx.Config{})
+	if got := h.StoreFor(other); got != driver.Store(other) {
+		t.Errorf("%T in place of another store", got)
+	}
+	leased := newStore(t, newPool(t), idempotencypgx.Config{})
+	if got := leased.Handler(nil).(driver.Claimer).StoreFor(leased); got != driver.Store(leased) { //nolint:errcheck // it is one
+		t.Errorf("%T in place of a store with leases", got)
+	}
+}
