@@ -23,6 +23,7 @@ func idempotencyWorkload() workload {
 		{"memory", benchKeysInMemory},
 		{"redis", benchRedisKeys},
 		{"postgres", benchPostgresKeys},
+		{"alone", benchAlone},
 		{"tiers", benchTiers},
 	}}
 }
@@ -39,6 +40,7 @@ const (
 	rawPostgresLook = "raw postgres, SELECT"
 	transactionOnly = "transaction alone"
 	oursTwoTiers    = "holdfast, two tiers"
+	oursAlone       = "holdfast, no gate"
 )
 
 const storedKeys = 1000 // that replays ask for

@@ -144,7 +144,7 @@ func (b *bench) twoTiers(ctx context.Context) (t twoTiers, err error) {
 	if err := store.Migrate(ctx); err != nil {
 		return t, err
 	}
-	ours, err := behind(store, tiersHandler(store))
+	ours, err := behind(store, doHandler(store))
 	return twoTiers{transactionHandler(manager), ours, client, statements}, err
 }
 
@@ -187,11 +187,12 @@ func transactionHandler(manager *txretry.Manager) http.Handler {
 	})
 }
 
-func tiersHandler(store *idempotencypgx.Store) http.Handler {
-	resp := idempotency.Response{Status: http.StatusCreated, Header: http.Header{"Content-Type": {"application/json"}}, Body: body}
+var created = idempotency.Response{Status: http.StatusCreated, Header: http.Header{"Content-Type": {"application/json"}}, Body: body}
+
+func doHandler(store *idempotencypgx.Store) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, err := store.Do(r.Context(), func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
-			return resp, insertThing(ctx, tx)
+			return created, insertThing(ctx, tx)
 		})
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)

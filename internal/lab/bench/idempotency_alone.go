@@ -1,0 +1,99 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	"github.com/holdfast-go/holdfast/txretry"
+)
+
+// aloneKeys is a business transaction, alone and under keys that Postgres alone keeps.
+type aloneKeys struct {
+	alone, ours keeper
+	own         keeper // with a handler around Do, so that the middleware asks first
+	look        keeper // a SELECT of what is kept
+}
+
+func newAloneKeys(ctx context.Context, pool *pgxpool.Pool) (k aloneKeys, err error) {
+	manager, err := txretry.New(pool, txretry.Config{})
+	if err != nil {
+		return k, err
+	}
+	store, err := idempotencypgx.New(manager, idempotencypgx.Config{})
+	if err != nil {
+		return k, err
+	}
+	if err := store.Migrate(ctx); err != nil {
+		return k, err
+	}
+	ours, err := behind(store, store.Handler(func(ctx context.Context, tx pgx.Tx, _ *http.Request) (idempotency.Response, error) {
+		return created, insertThing(ctx, tx)
+	}))
+	if err != nil {
+		return k, err
+	}
+	own, err := behind(store, doHandler(store))
+	return aloneKeys{
+		alone: over(transactionOnly, transactionHandler(manager)), ours: over(oursAlone, ours), own: over("holdfast, no gate, own handler", own),
+		look: keeper{rawPostgresLook, rawPostgres(pool, true)},
+	}, err
+}
+
+// benchAlone tells what exactly once costs without a gate beside the business transaction alone, and what
+// a replay costs beside a SELECT: where the two cores are the limit, and where the trips are.
+func benchAlone(ctx context.Context, b *bench) error {
+	pool, _, err := b.tieredDatabase(ctx)
+	if err != nil {
+		return err
+	}
+	if _, err := pool.Exec(ctx, "CREATE TABLE raw (key text PRIMARY KEY, body bytea)"); err != nil {
+		return err
+	}
+	const trip = time.Millisecond
+	far, err := b.far(ctx, pool, trip)
+	if err != nil {
+		return err
+	}
+	near, err := newAloneKeys(ctx, pool)
+	if err != nil {
+		return err
+	}
+	distant, err := newAloneKeys(ctx, far)
+	if err != nil {
+		return err
+	}
+	for _, clients := range []int{1, 8, 50} {
+		if err := b.compareAlone(ctx, near, clients, ""); err != nil {
+			return err
+		}
+	}
+	return b.compareAlone(ctx, distant, 8, fmt.Sprintf(", %v more per trip", trip))
+}
+
+func (b *bench) compareAlone(ctx context.Context, k aloneKeys, clients int, where string) error {
+	for _, c := range []struct {
+		kind string
+		rows []contender
+	}{
+		{"first run", []contender{k.alone.firstRuns(clients), k.ours.firstRuns(clients), k.own.firstRuns(clients)}},
+		{"replay", []contender{k.look.replays(clients), k.ours.replays(clients)}},
+	} {
+		title := fmt.Sprintf("%s, clients: %d%s", c.kind, clients, where)
+		yardstick := c.rows[0].name
+		r, err := b.measure(ctx, table{
+			title: "idempotency without a gate, " + title, columns: requestColumns, contenders: c.rows, yardsticks: []string{yardstick},
+		})
+		if err != nil {
+			return err
+		}
+		b.atLeast(0.8, r.ratio(oursAlone, yardstick), fmt.Sprintf("of %s, no gate, %s", yardstick, title))
+	}
+	return nil
+}
