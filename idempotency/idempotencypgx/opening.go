@@ -16,6 +16,7 @@ type opening struct {
 	found  bool // record is the key's
 	locked bool // no other transaction has the key
 	taken  bool // one was refused because another one has it
+	begun  bool // one has begun
 }
 
 // opening has the transaction claim the key together with BEGIN, where nothing in front of
@@ -42,8 +43,9 @@ func (s *Store) opening(key driver.Key, o txretry.Options, looks bool) (txretry.
 	return o, at
 }
 
-// refusal returns why the work must not run.
+// refusal returns why the work must not run in a transaction that has begun.
 func (at *opening) refusal() error {
+	at.begun = true
 	switch {
 	case at.found:
 		return errDone

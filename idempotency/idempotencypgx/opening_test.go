@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
@@ -289,6 +291,39 @@ func TestAttemptsClaimAnew(t *testing.T) {
 	})
 	if err != nil || !replayed || resp.Status != http.StatusAccepted || runs != 1 {
 		t.Errorf("%d, replayed %v, error %v, %d runs; want the other one's answer", resp.Status, replayed, err, runs)
+	}
+}
+
+// A transaction that cannot begin has done nothing, and says so.
+func TestNotBegun(t *testing.T) {
+	t.Parallel()
+	pool, proxy := throughProxy(t)
+	proxy.Cut()
+	empty := pgtest.New(t)
+	for name, tt := range map[string]struct {
+		store       *idempotencypgx.Store
+		unavailable bool
+		status      int
+		text        string
+	}{
+		"no server": {newAlone(t, pool, idempotencypgx.Config{}), true, 503, "unavailable"},
+		"no table":  {newAlone(t, empty, idempotencypgx.Config{Logger: slog.New(slog.DiscardHandler)}), false, 500, "Migrate"},
+	} {
+		never := func(context.Context, pgx.Tx) (idempotency.Response, error) {
+			t.Errorf("%s: it ran", name)
+			return idempotency.Response{Status: http.StatusOK}, nil
+		}
+		_, _, err := tt.store.DoKey(t.Context(), idempotency.NewKey(), nil, never)
+		_, outage := errors.AsType[*txretry.UnavailableError](err)
+		if err == nil || !strings.Contains(err.Error(), tt.text) || outage != tt.unavailable || errors.Is(err, idempotency.ErrStoreUnavailable) != tt.unavailable {
+			t.Errorf("%s: %v", name, err)
+		}
+		rec := protected(t, tt.store, func(ctx context.Context, tx pgx.Tx, _ *http.Request) (idempotency.Response, error) {
+			return never(ctx, tx)
+		})(idempotency.NewKey(), "")
+		if rec.Code != tt.status || strings.Contains(rec.Body.String(), "IDEMPOTENCY_STORE_UNAVAILABLE") != tt.unavailable {
+			t.Errorf("%s: %d %s", name, rec.Code, rec.Body)
+		}
 	}
 }
 

@@ -46,7 +46,8 @@ const (
 // If the key has a record already, fn's transaction is rolled back, and the
 // stored response is returned. Errors are those of fn and of txretry, once it
 // is certain that there is no record; idempotency.ErrNoClaim, ErrKeyInUse, ErrKeyReused,
-// ErrResultUnavailable and ErrLeaseLost; and ErrNotCommitted. A *txretry.CommitUnknownError
+// ErrResultUnavailable, ErrLeaseLost and ErrStoreUnavailable (the database was not to be
+// had for BEGIN); and ErrNotCommitted. A *txretry.CommitUnknownError
 // remains only where the record could not be asked for. Answer the last two
 // with a status that the middleware does not keep, such as 503: it would
 // replay it although the transaction may be committed.
@@ -101,6 +102,8 @@ func (s *Store) do(ctx context.Context, o txretry.Options, looks bool, fn func(c
 		return known(claim, at.record)
 	case at.taken:
 		return idempotency.Response{}, false, inUse(claim)
+	case err != nil && !at.begun:
+		return idempotency.Response{}, false, s.notBegun(err)
 	case err != nil:
 		return s.resolve(ctx, claim, resp, withCause(ctx, err))
 	}
@@ -191,6 +194,18 @@ func known(claim driver.Claim, rec pgxdriver.Record) (resp idempotency.Response,
 func inUse(claim driver.Claim) error {
 	claim.Settle(driver.BeginResult{State: driver.InProgress, Lease: takenPause}, true)
 	return fmt.Errorf("%w: %w", idempotency.ErrKeyInUse, errTaken)
+}
+
+// notBegun says of a transaction that never began that nothing was done. Such a failure is
+// no echo.
+func (s *Store) notBegun(failure error) error {
+	if s.table != nil {
+		failure = s.table.asker.missing.Explain(failure)
+	}
+	if _, ok := errors.AsType[*txretry.UnavailableError](failure); ok {
+		return fmt.Errorf("%w: %w", idempotency.ErrStoreUnavailable, failure)
+	}
+	return failure
 }
 
 // stored returns the stored response. own says that rec was committed by the
