@@ -19,6 +19,7 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/txretry"
 )
@@ -306,8 +307,9 @@ func TestNotBegun(t *testing.T) {
 		status      int
 		text        string
 	}{
-		"no server": {newAlone(t, pool, idempotencypgx.Config{}), true, 503, "unavailable"},
-		"no table":  {newAlone(t, empty, idempotencypgx.Config{Logger: slog.New(slog.DiscardHandler)}), false, 500, "Migrate"},
+		"no server":               {newAlone(t, pool, idempotencypgx.Config{}), true, 503, "unavailable"},
+		"no server behind a gate": {newAlone(t, pool, idempotencypgx.Config{Gate: idempotencytest.NewStore()}), true, 503, "unavailable"},
+		"no table":                {newAlone(t, empty, idempotencypgx.Config{Logger: slog.New(slog.DiscardHandler)}), false, 500, "Migrate"},
 	} {
 		never := func(context.Context, pgx.Tx) (idempotency.Response, error) {
 			t.Errorf("%s: it ran", name)
