@@ -188,18 +188,13 @@ func (s *stack) serve(store *idempotencypgx.Store) error {
 	if err != nil {
 		return err
 	}
-	s.handler = protect(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, err := store.Do(r.Context(), func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
-			var id int64
-			err := tx.QueryRow(ctx, `INSERT INTO effects (key) VALUES ($1) RETURNING id`, r.Header.Get(idempotency.Header)).Scan(&id)
-			if err != nil {
-				return idempotency.Response{}, err
-			}
-			return idempotency.JSON(http.StatusCreated, fmt.Sprint("effect ", id))
-		})
+	s.handler = protect(store.Handler(func(ctx context.Context, tx pgx.Tx, r *http.Request) (idempotency.Response, error) {
+		var id int64
+		err := tx.QueryRow(ctx, `INSERT INTO effects (key) VALUES ($1) RETURNING id`, r.Header.Get(idempotency.Header)).Scan(&id)
 		if err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+			return idempotency.Response{}, err
 		}
+		return idempotency.JSON(http.StatusCreated, fmt.Sprint("effect ", id))
 	}))
 	return nil
 }
