@@ -46,7 +46,8 @@ type Config struct {
 	IdleTimeout time.Duration
 
 	// BaseDelay and MaxDelay shape the delay after failed attempt n:
-	// min(MaxDelay, U(0.5, 1.5) × BaseDelay × 2^n), where U is a random number. Default: 50 ms and 1 s.
+	// min(MaxDelay, U(0.5, 1.5) × BaseDelay × 2^n), where U is a random number. With Options.SerialKey
+	// it is min(MaxDelay, U(0.5, 1.5) × BaseDelay/50 × 4^n). Default: 50 ms and 1 s.
 	BaseDelay, MaxDelay time.Duration
 
 	// XactStatus has the server asked, with pg_xact_status, what became of a COMMIT whose answer was
@@ -105,6 +106,13 @@ func (c Config) validate() error {
 // policy returns how the delays grow and spread.
 func (c Config) policy() backoff.Policy {
 	return backoff.Policy{Base: c.BaseDelay, Factor: 2, Max: c.MaxDelay, Jitter: 0.5}
+}
+
+// inTurn returns how they do so for a call that has the turn of its SerialKey: from 4 ms by default, by
+// the factor 4 up to the same maximum. Those it contends with stand in line behind it: there are few to
+// keep out of the way of, and all of them wait.
+func (c Config) inTurn() backoff.Policy {
+	return backoff.Policy{Base: c.BaseDelay / 50, Factor: 4, Max: c.MaxDelay, Jitter: 0.5}
 }
 
 // bounds are the waits for the server that nobody needs to set, whatever the context.

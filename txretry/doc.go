@@ -43,7 +43,8 @@
 //
 // Callers that contend for one row, such as the buyers of one event, can take
 // turns instead: Options{SerialKey: "event:42"} queues them in this process,
-// without a connection. Conflicts with other processes are still retried.
+// without a connection. Conflicts with other processes are still retried, after
+// delays of min(1000ms, U(0.5, 1.5) × 1ms × 4^n), since the whole queue waits.
 //
 // # Three outcomes
 //

@@ -93,7 +93,11 @@ func (c *call) pause(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return c.interrupted(ctx)
 	}
-	delay := c.m.policy.Delay(n, c.m.cfg.Rand())
+	policy := &c.m.policy
+	if c.opts.SerialKey != "" {
+		policy = &c.m.policyInTurn
+	}
+	delay := policy.Delay(n, c.m.cfg.Rand())
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= delay {
 		return c.giveUp(context.DeadlineExceeded)
 	}

@@ -28,16 +28,17 @@ type Transactor interface {
 // Manager runs transactions on a pool and retries them as a whole. It is safe
 // for concurrent use.
 type Manager struct {
-	source    driver.Source
-	cfg       Config
-	bounds    bounds
-	policy    backoff.Policy
-	begin     beginCache
-	turns     turns
-	telemetry telemetry
-	lostBegin base.Seldom
-	lostReply base.Seldom
-	marker    any // context key of a running fn
+	source       driver.Source
+	cfg          Config
+	bounds       bounds
+	policy       backoff.Policy
+	policyInTurn backoff.Policy
+	begin        beginCache
+	turns        turns
+	telemetry    telemetry
+	lostBegin    base.Seldom
+	lostReply    base.Seldom
+	marker       any // context key of a running fn
 }
 
 // New returns a Manager that runs its transactions on pool. A pool whose Config
@@ -65,12 +66,13 @@ func NewOver(source driver.Source, cfg Config) (*Manager, error) {
 		return nil, err
 	}
 	return &Manager{
-		source:    source,
-		cfg:       cfg,
-		bounds:    defaultBounds,
-		policy:    cfg.policy(),
-		telemetry: tel,
-		marker:    running{source},
+		source:       source,
+		cfg:          cfg,
+		bounds:       defaultBounds,
+		policy:       cfg.policy(),
+		policyInTurn: cfg.inTurn(),
+		telemetry:    tel,
+		marker:       running{source},
 	}, nil
 }
 

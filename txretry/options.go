@@ -49,7 +49,8 @@ type Options struct {
 	// SerialKey names what the call contends for, such as "event:42". The calls
 	// of this manager with the same key run one after another, first come first
 	// served, and wait without holding a connection: a hot row costs a queue
-	// instead of a storm of serialization failures. "" does not queue.
+	// instead of a storm of serialization failures. As all of them wait for the one
+	// that is retried, its delays are shorter; see Config.BaseDelay. "" does not queue.
 	SerialKey string
 
 	// Witness finds out what became of this call's COMMIT if its answer is lost, by
