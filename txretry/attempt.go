@@ -34,6 +34,7 @@ func (c *call) failedIn(phase string, err error) result {
 // attempt runs fn in one fresh transaction. However it is left, by panic or
 // runtime.Goexit too, the transaction is over and the connection released.
 func (c *call) attempt(ctx context.Context) result {
+	c.startGroup()
 	s, tag, failed := c.open(ctx)
 	if s == nil {
 		return failed
@@ -48,19 +49,35 @@ func (c *call) attempt(ctx context.Context) result {
 	if c.opts.AtBegin.Done != nil {
 		c.opts.AtBegin.Done(tag)
 	}
+	if res := c.work(t); res.err != nil {
+		return res
+	}
+	if !c.runFollowers(ctx, s) {
+		return c.followerFailed(s)
+	}
+	res := c.commit(t)
+	c.lap(&c.phases.commit)
+	return res
+}
+
+// work runs fn. Its error is that of fn, or why the transaction cannot commit.
+func (c *call) work(t *transaction) result {
 	err := c.fn(&t.ctx, &t.root)
 	t.close()
 	c.lap(&c.phases.fn)
 	switch {
-	case s.State() == driver.Idle:
+	case t.session.State() == driver.Idle:
 		c.outcome = driver.Unknown
 		return result{err: endedByFn(err), phase: phaseFn}
 	case err != nil:
 		return c.failedFn(t, err)
 	}
-	res := c.commit(t)
-	c.lap(&c.phases.commit)
-	return res
+	if err := committable(t); err != nil {
+		res := c.failedIn(phaseCommit, err)
+		res.outOfOrder = t.lost()
+		return res
+	}
+	return result{}
 }
 
 // transaction returns the state of a new attempt. Only the first one can live
@@ -119,15 +136,10 @@ func (c *call) failedFn(t *transaction, err error) result {
 	return server
 }
 
-// commit sends COMMIT, unless it is known beforehand that it cannot succeed.
+// commit sends COMMIT.
 func (c *call) commit(t *transaction) result {
-	if err := committable(t); err != nil {
-		res := c.failedIn(phaseCommit, err)
-		res.outOfOrder = t.lost()
-		return res
-	}
 	c.outcome = driver.Unknown // unless it returns: a tracer may panic
-	outcome, err := t.session.Commit((*detached)(&t.ctx), c.opts.CommitTimeout, t.atCommit)
+	outcome, err := t.session.Commit((*detached)(&t.ctx), c.opts.CommitTimeout, c.statementsAtCommit(t))
 	switch outcome {
 	case driver.Committed:
 		c.outcome, t.committed = driver.Committed, true

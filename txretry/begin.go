@@ -23,10 +23,12 @@ type beginKey struct {
 }
 
 // spec returns the begin message of a call.
-func (c *call) spec() *driver.Spec {
+func (c *call) spec() *driver.Spec { return c.m.begin.spec(c.beginKey()) }
+
+func (c *call) beginKey() beginKey {
 	o := &c.opts
 	wantsXID := c.m.cfg.XactStatus && o.Witness == nil && !o.ReadOnly
-	return c.m.begin.spec(beginKey{o.Isolation, o.ReadOnly, wantsXID, o.LockTimeout, o.StatementTimeout, o.IdleTimeout})
+	return beginKey{o.Isolation, o.ReadOnly, wantsXID, o.LockTimeout, o.StatementTimeout, o.IdleTimeout}
 }
 
 // beginCache renders each begin message once.

@@ -45,6 +45,9 @@
 // turns instead: Options{SerialKey: "event:42"} queues them in this process,
 // without a connection. Conflicts with other processes are still retried, after
 // delays of min(1000ms, U(0.5, 1.5) × 1ms × 4^n), since the whole queue waits.
+// With Options.Combine those in the queue also share a transaction: each has its
+// own result, all of them one COMMIT. A failing one is left out, and then has a
+// transaction of its own.
 //
 // # Three outcomes
 //

@@ -28,6 +28,8 @@ type call struct {
 	last     *transaction // the last one that fn has seen
 	first    transaction  // of the first attempt
 
+	group group
+
 	phases phases
 	mark   time.Time // since when the present phase lasts
 }
@@ -44,14 +46,17 @@ func (c *call) run(ctx context.Context) error {
 	for {
 		c.attempts++
 		start := time.Now()
-		res := c.traced(ctx)
+		res := c.traced(ctx, c.attempt)
 		if res.lost != nil {
 			res = c.resolve(ctx, res)
 		}
-		if res.err == nil {
+		again := c.settleGroup(res.err)
+		switch {
+		case res.err == nil:
 			return nil
-		}
-		if !res.again {
+		case again:
+			continue
+		case !res.again:
 			return c.final(ctx, res)
 		}
 		c.failed = append(c.failed, Attempt{res.sqlstate, res.phase, time.Since(start), res.err})
@@ -62,11 +67,11 @@ func (c *call) run(ctx context.Context) error {
 }
 
 // traced makes an attempt under a span of its own.
-func (c *call) traced(ctx context.Context) (res result) {
+func (c *call) traced(ctx context.Context, attempt func(ctx context.Context) result) (res result) {
 	ctx, span := c.m.telemetry.startAttempt(ctx, c.attempts)
 	returned := false
 	defer func() { endAttempt(span, returned, &res) }()
-	res = c.attempt(ctx)
+	res = attempt(ctx)
 	returned = true
 	return res
 }

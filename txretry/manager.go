@@ -3,7 +3,6 @@ package txretry
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -142,18 +141,25 @@ func (m *Manager) observe(ctx context.Context, c *call) (err error) {
 	return err
 }
 
-// inTurn runs a call when its turn within its serial key has come.
+// inTurn runs a call when its turn within its serial key has come, or as a follower before that.
 func (m *Manager) inTurn(ctx context.Context, c *call) error {
 	if c.opts.SerialKey == "" {
 		return c.run(ctx)
 	}
-	leave, err := m.turns.enter(ctx, c.opts.SerialKey)
-	c.lap(&c.phases.queue)
-	if err != nil {
-		return fmt.Errorf("txretry: waiting for the serial key: %w", err)
+	own := m.turns.enter(ctx, c)
+	for {
+		got, left := m.turns.wait(own)
+		c.lap(&c.phases.queue)
+		switch {
+		case left:
+			return endedInLine(ctx)
+		case got.session == nil:
+			return c.lead(ctx)
+		}
+		if over, err := c.follow(ctx, own, got.session); over {
+			return err
+		}
 	}
-	defer leave()
-	return c.run(ctx)
 }
 
 // DoValue is Do for an fn that returns a value. On error the value is zero.

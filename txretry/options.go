@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -40,7 +41,7 @@ type Options struct {
 	// same database: fn then runs in a savepoint of the running transaction. If fn
 	// fails, what it did is rolled back and the error returned, and the outer fn
 	// goes on. Nothing commits before the outer call does. Attempts, timeouts,
-	// SerialKey and Witness are those of the outer call, which alone retries: its
+	// SerialKey, Combine and Witness are those of the outer call, which alone retries: its
 	// fn should return a transient error. An Isolation above that of the outer call
 	// and ReadOnly inside one that writes are refused. Without Savepoint such a call
 	// returns ErrNested.
@@ -52,6 +53,30 @@ type Options struct {
 	// instead of a storm of serialization failures. As all of them wait for the one
 	// that is retried, its delays are shorter; see Config.BaseDelay. "" does not queue.
 	SerialKey string
+
+	// Combine lets up to this many calls that wait for one SerialKey share a
+	// transaction, so that they pay for one BEGIN and one COMMIT. Default: 0, each has
+	// its own.
+	//
+	// The call whose turn it is begins the transaction and runs its fn. Then the calls
+	// that were in line before run theirs, in order, each on its own goroutine, with
+	// its own context, handle and AfterCommit functions. If one of them fails, for
+	// whatever reason, all is rolled back: those before it share a new transaction,
+	// and it has the next turn, in which it runs again and its failure is its own.
+	// So fn runs more often, also with MaxAttempts 1. If COMMIT fails it is repeated
+	// with half of them. The outcome of COMMIT is the same for all, also an unknown
+	// one. A context that ends after its fn has succeeded does not end the call: no
+	// further fn joins, and Do returns the outcome.
+	//
+	// The calls see what the others have done, as if they had committed, but now() is
+	// the same for all, and what lasts until the end of a transaction meets the next
+	// fn: a SET LOCAL (also of a role or a tenant), an advisory lock, a temporary
+	// table. Do not combine where that matters. An fn that is slow delays all of them.
+	//
+	// Calls of different isolation, ReadOnly or timeouts do not share a transaction,
+	// nor does one that has a Witness with one that has none. A call with AtBegin only
+	// shares one that it begins itself.
+	Combine int
 
 	// Witness finds out what became of this call's COMMIT if its answer is lost, by
 	// a row that fn has written. It runs in a READ COMMITTED transaction of its own,
@@ -117,7 +142,18 @@ func (o *Options) validate() error {
 		checkOptionalTimeout("Options.IdleTimeout", o.IdleTimeout),
 		checkPositive("Options.CommitTimeout", o.CommitTimeout),
 		o.checkAtBegin(),
+		o.checkCombine(),
 	)
+}
+
+func (o *Options) checkCombine() error {
+	switch {
+	case o.Combine < 0:
+		return fmt.Errorf("txretry: Options.Combine is %d, must be at least 0", o.Combine)
+	case o.Combine > 1 && o.SerialKey == "":
+		return errors.New("txretry: Options.Combine needs a SerialKey")
+	}
+	return nil
 }
 
 func (o *Options) checkAtBegin() error {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 	"sync"
+
+	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // turns lets the callers of one key pass one at a time, first come first
@@ -11,59 +13,112 @@ import (
 // instead of a storm of serialization failures. It orders the callers of one
 // process only; between processes the database still decides.
 type turns struct {
-	mu     sync.Mutex
-	queues map[string][]chan struct{} // present while somebody holds the key
+	mu       sync.Mutex
+	lines    map[string][]*turn // who waits; present while somebody holds the key
+	arrivals uint64
 }
 
-// enter waits for the caller's turn; leave passes it on and must be called.
-// The error is that of ctx, and leave is then nil.
-func (t *turns) enter(ctx context.Context, key string) (leave func(), err error) {
-	t.mu.Lock()
-	waiting, taken := t.queues[key]
-	if !taken {
-		if t.queues == nil {
-			t.queues = make(map[string][]chan struct{})
-		}
-		t.queues[key] = nil
-		t.mu.Unlock()
-		return func() { t.pass(key) }, nil
-	}
-	turn := make(chan struct{})
-	t.queues[key] = append(waiting, turn)
-	t.mu.Unlock()
+// turn is a caller's place in a line.
+type turn struct {
+	call    *call
+	ctx     context.Context
+	arrival uint64     // its number, over all lines
+	granted chan grant // 1
 
-	select {
-	case <-turn:
-		return func() { t.pass(key) }, nil
-	case <-ctx.Done():
-		t.abandon(key, turn)
-		return nil, ended(ctx)
+	// As a follower; see group.
+	part    chan part         // 1: how its part ended
+	ended   part              // the same, as the leader has received it
+	settled chan groupOutcome // 1
+}
+
+// grant ends a wait in line. The zero value gives the caller the key, which it must pass on. One with a
+// session has the caller follow the one that holds the key.
+type grant struct{ session driver.Session }
+
+// enter puts a caller in line; wait must follow.
+func (t *turns) enter(ctx context.Context, c *call) *turn {
+	own := &turn{call: c, ctx: ctx, granted: make(chan grant, 1)}
+	if c.opts.Combine > 1 {
+		own.part, own.settled = make(chan part, 1), make(chan groupOutcome, 1)
 	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.arrivals++
+	own.arrival = t.arrivals
+	waiting, taken := t.lines[c.opts.SerialKey]
+	if taken {
+		t.lines[c.opts.SerialKey] = append(waiting, own)
+		return own
+	}
+	if t.lines == nil {
+		t.lines = make(map[string][]*turn)
+	}
+	t.lines[c.opts.SerialKey] = nil
+	own.granted <- grant{}
+	return own
+}
+
+// wait returns what the caller is granted, or that it has left the line because its context has ended.
+func (t *turns) wait(own *turn) (got grant, left bool) {
+	select {
+	case got = <-own.granted:
+		return got, false
+	case <-own.ctx.Done():
+		if t.leave(own) {
+			return grant{}, true
+		}
+		return <-own.granted, false // at that very moment
+	}
+}
+
+// leave takes a caller out of line, unless it is there no longer.
+func (t *turns) leave(own *turn) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	key := own.call.opts.SerialKey
+	i := slices.Index(t.lines[key], own)
+	if i >= 0 {
+		t.lines[key] = slices.Delete(t.lines[key], i, i+1)
+	}
+	return i >= 0
 }
 
 // pass gives the key to the next in line, or frees it.
 func (t *turns) pass(key string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	waiting := t.queues[key]
+	waiting := t.lines[key]
 	if len(waiting) == 0 {
-		delete(t.queues, key)
+		delete(t.lines, key)
 		return
 	}
-	close(waiting[0])
-	t.queues[key] = waiting[1:]
+	t.lines[key] = waiting[1:]
+	waiting[0].granted <- grant{}
 }
 
-// abandon takes a caller out of line. Its turn may have come at that very
-// moment: then it is passed on.
-func (t *turns) abandon(key string, turn chan struct{}) {
+// arrived returns the number of the latest arrival.
+func (t *turns) arrived() uint64 {
 	t.mu.Lock()
-	waiting := t.queues[key]
-	if i := slices.Index(waiting, turn); i >= 0 {
-		t.queues[key] = slices.Delete(waiting, i, i+1)
-		t.mu.Unlock()
-		return
+	defer t.mu.Unlock()
+	return t.arrivals
+}
+
+// take takes the next in line out, if it is accepted.
+func (t *turns) take(key string, accepted func(next *turn) bool) *turn {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	waiting := t.lines[key]
+	if len(waiting) == 0 || !accepted(waiting[0]) {
+		return nil
 	}
-	t.mu.Unlock()
-	t.pass(key)
+	t.lines[key] = waiting[1:]
+	return waiting[0]
+}
+
+// putBack has followers stand first in line again, except one that has gone.
+func (t *turns) putBack(key string, followers []*turn) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	line := slices.Concat(followers, t.lines[key])
+	t.lines[key] = slices.DeleteFunc(line, func(f *turn) bool { return f.ended == partGone })
 }

@@ -2,48 +2,39 @@ package txretry
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 )
 
+func wanting(key string) *call { return &call{opts: Options{SerialKey: key}} }
+
 func TestTurnsAreFirstComeFirstServed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var all turns
 		var order []int
-		leave, err := all.enter(t.Context(), "seat:1")
-		if err != nil {
-			t.Fatal(err)
-		}
+		all.wait(all.enter(t.Context(), wanting("seat:1")))
 		for i := range 10 {
 			go func() {
-				leave, err := all.enter(t.Context(), "seat:1")
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				defer leave()
+				all.wait(all.enter(t.Context(), wanting("seat:1")))
+				defer all.pass("seat:1")
 				order = append(order, i) // the race detector would see two at once
 				time.Sleep(time.Second)
 			}()
 			synctest.Wait()
 		}
-		if other, err := all.enter(t.Context(), "seat:2"); err != nil {
-			t.Error(err)
-		} else {
-			other() // another key is free
-		}
-		leave()
+		all.wait(all.enter(t.Context(), wanting("seat:2"))) // another key is free
+		all.pass("seat:2")
+		all.pass("seat:1")
 		time.Sleep(11 * time.Second)
 		synctest.Wait()
 		if !slices.IsSorted(order) || len(order) != 10 {
 			t.Errorf("order = %v", order)
 		}
-		if len(all.queues) != 0 {
-			t.Errorf("%d keys are left behind", len(all.queues))
+		if len(all.lines) != 0 {
+			t.Errorf("%d keys are left behind", len(all.lines))
 		}
 	})
 }
@@ -52,20 +43,19 @@ func TestTurnGivenUpByContext(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var all turns
-		leave, _ := all.enter(t.Context(), "k")
+		all.wait(all.enter(t.Context(), wanting("k")))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if _, err := all.enter(ctx, "k"); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("error = %v", err)
+		if _, left := all.wait(all.enter(ctx, wanting("k"))); !left {
+			t.Error("called although the key is held")
 		}
-		leave()
-		again, err := all.enter(t.Context(), "k")
-		if err != nil {
-			t.Fatal(err)
+		all.pass("k")
+		if _, left := all.wait(all.enter(t.Context(), wanting("k"))); left {
+			t.Error("not called")
 		}
-		again()
-		if len(all.queues) != 0 {
-			t.Errorf("%d keys are left behind", len(all.queues))
+		all.pass("k")
+		if len(all.lines) != 0 {
+			t.Errorf("%d keys are left behind", len(all.lines))
 		}
 	})
 }

@@ -3,6 +3,7 @@ package txretrytest
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -186,9 +187,10 @@ func (s *fakeSession) sound() error {
 }
 
 // cutMarks forgets a savepoint and those inside it, and returns where its
-// effects begin.
+// effects begin. Of several with one number, as the calls that share a transaction
+// may leave, it is the last.
 func (s *fakeSession) cutMarks(id int) (undo int) {
-	for i, m := range s.marks {
+	for i, m := range slices.Backward(s.marks) {
 		if m.id == id {
 			s.marks = s.marks[:i]
 			return m.undo

@@ -17,6 +17,7 @@ import (
 const (
 	sequential = "one connection, in sequence"
 	inTurn     = "txretry, SerialKey"
+	combined   = "txretry, SerialKey, Combine: 32"
 )
 
 // Columns of the contended tables.
@@ -59,7 +60,8 @@ func benchContended(ctx context.Context, b *bench) error {
 				{"plain loop, full jitter", under(oneTrip(pool, fullJitter), 32)},
 				{"one-trip begin, a mutex per row", under(oneAtATime(oneTrip(pool, nil), hot), 32)},
 				{ours, under(managed(manager), 32)},
-				{inTurn, under(managedInTurn(manager), 32)},
+				{inTurn, under(managedInTurn(manager, 0), 32)},
+				{combined, under(managedInTurn(manager, 32), 32)},
 			},
 		})
 		if err != nil {
@@ -68,6 +70,9 @@ func benchContended(ctx context.Context, b *bench) error {
 		b.atLeast(0.8, r.ratio(inTurn, sequential), fmt.Sprintf("of the sequential rate, SerialKey, %d rows", hot))
 		b.atMost(2, r.column(inTurn, colShare), fmt.Sprintf("worst wait / the queue's fair share, SerialKey, %d rows", hot))
 		b.atMost(0, r.column(inTurn, colGaveUp), fmt.Sprintf("exhausted calls, SerialKey, %d rows", hot))
+		if hot == 1 {
+			b.atLeast(4, r.ratio(combined, sequential), "x the sequential rate, SerialKey and Combine, 1 row")
+		}
 	}
 	return nil
 }

@@ -80,8 +80,8 @@ var bugs = []bug{
 	},
 	{
 		"statements for COMMIT are lost when an attempt is repeated", "txretry/attempt.go",
-		"\toutcome, err := t.session.Commit((*detached)(&t.ctx), c.opts.CommitTimeout, t.atCommit)\n",
-		"\tif c.attempts > 1 {\n\t\tt.atCommit = nil\n\t}\n\toutcome, err := t.session.Commit((*detached)(&t.ctx), c.opts.CommitTimeout, t.atCommit)\n", simulation,
+		"\toutcome, err := t.session.Commit((*detached)(&t.ctx), c.opts.CommitTimeout, c.statementsAtCommit(t))\n",
+		"\tif c.attempts > 1 {\n\t\tt.atCommit = nil\n\t}\n\toutcome, err := t.session.Commit((*detached)(&t.ctx), c.opts.CommitTimeout, c.statementsAtCommit(t))\n", simulation,
 	},
 	{
 		"the answer is not stored with its effect", "idempotency/idempotencypgx/run.go",

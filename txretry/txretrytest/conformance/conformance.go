@@ -5,6 +5,7 @@ package conformance
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -104,6 +105,26 @@ var suite = map[string]func(f *fixture){
 	"nested savepoint is transient":   testNestedTransient,
 	"nested savepoint refused":        testNestedRefused,
 	"serial turn ends before hooks":   testSerialTurn,
+	"combined":                        testCombined,
+	"combined up to a limit":          testCombinedLimit,
+	"combined if alike":               testCombinedApart,
+	"combined, business error":        testCombinedFailure(failBusiness),
+	"combined, statement fails":       testCombinedFailure(failStatement),
+	"combined, failure is swallowed":  testCombinedFailure(failMuted),
+	"combined, panic":                 testCombinedNoReturn(boom, "panic: boom"),
+	"combined, goexit":                testCombinedNoReturn(runtime.Goexit, errNoReturn.Error()),
+	"combined, the first fails":       testCombinedLeaderFails,
+	"combined, 40001":                 testCombinedTransient("40001"),
+	"combined, 55P03":                 testCombinedTransient("55P03"),
+	"combined, COMMIT refused":        testCombinedCommitRefused("23505"),
+	"combined, COMMIT conflicts":      testCombinedCommitConflict,
+	"combined, cancelled inside fn":   testCombinedCancelledInside,
+	"combined, cancelled in line":     testCombinedCancelledInLine,
+	"combined, first cancelled after": testCombinedCancelledAfter(0),
+	"combined, next cancelled after":  testCombinedCancelledAfter(1),
+	"combined, handles apart":         testCombinedHandles,
+	"combined, nested":                testCombinedNested,
+	"combined, many":                  testCombinedMany,
 }
 
 // errBusiness is a permanent error of fn.
@@ -214,6 +235,8 @@ func testBadOptions(f *fixture) {
 		{StatementTimeout: time.Microsecond},
 		{IdleTimeout: time.Microsecond},
 		{CommitTimeout: -1},
+		{Combine: 2},
+		{Combine: -1, SerialKey: "k"},
 	} {
 		err := m.DoWith(f.Context(), opts, func(context.Context, pgx.Tx) error {
 			f.Errorf("%+v: fn was run", opts)

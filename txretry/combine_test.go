@@ -1,0 +1,146 @@
+package txretry_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/txretry"
+)
+
+// inLine tells by its Done that a call waits for its key.
+type inLine struct {
+	context.Context
+	once  sync.Once
+	there chan struct{}
+}
+
+func (c *inLine) Done() <-chan struct{} {
+	c.once.Do(func() { close(c.there) })
+	return c.Context.Done()
+}
+
+// combined has calls of these functions share a transaction, in this order, and returns their errors.
+func combined(t *testing.T, m *txretry.Manager, fns ...func(ctx context.Context, tx pgx.Tx) error) []error {
+	t.Helper()
+	errs := make([]error, len(fns))
+	held, release := make(chan struct{}), make(chan struct{})
+	var all sync.WaitGroup
+	all.Go(func() {
+		err := m.DoWith(t.Context(), txretry.Options{SerialKey: "k"}, func(context.Context, pgx.Tx) error {
+			close(held)
+			<-release
+			return errHeld
+		})
+		if !errors.Is(err, errHeld) {
+			t.Error(err)
+		}
+	})
+	<-held
+	for i, fn := range fns {
+		ctx := &inLine{Context: t.Context(), there: make(chan struct{})}
+		all.Go(func() {
+			defer func() {
+				if v := recover(); v != nil {
+					errs[i] = fmt.Errorf("panic: %v", v)
+				}
+			}()
+			errs[i] = m.DoWith(ctx, txretry.Options{Name: string(rune('a' + i)), SerialKey: "k", Combine: 10}, fn)
+		})
+		<-ctx.there
+	}
+	close(release)
+	all.Wait()
+	return errs
+}
+
+var errHeld = errors.New("the key was held for the others to stand in line")
+
+// The reply of a COMMIT that three calls share is dropped by the network, which then breaks and heals.
+func TestCombinedCommitReplyLost(t *testing.T) {
+	t.Parallel()
+	for name, status := range map[string]bool{"resolved": true, "unknown": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			direct := newCounter(t)
+			proxy := testenv.NewProxy(t, direct.Config().ConnString())
+			m := newManager(t, pgtest.Pool(t, proxy.URL(), 2), txretry.Config{XactStatus: status, Logger: quiet})
+			var network sync.WaitGroup
+			lose := func(ctx context.Context, tx pgx.Tx) error {
+				err := addOne(ctx, tx)
+				proxy.DropReplies()
+				network.Go(func() {
+					for n := 0; n < 3 && t.Context().Err() == nil; {
+						n, _ = read(t.Context(), direct)
+					}
+					proxy.Cut()
+					proxy.Heal()
+				})
+				return err
+			}
+			errs := combined(t, m, addOne, addOne, lose)
+			network.Wait()
+			for i, err := range errs {
+				unknown, is := errors.AsType[*txretry.CommitUnknownError](err)
+				if is == status || (err == nil) != status || is && unknown.Name != string(rune('a'+i)) {
+					t.Errorf("call %d: error %v", i, err)
+				}
+			}
+			wantCounter(t, direct, 3)
+		})
+	}
+}
+
+// A fn that ends the transaction by a statement ends that of the others, too.
+func TestCombinedEndedByStatement(t *testing.T) {
+	t.Parallel()
+	for name, status := range map[string]bool{"resolved": true, "unknown": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := newCounter(t)
+			m := newManager(t, pool, txretry.Config{XactStatus: status, Logger: quiet})
+			errs := combined(t, m, addOne, addOne, func(ctx context.Context, tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, "commit")
+				return err
+			}, addOne)
+			for i, err := range errs[:2] {
+				unknown, is := errors.AsType[*txretry.CommitUnknownError](err)
+				if is == status || (err == nil) != status || is && unknown.Name != string(rune('a'+i)) {
+					t.Errorf("call %d: error %v", i, err)
+				}
+			}
+			if !errors.Is(errs[2], txretry.ErrManaged) || errs[3] != nil {
+				t.Errorf("errors %v, want ErrManaged and none", errs[2:])
+			}
+			wantCounter(t, pool, 3)
+		})
+	}
+}
+
+// A tracer that panics in COMMIT leaves no call waiting.
+func TestCombinedPanicDuringCommit(t *testing.T) {
+	t.Parallel()
+	direct := newCounter(t)
+	cfg := direct.Config()
+	cfg.ConnConfig.Tracer = faultyTracer{}
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	errs := combined(t, newManager(t, pool, txretry.Config{}), addOne, addOne)
+	if errs[0] == nil || errs[0].Error() != "panic: boom" {
+		t.Errorf("the panic did not come out of the first Do: %v", errs[0])
+	}
+	if _, ok := errors.AsType[*txretry.CommitUnknownError](errs[1]); !ok {
+		t.Errorf("error %v, want *CommitUnknownError", errs[1])
+	}
+	wantCounter(t, direct, 2)
+}

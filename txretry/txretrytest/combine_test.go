@@ -1,0 +1,91 @@
+package txretrytest_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/internal/metrictest"
+	"github.com/holdfast-go/holdfast/txretry"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
+)
+
+// Of a COMMIT without an answer each of the calls that shared it hears the same.
+func TestCombinedCommitLost(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		name       string
+		point      txretrytest.Point
+		xactStatus bool
+		unknown    bool
+		runs       string
+		n          int
+	}{
+		{"applied", txretrytest.ReplyLostApplied, false, true, "ABC", 3},
+		{"not applied", txretrytest.ReplyLostNotApplied, false, true, "ABC", 0},
+		{"found applied", txretrytest.ReplyLostApplied, true, false, "ABC", 3},
+		{"found not applied", txretrytest.ReplyLostNotApplied, true, false, "ABCABC", 3},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				var c counter
+				var committed sync.Map
+				m := txretrytest.New(txretrytest.Config{
+					Script: []txretrytest.Fault{{}, {Point: tt.point}},
+					Retry:  txretry.Config{XactStatus: tt.xactStatus},
+				})
+				runs := ""
+				errs := standInLine(t, m, txretry.Options{SerialKey: "k", Combine: 9}, 3, func(ctx context.Context, tx pgx.Tx, name string) error {
+					runs += name
+					txretry.AfterCommit(tx, func() { committed.Store(name, true) })
+					return c.Add(ctx, tx, 1)
+				})
+				if runs != tt.runs || c.value() != tt.n {
+					t.Errorf("runs %s, counter %d; want %s, %d", runs, c.value(), tt.runs, tt.n)
+				}
+				for i, err := range errs {
+					name := string(rune('A' + i))
+					unknown, is := errors.AsType[*txretry.CommitUnknownError](err)
+					if is != tt.unknown || (err != nil) != tt.unknown || is && unknown.Name != name {
+						t.Errorf("call %s: error %v", name, err)
+					}
+					if _, hook := committed.Load(name); hook == tt.unknown {
+						t.Errorf("call %s: AfterCommit run: %v", name, hook)
+					}
+				}
+			})
+		})
+	}
+}
+
+// Each of the calls that share a transaction is counted under its own name, with its own attempts.
+func TestCombinedTelemetry(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var metrics metrictest.Recorder
+		m := txretrytest.New(txretrytest.Config{Retry: txretry.Config{MeterProvider: &metrics}})
+		failure := errors.New("business error")
+		errs := standInLine(t, m, txretry.Options{SerialKey: "k", Combine: 9}, 4, func(_ context.Context, _ pgx.Tx, name string) error {
+			if name == "C" {
+				return failure
+			}
+			return nil
+		})
+		if !errors.Is(errs[2], failure) || errors.Join(errs[0], errs[1], errs[3]) != nil {
+			t.Errorf("errors %v", errs)
+		}
+		for series, want := range map[string]float64{
+			"A,outcome=committed": 2, "B,outcome=committed": 2, "C,outcome=rolled_back": 2, "D,outcome=committed": 1,
+		} {
+			if got := metrics.Values("holdfast.txretry.attempts{operation=" + series + "}"); !slices.Equal(got, []float64{want}) {
+				t.Errorf("attempts of %s: %v, want %v", series, got, want)
+			}
+		}
+	})
+}
