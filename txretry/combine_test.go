@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/internal/metrictest"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
@@ -29,6 +30,12 @@ func (c *inLine) Done() <-chan struct{} {
 
 // combined has calls of these functions share a transaction, in this order, and returns their errors.
 func combined(t *testing.T, m *txretry.Manager, fns ...func(ctx context.Context, tx pgx.Tx) error) []error {
+	t.Helper()
+	return combinedWith(t, m, func(int) txretry.Options { return txretry.Options{} }, fns...)
+}
+
+// combinedWith is combined with these options beside those that it sets.
+func combinedWith(t *testing.T, m *txretry.Manager, options func(call int) txretry.Options, fns ...func(ctx context.Context, tx pgx.Tx) error) []error {
 	t.Helper()
 	errs := make([]error, len(fns))
 	held, release := make(chan struct{}), make(chan struct{})
@@ -52,7 +59,9 @@ func combined(t *testing.T, m *txretry.Manager, fns ...func(ctx context.Context,
 					errs[i] = fmt.Errorf("panic: %v", v)
 				}
 			}()
-			errs[i] = m.DoWith(ctx, txretry.Options{Name: string(rune('a' + i)), SerialKey: "k", Combine: 10}, fn)
+			opts := options(i)
+			opts.Name, opts.SerialKey, opts.Combine = string(rune('a'+i)), "k", 10
+			errs[i] = m.DoWith(ctx, opts, fn)
 		})
 		<-ctx.there
 	}
@@ -143,4 +152,51 @@ func TestCombinedPanicDuringCommit(t *testing.T) {
 		t.Errorf("error %v, want *CommitUnknownError", errs[1])
 	}
 	wantCounter(t, direct, 2)
+}
+
+// A call with AtBegin only shares a transaction that it begins.
+func TestCombinedAtBegin(t *testing.T) {
+	t.Parallel()
+	pool := newCounter(t)
+	options := func(call int) (o txretry.Options) {
+		if call == 1 {
+			o.AtBegin.SQL = "update counter set n = n + 1 where id = 2"
+		}
+		return o
+	}
+	errs := combinedWith(t, newManager(t, pool, txretry.Config{}), options, addOne, func(ctx context.Context, tx pgx.Tx) error {
+		var n int
+		err := tx.QueryRow(ctx, "select n from counter where id = 2").Scan(&n)
+		if n != 1 {
+			t.Errorf("the counter of AtBegin is %d, want 1", n)
+		}
+		return err
+	}, addOne)
+	if err := errors.Join(errs...); err != nil {
+		t.Error(err)
+	}
+	wantCounter(t, pool, 2)
+}
+
+// A fn that ends the transaction by a statement and then panics has an unknown outcome, too.
+func TestCombinedEndedThenPanics(t *testing.T) {
+	t.Parallel()
+	pool := newCounter(t)
+	var metrics metrictest.Recorder
+	m := newManager(t, pool, txretry.Config{MeterProvider: &metrics})
+	errs := combined(t, m, addOne, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "commit"); err != nil {
+			return err
+		}
+		panic("boom")
+	})
+	if _, ok := errors.AsType[*txretry.CommitUnknownError](errs[0]); !ok || errs[1].Error() != "panic: boom" {
+		t.Errorf("errors %v, want *CommitUnknownError and the panic", errs)
+	}
+	for _, call := range []string{"a", "b"} {
+		if got := metrics.Values("holdfast.txretry.attempts{operation=" + call + ",outcome=unknown}"); len(got) != 1 {
+			t.Errorf("call %s is not counted as unknown", call)
+		}
+	}
+	wantCounter(t, pool, 1)
 }

@@ -180,6 +180,34 @@ func testCombinedApart(f *fixture) {
 	}
 }
 
+// A call that comes when the transaction has begun does not join: it might not see what committed before
+// it came.
+func testCombinedLater(f *fixture) {
+	m := f.New(quick())
+	var first, later driver.Session
+	var all sync.WaitGroup
+	f.ok(m.DoWith(f.Context(), shared, func(ctx context.Context, tx pgx.Tx) error {
+		first = sessionOf(tx)
+		waited := &waited{Context: f.Context(), began: make(chan struct{})}
+		all.Go(func() {
+			err := m.DoWith(waited, shared, func(ctx context.Context, tx pgx.Tx) error {
+				later = sessionOf(tx)
+				return f.Add(ctx, tx, 2)
+			})
+			if err != nil {
+				f.Errorf("the later call: %v", err)
+			}
+		})
+		<-waited.began
+		return f.Add(ctx, tx, 1)
+	}))
+	all.Wait()
+	if first == later {
+		f.Error("a call shares a transaction that began before it")
+	}
+	f.want(3)
+}
+
 // A part that fails ends the transaction. Those before it share the next one, and it fails alone.
 func testCombinedFailure(way func(f *fixture, ctx context.Context, tx pgx.Tx) error) func(f *fixture) {
 	return func(f *fixture) {
@@ -207,11 +235,14 @@ func failMuted(f *fixture, ctx context.Context, tx pgx.Tx) error {
 // A panic and an exit come out of Do at once: nobody can run that fn again.
 func testCombinedNoReturn(leave func(), want string) func(f *fixture) {
 	return func(f *fixture) {
+		var left pgx.Tx
 		l := f.line(caller{}, caller{fn: func(ctx context.Context, tx pgx.Tx, _ int) error {
+			left = tx
 			f.add(ctx, tx, worth(1))
 			leave()
 			return nil
 		}}, caller{})
+		f.is(f.Add(f.Context(), left, 1), pgx.ErrTxClosed)
 		l.ended("ABAC", "A C")
 		f.equal("end of the call", l.errs[1].Error(), want)
 	}
