@@ -18,6 +18,7 @@ const (
 	sequential = "one connection, in sequence"
 	inTurn     = "txretry, SerialKey"
 	combined   = "txretry, SerialKey, Combine: 32"
+	byHand     = "one connection, 16 calls a COMMIT"
 )
 
 // Columns of the contended tables.
@@ -42,7 +43,7 @@ func benchContended(ctx context.Context, b *bench) error {
 				return contend(ctx, pool, w, goroutines, hot, length)
 			}
 		}
-		r, err := b.measure(ctx, table{
+		t := table{
 			title: fmt.Sprintf("txretry, read then write %d hot rows, goroutines: 32", hot),
 			columns: []column{
 				colRate:     {name: "commits/s"},
@@ -63,7 +64,13 @@ func benchContended(ctx context.Context, b *bench) error {
 				{inTurn, under(managedInTurn(manager, 0), 32)},
 				{combined, under(managedInTurn(manager, 32), 32)},
 			},
-		})
+		}
+		if hot == 1 {
+			t.contenders = append(t.contenders, contender{byHand, func(ctx context.Context, length time.Duration) (sample, error) {
+				return shareCommits(ctx, pool, length)
+			}})
+		}
+		r, err := b.measure(ctx, t)
 		if err != nil {
 			return err
 		}
@@ -72,6 +79,7 @@ func benchContended(ctx context.Context, b *bench) error {
 		b.atMost(0, r.column(inTurn, colGaveUp), fmt.Sprintf("exhausted calls, SerialKey, %d rows", hot))
 		if hot == 1 {
 			b.atLeast(4, r.ratio(combined, sequential), "x the sequential rate, SerialKey and Combine, 1 row")
+			b.atLeast(0.8, r.ratio(combined, byHand), "of 16 calls a COMMIT by hand, SerialKey and Combine, 1 row")
 		}
 	}
 	return nil
@@ -85,6 +93,27 @@ func oneAtATime(w way, hot int) way {
 		defer turns[account].Unlock()
 		return w(ctx, account, fn)
 	}
+}
+
+// shareCommits is the most that a shared COMMIT can give: nobody waits for anybody.
+func shareCommits(ctx context.Context, pool *pgxpool.Pool, length time.Duration) (sample, error) {
+	const calls = 16 // of 32 goroutines, as many as stand in line while the others commit
+	transaction := oneTrip(pool, nil)
+	l, err := load.Drive(ctx, 1, length, func(ctx context.Context, _ int) error {
+		return transaction(ctx, 1, func(ctx context.Context, tx pgx.Tx) error {
+			for range calls {
+				if err := readThenWrite(ctx, tx, 1); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	worst := milliseconds(l.Percentile(1))
+	return sample{colRate: calls * l.Rate, colAttempts: 1, colP99: milliseconds(l.Percentile(0.99)), colWorst: worst, colShare: 1, colGaveUp: 0}, nil
 }
 
 // contend makes one run and checks that no update was lost.
