@@ -42,13 +42,14 @@ type groupOutcome struct {
 var (
 	errFollowerFailed = errors.New("txretry: rolled back: another call that shared the transaction failed")
 	errGroupFailed    = errors.New("txretry: rolled back with the calls that shared the transaction")
+	errLeaderGone     = errors.New("txretry: the call that commits the shared transaction did not return")
 	errFollowerEnded  = because("a call that shared the transaction ended it by a statement", ErrManaged, nil)
 )
 
 // lead runs a call that holds its serial key.
 func (c *call) lead(ctx context.Context) error {
 	defer c.m.turns.pass(c.opts.SerialKey)
-	defer c.settleGroup(errNoReturn) // a tracer may panic in COMMIT
+	defer c.settleGroup(errLeaderGone) // a tracer may panic in COMMIT
 	c.group.limit = c.opts.Combine - 1
 	return c.run(ctx)
 }

@@ -101,7 +101,9 @@
 // OpenTelemetry sees each call with its outcome, attempts and the time per phase:
 // a span txretry.Do, and by operation the metrics holdfast.txretry.duration,
 // holdfast.txretry.attempts, holdfast.txretry.phase.duration, and
-// holdfast.txretry.failures by SQLSTATE. Without a listener they cost nothing.
+// holdfast.txretry.failures by SQLSTATE. Without a listener they cost nothing. Calls
+// that share a transaction are reported one by one; their commit phase begins when
+// their own fn has returned.
 //
 // # Limits
 //
