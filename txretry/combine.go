@@ -30,7 +30,7 @@ const (
 	partDone    part = iota
 	partFailed       // the follower will lead
 	partGone         // failed too, but the follower does not return to the line
-	partSkipped      // nothing was done: the follower's context had ended
+	partSkipped      // nothing was done: the follower's context had ended, or a tracer has panicked
 )
 
 // groupOutcome is what a follower hears at the end of the transaction.
@@ -138,13 +138,28 @@ func (c *call) settleGroup(err error) (again bool) {
 
 // follow has the call take part in the transaction of its leader. If over is false it is in line again.
 func (c *call) follow(ctx context.Context, own *turn, s driver.Session) (over bool, err error) {
+	over = true
+	var begun, returned bool
+	defer func() { // a tracer may panic, and others wait for this call
+		switch {
+		case !begun:
+			own.part <- partSkipped
+		case !over && !returned:
+			c.m.turns.abandon(own)
+		}
+	}()
 	if ctx.Err() != nil {
-		own.part <- partSkipped
 		return true, endedInLine(ctx)
 	}
 	c.attempts++
-	res := c.traced(ctx, func(ctx context.Context) result { return c.followerAttempt(ctx, own, s) })
-	return c.outcome != driver.RolledBack, res.err
+	res := c.traced(ctx, func(ctx context.Context) result {
+		begun = true
+		res := c.followerAttempt(ctx, own, s)
+		over = c.outcome != driver.RolledBack
+		return res
+	})
+	returned = true
+	return over, res.err
 }
 
 func endedInLine(ctx context.Context) error {

@@ -83,6 +83,18 @@ func (t *turns) leave(own *turn) bool {
 	return i >= 0
 }
 
+// abandon is for a caller in line that cannot wait any longer. What it is granted meanwhile it passes on.
+func (t *turns) abandon(own *turn) {
+	if t.leave(own) {
+		return
+	}
+	if got := <-own.granted; got.session != nil {
+		own.part <- partSkipped
+		return
+	}
+	t.pass(own.call.opts.SerialKey)
+}
+
 // pass gives the key to the next in line, or frees it.
 func (t *turns) pass(key string) {
 	t.mu.Lock()
