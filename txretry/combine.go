@@ -90,7 +90,7 @@ func (t *turn) late() bool { return t.ctx.Err() != nil }
 func (c *call) combines(next *turn) bool {
 	a, b := &c.opts, &next.call.opts
 	return next.arrival <= c.group.arrived && b.Combine > 1 && b.AtBegin.SQL == "" &&
-		c.beginKey() == next.call.beginKey() && a.CommitTimeout == b.CommitTimeout && (a.Witness == nil) == (b.Witness == nil)
+		a.Witness == nil && b.Witness == nil && c.beginKey() == next.call.beginKey() && a.CommitTimeout == b.CommitTimeout
 }
 
 // followerFailed is the result of an attempt that ended with the last follower.

@@ -73,9 +73,9 @@ type Options struct {
 	// fn: a SET LOCAL (also of a role or a tenant), an advisory lock, a temporary
 	// table. Do not combine where that matters. An fn that is slow delays all of them.
 	//
-	// Calls of different isolation, ReadOnly or timeouts do not share a transaction,
-	// nor does one that has a Witness with one that has none. A call with AtBegin only
-	// shares one that it begins itself.
+	// Calls of different isolation, ReadOnly or timeouts do not share a transaction. A
+	// call with a Witness shares none, for that speaks of its own row only; XactStatus
+	// speaks for all. A call with AtBegin only shares one that it begins itself.
 	Combine int
 
 	// Witness finds out what became of this call's COMMIT if its answer is lost, by

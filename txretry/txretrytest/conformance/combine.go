@@ -164,9 +164,6 @@ func testCombinedApart(f *fixture) {
 		"lock timeout":   func(o *txretry.Options) { o.LockTimeout = 5 * time.Second },
 		"commit timeout": func(o *txretry.Options) { o.CommitTimeout = 5 * time.Second },
 		"no Combine":     func(o *txretry.Options) { o.Combine = 0 },
-		"witness": func(o *txretry.Options) {
-			o.Witness = func(context.Context, pgx.Tx) (bool, error) { return false, nil }
-		},
 	} {
 		other := shared
 		change(&other)
@@ -178,6 +175,14 @@ func testCombinedApart(f *fixture) {
 			f.Errorf("%s: calls that differ share a transaction", name)
 		}
 	}
+}
+
+// A Witness speaks for its own call only: where fn had found its row in place, it says nothing of the
+// transaction.
+func testCombinedWitness(f *fixture) {
+	opts := shared
+	opts.Witness = func(context.Context, pgx.Tx) (bool, error) { return true, nil }
+	f.line(caller{opts: &opts}, caller{opts: &opts}).ended("AB", "A B")
 }
 
 // A call that comes when the transaction has begun does not join: it might not see what committed before

@@ -108,6 +108,7 @@ var suite = map[string]func(f *fixture){
 	"combined":                        testCombined,
 	"combined up to a limit":          testCombinedLimit,
 	"combined if alike":               testCombinedApart,
+	"combined, not with a Witness":    testCombinedWitness,
 	"combined, not with later ones":   testCombinedLater,
 	"combined, business error":        testCombinedFailure(failBusiness),
 	"combined, statement fails":       testCombinedFailure(failStatement),
