@@ -53,7 +53,7 @@ func (c *call) attempt(ctx context.Context) result {
 		return res
 	}
 	if !c.runFollowers(ctx, s) {
-		return c.followerFailed(s)
+		return c.followerFailed(t)
 	}
 	res := c.commit(t)
 	c.lap(&c.phases.commit)

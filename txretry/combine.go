@@ -94,12 +94,16 @@ func (c *call) combines(next *turn) bool {
 }
 
 // followerFailed is the result of an attempt that ended with the last follower.
-func (c *call) followerFailed(s driver.Session) result {
-	if s.State() != driver.Idle {
+func (c *call) followerFailed(t *transaction) result {
+	if t.session.State() != driver.Idle {
 		return result{err: errFollowerFailed, phase: phaseFn}
 	}
 	c.outcome = driver.Unknown
-	return result{err: &CommitUnknownError{c.opts.Name, errFollowerEnded}, phase: phaseFn, lost: errFollowerEnded, xid: s.XID()}
+	res := result{err: &CommitUnknownError{c.opts.Name, errFollowerEnded}, phase: phaseFn}
+	if len(c.statementsAtCommit(t)) == 0 { // else it may have committed without them
+		res.lost, res.xid = errFollowerEnded, t.session.XID()
+	}
+	return res
 }
 
 // statementsAtCommit are those of the whole group.

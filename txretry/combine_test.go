@@ -107,21 +107,32 @@ func TestCombinedCommitReplyLost(t *testing.T) {
 	}
 }
 
-// A fn that ends the transaction by a statement ends that of the others, too.
+// A fn that ends the transaction by a statement ends that of the others, too. What they have left for
+// COMMIT is not done then, so that no answer of the server makes it a success.
 func TestCombinedEndedByStatement(t *testing.T) {
 	t.Parallel()
-	for name, status := range map[string]bool{"resolved": true, "unknown": false} {
+	for name, tt := range map[string]struct{ status, atCommit, unknown bool }{
+		"resolved": {status: true},
+		"unknown":  {unknown: true},
+		"AtCommit": {status: true, atCommit: true, unknown: true},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := newCounter(t)
-			m := newManager(t, pool, txretry.Config{XactStatus: status, Logger: quiet})
-			errs := combined(t, m, addOne, addOne, func(ctx context.Context, tx pgx.Tx) error {
+			m := newManager(t, pool, txretry.Config{XactStatus: tt.status, Logger: quiet})
+			add := func(ctx context.Context, tx pgx.Tx) error {
+				if tt.atCommit {
+					txretry.AtCommit(tx, "update counter set n = 100")
+				}
+				return addOne(ctx, tx)
+			}
+			errs := combined(t, m, add, add, func(ctx context.Context, tx pgx.Tx) error {
 				_, err := tx.Exec(ctx, "commit")
 				return err
 			}, addOne)
 			for i, err := range errs[:2] {
 				unknown, is := errors.AsType[*txretry.CommitUnknownError](err)
-				if is == status || (err == nil) != status || is && unknown.Name != string(rune('a'+i)) {
+				if is != tt.unknown || (err != nil) != tt.unknown || is && unknown.Name != string(rune('a'+i)) {
 					t.Errorf("call %d: error %v", i, err)
 				}
 			}
