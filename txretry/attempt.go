@@ -52,12 +52,11 @@ func (c *call) attempt(ctx context.Context) result {
 	if res := c.work(t); res.err != nil {
 		return res
 	}
+	defer c.lap(&c.phases.commit)
 	if !c.runFollowers(ctx, s) {
 		return c.followerFailed(t)
 	}
-	res := c.commit(t)
-	c.lap(&c.phases.commit)
-	return res
+	return c.commit(t)
 }
 
 // work runs fn. Its error is that of fn, or why the transaction cannot commit.

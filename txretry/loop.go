@@ -55,6 +55,7 @@ func (c *call) run(ctx context.Context) error {
 		case res.err == nil:
 			return nil
 		case again:
+			c.lap(&c.phases.sleep)
 			continue
 		case !res.again:
 			return c.final(ctx, res)

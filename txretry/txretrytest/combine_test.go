@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -85,6 +86,27 @@ func TestCombinedTelemetry(t *testing.T) {
 		} {
 			if got := metrics.Values("holdfast.txretry.attempts{operation=" + series + "}"); !slices.Equal(got, []float64{want}) {
 				t.Errorf("attempts of %s: %v, want %v", series, got, want)
+			}
+		}
+	})
+}
+
+// What the first call waits for the others is its commit phase, also where one of them fails.
+func TestCombinedPhases(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var metrics metrictest.Recorder
+		m := txretrytest.New(txretrytest.Config{Retry: txretry.Config{MeterProvider: &metrics}})
+		standInLine(t, m, txretry.Options{SerialKey: "k", Combine: 9}, 2, func(_ context.Context, _ pgx.Tx, name string) error {
+			if name == "A" {
+				return nil
+			}
+			time.Sleep(time.Second)
+			return errors.New("business error")
+		})
+		for series, want := range map[string][]float64{"A,phase=acquire": nil, "A,phase=commit": {1}, "B,phase=fn": {2}} {
+			if got := metrics.Values("holdfast.txretry.phase.duration{operation=" + series + "}"); !slices.Equal(got, want) {
+				t.Errorf("%s: %v, want %v", series, got, want)
 			}
 		}
 	})
