@@ -29,7 +29,7 @@ type part byte
 const (
 	partDone    part = iota
 	partFailed       // the follower will lead
-	partGone         // failed too, but the follower does not return to the line
+	partGone         // failed for good: the follower does not return to the line
 	partSkipped      // nothing was done: the follower's context had ended, or a tracer has panicked
 )
 
@@ -159,17 +159,19 @@ func (c *call) follow(ctx context.Context, own *turn, s driver.Session) (over bo
 	res := c.traced(ctx, func(ctx context.Context) result {
 		begun = true
 		res := c.followerAttempt(ctx, own, s)
-		over = c.outcome != driver.RolledBack
+		over = !res.again
 		return res
 	})
 	returned = true
-	return over, res.err
+	return over, c.explain(res)
 }
 
 func endedInLine(ctx context.Context) error {
 	return fmt.Errorf("txretry: waiting for the serial key: %w", ended(ctx))
 }
 
+// followerAttempt is an attempt in the transaction of the leader. If another one may succeed the call is in
+// line for it.
 func (c *call) followerAttempt(ctx context.Context, own *turn, s driver.Session) result {
 	t := c.transaction(ctx, s)
 	c.last = t
@@ -184,7 +186,7 @@ func (c *call) followerAttempt(ctx context.Context, own *turn, s driver.Session)
 	case c.outcome == driver.Unknown:
 		return result{err: &CommitUnknownError{Name: c.opts.Name, Err: group.err}, phase: phaseCommit}
 	case res.err == nil:
-		return result{err: errGroupFailed, phase: phaseCommit}
+		return result{err: errGroupFailed, phase: phaseCommit, again: true}
 	}
 	return res
 }
@@ -204,8 +206,12 @@ func (c *call) runPart(t *transaction, own *turn) (res result, group groupOutcom
 	switch {
 	case res.err == nil:
 		part = partDone
-	case c.outcome == driver.RolledBack:
+	case c.outcome == driver.Unknown: // fn ended the transaction
+	case t.ctx.Err() == nil:
 		part = partFailed
+	case res.again:
+		res.err = because("interrupted", ended(&t.ctx), res.err)
 	}
+	res.again = part == partFailed
 	return res, group
 }

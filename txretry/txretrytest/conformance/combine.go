@@ -307,6 +307,19 @@ func testCombinedCancelledInside(f *fixture) {
 	l.ended("ABAC", "A C")
 }
 
+// Its failure is not hidden by that of a further attempt, which could not begin.
+func testCombinedCancelledFailing(f *fixture) {
+	ctx, cancel := context.WithCancel(f.Context())
+	l := f.line(caller{}, caller{ctx: ctx, fn: func(ctx context.Context, tx pgx.Tx, _ int) error {
+		err := f.Fail(ctx, tx, "40001")
+		cancel()
+		return err
+	}}, caller{})
+	f.is(l.errs[1], context.Canceled)
+	f.sqlstate(l.errs[1], "40001")
+	l.ended("ABAC", "A C")
+}
+
 func testCombinedCancelledInLine(f *fixture) {
 	ctx, cancel := context.WithCancel(f.Context())
 	l := f.line(caller{fn: func(ctx context.Context, tx pgx.Tx, _ int) error {

@@ -121,6 +121,7 @@ var suite = map[string]func(f *fixture){
 	"combined, COMMIT refused":        testCombinedCommitRefused("23505"),
 	"combined, COMMIT conflicts":      testCombinedCommitConflict,
 	"combined, cancelled inside fn":   testCombinedCancelledInside,
+	"combined, cancelled and failing": testCombinedCancelledFailing,
 	"combined, cancelled in line":     testCombinedCancelledInLine,
 	"combined, first cancelled after": testCombinedCancelledAfter(0),
 	"combined, next cancelled after":  testCombinedCancelledAfter(1),
