@@ -55,8 +55,8 @@ type Options struct {
 	SerialKey string
 
 	// Combine lets up to this many calls that wait for one SerialKey share a
-	// transaction, so that they pay for one BEGIN and one COMMIT. Default: 0, each has
-	// its own.
+	// transaction, so that they pay for one BEGIN and one COMMIT; that of the call which
+	// begins it counts. Default: 0, each has its own.
 	//
 	// The call whose turn it is begins the transaction and runs its fn. Then the calls
 	// that were in line before run theirs, in order, each on its own goroutine, with
@@ -68,10 +68,12 @@ type Options struct {
 	// one. A context that ends after its fn has succeeded does not end the call: no
 	// further fn joins, and Do returns the outcome.
 	//
-	// The calls see what the others have done, as if they had committed, but now() is
-	// the same for all, and what lasts until the end of a transaction meets the next
-	// fn: a SET LOCAL (also of a role or a tenant), an advisory lock, a temporary
-	// table. Do not combine where that matters. An fn that is slow delays all of them.
+	// The calls see what the others have done, as if they had committed, but not what
+	// [AtCommit] keeps until all have returned: no fn may need to see that of another
+	// call. now() is the same for all, and what lasts until the end of a transaction
+	// meets the next fn: a SET LOCAL (also of a role or a tenant), an advisory lock, a
+	// temporary table. Do not combine where that matters. An fn that is slow delays all
+	// of them.
 	//
 	// Calls of different isolation, ReadOnly or timeouts do not share a transaction. A
 	// call with a Witness shares none, for that speaks of its own row only; XactStatus
