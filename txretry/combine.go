@@ -62,11 +62,10 @@ func (c *call) startGroup() {
 	}
 }
 
-// runFollowers has the followers run their fn, and reports whether all have succeeded. No more join once
-// the context of a call that waits for COMMIT has ended.
+// runFollowers has the followers run their fn, and reports whether all have succeeded.
 func (c *call) runFollowers(ctx context.Context, s driver.Session) bool {
 	g := &c.group
-	for len(g.followers) < g.limit && ctx.Err() == nil && !slices.ContainsFunc(g.followers, (*turn).late) {
+	for !g.closed(ctx) {
 		next := c.m.turns.take(c.opts.SerialKey, c.combines)
 		if next == nil {
 			break
@@ -84,13 +83,20 @@ func (c *call) runFollowers(ctx context.Context, s driver.Session) bool {
 	return true
 }
 
-func (t *turn) late() bool { return t.ctx.Err() != nil }
+// closed reports that no more may join: the group is full, or the context of a call that waits for COMMIT
+// has ended.
+func (g *group) closed(leader context.Context) bool {
+	late := func(f *turn) bool { return f.ctx.Err() != nil }
+	return len(g.followers) >= g.limit || leader.Err() != nil || slices.ContainsFunc(g.followers, late)
+}
 
 // combines reports whether the next in line may follow.
 func (c *call) combines(next *turn) bool {
 	a, b := &c.opts, &next.call.opts
-	return next.arrival <= c.group.arrived && b.Combine > 1 && b.AtBegin.SQL == "" &&
-		a.Witness == nil && b.Witness == nil && c.beginKey() == next.call.beginKey() && a.CommitTimeout == b.CommitTimeout
+	if next.arrival > c.group.arrived || b.Combine < 2 || b.AtBegin.SQL != "" || a.Witness != nil || b.Witness != nil {
+		return false
+	}
+	return c.beginKey() == next.call.beginKey() && a.CommitTimeout == b.CommitTimeout
 }
 
 // followerFailed is the result of an attempt that ended with the last follower.

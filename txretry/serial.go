@@ -25,7 +25,7 @@ type turn struct {
 	arrival uint64     // its number, over all lines
 	granted chan grant // 1
 
-	// As a follower; see group.
+	// A follower is granted a session, runs its fn, reports its part, and waits until that is settled; see group.
 	part    chan part         // 1: how its part ended
 	ended   part              // the same, as the leader has received it
 	settled chan groupOutcome // 1
