@@ -50,6 +50,7 @@ type schedule struct {
 	*dice
 	m     *txretrytest.Manager
 	calls []*scheduled
+	runs  int
 	stale pgx.Tx // the handle of the fn that ran last
 }
 
@@ -64,7 +65,7 @@ func newSchedule(t *testing.T, seed uint64) *schedule {
 	}
 	s.m = txretrytest.New(cfg)
 	for range 2 + s.throw(12) {
-		s.calls = append(s.calls, &scheduled{schedule: s})
+		s.calls = append(s.calls, &scheduled{schedule: s, key: keys[s.throw(4)/3]})
 	}
 	return s
 }
@@ -118,7 +119,7 @@ func (b badSpan) End(...trace.SpanEndOption) { b.tracer.panic() }
 func (s *schedule) run() {
 	var all sync.WaitGroup
 	for _, c := range s.calls {
-		all.Go(func() { c.call(keys[s.throw(4)/3]) })
+		all.Go(c.call)
 		if c.throw(2) == 0 {
 			time.Sleep(time.Duration(c.throw(3)) * time.Millisecond)
 		}
@@ -131,26 +132,43 @@ func (s *schedule) run() {
 				i, wrong, c.err, c.panicked, c.now, c.then, c.atCommit, c.hooks)
 		}
 	}
+	s.inOrder()
 	for _, key := range keys {
-		all.Go(func() { (&scheduled{schedule: s}).call(key) })
+		all.Go((&scheduled{schedule: s, key: key}).call)
 		all.Wait()
 	}
 }
 
 var keys = []string{"k", "l"}
 
+// inOrder checks that those of a key that have committed did so in the order in which they came.
+func (s *schedule) inOrder() {
+	last := map[string]int{}
+	for i, c := range s.calls {
+		if c.err != nil {
+			continue
+		}
+		if c.ran < last[c.key] {
+			s.Errorf("call %d was overtaken", i)
+		}
+		last[c.key] = c.ran
+	}
+}
+
 // scheduled is one of the calls, and what it did.
 type scheduled struct {
 	*schedule
+	key    string
 	cancel context.CancelFunc
 
+	ran              int // the number of the last run
 	err              error
 	panicked         any  // what came out of Do
 	atCommit         bool // the last run had work for COMMIT
 	now, then, hooks int  // effects that last: of fn, at COMMIT, after it
 }
 
-func (c *scheduled) call(key string) {
+func (c *scheduled) call() {
 	ctx, cancel := context.WithCancel(c.Context())
 	defer cancel()
 	c.cancel = cancel
@@ -158,7 +176,7 @@ func (c *scheduled) call(key string) {
 		time.AfterFunc(time.Duration(c.throw(8))*time.Millisecond, cancel)
 	}
 	opts := txretry.Options{
-		SerialKey:   key,
+		SerialKey:   c.key,
 		Combine:     []int{0, 2, 4, 9, 9, 9}[c.throw(6)],
 		MaxAttempts: 1 + c.throw(3),
 	}
@@ -176,7 +194,8 @@ func (c *scheduled) fn(ctx context.Context, tx pgx.Tx) error {
 	if c.stale != nil && !errors.Is(txretrytest.Effect(c.stale, func() {}, func() {}), pgx.ErrTxClosed) {
 		c.Error("a handle is open after its fn")
 	}
-	c.stale, c.atCommit = tx, c.throw(2) == 0
+	c.runs++
+	c.ran, c.stale, c.atCommit = c.runs, tx, c.throw(2) == 0
 	txretry.AfterCommit(tx, func() { c.hooks++ })
 	if c.atCommit {
 		refused := c.throw(12) == 0
