@@ -16,7 +16,7 @@ type opening struct {
 	found  bool // record is the key's
 	locked bool // no other transaction has the key
 	taken  bool // one was refused because another one has it
-	begun  bool // one has begun
+	begun  bool // one has begun, or may have failed on an earlier effect before it could
 }
 
 // opening has the transaction claim the key together with BEGIN, where nothing in front of
@@ -25,7 +25,7 @@ type opening struct {
 // the records' primary key stops a second effect.
 func (s *Store) opening(key driver.Key, o txretry.Options, looks bool) (txretry.Options, *opening) {
 	if !s.claimsAtBegin || o.AtBegin.SQL != "" {
-		return o, &opening{locked: true}
+		return o, &opening{locked: true, begun: o.AtBegin.SQL != ""}
 	}
 	at := &opening{}
 	o.AtBegin = txdriver.Statement{

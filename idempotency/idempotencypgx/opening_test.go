@@ -22,6 +22,7 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/txretry"
+	txdriver "github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // trips counts the messages of a pool that wait for an answer, and calls before, if it is set, ahead of
@@ -326,6 +327,33 @@ func TestNotBegun(t *testing.T) {
 		if rec.Code != tt.status || strings.Contains(rec.Body.String(), "IDEMPOTENCY_STORE_UNAVAILABLE") != tt.unavailable {
 			t.Errorf("%s: %d %s", name, rec.Code, rec.Body)
 		}
+	}
+}
+
+// A statement of the caller's that travels with BEGIN may fail on the effect of an earlier run, whose
+// answer is given all the same.
+func TestEchoAtBegin(t *testing.T) {
+	t.Parallel()
+	pool, count := effects(t, newPool(t))
+	if _, err := pool.Exec(t.Context(), `CREATE UNIQUE INDEX ON effects (name)`); err != nil {
+		t.Fatal(err)
+	}
+	key := idempotency.NewKey()
+	opts := txretry.Options{AtBegin: txdriver.Statement{SQL: `INSERT INTO effects VALUES ($1)`, Args: []any{string(key)}}}
+	for i := range 2 {
+		// The second gate has forgotten everything.
+		store := newAlone(t, pool, idempotencypgx.Config{Gate: idempotencytest.NewStore()})
+		resp, replayed, err := idempotency.Do(t.Context(), store, key, nil, func(ctx context.Context) (idempotency.Response, error) {
+			return store.DoWith(ctx, opts, func(context.Context, pgx.Tx) (idempotency.Response, error) {
+				return idempotency.JSON(http.StatusCreated, "done")
+			})
+		})
+		if err != nil || replayed != (i == 1) || !strings.Contains(string(resp.Body), "done") {
+			t.Errorf("call %d: %s, replayed %v, error %v", i+1, resp.Body, replayed, err)
+		}
+	}
+	if n := count(string(key)); n != 1 {
+		t.Errorf("%d effects", n)
 	}
 }
 
