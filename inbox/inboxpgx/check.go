@@ -103,7 +103,7 @@ func (s *Store) lookForUnpruned(ctx context.Context, conn *pgxpool.Conn, found *
 			(SELECT consumer FROM `+name+` ORDER BY consumer LIMIT 1)
 			UNION ALL SELECT (SELECT consumer FROM `+name+` WHERE consumer > every.consumer ORDER BY consumer LIMIT 1) FROM every WHERE consumer IS NOT NULL)
 		SELECT consumer FROM every WHERE EXISTS (
-			SELECT FROM `+name+` old WHERE old.consumer = every.consumer AND processed_at < now() - $1::interval) LIMIT 20`, s.cfg.Retention+pruneGrace)
+			SELECT FROM `+name+` old WHERE old.consumer = every.consumer AND processed_at < now() - $1::interval) LIMIT 20`, later(s.cfg.Retention, pruneGrace))
 	if err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package inboxpgx
 
 import (
 	"context"
+	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -24,7 +25,7 @@ func newPruner(pool *pgxpool.Pool, names tables, consumer string, cfg Config) (*
 		Pool: pool, Table: names.entries, Core: "inbox",
 		// The ledger's table is small, and needs no index for this.
 		Statements: []pgprune.Statement{
-			older(names.entries, "processed_at", cfg.Retention+rounding), older(names.attempts, "updated_at", cfg.Retention),
+			older(names.entries, "processed_at", later(cfg.Retention, rounding)), older(names.attempts, "updated_at", cfg.Retention),
 		},
 		Interval: cfg.PruneInterval,
 		Explain:  names.missing().Explain,
@@ -38,6 +39,11 @@ func (s *Store) Background(ctx context.Context) {
 	if s.pruner != nil {
 		s.pruner.Run(ctx)
 	}
+}
+
+// later is the sum, of a retention without end too.
+func later(retention, by time.Duration) time.Duration {
+	return retention + min(by, math.MaxInt64-retention)
 }
 
 // Prune deletes the entries of this consumer that are older than Config.Retention on the

@@ -2,6 +2,7 @@ package inboxpgx_test
 
 import (
 	"errors"
+	"math"
 	"net/url"
 	"strings"
 	"sync"
@@ -69,6 +70,20 @@ func TestPruneNoneTooYoung(t *testing.T) {
 		FROM exact WHERE id NOT IN (SELECT message_id FROM holdfast_inbox)`).Scan(&gone, &young)
 	if err != nil || gone == 0 || young > 0 {
 		t.Errorf("%d entries are pruned, %d of them too early, error %v", gone, young, err)
+	}
+}
+
+// A retention without end deletes nothing.
+func TestRetentionForever(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t)
+	exec(t, pool, `INSERT INTO holdfast_inbox (consumer, message_id, processed_at) VALUES ('a', gen_random_uuid(), now() - interval '10 years')`)
+	s := newStore(t, newManager(t, pool), "a", inboxpgx.Config{Retention: math.MaxInt64})
+	if n, err := s.Prune(t.Context()); n != 0 || err != nil {
+		t.Errorf("pruned %d, error %v", n, err)
+	}
+	if err := s.Check(t.Context()); err != nil {
+		t.Errorf("Check: %v", err)
 	}
 }
 
