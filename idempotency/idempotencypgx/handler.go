@@ -39,7 +39,8 @@ var ErrNotCommitted error = &problem.Error{
 // work may run several times; r is then a fresh one each time, with the body from its
 // start. An error that has the methods Code() string and HTTPStatus() int, 400 to 599
 // (and, if waiting helps, RetryAfter() time.Duration), is answered with them, any other
-// with a 500 and a line in the log. In both cases the transaction is rolled back.
+// with a 500 and a line in the log, which an unavailable database has as well. In both
+// cases the transaction is rolled back.
 //
 // A request that the middleware lets pass, since it has no key or its method needs none,
 // is one transaction and leaves no record. The middleware's MaxRequestBytes and Keep hold
@@ -134,7 +135,8 @@ func readBody(r *http.Request) ([]byte, error) {
 
 func (s *Store) fail(w http.ResponseWriter, r *http.Request, err error) {
 	p, known := problem.Of(err)
-	if !known && r.Context().Err() == nil { // else the client has gone, which is no fault
+	answers := known && !errors.Is(err, idempotency.ErrStoreUnavailable)
+	if !answers && r.Context().Err() == nil { // else the client has gone, which is no fault
 		s.log(r.Context(), "idempotencypgx: request failed", err)
 	}
 	p.Document(inctx.Documentation(r.Context()))

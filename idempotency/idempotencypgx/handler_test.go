@@ -13,9 +13,12 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	pgxdriver "github.com/holdfast-go/holdfast/idempotency/idempotencypgx/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
@@ -205,6 +208,41 @@ func TestDoRefusesSavepoints(t *testing.T) {
 		runs := 0
 		if err := call(&runs); !errors.Is(err, lost) || runs > 0 {
 			t.Errorf("%d runs, error %v", runs, err)
+		}
+	}
+}
+
+// unreadable records cannot be asked.
+type unreadable struct {
+	pgxdriver.Records
+	err error
+}
+
+func (u unreadable) Lookup(context.Context, driver.Key) (pgxdriver.Record, bool, error) {
+	return pgxdriver.Record{}, false, u.err
+}
+
+// Whether a failure is the echo of an earlier run cannot be known while the records cannot be asked: the
+// client may try again, unless that cannot help.
+func TestHandlerCannotAskForTheRecord(t *testing.T) {
+	t.Parallel()
+	for code, want := range map[string]int{"": 503, "57P01": 503, "53300": 503, "57014": 503, "42P01": 500, "42501": 500, "3F000": 500} {
+		err := errors.New("lost")
+		if code != "" {
+			err = &pgconn.PgError{Code: code}
+		}
+		var log bytes.Buffer
+		store, failed := idempotencypgx.New(txretrytest.New(txretrytest.Config{}), idempotencypgx.Config{
+			Gate: idempotencytest.NewStore(), Records: unreadable{err: err}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
+		})
+		if failed != nil {
+			t.Fatal(failed)
+		}
+		rec := protected(t, store, func(context.Context, pgx.Tx, *http.Request) (idempotency.Response, error) {
+			return idempotency.Response{}, soldOut{}
+		})(goodKey, "")
+		if rec.Code != want || strings.Contains(rec.Body.String(), "SOLD_OUT") || !strings.Contains(log.String(), "after a failed transaction") {
+			t.Errorf("%q: %d %s, log %s", code, rec.Code, rec.Body, log.String())
 		}
 	}
 }

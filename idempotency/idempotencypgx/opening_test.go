@@ -1,6 +1,7 @@
 package idempotencypgx_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -302,15 +303,17 @@ func TestNotBegun(t *testing.T) {
 	pool, proxy := throughProxy(t)
 	proxy.Cut()
 	empty := pgtest.New(t)
+	var log bytes.Buffer
+	logger := slog.New(slog.NewTextHandler(&log, nil))
 	for name, tt := range map[string]struct {
 		store       *idempotencypgx.Store
 		unavailable bool
 		status      int
 		text        string
 	}{
-		"no server":               {newAlone(t, pool, idempotencypgx.Config{}), true, 503, "unavailable"},
-		"no server behind a gate": {newAlone(t, pool, idempotencypgx.Config{Gate: idempotencytest.NewStore()}), true, 503, "unavailable"},
-		"no table":                {newAlone(t, empty, idempotencypgx.Config{Logger: slog.New(slog.DiscardHandler)}), false, 500, "Migrate"},
+		"no server":               {newAlone(t, pool, idempotencypgx.Config{Logger: logger}), true, 503, "unavailable"},
+		"no server behind a gate": {newAlone(t, pool, idempotencypgx.Config{Gate: idempotencytest.NewStore(), Logger: logger}), true, 503, "unavailable"},
+		"no table":                {newAlone(t, empty, idempotencypgx.Config{Logger: logger}), false, 500, "Migrate"},
 	} {
 		never := func(context.Context, pgx.Tx) (idempotency.Response, error) {
 			t.Errorf("%s: it ran", name)
@@ -327,6 +330,30 @@ func TestNotBegun(t *testing.T) {
 		if rec.Code != tt.status || strings.Contains(rec.Body.String(), "IDEMPOTENCY_STORE_UNAVAILABLE") != tt.unavailable {
 			t.Errorf("%s: %d %s", name, rec.Code, rec.Body)
 		}
+		if !strings.Contains(log.String(), tt.text) {
+			t.Errorf("%s: log %q", name, log.String())
+		}
+		log.Reset()
+	}
+}
+
+// A server that is lost in the middle of a transaction cannot be asked for the record: nothing was done, and
+// the log says why.
+func TestLostBeforeCommit(t *testing.T) {
+	t.Parallel()
+	pool, proxy := throughProxy(t)
+	var log bytes.Buffer
+	store := newAlone(t, pool, idempotencypgx.Config{PruneInterval: -1, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	rec := protected(t, store, func(ctx context.Context, tx pgx.Tx, _ *http.Request) (idempotency.Response, error) {
+		proxy.Cut()
+		_, err := tx.Exec(ctx, `SELECT`)
+		return idempotency.Response{}, err
+	})(idempotency.NewKey(), "")
+	if rec.Code != http.StatusServiceUnavailable || !strings.Contains(rec.Body.String(), "IDEMPOTENCY_STORE_UNAVAILABLE") {
+		t.Errorf("%d %s", rec.Code, rec.Body)
+	}
+	if !strings.Contains(log.String(), "look up record") {
+		t.Errorf("log %s", log.String())
 	}
 }
 

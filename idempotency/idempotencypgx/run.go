@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -11,6 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 	pgxdriver "github.com/holdfast-go/holdfast/idempotency/idempotencypgx/driver"
+	"github.com/holdfast-go/holdfast/internal/sqlstate"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
@@ -47,7 +49,7 @@ const (
 // stored response is returned. Errors are those of fn and of txretry, once it
 // is certain that there is no record; idempotency.ErrNoClaim, ErrKeyInUse, ErrKeyReused,
 // ErrResultUnavailable, ErrLeaseLost and ErrStoreUnavailable (the database was not to be
-// had for BEGIN); and ErrNotCommitted. A *txretry.CommitUnknownError
+// had, for BEGIN or for the record); and ErrNotCommitted. A *txretry.CommitUnknownError
 // remains only where the record could not be asked for. Answer the last two
 // with a status that the middleware does not keep, such as 503: it would
 // replay it although the transaction may be committed.
@@ -168,8 +170,7 @@ func (s *Store) resolve(ctx context.Context, claim driver.Claim, resp idempotenc
 	case err != nil && unknown:
 		return none, false, fmt.Errorf("%w (and %w)", failure, err)
 	case err != nil:
-		// The failure itself is not passed on: it may be the echo.
-		return none, false, fmt.Errorf("idempotencypgx: after a failed transaction (%v): %w", failure, err)
+		return none, false, unasked(failure, err)
 	case found:
 		settle(claim, rec)
 		own := unknown && rec.Token == claim.Token
@@ -206,6 +207,17 @@ func (s *Store) notBegun(failure error) error {
 		return fmt.Errorf("%w: %w", idempotency.ErrStoreUnavailable, failure)
 	}
 	return failure
+}
+
+// unasked says of a failed transaction that err keeps from being resolved. The failure itself is not
+// passed on: it may be the echo.
+func unasked(failure, err error) error {
+	code := sqlstate.Of(err)
+	err = fmt.Errorf("idempotencypgx: after a failed transaction (%v): %w", failure, err)
+	if strings.HasPrefix(code, "42") || strings.HasPrefix(code, "3F") {
+		return err // a table or a right is missing, which no repetition mends
+	}
+	return fmt.Errorf("%w: %w", idempotency.ErrStoreUnavailable, err)
 }
 
 // stored returns the stored response. own says that rec was committed by the
