@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -69,8 +70,10 @@ func TestIdempotencyRecord(t *testing.T) {
 		if n := f.count(t, "select n from counter"); n != 1 || placed.Load() != 1 || inUse.Load()+replays.Load() != 7 {
 			t.Errorf("%d effects, %d placed, %d in use, %d replays", n, placed.Load(), inUse.Load(), replays.Load())
 		}
-		if _, replayed, err := store.DoKey(t.Context(), key, nil, place); !replayed || err != nil {
-			t.Errorf("replayed %v, error %v", replayed, err)
+		fresh := f.idempotency(t, idempotencypgx.Config{}) // which expects no replay, so its transaction finds the record
+		resp, replayed, err := fresh.DoKey(t.Context(), key, nil, place)
+		if !replayed || err != nil || resp.Status != http.StatusCreated || resp.Header.Get("Content-Type") == "" || !strings.Contains(string(resp.Body), "placed") {
+			t.Errorf("%d %v %s, replayed %v, error %v", resp.Status, resp.Header, resp.Body, replayed, err)
 		}
 	})
 }
