@@ -69,6 +69,11 @@ func (x *exchange) spills(status int) {
 	}
 }
 
+func (x *exchange) replays() bool {
+	s := x.settled.Load()
+	return s != nil && s.replayed
+}
+
 // finish tells the store how the run ended. A failure leaves the key taken until
 // its lease runs out; the client gets its answer all the same.
 func (x *exchange) finish(resp *driver.Response) {

@@ -37,6 +37,8 @@ type keeper interface {
 	// spills is called once, before the first byte leaves that cannot be kept.
 	// status is 0 if the connection was hijacked.
 	spills(status int)
+	// replays reports whether the answer is an earlier run's, whatever the handler writes.
+	replays() bool
 }
 
 func (rec *recorder) reset(w http.ResponseWriter, limit int, k keeper) {
@@ -98,6 +100,9 @@ func (rec *recorder) Write(p []byte) (int, error) {
 	rec.written += int64(len(p))
 	if rec.length >= 0 && rec.written > rec.length {
 		return 0, http.ErrContentLength
+	}
+	if !rec.spilled && rec.keeper.replays() {
+		return len(p), nil
 	}
 	if !rec.spilled && len(rec.body)+len(p) > rec.limit {
 		rec.spill()

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 )
 
@@ -82,4 +83,24 @@ func exchange(t *testing.T, client *http.Client, method, url string) heard {
 		t.Fatal(err)
 	}
 	return heard{res.Header, res.StatusCode, string(body)}
+}
+
+// An answer that the handler itself has found counts as a replay also where a response may be no longer as
+// long as it.
+func TestReplayLongerThanTheLimit(t *testing.T) {
+	t.Parallel()
+	long, replays := strings.Repeat("long ", 100), 0
+	cfg := idempotency.MiddlewareConfig{MaxResponseBytes: 100, OnReplay: func(*http.Request) { replays++ }}
+	h := protect(t, idempotencytest.NewStore(), cfg, func(w http.ResponseWriter, r *http.Request) {
+		claim, _ := driver.ClaimFrom(r.Context())
+		claim.Settle(driver.BeginResult{
+			State: driver.Completed, Fingerprint: claim.Fingerprint, Response: driver.Response{Status: 201, Body: []byte(long)},
+		}, true)
+		w.WriteHeader(http.StatusOK)
+		_, _ = io.WriteString(w, long)
+	})
+	rec := send(h, post(goodKey, nil))
+	if rec.Code != 201 || rec.Body.String() != long || rec.Header().Get(idempotency.ReplayedHeader) != "true" || replays != 1 {
+		t.Errorf("%d %.100s %v, %d replays", rec.Code, rec.Body, rec.Header(), replays)
+	}
 }
