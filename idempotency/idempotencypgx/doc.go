@@ -59,7 +59,8 @@
 // answered within 2 s is sent again, up to three times, on another connection, for all of
 // them may run again; the idle connections are tested meanwhile. When five tries in a row
 // have failed, claims in rows leave the server alone but for one try a second. After an
-// unknown COMMIT the search for the record waits 10 s.
+// unknown COMMIT the search for the record waits 10 s. What travels with BEGIN or COMMIT has
+// the bounds of txretry.
 //
 // # Limits
 //
