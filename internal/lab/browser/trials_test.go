@@ -33,7 +33,7 @@ func TestOutageOfEachServer(t *testing.T) {
 	v.click(`[data-server="postgres"]`)
 	v.awaitText("#stats", "The shop cannot be read now (503 DATABASE_UNAVAILABLE)")
 	v.click(seat("A1", "free"))
-	v.awaitText("#status", "503 DATABASE_UNAVAILABLE: try again in")
+	v.awaitText("#status", "503 IDEMPOTENCY_STORE_UNAVAILABLE: try again in")
 	v.click(`[data-server="postgres"]`)
 	v.awaitText("#stats", "0 held")
 	v.hold("A1")

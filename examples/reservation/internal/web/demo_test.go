@@ -22,7 +22,7 @@ func (s *shop) outage(server string, on string) {
 // TestOutages takes each server away and gives it back: what was refused is done then, and what was taken arrives.
 func TestOutages(t *testing.T) {
 	t.Parallel()
-	for server, refusal := range map[string]string{"postgres": "DATABASE_UNAVAILABLE", "redis": "RATE_LIMIT_UNAVAILABLE", "rabbitmq": ""} {
+	for server, refusal := range map[string]string{"postgres": "IDEMPOTENCY_STORE_UNAVAILABLE", "redis": "RATE_LIMIT_UNAVAILABLE", "rabbitmq": ""} {
 		t.Run(server, func(t *testing.T) {
 			t.Parallel()
 			s := newShop(t)
