@@ -28,14 +28,14 @@ func (a alone) Begin(ctx context.Context, claim driver.Claim) (driver.BeginResul
 	return driver.BeginResult{State: driver.Acquired}, nil
 }
 
-// prompt is alone for work that goes straight into a transaction, which asks for the key
+// claimingAtBegin is alone for work that goes straight into a transaction, which asks for the key
 // when it begins.
-type prompt struct{ alone }
+type claimingAtBegin struct{ alone }
 
-// prompt returns the store to ask for such work.
-func (s *Store) prompt() driver.Store {
+// claimingAtBegin returns the store to ask for such work.
+func (s *Store) claimingAtBegin() driver.Store {
 	if s.claimsAtBegin {
-		return prompt{alone{s}}
+		return claimingAtBegin{alone{s}}
 	}
 	return s
 }
@@ -43,17 +43,17 @@ func (s *Store) prompt() driver.Store {
 // Begin asks nothing, unless the last request was a replay. Replays come in rows, when
 // clients repeat what was cut off, and each is one SELECT then, where a transaction that
 // finds a record has to be rolled back, too.
-func (p prompt) Begin(ctx context.Context, claim driver.Claim) (driver.BeginResult, error) {
+func (p claimingAtBegin) Begin(ctx context.Context, claim driver.Claim) (driver.BeginResult, error) {
 	if !p.s.replaying.Load() {
 		return driver.BeginResult{State: driver.Acquired}, nil
 	}
 	out, err := p.alone.Begin(ctx, claim)
-	p.s.foresee(out.State == driver.Completed)
+	p.s.expectReplay(out.State == driver.Completed)
 	return out, err
 }
 
-// foresee expects of the next request what became of the last.
-func (s *Store) foresee(replay bool) {
+// expectReplay expects the next request to be what the last one was.
+func (s *Store) expectReplay(replay bool) {
 	if s.replaying.Load() != replay {
 		s.replaying.Store(replay)
 	}

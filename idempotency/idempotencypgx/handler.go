@@ -57,7 +57,7 @@ type handler struct {
 // StoreFor implements driver.Claimer: nothing happens before the transaction.
 func (h *handler) StoreFor(store driver.Store) driver.Store {
 	if store == driver.Store(h.s) {
-		return h.s.prompt()
+		return h.s.claimingAtBegin()
 	}
 	return store
 }

@@ -138,7 +138,7 @@ func withCause(ctx context.Context, err error) error {
 // response is an earlier run's. Errors are those of Do and of idempotency.Do.
 func (s *Store) DoKey(ctx context.Context, key idempotency.Key, request []string, fn func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error)) (resp idempotency.Response, replayed bool, err error) {
 	var released idempotency.Response
-	resp, replayed, err = idempotency.Do(ctx, s.prompt(), key, request, func(ctx context.Context) (idempotency.Response, error) {
+	resp, replayed, err = idempotency.Do(ctx, s.claimingAtBegin(), key, request, func(ctx context.Context) (idempotency.Response, error) {
 		resp, final, err := s.do(ctx, txretry.Options{}, true, fn)
 		if err == nil && !final {
 			released = resp

@@ -51,14 +51,14 @@ func (p *Publisher) encode(m driver.Message) (amqpconn.Out, error) {
 		},
 	}
 	if p.form.Own() {
-		lighten(&out.Message, m.ID)
+		omitDefaults(&out.Message, m.ID)
 	}
 	return out, nil
 }
 
-// lighten leaves out what readers of our own form know without it. A classic queue takes a message faster
+// omitDefaults leaves out what readers of our own form know without it. A classic queue takes a message faster
 // whose properties have at most 64 bytes: without headers, one with a name of up to 23.
-func lighten(m *amqp.Publishing, id uuid.UUID) {
+func omitDefaults(m *amqp.Publishing, id uuid.UUID) {
 	if m.ContentType == wire.JSON {
 		m.ContentType = ""
 	}

@@ -21,8 +21,8 @@ import (
 	"github.com/holdfast-go/holdfast/symfony"
 )
 
-// swift is how many bytes of properties a classic queue takes without losing speed.
-const swift = 64
+// fastProperties is how many bytes of properties a classic queue takes without losing speed.
+const fastProperties = 64
 
 // The properties on the wire are, to the byte, those that examples/guides/wire.md tells of. An ordinary
 // message has few enough of them.
@@ -77,7 +77,7 @@ func TestProperties(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var written tap
+			var written wireLog
 			dial := func(context.Context) (*amqp.Connection, error) {
 				return amqp.DialConfig(b.URL, amqp.Config{Dial: written.dial})
 			}
@@ -88,7 +88,7 @@ func TestProperties(t *testing.T) {
 			if tt.want != "" && string(got) != tt.want {
 				t.Errorf("properties %q, want %q", got, tt.want)
 			}
-			if fits := len(got) <= swift; fits != tt.fits {
+			if fits := len(got) <= fastProperties; fits != tt.fits {
 				t.Errorf("%d bytes of properties: %q", len(got), got)
 			}
 			if formed := tt.cfg.Format != nil; formed && (got[0]&0x80 == 0 || got[1]&0x40 == 0) {
@@ -98,20 +98,20 @@ func TestProperties(t *testing.T) {
 	}
 }
 
-// tap keeps what is written to a connection.
-type tap struct {
+// wireLog keeps what is written to a connection.
+type wireLog struct {
 	net.Conn
 	mu  sync.Mutex
 	all bytes.Buffer
 }
 
-func (t *tap) dial(network, addr string) (net.Conn, error) {
+func (t *wireLog) dial(network, addr string) (net.Conn, error) {
 	conn, err := amqp.DefaultDial(testenv.Patience)(network, addr)
 	t.Conn = conn
 	return t, err
 }
 
-func (t *tap) Write(p []byte) (int, error) {
+func (t *wireLog) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	t.all.Write(p)
 	t.mu.Unlock()
@@ -120,7 +120,7 @@ func (t *tap) Write(p []byte) (int, error) {
 
 // properties returns those of the one message that was published: the content of its header frame, behind
 // class, weight and size of the body.
-func (t *tap) properties(tb testing.TB) []byte {
+func (t *wireLog) properties(tb testing.TB) []byte {
 	tb.Helper()
 	t.mu.Lock()
 	defer t.mu.Unlock()
