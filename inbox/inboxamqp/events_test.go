@@ -31,28 +31,11 @@ func TestCloudEvents(t *testing.T) {
 			b := amqptest.New(t)
 			b.Queue(t, "others", nil)
 			format := cloudevents.Format{Source: "/shop", Structured: structured}
-			p, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Format: format, Timeout: patience})
-			if err != nil {
-				t.Fatal(err)
-			}
-			ctx, cancel := context.WithCancel(t.Context())
-			ended := make(chan error, 1)
-			go func() { ended <- p.Run(ctx) }()
-			defer func() {
-				cancel()
-				if err := <-ended; err != nil {
-					t.Error(err)
-				}
-			}()
 			m := driver.Message{
 				ID: ids.New(), Name: "order.placed", Body: []byte(`{"cents": 4200}`), ContentType: "application/json", Key: "A-1",
 				Headers: map[string]string{"cloudEvents:subject": "orders/1", "cloudEvents:datacontenttype": "x/y", "tenant": "a"}, RoutingKey: "others", CreatedAt: time.Unix(1_700_000_000, 0),
 			}
-			published := make(chan error, 1)
-			p.Publish(ctx, m, func(err error) { published <- err })
-			if err := <-published; err != nil {
-				t.Fatal(err)
-			}
+			publishOne(t, b, outboxamqp.Config{Format: format}, m)
 			raw := b.Take(t, "others", 1, patience)[0]
 			checkEvent(t, raw, m, structured)
 			if foreign, there := raw.Headers["cloudEvents:datacontenttype"]; there {
@@ -154,5 +137,29 @@ func TestCloudEventsThatCannotBeRead(t *testing.T) {
 	b.Publish(t, "", "own", amqp.Publishing{MessageId: ids.New().String(), Type: "order.placed", ContentType: "application/json", Body: []byte("{}")})
 	if all := got.await(t, 1); len(all) != 1 || all[0].ID == uuid.Nil {
 		t.Errorf("processed %+v", all)
+	}
+}
+
+// publishOne publishes a message as a relay does, and waits for its confirm.
+func publishOne(t *testing.T, b *amqptest.Broker, cfg outboxamqp.Config, m driver.Message) {
+	t.Helper()
+	cfg.Timeout = patience
+	p, err := outboxamqp.NewPublisher(b.Dial, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- p.Run(ctx) }()
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	published := make(chan error, 1)
+	p.Publish(ctx, m, func(err error) { published <- err })
+	if err := <-published; err != nil {
+		t.Fatal(err)
 	}
 }

@@ -1,7 +1,6 @@
 package inboxamqp_test
 
 import (
-	"context"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -24,25 +23,8 @@ func TestLeftOut(t *testing.T) {
 	b := amqptest.New(t)
 	b.Queue(t, "order.placed", nil)
 	b.Queue(t, "detour", amqp.Table{"x-message-ttl": int32(1), "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "orders"})
-	p, err := outboxamqp.NewPublisher(b.Dial, outboxamqp.Config{Timeout: patience})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- p.Run(ctx) }()
-	defer func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	}()
 	m := driver.Message{ID: ids.New(), Name: "order.placed", ContentType: "application/json", Body: []byte(`{"n":1}`), CreatedAt: time.Now()}
-	published := make(chan error, 1)
-	p.Publish(ctx, m, func(err error) { published <- err })
-	if err := <-published; err != nil {
-		t.Fatal(err)
-	}
+	publishOne(t, b, outboxamqp.Config{}, m)
 	raw := b.Take(t, "order.placed", 1, patience)[0]
 	if raw.ContentType != "" || !raw.Timestamp.IsZero() || len(raw.Headers) > 0 {
 		t.Errorf("on the wire: %+v", raw)
