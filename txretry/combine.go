@@ -123,7 +123,7 @@ func (c *call) statementsAtCommit(t *transaction) []driver.Statement {
 
 // settleGroup tells the followers what became of an attempt. If it was rolled back they stand first in line
 // again, and the leader makes another attempt at once, with fewer of them, which does not count as one of
-// its own. Where COMMIT failed nobody knows for whom, so half of them come back.
+// its own. A failed COMMIT does not tell whose work failed it, so half of them come back.
 func (c *call) settleGroup(err error) (again bool) {
 	g := &c.group
 	followers := g.followers

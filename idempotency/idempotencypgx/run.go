@@ -69,7 +69,8 @@ func (s *Store) DoWith(ctx context.Context, o txretry.Options, fn func(ctx conte
 	return resp, err
 }
 
-// do also says whether the response is one that is kept. looks says that nobody has looked for a record.
+// do is DoWith that also returns whether the response is one that is kept. With looks the transaction looks for a
+// record first; without it that was done before.
 func (s *Store) do(ctx context.Context, o txretry.Options, looks bool, fn func(context.Context, pgx.Tx) (idempotency.Response, error)) (resp idempotency.Response, final bool, err error) {
 	claim, ok := driver.ClaimFrom(ctx)
 	if !ok {

@@ -95,7 +95,7 @@ func oneAtATime(w way, hot int) way {
 	}
 }
 
-// shareCommits is the most that a shared COMMIT can give: nobody waits for anybody.
+// shareCommits is the limit of what a shared COMMIT can give: one connection, without callers that wait for each other.
 func shareCommits(ctx context.Context, pool *pgxpool.Pool, length time.Duration) (sample, error) {
 	const calls = 16 // of 32 goroutines, as many as stand in line while the others commit
 	transaction := oneTrip(pool, nil)

@@ -237,7 +237,7 @@ func failMuted(f *fixture, ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// A panic and an exit come out of Do at once: nobody can run that fn again.
+// A panic and an exit come out of Do at once, as a goroutine that has ended cannot run its fn again.
 func testCombinedNoReturn(leave func(), want string) func(f *fixture) {
 	return func(f *fixture) {
 		var left pgx.Tx
@@ -273,7 +273,7 @@ func testCombinedTransient(sqlstate string) func(f *fixture) {
 	}
 }
 
-// COMMIT fails for one of three followers, and nobody knows for which: half of them come back.
+// COMMIT fails for one of three followers and does not tell for which: half of them come back.
 func testCombinedCommitRefused(sqlstate string) func(f *fixture) {
 	return func(f *fixture) {
 		l := f.line(caller{}, caller{}, caller{}, caller{fn: func(ctx context.Context, tx pgx.Tx, _ int) error {
