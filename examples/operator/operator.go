@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/term"
 )
 
 // The exit codes.
@@ -191,12 +192,8 @@ func noArguments(cmd *cobra.Command, args []string) error {
 // oneLine is an error on one line, however many are joined in it.
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
 
-// isTerminal reports whether w is a terminal, where lines may be drawn again.
+// isTerminal reports whether w is a terminal, where lines may be drawn again. Not every character device is one: /dev/null is not.
 func isTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
+	return ok && term.IsTerminal(int(f.Fd()))
 }
