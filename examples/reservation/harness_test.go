@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -115,11 +116,16 @@ func launch(t testing.TB, env []string, args ...string) (*process, <-chan string
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	listening := make(chan string, 1)
+	dieWithTests(p.cmd)
+	started, listening := make(chan error, 1), make(chan string, 1)
 	go func() {
+		runtime.LockOSThread() // the shop dies with this thread
+		defer runtime.UnlockOSThread()
+		err := p.cmd.Start()
+		started <- err
+		if err != nil {
+			return
+		}
 		defer close(p.ended)
 		lines := bufio.NewScanner(stdout)
 		for lines.Scan() {
@@ -131,6 +137,9 @@ func launch(t testing.TB, env []string, args ...string) (*process, <-chan string
 		}
 		p.err = p.cmd.Wait()
 	}()
+	if err := <-started; err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		p.kill()
 		if t.Failed() {
@@ -138,6 +147,12 @@ func launch(t testing.TB, env []string, args ...string) (*process, <-chan string
 		}
 	})
 	return p, listening
+}
+
+// dieWithTests has cmd, which a locked thread starts and waits for, end with these tests however they end.
+func dieWithTests(cmd *exec.Cmd) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{}
+	testenv.DieWithParent(cmd.SysProcAttr)
 }
 
 // kill ends the process as a power cut would.
@@ -168,6 +183,9 @@ func command(t testing.TB, env []string, args ...string) (code int, stdout, stde
 	var out, errs bytes.Buffer
 	cmd := exec.CommandContext(t.Context(), shopBinary(t), args...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = env, &out, &errs
+	dieWithTests(cmd)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	err := cmd.Run()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		return exit.ExitCode(), out.String(), errs.String()
