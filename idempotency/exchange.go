@@ -86,7 +86,7 @@ func (x *exchange) finish(resp *driver.Response) {
 		return
 	}
 	x.err = x.close(resp)
-	x.result = resultOfRun(x.settled.Load(), resp, x.err)
+	x.result = resultOfRun(x.settled.Load(), resp, x.refused.Load(), x.err)
 	if x.err != nil {
 		x.log("idempotency: result could not be stored", x.err)
 	}

@@ -29,7 +29,7 @@ const (
 	resultInUse         result = "in_use"             // refused: the key is being worked on
 	resultReused        result = "reused"             // refused: the key of another request
 	resultUnavailable   result = "result_unavailable" // refused: the record is a tombstone
-	resultStoreDown     result = "store_unavailable"  // refused: the store could not be asked
+	resultStoreDown     result = "store_unavailable"  // refused: the store could not be asked, before the handler or by it
 	resultInvalid       result = "invalid"            // refused: no key, no scope or no body to work with
 )
 
@@ -75,12 +75,14 @@ func (m *meter) done(ctx context.Context, r result, took time.Duration) {
 	m.duration.Record(ctx, took.Seconds(), m.records[r]...)
 }
 
-// resultOfRun is that of a request that ran the handler; err is what the store
-// said to the end of it.
-func resultOfRun(s *settlement, resp *driver.Response, err error) result {
+// resultOfRun is that of a request that ran the handler. refused says that the
+// handler could not ask the store; err is what the store said to the end of it.
+func resultOfRun(s *settlement, resp *driver.Response, refused bool, err error) result {
 	switch {
 	case s != nil && s.replayed:
 		return resultReplayed
+	case refused && s == nil && resp == nil: // nothing was done, whatever became of the claim
+		return resultStoreDown
 	case errors.Is(err, ErrLeaseLost):
 		return resultLeaseLost
 	case err != nil:

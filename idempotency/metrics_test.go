@@ -42,9 +42,24 @@ func TestEachRequestIsCountedOnce(t *testing.T) {
 		requests int
 		want     map[string]int64
 	}{
-		"kept":       {memory(), kept, 3, map[string]int64{"completed": 1, "replayed": 2}},
-		"not kept":   {memory(), func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }, 2, map[string]int64{"released": 2}},
-		"too large":  {memory(), func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 2<<20)) }, 2, map[string]int64{"tombstoned": 1, "result_unavailable": 1}},
+		"kept":      {memory(), kept, 3, map[string]int64{"completed": 1, "replayed": 2}},
+		"not kept":  {memory(), func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }, 2, map[string]int64{"released": 2}},
+		"too large": {memory(), func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 2<<20)) }, 2, map[string]int64{"tombstoned": 1, "result_unavailable": 1}},
+		"refused for want of the store": {memory(), func(w http.ResponseWriter, r *http.Request) {
+			claim, _ := driver.ClaimFrom(r.Context())
+			claim.MarkUnavailable()
+			w.WriteHeader(503)
+		}, 2, map[string]int64{"store_unavailable": 2}},
+		"refused, and answered all the same": {memory(), func(w http.ResponseWriter, r *http.Request) {
+			claim, _ := driver.ClaimFrom(r.Context())
+			claim.MarkUnavailable()
+			w.WriteHeader(409)
+		}, 2, map[string]int64{"completed": 1, "replayed": 1}},
+		"refused, and done at the second try": {memory(), func(w http.ResponseWriter, r *http.Request) {
+			claim, _ := driver.ClaimFrom(r.Context())
+			claim.MarkUnavailable()
+			settle(false)(w, r)
+		}, 2, map[string]int64{"completed": 1, "replayed": 1}},
 		"store down": {&faulty{begin: down}, kept, 1, map[string]int64{"store_unavailable": 1}},
 		"not stored": {&faulty{Store: idempotencytest.NewStore(), complete: down}, kept, 2, map[string]int64{"persist_failed": 1, "in_use": 1}},
 		"settled":    {memory(), settle(false), 2, map[string]int64{"completed": 1, "replayed": 1}},

@@ -28,7 +28,8 @@ type run struct {
 	last    lazyContext // of Complete or Release
 	settled atomic.Pointer[settlement]
 	effect  atomic.Bool
-	closed  bool // the store was told how it ended
+	refused atomic.Bool // the work could not ask the store
+	closed  bool        // the store was told how it ended
 
 	begun   time.Time // when Begin was asked
 	expires time.Time // when the lease must have run out
@@ -177,6 +178,9 @@ func (r *run) Settle(record driver.BeginResult, replayed bool) {
 
 // MarkEffect implements driver.Holder.
 func (r *run) MarkEffect() { r.effect.Store(true) }
+
+// MarkUnavailable implements driver.Holder.
+func (r *run) MarkUnavailable() { r.refused.Store(true) }
 
 // Keeps implements driver.Holder.
 func (r *run) Keeps(resp driver.Response) (kept driver.Response, final bool) {

@@ -49,6 +49,15 @@ func (c Claim) MarkEffect() {
 	}
 }
 
+// MarkUnavailable says that the work was refused because its store could not be asked, and that nothing was
+// done. A request that then keeps no response counts as refused for want of the store. It does nothing on a
+// claim that did not come from ClaimFrom.
+func (c Claim) MarkUnavailable() {
+	if c.holder != nil {
+		c.holder.MarkUnavailable()
+	}
+}
+
 // Keeps returns what is to be stored of resp: without the headers that are never
 // stored, and a tombstone if it is too large. final says whether its status is one
 // that is kept; if not, nothing of this run may remain. A claim that did not come
@@ -73,6 +82,8 @@ type Holder interface {
 	Settle(record BeginResult, replayed bool)
 	// MarkEffect is Claim.MarkEffect.
 	MarkEffect()
+	// MarkUnavailable is Claim.MarkUnavailable.
+	MarkUnavailable()
 	// Keeps is Claim.Keeps.
 	Keeps(resp Response) (kept Response, final bool)
 }

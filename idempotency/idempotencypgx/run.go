@@ -106,7 +106,7 @@ func (s *Store) do(ctx context.Context, o txretry.Options, looks bool, fn func(c
 	case at.taken:
 		return idempotency.Response{}, false, inUse(claim)
 	case err != nil && !at.begun:
-		return idempotency.Response{}, false, s.notBegun(err)
+		return idempotency.Response{}, false, s.notBegun(claim, err)
 	case err != nil:
 		return s.resolve(ctx, claim, resp, withCause(ctx, err))
 	}
@@ -171,7 +171,7 @@ func (s *Store) resolve(ctx context.Context, claim driver.Claim, resp idempotenc
 	case err != nil && unknown:
 		return none, false, fmt.Errorf("%w (and %w)", failure, err)
 	case err != nil:
-		return none, false, unasked(failure, err)
+		return none, false, unasked(claim, failure, err)
 	case found:
 		settle(claim, rec)
 		own := unknown && rec.Token == claim.Token
@@ -200,24 +200,30 @@ func inUse(claim driver.Claim) error {
 
 // notBegun says of a transaction that never began that nothing was done. Such a failure is
 // no echo.
-func (s *Store) notBegun(failure error) error {
+func (s *Store) notBegun(claim driver.Claim, failure error) error {
 	if s.table != nil {
 		failure = s.table.asker.missing.Explain(failure)
 	}
 	if _, ok := errors.AsType[*txretry.UnavailableError](failure); ok {
-		return fmt.Errorf("%w: %w", idempotency.ErrStoreUnavailable, failure)
+		return unavailable(claim, failure)
 	}
 	return failure
 }
 
 // unasked says of a failed transaction that err keeps from being resolved. The failure itself is not
 // passed on: it may be the echo.
-func unasked(failure, err error) error {
+func unasked(claim driver.Claim, failure, err error) error {
 	code := sqlstate.Of(err)
 	err = fmt.Errorf("idempotencypgx: after a failed transaction (%v): %w", failure, err)
 	if strings.HasPrefix(code, "42") || strings.HasPrefix(code, "3F") {
 		return err // a table or a right is missing, which no repetition mends
 	}
+	return unavailable(claim, err)
+}
+
+// unavailable refuses the work for want of the store, and has whoever began the claim count it so.
+func unavailable(claim driver.Claim, err error) error {
+	claim.MarkUnavailable()
 	return fmt.Errorf("%w: %w", idempotency.ErrStoreUnavailable, err)
 }
 

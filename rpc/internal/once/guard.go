@@ -121,6 +121,9 @@ func (h holder) Settle(record driver.BeginResult, replayed bool) {
 // MarkEffect implements driver.Holder.
 func (h holder) MarkEffect() { h.claim.MarkEffect() }
 
+// MarkUnavailable implements driver.Holder.
+func (h holder) MarkUnavailable() { h.claim.MarkUnavailable() }
+
 // Keeps implements driver.Holder.
 func (h holder) Keeps(resp driver.Response) (driver.Response, bool) { return h.claim.Keeps(resp) }
 

@@ -1,0 +1,93 @@
+package idempotencypgx_test
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
+	"github.com/holdfast-go/holdfast/internal/metrictest"
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// Requests that are refused for want of Postgres count so, whether the transaction could not begin or was
+// lost, and whoever asked for the key.
+func TestOutageIsCounted(t *testing.T) {
+	t.Parallel()
+	server := testenv.Private(t, testenv.Postgres)
+	pool := migrated(t, pgtest.Pool(t, server.URL(), 10))
+	quiet := slog.New(slog.DiscardHandler)
+	lose := func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
+		if err := server.Stop(); err != nil {
+			t.Error(err)
+		}
+		_, err := tx.Exec(ctx, `SELECT`)
+		return idempotency.Response{Status: http.StatusCreated}, err
+	}
+	own := func(s *idempotencypgx.Store) http.Handler { // a handler of the user's
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			resp, err := s.Do(r.Context(), lose)
+			if err != nil {
+				w.WriteHeader(http.StatusServiceUnavailable)
+				return
+			}
+			resp.Send(w)
+		})
+	}
+	straight := func(s *idempotencypgx.Store) http.Handler {
+		return s.Handler(func(ctx context.Context, tx pgx.Tx, _ *http.Request) (idempotency.Response, error) {
+			return lose(ctx, tx)
+		})
+	}
+	for name, tt := range map[string]struct {
+		cfg     idempotencypgx.Config
+		handler func(*idempotencypgx.Store) http.Handler
+	}{
+		"Handler":               {idempotencypgx.Config{}, straight},
+		"Handler behind a gate": {idempotencypgx.Config{Gate: idempotencytest.NewStore()}, straight},
+		"Handler with a lease":  {idempotencypgx.Config{Lease: 30 * time.Second}, straight},
+		"Do in a handler":       {idempotencypgx.Config{}, own},
+		"Do, behind a gate":     {idempotencypgx.Config{Gate: idempotencytest.NewStore()}, own},
+		"Do, with a lease":      {idempotencypgx.Config{Lease: 30 * time.Second}, own},
+	} {
+		var r metrictest.Recorder
+		tt.cfg.Logger = quiet
+		store := newAlone(t, pool, tt.cfg)
+		protect, err := idempotency.NewMiddleware(store, idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{MeterProvider: &r, Logger: quiet})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := protect(tt.handler(store))
+		if err := server.Start(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		testenv.Eventually(t, testenv.Patience, func() error { return pool.Ping(t.Context()) })
+		for range 2 { // the first one loses the server, the other one finds none
+			req := httptest.NewRequest(http.MethodPost, "/", nil)
+			req.Header.Set(idempotency.Header, string(idempotency.NewKey()))
+			rec := httptest.NewRecorder()
+			if h.ServeHTTP(rec, req); rec.Code != http.StatusServiceUnavailable {
+				t.Errorf("%s: %d %s", name, rec.Code, rec.Body)
+			}
+		}
+		got := map[string]int64{}
+		for key, values := range r.Take() {
+			if result, ok := strings.CutPrefix(key, "holdfast.idempotency.requests{result="); ok {
+				got[strings.TrimSuffix(result, "}")] = int64(values[0])
+			}
+		}
+		if want := (map[string]int64{"store_unavailable": 2}); !maps.Equal(got, want) {
+			t.Errorf("%s: counted %v, want %v", name, got, want)
+		}
+	}
+}
