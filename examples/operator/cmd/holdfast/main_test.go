@@ -10,9 +10,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
@@ -84,9 +86,9 @@ func inTheReadme(t *testing.T) string {
 // The file of the README operates a service on real servers, with the commands of a cron relay.
 func TestProgram(t *testing.T) {
 	t.Parallel()
-	dir, database, broker := t.TempDir(), pgtest.URL(t), amqptest.New(t)
+	dir, database, redisURL, broker := t.TempDir(), pgtest.URL(t), redistest.URL(t), amqptest.New(t)
 	must(t, os.WriteFile(filepath.Join(dir, "holdfast.yaml"), []byte(inTheReadme(t)), 0o600))
-	env := []string{"DATABASE_URL=" + database, "REDIS_URL=" + redistest.URL(t), "AMQP_URL=" + broker.URL}
+	env := []string{"DATABASE_URL=" + database, "REDIS_URL=" + redisURL, "AMQP_URL=" + broker.URL}
 	wants := func(want int, part string, args ...string) {
 		t.Helper()
 		code, out, errs := run(t, dir, env, args...)
@@ -104,6 +106,12 @@ func TestProgram(t *testing.T) {
 	wants(2, "run `holdfast setup` first", "relay")
 	wants(0, "billing: broker", "setup")
 	wants(0, "billing", "status")
+	redisAt, err := redis.ParseURL(redisURL)
+	must(t, err)
+	claims := redis.NewClient(redisAt)
+	defer func() { _ = claims.Close() }()
+	must(t, claims.Set(t.Context(), "idempotency:lock:of a run", "token", time.Minute).Err())
+	wants(0, "\ngate         1\n", "status")
 	wants(0, "holds  1", "expiry", "due")
 	wants(0, "100", "limits", "show", "ada")
 	wants(0, "gate         free", "idempotency", "show", "order-1", "--scope=ada")

@@ -1,0 +1,105 @@
+package idempotencyredis_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
+	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// Claims are in flight from Begin until Complete, Release or the end of their lease, and those of another prefix are another
+// store's.
+func TestInFlight(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	const odd = `a*[b]?\c`
+	s := newStore(t, client, idempotencyredis.Config{Prefix: odd})
+	wantInFlight(t, s, 0)
+	var claims []driver.Claim
+	for range 5 {
+		claims = append(claims, driver.NewClaim(driver.Key(idempotency.NewKey()), fp))
+		begin(t, s, claims[len(claims)-1])
+	}
+	begin(t, newStore(t, client, idempotencyredis.Config{Prefix: "a"}), claims[0])
+	begin(t, newStore(t, client, idempotencyredis.Config{Prefix: "axb\\c"}), claims[0])
+	wantInFlight(t, s, 5)
+	if err := s.Complete(t.Context(), claims[0], driver.Response{Status: 200}); err != nil {
+		t.Error(err)
+	}
+	if err := s.Release(t.Context(), claims[1]); err != nil {
+		t.Error(err)
+	}
+	wantInFlight(t, s, 3)
+	brief := newStore(t, client, idempotencyredis.Config{Prefix: "brief", Lease: 50 * time.Millisecond})
+	begin(t, brief, claims[0])
+	testenv.Eventually(t, testenv.Patience, func() error {
+		if n, err := brief.InFlight(t.Context()); n != 0 || err != nil {
+			return fmt.Errorf("%d in flight, %w", n, err)
+		}
+		return nil
+	})
+}
+
+// Of a database with more keys than it goes through it tells an estimate: locks are a quarter of the keys here.
+func TestInFlightOfManyKeys(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	const locks = 20_000
+	pipe := client.Pipeline()
+	for n := range locks {
+		pipe.Set(t.Context(), fmt.Sprintf("idempotency:lock:%d", n), "token", time.Minute)
+		for other := range 3 {
+			pipe.Set(t.Context(), fmt.Sprintf("other:%d:%d", n, other), "", 0)
+		}
+	}
+	if _, err := pipe.Exec(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	n, err := newStore(t, client, idempotencyredis.Config{}).InFlightOf(t.Context(), 10_000)
+	if err != nil || n < locks*9/10 || n > locks*11/10 {
+		t.Errorf("%d, %v: want about %d", n, err, locks)
+	}
+}
+
+// All nodes of a cluster and all shards of a ring are asked.
+func TestInFlightOfNodes(t *testing.T) {
+	t.Parallel()
+	cluster, _ := redistest.Cluster(t)
+	shards := map[string]*redis.Options{}
+	for _, addr := range []string{"one:1", "two:1"} {
+		opts, err := redis.ParseURL(redistest.URL(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		shards[addr] = opts
+	}
+	ring := redis.NewRing(&redis.RingOptions{
+		Addrs:     map[string]string{"one": "one:1", "two": "two:1"},
+		NewClient: func(o *redis.Options) *redis.Client { return redis.NewClient(shards[o.Addr]) },
+	})
+	defer func() { _ = ring.Close() }()
+	for name, client := range map[string]redis.UniversalClient{"cluster": cluster, "ring": ring} {
+		s := newStore(t, client, idempotencyredis.Config{})
+		const claims = 60
+		for range claims {
+			begin(t, s, driver.NewClaim(driver.Key(idempotency.NewKey()), fp))
+		}
+		if n, err := s.InFlight(t.Context()); n != claims || err != nil {
+			t.Errorf("%s: %d in flight, %v; want %d", name, n, err, claims)
+		}
+	}
+}
+
+func wantInFlight(t *testing.T, s *idempotencyredis.Store, want int) {
+	t.Helper()
+	if n, err := s.InFlight(t.Context()); n != want || err != nil {
+		t.Errorf("%d in flight, %v; want %d", n, err, want)
+	}
+}
