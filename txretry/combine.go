@@ -36,7 +36,7 @@ const (
 // groupOutcome is what a follower hears at the end of the transaction.
 type groupOutcome struct {
 	outcome driver.Outcome
-	err     error // of an unknown outcome
+	commit  result // of COMMIT, where it was sent
 }
 
 var (
@@ -49,7 +49,7 @@ var (
 // lead runs a call that holds its serial key.
 func (c *call) lead(ctx context.Context) error {
 	defer c.m.turns.pass(c.opts.SerialKey)
-	defer c.settleGroup(errLeaderGone) // a tracer may panic in COMMIT
+	defer c.settleGroup(result{err: errLeaderGone}) // a tracer may panic in COMMIT
 	c.group.limit = c.opts.Combine - 1
 	return c.run(ctx)
 }
@@ -124,7 +124,7 @@ func (c *call) statementsAtCommit(t *transaction) []driver.Statement {
 // settleGroup tells the followers what became of an attempt. If it was rolled back they stand first in line
 // again, and the leader makes another attempt at once, with fewer of them, which does not count as one of
 // its own. A failed COMMIT does not tell whose work failed it, so half of them come back.
-func (c *call) settleGroup(err error) (again bool) {
+func (c *call) settleGroup(res result) (again bool) {
 	g := &c.group
 	followers := g.followers
 	if len(followers) == 0 {
@@ -137,13 +137,20 @@ func (c *call) settleGroup(err error) (again bool) {
 		}
 		c.m.turns.putBack(c.opts.SerialKey, followers)
 	}
-	if unknown, ok := errors.AsType[*CommitUnknownError](err); ok {
-		err = unknown.Err
+	if unknown, ok := errors.AsType[*CommitUnknownError](res.err); ok {
+		res.err = unknown.Err
 	}
 	for _, f := range followers {
-		f.settled <- groupOutcome{c.outcome, err}
+		f.settled <- groupOutcome{c.outcome, res}
 	}
 	return again
+}
+
+// failedShared remembers an attempt in a shared transaction that failed for a transient reason.
+func (c *call) failedShared(res result) {
+	if res.again {
+		c.shared = append(c.shared, Attempt{SQLSTATE: res.sqlstate, Phase: res.phase, Err: res.err})
+	}
 }
 
 // follow has the call take part in the transaction of its leader. If over is false it is in line again.
@@ -190,9 +197,10 @@ func (c *call) followerAttempt(ctx context.Context, own *turn, s driver.Session)
 	case c.outcome == driver.Committed:
 		return result{}
 	case c.outcome == driver.Unknown:
-		return result{err: &CommitUnknownError{Name: c.opts.Name, Err: group.err}, phase: phaseCommit}
+		return result{err: &CommitUnknownError{Name: c.opts.Name, Err: group.commit.err}, phase: phaseCommit}
 	case res.err == nil:
-		return result{err: errGroupFailed, phase: phaseCommit, again: true}
+		c.failedShared(group.commit)
+		return result{err: errGroupFailed, phase: phaseCommit, again: true, sqlstate: group.commit.sqlstate}
 	}
 	return res
 }
@@ -209,6 +217,7 @@ func (c *call) runPart(t *transaction, own *turn) (res result, group groupOutcom
 		group = <-own.settled
 	}()
 	res = c.work(t)
+	c.failedShared(res)
 	switch {
 	case res.err == nil:
 		part = partDone

@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"strings"
 	"sync"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/metrictest"
@@ -210,4 +213,54 @@ func TestCombinedEndedThenPanics(t *testing.T) {
 		}
 	}
 	wantCounter(t, pool, 1)
+}
+
+// An attempt that fails for a transient reason is counted for each call: that of a fn for its own call, that
+// of COMMIT for all that shared it.
+func TestCombinedFailuresAreCounted(t *testing.T) {
+	t.Parallel()
+	pool := newCounter(t)
+	exec(t, pool, deferredFailure)
+	once := func(fail func(ctx context.Context, tx pgx.Tx) error) func(ctx context.Context, tx pgx.Tx) error {
+		failed := false
+		return func(ctx context.Context, tx pgx.Tx) error {
+			err := addOne(ctx, tx)
+			if err == nil && !failed {
+				failed, err = true, fail(ctx, tx)
+			}
+			return err
+		}
+	}
+	atCommit := once(func(ctx context.Context, tx pgx.Tx) error { return failAtCommit(ctx, tx, "40001") })
+	inFn := once(func(context.Context, pgx.Tx) error { return &pgconn.PgError{Code: "40P01"} })
+	const commit, fn = "phase=commit,sqlstate=40001", "phase=fn,sqlstate=40P01"
+	for name, tt := range map[string]struct {
+		last func(ctx context.Context, tx pgx.Tx) error
+		want [3]string // of each call
+	}{
+		"COMMIT": {atCommit, [3]string{commit, commit, commit}},
+		"fn":     {inFn, [3]string{"", "", fn}},
+	} {
+		var metrics metrictest.Recorder
+		m := newManager(t, pool, txretry.Config{MeterProvider: &metrics})
+		if err := errors.Join(combined(t, m, addOne, addOne, tt.last)...); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		got := map[string]float64{}
+		for key, values := range metrics.Take() {
+			if labels, ok := strings.CutPrefix(key, "holdfast.txretry.failures"); ok {
+				got[labels] = values[0]
+			}
+		}
+		want := map[string]float64{}
+		for i, labels := range tt.want {
+			if labels != "" {
+				want[fmt.Sprintf("{operation=%c,%s}", 'a'+i, labels)] = 1
+			}
+		}
+		if !maps.Equal(got, want) {
+			t.Errorf("%s: failures %v, want %v", name, got, want)
+		}
+	}
+	wantCounter(t, pool, 6)
 }

@@ -103,8 +103,9 @@
 // holdfast.txretry.attempts, holdfast.txretry.phase.duration, and
 // holdfast.txretry.failures by SQLSTATE. Without a listener they cost nothing. Calls
 // that share a transaction are reported one by one; their commit phase begins when
-// their own fn has returned. What ends it for all of them is an attempt of each, and
-// no failure in the sense of that metric.
+// their own fn has returned. What ends it for all of them is an attempt of each. A
+// COMMIT that fails for a transient reason is a failure of each, too; an fn that does
+// is one of its own call alone.
 //
 // # Limits
 //

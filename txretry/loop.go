@@ -24,6 +24,7 @@ type call struct {
 
 	attempts int       // begun so far
 	failed   []Attempt // those that another one may follow
+	shared   []Attempt // the same of shared transactions, which do not count for MaxAttempts
 	outcome  driver.Outcome
 	last     *transaction // the last one that fn has seen
 	first    transaction  // of the first attempt
@@ -50,11 +51,12 @@ func (c *call) run(ctx context.Context) error {
 		if res.lost != nil {
 			res = c.resolve(ctx, res)
 		}
-		again := c.settleGroup(res.err)
+		again := c.settleGroup(res)
 		switch {
 		case res.err == nil:
 			return nil
 		case again:
+			c.failedShared(res)
 			c.lap(&c.phases.sleep)
 			continue
 		case !res.again:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -105,7 +106,7 @@ func describe(span trace.Span, c *call, err error) {
 	c.phases.each(func(phase string, spent time.Duration) {
 		span.SetAttributes(attribute.Float64("holdfast.phase."+phase, spent.Seconds()))
 	})
-	for _, a := range c.failed {
+	for _, a := range slices.Concat(c.failed, c.shared) {
 		span.AddEvent("attempt failed", trace.WithAttributes(
 			attribute.String("holdfast.sqlstate", a.SQLSTATE), attribute.String("holdfast.phase", a.Phase)))
 	}
@@ -128,8 +129,8 @@ func (t *telemetry) measure(ctx context.Context, c *call, took time.Duration) {
 			t.phases.Record(ctx, spent.Seconds(), metric.WithAttributes(operation, attribute.String("phase", phase)))
 		})
 	}
-	if len(c.failed) > 0 && t.failures.Enabled(ctx) {
-		for _, a := range c.failed {
+	if len(c.failed)+len(c.shared) > 0 && t.failures.Enabled(ctx) {
+		for _, a := range slices.Concat(c.failed, c.shared) {
 			t.failures.Add(ctx, 1, metric.WithAttributes(operation,
 				attribute.String("phase", a.Phase), attribute.String("sqlstate", a.SQLSTATE)))
 		}
