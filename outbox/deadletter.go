@@ -59,6 +59,9 @@ type DeadLetter struct {
 	// the bodies of one List are more than 32 MiB together. Nil: it is complete. Replay moves what is
 	// stored.
 	Unreadable error
+	// Cursor is where the dead letter is in a List: as Filter.After of another it has that one go on behind
+	// it, also when the dead letter is gone. Only the store can read it.
+	Cursor string
 }
 
 // Group are dead letters of one kind.
@@ -89,6 +92,8 @@ type Filter struct {
 	// Limit is the most dead letters, the oldest first. Default: 100 for List, 1,000 for
 	// Groups, none for the others.
 	Limit int
+	// After is the Cursor of a dead letter: List begins behind it. Optional, and refused by all but List.
+	After string
 }
 
 // Replay says who returns dead letters to the outbox, and how.

@@ -14,6 +14,10 @@ type Waiting struct {
 	Class, Error string
 	// Unreadable is as in DeadLetter.
 	Unreadable error
+	// Cursor is where the message is in the list of those that are parked, or of the others: as
+	// WaitingFilter.After of the same list it has that begin behind it, also when the message is gone.
+	// Only the store can read it.
+	Cursor string
 }
 
 // WaitingFilter selects messages of an outbox: those that match every field that is set.
@@ -26,4 +30,6 @@ type WaitingFilter struct {
 	Name, Key string
 	// Limit is the most messages. Default: 100.
 	Limit int
+	// After is the Cursor of a message: the list begins behind it. Optional.
+	After string
 }

@@ -75,6 +75,7 @@ type storedFilter struct {
 	FailedAfter   time.Time   `json:"failed_after,omitzero"`
 	FailedBefore  time.Time   `json:"failed_before,omitzero"`
 	Limit         int         `json:"limit,omitempty"`
+	After         string      `json:"-"` // no change has it
 }
 
 func encodeFilter(f outbox.Filter) (string, error) {

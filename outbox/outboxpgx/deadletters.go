@@ -2,6 +2,7 @@ package outboxpgx
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -44,10 +45,11 @@ func (d *deadLetters) List(ctx context.Context, f outbox.Filter) ([]outbox.DeadL
 	if f.Limit == 0 {
 		f.Limit = deadletter.ListLimit
 	}
-	if err := deadletter.CheckFilter(f); err != nil {
+	after, err := parseCursor(f.After)
+	if err := errors.Join(err, deadletter.CheckList(f)); err != nil {
 		return nil, err
 	}
-	return collect(ctx, d, "list dead letters", scanDeadLetter, d.sql.list, append(filterArgs(f), listBytes)...)
+	return collect(ctx, d, "list dead letters", scanDeadLetter, d.sql.list, append(filterArgs(f), listBytes, after.at, after.seq)...)
 }
 
 // collect reads the rows of a query for operators, on another connection where the server is silent on
@@ -68,11 +70,13 @@ func collect[T any](ctx context.Context, d *deadLetters, what string, scan pgx.R
 func scanDeadLetter(row pgx.CollectableRow) (d outbox.DeadLetter, err error) {
 	var r record
 	var failed pgtype.Timestamptz // infinite, of another program: the zero time
-	if err := row.Scan(r.dest(&d.Class, &d.Error, &failed, &d.Fingerprint)...); err != nil {
+	var seq int64
+	if err := row.Scan(r.dest(&d.Class, &d.Error, &failed, &d.Fingerprint, &seq)...); err != nil {
 		return d, err
 	}
 	m, unreadable := r.message()
 	d.Message, d.Attempts, d.CreatedAt, d.FailedAt, d.Unreadable = stored.Message(m), m.Attempts, m.CreatedAt, failed.Time, unreadable
+	d.Cursor = cursor{failed, seq}.String()
 	return d, nil
 }
 

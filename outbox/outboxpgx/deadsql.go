@@ -37,11 +37,11 @@ const deadMatch = `
   AND ($4::text IS NULL OR ordering_key = $4) AND ($5::timestamptz IS NULL OR died_at >= $5) AND ($6::timestamptz IS NULL OR died_at < $6)
   AND ($8::text IS NULL OR position($8 IN last_error) > 0) AND ($9::text IS NULL OR fingerprint = $9)`
 
-// $10 bytes of all bodies.
+// $10 bytes of all bodies, $11 and $12 where the list begins.
 const deadListSQL = `
-SELECT {record}, left(error_class, 100), left(last_error, 1000), died_at, fingerprint
+SELECT {record}, left(error_class, 100), left(last_error, 1000), died_at, fingerprint, seq
 FROM (SELECT d.*, fits AS texts, fits AND sum(octet_length(body)) FILTER (WHERE fits) OVER (ORDER BY died_at, seq) <= $10 AS whole
-      FROM (SELECT o.*, {fits} AS fits FROM {dead} o WHERE {where}) d) d
+      FROM (SELECT o.*, {fits} AS fits FROM {dead} o WHERE (died_at, seq) > ($11::timestamptz, $12::bigint) AND {where}) d) d
 ORDER BY died_at, seq`
 
 const deadCountSQL = `SELECT count(*) FROM (SELECT FROM {dead} WHERE {where}) d`

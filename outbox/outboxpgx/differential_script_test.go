@@ -209,7 +209,7 @@ func (s *script) replayDead(ctx context.Context) {
 	slices.SortFunc(letters, func(a, b outbox.DeadLetter) int { return slices.Compare(a.ID[:], b.ID[:]) })
 	s.note("%d dead letters: %s", len(letters), kind(err))
 	for _, l := range letters {
-		l.CreatedAt, l.FailedAt, l.Fingerprint = time.Time{}, time.Time{}, ""
+		l.CreatedAt, l.FailedAt, l.Fingerprint, l.Cursor = time.Time{}, time.Time{}, "", ""
 		s.note("  %+v", l)
 	}
 	groups, err := s.dead.Groups(ctx, outbox.Filter{})

@@ -3,8 +3,11 @@ package outboxtest
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -20,6 +23,7 @@ import (
 type dead struct {
 	driver.Message
 	seq      int
+	died     int // its place among all that died
 	class    driver.Class
 	err      string
 	failedAt time.Time
@@ -29,6 +33,7 @@ func (d dead) letter() outbox.DeadLetter {
 	return outbox.DeadLetter{
 		Message: stored.Message(clone(d.Message)), Class: string(d.class), Error: d.err,
 		Attempts: d.Attempts, CreatedAt: d.CreatedAt, FailedAt: d.failedAt, Fingerprint: d.fingerprint(),
+		Cursor: strconv.Itoa(d.died),
 	}
 }
 
@@ -70,6 +75,18 @@ func matches(f outbox.Filter, d dead) bool {
 
 func all(dead) bool { return true }
 
+// parseCursor reads the number of a place in a list; "" is before all.
+func parseCursor(text string) (int, error) {
+	if text == "" {
+		return 0, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		return 0, fmt.Errorf("outboxtest: %.80q is no cursor of a list", text)
+	}
+	return n, nil
+}
+
 // check refuses what no store does.
 func (d deadLetters) check(ctx context.Context, f outbox.Filter) error {
 	if err := ctx.Err(); err != nil {
@@ -80,7 +97,8 @@ func (d deadLetters) check(ctx context.Context, f outbox.Filter) error {
 
 // List implements outbox.DeadLetters.
 func (d deadLetters) List(ctx context.Context, f outbox.Filter) ([]outbox.DeadLetter, error) {
-	if err := d.check(ctx, f); err != nil {
+	after, err := parseCursor(f.After)
+	if err := errors.Join(ctx.Err(), err, deadletter.CheckList(f)); err != nil {
 		return nil, err
 	}
 	if f.Limit == 0 {
@@ -89,7 +107,7 @@ func (d deadLetters) List(ctx context.Context, f outbox.Filter) ([]outbox.DeadLe
 	d.s.mu.Lock()
 	defer d.s.mu.Unlock()
 	var letters []outbox.DeadLetter
-	for _, l := range d.selected(f, all) {
+	for _, l := range d.selected(f, func(l dead) bool { return l.died > after }) {
 		letters = append(letters, l.letter())
 	}
 	return letters, nil

@@ -243,7 +243,8 @@ func (s *Store) settle(e *entry, o driver.Settlement, now time.Time) {
 		e.Attempts++
 		// An id that was written again after it died: the newer message replaces the older.
 		s.dead = slices.DeleteFunc(s.dead, func(d dead) bool { return d.ID == e.ID })
-		s.dead = append(s.dead, dead{Message: clone(e.Message), seq: e.seq, class: o.Class, err: o.Err, failedAt: now})
+		s.died++
+		s.dead = append(s.dead, dead{Message: clone(e.Message), seq: e.seq, died: s.died, class: o.Class, err: o.Err, failedAt: now})
 		delete(s.byID, e.ID)
 	}
 }

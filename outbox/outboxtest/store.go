@@ -28,6 +28,7 @@ type Store struct {
 	lanes     [driver.Lanes]lane
 	once      map[string]remembered
 	seq       int // of the last entry
+	died      int // of the last dead letter
 	pause     driver.Pause
 
 	relays relays

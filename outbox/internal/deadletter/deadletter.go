@@ -22,9 +22,18 @@ const (
 	maxText = 1000
 )
 
-// CheckFilter refuses a Filter that no store takes.
+// CheckList refuses a Filter that no List takes. What its cursor is, the store knows.
+func CheckList(f outbox.Filter) error {
+	f.After = ""
+	return CheckFilter(f)
+}
+
+// CheckFilter refuses a Filter that no store takes for anything but a List.
 func CheckFilter(f outbox.Filter) error {
 	var errs []error
+	if f.After != "" {
+		errs = append(errs, errors.New("outbox: Filter.After is for List alone"))
+	}
 	if f.Limit < 0 {
 		errs = append(errs, fmt.Errorf("outbox: Filter.Limit is %d, want 0 or more", f.Limit))
 	}

@@ -24,6 +24,8 @@ func TestDeadLetters(t *testing.T, b Backend) {
 		"edited letters return as stored":       replaysEdited,
 		"a removal of many tells how far it is": removesInSteps,
 		"a removal that is cancelled stops":     cancelsRemoval,
+		"a list goes on behind a letter":        listsDeadInPages,
+		"a list goes on behind what waits":      listsWaitingInPages,
 	} {
 		each(t, b.Bubble, name, func(t *testing.T) { fn(t, b.Open(t)) })
 	}
