@@ -17,6 +17,8 @@ func shopWorkload() workload {
 		{"1", benchShop(1)},
 		{"50", benchShop(50)},
 		{"500", benchShop(500)},
+		{"whole 1", benchWhole(1)},
+		{"whole 50", benchWhole(50)},
 	}}
 }
 
@@ -143,13 +145,15 @@ func (s *composition) run(ctx context.Context, p *shop.Place, clients int, lengt
 		return nil, err
 	}
 	defer hall.Close()
-	return s.measure(ctx, hall, data, clients, length)
+	return measureShop(ctx, hall, data, clients, length, s.silent, s.told)
 }
 
-func (s *composition) measure(ctx context.Context, h *shop.Hall, data *shop.Data, clients int, length time.Duration) (sample, error) {
+// measureShop warms a shop up, has clients hold seats, and adds what they were answered to total. silent says that there
+// is no read model that hears of it.
+func measureShop(ctx context.Context, h *shop.Hall, data *shop.Data, clients int, length time.Duration, silent bool, total shop.Answers) (sample, error) {
 	rush := func(length time.Duration) (load.Load, shop.Answers, error) {
 		l, err := load.Drive(ctx, clients, length, h.Hold)
-		if err == nil && !s.silent {
+		if err == nil && !silent {
 			err = data.UntilLearnt(ctx)
 		}
 		return l, h.TakeAnswers(), err
@@ -169,13 +173,13 @@ func (s *composition) measure(ctx context.Context, h *shop.Hall, data *shop.Data
 	if err != nil {
 		return nil, err
 	}
-	s.told.Add(told)
+	total.Add(told)
 	oversold, err := data.Audit(ctx, warm[shop.AnswerHeld]+told[shop.AnswerHeld])
 	if err != nil {
 		return nil, err
 	}
 	learnt := [2]float64{math.NaN(), math.NaN()}
-	if !s.silent {
+	if !silent {
 		learnt, err = data.Learnt(ctx, began)
 	}
 	return sample{

@@ -77,20 +77,27 @@ func run(ctx context.Context, f flags) (Report, error) {
 	if o.binary, err = shop.Binary(); err != nil {
 		return Report{}, err
 	}
-	r := Report{Commit: commit("HEAD"), Missing: map[string]string{}}
+	r := Report{Commit: commit(ctx, "HEAD"), Missing: map[string]string{}}
 	for _, k := range chosen {
 		if k.missing != nil && k.missing() != "" {
 			r.Missing[k.name] = k.missing()
 		}
 	}
-	remove := func() {}
-	if o.previous, remove, err = previous(ctx, f.before); err != nil {
-		r.Missing["deploy"] = err.Error()
+	if o.previous, err = shop.BinaryOf(ctx, f.before); err != nil {
+		r.Missing["deploy"] = fmt.Sprintf("no version before this one: %v", err)
 	} else {
-		r.Previous = commit(f.before)
+		r.Previous = commit(ctx, f.before)
 	}
-	defer remove()
 	return r, r.run(ctx, f, o)
+}
+
+// commit names a commit in short, "unknown" where there is no history.
+func commit(ctx context.Context, rev string) string {
+	name, err := shop.Commit(ctx, rev)
+	if err != nil {
+		return "unknown"
+	}
+	return name
 }
 
 // run runs seeds until there are enough, or time is up, and writes the report after each.

@@ -59,7 +59,7 @@ func (p *Place) Close() error {
 	return errors.Join(errs...)
 }
 
-// Data is what one run leaves on the servers. RabbitMQ has nothing left when the read model is complete.
+// Data is what one run leaves on the servers.
 type Data struct {
 	Conn    *pgx.Conn
 	Servers Servers
@@ -67,7 +67,7 @@ type Data struct {
 	name    string
 }
 
-// NewData makes a database and empties Redis.
+// NewData makes a database and a virtual host, and empties Redis.
 func (p *Place) NewData(ctx context.Context) (*Data, error) {
 	opts, err := redis.ParseURL(p.Redis.URL())
 	if err != nil {
@@ -83,12 +83,15 @@ func (p *Place) NewData(ctx context.Context) (*Data, error) {
 	if err := p.exec(ctx, "CREATE DATABASE "+d.name); err != nil {
 		return nil, err
 	}
+	if err := testenv.AddVHost(ctx, p.RabbitMQ.AdminURL(), d.name); err != nil {
+		return nil, err
+	}
 	u, err := url.Parse(p.Postgres.URL())
 	if err != nil {
 		return nil, err
 	}
 	u.Path = d.name
-	d.Servers = Servers{Database: u.String(), Redis: p.Redis.URL(), Broker: p.RabbitMQ.URL()}
+	d.Servers = Servers{Database: u.String(), Redis: p.Redis.URL(), Broker: p.RabbitMQ.URL() + d.name}
 	d.Conn, err = pgx.Connect(ctx, u.String())
 	return d, err
 }
@@ -109,9 +112,10 @@ func (d *Data) Vacuum(ctx context.Context) error {
 	return err
 }
 
-// Drop removes the database.
+// Drop removes the database and the virtual host.
 func (d *Data) Drop() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	return errors.Join(d.Conn.Close(ctx), d.place.exec(ctx, "DROP DATABASE "+d.name+" WITH (FORCE)"))
+	return errors.Join(d.Conn.Close(ctx), d.place.exec(ctx, "DROP DATABASE "+d.name+" WITH (FORCE)"),
+		testenv.RemoveVHost(ctx, d.place.RabbitMQ.AdminURL(), d.name))
 }

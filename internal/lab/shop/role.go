@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// A shop promises to end within 44 s of a signal.
-const endsWithin = 45 * time.Second
+// EndsWithin is the time that a shop has for its end after a signal: it promises 44 s.
+const EndsWithin = 45 * time.Second
 
 // Role is a process of a shop that runs.
 type Role struct {
@@ -75,7 +75,7 @@ func (r *Role) PID() int { return r.cmd.Process.Pid }
 
 func (r *Role) stop() error {
 	_ = r.cmd.Process.Signal(syscall.SIGTERM) // it may have ended, as Wait tells
-	late := time.AfterFunc(endsWithin, func() { _ = r.cmd.Process.Kill() })
+	late := time.AfterFunc(EndsWithin, func() { _ = r.cmd.Process.Kill() })
 	defer late.Stop()
 	return r.cmd.Wait()
 }
