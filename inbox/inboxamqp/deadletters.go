@@ -47,14 +47,7 @@ func (l *letters) Depths(ctx context.Context) ([]driver.Depth, error) {
 func (l *letters) queue(class string) string { return driver.DeadLetterQueue(l.prefix, class) }
 
 // depth is how many messages a queue holds. A missing queue is empty.
-func depth(conn *amqpconn.Conn, name string) (n int, err error) {
-	err = conn.Try(func(ch *amqp.Channel) error {
-		q, err := ch.QueueDeclarePassive(name, true, false, false, false, nil)
-		n = q.Messages
-		return err
-	})
-	if amqpconn.IsNotFound(err) {
-		return 0, nil
-	}
-	return n, err
+func depth(conn *amqpconn.Conn, name string) (int, error) {
+	q, err := conn.Count(name)
+	return q.Messages, err
 }

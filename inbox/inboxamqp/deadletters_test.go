@@ -3,6 +3,7 @@ package inboxamqp_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -251,5 +252,40 @@ func TestListedTwiceInARow(t *testing.T) {
 		if found, err := letters.List(t.Context(), inbox.Filter{}); len(found) != count || err != nil {
 			t.Fatalf("%d of %d dead letters, error %v", len(found), count, err)
 		}
+	}
+}
+
+// A quorum queue that is too busy to count is not taken for an empty one.
+func TestLookAtBusyQueue(t *testing.T) {
+	t.Parallel()
+	server := testenv.Private(t, testenv.RabbitMQ)
+	const count = 2
+	// busy returns dead letters in a queue whose leader is suspended for so many milliseconds each time.
+	busy := func(ms int) inbox.DeadLetters {
+		b := amqptest.On(t, server.URL(), server.AdminURL())
+		letters := afterSetup(t, b, config{}).DeadLetters()
+		for range count {
+			b.Publish(t, "", "failed.default", order())
+		}
+		awaitDepth(t, b, "failed.default", count)
+		must(t, server.Control(t.Context(), "eval", fmt.Sprintf(`
+			{ok, Queue} = rabbit_amqqueue:lookup(rabbit_misc:r(<<%q>>, queue, <<"failed.default">>)),
+			{Name, _} = amqqueue:get_pid(Queue),
+			Leader = whereis(Name),
+			spawn(fun Again() -> sys:suspend(Leader), timer:sleep(%d), sys:resume(Leader), timer:sleep(50), Again() end),
+			ok.`, b.VHost, ms)))
+		return letters
+	}
+	letters := busy(700)
+	for range 10 {
+		if found, err := letters.List(t.Context(), inbox.Filter{}); len(found) != count || err != nil {
+			t.Errorf("%d of %d dead letters, error %v", len(found), count, err)
+		}
+		if n, err := letters.Count(t.Context(), inbox.Filter{}); n != count || err != nil {
+			t.Errorf("%d of %d dead letters counted, error %v", n, count, err)
+		}
+	}
+	if n, err := busy(20_000).Count(t.Context(), inbox.Filter{}); err == nil {
+		t.Errorf("%d dead letters counted of a queue that does not reply", n)
 	}
 }

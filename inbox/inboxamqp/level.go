@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/internal/amqpconn"
 	"github.com/holdfast-go/holdfast/internal/runloop"
@@ -72,14 +71,10 @@ func (p *partitions) enlist(conn *amqpconn.Conn) error {
 }
 
 // count is how many processes there are; 0 when the broker does not tell.
-func (p *partitions) count(conn *amqpconn.Conn) (n int) {
-	err := conn.Try(func(ch *amqp.Channel) error {
-		q, err := ch.QueueDeclarePassive(p.base.cfg.members(), true, false, false, false, nil)
-		n = q.Consumers
-		return err
-	})
+func (p *partitions) count(conn *amqpconn.Conn) int {
+	q, err := conn.Count(p.base.cfg.members())
 	if err != nil {
 		return 0
 	}
-	return n
+	return q.Consumers
 }
