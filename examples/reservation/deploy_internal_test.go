@@ -15,9 +15,35 @@ import (
 // deployed matches the program's arguments: behind its name in a crontab, a unit or a configuration, and
 // as a list in a manifest or an image.
 var (
-	deployed = regexp.MustCompile(`(?m)^[^#;\n]*[ /=]reservation((?: [-a-z][^\n]*)?)$`)
+	deployed = regexp.MustCompile(`(?m)^[^#;\n][^#\n]*[ /=]reservation((?: [-a-z][^\n"]*)?)"?$`)
 	listed   = regexp.MustCompile(`(?:args: |CMD )(\[[^\]]*\])`)
 )
+
+// The environment that a deployed shop is given sets what the program reads, and nothing else.
+func TestDeployedEnvironment(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("deploy/reservation.env")
+	if err != nil {
+		t.Fatal(err)
+	}
+	given := map[string]string{}
+	for _, match := range regexp.MustCompile(`(?m)^([A-Z_]+)='([^']*)'$`).FindAllStringSubmatch(string(text), -1) {
+		given[match[1]] = match[2]
+	}
+	read := map[string]bool{}
+	_, err = parseConfig([]string{"-backend=services"}, func(name string) string {
+		read[name] = true
+		return given[name]
+	}, io.Discard)
+	if err != nil || len(given) != 4 {
+		t.Errorf("%d variables: %v", len(given), err)
+	}
+	for name := range given {
+		if !read[name] {
+			t.Errorf("the program does not read %s", name)
+		}
+	}
+}
 
 // What the files of deploy run is what the program takes.
 func TestDeployedFlags(t *testing.T) {
