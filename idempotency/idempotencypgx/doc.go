@@ -62,6 +62,12 @@
 // unknown COMMIT the search for the record waits 10 s. What travels with BEGIN or COMMIT has
 // the bounds of txretry.
 //
+// The look that travels with BEGIN runs ahead of the transaction, and so ahead of its lock
+// timeout, which could not bound its preparation on a new connection either. While somebody
+// holds the table under ACCESS EXCLUSIVE (VACUUM FULL, CLUSTER, most forms of ALTER TABLE) a
+// request waits for up to 20 s and gets 503. The deadline of its context ends that sooner, and
+// so does a lock_timeout of the role: with one of 1 s it is LOCK_TIMEOUT after six attempts.
+//
 // # Limits
 //
 // Work outside the transaction, such as a call to a payment provider, is not
