@@ -28,6 +28,10 @@ func (o *Operator) inbox() *cobra.Command {
 func (o *Operator) dead(kind, use, short string) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short, Args: noArguments}
 	from, selected := o.addFrom(cmd), o.addSelectFlags(cmd)
+	var after afterFlag
+	if kind == kindOutbox {
+		after = addAfter(cmd)
+	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		s, err := selected.selection(nil)
 		if err != nil {
@@ -37,11 +41,16 @@ func (o *Operator) dead(kind, use, short string) *cobra.Command {
 		if err != nil {
 			return err
 		}
+		if s.Behind, err = after.cursor(cmd, places); err != nil {
+			return err
+		}
 		if s.Limit == 0 {
 			s.Limit = listed
 		}
 		letters, failed := eachPlace(cmd.Context(), places, func(ctx context.Context, p place) ([]letter, error) { return p.list(ctx, s, false) })
-		return errors.Join(printLetters(cmd, letters), failed)
+		err = printLetters(cmd, letters)
+		printMore(cmd, places, letters, s.Limit)
+		return errors.Join(err, failed)
 	}
 	return cmd
 }

@@ -23,6 +23,7 @@ func (o *Operator) waiting(use, short string, parked bool) *cobra.Command {
 	cmd.Flags().StringVar(&f.Name, "name", "", "only messages of this `name`")
 	cmd.Flags().StringVar(&f.Key, "key", "", "only messages of this ordering `key`")
 	cmd.Flags().IntVar(&f.Limit, "limit", listed, "at most so many of each outbox")
+	after := addAfter(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if f.Limit < 1 {
 			return usagef("%s: --limit must be at least 1", cmd.CommandPath())
@@ -31,8 +32,13 @@ func (o *Operator) waiting(use, short string, parked bool) *cobra.Command {
 		if err != nil {
 			return err
 		}
+		if f.After, err = after.cursor(cmd, places); err != nil {
+			return err
+		}
 		letters, failed := eachPlace(cmd.Context(), places, func(ctx context.Context, p place) ([]letter, error) { return o.waitingAt(ctx, p.name, f) })
-		return errors.Join(printWaiting(cmd, letters), failed)
+		err = printWaiting(cmd, letters)
+		printMore(cmd, places, letters, f.Limit)
+		return errors.Join(err, failed)
 	}
 	return cmd
 }
@@ -48,7 +54,7 @@ func (o *Operator) waitingAt(ctx context.Context, name string, f outbox.WaitingF
 	return mapped(found, func(w outbox.Waiting) letter {
 		return letter{
 			From: name, ID: w.ID, Name: w.Name, Key: w.Key, Class: w.Class, Error: w.Error, Attempts: w.Attempts,
-			Transport: w.Transport, CreatedAt: told(w.CreatedAt), DueAt: told(w.DueAt), Unreadable: textOf(w.Unreadable),
+			Transport: w.Transport, CreatedAt: told(w.CreatedAt), DueAt: told(w.DueAt), Unreadable: textOf(w.Unreadable), Cursor: w.Cursor,
 		}
 	}), err
 }

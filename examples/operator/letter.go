@@ -41,6 +41,8 @@ type letter struct {
 	BodyBase64  string            `json:"body_base64,omitempty"` // of a body that is no text
 	// Unreadable says why the message is not complete.
 	Unreadable string `json:"unreadable,omitempty"`
+	// Cursor is where the list of an outbox goes on behind it.
+	Cursor string `json:"cursor,omitempty"`
 }
 
 // told is a time as JSON can tell it: another program may have written one that is beyond the year 9999, such as milliseconds
@@ -117,6 +119,8 @@ type selection struct {
 	ErrorContains string
 	After, Before time.Time
 	Limit         int
+	// Behind is the Cursor of a letter of an outbox, behind which a list begins. Only a list has it.
+	Behind string
 }
 
 // change is who changes dead letters, and how.

@@ -2,6 +2,7 @@ package operator
 
 import (
 	"context"
+	"errors"
 
 	"github.com/holdfast-go/holdfast/inbox"
 )
@@ -15,6 +16,9 @@ type inboxShelf struct {
 func (i inboxShelf) keepsLog() bool { return false }
 
 func (i inboxShelf) list(ctx context.Context, s selection, whole bool) ([]letter, error) {
+	if s.Behind != "" {
+		return nil, errors.New("the letters of a consumer have no order to go on in")
+	}
 	found, err := i.letters.List(ctx, inboxFilter(s))
 	return mapped(found, func(d inbox.DeadLetter) letter { return i.letter(d, whole) }), err
 }

@@ -24,7 +24,7 @@ func (o outboxShelf) letter(d outbox.DeadLetter, whole bool) letter {
 	l := letter{
 		From: o.name, ID: d.ID, Name: d.Name, Key: d.Key, Class: d.Class, Error: d.Error, Fingerprint: d.Fingerprint,
 		Attempts: d.Attempts, Transport: d.Transport, CreatedAt: told(d.CreatedAt), FailedAt: told(d.FailedAt), ContentType: d.ContentType,
-		Exchange: d.Route.Exchange, RoutingKey: d.Route.RoutingKey,
+		Exchange: d.Route.Exchange, RoutingKey: d.Route.RoutingKey, Cursor: d.Cursor,
 	}
 	if d.Unreadable != nil {
 		l.Unreadable = d.Unreadable.Error()
@@ -67,6 +67,6 @@ func (o outboxShelf) remove(ctx context.Context, s selection, c change) (int, er
 func outboxFilter(s selection) outbox.Filter {
 	return outbox.Filter{
 		IDs: s.IDs, Name: s.Name, Key: s.Key, Class: s.Class, Fingerprint: s.Group, ErrorContains: s.ErrorContains,
-		FailedAfter: s.After, FailedBefore: s.Before, Limit: s.Limit,
+		FailedAfter: s.After, FailedBefore: s.Before, Limit: s.Limit, After: s.Behind,
 	}
 }

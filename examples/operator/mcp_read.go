@@ -62,6 +62,7 @@ type asksWaiting struct {
 	Parked bool     `json:"parked,omitempty" jsonschema:"those that wait for their next attempt, in place of those that are ready"`
 	Name   string   `json:"name,omitempty" jsonschema:"only messages of this name"`
 	Key    string   `json:"key,omitempty" jsonschema:"only messages of this ordering key"`
+	After  string   `json:"after,omitempty" jsonschema:"of one outbox: go on behind the message with this cursor"`
 }
 
 func (a *agents) waiting(ctx context.Context, in asksWaiting) (found[letter], error) {
@@ -69,7 +70,10 @@ func (a *agents) waiting(ctx context.Context, in asksWaiting) (found[letter], er
 	if err != nil {
 		return found[letter]{}, err
 	}
-	f := outbox.WaitingFilter{Parked: in.Parked, Name: in.Name, Key: in.Key, Limit: mostForAgents}
+	f := outbox.WaitingFilter{Parked: in.Parked, Name: in.Name, Key: in.Key, Limit: mostForAgents, After: in.After}
+	if in.After != "" && len(places) != 1 {
+		return found[letter]{}, errors.New("after: say by from which outbox")
+	}
 	more := false
 	all, err := eachPlace(ctx, places, func(ctx context.Context, p place) ([]letter, error) {
 		of, err := a.o.waitingAt(ctx, p.name, f)

@@ -43,6 +43,7 @@ func (p *Page) parsePlan(v visit) (plan, error) {
 	if v.Form.Get("matching") != "" {
 		v.Form.Del("id") // what is marked is not asked for
 	}
+	v.Form.Del("after") // a page of a list is no choice
 	q, err := p.o.parseQuery(v.Form, "")
 	if err != nil {
 		return plan{}, err

@@ -24,7 +24,7 @@ type query struct {
 }
 
 // fields are those of a query, as forms and addresses carry them.
-var fields = []string{"from", "name", "key", "class", "group", "error", "since", "until", "limit", "id"}
+var fields = []string{"from", "name", "key", "class", "group", "error", "since", "until", "limit", "parked", "after", "id"}
 
 // parseQuery reads what was chosen, of the places of a kind or of all.
 func (o *Operator) parseQuery(form url.Values, kind string) (q query, err error) {
@@ -36,6 +36,7 @@ func (o *Operator) parseQuery(form url.Values, kind string) (q query, err error)
 	}
 	q.s = selection{
 		Name: q.Get("name"), Key: q.Get("key"), Class: q.Get("class"), Group: q.Get("group"), ErrorContains: q.Get("error"),
+		Behind: q.Get("after"),
 	}
 	if q.s.After, err = parseMoment(q.Get("since")); err != nil {
 		return q, fmt.Errorf("since: %w", err)

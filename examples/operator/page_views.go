@@ -23,6 +23,7 @@ func (p *Page) showStatus(v visit) {
 
 // asked is a view of what a query chooses.
 type asked struct {
+	View   string // its address
 	Query  query
 	Places []string // all that can be chosen
 	// Names and Classes are some that can be.
@@ -30,6 +31,10 @@ type asked struct {
 	Found          any
 	// More says that there may be more than what was found.
 	More bool
+	// Next is the cursor of the last that was found where all are of one outbox, and its list goes on behind it.
+	Next string
+	// First says that the list begins with its first.
+	First bool
 }
 
 // ask answers with what the query of a request finds.
@@ -52,7 +57,28 @@ func (p *Page) ask(v visit, name, heading, kind string, find func(context.Contex
 	}
 	p.known.learn(found)
 	names, classes := p.known.lists()
-	p.render(v, name, heading, asked{q, p.o.placeNames(kind), names, classes, found, more}, err)
+	shown := asked{View: name, Query: q, Places: p.o.placeNames(kind), Names: names, Classes: classes, Found: found, More: more, First: q.s.Behind == ""}
+	if more && len(q.places) == 1 {
+		shown.Next = lastCursor(found)
+	}
+	p.render(v, name, heading, shown, err)
+}
+
+// Several says that an outbox is among several places: alone its list would have a next page.
+func (a asked) Several() bool {
+	return len(a.Query.places) > 1 && slices.ContainsFunc(a.Query.places, func(p place) bool { return p.kind == kindOutbox })
+}
+
+// lastCursor is that of the last letter that was found; empty: there is none.
+func lastCursor(found any) string {
+	if waiting, ok := found.(waitingView); ok {
+		found = waiting.Letters
+	}
+	letters, _ := found.([]letter)
+	if len(letters) == 0 {
+		return ""
+	}
+	return letters[len(letters)-1].Cursor
 }
 
 // refusal is an error that is the whole answer.
@@ -95,7 +121,7 @@ func (p *Page) showLetters(v visit) {
 func (p *Page) showWaiting(v visit) {
 	parked := v.FormValue("parked") != ""
 	p.ask(v, "waiting", "Messages to be published", kindOutbox, func(ctx context.Context, q *query) (any, bool, error) {
-		f := outbox.WaitingFilter{Parked: parked, Name: q.s.Name, Key: q.s.Key, Limit: cmp.Or(q.s.Limit, listed)}
+		f := outbox.WaitingFilter{Parked: parked, Name: q.s.Name, Key: q.s.Key, Limit: cmp.Or(q.s.Limit, listed), After: q.s.Behind}
 		all, err := eachPlace(ctx, q.places, func(ctx context.Context, at place) ([]letter, error) { return p.o.waitingAt(ctx, at.name, f) })
 		return waitingView{parked, all}, len(all) >= f.Limit, err
 	})

@@ -85,7 +85,7 @@ func TestHundredThousandDeadLetters(t *testing.T) {
 	t.Run("outbox", func(t *testing.T) {
 		t.Parallel()
 		url := site(t, operator.Config{Outboxes: []operator.Outbox{{Store: postgresOutbox(t, letters)}}})
-		wantViews(t, url, ">100000<")
+		wantViews(t, url, ">100000<", "The oldest")
 		wantView(t, url+"letters?error=order+99999", "1 in all")
 		wantView(t, url+"preview?what=retry", `<span class="count">100000</span>`)
 		wantView(t, url+"preview?what=drop&name=order.kind-1", ">5000<")
@@ -93,17 +93,17 @@ func TestHundredThousandDeadLetters(t *testing.T) {
 	t.Run("consumer", func(t *testing.T) {
 		t.Parallel()
 		url := site(t, operator.Config{Consumers: []operator.Consumer{{Name: "billing", Consumer: rabbitConsumer(t, letters)}}})
-		wantViews(t, url, "unrecoverable 100000<")
-		wantView(t, url+"letters?name=order.kind-1", "The oldest 100.")
+		wantViews(t, url, "unrecoverable 100000<", "The first")
+		wantView(t, url+"letters?name=order.kind-1", "The first 100 that were found.")
 	})
 }
 
 // wantViews wants what is the same of an outbox and a consumer with 100,000 dead letters.
-func wantViews(t *testing.T, url, status string) {
+func wantViews(t *testing.T, url, status, begin string) {
 	t.Helper()
 	wantView(t, url, status)
-	wantView(t, url+"letters", "The oldest 100.")
-	wantView(t, url+"letters?limit=1000", "The oldest 1000.")
+	wantView(t, url+"letters", begin+" 100")
+	wantView(t, url+"letters?limit=1000", begin+" 1000")
 	wantView(t, url+"groups", `<span class="count">5000</span>`)
 }
 

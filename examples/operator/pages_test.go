@@ -1,0 +1,94 @@
+package operator_test
+
+import (
+	"html"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/examples/operator"
+)
+
+var after = regexp.MustCompile(`--after=(\S+)`)
+
+// The lists of an outbox tell how they go on, and end. A consumer's have no order to go on in.
+func TestListsGoOn(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.goesOn(t, "outbox", "dead")
+	if out := r.wants(t, 0, []string{"inbox", "dead", "--limit=2"}, "billing: the first 2 that were found"); after.MatchString(out) {
+		t.Errorf("inbox dead prints %q", out)
+	}
+	r.wants(t, 2, []string{"inbox", "dead", "--after=1"})
+	r.wants(t, 1, []string{"outbox", "dead", "--after=nonsense"})
+	r.wants(t, 0, []string{"retry", "--all", "--from=outbox"})
+	r.goesOn(t, "outbox", "pending")
+	r.cfg.Outboxes = append(r.cfg.Outboxes, operator.Outbox{Name: "second", Store: newRig(t).cfg.Outboxes[0].Store})
+	r.Operator = must(operator.New(r.cfg))(t)
+	for _, list := range []string{"dead", "pending", "parked"} {
+		r.wants(t, 2, []string{"outbox", list, "--after=1"})
+	}
+	if out := r.wants(t, 0, []string{"outbox", "dead", "--after=1", "--from=second"}, "no exchange b"); strings.Contains(out, "no exchange a") {
+		t.Errorf("behind the first of the second outbox are %s", out)
+	}
+}
+
+// goesOn goes through a list of a and b by pages of one.
+func (r *rig) goesOn(t *testing.T, list ...string) {
+	t.Helper()
+	first := r.wants(t, 0, append(list, "--limit=1"), r.ids["a"].String(), "--from=outbox --after=")
+	for page, args := range map[string][]string{"second": {"--limit=1"}, "long second": {"--from=outbox"}} {
+		second := r.wants(t, 0, append(append(list, after.FindString(first)), args...), r.ids["b"].String())
+		if strings.Contains(second, r.ids["a"].String()) || after.MatchString(second) != (page == "second") {
+			t.Errorf("the %s page is %s", page, second)
+		}
+		if page == "second" {
+			if third := r.wants(t, 0, append(list, "--limit=1", after.FindString(second))); third != "" {
+				t.Errorf("the third page is %s", third)
+			}
+		}
+	}
+	r.wants(t, 0, append(list, "--limit=1", "--json"), `"cursor": "`)
+}
+
+var next = regexp.MustCompile(`rel="next" href="([^"]*)"`)
+
+// The page of an outbox leads to the next one, and back to the first.
+func TestPageGoesOn(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, operator.PageConfig{Authorize: everything})
+	follow := func(body string) string {
+		t.Helper()
+		link := next.FindStringSubmatch(body)
+		if link == nil {
+			t.Fatalf("there is no next page: %s", body)
+		}
+		return html.UnescapeString(link[1])
+	}
+	first := s.get(t, "letters?from=outbox&limit=1", 200, "The oldest 1.", "no exchange a")
+	second := s.get(t, follow(first), 200, "1 more.", "no exchange b", "The first ones")
+	if strings.Contains(second, "no exchange a") || strings.Contains(second, `name="after"`) {
+		t.Errorf("the second page, whose form is about all that match, is %s", second)
+	}
+	s.get(t, follow(second), 200, "There is none.", "The first ones")
+	for _, address := range []string{"letters?limit=1", "letters?from=billing&limit=1"} {
+		if body := s.get(t, address, 200, "The first 1 that were found."); next.MatchString(body) {
+			t.Errorf("%s: %s", address, body)
+		}
+	}
+	s.get(t, "letters?from=billing&after=1", 200, "no order to go on in")
+	s.get(t, "preview?what=retry&from=outbox&after=1", 200, `<span class="count">2</span>`)
+
+	s.wants(t, 0, []string{"retry", "--all", "--from=outbox", "--rate=0.01"})
+	s.get(t, follow(s.get(t, "waiting?limit=1", 200, "key a")), 200, "There is none.")
+	s.get(t, follow(s.get(t, "waiting?parked=1&limit=1", 200, "key b")), 200, "There is none.", "Those that wait for their first")
+}
+
+func TestMCPGoesOn(t *testing.T) {
+	t.Parallel()
+	a := newAgent(t, operator.MCPConfig{Access: operator.Access{By: "ada", Change: true}})
+	a.tells(t, "letters", map[string]any{"from": []string{"outbox"}, "after": "1"}, "no exchange b", "!no exchange a", `"cursor":"2"`)
+	a.refuses(t, "letters", map[string]any{"after": "1"}, "from")
+	a.tells(t, "waiting", map[string]any{"from": []string{"outbox"}, "after": "x"}, "no cursor")
+	a.refuses(t, "drop", map[string]any{"from": []string{"outbox"}, "after": "1", "reason": "x"}, "choose by")
+}
