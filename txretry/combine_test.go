@@ -192,6 +192,24 @@ func TestCombinedAtBegin(t *testing.T) {
 	wantCounter(t, pool, 2)
 }
 
+// What each of the calls leaves for COMMIT is run with the COMMIT that they share.
+func TestCombinedAtCommit(t *testing.T) {
+	t.Parallel()
+	pool := newCounter(t)
+	leave := func(n int) func(ctx context.Context, tx pgx.Tx) error {
+		return func(_ context.Context, tx pgx.Tx) error {
+			if !txretry.AtCommit(tx, addSQL, n) {
+				t.Error("AtCommit refused")
+			}
+			return nil
+		}
+	}
+	if err := errors.Join(combined(t, newManager(t, pool, txretry.Config{}), leave(1), leave(10), leave(100))...); err != nil {
+		t.Error(err)
+	}
+	wantCounter(t, pool, 111)
+}
+
 // A fn that ends the transaction by a statement and then panics has an unknown outcome, too.
 func TestCombinedEndedThenPanics(t *testing.T) {
 	t.Parallel()

@@ -174,6 +174,20 @@ var bugs = []bug{
 		"c.outcome != driver.Committed {", "c.outcome == driver.Unknown {", suite("txretry", "^TestConformance$"),
 	},
 	{
+		"calls that share a COMMIT which failed hear that it committed", "txretry/combine.go",
+		"\t\tc.m.turns.putBack(c.opts.SerialKey, followers)\n",
+		"\t\tif res.phase == phaseCommit {\n\t\t\tc.outcome = driver.Committed\n\t\t} else {\n\t\t\tc.m.turns.putBack(c.opts.SerialKey, followers)\n\t\t}\n",
+		suite("txretry", "^TestConformance$"),
+	},
+	{
+		"what a failed call has done commits with the calls that shared its transaction", "txretry/combine.go",
+		"\t\tif next.ended != partDone {\n", "\t\tif next.ended == partGone {\n", suite("txretry", "^TestConformance$"),
+	},
+	{
+		"statements for COMMIT of calls that share it are lost", "txretry/combine.go",
+		"\t\tall = append(all, f.call.last.atCommit...)\n", "\t\t_ = f\n", suite("txretry", "^TestCombinedAtCommit$"),
+	},
+	{
 		"the lock timeout is not set", "txretry/begin.go",
 		"\tparts = appendTimeout(parts, \"lock_timeout\", k.lockTimeout)\n", "", suite("txretry", "^TestBeginMessage$"),
 	},
@@ -186,6 +200,10 @@ var bugs = []bug{
 		"\" WHERE \" + id + \" = ANY($1) AND \" + due,", "\" WHERE \" + id + \" = ANY($1)\",", suite("expiry/expirypgx", "^TestOnlyDueVersionsOfARowChange$"),
 	},
 	{
+		"a transaction does not heed that another one has its key", "idempotency/idempotencypgx/opening.go",
+		"at.locked = tag.RowsAffected() == 1", "at.locked = true", suite("idempotency/idempotencypgx", "^TestAttemptsClaimAnew$"),
+	},
+	{
 		"a key is released by whoever asks", "idempotency/idempotencyredis/release.lua",
 		"if redis.call('GET', KEYS[2]) ~= ARGV[1] then", "if false then", suite("idempotency/idempotencyredis", "^TestStore$"),
 	},
@@ -196,6 +214,10 @@ var bugs = []bug{
 	{
 		"a unit is given back twice", "ratelimit/taken.go",
 		"\tt.done = true\n", "", suite("ratelimit", "^TestSecondRefundChangesNothing$"),
+	},
+	{
+		"units that were taken ahead are given back, and spent all the same", "ratelimit/leased.go",
+		"\t\t\te.units = 0\n", "", suite("ratelimit", "^TestLeasedAgainstModel$"),
 	},
 	{
 		"limits are charged one by one", "ratelimit/ratelimitredis/decide.lua",
