@@ -27,7 +27,11 @@ func (o *Operator) status() *cobra.Command {
 		ctx, out := cmd.Context(), cmd.OutOrStdout()
 		var last status
 		for {
-			s := o.look(ctx)
+			look := o.look
+			if every == 0 {
+				look = o.lookForRates
+			}
+			s := look(ctx)
 			s.addRates(last)
 			last = s
 			if ctx.Err() != nil && every > 0 {
@@ -84,22 +88,54 @@ func (o *Operator) printStatus(cmd *cobra.Command, w io.Writer, s status) error 
 }
 
 func printOutboxes(w io.Writer, outboxes []outboxStatus) error {
-	t := newTable(w, "OUTBOX", "READY", "PARKED", "DEAD", "OLDEST")
+	t := newTable(w, "OUTBOX", "READY", "PARKED", "DEAD", "OLDEST", "STORED/S", "LEFT/S", "LANES", "BREAKERS")
 	for _, b := range outboxes {
 		if b.Error != "" {
-			t.row(b.Name, "?", "?", "?", "?")
+			t.row(b.Name, "?", "?", "?", "?", "?", "?", "?", "?")
 			continue
 		}
-		t.row(b.Name, b.Ready, b.Parked, b.Dead, age(b.OldestAge))
+		t.row(b.Name, b.Ready, b.Parked, b.Dead, age(b.OldestAge), perSecond(b.StoredRate), perSecond(b.LeftRate), b.lanes(), b.breakers())
 	}
 	return t.below(w)
 }
 
+// perSecond is a rate in a column; "-": it cannot be told.
+func perSecond(r *float64) string {
+	if r == nil {
+		return "-"
+	}
+	return rate(r)
+}
+
+// lanes are those that relays hold, and that one has lost.
+func (s outboxStatus) lanes() string {
+	if s.Doubtful == 0 {
+		return fmt.Sprintf("%d held", s.Leased)
+	}
+	return fmt.Sprintf("%d held, %d doubtful", s.Leased, s.Doubtful)
+}
+
+// breakers are those of the transports of this process.
+func (s outboxStatus) breakers() string {
+	var all []string
+	for _, t := range s.Transports {
+		one := t.Name + " " + t.State
+		if t.Window > 0 {
+			one += ", window " + percent(t.Window)
+		}
+		if t.Error != "" {
+			one += ": " + short(t.Error, 80)
+		}
+		all = append(all, one)
+	}
+	return cmp.Or(strings.Join(all, "; "), "of other processes")
+}
+
 func printConsumers(w io.Writer, consumers []consumerStatus) error {
-	t := newTable(w, "CONSUMER", "WAITING", "RETRYING", "DEAD", "OF CLASS")
+	t := newTable(w, "CONSUMER", "WAITING", "RETRYING", "PROCESSED/S", "DEAD", "OF CLASS")
 	for _, c := range consumers {
 		if c.Error != "" {
-			t.row(c.Name, "?", "?", "?", "")
+			t.row(c.Name, "?", "?", "?", "?", "")
 			continue
 		}
 		dead, classes := 0, []string(nil)
@@ -109,26 +145,38 @@ func printConsumers(w io.Writer, consumers []consumerStatus) error {
 				classes = append(classes, fmt.Sprintf("%s %d", class, n))
 			}
 		}
-		t.row(c.Name, c.Waiting, c.Retrying, dead, strings.Join(classes, ", "))
+		t.row(c.Name, c.Waiting, c.Retrying, perSecond(c.Rate), dead, strings.Join(classes, ", "))
 	}
 	return t.below(w)
 }
 
 // printWatched prints the limits, claims and connections that the service wants shown.
 func printWatched(w io.Writer, s status) error {
-	limits, claims, connections := newTable(w, "LIMIT", "KEY", "MAX", "PER", "REMAINING"), newTable(w, "KEYS", "IN FLIGHT"), newTable(w, "SERVER", "ROLE", "PROGRAM", "CONNECTIONS")
+	limits, claims := newTable(w, "LIMIT", "KEY", "MAX", "PER", "REMAINING", "MORE IN"), newTable(w, "KEYS", "IN FLIGHT")
 	for _, l := range s.Limits {
-		limits.row(l.Limit, cmp.Or(l.Key, "all callers"), l.Max, age(l.Window), l.Remaining)
+		more := age(l.Reset)
+		if l.Near() {
+			more += ", near its edge"
+		}
+		limits.row(l.Limit, cmp.Or(l.Key, "all callers"), l.Max, age(l.Window), l.Remaining, more)
 	}
 	for _, c := range s.Claims {
-		if c.Error == "" {
-			claims.row(c.Part, c.InFlight)
+		if c.Error != "" {
+			claims.row(c.Part, "?")
+			continue
 		}
+		claims.row(c.Part, c.InFlight)
 	}
+	connections := newTable(w, "SERVER", "ROLE", "PROGRAM", "CONNECTIONS")
 	for _, c := range s.Connections {
+		if c.Error != "" {
+			connections.row(c.Server, "?", "?", "?")
+			continue
+		}
 		for _, r := range c.Roles {
 			connections.row(c.Server, r.Role, r.Program, sumUp(r))
 		}
+		connections.row(c.Server, "all", "", c.Total())
 	}
 	return errors.Join(limits.below(w), claims.below(w), connections.below(w))
 }

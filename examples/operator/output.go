@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -88,6 +90,12 @@ func moment(at time.Time) string {
 	}
 	return at.UTC().Format(time.RFC3339)
 }
+
+// rate is how many a second.
+func rate(perSecond *float64) string { return strconv.FormatFloat(*perSecond, 'f', 1, 64) }
+
+// percent is a part of 1.
+func percent(part float64) string { return strconv.Itoa(int(math.Round(part*100))) + " %" }
 
 // span is a duration in a column.
 func span(d time.Duration) string {

@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"html/template"
 	"log/slog"
-	"math"
 	"net/http"
-	"strconv"
 	"strings"
 )
 
@@ -16,8 +14,7 @@ var templates = parseTemplates()
 func parseTemplates() map[string]*template.Template {
 	layout := template.Must(template.New("layout.html").Funcs(template.FuncMap{
 		"moment": moment, "age": age, "short": short, "plain": plain,
-		"rate":    func(perSecond *float64) string { return strconv.FormatFloat(*perSecond, 'f', 1, 64) },
-		"percent": func(part float64) string { return strconv.Itoa(int(math.Round(part*100))) + " %" },
+		"rate": rate, "percent": percent,
 		"letters": func(found []letter, mark bool) letterTable { return letterTable{found, mark} },
 	}).ParseFS(pageFiles, "page/layout.html", "page/parts.html"))
 	all := map[string]*template.Template{}

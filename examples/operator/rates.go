@@ -45,6 +45,27 @@ func transportsOf(ctx context.Context, relay *outbox.Relay) []transportStatus {
 	return all
 }
 
+// ratesApart is how far apart two looks are that tell a rate.
+const ratesApart = time.Second
+
+// lookForRates asks all parts, and the outboxes a second time, so that a single look tells rates, too.
+func (o *Operator) lookForRates(ctx context.Context) status {
+	s := o.look(ctx)
+	if !slices.ContainsFunc(s.Outboxes, func(b outboxStatus) bool { return b.Error == "" && b.Stored > 0 }) {
+		return s
+	}
+	select {
+	case <-time.After(ratesApart):
+	case <-ctx.Done():
+		return s
+	}
+	outboxes := Operator{cfg: Config{Outboxes: o.cfg.Outboxes}}
+	again := outboxes.look(ctx)
+	again.addRates(s)
+	s.At, s.Outboxes = again.At, again.Outboxes
+	return s
+}
+
 // addRates tells how many messages were stored and have left since an earlier look at the same parts.
 func (s *status) addRates(before status) {
 	passed := s.At.Sub(before.At).Seconds()

@@ -113,6 +113,14 @@ func (o *Operator) connected() []Server {
 	return slices.DeleteFunc(slices.Clone(o.cfg.Servers), func(s Server) bool { return s.Connections == nil })
 }
 
+// Total is how many are open, of those that the server takes.
+func (c connectionsStatus) Total() string {
+	if c.Most == 0 {
+		return fmt.Sprint(c.Open)
+	}
+	return fmt.Sprintf("%d of %d", c.Open, c.Most)
+}
+
 func sumUp(c Connections) string {
 	return fmt.Sprintf("%d active, %d in a transaction, %d idle", c.Active, c.Waiting, c.Idle)
 }

@@ -29,6 +29,7 @@ func TestStatusOfLimitsClaimsAndConnections(t *testing.T) {
 	must(keys.Begin(t.Context(), driver.NewClaim(driver.Key(idempotency.NewKey()), driver.FingerprintOf("a"))))(t)
 	r.cfg.Parts = append(r.cfg.Parts, operator.Part{Name: "keys", Part: keys})
 	down := errors.New("it is down")
+	r.cfg.Parts = append(r.cfg.Parts, operator.Part{Name: "broken", Part: uncounted{down}})
 	ping := func(context.Context) error { return nil }
 	r.cfg.Servers = []operator.Server{
 		{Name: "Postgres", Ping: ping, Connections: func(context.Context) ([]operator.Connections, int, error) {
@@ -37,10 +38,27 @@ func TestStatusOfLimitsClaimsAndConnections(t *testing.T) {
 		{Name: "Standby", Ping: ping, Connections: func(context.Context) ([]operator.Connections, int, error) { return nil, 0, down }},
 	}
 	r.Operator = must(operator.New(r.cfg))(t)
-	r.wants(t, 1, []string{"status"}, "user   grace        10   1m0s  1\nuser   all callers  10   1m0s  10\n", "keys  1\n", "relay  shop [2J  1 active, 2 in a transaction, 3 idle", "! Standby: it is down")
+	r.wants(t, 1, []string{"status"}, "grace        10   1m0s  1 ", ", near its edge\nuser   all callers  10   1m0s  10 ", "keys    1\n", "broken  ?\n",
+		"relay  shop [2J  1 active, 2 in a transaction, 3 idle", "all              6 of 100\n", "Standby   ?      ?         ?\n", "! broken: it is down", "! Standby: it is down")
 	r.wants(t, 1, []string{"status", "--json"}, `"in_flight": 1`, `"waiting": 2`)
 	s := serve(t, r, operator.PageConfig{})
 	s.get(t, "", 200, "1 of 10 in 1m0s, near its edge", "all callers", "keys1", "relayshop [2J123", "6 of 100 in all", "Standbyit is down")
+}
+
+// uncounted has claims in flight that it cannot count.
+type uncounted struct{ err error }
+
+func (u uncounted) InFlight(context.Context) (int, error) { return 0, u.err }
+
+// The status on a terminal tells what the page does of lanes, breakers and rates.
+func TestStatusOfWork(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.wants(t, 0, []string{"status"}, "outbox  0      0       2     0s      0.0       0.0     0 held  default closed\n", "billing   0        0         0.0          3     unrecoverable 3\n")
+	r.wants(t, 0, []string{"status", "--json"}, `"stored_per_second": 0`, `"left_per_second": 0`, `"processed_per_second": 0`, `"lanes_leased": 0`, `"state": "closed"`)
+	r.cfg.Outboxes[0].Relay = nil
+	r.Operator = must(operator.New(r.cfg))(t)
+	r.wants(t, 0, []string{"status"}, "0 held  of other processes\n")
 }
 
 // The page tells how many messages a second come and go, once it has looked twice.
