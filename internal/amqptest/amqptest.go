@@ -2,12 +2,9 @@
 package amqptest
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -48,11 +45,17 @@ func On(t testing.TB, rawURL, adminURL string) *Broker {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &Broker{VHost: "test-" + strings.ToLower(rand.Text()[:12]), admin: strings.TrimSuffix(adminURL, "/")}
+	b := &Broker{VHost: "test-" + strings.ToLower(rand.Text()[:12]), admin: adminURL}
 	u.Path = "/" + b.VHost
 	b.URL = u.String()
-	b.mustCall(t, http.MethodPut, "/api/vhosts/"+b.VHost, struct{}{}, nil)
-	t.Cleanup(func() { b.mustCall(t, http.MethodDelete, "/api/vhosts/"+b.VHost, nil, nil) })
+	if err := testenv.AddVHost(t.Context(), adminURL, b.VHost); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := testenv.RemoveVHost(context.WithoutCancel(t.Context()), adminURL, b.VHost); err != nil {
+			t.Fatal(err)
+		}
+	})
 	user := url.PathEscape(u.User.Username())
 	b.mustCall(t, http.MethodPut, "/api/permissions/"+b.VHost+"/"+user,
 		map[string]string{"configure": ".*", "write": ".*", "read": ".*"}, nil)
@@ -277,35 +280,5 @@ func (b *Broker) mustCall(t testing.TB, method, path string, in, out any) {
 
 // call asks the management API.
 func (b *Broker) call(ctx context.Context, method, path string, in, out any) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	var body io.Reader
-	if in != nil {
-		text, err := json.Marshal(in)
-		if err != nil {
-			return err
-		}
-		body = bytes.NewReader(text)
-	}
-	req, err := http.NewRequestWithContext(ctx, method, b.admin+path, body)
-	if err != nil {
-		return err
-	}
-	req.Close = true
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
-	if err != nil {
-		return err
-	}
-	if resp.StatusCode >= 300 {
-		return fmt.Errorf("amqptest: %s %s: %s: %s", method, path, resp.Status, text)
-	}
-	if out == nil {
-		return nil
-	}
-	return json.Unmarshal(text, out)
+	return testenv.Admin(ctx, b.admin, method, path, in, out)
 }

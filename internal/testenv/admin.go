@@ -8,19 +8,16 @@ import (
 	"io"
 	"net/http"
 	"strings"
-	"time"
 )
 
-const (
-	adminPatience = 30 * time.Second
-	longestAnswer = 16 << 20 // of the management API, in bytes
-)
+// longestAnswer bounds an answer of the management API, in bytes.
+const longestAnswer = 16 << 20
 
 // Admin calls RabbitMQ's management API: adminURL is that of Server.AdminURL or AMQPAdminURL, path begins with /api/.
 // In is sent as JSON, and the answer is read into out; nil stands for nothing. A status other than 2xx is an error.
-// A call takes at most 30 s, and keeps no connection.
+// A call takes at most Patience, and keeps no connection.
 func Admin(ctx context.Context, adminURL, method, path string, in, out any) error {
-	ctx, cancel := context.WithTimeout(ctx, adminPatience)
+	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
 	var body io.Reader
 	if in != nil {

@@ -192,20 +192,7 @@ func pingRabbitMQ(ctx context.Context, url string) error {
 }
 
 func pingManagement(ctx context.Context, adminURL string) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, adminURL+"/api/overview", nil)
-	if err != nil {
-		return err
-	}
-	req.Close = true
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("management API answers %s", resp.Status)
-	}
-	return nil
+	return Admin(ctx, adminURL, http.MethodGet, "/api/overview", nil, nil)
 }
 
 func (r *rabbitmq) stopSignal() syscall.Signal { return syscall.SIGTERM }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -278,21 +277,11 @@ func (d *director) history(ctx context.Context) (audit.History, error) {
 
 // deadLetters counts what consumers have given up: it lies in queues of their own.
 func (s *system) deadLetters(ctx context.Context) (int, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.broker.AdminURL()+"/api/queues", nil)
-	if err != nil {
-		return 0, err
-	}
-	req.Close = true
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return 0, err
-	}
-	defer resp.Body.Close()
 	var queues []struct {
 		Name     string
 		Messages int
 	}
-	if err := json.NewDecoder(resp.Body).Decode(&queues); err != nil {
+	if err := testenv.Admin(ctx, s.broker.AdminURL(), http.MethodGet, "/api/queues", nil, &queues); err != nil {
 		return 0, err
 	}
 	n := 0

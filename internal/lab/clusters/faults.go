@@ -224,7 +224,7 @@ func (h *house) member(queue string, leads bool) *testenv.Server {
 	defer cancel()
 	for _, s := range h.rabbit {
 		var q struct{ Leader string }
-		if askManagement(ctx, s.AdminURL()+"/api/queues/%2F/"+queue, &q) != nil || q.Leader == "" {
+		if askBroker(ctx, s, "/api/queues/%2F/"+queue, &q) != nil || q.Leader == "" {
 			continue
 		}
 		for i, host := range h.servers {

@@ -2,7 +2,6 @@ package faults_test
 
 import (
 	"context"
-	"encoding/json"
 	"net/http"
 	"net/url"
 	"sync"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxamqp"
 )
@@ -113,25 +113,9 @@ func (j relayJob) start(t testing.TB) (end func()) {
 func closeConnections(t testing.TB, admin string) {
 	t.Helper()
 	var open []struct{ Name string }
-	request(t, http.MethodGet, admin+"/api/connections", &open)
+	must(t, testenv.Admin(t.Context(), admin, http.MethodGet, "/api/connections", nil, &open))
 	for _, c := range open {
-		request(t, http.MethodDelete, admin+"/api/connections/"+url.PathEscape(c.Name), nil)
-	}
-}
-
-// request calls the management API. Not found is no fault: a connection may be gone by itself.
-func request(t testing.TB, method, address string, answer any) {
-	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), method, address, nil)
-	must(t, err)
-	resp, err := http.DefaultClient.Do(req)
-	must(t, err)
-	defer resp.Body.Close()
-	switch {
-	case resp.StatusCode == http.StatusNotFound:
-	case resp.StatusCode >= http.StatusMultipleChoices:
-		t.Fatalf("%s %s: %s", method, req.URL.Path, resp.Status)
-	case answer != nil:
-		must(t, json.NewDecoder(resp.Body).Decode(answer))
+		// One that ended by itself meanwhile answers 404.
+		_ = testenv.Admin(t.Context(), admin, http.MethodDelete, "/api/connections/"+url.PathEscape(c.Name), nil, nil)
 	}
 }

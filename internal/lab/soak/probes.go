@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -14,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/internal/lab/shop"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 const mib = 1 << 20
@@ -157,7 +157,7 @@ func queuesProbe(db *pgxpool.Pool, adminURL string, rate float64, hold time.Dura
 		note("outbox: messages that wait", waits, outbox)
 		note("holds that are overdue", waits, overdue)
 		var queues []struct{ Messages float64 }
-		err := ask(ctx, adminURL+"/api/queues", func(resp *http.Response) error { return json.NewDecoder(resp.Body).Decode(&queues) })
+		err := testenv.Admin(ctx, adminURL, http.MethodGet, "/api/queues", nil, &queues)
 		total := 0.0
 		for _, q := range queues {
 			total += q.Messages
@@ -174,7 +174,7 @@ func brokerProbe(adminURL string) probe {
 			Mem  float64 `json:"mem_used"`
 			Proc float64 `json:"proc_used"`
 		}
-		err := ask(ctx, adminURL+"/api/nodes", func(resp *http.Response) error { return json.NewDecoder(resp.Body).Decode(&nodes) })
+		err := testenv.Admin(ctx, adminURL, http.MethodGet, "/api/nodes", nil, &nodes)
 		if err == nil && len(nodes) != 1 {
 			err = fmt.Errorf("RabbitMQ has %d nodes", len(nodes))
 		}
