@@ -16,13 +16,19 @@ var ErrNotFound = errors.New("inbox: no such dead letter")
 // consumer may no longer remember whether they were processed; see Replay.Force.
 var ErrOutlived = errors.New("inbox: dead letters are older than what processed messages are remembered for")
 
+// ErrHeld is in the error of a call that saw a part of the dead letters: another session has the others
+// in hand, such as a replay that is paced, or has taken them meanwhile. What was seen is returned, or
+// done, and a later call sees what has come back. Of RabbitMQ only, which hands out each letter once.
+var ErrHeld = errors.New("inbox: a part of the dead letters only: another session holds the rest")
+
 // DeadLetters are the messages that a consumer has given up. A consumer's method DeadLetters
-// returns them. It may be used from many goroutines.
+// returns them. It may be used from many goroutines. Each method can fail with ErrHeld beside its result,
+// unless it has found all of Filter.IDs or as many as Filter.Limit.
 type DeadLetters interface {
 	// List returns the dead letters that the filter selects, bodies included, and leaves them
 	// where they are. Filter.Limit bounds the memory it takes; 0 means 100.
 	List(ctx context.Context, f Filter) ([]DeadLetter, error)
-	// Show returns the dead letter with the message id, or ErrNotFound.
+	// Show returns the dead letter with the message id, or ErrNotFound; ErrHeld where it may be among those not seen.
 	Show(ctx context.Context, id uuid.UUID) (DeadLetter, error)
 	// Count returns how many dead letters the filter selects.
 	Count(ctx context.Context, f Filter) (int, error)

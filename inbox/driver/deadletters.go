@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"time"
 
 	"github.com/google/uuid"
@@ -226,7 +227,8 @@ type walk struct {
 }
 
 // each goes through the dead letters of all classes. How many there are is asked first: what is
-// returned from one class may become a dead letter of a later one meanwhile.
+// returned from one class may become a dead letter of a later one meanwhile. Those that a session has in
+// hand are not counted, and may come back before the scan.
 func (l *deadLetters) each(ctx context.Context, w *walk) error {
 	if err := checkFilter(w.filter); err != nil {
 		return err
@@ -235,18 +237,35 @@ func (l *deadLetters) each(ctx context.Context, w *walk) error {
 	if err != nil {
 		return err
 	}
+	var held error
 	for _, depth := range depths {
-		if w.left = depth.Messages; w.over() {
+		w.left = depth.Messages
+		if depth.Held {
+			w.left = math.MaxInt
+		}
+		if w.over() {
 			continue
 		}
-		if err := l.letters.Scan(ctx, depth.Class, w.next, w.stays); err != nil {
+		err := l.letters.Scan(ctx, depth.Class, w.next, w.stays)
+		switch {
+		case errors.Is(err, inbox.ErrHeld):
+			held = err
+		case err != nil:
 			return err
 		}
 	}
-	return nil
+	if w.satisfied() {
+		return nil
+	}
+	return held
 }
 
 func (w *walk) over() bool { return w.left <= 0 || w.filter.Limit > 0 && w.taken >= w.filter.Limit }
+
+// satisfied reports whether all is found that was asked for, whatever there is besides.
+func (w *walk) satisfied() bool {
+	return w.filter.Limit > 0 && w.taken >= w.filter.Limit || len(w.filter.IDs) > 0 && w.taken >= len(w.filter.IDs)
+}
 
 func (w *walk) next(letter *inbox.DeadLetter) (Fate, error) {
 	if w.over() {

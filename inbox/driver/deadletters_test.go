@@ -24,6 +24,7 @@ type shelf struct {
 	returned []uuid.UUID
 	refuse   uuid.UUID // which cannot be returned or dropped
 	broken   error     // of Depths
+	held     string    // the class of which a session has some in hand
 	onReturn func(inbox.DeadLetter)
 }
 
@@ -34,9 +35,12 @@ func (s *shelf) Depths(context.Context) ([]driver.Depth, error) {
 	for _, d := range s.dead {
 		count[d.Class]++
 	}
+	if s.held != "" {
+		count[s.held] += 0
+	}
 	var depths []driver.Depth
 	for class, n := range count {
-		depths = append(depths, driver.Depth{Class: class, Messages: n})
+		depths = append(depths, driver.Depth{Class: class, Messages: n, Held: class == s.held})
 	}
 	slices.SortFunc(depths, func(a, b driver.Depth) int { return strings.Compare(a.Class, b.Class) })
 	return depths, s.broken
@@ -61,6 +65,9 @@ func (s *shelf) Scan(
 			continue
 		}
 		s.end(d, fate)
+	}
+	if class == s.held {
+		return inbox.ErrHeld
 	}
 	return nil
 }
@@ -168,6 +175,70 @@ func TestShow(t *testing.T) {
 	s.broken = errShut
 	if _, err := access(&s).Show(t.Context(), id); !errors.Is(err, errShut) {
 		t.Errorf("error %v", err)
+	}
+}
+
+// parkingLot is a driver.Parking of which only the letters are asked for.
+type parkingLot struct {
+	driver.Parking
+	s *shelf
+}
+
+func (p parkingLot) Depths(ctx context.Context) ([]driver.Depth, error) { return p.s.Depths(ctx) }
+
+func (p parkingLot) Scan(
+	ctx context.Context, class string, visit func(*inbox.DeadLetter) (driver.Fate, error), failed func(inbox.DeadLetter, error),
+) error {
+	return p.s.Scan(ctx, class, visit, failed)
+}
+
+// A call goes through all that can be seen, and says that it is a part; unless it has found what it was to find.
+func TestPartOfTheLetters(t *testing.T) {
+	t.Parallel()
+	parked := shelf{}
+	s := shelf{held: "a"}
+	ofClass := func(s *shelf, class string) uuid.UUID { return s.put(func(d *inbox.DeadLetter) { d.Class = class }) }
+	ofClass(&parked, "a")
+	later := ofClass(&s, "b")
+	l := driver.NewDeadLetters(driver.WithParked(&s, parkingLot{s: &parked}), driver.DefaultRetention, slog.New(slog.DiscardHandler))
+	for name, tt := range map[string]struct {
+		filter inbox.Filter
+		want   int
+		part   bool
+	}{
+		"all":                {inbox.Filter{}, 2, true},
+		"as many as wanted":  {inbox.Filter{Limit: 2}, 2, false},
+		"fewer than wanted":  {inbox.Filter{Limit: 3}, 2, true},
+		"the id":             {inbox.Filter{IDs: []uuid.UUID{later}}, 1, false},
+		"an id that is held": {inbox.Filter{IDs: []uuid.UUID{ids.New()}}, 0, true},
+	} {
+		wants := func(what string, n int, err error) {
+			t.Helper()
+			if n != tt.want || errors.Is(err, inbox.ErrHeld) != tt.part || !tt.part && err != nil {
+				t.Errorf("%s of %s: %d, error %v", what, name, n, err)
+			}
+		}
+		found, err := l.List(t.Context(), tt.filter)
+		wants("list", len(found), err)
+		n, err := l.Count(t.Context(), tt.filter)
+		wants("count", n, err)
+		dry, err := l.Replay(t.Context(), tt.filter, inbox.Replay{DryRun: true})
+		wants("dry run", dry.Returned, err)
+	}
+	if groups, err := l.Groups(t.Context(), inbox.Filter{}); len(groups) == 0 || !errors.Is(err, inbox.ErrHeld) {
+		t.Errorf("groups: %+v, error %v", groups, err)
+	}
+	if d, err := l.Show(t.Context(), later); d.Message.ID != later || err != nil {
+		t.Errorf("show: %+v, error %v", d, err)
+	}
+	if _, err := l.Show(t.Context(), ids.New()); !errors.Is(err, inbox.ErrHeld) {
+		t.Errorf("show of one that may be held: %v", err)
+	}
+	if n, err := l.Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"}); n.Returned != 2 || !errors.Is(err, inbox.ErrHeld) {
+		t.Errorf("replay: %+v, error %v", n, err)
+	}
+	if n, err := l.Remove(t.Context(), inbox.Filter{}, inbox.Removal{By: "test"}); n != 0 || !errors.Is(err, inbox.ErrHeld) {
+		t.Errorf("remove: %d, error %v", n, err)
 	}
 }
 

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -129,7 +130,7 @@ func sum(a, b Depth) Depth {
 	if a.Messages == 0 || b.Messages > 0 && b.Oldest.Before(oldest) {
 		oldest = b.Oldest
 	}
-	return Depth{Class: a.Class, Messages: a.Messages + b.Messages, Oldest: oldest}
+	return Depth{Class: a.Class, Messages: a.Messages + b.Messages, Held: a.Held || b.Held, Oldest: oldest}
 }
 
 // Scan implements Letters.
@@ -142,8 +143,9 @@ func (b bothLetters) Scan(
 		done = errors.Is(err, ErrDone)
 		return fate, err
 	}
-	if err := b.transport.Scan(ctx, class, noting, failed); err != nil || done {
-		return err
+	held := b.transport.Scan(ctx, class, noting, failed)
+	if held != nil && !errors.Is(held, inbox.ErrHeld) || done {
+		return held
 	}
-	return b.parked.Scan(ctx, class, visit, failed)
+	return cmp.Or(b.parked.Scan(ctx, class, visit, failed), held)
 }

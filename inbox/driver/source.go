@@ -166,6 +166,8 @@ const (
 type Depth struct {
 	Class    string
 	Messages int
+	// Held says that a session may have further ones in hand, which Messages leaves out.
+	Held bool
 	// Oldest is the time of the oldest one's last failure; zero when the transport cannot tell.
 	Oldest time.Time
 }
@@ -181,5 +183,8 @@ type Letters interface {
 	// to end it without one. A Return or Drop that fails concerns its letter: it is kept, and failed
 	// is called. One that would fail for all ends the scan as well. The body of a letter that returns
 	// may be replaced by visit; a transport that cannot send it so calls failed with ErrNotEditable.
+	//
+	// A scan that has come to its end and did not visit letters that another session has in hand returns
+	// inbox.ErrHeld. One that is cut off gives back what it has before it returns, as far as it can.
 	Scan(ctx context.Context, class string, visit func(*inbox.DeadLetter) (Fate, error), failed func(inbox.DeadLetter, error)) error
 }

@@ -36,6 +36,12 @@ func (s *source) Backlog(ctx context.Context) (b driver.Backlog, err error) {
 	return b, err
 }
 
+// depth is how many messages a queue holds. A missing queue is empty.
+func depth(conn *amqpconn.Conn, name string) (int, error) {
+	q, err := conn.Count(name)
+	return q.Messages, err
+}
+
 // Backlog implements driver.Measured.
 func (p *partitions) Backlog(ctx context.Context) (driver.Backlog, error) { return p.base.Backlog(ctx) }
 

@@ -33,11 +33,11 @@ func (l *letters) Depths(ctx context.Context) ([]driver.Depth, error) {
 	depths := make([]driver.Depth, len(l.classes))
 	err := amqpconn.Use(ctx, l.dial, l.timeout, func(conn *amqpconn.Conn) error {
 		for i, class := range l.classes {
-			n, err := depth(conn, l.queue(class))
+			q, err := conn.Count(l.queue(class))
 			if err != nil {
 				return err
 			}
-			depths[i] = driver.Depth{Class: class, Messages: n}
+			depths[i] = driver.Depth{Class: class, Messages: q.Messages, Held: q.Consumers > 0}
 		}
 		return nil
 	})
@@ -45,9 +45,3 @@ func (l *letters) Depths(ctx context.Context) ([]driver.Depth, error) {
 }
 
 func (l *letters) queue(class string) string { return driver.DeadLetterQueue(l.prefix, class) }
-
-// depth is how many messages a queue holds. A missing queue is empty.
-func depth(conn *amqpconn.Conn, name string) (int, error) {
-	q, err := conn.Count(name)
-	return q.Messages, err
-}

@@ -2,6 +2,7 @@ package inboxamqp
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,9 +23,14 @@ import (
 func (l *letters) Scan(
 	ctx context.Context, class string, visit func(*inbox.DeadLetter) (driver.Fate, error), failed func(inbox.DeadLetter, error),
 ) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	copies, end := l.publisher(ctx)
 	defer end()
-	return amqpconn.Use(ctx, l.dial, l.timeout, func(conn *amqpconn.Conn) error {
+	lasting, release := runloop.Detach(ctx, giveBackPatience)
+	defer release()
+	return amqpconn.Use(lasting, l.dial, l.timeout, func(conn *amqpconn.Conn) error {
 		s := scan{conn: conn, name: l.queue(class), class: class, returned: l.returned, symfony: l.symfony, copies: copies, visit: visit, failed: failed}
 		return s.run(ctx)
 	})
@@ -52,11 +58,20 @@ type scan struct {
 	window     int // of the consumer: letters that it may still be sent
 }
 
-// run visits the queue as far as it is filled at the beginning.
+// run visits the queue as far as it is filled at the beginning. A session with letters in hand is waited
+// for: as a rule it looks, as this one does, or has ended and the broker is about to notice.
 func (s *scan) run(ctx context.Context) (err error) {
-	filled, err := depth(s.conn, s.name)
-	if err != nil || filled == 0 {
+	q, err := s.until(ctx, func(q amqp.Queue) bool { return q.Consumers == 0 })
+	if err != nil {
 		return err
+	}
+	var held error
+	if q.Consumers > 0 {
+		held = inbox.ErrHeld
+	}
+	filled := q.Messages
+	if filled == 0 {
+		return held
 	}
 	if s.ch, err = s.conn.Channel(); err != nil {
 		return err
@@ -64,17 +79,17 @@ func (s *scan) run(ctx context.Context) (err error) {
 	defer func() {
 		// Closing the channel returns what is not acknowledged, and waits until the
 		// broker has read the acknowledgements.
-		if closeErr := s.conn.Within(s.ch.Close); err == nil {
-			err = closeErr
-		}
-		if err == nil {
-			err = s.awaitReturned(ctx, filled-s.removed)
-		}
+		closed := s.conn.Within(s.ch.Close)
+		err = cmp.Or(err, closed, s.awaitReturned(ctx, filled-s.removed))
 	}()
 	for n := range filled {
 		raw, found, err := s.next(ctx, n, filled-n)
-		if err != nil || !found {
+		if err != nil {
 			return err
+		}
+		if !found {
+			filled = n
+			return inbox.ErrHeld
 		}
 		if err := s.look(ctx, raw); err != nil {
 			if errors.Is(err, driver.ErrDone) {
@@ -83,12 +98,15 @@ func (s *scan) run(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	return nil
+	return held
 }
 
 // next takes the next message. When the window is used up another consumer has a new one. A quorum
 // queue takes back the messages of several in the order of their tags.
 func (s *scan) next(ctx context.Context, n, left int) (raw amqp.Delivery, found bool, err error) {
+	if err := ctx.Err(); err != nil {
+		return raw, false, err
+	}
 	if s.window == 0 {
 		if err := s.consume(fmt.Sprintf("scan-%08d", n), min(left, scanWindow)); err != nil {
 			return raw, false, err
@@ -101,19 +119,19 @@ func (s *scan) next(ctx context.Context, n, left int) (raw amqp.Delivery, found 
 	return raw, found, err
 }
 
+// consume begins before the consumer of before is cancelled: others know by a consumer that letters are in hand.
 func (s *scan) consume(tag string, window int) error {
 	return s.conn.Within(func() (err error) {
-		if s.tag != "" {
-			if err := s.ch.Cancel(s.tag, false); err != nil {
-				return err
-			}
-		}
 		if err := s.ch.Qos(window, 0, false); err != nil {
 			return err
 		}
+		before := s.tag
 		s.tag, s.window = tag, window
 		s.deliveries, err = s.ch.Consume(s.name, tag, false, false, false, false, nil)
-		return err
+		if err != nil || before == "" {
+			return err
+		}
+		return s.ch.Cancel(before, false)
 	})
 }
 
@@ -149,6 +167,9 @@ const (
 	countPatience  = 10 * time.Second
 	returnPoll     = 5 * time.Millisecond
 	deliveryPoll   = 100 * time.Millisecond
+
+	// giveBackPatience is how long a scan goes on whose context has ended, to give back what it has.
+	giveBackPatience = 2 * returnPatience
 )
 
 // await waits for a message. It is false where others have taken what was counted. RabbitMQ 4
@@ -186,15 +207,21 @@ func (s *scan) lost(found bool) error {
 }
 
 // awaitReturned waits until the queue counts so many messages again, or who looks right after this
-// scan would miss them. RabbitMQ 4 counts them too early: there await waits.
+// scan would miss them, also where ctx has ended. RabbitMQ 4 counts them too early: there await waits.
 func (s *scan) awaitReturned(ctx context.Context, want int) error {
+	_, err := s.until(context.WithoutCancel(ctx), func(q amqp.Queue) bool { return q.Messages >= want })
+	return err
+}
+
+// until asks for the counts of the queue until they fit, for returnPatience at most, and returns the last.
+func (s *scan) until(ctx context.Context, fit func(amqp.Queue) bool) (amqp.Queue, error) {
 	for end := time.Now().Add(returnPatience); ; {
-		n, err := depth(s.conn, s.name)
-		if err != nil || n >= want || time.Now().After(end) {
-			return err
+		q, err := s.conn.Count(s.name)
+		if err != nil || fit(q) || time.Now().After(end) {
+			return q, err
 		}
 		if err := runloop.Sleep(ctx, returnPoll); err != nil {
-			return err
+			return q, err
 		}
 	}
 }

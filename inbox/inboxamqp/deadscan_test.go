@@ -1,10 +1,18 @@
 package inboxamqp_test
 
 import (
+	"context"
+	"errors"
 	"testing"
 
+	"github.com/google/uuid"
+	amqp "github.com/rabbitmq/amqp091-go"
+
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // What is deleted makes room for further letters, of which none is passed over.
@@ -25,6 +33,138 @@ func TestRemoveSomeOfManyLetters(t *testing.T) {
 			for _, filter := range []inbox.Filter{{Name: "even"}, {}} {
 				if n, err := letters.Remove(t.Context(), filter, inbox.Removal{By: "test"}); n != each || err != nil {
 					t.Errorf("%+v: removed %d of %d, error %v", filter, n, each, err)
+				}
+			}
+		})
+	}
+}
+
+// hold takes so many letters as another session does, until the returned function is called.
+func hold(t *testing.T, b *amqptest.Broker, n int) (release func(), held []amqp.Delivery) {
+	t.Helper()
+	ch := b.Channel(t)
+	must(t, ch.Qos(n, 0, false))
+	deliveries, err := ch.Consume("failed.default", "", false, false, false, false, nil)
+	must(t, err)
+	for range n {
+		held = append(held, <-deliveries)
+	}
+	return func() { must(t, ch.Close()) }, held
+}
+
+// A look that cannot see what another session holds says so, and each call does what it can.
+func TestPartOfTheLetters(t *testing.T) {
+	t.Parallel()
+	for name, classic := range map[string]bool{"quorum": false, "classic": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const count, part = 10, 4
+			b := amqptest.New(t)
+			letters := afterSetup(t, b, config{Classic: classic}).DeadLetters()
+			for range count {
+				b.Publish(t, "", "failed.default", deadOrder(0))
+			}
+			awaitDepth(t, b, "failed.default", count)
+			release, held := hold(t, b, part)
+			wants := func(what string, got int, err error, want int, isPart bool) {
+				t.Helper()
+				if got != want || errors.Is(err, inbox.ErrHeld) != isPart || !isPart && err != nil {
+					t.Errorf("%s: %d, error %v; want %d, a part: %v", what, got, err, want, isPart)
+				}
+			}
+			found, err := letters.List(t.Context(), inbox.Filter{})
+			wants("list", len(found), err, count-part, true)
+			some, err := letters.List(t.Context(), inbox.Filter{Limit: 2})
+			wants("list of 2", len(some), err, 2, false)
+			n, err := letters.Count(t.Context(), inbox.Filter{})
+			wants("count", n, err, count-part, true)
+			groups, err := letters.Groups(t.Context(), inbox.Filter{})
+			wants("groups", groups[0].Count, err, count-part, true)
+			if _, err := letters.Show(t.Context(), uuid.MustParse(held[0].MessageId)); !errors.Is(err, inbox.ErrHeld) {
+				t.Errorf("show of one that is held: %v", err)
+			}
+			if _, err := letters.Show(t.Context(), found[0].Message.ID); err != nil {
+				t.Errorf("show of one that is seen: %v", err)
+			}
+			n, err = letters.Remove(t.Context(), inbox.Filter{Limit: 1}, inbox.Removal{By: "test"})
+			wants("remove 1", n, err, 1, false)
+			r, err := letters.Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"})
+			wants("replay", r.Returned, err, count-part-1, true)
+			n, err = letters.Count(t.Context(), inbox.Filter{})
+			wants("count of what is all held", n, err, 0, true)
+			release()
+			n, err = letters.Remove(t.Context(), inbox.Filter{}, inbox.Removal{By: "test"})
+			wants("remove what came back", n, err, part, false)
+			n, err = letters.Count(t.Context(), inbox.Filter{})
+			wants("count of none", n, err, 0, false)
+		})
+	}
+}
+
+// A scan that others take letters from while it goes on has seen a part, too.
+func TestLettersTakenMeanwhile(t *testing.T) {
+	t.Parallel()
+	const count = 120 // more than a scan is sent at once
+	b := amqptest.New(t)
+	c := afterSetup(t, b, config{})
+	for range count {
+		b.Publish(t, "", "failed.default", deadOrder(0))
+	}
+	awaitDepth(t, b, "failed.default", count)
+	seen := 0
+	err := inboxamqp.LettersOf(c).Scan(t.Context(), driver.ClassDefault, func(*inbox.DeadLetter) (driver.Fate, error) {
+		if seen++; seen == 1 {
+			hold(t, b, 30)
+		}
+		return driver.Keep, nil
+	}, func(inbox.DeadLetter, error) {})
+	if seen != count-30 || !errors.Is(err, inbox.ErrHeld) {
+		t.Errorf("%d of %d letters, error %v", seen, count, err)
+	}
+}
+
+// Who looks right after a scan that was cut off sees all.
+func TestLookAfterScanCutOff(t *testing.T) {
+	t.Parallel()
+	for name, classic := range map[string]bool{"quorum": false, "classic": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const count = 40
+			b := amqptest.New(t)
+			proxy := testenv.NewProxy(t, b.URL)
+			direct := afterSetup(t, b, config{Classic: classic})
+			cut := newConsumer(t, hasty(proxy.URL()), &recorder{}, config{Classic: classic})
+			for range count {
+				b.Publish(t, "", "failed.default", deadOrder(0))
+			}
+			awaitDepth(t, b, "failed.default", count)
+			ch := b.Channel(t) // is faster than a connection of its own
+			for range 10 {
+				for what, end := range map[string]func(cancel context.CancelFunc){
+					"context": func(cancel context.CancelFunc) { cancel() },
+					"network": func(context.CancelFunc) { proxy.CutConnections() },
+				} {
+					ctx, cancel := context.WithCancel(t.Context())
+					seen := 0
+					err := inboxamqp.LettersOf(cut).Scan(ctx, driver.ClassDefault, func(*inbox.DeadLetter) (driver.Fate, error) {
+						if seen++; seen == 3 {
+							end(cancel)
+						}
+						return driver.Keep, nil
+					}, func(inbox.DeadLetter, error) {})
+					cancel()
+					if what == "context" {
+						if !errors.Is(err, context.Canceled) {
+							t.Errorf("the scan ended with %v", err)
+						}
+						q, err := ch.QueueDeclarePassive("failed.default", true, false, false, false, nil)
+						if q.Messages != count || err != nil {
+							t.Errorf("%d of %d letters given back, error %v", q.Messages, count, err)
+						}
+					}
+					if n, err := direct.DeadLetters().Count(t.Context(), inbox.Filter{}); n != count || err != nil {
+						t.Errorf("after the end of the %s: %d of %d letters, error %v", what, n, count, err)
+					}
 				}
 			}
 		})

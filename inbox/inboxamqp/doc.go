@@ -124,6 +124,11 @@
 // the slot in CC, the expiration and the user id. Of more than 64 KiB of headers only ours and those that
 // name the message are kept. Consumer.DeadLetters lists, counts, returns and removes them.
 //
+// RabbitMQ hands out each letter once, and does not tell how many it has handed out. A look waits up to a
+// second while a queue of dead letters has another consumer. If that stays, a paced Replay for example, or if
+// the queue gives less than it has counted, the look is of a part, and its error is inbox.ErrHeld. What
+// somebody took with basic.get and has not settled is missed without a word.
+//
 // # Faults
 //
 // The consumer asks the broker every two seconds whether it is there, and connects anew when it

@@ -117,7 +117,9 @@ func (p *parking) Depths(ctx context.Context) (depths []inboxdriver.Depth, err e
 		if err != nil {
 			return err
 		}
-		depths, err = pgx.CollectRows(rows, pgx.RowToStructByPos[inboxdriver.Depth])
+		depths, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (d inboxdriver.Depth, err error) {
+			return d, row.Scan(&d.Class, &d.Messages, &d.Oldest)
+		})
 		return err
 	})
 	return depths, err

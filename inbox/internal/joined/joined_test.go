@@ -336,3 +336,34 @@ func TestLetters(t *testing.T) {
 		}
 	})
 }
+
+// held are dead letters of which another session has one in hand, and another one is there.
+type held struct{}
+
+func (held) Depths(context.Context) ([]driver.Depth, error) {
+	return []driver.Depth{{Class: "default", Messages: 1, Held: true}}, nil
+}
+
+func (held) Scan(_ context.Context, _ string, visit func(*inbox.DeadLetter) (driver.Fate, error), _ func(inbox.DeadLetter, error)) error {
+	if _, err := visit(&inbox.DeadLetter{}); errors.Is(err, driver.ErrDone) {
+		return nil
+	}
+	return inbox.ErrHeld
+}
+
+// A place of which a part cannot be seen does not hide the others.
+func TestPartOfTheLetters(t *testing.T) {
+	t.Parallel()
+	l := joined.Letters(held{}, held{})
+	if depths, err := l.Depths(t.Context()); len(depths) != 1 || depths[0].Messages != 2 || !depths[0].Held || err != nil {
+		t.Errorf("%+v, error %v", depths, err)
+	}
+	seen := 0
+	err := l.Scan(t.Context(), "default", func(*inbox.DeadLetter) (driver.Fate, error) {
+		seen++
+		return driver.Keep, nil
+	}, func(inbox.DeadLetter, error) {})
+	if seen != 2 || !errors.Is(err, inbox.ErrHeld) {
+		t.Errorf("%d letters, error %v", seen, err)
+	}
+}

@@ -36,6 +36,7 @@ func (l letters) Depths(ctx context.Context) ([]driver.Depth, error) {
 			sum.Oldest = depth.Oldest
 		}
 		sum.Messages += depth.Messages
+		sum.Held = sum.Held || depth.Held
 	}
 	return sums, nil
 }
@@ -50,10 +51,15 @@ func (l letters) Scan(
 		done = errors.Is(err, driver.ErrDone)
 		return fate, err
 	}
+	var held error
 	for _, place := range l {
-		if err := place.Scan(ctx, class, noting, failed); err != nil || done {
+		err := place.Scan(ctx, class, noting, failed)
+		if errors.Is(err, inbox.ErrHeld) {
+			held, err = err, nil
+		}
+		if err != nil || done {
 			return err
 		}
 	}
-	return nil
+	return held
 }
