@@ -19,8 +19,9 @@ func (o *Operator) retry() *cobra.Command {
 			"attempts forgotten. Mend first what made them fail. --body and --patch replace their bodies on the way; their ids stay,\n" +
 			"so that what was processed after all is not processed again.",
 	}
-	from, selected, changed := o.addFrom(cmd), o.addSelectFlags(cmd), addChangeFlags(cmd)
+	from, selected, changed := o.addFrom(cmd, ""), o.addSelectFlags(cmd, ""), addChangeFlags(cmd)
 	all := addAll(cmd)
+	cmd.ValidArgsFunction = o.completing("", groupSample)
 	cmd.Flags().Float64Var(&changed.c.PerSecond, "rate", 0, "at most so many a second (0: as fast as it goes)")
 	cmd.Flags().BoolVar(&changed.c.Force, "force", false, "also those that are older than the consumers' memory of what was processed: they may take effect twice")
 	edited := addEditFlags(cmd)
@@ -38,8 +39,9 @@ func (o *Operator) retry() *cobra.Command {
 // drop removes dead letters.
 func (o *Operator) drop() *cobra.Command {
 	cmd := &cobra.Command{Use: "drop [ID...]", Short: "Remove dead letters for ever"}
-	from, selected, changed := o.addFrom(cmd), o.addSelectFlags(cmd), addChangeFlags(cmd)
+	from, selected, changed := o.addFrom(cmd, ""), o.addSelectFlags(cmd, ""), addChangeFlags(cmd)
 	all := addAll(cmd)
+	cmd.ValidArgsFunction = o.completing("", groupSample)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return o.change(cmd, "drop", from, selected, changed, *all, args)
 	}

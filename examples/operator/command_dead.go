@@ -27,7 +27,7 @@ func (o *Operator) inbox() *cobra.Command {
 
 func (o *Operator) dead(kind, use, short string) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short, Args: noArguments}
-	from, selected := o.addFrom(cmd), o.addSelectFlags(cmd)
+	from, selected := o.addFrom(cmd, kind), o.addSelectFlags(cmd, kind)
 	var after afterFlag
 	if kind == kindOutbox {
 		after = addAfter(cmd)
@@ -88,7 +88,7 @@ func (o *Operator) groups() *cobra.Command {
 			"A kind is what the failures have in common: their class, the type of the error or its text without what changes, and the\n" +
 			"message's name. show tells more of its last one; retry --group and drop --group take all of a kind.",
 	}
-	from, selected := o.addFrom(cmd), o.addSelectFlags(cmd)
+	from, selected := o.addFrom(cmd, ""), o.addSelectFlags(cmd, "")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		s, err := selected.selection(nil)
 		if err != nil {
@@ -131,7 +131,8 @@ func (o *Operator) show() *cobra.Command {
 			return nil
 		},
 	}
-	from := o.addFrom(cmd)
+	from := o.addFrom(cmd, "")
+	cmd.ValidArgsFunction = first(o.completing("", groupSample))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		id, err := uuid.Parse(args[0])
 		if err != nil {

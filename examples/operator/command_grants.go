@@ -26,7 +26,7 @@ func (o *Operator) schemaGrants() *cobra.Command {
 	}
 	chosen := cmd.Flags().StringSlice("job", nil, "for this `job`, or several")
 	to := cmd.Flags().String("to", "", "the `role`, which must exist")
-	_ = cmd.RegisterFlagCompletionFunc("job", cobra.FixedCompletions(roleJobs, cobra.ShellCompDirectiveNoFileComp))
+	complete(cmd, "job", several(roleJobs))
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		switch {
 		case len(*chosen) == 0:

@@ -29,7 +29,7 @@ type limitState struct {
 
 func (o *Operator) limitsShow() *cobra.Command {
 	cmd := &cobra.Command{Use: "show KEY", Short: "Show what the caller of a key has left", Args: oneKey}
-	only := cmd.Flags().String("limit", "", "only the limit of this `name`")
+	only := o.addLimit(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		states, err := o.limitStates(cmd.Context(), *only, args[0])
 		if states == nil {
@@ -38,6 +38,19 @@ func (o *Operator) limitsShow() *cobra.Command {
 		return errors.Join(printLimits(cmd, states), err)
 	}
 	return cmd
+}
+
+// addLimit adds --limit to a command about the caller of a key, and completes both.
+func (o *Operator) addLimit(cmd *cobra.Command) *string {
+	var names, keys []string
+	for _, l := range o.cfg.Limiters {
+		names = append(names, mapped(l.Limits, func(limit ratelimit.Limit) string { return limit.Name })...)
+		keys = append(keys, l.Keys...)
+	}
+	only := cmd.Flags().String("limit", "", "only the limit of this `name`")
+	complete(cmd, "limit", among(names))
+	cmd.ValidArgsFunction = first(among(keys))
+	return only
 }
 
 // limitStates are what the caller of a key has left of the limits of a name, or of all. They are nil for
@@ -90,7 +103,7 @@ func printLimits(cmd *cobra.Command, states []limitState) error {
 
 func (o *Operator) limitsReset() *cobra.Command {
 	cmd := &cobra.Command{Use: "reset KEY", Short: "Forget what the caller of a key has used", Args: oneKey}
-	only := cmd.Flags().String("limit", "", "only the limit of this `name`")
+	only := o.addLimit(cmd)
 	flags := addChangeFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		c, err := flags.change()

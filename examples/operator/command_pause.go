@@ -27,9 +27,7 @@ type turned struct {
 func (o *Operator) turning(what, short, more string) *cobra.Command {
 	cmd := &cobra.Command{Use: what + " NAME...", Short: short, Long: short + ".\n\n" + more}
 	flags := addChangeFlags(cmd)
-	for _, p := range o.pausables() {
-		cmd.ValidArgs = append(cmd.ValidArgs, p.name)
-	}
+	cmd.ValidArgsFunction = among(mapped(o.pausables(), func(p pausable) string { return p.name }))
 	cmd.RunE = func(cmd *cobra.Command, names []string) error {
 		c, err := flags.change()
 		if err != nil {

@@ -23,6 +23,13 @@ func (o *Operator) relay() *cobra.Command {
 	var memory size
 	cmd.Flags().Var(&memory, "memory-limit", "end when the process holds more `bytes`, such as 256M (0: never)")
 	from := cmd.Flags().String("from", "", "the `outbox`, where there are several")
+	var relayed []string
+	for _, b := range o.cfg.Outboxes {
+		if b.Relay != nil {
+			relayed = append(relayed, b.Name)
+		}
+	}
+	complete(cmd, "from", among(relayed))
 	dry := cmd.Flags().Bool("dry-run", false, "only tell how many messages are ready; 100,000 are counted at most")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if *limit < 1 {
@@ -91,6 +98,13 @@ func (o *Operator) sweep() *cobra.Command {
 		Long: "Expire what is overdue, once. It exits with 1 when rows fail by themselves: they are poisoned.",
 	}
 	from := cmd.Flags().String("from", "", "the `sweep`, where there are several (default: all)")
+	var swept []string
+	for _, w := range o.cfg.Sweeps {
+		if w.Sweeper != nil {
+			swept = append(swept, w.Name)
+		}
+	}
+	complete(cmd, "from", among(swept))
 	dry := cmd.Flags().Bool("dry-run", false, "only tell how much is overdue")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		var chosen []Sweep

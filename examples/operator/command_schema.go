@@ -32,7 +32,8 @@ func (o *Operator) schemaPrint() *cobra.Command {
 	dir := cmd.Flags().String("dir", "", "the `folder` of the tool's files")
 	down := cmd.Flags().Bool("down", false, "print what removes the tables, and all that is in them")
 	dry := cmd.Flags().Bool("dry-run", false, "only tell which files would be written")
-	_ = cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions(append(tools, "sql"), cobra.ShellCompDirectiveNoFileComp))
+	complete(cmd, "format", among(append(tools, "sql")))
+	_ = cmd.MarkFlagDirname("dir") // it is there
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		files := schemaTools[*tool]
 		switch {

@@ -18,12 +18,14 @@ type lister interface {
 // waiting lists messages that are not published.
 func (o *Operator) waiting(use, short string, parked bool) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short, Args: noArguments}
-	from := o.addFrom(cmd)
+	from := o.addFrom(cmd, kindOutbox)
 	f := outbox.WaitingFilter{Parked: parked}
 	cmd.Flags().StringVar(&f.Name, "name", "", "only messages of this `name`")
 	cmd.Flags().StringVar(&f.Key, "key", "", "only messages of this ordering `key`")
 	cmd.Flags().IntVar(&f.Limit, "limit", listed, "at most so many of each outbox")
 	after := addAfter(cmd)
+	complete(cmd, "name", o.completingWaiting(parked, func(l letter) string { return l.Name }))
+	complete(cmd, "key", o.completingWaiting(parked, func(l letter) string { return l.Key }))
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if f.Limit < 1 {
 			return usagef("%s: --limit must be at least 1", cmd.CommandPath())

@@ -1,10 +1,8 @@
 package operator
 
 import (
-	"context"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"os/user"
 	"slices"
@@ -25,7 +23,8 @@ type selectFlags struct {
 	since, until string
 }
 
-func (o *Operator) addSelectFlags(cmd *cobra.Command) *selectFlags {
+// addSelectFlags adds them to a command about the places of a kind, or about all.
+func (o *Operator) addSelectFlags(cmd *cobra.Command, kind string) *selectFlags {
 	f := &selectFlags{}
 	flags := cmd.Flags()
 	flags.StringVar(&f.s.Name, "name", "", "only messages of this `name`")
@@ -36,35 +35,10 @@ func (o *Operator) addSelectFlags(cmd *cobra.Command) *selectFlags {
 	flags.StringVar(&f.since, "since", "", "only failures since this `time`: 2h for two hours ago, or 2026-01-02T15:04:05Z")
 	flags.StringVar(&f.until, "until", "", "only failures before this `time`")
 	flags.IntVar(&f.s.Limit, "limit", 0, "at most so many of each place (of groups: so many groups)")
-	for flag, value := range map[string]func(group) string{
-		"name":  func(g group) string { return plain(g.Sample.Name) },
-		"class": func(g group) string { return plain(g.Sample.Class) },
-		"group": func(g group) string { return g.ID + "\t" + plain(short(g.Sample.Error, 60)) },
-	} {
-		_ = cmd.RegisterFlagCompletionFunc(flag, o.completing(value))
+	for flag, value := range groupValues {
+		complete(cmd, flag, o.completing(kind, value))
 	}
 	return f
-}
-
-// completeTimeout bounds the look for what completes a flag: somebody has pressed a key.
-const completeTimeout = 3 * time.Second
-
-// completing completes a flag with what the dead letters of the places that answer in time have of it.
-func (o *Operator) completing(value func(group) string) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, _ []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
-		ctx, cancel := context.WithTimeout(cmd.Context(), completeTimeout)
-		defer cancel()
-		from, _ := cmd.Flags().GetStringSlice("from")
-		places, _ := o.chosen(&placeFlag{from}, "") // what is no place completes nothing
-		found, _ := eachPlace(ctx, places, func(ctx context.Context, at place) ([]group, error) { return at.groups(ctx, selection{}) })
-		values := map[string]bool{}
-		for _, g := range found {
-			if text := value(g); strings.HasPrefix(text, begun) {
-				values[text] = true
-			}
-		}
-		return slices.Sorted(maps.Keys(values)), cobra.ShellCompDirectiveNoFileComp
-	}
 }
 
 // selection is what the flags and the ids choose.
@@ -145,14 +119,17 @@ func (s selection) chooses() bool { return s.String() != "--all" }
 // placeFlag is --from.
 type placeFlag struct{ names []string }
 
-func (o *Operator) addFrom(cmd *cobra.Command) *placeFlag {
+// addFrom adds it to a command about the places of a kind, or about all.
+func (o *Operator) addFrom(cmd *cobra.Command, kind string) *placeFlag {
 	f := &placeFlag{}
-	var known []string
-	for _, p := range o.places() {
-		known = append(known, p.name)
+	known := o.placeNames(kind)
+	usage := "only of this `place`: " + strings.Join(known, ", ")
+	if kind == "" {
+		usage += ", or all outboxes (outbox) or consumers (inbox)"
+		known = append(known, kindOutbox, kindInbox)
 	}
-	cmd.Flags().StringSliceVar(&f.names, "from", nil, "only of this `place`: "+strings.Join(known, ", ")+", or all outboxes (outbox) or consumers (inbox)")
-	_ = cmd.RegisterFlagCompletionFunc("from", cobra.FixedCompletions(append(known, kindOutbox, kindInbox), cobra.ShellCompDirectiveNoFileComp))
+	cmd.Flags().StringSliceVar(&f.names, "from", nil, usage)
+	complete(cmd, "from", several(known))
 	return f
 }
 

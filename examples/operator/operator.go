@@ -73,6 +73,7 @@ func (o *Operator) Command() *cobra.Command {
 	)
 	quiet(root)
 	strict(root)
+	noFiles(root)
 	return root
 }
 

@@ -81,10 +81,6 @@ func TestMistakesInTheCommandLine(t *testing.T) {
 	for _, shell := range []string{"bash", "zsh", "fish"} {
 		r.wants(t, 0, []string{"completion", shell}, "holdfast")
 	}
-	r.wants(t, 0, []string{"__complete", "retry", "--from", ""}, "billing")
-	r.wants(t, 0, []string{"__complete", "drop", "--class", "un"}, "unrecoverable\n")
-	r.wants(t, 0, []string{"__complete", "groups", "--from=outbox", "--name", ""}, "a\nb\n:")
-	r.wants(t, 0, []string{"__complete", "outbox", "dead", "--group", ""}, "\tno handler for c", "\toutbox: publish: permanent: no exchange a")
 }
 
 // Below the root of another program, errors are that program's to print.

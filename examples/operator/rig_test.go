@@ -44,6 +44,7 @@ type rig struct {
 	take    func(*testing.T)  // has the consumer take what the broker holds
 	sent    map[string]string // bodies of what was published, by name
 	mended  bool
+	write   func(name string, notBefore time.Time) // stores a message in the outbox
 }
 
 // published mends what fails, publishes what waits and returns the body of a message.
@@ -69,18 +70,18 @@ func newRig(t *testing.T) *rig {
 	})
 	relay := must(outbox.NewRelay(store, publisher, outbox.RelayConfig{Retry: outbox.RetryPolicy{MaxAttempts: 1}, Logger: quiet}))(t)
 	r.relay = relay
-	write := func(name string) {
+	r.write = func(name string, notBefore time.Time) {
 		t.Helper()
 		m := must(outbox.NewMessage(name, map[string]string{"secret": name}))(t)
-		m.Key, m.Headers = "key "+name, map[string]string{"tenant": "x"}
+		m.Key, m.Headers, m.NotBefore = "key "+name, map[string]string{"tenant": "x"}, notBefore
 		if name == "b" {
 			m.ContentType, m.Body = "text/plain", []byte("clears the screen:\x1b[2J")
 		}
 		r.ids[name] = m.ID
 		check(t, manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error { return store.Write(ctx, tx, m) }))
 	}
-	write("a")
-	write("b")
+	r.write("a", time.Time{})
+	r.write("b", time.Time{})
 	_, err := relay.Drain(t.Context(), outbox.Bounds{})
 	check(t, err)
 

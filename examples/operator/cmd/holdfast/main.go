@@ -51,6 +51,9 @@ func run(ctx context.Context, args []string, getenv func(string) string, stdout,
 	}
 	root := o.Command()
 	root.PersistentFlags().String("config", "", "the `file` of what the service has (default: HOLDFAST_CONFIG, or "+defaultConfig+")")
+	if err := root.MarkPersistentFlagFilename("config", "yaml", "yml"); err != nil {
+		return fail(err)
+	}
 	return operator.Execute(ctx, root, args, stdout, stderr)
 }
 

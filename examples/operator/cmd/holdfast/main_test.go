@@ -116,6 +116,9 @@ func TestProgram(t *testing.T) {
 	wants(0, "100", "limits", "show", "ada")
 	wants(0, "gate         free", "idempotency", "show", "order-1", "--scope=ada")
 	wants(2, "there is no sweeper", "sweep")
+	wants(0, "all\nuser\n:4\n", "__complete", "limits", "show", "ada", "--limit", "")
+	wants(0, "billing\ninbox\noutbox\n:4\n", "__complete", "retry", "--from", "")
+	wants(0, "yaml\nyml\n:8\n", "__complete", "status", "--config", "")
 
 	store, err := outboxpgx.New(pool, outboxpgx.Config{})
 	must(t, err)

@@ -1,0 +1,120 @@
+package operator
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/holdfast-go/holdfast/outbox"
+)
+
+// completeTimeout bounds the look for what completes a word: somebody has pressed a key.
+const completeTimeout = 3 * time.Second
+
+// complete says what completes the value of a flag.
+func complete(cmd *cobra.Command, flag string, with cobra.CompletionFunc) {
+	_ = cmd.RegisterFlagCompletionFunc(flag, with) // the flag is there, and has none yet
+}
+
+// noFiles has nothing completed where nothing else is: by themselves shells complete the names of files.
+func noFiles(cmd *cobra.Command) {
+	for _, child := range cmd.Commands() {
+		noFiles(child)
+	}
+	if cmd.ValidArgsFunction == nil {
+		cmd.ValidArgsFunction = cobra.NoFileCompletions
+	}
+	cmd.LocalFlags().VisitAll(func(flag *pflag.Flag) {
+		_, completed := cmd.GetFlagCompletionFunc(flag.Name)
+		file := flag.Name == "body" || flag.Annotations[cobra.BashCompSubdirsInDir] != nil
+		if !completed && !file {
+			complete(cmd, flag.Name, cobra.NoFileCompletions)
+		}
+	})
+}
+
+// among completes what is one of some, and not given yet.
+func among(known []string) cobra.CompletionFunc {
+	return func(_ *cobra.Command, given []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		return completions(begun, given, known)
+	}
+}
+
+// several completes each of a list that is parted by commas.
+func several(known []string) cobra.CompletionFunc {
+	return func(_ *cobra.Command, _ []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		at := strings.LastIndex(begun, ",") + 1
+		found, directive := completions(begun[at:], strings.Split(begun[:at], ","), known)
+		return mapped(found, func(one cobra.Completion) cobra.Completion { return begun[:at] + one }), directive
+	}
+}
+
+// first completes the first argument alone.
+func first(with cobra.CompletionFunc) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, given []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		if len(given) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return with(cmd, given, begun)
+	}
+}
+
+// completions are those of the known texts that begin so, each once, without what was given. Behind a tab a text has what is
+// shown beside it.
+func completions(begun string, given, known []string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	values := map[string]bool{}
+	for _, text := range known {
+		text = strings.ReplaceAll(text, "\n", " ")
+		word, _, _ := strings.Cut(text, "\t")
+		if word != "" && strings.HasPrefix(word, begun) && !slices.Contains(given, word) {
+			values[text] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(values)), cobra.ShellCompDirectiveNoFileComp
+}
+
+// groupValues complete the flags that choose dead letters with what groups of them have.
+var groupValues = map[string]func(group) string{
+	"name":  func(g group) string { return plain(g.Sample.Name) },
+	"key":   func(g group) string { return plain(g.Sample.Key) },
+	"class": func(g group) string { return plain(g.Sample.Class) },
+	"group": func(g group) string { return g.ID + "\t" + plain(short(g.Sample.Error, 60)) },
+}
+
+// groupSample completes an id: that of the last one of each kind.
+func groupSample(g group) string {
+	return g.Sample.ID.String() + "\t" + plain(g.Sample.Name+": "+short(g.Sample.Error, 60))
+}
+
+// completing completes with what the dead letters have of the places of a kind, or of all, that answer in time.
+func (o *Operator) completing(kind string, value func(group) string) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, given []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		groups := completeFrom(o, cmd, kind, func(ctx context.Context, at place) ([]group, error) { return at.groups(ctx, selection{}) })
+		return completions(begun, given, mapped(groups, value))
+	}
+}
+
+// completingWaiting completes with what the first messages have that outboxes hold.
+func (o *Operator) completingWaiting(parked bool, value func(letter) string) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, given []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		letters := completeFrom(o, cmd, kindOutbox, func(ctx context.Context, at place) ([]letter, error) {
+			return o.waitingAt(ctx, at.name, outbox.WaitingFilter{Parked: parked, Limit: maxPerPage})
+		})
+		return completions(begun, given, mapped(letters, func(l letter) string { return plain(value(l)) }))
+	}
+}
+
+// completeFrom asks the places that --from names, as far as they answer in time.
+func completeFrom[T any](o *Operator, cmd *cobra.Command, kind string, ask func(context.Context, place) ([]T, error)) []T {
+	ctx, cancel := context.WithTimeout(cmd.Context(), completeTimeout)
+	defer cancel()
+	from, _ := cmd.Flags().GetStringSlice("from")
+	places, _ := o.chosen(&placeFlag{from}, kind) // what is no place completes nothing
+	found, _ := eachPlace(ctx, places, ask)
+	return found
+}

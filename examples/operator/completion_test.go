@@ -1,0 +1,115 @@
+package operator_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/holdfast-go/holdfast/examples/operator"
+	"github.com/holdfast-go/holdfast/ratelimit"
+)
+
+// What the commands complete, by what is typed before. An argument or a flag that is not here completes nothing.
+func completed() map[string]string {
+	const (
+		names, classes = "a\nb\nc\nd\n", "permanent\nunrecoverable\n"
+		jobs           = "consume\nidempotency\noperate\nrelay\nsweep\nwrite\n"
+	)
+	want := map[string]string{
+		"pause": "billing\noutbox\n", "resume": "billing\noutbox\n",
+		"limits show": "ada\n", "limits reset": "ada\n", "limits show --limit": "all\nuser\n", "limits reset --limit": "all\nuser\n",
+		"relay --from": "outbox\n", "sweep --from": "holds\n",
+		"outbox pending --from": "outbox\n", "outbox pending --name": "ready\n", "outbox pending --key": "key ready\n",
+		"outbox parked --from": "outbox\n", "outbox parked --name": "parked\n", "outbox parked --key": "key parked\n",
+		"schema grants --job": jobs, "schema print --format": "atlas\ngolang-migrate\ngoose\nsql\n",
+		"outbox dead --from": "outbox\n", "outbox dead --name": "a\nb\n", "outbox dead --key": "key a\nkey b\n", "outbox dead --class": "permanent\n",
+		"inbox dead --from": "billing\n", "inbox dead --name": "c\nd\n", "inbox dead --class": "unrecoverable\n",
+	}
+	for _, cmd := range []string{"groups", "retry", "drop"} {
+		want[cmd+" --from"], want[cmd+" --name"], want[cmd+" --class"], want[cmd+" --key"] = "billing\ninbox\noutbox\n", names, classes, "key a\nkey b\n"
+	}
+	want["show --from"] = want["retry --from"]
+	return want
+}
+
+func TestEveryCommandCompletes(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.cfg.Limiters[0].Keys = []string{"", "ada"}
+	r.cfg.Limiters = append(r.cfg.Limiters, operator.Limiter{Name: "more", Limiter: r.limiter, Limits: []ratelimit.Limit{{Name: "all", Max: 1}}})
+	r.Operator = must(operator.New(r.cfg))(t)
+	r.write("ready", time.Time{})
+	r.write("parked", time.Now().Add(time.Hour))
+	want := completed()
+	asked := map[string]bool{}
+	ask := func(path string) {
+		t.Helper()
+		asked[path] = true
+		out := r.wants(t, 0, append([]string{"__complete"}, append(strings.Fields(path), "")...))
+		switch path {
+		case "show", "retry", "drop":
+			if !strings.Contains(out, r.ids["a"].String()+"\ta: outbox: publish: permanent: no exchange a\n") || !strings.HasSuffix(out, "\n:4\n") {
+				t.Errorf("%s: completes %q", path, out)
+			}
+		case "outbox dead --group", "groups --group", "retry --group", "drop --group":
+			if !strings.Contains(out, "\toutbox: publish: permanent: no exchange a\n") || strings.Contains(out, "no handler for c") == (path == "outbox dead --group") {
+				t.Errorf("%s: completes %q", path, out)
+			}
+		case "inbox dead --group":
+			if !strings.Contains(out, "\tno handler for c") || strings.Contains(out, "no exchange") {
+				t.Errorf("%s: completes %q", path, out)
+			}
+		case "retry --body":
+			wantCompleted(t, path, out, ":0\n") // any file
+		case "schema print --dir":
+			wantCompleted(t, path, out, ":16\n") // folders
+		default:
+			wantCompleted(t, path, out, want[path]+":4\n")
+		}
+	}
+	eachCommand(r.Command(), func(path string, cmd *cobra.Command) {
+		ask(path)
+		cmd.LocalFlags().VisitAll(func(flag *pflag.Flag) {
+			if flag.NoOptDefVal == "" {
+				ask(path + " --" + flag.Name)
+			}
+		})
+	})
+	for path := range want {
+		if !asked[path] {
+			t.Errorf("there is no %s", path)
+		}
+	}
+	for typed, want := range map[string]string{
+		"pause outbox|": "billing\n", "pause bi": "billing\n", "show 1|": "", "limits show ada|": "", "retry --from outbox,": "outbox,billing\noutbox,inbox\n",
+		"schema grants --job relay,w": "relay,write\n", "drop --class un": "unrecoverable\n", "groups --from=outbox --name|": "a\nb\n",
+	} {
+		args := append([]string{"__complete"}, strings.Fields(strings.TrimSuffix(typed, "|"))...)
+		if strings.HasSuffix(typed, "|") {
+			args = append(args, "")
+		}
+		wantCompleted(t, typed, r.wants(t, 0, args), want+":4\n")
+	}
+}
+
+func wantCompleted(t *testing.T, typed, got, want string) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s completes %q, want %q", typed, got, want)
+	}
+}
+
+// eachCommand visits those that do something, by what is typed to call them.
+func eachCommand(root *cobra.Command, visit func(path string, cmd *cobra.Command)) {
+	for _, child := range root.Commands() {
+		if child.HasSubCommands() {
+			eachCommand(child, visit)
+			continue
+		}
+		_, path, _ := strings.Cut(child.CommandPath(), " ")
+		visit(path, child)
+	}
+}
