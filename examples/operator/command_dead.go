@@ -115,7 +115,11 @@ func printGroups(cmd *cobra.Command, groups []group) error {
 		if id == "" {
 			id = "-" // those beyond the most that are told apart
 		}
-		t.row(g.From, id, g.Count, g.Sample.Class, g.Sample.Name, moment(g.First), moment(g.Last), g.Sample.ID, short(g.Sample.Error, 80))
+		count := fmt.Sprint(g.Count)
+		if g.Part {
+			count += "+"
+		}
+		t.row(g.From, id, count, g.Sample.Class, g.Sample.Name, moment(g.First), moment(g.Last), g.Sample.ID, short(g.Sample.Error, 80))
 	}
 	return t.flush()
 }

@@ -39,6 +39,8 @@ type letter struct {
 	ContentType string            `json:"content_type,omitempty"`
 	Body        string            `json:"body,omitempty"`
 	BodyBase64  string            `json:"body_base64,omitempty"` // of a body that is no text
+	// Part says of a list that another session holds others of the same place.
+	Part bool `json:"part,omitempty"`
 	// Unreadable says why the message is not complete.
 	Unreadable string `json:"unreadable,omitempty"`
 	// Cursor is where the list of an outbox goes on behind it.
@@ -109,6 +111,8 @@ type group struct {
 	First  time.Time `json:"first"`
 	Last   time.Time `json:"last"`
 	Sample letter    `json:"sample"`
+	// Part says that there may be more of them, and of other kinds: another session holds a part of the place's.
+	Part bool `json:"part,omitempty"`
 }
 
 // selection chooses dead letters: those that match all that is set.

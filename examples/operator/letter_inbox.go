@@ -20,7 +20,23 @@ func (i inboxShelf) list(ctx context.Context, s selection, whole bool) ([]letter
 		return nil, errors.New("the letters of a consumer have no order to go on in")
 	}
 	found, err := i.letters.List(ctx, inboxFilter(s))
-	return mapped(found, func(d inbox.DeadLetter) letter { return i.letter(d, whole) }), err
+	part, err := inPart(err)
+	return mapped(found, func(d inbox.DeadLetter) letter {
+		l := i.letter(d, whole)
+		l.Part = part
+		return l
+	}), err
+}
+
+// errPart is said where RabbitMQ has handed some of a consumer's dead letters to another session.
+var errPart = errors.New("a part only: another session holds the rest")
+
+// inPart reports whether a look saw a part, and says that in fewer words.
+func inPart(err error) (part bool, said error) {
+	if errors.Is(err, inbox.ErrHeld) {
+		return true, errPart
+	}
+	return false, err
 }
 
 func (i inboxShelf) letter(d inbox.DeadLetter, whole bool) letter {
@@ -40,13 +56,16 @@ func (i inboxShelf) letter(d inbox.DeadLetter, whole bool) letter {
 }
 
 func (i inboxShelf) count(ctx context.Context, s selection) (int, error) {
-	return i.letters.Count(ctx, inboxFilter(s))
+	n, err := i.letters.Count(ctx, inboxFilter(s))
+	_, err = inPart(err)
+	return n, err
 }
 
 func (i inboxShelf) groups(ctx context.Context, s selection) ([]group, error) {
 	found, err := i.letters.Groups(ctx, inboxFilter(s))
+	part, err := inPart(err)
 	return mapped(found, func(g inbox.Group) group {
-		return group{i.name, g.Fingerprint, g.Count, told(g.First), told(g.Last), i.letter(g.Sample, false)}
+		return group{i.name, g.Fingerprint, g.Count, told(g.First), told(g.Last), i.letter(g.Sample, false), part}
 	}), err
 }
 

@@ -42,7 +42,7 @@ func (o outboxShelf) count(ctx context.Context, s selection) (int, error) {
 func (o outboxShelf) groups(ctx context.Context, s selection) ([]group, error) {
 	found, err := o.letters.Groups(ctx, outboxFilter(s))
 	return mapped(found, func(g outbox.Group) group {
-		return group{o.name, g.Fingerprint, g.Count, told(g.First), told(g.Last), o.letter(g.Sample, false)}
+		return group{o.name, g.Fingerprint, g.Count, told(g.First), told(g.Last), o.letter(g.Sample, false), false}
 	}), err
 }
 

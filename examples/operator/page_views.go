@@ -35,6 +35,8 @@ type asked struct {
 	Next string
 	// First says that the list begins with its first.
 	First bool
+	// Part says that not all could be seen.
+	Part bool
 }
 
 // ask answers with what the query of a request finds.
@@ -57,7 +59,7 @@ func (p *Page) ask(v visit, name, heading, kind string, find func(context.Contex
 	}
 	p.known.learn(found)
 	names, classes := p.known.lists()
-	shown := asked{View: name, Query: q, Places: p.o.placeNames(kind), Names: names, Classes: classes, Found: found, More: more, First: q.s.Behind == ""}
+	shown := asked{View: name, Query: q, Places: p.o.placeNames(kind), Names: names, Classes: classes, Found: found, More: more, First: q.s.Behind == "", Part: err != nil}
 	if more && len(q.places) == 1 {
 		shown.Next = lastCursor(found)
 	}

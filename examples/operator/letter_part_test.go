@@ -1,0 +1,91 @@
+package operator_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/examples/operator"
+	"github.com/holdfast-go/holdfast/inbox"
+)
+
+// partly has dead letters of which another session holds some.
+type partly struct{ inbox.DeadLetters }
+
+func (p partly) List(ctx context.Context, f inbox.Filter) ([]inbox.DeadLetter, error) {
+	found, _ := p.DeadLetters.List(ctx, f)
+	return found, inbox.ErrHeld
+}
+
+func (p partly) Count(ctx context.Context, f inbox.Filter) (int, error) {
+	n, _ := p.DeadLetters.Count(ctx, f)
+	return n, inbox.ErrHeld
+}
+
+func (p partly) Groups(ctx context.Context, f inbox.Filter) ([]inbox.Group, error) {
+	found, _ := p.DeadLetters.Groups(ctx, f)
+	return found, inbox.ErrHeld
+}
+
+func (p partly) Replay(ctx context.Context, f inbox.Filter, how inbox.Replay) (inbox.Replayed, error) {
+	done, _ := p.DeadLetters.Replay(ctx, f, how)
+	return done, inbox.ErrHeld
+}
+
+func (p partly) Remove(ctx context.Context, f inbox.Filter, r inbox.Removal) (int, error) {
+	n, _ := p.DeadLetters.Remove(ctx, f, r)
+	return n, inbox.ErrHeld
+}
+
+// partlyConsumer has them.
+type partlyConsumer struct{ letters partly }
+
+func (c partlyConsumer) DeadLetters() inbox.DeadLetters { return c.letters }
+
+// newPartlyRig is a rig that sees a part of its consumer's dead letters.
+func newPartlyRig(t *testing.T) *rig {
+	t.Helper()
+	r := newRig(t)
+	r.cfg.Consumers = []operator.Consumer{{Name: "billing", Consumer: partlyConsumer{partly{r.cfg.Consumers[0].Consumer.DeadLetters()}}}}
+	r.Operator = must(operator.New(r.cfg))(t)
+	return r
+}
+
+// A part of the dead letters is shown as a part, and no command passes it off as all.
+func TestPartOfTheLetters(t *testing.T) {
+	t.Parallel()
+	for command, shown := range map[string]string{
+		"inbox dead":                          "no handler for d",
+		"inbox dead --json":                   `"part": true`,
+		"groups --from=billing":               " 2+ ",
+		"groups --from=billing --json":        `"part": true`,
+		"drop --from=billing --all --dry-run": "3 would be dropped",
+		"drop --from=billing --limit=1":       "1 dropped",
+		"retry --from=billing --all":          "3 retried",
+	} {
+		r := newPartlyRig(t)
+		code, out, errs := r.run(t, strings.Fields(command)...)
+		if code != 1 || !strings.Contains(out, shown) {
+			t.Errorf("%s exits with %d and prints %q", command, code, out)
+		}
+		if !strings.Contains(errs, "a part") || !strings.Contains(errs, "another session holds the rest") {
+			t.Errorf("%s says %q", command, errs)
+		}
+	}
+	if out := newPartlyRig(t).wants(t, 0, []string{"outbox", "dead", "--json"}); strings.Contains(out, `"part"`) {
+		t.Errorf("an outbox has no parts: %s", out)
+	}
+}
+
+// The page shows it, too.
+func TestPageShowsPartOfTheLetters(t *testing.T) {
+	t.Parallel()
+	const said = "a part only: another session holds the rest"
+	s := serve(t, newPartlyRig(t), operator.PageConfig{Authorize: everything})
+	s.get(t, "groups?from=billing", 200, said, "2+")
+	s.get(t, "groups?from=billing&key=none", 200, "None could be seen.")
+	s.get(t, "letters?from=billing", 200, said, "3 that could be seen, a part only.")
+	s.get(t, "letters?from=billing&key=none", 200, "None could be seen.")
+	s.get(t, "preview?what=retry&from=billing", 200, said)
+	s.get(t, "preview?what=drop&from=billing", 200, said)
+}
