@@ -122,7 +122,7 @@ func (d *director) open(ctx context.Context, seed uint64) error {
 // observe notes what reaches the broker, until stop.
 func (d *director) observe(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
-	observer := &ledger.Consumer{URL: d.s.broker.URL(), Queue: observed, Prefetch: 100, Ledger: d.ledger}
+	observer := &ledger.Consumer{Dial: ledger.At(d.s.broker.URL()), Queue: observed, Prefetch: 100, Ledger: d.ledger}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

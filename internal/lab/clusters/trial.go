@@ -211,7 +211,7 @@ func (t *trial) looks(end time.Time) map[string]func(context.Context) error {
 			where r.created_at <= $1 and (s.status is null or r.expires_at <= $1 and s.status = 'held')`),
 		"stream": func(ctx context.Context) (err error) {
 			if deeds == nil {
-				if deeds, err = t.stream.deeds(ctx); err != nil {
+				if deeds, err = ledger.Deeds(ctx, t.stream.pool); err != nil {
 					return err
 				}
 			}

@@ -21,6 +21,7 @@ const (
 // consumer writes all that the queue holds into a ledger, until stop.
 type consumer struct {
 	ledger.Consumer
+	URL  string
 	stop func()
 }
 
@@ -28,7 +29,7 @@ type consumer struct {
 func consume(t testing.TB, url string, l *ledger.Ledger) *consumer {
 	t.Helper()
 	must(t, ledger.OnBroker(t.Context(), url, declare))
-	c := &consumer{Consumer: ledger.Consumer{URL: url, Queue: queue, Prefetch: prefetch, Ledger: l}}
+	c := &consumer{Consumer: ledger.Consumer{Dial: ledger.At(url), Queue: queue, Prefetch: prefetch, Ledger: l}, URL: url}
 	c.stop = beside(t, c.Run)
 	return c
 }

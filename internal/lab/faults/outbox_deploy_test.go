@@ -42,7 +42,7 @@ func deployRole(ctx context.Context, job []byte, ready func()) (any, error) {
 		return nil, err
 	}
 	var writing sync.WaitGroup
-	writing.Go(func() { err = work.run(ctx) })
+	writing.Go(func() { err = work.Run(ctx) })
 	report, failed := j.Relay.run(ctx, ready)
 	writing.Wait()
 	if failed != nil {

@@ -3,7 +3,6 @@ package faults_test
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -95,22 +94,22 @@ func TestOutboxPoison(t *testing.T) {
 	end := job.start(t)
 	work, err := newLoad(s.pool, l, rng.Uint64(), 15*time.Millisecond)
 	must(t, err)
-	stop := beside(t, work.run)
+	stop := beside(t, work.Run)
 
 	want := map[uuid.UUID][]driver.Class{}
 	kinds := map[uuid.UUID]string{}
 	rounds := scaled(t, 1)
 	for range rounds {
 		for kind, p := range poison {
-			id := s.writeDeed(work.writer, "key "+strconv.Itoa(rng.IntN(keys)), p.message)
+			id := s.writeDeed(work, ledger.KeyOf(rng.IntN(ledger.Keys)), p.message)
 			l.Excuse(id)
 			want[id], kinds[id] = p.classes, kind
 		}
 		for _, m := range odd {
-			s.writeDeed(work.writer, "key "+strconv.Itoa(rng.IntN(keys)), m)
+			s.writeDeed(work, ledger.KeyOf(rng.IntN(ledger.Keys)), m)
 		}
 		// Without a key: order holds within a transport, and this one is paused by its poison.
-		s.writeDeed(work.writer, "", outbox.Message{Transport: "direct", Route: outbox.Route{RoutingKey: queue}})
+		s.writeDeed(work, "", outbox.Message{Transport: "direct", Route: outbox.Route{RoutingKey: queue}})
 		untilMore(t, l, 100)
 	}
 	stop()
@@ -147,26 +146,12 @@ func TestOutboxPoison(t *testing.T) {
 }
 
 // writeDeed commits one message of a key, or of none.
-func (s *store) writeDeed(writer *outboxpgx.Store, key string, m outbox.Message) uuid.UUID {
+func (s *store) writeDeed(w *ledger.Writer, key string, m outbox.Message) uuid.UUID {
 	s.t.Helper()
-	m.ID, m.Name, m.Key = ids.New(), name, key
+	m.ID = ids.New()
 	if m.ContentType == "" {
 		m.Body = []byte(`{}`)
 	}
-	must(s.t, pgx.BeginFunc(s.t.Context(), s.pool, func(tx pgx.Tx) error {
-		var n int64
-		if key != "" {
-			if err := tx.QueryRow(s.t.Context(), `UPDATE counters SET n = n + 1 WHERE key = $1 RETURNING n`, key).Scan(&n); err != nil {
-				return err
-			}
-		}
-		if _, err := tx.Exec(s.t.Context(), `INSERT INTO deeds VALUES ($1, $2, $3)`, m.ID, key, n); err != nil {
-			return err
-		}
-		if err := writer.Write(s.t.Context(), tx, m); err != nil {
-			return fmt.Errorf("refused: %w", err)
-		}
-		return nil
-	}))
+	must(s.t, pgx.BeginFunc(s.t.Context(), s.pool, func(tx pgx.Tx) error { return w.Write(s.t.Context(), tx, key, m) }))
 	return m.ID
 }

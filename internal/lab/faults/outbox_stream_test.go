@@ -94,7 +94,7 @@ func (f *flow) run(ctx context.Context) error {
 	for n := 0; runloop.Sleep(ctx, 10*time.Millisecond) == nil; n++ {
 		m := outbox.Message{ID: ids.New(), Name: name, Body: []byte(`{}`), Route: outbox.Route{Exchange: exchange}}
 		if n%2 == 0 {
-			m.Key = "key " + strconv.Itoa(n%keys)
+			m.Key = ledger.KeyOf(n % ledger.Keys)
 		}
 		if err := f.write(context.WithoutCancel(ctx), m, ""); err != nil {
 			return err

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/lab/ledger"
@@ -22,11 +21,6 @@ type store struct {
 	pool *pgxpool.Pool
 }
 
-// counters are locked by who writes messages of a key, and count those that committed.
-const businessSQL = `
-CREATE TABLE counters (key text PRIMARY KEY, n bigint NOT NULL DEFAULT 0);
-CREATE TABLE deeds (id uuid PRIMARY KEY, key text NOT NULL, n bigint NOT NULL);`
-
 // newStore makes an outbox on the database at url, without any table so far.
 func newStore(t testing.TB, url string) *store {
 	t.Helper()
@@ -34,20 +28,14 @@ func newStore(t testing.TB, url string) *store {
 	messages, err := outboxpgx.New(s.pool, outboxpgx.Config{})
 	must(t, err)
 	must(t, messages.Migrate(t.Context()))
-	_, err = s.pool.Exec(t.Context(), businessSQL)
-	must(t, err)
-	_, err = s.pool.Exec(t.Context(), `INSERT INTO counters SELECT 'key ' || k FROM generate_series(0, $1::int - 1) k`, keys)
-	must(t, err)
+	must(t, ledger.Migrate(t.Context(), s.pool))
 	return s
 }
 
 // deeds are what has committed.
 func (s *store) deeds() []ledger.Deed {
 	s.t.Helper()
-	rows, _ := s.pool.Query(s.t.Context(), `SELECT id, key, n FROM deeds`) // CollectRows returns its error
-	deeds, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (d ledger.Deed, err error) {
-		return d, row.Scan(&d.ID, &d.Key, &d.N)
-	})
+	deeds, err := ledger.Deeds(s.t.Context(), s.pool)
 	must(s.t, err)
 	return deeds
 }

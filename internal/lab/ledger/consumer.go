@@ -16,9 +16,10 @@ import (
 
 // Consumer writes all that a queue of RabbitMQ holds into a ledger, over any number of connections.
 type Consumer struct {
-	URL, Queue string
-	Prefetch   int
-	Ledger     *Ledger
+	Dial     Dial
+	Queue    string
+	Prefetch int
+	Ledger   *Ledger
 
 	lost atomic.Int64
 }
@@ -29,7 +30,7 @@ func (c *Consumer) Lost() int64 { return c.lost.Load() }
 // Run consumes until ctx ends, and returns nil.
 func (c *Consumer) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
-		if err := OnBroker(ctx, c.URL, func(ch *amqp.Channel) error { return c.session(ctx, ch) }); err != nil && ctx.Err() == nil {
+		if err := c.Dial.Do(ctx, func(ch *amqp.Channel) error { return c.session(ctx, ch) }); err != nil && ctx.Err() == nil {
 			c.lost.Add(1)
 			_ = runloop.Sleep(ctx, 50*time.Millisecond)
 		}
@@ -68,16 +69,31 @@ func (c *Consumer) session(ctx context.Context, ch *amqp.Channel) error {
 	}
 }
 
-// OnBroker runs do on a channel of its own. It bears a broker that is slow; one that is silent ends it
-// after the 15 seconds that the client's heartbeats allow.
+// Dial opens a connection to a broker, within the time of ctx.
+type Dial func(ctx context.Context) (*amqp.Connection, error)
+
+// At dials url. It bears a broker that is slow; one that is silent ends the connection after the 15 seconds that the
+// client's heartbeats allow.
+func At(url string) Dial {
+	return func(ctx context.Context) (*amqp.Connection, error) {
+		return amqp.DialConfig(url, amqp.Config{Dial: func(network, addr string) (net.Conn, error) {
+			conn, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+			if err == nil {
+				err = conn.SetDeadline(time.Now().Add(testenv.Patience)) // of the handshake; the client removes it
+			}
+			return conn, err
+		}})
+	}
+}
+
+// OnBroker runs do on a channel of its own, At url.
 func OnBroker(ctx context.Context, url string, do func(*amqp.Channel) error) error {
-	conn, err := amqp.DialConfig(url, amqp.Config{Dial: func(network, addr string) (net.Conn, error) {
-		conn, err := (&net.Dialer{}).DialContext(ctx, network, addr)
-		if err == nil {
-			err = conn.SetDeadline(time.Now().Add(testenv.Patience)) // of the handshake; the client removes it
-		}
-		return conn, err
-	}})
+	return At(url).Do(ctx, do)
+}
+
+// Do runs do on a channel of its own.
+func (d Dial) Do(ctx context.Context, do func(*amqp.Channel) error) error {
+	conn, err := d(ctx)
 	if err != nil {
 		return err
 	}
