@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
 )
 
@@ -138,6 +139,24 @@ func (o *Operator) noted(ctx context.Context, a Action, do func() (int, error)) 
 	}
 	return errors.Join(err, o.cfg.Log.End(context.WithoutCancel(ctx), number, n, failure))
 }
+
+// upkeepNoted is noted for what a service does by itself, too. A role of the database that may do that and has no right to the
+// log does it all the same, and so it is done where there is no log yet.
+func (o *Operator) upkeepNoted(ctx context.Context, a Action, do func() (int, error)) error {
+	begun := false
+	err := o.noted(ctx, a, func() (int, error) {
+		begun = true
+		return do()
+	})
+	answer, ok := errors.AsType[*pgconn.PgError](err)
+	if !begun && ok && (answer.Code == missingTable || answer.Code == insufficientPrivilege) {
+		_, err = do()
+	}
+	return err
+}
+
+// insufficientPrivilege is the SQLSTATE of what a role may not do.
+const insufficientPrivilege = "42501"
 
 func printChanged(cmd *cobra.Command, what string, done []changed) error {
 	if wantsJSON(cmd) {

@@ -32,8 +32,12 @@ func (o *Operator) prune() *cobra.Command {
 		Use: "prune", Short: "Delete records that are older than their retention", Args: noArguments,
 		Long: "Delete records that are older than their retention, as running services do by themselves.",
 	}
-	dry := cmd.Flags().Bool("dry-run", false, "only tell how many there are; of each kind 100,000 are counted at most")
+	flags := addNotedFlags(cmd, "only tell how many there are; of each kind 100,000 are counted at most")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		c, err := flags.change()
+		if err != nil {
+			return err
+		}
 		all := []pruned{} // not null in JSON
 		var failed []error
 		for _, part := range o.cfg.parts() {
@@ -42,29 +46,33 @@ func (o *Operator) prune() *cobra.Command {
 				continue
 			}
 			done := atWork(cmd, part.Name)
-			one, err := pruneOne(cmd.Context(), part.Name, p, *dry)
+			one, err := o.pruneOne(cmd.Context(), part.Name, p, c)
 			done()
 			if err != nil {
 				failed = append(failed, fmt.Errorf("%s: %w", part.Name, err))
 			}
 			all = append(all, one)
 		}
-		return errors.Join(printPruned(cmd, all, *dry), errors.Join(failed...))
+		return errors.Join(printPruned(cmd, all, c.DryRun), errors.Join(failed...))
 	}
 	return cmd
 }
 
-func pruneOne(ctx context.Context, name string, p pruner, dry bool) (pruned, error) {
-	do := p.Prune
-	if dry {
+func (o *Operator) pruneOne(ctx context.Context, name string, p pruner, c change) (pruned, error) {
+	if c.DryRun {
 		tells, ok := p.(prunable)
 		if !ok {
 			return pruned{Name: name, DryRun: true}, nil
 		}
-		do = tells.Prunable
+		n, err := tells.Prunable(ctx)
+		return pruned{name, &n, true}, err
 	}
-	n, err := do(ctx)
-	return pruned{name, &n, dry}, err
+	n := 0
+	err := o.upkeepNoted(ctx, Action{What: "prune", On: name, By: c.By, Reason: c.Reason}, func() (_ int, err error) {
+		n, err = p.Prune(ctx)
+		return n, err
+	})
+	return pruned{name, &n, false}, err
 }
 
 func printPruned(cmd *cobra.Command, all []pruned, dry bool) error {

@@ -1,6 +1,7 @@
 package operator
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -105,8 +106,12 @@ func (o *Operator) sweep() *cobra.Command {
 		}
 	}
 	complete(cmd, "from", among(swept))
-	dry := cmd.Flags().Bool("dry-run", false, "only tell how much is overdue")
+	flags := addNotedFlags(cmd, "only tell how much is overdue")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		c, err := flags.change()
+		if err != nil {
+			return err
+		}
 		var chosen []Sweep
 		for _, w := range o.cfg.Sweeps {
 			if w.Sweeper != nil && (*from == "" || *from == w.Name) {
@@ -116,13 +121,13 @@ func (o *Operator) sweep() *cobra.Command {
 		if len(chosen) == 0 {
 			return usagef("sweep: there is no sweeper %.40q", *from)
 		}
-		if *dry {
+		if c.DryRun {
 			return printDue(cmd, chosen)
 		}
 		var total expiry.Report
 		var failed []error
 		for _, w := range chosen {
-			r, err := w.Sweeper.Sweep(cmd.Context())
+			r, err := o.sweepOne(cmd.Context(), w, c)
 			total.Expired, total.Poisoned = total.Expired+r.Expired, total.Poisoned+r.Poisoned
 			if err != nil {
 				failed = append(failed, fmt.Errorf("%s: %w", w.Name, err))
@@ -139,4 +144,13 @@ func (o *Operator) sweep() *cobra.Command {
 		return nil
 	}
 	return cmd
+}
+
+// sweepOne expires what is overdue of one sweep, and has it noted.
+func (o *Operator) sweepOne(ctx context.Context, w Sweep, c change) (r expiry.Report, err error) {
+	err = o.upkeepNoted(ctx, Action{What: "sweep", On: w.Name, By: c.By, Reason: c.Reason}, func() (_ int, err error) {
+		r, err = w.Sweeper.Sweep(ctx)
+		return r.Expired, err
+	})
+	return r, err
 }

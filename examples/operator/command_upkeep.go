@@ -3,6 +3,7 @@ package operator
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 )
@@ -13,22 +14,21 @@ func (o *Operator) setup() *cobra.Command {
 		Use: "setup", Short: "Create what is missing of tables, queues and streams", Args: noArguments,
 		Long: "Create what is missing of tables, queues and streams. What exists is left as it is, so that it may run before every start.",
 	}
-	dry := cmd.Flags().Bool("dry-run", false, "only tell which parts would be set up")
+	flags := addNotedFlags(cmd, "only tell which parts would be set up")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		done := []string{}
-		for _, step := range o.steps() {
-			if !*dry {
-				if err := step.do(cmd.Context()); err != nil {
-					return fmt.Errorf("%s: %w", step.name, err)
-				}
-			}
-			done = append(done, step.name)
+		c, err := flags.change()
+		if err != nil {
+			return err
+		}
+		done, err := o.setUp(cmd.Context(), c)
+		if err != nil {
+			return err
 		}
 		if wantsJSON(cmd) {
 			return printJSON(cmd, done)
 		}
 		for _, name := range done {
-			if *dry {
+			if c.DryRun {
 				name += " would be set up"
 			}
 			fmt.Fprintln(cmd.OutOrStdout(), name)
@@ -36,6 +36,35 @@ func (o *Operator) setup() *cobra.Command {
 		return nil
 	}
 	return cmd
+}
+
+// setUp does the steps, and has it noted: in a log whose own table is there before all others.
+func (o *Operator) setUp(ctx context.Context, c change) (done []string, err error) {
+	steps := o.steps()
+	names := mapped(steps, func(s step) string { return s.name })
+	if c.DryRun {
+		return names, nil
+	}
+	if log, ok := o.cfg.Log.(migrator); ok {
+		if err := log.Migrate(ctx); err != nil {
+			return nil, fmt.Errorf("log: %w", err)
+		}
+	}
+	a := Action{What: "setup", On: "all parts", Chosen: strings.Join(names, ", "), By: c.By, Reason: c.Reason}
+	err = o.noted(ctx, a, func() (int, error) {
+		for i, step := range steps {
+			if err := step.do(ctx); err != nil {
+				return i, fmt.Errorf("%s: %w", step.name, err)
+			}
+		}
+		return len(steps), nil
+	})
+	return names, err
+}
+
+// migrator is a part that makes its own tables.
+type migrator interface {
+	Migrate(ctx context.Context) error
 }
 
 type step struct {
@@ -47,7 +76,7 @@ type step struct {
 func (o *Operator) steps() []step {
 	var tables, brokers []step
 	for _, p := range o.cfg.parts() {
-		if m, ok := p.Part.(interface{ Migrate(context.Context) error }); ok {
+		if m, ok := p.Part.(migrator); ok {
 			tables = append(tables, step{p.Name + ": tables", m.Migrate})
 		}
 		if b, ok := p.Part.(interface{ Setup(context.Context) error }); ok {

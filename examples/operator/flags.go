@@ -163,11 +163,16 @@ func (o *Operator) chosen(f *placeFlag, kind string) ([]place, error) {
 type changeFlags struct{ c change }
 
 func addChangeFlags(cmd *cobra.Command) *changeFlags {
+	return addNotedFlags(cmd, "only tell what would be done")
+}
+
+// addNotedFlags are those of a command that says what its dry run tells.
+func addNotedFlags(cmd *cobra.Command, dryRun string) *changeFlags {
 	f := &changeFlags{}
 	flags := cmd.Flags()
 	flags.StringVar(&f.c.By, "by", osUser(), "`who` does it; kept in the log")
 	flags.StringVar(&f.c.Reason, "reason", "", "`why`; kept, too")
-	flags.BoolVar(&f.c.DryRun, "dry-run", false, "only tell what would be done")
+	flags.BoolVar(&f.c.DryRun, "dry-run", false, dryRun)
 	return f
 }
 
@@ -223,11 +228,11 @@ func (f *changeFlags) change() (change, error) {
 	return f.c, nil
 }
 
-// osUser is who runs the program; empty: that is not known.
+// osUser is who runs the program: in a container maybe a number without a name.
 func osUser() string {
 	u, err := user.Current()
-	if err != nil {
-		return ""
+	if err != nil || u.Username == "" {
+		return fmt.Sprintf("uid %d", os.Getuid())
 	}
 	return u.Username
 }

@@ -8,8 +8,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/holdfast-go/holdfast/examples/operator"
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/pgtest"
 )
 
 // unwritable is a log that cannot be written.
@@ -31,6 +34,73 @@ func TestWhatCannotBeNotedIsNotDone(t *testing.T) {
 	if left := r.groups(t); len(left) != 4 {
 		t.Errorf("left are %+v", left)
 	}
+}
+
+// Upkeep by hand is noted with who and why and how much, and a dry run of it is not.
+func TestUpkeepIsNoted(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.cfg.Parts = []operator.Part{{Name: "aged", Part: &aged{3}}}
+	r.Operator = must(operator.New(r.cfg))(t)
+	for _, command := range []string{"sweep", "prune", "setup"} {
+		r.wants(t, 0, []string{command, "--dry-run"})
+		r.wants(t, 2, []string{command, "--by="})
+	}
+	if out := r.wants(t, 0, []string{"log"}); out != "" {
+		t.Errorf("after dry runs the log has %q", out)
+	}
+	for _, command := range []string{"sweep", "prune", "setup"} {
+		r.wants(t, 0, []string{command, "--by=ada", "--reason=why " + command})
+	}
+	for _, a := range must(r.cfg.Log.List(t.Context(), 100))(t) {
+		got := fmt.Sprint(a.What, " ", a.On, " ", a.By, " ", a.Reason, " ", *a.Count)
+		if !slices.Contains([]string{"sweep holds ada why sweep 2", "prune aged ada why prune 3", "prune outbox ada why prune 0", "prune billing ada why prune 0", "setup all parts ada why setup 1"}, got) {
+			t.Errorf("the log has %q", got)
+		}
+	}
+	r.wants(t, 0, []string{"log"}, "why sweep", "why prune", "why setup")
+}
+
+// refusing is a log whose table refuses.
+type refusing struct {
+	operator.MemoryLog
+	code string
+}
+
+func (l *refusing) Begin(context.Context, operator.Action) (int64, error) {
+	return 0, &pgconn.PgError{Code: l.code}
+}
+
+// A role of the database that may only sweep cannot write the log, and before setup there is none: that keeps nobody from
+// upkeep, as a log that is down does.
+func TestUpkeepWithoutRightToLog(t *testing.T) {
+	t.Parallel()
+	for code, want := range map[string]int{"42501": 0, "42P01": 0, "57P01": 1} {
+		r := newRig(t)
+		r.cfg.Log = &refusing{code: code}
+		r.Operator = must(operator.New(r.cfg))(t)
+		r.wants(t, want, []string{"prune"})
+		r.wants(t, want, []string{"sweep"})
+		r.wants(t, 1, []string{"drop", "--all"})
+		left := "2"
+		if want == 0 {
+			left = "0"
+		}
+		r.wants(t, 0, []string{"sweep", "--dry-run"}, "holds  "+left)
+		if left := r.groups(t); len(left) != 4 {
+			t.Errorf("%s: left are %+v", code, left)
+		}
+	}
+}
+
+// Setup makes the table of the log before it is noted there.
+func TestSetupIsNoted(t *testing.T) {
+	t.Parallel()
+	pool, _ := pgtest.NewSchema(t)
+	log := must(operator.NewPostgresLog(pool))(t)
+	r := &rig{Operator: must(operator.New(operator.Config{Log: log}))(t)}
+	r.wants(t, 0, []string{"setup", "--by=ada", "--reason=the first time"}, "log: tables")
+	r.wants(t, 0, []string{"log"}, "setup", "all parts", "ada", "the first time", "log: tables")
 }
 
 func TestMemoryLogIsBounded(t *testing.T) {
