@@ -3,6 +3,7 @@ package inboxamqp_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/google/uuid"
@@ -168,5 +169,50 @@ func TestLookAfterScanCutOff(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A scan is a consumer from the first letter to the last, by which others know that it has letters in hand.
+func TestScanIsSeenByOthers(t *testing.T) {
+	t.Parallel()
+	const count = 1000 // many more than a scan is sent at once
+	b := amqptest.New(t)
+	c := afterSetup(t, b, config{Classic: true})
+	publishAll(t, b, "failed.default", "order.placed", count)
+	awaitDepth(t, b, "failed.default", count)
+	ch := b.Channel(t)
+	watched := make(chan error, 1)
+	begun, over := make(chan struct{}), make(chan struct{})
+	go func() {
+		<-begun
+		for {
+			q, err := ch.QueueDeclarePassive("failed.default", true, false, false, false, nil)
+			select {
+			case <-over:
+				watched <- nil
+				return
+			default:
+			}
+			if err != nil || q.Consumers == 0 {
+				watched <- fmt.Errorf("%d consumers, error %v", q.Consumers, err)
+				return
+			}
+		}
+	}()
+	seen := 0
+	err := inboxamqp.LettersOf(c).Scan(t.Context(), driver.ClassDefault, func(*inbox.DeadLetter) (driver.Fate, error) {
+		switch seen++; seen {
+		case 1:
+			close(begun)
+		case count:
+			close(over)
+		}
+		return driver.Keep, nil
+	}, func(inbox.DeadLetter, error) {})
+	if seen != count || err != nil {
+		t.Fatalf("%d of %d letters, error %v", seen, count, err)
+	}
+	if err := <-watched; err != nil {
+		t.Error(err)
 	}
 }
