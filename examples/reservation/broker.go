@@ -18,12 +18,16 @@ const (
 	brokerRedis    = "redis"
 )
 
+// trialWorkers is how many messages a consumer with -trials has in hand.
+const trialWorkers = 8
+
 // consumer is what the shop uses of a consumer, whatever its broker.
 type consumer interface {
 	runner
 	Setup(ctx context.Context) error
 	Check(ctx context.Context) error
 	DeadLetters() inbox.DeadLetters
+	Stats(ctx context.Context) (inbox.Stats, error)
 }
 
 // broker carries the messages of the shop.
@@ -37,6 +41,9 @@ type broker struct {
 // consumer group reads. h counts the messages.
 func newBroker(cfg config, s *servers, p inbox.Processor, h *handled) broker {
 	common := inbox.ConsumerConfig{Name: messages.Queue, Batch: 50, ShutdownTimeout: stopTimeout - closeTimeout}
+	if cfg.trials { // messages of a slow consumer wait where one sees them, at the broker
+		common.Batch, common.Concurrency, common.Prefetch = 1, trialWorkers, trialWorkers
+	}
 	if cfg.broker == brokerRedis {
 		consumer := must(inboxredis.NewConsumer(s.redis, messages.Exchange, p, inboxredis.Config{ConsumerConfig: common}))
 		return broker{

@@ -47,7 +47,8 @@ type config struct {
 	sweep       string // when the sweeper sweeps, due or not
 	userLimit   int
 	globalLimit int
-	page        bool // whether the shop has a page
+	page        bool // whether the shop has a page, which this process shows, or tells what it does
+	trials      bool // whether the page may make trouble, and this process heeds it
 	without     layers
 
 	// limits are those of the process.
@@ -81,7 +82,8 @@ func parseConfig(args []string, getenv func(string) string, usage io.Writer) (co
 	flags.DurationVar(&c.limits.time, "time-limit", 0, "end after so long, for a supervisor to start anew (0: never)")
 	flags.Int64Var(&c.limits.messages, "message-limit", 0, "end after so many messages were published or processed, or a few more (0: never)")
 	flags.Var(&c.limits.memory, "memory-limit", "end when the process holds more `bytes`, such as 256M (0: never)")
-	flags.BoolVar(&c.page, "page", false, "show the shop's own page to browsers that ask for / (default true with -backend=memory)")
+	flags.BoolVar(&c.page, "page", false, "show the shop's own page to browsers that ask for /; roles without one tell it what they do (default true with -backend=memory)")
+	flags.BoolVar(&c.trials, "trials", false, "buttons on the page that make load, bad messages and a slow consumer; consumers need the flag, too (default true with the page of -backend=memory)")
 	flags.Var(&c.without, "without", "`layers` to leave out, to see what they cost: limits, keys, messages (default none)")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
@@ -100,7 +102,10 @@ func parseConfig(args []string, getenv func(string) string, usage io.Writer) (co
 		}
 	}
 	if !isSet(flags, "page") {
-		c.page = c.backend == backendMemory
+		c.page = c.backend == backendMemory || c.trials
+	}
+	if !isSet(flags, "trials") {
+		c.trials = c.backend == backendMemory && c.page
 	}
 	if !c.hasAPI() && !isSet(flags, "addr") {
 		c.addr = ""
@@ -138,8 +143,8 @@ func (c config) validate() error {
 	if c.opsAddr != "" && !c.hasAPI() {
 		report("-ops-addr: -role=%s serves operators alone, at -addr", c.role)
 	}
-	if c.page && !c.hasAPI() {
-		report("-page: -role=%s has nothing to buy", c.role)
+	if c.trials && !c.page {
+		report("-trials are buttons of the -page")
 	}
 	if len(c.without) > 0 && (c.backend == backendMemory || c.page) {
 		report("-without: the shop in memory and the page show all layers")

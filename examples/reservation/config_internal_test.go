@@ -16,15 +16,25 @@ func TestDefaultSweep(t *testing.T) {
 
 func TestDefaultPage(t *testing.T) {
 	t.Parallel()
-	for args, want := range map[string]bool{
-		"": true, "-page=false": false, "-backend=services": false, "-backend=services -page": true, "-backend=services -role=api -page": true,
+	for args, want := range map[string]struct{ page, trials bool }{
+		"":                                         {true, true},
+		"-trials=false":                            {true, false},
+		"-page=false":                              {false, false},
+		"-backend=services":                        {false, false},
+		"-backend=services -page":                  {true, false},
+		"-backend=services -trials":                {true, true},
+		"-backend=services -role=api -page":        {true, false},
+		"-backend=services -role=relay -page":      {true, false},
+		"-backend=services -role=consumer -trials": {true, true},
 	} {
 		cfg, err := parseConfig(strings.Fields(args), func(string) string { return "" }, io.Discard)
-		if err != nil || cfg.page != want {
-			t.Errorf("%q: page %v, %v", args, cfg.page, err)
+		if err != nil || cfg.page != want.page || cfg.trials != want.trials {
+			t.Errorf("%q: page %v, trials %v, %v", args, cfg.page, cfg.trials, err)
 		}
 	}
-	if _, err := parseConfig([]string{"-backend=services", "-role=relay", "-page"}, func(string) string { return "" }, io.Discard); err == nil {
-		t.Error("a relay with a page")
+	for _, backend := range []string{backendMemory, backendServices} {
+		if _, err := parseConfig([]string{"-backend=" + backend, "-trials", "-page=false"}, func(string) string { return "" }, io.Discard); err == nil {
+			t.Errorf("%s: trials without a page", backend)
+		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/flow"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/memory"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/web"
 )
 
 // open makes the back end that was asked for, ready to run.
@@ -41,15 +42,21 @@ func openMemory(cfg config) (*backend, error) {
 		return nil, err
 	}
 	var checks []httpapi.Check
+	var outages []web.Server
 	for _, server := range parts.Demo.Servers() {
+		outages = append(outages, server)
 		if server != parts.Demo.RabbitMQ { // requests are served without the broker
 			checks = append(checks, httpapi.Check{Name: server.Name(), Ready: server.Ready})
 		}
 	}
-	return &backend{
+	b := &backend{
 		shop: parts.Shop, keys: parts.Keys, limiter: parts.Limiter,
 		services: []service{{roleSweeper, parts.Sweeper}, {roleRelay, parts.Relay}, {roleConsumer, parts.Consumer}},
 		checks:   checks, operator: memoryOperator(cfg, parts), handled: &handled{},
-		flow: tracker, demo: parts.Demo, close: func() {},
-	}, nil
+		flow: tracker, backlog: parts.Demo.Backlog, close: func() {},
+	}
+	if cfg.trials {
+		b.trials, b.outages = parts.Demo, outages
+	}
+	return b, nil
 }

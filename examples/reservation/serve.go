@@ -11,7 +11,6 @@ import (
 	"github.com/holdfast-go/holdfast/examples/operator"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/flow"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/httpapi"
-	"github.com/holdfast-go/holdfast/examples/reservation/internal/memory"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/web"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/ratelimit"
@@ -50,11 +49,13 @@ type backend struct {
 	checks []httpapi.Check
 	// operator knows all parts.
 	operator *operator.Operator
-	// flow counts what the shop's page shows.
-	flow *flow.Tracker
-	// demo breaks the shop; nil on real servers.
-	demo  *memory.Demo
-	close func()
+	// flow counts what the shop's page shows, and backlog what waits.
+	flow    flow.Flow
+	backlog func(context.Context) (flow.Backlog, error)
+	// trials make trouble; nil: none are wanted. Only outages of a shop in memory are made.
+	trials  web.Trials
+	outages []web.Server
+	close   func()
 }
 
 // limiter decides, and can be looked at.

@@ -36,6 +36,8 @@ type servers struct {
 	redis         redis.UniversalClient
 	dial          func(ctx context.Context) (*amqp.Connection, error) // RabbitMQ
 	broker        string
+	// farewell is said to Redis before the connections end. nil: nothing.
+	farewell func(context.Context) error
 }
 
 func newServers(cfg config) (*servers, error) {
@@ -174,7 +176,14 @@ func (s *servers) close() {
 	var closing sync.WaitGroup
 	closing.Go(s.shop.Close)
 	closing.Go(s.workers.Close)
-	closing.Go(func() { _ = s.redis.Close() }) // nothing is pending on it
+	closing.Go(func() {
+		if s.farewell != nil {
+			ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+			defer cancel()
+			_ = s.farewell(ctx) // nobody is left to try again
+		}
+		_ = s.redis.Close() // nothing is pending on it
+	})
 	closed := make(chan struct{})
 	go func() {
 		closing.Wait()

@@ -28,6 +28,7 @@ type parts struct {
 	limiter    *ratelimitredis.Limiter
 	messages   *outboxpgx.Store
 	outbox     postgres.Outbox // where changes are announced: messages, if they are not left out
+	flow       *flow.Shared    // nil: there is no page
 	handled    *handled
 	broker     broker
 	relay      *outbox.Relay
@@ -44,7 +45,15 @@ func newParts(cfg config, s *servers) *parts {
 	// vanished in the middle of one keeps its locks for this long.
 	transactions := txretry.Config{IdleTimeout: 5 * time.Second}
 	workers := must(txretry.New(s.workers, transactions))
-	p := &parts{servers: s, handled: &handled{}, transactor: must(txretry.New(s.shop, transactions))}
+	p := &parts{servers: s, transactor: must(txretry.New(s.shop, transactions))}
+	if cfg.page {
+		p.flow = flow.NewShared(s.redis)
+		s.farewell = p.flow.Tell
+	}
+	p.handled = &handled{flow: p.flow}
+	if cfg.trials {
+		p.handled.slow = trials{redis: s.redis}.delay
+	}
 
 	p.gate = must(idempotencyredis.New(s.redis, idempotencyredis.Config{}))
 	p.once = must(idempotencypgx.New(p.transactor, idempotencypgx.Config{Gate: p.gate}))
@@ -59,7 +68,7 @@ func newParts(cfg config, s *servers) *parts {
 	if cfg.without.has(layerMessages) {
 		p.outbox = silent{}
 	}
-	p.inbox = must(postgres.NewInbox(workers))
+	p.inbox = must(postgres.NewInbox(workers, p.flow))
 	p.broker = newBroker(cfg, s, countedInbox{p.inbox, p.handled}, p.handled)
 	p.relay = must(outbox.NewRelay(p.messages, p.broker.publisher, outbox.RelayConfig{}))
 
@@ -91,16 +100,19 @@ func openServices(ctx context.Context, cfg config) (*backend, error) {
 	}
 	services := []service{{roleSweeper, p.sweeper}, {roleRelay, p.relay}, {roleConsumer, p.broker.consumer}}
 	b := &backend{
-		shop: postgres.NewShop(s.shop, p.once, p.outbox, p.holds), keys: p.once, limiter: p.limiter,
+		shop: postgres.NewShop(s.shop, p.once, p.outbox, p.holds, p.flow), keys: p.once, limiter: p.limiter,
 		services: slices.DeleteFunc(services, func(s service) bool { return cfg.role != roleAll && cfg.role != s.name }),
 		checks:   s.checks(cfg.role), operator: p.operator(cfg), handled: p.handled,
-		flow: flow.New(), close: s.close,
+		flow: p.flow, close: s.close,
+	}
+	if cfg.page {
+		p.show(cfg, b)
 	}
 	if cfg.without.has(layerLimits) {
 		b.limiter = nil
 	}
 	if cfg.without.has(layerKeys) {
-		b.keys, b.shop = nil, postgres.NewShop(s.shop, keyless{p.transactor}, p.outbox, p.holds)
+		b.keys, b.shop = nil, postgres.NewShop(s.shop, keyless{p.transactor}, p.outbox, p.holds, p.flow)
 	}
 	return b, nil
 }

@@ -9,7 +9,7 @@ import (
 
 // withShopPage serves the shop's own page before its API.
 func (f *front) withShopPage(cfg config, b *backend, api http.Handler) http.Handler {
-	if !cfg.page {
+	if !cfg.page || !cfg.hasAPI() {
 		return api
 	}
 	operator := ""
@@ -18,7 +18,7 @@ func (f *front) withShopPage(cfg config, b *backend, api http.Handler) http.Hand
 	}
 	user, global := httpapi.Limits(cfg.userLimit, cfg.globalLimit)
 	f.shopPage = must(web.New(web.Config{
-		API: api, Flow: b.flow, Demo: b.demo,
+		API: api, Flow: b.flow, Backlog: b.backlog, Trials: b.trials, Servers: b.outages,
 		Limits:   web.Limits{Limiter: b.limiter, User: user, Global: global},
 		Operator: operator,
 	}))

@@ -66,13 +66,18 @@ func TestShopPage(t *testing.T) {
 	}
 }
 
-// TestShopPageOnServers wants nothing there that breaks servers, and the limits as Redis has them.
+// TestShopPageOnServers wants nothing there that makes trouble, and the limits as Redis has them.
 func TestShopPageOnServers(t *testing.T) {
 	t.Parallel()
 	shop := start(t, newServices(t).env(), "-backend=services", "-page")
 	awaitReady(t, shop.url)
-	if status, body := acceptsHTML(t, shop.url); status != http.StatusOK || strings.Contains(body, "Postgres off") || strings.Contains(body, "/operator/") {
+	if status, body := acceptsHTML(t, shop.url); status != http.StatusOK || strings.Contains(body, "trials") || strings.Contains(body, "/operator/") {
 		t.Errorf("the page: %d %s", status, body)
+	}
+	for _, path := range []string{"/shop/poison", "/shop/slow", "/shop/outage"} {
+		if status := pressed(t, shop.url+path, url.Values{"on": {"true"}}); status != http.StatusNotFound {
+			t.Errorf("%s: %d", path, status)
+		}
 	}
 	newClient(t, shop.url).newEvent(`{"name":"Concert","seats":50}`)
 	resp, err := http.Get(shop.url + "/shop/live?user=nobody")
@@ -82,7 +87,7 @@ func TestShopPageOnServers(t *testing.T) {
 	defer func() { _ = resp.Body.Close() }()
 	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
 		if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
-			if !strings.Contains(data, `"name":"user","left":10`) || !strings.Contains(data, `"name":"global","left":999`) || strings.Contains(data, "demo") {
+			if !strings.Contains(data, `"name":"user","left":10`) || !strings.Contains(data, `"name":"global","left":999`) || strings.Contains(data, `"trials"`) {
 				t.Errorf("the stream tells %s", data)
 			}
 			break

@@ -3,6 +3,8 @@
 package flow
 
 import (
+	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -33,7 +35,31 @@ type Step struct {
 	Text   string    `json:"text"`
 }
 
-// Tracker counts and keeps the last steps. A nil Tracker does nothing. It is safe for concurrent use.
+// Flow is told what goes through the shop, and tells it. Its methods may be called from any goroutine.
+type Flow interface {
+	// Note counts something that has come to a stage. It waits for nothing.
+	Note(stage Stage, text string)
+	// Look returns how many have come to each stage, and the last steps, the oldest first.
+	Look(ctx context.Context) (counts map[Stage]int64, last []Step, err error)
+}
+
+// NoteAttempt notes what came of an attempt to process a message.
+func NoteAttempt(f Flow, name string, attempt int, err error) {
+	if err == nil {
+		f.Note(Processed, name)
+		return
+	}
+	f.Note(Failed, fmt.Sprintf("%s, attempt %d", name, max(1, attempt)))
+}
+
+// Backlog is what is on its way, and what has left it.
+type Backlog struct {
+	Outbox int `json:"outbox"` // not published yet
+	Queue  int `json:"queue"`  // published, and not processed yet
+	Dead   int `json:"dead"`   // given up, in the outbox and in the queue
+}
+
+// Tracker is the Flow of one process. It counts and keeps the last steps. A nil Tracker does nothing. It is safe for concurrent use.
 type Tracker struct {
 	mu     sync.Mutex
 	number int64
@@ -44,7 +70,7 @@ type Tracker struct {
 // New returns a Tracker that has seen nothing.
 func New() *Tracker { return &Tracker{counts: map[Stage]int64{}} }
 
-// Note counts something that has come to a stage.
+// Note implements Flow.
 func (t *Tracker) Note(stage Stage, text string) {
 	if t == nil {
 		return
@@ -59,12 +85,12 @@ func (t *Tracker) Note(stage Stage, text string) {
 	t.steps = append(t.steps, Step{t.number, time.Now().UTC(), stage, text})
 }
 
-// Look returns how many have come to each stage, and the last steps, the oldest first.
-func (t *Tracker) Look() (counts map[Stage]int64, last []Step) {
+// Look implements Flow. It does not fail.
+func (t *Tracker) Look(context.Context) (counts map[Stage]int64, last []Step, err error) {
 	if t == nil {
-		return nil, nil
+		return nil, nil, nil
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return maps.Clone(t.counts), slices.Clone(t.steps)
+	return maps.Clone(t.counts), append([]Step{}, t.steps...), nil
 }

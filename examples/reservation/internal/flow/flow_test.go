@@ -14,7 +14,7 @@ func TestOnlyTheLastStepsAreKept(t *testing.T) {
 		tracker.Note(flow.Request, strconv.Itoa(i))
 	}
 	tracker.Note(flow.Updated, "last")
-	counts, steps := tracker.Look()
+	counts, steps, _ := tracker.Look(t.Context())
 	if counts[flow.Request] != 100 || counts[flow.Updated] != 1 {
 		t.Errorf("counts %v", counts)
 	}
@@ -27,7 +27,7 @@ func TestNobodyCounts(t *testing.T) {
 	t.Parallel()
 	var nobody *flow.Tracker
 	nobody.Note(flow.Request, "unseen")
-	if counts, steps := nobody.Look(); len(counts)+len(steps) != 0 {
+	if counts, steps, _ := nobody.Look(t.Context()); len(counts)+len(steps) != 0 {
 		t.Errorf("%v %v", counts, steps)
 	}
 }

@@ -3,6 +3,7 @@ package httpapi_test
 import (
 	"testing"
 
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/flow"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/memory"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/postgres"
 	"github.com/holdfast-go/holdfast/expiry/expirypgx"
@@ -48,7 +49,7 @@ func newPostgresShop(t *testing.T) *shop {
 	must(once.Migrate(t.Context()))
 	holds, err := expirypgx.New(transactor, "reservations", expirypgx.Config{PollOnly: true})
 	must(err)
-	backend := postgres.NewShop(pool, once, store, holds)
+	backend := postgres.NewShop(pool, once, store, holds, flow.New())
 	return &shop{
 		t: t, handler: newHandler(t, parts, backend, 1_000_000),
 		messages: func() (n int) {

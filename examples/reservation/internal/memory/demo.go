@@ -8,8 +8,8 @@ import (
 
 	"github.com/google/uuid"
 
-	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/flow"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/messages"
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
@@ -34,11 +34,14 @@ type Demo struct {
 // Servers lists them.
 func (d *Demo) Servers() []*Server { return []*Server{d.Postgres, d.Redis, d.RabbitMQ} }
 
-// SlowDown has the consumer take two seconds for a message, or no longer than it needs.
-func (d *Demo) SlowDown(on bool) { d.slow.Store(on) }
+// SlowDown has the consumer take two seconds for a message, or no longer than it needs. It does not fail.
+func (d *Demo) SlowDown(_ context.Context, on bool) error {
+	d.slow.Store(on)
+	return nil
+}
 
-// Slow tells whether the consumer is slow.
-func (d *Demo) Slow() bool { return d.slow.Load() }
+// Slow tells whether the consumer is slow. It does not fail.
+func (d *Demo) Slow(context.Context) (bool, error) { return d.slow.Load(), nil }
 
 // maxDead is how many dead letters there may be before no more poison is sent: memory is all they have.
 const maxDead = 1000
@@ -55,29 +58,21 @@ func (d *Demo) Poison(ctx context.Context) error {
 	if backlog.Queue+backlog.Dead >= maxDead {
 		return fmt.Errorf("memory: %d messages wait or are dead, which is enough", backlog.Queue+backlog.Dead)
 	}
-	return d.broker.Send(ctx, &inbox.Message{
-		ID: uuid.Must(uuid.NewV7()), Name: booking.MessageHeld, Body: []byte(`{"reservation_id":"poison"}`),
-	})
-}
-
-// Backlog is what is on its way, and what has left it.
-type Backlog struct {
-	Outbox int `json:"outbox"` // not published yet
-	Queue  int `json:"queue"`  // published, and not processed yet
-	Dead   int `json:"dead"`   // given up, in the outbox and in the queue
+	m := messages.Poison()
+	return d.broker.Send(ctx, &inbox.Message{ID: uuid.Must(uuid.NewV7()), Name: m.Name, Body: m.Body})
 }
 
 // Backlog looks at the outbox and the queue, whether they are switched off or not.
-func (d *Demo) Backlog(ctx context.Context) (Backlog, error) {
+func (d *Demo) Backlog(ctx context.Context) (flow.Backlog, error) {
 	depth, err := d.outbox.Depth(ctx)
 	if err != nil {
-		return Backlog{}, err
+		return flow.Backlog{}, err
 	}
 	queue, err := d.consumer.Stats(ctx)
 	if err != nil {
-		return Backlog{}, err
+		return flow.Backlog{}, err
 	}
-	b := Backlog{Outbox: depth.Ready + depth.Parked, Queue: queue.Waiting + queue.Retrying + int(d.inHand.Load()), Dead: depth.Dead}
+	b := flow.Backlog{Outbox: depth.Ready + depth.Parked, Queue: queue.Waiting + queue.Retrying + int(d.inHand.Load()), Dead: depth.Dead}
 	for _, n := range queue.Dead {
 		b.Dead += n
 	}
@@ -95,7 +90,7 @@ type processor struct {
 func (p *processor) Process(ctx context.Context, msgs []*inbox.Message) []error {
 	p.demo.inHand.Add(int64(len(msgs)))
 	defer p.demo.inHand.Add(-int64(len(msgs)))
-	if p.demo.Slow() {
+	if p.demo.slow.Load() {
 		select {
 		case <-ctx.Done(): // the store gives the messages back
 		case <-time.After(slowness):
@@ -103,11 +98,7 @@ func (p *processor) Process(ctx context.Context, msgs []*inbox.Message) []error 
 	}
 	results := p.Store.Process(ctx, msgs)
 	for i, err := range results {
-		if err == nil {
-			p.flow.Note(flow.Processed, msgs[i].Name)
-		} else {
-			p.flow.Note(flow.Failed, fmt.Sprintf("%s, attempt %d", msgs[i].Name, max(1, msgs[i].Attempt)))
-		}
+		flow.NoteAttempt(p.flow, msgs[i].Name, msgs[i].Attempt, err)
 	}
 	return results
 }

@@ -6,18 +6,22 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/flow"
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/messages"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
-// NewInbox returns the inbox whose handlers keep the read model.
-func NewInbox(t txretry.Transactor) (*inboxpgx.Store, error) {
+// NewInbox returns the inbox whose handlers keep the read model, and tell f of that.
+func NewInbox(t txretry.Transactor, f flow.Flow) (*inboxpgx.Store, error) {
 	store, err := inboxpgx.New(t, "stats", inboxpgx.Config{})
 	if err != nil {
 		return nil, err
 	}
-	return store, messages.Listen(store, learn)
+	return store, messages.Listen(store, func(ctx context.Context, tx pgx.Tx, status booking.Status, m messages.Reservation) error {
+		txretry.AfterCommit(tx, func() { f.Note(flow.Updated, string(status)) })
+		return learn(ctx, tx, status, m)
+	})
 }
 
 // The higher rank wins, so the order in which consumers hear of a reservation does not matter.

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/booking"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/flow"
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/txretry"
 )
@@ -23,12 +24,13 @@ type Shop struct {
 	once   Once
 	outbox Outbox
 	holds  Holds
+	flow   flow.Flow
 }
 
 // NewShop returns a shop that reads through pool and writes in transactions of
-// once.
-func NewShop(pool *pgxpool.Pool, once Once, outbox Outbox, holds Holds) *Shop {
-	return &Shop{Reader: NewReader(pool), once: once, outbox: outbox, holds: holds}
+// once, which it tells f of.
+func NewShop(pool *pgxpool.Pool, once Once, outbox Outbox, holds Holds, f flow.Flow) *Shop {
+	return &Shop{Reader: NewReader(pool), once: once, outbox: outbox, holds: holds, flow: f}
 }
 
 // Once implements httpapi.Backend.
@@ -40,6 +42,7 @@ func (s *Shop) Once(ctx context.Context, eventID string,
 		opts.SerialKey = "event:" + eventID
 	}
 	return s.once.DoWith(ctx, opts, func(ctx context.Context, tx pgx.Tx) (idempotency.Response, error) {
+		txretry.AfterCommit(tx, func() { s.flow.Note(flow.Transaction, "committed") })
 		return fn(ctx, &work{tx: tx, outbox: s.outbox, holds: s.holds})
 	})
 }

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/flow"
-	"github.com/holdfast-go/holdfast/examples/reservation/internal/memory"
 )
 
 const (
@@ -25,17 +24,17 @@ const (
 
 var userPattern = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 
-// state is what a live page is told.
+// state is what a live page is told. The page keeps what it had of what is null or missing.
 type state struct {
-	Counts map[flow.Stage]int64 `json:"counts"`
-	Steps  []flow.Step          `json:"steps"`
-	Limits []gauge              `json:"limits"`
-	Demo   *demoState           `json:"demo,omitempty"`
+	Counts  map[flow.Stage]int64 `json:"counts"`
+	Steps   []flow.Step          `json:"steps"`
+	Limits  []gauge              `json:"limits"`
+	Backlog *flow.Backlog        `json:"backlog,omitempty"`
+	Trials  *trialsState         `json:"trials,omitempty"`
 }
 
-// demoState is what is known of the parts in this process.
-type demoState struct {
-	memory.Backlog
+// trialsState is what is broken now.
+type trialsState struct {
 	Slow bool `json:"slow"`
 	// Off tells of each server whether it is switched off.
 	Off map[string]bool `json:"off"`
@@ -86,20 +85,29 @@ func (p *Page) look(ctx context.Context, user string) state {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	s := state{Limits: p.cfg.Limits.look(ctx, user)}
-	s.Counts, s.Steps = p.cfg.Flow.Look()
-	demo := p.cfg.Demo
-	if demo == nil {
-		return s
+	if counts, steps, err := p.cfg.Flow.Look(ctx); err == nil {
+		s.Counts, s.Steps = counts, steps
 	}
-	backlog, err := demo.Backlog(ctx)
-	if err != nil {
-		return s // the page keeps what it had
+	if backlog, err := p.cfg.Backlog(ctx); err == nil {
+		s.Backlog = &backlog
 	}
-	s.Demo = &demoState{Backlog: backlog, Slow: demo.Slow(), Off: map[string]bool{}}
-	for _, server := range demo.Servers() {
-		s.Demo.Off[server.Name()] = server.Off()
-	}
+	s.Trials = p.lookAtTrials(ctx)
 	return s
+}
+
+func (p *Page) lookAtTrials(ctx context.Context) *trialsState {
+	if p.cfg.Trials == nil {
+		return nil
+	}
+	slow, err := p.cfg.Trials.Slow(ctx)
+	if err != nil {
+		return nil
+	}
+	t := &trialsState{Slow: slow, Off: map[string]bool{}}
+	for _, server := range p.cfg.Servers {
+		t.Off[server.Name()] = server.Off()
+	}
+	return t
 }
 
 // send writes one event.

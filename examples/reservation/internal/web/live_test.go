@@ -20,10 +20,10 @@ type state struct {
 		Name      string
 		Left, Max int
 	}
-	Demo struct {
-		Outbox, Queue, Dead int
-		Slow                bool
-		Off                 map[string]bool
+	Backlog struct{ Outbox, Queue, Dead int }
+	Trials  struct {
+		Slow bool
+		Off  map[string]bool
 	}
 }
 
@@ -85,7 +85,7 @@ func TestStreamTellsTheWayOfARequest(t *testing.T) {
 	s.hold(s.newEvent())
 	s.await("one reservation", func(st state) bool {
 		return st.Counts["request"] == 2 && st.Counts["transaction"] == 2 && st.Counts["published"] == 1 &&
-			st.Counts["processed"] == 1 && st.Counts["updated"] == 1 && st.Demo.Outbox == 0 && st.Demo.Queue == 0
+			st.Counts["processed"] == 1 && st.Counts["updated"] == 1 && st.Backlog.Outbox == 0 && st.Backlog.Queue == 0
 	})
 	s.await("steps and limits", func(st state) bool {
 		return len(st.Steps) == 7 && st.Steps[0].Stage == "transaction" && st.Steps[1].Text == "POST /api/events: 201" &&

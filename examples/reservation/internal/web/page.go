@@ -2,6 +2,7 @@ package web
 
 import (
 	"bytes"
+	"context"
 	"embed"
 	"errors"
 	"fmt"
@@ -11,7 +12,6 @@ import (
 	"sync"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/internal/flow"
-	"github.com/holdfast-go/holdfast/examples/reservation/internal/memory"
 )
 
 // Config says what the page stands before.
@@ -19,9 +19,13 @@ type Config struct {
 	// API serves everything but the page. Required.
 	API http.Handler
 	// Flow counts what goes through the shop. Required.
-	Flow *flow.Tracker
-	// Demo breaks the shop. Optional: real servers have none.
-	Demo *memory.Demo
+	Flow flow.Flow
+	// Backlog tells what is on its way. Required. An error leaves the page with what it had.
+	Backlog func(context.Context) (flow.Backlog, error)
+	// Trials are the buttons that try to break the shop. nil: there are none.
+	Trials Trials
+	// Servers have a button each that switches them off, beside those of Trials.
+	Servers []Server
 	// Limits tells what a user has left of the limits. Required.
 	Limits Limits
 	// Operator is the address of the operator's page; "" for none.
@@ -48,8 +52,8 @@ var homeTemplate = template.Must(template.ParseFS(files, "page/home.html"))
 
 // New returns the page.
 func New(cfg Config) (*Page, error) {
-	if cfg.API == nil || cfg.Flow == nil || cfg.Limits.Limiter == nil {
-		return nil, errors.New("web: API, Flow and Limits are required")
+	if cfg.API == nil || cfg.Flow == nil || cfg.Backlog == nil || cfg.Limits.Limiter == nil {
+		return nil, errors.New("web: API, Flow, Backlog and Limits are required")
 	}
 	var home bytes.Buffer
 	if err := homeTemplate.Execute(&home, cfg); err != nil {
@@ -80,7 +84,7 @@ func (p *Page) route() http.Handler {
 		})
 	}
 	own.HandleFunc("GET /shop/live", p.live)
-	if p.cfg.Demo != nil {
+	if p.cfg.Trials != nil {
 		own.HandleFunc("POST /shop/poison", p.poison)
 		own.HandleFunc("POST /shop/slow", p.slow)
 		own.HandleFunc("POST /shop/outage", p.outage)

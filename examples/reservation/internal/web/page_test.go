@@ -63,11 +63,11 @@ func TestPageLoadsNothingFromElsewhere(t *testing.T) {
 	}
 }
 
-func TestWithoutDemoNothingCanBeBroken(t *testing.T) {
+func TestWithoutTrialsNothingCanBeBroken(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, func(c *web.Config) { c.Demo, c.Operator = nil, "/operator/" })
+	s := newShop(t, func(c *web.Config) { c.Trials, c.Servers, c.Operator = nil, nil, "/operator/" })
 	home := s.do(http.MethodGet, "/", "", "Accept", "text/html").body
-	if strings.Contains(home, "Poison") || strings.Contains(home, "Postgres off") {
+	if strings.Contains(home, "poison") || strings.Contains(home, "Postgres off") {
 		t.Error("the page has buttons that do nothing")
 	}
 	if !strings.Contains(home, `href="/operator/"`) {

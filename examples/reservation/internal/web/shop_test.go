@@ -30,7 +30,7 @@ type shop struct {
 	t    testing.TB
 	url  string
 	page *web.Page
-	demo *memory.Demo
+	demo *memory.Demo // whose trials and servers the page has
 }
 
 // newShop runs a shop; change may change the page's Config.
@@ -51,7 +51,10 @@ func newShop(t testing.TB, change ...func(*web.Config)) *shop {
 	}
 	user, global := httpapi.Limits(userLimit, 0)
 	cfg := web.Config{
-		API: api, Flow: tracker, Demo: parts.Demo, Limits: web.Limits{Limiter: parts.Limiter, User: user, Global: global},
+		API: api, Flow: tracker, Backlog: parts.Demo.Backlog, Trials: parts.Demo, Limits: web.Limits{Limiter: parts.Limiter, User: user, Global: global},
+	}
+	for _, server := range parts.Demo.Servers() {
+		cfg.Servers = append(cfg.Servers, server)
 	}
 	for _, c := range change {
 		c(&cfg)

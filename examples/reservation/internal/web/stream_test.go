@@ -33,7 +33,7 @@ func TestEndOfStreamTellsNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		page, err := web.New(web.Config{
-			API: http.NotFoundHandler(), Flow: flow.New(),
+			API: http.NotFoundHandler(), Flow: flow.New(), Backlog: func(context.Context) (flow.Backlog, error) { return flow.Backlog{}, nil },
 			Limits: web.Limits{Limiter: remote{memory}, User: ratelimit.Limit{Name: "user", Max: 10}},
 		})
 		if err != nil {

@@ -39,6 +39,6 @@ export const post = async (user, path, body, key = newKey()) => {
 };
 
 // What is not part of the API, and there for this page alone.
-export const demo = (what, fields = {}) => send(`/shop/${what}`, { method: "POST", body: new URLSearchParams(fields) });
+export const trouble = (what, fields = {}) => send(`/shop/${what}`, { method: "POST", body: new URLSearchParams(fields) });
 
 export const describe = (answer) => answer.status === 0 ? "no answer" : `${answer.status}${answer.code ? ` ${answer.code}` : ""}`;

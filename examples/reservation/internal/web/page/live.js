@@ -6,23 +6,21 @@ const set = (id, value) => {
   if (node && node.textContent !== String(value)) node.textContent = value;
 };
 
-const showCounts = ({ counts, demo }) => {
-  for (const stage of ["request", "transaction", "published", "processed", "updated"]) set(`count-${stage}`, counts?.[stage] ?? 0);
-  if (!demo) return;
-  set("count-outbox", demo.outbox);
-  set("count-queue", demo.queue);
-  set("count-dead", demo.dead);
+const showCounts = ({ counts, backlog }) => {
+  if (counts) for (const stage of ["request", "transaction", "published", "processed", "updated"]) set(`count-${stage}`, counts[stage] ?? 0);
+  if (backlog) for (const place of ["outbox", "queue", "dead"]) set(`count-${place}`, backlog[place]);
 };
 
 let shown = 0; // the number of the last step
 
 const showSteps = (steps) => {
+  if (!steps) return;
   const list = $("steps");
-  if (shown > (steps?.at(-1)?.number ?? 0)) { // the shop began anew
+  if (shown > (steps.at(-1)?.number ?? 0)) { // the shop began anew
     shown = 0;
     list.replaceChildren();
   }
-  for (const { number, at, stage, text } of steps ?? []) {
+  for (const { number, at, stage, text } of steps) {
     if (number <= shown) continue;
     shown = number;
     const item = document.createElement("li");
@@ -61,8 +59,8 @@ const showLimits = (limits) => {
 let source = null;
 let begin = () => {};
 
-// Follows the shop for a user; onDemo hears what is broken at the moment.
-export const follow = (user, onDemo) => {
+// Follows the shop for a user; onTrials hears what is broken at the moment.
+export const follow = (user, onTrials) => {
   begin = () => {
     source?.close();
     source = new EventSource(`/shop/live?user=${encodeURIComponent(user)}`);
@@ -73,7 +71,7 @@ export const follow = (user, onDemo) => {
       showCounts(state);
       showSteps(state.steps);
       showLimits(state.limits);
-      if (state.demo) onDemo(state.demo);
+      if (state.trials) onTrials(state.trials);
     };
   };
   begin();

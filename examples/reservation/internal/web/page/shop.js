@@ -2,10 +2,10 @@ import { startBuying, user } from "./buying.js";
 import { follow } from "./live.js";
 import { showBroken, startTrials } from "./trials.js";
 
-const demo = "demo" in document.getElementById("main").dataset;
-const begin = () => follow(user(), demo ? showBroken : () => {});
+const { trials, opens } = document.getElementById("main").dataset;
+const begin = () => follow(user(), showBroken);
 
-if (demo) startTrials();
+if (trials !== undefined) startTrials();
 document.getElementById("user").addEventListener("change", begin);
 begin();
-startBuying(demo);
+startBuying(opens !== undefined);

@@ -1,5 +1,5 @@
 // What tries to break the shop.
-import { demo, describe, get, newKey, post } from "./api.js";
+import { describe, get, newKey, post, trouble } from "./api.js";
 import { openEvent, refresh, shownEvent } from "./buying.js";
 
 const $ = (id) => document.getElementById(id);
@@ -86,6 +86,7 @@ const insist = async (request) => {
 
 const duplicates = async () => {
   const copies = 50;
+  if (!shownEvent() && !await openEvent("Concert")) return;
   const key = newKey();
   const body = { event_id: shownEvent(), quantity: 1 };
   show(element("p", `One request is sent ${copies} times …`));
@@ -99,7 +100,7 @@ const duplicates = async () => {
 };
 
 const poison = async () => {
-  const answer = await demo("poison");
+  const answer = await trouble("poison");
   show(answer.status === 204
     ? element("p", "The consumer gets a message that no attempt can process. It becomes a dead letter, and the rest goes on.")
     : element("p", `It could not be sent: ${describe(answer)}`, "problem"));
@@ -116,7 +117,7 @@ const pressed = (button) => button.getAttribute("aria-pressed") === "true";
 
 const flip = async (button, what, fields, text) => {
   const on = !pressed(button);
-  const answer = await demo(what, { ...fields, on });
+  const answer = await trouble(what, { ...fields, on });
   if (answer.status !== 204) return show(element("p", `It could not be switched: ${describe(answer)}`, "problem"));
   button.setAttribute("aria-pressed", String(on));
   show(element("p", text(on)));

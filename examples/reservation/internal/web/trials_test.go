@@ -28,7 +28,7 @@ func TestOutages(t *testing.T) {
 			s := newShop(t)
 			event := s.newEvent()
 			s.outage(server, "true")
-			s.await("the outage", func(st state) bool { return st.Demo.Off[server] })
+			s.await("the outage", func(st state) bool { return st.Trials.Off[server] })
 			a := s.hold(event)
 			switch {
 			case refusal == "" && a.StatusCode != http.StatusCreated:
@@ -37,7 +37,7 @@ func TestOutages(t *testing.T) {
 				t.Fatalf("without %s: %d %v %s", server, a.StatusCode, a.Header, a.body)
 			}
 			if refusal == "" {
-				s.await("the message waits", func(st state) bool { return st.Demo.Outbox == 1 && st.Counts["published"] == 0 })
+				s.await("the message waits", func(st state) bool { return st.Backlog.Outbox == 1 && st.Counts["published"] == 0 })
 			}
 			s.outage(server, "false")
 			if refusal != "" {
@@ -46,7 +46,7 @@ func TestOutages(t *testing.T) {
 				}
 			}
 			s.await("the message has arrived", func(st state) bool {
-				return st.Counts["updated"] == 1 && st.Demo.Outbox == 0 && !st.Demo.Off[server]
+				return st.Counts["updated"] == 1 && st.Backlog.Outbox == 0 && !st.Trials.Off[server]
 			})
 		})
 	}
@@ -67,7 +67,7 @@ func TestWorkersOutliveOutages(t *testing.T) {
 		s.outage(servers[i%2], "false")
 	}
 	s.await("all have arrived", func(st state) bool {
-		return st.Counts["updated"] == holds && st.Demo.Outbox == 0 && st.Demo.Queue == 0 && st.Demo.Dead == 0
+		return st.Counts["updated"] == holds && st.Backlog.Outbox == 0 && st.Backlog.Queue == 0 && st.Backlog.Dead == 0
 	})
 }
 
@@ -78,7 +78,7 @@ func TestPoisonIsADeadLetterAndTheRestGoesOn(t *testing.T) {
 	s.pressed("/shop/poison", nil)
 	s.hold(event)
 	s.await("one letter, one update", func(st state) bool {
-		return st.Demo.Dead == 1 && st.Counts["failed"] == 1 && st.Counts["updated"] == 1
+		return st.Backlog.Dead == 1 && st.Counts["failed"] == 1 && st.Counts["updated"] == 1
 	})
 	s.outage("rabbitmq", "true")
 	if a := s.press("/shop/poison", nil); a.StatusCode != http.StatusServiceUnavailable {
@@ -96,9 +96,9 @@ func TestSlowConsumer(t *testing.T) {
 	for range holds {
 		s.hold(event)
 	}
-	s.await("a queue", func(st state) bool { return st.Demo.Slow && st.Counts["request"] == holds+1 && st.Demo.Queue > 0 })
+	s.await("a queue", func(st state) bool { return st.Trials.Slow && st.Counts["request"] == holds+1 && st.Backlog.Queue > 0 })
 	s.pressed("/shop/slow", url.Values{"on": {"false"}})
-	s.await("no queue", func(st state) bool { return !st.Demo.Slow && st.Counts["updated"] == holds && st.Demo.Queue == 0 })
+	s.await("no queue", func(st state) bool { return !st.Trials.Slow && st.Counts["updated"] == holds && st.Backlog.Queue == 0 })
 }
 
 func TestPoisonIsBounded(t *testing.T) {
@@ -107,7 +107,7 @@ func TestPoisonIsBounded(t *testing.T) {
 	for range 1000 {
 		s.pressed("/shop/poison", nil)
 	}
-	s.await("all are dead", func(st state) bool { return st.Demo.Dead == 1000 })
+	s.await("all are dead", func(st state) bool { return st.Backlog.Dead == 1000 })
 	if a := s.press("/shop/poison", nil); a.StatusCode != http.StatusServiceUnavailable {
 		t.Errorf("one more: %d", a.StatusCode)
 	}

@@ -1,14 +1,33 @@
 package web
 
 import (
+	"context"
 	"net/http"
 	"strconv"
 )
 
+// Trials make trouble on purpose. They may be called from any goroutine.
+type Trials interface {
+	// Poison sends the consumer a message that no attempt can process. It fails where too many wait or are dead.
+	Poison(ctx context.Context) error
+	// SlowDown has the consumer take two seconds for a message, or no longer than it needs.
+	SlowDown(ctx context.Context, on bool) error
+	// Slow tells whether the consumer is slow.
+	Slow(ctx context.Context) (bool, error)
+}
+
+// Server can be switched off. Its methods may be called from any goroutine.
+type Server interface {
+	// Name is what the buttons call it: postgres, redis or rabbitmq.
+	Name() string
+	Off() bool
+	Switch(on bool)
+}
+
 // poison sends the consumer a message that cannot be processed.
 func (p *Page) poison(w http.ResponseWriter, r *http.Request) {
-	if err := p.cfg.Demo.Poison(r.Context()); err != nil {
-		http.Error(w, "the broker takes no more of it", http.StatusServiceUnavailable)
+	if err := p.cfg.Trials.Poison(r.Context()); err != nil {
+		http.Error(w, "no more of it is taken now", http.StatusServiceUnavailable)
 		return
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -20,7 +39,10 @@ func (p *Page) slow(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
-	p.cfg.Demo.SlowDown(on)
+	if err := p.cfg.Trials.SlowDown(r.Context(), on); err != nil {
+		http.Error(w, "the consumer cannot be told", http.StatusServiceUnavailable)
+		return
+	}
 	w.WriteHeader(http.StatusNoContent)
 }
 
@@ -30,7 +52,7 @@ func (p *Page) outage(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
-	for _, server := range p.cfg.Demo.Servers() {
+	for _, server := range p.cfg.Servers {
 		if server.Name() == r.PostForm.Get("server") {
 			server.Switch(!on)
 			w.WriteHeader(http.StatusNoContent)
