@@ -6,8 +6,6 @@ import (
 
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
-
-	"github.com/holdfast-go/holdfast/internal/pgtest"
 )
 
 // Reservations of which messages tell after they were mended.
@@ -49,6 +47,7 @@ func walkDeadLetters(v *visit) {
 	v.awaitText("tbody", v.operator())
 	v.open(v.url + "/")
 	v.awaitText("#stats", "2 held")
+	v.awaitText("#count-dead", "0")
 }
 
 // mendOne looks at the body of the letter that is shown, writes another one, and retries it.
@@ -90,17 +89,9 @@ func (v *visit) mendAll(patch string, count int) {
 // poison has the consumer given messages that no attempt can process.
 func (v *visit) poison(count int) {
 	v.t.Helper()
-	if v.servers == nil {
-		for n := range count {
-			v.click("#poison")
-			v.awaitText("#count-dead", fmt.Sprint(n+1))
-		}
-		return
-	}
-	db := pgtest.Pool(v.t, v.servers.Database, 1)
-	_, err := db.Exec(v.t.Context(), `SELECT holdfast_outbox_write('reservation.held', '{"reservation_id":"poison"}') FROM generate_series(1, $1)`, count)
-	if err != nil {
-		v.t.Fatal(err)
+	for n := range count {
+		v.click("#poison")
+		v.awaitText("#count-dead", fmt.Sprint(n+1))
 	}
 }
 

@@ -16,7 +16,7 @@ const password = "open sesame"
 type visit struct {
 	*tab
 	url     string
-	servers *shop.Servers // nil: the shop is in memory, and its page has buttons that break it
+	servers *shop.Servers // nil: the shop is in memory, and its page has buttons that switch servers off
 }
 
 // onBoth has a shop in memory walked, and one on real servers.
@@ -47,7 +47,7 @@ func openShopOn(t testing.TB, servers shop.Servers, flags ...string) *visit {
 	t.Helper()
 	_ = testenv.Chromium(t)
 	env := append(servers.Env(), "OPERATOR_PASSWORD="+password)
-	process := shop.Start(t, env, append([]string{"-backend=services", "-page"}, flags...)...)
+	process := shop.Start(t, env, append([]string{"-backend=services", "-trials"}, flags...)...)
 	v := &visit{url: process.URL(), tab: newTab(t), servers: &servers}
 	v.enter()
 	return v
