@@ -6,14 +6,13 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/internal/lab/chaos/audit"
+	"github.com/holdfast-go/holdfast/internal/lab/crowd"
 	"github.com/holdfast-go/holdfast/internal/lab/ledger"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -32,7 +31,7 @@ const (
 // director runs one seed: it lets faults happen to a system under load, and audits after each.
 type director struct {
 	s      *system
-	crowd  *crowd
+	crowd  *crowd.Crowd
 	ledger *ledger.Ledger // of what reached the broker
 	log    io.Writer
 	// settled is the newest change of the history when all was quiet for the last time.
@@ -68,7 +67,7 @@ func play(ctx context.Context, seed uint64, o options) (report SeedReport, h aud
 	}
 	defer func() {
 		d.stop()
-		d.crowd.http.CloseIdleConnections()
+		d.crowd.Close()
 	}()
 	dealer := &dealer{s: s, rng: rand.New(rand.NewPCG(seed, 1)), short: o.short, previous: o.previous}
 	report.Seed = seed
@@ -91,13 +90,13 @@ func play(ctx context.Context, seed uint64, o options) (report SeedReport, h aud
 			break // the next fault would be blamed
 		}
 	}
-	report.count(h, d.ledger.Audit(deeds(h.Changes)), time.Since(began))
+	report.count(h, d.ledger.Audit(crowd.Deeds(h.Changes)), time.Since(began))
 	return report, h, err
 }
 
 // open lets the history and the observer begin, and opens the events.
 func (d *director) open(ctx context.Context, seed uint64) error {
-	if _, err := d.s.pool.Exec(ctx, historySQL); err != nil {
+	if _, err := d.s.pool.Exec(ctx, crowd.HistorySQL); err != nil {
 		return err
 	}
 	err := ledger.OnBroker(ctx, d.s.broker.URL(), func(ch *amqp.Channel) error {
@@ -110,7 +109,7 @@ func (d *director) open(ctx context.Context, seed uint64) error {
 		err = d.s.broker.WriteDefinitions(ctx)
 	}
 	if err == nil {
-		d.crowd, err = newCrowd(ctx, d.s, seed)
+		d.crowd, err = crowd.New(ctx, d.s.apis, seed)
 	}
 	if err != nil {
 		return err
@@ -137,15 +136,15 @@ func (d *director) observe(ctx context.Context) {
 // suffer lets one fault happen under load, measures the way back, and audits when all is quiet.
 func (d *director) suffer(ctx context.Context, f fault) (Outcome, audit.History, error) {
 	o := Outcome{Kind: f.kind, Target: f.target, Lasts: f.lasts.Seconds()}
-	before := d.crowd.holds.Load()
+	before := d.crowd.Holds()
 	complaints := d.s.complaints()
 	lost := len(d.s.losses())
-	d.crowd.come(ctx)
-	defer d.crowd.leave()
+	d.crowd.Come(ctx)
+	defer d.crowd.Leave()
 	if err := d.underLoad(ctx, before); err != nil {
 		return o, audit.History{}, err
 	}
-	d.crowd.slowest.Store(0)
+	d.crowd.ForgetSlowest()
 	d.clockWentBack = d.clockWentBack || f.kind == "clock"
 	broken, err := d.happen(ctx, f)
 	o.find(audit.Stuck, broken...)
@@ -168,9 +167,9 @@ func (d *director) suffer(ctx context.Context, f fault) (Outcome, audit.History,
 	if len(r.stuck) > 0 {
 		o.Explanation = d.s.sessions(ctx)
 	}
-	d.crowd.leave()
+	d.crowd.Leave()
 	h, err := d.audit(ctx, &o)
-	o.Slowest = time.Duration(d.crowd.slowest.Load()).Seconds()
+	o.Slowest = d.crowd.Slowest().Seconds()
 	o.Complaints = d.s.complaints() - complaints
 	o.Lost = len(d.s.losses()) - lost
 	return o, h, err
@@ -181,7 +180,7 @@ func (d *director) underLoad(ctx context.Context, before int64) error {
 	ctx, cancel := context.WithTimeout(ctx, testenv.Patience)
 	defer cancel()
 	return poll(ctx, func() error {
-		if n := d.crowd.holds.Load() - before; n < holdsBefore {
+		if n := d.crowd.Holds() - before; n < holdsBefore {
 			return fmt.Errorf("%d of %d holds", n, holdsBefore)
 		}
 		return nil
@@ -222,13 +221,13 @@ func (d *director) audit(ctx context.Context, o *Outcome) (audit.History, error)
 	if err != nil {
 		return h, err
 	}
-	_, unmet := d.crowd.told()
+	_, unmet := d.crowd.Told()
 	o.find(audit.Refused, unmet...)
 	checked := audit.Check(h)
 	o.Findings = append(o.Findings, checked.Findings...)
 	o.Excused = checked.Excused
-	d.ledger.Excuse(messagesOf(h.Lost)...)
-	for _, fault := range d.ledger.Audit(deeds(h.Changes)).Faults {
+	d.ledger.Excuse(crowd.MessagesOf(h.Lost)...)
+	for _, fault := range d.ledger.Audit(crowd.Deeds(h.Changes)).Faults {
 		o.find("at the broker", fault)
 	}
 	if n := len(h.Changes); n > 0 {
@@ -249,8 +248,8 @@ func (d *director) quiet(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		d.ledger.Excuse(messagesOf(h.Lost)...)
-		if n := len(d.ledger.Missing(deeds(h.Changes))); n > 0 {
+		d.ledger.Excuse(crowd.MessagesOf(h.Lost)...)
+		if n := len(d.ledger.Missing(crowd.Deeds(h.Changes))); n > 0 {
 			return fmt.Errorf("%d messages have not reached the broker", n)
 		}
 		if n := h.Left.Outbox; n > 0 {
@@ -265,30 +264,12 @@ func (d *director) quiet(ctx context.Context) error {
 
 // history reads everything there is to know.
 func (d *director) history(ctx context.Context) (audit.History, error) {
-	h, err := readHistory(ctx, d.s.pool)
+	h, err := crowd.History(ctx, d.s.pool)
 	if err != nil {
 		return h, err
 	}
-	h.Answers, _ = d.crowd.told()
+	h.Answers, _ = d.crowd.Told()
 	h.Lost, h.ClockWentBack = d.s.losses(), d.clockWentBack
-	h.Left.DeadInbox, err = d.s.deadLetters(ctx)
+	h.Left.DeadInbox, err = crowd.DeadLetters(ctx, d.s.broker.AdminURL())
 	return h, err
-}
-
-// deadLetters counts what consumers have given up: it lies in queues of their own.
-func (s *system) deadLetters(ctx context.Context) (int, error) {
-	var queues []struct {
-		Name     string
-		Messages int
-	}
-	if err := testenv.Admin(ctx, s.broker.AdminURL(), http.MethodGet, "/api/queues", nil, &queues); err != nil {
-		return 0, err
-	}
-	n := 0
-	for _, q := range queues {
-		if strings.Contains(q.Name, "failed") {
-			n += q.Messages
-		}
-	}
-	return n, nil
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/internal/lab/chaos/audit"
+	"github.com/holdfast-go/holdfast/internal/lab/crowd"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -116,14 +117,14 @@ func (s *system) noteLost(ctx context.Context, old *testenv.Server) error {
 		return err
 	}
 	defer conn.Close(ctx)
-	had, err := readChanges(ctx, conn)
+	had, err := crowd.Changes(ctx, conn)
 	if err != nil {
 		return err
 	}
 	// The new primary may be read later than the old one stopped: what it got since does no harm.
 	var has []audit.Change
 	err = poll(ctx, func() (err error) {
-		has, err = readChanges(ctx, s.pool)
+		has, err = crowd.Changes(ctx, s.pool)
 		return err
 	})
 	if err != nil {
@@ -131,7 +132,7 @@ func (s *system) noteLost(ctx context.Context, old *testenv.Server) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lost = append(s.lost, lostBy(had, has)...)
+	s.lost = append(s.lost, crowd.Lost(had, has)...)
 	return nil
 }
 

@@ -3,9 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -14,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/internal/lab/chaos/audit"
+	"github.com/holdfast-go/holdfast/internal/lab/crowd"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
@@ -74,7 +73,7 @@ func (d *director) recover(ctx context.Context) (recovery, error) {
 	var all sync.WaitGroup
 	defer all.Wait()
 	all.Go(func() { _ = await("ready", d.ready(&r)) }) // what is stuck is in r
-	if await("answers", d.crowd.allAnswer()) != nil {
+	if await("answers", d.crowd.AllAnswer()) != nil {
 		all.Wait()
 		return r, nil
 	}
@@ -85,7 +84,7 @@ func (d *director) recover(ctx context.Context) (recovery, error) {
 	all.Go(func() { _ = await("outbox", d.none(outboxSQL, func() []any { return []any{m.change} })) })
 	all.Go(func() {
 		_ = await("read model", d.none(untakenSQL, func() []any {
-			return []any{m.change, d.settled, append([]uuid.UUID{}, messagesOf(d.s.losses())...)}
+			return []any{m.change, d.settled, append([]uuid.UUID{}, crowd.MessagesOf(d.s.losses())...)}
 		}))
 	})
 	all.Go(func() {
@@ -177,45 +176,6 @@ func (s *system) allReady() error {
 		}
 	}
 	return nil
-}
-
-// prober is the client that asks whether the apis answer.
-const prober = -1
-
-// allAnswer wants a hold for every large event through every api, each answered promptly.
-func (c *crowd) allAnswer() func(context.Context) error {
-	const promptly = 2 * time.Second
-	type way struct {
-		api   int
-		event string
-	}
-	left := map[way]bool{}
-	for api := range c.s.named("api") {
-		for _, event := range c.large {
-			left[way{api, event}] = true
-		}
-	}
-	return func(ctx context.Context) error {
-		var mu sync.Mutex
-		var all sync.WaitGroup
-		for _, w := range slices.Collect(maps.Keys(left)) { // the goroutines delete from it
-			all.Go(func() {
-				ctx, cancel := context.WithTimeout(ctx, promptly)
-				defer cancel()
-				a := c.send(ctx, prober, w.api, holdRequest(newKey(), w.event, `"quantity":1`))
-				mu.Lock()
-				defer mu.Unlock()
-				if a.Status == http.StatusCreated {
-					delete(left, w)
-				}
-			})
-		}
-		all.Wait()
-		if len(left) > 0 {
-			return fmt.Errorf("%d of %d ways to hold a seat do not work", len(left), largeEvents*2)
-		}
-		return nil
-	}
 }
 
 // sessions tells what those of the database do.

@@ -173,6 +173,14 @@ func (s *system) replace(processes ...*process) error {
 	return nil
 }
 
+// apis are the addresses where clients reach the shop.
+func (s *system) apis() (urls []string) {
+	for _, p := range s.named("api") {
+		urls = append(urls, p.URL())
+	}
+	return urls
+}
+
 // named are the processes of a role.
 func (s *system) named(role string) []*process {
 	var found []*process

@@ -26,7 +26,7 @@ func TestRender(t *testing.T) {
 	text := render([]string{"Redis 8.0"}, scale, v, 10*time.Minute)
 	for _, want := range []string{
 		"Servers: Redis 8.0. It took 10 minutes.", "| quick | 7 | 1.0 | 1.0 | 0.0 |", "| slow | 0 | **11.0** |", "| hopeless | 0 | **not well** |",
-		"9 requests, 8 seats held", "- The stream: 5 committed", "\nNothing was lost", "| api | 1.00 | 1.50 | 0.75 | 200 seats held |",
+		"9 requests, 8 seats held", "- The stream: 5 committed", "\nNothing was lost", "| api | 1.00 | 1.50 | 0.75 | 200 requests for a seat |",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)

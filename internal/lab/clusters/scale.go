@@ -5,11 +5,12 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/holdfast-go/holdfast/internal/lab/load"
+	"github.com/holdfast-go/holdfast/internal/lab/shop"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
 
@@ -41,7 +42,7 @@ var stages = []struct {
 }
 
 // api is the role that clients meet.
-const apiRole, apiUnit = "api", "seats held"
+const apiRole, apiUnit = "api", "requests for a seat"
 
 // rates are operations per second, by role and number of processes.
 type rates map[string]map[int]float64
@@ -168,24 +169,18 @@ func (h *house) measureAPI(ctx context.Context, n int) (rate float64, err error)
 	if err != nil {
 		return 0, err
 	}
-	var apis []string
+	var halls []*shop.Hall
 	for _, r := range roles {
-		apis = append(apis, r.url)
+		hall, err := shop.OpenHall(ctx, r.url, clients, shop.EnoughSeats(clientsLast))
+		if err != nil {
+			return 0, err
+		}
+		defer hall.Close()
+		halls = append(halls, hall)
 	}
-	c := newCrowd(apis)
-	if err := c.open(ctx, clients); err != nil {
+	l, err := load.Drive(ctx, clients, clientsLast, func(ctx context.Context, i int) error { return halls[i%n].Hold(ctx, i) })
+	if err != nil {
 		return 0, err
 	}
-	working, cancel := context.WithTimeout(ctx, clientsLast)
-	defer cancel()
-	var held atomic.Int64
-	c.each(clients, func(i int) {
-		for working.Err() == nil {
-			a, err := c.post(working, apis[i%n], newKey(), "client", "/api/reservations", holdOne(c.events[i]))
-			if err == nil && a.status == 201 {
-				held.Add(1)
-			}
-		}
-	})
-	return float64(held.Load()) / clientsLast.Seconds(), stopAll(roles)
+	return l.Rate, stopAll(roles)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"regexp"
 	"sync"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/holdfast-go/holdfast/internal/lab/crowd"
 	"github.com/holdfast-go/holdfast/internal/lab/ledger"
 	"github.com/holdfast-go/holdfast/internal/runloop"
 )
@@ -26,7 +28,7 @@ type trial struct {
 	house  *house
 	roles  []*role
 	apis   []string
-	crowd  *crowd
+	crowd  *crowd.Crowd
 	stream *stream
 }
 
@@ -70,14 +72,21 @@ func openTrial(ctx context.Context, h *house) (*trial, error) {
 	if t.stream, err = openStream(ctx, h); err != nil {
 		return t, err
 	}
-	t.crowd, err = gather(ctx, t.apis)
-	return t, err
+	if err := onPostgres(ctx, h.database(), crowd.HistorySQL); err != nil {
+		return t, err
+	}
+	if t.crowd, err = crowd.New(ctx, func() []string { return t.apis }, rand.Uint64()); err != nil {
+		return t, err
+	}
+	t.crowd.Come(ctx)
+	return t, nil
 }
 
 // close ends the processes, and tells what they said if one does not end as it should.
 func (t *trial) close() error {
 	if t.crowd != nil {
-		t.crowd.stop()
+		t.crowd.Leave()
+		t.crowd.Close()
 	}
 	if t.stream != nil {
 		t.stream.stopAll()
@@ -91,9 +100,9 @@ func (t *trial) suffer(ctx context.Context, m mishap) recovery {
 	if r := t.recover(ctx, "what was before "+m.name); r.err != nil {
 		return r
 	}
-	from := t.crowd.held.Load()
+	from := t.crowd.Holds()
 	err := eventually(ctx, func(context.Context) error {
-		if n := t.crowd.held.Load() - from; n < 20 {
+		if n := t.crowd.Holds() - from; n < 20 {
 			return fmt.Errorf("%d of 20 holds", n)
 		}
 		return nil
@@ -101,12 +110,12 @@ func (t *trial) suffer(ctx context.Context, m mishap) recovery {
 	if err != nil {
 		return recovery{fault: m.name, err: err}
 	}
-	before := t.crowd.held.Load()
+	before := t.crowd.Holds()
 	if err := m.begin(ctx); err != nil {
 		return recovery{fault: m.name, err: err}
 	}
 	_ = runloop.Sleep(ctx, m.lasts)
-	during := t.crowd.held.Load() - before
+	during := t.crowd.Holds() - before
 	if m.end != nil {
 		if err := m.end(ctx); err != nil {
 			return recovery{fault: m.name, err: err}
@@ -203,7 +212,7 @@ func (t *trial) looks(end time.Time) map[string]func(context.Context) error {
 	var deeds []ledger.Deed
 	return map[string]func(context.Context) error{
 		"ready":     func(ctx context.Context) error { return allReady(ctx, t.roles) },
-		"answers":   t.allAnswer(),
+		"answers":   t.crowd.AllAnswer(),
 		"outbox":    none("select count(*) from holdfast_outbox where created_at <= $1"),
 		"due holds": none("select count(*) from reservations where status = 'held' and expires_at <= $1"),
 		// Every change up to the end of the fault has been heard of, the expiry of what was due included.
@@ -220,29 +229,6 @@ func (t *trial) looks(end time.Time) map[string]func(context.Context) error {
 			}
 			return nil
 		},
-	}
-}
-
-// allAnswer wants a hold through every api, answered promptly.
-func (t *trial) allAnswer() func(context.Context) error {
-	left := map[string]bool{}
-	for _, api := range t.apis {
-		left[api] = true
-	}
-	return func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
-		defer cancel()
-		for api := range left {
-			a, err := t.crowd.post(ctx, api, newKey(), "probe", "/api/reservations", holdOne(t.crowd.events[0]))
-			if err != nil {
-				return err
-			}
-			if a.status != 201 {
-				return fmt.Errorf("%s answers %d", api, a.status)
-			}
-			delete(left, api)
-		}
-		return nil
 	}
 }
 
@@ -270,10 +256,10 @@ func (t *trial) run(ctx context.Context, chosen *regexp.Regexp) (v verdict, err 
 			return v, ctx.Err()
 		}
 	}
-	t.crowd.stop()
+	t.crowd.Leave()
 	t.stream.stopWriters()
-	v.requests, v.held = t.crowd.asked.Load(), t.crowd.held.Load()
-	found, err := t.crowd.audit(ctx, t.house.database())
+	v.requests, v.held = t.crowd.Requests(), t.crowd.Holds()
+	found, err := t.audit(ctx)
 	if err != nil {
 		return v, err
 	}

@@ -1,17 +1,20 @@
-package main
+package crowd
 
 import (
 	"context"
+	"net/http"
+	"strings"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/internal/lab/chaos/audit"
 	"github.com/holdfast-go/holdfast/internal/lab/ledger"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// historySQL has every change of the shop's tables noted in its own transaction.
-const historySQL = `
+// HistorySQL has every change of the shop's tables noted in its own transaction. It wants the tables to be there.
+const HistorySQL = `
 create table chaos_history (
 	token uuid not null default gen_random_uuid(), id bigint generated always as identity, what text not null,
 	event uuid, reservation uuid, seat integer, seats integer[], status text, user_id text, message uuid);
@@ -60,22 +63,23 @@ const changesSQL = `select token, id, what, coalesce(event::text, ''), coalesce(
 	coalesce(seats, '{}'), coalesce(status, ''), coalesce(user_id, ''), coalesce(message, '00000000-0000-0000-0000-000000000000')
 from chaos_history order by id`
 
-// querier is a connection or a pool.
-type querier interface {
+// Querier is a connection or a pool.
+type Querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-func readChanges(ctx context.Context, q querier) ([]audit.Change, error) {
+// Changes reads what has committed, in the order of what is locked.
+func Changes(ctx context.Context, q Querier) ([]audit.Change, error) {
 	rows, _ := q.Query(ctx, changesSQL) // CollectRows returns its error
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (c audit.Change, err error) {
 		return c, row.Scan(&c.Token, &c.ID, &c.What, &c.Event, &c.Reservation, &c.Seat, &c.Seats, &c.Status, &c.User, &c.Message)
 	})
 }
 
-// readHistory reads all that the database knows.
-func readHistory(ctx context.Context, q querier) (h audit.History, err error) {
-	if h.Changes, err = readChanges(ctx, q); err != nil {
+// History reads all that the database knows. The answers of clients are no part of it.
+func History(ctx context.Context, q Querier) (h audit.History, err error) {
+	if h.Changes, err = Changes(ctx, q); err != nil {
 		return h, err
 	}
 	rows, _ := q.Query(ctx, "select id::text from events")
@@ -103,8 +107,8 @@ func readHistory(ctx context.Context, q querier) (h audit.History, err error) {
 		Scan(&h.Left.Outbox, &h.Left.DeadOutbox, &h.Left.Parked, &h.Left.Due)
 }
 
-// deeds are the messages that must have reached the broker, in the order of their reservation.
-func deeds(changes []audit.Change) []ledger.Deed {
+// Deeds are the messages that must have reached the broker, in the order of their reservation.
+func Deeds(changes []audit.Change) []ledger.Deed {
 	var all []ledger.Deed
 	places := map[string]int64{}
 	for _, c := range changes {
@@ -116,8 +120,8 @@ func deeds(changes []audit.Change) []ledger.Deed {
 	return all
 }
 
-// lostBy are the changes that the one history has and the other lacks.
-func lostBy(old, now []audit.Change) []audit.Change {
+// Lost are the changes that the one history has and the other lacks.
+func Lost(old, now []audit.Change) []audit.Change {
 	kept := make(map[uuid.UUID]bool, len(now))
 	for _, c := range now {
 		kept[c.Token] = true
@@ -131,8 +135,8 @@ func lostBy(old, now []audit.Change) []audit.Change {
 	return lost
 }
 
-// messagesOf are the messages that changes wrote or took.
-func messagesOf(changes []audit.Change) []uuid.UUID {
+// MessagesOf are the messages that changes wrote or took.
+func MessagesOf(changes []audit.Change) []uuid.UUID {
 	var all []uuid.UUID
 	for _, c := range changes {
 		if c.What == audit.OfMessage || c.What == audit.OfTaken {
@@ -140,4 +144,22 @@ func messagesOf(changes []audit.Change) []uuid.UUID {
 		}
 	}
 	return all
+}
+
+// DeadLetters counts what consumers have given up, by the management API: it lies in queues of their own.
+func DeadLetters(ctx context.Context, adminURL string) (int, error) {
+	var queues []struct {
+		Name     string
+		Messages int
+	}
+	if err := testenv.Admin(ctx, adminURL, http.MethodGet, "/api/queues", nil, &queues); err != nil {
+		return 0, err
+	}
+	n := 0
+	for _, q := range queues {
+		if strings.Contains(q.Name, "failed") {
+			n += q.Messages
+		}
+	}
+	return n, nil
 }

@@ -1,4 +1,4 @@
-package main
+package crowd
 
 import (
 	"cmp"
@@ -39,21 +39,21 @@ func settleRequest(op, key, user string, held audit.Answer) request {
 }
 
 // newEvent returns the id of a new event, "" if it could not be made.
-func (c *crowd) newEvent(ctx context.Context, client, seats int) string {
+func (c *Crowd) newEvent(ctx context.Context, client, seats int) string {
 	key := newKey()
 	body := fmt.Sprintf(`{"name":"Stadium","seats":%d}`, seats)
 	return c.insist(ctx, client, request{op: audit.OpEvent, key: key, user: key, path: "/api/events", body: body}, nil).Event
 }
 
 // read looks at a reservation, once.
-func (c *crowd) read(ctx context.Context, client int, held audit.Answer) {
+func (c *Crowd) read(ctx context.Context, client int, held audit.Answer) {
 	r := request{op: audit.OpRead, user: held.Key, method: http.MethodGet, path: "/api/reservations/" + held.Reservation, event: held.Event, reserved: held.Reservation}
 	c.send(ctx, client, client, r)
 }
 
 // insist sends a request again, through any api, until it gets its final answer. With a source of chance it is sometimes
 // sent twice at once.
-func (c *crowd) insist(ctx context.Context, client int, r request, rng *rand.Rand) audit.Answer {
+func (c *Crowd) insist(ctx context.Context, client int, r request, rng *rand.Rand) audit.Answer {
 	ctx, cancel := context.WithTimeout(ctx, answerPatience)
 	defer cancel()
 	if rng != nil && rng.IntN(4) == 0 {
@@ -76,8 +76,9 @@ func (c *crowd) insist(ctx context.Context, client int, r request, rng *rand.Ran
 }
 
 // send sends a request to one of the apis, once, and notes the answer.
-func (c *crowd) send(ctx context.Context, client, api int, r request) audit.Answer {
+func (c *Crowd) send(ctx context.Context, client, api int, r request) audit.Answer {
 	a := audit.Answer{Client: client, Op: r.op, Key: r.key, Event: r.event, Reservation: r.reserved}
+	c.sent.Add(1)
 	began := time.Now()
 	body, status, err := c.exchange(ctx, api, r)
 	if err == nil {
@@ -91,9 +92,9 @@ func (c *crowd) send(ctx context.Context, client, api int, r request) audit.Answ
 	return a
 }
 
-func (c *crowd) exchange(ctx context.Context, api int, r request) ([]byte, int, error) {
-	apis := c.s.named("api")
-	url := apis[api%len(apis)].URL()
+func (c *Crowd) exchange(ctx context.Context, api int, r request) ([]byte, int, error) {
+	apis := c.apis()
+	url := apis[api%len(apis)]
 	if url == "" {
 		return nil, 0, fmt.Errorf("the api does not listen")
 	}
@@ -115,7 +116,7 @@ func (c *crowd) exchange(ctx context.Context, api int, r request) ([]byte, int, 
 	return body, resp.StatusCode, err
 }
 
-func (c *crowd) took(d time.Duration) {
+func (c *Crowd) took(d time.Duration) {
 	for {
 		longest := c.slowest.Load()
 		if int64(d) <= longest || c.slowest.CompareAndSwap(longest, int64(d)) {

@@ -1,4 +1,6 @@
-package main
+// Package crowd has clients buy at the ticket shop of examples/reservation, over HTTP, and notes all that they are told.
+// The database notes every change meanwhile. Package audit compares the two.
+package crowd
 
 import (
 	"context"
@@ -23,13 +25,14 @@ const (
 	answerPatience = 2 * time.Minute
 )
 
-// crowd are the clients of the shop, and all that they were told.
-type crowd struct {
-	s    *system
+// Crowd are the clients of the shop, and all that they were told.
+type Crowd struct {
+	apis func() []string
 	http *http.Client
 	rngs []*rand.Rand // one for each client
 
 	holds   atomic.Int64 // of which the clients were told
+	sent    atomic.Int64 // requests
 	slowest atomic.Int64 // answer since the last reset, in nanoseconds
 
 	mu      sync.Mutex
@@ -40,15 +43,17 @@ type crowd struct {
 	stop    func()   // nil while nobody is there
 }
 
-// newCrowd opens the large events. The seed chooses what the clients do.
-func newCrowd(ctx context.Context, s *system, seed uint64) (*crowd, error) {
-	c := &crowd{s: s, http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 100}, Timeout: answerTimeout}}
+// New opens the large events. Apis are the addresses of the processes that clients reach, "" for one that does not
+// listen; it is called from many goroutines. The seed chooses what the clients do. The caller must Close the crowd.
+func New(ctx context.Context, apis func() []string, seed uint64) (*Crowd, error) {
+	c := &Crowd{apis: apis, http: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 100}, Timeout: answerTimeout}}
 	for i := range uint64(clientCount) {
 		c.rngs = append(c.rngs, rand.New(rand.NewPCG(seed, 100+i)))
 	}
 	for i := range largeEvents {
 		event := c.newEvent(ctx, 0, largeSeats)
 		if event == "" {
+			c.Close()
 			return nil, fmt.Errorf("event %d was not made", i)
 		}
 		c.large = append(c.large, event)
@@ -57,8 +62,11 @@ func newCrowd(ctx context.Context, s *system, seed uint64) (*crowd, error) {
 	return c, nil
 }
 
-// come lets the clients in, until leave.
-func (c *crowd) come(ctx context.Context) {
+// Close drops the connections of the clients, who must have left.
+func (c *Crowd) Close() { c.http.CloseIdleConnections() }
+
+// Come lets the clients in, until Leave.
+func (c *Crowd) Come(ctx context.Context) {
 	stopped := make(chan struct{})
 	var all sync.WaitGroup
 	for i := range clientCount {
@@ -79,8 +87,8 @@ func (c *crowd) come(ctx context.Context) {
 	}
 }
 
-// leave returns when every client has got the answers that it waits for.
-func (c *crowd) leave() {
+// Leave returns when every client has got the answers that it waits for.
+func (c *Crowd) Leave() {
 	if c.stop != nil {
 		c.stop()
 	}
@@ -88,7 +96,7 @@ func (c *crowd) leave() {
 }
 
 // visit is what a client does in one go.
-func (c *crowd) visit(ctx context.Context, client int) {
+func (c *Crowd) visit(ctx context.Context, client int) {
 	rng := c.rngs[client]
 	_ = runloop.Sleep(ctx, time.Duration(rng.IntN(250))*time.Millisecond)
 	if rng.IntN(40) == 0 {
@@ -117,7 +125,7 @@ func (c *crowd) visit(ctx context.Context, client int) {
 }
 
 // drawHold wishes for any seats, or for certain ones that others want, too.
-func (c *crowd) drawHold(rng *rand.Rand) request {
+func (c *Crowd) drawHold(rng *rand.Rand) request {
 	c.mu.Lock()
 	large, newest := c.large[rng.IntN(len(c.large))], c.small[max(0, len(c.small)-1-rng.IntN(2))]
 	c.mu.Unlock()
@@ -134,7 +142,7 @@ func (c *crowd) drawHold(rng *rand.Rand) request {
 }
 
 // settle confirms or cancels what is held, or both at once, or lets it expire.
-func (c *crowd) settle(ctx context.Context, client int, held audit.Answer, rng *rand.Rand) {
+func (c *Crowd) settle(ctx context.Context, client int, held audit.Answer, rng *rand.Rand) {
 	user := held.Key
 	ask := func(op string) { c.insist(ctx, client, settleRequest(op, newKey(), user, held), nil) }
 	switch rng.IntN(8) {
@@ -150,8 +158,20 @@ func (c *crowd) settle(ctx context.Context, client int, held audit.Answer, rng *
 	}
 }
 
-// told returns a copy of all answers, and what never got one.
-func (c *crowd) told() (answers []audit.Answer, unmet []string) {
+// Holds counts the reservations that clients were told of.
+func (c *Crowd) Holds() int64 { return c.holds.Load() }
+
+// Requests counts what was sent, repeats included.
+func (c *Crowd) Requests() int64 { return c.sent.Load() }
+
+// Slowest is the longest time that an answer took since ForgetSlowest.
+func (c *Crowd) Slowest() time.Duration { return time.Duration(c.slowest.Load()) }
+
+// ForgetSlowest lets Slowest begin anew.
+func (c *Crowd) ForgetSlowest() { c.slowest.Store(0) }
+
+// Told returns a copy of all answers, and what never got one.
+func (c *Crowd) Told() (answers []audit.Answer, unmet []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return append([]audit.Answer(nil), c.answers...), append([]string(nil), c.unmet...)
