@@ -61,7 +61,8 @@ type Server struct {
 	engine engine
 
 	mu     sync.Mutex
-	proc   *process // nil while stopped
+	proc   *process // nil before the first start
+	asked  bool     // the newest process was asked to end
 	closed bool
 }
 
@@ -117,6 +118,7 @@ func (s *Server) start(ctx context.Context) error {
 	if s.proc, err = startProcess(cmd, s.enter); err != nil {
 		return fmt.Errorf("testenv: start %s: %w", s.kind, err)
 	}
+	s.asked = false
 	return s.awaitReady(ctx)
 }
 
@@ -148,6 +150,7 @@ func (s *Server) Stop() error {
 	if s.proc == nil {
 		return nil
 	}
+	s.asked = true
 	return s.wrap("stop", s.proc.terminate(s.engine.stopSignal(), stopPatience))
 }
 
@@ -158,7 +161,15 @@ func (s *Server) Kill() error {
 	if s.proc == nil {
 		return nil
 	}
+	s.asked = true
 	return s.wrap("kill", s.proc.kill())
+}
+
+// Crashed reports whether the server has ended by itself: it was not stopped or killed here. Start starts it again.
+func (s *Server) Crashed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.proc != nil && s.proc.ended() && !s.asked && !s.closed
 }
 
 // Pause freezes the server's processes: connections stay open and the system

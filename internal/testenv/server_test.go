@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -250,5 +251,28 @@ func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestCrashed(t *testing.T) {
+	t.Parallel()
+	s := testenv.Private(t, testenv.Redis)
+	must(t, syscall.Kill(testenv.Pid(s), syscall.SIGKILL))
+	testenv.Eventually(t, testenv.Patience, func() error {
+		if !s.Crashed() {
+			return errors.New("it is not seen to have crashed")
+		}
+		return nil
+	})
+	must(t, s.Start(t.Context()))
+	if s.Crashed() {
+		t.Error("a server that was started again has crashed")
+	}
+	for what, end := range map[string]func() error{"killed": s.Kill, "stopped": s.Stop} {
+		must(t, end())
+		if s.Crashed() {
+			t.Errorf("a server that was %s has crashed", what)
+		}
+		must(t, s.Start(t.Context()))
 	}
 }

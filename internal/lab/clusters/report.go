@@ -60,6 +60,7 @@ how many seconds after the end of the fault a symptom was seen for the last time
 		}
 		text.WriteByte('\n')
 	}
+	text.WriteString(crashLines(v.crashes))
 	fmt.Fprintf(&text, `
 ## What was kept
 
@@ -77,6 +78,20 @@ how many seconds after the end of the fault a symptom was seen for the last time
 	}
 	if scale != nil {
 		text.WriteString(scale.render())
+	}
+	return text.String()
+}
+
+// crashLines tell of each fault in which PgBouncer ended by itself. That is no fault of the shop, which has to be well
+// again like after any other.
+func crashLines(crashes []crash) string {
+	if len(crashes) == 0 {
+		return "\nNo PgBouncer ended by itself.\n"
+	}
+	var text strings.Builder
+	fmt.Fprintf(&text, "\nEnds of a PgBouncer by itself, after each of which the supervisor of its host started it again: %d\n\n", len(crashes))
+	for _, c := range crashes {
+		fmt.Fprintf(&text, "- on %s, in \"%s\": `%s`\n", c.host, c.during, c.said)
 	}
 	return text.String()
 }

@@ -18,6 +18,7 @@ func TestRender(t *testing.T) {
 			{fault: "hopeless", after: map[string]time.Duration{}, err: errors.New("never")},
 		},
 		requests: 9, held: 8, stream: ledger.Verdict{Committed: 5},
+		crashes: []crash{{"app1", "slow", "FATAL bad state"}},
 	}
 	scale := rates{}
 	for _, role := range []string{"api", "sweeper", "relay", "consumer"} {
@@ -26,14 +27,14 @@ func TestRender(t *testing.T) {
 	text := render([]string{"Redis 8.0"}, scale, v, 10*time.Minute)
 	for _, want := range []string{
 		"Servers: Redis 8.0. It took 10 minutes.", "| quick | 7 | 1.0 | 1.0 | 0.0 |", "| slow | 0 | **11.0** |", "| hopeless | 0 | **not well** |",
-		"9 requests, 8 seats held", "- The stream: 5 committed", "\nNothing was lost", "| api | 1.00 | 1.50 | 0.75 | 200 requests for a seat |",
+		"supervisor of its host started it again: 1\n\n- on app1, in \"slow\": `FATAL bad state`\n", "9 requests, 8 seats held", "- The stream: 5 committed", "\nNothing was lost", "| api | 1.00 | 1.50 | 0.75 | 200 requests for a seat |",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
 	}
-	v.faults = []string{"one\ntwo"}
-	if text := render(nil, nil, v, 0); !strings.Contains(text, "Wrong:\n\n- one; two\n") || strings.Contains(text, "Nothing was lost") || strings.Contains(text, "More of each role") {
+	v.faults, v.crashes = []string{"one\ntwo"}, nil
+	if text := render(nil, nil, v, 0); !strings.Contains(text, "Wrong:\n\n- one; two\n") || strings.Contains(text, "Nothing was lost") || strings.Contains(text, "More of each role") || !strings.Contains(text, "No PgBouncer ended by itself") {
 		t.Errorf("with a fault, and without a measurement:\n%s", text)
 	}
 }

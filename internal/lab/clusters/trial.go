@@ -30,6 +30,8 @@ type trial struct {
 	apis   []string
 	crowd  *crowd.Crowd
 	stream *stream
+	// poolers starts those again that have ended by themselves.
+	poolers *supervisor
 }
 
 // recovery says when, after a fault's end, each symptom was seen for the last time.
@@ -53,6 +55,11 @@ func (r recovery) total() (longest time.Duration) {
 // openTrial starts an api, a relay, a consumer and a sweeper on each app host.
 func openTrial(ctx context.Context, h *house) (*trial, error) {
 	t := &trial{house: h}
+	var names []string
+	for _, host := range h.apps {
+		names = append(names, host.Name)
+	}
+	t.poolers = supervise(ctx, names, h.poolers)
 	for app, host := range h.apps {
 		for i, name := range []string{"api", "relay", "consumer", "sweeper"} {
 			r, err := startRole(host, 8080+i, h.env(app), name, "-hold=2s")
@@ -91,12 +98,15 @@ func (t *trial) close() error {
 	if t.stream != nil {
 		t.stream.stopAll()
 	}
-	return stopAll(t.roles)
+	err := stopAll(t.roles)
+	t.poolers.stop()
+	return err
 }
 
 // suffer lets a fault happen under load and measures the way back.
 func (t *trial) suffer(ctx context.Context, m mishap) recovery {
 	fmt.Fprintln(os.Stderr, "clusters:", m.name)
+	t.poolers.now(m.name)
 	if r := t.recover(ctx, "what was before "+m.name); r.err != nil {
 		return r
 	}
@@ -238,6 +248,7 @@ type verdict struct {
 	requests   int64
 	held       int64
 	stream     ledger.Verdict
+	crashes    []crash // of PgBouncer
 	faults     []string
 }
 
@@ -258,6 +269,7 @@ func (t *trial) run(ctx context.Context, chosen *regexp.Regexp) (v verdict, err 
 	}
 	t.crowd.Leave()
 	t.stream.stopWriters()
+	v.crashes = t.poolers.all()
 	v.requests, v.held = t.crowd.Requests(), t.crowd.Holds()
 	found, err := t.audit(ctx)
 	if err != nil {
