@@ -1,9 +1,14 @@
 package browser_test
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+
+	"github.com/holdfast-go/holdfast/examples/operator"
 )
 
 var schemes = []string{"light", "dark"}
@@ -36,18 +41,102 @@ func TestShopIsAccessible(t *testing.T) {
 	v.wantAccessible("limits")
 }
 
+// TestOperatorIsAccessible looks at every view of the operator's page, also at a letter with its body, at the preview of a change and
+// at the change while it runs, as wide as a desk and as narrow as a phone.
 func TestOperatorIsAccessible(t *testing.T) {
 	t.Parallel()
 	v := openShop(t)
-	v.click("#poison")
-	v.awaitText("#count-dead", "1")
+	const letters = 3
+	v.poison(letters)
 	v.click(`nav a[href="/operator/"]`)
 	v.awaitText("h1", "Status")
-	for _, view := range []string{"", "groups", "letters", "waiting", "limits?key=ada", "log"} {
+	for _, view := range []string{"", "groups", "letters", "waiting", "limits?key=ada", "nowhere"} {
 		v.open(v.url + "/operator/" + view)
-		for _, scheme := range schemes {
-			v.scheme(scheme)
-			v.wantAccessible(view + ", " + scheme)
+		v.wantUsable("the view " + view)
+	}
+	v.open(v.url + "/operator/letters")
+	v.follow("tbody a", "One dead letter")
+	v.wantUsable("a letter")
+	v.follow(`a[href*="body=1"]`, "One dead letter")
+	v.wantUsable("a letter with its body")
+
+	v.open(v.url + "/operator/preview?what=drop")
+	v.wantUsable("a preview of a drop")
+	v.open(v.url + "/operator/preview?what=retry")
+	v.awaitText(".headline", fmt.Sprint(letters, " would be sent again"))
+	v.wantUsable("a preview of a retry")
+	v.fill(`textarea[name="patch"]`, `{"mended":true}`) // unfolded by the look
+	v.fill(`input[name="rate"]`, "0.001")
+	v.fill(`input[name="reason"]`, "a slow one")
+	v.follow(`button[formaction="preview"]`, "Before it begins")
+	v.wantUsable("a preview of an edit")
+	v.follow(".actions button", "A change")
+	v.awaitText("#live", fmt.Sprintf("1 of %d", letters))
+	v.wantUsable("a change that runs")
+	v.follow(`form[action="stop"] button`, "A change")
+	v.awaitText("#live", "Ended")
+	v.wantUsable("a change that was stopped")
+	v.open(v.url + "/operator/log")
+	v.awaitText("tbody", "a slow one")
+	v.wantUsable("the log")
+}
+
+// TestLongNamesFitAPhone has names that are as long as they may be, and cannot be broken between words.
+func TestLongNamesFitAPhone(t *testing.T) {
+	t.Parallel()
+	const long = 64
+	name := strings.Repeat("n", 2*long)
+	url := site(t, operator.Config{Consumers: []operator.Consumer{{Name: strings.Repeat("c", long), Consumer: consumerOf(t, name, name)}}})
+	p := newTab(t)
+	for _, view := range []string{"", "groups", "letters", "preview?what=drop"} {
+		p.open(url + view)
+		p.wantUsable("the view " + view)
+	}
+	p.fill(`input[name="reason"]`, strings.Repeat("r", 10*long))
+	p.follow(".actions button", "A change")
+	p.awaitText("#live", "2 dropped")
+	p.wantUsable("a change")
+	p.open(url + "log")
+	p.wantUsable("the log")
+}
+
+// wantUsable looks at the page with all that it can unfold, in light and dark, on a desk and on a phone, and walks over it by keyboard.
+func (p *tab) wantUsable(what string) {
+	p.t.Helper()
+	p.run("unfold", chromedp.Evaluate[chromedp.Void](`document.querySelectorAll("details").forEach((d) => { d.open = true })`))
+	for _, scheme := range schemes {
+		p.scheme(scheme)
+		p.run("a desk", chromedp.EmulateViewport(1280, 1400))
+		p.wantAccessible(what + ", " + scheme + ", wide")
+		p.run("a phone", chromedp.EmulateViewport(360, 800))
+		if wide := ask(p, "width", chromedp.Evaluate[string](tooWide)); wide != "" {
+			p.t.Errorf("%s, %s: wider than a phone are %s", what, scheme, wide)
+		}
+		p.wantAccessible(what + ", " + scheme + ", narrow")
+	}
+	p.wantReachable(what)
+}
+
+// tooWide names what makes a page scroll to the side.
+const tooWide = `document.documentElement.scrollWidth <= innerWidth ? "" :
+	[...document.querySelectorAll("body *")].filter((e) => !e.matches(".wide *") && e.getBoundingClientRect().right > innerWidth).map((e) => e.outerHTML.slice(0, 100)).join("; ")`
+
+// controls are what can be used, and regions that may be wider than the page, as far as they are shown.
+const controls = `[...document.querySelectorAll("a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex]")].filter((e) => e.checkVisibility())`
+
+// wantReachable fails for each control that the tab key does not come to.
+func (p *tab) wantReachable(what string) {
+	p.t.Helper()
+	p.run("begin at the top", chromedp.Evaluate[chromedp.Void](`document.activeElement.blur(); getSelection().collapse(document.body, 0)`))
+	count := ask(p, "count", chromedp.Evaluate[int](controls+".length"))
+	reached := map[int]bool{}
+	for range count + 1 {
+		p.run("tab", chromedp.KeyEvent(kb.Tab))
+		reached[ask(p, "focus", chromedp.Evaluate[int](controls+".indexOf(document.activeElement)"))] = true
+	}
+	for i := range count {
+		if !reached[i] {
+			p.t.Errorf("%s: the tab key does not come to %s", what, ask(p, "control", chromedp.Evaluate[string](fmt.Sprintf("%s[%d]?.outerHTML", controls, i))))
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -29,14 +30,20 @@ const kinds = 20
 // memoryConsumer has so many dead letters in memory, and does not run any more.
 func memoryConsumer(t *testing.T, letters int) consumer {
 	t.Helper()
+	return consumerOf(t, slices.Repeat([]string{"order.placed"}, letters)...)
+}
+
+// consumerOf has dead letters of these names in memory, and does not run any more.
+func consumerOf(t *testing.T, names ...string) consumer {
+	t.Helper()
 	broker, mux := inboxtest.NewBroker(), inbox.NewMux()
 	mux.Fallback(func(_ context.Context, m *inbox.Message) error {
 		return inbox.Unrecoverable(errors.New("no handler for " + m.Name))
 	})
 	c, err := inboxtest.NewConsumer(broker, "billing", mux, inboxtest.Config{ConsumerConfig: quiet})
 	check(t, err)
-	for range letters {
-		check(t, broker.Send(t.Context(), &inbox.Message{ID: ids.New(), Name: "order.placed", Body: []byte("{}")}))
+	for _, name := range names {
+		check(t, broker.Send(t.Context(), &inbox.Message{ID: ids.New(), Name: name, Body: []byte("{}")}))
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error)
