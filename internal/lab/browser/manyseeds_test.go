@@ -11,13 +11,16 @@ import (
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/inbox/inboxredis"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 )
@@ -73,6 +76,39 @@ func rabbitConsumer(t *testing.T, letters int) consumer {
 		return nil
 	})
 	return c
+}
+
+// redisConsumer has so many dead letters of all kinds on Redis Streams, and does not run.
+func redisConsumer(t *testing.T, letters int) consumer {
+	t.Helper()
+	const stream, atOnce = "shop", 1000
+	client := redistest.New(t)
+	c, err := inboxredis.NewConsumer(client, stream, inbox.NewMux(), inboxredis.Config{ConsumerConfig: quiet, Group: "billing"})
+	check(t, err)
+	check(t, c.Setup(t.Context()))
+	pipe := client.Pipeline()
+	for n := range letters {
+		pipe.XAdd(t.Context(), &redis.XAddArgs{Stream: "{" + stream + "}:billing:failed.unrecoverable", Values: redisLetter(n)})
+		if n%atOnce == atOnce-1 || n == letters-1 {
+			_, err := pipe.Exec(t.Context())
+			check(t, err)
+		}
+	}
+	return c
+}
+
+// redisLetter is a dead letter as a consumer stores it.
+func redisLetter(n int) []any {
+	like := rabbitLetter(n)
+	fields := []any{
+		"id", like.MessageId, "name", like.Type, "content-type", like.ContentType, "created-at", like.Timestamp.UTC().Format(time.RFC3339Nano), "body", like.Body,
+	}
+	for name, value := range like.Headers {
+		if name != "holdfast-origin-queue" { // of RabbitMQ alone
+			fields = append(fields, name, value)
+		}
+	}
+	return fields
 }
 
 // rabbitLetter is a dead letter as a consumer publishes it.
