@@ -31,9 +31,10 @@ type Crowd struct {
 	http *http.Client
 	rngs []*rand.Rand // one for each client
 
-	holds   atomic.Int64 // of which the clients were told
-	sent    atomic.Int64 // requests
-	slowest atomic.Int64 // answer since the last reset, in nanoseconds
+	twins   sync.WaitGroup // second requests that are under way
+	holds   atomic.Int64   // of which the clients were told
+	sent    atomic.Int64   // requests
+	slowest atomic.Int64   // answer since the last reset, in nanoseconds
 
 	mu      sync.Mutex
 	answers []audit.Answer
@@ -84,6 +85,7 @@ func (c *Crowd) Come(ctx context.Context) {
 	c.stop = func() {
 		close(stopped)
 		all.Wait()
+		c.twins.Wait()
 	}
 }
 
