@@ -114,6 +114,7 @@ func (o *Operator) look(ctx context.Context) status {
 	}
 	asking.Go(func() { s.Limits, s.Failed = o.lookAtLimits(ctx) })
 	asking.Wait()
+	s.Claims = slices.DeleteFunc(s.Claims, func(c claimsStatus) bool { return c.hidden })
 	return s
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/redis/go-redis/v9"
 )
 
 // near is the part of a limit that is left where it counts as near its edge.
@@ -21,6 +22,7 @@ type claimsStatus struct {
 	Part     string `json:"part"`
 	InFlight int    `json:"in_flight"`
 	Error    string `json:"error,omitempty"`
+	hidden   bool   // the program has no right to count them
 }
 
 // Connections are those to a server of one role and program.
@@ -89,9 +91,10 @@ func (o *Operator) lookAtLimits(ctx context.Context) (states []limitState, faile
 	return states, failed
 }
 
+// lookAtClaims asks a part. On Redis a user may have no right to the commands that count.
 func lookAtClaims(ctx context.Context, p Part) claimsStatus {
 	n, err := p.Part.(counting).InFlight(ctx)
-	return claimsStatus{p.Name, n, textOf(err)}
+	return claimsStatus{p.Name, n, textOf(err), redis.HasErrorPrefix(err, "NOPERM")}
 }
 
 func lookAtConnections(ctx context.Context, s Server) connectionsStatus {

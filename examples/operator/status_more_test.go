@@ -2,6 +2,7 @@ package operator_test
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,9 +10,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/holdfast-go/holdfast/examples/operator"
 	"github.com/holdfast-go/holdfast/idempotency"
 	"github.com/holdfast-go/holdfast/idempotency/driver"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -98,6 +102,27 @@ func TestRedisConnections(t *testing.T) {
 		roles, _, err := operator.RedisConnections(func(context.Context) (string, error) { return answer, failure })(t.Context())
 		if got := fmt.Sprint(roles); got != want && (err == nil || err.Error() != want) {
 			t.Errorf("%q: %s, %v, want %s", text, got, err, want)
+		}
+	}
+}
+
+// A user of Redis who may not go through its keys is told of no claims, and of no failure.
+func TestClaimsOfAnotherUser(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	name := "test-" + rand.Text()
+	for who, rights := range map[string]string{"": "+@all", name: "-scan"} {
+		user := client
+		if who != "" {
+			check(t, client.ACLSetUser(t.Context(), who, "on", "nopass", "~*", "+@all", rights).Err())
+			t.Cleanup(func() { _ = client.ACLDelUser(context.WithoutCancel(t.Context()), who).Err() })
+			user = redis.NewClient(&redis.Options{Addr: client.Options().Addr, DB: client.Options().DB, Username: who, Password: "any"})
+			t.Cleanup(func() { _ = user.Close() })
+		}
+		store := must(idempotencyredis.New(user, idempotencyredis.Config{}))(t)
+		r := &rig{Operator: must(operator.New(operator.Config{Parts: []operator.Part{{Name: "gate", Part: store}}}))(t)}
+		if out := r.wants(t, 0, []string{"status"}); strings.Contains(out, "gate") != (who == "") {
+			t.Errorf("%q: %s", who, out)
 		}
 	}
 }

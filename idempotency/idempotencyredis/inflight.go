@@ -20,7 +20,7 @@ const (
 
 // InFlight returns how many claims are held now, those of other systems included. Redis has no list of them, so that it
 // goes through the keys of the database: 100,000 of each node at most, for a second at most. Where there are more, the
-// number is an estimate from those: near the truth where many claims are held, and maybe 0 where few are.
+// number is an estimate from those: near the truth where many claims are held, and maybe 0 where few are. It needs the right to SCAN and DBSIZE.
 func (s *Store) InFlight(ctx context.Context) (n int, err error) {
 	err = s.server.Ask(ctx, false, func(ctx context.Context) (err error) {
 		n, err = within(ctx, func(ctx context.Context) (int, error) { return s.inFlight(ctx, mostSeen) })
