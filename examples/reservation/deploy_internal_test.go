@@ -35,12 +35,30 @@ func TestDeployedEnvironment(t *testing.T) {
 		read[name] = true
 		return given[name]
 	}, io.Discard)
-	if err != nil || len(given) != 4 {
+	if err != nil || len(given) != 3 {
 		t.Errorf("%d variables: %v", len(given), err)
 	}
 	for name := range given {
 		if !read[name] {
 			t.Errorf("the program does not read %s", name)
+		}
+	}
+}
+
+// TestDeployedUser wants no program of supervisord, which is root, to be run as root: its shell runs what a file says.
+func TestDeployedUser(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("deploy/supervisor.conf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	programs := strings.Split(string(text), "[program:")[1:]
+	if len(programs) != 3 {
+		t.Errorf("%d programs", len(programs))
+	}
+	for _, program := range programs {
+		if name, options, _ := strings.Cut(program, "]\n"); !strings.Contains(options, "\nuser=shop\n") {
+			t.Errorf("%s has no user", name)
 		}
 	}
 }
