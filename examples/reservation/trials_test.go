@@ -98,10 +98,12 @@ func TestTrialsAcrossProcesses(t *testing.T) {
 		for range all - first {
 			c.hold(newUser(), event, `"quantity":1`)
 		}
-		awaitTold(t, api.url, "a queue", func(s told) bool { return s.Trials.Slow && s.Backlog.Queue > 0 && s.Counts["published"] == 1+all })
+		awaitTold(t, api.url, "a queue", func(s told) bool {
+			return s.Trials != nil && s.Trials.Slow && s.Backlog.Queue > 0 && s.Counts["published"] == 1+all
+		})
 		slow("false")
 		awaitTold(t, api.url, "all have arrived", func(s told) bool {
-			return !s.Trials.Slow && s.Counts["updated"] == all && s.Backlog.Queue == 0 && s.Backlog.Dead == 1
+			return s.Trials != nil && !s.Trials.Slow && s.Counts["updated"] == all && s.Backlog.Queue == 0 && s.Backlog.Dead == 1
 		})
 		for _, p := range []*process{api, relay, consumer} {
 			p.stop()
