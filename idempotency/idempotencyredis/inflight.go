@@ -14,7 +14,7 @@ const (
 	// mostSeen is how many keys of a node InFlight goes through at most, and seenPerTrip at a time.
 	mostSeen    = 100_000
 	seenPerTrip = 1000
-	// seeing is for how long it does: half a try's time is left for slow answers.
+	// seeing is for how long it does, no longer than half of what it has: the rest is left for slow answers.
 	seeing = time.Second
 )
 
@@ -22,7 +22,7 @@ const (
 // goes through the keys of the database: 100,000 of each node at most, for a second at most. Where there are more, the
 // number is an estimate from those: near the truth where many claims are held, and maybe 0 where few are. It needs the right to SCAN and DBSIZE.
 func (s *Store) InFlight(ctx context.Context) (n int, err error) {
-	err = s.server.Ask(ctx, false, func(ctx context.Context) (err error) {
+	err = s.server.Ask(ctx, s.lanes != nil, func(ctx context.Context) (err error) {
 		n, err = within(ctx, func(ctx context.Context) (int, error) { return s.inFlight(ctx, mostSeen) })
 		return err
 	})
@@ -59,8 +59,12 @@ var globs = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`,
 func (s *Store) locksOf(ctx context.Context, node redis.Cmdable, most int) (int, error) {
 	pattern := globs.Replace(s.cfg.Prefix) + ":lock:*"
 	locks := map[string]bool{} // a scan may tell a key twice
+	bound := seeing
+	if end, ok := ctx.Deadline(); ok {
+		bound = min(bound, time.Until(end)/2)
+	}
 	began, cursor, seen := time.Now(), uint64(0), 0
-	for seen < most && time.Since(began) < seeing {
+	for seen < most && (seen == 0 || time.Since(began) < bound) {
 		names, next, err := node.Scan(ctx, cursor, pattern, seenPerTrip).Result()
 		if err != nil {
 			return 0, err

@@ -1,8 +1,10 @@
 package idempotencyredis_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -94,6 +96,42 @@ func TestInFlightOfNodes(t *testing.T) {
 		if n, err := s.InFlight(t.Context()); n != claims || err != nil {
 			t.Errorf("%s: %d in flight, %v; want %d", name, n, err, claims)
 		}
+	}
+}
+
+// slowScans answers each SCAN after a while, with one lock and as if there were more keys.
+type slowScans struct{ trips }
+
+func (*slowScans) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(_ context.Context, cmd redis.Cmder) error {
+		switch cmd := cmd.(type) {
+		case *redis.ScanCmd:
+			time.Sleep(100 * time.Millisecond)
+			cmd.SetVal([]string{fmt.Sprint("idempotency:lock:", cmd.Args()[1])}, cmd.Args()[1].(uint64)+1)
+		case *redis.IntCmd:
+			cmd.SetVal(1_000_000)
+		}
+		return nil
+	}
+}
+
+// A server that answers slowly is asked for no longer than the caller waits, and is not taken for silent: the number is an
+// estimate from less.
+func TestInFlightInAHurry(t *testing.T) {
+	t.Parallel()
+	for _, has := range []time.Duration{time.Minute, time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", Dialer: nowhere})
+			client.AddHook(&slowScans{})
+			defer func() { _ = client.Close() }()
+			ctx, cancel := context.WithTimeout(t.Context(), has)
+			defer cancel()
+			began := time.Now()
+			n, err := newStore(t, client, idempotencyredis.Config{}).InFlight(ctx)
+			if took := time.Since(began); n != 1000 || err != nil || took > has/2 {
+				t.Errorf("%v: %d, %v after %v; want 1000", has, n, err, took)
+			}
+		})
 	}
 }
 
