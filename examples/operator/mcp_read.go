@@ -41,11 +41,20 @@ func (a *agents) groups(ctx context.Context, in chosenLetters) (found[group], er
 	return found[group]{all[:min(len(all), mostForAgents)], len(all) > mostForAgents, textOf(err)}, nil
 }
 
-func (a *agents) letters(ctx context.Context, in chosenLetters) (found[letter], error) {
+// asksLetters chooses dead letters that are listed.
+type asksLetters struct {
+	chosenLetters
+	After string `json:"after,omitempty" jsonschema:"of one outbox: go on behind the letter with this cursor"`
+}
+
+func (a *agents) letters(ctx context.Context, in asksLetters) (found[letter], error) {
 	in.Limit = min(cmp.Or(in.Limit, mostForAgents), mostForAgents)
 	places, s, err := in.selection(a.o)
 	if err != nil {
 		return found[letter]{}, err
+	}
+	if s.Behind = in.After; s.Behind != "" && len(places) != 1 {
+		return found[letter]{}, errors.New("after: say by from which outbox")
 	}
 	more := false
 	all, err := eachPlace(ctx, places, func(ctx context.Context, p place) ([]letter, error) {

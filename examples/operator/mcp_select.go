@@ -1,7 +1,6 @@
 package operator
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/google/uuid"
@@ -22,12 +21,11 @@ type chosenLetters struct {
 	Since string   `json:"since,omitempty" jsonschema:"only failures since then: 2h for two hours ago, or 2026-01-02T15:04:05Z"`
 	Until string   `json:"until,omitempty" jsonschema:"only failures before then"`
 	Limit int      `json:"limit,omitempty" jsonschema:"at most so many of each outbox and consumer, the oldest first"`
-	After string   `json:"after,omitempty" jsonschema:"for letters of one outbox alone: go on behind the letter with this cursor"`
 }
 
 // selection is what is chosen, and of which places.
 func (c chosenLetters) selection(o *Operator) ([]place, selection, error) {
-	s := selection{Name: c.Name, Key: c.Key, Class: c.Class, Group: c.Group, ErrorContains: c.Error, Limit: c.Limit, Behind: c.After}
+	s := selection{Name: c.Name, Key: c.Key, Class: c.Class, Group: c.Group, ErrorContains: c.Error, Limit: c.Limit}
 	places, err := o.chosen(&placeFlag{c.From}, "")
 	if err != nil {
 		return nil, s, err
@@ -38,9 +36,6 @@ func (c chosenLetters) selection(o *Operator) ([]place, selection, error) {
 			return nil, s, fmt.Errorf("%.40q is not an id", text)
 		}
 		s.IDs = append(s.IDs, id)
-	}
-	if c.After != "" && len(places) != 1 {
-		return nil, s, errors.New("after: say by from which outbox")
 	}
 	if c.Limit < 0 {
 		return nil, s, fmt.Errorf("limit is %d", c.Limit)

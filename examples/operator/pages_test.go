@@ -90,5 +90,6 @@ func TestMCPGoesOn(t *testing.T) {
 	a.tells(t, "letters", map[string]any{"from": []string{"outbox"}, "after": "1"}, "no exchange b", "!no exchange a", `"cursor":"2"`)
 	a.refuses(t, "letters", map[string]any{"after": "1"}, "from")
 	a.tells(t, "waiting", map[string]any{"from": []string{"outbox"}, "after": "x"}, "no cursor")
-	a.refuses(t, "drop", map[string]any{"from": []string{"outbox"}, "after": "1", "reason": "x"}, "choose by")
+	a.refuses(t, "drop", map[string]any{"all": true, "after": "1", "reason": "x"}, "after")
+	a.tells(t, "letters", nil, "no exchange a", "no handler for c")
 }
