@@ -82,7 +82,9 @@ func (x *exchange) finish(resp *driver.Response) {
 	}
 	if x.bypassed {
 		x.closed = true // nobody holds it
-		x.result = resultBypassed
+		if x.result = resultOfRun(x.settled.Load(), resp, x.refused.Load(), nil); x.result != resultStoreDown {
+			x.result = resultBypassed
+		}
 		return
 	}
 	x.err = x.close(resp)

@@ -72,11 +72,20 @@ func TestFailOpenByRoute(t *testing.T) {
 	var metrics metrictest.Recorder
 	h := protect(t, &faulty{begin: down}, idempotency.MiddlewareConfig{
 		MeterProvider: &metrics,
-		FailOpen:      func(r *http.Request) bool { return r.URL.Path == "/open" },
+		FailOpen:      func(r *http.Request) bool { return r.URL.Path != "/closed" },
 	}, func(w http.ResponseWriter, r *http.Request) {
 		runs++
-		if _, ok := driver.ClaimFrom(r.Context()); !ok {
+		claim, ok := driver.ClaimFrom(r.Context())
+		if !ok {
 			t.Errorf("%s: no claim", r.URL.Path)
+		}
+		switch r.URL.Path {
+		case "/refused": // the work asked the store itself
+			claim.MarkUnavailable()
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		case "/tried": // and did without
+			claim.MarkUnavailable()
 		}
 		w.WriteHeader(http.StatusCreated)
 		fmt.Fprintf(w, "run %d", runs)
@@ -88,6 +97,8 @@ func TestFailOpenByRoute(t *testing.T) {
 		{"/closed", "", "", 503},
 		{"/open", "run 1", "true", 201},
 		{"/open", "run 2", "true", 201},
+		{"/refused", "", "true", 503},
+		{"/tried", "run 4", "true", 201},
 	} {
 		r := httptest.NewRequest(http.MethodPost, tt.path, nil)
 		r.Header.Set(idempotency.Header, goodKey)
@@ -98,7 +109,7 @@ func TestFailOpenByRoute(t *testing.T) {
 			t.Errorf("%s: %d %s %v; want %+v", tt.path, rec.Code, rec.Body, header, tt)
 		}
 	}
-	if got, want := counted(&metrics), (map[string]int64{"store_unavailable": 1, "bypassed": 2}); !maps.Equal(got, want) {
+	if got, want := counted(&metrics), (map[string]int64{"store_unavailable": 2, "bypassed": 3}); !maps.Equal(got, want) {
 		t.Errorf("counted %v, want %v", got, want)
 	}
 }

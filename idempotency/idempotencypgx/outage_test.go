@@ -52,18 +52,22 @@ func TestOutageIsCounted(t *testing.T) {
 	for name, tt := range map[string]struct {
 		cfg     idempotencypgx.Config
 		handler func(*idempotencypgx.Store) http.Handler
+		open    bool
 	}{
-		"Handler":               {idempotencypgx.Config{}, straight},
-		"Handler behind a gate": {idempotencypgx.Config{Gate: idempotencytest.NewStore()}, straight},
-		"Handler with a lease":  {idempotencypgx.Config{Lease: 30 * time.Second}, straight},
-		"Do in a handler":       {idempotencypgx.Config{}, own},
-		"Do, behind a gate":     {idempotencypgx.Config{Gate: idempotencytest.NewStore()}, own},
-		"Do, with a lease":      {idempotencypgx.Config{Lease: 30 * time.Second}, own},
+		"Handler":                            {idempotencypgx.Config{}, straight, false},
+		"Handler behind a gate":              {idempotencypgx.Config{Gate: idempotencytest.NewStore()}, straight, false},
+		"Handler with a lease":               {idempotencypgx.Config{Lease: 30 * time.Second}, straight, false},
+		"Do in a handler":                    {idempotencypgx.Config{}, own, false},
+		"Do, behind a gate":                  {idempotencypgx.Config{Gate: idempotencytest.NewStore()}, own, false},
+		"Do, with a lease":                   {idempotencypgx.Config{Lease: 30 * time.Second}, own, false},
+		"Do, with a lease, on an open route": {idempotencypgx.Config{Lease: 30 * time.Second}, own, true},
 	} {
 		var r metrictest.Recorder
 		tt.cfg.Logger = quiet
 		store := newAlone(t, pool, tt.cfg)
-		protect, err := idempotency.NewMiddleware(store, idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{MeterProvider: &r, Logger: quiet})
+		protect, err := idempotency.NewMiddleware(store, idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{
+			MeterProvider: &r, Logger: quiet, FailOpen: func(*http.Request) bool { return tt.open },
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
