@@ -9,4 +9,7 @@ type Stats struct {
 	Retrying int
 	// Dead counts the dead letters by class, also of other consumers that have the same places for them.
 	Dead map[string]int
+	// Held says that a session may have further dead letters in hand, which Dead leaves out, such as a
+	// replay that is paced. Of RabbitMQ only; see ErrHeld.
+	Held bool
 }

@@ -145,7 +145,11 @@ func printConsumers(w io.Writer, consumers []consumerStatus) error {
 				classes = append(classes, fmt.Sprintf("%s %d", class, n))
 			}
 		}
-		t.row(c.Name, c.Waiting, c.Retrying, perSecond(c.Rate), dead, strings.Join(classes, ", "))
+		more := ""
+		if c.Part {
+			more = "+"
+		}
+		t.row(c.Name, c.Waiting, c.Retrying, perSecond(c.Rate), fmt.Sprint(dead, more), strings.Join(classes, ", "))
 	}
 	return t.below(w)
 }

@@ -42,6 +42,10 @@ type partlyConsumer struct{ letters partly }
 
 func (c partlyConsumer) DeadLetters() inbox.DeadLetters { return c.letters }
 
+func (c partlyConsumer) Stats(context.Context) (inbox.Stats, error) {
+	return inbox.Stats{Dead: map[string]int{"default": 0}, Held: true}, nil
+}
+
 // newPartlyRig is a rig that sees a part of its consumer's dead letters.
 func newPartlyRig(t *testing.T) *rig {
 	t.Helper()
@@ -72,6 +76,11 @@ func TestPartOfTheLetters(t *testing.T) {
 			t.Errorf("%s says %q", command, errs)
 		}
 	}
+	newPartlyRig(t).wants(t, 0, []string{"status"}, "-            0+ ")
+	newPartlyRig(t).wants(t, 0, []string{"status", "--json"}, `"part": true`)
+	if out := newRig(t).wants(t, 0, []string{"status", "--json"}); strings.Contains(out, `"part"`) {
+		t.Errorf("the status of all is that of a part: %s", out)
+	}
 	if out := newPartlyRig(t).wants(t, 0, []string{"outbox", "dead", "--json"}); strings.Contains(out, `"part"`) {
 		t.Errorf("an outbox has no parts: %s", out)
 	}
@@ -82,6 +91,9 @@ func TestPageShowsPartOfTheLetters(t *testing.T) {
 	t.Parallel()
 	const said = "a part only: another session holds the rest"
 	s := serve(t, newPartlyRig(t), operator.PageConfig{Authorize: everything})
+	if body := s.get(t, "", 200, "and those that another session holds"); strings.Contains(body, "none") {
+		t.Errorf("the status has none: %s", body)
+	}
 	s.get(t, "groups?from=billing", 200, said, "2+")
 	s.get(t, "groups?from=billing&key=none", 200, "None could be seen.")
 	s.get(t, "letters?from=billing", 200, said, "3 that could be seen, a part only.")

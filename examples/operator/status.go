@@ -57,6 +57,8 @@ type consumerStatus struct {
 	Waiting  int            `json:"waiting"`
 	Retrying int            `json:"retrying"`
 	Dead     map[string]int `json:"dead"` // by class
+	// Part says that another session may hold further dead letters.
+	Part bool `json:"part,omitempty"`
 	// Rate is how many a second were processed in the last 10 s. Nil: the consumer does not tell.
 	Rate     *float64    `json:"processed_per_second,omitempty"`
 	Paused   *pauseState `json:"paused,omitempty"`
@@ -141,7 +143,7 @@ func lookAtConsumer(ctx context.Context, c Consumer) consumerStatus {
 		return s
 	}
 	stats, err := consumer.Stats(ctx)
-	s.Waiting, s.Retrying, s.Dead = stats.Waiting, stats.Retrying, stats.Dead
+	s.Waiting, s.Retrying, s.Dead, s.Part = stats.Waiting, stats.Retrying, stats.Dead, stats.Held
 	if p, ok := c.Inbox.(processor); ok && err == nil {
 		var n int
 		n, err = p.Processed(ctx, rateWindow)

@@ -75,20 +75,21 @@ func (d *depths) run(ctx context.Context) {
 	}
 }
 
-// byClass counts them now, by class. It is nil where the source tells of none.
-func (d *depths) byClass(ctx context.Context) (map[string]int, error) {
+// byClass counts them now, by class, and says whether a session may have more. It is nil where the source tells of none.
+func (d *depths) byClass(ctx context.Context) (dead map[string]int, held bool, err error) {
 	if d.letters == nil {
-		return nil, nil
+		return nil, false, nil
 	}
 	counts, err := d.letters.Depths(ctx)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	dead := map[string]int{}
+	dead = map[string]int{}
 	for _, depth := range counts {
 		dead[depth.Class] += depth.Messages
+		held = held || depth.Held
 	}
-	return dead, nil
+	return dead, held, nil
 }
 
 func (d *depths) count(ctx context.Context) {

@@ -19,10 +19,10 @@ func (c *Consumer) Stats(ctx context.Context) (inbox.Stats, error) {
 		}
 		stats.Waiting, stats.Retrying = backlog.Waiting, backlog.Retrying
 	}
-	dead, err := c.signals.depths.byClass(ctx)
+	dead, held, err := c.signals.depths.byClass(ctx)
 	if err != nil {
 		return stats, fmt.Errorf("%s: stats: %w", c.cfg.Package, err)
 	}
-	stats.Dead = dead
+	stats.Dead, stats.Held = dead, held
 	return stats, nil
 }

@@ -61,12 +61,25 @@ func TestPartOfTheLetters(t *testing.T) {
 			t.Parallel()
 			const count, part = 10, 4
 			b := amqptest.New(t)
-			letters := afterSetup(t, b, config{Classic: classic}).DeadLetters()
+			c := afterSetup(t, b, config{Classic: classic})
+			letters := c.DeadLetters()
 			for range count {
 				b.Publish(t, "", "failed.default", deadOrder(0))
 			}
 			awaitDepth(t, b, "failed.default", count)
+			wantsHeld := func(want bool) {
+				t.Helper()
+				testenv.Eventually(t, testenv.Patience, func() error { // a queue tells late how many it has
+					stats, err := c.Stats(t.Context())
+					if stats.Held != want || err != nil {
+						return fmt.Errorf("stats are %+v, error %w; want held: %v", stats, err, want)
+					}
+					return nil
+				})
+			}
+			wantsHeld(false)
 			release, held := hold(t, b, part)
+			wantsHeld(true)
 			wants := func(what string, got int, err error, want int, isPart bool) {
 				t.Helper()
 				if got != want || errors.Is(err, inbox.ErrHeld) != isPart || !isPart && err != nil {
@@ -94,6 +107,7 @@ func TestPartOfTheLetters(t *testing.T) {
 			n, err = letters.Count(t.Context(), inbox.Filter{})
 			wants("count of what is all held", n, err, 0, true)
 			release()
+			wantsHeld(false)
 			n, err = letters.Remove(t.Context(), inbox.Filter{}, inbox.Removal{By: "test"})
 			wants("remove what came back", n, err, part, false)
 			n, err = letters.Count(t.Context(), inbox.Filter{})

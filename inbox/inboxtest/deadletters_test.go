@@ -25,7 +25,7 @@ func TestDeadLetters(t *testing.T) {
 		idle(t, b)
 		dead := b.DeadLetters()
 		stats, err := b.Stats(t.Context())
-		if err != nil || stats.Waiting+stats.Retrying != 0 || stats.Dead["default"] != 4 || stats.Dead["validation"] != 0 {
+		if err != nil || stats.Waiting+stats.Retrying != 0 || stats.Dead["default"] != 4 || stats.Dead["validation"] != 0 || stats.Held {
 			t.Errorf("Stats = %+v, %v; want 4 dead", stats, err)
 		}
 		if got := letters(t, b, inbox.Filter{Class: "class-b", Limit: 1}); len(got) != 1 || got[0].Message.ID != published[1] {
