@@ -100,6 +100,24 @@ func TestLongNamesFitAPhone(t *testing.T) {
 	p.wantUsable("the log")
 }
 
+// TestPagesAreTurned goes through the letters of an outbox by keyboard, and back to the first ones.
+func TestPagesAreTurned(t *testing.T) {
+	t.Parallel()
+	url := site(t, operator.Config{Outboxes: []operator.Outbox{{Store: postgresOutbox(t, 5)}}})
+	p := newTab(t)
+	p.open(url + "letters?limit=2")
+	p.awaitText("main", "The oldest 2.")
+	p.wantUsable("the first page")
+	for _, rows := range []int{2, 1} {
+		p.follow(`a[rel="next"]`, "Dead letters")
+		p.awaitRows(rows)
+	}
+	p.await("the last page has no next one", `!document.querySelector('a[rel="next"]')`)
+	p.wantUsable("the last page")
+	p.follow(".pages a", "Dead letters")
+	p.awaitText("main", "The oldest 2.")
+}
+
 // wantUsable looks at the page with all that it can unfold, in light and dark, on a desk and on a phone, and walks over it by keyboard.
 func (p *tab) wantUsable(what string) {
 	p.t.Helper()
