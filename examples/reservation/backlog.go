@@ -16,10 +16,12 @@ const (
 	backlogTimeout = 5 * time.Second
 	// looking is for how long after a look somebody is thought to be there.
 	looking = 3 * time.Second
+	// freshFor is how long an answer is told: until the next one has had all the time that it may take.
+	freshFor = backlogTimeout + 2*backlogEvery
 )
 
 // backlog knows what waits on real servers. All viewers share one look, since each opens a connection to the broker.
-// A server that does not answer leaves what was known of it.
+// Of a server that does not answer nothing is known soon.
 type backlog struct {
 	outbox func(context.Context) (driver.Depth, error)
 	queue  func(context.Context) (inbox.Stats, error)
@@ -27,26 +29,46 @@ type backlog struct {
 
 	mu     sync.Mutex
 	asked  time.Time
-	depth  driver.Depth
-	behind inbox.Stats
+	depth  answer[driver.Depth]
+	behind answer[inbox.Stats]
 }
 
-// Look returns what was seen last.
+// answer is what a server has told, and when.
+type answer[T any] struct {
+	at   time.Time
+	told T
+}
+
+func (a answer[T]) fresh() bool { return time.Since(a.at) < freshFor }
+
+// Look returns what was seen last, and nothing of a server that has not answered, or not for freshFor. It does not fail.
 func (b *backlog) Look(context.Context) (flow.Backlog, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.asked = time.Now()
-	seen := backlogOf(b.depth, b.behind)
-	seen.Queue += int(b.inHand())
+	var seen flow.Backlog
+	if b.depth.fresh() {
+		seen.Outbox = new(inOutbox(b.depth.told))
+	}
+	if b.behind.fresh() {
+		seen.Queue = new(inQueue(b.behind.told) + int(b.inHand()))
+	}
+	if b.depth.fresh() && b.behind.fresh() {
+		seen.Dead = new(dead(b.depth.told, b.behind.told))
+	}
 	return seen, nil
 }
 
-func backlogOf(depth driver.Depth, queue inbox.Stats) flow.Backlog {
-	b := flow.Backlog{Outbox: depth.Ready + depth.Parked, Queue: queue.Waiting + queue.Retrying, Dead: depth.Dead}
-	for _, n := range queue.Dead {
-		b.Dead += n
+func inOutbox(depth driver.Depth) int { return depth.Ready + depth.Parked }
+
+func inQueue(queue inbox.Stats) int { return queue.Waiting + queue.Retrying }
+
+func dead(depth driver.Depth, queue inbox.Stats) int {
+	n := depth.Dead
+	for _, of := range queue.Dead {
+		n += of
 	}
-	return b
+	return n
 }
 
 // Run looks until ctx ends.
@@ -92,7 +114,7 @@ func (b *backlog) lookAtOutbox(ctx context.Context) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.depth = depth
+	b.depth = answer[driver.Depth]{time.Now(), depth}
 }
 
 func (b *backlog) lookAtQueue(ctx context.Context) {
@@ -102,5 +124,5 @@ func (b *backlog) lookAtQueue(ctx context.Context) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.behind = behind
+	b.behind = answer[inbox.Stats]{time.Now(), behind}
 }

@@ -48,8 +48,7 @@ func (t trials) Poison(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	b := backlogOf(depth, queue)
-	if n := b.Outbox + b.Queue + b.Dead; n >= maxDead {
+	if n := inOutbox(depth) + inQueue(queue) + dead(depth, queue); n >= maxDead {
 		return fmt.Errorf("%d messages wait or are dead, which is enough", n)
 	}
 	return t.transactor.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {

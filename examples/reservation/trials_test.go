@@ -48,6 +48,7 @@ func awaitTold(t *testing.T, address, what string, ok func(told) bool) {
 			}
 			last = data
 			var state told
+			state.Backlog.Outbox, state.Backlog.Queue, state.Backlog.Dead = -1, -1, -1 // what is not known is null
 			if err := json.Unmarshal([]byte(data), &state); err != nil {
 				return err
 			}

@@ -21,6 +21,7 @@ func TestServersKilled(t *testing.T) {
 	v.awaitText("#stats", "The shop cannot be read now (503")
 	v.click(seat("A2", "free"))
 	v.awaitText("#status", "503 ")
+	v.awaitText("#count-outbox", "?")
 	check(t, database.Start(t.Context()))
 	v.awaitText("#stats", "1 held")
 	v.hold("A2")
@@ -28,6 +29,7 @@ func TestServersKilled(t *testing.T) {
 
 	check(t, redis.Kill())
 	v.awaitText("#limits", "Unknown")
+	v.awaitText("#count-updated", "?")
 	v.click(seat("A3", "free"))
 	v.awaitText("#status", "503 ")
 	check(t, redis.Start(t.Context()))
@@ -38,6 +40,7 @@ func TestServersKilled(t *testing.T) {
 	// The shop sells without the broker, and what it has to tell waits.
 	broker.Cut()
 	v.hold("A4")
+	v.awaitText("#count-queue", "?")
 	v.awaitText("#count-outbox", "1")
 	v.awaitText("#stats", "3 held")
 	broker.Heal()

@@ -52,11 +52,11 @@ func NoteAttempt(f Flow, name string, attempt int, err error) {
 	f.Note(Failed, fmt.Sprintf("%s, attempt %d", name, max(1, attempt)))
 }
 
-// Backlog is what is on its way, and what has left it.
+// Backlog is what is on its way, and what has left it. nil: it is not known.
 type Backlog struct {
-	Outbox int `json:"outbox"` // not published yet
-	Queue  int `json:"queue"`  // published, and not processed yet
-	Dead   int `json:"dead"`   // given up, in the outbox and in the queue
+	Outbox *int `json:"outbox"` // not published yet
+	Queue  *int `json:"queue"`  // published, and not processed yet
+	Dead   *int `json:"dead"`   // given up, in the outbox and in the queue
 }
 
 // Tracker is the Flow of one process. It counts and keeps the last steps. A nil Tracker does nothing. It is safe for concurrent use.

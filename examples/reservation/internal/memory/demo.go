@@ -55,14 +55,14 @@ func (d *Demo) Poison(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if backlog.Queue+backlog.Dead >= maxDead {
-		return fmt.Errorf("memory: %d messages wait or are dead, which is enough", backlog.Queue+backlog.Dead)
+	if n := *backlog.Queue + *backlog.Dead; n >= maxDead {
+		return fmt.Errorf("memory: %d messages wait or are dead, which is enough", n)
 	}
 	m := messages.Poison()
 	return d.broker.Send(ctx, &inbox.Message{ID: uuid.Must(uuid.NewV7()), Name: m.Name, Body: m.Body})
 }
 
-// Backlog looks at the outbox and the queue, whether they are switched off or not.
+// Backlog looks at the outbox and the queue, whether they are switched off or not. Without an error it knows all.
 func (d *Demo) Backlog(ctx context.Context) (flow.Backlog, error) {
 	depth, err := d.outbox.Depth(ctx)
 	if err != nil {
@@ -72,11 +72,12 @@ func (d *Demo) Backlog(ctx context.Context) (flow.Backlog, error) {
 	if err != nil {
 		return flow.Backlog{}, err
 	}
-	b := flow.Backlog{Outbox: depth.Ready + depth.Parked, Queue: queue.Waiting + queue.Retrying + int(d.inHand.Load()), Dead: depth.Dead}
+	dead := depth.Dead
 	for _, n := range queue.Dead {
-		b.Dead += n
+		dead += n
 	}
-	return b, nil
+	inQueue := queue.Waiting + queue.Retrying + int(d.inHand.Load())
+	return flow.Backlog{Outbox: new(depth.Ready + depth.Parked), Queue: &inQueue, Dead: &dead}, nil
 }
 
 // processor is the consumer's, watched and slowed down.

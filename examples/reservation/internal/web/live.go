@@ -24,12 +24,13 @@ const (
 
 var userPattern = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 
-// state is what a live page is told. The page keeps what it had of what is null or missing.
+// state is what a live page is told. Of what is null or missing nothing is known: the page shows ? for a count, and leaves
+// the steps and the switches as they are.
 type state struct {
 	Counts  map[flow.Stage]int64 `json:"counts"`
 	Steps   []flow.Step          `json:"steps"`
 	Limits  []gauge              `json:"limits"`
-	Backlog *flow.Backlog        `json:"backlog,omitempty"`
+	Backlog flow.Backlog         `json:"backlog"`
 	Trials  *trialsState         `json:"trials,omitempty"`
 }
 
@@ -89,7 +90,7 @@ func (p *Page) look(ctx context.Context, user string) state {
 		s.Counts, s.Steps = counts, steps
 	}
 	if backlog, err := p.cfg.Backlog(ctx); err == nil {
-		s.Backlog = &backlog
+		s.Backlog = backlog
 	}
 	s.Trials = p.lookAtTrials(ctx)
 	return s

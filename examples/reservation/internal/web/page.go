@@ -20,7 +20,7 @@ type Config struct {
 	API http.Handler
 	// Flow counts what goes through the shop. Required.
 	Flow flow.Flow
-	// Backlog tells what is on its way. Required. An error leaves the page with what it had.
+	// Backlog tells what is on its way. Required. With an error, or of what is nil, the page says that it is not known.
 	Backlog func(context.Context) (flow.Backlog, error)
 	// Trials are the buttons that try to break the shop. nil: there are none.
 	Trials Trials

@@ -10,9 +10,9 @@ import (
 type Trials interface {
 	// Poison sends the consumer a message that no attempt can process. It fails where too many wait or are dead.
 	Poison(ctx context.Context) error
-	// SlowDown has the consumer take two seconds for a message, or no longer than it needs.
+	// SlowDown has the consumers that heed it take two seconds for a message, or no longer than they need.
 	SlowDown(ctx context.Context, on bool) error
-	// Slow tells whether the consumer is slow.
+	// Slow tells whether they are told to be slow.
 	Slow(ctx context.Context) (bool, error)
 }
 

@@ -6,9 +6,10 @@ const set = (id, value) => {
   if (node && node.textContent !== String(value)) node.textContent = value;
 };
 
+// What is not known is no number.
 const showCounts = ({ counts, backlog }) => {
-  if (counts) for (const stage of ["request", "transaction", "published", "processed", "updated"]) set(`count-${stage}`, counts[stage] ?? 0);
-  if (backlog) for (const place of ["outbox", "queue", "dead"]) set(`count-${place}`, backlog[place]);
+  for (const stage of ["request", "transaction", "published", "processed", "updated"]) set(`count-${stage}`, counts ? counts[stage] ?? 0 : "?");
+  for (const place of ["outbox", "queue", "dead"]) set(`count-${place}`, backlog[place] ?? "?");
 };
 
 let shown = 0; // the number of the last step

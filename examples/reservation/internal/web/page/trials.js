@@ -125,11 +125,14 @@ const flip = async (button, what, fields, text) => {
 
 const servers = () => document.querySelectorAll("[data-server]");
 
+// On real servers, which have no buttons, a consumer may be another process, without the flag.
+const consumers = () => servers().length ? "Consumers" : "Consumers with -trials";
+
 export const startTrials = () => {
   onClick($("burst"), burst);
   onClick($("duplicates"), duplicates);
   onClick($("poison"), poison);
-  onClick($("slow"), (b) => flip(b, "slow", {}, (on) => on ? "The consumer takes two seconds for each message." : "The consumer is as fast as it can be."));
+  onClick($("slow"), (b) => flip(b, "slow", {}, (on) => on ? `${consumers()} take two seconds for each message.` : `${consumers()} are as fast as they can be.`));
   for (const button of servers()) {
     const name = button.textContent.replace(" off", "");
     onClick(button, (b) => flip(b, "outage", { server: b.dataset.server }, (on) => on
