@@ -28,13 +28,17 @@ type gauge struct {
 	Reset float64 `json:"reset"`
 }
 
-// look returns the gauges of a user; none while the limiter cannot be asked.
+// look returns the gauges of a user; nil while the limiter cannot tell all of them.
 func (l Limits) look(ctx context.Context, user string) []gauge {
-	gauges := []gauge{}
-	add := func(limit ratelimit.Limit, key string) {
-		d, err := l.Limiter.Peek(ctx, ratelimit.Charge{Limit: limit, Key: key})
+	charges := []ratelimit.Charge{{Limit: l.User, Key: user}}
+	if l.Global.Max > 0 {
+		charges = append(charges, ratelimit.Charge{Limit: l.Global})
+	}
+	var gauges []gauge
+	for _, charge := range charges {
+		d, err := l.Limiter.Peek(ctx, charge)
 		if err != nil || d.Fallback {
-			return
+			return nil
 		}
 		for _, s := range d.Limits() {
 			if d.Allowed {
@@ -42,10 +46,6 @@ func (l Limits) look(ctx context.Context, user string) []gauge {
 			}
 			gauges = append(gauges, gauge{s.Name, s.Remaining, s.Max, s.Reset.Seconds()})
 		}
-	}
-	add(l.User, user)
-	if l.Global.Max > 0 {
-		add(l.Global, "")
 	}
 	return gauges
 }

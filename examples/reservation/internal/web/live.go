@@ -24,8 +24,8 @@ const (
 
 var userPattern = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 
-// state is what a live page is told. Of what is null or missing nothing is known: the page shows ? for a count, and leaves
-// the steps and the switches as they are.
+// state is what a live page is told. Of what is null or missing nothing is known: the page shows ? for a count, says that the
+// limits are unknown, and leaves the steps and the switches as they are.
 type state struct {
 	Counts  map[flow.Stage]int64 `json:"counts"`
 	Steps   []flow.Step          `json:"steps"`

@@ -2,14 +2,19 @@ package web_test
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"strings"
 	"testing"
 
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/flow"
+	"github.com/holdfast-go/holdfast/examples/reservation/internal/web"
 	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
 // state is what the stream tells.
@@ -121,4 +126,41 @@ func TestCloseEndsStreams(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// blind stands for servers that tell nothing.
+type blind struct{ flow.Flow }
+
+func (blind) Look(context.Context) (map[flow.Stage]int64, []flow.Step, error) {
+	return nil, nil, errors.New("no answer")
+}
+
+// Peek tells the first of two limits.
+func (blind) Peek(_ context.Context, charges ...ratelimit.Charge) (ratelimit.Decision, error) {
+	if charges[0].Key == "" {
+		return ratelimit.Decision{}, errors.New("no answer")
+	}
+	return ratelimit.Decision{Allowed: true}, nil
+}
+
+// TestUnknownIsNull wants null of what is not known, which the page shows as such, and no part of the limits.
+func TestUnknownIsNull(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, func(cfg *web.Config) {
+		cfg.Flow, cfg.Trials = blind{cfg.Flow}, nil
+		cfg.Backlog = func(context.Context) (flow.Backlog, error) { return flow.Backlog{}, errors.New("no answer") }
+		cfg.Limits = web.Limits{Limiter: blind{}, Global: ratelimit.Limit{Max: 1}}
+	})
+	resp, err := http.Get(s.url + "/shop/live?user=ada")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	const want = `data: {"counts":null,"steps":null,"limits":null,"backlog":{"outbox":null,"queue":null,"dead":null}}`
+	lines := bufio.NewScanner(resp.Body)
+	for lines.Scan() && !strings.HasPrefix(lines.Text(), "data: ") {
+	}
+	if lines.Text() != want {
+		t.Errorf("the stream tells %s", lines.Text())
+	}
 }

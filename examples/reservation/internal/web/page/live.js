@@ -34,7 +34,7 @@ const showSteps = (steps) => {
 const gauges = new Map();
 
 const showLimits = (limits) => {
-  if (!limits.length) {
+  if (!limits) {
     gauges.clear();
     $("limits").textContent = "Unknown: the counters cannot be reached.";
     return;
