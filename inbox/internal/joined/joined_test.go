@@ -367,3 +367,18 @@ func TestPartOfTheLetters(t *testing.T) {
 		t.Errorf("%d letters, error %v", seen, err)
 	}
 }
+
+// A call that ends at a later place has not seen all of an earlier one.
+func TestEndAfterPartOfTheLetters(t *testing.T) {
+	t.Parallel()
+	seen := 0
+	err := joined.Letters(held{}, held{}).Scan(t.Context(), "default", func(*inbox.DeadLetter) (driver.Fate, error) {
+		if seen++; seen == 2 {
+			return driver.Keep, driver.ErrDone
+		}
+		return driver.Keep, nil
+	}, func(inbox.DeadLetter, error) {})
+	if seen != 2 || !errors.Is(err, inbox.ErrHeld) {
+		t.Errorf("%d letters, error %v", seen, err)
+	}
+}

@@ -1,6 +1,7 @@
 package joined
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -58,7 +59,7 @@ func (l letters) Scan(
 			held, err = err, nil
 		}
 		if err != nil || done {
-			return err
+			return cmp.Or(err, held)
 		}
 	}
 	return held
