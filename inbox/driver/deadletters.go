@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -111,7 +112,8 @@ func (l *deadLetters) Replay(ctx context.Context, filter inbox.Filter, how inbox
 	}
 	r := replay{how: how, retention: l.retention}
 	err := l.each(ctx, &walk{
-		filter: filter,
+		filter:  filter,
+		bounded: true,
 		visit: func(dead *inbox.DeadLetter) (Fate, bool, error) {
 			defer r.progress()
 			return r.visit(ctx, dead)
@@ -217,30 +219,40 @@ func (l *deadLetters) look(ctx context.Context, filter inbox.Filter, see func(in
 // walk is one way through the dead letters.
 type walk struct {
 	filter inbox.Filter
+	// bounded says that the walk visits no more letters of a class than were counted when it began.
+	bounded bool
 	// visit says what becomes of a letter, and whether it counts towards the filter's limit.
 	visit func(*inbox.DeadLetter) (fate Fate, counts bool, err error)
 	// failed learns of letters that stay against visit's will.
 	failed func(inbox.DeadLetter, error)
 
-	left  int // letters of this class that were there when the walk began
-	taken int // towards the limit
+	left   int                // letters of this class that were there when the walk began
+	taken  int                // towards the limit
+	unseen map[uuid.UUID]bool // of filter.IDs
 }
 
 // each goes through the dead letters of all classes. How many there are is asked first: what is
 // returned from one class may become a dead letter of a later one meanwhile. Those that a session has in
-// hand are not counted, and may come back before the scan.
+// hand are not counted, and may come back before the scan. A bounded walk cannot tell them from new ones.
 func (l *deadLetters) each(ctx context.Context, w *walk) error {
 	if err := checkFilter(w.filter); err != nil {
 		return err
 	}
-	depths, err := l.letters.Depths(ctx)
+	depths, err := l.counted(ctx, w)
 	if err != nil {
 		return err
+	}
+	w.unseen = make(map[uuid.UUID]bool, len(w.filter.IDs))
+	for _, id := range w.filter.IDs {
+		w.unseen[id] = true
 	}
 	var held error
 	for _, depth := range depths {
 		w.left = depth.Messages
-		if depth.Held {
+		switch {
+		case depth.Held && w.bounded:
+			held = inbox.ErrHeld
+		case depth.Held:
 			w.left = math.MaxInt
 		}
 		if w.over() {
@@ -260,11 +272,31 @@ func (l *deadLetters) each(ctx context.Context, w *walk) error {
 	return held
 }
 
+// A bounded walk waits so long for a session that has letters in hand. As a rule it is a look, and short.
+const (
+	heldPatience = time.Second
+	heldPoll     = 50 * time.Millisecond
+)
+
+// counted asks how many letters there are.
+func (l *deadLetters) counted(ctx context.Context, w *walk) ([]Depth, error) {
+	held := func(d Depth) bool { return d.Held }
+	for end := time.Now().Add(heldPatience); ; {
+		depths, err := l.letters.Depths(ctx)
+		if err != nil || !w.bounded || !slices.ContainsFunc(depths, held) || time.Now().After(end) {
+			return depths, err
+		}
+		if err := runloop.Sleep(ctx, heldPoll); err != nil {
+			return nil, err
+		}
+	}
+}
+
 func (w *walk) over() bool { return w.left <= 0 || w.filter.Limit > 0 && w.taken >= w.filter.Limit }
 
 // satisfied reports whether all is found that was asked for, whatever there is besides.
 func (w *walk) satisfied() bool {
-	return w.filter.Limit > 0 && w.taken >= w.filter.Limit || len(w.filter.IDs) > 0 && w.taken >= len(w.filter.IDs)
+	return w.filter.Limit > 0 && w.taken >= w.filter.Limit || len(w.filter.IDs) > 0 && len(w.unseen) == 0
 }
 
 func (w *walk) next(letter *inbox.DeadLetter) (Fate, error) {
@@ -276,6 +308,7 @@ func (w *walk) next(letter *inbox.DeadLetter) (Fate, error) {
 	if !match(w.filter, dead) {
 		return Keep, nil
 	}
+	delete(w.unseen, dead.Message.ID)
 	fate, counts, err := w.visit(&dead)
 	letter.Message.Body = dead.Message.Body
 	if counts {

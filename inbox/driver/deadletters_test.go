@@ -26,11 +26,15 @@ type shelf struct {
 	broken   error     // of Depths
 	held     string    // the class of which a session has some in hand
 	onReturn func(inbox.DeadLetter)
+	onDepths func()
 }
 
 var errShut = errors.New("shut")
 
 func (s *shelf) Depths(context.Context) ([]driver.Depth, error) {
+	if s.onDepths != nil {
+		s.onDepths()
+	}
 	count := map[string]int{}
 	for _, d := range s.dead {
 		count[d.Class]++
@@ -195,51 +199,114 @@ func (p parkingLot) Scan(
 // A call goes through all that can be seen, and says that it is a part; unless it has found what it was to find.
 func TestPartOfTheLetters(t *testing.T) {
 	t.Parallel()
-	parked := shelf{}
-	s := shelf{held: "a"}
-	ofClass := func(s *shelf, class string) uuid.UUID { return s.put(func(d *inbox.DeadLetter) { d.Class = class }) }
-	ofClass(&parked, "a")
-	later := ofClass(&s, "b")
-	l := driver.NewDeadLetters(driver.WithParked(&s, parkingLot{s: &parked}), driver.DefaultRetention, slog.New(slog.DiscardHandler))
-	for name, tt := range map[string]struct {
-		filter inbox.Filter
-		want   int
-		part   bool
-	}{
-		"all":                {inbox.Filter{}, 2, true},
-		"as many as wanted":  {inbox.Filter{Limit: 2}, 2, false},
-		"fewer than wanted":  {inbox.Filter{Limit: 3}, 2, true},
-		"the id":             {inbox.Filter{IDs: []uuid.UUID{later}}, 1, false},
-		"an id that is held": {inbox.Filter{IDs: []uuid.UUID{ids.New()}}, 0, true},
-	} {
-		wants := func(what string, n int, err error) {
-			t.Helper()
-			if n != tt.want || errors.Is(err, inbox.ErrHeld) != tt.part || !tt.part && err != nil {
-				t.Errorf("%s of %s: %d, error %v", what, name, n, err)
+	synctest.Test(t, func(t *testing.T) {
+		parked := shelf{}
+		s := shelf{held: "a"}
+		ofClass := func(s *shelf, class string) uuid.UUID {
+			return s.put(func(d *inbox.DeadLetter) { d.Class, d.Message.ID = class, ids.New() })
+		}
+		ofClass(&parked, "a")
+		later := ofClass(&s, "b")
+		l := driver.NewDeadLetters(driver.WithParked(&s, parkingLot{s: &parked}), driver.DefaultRetention, slog.New(slog.DiscardHandler))
+		for name, tt := range map[string]struct {
+			filter inbox.Filter
+			want   int
+			part   bool
+		}{
+			"all":                {inbox.Filter{}, 2, true},
+			"as many as wanted":  {inbox.Filter{Limit: 2}, 2, false},
+			"fewer than wanted":  {inbox.Filter{Limit: 3}, 2, true},
+			"the id":             {inbox.Filter{IDs: []uuid.UUID{later}}, 1, false},
+			"an id that is held": {inbox.Filter{IDs: []uuid.UUID{ids.New()}}, 0, true},
+		} {
+			wants := func(what string, n int, err error) {
+				t.Helper()
+				if n != tt.want || errors.Is(err, inbox.ErrHeld) != tt.part || !tt.part && err != nil {
+					t.Errorf("%s of %s: %d, error %v", what, name, n, err)
+				}
+			}
+			found, err := l.List(t.Context(), tt.filter)
+			wants("list", len(found), err)
+			n, err := l.Count(t.Context(), tt.filter)
+			wants("count", n, err)
+			dry, err := l.Replay(t.Context(), tt.filter, inbox.Replay{DryRun: true})
+			wants("dry run", dry.Returned, err)
+		}
+		if groups, err := l.Groups(t.Context(), inbox.Filter{}); len(groups) == 0 || !errors.Is(err, inbox.ErrHeld) {
+			t.Errorf("groups: %+v, error %v", groups, err)
+		}
+		if d, err := l.Show(t.Context(), later); d.Message.ID != later || err != nil {
+			t.Errorf("show: %+v, error %v", d, err)
+		}
+		if _, err := l.Show(t.Context(), ids.New()); !errors.Is(err, inbox.ErrHeld) {
+			t.Errorf("show of one that may be held: %v", err)
+		}
+		if n, err := l.Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"}); n.Returned != 2 || !errors.Is(err, inbox.ErrHeld) {
+			t.Errorf("replay: %+v, error %v", n, err)
+		}
+		if n, err := l.Remove(t.Context(), inbox.Filter{}, inbox.Removal{By: "test"}); n != 0 || !errors.Is(err, inbox.ErrHeld) {
+			t.Errorf("remove: %d, error %v", n, err)
+		}
+	})
+}
+
+// All ids of a filter are found when each has been seen, however many copies there are and whatever becomes of them.
+func TestIDsOfWhichAPartIsHeld(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := shelf{held: "a"}
+		id := s.put(same)
+		s.put(func(d *inbox.DeadLetter) { d.Message.ID = id })
+		old := s.put(func(d *inbox.DeadLetter) { d.Message.ID = ids.Deterministic(time.Now().AddDate(-1, 0, 0), "old") })
+		for name, tt := range map[string]struct {
+			ids      []uuid.UUID
+			returned int
+			part     bool
+		}{
+			"two copies of one of two": {[]uuid.UUID{id, ids.New()}, 2, true},
+			"one id twice":             {[]uuid.UUID{id, id, id}, 2, false},
+			"one that is refused":      {[]uuid.UUID{old}, 0, false},
+		} {
+			got, err := access(&s).Replay(t.Context(), inbox.Filter{IDs: tt.ids}, inbox.Replay{DryRun: true})
+			if got.Returned != tt.returned || errors.Is(err, inbox.ErrHeld) != tt.part {
+				t.Errorf("%s: %+v, error %v", name, got, err)
 			}
 		}
-		found, err := l.List(t.Context(), tt.filter)
-		wants("list", len(found), err)
-		n, err := l.Count(t.Context(), tt.filter)
-		wants("count", n, err)
-		dry, err := l.Replay(t.Context(), tt.filter, inbox.Replay{DryRun: true})
-		wants("dry run", dry.Returned, err)
-	}
-	if groups, err := l.Groups(t.Context(), inbox.Filter{}); len(groups) == 0 || !errors.Is(err, inbox.ErrHeld) {
-		t.Errorf("groups: %+v, error %v", groups, err)
-	}
-	if d, err := l.Show(t.Context(), later); d.Message.ID != later || err != nil {
-		t.Errorf("show: %+v, error %v", d, err)
-	}
-	if _, err := l.Show(t.Context(), ids.New()); !errors.Is(err, inbox.ErrHeld) {
-		t.Errorf("show of one that may be held: %v", err)
-	}
-	if n, err := l.Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"}); n.Returned != 2 || !errors.Is(err, inbox.ErrHeld) {
-		t.Errorf("replay: %+v, error %v", n, err)
-	}
-	if n, err := l.Remove(t.Context(), inbox.Filter{}, inbox.Removal{By: "test"}); n != 0 || !errors.Is(err, inbox.ErrHeld) {
-		t.Errorf("remove: %d, error %v", n, err)
-	}
+	})
+}
+
+// A replay goes no further than what was counted, also where others hold letters that were not.
+func TestReplayBesideASession(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := shelf{held: "b"}
+		s.put(func(d *inbox.DeadLetter) { d.Class = "a" })
+		s.onReturn = func(d inbox.DeadLetter) {
+			s.put(func(again *inbox.DeadLetter) { again.Message, again.Class = d.Message, "b" })
+		}
+		got, err := access(&s).Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"})
+		if got.Returned != 1 || !errors.Is(err, inbox.ErrHeld) {
+			t.Errorf("%+v, error %v", got, err)
+		}
+	})
+}
+
+// A replay waits for a session that is about to end.
+func TestReplayAfterASession(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := shelf{held: driver.ClassDefault}
+		asked := 0
+		s.onDepths = func() {
+			if asked++; asked == 3 {
+				s.held = ""
+				s.put(same)
+			}
+		}
+		if got, err := access(&s).Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"}); got.Returned != 1 || err != nil {
+			t.Errorf("%+v, error %v", got, err)
+		}
+	})
 }
 
 // Letters that stay count as failed, and not towards the limit.
