@@ -18,17 +18,18 @@ var ErrOutlived = errors.New("inbox: dead letters are older than what processed 
 
 // ErrHeld is in the error of a call that saw a part of the dead letters: another session has the others
 // in hand, such as a replay that is paced, or has taken them meanwhile. What was seen is returned, or
-// done, and a later call sees what has come back. Of RabbitMQ only, which hands out each letter once.
+// done, and a later call sees what has come back. Only RabbitMQ, which hands out each letter once, causes it.
 var ErrHeld = errors.New("inbox: a part of the dead letters only: another session holds the rest")
 
 // DeadLetters are the messages that a consumer has given up. A consumer's method DeadLetters
 // returns them. It may be used from many goroutines. Each method can fail with ErrHeld beside its result,
-// unless it has found all of Filter.IDs or as many as Filter.Limit.
+// unless it has found each of Filter.IDs, one copy at least, or as many as Filter.Limit.
 type DeadLetters interface {
 	// List returns the dead letters that the filter selects, bodies included, and leaves them
 	// where they are. Filter.Limit bounds the memory it takes; 0 means 100.
 	List(ctx context.Context, f Filter) ([]DeadLetter, error)
-	// Show returns the dead letter with the message id, or ErrNotFound; ErrHeld where it may be among those not seen.
+	// Show returns the dead letter with the message id, the latest seen of several, or ErrNotFound;
+	// ErrHeld where it may be among those not seen.
 	Show(ctx context.Context, id uuid.UUID) (DeadLetter, error)
 	// Count returns how many dead letters the filter selects.
 	Count(ctx context.Context, f Filter) (int, error)
@@ -83,7 +84,8 @@ type Group struct {
 	Sample DeadLetter
 }
 
-// Filter selects dead letters: those that match all its fields. The zero value selects all.
+// Filter selects dead letters: those that match all its fields. The zero value selects all. It has no
+// cursor, unlike outbox.Filter: letters in a queue have no place that stays theirs.
 type Filter struct {
 	// IDs are the message ids wanted; those that are no dead letters are passed over. Optional.
 	IDs []uuid.UUID
