@@ -169,7 +169,7 @@ func printWatched(w io.Writer, s status) error {
 			claims.row(c.Part, "?")
 			continue
 		}
-		claims.row(c.Part, c.InFlight)
+		claims.row(c.Part, c.Count())
 	}
 	connections := newTable(w, "SERVER", "ROLE", "PROGRAM", "CONNECTIONS")
 	for _, c := range s.Connections {

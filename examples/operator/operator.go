@@ -26,6 +26,8 @@ type Operator struct {
 	cfg Config
 	// turns are those of who looks at the dead letters of a consumer, by its name.
 	turns map[string]turn
+	// claims are the last counts of the parts that count them, in their order.
+	claims []claimsCount
 }
 
 // New returns an Operator. The error names every violation in cfg. Nothing is asked of a server yet.
@@ -34,7 +36,8 @@ func New(cfg Config) (*Operator, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	o := &Operator{cfg, map[string]turn{}}
+	o := &Operator{cfg: cfg, turns: map[string]turn{}}
+	o.claims = make([]claimsCount, len(o.counters()))
 	for _, c := range cfg.Consumers {
 		o.turns[c.Name] = make(turn, 1)
 	}

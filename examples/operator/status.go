@@ -109,7 +109,7 @@ func (o *Operator) look(ctx context.Context) status {
 		asking.Go(func() { s.Sweeps[i] = lookAtSweep(ctx, w) })
 	}
 	for i, p := range counters {
-		asking.Go(func() { s.Claims[i] = lookAtClaims(ctx, p) })
+		asking.Go(func() { s.Claims[i] = o.claims[i].look(ctx, p) })
 	}
 	for i, c := range connected {
 		asking.Go(func() { s.Connections[i] = lookAtConnections(ctx, c) })

@@ -5,6 +5,8 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -21,8 +23,18 @@ func (l limitState) Near() bool { return float64(l.Remaining) <= near*float64(l.
 type claimsStatus struct {
 	Part     string `json:"part"`
 	InFlight int    `json:"in_flight"`
-	Error    string `json:"error,omitempty"`
-	hidden   bool   // the program has no right to count them
+	// Estimated says that the part has more keys than it went through.
+	Estimated bool   `json:"estimated,omitempty"`
+	Error     string `json:"error,omitempty"`
+	hidden    bool   // the program has no right to count them
+}
+
+// Count is how many are in flight.
+func (c claimsStatus) Count() string {
+	if c.Estimated {
+		return fmt.Sprintf("~%d", c.InFlight)
+	}
+	return fmt.Sprint(c.InFlight)
 }
 
 // Connections are those to a server of one role and program.
@@ -67,9 +79,24 @@ func PostgresConnections(pool *pgxpool.Pool) Connected {
 	}
 }
 
-// counting is a part that tells how many claims are in flight.
+// counting is a part that tells how many claims are in flight, and whether it has counted all.
 type counting interface {
-	InFlight(ctx context.Context) (int, error)
+	InFlight(ctx context.Context) (n int, exact bool, err error)
+}
+
+const (
+	// countRest is for how many times as long as a count of claims took none follows: Redis goes through its keys for it, and
+	// requests wait for the same Redis.
+	countRest = 100
+	// maxCountRest bounds that.
+	maxCountRest = time.Minute
+)
+
+// claimsCount is the last count of a part's claims.
+type claimsCount struct {
+	mu   sync.Mutex
+	last claimsStatus
+	next time.Time // before which it is not counted anew
 }
 
 // lookAtLimits asks for the callers that the status shows, those first that have least left.
@@ -91,10 +118,22 @@ func (o *Operator) lookAtLimits(ctx context.Context) (states []limitState, faile
 	return states, failed
 }
 
-// lookAtClaims asks a part. On Redis a user may have no right to the commands that count.
-func lookAtClaims(ctx context.Context, p Part) claimsStatus {
-	n, err := p.Part.(counting).InFlight(ctx)
-	return claimsStatus{p.Name, n, textOf(err), redis.HasErrorPrefix(err, "NOPERM")}
+// look counts the claims of a part, or tells the last count where that is young. On Redis a user may have no right to the
+// commands that count.
+func (c *claimsCount) look(ctx context.Context, p Part) claimsStatus {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	began := time.Now()
+	if began.Before(c.next) {
+		return c.last
+	}
+	n, exact, err := p.Part.(counting).InFlight(ctx)
+	c.last = claimsStatus{p.Name, n, err == nil && !exact, textOf(err), redis.HasErrorPrefix(err, "NOPERM")}
+	if err == nil {
+		ended := time.Now()
+		c.next = ended.Add(min(countRest*ended.Sub(began), maxCountRest))
+	}
+	return c.last
 }
 
 func lookAtConnections(ctx context.Context, s Server) connectionsStatus {

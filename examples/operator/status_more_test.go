@@ -1,13 +1,16 @@
 package operator_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -52,7 +55,46 @@ func TestStatusOfLimitsClaimsAndConnections(t *testing.T) {
 // uncounted has claims in flight that it cannot count.
 type uncounted struct{ err error }
 
-func (u uncounted) InFlight(context.Context) (int, error) { return 0, u.err }
+func (u uncounted) InFlight(context.Context) (int, bool, error) { return 0, false, u.err }
+
+// many has more keys than it goes through.
+type many struct {
+	took  time.Duration
+	looks int
+}
+
+func (m *many) InFlight(context.Context) (int, bool, error) {
+	m.looks++
+	time.Sleep(m.took)
+	return 50, false, nil
+}
+
+// An estimate is shown as one.
+func TestStatusOfEstimatedClaims(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.cfg.Parts = append(r.cfg.Parts, operator.Part{Name: "gate", Part: &many{}})
+	r.Operator = must(operator.New(r.cfg))(t)
+	r.wants(t, 0, []string{"status"}, "gate  ~50\n")
+	r.wants(t, 0, []string{"status", "--json"}, `"in_flight": 50`, `"estimated": true`)
+	serve(t, r, operator.PageConfig{}).get(t, "", 200, "gate~50")
+}
+
+// Who watches costs the server of the claims a hundredth of its time.
+func TestClaimsAreCountedSeldom(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		keys := &many{took: 100 * time.Millisecond}
+		o := must(operator.New(operator.Config{Parts: []operator.Part{{Name: "gate", Part: keys}}}))(t)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		var out bytes.Buffer
+		code := o.Run(ctx, []string{"status", "--watch"}, &out, io.Discard)
+		if shown := strings.Count(out.String(), "gate  ~50"); code != 0 || keys.looks > 6 || keys.looks < 5 || shown < 25 {
+			t.Errorf("exits with %d: %d looks for %d screens", code, keys.looks, shown)
+		}
+	})
+}
 
 // The status on a terminal tells what the page does of lanes, breakers and rates.
 func TestStatusOfWork(t *testing.T) {

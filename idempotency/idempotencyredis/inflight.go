@@ -20,24 +20,36 @@ const (
 
 // InFlight returns how many claims are held now, those of other systems included. Redis has no list of them, so that it
 // goes through the keys of the database: 100,000 of each node at most, for a second at most. Where there are more, the
-// number is an estimate from those: near the truth where many claims are held, and maybe 0 where few are. It needs the right to SCAN and DBSIZE.
-func (s *Store) InFlight(ctx context.Context) (n int, err error) {
+// number is not exact but an estimate from those: near the truth where many claims are held, and maybe 0 where few are.
+// It is up to 100 SCANs of 1,000 keys: count seldom. It needs the right to SCAN and DBSIZE.
+func (s *Store) InFlight(ctx context.Context) (n int, exact bool, err error) {
+	var found locks
 	err = s.server.Ask(ctx, s.lanes != nil, func(ctx context.Context) (err error) {
-		n, err = within(ctx, func(ctx context.Context) (int, error) { return s.inFlight(ctx, mostSeen) })
+		found, err = within(ctx, func(ctx context.Context) (locks, error) { return s.inFlight(ctx, mostSeen) })
 		return err
 	})
 	if err != nil {
-		return 0, fmt.Errorf("idempotencyredis: in flight: %w", err)
+		return 0, false, fmt.Errorf("idempotencyredis: in flight: %w", err)
 	}
-	return n, nil
+	return found.count, !found.estimated, nil
+}
+
+// locks are how many there are.
+type locks struct {
+	count     int
+	estimated bool
 }
 
 // inFlight counts the locks in at most so many keys of each node.
-func (s *Store) inFlight(ctx context.Context, most int) (int, error) {
+func (s *Store) inFlight(ctx context.Context, most int) (locks, error) {
 	var total atomic.Int64
+	var estimated atomic.Bool
 	count := func(ctx context.Context, node *redis.Client) error {
-		n, err := s.locksOf(ctx, node, most)
-		total.Add(int64(n))
+		found, err := s.locksOf(ctx, node, most)
+		total.Add(int64(found.count))
+		if found.estimated {
+			estimated.Store(true)
+		}
 		return err
 	}
 	var err error
@@ -49,16 +61,16 @@ func (s *Store) inFlight(ctx context.Context, most int) (int, error) {
 	default:
 		return s.locksOf(ctx, client, most)
 	}
-	return int(total.Load()), err
+	return locks{int(total.Load()), estimated.Load()}, err
 }
 
 // globs escapes what has a meaning in a pattern.
 var globs = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`)
 
 // locksOf counts the locks of a node. Keys come in the order of their hashes, which is none: some are a fair sample of all.
-func (s *Store) locksOf(ctx context.Context, node redis.Cmdable, most int) (int, error) {
+func (s *Store) locksOf(ctx context.Context, node redis.Cmdable, most int) (locks, error) {
 	pattern := globs.Replace(s.cfg.Prefix) + ":lock:*"
-	locks := map[string]bool{} // a scan may tell a key twice
+	found := map[string]bool{} // a scan may tell a key twice
 	bound := seeing
 	if end, ok := ctx.Deadline(); ok {
 		bound = min(bound, time.Until(end)/2)
@@ -67,19 +79,19 @@ func (s *Store) locksOf(ctx context.Context, node redis.Cmdable, most int) (int,
 	for seen < most && (seen == 0 || time.Since(began) < bound) {
 		names, next, err := node.Scan(ctx, cursor, pattern, seenPerTrip).Result()
 		if err != nil {
-			return 0, err
+			return locks{}, err
 		}
 		for _, name := range names {
-			locks[name] = true
+			found[name] = true
 		}
 		if next == 0 {
-			return len(locks), nil
+			return locks{count: len(found)}, nil
 		}
 		cursor, seen = next, seen+seenPerTrip
 	}
 	keys, err := node.DBSize(ctx).Result()
 	if err != nil {
-		return 0, err
+		return locks{}, err
 	}
-	return int(int64(len(locks)) * max(keys, int64(seen)) / int64(seen)), nil
+	return locks{int(int64(len(found)) * max(keys, int64(seen)) / int64(seen)), true}, nil
 }

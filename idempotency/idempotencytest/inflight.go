@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// InFlight returns how many claims are held now.
-func (s *Store) InFlight(context.Context) (n int, err error) {
+// InFlight returns how many claims are held now. It is always exact.
+func (s *Store) InFlight(context.Context) (n int, exact bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
@@ -15,5 +15,5 @@ func (s *Store) InFlight(context.Context) (n int, err error) {
 			n++
 		}
 	}
-	return n, nil
+	return n, true, nil
 }

@@ -126,7 +126,7 @@ func (s *Shop) State(ctx context.Context) (State, error) {
 	if err != nil {
 		return State{}, err
 	}
-	claims, err := s.parts.Keys.InFlight(ctx)
+	claims, _, err := s.parts.Keys.InFlight(ctx)
 	state := State{Outbox: depth.Ready + depth.Parked, Queue: queue.Waiting + queue.Retrying, Dead: depth.Dead, Claims: claims}
 	for _, n := range queue.Dead {
 		state.Dead += n
