@@ -117,10 +117,17 @@ func (c *change) step(ctx context.Context, sql string, f outbox.Filter, more []a
 
 // queryPlanned scans the one row of a statement in a transaction, in one round trip.
 func queryPlanned(ctx context.Context, conn *pgxpool.Conn, begin, sql string, args, dest []any) error {
+	return planned(ctx, conn, begin, sql, args, func(q *pgx.QueuedQuery) {
+		q.QueryRow(func(row pgx.Row) error { return row.Scan(dest...) })
+	})
+}
+
+// planned runs a statement under deadPlansSQL in a transaction, in one round trip. read says what becomes of its rows.
+func planned(ctx context.Context, conn *pgxpool.Conn, begin, sql string, args []any, read func(*pgx.QueuedQuery)) error {
 	queue := &pgx.Batch{}
 	queue.Queue(begin)
 	queue.Queue(deadPlansSQL)
-	queue.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return row.Scan(dest...) })
+	read(queue.Queue(sql, args...))
 	queue.Queue(commitSQL)
 	return conn.SendBatch(ctx, queue).Close()
 }

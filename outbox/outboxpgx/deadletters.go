@@ -56,10 +56,13 @@ func (d *deadLetters) List(ctx context.Context, f outbox.Filter) ([]outbox.DeadL
 // the first.
 func collect[T any](ctx context.Context, d *deadLetters, what string, scan pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
 	var found []T
-	err := pgcall.Twice(ctx, d.pool, d.readTimeout, func(ctx context.Context, conn *pgxpool.Conn) (err error) {
-		rows, _ := conn.Query(ctx, sql, args...) // CollectRows returns its error
-		found, err = pgx.CollectRows(rows, scan)
-		return err
+	err := pgcall.Twice(ctx, d.pool, d.readTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return planned(ctx, conn, beginReadSQL, sql, args, func(q *pgx.QueuedQuery) {
+			q.Query(func(rows pgx.Rows) (err error) {
+				found, err = pgx.CollectRows(rows, scan)
+				return err
+			})
+		})
 	})
 	if err != nil {
 		return nil, fmt.Errorf("outboxpgx: %s: %w", what, d.t.explain(err))

@@ -59,7 +59,8 @@ FROM kinds k JOIN latest USING (fingerprint) JOIN {dead} d ON d.id = latest.id
 ORDER BY k.n DESC, k.fingerprint`
 
 // deadPlansSQL has letters found by index: the tables are often empty when they are analysed, and hold very many a moment
-// later. The filter has arguments that are null, so that one plan is not for all. Nor do the statements join tables: a plan
+// later. The filter has arguments that are null, so that one plan is not for all; Postgres would keep one that was made while
+// there was nothing, and read the whole table for every page. Nor do the statements join tables: a plan
 // for few rows compares all with all.
 const deadPlansSQL = `
 SELECT set_config('plan_cache_mode', 'force_custom_plan', true), set_config('enable_seqscan', 'off', true), set_config('jit', 'off', true)`

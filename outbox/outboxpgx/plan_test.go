@@ -9,7 +9,10 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
 )
 
@@ -112,6 +115,36 @@ func TestChangesLookLettersUp(t *testing.T) {
 		if !strings.Contains(plan, c.looks) || strings.Contains(plan, "Join Filter: (d") || strings.Contains(plan, " Filter: (id = ANY") {
 			t.Errorf("%s:\n%.5000s", name, plan)
 		}
+	}
+}
+
+// A list that was often asked for while there was nothing is planned anew when there is much: the one plan that Postgres
+// would keep reads the whole table for every page and for every letter.
+func TestListsArePlannedAnew(t *testing.T) {
+	t.Parallel()
+	cfg := pgtest.New(t).Config()
+	cfg.MaxConns = 1
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	must(t, err)
+	t.Cleanup(pool.Close)
+	f := setupOn(t, pool, outboxpgx.Config{})
+	lists := map[string]func() error{
+		"List":    func() error { return second(f.dead.List(t.Context(), outbox.Filter{})) },
+		"Groups":  func() error { return second(f.dead.Groups(t.Context(), outbox.Filter{})) },
+		"Waiting": func() error { return second(f.store.Waiting(t.Context(), outbox.WaitingFilter{})) },
+		"parked":  func() error { return second(f.store.Waiting(t.Context(), outbox.WaitingFilter{Parked: true})) },
+	}
+	for name, list := range lists {
+		for range 10 { // five plans for these arguments, then one for any
+			must(t, list())
+		}
+		var made, kept int
+		must(t, pool.QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE generic_plans > 0)
+			FROM pg_prepared_statements WHERE statement LIKE '%holdfast\_outbox%' AND statement LIKE '%$1%' AND statement NOT LIKE '%pg\_prepared%'`).Scan(&made, &kept))
+		if made == 0 || kept > 0 {
+			t.Errorf("%s: %d of %d statements have one plan for all arguments", name, kept, made)
+		}
+		must(t, pool.AcquireFunc(t.Context(), func(c *pgxpool.Conn) error { return c.Conn().DeallocateAll(t.Context()) }))
 	}
 }
 
