@@ -93,6 +93,8 @@ type Filter struct {
 	// Groups, none for the others.
 	Limit int
 	// After is the Cursor of a dead letter: List begins behind it. Optional, and refused by all but List.
+	// A letter whose transaction commits while one pages may lie before the place that is reached: a List
+	// that begins again shows it.
 	After string
 }
 

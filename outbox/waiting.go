@@ -30,6 +30,7 @@ type WaitingFilter struct {
 	Name, Key string
 	// Limit is the most messages. Default: 100.
 	Limit int
-	// After is the Cursor of a message: the list begins behind it. Optional.
+	// After is the Cursor of a message: the list begins behind it. Optional. A message that is committed, or
+	// parked, while one pages may lie before the place that is reached: a list that begins again shows it.
 	After string
 }

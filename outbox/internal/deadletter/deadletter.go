@@ -22,7 +22,7 @@ const (
 	maxText = 1000
 )
 
-// CheckList refuses a Filter that no List takes. What its cursor is, the store knows.
+// CheckList refuses a Filter that no List takes. The store checks its cursor.
 func CheckList(f outbox.Filter) error {
 	f.After = ""
 	return CheckFilter(f)
