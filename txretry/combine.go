@@ -149,7 +149,7 @@ func (c *call) settleGroup(res result) (again bool) {
 // failedShared remembers an attempt in a shared transaction that failed for a transient reason.
 func (c *call) failedShared(res result) {
 	if res.again {
-		c.shared = append(c.shared, Attempt{SQLSTATE: res.sqlstate, Phase: res.phase, Err: res.err})
+		c.reported = append(c.reported, Attempt{SQLSTATE: res.sqlstate, Phase: res.phase, Err: res.err})
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -281,4 +282,31 @@ func TestCombinedFailuresAreCounted(t *testing.T) {
 		}
 	}
 	wantCounter(t, pool, 6)
+}
+
+// The span of a call tells of its failed attempts in their order: here of one that it shared, then of one alone.
+func TestCombinedFailuresAreInOrder(t *testing.T) {
+	t.Parallel()
+	pool := newCounter(t)
+	exec(t, pool, deferredFailure)
+	var spans byCall
+	m := newManager(t, pool, txretry.Config{TracerProvider: &spans})
+	attempt := 0
+	leader := func(ctx context.Context, tx pgx.Tx) error {
+		attempt++
+		switch attempt {
+		case 1:
+			return failAtCommit(ctx, tx, "40001")
+		case 2:
+			return &pgconn.PgError{Code: "40P01"}
+		}
+		return addOne(ctx, tx)
+	}
+	if err := errors.Join(combined(t, m, leader, addOne)...); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"holdfast.phase=commit,holdfast.sqlstate=40001", "holdfast.phase=fn,holdfast.sqlstate=40P01"}
+	if got := spans.eventsOf("a"); !slices.Equal(got, want) {
+		t.Errorf("events %v, want %v", got, want)
+	}
 }

@@ -24,7 +24,7 @@ type call struct {
 
 	attempts int       // begun so far
 	failed   []Attempt // those that another one may follow
-	shared   []Attempt // the same of shared transactions, which do not count for MaxAttempts
+	reported []Attempt // the same in order with those of shared transactions, which do not count for MaxAttempts
 	outcome  driver.Outcome
 	last     *transaction // the last one that fn has seen
 	first    transaction  // of the first attempt
@@ -62,7 +62,8 @@ func (c *call) run(ctx context.Context) error {
 		case !res.again:
 			return c.final(ctx, res)
 		}
-		c.failed = append(c.failed, Attempt{res.sqlstate, res.phase, time.Since(start), res.err})
+		failed := Attempt{res.sqlstate, res.phase, time.Since(start), res.err}
+		c.failed, c.reported = append(c.failed, failed), append(c.reported, failed)
 		if err := c.pause(ctx); err != nil {
 			return err
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -106,7 +105,7 @@ func describe(span trace.Span, c *call, err error) {
 	c.phases.each(func(phase string, spent time.Duration) {
 		span.SetAttributes(attribute.Float64("holdfast.phase."+phase, spent.Seconds()))
 	})
-	for _, a := range slices.Concat(c.failed, c.shared) {
+	for _, a := range c.reported {
 		span.AddEvent("attempt failed", trace.WithAttributes(
 			attribute.String("holdfast.sqlstate", a.SQLSTATE), attribute.String("holdfast.phase", a.Phase)))
 	}
@@ -129,8 +128,8 @@ func (t *telemetry) measure(ctx context.Context, c *call, took time.Duration) {
 			t.phases.Record(ctx, spent.Seconds(), metric.WithAttributes(operation, attribute.String("phase", phase)))
 		})
 	}
-	if len(c.failed)+len(c.shared) > 0 && t.failures.Enabled(ctx) {
-		for _, a := range slices.Concat(c.failed, c.shared) {
+	if len(c.reported) > 0 && t.failures.Enabled(ctx) {
+		for _, a := range c.reported {
 			t.failures.Add(ctx, 1, metric.WithAttributes(operation,
 				attribute.String("phase", a.Phase), attribute.String("sqlstate", a.SQLSTATE)))
 		}
