@@ -140,19 +140,39 @@ func (o *Operator) noted(ctx context.Context, a Action, do func() (int, error)) 
 	return errors.Join(err, o.cfg.Log.End(context.WithoutCancel(ctx), number, n, failure))
 }
 
-// upkeepNoted is noted for what a service does by itself, too. A role of the database that may do that and has no right to the
-// log does it all the same, and so it is done where there is no log yet.
-func (o *Operator) upkeepNoted(ctx context.Context, a Action, do func() (int, error)) error {
+// upkeepNoted is noted for what a service does by itself, too. Without --by and --reason it is such upkeep, of cron for example:
+// it is noted once it has changed something, so that what people did stays in sight. A role of the database that may do
+// that and has no right to the log does it all the same, and so it is done where there is no log yet.
+func (o *Operator) upkeepNoted(cmd *cobra.Command, a Action, do func() (int, error)) error {
+	if !attended(cmd) {
+		n, err := do()
+		if n == 0 {
+			return err
+		}
+		do = func() (int, error) { return n, err }
+	}
 	begun := false
-	err := o.noted(ctx, a, func() (int, error) {
+	err := o.noted(cmd.Context(), a, func() (int, error) {
 		begun = true
 		return do()
 	})
-	answer, ok := errors.AsType[*pgconn.PgError](err)
-	if !begun && ok && (answer.Code == missingTable || answer.Code == insufficientPrivilege) {
-		_, err = do()
+	if begun || err == nil {
+		return err
 	}
-	return err
+	answer, ok := errors.AsType[*pgconn.PgError](err)
+	if ok && (answer.Code == missingTable || answer.Code == insufficientPrivilege) {
+		fmt.Fprintf(cmd.ErrOrStderr(), "%s: not noted: %s\n", a.What, plain(oneLine(err)))
+		err = nil
+	} else if attended(cmd) {
+		return err
+	}
+	_, failed := do()
+	return errors.Join(failed, err)
+}
+
+// attended says that somebody has typed who does something, or why.
+func attended(cmd *cobra.Command) bool {
+	return cmd.Flags().Changed("by") || cmd.Flags().Changed("reason")
 }
 
 // insufficientPrivilege is the SQLSTATE of what a role may not do.

@@ -46,7 +46,7 @@ func (o *Operator) prune() *cobra.Command {
 				continue
 			}
 			done := atWork(cmd, part.Name)
-			one, err := o.pruneOne(cmd.Context(), part.Name, p, c)
+			one, err := o.pruneOne(cmd, part.Name, p, c)
 			done()
 			if err != nil {
 				failed = append(failed, fmt.Errorf("%s: %w", part.Name, err))
@@ -58,18 +58,18 @@ func (o *Operator) prune() *cobra.Command {
 	return cmd
 }
 
-func (o *Operator) pruneOne(ctx context.Context, name string, p pruner, c change) (pruned, error) {
+func (o *Operator) pruneOne(cmd *cobra.Command, name string, p pruner, c change) (pruned, error) {
 	if c.DryRun {
 		tells, ok := p.(prunable)
 		if !ok {
 			return pruned{Name: name, DryRun: true}, nil
 		}
-		n, err := tells.Prunable(ctx)
+		n, err := tells.Prunable(cmd.Context())
 		return pruned{name, &n, true}, err
 	}
 	n := 0
-	err := o.upkeepNoted(ctx, Action{What: "prune", On: name, By: c.By, Reason: c.Reason}, func() (_ int, err error) {
-		n, err = p.Prune(ctx)
+	err := o.upkeepNoted(cmd, Action{What: "prune", On: name, By: c.By, Reason: c.Reason}, func() (_ int, err error) {
+		n, err = p.Prune(cmd.Context())
 		return n, err
 	})
 	return pruned{name, &n, false}, err

@@ -1,7 +1,6 @@
 package operator
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -127,7 +126,7 @@ func (o *Operator) sweep() *cobra.Command {
 		var total expiry.Report
 		var failed []error
 		for _, w := range chosen {
-			r, err := o.sweepOne(cmd.Context(), w, c)
+			r, err := o.sweepOne(cmd, w, c)
 			total.Expired, total.Poisoned = total.Expired+r.Expired, total.Poisoned+r.Poisoned
 			if err != nil {
 				failed = append(failed, fmt.Errorf("%s: %w", w.Name, err))
@@ -147,9 +146,9 @@ func (o *Operator) sweep() *cobra.Command {
 }
 
 // sweepOne expires what is overdue of one sweep, and has it noted.
-func (o *Operator) sweepOne(ctx context.Context, w Sweep, c change) (r expiry.Report, err error) {
-	err = o.upkeepNoted(ctx, Action{What: "sweep", On: w.Name, By: c.By, Reason: c.Reason}, func() (_ int, err error) {
-		r, err = w.Sweeper.Sweep(ctx)
+func (o *Operator) sweepOne(cmd *cobra.Command, w Sweep, c change) (r expiry.Report, err error) {
+	err = o.upkeepNoted(cmd, Action{What: "sweep", On: w.Name, By: c.By, Reason: c.Reason}, func() (_ int, err error) {
+		r, err = w.Sweeper.Sweep(cmd.Context())
 		return r.Expired, err
 	})
 	return r, err

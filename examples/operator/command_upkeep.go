@@ -20,7 +20,7 @@ func (o *Operator) setup() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		done, err := o.setUp(cmd.Context(), c)
+		done, err := o.setUp(cmd, c)
 		if err != nil {
 			return err
 		}
@@ -38,8 +38,10 @@ func (o *Operator) setup() *cobra.Command {
 	return cmd
 }
 
-// setUp does the steps, and has it noted: in a log whose own table is there before all others.
-func (o *Operator) setUp(ctx context.Context, c change) (done []string, err error) {
+// setUp does the steps. It is noted where somebody says who or why, in a log whose own table is there before all others: what
+// runs before every start mostly finds nothing to do.
+func (o *Operator) setUp(cmd *cobra.Command, c change) (done []string, err error) {
+	ctx := cmd.Context()
 	steps := o.steps()
 	names := mapped(steps, func(s step) string { return s.name })
 	if c.DryRun {
@@ -51,15 +53,19 @@ func (o *Operator) setUp(ctx context.Context, c change) (done []string, err erro
 		}
 	}
 	a := Action{What: "setup", On: "all parts", Chosen: strings.Join(names, ", "), By: c.By, Reason: c.Reason}
-	err = o.noted(ctx, a, func() (int, error) {
+	do := func() (int, error) {
 		for i, step := range steps {
 			if err := step.do(ctx); err != nil {
 				return i, fmt.Errorf("%s: %w", step.name, err)
 			}
 		}
 		return len(steps), nil
-	})
-	return names, err
+	}
+	if !attended(cmd) {
+		_, err = do()
+		return names, err
+	}
+	return names, o.noted(ctx, a, do)
 }
 
 // migrator is a part that makes its own tables.

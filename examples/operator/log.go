@@ -19,7 +19,7 @@ type Log interface {
 
 // Action is something that an operator did.
 type Action struct {
-	// At is the time at which it began.
+	// At is the time at which it began; of upkeep without --by and --reason that at which it ended.
 	At time.Time `json:"at"`
 	// What is a command that changes something, such as "retry". On is the part that it changed, and
 	// Chosen which of it.

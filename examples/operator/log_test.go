@@ -72,24 +72,49 @@ func (l *refusing) Begin(context.Context, operator.Action) (int64, error) {
 }
 
 // A role of the database that may only sweep cannot write the log, and before setup there is none: that keeps nobody from
-// upkeep, as a log that is down does.
+// upkeep, and is told. A log that is down keeps from what somebody does, and fails what is done by itself.
 func TestUpkeepWithoutRightToLog(t *testing.T) {
 	t.Parallel()
-	for code, want := range map[string]int{"42501": 0, "42P01": 0, "57P01": 1} {
-		r := newRig(t)
-		r.cfg.Log = &refusing{code: code}
-		r.Operator = must(operator.New(r.cfg))(t)
-		r.wants(t, want, []string{"prune"})
-		r.wants(t, want, []string{"sweep"})
-		r.wants(t, 1, []string{"drop", "--all"})
-		left := "2"
-		if want == 0 {
-			left = "0"
+	const by = "--by=ada"
+	for code, missing := range map[string]bool{"42501": true, "42P01": true, "57P01": false} {
+		for _, args := range [][]string{{"sweep", by}, {"sweep"}} {
+			r := newRig(t)
+			r.cfg.Log = &refusing{code: code}
+			r.Operator = must(operator.New(r.cfg))(t)
+			want, left := 0, "0"
+			if !missing {
+				want = 1
+			}
+			if !missing && len(args) > 1 {
+				left = "2"
+			}
+			exit, _, errs := r.run(t, args...)
+			if exit != want || strings.Contains(errs, "sweep: not noted: ") != missing || !strings.Contains(errs, code) {
+				t.Errorf("%s: %v exits with %d: %q", code, args, exit, errs)
+			}
+			r.wants(t, 0, []string{"sweep", "--dry-run"}, "holds  "+left)
+			r.wants(t, want, []string{"prune", by})
+			r.wants(t, 0, []string{"prune"}) // nothing
+			r.wants(t, 1, []string{"drop", "--all"})
+			if left := r.groups(t); len(left) != 4 {
+				t.Errorf("%s: left are %+v", code, left)
+			}
 		}
-		r.wants(t, 0, []string{"sweep", "--dry-run"}, "holds  "+left)
-		if left := r.groups(t); len(left) != 4 {
-			t.Errorf("%s: left are %+v", code, left)
+	}
+}
+
+// What cron does is in the log where it has changed something, and does not push out what people did.
+func TestUpkeepByCronIsNotedWhereItChangesSomething(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	for range 3 {
+		for _, command := range []string{"sweep", "prune", "setup"} {
+			r.wants(t, 0, []string{command})
 		}
+	}
+	all := must(r.cfg.Log.List(t.Context(), 100))(t)
+	if len(all) != 1 || all[0].What != "sweep" || *all[0].Count != 2 || all[0].By == "" {
+		t.Errorf("the log has %+v", all)
 	}
 }
 
