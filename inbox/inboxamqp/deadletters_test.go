@@ -12,6 +12,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
+	"github.com/holdfast-go/holdfast/internal/amqpconn"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -261,7 +262,7 @@ func TestLookAtBusyQueue(t *testing.T) {
 	server := testenv.Private(t, testenv.RabbitMQ)
 	const count = 2
 	// busy returns dead letters in a queue whose leader is suspended for so many milliseconds each time.
-	busy := func(ms int) inbox.DeadLetters {
+	busy := func(ms int) (*amqptest.Broker, inbox.DeadLetters) {
 		b := amqptest.On(t, server.URL(), server.AdminURL())
 		letters := afterSetup(t, b, config{}).DeadLetters()
 		for range count {
@@ -274,9 +275,9 @@ func TestLookAtBusyQueue(t *testing.T) {
 			Leader = whereis(Name),
 			spawn(fun Again() -> sys:suspend(Leader), timer:sleep(%d), sys:resume(Leader), timer:sleep(50), Again() end),
 			ok.`, b.VHost, ms)))
-		return letters
+		return b, letters
 	}
-	letters := busy(700)
+	_, letters := busy(700)
 	for range 10 {
 		if found, err := letters.List(t.Context(), inbox.Filter{}); len(found) != count || err != nil {
 			t.Errorf("%d of %d dead letters, error %v", len(found), count, err)
@@ -285,7 +286,19 @@ func TestLookAtBusyQueue(t *testing.T) {
 			t.Errorf("%d of %d dead letters counted, error %v", n, count, err)
 		}
 	}
-	if n, err := busy(20_000).Count(t.Context(), inbox.Filter{}); err == nil {
-		t.Errorf("%d dead letters counted of a queue that does not reply", n)
+	b, letters := busy(20_000)
+	if n, err := letters.Count(t.Context(), inbox.Filter{}); n == 0 && err == nil {
+		t.Error("a queue that does not reply was counted as empty")
+	}
+	far := testenv.NewProxy(t, b.URL)
+	far.Delay(150 * time.Millisecond)
+	conn, err := amqpconn.Open(t.Context(), hasty(far.URL()), testenv.Patience)
+	must(t, err)
+	defer conn.Close()
+	if q, err := conn.Count("failed.default"); q.Messages == 0 && err == nil {
+		t.Error("a queue that does not reply, far away, was counted as empty")
+	}
+	if q, err := conn.Count("failed.validation"); q.Messages != 0 || err != nil {
+		t.Errorf("a queue far away: %d messages, error %v", q.Messages, err)
 	}
 }
