@@ -126,8 +126,12 @@
 //
 // RabbitMQ hands out each letter once, and does not tell how many it has handed out. A look waits up to a
 // second while a queue of dead letters has another consumer. If that stays, a paced Replay for example, or if
-// the queue gives less than it has counted, the look is of a part, and its error is inbox.ErrHeld. What
-// somebody took with basic.get and has not settled is missed without a word.
+// the queue gives less than it has counted, the look is of a part, and its error is inbox.ErrHeld. What a
+// session has not settled that is no consumer, because it took it with basic.get or has cancelled since, is
+// missed without a word. So are the letters of a quorum queue without a leader, as when the majority of its
+// nodes is down: RabbitMQ says that it is empty. After a look a quorum queue may take a moment to count its
+// letters again. A look waits for that, a second or a little more; the next one may miss letters of a queue
+// that takes longer.
 //
 // # Faults
 //
