@@ -28,12 +28,20 @@ func (l *letters) Scan(
 	}
 	copies, end := l.publisher(ctx)
 	defer end()
-	lasting, release := runloop.Detach(ctx, giveBackPatience)
+	conn, err := amqpconn.Open(ctx, l.dial, l.timeout)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	lasting, release := runloop.Detach(ctx, giveBackPatience) // what was received goes back
 	defer release()
-	return amqpconn.Use(lasting, l.dial, l.timeout, func(conn *amqpconn.Conn) error {
-		s := scan{conn: conn, name: l.queue(class), class: class, returned: l.returned, symfony: l.symfony, copies: copies, visit: visit, failed: failed}
-		return s.run(ctx)
-	})
+	stop := context.AfterFunc(lasting, conn.Close)
+	defer stop()
+	s := scan{conn: conn, name: l.queue(class), class: class, returned: l.returned, symfony: l.symfony, copies: copies, visit: visit, failed: failed}
+	if err := s.run(ctx); err != nil {
+		return cmp.Or(ctx.Err(), err)
+	}
+	return nil
 }
 
 // scanWindow is how many letters a scan is sent before it has looked at them: they are in memory.
@@ -78,9 +86,11 @@ func (s *scan) run(ctx context.Context) (err error) {
 	}
 	defer func() {
 		// Closing the channel returns what is not acknowledged, and waits until the
-		// broker has read the acknowledgements.
-		closed := s.conn.Within(s.ch.Close)
-		err = cmp.Or(err, closed, s.awaitReturned(ctx, filled-s.removed))
+		// broker has read the acknowledgements. A failure of it outranks ErrHeld.
+		after := cmp.Or(s.conn.Within(s.ch.Close), s.awaitReturned(ctx, filled-s.removed))
+		if err == nil || errors.Is(err, inbox.ErrHeld) {
+			err = cmp.Or(after, err)
+		}
 	}()
 	for n := range filled {
 		raw, found, err := s.next(ctx, n, filled-n)
@@ -206,14 +216,16 @@ func (s *scan) lost(found bool) error {
 	return fmt.Errorf("queue %q: the broker sends no more letters: %w", s.name, amqp.ErrClosed)
 }
 
-// awaitReturned waits until the queue counts so many messages again, or who looks right after this
-// scan would miss them, also where ctx has ended. RabbitMQ 4 counts them too early: there await waits.
+// awaitReturned waits until the queue counts so many messages again, also where ctx has ended. Otherwise a
+// look right after this scan would miss them. It gives up without an error, since others may have taken
+// them: a look at a queue that takes longer may miss some. RabbitMQ 4 counts them too early: there await waits.
 func (s *scan) awaitReturned(ctx context.Context, want int) error {
 	_, err := s.until(context.WithoutCancel(ctx), func(q amqp.Queue) bool { return q.Messages >= want })
 	return err
 }
 
-// until asks for the counts of the queue until they fit, for returnPatience at most, and returns the last.
+// until asks for the counts of the queue until they fit, and returns the last. It asks for returnPatience;
+// the last answer of a busy queue may take longer, as Count says.
 func (s *scan) until(ctx context.Context, fit func(amqp.Queue) bool) (amqp.Queue, error) {
 	for end := time.Now().Add(returnPatience); ; {
 		q, err := s.conn.Count(s.name)

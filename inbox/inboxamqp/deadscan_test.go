@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -12,6 +13,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
+	"github.com/holdfast-go/holdfast/internal/amqpconn"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -47,8 +49,14 @@ func hold(t *testing.T, b *amqptest.Broker, n int) (release func(), held []amqp.
 	must(t, ch.Qos(n, 0, false))
 	deliveries, err := ch.Consume("failed.default", "", false, false, false, false, nil)
 	must(t, err)
+	late := time.After(testenv.Patience)
 	for range n {
-		held = append(held, <-deliveries)
+		select {
+		case d := <-deliveries:
+			held = append(held, d)
+		case <-late:
+			t.Fatalf("%d of %d letters came", len(held), n)
+		}
 	}
 	return func() { must(t, ch.Close()) }, held
 }
@@ -93,6 +101,9 @@ func TestPartOfTheLetters(t *testing.T) {
 			n, err := letters.Count(t.Context(), inbox.Filter{})
 			wants("count", n, err, count-part, true)
 			groups, err := letters.Groups(t.Context(), inbox.Filter{})
+			if len(groups) != 1 {
+				t.Fatalf("%d groups, error %v", len(groups), err)
+			}
 			wants("groups", groups[0].Count, err, count-part, true)
 			if _, err := letters.Show(t.Context(), uuid.MustParse(held[0].MessageId)); !errors.Is(err, inbox.ErrHeld) {
 				t.Errorf("show of one that is held: %v", err)
@@ -153,7 +164,9 @@ func TestLookAfterScanCutOff(t *testing.T) {
 				b.Publish(t, "", "failed.default", deadOrder(0))
 			}
 			awaitDepth(t, b, "failed.default", count)
-			ch := b.Channel(t) // is faster than a connection of its own
+			conn, err := amqpconn.Open(t.Context(), b.Dial, patience) // beforehand: the look is at once
+			must(t, err)
+			defer conn.Close()
 			for range 10 {
 				for what, end := range map[string]func(cancel context.CancelFunc){
 					"context": func(cancel context.CancelFunc) { cancel() },
@@ -161,8 +174,10 @@ func TestLookAfterScanCutOff(t *testing.T) {
 				} {
 					ctx, cancel := context.WithCancel(t.Context())
 					seen := 0
+					var ended time.Time
 					err := inboxamqp.LettersOf(cut).Scan(ctx, driver.ClassDefault, func(*inbox.DeadLetter) (driver.Fate, error) {
 						if seen++; seen == 3 {
+							ended = time.Now()
 							end(cancel)
 						}
 						return driver.Keep, nil
@@ -172,17 +187,66 @@ func TestLookAfterScanCutOff(t *testing.T) {
 						if !errors.Is(err, context.Canceled) {
 							t.Errorf("the scan ended with %v", err)
 						}
-						q, err := ch.QueueDeclarePassive("failed.default", true, false, false, false, nil)
-						if q.Messages != count || err != nil {
+						// A scan that gave up has waited for a second.
+						q, err := conn.Count("failed.default")
+						if time.Since(ended) < time.Second && (q.Messages != count || err != nil) {
 							t.Errorf("%d of %d letters given back, error %v", q.Messages, count, err)
 						}
+						awaitDepth(t, b, "failed.default", count)
 					}
-					if n, err := direct.DeadLetters().Count(t.Context(), inbox.Filter{}); n != count || err != nil {
-						t.Errorf("after the end of the %s: %d of %d letters, error %v", what, n, count, err)
-					}
+					testenv.Eventually(t, testenv.Patience, func() error {
+						n, err := direct.DeadLetters().Count(t.Context(), inbox.Filter{})
+						if errors.Is(err, inbox.ErrHeld) { // the broker has not noticed the end yet
+							return err
+						}
+						if n != count || err != nil {
+							t.Errorf("after the end of the %s: %d of %d letters, error %v", what, n, count, err)
+						}
+						return nil
+					})
 				}
 			}
 		})
+	}
+}
+
+// A scan of a part that was cut off at its end says so: it does not know that its letters went back.
+func TestScanOfPartCutOff(t *testing.T) {
+	t.Parallel()
+	const count, part = 3, 1
+	b := amqptest.New(t)
+	proxy := testenv.NewProxy(t, b.URL)
+	afterSetup(t, b, config{})
+	cut := newConsumer(t, hasty(proxy.URL()), &recorder{}, config{})
+	for range count {
+		b.Publish(t, "", "failed.default", deadOrder(0))
+	}
+	awaitDepth(t, b, "failed.default", count)
+	hold(t, b, part)
+	seen := 0
+	err := inboxamqp.LettersOf(cut).Scan(t.Context(), driver.ClassDefault, func(*inbox.DeadLetter) (driver.Fate, error) {
+		if seen++; seen == count-part {
+			proxy.CutConnections()
+		}
+		return driver.Keep, nil
+	}, func(inbox.DeadLetter, error) {})
+	if seen != count-part || err == nil || errors.Is(err, inbox.ErrHeld) {
+		t.Errorf("%d letters, error %v", seen, err)
+	}
+}
+
+// A deadline that passes while a scan connects is its error.
+func TestScanConnectsUntilItsDeadline(t *testing.T) {
+	t.Parallel()
+	dial := func(ctx context.Context) (*amqp.Connection, error) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	err := inboxamqp.LettersOf(newConsumer(t, dial, &recorder{}, config{})).Scan(ctx, driver.ClassDefault, nil, nil)
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("error %v", err)
 	}
 }
 
