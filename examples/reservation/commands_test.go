@@ -17,6 +17,35 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
+// nowhere are servers that are not there.
+var nowhere = services{"postgres://x@127.0.0.1:1/x", "redis://127.0.0.1:1/0", "amqp://127.0.0.1:1/"}
+
+// TestServersHaveNoDefault wants nothing done on servers that nobody has named.
+func TestServersHaveNoDefault(t *testing.T) {
+	t.Parallel()
+	for args, names := range map[string]string{
+		"-backend=services": "DATABASE_URL REDIS_URL AMQP_URL", "-backend=services -role=relay": "DATABASE_URL REDIS_URL AMQP_URL",
+		"-broker=redis relay": "DATABASE_URL REDIS_URL", "setup": "DATABASE_URL REDIS_URL AMQP_URL",
+	} {
+		code, out, errs := command(t, []string{}, strings.Fields(args)...)
+		if code != 2 || out != "" || strings.Count(errs, "_URL is not set") != len(strings.Fields(names)) {
+			t.Errorf("%s exits with %d: %s%s", args, code, out, errs)
+		}
+		for _, name := range strings.Fields(names) {
+			if !strings.Contains(errs, name) {
+				t.Errorf("%s does not tell of %s: %s", args, name, errs)
+			}
+		}
+	}
+	for args, part := range map[string]string{
+		"help": "doctor", "relay --help": "--time-limit", "schema print": "CREATE TABLE", "completion bash": "reservation", "__complete sta": "status",
+	} {
+		if code, out, errs := command(t, []string{}, strings.Fields(args)...); code != 0 || !strings.Contains(out, part) {
+			t.Errorf("%s exits with %d: %s%s", args, code, out, errs)
+		}
+	}
+}
+
 func TestUsage(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{
@@ -54,8 +83,8 @@ func TestUsage(t *testing.T) {
 		{"sweep", "--now"},
 		{"-backend=containers", "sweep"},
 	} {
-		code, out, errs := command(t, nil, args...)
-		if code != 2 || out != "" || strings.Count(errs, "\n") != 1 || !strings.HasPrefix(errs, "reservation: ") {
+		code, out, errs := command(t, nowhere.env(), args...)
+		if code != 2 || strings.Contains(errs, "_URL") || out != "" || strings.Count(errs, "\n") != 1 || !strings.HasPrefix(errs, "reservation: ") {
 			t.Errorf("%q exits with %d, prints %q and %q; want 2 and one line", args, code, out, errs)
 		}
 	}
@@ -221,7 +250,6 @@ func TestBusyPort(t *testing.T) {
 
 func TestStoppedBeforeItsServersCame(t *testing.T) {
 	t.Parallel()
-	nowhere := services{"postgres://x@127.0.0.1:1/x", "redis://127.0.0.1:1/0", "amqp://127.0.0.1:1/"}
 	p, _ := launch(t, nowhere.env(), "-backend=services")
 	testenv.Eventually(t, patience, func() error {
 		if !strings.Contains(p.stderr.String(), "trying again") {

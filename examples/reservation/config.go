@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -110,10 +111,12 @@ func parseConfig(args []string, getenv func(string) string, usage io.Writer) (co
 	if !c.hasAPI() && !isSet(flags, "addr") {
 		c.addr = ""
 	}
-	c.databaseURL = orDefault(getenv("DATABASE_URL"), "postgres://postgres:postgres@127.0.0.1:5432/postgres?sslmode=disable")
-	c.redisURL = orDefault(getenv("REDIS_URL"), "redis://127.0.0.1:6379/0")
+	c.databaseURL, c.redisURL, c.amqpURL = getenv("DATABASE_URL"), getenv("REDIS_URL"), getenv("AMQP_URL")
+	if c.offline() {
+		c.databaseURL = cmp.Or(c.databaseURL, "postgres://unset.invalid/")
+		c.redisURL, c.amqpURL = cmp.Or(c.redisURL, "redis://unset.invalid"), cmp.Or(c.amqpURL, "amqp://unset.invalid")
+	}
 	c.operatorPassword = getenv("OPERATOR_PASSWORD")
-	c.amqpURL = orDefault(getenv("AMQP_URL"), "amqp://guest:guest@127.0.0.1:5672/")
 	traces, err := tracesWanted(getenv)
 	c.traces = traces
 	return c, errors.Join(err, c.validate())
@@ -189,6 +192,15 @@ func (c config) validate() error {
 	return errors.Join(errs...)
 }
 
+// offline tells whether a command is one that works without servers, whose addresses then need not be set.
+func (c config) offline() bool {
+	if len(c.command) == 0 {
+		return false
+	}
+	return slices.Contains([]string{"help", "completion", "schema", "__complete", "__completeNoDesc"}, c.command[0]) ||
+		slices.Contains(c.command, "-h") || slices.Contains(c.command, "--help")
+}
+
 // hasAPI tells whether the process serves customers.
 func (c config) hasAPI() bool { return c.role == roleAll || c.role == roleAPI }
 
@@ -217,7 +229,7 @@ func checkSchedule(schedule string) error {
 func checkURL(name, address string, schemes ...string) error {
 	u, err := url.Parse(address)
 	if err != nil || !slices.Contains(schemes, u.Scheme) {
-		return fmt.Errorf("%s is not an address that begins with %s://", name, schemes[0])
+		return fmt.Errorf("%s is not set to an address that begins with %s://", name, schemes[0])
 	}
 	return nil
 }
@@ -234,13 +246,6 @@ func isSet(flags *flag.FlagSet, name string) bool {
 	found := false
 	flags.Visit(func(f *flag.Flag) { found = found || f.Name == name })
 	return found
-}
-
-func orDefault(value, fallback string) string {
-	if value == "" {
-		return fallback
-	}
-	return value
 }
 
 // oneLine puts joined errors on one line.

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"io"
+	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -106,7 +107,7 @@ func checkArgs(t *testing.T, file string, args []string) {
 	for i := range args {
 		args[i] = strings.ReplaceAll(args[i], "=%i", "=relay") // systemd's instance
 	}
-	cfg, err := parseConfig(args, func(string) string { return "" }, io.Discard)
+	cfg, err := parseConfig(args, nowhere, io.Discard)
 	if err != nil {
 		t.Errorf("%s: %q: %v", file, args, err)
 		return
@@ -124,5 +125,29 @@ func checkArgs(t *testing.T, file string, args []string) {
 	}
 	if err != nil {
 		t.Errorf("%s: %q: %v", file, args, err)
+	}
+}
+
+// The addresses of compose.env are those of compose.yaml.
+func TestComposedEnvironment(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("compose.env")
+	if err != nil {
+		t.Fatal(err)
+	}
+	composed, err := os.ReadFile("../../compose.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	given := map[string]string{}
+	for _, match := range regexp.MustCompile(`(?m)^export ([A-Z_]+)='([^']*)'$`).FindAllStringSubmatch(string(text), -1) {
+		given[match[1]] = match[2]
+		u, err := url.Parse(match[2])
+		if err != nil || !strings.Contains(string(composed), `"`+u.Host+":"+u.Port()+`"`) {
+			t.Errorf("%s: compose.yaml has no %s, %v", match[1], u, err)
+		}
+	}
+	if _, err := parseConfig([]string{"-backend=services"}, func(name string) string { return given[name] }, io.Discard); err != nil {
+		t.Error(err)
 	}
 }

@@ -34,9 +34,8 @@ func TestLimitsReached(t *testing.T) {
 
 func TestLimitFlags(t *testing.T) {
 	t.Parallel()
-	getenv := func(string) string { return "" }
 	for text, want := range map[string]size{"0": 0, "1024": 1024, "3K": 3 << 10, "256M": 256 << 20, "2G": 2 << 30} {
-		c, err := parseConfig([]string{"-memory-limit=" + text}, getenv, io.Discard)
+		c, err := parseConfig([]string{"-memory-limit=" + text}, nowhere, io.Discard)
 		if err != nil || c.limits.memory != want {
 			t.Errorf("-memory-limit=%s is %d, error %v", text, c.limits.memory, err)
 		}
@@ -46,7 +45,7 @@ func TestLimitFlags(t *testing.T) {
 		"-time-limit=-1s": "negative", "-message-limit=-1": "negative", "-message-limit=1": "counts no messages",
 		"-backend=services -role=api -message-limit=1": "counts no messages",
 	} {
-		if _, err := parseConfig(strings.Fields(flags), getenv, io.Discard); err == nil || !strings.Contains(err.Error(), part) {
+		if _, err := parseConfig(strings.Fields(flags), nowhere, io.Discard); err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("%s: %v", flags, err)
 		}
 	}

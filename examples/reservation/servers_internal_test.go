@@ -68,7 +68,12 @@ func TestAddressesOfBrokers(t *testing.T) {
 	for addresses, fine := range map[string]bool{
 		"amqp://a/": true, "amqp://a/,amqps://b/": true, "amqp://a/,http://b/": false, "amqp://a/,": false,
 	} {
-		getenv := func(name string) string { return map[string]string{"AMQP_URL": addresses}[name] }
+		getenv := func(name string) string {
+			if name == "AMQP_URL" {
+				return addresses
+			}
+			return nowhere(name)
+		}
 		if _, err := parseConfig([]string{"-backend=services"}, getenv, io.Discard); (err == nil) != fine {
 			t.Errorf("%s: %v", addresses, err)
 		}

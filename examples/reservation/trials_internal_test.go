@@ -9,7 +9,7 @@ import (
 func TestOnlyTrialsSlowDown(t *testing.T) {
 	t.Parallel()
 	for _, flag := range []string{"-page", "-trials"} {
-		cfg, err := parseConfig([]string{"-backend=services", flag}, func(string) string { return "" }, io.Discard)
+		cfg, err := parseConfig([]string{"-backend=services", flag}, nowhere, io.Discard)
 		if err != nil {
 			t.Fatal(err)
 		}
