@@ -22,7 +22,7 @@ func (o *Operator) retry() *cobra.Command {
 	}
 	from, selected, changed := o.addFrom(cmd, ""), o.addSelectFlags(cmd, ""), addChangeFlags(cmd)
 	all := addAll(cmd)
-	cmd.ValidArgsFunction = o.completing("", groupSample)
+	cmd.ValidArgsFunction = o.completing("", letterID)
 	cmd.Flags().Float64Var(&changed.c.PerSecond, "rate", 0, "at most so many a second (0: as fast as it goes)")
 	cmd.Flags().BoolVar(&changed.c.Force, "force", false, "also those that are older than the consumers' memory of what was processed: they may take effect twice")
 	edited := addEditFlags(cmd)
@@ -42,7 +42,7 @@ func (o *Operator) drop() *cobra.Command {
 	cmd := &cobra.Command{Use: "drop [ID...]", Short: "Remove dead letters for ever"}
 	from, selected, changed := o.addFrom(cmd, ""), o.addSelectFlags(cmd, ""), addChangeFlags(cmd)
 	all := addAll(cmd)
-	cmd.ValidArgsFunction = o.completing("", groupSample)
+	cmd.ValidArgsFunction = o.completing("", letterID)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return o.change(cmd, "drop", from, selected, changed, *all, args)
 	}

@@ -136,7 +136,7 @@ func (o *Operator) show() *cobra.Command {
 		},
 	}
 	from := o.addFrom(cmd, "")
-	cmd.ValidArgsFunction = first(o.completing("", groupSample))
+	cmd.ValidArgsFunction = first(o.completing("", letterID))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		id, err := uuid.Parse(args[0])
 		if err != nil {

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -78,25 +79,34 @@ func completions(begun string, given, known []string) ([]cobra.Completion, cobra
 	return slices.Sorted(maps.Keys(values)), cobra.ShellCompDirectiveNoFileComp
 }
 
-// groupValues complete the flags that choose dead letters with what groups of them have.
-var groupValues = map[string]func(group) string{
-	"name":  func(g group) string { return plain(g.Sample.Name) },
-	"key":   func(g group) string { return plain(g.Sample.Key) },
-	"class": func(g group) string { return plain(g.Sample.Class) },
-	"group": func(g group) string { return g.ID + "\t" + plain(short(g.Sample.Error, 60)) },
+// letterValues complete the flags that choose dead letters with what some of them have.
+var letterValues = map[string]func(letter) string{
+	"name":  func(l letter) string { return plain(l.Name) },
+	"key":   func(l letter) string { return plain(l.Key) },
+	"class": func(l letter) string { return plain(l.Class) },
+	"group": func(l letter) string { return l.Fingerprint + "\t" + plain(short(l.Error, 60)) },
 }
 
-// groupSample completes an id: that of the last one of each kind.
-func groupSample(g group) string {
-	return g.Sample.ID.String() + "\t" + plain(g.Sample.Name+": "+short(g.Sample.Error, 60))
+// letterID completes an id.
+func letterID(l letter) string {
+	return l.ID.String() + "\t" + plain(l.Name+": "+short(l.Error, 60))
 }
 
 // completing completes with what the dead letters have of the places of a kind, or of all, that answer in time.
-func (o *Operator) completing(kind string, value func(group) string) cobra.CompletionFunc {
+func (o *Operator) completing(kind string, value func(letter) string) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, given []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
-		groups := completeFrom(o, cmd, kind, func(ctx context.Context, at place) ([]group, error) { return at.groups(ctx, selection{}) })
-		return completions(begun, given, mapped(groups, value))
+		return completions(begun, given, mapped(completeFrom(o, cmd, kind, someLetters), value))
 	}
+}
+
+// someLetters are the last one of each kind of an outbox, and the first ones of a consumer: to count the kinds of a queue takes all
+// its letters away from whoever is mending them.
+func someLetters(ctx context.Context, at place) ([]letter, error) {
+	if at.kind == kindInbox {
+		return at.list(ctx, selection{Limit: listed}, false)
+	}
+	groups, err := at.groups(ctx, selection{})
+	return mapped(groups, func(g group) letter { return g.Sample }), err
 }
 
 // completingWaiting completes with what the first messages have that outboxes hold.
@@ -109,12 +119,17 @@ func (o *Operator) completingWaiting(parked bool, value func(letter) string) cob
 	}
 }
 
-// completeFrom asks the places that --from names, as far as they answer in time.
-func completeFrom[T any](o *Operator, cmd *cobra.Command, kind string, ask func(context.Context, place) ([]T, error)) []T {
+// completeFrom asks the places that --from names, all at the same time, as far as they answer in time.
+func completeFrom(o *Operator, cmd *cobra.Command, kind string, ask func(context.Context, place) ([]letter, error)) []letter {
 	ctx, cancel := context.WithTimeout(cmd.Context(), completeTimeout)
 	defer cancel()
 	from, _ := cmd.Flags().GetStringSlice("from")
 	places, _ := o.chosen(&placeFlag{from}, kind) // what is no place completes nothing
-	found, _ := eachPlace(ctx, places, ask)
-	return found
+	found := make([][]letter, len(places))
+	var asking sync.WaitGroup
+	for i, at := range places {
+		asking.Go(func() { found[i], _ = ask(ctx, at) }) // what does not answer completes nothing
+	}
+	asking.Wait()
+	return slices.Concat(found...)
 }

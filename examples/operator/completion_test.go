@@ -1,7 +1,9 @@
 package operator_test
 
 import (
+	"context"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -9,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/holdfast-go/holdfast/examples/operator"
+	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
@@ -92,6 +95,57 @@ func TestEveryCommandCompletes(t *testing.T) {
 			args = append(args, "")
 		}
 		wantCompleted(t, typed, r.wants(t, 0, args), want+":4\n")
+	}
+}
+
+// together are dead letters that are listed together with others, a few of them, and never counted.
+type together struct {
+	inbox.DeadLetters
+	t      *testing.T
+	listed *sync.WaitGroup
+}
+
+func (l together) List(ctx context.Context, f inbox.Filter) ([]inbox.DeadLetter, error) {
+	if f.Limit < 1 || f.Limit > 100 {
+		l.t.Errorf("%d letters are listed", f.Limit)
+	}
+	l.listed.Done()
+	both := make(chan struct{})
+	go func() {
+		l.listed.Wait()
+		close(both)
+	}()
+	select {
+	case <-both:
+	case <-ctx.Done():
+		l.t.Error("one consumer waits for the other")
+	}
+	return l.DeadLetters.List(ctx, f)
+}
+
+func (l together) Groups(context.Context, inbox.Filter) ([]inbox.Group, error) {
+	l.t.Error("all letters are taken for their kinds")
+	return nil, nil
+}
+
+type togetherConsumer struct{ letters together }
+
+func (c togetherConsumer) DeadLetters() inbox.DeadLetters { return c.letters }
+
+// A key that is pressed does not take all dead letters of a queue away from others, and consumers are asked at the same time.
+func TestCompletionTakesFewLetters(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	var listed sync.WaitGroup
+	letters := togetherConsumer{together{r.cfg.Consumers[0].Consumer.DeadLetters(), t, &listed}}
+	r.cfg.Consumers = []operator.Consumer{{Name: "billing", Consumer: letters}, {Name: "mail", Consumer: letters}}
+	r.Operator = must(operator.New(r.cfg))(t)
+	for _, typed := range []string{"show", "retry", "drop", "drop --key", "retry --group", "inbox dead --name"} {
+		listed.Add(2)
+		out := r.wants(t, 0, append([]string{"__complete"}, append(strings.Fields(typed), "")...))
+		if typed == "inbox dead --name" && out != "c\nd\n:4\n" {
+			t.Errorf("%s completes %q", typed, out)
+		}
 	}
 }
 

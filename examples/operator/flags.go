@@ -35,7 +35,7 @@ func (o *Operator) addSelectFlags(cmd *cobra.Command, kind string) *selectFlags 
 	flags.StringVar(&f.since, "since", "", "only failures since this `time`: 2h for two hours ago, or 2026-01-02T15:04:05Z")
 	flags.StringVar(&f.until, "until", "", "only failures before this `time`")
 	flags.IntVar(&f.s.Limit, "limit", 0, "at most so many of each place (of groups: so many groups)")
-	for flag, value := range groupValues {
+	for flag, value := range letterValues {
 		complete(cmd, flag, o.completing(kind, value))
 	}
 	return f
