@@ -24,11 +24,8 @@ func (f afterFlag) cursor(cmd *cobra.Command, places []place) (string, error) {
 	return *f.text, nil
 }
 
-// printMore says of each place that has filled its page how to go on. JSON has the cursor of each letter.
+// printMore says on stderr of each place that has filled its page how to go on: what is printed is read by programs, too.
 func printMore(cmd *cobra.Command, places []place, letters []letter, limit int) {
-	if wantsJSON(cmd) {
-		return
-	}
 	for _, at := range places {
 		shown, last := 0, ""
 		for _, l := range letters {
@@ -39,9 +36,9 @@ func printMore(cmd *cobra.Command, places []place, letters []letter, limit int) 
 		switch {
 		case shown < limit:
 		case last != "":
-			fmt.Fprintf(cmd.OutOrStdout(), "\n%s: there may be more: --from=%s --after=%s\n", at.name, at.name, last)
+			fmt.Fprintf(cmd.ErrOrStderr(), "%s: there may be more: --from=%s --after=%s\n", at.name, at.name, last)
 		default:
-			fmt.Fprintf(cmd.OutOrStdout(), "\n%s: the first %d that were found; they have no order to go on in: choose fewer, or raise --limit\n", at.name, shown)
+			fmt.Fprintf(cmd.ErrOrStderr(), "%s: the first %d that were found; they have no order to go on in: choose fewer, or raise --limit\n", at.name, shown)
 		}
 	}
 }

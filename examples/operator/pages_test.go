@@ -16,8 +16,10 @@ func TestListsGoOn(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	r.goesOn(t, "outbox", "dead")
-	if out := r.wants(t, 0, []string{"inbox", "dead", "--limit=2"}, "billing: the first 2 that were found"); after.MatchString(out) {
-		t.Errorf("inbox dead prints %q", out)
+	for _, args := range [][]string{{}, {"--json"}} {
+		if _, out, errs := r.run(t, append([]string{"inbox", "dead", "--limit=2"}, args...)...); !strings.HasPrefix(errs, "billing: the first 2 that were found") || strings.Contains(out+errs, "after=") {
+			t.Errorf("inbox dead %v prints %q, %q", args, out, errs)
+		}
 	}
 	r.wants(t, 2, []string{"inbox", "dead", "--after=1"})
 	r.wants(t, 1, []string{"outbox", "dead", "--after=nonsense"})
@@ -36,17 +38,27 @@ func TestListsGoOn(t *testing.T) {
 // goesOn goes through a list of a and b by pages of one.
 func (r *rig) goesOn(t *testing.T, list ...string) {
 	t.Helper()
-	first := r.wants(t, 0, append(list, "--limit=1"), r.ids["a"].String(), "--from=outbox --after=")
-	for page, args := range map[string][]string{"second": {"--limit=1"}, "long second": {"--from=outbox"}} {
-		second := r.wants(t, 0, append(append(list, after.FindString(first)), args...), r.ids["b"].String())
-		if strings.Contains(second, r.ids["a"].String()) || after.MatchString(second) != (page == "second") {
-			t.Errorf("the %s page is %s", page, second)
+	page := func(id string, args ...string) (more string) {
+		t.Helper()
+		code, out, errs := r.run(t, append(list, args...)...)
+		if code != 0 || id != "" && !strings.Contains(out, id) || strings.Contains(out, "--after") {
+			t.Errorf("%v %v exits with %d and prints %q", list, args, code, out)
 		}
-		if page == "second" {
-			if third := r.wants(t, 0, append(list, "--limit=1", after.FindString(second))); third != "" {
-				t.Errorf("the third page is %s", third)
-			}
+		if id == r.ids["b"].String() && strings.Contains(out, r.ids["a"].String()) {
+			t.Errorf("%v: the second page is %s", list, out)
 		}
+		return after.FindString(errs)
+	}
+	first := page(r.ids["a"].String(), "--limit=1")
+	if json := page(r.ids["a"].String(), "--limit=1", "--json"); first == "" || json != first {
+		t.Errorf("%v goes on at %q, its JSON at %q", list, first, json)
+	}
+	if more := page(r.ids["b"].String(), first, "--from=outbox"); more != "" {
+		t.Errorf("%v: the long second page goes on at %q", list, more)
+	}
+	second := page(r.ids["b"].String(), first, "--limit=1")
+	if third := r.wants(t, 0, append(list, "--limit=1", second)); third != "" || second == "" {
+		t.Errorf("%v: the third page, %q, is %s", list, second, third)
 	}
 	r.wants(t, 0, append(list, "--limit=1", "--json"), `"cursor": "`)
 }
