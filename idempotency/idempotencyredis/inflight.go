@@ -25,7 +25,7 @@ const (
 func (s *Store) InFlight(ctx context.Context) (n int, exact bool, err error) {
 	var found locks
 	err = s.server.Ask(ctx, s.lanes != nil, func(ctx context.Context) (err error) {
-		found, err = within(ctx, func(ctx context.Context) (locks, error) { return s.inFlight(ctx, mostSeen) })
+		found, err = within(ctx, func(ctx context.Context) (locks, error) { return s.inFlight(ctx, mostSeen, seeing) })
 		return err
 	})
 	if err != nil {
@@ -40,12 +40,12 @@ type locks struct {
 	estimated bool
 }
 
-// inFlight counts the locks in at most so many keys of each node.
-func (s *Store) inFlight(ctx context.Context, most int) (locks, error) {
+// inFlight counts the locks in at most so many keys of each node, for at most so long.
+func (s *Store) inFlight(ctx context.Context, most int, bound time.Duration) (locks, error) {
 	var total atomic.Int64
 	var estimated atomic.Bool
 	count := func(ctx context.Context, node *redis.Client) error {
-		found, err := s.locksOf(ctx, node, most)
+		found, err := s.locksOf(ctx, node, most, bound)
 		total.Add(int64(found.count))
 		if found.estimated {
 			estimated.Store(true)
@@ -59,7 +59,7 @@ func (s *Store) inFlight(ctx context.Context, most int) (locks, error) {
 	case *redis.Ring:
 		err = client.ForEachShard(ctx, count)
 	default:
-		return s.locksOf(ctx, client, most)
+		return s.locksOf(ctx, client, most, bound)
 	}
 	return locks{int(total.Load()), estimated.Load()}, err
 }
@@ -68,10 +68,9 @@ func (s *Store) inFlight(ctx context.Context, most int) (locks, error) {
 var globs = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`)
 
 // locksOf counts the locks of a node. Keys come in the order of their hashes, which is none: some are a fair sample of all.
-func (s *Store) locksOf(ctx context.Context, node redis.Cmdable, most int) (locks, error) {
+func (s *Store) locksOf(ctx context.Context, node redis.Cmdable, most int, bound time.Duration) (locks, error) {
 	pattern := globs.Replace(s.cfg.Prefix) + ":lock:*"
 	found := map[string]bool{} // a scan may tell a key twice
-	bound := seeing
 	if end, ok := ctx.Deadline(); ok {
 		bound = min(bound, time.Until(end)/2)
 	}

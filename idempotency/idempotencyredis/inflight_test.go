@@ -49,7 +49,8 @@ func TestInFlight(t *testing.T) {
 	})
 }
 
-// Of a database with more keys than it goes through it tells an estimate: locks are a quarter of the keys here.
+// InFlight estimates the number in a database with more keys than it goes through, also where its time is up before the first
+// keys have come. Locks are a quarter of the keys here.
 func TestInFlightOfManyKeys(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
@@ -64,9 +65,13 @@ func TestInFlightOfManyKeys(t *testing.T) {
 	if _, err := pipe.Exec(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	n, exact, err := newStore(t, client, idempotencyredis.Config{}).InFlightOf(t.Context(), 10_000)
+	s := newStore(t, client, idempotencyredis.Config{})
+	n, exact, err := s.InFlightOf(t.Context(), 10_000, testenv.Patience)
 	if err != nil || exact || n < locks*9/10 || n > locks*11/10 {
 		t.Errorf("%d, exact: %v, %v: want about %d", n, exact, err, locks)
+	}
+	if n, exact, err := s.InFlightOf(t.Context(), 10_000, 0); err != nil || exact || n < locks/2 || n > locks*2 {
+		t.Errorf("in no time %d, exact: %v, %v: want some %d", n, exact, err, locks)
 	}
 }
 
