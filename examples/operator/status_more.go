@@ -3,6 +3,7 @@ package operator
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -26,7 +27,7 @@ type claimsStatus struct {
 	// Estimated says that the part has more keys than it went through.
 	Estimated bool   `json:"estimated,omitempty"`
 	Error     string `json:"error,omitempty"`
-	hidden    bool   // the program has no right to count them
+	hidden    bool   // the program has no right to count them, or its client no way
 }
 
 // Count is how many are in flight.
@@ -119,7 +120,7 @@ func (o *Operator) lookAtLimits(ctx context.Context) (states []limitState, faile
 }
 
 // look counts the claims of a part, or tells the last count where that is young. On Redis a user may have no right to the
-// commands that count.
+// commands that count, and a client may not know the nodes of its cluster.
 func (c *claimsCount) look(ctx context.Context, p Part) claimsStatus {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -128,7 +129,8 @@ func (c *claimsCount) look(ctx context.Context, p Part) claimsStatus {
 		return c.last
 	}
 	n, exact, err := p.Part.(counting).InFlight(ctx)
-	c.last = claimsStatus{p.Name, n, err == nil && !exact, textOf(err), redis.HasErrorPrefix(err, "NOPERM")}
+	hidden := redis.HasErrorPrefix(err, "NOPERM") || errors.Is(err, errors.ErrUnsupported)
+	c.last = claimsStatus{p.Name, n, err == nil && !exact, textOf(err), hidden}
 	if err == nil {
 		ended := time.Now()
 		c.next = ended.Add(min(countRest*ended.Sub(began), maxCountRest))

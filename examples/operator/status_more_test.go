@@ -169,6 +169,16 @@ func TestClaimsOfAnotherUser(t *testing.T) {
 	}
 }
 
+// Nor is who has a client that cannot list the nodes of its cluster.
+func TestClaimsOfUnknownNodes(t *testing.T) {
+	t.Parallel()
+	part := operator.Part{Name: "gate", Part: uncounted{fmt.Errorf("in flight: %w", errors.ErrUnsupported)}}
+	r := &rig{Operator: must(operator.New(operator.Config{Parts: []operator.Part{part}}))(t)}
+	if out := r.wants(t, 0, []string{"status"}); strings.Contains(out, "gate") {
+		t.Error(out)
+	}
+}
+
 func TestPostgresConnections(t *testing.T) {
 	t.Parallel()
 	d := newDatabase(t)

@@ -2,6 +2,7 @@ package idempotencyredis
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -21,8 +22,12 @@ const (
 // InFlight returns how many claims are held now, those of other systems included. Redis has no list of them, so that it
 // goes through the keys of the database: 100,000 of each node at most, for a second at most. Where there are more, the
 // number is not exact but an estimate from those: near the truth where many claims are held, and maybe 0 where few are.
-// It is up to 100 SCANs of 1,000 keys: count seldom. It needs the right to SCAN and DBSIZE.
+// It is up to 100 SCANs of 1,000 keys: count seldom. It needs the right to SCAN and DBSIZE. With Config.HashTag and a client
+// that is neither *redis.ClusterClient nor *redis.Ring the error is errors.ErrUnsupported: the nodes are not known.
 func (s *Store) InFlight(ctx context.Context) (n int, exact bool, err error) {
+	if s.cfg.HashTag && !sharded(s.client) {
+		return 0, false, fmt.Errorf("idempotencyredis: in flight: %w: the nodes behind a %T cannot be listed", errors.ErrUnsupported, s.client)
+	}
 	var found locks
 	err = s.server.Ask(ctx, s.lanes != nil, func(ctx context.Context) (err error) {
 		found, err = within(ctx, func(ctx context.Context) (locks, error) { return s.inFlight(ctx, mostSeen, seeing) })

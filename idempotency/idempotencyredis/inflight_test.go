@@ -2,6 +2,7 @@ package idempotencyredis_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"testing/synctest"
@@ -72,6 +73,20 @@ func TestInFlightOfManyKeys(t *testing.T) {
 	}
 	if n, exact, err := s.InFlightOf(t.Context(), 10_000, 0); err != nil || exact || n < locks/2 || n > locks*2 {
 		t.Errorf("in no time %d, exact: %v, %v: want some %d", n, exact, err, locks)
+	}
+}
+
+// disguised is a client of a kind that is not known.
+type disguised struct{ redis.UniversalClient }
+
+// The keys of the one node that answers are not passed off as those of all nodes behind a client.
+func TestInFlightOfUnknownNodes(t *testing.T) {
+	t.Parallel()
+	cluster, _ := redistest.Cluster(t)
+	s := newStore(t, disguised{cluster}, idempotencyredis.Config{HashTag: true})
+	begin(t, s, driver.NewClaim(driver.Key(idempotency.NewKey()), fp))
+	if n, exact, err := s.InFlight(t.Context()); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("%d, exact: %v, %v: want that it is unsupported", n, exact, err)
 	}
 }
 
