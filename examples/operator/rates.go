@@ -62,7 +62,12 @@ func (o *Operator) lookForRates(ctx context.Context) status {
 	outboxes := Operator{cfg: Config{Outboxes: o.cfg.Outboxes}}
 	again := outboxes.look(ctx)
 	again.addRates(s)
-	s.At, s.Outboxes = again.At, again.Outboxes
+	s.At = again.At
+	for i, b := range again.Outboxes {
+		if b.Error == "" || s.Outboxes[i].Error != "" { // a good answer is better than a failure behind it
+			s.Outboxes[i] = b
+		}
+	}
 	return s
 }
 

@@ -9,6 +9,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,6 +23,8 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/idempotencytest"
 	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
+	outboxdriver "github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 	"github.com/holdfast-go/holdfast/ratelimit"
 )
 
@@ -105,6 +108,28 @@ func TestStatusOfWork(t *testing.T) {
 	r.cfg.Outboxes[0].Relay = nil
 	r.Operator = must(operator.New(r.cfg))(t)
 	r.wants(t, 0, []string{"status"}, "0 held  of other processes\n")
+}
+
+// faltering answers once.
+type faltering struct {
+	*outboxtest.Store
+	looks atomic.Int32
+}
+
+func (f *faltering) Depth(ctx context.Context) (outboxdriver.Depth, error) {
+	if f.looks.Add(1) > 1 {
+		return outboxdriver.Depth{}, errors.New("it is down")
+	}
+	return f.Store.Depth(ctx)
+}
+
+// What an outbox has answered is told, also where the second look, for its rates, fails.
+func TestStatusOfOneGoodAnswer(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	r.cfg.Outboxes[0].Store = &faltering{Store: r.cfg.Outboxes[0].Store.(*outboxtest.Store)}
+	r.Operator = must(operator.New(r.cfg))(t)
+	r.wants(t, 0, []string{"status"}, "outbox  0      0       2     0s      -         -         0 held")
 }
 
 // The page tells how many messages a second come and go, once it has looked twice.
