@@ -129,7 +129,7 @@ func TestStatusOfOneGoodAnswer(t *testing.T) {
 	r := newRig(t)
 	r.cfg.Outboxes[0].Store = &faltering{Store: r.cfg.Outboxes[0].Store.(*outboxtest.Store)}
 	r.Operator = must(operator.New(r.cfg))(t)
-	r.wants(t, 0, []string{"status"}, "outbox  0      0       2     0s      -         -         0 held")
+	r.wants(t, 0, []string{"status"}, "outbox  0      0       2     0s      -         -       0 held")
 }
 
 // The page tells how many messages a second come and go, once it has looked twice.
