@@ -114,7 +114,9 @@ func (p *Page) showLetters(v visit) {
 	p.ask(v, "letters", "Dead letters", "", func(ctx context.Context, q *query) (any, bool, error) {
 		q.s.Limit = cmp.Or(q.s.Limit, listed)
 		all, err := eachPlace(ctx, q.places, func(ctx context.Context, at place) ([]letter, error) { return at.list(ctx, q.at(at), false) })
-		slices.SortStableFunc(all, func(a, b letter) int { return a.FailedAt.Compare(b.FailedAt) })
+		if len(q.places) > 1 { // a list of one goes on behind its last
+			slices.SortStableFunc(all, func(a, b letter) int { return a.FailedAt.Compare(b.FailedAt) })
+		}
 		more := len(all) >= q.s.Limit
 		return all[:min(len(all), q.s.Limit)], more, err
 	})

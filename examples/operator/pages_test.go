@@ -1,12 +1,16 @@
 package operator_test
 
 import (
+	"context"
 	"html"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/holdfast-go/holdfast/examples/operator"
+	"github.com/holdfast-go/holdfast/outbox"
 )
 
 var after = regexp.MustCompile(`--after=(\S+)`)
@@ -63,6 +67,32 @@ func (r *rig) goesOn(t *testing.T, list ...string) {
 	r.wants(t, 0, append(list, "--limit=1", "--json"), `"cursor": "`)
 }
 
+// timeless are dead letters whose last one has a time that is beyond all others and that no time.Time can tell.
+type timeless struct{ operator.OutboxStore }
+
+func (s timeless) DeadLetters() outbox.DeadLetters {
+	return timelessLetters{s.OutboxStore.DeadLetters()}
+}
+
+type timelessLetters struct{ outbox.DeadLetters }
+
+func (l timelessLetters) List(ctx context.Context, f outbox.Filter) ([]outbox.DeadLetter, error) {
+	found, err := l.DeadLetters.List(ctx, f)
+	found = slices.Clone(found)
+	if len(found) == 2 {
+		found[1].FailedAt = time.Time{}
+	}
+	return found, err
+}
+
+func newTimelessRig(t *testing.T) *rig {
+	t.Helper()
+	r := newRig(t)
+	r.cfg.Outboxes[0].Store = timeless{r.cfg.Outboxes[0].Store}
+	r.Operator = must(operator.New(r.cfg))(t)
+	return r
+}
+
 var next = regexp.MustCompile(`rel="next" href="([^"]*)"`)
 
 // The page of an outbox leads to the next one, and back to the first.
@@ -88,6 +118,8 @@ func TestPageGoesOn(t *testing.T) {
 			t.Errorf("%s: %s", address, body)
 		}
 	}
+	timeless := serve(t, newTimelessRig(t), operator.PageConfig{Authorize: everything})
+	timeless.get(t, follow(timeless.get(t, "letters?from=outbox&limit=2", 200, "no exchange b")), 200, "There is none.")
 	s.get(t, "letters?from=billing&after=1", 200, "no order to go on in")
 	s.get(t, "preview?what=retry&from=outbox&after=1", 200, `<span class="count">2</span>`)
 
