@@ -2,6 +2,7 @@ package operator_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 
@@ -28,8 +29,8 @@ func (p partly) Groups(ctx context.Context, f inbox.Filter) ([]inbox.Group, erro
 }
 
 func (p partly) Replay(ctx context.Context, f inbox.Filter, how inbox.Replay) (inbox.Replayed, error) {
-	done, _ := p.DeadLetters.Replay(ctx, f, how)
-	return done, inbox.ErrHeld
+	done, err := p.DeadLetters.Replay(ctx, f, how)
+	return done, errors.Join(err, inbox.ErrHeld)
 }
 
 func (p partly) Remove(ctx context.Context, f inbox.Filter, r inbox.Removal) (int, error) {
@@ -100,4 +101,6 @@ func TestPageShowsPartOfTheLetters(t *testing.T) {
 	s.get(t, "letters?from=billing&key=none", 200, "None could be seen.")
 	s.get(t, "preview?what=retry&from=billing", 200, said)
 	s.get(t, "preview?what=drop&from=billing", 200, said)
+	masked := serve(t, newPartlyRig(t), operator.PageConfig{Authorize: everything, Mask: func(operator.MaskedMessage) []byte { return nil }})
+	masked.get(t, "preview?what=retry&from=billing&patch=%7B%22a%22:1%7D", 200, "3 cannot be", "hides a part", "another session holds the rest")
 }

@@ -157,7 +157,7 @@ func (o *Operator) preview(ctx context.Context, l plan, at place) (replayed, err
 	c.DryRun = true
 	r, err := o.apply(ctx, l.What, at, l.at(at), c)
 	switch {
-	case errors.Is(err, inbox.ErrHeld):
+	case r.Failed == 0 && errors.Is(err, inbox.ErrHeld):
 		err = errPart
 	case r.Failed == 0 && (errors.Is(err, inbox.ErrOutlived) || errors.Is(err, outbox.ErrOutlived)):
 		err = nil // they are counted
