@@ -22,7 +22,7 @@ func (a *agents) addReaders(s *mcp.Server) {
 	addReader(s, "status", "The state of every outbox, consumer and sweep: what waits, for how long, and what failed. Times are in seconds.",
 		func(ctx context.Context, _ nothing) (status, error) { return a.o.lookForRates(ctx), nil })
 	addReader(s, "groups", "The dead letters by the kind of their failure, the most frequent first: how many, since when, and the last one without its body.", a.groups)
-	addReader(s, "letters", fmt.Sprintf("The dead letters, the oldest first, without their bodies: at most %d of each outbox and consumer.", mostForAgents), a.letters)
+	addReader(s, "letters", fmt.Sprintf("The dead letters, those of an outbox the oldest first, without their bodies: at most %d of each outbox and consumer.", mostForAgents), a.letters)
 	addReader(s, "explain", "All that is known of one dead letter: its error, its attempts before, its trace, how many others failed in its way, "+
 		"what waits behind it, and what its class means.", a.explain)
 	addReader(s, "waiting", "The messages of the outboxes that are not published yet: ready, or parked until their next attempt.", a.waiting)

@@ -20,7 +20,7 @@ type chosenLetters struct {
 	Error string   `json:"error,omitempty" jsonschema:"only failures with this text in the error"`
 	Since string   `json:"since,omitempty" jsonschema:"only failures since then: 2h for two hours ago, or 2026-01-02T15:04:05Z"`
 	Until string   `json:"until,omitempty" jsonschema:"only failures before then"`
-	Limit int      `json:"limit,omitempty" jsonschema:"at most so many of each outbox and consumer, the oldest first"`
+	Limit int      `json:"limit,omitempty" jsonschema:"at most so many of each outbox and consumer, of an outbox the oldest"`
 }
 
 // selection is what is chosen, and of which places.
