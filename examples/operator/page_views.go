@@ -104,6 +104,8 @@ func (o *Operator) placeNames(kind string) []string {
 
 func (p *Page) showGroups(v visit) {
 	p.ask(v, "groups", "Dead letters by kind", "", func(ctx context.Context, q *query) (any, bool, error) {
+		q.s.Behind = ""
+		q.Del("after") // a page of a list is no choice
 		all, err := eachPlace(ctx, q.places, func(ctx context.Context, at place) ([]group, error) { return at.groups(ctx, q.s) })
 		slices.SortStableFunc(all, func(a, b group) int { return cmp.Compare(b.Count, a.Count) })
 		return all, false, err

@@ -120,6 +120,9 @@ func TestPageGoesOn(t *testing.T) {
 	}
 	timeless := serve(t, newTimelessRig(t), operator.PageConfig{Authorize: everything})
 	timeless.get(t, follow(timeless.get(t, "letters?from=outbox&limit=2", 200, "no exchange b")), 200, "There is none.")
+	if body := s.get(t, "groups?from=outbox&after=1", 200, "no exchange a"); strings.Contains(body, "after=") {
+		t.Errorf("from the kinds one comes into the middle of a list: %s", body)
+	}
 	s.get(t, "letters?from=billing&after=1", 200, "no order to go on in")
 	s.get(t, "preview?what=retry&from=outbox&after=1", 200, `<span class="count">2</span>`)
 
