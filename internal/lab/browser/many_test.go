@@ -87,7 +87,7 @@ func TestHundredThousandDeadLetters(t *testing.T) {
 	t.Run("outbox", func(t *testing.T) {
 		t.Parallel()
 		url := site(t, operator.Config{Outboxes: []operator.Outbox{{Store: postgresOutbox(t, letters)}}})
-		wantViews(t, url, ">100000<", "The oldest")
+		wantViews(t, url, ">100000<", "The oldest %d.")
 		wantView(t, url+"letters?error=order+99999", "1 in all")
 		wantAllPages(t, url, letters)
 		wantView(t, url+"preview?what=retry", `<span class="count">100000</span>`)
@@ -97,7 +97,7 @@ func TestHundredThousandDeadLetters(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			url := site(t, operator.Config{Consumers: []operator.Consumer{{Name: "billing", Consumer: newConsumer(t, letters)}}})
-			wantViews(t, url, "unrecoverable 100000<", "The first")
+			wantViews(t, url, "unrecoverable 100000<", "The first %d that were found.")
 			wantView(t, url+"letters?name=order.kind-1", "The first 100 that were found.")
 			if name == "Redis" {
 				wantView(t, url+"preview?what=retry", `<span class="count">100000</span>`)
@@ -130,8 +130,8 @@ func wantAllPages(t *testing.T, url string, letters int) {
 func wantViews(t *testing.T, url, status, begin string) {
 	t.Helper()
 	wantView(t, url, status)
-	wantView(t, url+"letters", begin+" 100")
-	wantView(t, url+"letters?limit=1000", begin+" 1000")
+	wantView(t, url+"letters", fmt.Sprintf(begin, 100))
+	wantView(t, url+"letters?limit=1000", fmt.Sprintf(begin, 1000))
 	wantView(t, url+"groups", `<span class="count">5000</span>`)
 }
 
