@@ -20,23 +20,25 @@ type auditor interface {
 // log lists what operators did.
 func (o *Operator) log() *cobra.Command {
 	cmd := &cobra.Command{Use: "log", Short: "List what operators did, the newest first", Args: noArguments}
-	limit := cmd.Flags().Int("limit", listed, "the newest so many")
+	var f LogFilter
+	cmd.Flags().IntVar(&f.Limit, "limit", listed, "the newest so many")
+	cmd.Flags().BoolVar(&f.WithoutUpkeep, "without-upkeep", false, "only what services do not do by themselves: no sweep, prune and setup")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if *limit < 1 {
+		if f.Limit < 1 {
 			return usagef("log: --limit must be at least 1")
 		}
-		actions, failed := o.actions(cmd.Context(), *limit)
+		actions, failed := o.actions(cmd.Context(), f)
 		return errors.Join(printActions(cmd, actions), failed)
 	}
 	return cmd
 }
 
 // actions are the newest, of the log and of the outboxes that keep their own.
-func (o *Operator) actions(ctx context.Context, limit int) ([]Action, error) {
+func (o *Operator) actions(ctx context.Context, f LogFilter) ([]Action, error) {
 	all := []Action{}
 	var failed []error
 	if o.cfg.Log != nil {
-		noted, err := o.cfg.Log.List(ctx, limit)
+		noted, err := o.cfg.Log.List(ctx, f)
 		all, failed = append(all, noted...), append(failed, err)
 	}
 	for _, b := range o.cfg.Outboxes {
@@ -44,14 +46,14 @@ func (o *Operator) actions(ctx context.Context, limit int) ([]Action, error) {
 		if !ok {
 			continue
 		}
-		entries, err := store.Audit(ctx, limit)
+		entries, err := store.Audit(ctx, f.Limit)
 		failed = append(failed, err)
 		for _, e := range entries {
 			all = append(all, auditAction(b.Name, e))
 		}
 	}
 	slices.SortStableFunc(all, func(a, b Action) int { return b.At.Compare(a.At) })
-	return all[:min(limit, len(all))], errors.Join(failed...)
+	return all[:min(f.Limit, len(all))], errors.Join(failed...)
 }
 
 func auditAction(name string, e outboxpgx.AuditEntry) Action {

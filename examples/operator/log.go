@@ -2,6 +2,7 @@ package operator
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 )
@@ -13,8 +14,16 @@ type Log interface {
 	Begin(ctx context.Context, a Action) (int64, error)
 	// End adds what came of it. An action that never ended was cut off.
 	End(ctx context.Context, number int64, count int, failure string) error
-	// List returns the newest actions, the newest first.
-	List(ctx context.Context, limit int) ([]Action, error)
+	// List returns the newest actions that the filter chooses, the newest first.
+	List(ctx context.Context, f LogFilter) ([]Action, error)
+}
+
+// LogFilter chooses actions.
+type LogFilter struct {
+	// Limit is how many at most; at least 1.
+	Limit int
+	// WithoutUpkeep leaves out what a service does by itself, too: what IsUpkeep reports.
+	WithoutUpkeep bool
 }
 
 // Action is something that an operator did.
@@ -33,6 +42,12 @@ type Action struct {
 	// Failure says why not all was done. Empty: it was.
 	Failure string `json:"failure,omitempty"`
 }
+
+// upkeep are the commands that do what a service does by itself, too.
+var upkeep = []string{"sweep", "prune", "setup"}
+
+// IsUpkeep reports whether a service does the same by itself: sweep, prune and setup.
+func (a Action) IsUpkeep() bool { return slices.Contains(upkeep, a.What) }
 
 // logKept is how many actions a MemoryLog remembers.
 const logKept = 1000
@@ -68,12 +83,14 @@ func (l *MemoryLog) End(_ context.Context, number int64, count int, failure stri
 }
 
 // List implements Log.
-func (l *MemoryLog) List(_ context.Context, limit int) ([]Action, error) {
+func (l *MemoryLog) List(_ context.Context, f LogFilter) ([]Action, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var newest []Action
-	for i := len(l.kept) - 1; i >= 0 && len(newest) < limit; i-- {
-		newest = append(newest, l.kept[i])
+	for i := len(l.kept) - 1; i >= 0 && len(newest) < f.Limit; i-- {
+		if !f.WithoutUpkeep || !l.kept[i].IsUpkeep() {
+			newest = append(newest, l.kept[i])
+		}
 	}
 	return newest, nil
 }

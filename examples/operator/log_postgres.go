@@ -66,7 +66,7 @@ func (l *PostgresLog) Schema() fs.FS {
 
 // Check returns what keeps actions from being noted, or nil.
 func (l *PostgresLog) Check(ctx context.Context) error {
-	_, err := l.List(ctx, 1)
+	_, err := l.List(ctx, LogFilter{Limit: 1})
 	if failed, ok := errors.AsType[*pgconn.PgError](err); ok && failed.Code == missingTable {
 		return missingLog{}
 	}
@@ -101,9 +101,10 @@ func (l *PostgresLog) End(ctx context.Context, number int64, count int, failure 
 }
 
 // List implements Log.
-func (l *PostgresLog) List(ctx context.Context, limit int) (actions []Action, err error) {
+func (l *PostgresLog) List(ctx context.Context, f LogFilter) (actions []Action, err error) {
 	err = l.within(ctx, "list", func(ctx context.Context) error {
-		rows, err := l.pool.Query(ctx, `SELECT at, what, part, chosen, actor, reason, count, failure FROM `+logTable+` ORDER BY id DESC LIMIT $1`, limit)
+		rows, err := l.pool.Query(ctx, `SELECT at, what, part, chosen, actor, reason, count, failure FROM `+logTable+`
+			WHERE NOT ($1 AND what = ANY($2)) ORDER BY id DESC LIMIT $3`, f.WithoutUpkeep, upkeep, f.Limit)
 		if err != nil {
 			return err
 		}

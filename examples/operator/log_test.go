@@ -52,7 +52,7 @@ func TestUpkeepIsNoted(t *testing.T) {
 	for _, command := range []string{"sweep", "prune", "setup"} {
 		r.wants(t, 0, []string{command, "--by=ada", "--reason=why " + command})
 	}
-	for _, a := range must(r.cfg.Log.List(t.Context(), 100))(t) {
+	for _, a := range must(r.cfg.Log.List(t.Context(), operator.LogFilter{Limit: 100}))(t) {
 		got := fmt.Sprint(a.What, " ", a.On, " ", a.By, " ", a.Reason, " ", *a.Count)
 		if !slices.Contains([]string{"sweep holds ada why sweep 2", "prune aged ada why prune 3", "prune outbox ada why prune 0", "prune billing ada why prune 0", "setup all parts ada why setup 1"}, got) {
 			t.Errorf("the log has %q", got)
@@ -112,7 +112,7 @@ func TestUpkeepByCronIsNotedWhereItChangesSomething(t *testing.T) {
 			r.wants(t, 0, []string{command})
 		}
 	}
-	all := must(r.cfg.Log.List(t.Context(), 100))(t)
+	all := must(r.cfg.Log.List(t.Context(), operator.LogFilter{Limit: 100}))(t)
 	if len(all) != 1 || all[0].What != "sweep" || *all[0].Count != 2 || all[0].By == "" {
 		t.Errorf("the log has %+v", all)
 	}
@@ -137,10 +137,38 @@ func TestMemoryLogIsBounded(t *testing.T) {
 		check(t, log.End(t.Context(), n, i, ""))
 	}
 	check(t, log.End(t.Context(), first, 1, "")) // long forgotten
-	all := must(log.List(t.Context(), 2000))(t)
+	all := must(log.List(t.Context(), operator.LogFilter{Limit: 2000}))(t)
 	if len(all) != 1000 || all[0].What != "999" || *all[0].Count != 999 || slices.ContainsFunc(all, func(a operator.Action) bool { return a.What == "first" }) {
 		t.Errorf("%d actions, the newest %+v", len(all), all[0])
 	}
+}
+
+// What people did is found behind any number of sweeps.
+func TestLogWithoutUpkeep(t *testing.T) {
+	t.Parallel()
+	a := newAgent(t, operator.MCPConfig{})
+	pool, _ := pgtest.NewSchema(t)
+	kept := must(operator.NewPostgresLog(pool))(t)
+	check(t, kept.Migrate(t.Context()))
+	for _, log := range []operator.Log{a.cfg.Log, kept} {
+		for _, what := range append([]string{"retry"}, slices.Repeat([]string{"sweep", "prune", "setup"}, 100)...) {
+			must(log.Begin(t.Context(), operator.Action{What: what, On: "holds", By: "ada"}))(t)
+		}
+		found := must(log.List(t.Context(), operator.LogFilter{Limit: 100, WithoutUpkeep: true}))(t)
+		if len(found) != 1 || found[0].What != "retry" {
+			t.Errorf("%T tells %+v", log, found)
+		}
+	}
+	if out := a.wants(t, 0, []string{"log"}); strings.Contains(out, "retry") {
+		t.Errorf("the newest are %s", out)
+	}
+	if out := a.wants(t, 0, []string{"log", "--without-upkeep"}, "retry"); strings.Contains(out, "sweep") {
+		t.Errorf("without upkeep the log is %s", out)
+	}
+	a.tells(t, "log", map[string]any{"without_upkeep": true}, "retry", "!sweep")
+	s := serve(t, a.rig, operator.PageConfig{Authorize: everything})
+	s.get(t, "log", 200, `href="log?without-upkeep=1"`)
+	s.get(t, "log?without-upkeep=1", 200, "<td>retry</td>", `href="log"`)
 }
 
 // What a server says of a failure may hold what Postgres keeps in no text.

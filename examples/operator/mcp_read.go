@@ -126,8 +126,13 @@ func (a *agents) idempotency(ctx context.Context, in asksKey) (found[knownKey], 
 	return found[knownKey]{Found: all, Failed: textOf(err)}, nil
 }
 
-func (a *agents) log(ctx context.Context, _ nothing) (found[Action], error) {
-	all, err := a.o.actions(ctx, mostForAgents)
+// asksLog chooses what was done.
+type asksLog struct {
+	WithoutUpkeep bool `json:"without_upkeep,omitempty" jsonschema:"leave out sweep, prune and setup, which services do by themselves, too"`
+}
+
+func (a *agents) log(ctx context.Context, in asksLog) (found[Action], error) {
+	all, err := a.o.actions(ctx, LogFilter{mostForAgents, in.WithoutUpkeep})
 	return found[Action]{all, len(all) >= mostForAgents, textOf(err)}, nil
 }
 

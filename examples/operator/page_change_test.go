@@ -119,7 +119,7 @@ func TestPageCloseWaits(t *testing.T) {
 	<-slow.begun
 	<-slow.begun
 	s.page.Close()
-	for _, a := range must(r.cfg.Log.List(t.Context(), 2))(t) {
+	for _, a := range must(r.cfg.Log.List(t.Context(), operator.LogFilter{Limit: 2}))(t) {
 		if a.Count == nil || *a.Count != 1 || a.Failure == "" {
 			t.Errorf("%+v", a)
 		}

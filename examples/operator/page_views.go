@@ -236,11 +236,13 @@ func traceID(traceparent string) string {
 }
 
 func (p *Page) showLog(v visit) {
-	actions, err := p.o.actions(v.Context(), listed)
+	without := v.FormValue("without-upkeep") != ""
+	actions, err := p.o.actions(v.Context(), LogFilter{listed, without})
 	p.render(v, "log", "What operators did", struct {
-		Jobs    []jobState
-		Actions []Action
-	}{p.jobs.list(), actions}, err)
+		Jobs          []jobState
+		Actions       []Action
+		WithoutUpkeep bool
+	}{p.jobs.list(), actions, without}, err)
 }
 
 func (p *Page) showJob(v visit) {
