@@ -213,6 +213,7 @@ func TestListeningOutlivesAnOutage(t *testing.T) {
 	other := elsewhere(t, b)
 	want := time.Now().Truncate(time.Microsecond)
 	for _, outage := range []func(){proxy.Cut, proxy.Pause} {
+		eventually(t, func() error { return expirypgx.Listening(store) }) // it hears before its first test is over
 		outage()
 		eventually(t, func() error {
 			if expirypgx.Listening(store) == nil {
