@@ -55,19 +55,19 @@ func (c *Crowd) read(ctx context.Context, client int, held audit.Answer) {
 func (c *Crowd) insist(ctx context.Context, client int, r request, rng *rand.Rand) audit.Answer {
 	if rng != nil && rng.IntN(4) == 0 {
 		c.twins.Go(func() {
-			ctx, cancel := context.WithTimeout(ctx, answerPatience)
+			waiting, cancel := context.WithTimeout(ctx, answerPatience)
 			defer cancel()
-			c.send(ctx, client, client+1, r)
+			c.send(waiting, client, client+1, r)
 		})
 	}
-	ctx, cancel := context.WithTimeout(ctx, answerPatience)
+	waiting, cancel := context.WithTimeout(ctx, answerPatience)
 	defer cancel()
 	for try := client; ; try++ {
-		a := c.send(ctx, client, try, r)
+		a := c.send(waiting, client, try, r)
 		if a.Final() || a.Status == http.StatusNotFound {
 			return a
 		}
-		if err := runloop.Sleep(ctx, 50*time.Millisecond); err != nil {
+		if err := runloop.Sleep(waiting, 50*time.Millisecond); err != nil {
 			c.mu.Lock()
 			c.unmet = append(c.unmet, fmt.Sprintf("%s with key %s: %d %s after %v", r.op, r.key, a.Status, a.Body, answerPatience))
 			c.mu.Unlock()
