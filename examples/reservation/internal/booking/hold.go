@@ -45,11 +45,7 @@ func (h HoldSeats) Run(ctx context.Context, s Shop, w Work) (Reservation, error)
 	if err := h.Check(); err != nil {
 		return Reservation{}, err
 	}
-	event, err := w.Event(ctx, h.EventID)
-	if err != nil {
-		return Reservation{}, err
-	}
-	numbers, err := h.take(ctx, w, event)
+	numbers, err := h.find(ctx, w)
 	if err != nil {
 		return Reservation{}, err
 	}
@@ -58,35 +54,55 @@ func (h HoldSeats) Run(ctx context.Context, s Shop, w Work) (Reservation, error)
 		return Reservation{}, err
 	}
 	r := Reservation{
-		ID: s.NewID(), EventID: event.ID, User: h.User,
+		ID: s.NewID(), EventID: h.EventID, User: h.User,
 		Seats: numbers, Status: StatusHeld, ExpiresAt: now.Add(s.Hold),
 	}
 	return r, w.AddReservation(ctx, r)
 }
 
-func (h HoldSeats) take(ctx context.Context, w Work, event Event) ([]int, error) {
+// find returns the numbers of seats that may be taken.
+func (h HoldSeats) find(ctx context.Context, w Work) ([]int, error) {
 	if h.Seats != nil {
-		return h.takeNamed(ctx, w, event)
+		return h.findNamed(ctx, w)
+	}
+	event, err := w.Event(ctx, h.EventID)
+	if err != nil {
+		return nil, err
 	}
 	if h.Quantity > event.Seats {
 		return nil, unavailable()
 	}
-	return takeAny(ctx, w, event.ID, h.Quantity)
+	return findAny(ctx, w, event.ID, h.Quantity)
 }
 
-func (h HoldSeats) takeNamed(ctx context.Context, w Work, event Event) ([]int, error) {
-	numbers, err := h.numbers(event.Seats)
+func (h HoldSeats) findNamed(ctx context.Context, w Work) ([]int, error) {
+	numbers, err := h.numbers(MaxSeats)
 	if err != nil {
 		return nil, err
 	}
-	seats, err := w.Seats(ctx, event.ID, numbers)
+	seats, err := w.Seats(ctx, h.EventID, numbers)
 	if err != nil {
 		return nil, err
 	}
-	return takeOpen(ctx, w, event.ID, seats)
+	if len(seats) < len(numbers) {
+		return nil, h.missing(ctx, w)
+	}
+	return open(ctx, w, seats)
 }
 
-func takeAny(ctx context.Context, w Work, eventID string, n int) ([]int, error) {
+// missing tells which of the seats does not exist, or that the event does not.
+func (h HoldSeats) missing(ctx context.Context, w Work) error {
+	event, err := w.Event(ctx, h.EventID)
+	if err != nil {
+		return err
+	}
+	if _, err = h.numbers(event.Seats); err == nil {
+		err = fmt.Errorf("booking: event %s has %d seats, and not all of them", event.ID, event.Seats)
+	}
+	return err
+}
+
+func findAny(ctx context.Context, w Work, eventID string, n int) ([]int, error) {
 	numbers, err := w.LockAnyFree(ctx, eventID, n)
 	if err != nil || len(numbers) == n {
 		return numbers, err
@@ -99,11 +115,11 @@ func takeAny(ctx context.Context, w Work, eventID string, n int) ([]int, error) 
 	if len(seats) < n {
 		return nil, unavailable()
 	}
-	return takeOpen(ctx, w, eventID, seats)
+	return open(ctx, w, seats)
 }
 
-// takeOpen locks seats that were seen, after expiring the reservations whose time is over.
-func takeOpen(ctx context.Context, w Work, eventID string, seats []Seat) ([]int, error) {
+// open returns the numbers of seats that are all free, after expiring the reservations whose time is over.
+func open(ctx context.Context, w Work, seats []Seat) ([]int, error) {
 	now, err := w.Now(ctx)
 	if err != nil {
 		return nil, err
@@ -119,17 +135,7 @@ func takeOpen(ctx context.Context, w Work, eventID string, seats []Seat) ([]int,
 			overdue = append(overdue, seat.ReservationID)
 		}
 	}
-	if err := expire(ctx, w, overdue); err != nil {
-		return nil, err
-	}
-	free, err := w.LockFree(ctx, eventID, numbers)
-	if err != nil {
-		return nil, err
-	}
-	if len(free) < len(numbers) {
-		return nil, fmt.Errorf("booking: %d of %d seats changed inside the transaction", len(numbers)-len(free), len(numbers))
-	}
-	return numbers, nil
+	return numbers, expire(ctx, w, overdue)
 }
 
 // numbers turns the names into ascending numbers.

@@ -32,7 +32,7 @@ type EventBook interface {
 	Event(ctx context.Context, id string) (Event, error)
 }
 
-// SeatBook finds and locks seats. A locked seat stays as it is until the end of the transaction.
+// SeatBook finds seats. A locked seat stays as it is until the end of the transaction.
 type SeatBook interface {
 	// LockAnyFree locks n free seats without waiting for anybody. Where that many cannot be had
 	// at once it locks nothing and returns none, which does not mean that they are sold.
@@ -40,15 +40,13 @@ type SeatBook interface {
 	// OpenSeats looks, without locking, for the first n seats that are free or overdue now.
 	// Fewer than n come back only if there are not more.
 	OpenSeats(ctx context.Context, eventID string, n int) ([]Seat, error)
-	// Seats looks at seats without locking.
+	// Seats looks at seats without locking. Those that do not exist are left out.
 	Seats(ctx context.Context, eventID string, numbers []int) ([]Seat, error)
-	// LockFree waits for the locks of all these seats and returns those that are free.
-	LockFree(ctx context.Context, eventID string, numbers []int) ([]int, error)
 }
 
 // ReservationBook keeps the reservations and what has to be told about them.
 type ReservationBook interface {
-	// AddReservation adds a held reservation, takes its locked seats and announces it.
+	// AddReservation adds a held reservation, takes its seats and announces it. It fails unless all of them are free.
 	AddReservation(ctx context.Context, r Reservation) error
 	// LockReservation waits for the lock of a reservation; it fails by NotFound.
 	LockReservation(ctx context.Context, id string) (Reservation, error)

@@ -76,22 +76,17 @@ func (w *work) OpenSeats(_ context.Context, eventID string, n int) ([]booking.Se
 
 // Seats implements booking.SeatBook.
 func (w *work) Seats(_ context.Context, eventID string, numbers []int) ([]booking.Seat, error) {
-	seats := make([]booking.Seat, len(numbers))
-	for i, number := range numbers {
-		seats[i] = *w.seat(eventID, number)
+	e, ok := w.events[eventID]
+	if !ok {
+		return nil, nil
 	}
-	return seats, nil
-}
-
-// LockFree implements booking.SeatBook.
-func (w *work) LockFree(_ context.Context, eventID string, numbers []int) ([]int, error) {
-	var free []int
+	var seats []booking.Seat
 	for _, number := range numbers {
-		if w.seat(eventID, number).State == booking.SeatFree {
-			free = append(free, number)
+		if number <= e.Seats {
+			seats = append(seats, e.seats[number-1])
 		}
 	}
-	return free, nil
+	return seats, nil
 }
 
 // AddReservation implements booking.ReservationBook.

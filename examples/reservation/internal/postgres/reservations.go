@@ -26,6 +26,10 @@ type Holds interface {
 	Due(tx pgx.Tx, deadline time.Time) bool
 }
 
+// Two transactions that want some of the same seats wait for them in one order.
+const lockSeatsSQL = `
+select from seats where event_id = $1 and number = any($2) order by number for update`
+
 const takeSeatsSQL = `
 update seats set state = 'held', reservation_id = $3, held_until = $4
 where event_id = $1 and number = any($2) and state = 'free'`
@@ -34,9 +38,11 @@ const addReservationSQL = `
 insert into reservations (id, event_id, user_id, seats, status, expires_at)
 values ($1, $2, $3, $4, $5, $6)`
 
-// AddReservation implements booking.ReservationBook.
+// AddReservation implements booking.ReservationBook. A seat that somebody has changed since the transaction
+// began fails it with a serialization error.
 func (w *work) AddReservation(ctx context.Context, r booking.Reservation) error {
 	var b pgx.Batch
+	b.Queue(lockSeatsSQL, r.EventID, r.Seats)
 	b.Queue(takeSeatsSQL, r.EventID, r.Seats, r.ID, r.ExpiresAt).Exec(affects(len(r.Seats)))
 	b.Queue(addReservationSQL, r.ID, r.EventID, r.User, r.Seats, r.Status, r.ExpiresAt)
 	if err := w.tx.SendBatch(ctx, &b).Close(); err != nil {

@@ -42,29 +42,23 @@ func (w *work) OpenSeats(ctx context.Context, eventID string, n int) ([]booking.
 }
 
 const seatsSQL = `
-select number, state, coalesce(reservation_id::text, ''), coalesce(held_until, 'epoch') from seats
+select number, state, coalesce(reservation_id::text, ''), coalesce(held_until, 'epoch'), now() from seats
 where event_id = $1 and number = any($2)
 order by number`
 
 // Seats implements booking.SeatBook.
 func (w *work) Seats(ctx context.Context, eventID string, numbers []int) ([]booking.Seat, error) {
-	return collectSeats(w.tx.Query(ctx, seatsSQL, eventID, numbers))
-}
-
-const lockFreeSQL = `
-select number from seats
-where event_id = $1 and number = any($2) and state = 'free'
-order by number
-for update`
-
-// LockFree implements booking.SeatBook. A seat that somebody changes meanwhile
-// fails the transaction with a serialization error.
-func (w *work) LockFree(ctx context.Context, eventID string, numbers []int) ([]int, error) {
-	rows, err := w.tx.Query(ctx, lockFreeSQL, eventID, numbers)
+	if !validID(eventID) {
+		return nil, nil
+	}
+	rows, err := w.tx.Query(ctx, seatsSQL, eventID, numbers)
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, pgx.RowTo[int])
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (s booking.Seat, err error) {
+		err = row.Scan(&s.Number, &s.State, &s.ReservationID, &s.HeldUntil, &w.now)
+		return s, err
+	})
 }
 
 func collectSeats(rows pgx.Rows, err error) ([]booking.Seat, error) {
