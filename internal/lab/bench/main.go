@@ -98,12 +98,14 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		if err := b.runAll(ctx, w); err != nil {
 			return err
 		}
+		if save != "" { // a run that is cut off keeps what it has measured
+			if err := b.report.save(save); err != nil {
+				return err
+			}
+		}
 	}
 	if err := b.printGoals(); err != nil {
 		return err
-	}
-	if save != "" {
-		err = b.report.save(save)
 	}
 	if previous != "" {
 		err = errors.Join(err, b.report.regressions(before, out))
