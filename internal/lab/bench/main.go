@@ -94,9 +94,14 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		Commit:  commit(), Machine: machine(), Began: time.Now(), Rounds: b.rounds,
 	}
 	defer func() { err = errors.Join(err, b.close()) }()
+	var failed error
 	for _, w := range chosen {
 		if err := b.runAll(ctx, w); err != nil {
-			return err
+			fmt.Fprintln(out, "\nfailed:", err)
+			failed = errors.Join(failed, err)
+		}
+		if ctx.Err() != nil {
+			return failed
 		}
 		if save != "" { // a run that is cut off keeps what it has measured
 			if err := b.report.save(save); err != nil {
@@ -104,13 +109,11 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 			}
 		}
 	}
-	if err := b.printGoals(); err != nil {
-		return err
-	}
+	failed = errors.Join(failed, b.printGoals())
 	if previous != "" {
-		err = errors.Join(err, b.report.regressions(before, out))
+		failed = errors.Join(failed, b.report.regressions(before, out))
 	}
-	return err
+	return failed
 }
 
 func (b *bench) runAll(ctx context.Context, w workload) error {

@@ -44,7 +44,11 @@ func (b *bench) server(ctx context.Context, kind testenv.Kind, variable string) 
 	if url := b.servers.urls[kind]; url != "" {
 		return url, nil
 	}
-	s, err := b.launch(ctx, kind)
+	var extra []string
+	if kind == testenv.RabbitMQ { // what waits in its queues is not to stop it: the tests' limit is low
+		extra = append(extra, "vm_memory_high_watermark.absolute = 8GB")
+	}
+	s, err := b.launch(ctx, kind, extra...)
 	if errors.Is(err, testenv.ErrNotInstalled) {
 		return "", fmt.Errorf("%w: set %s, or put `go run ./internal/lab/servers --` before the command", err, variable)
 	}
