@@ -4,7 +4,8 @@
 //	go run ./internal/lab/bench txretry
 //	go run ./internal/lab/bench all -rounds=5 -report=internal/lab/performance
 //
-// The second runs every workload but scale and writes the report as Markdown, JSON and plots.
+// The second runs every workload but scale and writes the report as Markdown, JSON and plots. A report that is there keeps
+// the workloads that are not measured again.
 // It uses the servers in HOLDFAST_TEST_POSTGRES_URL and its like, and starts
 // private ones of the installed binaries where those are not set; shop and scale
 // have private ones always. The contenders of a table take turns, round after round,
@@ -63,7 +64,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	flags.IntVar(&b.messages, "messages", 100_000, "`number` of messages that one run drains, where it does so")
 	flags.IntVar(&b.rows, "rows", 2_000_000, "`number` of rows in a table of which a tenth is due, at least 2000")
 	flags.StringVar(&only, "part", "", "run only the part of that `name`")
-	flags.StringVar(&save, "report", "", "write what was measured into `file`.md, .json and -WORKLOAD.svg")
+	flags.StringVar(&save, "report", "", "write what was measured into `file`.md, .json and -WORKLOAD.svg, beside the other workloads that it has of this machine")
 	flags.StringVar(&previous, "previous", "", "compare the ratios with those of this report, a JSON `file`, and fail if some are worse")
 	flags.StringVar(&b.profiles, "profile", "", "write a CPU profile of every row's last run into this `folder`")
 
@@ -89,13 +90,18 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 			return err
 		}
 	}
-	b.report = &report{
-		Command: strings.Join(append([]string{"go run ./internal/lab/bench"}, args...), " "),
-		Commit:  commit(), Machine: machine(), Began: time.Now(), Rounds: b.rounds,
+	b.report = &report{Machine: machine()}
+	var earlier report
+	if save != "" {
+		if earlier, err = earlierReport(save+".json", b.report.Machine); err != nil {
+			return err
+		}
 	}
+	command := strings.Join(append([]string{"go run ./internal/lab/bench"}, args...), " ")
 	defer func() { err = errors.Join(err, b.close()) }()
 	var failed error
 	for _, w := range chosen {
+		b.report.Runs = append(b.report.Runs, ran{w.name, command, commit(), time.Now(), b.rounds})
 		if err := b.runAll(ctx, w); err != nil {
 			fmt.Fprintln(out, "\nfailed:", err)
 			failed = errors.Join(failed, err)
@@ -104,7 +110,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 			return failed
 		}
 		if save != "" { // a run that is cut off keeps what it has measured
-			if err := b.report.save(save); err != nil {
+			if err := b.report.beside(earlier).save(save); err != nil {
 				return err
 			}
 		}

@@ -22,7 +22,7 @@ func (r *report) regressions(before report, out io.Writer) error {
 		}
 	}
 	compared, worse := 0, 0
-	fmt.Fprintf(out, "\nratios since commit %s\n", before.Commit)
+	fmt.Fprintln(out, "\nratios since the earlier report")
 	for _, t := range r.Tables {
 		for _, row := range t.Rows {
 			for i, now := range row.Ratios {

@@ -6,24 +6,32 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 )
 
-// report is what a run has measured. As JSON it is what -previous reads.
+// report is what was measured on a machine. As JSON it is what -previous reads.
 type report struct {
-	Command string     `json:"command"`
-	Commit  string     `json:"commit"`
 	Machine string     `json:"machine"`
-	Began   time.Time  `json:"began"`
-	Rounds  int        `json:"rounds"`
+	Runs    []ran      `json:"runs"`
 	Tables  []measured `json:"tables"`
 	Goals   []kept     `json:"goals"`
+}
+
+// ran tells how a workload was measured.
+type ran struct {
+	Workload string    `json:"workload"`
+	Command  string    `json:"command"`
+	Commit   string    `json:"commit"`
+	Began    time.Time `json:"began"`
+	Rounds   int       `json:"rounds"`
 }
 
 // measured is a table with its figures.
@@ -183,6 +191,35 @@ func (r *report) workloads() (names []string) {
 		}
 	}
 	return names
+}
+
+// beside returns the report with the workloads of an earlier one that it has not measured. A workload is compared within
+// one run, so each may have a run of its own.
+func (r *report) beside(earlier report) *report {
+	all := &report{Machine: r.Machine}
+	for _, w := range workloads() {
+		from := &earlier
+		if slices.ContainsFunc(r.Runs, func(one ran) bool { return one.Workload == w.name }) {
+			from = r
+		}
+		all.Runs = append(all.Runs, only(from.Runs, w.name, func(one ran) string { return one.Workload })...)
+		all.Tables = append(all.Tables, only(from.Tables, w.name, func(t measured) string { return t.Workload })...)
+		all.Goals = append(all.Goals, only(from.Goals, w.name, func(g kept) string { return g.Workload })...)
+	}
+	return all
+}
+
+func only[T any](all []T, workload string, of func(T) string) []T {
+	return slices.DeleteFunc(slices.Clone(all), func(one T) bool { return of(one) != workload })
+}
+
+// earlierReport reads what a report of this machine has. There may be none.
+func earlierReport(file, machine string) (report, error) {
+	r, err := readReport(file)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && r.Machine != machine {
+		return report{}, nil
+	}
+	return r, err
 }
 
 func readReport(file string) (r report, err error) {

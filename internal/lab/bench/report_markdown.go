@@ -10,8 +10,11 @@ import (
 // markdown shows the report, whose plots have names that begin with the given one.
 func (r *report) markdown(name string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "# Performance\n\n`%s`, commit %s, %s.\n", r.Command, r.Commit, r.Began.UTC().Format("2006-01-02"))
-	fmt.Fprintf(&b, "%s. Contenders took turns for %d rounds. A figure is the median [least .. most] of the rounds, a ratio the median of the ratios within a round: ratios count, absolute figures are the machine's.\n", r.Machine, r.Rounds)
+	fmt.Fprintf(&b, "# Performance\n\n%s. Contenders of a table took turns, round after round. A figure is the median [least .. most] of the rounds, a ratio the median of the ratios within a round: ratios count, absolute figures are the machine's.\n\n", r.Machine)
+	b.WriteString("| workload | command | commit | begun | rounds |\n|---|---|---|---|---|\n")
+	for _, one := range r.Runs {
+		fmt.Fprintf(&b, "| %s | `%s` | %s | %s | %d |\n", one.Workload, one.Command, one.Commit, one.Began.UTC().Format("2006-01-02 15:04"), one.Rounds)
+	}
 	r.standings(&b)
 	r.goals(&b)
 	for _, workload := range r.workloads() {

@@ -106,6 +106,42 @@ func TestReportIsSaved(t *testing.T) {
 	}
 }
 
+// A workload that is measured again takes the place of what a report has of it, and no other.
+func TestReportGrows(t *testing.T) {
+	t.Parallel()
+	one := func(workload, command string) *report {
+		return &report{
+			Machine: "this", Runs: []ran{{Workload: workload, Command: command}},
+			Tables: []measured{{Workload: workload, Title: command}}, Goals: []kept{{Workload: workload, Text: command}},
+		}
+	}
+	all := one("inbox", "third").beside(*one("outbox", "second").beside(*one("inbox", "first")))
+	want := &report{
+		Machine: "this", Runs: []ran{{Workload: "outbox", Command: "second"}, {Workload: "inbox", Command: "third"}},
+		Tables: []measured{{Workload: "outbox", Title: "second"}, {Workload: "inbox", Title: "third"}},
+		Goals:  []kept{{Workload: "outbox", Text: "second"}, {Workload: "inbox", Text: "third"}},
+	}
+	if !reflect.DeepEqual(all, want) {
+		t.Errorf("%+v, want %+v", all, want)
+	}
+	name := filepath.Join(t.TempDir(), "report")
+	data, err := json.Marshal(all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(name+".json", data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := earlierReport(name+".json", "this"); err != nil || !reflect.DeepEqual(&r, want) {
+		t.Errorf("read as %+v, %v", r, err)
+	}
+	for _, machine := range []string{"that", "this"} {
+		if r, err := earlierReport(name+map[string]string{"that": ".json", "this": ".none"}[machine], machine); err != nil || len(r.Tables) > 0 {
+			t.Errorf("%+v, %v: want nothing of another machine or of no file", r, err)
+		}
+	}
+}
+
 func TestRegressions(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
