@@ -132,7 +132,7 @@ func beginsWith(name string, beginnings []string) bool {
 	return false
 }
 
-// standing compares the best of each side.
+// standing compares the best of each side, of raw clients that are yardsticks.
 func (r results) standing() (s standing) {
 	for _, c := range r.table.contenders {
 		best := &s.Raw
@@ -141,6 +141,8 @@ func (r results) standing() (s standing) {
 			best = &s.Ours
 		case beginsWith(c.name, peerNames):
 			best = &s.Peer
+		case len(r.table.yardsticks) > 0 && !slices.Contains(r.table.yardsticks, c.name): // it does a part of the work
+			continue
 		}
 		if *best == "" || better(r.table.columns[0].name, r.column(c.name, 0).median, r.column(*best, 0).median) {
 			*best = c.name
