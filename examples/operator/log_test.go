@@ -71,8 +71,8 @@ func (l *refusing) Begin(context.Context, operator.Action) (int64, error) {
 	return 0, &pgconn.PgError{Code: l.code}
 }
 
-// A role of the database that may only sweep cannot write the log, and before setup there is none: that keeps nobody from
-// upkeep, and is told. A log that is down keeps from what somebody does, and fails what is done by itself.
+// A sweep runs although its role cannot write the log, or the log does not exist yet. A log that is down stops a sweep that
+// somebody asks for by name, and fails the command of one that has run by itself.
 func TestUpkeepWithoutRightToLog(t *testing.T) {
 	t.Parallel()
 	const by = "--by=ada"

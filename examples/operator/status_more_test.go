@@ -173,7 +173,7 @@ func TestRedisConnections(t *testing.T) {
 	}
 }
 
-// A user of Redis who may not go through its keys is told of no claims, and of no failure.
+// Status leaves claims out, without a failure, where the user of Redis may not go through its keys.
 func TestClaimsOfAnotherUser(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
