@@ -1,6 +1,7 @@
 package inboxredis_test
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -9,11 +10,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxredis"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // Messages that all together would not come within the timeout come in portions, also when those
@@ -37,35 +40,37 @@ func TestSlowWay(t *testing.T) {
 			client := redis.NewClient(&opts)
 			defer func() { _ = client.Close() }()
 			source := running(t, newSource(t, client, inboxredis.Config{Timeout: time.Second, ConsumerConfig: inbox.ConsumerConfig{Ordered: ordered}}))
-			deadline := time.Now().Add(2 * time.Minute)
-			for left := small + large; left > 0; {
-				if time.Now().After(deadline) {
-					t.Fatalf("%d of %d messages are left", left, small+large)
+			ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
+			defer cancel()
+			came := map[uuid.UUID]bool{}
+			for len(came) < small+large {
+				if ctx.Err() != nil {
+					t.Fatalf("%d of %d messages came", len(came), small+large)
 				}
-				left -= consume(t, source, left)
+				consume(ctx, source, small+large, came)
 			}
 		})
 	}
 }
 
-// consume returns how many messages a session got and settled before it ended, or had so many.
-func consume(t *testing.T, source driver.Source, want int) (got int) {
-	t.Helper()
-	s, err := source.Open(t.Context())
+// consume settles what a session gets before it ends, or until so many messages came. One whose Ack was not answered may
+// be settled, and not come again.
+func consume(ctx context.Context, source driver.Source, want int, came map[uuid.UUID]bool) {
+	s, err := source.Open(ctx)
 	if err != nil {
-		return 0
+		return
 	}
-	defer func() { _ = s.Close(t.Context()) }()
-	for err = s.Start(t.Context(), want); err == nil && got < want; {
+	defer func() { _ = s.Close(context.WithoutCancel(ctx)) }()
+	for err = s.Start(ctx, want); err == nil && len(came) < want; {
 		var ds []driver.Delivery
-		if ds, err = s.Receive(t.Context(), want); err != nil {
-			break
+		if ds, err = s.Receive(ctx, want); err != nil {
+			return
 		}
-		if err = s.Ack(t.Context(), ds); err == nil {
-			got += len(ds)
+		for _, d := range ds {
+			came[d.Message().ID] = true
 		}
+		err = s.Ack(ctx, ds)
 	}
-	return got
 }
 
 // slowWay passes on so many bytes a second of what a server answers, over each connection.
