@@ -40,23 +40,15 @@ func (s *Store) claimingAtBegin() driver.Store {
 	return s
 }
 
-// Begin asks nothing, unless the last request was a replay. Replays come in rows, when
-// clients repeat what was cut off, and each is one SELECT then, where a transaction that
-// finds a record has to be rolled back, too.
+// Begin asks nothing, unless a replay is expected. That is one SELECT then, where a
+// transaction that finds a record has to be rolled back, too.
 func (p claimingAtBegin) Begin(ctx context.Context, claim driver.Claim) (driver.BeginResult, error) {
-	if !p.s.replaying.Load() {
+	if !p.s.expected.isReplay() {
 		return driver.BeginResult{State: driver.Acquired}, nil
 	}
 	out, err := p.alone.Begin(ctx, claim)
-	p.s.expectReplay(out.State == driver.Completed)
+	p.s.expected.set(out.State == driver.Completed)
 	return out, err
-}
-
-// expectReplay expects the next request to be what the last one was.
-func (s *Store) expectReplay(replay bool) {
-	if s.replaying.Load() != replay {
-		s.replaying.Store(replay)
-	}
 }
 
 func (a alone) Extend(context.Context, driver.Claim) error { return nil }

@@ -18,9 +18,10 @@ import (
 // and the record of its key are two rows, so that renewing the one never conflicts
 // with the transaction that writes the other.
 type claims struct {
-	table   *table
-	lease   time.Duration
-	written func() // follows a response that was stored
+	table    *table
+	lease    time.Duration
+	expected *expectation
+	written  func() // follows a response that was stored
 }
 
 // rowOf is the key of the claim's row.
@@ -30,22 +31,27 @@ func rowOf(claim driver.Claim) string { return "claim:" + string(claim.Key) }
 // that came or went between two statements.
 const beginTries = 5
 
-// Begin implements driver.Store. A replay is one SELECT and writes nothing.
+// Begin implements driver.Store. A replay writes nothing. It is one SELECT where a replay was
+// expected, and a first run one INSERT where none was.
 func (c *claims) Begin(ctx context.Context, claim driver.Claim) (driver.BeginResult, error) {
 	if err := claim.Key.Validate(); err != nil {
 		return driver.BeginResult{}, err
 	}
+	if !c.expected.isReplay() {
+		if out, claimed, err := c.claim(ctx, claim, leaveIt); err != nil || claimed {
+			return out, err
+		}
+	}
 	for range beginTries {
 		out, known, err := c.read(ctx, claim)
+		if err == nil {
+			c.expected.set(known)
+		}
 		if err != nil || known {
 			return out, err
 		}
-		claimed, err := c.claim(ctx, claim)
-		if err != nil {
-			return driver.BeginResult{}, err
-		}
-		if claimed {
-			return driver.BeginResult{State: driver.Acquired, Lease: c.lease}, nil
+		if out, claimed, err := c.claim(ctx, claim, takeOver); err != nil || claimed {
+			return out, err
 		}
 	}
 	return driver.BeginResult{}, errors.New("idempotencypgx: begin: the record keeps changing")
@@ -73,26 +79,36 @@ func (c *claims) read(ctx context.Context, claim driver.Claim) (out driver.Begin
 	return driver.BeginResult{State: driver.InProgress, Fingerprint: r.fingerprint, Lease: max(1, *left)}, true, nil
 }
 
-// claim takes the key if it is free by now, and renews the lease of who holds it.
-func (c *claims) claim(ctx context.Context, claim driver.Claim) (bool, error) {
-	rows, err := c.table.asker.exec(ctx, true, `INSERT INTO `+c.table.name+` AS t
-			(key, fingerprint_version, fingerprint, status, token, lease_until, expires_at)
-		VALUES ($1, $2, $3, 'processing', $4, clock_timestamp() + $5::interval, clock_timestamp() + $6::interval)
-		ON CONFLICT (key) DO UPDATE SET
+// What a claim does with a row that is there: nothing, or it takes one whose claim or record has
+// ended, and renews the lease of who holds it.
+const (
+	leaveIt  = `NOTHING`
+	takeOver = `UPDATE SET
 			fingerprint_version = excluded.fingerprint_version, fingerprint = excluded.fingerprint,
 			status = 'processing', code = 0, headers = '{}', body = NULL, token = excluded.token,
 			lease_until = clock_timestamp() + $5::interval, created_at = clock_timestamp(),
 			expires_at = clock_timestamp() + $6::interval
 		WHERE coalesce(t.lease_until, t.expires_at) <= clock_timestamp()
-			OR t.status = 'processing' AND t.token = excluded.token`,
+			OR t.status = 'processing' AND t.token = excluded.token`
+)
+
+// claim takes the key if it has no row, or a row that onConflict lets it have.
+func (c *claims) claim(ctx context.Context, claim driver.Claim, onConflict string) (out driver.BeginResult, claimed bool, err error) {
+	rows, err := c.table.asker.exec(ctx, true, `INSERT INTO `+c.table.name+` AS t
+			(key, fingerprint_version, fingerprint, status, token, lease_until, expires_at)
+		VALUES ($1, $2, $3, 'processing', $4, clock_timestamp() + $5::interval, clock_timestamp() + $6::interval)
+		ON CONFLICT (key) DO `+onConflict,
 		rowOf(claim), claim.Fingerprint.Version, claim.Fingerprint.Sum, claim.Token, c.lease, c.table.retention)
 	if pgErr, ok := errors.AsType[*pgconn.PgError](err); ok && pgErr.Code == serializationFailure {
-		return false, nil // how a stricter default_transaction_isolation tells of a lost race
+		return out, false, nil // how a stricter default_transaction_isolation tells of a lost race
 	}
 	if err != nil {
-		return false, fmt.Errorf("idempotencypgx: begin: %w", err)
+		return out, false, fmt.Errorf("idempotencypgx: begin: %w", err)
 	}
-	return rows == 1, nil
+	if rows == 0 {
+		return out, false, nil
+	}
+	return driver.BeginResult{State: driver.Acquired, Lease: c.lease}, true, nil
 }
 
 // whileHeld is the condition of every statement of the holder.
@@ -104,7 +120,8 @@ func (c *claims) Extend(ctx context.Context, claim driver.Claim) error {
 		rowOf(claim), claim.Token, c.lease)
 }
 
-// Complete implements driver.Store.
+// Complete implements driver.Store. Retention counts from the claim for work that is done within a
+// lease: a row whose end stays needs no new index entries (a heap-only tuple).
 func (c *claims) Complete(ctx context.Context, claim driver.Claim, resp driver.Response) error {
 	header, err := headers.Encode(resp.Header)
 	if err != nil {
@@ -112,9 +129,9 @@ func (c *claims) Complete(ctx context.Context, claim driver.Claim, resp driver.R
 	}
 	err = c.change(ctx, "complete", `UPDATE `+c.table.name+` SET status = 'completed', lease_until = NULL,
 			fingerprint_version = $3, fingerprint = $4, code = $5, headers = $6, body = $7,
-			expires_at = clock_timestamp() + $8::interval`+whileHeld,
+			expires_at = greatest(expires_at, clock_timestamp() + $8::interval)`+whileHeld,
 		rowOf(claim), claim.Token, claim.Fingerprint.Version, claim.Fingerprint.Sum,
-		resp.Status, header, resp.Body, c.table.retention)
+		resp.Status, header, resp.Body, c.table.retention-c.lease)
 	if !errors.Is(err, driver.ErrLeaseLost) {
 		c.written()
 		return err

@@ -28,7 +28,8 @@ type Config struct {
 	// for each request; at least 10 ms. Default: the transaction claims the key when it begins.
 	// It must be 0 where there is a Gate, which has leases of its own.
 	Lease time.Duration
-	// Retention is how long a record lasts. Default: 48 h.
+	// Retention is how long a record lasts. With a Lease it counts from the claim, or, if the work
+	// took longer than that, from a Lease before the answer. Default: 48 h.
 	Retention time.Duration
 	// PruneInterval is the time between two passes in which this process deletes records
 	// that are older than Retention; the pass is started by a request that stores one.

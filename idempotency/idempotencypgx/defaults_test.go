@@ -35,21 +35,36 @@ func TestDefaultTimes(t *testing.T) {
 		t.Parallel()
 		pool := newPool(t)
 		store, c := newStore(t, pool, idempotencypgx.Config{}), newClaim()
-		start := time.Now()
+		claimed := time.Now()
 		if out, err := store.Begin(t.Context(), c); err != nil || out.Lease != 30*time.Second {
 			t.Fatalf("Begin = %+v, %v", out, err)
 		}
-		ends(t, pool, "lease_until", 30*time.Second, start)
-		start = time.Now()
+		ends(t, pool, "lease_until", 30*time.Second, claimed)
+		start := time.Now()
 		if err := store.Extend(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}
 		ends(t, pool, "lease_until", 30*time.Second, start)
-		start = time.Now()
 		if err := store.Complete(t.Context(), c, driver.Response{Status: 200}); err != nil {
 			t.Fatal(err)
 		}
-		ends(t, pool, "expires_at", 48*time.Hour, start)
+		ends(t, pool, "expires_at", 48*time.Hour, claimed)
+	})
+	t.Run("long work", func(t *testing.T) {
+		t.Parallel()
+		pool := newPool(t)
+		store, c := newStore(t, pool, idempotencypgx.Config{}), newClaim()
+		if _, err := store.Begin(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := pool.Exec(t.Context(), `UPDATE holdfast_idempotency SET expires_at = expires_at - interval '1 hour'`); err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		if err := store.Complete(t.Context(), c, driver.Response{Status: 200}); err != nil {
+			t.Fatal(err)
+		}
+		ends(t, pool, "expires_at", 48*time.Hour-30*time.Second, start)
 	})
 	t.Run("records", func(t *testing.T) {
 		t.Parallel()

@@ -36,7 +36,7 @@ func (s *Store) opening(key driver.Key, o txretry.Options, looks bool) (txretry.
 	if looks {
 		o.AtBegin.Look = &txdriver.Look{SQL: s.table.find, Args: []any{string(key)}, Read: func(row pgx.Row) (err error) {
 			at.record, at.found, err = recordOf(key, row)
-			s.expectReplay(at.found)
+			s.expected.set(at.found)
 			return err
 		}}
 	}

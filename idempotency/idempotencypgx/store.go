@@ -4,7 +4,6 @@ import (
 	"context"
 	"io/fs"
 	"log/slog"
-	"sync/atomic"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -28,8 +27,8 @@ type Store struct {
 	table   *table       // nil: the records are not in a table of ours
 	schema  fs.FS        // what Migrate does
 
-	claimsAtBegin bool        // transactions claim their keys
-	replaying     atomic.Bool // the last of them found a record
+	claimsAtBegin bool // transactions claim their keys
+	expected      expectation
 	pruner        *pgprune.Pruner
 	seldom        *telemetry.SeldomEach
 }
@@ -63,7 +62,7 @@ func New(t txretry.Transactor, cfg Config) (*Store, error) {
 	case cfg.Gate != nil:
 		s.front, s.behind = cfg.Gate, alone{s}
 	case cfg.Lease > 0:
-		s.front = &claims{table: s.table, lease: cfg.Lease, written: s.written}
+		s.front = &claims{table: s.table, lease: cfg.Lease, expected: &s.expected, written: s.written}
 	default:
 		s.front, s.claimsAtBegin = alone{s}, s.table != nil
 	}
