@@ -26,43 +26,64 @@ func (s *Server) CPUTime() (time.Duration, error) {
 
 // CPUTime returns the processor time, user and system, of a process and its descendants, of those that
 // have ended and were waited for too.
-func CPUTime(root int) (time.Duration, error) {
+func CPUTime(root int) (total time.Duration, err error) {
+	err = eachCPUTime(root, func(_ int, _ string, used time.Duration) { total += used })
+	return total, err
+}
+
+// CPUTimes returns the processor time of a process's descendants by the name of their command, as CPUTime
+// counts it.
+func CPUTimes(root int) (map[string]time.Duration, error) {
+	times := map[string]time.Duration{}
+	err := eachCPUTime(root, func(pid int, command string, used time.Duration) {
+		if pid != root {
+			times[command] += used
+		}
+	})
+	return times, err
+}
+
+func eachCPUTime(root int, fn func(pid int, command string, used time.Duration)) error {
 	pids, err := tree(root)
 	if err != nil {
-		return 0, err
+		return err
 	}
-	var total time.Duration
-	for i, pid := range pids {
-		used, err := cpuTimeOf(pid)
-		if i > 0 && (errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH)) {
+	for _, pid := range pids {
+		command, used, err := cpuTimeOf(pid)
+		if pid != root && (errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH)) {
 			continue // it ended meanwhile
 		}
 		if err != nil {
-			return 0, fmt.Errorf("testenv: processor time: %w", err)
+			return fmt.Errorf("testenv: processor time: %w", err)
 		}
-		total += used
+		fn(pid, command, used)
 	}
-	return total, nil
+	return nil
 }
 
-func cpuTimeOf(pid int) (time.Duration, error) {
+func cpuTimeOf(pid int) (command string, used time.Duration, err error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return 0, err
+		return "", 0, err
 	}
-	// Behind "pid (name)" the fields begin with the third; 14 to 17 are utime, stime, cutime and cstime.
+	// Behind "pid (command)" the fields begin with the third; 14 to 17 are utime, stime, cutime and cstime.
 	const first, utime, cstime = 3, 14, 17
-	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+	text := string(stat)
+	begin, end := strings.IndexByte(text, '(')+1, strings.LastIndexByte(text, ')')
+	if begin < 1 || end < begin {
+		return "", 0, fmt.Errorf("/proc/%d/stat is %q", pid, stat)
+	}
+	fields := strings.Fields(text[end+1:])
 	if len(fields) <= cstime-first {
-		return 0, fmt.Errorf("/proc/%d/stat is %q", pid, stat)
+		return "", 0, fmt.Errorf("/proc/%d/stat is %q", pid, stat)
 	}
 	var ticks time.Duration
 	for _, field := range fields[utime-first : cstime-first+1] {
 		n, err := strconv.ParseInt(field, 10, 64)
 		if err != nil {
-			return 0, err
+			return "", 0, err
 		}
 		ticks += time.Duration(n)
 	}
-	return ticks * clockTick, nil
+	return text[begin:end], ticks * clockTick, nil
 }

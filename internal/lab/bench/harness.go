@@ -33,6 +33,7 @@ type bench struct {
 	goals    []goal
 	servers  servers
 	shops    *shop.Place // once it is asked for
+	used     shares      // in the last stretch that was observed
 }
 
 // table compares contenders that do the same work in ways of their own.
@@ -62,11 +63,12 @@ type sample []float64
 type results struct {
 	table table
 	runs  map[string][]sample
+	used  map[string][]shares
 }
 
 // measure warms every contender up, lets them take turns, and prints the table.
 func (b *bench) measure(ctx context.Context, t table) (results, error) {
-	r := results{table: t, runs: map[string][]sample{}}
+	r := results{table: t, runs: map[string][]sample{}, used: map[string][]shares{}}
 	for _, c := range t.contenders {
 		if _, err := t.runOnce(ctx, c, min(b.length/2, time.Second)); err != nil {
 			return r, err
@@ -81,17 +83,28 @@ func (b *bench) measure(ctx context.Context, t table) (results, error) {
 					return r, err
 				}
 			}
-			s, err := t.runOnce(ctx, c, b.length)
+			s, used, err := b.runObserved(ctx, t, c)
 			if err = errors.Join(err, stop()); err != nil {
 				return r, err
 			}
-			r.runs[c.name] = append(r.runs[c.name], s)
+			r.runs[c.name], r.used[c.name] = append(r.runs[c.name], s), append(r.used[c.name], used)
 		}
 	}
 	if b.report != nil {
 		b.report.table(b.workload, r)
 	}
 	return r, r.print(b.out)
+}
+
+// runObserved returns the shares of the processors during the stretch that the run delimits, else during the whole run.
+func (b *bench) runObserved(ctx context.Context, t table, c contender) (sample, shares, error) {
+	b.used = shares{}
+	end := b.observe()
+	s, err := t.runOnce(ctx, c, b.length)
+	if b.used == (shares{}) {
+		end()
+	}
+	return s, b.used, err
 }
 
 func (t table) runOnce(ctx context.Context, c contender, length time.Duration) (sample, error) {

@@ -44,11 +44,13 @@ type measured struct {
 	Summary    standing     `json:"summary"`
 }
 
-// contestant is a contender with its figures, by column, and its ratios, by yardstick.
+// contestant is a contender with its figures, by column, its ratios, by yardstick, and the percentages of processor
+// time, by user.
 type contestant struct {
 	Name    string   `json:"name"`
 	Figures []spread `json:"figures"`
 	Ratios  []spread `json:"ratios,omitempty"`
+	Used    []spread `json:"used,omitempty"`
 }
 
 // standing compares the best of ours with the best of others by the first column. A name is empty where there is none.
@@ -107,6 +109,9 @@ func (r *report) table(workload string, from results) {
 		}
 		for _, yardstick := range from.table.yardsticks {
 			one.Ratios = append(one.Ratios, from.ratio(c.name, yardstick))
+		}
+		for user := range users {
+			one.Used = append(one.Used, from.share(c.name, user))
 		}
 		m.Rows = append(m.Rows, one)
 	}

@@ -25,7 +25,29 @@ func (r *report) markdown(name string) string {
 			}
 		}
 	}
+	r.shares(&b)
 	return b.String()
+}
+
+// shares shows where the processors' time went, for tables that were measured with it.
+func (r *report) shares(b *strings.Builder) {
+	b.WriteString("\n## Where the processors' time goes\n\nIn percent of all their time: what is idle waits for answers. Servers share the machine with this process.\n\n| what | |")
+	for _, name := range userNames {
+		fmt.Fprintf(b, " %s |", name)
+	}
+	b.WriteString("\n|" + strings.Repeat("---|", 2+len(userNames)) + "\n")
+	for _, t := range r.Tables {
+		for _, row := range t.Rows {
+			if len(row.Used) != int(users) {
+				continue
+			}
+			fmt.Fprintf(b, "| %s | %s |", t.Title, row.Name)
+			for _, used := range row.Used {
+				fmt.Fprintf(b, " %s |", written(used.median, 0))
+			}
+			b.WriteString("\n")
+		}
+	}
 }
 
 func (r *report) standings(b *strings.Builder) {

@@ -79,8 +79,7 @@ func shops() []*composition {
 // sold twice fails the benchmark.
 func benchShop(clients int) func(context.Context, *bench) error {
 	return func(ctx context.Context, b *bench) error {
-		place, err := b.shopPlace(ctx)
-		if err != nil {
+		if err := b.openShops(ctx); err != nil {
 			return err
 		}
 		t := table{
@@ -94,7 +93,7 @@ func benchShop(clients int) func(context.Context, *bench) error {
 				if length < b.length { // each run warms up the processes it starts
 					return make(sample, len(shopColumns)), nil
 				}
-				return s.run(ctx, place, clients, length)
+				return s.run(ctx, b, clients, length)
 			}})
 		}
 		r, err := b.measure(ctx, t)
@@ -113,20 +112,20 @@ func benchShop(clients int) func(context.Context, *bench) error {
 	}
 }
 
-// shopPlace starts the servers when it is first asked for.
-func (b *bench) shopPlace(ctx context.Context) (_ *shop.Place, err error) {
-	if b.shops == nil {
-		if b.shops, err = shop.Open(ctx); err != nil {
-			return nil, err
-		}
+// openShops starts the servers of shops when they are first asked for.
+func (b *bench) openShops(ctx context.Context) (err error) {
+	if b.shops != nil {
+		return nil
+	}
+	if b.shops, err = shop.Open(ctx); err == nil {
 		b.atEnd(b.shops.Close)
 	}
-	return b.shops, nil
+	return err
 }
 
 // run starts a shop on servers without data, and ends it.
-func (s *composition) run(ctx context.Context, p *shop.Place, clients int, length time.Duration) (_ sample, err error) {
-	data, err := p.NewData(ctx)
+func (s *composition) run(ctx context.Context, b *bench, clients int, length time.Duration) (_ sample, err error) {
+	data, err := b.shops.NewData(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -145,12 +144,12 @@ func (s *composition) run(ctx context.Context, p *shop.Place, clients int, lengt
 		return nil, err
 	}
 	defer hall.Close()
-	return measureShop(ctx, hall, data, clients, length, s.silent, s.told)
+	return b.measureShop(ctx, hall, data, clients, length, s.silent, s.told)
 }
 
 // measureShop warms a shop up, has clients hold seats, and adds what they were answered to total. silent says that there
 // is no read model that hears of it.
-func measureShop(ctx context.Context, h *shop.Hall, data *shop.Data, clients int, length time.Duration, silent bool, total shop.Answers) (sample, error) {
+func (b *bench) measureShop(ctx context.Context, h *shop.Hall, data *shop.Data, clients int, length time.Duration, silent bool, total shop.Answers) (sample, error) {
 	rush := func(length time.Duration) (load.Load, shop.Answers, error) {
 		l, err := load.Drive(ctx, clients, length, h.Hold)
 		if err == nil && !silent {
@@ -169,7 +168,9 @@ func measureShop(ctx context.Context, h *shop.Hall, data *shop.Data, clients int
 	if err != nil {
 		return nil, err
 	}
+	end := b.observe()
 	l, told, err := rush(length)
+	end()
 	if err != nil {
 		return nil, err
 	}

@@ -68,8 +68,7 @@ func (b *bench) programs(ctx context.Context) ([]*program, error) {
 // host and Redis.
 func benchWhole(clients int) func(context.Context, *bench) error {
 	return func(ctx context.Context, b *bench) error {
-		place, err := b.shopPlace(ctx)
-		if err != nil {
+		if err := b.openShops(ctx); err != nil {
 			return err
 		}
 		all, err := b.programs(ctx)
@@ -82,7 +81,7 @@ func benchWhole(clients int) func(context.Context, *bench) error {
 				if length < b.length { // each run warms up the process it starts
 					return make(sample, len(shopColumns)), nil
 				}
-				return p.run(ctx, place, clients, length)
+				return p.run(ctx, b, clients, length)
 			}})
 			if p.name != wholeNow {
 				t.yardsticks = append(t.yardsticks, p.name)
@@ -116,8 +115,8 @@ func (b *bench) judgeWhole(r results, all []*program, clients int) (err error) {
 }
 
 // run starts the program on servers without data, and ends it.
-func (p *program) run(ctx context.Context, place *shop.Place, clients int, length time.Duration) (_ sample, err error) {
-	data, err := place.NewData(ctx)
+func (p *program) run(ctx context.Context, b *bench, clients int, length time.Duration) (_ sample, err error) {
+	data, err := b.shops.NewData(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -139,5 +138,5 @@ func (p *program) run(ctx context.Context, place *shop.Place, clients int, lengt
 		return nil, err
 	}
 	defer hall.Close()
-	return measureShop(ctx, hall, data, clients, length, p.silent, p.told)
+	return b.measureShop(ctx, hall, data, clients, length, p.silent, p.told)
 }

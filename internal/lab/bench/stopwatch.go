@@ -18,17 +18,22 @@ type stopwatch struct {
 	began     time.Time
 	cpu       time.Duration
 	took, ran time.Duration                     // ran: CPU time of this process
+	observed  func()                            // ends the stretch
 	servers   map[*testenv.Server]time.Duration // CPU time of each
 	err       error
 }
 
 func (s *stopwatch) start() {
 	s.servers = s.serverTimes()
+	if s.observed = func() {}; s.bench != nil {
+		s.observed = s.bench.observe()
+	}
 	s.began, s.cpu = time.Now(), load.CPUTime()
 }
 
 func (s *stopwatch) stop() {
 	s.took, s.ran = time.Since(s.began), load.CPUTime()-s.cpu
+	s.observed()
 	for server, used := range s.serverTimes() {
 		s.servers[server] = used - s.servers[server]
 	}

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/lab/load"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// shares are who used the machine's processors during a stretch, in percent of all their time.
+type shares [users]float64
+
+const (
+	ofBench = iota
+	ofPostgres
+	ofRabbitMQ
+	ofRedis
+	ofOthers // other processes, the kernel, and what the host of a virtual machine took away
+	ofNobody
+	users
+)
+
+var userNames = [users]string{"this process", "Postgres", "RabbitMQ", "Redis", "others", "idle"}
+
+// serverCommands are the commands of servers that this process started.
+var serverCommands = map[string]int{"postgres": ofPostgres, "beam.smp": ofRabbitMQ, "redis-server": ofRedis}
+
+// unmeasured are the shares where the system does not tell.
+func unmeasured() (u shares) {
+	for i := range u {
+		u[i] = math.NaN()
+	}
+	return u
+}
+
+// share is what one user took of the stretches of a contender, as far as they were measured.
+func (r results) share(contender string, user int) spread {
+	var percent []float64
+	for _, u := range r.used[contender] {
+		if !math.IsNaN(u[user]) {
+			percent = append(percent, u[user])
+		}
+	}
+	if len(percent) == 0 {
+		return exactly(math.NaN())
+	}
+	return spreadOf(percent)
+}
+
+// observe begins a stretch, whose end notes the shares in b.used.
+func (b *bench) observe() (end func()) {
+	before, err := processorTimes()
+	return func() {
+		after, endErr := processorTimes()
+		if err != nil || endErr != nil {
+			b.used = unmeasured()
+			return
+		}
+		b.used = sharesBetween(before, after)
+	}
+}
+
+// processorTime is what each has used since the system or the process began.
+type processorTime struct {
+	by    [users]time.Duration // of ofOthers: nothing
+	total time.Duration
+}
+
+func sharesBetween(before, after processorTime) (u shares) {
+	total := after.total - before.total
+	if total <= 0 {
+		return unmeasured()
+	}
+	others := 100.0
+	for i := range u {
+		if i != ofOthers {
+			u[i] = 100 * float64(after.by[i]-before.by[i]) / float64(total)
+			others -= u[i]
+		}
+	}
+	u[ofOthers] = max(0, others)
+	return u
+}
+
+func processorTimes() (t processorTime, err error) {
+	commands, err := testenv.CPUTimes(os.Getpid())
+	if err != nil {
+		return t, err
+	}
+	for command, used := range commands {
+		if server, ok := serverCommands[command]; ok {
+			t.by[server] += used
+		}
+	}
+	t.by[ofBench] = load.CPUTime()
+	t.total, t.by[ofNobody], err = machineTimes()
+	return t, err
+}
+
+// machineTimes reads the first line of /proc/stat, see proc(5): the times of all processors in ticks of 10 ms,
+// of which the fourth and the fifth were idle. The ninth and tenth are contained in others.
+func machineTimes() (total, idle time.Duration, err error) {
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, 0, err
+	}
+	line, _, _ := strings.Cut(string(text), "\n")
+	fields := strings.Fields(line)
+	if len(fields) < 9 || fields[0] != "cpu" {
+		return 0, 0, fmt.Errorf("/proc/stat begins with %q", line)
+	}
+	const tick = 10 * time.Millisecond
+	for i, field := range fields[1:9] {
+		n, err := strconv.ParseInt(field, 10, 64)
+		if err != nil {
+			return 0, 0, fmt.Errorf("/proc/stat: %w", err)
+		}
+		total += time.Duration(n) * tick
+		if i == 3 || i == 4 {
+			idle += time.Duration(n) * tick
+		}
+	}
+	return total, idle, nil
+}
