@@ -37,7 +37,8 @@
 // claims the index entries of rows long gone, which Postgres must keep while any
 // session holds an old snapshot. A floor rises only past numbers whose transactions
 // have all ended, so a transaction that commits late is found at once and in its
-// place. It is lowered to a message that comes back from its wait. Every 5 s a claim
+// place. It is lowered to a message that comes back from its wait. What a relay knows of
+// the numbers is void on another start of the server, which may have lost some. Every 5 s a claim
 // looks below the floors for 250 ms at most. So a floor that is wrong, as after a
 // restore of one table without the other, delays messages and loses none.
 //

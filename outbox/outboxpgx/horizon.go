@@ -20,9 +20,10 @@ import (
 //  2. A settlement asks which transactions hold a lock on the table (question, answer).
 //  3. When all of these have ended, nothing can appear at or below n: it is safe.
 //
-// All of that is void when the numbers begin anew, by TRUNCATE … RESTART IDENTITY or by a failover that
-// lost some. Messages lie below the floors then. The first look that finds one begins a new era in all
-// lanes, and the other relays learn of it from the era of the lanes they claim.
+// All of that is void when the numbers begin anew. TRUNCATE … RESTART IDENTITY leaves messages below the
+// floors: the first look that finds one begins a new era in all lanes, and the other relays learn of it from
+// the era of the lanes they claim. A failover that lost numbers takes the floors back with them: an era is that
+// of one start of the server, and a settlement elsewhere raises no floor.
 type horizon struct {
 	mu   sync.Mutex
 	era  int64

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
@@ -150,6 +151,52 @@ func TestFloorsWhenNumbersBeginAnew(t *testing.T) {
 	for n := range 10 {
 		f.write(t, keyed(64, 1)...)
 		drain(t, relays[n%2], 64)
+	}
+}
+
+// A failover that lost numbers need not tell a relay: a pool replaces idle connections without an error. What the relay
+// knew of the lost numbers raises no floor above those that the server gives next.
+func TestFloorsAfterAFailoverThatLostNumbers(t *testing.T) {
+	t.Parallel()
+	server := testenv.Private(t, testenv.Postgres)
+	f := setupOn(t, pgtest.Pool(t, server.URL(), 4), outboxpgx.Config{})
+	relay := f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{})
+	last := func() (seq int64) {
+		t.Helper()
+		must(t, f.pool.QueryRow(t.Context(), `SELECT last_value FROM holdfast_outbox_seq_seq`).Scan(&seq))
+		return seq
+	}
+	exec := func(sql string, args ...any) {
+		t.Helper()
+		_, err := f.pool.Exec(t.Context(), sql, args...)
+		must(t, err)
+	}
+	raise := func(above int64) {
+		t.Helper()
+		testenv.Eventually(t, testenv.Patience, func() error {
+			f.raiseFloors(t, relay)
+			if low, _ := f.floors(t); low <= above {
+				return fmt.Errorf("the floors are at %d, want more than %d", low, above)
+			}
+			return nil
+		})
+	}
+	const lost = 1000
+	raise(1)
+	exec(`CREATE TABLE replicated AS SELECT lane, floor FROM holdfast_outbox_lanes`)
+	replicated := last()
+	raise(replicated + lost)
+
+	must(t, server.Restart(t.Context()))
+	f.pool.Reset()
+	exec(`UPDATE holdfast_outbox_lanes l SET floor = r.floor FROM replicated r WHERE r.lane = l.lane`)
+	exec(`SELECT setval('holdfast_outbox_seq_seq', $1)`, replicated)
+	for last() < replicated+lost/2 {
+		f.write(t, keyed(64, 1)...)
+		drain(t, relay, 64)
+		if _, high := f.floors(t); high > last()+1 {
+			t.Fatalf("a floor is at %d, and the next number is %d", high, last()+1)
+		}
 	}
 }
 

@@ -20,10 +20,15 @@
 -- leases end. The last row has no lane. It says whether doubtful lanes were left, and the
 -- microseconds until the first waiting row is due and until the first lease of another claim ends, at most a year. NULL:
 -- there is none.
+--
+-- The era of a lane is told with the start of the server added: a standby that was promoted may have lost numbers, and
+-- gives them again. No error need tell a relay of it, since a pool replaces idle connections without a word.
 CREATE FUNCTION {{claim}}(
     claim_token bigint, lease_us bigint, most_lanes integer, skip text[], most integer, by_itself boolean, lost_tokens bigint[]
 ) RETURNS TABLE (lane smallint, single boolean, doubtful boolean, era bigint, due_us bigint, ends_us bigint) LANGUAGE plpgsql AS $claim$
 #variable_conflict use_column
+DECLARE
+    server_start bigint := extract(epoch FROM pg_postmaster_start_time()) * 1000000;
 BEGIN
     PERFORM set_config('idle_in_transaction_session_timeout', '5s', true), set_config('plan_cache_mode', 'force_generic_plan', true),
         set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_hashjoin', 'off', true),
@@ -52,7 +57,7 @@ BEGIN
                     SELECT o.seq FROM {{table}} o WHERE o.lane = l.lane AND o.seq >= l.floor AND o.published_at IS NULL AND o.due_at IS NULL
                         AND o.transport_name <> ALL(skip) ORDER BY o.seq LIMIT l.batch) h) END
         FROM free f WHERE l.lane = f.lane
-        RETURNING l.lane, l.suspect IS NOT NULL AND l.batch = 1 AS single, l.era)
+        RETURNING l.lane, l.suspect IS NOT NULL AND l.batch = 1 AS single, l.era + server_start AS era)
     SELECT l.lane, l.single, (SELECT k.doubtful FROM kind k), l.era, NULL::bigint, NULL::bigint FROM leased l
     UNION ALL
     SELECT NULL, false, EXISTS (SELECT FROM able a WHERE a.doubtful) AND NOT coalesce((SELECT k.doubtful FROM kind k), false), 0,
@@ -70,8 +75,8 @@ $claim$;
 -- ones move to the dead letters: a letter with the id may be there already, if the message was written again after
 -- it was given up, and the newer one replaces it.
 --
--- Each floor rises to the first ready row, but not above the horizon, and not in another era than the horizon's. The
--- suspicion of a lane whose floor is past it ends, and so does a row of losses.
+-- Each floor rises to the first ready row, but not above the horizon, and not in another era than the horizon's, which is
+-- told as above. The suspicion of a lane whose floor is past it ends, and so does a row of losses.
 CREATE FUNCTION {{settle}}(
     lanes smallint[], tokens bigint[], published uuid[], keep boolean,
     failed uuid[], delays_us bigint[], failed_classes text[], failed_errors text[],
@@ -80,6 +85,7 @@ CREATE FUNCTION {{settle}}(
 #variable_conflict use_column
 DECLARE
     ours smallint[];
+    server_start bigint := extract(epoch FROM pg_postmaster_start_time()) * 1000000;
 BEGIN
     PERFORM set_config('idle_in_transaction_session_timeout', '5s', true), set_config('plan_cache_mode', 'force_generic_plan', true),
         set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_hashjoin', 'off', true),
@@ -117,7 +123,7 @@ BEGIN
             EXCLUDED.error_class, EXCLUDED.last_error, EXCLUDED.died_at);
     END IF;
     UPDATE {{lanes}} l SET token = NULL, lease_until = now(), losses = 0,
-        floor = CASE WHEN l.era = horizon_era THEN greatest(l.floor, least(horizon, f.seq)) ELSE l.floor END,
+        floor = CASE WHEN l.era + server_start = horizon_era THEN greatest(l.floor, least(horizon, f.seq)) ELSE l.floor END,
         suspect = CASE WHEN f.seq <= l.suspect THEN l.suspect END
     FROM (SELECT h.lane, (SELECT o.seq FROM {{table}} o WHERE o.lane = h.lane AND o.seq >= h.floor AND o.published_at IS NULL AND o.due_at IS NULL
                           ORDER BY o.seq LIMIT 1) AS seq
