@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -85,4 +86,33 @@ func TestOpsAddress(t *testing.T) {
 		customer.get(path).wants(http.StatusNotFound, "NOT_FOUND")
 	}
 	shop.stop()
+}
+
+// TestReadsOnSilentConnections reads while every connection to the database is open and never answers again.
+func TestReadsOnSilentConnections(t *testing.T) {
+	t.Parallel()
+	s := newServices(t)
+	postgres := testenv.NewProxy(t, s.databaseURL)
+	api := start(t, services{postgres.URL(), s.redisURL, s.amqpURL}.env(), "-backend=services", "-role=api")
+	c := newClient(t, api.url)
+	awaitReady(t, c.url)
+	event := c.newEvent(`{"name":"Hall","seats":10}`)
+	read := func() {
+		var crowd sync.WaitGroup
+		for _, path := range []string{"", "/stats"} {
+			for range 10 {
+				crowd.Go(func() {
+					began := time.Now()
+					reply, err := c.tryGet("/api/events/" + event + path)
+					if took := time.Since(began); err != nil || reply.status != http.StatusOK || took > 40*time.Second {
+						t.Errorf("GET %s after %v: %d, %v", path, took, reply.status, err)
+					}
+				})
+			}
+		}
+		crowd.Wait()
+	}
+	read() // opens connections
+	postgres.SilenceConnections()
+	read()
 }

@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -19,16 +20,40 @@ var _ booking.Reader = Reader{}
 // NewReader reads through pool.
 func NewReader(pool *pgxpool.Pool) Reader { return Reader{pool} }
 
+const (
+	// readTimeout bounds one try of a read, which takes milliseconds where the server answers.
+	readTimeout = 5 * time.Second
+	readTries   = 3
+)
+
+// try reads, and does so again where a connection was silent: the pool has others.
+func (r Reader) try(ctx context.Context, read func(ctx context.Context) error) (err error) {
+	for range readTries {
+		bounded, cancel := context.WithTimeout(ctx, readTimeout)
+		err = read(bounded)
+		silent := bounded.Err() != nil
+		cancel()
+		if err == nil || !silent || ctx.Err() != nil {
+			return err
+		}
+	}
+	return err
+}
+
 // Events implements booking.Reader.
 func (r Reader) Events(ctx context.Context, after string, limit int) ([]booking.Event, error) {
 	if after == "" {
 		after = uuid.Nil.String()
 	}
-	rows, err := r.pool.Query(ctx, "select id::text, name, seats from events where id > $1 order by id limit $2", after, limit)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[booking.Event])
+	var events []booking.Event
+	err := r.try(ctx, func(ctx context.Context) (err error) {
+		rows, err := r.pool.Query(ctx, "select id::text, name, seats from events where id > $1 order by id limit $2", after, limit)
+		if err == nil {
+			events, err = pgx.CollectRows(rows, pgx.RowToStructByPos[booking.Event])
+		}
+		return err
+	})
+	return events, err
 }
 
 const mapSQL = `
@@ -42,8 +67,12 @@ func (r Reader) EventMap(ctx context.Context, id string) (booking.EventMap, erro
 	if err != nil {
 		return booking.EventMap{}, err
 	}
-	seats, err := collectSeats(r.pool.Query(ctx, mapSQL, id))
-	return booking.EventMap{Event: e, Map: seats}, err
+	m := booking.EventMap{Event: e}
+	err = r.try(ctx, func(ctx context.Context) (err error) {
+		m.Map, err = collectSeats(r.pool.Query(ctx, mapSQL, id))
+		return err
+	})
+	return m, err
 }
 
 func (r Reader) event(ctx context.Context, id string) (booking.Event, error) {
@@ -51,7 +80,9 @@ func (r Reader) event(ctx context.Context, id string) (booking.Event, error) {
 		return booking.Event{}, booking.NotFound("event")
 	}
 	e := booking.Event{ID: id}
-	err := r.pool.QueryRow(ctx, "select name, seats from events where id = $1", id).Scan(&e.Name, &e.Seats)
+	err := r.try(ctx, func(ctx context.Context) error {
+		return r.pool.QueryRow(ctx, "select name, seats from events where id = $1", id).Scan(&e.Name, &e.Seats)
+	})
 	if errors.Is(err, pgx.ErrNoRows) {
 		return booking.Event{}, booking.NotFound("event")
 	}
@@ -68,7 +99,12 @@ func (r Reader) Reservation(ctx context.Context, id string) (booking.Reservation
 	if !validID(id) {
 		return booking.Reservation{}, booking.NotFound("reservation")
 	}
-	return scanReservation(r.pool.QueryRow(ctx, reservationSQL, id))
+	var found booking.Reservation
+	err := r.try(ctx, func(ctx context.Context) (err error) {
+		found, err = scanReservation(r.pool.QueryRow(ctx, reservationSQL, id))
+		return err
+	})
+	return found, err
 }
 
 const statsSQL = `
@@ -82,6 +118,8 @@ func (r Reader) Stats(ctx context.Context, eventID string) (booking.Stats, error
 		return booking.Stats{}, err
 	}
 	var s booking.Stats
-	err := r.pool.QueryRow(ctx, statsSQL, eventID).Scan(&s.Held, &s.Confirmed, &s.Cancelled, &s.Expired)
+	err := r.try(ctx, func(ctx context.Context) error {
+		return r.pool.QueryRow(ctx, statsSQL, eventID).Scan(&s.Held, &s.Confirmed, &s.Cancelled, &s.Expired)
+	})
 	return s, err
 }
