@@ -12,6 +12,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/internal/headers"
+	"github.com/holdfast-go/holdfast/internal/sqlstate"
 )
 
 // claims is a driver.Store whose claims are rows of the table, under leases. A claim
@@ -32,13 +33,14 @@ func rowOf(claim driver.Claim) string { return "claim:" + string(claim.Key) }
 const beginTries = 5
 
 // Begin implements driver.Store. A replay writes nothing. It is one SELECT where a replay was
-// expected, and a first run one INSERT where none was.
+// expected, and a first run one INSERT where none was. A server that is read-only still replays.
 func (c *claims) Begin(ctx context.Context, claim driver.Claim) (driver.BeginResult, error) {
 	if err := claim.Key.Validate(); err != nil {
 		return driver.BeginResult{}, err
 	}
 	if !c.expected.isReplay() {
-		if out, claimed, err := c.claim(ctx, claim, leaveIt); err != nil || claimed {
+		out, claimed, err := c.claim(ctx, claim, leaveIt)
+		if claimed || err != nil && sqlstate.Of(err) != readOnly {
 			return out, err
 		}
 	}

@@ -155,4 +155,5 @@ func (t *table) check(ctx context.Context) error {
 const (
 	uniqueViolation      = "23505"
 	serializationFailure = "40001"
+	readOnly             = "25006"
 )
