@@ -43,6 +43,33 @@ func CPUTimes(root int) (map[string]time.Duration, error) {
 	return times, err
 }
 
+// MachineTimes returns the time of all processors of this machine since it started, and how much of that was idle.
+// It needs Linux: see /proc/stat in proc(5).
+func MachineTimes() (total, idle time.Duration, err error) {
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, 0, fmt.Errorf("testenv: processor time: %w", err)
+	}
+	line, _, _ := strings.Cut(string(text), "\n")
+	fields := strings.Fields(line)
+	// Behind "cpu": user, nice, system, idle, iowait, irq, softirq, steal. The guest times that follow are part of user and nice.
+	const idling, iowait, steal = 4, 5, 8
+	if len(fields) <= steal || fields[0] != "cpu" {
+		return 0, 0, fmt.Errorf("testenv: /proc/stat begins with %q", line)
+	}
+	for i := 1; i <= steal; i++ {
+		n, err := strconv.ParseInt(fields[i], 10, 64)
+		if err != nil {
+			return 0, 0, fmt.Errorf("testenv: /proc/stat: %w", err)
+		}
+		total += time.Duration(n) * clockTick
+		if i == idling || i == iowait {
+			idle += time.Duration(n) * clockTick
+		}
+	}
+	return total, idle, nil
+}
+
 func eachCPUTime(root int, fn func(pid int, command string, used time.Duration)) error {
 	pids, err := tree(root)
 	if err != nil {

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -31,6 +32,11 @@ func (r *report) markdown(name string) string {
 
 // shares shows where the processors' time went, for tables that were measured with it.
 func (r *report) shares(b *strings.Builder) {
+	if !slices.ContainsFunc(r.Tables, func(t measured) bool {
+		return slices.ContainsFunc(t.Rows, func(row contestant) bool { return len(row.Used) > 0 })
+	}) {
+		return
+	}
 	b.WriteString("\n## Where the processors' time goes\n\nIn percent of all their time: what is idle waits for answers. Servers share the machine with this process.\n\n| what | |")
 	for _, name := range userNames {
 		fmt.Fprintf(b, " %s |", name)

@@ -1,11 +1,8 @@
 package main
 
 import (
-	"fmt"
 	"math"
 	"os"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/lab/load"
@@ -79,7 +76,7 @@ func sharesBetween(before, after processorTime) (u shares) {
 	others := 100.0
 	for i := range u {
 		if i != ofOthers {
-			u[i] = 100 * float64(after.by[i]-before.by[i]) / float64(total)
+			u[i] = max(0, 100*float64(after.by[i]-before.by[i])/float64(total)) // a server may have ended meanwhile
 			others -= u[i]
 		}
 	}
@@ -98,32 +95,6 @@ func processorTimes() (t processorTime, err error) {
 		}
 	}
 	t.by[ofBench] = load.CPUTime()
-	t.total, t.by[ofNobody], err = machineTimes()
+	t.total, t.by[ofNobody], err = testenv.MachineTimes()
 	return t, err
-}
-
-// machineTimes reads the first line of /proc/stat, see proc(5): the times of all processors in ticks of 10 ms,
-// of which the fourth and the fifth were idle. The ninth and tenth are contained in others.
-func machineTimes() (total, idle time.Duration, err error) {
-	text, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		return 0, 0, err
-	}
-	line, _, _ := strings.Cut(string(text), "\n")
-	fields := strings.Fields(line)
-	if len(fields) < 9 || fields[0] != "cpu" {
-		return 0, 0, fmt.Errorf("/proc/stat begins with %q", line)
-	}
-	const tick = 10 * time.Millisecond
-	for i, field := range fields[1:9] {
-		n, err := strconv.ParseInt(field, 10, 64)
-		if err != nil {
-			return 0, 0, fmt.Errorf("/proc/stat: %w", err)
-		}
-		total += time.Duration(n) * tick
-		if i == 3 || i == 4 {
-			idle += time.Duration(n) * tick
-		}
-	}
-	return total, idle, nil
 }
