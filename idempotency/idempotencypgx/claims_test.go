@@ -9,7 +9,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// What was expected costs one trip, and the answer of a claim no entry of an index.
+// A Begin that is like the last one takes one trip. An answer adds no entry to an index.
 func TestTripsOfClaims(t *testing.T) {
 	t.Parallel()
 	direct := newPool(t)
@@ -31,9 +31,9 @@ func TestTripsOfClaims(t *testing.T) {
 		t.Fatal(err)
 	}
 	begin(newClaim(), driver.Acquired, 1)
-	begin(done, driver.Completed, 2) // nobody expected a replay
+	begin(done, driver.Completed, 2) // the last one was a first run
 	begin(done, driver.Completed, 1)
-	begin(newClaim(), driver.Acquired, 2) // nor a first run
+	begin(newClaim(), driver.Acquired, 2) // the last one was a replay
 	begin(newClaim(), driver.Acquired, 1)
 	testenv.Eventually(t, testenv.Patience, func() error { // Postgres counts a little late
 		var hot, all int

@@ -26,7 +26,8 @@
 // answered from it; of several requests at once one commits, and all get its answer.
 //
 // Config.Lease: claims are rows of the table under a lease, which protects whole
-// handlers without Redis, for two statements more. The database's clock decides.
+// handlers without Redis, for two statements more, and a third right after a replay. The
+// database's clock decides.
 //
 // # What happens when
 //

@@ -26,8 +26,8 @@ const (
 	readTries   = 3
 )
 
-// try reads, and does so again where a connection was silent: the pool has others.
-func (r Reader) try(ctx context.Context, read func(ctx context.Context) error) (err error) {
+// try reads, and does so again on another connection where one was silent.
+func try(ctx context.Context, read func(ctx context.Context) error) (err error) {
 	for range readTries {
 		bounded, cancel := context.WithTimeout(ctx, readTimeout)
 		err = read(bounded)
@@ -46,7 +46,7 @@ func (r Reader) Events(ctx context.Context, after string, limit int) ([]booking.
 		after = uuid.Nil.String()
 	}
 	var events []booking.Event
-	err := r.try(ctx, func(ctx context.Context) (err error) {
+	err := try(ctx, func(ctx context.Context) (err error) {
 		rows, err := r.pool.Query(ctx, "select id::text, name, seats from events where id > $1 order by id limit $2", after, limit)
 		if err == nil {
 			events, err = pgx.CollectRows(rows, pgx.RowToStructByPos[booking.Event])
@@ -68,7 +68,7 @@ func (r Reader) EventMap(ctx context.Context, id string) (booking.EventMap, erro
 		return booking.EventMap{}, err
 	}
 	m := booking.EventMap{Event: e}
-	err = r.try(ctx, func(ctx context.Context) (err error) {
+	err = try(ctx, func(ctx context.Context) (err error) {
 		m.Map, err = collectSeats(r.pool.Query(ctx, mapSQL, id))
 		return err
 	})
@@ -80,7 +80,7 @@ func (r Reader) event(ctx context.Context, id string) (booking.Event, error) {
 		return booking.Event{}, booking.NotFound("event")
 	}
 	e := booking.Event{ID: id}
-	err := r.try(ctx, func(ctx context.Context) error {
+	err := try(ctx, func(ctx context.Context) error {
 		return r.pool.QueryRow(ctx, "select name, seats from events where id = $1", id).Scan(&e.Name, &e.Seats)
 	})
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -100,7 +100,7 @@ func (r Reader) Reservation(ctx context.Context, id string) (booking.Reservation
 		return booking.Reservation{}, booking.NotFound("reservation")
 	}
 	var found booking.Reservation
-	err := r.try(ctx, func(ctx context.Context) (err error) {
+	err := try(ctx, func(ctx context.Context) (err error) {
 		found, err = scanReservation(r.pool.QueryRow(ctx, reservationSQL, id))
 		return err
 	})
@@ -118,7 +118,7 @@ func (r Reader) Stats(ctx context.Context, eventID string) (booking.Stats, error
 		return booking.Stats{}, err
 	}
 	var s booking.Stats
-	err := r.try(ctx, func(ctx context.Context) error {
+	err := try(ctx, func(ctx context.Context) error {
 		return r.pool.QueryRow(ctx, statsSQL, eventID).Scan(&s.Held, &s.Confirmed, &s.Cancelled, &s.Expired)
 	})
 	return s, err
