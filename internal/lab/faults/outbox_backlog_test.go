@@ -50,8 +50,8 @@ func TestOutboxOldSnapshot(t *testing.T) {
 	s := newStore(t, server.URL())
 	n := int64(min(scaled(t, 30_000), 300_000))
 	pairs, least := 3, 0.9
-	if !long(t) { // a busy machine shows no more than that nothing is badly wrong, once it leaves both runs of a pair alone
-		pairs, least = 5, 0.3
+	if !long(t) { // other packages run beside: one pair that they leave alone is enough
+		pairs, least = 5, 0.6
 	}
 	var ratios []float64
 	for i := range pairs {
