@@ -120,6 +120,21 @@ type previewView struct {
 	Sample *string
 }
 
+// settleTimes has the form that begins the change choose what its preview counted: times that are relative would move
+// on until then, and what fails from now on was not looked at.
+func (l *plan) settleTimes(now time.Time) {
+	if l.ids != nil {
+		return
+	}
+	if l.s.Before.IsZero() || l.s.Before.After(now) {
+		l.s.Before = now.UTC().Truncate(time.Microsecond)
+	}
+	l.Values.Set("until", l.s.Before.UTC().Format(time.RFC3339Nano))
+	if !l.s.After.IsZero() {
+		l.Values.Set("since", l.s.After.UTC().Format(time.RFC3339Nano))
+	}
+}
+
 // preview shows what a change would do, and asks for why.
 func (p *Page) preview(v visit) {
 	l, err := p.parsePlan(v)
@@ -127,11 +142,7 @@ func (p *Page) preview(v visit) {
 		p.fail(v.w, http.StatusBadRequest, oneLine(err))
 		return
 	}
-	if l.ids == nil && l.s.Before.IsZero() {
-		// What fails from now on was not looked at.
-		l.s.Before = time.Now().UTC().Truncate(time.Microsecond)
-		l.Values.Set("until", l.s.Before.Format(time.RFC3339Nano))
-	}
+	l.settleTimes(time.Now())
 	ctx, cancel := context.WithTimeout(v.Context(), readTimeout)
 	defer cancel()
 	shown := previewView{plan: l, Fields: l.Values, Chosen: l.ids != nil}

@@ -55,9 +55,16 @@ func TestPageChanges(t *testing.T) {
 	s.get(t, "groups?name=c", 200, "There is none.")
 	s.applied(t, "preview?what=drop&chosen=1&id=outbox/"+s.ids["a"].String()+"&id=billing/"+s.ids["d"].String(), nil, "2 would be deleted for ever")
 	s.get(t, "letters", 200, "no exchange b", "1 in all")
-	until := regexp.MustCompile(`name="until" value="([^"]*)"`).FindStringSubmatch(s.get(t, "preview?what=retry", 200))
-	if at := must(time.Parse(time.RFC3339, until[1]))(t); at.After(time.Now()) {
-		t.Errorf("what fails until %v, which is to come, would be retried unseen", at)
+	for _, asked := range []string{"", "&until=0s", "&until=2999-01-01T00:00:00Z", "&since=1h&until=10ms"} {
+		found := regexp.MustCompile(`name="(?:since|until)" value="([^"]*)"`).FindAllStringSubmatch(s.get(t, "preview?what=retry"+asked, 200), -1)
+		if len(found) != 1+strings.Count(asked, "since") {
+			t.Errorf("with %q the form has %q", asked, found)
+		}
+		for _, field := range found {
+			if at := must(time.Parse(time.RFC3339, field[1]))(t); at.After(time.Now()) {
+				t.Errorf("with %q what fails until %v, which is to come, would be retried unseen", asked, at)
+			}
+		}
 	}
 	s.applied(t, "preview?what=retry&matching=1", url.Values{"rate": {"50"}}, "1 would be sent again")
 	s.get(t, "letters", 200, "There is none.")
