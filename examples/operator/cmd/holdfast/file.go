@@ -15,7 +15,7 @@ import (
 // maxFile bounds the file: whatever is named by mistake is not read whole.
 const maxFile = 1 << 20
 
-// file is what a service has. Every field has the default of its package.
+// file is what a service has. Every field but a retention has the default of its package.
 type file struct {
 	Outboxes    []outboxEntry      `yaml:"outboxes"`
 	Consumers   []consumerEntry    `yaml:"consumers"`
@@ -31,6 +31,10 @@ type outboxEntry struct {
 	// Exchange is on RabbitMQ, Stream on Redis: one of them, or none, which leaves out relay.
 	Exchange string `yaml:"exchange"`
 	Stream   string `yaml:"stream"`
+	// Retention is the service's own: relay and prune delete by it, so that it has to be said.
+	Retention *time.Duration `yaml:"retention"`
+	// DedupRetention is for how long the service remembers keys of messages.
+	DedupRetention time.Duration `yaml:"dedup_retention"`
 }
 
 type consumerEntry struct {
@@ -53,6 +57,8 @@ type consumerEntry struct {
 	Consumer string `yaml:"consumer"`
 	Schema   string `yaml:"schema"`
 	Table    string `yaml:"table"`
+	// Retention is the service's own, of the table: prune and retry go by it, so that it has to be said.
+	Retention *time.Duration `yaml:"retention"`
 }
 
 type retryEntry struct {
@@ -73,7 +79,8 @@ type idempotencyEntry struct {
 	Schema string `yaml:"schema"`
 	Table  string `yaml:"table"`
 	// Prefix begins the keys on Redis, where the store is there and not in a table.
-	Prefix string `yaml:"prefix"`
+	Prefix  string `yaml:"prefix"`
+	HashTag bool   `yaml:"hash_tag"`
 }
 
 type limitEntry struct {
@@ -84,6 +91,9 @@ type limitEntry struct {
 	Burst     int64         `yaml:"burst"`
 	// Keys are the callers that the status shows; "" is that of a limit of all together.
 	Keys []string `yaml:"keys"`
+	// Prefix and Tag are those of the limiter.
+	Prefix string `yaml:"prefix"`
+	Tag    string `yaml:"tag"`
 }
 
 type sweepEntry struct {

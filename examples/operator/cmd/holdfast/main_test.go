@@ -162,11 +162,47 @@ func TestProgram(t *testing.T) {
 	reads("validation 1", "status")
 }
 
+// What the service still keeps is neither found fault with nor deleted.
+func TestRetentionIsThatOfTheService(t *testing.T) {
+	t.Parallel()
+	dir, database := t.TempDir(), pgtest.URL(t)
+	config := "outboxes: [{retention: 2160h}]\nconsumers: [{name: billing, queue: billing, table: holdfast_inbox, retention: 720h}]"
+	must(t, os.WriteFile(filepath.Join(dir, "holdfast.yaml"), []byte(config), 0o600))
+	env := []string{"DATABASE_URL=" + database, "AMQP_URL=" + amqptest.New(t).URL}
+	succeeds := func(args ...string) {
+		t.Helper()
+		testenv.Eventually(t, testenv.Patience, func() error {
+			if code, out, errs := run(t, dir, env, args...); code != 0 {
+				return fmt.Errorf("%q exits with %d: %s%s", args, code, out, errs)
+			}
+			return nil
+		})
+	}
+	succeeds("setup")
+	pool := pgtest.Pool(t, database, 1)
+	_, err := pool.Exec(t.Context(), `INSERT INTO holdfast_inbox (consumer, message_id, processed_at) VALUES ('billing', gen_random_uuid(), now() - interval '10 days')`)
+	must(t, err)
+	store, err := outboxpgx.New(pool, outboxpgx.Config{})
+	must(t, err)
+	m, err := outbox.NewMessage("order.placed", map[string]string{})
+	must(t, err)
+	must(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return store.Write(t.Context(), tx, m) }))
+	_, err = pool.Exec(t.Context(), `UPDATE holdfast_outbox SET published_at = now() - interval '10 days'`)
+	must(t, err)
+	succeeds("doctor")
+	succeeds("prune")
+	var left int
+	must(t, pool.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM holdfast_inbox) + (SELECT count(*) FROM holdfast_outbox)`).Scan(&left))
+	if left != 2 {
+		t.Errorf("%d of 2 entries are left, which their retention keeps", left)
+	}
+}
+
 // A database that the printed SQL has made is one that setup finds done, and the SQL takes all of it away again.
 func TestSchemaPrint(t *testing.T) {
 	t.Parallel()
 	dir, database := t.TempDir(), pgtest.URL(t)
-	config := "outboxes: [{}]\nidempotency: [{}]\nconsumers: [{name: a, queue: a, table: holdfast_inbox}, {name: b, queue: b, table: holdfast_inbox}, {name: c, queue: c, table: other}]"
+	config := "outboxes: [{retention: 0s}]\nidempotency: [{}]\nconsumers: [{name: a, queue: a, table: holdfast_inbox, retention: 1h}, {name: b, queue: b, table: holdfast_inbox, retention: 1h}, {name: c, queue: c, table: other, retention: 1h}]"
 	must(t, os.WriteFile(filepath.Join(dir, "holdfast.yaml"), []byte(config), 0o600))
 	env := []string{"DATABASE_URL=" + database, "AMQP_URL=" + testenv.AMQPURL(t)}
 	holdfast := func(args ...string) string {
@@ -201,7 +237,7 @@ func TestSchemaPrint(t *testing.T) {
 func TestSchemaFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	must(t, os.WriteFile(filepath.Join(dir, "holdfast.yaml"), []byte("outboxes: [{}, {name: second, table: second}]"), 0o600))
+	must(t, os.WriteFile(filepath.Join(dir, "holdfast.yaml"), []byte("outboxes: [{retention: 0s}, {name: second, table: second, retention: 0s}]"), 0o600))
 	env := []string{"DATABASE_URL=postgres://x@127.0.0.1:1/x"} // it is not asked
 	for tool, want := range map[string][]string{
 		"goose":          {"000100_holdfast_outbox.sql", "000101_holdfast_outbox_1.sql", "000200_holdfast_outbox_write.sql", "000201_holdfast_outbox_write_1.sql"},
@@ -245,16 +281,19 @@ func TestSchemaFiles(t *testing.T) {
 func TestMistakes(t *testing.T) {
 	t.Parallel()
 	for text, part := range map[string]string{
-		"outboxes: [{nome: x}]":                            "nome",
-		"outboxes: {":                                      "yaml",
-		"outboxes: [{exchange: a, stream: b}]":             "both set",
-		"consumers: [{name: x}]":                           "say queue",
-		"consumers: [{name: x y, queue: x}]":               "a name is",
-		"limits: [{name: user, max: 1, algorithm: magic}]": "none of sliding",
-		"limits: [{name: user}]":                           "Max",
-		"sweeps: [{name: x, table: 'a\"b'}]":               "sweep",
-		"idempotency: [{prefix: p, table: t}]":             "two stores",
-		"idempotency: [{table: t}, {table: t}]":            "taken",
+		"outboxes: [{nome: x}]": "nome",
+		"outboxes: {":           "yaml",
+		"outboxes: [{retention: 0s, exchange: a, stream: b}]":        "both set",
+		"outboxes: [{exchange: a}]":                                  "retention",
+		"consumers: [{name: x, queue: x, table: x}]":                 "retention",
+		"consumers: [{name: x, queue: x, table: x, retention: -1h}]": "negative",
+		"consumers: [{name: x}]":                                     "say queue",
+		"consumers: [{name: x y, queue: x}]":                         "a name is",
+		"limits: [{name: user, max: 1, algorithm: magic}]":           "none of sliding",
+		"limits: [{name: user}]":                                     "Max",
+		"sweeps: [{name: x, table: 'a\"b'}]":                         "sweep",
+		"idempotency: [{prefix: p, table: t}]":                       "two stores",
+		"idempotency: [{table: t}, {table: t}]":                      "taken",
 	} {
 		dir := t.TempDir()
 		must(t, os.WriteFile(filepath.Join(dir, "holdfast.yaml"), []byte(text), 0o600))
@@ -272,7 +311,7 @@ func TestMistakes(t *testing.T) {
 			t.Errorf("%q exits with %d: %s", args, code, errs)
 		}
 	}
-	must(t, os.WriteFile(filepath.Join(dir, "other.yaml"), []byte("outboxes: [{}]"), 0o600))
+	must(t, os.WriteFile(filepath.Join(dir, "other.yaml"), []byte("outboxes: [{retention: 0s}]"), 0o600))
 	for _, env := range [][]string{{"HOLDFAST_CONFIG=other.yaml"}, {"HOLDFAST_CONFIG=other.yaml", "DATABASE_URL=mysql://root:secret@localhost/x"}} {
 		code, _, errs := run(t, dir, env, "status")
 		if code != 2 || !strings.Contains(errs, "DATABASE_URL is not") || strings.Contains(errs, "secret") {
@@ -292,7 +331,7 @@ func TestMistakes(t *testing.T) {
 func TestServersThatAreDown(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	must(t, os.WriteFile(filepath.Join(dir, "holdfast.yaml"), []byte("outboxes: [{exchange: shop}]\nconsumers: [{name: billing, queue: billing}]"), 0o600))
+	must(t, os.WriteFile(filepath.Join(dir, "holdfast.yaml"), []byte("outboxes: [{exchange: shop, retention: 0s}]\nconsumers: [{name: billing, queue: billing}]"), 0o600))
 	env := []string{"DATABASE_URL=postgres://x@127.0.0.1:1/x", "AMQP_URL=amqp://127.0.0.1:1"}
 	code, _, errs := run(t, dir, env, "doctor")
 	if code != 1 || strings.Count(errs, "\n") != 1 || strings.Count(errs, "Postgres cannot be asked") != 1 || strings.Count(errs, "RabbitMQ cannot be asked") != 1 {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/url"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -19,6 +20,7 @@ import (
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
 	"github.com/holdfast-go/holdfast/inbox"
+	inboxdriver "github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/inbox/inboxredis"
@@ -91,12 +93,20 @@ func (s *service) note(kind, name string, err error) bool {
 	return err == nil
 }
 
+// said reports whether a retention was said. A wrong one deletes what the service still needs, so that there is no default.
+func (s *service) said(kind, name string, retention *time.Duration, usual time.Duration) bool {
+	if retention == nil {
+		return s.note(kind, name, fmt.Errorf("say its retention, by which records are deleted: that of the service, which is %v where it sets none", usual))
+	}
+	return true
+}
+
 func (s *service) outbox(e outboxEntry) {
 	const kind = "outbox"
-	if !s.postgres(kind, e.Name) {
+	if !s.said(kind, e.Name, e.Retention, 0) || !s.postgres(kind, e.Name) {
 		return
 	}
-	store, err := outboxpgx.New(s.pool, outboxpgx.Config{Schema: e.Schema, Table: e.Table})
+	store, err := outboxpgx.New(s.pool, outboxpgx.Config{Schema: e.Schema, Table: e.Table, Retention: *e.Retention, DedupRetention: e.DedupRetention})
 	if !s.note(kind, e.Name, err) {
 		return
 	}
@@ -126,10 +136,10 @@ func (s *service) consumer(e consumerEntry) {
 	entry := operator.Consumer{Name: e.Name}
 	var processor inbox.Processor = inbox.NewMux()
 	if e.Table != "" || e.ParkKeys {
-		if !s.postgres(kind, e.Name) {
+		if !s.said(kind, e.Name, e.Retention, inboxdriver.DefaultRetention) || !s.postgres(kind, e.Name) {
 			return
 		}
-		store, err := inboxpgx.New(s.manager, cmp.Or(e.Consumer, e.Name), inboxpgx.Config{Schema: e.Schema, Table: e.Table})
+		store, err := inboxpgx.New(s.manager, cmp.Or(e.Consumer, e.Name), inboxpgx.Config{Schema: e.Schema, Table: e.Table, Retention: *e.Retention})
 		if !s.note(kind, e.Name, err) {
 			return
 		}
@@ -165,7 +175,7 @@ func (s *service) consumer(e consumerEntry) {
 
 func (s *service) idempotency(e idempotencyEntry) {
 	const kind = "idempotency"
-	if e.Prefix != "" {
+	if e.Prefix != "" || e.HashTag {
 		s.idempotencyOnRedis(kind, e)
 		return
 	}
@@ -186,7 +196,7 @@ func (s *service) idempotencyOnRedis(kind string, e idempotencyEntry) {
 	if !s.redisClient(kind, e.Name) {
 		return
 	}
-	store, err := idempotencyredis.New(s.redis, idempotencyredis.Config{Prefix: e.Prefix})
+	store, err := idempotencyredis.New(s.redis, idempotencyredis.Config{Prefix: e.Prefix, HashTag: e.HashTag})
 	if s.note(kind, e.Name, err) {
 		s.cfg.Parts = append(s.cfg.Parts, operator.Part{Name: cmp.Or(e.Name, kind), Part: store})
 	}
@@ -210,30 +220,43 @@ var algorithms = map[string]ratelimit.Algorithm{
 	"": ratelimit.SlidingWindow, "sliding": ratelimit.SlidingWindow, "bucket": ratelimit.TokenBucket, "fixed": ratelimit.FixedWindow,
 }
 
+// limits of the same keys on Redis are one part of the service; those whose callers are named are each one of their own.
 func (s *service) limits(entries []limitEntry) {
-	const kind = "limit"
-	if len(entries) == 0 || !s.redisClient(kind, entries[0].Name) {
-		return
-	}
-	limiter, err := ratelimitredis.New(s.redis, ratelimitredis.Config{})
-	if !s.note(kind, entries[0].Name, err) {
-		return
-	}
-	all := operator.Limiter{Name: "limits", Limiter: limiter}
+	parts := map[string]int{} // places in s.cfg.Limiters
 	for _, e := range entries {
-		algorithm, ok := algorithms[e.Algorithm]
+		limit, limiter, ok := s.limit(e)
 		if !ok {
-			s.note(kind, e.Name, fmt.Errorf("algorithm %.40q is none of sliding, bucket and fixed", e.Algorithm))
-		}
-		limit := ratelimit.Limit{Name: e.Name, Max: e.Max, Window: e.Window, Algorithm: algorithm, Burst: e.Burst}
-		s.note(kind, e.Name, limit.Validate())
-		if len(e.Keys) > 0 {
-			s.cfg.Limiters = append(s.cfg.Limiters, operator.Limiter{Name: "limits." + e.Name, Limiter: limiter, Limits: []ratelimit.Limit{limit}, Keys: e.Keys})
 			continue
 		}
-		all.Limits = append(all.Limits, limit)
+		name := "limits"
+		if e.Prefix != "" || e.Tag != "" {
+			name = strings.Join([]string{"limits", e.Prefix, e.Tag}, ".")
+		}
+		if len(e.Keys) > 0 {
+			s.cfg.Limiters = append(s.cfg.Limiters, operator.Limiter{Name: name + "." + e.Name, Limiter: limiter, Limits: []ratelimit.Limit{limit}, Keys: e.Keys})
+			continue
+		}
+		i, known := parts[name]
+		if !known {
+			i, parts[name] = len(s.cfg.Limiters), len(s.cfg.Limiters)
+			s.cfg.Limiters = append(s.cfg.Limiters, operator.Limiter{Name: name, Limiter: limiter})
+		}
+		s.cfg.Limiters[i].Limits = append(s.cfg.Limiters[i].Limits, limit)
 	}
-	s.cfg.Limiters = append(s.cfg.Limiters, all)
+}
+
+func (s *service) limit(e limitEntry) (limit ratelimit.Limit, limiter *ratelimitredis.Limiter, ok bool) {
+	const kind = "limit"
+	algorithm, known := algorithms[e.Algorithm]
+	if !known {
+		return limit, nil, s.note(kind, e.Name, fmt.Errorf("algorithm %.40q is none of sliding, bucket and fixed", e.Algorithm))
+	}
+	limit = ratelimit.Limit{Name: e.Name, Max: e.Max, Window: e.Window, Algorithm: algorithm, Burst: e.Burst}
+	if !s.note(kind, e.Name, limit.Validate()) || !s.redisClient(kind, e.Name) {
+		return limit, nil, false
+	}
+	limiter, err := ratelimitredis.New(s.redis, ratelimitredis.Config{Prefix: e.Prefix, Tag: e.Tag})
+	return limit, limiter, s.note(kind, e.Name, err)
 }
 
 // address is that of a server, which kind and name need. It is never quoted: it may hold a password.
