@@ -2,6 +2,8 @@ package main_test
 
 import (
 	"fmt"
+	"net/http"
+	"strings"
 	"testing"
 )
 
@@ -28,6 +30,9 @@ func TestWithout(t *testing.T) {
 			var answers []int
 			for _, key := range []string{again, again, newKey(), newKey()} {
 				answers = append(answers, c.post(user, key, "/api/reservations", holdBody(event, `"quantity":1`)).status)
+			}
+			if a := c.post(newUser(), newKey(), "/api/reservations", strings.Repeat(" ", 1<<20+1)); a.status != http.StatusRequestEntityTooLarge {
+				t.Errorf("a body of more than 1 MiB: %d", a.status)
 			}
 			var messages int
 			if err := pgxScan(t.Context(), s, &messages, "select count(*) from holdfast_outbox"); err != nil {

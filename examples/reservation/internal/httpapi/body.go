@@ -3,6 +3,7 @@ package httpapi
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"mime"
@@ -12,7 +13,7 @@ import (
 	"unicode/utf8"
 )
 
-// maxBodyBytes bounds a body. The guard reads it, for the fingerprint, before any handler does.
+// maxBodyBytes bounds a body. Where keys are kept their middleware reads it first, for the fingerprint, and holds to it.
 const maxBodyBytes = 1 << 20
 
 // members are the members of a JSON object, by name.
@@ -21,7 +22,10 @@ type members map[string]json.RawMessage
 // readBody reads the JSON object of a request; no body is an object without members.
 // It is stricter than encoding/json: names match by case, and none comes twice.
 func readBody(r *http.Request, allowed ...string) (members, error) {
-	data, err := io.ReadAll(r.Body)
+	data, err := io.ReadAll(http.MaxBytesReader(nil, r.Body, maxBodyBytes))
+	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+		return nil, problemError{newProblem(http.StatusRequestEntityTooLarge, codeTooLarge, "the body is above the limit")}
+	}
 	if err != nil {
 		return nil, invalid("the body could not be read")
 	}

@@ -12,6 +12,7 @@ const (
 	codeUserRequired     = "USER_REQUIRED"
 	codeMethodNotAllowed = "METHOD_NOT_ALLOWED"
 	codeMediaType        = "UNSUPPORTED_MEDIA_TYPE"
+	codeTooLarge         = "REQUEST_TOO_LARGE"
 	codeUnavailable      = "UNAVAILABLE"
 	codeLockTimeout      = "LOCK_TIMEOUT"
 )
