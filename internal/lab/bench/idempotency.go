@@ -39,6 +39,7 @@ const (
 	rawPostgresTwo  = "raw postgres, INSERT .. DO NOTHING, then UPDATE"
 	rawPostgresLook = "raw postgres, SELECT"
 	transactionOnly = "transaction alone"
+	keptByHand      = "transaction and record by hand"
 	oursTwoTiers    = "holdfast, two tiers"
 	oursAlone       = "holdfast, no gate"
 )

@@ -16,9 +16,9 @@ import (
 
 // aloneKeys is a business transaction, alone and under keys that Postgres alone keeps.
 type aloneKeys struct {
-	alone, ours keeper
-	own         keeper // with a handler around Do, so that the middleware asks first
-	look        keeper // a SELECT of what is kept
+	alone, hand, ours keeper
+	own               keeper // with a handler around Do, so that the middleware asks first
+	look              keeper // a SELECT of what is kept
 }
 
 func newAloneKeys(ctx context.Context, pool *pgxpool.Pool) (k aloneKeys, err error) {
@@ -41,7 +41,7 @@ func newAloneKeys(ctx context.Context, pool *pgxpool.Pool) (k aloneKeys, err err
 	}
 	own, err := behind(store, doHandler(store))
 	return aloneKeys{
-		alone: over(transactionOnly, transactionHandler(manager)), ours: over(oursAlone, ours), own: over("holdfast, no gate, own handler", own),
+		alone: over(transactionOnly, transactionHandler(manager)), hand: over(keptByHand, handKept{pool: pool}), ours: over(oursAlone, ours), own: over("holdfast, no gate, own handler", own),
 		look: keeper{rawPostgresLook, rawPostgres(pool, true)},
 	}, err
 }
@@ -82,13 +82,17 @@ func (b *bench) compareAlone(ctx context.Context, k aloneKeys, clients int, wher
 		kind string
 		rows []contender
 	}{
-		{"first run", []contender{k.alone.firstRuns(clients), k.ours.firstRuns(clients), k.own.firstRuns(clients)}},
+		{"first run", []contender{k.alone.firstRuns(clients), k.hand.firstRuns(clients), k.ours.firstRuns(clients), k.own.firstRuns(clients)}},
 		{"replay", []contender{k.look.replays(clients), k.ours.replays(clients)}},
 	} {
 		title := fmt.Sprintf("%s, clients: %d%s", c.kind, clients, where)
 		yardstick := c.rows[0].name
+		yardsticks := []string{yardstick}
+		if c.rows[1].name == keptByHand {
+			yardsticks = append(yardsticks, keptByHand)
+		}
 		r, err := b.measure(ctx, table{
-			title: "idempotency without a gate, " + title, columns: requestColumns, contenders: c.rows, yardsticks: []string{yardstick},
+			title: "idempotency without a gate, " + title, columns: requestColumns, contenders: c.rows, yardsticks: yardsticks,
 		})
 		if err != nil {
 			return err

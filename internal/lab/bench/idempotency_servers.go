@@ -119,9 +119,9 @@ func rawPostgres(pool *pgxpool.Pool, look bool) func(ctx context.Context, key id
 
 // twoTiers is a business transaction, alone and under keys in Redis and Postgres.
 type twoTiers struct {
-	alone, ours http.Handler
-	redis       *redis.Client
-	statements  *statementCounter // of both
+	alone, hand, ours http.Handler
+	redis             *redis.Client
+	statements        *statementCounter // of all
 }
 
 func (b *bench) twoTiers(ctx context.Context) (t twoTiers, err error) {
@@ -145,7 +145,7 @@ func (b *bench) twoTiers(ctx context.Context) (t twoTiers, err error) {
 		return t, err
 	}
 	ours, err := behind(store, doHandler(store))
-	return twoTiers{transactionHandler(manager), ours, client, statements}, err
+	return twoTiers{transactionHandler(manager), handKept{pool, client}, ours, client, statements}, err
 }
 
 // benchTiers tells what exactly once costs beside the business transaction alone.
@@ -154,13 +154,13 @@ func benchTiers(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
-	alone, ours := over(transactionOnly, t.alone), over(oursTwoTiers, t.ours)
+	alone, hand, ours := over(transactionOnly, t.alone), over(keptByHand, t.hand), over(oursTwoTiers, t.ours)
 	for _, clients := range []int{1, 50} {
 		r, err := b.measure(ctx, table{
 			title:      "idempotency on two tiers, clients: " + map[int]string{1: "1", 50: "50"}[clients],
 			columns:    requestColumns,
-			contenders: []contender{alone.firstRuns(clients), ours.firstRuns(clients), {"holdfast, two tiers, replay", ours.replays(clients).run}},
-			yardsticks: []string{transactionOnly},
+			contenders: []contender{alone.firstRuns(clients), hand.firstRuns(clients), ours.firstRuns(clients), {"holdfast, two tiers, replay", ours.replays(clients).run}},
+			yardsticks: []string{transactionOnly, keptByHand},
 		})
 		if err != nil {
 			return err

@@ -52,7 +52,7 @@ func (b *bench) tieredDatabase(ctx context.Context) (*pgxpool.Pool, *statementCo
 	if err != nil {
 		return nil, nil, err
 	}
-	if _, err := plain.Exec(ctx, "CREATE TABLE things (id bigserial PRIMARY KEY, body bytea)"); err != nil {
+	if _, err := plain.Exec(ctx, thingsTable+byHandTable); err != nil {
 		return nil, nil, err
 	}
 	counter := &statementCounter{}
