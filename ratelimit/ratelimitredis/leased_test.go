@@ -13,10 +13,10 @@ import (
 	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
 )
 
-// leasedLimits are used up by a few processes, all but the last.
+// leasedLimits are used up by a few processes on any machine, all but the last.
 var leasedLimits = []ratelimit.Limit{
-	{Name: "contended", Max: 5000, Window: 2 * time.Second},
-	{Name: "second", Max: 3000, Window: time.Second, Algorithm: ratelimit.FixedWindow},
+	{Name: "contended", Max: 1000, Window: 2 * time.Second},
+	{Name: "second", Max: 500, Window: time.Second, Algorithm: ratelimit.FixedWindow},
 	{Name: "day", Max: 5_000_000, Window: day, Algorithm: ratelimit.FixedWindow},
 }
 
