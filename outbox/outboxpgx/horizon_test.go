@@ -27,6 +27,19 @@ func (f *fixture) raiseFloors(t *testing.T, r *outbox.Relay) {
 	}
 }
 
+// raiseFloorsAbove raises the highest floor above a number. They wait for every transaction of the server, those of other
+// tests too.
+func (f *fixture) raiseFloorsAbove(t *testing.T, r *outbox.Relay, seq int64) {
+	t.Helper()
+	testenv.Eventually(t, testenv.Patience, func() error {
+		f.raiseFloors(t, r)
+		if _, high := f.floors(t); high <= seq {
+			return fmt.Errorf("the highest floor is %d, want it above %d", high, seq)
+		}
+		return nil
+	})
+}
+
 // floors returns the lowest and the highest floor.
 func (f *fixture) floors(t *testing.T) (low, high int64) {
 	t.Helper()
@@ -84,11 +97,7 @@ func (f *fixture) wantLateFirst(t *testing.T, relay *outbox.Relay, publisher *ou
 	if got := publisher.Received()[before:]; got[0].Name != "late" {
 		t.Errorf("received %+v", got)
 	}
-	f.raiseFloors(t, relay)
-	f.raiseFloors(t, relay)
-	if _, high := f.floors(t); high <= seq {
-		t.Errorf("the floors stay below %d after the commit", high)
-	}
+	f.raiseFloorsAbove(t, relay, seq)
 }
 
 // A parked message comes back below the floor of its lane.
@@ -101,12 +110,8 @@ func TestFloorsGoDownToParkedMessages(t *testing.T) {
 	f.write(t, outbox.Message{Name: "first", Key: "k", Body: []byte("1")})
 	_, err := relay.Drain(t.Context(), outbox.Bounds{})
 	must(t, err)
-	f.raiseFloors(t, relay)
-	f.raiseFloors(t, relay)
+	f.raiseFloorsAbove(t, relay, 1)
 	f.write(t, outbox.Message{Name: "second", Key: "k", Body: []byte("2")})
-	if _, high := f.floors(t); high < 2 {
-		t.Fatalf("the floors did not rise")
-	}
 	_, err = f.pool.Exec(t.Context(), `UPDATE holdfast_outbox SET due_at = now() WHERE name = 'first'`)
 	must(t, err)
 	before := len(publisher.Received())
@@ -129,7 +134,7 @@ func TestFloorsWhenNumbersBeginAnew(t *testing.T) {
 	must(t, err)
 	relays := []*outbox.Relay{f.relay(t, publisher, outbox.RelayConfig{}), (&fixture{store: second}).relay(t, publisher, outbox.RelayConfig{})}
 	for _, relay := range relays {
-		testenv.Eventually(t, 20*time.Second, func() error {
+		testenv.Eventually(t, testenv.Patience, func() error {
 			f.raiseFloors(t, relay)
 			if low, _ := f.floors(t); low < 2 {
 				return errors.New("the floors do not rise")
@@ -140,7 +145,7 @@ func TestFloorsWhenNumbersBeginAnew(t *testing.T) {
 	_, err = f.pool.Exec(t.Context(), `TRUNCATE holdfast_outbox RESTART IDENTITY`)
 	must(t, err)
 	f.write(t, keyed(64, 1)...) // of every lane
-	testenv.Eventually(t, 20*time.Second, func() error {
+	testenv.Eventually(t, testenv.Patience, func() error {
 		for _, relay := range relays {
 			if _, err := relay.Drain(t.Context(), outbox.Bounds{}); err != nil {
 				return err
