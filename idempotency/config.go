@@ -65,7 +65,7 @@ type MiddlewareConfig struct {
 	// Keep says which statuses are final, so that their response is kept and replayed.
 	// After any other one the key is free, and the same key runs the handler again: such
 	// an answer must not have had an effect, unless MarkEffect was called. Default: every
-	// status but 5xx and 401, 408, 425 and 429.
+	// status but 5xx and 401, 408, 425, 429 and 499.
 	Keep func(status int) bool
 	// KeepHeaders are the response headers kept with the body. Naming one that must never
 	// be replayed, such as Set-Cookie, is an error. Default: those that describe the body

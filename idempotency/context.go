@@ -15,8 +15,8 @@ import (
 type lazyContext struct {
 	parent   context.Context
 	detached bool      // of the parent's cancellation; only its values count
-	deadline time.Time // zero: that of the parent; with one it never ends for a cause
-	holder   *run      // whom driver.ClaimFrom finds; nil: whom it finds in the parent
+	deadline time.Time // zero: that of the parent, unless detached
+	holder   *run      // whom driver.ClaimFrom finds; nil: whom it finds in the parent, and no cause is remembered beside a deadline
 
 	mu     sync.Mutex
 	inner  context.Context // nil until somebody waits
@@ -103,11 +103,16 @@ func (c *lazyContext) open() {
 	if c.detached {
 		parent = context.WithoutCancel(parent)
 	}
-	if c.deadline.IsZero() {
+	switch {
+	case c.deadline.IsZero():
 		c.inner, c.cancel = context.WithCancelCause(parent)
-	} else {
+	case c.holder == nil:
 		ctx, stop := context.WithDeadline(parent, c.deadline)
 		c.inner, c.cancel = ctx, func(error) { stop() }
+	default:
+		timed, stop := context.WithDeadline(parent, c.deadline)
+		ctx, cancel := context.WithCancelCause(timed)
+		c.inner, c.cancel = ctx, func(cause error) { cancel(cause); stop() }
 	}
 	if c.ended {
 		c.cancel(nil)

@@ -88,7 +88,7 @@ func TestDefaultKeepHeaders(t *testing.T) {
 
 // final says which statuses are kept by default.
 func final(status int) bool {
-	return status != 401 && status != 408 && status != 425 && status != 429 && status < 500
+	return status != 401 && status != 408 && status != 425 && status != 429 && status != 499 && status < 500
 }
 
 func TestDefaultKeep(t *testing.T) {

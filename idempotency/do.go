@@ -88,7 +88,7 @@ func execute(ctx context.Context, store driver.Store, key Key, request []string,
 	if out.State == driver.Completed {
 		return out.Response, true, nil
 	}
-	ctx = r.start(ctx)
+	ctx = r.start(ctx, false)
 	defer r.end()
 	return r.execute(ctx, fn)
 }

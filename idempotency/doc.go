@@ -39,6 +39,16 @@
 // for the whole of it) has its context cancelled with cause [ErrLeaseLost], and its token
 // can neither complete nor release the key any more.
 //
+// A client that hangs up ends nothing: the context of the handler is not cancelled with that of the
+// request, so that the work is finished and its answer kept. What bounds the work is a deadline of
+// the request's context, as of an http.TimeoutHandler around the middleware (inside, it would answer
+// while the work goes on). The timeouts of http.Server set none. Shutdown of http.Server waits for
+// the work; Close, and a BaseContext that is cancelled, do not end it.
+//
+// A handler that writes nothing means 200. One that writes nothing after its context has ended, by a
+// deadline or a lost lease, has not answered: unless MarkEffect was called the key is free, as after
+// a panic, and a client that is still there gets 503.
+//
 // # Answers of the middleware
 //
 //	400 IDEMPOTENCY_KEY_REQUIRED        the request needs a key, there is none
@@ -47,7 +57,7 @@
 //	409 IDEMPOTENCY_RESULT_UNAVAILABLE  it ran, its response could not be kept
 //	413 REQUEST_TOO_LARGE               the body is above the limit
 //	422 IDEMPOTENCY_KEY_REUSED          the key belongs to another request
-//	503 IDEMPOTENCY_STORE_UNAVAILABLE   the store is down; the handler did not run
+//	503 IDEMPOTENCY_STORE_UNAVAILABLE   the store is down, and the handler did not run; or it was cut short
 //	400 INVALID_REQUEST                 the body broke off
 //	500 INTERNAL                        the scope failed; the log says why
 //
@@ -62,7 +72,7 @@
 //
 // # What is kept
 //
-// Every status but 5xx, 401, 408, 425 and 429, or what Keep calls final. After any other
+// Every status but 5xx, 401, 408, 425, 429 and 499, or what Keep calls final. After any other
 // status, and after a panic, the key is free and the same key runs the handler again, so
 // such an answer must mean that nothing was done. A handler that has sent a payment, or
 // anything else that cannot be taken back, calls [MarkEffect] first: from then on its key

@@ -27,7 +27,7 @@ type exchange struct {
 // serve runs the handler under the claim and closes the claim before the
 // client sees a byte.
 func (x *exchange) serve() {
-	ctx := x.start(x.r.Context())
+	ctx := x.start(x.r.Context(), true)
 	defer x.end()
 	x.rec.reset(x.w, x.maxBytes, x)
 	x.m.meter.active.Add(ctx, 1)
@@ -49,6 +49,12 @@ func (x *exchange) serve() {
 	if s := x.settled.Load(); s != nil {
 		x.finish(nil)
 		x.sendSettled(s)
+		return
+	}
+	if x.rec.status == 0 && !x.effect.Load() && ctx.Err() != nil { // it was cut short: this is no implicit 200
+		x.finish(nil)
+		x.rec.rewind()
+		x.m.cfg.refuse(x.w, ErrLeaseLost) // what it says holds for a deadline, too
 		return
 	}
 	resp := x.rec.response(x.m.cfg.KeepHeaders)

@@ -83,12 +83,16 @@ func abandon(ctx context.Context, store driver.Store, claim driver.Claim) {
 }
 
 // start returns the context of the work, which carries the claim and is
-// cancelled with cause ErrLeaseLost when the lease is lost.
+// cancelled with cause ErrLeaseLost when the lease is lost. It ends with ctx, or, if it
+// outlasts the caller, with the deadline of ctx alone.
 //
 // The lease began somewhere between the asking and the answer of Begin. A Begin
 // that took long proves nothing about it: the store is given the time to answer.
-func (r *run) start(ctx context.Context) context.Context {
-	r.work = lazyContext{parent: ctx, holder: r}
+func (r *run) start(ctx context.Context, outlasts bool) context.Context {
+	r.work = lazyContext{parent: ctx, holder: r, detached: outlasts}
+	if outlasts {
+		r.work.deadline, _ = ctx.Deadline()
+	}
 	if r.lease > 0 {
 		took := time.Since(r.begun)
 		r.expires = r.begun.Add(max(r.lease, took+r.lease/3))

@@ -136,7 +136,7 @@ func readBody(r *http.Request) ([]byte, error) {
 func (s *Store) fail(w http.ResponseWriter, r *http.Request, err error) {
 	p, known := problem.Of(err)
 	answers := known && !errors.Is(err, idempotency.ErrStoreUnavailable)
-	if !answers && r.Context().Err() == nil { // else the client has gone, which is no fault
+	if !answers && r.Context().Err() == nil { // else its time is over, or the client has gone, which is no fault
 		s.log(r.Context(), "idempotencypgx: request failed", err)
 	}
 	p.Document(inctx.Documentation(r.Context()))

@@ -133,7 +133,7 @@ func testReusedAcrossRoutes(t *testing.T, store driver.Store) {
 }
 
 func testNotKept(t *testing.T, store driver.Store) {
-	for _, status := range []int{401, 408, 425, 429, 500, 503} {
+	for _, status := range []int{401, 408, 425, 429, 499, 500, 503} {
 		runs := 0
 		s := newService(t, store, idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, _ *http.Request) {
 			if runs++; runs == 1 {
@@ -207,9 +207,14 @@ func testUnkeepable(t *testing.T, store driver.Store) {
 func testClientGone(t *testing.T, store driver.Store) {
 	ctx, hangUp := context.WithCancel(context.Background())
 	runs := 0
-	s := newService(t, store, idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, _ *http.Request) {
+	s := newService(t, store, idempotency.MiddlewareConfig{}, func(w http.ResponseWriter, r *http.Request) {
 		runs++
 		hangUp()
+		select {
+		case <-r.Context().Done():
+			return // as handlers do
+		default:
+		}
 		w.WriteHeader(http.StatusCreated)
 	})
 	key := idempotency.NewKey()

@@ -55,13 +55,15 @@ func testClientGone(t *testing.T, o once) {
 	gone := make(chan struct{})
 	c := o.serve(t, idempotency.MiddlewareConfig{}, func(ctx context.Context, req *shopv1.PlaceOrderRequest, set Set) (*shopv1.Order, error) {
 		hangUp()
-		<-ctx.Done()
-		defer close(gone)
+		<-gone
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
 		return counted(&runs)(ctx, req, set)
 	})
 	ask := Ask{Keys: newKey()}
 	c.Place(ctx, ask).is(t, codes.Canceled, "")
-	<-gone
+	close(gone)
 	deadline := time.Now().Add(Patience)
 	for {
 		again := c.Place(t.Context(), ask)
