@@ -53,8 +53,11 @@ type Config struct {
 	// XactStatus has the server asked, with pg_xact_status, what became of a COMMIT whose answer was
 	// lost: committed is success, rolled back is tried again. The transaction's id must be known before,
 	// so each call that writes ends its begin message in SELECT pg_current_xact_id(): no round trip more,
-	// but some work for the server, and an id used up even if fn writes nothing. After a failover that has
-	// lost transactions the id may denote another one; where that must not happen use Options.Witness.
+	// but some work for the server, and an id used up even if fn writes nothing. A server that has crashed
+	// since BEGIN is not believed, since it may have given the id to another transaction: the outcome stays
+	// unknown. After a failover that has lost transactions, and where the server's clock was set forward
+	// after a crash, the id may denote another one all the same; where that must not happen use
+	// Options.Witness.
 	// Default: nobody asks, and Do returns *CommitUnknownError.
 	XactStatus bool
 

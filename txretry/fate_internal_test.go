@@ -18,11 +18,11 @@ import (
 func TestFate(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.New(t)
-	source := poolSource{pool}
+	source, begun := poolSource{pool}, time.Now()
 	limits := driver.Limits{Acquire: time.Minute, Begin: time.Minute}
 	want := func(xid string, want driver.Outcome, wantErr error) {
 		t.Helper()
-		if got, err := source.Fate(t.Context(), limits, xid); got != want || !errors.Is(err, wantErr) {
+		if got, err := source.Fate(t.Context(), limits, xid, begun); got != want || !errors.Is(err, wantErr) {
 			t.Errorf("fate of %s: %v, error %v, want %v, %v", xid, got, err, want, wantErr)
 		}
 	}
@@ -64,7 +64,7 @@ func TestFate(t *testing.T) {
 	busy.Close()
 	abandoned, xid := begin()
 	testenv.Eventually(t, time.Minute, func() error {
-		if got, err := source.Fate(t.Context(), limits, xid); got != driver.RolledBack {
+		if got, err := source.Fate(t.Context(), limits, xid, begun); got != driver.RolledBack {
 			return fmt.Errorf("fate %v, error %w", got, err)
 		}
 		return nil
@@ -74,7 +74,7 @@ func TestFate(t *testing.T) {
 	want("4000000000000", driver.Unknown, driver.ErrForgotten)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := source.Fate(ctx, limits, "1"); !errors.Is(err, context.Canceled) {
+	if _, err := source.Fate(ctx, limits, "1", begun); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 }

@@ -49,7 +49,7 @@ func (c *call) run(ctx context.Context) error {
 		start := time.Now()
 		res := c.traced(ctx, c.attempt)
 		if res.lost != nil {
-			res = c.resolve(ctx, res)
+			res = c.resolve(ctx, res, start)
 		}
 		again := c.settleGroup(res)
 		switch {

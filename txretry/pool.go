@@ -101,7 +101,7 @@ func (p poolSource) sweep(patience time.Duration) {
 }
 
 // Fate implements driver.Source.
-func (p poolSource) Fate(ctx context.Context, limits driver.Limits, xid string) (driver.Outcome, error) {
+func (p poolSource) Fate(ctx context.Context, limits driver.Limits, xid string, begun time.Time) (driver.Outcome, error) {
 	conn, err := p.acquire(ctx, limits)
 	if err != nil {
 		return driver.Unknown, err
@@ -110,6 +110,6 @@ func (p poolSource) Fate(ctx context.Context, limits driver.Limits, xid string) 
 	defer func() { p.put(conn, g.silent) }()
 	g.expect(limits.Begin)
 	var status *string
-	err = g.answered(ctx, g.conn.QueryRow(ctx, driver.AskFate, pgx.QueryExecModeExec, xid).Scan(&status, nil))
+	err = g.answered(ctx, g.conn.QueryRow(ctx, driver.AskFate, pgx.QueryExecModeExec, xid, driver.AgeOf(begun)).Scan(&status, nil))
 	return driver.FateOf(status, sqlstate.Of(err), err)
 }

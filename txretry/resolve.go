@@ -14,15 +14,16 @@ import (
 )
 
 // resolve finds out what became of a COMMIT that was not answered, if the call knows whom to ask, and
-// replaces its result: committed is success, rolled back is retried like a transient failure.
-func (c *call) resolve(ctx context.Context, unknown result) result {
+// replaces its result: committed is success, rolled back is retried like a transient failure. The attempt
+// began not before begun.
+func (c *call) resolve(ctx context.Context, unknown result, begun time.Time) result {
 	if c.opts.Witness == nil && unknown.xid == "" {
 		return unknown
 	}
 	defer c.lap(&c.phases.resolve)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.m.bounds.resolve)
 	defer cancel()
-	outcome, err := c.poll(ctx, unknown.xid)
+	outcome, err := c.poll(ctx, unknown.xid, begun)
 	if skipped, ok := c.m.lostReply.Due(); ok {
 		c.m.cfg.Logger.WarnContext(ctx, "txretry: COMMIT was not answered", slog.String("name", c.opts.Name),
 			slog.Any("found", outcome), slog.Any("error", err), slog.Int("skipped", skipped))
@@ -44,10 +45,10 @@ var errStillOpen = errors.New("not known to have ended in time")
 
 // poll asks until there is a definite answer, none is to be had, or ctx ends.
 // Unknown comes with an error.
-func (c *call) poll(ctx context.Context, xid string) (driver.Outcome, error) {
+func (c *call) poll(ctx context.Context, xid string, begun time.Time) (driver.Outcome, error) {
 	pauses := backoff.Policy{Base: 5 * time.Millisecond, Max: 250 * time.Millisecond, Jitter: 0.5}
 	for n := 0; ; n++ {
-		outcome, err := c.ask(ctx, xid)
+		outcome, err := c.ask(ctx, xid, begun)
 		if err == nil && outcome != driver.Unknown {
 			return outcome, nil
 		}
@@ -63,11 +64,11 @@ func (c *call) poll(ctx context.Context, xid string) (driver.Outcome, error) {
 	}
 }
 
-func (c *call) ask(ctx context.Context, xid string) (driver.Outcome, error) {
+func (c *call) ask(ctx context.Context, xid string, begun time.Time) (driver.Outcome, error) {
 	if c.opts.Witness != nil {
 		return c.askWitness(ctx)
 	}
-	return c.m.source.Fate(ctx, c.limits(), xid)
+	return c.m.source.Fate(ctx, c.limits(), xid, begun)
 }
 
 // askWitness runs Options.Witness in a transaction that is rolled back.

@@ -175,6 +175,14 @@ func TestServerRestart(t *testing.T) {
 	t.Parallel()
 	server := testenv.Private(t, testenv.Postgres)
 	pool := pgtest.Pool(t, server.URL(), 4)
+	testenv.Eventually(t, testenv.Patience, func() error { // a server that has just begun looks like one that has crashed
+		var young bool
+		err := pool.QueryRow(t.Context(), "select stats_reset > clock_timestamp() - interval '2 s' from pg_stat_bgwriter").Scan(&young)
+		if err == nil && young {
+			err = errors.New("the server is young")
+		}
+		return err
+	})
 	exec(t, pool, "create table counter (id int primary key, n int not null); insert into counter values (1, 0)")
 	run := func(cfg txretry.Config) (calls int, err error) {
 		err = newManager(t, pool, cfg).Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {

@@ -21,8 +21,8 @@ type Source interface {
 	Acquire(ctx context.Context, limits Limits) (Session, error)
 
 	// Fate asks, on a connection of its own, what became of the transaction with
-	// this id. Unknown means that it has not ended.
-	Fate(ctx context.Context, limits Limits, xid string) (Outcome, error)
+	// this id, which had not begun before the time begun. Unknown means that it has not ended.
+	Fate(ctx context.Context, limits Limits, xid string, begun time.Time) (Outcome, error)
 }
 
 // Pooler is an optional interface of a Source and of a Transactor: the pool that its transactions run
@@ -156,7 +156,7 @@ func (o Outcome) String() string {
 }
 
 // ErrForgotten is returned by Fate for an id that the server does not know (any
-// more): asking again does not help.
+// more), or may have given away twice: asking again does not help.
 var ErrForgotten = errors.New("the server does not know the transaction")
 
 // ErrSilent is in the error of what the server did not answer in time.

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -39,11 +40,11 @@ func (s source) Acquire(ctx context.Context, limits driver.Limits) (driver.Sessi
 }
 
 // Fate implements driver.Source.
-func (s source) Fate(ctx context.Context, limits driver.Limits, xid string) (driver.Outcome, error) {
+func (s source) Fate(ctx context.Context, limits driver.Limits, xid string, begun time.Time) (driver.Outcome, error) {
 	ctx, cancel := context.WithTimeout(ctx, limits.Begin)
 	defer cancel()
 	var status *string
 	var ended any
-	err := s.db.QueryRowContext(ctx, driver.AskFate, xid).Scan(&status, &ended)
+	err := s.db.QueryRowContext(ctx, driver.AskFate, xid, driver.AgeOf(begun)).Scan(&status, &ended)
 	return driver.FateOf(status, sqlstate.Of(err), err)
 }

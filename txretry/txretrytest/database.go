@@ -267,7 +267,7 @@ func (s *fakeSession) lose(applied bool, err error) (driver.Outcome, error) {
 	return driver.Unknown, err
 }
 
-func (db *database) Fate(_ context.Context, _ driver.Limits, xid string) (driver.Outcome, error) {
+func (db *database) Fate(_ context.Context, _ driver.Limits, xid string, _ time.Time) (driver.Outcome, error) {
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	if fate, ok := db.fates[xid]; ok {
