@@ -80,7 +80,7 @@ func (c *call) askWitness(ctx context.Context) (driver.Outcome, error) {
 	t := new(transaction)
 	t.open(ctx, c.m, s, pgx.ReadCommitted, false)
 	defer c.release(ctx, t)
-	spec := *c.m.begin.spec(beginKey{isolation: pgx.ReadCommitted, lockTimeout: c.opts.LockTimeout})
+	spec := *c.m.begin.spec(beginKey{isolation: pgx.ReadCommitted, lockTimeout: c.opts.LockTimeout, idleTimeout: c.opts.IdleTimeout})
 	spec.Aside = true
 	if _, err := s.Begin(ctx, &spec, nil); err != nil {
 		return driver.Unknown, err

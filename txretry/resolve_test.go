@@ -201,3 +201,20 @@ func TestServerRestart(t *testing.T) {
 	}
 	wantCounter(t, pool, 1)
 }
+
+// A Witness whose client vanishes gives its locks up as a transaction of fn does.
+func TestWitnessIsBounded(t *testing.T) {
+	t.Parallel()
+	pool := newCounter(t)
+	var bound string
+	opts := txretry.Options{IdleTimeout: 7 * time.Second, Witness: func(ctx context.Context, tx pgx.Tx) (bool, error) {
+		return true, tx.QueryRow(ctx, "show idle_in_transaction_session_timeout").Scan(&bound)
+	}}
+	err := newManager(t, pool, txretry.Config{}).DoWith(t.Context(), opts, func(_ context.Context, tx pgx.Tx) error {
+		exec(t, pool, "select pg_terminate_backend($1, 5000)", tx.Conn().PgConn().PID())
+		return nil
+	})
+	if err != nil || bound != "7s" {
+		t.Errorf("error %v, the bound is %q", err, bound)
+	}
+}

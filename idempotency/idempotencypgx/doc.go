@@ -60,7 +60,8 @@
 // answered within 2 s is sent again, up to three times, on another connection, for all of
 // them may run again; the idle connections are tested meanwhile. When five tries in a row
 // have failed, claims in rows leave the server alone but for one try a second. After an
-// unknown COMMIT the search for the record waits 10 s. What travels with BEGIN or COMMIT has
+// unknown COMMIT the search for the record waits 10 s; one whose process has vanished holds the key for
+// 5 s more at most. What travels with BEGIN or COMMIT has
 // the bounds of txretry.
 //
 // The look that travels with BEGIN runs ahead of the transaction, and so ahead of its lock

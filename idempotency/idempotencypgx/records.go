@@ -91,6 +91,11 @@ func (t *table) Resolve(ctx context.Context, key driver.Key) (pgxdriver.Record, 
 	return t.Lookup(ctx, key)
 }
 
+// beginProbe bounds a probe whose client has vanished: the lock of its row keeps the key from everybody.
+// Its wait is bounded above resolveTimeout, which ends it where the client is there. A stricter level could
+// turn the answer into a serialization failure.
+const beginProbe = `BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '11s'; SET LOCAL idle_in_transaction_session_timeout = '5s'`
+
 // probe may have to wait for another transaction, which is not the server's silence:
 // only BEGIN is tried again.
 func (t *table) probe(ctx context.Context, key driver.Key) (free bool, err error) {
@@ -99,8 +104,7 @@ func (t *table) probe(ctx context.Context, key driver.Key) (free bool, err error
 		return false, err
 	}
 	err = t.asker.ask(ctx, false, func(begin context.Context, conn *pgxpool.Conn) error {
-		// A stricter level could turn the answer into a serialization failure.
-		tx, err := conn.BeginTx(begin, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+		tx, err := conn.BeginTx(begin, pgx.TxOptions{BeginQuery: beginProbe})
 		if err != nil {
 			return err
 		}

@@ -210,3 +210,41 @@ func TestErrorsBeforeMigrate(t *testing.T) {
 		}
 	}
 }
+
+// A search for a record whose client falls silent after its INSERT does not keep the key.
+func TestSilentAfterTheProbe(t *testing.T) {
+	t.Parallel()
+	url := pgtest.URL(t)
+	direct, proxy := migrated(t, pgtest.Pool(t, url, 2)), testenv.NewProxy(t, url)
+	pool := pgtest.Pool(t, proxy.Rewrite(url), 2)
+	t.Cleanup(proxy.Cut) // before the pool is closed
+	records := newRecords(t, pool)
+	resolve := func(ctx context.Context, key driver.Key) error {
+		_, found, err := records.Resolve(ctx, key)
+		return errors.Join(err, foundAs(found, false))
+	}
+	if err := resolve(t.Context(), driver.Key(idempotency.NewKey())); err != nil { // the statement is prepared now
+		t.Fatal(err)
+	}
+	key := driver.Key(idempotency.NewKey())
+	proxy.SilenceOn(testenv.Silence{On: "stmtcache_", Deliver: true})
+	ctx, giveUp := context.WithCancel(t.Context())
+	resolved := make(chan error, 1)
+	go func() { resolved <- resolve(ctx, key) }()
+	testenv.Eventually(t, testenv.Patience, func() error {
+		if proxy.Silenced() == 0 {
+			return errors.New("not silent yet")
+		}
+		return nil
+	})
+	giveUp()
+	if err := <-resolved; err == nil {
+		t.Error("it was answered")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	// This waits for the transaction of the silent one.
+	if _, found, err := newRecords(t, direct).Resolve(ctx, key); found || err != nil {
+		t.Errorf("the key is not free: %v, %v", found, err)
+	}
+}
