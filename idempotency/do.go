@@ -76,7 +76,7 @@ func execute(ctx context.Context, store driver.Store, key Key, request []string,
 	r := &run{store: store, claim: claim, keep: defaultKeep, maxBytes: defaultMaxBytes}
 	r.first = lazyContext{parent: ctx}
 	out, err := r.begin(&r.first, time.Now())
-	if err != nil && r.fallBack() {
+	if err != nil && r.fallBack(err) {
 		out, err = r.begin(&lazyContext{parent: ctx}, time.Now())
 	}
 	if err == nil {

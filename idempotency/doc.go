@@ -94,7 +94,9 @@
 //
 // A store with another one behind it, as an idempotencypgx.Store with a gate, goes on
 // with that. Where nothing can be asked the answer is 503, or FailOpen lets a route run
-// without protection, which the header Idempotency-Bypassed and the metrics show.
+// without protection, which the header Idempotency-Bypassed and the metrics show. A record
+// that the store cannot read may mean that the work was done: the answer is 503, and nothing
+// else decides.
 //
 // # Parts of the work
 //

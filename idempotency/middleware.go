@@ -149,7 +149,7 @@ func (x *exchange) ask() (driver.BeginResult, error) {
 		return out, nil
 	}
 	x.log("idempotency: store is unavailable", err)
-	if x.fallBack() {
+	if x.fallBack(err) {
 		x.m.meter.fellBack.Add(x.r.Context(), 1)
 		second := &lazyContext{parent: x.r.Context(), detached: true}
 		if out, err = x.begin(second, time.Now()); err == nil {
@@ -157,7 +157,7 @@ func (x *exchange) ask() (driver.BeginResult, error) {
 		}
 		x.log("idempotency: fallback is unavailable", err)
 	}
-	if x.m.cfg.FailOpen(x.r) {
+	if !errors.Is(err, driver.ErrForeignRecord) && x.m.cfg.FailOpen(x.r) {
 		x.bypassed = true
 		x.w.Header().Set(bypassedHeader, "true")
 		return driver.BeginResult{State: driver.Acquired}, nil

@@ -196,10 +196,11 @@ func (r *run) Keeps(resp driver.Response) (kept driver.Response, final bool) {
 	return kept, r.keep(resp.Status)
 }
 
-// fallBack has the store's fallback decide from now on. It is false if there is none.
-func (r *run) fallBack() bool {
+// fallBack has the store's fallback decide from now on, after a Begin that has failed. It is false if
+// there is none, or if it is not the fallback's to decide.
+func (r *run) fallBack(failure error) bool {
 	tiered, ok := r.store.(driver.Tiered)
-	if !ok {
+	if !ok || errors.Is(failure, driver.ErrForeignRecord) {
 		return false
 	}
 	behind := tiered.Fallback()

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"errors"
 	"net/http"
 	"time"
 
@@ -20,6 +21,9 @@ var (
 			Detail: "The header Idempotency-Key must be there once, in the form that this service asks for.",
 		},
 	}
+	// ErrForeignRecord is in the error of a Begin that found what it cannot read, such as a record of another
+	// system. It may mean that the work was done: nobody else decides in the place of the store, and nothing runs.
+	ErrForeignRecord = errors.New("idempotency: the key has a record of another kind")
 	// ErrLeaseLost is idempotency.ErrLeaseLost: the token does not hold the key.
 	ErrLeaseLost error = &problem.Error{
 		Text: "idempotency: lease lost",

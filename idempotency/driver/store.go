@@ -15,7 +15,7 @@ type Store interface {
 	// taken over. Asking again with the token that holds the key is Acquired, and
 	// starts the lease anew. After an error that comes when ctx has ended, or is
 	// context.DeadlineExceeded, the claim may be held, or be held later: the caller
-	// releases it.
+	// releases it. After ErrForeignRecord nobody else is asked.
 	Begin(ctx context.Context, claim Claim) (BeginResult, error)
 	// Extend starts the lease anew. ErrLeaseLost: the token does not hold it.
 	Extend(ctx context.Context, claim Claim) error
@@ -35,7 +35,7 @@ type Store interface {
 // records in a database. The interface is optional.
 type Tiered interface {
 	Store
-	// Fallback returns the store to ask when a Begin of this one fails. nil: none.
+	// Fallback returns the store to ask when a Begin of this one fails, unless with ErrForeignRecord. nil: none.
 	Fallback() Store
 }
 

@@ -38,7 +38,7 @@ func decodeOutcome(step string, reply any) (driver.BeginResult, error) {
 		out.State, out.Response = driver.Completed, decodeResponse(field)
 		return out, nil
 	}
-	return out, fmt.Errorf("idempotencyredis: %s: record has an unknown status", step)
+	return out, fmt.Errorf("idempotencyredis: %s: record has an unknown status: %w", step, driver.ErrForeignRecord)
 }
 
 func decodeFingerprint(field func(int) (string, bool)) driver.Fingerprint {

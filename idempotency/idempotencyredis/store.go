@@ -183,7 +183,7 @@ func (s *Store) held(ctx context.Context, step string, script script, claim driv
 
 func explain(step string, err error) error {
 	if strings.Contains(err.Error(), "WRONGTYPE") {
-		err = fmt.Errorf("a key of this name holds another type (the record is a hash, the lock a string): %w", err)
+		err = fmt.Errorf("%w: a key of this name holds another type (the record is a hash, the lock a string): %w", driver.ErrForeignRecord, err)
 	}
 	return fmt.Errorf("idempotencyredis: %s: %w", step, err)
 }
