@@ -63,6 +63,10 @@ func (x *exchange) serve() {
 	} else {
 		x.finish(nil)
 	}
+	if x.replays() { // another run has completed the key meanwhile
+		x.sendSettled(x.settled.Load())
+		return
+	}
 	x.rec.send()
 }
 
@@ -95,7 +99,7 @@ func (x *exchange) finish(resp *driver.Response) {
 	}
 	x.err = x.close(resp)
 	x.result = resultOfRun(x.settled.Load(), resp, x.refused.Load(), x.err)
-	if x.err != nil {
+	if x.err != nil && !x.replays() {
 		x.log("idempotency: result could not be stored", x.err)
 	}
 }

@@ -260,8 +260,9 @@ const (
 // complete tries again, for a while: what is not stored runs again when the lease
 // ends, and the error may be that of a connection which a restart has broken.
 func (r *run) complete(resp driver.Response) error {
+	claim, _ := driver.ClaimFrom(&r.work) // with which a store may settle what another run has done
 	for pause := firstPause; ; pause *= 2 {
-		err := r.store.Complete(&r.last, r.claim, resp)
+		err := r.store.Complete(&r.last, claim, resp)
 		if err == nil || errors.Is(err, ErrLeaseLost) || pause > lastPause || runloop.Sleep(&r.last, pause) != nil {
 			return err
 		}

@@ -23,7 +23,8 @@ type Store interface {
 	// in one step. ErrLeaseLost: the token does not hold it, and nothing was
 	// stored, also if nobody holds it: that no other run was there meanwhile
 	// cannot be known. Completing again with the same token is nil. The store
-	// may keep resp itself: nobody changes it afterwards.
+	// may keep resp itself: nobody changes it afterwards. A store that gives no
+	// leases may settle claim with the record of another run, which is then the answer.
 	Complete(ctx context.Context, claim Claim, resp Response) error
 	// Release frees the key, so that the next Begin acquires it. ErrLeaseLost:
 	// the token does not hold it (any more: releasing again is no different), and

@@ -53,7 +53,8 @@ func (p claimingAtBegin) Begin(ctx context.Context, claim driver.Claim) (driver.
 
 func (a alone) Extend(context.Context, driver.Claim) error { return nil }
 
-// Complete stores what was answered without Do, such as a refusal.
+// Complete stores what was answered without Do, such as a refusal. Nothing holds the key meanwhile: the record
+// of a run that was faster is the answer.
 func (a alone) Complete(ctx context.Context, claim driver.Claim, resp driver.Response) error {
 	rec := pgxdriver.Record{Key: claim.Key, Token: claim.Token, Fingerprint: claim.Fingerprint, Response: resp}
 	failure := a.s.tx.Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
@@ -68,6 +69,7 @@ func (a alone) Complete(ctx context.Context, claim driver.Claim, resp driver.Res
 	case err != nil || !found:
 		return failure
 	case stored.Token != claim.Token:
+		settle(claim, stored)
 		return fmt.Errorf("idempotencypgx: complete: %w", driver.ErrLeaseLost)
 	}
 	return nil

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/driver"
 	"github.com/holdfast-go/holdfast/idempotency/idempotencypgx"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -102,4 +103,80 @@ func TestStorePrunesByItself(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A refusal whose key another run has taken meanwhile is answered with what that one has committed.
+func TestRefusalOvertaken(t *testing.T) {
+	t.Parallel()
+	store := newAlone(t, newPool(t), idempotencypgx.Config{})
+	for name, own := range map[string]bool{"a handler of one's own": true, "Handler": false} {
+		runs := 0
+		var h http.Handler
+		post := func(key string) *httptest.ResponseRecorder {
+			r := httptest.NewRequest(http.MethodPost, "/", nil)
+			r.Header.Set(idempotency.Header, key)
+			rec := httptest.NewRecorder()
+			h.ServeHTTP(rec, r)
+			return rec
+		}
+		key := string(idempotency.NewKey())
+		work := func(context.Context, pgx.Tx) (idempotency.Response, error) {
+			if runs++; runs == 1 {
+				return idempotency.Response{}, soldOut{}
+			}
+			return idempotency.JSON(http.StatusCreated, "done")
+		}
+		handler := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			first := runs == 0
+			resp, err := store.Do(r.Context(), work)
+			if first { // the transaction is rolled back
+				w.Header().Set("Location", "/nowhere")
+				post(key)
+			}
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusConflict)
+				return
+			}
+			resp.Send(w)
+		}))
+		if !own {
+			inner := store.Handler(func(ctx context.Context, tx pgx.Tx, _ *http.Request) (idempotency.Response, error) {
+				return work(ctx, tx)
+			})
+			handler = claiming{inner, func() {
+				if runs == 1 {
+					post(key)
+				}
+			}}
+		}
+		protect, err := idempotency.NewMiddleware(store, idempotency.UnsafeGlobalScope, idempotency.MiddlewareConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h = protect(handler)
+		for range 2 {
+			rec := post(key)
+			if rec.Code != 201 || rec.Body.String() != `"done"` || rec.Header().Get(idempotency.ReplayedHeader) != "true" || rec.Header().Get("Location") != "" {
+				t.Errorf("%s: %d %v %s", name, rec.Code, rec.Header(), rec.Body)
+			}
+		}
+		if runs != 2 {
+			t.Errorf("%s: %d runs", name, runs)
+		}
+	}
+}
+
+// claiming is a handler that the middleware takes for that of the store, and that does something after it.
+type claiming struct {
+	http.Handler
+	after func()
+}
+
+func (c claiming) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	c.Handler.ServeHTTP(w, r)
+	c.after()
+}
+
+func (c claiming) StoreFor(store driver.Store) driver.Store {
+	return c.Handler.(driver.Claimer).StoreFor(store)
 }
