@@ -24,10 +24,11 @@ type ConsumerConfig struct {
 	// Concurrency to 2000. Default: twice Concurrency times Batch, at most 2000.
 	Prefetch int
 	// HandlerTimeout bounds the work on one message. The wait for a rate limit is part of it, and
-	// takes half of it at most. A batch of n messages gets n times as long, together, but no more
-	// than a third of the time for which the broker waits for acknowledgements. The context then
-	// ends, and the message has failed. A handler that has not returned 5 seconds later is
-	// reported by the log and by Ready. Default: 60 s.
+	// takes half of it at most. The context then ends, and the message has failed. A batch of n
+	// messages gets n times as long, together, but no more than a third of the time for which the
+	// broker waits for acknowledgements, or 10 minutes where that has no end. When that is over
+	// inboxpgx blames none of them: each is tried alone. A handler that has not returned 5 seconds
+	// later is reported by the log and by Ready. Default: 60 s.
 	HandlerTimeout time.Duration
 	// MaxCrashes is how many times in a row the process may end while a message is being
 	// processed, before that is a dead letter of class quarantined. The first crash is not

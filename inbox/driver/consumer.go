@@ -15,6 +15,10 @@ import (
 // maxPrefetch is the largest window of a consumer: quorum queues allow no more.
 const maxPrefetch = 2000
 
+// maxCall bounds a call of the processor where no broker does: one message that hangs keeps the others
+// of its batch for so long.
+const maxCall = 10 * time.Minute
+
 const (
 	maxConsumerName = 215
 	maxPrefixBytes  = 128
@@ -40,13 +44,10 @@ func ConsumerDefaults(c inbox.ConsumerConfig, queue string) inbox.ConsumerConfig
 }
 
 // CallTimeout returns how long the processor may take for n messages together: n times
-// HandlerTimeout, but no more than a third of what a broker allows for which hold is the time that a
-// delivery may stay unsettled. A hold of 0 has no end.
+// HandlerTimeout, but no more than a third of hold, the time for which a broker lets a delivery stay
+// unsettled, or than 10 minutes where that has no end, which is a hold of 0.
 func CallTimeout(c inbox.ConsumerConfig, hold time.Duration, n int) time.Duration {
-	if hold == 0 {
-		return time.Duration(n) * c.HandlerTimeout
-	}
-	most := max(c.HandlerTimeout, hold/3)
+	most := max(c.HandlerTimeout, cmp.Or(hold/3, maxCall))
 	if c.HandlerTimeout > most/time.Duration(n) {
 		return most
 	}

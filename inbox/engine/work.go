@@ -197,6 +197,9 @@ func (w *workers) acceptable(m *inbox.Message) error {
 func (w *workers) call(ctx context.Context, msgs []*inbox.Message, answers []error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, w.cfg.limit(len(msgs)), w.late)
 	defer cancel()
+	if len(msgs) > 1 {
+		ctx = base.WithHandlerTimeout(ctx, w.cfg.HandlerTimeout)
+	}
 	defer func() {
 		if v := recover(); v != nil {
 			copy(answers, same(len(msgs), &base.Panic{Value: v, Stack: debug.Stack()}))

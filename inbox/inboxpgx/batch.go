@@ -5,11 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/isolate"
 	"github.com/holdfast-go/holdfast/internal/sqlstate"
 	"github.com/holdfast-go/holdfast/txretry"
@@ -39,6 +41,9 @@ func (s *Store) settled(ctx context.Context, members []*member) bool {
 		bounded, cancel := withTimeout(b.ctx, b.work.timeout)
 		defer cancel()
 		s.alone(bounded, b)
+		if timeIsOver(ctx) && driver.Classify(b.result).Counted { // it may have had less than is due to it
+			b.end(inbox.Unavailable(b.result))
+		}
 		return true
 	}
 	t := &batch{s: s, members: members}
@@ -202,6 +207,8 @@ func call(ctx context.Context, tx pgx.Tx, some []*member) error {
 			defer cancel()
 			return cmp.Or(b.work.one(ctx, tx), checkOpen(tx))
 		}
+		ctx, cancel := withTimeout(ctx, time.Duration(len(some))*b.work.timeout)
+		defer cancel()
 		items := make([]any, len(some))
 		for i, b := range some {
 			items[i] = b.work.item
@@ -268,12 +275,13 @@ func (t *batch) settle(ctx context.Context) {
 	}
 }
 
-// settleAll ends the members by a fault that is none of theirs.
+// settleAll ends the members by a fault that is none of theirs. When the time of all of them is over one
+// may have taken it: unavailable, each is tried alone.
 func (t *batch) settleAll(ctx context.Context, err error) {
 	switch {
 	case noChance(ctx, t.handled):
 		err = inbox.Postpone(err, 0)
-	case ctx.Err() == nil:
+	case ctx.Err() == nil, timeIsOver(ctx):
 		err = inbox.Unavailable(fmt.Errorf("inboxpgx: transaction of a batch: %w", err))
 	}
 	for _, b := range t.members {

@@ -60,7 +60,7 @@ type HandlerConfig struct {
 	// Timeout bounds the work on one delivery: the Prepare step and the transaction with
 	// its retries, not the Waiter; in a batch, the Prepare step and each call of the handler.
 	// When it ends before the handler could begin, for want of a connection, the message is
-	// postponed, uncounted. Default: no bound but the context's.
+	// postponed, uncounted. Default: ConsumerConfig.HandlerTimeout.
 	Timeout time.Duration
 	// Concurrency bounds how many messages of the name, or batches with some of them, a consumer in
 	// this process works on at once, for a handler that needs something scarce; the other messages

@@ -45,8 +45,11 @@
 // alone: when a handler fails, the transaction is run again with a savepoint around each
 // one, and what fails there is rolled back to it. When it is the transaction that fails (a
 // deferred constraint, conflicts without end), each half gets one of its own, down to single
-// messages. Middleware begins for all messages, in their order, then their Waiters and Prepare
-// steps run at once, and then the transaction begins; see inbox.Middleware. Locks and conflicts concern the whole
+// messages. Each message has the consumer's HandlerTimeout for its Prepare step and for its call, so that
+// one that hangs fails alone; HandleBatch has as many times that as it takes messages. When the time of
+// the whole batch is over, no message is to blame: each comes again alone, uncounted, at once.
+// Middleware begins for all messages, in their order, then their Waiters and Prepare steps run at
+// once, and then the transaction begins; see inbox.Middleware. Locks and conflicts concern the whole
 // transaction: handlers that contend for the same rows want small batches.
 //
 // # Whose failure it is

@@ -84,10 +84,7 @@ func HandleBatch[T any](s *Store, name string, fn func(ctx context.Context, tx p
 	if fn == nil {
 		return fmt.Errorf("inboxpgx: handler of %q is nil", name)
 	}
-	timeout := s.cfg.ByName[name].Timeout
 	many := &batchHandler{run: func(ctx context.Context, tx pgx.Tx, items []any) error {
-		ctx, cancel := withTimeout(ctx, time.Duration(len(items))*timeout)
-		defer cancel()
 		typed := make([]Item[T], len(items))
 		for i, item := range items {
 			typed[i] = item.(Item[T])

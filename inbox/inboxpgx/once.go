@@ -128,8 +128,10 @@ func (s *Store) explain(err error) error {
 // noChance reports whether a deadline, the handler's or the consumer's, has passed before the
 // handler began: there was no connection, or a copy is in progress elsewhere.
 func noChance(ctx context.Context, handled bool) bool {
-	return !handled && errors.Is(ctx.Err(), context.DeadlineExceeded)
+	return !handled && timeIsOver(ctx)
 }
+
+func timeIsOver(ctx context.Context) bool { return errors.Is(ctx.Err(), context.DeadlineExceeded) }
 
 // endedByHandler reports whether the handler, not the server's state, ended the
 // transaction: it called Do again, ran a COMMIT or ROLLBACK, or kept the transaction idle

@@ -1,6 +1,7 @@
 package inboxpgx
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,6 +76,7 @@ func (b *member) begin(ctx context.Context) {
 	case func(context.Context) error: // that of Fallback
 		b.work = &work{prepare: w}
 	}
+	b.work.timeout = cmp.Or(b.work.timeout, base.HandlerTimeout(ctx))
 }
 
 // single processes a message that is given alone. Its Timeout is for all of it.

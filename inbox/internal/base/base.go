@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 	"unicode/utf8"
 )
 
@@ -56,3 +57,17 @@ func NewContext(ctx context.Context, m any) context.Context {
 
 // FromContext returns the message that NewContext put there, or nil.
 func FromContext(ctx context.Context) any { return ctx.Value(messageKey{}) }
+
+type handlerTimeoutKey struct{}
+
+// WithHandlerTimeout returns the context of a batch, whose deadline is that of all its messages
+// together, with how long the work on one of them may take.
+func WithHandlerTimeout(ctx context.Context, d time.Duration) context.Context {
+	return context.WithValue(ctx, handlerTimeoutKey{}, d)
+}
+
+// HandlerTimeout returns what WithHandlerTimeout put there, or 0: the deadline is that of one message.
+func HandlerTimeout(ctx context.Context) time.Duration {
+	d, _ := ctx.Value(handlerTimeoutKey{}).(time.Duration)
+	return d
+}
