@@ -89,21 +89,23 @@ func (s *Store) look(ctx context.Context, conn *pgxpool.Conn, found *check.Findi
 	}
 	if noParked {
 		found.Add("call Store.Migrate", "table %s of ordering keys that wait does not exist", names.bare+parkedSuffix)
-	} else if err := s.lookForParked(ctx, conn, found); err != nil {
+		return s.lookForUnpruned(ctx, conn, found, "")
+	}
+	if err := s.lookForParked(ctx, conn, found); err != nil {
 		return err
 	}
-	return s.lookForUnpruned(ctx, conn, found)
+	return s.lookForUnpruned(ctx, conn, found, andNotParked(names, "old"))
 }
 
 // lookForUnpruned finds consumers, this one or others, whose entries nobody deletes.
-func (s *Store) lookForUnpruned(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) error {
+func (s *Store) lookForUnpruned(ctx context.Context, conn *pgxpool.Conn, found *check.Findings, unless string) error {
 	name := s.table.names.entries
 	// One step of the index per consumer, however many entries each has.
 	rows, err := conn.Query(ctx, `WITH RECURSIVE every AS (
 			(SELECT consumer FROM `+name+` ORDER BY consumer LIMIT 1)
 			UNION ALL SELECT (SELECT consumer FROM `+name+` WHERE consumer > every.consumer ORDER BY consumer LIMIT 1) FROM every WHERE consumer IS NOT NULL)
 		SELECT consumer FROM every WHERE EXISTS (
-			SELECT FROM `+name+` old WHERE old.consumer = every.consumer AND processed_at < now() - $1::interval) LIMIT 20`, later(s.cfg.Retention, pruneGrace))
+			SELECT FROM `+name+` old WHERE old.consumer = every.consumer AND processed_at < now() - $1::interval`+unless+`) LIMIT 20`, later(s.cfg.Retention, pruneGrace))
 	if err != nil {
 		return err
 	}

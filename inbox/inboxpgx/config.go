@@ -36,7 +36,8 @@ type Config struct {
 	Isolation pgx.TxIsoLevel
 	// Retention is how long entries are kept. It must be longer than any copy of a message
 	// may come later than the first: retries, time in the queue and in the dead-letter
-	// queue together. Default: 8 days.
+	// queue together. That of a message that is parked is kept until its turn has come.
+	// Default: 8 days.
 	Retention time.Duration
 	// PruneInterval is the time between two looks for entries older than Retention, while a
 	// consumer runs. A negative value turns them off; then call Prune. Default: 1 minute.

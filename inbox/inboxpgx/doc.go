@@ -10,7 +10,7 @@
 // (inbox.ConsumerConfig.ParkKeys); and the consumers that operators have paused. One run of a
 // consumer at a time claims a message that waits, by the clock of the database, and only the one
 // that has it ends it. While the consumer runs, entries and notes that are older than the retention
-// are deleted; what waits is kept.
+// are deleted; what waits is kept, and so is its entry.
 //
 // For each message the Store begins a transaction through a txretry.Transactor, runs
 //
@@ -23,8 +23,9 @@
 // # Guarantees
 //
 //   - What the handler writes through tx takes effect once per consumer and message id,
-//     for as long as the entry is kept (Config.Retention, 8 days), whatever crashes when and
-//     however many copies arrive at once. That covers messages written to an outbox in tx.
+//     for as long as the entry is kept (Config.Retention, 8 days, and while a copy is parked),
+//     whatever crashes when and however many copies arrive at once. That covers messages
+//     written to an outbox in tx.
 //   - Two copies at the same time: the second one waits for the first. At SERIALIZABLE it
 //     then fails with 40001, is tried again and finds the entry. No read precedes the
 //     INSERT: it would make different new ids conflict with each other.

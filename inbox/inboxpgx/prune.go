@@ -14,23 +14,30 @@ import (
 const rounding = 500 * time.Millisecond
 
 // newPruner deletes the consumer's entries that are older than the retention on the database's
-// clock, and what its ledger has not noted anything of for as long.
+// clock, but for those of messages that are parked, and what its ledger has not noted anything of for as long.
 func newPruner(pool *pgxpool.Pool, names tables, consumer string, cfg Config) (*pgprune.Pruner, error) {
 	// Tuple ids are safe here: the rows are locked when they are read.
-	older := func(table, column string, than time.Duration) pgprune.Statement {
-		due := `consumer = $1 AND ` + column + ` < now() - $2::interval`
+	older := func(table, column string, than time.Duration, unless string) pgprune.Statement {
+		due := `consumer = $1 AND ` + column + ` < now() - $2::interval` + unless
 		return pgprune.Statement{Table: table, ID: "ctid", Also: due, Due: due + ` ORDER BY ` + column, Args: []any{consumer, than}}
 	}
 	return pgprune.New(pgprune.Config{
 		Pool: pool, Table: names.entries, Core: "inbox",
 		// The ledger's table is small, and needs no index for this.
 		Statements: []pgprune.Statement{
-			older(names.entries, "processed_at", later(cfg.Retention, rounding)), older(names.attempts, "updated_at", cfg.Retention),
+			older(names.entries, "processed_at", later(cfg.Retention, rounding), andNotParked(names, names.entries)),
+			older(names.attempts, "updated_at", cfg.Retention, ""),
 		},
 		Interval: cfg.PruneInterval,
 		Explain:  names.missing().Explain,
 		Logger:   cfg.Logger, MeterProvider: cfg.MeterProvider,
 	})
+}
+
+// andNotParked excepts the entries of messages that wait: the copy of one that has taken effect may be parked
+// behind a dead letter for longer than the retention, and must be known when its turn comes.
+func andNotParked(names tables, entry string) string {
+	return ` AND NOT EXISTS (SELECT FROM ` + names.parked + ` p WHERE p.consumer = ` + entry + `.consumer AND p.message_id = ` + entry + `.message_id)`
 }
 
 // Background implements driver.Background of inbox: while a consumer runs it prunes every
@@ -48,6 +55,7 @@ func later(retention, by time.Duration) time.Duration {
 
 // Prune deletes the entries of this consumer that are older than Config.Retention on the
 // database's clock, and what its ledger has noted nothing of for as long, in small transactions.
+// The entry of a message that is parked (inbox.ConsumerConfig.ParkKeys) stays for as long as that waits.
 // It returns how many rows that were, also with an error. It may run in several processes at
 // once, and beside consumers. With Config.Entries there is nothing to do.
 func (s *Store) Prune(ctx context.Context) (int, error) {

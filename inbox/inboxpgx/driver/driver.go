@@ -30,6 +30,7 @@ type Entries interface {
 	Processed(ctx context.Context, consumer string, d time.Duration) (int, error)
 	// Ledger returns the ledger of a consumer.
 	Ledger(consumer string) driver.Ledger
-	// Parking returns where the ordering keys of a consumer wait.
+	// Parking returns where the ordering keys of a consumer wait. The entry of a message there must be kept
+	// for as long as it waits: it may be a copy of one that has taken effect.
 	Parking(consumer string) driver.Parking
 }

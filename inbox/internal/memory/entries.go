@@ -14,7 +14,7 @@ import (
 )
 
 // Entries is a driver.Entries of inboxpgx for transactions of txretrytest, those of one manager.
-// What is older than the retention goes when others are written. It is safe for concurrent use.
+// What is older than the retention goes when others are written, unless it is parked. It is safe for concurrent use.
 type Entries struct {
 	retention time.Duration
 
@@ -125,15 +125,23 @@ func (e *Entries) insert(key entry) (first bool) {
 	return true
 }
 
-// prune drops what is older than the retention. The lock is held.
+// prune drops what is older than the retention and not parked. The lock is held.
 func (e *Entries) prune(now time.Time) {
 	n := 0
+	var kept []entry
 	for ; n < len(e.order); n++ {
-		if since, known := e.since[e.order[n]]; known && now.Sub(since) <= e.retention {
+		key := e.order[n]
+		since, known := e.since[key]
+		if known && now.Sub(since) <= e.retention {
 			break
 		}
-		delete(e.since, e.order[n])
+		if place := e.parked[key.consumer]; known && place != nil && place.has(key.id) {
+			kept = append(kept, key)
+			continue
+		}
+		delete(e.since, key)
 	}
+	n -= copy(e.order[n-len(kept):], kept)
 	e.order = e.order[n:]
 }
 

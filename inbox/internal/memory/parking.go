@@ -73,6 +73,13 @@ func (p *Parking) find(id uuid.UUID) *parked {
 	return nil
 }
 
+// has reports whether a message waits.
+func (p *Parking) has(id uuid.UUID) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.find(id) != nil
+}
+
 // Heads implements driver.Parking.
 func (p *Parking) Heads(ctx context.Context, after string, most int) ([]driver.Head, error) {
 	p.mu.Lock()
