@@ -25,7 +25,7 @@ type Ledger interface {
 	// End notes that the process has survived the run: no run is open any more.
 	End(ctx context.Context, m *inbox.Message) error
 	// Pass is End for an attempt whose retry is stored elsewhere: what comes with this
-	// Attempt, or one before it, is a leftover from now on.
+	// Attempt, or one before it, is superseded from now on.
 	Pass(ctx context.Context, m *inbox.Message) error
 	// Forget drops the entry.
 	Forget(ctx context.Context, id uuid.UUID) error
@@ -39,7 +39,8 @@ type LedgerEntry struct {
 	Open int
 }
 
-// Supersedes reports whether a newer copy than m is known of, so that m is a leftover.
+// Supersedes reports whether a newer copy than m is known of. Then m is a leftover, but where
+// Traits.MoveSettles is set: the server has lost the newer copy there.
 func (e LedgerEntry) Supersedes(m *inbox.Message) bool {
 	if e.Replays != m.Replays {
 		return e.Replays > m.Replays

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -467,7 +468,7 @@ func TestLedger(t *testing.T) {
 			running.Add(-1)
 			return nil
 		}}
-		b := newBench(t, withLedger{got, ledger}, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 4, MaxCrashes: 3}}, memqueue.Options{})
+		b := newBench(t, withLedger{got, ledger}, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 4, MaxCrashes: 3}}, memqueue.Options{Split: true})
 		killer, suspect := b.put("killer", 1)[0], b.put("suspect", 1)[0]
 		leftover := b.put("leftover", 1)[0]
 		deliverInVain(t, b)
@@ -498,6 +499,50 @@ func TestLedger(t *testing.T) {
 			t.Errorf("entry %+v", e)
 		}
 	})
+}
+
+// A message of which a newer copy is noted is a leftover only where a move can leave it behind: else the
+// server has lost the copy.
+func TestNewerCopyNoted(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		split, ordered bool
+		replays        int // of the copy, at its second attempt
+		want           int // the attempt that runs; 0: none
+	}{
+		{split: true},
+		{split: true, replays: 1},
+		{split: true, ordered: true, want: 2}, // it was in hand
+		{split: true, ordered: true, replays: 1},
+		{want: 2},
+		{replays: 1, want: 1},
+		{ordered: true, want: 2},
+		{ordered: true, replays: 1, want: 1},
+	} {
+		t.Run(fmt.Sprintf("%+v", c), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				ledger := memory.NewLedger()
+				var ran []int
+				got := processorFunc(func(_ context.Context, m *inbox.Message) error {
+					ran = append(ran, m.Attempt)
+					return nil
+				})
+				b := newBench(t, withLedger{got, ledger}, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Ordered: c.ordered}},
+					memqueue.Options{Split: c.split, Exclusive: c.ordered})
+				id := b.put("event", 1)[0]
+				deliverInVain(t, b)
+				if err := ledger.Pass(t.Context(), &inbox.Message{ID: id, Attempt: 1, Replays: c.replays}); err != nil {
+					t.Fatal(err)
+				}
+				b.start()
+				b.idle()
+				b.stop()
+				if c.want == 0 && len(ran) > 0 || c.want > 0 && !slices.Equal(ran, []int{c.want}) {
+					t.Errorf("attempts %v ran, want %d", ran, c.want)
+				}
+			})
+		})
+	}
 }
 
 // deliverInVain has what is in the queue delivered to somebody who does not settle it.

@@ -31,14 +31,14 @@ func (t *tracker) look(m *inbox.Message, alone bool) (*inbox.Message, *fate, err
 	switch {
 	case err != nil:
 		return m, nil, inbox.Unavailable(err)
-	case entry.Supersedes(m) && (!t.cfg.Ordered || entry.Replays != m.Replays):
+	case t.isLeftover(entry, m):
 		t.cfg.Logger.Info("leftover of an earlier attempt dropped", slog.Any("message_id", m.ID), slog.Int("attempt", m.Attempt))
 		return m, &fate{kind: leftover}, nil
 	case open >= t.cfg.MaxCrashes && m.Redelivered: // else the runs may be those of other copies, in progress
 		return m, nil, inbox.Classed(inbox.Unrecoverable(fmt.Errorf(
 			"%s: the process ended %d times while this message was being processed", t.cfg.Package, open)), driver.ClassQuarantined)
 	}
-	if entry.Supersedes(m) { // an ordered retry, which was in the hand of a process that is gone
+	if entry.Replays == m.Replays && entry.Supersedes(m) { // it goes on where its retry would have
 		later := *m
 		later.Attempt = entry.Attempt
 		if entry.Attempt > t.cfg.Retry.MaxAttempts { // some failures were recoverable; the ledger does not tell which
@@ -50,6 +50,16 @@ func (t *tracker) look(m *inbox.Message, alone bool) (*inbox.Message, *fate, err
 		return m, &fate{kind: suspect}, nil
 	}
 	return m, nil, nil
+}
+
+// isLeftover reports whether a newer copy than m is stored elsewhere. The retry of an ordered message is
+// not: it was in the hand of a process that is gone. Neither is a copy whose move also ended the
+// original, as long as that comes again: a failover or a crash of the server has undone both.
+func (t *tracker) isLeftover(entry driver.LedgerEntry, m *inbox.Message) bool {
+	if t.cfg.traits.MoveSettles || !entry.Supersedes(m) {
+		return false
+	}
+	return !t.cfg.Ordered || entry.Replays != m.Replays
 }
 
 // start notes that a run begins.

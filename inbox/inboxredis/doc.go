@@ -82,8 +82,9 @@
 //
 // Redis confirms before a replica has the message, and before it is on the disk: use appendonly, and
 // min-replicas-to-write, which Check asks for. After a failover acknowledgements may be undone, and
-// those messages come again, not marked as redelivered; deduplicate them. When the stream or the group
-// is gone, as after FLUSHALL, Ready and the log say so, and Setup makes it again: Run never does.
+// those messages come again, not marked as redelivered; deduplicate them. A retry that was undone comes
+// again as the attempt before it, or as the one that a ledger knows of. When the stream or the group is
+// gone, as after FLUSHALL, Ready and the log say so, and Setup makes it again: Run never does.
 // Without memory (maxmemory with noeviction) retries and dead letters wait in their consumers, and
 // the others are processed.
 //

@@ -113,6 +113,7 @@ var consumerTests = map[string]func(*testing.T, ConsumerFixture){
 	"an outage with invalid messages":     testConsumerOutageInvalid,
 	"a pause while another runs":          testConsumerPauseWhileRunning,
 	"leftover of an attempt":              testConsumerLeftover,
+	"a retry that the server has lost":    testConsumerLostRetry,
 	"retries are noted":                   testConsumerNotesRetries,
 	"quarantine":                          testConsumerQuarantine,
 	"open runs of other copies":           testConsumerOtherCopies,

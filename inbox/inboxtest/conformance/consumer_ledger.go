@@ -42,6 +42,9 @@ func entry(t *testing.T, l driver.Ledger, id uuid.UUID) driver.LedgerEntry {
 
 // The leftover of an attempt is dropped once its retry is known of, and only then.
 func testConsumerLeftover(t *testing.T, f ConsumerFixture) {
+	if f.New(t).Traits().MoveSettles {
+		t.Skip("its moves leave nothing behind")
+	}
 	ledger := memory.NewLedger()
 	left, current := named("leftover"), named("current")
 	for m, attempt := range map[*inbox.Message]int{left: 2, current: 1} {
@@ -70,6 +73,33 @@ func testConsumerLeftover(t *testing.T, f ConsumerFixture) {
 		t.Errorf("entry of the leftover's message: %+v", e)
 	}
 	if e := entry(t, ledger, current.ID); e != (driver.LedgerEntry{}) {
+		t.Errorf("entry of a processed message: %+v", e)
+	}
+	wantRest(t, f, 0)
+}
+
+// Where a move also ends the original, a message whose retry is known of has lost that by a fault of the
+// server: it is the only copy, and goes on at the attempt that is known of.
+func testConsumerLostRetry(t *testing.T, f ConsumerFixture) {
+	if !f.New(t).Traits().MoveSettles {
+		t.Skip("its moves may leave the original behind")
+	}
+	ledger := memory.NewLedger()
+	m := named("event")
+	failedOnce(t, f, m)
+	noted := *m
+	noted.Attempt = 2
+	if err := ledger.Pass(t.Context(), &noted); err != nil {
+		t.Fatal(err)
+	}
+	r := &runs{}
+	w := consume(t, f, remembering{r, ledger}, ConsumerConfig{})
+	awaitCount(t, "messages done", 1, r.finished)
+	w.stop()
+	if seen := r.messages(); seen[0].ID != m.ID || seen[0].Attempt != 3 {
+		t.Errorf("processed %+v", seen)
+	}
+	if e := entry(t, ledger, m.ID); e != (driver.LedgerEntry{}) {
 		t.Errorf("entry of a processed message: %+v", e)
 	}
 	wantRest(t, f, 0)
