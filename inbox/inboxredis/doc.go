@@ -116,7 +116,7 @@
 // Where the next processor deduplicates by itself, as *inboxpgx.Store does, nothing is claimed.
 // Redis is asked first and believed only when it says that a message is done; everything else is
 // for the next processor, whose guarantees stay. That saves transactions where many copies come.
-// The keys are the same. A consumer also gets the ledger and the pruning of the next processor.
+// The keys are the same. A consumer also gets the ledger, the pauses and the pruning of the next processor.
 //
 // # Without Redis
 //

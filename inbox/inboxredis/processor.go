@@ -89,6 +89,16 @@ type Processor struct {
 	shortcut *shortcut // where next deduplicates; else nil
 }
 
+// These are all that a consumer looks for in a processor. One that were missing would hide that of the
+// next processor.
+var (
+	_ driver.Deduplicator = (*Processor)(nil)
+	_ driver.Limiter      = (*Processor)(nil)
+	_ driver.Background   = (*Processor)(nil)
+	_ driver.Pausable     = (*Processor)(nil)
+	_ driver.Parker       = (*Processor)(nil)
+)
+
 // NewProcessor returns a Processor that has next do the work. It does not look at Redis.
 //
 // If next deduplicates by itself, as *inboxpgx.Store does, Redis only spares it the copies that
