@@ -7,7 +7,8 @@
 // messages are CloudEvents, as package cloudevents says.
 //
 // [Publisher] gathers what arrives while a pipeline is on its way into the next
-// pipeline, so it is fast for many messages and prompt for one.
+// pipeline, so it is fast for many messages and prompt for one. In a Redis Cluster
+// each stream has a pipeline of its own, at the same time as the others.
 //
 // # Guarantees and limits
 //

@@ -3,6 +3,7 @@ package outboxredis
 import (
 	"context"
 	"fmt"
+	"sync"
 
 	"github.com/redis/go-redis/v9"
 
@@ -13,6 +14,11 @@ import (
 // maxPipeline is how many bytes of bodies one pipeline has, so that Config.Timeout suffices for it on
 // a slow way to the server.
 const maxPipeline = 4 << 20
+
+// cluster is the client of a Redis Cluster.
+type cluster interface {
+	MasterForKey(ctx context.Context, key string) (*redis.Client, error)
+}
 
 // item is a message on its way.
 type item struct {
@@ -35,7 +41,11 @@ func (p *Publisher) send() {
 		}
 		for len(items) > 0 {
 			n := portion(items)
-			p.sendTogether(items[:n])
+			var sending sync.WaitGroup
+			for _, some := range p.apart(items[:n]) {
+				sending.Go(func() { p.sendTogether(some) })
+			}
+			sending.Wait()
 			items = items[n:]
 		}
 	}
@@ -51,6 +61,24 @@ func portion(items []item) int {
 		}
 	}
 	return len(items)
+}
+
+// apart gives each stream of a Cluster a pipeline of its own: while one node is silent the client reports
+// the whole pipeline as failed, also what other nodes have confirmed, and that would be stored again.
+func (p *Publisher) apart(items []item) (all [][]item) {
+	if _, ok := p.client.(cluster); !ok {
+		return [][]item{items}
+	}
+	at := map[string]int{}
+	for _, it := range items {
+		i, ok := at[it.args.Stream]
+		if !ok {
+			i = len(all)
+			at[it.args.Stream], all = i, append(all, nil)
+		}
+		all[i] = append(all[i], it)
+	}
+	return all
 }
 
 // sendTogether reports the outcome of each item. Redis ends the connection over a command that is

@@ -1,0 +1,95 @@
+package outboxredis_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/holdfast-go/holdfast/internal/redistest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/outboxredis"
+)
+
+// shards is a Redis Cluster of which one node is to fail.
+type shards struct {
+	client        *redis.ClusterClient
+	healthy, sick string // streams, of two nodes
+	sicks         *testenv.Server
+	addr          string // of sicks
+}
+
+// newShards makes one whose nodes go on without the others.
+func newShards(t *testing.T) *shards {
+	t.Helper()
+	client, servers := redistest.Cluster(t)
+	err := client.ForEachMaster(t.Context(), func(ctx context.Context, node *redis.Client) error {
+		return node.ConfigSet(ctx, "cluster-require-full-coverage", "no").Err()
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &shards{client: client, healthy: "healthy"}
+	of := func(stream string) string {
+		node, err := client.MasterForKey(t.Context(), stream)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return node.Options().Addr
+	}
+	for n := 0; s.sick == "" || s.addr == of(s.healthy); n++ {
+		s.sick = fmt.Sprint("sick", n)
+		s.addr = of(s.sick)
+	}
+	at := slices.IndexFunc(servers, func(server *testenv.Server) bool {
+		opts, err := redis.ParseURL(server.URL())
+		return err == nil && opts.Addr == s.addr
+	})
+	s.sicks = servers[at]
+	return s
+}
+
+// mixed are messages for both streams in turn.
+func (s *shards) mixed(n int) (msgs []driver.Message) {
+	for range n {
+		for _, stream := range []string{s.healthy, s.sick} {
+			msgs = append(msgs, driver.Message{ID: uuid.Must(uuid.NewV7()), Name: "a", Exchange: stream})
+		}
+	}
+	return msgs
+}
+
+// While one node is silent, the messages for the others are confirmed.
+func TestClusterSilentNode(t *testing.T) {
+	t.Parallel()
+	const each = 50
+	s := newShards(t)
+	p := newPublisher(t, s.client, outboxredis.Config{Timeout: time.Second})
+	if err := s.sicks.Pause(); err != nil {
+		t.Fatal(err)
+	}
+	msgs := s.mixed(each)
+	for i, err := range publishAll(t, p, msgs) {
+		switch msgs[i].Exchange {
+		case s.healthy:
+			if err != nil {
+				t.Errorf("message %d for a sound node: %v", i, err)
+			}
+		case s.sick:
+			if driver.ClassOf(err) != driver.Unavailable {
+				t.Errorf("message %d for a silent node: %v", i, err)
+			}
+		}
+	}
+	if err := s.sicks.Resume(); err != nil {
+		t.Fatal(err)
+	}
+	if n := s.client.XLen(t.Context(), s.healthy).Val(); n != each {
+		t.Errorf("%d messages are stored, want %d", n, each)
+	}
+}
