@@ -3,7 +3,9 @@ package outboxredis_test
 import (
 	"context"
 	"fmt"
+	"net"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -92,4 +94,70 @@ func TestClusterSilentNode(t *testing.T) {
 	if n := s.client.XLen(t.Context(), s.healthy).Val(); n != each {
 		t.Errorf("%d messages are stored, want %d", n, each)
 	}
+}
+
+// A node that is gone behind something that accepts connections and ends them costs no message an
+// attempt, though the other nodes answer.
+func TestClusterNodeBehindAClosedDoor(t *testing.T) {
+	t.Parallel()
+	s := newShards(t)
+	door := closedDoor(t)
+	var gone atomic.Bool
+	opts := *s.client.Options()
+	opts.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if addr == s.addr && gone.Load() {
+			addr = door
+		}
+		return (&net.Dialer{}).DialContext(ctx, network, addr)
+	}
+	client := redis.NewClusterClient(&opts)
+	defer client.Close()
+	p := newPublisher(t, client, outboxredis.Config{})
+	if err := publish(t, p, driver.Message{Name: "a", Exchange: s.sick}); err != nil {
+		t.Fatal(err)
+	}
+	gone.Store(true)
+	if err := s.sicks.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		msgs := s.mixed(10)
+		for i, err := range publishAll(t, p, msgs) {
+			switch msgs[i].Exchange {
+			case s.healthy:
+				if err != nil {
+					t.Errorf("message %d for a sound node: %v", i, err)
+				}
+			case s.sick:
+				if driver.ClassOf(err) != driver.Unavailable {
+					t.Errorf("message %d for a node that is gone: %v", i, err)
+				}
+			}
+		}
+	}
+}
+
+// closedDoor is the address of what accepts connections and ends them.
+func closedDoor(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	t.Cleanup(func() {
+		_ = listener.Close() // it has nothing to lose
+		<-ended
+	})
+	go func() {
+		defer close(ended)
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			_ = conn.Close() // that is all it is for
+		}
+	}()
+	return listener.Addr().String()
 }

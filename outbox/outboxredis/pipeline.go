@@ -105,16 +105,32 @@ func (p *Publisher) sendTogether(items []item) {
 	}
 }
 
-// sendAlone blames a message over which the connection ends twice, while Redis answers others.
+// sendAlone blames a message over which the connection ends twice, while its server answers others.
 func (p *Publisher) sendAlone(it item) error {
 	var err error
 	for range 2 {
 		err = p.exec([]item{it})[0]
-		if !broken(err) || p.Ready(it.ctx) != nil {
+		if !broken(err) || p.answers(it) != nil {
 			return classify(err)
 		}
 	}
 	return &driver.PublishError{Class: driver.Retryable, Err: fmt.Errorf("redis ends the connection over it, it may be too large: %w", err)}
+}
+
+// answers returns nil if the server of a message's stream answers. In a Cluster that is one of many.
+func (p *Publisher) answers(it item) error {
+	nodes, ok := p.client.(cluster)
+	if !ok {
+		return p.Ready(it.ctx)
+	}
+	_, err := redisconn.Within(it.ctx, p.cfg.Timeout, func(ctx context.Context) (string, error) {
+		node, err := nodes.MasterForKey(ctx, it.args.Stream)
+		if err != nil {
+			return "", err
+		}
+		return node.Ping(ctx).Result()
+	})
+	return err
 }
 
 func (p *Publisher) report(it item, err error) {
