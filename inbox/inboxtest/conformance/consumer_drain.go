@@ -106,7 +106,7 @@ func testConsumerLeavesBehind(t *testing.T, f ConsumerFixture) {
 	if m, late := ledger.missing.Load(), ledger.timedOut.Load(); m != 0 || late != 0 {
 		t.Errorf("%d runs were not noted as survived, %d not beside the others", m, late)
 	}
-	left := rest(t, f)
+	left := rest(t, f, n)
 	for _, m := range left {
 		if m.Attempt != 2 {
 			t.Errorf("a message was counted: %+v", m)
