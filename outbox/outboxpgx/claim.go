@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -27,21 +28,23 @@ func (s *Store) Claim(ctx context.Context, req driver.Claim) (driver.Batch, erro
 		req.Skip = []string{}
 	}
 	c := claim{req: req}
-	var err error
+	var refused error // what is due may be beyond us, and must not keep what is ready
 	if s.nextDue.passed() {
-		err = s.release(ctx)
+		refused = s.release(ctx)
 	}
-	if err == nil {
-		err = s.take(ctx, &c)
-	}
-	if err == nil && len(c.batch.Leases) == 0 && !c.batch.More && s.nextDue.passed() {
-		if err = s.release(ctx); err == nil {
+	err := s.take(ctx, &c)
+	if err == nil && refused == nil && len(c.batch.Leases) == 0 && !c.batch.More && s.nextDue.passed() {
+		if refused = s.release(ctx); refused == nil {
 			err = s.take(ctx, &c)
 		}
 	}
 	if err != nil {
 		s.horizon.forget()
 		return driver.Batch{}, fmt.Errorf("outboxpgx: claim: %w", s.t.explain(err))
+	}
+	if refused != nil {
+		s.complain(ctx, "outboxpgx: messages that are due cannot be released", slog.Any("error", refused))
+		c.batch.Due = refusedDelay
 	}
 	return c.batch, nil
 }
@@ -59,6 +62,9 @@ type claim struct {
 	due    *int64 // microseconds until the first waiting row is due; 0 or less: it is; nil: none waits
 	ends   *int64 // microseconds until the first lease of another claim ends; nil: there is none
 }
+
+// refusedDelay is when to ask again for rows that could not be released.
+const refusedDelay = time.Second
 
 // overdueDelay is when to ask again for rows that are due and whose lanes are busy.
 const overdueDelay = 10 * time.Millisecond
@@ -163,11 +169,15 @@ func (c *claim) leases(rows pgx.Rows) error {
 func (c *claim) messages(rows pgx.Rows) error {
 	var r record
 	var seq int64
-	var behind bool
-	_, err := pgx.ForEachRow(rows, r.dest(&seq, &behind), func() error {
+	var behind, locked bool
+	stuck := stuckKeys{}
+	_, err := pgx.ForEachRow(rows, r.dest(&seq, &behind, &locked), func() error {
 		c.seen = max(c.seen, seq)
 		if behind {
 			c.behind = true
+			return nil
+		}
+		if stuck.leaveOut(r.key.String, locked) {
 			return nil
 		}
 		m, err := r.message()

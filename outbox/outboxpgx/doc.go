@@ -92,4 +92,8 @@
 // the claims of their lanes, since they are looked at and left. Very many that
 // come to lie behind a waiting one of their key at once are put aside 1,000 at a
 // time, which holds up the lane for some seconds per 100,000, once.
+//
+// A message whose row another session has locked is left alone until that session ends: one that waits with its key, and
+// one that is ready with its lane. Locked while it was published, it is published again then, with the later ones of its
+// key. One that a trigger or a constraint of yours keeps from being deleted is marked as published, as with Retention.
 package outboxpgx

@@ -3,6 +3,8 @@ package outboxpgx
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -11,18 +13,39 @@ import (
 	"github.com/holdfast-go/holdfast/outbox/driver"
 )
 
-// Settle implements driver.Source. It takes one round trip, and looks at what is left after its commit: whoever was woken
-// for that before has found the lanes leased.
+// Settle implements driver.Source. A message that another session has locked is given back, so that it holds up no other;
+// and one that a trigger or a constraint keeps from being deleted is marked, and left to Prune.
 func (s *Store) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Settlement) (driver.Settled, error) {
 	if len(b.Leases) == 0 {
 		return driver.Settled{}, nil
 	}
+	settled, err := s.settle(ctx, b, outcomes, s.cfg.Retention > 0)
+	switch c := code(err); {
+	case c == lockNotAvailable:
+		var free []driver.Settlement
+		if free, err = s.withoutLocked(ctx, b, outcomes); err == nil {
+			s.complain(ctx, "outboxpgx: messages whose rows another session has locked are published again", slog.Int("messages", len(outcomes)-len(free)))
+			settled, err = s.settle(ctx, b, free, s.cfg.Retention > 0)
+		}
+	case c == raisedException || strings.HasPrefix(c, integrityViolation):
+		s.complain(ctx, "outboxpgx: published messages cannot be deleted, and are marked", slog.Any("error", err))
+		settled, err = s.settle(ctx, b, outcomes, true)
+	}
+	if err != nil {
+		return driver.Settled{}, fmt.Errorf("outboxpgx: settle: %w", s.t.explain(err))
+	}
+	return settled, nil
+}
+
+// settle takes one round trip, and looks at what is left after its commit: whoever was woken for that before has found the
+// lanes leased.
+func (s *Store) settle(ctx context.Context, b driver.Batch, outcomes []driver.Settlement, keep bool) (driver.Settled, error) {
 	lanes, tokens := columnsOfLeases(b.Leases)
 	held := heldLanes{}
 	var settled driver.Settled
 	queue := &pgx.Batch{}
 	queue.Queue(beginSQL)
-	queue.Queue(s.sql.settle, s.settlement(lanes, tokens, outcomes)...).QueryRow(held.readArray)
+	queue.Queue(s.sql.settle, s.settlement(lanes, tokens, outcomes, keep)...).QueryRow(held.readArray)
 	ask := s.horizon.question()
 	var writers []string
 	if ask.number != 0 {
@@ -44,7 +67,7 @@ func (s *Store) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Se
 	}
 	if err != nil {
 		s.horizon.forget()
-		return driver.Settled{}, fmt.Errorf("outboxpgx: settle: %w", s.t.explain(err))
+		return driver.Settled{}, err
 	}
 	s.horizon.answer(ask, writers)
 	settled.Stale = held.stale(b.Leases)
@@ -52,7 +75,7 @@ func (s *Store) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Se
 }
 
 // settlement returns the arguments of settleSQL.
-func (s *Store) settlement(lanes []int16, tokens []int64, outcomes []driver.Settlement) []any {
+func (s *Store) settlement(lanes []int16, tokens []int64, outcomes []driver.Settlement, keep bool) []any {
 	published, failed, dead := newColumns(len(outcomes)), newColumns(0), newColumns(0)
 	by := map[driver.Verdict]*columnsOf{driver.Published: published, driver.Failed: failed, driver.Dead: dead}
 	for _, o := range outcomes {
@@ -62,7 +85,7 @@ func (s *Store) settlement(lanes []int16, tokens []int64, outcomes []driver.Sett
 	}
 	limit, era := s.horizon.limit()
 	return []any{
-		lanes, tokens, published.ids, s.cfg.Retention > 0, failed.ids, failed.delays, failed.classes, failed.errors,
+		lanes, tokens, published.ids, keep, failed.ids, failed.delays, failed.classes, failed.errors,
 		dead.ids, dead.classes, dead.errors, limit, era,
 	}
 }

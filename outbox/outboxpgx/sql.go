@@ -9,11 +9,11 @@ type statements struct {
 	claim, read, countLosses             string
 	lower, writers                       string
 	lockDue, holdDue, holdReady, release string
-	settle, look, lock, renew            string
+	settle, locked, look, lock, renew    string
 }
 
 func (t tables) statements() statements {
-	parts := strings.NewReplacer("{ready}", ready, "{waiting}", waiting, "{before}", before, "{heldUntil}", heldUntil,
+	parts := strings.NewReplacer("{ready}", ready, "{waiting}", waiting, "{before}", before, "{free}", free, "{heldUntil}", heldUntil,
 		"{fits}", strings.ReplaceAll(fits, "{max}", "$4::bigint"), "{record}", recordColumns)
 	fill := func(sql string) string { return t.fill(parts.Replace(sql)) } // a part may name a table
 	return statements{
@@ -22,7 +22,7 @@ func (t tables) statements() statements {
 		claim: fill(claimSQL), read: fill(readSQL), countLosses: fill(countLossesSQL),
 		lower: fill(lowerSQL), writers: writersSQL,
 		lockDue: fill(lockDueSQL), holdDue: fill(holdDueSQL), holdReady: fill(holdReadySQL), release: fill(releaseSQL),
-		settle: fill(settleSQL), look: fill(lookSQL), lock: fill(lockSQL), renew: fill(renewSQL),
+		settle: fill(settleSQL), locked: fill(lockedSQL), look: fill(lookSQL), lock: fill(lockSQL), renew: fill(renewSQL),
 	}
 }
 
@@ -54,6 +54,11 @@ const (
 	ready   = `o.published_at IS NULL AND o.due_at IS NULL`
 	waiting = `o.published_at IS NULL AND o.due_at IS NOT NULL`
 )
+
+// free is NULL for a row o that another session has locked, be it to change it or for a foreign key. Waiting for such a row
+// would hold up all the others for as long as that session likes. Few rows have an xmax, by which some session has
+// locked them at some time, so few are asked for.
+const free = `CASE WHEN o.xmax = 0 THEN true ELSE (SELECT true FROM {outbox} x WHERE x.id = o.id FOR UPDATE SKIP LOCKED) END`
 
 // before finds the waiting row p nearest before o in its key. It takes the nearest, since before the first
 // may lie the index entries of many rows that are gone. An empty key has no order. o must not be published.

@@ -7,16 +7,16 @@ SELECT lane, single, doubtful, era, due_us, ends_us
 FROM {claim}($1::bigint, $2::bigint, $3::integer, $4::text[], $5::integer, $6::boolean, $7::bigint[])`
 
 // readSQL reads the rows of the lanes just leased: of each lane its share of the limit, in order, until the
-// bodies exceed the bytes. Rows behind a waiting one of their key, and rows too large by themselves, come
-// without contents. It follows claimSQL, under its settings: its snapshot must be newer than the lock on the
+// bodies exceed the bytes. Rows behind a waiting one of their key, those that another session has locked, and rows too large
+// by themselves come without contents. It follows claimSQL, under its settings: its snapshot must be newer than the lock on the
 // lane. $1 token, $2 limit, $3 transports to skip, $4 bytes.
 const readSQL = `
-SELECT {record}, seq, behind
+SELECT {record}, seq, behind, locked
 FROM (
-  SELECT m.*, fits AND NOT behind AS texts, fits AND NOT behind AS whole,
-    sum(octet_length(m.body)) FILTER (WHERE fits AND NOT behind) OVER (ORDER BY m.seq) - octet_length(m.body) AS bytes_before
+  SELECT m.*, fits AND NOT behind AS texts, fits AND NOT behind AND NOT locked AS whole,
+    sum(octet_length(m.body)) FILTER (WHERE fits AND NOT behind AND NOT locked) OVER (ORDER BY m.seq) - octet_length(m.body) AS bytes_before
   FROM {lanes} l CROSS JOIN LATERAL (
-    SELECT o.*, (SELECT true FROM {outbox} p WHERE {before}) IS NOT NULL AS behind, {fits} AS fits FROM {outbox} o
+    SELECT o.*, (SELECT true FROM {outbox} p WHERE {before}) IS NOT NULL AS behind, ({free}) IS NULL AS locked, {fits} AS fits FROM {outbox} o
     WHERE o.lane = l.lane AND o.seq >= l.floor AND {ready} AND o.transport_name <> ALL($3::text[])
     ORDER BY o.seq LIMIT greatest(1, least(l.batch, $2::int / (SELECT count(*)::int FROM {lanes} WHERE token = $1)))) m
   WHERE l.token = $1) q

@@ -10,6 +10,9 @@ SELECT {settle}($1::smallint[], $2::bigint[], $3::uuid[], $4::boolean, $5::uuid[
 	lookSQL = `SELECT {look}($1::smallint[])`
 )
 
+// lockedSQL returns those messages that another session has locked. $1 ids.
+const lockedSQL = `SELECT o.id FROM {outbox} o WHERE o.id = ANY($1::uuid[]) AND ({free}) IS NULL`
+
 // lockSQL locks and returns the lanes whose token is still the lease's. $1 lanes, $2 tokens.
 const lockSQL = `
 SELECT l.lane FROM {lanes} l JOIN unnest($1::smallint[], $2::bigint[]) AS b(lane, token) ON l.lane = b.lane AND l.token = b.token

@@ -7,13 +7,13 @@ const heldUntil = `CASE WHEN p.held AND p.due_at > now() + interval '30 minutes'
 
 // lockDueSQL locks and returns the lanes of rows that are due, without those that are busy. $1 limit of rows.
 const lockDueSQL = `
-WITH due AS MATERIALIZED (SELECT o.lane FROM {outbox} o WHERE {waiting} AND o.due_at <= now() ORDER BY o.due_at LIMIT $1)
+WITH due AS MATERIALIZED (SELECT o.lane FROM {outbox} o WHERE {waiting} AND o.due_at <= now() AND {free} ORDER BY o.due_at LIMIT $1)
 SELECT l.lane FROM {lanes} l WHERE l.lane IN (SELECT lane FROM due) ORDER BY l.lane FOR UPDATE OF l SKIP LOCKED`
 
 // holdDueSQL holds the rows that are due behind a waiting row of their key. $1 lanes, $2 limit of rows.
 const holdDueSQL = `
 WITH due AS MATERIALIZED (
-  SELECT o.id, o.seq, o.ordering_key FROM {outbox} o WHERE {waiting} AND o.due_at <= now() AND o.lane = ANY($1::smallint[]) ORDER BY o.due_at LIMIT $2)
+  SELECT o.id, o.seq, o.ordering_key FROM {outbox} o WHERE {waiting} AND o.due_at <= now() AND o.lane = ANY($1::smallint[]) AND {free} ORDER BY o.due_at LIMIT $2)
 UPDATE {outbox} u SET held = true, due_at = {heldUntil}
 FROM due o CROSS JOIN LATERAL (SELECT p.due_at, p.held FROM {outbox} p WHERE {before}) p
 WHERE u.id = o.id`
@@ -25,33 +25,36 @@ UPDATE {outbox} u SET held = true, due_at = {heldUntil}
 FROM {lanes} l
   CROSS JOIN LATERAL (
     SELECT o.id, o.seq, o.ordering_key FROM {outbox} o
-    WHERE o.lane = l.lane AND o.seq >= l.floor AND {ready} AND o.transport_name <> ALL($3::text[]) ORDER BY o.seq LIMIT $2) o
+    WHERE o.lane = l.lane AND o.seq >= l.floor AND {ready} AND o.transport_name <> ALL($3::text[]) AND {free} ORDER BY o.seq LIMIT $2) o
   CROSS JOIN LATERAL (SELECT p.due_at, p.held FROM {outbox} p WHERE {before}) p
 WHERE l.token = $1 AND u.id = o.id`
 
 // releaseSQL releases two kinds of rows: those that are due and the first of their key (head), and those held
 // behind them, up to the next row that waits on its own account (behind). Where too many are behind, the
-// first that is too many gets a due time of its own, so that it follows later. The floor of a lane is lowered
-// to the rows that come back.
+// first that is too many gets a due time of its own, so that it follows later. So does the head where another session has
+// locked a row behind it (stuck): that row could be given none. The floor of a lane is lowered to the rows that come back.
 //
 // $1 lanes, $2 limit of rows that are due, $3 limit of all rows behind, $4 limit of a key, $5 limit behind a
 // row that was not held, $6 microseconds until the rest follows.
 const releaseSQL = `
 WITH due AS MATERIALIZED (
-  SELECT o.id, o.seq, o.ordering_key, o.held FROM {outbox} o WHERE {waiting} AND o.due_at <= now() AND o.lane = ANY($1::smallint[]) ORDER BY o.due_at LIMIT $2),
+  SELECT o.id, o.seq, o.ordering_key, o.held FROM {outbox} o WHERE {waiting} AND o.due_at <= now() AND o.lane = ANY($1::smallint[]) AND {free} ORDER BY o.due_at LIMIT $2),
 head AS MATERIALIZED (SELECT o.* FROM due o WHERE (SELECT true FROM {outbox} p WHERE {before}) IS NULL),
 most AS MATERIALIZED (SELECT greatest(1, least($4::int, $3::int / greatest(1, count(*)::int))) AS n FROM head),
 behind AS MATERIALIZED (
-  SELECT b.id, b.n > b.most AS late
+  SELECT b.head, b.id, b.n > b.most AS late, b.free
   FROM (SELECT h.*, CASE WHEN h.held THEN m.n ELSE least(m.n, $5::int) END AS most FROM head h CROSS JOIN most m WHERE h.ordering_key <> '') h
     CROSS JOIN LATERAL (
-      SELECT w.id, h.most, row_number() OVER (ORDER BY w.seq) AS n, bool_and(w.held OR w.due_at <= now()) OVER (ORDER BY w.seq) AS along
-      FROM (SELECT o.id, o.seq, o.held, o.due_at FROM {outbox} o WHERE o.ordering_key = h.ordering_key AND o.seq > h.seq AND {waiting}
+      SELECT h.id AS head, w.id, w.free, h.most, row_number() OVER (ORDER BY w.seq) AS n, bool_and(w.held OR w.due_at <= now()) OVER (ORDER BY w.seq) AS along
+      FROM (SELECT o.id, o.seq, o.held, o.due_at, {free} AS free FROM {outbox} o WHERE o.ordering_key = h.ordering_key AND o.seq > h.seq AND {waiting}
             ORDER BY o.seq LIMIT h.most + 1) w) b
   WHERE b.along),
+stuck AS MATERIALIZED (SELECT head FROM behind WHERE free IS NULL),
 back AS (
   UPDATE {outbox} u SET held = b.late, due_at = CASE WHEN b.late THEN now() + $6::bigint * interval '1 microsecond' END
-  FROM (SELECT id, false AS late FROM head UNION ALL SELECT id, late FROM behind) b WHERE u.id = b.id
+  FROM (SELECT id, id IN (SELECT head FROM stuck) AS late FROM head
+        UNION ALL SELECT id, late FROM behind WHERE head NOT IN (SELECT head FROM stuck)) b
+  WHERE u.id = b.id
   RETURNING u.lane, u.seq),
 low AS MATERIALIZED (SELECT lane, min(seq) AS seq FROM back GROUP BY lane)
 UPDATE {lanes} l SET floor = least(l.floor, low.seq) FROM low WHERE l.lane = low.lane`

@@ -16,6 +16,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/pgcall"
 	"github.com/holdfast-go/holdfast/internal/pgnotify"
 	"github.com/holdfast-go/holdfast/internal/pgprune"
+	"github.com/holdfast-go/holdfast/internal/telemetry"
 )
 
 // Config tunes a Store. The zero value works. All Stores of one outbox must agree on Schema and Table.
@@ -40,8 +41,8 @@ type Config struct {
 	// PollOnly turns wake-ups between processes off: the Store neither tells relays elsewhere of a
 	// commit nor listens. They find messages when they poll. Default: it does both.
 	PollOnly bool
-	// Logger gets one line for each outage of wake-ups and each round of pruning that failed. Default:
-	// slog.Default().
+	// Logger gets one line for each outage of wake-ups and each round of pruning that failed, and tells of rows that cannot
+	// be changed. Default: slog.Default().
 	Logger *slog.Logger
 }
 
@@ -68,7 +69,8 @@ type Store struct {
 	sender      *pgnotify.Sender
 	listener    *pgnotify.Listener
 
-	dead *deadLetters
+	dead       *deadLetters
+	complaints telemetry.SeldomEach
 }
 
 const (

@@ -7,9 +7,12 @@
 -- longer than the statement. The timeout releases the locks of a relay whose host is gone, long before TCP notices.
 
 -- Leases lanes that nobody holds and that have something ready, those first that were leased longest ago. A lane without a
--- token is free whatever its lease_until says: the clock may have been set back. A pause leaves all lanes alone. It commits
--- without waiting for the disk: a claim that a crash of the database undoes is noticed when it is settled, since no
--- other claim has its token.
+-- token is free whatever its lease_until says: the clock may have been set back. A pause leaves all lanes alone. So does a
+-- session that has locked the first ready row of a lane: it could not be settled. Only a row that some session has locked at
+-- some time has an xmax, so few are asked for. Waiting rows that are locked are not told of either.
+--
+-- It commits without waiting for the disk: a claim that a crash of the database undoes is noticed when it is settled,
+-- since no other claim has its token.
 --
 -- A lane is doubtful when its last claim was lost, or when messages of that claim are still under suspicion. Doubtful
 -- lanes are leased singly, to a relay that has no other batch in hand. Each lost claim makes the batches of its lane eight
@@ -41,7 +44,8 @@ BEGIN
     WITH able AS MATERIALIZED (
         SELECT l.lane, l.lease_until, l.token IS NOT NULL OR l.suspect IS NOT NULL AS doubtful FROM {{lanes}} l
         WHERE (l.token IS NULL OR l.lease_until <= now()) AND NOT EXISTS (SELECT FROM {{pause}} p)
-            AND (SELECT true FROM {{table}} o WHERE o.lane = l.lane AND o.seq >= l.floor AND o.published_at IS NULL AND o.due_at IS NULL
+            AND (SELECT CASE WHEN o.xmax = 0 THEN true ELSE (SELECT true FROM {{table}} x WHERE x.id = o.id FOR UPDATE SKIP LOCKED) END
+                 FROM {{table}} o WHERE o.lane = l.lane AND o.seq >= l.floor AND o.published_at IS NULL AND o.due_at IS NULL
                  AND o.transport_name <> ALL(skip) ORDER BY o.seq LIMIT 1)),
     kind AS MATERIALIZED (SELECT a.doubtful FROM able a WHERE by_itself OR NOT a.doubtful ORDER BY a.lease_until LIMIT 1),
     free AS MATERIALIZED (
@@ -62,7 +66,9 @@ BEGIN
     UNION ALL
     SELECT NULL, false, EXISTS (SELECT FROM able a WHERE a.doubtful) AND NOT coalesce((SELECT k.doubtful FROM kind k), false), 0,
         (SELECT CASE WHEN o.due_at > now() THEN ceil(extract(epoch FROM least(o.due_at, now() + interval '1 year') - now()) * 1000000)::bigint ELSE 0 END
-         FROM {{table}} o WHERE o.published_at IS NULL AND o.due_at IS NOT NULL ORDER BY o.due_at LIMIT 1),
+         FROM {{table}} o WHERE o.published_at IS NULL AND o.due_at IS NOT NULL
+             AND CASE WHEN o.xmax = 0 THEN true ELSE (SELECT true FROM {{table}} x WHERE x.id = o.id FOR UPDATE SKIP LOCKED) END
+         ORDER BY o.due_at LIMIT 1),
         (SELECT ceil(extract(epoch FROM min(least(l.lease_until, now() + interval '1 year')) - now()) * 1000000)::bigint
          FROM {{lanes}} l WHERE l.token IS NOT NULL AND l.lease_until > now());
 END
@@ -77,6 +83,8 @@ $claim$;
 --
 -- Each floor rises to the first ready row, but not above the horizon, and not in another era than the horizon's, which is
 -- told as above. The suspicion of a lane whose floor is past it ends, and so does a row of losses.
+--
+-- It waits for a message that another session has locked for 1 s: nobody knows how long that session stays open.
 CREATE FUNCTION {{settle}}(
     lanes smallint[], tokens bigint[], published uuid[], keep boolean,
     failed uuid[], delays_us bigint[], failed_classes text[], failed_errors text[],
@@ -96,6 +104,7 @@ BEGIN
     IF ours = '{}' THEN
         RETURN ours;
     END IF;
+    PERFORM set_config('lock_timeout', '1s', true);
     IF published <> '{}' AND keep THEN
         UPDATE {{table}} o SET published_at = now() WHERE o.id = ANY(published) AND o.lane = ANY(ours) AND o.published_at IS NULL;
     ELSIF published <> '{}' THEN

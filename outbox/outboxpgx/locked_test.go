@@ -1,0 +1,210 @@
+package outboxpgx_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
+	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/outbox/driver"
+	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest"
+)
+
+// lockRow has a session change a message and stay open until unlock is called.
+func (f *fixture) lockRow(t *testing.T, key, body string) (unlock func()) {
+	t.Helper()
+	tx, err := f.pool.Begin(t.Context())
+	must(t, err)
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	tag, err := tx.Exec(t.Context(), `UPDATE holdfast_outbox SET headers = NULL WHERE ordering_key = $1 AND body = $2`, key, []byte(body))
+	must(t, err)
+	if tag.RowsAffected() != 1 {
+		t.Fatalf("%d rows are locked, want 1", tag.RowsAffected())
+	}
+	return func() { must(t, tx.Commit(t.Context())) }
+}
+
+// of returns the bodies of what was received of a key, in order.
+func of(received []driver.Message, key string) (bodies []string) {
+	for _, m := range received {
+		if m.Key == key {
+			bodies = append(bodies, string(m.Body))
+		}
+	}
+	return bodies
+}
+
+// wantKey compares what came of a key.
+func wantKey(t *testing.T, p *outboxtest.Publisher, key string, want ...string) {
+	t.Helper()
+	if got := of(p.Received(), key); !slices.Equal(got, want) {
+		t.Errorf("of %s came %q, want %q", key, got, want)
+	}
+}
+
+// sharing returns another key of the key's lane.
+func sharing(key string) string {
+	other := key
+	for {
+		other += "'"
+		if driver.LaneOf(driver.Message{Key: other}) == driver.LaneOf(driver.Message{Key: key}) {
+			return other
+		}
+	}
+}
+
+// A session that has locked a message which waits for its next attempt, or one held behind it, keeps its key waiting
+// and nothing else.
+func TestWaitingRowLockedElsewhere(t *testing.T) {
+	t.Parallel()
+	for _, locked := range []string{"0", "2"} {
+		t.Run(locked, func(t *testing.T) {
+			t.Parallel()
+			f := setup(t, outboxpgx.Config{})
+			publisher := outboxtest.NewPublisher()
+			publisher.Script(errors.New("once"))
+			relay := f.relay(t, publisher, outbox.RelayConfig{Retry: outbox.RetryPolicy{BaseDelay: time.Hour, MaxDelay: time.Hour}})
+			f.write(t, keyed(1, 4)...)
+			_, err := relay.Drain(t.Context(), outbox.Bounds{}) // one fails, three are held behind it
+			must(t, err)
+			_, err = f.pool.Exec(t.Context(), `UPDATE holdfast_outbox SET due_at = now() WHERE NOT held`)
+			must(t, err)
+			unlock := f.lockRow(t, "key-0", locked)
+			for n := range 3 {
+				f.write(t, outbox.Message{Name: "other", Key: sharing("key-0"), Body: []byte(strconv.Itoa(n))})
+				drain(t, relay, 1)
+			}
+			wantKey(t, publisher, "key-0")
+			unlock()
+			report, err := relay.Drain(t.Context(), outbox.Bounds{Limit: 4, TimeLimit: testenv.Patience})
+			must(t, err)
+			wantKey(t, publisher, "key-0", "0", "1", "2", "3")
+			if report.Published != 4 {
+				t.Errorf("%+v", report)
+			}
+		})
+	}
+}
+
+// A message whose row is locked, and which came behind a waiting one of its key, does not keep the others of its key from
+// being put aside.
+func TestReadyRowLockedBehindAWaitingOne(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	publisher := outboxtest.NewPublisher()
+	publisher.Script(errors.New("once"))
+	relay := f.relay(t, publisher, outbox.RelayConfig{Retry: outbox.RetryPolicy{BaseDelay: time.Hour, MaxDelay: time.Hour}})
+	f.write(t, keyed(1, 1)...)
+	_, err := relay.Drain(t.Context(), outbox.Bounds{})
+	must(t, err)
+	f.write(t, keyed(1, 4)[1:]...)
+	unlock := f.lockRow(t, "key-0", "2")
+	drain(t, relay, 0)
+	unlock()
+	_, err = f.pool.Exec(t.Context(), `UPDATE holdfast_outbox SET due_at = now() WHERE due_at IS NOT NULL AND NOT held`)
+	must(t, err)
+	_, err = relay.Drain(t.Context(), outbox.Bounds{Limit: 4, TimeLimit: testenv.Patience})
+	must(t, err)
+	wantKey(t, publisher, "key-0", "0", "1", "2", "3")
+}
+
+// A session that locks a message while it is published costs the others nothing: only that one and the later ones of its
+// key are published again, when the session has ended, and in order.
+func TestPublishedRowLockedElsewhere(t *testing.T) {
+	t.Parallel()
+	for name, retention := range map[string]time.Duration{"deleted": 0, "kept": time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setup(t, outboxpgx.Config{Retention: retention})
+			f.store.Claims(driver.Lanes, 0)
+			f.write(t, keyed(8, 4)...)
+			batch, err := f.store.Claim(t.Context(), driver.Claim{Limit: 500, Lease: time.Minute})
+			must(t, err)
+			unlock := f.lockRow(t, "key-0", "1")
+			var published []driver.Settlement
+			for _, m := range batch.Messages {
+				published = append(published, driver.Settlement{ID: m.ID, Verdict: driver.Published})
+			}
+			settled, err := f.store.Settle(t.Context(), batch, published)
+			must(t, err)
+			if len(batch.Messages) != 32 || len(settled.Stale) > 0 {
+				t.Errorf("of %d messages: %+v", len(batch.Messages), settled)
+			}
+			publisher := outboxtest.NewPublisher()
+			relay := f.relay(t, publisher, outbox.RelayConfig{})
+			drain(t, relay, 0)
+			unlock()
+			drain(t, relay, 3)
+			wantKey(t, publisher, "key-0", "1", "2", "3")
+			f.untilEmpty(t, 0)
+		})
+	}
+}
+
+// A message that a session has locked before it is claimed is published once, when the session has ended.
+func TestReadyRowLockedElsewhere(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	publisher := outboxtest.NewPublisher()
+	relay := f.relay(t, publisher, outbox.RelayConfig{})
+	other := sharing("key-0")
+	before := outbox.Message{Name: "other", Key: other, Body: []byte("0")}
+	f.write(t, append([]outbox.Message{before}, keyed(1, 3)...)...)
+	unlock := f.lockRow(t, "key-0", "0")
+	drain(t, relay, 1)
+	wantKey(t, publisher, other, "0")
+	f.write(t, outbox.Message{Name: "else", Body: []byte("1"), Key: "key-1"})
+	drain(t, relay, 1)
+	unlock()
+	drain(t, relay, 3)
+	wantKey(t, publisher, "key-0", "0", "1", "2")
+}
+
+// A message that a trigger or a constraint of the user keeps from being deleted is marked as published, with those of its
+// batch, so that nothing is published again.
+func TestPublishedRowThatCannotBeDeleted(t *testing.T) {
+	t.Parallel()
+	for name, sql := range map[string]string{
+		"trigger": `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
+			CREATE TRIGGER refuse BEFORE DELETE ON holdfast_outbox FOR EACH ROW WHEN (OLD.ordering_key = 'key-0') EXECUTE FUNCTION refuse()`,
+		"foreign key": `CREATE TABLE seen (id uuid REFERENCES holdfast_outbox); INSERT INTO seen SELECT id FROM holdfast_outbox WHERE ordering_key = 'key-0'`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setup(t, outboxpgx.Config{})
+			f.store.Claims(driver.Lanes, 0)
+			publisher := outboxtest.NewPublisher()
+			relay := f.relay(t, publisher, outbox.RelayConfig{})
+			f.write(t, keyed(8, 2)...)
+			_, err := f.pool.Exec(t.Context(), sql)
+			must(t, err)
+			drain(t, relay, 16)
+			drain(t, relay, 0)
+			f.untilEmpty(t, 0)
+		})
+	}
+}
+
+// A message that cannot be released, since a trigger of the user refuses it, keeps no other from being published.
+func TestWaitingRowThatCannotBeReleased(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	publisher := outboxtest.NewPublisher()
+	publisher.Script(errors.New("once"))
+	relay := f.relay(t, publisher, outbox.RelayConfig{Retry: outbox.RetryPolicy{BaseDelay: time.Millisecond, MaxDelay: time.Millisecond}})
+	f.write(t, keyed(1, 1)...)
+	_, err := f.pool.Exec(t.Context(), `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
+		CREATE TRIGGER refuse BEFORE UPDATE ON holdfast_outbox FOR EACH ROW WHEN (NEW.due_at IS NULL) EXECUTE FUNCTION refuse()`)
+	must(t, err)
+	_, err = relay.Drain(t.Context(), outbox.Bounds{})
+	must(t, err)
+	for range 3 {
+		f.write(t, outbox.Message{Name: "other", Key: sharing("key-0"), Body: []byte("1")})
+		drain(t, relay, 1)
+	}
+}
