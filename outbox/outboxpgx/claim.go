@@ -57,6 +57,7 @@ type claim struct {
 	batch  driver.Batch
 	era    int64  // of the lanes
 	seen   int64  // the highest sequence number
+	looked bool   // below the floors, right before
 	single bool   // a lane under suspicion gives one message at a time
 	behind bool   // ready rows were met behind a waiting one of their key
 	due    *int64 // microseconds until the first waiting row is due; 0 or less: it is; nil: none waits
@@ -73,6 +74,9 @@ const overdueDelay = 10 * time.Millisecond
 func (s *Store) take(ctx context.Context, c *claim) error {
 	*c = claim{req: c.req, token: newToken()}
 	err := s.sendClaim(ctx, c)
+	if err == nil && len(c.batch.Leases) > 0 && s.horizon.saw(c.era, c.seen) && !c.looked {
+		c.batch.Messages, c.batch.Unreadable = nil, nil // given back
+	}
 	if err == nil && c.behind {
 		err = s.hold(ctx, c.batch, c.req.Skip)
 	}
@@ -86,9 +90,6 @@ func (s *Store) take(ctx context.Context, c *claim) error {
 	if err != nil {
 		s.lost.add(c.token, c.req.Lease)
 		return err
-	}
-	if len(c.batch.Leases) > 0 {
-		s.horizon.saw(c.era, c.seen)
 	}
 	s.expect(c)
 	return nil
@@ -121,7 +122,7 @@ func (s *Store) sendClaim(ctx context.Context, c *claim) error {
 	queue := &pgx.Batch{}
 	looking := s.horizon.below()
 	if looking {
-		s.lower(queue, func() { looking = false })
+		s.lower(queue, func() { looking, c.looked = false, true })
 	}
 	s.claim(queue, c)
 	return s.use(ctx, func(ctx context.Context, conn *pgxpool.Conn) error {

@@ -41,6 +41,9 @@
 // the numbers is void on another start of the server, which may have lost some. Every 5 s a claim
 // looks below the floors for 250 ms at most. So a floor that is wrong, as after a
 // restore of one table without the other, delays messages and loses none.
+// On another start of the server the first claim that finds anything looks as well, before it gives anything out: numbers
+// that a switch has set back are published in their order. Set back under a running server, some may reach the
+// floors before the look, and are published before lower ones of their key.
 //
 // The old versions of the lanes' rows stay under an old snapshot, too, and each claim reads them all. The
 // longer a claim takes, the more messages wait for the next one: claims become fewer and larger, so the rate

@@ -23,7 +23,8 @@ import (
 // All of that is void when the numbers begin anew. TRUNCATE … RESTART IDENTITY leaves messages below the
 // floors: the first look that finds one begins a new era in all lanes, and the other relays learn of it from
 // the era of the lanes they claim. A failover that lost numbers takes the floors back with them: an era is that
-// of one start of the server, and a settlement elsewhere raises no floor.
+// of one start of the server, and a settlement elsewhere raises no floor. Logical replication brings the floors and
+// not the numbers: so the first messages that a claim finds in another era are given back, and it looks below the floors first.
 type horizon struct {
 	mu   sync.Mutex
 	era  int64
@@ -54,15 +55,18 @@ const (
 // changed the tables by hand or restored one without the other.
 const lookInterval = 5 * time.Second
 
-// saw notes the highest number that a claim has read, and the era of its lanes.
-func (h *horizon) saw(era, seq int64) {
+// saw notes the highest number that a claim has read, and the era of its lanes. It reports whether that is another one than
+// before: what the claim has read may not be the first then, so the next claim looks below the floors.
+func (h *horizon) saw(era, seq int64) (anew bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if era != h.era {
+		anew = h.era != 0
 		h.reset()
-		h.era = era
+		h.era, h.looked = era, time.Time{}
 	}
 	h.seen = max(h.seen, seq)
+	return anew
 }
 
 // below reports whether it is time to look below the floors.

@@ -205,6 +205,45 @@ func TestFloorsAfterAFailoverThatLostNumbers(t *testing.T) {
 	}
 }
 
+// Numbers that lie below floors, and reach them, are published in their order: as by a switch to a replica that has the
+// floors and not the numbers.
+func TestNumbersThatReachTheFloors(t *testing.T) {
+	t.Parallel()
+	const floor = 1000
+	raise := `UPDATE holdfast_outbox_lanes SET floor = ` + fmt.Sprint(floor)
+	for name, prepare := range map[string]func(t *testing.T, f *fixture, relay *outbox.Relay, server *testenv.Server){
+		"on another server": func(t *testing.T, f *fixture, relay *outbox.Relay, server *testenv.Server) {
+			f.write(t, keyed(1, 1)...)
+			drain(t, relay, 1)
+			must(t, server.Restart(t.Context()))
+			f.pool.Reset()
+			_, err := f.pool.Exec(t.Context(), raise)
+			must(t, err)
+		},
+		"after a look": func(t *testing.T, f *fixture, relay *outbox.Relay, _ *testenv.Server) {
+			_, err := f.pool.Exec(t.Context(), raise)
+			must(t, err)
+			f.write(t, keyed(1, 1)...)
+			drain(t, relay, 1)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := testenv.Private(t, testenv.Postgres)
+			f := setupOn(t, pgtest.Pool(t, server.URL(), 4), outboxpgx.Config{})
+			publisher := outboxtest.NewPublisher()
+			relay := f.relay(t, publisher, outbox.RelayConfig{})
+			prepare(t, f, relay, server)
+			f.write(t, outbox.Message{Name: "a", Key: "k", Body: []byte("1")})
+			_, err := f.pool.Exec(t.Context(), `SELECT setval('holdfast_outbox_seq_seq', $1)`, floor)
+			must(t, err)
+			f.write(t, outbox.Message{Name: "a", Key: "k", Body: []byte("2")})
+			drain(t, relay, 2)
+			wantKey(t, publisher, "k", "1", "2")
+		})
+	}
+}
+
 // emptyNow is an error while there are messages left.
 func (f *fixture) emptyNow(t *testing.T) error {
 	t.Helper()

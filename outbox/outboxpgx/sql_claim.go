@@ -30,12 +30,13 @@ const countLossesSQL = `
 UPDATE {lanes} SET losses = CASE WHEN alone = $2::bigint THEN losses ELSE 0 END, alone = $2::bigint WHERE token = $1 RETURNING losses`
 
 // lowerSQL lowers the floors to ready rows that lie below them. None should. One that does shows that
-// sequence numbers have begun anew, so all lanes get a new era.
+// sequence numbers have begun anew, so all lanes get a new era. No floor is believed any more: what a lane gets next may lie
+// below its floor, and what it gets later above.
 const lowerSQL = `
 WITH low AS MATERIALIZED (
   SELECT l.lane, (SELECT o.seq FROM {outbox} o WHERE o.lane = l.lane AND o.seq < l.floor AND {ready}
                   ORDER BY o.seq LIMIT 1) AS seq
   FROM {lanes} l),
 locked AS MATERIALIZED (SELECT l.lane FROM {lanes} l WHERE EXISTS (SELECT FROM low WHERE seq IS NOT NULL) ORDER BY l.lane FOR UPDATE OF l)
-UPDATE {lanes} l SET floor = least(l.floor, low.seq), era = (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
+UPDATE {lanes} l SET floor = least(l.floor, coalesce(low.seq, 0)), era = (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)
 FROM locked JOIN low ON low.lane = locked.lane WHERE l.lane = locked.lane`
