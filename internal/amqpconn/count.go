@@ -15,6 +15,8 @@ const (
 	statPatience = 250 * time.Millisecond
 	countAsks    = 8
 	countPause   = 50 * time.Millisecond
+	// farAsks is how many asks tell a queue far away: one alone may have taken long by chance.
+	farAsks = 3
 )
 
 // Count asks how many messages of a queue are ready for delivery, and how many consumers it has. A queue
@@ -22,14 +24,14 @@ const (
 // 2.5 seconds. A quorum queue without a leader, because the majority of its nodes is down, has none either:
 // the broker answers so at once.
 func (c *Conn) Count(name string) (amqp.Queue, error) {
-	shortest := time.Duration(math.MaxInt64) // of the trips: the network alone takes as long
+	trips, answers := time.Duration(math.MaxInt64), time.Duration(math.MaxInt64) // the shortest of each
 	for n := 1; ; n++ {
 		q, trip, took, err := c.stat(name)
 		if IsNotFound(err) {
 			return q, nil
 		}
-		shortest = min(shortest, trip)
-		far := n > 1 && took-shortest < statPatience/2
+		trips, answers = min(trips, trip), min(answers, took)
+		far := n >= farAsks && answers-trips < statPatience/2 // the network alone takes as long
 		switch told := q.Messages > 0 || q.Consumers > 0 || took < statPatience || far; {
 		case err != nil || told:
 			return q, err
