@@ -19,15 +19,16 @@ func (s *Store) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Se
 	if len(b.Leases) == 0 {
 		return driver.Settled{}, nil
 	}
-	settled, err := s.settle(ctx, b, outcomes, s.cfg.Retention > 0)
+	keep := s.cfg.Retention > 0
+	settled, err := s.settle(ctx, b, outcomes, keep)
 	switch c := code(err); {
 	case c == lockNotAvailable:
 		var free []driver.Settlement
 		if free, err = s.withoutLocked(ctx, b, outcomes); err == nil {
 			s.complain(ctx, "outboxpgx: messages whose rows another session has locked are published again", slog.Int("messages", len(outcomes)-len(free)))
-			settled, err = s.settle(ctx, b, free, s.cfg.Retention > 0)
+			settled, err = s.settle(ctx, b, free, keep)
 		}
-	case c == raisedException || strings.HasPrefix(c, integrityViolation):
+	case !keep && (c == raisedException || strings.HasPrefix(c, integrityViolation)):
 		s.complain(ctx, "outboxpgx: published messages cannot be deleted, and are marked", slog.Any("error", err))
 		settled, err = s.settle(ctx, b, outcomes, true)
 	}
