@@ -73,7 +73,9 @@ const overdueDelay = 10 * time.Millisecond
 // take leases lanes and reads their messages. If its end is not known, the next claim gives the lanes back.
 func (s *Store) take(ctx context.Context, c *claim) error {
 	*c = claim{req: c.req, token: newToken()}
+	begin := time.Now()
 	err := s.sendClaim(ctx, c)
+	s.slow.took(time.Since(begin))
 	if err == nil && len(c.batch.Leases) > 0 && s.horizon.saw(c.era, c.seen) && !c.looked {
 		c.batch.Messages, c.batch.Unreadable = nil, nil // given back
 	}
@@ -146,7 +148,11 @@ func (s *Store) claim(queue *pgx.Batch, c *claim) {
 		c.batch.More = len(c.batch.Leases) == s.lanesPerClaim
 		return err
 	})
-	queue.Queue(s.sql.read, c.token, c.req.Limit, c.req.Skip, s.maxBatchBytes).Query(c.messages)
+	read := s.sql.read
+	if s.slow.lately() {
+		read = s.sql.readRuns
+	}
+	queue.Queue(read, c.token, c.req.Limit, c.req.Skip, s.maxBatchBytes).Query(c.messages)
 	queue.Queue(commitSQL)
 }
 
@@ -174,11 +180,8 @@ func (c *claim) messages(rows pgx.Rows) error {
 	stuck := stuckKeys{}
 	_, err := pgx.ForEachRow(rows, r.dest(&seq, &behind, &locked), func() error {
 		c.seen = max(c.seen, seq)
-		if behind {
-			c.behind = true
-			return nil
-		}
-		if stuck.leaveOut(r.key.String, locked) {
+		c.behind = c.behind || behind
+		if stuck.leaveOut(r.key.String, behind || locked) {
 			return nil
 		}
 		m, err := r.message()
@@ -205,6 +208,32 @@ func (s *Store) countLosses(ctx context.Context, c *claim) (losses int, err erro
 		return conn.QueryRow(ctx, s.sql.countLosses, c.token, c.seen).Scan(&losses)
 	})
 	return losses, err
+}
+
+// slowClaims notes when a claim was slow, as it is for the reason that runsSQL has.
+type slowClaims struct {
+	mu   sync.Mutex
+	last time.Time
+}
+
+const (
+	slowClaim = time.Second // a relay gives a claim up after 5 s
+	slowFor   = time.Minute
+)
+
+func (s *slowClaims) took(d time.Duration) {
+	if d < slowClaim {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last = time.Now()
+}
+
+func (s *slowClaims) lately() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Since(s.last) < slowFor
 }
 
 // newToken returns a number that no other claim has, in any process at any time.

@@ -29,7 +29,7 @@ func Statement(name string) string {
 	}
 	s, dead := t.statements(), t.deadStatements()
 	return map[string]string{
-		"setup": settingsSQL, "lower": s.lower, "claim": s.claim, "read": s.read, "alone": s.countLosses,
+		"setup": settingsSQL, "lower": s.lower, "claim": s.claim, "read": s.read, "read runs": s.readRuns, "alone": s.countLosses,
 		"overdue": s.lockDue, "hold due": s.holdDue, "hold": s.holdReady, "release": s.release,
 		"settle": s.settle, "look": s.look, "prune": t.due(0)[2].DeleteSQL(), "stats": t.fill(statsSQL),
 		"dead setup": deadPlansSQL, "dead choose": dead.returnable, "dead return": dead.replay, "dead remove": dead.remove,
@@ -47,6 +47,9 @@ func (s *Store) Claims(lanes int, bytes int64) *Store {
 	}
 	return s
 }
+
+// SlowClaims has the next claims read as after a slow one.
+func (s *Store) SlowClaims() { s.slow.took(slowClaim) }
 
 // Hasten makes the calls of DeadLetters and Audit wait for d instead of as long as they do.
 func (s *Store) Hasten(d time.Duration) { s.dead.readTimeout, s.dead.changeTimeout = d, d }

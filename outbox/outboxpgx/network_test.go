@@ -80,6 +80,7 @@ func TestClaimWithLostReplyIsGivenBack(t *testing.T) {
 	far, err := outboxpgx.New(pgtest.Pool(t, proxy.URL(), 1), outboxpgx.Config{})
 	must(t, err)
 	far.Claims(driver.Lanes, 0)
+	far.SlowClaims() // so that both claims send the same, which is prepared by then
 	f.write(t, keyed(20, 2)...)
 	req := driver.Claim{Limit: 500, Lease: time.Minute}
 	whole, err := far.Claim(t.Context(), req)

@@ -30,14 +30,15 @@ func TestQueriesUseTheirIndexes(t *testing.T) {
 		FROM generate_series(1, 50000) n`)
 	must(t, err)
 	for name, args := range map[string][]any{
-		"lower":    {},
-		"read":     {int64(7), 500, []string{}, 32 << 20},
-		"overdue":  {500},
-		"hold due": {[]int16{1}, 500},
-		"hold":     {int64(7), 1000, []string{}},
-		"release":  {[]int16{1}, 500, 5000, 500, 10, int64(100_000)},
-		"prune":    {int64(1), 1000},
-		"stats":    {1000},
+		"lower":     {},
+		"read":      {int64(7), 500, []string{}, 32 << 20},
+		"read runs": {int64(7), 500, []string{}, 32 << 20},
+		"overdue":   {500},
+		"hold due":  {[]int16{1}, 500},
+		"hold":      {int64(7), 1000, []string{}},
+		"release":   {[]int16{1}, 500, 5000, 500, 10, int64(100_000)},
+		"prune":     {int64(1), 1000},
+		"stats":     {1000},
 	} {
 		plan := f.explain(t, "setup", outboxpgx.Statement(name), args)
 		if strings.Contains(plan, "Seq Scan on holdfast_outbox ") || strings.Contains(plan, "Seq Scan on holdfast_outbox o") {

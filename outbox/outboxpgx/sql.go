@@ -6,7 +6,7 @@ import "strings"
 type statements struct {
 	insertOne, insert                    string
 	remember, recall                     string
-	claim, read, countLosses             string
+	claim, read, readRuns, countLosses   string
 	lower, writers                       string
 	lockDue, holdDue, holdReady, release string
 	settle, locked, look, lock, renew    string
@@ -16,10 +16,13 @@ func (t tables) statements() statements {
 	parts := strings.NewReplacer("{ready}", ready, "{waiting}", waiting, "{before}", before, "{free}", free, "{heldUntil}", heldUntil,
 		"{fits}", strings.ReplaceAll(fits, "{max}", "$4::bigint"), "{record}", recordColumns)
 	fill := func(sql string) string { return t.fill(parts.Replace(sql)) } // a part may name a table
+	read := func(rows string) string {
+		return fill(strings.ReplaceAll(strings.ReplaceAll(readSQL, "{rows}", rows), "{share}", shareSQL))
+	}
 	return statements{
 		insertOne: fill(insertOneSQL), insert: fill(insertSQL),
 		remember: fill(rememberSQL), recall: fill(recallSQL),
-		claim: fill(claimSQL), read: fill(readSQL), countLosses: fill(countLossesSQL),
+		claim: fill(claimSQL), read: read(rowsSQL), readRuns: read(runsSQL), countLosses: fill(countLossesSQL),
 		lower: fill(lowerSQL), writers: writersSQL,
 		lockDue: fill(lockDueSQL), holdDue: fill(holdDueSQL), holdReady: fill(holdReadySQL), release: fill(releaseSQL),
 		settle: fill(settleSQL), locked: fill(lockedSQL), look: fill(lookSQL), lock: fill(lockSQL), renew: fill(renewSQL),

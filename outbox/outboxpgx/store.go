@@ -62,6 +62,7 @@ type Store struct {
 	horizon       horizon
 	nextDue       nextDue
 	lost          lostClaims
+	slow          slowClaims
 
 	pruner      *pgprune.Pruner
 	relays      relays

@@ -17,6 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/driver"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+	"github.com/holdfast-go/holdfast/outbox/outboxtest"
 )
 
 // orderedPublisher fails as respond says, and checks that the numbers of a key rise.
@@ -212,6 +213,48 @@ func TestManyBehindOneThatWaits(t *testing.T) {
 		return nil
 	})
 	t.Logf("%d followed in %v", min(rows, 50_000), time.Since(begin))
+}
+
+// Under an old snapshot the index keeps what waited and is gone. It is not walked over for each message of the key.
+func TestClaimsUnderAnOldSnapshot(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	gone := 150_000
+	if raceEnabled {
+		gone = 30_000
+	}
+	_, err := f.pool.Exec(t.Context(), `
+		INSERT INTO holdfast_outbox (id, lane, name, body, content_type, ordering_key, due_at)
+		SELECT gen_random_uuid(), $2, 'a', '0', 'application/json', 'key-0', now() + interval '1 day' FROM generate_series(1, $1::int) n`,
+		gone, driver.LaneOf(driver.Message{Key: "key-0"}))
+	must(t, err)
+	old, err := f.pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	must(t, err)
+	defer old.Rollback(context.WithoutCancel(t.Context()))
+	_, err = old.Exec(t.Context(), `SELECT FROM holdfast_outbox_lanes`)
+	must(t, err)
+	_, err = f.pool.Exec(t.Context(), `DELETE FROM holdfast_outbox`)
+	must(t, err)
+	f.write(t, keyed(1, 500)...)
+	defer run(t, f.relay(t, newOrderedPublisher(t), outbox.RelayConfig{}))()
+	f.untilEmpty(t, testenv.Patience)
+}
+
+// Where claims were slow they find the same: of a key whose first message waits they give out none.
+func TestRunsBehindOneThatWaits(t *testing.T) {
+	t.Parallel()
+	f := setup(t, outboxpgx.Config{})
+	f.store.SlowClaims()
+	f.write(t, keyed(3, 20)...)
+	_, err := f.pool.Exec(t.Context(), `UPDATE holdfast_outbox SET due_at = now() + interval '1 day' WHERE (ordering_key, body) IN (('key-0', '0'), ('key-1', '7'))`)
+	must(t, err)
+	publisher := outboxtest.NewPublisher()
+	drain(t, f.relay(t, publisher, outbox.RelayConfig{}), 27)
+	for key, want := range map[string]int{"key-0": 0, "key-1": 7, "key-2": 20} {
+		if got := len(of(publisher.Received(), key)); got != want {
+			t.Errorf("%d of %s arrived, want %d", got, key, want)
+		}
+	}
 }
 
 // wantFastClaims compares claims of other messages with those of an empty table.
