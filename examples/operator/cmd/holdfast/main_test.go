@@ -2,11 +2,13 @@ package main_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -16,12 +18,16 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/holdfast-go/holdfast/idempotency"
+	"github.com/holdfast-go/holdfast/idempotency/idempotencyredis"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/redistest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/outbox"
 	"github.com/holdfast-go/holdfast/outbox/outboxpgx"
+	"github.com/holdfast-go/holdfast/ratelimit"
+	"github.com/holdfast-go/holdfast/ratelimit/ratelimitredis"
 )
 
 func TestMain(m *testing.M) {
@@ -196,6 +202,44 @@ func TestRetentionIsThatOfTheService(t *testing.T) {
 	if left != 2 {
 		t.Errorf("%d of 2 entries are left, which their retention keeps", left)
 	}
+}
+
+// Limits and keys are those that the service counts and keeps on Redis, not others of the same names.
+func TestKeysOnRedisAreThoseOfTheService(t *testing.T) {
+	t.Parallel()
+	dir, redisURL := t.TempDir(), redistest.URL(t)
+	config := "limits: [{name: user, max: 100, window: 1h}, {name: user, max: 100, window: 1h, prefix: 'b:c', tag: t}]\n" +
+		"idempotency: [{name: a, prefix: idempotency}, {name: b, prefix: b, hash_tag: true}]"
+	must(t, os.WriteFile(filepath.Join(dir, "holdfast.yaml"), []byte(config), 0o600))
+	at, err := redis.ParseURL(redisURL)
+	must(t, err)
+	client := redis.NewClient(at)
+	defer func() { _ = client.Close() }()
+	limiter, err := ratelimitredis.New(client, ratelimitredis.Config{Prefix: "b:c", Tag: "t", Timeout: testenv.Patience})
+	must(t, err)
+	_, err = limiter.Allow(t.Context(), ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: 100, Window: time.Hour}, Key: "ada", Cost: 40})
+	must(t, err)
+	keys, err := idempotencyredis.New(client, idempotencyredis.Config{Prefix: "b", HashTag: true})
+	must(t, err)
+	key := idempotency.NewKey()
+	_, _, err = idempotency.Do(t.Context(), keys, key, nil, func(context.Context) (idempotency.Response, error) {
+		return idempotency.JSON(201, "placed")
+	})
+	must(t, err)
+	shows := func(want []string, args ...string) {
+		t.Helper()
+		testenv.Eventually(t, testenv.Patience, func() error {
+			code, out, errs := run(t, dir, []string{"REDIS_URL=" + redisURL}, args...)
+			for _, part := range want {
+				if code != 0 || !regexp.MustCompile(part).MatchString(out) {
+					return fmt.Errorf("%q exits with %d, want 0 and %q: %s%s", args, code, part, out, errs)
+				}
+			}
+			return nil
+		})
+	}
+	shows([]string{`(?m)^limits +user +100 +\S+ +100\b`, `(?m)^limits-2 +user +100 +\S+ +60\b`}, "limits", "show", "ada")
+	shows([]string{`(?m)^a +free`, `(?m)^b +done`}, "idempotency", "show", string(key))
 }
 
 // A database that the printed SQL has made is one that setup finds done, and the SQL takes all of it away again.

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/url"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -222,23 +221,28 @@ var algorithms = map[string]ratelimit.Algorithm{
 
 // limits of the same keys on Redis are one part of the service; those whose callers are named are each one of their own.
 func (s *service) limits(entries []limitEntry) {
-	parts := map[string]int{} // places in s.cfg.Limiters
+	names := map[[2]string]string{} // of parts, by prefix and tag
+	places := map[string]int{}      // of parts in s.cfg.Limiters
 	for _, e := range entries {
 		limit, limiter, ok := s.limit(e)
 		if !ok {
 			continue
 		}
-		name := "limits"
-		if e.Prefix != "" || e.Tag != "" {
-			name = strings.Join([]string{"limits", e.Prefix, e.Tag}, ".")
+		keys := [2]string{e.Prefix, e.Tag}
+		if names[keys] == "" {
+			names[keys] = "limits"
+			if n := len(names); n > 1 {
+				names[keys] += fmt.Sprint("-", n)
+			}
 		}
+		name := names[keys]
 		if len(e.Keys) > 0 {
 			s.cfg.Limiters = append(s.cfg.Limiters, operator.Limiter{Name: name + "." + e.Name, Limiter: limiter, Limits: []ratelimit.Limit{limit}, Keys: e.Keys})
 			continue
 		}
-		i, known := parts[name]
+		i, known := places[name]
 		if !known {
-			i, parts[name] = len(s.cfg.Limiters), len(s.cfg.Limiters)
+			i, places[name] = len(s.cfg.Limiters), len(s.cfg.Limiters)
 			s.cfg.Limiters = append(s.cfg.Limiters, operator.Limiter{Name: name, Limiter: limiter})
 		}
 		s.cfg.Limiters[i].Limits = append(s.cfg.Limiters[i].Limits, limit)
