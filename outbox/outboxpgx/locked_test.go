@@ -29,6 +29,14 @@ func (f *fixture) lockRow(t *testing.T, key, body string) (unlock func()) {
 	return func() { must(t, tx.Commit(t.Context())) }
 }
 
+// failingOnce returns a publisher that refuses its first message, and a relay that tries again after so long.
+func (f *fixture) failingOnce(t *testing.T, delay time.Duration) (*outboxtest.Publisher, *outbox.Relay) {
+	t.Helper()
+	publisher := outboxtest.NewPublisher()
+	publisher.Script(errors.New("once"))
+	return publisher, f.relay(t, publisher, outbox.RelayConfig{Retry: outbox.RetryPolicy{BaseDelay: delay, MaxDelay: delay}})
+}
+
 // of returns the bodies of what was received of a key, in order.
 func of(received []driver.Message, key string) (bodies []string) {
 	for _, m := range received {
@@ -66,9 +74,7 @@ func TestWaitingRowLockedElsewhere(t *testing.T) {
 		t.Run(locked, func(t *testing.T) {
 			t.Parallel()
 			f := setup(t, outboxpgx.Config{})
-			publisher := outboxtest.NewPublisher()
-			publisher.Script(errors.New("once"))
-			relay := f.relay(t, publisher, outbox.RelayConfig{Retry: outbox.RetryPolicy{BaseDelay: time.Hour, MaxDelay: time.Hour}})
+			publisher, relay := f.failingOnce(t, time.Hour)
 			f.write(t, keyed(1, 4)...)
 			_, err := relay.Drain(t.Context(), outbox.Bounds{}) // one fails, three are held behind it
 			must(t, err)
@@ -96,9 +102,7 @@ func TestWaitingRowLockedElsewhere(t *testing.T) {
 func TestReadyRowLockedBehindAWaitingOne(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
-	publisher := outboxtest.NewPublisher()
-	publisher.Script(errors.New("once"))
-	relay := f.relay(t, publisher, outbox.RelayConfig{Retry: outbox.RetryPolicy{BaseDelay: time.Hour, MaxDelay: time.Hour}})
+	publisher, relay := f.failingOnce(t, time.Hour)
 	f.write(t, keyed(1, 1)...)
 	_, err := relay.Drain(t.Context(), outbox.Bounds{})
 	must(t, err)
@@ -194,9 +198,7 @@ func TestPublishedRowThatCannotBeDeleted(t *testing.T) {
 func TestWaitingRowThatCannotBeReleased(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
-	publisher := outboxtest.NewPublisher()
-	publisher.Script(errors.New("once"))
-	relay := f.relay(t, publisher, outbox.RelayConfig{Retry: outbox.RetryPolicy{BaseDelay: time.Millisecond, MaxDelay: time.Millisecond}})
+	_, relay := f.failingOnce(t, time.Millisecond)
 	f.write(t, keyed(1, 1)...)
 	_, err := f.pool.Exec(t.Context(), `CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not this one'; END $$;
 		CREATE TRIGGER refuse BEFORE UPDATE ON holdfast_outbox FOR EACH ROW WHEN (NEW.due_at IS NULL) EXECUTE FUNCTION refuse()`)

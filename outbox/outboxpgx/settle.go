@@ -29,8 +29,10 @@ func (s *Store) Settle(ctx context.Context, b driver.Batch, outcomes []driver.Se
 			settled, err = s.settle(ctx, b, free, keep)
 		}
 	case !keep && (c == raisedException || strings.HasPrefix(c, integrityViolation)):
-		s.complain(ctx, "outboxpgx: published messages cannot be deleted, and are marked", slog.Any("error", err))
-		settled, err = s.settle(ctx, b, outcomes, true)
+		refused := err
+		if settled, err = s.settle(ctx, b, outcomes, true); err == nil {
+			s.complain(ctx, "outboxpgx: published messages cannot be deleted, and are marked", slog.Any("error", refused))
+		}
 	}
 	if err != nil {
 		return driver.Settled{}, fmt.Errorf("outboxpgx: settle: %w", s.t.explain(err))

@@ -84,7 +84,7 @@ $claim$;
 -- Each floor rises to the first ready row, but not above the horizon, and not in another era than the horizon's, which is
 -- told as above. The suspicion of a lane whose floor is past it ends, and so does a row of losses.
 --
--- It waits for a message that another session has locked for 1 s: nobody knows how long that session stays open.
+-- It waits 1 s at most for a message that another session has locked: that session may stay open for ever.
 CREATE FUNCTION {{settle}}(
     lanes smallint[], tokens bigint[], published uuid[], keep boolean,
     failed uuid[], delays_us bigint[], failed_classes text[], failed_errors text[],
