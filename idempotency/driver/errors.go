@@ -22,7 +22,7 @@ var (
 		},
 	}
 	// ErrForeignRecord is in the error of a Begin that found what it cannot read, such as a record of another
-	// system. It may mean that the work was done: nobody else decides in the place of the store, and nothing runs.
+	// system. It may mean that the work was done, so the caller asks no fallback and runs nothing.
 	ErrForeignRecord = errors.New("idempotency: the key has a record of another kind")
 	// ErrLeaseLost is idempotency.ErrLeaseLost: the token does not hold the key.
 	ErrLeaseLost error = &problem.Error{

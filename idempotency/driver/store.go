@@ -15,7 +15,7 @@ type Store interface {
 	// taken over. Asking again with the token that holds the key is Acquired, and
 	// starts the lease anew. After an error that comes when ctx has ended, or is
 	// context.DeadlineExceeded, the claim may be held, or be held later: the caller
-	// releases it. After ErrForeignRecord nobody else is asked.
+	// releases it. After ErrForeignRecord the caller asks no other store.
 	Begin(ctx context.Context, claim Claim) (BeginResult, error)
 	// Extend starts the lease anew. ErrLeaseLost: the token does not hold it.
 	Extend(ctx context.Context, claim Claim) error
@@ -23,7 +23,7 @@ type Store interface {
 	// in one step. ErrLeaseLost: the token does not hold it, and nothing was
 	// stored, also if nobody holds it: that no other run was there meanwhile
 	// cannot be known. Completing again with the same token is nil. The store
-	// may keep resp itself: nobody changes it afterwards. A store that gives no
+	// may keep resp itself: the caller does not change it. A store that gives no
 	// leases may settle claim with the record of another run, which is then the answer.
 	Complete(ctx context.Context, claim Claim, resp Response) error
 	// Release frees the key, so that the next Begin acquires it. ErrLeaseLost:

@@ -164,7 +164,7 @@ func TestBatchWithOneThatHangsOnPostgres(t *testing.T) {
 	consumeHanging(t, s, false, 8, 3*time.Second)
 }
 
-// When the time of a batch is over nobody is blamed: each is tried alone.
+// A batch whose time is over blames no message: each is tried alone.
 func TestBatchTimeIsOver(t *testing.T) {
 	t.Parallel()
 	for name, many := range map[string]bool{"a call for each": false, "one call": true} {

@@ -8,7 +8,7 @@ import "time"
 //
 // A server that has crashed meanwhile gives an id of which it had written nothing to its disk to another
 // transaction. It is known by its statistics, which begin anew when it recovers, and go on when it is
-// restarted in order: then nothing is answered, and nobody's transaction is ended.
+// restarted in order: after a crash the statement answers NULL and ends no transaction.
 const AskFate = `select case when not crashed then pg_xact_status(x) end, (
 		select bool_or(pg_terminate_backend(pid)) from pg_stat_activity
 		where not crashed and backend_xid = x::xid and state like 'idle in transaction%' and usename = current_user
