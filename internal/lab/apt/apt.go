@@ -25,16 +25,25 @@ func CanInstall() bool {
 
 // Install installs packages and what they depend on.
 func Install(ctx context.Context, packages ...string) error {
-	return install(ctx, []string{"apt-get"}, policyFile, packages)
+	return install(ctx, nil, policyFile, commands(packages))
 }
 
 // below runs a command in the system in a folder. Scripts of packages want /proc, which is mounted in a namespace
 // that ends with them.
 const below = `mount -t proc proc "$0/proc" && exec chroot "$0" "$@"`
 
-// InstallBelow installs into the system in the folder root, which needs the rights of root.
+// InstallBelow installs into the system in the folder root, which needs the rights of root. It goes on where an installation
+// into it was killed.
 func InstallBelow(ctx context.Context, root string, packages ...string) error {
-	return install(ctx, []string{"unshare", "--mount", "sh", "-c", below, root, "apt-get"}, filepath.Join(root, policyFile), packages)
+	goOn := []string{"dpkg", "--configure", "-a"}
+	return install(ctx, []string{"unshare", "--mount", "sh", "-c", below, root}, filepath.Join(root, policyFile), append([][]string{goOn}, commands(packages)...))
+}
+
+func commands(packages []string) [][]string {
+	return [][]string{
+		{"apt-get", "update", "-q"},
+		append([]string{"apt-get", "install", "-q", "-y", "--no-install-recommends"}, packages...),
+	}
 }
 
 // Missing returns those of the packages that are not installed here.
@@ -48,20 +57,19 @@ func Missing(packages ...string) (missing []string) {
 	return missing
 }
 
-func install(ctx context.Context, apt []string, policy string, packages []string) (err error) {
+// install runs commands, as arguments of another one if there are some.
+func install(ctx context.Context, inside []string, policy string, commands [][]string) (err error) {
 	restore, err := denyDaemons(policy)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, restore()) }()
-	for _, args := range [][]string{
-		{"update", "-q"},
-		append([]string{"install", "-q", "-y", "--no-install-recommends"}, packages...),
-	} {
-		cmd := exec.CommandContext(ctx, apt[0], slices.Concat(apt[1:], args)...)
+	for _, command := range commands {
+		args := slices.Concat(inside, command)
+		cmd := exec.CommandContext(ctx, args[0], args[1:]...)
 		cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
 		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("apt-get %s: %w\n%s", args[0], err, bytes.TrimSpace(out))
+			return fmt.Errorf("%s %s: %w\n%s", command[0], command[1], err, bytes.TrimSpace(out))
 		}
 	}
 	return nil
