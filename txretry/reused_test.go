@@ -100,18 +100,24 @@ func killServer(t *testing.T, server *testenv.Server) {
 	}
 }
 
-// killBackend returns when the server, whose own process goes on, has recovered.
+// killBackend returns when the server, whose own process goes on, has recovered. Another session tells when the server has
+// noticed: it ends all of them then, and lets nobody in until it has recovered.
 func killBackend(t *testing.T, server *testenv.Server) {
 	t.Helper()
-	conn, err := pgx.Connect(t.Context(), server.URL())
+	killed, err := pgx.Connect(t.Context(), server.URL())
 	if err != nil {
 		t.Error(err)
 		return
 	}
-	if err := syscall.Kill(int(conn.PgConn().PID()), syscall.SIGKILL); err != nil {
+	other, err := pgx.Connect(t.Context(), server.URL())
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	if err := syscall.Kill(int(killed.PgConn().PID()), syscall.SIGKILL); err != nil {
 		t.Error(err)
 	}
-	_, _ = conn.Exec(t.Context(), "select pg_sleep(600)") // until the connection is lost
+	_, _ = other.Exec(t.Context(), "select pg_sleep(600)") // until the connection is lost
 	testenv.Eventually(t, testenv.Patience, func() error {
 		conn, err := pgx.Connect(t.Context(), server.URL())
 		if err == nil {
