@@ -3,14 +3,9 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math"
-	"os"
-	"path/filepath"
-	"regexp"
-	"runtime/pprof"
 	"slices"
 	"strconv"
 	"text/tabwriter"
@@ -24,9 +19,9 @@ type bench struct {
 	out      io.Writer
 	length   time.Duration // of one run
 	rounds   int
-	messages int    // drained by one run
-	rows     int    // of a table in which a tenth is due
-	profiles string // folder for CPU profiles, "" for none
+	messages int       // drained by one run
+	rows     int       // of a table in which a tenth is due
+	profiler *profiler // nil: no CPU profiles are taken
 
 	workload string  // that runs
 	report   *report // nil: none is kept
@@ -61,14 +56,15 @@ type sample []float64
 
 // results are the samples of a table by contender and round.
 type results struct {
-	table table
-	runs  map[string][]sample
-	used  map[string][]shares
+	table  table
+	runs   map[string][]sample
+	used   map[string][]shares
+	layers map[string]layers // of the last round's stretch
 }
 
 // measure warms every contender up, lets them take turns, and prints the table.
 func (b *bench) measure(ctx context.Context, t table) (results, error) {
-	r := results{table: t, runs: map[string][]sample{}, used: map[string][]shares{}}
+	r := results{table: t, runs: map[string][]sample{}, used: map[string][]shares{}, layers: map[string]layers{}}
 	for _, c := range t.contenders {
 		if _, err := t.runOnce(ctx, c, min(b.length/2, time.Second)); err != nil {
 			return r, err
@@ -76,15 +72,12 @@ func (b *bench) measure(ctx context.Context, t table) (results, error) {
 	}
 	for round := range b.rounds {
 		for _, c := range t.contenders {
-			stop := func() error { return nil }
-			if round == b.rounds-1 {
-				var err error
-				if stop, err = b.profile(t.title + " " + c.name); err != nil {
-					return r, err
-				}
-			}
+			b.profiler.arm(round == b.rounds-1)
 			s, used, err := b.runObserved(ctx, t, c)
-			if err = errors.Join(err, stop()); err != nil {
+			if err != nil {
+				return r, err
+			}
+			if r.layers[c.name], err = b.profiler.take(t.title + " " + c.name); err != nil {
 				return r, err
 			}
 			r.runs[c.name], r.used[c.name] = append(r.runs[c.name], s), append(r.used[c.name], used)
@@ -121,25 +114,6 @@ func (t table) runOnce(ctx context.Context, c contender, length time.Duration) (
 		return nil, fmt.Errorf("%s: %s: %w", t.title, c.name, err)
 	}
 	return s, nil
-}
-
-// profile starts a CPU profile if one is asked for.
-func (b *bench) profile(name string) (stop func() error, err error) {
-	if b.profiles == "" {
-		return func() error { return nil }, nil
-	}
-	name = regexp.MustCompile(`[^a-zA-Z0-9]+`).ReplaceAllString(name, "-") + ".pprof"
-	f, err := os.Create(filepath.Join(b.profiles, name))
-	if err != nil {
-		return nil, err
-	}
-	if err := pprof.StartCPUProfile(f); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return func() error {
-		pprof.StopCPUProfile()
-		return f.Close()
-	}, nil
 }
 
 // spread is the middle and the ends of some figures.

@@ -56,7 +56,7 @@ func main() {
 
 func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	b := &bench{out: out}
-	var only, save, previous string
+	var only, save, previous, profiles string
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	secs := flags.Float64("secs", 2, "length of one run in `seconds`")
@@ -66,7 +66,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	flags.StringVar(&only, "part", "", "run only the part of that `name`")
 	flags.StringVar(&save, "report", "", "write what was measured into `file`.md, .json and -WORKLOAD.svg, beside the other workloads that it has of this machine")
 	flags.StringVar(&previous, "previous", "", "compare the ratios with those of this report, a JSON `file`, and fail if some are worse")
-	flags.StringVar(&b.profiles, "profile", "", "write a CPU profile of every row's last run into this `folder`")
+	flags.StringVar(&profiles, "profile", "", "write a CPU profile of every row's last run into this `folder`")
 
 	names, err := parse(flags, args)
 	if errors.Is(err, flag.ErrHelp) {
@@ -96,6 +96,9 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		if earlier, err = earlierReport(save+".json", b.report.Machine); err != nil {
 			return err
 		}
+	}
+	if save != "" || profiles != "" {
+		b.profiler = &profiler{folder: profiles}
 	}
 	command := strings.Join(append([]string{"go run ./internal/lab/bench"}, args...), " ")
 	defer func() { err = errors.Join(err, b.close()) }()

@@ -44,13 +44,14 @@ type measured struct {
 	Summary    standing     `json:"summary"`
 }
 
-// contestant is a contender with its figures, by column, its ratios, by yardstick, and the percentages of processor
-// time, by user.
+// contestant is a contender with its figures, by column, its ratios, by yardstick, the percentages of processor time,
+// by user, and those of this process's own time, by layer.
 type contestant struct {
-	Name    string   `json:"name"`
-	Figures []spread `json:"figures"`
-	Ratios  []spread `json:"ratios,omitempty"`
-	Used    []spread `json:"used,omitempty"`
+	Name    string    `json:"name"`
+	Figures []spread  `json:"figures"`
+	Ratios  []spread  `json:"ratios,omitempty"`
+	Used    []spread  `json:"used,omitempty"`
+	Layers  []float64 `json:"layers,omitempty"`
 }
 
 // standing compares the best of ours with the best of others by the first column. A name is empty where there is none.
@@ -112,6 +113,9 @@ func (r *report) table(workload string, from results) {
 		}
 		for user := range users {
 			one.Used = append(one.Used, from.share(c.name, user))
+		}
+		if l := from.layers[c.name]; !unprofiled(l) {
+			one.Layers = l[:]
 		}
 		m.Rows = append(m.Rows, one)
 	}

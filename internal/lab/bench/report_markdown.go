@@ -37,23 +37,32 @@ func (r *report) shares(b *strings.Builder) {
 	}) {
 		return
 	}
-	b.WriteString("\n## Where the processors' time goes\n\nIn percent of all their time: what is idle waits for answers. Servers share the machine with this process.\n\n| what | |")
-	for _, name := range userNames {
+	b.WriteString("\n## Where the processors' time goes\n\nIn percent of all their time: what is idle waits for answers. Servers share the machine with this process. The columns from holdfast on divide this process's own time, in percent of it, by a CPU profile of the last round: a function of the standard library works for the module that calls it, and system calls are sending, receiving and waking.\n\n| what | |")
+	for _, name := range append(userNames[:], layerNames[:]...) {
 		fmt.Fprintf(b, " %s |", name)
 	}
-	b.WriteString("\n|" + strings.Repeat("---|", 2+len(userNames)) + "\n")
+	b.WriteString("\n|" + strings.Repeat("---|", 2+int(users)+int(layerCount)) + "\n")
 	for _, t := range r.Tables {
 		for _, row := range t.Rows {
-			if len(row.Used) != int(users) {
-				continue
+			if len(row.Used) == int(users) {
+				fmt.Fprintf(b, "| %s | %s |%s\n", t.Title, row.Name, row.spent())
 			}
-			fmt.Fprintf(b, "| %s | %s |", t.Title, row.Name)
-			for _, used := range row.Used {
-				fmt.Fprintf(b, " %s |", written(used.median, 0))
-			}
-			b.WriteString("\n")
 		}
 	}
+}
+
+// spent is a row's processor time as cells.
+func (c contestant) spent() (cells string) {
+	for _, used := range c.Used {
+		cells += " " + written(used.median, 0) + " |"
+	}
+	if len(c.Layers) != int(layerCount) {
+		return cells + strings.Repeat(" - |", int(layerCount))
+	}
+	for _, percent := range c.Layers {
+		cells += " " + written(percent, 0) + " |"
+	}
+	return cells
 }
 
 func (r *report) standings(b *strings.Builder) {

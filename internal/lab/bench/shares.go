@@ -49,10 +49,12 @@ func (r results) share(contender string, user int) spread {
 	return spreadOf(percent)
 }
 
-// observe begins a stretch, whose end notes the shares in b.used.
+// observe begins a stretch, whose end notes the shares in b.used. A profile is of the last stretch that began.
 func (b *bench) observe() (end func()) {
+	b.profiler.start()
 	before, err := processorTimes()
 	return func() {
+		b.profiler.stop()
 		after, endErr := processorTimes()
 		if err != nil || endErr != nil {
 			b.used = unmeasured()

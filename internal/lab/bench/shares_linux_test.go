@@ -32,8 +32,15 @@ func TestSharesInReport(t *testing.T) {
 	t.Parallel()
 	r := measuredReport(t, "messages/s", 80, 90, 85)
 	r.Tables[0].Rows[0].Used = []spread{exactly(12), exactly(34), exactly(0), exactly(math.NaN()), exactly(4), exactly(50)}
-	want := "| a table <of> figures | publish alone | 12 | 34 | 0 | - | 4 | 50 |"
-	if text := r.markdown("x"); !strings.Contains(text, want) {
-		t.Errorf("no %q in:\n%s", want, text)
+	r.Tables[0].Rows[2].Used = r.Tables[0].Rows[0].Used
+	r.Tables[0].Rows[2].Layers = []float64{11, 22, 33, 4, 25, 5}
+	text := r.markdown("x")
+	for _, want := range []string{
+		"| a table <of> figures | publish alone | 12 | 34 | 0 | - | 4 | 50 | - | - | - | - | - | - |\n",
+		"| a table <of> figures | holdfast | 12 | 34 | 0 | - | 4 | 50 | 11 | 22 | 33 | 4 | 25 | 5 |\n",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in:\n%s", want, text)
+		}
 	}
 }
