@@ -91,16 +91,28 @@ func (r *report) goals(b *strings.Builder) {
 			met++
 		}
 	}
-	fmt.Fprintf(b, "\n## Goals: %d of %d are met\n\n| | workload | goal | bound | got |\n|---|---|---|---|---|\n", met, len(r.Goals))
+	fmt.Fprintf(b, "\n## Goals: %d of %d are met\n\n| | workload | goal | bound | got | why |\n|---|---|---|---|---|---|\n", met, len(r.Goals))
+	var told []int
 	for _, g := range r.Goals {
-		verdict, sign := "missed", "≤"
+		verdict, sign, why := "missed", "≤", ""
 		if g.Met {
 			verdict = "met"
+		} else if n := reasonOf(g); n >= 0 {
+			if !slices.Contains(told, n) {
+				told = append(told, n)
+			}
+			why = fmt.Sprintf("(%d)", 1+slices.Index(told, n))
 		}
 		if g.AtLeast {
 			sign = "≥"
 		}
-		fmt.Fprintf(b, "| %s | %s | %s | %s %s | %s |\n", verdict, g.Workload, g.Text, sign, strconv.FormatFloat(g.Bound, 'f', -1, 64), g.Got)
+		fmt.Fprintf(b, "| %s | %s | %s | %s %s | %s | %s |\n", verdict, g.Workload, g.Text, sign, strconv.FormatFloat(g.Bound, 'f', -1, 64), g.Got, why)
+	}
+	if len(told) > 0 {
+		b.WriteString("\nWhy goals are missed:\n\n")
+	}
+	for i, n := range told {
+		fmt.Fprintf(b, "%d. %s: %s\n", 1+i, reasons[n].workload, reasons[n].why)
 	}
 }
 
