@@ -76,7 +76,11 @@ func benchLatency(ctx context.Context, b *bench) error {
 			return err
 		}
 		for _, name := range []string{oursWake, oursNotify} {
-			b.atMost(1.7, r.ratioOf(name, rawNotify, colConfirm50), fmt.Sprintf("x %s, p50 commit to confirm at %d/s, %s", rawNotify, rate, name))
+			most := 1.7
+			if name == oursWake && rate == 50 { // a message that comes alone costs four statements
+				most = 1.3
+			}
+			b.atMost(most, r.ratioOf(name, rawNotify, colConfirm50), fmt.Sprintf("x %s, p50 commit to confirm at %d/s, %s", rawNotify, rate, name))
 			b.atMost(2.5, r.ratioOf(name, rawNotify, colConfirm99), fmt.Sprintf("x %s, p99 commit to confirm at %d/s, %s", rawNotify, rate, name))
 		}
 	}

@@ -66,7 +66,7 @@ func (c contestant) spent() (cells string) {
 }
 
 func (r *report) standings(b *strings.Builder) {
-	b.WriteString("\n## Ours, the raw client, the best peer\n\nRates: more than 1.00 is better; times and costs: less.\n\n")
+	b.WriteString("\n## Ours, the raw client, the best peer\n\nOf a table the first of ours, which does the same work, the fastest raw client and the fastest peer. Rates: more than 1.00 is better; times and costs: less.\n\n")
 	b.WriteString("| what | unit | ours | of raw | raw | of the peer | peer |\n|---|---|---|---|---|---|---|\n")
 	for _, t := range r.Tables {
 		s := t.Summary

@@ -31,7 +31,8 @@ func measuredReport(t *testing.T, unit string, ours ...float64) *report {
 	r, err := b.measure(t.Context(), table{
 		title: "a table <of> figures", columns: []column{{name: unit}, {name: "none"}}, yardsticks: []string{"publish alone"},
 		contenders: []contender{
-			fixed("publish alone", 100, 100, 100), fixed("holdfast, slow", 1, 1, 1), fixed("holdfast", ours...), fixed("river", 40, 50, 60),
+			fixed("publish alone", 100, 100, 100), fixed("river, slow", 1, 1, 1), fixed("holdfast", ours...),
+			fixed("holdfast, less work", 999, 999, 999), fixed("river", 40, 50, 60),
 		},
 	})
 	if err != nil {
@@ -66,8 +67,8 @@ func TestStanding(t *testing.T) {
 	if got := measuredReport(t, "messages/s", 80, 90, 85).Tables[0].Summary; got != want {
 		t.Errorf("by rates %+v, want %+v", got, want)
 	}
-	if got := measuredReport(t, "p50 ms", 80, 90, 85).Tables[0].Summary; got.Ours != "holdfast, slow" {
-		t.Errorf("by times the best of ours is %q", got.Ours)
+	if got := measuredReport(t, "p50 ms", 80, 90, 85).Tables[0].Summary; got.Ours != "holdfast" || got.Peer != "river, slow" {
+		t.Errorf("by times %q is compared with %q", got.Ours, got.Peer)
 	}
 }
 

@@ -60,8 +60,8 @@ func benchContended(ctx context.Context, b *bench) error {
 				{"plain loop, no wait", under(oneTrip(pool, nil), 32)},
 				{"plain loop, full jitter", under(oneTrip(pool, fullJitter), 32)},
 				{"one-trip begin, a mutex per row", under(oneAtATime(oneTrip(pool, nil), hot), 32)},
-				{ours, under(managed(manager), 32)},
 				{inTurn, under(managedInTurn(manager, 0), 32)},
+				{ours, under(managed(manager), 32)},
 				{combined, under(managedInTurn(manager, 32), 32)},
 			},
 		}
