@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sethvargo/go-limiter/memorystore"
+	"github.com/throttled/throttled/v2/store/memstore"
 	"github.com/ulule/limiter/v3"
 	"github.com/ulule/limiter/v3/drivers/store/memory"
 	"golang.org/x/time/rate"
@@ -56,6 +57,14 @@ func benchRateMemoryKeys(ctx context.Context, b *bench, keys, goroutines int, al
 	}
 	b.atEnd(func() error { return store.Close(context.Background()) })
 	ulule := limiter.New(memory.NewStore(), limiter.Rate{Period: time.Hour, Limit: most})
+	throttledStore, err := memstore.NewCtx(4 * max(keys, 1000))
+	if err != nil {
+		return err
+	}
+	throttled, err := throttledDecider(throttledStore, most, time.Hour)
+	if err != nil {
+		return err
+	}
 	var rates rateMap
 	window := ratelimit.Limit{Name: "user", Max: most, Window: time.Hour}
 	bucket := ratelimit.Limit{Name: "tokens", Max: most, Window: time.Hour, Algorithm: ratelimit.TokenBucket}
@@ -79,6 +88,7 @@ func benchRateMemoryKeys(ctx context.Context, b *bench, keys, goroutines int, al
 			c, err := ulule.Get(ctx, key)
 			return !c.Reached, err
 		}},
+		{peerThrottled, throttled},
 		{rateOurs, func(ctx context.Context, key string) (bool, error) {
 			d, err := ours[0].Allow(ctx, ratelimit.Charge{Limit: window, Key: key})
 			return d.Allowed, err
@@ -109,7 +119,7 @@ func benchRateMemoryKeys(ctx context.Context, b *bench, keys, goroutines int, al
 	if err != nil || goroutines > 1 {
 		return err
 	}
-	for _, c := range contenders[:3] {
+	for _, c := range contenders[:4] {
 		b.atMost(1, r.ratio(rateOurs, c.name), fmt.Sprintf("x %s in memory, %d keys, %s", c.name, keys, what))
 	}
 	b.atMost(0, r.column(rateOurs, 1), fmt.Sprintf("allocations in memory, %d keys, %s", keys, what))

@@ -9,6 +9,8 @@ import (
 
 	"github.com/go-redis/redis_rate/v10"
 	"github.com/redis/go-redis/v9"
+	"github.com/throttled/throttled/v2"
+	"github.com/throttled/throttled/v2/store/goredisstore.v9"
 	"github.com/ulule/limiter/v3"
 	ululeredis "github.com/ulule/limiter/v3/drivers/store/redis"
 
@@ -20,14 +22,15 @@ import (
 
 // Names of contenders that goals refer to.
 const (
-	rawCounter   = "raw EVALSHA, one counter"
-	rawGathered  = "raw EVALSHA by AutoPipeline, one counter"
-	redisRateOne = "redis_rate"
-	redisRateTwo = "redis_rate, user, then global"
-	rateOne      = "holdfast, user"
-	rateBoth     = "holdfast, user and global"
-	rateEach     = "holdfast, user and global, a call each"
-	rateCached   = "holdfast, user and global, remembered"
+	rawCounter    = "raw EVALSHA, one counter"
+	rawGathered   = "raw EVALSHA by AutoPipeline, one counter"
+	redisRateOne  = "redis_rate"
+	redisRateTwo  = "redis_rate, user, then global"
+	peerThrottled = "throttled"
+	rateOne       = "holdfast, user"
+	rateBoth      = "holdfast, user and global"
+	rateEach      = "holdfast, user and global, a call each"
+	rateCached    = "holdfast, user and global, remembered"
 )
 
 const rateUsers = 1000
@@ -118,6 +121,14 @@ return n`)
 		return nil, err
 	}
 	ulule := limiter.New(store, limiter.Rate{Period: window, Limit: most})
+	throttledStore, err := goredisstore.NewCtx(client, "bench:throttled:")
+	if err != nil {
+		return nil, err
+	}
+	throttled, err := throttledDecider(throttledStore, most, window)
+	if err != nil {
+		return nil, err
+	}
 	shared, err := ratelimitredis.New(client, ratelimitredis.Config{Prefix: "bench:shared", DenyCache: -1, Timeout: 10 * time.Second})
 	if err != nil {
 		return nil, err
@@ -176,11 +187,24 @@ return n`)
 			c, err := ulule.Get(ctx, key)
 			return !c.Reached, err
 		}},
+		{name: peerThrottled, run: throttled},
 		{name: rateOne, run: one(shared)},
 		{name: rateEach, run: each[0], each: each},
 		{name: rateBoth, run: both(shared)},
 		{name: rateCached, run: both(cached)},
 	}, counter.Load(context.Background(), client).Err()
+}
+
+// throttledDecider is GCRA by throttled: a read, then a compare and swap.
+func throttledDecider(store throttled.GCRAStoreCtx, most int64, window time.Duration) (decider, error) {
+	limiter, err := throttled.NewGCRARateLimiterCtx(store, throttled.RateQuota{MaxRate: throttled.PerDuration(int(most), window), MaxBurst: int(most) - 1})
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context, key string) (bool, error) {
+		limited, _, err := limiter.RateLimitCtx(ctx, key, 1)
+		return !limited, err
+	}, nil
 }
 
 func rateLoad(d namedDecider, goroutines int, allowed bool) func(context.Context, time.Duration) (sample, error) {
