@@ -119,6 +119,60 @@ func TestChangesLookLettersUp(t *testing.T) {
 	}
 }
 
+// Of a table that was analysed while it was empty, or when all of its rows were gone, a statement still finds each row that it
+// changes by its id. Holding looks for what its rows wait for before it writes the first.
+func TestChangesOfWhatWasEmpty(t *testing.T) {
+	t.Parallel()
+	const fill = `INSERT INTO holdfast_outbox (id, lane, name, body, content_type) SELECT gen_random_uuid(), 2, 'a', '1', '' FROM generate_series(1, 5000)`
+	for name, statements := range map[string][]string{
+		"empty": {`ANALYZE holdfast_outbox`},
+		"gone":  {fill, `DELETE FROM holdfast_outbox`, `ANALYZE holdfast_outbox`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setup(t, outboxpgx.Config{})
+			for _, sql := range append(statements, `UPDATE holdfast_outbox_lanes SET token = 7, lease_until = now() WHERE lane = 2`) {
+				_, err := f.pool.Exec(t.Context(), sql)
+				must(t, err)
+			}
+			for statement, args := range map[string][]any{
+				"hold": {int64(7), 1000, []string{}}, "hold due": {[]int16{1}, 500}, "release": {[]int16{1}, 500, 5000, 500, 10, int64(100_000)},
+			} {
+				plan := f.explain(t, "setup", outboxpgx.Statement(statement), args)
+				_, change, _ := strings.Cut(plan, "Update on holdfast_outbox u")
+				finds := strings.Index(change, "Index Cond: (id = ANY (ARRAY[")
+				if looks := strings.Index(change, "WindowAgg"); finds < 0 || statement != "release" && (looks < 0 || looks > finds) {
+					t.Errorf("%s:\n%s", statement, plan)
+				}
+			}
+			_, err := f.pool.Exec(t.Context(), fill)
+			must(t, err)
+			f.settlesByID(t)
+		})
+	}
+}
+
+// settlesByID has one of very many messages fail, and looks at how many entries of the index that has read.
+func (f *fixture) settlesByID(t *testing.T) {
+	t.Helper()
+	tx, err := f.pool.Begin(t.Context())
+	must(t, err)
+	defer tx.Rollback(context.WithoutCancel(t.Context()))
+	var id [16]byte
+	must(t, tx.QueryRow(t.Context(), `SELECT id FROM holdfast_outbox ORDER BY seq LIMIT 1`).Scan(&id))
+	const entries = `SELECT pg_stat_get_xact_tuples_returned('holdfast_outbox_pkey'::regclass)`
+	var before, after, held int
+	must(t, tx.QueryRow(t.Context(), entries).Scan(&before))
+	text, none := []string{"x"}, [][16]byte{}
+	_, err = tx.Exec(t.Context(), outboxpgx.Statement("settle"), []int16{2}, []int64{7}, none, false, [][16]byte{id}, []int64{1}, text, text, none, []string{}, []string{}, int64(1), int64(0))
+	must(t, err)
+	must(t, tx.QueryRow(t.Context(), entries).Scan(&after))
+	must(t, tx.QueryRow(t.Context(), `SELECT count(*) FROM holdfast_outbox WHERE due_at IS NOT NULL`).Scan(&held))
+	if held != 1 || after-before > 100 {
+		t.Errorf("%d messages failed, and %d entries were read", held, after-before)
+	}
+}
+
 // A list that was often asked for while there was nothing is planned anew when there is much: the one plan that Postgres
 // would keep reads the whole table for every page and for every letter.
 func TestListsArePlannedAnew(t *testing.T) {

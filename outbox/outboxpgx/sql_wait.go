@@ -12,8 +12,12 @@ SELECT l.lane FROM {lanes} l WHERE l.lane IN (SELECT lane FROM due) ORDER BY l.l
 
 // holdDueSQL holds the rows that are due behind a waiting row of their key. $1 lanes, $2 limit of rows.
 //
-// The count has the waiting rows looked up before a row is written, here and in holdReadySQL. Each look would else walk over
-// all that the statement has written before it: for 1,000 rows of a key that took three times as long.
+// The count reads its whole input before it returns a row, so all looks precede the first write. Otherwise each look walks
+// over what the statement has written: 1,000 rows of a key take three times as long. MATERIALIZED does not do: it is read row
+// by row.
+//
+// "= ANY (ARRAY[p.id])" is "= p.id" for a planner that cannot merge by it. With "=" it reads the whole table for each of a
+// handful of rows where it takes the table for empty, as it was when it was last analysed.
 const holdDueSQL = `
 WITH due AS MATERIALIZED (
   SELECT o.id, o.seq, o.ordering_key FROM {outbox} o WHERE {waiting} AND o.due_at <= now() AND o.lane = ANY($1::smallint[]) AND {free} ORDER BY o.due_at LIMIT $2)
@@ -21,7 +25,7 @@ UPDATE {outbox} u SET held = true, due_at = {heldUntil}
 FROM (
   SELECT o.id, p.due_at, p.held, count(*) OVER () AS found
   FROM due o CROSS JOIN LATERAL (SELECT p.due_at, p.held FROM {outbox} p WHERE {before}) p) p
-WHERE u.id = p.id AND p.found > 0`
+WHERE u.id = ANY (ARRAY[p.id]) AND p.found > 0`
 
 // holdReadySQL holds the ready rows that are behind a waiting row of their key. $1 token, $2 limit of rows of a
 // lane, $3 transports to skip.
@@ -35,7 +39,7 @@ FROM (
       WHERE o.lane = l.lane AND o.seq >= l.floor AND {ready} AND o.transport_name <> ALL($3::text[]) AND {free} ORDER BY o.seq LIMIT $2) o
     CROSS JOIN LATERAL (SELECT p.due_at, p.held FROM {outbox} p WHERE {before}) p
   WHERE l.token = $1) p
-WHERE u.id = p.id AND p.found > 0`
+WHERE u.id = ANY (ARRAY[p.id]) AND p.found > 0`
 
 // releaseSQL releases two kinds of rows: those that are due and the first of their key (head), and those held
 // behind them, up to the next row that waits on its own account (behind). Where too many are behind, the
@@ -62,7 +66,7 @@ back AS (
   UPDATE {outbox} u SET held = b.late, due_at = CASE WHEN b.late THEN now() + $6::bigint * interval '1 microsecond' END
   FROM (SELECT id, id IN (SELECT head FROM stuck) AS late FROM head
         UNION ALL SELECT id, late FROM behind WHERE head NOT IN (SELECT head FROM stuck)) b
-  WHERE u.id = b.id
+  WHERE u.id = ANY (ARRAY[b.id])
   RETURNING u.lane, u.seq),
 low AS MATERIALIZED (SELECT lane, min(seq) AS seq FROM back GROUP BY lane)
 UPDATE {lanes} l SET floor = least(l.floor, low.seq) FROM low WHERE l.lane = low.lane`

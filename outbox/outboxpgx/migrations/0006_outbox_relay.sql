@@ -114,7 +114,7 @@ BEGIN
         UPDATE {{table}} o SET attempts = least(o.attempts, 2147483646) + 1, held = false, due_at = now() + f.delay * interval '1 microsecond',
             error_class = f.class, last_error = f.error
         FROM unnest(failed, delays_us, failed_classes, failed_errors) AS f(id, delay, class, error)
-        WHERE o.id = f.id AND o.lane = ANY(ours);
+        WHERE o.id = ANY (ARRAY[f.id]) AND o.lane = ANY(ours); -- by index, whatever the statistics say: see sql_wait.go
     END IF;
     IF dead <> '{}' THEN
         WITH gone AS (DELETE FROM {{table}} o WHERE o.id = ANY(dead) AND o.lane = ANY(ours) RETURNING o.*)
