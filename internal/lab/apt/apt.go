@@ -32,11 +32,17 @@ func Install(ctx context.Context, packages ...string) error {
 // that ends with them.
 const below = `mount -t proc proc "$0/proc" && exec chroot "$0" "$@"`
 
-// InstallBelow installs into the system in the folder root, which needs the rights of root. It goes on where an installation
-// into it was killed.
+// InstallBelow installs into the system in the folder root, which needs the rights of root. A system in which an
+// installation was killed is put in order first.
 func InstallBelow(ctx context.Context, root string, packages ...string) error {
-	goOn := []string{"dpkg", "--configure", "-a"}
-	return install(ctx, []string{"unshare", "--mount", "sh", "-c", below, root}, filepath.Join(root, policyFile), append([][]string{goOn}, commands(packages)...))
+	return install(ctx, []string{"unshare", "--mount", "sh", "-c", below, root}, filepath.Join(root, policyFile), append(repairs, commands(packages)...))
+}
+
+// repairs bring a system in order in which an installation was killed. dpkg fails where a package waits for one that was not
+// unpacked, which apt-get brings.
+var repairs = [][]string{
+	{"sh", "-c", "dpkg --configure -a || true"},
+	{"apt-get", "install", "-q", "-y", "--fix-broken"},
 }
 
 func commands(packages []string) [][]string {
@@ -57,7 +63,7 @@ func Missing(packages ...string) (missing []string) {
 	return missing
 }
 
-// install runs commands, as arguments of another one if there are some.
+// install runs each command behind the arguments of inside, if there are any.
 func install(ctx context.Context, inside []string, policy string, commands [][]string) (err error) {
 	restore, err := denyDaemons(policy)
 	if err != nil {
