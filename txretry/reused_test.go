@@ -100,8 +100,8 @@ func killServer(t *testing.T, server *testenv.Server) {
 	}
 }
 
-// killBackend returns when the server, whose own process goes on, has recovered. Another session tells when the server has
-// noticed: it ends all of them then, and lets nobody in until it has recovered.
+// killBackend returns when the server, whose own process goes on, has recovered. When the server notices, it ends all other
+// sessions and lets nobody in until it has recovered.
 func killBackend(t *testing.T, server *testenv.Server) {
 	t.Helper()
 	killed, err := pgx.Connect(t.Context(), server.URL())
@@ -116,8 +116,11 @@ func killBackend(t *testing.T, server *testenv.Server) {
 	}
 	if err := syscall.Kill(int(killed.PgConn().PID()), syscall.SIGKILL); err != nil {
 		t.Error(err)
+		return
 	}
-	_, _ = other.Exec(t.Context(), "select pg_sleep(600)") // until the connection is lost
+	if _, err := other.Exec(t.Context(), "select pg_sleep(600)"); err == nil { // until the server ends the session
+		t.Error("no other session was ended")
+	}
 	testenv.Eventually(t, testenv.Patience, func() error {
 		conn, err := pgx.Connect(t.Context(), server.URL())
 		if err == nil {
