@@ -92,8 +92,11 @@ func (b *bench) measure(ctx context.Context, t table) (results, error) {
 // runObserved returns the shares of the processors during the stretch that the run delimits, else during the whole run.
 func (b *bench) runObserved(ctx context.Context, t table, c contender) (sample, shares, error) {
 	b.used = shares{}
+	if err := t.prepared(ctx); err != nil {
+		return nil, b.used, err
+	}
 	end := b.observe()
-	s, err := t.runOnce(ctx, c, b.length)
+	s, err := t.runPrepared(ctx, c, b.length)
 	if b.used == (shares{}) {
 		end()
 	}
@@ -101,11 +104,20 @@ func (b *bench) runObserved(ctx context.Context, t table, c contender) (sample, 
 }
 
 func (t table) runOnce(ctx context.Context, c contender, length time.Duration) (sample, error) {
-	if t.prepare != nil {
-		if err := t.prepare(ctx); err != nil {
-			return nil, err
-		}
+	if err := t.prepared(ctx); err != nil {
+		return nil, err
 	}
+	return t.runPrepared(ctx, c, length)
+}
+
+func (t table) prepared(ctx context.Context) error {
+	if t.prepare == nil {
+		return nil
+	}
+	return t.prepare(ctx)
+}
+
+func (t table) runPrepared(ctx context.Context, c contender, length time.Duration) (sample, error) {
 	s, err := c.run(ctx, length)
 	if err == nil {
 		err = ctx.Err()

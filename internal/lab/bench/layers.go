@@ -36,8 +36,9 @@ var modules = []struct {
 	{"github.com/redis/go-redis", ofDrivers},
 }
 
-// layersOf divides a CPU profile. The standard library works for its caller: memory that a driver asks for is the driver's.
-// What has no caller in a module is the runtime's: the scheduler, the garbage collector, and net/http's connections.
+// layersOf divides a CPU profile. The standard library and OpenTelemetry work for their callers: memory that a driver asks
+// for is the driver's, a span is ours. What has no caller in a module is the runtime's: the scheduler, the garbage collector,
+// and net/http's connections.
 func layersOf(data []byte) (l layers, err error) {
 	p, err := profile.ParseData(data)
 	if err != nil {
@@ -91,6 +92,9 @@ func moduleOf(function string) (layer int, ok bool) {
 		if strings.HasPrefix(function, m.prefix) {
 			return m.layer, true
 		}
+	}
+	if strings.HasPrefix(function, "go.opentelemetry.io/otel") {
+		return 0, false
 	}
 	host, _, isPath := strings.Cut(function, "/")
 	return ofPeers, isPath && strings.Contains(host, ".")

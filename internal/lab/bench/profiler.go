@@ -8,7 +8,7 @@ import (
 	"runtime/pprof"
 )
 
-// profiler takes a CPU profile of the stretch that is measured, without what fills the tables before it. A nil one takes none.
+// profiler takes a CPU profile of the stretch whose shares are taken. A nil one takes none.
 type profiler struct {
 	folder string // also writes each profile as a file there; "" for none
 

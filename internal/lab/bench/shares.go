@@ -54,8 +54,8 @@ func (b *bench) observe() (end func()) {
 	b.profiler.start()
 	before, err := processorTimes()
 	return func() {
-		b.profiler.stop()
 		after, endErr := processorTimes()
+		b.profiler.stop() // later, since writing the profile takes time
 		if err != nil || endErr != nil {
 			b.used = unmeasured()
 			return
