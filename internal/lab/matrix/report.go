@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 )
 
@@ -48,4 +49,38 @@ func (s suite) String() string {
 		return fmt.Sprintf("%d passed, %d skipped", s.Passed, s.Skipped)
 	}
 	return fmt.Sprintf("%d passed", s.Passed)
+}
+
+// tested says which versions a report is about, in the words of the README: of all but PostgreSQL the minor version, too.
+func tested(report string) []string {
+	var names []string
+	for _, part := range strings.Split(report, "\n## ")[1:] {
+		product, rows, _ := strings.Cut(part, "\n")
+		var versions []string
+		for line := range strings.Lines(rows) {
+			cells := strings.Split(line, " | ")
+			parts := strings.Split(strings.TrimPrefix(cells[0], "| "), ".")
+			if len(cells) < 3 || len(parts) < 2 || parts[0] == "" {
+				continue // not of a server
+			}
+			version := parts[0]
+			if product != "PostgreSQL" {
+				version += "." + parts[1]
+			}
+			if !slices.Contains(versions, version) {
+				versions = append(versions, version)
+			}
+		}
+		names = append(names, product+" "+list(versions))
+	}
+	return names
+}
+
+// list is "a, b and c".
+func list(words []string) string {
+	last := len(words) - 1
+	if last < 1 {
+		return strings.Join(words, "")
+	}
+	return strings.Join(words[:last], ", ") + " and " + words[last]
 }
