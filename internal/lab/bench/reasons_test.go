@@ -4,6 +4,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -24,6 +25,7 @@ func TestCommittedReport(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	planted := content(t, filepath.Join("..", "planted", "report.md"))
 	for _, g := range r.Goals {
 		if !g.Met && reasonOf(g) < 0 {
 			t.Errorf("%s: no reason why %q is missed", g.Workload, g.Text)
@@ -36,13 +38,40 @@ func TestCommittedReport(t *testing.T) {
 			}
 		}
 	}
-	text, err := os.ReadFile(name + ".md")
+	rows := quotedNames(r)
+	for _, one := range reasons {
+		for _, quoted := range regexp.MustCompile("`[^`]+`").FindAllString(one.why, -1) {
+			if name := strings.Trim(quoted, "`"); !rows[name] && !strings.Contains(planted, "| "+name+" |") {
+				t.Errorf("%s: a reason speaks of %s, which no table has", one.workload, quoted)
+			}
+		}
+	}
+	if content(t, name+".md") != r.markdown("performance") {
+		t.Error("performance.md is not what performance.json says: run go test ./internal/lab/bench -run TestCommittedReport -update")
+	}
+}
+
+// quotedNames are those of rows and columns.
+func quotedNames(r report) map[string]bool {
+	names := map[string]bool{}
+	for _, t := range r.Tables {
+		for _, column := range t.Columns {
+			names[column] = true
+		}
+		for _, row := range t.Rows {
+			names[row.Name] = true
+		}
+	}
+	return names
+}
+
+func content(t *testing.T, file string) string {
+	t.Helper()
+	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if string(text) != r.markdown("performance") {
-		t.Error("performance.md is not what performance.json says: run go test ./internal/lab/bench -run TestCommittedReport -update")
-	}
+	return string(text)
 }
 
 // A reason is told once, under the number that its missed goals have. A goal that is met needs none.
