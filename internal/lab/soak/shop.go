@@ -65,8 +65,7 @@ func soakShop(ctx context.Context, s sizes, r *report) (err error) {
 	if err != nil {
 		return err
 	}
-	r.note("%.0f requests a second were wanted and %.1f were answered; p50 %v, p99 %v.", rate, half.Rate,
-		half.Percentile(0.5).Round(time.Millisecond), half.Percentile(0.99).Round(time.Millisecond))
+	r.note("%.0f requests a second were wanted and %.1f were answered; %s.", rate, half.Rate, fromDue(half))
 	r.Tables = append(r.Tables, prices(full, half, fullCosts, halfCosts))
 	if err := m.conclude(r); err != nil {
 		return err
@@ -132,20 +131,20 @@ func (k *soaking) capacity(ctx context.Context) (l load.Load, costs []namedCost,
 	if _, err := load.Drive(ctx, k.clients, k.stretch()/4, k.hall.Visit); err != nil {
 		return l, nil, err
 	}
-	l, costs, err = k.drive(ctx, k.stretch(), k.hall.Visit)
+	l, costs, err = k.priced(func() (load.Load, error) { return load.Drive(ctx, k.clients, k.stretch(), k.hall.Visit) })
 	if err == nil && l.Rate < 1 {
 		err = fmt.Errorf("the shop answers nothing: %v", k.hall.TakeAnswers())
 	}
 	return l, costs, err
 }
 
-// drive has the clients repeat an operation for so long, and says what one costs.
-func (k *soaking) drive(ctx context.Context, length time.Duration, op func(ctx context.Context, client int) error) (l load.Load, costs []namedCost, err error) {
+// priced says what a load costs.
+func (k *soaking) priced(drive func() (load.Load, error)) (l load.Load, costs []namedCost, err error) {
 	before, err := k.used()
 	if err != nil {
 		return l, nil, err
 	}
-	if l, err = load.Drive(ctx, k.clients, length, op); err != nil {
+	if l, err = drive(); err != nil {
 		return l, nil, err
 	}
 	after, err := k.used()
@@ -165,15 +164,18 @@ func (k *soaking) soak(ctx context.Context, m *sampler, rate float64) (load.Load
 			cancel(err)
 		}
 	})
-	pace := load.NewPace(rate)
-	l, costs, err := k.drive(ctx, k.length(), func(ctx context.Context, client int) error {
-		if err := pace.Wait(ctx); err != nil {
-			return err
-		}
-		return k.hall.Visit(ctx, client)
-	})
+	l, costs, err := k.priced(func() (load.Load, error) { return load.DriveAt(ctx, k.clients, rate, k.length(), k.hall.Visit) })
 	sampling.Wait()
 	return l, costs, errors.Join(err, context.Cause(ctx))
+}
+
+// fromDue tells the waits of a load at a pace, and what it missed.
+func fromDue(l load.Load) string {
+	text := fmt.Sprintf("p50 %v, p99 %v, from when each was due", l.Percentile(0.5).Round(time.Millisecond), l.Percentile(0.99).Round(time.Millisecond))
+	if l.Missed > 0 {
+		text += fmt.Sprintf("; %d had not begun at the end", l.Missed)
+	}
+	return text
 }
 
 // prices are what a request costs at the capacity and at half of it.

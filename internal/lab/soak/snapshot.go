@@ -34,7 +34,6 @@ type held struct {
 	sizes
 	outbox    *outboxTable
 	published atomic.Int64
-	pace      *load.Pace
 	rate      float64
 	table     table
 }
@@ -139,17 +138,11 @@ type heldSlice struct {
 
 func (h *held) slice(ctx context.Context, name string, length time.Duration) (m heldSlice, err error) {
 	m.name = name
-	pace := load.NewPace(h.rate)
 	var written load.Load
 	m.cost, err = h.measure(func() (int64, error) {
 		began := h.published.Load()
 		var err error
-		written, err = load.Drive(ctx, h.sizes.clients, length, func(ctx context.Context, worker int) error {
-			if err := pace.Wait(ctx); err != nil {
-				return err
-			}
-			return h.outbox.write(ctx, worker)
-		})
+		written, err = load.DriveAt(ctx, h.sizes.clients, h.rate, length, h.outbox.write)
 		return h.published.Load() - began, err
 	})
 	if err != nil {
