@@ -33,8 +33,8 @@ faults: ## the fault tests in their long form, ROUNDS (200) kills and as much of
 chaos: ## the shop as processes, and every kind of fault: an hour, or SEEDS=3, or SEED=7 again, ONLY=kill,clock; the report is in OUT
 	@$(GO) run ./internal/lab/chaos $(if $(SEEDS),-seeds $(SEEDS)) -seed $(SEED) $(if $(MINUTES),-minutes $(MINUTES)) $(if $(ONLY),-only $(ONLY)) -out $(OUT)
 
-soak: ## the ticket shop for MINUTES (30) at half of its capacity, and whether memory, connections, tables and queues are flat
-	$(GO) run ./internal/lab/soak -minutes=$(or $(MINUTES),30)
+soak: ## what stays flat: the shop for half an hour, then millions of rows; over 90 minutes, 30 GB of disk. PART=shop, waiting, snapshot or dedup; MINUTES=n shortens
+	$(GO) run ./internal/lab/soak -part=$(or $(PART),all) $(if $(MINUTES),-minutes=$(MINUTES)) -markdown=internal/lab/soak/report.md
 
 bench: ## every workload beside its peers and the raw clients, five rounds; most of an hour. The report is internal/lab/performance.md
 	$(GO) run ./internal/lab/bench all -rounds=5 -report=internal/lab/performance

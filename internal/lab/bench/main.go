@@ -26,6 +26,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/lab/shop"
 )
 
 // workload is one subject of comparison.
@@ -104,7 +106,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	defer func() { err = errors.Join(err, b.close()) }()
 	var failed error
 	for _, w := range chosen {
-		b.report.Runs = append(b.report.Runs, ran{w.name, command, commit(), time.Now(), b.rounds})
+		b.report.Runs = append(b.report.Runs, ran{w.name, command, shop.CheckedOut(ctx), time.Now(), b.rounds})
 		if err := b.runAll(ctx, w); err != nil {
 			fmt.Fprintln(out, "\nfailed:", err)
 			failed = errors.Join(failed, err)

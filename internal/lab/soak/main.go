@@ -4,16 +4,18 @@
 //
 // runs the ticket shop, each role as a process, on private servers for half an hour at half of the capacity that
 // it measures first, and decides whether memory, goroutines, connections, files, tables and queues are flat.
-// -part runs another part: waiting drains an outbox with ten million messages; snapshot holds an old snapshot for
-// ten minutes beside writers and a relay; dedup has the inbox record messages beside fifty million entries. Flags
-// make each of them smaller.
+// -part=waiting drains an outbox with ten million messages; -part=snapshot holds an old snapshot for
+// ten minutes beside writers and a relay; -part=dedup has the inbox record messages beside fifty million entries.
+// -part=all runs the four one after the other, most of two hours: one that fails does not keep the next. Flags make each
+// of them smaller.
 //
 // The machine may be shared, so that rates per second say little. What decides is processor time per operation: of
 // this process ("client"), and of Postgres with all its children. A report is printed as text; -json and
-// -markdown write it into files. The exit code is 1 if something is not as it should be.
+// -markdown write it into files as each part ends. The exit code is 1 if something is not as it should be.
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -23,9 +25,10 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
-	"strings"
 	"syscall"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/lab/shop"
 )
 
 var quiet = slog.New(slog.DiscardHandler)
@@ -43,9 +46,40 @@ type sizes struct {
 func (s sizes) stretch() time.Duration { return time.Duration(s.secs * float64(time.Second)) }
 func (s sizes) length() time.Duration  { return time.Duration(s.minutes * float64(time.Minute)) }
 
-// parts are what -part chooses from.
-var parts = map[string]func(context.Context, sizes, *report) error{
-	"shop": soakShop, "waiting": soakWaiting, "snapshot": soakSnapshot, "dedup": soakDedup,
+// part is what -part chooses. Its sizes hold where no flag sets another.
+type part struct {
+	name    string
+	do      func(context.Context, sizes, *report) error
+	minutes float64
+	clients int
+	secs    float64
+}
+
+var parts = []part{
+	{"shop", soakShop, 30, 50, 20},
+	{"waiting", soakWaiting, 0, 8, 20},
+	{"snapshot", soakSnapshot, 10, 4, 10},
+	{"dedup", soakDedup, 0, 8, 5},
+}
+
+const all = "all"
+
+// chosen are the parts of that name.
+func chosen(name string) (some []part) {
+	for _, p := range parts {
+		if name == all || name == p.name {
+			some = append(some, p)
+		}
+	}
+	return some
+}
+
+// sized returns s, with the sizes of the part where s has none.
+func (p part) sized(s sizes) sizes {
+	s.minutes = cmp.Or(s.minutes, p.minutes)
+	s.clients = cmp.Or(s.clients, p.clients)
+	s.secs = cmp.Or(s.secs, p.secs)
+	return s
 }
 
 func main() {
@@ -60,37 +94,67 @@ func main() {
 
 func run(ctx context.Context, args []string, out io.Writer) error {
 	var s sizes
-	var part, jsonPath, markdownPath string
+	var name string
+	var to paths
 	flags := flag.NewFlagSet("soak", flag.ContinueOnError)
-	flags.StringVar(&part, "part", "shop", "shop, waiting, snapshot or dedup")
+	flags.StringVar(&name, "part", "shop", "shop, waiting, snapshot, dedup, or all of them one after the other")
 	flags.Float64Var(&s.minutes, "minutes", 0, "how many `minutes` the shop runs or the snapshot is held (default 30 and 10)")
-	flags.IntVar(&s.clients, "clients", 50, "clients of the shop, or writers at a time")
+	flags.IntVar(&s.clients, "clients", 0, "clients of the shop, or writers at a time (default 50 and 8, beside the snapshot 4)")
 	flags.Int64Var(&s.messages, "messages", 10_000_000, "`number` of messages that wait")
 	flags.Int64Var(&s.rows, "rows", 50_000_000, "`number` of entries that the inbox has")
 	flags.IntVar(&s.body, "body", 512, "`bytes` of a message")
-	flags.Float64Var(&s.secs, "secs", 20, "length of one measurement in `seconds`")
-	flags.StringVar(&jsonPath, "json", "", "write the report into this `file`")
-	flags.StringVar(&markdownPath, "markdown", "", "write the report into this `file`, as the section of the part")
+	flags.Float64Var(&s.secs, "secs", 0, "length of one measurement in `seconds` (default 20; 10 of snapshot, 5 of dedup)")
+	flags.StringVar(&to.json, "json", "", "write the report of one part into this `file`")
+	flags.StringVar(&to.markdown, "markdown", "", "write the report into this `file`, each part as its section when it ends")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	do := parts[part]
-	if do == nil || flags.NArg() > 0 {
-		return fmt.Errorf("-part is %q and the rest %q; the parts are shop, waiting, snapshot and dedup", part, flags.Args())
+	some := chosen(name)
+	if len(some) == 0 || flags.NArg() > 0 {
+		return fmt.Errorf("-part is %q and the rest %q; the parts are shop, waiting, snapshot and dedup, or all", name, flags.Args())
 	}
-	if s.minutes == 0 {
-		s.minutes = map[string]float64{"shop": 30, "snapshot": 10}[part]
+	if s.minutes < 0 || s.clients < 0 || s.messages < 10*leastDrained || s.rows < 10_000 || s.body < 2 || s.secs < 0 {
+		return errors.New("no flag may be negative, -messages at least 100,000, -rows at least 10,000")
 	}
-	if s.minutes < 0 || s.clients < 1 || s.messages < 10*leastDrained || s.rows < 10_000 || s.body < 2 || s.secs <= 0 {
-		return errors.New("the flags must be positive, -messages at least 100,000, -rows at least 10,000")
+	if to.json != "" && len(some) > 1 {
+		return errors.New("-json is for one part; -markdown takes all")
 	}
-	r := &report{
-		Part: part, Command: strings.Join(append([]string{"go run ./internal/lab/soak"}, args...), " "), Began: time.Now(),
-		Machine: fmt.Sprintf("%d cores, %s/%s", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH),
+	return runParts(ctx, some, s, flags, to, out)
+}
+
+// runParts runs the parts one after the other until ctx ends.
+func runParts(ctx context.Context, some []part, s sizes, given *flag.FlagSet, to paths, out io.Writer) error {
+	commit := shop.CheckedOut(ctx) // before a report changes a file
+	var failed []error
+	for _, p := range some {
+		r := &report{
+			Part: p.name, Command: command(p.name, given), Commit: commit, Began: time.Now(),
+			Machine: fmt.Sprintf("%d cores, %s/%s", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH),
+		}
+		failed = append(failed, p.run(ctx, s, r, to, out))
+		if ctx.Err() != nil {
+			break
+		}
 	}
-	if err := do(ctx, s, r); err != nil {
-		return fmt.Errorf("%s: %w", part, err)
+	return errors.Join(failed...)
+}
+
+// command is what runs one part again, with the flags that were given.
+func command(part string, given *flag.FlagSet) string {
+	text := "go run ./internal/lab/soak -part=" + part
+	given.Visit(func(f *flag.Flag) {
+		if f.Name != "part" {
+			text += fmt.Sprintf(" -%s=%s", f.Name, f.Value)
+		}
+	})
+	return text
+}
+
+// run does the part and writes its report.
+func (p part) run(ctx context.Context, s sizes, r *report, to paths, out io.Writer) error {
+	if err := p.do(ctx, p.sized(s), r); err != nil {
+		return fmt.Errorf("%s: %w", p.name, err)
 	}
 	r.Took = time.Since(r.Began).Round(time.Second).String()
-	return errors.Join(r.text(out), r.save(jsonPath, markdownPath), r.verdict())
+	return errors.Join(r.text(out), r.save(to), r.verdict())
 }

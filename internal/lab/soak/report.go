@@ -16,6 +16,7 @@ import (
 type report struct {
 	Part     string    `json:"part"`
 	Command  string    `json:"command"`
+	Commit   string    `json:"commit"`
 	Began    time.Time `json:"began"`
 	Took     string    `json:"took"`
 	Machine  string    `json:"machine"`
@@ -78,7 +79,7 @@ func (f finding) word() string {
 
 // text is the report for a terminal.
 func (r *report) text(out io.Writer) error {
-	fmt.Fprintf(out, "\n%s: %s\n%s, took %s, %s\n", r.Part, r.Command, r.Began.UTC().Format(time.DateTime), r.Took, r.Machine)
+	fmt.Fprintf(out, "\n%s: %s\n%s, commit %s, took %s, %s\n", r.Part, r.Command, r.Began.UTC().Format(time.DateTime), r.Commit, r.Took, r.Machine)
 	for _, note := range r.Notes {
 		fmt.Fprintln(out, note)
 	}
@@ -102,7 +103,7 @@ func (r *report) text(out io.Writer) error {
 // markdown is the report as a section of a document.
 func (r *report) markdown() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s\n\n    %s\n\n%s UTC, took %s, %s.\n", heading(r.Part), r.Command, r.Began.UTC().Format(time.DateTime), r.Took, r.Machine)
+	fmt.Fprintf(&b, "%s\n\n    %s\n\n%s UTC, commit %s, took %s, %s.\n", heading(r.Part), r.Command, r.Began.UTC().Format(time.DateTime), r.Commit, r.Took, r.Machine)
 	for _, note := range r.Notes {
 		fmt.Fprintf(&b, "\n%s\n", note)
 	}
@@ -123,26 +124,29 @@ func heading(part string) string { return "## " + part }
 
 const title = "# Soak\n\nWritten by `go run ./internal/lab/soak`; what the columns mean is in its package comment.\n"
 
+// paths are the files into which reports are written; "" is none.
+type paths struct{ json, markdown string }
+
 // save writes the report as JSON into one file, and as a section into the other, where it replaces that
-// of the last run of its part. "" means neither.
-func (r *report) save(jsonPath, markdownPath string) error {
-	if jsonPath != "" {
+// of the last run of its part.
+func (r *report) save(to paths) error {
+	if to.json != "" {
 		text, err := json.MarshalIndent(r, "", "  ")
 		if err == nil {
-			err = os.WriteFile(jsonPath, append(text, '\n'), 0o644)
+			err = os.WriteFile(to.json, append(text, '\n'), 0o644)
 		}
 		if err != nil {
 			return err
 		}
 	}
-	if markdownPath == "" {
+	if to.markdown == "" {
 		return nil
 	}
-	old, err := os.ReadFile(markdownPath)
+	old, err := os.ReadFile(to.markdown)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	return os.WriteFile(markdownPath, []byte(replaceSection(string(old), r.Part, r.markdown())), 0o644)
+	return os.WriteFile(to.markdown, []byte(replaceSection(string(old), r.Part, r.markdown())), 0o644)
 }
 
 // replaceSection replaces the section of a part in a document, or appends it.

@@ -10,7 +10,7 @@ import (
 )
 
 func sampleReport(part string, ok bool) *report {
-	r := &report{Part: part, Command: "soak -part " + part, Began: time.Unix(0, 0), Took: "1s", Machine: "2 cores"}
+	r := &report{Part: part, Command: "soak -part " + part, Commit: "v1.2.3-4-gabcdef", Began: time.Unix(0, 0), Took: "1s", Machine: "2 cores"}
 	r.note("A note of %s.", part)
 	r.Tables = []table{{Title: "rates", Columns: []string{"", "messages/s"}}}
 	r.Tables[0].add("before", "100")
@@ -23,7 +23,7 @@ func TestReportForms(t *testing.T) {
 	dir := t.TempDir()
 	doc := filepath.Join(dir, "report.md")
 	for _, part := range []string{"shop", "waiting", "dedup", "waiting"} {
-		if err := sampleReport(part, part != "dedup").save(filepath.Join(dir, part+".json"), doc); err != nil {
+		if err := sampleReport(part, part != "dedup").save(paths{filepath.Join(dir, part+".json"), doc}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -35,6 +35,9 @@ func TestReportForms(t *testing.T) {
 		if n := strings.Count(string(text), once); n != 1 {
 			t.Errorf("%q is there %d times in\n%s", once, n, text)
 		}
+	}
+	if n := strings.Count(string(text), "1970-01-01 00:00:00 UTC, commit v1.2.3-4-gabcdef, took 1s"); n != 3 {
+		t.Errorf("%d commits, want one for each part:\n%s", n, text)
 	}
 	if n := strings.Count(string(text), "| before | 100 |"); n != 3 {
 		t.Errorf("%d rows, want one for each part:\n%s", n, text)
@@ -51,6 +54,22 @@ func TestReportForms(t *testing.T) {
 	var out strings.Builder
 	if err := back.text(&out); err != nil || !strings.Contains(out.String(), "NOT SO  dedup is flat") || !strings.Contains(out.String(), "before  100") {
 		t.Errorf("as text (%v):\n%s", err, &out)
+	}
+}
+
+// A part that is run again leaves all other sections as they are, whatever they hold.
+func TestReplaceSection(t *testing.T) {
+	t.Parallel()
+	const before, after = "# Soak\n\nBy hand.\n\n## shop\n\nold shop\n\n", "## waiting\n\n10 wait.\n\n### more\n\n## dedup\n\nall\n"
+	for part, want := range map[string]string{
+		"shop":     "# Soak\n\nBy hand.\n\n## shop\n\nnew\n\n" + after,
+		"waiting":  before + "## waiting\n\nnew\n\n## dedup\n\nall\n",
+		"dedup":    before + "## waiting\n\n10 wait.\n\n### more\n\n## dedup\n\nnew\n",
+		"snapshot": before + after + "\n## snapshot\n\nnew\n",
+	} {
+		if got := replaceSection(before+after, part, heading(part)+"\n\nnew\n"); got != want {
+			t.Errorf("%s: %q, want %q", part, got, want)
+		}
 	}
 }
 
