@@ -27,6 +27,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/holdfast-go/holdfast/internal/lab/machine"
 	"github.com/holdfast-go/holdfast/internal/lab/shop"
 )
 
@@ -92,7 +93,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 			return err
 		}
 	}
-	b.report = &report{Machine: machine()}
+	b.report = &report{Machine: machine.Describe()}
 	var earlier report
 	if save != "" {
 		if earlier, err = earlierReport(save+".json", b.report.Machine); err != nil {

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,7 +8,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -245,24 +242,4 @@ func readReport(file string) (r report, err error) {
 		return r, fmt.Errorf("%s: %w", file, err)
 	}
 	return r, nil
-}
-
-// machine describes what this runs on.
-func machine() string {
-	text := fmt.Sprintf("%d cores, %s/%s, %s", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, runtime.Version())
-	if model := processor(); model != "" {
-		return model + ", " + text
-	}
-	return text
-}
-
-// processor is its model where Linux tells it.
-func processor() string {
-	data, _ := os.ReadFile("/proc/cpuinfo") // without it the model is not told
-	for lines := bufio.NewScanner(bytes.NewReader(data)); lines.Scan(); {
-		if name, value, _ := strings.Cut(lines.Text(), ":"); strings.TrimSpace(name) == "model name" {
-			return strings.TrimSpace(value)
-		}
-	}
-	return ""
 }

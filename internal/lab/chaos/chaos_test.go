@@ -1,12 +1,14 @@
 package main
 
 import (
+	"encoding/json"
 	"math/rand/v2"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/holdfast-go/holdfast/internal/lab/chaos/audit"
 	"github.com/holdfast-go/holdfast/internal/lab/shop"
@@ -136,18 +138,23 @@ func TestKindsNamed(t *testing.T) {
 // The report says what was found, how long the way back was, and what was lost.
 func TestReport(t *testing.T) {
 	t.Parallel()
-	r := Report{Commit: "abc", Missing: map[string]string{"clock": "no library"}, Seeds: []SeedReport{{Seed: 4, Outcomes: []Outcome{
+	r := Report{
+		Commit: "abc", Missing: map[string]string{"clock": "no library"}, Goal: 10, Machine: "some machine",
+		Began: time.Date(2031, 5, 4, 23, 30, 0, 0, time.FixedZone("", -3600)),
+	}
+	r.add(SeedReport{Seed: 4, Outcomes: []Outcome{
 		{Kind: "kill", Target: "relay 1 killed", Recovery: 2.5, Last: "outbox"},
-		{Kind: "kill", Target: "api 2 killed", Recovery: 12.5, Last: "ready", Findings: []audit.Finding{{Kind: audit.SoldTwice, Detail: "seat 1"}}},
+		{Kind: "kill", Target: "api 2 killed", Recovery: 12.5, Last: "ready", Slow: true, Findings: []audit.Finding{{Kind: audit.SoldTwice, Detail: "seat 1"}}},
 		{Kind: "failover-async", Target: "postgres, asynchronous", Lost: 9, Excused: map[string]int{audit.NotDurable: 3}},
-	}}}}
+	}})
 	if !r.failed() {
 		t.Error("it has not failed")
 	}
 	text := r.markdown()
 	for _, want := range []string{
-		"Left out: clock, for no library.", "started again | 2 | 12.5 | 12.5 | api 2 killed | ready |", "seed 4, kill, api 2 killed: a seat sold twice: seat 1",
+		"Left out: clock, for no library.", "started again | 2 | 12.5 | **12.5** | api 2 killed | ready | 1 |", "seed 4, kill, api 2 killed: a seat sold twice: seat 1",
 		"seed 4: 9 changes of rows; a 2xx that is not durable: 3",
+		"2031-05-05 00:30 UTC, on some machine.", "The goal is 10 s: 1 recovery above the goal.", "a recovery above the goal: 12.5 s, ready was last",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("it does not say %q:\n%s", want, text)
@@ -155,5 +162,43 @@ func TestReport(t *testing.T) {
 	}
 	if (Report{}).failed() {
 		t.Error("an empty report has failed")
+	}
+}
+
+// A recovery above the goal is counted and told, and the run does not fail.
+func TestSlowRecovery(t *testing.T) {
+	t.Parallel()
+	var slow, prompt Outcome
+	slow.recovered(recovery{after: map[string]time.Duration{"outbox": recoveryGoal + time.Millisecond}})
+	prompt.recovered(recovery{after: map[string]time.Duration{"outbox": recoveryGoal}})
+	r := Report{Goal: recoveryGoal.Seconds()}
+	r.add(SeedReport{Outcomes: []Outcome{prompt, slow}})
+	if r.failed() {
+		t.Error("a slow recovery is a failure")
+	}
+	text, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var told struct {
+		Slow  int `json:"recoveriesAboveTheGoal"`
+		Seeds []struct {
+			Outcomes []struct {
+				Slow bool `json:"aboveTheGoal"`
+			}
+		}
+	}
+	if err := json.Unmarshal(text, &told); err != nil {
+		t.Fatal(err)
+	}
+	if told.Slow != 1 || told.Seeds[0].Outcomes[0].Slow || !told.Seeds[0].Outcomes[1].Slow {
+		t.Errorf("%s", text)
+	}
+	if want := "nothing lost, doubled or stuck; 1 recovery above the goal of 10 s"; r.verdict() != want {
+		t.Errorf("%q, want %q", r.verdict(), want)
+	}
+	r.Seeds[0].Outcomes[0].find(audit.Stuck, "a message")
+	if want := "1 finding of what is lost, doubled or stuck; 1 recovery above the goal of 10 s"; !r.failed() || r.verdict() != want {
+		t.Errorf("%q, want %q", r.verdict(), want)
 	}
 }
