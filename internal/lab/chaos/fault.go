@@ -111,9 +111,17 @@ func (d *dealer) some() time.Duration {
 		return time.Second
 	}
 	if d.rng.IntN(10) == 0 {
-		return 23 * time.Second
+		return longer
 	}
 	return time.Duration(500+d.rng.IntN(5000)) * time.Millisecond
+}
+
+// brief is how long one of many faults of a kind lasts, so that a seed takes no longer than 20 minutes.
+func (d *dealer) brief() time.Duration {
+	if d.short {
+		return time.Second
+	}
+	return time.Duration(500+d.rng.IntN(2500)) * time.Millisecond
 }
 
 // fault returns one that lasts for some time.

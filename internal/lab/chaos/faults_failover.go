@@ -83,28 +83,12 @@ func (d *dealer) asyncFailovers() []fault {
 	}}
 }
 
-// replicateSynchronously has every commit wait for the standby from now on. The setting stays behind with this primary.
+// replicateSynchronously has every commit wait for the standby from now on. The setting is that of this primary.
 func (p *pair) replicateSynchronously(ctx context.Context) error {
-	conn, err := pgx.Connect(ctx, p.server().URL())
-	if err != nil {
+	if err := p.s.onPostgres(ctx, "alter system set synchronous_standby_names = '*'", "select pg_reload_conf()"); err != nil {
 		return err
 	}
-	defer conn.Close(ctx)
-	for _, sql := range []string{"alter system set synchronous_standby_names = '*'", "select pg_reload_conf()"} {
-		if _, err := conn.Exec(ctx, sql); err != nil {
-			return err
-		}
-	}
-	return poll(ctx, func() error {
-		var n int
-		if err := conn.QueryRow(ctx, "select count(*) from pg_stat_replication where sync_state = 'sync'").Scan(&n); err != nil {
-			return err
-		}
-		if n == 0 {
-			return errors.New("no standby is synchronous")
-		}
-		return nil
-	})
+	return p.await(ctx, "select count(*) from pg_stat_replication where sync_state = 'sync'", "no standby is synchronous")
 }
 
 // noteLost starts the old primary once more, beside everything, and keeps what it has and the new one lacks.

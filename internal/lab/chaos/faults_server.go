@@ -36,28 +36,30 @@ func (s *system) server(kind testenv.Kind) *testenv.Server {
 	}
 }
 
-func (d *dealer) serverKills() []fault {
-	return d.eachServer(" killed",
-		func(_ context.Context, s *testenv.Server) error { return s.Kill() },
-		func(ctx context.Context, s *testenv.Server) error { return s.Start(ctx) })
-}
+func killServer(_ context.Context, s *testenv.Server) error { return s.Kill() }
 
-func (d *dealer) serverStops() []fault {
-	return d.eachServer(" stopped",
-		func(_ context.Context, s *testenv.Server) error { return s.Pause() },
-		func(_ context.Context, s *testenv.Server) error { return s.Resume() })
-}
+func stopServer(_ context.Context, s *testenv.Server) error { return s.Stop() }
+
+func startServer(ctx context.Context, s *testenv.Server) error { return s.Start(ctx) }
+
+func pauseServer(_ context.Context, s *testenv.Server) error { return s.Pause() }
+
+func resumeServer(_ context.Context, s *testenv.Server) error { return s.Resume() }
+
+func (d *dealer) serverKills() []fault { return d.eachServer(" killed", killServer, startServer) }
+
+func (d *dealer) serverStops() []fault { return d.eachServer(" stopped", pauseServer, resumeServer) }
 
 func (d *dealer) kills() []fault {
-	return slices.Concat(d.processKills(), d.killedInHand(), d.serverKills())
+	return slices.Concat(d.processKills(), d.killedInHand(), d.serverKills(), d.toStandbys(" killed", killServer, startServer))
 }
 
-func (d *dealer) stops() []fault { return slices.Concat(d.processStops(), d.serverStops()) }
+func (d *dealer) stops() []fault {
+	return slices.Concat(d.processStops(), d.serverStops(), d.toStandbys(" stopped", pauseServer, resumeServer))
+}
 
 func (d *dealer) restarts() []fault {
-	servers := d.eachServer(" restarted",
-		func(_ context.Context, s *testenv.Server) error { return s.Stop() },
-		func(ctx context.Context, s *testenv.Server) error { return s.Start(ctx) })
+	servers := slices.Concat(d.eachServer(" restarted", stopServer, startServer), d.toStandbys(" restarted", stopServer, startServer))
 	for i := range servers {
 		servers[i].lasts = 0
 	}

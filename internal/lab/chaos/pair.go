@@ -127,5 +127,12 @@ func (p *pair) server() *testenv.Server {
 	return p.primary
 }
 
+// follower is the standby of now.
+func (p *pair) follower() *testenv.Server {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.standby
+}
+
 // canMount reports whether disks can be mounted here.
 func canMount() bool { return os.Geteuid() == 0 && mountTemporary != nil }
