@@ -67,6 +67,9 @@ func sabotage(t *testing.T, h audit.History) {
 	t.Helper()
 	told := slices.IndexFunc(h.Answers, func(a audit.Answer) bool { return a.Op == audit.OpConfirm && a.Status == 200 })
 	taken := slices.IndexFunc(h.Changes, func(c audit.Change) bool { return c.What == audit.OfTaken })
+	if countLimited(h.Limit).Admitted == 0 {
+		t.Error("the limiter admitted nothing of the user who asks for too much")
+	}
 	if told < 0 || taken < 0 {
 		t.Fatal("nothing was confirmed: the seed shows nothing")
 	}
@@ -86,9 +89,16 @@ func sabotage(t *testing.T, h audit.History) {
 		},
 		audit.EffectTwice:  func(h *audit.History) { h.Changes = append(h.Changes, h.Changes[taken]) },
 		audit.NotDelivered: func(h *audit.History) { h.Changes = slices.Delete(h.Changes, taken, taken+1) },
+		audit.OverLimit: func(h *audit.History) {
+			now := time.Now().Add(24 * time.Hour).Truncate(h.Limit.Window)
+			for range h.Limit.Max + 1 {
+				h.Limit.Asked = append(h.Limit.Asked, audit.Asked{Sent: now, Answered: now, Status: audit.StatusAdmitted})
+			}
+		},
 	} {
 		lied := h
 		lied.Answers, lied.Changes, lied.Reservations = slices.Clone(h.Answers), slices.Clone(h.Changes), slices.Clone(h.Reservations)
+		lied.Limit.Asked = slices.Clone(h.Limit.Asked)
 		lie(&lied)
 		if audit.Check(lied).Counts[want] == 0 {
 			t.Errorf("nobody finds %s", want)
@@ -184,6 +194,35 @@ func TestSeedCoversEveryVictim(t *testing.T) {
 	}
 }
 
+// Each fault by which Redis may lose its counts says so, and no other.
+func TestWhatRedisForgets(t *testing.T) {
+	t.Parallel()
+	forgetful := []string{"kill redis killed", "restart redis restarted", "failover redis", "flush redis", "clock redis"}
+	found := map[string]bool{}
+	for _, f := range dealt(7, kinds()) {
+		if f.kind == "double" {
+			continue // it has what its two faults have
+		}
+		name := f.kind + " " + f.target
+		i := slices.IndexFunc(forgetful, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+		if (i >= 0) != (f.forgets > 0) {
+			t.Errorf("%s: forgets %d", name, f.forgets)
+		}
+		if i >= 0 {
+			found[forgetful[i]] = true
+		}
+	}
+	if noClocks() != "" {
+		found["clock redis"] = true
+	}
+	if len(found) != len(forgetful) {
+		t.Errorf("only %v", found)
+	}
+	if f := both(fault{forgets: 1}, fault{forgets: 2}); f.forgets != 3 {
+		t.Errorf("two at once forget %d", f.forgets)
+	}
+}
+
 func TestKindsNamed(t *testing.T) {
 	t.Parallel()
 	if all, err := kindsNamed(""); err != nil || len(all) != len(kinds()) {
@@ -257,11 +296,11 @@ func TestSlowRecovery(t *testing.T) {
 	if told.Slow != 1 || told.Seeds[0].Outcomes[0].Slow || !told.Seeds[0].Outcomes[1].Slow {
 		t.Errorf("%s", text)
 	}
-	if want := "nothing lost, doubled or stuck; 1 recovery above the goal of 10 s"; r.verdict() != want {
+	if want := "no promise was broken; 1 recovery above the goal of 10 s"; r.verdict() != want {
 		t.Errorf("%q, want %q", r.verdict(), want)
 	}
 	r.Seeds[0].Outcomes[0].find(audit.Stuck, "a message")
-	if want := "1 finding of what is lost, doubled or stuck; 1 recovery above the goal of 10 s"; !r.failed() || r.verdict() != want {
+	if want := "1 broken promise; 1 recovery above the goal of 10 s"; !r.failed() || r.verdict() != want {
 		t.Errorf("%q, want %q", r.verdict(), want)
 	}
 }

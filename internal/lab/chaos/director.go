@@ -32,6 +32,7 @@ const (
 type director struct {
 	s      *system
 	crowd  *crowd.Crowd
+	greedy *greedy
 	ledger *ledger.Ledger // of what reached the broker
 	log    io.Writer
 	// settled is the newest change of the history when all was quiet for the last time.
@@ -66,6 +67,7 @@ func play(ctx context.Context, seed uint64, o options) (report SeedReport, h aud
 		return report, h, err
 	}
 	defer func() {
+		d.greedy.stop()
 		d.stop()
 		d.crowd.Close()
 	}()
@@ -115,6 +117,8 @@ func (d *director) open(ctx context.Context, seed uint64) error {
 		return err
 	}
 	d.observe(ctx)
+	d.greedy = newGreedy(d.s.apis)
+	d.greedy.start(ctx)
 	return nil
 }
 
@@ -189,6 +193,7 @@ func (d *director) underLoad(ctx context.Context, before int64) error {
 
 // happen begins and ends a fault. What the shop did wrong is told apart from what the lab did.
 func (d *director) happen(ctx context.Context, f fault) (broken []string, err error) {
+	defer d.greedy.excuse(time.Now(), f.forgets)
 	steps := []func(context.Context) error{f.begin, func(ctx context.Context) error { return runloop.Sleep(ctx, f.lasts) }}
 	if f.end != nil {
 		steps = append(steps, f.end)
@@ -269,6 +274,7 @@ func (d *director) history(ctx context.Context) (audit.History, error) {
 		return h, err
 	}
 	h.Answers, _ = d.crowd.Told()
+	h.Limit = d.greedy.told()
 	h.Lost, h.ClockWentBack = d.s.losses(), d.clockWentBack
 	h.Left.DeadInbox, err = crowd.DeadLetters(ctx, d.s.broker.AdminURL())
 	return h, err

@@ -18,6 +18,8 @@ type fault struct {
 	lasts time.Duration
 	// end is nil where the fault is over as soon as it has begun.
 	end func(ctx context.Context) error
+	// forgets is how many times Redis may lose the counts of rate limits by it, in all or in part.
+	forgets int
 	// after restores what is no part of the recovery, such as a new standby. It runs beside the recovery.
 	after func(ctx context.Context) error
 }
@@ -158,7 +160,7 @@ func both(a, b fault) fault {
 		return f.end
 	}
 	return fault{
-		target: a.target + " + " + b.target, lasts: max(a.lasts, b.lasts),
+		target: a.target + " + " + b.target, lasts: max(a.lasts, b.lasts), forgets: a.forgets + b.forgets,
 		begin: func(ctx context.Context) error {
 			if err := a.begin(ctx); err != nil {
 				return err

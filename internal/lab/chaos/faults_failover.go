@@ -42,9 +42,9 @@ func (d *dealer) failovers() []fault {
 			after: func(ctx context.Context) error { return d.s.db.addStandby(ctx) },
 		},
 		{
-			target: "redis",
-			begin:  func(context.Context) error { return d.s.redis.server().Kill() },
-			lasts:  down,
+			target: "redis", forgets: 1,
+			begin: func(context.Context) error { return d.s.redis.server().Kill() },
+			lasts: down,
 			end: func(ctx context.Context) error {
 				old, err := d.s.redis.failOver(ctx)
 				if err != nil {

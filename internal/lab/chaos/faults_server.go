@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -46,7 +47,19 @@ func pauseServer(_ context.Context, s *testenv.Server) error { return s.Pause() 
 
 func resumeServer(_ context.Context, s *testenv.Server) error { return s.Resume() }
 
-func (d *dealer) serverKills() []fault { return d.eachServer(" killed", killServer, startServer) }
+func (d *dealer) serverKills() []fault {
+	return forgetful(d.eachServer(" killed", killServer, startServer))
+}
+
+// forgetful says of the fault of Redis that it loses what is in memory.
+func forgetful(servers []fault) []fault {
+	for i, f := range servers {
+		if strings.HasPrefix(f.target, string(testenv.Redis)+" ") {
+			servers[i].forgets = 1
+		}
+	}
+	return servers
+}
 
 func (d *dealer) serverStops() []fault { return d.eachServer(" stopped", pauseServer, resumeServer) }
 
@@ -59,7 +72,7 @@ func (d *dealer) stops() []fault {
 }
 
 func (d *dealer) restarts() []fault {
-	servers := slices.Concat(d.eachServer(" restarted", stopServer, startServer), d.toStandbys(" restarted", stopServer, startServer))
+	servers := slices.Concat(forgetful(d.eachServer(" restarted", stopServer, startServer)), d.toStandbys(" restarted", stopServer, startServer))
 	for i := range servers {
 		servers[i].lasts = 0
 	}
@@ -110,7 +123,7 @@ func (d *dealer) fullDisks() []fault {
 }
 
 func (d *dealer) flushes() []fault {
-	return []fault{{target: "redis", begin: func(ctx context.Context) error {
+	return []fault{{target: "redis", forgets: 1, begin: func(ctx context.Context) error {
 		return d.s.onRedis(ctx, func(c *goredis.Client) error { return c.FlushAll(ctx).Err() })
 	}}}
 }
@@ -188,12 +201,16 @@ func noClocks() string {
 func (d *dealer) clocks() []fault {
 	var all []fault
 	for _, p := range []*pair{d.s.db, d.s.redis} {
+		forgets := 0
+		if p.spec.Kind == testenv.Redis {
+			forgets = 2 // time passes for the limits at the first jump, and there may be a third window before the second
+		}
 		for _, wrong := range []time.Duration{time.Duration(5+d.rng.IntN(60)) * time.Second, -time.Duration(3+d.rng.IntN(12)) * time.Second} {
 			all = append(all, fault{
 				target: fmt.Sprintf("%s %+.0f s, and right again", p.spec.Kind, wrong.Seconds()),
 				begin:  func(ctx context.Context) error { return p.jump(ctx, wrong) },
-				lasts:  d.some(),
-				end:    func(ctx context.Context) error { return p.jump(ctx, 0) },
+				lasts:  d.some(), forgets: forgets,
+				end: func(ctx context.Context) error { return p.jump(ctx, 0) },
 			})
 		}
 	}

@@ -4,12 +4,15 @@
 //	go run ./internal/lab/chaos [-seeds N] [-seed S] [-minutes M] [-only kind,kind] [-out DIR]
 //
 // Each seed starts servers of its own, primaries and standbys, two processes of each role and some clients, and lets
-// every kind of fault happen, each to every role, server and standby that can have it, in an order and for times that the seed
-// chooses: -seed S repeats these choices, though never the same moments. A whole seed takes up to 20 minutes. After each fault it measures how long the way back takes, waits until nothing is under way, and
-// compares what the clients were told with what the database noted. A seed ends at its first finding. It
-// runs for an hour, or for N seeds. As root on Debian and Ubuntu it installs what it needs. With -out the report is written to
-// report.json and report.md, beside what the processes logged where something was found. It exits with 1 if anything was lost, doubled or stuck. A recovery that
-// took longer than the goal is counted and told on the last line, and does not change the exit code: a loaded machine can cause it.
+// every kind of fault happen, each to every role, server and standby that can have it, in an order and for times that the
+// seed chooses: -seed S repeats these choices, though never the same moments. A whole seed takes about 20 minutes. After
+// each fault the command measures how long the way back takes, waits until nothing is under way, and compares what the
+// clients were told with what the database noted. A seed ends at its first finding. It runs for an hour, or for N seeds. As
+// root on Debian and Ubuntu it installs what it needs. With -out the report is written to report.json and report.md, beside
+// what the processes logged where something was found.
+//
+// It exits with 1 if anything was lost, doubled or stuck, or if more was admitted than a limit allows. A recovery that took
+// longer than the goal is counted and told on the last line, and does not change the exit code: a loaded machine can cause it.
 package main
 
 import (

@@ -45,8 +45,48 @@ type SeedReport struct {
 	// Messages is how many committed, and Repeats how many the broker got again.
 	Messages int `json:"messages"`
 	Repeats  int `json:"repeats"`
+	// Limit is what the user was told who asks for more than the limit.
+	Limit Limited `json:"limit"`
 	// Error is the lab's own.
 	Error string `json:"error,omitempty"`
+}
+
+// Limited counts the answers to the user who asks for more than the limit admits in each window.
+type Limited struct {
+	Max       int `json:"max"`
+	Admitted  int `json:"admitted"`
+	Denied    int `json:"denied"`
+	Undecided int `json:"undecided"`
+	NoAnswer  int `json:"noAnswer"`
+	// Fullest is the most that a window has surely admitted of those in which Redis forgot nothing.
+	Fullest int `json:"fullest"`
+	// Forgotten is how many times Redis may have forgotten its counts.
+	Forgotten int `json:"forgotten"`
+}
+
+func countLimited(l audit.Limit) Limited {
+	sum := Limited{Max: l.Max}
+	for _, a := range l.Asked {
+		switch a.Status {
+		case audit.StatusAdmitted:
+			sum.Admitted++
+		case audit.StatusDenied:
+			sum.Denied++
+		case audit.StatusUndecided:
+			sum.Undecided++
+		case 0:
+			sum.NoAnswer++
+		}
+	}
+	for window, n := range l.Admitted() {
+		if l.Most(window) == l.Max {
+			sum.Fullest = max(sum.Fullest, n)
+		}
+	}
+	for _, f := range l.Forgotten {
+		sum.Forgotten += f.Times
+	}
+	return sum
 }
 
 // Outcome is what came of one fault. Times are in seconds.
@@ -122,6 +162,7 @@ func (r *SeedReport) count(h audit.History, broker ledger.Verdict, took time.Dur
 	}
 	delete(keys, "")
 	r.Keys, r.Messages, r.Repeats = len(keys), broker.Committed, broker.Duplicates
+	r.Limit = countLimited(h.Limit)
 }
 
 // findings counts what a seed has found.
@@ -172,9 +213,9 @@ func (r Report) verdict() string {
 			broken++
 		}
 	}
-	line := counted(findings, "finding", "findings") + " of what is lost, doubled or stuck"
-	if findings == 0 {
-		line = "nothing lost, doubled or stuck"
+	line := "no promise was broken"
+	if findings > 0 {
+		line = counted(findings, "broken promise", "broken promises")
 	}
 	if broken > 0 {
 		line += ", the lab itself failed on " + counted(broken, "seed", "seeds")
@@ -182,7 +223,7 @@ func (r Report) verdict() string {
 	return fmt.Sprintf("%s; %s of %.0f s", line, r.aboveTheGoal(), r.Goal)
 }
 
-// failed reports whether anything is lost, doubled or stuck, or the lab itself failed. A slow recovery is no failure.
+// failed reports whether a promise was broken, or the lab itself failed. A slow recovery is no failure.
 func (r Report) failed() bool {
 	return slices.ContainsFunc(r.Seeds, func(s SeedReport) bool { return s.Error != "" || s.findings() > 0 })
 }
@@ -209,7 +250,7 @@ examples/reservation ran as processes, on a Postgres and a Redis with a standby 
 cancelled and read, some of them with the same key twice. After each fault everything that the clients were told was compared
 with every change that the database had noted: no seat sold twice, every 2xx durable, one answer and one effect for each key, every committed
 message at the broker in the order of its reservation, taken once, and in the read model; every due hold expired, no dead letter,
-everybody ready.
+no user beyond the limit, everybody ready.
 
 A seed has each fault of the network for each server and each role that stays connected to it, and for all processes; and each
 process, server and standby killed, stopped and restarted. While a synchronous standby is away every commit waits, and clients get no answer: what is
@@ -257,6 +298,7 @@ func (r Report) markdown() string {
 	}
 	r.recoveries(&b)
 	r.found(&b)
+	r.limits(&b)
 	r.lost(&b)
 	b.WriteString(limitsOfIt)
 	return b.String()
@@ -317,6 +359,18 @@ func (r Report) found(b *strings.Builder) {
 	}
 	if none {
 		b.WriteString("None.\n")
+	}
+}
+
+// limits is the table of the user who asks for too much.
+func (r Report) limits(b *strings.Builder) {
+	fmt.Fprintf(b, "\n## Rate limits\n\nOne user asks through both apis for more than the %d requests that the shop admits per user and minute. No minute of Redis' clock admits\n"+
+		"more, but for once more for each time that Redis may have lost its counts: it is flushed, loses its memory, fails over or has its clock set. What\n"+
+		"Redis cannot be asked about is refused with 503. The fullest minute is of those in which nothing was lost.\n\n", userLimit)
+	b.WriteString("| seed | admitted | denied | undecided | no answer | fullest minute | losses |\n|---|---|---|---|---|---|---|\n")
+	for _, s := range r.Seeds {
+		l := s.Limit
+		fmt.Fprintf(b, "| %d | %d | %d | %d | %d | %d | %d |\n", s.Seed, l.Admitted, l.Denied, l.Undecided, l.NoAnswer, l.Fullest, l.Forgotten)
 	}
 }
 

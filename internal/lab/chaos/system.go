@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -124,7 +125,7 @@ func (s *system) newProcess(role, name string) (*process, error) {
 	s.db.follow(p.links[testenv.Postgres])
 	s.redis.follow(p.links[testenv.Redis])
 	servers := shop.Servers{Database: p.links[testenv.Postgres].URL(), Redis: p.links[testenv.Redis].URL(), Broker: p.links[testenv.RabbitMQ].URL()}
-	p.Process = shop.New(name, servers.Env(), "-backend=services", "-role="+role, "-hold="+hold.String(), "-user-limit=1000000000", "-global-limit=0")
+	p.Process = shop.New(name, servers.Env(), "-backend=services", "-role="+role, "-hold="+hold.String(), "-user-limit="+strconv.Itoa(userLimit), "-global-limit=0")
 	s.atEnd(func() error {
 		p.Kill()
 		return nil

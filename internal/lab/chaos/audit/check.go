@@ -21,6 +21,7 @@ const (
 	EffectTwice  = "a message that took effect twice"
 	WrongModel   = "a read model that does not agree"
 	NotAnnounced = "a change without its message"
+	OverLimit    = "more admitted than the limit"
 	Stuck        = "something left over"
 )
 
@@ -68,6 +69,7 @@ func Check(h History) Report {
 	c.transitions()
 	c.messages()
 	c.model()
+	c.limits()
 	c.left()
 	return c.Report
 }

@@ -95,6 +95,8 @@ type History struct {
 	// Lost are changes that committed and that a failover to an asynchronous standby has lost. What they
 	// explain is excused, and counted.
 	Lost []Change
+	// Limit is what the user who asks for too much was told.
+	Limit Limit
 	// ClockWentBack says that the database's clock did so at some time.
 	ClockWentBack bool
 }
