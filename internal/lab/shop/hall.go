@@ -57,6 +57,24 @@ func (a Answers) Errors() (n int) {
 	return n
 }
 
+// Unavailable counts the answers 503: a client is told to ask again.
+func (a Answers) Unavailable() (n int) {
+	for kind, times := range a {
+		if status, _, _ := strings.Cut(kind, " "); status == "503" {
+			n += times
+		}
+	}
+	return n
+}
+
+// All counts all answers.
+func (a Answers) All() (n int) {
+	for _, times := range a {
+		n += times
+	}
+	return n
+}
+
 func (a Answers) String() string {
 	var parts []string
 	for _, kind := range slices.Sorted(maps.Keys(a)) {

@@ -75,6 +75,9 @@ func TestHallCountsAnswers(t *testing.T) {
 	if told.String() != want || told.Errors() != 3 {
 		t.Errorf("%s with %d errors, want %s with 3", told, told.Errors(), want)
 	}
+	if told.Unavailable() != 1 || told.All() != 8 {
+		t.Errorf("%d of %d are unavailable, want 1 of 8", told.Unavailable(), told.All())
+	}
 	if more := h.TakeAnswers(); len(more) != 0 {
 		t.Errorf("%s are there twice", more)
 	}

@@ -9,6 +9,16 @@
 // -part=all runs the four one after the other, most of two hours: one that fails does not keep the next. Flags make each
 // of them smaller.
 //
+// A series of the shop is flat if the line through its last two thirds gains no more than its bound, which the report shows
+// ("flat up to"), or if the points do not rise with certainty:
+//
+//   - What must not stay (rows of the outbox, messages in queues, holds that are overdue) is counted exactly, and the least of
+//     six samples is judged: a leak of 150 rows an hour shows in half an hour. At the end not one row of the outbox may be left.
+//   - The table and the indexes of the outbox may double. A leak of rows shows in their count long before: a few hundred
+//     rows are less than what autovacuum moves by its time.
+//   - Dead rows may become those of a minute or two more. They do not leak one by one: what keeps VACUUM from
+//     one of them keeps it from all that die later, thousands a minute.
+//
 // The machine may be shared, so that rates per second say little. What decides is processor time per operation: of
 // this process ("client"), and of Postgres with all its children. A report is printed as text; -json and
 // -markdown write it into files as each part ends. The exit code is 1 if something is not as it should be.

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/lab/shop"
 )
 
 func sampleReport(part string, ok bool) *report {
@@ -69,6 +71,25 @@ func TestReplaceSection(t *testing.T) {
 	} {
 		if got := replaceSection(before+after, part, heading(part)+"\n\nnew\n"); got != want {
 			t.Errorf("%s: %q, want %q", part, got, want)
+		}
+	}
+}
+
+func TestAnswers(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		full, half shop.Answers
+		ok         bool
+	}{
+		"few are to ask again":         {shop.Answers{"201": 9}, shop.Answers{"201": 99_900, "503 LOCK_TIMEOUT": 60, "503": 40}, true},
+		"more than one in a thousand":  {shop.Answers{"201": 9}, shop.Answers{"201": 99_899, "503 LOCK_TIMEOUT": 61, "503": 40}, false},
+		"many of them at the capacity": {shop.Answers{"201": 9, "503": 5}, shop.Answers{"201": 1}, true},
+		"an error at the capacity":     {shop.Answers{"201": 9, "500": 1}, shop.Answers{"201": 1}, false},
+		"an error at half of it":       {shop.Answers{"201": 9}, shop.Answers{"201": 9, "no answer": 1}, false},
+	} {
+		r := &report{}
+		if r.answers(c.full, c.half); (r.verdict() == nil) != c.ok {
+			t.Errorf("%s: %v, want %v", name, r.Findings, c.ok)
 		}
 	}
 }

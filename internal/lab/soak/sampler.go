@@ -12,6 +12,7 @@ type kind struct {
 	tolerance float64
 	slack     float64
 	grows     bool
+	floor     bool
 }
 
 // sampler collects series by name, in the order in which they were first seen.
@@ -44,7 +45,7 @@ func (s *sampler) sample(ctx context.Context) error {
 func (s *sampler) note(second float64, name string, k kind, value float64) {
 	if s.series[name] == nil {
 		s.names = append(s.names, name)
-		s.series[name] = &series{Name: name, Unit: k.unit, Tolerance: k.tolerance, Slack: k.slack, Grows: k.grows}
+		s.series[name] = &series{Name: name, Unit: k.unit, Tolerance: k.tolerance, Slack: k.slack, Grows: k.grows, Floor: k.floor}
 	}
 	s.series[name].Points = append(s.series[name].Points, point{second, value})
 }

@@ -71,6 +71,38 @@ func TestSamplerFindsLeaks(t *testing.T) {
 	})
 }
 
+// The bounds of the outbox are about its own size, at the rate and with the sizes of the committed report.
+func TestSizesOfTheOutbox(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		table           string
+		kib, more, rate float64
+		flat            bool
+	}{
+		"a tenth more":              {"holdfast_outbox", 2039, 204, 120, true},
+		"one vacuum is late":        {"holdfast_outbox", 2039, 2000, 120, true},
+		"three times the size":      {"holdfast_outbox", 2039, 4100, 120, false},
+		"lanes, a page more":        {"holdfast_outbox_lanes", 192, 8, 120, true},
+		"lanes, three times so big": {"holdfast_outbox_lanes", 192, 400, 120, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSampler()
+			for i := range samples {
+				gained := c.more * float64(max(0, i-samples/3)) / (samples * 2 / 3)
+				noteTable(func(name string, k kind, v float64) { s.note(float64(10*i), name, k, v) }, c.table, 1024*(c.kib+gained), 1024*c.kib, 16, 100, c.rate)
+			}
+			r := &report{}
+			if err := s.conclude(r); err != nil {
+				t.Fatal(err)
+			}
+			if flat := r.verdict() == nil; flat != c.flat {
+				t.Errorf("flat: %v, want %v: %v", flat, c.flat, r.Tables)
+			}
+		})
+	}
+}
+
 func TestSamplerEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

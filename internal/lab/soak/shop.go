@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
@@ -26,6 +25,9 @@ const (
 	samples = 180
 	// settledWithin is how long the shop may take, after the last request, for all that was left to do.
 	settledWithin = 2 * time.Minute
+	// askAgain is one of how many answers may be 503 at half of the capacity. At the capacity more of them are right: who is
+	// told to ask again does not lengthen the queue.
+	askAgain = 1000
 )
 
 // soaking is a shop under load.
@@ -37,6 +39,7 @@ type soaking struct {
 	redis *redis.Client
 	roles shop.Roles
 	hall  *shop.Hall
+	full  shop.Answers // those at the capacity
 }
 
 // soakShop measures what the shop can do, runs it at half of that, and judges what was sampled meanwhile.
@@ -56,7 +59,7 @@ func soakShop(ctx context.Context, s sizes, r *report) (err error) {
 	rate := full.Rate / 2
 	r.note("%d clients who each wait for their answer reach %.0f requests a second for %.0f s: a hold, which one in four cancels and which expires after %v else. "+
 		"The soak has half of that, for %v.", s.clients, full.Rate, s.secs, holdTime, s.length())
-	m := newSampler(queuesProbe(k.db, k.place.RabbitMQ.AdminURL(), rate, holdTime), tablesProbe(k.db, rate),
+	m := newSampler(queuesProbe(k.db, k.place.RabbitMQ.AdminURL(), holdTime), tablesProbe(k.db, rate),
 		connectionsProbe(k.db, k.roles), brokerProbe(k.place.RabbitMQ.AdminURL()), redisProbe(k.redis))
 	for _, role := range k.roles {
 		m.probes = append(m.probes, processProbe(role))
@@ -66,6 +69,7 @@ func soakShop(ctx context.Context, s sizes, r *report) (err error) {
 		return err
 	}
 	r.note("%.0f requests a second were wanted and %.1f were answered; %s.", rate, half.Rate, fromDue(half))
+	r.find(half.Rate >= keptPace*rate, "%.1f requests a second are answered: at least %.0f %% of the %.0f of the pace", half.Rate, 100*keptPace, rate)
 	r.Tables = append(r.Tables, prices(full, half, fullCosts, halfCosts))
 	if err := m.conclude(r); err != nil {
 		return err
@@ -135,6 +139,7 @@ func (k *soaking) capacity(ctx context.Context) (l load.Load, costs []namedCost,
 	if err == nil && l.Rate < 1 {
 		err = fmt.Errorf("the shop answers nothing: %v", k.hall.TakeAnswers())
 	}
+	k.full = k.hall.TakeAnswers()
 	return l, costs, err
 }
 
@@ -214,12 +219,12 @@ func (k *soaking) used() (all []namedCost, err error) {
 	return all, nil
 }
 
-// leftSQL counts what is left to do, and what is due.
-const leftSQL = `SELECT (` + waitingSQL + `) + (SELECT count(*) FROM reservations WHERE status = 'held')
+// leftSQL counts what is left to do: the outbox keeps no row of what is published.
+const leftSQL = `SELECT (SELECT count(*) FROM holdfast_outbox) + (SELECT count(*) FROM reservations WHERE status = 'held')
 	+ (SELECT count(*) FROM reservations) - (SELECT count(*) FROM reservation_states)`
 
-// audit waits until nothing is left to do, and finds that nothing was sold twice, no answer was an error and
-// nothing is a dead letter.
+// audit waits until nothing is left to do, and finds that nothing was sold twice, the answers are
+// as they should be and nothing is a dead letter.
 func (k *soaking) audit(ctx context.Context, r *report) error {
 	var left, dead int
 	for began := time.Now(); ; time.Sleep(100 * time.Millisecond) {
@@ -230,18 +235,26 @@ func (k *soaking) audit(ctx context.Context, r *report) error {
 			break
 		}
 	}
-	told := k.hall.TakeAnswers()
-	oversold, err := k.data.Audit(ctx, told[shop.AnswerHeld])
+	half := k.hall.TakeAnswers()
+	oversold, err := k.data.Audit(ctx, k.full[shop.AnswerHeld]+half[shop.AnswerHeld])
 	if err != nil {
 		return err
 	}
 	if err := k.db.QueryRow(ctx, "SELECT (SELECT count(*) FROM holdfast_outbox_dead)").Scan(&dead); err != nil {
 		return err
 	}
-	r.note("Answers: %s.", strings.TrimSpace(told.String()))
-	r.find(told.Errors() == 0, "%d answers are errors", told.Errors())
+	r.answers(k.full, half)
 	r.find(oversold == 0, "%d seats are sold twice", oversold)
-	r.find(left == 0, "%d messages, holds and rows of the read model are left to do %v after the last request", left, settledWithin)
+	r.find(left == 0, "%d rows of the outbox, holds and rows of the read model are left to do %v after the last request", left, settledWithin)
 	r.find(dead == 0, "%d messages are dead letters", dead)
 	return nil
+}
+
+// answers finds that none is an error, and that few tell a client to ask again.
+func (r *report) answers(full, half shop.Answers) {
+	r.note("Answers at the capacity: %v. At half of it: %v.", full, half)
+	wrong := full.Errors() + half.Errors()
+	r.find(wrong == 0, "%d answers are errors", wrong)
+	r.find(half.Unavailable()*askAgain <= half.All(), "%d of %d answers at half of the capacity are 503, which tells a client to ask again: at most 1 in %d",
+		half.Unavailable(), half.All(), askAgain)
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -11,6 +12,8 @@ const (
 	warmUp = 1.0 / 3
 	// fewest is how many points a trend needs.
 	fewest = 12
+	// floorOf is of how many points one is kept where the least of them is judged.
+	floorOf = 6
 	// certain is the Mann-Kendall score from which points rise, and do not only scatter: by chance one series
 	// of 1,000 without a trend gets there.
 	certain = 3.1
@@ -25,7 +28,10 @@ type series struct {
 	// Slack is the growth, in the unit of the series, that counts as flat whatever the level.
 	Slack float64
 	// Grows says that the series grows by design: it is shown and not judged.
-	Grows  bool
+	Grows bool
+	// Floor says that the least of each floorOf points is judged. What comes and goes only adds to what stays: a busy machine
+	// raises the peaks, a leak raises the floor.
+	Floor  bool
 	Points []point
 }
 
@@ -45,6 +51,9 @@ type trend struct {
 func judge(s series) (trend, error) {
 	t := trend{series: s}
 	judged := s.Points[int(math.Ceil(warmUp*float64(len(s.Points)))):]
+	if s.Floor {
+		judged = floors(judged)
+	}
 	if len(judged) < fewest {
 		return t, fmt.Errorf("%s: %d points after the warm-up, want %d at least", s.Name, len(judged), fewest)
 	}
@@ -59,6 +68,14 @@ func judge(s series) (trend, error) {
 	t.Rises = mannKendall(judged) > certain
 	t.Flat = !t.Rises || t.To-t.From <= max(s.Tolerance*math.Abs(t.From), s.Slack)
 	return t, nil
+}
+
+// floors are the least of each floorOf points.
+func floors(points []point) (least []point) {
+	for some := range slices.Chunk(points, floorOf) {
+		least = append(least, slices.MinFunc(some, func(a, b point) int { return cmp.Compare(a.Value, b.Value) }))
+	}
+	return least
 }
 
 func medianSlope(points []point) float64 {

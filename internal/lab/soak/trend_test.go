@@ -70,6 +70,32 @@ func TestJudgeSeldomErrs(t *testing.T) {
 	}
 }
 
+// What stays is told from what comes and goes, also where the machine becomes busier all along.
+func TestJudgeLeftovers(t *testing.T) {
+	t.Parallel()
+	r := rand.New(rand.NewPCG(5, 6))
+	for name, c := range map[string]struct {
+		perHour, busier float64
+		flat            bool
+	}{
+		"nothing stays":                     {0, 1, true},
+		"nothing stays, ten times the load": {0, 10, true},
+		"a few hundred rows an hour":        {300, 1, false},
+		"the same beside that load":         {300, 10, false},
+	} {
+		for range 100 {
+			s := series{Slack: leftover.slack, Floor: leftover.floor}
+			for i := range samples {
+				comes := 8 * r.ExpFloat64() * (1 + (c.busier-1)*float64(i)/samples)
+				s.Points = append(s.Points, point{float64(10 * i), math.Floor(c.perHour*float64(10*i)/3600) + math.Floor(comes)})
+			}
+			if got, err := judge(s); err != nil || got.Flat != c.flat {
+				t.Errorf("%s: from %.1f to %.1f, flat: %v (%v), want flat: %v", name, got.From, got.To, got.Flat, err, c.flat)
+			}
+		}
+	}
+}
+
 func TestJudgeWantsPoints(t *testing.T) {
 	t.Parallel()
 	s := sampled(func(int, *rand.Rand) float64 { return 1 })
