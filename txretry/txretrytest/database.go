@@ -19,15 +19,19 @@ import (
 type database struct {
 	slot    chan struct{}
 	script  []Fault
-	current *fakeSession // of the slot's holder
+	struck  func(attempt int, f Fault) // never nil
+	current *fakeSession               // of the slot's holder
 
 	mu    sync.Mutex
 	stats Stats
 	fates map[string]driver.Outcome // of transactions whose COMMIT was not answered
 }
 
-func newDatabase(script []Fault) *database {
-	return &database{slot: make(chan struct{}, 1), script: script, fates: make(map[string]driver.Outcome)}
+func newDatabase(cfg Config) *database {
+	if cfg.Struck == nil {
+		cfg.Struck = func(int, Fault) {}
+	}
+	return &database{slot: make(chan struct{}, 1), script: cfg.Script, struck: cfg.Struck, fates: make(map[string]driver.Outcome)}
 }
 
 // Acquire knows no limit: there is always another connection but for the one transaction that runs.
@@ -54,20 +58,22 @@ func (db *database) count(f func(*Stats)) {
 }
 
 // nextFault counts an attempt and returns its line of the script.
-func (db *database) nextFault() (fault Fault) {
+func (db *database) nextFault() (attempt int, fault Fault) {
 	db.count(func(s *Stats) {
-		if s.Attempts < len(db.script) {
-			fault = db.script[s.Attempts]
-		}
+		attempt = s.Attempts
 		s.Attempts++
 	})
-	return fault
+	if attempt < len(db.script) {
+		fault = db.script[attempt]
+	}
+	return attempt, fault
 }
 
 // fakeSession is one transaction: how to undo its effects, and where in that
 // list its savepoints begin.
 type fakeSession struct {
 	db       *database
+	attempt  int
 	fault    Fault
 	state    driver.State
 	readOnly bool
@@ -97,7 +103,7 @@ func (s *fakeSession) begin(ctx context.Context, spec *driver.Spec) error {
 		s.state = driver.Open
 		return nil
 	}
-	s.fault = s.db.nextFault()
+	s.attempt, s.fault = s.db.nextFault()
 	if err := s.strike(AtBegin); err != nil {
 		s.state = driver.Idle
 		return err
@@ -114,6 +120,7 @@ func (s *fakeSession) strike(at Point) error {
 	if s.fault.Point != at || s.state == driver.Failed || s.state == driver.Lost {
 		return nil
 	}
+	s.db.struck(s.attempt, s.fault)
 	return s.fail(answer(s.fault.SQLSTATE, scripted))
 }
 
@@ -213,6 +220,9 @@ func (s *fakeSession) Commit(_ context.Context, _ time.Duration, last []driver.S
 		if st.Effect == nil {
 			return driver.RolledBack, s.refuse(st.SQL)
 		}
+	}
+	if s.fault.Point >= AtCommit {
+		s.db.struck(s.attempt, s.fault)
 	}
 	switch s.fault.Point {
 	case AtCommit:

@@ -16,6 +16,10 @@ type Config struct {
 	// beyond its end succeed, as those with a zero Fault do.
 	Script []Fault
 
+	// Struck is told of each fault of Script that has happened, by its place there. An attempt that ends
+	// before the fault's Point does not meet it. Struck must not block. Optional.
+	Struck func(attempt int, f Fault)
+
 	// Retry is the configuration of the retry loop, as of txretry.New.
 	Retry txretry.Config
 }
@@ -36,7 +40,7 @@ type Stats struct {
 
 // New returns a Manager. It panics if cfg is invalid.
 func New(cfg Config) *Manager {
-	db := newDatabase(cfg.Script)
+	db := newDatabase(cfg)
 	inner, err := txretry.NewOver(db, cfg.Retry)
 	if err := errors.Join(err, checkScript(cfg.Script)); err != nil {
 		panic(err)

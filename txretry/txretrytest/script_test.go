@@ -3,6 +3,7 @@ package txretrytest_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -10,6 +11,33 @@ import (
 	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
+
+// TestStruck: a fault is told of when it happens, and not where its attempt ends before.
+func TestStruck(t *testing.T) {
+	t.Parallel()
+	script := []txretrytest.Fault{
+		{Point: txretrytest.AtStatement, Statement: 1, SQLSTATE: "40001"}, // there is no statement
+		{Point: txretrytest.AtBegin, SQLSTATE: "40001"},
+		{Point: txretrytest.AtEnd, SQLSTATE: "40001"},
+		{Point: txretrytest.AtCommit, SQLSTATE: "40001"},
+		{},
+		{Point: txretrytest.ReplyLostApplied},
+		{Point: txretrytest.ReplyLostNotApplied},
+	}
+	var struck []int
+	m := txretrytest.New(txretrytest.Config{Script: script, Retry: txretry.Config{Rand: func() float64 { return 0 }}, Struck: func(attempt int, f txretrytest.Fault) {
+		if f != script[attempt] {
+			t.Errorf("attempt %d met %+v, want %+v", attempt, f, script[attempt])
+		}
+		struck = append(struck, attempt)
+	}})
+	for m.Stats().Attempts < len(script) {
+		_ = m.Do(t.Context(), func(context.Context, pgx.Tx) error { return nil }) // the last two are unknown
+	}
+	if want := []int{1, 2, 3, 5, 6}; !slices.Equal(struck, want) {
+		t.Errorf("faults of the attempts %v have happened, want those of %v", struck, want)
+	}
+}
 
 func scripted(faults ...txretrytest.Fault) *txretrytest.Manager {
 	return txretrytest.New(txretrytest.Config{Script: faults})
