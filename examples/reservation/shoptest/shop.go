@@ -15,6 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest"
 	"github.com/holdfast-go/holdfast/outbox"
+	"github.com/holdfast-go/holdfast/ratelimit"
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
@@ -72,6 +73,7 @@ type Config struct {
 type Shop struct {
 	parts *memory.Parts
 	api   http.Handler
+	limit ratelimit.Limit // of each user
 }
 
 // Open puts a shop together. Nothing of it runs yet.
@@ -92,7 +94,8 @@ func Open(cfg Config) (*Shop, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Shop{parts, api}, nil
+	limit, _ := httpapi.Limits(cfg.UserLimit, 0)
+	return &Shop{parts, api, limit}, nil
 }
 
 // API serves the shop's requests. What a request asks of servers has the request's context.
@@ -109,8 +112,16 @@ func (s *Shop) Consumer(fault func(inboxtest.Step, *inbox.Message) inboxtest.Out
 // Sweeper returns one more sweeper.
 func (s *Shop) Sweeper() (*expiry.Sweeper, error) { return s.parts.NewSweeper() }
 
-// ForgetKeys has Redis forget all idempotency keys.
-func (s *Shop) ForgetKeys() { s.parts.Keys.Flush() }
+// Forget has Redis forget all idempotency keys, and what these users were charged.
+func (s *Shop) Forget(ctx context.Context, users ...string) error {
+	s.parts.Keys.Flush()
+	for _, user := range users {
+		if err := s.parts.Limiter.Memory.Reset(ctx, ratelimit.Charge{Limit: s.limit, Key: user}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // State is all that the shop has stored.
 func (s *Shop) State(ctx context.Context) (State, error) {

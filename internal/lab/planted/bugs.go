@@ -128,6 +128,18 @@ var bugs = []bug{
 		"switch status := r.StatusAt(now); status {", "switch status := r.Status; status {", simulation,
 	},
 	{
+		"a refund gives back two units", "ratelimit/rule.go",
+		"\tcost = min(cost, r.most) //", "\tcost = min(2*cost, r.most) //", simulation,
+	},
+	{
+		"the window before does not count", "ratelimit/rule.go",
+		"\treturn c.Prev*(r.w-elapsed) + c.Cur*r.w\n", "\treturn c.Cur * r.w\n", simulation,
+	},
+	{
+		"a request about which the limiter could say nothing passes", "ratelimit/middleware.go",
+		"\tproblem.Write(w, p)\n}\n\nfunc writeDenied", "\th.next.ServeHTTP(w, r)\n}\n\nfunc writeDenied", simulation,
+	},
+	{
 		"a sweeper takes a minute to end", "expiry/sweeper.go",
 		"\t\tcancel()\n\t\t<-ended\n", "\t\ttime.Sleep(time.Minute)\n\t\tcancel()\n\t\t<-ended\n", simulation,
 	},

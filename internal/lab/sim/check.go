@@ -22,6 +22,7 @@ func check(h *history, s shoptest.State) []string {
 	c.answers()
 	c.rows()
 	c.messages()
+	c.limits()
 	return c.findings
 }
 

@@ -48,8 +48,21 @@ type client struct {
 }
 
 func (w *world) newClient(number int) *client {
-	name := fmt.Sprintf("client-%d", number)
+	name := userName(number)
 	return &client{world: w, rand: w.dice.rand(name), user: name}
+}
+
+// owner is the number of the client who creates the events.
+const owner = -1
+
+func userName(number int) string { return fmt.Sprintf("client-%d", number) }
+
+// users are all who are limited.
+func (w *world) users() (names []string) {
+	for i := owner; i < w.plan.clients; i++ {
+		names = append(names, userName(i))
+	}
+	return names
 }
 
 // run makes the client's wishes, spread over the time in which faults happen.
@@ -237,7 +250,7 @@ func (w *world) serve(ctx context.Context, q request) answer {
 	r := (&http.Request{
 		Method: q.method, URL: &url.URL{Path: q.path}, Host: "shop", Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 		Header: http.Header{}, Body: io.NopCloser(strings.NewReader(q.body)), ContentLength: int64(len(q.body)),
-	}).WithContext(ctx)
+	}).WithContext(q.visit(ctx))
 	if q.key != "" {
 		r.Header["Idempotency-Key"] = []string{q.key}
 		r.Header["X-Mock-User-Id"] = []string{q.user}

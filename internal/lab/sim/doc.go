@@ -6,6 +6,7 @@
 //
 //   - no seat is sold twice, nothing expires early, and nothing is confirmed after its deadline;
 //   - every answer of success is durable, and one key has one effect and one answer;
+//   - no user passes the rate limit more often than it says, what was given back and what Redis lost aside;
 //   - every committed message is published, those of a key in their order, and takes effect once;
 //   - every hold ends, nothing is stuck, no process ends by itself or takes longer than 45 s to end when it is told
 //     to, and no goroutine is left.
@@ -14,7 +15,7 @@
 // reply, hang, come late or twice; the process may be killed or stand still before or after it. Attempts of
 // transactions conflict, their COMMITs are refused or lose their replies, sessions with the broker end,
 // acknowledgements and copies are lost, leases run out early since clocks jump or differ, servers are away,
-// Redis forgets its keys, processes are told to end and start again.
+// Redis forgets its keys and counters, processes are told to end and start again.
 //
 //	go test ./internal/lab/sim -run=TestSchedules -seeds=20000 -v
 //	go test ./internal/lab/sim -run=TestSeed -seed=17 -v
@@ -24,11 +25,11 @@
 //
 // # What it cannot show
 //
-// Fakes run one transaction at a time, so nothing that locks, isolation levels or SQL do is in it: rows passed
-// over by SKIP LOCKED, predicate locks, what a connection pool or PgBouncer does, and the statements
-// themselves. Nor is anything of wire protocols, of a broker's or Redis's own replication, or of data on disk.
-// All processes share one clock, so that clocks differ in the length of leases alone, those of relays and of
-// idempotency keys. Conflicts of transactions end after 400 attempts, not with the other faults. Redis loses
-// idempotency keys, and no counters of limits. What is asked of the tables of idempotency records and of
-// failed attempts of messages meets no fault by itself. Packages faults and chaos test these on real servers.
+// Fakes run one transaction at a time, so nothing that locks, isolation levels or SQL do is in it: rows
+// passed over by SKIP LOCKED, predicate locks, what a connection pool or PgBouncer does, and the statements
+// themselves. Nor is anything of wire protocols, of a broker's or Redis's own replication, or of data on
+// disk. All processes share one clock, so that clocks differ in the length of leases alone, those of relays
+// and of idempotency keys. Conflicts of transactions end after 400 attempts, not with the other faults. What
+// is asked of the tables of idempotency records and of failed attempts of messages meets no fault by itself.
+// Packages faults and chaos test these on real servers.
 package sim

@@ -19,6 +19,9 @@ type history struct {
 	written   []written           // messages, in the order of their commits
 	published []uuid.UUID         // as the broker took them
 	learned   map[uuid.UUID]int   // how often each message took effect
+	limit     int64               // how often a user may ask in a minute
+	charges   []charged           // as the limiter made them
+	uncharged []string            // users whose request passed the limit without a charge
 }
 
 // answered is a request with its key and what became of it.

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -31,12 +32,23 @@ const (
 
 // The faults that are no step's.
 const (
-	conflicts kind = "conflicts"      // of transactions: serialization failures, deadlocks, lost COMMITs
+	conflicts kind = "conflicts"      // of attempts of transactions: those below
 	stopped   kind = "stopped"        // a process is told to end, as a deploy does
 	away      kind = "server away"    // a server is not there for seconds
-	flushed   kind = "keys forgotten" // Redis forgets all idempotency keys
+	flushed   kind = "keys forgotten" // Redis forgets all that it holds: idempotency keys, and counters of limits
 	fastClock kind = "fast clock"     // servers' clocks run up to three times as fast as a process's
 	slowWire  kind = "slow wire"      // every way takes up to 100 ms
+)
+
+// The kinds of faults of an attempt of a transaction.
+const (
+	notBegun        kind = "not begun"
+	statementFailed kind = "statement failed"
+	endFailed       kind = "end failed"        // by the last statement of the transaction
+	commitRefused   kind = "COMMIT refused"    // nothing is stored
+	commitCutOff    kind = "COMMIT cut off"    // nothing is stored, but the answer (08006) does not tell
+	commitLost      kind = "COMMIT lost"       // nothing is stored, and no answer arrives
+	replyLost       kind = "COMMIT reply lost" // it is stored, and no answer arrives
 )
 
 var kinds = []kind{
@@ -63,6 +75,7 @@ var possible = map[string][]kind{
 	shoptest.StepEnd:         {refused, hung, killedBefore, frozenBefore},
 	shoptest.StepPublish:     append(slices.Clone(common), twice, nacked),
 	stepLease:                {shortLease},
+	stepAttempt:              {notBegun, statementFailed, endFailed, commitRefused, commitCutOff, commitLost, replyLost},
 	"open":                   {refused, lost, hung, ended, killedBefore, frozenBefore, frozenAfter},
 	"start":                  {refused, lost, hung, ended, killedBefore, frozenBefore, frozenAfter},
 	"receive":                {refused, lost, hung, ended, vanished, killedBefore, killedAfter, frozenBefore, frozenAfter},
@@ -75,6 +88,9 @@ var possible = map[string][]kind{
 
 // stepLease is the step at which a server takes the time of a lease.
 const stepLease = "lease"
+
+// stepAttempt is an attempt of a transaction, whose faults are scripted before the schedule begins.
+const stepAttempt = "attempt"
 
 // Possible returns the faults of each step, as Result.Fired names both.
 func Possible() map[string][]string {
@@ -99,6 +115,7 @@ type plan struct {
 	script  []txretrytest.Fault
 	away    []outage
 	flushes []time.Duration
+	limit   int // of each user's requests in a minute
 }
 
 // outage is a time in which a server is not there.
@@ -124,6 +141,7 @@ func newPlan(d dice) plan {
 		events:  1 + r.IntN(2),
 		seats:   3 + r.IntN(10),
 		hold:    time.Duration(5+r.IntN(30)) * time.Second,
+		limit:   limit(d.roll("limit", 0)),
 	}
 	p.wishes = (requests + p.clients - 1) / p.clients
 	rate := []float64{0.003, 0.01, 0.03}[r.IntN(3)]
@@ -148,6 +166,14 @@ func newPlan(d dice) plan {
 		}
 	}
 	return p
+}
+
+// limit is one that users meet in a quarter of the schedules. To wait for it takes a schedule time.
+func limit(r roll) int {
+	if r.below(4) > 0 {
+		return 20
+	}
+	return 5 + r.next().below(4)
 }
 
 func (p *plan) has(k kind) bool { return p.rates[k] > 0 }
@@ -181,4 +207,26 @@ func transactionFault(r roll) txretrytest.Fault {
 	default:
 		return txretrytest.Fault{Point: txretrytest.ReplyLostNotApplied}
 	}
+}
+
+// placeOf is where the fault of an attempt is in Result.Fired.
+func placeOf(attempt int) string { return fmt.Sprintf("script, %s %d", stepAttempt, attempt) }
+
+func kindOf(f txretrytest.Fault) kind {
+	switch f.Point {
+	case txretrytest.AtBegin:
+		return notBegun
+	case txretrytest.AtStatement:
+		return statementFailed
+	case txretrytest.AtEnd:
+		return endFailed
+	case txretrytest.ReplyLostApplied:
+		return replyLost
+	case txretrytest.ReplyLostNotApplied:
+		return commitLost
+	}
+	if f.SQLSTATE == "08006" {
+		return commitCutOff
+	}
+	return commitRefused
 }

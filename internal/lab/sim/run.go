@@ -29,7 +29,7 @@ type Result struct {
 }
 
 // Run runs the schedule of a seed. Keep says which of its faults happen, by their names in Fired; nil: all. The
-// faults of transactions and of clocks are no single ones: they are the seed's.
+// faults of clocks are no single ones: they are the seed's.
 func Run(t *testing.T, seed uint64, keep func(fault string) bool) (result Result) {
 	result.Seed = seed
 	defer func() {
@@ -75,13 +75,14 @@ const innocent = 1000
 func newWorld(seed uint64, keep func(string) bool) (*world, error) {
 	d := dice{seed}
 	w := &world{dice: d, plan: newPlan(d), keep: keep, began: time.Now(), history: newHistory(), fired: map[string]bool{}}
+	w.history.limit = int64(w.plan.limit)
 	w.ctx, w.end = context.WithCancel(context.Background())
 	w.ending, w.tellAll = context.WithCancel(w.ctx)
 	ids, jitter := d.rand("ids"), d.rand("jitter")
 	var mu sync.Mutex
 	shop, err := shoptest.Open(shoptest.Config{
-		Hold: w.plan.hold, UserLimit: 20, MaxCrashes: innocent, Faults: w.plan.script, Wire: w,
-		Observe: shoptest.Observer{Wrote: w.history.wrote, Published: w.history.took, Learned: w.history.effect},
+		Hold: w.plan.hold, UserLimit: w.plan.limit, MaxCrashes: innocent, Faults: w.script(), Wire: w,
+		Observe: shoptest.Observer{Wrote: w.history.wrote, Published: w.history.took, Learned: w.history.effect, Struck: w.struck},
 		NewID: func() string {
 			mu.Lock()
 			defer mu.Unlock()
@@ -113,11 +114,7 @@ func (w *world) run() {
 		supervisors.Go(func() { w.supervise("sweeper", i, w.beginSweeper) })
 	}
 	for _, at := range w.plan.flushes {
-		time.AfterFunc(at, func() {
-			if w.fires(flushed, at.String()) {
-				w.shop.ForgetKeys()
-			}
-		})
+		time.AfterFunc(at, func() { w.flush(at) })
 	}
 	var clients sync.WaitGroup
 	clients.Go(w.open)
@@ -137,13 +134,24 @@ func (w *world) run() {
 	w.findings = append(w.findings, check(&w.history, state)...)
 }
 
+// flush has Redis forget all that it holds.
+func (w *world) flush(at time.Duration) {
+	if !w.fires(flushed, at.String()) {
+		return
+	}
+	err := w.history.note(forgot, nil, func() error { return w.shop.Forget(w.ctx, w.users()...) })
+	if err != nil {
+		w.found("Redis does not forget: %v", err)
+	}
+}
+
 // lastCalls is how long what a request leaves behind may go on: a key that may have been taken is
 // released for a minute.
 const lastCalls = 70 * time.Second
 
 // open creates the events.
 func (w *world) open() {
-	c := w.newClient(-1)
+	c := w.newClient(owner)
 	for range w.plan.events {
 		for {
 			q := request{"POST", "/api/events", fmt.Sprintf(`{"name":"x","seats":%d}`, w.plan.seats), c.user, c.key()}

@@ -26,6 +26,7 @@ func (w *world) Call(ctx context.Context, server, step string, do func() error) 
 	if p == nil {
 		return do() // the observer's own look
 	}
+	do = w.history.watch(ctx, step, do)
 	n := p.count(step)
 	if err := p.travel(ctx, step, n); err != nil {
 		return err

@@ -3,10 +3,12 @@ package sim
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/holdfast-go/holdfast/examples/reservation/shoptest"
+	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
 // world is one schedule: the shop, its processes, its clients and what they were told.
@@ -51,15 +53,32 @@ func (w *world) isAway(server string) bool {
 
 // fires notes a fault that was rolled, and reports whether it happens.
 func (w *world) fires(k kind, where string) bool {
-	fault := string(k) + ": " + where
-	if w.keep != nil && !w.keep(fault) {
+	if !w.happens(k, where) {
 		return false
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.fired[fault] = true
+	w.fired[name(k, where)] = true
 	return true
 }
+
+// script is what befalls attempts of transactions.
+func (w *world) script() []txretrytest.Fault {
+	script := slices.Clone(w.plan.script)
+	for i, f := range script {
+		if !w.happens(kindOf(f), placeOf(i)) {
+			script[i] = txretrytest.Fault{}
+		}
+	}
+	return script
+}
+
+func (w *world) struck(attempt int, f txretrytest.Fault) { w.fires(kindOf(f), placeOf(attempt)) }
+
+// happens reports whether a fault is not left out.
+func (w *world) happens(k kind, where string) bool { return w.keep == nil || w.keep(name(k, where)) }
+
+func name(k kind, where string) string { return string(k) + ": " + where }
 
 // found notes what is wrong.
 func (w *world) found(format string, args ...any) {

@@ -41,12 +41,13 @@ type Config struct {
 	MaxCrashes int
 }
 
-// Observer is told of commits, and of what the broker took. Its functions are optional, must not block, and are
+// Observer is told of commits, of what the broker took and of faults of transactions. Its functions are optional, must not block, and are
 // called also where the reply is lost.
 type Observer struct {
-	Wrote     func(m outbox.Message, at time.Time) // a message was stored with its change, which was made at that time
-	Published func(id uuid.UUID)                   // the broker took a message, perhaps once more
-	Learned   func(id uuid.UUID, status string)    // the read model took in a message
+	Wrote     func(m outbox.Message, at time.Time)   // a message was stored with its change, which was made at that time
+	Published func(id uuid.UUID)                     // the broker took a message, perhaps once more
+	Learned   func(id uuid.UUID, status string)      // the read model took in a message
+	Struck    func(attempt int, f txretrytest.Fault) // a fault of Config.Faults has happened
 }
 
 // Parts is everything that the shop consists of in one process.
@@ -78,8 +79,8 @@ func Open(cfg Config) (*Parts, error) {
 		cfg.Wire = d
 	}
 	tx := transactor{txretrytest.New(txretrytest.Config{
-		Script: cfg.Faults,
-		Retry:  txretry.Config{Logger: cfg.Logger, Rand: cfg.Rand},
+		Script: cfg.Faults, Struck: cfg.Observe.Struck,
+		Retry: txretry.Config{Logger: cfg.Logger, Rand: cfg.Rand},
 	}), cfg.Wire}
 	counters, err := ratelimit.NewMemory(ratelimit.MemoryConfig{})
 	p := &Parts{
