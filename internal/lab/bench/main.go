@@ -27,8 +27,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/holdfast-go/holdfast/internal/lab/machine"
-	"github.com/holdfast-go/holdfast/internal/lab/shop"
+	"github.com/holdfast-go/holdfast/internal/lab/provenance"
 )
 
 // workload is one subject of comparison.
@@ -93,7 +92,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 			return err
 		}
 	}
-	b.report = &report{Machine: machine.Describe()}
+	b.report = &report{Machine: provenance.Machine()}
 	var earlier report
 	if save != "" {
 		if earlier, err = earlierReport(save+".json", b.report.Machine); err != nil {
@@ -107,7 +106,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	defer func() { err = errors.Join(err, b.close()) }()
 	var failed error
 	for _, w := range chosen {
-		b.report.Runs = append(b.report.Runs, ran{w.name, command, shop.CheckedOut(ctx), time.Now(), b.rounds})
+		b.report.Runs = append(b.report.Runs, ran{w.name, command, provenance.Commit(), time.Now(), b.rounds})
 		if err := b.runAll(ctx, w); err != nil {
 			fmt.Fprintln(out, "\nfailed:", err)
 			failed = errors.Join(failed, err)

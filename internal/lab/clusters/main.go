@@ -29,6 +29,7 @@ import (
 	"time"
 
 	"github.com/holdfast-go/holdfast/internal/lab/apt"
+	"github.com/holdfast-go/holdfast/internal/lab/provenance"
 	"github.com/holdfast-go/holdfast/internal/lab/shop"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -138,7 +139,8 @@ func try(ctx context.Context, chosen *regexp.Regexp, report string) (code int, e
 	if err != nil {
 		return exitUnusable, err
 	}
-	text := render(servers, scale, v, time.Since(began))
+	head := provenance.Head("make clusters", began)
+	text := render(head, servers, scale, v, time.Since(began))
 	fmt.Print(text)
 	if len(v.faults) > 0 {
 		code = 1

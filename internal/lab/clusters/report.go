@@ -22,18 +22,17 @@ func (h *house) versions(ctx context.Context) (all []string, err error) {
 	return all, nil
 }
 
-const introduction = `# Clusters
-
-Written by ` + "`make clusters`" + `. Five hosts, each a network namespace with an address of its own: on three of them a RabbitMQ of
+const introduction = `
+Five hosts, each a network namespace with an address of its own: on three of them a RabbitMQ of
 three nodes with quorum queues (` + "`pause_minority`" + `), a Redis Cluster of six (each primary with a replica on another host),
 and a Postgres with a synchronous standby, whose address moves to the standby; on the other two each role of the
 [ticket shop](../../../examples/reservation/README.md) once, behind a PgBouncer in transaction mode.
 `
 
 // render is the report.
-func render(servers []string, scale rates, v verdict, took time.Duration) string {
+func render(head string, servers []string, scale rates, v verdict, took time.Duration) string {
 	var text strings.Builder
-	fmt.Fprintf(&text, "%s\nServers: %s. It took %.0f minutes.\n", introduction, strings.Join(servers, ", "), took.Minutes())
+	fmt.Fprintf(&text, "# Clusters\n\n%s\n%s\nServers: %s. It took %.0f minutes.\n", head, introduction, strings.Join(servers, ", "), took.Minutes())
 	text.WriteString(`
 ## Faults
 

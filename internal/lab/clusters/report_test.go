@@ -24,9 +24,9 @@ func TestRender(t *testing.T) {
 	for _, role := range []string{"api", "sweeper", "relay", "consumer"} {
 		scale[role] = map[int]float64{1: 200, 2: 300, 4: 150}
 	}
-	text := render([]string{"Redis 8.0"}, scale, v, 10*time.Minute)
+	text := render("Written here.", []string{"Redis 8.0"}, scale, v, 10*time.Minute)
 	for _, want := range []string{
-		"Servers: Redis 8.0. It took 10 minutes.", "| quick | 7 | 1.0 | 1.0 | 0.0 |", "| slow | 0 | **11.0** |", "| hopeless | 0 | **not well** |",
+		"# Clusters\n\nWritten here.\n\nFive hosts", "Servers: Redis 8.0. It took 10 minutes.", "| quick | 7 | 1.0 | 1.0 | 0.0 |", "| slow | 0 | **11.0** |", "| hopeless | 0 | **not well** |",
 		"supervisor of its host started it again: 1\n\n- on app1, in \"slow\": `FATAL bad state`\n", "9 requests, 8 seats held", "- The stream: 5 committed", "\nNothing was lost", "| api | 1.00 | 1.50 | 0.75 | 200 requests for a seat |",
 	} {
 		if !strings.Contains(text, want) {
@@ -34,7 +34,7 @@ func TestRender(t *testing.T) {
 		}
 	}
 	v.faults, v.crashes = []string{"one\ntwo"}, nil
-	if text := render(nil, nil, v, 0); !strings.Contains(text, "Wrong:\n\n- one; two\n") || strings.Contains(text, "Nothing was lost") || strings.Contains(text, "More of each role") || !strings.Contains(text, "No PgBouncer ended by itself") {
+	if text := render("", nil, nil, v, 0); !strings.Contains(text, "Wrong:\n\n- one; two\n") || strings.Contains(text, "Nothing was lost") || strings.Contains(text, "More of each role") || !strings.Contains(text, "No PgBouncer ended by itself") {
 		t.Errorf("with a fault, and without a measurement:\n%s", text)
 	}
 }

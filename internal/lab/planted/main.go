@@ -14,6 +14,8 @@ import (
 	"regexp"
 	"strings"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/lab/provenance"
 )
 
 var (
@@ -37,6 +39,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	began := time.Now()
 	sound := map[check]error{} // how each check ends without a bug
 	table := []string{"| bug | in | caught by | after |", "|---|---|---|---|"}
 	var escaped []string
@@ -66,7 +69,7 @@ func run(ctx context.Context) error {
 		return fmt.Errorf("no bug has a name with %q", *only)
 	}
 	if *report != "" {
-		if err := os.WriteFile(*report, []byte(strings.Join(table, "\n")+"\n"), 0o644); err != nil {
+		if err := os.WriteFile(*report, []byte(text(began, table)), 0o644); err != nil {
 			return err
 		}
 	}
@@ -74,6 +77,12 @@ func run(ctx context.Context) error {
 		return fmt.Errorf("%d of %d bugs got away:\n%s", len(escaped), len(table)-2, strings.Join(escaped, "\n"))
 	}
 	return nil
+}
+
+// text is the report.
+func text(began time.Time, table []string) string {
+	command := strings.Join(append([]string{"go run ./internal/lab/planted"}, os.Args[1:]...), " ")
+	return "# Planted bugs\n\n" + provenance.Head(command, began) + "\n\n" + strings.Join(table, "\n") + "\n"
 }
 
 // repository is the folder of the go.work.

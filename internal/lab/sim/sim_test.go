@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/holdfast-go/holdfast/internal/lab/provenance"
 	"github.com/holdfast-go/holdfast/internal/lab/sim"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -45,7 +46,7 @@ func TestSchedules(t *testing.T) {
 		children.Go(func() { sum.run(t, i, runtime.NumCPU()) })
 	}
 	children.Wait()
-	sum.report(t, time.Since(began))
+	sum.report(t, began)
 }
 
 // childEnv has a process be a child: its number and how many there are.
@@ -171,8 +172,8 @@ func (s *summary) add(r sim.Result) bool {
 	return len(s.bad) >= *most
 }
 
-func (s *summary) report(t *testing.T, took time.Duration) {
-	text := s.text(took)
+func (s *summary) report(t *testing.T, began time.Time) {
+	text := s.text(began, time.Since(began))
 	t.Log(text)
 	if *to != "" {
 		if err := os.WriteFile(*to, []byte(text), 0o644); err != nil {
@@ -195,11 +196,14 @@ func (s *summary) report(t *testing.T, took time.Duration) {
 // outcomes are what becomes of reservations.
 var outcomes = []string{"held", "confirmed", "cancelled", "expired"}
 
+// command is how it is run again.
+func command() string { return fmt.Sprintf("make sim SCHEDULES=%d", *seeds) }
+
 // text is the report as Markdown.
-func (s *summary) text(took time.Duration) string {
+func (s *summary) text(began time.Time, took time.Duration) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "# Simulation\n\nSeeds %d to %d: %d schedules, %d bad. Two processes of each role, %d requests with a key; a schedule lasts %v on its own clock.\n",
-		*first, *first+uint64(*seeds)-1, s.schedules, len(s.bad), s.requests, (s.lasted / time.Duration(max(1, s.schedules))).Round(time.Second))
+	fmt.Fprintf(&b, "# Simulation\n\n%s\n\nSeeds %d to %d: %d schedules, %d bad. Two processes of each role, %d requests with a key; a schedule lasts %v on its own clock.\n",
+		provenance.Head(command(), began), *first, *first+uint64(*seeds)-1, s.schedules, len(s.bad), s.requests, (s.lasted / time.Duration(max(1, s.schedules))).Round(time.Second))
 	fmt.Fprintf(&b, "%.0f schedules a minute on %d processors, in %v.\n\nReservations:", float64(s.schedules)/took.Minutes(), runtime.NumCPU(), took.Round(time.Second))
 	for i, outcome := range outcomes {
 		fmt.Fprintf(&b, "%s %d %s", []string{"", ","}[min(i, 1)], s.outcomes[outcome], outcome)
@@ -210,7 +214,7 @@ func (s *summary) text(took time.Duration) string {
 		fmt.Fprintf(&b, "| %s | %s |\n", step, s.count(step, faults[step]))
 	}
 	fmt.Fprintf(&b, "| none | %s |\n", s.count("", []string{"stopped", "server away", "keys forgotten"}))
-	b.WriteString("\nConflicts of transactions, fast clocks and slow wires are in about half of the schedules each.\n")
+	b.WriteString("\nFaults of attempts, fast clocks and slow wires are in about half of the schedules each; users meet their limit in a quarter.\n")
 	return b.String()
 }
 
