@@ -110,6 +110,7 @@ func isolated(ctx context.Context, pattern string) (int, error) {
 func try(ctx context.Context, chosen *regexp.Regexp, report string) (code int, err error) {
 	defer shop.Remove()
 	began := time.Now()
+	head := provenance.Head("make clusters", began)
 	h, err := openHouse(ctx, 2)
 	defer func() { err = errors.Join(err, h.close()) }()
 	if err != nil {
@@ -139,7 +140,6 @@ func try(ctx context.Context, chosen *regexp.Regexp, report string) (code int, e
 	if err != nil {
 		return exitUnusable, err
 	}
-	head := provenance.Head("make clusters", began)
 	text := render(head, servers, scale, v, time.Since(began))
 	fmt.Print(text)
 	if len(v.faults) > 0 {

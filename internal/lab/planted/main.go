@@ -39,7 +39,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	began := time.Now()
+	head := head()
 	sound := map[check]error{} // how each check ends without a bug
 	table := []string{"| bug | in | caught by | after |", "|---|---|---|---|"}
 	var escaped []string
@@ -69,7 +69,7 @@ func run(ctx context.Context) error {
 		return fmt.Errorf("no bug has a name with %q", *only)
 	}
 	if *report != "" {
-		if err := os.WriteFile(*report, []byte(text(began, table)), 0o644); err != nil {
+		if err := os.WriteFile(*report, []byte(text(head, table)), 0o644); err != nil {
 			return err
 		}
 	}
@@ -80,9 +80,12 @@ func run(ctx context.Context) error {
 }
 
 // text is the report.
-func text(began time.Time, table []string) string {
-	command := strings.Join(append([]string{"go run ./internal/lab/planted"}, os.Args[1:]...), " ")
-	return "# Planted bugs\n\n" + provenance.Head(command, began) + "\n\n" + strings.Join(table, "\n") + "\n"
+func text(head string, table []string) string {
+	return "# Planted bugs\n\n" + head + "\n\n" + strings.Join(table, "\n") + "\n"
+}
+
+func head() string {
+	return provenance.Head(strings.Join(append([]string{"go run ./internal/lab/planted"}, os.Args[1:]...), " "), time.Now())
 }
 
 // repository is the folder of the go.work.

@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// Head is the line of a report that says what wrote it, when, of which commit and where.
+// Head is the line of a report that says what wrote it, when, of which commit and where. It is to be made when the run
+// begins: the commit may be another one at the end.
 func Head(command string, began time.Time) string {
 	return fmt.Sprintf("Written by `%s`, begun %s UTC, commit %s, on %s.", command, began.UTC().Format("2006-01-02 15:04"), Commit(), Machine())
 }

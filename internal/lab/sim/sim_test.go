@@ -40,13 +40,14 @@ func TestSchedules(t *testing.T) {
 		t.Fatal("no schedule is to be run")
 	}
 	began := time.Now()
+	head := provenance.Head(command(), began)
 	var sum summary
 	var children sync.WaitGroup
 	for i := range runtime.NumCPU() {
 		children.Go(func() { sum.run(t, i, runtime.NumCPU()) })
 	}
 	children.Wait()
-	sum.report(t, began)
+	sum.report(t, head, time.Since(began))
 }
 
 // childEnv has a process be a child: its number and how many there are.
@@ -172,8 +173,8 @@ func (s *summary) add(r sim.Result) bool {
 	return len(s.bad) >= *most
 }
 
-func (s *summary) report(t *testing.T, began time.Time) {
-	text := s.text(began, time.Since(began))
+func (s *summary) report(t *testing.T, head string, took time.Duration) {
+	text := s.text(head, took)
 	t.Log(text)
 	if *to != "" {
 		if err := os.WriteFile(*to, []byte(text), 0o644); err != nil {
@@ -200,10 +201,10 @@ var outcomes = []string{"held", "confirmed", "cancelled", "expired"}
 func command() string { return fmt.Sprintf("make sim SCHEDULES=%d", *seeds) }
 
 // text is the report as Markdown.
-func (s *summary) text(began time.Time, took time.Duration) string {
+func (s *summary) text(head string, took time.Duration) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Simulation\n\n%s\n\nSeeds %d to %d: %d schedules, %d bad. Two processes of each role, %d requests with a key; a schedule lasts %v on its own clock.\n",
-		provenance.Head(command(), began), *first, *first+uint64(*seeds)-1, s.schedules, len(s.bad), s.requests, (s.lasted / time.Duration(max(1, s.schedules))).Round(time.Second))
+		head, *first, *first+uint64(*seeds)-1, s.schedules, len(s.bad), s.requests, (s.lasted / time.Duration(max(1, s.schedules))).Round(time.Second))
 	fmt.Fprintf(&b, "%.0f schedules a minute on %d processors, in %v.\n\nReservations:", float64(s.schedules)/took.Minutes(), runtime.NumCPU(), took.Round(time.Second))
 	for i, outcome := range outcomes {
 		fmt.Fprintf(&b, "%s %d %s", []string{"", ","}[min(i, 1)], s.outcomes[outcome], outcome)
