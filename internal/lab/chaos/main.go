@@ -30,7 +30,7 @@ import (
 
 	"github.com/redis/go-redis/v9/logging"
 
-	"github.com/holdfast-go/holdfast/internal/lab/machine"
+	"github.com/holdfast-go/holdfast/internal/lab/provenance"
 	"github.com/holdfast-go/holdfast/internal/lab/shop"
 )
 
@@ -83,7 +83,7 @@ func run(ctx context.Context, f flags) (Report, error) {
 		return Report{}, err
 	}
 	r := Report{
-		Began: time.Now().UTC(), Machine: machine.Describe(), Commit: commit(ctx, "HEAD"),
+		Began: time.Now().UTC(), Machine: provenance.Machine(), Commit: commit(ctx, "HEAD"),
 		Missing: map[string]string{}, Goal: recoveryGoal.Seconds(),
 	}
 	for _, k := range chosen {

@@ -23,6 +23,9 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
+
+	"github.com/holdfast-go/holdfast/internal/lab/provenance"
 )
 
 // exitUnusable is the exit code when something is missing that the command cannot get.
@@ -67,6 +70,7 @@ func run(ctx context.Context, names []string) (int, error) {
 	if len(chosen) < len(names) {
 		return exitUnusable, errors.New("usage: go run ./internal/lab/matrix [bookworm] [trixie] [forky]")
 	}
+	head := provenance.Head("make matrix", time.Now())
 	here, err := thisMachine()
 	if err != nil {
 		return exitUnusable, err
@@ -87,7 +91,7 @@ func run(ctx context.Context, names []string) (int, error) {
 		return exitUnusable, err
 	}
 	all := slices.Concat(outcomes...)
-	text := render(all)
+	text := render(head, all)
 	fmt.Print(text)
 	if len(names) == 0 {
 		if err := os.WriteFile(filepath.Join(here.repository, reportFile), []byte(text), 0o644); err != nil {

@@ -35,13 +35,13 @@ func TestRead(t *testing.T) {
 
 func TestRender(t *testing.T) {
 	t.Parallel()
-	text := render([]outcome{
+	text := render("head", []outcome{
 		{"PostgreSQL", "15.1 with PgBouncer 1.18.0", "bookworm", []suite{{"a/pgx", 7, 0, nil}, {"b", 8, 1, nil}}},
 		{"PostgreSQL", "17.2 with PgBouncer 1.24.1", "trixie", []suite{{"a/pgx", 0, 0, []string{"TestX"}}, {"b", 8, 0, nil}}},
 		{"Valkey", "8.1.1", "trixie", []suite{{"c", 9, 0, nil}}},
 	})
 	for _, want := range []string{
-		"\n| version | release | pgx | b |\n|---|---|---|---|\n",
+		"\n\nhead\n\n", "\n| version | release | pgx | b |\n|---|---|---|---|\n",
 		"\n| 15.1 with PgBouncer 1.18.0 | bookworm | 7 passed | 8 passed, 1 skipped |\n",
 		"\n| 17.2 with PgBouncer 1.24.1 | trixie | failed: TestX | 8 passed |\n",
 		"\n## Valkey\n\n| version | release | c |\n|---|---|---|\n| 8.1.1 | trixie | 9 passed |\n",
@@ -54,7 +54,7 @@ func TestRender(t *testing.T) {
 
 func TestTested(t *testing.T) {
 	t.Parallel()
-	text := render([]outcome{
+	text := render("head", []outcome{
 		{"PostgreSQL", "15.18 with PgBouncer 1.18.0", "bookworm", []suite{{"b", 8, 0, nil}}},
 		{"PostgreSQL", "17.12 with PgBouncer 1.24.1", "trixie", []suite{{"b", 8, 0, nil}}},
 		{"PostgreSQL", "18.6 with PgBouncer 1.26.1", "forky", []suite{{"b", 8, 0, nil}}},

@@ -7,11 +7,11 @@ import (
 	"strings"
 )
 
-// render is the report.
-func render(all []outcome) string {
+// render is the report, whose head says where it comes from.
+func render(head string, all []outcome) string {
 	var text strings.Builder
-	text.WriteString("# Versions\n\nWritten by `make matrix`, which runs the suites of the adapters on servers of Debian's releases. A version is what the\n" +
-		"server itself answered; a number is how many tests passed. Suites of PostgreSQL run behind the PgBouncer named too.\n")
+	text.WriteString("# Versions\n\n" + head + "\n\nThe suites of the adapters run on servers of Debian's releases. A version is what the server itself answered; a\n" +
+		"number is how many tests passed. Suites of PostgreSQL run behind the PgBouncer named too.\n")
 	for _, product := range []string{"PostgreSQL", "Redis", "Valkey", "RabbitMQ"} {
 		table(&text, product, all)
 	}

@@ -43,15 +43,6 @@ func Commit(ctx context.Context, rev string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// CheckedOut names the commit that is checked out, and says whether files differ from it; "unknown" where there is no history.
-func CheckedOut(ctx context.Context) string {
-	out, err := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty").Output()
-	if err != nil {
-		return "unknown"
-	}
-	return strings.TrimSpace(string(out))
-}
-
 // BinaryOf builds the shop of a commit, once in a process, and returns its path. It fails with ErrNoCommit where
 // there is none.
 func BinaryOf(ctx context.Context, rev string) (string, error) {

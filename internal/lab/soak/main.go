@@ -34,11 +34,10 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"runtime"
 	"syscall"
 	"time"
 
-	"github.com/holdfast-go/holdfast/internal/lab/shop"
+	"github.com/holdfast-go/holdfast/internal/lab/provenance"
 )
 
 var quiet = slog.New(slog.DiscardHandler)
@@ -134,12 +133,12 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 
 // runParts runs the parts one after the other until ctx ends.
 func runParts(ctx context.Context, some []part, s sizes, given *flag.FlagSet, to paths, out io.Writer) error {
-	commit := shop.CheckedOut(ctx) // before a report changes a file
+	commit := provenance.Commit() // before a report changes a file
 	var failed []error
 	for _, p := range some {
 		r := &report{
 			Part: p.name, Command: command(p.name, given), Commit: commit, Began: time.Now(),
-			Machine: fmt.Sprintf("%d cores, %s/%s", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH),
+			Machine: provenance.Machine(),
 		}
 		failed = append(failed, p.run(ctx, s, r, to, out))
 		if ctx.Err() != nil {
