@@ -125,7 +125,7 @@ func sizeSlack(table string, rate float64) float64 {
 	return vacuumed * churn * rate
 }
 
-// leftover is how what must not stay is judged: a leak of 150 an hour shows in the twenty minutes that are judged of
+// leftover is how what must not stay is judged: a leak of 200 an hour shows in the twenty minutes that are judged of
 // half an hour.
 var leftover = kind{unit: fmt.Sprintf("least of %d", floorOf), slack: 50, floor: true}
 
