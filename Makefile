@@ -4,7 +4,7 @@ GO       ?= go
 FUZZTIME ?= 10s
 ROUNDS   ?= 200
 SEQUENCES ?= 40000
-SCHEDULES ?= 100000
+SCHEDULES ?= 20000
 SEED      ?= 0
 OUT      ?= chaos-report
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
@@ -21,7 +21,7 @@ help: ## list the targets
 test: ## all checks and all tests, on real servers it gets by itself
 	@$(GO) run ./internal/lab/test
 
-sim: ## the whole shop on the fakes under SCHEDULES (100000) seeded schedules of faults; SEED=n plays one and shrinks it
+sim: ## the whole shop on the fakes under SCHEDULES (20000) seeded schedules of faults; SEED=n plays one and shrinks it
 	$(GO) test -v -count=1 -timeout=120m ./internal/lab/sim $(if $(filter-out 0,$(SEED)),-run='^TestSeed$$' -seed=$(SEED),-run='^TestSchedules$$' -seeds=$(SCHEDULES) -report=report.md)
 
 planted: ## known bugs, one after the other, each of which the simulation or a suite must find; about half an hour
@@ -43,7 +43,7 @@ differential: ## the tests that compare fakes with servers in their long form, S
 	HOLDFAST_FUZZ_SEQUENCES=$(SEQUENCES) $(GO) run ./internal/lab/servers -- $(GO) test -v -count=1 -run='^TestDifferential' -timeout=60m \
 		$$(grep -rl --include='*_test.go' '^func TestDifferential' . | xargs -n1 dirname | sort -u)
 
-clusters: ## the shop on clusters of RabbitMQ, Redis and Postgres, whose nodes are killed and cut off; as root on Debian, a quarter of an hour
+clusters: ## the shop on clusters of RabbitMQ, Redis and Postgres, whose nodes are killed and cut off; as root on Debian, six minutes and more on a slow machine
 	@$(GO) run ./internal/lab/clusters
 
 matrix: ## the adapters' suites on every version of the servers that Debian packages; as root on Debian, most of an hour
