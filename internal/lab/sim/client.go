@@ -209,7 +209,7 @@ func (c *client) again(q request, r *rand.Rand) answer {
 		if c.world.isFaulty() && r.IntN(20) == 0 {
 			return answer{}
 		}
-		if c.world.now() > c.world.plan.faulty+settleTime {
+		if c.world.now() > c.world.plan.answered() {
 			c.world.found("%s %s is still answered %d %s", q.method, q.path, a.status, a.body)
 			return answer{}
 		}

@@ -176,6 +176,11 @@ func limit(r roll) int {
 	return 5 + r.next().below(4)
 }
 
+// answered is when clients must have had their answers. One with many wishes waits for its limit.
+func (p *plan) answered() time.Duration {
+	return p.faulty + settleTime + time.Duration(2*p.wishes/p.limit)*limitWindow
+}
+
 func (p *plan) has(k kind) bool { return p.rates[k] > 0 }
 
 // script draws what befalls the attempts of transactions.

@@ -155,7 +155,7 @@ func (w *world) open() {
 	for range w.plan.events {
 		for {
 			q := request{"POST", "/api/events", fmt.Sprintf(`{"name":"x","seats":%d}`, w.plan.seats), c.user, c.key()}
-			if a := c.ask(q, c.rand); a.status != 0 || w.now() > w.plan.faulty+settleTime {
+			if a := c.ask(q, c.rand); a.status != 0 || w.now() > w.plan.answered() {
 				break
 			}
 		}
