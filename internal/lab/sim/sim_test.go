@@ -215,7 +215,7 @@ func (s *summary) text(head string, took time.Duration) string {
 		fmt.Fprintf(&b, "| %s | %s |\n", step, s.count(step, faults[step]))
 	}
 	fmt.Fprintf(&b, "| none | %s |\n", s.count("", []string{"stopped", "server away", "keys forgotten"}))
-	b.WriteString("\nFaults of attempts, fast clocks and slow wires are in about half of the schedules each; users meet their limit in a quarter.\n")
+	b.WriteString("\nFaults of attempts, fast clocks and slow wires are in about half of the schedules each; a user may ask 5 to 8 times a minute in a quarter, else 20 times.\n")
 	return b.String()
 }
 
