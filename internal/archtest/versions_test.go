@@ -31,7 +31,7 @@ func TestVersions(t *testing.T) {
 	_, tested, _ := strings.Cut(read(t, "../../README.md"), "\nTested with ")
 	tested, _, _ = strings.Cut(tested, "\n")
 	for product, name := range map[string]string{"postgres": "PostgreSQL", "redis": "Redis", "rabbitmq": "RabbitMQ"} {
-		if !regexp.MustCompile(name + `[0-9. and]* ` + regexp.QuoteMeta(versions[product]) + `\b`).MatchString(tested) {
+		if !regexp.MustCompile(name + `[0-9., and]* ` + regexp.QuoteMeta(versions[product]) + `\b`).MatchString(tested) {
 			t.Errorf("the README does not say that %s %s is tested: %q", name, versions[product], tested)
 		}
 	}
