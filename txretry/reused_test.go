@@ -100,8 +100,8 @@ func killServer(t *testing.T, server *testenv.Server) {
 	}
 }
 
-// killBackend returns when the server, whose own process goes on, has recovered. When the server notices, it ends all other
-// sessions and lets nobody in until it has recovered.
+// killBackend returns when the server has recovered. Its own process goes on. A server that notices the kill ends all other
+// sessions, and refuses new ones until it has recovered.
 func killBackend(t *testing.T, server *testenv.Server) {
 	t.Helper()
 	killed, err := pgx.Connect(t.Context(), server.URL())

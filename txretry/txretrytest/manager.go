@@ -16,8 +16,8 @@ type Config struct {
 	// beyond its end succeed, as those with a zero Fault do.
 	Script []Fault
 
-	// Struck is told of each fault of Script that has happened, by its place there. An attempt that ends
-	// before the fault's Point does not meet it. Struck must not block. Optional.
+	// Struck is called for each fault of Script that happens, with its index in Script. It is not called
+	// for a fault whose attempt ends before the fault's Point. It must not block. Nil is allowed.
 	Struck func(attempt int, f Fault)
 
 	// Retry is the configuration of the retry loop, as of txretry.New.

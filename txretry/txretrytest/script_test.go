@@ -12,7 +12,7 @@ import (
 	"github.com/holdfast-go/holdfast/txretry/txretrytest"
 )
 
-// TestStruck: a fault is told of when it happens, and not where its attempt ends before.
+// Struck is called when a fault happens, and not when the attempt ends before the fault.
 func TestStruck(t *testing.T) {
 	t.Parallel()
 	script := []txretrytest.Fault{

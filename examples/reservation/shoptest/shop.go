@@ -22,7 +22,7 @@ import (
 // Wire is what lies between the shop and its servers.
 type Wire = memory.Wire
 
-// Observer is told of what has committed.
+// Observer has functions that are called for commits, for messages at the broker and for faults of transactions.
 type Observer = memory.Observer
 
 // The servers and the steps of a Wire.

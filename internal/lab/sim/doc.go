@@ -29,7 +29,7 @@
 // passed over by SKIP LOCKED, predicate locks, what a connection pool or PgBouncer does, and the statements
 // themselves. Nor is anything of wire protocols, of a broker's or Redis's own replication, or of data on
 // disk. All processes share one clock, so that clocks differ in the length of leases alone, those of relays
-// and of idempotency keys. Conflicts of transactions end after 400 attempts, not with the other faults. What
-// is asked of the tables of idempotency records and of failed attempts of messages meets no fault by itself.
+// and of idempotency keys. Conflicts of transactions end after 400 attempts, not with the other faults. Statements
+// on the tables of idempotency records and of failed attempts of messages meet no fault of their own.
 // Packages faults and chaos test these on real servers.
 package sim

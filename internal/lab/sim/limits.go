@@ -7,7 +7,7 @@ import (
 	"github.com/holdfast-go/holdfast/examples/reservation/shoptest"
 )
 
-// visit is a request as the rate limit meets it.
+// visit is what the rate limiter has done with a request.
 type visit struct {
 	user   string
 	at     int64 // when it was charged, in milliseconds by the limiter's clock; 0: it was not

@@ -41,8 +41,8 @@ type Config struct {
 	MaxCrashes int
 }
 
-// Observer is told of commits, of what the broker took and of faults of transactions. Its functions are optional, must not block, and are
-// called also where the reply is lost.
+// Observer has functions that are called for commits, for messages at the broker and for faults of transactions, also where
+// the reply is lost. Each may be nil, and must not block.
 type Observer struct {
 	Wrote     func(m outbox.Message, at time.Time)   // a message was stored with its change, which was made at that time
 	Published func(id uuid.UUID)                     // the broker took a message, perhaps once more

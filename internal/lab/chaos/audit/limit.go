@@ -19,7 +19,7 @@ type Limit struct {
 // Asked is one such request. The limiter decides about it at some time between Sent and Answered.
 type Asked struct {
 	Sent, Answered time.Time
-	// Status is 0 where no answer came: then nobody knows whether it was admitted.
+	// Status is 0 where no answer came. Such a request may have been admitted or not.
 	Status int
 }
 
