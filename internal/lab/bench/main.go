@@ -127,8 +127,9 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	return failed
 }
 
-func (b *bench) runAll(ctx context.Context, w workload) error {
+func (b *bench) runAll(ctx context.Context, w workload) (err error) {
 	b.workload = w.name
+	defer func() { err = errors.Join(err, b.endWorkload()) }()
 	for _, p := range w.parts {
 		if err := p.run(ctx, b); err != nil {
 			return fmt.Errorf("%s, %s: %w", w.name, p.name, err)

@@ -195,12 +195,14 @@ return n`)
 	}, counter.Load(context.Background(), client).Err()
 }
 
-// throttledDecider is GCRA by throttled: a read, then a compare and swap.
+// throttledDecider is GCRA by throttled: a read, then a compare and swap, which is repeated for as long as others are faster.
+// The ten times of its default fail on a hot key.
 func throttledDecider(store throttled.GCRAStoreCtx, most int64, window time.Duration) (decider, error) {
 	limiter, err := throttled.NewGCRARateLimiterCtx(store, throttled.RateQuota{MaxRate: throttled.PerDuration(int(most), window), MaxBurst: int(most) - 1})
 	if err != nil {
 		return nil, err
 	}
+	limiter.SetMaxCASAttemptsLimit(1 << 20)
 	return func(ctx context.Context, key string) (bool, error) {
 		limited, _, err := limiter.RateLimitCtx(ctx, key, 1)
 		return !limited, err

@@ -20,19 +20,31 @@ const maxConns = 40
 // servers are those that a workload asked for.
 type servers struct {
 	urls     map[testenv.Kind]string
-	launched []*testenv.Server // the private ones
-	endings  []func() error
+	launched []*testenv.Server // the private ones, which end with the command
+	endings  []func() error    // of the workload
 }
 
-// close ends what was started, the last one first.
+// close ends what is left of a workload, then the servers.
 func (b *bench) close() error {
-	var errs []error
-	for _, end := range slices.Backward(b.servers.endings) {
-		errs = append(errs, end())
+	errs := []error{b.endWorkload()}
+	for _, s := range slices.Backward(b.servers.launched) {
+		errs = append(errs, s.Close())
 	}
 	return errors.Join(errs...)
 }
 
+// endWorkload ends what the workload has started, the last one first: the connections of all workloads together would be
+// more than Postgres accepts.
+func (b *bench) endWorkload() error {
+	var errs []error
+	for _, end := range slices.Backward(b.servers.endings) {
+		errs = append(errs, end())
+	}
+	b.servers.endings = nil
+	return errors.Join(errs...)
+}
+
+// atEnd has f called when the workload has ended.
 func (b *bench) atEnd(f func() error) { b.servers.endings = append(b.servers.endings, f) }
 
 // server returns the address of a server: the one in the environment, else that
@@ -62,19 +74,18 @@ func (b *bench) server(ctx context.Context, kind testenv.Kind, variable string) 
 	return s.URL(), nil
 }
 
-// launch starts a private server, which ends with the command.
+// launch starts a private server.
 func (b *bench) launch(ctx context.Context, kind testenv.Kind, extra ...string) (*testenv.Server, error) {
 	s, err := testenv.Launch(ctx, kind, extra...)
 	if err != nil {
 		return nil, err
 	}
-	b.atEnd(s.Close)
 	b.servers.launched = append(b.servers.launched, s)
 	return s, nil
 }
 
 // postgres returns a pool whose tables live in a schema of their own, for as
-// long as the command runs.
+// long as the workload runs.
 func (b *bench) postgres(ctx context.Context) (*pgxpool.Pool, error) {
 	url, err := b.server(ctx, testenv.Postgres, testenv.PostgresVar)
 	if err != nil {

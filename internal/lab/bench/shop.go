@@ -118,7 +118,11 @@ func (b *bench) openShops(ctx context.Context) (err error) {
 		return nil
 	}
 	if b.shops, err = shop.Open(ctx); err == nil {
-		b.atEnd(b.shops.Close)
+		b.atEnd(func() error {
+			err := b.shops.Close()
+			b.shops = nil
+			return err
+		})
 	}
 	return err
 }
