@@ -1,15 +1,21 @@
 -- Claims the key, or tells who has it.
 -- KEYS: record, lock. ARGV: token, fingerprint version, fingerprint, lease (ms), now (ms).
 local rec = redis.call('HMGET', KEYS[1], 'status', 'fpv', 'fp', 'code', 'token')
+for i = 2, 4 do -- what is longer than any of ours is cut, and equals none
+  rec[i] = rec[i] and string.sub(rec[i], 1, 128)
+end
 if rec[1] == 'completed' then
-  local other = not rec[4] -- written by another system
-  for _, field in ipairs({'code', 'hdr', 'body', other and 'response' or 'code'}) do
-    if redis.call('HSTRLEN', KEYS[1], field) > 67108864 then -- 64 MiB: nobody is made to read that
+  local fields = rec[4] and {'hdr', 'body'} or {'response'} -- by another system
+  for i = 1, #fields do
+    if redis.call('HSTRLEN', KEYS[1], fields[i]) > 67108864 then -- 64 MiB: nobody is made to read that
       return {'completed', rec[2], rec[3]}
     end
   end
+  if not rec[4] then
+    return {rec[1], rec[2], rec[3], false, false, false, redis.call('HGET', KEYS[1], 'response')}
+  end
   local kept = redis.call('HMGET', KEYS[1], 'hdr', 'body')
-  return {rec[1], rec[2], rec[3], rec[4], kept[1], kept[2], other and redis.call('HGET', KEYS[1], 'response')}
+  return {rec[1], rec[2], rec[3], rec[4], kept[1], kept[2]}
 end
 if rec[1] and rec[1] ~= 'processing' then -- by another system, or a later version: it may mean "done"
   return {'unknown'}

@@ -2,16 +2,22 @@
 -- it was claimed (ms), and for how long that stands (ms).
 -- KEYS: record, lock.
 local rec = redis.call('HMGET', KEYS[1], 'status', 'fpv', 'fp', 'created', 'token', 'code')
+for _, i in ipairs({2, 3, 4, 6}) do -- what is longer than any of ours is cut, and equals none
+  rec[i] = rec[i] and string.sub(rec[i], 1, 128)
+end
 if rec[1] == 'completed' then
-  local other = not rec[6] -- written by another system
   local ends = redis.call('PTTL', KEYS[1])
-  for _, field in ipairs({'code', 'hdr', 'body', other and 'response' or 'code'}) do
-    if redis.call('HSTRLEN', KEYS[1], field) > 67108864 then -- 64 MiB: nobody is made to read that
+  local fields = rec[6] and {'hdr', 'body'} or {'response'} -- by another system
+  for i = 1, #fields do
+    if redis.call('HSTRLEN', KEYS[1], fields[i]) > 67108864 then -- 64 MiB: nobody is made to read that
       return {rec[1], rec[2], rec[3], false, false, false, false, rec[4], ends}
     end
   end
+  if not rec[6] then
+    return {rec[1], rec[2], rec[3], false, false, false, redis.call('HGET', KEYS[1], 'response'), rec[4], ends}
+  end
   local kept = redis.call('HMGET', KEYS[1], 'hdr', 'body')
-  return {rec[1], rec[2], rec[3], rec[6], kept[1], kept[2], other and redis.call('HGET', KEYS[1], 'response'), rec[4], ends}
+  return {rec[1], rec[2], rec[3], rec[6], kept[1], kept[2], false, rec[4], ends}
 end
 if rec[1] and rec[1] ~= 'processing' then -- by another system, or a later version: it may mean "done"
   return {'unknown'}

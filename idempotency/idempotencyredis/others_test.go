@@ -66,11 +66,11 @@ func TestHugeRecords(t *testing.T) {
 	client := redistest.New(t)
 	s := newStore(t, client, idempotencyredis.Config{})
 	record := "idempotency:" + string(key)
-	for _, field := range []string{"response", "body", "hdr"} {
+	for _, field := range []string{"response", "body", "hdr", "code", "fp", "fpv"} {
 		client.Del(t.Context(), record)
-		fields := map[string]any{"status": "completed", field: strings.Repeat("x", limit+1)}
-		if field != "response" {
-			fields["code"] = 200
+		fields := map[string]any{"status": "completed", "code": 200, field: strings.Repeat("x", limit+1)}
+		if field == "response" {
+			delete(fields, "code")
 		}
 		if err := client.HSet(t.Context(), record, fields).Err(); err != nil {
 			t.Fatal(err)
@@ -80,8 +80,19 @@ func TestHugeRecords(t *testing.T) {
 			out, err = s.Begin(t.Context(), driver.NewClaim(key, fp))
 			return err
 		})
-		if out.State != driver.Completed || !out.Response.Unavailable() || len(out.Response.Body) > 0 {
-			t.Errorf("%s: state %v, status %d, %d bytes", field, out.State, out.Response.Status, len(out.Response.Body))
+		if len(out.Response.Body)+len(out.Fingerprint.Sum) > 1000 {
+			t.Errorf("%s: a body of %d bytes and a fingerprint of %d were read", field, len(out.Response.Body), len(out.Fingerprint.Sum))
+		}
+		switch field {
+		case "fp": // another request's
+			if !fp.Conflicts(out.Fingerprint) {
+				t.Errorf("a fingerprint of %d bytes fits", limit)
+			}
+		case "fpv": // the response is there
+		default:
+			if out.State != driver.Completed || !out.Response.Unavailable() {
+				t.Errorf("%s: state %v, status %d", field, out.State, out.Response.Status)
+			}
 		}
 	}
 }
