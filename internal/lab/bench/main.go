@@ -103,10 +103,11 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 		b.profiler = &profiler{folder: profiles}
 	}
 	command := strings.Join(append([]string{"go run ./internal/lab/bench"}, args...), " ")
+	commit := provenance.Commit() // before the report changes files
 	defer func() { err = errors.Join(err, b.close()) }()
 	var failed error
 	for _, w := range chosen {
-		b.report.Runs = append(b.report.Runs, ran{w.name, command, provenance.Commit(), time.Now(), b.rounds})
+		b.report.Runs = append(b.report.Runs, ran{w.name, command, commit, time.Now(), b.rounds})
 		if err := b.runAll(ctx, w); err != nil {
 			fmt.Fprintln(out, "\nfailed:", err)
 			failed = errors.Join(failed, err)
