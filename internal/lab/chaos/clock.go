@@ -28,7 +28,7 @@ func (p *pair) openClock() error {
 	return p.setClock(0)
 }
 
-// setClock makes the clock of both servers so much wrong, within a second.
+// setClock makes the clock of both servers so much wrong, within two seconds.
 func (p *pair) setClock(wrong time.Duration) error {
 	// A new file in place of the old one: a server that reads it meanwhile sees one or the other.
 	fresh := p.clock + ".new"

@@ -217,10 +217,11 @@ func (d *dealer) clocks() []fault {
 	return all
 }
 
-// jump sets the clock and returns when the servers have seen it.
+// jump sets the clock and returns when every process of the servers has seen it: libfaketime reads the file again when its
+// whole seconds are more than the duration of its cache beyond those of the last time, which may be two seconds later.
 func (p *pair) jump(ctx context.Context, wrong time.Duration) error {
 	if err := p.setClock(wrong); err != nil {
 		return err
 	}
-	return runloop.Sleep(ctx, 1200*time.Millisecond)
+	return runloop.Sleep(ctx, 2200*time.Millisecond)
 }
