@@ -62,7 +62,8 @@ type Config struct {
 	XactStatus bool
 
 	// CommitTimeout bounds COMMIT, which the caller's context does not interrupt. A COMMIT that exceeds
-	// it has an unknown outcome. Default: 10 s.
+	// it has an unknown outcome. It must be more than LockTimeout: a statement that travels with COMMIT may
+	// wait for a lock. Default: a second more than LockTimeout, 9 s at least.
 	CommitTimeout time.Duration
 
 	// Rand returns a number from [0, 1) for the delays, and is called from many goroutines.
@@ -83,7 +84,7 @@ func (c Config) withDefaults() Config {
 	c.IdleTimeout = cmp.Or(c.IdleTimeout, 30*time.Second)
 	c.BaseDelay = cmp.Or(c.BaseDelay, 50*time.Millisecond)
 	c.MaxDelay = cmp.Or(c.MaxDelay, time.Second)
-	c.CommitTimeout = cmp.Or(c.CommitTimeout, 10*time.Second)
+	c.CommitTimeout = cmp.Or(c.CommitTimeout, max(c.LockTimeout, defaultLockTimeout)+time.Second)
 	if c.Rand == nil {
 		c.Rand = rand.Float64
 	}
