@@ -28,10 +28,16 @@ type session struct {
 	passing atomic.Int64  // messages in hand that only pass through
 	most    atomic.Int64  // how many of them may wait
 	crowded chan struct{} // tells the receiver that there are more
+	mayWait atomic.Int64  // how many acknowledgements may wait for earlier ones
 
-	mu   sync.Mutex // held while something is settled
-	over bool
+	mu      sync.Mutex // held while something is settled
+	over    bool
+	hastens bool // a look at what is late is due
 }
+
+// ackPatience is how long an acknowledgement waits, at least, for those of earlier messages; at most it is twice as long. Only one
+// that waits longer than that for a slow handler is told by itself.
+const ackPatience = 100 * time.Millisecond
 
 // delivery is one hand-out of a message.
 type delivery struct {
@@ -95,17 +101,41 @@ func (s *session) Stop(ctx context.Context) error {
 	return s.GiveBack(ctx, kept)
 }
 
-// Ack implements driver.Session, with as few writes as is safe.
+// Ack implements driver.Session, with as few writes as is safe. What waits for earlier messages is
+// told soon; a session that is closed tells it before.
 func (s *session) Ack(_ context.Context, ds []driver.Delivery) error {
-	return s.settle(ds, func(tags []uint64) error { return s.tags.acknowledge(tags, s.ch.Ack) })
+	return s.settle(ds, func(tags []uint64) error {
+		err := s.tags.acknowledge(tags, int(s.mayWait.Load()), s.ch.Ack)
+		if err == nil && !s.hastens && s.tags.waits() {
+			s.hastens = true
+			time.AfterFunc(ackPatience, s.hasten)
+		}
+		return err
+	})
+}
+
+// hasten tells what has waited for too long. A write that fails ends the session.
+func (s *session) hasten() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.hastens = false
+	if s.over {
+		return
+	}
+	_ = s.conn.Within(func() (err error) {
+		s.hastens, err = s.tags.hasten(s.ch.Ack)
+		return err
+	})
+	if s.hastens {
+		time.AfterFunc(ackPatience, s.hasten)
+	}
 }
 
 // GiveBack implements driver.Session.
 func (s *session) GiveBack(_ context.Context, ds []driver.Delivery) error {
 	return s.settle(ds, func(tags []uint64) (err error) {
 		for _, tag := range tags {
-			err = errors.Join(err, s.ch.Nack(tag, false, true))
-			s.tags.settle(tag)
+			err = errors.Join(err, s.ch.Nack(tag, false, true), s.tags.settle(tag, s.ch.Ack))
 		}
 		return err
 	})
@@ -150,6 +180,9 @@ func (s *session) gone() bool {
 func (s *session) Close(ctx context.Context) error {
 	defer bound(ctx, s.conn)()
 	s.mu.Lock()
+	if !s.over && !s.gone() {
+		_ = s.conn.Within(func() error { return s.tags.flush(s.ch.Ack) }) // without it they come again
+	}
 	s.over = true
 	s.mu.Unlock()
 	// The answer shows that the broker has read the acknowledgements.

@@ -34,13 +34,63 @@ func TestTags(t *testing.T) {
 	} {
 		written = nil
 		if step.settled != 0 {
-			s.settle(step.settled)
+			_ = s.settle(step.settled, ack)
 		}
 		if step.done != nil {
-			_ = s.acknowledge(step.done, ack)
+			_ = s.acknowledge(step.done, 0, ack)
 		}
 		if !slices.Equal(written, step.want) {
 			t.Errorf("%v, %d: wrote %v, want %v", step.done, step.settled, written, step.want)
+		}
+	}
+}
+
+// What is done beyond a message in work waits for it, a limited number for a limited time.
+func TestTagsWait(t *testing.T) {
+	t.Parallel()
+	const most = 3
+	var written []string
+	ack := func(tag uint64, multiple bool) error {
+		written = append(written, fmt.Sprint(tag, multiple))
+		return nil
+	}
+	var s tags
+	for tag := range uint64(20) {
+		s.add(tag + 1)
+	}
+	done := func(tags ...uint64) func() { return func() { _ = s.acknowledge(tags, most, ack) } }
+	hasten := func(waits bool) func() {
+		return func() {
+			if got, _ := s.hasten(ack); got != waits {
+				t.Errorf("after %v: waits: %v", written, got)
+			}
+		}
+	}
+	for i, step := range []struct {
+		do   func()
+		want []string
+	}{
+		{done(2, 3), nil},
+		{done(1), []string{"3 true"}},
+		{done(5, 6), nil},
+		{func() { _ = s.settle(4, ack) }, []string{"6 true"}},
+		{done(8), nil},
+		{hasten(true), nil},
+		{done(9), nil},
+		{hasten(true), []string{"8 false"}},
+		{done(7), []string{"9 true"}},
+		{hasten(false), nil},
+		{done(11, 13), nil},
+		{done(15, 17), []string{"11 false", "13 false", "15 false", "17 false"}},
+		{done(12), nil},
+		{func() { _ = s.flush(ack) }, []string{"12 false"}},
+		{done(10), []string{"10 false"}},
+		{done(14, 16), []string{"16 true"}},
+	} {
+		written = nil
+		step.do()
+		if !slices.Equal(written, step.want) {
+			t.Errorf("step %d: wrote %v, want %v", i, written, step.want)
 		}
 	}
 }
@@ -57,7 +107,7 @@ func TestTagsGap(t *testing.T) {
 	for _, tag := range []uint64{1, 2, 4, 5} {
 		s.add(tag)
 	}
-	_ = s.acknowledge([]uint64{1, 2, 4, 5}, ack)
+	_ = s.acknowledge([]uint64{1, 2, 4, 5}, 0, ack)
 	if want := []string{"2 true", "4 false", "5 false"}; !slices.Equal(written, want) {
 		t.Errorf("wrote %v, want %v", written, want)
 	}
@@ -67,6 +117,15 @@ func TestTagsGap(t *testing.T) {
 // none that is still in work.
 func TestTagsModel(t *testing.T) {
 	t.Parallel()
+	for _, most := range []int{0, 5, 100} {
+		t.Run(fmt.Sprint(most), func(t *testing.T) {
+			t.Parallel()
+			modelTags(t, most)
+		})
+	}
+}
+
+func modelTags(t *testing.T, most int) {
 	const n, workers = 2000, 8
 	var s tags
 	state := make([]string, n+1)
@@ -116,10 +175,13 @@ func TestTagsModel(t *testing.T) {
 					}
 					mu.Unlock()
 					if i%17 == 0 {
-						s.settle(tag)
+						_ = s.settle(tag, ack)
 					}
 				}
-				_ = s.acknowledge(done, ack)
+				_ = s.acknowledge(done, most, ack)
+				if batch[0]%5 == 0 {
+					_, _ = s.hasten(ack)
+				}
 			}
 		})
 	}
@@ -128,6 +190,7 @@ func TestTagsModel(t *testing.T) {
 	}
 	close(next)
 	wg.Wait()
+	_ = s.flush(ack)
 	for i, got := range state[1:] {
 		if got == "done" || got == "" {
 			t.Errorf("%d was left %q", i+1, got)
