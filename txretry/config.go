@@ -62,7 +62,7 @@ type Config struct {
 	XactStatus bool
 
 	// CommitTimeout bounds COMMIT, which the caller's context does not interrupt. A COMMIT that exceeds
-	// it has an unknown outcome. It must be more than LockTimeout: a statement that travels with COMMIT may
+	// it has an unknown outcome. Keep it above LockTimeout: a statement that travels with COMMIT may
 	// wait for a lock. Default: a second more than LockTimeout, 9 s at least.
 	CommitTimeout time.Duration
 

@@ -35,8 +35,8 @@ type session struct {
 	hastens bool // a look at what is late is due
 }
 
-// ackPatience is how long an acknowledgement waits, at least, for those of earlier messages; at most it is twice as long. Only one
-// that waits longer than that for a slow handler is told by itself.
+// ackPatience is the time between two looks at acknowledgements that wait for earlier messages. One that has waited
+// since the look before is written by itself. So none waits for more than twice this time.
 const ackPatience = 100 * time.Millisecond
 
 // delivery is one hand-out of a message.

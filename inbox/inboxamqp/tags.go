@@ -92,7 +92,7 @@ func (t *tags) flush(ack acker) error {
 	return t.each(ack, tagAcked, tagLate)
 }
 
-// prefix drops the settled prefix and acknowledges what nobody has told the broker of.
+// prefix drops the settled prefix and writes one acknowledgement for what is unsaid in it.
 func (t *tags) prefix(ack acker) error {
 	before := t.first
 	last := t.trim()
