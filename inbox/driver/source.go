@@ -45,8 +45,10 @@ type Session interface {
 	// after ctx has ended, with ctx's error unless there are messages. Any other error ends the session.
 	Receive(ctx context.Context, most int) ([]Delivery, error)
 	// Ack ends messages: they have taken effect, or a copy of them is stored elsewhere. It touches
-	// no other delivery. ErrStale says that some of them come again.
-	Ack(ctx context.Context, ds []Delivery) error
+	// no other delivery. ErrStale says that some of them come again. With mayWait the handlers have
+	// enough to do without the places that these take in the window: the server may be told a little
+	// later, by Close at the latest.
+	Ack(ctx context.Context, ds []Delivery, mayWait bool) error
 	// GiveBack has messages come again within 2 seconds, here or elsewhere, uncounted and unchanged.
 	GiveBack(ctx context.Context, ds []Delivery) error
 	// Stop ends the deliveries, not the session: what Receive has not returned goes back, what it

@@ -58,7 +58,7 @@ func (s *endless) Receive(ctx context.Context, most int) ([]driver.Delivery, err
 	}
 }
 
-func (s *endless) Ack(_ context.Context, ds []driver.Delivery) error {
+func (s *endless) Ack(_ context.Context, ds []driver.Delivery, _ bool) error {
 	if s.left.Add(-int64(len(ds))) <= 0 {
 		select {
 		case s.ended <- struct{}{}:

@@ -56,7 +56,7 @@ func (l *loop) run() {
 func (l *loop) passOn(now time.Time) (some bool) {
 	if l.receipts.due(now) {
 		select {
-		case l.acks <- l.receipts.next:
+		case l.acks <- l.receipts.outgoing():
 			l.receipts.handed()
 			some = true
 		default:
@@ -88,7 +88,7 @@ func (l *loop) wait(now time.Time) {
 	select {
 	case ev := <-l.events:
 		l.apply(ev, time.Now())
-	case acks <- l.receipts.next:
+	case acks <- l.receipts.outgoing():
 		l.receipts.handed()
 	case removals <- batch:
 		l.moves.taken(batch, now)

@@ -112,9 +112,9 @@ func (s *impatientSession) settle(ds []driver.Delivery) {
 	}
 }
 
-func (s *impatientSession) Ack(ctx context.Context, ds []driver.Delivery) error {
+func (s *impatientSession) Ack(ctx context.Context, ds []driver.Delivery, mayWait bool) error {
 	s.settle(ds)
-	return s.Session.Ack(ctx, ds)
+	return s.Session.Ack(ctx, ds, mayWait)
 }
 
 func (s *impatientSession) GiveBack(ctx context.Context, ds []driver.Delivery) error {

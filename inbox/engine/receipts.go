@@ -47,8 +47,7 @@ func (r *receipts) giveBack(items ...*item) {
 }
 
 // due reports whether the acker is to have what has gathered: a quarter of the window, or what has
-// waited long enough, or for nothing. It waits while the workers have enough to do next: the broker
-// hands out no more for what it does not know to be done. The acker must be done with that of before.
+// waited long enough, or for nothing. The acker must be done with that of before.
 func (r *receipts) due(now time.Time) bool {
 	if r.next.empty() || r.spare == nil {
 		return false
@@ -56,9 +55,20 @@ func (r *receipts) due(now time.Time) bool {
 	if r.since.IsZero() {
 		r.since = now
 	}
+	return len(r.next.backs) > 0 || 4*len(r.next.acks) >= r.cfg.Prefetch || now.Sub(r.since) >= ackPatience || r.short()
+}
+
+// outgoing returns what the acker is to have.
+func (r *receipts) outgoing() *settlement {
+	r.next.mayWait = !r.short()
+	return r.next
+}
+
+// short reports whether the workers have too little to do next: the broker hands out no more for what
+// it does not know to be done.
+func (r *receipts) short() bool {
 	queues := &r.hand.queues
-	return len(r.next.backs) > 0 || 4*len(r.next.acks) >= r.cfg.Prefetch || now.Sub(r.since) >= ackPatience ||
-		len(queues.limits.jobs) == 0 || 2*(queues.single.n+queues.fresh.n) < r.cfg.Concurrency*r.cfg.Batch
+	return len(queues.limits.jobs) == 0 || 2*(queues.single.n+queues.fresh.n) < r.cfg.Concurrency*r.cfg.Batch
 }
 
 // wake returns when due changes its mind without an event; zero: it does not.

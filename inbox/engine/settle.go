@@ -20,7 +20,8 @@ const maxMoves = 64
 type settlement struct {
 	session     *session
 	acks, backs []driver.Delivery
-	leftovers   int // of the acks
+	leftovers   int  // of the acks
+	mayWait     bool // the acks; see driver.Session
 }
 
 func (s *settlement) empty() bool { return len(s.acks)+len(s.backs) == 0 }
@@ -28,7 +29,7 @@ func (s *settlement) empty() bool { return len(s.acks)+len(s.backs) == 0 }
 func (s *settlement) reset() {
 	clear(s.acks)
 	clear(s.backs)
-	s.session, s.acks, s.backs, s.leftovers = nil, s.acks[:0], s.backs[:0], 0
+	*s = settlement{acks: s.acks[:0], backs: s.backs[:0]}
 }
 
 // acker acknowledges and gives back.
@@ -43,7 +44,7 @@ func (a *acker) run() {
 	for s := range a.work {
 		as, class := acked, ""
 		if len(s.acks) > 0 {
-			if s.session.over.Load() || s.session.Ack(a.ctx, s.acks) != nil {
+			if s.session.over.Load() || s.session.Ack(a.ctx, s.acks, s.mayWait) != nil {
 				as = stale
 			}
 			a.signals.count(as, class, len(s.acks)-s.leftovers)
@@ -172,7 +173,7 @@ func (m *mover) end(r *removal) {
 		}
 	}
 	if len(originals) > 0 {
-		if err := r.session.Ack(m.ctx, originals); err != nil {
+		if err := r.session.Ack(m.ctx, originals, false); err != nil {
 			m.signals.count(stale, "", len(originals))
 			return
 		}

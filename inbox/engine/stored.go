@@ -28,11 +28,11 @@ type parkingSession struct {
 }
 
 // Ack implements driver.Session.
-func (s parkingSession) Ack(ctx context.Context, ds []driver.Delivery) error {
+func (s parkingSession) Ack(ctx context.Context, ds []driver.Delivery, mayWait bool) error {
 	own, stored := split(ds)
 	var errs []error
 	if len(own) > 0 {
-		errs = append(errs, s.Session.Ack(ctx, own))
+		errs = append(errs, s.Session.Ack(ctx, own, mayWait))
 	}
 	for _, d := range stored {
 		errs = append(errs, s.parking.Done(ctx, s.owner, d.message))

@@ -2,10 +2,31 @@ package inboxamqp_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 )
+
+// Of a window that messages in work have nearly filled the last place is free again at once where the
+// acknowledgement may not wait.
+func TestAcksThatMayNotWait(t *testing.T) {
+	t.Parallel()
+	const window, more = 4, 50
+	b := amqptest.New(t)
+	s := open(t, newSource(t, b.Dial, config{}), window)
+	numbered(t, b, "orders", 1, window+more)
+	last := take(t, s, window)[window-1:]
+	begin := time.Now()
+	for range more {
+		must(t, s.Ack(t.Context(), last, false))
+		last = take(t, s, 1)
+	}
+	if took := time.Since(begin); took > more*100*time.Millisecond { // what each would wait at least
+		t.Errorf("%d messages took %v", more, took)
+	}
+	must(t, s.Close(t.Context()))
+}
 
 // Acknowledgements that wait for an earlier message are told when their time is over, when that message goes
 // back, and when the session is closed. None of these messages comes again.
@@ -25,7 +46,7 @@ func TestAcksThatWait(t *testing.T) {
 			s := open(t, newSource(t, b.Dial, config{}), window)
 			numbered(t, b, "orders", 1, window+1)
 			ds := take(t, s, window)
-			must(t, s.Ack(t.Context(), ds[1:1+acked]))
+			must(t, s.Ack(t.Context(), ds[1:1+acked], true))
 			tell(t, s, ds[0])
 			must(t, s.Close(t.Context()))
 			awaitDepth(t, b, "orders", window+1-acked)

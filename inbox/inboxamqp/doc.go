@@ -21,7 +21,9 @@
 //
 // Acknowledgements of messages that follow one another are written as one. Those of messages that are done
 // before an earlier one wait for it, up to 200 ms and a quarter of the prefetch: one for each costs
-// the broker as much as handing the message out. A consumer that ends writes them before.
+// the broker as much as handing the message out. They do not wait while the handlers have little to do next.
+// A consumer that ends writes them before. After a crash, or when the connection is lost, their messages
+// come again with those in work.
 //
 // A connection lives for one session and every delivery knows its session, so a
 // message that was delivered before a fault is never settled after it: the broker

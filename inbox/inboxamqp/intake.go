@@ -61,7 +61,7 @@ func (i *intake) subscribe(window int) error {
 	}
 	i.tag, i.window, i.deliveries = tag, window, deliveries
 	i.session.most.Store(i.session.passing.Load() + int64(window+1)/2)
-	i.session.mayWait.Store(int64(window) / 4) // the broker hands out no more for those
+	i.session.mostLate.Store(int64(window) / 4) // each of them keeps a place of the window
 	return nil
 }
 

@@ -124,7 +124,9 @@ func (l *lane) yield(ctx context.Context) error {
 }
 
 // Ack implements driver.Session.
-func (l *lane) Ack(ctx context.Context, ds []driver.Delivery) error { return l.current().Ack(ctx, ds) }
+func (l *lane) Ack(ctx context.Context, ds []driver.Delivery, mayWait bool) error {
+	return l.current().Ack(ctx, ds, mayWait)
+}
 
 // GiveBack implements driver.Session.
 func (l *lane) GiveBack(ctx context.Context, ds []driver.Delivery) error {

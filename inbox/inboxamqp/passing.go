@@ -131,7 +131,7 @@ func (p *passing) forward(ctx context.Context, ds []*delivery) (later bool) {
 // passed ends the original of a message that is stored elsewhere.
 func (p *passing) passed(ctx context.Context, d *delivery) {
 	d.session.passing.Add(-1)
-	_ = d.session.Ack(ctx, []driver.Delivery{d}) // if it comes again it takes the same way
+	_ = d.session.Ack(ctx, []driver.Delivery{d}, false) // if it comes again it takes the same way
 }
 
 // keep has a message wait here. The receiver is told when such messages hold half of its window.

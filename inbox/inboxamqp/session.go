@@ -28,15 +28,16 @@ type session struct {
 	passing atomic.Int64  // messages in hand that only pass through
 	most    atomic.Int64  // how many of them may wait
 	crowded chan struct{} // tells the receiver that there are more
-	mayWait atomic.Int64  // how many acknowledgements may wait for earlier ones
 
-	mu      sync.Mutex // held while something is settled
-	over    bool
-	hastens bool // a look at what is late is due
+	mostLate atomic.Int64 // how many acknowledgements may wait for earlier messages; the receiver sets it
+
+	mu    sync.Mutex // held while something is settled
+	over  bool
+	looks bool // a look at the acknowledgements that wait is due
 }
 
-// ackPatience is the time between two looks at acknowledgements that wait for earlier messages. One that has waited
-// since the look before is written by itself. So none waits for more than twice this time.
+// ackPatience is the time between two looks at the acknowledgements that wait for earlier messages. Those that have
+// waited since the look before are written. So none waits for more than twice this time.
 const ackPatience = 100 * time.Millisecond
 
 // delivery is one hand-out of a message.
@@ -101,32 +102,35 @@ func (s *session) Stop(ctx context.Context) error {
 	return s.GiveBack(ctx, kept)
 }
 
-// Ack implements driver.Session, with as few writes as is safe. What waits for earlier messages is
-// told soon; a session that is closed tells it before.
-func (s *session) Ack(_ context.Context, ds []driver.Delivery) error {
+// Ack implements driver.Session, with as few writes as is safe.
+func (s *session) Ack(_ context.Context, ds []driver.Delivery, mayWait bool) error {
+	most := 0
+	if mayWait {
+		most = int(s.mostLate.Load())
+	}
 	return s.settle(ds, func(tags []uint64) error {
-		err := s.tags.acknowledge(tags, int(s.mayWait.Load()), s.ch.Ack)
-		if err == nil && !s.hastens && s.tags.waits() {
-			s.hastens = true
+		waits, err := s.tags.acknowledge(tags, most, s.ch.Ack)
+		if waits && !s.looks {
+			s.looks = true
 			time.AfterFunc(ackPatience, s.hasten)
 		}
 		return err
 	})
 }
 
-// hasten tells what has waited for too long. A write that fails ends the session.
+// hasten writes the acknowledgements that have waited for too long. A write that fails ends the session.
 func (s *session) hasten() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.hastens = false
+	s.looks = false
 	if s.over {
 		return
 	}
 	_ = s.conn.Within(func() (err error) {
-		s.hastens, err = s.tags.hasten(s.ch.Ack)
+		s.looks, err = s.tags.hasten(s.ch.Ack)
 		return err
 	})
-	if s.hastens {
+	if s.looks {
 		time.AfterFunc(ackPatience, s.hasten)
 	}
 }

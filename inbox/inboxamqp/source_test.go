@@ -121,8 +121,8 @@ func TestSourceWindow(t *testing.T) {
 	must(t, s.Stop(t.Context()), s.Start(t.Context(), 3))
 	next := take(t, s, 3) // what is held from before does not count
 	nothing(t, s)
-	must(t, s.Ack(t.Context(), next), s.Ack(t.Context(), first))
-	must(t, s.Ack(t.Context(), take(t, s, 1)), s.Close(t.Context()))
+	must(t, s.Ack(t.Context(), next, false), s.Ack(t.Context(), first, false))
+	must(t, s.Ack(t.Context(), take(t, s, 1), false), s.Close(t.Context()))
 	awaitDepth(t, b, "orders", 0)
 	if got := bodies(append(first, next...)); got != "1 2 3 4 5" {
 		t.Errorf("received %s", got)
@@ -140,7 +140,7 @@ func TestSourceStop(t *testing.T) {
 	must(t, s.Stop(t.Context()))
 	nothing(t, s)
 	awaitDepth(t, b, "orders", 7)
-	must(t, s.Ack(t.Context(), held[:1]), s.GiveBack(t.Context(), held[1:2]))
+	must(t, s.Ack(t.Context(), held[:1], false), s.GiveBack(t.Context(), held[1:2]))
 	awaitDepth(t, b, "orders", 8)
 	must(t, s.Close(t.Context()))
 	awaitDepth(t, b, "orders", 9)
@@ -163,14 +163,14 @@ func TestSourceStale(t *testing.T) {
 	again := open(t, src, 10)
 	held := take(t, again, 2)
 	for name, err := range map[string]error{
-		"ack": s.Ack(t.Context(), old), "give back": s.GiveBack(t.Context(), old), "ack elsewhere": again.Ack(t.Context(), old),
+		"ack": s.Ack(t.Context(), old, false), "give back": s.GiveBack(t.Context(), old), "ack elsewhere": again.Ack(t.Context(), old, false),
 		"move": errors.Join(src.Move(t.Context(), later(time.Second, old...))...),
 	} {
 		if !errors.Is(err, driver.ErrStale) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	must(t, again.Ack(t.Context(), held), again.Close(t.Context()))
+	must(t, again.Ack(t.Context(), held, false), again.Close(t.Context()))
 	awaitDepth(t, b, "orders", 0)
 	awaitDepth(t, b, "orders.retry.1000", 0)
 }
@@ -228,7 +228,7 @@ func TestSourceMove(t *testing.T) {
 			t.Errorf("move %d: %v", i, err)
 		}
 	}
-	must(t, s.Ack(t.Context(), []driver.Delivery{ds[0], ds[3], ds[4]}), s.GiveBack(t.Context(), ds[1:3]))
+	must(t, s.Ack(t.Context(), []driver.Delivery{ds[0], ds[3], ds[4]}, false), s.GiveBack(t.Context(), ds[1:3]))
 	for _, d := range take(t, s, 4) {
 		m := d.Message()
 		attempt, recovered, first := 1, 0, time.Time{}
@@ -272,7 +272,7 @@ func TestSourceForbidden(t *testing.T) {
 			t.Errorf("move: %v", err)
 		}
 	}
-	must(t, s.Ack(t.Context(), ds), s.Close(t.Context()))
+	must(t, s.Ack(t.Context(), ds, false), s.Close(t.Context()))
 }
 
 // A copy whose headers do not fit in a frame goes without the sender's.
@@ -289,7 +289,7 @@ func TestSourceTooLarge(t *testing.T) {
 	s := open(t, src, 3)
 	ds := take(t, s, 1)
 	must(t, src.Move(t.Context(), later(0, ds...))...)
-	must(t, s.Ack(t.Context(), ds))
+	must(t, s.Ack(t.Context(), ds, false))
 	if m := take(t, s, 1)[0].Message(); m.Attempt != 2 || m.Key != "k" || m.Headers["foreign"] != "" {
 		t.Errorf("came again as %.200v", m)
 	}
@@ -331,7 +331,7 @@ func TestSourceLongDelay(t *testing.T) {
 	const delay = 1500 * time.Millisecond
 	began := time.Now()
 	must(t, src.Move(t.Context(), later(delay, ds...))...)
-	must(t, s.Ack(t.Context(), ds))
+	must(t, s.Ack(t.Context(), ds, false))
 	m := take(t, s, 1)[0].Message()
 	if waited := time.Since(began); waited < delay || m.Attempt != 2 || string(m.Body) != "1" {
 		t.Errorf("came after %v as %+v", waited, m)
@@ -376,7 +376,7 @@ func TestSourceLongDelayRefused(t *testing.T) {
 	numbered(t, b, "orders", 1, 3)
 	s := open(t, src, 2)
 	for range 3 {
-		must(t, s.Ack(t.Context(), take(t, s, 1)))
+		must(t, s.Ack(t.Context(), take(t, s, 1), false))
 	}
 	if err := src.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "orders.retry.60000") {
 		t.Errorf("ready: %v", err)
@@ -412,7 +412,7 @@ func TestSourceHandsOverInOrder(t *testing.T) {
 					}
 				}
 				acked := min(3, len(ds))
-				must(t, first.Ack(t.Context(), ds[:acked]))
+				must(t, first.Ack(t.Context(), ds[:acked], false))
 				for _, d := range ds[:acked] {
 					done[string(d.Message().Body)] = true
 				}
@@ -446,13 +446,13 @@ func TestSourceSilentBroker(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
 	began := time.Now()
-	_ = s.Ack(ctx, ds) // written, or stale
-	_ = s.Close(ctx)   // cannot be in good order
+	_ = s.Ack(ctx, ds, false) // written, or stale
+	_ = s.Close(ctx)          // cannot be in good order
 	if took := time.Since(began); took > patience/2 {
 		t.Errorf("took %v", took)
 	}
 	proxy.Heal() // the broker, too, learns by heartbeats only
-	if err := s.Ack(t.Context(), ds); !errors.Is(err, driver.ErrStale) {
+	if err := s.Ack(t.Context(), ds, false); !errors.Is(err, driver.ErrStale) {
 		t.Errorf("ack of an ended session: %v", err)
 	}
 }

@@ -37,7 +37,7 @@ func TestTags(t *testing.T) {
 			_ = s.settle(step.settled, ack)
 		}
 		if step.done != nil {
-			_ = s.acknowledge(step.done, 0, ack)
+			_, _ = s.acknowledge(step.done, 0, ack)
 		}
 		if !slices.Equal(written, step.want) {
 			t.Errorf("%v, %d: wrote %v, want %v", step.done, step.settled, written, step.want)
@@ -58,7 +58,7 @@ func TestTagsWait(t *testing.T) {
 	for tag := range uint64(20) {
 		s.add(tag + 1)
 	}
-	done := func(tags ...uint64) func() { return func() { _ = s.acknowledge(tags, most, ack) } }
+	done := func(tags ...uint64) func() { return func() { _, _ = s.acknowledge(tags, most, ack) } }
 	hasten := func(waits bool) func() {
 		return func() {
 			if got, _ := s.hasten(ack); got != waits {
@@ -86,6 +86,10 @@ func TestTagsWait(t *testing.T) {
 		{func() { _ = s.flush(ack) }, []string{"12 false"}},
 		{done(10), []string{"10 false"}},
 		{done(14, 16), []string{"16 true"}},
+		{done(19), nil},
+		{done(19), nil},                         // twice is once
+		{func() { _ = s.settle(19, ack) }, nil}, // also in another way
+		{done(18), []string{"19 true"}},
 	} {
 		written = nil
 		step.do()
@@ -107,7 +111,7 @@ func TestTagsGap(t *testing.T) {
 	for _, tag := range []uint64{1, 2, 4, 5} {
 		s.add(tag)
 	}
-	_ = s.acknowledge([]uint64{1, 2, 4, 5}, 0, ack)
+	_, _ = s.acknowledge([]uint64{1, 2, 4, 5}, 0, ack)
 	if want := []string{"2 true", "4 false", "5 false"}; !slices.Equal(written, want) {
 		t.Errorf("wrote %v, want %v", written, want)
 	}
@@ -178,7 +182,7 @@ func modelTags(t *testing.T, most int) {
 						_ = s.settle(tag, ack)
 					}
 				}
-				_ = s.acknowledge(done, most, ack)
+				_, _ = s.acknowledge(done, most, ack)
 				if batch[0]%5 == 0 {
 					_, _ = s.hasten(ack)
 				}
@@ -196,7 +200,7 @@ func modelTags(t *testing.T, most int) {
 			t.Errorf("%d was left %q", i+1, got)
 		}
 	}
-	if len(s.states) != 0 {
-		t.Errorf("%d states kept", len(s.states))
+	if len(s.ended)+len(s.waiting)+s.late != 0 {
+		t.Errorf("kept: %d of the tags, %d that wait, %d of them late", len(s.ended), len(s.waiting), s.late)
 	}
 }

@@ -108,7 +108,7 @@ func TestLease(t *testing.T) {
 	if err := before.Close(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if err := s.Ack(t.Context(), got); err != nil {
+	if err := s.Ack(t.Context(), got, false); err != nil {
 		t.Error(err)
 	}
 	publish(t, f.direct, event())

@@ -69,7 +69,7 @@ func consume(ctx context.Context, source driver.Source, want int, came map[uuid.
 		for _, d := range ds {
 			came[d.Message().ID] = true
 		}
-		err = s.Ack(ctx, ds)
+		err = s.Ack(ctx, ds, false)
 	}
 }
 

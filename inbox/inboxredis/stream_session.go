@@ -187,7 +187,7 @@ func (s *session) giveBack(ctx context.Context, ds []*delivery) error {
 
 // Ack implements driver.Session. It does not ask whose an entry in the hand is: who has claimed it
 // need not process it again.
-func (s *session) Ack(ctx context.Context, ds []driver.Delivery) error {
+func (s *session) Ack(ctx context.Context, ds []driver.Delivery, _ bool) error {
 	held := s.hand.have(ds)
 	var ids [2][]string
 	for _, d := range held {

@@ -22,7 +22,7 @@ import (
 func TestSettlingFails(t *testing.T) {
 	t.Parallel()
 	for what, settle := range map[string]func(driver.Session, []driver.Delivery) error{
-		"ack":       func(s driver.Session, ds []driver.Delivery) error { return s.Ack(t.Context(), ds) },
+		"ack":       func(s driver.Session, ds []driver.Delivery) error { return s.Ack(t.Context(), ds, false) },
 		"give back": func(s driver.Session, ds []driver.Delivery) error { return s.GiveBack(t.Context(), ds) },
 	} {
 		for _, ordered := range []bool{false, true} {

@@ -171,7 +171,7 @@ func TestForget(t *testing.T) {
 	if err := inboxredis.Forget(t.Context(), source, 0); err != nil || names() != 1 {
 		t.Errorf("%d names, want 1: %v", names(), err)
 	}
-	if err := s.Ack(t.Context(), ds); err != nil {
+	if err := s.Ack(t.Context(), ds, false); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Close(t.Context()); err != nil || len(f.direct.XInfoConsumers(t.Context(), stream, groupName).Val()) != 0 {

@@ -178,7 +178,7 @@ func wantNothing(t *testing.T, s driver.Session) {
 
 func acked(t *testing.T, s driver.Session, ds ...driver.Delivery) {
 	t.Helper()
-	if err := s.Ack(t.Context(), ds); err != nil {
+	if err := s.Ack(t.Context(), ds, false); err != nil {
 		t.Fatal(err)
 	}
 }

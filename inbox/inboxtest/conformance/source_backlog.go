@@ -35,7 +35,7 @@ func testSourceBacklog(t *testing.T, f SourceFixture) {
 	ds := take(t, s, 3)
 	wants("3 taken", func(b driver.Backlog) bool { return b == driver.Backlog{Waiting: 1} })
 	moved(t, source, s, later(ds[0], time.Hour, driver.Progress{Attempt: 2}))
-	if err := s.Ack(t.Context(), ds[2:]); err != nil {
+	if err := s.Ack(t.Context(), ds[2:], false); err != nil {
 		t.Fatal(err)
 	}
 	take(t, s, 1)

@@ -24,7 +24,7 @@ var calls = map[string]func(ctx context.Context, source driver.Source, s driver.
 		return err
 	},
 	"Ack": func(ctx context.Context, _ driver.Source, s driver.Session, half []driver.Delivery) error {
-		return s.Ack(ctx, half)
+		return s.Ack(ctx, half, false)
 	},
 	"GiveBack": func(ctx context.Context, _ driver.Source, s driver.Session, half []driver.Delivery) error {
 		return s.GiveBack(ctx, half)
@@ -55,7 +55,7 @@ func moveAll(ctx context.Context, source driver.Source, s driver.Session, ds []d
 	results := source.Move(ctx, moves)
 	for i, err := range results {
 		if err == nil && !source.Traits().MoveSettles {
-			results[i] = s.Ack(ctx, ds[i:i+1])
+			results[i] = s.Ack(ctx, ds[i:i+1], false)
 		}
 	}
 	return errors.Join(results...)
@@ -168,7 +168,7 @@ func consumeUntil(t *testing.T, source driver.Source, missing map[uuid.UUID]bool
 		for _, d := range ds {
 			delete(missing, d.Message().ID)
 		}
-		if err := s.Ack(t.Context(), ds); err != nil {
+		if err := s.Ack(t.Context(), ds, false); err != nil {
 			return err
 		}
 	}

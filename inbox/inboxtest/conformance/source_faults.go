@@ -41,7 +41,7 @@ func testSourceSilence(t *testing.T, f SourceFixture) {
 		}
 		return err
 	})
-	bounded("Ack", func(ctx context.Context) error { return s.Ack(ctx, ds[:1]) })
+	bounded("Ack", func(ctx context.Context) error { return s.Ack(ctx, ds[:1], false) })
 	bounded("GiveBack", func(ctx context.Context) error { return s.GiveBack(ctx, ds[1:]) })
 	bounded("Stop", s.Stop)
 	bounded("Move", func(ctx context.Context) error {
@@ -89,7 +89,7 @@ func consumeSome(t *testing.T, source driver.Source, seen map[uuid.UUID]bool, wa
 		if err != nil {
 			return fmt.Errorf("%d of %d messages: %w", len(seen), want, err)
 		}
-		if err := s.Ack(ctx, ds); err != nil {
+		if err := s.Ack(ctx, ds, false); err != nil {
 			return err
 		}
 		for _, d := range ds {
@@ -218,7 +218,7 @@ func (m *model) settle(ctx context.Context, s driver.Session, d driver.Delivery)
 	// It counts at once: what the call says cannot be known by the broker's side, and the effect
 	// of a handler is durable already.
 	m.settled[id]++
-	return s.Ack(ctx, one)
+	return s.Ack(ctx, one, false)
 }
 
 func (m *model) move(ctx context.Context, s driver.Session, move driver.Move) error {
@@ -232,5 +232,5 @@ func (m *model) move(ctx context.Context, s driver.Session, move driver.Move) er
 	if m.source.Traits().MoveSettles {
 		return nil
 	}
-	return s.Ack(ctx, []driver.Delivery{move.Delivery})
+	return s.Ack(ctx, []driver.Delivery{move.Delivery}, false)
 }

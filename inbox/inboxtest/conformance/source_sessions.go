@@ -216,8 +216,8 @@ func testSourceStale(t *testing.T, f SourceFixture) {
 	s := begin(t, source, 3)
 	ds := take(t, s, 3)
 	for what, err := range map[string]error{
-		"Ack of the old session":      old.Ack(t.Context(), stale),
-		"Ack of the new one":          s.Ack(t.Context(), stale),
+		"Ack of the old session":      old.Ack(t.Context(), stale, false),
+		"Ack of the new one":          s.Ack(t.Context(), stale, false),
 		"GiveBack of the old session": old.GiveBack(t.Context(), stale),
 	} {
 		if !errors.Is(err, driver.ErrStale) {
@@ -344,7 +344,7 @@ func testSourceHandOver(t *testing.T, f SourceFixture) {
 				ds = ds[:rand.IntN(len(ds)+1)] // the rest goes back
 			}
 			settled(ds)
-			if err := s.Ack(t.Context(), ds); err != nil {
+			if err := s.Ack(t.Context(), ds, false); err != nil {
 				return err
 			}
 		}

@@ -157,7 +157,7 @@ func TestParts(t *testing.T) {
 		if got := strings.Join(four, ""); !slices.Contains([]string{"a1a2b1c1", "a1b1b2c1", "a1b1c1c2"}, got) {
 			t.Errorf("handed out %s", got)
 		}
-		if err := s.Ack(t.Context(), []driver.Delivery{first[0], second[1]}); err != nil {
+		if err := s.Ack(t.Context(), []driver.Delivery{first[0], second[1]}, false); err != nil {
 			t.Error(err)
 		}
 		if got := named(take(t, s, 10)); len(strings.Fields(got)) != 2 {
@@ -181,7 +181,7 @@ func TestParts(t *testing.T) {
 				t.Errorf("part %c came again as %v", part, names)
 			}
 		}
-		if err := errors.Join(next.Ack(t.Context(), all), next.Close(t.Context())); err != nil {
+		if err := errors.Join(next.Ack(t.Context(), all, false), next.Close(t.Context())); err != nil {
 			t.Error(err)
 		}
 	})
@@ -203,7 +203,7 @@ func TestStopGivesBackWhatIsAhead(t *testing.T) {
 		for len(theirs) < 5 {
 			theirs = append(theirs, take(t, other, 10)...)
 		}
-		if err := errors.Join(s.Ack(t.Context(), mine), other.Ack(t.Context(), theirs), s.Close(t.Context()), other.Close(t.Context())); err != nil {
+		if err := errors.Join(s.Ack(t.Context(), mine, false), other.Ack(t.Context(), theirs, false), s.Close(t.Context()), other.Close(t.Context())); err != nil {
 			t.Error(err)
 		}
 	})
@@ -262,7 +262,7 @@ func TestOnePartEnds(t *testing.T) {
 		if err := s.Close(t.Context()); err != nil {
 			t.Error(err)
 		}
-		if err := s.Ack(t.Context(), held); !errors.Is(err, driver.ErrStale) {
+		if err := s.Ack(t.Context(), held, false); !errors.Is(err, driver.ErrStale) {
 			t.Errorf("acknowledged after the end: %v", err)
 		}
 		p.queues[2].Delete()

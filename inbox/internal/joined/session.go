@@ -167,8 +167,8 @@ func (s *session) next(most int) ([]driver.Delivery, error) {
 }
 
 // Ack implements driver.Session.
-func (s *session) Ack(ctx context.Context, ds []driver.Delivery) error {
-	return s.settle(ds, func(p *part, own []driver.Delivery) error { return p.Ack(ctx, own) })
+func (s *session) Ack(ctx context.Context, ds []driver.Delivery, mayWait bool) error {
+	return s.settle(ds, func(p *part, own []driver.Delivery) error { return p.Ack(ctx, own, mayWait) })
 }
 
 // GiveBack implements driver.Session.

@@ -91,7 +91,7 @@ func (s *session) next(ctx context.Context, wait bool) (*delivery, error) {
 }
 
 // Ack implements driver.Session.
-func (s *session) Ack(ctx context.Context, ds []driver.Delivery) error {
+func (s *session) Ack(ctx context.Context, ds []driver.Delivery, _ bool) error {
 	return s.each(ctx, Ack, ds, s.hand.settle)
 }
 

@@ -82,7 +82,7 @@ func history(t *testing.T, fault memqueue.Fault) string {
 					note("move", source.Move(ctx, []driver.Move{move})[0])
 					continue
 				}
-				if !note("ack", s.Ack(ctx, []driver.Delivery{d})) {
+				if !note("ack", s.Ack(ctx, []driver.Delivery{d}, false)) {
 					return true
 				}
 			}
