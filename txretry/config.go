@@ -84,7 +84,6 @@ func (c Config) withDefaults() Config {
 	c.IdleTimeout = cmp.Or(c.IdleTimeout, 30*time.Second)
 	c.BaseDelay = cmp.Or(c.BaseDelay, 50*time.Millisecond)
 	c.MaxDelay = cmp.Or(c.MaxDelay, time.Second)
-	c.CommitTimeout = cmp.Or(c.CommitTimeout, max(c.LockTimeout, defaultLockTimeout)+time.Second)
 	if c.Rand == nil {
 		c.Rand = rand.Float64
 	}
@@ -103,7 +102,7 @@ func (c Config) validate() error {
 		checkOptionalTimeout("Config.IdleTimeout", c.IdleTimeout),
 		checkPositive("Config.BaseDelay", c.BaseDelay),
 		checkPositive("Config.MaxDelay", c.MaxDelay),
-		checkPositive("Config.CommitTimeout", c.CommitTimeout),
+		checkNotNegative("Config.CommitTimeout", c.CommitTimeout),
 	)
 }
 
@@ -167,6 +166,13 @@ func checkAttempts(field string, n int) error {
 func checkPositive(field string, d time.Duration) error {
 	if d <= 0 {
 		return fmt.Errorf("txretry: %s is %v, must be positive", field, d)
+	}
+	return nil
+}
+
+func checkNotNegative(field string, d time.Duration) error {
+	if d < 0 {
+		return fmt.Errorf("txretry: %s is %v, must not be negative", field, d)
 	}
 	return nil
 }

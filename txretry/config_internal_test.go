@@ -9,16 +9,22 @@ import (
 func TestCommitOutlastsLockWaits(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		given Config
-		want  time.Duration
+		cfg  Config
+		call Options
+		want time.Duration
 	}{
-		{Config{}, 9 * time.Second},
-		{Config{LockTimeout: time.Second}, 9 * time.Second},
-		{Config{LockTimeout: 20 * time.Second}, 21 * time.Second},
-		{Config{CommitTimeout: 3 * time.Second}, 3 * time.Second},
+		{want: 9 * time.Second},
+		{cfg: Config{LockTimeout: time.Second}, want: 9 * time.Second},
+		{cfg: Config{LockTimeout: 20 * time.Second}, want: 21 * time.Second},
+		{cfg: Config{LockTimeout: 20 * time.Second}, call: Options{LockTimeout: time.Second}, want: 9 * time.Second},
+		{call: Options{LockTimeout: 20 * time.Second}, want: 21 * time.Second},
+		{cfg: Config{CommitTimeout: 3 * time.Second}, want: 3 * time.Second},
+		{cfg: Config{CommitTimeout: 3 * time.Second}, call: Options{CommitTimeout: 4 * time.Second}, want: 4 * time.Second},
 	} {
-		if got := c.given.withDefaults().CommitTimeout; got != c.want {
-			t.Errorf("lock timeout %v, commit timeout %v: %v, want %v", c.given.LockTimeout, c.given.CommitTimeout, got, c.want)
+		cfg := c.cfg.withDefaults()
+		if got := c.call.withDefaults(&cfg).CommitTimeout; got != c.want {
+			t.Errorf("manager's lock and commit timeouts %v, %v, call's %v, %v: got %v, want %v",
+				c.cfg.LockTimeout, c.cfg.CommitTimeout, c.call.LockTimeout, c.call.CommitTimeout, got, c.want)
 		}
 	}
 }

@@ -68,9 +68,10 @@
 //
 // No wait for the server is endless, whatever the context. The bounds are 30 s
 // for a connection, 2 s for the answer to BEGIN (then it is sent on another
-// connection), 1 s more than the lock timeout for the answer to a statement or
-// the next part of its result (see Config.StatementTimeout) and for COMMIT
-// (then its outcome is unknown; see Config.CommitTimeout), and 5 s for ROLLBACK.
+// connection), 1 s more than the lock timeout, 9 s at least, for the answer to a
+// statement or the next part of its result (see Config.StatementTimeout) and for
+// COMMIT (then its outcome is unknown; see Config.CommitTimeout), and 5 s for
+// ROLLBACK.
 // The time that fn takes between its statements, between two rows, or in the
 // source of a COPY, does not count.
 //

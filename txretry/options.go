@@ -111,7 +111,7 @@ func (o Options) withDefaults(c *Config) Options {
 	o.LockTimeout = cmp.Or(o.LockTimeout, c.LockTimeout)
 	o.StatementTimeout = cmp.Or(o.StatementTimeout, c.StatementTimeout)
 	o.IdleTimeout = cmp.Or(o.IdleTimeout, c.IdleTimeout)
-	o.CommitTimeout = cmp.Or(o.CommitTimeout, c.CommitTimeout)
+	o.CommitTimeout = cmp.Or(o.CommitTimeout, c.CommitTimeout, max(o.LockTimeout, defaultLockTimeout)+time.Second)
 	return o
 }
 
