@@ -45,7 +45,8 @@
 //
 // # Limits
 //
-// A field of more than 64 MiB is not read: its record is a tombstone.
+// Of a record whose headers, body, response or code have more than 64 MiB nothing is read but
+// that it exists: it is a tombstone.
 //
 // Redis loses what it did not replicate or write to disk in time, and a lost
 // record lets the key run again. Use maxmemory-policy noeviction (Check tells),
