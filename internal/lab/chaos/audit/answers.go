@@ -11,10 +11,56 @@ const codeInUse = "IDEMPOTENCY_KEY_IN_USE"
 // releasing are the statuses after which a key is free again: the request took no effect, or nobody knows.
 var releasing = []int{0, http.StatusNotFound, http.StatusTooManyRequests, http.StatusServiceUnavailable}
 
+// refusals are the codes by which the shop refuses an operation for good, always with 409.
+var refusals = map[string][]string{
+	OpHold:    {"SEATS_UNAVAILABLE"},
+	OpConfirm: {"RESERVATION_NOT_HELD", "RESERVATION_EXPIRED"},
+	OpCancel:  {"RESERVATION_NOT_HELD", "RESERVATION_EXPIRED"},
+}
+
 // Final reports whether the answer is the one that its key has for good.
 func (a Answer) Final() bool { return !slices.Contains(releasing, a.Status) && a.Code != codeInUse }
 
 func (a Answer) success() bool { return a.Status >= 200 && a.Status < 300 }
+
+// fits reports whether the answer is one that its request may get. Reads pass neither the limiter nor the keys.
+func (a Answer) fits() bool {
+	switch a.Status {
+	case 0, http.StatusServiceUnavailable:
+		return true
+	case http.StatusTooManyRequests:
+		return a.Op != OpRead
+	case http.StatusConflict:
+		return a.Op != OpRead && a.Code == codeInUse || slices.Contains(refusals[a.Op], a.Code)
+	case http.StatusCreated:
+		return a.Op == OpEvent || a.Op == OpHold
+	case http.StatusOK:
+		return a.Op == OpConfirm || a.Op == OpCancel || a.Op == OpRead
+	}
+	return false
+}
+
+// fit: each answer is one that its request may get.
+func (c *check) fit() {
+	for _, a := range c.Answers {
+		if !a.fits() {
+			c.find(Refused, c.notThere(a), "%s of %s with key %q: %d %s", a.Op, a.Reservation, a.Key, a.Status, a.Body)
+		}
+	}
+}
+
+// notThere is what an answer did not find and is not there: only a failover that has lost it explains that.
+func (c *check) notThere(a Answer) []string {
+	_, there := c.reservations[a.Reservation]
+	switch {
+	case a.Status != http.StatusNotFound || there:
+		return nil
+	case a.Op == OpHold:
+		return about(a.Event)
+	default:
+		return about(a.Reservation)
+	}
+}
 
 // durable: what a client was told is there, as it was told.
 func (c *check) durable() {
@@ -55,14 +101,7 @@ func outcome(op string) string {
 func (c *check) keys() {
 	first := map[string]Answer{}
 	for _, a := range c.Answers {
-		if a.Key == "" {
-			continue
-		}
-		if a.Status == http.StatusInternalServerError || a.Status == http.StatusUnprocessableEntity || a.Status == http.StatusBadRequest {
-			c.find(Refused, nil, "%s with key %s: %d %s", a.Op, a.Key, a.Status, a.Body)
-			continue
-		}
-		if !a.Final() {
+		if a.Key == "" || !a.Final() || !a.fits() {
 			continue
 		}
 		before, known := first[a.Key]
@@ -71,8 +110,29 @@ func (c *check) keys() {
 		}
 		first[a.Key] = a
 	}
+	c.eventsOfKeys(first)
 	c.holdsOfKeys(first)
 	c.settled(first)
+}
+
+// eventsOfKeys: an event is there because a client was told of it, or for a key that has no final answer.
+func (c *check) eventsOfKeys(answers map[string]Answer) {
+	told, open := map[string]bool{}, map[string]bool{}
+	for _, a := range c.Answers {
+		if a.Op != OpEvent {
+			continue
+		}
+		if _, final := answers[a.Key]; !final {
+			open[a.Key] = true
+		}
+		if a.success() {
+			told[a.Event] = true
+		}
+	}
+	untold := slices.DeleteFunc(slices.Clone(c.Events), func(id string) bool { return told[id] })
+	if len(untold) > len(open) {
+		c.find(Unexplained, nil, "%d events that nobody was told of, for %d keys without a final answer: %v", len(untold), len(open), untold)
+	}
 }
 
 // holdsOfKeys: a hold made one reservation if it was told to, and none if it was refused.
@@ -123,15 +183,12 @@ func (c *check) reads() {
 	type seen struct{ client, reservation any }
 	last := map[seen]string{}
 	for _, a := range c.Answers {
-		if a.Reservation == "" || a.Op != OpRead && !a.success() {
+		if a.Reservation == "" || !a.success() {
 			continue
 		}
 		at := seen{a.Client, a.Reservation}
 		before := last[at]
 		switch {
-		case a.Op == OpRead && a.Status == http.StatusNotFound && before != "":
-			c.find(Contradicts, about(a.Reservation), "%s was %s and is not found", a.Reservation, before)
-		case !a.success():
 		case before != "" && before != Held && before != a.State && a.Op == OpRead:
 			c.find(Contradicts, about(a.Reservation), "%s was %s and is read as %s", a.Reservation, before, a.State)
 		case c.ClockWentBack && a.State == Expired:
@@ -139,7 +196,7 @@ func (c *check) reads() {
 		case a.Op == OpRead && a.State != Held && c.reservations[a.Reservation].Status != a.State:
 			c.find(NotDurable, about(a.Reservation), "%s was read as %s and is %q", a.Reservation, a.State, c.reservations[a.Reservation].Status)
 		}
-		if a.success() && (before == "" || before == Held) {
+		if before == "" || before == Held {
 			last[at] = a.State
 		}
 	}

@@ -63,6 +63,7 @@ func Check(h History) Report {
 	c.seatRows()
 	c.seatChanges()
 	c.confirmedSeats()
+	c.fit()
 	c.durable()
 	c.keys()
 	c.reads()

@@ -32,7 +32,7 @@ func newSound() *sound {
 	h.answer("cancel", "key-r2-c", 200, "e", "r2", audit.Cancelled, []int{2})
 	h.hold("r3", 2)
 	h.settle("r3", 2, audit.Expired)
-	h.answer("confirm", "key-r3-c", 409, "e", "r3", "", nil)
+	h.refusal("confirm", "key-r3-c", 409, "RESERVATION_EXPIRED", "r3")
 	h.Answers[0].Op = audit.OpEvent
 	return h
 }
@@ -40,6 +40,11 @@ func newSound() *sound {
 func (h *sound) answer(op, key string, status int, event, reservation, state string, seats []int) {
 	body := fmt.Sprint(status, reservation, state)
 	h.Answers = append(h.Answers, audit.Answer{Op: op, Key: key, Status: status, Event: event, Reservation: reservation, State: state, Seats: seats, Body: body})
+}
+
+func (h *sound) refusal(op, key string, status int, code, reservation string) {
+	h.answer(op, key, status, "e", reservation, "", nil)
+	h.Answers[len(h.Answers)-1].Code = code
 }
 
 func (h *sound) change(c audit.Change) {
@@ -138,7 +143,7 @@ func TestCheckTells(t *testing.T) {
 			h.answer("hold", "key-r2", 201, "e", "r2", audit.Held, []int{3})
 			h.Answers[len(h.Answers)-1].Body = "another"
 		}, []string{audit.TwoAnswers, audit.NotDurable}},
-		"a refusal after the answer": {func(h *sound) { h.answer("hold", "key-r2", 409, "e", "", "", nil) },
+		"a refusal after the answer": {func(h *sound) { h.refusal("hold", "key-r2", 409, "SEATS_UNAVAILABLE", "") },
 			[]string{audit.TwoAnswers, audit.Unexplained}},
 		"a second effect": {func(h *sound) { h.row("r3").User = "key-r2" }, []string{audit.TwoEffects, audit.NotDurable}},
 		"a second end": {func(h *sound) {
@@ -149,11 +154,14 @@ func TestCheckTells(t *testing.T) {
 		"confirmed and cancelled": {func(h *sound) { h.answer("cancel", "key-x", 200, "e", "r1", audit.Cancelled, nil) },
 			[]string{audit.Contradicts, audit.NotDurable}},
 		"confirmed for nobody": {func(h *sound) {
-			*h.told("confirm", "r1") = audit.Answer{Op: "confirm", Key: "key-r1-c", Status: 409, Event: "e", Reservation: "r1"}
+			*h.told("confirm", "r1") = audit.Answer{Op: "confirm", Key: "key-r1-c", Status: 409, Code: "RESERVATION_NOT_HELD", Event: "e", Reservation: "r1"}
 		}, []string{audit.Unexplained}},
 		"a read that goes back": {func(h *sound) { h.answer("read", "", 200, "e", "r1", audit.Held, nil) }, []string{audit.Contradicts}},
-		"a read of nothing":     {func(h *sound) { h.answer("read", "", 404, "e", "r2", "", nil) }, []string{audit.Contradicts}},
-		"a server error":        {func(h *sound) { h.answer("hold", "key-x", 500, "e", "", "", nil) }, []string{audit.Refused}},
+		"an event of nobody":    {func(h *sound) { h.Events = append(h.Events, "e2") }, []string{audit.Unexplained}},
+		"two events of one key without an answer": {func(h *sound) {
+			h.answer("event", "key-e2", 0, "", "", "", nil)
+			h.Events = append(h.Events, "e2", "e3")
+		}, []string{audit.Unexplained}},
 		"a message not written": {func(h *sound) {
 			h.without(audit.OfTaken, "r2")
 			h.without(audit.OfMessage, "r2")
@@ -184,6 +192,110 @@ func TestCheckTells(t *testing.T) {
 				t.Errorf("found %v, want %v: %+v", found, c.want, r.Findings)
 			}
 		})
+	}
+}
+
+// Each operation has its own answers.
+func TestAnswersOfEachOperation(t *testing.T) {
+	t.Parallel()
+	type refusal struct {
+		status int
+		code   string
+	}
+	unavailable, limited, silent := refusal{503, "UNAVAILABLE"}, refusal{429, "RATE_LIMITED"}, refusal{}
+	inUse, sold := refusal{409, "IDEMPOTENCY_KEY_IN_USE"}, refusal{409, "SEATS_UNAVAILABLE"}
+	notHeld, expired := refusal{409, "RESERVATION_NOT_HELD"}, refusal{409, "RESERVATION_EXPIRED"}
+	fitting := map[string][]refusal{
+		audit.OpEvent:   {silent, unavailable, limited, inUse},
+		audit.OpHold:    {silent, unavailable, limited, inUse, sold},
+		audit.OpConfirm: {silent, unavailable, limited, inUse, notHeld, expired},
+		audit.OpCancel:  {silent, unavailable, limited, inUse, notHeld, expired},
+		audit.OpRead:    {silent, unavailable},
+	}
+	all := []refusal{silent, unavailable, limited, inUse, sold, notHeld, expired, {409, ""}, {409, "IDEMPOTENCY_RESULT_UNAVAILABLE"}}
+	for _, status := range []int{204, 400, 401, 403, 404, 405, 413, 415, 422, 500, 502, 504} {
+		all = append(all, refusal{status: status})
+	}
+	for op, those := range fitting {
+		for _, r := range all {
+			h := newSound()
+			key, reservation := "key-x", "r3"
+			if op == audit.OpRead {
+				key = ""
+			}
+			if op == audit.OpEvent || op == audit.OpHold {
+				reservation = ""
+			}
+			h.refusal(op, key, r.status, r.code, reservation)
+			n := audit.Check(h.History).Counts[audit.Refused]
+			if want := !slices.Contains(those, r); (n == 1) != want || n > 1 {
+				t.Errorf("%s answered %d %s: found %d times", op, r.status, r.code, n)
+			}
+		}
+	}
+}
+
+// A success has the status of its operation.
+func TestStatusOfSuccess(t *testing.T) {
+	t.Parallel()
+	for i, a := range newSound().Answers {
+		if a.Status != 200 && a.Status != 201 {
+			continue
+		}
+		h := newSound()
+		h.Answers[i].Status = 401 - a.Status
+		if r := audit.Check(h.History); r.Counts[audit.Refused] != 1 {
+			t.Errorf("%s answered %d: %+v", a.Op, 401-a.Status, r)
+		}
+	}
+}
+
+// An event that nobody was told of is that of a key whose answer never came.
+func TestEventWithoutAnswer(t *testing.T) {
+	t.Parallel()
+	for _, status := range []int{0, 503} {
+		h := newSound()
+		h.answer(audit.OpEvent, "key-e2", status, "", "", "", nil)
+		h.Events = append(h.Events, "e2")
+		if r := audit.Check(h.History); len(r.Findings) > 0 {
+			t.Errorf("%+v", r)
+		}
+		h.answer(audit.OpEvent, "key-e2", 201, "e2", "", "", nil)
+		h.Events = append(h.Events, "e3")
+		if r := audit.Check(h.History); r.Counts[audit.Unexplained] != 1 {
+			t.Errorf("%+v", r)
+		}
+	}
+}
+
+// What a failover has lost is rightly not found, and only that.
+func TestLostIsNotFound(t *testing.T) {
+	t.Parallel()
+	for op, key := range map[string]string{audit.OpConfirm: "key-x", audit.OpCancel: "key-x", audit.OpRead: ""} {
+		h := newSound()
+		h.answer(op, key, 404, "e", "r9", "", nil)
+		h.Lost = []audit.Change{{What: audit.OfReservation, Reservation: "r9", Status: audit.Held}}
+		if r := audit.Check(h.History); len(r.Findings) > 0 || r.Excused[audit.Refused] != 1 {
+			t.Errorf("%s of what is lost: %+v", op, r)
+		}
+		h.Lost = append(h.Lost, audit.Change{What: audit.OfReservation, Reservation: "r2", Status: audit.Cancelled})
+		h.answer(op, key, 404, "e", "r2", "", nil)
+		if r := audit.Check(h.History); r.Counts[audit.Refused] != 1 {
+			t.Errorf("%s of what is there: %+v", op, r)
+		}
+		h.answer(op, key, 403, "e", "r9", "", nil)
+		if r := audit.Check(h.History); r.Counts[audit.Refused] != 2 {
+			t.Errorf("%s refused for what is lost: %+v", op, r)
+		}
+	}
+	h := newSound()
+	h.answer(audit.OpHold, "key-x", 404, "e9", "", "", nil)
+	if r := audit.Check(h.History); r.Counts[audit.Refused] != 1 {
+		t.Errorf("%+v", r)
+	}
+	h.Lost = []audit.Change{{What: audit.OfEvent, Event: "e9"}}
+	if r := audit.Check(h.History); len(r.Findings) > 0 || r.Excused[audit.Refused] != 1 {
+		t.Errorf("%+v", r)
 	}
 }
 
