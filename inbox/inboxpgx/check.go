@@ -76,16 +76,16 @@ func (s *Store) look(ctx context.Context, conn *pgxpool.Conn, found *check.Findi
 	if !insertable {
 		found.Add("GRANT INSERT ON "+names.entries+" TO the consumer's role", "no right to insert into table %s", names.bare)
 	}
-	var noLedger bool
-	if err := conn.QueryRow(ctx, `SELECT to_regclass($1) IS NULL`, names.attempts).Scan(&noLedger); err != nil {
+	var noLedger, noPause, noParked bool
+	if err := conn.QueryRow(ctx, `SELECT to_regclass($1) IS NULL, to_regclass($2) IS NULL, to_regclass($3) IS NULL`,
+		names.attempts, names.pause, names.parked).Scan(&noLedger, &noPause, &noParked); err != nil {
 		return err
 	}
 	if noLedger {
 		found.Add("call Store.Migrate", "table %s of the ledger does not exist", names.bare+attemptsSuffix)
 	}
-	var noParked bool
-	if err := conn.QueryRow(ctx, `SELECT to_regclass($1) IS NULL`, names.parked).Scan(&noParked); err != nil {
-		return err
+	if noPause {
+		found.Add("call Store.Migrate", "table %s of consumers that are paused does not exist", names.bare+pauseSuffix)
 	}
 	if noParked {
 		found.Add("call Store.Migrate", "table %s of ordering keys that wait does not exist", names.bare+parkedSuffix)

@@ -147,6 +147,9 @@ func TestCheck(t *testing.T) {
 	want("no unique index")
 	exec(`CREATE UNIQUE INDEX ON holdfast_inbox (message_id, consumer)`)
 	want("")
+	exec(`ALTER TABLE holdfast_inbox_pause RENAME TO away`)
+	want("of consumers that are paused does not exist")
+	exec(`ALTER TABLE away RENAME TO holdfast_inbox_pause`)
 	exec(`DROP TABLE holdfast_inbox_attempts`)
 	want("of the ledger does not exist")
 }

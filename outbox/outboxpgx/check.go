@@ -84,7 +84,7 @@ func (s *Store) checkFunctions(ctx context.Context, conn *pgxpool.Conn, found *c
 // checkColumns returns whether all are there.
 func (s *Store) checkColumns(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) (complete bool, err error) {
 	complete = true
-	for suffix, table := range map[string]string{"": s.t.outbox, "_lanes": s.t.lanes, "_dead": s.t.dead, "_audit": s.t.audit, "_dedup": s.t.dedup} {
+	for suffix, table := range map[string]string{"": s.t.outbox, "_lanes": s.t.lanes, "_dead": s.t.dead, "_audit": s.t.audit, "_pause": s.t.pause, "_dedup": s.t.dedup} {
 		missing, err := s.missingColumns(ctx, conn, table, wanted[suffix])
 		if err != nil {
 			return false, err
@@ -112,6 +112,7 @@ var wanted = map[string][]string{
 		"route_headers", "created_at", "attempts", "error_class", "last_error", "died_at", "fingerprint",
 	},
 	"_audit": {"id", "at", "actor", "reason", "action", "count", "filter"},
+	"_pause": {"part", "actor", "reason", "since"},
 	"_dedup": {"key", "id", "expires_at"},
 }
 
@@ -128,7 +129,7 @@ func (s *Store) checkIndexes(ctx context.Context, conn *pgxpool.Conn, found *che
 	indexes := map[string]string{
 		"_pkey": s.t.outbox, "_ready": s.t.outbox, "_parked": s.t.outbox, "_held": s.t.outbox, "_published": s.t.outbox,
 		"_lanes_pkey": s.t.lanes, "_dead_pkey": s.t.dead, "_dead_died": s.t.dead, "_audit_pkey": s.t.audit, "_audit_at": s.t.audit,
-		"_dedup_pkey": s.t.dedup, "_dedup_expires": s.t.dedup,
+		"_pause_pkey": s.t.pause, "_dedup_pkey": s.t.dedup, "_dedup_expires": s.t.dedup,
 	}
 	for suffix, on := range indexes {
 		var valid bool

@@ -82,6 +82,7 @@ func TestCheckFindsWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct{ sql, want string }{
 		"table":    {`DROP TABLE holdfast_outbox_dead`, `"holdfast_outbox_dead" does not exist`},
+		"pauses":   {`DROP TABLE holdfast_outbox_pause`, `"holdfast_outbox_pause" does not exist`},
 		"column":   {`ALTER TABLE holdfast_outbox DROP COLUMN last_error`, "last_error"},
 		"index":    {`DROP INDEX holdfast_outbox_held`, "holdfast_outbox_held is missing"},
 		"function": {`DROP FUNCTION holdfast_outbox_write`, "holdfast_outbox_write\" does not exist"},
