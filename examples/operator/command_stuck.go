@@ -11,8 +11,9 @@ import (
 	"github.com/holdfast-go/holdfast/expiry"
 )
 
-// stuckAfter is for how long a row is overdue at least that counts as stuck: sweepers look sooner.
-const stuckAfter = time.Minute
+// stuckAfter is for how long a row is overdue at least that counts as stuck: a sweeper looks every 90 s, even if
+// nothing wakes it.
+const stuckAfter = 2 * time.Minute
 
 // overdue is a store that lists what is overdue.
 type overdue interface {
