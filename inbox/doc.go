@@ -43,7 +43,8 @@
 //   - Invalid: failed.validation at once. A missing or wrong id, an unknown name and an
 //     undecodable body are this, too: such messages are never passed over silently. Another
 //     policy is a Mux.Fallback, a middleware, or ConsumerConfig.DeriveID;
-//   - Classed: failed.<class> when it is given up;
+//   - Classed: failed.<class> when it is given up, or failed.default where ConsumerConfig.Classes
+//     lacks the class;
 //   - Postpone and Unavailable: not the message's failure; it comes again, uncounted.
 //
 // A panic counts as an unmarked error. While a message waits for its retry the messages

@@ -40,6 +40,7 @@ type MessageError struct {
 	Problem string
 }
 
+// Error implements error.
 func (e *MessageError) Error() string {
 	return fmt.Sprintf("outbox: message %d: %s %s", e.Index, e.Field, e.Problem)
 }

@@ -27,7 +27,7 @@ type Charge struct {
 	Local bool
 }
 
-// Limiter decides about charges. Memory and ratelimitredis.Limiter implement it. Package driver has
+// Limiter decides about charges. Memory, Leased and ratelimitredis.Limiter implement it. Package driver has
 // what another implementation needs, and ratelimittest/conformance is the suite that it must pass.
 // All methods are safe for concurrent use.
 type Limiter interface {

@@ -28,7 +28,8 @@ const (
 // the server allows, or does not bound its own waits (see [PreparePool]). nil means
 // that all is well. Else the error joins the findings, each of which has a method
 // Mend() string that says how to put it right; an error without it says why Check
-// could not look. On a fake there is nothing to look at.
+// could not look. A manager that was not made by [New], on a fake or over database/sql, is not
+// looked at: nil.
 func (m *Manager) Check(ctx context.Context) error {
 	source, ok := m.source.(poolSource)
 	if !ok {

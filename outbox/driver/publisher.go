@@ -64,6 +64,7 @@ type PublishError struct {
 	Err error
 }
 
+// Error implements error.
 func (e *PublishError) Error() string {
 	if e.Err == nil {
 		return "outbox: publish: " + string(e.Class)

@@ -15,7 +15,8 @@ import (
 )
 
 // Setup declares what is missing of the exchanges that Check asks for, durable and
-// of type topic, on a connection of its own. Those that exist are used as they are.
+// of type topic, on a connection of its own. Those that exist are used as they are. It is an error
+// where Config names no exchange.
 func (p *Publisher) Setup(ctx context.Context) error {
 	names := p.exchanges()
 	if len(names) == 0 {

@@ -36,8 +36,8 @@ type Counter = struct {
 	Prev, Cur int64
 }
 
-// Reserver is a Limiter that can take tokens ahead of time. ratelimit.Memory and
-// ratelimitredis.Limiter implement it; users call Waiter.Reserve.
+// Reserver is a Limiter that can take tokens ahead of time. ratelimit.Memory, ratelimit.Leased
+// and ratelimitredis.Limiter implement it; users call Waiter.Reserve.
 type Reserver interface {
 	ratelimit.Limiter
 

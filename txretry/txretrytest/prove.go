@@ -29,7 +29,7 @@ type TB interface {
 //   - loses the connection after the statement, while the process goes on: at COMMIT that is the reply
 //     which is lost;
 //   - has the server refuse the statement, as one that takes too long (57014), or COMMIT by a conflict (40001);
-//   - has two processes do the work at once, the first waiting before the statement.
+//   - has two processes do work that has a key at once, the first waiting before the statement.
 //
 // Work that has a key is also done again after it was done. Each time the work is repeated until it is
 // done, as a broker, a client or a schedule would. The rows must then be those of the undisturbed run.
