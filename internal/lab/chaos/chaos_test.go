@@ -1,9 +1,12 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -220,6 +223,91 @@ func TestWhatRedisForgets(t *testing.T) {
 	}
 	if f := both(fault{forgets: 1}, fault{forgets: 2}); f.forgets != 3 {
 		t.Errorf("two at once forget %d", f.forgets)
+	}
+}
+
+// Only the clock of Postgres says when a hold expires.
+func TestWhoseClock(t *testing.T) {
+	t.Parallel()
+	for f, want := range map[*fault]bool{
+		{kind: "clock", target: "postgres +7 s, and right again"}: true,
+		{kind: "clock", target: "redis -7 s, and right again"}:    false,
+		{kind: "kill", target: "postgres killed"}:                 false,
+	} {
+		if f.setsPostgresClock() != want {
+			t.Errorf("%s %s: %v", f.kind, f.target, !want)
+		}
+	}
+	if noClocks() != "" {
+		return
+	}
+	found := map[bool]int{}
+	for _, f := range dealt(7, kinds()) {
+		if f.kind == "clock" {
+			found[f.setsPostgresClock()]++
+		}
+	}
+	if found[true] != 2 || found[false] != 2 {
+		t.Errorf("%v", found)
+	}
+}
+
+// A process that has ended by itself is found where none should have, and is not killed in silence.
+func TestEndedByItself(t *testing.T) {
+	dir := t.TempDir()
+	scripts := map[string]string{"relay 1": "exit 0", "relay 2": "exec sleep 600"}
+	for name, script := range scripts {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Parallel() // not before: a child of another test would have the scripts open for writing
+	s := &system{}
+	for name := range scripts {
+		p := &process{Process: shop.New(name, nil)}
+		if err := p.Start(filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(p.Kill)
+		s.processes = append(s.processes, p)
+	}
+	err := poll(t.Context(), func() error {
+		if len(s.ended()) == 0 {
+			return errors.New("nobody has ended")
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var o Outcome
+	o.endedBetween("before the fault", s.ended())
+	if len(o.Findings) != 1 || o.Findings[0].Detail != "relay 1 ended by itself before the fault" {
+		t.Errorf("%+v", o.Findings)
+	}
+	for _, p := range s.processes {
+		if err := p.kill(); errors.Is(err, errPromise) != (p.Name == "relay 1") {
+			t.Errorf("killing %s: %v", p.Name, err)
+		}
+	}
+}
+
+// Of two faults at once both begin, also when the first finds a broken promise: both will be ended.
+func TestBothBegin(t *testing.T) {
+	t.Parallel()
+	begun := 0
+	begin := func(err error) func(context.Context) error {
+		return func(context.Context) error {
+			begun++
+			return err
+		}
+	}
+	if err := both(fault{begin: begin(errPromise)}, fault{begin: begin(nil)}).begin(t.Context()); !errors.Is(err, errPromise) || begun != 2 {
+		t.Errorf("%v, %d have begun", err, begun)
+	}
+	broken := errors.New("the lab")
+	if err := both(fault{begin: begin(broken)}, fault{begin: begin(nil)}).begin(t.Context()); !errors.Is(err, broken) || begun != 3 {
+		t.Errorf("%v, %d have begun", err, begun)
 	}
 }
 

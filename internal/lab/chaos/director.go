@@ -38,7 +38,7 @@ type director struct {
 	// settled is the newest change of the history when all was quiet for the last time.
 	settled int64
 	stop    func() // of the observer
-	// clockWentBack is set by the first fault of the clocks: each ends, or begins, by going back.
+	// clockWentBack is set by the first fault of Postgres' clock: each ends, or begins, by going back.
 	clockWentBack bool
 }
 
@@ -145,11 +145,18 @@ func (d *director) suffer(ctx context.Context, f fault) (Outcome, audit.History,
 	lost := len(d.s.losses())
 	d.crowd.Come(ctx)
 	defer d.crowd.Leave()
-	if err := d.underLoad(ctx, before); err != nil {
+	err := d.underLoad(ctx, before)
+	o.endedBetween("before the fault", d.s.ended())
+	if err != nil {
 		return o, audit.History{}, err
 	}
+	if len(o.Findings) > 0 { // the fault would be blamed, or hide it
+		d.crowd.Leave()
+		h, err := d.history(ctx)
+		return o, h, err
+	}
 	d.crowd.ForgetSlowest()
-	d.clockWentBack = d.clockWentBack || f.kind == "clock"
+	d.clockWentBack = d.clockWentBack || f.setsPostgresClock()
 	broken, err := d.happen(ctx, f)
 	o.find(audit.Stuck, broken...)
 	if err != nil {
@@ -226,6 +233,7 @@ func (d *director) audit(ctx context.Context, o *Outcome) (audit.History, error)
 	if err != nil {
 		return h, err
 	}
+	o.endedBetween("after the recovery", d.s.ended())
 	_, unmet := d.crowd.Told()
 	o.find(audit.Refused, unmet...)
 	checked := audit.Check(h)

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // fault is one thing that goes wrong and is put right again.
@@ -22,6 +24,11 @@ type fault struct {
 	forgets int
 	// after restores what is no part of the recovery, such as a new standby. It runs beside the recovery.
 	after func(ctx context.Context) error
+}
+
+// setsPostgresClock reports whether the fault sets the clock that says when holds expire. That of Redis does not.
+func (f fault) setsPostgresClock() bool {
+	return f.kind == "clock" && strings.HasPrefix(f.target, string(testenv.Postgres))
 }
 
 // errPromise marks what a fault finds that the shop should not do, such as a process that does not end when asked.
@@ -162,10 +169,11 @@ func both(a, b fault) fault {
 	return fault{
 		target: a.target + " + " + b.target, lasts: max(a.lasts, b.lasts), forgets: a.forgets + b.forgets,
 		begin: func(ctx context.Context) error {
-			if err := a.begin(ctx); err != nil {
+			err := a.begin(ctx)
+			if err != nil && !errors.Is(err, errPromise) {
 				return err
 			}
-			return b.begin(ctx)
+			return errors.Join(err, b.begin(ctx)) // what ends must have begun
 		},
 		end: func(ctx context.Context) error { return errors.Join(end(b)(ctx), end(a)(ctx)) },
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -43,13 +44,25 @@ func (d *dealer) toVictims(what string, begin, end func(ctx context.Context, p [
 func (d *dealer) processKills() []fault {
 	return d.toVictims(" killed",
 		func(_ context.Context, victims []*process) error {
-			for _, p := range victims {
-				p.Kill()
+			errs := make([]error, len(victims))
+			for i, p := range victims {
+				errs[i] = p.kill()
 			}
-			return nil
+			return errors.Join(errs...)
 		},
 		func(_ context.Context, victims []*process) error { return d.s.replace(victims...) })
 }
+
+// kill ends the process. One that has ended by itself breaks a promise, which its successor would hide.
+func (p *process) kill() error {
+	if p.Ended() {
+		return fmt.Errorf("%w: %s", errPromise, endedByItself(p.Name))
+	}
+	p.Kill()
+	return nil
+}
+
+func endedByItself(name string) string { return name + " ended by itself" }
 
 // killedInHand are processes that are killed when they have messages in hand: their server holds the answers.
 func (d *dealer) killedInHand() []fault {
@@ -61,9 +74,9 @@ func (d *dealer) killedInHand() []fault {
 				return nil
 			},
 			func(context.Context) error {
-				p.Kill()
+				killed := p.kill()
 				p.links[kind].Resume()
-				return d.s.replace(p)
+				return errors.Join(killed, d.s.replace(p))
 			})
 		f.lasts = time.Second
 		return f
@@ -137,13 +150,15 @@ func (d *dealer) deploys() []fault {
 	return []fault{f}
 }
 
+// ended are the processes that do not run.
+func (s *system) ended() []*process {
+	return slices.DeleteFunc(slices.Clone(s.processes), func(p *process) bool { return !p.Ended() })
+}
+
 // revive starts processes anew that have ended by themselves, and names them.
 func (s *system) revive() ([]string, error) {
 	var ended []string
-	for _, p := range s.processes {
-		if !p.Ended() {
-			continue
-		}
+	for _, p := range s.ended() {
 		ended = append(ended, p.Name)
 		if err := s.replace(p); err != nil {
 			return ended, err

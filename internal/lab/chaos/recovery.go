@@ -71,7 +71,6 @@ func (d *director) recover(ctx context.Context) (recovery, error) {
 		return err
 	}
 	var all sync.WaitGroup
-	defer all.Wait()
 	all.Go(func() { _ = await("ready", d.ready(&r)) }) // what is stuck is in r
 	if await("answers", d.crowd.AllAnswer()) != nil {
 		all.Wait()
@@ -79,6 +78,7 @@ func (d *director) recover(ctx context.Context) (recovery, error) {
 	}
 	m, err := d.mark(ctx)
 	if err != nil {
+		all.Wait() // until then the goroutine writes r
 		return r, fmt.Errorf("postgres does not answer the lab: %w", err)
 	}
 	all.Go(func() { _ = await("outbox", d.none(outboxSQL, func() []any { return []any{m.change} })) })

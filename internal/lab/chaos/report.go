@@ -128,7 +128,14 @@ func (o *Outcome) recovered(r recovery) {
 		o.find(audit.Stuck, fmt.Sprintf("%s after %v: %v", name, recoveryPatience, r.stuck[name]))
 	}
 	for _, name := range r.ended {
-		o.find(audit.Stuck, name+" ended by itself")
+		o.find(audit.Stuck, endedByItself(name))
+	}
+}
+
+// endedBetween notes processes that ended by themselves while nothing was wrong.
+func (o *Outcome) endedBetween(when string, processes []*process) {
+	for _, p := range processes {
+		o.find(audit.Stuck, endedByItself(p.Name)+" "+when)
 	}
 }
 

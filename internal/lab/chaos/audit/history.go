@@ -97,6 +97,6 @@ type History struct {
 	Lost []Change
 	// Limit is what the user who asks for too much was told.
 	Limit Limit
-	// ClockWentBack says that the database's clock did so at some time.
+	// ClockWentBack says that the clock of Postgres did so at some time.
 	ClockWentBack bool
 }
