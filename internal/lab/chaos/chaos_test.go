@@ -355,6 +355,33 @@ func TestReport(t *testing.T) {
 	}
 }
 
+// A whole seed without a finding must have denied something.
+func TestWholeSeed(t *testing.T) {
+	t.Parallel()
+	denied := audit.Limit{Asked: []audit.Asked{{Status: audit.StatusDenied}}}
+	broken := []Outcome{{Findings: []audit.Finding{{Kind: audit.SoldTwice}}}}
+	for name, c := range map[string]struct {
+		seed  SeedReport
+		limit audit.Limit
+		want  int
+	}{
+		"nothing denied":               {want: 1},
+		"something denied":             {limit: denied},
+		"cut":                          {seed: SeedReport{Cut: true}},
+		"ended by what a fault brings": {seed: SeedReport{Outcomes: broken}},
+	} {
+		s := c.seed
+		s.whole(c.limit)
+		if len(s.Findings) != c.want {
+			t.Errorf("%s: %+v", name, s.Findings)
+		}
+		r := Report{Seeds: []SeedReport{s}}
+		if told := strings.Contains(r.markdown(), audit.NeverDenied); told != (c.want > 0) || c.want > 0 && !r.failed() {
+			t.Errorf("%s: failed %v, and the report says\n%s", name, r.failed(), r.markdown())
+		}
+	}
+}
+
 // A recovery above the goal is counted and told, and the run does not fail.
 func TestSlowRecovery(t *testing.T) {
 	t.Parallel()

@@ -45,6 +45,7 @@ type director struct {
 // options are those of a run.
 type options struct {
 	kinds    []kind
+	whole    bool // the kinds are all there are
 	short    bool
 	binary   string
 	previous string // "" for none
@@ -91,6 +92,9 @@ func play(ctx context.Context, seed uint64, o options) (report SeedReport, h aud
 			}
 			break // the next fault would be blamed
 		}
+	}
+	if o.whole && err == nil {
+		report.whole(h.Limit)
 	}
 	report.count(h, d.ledger.Audit(crowd.Deeds(h.Changes)), time.Since(began))
 	return report, h, err

@@ -78,7 +78,7 @@ func run(ctx context.Context, f flags) (Report, error) {
 	if err := getTools(ctx); err != nil {
 		return Report{}, err
 	}
-	o := options{kinds: chosen, log: os.Stdout}
+	o := options{kinds: chosen, whole: f.only == "", log: os.Stdout}
 	if o.binary, err = shop.Binary(); err != nil {
 		return Report{}, err
 	}

@@ -47,6 +47,8 @@ type SeedReport struct {
 	Repeats  int `json:"repeats"`
 	// Limit is what the user was told who asks for more than the limit.
 	Limit Limited `json:"limit"`
+	// Findings are those of no fault.
+	Findings []audit.Finding `json:"findings,omitempty"`
 	// Error is the lab's own.
 	Error string `json:"error,omitempty"`
 }
@@ -174,11 +176,19 @@ func (r *SeedReport) count(h audit.History, broker ledger.Verdict, took time.Dur
 
 // findings counts what a seed has found.
 func (r SeedReport) findings() int {
-	n := 0
+	n := len(r.Findings)
 	for _, o := range r.Outcomes {
 		n += len(o.Findings)
 	}
 	return n
+}
+
+// whole finds what only a seed of every kind shows that has come to its end.
+func (r *SeedReport) whole(l audit.Limit) {
+	if r.Cut || r.findings() > 0 {
+		return
+	}
+	r.Findings = l.Empty()
 }
 
 // slow counts the recoveries of a seed that are above the goal.
@@ -351,6 +361,10 @@ func (r Report) found(b *strings.Builder) {
 	for _, s := range r.Seeds {
 		if s.Error != "" {
 			fmt.Fprintf(b, "- seed %d: the lab itself: %s\n", s.Seed, s.Error)
+			none = false
+		}
+		for _, f := range s.Findings {
+			fmt.Fprintf(b, "- seed %d: %s: %s\n", s.Seed, f.Kind, f.Detail)
 			none = false
 		}
 		for _, o := range s.Outcomes {

@@ -23,6 +23,7 @@ const (
 	NotAnnounced = "a change without its message"
 	OverLimit    = "more admitted than the limit"
 	Stuck        = "something left over"
+	NeverDenied  = "a limit that denied nobody"
 )
 
 // Finding is a promise that was broken.

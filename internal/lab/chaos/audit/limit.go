@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"fmt"
 	"net/http"
 	"slices"
 	"time"
@@ -57,6 +58,14 @@ func (l Limit) Most(window time.Time) int {
 		}
 	}
 	return most
+}
+
+// Empty finds a limit that has denied nobody: that no window has admitted too much shows nothing then.
+func (l Limit) Empty() []Finding {
+	if slices.ContainsFunc(l.Asked, func(a Asked) bool { return a.Status == StatusDenied }) {
+		return nil
+	}
+	return []Finding{{NeverDenied, fmt.Sprintf("%d requests, and %d a window is the limit", len(l.Asked), l.Max)}}
 }
 
 // limits: no window admits more than the limit, but for what the limiter has forgotten, and what cannot be decided is refused.

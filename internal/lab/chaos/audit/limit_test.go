@@ -49,3 +49,23 @@ func TestLimit(t *testing.T) {
 		}
 	}
 }
+
+// A limit that has denied nobody may be none.
+func TestEmptyLimit(t *testing.T) {
+	t.Parallel()
+	minute := time.Date(2031, 5, 4, 12, 30, 0, 0, time.UTC)
+	l := audit.Limit{Max: 5, Window: time.Minute}
+	if found := l.Empty(); len(found) != 1 || found[0].Kind != audit.NeverDenied {
+		t.Errorf("nobody asked: %+v", found)
+	}
+	for _, status := range []int{0, audit.StatusAdmitted, audit.StatusUndecided} {
+		l.Asked = append(l.Asked, asked(3, status, minute, time.Second)...)
+	}
+	if found := l.Empty(); len(found) != 1 || found[0].Kind != audit.NeverDenied {
+		t.Errorf("nobody was denied: %+v", found)
+	}
+	l.Asked = append(l.Asked, asked(1, audit.StatusDenied, minute, time.Second)...)
+	if found := l.Empty(); len(found) > 0 {
+		t.Errorf("%+v", found)
+	}
+}
