@@ -14,6 +14,8 @@
 //
 //   - What must not stay (rows of the outbox, messages in queues, holds that are overdue) is counted exactly, and the least of
 //     six samples is judged: a leak of 200 rows an hour shows in half an hour. At the end not one row of the outbox may be left.
+//   - Goroutines, files and connections are judged by the least of six samples, too: a leak of ten an hour shows. Memory comes
+//     and goes; a leak of less than 24 MiB an hour counts as flat (12 of Go's heap).
 //   - The table and the indexes of the outbox may double. A leak of rows shows in their count long before: a few hundred
 //     rows are less than what autovacuum moves by its time.
 //   - Dead rows may become those of a minute or two more. They do not leak one by one: what keeps VACUUM from

@@ -94,6 +94,22 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
+// Seats that are held twice are found, and so is a run in which none was held when somebody looked.
+func TestSeats(t *testing.T) {
+	t.Parallel()
+	for s, ok := range map[seats]bool{
+		{looks: 9, held: 800}:           true,
+		{looks: 9, held: 800, twice: 1}: false,
+		{looks: 9}:                      false,
+		{}:                              false,
+	} {
+		r := &report{}
+		if s.judge(r); (r.verdict() == nil) != ok {
+			t.Errorf("%+v: %v, want %v", s, r.Findings, ok)
+		}
+	}
+}
+
 func TestReportVerdict(t *testing.T) {
 	t.Parallel()
 	if err := sampleReport("shop", true).verdict(); err != nil {
