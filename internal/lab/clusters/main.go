@@ -63,6 +63,7 @@ func main() {
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "clusters:", err)
+		code = max(code, 1)
 	}
 	os.Exit(code)
 }
@@ -144,6 +145,9 @@ func try(ctx context.Context, chosen *regexp.Regexp, report string) (code int, e
 	fmt.Print(text)
 	if len(v.faults) > 0 {
 		code = 1
+	}
+	if len(v.recoveries) == 0 {
+		return exitUnusable, fmt.Errorf("no fault has a name like %q", chosen)
 	}
 	if chosen.String() != "" {
 		return code, nil

@@ -48,10 +48,11 @@ type house struct {
 	rabbit           []*testenv.Server // one on each host
 }
 
+// openHouse starts everything. Also what failed halfway is to be closed.
 func openHouse(ctx context.Context, apps int) (_ *house, err error) {
 	h := &house{}
 	if h.net, err = hosts.Open(ctx); err != nil {
-		return nil, err
+		return h, err
 	}
 	for i := range 3 + apps {
 		name := fmt.Sprint("server", i+1)
@@ -60,7 +61,7 @@ func openHouse(ctx context.Context, apps int) (_ *house, err error) {
 		}
 		host, err := h.net.Add(ctx, name)
 		if err != nil {
-			return nil, err
+			return h, err
 		}
 		if i < 3 {
 			h.servers = append(h.servers, host)

@@ -225,7 +225,8 @@ func (t *trial) looks(end time.Time) map[string]func(context.Context) error {
 		"answers":   t.crowd.AllAnswer(),
 		"outbox":    none("select count(*) from holdfast_outbox where created_at <= $1"),
 		"due holds": none("select count(*) from reservations where status = 'held' and expires_at <= $1"),
-		// Every change up to the end of the fault has been heard of, the expiry of what was due included.
+		// Every reservation up to the end of the fault has been heard of, and of those that were due by then that they ended. The
+		// audit compares each with its last change.
 		"read model": none(`select count(*) from reservations r left join reservation_states s on s.reservation_id = r.id
 			where r.created_at <= $1 and (s.status is null or r.expires_at <= $1 and s.status = 'held')`),
 		"stream": func(ctx context.Context) (err error) {
