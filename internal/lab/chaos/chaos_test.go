@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -311,6 +312,36 @@ func TestBothBegin(t *testing.T) {
 	}
 }
 
+// What a machine cannot have is told, whether it is a kind or a part of one.
+func TestMissing(t *testing.T) {
+	t.Parallel()
+	found := missing([]kind{
+		{name: "whole"},
+		{name: "there", missing: func() string { return "" }, lacks: func() (string, string) { return "", "" }},
+		{name: "clock", missing: func() string { return "no library" }},
+		{name: "disk", lacks: func() (string, string) { return "postgres", "no root" }},
+	})
+	if want := map[string]string{"clock": "no library", "disk of postgres": "no root"}; !maps.Equal(found, want) {
+		t.Errorf("%v, want %v", found, want)
+	}
+	chosen, err := kindsNamed("disk-full")
+	if err != nil {
+		t.Fatal(err)
+	}
+	full := slices.ContainsFunc(dealt(7, chosen), func(f fault) bool { return f.target == "postgres" })
+	if told := missing(chosen)["disk-full of postgres"] != ""; told == full {
+		t.Errorf("the disk of postgres is full: %v, and told to be missing: %v", full, told)
+	}
+}
+
+// The report says by which flags it was made.
+func TestCommand(t *testing.T) {
+	t.Parallel()
+	if said, want := command([]string{"-only", "kill", "-seed=7"}), "go run ./internal/lab/chaos -only kill -seed=7"; said != want {
+		t.Errorf("%q, want %q", said, want)
+	}
+}
+
 func TestKindsNamed(t *testing.T) {
 	t.Parallel()
 	if all, err := kindsNamed(""); err != nil || len(all) != len(kinds()) {
@@ -328,10 +359,7 @@ func TestKindsNamed(t *testing.T) {
 // The report says what was found, how long the way back was, and what was lost.
 func TestReport(t *testing.T) {
 	t.Parallel()
-	r := Report{
-		Commit: "abc", Missing: map[string]string{"clock": "no library"}, Goal: 10, Machine: "some machine",
-		Began: time.Date(2031, 5, 4, 23, 30, 0, 0, time.FixedZone("", -3600)),
-	}
+	r := Report{Head: "Written by `some command`.", Previous: "abc", Missing: map[string]string{"clock": "no library"}, Goal: 10}
 	r.add(SeedReport{Seed: 4, Outcomes: []Outcome{
 		{Kind: "kill", Target: "relay 1 killed", Recovery: 2.5, Last: "outbox"},
 		{Kind: "kill", Target: "api 2 killed", Recovery: 12.5, Last: "ready", Slow: true, Findings: []audit.Finding{{Kind: audit.SoldTwice, Detail: "seat 1"}}},
@@ -344,7 +372,7 @@ func TestReport(t *testing.T) {
 	for _, want := range []string{
 		"Left out: clock, for no library.", "started again | 2 | 12.5 | **12.5** | api 2 killed | ready | 1 |", "seed 4, kill, api 2 killed: a seat sold twice: seat 1",
 		"seed 4: 9 changes of rows; a 2xx that is not durable: 3",
-		"2031-05-05 00:30 UTC, on some machine.", "The goal is 10 s: 1 recovery above the goal.", "a recovery above the goal: 12.5 s, ready was last",
+		"\nWritten by `some command`.\nDeployed from and back to abc.\n", "The goal is 10 s: 1 recovery above the goal.", "a recovery above the goal: 12.5 s, ready was last",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("it does not say %q:\n%s", want, text)

@@ -41,6 +41,25 @@ type kind struct {
 	deal func(d *dealer) []fault
 	// missing says why this machine cannot have it, "" if it can.
 	missing func() string
+	// lacks says which part of it this machine cannot have, and why.
+	lacks func() (what, why string)
+}
+
+// missing says what of some kinds this machine cannot have, and why.
+func missing(chosen []kind) map[string]string {
+	all := map[string]string{}
+	for _, k := range chosen {
+		if k.missing != nil && k.missing() != "" {
+			all[k.name] = k.missing()
+		}
+		if k.lacks == nil {
+			continue
+		}
+		if what, why := k.lacks(); what != "" {
+			all[k.name+" of "+what] = why
+		}
+	}
+	return all
 }
 
 // dealer chooses the faults of a seed.
@@ -65,7 +84,7 @@ func kinds() []kind {
 		{name: "delay", what: "every read late", deal: (*dealer).delays},
 		{name: "half-open", what: "connections open, and silent for ever", deal: (*dealer).halfOpens},
 		{name: "lost-bytes", what: "requests arrive, answers are lost", deal: (*dealer).lostBytes},
-		{name: "disk-full", what: "no room left: on Postgres' own disk, and RabbitMQ's alarm", deal: (*dealer).fullDisks},
+		{name: "disk-full", what: "no room left: on Postgres' own disk, and RabbitMQ's alarm", deal: (*dealer).fullDisks, lacks: noDisk},
 		{name: "memory-alarm", what: "RabbitMQ's alarm: publishers are blocked", deal: (*dealer).memoryAlarms},
 		{name: "flush", what: "FLUSHALL of Redis", deal: (*dealer).flushes},
 		{name: "read-only", what: "Redis a replica, as when an address moves too early; Postgres in read-only transactions", deal: (*dealer).readOnly},

@@ -106,6 +106,14 @@ func (d *dealer) memoryAlarms() []fault {
 	return []fault{d.fault("rabbitmq", limit("1"), limit("1GB"))}
 }
 
+// noDisk says that a Postgres without a disk of its own cannot have it full.
+func noDisk() (what, why string) {
+	if canMount() {
+		return "", ""
+	}
+	return string(testenv.Postgres), "only root can mount a disk, and only on Linux"
+}
+
 // fullDisks leaves no room on the disk of Postgres, and has RabbitMQ believe that it has none.
 func (d *dealer) fullDisks() []fault {
 	limit := func(bytes string) func(context.Context) error {

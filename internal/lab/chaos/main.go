@@ -25,6 +25,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -75,37 +76,26 @@ func run(ctx context.Context, f flags) (Report, error) {
 	if err != nil {
 		return Report{}, err
 	}
+	r := Report{Head: provenance.Head(command(os.Args[1:]), time.Now()), Goal: recoveryGoal.Seconds()}
 	if err := getTools(ctx); err != nil {
 		return Report{}, err
 	}
+	r.Missing = missing(chosen) // without what has been got
 	o := options{kinds: chosen, whole: f.only == "", log: os.Stdout}
 	if o.binary, err = shop.Binary(); err != nil {
 		return Report{}, err
 	}
-	r := Report{
-		Began: time.Now().UTC(), Machine: provenance.Machine(), Commit: commit(ctx, "HEAD"),
-		Missing: map[string]string{}, Goal: recoveryGoal.Seconds(),
-	}
-	for _, k := range chosen {
-		if k.missing != nil && k.missing() != "" {
-			r.Missing[k.name] = k.missing()
-		}
-	}
 	if o.previous, err = shop.BinaryOf(ctx, f.before); err != nil {
 		r.Missing["deploy"] = fmt.Sprintf("no version before this one: %v", err)
-	} else {
-		r.Previous = commit(ctx, f.before)
+	} else if r.Previous, err = shop.Commit(ctx, f.before); err != nil {
+		return Report{}, err
 	}
 	return r, r.run(ctx, f, o)
 }
 
-// commit names a commit in short, "unknown" where there is no history.
-func commit(ctx context.Context, rev string) string {
-	name, err := shop.Commit(ctx, rev)
-	if err != nil {
-		return "unknown"
-	}
-	return name
+// command is what was run.
+func command(args []string) string {
+	return strings.Join(append([]string{"go run ./internal/lab/chaos"}, args...), " ")
 }
 
 // run runs seeds until there are enough, or time is up, and writes the report after each.

@@ -18,13 +18,11 @@ import (
 
 // Report is what a run has shown.
 type Report struct {
-	// Began is in UTC, and Machine is where.
-	Began   time.Time `json:"began"`
-	Machine string    `json:"machine"`
-	// Commit is what ran, and Previous what it was deployed from.
-	Commit   string `json:"commit"`
+	// Head says what wrote it, when, of which commit and where.
+	Head string `json:"head"`
+	// Previous is the commit that it was deployed from.
 	Previous string `json:"previous,omitempty"`
-	// Missing says which kinds of faults the machine cannot have, and why.
+	// Missing says which faults the machine cannot have, and why.
 	Missing map[string]string `json:"missing,omitempty"`
 	// Goal is how many seconds a recovery may take, and Slow counts those above it: a loaded machine can make one so.
 	Goal  float64      `json:"goal"`
@@ -260,9 +258,8 @@ func (r Report) write(dir string) error {
 	return os.WriteFile(filepath.Join(dir, "report.md"), []byte(r.markdown()), 0o644)
 }
 
-const preface = `# What the shop went through
-
-Written by ` + "`go run ./internal/lab/chaos -out DIR`" + ` (` + "`make chaos`" + `). Two api, two relays, two consumers and two sweepers of
+const preface = `
+Two api, two relays, two consumers and two sweepers of
 examples/reservation ran as processes, on a Postgres and a Redis with a standby each and on a RabbitMQ, while clients held, confirmed,
 cancelled and read, some of them with the same key twice. After each fault everything that the clients were told was compared
 with every change that the database had noted: no seat sold twice, every 2xx durable, one answer and one effect for each key, every committed
@@ -286,13 +283,14 @@ const limitsOfIt = `
 
 func (r Report) markdown() string {
 	var b strings.Builder
-	b.WriteString(preface)
-	fmt.Fprintf(&b, "\n%s, on %s.\n", r.Began.UTC().Format("2006-01-02 15:04 UTC"), r.Machine)
-	fmt.Fprintf(&b, "Commit %s", r.Commit)
+	fmt.Fprintf(&b, "# What the shop went through\n\n%s\n", r.Head)
 	if r.Previous != "" {
-		fmt.Fprintf(&b, ", deployed from and back to %s", r.Previous)
+		fmt.Fprintf(&b, "Deployed from and back to %s.\n", r.Previous)
 	}
-	b.WriteString(".\n")
+	b.WriteString(preface)
+	if len(r.Missing) > 0 {
+		b.WriteString("\n")
+	}
 	for _, name := range sortedKeys(r.Missing) {
 		fmt.Fprintf(&b, "Left out: %s, for %s.\n", name, r.Missing[name])
 	}
