@@ -70,6 +70,10 @@ var bugs = []bug{
 		"\t\th.giveBack(d)\n", "\t\th.settle(d)\n", simulation,
 	},
 	{
+		"a consumer ends with its session", "inbox/engine/loop.go",
+		"\t\tl.ended(ev, now)\n", "\t\tl.ended(ev, now)\n\t\tl.finish(now, \"\")\n", simulation,
+	},
+	{
 		"a refused COMMIT is taken for success", "txretry/attempt.go",
 		"\tcase driver.RolledBack:\n\t\tc.outcome = driver.RolledBack\n", "\tcase driver.RolledBack:\n\t\treturn result{}\n", simulation,
 	},
@@ -110,6 +114,10 @@ var bugs = []bug{
 	{
 		"a sweeper that failed once does not sweep again", "expiry/sweeper.go",
 		"\t\tfailures++\n", "\t\tfailures++\n\t\t<-ctx.Done()\n", simulation,
+	},
+	{
+		"a sweeper that failed once ends", "expiry/sweeper.go",
+		"\t\tfailures++\n", "\t\treturn nil\n", simulation,
 	},
 	{
 		"a sweeper does not look when the next hold is due", "expiry/waiter.go",

@@ -68,6 +68,13 @@ func (p *process) tell() {
 	p.stop()
 }
 
+// unasked reports whether nobody has told the process to end.
+func (p *process) unasked() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.told == 0
+}
+
 // tooLong reports how long a process took to end that was told to, if that is too long.
 func (p *process) tooLong() (took time.Duration, tooLong bool) {
 	p.mu.Lock()
@@ -126,6 +133,8 @@ func (w *world) look(p *process, err error) {
 	}
 	if err != nil {
 		w.found("%s ended: %v", p.name, err)
+	} else if p.unasked() {
+		w.found("%s ended by itself", p.name)
 	}
 	if took, tooLong := p.tooLong(); tooLong {
 		w.found("%s ended %v after it was told to", p.name, took)
