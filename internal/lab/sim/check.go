@@ -20,6 +20,7 @@ func check(h *history, s shoptest.State) []string {
 	c := &checker{history: h, state: s, orders: map[uuid.UUID]int{}}
 	c.sales()
 	c.answers()
+	c.events()
 	c.rows()
 	c.messages()
 	c.limits()
@@ -98,7 +99,7 @@ func (c *checker) answers() {
 	for _, key := range slices.Sorted(maps.Keys(c.history.answers)) {
 		one := c.history.answers[key]
 		switch {
-		case one.path == "/api/events":
+		case one.path == eventsPath: // see events
 		case one.path == "/api/reservations":
 			c.hold(one, told, maybe)
 		default:
@@ -140,6 +141,47 @@ func (c *checker) hold(one answered, told map[string]bool, maybe map[string]int)
 			c.found("reservation %s of %s is not stored", id, one.user)
 		}
 	}
+}
+
+// events: every event that a client was told of is stored, and every other one is explained by a key that got
+// no final answer. One key so creates one event, and nothing creates one that nobody asked for.
+func (c *checker) events() {
+	told, maybe := map[string]bool{}, 0
+	stored := c.stored()
+	for _, key := range slices.Sorted(maps.Keys(c.history.answers)) {
+		one := c.history.answers[key]
+		switch {
+		case one.path != eventsPath:
+		case one.final.status == 0:
+			maybe++
+		case one.final.status/100 == 2:
+			id := one.final.id()
+			if told[id] {
+				c.found("event %s answers two keys", id)
+			}
+			told[id] = true
+			if !stored[id] {
+				c.found("event %s is not stored", id)
+			}
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(stored)) {
+		if told[id] {
+			continue
+		}
+		if maybe--; maybe < 0 {
+			c.found("event %s: no request explains it", id)
+		}
+	}
+}
+
+// stored are the ids of the stored events, each of which has seats.
+func (c *checker) stored() map[string]bool {
+	ids := map[string]bool{}
+	for _, seat := range c.state.Seats {
+		ids[seat.EventID] = true
+	}
+	return ids
 }
 
 // target is the reservation of a path and the status that it asks for.

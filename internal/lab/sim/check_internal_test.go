@@ -38,6 +38,7 @@ func newStory() *story {
 	h.answers["k1"] = answered{request{path: "/api/reservations", user: "u"}, answer{status: 201, body: `{"id":"r1"}`}}
 	h.answers["k2"] = answered{request{path: "/api/reservations", user: "u"}, answer{status: 201, body: `{"id":"r2"}`}}
 	h.answers["k3"] = answered{request{path: "/api/reservations/r1/confirm", user: "u"}, answer{status: 200}}
+	h.answers["k0"] = answered{request{path: eventsPath, user: "u"}, answer{status: 201, body: `{"id":"e"}`}}
 	s.state = shoptest.State{
 		Reservations: map[string]shoptest.Reservation{
 			"r1": {User: "u", EventID: "e", Status: "confirmed", Learned: "confirmed", Seats: []string{"A1"}},
@@ -52,6 +53,20 @@ func (s *story) reservation(id string, change func(*shoptest.Reservation)) {
 	r := s.state.Reservations[id]
 	change(&r)
 	s.state.Reservations[id] = r
+}
+
+// event notes a request that creates an event. An empty answer has not arrived.
+func (s *story) event(key, body string) {
+	one := answered{request: request{path: eventsPath, user: "u"}}
+	if body != "" {
+		one.final = answer{status: 201, body: body}
+	}
+	s.history.answers[key] = one
+}
+
+// store adds an event with one free seat.
+func (s *story) store(event string) {
+	s.state.Seats = append(s.state.Seats, shoptest.Seat{EventID: event, Name: "A1", State: "free"})
 }
 
 // TestChecks: each check finds what it is there for, and nothing in a story without a fault.
@@ -75,13 +90,19 @@ func TestChecks(t *testing.T) {
 		"one id for two keys": {func(s *story) {
 			s.history.answers["k4"] = answered{request{path: "/api/reservations", user: "u"}, answer{status: 201, body: `{"id":"r1"}`}}
 		}, "answers two keys"},
-		"a seat of nobody":        {func(s *story) { s.state.Seats[1].State = "held" }, "seat A2 is held"},
-		"still held":              {func(s *story) { s.reservation("r2", func(r *shoptest.Reservation) { r.Status = "held" }) }, "is still held"},
-		"not learned":             {func(s *story) { s.reservation("r2", func(r *shoptest.Reservation) { r.Learned = "held" }) }, "the read model says"},
-		"a seat of another event": {func(s *story) { s.state.Seats[0].EventID = "f" }, "seat A1 is confirmed"},
-		"a seat lost":             {func(s *story) { s.state.Seats[0] = shoptest.Seat{Name: "A1", State: "free"} }, "too many or too few"},
-		"not published":           {func(s *story) { s.history.published = s.history.published[1:] }, "was not published"},
-		"published and not there": {func(s *story) { s.history.took(uuid.Must(uuid.NewV7())) }, "never committed"},
+		"a lost event":                              {func(s *story) { s.event("k4", `{"id":"f"}`) }, "event f is not stored"},
+		"one event for two keys":                    {func(s *story) { s.event("k4", `{"id":"e"}`) }, "event e answers two keys"},
+		"two events for one key":                    {func(s *story) { s.store("f") }, "event f: no request explains it"},
+		"an event without its key":                  {func(s *story) { delete(s.history.answers, "k0") }, "event e: no request explains it"},
+		"an event that was not told":                {func(s *story) { s.store("f"); s.event("k4", "") }, ""},
+		"two events that were not told for one key": {func(s *story) { s.store("f"); s.store("g"); s.event("k4", "") }, "event g: no request explains it"},
+		"a seat of nobody":                          {func(s *story) { s.state.Seats[1].State = "held" }, "seat A2 is held"},
+		"still held":                                {func(s *story) { s.reservation("r2", func(r *shoptest.Reservation) { r.Status = "held" }) }, "is still held"},
+		"not learned":                               {func(s *story) { s.reservation("r2", func(r *shoptest.Reservation) { r.Learned = "held" }) }, "the read model says"},
+		"a seat of another event":                   {func(s *story) { s.state.Seats[0].EventID = "f" }, "seat A1 is confirmed"},
+		"a seat lost":                               {func(s *story) { s.state.Seats[0] = shoptest.Seat{EventID: "e", Name: "A1", State: "free"} }, "too many or too few"},
+		"not published":                             {func(s *story) { s.history.published = s.history.published[1:] }, "was not published"},
+		"published and not there":                   {func(s *story) { s.history.took(uuid.Must(uuid.NewV7())) }, "never committed"},
 		"out of order": {func(s *story) {
 			p := s.history.published
 			p[0], p[2] = p[2], p[0]

@@ -55,6 +55,9 @@ func (w *world) newClient(number int) *client {
 // owner is the number of the client who creates the events.
 const owner = -1
 
+// eventsPath is where events are created.
+const eventsPath = "/api/events"
+
 func userName(number int) string { return fmt.Sprintf("client-%d", number) }
 
 // users are all who are limited.
@@ -192,7 +195,7 @@ func (c *client) ask(q request, r *rand.Rand) answer {
 // fits reports whether an answer is one that the request may get.
 func fits(q request, a answer) bool {
 	switch {
-	case q.path == "/api/events" || q.path == "/api/reservations":
+	case q.path == eventsPath || q.path == "/api/reservations":
 		return a.status == http.StatusCreated || a.code == "SEATS_UNAVAILABLE"
 	default:
 		return a.status == http.StatusOK || a.code == "RESERVATION_NOT_HELD" || a.code == "RESERVATION_EXPIRED"
@@ -203,6 +206,7 @@ func fits(q request, a answer) bool {
 func (c *client) again(q request, r *rand.Rand) answer {
 	for {
 		a := c.world.send(q, r)
+		c.world.history.denies(a)
 		if a.final() {
 			return a
 		}

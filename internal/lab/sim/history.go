@@ -2,6 +2,7 @@ package sim
 
 import (
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -19,6 +20,7 @@ type history struct {
 	written   []written           // messages, in the order of their commits
 	published []uuid.UUID         // as the broker took them
 	learned   map[uuid.UUID]int   // how often each message took effect
+	denied    int                 // answers that the limit was met
 	limit     int64               // how often a user may ask in a minute
 	charges   []charged           // as the limiter made them
 	uncharged []string            // users whose request passed the limit without a charge
@@ -61,6 +63,16 @@ func (h *history) heard(q request, a answer) (first answer) {
 	return known.final
 }
 
+// denies notes an answer that says that the limit was met.
+func (h *history) denies(a answer) {
+	if a.status != http.StatusTooManyRequests {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.denied++
+}
+
 func (h *history) wrote(m outbox.Message, at time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -96,7 +108,7 @@ func (h *history) events() (ids []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, key := range slices.Sorted(maps.Keys(h.answers)) {
-		if one := h.answers[key]; one.path == "/api/events" && one.final.status == 201 {
+		if one := h.answers[key]; one.path == eventsPath && one.final.status == 201 {
 			ids = append(ids, one.final.id())
 		}
 	}

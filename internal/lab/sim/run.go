@@ -24,6 +24,7 @@ type Result struct {
 	Findings []string // what is wrong; nothing where all is well
 	Fired    []string // the faults that have happened, sorted
 	Requests int
+	Denied   int            // how often a client was told that the limit was met
 	Outcomes map[string]int // how many reservations became what: held, confirmed, cancelled, expired
 	Lasted   time.Duration  // on the schedule's own clock
 }
@@ -47,6 +48,7 @@ func Run(t *testing.T, seed uint64, keep func(fault string) bool) (result Result
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		result.Findings, result.Fired = w.findings, slices.Sorted(maps.Keys(w.fired))
+		result.Denied = w.history.denied
 		result.Requests, result.Outcomes, result.Lasted = len(w.history.answers), w.history.outcomes(), w.now()
 	})
 	return result
@@ -154,7 +156,7 @@ func (w *world) open() {
 	c := w.newClient(owner)
 	for range w.plan.events {
 		for {
-			q := request{"POST", "/api/events", fmt.Sprintf(`{"name":"x","seats":%d}`, w.plan.seats), c.user, c.key()}
+			q := request{"POST", eventsPath, fmt.Sprintf(`{"name":"x","seats":%d}`, w.plan.seats), c.user, c.key()}
 			if a := c.ask(q, c.rand); a.status != 0 || w.now() > w.plan.answered() {
 				break
 			}

@@ -81,6 +81,7 @@ type summary struct {
 	mu        sync.Mutex
 	schedules int
 	requests  int
+	denied    int
 	lasted    time.Duration
 	outcomes  map[string]int
 	fired     map[place]int
@@ -157,6 +158,7 @@ func (s *summary) add(r sim.Result) bool {
 	defer s.mu.Unlock()
 	s.schedules++
 	s.requests += r.Requests
+	s.denied += r.Denied
 	s.lasted += r.Lasted
 	if s.fired == nil {
 		s.fired, s.outcomes = map[place]int{}, map[string]int{}
@@ -187,11 +189,86 @@ func (s *summary) report(t *testing.T, head string, took time.Duration) {
 	if len(s.bad) == 0 && s.schedules != *seeds {
 		t.Errorf("%d schedules were run, want %d", s.schedules, *seeds)
 	}
+	for _, what := range s.untested() {
+		t.Errorf("%s in %d schedules: it was not tested", what, s.schedules)
+	}
+}
+
+// untested is what did not happen and had to, since nothing is proven otherwise.
+func (s *summary) untested() (what []string) {
 	for _, outcome := range outcomes {
 		if s.outcomes[outcome] == 0 {
-			t.Errorf("no reservation was %s in %d schedules: nothing was tested", outcome, s.schedules)
+			what = append(what, "no reservation was "+outcome)
 		}
 	}
+	if s.denied == 0 {
+		what = append(what, "no request met the rate limit")
+	}
+	for _, step := range s.missed() {
+		what = append(what, "no fault happened at the step "+step)
+	}
+	return what
+}
+
+// manySchedules is how many meet a fault at every step. The rarest of them are "move" and "key extend", with about
+// ten faults in so many.
+const manySchedules = 1000
+
+// rareSteps are steps that need more schedules than that. "give back" has two faults in a thousand: one thousand in
+// eight has none.
+var rareSteps = map[string]int{"give back": 10 * manySchedules}
+
+// missed are the steps at which a fault was to happen, and none has.
+func (s *summary) missed() (steps []string) {
+	met := map[string]bool{}
+	for at := range s.fired {
+		met[at.step] = true
+	}
+	for step := range sim.Possible() {
+		if !met[step] && s.schedules >= max(manySchedules, rareSteps[step]) {
+			steps = append(steps, step)
+		}
+	}
+	slices.Sort(steps)
+	return steps
+}
+
+// TestUntested: a run fails that has not met what it is there for.
+func TestUntested(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		schedules int
+		spoil     func(s *summary)
+		want      string // empty: all was tested
+	}{
+		"nothing":                {manySchedules, func(*summary) {}, ""},
+		"no outcome":             {1, func(s *summary) { delete(s.outcomes, "expired") }, "no reservation was expired"},
+		"no limit":               {1, func(s *summary) { s.denied = 0 }, "no request met the rate limit"},
+		"no fault at a step":     {manySchedules, func(s *summary) { s.forget("move") }, "no fault happened at the step move"},
+		"few schedules":          {manySchedules - 1, func(s *summary) { s.forget("move") }, ""},
+		"no fault at a rare one": {10 * manySchedules, func(s *summary) { s.forget("give back") }, "no fault happened at the step give back"},
+		"few for a rare one":     {manySchedules, func(s *summary) { s.forget("give back") }, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := &summary{schedules: tc.schedules, denied: 1, outcomes: map[string]int{}, fired: map[place]int{}}
+			for _, outcome := range outcomes {
+				s.outcomes[outcome] = 1
+			}
+			for step, kinds := range sim.Possible() {
+				s.fired[place{kinds[0], step}] = 1
+			}
+			tc.spoil(s)
+			if got := strings.Join(s.untested(), "\n"); got != tc.want {
+				t.Errorf("untested: %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+// forget drops the faults of a step.
+func (s *summary) forget(step string) {
+	maps.DeleteFunc(s.fired, func(at place, _ int) bool { return at.step == step })
 }
 
 // outcomes are what becomes of reservations.
@@ -209,6 +286,7 @@ func (s *summary) text(head string, took time.Duration) string {
 	for i, outcome := range outcomes {
 		fmt.Fprintf(&b, "%s %d %s", []string{"", ","}[min(i, 1)], s.outcomes[outcome], outcome)
 	}
+	fmt.Fprintf(&b, ". The limit was met %d times", s.denied)
 	b.WriteString(".\n\n| step | faults |\n|---|---|\n")
 	faults := sim.Possible()
 	for _, step := range slices.Sorted(maps.Keys(faults)) {
