@@ -91,6 +91,10 @@ func sabotage(t *testing.T, h audit.History) {
 			another.Body = "another"
 			h.Answers = append(h.Answers, another)
 		},
+		audit.Refused: func(h *audit.History) {
+			h.Answers = append(h.Answers, audit.Answer{Op: audit.OpRead, Reservation: h.Answers[told].Reservation, Status: 500})
+		},
+		audit.Unexplained:  func(h *audit.History) { h.Events = append(h.Events, "of nobody") },
 		audit.EffectTwice:  func(h *audit.History) { h.Changes = append(h.Changes, h.Changes[taken]) },
 		audit.NotDelivered: func(h *audit.History) { h.Changes = slices.Delete(h.Changes, taken, taken+1) },
 		audit.OverLimit: func(h *audit.History) {
@@ -102,6 +106,7 @@ func sabotage(t *testing.T, h audit.History) {
 	} {
 		lied := h
 		lied.Answers, lied.Changes, lied.Reservations = slices.Clone(h.Answers), slices.Clone(h.Changes), slices.Clone(h.Reservations)
+		lied.Events = slices.Clone(h.Events)
 		lied.Limit.Asked = slices.Clone(h.Limit.Asked)
 		lie(&lied)
 		if audit.Check(lied).Counts[want] == 0 {

@@ -11,7 +11,8 @@
 // root on Debian and Ubuntu it installs what it needs. With -out the report is written to report.json and report.md, beside
 // what the processes logged where something was found.
 //
-// It exits with 1 if anything was lost, doubled or stuck, or if more was admitted than a limit allows. A recovery that took
+// It exits with 1 if anything was lost, doubled or stuck, if an answer was none that its request may get, if a process ended
+// by itself, if more was admitted than a limit allows, or if a whole seed denied nothing. A recovery that took
 // longer than the goal is counted and told on the last line, and does not change the exit code: a loaded machine can cause it.
 package main
 

@@ -264,7 +264,7 @@ examples/reservation ran as processes, on a Postgres and a Redis with a standby 
 cancelled and read, some of them with the same key twice. After each fault everything that the clients were told was compared
 with every change that the database had noted: no seat sold twice, every 2xx durable, one answer and one effect for each key, every committed
 message at the broker in the order of its reservation, taken once, and in the read model; every due hold expired, no dead letter,
-no user beyond the limit, everybody ready.
+no answer but those that a request may get, no user beyond the limit, no process that ended by itself, everybody ready.
 
 A seed has each fault of the network for each server and each role that stays connected to it, and for all processes; and each
 process, server and standby killed, stopped and restarted. While a synchronous standby is away every commit waits, and clients get no answer: what is
