@@ -140,7 +140,7 @@ func (d *dealer) flushes() []fault {
 func (d *dealer) readOnly() []fault {
 	follow := func(host, port string) func(context.Context) error {
 		return func(ctx context.Context) error {
-			return d.s.onRedis(ctx, func(c *goredis.Client) error { return c.SlaveOf(ctx, host, port).Err() })
+			return d.s.onRedis(ctx, func(c *goredis.Client) error { return c.ReplicaOf(ctx, host, port).Err() })
 		}
 	}
 	set := func(sql string) func(context.Context) error {

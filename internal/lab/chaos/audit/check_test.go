@@ -143,16 +143,19 @@ func TestCheckTells(t *testing.T) {
 			h.answer("hold", "key-r2", 201, "e", "r2", audit.Held, []int{3})
 			h.Answers[len(h.Answers)-1].Body = "another"
 		}, []string{audit.TwoAnswers, audit.NotDurable}},
-		"a refusal after the answer": {func(h *sound) { h.refusal("hold", "key-r2", 409, "SEATS_UNAVAILABLE", "") },
-			[]string{audit.TwoAnswers, audit.Unexplained}},
+		"a refusal after the answer": {func(h *sound) {
+			h.refusal("hold", "key-r2", 409, "SEATS_UNAVAILABLE", "")
+		}, []string{audit.TwoAnswers, audit.Unexplained}},
 		"a second effect": {func(h *sound) { h.row("r3").User = "key-r2" }, []string{audit.TwoEffects, audit.NotDurable}},
 		"a second end": {func(h *sound) {
 			h.change(audit.Change{What: audit.OfReservation, Reservation: "r3", Status: audit.Cancelled})
 			h.tell("r3")
 			*h.row("r3") = audit.Reservation{ID: "r3", Event: "e", User: "key-r3", Status: audit.Cancelled, Known: audit.Cancelled, Seats: []int{2}, Messages: 3}
 		}, []string{audit.TwoEffects, audit.Unexplained}},
-		"confirmed and cancelled": {func(h *sound) { h.answer("cancel", "key-x", 200, "e", "r1", audit.Cancelled, nil) },
-			[]string{audit.Contradicts, audit.NotDurable}},
+		"confirmed and cancelled": {
+			func(h *sound) { h.answer("cancel", "key-x", 200, "e", "r1", audit.Cancelled, nil) },
+			[]string{audit.Contradicts, audit.NotDurable},
+		},
 		"confirmed for nobody": {func(h *sound) {
 			*h.told("confirm", "r1") = audit.Answer{Op: "confirm", Key: "key-r1-c", Status: 409, Code: "RESERVATION_NOT_HELD", Event: "e", Reservation: "r1"}
 		}, []string{audit.Unexplained}},
