@@ -4,6 +4,7 @@ package pgtest
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"net/url"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -90,10 +92,10 @@ func closePool(t testing.TB, pool *pgxpool.Pool) {
 func newSchema(t testing.TB, base string) (schema, rawURL string) {
 	t.Helper()
 	schema = "test_" + strings.ToLower(rand.Text()[:12])
-	exec(t, base, "CREATE SCHEMA "+schema)
-	t.Cleanup(func() {
-		exec(t, base, "SET lock_timeout = '20s'; DROP SCHEMA "+schema+" CASCADE")
-	})
+	if err := exec(t, base, "CREATE SCHEMA "+schema); err != nil {
+		t.Fatalf("pgtest: %v", err)
+	}
+	t.Cleanup(func() { drop(t, base, schema) })
 	rawURL, err := withSearchPath(base, schema)
 	if err != nil {
 		t.Fatal(err)
@@ -101,18 +103,33 @@ func newSchema(t testing.TB, base string) (schema, rawURL string) {
 	return schema, rawURL
 }
 
-func exec(t testing.TB, rawURL, sql string) {
+// drop drops a schema. A process that the test has killed may still have a transaction on the server, and a deadlock with
+// that has one of the two try again.
+func drop(t testing.TB, base, schema string) {
 	t.Helper()
+	sql := "SET lock_timeout = '20s'; DROP SCHEMA " + schema + " CASCADE"
+	for left := 10; ; left-- {
+		err := exec(t, base, sql)
+		if answer, ok := errors.AsType[*pgconn.PgError](err); ok && answer.Code == "40P01" && left > 0 {
+			continue
+		}
+		if err != nil {
+			t.Errorf("pgtest: %s: %v", sql, err)
+		}
+		return
+	}
+}
+
+func exec(t testing.TB, rawURL, sql string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
 	defer cancel()
 	conn, err := pgx.Connect(ctx, rawURL)
 	if err != nil {
-		t.Fatalf("pgtest: %v", err)
+		return err
 	}
 	defer conn.Close(ctx)
-	if _, err := conn.PgConn().Exec(ctx, sql).ReadAll(); err != nil {
-		t.Errorf("pgtest: %s: %v", sql, err)
-	}
+	_, err = conn.PgConn().Exec(ctx, sql).ReadAll()
+	return err
 }
 
 func withSearchPath(rawURL, schema string) (string, error) {
