@@ -17,13 +17,15 @@ func TestAcksThatMayNotWait(t *testing.T) {
 	s := open(t, newSource(t, b.Dial, config{}), window)
 	numbered(t, b, "orders", 1, window+more)
 	last := take(t, s, window)[window-1:]
-	begin := time.Now()
+	shortest := time.Hour
 	for range more {
 		must(t, s.Ack(t.Context(), last, false))
+		began := time.Now()
 		last = take(t, s, 1)
+		shortest = min(shortest, time.Since(began))
 	}
-	if took := time.Since(begin); took > more*100*time.Millisecond { // what each would wait at least
-		t.Errorf("%d messages took %v", more, took)
+	if shortest > 100*time.Millisecond { // what each would wait at least, on a calm machine too
+		t.Errorf("of %d messages none came sooner than %v", more, shortest)
 	}
 	must(t, s.Close(t.Context()))
 }
