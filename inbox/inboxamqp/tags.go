@@ -107,16 +107,15 @@ func (t *tags) prefix(ack acker) error {
 	if t.first == before {
 		return nil
 	}
-	last, late, rest := uint64(0), 0, t.waiting[:0]
+	last, late, rest := uint64(0), t.late, t.waiting[:0]
 	for i, tag := range t.waiting {
-		switch {
-		case tag < t.first:
-			last = max(last, tag)
-		case i < t.late:
-			late++
-			fallthrough
-		default:
+		if tag >= t.first {
 			rest = append(rest, tag)
+			continue
+		}
+		last = max(last, tag)
+		if i < t.late {
+			late--
 		}
 	}
 	t.waiting, t.late = rest, late

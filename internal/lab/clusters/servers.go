@@ -48,7 +48,7 @@ type house struct {
 	rabbit           []*testenv.Server // one on each host
 }
 
-// openHouse starts everything. Also what failed halfway is to be closed.
+// openHouse starts everything. The caller closes the house also after an error.
 func openHouse(ctx context.Context, apps int) (_ *house, err error) {
 	h := &house{}
 	if h.net, err = hosts.Open(ctx); err != nil {

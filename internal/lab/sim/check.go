@@ -143,8 +143,8 @@ func (c *checker) hold(one answered, told map[string]bool, maybe map[string]int)
 	}
 }
 
-// events: every event that a client was told of is stored, and every other one is explained by a key that got
-// no final answer. One key so creates one event, and nothing creates one that nobody asked for.
+// events: every event that a client was told of is stored. Each other stored event needs a key that got no final answer, so
+// a key creates one event at most.
 func (c *checker) events() {
 	told, maybe := map[string]bool{}, 0
 	stored := c.stored()

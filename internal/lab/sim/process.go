@@ -68,7 +68,7 @@ func (p *process) tell() {
 	p.stop()
 }
 
-// unasked reports whether nobody has told the process to end.
+// unasked reports whether the process was never told to end.
 func (p *process) unasked() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

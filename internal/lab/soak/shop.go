@@ -226,7 +226,7 @@ func (k *soaking) used() (all []namedCost, err error) {
 const leftSQL = `SELECT (SELECT count(*) FROM holdfast_outbox) + (SELECT count(*) FROM reservations WHERE status = 'held')
 	+ (SELECT count(*) FROM reservations r LEFT JOIN reservation_states s ON s.reservation_id = r.id WHERE s.status IS DISTINCT FROM r.status)`
 
-// deadSQL counts the messages that nobody goes on with, but for those that lie in queues.
+// deadSQL counts the dead letters of the outbox, and the messages whose keys are parked.
 const deadSQL = `SELECT (SELECT count(*) FROM holdfast_outbox_dead) + (SELECT count(*) FROM holdfast_inbox_parked)`
 
 // audit waits until nothing is left to do, and finds that no reservation is lost, the answers are

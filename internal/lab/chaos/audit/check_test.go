@@ -253,7 +253,7 @@ func TestStatusOfSuccess(t *testing.T) {
 	}
 }
 
-// An event that nobody was told of is that of a key whose answer never came.
+// A stored event without an answer needs a key that never got a final one.
 func TestEventWithoutAnswer(t *testing.T) {
 	t.Parallel()
 	for _, status := range []int{0, 503} {

@@ -60,7 +60,7 @@ func (l Limit) Most(window time.Time) int {
 	return most
 }
 
-// Empty finds a limit that has denied nobody: that no window has admitted too much shows nothing then.
+// Empty is a finding if the limit has denied no request: the windows then show nothing of it.
 func (l Limit) Empty() []Finding {
 	if slices.ContainsFunc(l.Asked, func(a Asked) bool { return a.Status == StatusDenied }) {
 		return nil

@@ -50,7 +50,7 @@ func TestLimit(t *testing.T) {
 	}
 }
 
-// A limit that has denied nobody may be none.
+// A limit without a denial is a finding.
 func TestEmptyLimit(t *testing.T) {
 	t.Parallel()
 	minute := time.Date(2031, 5, 4, 12, 30, 0, 0, time.UTC)
