@@ -22,12 +22,12 @@ func Timeouts(client redis.UniversalClient) (heedsDeadlines, bounded bool) {
 	return false, true
 }
 
-// maxTested is how many idle connections are tested at once.
+// maxTested is how many idle connections of each pool are tested at once.
 const maxTested = 100
 
-// Idle tests the connections that idle in a client's pool, because one has not
+// Idle tests the connections that idle in a client's pools, because one has not
 // answered. Those that a router or a failover has forgotten look sound, and each
-// would fail a call. It is safe for concurrent use.
+// would fail a call. Pipelines have a pool of their own. It is safe for concurrent use.
 type Idle struct {
 	Client redis.UniversalClient
 	// Timeout bounds a test.
@@ -39,18 +39,37 @@ type Idle struct {
 // Test starts the tests, unless some are under way, and does not wait for them. What
 // does not answer leaves the pool. key is in the slot that was asked for.
 func (i *Idle) Test(ctx context.Context, key string) {
-	idle := min(int64(i.Client.PoolStats().IdleConns), maxTested)
-	if idle == 0 || !i.running.CompareAndSwap(0, idle) {
+	alone, pipelined := i.idle()
+	if alone+pipelined == 0 || !i.running.CompareAndSwap(0, alone+pipelined) {
 		return
 	}
-	for range idle {
-		go func() {
-			defer i.running.Add(-1)
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), i.Timeout)
-			defer cancel()
-			_ = i.Client.Process(ctx, onceRead{redis.NewSliceCmd(ctx, "mget", key)}) // whatever it says
-		}()
+	for range alone {
+		go i.ask(ctx, key, i.Client.Process)
 	}
+	for range pipelined {
+		go i.ask(ctx, key, func(ctx context.Context, cmd redis.Cmder) error {
+			pipe := i.Client.Pipeline()
+			_ = pipe.Process(ctx, cmd) // queues it
+			_, err := pipe.Exec(ctx)
+			return err
+		})
+	}
+}
+
+// idle counts the connections to test for commands, and for pipelines.
+func (i *Idle) idle() (alone, pipelined int64) {
+	stats := i.Client.PoolStats()
+	if stats.PipelineStats != nil {
+		pipelined = min(int64(stats.PipelineStats.IdleConns), maxTested)
+	}
+	return min(int64(stats.IdleConns), maxTested), pipelined
+}
+
+func (i *Idle) ask(ctx context.Context, key string, process func(context.Context, redis.Cmder) error) {
+	defer i.running.Add(-1)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), i.Timeout)
+	defer cancel()
+	_ = process(ctx, onceRead{redis.NewSliceCmd(ctx, "mget", key)}) // whatever it says
 }
 
 // onceRead is a command that the client must not repeat: one connection is tested

@@ -56,6 +56,63 @@ func TestIdle(t *testing.T) {
 	until(t, client, 0, func() { idle.Test(t.Context(), "key") }) // it does nothing while tests are under way
 }
 
+// Pipelines have connections of their own.
+func TestIdleOfPipelines(t *testing.T) {
+	t.Parallel()
+	const conns = 8
+	proxy := testenv.NewProxy(t, redistest.URL(t))
+	opts, err := redis.ParseURL(proxy.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	opts.ContextTimeoutEnabled, opts.PipelinePoolSize = true, conns
+	client := redis.NewClient(opts)
+	defer func() { _ = client.Close() }()
+	idle := &redisconn.Idle{Client: client, Timeout: time.Second}
+	wait := func(want uint32) {
+		t.Helper()
+		testenv.Eventually(t, testenv.Patience, func() error {
+			if s := client.PoolStats().PipelineStats; s.TotalConns != want || s.IdleConns != want {
+				return fmt.Errorf("%d connections, %d of them idle; want %d", s.TotalConns, s.IdleConns, want)
+			}
+			return nil
+		})
+	}
+
+	var all sync.WaitGroup
+	for range conns {
+		all.Go(func() {
+			pipe := client.Pipeline()
+			pipe.BLPop(t.Context(), 0, "go on")
+			if _, err := pipe.Exec(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	testenv.Eventually(t, testenv.Patience, func() error {
+		if s := client.PoolStats().PipelineStats; s.TotalConns < conns {
+			return fmt.Errorf("%d connections", s.TotalConns)
+		}
+		return nil
+	})
+	for range conns {
+		if err := client.RPush(t.Context(), "go on", "").Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all.Wait()
+	idle.Test(t.Context(), "key")
+	wait(conns)
+	proxy.SilenceConnections()
+	testenv.Eventually(t, testenv.Patience, func() error {
+		idle.Test(t.Context(), "key") // it does nothing while tests are under way
+		if s := client.PoolStats().PipelineStats; s.TotalConns > 0 {
+			return fmt.Errorf("%d connections are left", s.TotalConns)
+		}
+		return nil
+	})
+}
+
 // fill leaves so many connections idle in the pool.
 func fill(t *testing.T, client *redis.Client, n int) {
 	t.Helper()
