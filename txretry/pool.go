@@ -17,6 +17,10 @@ import (
 // 15 s, in which the connection keeps its place in the pool.
 const farewell = time.Second
 
+// silence is how long a caller waits, and then leaves, for the idle connections to be looked at. Without
+// that the next caller would get the next silent one.
+const silence = 500 * time.Millisecond
+
 // poolSource hands out the connections of a pool.
 type poolSource struct{ pool *pgxpool.Pool }
 
@@ -34,11 +38,15 @@ func (p poolSource) Acquire(ctx context.Context, limits driver.Limits) (driver.S
 }
 
 // acquire first waits for a short time: the pool pings a connection that was idle, and a ping that
-// is not answered is given up then, and the other idle connections are looked at.
+// is not answered is given up then, or when the caller leaves, and the other idle connections are looked at.
 func (p poolSource) acquire(ctx context.Context, limits driver.Limits) (*pgxpool.Conn, error) {
 	start := time.Now()
 	conn, err := p.acquireWithin(ctx, min(limits.Begin, limits.Acquire))
-	if left := limits.Acquire - time.Since(start); errors.Is(err, errNoConnection) && left > 0 {
+	waited := time.Since(start)
+	if err != nil && ctx.Err() != nil && waited >= silence {
+		go p.sweep(limits.Begin)
+	}
+	if left := limits.Acquire - waited; errors.Is(err, errNoConnection) && left > 0 {
 		p.sweep(limits.Begin)
 		conn, err = p.acquireWithin(ctx, left)
 	}

@@ -272,6 +272,31 @@ func TestSilentPool(t *testing.T) {
 	}
 }
 
+// Callers who leave before a ping is given up do not run into each silent connection of the pool.
+func TestSilentPoolOfTheImpatient(t *testing.T) {
+	t.Parallel()
+	const conns = 20
+	proxy := testenv.NewProxy(t, newCounter(t).Config().ConnString())
+	cfg := proxiedConfig(t, proxy, conns)
+	txretry.PreparePool(cfg)
+	cfg.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return true }
+	pool := openPool(t, cfg)
+	idle(t, pool, conns)
+	m := newManager(t, pool, txretry.Config{Logger: quiet})
+	proxy.SilenceConnections()
+
+	start := time.Now()
+	testenv.Eventually(t, time.Minute, func() error {
+		ctx, leave := context.WithCancel(t.Context())
+		defer leave()
+		defer time.AfterFunc(time.Second, leave).Stop()
+		return m.Do(ctx, func(ctx context.Context, tx pgx.Tx) error { return addTo(ctx, tx, 0, 1) })
+	})
+	if took := time.Since(start); took > 15*time.Second {
+		t.Errorf("it took %v until one of them was served", took)
+	}
+}
+
 // Transactions that hang do not stop the others.
 func TestSilentTransactionsStopNobody(t *testing.T) {
 	t.Parallel()

@@ -20,7 +20,8 @@ const (
 	most          = 3 // tries of one call
 	failuresInRow = 5 // after these the server is left alone
 	pause         = time.Second
-	tooShort      = 50 * time.Millisecond // a try that ended sooner says nothing about the server
+	tooShort      = 50 * time.Millisecond  // a try that ended sooner says nothing about the server
+	silence       = 500 * time.Millisecond // a caller who leaves after this has met a silent connection
 )
 
 var (
@@ -40,8 +41,8 @@ type Server struct {
 }
 
 // New returns a Server. answered reports whether an error is the server's own
-// answer. silent is called after a try without an answer, such as to test the idle
-// connections, and must not block.
+// answer. silent is called after a try without an answer, also if the caller gave up, unless
+// it did so within half a second. It must not block; it may start tests of the idle connections.
 func New(answered func(err error) bool, silent func(ctx context.Context)) *Server {
 	return &Server{answered: answered, silent: silent, breaker: breaker.New(failuresInRow, pause)}
 }
@@ -93,10 +94,13 @@ func (s *Server) once(ctx context.Context, try func(ctx context.Context) error) 
 		s.breaker.Done(true)
 		return err, false
 	}
-	if errors.Is(ctx.Err(), context.Canceled) {
-		return err, false // the caller gave up
-	}
 	took := time.Since(start)
+	if errors.Is(ctx.Err(), context.Canceled) { // the caller gave up
+		if took >= silence {
+			s.silent(ctx)
+		}
+		return err, false
+	}
 	silent = ctx.Err() != nil || took >= limit-limit/8 || timedOut(err) // the client's own timers may be a little early
 	if !silent || took >= tooShort {
 		s.breaker.Done(false)

@@ -165,3 +165,19 @@ func TestCallersWhoGiveUp(t *testing.T) {
 		}
 	})
 }
+
+// A caller who gives up after a while has the idle connections tested, one who leaves soon has not.
+func TestConnectionsOfCallersWhoGiveUp(t *testing.T) {
+	t.Parallel()
+	for after, want := range map[time.Duration]int{400 * time.Millisecond: 0, time.Second: 1} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newServer(hang)
+			ctx, cancel := context.WithCancel(t.Context())
+			time.AfterFunc(after, cancel)
+			err := s.ask(ctx, true)
+			if !errors.Is(err, context.Canceled) || errors.Is(err, tries.ErrSilent) || len(s.asked) != 1 || s.silent != want {
+				t.Errorf("after %v: %v, asked %d times, silent %d times; want %d", after, err, len(s.asked), s.silent, want)
+			}
+		})
+	}
+}

@@ -104,6 +104,31 @@ func TestHalfOpenConnections(t *testing.T) {
 	})
 }
 
+// Callers who leave before Config.Timeout do not run into each silent connection of the pool.
+func TestHalfOpenConnectionsOfTheImpatient(t *testing.T) {
+	onBothClients(t, 0, func(t *testing.T, client *redis.Client, proxy *testenv.Proxy) {
+		l, err := ratelimitredis.New(client, ratelimitredis.Config{Timeout: time.Minute})
+		if err != nil {
+			t.Fatal(err)
+		}
+		fill(t, client, 40)
+		proxy.SilenceConnections()
+		start, calls := time.Now(), 0
+		testenv.Eventually(t, time.Minute, func() error {
+			calls++
+			ctx, leave := context.WithCancel(t.Context())
+			defer leave()
+			defer time.AfterFunc(time.Second, leave).Stop()
+			_, err := l.Peek(ctx, ratelimit.Charge{Limit: perUser, Key: "ann"})
+			return err
+		})
+		t.Logf("%d calls failed in %v", calls-1, time.Since(start))
+		if took := time.Since(start); took > 15*time.Second {
+			t.Errorf("back after %v and %d calls", took, calls)
+		}
+	})
+}
+
 // fill leaves so many connections idle in the pool.
 func fill(t *testing.T, client *redis.Client, connections int) {
 	t.Helper()

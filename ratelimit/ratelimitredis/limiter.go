@@ -26,6 +26,10 @@ const (
 	failuresInARow = 5
 	// probeEvery is how often a Redis that has failed so often is asked again.
 	probeEvery = time.Second
+	// silence is how long a caller waits, and then leaves, for its connection to count as silent.
+	silence = 500 * time.Millisecond
+	// idleTest is how long an idle connection may take to answer.
+	idleTest = time.Second
 )
 
 // Limiter is a ratelimit.Limiter, and a driver.Reserver, on Redis. Make it with New. It is safe for
@@ -65,7 +69,7 @@ func New(client redis.UniversalClient, cfg Config) (*Limiter, error) {
 		decideScript: newScript(decideSource), refundScript: newScript(refundSource), resetScript: newScript(resetSource),
 		sender:  &sender{client: client, drifted: func(ctx context.Context) { meters.drift.Add(ctx, 1) }},
 		breaker: breaker.New(failuresInARow, probeEvery),
-		idle:    &redisconn.Idle{Client: client, Timeout: cfg.Timeout},
+		idle:    &redisconn.Idle{Client: client, Timeout: min(cfg.Timeout, idleTest)},
 	}
 	// A server that does not answer holds a few goroutines, not one per caller, and nobody longer than
 	// they want to: only a client that heeds deadlines lets go of a caller in time.
@@ -218,20 +222,30 @@ func (l *Limiter) run(ctx context.Context, c *call) error {
 		return fmt.Errorf("%w: %w", ratelimit.ErrUnavailable, errOpen)
 	}
 	c.base = l.base
+	start := time.Now()
 	err := l.lanes.Do(ctx, c)
 	if err == nil {
 		err = c.err
 	}
 	if err != nil && ctx.Err() != nil {
+		if time.Since(start) >= silence { // the next caller shall not take the next silent connection
+			l.unanswered(ctx, c, err)
+		}
 		return ctx.Err()
 	}
 	l.breaker.Done(err == nil)
 	if err != nil {
 		if answered := redis.Error(nil); !errors.As(err, &answered) {
-			redisconn.Failed(ctx, l.client, err)
-			l.idle.Test(ctx, string(appendName(nil, c.base, c.charges[0])))
+			l.unanswered(ctx, c, err)
 		}
 		return fmt.Errorf("%w: %w", ratelimit.ErrUnavailable, err)
 	}
 	return nil
+}
+
+// unanswered has the idle connections tested, and the nodes of a cluster asked for.
+func (l *Limiter) unanswered(ctx context.Context, c *call, err error) {
+	ctx = context.WithoutCancel(ctx) // the caller may have left
+	redisconn.Failed(ctx, l.client, err)
+	l.idle.Test(ctx, string(appendName(nil, c.base, c.charges[0])))
 }
