@@ -25,8 +25,12 @@ const (
 	shopConns   = 16 // for requests
 	workerConns = 10 // for relay, consumer and sweeper
 	redisConns  = 64
+	// redisTimeout bounds the wait for an answer of Redis. The limiter has two pipelines at a time: both may wait for it
+	// twice until connections that have fallen silent are gone.
+	redisTimeout = 2 * time.Second
 	// heartbeat bounds how long the broker keeps messages for a consumer that has vanished: three of them at most.
-	heartbeat = 3 * time.Second
+	// The client gives a broker up that sends nothing for one and a half.
+	heartbeat = 2 * time.Second
 )
 
 // servers are the clients of the three servers. None connects before it is used.
@@ -74,14 +78,14 @@ func newRedis(address string) (redis.UniversalClient, error) {
 		if err != nil {
 			return nil, err
 		}
-		options.PoolSize, options.ContextTimeoutEnabled = redisConns, true
+		options.PoolSize, options.ReadTimeout, options.ContextTimeoutEnabled = redisConns, redisTimeout, true
 		return redis.NewClusterClient(options), nil
 	}
 	options, err := redis.ParseURL(address)
 	if err != nil {
 		return nil, err
 	}
-	options.PoolSize = redisConns
+	options.PoolSize, options.ReadTimeout = redisConns, redisTimeout
 	options.ContextTimeoutEnabled = true // a server that hangs is waited for as long as the caller says, not longer
 	return redis.NewClient(options), nil
 }

@@ -44,8 +44,12 @@ func newParts(cfg config, s *servers) *parts {
 	// Transactions are idle between two statements for milliseconds only. A process that has
 	// vanished in the middle of one keeps its locks for this long.
 	transactions := txretry.Config{IdleTimeout: 5 * time.Second}
-	workers := must(txretry.New(s.workers, transactions))
 	p := &parts{servers: s, transactor: must(txretry.New(s.shop, transactions))}
+	// Workers seldom wait for a lock, and what fails is tried again. So they give up a COMMIT without an
+	// answer after 4 s, where a request waits for 9.
+	ofWorkers := transactions
+	ofWorkers.LockTimeout, ofWorkers.CommitTimeout = 3*time.Second, 4*time.Second
+	workers := must(txretry.New(s.workers, ofWorkers))
 	if cfg.page {
 		p.flow = flow.NewShared(s.redis)
 		s.farewell = p.flow.Tell

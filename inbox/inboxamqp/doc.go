@@ -140,9 +140,9 @@
 // # Faults
 //
 // The consumer asks the broker every two seconds whether it is there, and connects anew when it
-// has not answered for five. The broker, too, must notice a connection that fell silent before it
-// delivers again what that was given: after two of the heartbeats in the amqp.Config of the dial
-// function, 10 s by default.
+// has not answered for five, or for one and a half heartbeats if that is less. The broker, too, must
+// notice a connection that fell silent before it delivers again what that was given: after two to
+// three heartbeats. They are in the amqp.Config of the dial function, 10 s by default.
 //
 // On a lost connection, a closed channel, a deleted queue or a restarted broker the consumer
 // begins a new session, after pauses that grow to 2 seconds. The log and Ready name a queue that
