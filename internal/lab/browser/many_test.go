@@ -80,30 +80,38 @@ func showsProgress(t *testing.T, cfg operator.Config, g *gate, what, patch strin
 }
 
 // TestHundredThousandDeadLetters asks for the views of the page where an outbox and a consumer have so many, and logs how
-// long each takes. Kinds on RabbitMQ take longest: all letters are read, as for a preview, which is left out there.
+// long each takes. Kinds on RabbitMQ take longest: all letters are read, for which a page has a minute. There are fewer, so
+// that the minute is enough on a machine that is busy, and no preview, for which they would be read again.
 func TestHundredThousandDeadLetters(t *testing.T) {
 	t.Parallel()
-	const letters = 100_000
+	const letters, onRabbitMQ = 100_000, 20_000
 	t.Run("outbox", func(t *testing.T) {
 		t.Parallel()
 		url := site(t, operator.Config{Outboxes: []operator.Outbox{{Store: postgresOutbox(t, letters)}}})
-		wantViews(t, url, ">100000<", "The oldest %d.")
+		wantViews(t, url, letters, fmt.Sprintf(">%d<", letters), "The oldest %d.")
 		wantView(t, url+"letters?error=order+99999", "1 in all")
 		wantAllPages(t, url, letters)
 		wantView(t, url+"preview?what=retry", `<span class="count">100000</span>`)
 		wantView(t, url+"preview?what=drop&name=order.kind-1", ">5000<")
 	})
-	for name, newConsumer := range map[string]func(*testing.T, int) consumer{"RabbitMQ": rabbitConsumer, "Redis": redisConsumer} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			url := site(t, operator.Config{Consumers: []operator.Consumer{{Name: "billing", Consumer: newConsumer(t, letters)}}})
-			wantViews(t, url, "unrecoverable 100000<", "The first %d that were found.")
-			wantView(t, url+"letters?name=order.kind-1", "The first 100 that were found.")
-			if name == "Redis" {
-				wantView(t, url+"preview?what=retry", `<span class="count">100000</span>`)
-			}
-		})
-	}
+	t.Run("Redis", func(t *testing.T) {
+		t.Parallel()
+		url := siteOfConsumer(t, redisConsumer(t, letters), letters)
+		wantView(t, url+"preview?what=retry", `<span class="count">100000</span>`)
+	})
+	t.Run("RabbitMQ", func(t *testing.T) {
+		t.Parallel()
+		siteOfConsumer(t, rabbitConsumer(t, onRabbitMQ), onRabbitMQ)
+	})
+}
+
+// siteOfConsumer serves the page of a consumer with so many dead letters, and wants its views.
+func siteOfConsumer(t *testing.T, c consumer, letters int) (url string) {
+	t.Helper()
+	url = site(t, operator.Config{Consumers: []operator.Consumer{{Name: "billing", Consumer: c}}})
+	wantViews(t, url, letters, fmt.Sprintf("unrecoverable %d<", letters), "The first %d that were found.")
+	wantView(t, url+"letters?name=order.kind-1", "The first 100 that were found.")
+	return url
 }
 
 // wantAllPages goes through all letters of an outbox from page to page.
@@ -126,13 +134,13 @@ func wantAllPages(t *testing.T, url string, letters int) {
 	}
 }
 
-// wantViews wants what is the same of an outbox and a consumer with 100,000 dead letters.
-func wantViews(t *testing.T, url, status, begin string) {
+// wantViews wants what is the same of an outbox and a consumer with so many dead letters.
+func wantViews(t *testing.T, url string, letters int, status, begin string) {
 	t.Helper()
 	wantView(t, url, status)
 	wantView(t, url+"letters", fmt.Sprintf(begin, 100))
 	wantView(t, url+"letters?limit=1000", fmt.Sprintf(begin, 1000))
-	wantView(t, url+"groups", `<span class="count">5000</span>`)
+	wantView(t, url+"groups", fmt.Sprintf(`<span class="count">%d</span>`, letters/kinds))
 }
 
 // TestViewersSeeAllLetters has some look at the same letters at the same time, which a queue hands out once.
