@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -25,7 +26,7 @@ const (
 	shopConns   = 16 // for requests
 	workerConns = 10 // for relay, consumer and sweeper
 	redisConns  = 64
-	// redisTimeout bounds the wait for an answer of Redis. The limiter has two pipelines at a time: both may wait for it
+	// redisTimeout bounds the wait for an answer of Redis, unless the address has a read_timeout. The limiter has two pipelines at a time: both may wait for it
 	// twice until connections that have fallen silent are gone.
 	redisTimeout = 2 * time.Second
 	// heartbeat bounds how long the broker keeps messages for a consumer that has vanished: three of them at most.
@@ -78,14 +79,16 @@ func newRedis(address string) (redis.UniversalClient, error) {
 		if err != nil {
 			return nil, err
 		}
-		options.PoolSize, options.ReadTimeout, options.ContextTimeoutEnabled = redisConns, redisTimeout, true
+		options.PoolSize, options.ContextTimeoutEnabled = redisConns, true
+		options.ReadTimeout = cmp.Or(options.ReadTimeout, redisTimeout)
 		return redis.NewClusterClient(options), nil
 	}
 	options, err := redis.ParseURL(address)
 	if err != nil {
 		return nil, err
 	}
-	options.PoolSize, options.ReadTimeout = redisConns, redisTimeout
+	options.PoolSize = redisConns
+	options.ReadTimeout = cmp.Or(options.ReadTimeout, redisTimeout)
 	options.ContextTimeoutEnabled = true // a server that hangs is waited for as long as the caller says, not longer
 	return redis.NewClient(options), nil
 }
