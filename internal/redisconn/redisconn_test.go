@@ -1,6 +1,8 @@
 package redisconn_test
 
 import (
+	"context"
+	"crypto/rand"
 	"fmt"
 	"os"
 	"sync"
@@ -35,103 +37,83 @@ func TestTimeouts(t *testing.T) {
 	}
 }
 
-// Connections that have fallen silent leave the pool, all at once; sound ones stay.
+// pool is one of the pools of a client.
+type pool struct {
+	// pop waits on a connection of the pool until the list has something.
+	pop   func(ctx context.Context, client *redis.Client, list string) error
+	stats func(client *redis.Client) (conns, idle uint32)
+}
+
+var pools = map[string]pool{
+	"commands": {
+		func(ctx context.Context, client *redis.Client, list string) error {
+			return client.BLPop(ctx, 0, list).Err()
+		},
+		func(client *redis.Client) (conns, idle uint32) {
+			s := client.PoolStats()
+			return s.TotalConns, s.IdleConns
+		},
+	},
+	"pipelines": {
+		func(ctx context.Context, client *redis.Client, list string) error {
+			pipe := client.Pipeline()
+			pipe.BLPop(ctx, 0, list)
+			_, err := pipe.Exec(ctx)
+			return err
+		},
+		func(client *redis.Client) (conns, idle uint32) {
+			s := client.PoolStats().PipelineStats
+			return s.TotalConns, s.IdleConns
+		},
+	},
+}
+
+// Connections that have fallen silent leave their pool, all at once; sound ones stay.
 func TestIdle(t *testing.T) {
 	t.Parallel()
 	const conns = 30
-	proxy := testenv.NewProxy(t, redistest.URL(t))
-	opts, err := redis.ParseURL(proxy.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	opts.ContextTimeoutEnabled, opts.PoolSize = true, 2*conns
-	client := redis.NewClient(opts)
-	defer func() { _ = client.Close() }()
-	fill(t, client, conns)
-	idle := &redisconn.Idle{Client: client, Timeout: time.Second}
-
-	idle.Test(t.Context(), "key")
-	until(t, client, conns, func() {})
-	proxy.SilenceConnections()
-	until(t, client, 0, func() { idle.Test(t.Context(), "key") }) // it does nothing while tests are under way
-}
-
-// Pipelines have connections of their own.
-func TestIdleOfPipelines(t *testing.T) {
-	t.Parallel()
-	const conns = 8
-	proxy := testenv.NewProxy(t, redistest.URL(t))
-	opts, err := redis.ParseURL(proxy.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	opts.ContextTimeoutEnabled, opts.PipelinePoolSize = true, conns
-	client := redis.NewClient(opts)
-	defer func() { _ = client.Close() }()
-	idle := &redisconn.Idle{Client: client, Timeout: time.Second}
-	wait := func(want uint32) {
-		t.Helper()
-		testenv.Eventually(t, testenv.Patience, func() error {
-			if s := client.PoolStats().PipelineStats; s.TotalConns != want || s.IdleConns != want {
-				return fmt.Errorf("%d connections, %d of them idle; want %d", s.TotalConns, s.IdleConns, want)
+	for name, p := range pools {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			proxy := testenv.NewProxy(t, redistest.URL(t))
+			opts, err := redis.ParseURL(proxy.URL())
+			if err != nil {
+				t.Fatal(err)
 			}
-			return nil
+			opts.ContextTimeoutEnabled, opts.PoolSize, opts.PipelinePoolSize = true, 2*conns, 2*conns
+			client := redis.NewClient(opts)
+			defer func() { _ = client.Close() }()
+			p.fill(t, client, conns)
+			idle := &redisconn.Idle{Client: client, Timeout: time.Second}
+
+			idle.Test(t.Context(), "key")
+			p.until(t, client, conns, func() {})
+			proxy.SilenceConnections()
+			p.until(t, client, 0, func() { idle.Test(t.Context(), "key") }) // it does nothing while tests are under way
 		})
 	}
-
-	var all sync.WaitGroup
-	for range conns {
-		all.Go(func() {
-			pipe := client.Pipeline()
-			pipe.BLPop(t.Context(), 0, "go on")
-			if _, err := pipe.Exec(t.Context()); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	testenv.Eventually(t, testenv.Patience, func() error {
-		if s := client.PoolStats().PipelineStats; s.TotalConns < conns {
-			return fmt.Errorf("%d connections", s.TotalConns)
-		}
-		return nil
-	})
-	for range conns {
-		if err := client.RPush(t.Context(), "go on", "").Err(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	all.Wait()
-	idle.Test(t.Context(), "key")
-	wait(conns)
-	proxy.SilenceConnections()
-	testenv.Eventually(t, testenv.Patience, func() error {
-		idle.Test(t.Context(), "key") // it does nothing while tests are under way
-		if s := client.PoolStats().PipelineStats; s.TotalConns > 0 {
-			return fmt.Errorf("%d connections are left", s.TotalConns)
-		}
-		return nil
-	})
 }
 
 // fill leaves so many connections idle in the pool.
-func fill(t *testing.T, client *redis.Client, n int) {
+func (p pool) fill(t *testing.T, client *redis.Client, n int) {
 	t.Helper()
+	list := rand.Text()
 	var all sync.WaitGroup
 	for range n {
 		all.Go(func() {
-			if err := client.BLPop(t.Context(), 0, "go on").Err(); err != nil {
+			if err := p.pop(t.Context(), client, list); err != nil {
 				t.Error(err)
 			}
 		})
 	}
 	testenv.Eventually(t, testenv.Patience, func() error {
-		if have := int(client.PoolStats().TotalConns); have < n {
+		if have, _ := p.stats(client); int(have) < n {
 			return fmt.Errorf("%d connections", have)
 		}
 		return nil
 	})
 	for range n {
-		if err := client.RPush(t.Context(), "go on", "").Err(); err != nil {
+		if err := client.RPush(t.Context(), list, "").Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -140,13 +122,12 @@ func fill(t *testing.T, client *redis.Client, n int) {
 
 // until waits for the end of the tests, after which so many connections are left, or
 // one more: that of fill.
-func until(t *testing.T, client *redis.Client, want int, again func()) {
+func (p pool) until(t *testing.T, client *redis.Client, want int, again func()) {
 	t.Helper()
 	testenv.Eventually(t, testenv.Patience, func() error {
 		again()
-		s := client.PoolStats()
-		if have := int(s.TotalConns); have < want || have > want+1 || s.IdleConns != s.TotalConns {
-			return fmt.Errorf("%d connections, %d of them idle; want %d", have, s.IdleConns, want)
+		if have, idle := p.stats(client); int(have) < want || int(have) > want+1 || idle != have {
+			return fmt.Errorf("%d connections, %d of them idle; want %d", have, idle, want)
 		}
 		return nil
 	})
