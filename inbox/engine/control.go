@@ -45,7 +45,7 @@ func (c *control) steer(now time.Time) {
 		c.steerOrdered(now)
 	case c.pause.halted || c.pause.gate == shut:
 		c.wants(stop, 0, c.serial)
-	case c.pause.gate == probing:
+	case c.pause.gate == probing && !c.pause.early:
 		c.wants(listen, c.pause.window(), -c.pause.round)
 	default:
 		if c.crowded() && !c.full() {

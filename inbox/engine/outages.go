@@ -56,10 +56,13 @@ func (o *outages) judge(now time.Time) {
 		if len(o.trial.held) == 0 {
 			return
 		}
-		outage, spared := o.trial.judge(now, o.hand.queues.limits.newest())
+		outage, inDoubt, spared := o.trial.judge(now, o.hand.queues.limits.newest())
 		o.spare(spared, now)
-		if outage {
+		switch {
+		case outage:
 			o.shut(now)
+		case inDoubt:
+			o.doubt(now)
 		}
 	case shut:
 		if now.Before(o.pause.at) {
@@ -85,6 +88,16 @@ func (o *outages) probe(now time.Time) {
 		o.pause.listen(now, probeGap)
 		o.release()
 	}
+}
+
+// doubt has what arrives next, or else what has failed, show whether a server is down.
+func (o *outages) doubt(now time.Time) {
+	o.pause.doubt(o.hand.queues.left())
+	if o.cfg.Ordered {
+		o.pause.listen(now, probeGap)
+		return
+	}
+	o.pause.listen(now, probeWait)
 }
 
 func (o *outages) shut(now time.Time) {

@@ -38,6 +38,7 @@ type pause struct {
 	n       int       // probes so far
 	at      time.Time // shut: when the next probe begins; probing: how long it waits for messages, zero: it has not begun to
 	most    int       // messages of a probe
+	early   bool      // the probe comes before the first pause: nothing has shown yet that a server is down
 	round   int       // the probe's number
 	begun   int
 	ended   int
@@ -82,23 +83,35 @@ func (p *pause) probed(it *item, down, passed bool) (over bool) {
 
 // shut begins a pause, or its next one, and returns how long it is.
 func (p *pause) shut(now time.Time, random float64) time.Duration {
-	if p.gate == open {
+	if p.gate == open || p.early {
 		p.n = 0
 	} else {
 		p.n++
 	}
 	delay := probes.Delay(p.n, random)
-	p.gate, p.at = shut, now.Add(delay)
+	p.gate, p.at, p.early = shut, now.Add(delay), false
 	return delay
 }
 
 // probe begins a probe of some messages, more each time: the first ones may be those that fail by
 // themselves.
-func (p *pause) probe(left int) {
+func (p *pause) probe(left int) { p.start(1<<min(p.n, 10), left) }
+
+// doubt begins a probe without a pause before it, of as many messages as may run at once: nothing keeps
+// those up that arrive.
+func (p *pause) doubt(left int) {
+	p.start(p.cfg.Concurrency, left)
+	p.early = true
+}
+
+func (p *pause) start(most, left int) {
 	p.gate, p.at, p.round = probing, time.Time{}, p.round+1
-	p.most = max(min(1<<min(p.n, 10), p.cfg.Concurrency, left), 1)
+	p.most = max(min(most, p.cfg.Concurrency, left), 1)
 	p.begun, p.ended, p.aside, p.down, p.inPlace = 0, 0, 0, false, false
 }
+
+// on reports whether a server seems to be down.
+func (p *pause) on() bool { return p.gate != open && !p.early }
 
 // window is how many messages a probe may hold. It grows with those set aside, which may be all that the
 // queue has at its head.
@@ -136,7 +149,7 @@ func (p *pause) verdict(now time.Time, held int) verdict {
 }
 
 // reopen ends the pause.
-func (p *pause) reopen() { p.gate, p.at = open, time.Time{} }
+func (p *pause) reopen() { p.gate, p.at, p.early = open, time.Time{}, false }
 
 // wake returns when something is due that no event tells of; zero: nothing is.
 func (p *pause) wake() time.Time {

@@ -36,9 +36,14 @@ func TestPauseModel(t *testing.T) {
 			}
 			switch p.gate {
 			case open:
-				if outage, spared := tr.judge(now, time.Time{}); outage {
+				outage, inDoubt, spared := tr.judge(now, time.Time{})
+				switch {
+				case outage:
 					p.shut(now, 0.5)
-				} else {
+				case inDoubt:
+					p.doubt(100)
+					p.listen(now, probeWait)
+				default:
 					for _, it := range spared {
 						if !tr.struck(it) {
 							t.Fatal("a message is sent away that was never controlled")
@@ -143,6 +148,15 @@ func TestPauseSchedule(t *testing.T) {
 	if p.most != 3 {
 		t.Errorf("%d probes with 3 left", p.most)
 	}
+	p.reopen()
+	p.doubt(100)
+	if p.most != 6 || p.on() {
+		t.Errorf("in doubt, %d messages are tried, and the pause is on: %v", p.most, p.on())
+	}
+	if delay := p.shut(now, 0.5); delay != 500*time.Millisecond || !p.on() {
+		t.Errorf("the first pause after a doubt lasts %v, and is on: %v", delay, p.on())
+	}
+	p.probe(100)
 	p.listen(now, probeWait)
 	if got := p.verdict(now.Add(probeWait-1), 5); got != undecided {
 		t.Errorf("verdict %d before anything arrived", got)

@@ -65,7 +65,7 @@ func (s *status) show(c condition, session, refused error) {
 // update shows how a loop's things are.
 func (s *status) update(l *loop) {
 	c := condition{
-		paused: l.pause.gate != open, draining: l.drain.on, session: l.control.started, ends: l.control.ends,
+		paused: l.pause.on(), draining: l.drain.on, session: l.control.started, ends: l.control.ends,
 		halted: l.pause.halted && l.pause.told,
 		stuck:  l.overruns.stuck, full: l.control.full(),
 	}

@@ -13,8 +13,9 @@ const (
 	// outage is how many messages fail for want of a server before the consumer pauses at once.
 	outage = 16
 
-	// controlPatience is how long one waits for another message to begin, before the consumer
-	// pauses; and controlLimit for one that has begun to go through, which may take its time.
+	// controlPatience is how long one waits for another message to begin, before it is in doubt
+	// whether the server is down; and controlLimit for one that has begun to go through, which may
+	// take its time.
 	controlPatience = 300 * time.Millisecond
 	controlLimit    = 5 * time.Second
 
@@ -107,24 +108,26 @@ func (t *trial) take(which func(*item) bool) (taken []*item) {
 }
 
 // judge looks at what fails while no pause is on. Newest is when the last of the messages that run
-// began. It reports whether that is an outage; else it returns messages that have failed so before,
-// and are not blamed as long as none goes through.
-func (t *trial) judge(now, newest time.Time) (isOutage bool, spared []*item) {
+// began. It reports whether that is an outage, or may be one: some have failed and no other tells, but
+// a broker that is silent for a moment looks the same. Else it returns messages that have failed so
+// before, and are not blamed as long as none goes through.
+func (t *trial) judge(now, newest time.Time) (isOutage, inDoubt bool, spared []*item) {
 	fresh := 0
 	for _, it := range t.held {
 		if t.struck(it) {
 			continue
 		}
 		fresh++
-		if !now.Before(patienceWith(it, newest)) {
-			return true, nil
-		}
+		inDoubt = inDoubt || !now.Before(patienceWith(it, newest))
 	}
 	if fresh >= min(outage, t.cfg.Prefetch) {
-		return true, nil
+		return true, false, nil
+	}
+	if inDoubt {
+		return false, true, nil
 	}
 	spared = t.take(func(it *item) bool { return t.struck(it) && !now.Before(patienceWith(it, newest)) })
-	return false, spared
+	return false, false, spared
 }
 
 // patienceWith returns until when a message waits for others to tell.

@@ -103,3 +103,43 @@ func TestSlowHandlersTellWhatIsDown(t *testing.T) {
 		b.stop()
 	})
 }
+
+// The queue is silent for longer than messages that lack a server wait for others. That alone is no
+// outage: what comes next shows at once that nothing is down, even if every second one fails, too.
+func TestSilentQueueIsNoOutage(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var sent, passed atomic.Int32
+		p := processorFunc(func(_ context.Context, m *inbox.Message) error {
+			if m.Name == "bad" {
+				return inbox.Unavailable(errBroken)
+			}
+			passed.Add(1)
+			return nil
+		})
+		retry := inbox.RetryPolicy{MaxAttempts: 3, BaseDelay: time.Second, MaxDelay: 2 * time.Second}
+		b := newBench(t, p, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Retry: retry}}, memqueue.Options{})
+		b.start()
+		mixed := func() {
+			b.put("bad", 1)
+			b.put("good", 1)
+			sent.Add(1)
+		}
+		for round := range 20 {
+			for range 100 {
+				mixed()
+				time.Sleep(10 * time.Millisecond)
+			}
+			b.put("bad", 1)
+			time.Sleep(500 * time.Millisecond)
+			for range 10 {
+				mixed()
+			}
+			began := time.Now()
+			eventually(t, "the good ones pass", func() bool { return passed.Load() == sent.Load() })
+			if took := time.Since(began); took > 50*time.Millisecond {
+				t.Errorf("round %d: %v after a silence", round, took)
+			}
+		}
+		b.stop()
+	})
+}

@@ -153,9 +153,11 @@
 // An error of inbox.Unavailable, for a database that is down, keeps the message. When another one
 // that began later goes through, the server is there: the message goes behind the others for about
 // two seconds, and the second time has failed by itself, so that its failure is counted as any
-// other. When none goes through within 0.3 seconds, or 16 messages have failed, the consumer
-// pauses: it cancels itself at the broker and tries a few messages at a time, at distances up to
-// about 2 seconds, until one goes through. It tries messages that have not failed yet first.
+// other. When 16 messages have failed and none went through, the consumer pauses: it cancels itself
+// at the broker and tries a few messages at a time, at distances up to about 2 seconds, until one
+// goes through. It tries messages that have not failed yet first. It pauses after fewer failures,
+// too, where nothing else begins for 0.3 seconds and then neither those that arrive next go
+// through nor, when none arrives for a second, those that have failed.
 //
 // # The end
 //
