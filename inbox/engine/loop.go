@@ -137,7 +137,6 @@ func (l *loop) apply(ev event, now time.Time) {
 }
 
 func (l *loop) arrived(ev event, now time.Time) {
-	telling := false // some of them may show whether a server is down
 	for i := range ev.items {
 		it := &ev.items[i]
 		it.single = l.trial.has(it)
@@ -145,13 +144,9 @@ func (l *loop) arrived(ev event, now time.Time) {
 		l.hand.add(it, now)
 		if it.aside && it.state == held {
 			l.outages.setAside(it, now)
-			continue
 		}
-		telling = true
 	}
-	if telling {
-		l.pause.listen(now, probeGap)
-	}
+	l.pause.listen(now, probeGap)
 }
 
 // switched begins or ends the pause of an operator.

@@ -90,14 +90,11 @@ func (o *outages) probe(now time.Time) {
 	}
 }
 
-// doubt has what arrives next, or else what has failed, show whether a server is down.
+// doubt has those that have failed be tried again, before there is a pause.
 func (o *outages) doubt(now time.Time) {
 	o.pause.doubt(o.hand.queues.left())
-	if o.cfg.Ordered {
-		o.pause.listen(now, probeGap)
-		return
-	}
-	o.pause.listen(now, probeWait)
+	o.pause.listen(now, probeGap)
+	o.release()
 }
 
 func (o *outages) shut(now time.Time) {

@@ -37,8 +37,8 @@ type pause struct {
 	gate    gate
 	n       int       // probes so far
 	at      time.Time // shut: when the next probe begins; probing: how long it waits for messages, zero: it has not begun to
+	early   bool      // probing: before the first pause, since nothing has shown yet that a server is down
 	most    int       // messages of a probe
-	early   bool      // the probe comes before the first pause: nothing has shown yet that a server is down
 	round   int       // the probe's number
 	begun   int
 	ended   int
@@ -97,11 +97,11 @@ func (p *pause) shut(now time.Time, random float64) time.Duration {
 // themselves.
 func (p *pause) probe(left int) { p.start(1<<min(p.n, 10), left) }
 
-// doubt begins a probe without a pause before it, of as many messages as may run at once: nothing keeps
-// those up that arrive.
+// doubt begins a probe without a pause before it: of the trial's own messages, and what arrives beside
+// them.
 func (p *pause) doubt(left int) {
 	p.start(p.cfg.Concurrency, left)
-	p.early = true
+	p.early, p.inPlace = true, true
 }
 
 func (p *pause) start(most, left int) {

@@ -42,7 +42,8 @@ func TestPauseModel(t *testing.T) {
 					p.shut(now, 0.5)
 				case inDoubt:
 					p.doubt(100)
-					p.listen(now, probeWait)
+					p.listen(now, probeGap)
+					tr.release()
 				default:
 					for _, it := range spared {
 						if !tr.struck(it) {

@@ -13,10 +13,10 @@ const (
 	// outage is how many messages fail for want of a server before the consumer pauses at once.
 	outage = 16
 
-	// controlPatience is how long one waits for another message to begin, before it is in doubt
-	// whether the server is down; and controlLimit for one that has begun to go through, which may
-	// take its time.
-	controlPatience = 300 * time.Millisecond
+	// controlPatience is how long one waits for another message to begin, before it is tried again. A
+	// broker that is busy may be silent for a second. controlLimit is for one that has begun to go
+	// through, which may take its time.
+	controlPatience = 1500 * time.Millisecond
 	controlLimit    = 5 * time.Second
 
 	// suspectPause is how long a suspect stays away while others go through, spread by half.
@@ -108,9 +108,9 @@ func (t *trial) take(which func(*item) bool) (taken []*item) {
 }
 
 // judge looks at what fails while no pause is on. Newest is when the last of the messages that run
-// began. It reports whether that is an outage, or may be one: some have failed and no other tells, but
-// a broker that is silent for a moment looks the same. Else it returns messages that have failed so
-// before, and are not blamed as long as none goes through.
+// began. It reports whether that is an outage; or whether that is in doubt, since some have failed
+// and no other tells, as when the broker is silent for a moment. Else it returns messages that have
+// failed so before, and are not blamed as long as none goes through.
 func (t *trial) judge(now, newest time.Time) (isOutage, inDoubt bool, spared []*item) {
 	fresh := 0
 	for _, it := range t.held {

@@ -2,6 +2,7 @@ package engine_test
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -104,41 +105,83 @@ func TestSlowHandlersTellWhatIsDown(t *testing.T) {
 	})
 }
 
-// The queue is silent for longer than messages that lack a server wait for others. That alone is no
-// outage: what comes next shows at once that nothing is down, even if every second one fails, too.
+// The queue is silent for a second where every second message lacks a server that the others do not need.
+// That is no outage, and what comes next does not wait.
 func TestSilentQueueIsNoOutage(t *testing.T) {
+	for _, concurrency := range []int{1, 8} {
+		t.Run(fmt.Sprint(concurrency), func(t *testing.T) { bubble(t, func(t *testing.T) { silences(t, concurrency) }) })
+	}
+}
+
+func silences(t *testing.T, concurrency int) {
+	var sent, passed atomic.Int32
+	p := processorFunc(func(_ context.Context, m *inbox.Message) error {
+		if m.Name == "bad" {
+			return inbox.Unavailable(errBroken)
+		}
+		passed.Add(1)
+		return nil
+	})
+	retry := inbox.RetryPolicy{MaxAttempts: 3, BaseDelay: time.Second, MaxDelay: 2 * time.Second}
+	b := newBench(t, p, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Concurrency: concurrency, Prefetch: 16, Retry: retry}}, memqueue.Options{})
+	b.start()
+	mixed := func() {
+		b.put("bad", 1)
+		b.put("good", 1)
+		sent.Add(1)
+	}
+	for round := range 20 {
+		for range 100 {
+			mixed()
+			time.Sleep(10 * time.Millisecond)
+		}
+		b.put("bad", 1)
+		time.Sleep(time.Second)
+		b.put("bad", 1)
+		time.Sleep(150 * time.Millisecond)
+		for range 10 {
+			mixed()
+		}
+		began := time.Now()
+		eventually(t, "the good ones pass", func() bool { return passed.Load() == sent.Load() })
+		if took := time.Since(began); took > 50*time.Millisecond {
+			t.Errorf("round %d: %v after a silence", round, took)
+		}
+	}
+	b.stop()
+}
+
+// A server is down that everything needs, and few messages come: they show it, and the last one is
+// processed soon after the server is back.
+func TestOutageOfFewMessages(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		var sent, passed atomic.Int32
-		p := processorFunc(func(_ context.Context, m *inbox.Message) error {
-			if m.Name == "bad" {
+		var down atomic.Bool
+		var passed atomic.Int32
+		p := processorFunc(func(context.Context, *inbox.Message) error {
+			if down.Load() {
 				return inbox.Unavailable(errBroken)
 			}
 			passed.Add(1)
 			return nil
 		})
-		retry := inbox.RetryPolicy{MaxAttempts: 3, BaseDelay: time.Second, MaxDelay: 2 * time.Second}
-		b := newBench(t, p, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Retry: retry}}, memqueue.Options{})
+		b := newBench(t, p, engine.Config{}, memqueue.Options{})
 		b.start()
-		mixed := func() {
-			b.put("bad", 1)
-			b.put("good", 1)
-			sent.Add(1)
+		down.Store(true)
+		b.put("few", 2)
+		time.Sleep(time.Second)
+		if err := b.consumer.Ready(t.Context()); err != nil {
+			t.Errorf("Ready = %v before anything shows an outage", err)
 		}
-		for round := range 20 {
-			for range 100 {
-				mixed()
-				time.Sleep(10 * time.Millisecond)
-			}
-			b.put("bad", 1)
-			time.Sleep(500 * time.Millisecond)
-			for range 10 {
-				mixed()
-			}
-			began := time.Now()
-			eventually(t, "the good ones pass", func() bool { return passed.Load() == sent.Load() })
-			if took := time.Since(began); took > 50*time.Millisecond {
-				t.Errorf("round %d: %v after a silence", round, took)
-			}
+		time.Sleep(time.Second)
+		if err := b.consumer.Ready(t.Context()); err == nil {
+			t.Error("Ready in an outage")
+		}
+		time.Sleep(time.Minute)
+		down.Store(false)
+		began := time.Now()
+		eventually(t, "both pass", func() bool { return passed.Load() == 2 })
+		if took := time.Since(began); took > 5*time.Second {
+			t.Errorf("%v after the outage", took)
 		}
 		b.stop()
 	})

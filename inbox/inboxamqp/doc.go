@@ -155,9 +155,8 @@
 // two seconds, and the second time has failed by itself, so that its failure is counted as any
 // other. When 16 messages have failed and none went through, the consumer pauses: it cancels itself
 // at the broker and tries a few messages at a time, at distances up to about 2 seconds, until one
-// goes through. It tries messages that have not failed yet first. It pauses after fewer failures,
-// too, where nothing else begins for 0.3 seconds and then neither those that arrive next go
-// through nor, when none arrives for a second, those that have failed.
+// goes through. It tries messages that have not failed yet first. Fewer are tried again when no
+// other begins for 1.5 seconds, or none that has begun ends within 5, and it pauses when they fail.
 //
 // # The end
 //
