@@ -111,7 +111,7 @@ func (p *pause) start(most, left int) {
 }
 
 // on reports whether a server seems to be down.
-func (p *pause) on() bool { return p.gate != open && !p.early }
+func (p *pause) on() bool { return p.gate != open && (!p.early || p.down) }
 
 // window is how many messages a probe may hold. It grows with those set aside, which may be all that the
 // queue has at its head.

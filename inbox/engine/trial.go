@@ -108,9 +108,9 @@ func (t *trial) take(which func(*item) bool) (taken []*item) {
 }
 
 // judge looks at what fails while no pause is on. Newest is when the last of the messages that run
-// began. It reports whether that is an outage; or whether that is in doubt, since some have failed
-// and no other tells, as when the broker is silent for a moment. Else it returns messages that have
-// failed so before, and are not blamed as long as none goes through.
+// began. It reports whether that is an outage; or whether that is in doubt, since nothing has begun
+// for a while: the broker may be silent. Else it returns messages that have failed so before, and
+// are not blamed as long as none goes through.
 func (t *trial) judge(now, newest time.Time) (isOutage, inDoubt bool, spared []*item) {
 	fresh := 0
 	for _, it := range t.held {
@@ -118,13 +118,17 @@ func (t *trial) judge(now, newest time.Time) (isOutage, inDoubt bool, spared []*
 			continue
 		}
 		fresh++
-		inDoubt = inDoubt || !now.Before(patienceWith(it, newest))
+		switch {
+		case now.Before(patienceWith(it, newest)):
+		case newest.Before(it.since):
+			inDoubt = true
+		default:
+			isOutage = true
+		}
 	}
-	if fresh >= min(outage, t.cfg.Prefetch) {
-		return true, false, nil
-	}
-	if inDoubt {
-		return false, true, nil
+	isOutage = isOutage || fresh >= min(outage, t.cfg.Prefetch)
+	if isOutage || inDoubt {
+		return isOutage, inDoubt, nil
 	}
 	spared = t.take(func(it *item) bool { return t.struck(it) && !now.Before(patienceWith(it, newest)) })
 	return false, false, spared

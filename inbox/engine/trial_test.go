@@ -3,6 +3,7 @@ package engine_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -182,6 +183,58 @@ func TestOutageOfFewMessages(t *testing.T) {
 		eventually(t, "both pass", func() bool { return passed.Load() == 2 })
 		if took := time.Since(began); took > 5*time.Second {
 			t.Errorf("%v after the outage", took)
+		}
+		b.stop()
+	})
+}
+
+// A message fails once for want of a server, and nothing else is there to tell: it is tried again soon,
+// without a pause.
+func TestMomentOnQuietQueue(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var calls atomic.Int32
+		p := processorFunc(func(context.Context, *inbox.Message) error {
+			if calls.Add(1) == 1 {
+				return inbox.Unavailable(errBroken)
+			}
+			return nil
+		})
+		b := newBench(t, p, engine.Config{}, memqueue.Options{})
+		b.start()
+		b.put("one", 1)
+		began := time.Now()
+		for calls.Load() < 2 && time.Since(began) < time.Minute {
+			if err := b.consumer.Ready(t.Context()); err != nil && calls.Load() == 1 {
+				t.Fatalf("Ready = %v after %v", err, time.Since(began))
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		if took := time.Since(began); took > 2*time.Second {
+			t.Errorf("tried again after %v", took)
+		}
+		b.stop()
+	})
+}
+
+// A server is down whose absence is noticed slowly: fewer messages than make an outage fail before
+// others have begun, again and again. It is one all the same.
+func TestOutageThatIsNoticedSlowly(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		p := processorFunc(func(context.Context, *inbox.Message) error {
+			time.Sleep(6 * time.Second)
+			return inbox.Unavailable(errBroken)
+		})
+		b := newBench(t, p, engine.Config{}, memqueue.Options{})
+		b.put("slow", 100)
+		b.start()
+		paused := false
+		for range 300 {
+			time.Sleep(100 * time.Millisecond)
+			err := b.consumer.Ready(t.Context())
+			paused = paused || err != nil && strings.Contains(err.Error(), "paused")
+		}
+		if !paused {
+			t.Error("no pause within 30 s")
 		}
 		b.stop()
 	})
