@@ -137,6 +137,7 @@ func (l *loop) apply(ev event, now time.Time) {
 }
 
 func (l *loop) arrived(ev event, now time.Time) {
+	telling := false // some may show whether a server is down
 	for i := range ev.items {
 		it := &ev.items[i]
 		it.single = l.trial.has(it)
@@ -144,9 +145,13 @@ func (l *loop) arrived(ev event, now time.Time) {
 		l.hand.add(it, now)
 		if it.aside && it.state == held {
 			l.outages.setAside(it, now)
+			continue
 		}
+		telling = true
 	}
-	l.pause.listen(now, probeGap)
+	if telling {
+		l.pause.listen(now, probeGap)
+	}
 }
 
 // switched begins or ends the pause of an operator.

@@ -100,7 +100,7 @@ func (p *pause) probe(left int) { p.start(1<<min(p.n, 10), left) }
 // doubt begins a probe without a pause before it: of the trial's own messages, and what arrives beside
 // them.
 func (p *pause) doubt(left int) {
-	p.start(p.cfg.Concurrency, left)
+	p.start(outage, left)
 	p.early, p.inPlace = true, true
 }
 

@@ -153,11 +153,11 @@
 // An error of inbox.Unavailable, for a database that is down, keeps the message. When another one
 // that began later goes through, the server is there: the message goes behind the others for about
 // two seconds, and the second time has failed by itself, so that its failure is counted as any
-// other. When 16 messages have failed, or as many as Prefetch, or one that began later takes 5
-// seconds, the consumer pauses: it cancels itself at the broker and tries a few messages at a time,
-// at distances up to about 2 seconds, until one goes through. It tries messages that have not
-// failed yet first. Where no other begins for 1.5 seconds, those that failed are tried again, and
-// it pauses when they fail.
+// other. When 16 messages have failed, or as many as Prefetch, or one has waited for 5 seconds for
+// another that runs, the consumer pauses: it cancels itself at the broker and tries a few messages
+// at a time, at distances up to about 2 seconds, until one goes through. It tries messages that
+// have not failed yet first. Where no other begins for 1.5 seconds, those that failed are tried
+// again, and it pauses when they fail.
 //
 // # The end
 //
