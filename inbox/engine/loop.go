@@ -42,6 +42,7 @@ func (l *loop) run() {
 		if l.control.closed {
 			return
 		}
+		l.handOut(now) // before what has failed is judged: what begins now will tell
 		l.tick(now)
 		l.handOut(now)
 		l.control.steer(now)

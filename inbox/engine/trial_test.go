@@ -256,7 +256,7 @@ func TestMessageThatComesInDoubt(t *testing.T) {
 		b := newBench(t, p, engine.Config{}, memqueue.Options{})
 		b.start()
 		b.put("bad", 1)
-		for bad.Load() < 2 {
+		for began := time.Now(); bad.Load() < 2 && time.Since(began) < time.Minute; {
 			time.Sleep(10 * time.Millisecond)
 		}
 		b.put("good", 1)
@@ -266,6 +266,35 @@ func TestMessageThatComesInDoubt(t *testing.T) {
 		}
 		if err := b.consumer.Ready(t.Context()); err != nil {
 			t.Errorf("Ready = %v", err)
+		}
+		b.stop()
+	})
+}
+
+// A consumer of one message at a time has others ready when one ends: there is no doubt before they have
+// been tried.
+func TestReadyMessagesAreTriedBeforeADoubt(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const good, takes = 10, 2 * time.Second
+		var passed atomic.Int32
+		p := processorFunc(func(_ context.Context, m *inbox.Message) error {
+			time.Sleep(takes)
+			if m.Name == "bad" {
+				return inbox.Unavailable(errBroken)
+			}
+			passed.Add(1)
+			return nil
+		})
+		b := newBench(t, p, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 1, Prefetch: 16}}, memqueue.Options{})
+		for range good {
+			b.put("bad", 2)
+			b.put("good", 1)
+		}
+		began := time.Now()
+		b.start()
+		eventually(t, "the good ones pass", func() bool { return passed.Load() == good })
+		if took := time.Since(began); took > 3*good*takes+time.Second {
+			t.Errorf("%v, and each message takes %v", took, takes)
 		}
 		b.stop()
 	})
