@@ -42,7 +42,9 @@ func (l *loop) run() {
 		if l.control.closed {
 			return
 		}
-		l.handOut(now) // before what has failed is judged: what begins now will tell
+		if len(l.trial.held) > 0 { // before what has failed is judged: what begins now will tell
+			l.handOut(now)
+		}
 		l.tick(now)
 		l.handOut(now)
 		l.control.steer(now)
