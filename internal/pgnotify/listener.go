@@ -83,8 +83,16 @@ const undefinedTable = "42P01"
 
 // Probe tests, with a connection of its own, whether notifications arrive. If they
 // do not, its error is ErrNoTable or ErrSwallowed; any other says that it could not
-// test it.
+// test it. It tries twice, since a busy server may once take too long.
 func (l *Listener) Probe(ctx context.Context) error {
+	err := l.probeOnce(ctx)
+	if err != nil && !errors.Is(err, ErrNoTable) && ctx.Err() == nil {
+		err = l.probeOnce(ctx)
+	}
+	return err
+}
+
+func (l *Listener) probeOnce(ctx context.Context) error {
 	conn, err := l.cfg.Channel.listen(ctx)
 	if err != nil {
 		return err

@@ -22,10 +22,15 @@ const mendMigrate = "call Migrate, or apply the files of Schema"
 // which has a method Mend() string, and why it could not look, which has none.
 func (s *Store) Check(ctx context.Context) error {
 	var found check.Findings
-	err := pgcall.Twice(ctx, s.pool, checkTimeout, func(ctx context.Context, conn *pgxpool.Conn) error {
+	var complete bool
+	err := pgcall.Twice(ctx, s.pool, checkTimeout, func(ctx context.Context, conn *pgxpool.Conn) (err error) {
 		found = check.Findings{Component: "outboxpgx"}
-		return s.check(ctx, conn, &found)
+		complete, err = s.check(ctx, conn, &found)
+		return err
 	})
+	if err == nil && complete {
+		err = s.checkWakeUps(ctx, &found)
+	}
 	if err != nil {
 		found.Join(fmt.Errorf("outboxpgx: check: %w", err))
 	}
@@ -35,24 +40,22 @@ func (s *Store) Check(ctx context.Context) error {
 // checkTimeout bounds all queries of a Check together.
 const checkTimeout = 10 * time.Second
 
-func (s *Store) check(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) error {
-	complete, err := s.checkColumns(ctx, conn, found)
+// check returns whether the table is complete. If it is not, other looks would fail.
+func (s *Store) check(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) (complete bool, err error) {
+	complete, err = s.checkColumns(ctx, conn, found)
 	if err != nil || !complete {
-		return err // the rest would fail
+		return false, err
 	}
 	if err := s.checkIndexes(ctx, conn, found); err != nil {
-		return err
+		return false, err
 	}
 	if err := s.checkLanes(ctx, conn, found); err != nil {
-		return err
+		return false, err
 	}
 	if err := s.checkFunctions(ctx, conn, found); err != nil {
-		return err
+		return false, err
 	}
-	if err := s.checkServer(ctx, conn, found); err != nil {
-		return err
-	}
-	return s.checkWakeUps(ctx, found)
+	return true, s.checkServer(ctx, conn, found)
 }
 
 func (s *Store) checkLanes(ctx context.Context, conn *pgxpool.Conn, found *check.Findings) error {
