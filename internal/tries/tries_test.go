@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -60,6 +61,30 @@ func TestSilentConnection(t *testing.T) {
 		if want := []time.Duration{0, tries.Longest}; !slices.Equal(s.asked, want) || s.silent != 1 {
 			t.Errorf("asked after %v, silent %d times; want %v and one", s.asked, s.silent, want)
 		}
+	})
+}
+
+// Callers who all meet a silent connection at once are all answered on another one.
+func TestManySilentConnections(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := tries.New(func(error) bool { return false }, func(context.Context) {})
+		var callers sync.WaitGroup
+		for range 20 {
+			callers.Go(func() {
+				asked := 0
+				if err := s.Ask(t.Context(), true, func(ctx context.Context) error {
+					if asked++; asked == 1 {
+						return hang(asked, ctx)
+					}
+					time.Sleep(time.Millisecond) // in which all others have failed, too
+					return nil
+				}); err != nil || asked != 2 {
+					t.Errorf("%v after %d tries, want an answer to the second", err, asked)
+				}
+			})
+		}
+		callers.Wait()
 	})
 }
 
