@@ -2,6 +2,7 @@ package txretry
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -35,7 +36,11 @@ func (m *Manager) Check(ctx context.Context) error {
 	if !ok {
 		return nil
 	}
-	facts, err := source.facts(ctx, driver.Limits{Acquire: m.bounds.acquire, Begin: m.bounds.begin})
+	limits := driver.Limits{Acquire: m.bounds.acquire, Begin: m.bounds.begin}
+	facts, err := source.facts(ctx, limits)
+	if errors.Is(err, driver.ErrSilent) { // it only reads, and another connection may answer
+		facts, err = source.facts(ctx, limits)
+	}
 	if err != nil {
 		return fmt.Errorf("txretry: check: %w", err)
 	}
