@@ -202,8 +202,16 @@ func (s *scan) await(ctx context.Context) (raw amqp.Delivery, found bool, err er
 		}
 		ready, err := depth(s.conn, s.name)
 		waited := time.Since(start)
-		if err != nil || waited > countPatience || ready == 0 && waited > returnPatience {
+		if err != nil {
 			return raw, false, err
+		}
+		if waited > countPatience || ready == 0 && waited > returnPatience {
+			select { // it may have come while the queue was asked
+			case raw, found = <-s.deliveries:
+				return raw, found, s.lost(found)
+			default:
+				return raw, false, nil
+			}
 		}
 	}
 }
