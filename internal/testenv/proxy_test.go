@@ -265,6 +265,9 @@ func TestProxyRetarget(t *testing.T) {
 	second, secondLines := echo(t)
 	p := testenv.NewProxy(t, first)
 	old := dial(t, p)
+	old.send("first")
+	old.want("first") // the relay has accepted it
+	<-firstLines
 	must(t, p.Retarget(second))
 	dial(t, p).send("new")
 	if got := <-secondLines; got != "new" {
