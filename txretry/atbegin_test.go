@@ -180,7 +180,7 @@ func TestAtBeginWaitsForLong(t *testing.T) {
 	t.Parallel()
 	pool := newCounter(t)
 	m := newManager(t, pool, txretry.Config{Logger: quiet})
-	m.Shorten(time.Minute, 50*time.Millisecond)
+	m.SetWaits(time.Minute, 50*time.Millisecond)
 	calls := 0
 	opts := txretry.Options{MaxAttempts: 1, AtBegin: driver.Statement{SQL: "select pg_sleep(1)"}}
 	err := m.DoWith(t.Context(), opts, func(context.Context, pgx.Tx) error {

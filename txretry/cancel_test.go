@@ -103,13 +103,14 @@ func TestCancelledInCommit(t *testing.T) {
 	t.Parallel()
 	pool := newCounter(t)
 	exec(t, pool, `create function dawdle() returns trigger language plpgsql as
-			$$ begin perform pg_sleep(3); return null; end $$;
+			$$ begin perform pg_sleep(8); return null; end $$;
 		create constraint trigger dawdle after update on counter deferrable initially deferred
 			for each row execute function dawdle()`)
+	idle(t, pool, 2) // so that who watches need not wait for a connection
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	committed := false
-	err := newManager(t, pool, txretry.Config{}).Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
+	err := newManager(t, pool, txretry.Config{CommitTimeout: time.Minute}).Do(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		txretry.AfterCommit(tx, func() { committed = ctx.Err() != nil })
 		go cancelWhileCommitting(ctx, cancel, pool, tx.Conn().PgConn().PID())
 		return add(ctx, tx, 1)

@@ -98,7 +98,7 @@ func TestCheckOfSilentServer(t *testing.T) {
 	t.Parallel()
 	_, pool, proxy := behindProxy(t, 1, addOne)
 	m := newManager(t, pool, txretry.Config{})
-	m.Shorten(2*time.Second, time.Second)
+	m.SetWaits(2*time.Second, time.Second)
 	proxy.Pause()
 	if err := m.Check(soon(t)); err == nil {
 		t.Error("no error")

@@ -3,6 +3,7 @@ package txretry_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -13,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
@@ -69,6 +71,18 @@ func wantCounter(t *testing.T, pool *pgxpool.Pool, want int) {
 	if got != want {
 		t.Errorf("counter is %d, want %d", got, want)
 	}
+}
+
+// eventuallyCounter wants it soon: a COMMIT that nobody waits for any more may still be at work.
+func eventuallyCounter(t *testing.T, pool *pgxpool.Pool, want int) {
+	t.Helper()
+	testenv.Eventually(t, testenv.Patience, func() error {
+		got, err := read(t.Context(), pool)
+		if err == nil && got != want {
+			err = fmt.Errorf("counter is %d, want %d", got, want)
+		}
+		return err
+	})
 }
 
 func TestSerializationFailureAtStatement(t *testing.T) {

@@ -56,7 +56,9 @@ func lossyBackend(t *testing.T, network *losses) backend {
 	lossy := openPool(t, cfg)
 	return backend{b, func(cfg txretry.Config, script []txretrytest.Fault) txretry.Transactor {
 		network.script, network.attempts = script, 0
-		return newManager(t, lossy, cfg)
+		m := newManager(t, lossy, cfg)
+		m.SetWaits(time.Minute, time.Minute) // a BEGIN that is sent again would count as an attempt
+		return m
 	}}
 }
 

@@ -101,11 +101,12 @@ func TestCommitReplyLost(t *testing.T) {
 			direct := newCounter(t)
 			proxy := testenv.NewProxy(t, direct.Config().ConnString())
 			pool := pgtest.Pool(t, proxy.URL(), 2)
-			cfg := txretry.Config{CommitTimeout: 3 * time.Second} // also of the first round
+			m := newManager(t, pool, txretry.Config{CommitTimeout: time.Minute})
+			m.SetWaits(time.Minute, time.Minute) // a BEGIN that is sent again has nothing prepared
+			opts := txretry.Options{CommitTimeout: 3 * time.Second}
 			if test.reset {
-				cfg.CommitTimeout = time.Minute
+				opts.CommitTimeout = time.Minute
 			}
-			m := newManager(t, pool, cfg)
 			work := func(ctx context.Context, tx pgx.Tx) error {
 				if test.pipeline {
 					txretry.AtCommit(tx, "update counter set n = n + $1 where id = 1", 1)
@@ -127,7 +128,7 @@ func TestCommitReplyLost(t *testing.T) {
 				proxy.Cut()
 			}()
 			calls := 0
-			err := m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+			err := m.DoWith(t.Context(), opts, func(ctx context.Context, tx pgx.Tx) error {
 				calls++
 				txretry.AfterCommit(tx, func() { t.Error("AfterCommit ran without an answer") })
 				defer proxy.DropReplies()
@@ -137,13 +138,7 @@ func TestCommitReplyLost(t *testing.T) {
 			if calls != 1 {
 				t.Errorf("fn ran %d times, want once", calls)
 			}
-			testenv.Eventually(t, testenv.Patience, func() error {
-				n, err := read(t.Context(), direct)
-				if err == nil && n != 2 {
-					err = errors.New("not applied")
-				}
-				return err
-			})
+			eventuallyCounter(t, direct, 2)
 		})
 	}
 }

@@ -32,7 +32,7 @@ func impatient(t *testing.T, url string, patience time.Duration) pgx.Tx {
 // The time that the caller takes between two rows is not the server's.
 func TestSlowReader(t *testing.T) {
 	t.Parallel()
-	const patience = time.Second
+	const patience = 8 * time.Second
 	tx := impatient(t, pgtest.URL(t), patience)
 	// More than fits into the buffers between, so that it is sent while it is read.
 	const sql = "select i, repeat('x', 10000) from generate_series(1, 2000) i"
@@ -88,12 +88,12 @@ func (s *slowSource) Err() error             { return nil }
 // The time that the source of a COPY takes is not the server's.
 func TestSlowSource(t *testing.T) {
 	t.Parallel()
-	const patience = time.Second
+	const patience = 8 * time.Second
 	tx := impatient(t, pgtest.URL(t), patience)
 	if _, err := tx.Exec(t.Context(), "create table target (n int)"); err != nil {
 		t.Fatal(err)
 	}
-	n, err := tx.CopyFrom(t.Context(), pgx.Identifier{"target"}, []string{"n"}, &slowSource{rows: 3, delay: 2 * patience})
+	n, err := tx.CopyFrom(t.Context(), pgx.Identifier{"target"}, []string{"n"}, &slowSource{rows: 3, delay: patience + patience/4})
 	if n != 3 || err != nil {
 		t.Errorf("%d rows, error %v", n, err)
 	}

@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -99,6 +100,7 @@ func TestHangUpDuringCommit(t *testing.T) {
 				t.Cleanup(func() { _ = l.Close() })
 				u.Host = l.Addr().String()
 				m := newManager(t, pgtest.Pool(t, u.String(), 1), txretry.Config{})
+				m.SetWaits(time.Minute, time.Minute)            // a BEGIN that is sent again has nothing prepared
 				if err := m.Do(t.Context(), work); err != nil { // statements are prepared
 					t.Fatal(err)
 				}

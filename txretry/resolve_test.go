@@ -119,7 +119,7 @@ func TestResolveDuringCommit(t *testing.T) {
 				t.Parallel()
 				pool := newCounter(t)
 				exec(t, pool, "create table witness (id int primary key);"+slowCommit)
-				cfg := txretry.Config{XactStatus: resolver.status, CommitTimeout: 500 * time.Millisecond}
+				cfg := txretry.Config{XactStatus: resolver.status, CommitTimeout: 8 * time.Second}
 				if terminate {
 					cfg.CommitTimeout = time.Minute
 				}

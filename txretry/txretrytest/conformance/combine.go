@@ -162,7 +162,7 @@ func testCombinedApart(f *fixture) {
 	for name, change := range map[string]func(o *txretry.Options){
 		"isolation":      func(o *txretry.Options) { o.Isolation = pgx.RepeatableRead },
 		"lock timeout":   func(o *txretry.Options) { o.LockTimeout = 5 * time.Second },
-		"commit timeout": func(o *txretry.Options) { o.CommitTimeout = 5 * time.Second },
+		"commit timeout": func(o *txretry.Options) { o.CommitTimeout = 50 * time.Second },
 		"no Combine":     func(o *txretry.Options) { o.Combine = 0 },
 	} {
 		other := shared
