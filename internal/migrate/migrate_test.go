@@ -177,8 +177,14 @@ func TestApplyThatFallsSilent(t *testing.T) {
 	proxy := testenv.NewProxy(t, direct.Config().ConnString())
 	far := pgtest.Pool(t, proxy.URL()+"&default_query_exec_mode=exec", 2)
 	proxy.SilenceOn(testenv.Silence{On: "INSERT INTO", Deliver: true})
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
+	go func() {
+		for proxy.Silenced() == 0 && t.Context().Err() == nil {
+			time.Sleep(10 * time.Millisecond)
+		}
+		cancel()
+	}()
 	if err := migrate.Apply(ctx, far, set("demo", files)); err == nil || proxy.Silenced() != 1 {
 		t.Fatalf("%d connections fell silent: %v", proxy.Silenced(), err)
 	}

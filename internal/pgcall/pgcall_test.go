@@ -53,15 +53,19 @@ func TestUseGetsOverSilentConnections(t *testing.T) {
 	t.Parallel()
 	pool, proxy := open(t)
 	proxy.SilenceConnections()
-	calls := 0
-	testenv.Eventually(t, 20*time.Second, func() error {
-		calls++
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	call := func(patience time.Duration) error {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		return pgcall.Use(ctx, pool, one)
-	})
-	if n := proxy.Silenced(); n != conns || calls == 1 || calls > 3 {
-		t.Errorf("%d silent connections cost %d calls", n, calls)
+	}
+	if err := call(time.Second); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("on a silent connection: %v", err)
+	}
+	if err := call(time.Minute); err != nil {
+		t.Errorf("behind it: %v", err)
+	}
+	if n := proxy.Silenced(); n != conns {
+		t.Errorf("%d connections fell silent, want %d", n, conns)
 	}
 	fill(t, pool) // none of them is in the pool
 	if err := pgcall.Use(t.Context(), pool, one); err != nil {
@@ -83,7 +87,7 @@ func TestWithinProvesItsConnection(t *testing.T) {
 func TestSilentInTheMiddle(t *testing.T) {
 	t.Parallel()
 	pool, proxy := open(t)
-	const d = 5 * time.Second
+	const d = 12 * time.Second
 	proxy.SilenceOn(testenv.Silence{On: "SELECT 1", Deliver: true})
 	if err := pgcall.Within(t.Context(), pool, d, one); !errors.Is(err, pgcall.ErrSilent) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("the error is %v", err)
@@ -160,7 +164,7 @@ func TestUseKeepsItsPlace(t *testing.T) {
 		}
 	})
 	testenv.Eventually(t, time.Minute, func() error {
-		if pool.Stat().CanceledAcquireCount() == 0 {
+		if pool.Stat().CanceledAcquireCount() < 2 {
 			return errors.New("it has not waited for long")
 		}
 		return nil
@@ -175,7 +179,7 @@ func TestUseKeepsItsPlace(t *testing.T) {
 		served <- "second"
 		conn.Release()
 	})
-	time.Sleep(2 * time.Second)
+	time.Sleep(3 * time.Second) // of the 8 that it waits now
 	held.Release()
 	waiting.Wait()
 	if got := <-served; got != "first" {

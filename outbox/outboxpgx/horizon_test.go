@@ -318,7 +318,7 @@ func TestLookBelowFloorsHoldsUpNoClaim(t *testing.T) {
 	_, err = tx.Exec(t.Context(), `SELECT FROM holdfast_outbox_lanes FOR UPDATE`)
 	must(t, err)
 	for range 3 {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 		_, err := f.store.Claim(ctx, driver.Claim{Limit: 1, Lease: time.Minute})
 		cancel()
 		must(t, err)

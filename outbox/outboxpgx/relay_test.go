@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -231,14 +234,17 @@ func TestPostgresRestart(t *testing.T) {
 		LeaseTTL: 3 * time.Second, ShutdownTimeout: 5 * time.Second,
 	})
 	const keys, n = 50, 60
-	f.write(t, keyed(keys, n)...)
+	parts := slices.Collect(slices.Chunk(keyed(keys, n), keys*n/2))
 	stop := run(t, relay)
 	defer stop()
-	for _, fault := range []func() error{
+	for i, fault := range []func() error{
 		func() error { return server.Restart(t.Context()) },
 		func() error { return errors.Join(server.Kill(), server.Start(t.Context())) },
 	} {
 		before := len(publisher.Received())
+		testenv.Eventually(t, testenv.Patience, func() error {
+			return f.manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error { return f.store.Write(ctx, tx, parts[i]...) })
+		})
 		testenv.Eventually(t, testenv.Patience, func() error {
 			if got := len(publisher.Received()); got < before+300 {
 				return fmt.Errorf("%d received", got)

@@ -59,7 +59,7 @@ func TestSilentInTheMiddleOfACall(t *testing.T) {
 			t.Parallel()
 			pool, proxy := far(t, direct)
 			distant := fixtureOn(t, pool, outboxpgx.Config{Retention: time.Hour})
-			distant.store.Hasten(3 * time.Second)
+			distant.store.Hasten(12 * time.Second)
 			must(t, c.call(t.Context(), distant))
 			proxy.SilenceOn(c.on)
 			err := c.call(t.Context(), distant)

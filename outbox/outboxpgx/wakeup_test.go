@@ -294,7 +294,7 @@ func TestRolledBackWritesWakeNobody(t *testing.T) {
 	}
 }
 
-// A process that only writes has no goroutine of the outbox a second after its last commit, also when
+// A process that only writes has no goroutine of the outbox soon after its last commit, also when
 // its pool is closed meanwhile. It is not parallel, so that no other test has any.
 func TestWriterLeavesNothingRunning(t *testing.T) {
 	pool := pgtest.New(t)
@@ -305,17 +305,24 @@ func TestWriterLeavesNothingRunning(t *testing.T) {
 	for range 100 {
 		f.write(t, outbox.Message{Name: "a", Body: []byte("1")})
 	}
-	time.Sleep(time.Second)
-	if stacks := ofOutbox(); stacks != "" {
-		t.Errorf("left running:\n%s", stacks)
-	}
+	untilEnded(t)
 	f.store.Wake()
 	own.Close()
 	f.store.Wake()
-	time.Sleep(time.Second)
-	if stacks := ofOutbox(); stacks != "" || log.Len() > 0 {
-		t.Errorf("after the pool is closed: %s\n%s", log.String(), stacks)
+	untilEnded(t)
+	if log.Len() > 0 {
+		t.Errorf("after the pool is closed: %s", log.String())
 	}
+}
+
+func untilEnded(t *testing.T) {
+	t.Helper()
+	testenv.Eventually(t, testenv.Patience, func() error {
+		if stacks := ofOutbox(); stacks != "" {
+			return fmt.Errorf("left running:\n%s", stacks)
+		}
+		return nil
+	})
 }
 
 // ofOutbox returns the stacks of the outbox's goroutines.

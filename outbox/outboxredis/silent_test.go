@@ -58,9 +58,7 @@ func TestSilentServer(t *testing.T) {
 	t.Parallel()
 	proxy := testenv.NewProxy(t, redistest.URL(t))
 	p := newPublisher(t, patient(t, proxy.URL()), outboxredis.Config{Timeout: time.Second})
-	if err := p.Ready(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Eventually(t, testenv.Patience, func() error { return p.Ready(t.Context()) })
 	proxy.Pause()
 	for name, call := range map[string]func() error{
 		"Ready": func() error { return p.Ready(t.Context()) },

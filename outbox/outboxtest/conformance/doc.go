@@ -19,7 +19,7 @@ import (
 const patience = 2 * time.Minute
 
 // pause is how long a message waits that is to wait: longer than a slow machine takes to look.
-const pause = 3 * time.Second
+const pause = 12 * time.Second
 
 // each runs one case as a parallel subtest, in a bubble where bubble says so.
 func each(t *testing.T, bubble bool, name string, fn func(t *testing.T)) {
