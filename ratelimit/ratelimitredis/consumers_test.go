@@ -26,9 +26,10 @@ const (
 	consumerURL = "HOLDFAST_RATELIMIT_CONSUMER_URL"
 	mails       = "mails" // the stream
 	sentMails   = "sent"  // a list
-	someMails   = 60
-	// mailTimeout is so short that the 8 workers of each of 3 processes together wait longer.
-	mailTimeout = 4 * time.Second
+	someMails   = 100
+	// mailTimeout is so short that the workers of 3 processes together wait for longer than half of it.
+	mailTimeout = 8 * time.Second
+	mailWorkers = 16
 )
 
 // tenMails stands for 100 a minute, over all processes, in a test that takes seconds.
@@ -107,7 +108,7 @@ func TestConsumerOfMany(t *testing.T) {
 		t.Fatal(err)
 	}
 	consumer, err := inboxredis.NewConsumer(client, mails, mux, inboxredis.Config{ConsumerConfig: inbox.ConsumerConfig{
-		HandlerTimeout: mailTimeout, Logger: slog.New(slog.DiscardHandler),
+		Concurrency: mailWorkers, HandlerTimeout: mailTimeout, Logger: slog.New(slog.DiscardHandler),
 		Retry: inbox.RetryPolicy{BaseDelay: 100 * time.Millisecond},
 	}})
 	if err == nil {

@@ -6,7 +6,6 @@ import (
 	"math"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/holdfast-go/holdfast/internal/metrictest"
 	"github.com/holdfast-go/holdfast/internal/redistest"
@@ -37,7 +36,7 @@ func TestMetrics(t *testing.T) {
 	meter := &metrictest.Recorder{}
 	client := redistest.Client(t, proxy.URL())
 	configure := func(failOpen bool) ratelimitredis.Config {
-		return ratelimitredis.Config{Timeout: 2 * time.Second, FailOpen: failOpen, MeterProvider: meter, Logger: slog.New(slog.DiscardHandler)}
+		return ratelimitredis.Config{FailOpen: failOpen, MeterProvider: meter, Logger: slog.New(slog.DiscardHandler)}
 	}
 	allow, deny := open(t, client, configure(true)), open(t, client, configure(false))
 	testenv.Eventually(t, patient, func() error { return client.Ping(t.Context()).Err() })
@@ -63,7 +62,7 @@ func TestMetrics(t *testing.T) {
 	ask(allow, charges...)
 	wantRecorded(t, meter, "remembered", 0, map[string][]float64{decisions + "{limit=user,outcome=denied,source=cache}": {1}})
 
-	proxy.Pause()
+	proxy.Cut()
 	ask(allow, charges[1])
 	wantRecorded(t, meter, "without Redis", 1, map[string][]float64{decisions + "{limit=,outcome=allowed,source=fallback}": {1}})
 	ask(deny, charges[1])

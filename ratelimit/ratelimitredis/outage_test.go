@@ -26,7 +26,7 @@ func TestOutage(t *testing.T) {
 	const closed, failOpen, counted = "fail closed", "fail open", "count here"
 	limits := map[string]*ratelimitredis.Limiter{}
 	for setting, cfg := range map[string]ratelimitredis.Config{closed: {Prefix: "closed"}, failOpen: {Prefix: "open", FailOpen: true}, counted: {Prefix: "counted", Replicas: 2}} {
-		cfg.Timeout, cfg.Logger = time.Second, slog.New(slog.DiscardHandler)
+		cfg.Logger = slog.New(slog.DiscardHandler)
 		limits[setting] = open(t, redistest.Client(t, server.URL()), cfg)
 	}
 	c := ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: 10, Window: day}, Key: "ann"}
@@ -155,7 +155,7 @@ func TestFailover(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	l := open(t, client, ratelimitredis.Config{Timeout: time.Second, DenyCache: -1})
+	l := open(t, client, ratelimitredis.Config{DenyCache: -1})
 	c := ratelimit.Charge{Limit: ratelimit.Limit{Name: "user", Max: 100, Window: day}, Key: "ann"}
 	allowed := 0
 	ask := func() error {

@@ -15,22 +15,18 @@ func bucket(n, burst int64, window time.Duration) ratelimit.Limit {
 }
 
 func testBucket(t *testing.T, l Limiter) {
-	c := ratelimit.Charge{Limit: bucket(10, 4, time.Second)} // one per 100 ms, four at once
+	const token, burst = 100 * time.Millisecond, 4
+	c := ratelimit.Charge{Limit: bucket(10, burst, time.Second)}
 	start := allow(t, l, c)
-	count := int64(1)
-	for {
+	held, last := (burst-1)*token, start.At // as the time in which it would fill to that
+	for last.Sub(start.At) <= time.Second {
 		d := allow(t, l, c)
+		held, last = min(held+d.At.Sub(last), burst*token), d.At
+		if want := held >= token; d.Allowed != want {
+			t.Fatalf("allowed %v after %v, with %v of %v held", d.Allowed, last.Sub(start.At), held, token)
+		}
 		if d.Allowed {
-			count++
-		}
-		elapsed := d.At.Sub(start.At)
-		if most := 4 + int64(elapsed/(100*time.Millisecond)); count > most {
-			t.Fatalf("%d were allowed within %v, want at most %d", count, elapsed, most)
-		} else if !d.Allowed && count < most {
-			t.Fatalf("%d were allowed within %v and another denied, want %d", count, elapsed, most)
-		}
-		if elapsed > time.Second {
-			return
+			held -= token
 		}
 		pause(t, 7*time.Millisecond)
 	}

@@ -28,7 +28,7 @@ func TestLimits(t *testing.T, start Protocol) {
 	inMemory := func() (ratelimit.Limiter, error) { return ratelimit.NewMemory(ratelimit.MemoryConfig{}) }
 	client, prefixes := redistest.New(t), atomic.Int64{}
 	onRedis := func() (ratelimit.Limiter, error) {
-		return ratelimitredis.New(client, ratelimitredis.Config{Prefix: fmt.Sprint("test", prefixes.Add(1))})
+		return ratelimitredis.New(client, ratelimitredis.Config{Prefix: fmt.Sprint("test", prefixes.Add(1)), Timeout: Patience})
 	}
 	for name, newLimiter := range map[string]func() (ratelimit.Limiter, error){"memory": inMemory, "Redis": onRedis} {
 		t.Run(name, func(t *testing.T) {
