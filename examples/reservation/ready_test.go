@@ -27,8 +27,8 @@ func TestReadyOfRoles(t *testing.T) {
 	rabbit.Cut()
 	awaitUnready(t, roles["relay"])
 	awaitUnready(t, roles["consumer"])
-	roles["api"].get("/readyz").wants(http.StatusOK, "")
-	roles["sweeper"].get("/readyz").wants(http.StatusOK, "")
+	awaitReady(t, roles["api"].url)
+	awaitReady(t, roles["sweeper"].url)
 	rabbit.Heal()
 
 	postgres.Pause()

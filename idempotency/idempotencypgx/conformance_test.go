@@ -42,7 +42,7 @@ func backend(t *testing.T, newPool func(*testing.T) *pgxpool.Pool) conformance.B
 	}
 	return conformance.Backend{
 		New:   stores(idempotencypgx.Config{}),
-		Brief: stores(idempotencypgx.Config{Lease: 3 * time.Second}),
+		Brief: stores(idempotencypgx.Config{Lease: 12 * time.Second}),
 		Fading: func(t *testing.T) (driver.Store, time.Duration) {
 			cfg := idempotencypgx.Config{Lease: 5 * time.Second, Retention: 5 * time.Second}
 			return stores(cfg)(t), cfg.Retention

@@ -32,7 +32,7 @@ func backend(t *testing.T) conformance.Backend {
 	}
 	return conformance.Backend{
 		New:   stores(idempotencyredis.Config{}),
-		Brief: stores(idempotencyredis.Config{Lease: 3 * time.Second}),
+		Brief: stores(idempotencyredis.Config{Lease: 12 * time.Second}),
 		Fading: func(t *testing.T) (driver.Store, time.Duration) {
 			cfg := idempotencyredis.Config{Lease: 5 * time.Second, Retention: 5 * time.Second}
 			return stores(cfg)(t), cfg.Retention

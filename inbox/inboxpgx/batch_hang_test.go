@@ -176,7 +176,7 @@ func TestBatchTimeIsOver(t *testing.T) {
 			h.register(t, s, many)
 			close(h.gate)
 			bounded := func(msgs []*inbox.Message) []error {
-				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+				ctx, cancel := context.WithTimeout(t.Context(), 8*time.Second)
 				defer cancel()
 				return s.Process(ctx, msgs)
 			}

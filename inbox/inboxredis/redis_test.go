@@ -159,7 +159,7 @@ func TestClaimOfAnother(t *testing.T) {
 	client := redistest.New(t)
 	m := event()
 	key := "outbox:processed:" + m.ID.String()
-	if err := client.Set(t.Context(), key, "processing:other", 100*time.Millisecond).Err(); err != nil {
+	if err := client.Set(t.Context(), key, "processing:other", time.Minute).Err(); err != nil {
 		t.Fatal(err)
 	}
 	p := newProcessor(t, client, inboxredis.ProcessorConfig{}, succeed)
@@ -169,6 +169,9 @@ func TestClaimOfAnother(t *testing.T) {
 		t.Fatalf("%v classified %+v", err, f)
 	}
 	// The other one has died: its lease runs out.
+	if err := client.PExpire(t.Context(), key, 100*time.Millisecond).Err(); err != nil {
+		t.Fatal(err)
+	}
 	testenv.Eventually(t, testenv.Patience, func() error { return process(t, p, m) })
 }
 
@@ -177,7 +180,7 @@ func TestLeaseIsProlonged(t *testing.T) {
 	client := redistest.New(t)
 	m := event()
 	other := newProcessor(t, client, inboxredis.ProcessorConfig{}, mustNotRun(t))
-	const lease = 5 * time.Second
+	const lease = 10 * time.Second
 	p := newProcessor(t, client, inboxredis.ProcessorConfig{Lease: lease}, func(ctx context.Context, _ conformance.Event) error {
 		started := time.Now()
 		testenv.Eventually(t, testenv.Patience, func() error {

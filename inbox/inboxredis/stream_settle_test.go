@@ -30,7 +30,7 @@ func TestSettlingFails(t *testing.T) {
 				t.Parallel()
 				f := newFixture(t, ordered)
 				publish(t, f.direct, event(), event(), event())
-				source := newSource(t, f.through, inboxredis.Config{Timeout: time.Second, ConsumerConfig: inbox.ConsumerConfig{Ordered: ordered}})
+				source := newSource(t, f.through, inboxredis.Config{Timeout: 8 * time.Second, ConsumerConfig: inbox.ConsumerConfig{Ordered: ordered}})
 				s := open(t, running(t, source), 2)
 				ds := receive(t, s, 2) // nothing is read meanwhile: the window is full
 				f.network.Pause()

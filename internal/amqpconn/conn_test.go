@@ -31,7 +31,7 @@ func TestRecoveryIsRefused(t *testing.T) {
 	dial := func(context.Context) (*amqp.Connection, error) {
 		return amqp.DialConfig(b.URL, amqp.Config{Recovery: &amqp.Recovery{}})
 	}
-	conn, err := amqpconn.Open(t.Context(), dial, 5*time.Second)
+	conn, err := amqpconn.Open(t.Context(), dial, testenv.Patience)
 	if err == nil || !strings.Contains(err.Error(), "recovery") {
 		t.Errorf("connection %v, error %v", conn, err)
 	}

@@ -242,8 +242,11 @@ func (i *intake) dead() map[uuid.UUID][]inbox.DeadLetter {
 	c, closeClient, err := i.job.consumer(inbox.NewMux(), 5*time.Second)
 	must(i.t, err)
 	defer closeClient()
-	all, err := c.DeadLetters().List(i.t.Context(), inbox.Filter{Limit: math.MaxInt})
-	must(i.t, err)
+	var all []inbox.DeadLetter
+	testenv.Eventually(i.t, patience, func() (err error) { // a busy queue still holds what was listed before
+		all, err = c.DeadLetters().List(i.t.Context(), inbox.Filter{Limit: math.MaxInt})
+		return err
+	})
 	byID := map[uuid.UUID][]inbox.DeadLetter{}
 	for _, d := range all {
 		byID[d.Message.ID] = append(byID[d.Message.ID], d)
