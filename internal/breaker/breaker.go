@@ -32,6 +32,9 @@ func (b *Breaker) Enter() bool {
 	return now >= until && b.until.CompareAndSwap(until, now+int64(b.pause))
 }
 
+// Closed reports whether all calls may pass.
+func (b *Breaker) Closed() bool { return b.until.Load() == 0 }
+
 // Done notes the outcome of a call. It reports whether that opened or closed the
 // breaker.
 func (b *Breaker) Done(ok bool) (turned bool) {

@@ -52,12 +52,14 @@ func New(answered func(err error) bool, silent func(ctx context.Context)) *Serve
 // context. Errors that come soon are returned at once.
 //
 // With guarded, a server that has not answered lately is not asked but for one try
-// a second: that is ErrDown. Who was let in has a second try all the same: where many
-// connections fall silent at once, their callers fail together, and others still work.
+// a second: that is ErrDown. Who came before that was known has a second try all the same:
+// where many connections fall silent at once, their callers fail together, and others still work.
 func (s *Server) Ask(ctx context.Context, guarded bool, try func(ctx context.Context) error) error {
 	var last error
+	healthy := s.breaker.Closed()
 	for n := range most {
-		if guarded && n != 1 && !s.breaker.Enter() {
+		second := healthy && n == 1
+		if guarded && !second && !s.breaker.Enter() {
 			if last == nil {
 				last = ErrDown
 			}

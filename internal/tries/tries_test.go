@@ -158,6 +158,10 @@ func TestServerDown(t *testing.T) {
 			if err := s.ask(t.Context(), true); !errors.Is(err, tries.ErrDown) || len(s.asked) != 5 {
 				t.Errorf("%s: %v, asked %d times; want ErrDown after 5", name, err, len(s.asked))
 			}
+			time.Sleep(2 * time.Second)
+			if err := s.ask(t.Context(), true); errors.Is(err, tries.ErrDown) || len(s.asked) != 6 {
+				t.Errorf("%s: %v, asked %d times; want one more", name, err, len(s.asked))
+			}
 			if err := s.ask(t.Context(), false); errors.Is(err, tries.ErrDown) {
 				t.Errorf("%s: a call that is not guarded: %v", name, err)
 			}
