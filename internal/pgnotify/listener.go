@@ -83,13 +83,13 @@ const undefinedTable = "42P01"
 
 // Probe tests, with a connection of its own, whether notifications arrive. If they
 // do not, its error is ErrNoTable or ErrSwallowed; any other says that it could not
-// test it. It tries twice, since a busy server may once take too long.
+// test it, not even by a second try: a busy server may once take too long.
 func (l *Listener) Probe(ctx context.Context) error {
 	err := l.probeOnce(ctx)
-	if err != nil && !errors.Is(err, ErrNoTable) && ctx.Err() == nil {
-		err = l.probeOnce(ctx)
+	if err == nil || errors.Is(err, ErrNoTable) || errors.Is(err, ErrSwallowed) || ctx.Err() != nil {
+		return err
 	}
-	return err
+	return l.probeOnce(ctx)
 }
 
 func (l *Listener) probeOnce(ctx context.Context) error {
@@ -98,7 +98,11 @@ func (l *Listener) probeOnce(ctx context.Context) error {
 		return err
 	}
 	defer hangUp(conn)
-	return l.probe(ctx, conn)
+	token, err := l.notifySelf(ctx)
+	if err != nil {
+		return err
+	}
+	return l.await(ctx, conn, probeTimeout, token)
 }
 
 // session is one connection, from its begin to its failure.
@@ -132,16 +136,28 @@ const (
 	probePrefix = "probe "
 )
 
-// probe sends a notification over another connection, since a pooler passes on
-// what arrives while the connection is in use.
+// probe tests a connection that listens, all within probeTimeout.
 func (l *Listener) probe(ctx context.Context, conn *pgx.Conn) error {
-	token := probePrefix + uuid.NewString()
-	bounded, cancel := context.WithTimeout(ctx, probeTimeout)
+	end := time.Now().Add(probeTimeout)
+	bounded, cancel := context.WithDeadline(ctx, end)
 	defer cancel()
-	if err := l.cfg.Channel.notify(bounded, token); err != nil {
+	token, err := l.notifySelf(bounded)
+	if err != nil {
 		return err
 	}
-	_, err := l.receive(bounded, conn, probeTimeout, token)
+	return l.await(ctx, conn, time.Until(end), token)
+}
+
+// notifySelf sends a notification over another connection, since a pooler passes on
+// what arrives while the connection is in use.
+func (l *Listener) notifySelf(ctx context.Context) (token string, err error) {
+	token = probePrefix + uuid.NewString()
+	return token, l.cfg.Channel.notify(ctx, token)
+}
+
+// await waits for d until the notification with the token arrives.
+func (l *Listener) await(ctx context.Context, conn *pgx.Conn, d time.Duration, token string) error {
+	_, err := l.receive(ctx, conn, d, token)
 	if pgconn.Timeout(err) && ctx.Err() == nil {
 		return ErrSwallowed
 	}
