@@ -39,7 +39,10 @@ func (m *Manager) Check(ctx context.Context) error {
 	limits := driver.Limits{Acquire: m.bounds.acquire, Begin: m.bounds.begin}
 	facts, err := source.facts(ctx, limits)
 	if errors.Is(err, driver.ErrSilent) { // it only reads, and another connection may answer
-		facts, err = source.facts(ctx, limits)
+		limits.Acquire = checkTimeout
+		if again, err2 := source.facts(ctx, limits); err2 == nil {
+			facts, err = again, nil
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("txretry: check: %w", err)

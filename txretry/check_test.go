@@ -15,6 +15,7 @@ import (
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
+	"github.com/holdfast-go/holdfast/txretry/driver"
 )
 
 // preparedPool returns a pool on the server that is as it should be.
@@ -91,6 +92,17 @@ func TestCheckOfMisSetServer(t *testing.T) {
 	const locks, readOnly = "max_pred_locks_per_transaction is 64", "default_transaction_read_only"
 	wantFindings(t, newManager(t, pool, txretry.Config{}), readOnly, locks)
 	wantFindings(t, newManager(t, pool, txretry.Config{Isolation: pgx.ReadCommitted}), readOnly)
+}
+
+// Check asks another connection where one falls silent.
+func TestCheckOnSilentConnection(t *testing.T) {
+	t.Parallel()
+	_, pool, proxy := behindProxy(t, 1, addOne)
+	proxy.SilenceOn(testenv.Silence{On: "server_version_num"})
+	err := newManager(t, pool, txretry.Config{}).Check(soon(t)) // it may find something
+	if errors.Is(err, driver.ErrSilent) || proxy.Silenced() != 1 {
+		t.Errorf("%v, %d connections silent", err, proxy.Silenced())
+	}
 }
 
 // A server that is silent is an error, in time.

@@ -37,7 +37,7 @@ func (s *Store) Check(ctx context.Context) error {
 	return found.Err()
 }
 
-// checkTimeout bounds all queries of a Check together.
+// checkTimeout bounds the queries of one try together, without the test of notifications.
 const checkTimeout = 10 * time.Second
 
 // check returns whether the table is complete. If it is not, other looks would fail.
