@@ -206,10 +206,12 @@ func (s *scan) await(ctx context.Context) (raw amqp.Delivery, found bool, err er
 			return raw, false, err
 		}
 		if waited > countPatience || ready == 0 && waited > returnPatience {
-			select { // it may have come while the queue was asked
+			select { // it may be on its way, or have come while the queue was asked
 			case raw, found = <-s.deliveries:
 				return raw, found, s.lost(found)
-			default:
+			case <-ctx.Done():
+				return raw, false, ctx.Err()
+			case <-poll.C:
 				return raw, false, nil
 			}
 		}
