@@ -8,6 +8,7 @@ import (
 	"github.com/holdfast-go/holdfast/expiry/expirypgx"
 	"github.com/holdfast-go/holdfast/internal/pgcall"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // finding is what an operator should mend.
@@ -62,7 +63,7 @@ func TestCheck(t *testing.T) {
 			b.exec(t, tc.sql)
 			store := b.store(t, expirypgx.Config{})
 			fit := store.Fit(t.Context())
-			for errors.Is(fit, pgcall.ErrSilent) { // the server is busy
+			for n := 0; errors.Is(fit, pgcall.ErrSilent) && n < 3; n++ { // the server is busy
 				fit = store.Fit(t.Context())
 			}
 			for _, err := range []error{store.Check(t.Context()), fit} {
@@ -77,6 +78,16 @@ func TestCheck(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Check asks another connection where one falls silent.
+func TestCheckOnSilentConnection(t *testing.T) {
+	t.Parallel()
+	_, far, proxy := cutOff(t)
+	proxy.SilenceOn(testenv.Silence{On: "format_type"})
+	if err := far.store(t, expirypgx.Config{}).Check(t.Context()); err != nil || proxy.Silenced() != 1 {
+		t.Errorf("found %v, %d connections silent", err, proxy.Silenced())
 	}
 }
 

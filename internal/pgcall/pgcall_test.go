@@ -3,6 +3,7 @@ package pgcall_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"sync"
 	"testing"
@@ -61,6 +62,12 @@ func TestUseGetsOverSilentConnections(t *testing.T) {
 	if err := call(time.Second); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("on a silent connection: %v", err)
 	}
+	testenv.Eventually(t, testenv.Patience, func() error { // before anybody else meets one
+		if n := pool.Stat().TotalConns(); n > 0 {
+			return fmt.Errorf("%d connections are left", n)
+		}
+		return nil
+	})
 	if err := call(time.Minute); err != nil {
 		t.Errorf("behind it: %v", err)
 	}

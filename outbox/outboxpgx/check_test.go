@@ -49,6 +49,9 @@ func wantFinding(t *testing.T, store *outboxpgx.Store, problem, mend string) {
 		}
 		return
 	}
+	for n := 0; err == nil && n < 3; n++ { // what is measured may be hidden by a busy server
+		err = store.Check(t.Context())
+	}
 	if err == nil || !strings.Contains(err.Error(), problem) {
 		t.Fatalf("findings: %v, want %q", err, problem)
 	}
@@ -81,7 +84,7 @@ func TestCheckFindsServerSettings(t *testing.T) {
 			"autovacuum is off", "ALTER SYSTEM SET autovacuum = on",
 		},
 		"clock ahead": {
-			`CREATE FUNCTION clock_timestamp() RETURNS timestamptz LANGUAGE sql AS $$ SELECT pg_catalog.clock_timestamp() + interval '90 seconds' $$`,
+			`CREATE FUNCTION clock_timestamp() RETURNS timestamptz LANGUAGE sql AS $$ SELECT pg_catalog.clock_timestamp() + interval '5 seconds' $$`,
 			"differ by ", "NTP",
 		},
 		"clock behind": {

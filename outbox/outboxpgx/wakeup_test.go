@@ -317,7 +317,7 @@ func TestWriterLeavesNothingRunning(t *testing.T) {
 
 func untilEnded(t *testing.T) {
 	t.Helper()
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, 30*time.Second, func() error {
 		if stacks := ofOutbox(); stacks != "" {
 			return fmt.Errorf("left running:\n%s", stacks)
 		}

@@ -55,8 +55,12 @@ func TestNodeThatHangsFailsItsOwnLimiters(t *testing.T) {
 	var crowd sync.WaitGroup
 	for tag, l := range limiters {
 		crowd.Go(func() {
+			soonest := time.Minute
 			for range each {
-				switch _, err := l.Allow(t.Context(), c); {
+				began := time.Now()
+				_, err := l.Allow(t.Context(), c)
+				soonest = min(soonest, time.Since(began))
+				switch {
 				case onHung(tag) && !errors.Is(err, ratelimit.ErrUnavailable):
 					t.Errorf("%s, of the node that hangs: %v", tag, err)
 				case onHung(tag):
@@ -66,6 +70,9 @@ func TestNodeThatHangsFailsItsOwnLimiters(t *testing.T) {
 				default:
 					others.Add(1)
 				}
+			}
+			if !onHung(tag) && soonest > time.Second {
+				t.Errorf("%s, of another node: no call took less than %v", tag, soonest)
 			}
 		})
 	}

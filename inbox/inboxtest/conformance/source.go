@@ -183,13 +183,16 @@ func acked(t *testing.T, s driver.Session, ds ...driver.Delivery) {
 	}
 }
 
+// settling is what a busy quorum queue may need to note acknowledgements.
+const settling = 3 * time.Second
+
 // ended closes a session after everything written before has been read.
 func ended(t *testing.T, s driver.Session) {
 	t.Helper()
 	if err := s.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(quiet) // a forgetful queue notes the acknowledgements meanwhile
+	time.Sleep(settling)
 	if err := s.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}
