@@ -25,7 +25,10 @@ import (
 // Findings are joined; each has a method Mend() string that says how to put it right.
 // Any other error in it says that Check could not look. Nothing is changed.
 func (s *Store) Check(ctx context.Context) error {
-	err := s.findings(ctx, pgcall.Twice)
+	err := s.Fit(ctx)
+	if errors.Is(err, pgcall.ErrSilent) { // another connection may answer
+		err = s.Fit(ctx)
+	}
 	if err != nil || s.cfg.PollOnly {
 		return err
 	}
@@ -43,12 +46,9 @@ func (s *Store) Check(ctx context.Context) error {
 // Fit implements expiry/driver.Fit. It finds what keeps a sweeper from working: the
 // table itself, its columns, the deadline's type, a status the column cannot hold,
 // active rows without a deadline, and the index. It takes 5 s at most.
-func (s *Store) Fit(ctx context.Context) error { return s.findings(ctx, pgcall.Within) }
-
-// findings asks the server by pgcall.Within or pgcall.Twice.
-func (s *Store) findings(ctx context.Context, ask func(context.Context, *pgxpool.Pool, time.Duration, func(context.Context, *pgxpool.Conn) error) error) error {
+func (s *Store) Fit(ctx context.Context) error {
 	var findings error
-	err := ask(ctx, s.pool, checkTimeout, func(ctx context.Context, conn *pgxpool.Conn) (err error) {
+	err := pgcall.Within(ctx, s.pool, checkTimeout, func(ctx context.Context, conn *pgxpool.Conn) (err error) {
 		findings, err = s.fit(ctx, conn.Conn())
 		return err
 	})
