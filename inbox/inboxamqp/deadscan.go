@@ -206,7 +206,8 @@ func (s *scan) await(ctx context.Context) (raw amqp.Delivery, found bool, err er
 			return raw, false, err
 		}
 		if waited > countPatience || ready == 0 && waited > returnPatience {
-			select { // it may be on its way, or have come while the queue was asked
+			poll.Reset(deliveryPoll) // asking may have taken longer than that
+			select {                 // a message may be on its way, or have come while the queue was asked
 			case raw, found = <-s.deliveries:
 				return raw, found, s.lost(found)
 			case <-ctx.Done():
