@@ -73,7 +73,7 @@ func wantCounter(t *testing.T, pool *pgxpool.Pool, want int) {
 	}
 }
 
-// eventuallyCounter wants it soon: a COMMIT that nobody waits for any more may still be at work.
+// eventuallyCounter waits for a COMMIT that is still at work when its caller has left.
 func eventuallyCounter(t *testing.T, pool *pgxpool.Pool, want int) {
 	t.Helper()
 	testenv.Eventually(t, testenv.Patience, func() error {

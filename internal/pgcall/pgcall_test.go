@@ -62,7 +62,7 @@ func TestUseGetsOverSilentConnections(t *testing.T) {
 	if err := call(time.Second); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("on a silent connection: %v", err)
 	}
-	testenv.Eventually(t, testenv.Patience, func() error { // before anybody else meets one
+	testenv.Eventually(t, testenv.Patience, func() error { // that one call has had all of them closed
 		if n := pool.Stat().TotalConns(); n > 0 {
 			return fmt.Errorf("%d connections are left", n)
 		}

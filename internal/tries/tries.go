@@ -52,8 +52,8 @@ func New(answered func(err error) bool, silent func(ctx context.Context)) *Serve
 // context. Errors that come soon are returned at once.
 //
 // With guarded, a server that has not answered lately is not asked but for one try
-// a second: that is ErrDown. Who came before that was known has a second try all the same:
-// where many connections fall silent at once, their callers fail together, and others still work.
+// a second: that is ErrDown. A caller who came before that was known has a second try all the
+// same: connections that fall silent at once make their callers fail together, while others work.
 func (s *Server) Ask(ctx context.Context, guarded bool, try func(ctx context.Context) error) error {
 	var last error
 	healthy := s.breaker.Closed()
