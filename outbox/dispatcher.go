@@ -129,9 +129,8 @@ func (d *dispatcher) next(ctx context.Context) (bool, error) {
 		return false, nil
 	}
 	d.woken, d.left = false, false
-	begin := time.Now() // by our own clock, from before the lease began
 	alone := d.running == 0
-	batch, err := d.rounds.claim(d.spans.work, d.size(), alone, begin)
+	batch, begin, err := d.claim(alone)
 	if err != nil {
 		return false, err
 	}
@@ -148,6 +147,22 @@ func (d *dispatcher) next(ctx context.Context) (bool, error) {
 	d.claimed += len(batch.Messages)
 	go func() { d.ended <- d.rounds.run(ctx, d.spans, batch, begin) }()
 	return batch.More || d.alone || d.size() == 0, nil // in the end, what is given back is within the limit again
+}
+
+// claim returns a batch, and when its leases began at the earliest, by our own clock. A Drain does not come back soon, as
+// a relay does, and so tries twice: another connection may answer. The second try proves nothing when it finds nothing,
+// since the first may still hold the lanes.
+func (d *dispatcher) claim(alone bool) (batch driver.Batch, begin time.Time, err error) {
+	begin = time.Now()
+	batch, err = d.rounds.claim(d.spans.work, d.size(), alone, begin)
+	if err == nil || d.limit == 0 || d.spans.life.Err() != nil {
+		return batch, begin, err
+	}
+	begin = time.Now()
+	if again, failed := d.rounds.claim(d.spans.work, d.size(), alone, begin); failed == nil && len(again.Leases) > 0 {
+		return again, begin, nil
+	}
+	return batch, begin, err
 }
 
 // makeRoom takes the rounds that have ended, and waits for one if no other may begin before.

@@ -19,6 +19,7 @@ type faulty struct {
 	driver.Source
 	mu            sync.Mutex
 	claim, settle error
+	once          bool // the claim fails once
 }
 
 func (f *faulty) set(claim, settle error) {
@@ -35,6 +36,9 @@ func (f *faulty) errors() (claim, settle error) {
 
 func (f *faulty) Claim(ctx context.Context, r driver.Claim) (driver.Batch, error) {
 	if err, _ := f.errors(); err != nil {
+		if f.once {
+			f.set(nil, nil)
+		}
 		return driver.Batch{}, err
 	}
 	return f.Source.Claim(ctx, r)
@@ -66,6 +70,22 @@ func TestStoreFaults(t *testing.T) {
 			time.Sleep(time.Minute)
 			synctest.Wait()
 			b.wantReceived("1")
+		})
+	})
+	t.Run("claim, once", func(t *testing.T) {
+		inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+			f := b.wrap()
+			f.once = true
+			b.write(message("k", 1))
+			for _, want := range []struct {
+				err       error
+				published int
+			}{{nil, 1}, {down, 0}} { // with nothing to be found nothing shows that the first claim holds nothing
+				f.set(down, nil)
+				if report, err := b.relay.Drain(b.Context(), outbox.Bounds{}); !errors.Is(err, want.err) || report.Published != want.published {
+					b.Errorf("%+v, %v, want %d and %v", report, err, want.published, want.err)
+				}
+			}
 		})
 	})
 	t.Run("settle", func(t *testing.T) {

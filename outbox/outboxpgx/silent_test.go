@@ -179,6 +179,25 @@ func TestServiceGetsOverSilence(t *testing.T) {
 	works()
 }
 
+// A Drain comes over a connection that falls silent in a claim, before the server has heard of it.
+func TestDrainOnSilentConnection(t *testing.T) {
+	t.Parallel()
+	direct := pgtest.New(t)
+	near := setupOn(t, direct, outboxpgx.Config{})
+	pool, proxy := far(t, direct)
+	distant := fixtureOn(t, pool, outboxpgx.Config{})
+	publisher := outboxtest.NewPublisher()
+	relay := distant.relay(t, publisher, outbox.RelayConfig{})
+	near.write(t, keyed(1, 1)...)
+	drain(t, relay, 1)
+	near.write(t, keyed(1, 1)...)
+	proxy.SilenceOn(testenv.Silence{On: "holdfast_outbox_claim"})
+	drain(t, relay, 1)
+	if proxy.Silenced() != 1 {
+		t.Errorf("%d connections fell silent, want 1", proxy.Silenced())
+	}
+}
+
 // A service ends in time also while its server is silent.
 func TestShutdownWhileSilent(t *testing.T) {
 	t.Parallel()
