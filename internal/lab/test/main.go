@@ -133,19 +133,24 @@ func becomeTests(parent int, race []string) error {
 	if err != nil {
 		return err
 	}
-	args := []string{servers, "--", goTool, "test", "-vet=off", "-shuffle=on", "-timeout=75m", fmt.Sprintf("-p=%d", max(atOnce, runtime.NumCPU()))}
+	packages := atOnce
+	if len(race) > 0 {
+		packages = atOnceRacing
+	}
+	args := []string{servers, "--", goTool, "test", "-vet=off", "-shuffle=on", "-timeout=75m", fmt.Sprintf("-p=%d", max(packages, runtime.NumCPU()))}
 	if os.Getppid() != parent { // it was ended, and could not say so
 		return errors.New("the go command that ran this is gone")
 	}
-	return syscall.Exec(servers, append(append(args, race...), longest, "work"), os.Environ())
+	return syscall.Exec(servers, slices.Concat(args, race, strings.Fields(longest), []string{"work"}), os.Environ())
 }
 
 const (
 	// atOnce is how many packages are tested at the same time, at least. Their tests often wait for
-	// servers and clocks; with four on two processors, though, answers took longer than deadlines.
-	atOnce = 3
-	// longest is the package whose tests take longest, so they begin first.
-	longest = "./internal/lab/faults"
+	// servers and clocks. With the race detector they compute more, and with four of them on two
+	// processors answers took longer than deadlines.
+	atOnce, atOnceRacing = 5, 3
+	// longest are the packages whose tests take longest, so they begin first.
+	longest = "./internal/lab/faults ./inbox/inboxamqp ./examples/reservation ./outbox/outboxpgx"
 )
 
 // raceDetector reports whether tests can be built with the race detector, which needs cgo.

@@ -53,7 +53,7 @@ func TestChecksThenTests(t *testing.T) {
 	if code != 7 {
 		t.Errorf("exit code %d, want that of the tests", code)
 	}
-	if want := fmt.Sprintf("go test -vet=off -shuffle=on -timeout=75m -p=%d -race ./internal/lab/faults work\n", max(3, runtime.NumCPU())); !strings.HasSuffix(output, want) {
+	if want := fmt.Sprintf("go test -vet=off -shuffle=on -timeout=75m -p=%d -race ./internal/lab/faults ./inbox/inboxamqp ./examples/reservation ./outbox/outboxpgx work\n", max(3, runtime.NumCPU())); !strings.HasSuffix(output, want) {
 		t.Errorf("the output does not end in %q:\n%s", want, output)
 	}
 	calls, err := os.ReadFile(filepath.Join(dir, "calls"))
@@ -75,6 +75,9 @@ func TestNoRaceDetector(t *testing.T) {
 	}
 	if strings.Contains(output, " -race") {
 		t.Errorf("the tests are run with -race:\n%s", output)
+	}
+	if want := fmt.Sprintf(" -p=%d ", max(5, runtime.NumCPU())); !strings.Contains(output, want) {
+		t.Errorf("no %q in the output:\n%s", want, output)
 	}
 }
 
