@@ -33,6 +33,7 @@ type dispatcher struct {
 	left    bool          // a round has left something to find since the last claim
 	untold  time.Time     // when a poll last found messages without a wake-up
 	alone   bool          // nothing begins until all rounds have ended: messages are under suspicion
+	lost    time.Time     // until then a claim without an answer may hold lanes
 }
 
 // bell makes an idle relay look for messages at once. It never blocks, and many calls cost one look.
@@ -150,18 +151,17 @@ func (d *dispatcher) next(ctx context.Context) (bool, error) {
 }
 
 // claim returns a batch, and when its leases began at the earliest, by our own clock. A Drain does not come back soon, as
-// a relay does, and so tries twice: another connection may answer. The second try proves nothing when it finds nothing,
-// since the first may still hold the lanes.
-func (d *dispatcher) claim(alone bool) (batch driver.Batch, begin time.Time, err error) {
-	begin = time.Now()
-	batch, err = d.rounds.claim(d.spans.work, d.size(), alone, begin)
+// a relay does, and so tries twice: another connection may answer.
+func (d *dispatcher) claim(alone bool) (driver.Batch, time.Time, error) {
+	begin := time.Now()
+	batch, err := d.rounds.claim(d.spans.work, d.size(), alone, begin)
 	if err == nil || d.limit == 0 || d.spans.life.Err() != nil {
 		return batch, begin, err
 	}
+	d.rounds.log(d.spans.work, slog.LevelWarn, "outbox: store unavailable", "", slog.Int("failures", 1), slog.Any("error", err))
 	begin = time.Now()
-	if again, failed := d.rounds.claim(d.spans.work, d.size(), alone, begin); failed == nil && len(again.Leases) > 0 {
-		return again, begin, nil
-	}
+	d.lost = begin.Add(d.rounds.cfg.LeaseTTL)
+	batch, err = d.rounds.claim(d.spans.work, d.size(), alone, begin)
 	return batch, begin, err
 }
 
@@ -203,10 +203,10 @@ func (d *dispatcher) take(r round) {
 }
 
 // idle waits for a wake-up, for the end of a round that leaves something to find, or until a parked message is due, a
-// lease or a pause ends, or the next poll.
+// lease, a lost claim's too, or a pause ends, or the next poll.
 func (d *dispatcher) idle(ctx context.Context) {
 	wait := d.poll()
-	for _, sooner := range []time.Duration{d.due, d.rounds.transports.nextResume()} {
+	for _, sooner := range []time.Duration{d.due, time.Until(d.lost), d.rounds.transports.nextResume()} {
 		if sooner > 0 {
 			wait = min(wait, sooner)
 		}

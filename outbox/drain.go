@@ -55,9 +55,10 @@ func (r Report) ExitCode() int {
 // Drain publishes what is ready until a bound is reached or ctx ends. Unless ctx has ended, it then
 // has the store delete what is due, for ShutdownTimeout at most, if the store prunes by itself. Drain
 // is the form for cron; it keeps the publishers' connections while it works.
-// The Report is valid also with an error: the store could not be reached, by a second try either, or
-// a transport was unavailable to the end. Messages that wait for their next attempt are not waited
-// for, unless it is due within 200 ms.
+// The Report is valid also with an error: the store could not be reached, or a transport was
+// unavailable to the end. A claim that fails is tried once more. It may hold messages all the same:
+// Drain then ends as empty only after LeaseTTL. Messages that wait for their next attempt are not
+// waited for, unless it is due within 200 ms.
 func (r *Relay) Drain(ctx context.Context, b Bounds) (Report, error) {
 	if b.Limit < 0 || b.TimeLimit < 0 {
 		return Report{}, fmt.Errorf("outbox: Bounds are negative: limit %d, time limit %v", b.Limit, b.TimeLimit)
@@ -119,7 +120,7 @@ func (d *dispatcher) drain(ctx context.Context, b Bounds) (string, error) {
 			quiet = 0
 		}
 		soon := d.due > 0 && d.due <= portionDelay && quiet <= maxQuiet
-		if d.running == 0 && b.TimeLimit == 0 && !soon {
+		if d.running == 0 && b.TimeLimit == 0 && !soon && !time.Now().Before(d.lost) {
 			return endedEmpty, nil
 		}
 		d.idle(ctx)

@@ -40,6 +40,8 @@ type Source interface {
 	// Ready is a message that is committed, not published, not waiting for its next attempt, of a
 	// transport not in c.Skip, and not behind a message of its key, stored before it,
 	// that waits for its next attempt. A message waits for its first attempt until its NotBefore.
+	//
+	// On an error lanes may be held all the same, until their lease ends; calling again is safe.
 	Claim(ctx context.Context, c Claim) (Batch, error)
 
 	// Renew makes leases last for ttl from now, if no other relay has taken their lanes meanwhile,
