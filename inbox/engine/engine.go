@@ -140,7 +140,7 @@ func newRun(ctx context.Context, c *Consumer) *run {
 		events: events, jobs: jobs, acks: acks, removals: removals, timer: time.NewTimer(time.Hour),
 	}
 	l.timer.Stop()
-	l.overruns = &overruns{cfg: cfg, signals: c.signals, limits: &l.hand.queues.limits}
+	l.overruns = &overruns{cfg: cfg, signals: c.signals, limits: &l.hand.queues.limits, pause: l.pause}
 	if cfg.parking != nil {
 		r.keeper = newKeeper(cfg, c.signals, post)
 		r.mover.keeper, r.receiver.owner = r.keeper, r.keeper.owner

@@ -79,6 +79,8 @@ func (o *outages) judge(now time.Time) {
 
 func (o *outages) probe(now time.Time) {
 	switch o.pause.verdict(now, len(o.trial.held)) {
+	case undecided:
+		o.pause.grow(now)
 	case stillDown:
 		o.shut(now)
 	case nothingDown:

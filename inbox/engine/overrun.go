@@ -13,6 +13,7 @@ type overruns struct {
 	cfg     *settings
 	signals *signals
 	limits  *limits   // has the jobs that run
+	pause   *pause    // waits for no probe that is stuck
 	next    time.Time // when to look; zero: nothing runs
 	stuck   int
 }
@@ -46,6 +47,9 @@ func (o *overruns) check(now time.Time) {
 			j.stuck = true
 			o.stuck++
 			o.signals.stuck()
+			for _, it := range j.items {
+				o.pause.probed(it, false, false)
+			}
 			o.cfg.Logger.Error("handler is stuck", slog.Any("message_id", j.msgs[0].ID), slog.String("name", j.msgs[0].Name),
 				slog.Int("messages", len(j.msgs)), slog.Duration("for", j.limit.Sub(j.began)))
 		}

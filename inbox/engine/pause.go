@@ -12,6 +12,10 @@ const (
 
 	// probeGap is how long it waits for a further one.
 	probeGap = 100 * time.Millisecond
+
+	// probeRun is how long it waits for one of those that run to end before it tries more: handlers may
+	// take their time, and would tell nothing meanwhile.
+	probeRun = 2 * time.Second
 )
 
 // probes are the waits before a paused consumer tries messages: 0.5 s growing to 2 s, spread by
@@ -42,9 +46,10 @@ type pause struct {
 	round   int       // the probe's number
 	begun   int
 	ended   int
-	aside   int  // messages that arrived and would show nothing
-	down    bool // one of them could not be processed
-	inPlace bool // the trial's own messages are the probe
+	since   time.Time // when the last one began, or it grew
+	aside   int       // messages that arrived and would show nothing
+	down    bool      // one of them could not be processed
+	inPlace bool      // the trial's own messages are the probe
 }
 
 // room is how many messages may begin now, together. Probes are tried one by one.
@@ -65,6 +70,7 @@ func (p *pause) begin(j *job) {
 		if p.gate == probing {
 			it.probe = p.round
 			p.begun++
+			p.since = j.began
 		}
 	}
 }
@@ -148,12 +154,29 @@ func (p *pause) verdict(now time.Time, held int) verdict {
 	return nothingDown
 }
 
+// lasting reports whether a probe may grow: all its messages run, and not all workers.
+func (p *pause) lasting() bool {
+	return p.gate == probing && p.ended == 0 && p.begun == p.most && p.most < p.cfg.Concurrency
+}
+
+// grow has a probe that lasts try twice as many messages.
+func (p *pause) grow(now time.Time) {
+	if p.lasting() && !now.Before(p.since.Add(probeRun)) {
+		p.most, p.since = min(2*p.most, p.cfg.Concurrency), now
+	}
+}
+
 // reopen ends the pause.
 func (p *pause) reopen() { p.gate, p.at, p.early = open, time.Time{}, false }
 
 // wake returns when something is due that no event tells of; zero: nothing is.
 func (p *pause) wake() time.Time {
-	if p.halted || p.gate == open || p.gate == probing && p.ended < p.begun {
+	switch {
+	case p.halted || p.gate == open:
+		return time.Time{}
+	case p.lasting():
+		return p.since.Add(probeRun)
+	case p.gate == probing && p.ended < p.begun:
 		return time.Time{}
 	}
 	return p.at

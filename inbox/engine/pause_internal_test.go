@@ -61,6 +61,8 @@ func TestPauseModel(t *testing.T) {
 				}
 			case probing:
 				switch p.verdict(now, len(tr.held)) {
+				case undecided:
+					p.grow(now)
 				case stillDown:
 					p.shut(now, 0.5)
 				case nothingDown:
@@ -87,7 +89,7 @@ func TestPauseModel(t *testing.T) {
 				bad = true
 				poison[it] = 0
 			}
-			j := &job{items: []*item{it}}
+			j := &job{items: []*item{it}, began: now}
 			p.begin(j)
 			tr.begin(j)
 			if p.gate == probing && p.begun > p.most {

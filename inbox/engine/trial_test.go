@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -298,4 +299,124 @@ func TestReadyMessagesAreTriedBeforeADoubt(t *testing.T) {
 		}
 		b.stop()
 	})
+}
+
+// A server is down for a moment, and handlers take long: the others do not wait until the first probe has ended.
+func TestSlowHandlersAfterAnOutage(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const good, takes = 64, 40 * time.Second
+		var down atomic.Bool
+		var running, most, passed atomic.Int32
+		p := processorFunc(func(context.Context, *inbox.Message) error {
+			if down.Load() {
+				return inbox.Unavailable(errBroken)
+			}
+			most.Store(max(most.Load(), running.Add(1)))
+			time.Sleep(takes)
+			running.Add(-1)
+			passed.Add(1)
+			return nil
+		})
+		b := newBench(t, p, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 8, HandlerTimeout: time.Minute}}, memqueue.Options{})
+		down.Store(true)
+		b.put("good", good)
+		b.start()
+		time.Sleep(100 * time.Millisecond)
+		if running.Load() != 0 || b.consumer.Ready(t.Context()) == nil {
+			t.Error("no pause")
+		}
+		down.Store(false)
+		time.Sleep(10 * time.Second)
+		if n := running.Load(); n != 8 {
+			t.Errorf("%d handlers run 10 s after the outage", n)
+		}
+		eventually(t, "the good ones pass", func() bool { return passed.Load() == good })
+		if n := most.Load(); n != 8 {
+			t.Errorf("%d ran at once", n)
+		}
+		b.stop()
+	})
+}
+
+// A server is down, and one of the handlers never returns: a probe waits for it until it is known to be stuck.
+func TestProbeThatNeverEnds(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const good = 20
+		var down, deaf atomic.Bool
+		var passed, calls atomic.Int32
+		release := make(chan struct{})
+		end := sync.OnceFunc(func() { close(release) })
+		t.Cleanup(end) // also where the test fails
+		p := processorFunc(func(context.Context, *inbox.Message) error {
+			calls.Add(1)
+			switch {
+			case deaf.CompareAndSwap(true, false):
+				<-release
+			case down.Load():
+				return inbox.Unavailable(errBroken)
+			default:
+				passed.Add(1)
+			}
+			return nil
+		})
+		b := newBench(t, p, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 4}}, memqueue.Options{})
+		down.Store(true)
+		b.put("good", good)
+		b.start()
+		eventually(t, "there is a pause", func() bool { return b.consumer.Ready(t.Context()) != nil && calls.Load() >= 16 })
+		deaf.Store(true)
+		eventually(t, "a probe is deaf", func() bool { return !deaf.Load() })
+		before := calls.Load()
+		time.Sleep(90 * time.Second)
+		if n := calls.Load() - before; n > 4*90 || b.consumer.Ready(t.Context()) == nil {
+			t.Errorf("%d calls in an outage of 90 s; Ready = %v", n, b.consumer.Ready(t.Context()))
+		}
+		down.Store(false)
+		began := time.Now()
+		eventually(t, "the good ones pass", func() bool { return passed.Load() == good-1 })
+		if took := time.Since(began); took > 8*time.Second {
+			t.Errorf("%v after the outage", took)
+		}
+		end()
+		b.idle()
+		b.stop()
+	})
+}
+
+// One message always lacks its own server, and the good ones take long and are few: each that goes through
+// ends the pause, and tells whose failure it was.
+func TestSlowMessagesBesideOneThatFails(t *testing.T) {
+	for _, takes := range []time.Duration{3 * time.Second, 40 * time.Second} {
+		t.Run(takes.String(), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				var passed atomic.Int32
+				p := processorFunc(func(_ context.Context, m *inbox.Message) error {
+					if m.Name == "bad" {
+						return inbox.Unavailable(errBroken)
+					}
+					time.Sleep(takes)
+					passed.Add(1)
+					return nil
+				})
+				retry := inbox.RetryPolicy{MaxAttempts: 2, BaseDelay: time.Second, MaxDelay: 2 * time.Second}
+				b := newBench(t, p, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 4, HandlerTimeout: time.Minute, Retry: retry}}, memqueue.Options{})
+				b.start()
+				b.put("bad", 1)
+				time.Sleep(10 * time.Second)
+				const good = 40
+				for range good {
+					b.put("good", 1)
+					time.Sleep(15 * time.Second)
+				}
+				eventually(t, "the good ones pass", func() bool { return passed.Load() == good })
+				if n := len(b.letters("default")); n != 1 {
+					t.Errorf("%d dead letters", n)
+				}
+				if err := b.consumer.Ready(t.Context()); err != nil {
+					t.Errorf("Ready = %v", err)
+				}
+				b.stop()
+			})
+		})
+	}
 }

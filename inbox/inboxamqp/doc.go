@@ -156,8 +156,8 @@
 // other. When 16 messages have failed, or as many as Prefetch, or one has waited for 5 seconds for
 // another that runs, the consumer pauses: it cancels itself at the broker and tries a few messages
 // at a time, at distances up to about 2 seconds, until one goes through. It tries messages that
-// have not failed yet first. Where no other begins for 1.5 seconds, those that failed are tried
-// again, and it pauses when they fail.
+// have not failed yet first, and more where those run for over 2 seconds. Where no other begins for
+// 1.5 seconds, those that failed are tried again, and it pauses when they fail.
 //
 // # The end
 //
