@@ -40,9 +40,11 @@ type DeadLetters interface {
 	// Replay returns the selected dead letters to the queues they came from, as messages that
 	// were never tried. It goes no further than what is there when it begins. Those refused for
 	// their age stay, and the error is ErrOutlived. What fails once more is a dead letter
-	// again: exclude it from a second call with Filter.FailedBefore.
+	// again: exclude it from a second call with Filter.FailedBefore. Where the connection breaks, it is
+	// not known of the last ones whether they went.
 	Replay(ctx context.Context, f Filter, how Replay) (Replayed, error)
-	// Remove deletes the selected dead letters and returns how many, also with an error.
+	// Remove deletes the selected dead letters and returns how many, also with an error. Where the
+	// connection breaks, it is not known of the last ones whether they are gone.
 	Remove(ctx context.Context, f Filter, r Removal) (int, error)
 }
 

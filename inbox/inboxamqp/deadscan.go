@@ -163,7 +163,11 @@ func (s *scan) look(ctx context.Context, raw amqp.Delivery) error {
 		}
 	}
 	if err := raw.Ack(false); err != nil {
-		return errors.Join(errors.New("a message was not deleted"), err)
+		err = errors.Join(errors.New("a message was not deleted"), err)
+		if fate == driver.Drop { // what returns has done so
+			s.failed(dead, err)
+		}
+		return err
 	}
 	s.removed++
 	s.window++ // the broker sends another one instead

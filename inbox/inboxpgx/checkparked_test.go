@@ -3,6 +3,7 @@ package inboxpgx_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
@@ -15,6 +16,8 @@ import (
 	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxpgx"
 	"github.com/holdfast-go/holdfast/internal/ids"
+	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
 // parkAt parks a dead letter and a message behind it, stopped since a time.
@@ -133,4 +136,34 @@ func TestCheckWithoutTheRightToSeeParked(t *testing.T) {
 	if err := newStore(t, newManager(t, own), "a", inboxpgx.Config{}).Check(t.Context()); err != nil {
 		t.Error(err)
 	}
+}
+
+// The answer to a removal is lost, which may have been done: no further letter is removed in its place.
+func TestRemovalOfParkedWithoutAnswer(t *testing.T) {
+	t.Parallel()
+	proxy := testenv.NewProxy(t, pgtest.URL(t))
+	pool := pgtest.Pool(t, proxy.URL(), 1)
+	createTables(t, pool)
+	for _, key := range []string{"a", "b", "c"} {
+		parkAt(t, pool, "a", key, 0)
+	}
+	letters := driver.NewDeadLetters(newStore(t, newManager(t, pool), "a", inboxpgx.Config{}).Parking(true), driver.DefaultRetention, slog.New(slog.DiscardHandler))
+	proxy.SilenceOn(testenv.Silence{On: "DELETE 1", Answer: true})
+	go func() {
+		for t.Context().Err() == nil && proxy.Silenced() == 0 {
+			time.Sleep(10 * time.Millisecond)
+		}
+		time.Sleep(100 * time.Millisecond)
+		proxy.CutConnections()
+	}()
+	n, err := letters.Remove(t.Context(), inbox.Filter{Limit: 1}, inbox.Removal{By: "test", Reason: "test"})
+	if n != 0 || err == nil {
+		t.Errorf("%d removed, error %v", n, err)
+	}
+	testenv.Eventually(t, testenv.Patience, func() error { // the server may be at it still
+		if n, err := letters.Count(t.Context(), inbox.Filter{}); n != 2 || err != nil {
+			return fmt.Errorf("%d are left, error %v", n, err)
+		}
+		return nil
+	})
 }

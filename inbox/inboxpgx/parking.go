@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/inbox"
@@ -151,9 +152,18 @@ func (p *parking) Scan(
 			}
 			if err := p.end(ctx, dead, fate); err != nil {
 				failed(dead, err)
+				if !ofLetter(err) {
+					return err
+				}
 			}
 		}
 	}
+}
+
+// ofLetter reports whether a failure concerns one letter alone: the server has answered, and is not unfit for all.
+func ofLetter(err error) bool {
+	answer, answered := errors.AsType[*pgconn.PgError](err)
+	return answered && !slices.Contains([]string{"08", "25", "42", "53", "57", "58"}, answer.Code[:2])
 }
 
 // letters reads the next dead letters of a class, and the number of the last one.
