@@ -105,7 +105,11 @@ func (g *group) checkServer(ctx context.Context, found *check.Findings) error {
 	config, err := within(ctx, g, func(ctx context.Context) (map[string]string, error) {
 		return g.client.ConfigGet(ctx, "min-replicas-to-write").Result()
 	})
-	if err == nil && config["min-replicas-to-write"] == "0" { // managed servers hide their configuration
+	// Managed servers refuse to tell. Without any answer nobody has looked.
+	if _, refused := errors.AsType[redis.Error](err); err != nil && !refused {
+		return fmt.Errorf("inboxredis: check: %w", err)
+	}
+	if config["min-replicas-to-write"] == "0" {
 		found.Add("CONFIG SET min-replicas-to-write 1", "Redis takes messages that no replica has: a failover loses them")
 	}
 	return nil

@@ -1,7 +1,9 @@
 package ratelimitredis_test
 
 import (
+	"context"
 	"errors"
+	"io"
 	"strings"
 	"testing"
 
@@ -101,4 +103,34 @@ func findings(t *testing.T, err error, count int) (found []finding) {
 func hasMend(err error) bool {
 	_, ok := errors.AsType[finding](err)
 	return ok
+}
+
+// configless is a client whose questions for the configuration fail.
+type configless struct {
+	redis.UniversalClient
+	err error
+}
+
+func (c configless) ConfigGet(ctx context.Context, _ string) *redis.MapStringStringCmd {
+	cmd := redis.NewMapStringStringCmd(ctx)
+	cmd.SetErr(c.err)
+	return cmd
+}
+
+// refusal is an answer of Redis.
+type refusal string
+
+func (r refusal) Error() string { return string(r) }
+func (refusal) RedisError()     {}
+
+// A server may keep its configuration to itself; one that does not answer was not looked at.
+func TestCheckWithoutConfiguration(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	if err := open(t, configless{client, refusal("NOPERM")}, ratelimitredis.Config{}).Check(t.Context()); err != nil {
+		t.Errorf("refused: %v", err)
+	}
+	if err := open(t, configless{client, io.ErrUnexpectedEOF}, ratelimitredis.Config{}).Check(t.Context()); !errors.Is(err, io.ErrUnexpectedEOF) || hasMend(err) {
+		t.Errorf("without an answer: %v", err)
+	}
 }
