@@ -45,6 +45,10 @@ const migrateLock = 7_204_118_332
 func (l *PostgresLog) Migrate(ctx context.Context) error {
 	return l.within(ctx, "migrate", func(ctx context.Context) error {
 		return pgx.BeginFunc(ctx, l.pool, func(tx pgx.Tx) error {
+			// The lock must not outlive a connection that falls silent.
+			if _, err := tx.Exec(ctx, "SELECT set_config('idle_in_transaction_session_timeout', '5s', true)"); err != nil {
+				return err
+			}
 			if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock($1)", int64(migrateLock)); err != nil {
 				return err
 			}

@@ -5,6 +5,7 @@ import (
 	"embed"
 	"fmt"
 	"io/fs"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -13,17 +14,27 @@ import (
 //go:embed migrations/*.sql
 var migrations embed.FS
 
+// migrationTimeout bounds a Migrate, the wait for that of others included.
+const migrationTimeout = 5 * time.Minute
+
 // migrationLock is an arbitrary number that only the shop's migrations use.
 const migrationLock = 7_204_118_331
 
 // Migrate creates the shop's tables, or brings them up to date. Several
-// processes may do so at once: one works, the others wait and find it done.
+// processes may do so at once: one works, the others wait and find it done. It
+// ends within five minutes.
 func Migrate(ctx context.Context, pool *pgxpool.Pool) error {
+	ctx, cancel := context.WithTimeout(ctx, migrationTimeout)
+	defer cancel()
 	files, err := fs.Glob(migrations, "migrations/*.sql") // in the order of their numbers
 	if err != nil {
 		return err
 	}
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		// The lock must not outlive a connection that falls silent.
+		if _, err := tx.Exec(ctx, "select set_config('idle_in_transaction_session_timeout', '5s', true)"); err != nil {
+			return err
+		}
 		if _, err := tx.Exec(ctx, "select pg_advisory_xact_lock($1)", migrationLock); err != nil {
 			return err
 		}
