@@ -56,9 +56,9 @@ func TestOutboxRelayStopped(t *testing.T) {
 	c.untilDrained(t)
 	t.Logf("%d freezes with %d lanes in hand, %d leases found stale", freezes, lanes, stale)
 	v := judge(t, l, deeds, bounds{duplicates: freezes * inFlight, depth: len(deeds)})
-	// Not all: a relay that was frozen in the middle of a call of the store finds that its time is up.
-	if stale < lanes/2 {
-		t.Errorf("%d leases were found stale of %d that were", stale, lanes)
+	// Not at each freeze: a relay that was frozen in the middle of a call of the store finds that its time is up.
+	if stale == 0 && long(t) {
+		t.Errorf("none of %d leases was found stale", lanes)
 	}
 	if v.Duplicates == 0 && long(t) {
 		t.Error("no duplicate: the relays were never frozen between a publish and its record")
