@@ -149,7 +149,8 @@ func TestDifferentialLedger(t *testing.T) {
 	fake := memory.NewEntries(time.Hour)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	open := 0
+	compared, open := 0, 0
+sequences:
 	for n := range testenv.Sequences(t, 60) {
 		random := rand.New(rand.NewPCG(6, uint64(n)))
 		var all []uuid.UUID
@@ -168,6 +169,9 @@ func TestDifferentialLedger(t *testing.T) {
 			err1, err2 := note(ctx, real.Ledger(consumer), step, m), note(ctx, fake.Ledger(consumer), step, m)
 			e1, looked1 := real.Ledger(consumer).Look(t.Context(), m.ID)
 			e2, looked2 := fake.Ledger(consumer).Look(t.Context(), m.ID)
+			if errors.Is(errors.Join(err1, looked1), context.DeadlineExceeded) {
+				continue sequences // the machine stalled, and whether the note was taken is not known
+			}
 			log = append(log, fmt.Sprintf("%s of attempt %d, replay %d for %s: Postgres %+v %v, fake %+v %v",
 				[]string{"start", "end", "pass", "forget"}[step], m.Attempt, m.Replays, consumer, e1, err1, e2, err2))
 			if e1 != e2 || (err1 == nil) != (err2 == nil) || looked1 != nil || looked2 != nil {
@@ -175,9 +179,10 @@ func TestDifferentialLedger(t *testing.T) {
 			}
 			open += e1.Open
 		}
+		compared++
 	}
-	if open == 0 {
-		t.Error("no run was open: that proves little")
+	if t.Logf("%d sequences compared", compared); compared == 0 || open == 0 {
+		t.Errorf("%d runs were open: that proves little", open)
 	}
 }
 
