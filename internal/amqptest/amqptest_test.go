@@ -45,7 +45,7 @@ func TestCloseConnections(t *testing.T) {
 		if err == nil || err.Code != amqp.ConnectionForced {
 			t.Errorf("closed with %v, want %d", err, amqp.ConnectionForced)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(testenv.Patience):
 		t.Error("the connection is still open")
 	}
 	if spared.IsClosed() {
@@ -76,5 +76,5 @@ func TestUser(t *testing.T) {
 	}
 	rights.Write = "^(open|closed)$"
 	b.User(t, "user", rights).Publish(t, "closed", "good.one", amqp.Publishing{})
-	b.Take(t, "q", 2, 10*time.Second)
+	b.Take(t, "q", 2, testenv.Patience)
 }
