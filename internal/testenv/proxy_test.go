@@ -67,7 +67,7 @@ func (c *client) receive(patience time.Duration) (string, error) {
 
 func (c *client) want(line string) {
 	c.t.Helper()
-	if got, err := c.receive(5 * time.Second); err != nil || got != line+"\n" {
+	if got, err := c.receive(testenv.Patience); err != nil || got != line+"\n" {
 		c.t.Fatalf("received %q, %v; want %q", got, err, line)
 	}
 }
@@ -81,7 +81,7 @@ func (c *client) wantSilence() {
 
 func (c *client) wantReset() {
 	c.t.Helper()
-	if got, err := c.receive(5 * time.Second); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+	if got, err := c.receive(testenv.Patience); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		c.t.Fatalf("received %q, %v; want a reset", got, err)
 	}
 }
@@ -248,7 +248,7 @@ func TestProxySilenceKeepsServerSide(t *testing.T) {
 	server := &client{t, conn, bufio.NewReader(conn)}
 	t.Cleanup(func() { _ = conn.Close() })
 	c.send("a")
-	if got, err := server.receive(5 * time.Second); err != nil || got != "a\n" {
+	if got, err := server.receive(testenv.Patience); err != nil || got != "a\n" {
 		t.Fatalf("received %q, %v", got, err)
 	}
 

@@ -218,13 +218,14 @@ func withRedis(url string, do func(*redis.Client) error) error {
 		return err
 	}
 	opts.MaxRetries = -1
+	opts.ReadTimeout = time.Minute // a busy machine takes longer than the usual 3 s
 	opts.ContextTimeoutEnabled = true
 	client := redis.NewClient(opts)
 	return errors.Join(do(client), client.Close())
 }
 
 func withRabbitMQ(_ context.Context, url string, do func(*amqp.Channel) error) error {
-	conn, err := amqp.DialConfig(url, amqp.Config{Dial: amqp.DefaultDial(2 * time.Second)})
+	conn, err := amqp.DialConfig(url, amqp.Config{Dial: amqp.DefaultDial(time.Minute)})
 	if err != nil {
 		return err
 	}
