@@ -7,7 +7,10 @@ import (
 	"strings"
 )
 
-var Reserve = reserve
+var (
+	Reserve      = reserve
+	LeakPatience = &leakPatience
+)
 
 // Dir returns the server's folder.
 func Dir(s *Server) string { return s.dir }

@@ -13,12 +13,15 @@ import (
 	"time"
 )
 
+// leakPatience is how long goroutines may take to end. The test of Run shortens it.
+var leakPatience = Patience
+
 // Run runs a package's tests and returns the exit code for os.Exit:
 //
 //	func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 //
-// It is 1 when goroutines that the tests started are still there some seconds
-// after the last test. An interrupt ends the private servers before the process.
+// It is 1 when goroutines that the tests started are still there long after the
+// last test. An interrupt ends the private servers before the process.
 func Run(m *testing.M) int {
 	before := goroutines()
 	stop := closeOnSignal()
@@ -27,7 +30,7 @@ func Run(m *testing.M) int {
 	if code != 0 {
 		return code // a failed test may well have left something behind
 	}
-	if left := leaked(before, 5*time.Second); len(left) > 0 {
+	if left := leaked(before, leakPatience); len(left) > 0 {
 		fmt.Printf("%d goroutines left behind by the tests:\n\n%s\n", len(left), strings.Join(left, "\n\n"))
 		return 1
 	}

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -27,6 +28,7 @@ const (
 func TestRole(t *testing.T) {
 	switch os.Getenv(roleVar) {
 	case roleLeak:
+		*testenv.LeakPatience = time.Second
 		go func() { select {} }()
 	case roleServe:
 		s := testenv.Private(t, testenv.Postgres)
