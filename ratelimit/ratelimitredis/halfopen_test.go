@@ -70,7 +70,7 @@ func TestSilentInTheMiddleOfAScript(t *testing.T) {
 				if err := call(t.Context()); !errors.Is(err, ratelimit.ErrUnavailable) {
 					t.Errorf("%s, delivered %v: %v", name, deliver, err)
 				}
-				if took := time.Since(start); took > 10*timeout {
+				if took := time.Since(start); took > 30*time.Second {
 					t.Errorf("%s, delivered %v: it took %v", name, deliver, took)
 				}
 				testenv.Eventually(t, patient, func() error { return call(t.Context()) })
@@ -92,13 +92,13 @@ func TestHalfOpenConnections(t *testing.T) {
 		start := time.Now()
 		c := ratelimit.Charge{Limit: perUser, Key: "ann"}
 		calls := 0
-		testenv.Eventually(t, time.Minute, func() error {
+		testenv.Eventually(t, patient, func() error {
 			calls++
 			_, err := l.Peek(t.Context(), c)
 			return err
 		})
 		t.Logf("%d calls failed in %v", calls-1, time.Since(start))
-		if took := time.Since(start); took > 10*time.Second {
+		if took := time.Since(start); took > time.Minute {
 			t.Errorf("back after %v", took)
 		}
 	})
