@@ -24,12 +24,12 @@ func TestOnCluster(t *testing.T) {
 		cfg.Prefix = "test:" + rand.Text()
 		return newStore(t, client, cfg)
 	}
-	const brief = 5 * time.Second
 	backend := conformance.Backend{
 		New:   func(t *testing.T) driver.Store { return store(t, idempotencyredis.Config{}) },
-		Brief: func(t *testing.T) driver.Store { return store(t, idempotencyredis.Config{Lease: brief}) },
+		Brief: func(t *testing.T) driver.Store { return store(t, idempotencyredis.Config{Lease: 12 * time.Second}) },
 		Fading: func(t *testing.T) (driver.Store, time.Duration) {
-			return store(t, idempotencyredis.Config{Lease: brief, Retention: brief}), brief
+			cfg := idempotencyredis.Config{Lease: 5 * time.Second, Retention: 5 * time.Second}
+			return store(t, cfg), cfg.Retention
 		},
 	}
 	t.Run("store", func(t *testing.T) { conformance.TestStore(t, backend) })
