@@ -265,10 +265,11 @@ func TestPartitionsKeepTheOrder(t *testing.T) {
 			endFirst()
 		case 25:
 			endThird = start(t, third)
+		case 59:
+			awaitShares(t, client, 2, 2) // the third has its part of the last chunk
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
-	awaitShares(t, client, 2, 2)
 	e.await(keys * each)
 	endSecond()
 	endThird()
