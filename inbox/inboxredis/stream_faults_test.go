@@ -211,24 +211,51 @@ func TestHalfOpenRenewal(t *testing.T) {
 	for _, ordered := range []bool{false, true} {
 		t.Run(fmt.Sprint("ordered ", ordered), func(t *testing.T) {
 			t.Parallel()
-			f := newFixture(t, ordered)
-			publish(t, f.direct, event())
-			var idle sync.WaitGroup
-			for range 6 {
-				idle.Go(func() { _ = f.through.BLPop(t.Context(), time.Second, "nothing").Err() })
+			claimed, stall := halfOpenRenewal(t, ordered)
+			for tries := 1; claimed != nil && stall > time.Second && tries < 5; tries++ {
+				claimed, stall = halfOpenRenewal(t, ordered) // the machine is so busy that the renewal may have come late
 			}
-			idle.Wait()
-			cfg := inboxredis.Config{ConsumerConfig: inbox.ConsumerConfig{Ordered: ordered}}
-			receive(t, open(t, running(t, newSource(t, f.through, cfg)), 1), 1)
-			other := open(t, running(t, newSource(t, f.direct, cfg)), 1)
-			f.network.SilenceConnections()
-			ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
-			defer cancel()
-			if ds, err := other.Receive(ctx, 1); len(ds) > 0 || ctx.Err() == nil {
-				t.Errorf("%d messages of a living process, %v", len(ds), err)
+			if claimed != nil {
+				t.Errorf("%v; the longest stall was %v", claimed, stall)
 			}
 		})
 	}
+}
+
+// halfOpenRenewal tells whether a message of a living process was claimed, and for how long the machine stalled.
+func halfOpenRenewal(t *testing.T, ordered bool) (claimed error, stall time.Duration) {
+	t.Helper()
+	f := newFixture(t, ordered)
+	publish(t, f.direct, event())
+	var idle sync.WaitGroup
+	for range 6 {
+		idle.Go(func() { _ = f.through.BLPop(t.Context(), time.Second, "nothing").Err() })
+	}
+	idle.Wait()
+	cfg := inboxredis.Config{ConsumerConfig: inbox.ConsumerConfig{Ordered: ordered}}
+	receive(t, open(t, running(t, newSource(t, f.through, cfg)), 1), 1)
+	other := open(t, running(t, newSource(t, f.direct, cfg)), 1)
+	f.network.SilenceConnections()
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+	defer cancel()
+	longest := make(chan time.Duration, 1)
+	go func() { longest <- longestGap(ctx, f.direct) }()
+	if ds, err := other.Receive(ctx, 1); len(ds) > 0 || ctx.Err() == nil {
+		claimed = fmt.Errorf("%d messages of a living process, %w", len(ds), err)
+	}
+	cancel()
+	return claimed, <-longest
+}
+
+// longestGap asks the server until ctx ends, and returns the longest time from one answer to the next.
+func longestGap(ctx context.Context, client redis.UniversalClient) (longest time.Duration) {
+	for last := time.Now(); ctx.Err() == nil; {
+		time.Sleep(20 * time.Millisecond)
+		_ = client.Ping(context.WithoutCancel(ctx)).Err()
+		now := time.Now()
+		longest, last = max(longest, now.Sub(last)), now
+	}
+	return longest
 }
 
 // All keys of a group are in one slot, whatever its names, and what has none is refused.
