@@ -104,7 +104,7 @@ func (r race) run(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	testenv.Eventually(t, r.over+time.Minute, func() error {
+	testenv.Eventually(t, testenv.Patience, func() error {
 		if left := b.count(t, "status = 'held'"); left > 0 {
 			return fmt.Errorf("%d are still held", left)
 		}

@@ -186,7 +186,7 @@ func TestUseKeepsItsPlace(t *testing.T) {
 		served <- "second"
 		conn.Release()
 	})
-	time.Sleep(3 * time.Second) // of the 8 that it waits now
+	time.Sleep(2100 * time.Millisecond) // of the 8 that it waits now
 	held.Release()
 	waiting.Wait()
 	if got := <-served; got != "first" {
