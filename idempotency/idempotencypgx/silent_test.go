@@ -138,7 +138,7 @@ func TestHalfOpenConnections(t *testing.T) {
 		return err
 	})
 	took := time.Since(start)
-	if t.Logf("back after %v", took); took > 10*time.Second {
+	if t.Logf("back after %v", took); took > time.Minute {
 		t.Errorf("back after %v", took)
 	}
 }
@@ -180,7 +180,7 @@ func TestSilentServer(t *testing.T) {
 	proxy.Resume()
 	start := time.Now()
 	testenv.Eventually(t, testenv.Patience, ask)
-	if took := time.Since(start); took > 10*time.Second {
+	if took := time.Since(start); took > time.Minute {
 		t.Errorf("back after %v", took)
 	}
 }
