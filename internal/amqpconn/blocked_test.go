@@ -77,6 +77,12 @@ func TestBlocked(t *testing.T) {
 // that do not fit in a frame. Only that message is to blame.
 func TestLargerThanTheBrokerTakes(t *testing.T) {
 	t.Parallel()
+	losingNone(t, largerThanTheBrokerTakes)
+}
+
+func largerThanTheBrokerTakes(t *testing.T) (int64, error) {
+	t.Helper()
+	var failures []error
 	server := testenv.Private(t, testenv.RabbitMQ, "max_message_size = 65536", "frame_max = 8192")
 	var lost atomic.Int64
 	p := start(t, amqpconn.PublisherConfig{
@@ -108,12 +114,10 @@ func TestLargerThanTheBrokerTakes(t *testing.T) {
 			want = amqpconn.ErrInvalid
 		}
 		if !errors.Is(errs[0], want) {
-			t.Errorf("%s: %v, want %v", id, errs[0], want)
+			failures = append(failures, fmt.Errorf("%s: %v, want %v", id, errs[0], want))
 		}
 	}
-	if n := lost.Load(); n > 0 {
-		t.Errorf("%d connections lost", n)
-	}
+	return lost.Load(), errors.Join(failures...)
 }
 
 func onPrivate(t *testing.T, server *testenv.Server, do func(*amqp.Channel) error) error {
