@@ -14,7 +14,7 @@ import (
 )
 
 // The scenario confirms and cancels well before this is over, on a busy machine too.
-const scenarioHold = "-hold=8s"
+const scenarioHold = "-hold=30s"
 
 func TestScenarioInMemory(t *testing.T) {
 	t.Parallel()
