@@ -45,7 +45,7 @@ func TestOutboxRelayKilled(t *testing.T) {
 
 // takeover is within how many seconds the lanes of a relay that was killed are another one's. A short
 // run shares its processors.
-const takeover, takeoverBeside = 10.0, 20.0
+const takeover, takeoverBeside = 10.0, 60.0
 
 // A relay with the defaults holds lanes, since its broker is silent, and is killed before it has
 // noticed that and given them back. Another one, once it runs, publishes what was held within 10 s.
