@@ -12,7 +12,7 @@ import (
 // has nothing but its connections to wait for.
 func TestSignalWhileServersAreSilent(t *testing.T) {
 	t.Parallel()
-	const slack = 8 * time.Second
+	const slack = 18 * time.Second
 	for name, tc := range map[string]struct {
 		role  string
 		busy  bool
