@@ -61,7 +61,8 @@ func awaitTold(t *testing.T, address, what string, ok func(told) bool) {
 }
 
 // TestTrialsAcrossProcesses has each role in a process of its own: the page of one shows what goes through all of them, a
-// poison message dies while others go on, and the consumer is slow for as long as the page says so.
+// poison message dies while others go on, and the consumer is slow for as long as the page says so. The flow is a view that
+// may count twice, and a message that comes again is counted again.
 func TestTrialsAcrossProcesses(t *testing.T) {
 	brokers(t, func(t *testing.T, flags ...string) {
 		env := newServices(t).env()
@@ -80,15 +81,15 @@ func TestTrialsAcrossProcesses(t *testing.T) {
 			c.hold(newUser(), event, `"quantity":1`)
 		}
 		awaitTold(t, api.url, "the way of all", func(s told) bool {
-			return s.Counts["request"] == 1+first && s.Counts["transaction"] == 1+first && s.Counts["published"] == first &&
-				s.Counts["processed"] == first && s.Counts["updated"] == first && s.Backlog.Outbox == 0 && s.Backlog.Queue == 0 &&
-				s.Trials != nil && !s.Trials.Slow && s.Steps[len(s.Steps)-1].Number == 2+5*first
+			return s.Counts["request"] >= 1+first && s.Counts["transaction"] >= 1+first && s.Counts["published"] >= first &&
+				s.Counts["processed"] >= first && s.Counts["updated"] >= first && s.Backlog.Outbox == 0 && s.Backlog.Queue == 0 &&
+				s.Trials != nil && !s.Trials.Slow && s.Steps[len(s.Steps)-1].Number >= 2+5*first
 		})
 
 		if status := pressed(t, api.url+"/shop/poison", nil); status != http.StatusNoContent {
 			t.Fatalf("poison: %d", status)
 		}
-		awaitTold(t, api.url, "a dead letter", func(s told) bool { return s.Backlog.Dead == 1 && s.Counts["failed"] == 1 })
+		awaitTold(t, api.url, "a dead letter", func(s told) bool { return s.Backlog.Dead == 1 && s.Counts["failed"] >= 1 })
 
 		slow := func(on string) {
 			if status := pressed(t, api.url+"/shop/slow", url.Values{"on": {on}}); status != http.StatusNoContent {
@@ -100,11 +101,11 @@ func TestTrialsAcrossProcesses(t *testing.T) {
 			c.hold(newUser(), event, `"quantity":1`)
 		}
 		awaitTold(t, api.url, "a queue", func(s told) bool {
-			return s.Trials != nil && s.Trials.Slow && s.Backlog.Queue > 0 && s.Counts["published"] == 1+all
+			return s.Trials != nil && s.Trials.Slow && s.Backlog.Queue > 0 && s.Counts["published"] >= 1+all
 		})
 		slow("false")
 		awaitTold(t, api.url, "all have arrived", func(s told) bool {
-			return s.Trials != nil && !s.Trials.Slow && s.Counts["updated"] == all && s.Backlog.Queue == 0 && s.Backlog.Dead == 1
+			return s.Trials != nil && !s.Trials.Slow && s.Counts["updated"] >= all && s.Backlog.Queue == 0 && s.Backlog.Dead == 1
 		})
 		for _, p := range []*process{api, relay, consumer} {
 			p.stop()

@@ -19,7 +19,7 @@ func walkHoldThenConfirm(v *visit) {
 	v.click(`button[aria-label="Cancel A2"]`)
 	v.awaitSeat("A2", "free")
 	v.awaitText("#stats", "0 held, 1 confirmed, 1 cancelled")
-	v.awaitText("#count-updated", "4")
+	v.awaitCount("updated", 4)
 	v.awaitText("#steps", "updated: cancelled")
 	v.run("reload", chromedp.Reload())
 	v.awaitSeat("A1", "sold, yours")
@@ -53,9 +53,9 @@ func walkSameKeyTwice(v *visit) {
 	v.click("#again")
 	v.awaitText("#status", "The same answer, and nothing was done twice.")
 	v.awaitText("#last", "Idempotency-Replayed: true")
-	v.awaitText("#count-request", "3")
+	v.awaitCount("request", 3)
 	v.await("a replay costs nothing", `/[12] of 2/.test(document.getElementById("limits").textContent)`)
-	v.awaitText("#count-transaction", "2")
+	v.awaitCount("transaction", 2)
 }
 
 // TestLimitIsReached has a limit of one, since a busy machine may take long enough to gain a unit of a larger one.

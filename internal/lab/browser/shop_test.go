@@ -92,6 +92,17 @@ func (v *visit) awaitHeld(count int) {
 	v.await(fmt.Sprintf("%d seats are held", count), fmt.Sprintf(`document.querySelectorAll("#map button.held").length === %d`, count))
 }
 
+// awaitCount waits until so many have come to a stage. On real servers the flow may count twice, and a message that comes
+// again is counted again.
+func (v *visit) awaitCount(stage string, count int) {
+	v.t.Helper()
+	is := "==="
+	if v.servers != nil {
+		is = ">="
+	}
+	v.await(fmt.Sprintf("%d have come to %s", count, stage), fmt.Sprintf(`Number(document.getElementById("count-%s").textContent) %s %d`, stage, is, count))
+}
+
 // hold holds a free seat and waits for the answer.
 func (v *visit) hold(name string) {
 	v.t.Helper()

@@ -46,7 +46,7 @@ func TestServersKilled(t *testing.T) {
 	broker.Heal()
 	v.awaitText("#stats", "4 held")
 	v.awaitText("#count-outbox", "0")
-	v.awaitText("#count-updated", "4")
+	v.awaitCount("updated", 4)
 }
 
 func check(t *testing.T, err error) {

@@ -14,7 +14,7 @@ func walkCrowd(v *visit) {
 	v.awaitText("#result", "409 SEATS_UNAVAILABLE150")
 	v.awaitText("#result", "20150")
 	v.awaitHeld(50)
-	v.awaitText("#count-updated", "50")
+	v.awaitCount("updated", 50)
 	v.awaitText("#count-outbox", "0")
 	v.awaitText("#count-queue", "0")
 }
@@ -28,7 +28,7 @@ func walkDuplicates(v *visit) {
 	v.awaitText("#result", "All were given the same answer.")
 	v.awaitText("#result", "201, replayed49")
 	v.awaitHeld(1)
-	v.awaitText("#count-transaction", "2")
+	v.awaitCount("transaction", 2)
 }
 
 func TestOutageOfEachServer(t *testing.T) {
@@ -81,7 +81,7 @@ func walkSlowConsumer(v *visit) {
 	v.await("messages wait", `Number(document.getElementById("count-queue").textContent) > 0`)
 	v.click("#slow")
 	v.awaitText("#oversold", "oversold: 0")
-	v.awaitText("#count-updated", "50")
+	v.awaitCount("updated", 50)
 	v.awaitText("#count-queue", "0")
 	v.awaitText("#stats", "50 held")
 }
