@@ -20,7 +20,7 @@ func walkCrowd(v *visit) {
 }
 
 // TestDuplicatesTakeEffectOnce has a limit that no crowd uses up, since each duplicate takes a unit until it is answered.
-func TestDuplicatesTakeEffectOnce(t *testing.T) { onBoth(t, walkDuplicates, "-user-limit=100") }
+func TestDuplicatesTakeEffectOnce(t *testing.T) { onBoth(t, walkDuplicates, "-user-limit=100000") }
 
 func walkDuplicates(v *visit) {
 	v.click("#duplicates")

@@ -75,11 +75,12 @@ const burst = async () => {
   show(table, summary, element("p", `${sold.length} seats were given away, and the messages tell of ${heard} reservations.`));
 };
 
-// A client that is told that its request is under way asks again, with the same key.
+// A client that is told that its request is under way asks again, with the same key, for a minute.
 const insist = async (request) => {
-  for (let attempt = 1; ; attempt++) {
+  const began = Date.now();
+  for (;;) {
     const answer = await request();
-    if (answer.code !== "IDEMPOTENCY_KEY_IN_USE" || attempt === 20) return answer;
+    if (answer.code !== "IDEMPOTENCY_KEY_IN_USE" || Date.now() - began > 60_000) return answer;
     await pause(100);
   }
 };
