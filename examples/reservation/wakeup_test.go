@@ -13,10 +13,10 @@ import (
 )
 
 // TestRelayIsWokenByOtherProcesses sends each message when the one before has arrived: the relay has just looked then,
-// and would look again after a second.
+// and would look again after a second. A busy machine delays most of them, polling all.
 func TestRelayIsWokenByOtherProcesses(t *testing.T) {
 	t.Parallel()
-	const rounds = 20
+	const rounds, enough, soon = 200, 5, time.Second / 2
 	broker := amqptest.New(t)
 	s := services{pgtest.URL(t), redistest.URL(t), broker.URL}
 	api := start(t, s.env(), "-backend=services", "-role=api", "-user-limit=1000")
@@ -24,21 +24,24 @@ func TestRelayIsWokenByOtherProcesses(t *testing.T) {
 	broker.Queue(t, "ear", nil)
 	broker.Bind(t, "ear", "reservation.held", "reservation")
 	c := newClient(t, api.url)
-	event := c.newEvent(`{"name":"Concert","seats":50}`)
+	event := c.newEvent(`{"name":"Concert","seats":500}`)
 	c.hold(newUser(), event, `"quantity":1`)
 	broker.Take(t, "ear", 1, patience) // the relay runs, and its listener
 
 	var took []time.Duration
-	for range rounds {
+	prompt := 0
+	for len(took) < rounds && prompt < enough {
 		begin := time.Now()
 		c.hold(newUser(), event, `"quantity":1`)
 		broker.Take(t, "ear", 1, patience)
 		took = append(took, time.Since(begin))
+		if took[len(took)-1] < soon {
+			prompt++
+		}
 	}
-	slices.Sort(took)
 	t.Logf("messages took %v", took)
-	if took[rounds/4] > time.Second/2 { // a busy machine delays most of them, polling all
-		t.Errorf("messages took %v, one after the other: the relay has polled", took)
+	if prompt < enough {
+		t.Errorf("%d of %d messages took less than %v, one after the other: the relay has polled", prompt, rounds, soon)
 	}
 }
 
