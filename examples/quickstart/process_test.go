@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -23,14 +22,14 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-// soon is within what time an order is billed, on a calm machine.
-const soon = 100 * time.Millisecond
+// soon is within what time an order is billed. A calm machine needs a fifth of it, and polling twice as much.
+const soon = 500 * time.Millisecond
 
 // The program starts on an empty schema and an empty virtual host, takes orders, and
-// bills each of them within moments. On a machine that is busy with other tests the
-// median may be ten times what it is on a calm one.
+// bills each of them within moments. A machine that is busy with other tests delays
+// most of them, polling all.
 func TestFromEmptyServers(t *testing.T) {
-	const orders = 21
+	const orders, enough = 200, 5
 	database, broker := pgtest.URL(t), amqptest.New(t)
 	p := start(t, append(os.Environ(), "DATABASE_URL="+database, "AMQP_URL="+broker.URL), "-backend=services")
 	conn, err := pgx.Connect(t.Context(), database)
@@ -39,7 +38,8 @@ func TestFromEmptyServers(t *testing.T) {
 	}
 	defer conn.Close(context.WithoutCancel(t.Context()))
 	var took []time.Duration
-	for range orders {
+	prompt := 0
+	for len(took) < orders && prompt < enough {
 		id, sent := p.order(t), time.Now()
 		for !billed(t, conn, id) {
 			if time.Since(sent) > testenv.Patience {
@@ -48,17 +48,18 @@ func TestFromEmptyServers(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		took = append(took, time.Since(sent))
+		if took[len(took)-1] < soon {
+			prompt++
+		}
 	}
-	slices.Sort(took)
-	median := took[orders/2]
-	t.Logf("from the answer to the invoice: median %v, worst %v", median, took[orders-1])
-	if median > 10*soon {
-		t.Errorf("the median is %v, on a calm machine it is at most %v", median, soon)
+	t.Logf("from the answer to the invoice: %v", took)
+	if prompt < enough {
+		t.Errorf("%d of %d orders were billed within %v", prompt, orders, soon)
 	}
 	p.stop(t)
 	var invoices int
-	if err := conn.QueryRow(t.Context(), "SELECT count(*) FROM invoices").Scan(&invoices); err != nil || invoices != orders {
-		t.Errorf("%d invoices of %d orders, %v", invoices, orders, err)
+	if err := conn.QueryRow(t.Context(), "SELECT count(*) FROM invoices").Scan(&invoices); err != nil || invoices != len(took) {
+		t.Errorf("%d invoices of %d orders, %v", invoices, len(took), err)
 	}
 }
 
