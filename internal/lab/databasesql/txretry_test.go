@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -317,10 +318,14 @@ func TestRoundTrips(t *testing.T) {
 			} {
 				must(t, do()) // connects, and prepares statements
 				must(t, do()) // pings, before the connection is used again
-				f.sent.Store(0)
-				must(t, do())
-				if got := f.sent.Load(); got != want[name][i] {
-					t.Errorf("transaction %d takes %d round trips, want %d", i, got, want[name][i])
+				least := int64(math.MaxInt64)
+				for tries := 0; tries < 10 && least > want[name][i]; tries++ { // one that takes a second pings once more
+					f.sent.Store(0)
+					must(t, do())
+					least = min(least, f.sent.Load())
+				}
+				if least != want[name][i] {
+					t.Errorf("transaction %d takes %d round trips, want %d", i, least, want[name][i])
 				}
 			}
 		})
