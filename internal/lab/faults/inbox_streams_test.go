@@ -103,7 +103,8 @@ func TestInboxStreamsOfBadMessages(t *testing.T) {
 
 // inPhases sends good messages to both, and bad ones among them to the second. The fast ones are as
 // many as leave the machine room for the good ones: a bad one costs several times as much. What fails
-// is tried again only where the machine is measured to have less room than before, with as many as fit.
+// is tried again, with as many as fit; in a long run, which has the machine alone, only where there is
+// measured to be less room than before.
 func inPhases(t *testing.T, control, s *stream) {
 	t.Helper()
 	const tries = 3
@@ -119,11 +120,11 @@ func inPhases(t *testing.T, control, s *stream) {
 			t.Fatal(strings.Join(wrong, "\n"))
 		}
 		room := min(100, control.capacity(t, s.bad().Headers)/5)
-		if room >= fast {
+		if room >= fast && long(t) {
 			t.Fatal(strings.Join(wrong, "\n"))
 		}
 		t.Logf("%d bad ones a second were too many, %d fit: %s", fast, room, strings.Join(wrong, "; "))
-		fast = room
+		fast = min(fast, room)
 	}
 }
 
