@@ -161,16 +161,12 @@ func TestViewersSeeAllLetters(t *testing.T) {
 }
 
 // wantView wants a view to be answered without a problem, such as that the page has waited for a minute, in at most a
-// megabyte.
+// megabyte. A busy machine may need several requests.
 func wantView(t *testing.T, url, part string) (body string) {
 	t.Helper()
 	testenv.Eventually(t, testenv.Patience, func() (err error) {
-		began := time.Now()
 		body, err = view(t, url, part)
-		if err != nil && time.Since(began) < time.Minute {
-			t.Fatal(err)
-		}
-		return err // of a view that has used its minute up: the machine is busy
+		return err
 	})
 	return body
 }
