@@ -125,9 +125,9 @@ func TestSilentInTheMiddleOfARelay(t *testing.T) {
 	}
 }
 
-// recovery is within which time all works again after a fault. It takes half of it where the machine
-// has nothing else to do.
-const recovery = 15 * time.Second
+// recovery is within which time all works again after a fault. A calm machine takes an eighth of it, and
+// a wait without a bound never ends.
+const recovery = testenv.Patience / 5
 
 // All connections of a service with the defaults fall silent at once, and later the whole server: it
 // says so, and is back in time.
@@ -207,7 +207,8 @@ func TestShutdownWhileSilent(t *testing.T) {
 	pool := pgtest.Pool(t, proxy.URL(), 10)
 	publisher := outboxtest.NewPublisher()
 	distant := fixtureOn(t, pool, outboxpgx.Config{})
-	relay := distant.relay(t, publisher, outbox.RelayConfig{ShutdownTimeout: 6 * time.Second})
+	const limit = 6 * time.Second
+	relay := distant.relay(t, publisher, outbox.RelayConfig{ShutdownTimeout: limit})
 	stop := run(t, relay)
 	untilListening(t, distant.store)
 	proxy.Pause()
@@ -220,8 +221,8 @@ func TestShutdownWhileSilent(t *testing.T) {
 	})
 	begin := time.Now()
 	stop()
-	if took := time.Since(begin); took > 9*time.Second {
-		t.Errorf("the relay ended after %v", took)
+	if took := time.Since(begin); took > limit+testenv.Patience/10 {
+		t.Errorf("the relay ended after %v, %v are allowed", took, limit)
 	}
 }
 
