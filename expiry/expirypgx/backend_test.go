@@ -15,6 +15,7 @@ import (
 	"github.com/holdfast-go/holdfast/expiry/expirypgx"
 	"github.com/holdfast-go/holdfast/expiry/expirytest/conformance"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
 )
 
@@ -33,6 +34,15 @@ type backend struct {
 	pool      *pgxpool.Pool
 	isolation pgx.TxIsoLevel
 	table     string // empty: holds
+	silent    bool   // its connections fall silent, and a COMMIT is given up as ever
+}
+
+// patient is a manager that waits for the answer to COMMIT for as long as a busy disk takes.
+type patient struct{ *txretry.Manager }
+
+func (m patient) DoWith(ctx context.Context, opts txretry.Options, fn func(context.Context, pgx.Tx) error) error {
+	opts.CommitTimeout = testenv.Patience
+	return m.Manager.DoWith(ctx, opts, fn)
 }
 
 func newBackend(t *testing.T) *backend {
@@ -67,8 +77,12 @@ func (b *backend) store(t *testing.T, cfg expirypgx.Config) *expirypgx.Store {
 	if err != nil {
 		t.Fatal(err)
 	}
+	var transactor txretry.Transactor = patient{manager}
+	if b.silent {
+		transactor = manager
+	}
 	cfg.Logger = slog.New(slog.DiscardHandler)
-	s, err := expirypgx.New(manager, cmp.Or(b.table, "holds"), cfg)
+	s, err := expirypgx.New(transactor, cmp.Or(b.table, "holds"), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

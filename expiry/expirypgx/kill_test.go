@@ -93,11 +93,11 @@ func sweepAndDie(rawURL string, step int64) error {
 	if err != nil {
 		return err
 	}
-	store, err := expirypgx.New(manager, "holds", expirypgx.Config{Emit: write})
+	store, err := expirypgx.New(patient{manager}, "holds", expirypgx.Config{Emit: write})
 	if err != nil {
 		return err
 	}
-	sweeper, err := expiry.NewSweeper(store, expiry.SweeperConfig{BatchSize: 5})
+	sweeper, err := expiry.NewSweeper(store, expiry.SweeperConfig{BatchSize: 5, BatchTimeout: time.Minute})
 	if err != nil {
 		return err
 	}

@@ -26,7 +26,7 @@ func cutOff(t *testing.T) (b *backend, far *backend, proxy *testenv.Proxy) {
 	t.Helper()
 	b = newBackend(t)
 	proxy = testenv.NewProxy(t, b.pool.Config().ConnString())
-	far = &backend{pool: pgtest.Pool(t, proxy.URL()+"&default_query_exec_mode=exec", 4)}
+	far = &backend{pool: pgtest.Pool(t, proxy.URL()+"&default_query_exec_mode=exec", 4), silent: true}
 	return b, far, proxy
 }
 

@@ -24,7 +24,7 @@ func quiet() expiry.SweeperConfig {
 
 func sweep(t *testing.T, s driver.Store, cfg expiry.SweeperConfig) expiry.Report {
 	t.Helper()
-	cfg.Logger = slog.New(slog.DiscardHandler)
+	cfg.Logger, cfg.BatchTimeout = slog.New(slog.DiscardHandler), time.Minute
 	sw, err := expiry.NewSweeper(s, cfg)
 	if err != nil {
 		t.Fatal(err)

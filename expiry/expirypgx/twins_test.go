@@ -71,7 +71,7 @@ func newTwins(t *testing.T) *twins {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if tw.real, err = expirypgx.New(manager, "twins", expirypgx.Config{Emit: tw.emit(1, realSide{})}); err != nil {
+	if tw.real, err = expirypgx.New(patient{manager}, "twins", expirypgx.Config{Emit: tw.emit(1, realSide{})}); err != nil {
 		t.Fatal(err)
 	}
 	if tw.table, err = expirytest.New(tw.manager, expirytest.Config{}); err != nil {

@@ -17,7 +17,7 @@ import (
 
 func sweeper(t *testing.T, s driver.Store, cfg expiry.SweeperConfig) *expiry.Sweeper {
 	t.Helper()
-	cfg.Logger = slog.New(slog.DiscardHandler)
+	cfg.Logger, cfg.BatchTimeout = slog.New(slog.DiscardHandler), time.Minute
 	sw, err := expiry.NewSweeper(s, cfg)
 	if err != nil {
 		t.Fatal(err)
