@@ -25,14 +25,14 @@ func TestRelayEndsInTimeWithoutAnswers(t *testing.T) {
 	b.Queue(t, "q", nil)
 	proxy := testenv.NewProxy(t, b.URL)
 	quiet := slog.New(slog.DiscardHandler)
+	const limit, forever = 3 * time.Second, 2 * testenv.Patience
 	p, err := outboxamqp.NewPublisher(func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) },
-		outboxamqp.Config{Logger: quiet})
+		outboxamqp.Config{Timeout: forever, Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
 	}
 	store := outboxtest.New()
-	const limit = 3 * time.Second
-	relay, err := outbox.NewRelay(store, p, outbox.RelayConfig{ShutdownTimeout: limit, Logger: quiet})
+	relay, err := outbox.NewRelay(store, p, outbox.RelayConfig{ShutdownTimeout: limit, PublishTimeout: forever, Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +58,7 @@ func TestRelayEndsInTimeWithoutAnswers(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	if took := time.Since(start); took > limit+2500*time.Millisecond {
+	if took := time.Since(start); took > limit+testenv.Patience/10 {
 		t.Errorf("Run took %v to end, %v are allowed", took, limit)
 	}
 }
