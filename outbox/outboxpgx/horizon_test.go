@@ -224,7 +224,7 @@ func TestNumbersThatReachTheFloors(t *testing.T) {
 			_, err := f.pool.Exec(t.Context(), raise)
 			must(t, err)
 			f.write(t, keyed(1, 1)...)
-			drain(t, relay, 1)
+			drainLate(t, relay, 1)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -238,9 +238,27 @@ func TestNumbersThatReachTheFloors(t *testing.T) {
 			_, err := f.pool.Exec(t.Context(), `SELECT setval('holdfast_outbox_seq_seq', $1)`, floor)
 			must(t, err)
 			f.write(t, outbox.Message{Name: "a", Key: "k", Body: []byte("2")})
-			drain(t, relay, 2)
+			drainLate(t, relay, 2)
 			wantKey(t, publisher, "k", "1", "2")
 		})
+	}
+}
+
+// drainLate is drain until so many are published: on a busy server a look below the floors is given up,
+// and the next one finds them.
+func drainLate(t *testing.T, r *outbox.Relay, want int) {
+	t.Helper()
+	published := 0
+	testenv.Eventually(t, testenv.Patience, func() error {
+		report, err := r.Drain(t.Context(), outbox.Bounds{})
+		must(t, err)
+		if published += report.Published; published < want {
+			return fmt.Errorf("published %d, want %d", published, want)
+		}
+		return nil
+	})
+	if published > want {
+		t.Errorf("published %d, want %d", published, want)
 	}
 }
 
@@ -266,7 +284,8 @@ func TestWrongFloorLosesNothing(t *testing.T) {
 	must(t, err)
 	const keys, n = 50, 40 // more than one batch
 	f.write(t, keyed(keys, n)...)
-	drain(t, relay, 0)
+	_, err = relay.Drain(t.Context(), outbox.Bounds{}) // finds nothing, unless it is time to look below the floors
+	must(t, err)
 	defer run(t, relay)()
 	f.untilEmpty(t, testenv.Patience)
 	checkLedger(t, publisher.Received(), keys, n)
