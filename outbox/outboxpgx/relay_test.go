@@ -103,7 +103,7 @@ func TestFourRelaysWithFailures(t *testing.T) {
 	})
 	cfg := outbox.RelayConfig{
 		BatchSize: 200, Retry: outbox.RetryPolicy{MaxAttempts: 100, BaseDelay: 10 * time.Millisecond, MaxDelay: 50 * time.Millisecond},
-		PollInterval: 20 * time.Millisecond,
+		PollInterval: 20 * time.Millisecond, LeaseTTL: time.Minute, // which no stall outlasts
 	}
 	var relays []*outbox.Relay
 	for range 4 {

@@ -115,7 +115,7 @@ func TestWaitingMessagesKeepTheirOrder(t *testing.T) {
 		must(t, err)
 		store.Claims(1+rand.IntN(8), 0)
 		relay, err := outbox.NewRelay(deadlockFree{store, t}, publisher, outbox.RelayConfig{
-			BatchSize: 1 + rand.IntN(100), PollInterval: 20 * time.Millisecond,
+			BatchSize: 1 + rand.IntN(100), PollInterval: 20 * time.Millisecond, LeaseTTL: time.Minute, // which no stall outlasts
 			Retry: outbox.RetryPolicy{MaxAttempts: 4, BaseDelay: 5 * time.Millisecond, MaxDelay: 50 * time.Millisecond}, Logger: quiet,
 		})
 		must(t, err)
