@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/holdfast-go/holdfast/expiry/expirypgx"
 	"github.com/holdfast-go/holdfast/internal/pgcall"
@@ -37,6 +38,16 @@ func findings(t *testing.T, err error) (all []finding) {
 	return all
 }
 
+// checked is what Check finds, again where notifications were late, as on a busy server.
+func checked(t *testing.T, store *expirypgx.Store) error {
+	t.Helper()
+	err := store.Check(t.Context())
+	for end := time.Now().Add(testenv.Patience); err != nil && strings.Contains(err.Error(), "notifications do not arrive") && time.Now().Before(end); {
+		err = store.Check(t.Context())
+	}
+	return err
+}
+
 func TestCheck(t *testing.T) {
 	t.Parallel()
 	const table = "CREATE TABLE holds (id text PRIMARY KEY, expires_at timestamptz, status text, seat text);"
@@ -66,7 +77,7 @@ func TestCheck(t *testing.T) {
 			for n := 0; errors.Is(fit, pgcall.ErrSilent) && n < 3; n++ { // the server is busy
 				fit = store.Fit(t.Context())
 			}
-			for _, err := range []error{store.Check(t.Context()), fit} {
+			for _, err := range []error{checked(t, store), fit} {
 				if tc.problem == "" {
 					if err != nil {
 						t.Errorf("found %v, want nothing", err)
@@ -86,7 +97,7 @@ func TestCheckOnSilentConnection(t *testing.T) {
 	t.Parallel()
 	_, far, proxy := cutOff(t)
 	proxy.SilenceOn(testenv.Silence{On: "format_type"})
-	if err := far.store(t, expirypgx.Config{}).Check(t.Context()); err != nil || proxy.Silenced() != 1 {
+	if err := checked(t, far.store(t, expirypgx.Config{})); err != nil || proxy.Silenced() != 1 {
 		t.Errorf("found %v, %d connections silent", err, proxy.Silenced())
 	}
 }
@@ -109,7 +120,7 @@ func TestCheckAcceptsHealthyTables(t *testing.T) {
 			b.exec(t, tc.sql)
 			b.exec(t, "INSERT INTO holds (id, expires_at, status, payment_status) VALUES ('x', now() - interval '1 hour', 'held', 'open'), ('y', now() + interval '1 hour', 'held', 'open')")
 			store := b.store(t, expirypgx.Config{Where: tc.where})
-			if err := store.Check(t.Context()); err != nil {
+			if err := checked(t, store); err != nil {
 				t.Errorf("found %v, want nothing", err)
 			}
 			if o, err := store.Look(t.Context(), nil); err != nil || !o.Pending {
@@ -130,7 +141,7 @@ func TestCheckMendsTheIndex(t *testing.T) {
 		t.Fatalf("found %v", found)
 	}
 	b.exec(t, found[0].Mend())
-	if err := store.Check(t.Context()); err != nil {
+	if err := checked(t, store); err != nil {
 		t.Errorf("found %v after mending", err)
 	}
 }
@@ -142,7 +153,7 @@ func TestCheckMendsMissingDeadlines(t *testing.T) {
 	b := newBackend(t)
 	b.exec(t, "ALTER TABLE holds ALTER expires_at DROP NOT NULL")
 	b.exec(t, "INSERT INTO holds (id, status) VALUES ('null', 'held')")
-	if err := b.store(t, expirypgx.Config{Where: "expires_at IS NOT NULL"}).Check(t.Context()); err != nil {
+	if err := checked(t, b.store(t, expirypgx.Config{Where: "expires_at IS NOT NULL"})); err != nil {
 		t.Errorf("found %v although Where leaves the row out", err)
 	}
 	store := b.store(t, expirypgx.Config{})
@@ -153,7 +164,7 @@ func TestCheckMendsMissingDeadlines(t *testing.T) {
 	_, mend, _ := strings.Cut(found[0].Mend(), ": ")
 	mend, _, _ = strings.Cut(mend, "; or ")
 	b.exec(t, mend)
-	if err := store.Check(t.Context()); err != nil {
+	if err := checked(t, store); err != nil {
 		t.Errorf("found %v after %q", err, mend)
 	}
 }

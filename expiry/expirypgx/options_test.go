@@ -33,7 +33,7 @@ func TestWhereNarrowsEveryStatement(t *testing.T) {
 	b := newBackend(t)
 	b.fill(t, 30)
 	store := b.store(t, expirypgx.Config{Where: "seat = 'A1' OR seat = 'A2'", Emit: announceAll(b)})
-	if err := store.Check(t.Context()); err != nil {
+	if err := checked(t, store); err != nil {
 		t.Errorf("Check found %v", err)
 	}
 	if o, err := store.Look(t.Context(), nil); err != nil || o.Overdue != 20 {

@@ -242,7 +242,7 @@ func TestListeningOutlivesAnOutage(t *testing.T) {
 		want = want.Add(time.Minute)
 		hears(t, times, other, want)
 	}
-	if err := store.Check(t.Context()); err != nil {
+	if err := checked(t, store); err != nil {
 		t.Errorf("Check found %v", err)
 	}
 }
@@ -336,7 +336,7 @@ func TestPollOnly(t *testing.T) {
 			t.Errorf("another process has heard %v", at)
 		}
 	}
-	if err := store.Check(t.Context()); err != nil {
+	if err := checked(t, store); err != nil {
 		t.Errorf("Check found %v", err)
 	}
 	store.Wake(last)
