@@ -1,9 +1,11 @@
 package outboxamqp_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"testing"
 	"time"
 
@@ -42,8 +44,10 @@ func TestRelayEndsInTimeWithoutAnswers(t *testing.T) {
 	go func() { ended <- relay.Run(ctx) }()
 	testenv.Eventually(t, testenv.Patience, func() error { return relay.Ready(t.Context()) })
 	proxy.Pause()
+	// The publisher allows a second for each MiB on its way, and gives up the connection after the limit only.
+	msgs := slices.Repeat([]outbox.Message{{Name: "q", Body: bytes.Repeat([]byte("1"), 1<<20)}}, 60)
 	if err := txretrytest.New(txretrytest.Config{}).Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
-		return store.Write(ctx, tx, outbox.Message{Name: "q", Body: []byte("1")})
+		return store.Write(ctx, tx, msgs...)
 	}); err != nil {
 		t.Fatal(err)
 	}
