@@ -38,7 +38,8 @@ type SweeperConfig struct {
 	// BatchTimeout bounds one batch, and one look for the next due time. It is what a
 	// connection that falls silent costs. Batches after one that ran into it take half
 	// as many rows; each that takes less than a quarter of it doubles them again.
-	// Default: 5 s.
+	// Above 9 s, after which txretry gives up a silent server, a row whose statement hangs
+	// counts as an outage, and all rows wait. Default: 5 s.
 	BatchTimeout time.Duration
 
 	// PollInterval is how often the next due time is looked up while nothing
