@@ -77,20 +77,25 @@ func TestProbesPassByWhatFailsByItself(t *testing.T) {
 	})
 }
 
+// slowBesideBad lacks a server for the bad messages, and takes its time for the others.
+func slowBesideBad(takes time.Duration, passed *atomic.Int32) processorFunc {
+	return func(_ context.Context, m *inbox.Message) error {
+		if m.Name == "bad" {
+			return inbox.Unavailable(errBroken)
+		}
+		time.Sleep(takes)
+		passed.Add(1)
+		return nil
+	}
+}
+
 // Handlers take longer than a message that lacks its server waits for another one: one that has begun is
 // awaited, so that a stream of such messages does not pause the consumer.
 func TestSlowHandlersTellWhatIsDown(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const good, takes = 200, 2 * time.Second
 		var passed atomic.Int32
-		p := processorFunc(func(_ context.Context, m *inbox.Message) error {
-			if m.Name == "bad" {
-				return inbox.Unavailable(errBroken)
-			}
-			time.Sleep(takes)
-			passed.Add(1)
-			return nil
-		})
+		p := slowBesideBad(takes, &passed)
 		retry := inbox.RetryPolicy{MaxAttempts: 3, BaseDelay: time.Second, MaxDelay: 2 * time.Second}
 		b := newBench(t, p, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 8, Retry: retry}}, memqueue.Options{})
 		for range good / 20 {
@@ -390,14 +395,7 @@ func TestSlowMessagesBesideOneThatFails(t *testing.T) {
 		t.Run(takes.String(), func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				var passed atomic.Int32
-				p := processorFunc(func(_ context.Context, m *inbox.Message) error {
-					if m.Name == "bad" {
-						return inbox.Unavailable(errBroken)
-					}
-					time.Sleep(takes)
-					passed.Add(1)
-					return nil
-				})
+				p := slowBesideBad(takes, &passed)
 				retry := inbox.RetryPolicy{MaxAttempts: 2, BaseDelay: time.Second, MaxDelay: 2 * time.Second}
 				b := newBench(t, p, engine.Config{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 4, HandlerTimeout: time.Minute, Retry: retry}}, memqueue.Options{})
 				b.start()

@@ -212,32 +212,14 @@ func mends(err error) (n int) {
 	return n
 }
 
-// configless is a client whose questions for the configuration fail.
-type configless struct {
-	redis.UniversalClient
-	err error
-}
-
-func (c configless) ConfigGet(ctx context.Context, _ string) *redis.MapStringStringCmd {
-	cmd := redis.NewMapStringStringCmd(ctx)
-	cmd.SetErr(c.err)
-	return cmd
-}
-
-// refusal is an answer of Redis.
-type refusal string
-
-func (r refusal) Error() string { return string(r) }
-func (refusal) RedisError()     {}
-
-// A server may keep its configuration to itself; one that does not answer was not looked at.
+// A server may keep its configuration to itself; one that does not answer is reported.
 func TestCheckWithoutConfiguration(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
-	if err := newPublisher(t, configless{client, refusal("NOPERM")}, outboxredis.Config{Stream: "s"}).Check(t.Context()); err != nil {
+	if err := newPublisher(t, redistest.Configless(client, redistest.Refusal("NOPERM")), outboxredis.Config{Stream: "s"}).Check(t.Context()); err != nil {
 		t.Errorf("refused: %v", err)
 	}
-	if err := newPublisher(t, configless{client, io.ErrUnexpectedEOF}, outboxredis.Config{Stream: "s"}).Check(t.Context()); !errors.Is(err, io.ErrUnexpectedEOF) || mends(err) != -1 {
+	if err := newPublisher(t, redistest.Configless(client, io.ErrUnexpectedEOF), outboxredis.Config{Stream: "s"}).Check(t.Context()); !errors.Is(err, io.ErrUnexpectedEOF) || mends(err) != -1 {
 		t.Errorf("without an answer: %v", err)
 	}
 }

@@ -1,7 +1,6 @@
 package ratelimitredis_test
 
 import (
-	"context"
 	"errors"
 	"io"
 	"strings"
@@ -105,32 +104,14 @@ func hasMend(err error) bool {
 	return ok
 }
 
-// configless is a client whose questions for the configuration fail.
-type configless struct {
-	redis.UniversalClient
-	err error
-}
-
-func (c configless) ConfigGet(ctx context.Context, _ string) *redis.MapStringStringCmd {
-	cmd := redis.NewMapStringStringCmd(ctx)
-	cmd.SetErr(c.err)
-	return cmd
-}
-
-// refusal is an answer of Redis.
-type refusal string
-
-func (r refusal) Error() string { return string(r) }
-func (refusal) RedisError()     {}
-
-// A server may keep its configuration to itself; one that does not answer was not looked at.
+// A server may keep its configuration to itself; one that does not answer is reported.
 func TestCheckWithoutConfiguration(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
-	if err := open(t, configless{client, refusal("NOPERM")}, ratelimitredis.Config{}).Check(t.Context()); err != nil {
+	if err := open(t, redistest.Configless(client, redistest.Refusal("NOPERM")), ratelimitredis.Config{}).Check(t.Context()); err != nil {
 		t.Errorf("refused: %v", err)
 	}
-	if err := open(t, configless{client, io.ErrUnexpectedEOF}, ratelimitredis.Config{}).Check(t.Context()); !errors.Is(err, io.ErrUnexpectedEOF) || hasMend(err) {
+	if err := open(t, redistest.Configless(client, io.ErrUnexpectedEOF), ratelimitredis.Config{}).Check(t.Context()); !errors.Is(err, io.ErrUnexpectedEOF) || hasMend(err) {
 		t.Errorf("without an answer: %v", err)
 	}
 }
