@@ -3,6 +3,7 @@ package outbox_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -89,11 +90,14 @@ func TestStoreFaults(t *testing.T) {
 	})
 	t.Run("claim, once, whose lanes are held", func(t *testing.T) {
 		inBubble(t, outbox.RelayConfig{}, func(b *bench) {
+			const lanes = 16 // more than a claim takes: the next one finds others
 			f := b.wrap()
 			f.once, f.held = true, true
 			f.set(down, nil)
-			b.write(message("k", 1))
-			if report := b.drain(outbox.Bounds{}); report.Published != 1 || report.Ended != "empty" {
+			for n := range lanes {
+				b.write(message(fmt.Sprint("k", n), n))
+			}
+			if report := b.drain(outbox.Bounds{}); report.Published != lanes || report.Ended != "empty" {
 				b.Errorf("%+v", report)
 			}
 		})
