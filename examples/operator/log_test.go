@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/examples/operator"
 	"github.com/holdfast-go/holdfast/inbox"
@@ -126,6 +127,14 @@ func TestSetupIsNoted(t *testing.T) {
 	r := &rig{Operator: must(operator.New(operator.Config{Log: log}))(t)}
 	r.wants(t, 0, []string{"setup", "--by=ada", "--reason=the first time"}, "log: tables")
 	r.wants(t, 0, []string{"log"}, "setup", "all parts", "ada", "the first time", "log: tables")
+}
+
+// A process whose connection falls silent in the middle keeps no other from migrating.
+func TestMigrateThatFallsSilent(t *testing.T) {
+	t.Parallel()
+	pgtest.SilentMigration(t, "pg_advisory_xact_lock", func(ctx context.Context, pool *pgxpool.Pool) error {
+		return must(operator.NewPostgresLog(pool))(t).Migrate(ctx)
+	})
 }
 
 func TestMemoryLogIsBounded(t *testing.T) {
