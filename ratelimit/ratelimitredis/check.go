@@ -52,7 +52,7 @@ func (l *Limiter) look(ctx context.Context) error {
 		return found.Err()
 	}
 	settings, err := l.client.ConfigGet(ctx, "maxmemory*").Result()
-	// Hosted servers refuse to tell. Without any answer nobody has looked.
+	// A managed server may refuse to tell. Any other failure is a failure to look.
 	if err != nil && !errors.As(err, &refused) {
 		found.Join(fmt.Errorf("ratelimitredis: check: %w", err))
 	}
