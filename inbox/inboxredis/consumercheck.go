@@ -105,7 +105,7 @@ func (g *group) checkServer(ctx context.Context, found *check.Findings) error {
 	config, err := within(ctx, g, func(ctx context.Context) (map[string]string, error) {
 		return g.client.ConfigGet(ctx, "min-replicas-to-write").Result()
 	})
-	// Managed servers refuse to tell. Without any answer nobody has looked.
+	// A managed server may refuse to tell. Any other failure is a failure to look.
 	if _, refused := errors.AsType[redis.Error](err); err != nil && !refused {
 		return fmt.Errorf("inboxredis: check: %w", err)
 	}

@@ -48,7 +48,7 @@ func (p *Publisher) Check(ctx context.Context) error {
 	config, err := redisconn.Within(ctx, p.cfg.Timeout, func(ctx context.Context) (map[string]string, error) {
 		return p.client.ConfigGet(ctx, "maxmemory-policy").Result()
 	})
-	// Managed servers refuse to tell. Without any answer nobody has looked.
+	// A managed server may refuse to tell. Any other failure is a failure to look.
 	if _, refused := errors.AsType[redis.Error](err); err != nil && !refused {
 		found.Join(fmt.Errorf("outboxredis: check: %w", err))
 	}

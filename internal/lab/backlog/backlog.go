@@ -73,8 +73,8 @@ const unanswered = 10 * time.Second
 
 // Drain has a relay with the default settings publish n messages of the table, which has more or exactly
 // that, and calls during with how many are done, some hundred times a second. It returns how many were done
-// when the relay was told to end, and how long that took. A batch whose COMMIT was not answered in time is
-// settled, though nobody has counted it: an empty table has no more to wait for.
+// when the relay was told to end, and how long that took. A batch whose COMMIT is not answered in time is
+// settled and not counted, so Drain ends when the table is empty, too.
 func Drain(ctx context.Context, pool *pgxpool.Pool, n int64, during func(done int64)) (int64, time.Duration, error) {
 	quiet := slog.New(slog.DiscardHandler)
 	store, err := outboxpgx.New(pool, outboxpgx.Config{Logger: quiet})

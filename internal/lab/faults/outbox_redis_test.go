@@ -45,7 +45,7 @@ func TestOutboxRedisFaults(t *testing.T) {
 		{"killed", server.Kill, func() error { return server.Start(t.Context()) }},
 		{"restarted", server.Stop, func() error { return server.Start(t.Context()) }},
 		{"frozen", server.Pause, server.Resume},
-		{"a replica", replicaOf("127.0.0.1", "1"), replicaOf("NO", "ONE")}, // nobody is there: it keeps what it has
+		{"a replica", replicaOf("127.0.0.1", "1"), replicaOf("NO", "ONE")}, // no server listens there: the replica keeps its data
 	}
 	outages := 0
 	for range scaled(t, 1) {
