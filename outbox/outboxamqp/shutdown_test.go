@@ -43,8 +43,9 @@ func TestRelayEndsInTimeWithoutAnswers(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- relay.Run(ctx) }()
 	testenv.Eventually(t, testenv.Patience, func() error { return relay.Ready(t.Context()) })
-	proxy.Pause()
-	// The publisher allows a second for each MiB on its way, and gives up the connection after the limit only.
+	// The publisher gives up a connection that has been silent for some 7 s, and allows a second more for each MiB
+	// on its way. The silence begins with the messages, so it lasts for longer than the limit.
+	proxy.SilenceOn(testenv.Silence{On: "11111111"})
 	msgs := slices.Repeat([]outbox.Message{{Name: "q", Body: bytes.Repeat([]byte("1"), 1<<20)}}, 60)
 	if err := txretrytest.New(txretrytest.Config{}).Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
 		return store.Write(ctx, tx, msgs...)
@@ -57,6 +58,7 @@ func TestRelayEndsInTimeWithoutAnswers(t *testing.T) {
 		}
 		return nil
 	})
+	proxy.Pause() // for another connection, too
 	start := time.Now()
 	stop()
 	if err := <-ended; err != nil {
