@@ -2,6 +2,7 @@
 package redistest
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/url"
@@ -32,7 +33,7 @@ func New(t testing.TB) *redis.Client {
 func URL(t testing.TB) string {
 	t.Helper()
 	base := testenv.RedisURL(t)
-	admin := Client(t, base)
+	admin := patient(t, base)
 	db, err := claim(t.Context(), admin)
 	if err != nil {
 		t.Fatalf("redistest: claim a database: %v", err)
@@ -42,7 +43,7 @@ func URL(t testing.TB) string {
 		t.Fatal(err)
 	}
 	u.Path = "/" + strconv.Itoa(db)
-	own := Client(t, u.String())
+	own := patient(t, u.String())
 	flush(t, own)
 	t.Cleanup(func() {
 		flush(t, own)
@@ -56,10 +57,22 @@ func URL(t testing.TB) string {
 // Client returns a client for any address, closed when the test ends.
 func Client(t testing.TB, rawURL string) *redis.Client {
 	t.Helper()
+	return newClient(t, rawURL, 0)
+}
+
+// patient returns a client for what no test is about: a busy machine may take longer than the client's usual 3 s.
+func patient(t testing.TB, rawURL string) *redis.Client {
+	t.Helper()
+	return newClient(t, rawURL, time.Minute)
+}
+
+func newClient(t testing.TB, rawURL string, readTimeout time.Duration) *redis.Client {
+	t.Helper()
 	opts, err := redis.ParseURL(rawURL)
 	if err != nil {
 		t.Fatal(err)
 	}
+	opts.ReadTimeout = cmp.Or(readTimeout, opts.ReadTimeout)
 	client := redis.NewClient(opts)
 	t.Cleanup(func() {
 		if err := client.Close(); err != nil {
