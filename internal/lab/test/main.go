@@ -79,7 +79,7 @@ func repository() (string, error) {
 	return filepath.Dir(work), nil
 }
 
-// checkBuild vets and builds everything as the workspace, and the root module as its users get it: for the
+// checkBuild vets everything as the workspace, and builds the root module as its users get it: for the
 // race detector if the tests are, since what is compiled then serves both.
 func checkBuild(race []string) error {
 	before, err := sums(".")
@@ -87,9 +87,8 @@ func checkBuild(race []string) error {
 		return err
 	}
 	for _, step := range []struct{ env, verb, args string }{
-		{verb: "vet", args: "work"},
-		{verb: "vet", args: "-tags=interop ./internal/lab/interop"}, // these run by make interop alone
-		{env: "GOWORK=off", verb: "vet", args: "./..."},
+		{verb: "vet", args: "-tags=interop work"}, // with the tests that make interop alone runs
+		{env: "GOWORK=off", verb: "list", args: "-deps -test ./..."},
 		{env: "GOWORK=off", verb: "build", args: "./..."},
 	} {
 		if err := goCommand(step.env, slices.Concat([]string{step.verb}, race, strings.Fields(step.args))...); err != nil {
@@ -133,22 +132,19 @@ func becomeTests(parent int, race []string) error {
 	if err != nil {
 		return err
 	}
-	packages := atOnce
-	if len(race) > 0 {
-		packages = atOnceRacing
-	}
-	args := []string{servers, "--", goTool, "test", "-vet=off", "-shuffle=on", "-timeout=75m", fmt.Sprintf("-p=%d", max(packages, runtime.NumCPU()))}
+	args := []string{servers, "--", goTool, "test", "-vet=off", "-shuffle=on", "-timeout=75m", fmt.Sprintf("-p=%d", max(atOnce, runtime.NumCPU()))}
 	if os.Getppid() != parent { // it was ended, and could not say so
 		return errors.New("the go command that ran this is gone")
 	}
-	return syscall.Exec(servers, slices.Concat(args, race, strings.Fields(longest), []string{"work"}), os.Environ())
+	env := append(os.Environ(), inMemory("/dev/shm")...)
+	return syscall.Exec(servers, slices.Concat(args, race, strings.Fields(longest), []string{"work"}), env)
 }
 
 const (
 	// atOnce is how many packages are tested at the same time, at least. Their tests often wait for
-	// servers and clocks. With the race detector they compute more, and with four of them on two
-	// processors answers took longer than deadlines.
-	atOnce, atOnceRacing = 5, 3
+	// servers and clocks. On two slow processors five of them kept the servers from answering for
+	// longer than deadlines, with the race detector four.
+	atOnce = 3
 	// longest are the packages whose tests take longest, so they begin first.
 	longest = "./internal/lab/faults ./inbox/inboxamqp ./examples/reservation ./outbox/outboxpgx"
 )
