@@ -4,7 +4,8 @@
 //
 // It looks for files that gofmt would change, vets and builds all modules, and fails when that
 // changes a file of the go command, such as go.work.sum. Then it runs all tests, with the race
-// detector where cgo works, under internal/lab/servers, which gets the servers they need.
+// detector where cgo works, under internal/lab/servers, which gets the servers they need. Their files
+// are in memory where /dev/shm can take them, unless TMPDIR is set.
 //
 // It imports the standard library only: so it runs before any module is downloaded, and can say
 // in one line what is missing.
