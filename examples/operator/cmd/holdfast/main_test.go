@@ -155,11 +155,11 @@ func TestProgram(t *testing.T) {
 		}))
 	}
 	send("order.placed", "order.paid")
-	wants(0, "published 2, failed 0, dead 0\n", "relay", "--limit=1000", "--time-limit=1")
+	wants(0, "published 2, failed 0, dead 0\n", "relay", "--limit=1000")
 	if n := broker.Depth(t, "billing"); n != 2 {
 		t.Errorf("%d messages in the queue", n)
 	}
-	wants(0, "published 0, failed 0, dead 0\n", "relay", "--limit=1000")
+	wants(0, "published 0, failed 0, dead 0\n", "relay", "--limit=1000", "--time-limit=1")
 	send("nobody.listens") // no binding takes it
 	wants(1, "published 0, failed 1", "relay", "--limit=1000", "--time-limit=0")
 	wants(2, "must be at least 1", "--config="+filepath.Join(dir, "holdfast.yaml"), "relay", "--limit=0")
