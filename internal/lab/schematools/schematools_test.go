@@ -201,7 +201,8 @@ func migrateUp(t *testing.T, s *service) { s.migrating(t, (*gomigrate.Migrate).U
 
 func migrateDown(t *testing.T, s *service) { s.migrating(t, (*gomigrate.Migrate).Down) }
 
-// atlasUp hashes the folder, as `atlas migrate hash` does, and applies it statement by statement.
+// atlasUp hashes the folder, as `atlas migrate hash` does, and applies it statement by statement. It has a connection
+// of its own: atlas empties the search path for a while, and restores it on whatever connection it is given then.
 func atlasUp(t *testing.T, s *service) {
 	dir, err := migrate.NewLocalDir(s.dir)
 	must(t, err)
@@ -209,7 +210,10 @@ func atlasUp(t *testing.T, s *service) {
 	must(t, err)
 	must(t, migrate.WriteSumFile(dir, sum))
 	must(t, migrate.Validate(dir))
-	driver, err := postgres.Open(s.sql(t))
+	db := stdlib.OpenDB(*s.db.Config().ConnConfig)
+	db.SetMaxOpenConns(1)
+	defer func() { must(t, db.Close()) }()
+	driver, err := postgres.Open(db)
 	must(t, err)
 	executor, err := migrate.NewExecutor(driver, dir, revisions{}, migrate.WithAllowDirty(true)) // of holdfast_migrations, the second time
 	must(t, err)
