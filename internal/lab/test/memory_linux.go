@@ -23,7 +23,11 @@ func inMemory(dir string) []string {
 	if fs.Type != tmpfs || fs.Flags&noExec != 0 || int64(fs.Bavail)*int64(fs.Bsize) < room || !sticky(dir) {
 		return nil
 	}
-	return []string{"TMPDIR=" + dir, "GOTMPDIR=" + os.TempDir()}
+	env := []string{"TMPDIR=" + dir}
+	if os.Getenv("GOTMPDIR") == "" {
+		env = append(env, "GOTMPDIR="+os.TempDir())
+	}
+	return env
 }
 
 // sticky reports whether every user may have files in dir, which the servers' users need.
