@@ -80,7 +80,7 @@ func repository() (string, error) {
 	return filepath.Dir(work), nil
 }
 
-// checkBuild vets everything as the workspace, and builds the root module as its users get it: for the
+// checkBuild vets and builds everything as the workspace, and the root module as its users get it: for the
 // race detector if the tests are, since what is compiled then serves both.
 func checkBuild(race []string) error {
 	before, err := sums(".")
@@ -89,7 +89,7 @@ func checkBuild(race []string) error {
 	}
 	for _, step := range []struct{ env, verb, args string }{
 		{verb: "vet", args: "-tags=interop work"}, // with the tests that make interop alone runs
-		{env: "GOWORK=off", verb: "list", args: "-deps -test ./..."},
+		{env: "GOWORK=off", verb: "vet", args: "./..."},
 		{env: "GOWORK=off", verb: "build", args: "./..."},
 	} {
 		if err := goCommand(step.env, slices.Concat([]string{step.verb}, race, strings.Fields(step.args))...); err != nil {

@@ -60,7 +60,7 @@ func TestChecksThenTests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{" vet -race -tags=interop work\n", "off list -race -deps -test ./...\n", "off build -race ./...\n", " list -m all\n"} {
+	for _, want := range []string{" vet -race -tags=interop work\n", "off vet -race ./...\n", "off build -race ./...\n", " list -m all\n"} {
 		if !strings.Contains(string(calls), want) {
 			t.Errorf("no %q among the calls:\n%s", want, calls)
 		}
