@@ -106,7 +106,7 @@ func TestCancelledInCommit(t *testing.T) {
 			$$ begin perform pg_sleep(8); return null; end $$;
 		create constraint trigger dawdle after update on counter deferrable initially deferred
 			for each row execute function dawdle()`)
-	idle(t, pool, 2) // so that who watches need not wait for a connection
+	pgtest.Idle(t, pool, 2) // so that who watches need not wait for a connection
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	committed := false

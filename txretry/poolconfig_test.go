@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/holdfast-go/holdfast/internal/pgtest"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
 )
@@ -30,7 +31,7 @@ func TestPreparedPoolCloses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	idle(t, pool, conns)
+	pgtest.Idle(t, pool, conns)
 	m := newManager(t, pool, txretry.Config{Logger: quiet})
 
 	given, giveUp := context.WithCancel(soon(t))

@@ -288,7 +288,7 @@ func silentPool(t *testing.T, conns int, pings bool) *pgxpool.Pool {
 	txretry.PreparePool(cfg)
 	cfg.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return pings }
 	pool := openPool(t, cfg)
-	idle(t, pool, conns)
+	pgtest.Idle(t, pool, conns)
 	proxy.SilenceConnections()
 	return pool
 }
@@ -378,22 +378,6 @@ func openPool(t *testing.T, cfg *pgxpool.Config) *pgxpool.Pool {
 	return pool
 }
 
-// idle opens connections that are all idle then.
-func idle(t *testing.T, pool *pgxpool.Pool, n int) {
-	t.Helper()
-	var held []*pgxpool.Conn
-	for range n {
-		conn, err := pool.Acquire(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		held = append(held, conn)
-	}
-	for _, conn := range held {
-		conn.Release()
-	}
-}
-
 func addTo(ctx context.Context, tx pgx.Tx, id, delta int) error {
 	_, err := tx.Exec(ctx, "update counter set n = n + $1 where id = $2", delta, id)
 	return err
@@ -403,7 +387,7 @@ func addTo(ctx context.Context, tx pgx.Tx, id, delta int) error {
 func TestNoConnection(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Pool(t, newCounter(t).Config().ConnString(), 1)
-	idle(t, pool, 1)
+	pgtest.Idle(t, pool, 1)
 	conn, err := pool.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -121,17 +121,7 @@ func TestHalfOpenConnections(t *testing.T) {
 	pool, proxy := throughProxy(t)
 	s := newStore(t, pool, idempotencypgx.Config{})
 	testenv.InTime(t, 10*time.Second, func() time.Duration {
-		var conns []*pgxpool.Conn
-		for range pool.Config().MaxConns {
-			conn, err := pool.Acquire(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			conns = append(conns, conn)
-		}
-		for _, conn := range conns {
-			conn.Release()
-		}
+		pgtest.Idle(t, pool, int(pool.Config().MaxConns))
 		proxy.SilenceConnections()
 		start := time.Now()
 		testenv.Eventually(t, testenv.Patience, func() error {

@@ -23,17 +23,7 @@ func behindProxy(t *testing.T) (*pgxpool.Pool, *testenv.Proxy) {
 	proxy := testenv.NewProxy(t, pgtest.URL(t))
 	pool := pgtest.Pool(t, proxy.URL(), conns)
 	createTables(t, pool)
-	var held []*pgxpool.Conn
-	for range conns {
-		conn, err := pool.Acquire(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		held = append(held, conn)
-	}
-	for _, conn := range held {
-		conn.Release()
-	}
+	pgtest.Idle(t, pool, conns)
 	return pool, proxy
 }
 

@@ -25,23 +25,8 @@ func open(t *testing.T) (*pgxpool.Pool, *testenv.Proxy) {
 	t.Helper()
 	proxy := testenv.NewProxy(t, pgtest.URL(t))
 	pool := pgtest.Pool(t, proxy.URL(), conns)
-	fill(t, pool)
+	pgtest.Idle(t, pool, conns)
 	return pool, proxy
-}
-
-func fill(t *testing.T, pool *pgxpool.Pool) {
-	t.Helper()
-	var held []*pgxpool.Conn
-	for range conns {
-		conn, err := pool.Acquire(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		held = append(held, conn)
-	}
-	for _, conn := range held {
-		conn.Release()
-	}
 }
 
 func one(ctx context.Context, conn *pgxpool.Conn) error {
@@ -74,7 +59,7 @@ func TestUseGetsOverSilentConnections(t *testing.T) {
 	if n := proxy.Silenced(); n != conns {
 		t.Errorf("%d connections fell silent, want %d", n, conns)
 	}
-	fill(t, pool) // none of them is in the pool
+	pgtest.Idle(t, pool, conns) // none of them is in the pool
 	if err := pgcall.Use(t.Context(), pool, one); err != nil {
 		t.Error(err)
 	}

@@ -64,6 +64,22 @@ func Pool(t testing.TB, rawURL string, maxConns int32) *pgxpool.Pool {
 	return open(t, cfg)
 }
 
+// Idle opens n connections of a pool, which are all idle then.
+func Idle(t testing.TB, pool *pgxpool.Pool, n int) {
+	t.Helper()
+	var held []*pgxpool.Conn
+	for range n {
+		conn, err := pool.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, conn)
+	}
+	for _, conn := range held {
+		conn.Release()
+	}
+}
+
 func open(t testing.TB, cfg *pgxpool.Config) *pgxpool.Pool {
 	t.Helper()
 	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
