@@ -149,8 +149,11 @@ func TestDeadlock(t *testing.T) {
 	lock := func(first, second int) error {
 		retry := false
 		return m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+			first, second := first, second
 			if retry {
-				first, second = 1, 2 // the same order: no second deadlock
+				// The other one holds this row. The row that this one has just given up can be taken again before the
+				// other one, who waits for it, has woken up: they would deadlock once more.
+				first, second = second, first
 			}
 			if _, err := tx.Exec(ctx, "update counter set n = n + 1 where id = $1", first); err != nil {
 				return err
