@@ -11,7 +11,8 @@ type Background interface {
 	//
 	// wake makes the relay look for messages now. It never blocks. False means that this relay does
 	// not look: it is ending, or its store or its default transport is paused. The Source may then
-	// wake another relay.
+	// wake another relay. The Source calls it once as soon as it can hear of commits: none before, since
+	// the relay's first look, was told of.
 	Background(ctx context.Context, wake func() bool)
 }
 

@@ -201,6 +201,10 @@ func TestWakeUps(t *testing.T) {
 		synctest.Wait()
 		go store.Background(ctx, func() bool { woken++; return true })
 		synctest.Wait()
+		if asked != 1 || woken != 1 {
+			t.Errorf("asked %d, woken up %d times at the begin, for what was committed before", asked, woken)
+		}
+		asked, woken = 0, 0
 		write := func(ctx context.Context, tx pgx.Tx) error {
 			return store.Write(ctx, tx, outbox.Message{Name: "a", Body: []byte("1")})
 		}
