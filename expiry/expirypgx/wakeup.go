@@ -55,6 +55,7 @@ func (s *Store) Wake(deadline time.Time) {
 func (s *Store) Background(ctx context.Context, wake func(at time.Time)) {
 	defer s.sweepers.Add(wake)()
 	if s.cfg.PollOnly {
+		wake(time.Time{}) // for rows of this process since the sweeper's first look; else the listener does
 		<-ctx.Done()
 		return
 	}

@@ -95,6 +95,7 @@ func (s *Store) Wake(deadline time.Time) { s.sweepers.Wake(deadline) }
 // Background implements expiry/driver.Background.
 func (s *Store) Background(ctx context.Context, wake func(at time.Time)) {
 	defer s.sweepers.Add(wake)()
+	wake(time.Time{}) // for rows since the sweeper's first look
 	<-ctx.Done()
 }
 

@@ -159,3 +159,19 @@ func TestDueWakesTheSweeper(t *testing.T) {
 		}
 	})
 }
+
+// A sweeper may have looked before it is woken for rows: it is told to look once more.
+func TestBackgroundTellsOfTheRowsBefore(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		holds := newBackend(t).store(t, expirytest.Config{})
+		var told []time.Time
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		go holds.Background(ctx, func(at time.Time) { told = append(told, at) })
+		synctest.Wait()
+		if len(told) != 1 || !told[0].IsZero() {
+			t.Errorf("told of rows at %v, want an unknown time", told)
+		}
+	})
+}
