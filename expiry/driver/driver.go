@@ -39,10 +39,10 @@ type Fit interface {
 // Background is an optional interface of a Store.
 type Background interface {
 	// Background calls wake whenever a row was made or changed that falls due at that
-	// time, or at an unknown one if at is zero. It calls it once with zero as soon as
-	// it can hear of rows: none before, since the first look, was told of. It blocks
-	// until ctx ends. Every call of Sweeper.Run calls it once and waits for its end.
-	// wake never blocks.
+	// time, or at an unknown one if at is zero. A Store that begins to hear of rows
+	// calls wake with zero: nobody told of those made after the first look and before
+	// that. Background blocks until ctx ends. Every call of Sweeper.Run calls it once
+	// and waits for its end. wake never blocks.
 	Background(ctx context.Context, wake func(at time.Time))
 }
 

@@ -11,8 +11,8 @@ type Background interface {
 	//
 	// wake makes the relay look for messages now. It never blocks. False means that this relay does
 	// not look: it is ending, or its store or its default transport is paused. The Source may then
-	// wake another relay. The Source calls it once as soon as it can hear of commits: none before, since
-	// the relay's first look, was told of.
+	// wake another relay. A Source that begins to hear of commits, see Hearing, wakes a relay once: nobody
+	// told of what was committed after the relay's first look and before that.
 	Background(ctx context.Context, wake func() bool)
 }
 

@@ -202,7 +202,7 @@ func TestWakeUps(t *testing.T) {
 		go store.Background(ctx, func() bool { woken++; return true })
 		synctest.Wait()
 		if asked != 1 || woken != 1 {
-			t.Errorf("asked %d, woken up %d times at the begin, for what was committed before", asked, woken)
+			t.Errorf("asked %d, woken up %d times at the beginning, want 1 each", asked, woken)
 		}
 		asked, woken = 0, 0
 		write := func(ctx context.Context, tx pgx.Tx) error {

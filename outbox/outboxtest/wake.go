@@ -14,8 +14,8 @@ type relays struct {
 
 type relay struct{ wake func() bool }
 
-// Background implements driver.Background: until ctx ends a commit wakes the relay, and so do at first
-// those before. There is nothing to listen to and nothing to prune.
+// Background implements driver.Background: it wakes the relay when it begins, and for commits until ctx
+// ends. There is nothing to listen to and nothing to prune.
 func (s *Store) Background(ctx context.Context, wake func() bool) {
 	joined := &relay{wake}
 	s.relays.change(func(list []*relay) []*relay { return append(list, joined) })
