@@ -3,7 +3,6 @@ package main_test
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -198,21 +197,21 @@ func command(t testing.TB, env []string, args ...string) (code int, stdout, stde
 }
 
 // healthy runs doctor, which must find nothing but what only the owner of a shared server can set. It runs again
-// where a busy server took longer to answer than doctor waits for it.
+// where a busy server answered later than doctor waits for it: then doctor could not look, or missed a notification.
 func healthy(t testing.TB, env []string, flags ...string) {
 	t.Helper()
 	var code int
 	var out, errs string
 	testenv.Eventually(t, patience, func() error {
 		code, out, errs = command(t, env, slices.Concat(flags, []string{"doctor"})...)
-		if strings.Contains(errs, context.DeadlineExceeded.Error()) {
-			return errors.New(errs)
+		if errs != "" || strings.Contains(out, "notifications do not arrive") {
+			return errors.New(out + errs)
 		}
 		return nil
 	})
 	onlyLocks := strings.Contains(out, "findings: 1;") && strings.Contains(out, "max_pred_locks_per_transaction")
-	if code != 0 && (!onlyLocks || errs != "") {
-		t.Errorf("doctor exits with %d: %s%s", code, out, errs)
+	if code != 0 && !onlyLocks {
+		t.Errorf("doctor exits with %d: %s", code, out)
 	}
 }
 
