@@ -160,18 +160,25 @@ func TestDueWakesTheSweeper(t *testing.T) {
 	})
 }
 
-// A sweeper may have looked before it is woken for rows: it is told to look once more.
+// A sweeper may have looked before it is woken for rows: it is told to look once more, and of a row
+// made at that moment.
 func TestBackgroundTellsOfTheRowsBefore(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		holds := newBackend(t).store(t, expirytest.Config{})
+		deadline := time.Now().Add(time.Minute)
 		var told []time.Time
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
-		go holds.Background(ctx, func(at time.Time) { told = append(told, at) })
+		go holds.Background(ctx, func(at time.Time) {
+			told = append(told, at)
+			if at.IsZero() {
+				holds.Wake(deadline)
+			}
+		})
 		synctest.Wait()
-		if len(told) != 1 || !told[0].IsZero() {
-			t.Errorf("told of rows at %v, want an unknown time", told)
+		if len(told) != 2 || !told[0].IsZero() || !told[1].Equal(deadline) {
+			t.Errorf("told of rows at %v, want an unknown time and %v", told, deadline)
 		}
 	})
 }
