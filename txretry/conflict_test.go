@@ -151,8 +151,8 @@ func TestDeadlock(t *testing.T) {
 		return m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
 			first, second := first, second
 			if retry {
-				// The other one holds this row. The row that this one has just given up can be taken again before the
-				// other one, who waits for it, has woken up: they would deadlock once more.
+				// The other one holds the second row and waits for the first, which this one has just given up. The
+				// first can be taken again before the other one has woken up: they would deadlock once more.
 				first, second = second, first
 			}
 			if _, err := tx.Exec(ctx, "update counter set n = n + 1 where id = $1", first); err != nil {
