@@ -140,7 +140,7 @@ func (s *Sweeper) background(ctx context.Context) (stop func()) {
 // wake says that a row was made or changed that now falls due at that time, or at an
 // unknown one if at is zero. It never blocks, and costs nothing unless at comes before
 // the next look anyway; the sweeper then looks at once. An unknown time also ends the
-// pause after a failed sweep: its sender has found the store to work.
+// pause after a failed sweep: its sender may have found the store to work.
 func (s *Sweeper) wake(at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -39,10 +39,11 @@ type Fit interface {
 // Background is an optional interface of a Store.
 type Background interface {
 	// Background calls wake whenever a row was made or changed that falls due at that
-	// time, or at an unknown one if at is zero. A Store that begins to hear of rows
-	// calls wake with zero: nobody told of those made after the first look and before
-	// that. Background blocks until ctx ends. Every call of Sweeper.Run calls it once
-	// and waits for its end. wake never blocks.
+	// time, or at an unknown one if at is zero. The Sweeper may have looked before
+	// Background hears of rows. Background therefore calls wake with zero when it begins
+	// to hear of those of this process, and whenever it begins to hear of those of other
+	// processes, after an outage too. Background blocks until ctx ends. Every call of
+	// Sweeper.Run calls it once and waits for its end. wake never blocks.
 	Background(ctx context.Context, wake func(at time.Time))
 }
 

@@ -54,8 +54,8 @@ func (s *Store) Wake(deadline time.Time) {
 // listens is taken out of the pool, in addition to the pool's maximum.
 func (s *Store) Background(ctx context.Context, wake func(at time.Time)) {
 	defer s.sweepers.Add(wake)()
+	wake(time.Time{}) // for rows of this process since the sweeper's first look
 	if s.cfg.PollOnly {
-		wake(time.Time{}) // for rows of this process since the sweeper's first look; else the listener does
 		<-ctx.Done()
 		return
 	}

@@ -225,7 +225,6 @@ func TestListeningOutlivesAnOutage(t *testing.T) {
 	b := newBackend(t)
 	proxy := testenv.NewProxy(t, b.pool.Config().ConnString())
 	store, times := woken(t, &backend{pool: pgtest.Pool(t, proxy.URL(), 3)}, expirypgx.Config{})
-	next(t, times, time.Time{})
 	other := elsewhere(t, b)
 	want := time.Now().Truncate(time.Microsecond)
 	for _, outage := range []func(){proxy.Cut, proxy.Pause} {
@@ -237,6 +236,9 @@ func TestListeningOutlivesAnOutage(t *testing.T) {
 			}
 			return nil
 		})
+		for len(times) > 0 {
+			<-times
+		}
 		proxy.Heal()
 		next(t, times, time.Time{})
 		want = want.Add(time.Minute)
@@ -260,33 +262,15 @@ func TestListeningIsTakenOver(t *testing.T) {
 			store.Background(ctx, func(at time.Time) { heard[i] <- at })
 			return nil
 		})
+		next(t, heard[i], time.Time{}) // for rows before, also while the other one listens
+		eventually(t, func() error { return expirypgx.Listening(store) })
 	}
-	listening(t, b)
 	other := elsewhere(t, b)
 	want := time.Now().Add(time.Minute).Truncate(time.Microsecond)
-	eventually(t, func() error { // the second may not be there yet
-		other.Wake(want)
-		select {
-		case <-heard[1]:
-			return nil
-		default:
-			return errors.New("the second has heard nothing")
-		}
-	})
+	hears(t, heard[1], other, want)
 	next(t, heard[0], want)
 	stop[0]()
-	want = want.Add(time.Minute)
-	eventually(t, func() error {
-		other.Wake(want)
-		select {
-		case at := <-heard[1]:
-			if at.Equal(want) {
-				return nil
-			}
-		default:
-		}
-		return errors.New("the second does not listen")
-	})
+	hears(t, heard[1], other, want.Add(time.Minute))
 }
 
 // A deadline that every sweeper finds in time by itself is not announced to others, an
@@ -295,7 +279,7 @@ func TestFarDeadlinesAreNotAnnounced(t *testing.T) {
 	t.Parallel()
 	b := newBackend(t)
 	store, times := woken(t, b, expirypgx.Config{})
-	next(t, times, time.Time{}) // it listens
+	eventually(t, func() error { return expirypgx.Listening(store) })
 	other := elsewhere(t, b)
 	near := time.Now().Add(12 * time.Minute).Truncate(time.Microsecond)
 	far := near.Add(2 * time.Minute)
@@ -317,8 +301,8 @@ func TestFarDeadlinesAreNotAnnounced(t *testing.T) {
 func TestPollOnly(t *testing.T) {
 	t.Parallel()
 	b := newBackend(t)
-	_, others := woken(t, b, expirypgx.Config{})
-	next(t, others, time.Time{})
+	listener, others := woken(t, b, expirypgx.Config{})
+	eventually(t, func() error { return expirypgx.Listening(listener) })
 	store, times := woken(t, b, expirypgx.Config{PollOnly: true})
 	next(t, times, time.Time{}) // for rows before
 	want := time.Now().Add(time.Minute).Truncate(time.Microsecond)

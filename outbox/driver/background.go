@@ -11,8 +11,9 @@ type Background interface {
 	//
 	// wake makes the relay look for messages now. It never blocks. False means that this relay does
 	// not look: it is ending, or its store or its default transport is paused. The Source may then
-	// wake another relay. A Source that begins to hear of commits, see Hearing, wakes a relay once: nobody
-	// told of what was committed after the relay's first look and before that.
+	// wake another relay. The relay may have looked before Background hears of commits. Background
+	// therefore calls wake when it begins to hear of those of this process, and wakes a relay whenever it
+	// begins to hear of those of other processes, after an outage too.
 	Background(ctx context.Context, wake func() bool)
 }
 

@@ -59,6 +59,7 @@ func (s *Store) Wake() {
 // all.
 func (s *Store) Background(ctx context.Context, wake func() bool) {
 	defer s.relays.join(wake)()
+	wake() // for what this process committed since the relay's first look
 	s.relays.whileFirst(ctx, func(ctx context.Context) {
 		var running sync.WaitGroup
 		defer running.Wait()
