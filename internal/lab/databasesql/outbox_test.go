@@ -2,6 +2,7 @@ package databasesql
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -120,7 +121,15 @@ func TestOutboxWakesARelay(t *testing.T) {
 			}
 		}
 		m := outbox.Message{Name: "a", Body: []byte("1")}
-		await("its beginning")
+		testenv.Eventually(t, testenv.Patience, func() error {
+			if !store.Hears() {
+				return errors.New("nobody listens")
+			}
+			return nil
+		})
+		for len(woken) > 0 { // at its beginning, and once it listens
+			<-woken
+		}
 		must(t, f.manager(t, txretry.Config{}).Do(ctx, func(ctx context.Context, tx pgx.Tx) error { return store.Write(ctx, tx, m) }))
 		await("a Manager")
 		for len(woken) > 0 {
