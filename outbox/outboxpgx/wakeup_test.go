@@ -259,7 +259,7 @@ func TestSwallowedNotificationsAreReported(t *testing.T) {
 	}
 }
 
-// A relay is woken when its Background begins. What was rolled back wakes nobody.
+// Background wakes a relay at its beginning. A write that is rolled back wakes none.
 func TestRolledBackWritesWakeNobody(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{PollOnly: true})
