@@ -16,7 +16,7 @@ import (
 // gone waits until the server has ended a session.
 func gone(t *testing.T, pool *pgxpool.Pool, pid uint32) {
 	t.Helper()
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		var n int
 		err := pool.QueryRow(t.Context(), "select count(*) from pg_stat_activity where pid = $1", pid).Scan(&n)
 		if err == nil && n > 0 {

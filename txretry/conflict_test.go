@@ -76,7 +76,7 @@ func wantCounter(t *testing.T, pool *pgxpool.Pool, want int) {
 // eventuallyCounter waits for a COMMIT that is still at work when its caller has left.
 func eventuallyCounter(t *testing.T, pool *pgxpool.Pool, want int) {
 	t.Helper()
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		got, err := read(t.Context(), pool)
 		if err == nil && got != want {
 			err = fmt.Errorf("counter is %d, want %d", got, want)

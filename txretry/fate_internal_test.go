@@ -49,7 +49,7 @@ func TestFate(t *testing.T) {
 	asleep, wake := context.WithCancel(t.Context())
 	var sleeping sync.WaitGroup
 	sleeping.Go(func() { _, _ = busy.Tx().Exec(asleep, "select pg_sleep(600)") })
-	testenv.Eventually(t, time.Minute, func() error {
+	testenv.Eventually(t, func() error {
 		var active bool
 		err := pool.QueryRow(t.Context(), "select exists (select from pg_stat_activity where backend_xid::text = $1 and state = 'active')", xid).Scan(&active)
 		if err == nil && !active {
@@ -63,7 +63,7 @@ func TestFate(t *testing.T) {
 	sleeping.Wait()
 	busy.Close()
 	abandoned, xid := begin()
-	testenv.Eventually(t, time.Minute, func() error {
+	testenv.Eventually(t, func() error {
 		if got, err := source.Fate(t.Context(), limits, xid, begun); got != driver.RolledBack {
 			return fmt.Errorf("fate %v, error %w", got, err)
 		}

@@ -49,7 +49,7 @@ func TestPreparedPoolCloses(t *testing.T) {
 			_ = pool.Ping(given)
 		}
 	}()
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if proxy.Silenced() < conns {
 			return errors.New("not yet")
 		}

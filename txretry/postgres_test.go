@@ -95,7 +95,7 @@ func withParam(t *testing.T, rawURL, key, value string) string {
 func checkSettled(t *testing.T, pool *pgxpool.Pool, name string) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if n := pool.Stat().AcquiredConns(); n != 0 {
 			return fmt.Errorf("%d connections were not given back", n)
 		}

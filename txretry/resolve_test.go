@@ -128,7 +128,7 @@ func TestResolveDuringCommit(t *testing.T) {
 						return
 					}
 					pid := tx.Conn().PgConn().PID()
-					go testenv.Eventually(t, testenv.Patience, func() error { return terminateWhileCommitting(t.Context(), pool, pid) })
+					go testenv.Eventually(t, func() error { return terminateWhileCommitting(t.Context(), pool, pid) })
 				})
 			})
 		}
@@ -175,7 +175,7 @@ func TestServerRestart(t *testing.T) {
 	t.Parallel()
 	server := testenv.Private(t, testenv.Postgres)
 	pool := pgtest.Pool(t, server.URL(), 4)
-	testenv.Eventually(t, testenv.Patience, func() error { // a server that has just begun looks like one that has crashed
+	testenv.Eventually(t, func() error { // a server that has just begun looks like one that has crashed
 		var young bool
 		err := pool.QueryRow(t.Context(), "select stats_reset > clock_timestamp() - interval '2 s' from pg_stat_bgwriter").Scan(&young)
 		if err == nil && young {

@@ -45,7 +45,7 @@ func TestResolveAfterACrash(t *testing.T) {
 				go func() {
 					defer close(happened)
 					defer proxy.CutConnections()
-					testenv.Eventually(t, testenv.Patience, func() error { return silenced(proxy) })
+					testenv.Eventually(t, func() error { return silenced(proxy) })
 					test.crash(t, server)
 					if other = takeID(t, server.URL(), lost); other != nil {
 						execOn(t, other, test.then)
@@ -121,7 +121,7 @@ func killBackend(t *testing.T, server *testenv.Server) {
 	if _, err := other.Exec(t.Context(), "select pg_sleep(600)"); err == nil { // until the server ends the session
 		t.Error("no other session was ended")
 	}
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		conn, err := pgx.Connect(t.Context(), server.URL())
 		if err == nil {
 			err = conn.Close(t.Context())

@@ -115,7 +115,7 @@ func TestSilentServer(t *testing.T) {
 		t.Errorf("error %v, want *UnavailableError", err)
 	}
 	proxy.Heal()
-	testenv.Eventually(t, time.Minute, func() error { return m.Do(soon(t), addOne) })
+	testenv.Eventually(t, func() error { return m.Do(soon(t), addOne) })
 	wantCounter(t, direct, 5)
 }
 
@@ -272,7 +272,7 @@ func TestSilentPoolOfTheImpatient(t *testing.T) {
 	defer leave()
 	defer time.AfterFunc(1500*time.Millisecond, leave).Stop()
 	_ = m.Do(ctx, func(ctx context.Context, tx pgx.Tx) error { return addTo(ctx, tx, 0, 1) }) // it has left
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if n := pool.Stat().TotalConns(); n > 0 {
 			return fmt.Errorf("%d connections are left", n)
 		}
@@ -312,7 +312,7 @@ func TestSilentTransactionsStopNobody(t *testing.T) {
 			}
 		})
 	})
-	testenv.Eventually(t, time.Minute, func() error {
+	testenv.Eventually(t, func() error {
 		if n := proxy.Silenced(); n < hung {
 			return fmt.Errorf("%d hang", n)
 		}

@@ -181,7 +181,7 @@ func TestGrantsConsume(t *testing.T) {
 	}
 	handled.Store(0)
 	must(consumer.DeadLetters().Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "ada"}))(t)
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if n := handled.Load(); n != 2 {
 			return fmt.Errorf("after the replay %d are handled", n)
 		}

@@ -103,7 +103,7 @@ func TestPageStops(t *testing.T) {
 	s.post(t, "stop", url.Values{"id": {"1"}}, 403)
 	s.get(t, "job?id=1&as=bob", 200, `action="stop"`)
 	s.post(t, "stop", url.Values{"id": {"1"}, "as": {"bob"}}, 200, "stopped by bob")
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if body := s.get(t, "job?id=1", 200); !strings.Contains(body, "Ended") {
 			return errors.New("it does not end")
 		}

@@ -206,7 +206,7 @@ func testDeadLetters(t *testing.T, flags ...string) {
 	}
 	wantsStatus := func(want string) {
 		t.Helper()
-		testenv.Eventually(t, patience, func() error {
+		testenv.Eventually(t, func() error {
 			if out := operate("status"); !strings.Contains(out, want) {
 				return fmt.Errorf("status prints %q, want %q", out, want)
 			}
@@ -251,7 +251,7 @@ func TestBusyPort(t *testing.T) {
 func TestStoppedBeforeItsServersCame(t *testing.T) {
 	t.Parallel()
 	p, _ := launch(t, nowhere.env(), "-backend=services")
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		if !strings.Contains(p.stderr.String(), "trying again") {
 			return fmt.Errorf("it says %q", p.stderr)
 		}

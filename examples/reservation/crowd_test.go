@@ -44,7 +44,7 @@ func TestCrowds(t *testing.T) {
 			if got := c.seats(event); got["held"] != crowd.wantHolds*crowd.each || got["free"] != crowd.wantRemain {
 				t.Errorf("seats are %v", got)
 			}
-			testenv.Eventually(t, patience, func() error {
+			testenv.Eventually(t, func() error {
 				if got := c.stats(event); got != (stats{Held: crowd.wantHolds}) {
 					return fmt.Errorf("stats are %+v, want %d held", got, crowd.wantHolds)
 				}

@@ -47,7 +47,7 @@ func hold(t *testing.T, s services, sql string, args ...any) (holder *pgx.Conn, 
 // awaitBlocked waits until n sessions wait for a lock of holder.
 func awaitBlocked(t *testing.T, s services, holder *pgx.Conn, n int) {
 	t.Helper()
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		var waiting int
 		err := pgxScan(t.Context(), s, &waiting,
 			"select count(*) from pg_stat_activity where $1::integer = any(pg_blocking_pids(pid))", holder.PgConn().PID())

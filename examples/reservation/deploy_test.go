@@ -20,7 +20,7 @@ func TestDeployedProbes(t *testing.T) {
 	shop := start(t, nil)
 	c := newClient(t, shop.url)
 	for _, match := range regexp.MustCompile(`metric: \{name: ([a-z_]+)\}`).FindAllStringSubmatch(string(text), -1) {
-		testenv.Eventually(t, testenv.Patience, func() error { // once the relay has looked
+		testenv.Eventually(t, func() error { // once the relay has looked
 			if metrics := string(c.get("/metrics").wants(200, "").body); !strings.Contains(metrics, "\n"+match[1]) {
 				return fmt.Errorf("/metrics has no %s", match[1])
 			}

@@ -53,7 +53,7 @@ func testKilledRelaysAndConsumers(t *testing.T, flags ...string) {
 		})
 	}
 	for _, mark := range []int64{reservations / 3, 2 * reservations / 3} {
-		testenv.Eventually(t, 5*patience, func() error {
+		testenv.Eventually(t, func() error {
 			if n := done.Load(); n < mark && failed.Load() == 0 {
 				return fmt.Errorf("%d of %d reservations", n, mark)
 			}
@@ -70,7 +70,7 @@ func testKilledRelaysAndConsumers(t *testing.T, flags ...string) {
 	}
 
 	want := stats{Held: reservations / 2, Confirmed: reservations / 2}
-	testenv.Eventually(t, 2*patience, func() error {
+	testenv.Eventually(t, func() error {
 		if got := c.stats(event); got != want {
 			return fmt.Errorf("stats are %+v, want %+v", got, want)
 		}
@@ -83,7 +83,7 @@ func testKilledRelaysAndConsumers(t *testing.T, flags ...string) {
 			full join reservation_states s on s.reservation_id = r.id where r.status is distinct from s.status`,
 		"messages left in the outbox": "select count(*) from holdfast_outbox",
 	} {
-		testenv.Eventually(t, patience, func() error {
+		testenv.Eventually(t, func() error {
 			var n int
 			if err := pgxScan(t.Context(), s, &n, sql); err != nil {
 				return err

@@ -209,7 +209,7 @@ func healthy(t testing.TB, env []string, flags ...string) {
 	t.Helper()
 	var code int
 	var out, errs string
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		code, out, errs = command(t, env, slices.Concat(flags, []string{"doctor"})...)
 		if slices.ContainsFunc(late, func(text string) bool { return strings.Contains(out+errs, text) }) {
 			return errors.New(out + errs)

@@ -53,7 +53,7 @@ func TestKilledAPIs(t *testing.T) {
 	}
 	for round := range 4 {
 		from := done.Load()
-		testenv.Eventually(t, patience, func() error {
+		testenv.Eventually(t, func() error {
 			if n := done.Load() - from; n < 50 && !t.Failed() {
 				return fmt.Errorf("%d reservations", n)
 			}

@@ -59,7 +59,7 @@ func TestNoOrphans(t *testing.T) {
 	if err := tests.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if err := running(shop); !errors.Is(err, os.ErrNotExist) {
 			return err
 		}

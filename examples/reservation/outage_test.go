@@ -59,7 +59,7 @@ func testServersComeAndGo(t *testing.T, flags ...string) {
 	underLoad := func() { // until more was done
 		t.Helper()
 		from := ended.Load()
-		testenv.Eventually(t, patience, func() error {
+		testenv.Eventually(t, func() error {
 			if n := ended.Load() - from; n < 20 && !t.Failed() {
 				return fmt.Errorf("%d more reservations", n)
 			}
@@ -84,7 +84,7 @@ func testServersComeAndGo(t *testing.T, flags ...string) {
 	}
 
 	want := stats{Held: int(held.Load() - confirmed.Load()), Confirmed: int(confirmed.Load())}
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		if got := c.stats(event); got != want {
 			return fmt.Errorf("stats are %+v, want %+v", got, want)
 		}
@@ -104,7 +104,7 @@ func testServersComeAndGo(t *testing.T, flags ...string) {
 
 func awaitUnready(t *testing.T, c *client) {
 	t.Helper()
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		r, err := c.tryGet("/readyz")
 		if err == nil && r.status != http.StatusServiceUnavailable {
 			err = fmt.Errorf("ready without a server: %s", r.body)

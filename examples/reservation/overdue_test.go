@@ -64,7 +64,7 @@ func passDeadlines(t *testing.T, s services) {
 
 func awaitDeadline(t *testing.T, c *client, r reservation) {
 	t.Helper()
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if got := c.status(r.ID); got != "expired" {
 			return fmt.Errorf("reservation is %s", got)
 		}

@@ -68,7 +68,7 @@ func TestOpsAddress(t *testing.T) {
 	t.Parallel()
 	shop := start(t, nil, "-ops-addr=127.0.0.1:0")
 	var ops string
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		if _, after, ok := strings.Cut(shop.stdout.String(), "operators see "); ok {
 			ops, _, _ = strings.Cut(after, "\n")
 		}

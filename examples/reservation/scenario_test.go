@@ -71,7 +71,7 @@ func TestPrintedLines(t *testing.T) {
 	}
 	shop := start(t, nil, "-backend=memory")
 	var lines []string
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		_, after, _ := strings.Cut(shop.stdout.String(), "in this order:\n")
 		if lines = strings.Split(after, "\n"); len(lines) != 4 {
 			return fmt.Errorf("it says %q", shop.stdout)
@@ -101,7 +101,7 @@ func TestPrintedLines(t *testing.T) {
 func awaitReady(t *testing.T, url string) {
 	t.Helper()
 	c := newClient(t, url)
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		r, err := c.tryGet("/readyz")
 		if err == nil && r.status != http.StatusOK {
 			err = fmt.Errorf("%s is not ready: %s", url, r.body)
@@ -130,13 +130,13 @@ func scenario(t *testing.T, c *client, inFlight func(*testing.T, *client)) {
 	inFlight(t, c)
 	limits(t, c)
 
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		if got := c.status(lost.ID); got != "expired" {
 			return fmt.Errorf("reservation is %s, want expired", got)
 		}
 		return nil
 	})
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		if got, want := c.stats(event), (stats{Confirmed: 1, Cancelled: 1, Expired: 2}); got != want {
 			return fmt.Errorf("stats are %+v, want %+v", got, want)
 		}
@@ -212,7 +212,7 @@ func inFlightByLock(t *testing.T, c *client, s services) {
 // inFlightByCrowd sends a request many times at once, behind others that keep the shop busy, until one meets another.
 func inFlightByCrowd(t *testing.T, c *client) {
 	t.Helper()
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		user, key := newUser(), newKey()
 		var crowd sync.WaitGroup
 		replies := make(chan reply, 20)

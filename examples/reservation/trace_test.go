@@ -62,7 +62,7 @@ func TestOneTrace(t *testing.T) {
 			"consumer POST /api/reservations > txretry.Do > txretry.attempt > create reservation.held > process QUEUE > txretry.Do > txretry.attempt",
 			"consumer POST /api/reservations > txretry.Do > txretry.attempt > create reservation.held > process QUEUE > txretry.Do > txretry.attempt > read model",
 		}
-		testenv.Eventually(t, patience, func() error {
+		testenv.Eventually(t, func() error {
 			got := spans.paths(traceID, caller)
 			for _, path := range want {
 				if !slices.Contains(got, path) {

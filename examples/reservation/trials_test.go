@@ -34,7 +34,7 @@ func pressed(t *testing.T, address string, fields url.Values) int {
 // awaitTold reads the page's stream until it tells what is wanted. The stream ends by itself after a minute.
 func awaitTold(t *testing.T, address, what string, ok func(told) bool) {
 	t.Helper()
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		resp, err := http.Get(address + "/shop/live?user=ada")
 		if err != nil {
 			return err

@@ -79,7 +79,7 @@ func TestShortHoldsExpireOnTime(t *testing.T) {
 // untilSwept returns how long after its deadline the reservation is seen to be expired in the table.
 func untilSwept(t *testing.T, s services, r reservation) (late time.Duration) {
 	t.Helper()
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		var status string
 		err := pgxScan(t.Context(), s, &status, "select status from reservations where id = $1", r.ID)
 		if late = time.Since(r.ExpiresAt); err == nil && status != "expired" {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strconv"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -127,7 +126,7 @@ func TestPoisonedHeadDoesNotStarveTheTail(t *testing.T) {
 		t.Fatal(err)
 	}
 	background(t, sw.Run)
-	testenv.Eventually(t, time.Minute, func() error {
+	testenv.Eventually(t, func() error {
 		if left := b.count(t, "status = 'held' AND id > "+strconv.Itoa(bad)); left > 0 {
 			return fmt.Errorf("%d good rows wait", left)
 		}

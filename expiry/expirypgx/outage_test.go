@@ -83,7 +83,7 @@ func TestOutages(t *testing.T) {
 			}
 			end()
 			start = time.Now()
-			testenv.Eventually(t, time.Minute, func() error { return b.heldAtMost(t, 0) })
+			testenv.Eventually(t, func() error { return b.heldAtMost(t, 0) })
 			took := time.Since(start)
 			t.Logf("all expired %v after the end", took.Round(10*time.Millisecond))
 			if took > soonBack+busy {

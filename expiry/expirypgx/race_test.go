@@ -20,7 +20,7 @@ import (
 
 func eventually(t *testing.T, check func() error) {
 	t.Helper()
-	testenv.Eventually(t, testenv.Patience, check)
+	testenv.Eventually(t, check)
 }
 
 func announceAll(b *backend) func(context.Context, pgx.Tx, []expiry.Row) error {
@@ -104,7 +104,7 @@ func (r race) run(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if left := b.count(t, "status = 'held'"); left > 0 {
 			return fmt.Errorf("%d are still held", left)
 		}
@@ -198,7 +198,7 @@ func TestSweepersOutliveARestart(t *testing.T) {
 		}
 		eventually(t, func() error { return b.pool.Ping(t.Context()) })
 	}
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if left := b.count(t, "status = 'held'"); left > 0 {
 			return fmt.Errorf("%d are still held", left)
 		}

@@ -33,7 +33,7 @@ func cutOff(t *testing.T) (b *backend, far *backend, proxy *testenv.Proxy) {
 // back waits until a row has expired, once, and tells how long that took.
 func (b *backend) back(t *testing.T, id string, since time.Time) {
 	t.Helper()
-	testenv.Eventually(t, time.Minute, func() error {
+	testenv.Eventually(t, func() error {
 		if got := b.State(t, id); got != "expired" {
 			return fmt.Errorf("row %s is %s", id, got)
 		}

@@ -87,7 +87,7 @@ func TestStorePrunesByItself(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			testenv.Eventually(t, testenv.Patience, func() error {
+			testenv.Eventually(t, func() error {
 				_, _, err := store.DoKey(t.Context(), idempotency.NewKey(), nil, func(context.Context, pgx.Tx) (idempotency.Response, error) {
 					return idempotency.Response{Status: http.StatusOK}, nil
 				})

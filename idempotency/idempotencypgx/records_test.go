@@ -115,7 +115,7 @@ func TestResolveWaitsForAnOpenTransaction(t *testing.T) {
 				_, found, err := records.Resolve(t.Context(), rec.Key)
 				resolved <- answer{found, err}
 			}()
-			testenv.Eventually(t, testenv.Patience, func() error { return waiting(t, pool) })
+			testenv.Eventually(t, func() error { return waiting(t, pool) })
 			select {
 			case a := <-resolved:
 				t.Fatalf("Resolve did not wait: %+v", a)

@@ -44,7 +44,7 @@ func TestSilentInTheMiddleOfAStatement(t *testing.T) {
 			c := newClaim()
 			step := func(what string, take func(ctx context.Context) error) {
 				t.Helper()
-				testenv.Eventually(t, testenv.Patience, func() error { return pool.Ping(t.Context()) })
+				testenv.Eventually(t, func() error { return pool.Ping(t.Context()) })
 				before := proxy.Silenced()
 				proxy.SilenceOn(testenv.Silence{Deliver: deliver}) // whatever is sent next
 				ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
@@ -124,7 +124,7 @@ func TestHalfOpenConnections(t *testing.T) {
 		pgtest.Idle(t, pool, int(pool.Config().MaxConns))
 		proxy.SilenceConnections()
 		start := time.Now()
-		testenv.Eventually(t, testenv.Patience, func() error {
+		testenv.Eventually(t, func() error {
 			_, err := s.Begin(t.Context(), newClaim())
 			return err
 		})
@@ -169,7 +169,7 @@ func TestSilentServer(t *testing.T) {
 		}
 		proxy.Resume()
 		start := time.Now()
-		testenv.Eventually(t, testenv.Patience, ask)
+		testenv.Eventually(t, ask)
 		return time.Since(start)
 	})
 }
@@ -220,7 +220,7 @@ func TestSilentAfterTheProbe(t *testing.T) {
 	ctx, giveUp := context.WithCancel(t.Context())
 	resolved := make(chan error, 1)
 	go func() { resolved <- resolve(ctx, key) }()
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if proxy.Silenced() == 0 {
 			return errors.New("not silent yet")
 		}

@@ -23,5 +23,5 @@ func TestClusterFailover(t *testing.T) {
 		t.Fatal(err)
 	}
 	failOver()
-	testenv.Eventually(t, testenv.Patience, begin)
+	testenv.Eventually(t, begin)
 }

@@ -140,7 +140,7 @@ func TestHungServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, key := range keys {
-		testenv.Eventually(t, testenv.Patience, func() error { // at once, or with the lease if the release was late too
+		testenv.Eventually(t, func() error { // at once, or with the lease if the release was late too
 			if status := post(key); status != 200 {
 				return errors.New(http.StatusText(status))
 			}

@@ -42,7 +42,7 @@ func TestInFlight(t *testing.T) {
 	wantInFlight(t, s, 3)
 	brief := newStore(t, client, idempotencyredis.Config{Prefix: "brief", Lease: 50 * time.Millisecond})
 	begin(t, brief, claims[0])
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if n, _, err := brief.InFlight(t.Context()); n != 0 || err != nil {
 			return fmt.Errorf("%d in flight, %w", n, err)
 		}

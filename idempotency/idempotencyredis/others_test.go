@@ -76,7 +76,7 @@ func TestHugeRecords(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out driver.BeginResult
-		testenv.Eventually(t, testenv.Patience, func() (err error) { // a busy server may need longer than its 6 s
+		testenv.Eventually(t, func() (err error) { // a busy server may need longer than its 6 s
 			out, err = s.Begin(t.Context(), driver.NewClaim(key, fp))
 			return err
 		})

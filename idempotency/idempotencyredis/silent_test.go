@@ -52,7 +52,7 @@ func TestSilentInTheMiddleOfAScript(t *testing.T) {
 			c := driver.NewClaim(driver.Key(idempotency.NewKey()), fp)
 			step := func(what string, take func(ctx context.Context) error) {
 				t.Helper()
-				testenv.Eventually(t, testenv.Patience, func() error { return client.Ping(t.Context()).Err() })
+				testenv.Eventually(t, func() error { return client.Ping(t.Context()).Err() })
 				before := proxy.Silenced()
 				proxy.SilenceOn(testenv.Silence{On: "evalsha", Deliver: deliver})
 				ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
@@ -102,7 +102,7 @@ func TestGatheredTripsOnSilentConnections(t *testing.T) {
 		for range 200 {
 			wg.Go(func() {
 				c := driver.NewClaim(driver.Key(idempotency.NewKey()), fp)
-				testenv.Eventually(t, testenv.Patience, func() error { // the server is spared after five tries in a row
+				testenv.Eventually(t, func() error { // the server is spared after five tries in a row
 					out, err := s.Begin(t.Context(), c)
 					if err == nil && out.State != driver.Acquired {
 						t.Errorf("Begin = %+v", out)
@@ -126,7 +126,7 @@ func TestHalfOpenConnections(t *testing.T) {
 			openConnections(t, client, 40)
 			proxy.SilenceConnections()
 			start := time.Now()
-			testenv.Eventually(t, testenv.Patience, func() error {
+			testenv.Eventually(t, func() error {
 				_, err := s.Begin(t.Context(), driver.NewClaim(driver.Key(idempotency.NewKey()), fp))
 				return err
 			})
@@ -147,7 +147,7 @@ func openConnections(t *testing.T, client *redis.Client, n int) {
 			}
 		})
 	}
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if have := client.PoolStats().TotalConns; int(have) < n {
 			return fmt.Errorf("%d connections", have)
 		}
@@ -201,7 +201,7 @@ func TestSilentServer(t *testing.T) {
 			}
 			proxy.Resume()
 			start := time.Now()
-			testenv.Eventually(t, testenv.Patience, ask)
+			testenv.Eventually(t, ask)
 			return time.Since(start)
 		})
 	})

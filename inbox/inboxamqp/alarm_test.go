@@ -45,7 +45,7 @@ func TestMemoryAlarm(t *testing.T) {
 	r := start(t, c)
 	passed := func(n int64) {
 		t.Helper()
-		testenv.Eventually(t, 2*patience, func() error {
+		testenv.Eventually(t, func() error {
 			if d := done.Load(); d < n {
 				return fmt.Errorf("%d of %d messages", d, n)
 			}

@@ -132,7 +132,7 @@ func TestPoison(t *testing.T) {
 	if len(poison) != 0 {
 		t.Errorf("not among the dead letters: %v", poison)
 	}
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		if good.Load() != bad {
 			return fmt.Errorf("%d good messages processed, want %d", good.Load(), bad)
 		}

@@ -49,7 +49,7 @@ func TestCopiesUnavailable(t *testing.T) {
 	got.await(t, 2)
 	// The pauses between the attempts to connect grow: this takes some seconds.
 	before := refused.Load()
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		if n := refused.Load(); n < before+5 {
 			return fmt.Errorf("refused %d times", n)
 		}

@@ -123,7 +123,7 @@ func TestReplayCut(t *testing.T) {
 		k, _ := letters.Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"})
 		first <- k.Returned
 	}()
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		if b.Depth(t, "orders") == 0 {
 			return errors.New("not begun")
 		}
@@ -131,7 +131,7 @@ func TestReplayCut(t *testing.T) {
 	})
 	proxy.CutConnections()
 	returned := <-first
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		k, err := letters.Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"})
 		returned += k.Returned
 		return errors.Join(err, depthIs(t, b, "failed.default", 0))
@@ -227,13 +227,13 @@ func TestReplayIsBoundedAndResumes(t *testing.T) {
 	if !errors.Is(err, context.Canceled) || some.Returned == 0 || some.Returned == n {
 		t.Fatalf("interrupted: %+v, error %v", some, err)
 	}
-	testenv.Eventually(t, patience, func() error { return depthIs(t, b, "failed.default", n-some.Returned) })
-	testenv.Eventually(t, patience, func() error { return depthIs(t, b, "failed.validation", some.Returned) })
+	testenv.Eventually(t, func() error { return depthIs(t, b, "failed.default", n-some.Returned) })
+	testenv.Eventually(t, func() error { return depthIs(t, b, "failed.validation", some.Returned) })
 	rest, err := letters.Replay(t.Context(), inbox.Filter{FailedBefore: first}, inbox.Replay{By: "test"})
 	if err != nil || some.Returned+rest.Returned != n {
 		t.Errorf("resumed: %+v after %+v, error %v", rest, some, err)
 	}
-	testenv.Eventually(t, patience, func() error { return depthIs(t, b, "failed.validation", n) })
+	testenv.Eventually(t, func() error { return depthIs(t, b, "failed.validation", n) })
 	if len(got.messages()) != n {
 		t.Errorf("%d deliveries", len(got.messages()))
 	}

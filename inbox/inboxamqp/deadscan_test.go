@@ -77,7 +77,7 @@ func TestPartOfTheLetters(t *testing.T) {
 			awaitDepth(t, b, "failed.default", count)
 			wantsHeld := func(want bool) {
 				t.Helper()
-				testenv.Eventually(t, testenv.Patience, func() error { // a queue tells late how many it has
+				testenv.Eventually(t, func() error { // a queue tells late how many it has
 					stats, err := c.Stats(t.Context())
 					if stats.Held != want || err != nil {
 						return fmt.Errorf("stats are %+v, error %w; want held: %v", stats, err, want)
@@ -194,7 +194,7 @@ func TestLookAfterScanCutOff(t *testing.T) {
 						}
 						awaitDepth(t, b, "failed.default", count)
 					}
-					testenv.Eventually(t, testenv.Patience, func() error {
+					testenv.Eventually(t, func() error {
 						n, err := direct.DeadLetters().Count(t.Context(), inbox.Filter{})
 						if errors.Is(err, inbox.ErrHeld) { // the broker has not noticed the end yet
 							return err

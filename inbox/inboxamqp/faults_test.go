@@ -39,7 +39,7 @@ func TestBrokerRestarts(t *testing.T) {
 	}
 	c := newConsumer(t, dial, &got, config{Queue: "orders", Retry: quick})
 	r := start(t, c) // before its broker is there
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		if refused.Load() == 0 {
 			return errors.New("not tried yet")
 		}
@@ -67,7 +67,7 @@ func TestBrokerRestarts(t *testing.T) {
 			}
 		}
 	}
-	testenv.Eventually(t, 2*patience, func() error {
+	testenv.Eventually(t, func() error {
 		done := 0
 		succeeded.Range(func(any, any) bool { done++; return true })
 		if done < n {

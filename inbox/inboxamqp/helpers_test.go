@@ -84,7 +84,7 @@ func (r *recorder) messages() []inbox.Message {
 
 func (r *recorder) await(t *testing.T, n int) []inbox.Message {
 	t.Helper()
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		if got := len(r.messages()); got < n {
 			return fmt.Errorf("%d of %d messages", got, n)
 		}
@@ -96,7 +96,7 @@ func (r *recorder) await(t *testing.T, n int) []inbox.Message {
 // distinct waits until n different ids have arrived.
 func (r *recorder) distinct(t *testing.T, n int) {
 	t.Helper()
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		got := map[uuid.UUID]bool{}
 		for _, m := range r.messages() {
 			got[m.ID] = true
@@ -167,12 +167,12 @@ func consume(t *testing.T, b *amqptest.Broker, p inbox.Processor, cfg config) *r
 
 func ready(t *testing.T, r *running) {
 	t.Helper()
-	testenv.Eventually(t, patience, func() error { return r.Ready(t.Context()) })
+	testenv.Eventually(t, func() error { return r.Ready(t.Context()) })
 }
 
 func awaitPaused(t *testing.T, r *running) {
 	t.Helper()
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		if r.Ready(t.Context()) == nil {
 			return errors.New("ready")
 		}
@@ -190,7 +190,7 @@ func order() amqp.Publishing {
 
 func awaitDepth(t *testing.T, b *amqptest.Broker, queue string, want int) {
 	t.Helper()
-	testenv.Eventually(t, patience, func() error { return depthIs(t, b, queue, want) })
+	testenv.Eventually(t, func() error { return depthIs(t, b, queue, want) })
 }
 
 func depthIs(t *testing.T, b *amqptest.Broker, queue string, want int) error {
@@ -235,5 +235,5 @@ func (b *logBuffer) String() string {
 // setUp has a consumer declare its queues. A busy machine may need more than one call's time.
 func setUp(t testing.TB, c *inboxamqp.Consumer) {
 	t.Helper()
-	testenv.Eventually(t, testenv.Patience, func() error { return c.Setup(t.Context()) })
+	testenv.Eventually(t, func() error { return c.Setup(t.Context()) })
 }

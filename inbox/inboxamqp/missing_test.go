@@ -20,7 +20,7 @@ func TestMissingQueue(t *testing.T) {
 	c := newConsumer(t, b.Dial, &got, config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	r := start(t, c)
 	const want = "call Consumer.Setup"
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		if err := r.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
 			return fmt.Errorf("ready: %v", err)
 		}

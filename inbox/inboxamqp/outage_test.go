@@ -56,7 +56,7 @@ func outage(t *testing.T) int64 {
 	awaitPaused(t, r)
 	got.await(t, 6)
 	down.Store(false)
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		if got := handled.Load(); got < n {
 			return fmt.Errorf("%d of %d messages handled", got, n)
 		}

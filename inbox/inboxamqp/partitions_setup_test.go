@@ -114,7 +114,7 @@ func testPartitionsMissing(t *testing.T, b *amqptest.Broker) {
 
 func awaitMissing(t *testing.T, c *running, name string) {
 	t.Helper()
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		if err := c.Ready(t.Context()); !errors.Is(err, driver.ErrMissing) || !strings.Contains(err.Error(), name) {
 			return fmt.Errorf("ready: %w", err)
 		}
@@ -161,7 +161,7 @@ func testPartitionsLogged(t *testing.T, b *amqptest.Broker) {
 	consume(t, b, got, cfg)
 	b.Publish(t, "shop", "order.placed", keyed("a"))
 	m := got.await(t, 1)[0]
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		if text := log.String(); !strings.Contains(text, "message not processed") || !strings.Contains(text, "partition="+m.Queue) {
 			return fmt.Errorf("log: %s", text)
 		}

@@ -88,7 +88,7 @@ func (s *shop) queues(number int) (n int) {
 // await waits for so many effects, or for that of all messages.
 func (s *shop) await(t *testing.T, n int) {
 	t.Helper()
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		if got := s.count(); got < n {
 			return fmt.Errorf("%d of %d messages", got, n)
 		}

@@ -136,7 +136,7 @@ func testPartitionsOrder(t *testing.T, b *amqptest.Broker) {
 	publish(t, b, keys, each/2, each/2)
 	s.await(t, keys*each)
 	sent := each
-	testenv.Eventually(t, patience, func() error { // a process may get its share when the rest is done
+	testenv.Eventually(t, func() error { // a process may get its share when the rest is done
 		for process := 2; process <= 3; process++ {
 			if s.queues(process) == 0 {
 				publish(t, b, keys, sent, 4)
@@ -169,7 +169,7 @@ func testPartitionsShare(t *testing.T, b *amqptest.Broker) {
 		t.Fatalf("alone it serves %d partitions", n)
 	}
 	two := start(t, newConsumer(t, b.Dial, s.process(2), cfg))
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		more()
 		if a, b := s.queues(1), s.queues(2); a != 2 || b != 2 {
 			return fmt.Errorf("%d and %d partitions", a, b)
@@ -286,7 +286,7 @@ func testPartitionsLimit(t *testing.T, b *amqptest.Broker) {
 	if n := len(got.messages()); n != 10 {
 		t.Errorf("%d messages", n)
 	}
-	testenv.Eventually(t, patience, func() error { // the broker takes a while to count what was returned
+	testenv.Eventually(t, func() error { // the broker takes a while to count what was returned
 		left := 0
 		for i := range 4 {
 			left += b.Depth(t, fmt.Sprint("orders.", i))

@@ -53,7 +53,7 @@ func TestDeadLetterQueueTakesNone(t *testing.T) {
 					publishAll(t, b, "orders", "order.placed", good)
 					r := start(t, c)
 					got.distinct(t, good)
-					testenv.Eventually(t, patience, func() error {
+					testenv.Eventually(t, func() error {
 						if err := r.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "failed.validation") {
 							return fmt.Errorf("ready: %v", err)
 						}

@@ -68,7 +68,7 @@ func TestSilentConnection(t *testing.T) {
 				Queue: "orders", Retry: quick, ConfirmTimeout: 10 * time.Minute,
 			}))
 			helped := false
-			testenv.Eventually(t, testenv.Patience, func() error {
+			testenv.Eventually(t, func() error {
 				count := 0
 				done.Range(func(any, any) bool { count++; return true })
 				if proxy.Silenced() == max(silence.Connections, 1) && r.Ready(t.Context()) == nil && time.Since(began) > 8*time.Second && !helped {
@@ -98,7 +98,7 @@ func TestSilentWhileIdle(t *testing.T) {
 	ready(t, r)
 	proxy.SilenceConnections()
 	began := time.Now()
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if r.Ready(t.Context()) == nil {
 			return errors.New("ready")
 		}

@@ -305,7 +305,7 @@ func TestSourceUnavailable(t *testing.T) {
 	s := open(t, inboxamqp.SourceOf(newConsumer(t, b.Dial, &recorder{}, config{})), 1)
 	ds := take(t, s, 1)
 	proxy.Cut()
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		err := errors.Join(src.Move(t.Context(), later(0, ds...))...)
 		if !errors.Is(err, driver.ErrUnavailable) {
 			return fmt.Errorf("move: %w", err)
@@ -316,7 +316,7 @@ func TestSourceUnavailable(t *testing.T) {
 		return nil
 	})
 	proxy.Heal()
-	testenv.Eventually(t, patience, func() error { return src.Ready(t.Context()) })
+	testenv.Eventually(t, func() error { return src.Ready(t.Context()) })
 	must(t, src.Move(t.Context(), later(0, ds...))...)
 }
 

@@ -109,7 +109,7 @@ func TestBatchDoesNotWaitForRetries(t *testing.T) {
 		p.MessageId = ""
 		b.Publish(t, "", "orders", p)
 	}
-	testenv.Eventually(t, patience, func() error { // on its way to the consumer a message is in no queue any more
+	testenv.Eventually(t, func() error { // on its way to the consumer a message is in no queue any more
 		if n := accepted.Load(); n < 3 {
 			return fmt.Errorf("%d of 3 messages in hand", n)
 		}

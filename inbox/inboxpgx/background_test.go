@@ -44,7 +44,7 @@ func TestConsumersPrune(t *testing.T) {
 		p := newStore(t, newManager(t, pool), "a", inboxpgx.Config{PruneInterval: 50 * time.Millisecond})
 		running.Go(func() { p.Background(ctx) })
 	}
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if n := left(); n != 2 { // the new one, and that of another consumer
 			return fmt.Errorf("%d rows are left", n)
 		}

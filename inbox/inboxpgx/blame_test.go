@@ -80,7 +80,7 @@ func idleTooLong(t *testing.T, ctx context.Context, tx pgx.Tx) {
 		return
 	}
 	defer func() { _ = watcher.Close(ctx) }()
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		var there bool
 		err := watcher.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)`, pid).Scan(&there)
 		if err == nil && there {

@@ -160,7 +160,7 @@ func TestRemovalOfParkedWithoutAnswer(t *testing.T) {
 	if n != 0 || err == nil {
 		t.Errorf("%d removed, error %v", n, err)
 	}
-	testenv.Eventually(t, testenv.Patience, func() error { // the server may be at it still
+	testenv.Eventually(t, func() error { // the server may be at it still
 		if n, err := letters.Count(t.Context(), inbox.Filter{}); n != 2 || err != nil {
 			return fmt.Errorf("%d are left, error %v", n, err)
 		}

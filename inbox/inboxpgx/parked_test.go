@@ -185,7 +185,7 @@ func (s *siding) put(key string, numbers ...int) {
 
 func (s *siding) await(what string, holds func() (bool, error)) {
 	s.t.Helper()
-	testenv.Eventually(s.t, testenv.Patience, func() error {
+	testenv.Eventually(s.t, func() error {
 		ok, err := holds()
 		if err == nil && !ok {
 			err = errors.New("not yet: " + what)

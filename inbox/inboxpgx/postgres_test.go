@@ -167,7 +167,7 @@ func TestPostgresRestarts(t *testing.T) {
 	}
 	for round := range 3 {
 		before := done.Load()
-		testenv.Eventually(t, testenv.Patience, func() error { return atLeast(&done, before+100) })
+		testenv.Eventually(t, func() error { return atLeast(&done, before+100) })
 		stop := server.Stop
 		if round == 1 {
 			stop = server.Kill
@@ -176,7 +176,7 @@ func TestPostgresRestarts(t *testing.T) {
 			t.Fatal(err)
 		}
 		before = unavailable.Load()
-		testenv.Eventually(t, testenv.Patience, func() error { return atLeast(&unavailable, before+1) })
+		testenv.Eventually(t, func() error { return atLeast(&unavailable, before+1) })
 		if err := server.Start(t.Context()); err != nil {
 			t.Fatal(err)
 		}

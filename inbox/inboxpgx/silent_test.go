@@ -49,7 +49,7 @@ func TestSilentConnections(t *testing.T) {
 			proxy.SilenceConnections()
 			began := time.Now()
 			ended := make(chan error, 1)
-			testenv.Eventually(t, testenv.Patience, func() error {
+			testenv.Eventually(t, func() error {
 				go func() { ended <- call(context.WithoutCancel(t.Context()), p) }()
 				select {
 				case err := <-ended:
@@ -85,7 +85,7 @@ func TestSilentTransaction(t *testing.T) {
 			m := event()
 			began := time.Now()
 			var unavailable atomic.Int64
-			testenv.Eventually(t, testenv.Patience, func() error {
+			testenv.Eventually(t, func() error {
 				if deliver(t, p, m, &unavailable) {
 					return nil
 				}

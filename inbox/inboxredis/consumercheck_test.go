@@ -66,7 +66,7 @@ func TestConsumerCheck(t *testing.T) {
 	}
 	host, port, _ := strings.Cut(client.Options().Addr, ":")
 	testenv.Private(t, testenv.Redis, "--replicaof", host, port)
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if err := c.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "a failover loses them; CONFIG SET min-replicas-to-write 1") {
 			return errors.Join(errors.New("no finding"), err)
 		}

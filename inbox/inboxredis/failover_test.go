@@ -22,7 +22,7 @@ func TestClusterFailoverOfClaims(t *testing.T) {
 		t.Fatal(err)
 	}
 	failOver()
-	testenv.Eventually(t, testenv.Patience, claim)
+	testenv.Eventually(t, claim)
 }
 
 // A consumer goes on there, too.

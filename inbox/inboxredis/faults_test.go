@@ -46,7 +46,7 @@ func TestRedisDown(t *testing.T) {
 	if err := server.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, testenv.Patience, func() error { return process(t, p, event()) })
+	testenv.Eventually(t, func() error { return process(t, p, event()) })
 }
 
 func TestCheck(t *testing.T) {

@@ -30,7 +30,7 @@ func owners(t *testing.T, client redis.UniversalClient) (processes [partitions]s
 // awaitShares waits until the processes hold so many partitions each, in any order.
 func awaitShares(t *testing.T, client redis.UniversalClient, want ...int) {
 	t.Helper()
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		counts := map[string]int{}
 		for i, process := range owners(t, client) {
 			if process == "" {
@@ -97,7 +97,7 @@ func TestPartitionsOfADeadProcess(t *testing.T) {
 		t.Fatalf("the partitions are held by %v", held)
 	}
 	end := start(t, next)
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		held := owners(t, client)
 		if slices.Contains(held[:], "dead") || slices.Contains(held[:], "") {
 			return fmt.Errorf("the partitions are held by %v", held)
@@ -128,7 +128,7 @@ func TestPartitionThatWaitsIsNotPassedOn(t *testing.T) {
 	}
 	endFirst := start(t, first)
 	awaitShares(t, client, 4)
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if !failed.Load() {
 			return errors.New("no message was tried")
 		}
@@ -192,7 +192,7 @@ func TestDeadLettersOfPartitions(t *testing.T) {
 	end := start(t, c)
 	defer func() { end() }()
 	letters := c.DeadLetters()
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if n, err := letters.Count(t.Context(), inbox.Filter{}); n != partitions {
 			return fmt.Errorf("%d dead letters, %w", n, err)
 		}
@@ -253,7 +253,7 @@ func testPartitionsOnCluster(t *testing.T, client *redis.ClusterClient) {
 	for i := range n {
 		publishTo(t, client, partitions, keyed(fmt.Sprintf("key-%d", i%20)))
 	}
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if got := done.Load(); got < n {
 			return fmt.Errorf("%d of %d messages", got, n)
 		}

@@ -171,7 +171,7 @@ func TestPartitionOfAMessage(t *testing.T) {
 	}
 	publishTo(t, client, partitions, msgs...)
 	defer start(t, c)()
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		mu.Lock()
 		defer mu.Unlock()
 		if len(got) < len(want) {
@@ -226,7 +226,7 @@ func (e *effects) process(process int) processor {
 
 func (e *effects) await(n int) {
 	e.t.Helper()
-	testenv.Eventually(e.t, 4*testenv.Patience, func() error {
+	testenv.Eventually(e.t, func() error {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		done := 0

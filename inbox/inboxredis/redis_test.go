@@ -172,7 +172,7 @@ func TestClaimOfAnother(t *testing.T) {
 	if err := client.PExpire(t.Context(), key, 100*time.Millisecond).Err(); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, testenv.Patience, func() error { return process(t, p, m) })
+	testenv.Eventually(t, func() error { return process(t, p, m) })
 }
 
 func TestLeaseIsProlonged(t *testing.T) {
@@ -183,7 +183,7 @@ func TestLeaseIsProlonged(t *testing.T) {
 	const lease = 10 * time.Second
 	p := newProcessor(t, client, inboxredis.ProcessorConfig{Lease: lease}, func(ctx context.Context, _ conformance.Event) error {
 		started := time.Now()
-		testenv.Eventually(t, testenv.Patience, func() error {
+		testenv.Eventually(t, func() error {
 			if err := process(t, other, m); !errors.Is(err, inboxredis.ErrInProgress) && !errors.Is(err, driver.ErrUnavailable) {
 				t.Errorf("a copy came to %v", err)
 			}

@@ -146,7 +146,7 @@ func TestShortcutWithHungRedis(t *testing.T) {
 	if err := server.Resume(); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, testenv.Patience, func() error { // it is asked again
+	testenv.Eventually(t, func() error { // it is asked again
 		m := event()
 		if err := process(t, f, m); err != nil {
 			t.Fatal(err)

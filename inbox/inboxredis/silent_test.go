@@ -39,7 +39,7 @@ func TestClientWithATimeoutOfItsOwn(t *testing.T) {
 	if proxy.Silenced() == 0 {
 		t.Error("no connection fell silent")
 	}
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		err := process(t, p, m)
 		if errors.Is(err, inboxredis.ErrInProgress) {
 			t.Fatal("a claim was left behind")
@@ -94,7 +94,7 @@ func TestSilentConnection(t *testing.T) {
 				}
 				m := event()
 				began := time.Now()
-				testenv.Eventually(t, testenv.Patience, func() error {
+				testenv.Eventually(t, func() error {
 					err := process(t, p, m)
 					if f := driver.Classify(err); err != nil && (f.Counted || !errors.Is(err, driver.ErrUnavailable) && !errors.Is(err, inboxredis.ErrInProgress)) {
 						t.Fatalf("%v classified %+v", err, f)

@@ -157,7 +157,7 @@ func TestWithoutMemory(t *testing.T) {
 	}
 	stop := start(t, c)
 	defer stop()
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if count("good") < good {
 			return fmt.Errorf("%d of %d good messages", count("good"), good)
 		}
@@ -172,7 +172,7 @@ func TestWithoutMemory(t *testing.T) {
 	if err := client.ConfigSet(t.Context(), "maxmemory", "0").Err(); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if count("bad") < bad {
 			return fmt.Errorf("%d of %d retries", count("bad"), bad)
 		}
@@ -190,7 +190,7 @@ func TestHalfOpenConnections(t *testing.T) {
 	c := newConsumer(t, f.through, mux, inboxredis.Config{Group: groupName})
 	stop := start(t, c)
 	defer stop()
-	testenv.Eventually(t, testenv.Patience, func() error { return c.Ready(t.Context()) })
+	testenv.Eventually(t, func() error { return c.Ready(t.Context()) })
 	f.network.SilenceConnections()
 	publish(t, f.direct, event())
 	began := time.Now()
@@ -315,7 +315,7 @@ func testOnCluster(t *testing.T, client *redis.ClusterClient, servers []*testenv
 			}
 			left := func(want int) {
 				t.Helper()
-				testenv.Eventually(t, testenv.Patience, func() error {
+				testenv.Eventually(t, func() error {
 					pending, err := client.XPending(t.Context(), stream, name).Result()
 					if err != nil {
 						return err
@@ -341,7 +341,7 @@ func testOnCluster(t *testing.T, client *redis.ClusterClient, servers []*testenv
 			}
 			send(50)
 			left(n + 130)
-			testenv.Eventually(t, testenv.Patience, func() error { // retries may still be on their way
+			testenv.Eventually(t, func() error { // retries may still be on their way
 				if _, err := c.DeadLetters().Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"}); err != nil {
 					return err
 				}

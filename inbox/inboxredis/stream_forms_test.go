@@ -260,7 +260,7 @@ func TestPoison(t *testing.T) {
 	c := newConsumer(t, f.direct, mux, inboxredis.Config{Group: groupName})
 	stop := start(t, c)
 	defer stop()
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		letters, err := c.DeadLetters().List(t.Context(), inbox.Filter{})
 		if err == nil && len(letters) != 4 {
 			err = fmt.Errorf("%d of 4 dead letters", len(letters))
@@ -290,7 +290,7 @@ func TestPoison(t *testing.T) {
 	if _, err := c.DeadLetters().Replay(t.Context(), inbox.Filter{Class: driver.ClassValidation}, inbox.Replay{By: "test", Force: true}); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		n, err := c.DeadLetters().Count(t.Context(), inbox.Filter{Class: driver.ClassValidation})
 		if err == nil && n != 3 {
 			err = fmt.Errorf("%d of 3 dead letters", n)

@@ -53,7 +53,7 @@ func running(t *testing.T, source driver.Source) driver.Source {
 		cancel()
 		<-ended
 	})
-	testenv.Eventually(t, testenv.Patience, func() error { return source.Ready(t.Context()) })
+	testenv.Eventually(t, func() error { return source.Ready(t.Context()) })
 	return source
 }
 

@@ -104,7 +104,7 @@ func TestDeletedInWork(t *testing.T) {
 	if err := f.direct.XTrimMaxLen(t.Context(), stream, 0).Err(); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, testenv.Patience, func() error { // Redis drops them when they are renewed
+	testenv.Eventually(t, func() error { // Redis drops them when they are renewed
 		pending, err := f.direct.XPending(t.Context(), stream, groupName).Result()
 		if err == nil && pending.Count > 0 {
 			err = fmt.Errorf("%d pending", pending.Count)
@@ -213,7 +213,7 @@ func TestUnblocked(t *testing.T) {
 		_, err := s.Receive(t.Context(), 1)
 		ended <- err
 	}()
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		for line := range strings.Lines(client.ClientList(t.Context()).Val()) {
 			if strings.Contains(line, "cmd=xreadgroup") {
 				id, _, _ := strings.Cut(strings.TrimPrefix(line, "id="), " ")

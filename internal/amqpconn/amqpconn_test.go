@@ -174,7 +174,7 @@ func TestMissingExchange(t *testing.T) {
 	if err := p.Confirmed(t.Context(), out("there", "k", "3")); !errors.Is(err, amqpconn.ErrUnroutable) {
 		t.Errorf("deleted exchange: %v", err)
 	}
-	testenv.Eventually(t, testenv.Patience, func() error { return p.Confirmed(t.Context(), out("", "q", "4")) })
+	testenv.Eventually(t, func() error { return p.Confirmed(t.Context(), out("", "q", "4")) })
 	b.Take(t, "q", 2, testenv.Patience)
 }
 

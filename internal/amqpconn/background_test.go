@@ -31,7 +31,7 @@ func TestRunOnBackground(t *testing.T) {
 		p.Run(context.Background())
 	})
 	for _, id := range []string{"first", "after a fault"} {
-		testenv.Eventually(t, testenv.Patience, func() error { return p.Confirmed(context.Background(), out("", "q", id)) })
+		testenv.Eventually(t, func() error { return p.Confirmed(context.Background(), out("", "q", id)) })
 		select {
 		case <-ended:
 			t.Fatal("Run has ended")

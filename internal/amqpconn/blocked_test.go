@@ -42,7 +42,7 @@ func TestBlocked(t *testing.T) {
 			t.Fatal("a message got stuck outside the window")
 		}
 	}
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		began := time.Now()
 		err := p.Confirmed(t.Context(), out("", "q", "1"))
 		if took := time.Since(began); took > time.Minute {
@@ -65,7 +65,7 @@ func TestBlocked(t *testing.T) {
 	if err := server.Control(t.Context(), "set_vm_memory_high_watermark", "absolute", "1GB"); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if ready.Load() == before {
 			return errors.New("nobody has been told that the alarm is over")
 		}

@@ -54,7 +54,7 @@ func TestDialIgnoresContext(t *testing.T) {
 	}
 	close(release)
 	conn := <-late
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if !conn.IsClosed() {
 			return errors.New("the late connection is open")
 		}

@@ -50,9 +50,9 @@ func TestConnectionLost(t *testing.T) {
 		}
 	})
 	b.CloseConnections(t)
-	testenv.Eventually(t, testenv.Patience, p.Ready)
+	testenv.Eventually(t, p.Ready)
 	b.CloseConnections(t)
-	testenv.Eventually(t, testenv.Patience, p.Ready)
+	testenv.Eventually(t, p.Ready)
 	close(stop)
 	publishing.Wait()
 	confirmed := l.confirmed(t)
@@ -79,7 +79,7 @@ func silenced(t *testing.T, cfg amqpconn.PublisherConfig) (*amqpconn.Publisher, 
 	proxy := testenv.NewProxy(t, b.URL)
 	cfg.Dial = func(context.Context) (*amqp.Connection, error) { return amqp.Dial(proxy.URL()) }
 	p := start(t, cfg)
-	testenv.Eventually(t, testenv.Patience, func() error { return p.Confirmed(t.Context(), out("", "q", "first")) })
+	testenv.Eventually(t, func() error { return p.Confirmed(t.Context(), out("", "q", "first")) })
 	proxy.Pause()
 	return p, proxy
 }
@@ -100,7 +100,7 @@ func TestSilentBroker(t *testing.T) {
 		}
 	}
 	proxy.Resume()
-	testenv.Eventually(t, testenv.Patience, func() error { return p.Confirmed(t.Context(), out("", "q", "8")) })
+	testenv.Eventually(t, func() error { return p.Confirmed(t.Context(), out("", "q", "8")) })
 }
 
 // A caller that leaves is told soon, and its places in the window stay accounted for.

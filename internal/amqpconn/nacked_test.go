@@ -53,12 +53,12 @@ func TestFullNoLonger(t *testing.T) {
 	b.Queue(t, "full", amqp.Table{"x-queue-type": "quorum"})
 	empty := b.Full(t, "full")
 	p := start(t, amqpconn.PublisherConfig{Dial: b.Dial})
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if err := p.Confirmed(t.Context(), out("", "full", "1")); !errors.Is(err, amqpconn.ErrNacked) {
 			return fmt.Errorf("full: %w", err)
 		}
 		return nil
 	})
 	empty()
-	testenv.Eventually(t, testenv.Patience, func() error { return p.Confirmed(t.Context(), out("", "full", "2")) })
+	testenv.Eventually(t, func() error { return p.Confirmed(t.Context(), out("", "full", "2")) })
 }

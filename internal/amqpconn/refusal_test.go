@@ -114,7 +114,7 @@ func TestRightsGrantedLater(t *testing.T) {
 	b.User(t, "user", amqptest.Rights{Write: ".*", Topics: map[string]string{"events": ".*"}})
 	granted := time.Now()
 	for _, o := range []amqpconn.Out{out("closed", "good", "1"), out("events", "bad", "2")} {
-		testenv.Eventually(t, testenv.Patience, func() error { return p.Confirmed(t.Context(), o) })
+		testenv.Eventually(t, func() error { return p.Confirmed(t.Context(), o) })
 	}
 	t.Logf("used %.1f s after they were granted", time.Since(granted).Seconds())
 }
@@ -135,7 +135,7 @@ func exchangeMadeAgain(t *testing.T) (int64, error) {
 	for i := range 3 {
 		b.Exchange(t, "events", "topic")
 		b.Bind(t, "q", "#", "events")
-		testenv.Eventually(t, testenv.Patience, func() error { return p.Confirmed(t.Context(), out("events", "k", fmt.Sprint(i))) })
+		testenv.Eventually(t, func() error { return p.Confirmed(t.Context(), out("events", "k", fmt.Sprint(i))) })
 		if err := b.Channel(t).ExchangeDelete("events", false, false); err != nil {
 			t.Fatal(err)
 		}

@@ -83,10 +83,10 @@ func TestSilentWhileIdle(t *testing.T) {
 	proxy := testenv.NewProxy(t, b.URL)
 	var lost atomic.Int64
 	p := start(t, amqpconn.PublisherConfig{Dial: hasty(proxy.URL()), Down: func(error) { lost.Add(1) }})
-	testenv.Eventually(t, testenv.Patience, p.Ready)
+	testenv.Eventually(t, p.Ready)
 	proxy.SilenceConnections()
 	began := time.Now()
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if lost.Load() == 0 {
 			return errors.New("the connection is kept")
 		}
@@ -102,7 +102,7 @@ func TestSilentInTheMiddleOfAWrite(t *testing.T) {
 	b.Queue(t, "q", nil)
 	proxy := testenv.NewProxy(t, b.URL)
 	p := start(t, amqpconn.PublisherConfig{Dial: hasty(proxy.URL()), ConfirmTimeout: 10 * time.Minute})
-	testenv.Eventually(t, testenv.Patience, p.Ready)
+	testenv.Eventually(t, p.Ready)
 	proxy.Pause()
 	var l ledger
 	for i := range 2 {
@@ -114,7 +114,7 @@ func TestSilentInTheMiddleOfAWrite(t *testing.T) {
 		t.Errorf("confirmed by a silent broker: %v", got)
 	}
 	proxy.Heal()
-	testenv.Eventually(t, testenv.Patience, func() error { return p.Confirmed(t.Context(), out("", "q", "after")) })
+	testenv.Eventually(t, func() error { return p.Confirmed(t.Context(), out("", "q", "after")) })
 }
 
 // Run ends in time whatever hangs: a dial, a call that opens the session, a confirm, the farewell.
@@ -144,7 +144,7 @@ func TestRunEndsOnASilentConnection(t *testing.T) {
 					o.Message.Body = []byte("the body")
 					p.Publish(t.Context(), o, l.done("1"))
 				})
-				testenv.Eventually(t, testenv.Patience, func() error {
+				testenv.Eventually(t, func() error {
 					if proxy.Silenced() == 0 && kinds["farewell"].On == "" {
 						return errors.New("nothing has fallen silent yet")
 					}

@@ -27,7 +27,7 @@ func TestMessageThatEndsTheSession(t *testing.T) {
 		o.Stripe = uint32(i)
 		open[o.Message.MessageId] = o
 	}
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if err := p.Ready(); err != nil {
 			return err
 		}

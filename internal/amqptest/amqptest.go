@@ -237,7 +237,7 @@ func (b *Broker) Take(t testing.TB, queue string, want int, timeout time.Duratio
 // would. It waits until the broker has seen at least one.
 func (b *Broker) CloseConnections(t testing.TB) {
 	t.Helper()
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		var open []struct{ Name string }
 		if err := b.call(t.Context(), http.MethodGet, "/api/vhosts/"+b.VHost+"/connections", nil, &open); err != nil {
 			return err

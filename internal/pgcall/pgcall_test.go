@@ -47,7 +47,7 @@ func TestUseGetsOverSilentConnections(t *testing.T) {
 	if err := call(time.Second); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("on a silent connection: %v", err)
 	}
-	testenv.Eventually(t, testenv.Patience, func() error { // that one call has had all of them closed
+	testenv.Eventually(t, func() error { // that one call has had all of them closed
 		if n := pool.Stat().TotalConns(); n > 0 {
 			return fmt.Errorf("%d connections are left", n)
 		}
@@ -155,7 +155,7 @@ func TestUseKeepsItsPlace(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	testenv.Eventually(t, time.Minute, func() error {
+	testenv.Eventually(t, func() error {
 		if pool.Stat().CanceledAcquireCount() < 2 {
 			return errors.New("it has not waited for long")
 		}

@@ -34,7 +34,7 @@ func heard(t *testing.T, c pgnotify.Channel) <-chan time.Time {
 	})
 	go func() { defer close(ended); l.Run(ctx) }()
 	t.Cleanup(func() { cancel(); <-ended })
-	testenv.Eventually(t, testenv.Patience, l.State)
+	testenv.Eventually(t, l.State)
 	return times
 }
 
@@ -110,7 +110,7 @@ func TestSenderKeeps(t *testing.T) {
 	s := sender(t, c, time.Minute, &failures)
 	want := time.Now().Add(time.Minute).Truncate(time.Microsecond)
 	s.Tell(want)
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if failures.Load() == 0 {
 			return errors.New("no failure yet")
 		}

@@ -29,5 +29,5 @@ func SilentMigration(t *testing.T, on string, apply func(context.Context, *pgxpo
 	if err := apply(ctx, far); err == nil || proxy.Silenced() != 1 {
 		t.Fatalf("%d connections fell silent: %v", proxy.Silenced(), err)
 	}
-	testenv.Eventually(t, time.Minute, func() error { return apply(t.Context(), direct) })
+	testenv.Eventually(t, func() error { return apply(t.Context(), direct) })
 }

@@ -106,7 +106,7 @@ func (p pool) fill(t *testing.T, client *redis.Client, n int) {
 			}
 		})
 	}
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if have, _ := p.stats(client); int(have) < n {
 			return fmt.Errorf("%d connections", have)
 		}
@@ -124,7 +124,7 @@ func (p pool) fill(t *testing.T, client *redis.Client, n int) {
 // one more: that of fill.
 func (p pool) until(t *testing.T, client *redis.Client, want int, again func()) {
 	t.Helper()
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		again()
 		if have, idle := p.stats(client); int(have) < want || int(have) > want+1 || idle != have {
 			return fmt.Errorf("%d connections, %d of them idle; want %d", have, idle, want)

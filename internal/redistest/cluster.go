@@ -132,15 +132,15 @@ func Failover(t testing.TB) (client *redis.ClusterClient, failOver func() *redis
 	must(primary.ClusterMeet(t.Context(), host, port).Err())
 	id, err := primary.Do(t.Context(), "CLUSTER", "MYID").Text()
 	must(err)
-	testenv.Eventually(t, testenv.Patience, func() error { return replica.ClusterReplicate(t.Context(), id).Err() })
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error { return replica.ClusterReplicate(t.Context(), id).Err() })
+	testenv.Eventually(t, func() error {
 		info, err := replica.Info(t.Context(), "replication").Result()
 		if err == nil && !strings.Contains(info, "master_link_status:up") {
 			err = fmt.Errorf("the replica has no data yet: %s", info)
 		}
 		return err
 	})
-	testenv.Eventually(t, testenv.Patience, func() error { // the client learns of the replica from the node
+	testenv.Eventually(t, func() error { // the client learns of the replica from the node
 		known, err := primary.ClusterSlots(t.Context()).Result()
 		if err == nil && (len(known) != 1 || len(known[0].Nodes) != len(nodes)) {
 			err = fmt.Errorf("the node does not know its replica yet: %v", known)
@@ -155,7 +155,7 @@ func Failover(t testing.TB) (client *redis.ClusterClient, failOver func() *redis
 			t.Errorf("redistest: %v", err)
 		}
 	})
-	testenv.Eventually(t, testenv.Patience, func() error { return client.Exists(t.Context(), "key").Err() })
+	testenv.Eventually(t, func() error { return client.Exists(t.Context(), "key").Err() })
 	return client, func() *redis.Client {
 		t.Helper()
 		must(servers[0].Kill())

@@ -27,7 +27,7 @@ func TestCPUTimeCountsChildren(t *testing.T) {
 				_ = testenv.EndTree(cmd.Process.Pid, 9, 0)
 				_ = cmd.Wait()
 			}()
-			testenv.Eventually(t, testenv.Patience, func() error {
+			testenv.Eventually(t, func() error {
 				used, err := testenv.CPUTime(cmd.Process.Pid)
 				if err == nil && used < 100*time.Millisecond {
 					err = fmt.Errorf("%v", used)

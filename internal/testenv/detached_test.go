@@ -21,6 +21,7 @@ func TestDetached(t *testing.T) {
 	if os.Getenv(detachedVar) != "" {
 		printDetached(t)
 	}
+	testenv.AllowPrivate(t)
 	dir, err := os.MkdirTemp("", "detached-") // t.TempDir is closed to the user postgres
 	if err != nil {
 		t.Fatal(err)
@@ -60,7 +61,7 @@ func TestDetached(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if testenv.Ping(t.Context(), testenv.Postgres, url, "") == nil {
 			return errors.New("the server still answers")
 		}

@@ -20,6 +20,12 @@ const (
 	// RequireVar, set to 1, makes a missing server fail the test instead of skipping it.
 	RequireVar = "HOLDFAST_REQUIRE_SERVERS"
 
+	// PrivateVar, set to 1, allows tests to start private servers of the installed binaries.
+	PrivateVar = "HOLDFAST_TEST_PRIVATE"
+
+	// NightlyVar, set to 1, runs the nightly tests.
+	NightlyVar = "HOLDFAST_NIGHTLY"
+
 	// RoundsVar makes tests run in their long form, and says how long: so many kills, or as
 	// much of other faults.
 	RoundsVar = "HOLDFAST_CHAOS_ROUNDS"
@@ -88,16 +94,19 @@ func shared(t testing.TB, variable string) string {
 	t.Helper()
 	url := os.Getenv(variable)
 	if url == "" {
-		Missing(t, variable+" is not set: run the tests by `go run ./internal/lab/servers -- go test ./...`, which starts the servers")
+		Missing(t, variable+noServers)
 	}
 	return url
 }
 
+const noServers = " is not set: `go run ./internal/lab/servers -- go test PACKAGES` starts the servers and sets it"
+
 // Private starts a server for this test alone, which it may kill, pause and restart.
 // It is gone when the test ends. See Launch for extra.
-// On a machine without the binaries the test is skipped, or fails when RequireVar is 1.
+// Unless PrivateVar is 1 and the machine has the binaries, the test is skipped, or fails when RequireVar is 1.
 func Private(t testing.TB, kind Kind, extra ...string) *Server {
 	t.Helper()
+	AllowPrivate(t)
 	s, err := Launch(t.Context(), kind, extra...)
 	if errors.Is(err, ErrNotInstalled) {
 		Missing(t, err.Error()+": a test that breaks its server needs the installed binaries")
@@ -114,6 +123,23 @@ func Private(t testing.TB, kind Kind, extra ...string) *Server {
 		}
 	})
 	return s
+}
+
+// AllowPrivate skips the test unless PrivateVar allows it to start servers, or fails it when RequireVar is 1.
+func AllowPrivate(t testing.TB) {
+	t.Helper()
+	if os.Getenv(PrivateVar) != "1" {
+		Missing(t, PrivateVar+noServers)
+	}
+}
+
+// Nightly skips a test that does not run with every change, because of the reason why: it waits for seconds,
+// asserts a time, needs a machine of its own, or is large. `make nightly` runs it.
+func Nightly(t testing.TB, why string) {
+	t.Helper()
+	if os.Getenv(NightlyVar) != "1" {
+		t.Skip("nightly: " + why)
+	}
 }
 
 // Missing skips the test, or fails it when RequireVar is 1.

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -23,6 +24,7 @@ var leakPatience = Patience
 // It is 1 when goroutines that the tests started are still there long after the
 // last test. An interrupt ends the private servers before the process.
 func Run(m *testing.M) int {
+	running.Store(true)
 	before := goroutines()
 	stop := closeOnSignal()
 	defer stop()
@@ -36,6 +38,11 @@ func Run(m *testing.M) int {
 	}
 	return 0
 }
+
+var running atomic.Bool
+
+// Running reports whether Run runs the tests of this process, so that they are tests of this repository.
+func Running() bool { return running.Load() }
 
 func closeOnSignal() (stop func()) {
 	signals := make(chan os.Signal, 1)

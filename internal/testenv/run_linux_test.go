@@ -29,7 +29,7 @@ func TestServersEndWithTheProcess(t *testing.T) {
 			if err := cmd.Wait(); err == nil {
 				t.Error("the interrupted run reports success")
 			}
-			testenv.Eventually(t, testenv.Patience, func() error {
+			testenv.Eventually(t, func() error {
 				alive, err := testenv.Alive(pid)
 				if alive {
 					err = fmt.Errorf("postgres (%d) still runs", pid)

@@ -33,7 +33,7 @@ const (
 )
 
 const (
-	startPatience = 5 * time.Minute
+	startPatience = 2 * time.Minute
 	stopPatience  = Patience
 )
 

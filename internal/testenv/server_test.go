@@ -92,7 +92,7 @@ func TestServer(t *testing.T) {
 			s := testenv.Private(t, p.kind, p.extra...)
 			address := s.URL()
 			// RabbitMQ confirms a message before the definition of its queue has reached the disk.
-			testenv.Eventually(t, testenv.Patience, func() error {
+			testenv.Eventually(t, func() error {
 				must(t, p.write(ctx, address))
 				if p.kind == testenv.RabbitMQ {
 					must(t, s.WriteDefinitions(ctx))
@@ -115,7 +115,7 @@ func TestServer(t *testing.T) {
 				t.Fatal("a paused server answers")
 			}
 			must(t, s.Resume())
-			testenv.Eventually(t, testenv.Patience, func() error { return p.read(ctx, address) })
+			testenv.Eventually(t, func() error { return p.read(ctx, address) })
 
 			must(t, s.Restart(ctx))
 			must(t, p.read(ctx, address))
@@ -259,7 +259,7 @@ func TestCrashed(t *testing.T) {
 	t.Parallel()
 	s := testenv.Private(t, testenv.Redis)
 	must(t, syscall.Kill(testenv.Pid(s), syscall.SIGKILL))
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if !s.Crashed() {
 			return errors.New("it is not seen to have crashed")
 		}

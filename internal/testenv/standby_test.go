@@ -20,7 +20,7 @@ func TestPromote(t *testing.T) {
 			standby, err := testenv.LaunchSpec(t.Context(), testenv.Spec{Kind: p.kind, Follows: primary.URL()})
 			must(t, err)
 			t.Cleanup(func() { must(t, standby.Close()) })
-			testenv.Eventually(t, testenv.Patience, func() error { return p.read(t.Context(), standby.URL()) })
+			testenv.Eventually(t, func() error { return p.read(t.Context(), standby.URL()) })
 			must(t, primary.Kill())
 			must(t, standby.Promote(t.Context()))
 			must(t, standby.Kill())

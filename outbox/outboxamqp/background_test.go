@@ -38,7 +38,7 @@ func TestRunOnBackground(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	testenv.Eventually(t, testenv.Patience, func() error { return publish(t, p, message(t, "q")) })
+	testenv.Eventually(t, func() error { return publish(t, p, message(t, "q")) })
 	if err := p.Ready(t.Context()); err != nil {
 		t.Error(err)
 	}

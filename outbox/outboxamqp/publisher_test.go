@@ -172,7 +172,7 @@ func TestStartsBeforeItsBroker(t *testing.T) {
 		t.Errorf("without a broker: %v", err)
 	}
 	proxy.Heal()
-	testenv.Eventually(t, testenv.Patience, func() error { return p.Ready(t.Context()) })
+	testenv.Eventually(t, func() error { return p.Ready(t.Context()) })
 	if err := publish(t, p, message(t, "q")); err != nil {
 		t.Error(err)
 	}
@@ -237,7 +237,7 @@ func TestRunTwiceAtOnce(t *testing.T) {
 			defer cancels[i]()
 			go func() { ended <- p.Run(ctx) }()
 		}
-		testenv.Eventually(t, testenv.Patience, func() error { return p.Ready(t.Context()) })
+		testenv.Eventually(t, func() error { return p.Ready(t.Context()) })
 		for i, cancel := range cancels {
 			if err := publish(t, p, message(t, "q")); err != nil {
 				t.Errorf("round %d, %d Runs ended: %v", round, i, err)
@@ -271,7 +271,7 @@ func TestWindow(t *testing.T) {
 			t.Errorf("%d of %d, want %d of 7", used, size, want)
 		}
 	}
-	testenv.Eventually(t, testenv.Patience, func() error { return p.Ready(t.Context()) })
+	testenv.Eventually(t, func() error { return p.Ready(t.Context()) })
 	wants(0)
 	proxy.Pause()
 	outcomes := make(chan error, 3)
@@ -311,7 +311,7 @@ func TestOnReady(t *testing.T) {
 	p := running(t, b.Dial, outboxamqp.Config{})
 	ready := make(chan struct{}, 100)
 	stop := p.OnReady(func() { ready <- struct{}{} })
-	testenv.Eventually(t, testenv.Patience, func() error { return p.Ready(t.Context()) })
+	testenv.Eventually(t, func() error { return p.Ready(t.Context()) })
 	for len(ready) > 0 {
 		<-ready // the first connection, if it was later than the call
 	}
@@ -328,7 +328,7 @@ func TestOnReady(t *testing.T) {
 	}
 	stop()
 	b.CloseConnections(t)
-	testenv.Eventually(t, testenv.Patience, func() error { return publish(t, p, message(t, "q")) })
+	testenv.Eventually(t, func() error { return publish(t, p, message(t, "q")) })
 	if len(ready) > 0 {
 		t.Error("told although nobody listens")
 	}

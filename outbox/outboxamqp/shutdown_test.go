@@ -42,7 +42,7 @@ func TestRelayEndsInTimeWithoutAnswers(t *testing.T) {
 	defer stop()
 	ended := make(chan error, 1)
 	go func() { ended <- relay.Run(ctx) }()
-	testenv.Eventually(t, testenv.Patience, func() error { return relay.Ready(t.Context()) })
+	testenv.Eventually(t, func() error { return relay.Ready(t.Context()) })
 	// The publisher gives up a connection that has been silent for some 7 s, and allows a second more for each MiB
 	// on its way. The silence begins with the messages, so it lasts for longer than the limit.
 	proxy.SilenceOn(testenv.Silence{On: "11111111"})
@@ -52,7 +52,7 @@ func TestRelayEndsInTimeWithoutAnswers(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if used, _ := p.Window(); used == 0 {
 			return errors.New("nothing is on its way")
 		}

@@ -45,7 +45,7 @@ func TestCheckFindsTableSettings(t *testing.T) {
 func wantFinding(t *testing.T, store *outboxpgx.Store, problem, mend string) {
 	t.Helper()
 	if problem == "" { // on a busy server notifications may be late
-		testenv.Eventually(t, testenv.Patience, func() error { return store.Check(t.Context()) })
+		testenv.Eventually(t, func() error { return store.Check(t.Context()) })
 		return
 	}
 	const late = "notifications do not arrive"

@@ -83,7 +83,7 @@ func TestStatementsOfAMessage(t *testing.T) {
 		f.write(t, outbox.Message{Name: "a", Body: []byte("1")})
 		m.take()
 		store.Wake()
-		testenv.Eventually(t, testenv.Patience, func() error { return settled(t, f, m) })
+		testenv.Eventually(t, func() error { return settled(t, f, m) })
 		n, sql := m.take()
 		trips, statements = append(trips, n), append(statements, len(sql))
 	}

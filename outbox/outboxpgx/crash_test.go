@@ -135,7 +135,7 @@ func TestLostLeasesCostNothing(t *testing.T) {
 	const keys, n = 30, 20
 	f.write(t, keyed(keys, n)...)
 	for i := range 3 {
-		testenv.Eventually(t, testenv.Patience, func() error {
+		testenv.Eventually(t, func() error {
 			b, err := f.store.Claim(t.Context(), driver.Claim{Limit: 500, Lease: 50 * time.Millisecond, Alone: i > 0})
 			if err == nil && len(b.Messages) == 0 {
 				err = errors.New("nothing claimed")

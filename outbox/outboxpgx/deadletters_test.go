@@ -242,7 +242,7 @@ func TestDeadLetterReplayMeetsAnIDOnItsWay(t *testing.T) {
 		n, err := f.dead.Replay(t.Context(), outbox.Filter{}, byAda)
 		results <- result{n, err}
 	}()
-	testenv.Eventually(t, 30*time.Second, func() error { // a step gives up after a minute
+	testenv.Eventually(t, func() error { // a step gives up after a minute
 		var waits bool
 		must(t, f.pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY(pg_blocking_pids(pid)))", writer.Conn().PgConn().PID()).Scan(&waits))
 		if !waits {

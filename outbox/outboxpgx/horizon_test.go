@@ -31,7 +31,7 @@ func (f *fixture) raiseFloors(t *testing.T, r *outbox.Relay) {
 // tests too.
 func (f *fixture) raiseFloorsAbove(t *testing.T, r *outbox.Relay, seq int64) {
 	t.Helper()
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		f.raiseFloors(t, r)
 		if _, high := f.floors(t); high <= seq {
 			return fmt.Errorf("the highest floor is %d, want it above %d", high, seq)
@@ -51,7 +51,7 @@ func TestFloorsRise(t *testing.T) {
 	t.Parallel()
 	f := setup(t, outboxpgx.Config{})
 	relay := f.relay(t, outboxtest.NewPublisher(), outbox.RelayConfig{})
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		f.raiseFloors(t, relay)
 		if low, _ := f.floors(t); low == 0 {
 			return errors.New("the floor of a lane stays at 0")
@@ -134,7 +134,7 @@ func TestFloorsWhenNumbersBeginAnew(t *testing.T) {
 	must(t, err)
 	relays := []*outbox.Relay{f.relay(t, publisher, outbox.RelayConfig{}), (&fixture{store: second}).relay(t, publisher, outbox.RelayConfig{})}
 	for _, relay := range relays {
-		testenv.Eventually(t, testenv.Patience, func() error {
+		testenv.Eventually(t, func() error {
 			f.raiseFloors(t, relay)
 			if low, _ := f.floors(t); low < 2 {
 				return errors.New("the floors do not rise")
@@ -145,7 +145,7 @@ func TestFloorsWhenNumbersBeginAnew(t *testing.T) {
 	_, err = f.pool.Exec(t.Context(), `TRUNCATE holdfast_outbox RESTART IDENTITY`)
 	must(t, err)
 	f.write(t, keyed(64, 1)...) // of every lane
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		for _, relay := range relays {
 			if _, err := relay.Drain(t.Context(), outbox.Bounds{}); err != nil {
 				return err
@@ -178,7 +178,7 @@ func TestFloorsAfterAFailoverThatLostNumbers(t *testing.T) {
 	}
 	raise := func(above int64) {
 		t.Helper()
-		testenv.Eventually(t, testenv.Patience, func() error {
+		testenv.Eventually(t, func() error {
 			f.raiseFloors(t, relay)
 			if low, _ := f.floors(t); low <= above {
 				return fmt.Errorf("the floors are at %d, want more than %d", low, above)
@@ -249,7 +249,7 @@ func TestNumbersThatReachTheFloors(t *testing.T) {
 func drainLate(t *testing.T, r *outbox.Relay, want int) {
 	t.Helper()
 	published := 0
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		report, err := r.Drain(t.Context(), outbox.Bounds{})
 		must(t, err)
 		if published += report.Published; published < want {

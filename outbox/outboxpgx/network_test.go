@@ -45,7 +45,7 @@ func TestNetworkFaults(t *testing.T) {
 		proxy.CutConnections() // noticed or not
 		progress(t, publisher, 200, keys*n)
 		outage()
-		testenv.Eventually(t, testenv.Patience, func() error {
+		testenv.Eventually(t, func() error {
 			if relays[0].Ready(t.Context()) == nil || relays[1].Ready(t.Context()) == nil {
 				return errors.New("a relay has not noticed the outage")
 			}
@@ -62,7 +62,7 @@ func TestNetworkFaults(t *testing.T) {
 func progress(t *testing.T, p *outboxtest.Publisher, n, all int) {
 	t.Helper()
 	want := min(len(p.Received())+n, all)
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if got := len(p.Received()); got < want {
 			return fmt.Errorf("%d received", got)
 		}

@@ -62,7 +62,7 @@ func checkLedger(t *testing.T, received []driver.Message, keys, n int) (duplicat
 // untilEmpty does not ask Stats, which believes the floors.
 func (f *fixture) untilEmpty(t *testing.T, patience time.Duration) {
 	t.Helper()
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		var left int
 		err := f.pool.QueryRow(t.Context(), `SELECT count(*) FROM holdfast_outbox WHERE published_at IS NULL`).Scan(&left)
 		if err == nil && left > 0 {
@@ -214,7 +214,7 @@ func TestWakeAfterCommit(t *testing.T) {
 	defer run(t, relay)()
 	for n := 1; n <= 3; n++ {
 		f.write(t, outbox.Message{Name: "a", Body: []byte("1")})
-		testenv.Eventually(t, testenv.Patience, func() error {
+		testenv.Eventually(t, func() error {
 			if got := len(publisher.Received()); got != n {
 				return fmt.Errorf("%d of %d received", got, n)
 			}
@@ -242,10 +242,10 @@ func TestPostgresRestart(t *testing.T) {
 		func() error { return errors.Join(server.Kill(), server.Start(t.Context())) },
 	} {
 		before := len(publisher.Received())
-		testenv.Eventually(t, testenv.Patience, func() error {
+		testenv.Eventually(t, func() error {
 			return f.manager.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error { return f.store.Write(ctx, tx, parts[i]...) })
 		})
-		testenv.Eventually(t, testenv.Patience, func() error {
+		testenv.Eventually(t, func() error {
 			if got := len(publisher.Received()); got < before+300 {
 				return fmt.Errorf("%d received", got)
 			}

@@ -83,14 +83,14 @@ func TestPostgresRunsOut(t *testing.T) {
 			f.write(t, outbox.Message{Name: "bad", Key: "bad", Body: []byte("1")})
 			start := time.Now()
 			defer run(t, relay)()
-			testenv.Eventually(t, testenv.Patience, func() error {
+			testenv.Eventually(t, func() error {
 				if relay.Ready(t.Context()) == nil {
 					return errors.New("the relay is ready, and its store is full")
 				}
 				return nil
 			})
 			began := time.Now()
-			testenv.Eventually(t, testenv.Patience, func() error {
+			testenv.Eventually(t, func() error {
 				if time.Since(began) < 3*time.Second {
 					return errors.New("it has not gone on for long")
 				}
@@ -112,7 +112,7 @@ func TestPostgresRunsOut(t *testing.T) {
 			if len(letters) != 1 || letters[0].Class != string(driver.Permanent) || letters[0].Attempts != 1 {
 				t.Errorf("dead letters %+v", letters)
 			}
-			testenv.Eventually(t, testenv.Patience, func() error { return relay.Ready(t.Context()) })
+			testenv.Eventually(t, func() error { return relay.Ready(t.Context()) })
 			checkLedger(t, publisher.Received(), 8, 2)
 			if c.table == "holdfast_outbox_dead" && len(publisher.Received()) != 16 {
 				t.Errorf("%d received, want each of 16 once", len(publisher.Received()))

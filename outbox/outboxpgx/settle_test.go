@@ -30,7 +30,7 @@ func TestLookComesAfterTheRelease(t *testing.T) {
 		settled, err := f.store.Settle(t.Context(), batch, []driver.Settlement{{ID: batch.Messages[0].ID, Verdict: driver.Published}})
 		results <- result{settled, err}
 	}()
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		var waits bool
 		must(t, f.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND objid = 'holdfast_outbox'::regclass AND NOT granted)`).Scan(&waits))
 		if !waits {
@@ -78,7 +78,7 @@ func TestDoubtfulLaneThatIsLeft(t *testing.T) {
 	if len(lost.Messages) != 1 {
 		t.Fatalf("claimed %d messages, want 1", len(lost.Messages))
 	}
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		var over bool
 		must(t, f.pool.QueryRow(t.Context(), "SELECT bool_and(lease_until <= now()) FROM holdfast_outbox_lanes WHERE token IS NOT NULL").Scan(&over))
 		if !over {

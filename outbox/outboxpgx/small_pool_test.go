@@ -32,7 +32,7 @@ func TestSmallPool(t *testing.T) {
 			for range 10 {
 				f.write(t, keyed(5, 4)...)
 			}
-			testenv.Eventually(t, testenv.Patience, func() error {
+			testenv.Eventually(t, func() error {
 				if n := len(publisher.Received()); n < 200 {
 					return fmt.Errorf("%d of 200 messages are published", n)
 				}

@@ -196,7 +196,7 @@ func TestManyBehindOneThatWaits(t *testing.T) {
 	publisher := newOrderedPublisher(t)
 	relay := f.relay(t, publisher, outbox.RelayConfig{})
 	begin := time.Now()
-	testenv.Eventually(t, testenv.Patience, func() error { // the disk may stall with so many rows
+	testenv.Eventually(t, func() error { // the disk may stall with so many rows
 		report, err := relay.Drain(t.Context(), outbox.Bounds{})
 		if report.Published != 0 {
 			t.Errorf("published %d that wait", report.Published)
@@ -212,7 +212,7 @@ func TestManyBehindOneThatWaits(t *testing.T) {
 	stop := run(t, f.relay(t, publisher, outbox.RelayConfig{PollInterval: 20 * time.Millisecond}))
 	defer stop()
 	want := publisher.confirmed() + min(rows, 50_000)
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if got := publisher.confirmed(); got < want {
 			return fmt.Errorf("%d of %d arrived", got, want)
 		}
@@ -309,7 +309,7 @@ func TestDrainTakesAllPortions(t *testing.T) {
 	if report, err := relay.Drain(t.Context(), outbox.Bounds{}); err != nil || report.Failed != 1 || report.Published != 0 {
 		t.Fatalf("%+v, %v", report, err)
 	}
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		report, err := relay.Drain(t.Context(), outbox.Bounds{})
 		if err == nil && report.Published == 0 {
 			return errors.New("nothing is due")

@@ -45,7 +45,7 @@ func listens(t *testing.T, store *outboxpgx.Store) signal {
 
 func untilListening(t *testing.T, store *outboxpgx.Store) {
 	t.Helper()
-	testenv.Eventually(t, testenv.Patience, store.Listening)
+	testenv.Eventually(t, store.Listening)
 }
 
 // hears waits for a wake-up after tell.
@@ -88,7 +88,7 @@ func TestWriteWakesTheRelayOfAnotherProcess(t *testing.T) {
 	for n := 1; n <= 20; n++ {
 		elsewhere.write(t, outbox.Message{Name: "a", Body: []byte("1")})
 		began := time.Now()
-		testenv.Eventually(t, testenv.Patience, func() error {
+		testenv.Eventually(t, func() error {
 			if got := len(publisher.Received()); got != n {
 				return fmt.Errorf("%d of %d received", got, n)
 			}
@@ -117,7 +117,7 @@ func TestNotificationsAreFew(t *testing.T) {
 	for range 1000 {
 		writer.Wake()
 	}
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if len(woken) == 0 {
 			return errors.New("not woken up")
 		}
@@ -148,7 +148,7 @@ func TestRelaysAreAskedInTurn(t *testing.T) {
 		t.Error("the relay of the process was not asked")
 	}
 	background(t, f.store, func() bool { near.Add(1); return true })
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if near.Load() == 0 {
 			return errors.New("not woken up at its beginning")
 		}
@@ -160,7 +160,7 @@ func TestRelaysAreAskedInTurn(t *testing.T) {
 		t.Error("the relay of the process that looks was not woken up")
 	}
 	// What was sent before, or a new connection, may still wake them.
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		time.Sleep(50 * time.Millisecond)
 		for len(far) > 0 {
 			<-far
@@ -201,7 +201,7 @@ func TestListeningReconnects(t *testing.T) {
 	untilListening(t, store)
 	for _, outage := range []func(){proxy.Cut, proxy.Pause} {
 		outage()
-		testenv.Eventually(t, testenv.Patience, func() error {
+		testenv.Eventually(t, func() error {
 			if store.Listening() == nil {
 				return errors.New("it has not noticed the outage")
 			}
@@ -265,7 +265,7 @@ func TestRolledBackWritesWakeNobody(t *testing.T) {
 	f := setup(t, outboxpgx.Config{PollOnly: true})
 	var woken atomic.Int64
 	background(t, f.store, func() bool { woken.Add(1); return true })
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if woken.Load() == 0 {
 			return errors.New("not woken up at the beginning")
 		}
@@ -318,7 +318,7 @@ func TestWriterLeavesNothingRunning(t *testing.T) {
 
 func untilEnded(t *testing.T) {
 	t.Helper()
-	testenv.Eventually(t, 30*time.Second, func() error {
+	testenv.Eventually(t, func() error {
 		if stacks := ofOutbox(); stacks != "" {
 			return fmt.Errorf("left running:\n%s", stacks)
 		}
@@ -351,7 +351,7 @@ func TestRelaysPrune(t *testing.T) {
 				return second2(f.store.WriteOnce(ctx, tx, key, outbox.Message{Name: "a", Body: []byte("1")}))
 			}))
 		}
-		testenv.Eventually(t, testenv.Patience, func() error {
+		testenv.Eventually(t, func() error {
 			var messages, keys int
 			must(t, f.pool.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM holdfast_outbox), (SELECT count(*) FROM holdfast_outbox_dedup)`).Scan(&messages, &keys))
 			if messages+keys > 0 {

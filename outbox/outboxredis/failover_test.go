@@ -19,5 +19,5 @@ func TestClusterFailover(t *testing.T) {
 		t.Fatal(err)
 	}
 	failOver()
-	testenv.Eventually(t, testenv.Patience, send)
+	testenv.Eventually(t, send)
 }

@@ -153,7 +153,7 @@ func TestTimeoutBoundsAPipeline(t *testing.T) {
 	client := redis.NewClient(opts)
 	defer client.Close()
 	p := newPublisher(t, client, outboxredis.Config{Timeout: 2 * time.Second})
-	testenv.Eventually(t, testenv.Patience, func() error { return publish(t, p, driver.Message{Name: "a"}) })
+	testenv.Eventually(t, func() error { return publish(t, p, driver.Message{Name: "a"}) })
 	proxy.Pause()
 	begin := time.Now()
 	if err := publish(t, p, driver.Message{Name: "a"}); driver.ClassOf(err) != driver.Unavailable {

@@ -48,7 +48,7 @@ func TestSilentConnection(t *testing.T) {
 			if took := time.Since(began); took > 30*time.Second { // a second, and one more
 				t.Errorf("reported after %v", took)
 			}
-			testenv.Eventually(t, testenv.Patience, func() error { return publish(t, p, driver.Message{Name: "a"}) })
+			testenv.Eventually(t, func() error { return publish(t, p, driver.Message{Name: "a"}) })
 		})
 	}
 }
@@ -58,7 +58,7 @@ func TestSilentServer(t *testing.T) {
 	t.Parallel()
 	proxy := testenv.NewProxy(t, redistest.URL(t))
 	p := newPublisher(t, patient(t, proxy.URL()), outboxredis.Config{Timeout: time.Second})
-	testenv.Eventually(t, testenv.Patience, func() error { return p.Ready(t.Context()) })
+	testenv.Eventually(t, func() error { return p.Ready(t.Context()) })
 	proxy.Pause()
 	for name, call := range map[string]func() error{
 		"Ready": func() error { return p.Ready(t.Context()) },

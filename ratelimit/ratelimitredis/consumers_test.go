@@ -121,7 +121,7 @@ func TestConsumerOfMany(t *testing.T) {
 	defer end()
 	ended := make(chan error, 1)
 	go func() { ended <- consumer.Run(ctx) }()
-	testenv.Eventually(t, patient, func() error {
+	testenv.Eventually(t, func() error {
 		if n := client.LLen(ctx, sentMails).Val(); n < someMails {
 			return fmt.Errorf("%d of %d messages sent", n, someMails)
 		}

@@ -23,5 +23,5 @@ func TestClusterFailover(t *testing.T) {
 		t.Fatal(err)
 	}
 	failOver()
-	testenv.Eventually(t, testenv.Patience, allow)
+	testenv.Eventually(t, allow)
 }

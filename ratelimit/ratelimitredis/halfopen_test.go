@@ -65,7 +65,7 @@ func TestSilentInTheMiddleOfAScript(t *testing.T) {
 		} {
 			for _, deliver := range []bool{false, true} {
 				testenv.InTime(t, 10*timeout, func() time.Duration {
-					testenv.Eventually(t, patient, func() error { return call(t.Context()) })
+					testenv.Eventually(t, func() error { return call(t.Context()) })
 					proxy.SilenceOn(testenv.Silence{On: "evalsha", Deliver: deliver})
 					start := time.Now()
 					if err := call(t.Context()); !errors.Is(err, ratelimit.ErrUnavailable) {
@@ -73,7 +73,7 @@ func TestSilentInTheMiddleOfAScript(t *testing.T) {
 					}
 					return time.Since(start)
 				})
-				testenv.Eventually(t, patient, func() error { return call(t.Context()) })
+				testenv.Eventually(t, func() error { return call(t.Context()) })
 			}
 		}
 	})
@@ -91,7 +91,7 @@ func TestHalfOpenConnections(t *testing.T) {
 			fill(t, client, 40)
 			proxy.SilenceConnections()
 			start := time.Now()
-			testenv.Eventually(t, patient, func() error {
+			testenv.Eventually(t, func() error {
 				_, err := l.Peek(t.Context(), ratelimit.Charge{Limit: perUser, Key: "ann"})
 				return err
 			})
@@ -112,7 +112,7 @@ func TestHalfOpenConnectionsOfTheImpatient(t *testing.T) {
 		if _, err := l.Peek(ctx, ratelimit.Charge{Limit: perUser, Key: "ann"}); err == nil {
 			t.Error("a silent connection has answered")
 		}
-		testenv.Eventually(t, patient, func() error {
+		testenv.Eventually(t, func() error {
 			if n := client.PoolStats().TotalConns; n > 0 {
 				return fmt.Errorf("%d connections are left", n)
 			}
@@ -133,7 +133,7 @@ func fill(t *testing.T, client *redis.Client, connections int) {
 			}
 		})
 	}
-	testenv.Eventually(t, patient, func() error {
+	testenv.Eventually(t, func() error {
 		if n := int(client.PoolStats().TotalConns); n < connections {
 			return fmt.Errorf("%d connections", n)
 		}
@@ -159,7 +159,7 @@ func TestCrowdOnSilentConnections(t *testing.T) {
 			crowd.Go(func() { _, _ = l.Peek(t.Context(), ratelimit.Charge{Limit: perUser, Key: "ann"}) })
 		}
 		crowd.Wait()
-		testenv.Eventually(t, patient, func() error {
+		testenv.Eventually(t, func() error {
 			if n := tests.running.Load(); n > 0 {
 				return fmt.Errorf("%d tests are running", n)
 			}

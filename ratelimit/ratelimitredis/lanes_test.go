@@ -172,7 +172,7 @@ func TestRefundsReachOtherProcesses(t *testing.T) {
 		if err := replaying.Refund(t.Context(), taken.Charges()...); err != nil {
 			t.Fatal(err)
 		}
-		testenv.Eventually(t, patient, func() error {
+		testenv.Eventually(t, func() error {
 			d, err := other.Allow(t.Context(), one)
 			if err == nil && !d.Allowed {
 				err = fmt.Errorf("%s: still denied, remembered: %v", name, d.Cached)
@@ -202,7 +202,7 @@ func testPausedServer(t *testing.T, heeds bool) {
 		}
 		return err
 	}
-	testenv.Eventually(t, patient, asked)
+	testenv.Eventually(t, asked)
 	before := runtime.NumGoroutine()
 	if err := server.Pause(); err != nil {
 		t.Fatal(err)
@@ -234,5 +234,5 @@ func testPausedServer(t *testing.T, heeds bool) {
 	if err := server.Resume(); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, patient, asked)
+	testenv.Eventually(t, asked)
 }

@@ -241,7 +241,7 @@ func TestUnavailable(t *testing.T) {
 		_, err := deny.Allow(t.Context(), c)
 		return err
 	}
-	testenv.Eventually(t, patient, works)
+	testenv.Eventually(t, works)
 
 	for name, fault := range map[string]func(){"cut": proxy.Cut, "paused": proxy.Pause} {
 		fault()
@@ -259,7 +259,7 @@ func TestUnavailable(t *testing.T) {
 			t.Errorf("%s: a refund says %v", name, err)
 		}
 		proxy.Heal()
-		testenv.Eventually(t, patient, works)
+		testenv.Eventually(t, works)
 	}
 }
 

@@ -39,7 +39,7 @@ func TestMetrics(t *testing.T) {
 		return ratelimitredis.Config{FailOpen: failOpen, MeterProvider: meter, Logger: slog.New(slog.DiscardHandler)}
 	}
 	allow, deny := open(t, client, configure(true)), open(t, client, configure(false))
-	testenv.Eventually(t, patient, func() error { return client.Ping(t.Context()).Err() })
+	testenv.Eventually(t, func() error { return client.Ping(t.Context()).Err() })
 	charges := []ratelimit.Charge{
 		{Limit: ratelimit.Limit{Name: "user", Max: 2, Window: day}, Key: "ann"},
 		{Limit: ratelimit.Limit{Name: "global", Max: 10, Window: day}},

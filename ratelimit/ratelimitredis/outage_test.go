@@ -83,7 +83,7 @@ func TestOutage(t *testing.T) {
 		t.Fatal(err)
 	}
 	for setting, l := range limits {
-		testenv.Eventually(t, patient, func() error {
+		testenv.Eventually(t, func() error {
 			d, err := l.Allow(t.Context(), c)
 			if err == nil && d.Fallback {
 				err = errors.New("still not asked")
@@ -138,7 +138,7 @@ func TestFailover(t *testing.T) {
 	if err := to.ReplicaOf(t.Context(), host, port).Err(); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, patient, func() error {
+	testenv.Eventually(t, func() error {
 		if n, err := from.Wait(t.Context(), 1, time.Second).Result(); err != nil || n != 1 {
 			return fmt.Errorf("%d replicas, %w", n, err)
 		}
@@ -170,7 +170,7 @@ func TestFailover(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	testenv.Eventually(t, patient, func() error { // WAIT would tell of writes of its own connection only
+	testenv.Eventually(t, func() error { // WAIT would tell of writes of its own connection only
 		keys, err := to.Keys(t.Context(), "rate_limit:user:ann:*").Result()
 		if err != nil || len(keys) != 1 {
 			return fmt.Errorf("keys %q, %w", keys, err)
@@ -202,7 +202,7 @@ func TestFailover(t *testing.T) {
 	}
 	addr2 := to.Options().Addr
 	current.Store(&addr2)
-	testenv.Eventually(t, patient, ask)
+	testenv.Eventually(t, ask)
 	for range 100 {
 		if err := ask(); err != nil {
 			t.Fatal(err)

@@ -243,7 +243,7 @@ func TestFaults(t *testing.T) {
 		}
 		raise(&slowest, took)
 	})
-	testenv.Eventually(t, patient, func() error {
+	testenv.Eventually(t, func() error {
 		// The account and not the count of the admitted: a call that runs into its timeout may be charged.
 		d, err := l.Peek(t.Context(), ratelimit.Charge{Limit: limit})
 		if err == nil && d.Limits()[0].Remaining > 0 {
@@ -263,7 +263,7 @@ func TestFaults(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		testenv.Eventually(t, patient, func() error {
+		testenv.Eventually(t, func() error {
 			_, err := l.Peek(t.Context(), ratelimit.Charge{Limit: limit})
 			return err
 		})

@@ -46,7 +46,7 @@ func TestReshard(t *testing.T) {
 			t.Errorf("a call took %v", took)
 		}
 	})
-	testenv.Eventually(t, patient, func() error {
+	testenv.Eventually(t, func() error {
 		if allowed.Load() < 50 {
 			return errors.New("too few yet")
 		}
@@ -59,7 +59,7 @@ func TestReshard(t *testing.T) {
 		}
 		_ = runloop.Sleep(t.Context(), 50*time.Millisecond) // some are asked meanwhile
 	}
-	testenv.Eventually(t, patient, func() error {
+	testenv.Eventually(t, func() error {
 		if denied.Load() == 0 {
 			return errors.New("none denied yet")
 		}

@@ -119,7 +119,7 @@ func TestCallersWhoGiveUp(t *testing.T) {
 			}
 		})
 	}
-	testenv.Eventually(t, patient, func() error {
+	testenv.Eventually(t, func() error {
 		if _, n := l.Load(); n != 40 {
 			return fmt.Errorf("%d wait", n)
 		}
@@ -160,7 +160,7 @@ func TestClosedClient(t *testing.T) {
 	if _, err := l.Allow(t.Context(), ratelimit.Charge{Limit: perUser, Key: "bob"}); !errors.Is(err, ratelimit.ErrUnavailable) {
 		t.Errorf("got %v", err)
 	}
-	testenv.Eventually(t, patient, func() error {
+	testenv.Eventually(t, func() error {
 		if n, _ := l.Load(); n != 0 {
 			return fmt.Errorf("%d go on", n)
 		}

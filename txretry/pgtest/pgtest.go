@@ -47,6 +47,9 @@ var started = sync.OnceValues(func() (string, error) { return testenv.Detached(c
 
 func private(t testing.TB) string {
 	t.Helper()
+	if testenv.Running() { // a test of this repository, which starts no server unasked
+		testenv.AllowPrivate(t)
+	}
 	url, err := started()
 	switch {
 	case errors.Is(err, testenv.ErrNotInstalled):

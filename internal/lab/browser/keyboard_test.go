@@ -29,7 +29,7 @@ func (p *tab) follow(selector, heading string) {
 	p.run("mark the view", chromedp.Evaluate[chromedp.Void](`document.body.dataset.left = ""`))
 	p.press(selector, kb.Enter)
 	arrived := fmt.Sprintf(`document.readyState === "complete" && !("left" in document.body.dataset) && document.querySelector("h1").textContent === %q`, heading)
-	testenv.Eventually(p.t, testenv.Patience, func() error {
+	testenv.Eventually(p.t, func() error {
 		ctx, cancel := context.WithTimeout(p.ctx, testenv.Patience)
 		defer cancel()
 		there, err := chromedp.Run(ctx, chromedp.Evaluate[bool](arrived))

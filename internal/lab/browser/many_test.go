@@ -164,7 +164,7 @@ func TestViewersSeeAllLetters(t *testing.T) {
 // megabyte. A busy machine may need several requests.
 func wantView(t *testing.T, url, part string) (body string) {
 	t.Helper()
-	testenv.Eventually(t, testenv.Patience, func() (err error) {
+	testenv.Eventually(t, func() (err error) {
 		body, err = view(t, url, part)
 		return err
 	})

@@ -69,7 +69,7 @@ func rabbitConsumer(t *testing.T, letters int) consumer {
 	for n := range letters {
 		check(t, ch.PublishWithContext(t.Context(), "", queue, false, false, rabbitLetter(n)))
 	}
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if got := broker.Depth(t, queue); got != letters {
 			return fmt.Errorf("%d of %d letters are there", got, letters)
 		}

@@ -131,7 +131,7 @@ func (p *tab) open(url string) {
 // await waits until the expression is true.
 func (p *tab) await(what, expression string) {
 	p.t.Helper()
-	testenv.Eventually(p.t, testenv.Patience, func() error {
+	testenv.Eventually(p.t, func() error {
 		if !ask(p, what, chromedp.Evaluate[bool]("Boolean("+expression+")")) {
 			return fmt.Errorf("%s: %s is not so", what, expression)
 		}

@@ -52,17 +52,17 @@ func rotates(t *testing.T, secret *passwords, use func(context.Context) error, r
 		defer cancel()
 		return use(ctx)
 	}
-	testenv.Eventually(t, testenv.Patience, try) // a busy machine may need more than one call's time
+	testenv.Eventually(t, try) // a busy machine may need more than one call's time
 	second := "second"
 	rotate(second)
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if err := try(); err == nil || !strings.Contains(err.Error(), cause) {
 			return fmt.Errorf("with the old password: %v, want %q", err, cause)
 		}
 		return nil
 	})
 	secret.current.Store(&second)
-	testenv.Eventually(t, testenv.Patience, try)
+	testenv.Eventually(t, try)
 }
 
 func TestPasswordRotatesOnPostgres(t *testing.T) {

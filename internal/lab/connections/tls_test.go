@@ -51,7 +51,7 @@ func TestTLS(t *testing.T) {
 				t.Run(tc.name, func(t *testing.T) {
 					ctx, cancel := context.WithTimeout(t.Context(), patience)
 					defer cancel()
-					testenv.Eventually(t, testenv.Patience, func() error { // a busy machine may need more than one call's time
+					testenv.Eventually(t, func() error { // a busy machine may need more than one call's time
 						err := use(ctx, tc.config)
 						if tc.cause == "" {
 							return err

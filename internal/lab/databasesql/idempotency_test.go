@@ -90,7 +90,7 @@ func TestIdempotencyCommitReplyLost(t *testing.T) {
 		healed := make(chan struct{})
 		go func() {
 			defer close(healed)
-			testenv.Eventually(t, testenv.Patience, func() error {
+			testenv.Eventually(t, func() error {
 				if f.count(t, "select n from counter") != 1 {
 					return errors.New("not committed")
 				}

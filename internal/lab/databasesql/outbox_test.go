@@ -121,7 +121,7 @@ func TestOutboxWakesARelay(t *testing.T) {
 			}
 		}
 		m := outbox.Message{Name: "a", Body: []byte("1")}
-		testenv.Eventually(t, testenv.Patience, func() error {
+		testenv.Eventually(t, func() error {
 			if !store.Hears() {
 				return errors.New("nobody listens")
 			}

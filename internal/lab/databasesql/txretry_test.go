@@ -206,7 +206,7 @@ func TestCommitReplyLost(t *testing.T) {
 					defer proxy.DropReplies()
 					go func() {
 						defer close(healed)
-						testenv.Eventually(t, testenv.Patience, func() error {
+						testenv.Eventually(t, func() error {
 							if f.count(t, "select n from counter") != 1 {
 								return errors.New("not committed")
 							}

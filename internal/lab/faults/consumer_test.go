@@ -49,7 +49,7 @@ func declare(ch *amqp.Channel) error {
 func (c *consumer) untilDrained(t testing.TB) {
 	t.Helper()
 	seen := -1
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		time.Sleep(200 * time.Millisecond)
 		n := c.Ledger.Delivered()
 		still := n == seen
@@ -67,7 +67,7 @@ func (c *consumer) untilDrained(t testing.TB) {
 // untilTrue polls.
 func untilTrue(t testing.TB, what string, check func() bool) {
 	t.Helper()
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		if !check() {
 			return errors.New("not yet: " + what)
 		}

@@ -30,7 +30,7 @@ func (s *stack) atEveryStep(t *testing.T, before, fault func()) {
 			before()
 		}
 		key, answer := idempotency.NewKey(), ""
-		testenv.Eventually(t, patience, s.warm) // the servers answer, and the clients have connections that work
+		testenv.Eventually(t, s.warm) // the servers answer, and the clients have connections that work
 		s.steps.arm(at)
 		rec := s.post(key)
 		n := s.steps.disarm()
@@ -105,7 +105,7 @@ func (f *failover) sync() {
 	u, err := url.Parse("redis://" + primary.Options().Addr)
 	must(f.t, err)
 	must(f.t, replica.ReplicaOf(f.t.Context(), u.Hostname(), u.Port()).Err())
-	testenv.Eventually(f.t, patience, func() error {
+	testenv.Eventually(f.t, func() error {
 		info, err := replica.Info(f.t.Context(), "replication").Result()
 		if err == nil && !strings.Contains(info, "master_link_status:up") {
 			err = fmt.Errorf("not in sync: %s", info)

@@ -260,7 +260,7 @@ func (s *stack) verify(t testing.TB, what string, key idempotency.Key, before st
 	}
 	var n int
 	var id int64
-	testenv.Eventually(t, patience, func() error { // the pool may still have connections that a fault has ended, or silenced
+	testenv.Eventually(t, func() error { // the pool may still have connections that a fault has ended, or silenced
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
 		return s.pool.QueryRow(ctx, `SELECT count(*), max(id) FROM effects WHERE key = $1`, string(key)).Scan(&n, &id)

@@ -171,7 +171,7 @@ func (i *intake) missing() (n int, err error) {
 // it tries again: after three minutes, or as soon as testenv has set it.
 func (i *intake) settle() {
 	i.t.Helper()
-	testenv.Eventually(i.t, 4*time.Minute, func() error {
+	testenv.Eventually(i.t, func() error {
 		n, err := i.missing()
 		if err != nil {
 			return err
@@ -243,7 +243,7 @@ func (i *intake) dead() map[uuid.UUID][]inbox.DeadLetter {
 	must(i.t, err)
 	defer closeClient()
 	var all []inbox.DeadLetter
-	testenv.Eventually(i.t, patience, func() (err error) { // a busy queue still holds what was listed before
+	testenv.Eventually(i.t, func() (err error) { // a busy queue still holds what was listed before
 		all, err = c.DeadLetters().List(i.t.Context(), inbox.Filter{Limit: math.MaxInt})
 		return err
 	})

@@ -30,7 +30,7 @@ func TestInboxCutsItsConnection(t *testing.T) {
 			stop := i.start()
 			i.settle()
 			t.Logf("the others took %.1f s", time.Since(began).Seconds())
-			testenv.Eventually(t, testenv.Patience, func() error {
+			testenv.Eventually(t, func() error {
 				must(t, i.send(doWell)) // it is found out by others that go through
 				if len(i.dead()) < len(cuts) {
 					return errors.New("not all are dead letters")

@@ -30,7 +30,7 @@ func (i *intake) suffer(rng *rand.Rand, faults []fault) {
 			must(i.t, i.send(mix(100, rng)...))
 			began := time.Now()
 			f.do()
-			testenv.Eventually(i.t, testenv.Patience, func() error { return i.send(mix(20, rng)...) })
+			testenv.Eventually(i.t, func() error { return i.send(mix(20, rng)...) })
 			i.settle()
 			i.t.Logf("%-18s %5.1f s", f.name, time.Since(began).Seconds())
 		}

@@ -327,7 +327,7 @@ func (s *stream) judge() {
 // all waits until each good message was handled.
 func (s *stream) all(t *testing.T) {
 	t.Helper()
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if len(s.handled) < len(s.sent) {

@@ -35,7 +35,7 @@ func TestOutboxRecoversFromItsBroker(t *testing.T) {
 	ready := func() error {
 		return errors.Join(publisher.Ready(t.Context()), relay.Ready(t.Context()))
 	}
-	testenv.Eventually(t, testenv.Patience, ready)
+	testenv.Eventually(t, ready)
 
 	for _, fault := range []struct {
 		name     string
@@ -58,7 +58,7 @@ func TestOutboxRecoversFromItsBroker(t *testing.T) {
 			began := time.Now()
 			stopConsuming := beside(t, f.consume(server.URL(), queue))
 			f.untilAllArrived(t)
-			testenv.Eventually(t, testenv.Patience, ready)
+			testenv.Eventually(t, ready)
 			took := time.Since(began)
 			stopConsuming()
 			t.Logf("%-20s %5.1f s", fault.name, took.Seconds())

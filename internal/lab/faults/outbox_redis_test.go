@@ -34,7 +34,7 @@ func TestOutboxRedisFaults(t *testing.T) {
 
 	replicaOf := func(host, port string) func() error { // on a client that retries nothing
 		return func() error {
-			testenv.Eventually(t, patience, func() error { return client.ReplicaOf(t.Context(), host, port).Err() })
+			testenv.Eventually(t, func() error { return client.ReplicaOf(t.Context(), host, port).Err() })
 			return nil
 		}
 	}
@@ -97,7 +97,7 @@ func (j relayJob) startRedis(t *testing.T, s *store, client redis.UniversalClien
 func untilLonger(t *testing.T, client *redis.Client, n int64) {
 	t.Helper()
 	before := int64(-1)
-	testenv.Eventually(t, patience, func() error {
+	testenv.Eventually(t, func() error {
 		length, err := client.XLen(t.Context(), "outbox").Result()
 		if before < 0 && err == nil {
 			before = length

@@ -164,7 +164,7 @@ func (f *flow) consume(url, queue string) func(ctx context.Context) error {
 // untilAllArrived waits for all good messages.
 func (f *flow) untilAllArrived(t *testing.T) {
 	t.Helper()
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		missing := 0

@@ -57,7 +57,7 @@ func (s *store) tryCount(sql string, args ...any) (n int64, err error) {
 // untilEmpty waits until nothing is left to publish.
 func (s *store) untilEmpty(patience time.Duration) {
 	s.t.Helper()
-	testenv.Eventually(s.t, patience, func() error {
+	testenv.Eventually(s.t, func() error {
 		n, err := s.tryCount(`SELECT count(*) FROM holdfast_outbox`)
 		if err == nil && n > 0 {
 			err = fmt.Errorf("%d messages left in the outbox", n)

@@ -155,7 +155,7 @@ func last(t *testing.T, seen func() []fixture) fixture {
 
 func some(t *testing.T, seen func() []fixture) (all []fixture) {
 	t.Helper()
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if all = seen(); len(all) == 0 {
 			return errors.New("nothing is there")
 		}

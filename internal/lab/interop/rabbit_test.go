@@ -165,7 +165,7 @@ func start(t *testing.T, c consumer) {
 			t.Error(err)
 		}
 	})
-	testenv.Eventually(t, testenv.Patience, func() error { return c.Ready(ctx) })
+	testenv.Eventually(t, func() error { return c.Ready(ctx) })
 }
 
 // processor gives each message to a function.

@@ -18,7 +18,7 @@ func TestOutages(t *testing.T) {
 	s := startShop(t, shop.Servers{Database: database.URL(), Redis: redis.URL(), Broker: broker.URL()}.Env(), "-backend=services")
 	api := scrape(t, s.URL())
 	go load(t.Context(), s.URL())
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		flowing, err := api.query(`holdfast_outbox_published_total > 0 and on () holdfast_inbox_amqp_settled_total > 0`)
 		if err == nil && flowing == 0 {
 			err = fmt.Errorf("no message was published and processed")
@@ -48,7 +48,7 @@ func TestOutages(t *testing.T) {
 func (p prometheusAPI) raised(names ...string) {
 	p.t.Helper()
 	for _, name := range names {
-		testenv.Eventually(p.t, testenv.Patience, func() error {
+		testenv.Eventually(p.t, func() error {
 			all, err := p.alerts()
 			if err != nil {
 				return err
@@ -68,7 +68,7 @@ func (p prometheusAPI) raised(names ...string) {
 // over waits until an alert is there no more.
 func (p prometheusAPI) over(name string) {
 	p.t.Helper()
-	testenv.Eventually(p.t, testenv.Patience, func() error {
+	testenv.Eventually(p.t, func() error {
 		all, err := p.alerts()
 		if err == nil && slices.ContainsFunc(all, func(a raisedAlert) bool { return a.Labels["alertname"] == name }) {
 			err = fmt.Errorf("%s is still raised", name)

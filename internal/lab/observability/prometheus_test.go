@@ -22,7 +22,7 @@ func TestPrometheus(t *testing.T) {
 		t.Parallel()
 		api := observe(t, startShop(t, nil).URL(), func(q query) bool { return !q.rare && !q.servers })
 		for _, a := range alerts {
-			testenv.Eventually(t, testenv.Patience, func() error {
+			testenv.Eventually(t, func() error {
 				results, err := api.evaluate(a.expr)
 				if err == nil && results > 0 {
 					err = fmt.Errorf("%s is about to fire in a shop that is well", a.name)
@@ -46,7 +46,7 @@ func observe(t *testing.T, address string, must func(query) bool) prometheusAPI 
 	for _, r := range rows {
 		for _, panel := range r.panels {
 			for _, q := range panel.queries {
-				testenv.Eventually(t, testenv.Patience, func() error {
+				testenv.Eventually(t, func() error {
 					results, err := api.evaluate(q.forGrafana())
 					if err == nil && results == 0 && must(q) {
 						err = fmt.Errorf("%s, %s: no data for %s", r.title, panel.title, q.forGrafana())
@@ -61,7 +61,7 @@ func observe(t *testing.T, address string, must func(query) bool) prometheusAPI 
 			t.Errorf("alert %s: %v", a.name, err)
 		}
 	}
-	testenv.Eventually(t, testenv.Patience, api.rulesAreWell)
+	testenv.Eventually(t, api.rulesAreWell)
 	return api
 }
 

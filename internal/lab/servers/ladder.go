@@ -64,7 +64,7 @@ func startServers(ctx context.Context) (env []string, closeAll func() error, err
 	if !given(needs[0]) { // whoever gives a Postgres cares for its machine, too
 		getTools(ctx)
 	}
-	env = browserEnv()
+	env = append(browserEnv(), testenv.PrivateVar+"=1")
 	for _, rung := range []rung{fromBinaries, fromContainers, fromPackages} {
 		if len(missing) == 0 {
 			break

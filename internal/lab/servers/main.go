@@ -9,8 +9,9 @@
 //   - a container, where Docker answers,
 //   - as root on Debian or Ubuntu, packages installed by apt-get, their daemons not started,
 //
-// gets PgBouncer, Prometheus and Chromium in the last of these ways, for the tests that start them,
-// sets those variables, and HOLDFAST_TEST_CHROMIUM, for the command, and exits with its code. The servers end with it,
+// gets PgBouncer and curl in the last of these ways, and with HOLDFAST_NIGHTLY=1 Prometheus and Chromium, for the tests that
+// start them, sets those variables, HOLDFAST_TEST_CHROMIUM and HOLDFAST_TEST_PRIVATE=1, which allows tests to start private
+// servers, for the command, and exits with its code. The servers end with it,
 // also on SIGINT and SIGTERM. Without servers it says in one line what to install and exits 2.
 package main
 

@@ -162,7 +162,7 @@ func readPid(t *testing.T, lines *bufio.Scanner) int {
 
 func wantGone(t *testing.T, pid int) {
 	t.Helper()
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		state, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err == nil && !strings.Contains(string(state), ") Z ") {
 			return fmt.Errorf("process %d is left", pid)
@@ -173,7 +173,7 @@ func wantGone(t *testing.T, pid int) {
 
 func wantRefused(t *testing.T, addr string) {
 	t.Helper()
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		conn, err := net.Dial("tcp", addr)
 		if err == nil {
 			return errors.Join(fmt.Errorf("%s still accepts", addr), conn.Close())

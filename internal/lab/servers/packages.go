@@ -27,31 +27,36 @@ func fromPackages(ctx context.Context, needs []need, started *closers) ([]string
 	return fromBinaries(ctx, needs, started)
 }
 
-// tools are what tests start by themselves, by their Debian packages.
+// tools are the programs that tests start by themselves, by their Debian packages.
 var tools = []struct {
 	aptPackage string
+	nightly    bool // no test of an ordinary run starts it
 	installed  func() bool
 }{
-	{"pgbouncer", testenv.PgBouncerInstalled},
-	{"prometheus", testenv.PrometheusInstalled},
-	{"chromium", func() bool { return browser() != "" }},
-	{"curl", func() bool { _, err := exec.LookPath("curl"); return err == nil }},
+	{"pgbouncer", false, testenv.PgBouncerInstalled},
+	{"prometheus", true, testenv.PrometheusInstalled},
+	{"chromium", true, func() bool { return browser() != "" }},
+	{"curl", false, func() bool { _, err := exec.LookPath("curl"); return err == nil }},
 }
 
-// getTools installs the tools that are missing. Tests without theirs are skipped, or fail where no server may be
-// missing, so what goes wrong is no more than said.
+// getTools installs the tools that are missing. A failure is only reported: tests without their tool
+// are skipped, or fail where nothing may be missing.
 func getTools(ctx context.Context) {
 	if !apt.CanInstall() {
 		return
 	}
+	var missing []string
 	for _, tool := range tools {
-		if tool.installed() {
-			continue
+		if !tool.installed() && (!tool.nightly || os.Getenv(testenv.NightlyVar) == "1") {
+			missing = append(missing, tool.aptPackage)
 		}
-		fmt.Fprintln(os.Stderr, "servers: apt-get installs", tool.aptPackage)
-		if err := apt.Install(ctx, tool.aptPackage); err != nil {
-			fmt.Fprintf(os.Stderr, "servers: no %s: %v\n", tool.aptPackage, err)
-		}
+	}
+	if len(missing) == 0 {
+		return
+	}
+	fmt.Fprintln(os.Stderr, "servers: apt-get installs", strings.Join(missing, ", "))
+	if err := apt.Install(ctx, missing...); err != nil {
+		fmt.Fprintf(os.Stderr, "servers: no %s: %v\n", strings.Join(missing, ", "), err)
 	}
 }
 

@@ -105,7 +105,7 @@ func TestProgram(t *testing.T) {
 	// reads is wants for a command that changes nothing, and is refused while a server is slow.
 	reads := func(part string, args ...string) {
 		t.Helper()
-		testenv.Eventually(t, testenv.Patience, func() error {
+		testenv.Eventually(t, func() error {
 			code, out, errs := run(t, dir, env, args...)
 			if code != 0 || !strings.Contains(out+errs, part) {
 				return fmt.Errorf("%q exits with %d, want 0 and %q: %s%s", args, code, part, out, errs)
@@ -177,7 +177,7 @@ func TestRetentionIsThatOfTheService(t *testing.T) {
 	env := []string{"DATABASE_URL=" + database, "AMQP_URL=" + amqptest.New(t).URL}
 	succeeds := func(args ...string) {
 		t.Helper()
-		testenv.Eventually(t, testenv.Patience, func() error {
+		testenv.Eventually(t, func() error {
 			if code, out, errs := run(t, dir, env, args...); code != 0 {
 				return fmt.Errorf("%q exits with %d: %s%s", args, code, out, errs)
 			}
@@ -228,7 +228,7 @@ func TestKeysOnRedisAreThoseOfTheService(t *testing.T) {
 	must(t, err)
 	shows := func(want []string, args ...string) {
 		t.Helper()
-		testenv.Eventually(t, testenv.Patience, func() error {
+		testenv.Eventually(t, func() error {
 			code, out, errs := run(t, dir, []string{"REDIS_URL=" + redisURL}, args...)
 			for _, part := range want {
 				if code != 0 || !regexp.MustCompile(part).MatchString(out) {

@@ -61,7 +61,7 @@ func TestSharedOutlivesAnOutage(t *testing.T) {
 	if err := server.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	testenv.Eventually(t, testenv.Patience, func() error { return shared.Tell(t.Context()) })
+	testenv.Eventually(t, func() error { return shared.Tell(t.Context()) })
 	counts, steps, err := shared.Look(t.Context())
 	if err != nil || counts[flow.Request] != 50 || len(steps) != 40 || steps[0].Text != "10" || steps[39].Number != 50 {
 		t.Error(fmt.Sprint(counts, " ", steps, " ", err))

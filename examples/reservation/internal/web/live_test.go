@@ -76,7 +76,7 @@ func (s *shop) await(what string, ok func(state) bool) {
 	s.t.Helper()
 	states := s.follow()
 	var last state
-	testenv.Eventually(s.t, testenv.Patience, func() error {
+	testenv.Eventually(s.t, func() error {
 		if last = <-states; !ok(last) {
 			return fmt.Errorf("%s: the stream tells %+v", what, last)
 		}
@@ -120,7 +120,7 @@ func TestCloseEndsStreams(t *testing.T) {
 	states := s.follow()
 	<-states
 	s.page.Close()
-	testenv.Eventually(t, testenv.Patience, func() error {
+	testenv.Eventually(t, func() error {
 		if _, open := <-states; open {
 			return fmt.Errorf("the stream goes on")
 		}
