@@ -27,15 +27,6 @@ func checkProc(dir string) error {
 	return nil
 }
 
-// download gets the modules that the tests are built from.
-func download() error {
-	err := goCommand("", "list", "-deps", "-test", "work")
-	if err != nil && !certificates() {
-		return fmt.Errorf("%w: a CA bundle, to download modules (install ca-certificates, or set SSL_CERT_FILE)", errUnusable)
-	}
-	return err
-}
-
 // certificates reports whether this machine trusts anyone's certificates.
 func certificates() bool {
 	pool, err := x509.SystemCertPool()

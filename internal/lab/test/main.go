@@ -1,26 +1,31 @@
-// Command test checks the whole repository:
+// Command test runs the tests of the whole repository, in one of three tiers:
 //
-//	go run ./internal/lab/test
+//	go run ./internal/lab/test            # tier 2: everything a change must not break, on real servers
+//	go run ./internal/lab/test -tier=1    # without servers: what `go test work` runs, with a summary
+//	go run ./internal/lab/test -tier=3    # the nightly tests as well; `make nightly` adds the other parts of a night
 //
-// It looks for files that gofmt would change, vets and builds all modules, and fails when that
-// changes a file of the go command, such as go.work.sum. Then it runs all tests, with the race
-// detector where cgo works, under internal/lab/servers, which gets the servers they need. Their files
-// are in memory where /dev/shm can take them, unless TMPDIR is set.
+// It checks the formatting, compiles every package with its tests while internal/lab/servers gets the servers, runs the
+// tests of every module in go.work, and fails if that changed a file of the go command, such as go.work.sum. It prints
+// a line for each package, the output of each failed test at once, and at the end the slowest packages and tests.
+// A package or test that needs more CPU time than its budget fails the run (see budget.txt): CPU time does not depend
+// on what else the machine does.
 //
-// It imports the standard library only: so it runs before any module is downloaded, and can say
-// in one line what is missing.
+// It imports the standard library only, so it runs before any module is downloaded and can name what is missing.
 package main
 
 import (
+	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // exitUnusable is the exit code when something is missing that the command cannot get by itself.
@@ -29,8 +34,38 @@ const exitUnusable = 2
 // errUnusable marks an error that is about the machine and not about the repository.
 var errUnusable = errors.New("missing")
 
+// options are the flags.
+type options struct {
+	tier     int
+	race     bool
+	packages []string // empty: all
+}
+
 func main() {
-	err := run()
+	if dir := os.Getenv(wrapperVar); dir != "" && len(os.Args) > 1 && os.Args[1] == wrapperArg {
+		os.Exit(measured(dir, os.Args[2:]))
+	}
+	var o options
+	part := flag.String("part", "", "run one part of the night: "+strings.Join(partNames(), ", "))
+	night := flag.Bool("nightly", false, "run all parts of the night and write the report")
+	flag.IntVar(&o.tier, "tier", 2, "1: without servers, 2: on real servers, 3: with the nightly tests")
+	flag.BoolVar(&o.race, "race", false, "use the race detector (needs a C compiler)")
+	flag.Parse()
+	o.packages = flag.Args()
+	ctx, stop := untilEnded()
+	defer stop()
+	var err error
+	switch {
+	case o.tier < 1 || o.tier > 3:
+		err = fmt.Errorf("%w: a tier from 1 to 3, not %d", errUnusable, o.tier)
+	case *night || *part != "":
+		err = nightly(ctx, *part)
+	default:
+		err = run(ctx, o)
+	}
+	if err == nil {
+		return
+	}
 	fmt.Fprintln(os.Stderr, "test:", err)
 	if errors.Is(err, errUnusable) {
 		os.Exit(exitUnusable)
@@ -38,9 +73,25 @@ func main() {
 	os.Exit(1)
 }
 
-// run returns only when a check fails: at the end this process becomes the tests' own.
-func run() error {
+// untilEnded returns a context that ends at SIGINT, at SIGTERM, or when the go command that runs this program is gone:
+// the go command does not pass signals on.
+func untilEnded() (context.Context, context.CancelFunc) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	parent := os.Getppid()
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		for ctx.Err() == nil {
+			if os.Getppid() != parent {
+				cancel()
+			}
+			time.Sleep(200 * time.Millisecond)
+		}
+	}()
+	return ctx, func() { cancel(); stop() }
+}
+
+// run checks the repository and runs the tests of one tier.
+func run(ctx context.Context, o options) error {
 	root, err := repository()
 	if err != nil {
 		return err
@@ -51,20 +102,55 @@ func run() error {
 	if err := checkProc("/proc"); err != nil {
 		return err
 	}
+	announce(o)
+	clock := newClock()
 	if err := checkFormat("."); err != nil {
 		return err
 	}
-	if err := download(); err != nil {
+	before, err := sums(".")
+	if err != nil {
 		return err
 	}
-	var race []string
-	if raceDetector() {
-		race = []string{"-race"}
-	}
-	if err := checkBuild(race); err != nil {
+	clock.done("formatting")
+	if err := download(ctx); err != nil {
 		return err
 	}
-	return becomeTests(parent, race)
+	clock.done("download")
+
+	dir, err := os.MkdirTemp("", "holdfast-test-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	servers := &servers{dir: dir, tier: o.tier}
+	if o.tier > 1 {
+		if err := servers.start(ctx); err != nil {
+			return err
+		}
+	} else if err := os.WriteFile(servers.environment(), nil, 0o644); err != nil {
+		return err
+	}
+	packages, err := compile(ctx, o)
+	if err != nil {
+		return errors.Join(err, servers.stop())
+	}
+	clock.done("compile")
+	results, err := runTests(ctx, o, dir, packages)
+	clock.done("tests")
+	err = errors.Join(err, servers.stop())
+	if ctx.Err() != nil {
+		return errors.Join(errors.New("interrupted"), err)
+	}
+	err = errors.Join(err, results.report(os.Stdout, o, clock, servers.cpu))
+	after, sumsErr := sums(".")
+	return errors.Join(err, sumsErr, unchanged(before, after))
+}
+
+// announce says what is about to happen and how long it takes.
+func announce(o options) {
+	times := map[int]string{1: "a minute, three with a cold build cache", 2: "four minutes, six with a cold build cache", 3: "half an hour"}
+	what := map[int]string{1: "the tests that need no server", 2: "the tests, on Postgres, Redis and RabbitMQ that this command starts", 3: "the tests and the nightly tests"}
+	fmt.Printf("test: runs %s, %d packages at a time on %d CPUs; takes about %s\n", what[o.tier], atOnce(o), runtime.NumCPU(), times[o.tier])
 }
 
 // repository returns the folder of the go.work that this program was started with.
@@ -80,83 +166,70 @@ func repository() (string, error) {
 	return filepath.Dir(work), nil
 }
 
-// checkBuild vets and builds everything as the workspace, and the root module as its users get it: for the
-// race detector if the tests are, since what is compiled then serves both.
-func checkBuild(race []string) error {
-	before, err := sums(".")
-	if err != nil {
-		return err
+// download gets the modules that the tests are built from.
+func download(ctx context.Context) error {
+	_, err := goCommand(ctx, "list", "-deps", "-test", "work")
+	if err != nil && !certificates() {
+		return fmt.Errorf("%w: a CA bundle, to download modules (install ca-certificates, or set SSL_CERT_FILE)", errUnusable)
 	}
-	for _, step := range []struct{ env, verb, args string }{
-		{verb: "vet", args: "-tags=interop work"}, // with the tests that make interop alone runs
-		{env: "GOWORK=off", verb: "vet", args: "./..."},
-		{env: "GOWORK=off", verb: "build", args: "./..."},
-	} {
-		if err := goCommand(step.env, slices.Concat([]string{step.verb}, race, strings.Fields(step.args))...); err != nil {
-			return err
+	return err
+}
+
+// compile builds every package with its tests, all but the last step, and returns the folders of the packages that have
+// tests by their import paths.
+func compile(ctx context.Context, o options) (map[string]string, error) {
+	args := []string{"list", "-export", "-test", "-f", "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}\t{{.Dir}}{{end}}"}
+	if o.race {
+		args = append(args, "-race")
+	}
+	patterns := o.packages
+	if len(patterns) == 0 {
+		patterns = []string{"work"}
+	}
+	out, err := goCommand(ctx, append(args, patterns...)...)
+	if err != nil {
+		return nil, err
+	}
+	packages := map[string]string{}
+	for line := range strings.Lines(out) {
+		name, dir, ok := strings.Cut(strings.TrimSpace(line), "\t")
+		if ok && !strings.Contains(name, " ") {
+			packages[name] = dir
 		}
 	}
-	if err := goCommand("", "list", "-m", "all"); err != nil { // as editors do
-		return err
+	if len(packages) == 0 {
+		return nil, errors.New("no package has tests")
 	}
-	after, err := sums(".")
-	if err != nil {
-		return err
-	}
-	return unchanged(before, after)
+	return packages, nil
 }
 
-// goCommand runs the go command with one more variable, or none. Only its complaints are shown.
-func goCommand(env string, args ...string) error {
-	line := strings.TrimSpace(env + " go " + strings.Join(args, " "))
-	fmt.Fprintln(os.Stderr, "test:", line)
-	cmd := exec.Command("go", args...)
-	cmd.Env = os.Environ()
-	if env != "" {
-		cmd.Env = append(cmd.Env, env)
-	}
+// goCommand runs the go command and returns its output. Its complaints are shown.
+func goCommand(ctx context.Context, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Stderr = os.Stderr
-	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("%s: %w", line, err)
-	}
-	return nil
-}
-
-// becomeTests replaces this process by the tests: the servers' command watches the go command that
-// started it, and takes the signals.
-func becomeTests(parent int, race []string) error {
-	servers := filepath.Join("bin", "servers")
-	if err := goCommand("", "build", "-buildvcs=false", "-o", servers, "./internal/lab/servers"); err != nil {
-		return err
-	}
-	goTool, err := exec.LookPath("go")
+	out, err := cmd.Output()
 	if err != nil {
-		return err
+		return "", fmt.Errorf("go %s: %w", args[0], err)
 	}
-	args := []string{servers, "--", goTool, "test", "-vet=off", "-shuffle=on", "-timeout=75m", fmt.Sprintf("-p=%d", max(atOnce, runtime.NumCPU()))}
-	if os.Getppid() != parent { // it was ended, and could not say so
-		return errors.New("the go command that ran this is gone")
-	}
-	env := append(os.Environ(), inMemory("/dev/shm")...)
-	return syscall.Exec(servers, slices.Concat(args, race, strings.Fields(longest), []string{"work"}), env)
+	return string(out), nil
 }
 
-const (
-	// atOnce is how many packages are tested at the same time, at least. Their tests often wait for
-	// servers and clocks. On two slow processors five of them kept the servers from answering for
-	// longer than deadlines, with the race detector four.
-	atOnce = 3
-	// longest are the packages whose tests take longest, so they begin first.
-	longest = "./internal/lab/faults ./inbox/inboxamqp ./examples/reservation ./outbox/outboxpgx"
-)
+// clock collects how long the phases take.
+type clock struct {
+	began, last time.Time
+	phases      []phase
+}
 
-// raceDetector reports whether tests can be built with the race detector, which needs cgo.
-func raceDetector() bool {
-	out, err := exec.Command("go", "build", "-race", "runtime/cgo").CombinedOutput()
-	if err == nil {
-		return true
-	}
-	why, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
-	fmt.Fprintf(os.Stderr, "test: without the race detector on %s/%s: %s\n", runtime.GOOS, runtime.GOARCH, why)
-	return false
+type phase struct {
+	name string
+	took time.Duration
+}
+
+func newClock() *clock { return &clock{began: time.Now(), last: time.Now()} }
+
+// done ends a phase.
+func (c *clock) done(name string) {
+	now := time.Now()
+	c.phases = append(c.phases, phase{name, now.Sub(c.last)})
+	c.last = now
 }

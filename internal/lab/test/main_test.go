@@ -2,114 +2,113 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
-func TestMain(m *testing.M) {
-	if os.Getenv("HOLDFAST_TEST_MAIN") == "1" {
-		main()
-	}
-	os.Exit(testenv.Run(m))
-}
+func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
-// fakeGo stands in for the go command: it records its calls, and what it builds echoes its arguments.
-const fakeGo = `#!/bin/sh
-echo "$GOWORK $*" >> "$REPOSITORY/calls"
-case "$*" in
-"env GOWORK") echo "$REPOSITORY/go.work" ;;
-"build -buildvcs=false -o "*) mkdir -p bin; printf '#!/bin/sh\necho "$@"; exit 7\n' > "$4"; chmod +x "$4" ;;
-esac
-`
-
-// program runs this command in dir as its repository, with fakeGo and what else it shall do.
-func program(t *testing.T, dir, more string, env ...string) (output string, code int) {
-	t.Helper()
-	tools := t.TempDir()
-	write(t, filepath.Join(tools, "go"), fakeGo+more)
-	cmd := exec.CommandContext(t.Context(), os.Args[0])
-	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "HOLDFAST_TEST_MAIN=1", "REPOSITORY="+dir, "GOWORK=",
-		"PATH="+tools+string(filepath.ListSeparator)+os.Getenv("PATH"))
-	cmd.Env = append(cmd.Env, env...)
-	out, err := cmd.CombinedOutput()
-	if ended := new(exec.ExitError); err != nil && !errors.As(err, &ended) {
-		t.Fatal(err)
-	}
-	return string(out), cmd.ProcessState.ExitCode()
-}
-
-func TestChecksThenTests(t *testing.T) {
+// The CPU time between two markers is shared by the tests that ran meanwhile, and the output passes unchanged.
+func TestAttribute_sharesTimeAmongRunningTests(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	output, code := program(t, dir, "")
-	if code != 7 {
-		t.Errorf("exit code %d, want that of the tests", code)
+	const output = "\x16=== RUN   TestA\n\x16=== PAUSE TestA\n\x16=== RUN   TestB\n\x16--- PASS: TestB (1.00s)\n" +
+		"\x16=== CONT  TestA\n\x16=== RUN   TestA/sub\n\x16=== CONT  TestC\n\x16--- PASS: TestA (1.00s)\n    \x16--- PASS: TestA/sub (1.00s)\n\x16--- FAIL: TestC (1.00s)\n"
+	var copied strings.Builder
+	now := time.Duration(0)
+	used := attribute(strings.NewReader(output), &copied, func() time.Duration { now += time.Second; return now })
+	if copied.String() != output {
+		t.Errorf("the output was changed: %q", copied.String())
 	}
-	if want := fmt.Sprintf("go test -vet=off -shuffle=on -timeout=75m -p=%d -race ./internal/lab/faults ./inbox/inboxamqp ./examples/reservation ./outbox/outboxpgx work\n", max(3, runtime.NumCPU())); !strings.HasSuffix(output, want) {
-		t.Errorf("the output does not end in %q:\n%s", want, output)
-	}
-	calls, err := os.ReadFile(filepath.Join(dir, "calls"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{" vet -race -tags=interop work\n", "off vet -race ./...\n", "off build -race ./...\n", " list -m all\n"} {
-		if !strings.Contains(string(calls), want) {
-			t.Errorf("no %q among the calls:\n%s", want, calls)
+	// markers at 1 s to 8 s: A runs 1-2, B 3-4, A 5-6, A and C 6-7, C 7-8
+	want := map[string]time.Duration{"TestA": 2500 * time.Millisecond, "TestB": time.Second, "TestC": 1500 * time.Millisecond}
+	for name, d := range want {
+		if used[name] != d {
+			t.Errorf("%s: %v, want %v", name, used[name], d)
 		}
 	}
 }
 
-func TestNoRaceDetector(t *testing.T) {
-	t.Parallel()
-	output, code := program(t, t.TempDir(), `[ "$2" != -race ] || { echo "no C compiler"; exit 1; }`)
-	if code != 7 || !strings.Contains(output, "without the race detector") || !strings.Contains(output, ": no C compiler\n") {
-		t.Errorf("exit code %d, output:\n%s", code, output)
-	}
-	if strings.Contains(output, " -race") {
-		t.Errorf("the tests are run with -race:\n%s", output)
-	}
-}
-
-func TestFailures(t *testing.T) {
+func TestReport_failsOverBudget(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
-		name, does, file, want string
+		name string
+		cpu  time.Duration
+		test time.Duration
+		tier int
+		want bool
 	}{
-		{name: "vet", does: `[ "$1" != vet ] || exit 3`, want: "test: go vet -race -tags=interop work: exit status 3\n"},
-		{name: "format", file: "package  main\n", want: "not formatted by gofmt: main.go\n"},
-		{name: "syntax", file: "package\n", want: "main.go:"},
-		{name: "changed file", does: `[ "$1" != vet ] || echo more >> "$REPOSITORY/go.work.sum"`, want: "changed what is to be committed: go.work.sum\n"},
-		{name: "no workspace", does: `[ "$1" != env ] || exit 1`, want: "test: go env: exit status 1\n"},
+		{"within", time.Second, time.Second, 2, false},
+		{"package over", packageBudget + 1, 0, 2, true},
+		{"test over", time.Second, testBudget + 1, 2, true},
+		{"another tier", packageBudget + 1, 0, 3, false},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			t.Parallel()
-			dir := t.TempDir()
-			write(t, filepath.Join(dir, "go.work.sum"), "")
-			if tc.file != "" {
-				write(t, filepath.Join(dir, "main.go"), tc.file)
-			}
-			output, code := program(t, dir, tc.does)
-			if code != 1 || !strings.Contains(output, tc.want) {
-				t.Errorf("exit code %d, want 1 and %q; output:\n%s", code, tc.want, output)
-			}
-			if strings.Contains(output, " test ") {
-				t.Errorf("the tests are run:\n%s", output)
-			}
-		})
+		p := &packageResult{name: "none/such", took: 1, passed: 1, usage: usage{CPU: tc.cpu, Tests: map[string]time.Duration{"TestA": tc.test}}}
+		r := &results{packages: map[string]*packageResult{"p": p}, total: 1}
+		var text strings.Builder
+		if err := r.report(&text, options{tier: tc.tier}, newClock(), 0); errors.Is(err, errFailed) != tc.want {
+			t.Errorf("%s: error %v\n%s", tc.name, err, text.String())
+		}
 	}
 }
 
-func write(t *testing.T, path, text string) {
-	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+// A failed test is in the summary, and so is the reason of a skip. A package that did not run fails the run.
+func TestReport_namesFailuresAndSkips(t *testing.T) {
+	t.Parallel()
+	r := &results{packages: map[string]*packageResult{}, skips: map[string]int{}, outputs: map[string][]string{}, total: 2}
+	for _, e := range []event{
+		{Action: "output", Package: modulePath + "a", Test: "TestSkip", Output: "    a_test.go:1: nightly: it is slow\n"},
+		{Action: "skip", Package: modulePath + "a", Test: "TestSkip"},
+		{Action: "fail", Package: modulePath + "a", Test: "TestBad", Elapsed: 1},
+		{Action: "fail", Package: modulePath + "a", Elapsed: 2},
+	} {
+		r.add(t.TempDir(), nil, e)
+	}
+	var text strings.Builder
+	if err := r.report(&text, options{tier: 1}, newClock(), 0); !errors.Is(err, errFailed) {
+		t.Errorf("error %v", err)
+	}
+	for _, want := range []string{"failed: a TestBad\n", "failed: a\n", "skipped: 1 nightly", "\n0 passed, 1 failed, 1 skipped\n"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("no %q in\n%s", want, text.String())
+		}
+	}
+	r.failed = nil
+	if err := r.report(&text, options{tier: 1}, newClock(), 0); !errors.Is(err, errFailed) {
+		t.Errorf("a package did not run: error %v", err)
+	}
+}
+
+func TestChecks_findUnformattedAndChangedFiles(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for name, text := range map[string]string{"a.go": "package  a\n", "go.work.sum": ""} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := checkFormat(dir); err == nil || !strings.Contains(err.Error(), "a.go") {
+		t.Errorf("unformatted file: %v", err)
+	}
+	before, err := sums(dir)
+	if err != nil {
 		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "go.work.sum"), []byte("more\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	after, err := sums(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if unchanged(before, before) != nil || unchanged(before, after) == nil {
+		t.Error("the changed file was not found, or an unchanged one was")
+	}
+	if err := checkProc(dir); !errors.Is(err, errUnusable) {
+		t.Errorf("without /proc: %v", err)
 	}
 }

@@ -1,0 +1,116 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// go test runs this program around each test binary, as `-exec` says.
+const (
+	wrapperVar = "HOLDFAST_TEST_WRAPPER" // the folder of servers
+	wrapperArg = "run-test-binary"
+)
+
+// usage is the CPU time that one test binary has used, with the servers that it started itself.
+type usage struct {
+	Dir   string                   // of the package
+	CPU   time.Duration            // of all processes
+	Tests map[string]time.Duration // of the top-level tests; see attribute
+}
+
+// measured waits for the servers, runs a test binary on them, writes down its CPU time, and returns its exit code.
+func measured(dir string, args []string) int {
+	runtime.LockOSThread() // the test binary ends with the thread that started it
+	env, err := awaitServers(dir)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "test:", err)
+		return exitUnusable
+	}
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Stderr = os.Stderr
+	cmd.Env = append(os.Environ(), env...)
+	cmd.SysProcAttr = dieWithParent()
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "test:", err)
+		return exitUnusable
+	}
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGQUIT) // SIGQUIT: go test's timeout
+	go func() {
+		for s := range signals {
+			_ = cmd.Process.Signal(s)
+		}
+	}()
+	u := usage{Tests: attribute(out, os.Stdout, func() time.Duration { return cpuTime(cmd.Process.Pid) })}
+	_ = cmd.Wait()
+	u.CPU = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	u.Dir, _ = os.Getwd()
+	if text, err := json.Marshal(u); err == nil {
+		name := strings.NewReplacer("/", "-", " ", "-").Replace(u.Dir) + ".usage"
+		_ = os.WriteFile(filepath.Join(dir, name), text, 0o644)
+	}
+	if code := cmd.ProcessState.ExitCode(); code >= 0 {
+		return code
+	}
+	return 1
+}
+
+// awaitServers returns the variables that name the servers. How long they take depends on what is to be installed.
+func awaitServers(dir string) ([]string, error) {
+	for {
+		if text, err := os.ReadFile(filepath.Join(dir, environmentFile)); err == nil {
+			return strings.Fields(string(text)), nil
+		}
+		if _, err := os.Stat(filepath.Join(dir, failedFile)); err == nil {
+			return nil, fmt.Errorf("the servers did not start")
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// marker is a line in which a top-level test starts, stops or resumes running.
+var marker = regexp.MustCompile(`^\x16?(=== RUN |=== PAUSE|=== CONT |--- PASS:|--- FAIL:|--- SKIP:) +([^/\s]+)(\s|$)`)
+
+// attribute copies the output of a test binary and returns the CPU time of its top-level tests. The CPU time between two
+// markers is divided equally among the tests that ran meanwhile, so the figure of one test is an estimate and the sum is
+// exact.
+func attribute(from io.Reader, to io.Writer, cpu func() time.Duration) map[string]time.Duration {
+	used, running := map[string]time.Duration{}, map[string]bool{}
+	var last time.Duration
+	lines := bufio.NewReader(from)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if m := marker.FindSubmatch(line); m != nil {
+			now := cpu()
+			for name := range running {
+				used[name] += max(0, now-last) / time.Duration(len(running))
+			}
+			last = max(last, now)
+			if name := string(m[2]); bytes.HasPrefix(m[1], []byte("=== RUN")) || bytes.HasPrefix(m[1], []byte("=== CONT")) {
+				running[name] = true
+			} else {
+				delete(running, name)
+			}
+		}
+		_, _ = to.Write(line)
+		if err != nil {
+			return used
+		}
+	}
+}

@@ -1,0 +1,13 @@
+//go:build !linux
+
+package main
+
+import (
+	"syscall"
+	"time"
+)
+
+func dieWithParent() *syscall.SysProcAttr { return nil }
+
+// cpuTime returns 0: only Linux tells the CPU time of a running process.
+func cpuTime(int) time.Duration { return 0 }

@@ -1,0 +1,231 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// atOnce is how many packages are tested at the same time. Their tests often wait for servers and clocks.
+func atOnce(o options) int {
+	if o.tier == 3 {
+		return 1 // nightly tests assert times
+	}
+	return max(3, runtime.NumCPU())
+}
+
+// event is a line of `go test -json`.
+type event struct {
+	Action, Package, Test, Output, ImportPath, FailedBuild string
+	Elapsed                                                float64
+}
+
+// results is how the tests ended.
+type results struct {
+	packages map[string]*packageResult
+	tests    []testResult
+	skips    map[string]int // by reason
+	failed   []string       // packages and tests
+	outputs  map[string][]string
+	compile  time.Duration // CPU time of linking and vetting
+	total    int           // packages to be tested
+	usages   map[string]usage
+}
+
+type packageResult struct {
+	name                    string
+	took                    time.Duration
+	passed, failed, skipped int
+	usage                   usage
+}
+
+type testResult struct {
+	pkg, name string
+	took      time.Duration
+}
+
+// runTests runs `go test` over the packages and prints what happens. It returns an error if something failed.
+func runTests(ctx context.Context, o options, dir string, packages map[string]string) (*results, error) {
+	r := &results{packages: map[string]*packageResult{}, skips: map[string]int{}, outputs: map[string][]string{}, total: len(packages)}
+	self, err := os.Executable()
+	if err != nil {
+		return r, err
+	}
+	args := []string{"test", "-json", "-shuffle=on", "-parallel=8", fmt.Sprintf("-p=%d", atOnce(o)), "-exec", fmt.Sprintf("%q %s", self, wrapperArg)}
+	if o.tier == 3 {
+		args = append(args, "-timeout=75m")
+	} else {
+		args = append(args, "-timeout=5m")
+	}
+	if o.race {
+		args = append(args, "-race")
+	}
+	cmd := exec.Command("go", append(args, longestFirst(packages)...)...)
+	cmd.Env = append(slices.Concat(os.Environ(), inMemory("/dev/shm")), wrapperVar+"="+dir)
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // to end the go command with all of its tests
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		return r, err
+	}
+	ended := make(chan struct{})
+	defer close(ended)
+	go func() {
+		select {
+		case <-ended:
+		case <-ctx.Done():
+			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM)
+			select {
+			case <-ended:
+			case <-time.After(15 * time.Second): // private servers end meanwhile
+				_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+			}
+		}
+	}()
+	lines := bufio.NewReader(out)
+	for {
+		line, err := lines.ReadBytes('\n')
+		e := event{}
+		if json.Unmarshal(line, &e) == nil {
+			r.add(dir, packages, e)
+		} else if len(line) > 0 {
+			os.Stdout.Write(line)
+		}
+		if err != nil {
+			break
+		}
+	}
+	err = cmd.Wait()
+	r.compile = cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
+	for _, p := range r.packages {
+		r.compile -= p.usage.CPU
+	}
+	if len(r.failed) > 0 {
+		return r, nil // the report says it
+	}
+	return r, err
+}
+
+// add takes note of an event and prints what a reader wants to see at once: failures, and a line for each package.
+func (r *results) add(dir string, packages map[string]string, e event) {
+	key := e.Package + " " + e.Test
+	p := r.packages[e.Package]
+	if p == nil && e.Package != "" {
+		p = &packageResult{name: short(e.Package)}
+		r.packages[e.Package] = p
+	}
+	took := time.Duration(e.Elapsed * float64(time.Second))
+	switch e.Action {
+	case "build-output":
+		fmt.Print(e.Output)
+	case "output":
+		r.outputs[key] = append(r.outputs[key], e.Output)
+	case "pass", "fail", "skip":
+		output := r.outputs[key]
+		delete(r.outputs, key)
+		if e.Test != "" {
+			r.addTest(p, e, took, output)
+			return
+		}
+		p.took = took
+		if e.Action == "fail" {
+			r.failed = append(r.failed, p.name)
+			printLines(output)
+		}
+		p.usage = readUsage(dir, packages[e.Package])
+		done := 0
+		for _, q := range r.packages {
+			if q.took > 0 || q == p {
+				done++
+			}
+		}
+		fmt.Printf("%-4s %3d/%d  %-44s %6.1f s %6.1f CPU s %5d tests", map[string]string{"pass": "ok", "fail": "FAIL", "skip": "-"}[e.Action],
+			done, r.total, p.name, took.Seconds(), p.usage.CPU.Seconds(), p.passed+p.failed)
+		if p.skipped > 0 {
+			fmt.Printf(", %d skipped", p.skipped)
+		}
+		fmt.Println()
+	}
+}
+
+func (r *results) addTest(p *packageResult, e event, took time.Duration, output []string) {
+	switch e.Action {
+	case "pass":
+		p.passed++
+	case "skip":
+		p.skipped++
+		r.skips[reason(output)]++
+		return
+	case "fail":
+		p.failed++
+		r.failed = append(r.failed, p.name+" "+e.Test)
+		printLines(output)
+	}
+	r.tests = append(r.tests, testResult{p.name, e.Test, took})
+}
+
+// reason returns why a test was skipped, in a word or two.
+func reason(output []string) string {
+	text := strings.Join(output, "")
+	switch {
+	case strings.Contains(text, "nightly: "):
+		return "nightly"
+	case strings.Contains(text, "HOLDFAST_TEST_"), strings.Contains(text, "not installed"):
+		return "no server"
+	default:
+		return "other"
+	}
+}
+
+func printLines(output []string) {
+	for _, line := range output {
+		if !strings.HasPrefix(line, "=== ") {
+			_, _ = io.WriteString(os.Stdout, line)
+		}
+	}
+}
+
+func readUsage(dir, of string) usage {
+	var u usage
+	name := strings.NewReplacer("/", "-", " ", "-").Replace(of) + ".usage"
+	if text, err := os.ReadFile(filepath.Join(dir, name)); err == nil {
+		_ = json.Unmarshal(text, &u)
+	}
+	return u
+}
+
+const modulePath = "github.com/holdfast-go/holdfast/"
+
+// short returns an import path as a folder of the repository.
+func short(importPath string) string { return strings.TrimPrefix(importPath, modulePath) }
+
+// longestFirst returns the import paths, those with the largest budget first.
+func longestFirst(packages map[string]string) []string {
+	names := make([]string, 0, len(packages))
+	for name := range packages {
+		names = append(names, name)
+	}
+	slices.SortFunc(names, func(a, b string) int {
+		if x, y := budgetOf(short(a)), budgetOf(short(b)); x != y {
+			return int(y - x)
+		}
+		return strings.Compare(a, b)
+	})
+	return names
+}
+
+var errFailed = errors.New("failed")
