@@ -2,15 +2,13 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
-	"log"
 	"os"
+	"os/exec"
+	"strings"
 	"time"
-
-	"github.com/testcontainers/testcontainers-go"
-	tclog "github.com/testcontainers/testcontainers-go/log"
 
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
@@ -19,35 +17,31 @@ const containerPatience = 3 * time.Minute
 
 // container is how to run one server under Docker.
 type container struct {
-	image     string
-	env       map[string]string
-	cmd       []string
-	port      string
-	url       string // with %s for host and port
-	adminPort string
-	adminURL  string
+	image string
+	env   []string
+	args  []string
+	ports []string // of the address, then of the admin address
+	urls  []string // with %s for host and port
 }
 
 var (
 	postgresContainer = container{
 		image: "postgres:17-alpine",
-		env:   map[string]string{"POSTGRES_PASSWORD": "postgres"},
-		cmd:   []string{"postgres", "-c", "max_connections=300", "-c", "max_pred_locks_per_transaction=256"},
-		port:  "5432/tcp",
-		url:   "postgres://postgres:postgres@%s/postgres?sslmode=disable",
+		env:   []string{"POSTGRES_PASSWORD=postgres"},
+		args:  []string{"postgres", "-c", "max_connections=300", "-c", "max_pred_locks_per_transaction=256"},
+		ports: []string{"5432"},
+		urls:  []string{"postgres://postgres:postgres@%s/postgres?sslmode=disable"},
 	}
 	redisContainer = container{
 		image: "redis:8.0-alpine",
-		cmd:   []string{"redis-server", "--databases", "4096", "--save", "", "--appendonly", "no"},
-		port:  "6379/tcp",
-		url:   "redis://%s/0",
+		args:  []string{"redis-server", "--databases", "4096", "--save", "", "--appendonly", "no"},
+		ports: []string{"6379"},
+		urls:  []string{"redis://%s/0"},
 	}
 	rabbitContainer = container{
-		image:     "rabbitmq:4.0-management-alpine",
-		port:      "5672/tcp",
-		url:       "amqp://guest:guest@%s/",
-		adminPort: "15672/tcp",
-		adminURL:  "http://guest:guest@%s",
+		image: "rabbitmq:4.0-management-alpine",
+		ports: []string{"5672", "15672"},
+		urls:  []string{"amqp://guest:guest@%s/", "http://guest:guest@%s"},
 	}
 )
 
@@ -66,45 +60,41 @@ func fromContainers(ctx context.Context, needs []need, started *closers) ([]stri
 }
 
 func dockerAnswers(ctx context.Context) bool {
-	tclog.SetDefault(log.New(io.Discard, "", 0)) // no Docker is not worth a word here
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	docker, err := testcontainers.NewDockerProvider()
-	return err == nil && docker.Health(ctx) == nil
+	return exec.CommandContext(ctx, "docker", "info").Run() == nil
 }
 
+// start runs the container in the background, on free ports of the loopback interface.
 func (c container) start(ctx context.Context, kind testenv.Kind, started *closers) (address, error) {
-	ports := []string{c.port}
-	if c.adminPort != "" {
-		ports = append(ports, c.adminPort)
+	name := "holdfast-" + strings.ToLower(rand.Text()[:12])
+	args := []string{"run", "--rm", "--detach", "--name", name}
+	var addresses [2]string
+	for i, port := range c.ports {
+		free, err := testenv.FreePort()
+		if err != nil {
+			return address{}, err
+		}
+		host := fmt.Sprintf("127.0.0.1:%d", free)
+		addresses[i] = fmt.Sprintf(c.urls[i], host)
+		args = append(args, "--publish", host+":"+port)
 	}
-	running, err := testcontainers.Run(ctx, c.image,
-		testcontainers.WithEnv(c.env), testcontainers.WithCmd(c.cmd...), testcontainers.WithExposedPorts(ports...))
-	if running != nil { // also beside an error
-		started.add(func() error { return testcontainers.TerminateContainer(running) })
+	for _, variable := range c.env {
+		args = append(args, "--env", variable)
 	}
-	if err != nil {
+	started.add(func() error { return docker(context.Background(), "rm", "--force", "--volumes", name) }) // also after a failed start
+	if err := docker(ctx, append(append(args, c.image), c.args...)...); err != nil {
 		return address{}, err
 	}
-	a, err := c.address(ctx, running)
-	if err != nil {
-		return address{}, err
-	}
+	a := address{url: addresses[0], adminURL: addresses[1]}
 	return a, awaitAnswer(ctx, kind, a)
 }
 
-func (c container) address(ctx context.Context, running testcontainers.Container) (address, error) {
-	host, err := running.PortEndpoint(ctx, c.port, "")
-	if err != nil {
-		return address{}, err
+func docker(ctx context.Context, args ...string) error {
+	if out, err := exec.CommandContext(ctx, "docker", args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("docker %s: %w\n%s", args[0], err, out)
 	}
-	a := address{url: fmt.Sprintf(c.url, host)}
-	if c.adminPort == "" {
-		return a, nil
-	}
-	adminHost, err := running.PortEndpoint(ctx, c.adminPort, "")
-	a.adminURL = fmt.Sprintf(c.adminURL, adminHost)
-	return a, err
+	return nil
 }
 
 // awaitAnswer waits until the server in a container serves clients.

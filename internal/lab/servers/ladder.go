@@ -21,12 +21,16 @@ type need struct {
 	vars       []string // the address, then the admin address
 	container  container
 	aptPackage string
+	extra      []string // of testenv.Launch
 }
 
+// notDurable spares the shared Postgres what only a crash of the machine needs. Tests of crashes have private servers.
+var notDurable = []string{"-c", "fsync=off", "-c", "full_page_writes=off"}
+
 var needs = []need{
-	{testenv.Postgres, []string{testenv.PostgresVar}, postgresContainer, "postgresql"},
-	{testenv.Redis, []string{testenv.RedisVar}, redisContainer, "redis-server"},
-	{testenv.RabbitMQ, []string{testenv.AMQPVar, testenv.AMQPAdminVar}, rabbitContainer, "rabbitmq-server"},
+	{testenv.Postgres, []string{testenv.PostgresVar}, postgresContainer, "postgresql", notDurable},
+	{testenv.Redis, []string{testenv.RedisVar}, redisContainer, "redis-server", nil},
+	{testenv.RabbitMQ, []string{testenv.AMQPVar, testenv.AMQPAdminVar}, rabbitContainer, "rabbitmq-server", nil},
 }
 
 // rung gets servers in one way. It returns the needs it had no means for as missing.
@@ -130,7 +134,7 @@ func startEach(needs []need, start func(need) (address, error)) (env []string, m
 
 func fromBinaries(ctx context.Context, needs []need, started *closers) ([]string, []need, error) {
 	return startEach(needs, func(n need) (address, error) {
-		s, err := testenv.Launch(ctx, n.kind)
+		s, err := testenv.Launch(ctx, n.kind, n.extra...)
 		if err != nil {
 			return address{}, err
 		}

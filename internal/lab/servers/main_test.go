@@ -39,9 +39,6 @@ func TestCommandSeesServersAndItsCodeIsKept(t *testing.T) {
 	t.Parallel()
 	cmd, temp := program(t, "sh", "-c", "env; cat; exit 7")
 	cmd.Stdin = strings.NewReader("from stdin")
-	bin := t.TempDir()
-	write(t, filepath.Join(bin, "chromium"), "#!/bin/sh\n")
-	cmd.Env = append(cmd.Env, "PATH="+bin+":"+os.Getenv("PATH"), testenv.ChromiumVar+"=")
 	out, err := cmd.Output()
 	ended := new(exec.ExitError)
 	if !errors.As(err, &ended) || ended.ExitCode() != 7 {
@@ -49,7 +46,7 @@ func TestCommandSeesServersAndItsCodeIsKept(t *testing.T) {
 	}
 	for _, want := range []string{
 		testenv.PostgresVar + "=postgres://given\n", testenv.RedisVar + "=redis://127.0.0.1:",
-		testenv.ChromiumVar + "=" + bin + "/chromium\n", "from stdin",
+		testenv.PrivateVar + "=1\n", "from stdin",
 	} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("the command did not see %q", want)
@@ -93,46 +90,32 @@ func TestNothingIsLeftAfterASignal(t *testing.T) {
 	}
 }
 
-func TestBrowserThatIsInstalledIsNamed(t *testing.T) {
+// A fake docker and a real Redis stand in for Docker: the container is started with its arguments, asked until it
+// answers, and removed.
+func TestContainer_startsAndIsRemoved(t *testing.T) {
+	server := testenv.Private(t, testenv.Redis)
 	dir := t.TempDir()
-	write(t, filepath.Join(dir, "chromium"), "#!/bin/sh\n")
-	t.Setenv("PATH", dir)
-	t.Setenv(testenv.ChromiumVar, "")
-	if env := browserEnv(); len(env) != 1 || env[0] != testenv.ChromiumVar+"="+filepath.Join(dir, "chromium") {
-		t.Errorf("environment %q", env)
+	calls := filepath.Join(dir, "calls")
+	write(t, filepath.Join(dir, "docker"), "#!/bin/sh\necho \"$@\" >> "+calls+"\n")
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	c := redisContainer
+	c.urls = []string{server.URL() + "#%s"}
+	var started closers
+	if _, err := c.start(t.Context(), testenv.Redis, &started); err != nil {
+		t.Fatal(err)
 	}
-	t.Setenv(testenv.ChromiumVar, "/given")
-	if env := browserEnv(); env != nil {
-		t.Errorf("environment %q beside what was given", env)
+	if err := started.close(); err != nil {
+		t.Fatal(err)
 	}
-	t.Setenv(testenv.ChromiumVar, "")
-	t.Setenv("PATH", t.TempDir())
-	if env := browserEnv(); env != nil {
-		t.Errorf("environment %q without a browser", env)
+	text, err := os.ReadFile(calls)
+	if err != nil {
+		t.Fatal(err)
 	}
-}
-
-func TestUsage(t *testing.T) {
-	t.Parallel()
-	cmd, _ := program(t)
-	_ = cmd.Run()
-	if code := cmd.ProcessState.ExitCode(); code != exitUnusable {
-		t.Errorf("exit code %d, want %d", code, exitUnusable)
-	}
-}
-
-func TestNotFoundNamesPackagesAndVariables(t *testing.T) {
-	t.Parallel()
-	text := notFound(needs).Error()
-	for _, n := range needs {
-		for _, want := range append(n.vars, n.aptPackage) {
-			if !strings.Contains(text, want) {
-				t.Errorf("%q does not name %s", text, want)
-			}
-		}
-	}
-	if strings.Contains(text, "\n") {
-		t.Error("more than one line")
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	name := strings.Fields(lines[0])[4]
+	if len(lines) != 2 || !strings.HasPrefix(lines[0], "run --rm --detach --name holdfast-") || !strings.Contains(lines[0], " redis:8.0-alpine redis-server ") ||
+		lines[1] != "rm --force --volumes "+name {
+		t.Errorf("docker was called with\n%s", text)
 	}
 }
 
