@@ -2,7 +2,9 @@ package inboxamqp_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
+	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
@@ -15,6 +17,7 @@ import (
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
+// The suites run whole on quorum queues. Of the others run the subtests that depend on the kind of queue.
 func TestSource(t *testing.T) {
 	t.Parallel()
 	testenv.AMQPURL(t) // skips before there are subtests
@@ -23,10 +26,14 @@ func TestSource(t *testing.T) {
 		"classic":         {Classic: true},
 		"ordered":         {Ordered: true},
 		"ordered classic": {Ordered: true, Classic: true},
+		"partitions":      {Ordered: true, Partitions: 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			conformance.TestSource(t, conformance.SourceBackend{New: func(t *testing.T) conformance.SourceFixture {
+			if cfg.Classic && cfg.Ordered || cfg.Partitions > 0 {
+				testenv.Nightly(t, "its parts run with every change")
+			}
+			conformance.TestSource(t, conformance.SourceBackend{Runs: runsOf(name), New: func(t *testing.T) conformance.SourceFixture {
 				f, _ := newSourceFixture(t, amqptest.New(t), cfg)
 				return f
 			}})
@@ -34,17 +41,42 @@ func TestSource(t *testing.T) {
 	}
 }
 
+func runsOf(kind string) conformance.Runs {
+	return conformance.Runs{Nightly: testenv.Nightly, Variant: kind != "quorum"}
+}
+
 func TestConsumer(t *testing.T) {
 	t.Parallel()
 	testenv.AMQPURL(t) // skips before there are subtests
-	for name, cfg := range map[string]config{"quorum": {}, "classic": {Classic: true}, "ordered": {Ordered: true}} {
+	for name, cfg := range map[string]config{
+		"quorum": {}, "classic": {Classic: true}, "ordered": {Ordered: true}, "partitions": {Ordered: true, Partitions: 3, Leveling: 300 * time.Millisecond},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			runs := runsOf(name)
+			runs.Variant = cfg.Classic || cfg.Partitions > 0
 			conformance.TestConsumer(t, conformance.ConsumerBackend{
-				Ordered: cfg.Ordered, New: func(t *testing.T) conformance.ConsumerFixture { return newConsumerFixture(t, amqptest.New(t), cfg) },
+				Runs: runs, Ordered: cfg.Ordered, Partitioned: cfg.Partitions > 0,
+				New: func(t *testing.T) conformance.ConsumerFixture { return newConsumerFixture(t, amqptest.New(t), cfg) },
 			})
 		})
 	}
+}
+
+func TestPartitions(t *testing.T) {
+	t.Parallel()
+	testenv.AMQPURL(t) // skips before there are subtests
+	cfg := config{Ordered: true, Partitions: conformance.Partitions, Leveling: 300 * time.Millisecond}
+	conformance.TestPartitions(t, conformance.PartitionsBackend{
+		Runs: runsOf("partitions"),
+		New:  func(t *testing.T) conformance.ConsumerFixture { return newConsumerFixture(t, amqptest.New(t), cfg) },
+		Of: func(m *inbox.Message) string {
+			if m.Key == "" {
+				return "orders.0"
+			}
+			return fmt.Sprint("orders.", partition.Of(m.Key, "", partition.Slots)%conformance.Partitions)
+		},
+	})
 }
 
 func newConsumerFixture(t *testing.T, b *amqptest.Broker, base config) conformance.ConsumerFixture {

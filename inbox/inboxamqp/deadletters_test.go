@@ -3,7 +3,6 @@ package inboxamqp_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -12,7 +11,6 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
-	"github.com/holdfast-go/holdfast/internal/amqpconn"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/ids"
 	"github.com/holdfast-go/holdfast/internal/testenv"
@@ -253,52 +251,5 @@ func TestListedTwiceInARow(t *testing.T) {
 		if found, err := letters.List(t.Context(), inbox.Filter{}); len(found) != count || err != nil {
 			t.Fatalf("%d of %d dead letters, error %v", len(found), count, err)
 		}
-	}
-}
-
-// A quorum queue that is too busy to count is not taken for an empty one.
-func TestLookAtBusyQueue(t *testing.T) {
-	t.Parallel()
-	server := testenv.Private(t, testenv.RabbitMQ)
-	const count = 2
-	// busy returns dead letters in a queue whose leader is suspended for so many milliseconds each time.
-	busy := func(ms int) (*amqptest.Broker, inbox.DeadLetters) {
-		b := amqptest.On(t, server.URL(), server.AdminURL())
-		letters := afterSetup(t, b, config{}).DeadLetters()
-		for range count {
-			b.Publish(t, "", "failed.default", order())
-		}
-		awaitDepth(t, b, "failed.default", count)
-		must(t, server.Control(t.Context(), "eval", fmt.Sprintf(`
-			{ok, Queue} = rabbit_amqqueue:lookup(rabbit_misc:r(<<%q>>, queue, <<"failed.default">>)),
-			{Name, _} = amqqueue:get_pid(Queue),
-			Leader = whereis(Name),
-			spawn(fun Again() -> sys:suspend(Leader), timer:sleep(%d), sys:resume(Leader), timer:sleep(50), Again() end),
-			ok.`, b.VHost, ms)))
-		return b, letters
-	}
-	_, letters := busy(700)
-	for range 10 {
-		if found, err := letters.List(t.Context(), inbox.Filter{}); len(found) != count || err != nil {
-			t.Errorf("%d of %d dead letters, error %v", len(found), count, err)
-		}
-		if n, err := letters.Count(t.Context(), inbox.Filter{}); n != count || err != nil {
-			t.Errorf("%d of %d dead letters counted, error %v", n, count, err)
-		}
-	}
-	b, letters := busy(20_000)
-	if n, err := letters.Count(t.Context(), inbox.Filter{}); n == 0 && err == nil {
-		t.Error("a queue that does not reply was counted as empty")
-	}
-	far := testenv.NewProxy(t, b.URL)
-	far.Delay(150 * time.Millisecond)
-	conn, err := amqpconn.Open(t.Context(), hasty(far.URL()), testenv.Patience)
-	must(t, err)
-	defer conn.Close()
-	if q, err := conn.Count("failed.default"); q.Messages == 0 && err == nil {
-		t.Error("a queue that does not reply, far away, was counted as empty")
-	}
-	if q, err := conn.Count("failed.validation"); q.Messages != 0 || err != nil {
-		t.Errorf("a queue far away: %d messages, error %v", q.Messages, err)
 	}
 }

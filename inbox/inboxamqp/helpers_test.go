@@ -237,3 +237,26 @@ func setUp(t testing.TB, c *inboxamqp.Consumer) {
 	t.Helper()
 	testenv.Eventually(t, func() error { return c.Setup(t.Context()) })
 }
+
+// publishAll sends n messages of a name over one connection.
+func publishAll(t *testing.T, b *amqptest.Broker, queue, name string, n int) {
+	t.Helper()
+	ch := b.Channel(t)
+	if err := ch.Confirm(false); err != nil {
+		t.Fatal(err)
+	}
+	var last *amqp.DeferredConfirmation
+	for range n {
+		p := order()
+		p.Type = name
+		var err error
+		if last, err = ch.PublishWithDeferredConfirm("", queue, true, false, p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if ok, err := last.WaitContext(ctx); err != nil || !ok {
+		t.Fatal(errors.Join(err, errors.New("not confirmed")))
+	}
+}

@@ -1,16 +1,19 @@
 package inboxamqp_test
 
 import (
+	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/inbox/driver"
 	"github.com/holdfast-go/holdfast/inbox/inboxamqp"
-	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
 	"github.com/holdfast-go/holdfast/inbox/internal/memory"
 	"github.com/holdfast-go/holdfast/internal/amqptest"
 	"github.com/holdfast-go/holdfast/internal/partition"
@@ -40,50 +43,31 @@ func TestPartitionsConfig(t *testing.T) {
 	}
 }
 
-// The tests share a broker of their own.
-func TestPartitions(t *testing.T) {
+// What only RabbitMQ's partitions promise; conformance.TestPartitions has the rest.
+func TestPartitions_topology(t *testing.T) {
 	t.Parallel()
-	server := testenv.Private(t, testenv.RabbitMQ)
-	t.Run("restart", func(t *testing.T) { testPartitionsRestart(t, server) }) // before the others: it is the whole broker's
+	testenv.AMQPURL(t) // skips before there are subtests
 	for name, test := range map[string]func(*testing.T, *amqptest.Broker){
-		"setup":        testPartitionsSetup,
-		"leftovers":    testPartitionsLeftovers,
-		"order":        testPartitionsOrder,
-		"share":        testPartitionsShare,
-		"slots":        testPartitionsSlots,
-		"long waits":   testPartitionsWait,
-		"dead letters": testPartitionsDeadLetters,
-		"limit":        testPartitionsLimit,
-		"network":      testPartitionsNetwork,
-		"missing":      testPartitionsMissing,
-		"number":       testPartitionsNumber,
-		"split":        testPartitionsSplit,
-		"logged":       testPartitionsLogged,
+		"setup":      testPartitionsSetup,
+		"leftovers":  testPartitionsLeftovers,
+		"slots":      testPartitionsSlots,
+		"long waits": testPartitionsWait,
+		"missing":    testPartitionsMissing,
+		"number":     testPartitionsNumber,
+		"split":      testPartitionsSplit,
+		"logged":     testPartitionsLogged,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			test(t, amqptest.On(t, server.URL(), server.AdminURL()))
+			test(t, amqptest.New(t))
 		})
 	}
-	t.Run("consumer", func(t *testing.T) {
-		t.Parallel()
-		conformance.TestConsumer(t, conformance.ConsumerBackend{Ordered: true, Partitioned: true, New: func(t *testing.T) conformance.ConsumerFixture {
-			return newConsumerFixture(t, amqptest.On(t, server.URL(), server.AdminURL()), config{Ordered: true, Partitions: 3, Leveling: 300 * time.Millisecond})
-		}})
-	})
-	t.Run("source", func(t *testing.T) {
-		t.Parallel()
-		conformance.TestSource(t, conformance.SourceBackend{New: func(t *testing.T) conformance.SourceFixture {
-			f, _ := newSourceFixture(t, amqptest.On(t, server.URL(), server.AdminURL()), config{Ordered: true, Partitions: 3})
-			return f
-		}})
-	})
 }
 
-// partitioned is a consumer of four partitions that forgets nothing.
+// partitioned is a consumer of four partitions that forgets nothing. Classic queues are declared sooner.
 func partitioned() config {
 	return config{
-		Ordered: true, Partitions: 4, Retry: quick, Ledger: memory.NewLedger(), Leveling: 300 * time.Millisecond,
+		Ordered: true, Classic: true, Partitions: 4, Retry: quick, Ledger: memory.NewLedger(), Leveling: 300 * time.Millisecond,
 		Bindings: []inboxamqp.Binding{{Exchange: "shop", Key: "order.*"}, {Exchange: "shop", Key: "#"}},
 	}
 }
@@ -93,95 +77,6 @@ func keyed(key string) amqp.Publishing {
 	p := order()
 	p.Headers = amqp.Table{"holdfast-key": key, "CC": []any{partition.Slot(key)}}
 	return p
-}
-
-// A key has its partition for good: an exchange that goes by a ring of hashes makes a new one when its
-// broker starts again, and later messages of a key overtake those that are queued.
-func testPartitionsRestart(t *testing.T, server *testenv.Server) {
-	const keys = 64
-	b := amqptest.On(t, server.URL(), server.AdminURL())
-	cfg := partitioned()
-	cfg.Partitions = 12 // with those of more than one digit the broker's order is not that of the numbers
-	afterSetup(t, b, cfg)
-	publish(t, b, keys, 0, 1)
-	must(t, server.Restart(t.Context()))
-	publish(t, b, keys, 1, 1)
-	got := &recorder{}
-	start(t, newConsumer(t, b.Dial, got, cfg))
-	was := map[string]string{}
-	for _, m := range got.await(t, 2*keys) {
-		if was[m.Key] == "" {
-			was[m.Key] = m.Queue
-		}
-		if m.Queue != was[m.Key] {
-			t.Errorf("a message of %s is in %s, and one after the restart in %s", m.Key, was[m.Key], m.Queue)
-		}
-	}
-}
-
-// Two processes share the partitions, one of them ends and starts anew in between, and messages
-// fail: each key keeps its order, and each message takes effect once.
-func testPartitionsOrder(t *testing.T, b *amqptest.Broker) {
-	const keys, each = 16, 240
-	cfg := partitioned()
-	cfg.Retry.MaxAttempts = 100
-	s := newShop(0.05)
-	afterSetup(t, b, cfg)
-	publish(t, b, keys, 0, each/2)
-	one := start(t, newConsumer(t, b.Dial, s.process(1), cfg))
-	start(t, newConsumer(t, b.Dial, s.process(2), cfg))
-	s.await(t, keys*each/8)
-	one.stop(t)
-	one = start(t, newConsumer(t, b.Dial, s.process(3), cfg))
-	publish(t, b, keys, each/2, each/2)
-	s.await(t, keys*each)
-	sent := each
-	testenv.Eventually(t, func() error { // a process may get its share when the rest is done
-		for process := 2; process <= 3; process++ {
-			if s.queues(process) == 0 {
-				publish(t, b, keys, sent, 4)
-				sent += 4
-				s.await(t, keys*sent)
-				return fmt.Errorf("process %d had nothing to do", process)
-			}
-		}
-		return nil
-	})
-	s.check(t, keys, sent)
-	ready(t, one)
-}
-
-// A process that comes later gets its share of the partitions, and the first one keeps its own.
-func testPartitionsShare(t *testing.T, b *amqptest.Broker) {
-	const keys = 32
-	cfg := partitioned()
-	afterSetup(t, b, cfg)
-	s := newShop(0)
-	sent := 0
-	more := func() {
-		publish(t, b, keys, sent, 4)
-		sent += 4
-		s.await(t, keys*sent)
-	}
-	start(t, newConsumer(t, b.Dial, s.process(1), cfg))
-	more()
-	if n := s.queues(1); n != 4 {
-		t.Fatalf("alone it serves %d partitions", n)
-	}
-	two := start(t, newConsumer(t, b.Dial, s.process(2), cfg))
-	testenv.Eventually(t, func() error {
-		more()
-		if a, b := s.queues(1), s.queues(2); a != 2 || b != 2 {
-			return fmt.Errorf("%d and %d partitions", a, b)
-		}
-		return nil
-	})
-	two.stop(t)
-	more()
-	if n := s.queues(1); n != 4 {
-		t.Errorf("alone again it serves %d partitions", n)
-	}
-	s.check(t, keys, sent)
 }
 
 // A slot says which partition. Whatever has none is in the first one.
@@ -229,93 +124,173 @@ func testPartitionsWait(t *testing.T, b *amqptest.Broker) {
 	}
 }
 
-// A dead letter returns to its partition, or to that of its slot where the number is another one now.
-func testPartitionsDeadLetters(t *testing.T, b *amqptest.Broker) {
-	got := &recorder{fail: func(m *inbox.Message) error {
-		if m.Replays == 0 {
-			return inbox.Invalid(errBroken)
-		}
-		return nil
-	}}
-	c := consume(t, b, got, partitioned())
-	keys := []string{"a", "b", "c", "d", "e", "f"}
-	for _, key := range keys {
-		b.Publish(t, "shop", "order.placed", keyed(key))
-	}
-	was := map[string]string{}
-	for _, m := range got.await(t, len(keys)) {
-		was[m.Key] = m.Queue
-	}
-	awaitDepth(t, b, "failed.validation", len(keys))
-	dead, err := c.DeadLetters().List(t.Context(), inbox.Filter{})
-	must(t, err)
-	for _, d := range dead {
-		if d.Message.Queue != was[d.Message.Key] {
-			t.Errorf("a letter of %q is said to come from %q, not %q", d.Message.Key, d.Message.Queue, was[d.Message.Key])
+// publish puts messages of keys into the exchange, numbered from first on.
+func publish(t *testing.T, b *amqptest.Broker, keys, first, each int) {
+	t.Helper()
+	ch := b.Channel(t)
+	must(t, ch.Confirm(false))
+	var last *amqp.DeferredConfirmation
+	for n := first; n < first+each; n++ {
+		for k := range keys {
+			p := keyed(fmt.Sprint("k", k))
+			p.Body = fmt.Append(nil, n)
+			var err error
+			last, err = ch.PublishWithDeferredConfirm("shop", "order.placed", true, false, p)
+			must(t, err)
 		}
 	}
-	n, err := c.DeadLetters().Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"})
-	if n.Returned != len(keys) || err != nil {
-		t.Fatalf("%+v, %v", n, err)
-	}
-	for _, m := range got.await(t, 2*len(keys))[len(keys):] {
-		if m.Queue != was[m.Key] || m.Replays != 1 {
-			t.Errorf("%q came back in %q, not in %q: replay %d", m.Key, m.Queue, was[m.Key], m.Replays)
-		}
-	}
-	lost := keyed("a")
-	lost.Headers["holdfast-origin-queue"], lost.Headers["holdfast-failure-class"] = "orders.17", "validation"
-	b.Publish(t, "", "failed.validation", lost)
-	if n, err := c.DeadLetters().Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"}); n.Returned != 1 || err != nil {
-		t.Fatalf("%+v, %v", n, err)
-	}
-	if m := got.await(t, 2*len(keys)+1)[2*len(keys)]; m.Queue != was["a"] {
-		t.Errorf("the letter of a partition that is no more came back in %q, not in %q", m.Queue, was["a"])
+	if ok, err := last.WaitContext(t.Context()); err != nil || !ok {
+		t.Fatalf("not confirmed: %v", err)
 	}
 }
 
-// A limit counts the messages of all partitions, and ends the whole Run.
-func testPartitionsLimit(t *testing.T, b *amqptest.Broker) {
-	cfg := partitioned()
-	cfg.MessageLimit = 10
-	got := &recorder{}
-	c := newConsumer(t, b.Dial, got, cfg)
-	must(t, c.Setup(t.Context()))
-	publish(t, b, 8, 0, 4)
-	start(t, c).await(t)
-	if n := len(got.messages()); n != 10 {
-		t.Errorf("%d messages", n)
-	}
-	testenv.Eventually(t, func() error { // the broker takes a while to count what was returned
-		left := 0
-		for i := range 4 {
-			left += b.Depth(t, fmt.Sprint("orders.", i))
+func wantFinding(t *testing.T, c *inboxamqp.Consumer, text string) {
+	t.Helper()
+	all := findings(t, c)
+	for _, found := range all {
+		if strings.Contains(found.Error(), text) {
+			return
 		}
-		if left != 22 {
-			return fmt.Errorf("%d messages are left", left)
+	}
+	t.Errorf("no finding about %q: %v", text, all)
+}
+
+func testPartitionsSetup(t *testing.T, b *amqptest.Broker) {
+	c := newConsumer(t, b.Dial, &recorder{}, partitioned())
+	b.Exchange(t, "orders", "topic")
+	wantFinding(t, c, "is not that of 4 partitions")
+	if err := c.Setup(t.Context()); err == nil || !strings.Contains(err.Error(), `exchange "orders"`) {
+		t.Errorf("Setup over an exchange of another type: %v", err)
+	}
+	wantFinding(t, c, "orders.3") // nothing was declared
+	must(t, b.Channel(t).ExchangeDelete("orders", false, false))
+	var all sync.WaitGroup
+	for range 3 {
+		all.Go(func() {
+			if err := c.Setup(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	if found := findings(t, c); found != nil {
+		t.Error(found)
+	}
+	must(t, b.Channel(t).ExchangeDelete("orders.slotless.4", false, false))
+	wantFinding(t, c, `exchange "orders.slotless.4" does not exist`)
+	must(t, b.Channel(t).ExchangeDelete("orders", false, false))
+	wantFinding(t, c, `exchange "orders" does not exist`)
+}
+
+// Queues of another number of partitions are found, and Setup leaves all as it is.
+func testPartitionsLeftovers(t *testing.T, b *amqptest.Broker) {
+	one := partitioned()
+	one.Partitions = 0
+	afterSetup(t, b, one)
+	four := newConsumer(t, b.Dial, &recorder{}, partitioned())
+	wantLeftover(t, four, "orders")
+	must(t, deleteQueue(t, b, "orders"), four.Setup(t.Context()))
+	fewer := partitioned()
+	fewer.Partitions = 2
+	wantLeftover(t, newConsumer(t, b.Dial, &recorder{}, fewer), "orders.2")
+	more := partitioned()
+	more.Partitions = 8
+	eight := newConsumer(t, b.Dial, &recorder{}, more)
+	if err := eight.Setup(t.Context()); err == nil || !strings.Contains(err.Error(), `exchange "orders"`) {
+		t.Errorf("Setup of more partitions: %v", err)
+	}
+	wantFinding(t, eight, "orders.7") // nothing was declared
+	wantLeftover(t, newConsumer(t, b.Dial, &recorder{}, one), "orders.members")
+	must(t, deleteQueue(t, b, "orders.2")) // that is not all
+	wantLeftover(t, newConsumer(t, b.Dial, &recorder{}, fewer), "orders.3")
+}
+
+func wantLeftover(t *testing.T, c *inboxamqp.Consumer, queue string) {
+	t.Helper()
+	if err := c.Setup(t.Context()); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%q", queue)) {
+		t.Errorf("Setup: %v", err)
+	}
+	wantFinding(t, c, fmt.Sprintf("queue %q", queue))
+}
+
+// A partition that is missing is named, and all goes on when it is there again.
+func testPartitionsMissing(t *testing.T, b *amqptest.Broker) {
+	got := &recorder{}
+	c := consume(t, b, got, partitioned())
+	must(t, deleteQueue(t, b, "orders.2"))
+	awaitMissing(t, c, "orders.2")
+	ch := b.Channel(t)
+	returned := ch.NotifyReturn(make(chan amqp.Return, 1))
+	lost := keyed("k4") // it is in orders.2
+	must(t, ch.Publish("shop", "order.placed", true, false, lost))
+	select {
+	case r := <-returned: // and not into the first partition
+		if r.MessageId != lost.MessageId {
+			t.Errorf("returned: %+v", r)
+		}
+	case <-time.After(patience):
+		t.Error("a message of a partition that is missing has a route")
+	}
+	must(t, c.Setup(t.Context()))
+	ready(t, c)
+	publish(t, b, 16, 0, 1)
+	got.distinct(t, 16)
+}
+
+func awaitMissing(t *testing.T, c *running, name string) {
+	t.Helper()
+	testenv.Eventually(t, func() error {
+		if err := c.Ready(t.Context()); !errors.Is(err, driver.ErrMissing) || !strings.Contains(err.Error(), name) {
+			return fmt.Errorf("ready: %w", err)
 		}
 		return nil
 	})
 }
 
-// Lost connections, while partitions change hands, cost neither messages nor the order of effects.
-func testPartitionsNetwork(t *testing.T, b *amqptest.Broker) {
-	const keys, each = 16, 60
+// A process with another number of partitions says so, and takes no messages.
+func testPartitionsNumber(t *testing.T, b *amqptest.Broker) {
+	afterSetup(t, b, partitioned())
+	fewer := partitioned()
+	fewer.Partitions = 2
+	awaitMissing(t, start(t, newConsumer(t, b.Dial, &recorder{}, fewer)), "orders.slotless.2")
+}
+
+// Dead letters of the queue before it was split return to the partitions of their keys.
+func testPartitionsSplit(t *testing.T, b *amqptest.Broker) {
+	got := &recorder{}
+	c := consume(t, b, got, partitioned())
+	for k := range 8 {
+		p := keyed(fmt.Sprint("k", k))
+		origin := []string{"orders", "orders.17"}[k%2] // the whole queue, and a partition of a larger number
+		p.Headers["holdfast-origin-queue"], p.Headers["holdfast-failure-class"] = origin, "validation"
+		if k%2 == 0 {
+			delete(p.Headers, "CC") // of another sender
+		}
+		b.Publish(t, "", "failed.validation", p)
+	}
+	if n, err := c.DeadLetters().Replay(t.Context(), inbox.Filter{}, inbox.Replay{By: "test"}); n.Returned != 8 || err != nil {
+		t.Fatalf("%+v, %v", n, err)
+	}
+	for _, m := range got.await(t, 8) {
+		if want := fmt.Sprint("orders.", partition.Of(m.Key, "", partition.Slots)%4); m.Queue != want {
+			t.Errorf("a letter of %s came back in %s, not in %s", m.Key, m.Queue, want)
+		}
+	}
+}
+
+// Logs of failures and of what is given up say which partition.
+func testPartitionsLogged(t *testing.T, b *amqptest.Broker) {
+	var log logBuffer
 	cfg := partitioned()
-	cfg.Retry.MaxAttempts = 100
-	afterSetup(t, b, cfg)
-	s := newShop(0.05)
-	s.overlaps = true
-	var proxies []*testenv.Proxy
-	for process := range 3 {
-		proxies = append(proxies, testenv.NewProxy(t, b.URL))
-		start(t, newConsumer(t, hasty(proxies[process].URL()), s.process(process), cfg))
-	}
-	for n := 0; n < each; n += 10 {
-		publish(t, b, keys, n, 10)
-		s.await(t, keys*n+keys)
-		proxies[n/10%3].CutConnections()
-	}
-	s.await(t, keys*each)
-	s.check(t, keys, each)
+	cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	got := &recorder{fail: func(*inbox.Message) error { return inbox.Invalid(errBroken) }}
+	consume(t, b, got, cfg)
+	b.Publish(t, "shop", "order.placed", keyed("a"))
+	m := got.await(t, 1)[0]
+	testenv.Eventually(t, func() error {
+		if text := log.String(); !strings.Contains(text, "message not processed") || !strings.Contains(text, "partition="+m.Queue) {
+			return fmt.Errorf("log: %s", text)
+		}
+		return nil
+	})
 }

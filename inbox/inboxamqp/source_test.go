@@ -360,29 +360,6 @@ func TestSourceLongDelay(t *testing.T) {
 	}
 }
 
-// Messages that wait for the rest of a long delay and cannot, since the broker takes none, do not
-// keep the others out.
-func TestSourceLongDelayDuringAlarm(t *testing.T) {
-	t.Parallel()
-	server := testenv.Private(t, testenv.RabbitMQ)
-	b := amqptest.On(t, server.URL(), server.AdminURL())
-	src := newSource(t, b.Dial, config{ConfirmTimeout: 500 * time.Millisecond})
-	const window = 4
-	for range 2 * window {
-		p := order()
-		p.Headers = amqp.Table{"holdfast-wait": "100"}
-		b.Publish(t, "", "orders", p)
-	}
-	numbered(t, b, "orders", 1, window)
-	if err := server.Control(t.Context(), "set_vm_memory_high_watermark", "absolute", "10MB"); err != nil {
-		t.Fatal(err)
-	}
-	s := open(t, src, window)
-	if got := bodies(take(t, s, window)); got != "1 2 3 4" {
-		t.Errorf("received %s", got)
-	}
-}
-
 // Where a retry queue is missing, what waits for the rest of a long delay goes behind the others, and
 // Ready says so.
 func TestSourceLongDelayRefused(t *testing.T) {

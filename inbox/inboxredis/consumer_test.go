@@ -10,6 +10,7 @@ import (
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/inboxredis"
 	"github.com/holdfast-go/holdfast/inbox/inboxtest/conformance"
+	"github.com/holdfast-go/holdfast/internal/partition"
 	"github.com/holdfast-go/holdfast/internal/redistest"
 )
 
@@ -19,12 +20,28 @@ func TestConsumer(t *testing.T) {
 	for name, cfg := range map[string]inboxredis.Config{"shared": {}, "ordered": orderedBy(1), "partitioned": orderedBy(4)} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			runs := runsOf(name)
+			runs.Variant = cfg.Partitions > 1
 			conformance.TestConsumer(t, conformance.ConsumerBackend{
-				Ordered: cfg.Ordered, Partitioned: cfg.Partitions > 1,
+				Runs: runs, Ordered: cfg.Ordered, Partitioned: cfg.Partitions > 1,
 				New: func(t *testing.T) conformance.ConsumerFixture { return newConsumerFixture(t, cfg) },
 			})
 		})
 	}
+}
+
+func TestPartitions(t *testing.T) {
+	t.Parallel()
+	redistest.URL(t) // skips before there are subtests
+	conformance.TestPartitions(t, conformance.PartitionsBackend{
+		Runs: runsOf("partitions"),
+		New: func(t *testing.T) conformance.ConsumerFixture {
+			return newConsumerFixture(t, orderedBy(conformance.Partitions))
+		},
+		Of: func(m *inbox.Message) string {
+			return partition.Name(stream, partition.Of(m.Key, m.ID.String(), conformance.Partitions))
+		},
+	})
 }
 
 // orderedBy has messages ordered, in so many partitions.

@@ -5,15 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/holdfast-go/holdfast/inbox"
@@ -147,144 +144,166 @@ func extraKey(t *testing.T) string {
 	return ""
 }
 
-// What outboxredis writes is in the partition of its key, and comes from there.
-func TestPartitionOfAMessage(t *testing.T) {
-	t.Parallel()
-	client := redistest.New(t)
-	var mu sync.Mutex
-	got := map[uuid.UUID]string{}
-	c := partitioned(t, client, func(m *inbox.Message) error {
-		mu.Lock()
-		defer mu.Unlock()
-		got[m.ID] = m.Queue
-		return nil
-	})
-	want := map[uuid.UUID]string{}
-	var msgs []*inbox.Message
-	for i := range 200 {
-		m := keyed(fmt.Sprintf("key-%d", i%20))
-		if i%4 == 0 {
-			m.Key = "" // they are spread by their ids
-		}
-		want[m.ID] = partition.Name(stream, partition.Of(m.Key, m.ID.String(), partitions))
-		msgs = append(msgs, m)
+// owners returns by which process each partition is served; "" by none.
+func owners(t *testing.T, client redis.UniversalClient) (processes [partitions]string) {
+	t.Helper()
+	for i := range processes {
+		token := client.Get(t.Context(), fmt.Sprintf("{%s}:%s:owner", partition.Name(stream, i), groupName)).Val()
+		processes[i] = token[:max(strings.LastIndexByte(token, '-'), 0)] // after it is the number of the session
 	}
-	publishTo(t, client, partitions, msgs...)
-	defer start(t, c)()
+	return processes
+}
+
+// awaitShares waits until the processes hold so many partitions each, in any order.
+func awaitShares(t *testing.T, client redis.UniversalClient, want ...int) {
+	t.Helper()
 	testenv.Eventually(t, func() error {
-		mu.Lock()
-		defer mu.Unlock()
-		if len(got) < len(want) {
-			return fmt.Errorf("%d of %d messages", len(got), len(want))
+		counts := map[string]int{}
+		for i, process := range owners(t, client) {
+			if process == "" {
+				return fmt.Errorf("partition %d has no owner", i)
+			}
+			counts[process]++
 		}
-		return nil
-	})
-	mu.Lock()
-	defer mu.Unlock()
-	for id, queue := range want {
-		if got[id] != queue {
-			t.Errorf("message %s came from %s, want %s", id, got[id], queue)
+		var got []int
+		for _, n := range counts {
+			got = append(got, n)
 		}
-	}
-}
-
-// effects are those of keyed messages in their order, as processors that remember have them.
-type effects struct {
-	t      *testing.T
-	number map[uuid.UUID]int
-
-	mu      sync.Mutex
-	next    map[string]int
-	running map[string]bool
-	by      [3]atomic.Int64 // of each process
-}
-
-func (e *effects) process(process int) processor {
-	return func(m *inbox.Message) error {
-		e.mu.Lock()
-		if e.running[m.Key] {
-			e.t.Errorf("two messages of %s are processed at once", m.Key)
-		}
-		e.running[m.Key] = true
-		e.mu.Unlock()
-		time.Sleep(time.Duration(rand.IntN(6000)) * time.Microsecond)
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		e.running[m.Key] = false
-		if rand.IntN(10) == 0 {
-			return errors.New("at random")
-		}
-		n := e.number[m.ID]
-		if n > e.next[m.Key] {
-			e.t.Errorf("number %d of %s while %d is due", n, m.Key, e.next[m.Key])
-		}
-		e.next[m.Key] = max(e.next[m.Key], n+1)
-		e.by[process].Add(1)
-		return nil
-	}
-}
-
-func (e *effects) await(n int) {
-	e.t.Helper()
-	testenv.Eventually(e.t, func() error {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		done := 0
-		for _, next := range e.next {
-			done += next
-		}
-		if done < n {
-			return fmt.Errorf("%d of %d messages took effect", done, n)
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			return fmt.Errorf("the processes hold %v partitions, want %v", got, want)
 		}
 		return nil
 	})
 }
 
-// Two processes share the partitions; one of them ends and another begins meanwhile. The keys keep
-// their order, and nothing is lost.
-func TestPartitionsKeepTheOrder(t *testing.T) {
+func effectless(*inbox.Message) error { return nil }
+
+// A process that comes gets its share, and what one has held that ends goes to the others.
+func TestPartitionsAreShared(t *testing.T) {
+	t.Parallel()
+	testenv.Nightly(t, "five processes pass partitions on for seconds")
+	client := redistest.New(t)
+	endFirst := start(t, partitioned(t, client, effectless))
+	awaitShares(t, client, 4)
+	endSecond := start(t, partitioned(t, client, effectless))
+	awaitShares(t, client, 2, 2)
+	ends := []func(){endFirst, endSecond}
+	for range 3 {
+		ends = append(ends, start(t, partitioned(t, client, effectless)))
+	}
+	// Of five processes one has none: it waits.
+	awaitShares(t, client, 1, 1, 1, 1)
+	for _, end := range ends[:4] {
+		end()
+	}
+	awaitShares(t, client, 4)
+	ends[4]()
+	if left := owners(t, client); left != [partitions]string{} {
+		t.Errorf("after the end the partitions are held by %v", left)
+	}
+}
+
+// What a process held that died goes to another one, which counts it until then.
+func TestPartitionsOfADeadProcess(t *testing.T) {
 	t.Parallel()
 	client := redistest.New(t)
-	const keys, each = 16, 300
-	e := &effects{t: t, number: map[uuid.UUID]int{}, next: map[string]int{}, running: map[string]bool{}}
-	var msgs []*inbox.Message
-	for i := range keys * each {
-		m := keyed(fmt.Sprintf("key-%d", i%keys))
-		e.number[m.ID] = i / keys
-		msgs = append(msgs, m)
-	}
-	first, second, third := partitioned(t, client, e.process(0)), partitioned(t, client, e.process(1)), partitioned(t, client, e.process(2))
-	endFirst, endSecond, endThird := start(t, first), start(t, second), func() {}
-	awaitShares(t, client, 2, 2)
-	sent := 0
-	for chunk := range slices.Chunk(msgs, len(msgs)/60) { // all the while, so that partitions change hands amid their messages
-		publishTo(t, client, partitions, chunk...)
-		switch sent++; sent {
-		case 10:
-			e.await(sent * len(chunk) / 2)
-			endFirst()
-		case 25:
-			endThird = start(t, third)
-		case 59:
-			awaitShares(t, client, 2, 2) // the third has its part of the last chunk
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
-	e.await(keys * each)
-	endSecond()
-	endThird()
-	for i := range e.by {
-		if e.by[i].Load() == 0 {
-			t.Errorf("process %d has processed nothing", i)
-		}
-	}
-	if letters, err := first.DeadLetters().List(t.Context(), inbox.Filter{}); len(letters) != 0 || err != nil {
-		t.Errorf("%d dead letters, %v", len(letters), err)
+	next := partitioned(t, client, effectless)
+	first := "{" + partition.Name(stream, 0) + "}:" + groupName + ":"
+	now := client.Time(t.Context()).Val()
+	dead := redis.Z{Score: float64(now.Add(-7 * time.Second).UnixMilli()), Member: "dead"} // it counts for 8 s
+	if err := client.ZAdd(t.Context(), first+fmt.Sprint("processes.", partitions), dead).Err(); err != nil {
+		t.Fatal(err)
 	}
 	for i := range partitions {
-		pending := client.XPending(t.Context(), partition.Name(stream, i), groupName).Val()
-		if pending.Count != 0 {
-			t.Errorf("%d messages of partition %d are left", pending.Count, i)
+		key := fmt.Sprintf("{%s}:%s:owner", partition.Name(stream, i), groupName)
+		if err := client.Set(t.Context(), key, "dead-1", 500*time.Millisecond).Err(); err != nil {
+			t.Fatal(err)
 		}
 	}
+	if held := owners(t, client); held != [partitions]string{"dead", "dead", "dead", "dead"} {
+		t.Fatalf("the partitions are held by %v", held)
+	}
+	end := start(t, next)
+	testenv.Eventually(t, func() error {
+		held := owners(t, client)
+		if slices.Contains(held[:], "dead") || slices.Contains(held[:], "") {
+			return fmt.Errorf("the partitions are held by %v", held)
+		}
+		return nil
+	})
+	end()
+}
+
+// A partition in which a message waits for its retry stays where it is, and others are passed on.
+func TestPartitionThatWaitsIsNotPassedOn(t *testing.T) {
+	t.Parallel()
+	client := redistest.New(t)
+	var failed atomic.Bool
+	var mended atomic.Bool
+	cfg := orderedBy(partitions)
+	cfg.Group = groupName
+	cfg.Retry = inbox.RetryPolicy{BaseDelay: time.Second, MaxDelay: time.Second, MaxAttempts: 10_000}
+	first := newConsumer(t, client, processor(func(*inbox.Message) error {
+		if mended.Load() {
+			return nil
+		}
+		failed.Store(true)
+		return errors.New("for now")
+	}), cfg)
+	for i := range 3 {
+		publishTo(t, client, partitions, keyed(keyOf(t, i)))
+	}
+	endFirst := start(t, first)
+	awaitShares(t, client, 4)
+	testenv.Eventually(t, func() error {
+		if !failed.Load() {
+			return errors.New("no message was tried")
+		}
+		return nil
+	})
+	before := owners(t, client)
+	endSecond := start(t, partitioned(t, client, effectless))
+	awaitShares(t, client, 1, 3)
+	after := owners(t, client)
+	if after[3] == before[3] || !slices.Equal(after[:3], before[:3]) {
+		t.Errorf("partition 3 has nothing that waits; before %v, after %v", before, after)
+	}
+	mended.Store(true)
+	awaitShares(t, client, 2, 2)
+	endFirst()
+	endSecond()
+}
+
+// The partitions are in slots of their own, on several nodes, and one consumer reads all of them.
+func testPartitionsOnCluster(t *testing.T, client *redis.ClusterClient) {
+	nodes := map[string]bool{}
+	for _, name := range partition.Names(stream, partitions) {
+		node, err := client.MasterForKey(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		nodes[node.Options().Addr] = true
+	}
+	if len(nodes) < 2 {
+		t.Errorf("all partitions are on %v", nodes)
+	}
+	var done atomic.Int64
+	defer start(t, partitioned(t, client, func(m *inbox.Message) error {
+		if m.Attempt == 1 {
+			return errors.New("at first")
+		}
+		done.Add(1)
+		return nil
+	}))()
+	const n = 100
+	for i := range n {
+		publishTo(t, client, partitions, keyed(fmt.Sprintf("key-%d", i%20)))
+	}
+	testenv.Eventually(t, func() error {
+		if got := done.Load(); got < n {
+			return fmt.Errorf("%d of %d messages", got, n)
+		}
+		return nil
+	})
 }

@@ -21,19 +21,25 @@ import (
 
 const stream = "orders"
 
+// The suites run whole on a shared stream. Of the others run the subtests that depend on the kind of queue.
+func runsOf(kind string) conformance.Runs {
+	return conformance.Runs{Nightly: testenv.Nightly, Variant: kind != "shared"}
+}
+
 func TestSource(t *testing.T) {
 	t.Parallel()
+	redistest.URL(t) // skips before there are subtests
 	for name, ordered := range map[string]bool{"shared": false, "ordered": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			conformance.TestSource(t, conformance.SourceBackend{New: func(t *testing.T) conformance.SourceFixture {
+			conformance.TestSource(t, conformance.SourceBackend{Runs: runsOf(name), New: func(t *testing.T) conformance.SourceFixture {
 				return newFixture(t, ordered).source()
 			}})
 		})
 	}
 }
 
-// name is that of the consumers and their group.
+// groupName is the name of the consumers and of their group.
 const groupName = "billing"
 
 // fixture is a stream with a group.

@@ -18,7 +18,7 @@ func TestConsumer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			conformance.TestConsumer(t, conformance.ConsumerBackend{
-				Bubble: true, Ordered: ordered, New: func(*testing.T) conformance.ConsumerFixture { return newFixture(ordered) },
+				Runs: conformance.Runs{Bubble: true}, Ordered: ordered, New: func(*testing.T) conformance.ConsumerFixture { return newFixture(ordered) },
 			})
 		})
 	}

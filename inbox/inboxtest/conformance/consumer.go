@@ -10,7 +10,6 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/uuid"
@@ -43,18 +42,17 @@ type ConsumerFixture struct {
 
 // ConsumerBackend is where TestConsumer runs.
 type ConsumerBackend struct {
-	// Bubble runs each test in a testing/synctest bubble.
-	Bubble bool
+	Runs
 	// Ordered says that the fixtures' sources are exclusive: the tests of order run, and no others.
 	Ordered bool
-	// Partitioned says that the fixtures' queue is split: the tests of parked keys and of keys by a
-	// function, which that excludes, do not run.
+	// Partitioned says that the fixtures' queue is split: keys are not parked then.
 	Partitioned bool
 	// New returns a fresh fixture.
 	New func(t *testing.T) ConsumerFixture
 }
 
-// TestConsumer holds a consumer to what every one promises, whatever its broker.
+// TestConsumer holds a consumer to the promises that depend on its source. The tests of package engine
+// hold it to the others.
 func TestConsumer(t *testing.T, b ConsumerBackend) {
 	tests := consumerTests
 	if b.Ordered {
@@ -62,97 +60,45 @@ func TestConsumer(t *testing.T, b ConsumerBackend) {
 	}
 	if b.Ordered && !b.Partitioned {
 		tests = maps.Clone(tests)
-		maps.Copy(tests, wholeTests)
+		tests["parked keys and cut connections"] = subtest[ConsumerFixture]{fakes, testOrderParkedThroughCuts}
 	}
-	for name, test := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if b.Bubble {
-				synctest.Test(t, func(t *testing.T) { test(t, b.New(t)) })
-				return
-			}
-			test(t, b.New(t))
-		})
-	}
+	runAll(t, b.Runs, b.New, tests)
 }
 
-var consumerTests = map[string]func(*testing.T, ConsumerFixture){
-	"retries, then a dead letter":         testConsumerRetries,
-	"recoverable failures are spared":     testConsumerRecoverable,
-	"a delay that was asked for":          testConsumerRetryAfter,
-	"postponed":                           testConsumerPostpone,
-	"given back for no reason":            testConsumerGivenBack,
-	"refused messages":                    testConsumerRefuses,
-	"derived ids":                         testConsumerDerivesID,
-	"own classes":                         testConsumerClasses,
-	"panics":                              testConsumerPanics,
-	"exits its goroutine":                 testConsumerGoexit(ConsumerConfig{}),
-	"exits its goroutine, batches":        testConsumerGoexit(ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Batch: 5}}),
-	"exits its goroutine, noted":          testConsumerGoexitNoted,
-	"workers stay as many":                testConsumerWorkers,
-	"handler timeout":                     testConsumerTimeout,
-	"processor's own work":                testConsumerBackground,
-	"batches":                             testConsumerBatch,
-	"history of failures":                 testConsumerHistory,
-	"limit of a handler":                  testConsumerHandlerLimit,
-	"dead letters by an operator":         testConsumerDeadLetters,
-	"limit of messages":                   testConsumerMessageLimit,
-	"limit of messages, batches":          testConsumerBatchLimit,
-	"limit of messages, delays":           testConsumerLimitWithDelays,
-	"limit of time":                       testConsumerTimeLimit,
-	"limit of memory":                     testConsumerMemoryLimit,
-	"its own end costs nothing":           testConsumerEnd,
-	"drain":                               testConsumerDrain,
-	"drain leaves handlers behind":        testConsumerLeavesBehind,
-	"drain ends although others hang":     testConsumerOthersHang,
-	"context without an end":              testConsumerOnBackground,
-	"poison like an outage":               testConsumerPoison(ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 2}}),
-	"poison like an outage, batches":      testConsumerPoison(ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 2, Batch: 10}}),
-	"many poisons like an outage":         testConsumerManyPoisons,
-	"an outage costs nothing":             testConsumerOutage,
-	"an outage with invalid messages":     testConsumerOutageInvalid,
-	"a pause while another runs":          testConsumerPauseWhileRunning,
-	"leftover of an attempt":              testConsumerLeftover,
-	"a retry that the server has lost":    testConsumerLostRetry,
-	"retries are noted":                   testConsumerNotesRetries,
-	"quarantine":                          testConsumerQuarantine,
-	"open runs of other copies":           testConsumerOtherCopies,
-	"no answer from the ledger":           testConsumerLedgerDown,
-	"drain closes runs":                   testConsumerDrainClosesRuns,
-	"connections are cut":                 testConsumerCut(ConsumerConfig{}),
-	"connections are cut, batches":        testConsumerCut(ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 3, Batch: 20}}),
-	"cut off while it runs":               testConsumerTwin,
-	"place of dead letters takes none":    testConsumerNoPlace,
-	"queue is deleted":                    testConsumerQueueDeleted,
-	"queue comes later":                   testConsumerQueueLater,
-	"second Run":                          testConsumerRunsOnce,
-	"consumers share a queue":             testConsumerShares,
-	"silence":                             testConsumerSilence,
-	"end while the network is silent":     testConsumerEndsInSilence,
-	"a crowd of failed messages at start": testConsumerManyRetries,
-	"paused by an operator":               testConsumerPaused(ConsumerConfig{}),
-	"paused by an operator, batches":      testConsumerPaused(ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Batch: 10}}),
+var consumerTests = map[string]subtest[ConsumerFixture]{
+	"retries, then a dead letter":     {once, testConsumerRetries},
+	"refused messages":                {once, testConsumerRefuses},
+	"batches":                         {once, testConsumerBatch},
+	"dead letters by an operator":     {once, testConsumerDeadLetters},
+	"limit of messages, batches":      {once, testConsumerBatchLimit},
+	"limit of messages, delays":       {once, testConsumerLimitWithDelays},
+	"drain":                           {once, testConsumerDrain},
+	"consumers share a queue":         {once, testConsumerShares},
+	"an outage costs nothing":         {fakes, testConsumerOutage},
+	"connections are cut":             {once, testConsumerCut},
+	"cut off while it runs":           {once, testConsumerTwin},
+	"given back for no reason":        {fakes, testConsumerGivenBack},
+	"workers stay as many":            {fakes, testConsumerWorkers},
+	"processor's own work":            {fakes, testConsumerBackground},
+	"drain leaves handlers behind":    {fakes, testConsumerLeavesBehind},
+	"drain ends although others hang": {fakes, testConsumerOthersHang},
+	"drain closes runs":               {fakes, testConsumerDrainClosesRuns},
+	"context without an end":          {fakes, testConsumerOnBackground},
+	"second Run":                      {fakes, testConsumerRunsOnce},
+	"retries are noted":               {fakes, testConsumerNotesRetries},
+	"open runs of other copies":       {fakes, testConsumerOtherCopies},
+	"no answer from the ledger":       {fakes, testConsumerLedgerDown},
+	"end while the network is silent": {fakes, testConsumerEndsInSilence},
+	"paused by an operator":           {fakes, testConsumerPaused(ConsumerConfig{})},
 }
 
-var orderTests = map[string]func(*testing.T, ConsumerFixture){
-	"one key in order":                  testOrderOfKeys(ConsumerConfig{}),
-	"paused by an operator":             testConsumerPaused(ordered(ConsumerConfig{})),
-	"one key in order, batches":         testOrderOfKeys(ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Batch: 10}}),
-	"a failed message holds its key":    testOrderHolds,
-	"an outage keeps the order":         testOrderOutage,
-	"order when connections are cut":    testOrderCut,
-	"order over several consumers":      testOrderOverConsumers,
-	"order over the end of a consumer":  testOrderOverEnd,
-	"a crash suspect keeps the order":   testOrderSuspect,
-	"order with the limit of a handler": testOrderHandlerLimit,
-}
-
-// wholeTests are those of a queue that is not split.
-var wholeTests = map[string]func(*testing.T, ConsumerFixture){
-	"key by a function":               testOrderKeyFunction,
-	"a parked key":                    testOrderParked,
-	"parked keys over consumers":      testOrderParkedOften,
-	"parked keys and cut connections": testOrderParkedThroughCuts,
+var orderTests = map[string]subtest[ConsumerFixture]{
+	"one key in order":                {once, testOrderOfKeys(ConsumerConfig{})},
+	"one key in order, batches":       {fakes, testOrderOfKeys(ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Batch: 10}})},
+	"order when connections are cut":  {once, testOrderCut},
+	"order over several consumers":    {always, testOrderOverConsumers},
+	"a crash suspect keeps the order": {fakes, testOrderSuspect},
+	"paused by an operator":           {fakes, testConsumerPaused(ordered(ConsumerConfig{}))},
 }
 
 // soon is a policy of two retries soon after one another.
@@ -234,15 +180,14 @@ func (r *runs) wantFirst(t *testing.T, of func(inbox.Message) bool) {
 
 func anyMessage(inbox.Message) bool { return true }
 
-func isGood(m inbox.Message) bool { return m.Name != "bad" }
-
 // remembering is a processor with a ledger.
 type remembering struct {
 	inbox.Processor
 	ledger driver.Ledger
 }
 
-func (r remembering) Ledger() driver.Ledger    { return r.ledger }
+func (r remembering) Ledger() driver.Ledger { return r.ledger }
+
 func (r remembering) Retention() time.Duration { return driver.DefaultRetention }
 
 // work is a consumer at work.
@@ -385,6 +330,9 @@ func failedOnce(t *testing.T, f ConsumerFixture, msgs ...*inbox.Message) {
 	for _, d := range all {
 		moved(t, source, s, later(d, 0, next))
 	}
+	if f.Forgetful {
+		time.Sleep(quiet)
+	}
 	ended(t, s)
 }
 
@@ -410,22 +358,6 @@ func awaitDead(t *testing.T, f ConsumerFixture, want int) []inbox.DeadLetter {
 		t.Errorf("%d dead letters, want %d", len(all), want)
 	}
 	return all
-}
-
-const patience = 2 * time.Minute
-
-// await polls until check returns nil.
-func await(t *testing.T, check func() error) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("still failing after %v: %v", patience, err)
-		}
-	}
 }
 
 func awaitCount(t *testing.T, what string, want int, count func() int) {

@@ -3,9 +3,9 @@ package conformance
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,32 +21,30 @@ func needsNetwork(t *testing.T, f ConsumerFixture) {
 }
 
 // Connections that are cut while messages are processed and retried cost deliveries, and no message.
-func testConsumerCut(cfg ConsumerConfig) func(*testing.T, ConsumerFixture) {
-	return func(t *testing.T, f ConsumerFixture) {
-		needsNetwork(t, f)
-		const n = 150
-		r := &runs{do: func(_ context.Context, m *inbox.Message) error {
-			time.Sleep(5 * time.Millisecond)
-			if m.Attempt < 2 {
-				return errBoom // so that copies are on their way, too
-			}
-			return nil
-		}}
-		cfg.Retry = inbox.RetryPolicy{MaxAttempts: 10, BaseDelay: 50 * time.Millisecond, MaxDelay: 100 * time.Millisecond}
-		w := consume(t, f, r, cfg)
-		for i := range n {
-			publishMany(t, f, "event", 1)
-			if i%50 == 25 {
-				f.Network.CutConnections()
-			}
+func testConsumerCut(t *testing.T, f ConsumerFixture) {
+	needsNetwork(t, f)
+	const n, cuts = 60, 3
+	r := &runs{do: func(_ context.Context, m *inbox.Message) error {
+		time.Sleep(5 * time.Millisecond)
+		if m.Attempt < 2 {
+			return errBoom // so that copies are on their way, too
 		}
-		awaitCount(t, "messages done", n, r.finished)
-		w.awaitReady(true)
-		w.stop()
-		wantRest(t, f, 0)
-		if letters := dead(t, f); len(letters) != 0 {
-			t.Errorf("dead letters %+v", letters)
-		}
+		return nil
+	}}
+	w := consume(t, f, r, ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{
+		Concurrency: 3, Batch: 20, Retry: inbox.RetryPolicy{MaxAttempts: 10, BaseDelay: 50 * time.Millisecond, MaxDelay: 100 * time.Millisecond},
+	}})
+	for k := range cuts {
+		publishMany(t, f, "event", n/cuts)
+		awaitCount(t, "deliveries", (k+1)*n/cuts-n/cuts/2, r.count)
+		f.Network.CutConnections()
+	}
+	awaitCount(t, "messages done", n, r.finished)
+	w.awaitReady(true)
+	w.stop()
+	wantRest(t, f, 0)
+	if letters := dead(t, f); len(letters) != 0 {
+		t.Errorf("dead letters %+v", letters)
 	}
 }
 
@@ -79,102 +77,6 @@ func testConsumerTwin(t *testing.T, f ConsumerFixture) {
 	wantRest(t, f, 0)
 }
 
-// Bad messages whose place takes none, more than the prefetch and at the head of the queue, let the
-// good ones pass. They end where they belong as soon as they can.
-func testConsumerNoPlace(t *testing.T, f ConsumerFixture) {
-	if f.Refuse == nil {
-		t.Skip("no place can be made to refuse")
-	}
-	const bad, good = 40, 100
-	r := &runs{do: func(_ context.Context, m *inbox.Message) error {
-		if m.Name == "bad" {
-			return inbox.Invalid(errBoom)
-		}
-		return nil
-	}}
-	publishMany(t, f, "bad", bad)
-	publishMany(t, f, "good", good)
-	var mend func()
-	w := launch(t, f, r, ConsumerConfig{}, func() { mend = f.Refuse(t, driver.ClassValidation) })
-	awaitCount(t, "good messages", good, r.finished)
-	await(t, func() error {
-		if err := w.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), driver.ClassValidation) {
-			return fmt.Errorf("ready: %w", err)
-		}
-		return nil
-	})
-	mend()
-	for _, letter := range awaitDead(t, f, bad) {
-		if letter.Attempts != 1 || letter.Class != driver.ClassValidation {
-			t.Errorf("dead letter %+v", letter)
-		}
-	}
-	w.awaitReady(true)
-	w.stop()
-	wantRest(t, f, 0)
-}
-
-func needsDelete(t *testing.T, f ConsumerFixture) {
-	t.Helper()
-	if f.Delete == nil {
-		t.Skip("the queue cannot be deleted")
-	}
-}
-
-func testConsumerQueueDeleted(t *testing.T, f ConsumerFixture) {
-	needsDelete(t, f)
-	r := &runs{}
-	w := consume(t, f, r, ConsumerConfig{})
-	declare := f.Delete(t)
-	w.awaitReady(false)
-	declare()
-	publishMany(t, f, "event", 1)
-	awaitCount(t, "messages done", 1, r.finished)
-	w.awaitReady(true)
-}
-
-// A consumer without its queue says so, to the log and to Ready, and works once somebody makes it.
-func testConsumerQueueLater(t *testing.T, f ConsumerFixture) {
-	needsDelete(t, f)
-	r := &runs{}
-	var log logText
-	cfg := ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))}}
-	var declare func()
-	w := launch(t, f, r, cfg, func() { declare = f.Delete(t) })
-	await(t, func() error {
-		if err := w.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "Setup") {
-			return fmt.Errorf("ready: %w", err)
-		}
-		if !strings.Contains(log.String(), "Setup") {
-			return errors.New("the log does not say it")
-		}
-		return nil
-	})
-	declare()
-	publishMany(t, f, "event", 1)
-	awaitCount(t, "messages done", 1, r.finished)
-}
-
-// An idle consumer notices that the network has fallen silent, and is ready again after it.
-func testConsumerSilence(t *testing.T, f ConsumerFixture) {
-	needsNetwork(t, f)
-	if f.InMemory {
-		t.Skip("there is no server that could fall silent")
-	}
-	r := &runs{}
-	w := consume(t, f, r, ConsumerConfig{})
-	f.Network.Pause()
-	began := time.Now()
-	w.awaitReady(false)
-	if took := time.Since(began); took > time.Minute {
-		t.Errorf("noticed after %v", took)
-	}
-	f.Network.Heal()
-	w.awaitReady(true)
-	publishMany(t, f, "event", 3)
-	awaitCount(t, "messages done", 3, r.finished)
-}
-
 // Run ends within ShutdownTimeout, whatever does not answer.
 func testConsumerEndsInSilence(t *testing.T, f ConsumerFixture) {
 	needsNetwork(t, f)
@@ -205,22 +107,141 @@ func testConsumerEndsInSilence(t *testing.T, f ConsumerFixture) {
 	})
 }
 
-// More failed messages than the consumer has workers wait for their retries without one.
-func testConsumerManyRetries(t *testing.T, f ConsumerFixture) {
-	const n = 100
-	r := &runs{do: func(_ context.Context, m *inbox.Message) error {
-		if m.Name == "bad" && m.Attempt == 1 {
-			return inbox.RetryAfter(errBoom, time.Second)
+var errDown = inbox.Unavailable(errBoom)
+
+// A real outage costs no message an attempt, however often it comes, and nothing spins.
+func testConsumerOutage(t *testing.T, f ConsumerFixture) {
+	var down atomic.Bool
+	r := &runs{do: func(context.Context, *inbox.Message) error {
+		if down.Load() {
+			return errDown
 		}
 		return nil
 	}}
-	publishMany(t, f, "bad", n)
-	w := consume(t, f, r, ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 2}})
-	publishMany(t, f, "event", 10)
-	awaitCount(t, "messages done", n+10, r.finished)
-	if total := r.count(); total != 2*n+10 {
-		t.Errorf("%d deliveries, want %d", total, 2*n+10)
+	w := consume(t, f, r, ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 4}})
+	const n, outages = 30, 2
+	for k := range outages {
+		down.Store(true)
+		before := r.count()
+		publishMany(t, f, "event", n)
+		w.awaitReady(false)
+		probes := r.count() + 3
+		awaitCount(t, "probes", probes, r.count)
+		if tried := r.count() - before; tried > 2*n {
+			t.Errorf("%d deliveries in an outage: a hot loop", tried)
+		}
+		down.Store(false)
+		awaitCount(t, "messages done", (k+1)*n, r.finished) // what is left would fail in the next outage too
+		w.awaitReady(true)
 	}
+	r.wantFirst(t, anyMessage)
 	w.stop()
 	wantRest(t, f, 0)
+	if letters := dead(t, f); len(letters) != 0 {
+		t.Errorf("dead letters %+v", letters)
+	}
+}
+
+// switched is a processor that can be paused.
+type switched struct {
+	*runs
+	mu      sync.Mutex
+	pause   driver.Pause
+	changed chan struct{}
+}
+
+var (
+	_ inbox.Processor = (*switched)(nil)
+	_ driver.Pausable = (*switched)(nil)
+)
+
+func (s *switched) Pause(_ context.Context, by, reason string) error {
+	s.turn(driver.Pause{By: by, Reason: reason, Since: time.Now()})
+	return nil
+}
+
+func (s *switched) Resume(context.Context) error {
+	s.turn(driver.Pause{})
+	return nil
+}
+
+func (s *switched) Paused(context.Context) (driver.Pause, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pause, nil
+}
+
+func (s *switched) turn(to driver.Pause) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pause = to
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+func (s *switched) WatchPause(ctx context.Context, tell func(driver.Pause)) {
+	for ctx.Err() == nil {
+		s.mu.Lock()
+		pause, changed := s.pause, s.changed
+		s.mu.Unlock()
+		tell(pause)
+		select {
+		case <-changed:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// pausesLogged counts the pauses of operators that a consumer logs, each from when nothing begins any more.
+type pausesLogged struct {
+	slog.Handler
+	n atomic.Int64
+}
+
+func (p *pausesLogged) Enabled(context.Context, slog.Level) bool { return true }
+
+func (p *pausesLogged) WithAttrs([]slog.Attr) slog.Handler { return p }
+
+func (p *pausesLogged) Handle(_ context.Context, r slog.Record) error {
+	if r.Message == "paused by an operator" {
+		p.n.Add(1)
+	}
+	return nil
+}
+
+func (p *pausesLogged) count() int { return int(p.n.Load()) }
+
+// A pause begins no message, also not at the start of a consumer, ends what was begun, and costs no message
+// an attempt. The consumer stays ready.
+func testConsumerPaused(cfg ConsumerConfig) func(*testing.T, ConsumerFixture) {
+	return func(t *testing.T, f ConsumerFixture) {
+		const n = 20
+		cfg := cfg // others run beside it
+		p := &switched{runs: &runs{}, changed: make(chan struct{})}
+		p.turn(driver.Pause{By: "ada", Since: time.Now()})
+		log := &pausesLogged{}
+		cfg.Logger = slog.New(log)
+		publishMany(t, f, "event", n)
+		w := consume(t, f, p, cfg)
+		for k := range 3 {
+			awaitCount(t, "pauses", k+1, log.count)
+			if k > 0 {
+				publishMany(t, f, "event", n)
+			}
+			time.Sleep(quiet)
+			if begun := p.count(); begun != k*n {
+				t.Errorf("%d messages were begun, want %d", begun, k*n)
+			}
+			w.awaitReady(true)
+			if k == 2 {
+				break
+			}
+			p.turn(driver.Pause{})
+			awaitCount(t, "messages done", (k+1)*n, p.finished)
+			p.turn(driver.Pause{By: "ada", Since: time.Now()})
+		}
+		w.stop()
+		wantRest(t, f, n)
+		p.wantFirst(t, anyMessage)
+	}
 }

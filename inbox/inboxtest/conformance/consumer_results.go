@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"runtime"
 	"slices"
 	"strings"
@@ -17,7 +16,6 @@ import (
 
 	"github.com/holdfast-go/holdfast/inbox"
 	"github.com/holdfast-go/holdfast/inbox/driver"
-	"github.com/holdfast-go/holdfast/inbox/internal/memory"
 	"github.com/holdfast-go/holdfast/internal/ids"
 )
 
@@ -42,6 +40,15 @@ func testConsumerRetries(t *testing.T, f ConsumerFixture) {
 		letter.Consumer != "billing" || !letter.FailedAt.After(letter.FirstFailedAt) {
 		t.Errorf("dead letter %+v", letter)
 	}
+	history := letter.Message.History
+	if len(history) != 2 || history[0].Error != "boom" || history[1].Consumer != "billing" || history[1].At.IsZero() || letter.Fingerprint == "" {
+		t.Errorf("history %+v, fingerprint %q", history, letter.Fingerprint)
+	}
+	for _, m := range r.messages() {
+		if len(m.History) != m.Attempt-1 {
+			t.Errorf("attempt %d has the history %+v", m.Attempt, m.History)
+		}
+	}
 	if a, o := fmt.Sprint(r.attempts(always)), fmt.Sprint(r.attempts(once)); a != "[1 2 3]" || o != "[1 2]" {
 		t.Errorf("attempts %s and %s", a, o)
 	}
@@ -54,66 +61,6 @@ func testConsumerRetries(t *testing.T, f ConsumerFixture) {
 	}
 	w.stop()
 	wantRest(t, f, 0)
-}
-
-// Recoverable failures do not use up the retries of the others.
-func testConsumerRecoverable(t *testing.T, f ConsumerFixture) {
-	r := &runs{do: func(_ context.Context, m *inbox.Message) error {
-		if m.Attempt <= 4 {
-			return inbox.Recoverable(errBoom)
-		}
-		return errBoom
-	}}
-	consume(t, f, r, ConsumerConfig{})
-	publishMany(t, f, "event", 1)
-	if letter := awaitDead(t, f, 1)[0]; letter.Attempts != 7 {
-		t.Errorf("dead at attempt %d, want the 7th: 4 recoverable ones, then 1 and 2 retries", letter.Attempts)
-	}
-}
-
-// A delay beyond the policy's is kept.
-func testConsumerRetryAfter(t *testing.T, f ConsumerFixture) {
-	var first atomic.Int64
-	r := &runs{do: func(_ context.Context, m *inbox.Message) error {
-		if m.Attempt == 1 {
-			first.Store(time.Now().UnixNano())
-			return inbox.RetryAfter(errBoom, 1200*time.Millisecond)
-		}
-		if waited := time.Since(time.Unix(0, first.Load())); waited < 1200*time.Millisecond {
-			t.Errorf("came back after %v", waited)
-		}
-		return nil
-	}}
-	w := consume(t, f, r, ConsumerConfig{})
-	id := publishMany(t, f, "event", 1)[0]
-	awaitCount(t, "messages done", 1, r.finished)
-	if got := r.messages()[1]; got.Attempt != 2 || got.Recovered != 1 || got.ID != id {
-		t.Errorf("second attempt %+v", got)
-	}
-	w.stop()
-	wantRest(t, f, 0)
-}
-
-// What is postponed comes again uncounted, as often as it takes.
-func testConsumerPostpone(t *testing.T, f ConsumerFixture) {
-	var n atomic.Int64
-	r := &runs{do: func(context.Context, *inbox.Message) error {
-		if n.Add(1) < 6 {
-			return inbox.Postpone(errBoom, 100*time.Millisecond)
-		}
-		return nil
-	}}
-	consume(t, f, r, ConsumerConfig{})
-	publishMany(t, f, "event", 1)
-	awaitCount(t, "messages done", 1, r.finished)
-	for _, m := range r.messages() {
-		if m.Attempt != 1 || !m.FirstFailedAt.IsZero() || len(m.History) != 0 {
-			t.Errorf("postponed %+v", m)
-		}
-	}
-	if left := dead(t, f); len(left) != 0 {
-		t.Errorf("dead letters %+v", left)
-	}
 }
 
 // An answer that gives a message back without a drain is no hot loop.
@@ -161,89 +108,6 @@ func testConsumerRefuses(t *testing.T, f ConsumerFixture) {
 	awaitCount(t, "good messages", len(spoilt), func() int { return int(good.Load()) })
 }
 
-func testConsumerDerivesID(t *testing.T, f ConsumerFixture) {
-	derived := ids.Deterministic(time.Unix(1_700_000_000, 0), "order", "1")
-	r := &runs{}
-	consume(t, f, r, ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{DeriveID: func(m *inbox.Message) uuid.UUID {
-		switch m.Name {
-		case "stranger":
-			return uuid.Nil
-		case "monster":
-			panic("no such sender")
-		}
-		return derived
-	}}})
-	for _, name := range []string{"monster", "event", "stranger"} {
-		m := named(name)
-		m.ID = uuid.Nil
-		f.Publish(t, m)
-	}
-	for _, letter := range awaitDead(t, f, 2) {
-		if letter.Class != driver.ClassValidation {
-			t.Errorf("class %s", letter.Class)
-		}
-	}
-	awaitCount(t, "messages done", 1, r.finished)
-	if m := r.messages()[0]; m.ID != derived {
-		t.Errorf("id %v", m.ID)
-	}
-}
-
-// A class that has a place of its own goes there, and any other to the place of default.
-func testConsumerClasses(t *testing.T, f ConsumerFixture) {
-	r := &runs{do: func(_ context.Context, m *inbox.Message) error {
-		return inbox.Classed(inbox.Unrecoverable(errBoom), m.Name)
-	}}
-	consume(t, f, r, ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Classes: []string{OwnClass}}})
-	publishMany(t, f, OwnClass, 1)
-	publishMany(t, f, "elsewhere", 1)
-	awaitDead(t, f, 2)
-	for place, class := range map[string]string{OwnClass: OwnClass, driver.ClassDefault: "elsewhere"} {
-		if found := scan(t, f.SourceFixture, place); len(found) != 1 || found[0].Class != class || found[0].Attempts != 1 {
-			t.Errorf("place %s: %+v", place, found)
-		}
-	}
-}
-
-func testConsumerPanics(t *testing.T, f ConsumerFixture) {
-	r := &runs{do: func(context.Context, *inbox.Message) error { panic("lost") }}
-	w := consume(t, f, r, ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 1}})
-	publishMany(t, f, "event", 2)
-	for _, letter := range awaitDead(t, f, 2) {
-		if letter.Class != driver.ClassDefault || letter.Attempts != 3 || !strings.Contains(letter.Error, "lost") {
-			t.Errorf("dead letter %+v", letter)
-		}
-	}
-	w.awaitReady(true)
-}
-
-// Handlers that exit their goroutines fail their messages, and the only worker goes on.
-func testConsumerGoexit(cfg ConsumerConfig) func(*testing.T, ConsumerFixture) {
-	return func(t *testing.T, f ConsumerFixture) { goexit(t, f, cfg, nil) }
-}
-
-func testConsumerGoexitNoted(t *testing.T, f ConsumerFixture) {
-	goexit(t, f, ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Batch: 5, MaxCrashes: 1}}, memory.NewLedger())
-}
-
-func goexit(t *testing.T, f ConsumerFixture, cfg ConsumerConfig, ledger driver.Ledger) {
-	const n = 12
-	var p inbox.Processor = &runs{do: func(context.Context, *inbox.Message) error { runtime.Goexit(); return nil }}
-	if ledger != nil {
-		p = remembering{p, ledger}
-	}
-	cfg.Concurrency = 1
-	w := consume(t, f, p, cfg)
-	publishMany(t, f, "event", n)
-	for _, letter := range awaitDead(t, f, n) {
-		if letter.Attempts != 3 || !strings.Contains(letter.Error, "exited its goroutine") {
-			t.Errorf("dead letter %+v", letter)
-		}
-	}
-	w.stop()
-	wantRest(t, f, 0)
-}
-
 // However many workers have been replaced there are as many as before, and a drain does not wait for
 // one whose handler exits meanwhile.
 func testConsumerWorkers(t *testing.T, f ConsumerFixture) {
@@ -273,59 +137,6 @@ func testConsumerWorkers(t *testing.T, f ConsumerFixture) {
 	}
 	awaitDead(t, f, gone+workers)
 	wantRest(t, f, workers)
-}
-
-// A handler gets a deadline; one that does not mind it is reported.
-func testConsumerTimeout(t *testing.T, f ConsumerFixture) {
-	release := make(chan struct{})
-	var deaf atomic.Bool
-	r := &runs{do: func(ctx context.Context, m *inbox.Message) error {
-		<-ctx.Done()
-		if m.Name == "deaf" {
-			deaf.Store(true)
-			<-release
-		}
-		return context.Cause(ctx)
-	}}
-	var log logText
-	w := consume(t, f, r, ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{
-		Retry: inbox.RetryPolicy{MaxAttempts: 1}, HandlerTimeout: 50 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(&log, nil)),
-	}})
-	publishMany(t, f, "event", 1)
-	if letter := awaitDead(t, f, 1)[0]; !strings.Contains(letter.Error, "HandlerTimeout") {
-		t.Errorf("dead letter %+v", letter)
-	}
-	publishMany(t, f, "deaf", 1)
-	await(t, func() error {
-		if !deaf.Load() || !strings.Contains(log.String(), "stuck") {
-			return errors.New("not reported")
-		}
-		if err := w.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "do not return") {
-			return fmt.Errorf("ready: %w", err)
-		}
-		return nil
-	})
-	close(release)
-	awaitDead(t, f, 2)
-	w.awaitReady(true)
-}
-
-// logText is a log that can be read.
-type logText struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (b *logText) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *logText) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
 }
 
 // tidy is a processor with work of its own, which takes a while to end.
@@ -379,7 +190,7 @@ func (b *batches) largest() int {
 
 // What gathers while the workers are busy comes as a batch; each message ends for itself.
 func testConsumerBatch(t *testing.T, f ConsumerFixture) {
-	const n = 300
+	const n, each = 150, 3
 	p := &batches{runs: &runs{do: func(_ context.Context, m *inbox.Message) error {
 		switch {
 		case m.Name == "bad" && m.Attempt < 3:
@@ -402,44 +213,23 @@ func testConsumerBatch(t *testing.T, f ConsumerFixture) {
 		}
 		all = append(all, m)
 	}
-	w := consume(t, f, p, ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 2, Batch: 25}})
 	f.Publish(t, all...)
+	w := consume(t, f, p, ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Concurrency: 2, Batch: 25}})
 	classes := map[string]int{}
-	for _, letter := range awaitDead(t, f, 12) {
+	for _, letter := range awaitDead(t, f, 2*each) {
 		classes[letter.Class]++
 	}
-	if classes[driver.ClassUnrecoverable] != 6 || classes[driver.ClassValidation] != 6 {
+	if classes[driver.ClassUnrecoverable] != each || classes[driver.ClassValidation] != each {
 		t.Errorf("dead letters %v", classes)
 	}
-	awaitCount(t, "messages done", n-12, p.finished)
+	awaitCount(t, "messages done", n-2*each, p.finished)
 	w.stop()
 	wantRest(t, f, 0)
-	if got := p.count(); got != n-6+2*6 {
+	if got := p.count(); got != n-each+2*each {
 		t.Errorf("%d messages processed", got)
 	}
 	if largest := p.largest(); largest < 5 || largest > 25 {
 		t.Errorf("the largest batch had %d messages", largest)
-	}
-}
-
-// Each attempt and the dead letter know what failed before.
-func testConsumerHistory(t *testing.T, f ConsumerFixture) {
-	r := &runs{do: func(_ context.Context, m *inbox.Message) error { return fmt.Errorf("boom %d", m.Attempt) }}
-	consume(t, f, r, ConsumerConfig{ConsumerConfig: inbox.ConsumerConfig{Name: "billing"}})
-	publishMany(t, f, "event", 1)
-	letter := awaitDead(t, f, 1)[0]
-	for i, m := range r.messages() {
-		if len(m.History) != i {
-			t.Errorf("attempt %d knows of %+v", m.Attempt, m.History)
-		}
-	}
-	for i, h := range letter.Message.History {
-		if h.Error != fmt.Sprintf("boom %d", i+1) || h.Consumer != "billing" || h.At.IsZero() {
-			t.Errorf("failure %d: %+v", i+1, h)
-		}
-	}
-	if len(letter.Message.History) != 2 || letter.Error != "boom 3" || letter.Fingerprint == "" {
-		t.Errorf("dead letter %+v", letter)
 	}
 }
 

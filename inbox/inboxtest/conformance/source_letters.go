@@ -17,7 +17,7 @@ import (
 
 // A scan visits all, the oldest first, and does what it is told.
 func testScan(t *testing.T, f SourceFixture) {
-	const n = 30
+	const n = 10
 	all := letters(t, f, OwnClass, n)
 	l := f.Letters(t)
 	for range 2 { // the second one finds them where they were
@@ -157,7 +157,7 @@ func testScanEnds(t *testing.T, f SourceFixture) {
 
 // Scans at once return each letter once.
 func testScansAtOnce(t *testing.T, f SourceFixture) {
-	const n = 120
+	const n = 60
 	letters(t, f, driver.ClassDefault, n)
 	var scans sync.WaitGroup
 	slow := func(*inbox.DeadLetter) (driver.Fate, error) {
@@ -188,14 +188,19 @@ func testScansAtOnce(t *testing.T, f SourceFixture) {
 		return err
 	})
 	s := begin(t, running(t, f), n+10)
-	seen := map[uuid.UUID]bool{}
-	for _, d := range take(t, s, n) {
-		seen[d.Message().ID] = true
-		acked(t, s, d)
+	for seen := map[uuid.UUID]bool{}; len(seen) < n; {
+		m := take1(t, s, func(d driver.Delivery) { acked(t, s, d) })
+		switch {
+		case m.Replays == 0 && !f.Forgetful:
+			t.Errorf("%s comes again, which was moved", m.Name)
+		case m.Replays > 0 && seen[m.ID]:
+			t.Errorf("%s was returned twice", m.Name)
+		case m.Replays > 0:
+			seen[m.ID] = true
+		}
 	}
-	wantNothing(t, s)
-	if len(seen) != n {
-		t.Errorf("%d of %d messages", len(seen), n)
+	if !f.Forgetful {
+		wantNothing(t, s)
 	}
 	ended(t, s)
 }
@@ -205,12 +210,12 @@ func testScanFaults(t *testing.T, f SourceFixture) {
 	if f.Network == nil {
 		t.Skip("there is no network to break")
 	}
-	const n = 150
+	const n = 80
 	all := letters(t, f, driver.ClassDefault, n)
 	l := f.Letters(t)
 	visited := 0
 	visit := func(*inbox.DeadLetter) (driver.Fate, error) {
-		if visited++; visited%40 == 0 {
+		if visited++; visited%25 == 0 {
 			f.Network.CutConnections()
 		}
 		return driver.Return, nil

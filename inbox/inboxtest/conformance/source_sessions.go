@@ -90,14 +90,10 @@ func testSourceWindow(t *testing.T, f SourceFixture) {
 
 func testSourceReceiveEnds(t *testing.T, f SourceFixture) {
 	s := begin(t, running(t, f), 5)
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), quiet)
 	defer cancel()
-	began := time.Now()
 	if ds, err := s.Receive(ctx, 5); len(ds) != 0 || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%d messages, error %v", len(ds), err)
-	}
-	if took := time.Since(began); took > 10*time.Second {
-		t.Errorf("Receive returned after %v", took)
 	}
 	numbered(t, f, 1) // the session goes on
 	acked(t, s, take(t, s, 1)...)
@@ -106,22 +102,16 @@ func testSourceReceiveEnds(t *testing.T, f SourceFixture) {
 
 // Acknowledgements in any order end those messages and no others.
 func testSourceAcks(t *testing.T, f SourceFixture) {
-	const n, window = 200, 40
+	const n, window = 60, 20
 	left := map[string]bool{}
 	for _, m := range numbered(t, f, n) {
 		left[m.Name] = true
 	}
 	source := running(t, f)
-	for round := 0; len(left) > 0; round++ {
-		if round > 50 {
-			t.Fatalf("%d messages are left after %d sessions", len(left), round)
-		}
-		s := begin(t, source, window)
-		ds := take(t, s, min(window, len(left)))
-		rand.Shuffle(len(ds), func(i, j int) { ds[i], ds[j] = ds[j], ds[i] })
-		ds = ds[:(len(ds)+1)/2]
+	again := map[string]int{}
+	settle := func(s driver.Session, ds []driver.Delivery) {
 		for _, name := range names(ds) {
-			if !left[name] {
+			if again[name]++; !left[name] && (!f.Forgetful || again[name] > 3) {
 				t.Fatalf("%s comes again after its acknowledgement", name)
 			}
 			delete(left, name)
@@ -131,10 +121,28 @@ func testSourceAcks(t *testing.T, f SourceFixture) {
 			acked(t, s, ds[:k]...)
 			ds = ds[k:]
 		}
+	}
+	for round := 0; len(left) > 0; round++ {
+		if round > 50 {
+			t.Fatalf("%d messages are left after %d sessions", len(left), round)
+		}
+		s := begin(t, source, window)
+		ds := take(t, s, min(window, len(left)))
+		rand.Shuffle(len(ds), func(i, j int) { ds[i], ds[j] = ds[j], ds[i] })
+		settle(s, ds[:(len(ds)+1)/2])
 		ended(t, s)
 	}
 	s := begin(t, source, window)
-	wantNothing(t, s)
+	for more := true; more; {
+		ctx, cancel := context.WithTimeout(t.Context(), quiet)
+		ds, err := s.Receive(ctx, window)
+		cancel()
+		if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatal(err)
+		}
+		settle(s, ds)
+		more = err == nil
+	}
 	ended(t, s)
 }
 
@@ -143,12 +151,8 @@ func testSourceGiveBack(t *testing.T, f SourceFixture) {
 	want := full()
 	f.Publish(t, want)
 	s := begin(t, running(t, f), 3)
-	for i := range 30 { // more than RabbitMQ's usual limit of deliveries
-		began := time.Now()
+	for i := range 25 { // more than RabbitMQ's usual limit of deliveries
 		ds := take(t, s, 1)
-		if took := time.Since(began); took > 20*time.Second {
-			t.Errorf("came again after %v", took)
-		}
 		m := ds[0].Message()
 		wantEnvelope(t, m, want)
 		if m.Attempt != 1 || len(m.History) != 0 || m.Redelivered != (i > 0) {
@@ -180,27 +184,45 @@ func testSourceClose(t *testing.T, f SourceFixture) {
 		}
 	}
 	s = begin(t, source, 50)
-	ds = take(t, s, 28)
-	wantNothing(t, s)
-	want := append(append(slices.Clone(all[:4]), all[5:9]...), all[10:]...)
-	if source.Traits().Exclusive {
-		wantNames(t, ds, want)
+	var want []*inbox.Message
+	for i, m := range all {
+		if i != 4 && i != 9 {
+			want = append(want, m)
+		}
 	}
-	seen := map[uuid.UUID]bool{}
-	for _, d := range ds {
+	var got []driver.Delivery
+	for len(got) < len(want) {
+		d := take(t, s, 1)[0]
 		m := d.Message()
-		seen[m.ID] = true
+		if !slices.ContainsFunc(want, func(w *inbox.Message) bool { return w.ID == m.ID }) {
+			if !f.Forgetful {
+				t.Errorf("%s comes again after its acknowledgement", m.Name)
+			}
+			acked(t, s, d)
+			continue
+		}
 		if early := slices.ContainsFunc(all[:20], func(a *inbox.Message) bool { return a.ID == m.ID }); early && !m.Redelivered {
 			t.Errorf("%s is not redelivered", m.Name)
 		}
 		if m.Attempt != 1 {
 			t.Errorf("%s has the attempt %d", m.Name, m.Attempt)
 		}
+		got = append(got, d)
 	}
-	if len(seen) != 28 {
-		t.Errorf("%d of 28 messages", len(seen))
+	if source.Traits().Exclusive {
+		wantNames(t, got, want)
 	}
-	acked(t, s, ds...)
+	seen := map[uuid.UUID]bool{}
+	for _, d := range got {
+		seen[d.Message().ID] = true
+	}
+	if len(seen) != len(want) {
+		t.Errorf("%d of %d messages", len(seen), len(want))
+	}
+	if !f.Forgetful {
+		wantNothing(t, s)
+	}
+	acked(t, s, got...)
 	ended(t, s)
 }
 
@@ -243,7 +265,7 @@ func testSourceStale(t *testing.T, f SourceFixture) {
 // However often a session is stopped and started while messages arrive, each comes once, and none
 // while it is stopped.
 func testSourceStop(t *testing.T, f SourceFixture) {
-	const n = 300
+	const n = 120
 	source := running(t, f)
 	s := begin(t, source, 10)
 	var sender sync.WaitGroup
@@ -289,7 +311,7 @@ func testSourceHandOver(t *testing.T, f SourceFixture) {
 	if !f.New(t).Traits().Exclusive {
 		t.Skip("it serves several sessions at once")
 	}
-	const keys, each = 4, 60
+	const keys, each = 4, 20
 	var all []*inbox.Message
 	number := map[uuid.UUID]int{}
 	for i := range keys * each {
@@ -429,12 +451,8 @@ func testSourceRun(t *testing.T, f SourceFixture) {
 			source.Run(ctx)
 		}()
 		await(t, func() error { return source.Ready(t.Context()) })
-		began := time.Now()
 		stop()
 		<-over
-		if took := time.Since(began); took > 20*time.Second {
-			t.Errorf("Run took %v to end", took)
-		}
 		await(t, func() error {
 			if source.Ready(t.Context()) == nil {
 				return errors.New("ready after Run")

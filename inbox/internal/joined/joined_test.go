@@ -76,7 +76,7 @@ func TestSource(t *testing.T) {
 	for name, o := range map[string]memqueue.Options{"shared": {}, "exclusive": {Exclusive: true}, "split": {Split: true}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			conformance.TestSource(t, conformance.SourceBackend{Bubble: true, New: func(*testing.T) conformance.SourceFixture {
+			conformance.TestSource(t, conformance.SourceBackend{Runs: conformance.Runs{Bubble: true}, New: func(*testing.T) conformance.SourceFixture {
 				return fixture(o)
 			}})
 		})
@@ -351,34 +351,24 @@ func (held) Scan(_ context.Context, _ string, visit func(*inbox.DeadLetter) (dri
 	return inbox.ErrHeld
 }
 
-// A place of which a part cannot be seen does not hide the others.
+// A place of which a part cannot be seen does not hide the others, and a call that ends at a later place has
+// not seen all of an earlier one.
 func TestPartOfTheLetters(t *testing.T) {
 	t.Parallel()
 	l := joined.Letters(held{}, held{})
 	if depths, err := l.Depths(t.Context()); len(depths) != 1 || depths[0].Messages != 2 || !depths[0].Held || err != nil {
 		t.Errorf("%+v, error %v", depths, err)
 	}
-	seen := 0
-	err := l.Scan(t.Context(), "default", func(*inbox.DeadLetter) (driver.Fate, error) {
-		seen++
-		return driver.Keep, nil
-	}, func(inbox.DeadLetter, error) {})
-	if seen != 2 || !errors.Is(err, inbox.ErrHeld) {
-		t.Errorf("%d letters, error %v", seen, err)
-	}
-}
-
-// A call that ends at a later place has not seen all of an earlier one.
-func TestEndAfterPartOfTheLetters(t *testing.T) {
-	t.Parallel()
-	seen := 0
-	err := joined.Letters(held{}, held{}).Scan(t.Context(), "default", func(*inbox.DeadLetter) (driver.Fate, error) {
-		if seen++; seen == 2 {
-			return driver.Keep, driver.ErrDone
+	for _, end := range []error{nil, driver.ErrDone} {
+		seen := 0
+		err := l.Scan(t.Context(), "default", func(*inbox.DeadLetter) (driver.Fate, error) {
+			if seen++; seen == 2 {
+				return driver.Keep, end
+			}
+			return driver.Keep, nil
+		}, func(inbox.DeadLetter, error) {})
+		if seen != 2 || !errors.Is(err, inbox.ErrHeld) {
+			t.Errorf("ended by %v: %d letters, error %v", end, seen, err)
 		}
-		return driver.Keep, nil
-	}, func(inbox.DeadLetter, error) {})
-	if seen != 2 || !errors.Is(err, inbox.ErrHeld) {
-		t.Errorf("%d letters, error %v", seen, err)
 	}
 }

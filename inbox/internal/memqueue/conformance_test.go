@@ -30,7 +30,7 @@ func TestSource(t *testing.T) {
 	for name, exclusive := range map[string]bool{"shared": false, "exclusive": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			conformance.TestSource(t, conformance.SourceBackend{Bubble: true, New: func(*testing.T) conformance.SourceFixture {
+			conformance.TestSource(t, conformance.SourceBackend{Runs: conformance.Runs{Bubble: true}, New: func(*testing.T) conformance.SourceFixture {
 				return fixture(exclusive)
 			}})
 		})

@@ -1,0 +1,251 @@
+package inboxamqp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/holdfast-go/holdfast/inbox"
+	"github.com/holdfast-go/holdfast/internal/amqpconn"
+	"github.com/holdfast-go/holdfast/internal/amqptest"
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// These tests break the broker they use, so they have one of their own. They take turns.
+func TestOwnBroker(t *testing.T) {
+	t.Parallel()
+	server := testenv.Private(t, testenv.RabbitMQ)
+	for _, tt := range []struct {
+		name, nightly string // nightly: why it does not run with every change
+		test          func(*testing.T, *testenv.Server)
+	}{
+		{"memory alarm", "", testMemoryAlarm},
+		{"long delay during an alarm", "", testLongDelayDuringAlarm},
+		{"count of a busy queue", "", testBusyQueue},
+		{"retry finds no queue", "the broker tries again after 5 s", testRetryFindsNoQueue},
+		{"restarts", "RabbitMQ starts twice", testRestarts},
+		{"partitions after a restart", "RabbitMQ starts once more", testPartitionsRestart},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if tt.nightly != "" {
+				testenv.Nightly(t, tt.nightly)
+			}
+			tt.test(t, server)
+		})
+	}
+}
+
+// setMemory sets the broker's memory limit: an alarm where it is below what the broker has.
+func setMemory(t *testing.T, server *testenv.Server, limit string) {
+	t.Helper()
+	must(t, server.Control(t.Context(), "set_vm_memory_high_watermark", "absolute", limit))
+}
+
+const alarm, noAlarm = "10MB", "1GB"
+
+// Under a memory alarm the broker takes no copies. Failed messages wait for its end, more than
+// there are workers and than the prefetch holds, and the consumption of the others goes on: it is
+// what ends the alarm.
+func testMemoryAlarm(t *testing.T, server *testenv.Server) {
+	b := amqptest.On(t, server.URL(), server.AdminURL())
+	var done atomic.Int64
+	got := recorder{fail: func(m *inbox.Message) error {
+		if m.Name == "bad" && m.Attempt == 1 {
+			return errBroken
+		}
+		done.Add(1)
+		return nil
+	}}
+	// The alarm must not outlast the wait for a confirm: the copy would be published once more.
+	c := newConsumer(t, b.Dial, &got, config{Queue: "orders", Retry: quick, ConfirmTimeout: patience})
+	setUp(t, c)
+	const bad, good = 60, 200
+	publishAll(t, b, "orders", "bad", bad)
+	publishAll(t, b, "orders", "order.placed", good)
+	setMemory(t, server, alarm)
+	r := start(t, c)
+	passed := func(n int64) {
+		t.Helper()
+		testenv.Eventually(t, func() error {
+			if d := done.Load(); d < n {
+				return fmt.Errorf("%d of %d messages", d, n)
+			}
+			return nil
+		})
+	}
+	passed(good)
+	if err := r.Ready(t.Context()); err == nil {
+		t.Error("ready under an alarm")
+	}
+	if n := len(got.messages()); n > bad+good {
+		t.Errorf("%d deliveries of %d messages: handlers ran for nothing", n, bad+good)
+	}
+	setMemory(t, server, noAlarm)
+	passed(good + bad)
+	ready(t, r)
+	r.stop(t)
+	awaitDepth(t, b, "orders", 0)
+	awaitDepth(t, b, "failed.default", 0)
+}
+
+func testRestarts(t *testing.T, server *testenv.Server) {
+	var got recorder
+	var failed, succeeded sync.Map
+	got.fail = func(m *inbox.Message) error {
+		if _, before := failed.LoadOrStore(m.ID, true); !before {
+			return errBroken
+		}
+		succeeded.Store(m.ID, true)
+		return nil
+	}
+	b := amqptest.On(t, server.URL(), server.AdminURL())
+	proxy := testenv.NewProxy(t, b.URL)
+	proxy.Cut()
+	var refused atomic.Int64
+	dial := func(context.Context) (*amqp.Connection, error) {
+		conn, err := amqp.Dial(proxy.URL())
+		if err != nil {
+			refused.Add(1)
+		}
+		return conn, err
+	}
+	c := newConsumer(t, dial, &got, config{Queue: "orders", Retry: quick})
+	r := start(t, c) // before its broker is there
+	testenv.Eventually(t, func() error {
+		if refused.Load() == 0 {
+			return errors.New("not tried yet")
+		}
+		return nil
+	})
+	proxy.Heal()
+	setUp(t, c)
+	ready(t, r)
+	const n = 60
+	for i := range n {
+		b.Publish(t, "", "orders", order())
+		switch i {
+		case 20:
+			must(t, server.Restart(t.Context()))
+		case 40:
+			must(t, server.Kill(), server.Start(t.Context()))
+		}
+	}
+	testenv.Eventually(t, func() error {
+		done := 0
+		succeeded.Range(func(any, any) bool { done++; return true })
+		if done < n {
+			return fmt.Errorf("%d of %d messages processed", done, n)
+		}
+		return nil
+	})
+	awaitDepth(t, b, "orders", 0) // what a lost acknowledgement brings again is handled, too
+	r.stop(t)
+}
+
+// A retry whose queue is missing when its time is up waits for it: the broker tries again
+// after dead_letter_worker_publisher_confirm_timeout, which is 5 s here.
+func testRetryFindsNoQueue(t *testing.T, server *testenv.Server) {
+	b := amqptest.On(t, server.URL(), server.AdminURL())
+	var got recorder
+	c := newConsumer(t, b.Dial, &got, config{Queue: "orders", Retry: quick})
+	setUp(t, c)
+	must(t, deleteQueue(t, b, "orders"))
+	b.Publish(t, "", "orders.retry.100", order())
+	time.Sleep(time.Second) // the time of the retry is up
+	setUp(t, c)
+	start(t, c)
+	got.await(t, 1)
+}
+
+// A key has its partition for good: an exchange that goes by a ring of hashes makes a new one when its
+// broker starts again, and later messages of a key overtake those that are queued.
+func testPartitionsRestart(t *testing.T, server *testenv.Server) {
+	const keys = 64
+	b := amqptest.On(t, server.URL(), server.AdminURL())
+	cfg := partitioned()
+	cfg.Partitions = 12 // with those of more than one digit the broker's order is not that of the numbers
+	afterSetup(t, b, cfg)
+	publish(t, b, keys, 0, 1)
+	must(t, server.Restart(t.Context()))
+	publish(t, b, keys, 1, 1)
+	got := &recorder{}
+	start(t, newConsumer(t, b.Dial, got, cfg))
+	was := map[string]string{}
+	for _, m := range got.await(t, 2*keys) {
+		if was[m.Key] == "" {
+			was[m.Key] = m.Queue
+		}
+		if m.Queue != was[m.Key] {
+			t.Errorf("a message of %s is in %s, and one after the restart in %s", m.Key, was[m.Key], m.Queue)
+		}
+	}
+}
+
+// A quorum queue that is too busy to count is not taken for an empty one.
+func testBusyQueue(t *testing.T, server *testenv.Server) {
+	const count = 2
+	// busy returns dead letters in a queue whose leader is suspended for so many milliseconds each time.
+	busy := func(ms int) (*amqptest.Broker, inbox.DeadLetters) {
+		b := amqptest.On(t, server.URL(), server.AdminURL())
+		letters := afterSetup(t, b, config{}).DeadLetters()
+		for range count {
+			b.Publish(t, "", "failed.default", order())
+		}
+		awaitDepth(t, b, "failed.default", count)
+		must(t, server.Control(t.Context(), "eval", fmt.Sprintf(`
+			{ok, Queue} = rabbit_amqqueue:lookup(rabbit_misc:r(<<%q>>, queue, <<"failed.default">>)),
+			{Name, _} = amqqueue:get_pid(Queue),
+			Leader = whereis(Name),
+			spawn(fun Again() -> sys:suspend(Leader), timer:sleep(%d), sys:resume(Leader), timer:sleep(50), Again() end),
+			ok.`, b.VHost, ms)))
+		return b, letters
+	}
+	_, letters := busy(400)
+	if found, err := letters.List(t.Context(), inbox.Filter{}); len(found) != count || err != nil {
+		t.Errorf("%d of %d dead letters, error %v", len(found), count, err)
+	}
+	if n, err := letters.Count(t.Context(), inbox.Filter{}); n != count || err != nil {
+		t.Errorf("%d of %d dead letters counted, error %v", n, count, err)
+	}
+	b, letters := busy(4_000)
+	if n, err := letters.Count(t.Context(), inbox.Filter{}); n == 0 && err == nil {
+		t.Error("a queue that does not reply was counted as empty")
+	}
+	far := testenv.NewProxy(t, b.URL)
+	far.Delay(150 * time.Millisecond)
+	conn, err := amqpconn.Open(t.Context(), hasty(far.URL()), testenv.Patience)
+	must(t, err)
+	defer conn.Close()
+	if q, err := conn.Count("failed.default"); q.Messages == 0 && err == nil {
+		t.Error("a queue that does not reply, far away, was counted as empty")
+	}
+	if q, err := conn.Count("failed.validation"); q.Messages != 0 || err != nil {
+		t.Errorf("a queue far away: %d messages, error %v", q.Messages, err)
+	}
+}
+
+// Messages that wait for the rest of a long delay and cannot, since the broker takes none, do not
+// keep the others out.
+func testLongDelayDuringAlarm(t *testing.T, server *testenv.Server) {
+	b := amqptest.On(t, server.URL(), server.AdminURL())
+	src := newSource(t, b.Dial, config{ConfirmTimeout: 500 * time.Millisecond})
+	const window = 4
+	for range 2 * window {
+		p := order()
+		p.Headers = amqp.Table{"holdfast-wait": "100"}
+		b.Publish(t, "", "orders", p)
+	}
+	numbered(t, b, "orders", 1, window)
+	setMemory(t, server, alarm)
+	defer setMemory(t, server, noAlarm)
+	s := open(t, src, window)
+	if got := bodies(take(t, s, window)); got != "1 2 3 4" {
+		t.Errorf("received %s", got)
+	}
+}
