@@ -1,8 +1,8 @@
 // Command bench compares this repository's packages with the peers and with
 // what the bare clients can do, on one machine and in one run:
 //
-//	go run ./internal/lab/bench txretry
-//	go run ./internal/lab/bench all -rounds=5 -report=internal/lab/performance
+//	GOWORK=off go -C internal/lab/bench run . txretry
+//	GOWORK=off go -C internal/lab/bench run . all -rounds=5 -report=../performance
 //
 // The second runs every workload but scale and writes the report as Markdown, JSON and plots. A report that is there keeps
 // the workloads that are not measured again.
@@ -102,7 +102,7 @@ func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	if save != "" || profiles != "" {
 		b.profiler = &profiler{folder: profiles}
 	}
-	command := strings.Join(append([]string{"go run ./internal/lab/bench"}, args...), " ")
+	command := strings.Join(append([]string{"GOWORK=off go -C internal/lab/bench run ."}, args...), " ")
 	commit := provenance.Commit() // before the report changes files
 	defer func() { err = errors.Join(err, b.close()) }()
 	var failed error
