@@ -9,12 +9,15 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/silent"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 	"github.com/holdfast-go/holdfast/txretry"
 	"github.com/holdfast-go/holdfast/txretry/driver"
@@ -22,8 +25,375 @@ import (
 
 var quiet = slog.New(slog.DiscardHandler)
 
-// cached is in the name under which pgx has prepared a statement.
-const cached = "stmtcache_"
+// silentServer runs a test in a bubble, with a manager on a prepared pool of idle connections, which has room for as many
+// again: a connection that is closed keeps its place for a second. Times are virtual.
+func silentServer(t *testing.T, conns int, cfg txretry.Config, test func(t *testing.T, s *silent.Postgres, pool *pgxpool.Pool, m *txretry.Manager)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s := silent.NewPostgres(t, "")
+		poolConfig := s.Config(t, 2*conns)
+		txretry.PreparePool(poolConfig)
+		pool := s.Open(t, poolConfig)
+		cfg.Logger, cfg.Rand = quiet, func() float64 { return 0 }
+		m := newManager(t, pool, cfg)
+		pgtest.Idle(t, pool, conns)
+		test(t, s, pool, m)
+	})
+}
+
+// wantTook fails the test unless the virtual time since start is exactly want.
+func wantTook(t *testing.T, start time.Time, want time.Duration) {
+	t.Helper()
+	if took := time.Since(start); took != want {
+		t.Errorf("took %v, want %v", took, want)
+	}
+}
+
+func update(ctx context.Context, tx pgx.Tx) error {
+	_, err := tx.Exec(ctx, "update counter")
+	return err
+}
+
+func wantUnavailable(t *testing.T, err error, phase string) {
+	t.Helper()
+	var unavailable *txretry.UnavailableError
+	if !errors.As(err, &unavailable) || unavailable.Phase != phase {
+		t.Fatalf("error %v, want *UnavailableError of phase %s", err, phase)
+	}
+	if unavailable.HTTPStatus() != http.StatusServiceUnavailable || unavailable.Code() != "DATABASE_UNAVAILABLE" || unavailable.RetryAfter() != time.Second {
+		t.Errorf("maps to %d %s after %v", unavailable.HTTPStatus(), unavailable.Code(), unavailable.RetryAfter())
+	}
+}
+
+// BEGIN has no effect: it is sent again on another connection after 2 s, and the call does not notice.
+func TestSilentBegin(t *testing.T) {
+	t.Parallel()
+	for _, deliver := range []bool{false, true} {
+		for kind, atBegin := range map[string]driver.Statement{"alone": {}, "with AtBegin": {SQL: "select 1"}} {
+			t.Run(fmt.Sprintf("%s, delivered %v", kind, deliver), func(t *testing.T) {
+				t.Parallel()
+				silentServer(t, 1, txretry.Config{}, func(t *testing.T, s *silent.Postgres, _ *pgxpool.Pool, m *txretry.Manager) {
+					s.SilenceOn(testenv.Silence{On: "begin", Deliver: deliver})
+					start, attempts := time.Now(), 0
+					err := m.DoWith(t.Context(), txretry.Options{MaxAttempts: 1, AtBegin: atBegin}, func(ctx context.Context, tx pgx.Tx) error {
+						attempts++
+						return update(ctx, tx)
+					})
+					if err != nil || attempts != 1 || s.Silenced() != 1 || s.Effects() != 1 {
+						t.Errorf("error %v after %d attempts, %d connections silent, %d effects", err, attempts, s.Silenced(), s.Effects())
+					}
+					wantTook(t, start, 2*time.Second)
+				})
+			})
+		}
+	}
+}
+
+// A server that is silent altogether is reported within the bounds on BEGIN and on a new connection, and used as soon as
+// it is back.
+func TestSilentServer(t *testing.T) {
+	t.Parallel()
+	silentServer(t, 4, txretry.Config{}, func(t *testing.T, s *silent.Postgres, _ *pgxpool.Pool, m *txretry.Manager) {
+		s.Pause()
+		start := time.Now()
+		wantUnavailable(t, m.Do(t.Context(), update), "acquire")
+		if took := time.Since(start); took > 11*time.Second { // 2 s for BEGIN, 2 times 2 s for idle connections, 5 s to connect
+			t.Errorf("took %v", took)
+		}
+		s.Heal()
+		start = time.Now()
+		if err := m.Do(t.Context(), update); err != nil || s.Effects() != 1 {
+			t.Errorf("back again: error %v, %d effects", err, s.Effects())
+		}
+		wantTook(t, start, 0)
+	})
+}
+
+// Whatever a transaction waits for, a silent server ends it with ErrSilent after its timeout and a second,
+// and the next transaction has another connection.
+func TestSilentStatement(t *testing.T) {
+	t.Parallel()
+	const sql = "select n from counter where id = $1"
+	batch := func(ctx context.Context, tx pgx.Tx, read func(pgx.BatchResults) error) error {
+		var b pgx.Batch
+		b.Queue(sql, 1)
+		results := tx.SendBatch(ctx, &b)
+		return errors.Join(read(results), results.Close())
+	}
+	for name, work := range map[string]func(ctx context.Context, tx pgx.Tx) error{
+		"Exec":  update,
+		"Query": func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Query(ctx, sql, 1); return err },
+		"Query, rows": func(ctx context.Context, tx pgx.Tx) error {
+			rows, err := tx.Query(ctx, sql, 1)
+			if err == nil {
+				_, err = pgx.CollectRows(rows, pgx.RowTo[int])
+			}
+			return err
+		},
+		"QueryRow": func(ctx context.Context, tx pgx.Tx) error { return tx.QueryRow(ctx, sql, 1).Scan(new(int)) },
+		"Prepare":  func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Prepare(ctx, "name", sql); return err },
+		"batch": func(ctx context.Context, tx pgx.Tx) error {
+			return batch(ctx, tx, func(pgx.BatchResults) error { return nil })
+		},
+		"batch, Exec": func(ctx context.Context, tx pgx.Tx) error {
+			return batch(ctx, tx, func(r pgx.BatchResults) error { _, err := r.Exec(); return err })
+		},
+		"batch, Query": func(ctx context.Context, tx pgx.Tx) error {
+			return batch(ctx, tx, func(r pgx.BatchResults) error {
+				rows, err := r.Query()
+				if err == nil {
+					_, err = pgx.CollectRows(rows, pgx.RowTo[int])
+				}
+				return err
+			})
+		},
+		"batch, QueryRow": func(ctx context.Context, tx pgx.Tx) error {
+			return batch(ctx, tx, func(r pgx.BatchResults) error { return r.QueryRow().Scan(new(int)) })
+		},
+		"CopyFrom": func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.CopyFrom(ctx, pgx.Identifier{"counter"}, []string{"id", "n"}, pgx.CopyFromRows([][]any{{1, 0}}))
+			return err
+		},
+		"savepoint": func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Begin(ctx); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			silentServer(t, 1, txretry.Config{}, func(t *testing.T, s *silent.Postgres, _ *pgxpool.Pool, m *txretry.Manager) {
+				start, calls := time.Now(), 0
+				err := m.DoWith(t.Context(), txretry.Options{StatementTimeout: 5 * time.Second}, func(ctx context.Context, tx pgx.Tx) error {
+					calls++
+					s.SilenceOn(testenv.Silence{})
+					return work(ctx, tx)
+				})
+				wantUnavailable(t, err, "fn")
+				if !errors.Is(err, driver.ErrSilent) || calls != 1 {
+					t.Errorf("error %v after %d calls, want ErrSilent after one", err, calls)
+				}
+				wantTook(t, start, 6*time.Second)
+				start = time.Now()
+				if err := m.Do(t.Context(), update); err != nil || s.Effects() != 1 {
+					t.Errorf("afterwards: %v, %d effects", err, s.Effects())
+				}
+				wantTook(t, start, 0)
+			})
+		})
+	}
+}
+
+// A COMMIT that is not answered in time is unknown, whether it arrived or not, unless the server is asked.
+func TestSilentCommit(t *testing.T) {
+	t.Parallel()
+	for _, deliver := range []bool{false, true} {
+		for _, ask := range []bool{false, true} {
+			t.Run(fmt.Sprintf("delivered %v, resolved %v", deliver, ask), func(t *testing.T) {
+				t.Parallel()
+				silentServer(t, 1, txretry.Config{XactStatus: ask}, func(t *testing.T, s *silent.Postgres, _ *pgxpool.Pool, m *txretry.Manager) {
+					s.Answer = func(sql string) (string, *pgproto3.ErrorResponse) {
+						switch {
+						case strings.Contains(sql, "pg_xact_status") && deliver:
+							return "committed,t", nil
+						case strings.Contains(sql, "pg_xact_status"):
+							return "aborted,t", nil
+						case strings.Contains(sql, "pg_current_xact_id"):
+							return "7", nil
+						}
+						return "", nil
+					}
+					s.SilenceOn(testenv.Silence{On: "commit", Deliver: deliver})
+					start, want := time.Now(), 1
+					err := m.DoWith(t.Context(), txretry.Options{CommitTimeout: 3 * time.Second}, update)
+					if ask && !deliver {
+						wantTook(t, start, 3*time.Second+50*time.Millisecond) // and a pause before the retry
+					} else {
+						wantTook(t, start, 3*time.Second)
+					}
+					if ask {
+						if err != nil {
+							t.Error(err)
+						}
+					} else if wantUnknown(t, err); !deliver {
+						want = 0
+					}
+					if got := s.Effects(); got != want {
+						t.Errorf("%d effects, want %d", got, want)
+					}
+				})
+			})
+		}
+	}
+}
+
+// The connection ends while COMMIT is being answered. The tag of COMMIT is an answer, also where nothing follows it.
+func TestHangUpDuringCommit(t *testing.T) {
+	t.Parallel()
+	// A pooler may keep its client when the server's connection breaks: it sends an ordinary error, and is ready.
+	const poolerLostServer = "E\x00\x00\x00\x27SERROR\x00VERROR\x00C08006\x00Mserver lost\x00\x00Z\x00\x00\x00\x05I"
+	const readyForQuery = 6 // bytes
+	for name, test := range map[string]struct {
+		part  func(answer []byte) []byte
+		known bool
+	}{
+		"nothing arrives":  {func([]byte) []byte { return nil }, false},
+		"a part arrives":   {func(b []byte) []byte { return b[:4] }, false},
+		"a pooler answers": {func([]byte) []byte { return []byte(poolerLostServer) }, false},
+		"the tag arrives":  {func(b []byte) []byte { return b[:len(b)-readyForQuery] }, true},
+	} {
+		for kind, work := range map[string]func(ctx context.Context, tx pgx.Tx) error{
+			"": update,
+			", with AtCommit": func(_ context.Context, tx pgx.Tx) error {
+				txretry.AtCommit(tx, "update counter")
+				return nil
+			},
+		} {
+			t.Run(name+kind, func(t *testing.T) {
+				t.Parallel()
+				silentServer(t, 1, txretry.Config{}, func(t *testing.T, s *silent.Postgres, _ *pgxpool.Pool, m *txretry.Manager) {
+					s.Hangup = test.part
+					committed := false
+					err := m.Do(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+						txretry.AfterCommit(tx, func() { committed = true })
+						return work(ctx, tx)
+					})
+					if test.known != (err == nil) || test.known != committed || s.Effects() != 1 {
+						t.Errorf("error %v, AfterCommit ran: %v, %d effects", err, committed, s.Effects())
+					}
+					if !test.known {
+						wantUnknown(t, err)
+					}
+				})
+			})
+		}
+	}
+}
+
+// Connections that fell silent while nobody used them cost each caller one wait of 2 s, not one for each connection.
+func TestSilentPool(t *testing.T) {
+	t.Parallel()
+	const conns = 8
+	for _, pings := range []bool{false, true} {
+		for _, callers := range []int{1, conns} {
+			t.Run(fmt.Sprintf("pinged %v, %d callers", pings, callers), func(t *testing.T) {
+				t.Parallel()
+				silentServer(t, conns, txretry.Config{}, func(t *testing.T, s *silent.Postgres, _ *pgxpool.Pool, m *txretry.Manager) {
+					if pings {
+						time.Sleep(2 * time.Second) // the pool pings a connection that was idle for a second
+					}
+					s.SilenceConnections()
+					start := time.Now()
+					together(callers, func() {
+						if err := m.Do(t.Context(), update); err != nil {
+							t.Error(err)
+						}
+						wantTook(t, start, 2*time.Second)
+					})
+				})
+			})
+		}
+	}
+}
+
+// A caller who leaves after half a second, before a ping is given up, has the silent idle connections closed.
+func TestSilentPoolOfTheImpatient(t *testing.T) {
+	t.Parallel()
+	silentServer(t, 20, txretry.Config{}, func(t *testing.T, s *silent.Postgres, _ *pgxpool.Pool, m *txretry.Manager) {
+		time.Sleep(2 * time.Second)
+		s.SilenceConnections()
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		if err := m.Do(ctx, update); err == nil {
+			t.Error("a silent connection has answered")
+		}
+		time.Sleep(3 * time.Second) // 2 s for an answer, and a second for the farewell
+		synctest.Wait()
+		if n := s.Kept(); n > 0 || s.Silenced() != 20 {
+			t.Errorf("%d of %d silent connections are open", n, s.Silenced())
+		}
+	})
+}
+
+// Transactions that hang do not stop the others, and give up their turn.
+func TestSilentTransactionsStopNobody(t *testing.T) {
+	t.Parallel()
+	const hung = 6
+	silentServer(t, hung+1, txretry.Config{}, func(t *testing.T, s *silent.Postgres, _ *pgxpool.Pool, m *txretry.Manager) {
+		s.SilenceOn(testenv.Silence{On: "select 'hang'", Connections: hung})
+		start := time.Now()
+		var all sync.WaitGroup
+		for n := range hung {
+			all.Go(func() {
+				opts := txretry.Options{StatementTimeout: 2 * time.Second}
+				if n == 0 {
+					opts.SerialKey = "k"
+				}
+				err := m.DoWith(t.Context(), opts, func(ctx context.Context, tx pgx.Tx) error {
+					_, err := tx.Exec(ctx, "select 'hang'")
+					return err
+				})
+				wantUnavailable(t, err, "fn")
+				wantTook(t, start, 3*time.Second)
+			})
+		}
+		synctest.Wait()
+		together(hung, func() {
+			if err := m.Do(t.Context(), update); err != nil {
+				t.Errorf("beside them: %v", err)
+			}
+			wantTook(t, start, 0)
+		})
+		if err := m.DoWith(t.Context(), txretry.Options{SerialKey: "k"}, update); err != nil {
+			t.Errorf("the next in line: %v", err)
+		}
+		wantTook(t, start, 3*time.Second)
+		all.Wait()
+	})
+}
+
+func together(n int, do func()) {
+	var all sync.WaitGroup
+	for range n {
+		all.Go(do)
+	}
+	all.Wait()
+}
+
+// A pool without a free connection is no deadline of the caller's.
+func TestNoConnection(t *testing.T) {
+	t.Parallel()
+	silentServer(t, 1, txretry.Config{}, func(t *testing.T, _ *silent.Postgres, pool *pgxpool.Pool, m *txretry.Manager) {
+		for range pool.Config().MaxConns {
+			conn, err := pool.Acquire(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Release()
+		}
+		start := time.Now()
+		err := m.Do(t.Context(), func(context.Context, pgx.Tx) error {
+			t.Error("fn was run")
+			return nil
+		})
+		wantUnavailable(t, err, "acquire")
+		if errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "2 are in use") {
+			t.Errorf("error %v", err)
+		}
+		wantTook(t, start, 30*time.Second)
+	})
+}
+
+// The silence of a real server on a real connection: the transaction takes effect once.
+func TestSilentConnection_onPostgres(t *testing.T) {
+	t.Parallel()
+	direct, pool, proxy := behindProxy(t, 2, addOne)
+	m := newManager(t, pool, txretry.Config{XactStatus: true, Logger: quiet})
+	m.SetWaits(time.Minute, 300*time.Millisecond)
+	for n, on := range []string{"begin", "commit"} {
+		proxy.SilenceOn(testenv.Silence{On: on, Deliver: true})
+		if err := m.DoWith(t.Context(), txretry.Options{CommitTimeout: 100 * time.Millisecond}, addOne); err != nil || proxy.Silenced() != n+1 {
+			t.Errorf("%s: error %v, %d connections silent", on, err, proxy.Silenced())
+		}
+	}
+	wantCounter(t, direct, 4)
+}
 
 // behindProxy returns a counter, and a pool that reaches it through a proxy. Its connections are
 // open, and have prepared the statement of work.
@@ -49,313 +419,14 @@ func behindProxy(t *testing.T, conns int, work func(ctx context.Context, tx pgx.
 	return direct, pool, proxy
 }
 
-// runAtOnce runs a subtest beside the others of its test: they wait more than they work.
-func runAtOnce(t *testing.T, all *sync.WaitGroup, name string, test func(t *testing.T)) {
-	all.Go(func() { t.Run(name, test) })
-}
-
 func addOne(ctx context.Context, tx pgx.Tx) error { return add(ctx, tx, 1) }
 
-// soon fails the test when a call waits for much longer than its bounds.
+// soon detects a call that hangs.
 func soon(t *testing.T) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
 	t.Cleanup(cancel)
 	return ctx
-}
-
-func wantUnavailable(t *testing.T, err error, phase string) {
-	t.Helper()
-	var unavailable *txretry.UnavailableError
-	if !errors.As(err, &unavailable) || unavailable.Phase != phase {
-		t.Fatalf("error %v, want *UnavailableError of phase %s", err, phase)
-	}
-	if unavailable.HTTPStatus() != http.StatusServiceUnavailable || unavailable.Code() != "DATABASE_UNAVAILABLE" || unavailable.RetryAfter() != time.Second {
-		t.Errorf("maps to %d %s after %v", unavailable.HTTPStatus(), unavailable.Code(), unavailable.RetryAfter())
-	}
-}
-
-// BEGIN has no effect: it is sent again on another connection, and the call does not notice.
-func TestSilentBegin(t *testing.T) {
-	t.Parallel()
-	var all sync.WaitGroup
-	defer all.Wait()
-	for name, silence := range map[string]testenv.Silence{
-		"request lost": {On: "begin"},
-		"answer lost":  {On: "begin", Deliver: true},
-	} {
-		for kind, atBegin := range map[string]driver.Statement{"": {}, ", AtBegin": {SQL: "select 1"}} {
-			runAtOnce(t, &all, name+kind, func(t *testing.T) {
-				direct, pool, proxy := behindProxy(t, 1, addOne)
-				m := newManager(t, pool, txretry.Config{Logger: quiet})
-				proxy.SilenceOn(silence)
-				attempts := 0
-				err := m.DoWith(soon(t), txretry.Options{MaxAttempts: 1, AtBegin: atBegin}, func(ctx context.Context, tx pgx.Tx) error {
-					attempts++
-					return add(ctx, tx, 1)
-				})
-				if err != nil || attempts != 1 || proxy.Silenced() != 1 {
-					t.Errorf("error %v after %d attempts, %d connections silent", err, attempts, proxy.Silenced())
-				}
-				wantCounter(t, direct, 2)
-			})
-		}
-	}
-}
-
-// A server that never answers BEGIN is reported in time.
-func TestSilentServer(t *testing.T) {
-	t.Parallel()
-	direct, pool, proxy := behindProxy(t, 4, addOne)
-	m := newManager(t, pool, txretry.Config{Logger: quiet})
-	m.SetWaits(4*time.Second, 2*time.Second)
-	proxy.Pause()
-	var unavailable *txretry.UnavailableError
-	if err := m.Do(soon(t), addOne); !errors.As(err, &unavailable) {
-		t.Errorf("error %v, want *UnavailableError", err)
-	}
-	proxy.Heal()
-	testenv.Eventually(t, func() error { return m.Do(soon(t), addOne) })
-	wantCounter(t, direct, 5)
-}
-
-// Whatever a transaction waits for, a silent server ends it with an error that says so, and the
-// next one has another connection.
-func TestSilentStatement(t *testing.T) {
-	t.Parallel()
-	const sql = "select n from counter where id = $1"
-	rows := func(ctx context.Context, tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, sql, 1)
-		if err != nil {
-			return err
-		}
-		_, err = pgx.CollectRows(rows, pgx.RowTo[int])
-		return err
-	}
-	batch := func(ctx context.Context, tx pgx.Tx, read func(pgx.BatchResults) error) error {
-		var b pgx.Batch
-		b.Queue(sql, 1)
-		results := tx.SendBatch(ctx, &b)
-		return errors.Join(read(results), results.Close())
-	}
-	var all sync.WaitGroup
-	defer all.Wait()
-	for name, work := range map[string]func(ctx context.Context, tx pgx.Tx) error{
-		"Exec":        addOne,
-		"Query":       rows,
-		"Query, rows": func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Query(ctx, sql, 1); return err },
-		"QueryRow": func(ctx context.Context, tx pgx.Tx) error {
-			var n int
-			return tx.QueryRow(ctx, sql, 1).Scan(&n)
-		},
-		"Prepare": func(ctx context.Context, tx pgx.Tx) error {
-			_, err := tx.Prepare(ctx, cached, sql)
-			return err
-		},
-		"batch": func(ctx context.Context, tx pgx.Tx) error {
-			return batch(ctx, tx, func(pgx.BatchResults) error { return nil })
-		},
-		"batch, Exec": func(ctx context.Context, tx pgx.Tx) error {
-			return batch(ctx, tx, func(r pgx.BatchResults) error { _, err := r.Exec(); return err })
-		},
-		"batch, Query": func(ctx context.Context, tx pgx.Tx) error {
-			return batch(ctx, tx, func(r pgx.BatchResults) error {
-				rows, err := r.Query()
-				if err == nil {
-					_, err = pgx.CollectRows(rows, pgx.RowTo[int])
-				}
-				return err
-			})
-		},
-		"batch, QueryRow": func(ctx context.Context, tx pgx.Tx) error {
-			return batch(ctx, tx, func(r pgx.BatchResults) error {
-				var n int
-				return r.QueryRow().Scan(&n)
-			})
-		},
-		"CopyFrom": func(ctx context.Context, tx pgx.Tx) error {
-			table := pgx.Identifier{"counter"}
-			_, err := tx.CopyFrom(ctx, table, []string{"id", "n"}, pgx.CopyFromRows([][]any{{cached, 0}}))
-			return err
-		},
-		"savepoint": func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Begin(ctx); return err },
-	} {
-		runAtOnce(t, &all, name, func(t *testing.T) {
-			direct, pool, proxy := behindProxy(t, 1, addOne)
-			m := newManager(t, pool, txretry.Config{Logger: quiet})
-			calls := 0
-			err := m.DoWith(soon(t), txretry.Options{StatementTimeout: time.Second}, func(ctx context.Context, tx pgx.Tx) error {
-				calls++
-				proxy.SilenceOn(testenv.Silence{})
-				return work(ctx, tx)
-			})
-			wantUnavailable(t, err, "fn")
-			if !errors.Is(err, driver.ErrSilent) || calls != 1 {
-				t.Errorf("error %v after %d calls, want ErrSilent after one", err, calls)
-			}
-			if err := m.Do(soon(t), func(ctx context.Context, tx pgx.Tx) error { return rows(ctx, tx) }); err != nil {
-				t.Errorf("afterwards: %v", err)
-			}
-			wantCounter(t, direct, 1)
-		})
-	}
-}
-
-// A COMMIT that is not answered in time is unknown, whether it arrived or not; the server can be asked.
-func TestSilentCommit(t *testing.T) {
-	t.Parallel()
-	var all sync.WaitGroup
-	defer all.Wait()
-	for name, test := range map[string]struct {
-		silence testenv.Silence
-		applied int // by the attempt that met the silence
-	}{
-		"request lost": {testenv.Silence{On: "commit"}, 0},
-		"answer lost":  {testenv.Silence{On: "commit", Deliver: true}, 1},
-	} {
-		for kind, ask := range map[string]bool{"": false, ", resolved": true} {
-			runAtOnce(t, &all, name+kind, func(t *testing.T) {
-				direct, pool, proxy := behindProxy(t, 1, addOne)
-				m := newManager(t, pool, txretry.Config{CommitTimeout: 5 * time.Minute, XactStatus: ask, Logger: quiet})
-				proxy.SilenceOn(test.silence)
-				start := time.Now()
-				err := m.DoWith(soon(t), txretry.Options{CommitTimeout: 2 * time.Second}, addOne)
-				if took := time.Since(start); took > 2*time.Minute {
-					t.Errorf("it took %v", took)
-				}
-				if !ask {
-					wantUnknown(t, err)
-					eventuallyCounter(t, direct, 1+test.applied)
-					return
-				}
-				if err != nil {
-					t.Error(err)
-				}
-				wantCounter(t, direct, 2)
-			})
-		}
-	}
-}
-
-// Connections that fell silent while nobody used them cost each caller one short wait, not one for
-// each connection.
-func TestSilentPool(t *testing.T) {
-	t.Parallel()
-	const conns = 8
-	var all sync.WaitGroup
-	defer all.Wait()
-	for name, pings := range map[string]bool{"pinged by the pool": true, "not pinged": false} {
-		for _, callers := range []int{1, conns} {
-			runAtOnce(t, &all, fmt.Sprintf("%s, %d callers", name, callers), func(t *testing.T) {
-				testenv.InTime(t, 10*time.Second, func() time.Duration {
-					m := newManager(t, silentPool(t, conns, pings), txretry.Config{Logger: quiet})
-					start := time.Now()
-					together(callers, func(id int) {
-						err := m.Do(soon(t), func(ctx context.Context, tx pgx.Tx) error { return addTo(ctx, tx, id, 1) })
-						if err != nil {
-							t.Error(err)
-						}
-					})
-					return time.Since(start)
-				})
-			})
-		}
-	}
-}
-
-// A caller who leaves before a ping is given up has the idle connections looked at, all of which are silent.
-func TestSilentPoolOfTheImpatient(t *testing.T) {
-	t.Parallel()
-	pool := silentPool(t, 20, true)
-	m := newManager(t, pool, txretry.Config{Logger: quiet})
-	ctx, leave := context.WithCancel(t.Context())
-	defer leave()
-	defer time.AfterFunc(1500*time.Millisecond, leave).Stop()
-	_ = m.Do(ctx, func(ctx context.Context, tx pgx.Tx) error { return addTo(ctx, tx, 0, 1) }) // it has left
-	testenv.Eventually(t, func() error {
-		if n := pool.Stat().TotalConns(); n > 0 {
-			return fmt.Errorf("%d connections are left", n)
-		}
-		return nil
-	})
-}
-
-// silentPool has so many idle connections on which the server is silent. New ones work.
-func silentPool(t *testing.T, conns int, pings bool) *pgxpool.Pool {
-	t.Helper()
-	proxy := testenv.NewProxy(t, newCounter(t).Config().ConnString())
-	cfg := proxiedConfig(t, proxy, int32(conns))
-	txretry.PreparePool(cfg)
-	cfg.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return pings }
-	pool := openPool(t, cfg)
-	pgtest.Idle(t, pool, conns)
-	proxy.SilenceConnections()
-	return pool
-}
-
-// Transactions that hang do not stop the others.
-func TestSilentTransactionsStopNobody(t *testing.T) {
-	t.Parallel()
-	const hung = 6
-	_, pool, proxy := behindProxy(t, hung+1, addOne)
-	m := newManager(t, pool, txretry.Config{Logger: quiet})
-	proxy.SilenceOn(testenv.Silence{On: "select 'hang'", Connections: hung})
-	var all sync.WaitGroup
-	all.Go(func() {
-		together(hung, func(int) {
-			err := m.DoWith(soon(t), txretry.Options{StatementTimeout: 2 * time.Second}, func(ctx context.Context, tx pgx.Tx) error {
-				_, err := tx.Exec(ctx, "select 'hang'")
-				return err
-			})
-			if !errors.Is(err, driver.ErrSilent) {
-				t.Errorf("a hung transaction: %v", err)
-			}
-		})
-	})
-	testenv.Eventually(t, func() error {
-		if n := proxy.Silenced(); n < hung {
-			return fmt.Errorf("%d hang", n)
-		}
-		return nil
-	})
-	together(hung, func(id int) {
-		if err := m.Do(soon(t), func(ctx context.Context, tx pgx.Tx) error { return addTo(ctx, tx, id, 1) }); err != nil {
-			t.Errorf("beside them: %v", err)
-		}
-	})
-	all.Wait()
-}
-
-// A call that hangs gives up its turn.
-func TestSilentTurn(t *testing.T) {
-	t.Parallel()
-	direct, pool, proxy := behindProxy(t, 2, addOne)
-	m := newManager(t, pool, txretry.Config{Logger: quiet})
-	proxy.SilenceOn(testenv.Silence{On: "select 'hang'"})
-	begun := make(chan struct{})
-	var both sync.WaitGroup
-	both.Go(func() {
-		err := m.DoWith(soon(t), txretry.Options{SerialKey: "k", StatementTimeout: time.Second}, func(ctx context.Context, tx pgx.Tx) error {
-			close(begun)
-			_, err := tx.Exec(ctx, "select 'hang'")
-			return err
-		})
-		wantUnavailable(t, err, "fn")
-	})
-	<-begun
-	if err := m.DoWith(soon(t), txretry.Options{SerialKey: "k"}, addOne); err != nil {
-		t.Errorf("the next in line: %v", err)
-	}
-	both.Wait()
-	wantCounter(t, direct, 3)
-}
-
-func together(n int, do func(id int)) {
-	var all sync.WaitGroup
-	for id := 1; id <= n; id++ {
-		all.Go(func() { do(id) })
-	}
-	all.Wait()
 }
 
 func proxiedConfig(t *testing.T, proxy *testenv.Proxy, conns int32) *pgxpool.Config {
@@ -376,31 +447,4 @@ func openPool(t *testing.T, cfg *pgxpool.Config) *pgxpool.Pool {
 	}
 	t.Cleanup(pool.Close)
 	return pool
-}
-
-func addTo(ctx context.Context, tx pgx.Tx, id, delta int) error {
-	_, err := tx.Exec(ctx, "update counter set n = n + $1 where id = $2", delta, id)
-	return err
-}
-
-// A pool without a free connection is no deadline of the caller's.
-func TestNoConnection(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.Pool(t, newCounter(t).Config().ConnString(), 1)
-	pgtest.Idle(t, pool, 1)
-	conn, err := pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Release()
-	m := newManager(t, pool, txretry.Config{})
-	m.SetWaits(100*time.Millisecond, 2*time.Second)
-	err = m.Do(t.Context(), func(context.Context, pgx.Tx) error {
-		t.Error("fn was run")
-		return nil
-	})
-	wantUnavailable(t, err, "acquire")
-	if errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "1 are in use") {
-		t.Errorf("error %v", err)
-	}
 }

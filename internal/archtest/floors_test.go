@@ -78,6 +78,7 @@ var floors = slices.Concat(
 		{pkg: "internal/pgtest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv"}},
 		{pkg: "internal/redistest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv"}},
 		{pkg: "internal/amqptest", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv"}},
+		{pkg: "internal/silent", clients: []string{pgx, redis, amqp}, on: []string{"internal/testenv"}},
 		{pkg: "internal/metrictest"},
 		{pkg: "internal/lab/test", stdOnly: true}, // it runs before any module is downloaded
 		{pkg: "internal/lab/...", clients: heavy, on: []string{"..."}, anyModule: true},

@@ -212,6 +212,10 @@ var bugs = []bug{
 		"\tparts = appendTimeout(parts, \"lock_timeout\", k.lockTimeout)\n", "", suite("txretry", "^TestBeginMessage$"),
 	},
 	{
+		"a silent BEGIN is waited for too long", "txretry/config.go",
+		"begin: 2 * time.Second", "begin: 9 * time.Second", suite("txretry", "^(TestSilentBegin|TestSilentPool)$"),
+	},
+	{
 		"an entry that is there counts as new", "inbox/inboxpgx/once.go",
 		"return tag.RowsAffected() == 1, nil", "return true, nil", suite("inbox/inboxpgx", "^TestProcessorOnPostgres$"),
 	},

@@ -1,0 +1,242 @@
+// Package silent runs clients of Postgres, Redis and RabbitMQ in a bubble of testing/synctest and makes their connections
+// fall silent. The connections are net.Pipes, so that time is virtual and a test can assert exact durations.
+//
+// Postgres and Redis answer from a script, or forward each request to a real server. While a request is at a real server
+// the clock of the bubble stands still. RabbitMQ always answers from a script. Only tests import the package.
+package silent
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"testing"
+
+	"github.com/holdfast-go/holdfast/internal/testenv"
+)
+
+// network holds the connections of a server and the faults on the way to it. Its methods are safe for concurrent use.
+type network struct {
+	mu       sync.Mutex
+	conns    map[*conn]bool
+	silence  testenv.Silence // the next one
+	silenced int
+	dialed   int
+	paused   chan struct{} // closed by Heal; nil: nothing is paused
+	closed   bool
+}
+
+// init ends all connections when the test ends.
+func (n *network) init(t testing.TB) {
+	n.conns = map[*conn]bool{}
+	t.Cleanup(func() {
+		n.Heal()
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.closed = true
+		for c := range n.conns {
+			_ = c.Close()
+		}
+	})
+}
+
+// SilenceOn makes the next connections that s describes fall silent. It replaces the silence of an earlier call.
+func (n *network) SilenceOn(s testenv.Silence) {
+	s.Connections = max(s.Connections, 1)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.silence = s
+}
+
+// SilenceConnections makes every open connection fall silent. New connections work.
+func (n *network) SilenceConnections() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for c := range n.conns {
+		n.mute(c, false)
+	}
+}
+
+// Pause holds everything that clients send and the server answers, until Heal. New connections open.
+func (n *network) Pause() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.paused == nil {
+		n.paused = make(chan struct{})
+	}
+}
+
+// Heal ends every fault, delivers held requests and closes the silent connections.
+func (n *network) Heal() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.silence = testenv.Silence{}
+	if n.paused != nil {
+		close(n.paused)
+		n.paused = nil
+	}
+	for c := range n.conns {
+		if c.lossy {
+			_ = c.Close()
+		}
+	}
+}
+
+// Silenced returns how many connections have fallen silent.
+func (n *network) Silenced() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.silenced
+}
+
+// Dialed returns how many connections clients have opened.
+func (n *network) Dialed() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.dialed
+}
+
+// Kept returns how many silent connections the clients keep open.
+func (n *network) Kept() (kept int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for c := range n.conns {
+		if c.lossy {
+			kept++
+		}
+	}
+	return kept
+}
+
+func (n *network) mute(c *conn, oneWay bool) {
+	if !c.lossy {
+		n.silenced++
+	}
+	c.lossy, c.silent = true, c.silent || !oneWay
+}
+
+// dial opens a connection, which serve reads and answers. serve ends with its connection.
+func (n *network) dial(serve func(*conn) error) (net.Conn, error) {
+	client, server := net.Pipe()
+	c := &conn{Conn: server, network: n, chunks: make(chan []byte, 16)}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return nil, errors.New("silent: the test has ended")
+	}
+	n.dialed++
+	n.conns[c] = true
+	go c.receive()
+	go func() {
+		_ = serve(c) // the client sees a closed connection
+		_ = c.Close()
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		delete(n.conns, c)
+	}()
+	return client, nil
+}
+
+// conn is the server's end of a connection.
+type conn struct {
+	net.Conn
+	network *network
+	chunks  chan []byte
+	rest    []byte
+
+	lossy, silent bool // network.mu guards them. A lossy connection answers nothing; a silent one receives nothing either.
+}
+
+// receive reads from the client as a kernel does: up to a limit, and whether or not the server is interested.
+func (c *conn) receive() {
+	defer close(c.chunks)
+	for {
+		chunk := make([]byte, 64<<10)
+		n, err := c.Conn.Read(chunk)
+		if err != nil {
+			return
+		}
+		c.chunks <- chunk[:n]
+	}
+}
+
+// Read implements io.Reader.
+func (c *conn) Read(p []byte) (int, error) {
+	c.network.wait()
+	if len(c.rest) == 0 {
+		chunk, ok := <-c.chunks
+		if !ok {
+			return 0, io.EOF
+		}
+		c.network.wait()
+		c.rest = chunk
+	}
+	n := copy(p, c.rest)
+	c.rest = c.rest[n:]
+	return n, nil
+}
+
+// Close also unblocks receive.
+func (c *conn) Close() error {
+	err := c.Conn.Close()
+	go func() {
+		for range c.chunks { // receive ends
+		}
+	}()
+	return err
+}
+
+// wait returns when nothing is paused.
+func (n *network) wait() {
+	n.mu.Lock()
+	paused := n.paused
+	n.mu.Unlock()
+	if paused != nil {
+		<-paused
+	}
+}
+
+// arrives reports whether a request reaches the server.
+func (c *conn) arrives(request []byte) bool {
+	c.network.wait()
+	c.network.mu.Lock()
+	defer c.network.mu.Unlock()
+	if !c.lossy && c.network.falls(c, request, false) {
+		return c.network.silence.Deliver
+	}
+	return !c.silent
+}
+
+// answer sends data to the client, unless the connection is silent.
+func (c *conn) answer(data []byte) error {
+	c.network.wait()
+	c.network.mu.Lock()
+	lost := c.lossy
+	if !lost && c.network.falls(c, data, true) {
+		lost = !c.network.silence.Deliver
+	}
+	c.network.mu.Unlock()
+	if lost || len(data) == 0 {
+		return nil
+	}
+	_, err := c.Conn.Write(data)
+	return err
+}
+
+// falls reports whether the connection falls silent because of data. The caller holds n.mu.
+func (n *network) falls(c *conn, data []byte, answer bool) bool {
+	s := &n.silence
+	if s.Connections == 0 || s.Answer != answer || !bytes.Contains(data, []byte(s.On)) {
+		return false
+	}
+	s.Connections--
+	n.mute(c, s.OneWay)
+	return true
+}
+
+// upstream opens a connection to a real server.
+func upstream(addr string) (net.Conn, error) {
+	return new(net.Dialer).DialContext(context.Background(), "tcp", addr)
+}
