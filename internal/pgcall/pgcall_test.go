@@ -3,16 +3,17 @@ package pgcall_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/holdfast-go/holdfast/internal/pgcall"
 	"github.com/holdfast-go/holdfast/internal/pgtest"
+	"github.com/holdfast-go/holdfast/internal/silent"
 	"github.com/holdfast-go/holdfast/internal/testenv"
 )
 
@@ -20,13 +21,16 @@ func TestMain(m *testing.M) { os.Exit(testenv.Run(m)) }
 
 const conns = 4
 
-// open returns a full pool of idle connections through a proxy.
-func open(t *testing.T) (*pgxpool.Pool, *testenv.Proxy) {
+// onIdle runs a test in a bubble on a pool of idle connections, which has room for as many again.
+func onIdle(t *testing.T, test func(t *testing.T, s *silent.Postgres, pool *pgxpool.Pool)) {
 	t.Helper()
-	proxy := testenv.NewProxy(t, pgtest.URL(t))
-	pool := pgtest.Pool(t, proxy.URL(), conns)
-	pgtest.Idle(t, pool, conns)
-	return pool, proxy
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := silent.NewPostgres(t, "")
+		pool := s.Pool(t, 2*conns)
+		pgtest.Idle(t, pool, conns)
+		test(t, s, pool)
+	})
 }
 
 func one(ctx context.Context, conn *pgxpool.Conn) error {
@@ -34,147 +38,152 @@ func one(ctx context.Context, conn *pgxpool.Conn) error {
 	return err
 }
 
-// All idle connections are silent: one wait, and no more, gets over them.
-func TestUseGetsOverSilentConnections(t *testing.T) {
-	t.Parallel()
-	pool, proxy := open(t)
-	proxy.SilenceConnections()
-	call := func(patience time.Duration) error {
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		defer cancel()
-		return pgcall.Use(ctx, pool, one)
-	}
-	if err := call(time.Second); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("on a silent connection: %v", err)
-	}
-	testenv.Eventually(t, func() error { // that one call has had all of them closed
-		if n := pool.Stat().TotalConns(); n > 0 {
-			return fmt.Errorf("%d connections are left", n)
-		}
-		return nil
-	})
-	if err := call(time.Minute); err != nil {
-		t.Errorf("behind it: %v", err)
-	}
-	if n := proxy.Silenced(); n != conns {
-		t.Errorf("%d connections fell silent, want %d", n, conns)
-	}
-	pgtest.Idle(t, pool, conns) // none of them is in the pool
-	if err := pgcall.Use(t.Context(), pool, one); err != nil {
-		t.Error(err)
+func wantTook(t *testing.T, start time.Time, want time.Duration) {
+	t.Helper()
+	if took := time.Since(start); took != want {
+		t.Errorf("took %v, want %v", took, want)
 	}
 }
 
-// A call that is rare does not meet the silent ones at all.
+// All idle connections are silent: one call that is not answered has all of them closed.
+func TestUseGetsOverSilentConnections(t *testing.T) {
+	onIdle(t, func(t *testing.T, s *silent.Postgres, pool *pgxpool.Pool) {
+		s.SilenceConnections()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := pgcall.Use(ctx, pool, one); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("on a silent connection: %v", err)
+		}
+		time.Sleep(3 * time.Second) // 2 s for an answer, and a second for the farewell
+		synctest.Wait()
+		if n := s.Kept(); n > 0 || s.Silenced() != conns {
+			t.Errorf("%d of %d silent connections are open", n, s.Silenced())
+		}
+		start := time.Now()
+		if err := pgcall.Use(t.Context(), pool, one); err != nil {
+			t.Errorf("behind it: %v", err)
+		}
+		wantTook(t, start, 0)
+	})
+}
+
+// Within costs 2 s, not its whole time, where all connections are silent already.
 func TestWithinProvesItsConnection(t *testing.T) {
-	t.Parallel()
-	pool, proxy := open(t)
-	proxy.SilenceConnections()
-	if err := pgcall.Within(t.Context(), pool, time.Minute, one); err != nil {
-		t.Error(err)
-	}
+	onIdle(t, func(t *testing.T, s *silent.Postgres, pool *pgxpool.Pool) {
+		s.SilenceConnections()
+		start := time.Now()
+		if err := pgcall.Within(t.Context(), pool, time.Minute, one); err != nil {
+			t.Error(err)
+		}
+		wantTook(t, start, 2*time.Second)
+	})
 }
 
 // A connection that falls silent in the middle ends the call in time, and another one serves Twice.
 func TestSilentInTheMiddle(t *testing.T) {
-	t.Parallel()
-	pool, proxy := open(t)
 	const d = 12 * time.Second
-	proxy.SilenceOn(testenv.Silence{On: "SELECT 1", Deliver: true})
-	if err := pgcall.Within(t.Context(), pool, d, one); !errors.Is(err, pgcall.ErrSilent) || !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("the error is %v", err)
-	}
-	proxy.SilenceOn(testenv.Silence{On: "SELECT 1"})
-	if err := pgcall.Twice(t.Context(), pool, d, one); err != nil {
-		t.Error(err)
-	}
-	cancelled, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := pgcall.Within(cancelled, pool, d, one); !errors.Is(err, context.Canceled) || errors.Is(err, pgcall.ErrSilent) {
-		t.Errorf("after the caller has gone: %v", err)
-	}
+	onIdle(t, func(t *testing.T, s *silent.Postgres, pool *pgxpool.Pool) {
+		s.SilenceOn(testenv.Silence{On: "SELECT 1", Deliver: true})
+		start := time.Now()
+		if err := pgcall.Within(t.Context(), pool, d, one); !errors.Is(err, pgcall.ErrSilent) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("the error is %v", err)
+		}
+		wantTook(t, start, d)
+		start = time.Now()
+		s.SilenceOn(testenv.Silence{On: "SELECT 1"})
+		if err := pgcall.Twice(t.Context(), pool, d, one); err != nil {
+			t.Error(err)
+		}
+		wantTook(t, start, d)
+		cancelled, cancel := context.WithCancel(t.Context())
+		cancel()
+		if err := pgcall.Within(cancelled, pool, d, one); !errors.Is(err, context.Canceled) || errors.Is(err, pgcall.ErrSilent) {
+			t.Errorf("after the caller has gone: %v", err)
+		}
+	})
 }
 
-// While the server is silent altogether nobody waits for longer than was said, and the pool works as
-// soon as it is back.
+// While the server is silent altogether, calls wait for their bound, and the pool works as soon as it is back.
 func TestSilentServer(t *testing.T) {
-	t.Parallel()
-	pool, proxy := open(t)
-	proxy.Pause()
-	var calls sync.WaitGroup
-	for range 2 * conns {
-		calls.Go(func() {
-			if err := pgcall.Within(t.Context(), pool, 3*time.Second, one); !errors.Is(err, pgcall.ErrSilent) {
-				t.Errorf("the error is %v", err)
+	onIdle(t, func(t *testing.T, s *silent.Postgres, pool *pgxpool.Pool) {
+		s.Pause()
+		start := time.Now()
+		var calls sync.WaitGroup
+		for range 3 * conns {
+			calls.Go(func() {
+				if err := pgcall.Within(t.Context(), pool, 3*time.Second, one); !errors.Is(err, pgcall.ErrSilent) {
+					t.Errorf("the error is %v", err)
+				}
+				wantTook(t, start, 3*time.Second)
+			})
+		}
+		calls.Wait()
+		s.Heal()
+		if err := pgcall.Within(t.Context(), pool, 3*time.Second, one); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// Errors of the caller's function come back as they are.
+func TestErrorsOfTheCall(t *testing.T) {
+	onIdle(t, func(t *testing.T, _ *silent.Postgres, pool *pgxpool.Pool) {
+		wrong := errors.New("wrong")
+		for name, call := range map[string]func(context.Context, *pgxpool.Pool, time.Duration, func(context.Context, *pgxpool.Conn) error) error{
+			"within": pgcall.Within, "twice": pgcall.Twice,
+		} {
+			calls := 0
+			err := call(t.Context(), pool, time.Minute, func(context.Context, *pgxpool.Conn) error {
+				calls++
+				return wrong
+			})
+			if err != wrong || calls != 1 { //nolint:errorlint // not even wrapped
+				t.Errorf("%s: %v after %d calls", name, err, calls)
+			}
+		}
+	})
+}
+
+// A caller who has waited for a busy pool for long does not lose its place in the queue again and again: it waits for
+// 2 s, then for 4 s, then for 8 s.
+func TestUseKeepsItsPlace(t *testing.T) {
+	onIdle(t, func(t *testing.T, _ *silent.Postgres, pool *pgxpool.Pool) {
+		var held []*pgxpool.Conn
+		for range 2 * conns {
+			conn, err := pool.Acquire(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			held = append(held, conn)
+		}
+		served := make(chan string, 2)
+		var waiting sync.WaitGroup
+		waiting.Go(func() {
+			if err := pgcall.Use(t.Context(), pool, func(ctx context.Context, conn *pgxpool.Conn) error {
+				served <- "first" // while it keeps the second waiting
+				return one(ctx, conn)
+			}); err != nil {
+				t.Error(err)
 			}
 		})
-	}
-	calls.Wait()
-	proxy.Heal()
-	if err := pgcall.Within(t.Context(), pool, 30*time.Second, one); err != nil {
-		t.Error(err)
-	}
-}
-
-// What the caller's function says comes back as it is.
-func TestErrorsOfTheCall(t *testing.T) {
-	t.Parallel()
-	pool, _ := open(t)
-	wrong := errors.New("wrong")
-	for name, call := range map[string]func(context.Context, *pgxpool.Pool, time.Duration, func(context.Context, *pgxpool.Conn) error) error{
-		"within": pgcall.Within, "twice": pgcall.Twice,
-	} {
-		calls := 0
-		err := call(t.Context(), pool, time.Minute, func(context.Context, *pgxpool.Conn) error {
-			calls++
-			return wrong
+		time.Sleep(7 * time.Second) // it waits for the third time
+		waiting.Go(func() {
+			conn, err := pool.Acquire(t.Context())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			served <- "second"
+			conn.Release()
 		})
-		if err != wrong || calls != 1 { //nolint:errorlint // not even wrapped
-			t.Errorf("%s: %v after %d calls", name, err, calls)
+		time.Sleep(6 * time.Second)
+		held[0].Release()
+		waiting.Wait()
+		if got := <-served; got != "first" {
+			t.Errorf("the %s was served before", got)
 		}
-	}
-}
-
-// Who has waited for a busy pool for long does not lose its place in the queue again and again.
-func TestUseKeepsItsPlace(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.Pool(t, pgtest.URL(t), 1)
-	held, err := pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	served := make(chan string, 2)
-	var waiting sync.WaitGroup
-	waiting.Go(func() {
-		if err := pgcall.Use(ctx, pool, func(ctx context.Context, conn *pgxpool.Conn) error {
-			served <- "first" // while it keeps the second waiting
-			return one(ctx, conn)
-		}); err != nil {
-			t.Error(err)
+		for _, conn := range held[1:] {
+			conn.Release()
 		}
 	})
-	testenv.Eventually(t, func() error {
-		if pool.Stat().CanceledAcquireCount() < 2 {
-			return errors.New("it has not waited for long")
-		}
-		return nil
-	})
-	time.Sleep(500 * time.Millisecond) // it waits again
-	waiting.Go(func() {
-		conn, err := pool.Acquire(ctx)
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		served <- "second"
-		conn.Release()
-	})
-	time.Sleep(2100 * time.Millisecond) // of the 8 that it waits now
-	held.Release()
-	waiting.Wait()
-	if got := <-served; got != "first" {
-		t.Errorf("the %s was served before", got)
-	}
 }
